@@ -1,0 +1,52 @@
+/*
+ * Who watches: answers operators over gRPC (proto/admin.proto) and the standard health service. Knows no other module:
+ * what it reports is given to it as plain structs by the callback, which daemon.c fills. Control thread only.
+ */
+#pragma once
+
+#include "base/loop.h"
+#include "proto/c.h"
+#include "rpc/rpc.h"
+
+struct admin;
+
+struct admin_node {
+	char name[64], address[96], link[16];
+	uint32_t roles, bandwidth_mbps;
+	uint64_t id, bytes_in, bytes_out;
+};
+struct admin_job {
+	char name[64], state[16], role[16], waiting_for[160];
+	uint64_t number, rounds, bytes, in_flight;
+	uint32_t size, n_nodes, n_local;
+};
+struct admin_rank {
+	uint32_t rank, node, pid;
+	char state[16];
+	uint64_t n_requests, n_pending, bytes_held;
+};
+struct admin_tensor {
+	char name[256], waiting_for[160];
+	uint64_t key, elements, rounds;
+	unsigned dtype;
+};
+struct admin_status {
+	char software[64], node[64], state[16], source[16];
+	uint64_t id, uptime_ms, bytes_held, bytes_in, bytes_out, n_requests, n_failed;
+	uint32_t roles, epoch, n_sessions, n_jobs;
+};
+
+/* Each returns 0, -ENOENT (no such job) or -ENOMEM; arrays are freed by admin. */
+struct admin_ops {
+	int (*status)(void *user, struct admin_status *ret_status);
+	int (*nodes)(void *user, uint32_t *ret_epoch, struct admin_node **ret_nodes, size_t *ret_n);
+	int (*jobs)(void *user, struct admin_job **ret_jobs, size_t *ret_n);
+	int (*job)(void *user, const char *name, struct admin_job *ret_job, struct admin_rank **ret_ranks,
+		   size_t *ret_n_ranks, struct admin_tensor **ret_tensors, size_t *ret_n_tensors);
+	bool (*healthy)(void *user);
+};
+
+/* Registers its methods with rpc (which the caller then makes listen). ops and user outlive it. */
+int admin_new(struct rpc *rpc, const struct admin_ops *ops, void *user, struct admin **ret_admin);
+struct admin *admin_free(struct admin *admin);
+DEFINE_CLEANUP(struct admin *, admin_free)

@@ -1,0 +1,66 @@
+/*
+ * The event loop of a thread: descriptors (epoll), timers, mail from other threads, and nothing else. It sleeps until
+ * one of them has work and makes no wake-up of its own. All calls but loop_post() and loop_stop() belong to the thread
+ * that runs the loop, or to the creator before it runs. Callbacks never block, do one unit of work and return; they may
+ * remove or free any source or timer, their own too.
+ */
+#pragma once
+
+#include "base/list.h"
+#include "proto/c.h"
+#include <stdatomic.h>
+
+struct loop;
+
+int loop_new(struct loop **ret_loop);
+/* No source or timer may be left; mail still queued is dropped without being run. */
+struct loop *loop_free(struct loop *loop);
+DEFINE_CLEANUP(struct loop *, loop_free)
+
+/* Runs until loop_stop() or a fatal error of epoll. Returns 0 or -errno. */
+int loop_run(struct loop *loop);
+/* One turn: waits at most timeout_ms (-1: for ever; 0: not at all), then runs what is ready. For tests. */
+int loop_turn(struct loop *loop, int timeout_ms);
+/* Makes loop_run() return after the current callback. Any thread. */
+void loop_stop(struct loop *loop);
+/* Number of times the loop has woken, for tests of idleness. */
+uint64_t loop_wakeups(const struct loop *loop);
+
+/* A descriptor. Embedded in its user; the descriptor stays the user's and must be removed before it is closed. */
+struct loop_source {
+	int fd;
+	uint32_t events;
+	void (*ready)(struct loop_source *source, uint32_t events); /* EPOLLIN | EPOLLOUT | ... */
+	struct loop *loop; /* set while added */
+};
+
+/* events as in epoll_ctl(2), EPOLLET included. source->fd and ->ready must be set. Returns 0 or -errno. */
+int loop_add(struct loop *loop, struct loop_source *source, uint32_t events);
+int loop_modify(struct loop_source *source, uint32_t events);
+/* Harmless when not added. No callback comes after it, even if the event was already fetched. */
+void loop_remove(struct loop_source *source);
+
+/* A timer, once. Embedded in its user. */
+struct loop_timer {
+	uint64_t at_ns; /* clock_now_ns() time */
+	void (*expired)(struct loop_timer *timer);
+	struct loop *loop; /* set while armed */
+	size_t heap_index;
+};
+
+/* Arms or re-arms. timer->expired must be set. Returns 0 or -ENOMEM. */
+int loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns);
+/* Harmless when not armed. */
+void loop_timer_cancel(struct loop_timer *timer);
+
+/*
+ * Mail: a piece of work handed to the loop's thread. Embedded in its user, so posting never allocates and never fails;
+ * the memory belongs to the loop until run() is called. A mail must not be posted again before it ran. Mails of one
+ * posting thread run in the order posted. Any thread; lock-free; writes an eventfd only if the loop sleeps.
+ */
+struct mail {
+	struct mail *next;
+	void (*run)(struct mail *mail);
+};
+
+void loop_post(struct loop *loop, struct mail *mail);

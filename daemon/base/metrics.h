@@ -1,0 +1,38 @@
+/*
+ * Counters and gauges that modules register and admin/ reads. Registration happens before threads start or on the
+ * control thread; adding is one relaxed atomic on the caller's own counter and may happen on any thread.
+ */
+#pragma once
+
+#include "base/list.h"
+#include "proto/c.h"
+#include <stdatomic.h>
+
+struct metric {
+	const char *name;  /* "bps_bytes_sent_total" */
+	const char *help;
+	bool is_gauge;
+	_Atomic uint64_t value;
+	struct list link;
+};
+
+void metric_register(struct metric *metric);
+void metric_unregister(struct metric *metric);
+
+static inline void metric_add(struct metric *metric, uint64_t amount)
+{
+	atomic_fetch_add_explicit(&metric->value, amount, memory_order_relaxed);
+}
+
+static inline void metric_sub(struct metric *metric, uint64_t amount)
+{
+	atomic_fetch_sub_explicit(&metric->value, amount, memory_order_relaxed);
+}
+
+static inline uint64_t metric_get(const struct metric *metric)
+{
+	return atomic_load_explicit(&metric->value, memory_order_relaxed);
+}
+
+/* All registered metrics as OpenMetrics text, in newly allocated memory (free() it). Returns 0 or -ENOMEM. */
+int metrics_text(char **ret_text);

@@ -1,0 +1,32 @@
+/*
+ * The summation threads: a pool that runs tasks, most urgent first. Tasks are posted from one thread, the one that
+ * runs the home loop, and their done() comes back there. The heap of waiting tasks belongs to the home thread; each
+ * worker is given at most two at a time, so an urgent task overtakes all but those. No locks.
+ */
+#pragma once
+
+#include "base/loop.h"
+
+struct pool;
+
+struct task {
+	/* Set by the poster. */
+	void (*run)(struct task *task);	 /* on a worker thread, or inside pool_post() when the pool has none */
+	void (*done)(struct task *task); /* on the home loop, exactly once */
+	int32_t priority;		 /* larger first; equal: first posted first */
+	/* The pool's. */
+	uint64_t sequence;
+	size_t worker;
+	struct mail mail;
+};
+
+/* n_threads 0: tasks run inside pool_post(), done() is still called from the loop (never from inside pool_post). */
+int pool_new(struct loop *home, unsigned n_threads, struct pool **ret_pool);
+/* Waits for running tasks; tasks not yet run are dropped. Call after everything that posts has stopped. */
+struct pool *pool_free(struct pool *pool);
+DEFINE_CLEANUP(struct pool *, pool_free)
+
+/* The task belongs to the pool until done(). Returns 0 or -ENOMEM (then the task is still the caller's). */
+int pool_post(struct pool *pool, struct task *task);
+/* Tasks posted and not yet done. */
+size_t pool_pending(const struct pool *pool);

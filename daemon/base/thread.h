@@ -1,0 +1,12 @@
+/* Threads with a name that run one loop, signals blocked. start ... stop (asks the loop to stop and waits). */
+#pragma once
+
+#include "base/loop.h"
+
+struct loop_thread;
+
+int loop_thread_start(const char *name, struct loop_thread **ret_thread);
+struct loop *loop_thread_loop(struct loop_thread *thread);
+/* Stops the loop, waits for the thread, frees both. Returns NULL; takes NULL. */
+struct loop_thread *loop_thread_stop(struct loop_thread *thread);
+DEFINE_CLEANUP(struct loop_thread *, loop_thread_stop)

@@ -1,0 +1,116 @@
+/*
+ * Who is there. A view is an immutable, counted list of members with an epoch; a source makes views: "single" (this
+ * daemon alone), "static" (a file that is the same on every node), "coordinator" (a daemon that the others register
+ * with, over gRPC). daemon.c hands views on; nobody calls up from here.
+ *
+ * Control thread only, but for view_ref/view_unref, which any thread may call.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "base/loop.h"
+#include "proto/c.h"
+#include <stdatomic.h>
+
+enum role {
+	ROLE_AGENT = 1,
+	ROLE_SERVER = 2,
+	ROLE_COORDINATOR = 4,
+};
+
+struct view_member {
+	uint64_t id;	  /* process; 0 when the source does not know it (static: learnt at the handshake) */
+	char name[64];	  /* unique in the view; members are sorted by it */
+	char address[96]; /* host:port of the data port; empty for a member that has none */
+	uint32_t roles;
+	uint32_t bandwidth_mbps; /* 0: unknown */
+	bool is_self;
+};
+
+struct view {
+	_Atomic uint32_t refs;
+	uint32_t epoch; /* from 1 */
+	size_t n_members;
+	struct view_member members[];
+};
+
+int view_new(uint32_t epoch, const struct view_member *members, size_t n_members, struct view **ret_view);
+struct view *view_ref(struct view *view);
+struct view *view_unref(struct view *view);
+DEFINE_CLEANUP(struct view *, view_unref)
+/* Digest over epoch-independent facts of the servers (names, addresses): equal on nodes that have the same list. */
+uint64_t view_server_digest(const struct view *view);
+/* The i-th member that has the server role, in view order; NULL past the end. */
+const struct view_member *view_server(const struct view *view, size_t i);
+size_t view_n_servers(const struct view *view);
+/* The server that is home to a job: the same on every node that has the same view. NULL without servers. */
+const struct view_member *view_home(const struct view *view, const char *job);
+
+/*
+ * Placement (pure). How much of a job's bytes each server should sum, from OSDI'20 section 4.1 generalised to unequal
+ * links: agents are the names of the job's nodes, in any order. Fills stripes[n] with server numbers (view_server())
+ * so that any run of stripes is shared out as evenly as the weights allow. Deterministic. Returns 0, or -ENOENT
+ * without servers, -ENOMEM.
+ */
+#define PLACEMENT_STRIPES 1024
+int placement_stripes(const struct view *view, const uint64_t *agent_ids, size_t n_agents, uint16_t *stripes,
+		      size_t n_stripes);
+
+struct cluster;
+
+struct cluster_params {
+	struct loop *loop;
+	const char *source;	 /* "single", "static", "coordinator" */
+	const char *file;	 /* static: path */
+	const char *coordinator; /* coordinator: its host:port */
+	const char *coordinator_listen; /* when this daemon is it: where to listen, else NULL */
+	const char *tls_ca, *tls_cert, *tls_key; /* mutual TLS for gRPC; all or none */
+	struct view_member self; /* id, name, address, roles, bandwidth */
+	uint64_t lease_ms;
+	const void *data_key;	 /* the configured cluster key, if any; a coordinator hands it out, or makes one */
+	size_t data_key_len;
+	/*
+	 * A new view; also the first one. The callee takes its own reference.
+	 */
+	void (*view_changed)(void *user, struct view *view);
+	/* The key for data connections is known (coordinator source: before the first view). */
+	void (*data_key_known)(void *user, const void *key, size_t len);
+	/* Nothing more can come from this source: the daemon should log it and exit with this. */
+	void (*failed)(void *user, const struct failure *failure);
+	void *user;
+};
+
+int cluster_new(const struct cluster_params *params, struct cluster **ret_cluster);
+/* Announces this daemon and gets the first view: view_changed() comes from the loop (single, static: before return). */
+int cluster_start(struct cluster *cluster);
+/* Leaves in good order; idempotent; does not wait. */
+void cluster_close(struct cluster *cluster);
+struct cluster *cluster_free(struct cluster *cluster);
+DEFINE_CLEANUP(struct cluster *, cluster_free)
+/* Re-reads what can be re-read (static file). Returns 0, or -errno with the old view kept. */
+int cluster_reload(struct cluster *cluster, struct failure *failure);
+
+/*
+ * Asks in which view a job runs. done() comes from the loop, exactly once, with a view (borrowed: ref it) or a
+ * failure; -ETIMEDOUT names how many servers were wanted and are there.
+ */
+struct cluster_query {
+	char job[64];
+	uint32_t min_servers;
+	uint64_t timeout_ms;
+	void (*done)(struct cluster_query *query, struct view *view, const struct failure *failure);
+	/* cluster's */
+	struct list link;
+	struct loop_timer timer;
+	struct mail mail;
+	void *private;
+};
+void cluster_open_job(struct cluster *cluster, struct cluster_query *query);
+/* done() will not come (harmless when it has). */
+void cluster_cancel(struct cluster *cluster, struct cluster_query *query);
+/* No rank of this daemon is in the job any more. */
+void cluster_close_job(struct cluster *cluster, const char *job);
+
+/* The current view (borrowed), or NULL before the first; any view still in use, by epoch. */
+struct view *cluster_view(struct cluster *cluster);
+struct view *cluster_view_of(struct cluster *cluster, uint32_t epoch);

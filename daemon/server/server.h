@@ -1,0 +1,61 @@
+/*
+ * The far end: forms jobs (every node's JOIN has come and agrees), compares declarations, collects the contributions
+ * to each part of each round, reduces them in node order when the round's set of nodes is complete, and answers every
+ * node. Lives on the control thread; the sums run in the pool. It never trusts a message beyond what transport/ has
+ * checked: who may contribute what is decided here.
+ *
+ * A contribution is named (job, key, round, block, part, node). A repeat of one that is held is refused with EALREADY
+ * and changes nothing; one for a closed round with ESTALE; one for a job, node, type, size or operation that does not
+ * fit with EPROTO, EINVAL and words. A round closes on the set of nodes that the operation and block ask for, never on
+ * a count. Contributions to round r + 1 wait in their own slot while round r is open.
+ */
+#pragma once
+
+#include "base/block.h"
+#include "base/loop.h"
+#include "base/pool.h"
+#include "transport/transport.h"
+
+struct server;
+
+struct server_params {
+	struct loop *loop;
+	struct pool *pool;
+	struct block_cache *blocks;
+	uint32_t part_bytes;	  /* default part size, and stripe, for jobs that do not ask for another */
+	uint64_t inline_bytes;	  /* sums of at most this many input bytes run on the control thread */
+	uint64_t job_quota_bytes; /* contributions and results held for one job */
+	unsigned max_jobs;
+	unsigned max_tensors;	  /* per job */
+	/*
+	 * The view a job was opened in, by epoch: placement is worked out from it. Borrowed for the call. NULL: no such
+	 * epoch known here.
+	 */
+	const struct view *(*view_of)(void *user, uint32_t epoch);
+	void *user;
+};
+
+struct server_job_info {
+	char name[64];
+	uint64_t number;
+	const char *state; /* "forming", "running", "failed" */
+	uint32_t size, n_nodes;
+	uint64_t rounds, bytes, in_flight;
+	char waiting_for[160];
+};
+
+int server_new(const struct server_params *params, struct server **ret_server);
+/* Fails every held delivery with -ESHUTDOWN; nothing new is taken. Idempotent. */
+void server_close(struct server *server);
+/* After close, and after the pool has been freed or is idle. */
+struct server *server_free(struct server *server);
+DEFINE_CLEANUP(struct server *, server_free)
+
+/* transport_ops. */
+void server_call_arrived(struct server *server, struct delivery *delivery);
+void server_notice_arrived(struct server *server, struct peer *peer, const struct data_header *header,
+			   const void *payload);
+void server_peer_lost(struct server *server, struct peer *peer, const char *why);
+
+/* Jobs known here, for admin; array to be freed. Returns 0 or -ENOMEM. */
+int server_jobs(struct server *server, struct server_job_info **ret_jobs, size_t *ret_n);

@@ -1,0 +1,111 @@
+/*
+ * The data plane: what two daemons say to each other over a data connection (TCP, RDMA) and, without the connection,
+ * in one process. Fixed size, little-endian, no protobuf in headers or bulk data; set-up messages (JOIN, ATTACH,
+ * DECLARE and their answers) carry one message of cluster.proto as payload.
+ *
+ * A connection starts with a handshake: hello from the connecting side, hello from the accepting side, proof from the
+ * connecting side (see data_hello). Then both sides send messages: a data_header and header.len bytes of payload.
+ * The connecting side makes CALLS: each has a cookie that is not 0 and gets exactly one answer with the same cookie on
+ * the same connection. Messages with cookie 0 are NOTICES and are not answered; both sides may send them.
+ */
+#pragma once
+
+#include "proto/types.h"
+
+#define DATA_MAGIC	 0x31535042u /* "BPS1" in the byte stream */
+#define DATA_VERSION	 1
+#define DATA_VERSION_MIN 1 /* oldest we can talk to */
+
+/* Feature bits of a hello; a sender uses a feature only if both sides have it. */
+#define DATA_FEATURE_NONE 0ull
+
+#define DATA_PAYLOAD_MAX PART_BYTES_MAX
+#define DATA_SETUP_MAX	 (4u << 20) /* payload of a set-up message */
+
+enum data_op {
+	/* Calls, agent to server. */
+	DATA_JOIN = 1,	  /* to the job's home server: Bps.Cluster.JobJoin; answered by DATA_OK with JobJoined */
+	DATA_ATTACH = 2,  /* to each server of the job: JobAttach; answered by DATA_OK without payload */
+	DATA_DECLARE = 3, /* to the home server: TensorDeclare; answered by DATA_OK with TensorDeclared */
+	DATA_PUSH = 4,	  /* one node's contribution to one part of one round; answered by DATA_RESULT */
+	/* Answers, server to agent. */
+	DATA_OK = 16,
+	DATA_RESULT = 17, /* the part's result; without payload where this node needs none */
+	DATA_ERROR = 18,  /* header.status is a positive errno, payload a text of at most ERROR_TEXT_MAX bytes */
+	/* Notices. */
+	DATA_FAIL_ROUND = 32, /* agent to server: round of key cannot complete here; status and text say why */
+	DATA_FAIL_JOB = 33,   /* either way: the job is over; status and text say why */
+	DATA_LEAVE = 34,      /* agent to server: all ranks of this node have left the job in good order */
+	DATA_PING = 35,	      /* either way: nothing heard for a while; the other side answers with DATA_PONG */
+	DATA_PONG = 36,
+};
+
+/* All integers little-endian on the wire. New fields mean a new version. A field without meaning for an op is 0. */
+struct data_header {
+	uint32_t magic;
+	uint8_t version;
+	uint8_t op;
+	uint16_t flags;	   /* none defined in version 1: must be 0 */
+	uint32_t len;	   /* bytes of payload after this header */
+	uint32_t cookie;   /* names a call on its connection; chosen by the caller, echoed by the answer; 0: notice */
+	uint64_t job;	   /* incarnation number that the home server gave the job; 0 before that */
+	uint64_t key;	   /* tensor, numbered by the home server from 1 */
+	uint64_t round;	   /* n-th operation on this tensor, from 1 */
+	uint32_t epoch;	   /* view in which the sender chose this receiver */
+	uint32_t node;	   /* the contributing node's number in the job */
+	uint32_t block;	   /* push_pull, broadcast, barrier: 0; all_gather: source rank; reduce_scatter: target rank;
+			    * all_to_all: source rank * size + target rank */
+	uint32_t part;	   /* number of the part inside its block */
+	uint8_t dtype;	   /* enum dtype */
+	uint8_t operation; /* enum operation */
+	uint8_t reduction; /* enum reduction; 0 where nothing is reduced */
+	uint8_t pad;
+	int32_t status;	   /* DATA_ERROR, DATA_FAIL_*: positive errno */
+	uint64_t offset;   /* of this part in its block, bytes */
+	uint64_t total;	   /* bytes of the whole block; all contributors must agree */
+	uint32_t part_len; /* bytes of this part's data, also where this message carries none (len 0) */
+	uint32_t root;	   /* broadcast: the source rank */
+	int32_t priority;  /* larger is more urgent; a hint, never part of the result */
+	uint32_t checksum; /* 0 in version 1 */
+};
+static_assert(sizeof(struct data_header) == 96, "data_header is wire format");
+static_assert(offsetof(struct data_header, job) == 16 && offsetof(struct data_header, epoch) == 40 &&
+		      offsetof(struct data_header, dtype) == 56 &&
+		      offsetof(struct data_header, offset) == 64 &&
+		      offsetof(struct data_header, checksum) == 92,
+	      "data_header is wire format");
+
+#define DATA_NONCE_LEN 32
+#define DATA_PROOF_LEN 32
+
+/*
+ * First bytes on a data connection, in both directions. proof is zero in the connecting side's hello; in the accepting
+ * side's it is HMAC-SHA256(cluster key, "bps-server" || connecting hello || accepting hello with proof zero). The
+ * connecting side then sends 32 bytes more: HMAC-SHA256(cluster key, "bps-client" || the same two hellos). Without a
+ * configured key the key is empty, and the proofs only detect a mismatch of configuration.
+ */
+struct data_hello {
+	uint32_t magic;
+	uint8_t version;     /* highest spoken; both sides use the lower of the two */
+	uint8_t version_min; /* lowest spoken */
+	uint16_t lane;	     /* index of this connection among those of the same pair of daemons */
+	uint64_t features;
+	uint64_t sender;     /* random number of the sending daemon's process: connections with one number are one peer */
+	char name[64];	     /* its node's name, for messages; NUL-terminated */
+	uint8_t nonce[DATA_NONCE_LEN];
+	uint8_t proof[DATA_PROOF_LEN];
+};
+static_assert(sizeof(struct data_hello) == 152, "data_hello is wire format");
+
+/* Host order to wire order and back; in place; no-ops on little-endian machines. */
+void data_header_encode(struct data_header *header);
+void data_header_decode(struct data_header *header);
+
+/*
+ * Checks a decoded header from outside: magic, version, op, flags, length limit for its op, enums, part within total.
+ * Returns 0, or -EPROTO with *ret_why a static text that says what is wrong.
+ */
+int data_header_check(const struct data_header *header, const char **ret_why);
+
+/* Checks a hello from outside: magic and version ranges overlap, name terminated. As above. */
+int data_hello_check(struct data_hello *hello, const char **ret_why);

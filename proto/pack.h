@@ -1,0 +1,23 @@
+/*
+ * Protobuf in and out, with limits. Unpacked messages live in one arena and are freed whole; the only
+ * protobuf_c_message_unpack of the project. No message of ours is recursive (protobuf-c has no depth limit).
+ * Any thread.
+ */
+#pragma once
+
+#include "proto/c.h"
+#include <protobuf-c/protobuf-c.h>
+
+/* Arena limit as a multiple of the packed size, plus a floor: an honest message never needs more. */
+#define PACK_ARENA_FACTOR 64
+#define PACK_ARENA_FLOOR  4096
+
+/*
+ * Unpacks len bytes. Returns 0 and a message to be released with unpack_free(); -EPROTO when the bytes are not such a
+ * message, a required field is missing, or it would need more memory than its size justifies; -ENOMEM.
+ */
+int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len, ProtobufCMessage **ret_message);
+ProtobufCMessage *unpack_free(ProtobufCMessage *message);
+
+/* Packs into newly allocated memory (free() it). Returns 0, -EMSGSIZE over max bytes, or -ENOMEM. */
+int pack(const ProtobufCMessage *message, size_t max, void **ret_data, size_t *ret_len);

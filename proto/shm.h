@@ -1,0 +1,96 @@
+/*
+ * Memory shared by a trainer and its daemon: one memfd per session, made and sealed by the daemon, handed over in the
+ * answer to Hello. It holds the submission ring (trainer writes, daemon reads) and the completion slots (daemon
+ * writes, trainer reads). Both sides treat it as hostile: read an index once, check it, use the copy.
+ *
+ *	0			struct shm_header
+ *	SHM_RING_OFFSET		struct shm_entry[SHM_ENTRIES]
+ *	SHM_SLOT_OFFSET		struct shm_slot[SHM_SLOTS]
+ *
+ * Posting: the trainer picks a free slot, sets slot.state to SHM_PENDING and slot.ticket to a new number, writes
+ * ring[tail % SHM_ENTRIES], stores tail + 1 with release, then full fence, and if it can change daemon_armed from 1 to
+ * 0 writes the daemon's eventfd. Consuming: the daemon drains, stores daemon_armed 1, full fence, looks again.
+ *
+ * Completing: the daemon writes status and text, then stores state = SHM_DONE with release, adds 1 to
+ * completions (release), full fence, and if it can change trainer_armed from 1 to 0 writes the trainer's eventfd.
+ * Waiting: the trainer stores trainer_armed 1, full fence, looks at its slot again, then sleeps on its eventfd (and
+ * socket). A slot belongs to the daemon from the post until SHM_DONE, to the trainer at all other times.
+ */
+#pragma once
+
+#include "proto/types.h"
+#include <stdatomic.h>
+
+#define SHM_MAGIC   0x4d535042u /* "BPSM" */
+#define SHM_VERSION 1
+#define SHM_ENTRIES 4096u /* power of two, and at least SHM_SLOTS, so that the ring can never be full */
+#define SHM_SLOTS   4096u /* requests of one session that are not yet released; deepest model seen: 1500 tensors */
+
+enum shm_state {
+	SHM_FREE = 0,
+	SHM_PENDING = 1,
+	SHM_DONE = 2,
+};
+
+struct shm_header {
+	/* Fixed by the daemon before the trainer sees it. */
+	uint32_t magic;
+	uint32_t version;
+	uint32_t n_entries;
+	uint32_t n_slots;
+	uint64_t len;
+
+	_Atomic uint64_t tail _cache_aligned_;	      /* trainer: entries ever posted */
+	_Atomic uint32_t daemon_armed _cache_aligned_; /* 1: the daemon sleeps and wants its eventfd written */
+	_Atomic uint32_t trainer_armed _cache_aligned_; /* 1: the trainer sleeps and wants its eventfd written */
+	_Atomic uint64_t completions _cache_aligned_;	/* daemon: slots ever completed */
+};
+
+/* One submission. Offsets and lengths in bytes, counts in elements. */
+struct shm_entry {
+	uint64_t ticket;	/* of the slot, echoed nowhere else: lets the daemon see a reused slot */
+	uint64_t round;		/* n-th submission of this tensor by this session, from 1 */
+	uint32_t slot;
+	uint32_t tensor;	/* the session's own number, from Declare */
+	uint8_t operation;	/* enum operation */
+	uint8_t reduction;	/* enum reduction, or 0 */
+	uint16_t flags;		/* 0 */
+	int32_t priority;
+	uint32_t root;		/* broadcast: source rank */
+	uint32_t input_buffer;	/* the session's own number, from Share */
+	uint32_t output_buffer;
+	uint32_t counts_buffer; /* 0: equal counts */
+	uint64_t input_offset;
+	uint64_t input_count;	/* elements of input */
+	uint64_t output_offset;
+	uint64_t output_count;	/* room for results, elements */
+	uint64_t counts_offset; /* uint64_t[size]: all_gather and reduce_scatter; uint64_t[2 * size]: all_to_all, what
+				 * this rank sends to each rank, then what it receives from each */
+	uint64_t timeout_ms;	/* since the daemon saw it; 0: the job's setting */
+	uint64_t pad[3];
+};
+static_assert(sizeof(struct shm_entry) == 128, "shm_entry is shared-memory format");
+
+struct shm_slot {
+	_Atomic uint32_t state;	 /* enum shm_state */
+	int32_t status;		 /* 0 or a negative errno, valid in SHM_DONE */
+	uint64_t ticket;
+	char text[ERROR_TEXT_MAX + 1]; /* why, when status is not 0; the reader terminates it itself */
+	char pad[512 - 16 - ERROR_TEXT_MAX - 1];
+};
+static_assert(sizeof(struct shm_slot) == 512, "shm_slot is shared-memory format");
+
+#define SHM_RING_OFFSET 4096u
+#define SHM_SLOT_OFFSET (SHM_RING_OFFSET + SHM_ENTRIES * (uint32_t)sizeof(struct shm_entry))
+#define SHM_LEN		(SHM_SLOT_OFFSET + SHM_SLOTS * (uint32_t)sizeof(struct shm_slot))
+static_assert(sizeof(struct shm_header) <= SHM_RING_OFFSET, "header fits before the ring");
+
+static inline struct shm_entry *shm_ring(void *base)
+{
+	return (struct shm_entry *)((char *)base + SHM_RING_OFFSET);
+}
+
+static inline struct shm_slot *shm_slots(void *base)
+{
+	return (struct shm_slot *)((char *)base + SHM_SLOT_OFFSET);
+}

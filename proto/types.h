@@ -1,0 +1,64 @@
+/*
+ * Element types, operations and reductions. The numbers are wire format, shared-memory format and public API at once:
+ * client/bps.h repeats them under BPS_* names, and client/client.c asserts that both agree. Never renumber.
+ */
+#pragma once
+
+#include "proto/c.h"
+
+enum dtype {
+	DTYPE_FLOAT64 = 1,
+	DTYPE_FLOAT32 = 2,
+	DTYPE_FLOAT16 = 3,
+	DTYPE_BFLOAT16 = 4,
+	DTYPE_INT64 = 5,
+	DTYPE_INT32 = 6,
+	DTYPE_INT16 = 7,
+	DTYPE_INT8 = 8,
+	DTYPE_UINT8 = 9,
+	DTYPE_BOOL = 10,
+	DTYPE_MAX_ = 10,
+};
+
+enum operation {
+	OPERATION_PUSH_PULL = 1,
+	OPERATION_BROADCAST = 2,
+	OPERATION_ALL_GATHER = 3,
+	OPERATION_REDUCE_SCATTER = 4,
+	OPERATION_ALL_TO_ALL = 5,
+	OPERATION_BARRIER = 6,
+	OPERATION_MAX_ = 6,
+};
+
+enum reduction {
+	REDUCTION_SUM = 1,
+	REDUCTION_AVERAGE = 2,
+	REDUCTION_MIN = 3,
+	REDUCTION_MAX = 4,
+	REDUCTION_MAX_ = 4,
+};
+
+/* Elements of a tensor whose count differs from rank to rank or from round to round (all_gather, all_to_all). */
+#define ELEMENTS_VARIABLE UINT64_MAX
+
+/* Limits that both sides of every boundary know. */
+#define JOB_NAME_MAX	63	   /* bytes of a job's id, without the NUL */
+#define JOB_SECRET_MAX	255	   /* bytes */
+#define JOB_RANKS_MAX	16384u	   /* ranks of a job; block numbers of all_to_all are ranks squared in 32 bits */
+#define TENSOR_NAME_MAX 255	   /* bytes, without the NUL */
+#define ERROR_TEXT_MAX	447	   /* bytes of an error's text, without the NUL */
+#define PART_BYTES_MIN	4096u	   /* smallest part size that may be configured */
+#define PART_BYTES_MAX	(64u << 20) /* largest; also the largest payload of a data message */
+
+/* Bytes of one element, or 0 when dtype is none of ours (a number from outside). */
+static inline size_t dtype_size(unsigned dtype)
+{
+	static const uint8_t sizes[DTYPE_MAX_ + 1] = { 0, 8, 4, 2, 2, 8, 4, 2, 1, 1, 1 };
+
+	return dtype <= DTYPE_MAX_ ? sizes[dtype] : 0;
+}
+
+/* Names for people: "float32", "push_pull", "average"; "invalid" for anything else. */
+const char *dtype_name(unsigned dtype);
+const char *operation_name(unsigned operation);
+const char *reduction_name(unsigned reduction);
