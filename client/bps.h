@@ -1,0 +1,291 @@
+/*
+ * libbps_client: the trainer's end of bps.
+ *
+ * A trainer opens a client (one connection to the daemon of its machine), joins a job as one of its ranks, names
+ * tensors, and submits operations on them. Operations run in the daemon while the trainer computes; each submission
+ * gives a request that can be polled, waited for, or cancelled.
+ *
+ * Conventions
+ *   Return values   0, or a negative errno. The text that explains the last failure of the calling thread is
+ *                   bps_error(). Out-parameters (ret_...) are written on success only.
+ *   Threads         Every function may be called from any thread unless it says otherwise. The library starts no
+ *                   thread, installs no signal handler and writes nothing to stderr.
+ *   Memory          Between submit and completion the memory of an operation belongs to the daemon: the caller must
+ *                   not read, write or free it. After completion or failure it is the caller's again.
+ *                   Memory from bps_memory_alloc() is used where it is: nothing is copied on the way in. Any other
+ *                   pointer works too: its data is copied once into a staging area at submit and back when the
+ *                   completion is seen by bps_request_wait(), bps_request_poll() or bps_client_dispatch().
+ *   Fork            A child made by fork() must not use its parent's client: every call there returns -EPERM. It may
+ *                   open its own. The parent is not disturbed.
+ *   A lost daemon   is a sticky state: every call returns -ESHUTDOWN, every request ends with it, and the descriptor
+ *                   of bps_client_fd() stays valid and readable.
+ *   Sizes           Structures that the caller fills start with `size`, which must be sizeof the structure; a field
+ *                   that is 0 or NULL means its default.
+ *
+ * Values. The reduced value of an element depends on the contributions, on how ranks are grouped by node, on the
+ * operation and on the type, and on nothing else: ranks of a node are reduced in rank order, then nodes in node order.
+ * float16 and bfloat16 are accumulated in float32 and rounded once per hop. See libbps_client(3).
+ */
+#ifndef BPS_H
+#define BPS_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define BPS_VERSION_MAJOR 0
+#define BPS_VERSION_MINOR 1
+#define BPS_VERSION_PATCH 0
+
+struct bps_client;
+struct bps_memory;
+struct bps_tensor;
+struct bps_request;
+
+/* Element types. */
+enum bps_dtype {
+	BPS_FLOAT64 = 1,
+	BPS_FLOAT32 = 2,
+	BPS_FLOAT16 = 3,
+	BPS_BFLOAT16 = 4,
+	BPS_INT64 = 5,
+	BPS_INT32 = 6,
+	BPS_INT16 = 7,
+	BPS_INT8 = 8,
+	BPS_UINT8 = 9,
+	BPS_BOOL = 10
+};
+
+/* Operations. size is the job's number of ranks. */
+enum bps_operation {
+	/* output = reduction over all ranks' inputs. */
+	BPS_PUSH_PULL = 1,
+	/* output = input of rank `root`. On the root input is sent; input may be NULL elsewhere. */
+	BPS_BROADCAST = 2,
+	/* output = inputs of rank 0, 1, ... one after the other. counts: elements of each rank (size entries). */
+	BPS_ALL_GATHER = 3,
+	/* The reduction over all inputs is cut into blocks of counts[r] elements; output = block of this rank. */
+	BPS_REDUCE_SCATTER = 4,
+	/* input is cut into blocks for rank 0, 1, ...; output = the blocks meant for this rank, from rank 0, 1, ... */
+	BPS_ALL_TO_ALL = 5,
+	/* Completes when every rank has submitted it. Has no data. */
+	BPS_BARRIER = 6
+};
+
+/*
+ * Reductions of BPS_PUSH_PULL and BPS_REDUCE_SCATTER. Integers wrap; their average is floor(sum / size). A NaN in a
+ * result is the canonical quiet NaN. bool: sum and max are or, min is and; it has no average.
+ */
+enum bps_reduction {
+	BPS_SUM = 1,
+	BPS_AVERAGE = 2,
+	BPS_MIN = 3,
+	BPS_MAX = 4
+};
+
+/* Elements of a tensor that differ from rank to rank or from one operation to the next. */
+#define BPS_VARIABLE UINT64_MAX
+
+/* Wait for ever. */
+#define BPS_FOREVER (-1)
+
+/* Why the last call that failed in this thread did so: never NULL; valid until this thread's next call of the library. */
+const char *bps_error(void);
+
+/* "0.1.0", of the library that is loaded. */
+const char *bps_version(void);
+
+/* Bytes of one element; 0 for an unknown type. */
+size_t bps_dtype_size(int dtype);
+
+/* -- Connection ------------------------------------------------------------------------------------------------- */
+
+struct bps_open_params {
+	size_t size;
+	/* The daemon's socket. NULL: $BPS_SOCKET, else $XDG_RUNTIME_DIR/bps/bps.sock if it exists, else /run/bps/bps.sock. */
+	const char *socket;
+	/* How long to try while nobody listens, in ms; 0: try once. A daemon that restarts is found within it. */
+	int64_t timeout_ms;
+};
+
+/*
+ * Connects to the daemon of this machine and agrees on a version. params may be NULL. The client is to be released with
+ * bps_client_close(). Fails with -ENOENT or -ECONNREFUSED (no daemon there), -EACCES (not in its group),
+ * -EPROTONOSUPPORT (no common version; the text names both), -ETIMEDOUT, -ENOMEM.
+ */
+int bps_client_open(const struct bps_open_params *params, struct bps_client **ret_client);
+
+/*
+ * Leaves the job, disconnects and releases the client. Requests not yet complete end with -ECANCELED; their memory is the
+ * caller's again on return. Objects made from the client (tensors, memory, requests) must still be released, before or
+ * after. NULL is allowed. No other thread may be inside a call on this client.
+ */
+void bps_client_close(struct bps_client *client);
+
+/*
+ * A descriptor for the caller's own poll(2) loop: readable when bps_client_dispatch() has something to do. It is the
+ * library's and stays the same for the life of the client.
+ */
+int bps_client_fd(struct bps_client *client);
+
+/* Handles what has come, without blocking: completions, answers, the loss of the daemon. 0 or a negative errno. */
+int bps_client_dispatch(struct bps_client *client);
+
+/* -- Job -------------------------------------------------------------------------------------------------------- */
+
+struct bps_join_params {
+	size_t size;
+	const char *job;       /* name of the job: 1 to 63 of A-Z a-z 0-9 . _ - ; NULL: "default" */
+	const void *secret;    /* presented alike by all ranks; NULL: none */
+	size_t secret_len;     /* at most 255 */
+	uint32_t rank;         /* of this trainer in the job, 0 to world_size - 1 */
+	uint32_t world_size;   /* ranks of the job; 0 means 1 */
+	uint32_t local_rank;   /* among the job's ranks on this machine */
+	uint32_t local_size;   /* the job's ranks on this machine; 0: world_size / n_nodes */
+	uint32_t node;         /* number of this machine in the job, 0 to n_nodes - 1 */
+	uint32_t n_nodes;      /* machines of the job; 0: world_size / local_size */
+	int64_t timeout_ms;    /* for all ranks to come; 0: 60 s */
+	int64_t request_timeout_ms; /* for a request to complete, unless it says otherwise; 0: 600 s */
+	uint32_t min_servers;  /* wait until the cluster has this many summation servers; 0: whatever is there */
+	uint32_t part_bytes;   /* largest part of a tensor sent as one message; 0: the cluster's setting */
+	int force_distributed; /* not 0: go through servers though all ranks are on one machine */
+};
+
+/*
+ * Fills params from the environment: the first of these that is set, by its rank variable, and BPS_* over all of them:
+ *   bps      BPS_RANK BPS_SIZE BPS_LOCAL_RANK BPS_LOCAL_SIZE BPS_NODE BPS_NODES BPS_JOB BPS_SECRET BPS_TIMEOUT
+ *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED
+ *   torchrun RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RUN_ID MASTER_ADDR MASTER_PORT
+ *   Open MPI OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE
+ *   Slurm    SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NTASKS_PER_NODE SLURM_NODEID SLURM_NNODES SLURM_JOB_ID
+ *   BytePS   DMLC_WORKER_ID DMLC_NUM_WORKER BYTEPS_LOCAL_RANK BYTEPS_LOCAL_SIZE DMLC_NUM_SERVER
+ *            BYTEPS_FORCE_DISTRIBUTED BYTEPS_PARTITION_BYTES
+ * None set: one rank. Strings point into the environment. Fails with -EINVAL when a variable is missing or is not a
+ * number; the text names it. params->size must be set; everything else is overwritten.
+ */
+int bps_join_params_from_environment(struct bps_join_params *params);
+
+/*
+ * Becomes a rank of a job; blocks until all its ranks have come. params NULL: from the environment. A client is in one
+ * job at a time. Fails with -ETIMEDOUT (the text names the ranks that are missing), -EINVAL (ranks disagree about the
+ * job; the text names both sides), -EACCES (wrong secret), -EEXIST (another trainer is that rank), -EISCONN (already in
+ * a job).
+ */
+int bps_client_join(struct bps_client *client, const struct bps_join_params *params);
+
+/* Leaves the job in good order; as bps_client_close() does, but the connection stays. Tensors of the job are void. */
+int bps_client_leave(struct bps_client *client);
+
+/* What the client is in its job. Outside a job: -ENOTCONN. */
+int bps_client_rank(const struct bps_client *client);
+int bps_client_size(const struct bps_client *client);
+int bps_client_local_rank(const struct bps_client *client);
+int bps_client_local_size(const struct bps_client *client);
+int bps_client_node(const struct bps_client *client);
+
+/* -- Memory ----------------------------------------------------------------------------------------------------- */
+
+/*
+ * Allocates len bytes (rounded up to pages, zeroed) that the daemon can reach: operations on pointers inside copy
+ * nothing on the way in. To be released with bps_memory_free(). -ENOMEM; -EDQUOT when the daemon's limit for one
+ * session is reached.
+ */
+int bps_memory_alloc(struct bps_client *client, size_t len, struct bps_memory **ret_memory);
+
+/*
+ * The same for memory that the caller has made with memfd_create(2) and mapped at data: the first len bytes of fd. The
+ * library adds F_SEAL_SHRINK and refuses a descriptor that cannot take it (-EPERM). The mapping stays the caller's and
+ * must last until bps_memory_free(); the descriptor may be closed at once.
+ */
+int bps_memory_import(struct bps_client *client, int fd, void *data, size_t len, struct bps_memory **ret_memory);
+void *bps_memory_data(const struct bps_memory *memory);
+size_t bps_memory_len(const struct bps_memory *memory);
+
+/* Releases; NULL is allowed. Requests that use it must be complete (else it is released when they are). */
+void bps_memory_free(struct bps_memory *memory);
+
+/* -- Tensors ---------------------------------------------------------------------------------------------------- */
+
+/*
+ * Names a tensor of the job: same name, same tensor, on every rank. elements: of this rank's input, the same on all
+ * ranks, or BPS_VARIABLE. Does not wait: the comparison with the other ranks goes on meanwhile, operations may be
+ * submitted at once, and a rank that declared it otherwise makes them fail with -EINVAL and a text that names both.
+ * Declaring a name twice with the same facts gives the same tensor again. To be released with bps_tensor_free().
+ * Fails with -EINVAL (bad name, type, or declared otherwise by this client), -ENOTCONN, -EDQUOT (too many), -ENOMEM.
+ */
+int bps_tensor_declare(struct bps_client *client, const char *name, int dtype, uint64_t elements,
+		       struct bps_tensor **ret_tensor);
+
+/* Waits until all ranks have declared the tensor alike. -EINVAL as above; -ETIMEDOUT. */
+int bps_tensor_wait(struct bps_tensor *tensor, int64_t timeout_ms);
+
+void bps_tensor_free(struct bps_tensor *tensor);
+
+/* -- Operations ------------------------------------------------------------------------------------------------- */
+
+struct bps_submit_params {
+	size_t size;
+	int operation;		/* enum bps_operation */
+	int reduction;		/* enum bps_reduction; 0: BPS_SUM. PUSH_PULL and REDUCE_SCATTER only */
+	const void *input;	/* elements of the tensor's type, naturally aligned; may be equal to output (in place) but
+				 * not overlap it otherwise */
+	void *output;
+	uint64_t input_count;	/* elements; 0: as declared (BPS_VARIABLE tensors have no default, 0 means 0) */
+	uint64_t output_count;	/* room in elements; 0: what the operation needs */
+	/*
+	 * Elements of each rank's block, world_size entries, the same on all ranks; NULL: equal blocks.
+	 * ALL_GATHER: what each rank gives. REDUCE_SCATTER: what each rank gets. ALL_TO_ALL: what this rank sends to each.
+	 * Copied before the call returns.
+	 */
+	const uint64_t *counts;
+	const uint64_t *receive_counts; /* ALL_TO_ALL: what this rank gets from each; NULL: equal blocks */
+	uint32_t root;		/* BROADCAST */
+	int32_t priority;	/* larger is more urgent (front layers); orders the work, never changes results */
+	int64_t timeout_ms;	/* for the request to complete; 0: the job's setting */
+};
+
+/*
+ * Submits one operation; never waits for other ranks. All ranks of the job must submit the same operations on a tensor
+ * in the same order; the order among tensors is free. Gives a request to be released with bps_request_free().
+ * Fails with -EINVAL (does not fit the tensor; the text says how), -ENOTCONN, -EAGAIN (4096 requests are outstanding:
+ * wait for one), -ENOMEM or -EDQUOT (no room to stage memory that is not from bps_memory_alloc()), -ESHUTDOWN.
+ */
+int bps_submit(struct bps_tensor *tensor, const struct bps_submit_params *params, struct bps_request **ret_request);
+
+/* Submits a BPS_BARRIER over all ranks. Barriers of a job form one sequence. */
+int bps_barrier(struct bps_client *client, int64_t timeout_ms, struct bps_request **ret_request);
+
+/* 1: complete (bps_request_wait() will not block), 0: not yet, or a negative errno that is about the call itself. */
+int bps_request_poll(struct bps_request *request);
+
+/*
+ * Waits for completion. 0: done, the output holds the result. -ETIMEDOUT with the request still under way when
+ * timeout_ms passed (BPS_FOREVER waits on; the request's own deadline still ends it). Otherwise how the request ended:
+ * -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ECONNRESET or -EPIPE (a
+ * rank or server died; the text names it), -ESHUTDOWN. May be called again and by several threads.
+ */
+int bps_request_wait(struct bps_request *request, int64_t timeout_ms);
+
+/* How a complete request ended, as words; "" if well or not complete. Valid until bps_request_free(). */
+const char *bps_request_error(const struct bps_request *request);
+
+/*
+ * Gives up a request that still waits for other ranks. Does not wait; the request completes with -ECANCELED, and the
+ * same operation of the other ranks fails and names this rank. Has no effect once data is moving.
+ */
+int bps_request_cancel(struct bps_request *request);
+
+/*
+ * Releases; NULL is allowed. A request that is not complete goes on by itself; its memory is the daemon's until then,
+ * and a staged result is not copied back.
+ */
+void bps_request_free(struct bps_request *request);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif
