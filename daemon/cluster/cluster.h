@@ -57,9 +57,11 @@ int placement_stripes(const struct view *view, const uint64_t *agent_ids, size_t
 		      size_t n_stripes);
 
 struct cluster;
+struct rpc;
 
 struct cluster_params {
 	struct loop *loop;
+	struct rpc *rpc; /* of the daemon; used by the coordinator source only, and outlives the cluster */
 	const char *source;	 /* "single", "static", "coordinator" */
 	const char *file;	 /* static: path */
 	const char *coordinator; /* coordinator: its host:port */
@@ -81,8 +83,11 @@ struct cluster_params {
 };
 
 int cluster_new(const struct cluster_params *params, struct cluster **ret_cluster);
-/* Announces this daemon and gets the first view: view_changed() comes from the loop (single, static: before return). */
-int cluster_start(struct cluster *cluster);
+/*
+ * Announces this daemon and gets the first view: view_changed() comes from the loop (single, static: before return).
+ * Returns 0, or -errno with a failure (a bad file: with its line; a port that cannot be bound).
+ */
+int cluster_start(struct cluster *cluster, struct failure *failure);
 /* Leaves in good order; idempotent; does not wait. */
 void cluster_close(struct cluster *cluster);
 struct cluster *cluster_free(struct cluster *cluster);

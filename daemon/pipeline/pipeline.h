@@ -64,3 +64,13 @@ struct pipeline_tensor_info {
 int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n);
 int pipeline_tensors(struct pipeline *pipeline, const char *job, struct pipeline_tensor_info **ret_tensors,
 		     size_t *ret_n);
+
+/* Ranks of a job as this node knows them; array to be freed. Returns 0, -ENOENT or -ENOMEM. */
+struct pipeline_rank_info {
+	uint32_t rank, node;
+	char state[16]; /* "here", "joined" (on another node), "missing", "left" */
+};
+int pipeline_ranks(struct pipeline *pipeline, const char *job, struct pipeline_rank_info **ret_ranks, size_t *ret_n);
+
+/* Requests completed since the start, and how many of them failed. */
+void pipeline_counters(const struct pipeline *pipeline, uint64_t *ret_requests, uint64_t *ret_failed);

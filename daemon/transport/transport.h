@@ -125,6 +125,17 @@ uint64_t peer_id(const struct peer *peer);
 const char *peer_name(const struct peer *peer);
 bool peer_is_self(const struct peer *peer);
 void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out);
+
+/* Every peer that is connected or being connected, for operators; array to be freed. Returns 0 or -ENOMEM. */
+struct transport_peer_info {
+	uint64_t id;	  /* 0: not known yet */
+	char node[64];	  /* its name, from the handshake; empty: not known yet */
+	char address[96];
+	bool is_up;
+	uint64_t bytes_in, bytes_out;
+};
+int transport_peers(const struct transport *transport, struct transport_peer_info **ret_peers, size_t *ret_n);
+
 /* Drops a peer that broke the rules; peer_lost() follows from the loop. */
 void peer_kill(struct peer *peer, const char *why);
 

@@ -1,0 +1,499 @@
+#include "daemon.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "internal.h"
+#include "reduce/reduce.h"
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <sched.h>
+#include <sys/random.h>
+#include <sys/stat.h>
+
+#define KEY_FILE_MAX 4096
+#define DRAIN_INTERVAL_NS \
+	(10 * NSEC_PER_MSEC) /* how often draining looks; only then does anything look at all */
+
+static unsigned n_cores(void)
+{
+	cpu_set_t set;
+
+	if (sched_getaffinity(0, sizeof(set), &set))
+		return 1;
+	return (unsigned)MAX(CPU_COUNT(&set), 1);
+}
+
+static unsigned n_sum_threads(const struct config *config)
+{
+	return config->sum_threads ? config->sum_threads : MIN(n_cores(), 8u);
+}
+
+static unsigned n_data_threads(const struct config *config)
+{
+	return config->data_threads ? config->data_threads : MIN(n_cores() / 4, 4u);
+}
+
+/* "" means none, in options; NULL does in parameters. */
+static const char *text_or_null(const char *text)
+{
+	return *text ? text : NULL;
+}
+
+static void ended(struct daemon *daemon, const struct failure *failure)
+{
+	if (daemon->ended)
+		return;
+	daemon->ended = true;
+	daemon->params.ended(daemon->params.user, failure);
+}
+
+static void on_call(void *user, struct delivery *delivery)
+{
+	struct daemon *daemon = user;
+
+	if (daemon->server)
+		server_call_arrived(daemon->server, delivery);
+	else
+		delivery_fail(delivery, -EOPNOTSUPP, "this daemon does not have the server role");
+}
+
+/* A notice concerns this node's jobs, the jobs it sums for, or both when it is its own server. */
+static void on_notice(void *user, struct peer *peer, const struct data_header *header,
+		      const void *payload)
+{
+	struct daemon *daemon = user;
+
+	if (daemon->server)
+		server_notice_arrived(daemon->server, peer, header, payload);
+	if (daemon->pipeline)
+		pipeline_notice_arrived(daemon->pipeline, peer, header, payload);
+}
+
+static void on_peer_lost(void *user, struct peer *peer, const char *why)
+{
+	struct daemon *daemon = user;
+
+	log_notice("%s: lost: %s", peer_name(peer), why);
+	if (daemon->pipeline)
+		pipeline_peer_lost(daemon->pipeline, peer, why);
+	if (daemon->server)
+		server_peer_lost(daemon->server, peer, why);
+}
+
+static const struct transport_ops transport_ops = {
+	.call_arrived = on_call,
+	.notice_arrived = on_notice,
+	.peer_lost = on_peer_lost,
+};
+
+static const struct view *view_of(void *user, uint32_t epoch)
+{
+	struct daemon *daemon = user;
+
+	return cluster_view_of(daemon->cluster, epoch);
+}
+
+static int open_transport(struct daemon *daemon, int listen_fd, const char *listen)
+{
+	const struct config *config = daemon->config;
+	struct transport_params params = {
+		.loop = daemon->loop,
+		.blocks = daemon->blocks,
+		.ops = &transport_ops,
+		.user = daemon,
+		.id = daemon->id,
+		.node = daemon->node,
+		.listen = listen_fd < 0 ? listen : NULL,
+		.listen_fd = listen_fd,
+		.key = daemon->data_key,
+		.key_len = daemon->data_key_len,
+		.n_threads = n_data_threads(config),
+		.n_lanes = config->lanes,
+		.max_connections = config->max_connections,
+		.handshake_timeout_ms = config->hello_timeout,
+		.peer_timeout_ms = config->peer_timeout,
+		.quota_bytes = config->peer_quota,
+	};
+
+	return error_trace(transport_new(&params, &daemon->transport));
+}
+
+static int open_server(struct daemon *daemon)
+{
+	const struct config *config = daemon->config;
+	struct server_params params = {
+		.loop = daemon->loop,
+		.pool = daemon->pool,
+		.blocks = daemon->blocks,
+		.part_bytes = (uint32_t)config->part_size,
+		.inline_bytes = config->inline_size,
+		.job_quota_bytes = config->job_quota,
+		.max_jobs = config->max_jobs,
+		.max_tensors = config->max_tensors,
+		.view_of = view_of,
+		.user = daemon,
+	};
+
+	return error_trace(server_new(&params, &daemon->server));
+}
+
+static int open_pipeline(struct daemon *daemon)
+{
+	const struct config *config = daemon->config;
+	struct pipeline_params params = {
+		.loop = daemon->loop,
+		.pool = daemon->pool,
+		.blocks = daemon->blocks,
+		.transport = daemon->transport,
+		.cluster = daemon->cluster,
+		.id = daemon->id,
+		.part_bytes = (uint32_t)config->part_size,
+		.inline_bytes = config->inline_size,
+		.ahead_bytes = config->ahead,
+		.max_jobs = config->max_jobs,
+		.max_tensors = config->max_tensors,
+	};
+
+	return error_trace(pipeline_new(&params, &daemon->pipeline));
+}
+
+static int open_control(struct daemon *daemon)
+{
+	const struct config *config = daemon->config;
+	struct control_params params = {
+		.loop = daemon->loop,
+		.pipeline = daemon->pipeline,
+		.socket_path = config->socket,
+		.listen_fd = TAKE_FD(daemon->params.fds.control),
+		.group = text_or_null(config->group),
+		.node = daemon->node,
+		.id = daemon->id,
+		.max_sessions = config->max_sessions,
+		.max_sessions_per_uid = config->max_sessions_per_user,
+		.max_buffers = config->max_buffers,
+		.max_tensors = config->max_tensors,
+		.session_quota_bytes = config->session_quota,
+		.hello_timeout_ms = config->hello_timeout,
+	};
+
+	return error_trace(control_new(&params, &daemon->control));
+}
+
+/* Where other daemons reach us: as configured, or as the static file says. Empty: nobody does. */
+static const char *own_address(struct daemon *daemon)
+{
+	struct view *view = cluster_view(daemon->cluster);
+
+	if (*daemon->config->address)
+		return daemon->config->address;
+	for (size_t i = 0; view && i < view->n_members; i++) {
+		if (view->members[i].is_self)
+			return view->members[i].address;
+	}
+	return "";
+}
+
+/* Everything from the data port to the door, once the key for data connections is known. */
+static int open_line(struct daemon *daemon, struct failure *failure)
+{
+	const struct config *config = daemon->config;
+	const char *listen = *config->listen ? config->listen : own_address(daemon);
+	int r;
+
+	r = open_transport(daemon, TAKE_FD(daemon->params.fds.data), text_or_null(listen));
+	if (r)
+		return failure_set(failure, r, "data port %s: %s", *listen ? listen : "(none)",
+				   strerror(-r));
+	if (daemon->roles & ROLE_SERVER) {
+		r = open_server(daemon);
+		if (r)
+			return failure_set(failure, r, "server: %s", strerror(-r));
+	}
+	if (daemon->roles & ROLE_AGENT) {
+		r = open_pipeline(daemon);
+		if (r)
+			return failure_set(failure, r, "pipeline: %s", strerror(-r));
+		r = open_control(daemon);
+		if (r)
+			return failure_set(failure, r, "socket %s: %s", config->socket,
+					   strerror(-r));
+	}
+	if (*listen && !daemon->data_key_len)
+		log_warning(
+			"data port %s: no cluster_key_file, so whoever reaches it can take part",
+			listen);
+	daemon->params.ready(daemon->params.user);
+	return 0;
+}
+
+static void on_view(void *user, struct view *view)
+{
+	struct daemon *daemon = user;
+
+	log_notice("cluster: view %u has %zu members, %zu of them servers", view->epoch,
+		   view->n_members, view_n_servers(view));
+	(void)daemon;
+}
+
+/* A coordinator tells the key before the first view; only then can the data port open. */
+static void on_data_key(void *user, const void *key, size_t len)
+{
+	struct daemon *daemon = user;
+	struct failure failure = { 0 };
+
+	if (daemon->transport)
+		return;
+	if (!daemon->data_key_len) {
+		daemon->data_key = malloc(MAX(len, 1u));
+		if (!daemon->data_key) {
+			(void)failure_set(&failure, -ENOMEM, "cluster key: out of memory");
+			ended(daemon, &failure);
+			return;
+		}
+		memcpy(daemon->data_key, key, len);
+		daemon->data_key_len = len;
+	}
+	if (open_line(daemon, &failure))
+		ended(daemon, &failure);
+}
+
+static void on_cluster_failed(void *user, const struct failure *failure)
+{
+	ended(user, failure);
+}
+
+static int open_cluster(struct daemon *daemon)
+{
+	const struct config *config = daemon->config;
+	struct cluster_params params = {
+		.loop = daemon->loop,
+		.rpc = daemon->rpc,
+		.source = config->cluster,
+		.file = config->cluster_file,
+		.coordinator = text_or_null(config->coordinator),
+		.coordinator_listen = text_or_null(config->coordinator_listen),
+		.tls_ca = text_or_null(config->tls_ca),
+		.tls_cert = text_or_null(config->tls_cert),
+		.tls_key = text_or_null(config->tls_key),
+		.lease_ms = config->lease,
+		.data_key = daemon->data_key,
+		.data_key_len = daemon->data_key_len,
+		.view_changed = on_view,
+		.data_key_known = on_data_key,
+		.failed = on_cluster_failed,
+		.user = daemon,
+	};
+
+	params.self = (struct view_member){
+		.id = daemon->id,
+		.roles = daemon->roles,
+		.bandwidth_mbps = (uint32_t)config->bandwidth,
+		.is_self = true,
+	};
+	(void)snprintf(params.self.name, sizeof(params.self.name), "%s", daemon->node);
+	(void)snprintf(params.self.address, sizeof(params.self.address), "%s", config->address);
+	return error_trace(cluster_new(&params, &daemon->cluster));
+}
+
+static int open_admin(struct daemon *daemon, struct failure *failure)
+{
+	const struct config *config = daemon->config;
+	struct rpc_tls tls = { config->tls_ca, config->tls_cert, config->tls_key };
+	int fd = TAKE_FD(daemon->params.fds.admin), r;
+	uint16_t port;
+
+	r = admin_new(daemon->rpc, &report_ops, daemon, &daemon->admin);
+	if (r) {
+		(void)fd_close(fd);
+		return failure_set(failure, r, "admin: %s", strerror(-r));
+	}
+	if (fd >= 0 || *config->admin_socket) {
+		r = rpc_listen_unix(daemon->rpc, config->admin_socket, fd, failure);
+		if (r)
+			return error_trace(r);
+	}
+	if (!*config->admin_listen)
+		return 0;
+	return error_trace(rpc_listen(daemon->rpc, config->admin_listen, *tls.ca ? &tls : NULL,
+				      &port, failure));
+}
+
+/* The key of the cluster: the bytes of a file, less a final newline. */
+static int read_key(struct daemon *daemon, struct failure *failure)
+{
+	const char *path = daemon->config->cluster_key_file;
+	_cleanup_(fd_closep) int fd = -1;
+	char bytes[KEY_FILE_MAX];
+	ssize_t n;
+
+	if (!*path)
+		return 0;
+	fd = open(path, O_RDONLY | O_CLOEXEC);
+	if (fd < 0)
+		return failure_set(failure, -errno, "cluster_key_file %s: %s", path,
+				   strerror(errno));
+	n = read(fd, bytes, sizeof(bytes));
+	if (n < 0)
+		return failure_set(failure, -errno, "cluster_key_file %s: %s", path,
+				   strerror(errno));
+	while (n > 0 && (bytes[n - 1] == '\n' || bytes[n - 1] == '\r'))
+		n--;
+	if (n < 16)
+		return failure_set(failure, -EINVAL,
+				   "cluster_key_file %s: shorter than 16 bytes; make one with "
+				   "\"head -c 32 /dev/urandom | base64\"",
+				   path);
+	daemon->data_key = malloc((size_t)n);
+	if (!daemon->data_key)
+		return failure_set(failure, -ENOMEM, "cluster_key_file %s: out of memory", path);
+	memcpy(daemon->data_key, bytes, (size_t)n);
+	daemon->data_key_len = (size_t)n;
+	return 0;
+}
+
+static int choose_kernel(const struct config *config, struct failure *failure)
+{
+	if (strcmp(config->kernel, "auto") && reduce_kernel_select(config->kernel))
+		return failure_set(failure, -ENOTSUP,
+				   "kernel = %s: this CPU or build does not have it; use auto",
+				   config->kernel);
+	return 0;
+}
+
+int daemon_new(const struct daemon_params *params, struct daemon **ret_daemon)
+{
+	_cleanup_(daemon_freep) struct daemon *daemon = calloc(1, sizeof(*daemon));
+	const struct config *config = params->config;
+
+	if (!daemon)
+		return error_origin(-ENOMEM);
+	daemon->params = *params;
+	daemon->config = params->config;
+	daemon->loop = params->loop;
+	daemon->roles = config_parse_roles(config->roles) |
+			(*config->coordinator_listen ? ROLE_COORDINATOR : 0);
+	daemon->started_ns = clock_now_ns();
+	if (getrandom(&daemon->id, sizeof(daemon->id), 0) != sizeof(daemon->id))
+		return error_origin(-errno);
+	daemon->id |= 1; /* 0 means "unknown" */
+	if (*config->node)
+		(void)snprintf(daemon->node, sizeof(daemon->node), "%s", config->node);
+	else if (gethostname(daemon->node, sizeof(daemon->node) - 1))
+		return error_origin(-errno);
+	*ret_daemon = TAKE_PTR(daemon);
+	return 0;
+}
+
+int daemon_start(struct daemon *daemon, struct failure *failure)
+{
+	int r;
+
+	r = choose_kernel(daemon->config, failure);
+	if (r)
+		return r;
+	r = read_key(daemon, failure);
+	if (r)
+		return r;
+	r = block_cache_new(daemon->config->block_cache, &daemon->blocks);
+	if (!r)
+		r = pool_new(daemon->loop, n_sum_threads(daemon->config), &daemon->pool);
+	if (!r)
+		r = rpc_new(daemon->loop, &daemon->rpc);
+	if (r)
+		return failure_set(failure, r, "start: %s", strerror(-r));
+	r = open_cluster(daemon);
+	if (r)
+		return failure_set(failure, r, "cluster: %s", strerror(-r));
+	r = open_admin(daemon, failure);
+	if (r)
+		return r;
+	r = cluster_start(daemon->cluster, failure);
+	if (r)
+		return r;
+	/* A coordinator opens the line later, by on_data_key(). */
+	if (!strcmp(daemon->config->cluster, "coordinator"))
+		return 0;
+	return open_line(daemon, failure);
+}
+
+static size_t pending(const struct daemon *daemon)
+{
+	return daemon->control ? control_pending(daemon->control) : 0;
+}
+
+static void on_drain_timer(struct loop_timer *timer)
+{
+	struct daemon *daemon = container_of(timer, struct daemon, drain_timer);
+	struct failure none = { 0 };
+	uint64_t now = clock_now_ns();
+
+	if (pending(daemon) && now < daemon->drain_until_ns &&
+	    !loop_timer_set(daemon->loop, timer, now + DRAIN_INTERVAL_NS))
+		return;
+	if (pending(daemon))
+		log_warning("stop: %zu requests did not finish within drain_timeout, ending them",
+			    pending(daemon));
+	ended(daemon, &none);
+}
+
+void daemon_drain(struct daemon *daemon)
+{
+	uint64_t now = clock_now_ns();
+
+	if (daemon->draining) {
+		daemon->drain_until_ns = now;
+	} else {
+		daemon->draining = true;
+		daemon->drain_until_ns = now + daemon->config->drain_timeout * NSEC_PER_MSEC;
+		daemon->drain_timer.expired = on_drain_timer;
+		if (daemon->control)
+			control_stop_accepting(daemon->control);
+	}
+	loop_timer_cancel(&daemon->drain_timer);
+	on_drain_timer(&daemon->drain_timer);
+}
+
+int daemon_reload(struct daemon *daemon, struct failure *failure)
+{
+	return error_trace(cluster_reload(daemon->cluster, failure));
+}
+
+void daemon_describe(const struct daemon *daemon, char *buffer, size_t len)
+{
+	(void)snprintf(buffer, len, "node %s, %s, %s, sums by %s", daemon->node,
+		       daemon->config->roles, daemon->config->cluster, reduce_kernel_name());
+}
+
+struct daemon *daemon_free(struct daemon *daemon)
+{
+	if (!daemon)
+		return NULL;
+	loop_timer_cancel(&daemon->drain_timer);
+	if (daemon->control)
+		control_close(daemon->control);
+	if (daemon->pipeline)
+		pipeline_close(daemon->pipeline);
+	if (daemon->server)
+		server_close(daemon->server);
+	if (daemon->transport)
+		transport_close(daemon->transport);
+	if (daemon->cluster)
+		cluster_close(daemon->cluster);
+	if (daemon->rpc)
+		rpc_close(daemon->rpc);
+	/* Nothing posts any more: wait for the threads, then free from the door to the far end. */
+	pool_free(daemon->pool);
+	control_free(daemon->control);
+	pipeline_free(daemon->pipeline);
+	server_free(daemon->server);
+	transport_free(daemon->transport);
+	cluster_free(daemon->cluster);
+	admin_free(daemon->admin);
+	rpc_free(daemon->rpc);
+	block_cache_free(daemon->blocks);
+	fd_close(daemon->params.fds.control);
+	fd_close(daemon->params.fds.admin);
+	fd_close(daemon->params.fds.data);
+	free(daemon->data_key);
+	free(daemon);
+	return NULL;
+}

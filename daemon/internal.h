@@ -1,0 +1,43 @@
+/* What daemon.c shares with report.c: the modules of one daemon. Control thread only. */
+#pragma once
+
+#include "admin/admin.h"
+#include "base/block.h"
+#include "base/pool.h"
+#include "cluster/cluster.h"
+#include "control/control.h"
+#include "daemon.h"
+#include "pipeline/pipeline.h"
+#include "rpc/rpc.h"
+#include "server/server.h"
+#include "transport/transport.h"
+
+struct daemon {
+	struct daemon_params params;
+	struct config *config;
+	struct loop *loop;
+	uint64_t id; /* random, of this process */
+	char node[64];
+	unsigned roles;
+	uint64_t started_ns;
+
+	/* In the order in which they are made. */
+	struct block_cache *blocks;
+	struct pool *pool;
+	struct rpc *rpc;
+	struct admin *admin;
+	struct cluster *cluster;
+	struct transport *transport;
+	struct server *server; /* NULL without the server role */
+	struct pipeline *pipeline;
+	struct control *control; /* NULL without the agent role */
+
+	void *data_key; /* from cluster_key_file or the coordinator */
+	size_t data_key_len;
+	bool draining, ended;
+	struct loop_timer drain_timer;
+	uint64_t drain_until_ns;
+};
+
+/* report.c: what operators are told. */
+extern const struct admin_ops report_ops;

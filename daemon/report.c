@@ -1,0 +1,298 @@
+#include "base/clock.h"
+#include "base/metrics.h"
+#include "internal.h"
+
+/*
+ * What operators are told: each function fills admin's plain structs from the modules. Agent and server know different
+ * halves of a job; here they become one line.
+ */
+
+static uint64_t metric_sum(const struct daemon *daemon, bool in)
+{
+	struct transport_peer_info *peers = NULL;
+	uint64_t sum = 0;
+	size_t n = 0;
+
+	if (!daemon->transport || transport_peers(daemon->transport, &peers, &n))
+		return 0;
+	for (size_t i = 0; i < n; i++)
+		sum += in ? peers[i].bytes_in : peers[i].bytes_out;
+	free(peers);
+	return sum;
+}
+
+static int report_status(void *user, struct admin_status *ret_status)
+{
+	struct daemon *daemon = user;
+	struct view *view = cluster_view(daemon->cluster);
+	struct admin_status status = {
+		.id = daemon->id,
+		.roles = daemon->roles,
+		.uptime_ms = (clock_now_ns() - daemon->started_ns) / NSEC_PER_MSEC,
+		.epoch = view ? view->epoch : 0,
+		.bytes_held = block_cache_used(daemon->blocks),
+		.bytes_in = metric_sum(daemon, true),
+		.bytes_out = metric_sum(daemon, false),
+		.n_sessions = daemon->control ? (uint32_t)control_n_sessions(daemon->control) : 0,
+	};
+	struct admin_job *jobs = NULL;
+	size_t n_jobs = 0;
+	int r = report_ops.jobs(user, &jobs, &n_jobs);
+
+	if (r)
+		return r;
+	free(jobs);
+	status.n_jobs = (uint32_t)n_jobs;
+	if (daemon->pipeline)
+		pipeline_counters(daemon->pipeline, &status.n_requests, &status.n_failed);
+	(void)snprintf(status.software, sizeof(status.software), "bps-daemon %s", BPS_VERSION);
+	(void)snprintf(status.node, sizeof(status.node), "%s", daemon->node);
+	(void)snprintf(status.source, sizeof(status.source), "%s", daemon->config->cluster);
+	(void)snprintf(status.state, sizeof(status.state), "%s",
+		       daemon->draining	   ? "draining"
+		       : daemon->transport ? "ready"
+					   : "starting");
+	*ret_status = status;
+	return 0;
+}
+
+static const char *link_of(const struct view_member *member,
+			   const struct transport_peer_info *peers, size_t n_peers,
+			   const struct transport_peer_info **ret_peer)
+{
+	*ret_peer = NULL;
+	if (member->is_self)
+		return "self";
+	for (size_t i = 0; i < n_peers; i++) {
+		if ((member->id && member->id == peers[i].id) ||
+		    !strcmp(member->name, peers[i].node)) {
+			*ret_peer = &peers[i];
+			return peers[i].is_up ? "connected" : "connecting";
+		}
+	}
+	return "idle";
+}
+
+static int report_nodes(void *user, uint32_t *ret_epoch, struct admin_node **ret_nodes,
+			size_t *ret_n)
+{
+	struct daemon *daemon = user;
+	struct view *view = cluster_view(daemon->cluster);
+	_cleanup_(freep) struct transport_peer_info *peers = NULL;
+	size_t n_peers = 0, n = view ? view->n_members : 0;
+	struct admin_node *nodes;
+	int r;
+
+	if (daemon->transport) {
+		r = transport_peers(daemon->transport, &peers, &n_peers);
+		if (r)
+			return error_trace(r);
+	}
+	nodes = calloc(MAX(n, 1u), sizeof(*nodes));
+	if (!nodes)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++) {
+		const struct view_member *member = &view->members[i];
+		const struct transport_peer_info *peer;
+		struct admin_node *node = &nodes[i];
+
+		node->roles = member->roles;
+		node->id = member->id;
+		node->bandwidth_mbps = member->bandwidth_mbps;
+		(void)snprintf(node->name, sizeof(node->name), "%s", member->name);
+		(void)snprintf(node->address, sizeof(node->address), "%s", member->address);
+		(void)snprintf(node->link, sizeof(node->link), "%s",
+			       link_of(member, peers, n_peers, &peer));
+		node->bytes_in = peer ? peer->bytes_in : 0;
+		node->bytes_out = peer ? peer->bytes_out : 0;
+	}
+	*ret_epoch = view ? view->epoch : 0;
+	*ret_nodes = nodes;
+	*ret_n = n;
+	return 0;
+}
+
+static struct admin_job *job_named(struct admin_job *jobs, size_t n, const char *name)
+{
+	for (size_t i = 0; i < n; i++) {
+		if (!strcmp(jobs[i].name, name))
+			return &jobs[i];
+	}
+	return NULL;
+}
+
+static void add_agent_job(struct admin_job *job, const struct pipeline_job_info *info)
+{
+	(void)snprintf(job->name, sizeof(job->name), "%s", info->name);
+	(void)snprintf(job->state, sizeof(job->state), "%s", info->state);
+	(void)snprintf(job->role, sizeof(job->role), "agent");
+	(void)snprintf(job->waiting_for, sizeof(job->waiting_for), "%s", info->waiting_for);
+	job->number = info->number;
+	job->size = info->size;
+	job->n_nodes = info->n_nodes;
+	job->n_local = info->n_local;
+	job->rounds = info->rounds;
+	job->bytes = info->bytes;
+	job->in_flight = info->in_flight;
+}
+
+/* Adds what the server knows; an agent's line of the same job takes precedence where both know. */
+static void add_server_job(struct admin_job *job, const struct server_job_info *info)
+{
+	bool fresh = !*job->name;
+
+	(void)snprintf(job->role, sizeof(job->role), "%s", fresh ? "server" : "agent,server");
+	if (!*job->waiting_for)
+		(void)snprintf(job->waiting_for, sizeof(job->waiting_for), "%s", info->waiting_for);
+	if (!fresh)
+		return;
+	(void)snprintf(job->name, sizeof(job->name), "%s", info->name);
+	(void)snprintf(job->state, sizeof(job->state), "%s", info->state);
+	job->number = info->number;
+	job->size = info->size;
+	job->n_nodes = info->n_nodes;
+	job->rounds = info->rounds;
+	job->bytes = info->bytes;
+	job->in_flight = info->in_flight;
+}
+
+static int report_jobs(void *user, struct admin_job **ret_jobs, size_t *ret_n)
+{
+	struct daemon *daemon = user;
+	_cleanup_(freep) struct pipeline_job_info *agent = NULL;
+	_cleanup_(freep) struct server_job_info *server = NULL;
+	size_t n_agent = 0, n_server = 0, n = 0;
+	struct admin_job *jobs;
+	int r;
+
+	if (daemon->pipeline) {
+		r = pipeline_jobs(daemon->pipeline, &agent, &n_agent);
+		if (r)
+			return error_trace(r);
+	}
+	if (daemon->server) {
+		r = server_jobs(daemon->server, &server, &n_server);
+		if (r)
+			return error_trace(r);
+	}
+	jobs = calloc(n_agent + n_server + 1, sizeof(*jobs));
+	if (!jobs)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n_agent; i++)
+		add_agent_job(&jobs[n++], &agent[i]);
+	for (size_t i = 0; i < n_server; i++) {
+		struct admin_job *job = job_named(jobs, n, server[i].name);
+
+		add_server_job(job ? job : &jobs[n++], &server[i]);
+	}
+	*ret_jobs = jobs;
+	*ret_n = n;
+	return 0;
+}
+
+static int report_ranks(struct daemon *daemon, const char *name, struct admin_rank **ret_ranks,
+			size_t *ret_n)
+{
+	_cleanup_(freep) struct pipeline_rank_info *known = NULL;
+	_cleanup_(freep) struct control_session_info *sessions = NULL;
+	size_t n = 0, n_sessions = 0;
+	struct admin_rank *ranks;
+	int r = 0;
+
+	if (daemon->pipeline) {
+		r = pipeline_ranks(daemon->pipeline, name, &known, &n);
+		if (!r)
+			r = control_sessions(daemon->control, &sessions, &n_sessions);
+	}
+	if (r && r != -ENOENT)
+		return error_trace(r);
+	ranks = calloc(n + 1, sizeof(*ranks));
+	if (!ranks)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++) {
+		ranks[i].rank = known[i].rank;
+		ranks[i].node = known[i].node;
+		(void)snprintf(ranks[i].state, sizeof(ranks[i].state), "%s", known[i].state);
+		for (size_t j = 0; j < n_sessions; j++) {
+			if (strcmp(sessions[j].job, name) || sessions[j].rank != known[i].rank)
+				continue;
+			ranks[i].pid = sessions[j].pid;
+			ranks[i].n_requests = sessions[j].n_requests;
+			ranks[i].n_pending = sessions[j].n_pending;
+			ranks[i].bytes_held = sessions[j].bytes_mapped;
+		}
+	}
+	*ret_ranks = ranks;
+	*ret_n = n;
+	return 0;
+}
+
+static int report_tensors(struct daemon *daemon, const char *name,
+			  struct admin_tensor **ret_tensors, size_t *ret_n)
+{
+	_cleanup_(freep) struct pipeline_tensor_info *known = NULL;
+	struct admin_tensor *tensors;
+	size_t n = 0;
+	int r = 0;
+
+	if (daemon->pipeline)
+		r = pipeline_tensors(daemon->pipeline, name, &known, &n);
+	if (r && r != -ENOENT)
+		return error_trace(r);
+	tensors = calloc(n + 1, sizeof(*tensors));
+	if (!tensors)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++) {
+		tensors[i].key = known[i].key;
+		tensors[i].dtype = known[i].dtype;
+		tensors[i].elements = known[i].elements;
+		tensors[i].rounds = known[i].rounds;
+		(void)snprintf(tensors[i].name, sizeof(tensors[i].name), "%s", known[i].name);
+		(void)snprintf(tensors[i].waiting_for, sizeof(tensors[i].waiting_for), "%s",
+			       known[i].waiting_for);
+	}
+	*ret_tensors = tensors;
+	*ret_n = n;
+	return 0;
+}
+
+static int report_job(void *user, const char *name, struct admin_job *ret_job,
+		      struct admin_rank **ret_ranks, size_t *ret_n_ranks,
+		      struct admin_tensor **ret_tensors, size_t *ret_n_tensors)
+{
+	_cleanup_(freep) struct admin_job *jobs = NULL;
+	_cleanup_(freep) struct admin_rank *ranks = NULL;
+	struct admin_job *job;
+	size_t n;
+	int r = report_jobs(user, &jobs, &n);
+
+	if (r)
+		return error_trace(r);
+	job = job_named(jobs, n, name);
+	if (!job)
+		return -ENOENT;
+	r = report_ranks(user, name, &ranks, ret_n_ranks);
+	if (r)
+		return error_trace(r);
+	r = report_tensors(user, name, ret_tensors, ret_n_tensors);
+	if (r)
+		return error_trace(r);
+	*ret_ranks = TAKE_PTR(ranks);
+	*ret_job = *job;
+	return 0;
+}
+
+static bool report_healthy(void *user)
+{
+	struct daemon *daemon = user;
+
+	return daemon->transport && !daemon->draining;
+}
+
+const struct admin_ops report_ops = {
+	.status = report_status,
+	.nodes = report_nodes,
+	.jobs = report_jobs,
+	.job = report_job,
+	.healthy = report_healthy,
+};
