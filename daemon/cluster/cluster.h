@@ -48,12 +48,12 @@ const struct view_member *view_home(const struct view *view, const char *job);
 
 /*
  * Placement (pure). How much of a job's bytes each server should sum, from OSDI'20 section 4.1 generalised to unequal
- * links: agents are the names of the job's nodes, in any order. Fills stripes[n] with server numbers (view_server())
- * so that any run of stripes is shared out as evenly as the weights allow. Deterministic. Returns 0, or -ENOENT
- * without servers, -ENOMEM.
+ * links: agents are the names of the job's nodes, in any order, NULL for one that is not in the view. Fills
+ * stripes[n_stripes] with server numbers (view_server()) so that any run of stripes is shared out as evenly as the
+ * weights allow. Deterministic. Returns 0, -ENOENT without servers, or -ENOMEM.
  */
 #define PLACEMENT_STRIPES 1024
-int placement_stripes(const struct view *view, const uint64_t *agent_ids, size_t n_agents, uint16_t *stripes,
+int placement_stripes(const struct view *view, const char *const *agents, size_t n_agents, uint16_t *stripes,
 		      size_t n_stripes);
 
 struct cluster;
