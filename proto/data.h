@@ -30,7 +30,7 @@ enum data_op {
 	DATA_PUSH = 4,	  /* one node's contribution to one part of one round; answered by DATA_RESULT */
 	/* Answers, server to agent. */
 	DATA_OK = 16,
-	DATA_RESULT = 17, /* the part's result; without payload where this node needs none */
+	DATA_RESULT = 17, /* the part's result, the fields of a part as in PUSH; no payload where the node needs none */
 	DATA_ERROR = 18,  /* header.status is a positive errno, payload a text of at most ERROR_TEXT_MAX bytes */
 	/* Notices. */
 	DATA_FAIL_ROUND = 32, /* agent to server: round of key cannot complete here; status and text say why */
@@ -100,6 +100,8 @@ static_assert(sizeof(struct data_hello) == 152, "data_hello is wire format");
 /* Host order to wire order and back; in place; no-ops on little-endian machines. */
 void data_header_encode(struct data_header *header);
 void data_header_decode(struct data_header *header);
+void data_hello_encode(struct data_hello *hello);
+void data_hello_decode(struct data_hello *hello);
 
 /*
  * Checks a decoded header from outside: magic, version, op, flags, length limit for its op, enums, part within total.
@@ -107,5 +109,5 @@ void data_header_decode(struct data_header *header);
  */
 int data_header_check(const struct data_header *header, const char **ret_why);
 
-/* Checks a hello from outside: magic and version ranges overlap, name terminated. As above. */
+/* Checks a decoded hello from outside: magic, versions overlap, name terminated and printable. As above. */
 int data_hello_check(struct data_hello *hello, const char **ret_why);

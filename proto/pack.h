@@ -19,5 +19,14 @@
 int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len, ProtobufCMessage **ret_message);
 ProtobufCMessage *unpack_free(ProtobufCMessage *message);
 
+/* For _cleanup_ on a pointer to any unpacked message, of its own type or of ProtobufCMessage. */
+static inline void unpack_freep(void *pp)
+{
+	int saved = errno;
+
+	*(ProtobufCMessage **)pp = unpack_free(*(ProtobufCMessage **)pp);
+	errno = saved;
+}
+
 /* Packs into newly allocated memory (free() it). Returns 0, -EMSGSIZE over max bytes, or -ENOMEM. */
 int pack(const ProtobufCMessage *message, size_t max, void **ret_data, size_t *ret_len);

@@ -1,0 +1,203 @@
+#include "proto/data.h"
+#include <endian.h>
+
+#define SWAP16(field) ((field) = __builtin_bswap16(field))
+#define SWAP32(field) ((field) = __builtin_bswap32(field))
+#define SWAP64(field) ((field) = __builtin_bswap64(field))
+
+/* The same both ways. */
+static void header_swap(struct data_header *header)
+{
+	SWAP32(header->magic);
+	SWAP16(header->flags);
+	SWAP32(header->len);
+	SWAP32(header->cookie);
+	SWAP64(header->job);
+	SWAP64(header->key);
+	SWAP64(header->round);
+	SWAP32(header->epoch);
+	SWAP32(header->node);
+	SWAP32(header->block);
+	SWAP32(header->part);
+	header->status = (int32_t)__builtin_bswap32((uint32_t)header->status);
+	SWAP64(header->offset);
+	SWAP64(header->total);
+	SWAP32(header->part_len);
+	SWAP32(header->root);
+	header->priority = (int32_t)__builtin_bswap32((uint32_t)header->priority);
+	SWAP32(header->checksum);
+}
+
+static void hello_swap(struct data_hello *hello)
+{
+	SWAP32(hello->magic);
+	SWAP16(hello->lane);
+	SWAP64(hello->features);
+	SWAP64(hello->sender);
+}
+
+void data_header_encode(struct data_header *header)
+{
+	if (BYTE_ORDER == BIG_ENDIAN)
+		header_swap(header);
+}
+
+void data_header_decode(struct data_header *header)
+{
+	if (BYTE_ORDER == BIG_ENDIAN)
+		header_swap(header);
+}
+
+void data_hello_encode(struct data_hello *hello)
+{
+	if (BYTE_ORDER == BIG_ENDIAN)
+		hello_swap(hello);
+}
+
+void data_hello_decode(struct data_hello *hello)
+{
+	if (BYTE_ORDER == BIG_ENDIAN)
+		hello_swap(hello);
+}
+
+static bool operation_reduces(unsigned operation)
+{
+	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER;
+}
+
+/* What a contribution must say beyond what a result must: a server plans by it, an agent knows it already. */
+static const char *check_push(const struct data_header *h)
+{
+	size_t size = dtype_size(h->dtype);
+
+	if (!h->key || !h->round)
+		return "a contribution without key or round";
+	if (!h->operation)
+		return "no such operation";
+	if (operation_reduces(h->operation) != (h->reduction != 0))
+		return "the reduction does not fit the operation";
+	if (h->reduction == REDUCTION_AVERAGE && h->dtype == DTYPE_BOOL)
+		return "bool has no average";
+	if (h->operation == OPERATION_BARRIER)
+		return h->total ? "a barrier with data" : NULL;
+	if (!size)
+		return "no such element type";
+	if (h->part_len % size || h->offset % size || h->total % size)
+		return "a part that is not whole elements";
+	return NULL;
+}
+
+/* PUSH and RESULT. */
+static const char *check_part(const struct data_header *h)
+{
+	if (h->dtype > DTYPE_MAX_)
+		return "no such element type";
+	if (h->operation > OPERATION_MAX_)
+		return "no such operation";
+	if (h->reduction > REDUCTION_MAX_)
+		return "no such reduction";
+	if (h->part_len > PART_BYTES_MAX)
+		return "the part is too long";
+	if (h->offset > h->total || h->part_len > h->total - h->offset)
+		return "the part does not lie within its block";
+	if (h->len && h->len != h->part_len)
+		return "the payload is not the part";
+	return h->op == DATA_PUSH ? check_push(h) : NULL;
+}
+
+/* ERROR, FAIL_ROUND and FAIL_JOB. */
+static const char *check_failure(const struct data_header *h)
+{
+	if (h->status <= 0)
+		return "a failure without status";
+	if (h->len > ERROR_TEXT_MAX)
+		return "the text is too long";
+	if (h->op == DATA_FAIL_ROUND && (!h->key || !h->round))
+		return "a failed round without key or round";
+	return NULL;
+}
+
+static const char *check_body(const struct data_header *h)
+{
+	switch (h->op) {
+	case DATA_JOIN:
+	case DATA_ATTACH:
+	case DATA_DECLARE:
+	case DATA_OK:
+		return h->len > DATA_SETUP_MAX ? "the set-up message is too long" : NULL;
+	case DATA_PUSH:
+	case DATA_RESULT:
+		return check_part(h);
+	case DATA_ERROR:
+	case DATA_FAIL_ROUND:
+	case DATA_FAIL_JOB:
+		return check_failure(h);
+	case DATA_LEAVE:
+	case DATA_PING:
+	case DATA_PONG:
+		return h->len ? "a payload where none belongs" : NULL;
+	default:
+		return "no such message";
+	}
+}
+
+static const char *check_header(const struct data_header *h)
+{
+	if (h->magic != DATA_MAGIC)
+		return "not a data header";
+	if (h->version < DATA_VERSION_MIN || h->version > DATA_VERSION)
+		return "a version that is not spoken here";
+	if (h->flags || h->pad || h->checksum)
+		return "a flag of a later version";
+	if (h->node >= JOB_RANKS_MAX || h->root >= JOB_RANKS_MAX)
+		return "a node or rank over the limit";
+	if (!h->cookie != (h->op >= DATA_FAIL_ROUND))
+		return "a call without a cookie, or a notice with one";
+	return check_body(h);
+}
+
+int data_header_check(const struct data_header *header, const char **ret_why)
+{
+	const char *why = check_header(header);
+
+	if (!why)
+		return 0;
+	*ret_why = why;
+	return -EPROTO;
+}
+
+/* Names go into messages and logs as they are. */
+static bool name_valid(const char *name, size_t size)
+{
+	size_t len = strnlen(name, size);
+
+	if (!len || len == size)
+		return false;
+	for (size_t i = 0; i < len; i++)
+		if (name[i] <= ' ' || name[i] > '~')
+			return false;
+	return true;
+}
+
+static const char *check_hello(const struct data_hello *hello)
+{
+	if (hello->magic != DATA_MAGIC)
+		return "not a bps data connection";
+	if (hello->version_min > hello->version)
+		return "its versions are in disorder";
+	if (hello->version < DATA_VERSION_MIN || hello->version_min > DATA_VERSION)
+		return "no common version";
+	if (!name_valid(hello->name, sizeof(hello->name)))
+		return "its name is empty, unterminated or unprintable";
+	return NULL;
+}
+
+int data_hello_check(struct data_hello *hello, const char **ret_why)
+{
+	const char *why = check_hello(hello);
+
+	if (!why)
+		return 0;
+	*ret_why = why;
+	return -EPROTO;
+}

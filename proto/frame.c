@@ -1,0 +1,103 @@
+#include "proto/frame.h"
+#include <sys/socket.h>
+
+/* One descriptor more than allowed fits, so that an excess is seen as such and not only as truncation. */
+#define FRAME_FDS_ROOM (FRAME_FDS + 1)
+
+union frame_control {
+	char bytes[CMSG_SPACE(FRAME_FDS_ROOM * sizeof(int))];
+	struct cmsghdr align;
+};
+
+int frame_send(int socket, const void *data, size_t len, const int *fds, size_t n_fds)
+{
+	union frame_control control = { 0 };
+	struct iovec iov = { .iov_base = (void *)data, .iov_len = len };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+
+	/* The receiver could not tell an empty packet from the end. */
+	if (!len || n_fds > FRAME_FDS)
+		return -EINVAL;
+	if (len > FRAME_MAX)
+		return -EMSGSIZE;
+	if (n_fds) {
+		struct cmsghdr *cmsg;
+
+		msg.msg_control = control.bytes;
+		msg.msg_controllen = CMSG_SPACE(n_fds * sizeof(int));
+		cmsg = CMSG_FIRSTHDR(&msg);
+		cmsg->cmsg_level = SOL_SOCKET;
+		cmsg->cmsg_type = SCM_RIGHTS;
+		cmsg->cmsg_len = CMSG_LEN(n_fds * sizeof(int));
+		memcpy(CMSG_DATA(cmsg), fds, n_fds * sizeof(int));
+	}
+
+	for (;;) {
+		if (sendmsg(socket, &msg, MSG_NOSIGNAL) >= 0)
+			return 0; /* packets are sent whole or not at all */
+		if (errno == EINTR)
+			continue;
+		if (errno == EAGAIN || errno == EWOULDBLOCK)
+			return FRAME_E_AGAIN;
+		if (errno == EPIPE || errno == ECONNRESET)
+			return FRAME_E_EOF;
+		return -errno;
+	}
+}
+
+/* Takes all descriptors out of a received message, so that none can leak whatever the sender did. */
+static size_t collect_fds(struct msghdr *msg, int fds[FRAME_FDS_ROOM])
+{
+	size_t n_fds = 0;
+
+	for (struct cmsghdr *c = CMSG_FIRSTHDR(msg); c; c = CMSG_NXTHDR(msg, c)) {
+		size_t n = (c->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+
+		if (c->cmsg_level != SOL_SOCKET || c->cmsg_type != SCM_RIGHTS)
+			continue;
+		for (size_t i = 0; i < n; i++) {
+			int fd;
+
+			memcpy(&fd, CMSG_DATA(c) + i * sizeof(int), sizeof(int));
+			if (n_fds < FRAME_FDS_ROOM)
+				fds[n_fds++] = fd;
+			else
+				(void)fd_close(fd);
+		}
+	}
+	return n_fds;
+}
+
+int frame_receive(int socket, void *data, size_t *ret_len, int fds[FRAME_FDS], size_t *ret_n_fds)
+{
+	union frame_control control;
+	struct iovec iov = { .iov_base = data, .iov_len = FRAME_MAX };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+	int got[FRAME_FDS_ROOM];
+	size_t n_got;
+	ssize_t len;
+
+	do {
+		msg.msg_control = control.bytes;
+		msg.msg_controllen = sizeof(control.bytes);
+		len = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
+	} while (len < 0 && errno == EINTR);
+	if (len < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+		return FRAME_E_AGAIN;
+	if (len < 0 && errno == ECONNRESET)
+		return FRAME_E_EOF;
+	if (len < 0)
+		return -errno;
+
+	n_got = collect_fds(&msg, got);
+	if (len == 0 || n_got > FRAME_FDS || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
+		for (size_t i = 0; i < n_got; i++)
+			(void)fd_close(got[i]);
+		return len == 0 && !n_got ? FRAME_E_EOF : -EPROTO;
+	}
+
+	memcpy(fds, got, n_got * sizeof(int));
+	*ret_len = (size_t)len;
+	*ret_n_fds = n_got;
+	return 0;
+}

@@ -1,0 +1,142 @@
+#include "proto/pack.h"
+
+#define ARENA_ALIGN 16
+
+struct chunk {
+	struct chunk *next;
+	uint64_t pad; /* keeps what follows aligned */
+};
+static_assert(sizeof(struct chunk) % ARENA_ALIGN == 0, "chunks start aligned");
+
+/*
+ * Lies at the start of its first chunk, right before the message itself: that is what protobuf-c allocates first, and
+ * it lets unpack_free() find the arena with nothing but the message. Nothing is freed before the whole is; what
+ * protobuf-c allocates for itself while it parses counts towards the limit too.
+ */
+struct arena {
+	struct chunk *chunks; /* all but the first */
+	char *at;
+	size_t left;  /* bytes at `at` */
+	size_t limit; /* bytes that may still be taken */
+	size_t grow;  /* bytes of the next chunk */
+	bool out_of_memory;
+} __attribute__((__aligned__(ARENA_ALIGN)));
+
+static void *arena_alloc(void *data, size_t size)
+{
+	struct arena *arena = data;
+	char *p;
+
+	if (size > arena->limit)
+		return NULL;
+	size = align_up(size, ARENA_ALIGN);
+	if (size > arena->left) {
+		size_t chunk_len = MAX(size, arena->grow);
+		struct chunk *chunk = malloc(sizeof(*chunk) + chunk_len);
+
+		if (!chunk) {
+			arena->out_of_memory = true;
+			return NULL;
+		}
+		chunk->next = arena->chunks;
+		arena->chunks = chunk;
+		arena->at = (char *)(chunk + 1);
+		arena->left = chunk_len;
+		arena->grow *= 2;
+	}
+
+	p = arena->at;
+	arena->at += size;
+	arena->left -= size;
+	arena->limit -= MIN(size, arena->limit);
+	return p;
+}
+
+static void arena_release(void *data, void *p)
+{
+	(void)data;
+	(void)p;
+}
+
+static struct arena *arena_free(struct arena *arena)
+{
+	struct chunk *next;
+
+	if (!arena)
+		return NULL;
+	for (struct chunk *chunk = arena->chunks; chunk; chunk = next) {
+		next = chunk->next;
+		free(chunk);
+	}
+	free(arena);
+	return NULL;
+}
+DEFINE_CLEANUP(struct arena *, arena_free)
+
+static int arena_new(size_t first, size_t limit, struct arena **ret_arena)
+{
+	struct arena *arena;
+
+	first = align_up(first, ARENA_ALIGN);
+	arena = malloc(sizeof(*arena) + first);
+	if (!arena)
+		return -ENOMEM;
+	*arena = (struct arena){
+		.at = (char *)(arena + 1),
+		.left = first,
+		.limit = limit,
+		.grow = first,
+	};
+	*ret_arena = arena;
+	return 0;
+}
+
+int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len,
+	   ProtobufCMessage **ret_message)
+{
+	_cleanup_(arena_freep) struct arena *arena = NULL;
+	ProtobufCAllocator allocator = { .alloc = arena_alloc, .free = arena_release };
+	ProtobufCMessage *message;
+	size_t limit;
+	int r;
+
+	if (MUL_OVERFLOW(len, (size_t)PACK_ARENA_FACTOR, &limit) ||
+	    ADD_OVERFLOW(limit, (size_t)PACK_ARENA_FLOOR, &limit))
+		return -EPROTO;
+	/* Most messages then need this one malloc; those with many small fields a few more. */
+	r = arena_new(descriptor->sizeof_message + 2 * len + 256, limit, &arena);
+	if (r)
+		return r;
+
+	allocator.allocator_data = arena;
+	message = protobuf_c_message_unpack(descriptor, &allocator, len, data);
+	if (!message)
+		return arena->out_of_memory ? -ENOMEM : -EPROTO;
+
+	assert((void *)message == (void *)(arena + 1));
+	(void)TAKE_PTR(arena);
+	*ret_message = message;
+	return 0;
+}
+
+ProtobufCMessage *unpack_free(ProtobufCMessage *message)
+{
+	if (message)
+		(void)arena_free((struct arena *)message - 1);
+	return NULL;
+}
+
+int pack(const ProtobufCMessage *message, size_t max, void **ret_data, size_t *ret_len)
+{
+	size_t len = protobuf_c_message_get_packed_size(message);
+	void *data;
+
+	if (len > max)
+		return -EMSGSIZE;
+	data = malloc(MAX(len, (size_t)1));
+	if (!data)
+		return -ENOMEM;
+	*ret_len = protobuf_c_message_pack(message, data);
+	*ret_data = data;
+	return 0;
+}
