@@ -13,15 +13,15 @@
 int error_trace_at(int r, const char *file, int line, const char *function);
 
 #define error_origin(r) error_trace_at((r), __FILE__, __LINE__, __func__)
-#define error_trace(r)                                                                             \
-	({                                                                                         \
-		int error_r_ = (r);                                                                \
-		unlikely(error_r_) ? error_trace_at(error_r_, __FILE__, __LINE__, __func__) : 0;    \
+#define error_trace(r)                                                                           \
+	({                                                                                       \
+		int error_r_ = (r);                                                              \
+		unlikely(error_r_) ? error_trace_at(error_r_, __FILE__, __LINE__, __func__) : 0; \
 	})
-#define error_fold(r)                                                                              \
-	({                                                                                         \
-		int error_f_ = (r);                                                                \
-		unlikely(error_f_ > 0) ? error_origin(-ENOTRECOVERABLE) : error_trace(error_f_);    \
+#define error_fold(r)                                                                            \
+	({                                                                                       \
+		int error_f_ = (r);                                                              \
+		unlikely(error_f_ > 0) ? error_origin(-ENOTRECOVERABLE) : error_trace(error_f_); \
 	})
 
 /* An error with words for whoever caused it: status is a negative errno, or 0 while text is empty. */

@@ -26,8 +26,8 @@ void log_line(int level, const char *format, ...) _printf_(2, 3);
 #define log_warning(...) log_line(LOG_LEVEL_WARNING, __VA_ARGS__)
 #define log_notice(...)	 log_line(LOG_LEVEL_NOTICE, __VA_ARGS__)
 #define log_info(...)	 log_line(LOG_LEVEL_INFO, __VA_ARGS__)
-#define log_debug(...)                                                                             \
-	do {                                                                                       \
-		if (unlikely(log_get_level() >= LOG_LEVEL_DEBUG))                                  \
-			log_line(LOG_LEVEL_DEBUG, __VA_ARGS__);                                    \
+#define log_debug(...)                                            \
+	do {                                                      \
+		if (unlikely(log_get_level() >= LOG_LEVEL_DEBUG)) \
+			log_line(LOG_LEVEL_DEBUG, __VA_ARGS__);   \
 	} while (0)

@@ -9,7 +9,7 @@
 #include <stdatomic.h>
 
 struct metric {
-	const char *name;  /* "bps_bytes_sent_total" */
+	const char *name; /* "bps_bytes_sent_total" */
 	const char *help;
 	bool is_gauge;
 	_Atomic uint64_t value;
