@@ -15,7 +15,7 @@ struct block_cache;
 struct block {
 	_Atomic uint32_t refs;
 	uint32_t class_index;
-	size_t len;	 /* bytes in use, set by block_new() */
+	size_t len; /* bytes in use, set by block_new() */
 	void *data;
 	struct block_cache *cache;
 	struct quota *quota; /* charged with len until the last unref; NULL: nobody */

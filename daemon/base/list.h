@@ -7,7 +7,10 @@ struct list {
 	struct list *next, *prev;
 };
 
-#define LIST_INIT(name) { .next = &(name), .prev = &(name) }
+#define LIST_INIT(name)                          \
+	{                                        \
+		.next = &(name), .prev = &(name) \
+	}
 
 static inline void list_init(struct list *l)
 {
@@ -54,19 +57,19 @@ static inline void list_remove(struct list *node)
 }
 
 /* First or last entry, or NULL. */
-#define list_first(head, type, member)                                                             \
+#define list_first(head, type, member) \
 	(list_empty(head) ? NULL : container_of((head)->next, type, member))
-#define list_last(head, type, member)                                                              \
+#define list_last(head, type, member) \
 	(list_empty(head) ? NULL : container_of((head)->prev, type, member))
 
-#define list_for_each(entry, head, member)                                                         \
-	for (entry = container_of((head)->next, __typeof__(*entry), member);                       \
-	     &entry->member != (head);                                                             \
+#define list_for_each(entry, head, member)                                   \
+	for (entry = container_of((head)->next, __typeof__(*entry), member); \
+	     &entry->member != (head);                                       \
 	     entry = container_of(entry->member.next, __typeof__(*entry), member))
 
 /* The body may remove entry (and only entry). */
-#define list_for_each_safe(entry, tmp, head, member)                                               \
-	for (entry = container_of((head)->next, __typeof__(*entry), member),                       \
-	    tmp = container_of(entry->member.next, __typeof__(*entry), member);                    \
-	     &entry->member != (head);                                                             \
+#define list_for_each_safe(entry, tmp, head, member)                            \
+	for (entry = container_of((head)->next, __typeof__(*entry), member),    \
+	    tmp = container_of(entry->member.next, __typeof__(*entry), member); \
+	     &entry->member != (head);                                          \
 	     entry = tmp, tmp = container_of(tmp->member.next, __typeof__(*tmp), member))

@@ -18,7 +18,10 @@ struct map {
 	size_t n_entries;
 };
 
-#define MAP_INIT { 0 }
+#define MAP_INIT  \
+	{         \
+		0 \
+	}
 
 uint64_t map_hash(const void *data, size_t len);
 static inline uint64_t map_hash_string(const char *s)
