@@ -2,7 +2,8 @@
  * The event loop of a thread: descriptors (epoll), timers, mail from other threads, and nothing else. It sleeps until
  * one of them has work and makes no wake-up of its own. All calls but loop_post() and loop_stop() belong to the thread
  * that runs the loop, or to the creator before it runs. Callbacks never block, do one unit of work and return; they may
- * remove or free any source or timer, their own too.
+ * remove or free any source or timer, their own too. A turn runs the mail, then the timers, then the descriptors that
+were ready at its start.
  */
 #pragma once
 
@@ -13,7 +14,7 @@
 struct loop;
 
 int loop_new(struct loop **ret_loop);
-/* No source or timer may be left; mail still queued is dropped without being run. */
+/* No source or timer may be left, no other thread in loop_post(); mail still queued is dropped without being run. */
 struct loop *loop_free(struct loop *loop);
 DEFINE_CLEANUP(struct loop *, loop_free)
 
@@ -21,9 +22,12 @@ DEFINE_CLEANUP(struct loop *, loop_free)
 int loop_run(struct loop *loop);
 /* One turn: waits at most timeout_ms (-1: for ever; 0: not at all), then runs what is ready. For tests. */
 int loop_turn(struct loop *loop, int timeout_ms);
-/* Makes loop_run() return after the current callback. Any thread. */
+/*
+ * Makes loop_run() return after the current callback, or at once when it comes first. What was ready stays for the next
+ * run. Any thread.
+ */
 void loop_stop(struct loop *loop);
-/* Number of times the loop has woken, for tests of idleness. */
+/* Number of times epoll has returned, for tests of idleness. Any thread. */
 uint64_t loop_wakeups(const struct loop *loop);
 
 /* A descriptor. Embedded in its user; the descriptor stays the user's and must be removed before it is closed. */
@@ -31,7 +35,7 @@ struct loop_source {
 	int fd;
 	uint32_t events;
 	void (*ready)(struct loop_source *source, uint32_t events); /* EPOLLIN | EPOLLOUT | ... */
-	struct loop *loop; /* set while added */
+	struct loop *loop;					    /* set while added */
 };
 
 /* events as in epoll_ctl(2), EPOLLET included. source->fd and ->ready must be set. Returns 0 or -errno. */
@@ -64,3 +68,5 @@ struct mail {
 };
 
 void loop_post(struct loop *loop, struct mail *mail);
+/* Takes back mail that has not run, if there is such. Its poster must have returned from loop_post(). Loop's thread. */
+void loop_unpost(struct loop *loop, struct mail *mail);

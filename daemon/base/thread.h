@@ -5,8 +5,12 @@
 
 struct loop_thread;
 
+/* The name, of which the kernel keeps 15 characters, is copied. Returns 0, -ENOMEM or -EAGAIN. */
 int loop_thread_start(const char *name, struct loop_thread **ret_thread);
 struct loop *loop_thread_loop(struct loop_thread *thread);
-/* Stops the loop, waits for the thread, frees both. Returns NULL; takes NULL. */
+/*
+ * Stops the loop, waits for the thread, frees both. Mail posted before by the caller still runs, so it is the place to
+ * remove the sources and timers, none of which may be left. Not from the thread itself. Returns NULL; takes NULL.
+ */
 struct loop_thread *loop_thread_stop(struct loop_thread *thread);
 DEFINE_CLEANUP(struct loop_thread *, loop_thread_stop)

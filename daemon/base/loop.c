@@ -1,0 +1,421 @@
+#include "base/loop.h"
+
+#include "base/clock.h"
+#include "base/error.h"
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+
+#define LOOP_EVENTS 64 /* fetched by one epoll_wait(); more wait for the next, nothing is lost */
+
+struct loop {
+	/* Any thread. */
+	_Atomic(struct mail *) inbox; /* posted, last first */
+	/*
+	 * Whether a poster must write the eventfd. The loop sets it, looks at the inbox once more and then waits; a
+	 * poster fills the inbox and then looks here. Both in the one order of seq_cst: one of them sees the other.
+	 */
+	_Atomic bool sleeping;
+	_Atomic bool stopping;
+	_Atomic uint64_t wakeups;
+
+	/* The loop's thread. */
+	int epoll_fd _cache_aligned_;
+	int event_fd;
+	size_t n_sources;
+	struct mail *mail;	    /* taken out of the inbox, first first */
+	struct loop_timer **timers; /* binary heap, the soonest on top */
+	size_t n_timers;
+	size_t timers_capacity;
+	int n_events;
+	int next_event; /* events[next_event .. n_events) are still to be dispatched */
+	struct epoll_event events[LOOP_EVENTS];
+};
+
+int loop_new(struct loop **ret_loop)
+{
+	struct epoll_event event = { .events = EPOLLIN | EPOLLET };
+	_cleanup_(loop_freep) struct loop *loop = aligned_alloc(CACHE_LINE, sizeof(*loop));
+
+	if (!loop)
+		return error_origin(-ENOMEM);
+	memset(loop, 0, sizeof(*loop));
+	loop->event_fd = -1;
+
+	loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
+	if (loop->epoll_fd < 0)
+		return error_origin(-errno);
+	loop->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (loop->event_fd < 0)
+		return error_origin(-errno);
+	/* Edge-triggered: each write wakes once, and nobody ever needs to read the counter back to zero. */
+	if (epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->event_fd, &event) < 0)
+		return error_origin(-errno);
+
+	*ret_loop = TAKE_PTR(loop);
+	return 0;
+}
+
+struct loop *loop_free(struct loop *loop)
+{
+	if (!loop)
+		return NULL;
+	assert(loop->n_sources == 0);
+	assert(loop->n_timers == 0);
+
+	loop->event_fd = fd_close(loop->event_fd);
+	loop->epoll_fd = fd_close(loop->epoll_fd);
+	free(loop->timers);
+	free(loop);
+	return NULL;
+}
+
+uint64_t loop_wakeups(const struct loop *loop)
+{
+	return atomic_load_explicit(&loop->wakeups, memory_order_relaxed);
+}
+
+/* Called after what the loop shall see has been stored with seq_cst. */
+static void loop_wake(struct loop *loop)
+{
+	uint64_t one = 1;
+
+	if (!atomic_load(&loop->sleeping) || !atomic_exchange(&loop->sleeping, false))
+		return;
+	/* Fails only once 2^64 - 2 wake-ups have been counted. */
+	while (write(loop->event_fd, &one, sizeof(one)) < 0 && errno == EINTR)
+		;
+}
+
+void loop_stop(struct loop *loop)
+{
+	atomic_store(&loop->stopping, true);
+	loop_wake(loop);
+}
+
+/* Sources */
+
+int loop_add(struct loop *loop, struct loop_source *source, uint32_t events)
+{
+	struct epoll_event event = { .events = events, .data.ptr = source };
+
+	assert(!source->loop && source->ready);
+
+	if (epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, source->fd, &event) < 0)
+		return error_origin(-errno);
+	source->events = events;
+	source->loop = loop;
+	loop->n_sources++;
+	return 0;
+}
+
+int loop_modify(struct loop_source *source, uint32_t events)
+{
+	struct epoll_event event = { .events = events, .data.ptr = source };
+
+	assert(source->loop);
+
+	if (epoll_ctl(source->loop->epoll_fd, EPOLL_CTL_MOD, source->fd, &event) < 0)
+		return error_origin(-errno);
+	source->events = events;
+	return 0;
+}
+
+void loop_remove(struct loop_source *source)
+{
+	struct loop *loop = source->loop;
+
+	if (!loop)
+		return;
+	/*
+	 * Always, although close() often does it too: it does not while a copy of the descriptor lives on in another
+	 * process, and then epoll goes on reporting a source that is gone.
+	 */
+	(void)epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
+	for (int i = loop->next_event; i < loop->n_events; i++)
+		if (loop->events[i].data.ptr == source)
+			loop->events[i].data.ptr = NULL;
+	source->loop = NULL;
+	loop->n_sources--;
+}
+
+/* Timers */
+
+static void loop_heap_put(struct loop *loop, size_t index, struct loop_timer *timer)
+{
+	loop->timers[index] = timer;
+	timer->heap_index = index;
+}
+
+static void loop_heap_up(struct loop *loop, struct loop_timer *timer)
+{
+	size_t index = timer->heap_index;
+
+	while (index > 0) {
+		size_t parent = (index - 1) / 2;
+
+		if (loop->timers[parent]->at_ns <= timer->at_ns)
+			break;
+		loop_heap_put(loop, index, loop->timers[parent]);
+		index = parent;
+	}
+	loop_heap_put(loop, index, timer);
+}
+
+static void loop_heap_down(struct loop *loop, struct loop_timer *timer)
+{
+	size_t index = timer->heap_index;
+
+	for (;;) {
+		size_t child = 2 * index + 1;
+
+		if (child + 1 < loop->n_timers &&
+		    loop->timers[child + 1]->at_ns < loop->timers[child]->at_ns)
+			child++;
+		if (child >= loop->n_timers || loop->timers[child]->at_ns >= timer->at_ns)
+			break;
+		loop_heap_put(loop, index, loop->timers[child]);
+		index = child;
+	}
+	loop_heap_put(loop, index, timer);
+}
+
+static int loop_heap_reserve(struct loop *loop)
+{
+	size_t capacity = loop->timers_capacity ? 2 * loop->timers_capacity : 16;
+	struct loop_timer **timers;
+
+	if (loop->n_timers < loop->timers_capacity)
+		return 0;
+	timers = reallocarray(loop->timers, capacity, sizeof(*timers));
+	if (!timers)
+		return error_origin(-ENOMEM);
+	loop->timers = timers;
+	loop->timers_capacity = capacity;
+	return 0;
+}
+
+int loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns)
+{
+	int r;
+
+	assert(timer->expired);
+	assert(!timer->loop || timer->loop == loop);
+
+	if (!timer->loop) {
+		r = loop_heap_reserve(loop);
+		if (r)
+			return error_trace(r);
+		timer->loop = loop;
+		timer->at_ns = at_ns;
+		timer->heap_index = loop->n_timers++;
+		loop_heap_up(loop, timer);
+		return 0;
+	}
+	timer->at_ns = at_ns;
+	loop_heap_up(loop, timer);
+	loop_heap_down(loop, timer);
+	return 0;
+}
+
+void loop_timer_cancel(struct loop_timer *timer)
+{
+	struct loop *loop = timer->loop;
+	struct loop_timer *last;
+
+	if (!loop)
+		return;
+	timer->loop = NULL;
+	last = loop->timers[--loop->n_timers];
+	if (last == timer)
+		return;
+	loop_heap_put(loop, timer->heap_index, last);
+	loop_heap_up(loop, last);
+	loop_heap_down(loop, last);
+}
+
+/* Mail */
+
+void loop_post(struct loop *loop, struct mail *mail)
+{
+	struct mail *head = atomic_load_explicit(&loop->inbox, memory_order_relaxed);
+
+	assert(mail->run);
+
+	do {
+		mail->next = head;
+	} while (!atomic_compare_exchange_weak(&loop->inbox, &head, mail));
+	loop_wake(loop);
+}
+
+/* Appends the inbox to the mail taken before, turning it round: the first posted runs first. */
+static void loop_take_mail(struct loop *loop)
+{
+	struct mail *posted = NULL, *taken = NULL, **end = &loop->mail;
+
+	if (atomic_load_explicit(&loop->inbox, memory_order_relaxed))
+		posted = atomic_exchange(&loop->inbox, NULL);
+	while (posted) {
+		struct mail *next = posted->next;
+
+		posted->next = taken;
+		taken = posted;
+		posted = next;
+	}
+	while (*end)
+		end = &(*end)->next;
+	*end = taken;
+}
+
+void loop_unpost(struct loop *loop, struct mail *mail)
+{
+	struct mail **link = &loop->mail;
+
+	loop_take_mail(loop);
+	while (*link && *link != mail)
+		link = &(*link)->next;
+	if (*link)
+		*link = mail->next;
+}
+
+/* Turns */
+
+static bool loop_stopping(struct loop *loop)
+{
+	return unlikely(atomic_load_explicit(&loop->stopping, memory_order_relaxed));
+}
+
+/* Runs the mail that was there at the start; what is posted meanwhile waits for its turn behind the descriptors. */
+static void loop_run_mail(struct loop *loop)
+{
+	struct mail *last = loop->mail, *mail;
+
+	if (!last)
+		return;
+	while (last->next)
+		last = last->next;
+	do {
+		mail = loop->mail;
+		loop->mail = mail->next;
+		mail->run(mail);
+	} while (mail != last && loop->mail && !loop_stopping(loop));
+}
+
+/* At most as many as there are at the start: one that sets itself to the past again does not keep the loop. */
+static void loop_run_timers(struct loop *loop)
+{
+	uint64_t now_ns;
+
+	if (!loop->n_timers)
+		return;
+	now_ns = clock_now_ns();
+	for (size_t n = loop->n_timers; n > 0 && loop->n_timers > 0; n--) {
+		struct loop_timer *timer = loop->timers[0];
+
+		if (timer->at_ns > now_ns || loop_stopping(loop))
+			return;
+		loop_timer_cancel(timer);
+		timer->expired(timer);
+	}
+}
+
+/* Events that loop_stop() leaves behind stay for the next turn: an edge would not be reported a second time. */
+static void loop_run_events(struct loop *loop)
+{
+	while (loop->next_event < loop->n_events && !loop_stopping(loop)) {
+		struct epoll_event *event = &loop->events[loop->next_event++];
+		struct loop_source *source = event->data.ptr;
+		uint32_t events;
+
+		if (!source) /* the eventfd, or removed */
+			continue;
+		events = event->events & (source->events | EPOLLERR | EPOLLHUP);
+		if (events)
+			source->ready(source, events);
+	}
+}
+
+/* How long the next wait may last, with timeout_ms as the most; -1 for ever. */
+static int64_t loop_wait_limit_ns(const struct loop *loop, int timeout_ms)
+{
+	int64_t limit_ns = timeout_ms < 0 ? -1 : (int64_t)timeout_ms * (int64_t)NSEC_PER_MSEC;
+	uint64_t at_ns, now_ns, left_ns;
+
+	if (loop->mail || loop->next_event < loop->n_events || timeout_ms == 0)
+		return 0;
+	if (!loop->n_timers || loop->timers[0]->at_ns == CLOCK_NEVER)
+		return limit_ns;
+
+	at_ns = loop->timers[0]->at_ns;
+	now_ns = clock_now_ns();
+	left_ns = at_ns > now_ns ? MIN(at_ns - now_ns, (uint64_t)INT64_MAX) : 0;
+	return limit_ns < 0 ? (int64_t)left_ns : MIN(limit_ns, (int64_t)left_ns);
+}
+
+static int loop_epoll(struct loop *loop, int64_t limit_ns)
+{
+	struct timespec limit = {
+		.tv_sec = (time_t)(limit_ns / (int64_t)NSEC_PER_SEC),
+		.tv_nsec = (long)(limit_ns % (int64_t)NSEC_PER_SEC),
+	};
+	int64_t limit_ms = limit_ns / (int64_t)NSEC_PER_MSEC + 1;
+	int n;
+
+	if (limit_ns <= 0)
+		return epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS, (int)limit_ns);
+	n = epoll_pwait2(loop->epoll_fd, loop->events, LOOP_EVENTS, &limit, NULL);
+	if (n < 0 && (errno == ENOSYS ||
+		      errno == EPERM)) /* Linux < 5.11, or a sandbox that is older than it */
+		n = epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS,
+			       (int)MIN(limit_ms, (int64_t)INT_MAX));
+	return n;
+}
+
+static int loop_wait(struct loop *loop, int timeout_ms)
+{
+	int64_t limit_ns = loop_wait_limit_ns(loop, timeout_ms);
+	int n;
+
+	if (limit_ns != 0) {
+		atomic_store(&loop->sleeping, true);
+		if (atomic_load(&loop->inbox) || atomic_load(&loop->stopping))
+			limit_ns = 0;
+	}
+	/* Events kept from a turn that was stopped come first; fetching more would overwrite them. */
+	if (loop->next_event < loop->n_events)
+		return 0;
+
+	n = loop_epoll(loop, limit_ns);
+	atomic_store(&loop->sleeping, false);
+	(void)atomic_fetch_add_explicit(&loop->wakeups, 1, memory_order_relaxed);
+	loop->next_event = 0;
+	loop->n_events = MAX(n, 0);
+	if (n < 0 && errno != EINTR)
+		return error_origin(-errno);
+	return 0;
+}
+
+int loop_turn(struct loop *loop, int timeout_ms)
+{
+	int r;
+
+	r = loop_wait(loop, timeout_ms);
+	if (r)
+		return error_trace(r);
+	loop_take_mail(loop);
+	loop_run_mail(loop);
+	loop_run_timers(loop);
+	loop_run_events(loop);
+	return 0;
+}
+
+int loop_run(struct loop *loop)
+{
+	int r;
+
+	while (!atomic_exchange(&loop->stopping, false)) {
+		r = loop_turn(loop, -1);
+		if (r)
+			return error_trace(r);
+	}
+	return 0;
+}
