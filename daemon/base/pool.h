@@ -1,7 +1,7 @@
 /*
  * The summation threads: a pool that runs tasks, most urgent first. Tasks are posted from one thread, the one that
  * runs the home loop, and their done() comes back there. The heap of waiting tasks belongs to the home thread; each
- * worker is given at most two at a time, so an urgent task overtakes all but those. No locks.
+ * worker is given at most two at a time, so an urgent task overtakes all but those. No locks. Idle workers sleep.
  */
 #pragma once
 
@@ -11,18 +11,25 @@ struct pool;
 
 struct task {
 	/* Set by the poster. */
-	void (*run)(struct task *task);	 /* on a worker thread, or inside pool_post() when the pool has none */
+	void (*run)(
+		struct
+		task *task); /* on a worker thread, or inside pool_post() when the pool has none */
 	void (*done)(struct task *task); /* on the home loop, exactly once */
 	int32_t priority;		 /* larger first; equal: first posted first */
 	/* The pool's. */
+	struct pool *pool;
 	uint64_t sequence;
 	size_t worker;
-	struct mail mail;
+	struct list link; /* tasks that a worker has or had, until done() */
+	struct mail mail; /* to the worker's loop, then to the home loop */
 };
 
 /* n_threads 0: tasks run inside pool_post(), done() is still called from the loop (never from inside pool_post). */
 int pool_new(struct loop *home, unsigned n_threads, struct pool **ret_pool);
-/* Waits for running tasks; tasks not yet run are dropped. Call after everything that posts has stopped. */
+/*
+ * Waits for running tasks; tasks not yet run are dropped, and so is every done() still on its way: afterwards all tasks
+ * are the caller's again. On the home thread, after everything that posts has stopped.
+ */
 struct pool *pool_free(struct pool *pool);
 DEFINE_CLEANUP(struct pool *, pool_free)
 
