@@ -7,6 +7,7 @@
  *	PROGRAM --list		prints the names
  *
  * TEST_SKIP("reason") ends a test as skipped. BPS_TEST_TIMEOUT_S changes the limit (default 60; sanitizer builds x 5).
+ * What a test leaves running in its process group is killed, and then the test has failed.
  */
 #pragma once
 
@@ -24,10 +25,17 @@ struct test {
 void test_register(struct test *test);
 _Noreturn void test_fail(const char *file, int line, const char *format, ...) _printf_(3, 4);
 _Noreturn void test_skip(const char *format, ...) _printf_(1, 2);
+/*
+ * A directory for the running test, made at the first call and removed with all that is in it when the test is over,
+ * however it ends. Its path is short enough for names of sockets below it.
+ */
+const char *test_dir(void);
+/* A limit of so many seconds, longer in builds with a sanitizer. */
+unsigned test_scale_s(unsigned seconds);
 
 #define TEST_TIMEOUT(test_name, seconds)                                                           \
 	static void test_run_##test_name(void);                                                    \
-	static struct test test_##test_name = { #test_name, test_run_##test_name, seconds, NULL };  \
+	static struct test test_##test_name = { #test_name, test_run_##test_name, seconds, NULL }; \
 	__attribute__((constructor)) static void test_ctor_##test_name(void)                       \
 	{                                                                                          \
 		test_register(&test_##test_name);                                                  \
@@ -36,31 +44,31 @@ _Noreturn void test_skip(const char *format, ...) _printf_(1, 2);
 #define TEST(test_name) TEST_TIMEOUT(test_name, 0)
 #define TEST_SKIP(...)	test_skip(__VA_ARGS__)
 
-#define ASSERT_TRUE(x)                                                                             \
-	do {                                                                                       \
-		if (!(x))                                                                          \
-			test_fail(__FILE__, __LINE__, "%s is not true", #x);                       \
+#define ASSERT_TRUE(x)                                                       \
+	do {                                                                 \
+		if (!(x))                                                    \
+			test_fail(__FILE__, __LINE__, "%s is not true", #x); \
 	} while (0)
-#define ASSERT_INT(a, op, b)                                                                       \
-	do {                                                                                       \
-		intmax_t a_ = (intmax_t)(a), b_ = (intmax_t)(b);                                   \
-		if (!(a_ op b_))                                                                   \
-			test_fail(__FILE__, __LINE__, "%s %s %s: %jd and %jd", #a, #op, #b, a_,    \
-				  b_);                                                             \
+#define ASSERT_INT(a, op, b)                                                                    \
+	do {                                                                                    \
+		intmax_t a_ = (intmax_t)(a), b_ = (intmax_t)(b);                                \
+		if (!(a_ op b_))                                                                \
+			test_fail(__FILE__, __LINE__, "%s %s %s: %jd and %jd", #a, #op, #b, a_, \
+				  b_);                                                          \
 	} while (0)
 #define ASSERT_EQ(a, b) ASSERT_INT(a, ==, b)
-#define ASSERT_OK(x)                                                                               \
-	do {                                                                                       \
-		int r_ = (x);                                                                      \
-		if (r_)                                                                            \
-			test_fail(__FILE__, __LINE__, "%s: %d (%s)", #x, r_,                       \
-				  strerror(r_ < 0 ? -r_ : r_));                                    \
+#define ASSERT_OK(x)                                                         \
+	do {                                                                 \
+		int r_ = (x);                                                \
+		if (r_)                                                      \
+			test_fail(__FILE__, __LINE__, "%s: %d (%s)", #x, r_, \
+				  strerror(r_ < 0 ? -r_ : r_));              \
 	} while (0)
-#define ASSERT_STR(a, b)                                                                           \
-	do {                                                                                       \
-		const char *a_ = (a), *b_ = (b);                                                   \
-		if (strcmp(a_, b_))                                                                \
-			test_fail(__FILE__, __LINE__, "%s is \"%s\", not \"%s\"", #a, a_, b_);     \
+#define ASSERT_STR(a, b)                                                                       \
+	do {                                                                                   \
+		const char *a_ = (a), *b_ = (b);                                               \
+		if (strcmp(a_, b_))                                                            \
+			test_fail(__FILE__, __LINE__, "%s is \"%s\", not \"%s\"", #a, a_, b_); \
 	} while (0)
 #define ASSERT_CONTAINS(a, b)                                                                      \
 	do {                                                                                       \
@@ -68,9 +76,9 @@ _Noreturn void test_skip(const char *format, ...) _printf_(1, 2);
 		if (!strstr(a_, b_))                                                               \
 			test_fail(__FILE__, __LINE__, "%s is \"%s\", without \"%s\"", #a, a_, b_); \
 	} while (0)
-#define ASSERT_MEM(a, b, len)                                                                      \
-	do {                                                                                       \
-		if (memcmp((a), (b), (len)))                                                       \
-			test_fail(__FILE__, __LINE__, "%s and %s differ in %zu bytes", #a, #b,     \
-				  (size_t)(len));                                                  \
+#define ASSERT_MEM(a, b, len)                                                                  \
+	do {                                                                                   \
+		if (memcmp((a), (b), (len)))                                                   \
+			test_fail(__FILE__, __LINE__, "%s and %s differ in %zu bytes", #a, #b, \
+				  (size_t)(len));                                              \
 	} while (0)
