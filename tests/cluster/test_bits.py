@@ -1,0 +1,257 @@
+#!/usr/bin/env python3
+"""Promise 1: results are the same bits, whatever arrives when, however it is cut, wherever it is summed."""
+import itertools, os, random, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+try:
+    import numpy as np
+    import reference as ref
+except ImportError:
+    print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
+    sys.exit(77)
+
+LAYOUTS = [(1,), (4,), (2, 2), (1, 1, 1, 1), (2, 2, 2)]
+N = 3001  # elements: odd, several parts of 4 KiB
+SEED = 20261121
+
+
+def inputs(dtype, layout, n=N, salt=0):
+    return [ref.random(dtype, n, (SEED, dtype, rank, len(layout), salt)) for rank in range(sum(layout))]
+
+
+def supported(dtype, reduction):
+    return not (dtype == BOOL and reduction == AVERAGE)
+
+
+def check(what, got, want):
+    if got != want:
+        got, want = np.frombuffer(got, np.uint8), np.frombuffer(want, np.uint8)
+        at = np.flatnonzero(got != want[:len(got)])[:1] if len(got) == len(want) else 'length'
+        raise AssertionError(f'{what}: {len(got)} bytes differ from the reference ({len(want)} bytes) at byte {at}')
+
+
+def push_pull_all(ranks, layout, rng, salt=0, shared=1, inplace=0, base=0):
+    """Every type and reduction, submitted in a random order by each rank. Returns all results."""
+    cases = [(d, r) for d in range(FLOAT64, BOOL + 1) for r in (SUM, AVERAGE, MIN, MAX) if supported(d, r)]
+    data = {d: inputs(d, layout, salt=salt) for d in range(FLOAT64, BOOL + 1)}
+    for rank in ranks:
+        for i, (dtype, reduction) in enumerate(cases):
+            rank.call('tensor', base + i, f't.{base + i}', dtype, N)
+    posts = [(k, i) for k in range(len(ranks)) for i in range(len(cases))]
+    rng.shuffle(posts)
+    for k, i in posts:
+        dtype, reduction = cases[i]
+        ranks[k].submit(base + i, base + i, data[dtype][k].tobytes(), op=PUSH_PULL, red=reduction, out=N, shared=shared,
+                        inplace=inplace, priority=rng.randrange(-5, 5))
+    results = {}
+    for i, (dtype, reduction) in enumerate(cases):
+        want = ref.reduce(dtype, reduction, data[dtype], layout).tobytes()
+        for k, rank in enumerate(ranks):
+            rank.wait(base + i)
+            got = rank.result(base + i)
+            check(f'{ref.NAMES[dtype]} reduction {reduction} layout {layout} rank {k}', got, want)
+            rank.call('free', base + i)
+        results[dtype, reduction] = want
+    return results
+
+
+def test_every_type_and_reduction_in_every_layout():
+    rng = random.Random(SEED)
+    with Cluster(4, 1) as cluster:
+        for layout in LAYOUTS:
+            ranks = cluster.job(layout, part_bytes=4096)
+            push_pull_all(ranks, layout, rng)
+            for rank in ranks:
+                rank.call('close')
+
+
+def test_memory_of_any_kind():
+    rng = random.Random(SEED + 1)
+    with Cluster(2, 1) as cluster:
+        for shared, inplace in itertools.product((0, 1), (0, 1)):
+            for layout in [(2,), (2, 1)]:
+                ranks = cluster.job(layout, part_bytes=4096)
+                push_pull_all(ranks, layout, rng, shared=shared, inplace=inplace)
+                for rank in ranks:
+                    rank.call('close')
+
+
+def test_part_size_does_not_matter():
+    rng = random.Random(SEED + 2)
+    with Cluster(2, 1) as cluster:
+        for part_bytes in (4096, 8192 + 64, 1 << 16, 1 << 20, 64 << 20):
+            ranks = cluster.job((2, 2), part_bytes=part_bytes)
+            push_pull_all(ranks, (2, 2), rng)
+            for rank in ranks:
+                rank.call('close')
+
+
+def test_servers_lanes_and_transport_do_not_matter():
+    rng = random.Random(SEED + 3)
+    for n_spare, colocated, lanes, threads in [(1, False, 1, 0), (2, False, 4, 0), (5, False, 1, 0), (2, True, 4, 2),
+                                               (0, True, 1, 1)]:
+        options = [f'--lanes={lanes}'] + ([f'--data-threads={threads}'] if threads else [])
+        with Cluster(2, n_spare, colocated=colocated, options=options) as cluster:
+            push_pull_all(cluster.job((2, 2), part_bytes=4096), (2, 2), rng)
+
+
+def test_in_process_server_gives_the_same_as_none():
+    """One node: reduced where it is, or by way of a server in the same process, or over TCP."""
+    rng = random.Random(SEED + 4)
+    with Cluster(1) as cluster:
+        alone = push_pull_all(cluster.job((4,)), (4,), rng)
+        inside = push_pull_all(cluster.job((4,), force_distributed=1, part_bytes=4096), (4,), rng)
+    with Cluster(1, 1, colocated=False) as cluster:
+        over_tcp = push_pull_all(cluster.job((4,), force_distributed=1, part_bytes=4096), (4,), rng)
+    assert alone == inside == over_tcp
+
+
+def test_kernels_do_not_matter():
+    rng = random.Random(SEED + 5)
+    for kernel in ('scalar', 'avx2', 'auto'):
+        try:
+            with Cluster(2, options=['--kernel=' + kernel]) as cluster:
+                push_pull_all(cluster.job((2, 1), part_bytes=4096), (2, 1), rng)
+        except AssertionError as error:
+            if 'does not have it' not in str(error):
+                raise
+
+
+def test_many_rounds_of_free_running_ranks():
+    """No barrier between rounds: a late answer of round r must not show data of round r + 1."""
+    layout, rounds, n = (1, 1, 1), 60, 5000
+    with Cluster(3, 1) as cluster:
+        ranks = cluster.job(layout, part_bytes=4096)
+        for rank in ranks:
+            rank.call('tensor', 0, 'x', FLOAT32, n)
+        rng = random.Random(SEED + 6)
+        ahead = [0] * len(ranks)  # rounds that each rank has submitted
+        done = [0] * len(ranks)
+        data = [inputs(FLOAT32, layout, n, salt=r) for r in range(rounds)]
+        while min(done) < rounds:
+            k = rng.choice([k for k in range(len(ranks)) if done[k] < rounds])
+            if ahead[k] < rounds and ahead[k] <= min(ahead) + 3:
+                ranks[k].submit(ahead[k], 0, data[ahead[k]][k].tobytes(), red=SUM, out=n)
+                ahead[k] += 1
+            elif done[k] < min(ahead):
+                r = done[k]
+                ranks[k].wait(r)
+                check(f'round {r} rank {k}', ranks[k].result(r), ref.reduce(FLOAT32, SUM, data[r], layout).tobytes())
+                ranks[k].call('free', r)
+                done[k] += 1
+
+
+def test_broadcast_gather_scatter_all_to_all():
+    rng = random.Random(SEED + 7)
+    with Cluster(3, 1) as cluster:
+        for layout in LAYOUTS[:3] + [(2, 2, 2), (1, 3)]:
+            size = sum(layout)
+            ranks = cluster.job(layout, part_bytes=4096)
+            for dtype in (FLOAT32, BFLOAT16, INT8, FLOAT64, BOOL):
+                collectives(ranks, layout, dtype, rng, base=dtype * 100)
+            for rank in ranks:
+                rank.call('close')
+
+
+def collectives(ranks, layout, dtype, rng, base):
+    size = len(ranks)
+    pattern = lambda n, *salt: ref.random(dtype, n, (SEED, dtype, *salt))
+    order = list(range(size))
+
+    def everywhere(request, submit):
+        rng.shuffle(order)
+        for k in order:
+            submit(k)
+        for k in range(size):
+            ranks[k].wait(request)
+        return [rank.result(request) for rank in ranks]
+
+    for rank in ranks:
+        rank.call('tensor', base, f'b{base}', dtype, N)
+        for i in range(1, 6):
+            rank.call('tensor', base + i, f'v{base + i}', dtype, -1)
+        rank.call('tensor', base + 6, f'rs{base}', dtype, N * size)
+
+    for root in {0, size - 1}:
+        x = pattern(N, 1, root)
+        got = everywhere(base, lambda k: ranks[k].submit(base, base, x.tobytes() if k == root else None, op=BROADCAST,
+                                                         root=root, out=N, shared=k % 2))
+        for k in range(size):
+            check(f'broadcast {dtype} from {root} to {k} {layout}', got[k], x.tobytes())
+            ranks[k].call('free', base)
+
+    for i, counts in enumerate([[N] * size, [(k * 1777) % 4099 for k in range(size)], [0] * (size - 1) + [7]]):
+        x = [pattern(counts[k], 2, k) for k in range(size)]
+        want = b''.join(v.tobytes() for v in x)
+        got = everywhere(base, lambda k: ranks[k].submit(base, base + 1 + i, x[k].tobytes(), op=ALL_GATHER,
+                                                         counts=counts, out=sum(counts), shared=k % 2))
+        for k in range(size):
+            check(f'all_gather {dtype} {counts} at {k} {layout}', got[k], want)
+            ranks[k].call('free', base)
+
+    x = [pattern(N * size, 3, k) for k in range(size)]
+    counts = [N] * size
+    if size > 1:
+        counts[0], counts[1] = 2 * N - 5, 5
+    total = ref.reduce(dtype, SUM, x, layout)
+    got = everywhere(base, lambda k: ranks[k].submit(base, base + 6, x[k].tobytes(), op=REDUCE_SCATTER, red=SUM,
+                                                     counts=counts, out=counts[k], shared=k % 2))
+    for k in range(size):
+        at = sum(counts[:k])
+        check(f'reduce_scatter {dtype} at {k} {layout}', got[k], total[at:at + counts[k]].tobytes())
+        ranks[k].call('free', base)
+
+    matrix = [[(a * 997 + b * 131) % 2500 for b in range(size)] for a in range(size)]
+    x = [[pattern(matrix[a][b], 4, a, b) for b in range(size)] for a in range(size)]
+    got = everywhere(base, lambda k: ranks[k].submit(
+        base, base + 5, b''.join(v.tobytes() for v in x[k]), op=ALL_TO_ALL, counts=matrix[k],
+        recv=[matrix[a][k] for a in range(size)], out=sum(matrix[a][k] for a in range(size)), shared=k % 2))
+    for k in range(size):
+        check(f'all_to_all {dtype} at {k} {layout}', got[k], b''.join(x[a][k].tobytes() for a in range(size)))
+        ranks[k].call('free', base)
+
+    for rank in ranks:
+        rank.call('barrier', base, 0)
+    for rank in ranks:
+        rank.wait(base)
+        rank.call('free', base)
+
+
+def test_zero_length_and_one_element():
+    with Cluster(2, 1) as cluster:
+        for layout in [(1,), (2,), (2, 1)]:
+            ranks = cluster.job(layout)
+            for n in (0, 1):
+                x = [ref.random(FLOAT32, n, (SEED, k)) for k in range(len(ranks))]
+                for k, rank in enumerate(ranks):
+                    rank.call('tensor', n, f'n{n}', FLOAT32, n)
+                    rank.submit(n, n, x[k].tobytes(), out=n)
+                for rank in ranks:
+                    rank.wait(n)
+                    check(f'{n} elements', rank.result(n), ref.reduce(FLOAT32, SUM, x, layout).tobytes())
+
+
+def test_coordinator_source():
+    rng = random.Random(SEED + 8)
+    with Cluster(2, 2, source='coordinator', colocated=False) as cluster:
+        push_pull_all(cluster.job((2, 2), part_bytes=4096, min_servers=2), (2, 2), rng)
+
+
+def test_more_than_4_gib():
+    """One element more than 2^32 bytes of int8: lengths and offsets must not wrap. Needs 9 GiB of memory."""
+    if not os.environ.get('BPS_TEST_LARGE'):
+        raise Skip('needs 14 GiB of memory and a minute: set BPS_TEST_LARGE=1')
+    n = (1 << 32) + 4097
+    with Cluster(1) as cluster:
+        ranks = cluster.job((1,), force_distributed=1)
+        ranks[0].call('tensor', 0, 'large', INT8, n)
+        path = os.path.join(cluster.folder, 'large')
+        x = np.arange(n, dtype=np.int8) if n < 1 << 20 else np.tile(np.arange(251, dtype=np.int8), n // 251 + 1)[:n]
+        x.tofile(path)
+        ranks[0].call('submit', 0, 0, 'in=' + path, f'out={n}', 'shared=1', 'inplace=1', seconds=300)
+        ranks[0].wait(0, 300000)
+        ranks[0].call('result', 0, path, seconds=300)
+        assert np.array_equal(np.fromfile(path, np.int8), x)
+
+
+run(globals())

@@ -1,0 +1,352 @@
+#!/usr/bin/env python3
+"""Promise 4: nothing waits for ever. Whoever dies, stops, or does not come is named to every survivor within its deadline,
+the daemons stay up, and the next job runs."""
+import os, signal, sys, time
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+
+ONES = b'\x00\x00\x80\x3f' * 1000
+SOON = 3 * SCALE  # seconds: what "at once" may take on a busy machine
+TIMEOUT = 1500    # ms: a request's deadline in these tests
+
+
+def tensor(ranks, number=0, n=1000):
+    for rank in ranks:
+        rank.call('tensor', number, f'tensor.{number}', FLOAT32, n)
+
+
+def submit(rank, request=0, number=0, **keys):
+    rank.submit(request, number, ONES, out=1000, **keys)
+
+
+def next_job_runs(cluster, layout, **keys):
+    ranks = cluster.job(layout, **keys)
+    tensor(ranks)
+    for rank in ranks:
+        submit(rank)
+    for rank in ranks:
+        rank.wait(0)
+        assert rank.result(0)[:4] == bytes.fromhex({1: '0000803f', 2: '00000040', 3: '00004040', 4: '00008040'}[len(ranks)])
+    for rank in ranks:
+        rank.call('close')
+    assert all(daemon.alive() for daemon in cluster.daemons)
+
+
+def names(error, *words):
+    for word in words:
+        assert word in error.text, f'{word!r} is not in {error.text!r}'
+
+
+def expect(trainer, seconds, *words):
+    began = time.monotonic()
+    try:
+        trainer.answer(seconds)
+    except BpsError as error:
+        names(error, *words)
+        return error, time.monotonic() - began
+    raise AssertionError('completed, but should have failed')
+
+
+def test_a_rank_that_does_not_join_is_named():
+    for layout, absent in [((4,), 2), ((2, 2), 3), ((2, 1), 2)]:
+        with Cluster(len(layout)) as cluster:
+            ranks = cluster.job(layout, join=False, timeout_ms=TIMEOUT)
+            present = [rank for k, rank in enumerate(ranks) if k != absent]
+            for rank in present:
+                rank.send('join', *(f'{key}={value}' for key, value in rank.keys.items()))
+            for rank in present:
+                error, took = expect(rank, DEADLINE, f'rank {absent}')
+                assert error.errno == errno.ETIMEDOUT, error
+                assert took < TIMEOUT / 1000 + SOON + 2
+            next_job_runs(cluster, layout)
+
+
+def test_ranks_that_disagree_about_the_job_are_named():
+    with Cluster(2) as cluster:
+        for layout, key, value, words in [((2,), 'world_size', 3, ('2', '3')), ((1, 1), 'world_size', 4, ('2', '4')),
+                                          ((1, 1), 'n_nodes', 3, ('2', '3'))]:
+            ranks = cluster.job(layout, join=False, timeout_ms=TIMEOUT * 2)
+            ranks[1].keys[key] = value
+            for rank in ranks:
+                rank.send('join', *(f'{k}={v}' for k, v in rank.keys.items()))
+                errors = []
+            for rank in ranks:
+                try:
+                    rank.answer()
+                    errors.append(None)
+                except BpsError as error:
+                    errors.append(error)
+            assert errors[1], f'{key} {value}: rank 1 was let in'
+            told = [e for e in errors if e and e.errno == errno.EINVAL]
+            assert told, errors
+            for word in words:
+                assert any(word in e.text for e in told), (word, errors)
+        next_job_runs(cluster, (1, 1))
+
+
+def test_a_wrong_secret_gets_nowhere():
+    for layout in [(2,), (1, 1)]:
+        with Cluster(len(layout)) as cluster:
+            ranks = cluster.job(layout, join=False, secret='right')
+            ranks[0].send('join', *(f'{k}={v}' for k, v in ranks[0].keys.items()))
+            intruder = cluster.trainer(len(layout) - 1)
+            keys = {**ranks[1].keys, 'secret': 'wrong', 'timeout_ms': TIMEOUT}
+            # The job is known once rank 0 is inside; until then there is nothing to be wrong about.
+            wait_for('the job', lambda: any(j['job'] == 'job1' for j in cluster.daemons[0].ctl('jobs')['jobs']))
+            try:
+                intruder.call('join', *(f'{k}={v}' for k, v in keys.items()))
+                raise AssertionError('joined with a wrong secret')
+            except BpsError as error:
+                assert error.errno == errno.EACCES, error
+            ranks[1].call('join', *(f'{k}={v}' for k, v in ranks[1].keys.items()))
+            ranks[0].answer()
+
+
+def test_a_mismatched_declaration_is_an_error_on_every_rank():
+    for layout in [(2,), (1, 1), (2, 2)]:
+        with Cluster(len(layout)) as cluster:
+            ranks = cluster.job(layout)
+            last = len(ranks) - 1
+            for k, rank in enumerate(ranks):
+                rank.call('tensor', 0, 'weights', FLOAT32, 1000 if k != last else 999)
+            for k, rank in enumerate(ranks):
+                rank.submit(0, 0, ONES if k != last else ONES[4:], out=1000 if k != last else 999)
+            for rank in ranks:
+                error = rank.ended(0)
+                assert error.errno == errno.EINVAL, error
+                names(error, 'weights', '1000', '999', f'rank {last}')
+            # The job itself goes on.
+            tensor(ranks, 1)
+            for rank in ranks:
+                submit(rank, 1, 1)
+            for rank in ranks:
+                rank.wait(1)
+
+
+def test_different_operations_on_one_round_are_an_error():
+    for layout in [(2,), (1, 1)]:
+        with Cluster(len(layout)) as cluster:
+            ranks = cluster.job(layout)
+            tensor(ranks)
+            submit(ranks[0], red=SUM)
+            submit(ranks[1], red=MAX)
+            for rank in ranks:
+                error = rank.ended(0)
+                names(error, 'tensor.0')
+                assert error.errno == errno.EINVAL, error
+
+
+def test_a_rank_that_does_not_submit_is_named():
+    for layout, absent in [((3,), 1), ((2, 2), 3), ((1, 1), 1), ((2, 2), 0)]:
+        with Cluster(len(layout)) as cluster:
+            ranks = cluster.job(layout, request_timeout_ms=TIMEOUT)
+            tensor(ranks)
+            for k, rank in enumerate(ranks):
+                if k != absent:
+                    submit(rank)
+            for k, rank in enumerate(ranks):
+                if k != absent:
+                    began = time.monotonic()
+                    error = rank.ended(0)
+                    assert error.errno == errno.ETIME, error
+                    names(error, f'rank {absent}')
+                    assert time.monotonic() - began < TIMEOUT / 1000 + 4 + SOON
+            # The round is over for the late one too, and the job goes on with the next.
+            submit(ranks[absent])
+            ranks[absent].ended(0)
+            for rank in ranks:
+                submit(rank, 1)
+            for rank in ranks:
+                rank.wait(1)
+
+
+def test_a_dead_trainer_is_named_to_all():
+    for layout, victim in [((3,), 1), ((2, 2), 3), ((1, 1), 0)]:
+        with Cluster(len(layout), 1) as cluster:
+            ranks = cluster.job(layout)
+            tensor(ranks)
+            for k, rank in enumerate(ranks):
+                if k != victim:
+                    submit(rank)
+            ranks[victim].kill()
+            for k, rank in enumerate(ranks):
+                if k != victim:
+                    began = time.monotonic()
+                    error = rank.ended(0)
+                    names(error, f'rank {victim}')
+                    assert time.monotonic() - began < 1 + SOON, 'survivors must hear of it within a second'
+            next_job_runs(cluster, layout)
+
+
+def test_a_dead_trainer_in_the_middle_of_its_data():
+    """Killed while 64 MiB are under way: nobody may get a wrong sum, hang, or crash the daemon."""
+    n = 16 << 20
+    with Cluster(2) as cluster:
+        ranks = cluster.job((2, 1))
+        tensor(ranks, 0, n)
+        for rank in ranks:
+            rank.submit(0, 0, b'\0' * (4 * n), out=n, shared=1)
+        ranks[0].kill()
+        for rank in ranks[1:]:
+            try:
+                rank.wait(0)
+            except BpsError as error:
+                names(error, 'rank 0')
+        next_job_runs(cluster, (2, 1))
+
+
+def test_a_stopped_trainer_is_named_at_the_deadline():
+    for layout, victim in [((2,), 1), ((1, 1), 1)]:
+        with Cluster(len(layout)) as cluster:
+            ranks = cluster.job(layout, request_timeout_ms=TIMEOUT)
+            tensor(ranks)
+            ranks[victim].signal(signal.SIGSTOP)
+            submit(ranks[1 - victim])
+            error = ranks[1 - victim].ended(0)
+            names(error, f'rank {victim}')
+            ranks[victim].signal(signal.SIGCONT)
+            next_job_runs(cluster, layout)
+
+
+def test_a_rank_that_leaves_is_named():
+    for layout in [(2,), (1, 1)]:
+        with Cluster(len(layout)) as cluster:
+            ranks = cluster.job(layout, request_timeout_ms=TIMEOUT * 4)
+            tensor(ranks)
+            ranks[1].call('leave')
+            submit(ranks[0])
+            names(ranks[0].ended(0), 'rank 1')
+            next_job_runs(cluster, layout)
+
+
+def test_cancel_names_the_canceller():
+    for layout in [(2,), (1, 1)]:
+        with Cluster(len(layout)) as cluster:
+            ranks = cluster.job(layout)
+            tensor(ranks)
+            if layout == (2,):
+                submit(ranks[0])
+                ranks[0].call('cancel', 0)
+                assert ranks[0].ended(0).errno == errno.ECANCELED
+                submit(ranks[1])
+                names(ranks[1].ended(0), 'rank 0')
+            for rank in ranks:
+                submit(rank, 1)
+            for rank in ranks:
+                rank.wait(1)
+
+
+def test_a_dead_server_is_named():
+    for source in ('static', 'coordinator'):
+        with Cluster(2, 2, source=source, colocated=False) as cluster:
+            ranks = cluster.job((1, 1), min_servers=2)
+            tensor(ranks)
+            submit(ranks[0])
+            cluster.daemons[2].kill()
+            submit(ranks[1])
+            for rank in ranks:
+                names(rank.ended(0), 's0')
+            cluster.restart(2)
+            next_job_runs(cluster, (1, 1), min_servers=2)
+
+
+def test_a_dead_agent_is_named():
+    with Cluster(2, 1, colocated=False) as cluster:
+        ranks = cluster.job((1, 1))
+        tensor(ranks)
+        submit(ranks[0])
+        cluster.daemons[1].kill()
+        names(ranks[0].ended(0), 'n1')
+        try:
+            submit(ranks[1])
+            ranks[1].wait(0)
+            raise AssertionError('a trainer without a daemon went on')
+        except BpsError as error:
+            assert error.errno == errno.ESHUTDOWN, error
+        cluster.restart(1)
+        next_job_runs(cluster, (1, 1))
+
+
+def test_a_stopped_server_is_named():
+    with Cluster(2, 1, colocated=False, options=['--peer-timeout=1s']) as cluster:
+        ranks = cluster.job((1, 1))
+        tensor(ranks)
+        cluster.daemons[2].signal(signal.SIGSTOP)
+        for rank in ranks:
+            submit(rank)
+        for rank in ranks:
+            names(rank.ended(0), 's0')
+        cluster.daemons[2].signal(signal.SIGCONT)
+        next_job_runs(cluster, (1, 1))
+
+
+def test_a_server_that_is_not_there_is_named():
+    with Cluster(2, 1, colocated=False, options=['--hello-timeout=1s']) as cluster:
+        cluster.daemons[2].stop()
+        ranks = cluster.job((1, 1), join=False, timeout_ms=TIMEOUT * 2)
+        for rank in ranks:
+            rank.send('join', *(f'{k}={v}' for k, v in rank.keys.items()))
+        for rank in ranks:
+            expect(rank, DEADLINE, 's0')
+        cluster.restart(2)
+        next_job_runs(cluster, (1, 1))
+
+
+def test_a_dead_coordinator_stops_new_jobs_only():
+    with Cluster(2, 2, source='coordinator', colocated=False) as cluster:
+        # The last daemon is the coordinator. A server too, so take its sums away first: the job has one server.
+        ranks = cluster.job((2,))
+        tensor(ranks)
+        cluster.daemons[3].kill()
+        for rank in ranks:
+            submit(rank)
+        for rank in ranks:
+            rank.wait(0)
+        late = cluster.job((1, 1), join=False, timeout_ms=TIMEOUT)
+        for rank in late:
+            rank.send('join', *(f'{k}={v}' for k, v in rank.keys.items()))
+        for rank in late:
+            expect(rank, DEADLINE, 'coordinator')
+        cluster.restart(3)
+        next_job_runs(cluster, (1, 1), min_servers=2)
+
+
+def test_a_cut_link_is_noticed():
+    prefix, network = netns(3)
+    with network as control, Cluster(2, 1, colocated=False, netns=prefix, options=['--peer-timeout=1s']) as cluster:
+        for breakage, repair in (('cut', 'join'), ('drop', 'pass')):
+            ranks = cluster.job((1, 1))
+            tensor(ranks)
+            control(breakage, 2)
+            for rank in ranks:
+                submit(rank)
+            for rank in ranks:
+                names(rank.ended(0), 's0')
+            control(repair, 2)
+            next_job_runs(cluster, (1, 1))
+
+
+def test_sigterm_lets_requests_finish():
+    with Cluster(1) as cluster:
+        ranks = cluster.job((2,))
+        tensor(ranks)
+        submit(ranks[0])
+        cluster.daemons[0].signal(signal.SIGTERM)
+        wait_for('draining', lambda: 'stop: asked' in cluster.daemons[0].text())
+        submit(ranks[1])
+        for rank in ranks:
+            rank.wait(0)
+        assert cluster.daemons[0].process.wait(DEADLINE) == 0
+
+
+def test_sigterm_does_not_wait_for_ever():
+    with Cluster(1, options=['--drain-timeout=200ms']) as cluster:
+        ranks = cluster.job((2,))
+        tensor(ranks)
+        submit(ranks[0])
+        cluster.daemons[0].signal(signal.SIGTERM)
+        assert ranks[0].ended(0).errno in (errno.ESHUTDOWN, errno.ECANCELED)
+        assert cluster.daemons[0].process.wait(DEADLINE) == 0
+
+
+run(globals())

@@ -1,0 +1,334 @@
+/*
+ * A rank that does what its standard input says, one command a line, and answers each with one line: "ok [value]" or
+ * "err ERRNO TEXT". The cluster tests drive many of them and so decide the order in which everything arrives. Data is
+ * read from and written to files. Single-threaded; sizes are limited by what a test asks for.
+ *
+ *	open SOCKET TIMEOUT_MS
+ *	join KEY=VALUE...			keys: fields of struct bps_join_params
+ *	leave | close | rank
+ *	tensor ID NAME DTYPE ELEMENTS		ELEMENTS -1: BPS_VARIABLE
+ *	agreed ID TIMEOUT_MS			bps_tensor_wait()
+ *	submit REQUEST TENSOR KEY=VALUE...	op red in out counts recv root priority timeout shared inplace fill
+ *	barrier REQUEST TIMEOUT_MS
+ *	wait REQUEST TIMEOUT_MS | poll REQUEST | cancel REQUEST | free REQUEST
+ *	result REQUEST FILE			writes the output
+ *	alloc BYTES				and free it again
+ */
+#include "bps.h"
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define MAX_IDS	   8192
+#define MAX_COUNTS 256
+
+struct operation {
+	struct bps_request *request;
+	struct bps_memory *in_memory, *out_memory; /* NULL: malloc */
+	void *input, *output;
+	size_t output_len;
+};
+
+static struct bps_client *client;
+static struct bps_tensor *tensors[MAX_IDS];
+static int dtypes[MAX_IDS];
+static uint64_t elements[MAX_IDS];
+static struct operation operations[MAX_IDS];
+
+static void answer(int r, const char *value)
+{
+	if (r < 0)
+		printf("err %d %s\n", -r, bps_error());
+	else
+		printf("ok %s\n", value);
+	fflush(stdout);
+}
+
+static void answer_number(int r)
+{
+	char text[32];
+
+	snprintf(text, sizeof(text), "%d", r);
+	answer(r, text);
+}
+
+/* The value of KEY=VALUE among the words of a command, or NULL. */
+static char *value_of(char **words, const char *key)
+{
+	size_t len = strlen(key);
+
+	for (; *words; words++) {
+		if (!strncmp(*words, key, len) && (*words)[len] == '=')
+			return *words + len + 1;
+	}
+	return NULL;
+}
+
+static int64_t number_of(char **words, const char *key, int64_t fallback)
+{
+	char *value = value_of(words, key);
+
+	return value ? strtoll(value, NULL, 0) : fallback;
+}
+
+static size_t counts_of(char **words, const char *key, uint64_t *counts)
+{
+	char *value = value_of(words, key), *save = NULL;
+	size_t n = 0;
+
+	for (char *word = value ? strtok_r(value, ",", &save) : NULL; word && n < MAX_COUNTS;
+	     word = strtok_r(NULL, ",", &save))
+		counts[n++] = strtoull(word, NULL, 0);
+	return n;
+}
+
+static unsigned id_of(char **words, size_t at)
+{
+	unsigned id = (unsigned)strtoul(words[at] ? words[at] : "", NULL, 0);
+
+	if (id >= MAX_IDS) {
+		fprintf(stderr, "trainer: number %u is too large\n", id);
+		exit(2);
+	}
+	return id;
+}
+
+static void do_open(char **words)
+{
+	struct bps_open_params params = {
+		.size = sizeof(params),
+		.socket = words[1],
+		.timeout_ms = words[2] ? atoi(words[2]) : 0,
+	};
+
+	answer(bps_client_open(&params, &client), "");
+}
+
+static void do_join(char **words)
+{
+	char *secret = value_of(words, "secret");
+	struct bps_join_params params = {
+		.size = sizeof(params),
+		.job = value_of(words, "job"),
+		.secret = secret,
+		.secret_len = secret ? strlen(secret) : 0,
+		.rank = (uint32_t)number_of(words, "rank", 0),
+		.world_size = (uint32_t)number_of(words, "world_size", 1),
+		.local_rank = (uint32_t)number_of(words, "local_rank", 0),
+		.local_size = (uint32_t)number_of(words, "local_size", 0),
+		.node = (uint32_t)number_of(words, "node", 0),
+		.n_nodes = (uint32_t)number_of(words, "n_nodes", 0),
+		.timeout_ms = number_of(words, "timeout_ms", 0),
+		.request_timeout_ms = number_of(words, "request_timeout_ms", 0),
+		.min_servers = (uint32_t)number_of(words, "min_servers", 0),
+		.part_bytes = (uint32_t)number_of(words, "part_bytes", 0),
+		.force_distributed = (int)number_of(words, "force_distributed", 0),
+	};
+
+	answer(bps_client_join(client, &params), "");
+}
+
+static void do_tensor(char **words)
+{
+	unsigned id = id_of(words, 1);
+
+	dtypes[id] = atoi(words[3]);
+	elements[id] = strtoull(words[4], NULL, 0);
+	answer(bps_tensor_declare(client, words[2], dtypes[id], elements[id], &tensors[id]), "");
+}
+
+static void *read_file(const char *path, size_t *ret_len)
+{
+	FILE *file = fopen(path, "rb");
+	struct stat st;
+	void *data;
+
+	if (!file || fstat(fileno(file), &st)) {
+		perror(path);
+		exit(2);
+	}
+	data = malloc((size_t)st.st_size + 1);
+	if (!data || fread(data, 1, (size_t)st.st_size, file) != (size_t)st.st_size) {
+		perror(path);
+		exit(2);
+	}
+	fclose(file);
+	*ret_len = (size_t)st.st_size;
+	return data;
+}
+
+/* Memory of the library's or the heap's, as the test asks. */
+static void *memory(size_t len, int shared, struct bps_memory **ret_memory)
+{
+	void *data;
+
+	*ret_memory = NULL;
+	if (shared) {
+		if (bps_memory_alloc(client, len ? len : 1, ret_memory)) {
+			fprintf(stderr, "trainer: %s\n", bps_error());
+			exit(2);
+		}
+		return bps_memory_data(*ret_memory);
+	}
+	data = calloc(len + 64, 1);
+	if (!data)
+		exit(2);
+	return data;
+}
+
+static void operation_free(struct operation *op)
+{
+	bps_request_free(op->request);
+	bps_memory_free(op->in_memory);
+	if (op->output != op->input) {
+		bps_memory_free(op->out_memory);
+		if (!op->out_memory)
+			free(op->output);
+	}
+	if (!op->in_memory)
+		free(op->input);
+	memset(op, 0, sizeof(*op));
+}
+
+static void do_submit(char **words)
+{
+	struct operation *op = &operations[id_of(words, 1)];
+	unsigned tensor = id_of(words, 2);
+	uint64_t counts[MAX_COUNTS], receive[MAX_COUNTS];
+	size_t size = bps_dtype_size(dtypes[tensor]), len = 0;
+	int shared = (int)number_of(words, "shared", 0);
+	char *path = value_of(words, "in");
+	void *data = path ? read_file(path, &len) : NULL;
+	struct bps_submit_params params = { .size = sizeof(params) };
+
+	op->output_len = (size_t)number_of(words, "out", 0) * size;
+	op->input = memory(number_of(words, "inplace", 0) && op->output_len > len ? op->output_len
+										  : len,
+			   shared, &op->in_memory);
+	if (data)
+		memcpy(op->input, data, len);
+	free(data);
+	op->output = number_of(words, "inplace", 0)
+			     ? op->input
+			     : memory(op->output_len, shared, &op->out_memory);
+	params.operation = (int)number_of(words, "op", BPS_PUSH_PULL);
+	params.reduction = (int)number_of(words, "red", 0);
+	params.input = path ? op->input : NULL;
+	params.output = op->output;
+	params.input_count = len / size;
+	params.output_count = op->output_len / size;
+	params.root = (uint32_t)number_of(words, "root", 0);
+	params.priority = (int32_t)number_of(words, "priority", 0);
+	params.timeout_ms = number_of(words, "timeout", 0);
+	if (counts_of(words, "counts", counts))
+		params.counts = counts;
+	if (counts_of(words, "recv", receive))
+		params.receive_counts = receive;
+	answer(bps_submit(tensors[tensor], &params, &op->request), "");
+	if (!op->request)
+		operation_free(op);
+}
+
+static void do_wait(char **words)
+{
+	answer(bps_request_wait(operations[id_of(words, 1)].request, strtoll(words[2], NULL, 0)),
+	       "");
+}
+
+static void do_result(char **words)
+{
+	struct operation *op = &operations[id_of(words, 1)];
+	FILE *file = fopen(words[2], "wb");
+
+	if (!file || fwrite(op->output, 1, op->output_len, file) != op->output_len ||
+	    fclose(file)) {
+		perror(words[2]);
+		exit(2);
+	}
+	answer(0, "");
+}
+
+static void do_alloc(char **words)
+{
+	struct bps_memory *m = NULL;
+	int r = bps_memory_alloc(client, strtoull(words[1], NULL, 0), &m);
+
+	answer(r, "");
+	bps_memory_free(m);
+}
+
+static void do_close(void)
+{
+	for (size_t i = 0; i < MAX_IDS; i++) {
+		if (operations[i].input || operations[i].request)
+			operation_free(&operations[i]);
+		bps_tensor_free(tensors[i]);
+		tensors[i] = NULL;
+	}
+	bps_client_close(client);
+	client = NULL;
+	answer(0, "");
+}
+
+static void run(char **words)
+{
+	const char *verb = words[0];
+
+	if (!strcmp(verb, "open"))
+		do_open(words);
+	else if (!strcmp(verb, "join"))
+		do_join(words + 1);
+	else if (!strcmp(verb, "leave"))
+		answer(bps_client_leave(client), "");
+	else if (!strcmp(verb, "close"))
+		do_close();
+	else if (!strcmp(verb, "rank"))
+		answer_number(bps_client_rank(client));
+	else if (!strcmp(verb, "tensor"))
+		do_tensor(words);
+	else if (!strcmp(verb, "agreed"))
+		answer(bps_tensor_wait(tensors[id_of(words, 1)], atoi(words[2])), "");
+	else if (!strcmp(verb, "submit"))
+		do_submit(words);
+	else if (!strcmp(verb, "barrier"))
+		answer(bps_barrier(client, atoi(words[2]), &operations[id_of(words, 1)].request),
+		       "");
+	else if (!strcmp(verb, "wait"))
+		do_wait(words);
+	else if (!strcmp(verb, "poll"))
+		answer_number(bps_request_poll(operations[id_of(words, 1)].request));
+	else if (!strcmp(verb, "cancel"))
+		answer(bps_request_cancel(operations[id_of(words, 1)].request), "");
+	else if (!strcmp(verb, "free")) {
+		operation_free(&operations[id_of(words, 1)]);
+		answer(0, "");
+	} else if (!strcmp(verb, "result"))
+		do_result(words);
+	else if (!strcmp(verb, "alloc"))
+		do_alloc(words);
+	else {
+		fprintf(stderr, "trainer: %s: no such command\n", verb);
+		exit(2);
+	}
+}
+
+int main(void)
+{
+	char *line = NULL;
+	size_t room = 0;
+
+	while (getline(&line, &room, stdin) > 0) {
+		char *words[512] = { NULL }, *save = NULL;
+		size_t n = 0;
+
+		for (char *word = strtok_r(line, " \n", &save); word && n < 511;
+		     word = strtok_r(NULL, " \n", &save))
+			words[n++] = word;
+		if (n)
+			run(words);
+	}
+	free(line);
+	return 0;
+}

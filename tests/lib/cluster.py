@@ -1,0 +1,383 @@
+"""Daemons and trainers for the tests that need real ones: starts them, talks to them, and leaves nothing behind.
+
+A test file is a program: its functions named test_* run in order, each in a Cluster of its own making; run(globals())
+prints one line each and last "N passed, N failed, N skipped". No sleep is used to synchronise: daemons say READY=1 by
+sd_notify, trainers answer each command.
+"""
+import errno, fcntl, os, re, select, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback
+
+BUILD = os.environ.get('BPS_BUILD_DIR') or os.path.join(os.path.dirname(__file__), '..', '..', 'build')
+SCALE = int(os.environ.get('BPS_TEST_SCALE', '1'))  # of deadlines, for sanitizer builds
+DEADLINE = 30 * SCALE
+
+FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT16, INT8, UINT8, BOOL = range(1, 11)
+PUSH_PULL, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER = range(1, 7)
+SUM, AVERAGE, MIN, MAX = range(1, 5)
+
+
+class Skip(Exception):
+    pass
+
+
+class BpsError(Exception):
+    """What a trainer's command answered instead of ok."""
+
+    def __init__(self, number, text):
+        super().__init__(f'{errno.errorcode.get(number, number)}: {text}')
+        self.errno, self.text = number, text
+
+
+def wait_for(what, condition, seconds=DEADLINE):
+    """Polls a condition that nobody signals (a file of /proc, a table of bpsctl); fails when it does not come true."""
+    end = time.monotonic() + seconds
+    while True:
+        value = condition()
+        if value:
+            return value
+        if time.monotonic() > end:
+            raise AssertionError(f'{what}: not within {seconds} s')
+        select.select([], [], [], 0.01)
+
+
+class Process:
+    """A child whose stdout and stderr go to a file; killed with us."""
+
+    def __init__(self, name, argv, folder, netns=None, env=None, **kwargs):
+        self.name, self.log = name, os.path.join(folder, name + '.log')
+        if netns:
+            argv = ['ip', 'netns', 'exec', netns] + argv
+        self.process = subprocess.Popen(argv, stderr=open(self.log, 'ab'), env={**os.environ, **(env or {})},
+                                        **kwargs)
+        self.pid = self.process.pid
+
+    def text(self):
+        with open(self.log, errors='replace') as file:
+            return file.read()
+
+    def signal(self, number):
+        self.process.send_signal(number)
+
+    def kill(self):
+        if self.process.poll() is None:
+            try:
+                self.process.send_signal(signal.SIGCONT)
+            except ProcessLookupError:
+                pass
+            self.process.kill()
+        return self.process.wait()
+
+
+class Daemon(Process):
+    def __init__(self, name, folder, *options, netns=None, wait=True):
+        self.socket = os.path.join(folder, name + '.sock')
+        self.admin = os.path.join(folder, name + '.admin')
+        notify_path = os.path.join(folder, name + '.notify')
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
+        self.notify.bind(notify_path)
+        argv = [os.path.join(BUILD, 'daemon', 'bps-daemon'), '--config=', '--socket=' + self.socket,
+                '--admin-socket=' + self.admin, '--node=' + name, *options]
+        super().__init__(name, argv, folder, netns, {'NOTIFY_SOCKET': notify_path}, stdin=subprocess.DEVNULL)
+        if wait:
+            self.ready()
+
+    def ready(self):
+        end = time.monotonic() + DEADLINE
+        while time.monotonic() < end:
+            if select.select([self.notify], [], [], 0.05)[0] and b'READY=1' in self.notify.recv(4096):
+                return
+            if self.process.poll() is not None:
+                raise AssertionError(f'daemon {self.name} ended before it was ready:\n{self.text()}')
+        raise AssertionError(f'daemon {self.name} was not ready within {DEADLINE} s:\n{self.text()}')
+
+    def stop(self):
+        """SIGTERM; the daemon must end well and by itself, and no sanitizer may have spoken."""
+        if self.process.poll() is None:
+            self.signal(signal.SIGCONT)
+            self.signal(signal.SIGTERM)
+        try:
+            status = self.process.wait(DEADLINE)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            raise AssertionError(f'daemon {self.name} did not stop:\n{self.text()}') from None
+        self.notify.close()
+        if status or re.search(r'ERROR: \w+Sanitizer|runtime error:|WARNING: ThreadSanitizer', self.text()):
+            raise AssertionError(f'daemon {self.name} ended with status {status}:\n{self.text()}')
+
+    def alive(self):
+        return self.process.poll() is None
+
+    def ctl(self, *arguments):
+        out = subprocess.run([os.path.join(BUILD, 'daemon', 'admin', 'bpsctl'), '--socket', self.admin, '--json',
+                              *arguments], capture_output=True, text=True, timeout=DEADLINE)
+        if out.returncode:
+            raise AssertionError(f'bpsctl {arguments}: {out.stderr}')
+        import json
+        return json.loads(out.stdout)
+
+    def fds(self):
+        return len(os.listdir(f'/proc/{self.pid}/fd'))
+
+    def maps(self):
+        with open(f'/proc/{self.pid}/maps') as file:
+            return sum(1 for _ in file)
+
+    def rss(self):
+        with open(f'/proc/{self.pid}/status') as file:
+            return int(re.search(r'VmRSS:\s+(\d+)', file.read())[1]) * 1024
+
+    def switches(self):
+        """Voluntary context switches of all threads: how often any of them went to sleep, so how often it woke."""
+        total = 0
+        for task in os.listdir(f'/proc/{self.pid}/task'):
+            with open(f'/proc/{self.pid}/task/{task}/status') as file:
+                total += int(re.search(r'^voluntary_ctxt_switches:\s+(\d+)', file.read(), re.M)[1])
+        return total
+
+
+class Trainer(Process):
+    """One rank (tests/cluster/trainer.c). call() sends and waits; send() and answer() apart let ranks overlap."""
+
+    def __init__(self, name, folder, netns=None):
+        super().__init__(name, [os.path.join(BUILD, 'tests', 'cluster', 'trainer')], folder, netns,
+                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        self.folder, self.n, self.buffer = folder, 0, b''
+
+    def send(self, *words):
+        self.process.stdin.write((' '.join(map(str, words)) + '\n').encode())
+
+    def answer(self, seconds=DEADLINE):
+        end = time.monotonic() + seconds
+        while b'\n' not in self.buffer:
+            left = end - time.monotonic()
+            if left <= 0:
+                raise AssertionError(f'{self.name} has not answered within {seconds} s: {self.text()}')
+            if not select.select([self.process.stdout], [], [], left)[0]:
+                continue
+            data = os.read(self.process.stdout.fileno(), 65536)
+            if not data:
+                raise AssertionError(f'{self.name} has ended with {self.process.wait()}: {self.text()}')
+            self.buffer += data
+        line, self.buffer = self.buffer.split(b'\n', 1)
+        verb, _, rest = line.decode(errors='replace').partition(' ')
+        if verb == 'ok':
+            return rest
+        number, _, text = rest.partition(' ')
+        raise BpsError(int(number), text)
+
+    def call(self, *words, seconds=DEADLINE):
+        self.send(*words)
+        return self.answer(seconds)
+
+    def submit(self, request, tensor, data=None, **keys):
+        """data: bytes of the input, or None for no input."""
+        words = ['submit', request, tensor]
+        if data is not None:
+            self.n += 1
+            path = os.path.join(self.folder, f'{self.name}.{self.n}.in')
+            with open(path, 'wb') as file:
+                file.write(data)
+            words.append('in=' + path)
+        for key, value in keys.items():
+            words.append(f'{key}=' + (','.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)))
+        self.call(*words)
+
+    def result(self, request):
+        path = os.path.join(self.folder, f'{self.name}.out')
+        self.call('result', request, path)
+        with open(path, 'rb') as file:
+            return file.read()
+
+    def wait(self, request, timeout_ms=None):
+        timeout_ms = timeout_ms or DEADLINE * 1000
+        return self.call('wait', request, timeout_ms, seconds=timeout_ms / 1000 + DEADLINE)
+
+    def ended(self, request, timeout_ms=None):
+        """How a request that must fail did: its BpsError."""
+        try:
+            self.wait(request, timeout_ms)
+        except BpsError as error:
+            return error
+        raise AssertionError(f'{self.name}: request {request} completed, but should have failed')
+
+
+class Cluster:
+    """n_nodes daemons for trainers and n_spare that only sum. source: single, static or coordinator (the last spare
+    server, or node 0, is it). options: for every daemon. netns: prefix of namespaces made by scripts/netns."""
+
+    count = 0
+
+    def __init__(self, n_nodes=1, n_spare=0, source=None, options=(), colocated=True, netns=None, start=True):
+        Cluster.count += 1
+        self.folder = tempfile.mkdtemp(prefix='bps-test-', dir='/dev/shm' if os.path.isdir('/dev/shm') else None)
+        self.n_nodes, self.n_spare, self.netns = n_nodes, n_spare, netns
+        self.source = source or ('single' if n_nodes + n_spare == 1 else 'static')
+        self.options, self.colocated = list(options), colocated
+        self.daemons, self.trainers, self.jobs = [], [], 0
+        self.names = [f'n{i}' for i in range(n_nodes)] + [f's{i}' for i in range(n_spare)]
+        self.file = os.path.join(self.folder, 'cluster.conf')
+        try:
+            self.addresses = [self.address(i) for i in range(len(self.names))]
+            if self.source == 'static':
+                self.write_file()
+            if start:
+                order = range(len(self.names))
+                if self.source == 'coordinator':  # the coordinator first is not needed, but quick
+                    order = reversed(order)
+                made = {i: self.start(i, wait=False) for i in order}
+                self.daemons = [made[i] for i in sorted(made)]
+                for daemon in self.daemons:
+                    daemon.ready()
+        except BaseException:
+            self.abandon()
+            raise
+
+    def address(self, i):
+        if self.netns:
+            return f'10.88.0.{i + 1}:9690'
+        host = f'127.{os.getpid() >> 8 & 127}.{os.getpid() & 255}.{i + 1}'
+        with socket.socket() as probe:
+            probe.bind((host, 0))
+            return f'{host}:{probe.getsockname()[1]}'
+
+    def roles(self, i):
+        return 'server' if i >= self.n_nodes else 'agent,server' if self.colocated else 'agent'
+
+    def write_file(self):
+        with open(self.file, 'w') as file:
+            for i, name in enumerate(self.names):
+                file.write(f'[node {name}]\naddress = {self.addresses[i]}\nroles = {self.roles(i)}\n')
+
+    def start(self, i, wait=True, options=()):
+        """Starts daemon i (again)."""
+        arguments = ['--roles=' + self.roles(i), '--cluster=' + self.source, *self.options, *options]
+        if self.source == 'static':
+            arguments.append('--cluster-file=' + self.file)
+        elif self.source == 'coordinator':
+            host, port = self.addresses[-1].rsplit(':', 1)
+            coordinator = f'{host}:{int(port) + 1 if int(port) < 65535 else 1025}'
+            arguments += ['--address=' + self.addresses[i], '--coordinator=' + coordinator]
+            if i == len(self.names) - 1:
+                arguments.append('--coordinator-listen=' + coordinator)
+        daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
+                        netns=f'{self.netns}{i}' if self.netns else None)
+        if wait:
+            daemon.ready()
+        return daemon
+
+    def restart(self, i, options=()):
+        self.daemons[i].notify.close()
+        for path in (self.daemons[i].socket, self.daemons[i].admin, os.path.join(self.folder, self.names[i] + '.notify')):
+            if os.path.exists(path):
+                os.unlink(path)
+        self.daemons[i] = self.start(i, options=options)
+
+    def trainer(self, node=0, name=None, open=True):
+        name = name or f't{len(self.trainers)}'
+        trainer = Trainer(name, self.folder, f'{self.netns}{node}' if self.netns else None)
+        self.trainers.append(trainer)
+        trainer.node = node
+        if open:
+            trainer.call('open', self.daemons[node].socket, DEADLINE * 1000)
+        return trainer
+
+    def job(self, layout, join=True, **keys):
+        """A job with layout[k] ranks on node k, all joined. Returns its trainers in rank order."""
+        self.jobs += 1
+        ranks, size = [], sum(layout)
+        for node, local_size in enumerate(layout):
+            for local_rank in range(local_size):
+                trainer = self.trainer(node)
+                trainer.keys = {'job': f'job{self.jobs}', 'rank': len(ranks), 'world_size': size, 'node': node,
+                                'local_rank': local_rank, 'local_size': local_size, 'n_nodes': len(layout),
+                                'timeout_ms': DEADLINE * 1000, **keys}
+                ranks.append(trainer)
+        if join:
+            self.join(ranks)
+        return ranks
+
+    def join(self, ranks):
+        for trainer in ranks:
+            trainer.send('join', *(f'{key}={value}' for key, value in trainer.keys.items()))
+        for trainer in ranks:
+            trainer.answer()
+
+    def close(self):
+        """Ends all; fails when a daemon did not end well."""
+        for trainer in self.trainers:
+            trainer.kill()
+        errors = []
+        for daemon in self.daemons:
+            try:
+                if daemon.alive():
+                    daemon.stop()
+            except AssertionError as error:
+                errors.append(str(error))
+        self.abandon()
+        if errors:
+            raise AssertionError('\n'.join(errors))
+
+    def abandon(self):
+        for process in [*self.trainers, *self.daemons]:
+            process.kill()
+        if os.environ.get('BPS_KEEP'):
+            print('kept', self.folder)
+        else:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def logs(self):
+        return '\n'.join(f'--- {p.name}\n{p.text()}' for p in [*self.daemons, *self.trainers] if p.text())
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, value, trace):
+        if kind:
+            if kind is not Skip:
+                print(self.logs())
+            self.abandon()
+        else:
+            self.close()
+
+
+def netns(n, rate='', prefix=None):
+    """A cluster of namespaces for the length of a with-block; skips without root."""
+    import contextlib
+    script = os.path.join(os.path.dirname(__file__), '..', '..', 'scripts', 'netns')
+    prefix = prefix or f'b{os.getpid() % 100000}x'
+
+    @contextlib.contextmanager
+    def manager():
+        if os.geteuid() or not shutil.which('ip'):
+            raise Skip('needs root and iproute2 for network namespaces')
+        env = {**os.environ, 'BPS_NETNS': prefix}
+        subprocess.run([script, 'up', str(n)] + ([rate] if rate else []), env=env, check=True)
+        try:
+            yield lambda *words: subprocess.run([script, *map(str, words)], env=env, check=True)
+        finally:
+            subprocess.run([script, 'down'], env=env, check=False)
+    manager.prefix = prefix
+    return prefix, manager()
+
+
+def run(names):
+    """Runs the test_* functions of a module (or those named as arguments) and exits."""
+    wanted = sys.argv[1:]
+    tests = {k: v for k, v in names.items() if k.startswith('test_') and callable(v)}
+    passed = failed = skipped = 0
+    for name, test in tests.items():
+        if wanted and not any(word in name for word in wanted):
+            continue
+        began = time.monotonic()
+        try:
+            test()
+            passed += 1
+            print(f'ok   {name} ({time.monotonic() - began:.1f} s)', flush=True)
+        except Skip as reason:
+            skipped += 1
+            print(f'skip {name}: {reason}', flush=True)
+        except Exception:
+            failed += 1
+            traceback.print_exc(file=sys.stdout)
+            print(f'FAIL {name}', flush=True)
+    print(f'{passed} passed, {failed} failed, {skipped} skipped', flush=True)
+    sys.exit(1 if failed else 77 if not passed and skipped else 0)
