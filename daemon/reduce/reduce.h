@@ -19,17 +19,19 @@
 
 #include "proto/types.h"
 
-#define REDUCE_PIECE_BYTES (32u << 10) /* outputs are written piece by piece, each while it is in the cache */
+/* Several outputs are written piece by piece, each while it is in the cache. */
+#define REDUCE_PIECE_BYTES (32u << 10)
 
 struct reduce_params {
-	unsigned dtype;	     /* enum dtype, valid */
-	unsigned reduction;  /* enum reduction, valid; AVERAGE needs divisor > 0 */
+	unsigned dtype;	    /* enum dtype, valid */
+	unsigned reduction; /* enum reduction, valid; AVERAGE needs divisor > 0 */
 	size_t n_elements;
 	const void *const *inputs; /* n_inputs >= 1, naturally aligned to the element */
 	size_t n_inputs;
-	void *const *outputs; /* n_outputs >= 1; each may be equal to any input, but not overlap one otherwise */
+	/* n_outputs >= 1; each may be equal to any input, but not overlap one otherwise. Naturally aligned too. */
+	void *const *outputs;
 	size_t n_outputs;
-	uint64_t divisor;    /* AVERAGE only */
+	uint64_t divisor; /* AVERAGE only */
 	/*
 	 * The inputs' sum is first rounded to the element type and then divided: what two hops (one on a node, one at
 	 * the server) would give when there is one node only. Matters for float16 and bfloat16 averages.

@@ -1,0 +1,45 @@
+/*
+ * Inside reduce/: what reduce.c asks of a set of kernels. A kernel reduces one span: it reads each element of every
+ * input before it writes that element of the output, so the output may be one of the inputs. All kernels of a type
+ * and reduction give the same bits; sum_scalar.c is the plain statement of what those are.
+ */
+#pragma once
+
+#include "proto/types.h"
+
+#define REDUCE_STREAM_ALIGN 64 /* the widest store */
+
+#define F32_NAN	 0x7fc00000u
+#define F64_NAN	 0x7ff8000000000000ull
+#define F16_NAN	 0x7e00u
+#define BF16_NAN 0x7fc0u
+
+struct reduce_span {
+	const void *const *inputs;
+	size_t n_inputs;
+	void *output;
+	size_t offset; /* of the span in the output and in every input, bytes */
+	size_t len;    /* bytes, whole elements */
+	float divisor_f32;
+	double divisor_f64;
+	bool round_before_division;
+	/* The output is aligned to REDUCE_STREAM_ALIGN at offset and too large to be found in a cache later. */
+	bool stream;
+};
+
+typedef void reduce_span_fn(const struct reduce_span *span);
+
+struct reduce_kernels {
+	const char *name;
+	/* NULL where there is none: integer averages are a sum and reduce_divide(). */
+	reduce_span_fn *run[DTYPE_MAX_ + 1][REDUCTION_MAX_ + 1];
+};
+
+extern const struct reduce_kernels reduce_kernels_scalar;
+extern const struct reduce_kernels reduce_kernels_avx2; /* x86_64 only; needs AVX2 and F16C */
+extern const struct reduce_kernels
+	reduce_kernels_avx512; /* x86_64 only; needs AVX-512 F, BW, DQ, VL */
+extern const struct reduce_kernels reduce_kernels_neon; /* aarch64 only */
+
+/* Divides integers in place, rounding down. dtype is one of the integer types, divisor > 0. */
+void reduce_divide(unsigned dtype, void *data, size_t n_elements, uint64_t divisor);

@@ -1,0 +1,162 @@
+#include "reduce/convert.h"
+#include "reduce/kernel.h"
+#include <float.h>
+
+static_assert(FLT_EVAL_METHOD == 0, "float32 sums are rounded to float32 at each step");
+
+/* Elements summed at a time: the accumulators stay in the first-level cache, and the loops over them vectorise. */
+#define BLOCK 256
+
+/*
+ * mem_t is an element in memory, acc_t the type it is accumulated in. The accumulators are a local array, which no
+ * pointer reaches: that the output may be an input does not keep the compiler from vectorising.
+ */
+#define KERNEL(name, mem_t, acc_t, load, step, finish, store)                    \
+	static void name(const struct reduce_span *span)                         \
+	{                                                                        \
+		size_t n = span->len / sizeof(mem_t);                            \
+		mem_t *out = (mem_t *)((char *)span->output + span->offset);     \
+		acc_t acc[BLOCK];                                                \
+                                                                                 \
+		for (size_t at = 0; at < n; at += BLOCK) {                       \
+			size_t m = MIN(n - at, (size_t)BLOCK);                   \
+			const mem_t *in = input_at(span, 0, at * sizeof(mem_t)); \
+                                                                                 \
+			for (size_t j = 0; j < m; j++)                           \
+				acc[j] = load(in[j]);                            \
+			for (size_t k = 1; k < span->n_inputs; k++) {            \
+				in = input_at(span, k, at * sizeof(mem_t));      \
+				for (size_t j = 0; j < m; j++)                   \
+					acc[j] = step(acc[j], load(in[j]));      \
+			}                                                        \
+			for (size_t j = 0; j < m; j++)                           \
+				out[at + j] = store(finish(acc[j], span));       \
+		}                                                                \
+	}
+
+static inline const void *input_at(const struct reduce_span *span, size_t input, size_t offset)
+{
+	return (const char *)span->inputs[input] + span->offset + offset;
+}
+
+#define SAME(x)		  (x)
+#define KEEP(acc, span)	  (acc)
+#define ADD(acc, x)	  ((__typeof__(acc))((acc) + (x)))
+#define LESSER(acc, x)	  ((x) < (acc) ? (x) : (acc))
+#define GREATER(acc, x)	  ((x) > (acc) ? (x) : (acc))
+#define FLOAT_MIN(acc, x) ((x) < (acc) || (x) != (x) ? (x) : (acc))
+#define FLOAT_MAX(acc, x) ((x) > (acc) || (x) != (x) ? (x) : (acc))
+#define TRUTH(acc, span)  ((acc) != 0)
+#define OR(acc, x)	  ((acc) | (x))
+
+/* Division keeps a canonical NaN as it is, so all is well if NaNs are made canonical first. */
+static inline float f32_canonical(float f)
+{
+	return f != f ? f32_of_bits(F32_NAN) : f;
+}
+
+static inline float f32_finish(float acc, const struct reduce_span *span)
+{
+	return f32_canonical(acc);
+}
+
+static inline float f32_average(float acc, const struct reduce_span *span)
+{
+	return f32_canonical(acc) / span->divisor_f32;
+}
+
+static inline float f16_average(float acc, const struct reduce_span *span)
+{
+	acc = span->round_before_division ? f32_of_f16(f16_of_f32(acc)) : f32_canonical(acc);
+	return acc / span->divisor_f32;
+}
+
+static inline float bf16_average(float acc, const struct reduce_span *span)
+{
+	acc = span->round_before_division ? f32_of_bf16(bf16_of_f32(acc)) : f32_canonical(acc);
+	return acc / span->divisor_f32;
+}
+
+static inline double f64_finish(double acc, const struct reduce_span *span)
+{
+	uint64_t bits = F64_NAN;
+	double canonical;
+
+	memcpy(&canonical, &bits, sizeof(canonical));
+	return acc != acc ? canonical : acc;
+}
+
+static inline double f64_average(double acc, const struct reduce_span *span)
+{
+	return f64_finish(acc, span) / span->divisor_f64;
+}
+
+KERNEL(f64_sum, double, double, SAME, ADD, f64_finish, SAME)
+KERNEL(f64_avg, double, double, SAME, ADD, f64_average, SAME)
+KERNEL(f64_min, double, double, SAME, FLOAT_MIN, f64_finish, SAME)
+KERNEL(f64_max, double, double, SAME, FLOAT_MAX, f64_finish, SAME)
+
+KERNEL(f32_sum, float, float, SAME, ADD, f32_finish, SAME)
+KERNEL(f32_avg, float, float, SAME, ADD, f32_average, SAME)
+KERNEL(f32_min, float, float, SAME, FLOAT_MIN, f32_finish, SAME)
+KERNEL(f32_max, float, float, SAME, FLOAT_MAX, f32_finish, SAME)
+
+KERNEL(f16_sum, uint16_t, float, f32_of_f16, ADD, KEEP, f16_of_f32)
+KERNEL(f16_avg, uint16_t, float, f32_of_f16, ADD, f16_average, f16_of_f32)
+KERNEL(f16_min, uint16_t, float, f32_of_f16, FLOAT_MIN, KEEP, f16_of_f32)
+KERNEL(f16_max, uint16_t, float, f32_of_f16, FLOAT_MAX, KEEP, f16_of_f32)
+
+KERNEL(bf16_sum, uint16_t, float, f32_of_bf16, ADD, KEEP, bf16_of_f32)
+KERNEL(bf16_avg, uint16_t, float, f32_of_bf16, ADD, bf16_average, bf16_of_f32)
+KERNEL(bf16_min, uint16_t, float, f32_of_bf16, FLOAT_MIN, KEEP, bf16_of_f32)
+KERNEL(bf16_max, uint16_t, float, f32_of_bf16, FLOAT_MAX, KEEP, bf16_of_f32)
+
+/* Sums wrap, so they are sums of unsigned numbers. */
+KERNEL(i64_sum, uint64_t, uint64_t, SAME, ADD, KEEP, SAME)
+KERNEL(i64_min, int64_t, int64_t, SAME, LESSER, KEEP, SAME)
+KERNEL(i64_max, int64_t, int64_t, SAME, GREATER, KEEP, SAME)
+KERNEL(i32_sum, uint32_t, uint32_t, SAME, ADD, KEEP, SAME)
+KERNEL(i32_min, int32_t, int32_t, SAME, LESSER, KEEP, SAME)
+KERNEL(i32_max, int32_t, int32_t, SAME, GREATER, KEEP, SAME)
+KERNEL(i16_sum, uint16_t, uint16_t, SAME, ADD, KEEP, SAME)
+KERNEL(i16_min, int16_t, int16_t, SAME, LESSER, KEEP, SAME)
+KERNEL(i16_max, int16_t, int16_t, SAME, GREATER, KEEP, SAME)
+KERNEL(i8_sum, uint8_t, uint8_t, SAME, ADD, KEEP, SAME)
+KERNEL(i8_min, int8_t, int8_t, SAME, LESSER, KEEP, SAME)
+KERNEL(i8_max, int8_t, int8_t, SAME, GREATER, KEEP, SAME)
+KERNEL(u8_min, uint8_t, uint8_t, SAME, LESSER, KEEP, SAME)
+KERNEL(u8_max, uint8_t, uint8_t, SAME, GREATER, KEEP, SAME)
+
+/* The lesser of two truths is their "and", whatever non-zero bytes stand for true. */
+KERNEL(bool_or, uint8_t, uint8_t, SAME, OR, TRUTH, SAME)
+KERNEL(bool_and, uint8_t, uint8_t, SAME, LESSER, TRUTH, SAME)
+
+#define FLOAT_ROW(type)                                                         \
+	{                                                                       \
+		[REDUCTION_SUM] = type##_sum, [REDUCTION_AVERAGE] = type##_avg, \
+		[REDUCTION_MIN] = type##_min, [REDUCTION_MAX] = type##_max,     \
+	}
+#define INTEGER_ROW(type, sum)                                                                     \
+	{                                                                                          \
+		[REDUCTION_SUM] = sum, [REDUCTION_MIN] = type##_min, [REDUCTION_MAX] = type##_max, \
+	}
+
+const struct reduce_kernels reduce_kernels_scalar = {
+	.name = "scalar",
+	.run = {
+		[DTYPE_FLOAT64] = FLOAT_ROW(f64),
+		[DTYPE_FLOAT32] = FLOAT_ROW(f32),
+		[DTYPE_FLOAT16] = FLOAT_ROW(f16),
+		[DTYPE_BFLOAT16] = FLOAT_ROW(bf16),
+		[DTYPE_INT64] = INTEGER_ROW(i64, i64_sum),
+		[DTYPE_INT32] = INTEGER_ROW(i32, i32_sum),
+		[DTYPE_INT16] = INTEGER_ROW(i16, i16_sum),
+		[DTYPE_INT8] = INTEGER_ROW(i8, i8_sum),
+		[DTYPE_UINT8] = INTEGER_ROW(u8, i8_sum),
+		[DTYPE_BOOL] = {
+			[REDUCTION_SUM] = bool_or,
+			[REDUCTION_MIN] = bool_and,
+			[REDUCTION_MAX] = bool_or,
+		},
+	},
+};
