@@ -1,0 +1,244 @@
+"""bps: gradient communication through the daemon of this machine.
+
+    import bps
+    bps.init()
+    mean = bps.push_pull(gradient)      # over all ranks
+
+The calls here take NumPy arrays, array.array, bytearray and memoryview; bps.torch has the same and more for PyTorch. Start
+several ranks with `bpslaunch -np 4 python train.py`. See bps_python(7).
+"""
+
+import ctypes
+
+from . import _ops
+from ._buffers import Tensor as _Tensor
+from ._client import Arena as _Arena
+from ._client import current as _current
+from ._client import init, is_initialized, shutdown
+from ._errors import (
+    BpsCanceledError,
+    BpsConnectionError,
+    BpsError,
+    BpsNotInitializedError,
+    BpsTimeoutError,
+    BpsValueError,
+)
+from ._library import SIZES, Reduction
+from ._ops import Handle
+
+__version__ = "0.1.0"
+
+Average = Reduction.AVERAGE
+Sum = Reduction.SUM
+Min = Reduction.MIN
+Max = Reduction.MAX
+
+__all__ = [
+    "Average",
+    "BpsCanceledError",
+    "BpsConnectionError",
+    "BpsError",
+    "BpsNotInitializedError",
+    "BpsTimeoutError",
+    "BpsValueError",
+    "Handle",
+    "Max",
+    "Min",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "alloc",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_async",
+    "broadcast_object",
+    "empty",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "shutdown",
+    "size",
+    "synchronize",
+    "zeros",
+]
+
+
+def rank():
+    """The number of this process in its job, from 0."""
+    return _current().rank
+
+
+def size():
+    """Processes of the job."""
+    return _current().size
+
+
+def local_rank():
+    """The number of this process among the job's processes on this machine."""
+    return _current().local_rank
+
+
+def local_size():
+    """The job's processes on this machine."""
+    return _current().local_size
+
+
+# -- Memory
+
+
+def alloc(nbytes):
+    """nbytes of zeroed memory that the daemon reaches without a copy, as an object with the buffer protocol."""
+    return _Arena.buffer(_current(), nbytes)
+
+
+def zeros(shape, dtype="float32"):
+    """A NumPy array in memory that the daemon reaches without a copy."""
+    import numpy
+
+    dtype = numpy.dtype(dtype)
+    shape = (shape,) if isinstance(shape, int) else tuple(shape)
+    count = 1
+    for extent in shape:
+        count *= extent
+    buffer = alloc(max(1, count * dtype.itemsize))
+    return numpy.frombuffer(buffer, dtype, count).reshape(shape)
+
+
+empty = zeros  # fresh memory from the kernel is zeroed anyway
+
+
+# -- Operations. Those that end in _async return a Handle at once.
+
+
+def poll(handle):
+    """Whether synchronize(handle) would return at once."""
+    return handle.poll()
+
+
+def synchronize(handle, timeout=None):
+    """Waits for an operation and returns its result. timeout in seconds: BpsTimeoutError when it passes."""
+    return handle.wait(timeout)
+
+
+def _one(request, result):
+    """Steps of an operation that is one request."""
+    yield request
+    return result
+
+
+def push_pull_async(x, average=None, name=None, *, op=None, output=None, priority=0):
+    """Starts push_pull(). Neither x nor output may be touched before the handle is complete."""
+    source = _Tensor(x)
+    target = source.like() if output is None else _Tensor(output, writable=True)
+    if target.dtype != source.dtype or target.span.count != source.span.count:
+        raise ValueError("output must have the type and the number of elements of the input")
+    reduction = _ops.choose_reduction(average, op)
+    return Handle(_one(_ops.push_pull(source.span, target.span, reduction, name, priority), target.object))
+
+
+def push_pull(x, average=None, name=None, *, op=None, output=None, priority=0):
+    """The average of x over all ranks, element by element; average=False or op=bps.Sum, bps.Min, bps.Max for another.
+
+    The result is a new object of x's kind, or output, which may be x itself.
+    """
+    return push_pull_async(x, average, name, op=op, output=output, priority=priority).wait()
+
+
+def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0):
+    """Starts broadcast()."""
+    source = _Tensor(x)
+    target = source.like() if output is None else _Tensor(output, writable=True)
+    if target.dtype != source.dtype or target.span.count != source.span.count:
+        raise ValueError("output must have the type and the number of elements of the input")
+    if target.object is not source.object and rank() == root_rank and source.span.count:
+        ctypes.memmove(target.span.address, source.span.address, source.span.count * SIZES[source.dtype])
+    return Handle(_one(_ops.broadcast(target.span, root_rank, name, priority), target.object))
+
+
+def broadcast(x, root_rank=0, name=None, *, output=None, priority=0):
+    """x of rank root_rank, on every rank. The result is a new object of x's kind, or output, which may be x itself."""
+    return broadcast_async(x, root_rank, name, output=output, priority=priority).wait()
+
+
+def allgather_async(x, name=None):
+    """Starts allgather()."""
+    source = _Tensor(x)
+
+    def steps():
+        result, _ = yield from _ops.all_gather(source.span, source.rows, source.row, lambda n: _made(source, n), name)
+        return result
+
+    return Handle(steps())
+
+
+def allgather(x, name=None):
+    """x of rank 0, rank 1, ... one after the other, along the first dimension, which may differ from rank to rank."""
+    return allgather_async(x, name).wait()
+
+
+def _made(source, rows):
+    target = source.like(rows)
+    return target.object, target.span
+
+
+def alltoall_async(x, splits=None, name=None):
+    """Starts alltoall()."""
+    source = _Tensor(x)
+    cut = _ops.equal_splits(source.rows) if splits is None else [int(n) for n in splits]
+
+    def steps():
+        result, rows = yield from _ops.all_to_all(
+            source.span, source.rows, source.row, cut, lambda n: _made(source, n), name
+        )
+        return result if splits is None else (result, rows)
+
+    return Handle(steps())
+
+
+def alltoall(x, splits=None, name=None):
+    """Sends splits[r] rows of x to rank r and returns what came from rank 0, rank 1, ... one after the other.
+
+    Without splits, x is cut evenly. With splits, returns (rows, how many came from each rank).
+    """
+    return alltoall_async(x, splits, name).wait()
+
+
+def reducescatter_async(x, op=Average, name=None):
+    """Starts reducescatter()."""
+    source = _Tensor(x)
+    rows = _ops.scatter_rows(source.rows)
+    target = source.like(rows[rank()])
+    request = _ops.reduce_scatter(source.span, target.span, source.row, rows, Reduction(op), name)
+    return Handle(_one(request, target.object))
+
+
+def reducescatter(x, op=Average, name=None):
+    """This rank's share of the rows of the reduction of x over all ranks; the first ranks get one more if uneven."""
+    return reducescatter_async(x, op, name).wait()
+
+
+def barrier():
+    """Returns when every rank has called it."""
+    request = _ops.barrier()
+    request.wait()
+    request.check()
+
+
+def broadcast_object(obj, root_rank=0, name=None):
+    """Any object that pickle can carry, from rank root_rank to every rank."""
+    return Handle(_ops.broadcast_object(obj, root_rank, name)).wait()
+
+
+def allgather_object(obj, name=None):
+    """The list of every rank's object."""
+    return Handle(_ops.allgather_object(obj, name)).wait()

@@ -1,0 +1,370 @@
+"""The process's connection to its daemon: one Client, made by init(), ended by shutdown() or at exit.
+
+Who locks what. Client.lock is held for every call into the library that does not block, so that shutdown() can know that
+nobody is inside. A thread that waits for a request holds no lock; it is counted in Client.inside instead, and looks up
+every SLICE_MS, which is also what lets Ctrl-C through.
+"""
+
+import atexit
+import ctypes
+import errno
+import os
+import threading
+import time
+import weakref
+
+from ._errors import BpsCanceledError, BpsError, BpsNotInitializedError, error_from
+from ._library import JoinParams, OpenParams, SubmitParams, last_error, library
+
+SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
+CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
+
+
+def _milliseconds(seconds):
+    return 0 if seconds is None else max(1, int(seconds * 1000))
+
+
+class Request:
+    """One submitted operation. Keeps what it works on alive until it has ended."""
+
+    __slots__ = ("_client", "_pointer", "_keep", "_waiters", "_ended", "error", "__weakref__")
+
+    def __init__(self, client, pointer, keep):
+        self._client = client
+        self._pointer = pointer
+        self._keep = keep
+        self._waiters = 0
+        self._ended = False
+        self.error = None
+
+    def poll(self):
+        """Whether it has ended, well or not."""
+        if self._ended:
+            return True
+        with self._client.lock:
+            self._client.check_process()
+            return self._look()
+
+    def wait(self, timeout=None):
+        """Waits until it has ended; False when timeout (in seconds) passed before."""
+        if self.poll():
+            return True
+        client = self._client
+        with client.lock:
+            if self._ended:
+                return True
+            client.inside += 1
+            self._waiters += 1
+        status, text = -errno.ETIMEDOUT, ""
+        try:
+            status, text = self._wait_sliced(None if timeout is None else time.monotonic() + timeout)
+        finally:
+            with client.lock:
+                client.inside -= 1
+                self._waiters -= 1
+                self._settle(status, text)
+                client.lock.notify_all()
+        return self._ended
+
+    def check(self):
+        """Raises how an ended request failed; nothing if it went well."""
+        if self.error is not None:
+            raise self.error
+
+    def cancel(self):
+        """Gives up a request that still waits for other ranks; it then ends with BpsCanceledError."""
+        client = self._client
+        with client.lock:
+            client.check_process()
+            if not self._ended:
+                client.call(client.lib.bps_request_cancel, self._pointer)
+
+    def _wait_sliced(self, deadline):
+        client, lib = self._client, self._client.lib
+        while True:
+            slice_ms = SLICE_MS
+            if deadline is not None:
+                slice_ms = min(SLICE_MS, max(0, int((deadline - time.monotonic()) * 1000)))
+            status = lib.bps_request_wait(self._pointer, slice_ms)
+            if status != -errno.ETIMEDOUT:
+                return status, last_error(lib) if status else ""
+            if client.closing:
+                raise BpsCanceledError(errno.ECANCELED, "bps is shutting down")
+            if deadline is not None and time.monotonic() >= deadline:
+                return status, ""
+
+    def _look(self):
+        """Under the lock: sees to the end of a request that is complete."""
+        if not self._ended and self._client.lib.bps_request_poll(self._pointer) != 0:
+            status = self._client.lib.bps_request_wait(self._pointer, 0)
+            self._settle(status, last_error(self._client.lib) if status else "")
+        return self._ended
+
+    def _settle(self, status, text):
+        """Under the lock: takes the outcome, and releases the request unless another thread waits in it."""
+        if status != -errno.ETIMEDOUT and not self._ended:
+            self.error = error_from(status, text) if status else None
+            self._ended = True
+        if self._ended and not self._waiters and self._pointer is not None:
+            self._client.lib.bps_request_free(self._pointer)
+            self._pointer = self._keep = None
+            self._client.outstanding.pop(self, None)
+
+
+class Arena:
+    """A piece of memory that the daemon reads and writes where it is. buffer is a ctypes array over it and keeps it."""
+
+    def __init__(self, client, size):
+        self._client = client
+        self._pointer = None
+        memory = ctypes.c_void_p()
+        with client.lock:
+            client.check_open()
+            client.call(client.lib.bps_memory_alloc, client.pointer, max(1, size), ctypes.byref(memory))
+        self._pointer = memory.value
+        self.address = client.lib.bps_memory_data(self._pointer)
+
+    @classmethod
+    def buffer(cls, client, size):
+        arena = cls(client, size)
+        buffer = (ctypes.c_char * size).from_address(arena.address)
+        buffer.arena = arena  # who views the buffer keeps the arena
+        return buffer
+
+    def __del__(self):
+        if self._pointer is not None and not self._client.forked:
+            with self._client.lock:
+                self._client.lib.bps_memory_free(self._pointer)
+
+
+class Client:
+    """A rank of a job."""
+
+    def __init__(self, lib, pointer):
+        self.lib = lib
+        self.pointer = pointer
+        self.lock = threading.Condition(threading.RLock())
+        self.inside = 0  # threads that wait in the library
+        self.closing = False
+        self.forked = False  # this process is a child of the one that the client belongs to
+        self.tensors = {}  # name: (pointer, dtype, elements)
+        self.outstanding = {}  # requests in the order of their submission; the values are of no use
+        self.rank = self.size = self.local_rank = self.local_size = self.node = 0
+        _clients.add(self)
+
+    # -- Calls
+
+    def call(self, function, *arguments):
+        status = function(*arguments)
+        if status < 0:
+            raise error_from(status, last_error(self.lib))
+        return status
+
+    def check_process(self):
+        if self.forked:
+            raise BpsError(errno.EPERM, "this belongs to the parent process; a child calls init() for itself")
+
+    def check_open(self):
+        self.check_process()
+        if self.closing:
+            raise BpsNotInitializedError(errno.ENOTCONN, "bps was shut down")
+
+    def learn_shape(self):
+        for what in ("rank", "size", "local_rank", "local_size", "node"):
+            setattr(self, what, self.call(getattr(self.lib, f"bps_client_{what}"), self.pointer))
+
+    def declare(self, name, dtype, elements):
+        known = self.tensors.get(name)
+        if known and known[1:] == (dtype, elements):
+            return known[0]
+        tensor = ctypes.c_void_p()
+        with self.lock:
+            self.check_open()
+            self.call(
+                self.lib.bps_tensor_declare, self.pointer, name.encode(), dtype, elements, ctypes.byref(tensor)
+            )
+            self.tensors[name] = (tensor.value, dtype, elements)
+        return tensor.value
+
+    def submit(self, tensor, params, keep):
+        params.size = ctypes.sizeof(SubmitParams)
+        return self._start(keep, self.lib.bps_submit, tensor, ctypes.byref(params))
+
+    def barrier(self, timeout=None):
+        return self._start(None, self.lib.bps_barrier, self.pointer, _milliseconds(timeout))
+
+    def _start(self, keep, function, *arguments):
+        pointer = ctypes.c_void_p()
+        while True:
+            with self.lock:
+                self.check_open()
+                status = function(*arguments, ctypes.byref(pointer))
+                if status == 0:
+                    request = Request(self, pointer.value, keep)
+                    self.outstanding[request] = None
+                    return request
+                error = error_from(status, last_error(self.lib))
+                oldest = next(iter(self.outstanding), None)
+                swept = self.sweep() if status == -errno.EAGAIN else 0
+            if status != -errno.EAGAIN or oldest is None:
+                raise error
+            if not swept:
+                oldest.wait()
+
+    def sweep(self):
+        """Under the lock: releases requests that have ended, among them those that nobody waits for. How many."""
+        before = len(self.outstanding)
+        for request in list(self.outstanding):
+            request._look()
+        return before - len(self.outstanding)
+
+    # -- End
+
+    def close(self):
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        with self.lock:
+            if self.closing:
+                return
+            self.closing = True
+            self.sweep()
+            while self.inside and time.monotonic() < deadline:
+                self.lock.wait(SLICE_MS / 1000)
+            if self.inside:
+                return  # a thread is stuck in the library: closing under its feet would crash, exiting will not
+            self.lib.bps_client_close(self.pointer)
+            for request in list(self.outstanding):
+                request._settle(-errno.ECANCELED, "bps was shut down before it was complete")
+            for tensor, _, _ in self.tensors.values():
+                self.lib.bps_tensor_free(tensor)
+            self.tensors.clear()
+            self.pointer = None
+
+
+_clients = weakref.WeakSet()
+_current = None
+_init_lock = threading.Lock()
+
+
+def _forget_after_fork():
+    global _current, _init_lock
+    _current = None
+    _init_lock = threading.Lock()
+    for client in list(_clients):
+        client.forked = True
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
+
+
+def current():
+    """The client of this process."""
+    client = _current
+    if client is None:
+        raise BpsNotInitializedError(errno.ENOTCONN, "bps is not initialized: call init() first")
+    return client
+
+
+def is_initialized():
+    """Whether init() was called in this process, and shutdown() was not since."""
+    return _current is not None
+
+
+def _run_interruptible(function):
+    """Runs a call that blocks for long in a thread of its own, so that Ctrl-C ends the waiting for it."""
+    outcome = []
+
+    def run():
+        try:
+            outcome.append((function(), None))
+        except BaseException as error:  # handed over to the thread that asked
+            outcome.append((None, error))
+
+    thread = threading.Thread(target=run, name="bps-join", daemon=True)
+    thread.start()
+    while thread.is_alive():
+        thread.join(SLICE_MS / 1000)
+    result, error = outcome[0]
+    if error is not None:
+        raise error
+    return result
+
+
+_JOIN_FIELDS = {
+    "job": "job",
+    "rank": "rank",
+    "size": "world_size",
+    "local_rank": "local_rank",
+    "local_size": "local_size",
+    "node": "node",
+    "nodes": "n_nodes",
+    "min_servers": "min_servers",
+    "part_bytes": "part_bytes",
+    "force_distributed": "force_distributed",
+}
+
+
+def _join_params(lib, secret, timeout, request_timeout, shape):
+    params = JoinParams(size=ctypes.sizeof(JoinParams))
+    status = lib.bps_join_params_from_environment(ctypes.byref(params))
+    if status < 0:
+        raise error_from(status, last_error(lib))
+    for name, value in shape.items():
+        if name not in _JOIN_FIELDS:
+            raise TypeError(f"init() has no argument {name!r}; there are: {', '.join(_JOIN_FIELDS)}")
+        if value is not None:
+            setattr(params, _JOIN_FIELDS[name], value.encode() if isinstance(value, str) else int(value))
+    if secret is not None:
+        secret = secret.encode() if isinstance(secret, str) else bytes(secret)
+        params.secret = ctypes.cast(ctypes.c_char_p(secret), ctypes.c_void_p)
+        params.secret_len = len(secret)
+    if timeout is not None:
+        params.timeout_ms = _milliseconds(timeout)
+    if request_timeout is not None:
+        params.request_timeout_ms = _milliseconds(request_timeout)
+    return params, secret
+
+
+def init(socket=None, *, secret=None, timeout=None, request_timeout=None, connect_timeout=3.0, **shape):
+    """Connects to the daemon of this machine and becomes a rank of a job; returns when all its ranks have come.
+
+    Everything comes from the environment unless it is given: see libbps_client(3) for the variables. Times are in
+    seconds. shape: job, rank, size, local_rank, local_size, node, nodes, min_servers, part_bytes, force_distributed.
+    Does nothing when it was called before.
+    """
+    global _current
+    with _init_lock:
+        if _current is not None:
+            return
+        lib = library()
+        params, kept = _join_params(lib, secret, timeout, request_timeout, shape)
+        where = os.fsencode(socket) if socket is not None else None
+        opening = OpenParams(ctypes.sizeof(OpenParams), where, int(connect_timeout * 1000))
+
+        def open_and_join():
+            pointer = ctypes.c_void_p()
+            status = lib.bps_client_open(ctypes.byref(opening), ctypes.byref(pointer))
+            if status < 0:
+                raise error_from(status, last_error(lib))
+            client = Client(lib, pointer.value)
+            try:
+                client.call(lib.bps_client_join, client.pointer, ctypes.byref(params))
+                client.learn_shape()
+            except BaseException:
+                client.close()
+                raise
+            return client
+
+        client = _run_interruptible(open_and_join)
+        del kept  # what params.secret pointed to
+        _current = client
+
+
+def shutdown():
+    """Leaves the job and the daemon. What is not complete ends with BpsCanceledError. Happens by itself at exit."""
+    global _current
+    client, _current = _current, None
+    if client is not None:
+        client.close()
+
+
+atexit.register(shutdown)

@@ -1,0 +1,196 @@
+"""libbps_client as ctypes sees it: where it is found, its structures and its functions. Repeats client/bps.h.
+
+ctypes lets go of the interpreter lock for the length of every call, so a thread that waits in the library stops nobody.
+"""
+
+import ctypes
+import enum
+import glob
+import os
+from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+SONAME = "libbps_client.so.0"
+VARIABLE = 2**64 - 1  # BPS_VARIABLE
+
+
+class DType(enum.IntEnum):
+    FLOAT64 = 1
+    FLOAT32 = 2
+    FLOAT16 = 3
+    BFLOAT16 = 4
+    INT64 = 5
+    INT32 = 6
+    INT16 = 7
+    INT8 = 8
+    UINT8 = 9
+    BOOL = 10
+
+
+SIZES = {
+    DType.FLOAT64: 8,
+    DType.FLOAT32: 4,
+    DType.FLOAT16: 2,
+    DType.BFLOAT16: 2,
+    DType.INT64: 8,
+    DType.INT32: 4,
+    DType.INT16: 2,
+    DType.INT8: 1,
+    DType.UINT8: 1,
+    DType.BOOL: 1,
+}
+
+
+class Operation(enum.IntEnum):
+    PUSH_PULL = 1
+    BROADCAST = 2
+    ALL_GATHER = 3
+    REDUCE_SCATTER = 4
+    ALL_TO_ALL = 5
+    BARRIER = 6
+
+
+class Reduction(enum.IntEnum):
+    SUM = 1
+    AVERAGE = 2
+    MIN = 3
+    MAX = 4
+
+
+class OpenParams(ctypes.Structure):
+    _fields_ = [("size", c_size_t), ("socket", c_char_p), ("timeout_ms", c_int64)]
+
+
+class JoinParams(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("job", c_char_p),
+        ("secret", c_void_p),
+        ("secret_len", c_size_t),
+        ("rank", c_uint32),
+        ("world_size", c_uint32),
+        ("local_rank", c_uint32),
+        ("local_size", c_uint32),
+        ("node", c_uint32),
+        ("n_nodes", c_uint32),
+        ("timeout_ms", c_int64),
+        ("request_timeout_ms", c_int64),
+        ("min_servers", c_uint32),
+        ("part_bytes", c_uint32),
+        ("force_distributed", c_int),
+    ]
+
+
+class SubmitParams(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("operation", c_int),
+        ("reduction", c_int),
+        ("input", c_void_p),
+        ("output", c_void_p),
+        ("input_count", c_uint64),
+        ("output_count", c_uint64),
+        ("counts", POINTER(c_uint64)),
+        ("receive_counts", POINTER(c_uint64)),
+        ("root", c_uint32),
+        ("priority", c_int32),
+        ("timeout_ms", c_int64),
+    ]
+
+
+# Objects of the library are plain addresses here (None for NULL).
+_OUT = POINTER(c_void_p)
+_PROTOTYPES = {
+    "bps_error": (c_char_p, []),
+    "bps_version": (c_char_p, []),
+    "bps_client_open": (c_int, [POINTER(OpenParams), _OUT]),
+    "bps_client_close": (None, [c_void_p]),
+    "bps_client_fd": (c_int, [c_void_p]),
+    "bps_client_dispatch": (c_int, [c_void_p]),
+    "bps_join_params_from_environment": (c_int, [POINTER(JoinParams)]),
+    "bps_client_join": (c_int, [c_void_p, POINTER(JoinParams)]),
+    "bps_client_leave": (c_int, [c_void_p]),
+    "bps_client_rank": (c_int, [c_void_p]),
+    "bps_client_size": (c_int, [c_void_p]),
+    "bps_client_local_rank": (c_int, [c_void_p]),
+    "bps_client_local_size": (c_int, [c_void_p]),
+    "bps_client_node": (c_int, [c_void_p]),
+    "bps_memory_alloc": (c_int, [c_void_p, c_size_t, _OUT]),
+    "bps_memory_data": (c_void_p, [c_void_p]),
+    "bps_memory_len": (c_size_t, [c_void_p]),
+    "bps_memory_free": (None, [c_void_p]),
+    "bps_tensor_declare": (c_int, [c_void_p, c_char_p, c_int, c_uint64, _OUT]),
+    "bps_tensor_wait": (c_int, [c_void_p, c_int64]),
+    "bps_tensor_free": (None, [c_void_p]),
+    "bps_submit": (c_int, [c_void_p, POINTER(SubmitParams), _OUT]),
+    "bps_barrier": (c_int, [c_void_p, c_int64, _OUT]),
+    "bps_request_poll": (c_int, [c_void_p]),
+    "bps_request_wait": (c_int, [c_void_p, c_int64]),
+    "bps_request_error": (c_char_p, [c_void_p]),
+    "bps_request_cancel": (c_int, [c_void_p]),
+    "bps_request_free": (None, [c_void_p]),
+}
+
+
+def _newest(pattern):
+    return max(glob.glob(pattern), key=os.path.getmtime, default=None)
+
+
+def bundled(name):
+    """The path of a file that came inside the wheel, or None."""
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_bundled", name)
+    return path if os.path.exists(path) else None
+
+
+def from_build_tree(name):
+    """The newest file of that name in a build folder of the source tree that this package lies in, or None."""
+    top = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..", "..")
+    if not os.path.exists(os.path.join(top, "client", "bps.h")):
+        return None
+    found = _newest(os.path.join(top, "build*", "*", name))
+    return os.path.abspath(found) if found else None
+
+
+def _candidates():
+    chosen = os.environ.get("BPS_LIBRARY")
+    if chosen:
+        yield "$BPS_LIBRARY", chosen
+        return
+    yield "in the package", bundled(SONAME)
+    yield "in the system", SONAME
+    yield "in a build folder", from_build_tree(SONAME)
+
+
+def _open():
+    tried = []
+    for where, path in _candidates():
+        if path is None:
+            tried.append(f"{where}: none")
+            continue
+        try:
+            return ctypes.CDLL(path)
+        except OSError as error:
+            tried.append(f"{where}: {error}")
+    raise ImportError(f"cannot load {SONAME}, the library of bps; set BPS_LIBRARY to it. Tried " + "; ".join(tried))
+
+
+_loaded = None
+
+
+def library():
+    """The library, loaded at the first call."""
+    global _loaded
+    if _loaded is None:
+        lib = _open()
+        for name, (result, arguments) in _PROTOTYPES.items():
+            try:
+                function = getattr(lib, name)
+            except AttributeError:
+                raise ImportError(f"{lib._name} has no {name}: it is not the {SONAME} of this version") from None
+            function.restype, function.argtypes = result, arguments
+        _loaded = lib
+    return _loaded
+
+
+def last_error(lib):
+    """Why the last call of this thread failed."""
+    return (lib.bps_error() or b"").decode(errors="replace")

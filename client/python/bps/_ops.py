@@ -1,0 +1,271 @@
+"""Operations on memory: what the front ends for NumPy and PyTorch have in common.
+
+A Span is a piece of memory. Functions that need one message return its Request; operations that need more than one, one
+after the other, are generators that yield each Request and return the result, to be run by a Handle.
+"""
+
+import ctypes
+import errno
+import pickle
+import threading
+import time
+
+from . import _client
+from ._errors import BpsTimeoutError, BpsValueError
+from ._library import VARIABLE, DType, Operation, Reduction, SubmitParams
+
+
+class Span:
+    """count elements of dtype at address. owner keeps the memory."""
+
+    __slots__ = ("address", "dtype", "count", "owner")
+
+    def __init__(self, address, dtype, count, owner=None):
+        self.address = address if count else None
+        self.dtype = dtype
+        self.count = count
+        self.owner = owner
+
+
+class Handle:
+    """An operation under way. wait() gives its result; poll() tells whether wait() would return at once."""
+
+    def __init__(self, steps):
+        self._lock = threading.Lock()
+        self._steps = steps
+        self._request = None
+        self._result = None
+        self._error = None
+        self._advance()
+
+    def poll(self):
+        with self._lock:
+            while self._steps is not None and self._request.poll():
+                self._take()
+            return self._steps is None
+
+    def wait(self, timeout=None):
+        """The result. timeout in seconds: BpsTimeoutError when it passes; the operation then goes on."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._lock:
+            while self._steps is not None:
+                left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                if not self._request.wait(left):
+                    raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {timeout} s")
+                self._take()
+            if self._error is not None:
+                raise self._error
+            return self._result
+
+    def cancel(self):
+        """Gives up an operation that still waits for other ranks; it then ends with BpsCanceledError for all."""
+        request = self._request
+        if request is not None:
+            request.cancel()
+
+    def _take(self):
+        if self._request.error is not None:
+            self._end(error=self._request.error)
+        else:
+            try:
+                self._advance()
+            except Exception as error:
+                self._end(error=error)
+
+    def _advance(self):
+        try:
+            self._request = next(self._steps)
+        except StopIteration as stop:
+            self._end(result=stop.value)
+
+    def _end(self, result=None, error=None):
+        steps, self._steps, self._request = self._steps, None, None
+        self._result, self._error = result, error
+        steps.close()
+
+
+def tensor_name(operation, name, dtype, count):
+    """The name that all ranks give the tensor of a call.
+
+    Calls without a name share one tensor for each kind, type and size: there are then as many names as there are shapes,
+    not as many as there are calls, and every rank comes to the same name whatever it did before.
+    """
+    if name is not None:
+        return f"{operation}.{name}"
+    size = "any" if count == VARIABLE else count
+    return f"{operation}.noname.{dtype.name.lower()}.{size}"
+
+
+def _counts(values):
+    return (ctypes.c_uint64 * len(values))(*values)
+
+
+def _submit(client, name, elements, source, target, operation, **more):
+    tensor = client.declare(name, target.dtype, elements)
+    counts = more.get("counts"), more.get("receive_counts")
+    params = SubmitParams(
+        operation=operation,
+        reduction=more.get("reduction", 0),
+        input=source.address,
+        output=target.address,
+        input_count=source.count,
+        output_count=target.count,
+        counts=counts[0],
+        receive_counts=counts[1],
+        root=more.get("root", 0),
+        priority=more.get("priority", 0),
+    )
+    return client.submit(tensor, params, (source.owner, target.owner))
+
+
+def push_pull(source, target, reduction, name=None, priority=0):
+    client = _client.current()
+    full = tensor_name("push_pull", name, source.dtype, source.count)
+    return _submit(
+        client, full, source.count, source, target, Operation.PUSH_PULL, reduction=reduction, priority=priority
+    )
+
+
+def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=False):
+    """In place: span holds what is sent on the root, and what has come elsewhere."""
+    client = _client.current()
+    if not 0 <= root < client.size:
+        raise BpsValueError(errno.EINVAL, f"root rank {root} is not one of the {client.size} ranks")
+    elements = VARIABLE if variable else span.count
+    full = tensor_name(kind, name, span.dtype, elements)
+    source = Span(span.address if client.rank == root else None, span.dtype, span.count)
+    return _submit(client, full, elements, source, span, Operation.BROADCAST, root=root, priority=priority)
+
+
+def barrier(timeout=None):
+    return _client.current().barrier(timeout)
+
+
+def _int64_span(values):
+    array = (ctypes.c_int64 * len(values))(*values)
+    return array, Span(ctypes.addressof(array), DType.INT64, len(values), array)
+
+
+def _check_rows(client, rows, row, what):
+    for rank, other in enumerate(rows):
+        if other != row:
+            raise BpsValueError(
+                errno.EINVAL,
+                f"{what}: rank {rank} gives rows of {other} elements, rank {client.rank} rows of {row}: "
+                "only the first dimension may differ",
+            )
+
+
+def all_gather(span, rows, row, make, name=None):
+    """Steps. span: rows of row elements. make(rows) gives (result, Span). Returns (result, rows of each rank)."""
+    client = _client.current()
+    full = tensor_name("all_gather", name, span.dtype, VARIABLE)
+    _, mine = _int64_span([rows, row])
+    table, all_of_them = _int64_span([0] * (2 * client.size))
+    yield _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER)
+    _check_rows(client, table[1::2], row, full)
+    rows = table[0::2]
+    result, target = make(sum(rows))
+    counts = _counts([n * row for n in rows])
+    yield _submit(client, full, VARIABLE, span, target, Operation.ALL_GATHER, counts=counts)
+    return result, rows
+
+
+def all_to_all(span, rows, row, splits, make, name=None):
+    """Steps. span: rows of row elements. splits: rows for each rank. make(rows) gives (result, Span). Returns (result, rows from each rank)."""
+    client = _client.current()
+    full = tensor_name("all_to_all", name, span.dtype, VARIABLE)
+    if len(splits) != client.size or min(splits) < 0 or sum(splits) != rows:
+        raise BpsValueError(
+            errno.EINVAL,
+            f"{full}: splits {list(splits)} do not cut {rows} rows for {client.size} ranks",
+        )
+    _, mine = _int64_span([value for n in splits for value in (n, row)])
+    table, others = _int64_span([0] * (2 * client.size))
+    yield _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL)
+    _check_rows(client, table[1::2], row, full)
+    rows = table[0::2]
+    result, target = make(sum(rows))
+    yield _submit(
+        client,
+        full,
+        VARIABLE,
+        span,
+        target,
+        Operation.ALL_TO_ALL,
+        counts=_counts([n * row for n in splits]),
+        receive_counts=_counts([n * row for n in rows]),
+    )
+    return result, rows
+
+
+def equal_splits(rows):
+    """Rows for each rank, when rows must be cut evenly."""
+    size = _client.current().size
+    if rows % size:
+        raise BpsValueError(errno.EINVAL, f"{rows} rows cannot be cut evenly for {size} ranks: give splits")
+    return [rows // size] * size
+
+
+def scatter_rows(rows):
+    """Rows that each rank gets of a reduce_scatter: the first ranks get one more where it is uneven."""
+    size = _client.current().size
+    return [rows // size + (rank < rows % size) for rank in range(size)]
+
+
+def reduce_scatter(source, target, row, rows, reduction, name=None):
+    client = _client.current()
+    full = tensor_name("reduce_scatter", name, source.dtype, source.count)
+    counts = _counts([n * row for n in rows])
+    return _submit(
+        client, full, source.count, source, target, Operation.REDUCE_SCATTER, counts=counts, reduction=reduction
+    )
+
+
+def _bytes_span(buffer):
+    """Of a bytearray. The view keeps the bytearray from being resized or freed."""
+    view = (ctypes.c_char * len(buffer)).from_buffer(buffer)
+    return Span(ctypes.addressof(view), DType.UINT8, len(buffer), view)
+
+
+def broadcast_object(obj, root, name=None):
+    """Steps."""
+    client = _client.current()
+    data = bytearray(pickle.dumps(obj)) if client.rank == root else None
+    size, size_span = _int64_span([len(data) if data is not None else 0])
+    name = "noname" if name is None else name
+    yield broadcast(size_span, root, f"{name}.size", kind="broadcast_object")
+    if data is None:
+        data = bytearray(size[0])
+    yield broadcast(_bytes_span(data), root, name, kind="broadcast_object", variable=True)
+    return obj if client.rank == root else pickle.loads(data)
+
+
+def allgather_object(obj, name=None):
+    """Steps. Returns the list of all ranks' objects."""
+    data = bytearray(pickle.dumps(obj))
+
+    def make(size):
+        gathered = bytearray(size)
+        return gathered, _bytes_span(gathered)
+
+    name = "noname" if name is None else name
+    gathered, sizes = yield from all_gather(_bytes_span(data), len(data), 1, make, f"object.{name}")
+    objects, start = [], 0
+    for size in sizes:
+        objects.append(pickle.loads(memoryview(gathered)[start : start + size]))
+        start += size
+    return objects
+
+
+def choose_reduction(average, op, default=Reduction.AVERAGE):
+    """The reduction that the arguments average (BytePS's, Horovod's old one) and op (Horovod's) ask for."""
+    if op is not None:
+        if average is not None:
+            raise ValueError("give average or op, not both")
+        return Reduction(op)
+    if average is None:
+        return default
+    return Reduction.AVERAGE if average else Reduction.SUM
+
+

@@ -1,0 +1,96 @@
+"""State of a model and an optimizer, from one rank to all."""
+
+import torch
+
+from .. import _ops
+from .._ops import Handle
+from . import ops
+
+
+def broadcast_object(obj, root_rank=0, name=None):
+    """Any object that pickle can carry, from rank root_rank to every rank."""
+    return Handle(_ops.broadcast_object(obj, root_rank, name)).wait()
+
+
+def allgather_object(obj, name=None):
+    """The list of every rank's object."""
+    return Handle(_ops.allgather_object(obj, name)).wait()
+
+
+def broadcast_parameters(params, root_rank, prefix="Parameter."):
+    """Writes the tensors of rank root_rank into those of every rank.
+
+    params: a dict (model.state_dict()) or pairs of name and tensor (model.named_parameters()). What is no tensor is left
+    alone.
+    """
+    named = list(params.items()) if isinstance(params, dict) else list(params)
+    if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
+        raise ValueError("params must be a dict or pairs of name and tensor")
+    handles = [
+        ops.broadcast_async_(tensor, root_rank, f"{prefix}{name}") for name, tensor in named if torch.is_tensor(tensor)
+    ]
+    for handle in handles:
+        handle.wait()
+
+
+class _Hole:
+    """Where a tensor was, in a structure that is sent without its tensors."""
+
+    def __init__(self, tensor, number):
+        self.shape, self.dtype, self.number = tuple(tensor.shape), tensor.dtype, number
+
+
+def _take_tensors_out(value, tensors):
+    if torch.is_tensor(value):
+        tensors.append(value)
+        return _Hole(value, len(tensors) - 1)
+    if isinstance(value, dict):
+        return {key: _take_tensors_out(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_take_tensors_out(item, tensors) for item in value)
+    return value
+
+
+def _put_tensors_in(value, tensors):
+    if isinstance(value, _Hole):
+        return tensors[value.number]
+    if isinstance(value, dict):
+        return {key: _put_tensors_in(item, tensors) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)(_put_tensors_in(item, tensors) for item in value)
+    return value
+
+
+def _holes(value):
+    if isinstance(value, _Hole):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _holes(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _holes(item)
+
+
+def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter."):
+    """Gives the optimizer of every rank the state of rank root_rank's: what its state_dict() holds, tensors and all.
+
+    The state of the other ranks need not exist before.
+    """
+    from .. import rank
+
+    mine = rank() == root_rank
+    tensors = []
+    skeleton = _take_tensors_out(optimizer.state_dict(), tensors) if mine else None
+    skeleton = broadcast_object(skeleton, root_rank, f"{prefix}optimizer")
+    if not mine:
+        tensors = [torch.empty(hole.shape, dtype=hole.dtype) for hole in sorted(_holes(skeleton), key=lambda h: h.number)]
+    # Their names hold what they are, because an optimizer may have other state the next time.
+    handles = []
+    for i, tensor in enumerate(tensors):
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        handles.append(ops.broadcast_async_(tensor, root_rank, f"{prefix}optimizer.{i}.{str(tensor.dtype)[6:]}.{shape}"))
+    for handle in handles:
+        handle.wait()
+    if not mine:
+        optimizer.load_state_dict(_put_tensors_in(skeleton, tensors))
