@@ -1,0 +1,125 @@
+#!/usr/bin/env python3
+"""The numbers of the main job, beside what the machine can do at all, measured in turns in the same run.
+
+    bench_basic.py [--bytes N] [--repeats N] [--json FILE]
+
+start      from starting bpslaunch to the first reduced tensor (1 KiB, NumPy), with a daemon of its own
+local      push_pull of --bytes by 4 ranks of one machine; limit: memcpy of as many bytes for each rank
+cluster    push_pull by 4 nodes of one rank and 4 spare servers, over TCP; limit: one TCP stream of the machine, which
+           8 daemons share here: each byte crosses it 2 x 4 times
+Goodput is bytes of one rank's tensor over the time of the slowest rank. Medians; [lowest ... highest].
+"""
+import argparse, json, os, statistics, subprocess, sys, time
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+
+TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
+LIMITS = os.path.join(BUILD, 'tests', 'bench', 'limits')
+RANK = os.path.join(BUILD, 'tests', 'bench', 'rank')
+
+
+def inside(netns, argv):
+    return ['ip', 'netns', 'exec', netns] + argv if netns else argv
+
+
+def job(cluster, layout, n_bytes, repeats, name):
+    """Nanoseconds of each repetition: the slowest rank's."""
+    ranks, size = [], sum(layout)
+    for node, local_size in enumerate(layout):
+        for local_rank in range(local_size):
+            argv = [RANK, cluster.daemons[node].socket, name, len(ranks), size, local_rank, local_size, node, len(layout),
+                    n_bytes, repeats]
+            ranks.append(subprocess.Popen(inside(cluster.netns and f'{cluster.netns}{node}', list(map(str, argv))),
+                                          stdout=subprocess.PIPE, text=True))
+    columns = []
+    for rank in ranks:
+        out, _ = rank.communicate()
+        if rank.returncode:
+            raise SystemExit(f'bench: a rank ended with {rank.returncode}')
+        columns.append(list(map(int, out.split())))
+    return [max(row) for row in zip(*columns)]
+
+
+def copy_ns(n_bytes, threads):
+    return int(subprocess.run([LIMITS, 'copy', str(n_bytes), str(threads)], capture_output=True, check=True).stdout)
+
+
+def tcp_ns(n_bytes, netns, host):
+    listener = subprocess.Popen(inside(netns and netns + '1', [LIMITS, 'listen', host]), stdout=subprocess.PIPE, text=True)
+    port = listener.stdout.readline().strip()
+    out = subprocess.run(inside(netns and netns + '0', [LIMITS, 'send', host, port, str(n_bytes)]), capture_output=True,
+                         check=True).stdout
+    listener.wait()
+    return int(out)
+
+
+def start_ms(n_ranks):
+    """bpslaunch of a script whose rank 0 prints the time, on the clock that all processes share, of its first result."""
+    script = ('import time, bps\n'
+              'import array\n'
+              'bps.init()\n'
+              'x = array.array("f", [1.0]) * 256\n'
+              'y = bps.push_pull(x, average=False, name="first")\n'
+              'if bps.rank() == 0: print(time.monotonic_ns(), flush=True)\n'
+              'bps.shutdown()\n')
+    env = {**os.environ, 'BPS_DAEMON': os.path.join(BUILD, 'daemon', 'bps-daemon'),
+           'BPS_LIBRARY': os.path.join(BUILD, 'client', 'libbps_client.so.0'),
+           'PYTHONPATH': os.path.join(TOP, 'client', 'python')}
+    env.pop('BPS_SOCKET', None)
+    began = time.monotonic_ns()
+    out = subprocess.run([sys.executable, os.path.join(TOP, 'client', 'python', 'bps', 'launch.py'), '--no-shared-daemon',
+                          '-np', str(n_ranks), sys.executable, '-c', script], env=env, capture_output=True, text=True)
+    if out.returncode:
+        raise SystemExit(f'bench: bpslaunch: {out.stderr}')
+    first = min(int(line.split()[-1]) for line in out.stdout.splitlines() if line.split()[-1].isdigit())
+    return (first - began) / 1e6
+
+
+def spread(values, digits):
+    return f'{statistics.median(values):9.{digits}f} [{min(values):.{digits}f} ... {max(values):.{digits}f}]'
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument('--bytes', type=int, default=256 << 20)
+    parser.add_argument('--repeats', type=int, default=5)
+    parser.add_argument('--json')
+    options = parser.parse_args()
+    n, turns, rows = options.bytes, options.repeats, []
+
+    def row(name, unit, values, digits=2, **more):
+        rows.append({'name': name, 'unit': unit, 'median': statistics.median(values), 'values': values, **more})
+        print(f'{name:58}{spread(values, digits)} {unit}', flush=True)
+
+    for ranks in (1, 4):
+        row(f'start: bpslaunch to first result, {ranks} rank{"s"[:ranks > 1]}', 'ms', [start_ms(ranks) for _ in range(turns)], 0)
+
+    local, copies = [], []
+    with Cluster(1) as cluster:
+        for turn in range(turns):
+            copies += [n * min(4, os.cpu_count()) / copy_ns(n, min(4, os.cpu_count()))]
+            local += [n / ns for ns in job(cluster, (4,), n, 1, f'local{turn}')]
+    row(f'local: memcpy of this machine, {min(4, os.cpu_count())} threads together', 'GB/s', copies)
+    row(f'local: push_pull of {n >> 20} MiB, 4 ranks', 'GB/s', local)
+    limit = statistics.median(copies) / 4
+    row('local: share of the limit (a copy for each rank)', '%', [100 * x / limit for x in local], 1)
+
+    prefix, network = netns(8) if not os.geteuid() and shutil.which('ip') else (None, None)
+    import contextlib
+    shared, streams = [], []
+    with network or contextlib.nullcontext(), Cluster(4, 4, colocated=False, netns=prefix) as cluster:
+        host = cluster.addresses[1].rsplit(':', 1)[0]
+        for turn in range(turns):
+            streams += [n / tcp_ns(n, prefix, host)]
+            shared += [n / ns for ns in job(cluster, (1, 1, 1, 1), n, 1, f'cluster{turn}')]
+    where = 'network namespaces' if prefix else 'loopback'
+    row(f'cluster: one TCP stream of this machine ({where})', 'GB/s', streams)
+    row(f'cluster: push_pull of {n >> 20} MiB, 4 nodes + 4 servers', 'GB/s', shared)
+    limit = statistics.median(streams) / 8
+    row('cluster: share of the limit (every byte through one stream)', '%', [100 * x / limit for x in shared], 1)
+    if options.json:
+        with open(options.json, 'w') as file:
+            json.dump({'benchmark': 'basic', 'bytes': n, 'cores': os.cpu_count(), 'rows': rows}, file, indent=1)
+
+
+main()
