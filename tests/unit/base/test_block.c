@@ -1,0 +1,136 @@
+#include "base/block.h"
+#include "test.h"
+#include <pthread.h>
+
+TEST(sizes_and_alignment)
+{
+	static const size_t lens[] = { 0,    1,	   255,	  256,		 257,
+				       4096, 4097, 65536, (4 << 20) + 1, 4 << 20 };
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+
+	ASSERT_OK(block_cache_new(1 << 20, &cache));
+	for (size_t i = 0; i < ARRAY_SIZE(lens); i++) {
+		_cleanup_(block_unrefp) struct block *block = NULL;
+
+		ASSERT_OK(block_new(cache, lens[i], NULL, &block));
+		ASSERT_EQ(block->len, lens[i]);
+		ASSERT_EQ((uintptr_t)block->data % CACHE_LINE, 0);
+		memset(block->data, 0xff, lens[i]); /* the address sanitizer looks */
+		ASSERT_EQ(block_cache_used(cache), lens[i]);
+	}
+	ASSERT_EQ(block_cache_used(cache), 0);
+}
+
+TEST(absurd_length_is_refused)
+{
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+	struct block *block = NULL;
+	struct quota quota;
+
+	quota_init(&quota, UINT64_MAX, NULL);
+	ASSERT_OK(block_cache_new(0, &cache));
+	ASSERT_EQ(block_new(cache, SIZE_MAX, &quota, &block), -ENOMEM);
+	ASSERT_EQ(block_new(cache, ((size_t)1 << 40) + 1, &quota, &block), -ENOMEM);
+	ASSERT_TRUE(!block);
+	ASSERT_EQ(quota_used(&quota), 0);
+}
+
+TEST(steady_state_uses_the_same_memory)
+{
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+	struct block *block, *first;
+
+	ASSERT_OK(block_cache_new(1 << 20, &cache));
+	ASSERT_OK(block_new(cache, 5000, NULL, &first));
+	(void)block_unref(first);
+	for (unsigned i = 0; i < 10; i++) {
+		ASSERT_OK(block_new(cache, 8192 - i, NULL, &block));
+		ASSERT_TRUE(block == first);
+		ASSERT_EQ(block->len, 8192 - i);
+		(void)block_unref(block);
+	}
+}
+
+TEST(cache_keeps_no_more_than_its_limit)
+{
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+	struct block *blocks[3], *block;
+
+	ASSERT_OK(block_cache_new(2048, &cache));
+	for (size_t i = 0; i < ARRAY_SIZE(blocks); i++)
+		ASSERT_OK(block_new(cache, 1024, NULL, &blocks[i]));
+	/* The third does not fit: the two before it come back, last first. */
+	for (size_t i = 0; i < ARRAY_SIZE(blocks); i++)
+		(void)block_unref(blocks[i]);
+	ASSERT_OK(block_new(cache, 1024, NULL, &block));
+	ASSERT_TRUE(block == blocks[1]);
+	(void)block_unref(block);
+}
+
+TEST(quota_is_charged_until_the_last_reference)
+{
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+	struct block *block, *refused = NULL;
+	struct quota quota;
+
+	quota_init(&quota, 1000, NULL);
+	ASSERT_OK(block_cache_new(1 << 20, &cache));
+	ASSERT_OK(block_new(cache, 700, &quota, &block));
+	ASSERT_EQ(block_new(cache, 301, &quota, &refused), QUOTA_E_FULL);
+	ASSERT_TRUE(!refused);
+	ASSERT_EQ(block_cache_used(cache), 700);
+	ASSERT_TRUE(block_ref(block) == block);
+	ASSERT_TRUE(!block_unref(block));
+	ASSERT_EQ(quota_used(&quota), 700);
+	(void)block_unref(block);
+	ASSERT_EQ(quota_used(&quota), 0);
+	ASSERT_TRUE(!block_unref(NULL));
+}
+
+struct churn {
+	struct block_cache *cache;
+	struct quota *quota;
+	unsigned char mark;
+	bool wrong;
+};
+
+static void *churn(void *arg)
+{
+	struct churn *c = arg;
+
+	for (size_t i = 0; i < 3000; i++) {
+		size_t len = (i * 37) % 2000;
+		struct block *block;
+
+		if (block_new(c->cache, len, c->quota, &block))
+			continue;
+		(void)block_ref(block);
+		memset(block->data, c->mark, len);
+		(void)block_unref(block);
+		for (size_t k = 0; k < len; k += 97)
+			c->wrong |= ((unsigned char *)block->data)[k] != c->mark;
+		(void)block_unref(block);
+	}
+	return NULL;
+}
+
+TEST(threads_share_the_cache_but_no_block)
+{
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+	struct churn churns[4];
+	pthread_t threads[4];
+	struct quota quota;
+
+	quota_init(&quota, 3000, NULL);
+	ASSERT_OK(block_cache_new(4096, &cache));
+	for (size_t i = 0; i < ARRAY_SIZE(threads); i++) {
+		churns[i] = (struct churn){ cache, &quota, (unsigned char)(i + 1), false };
+		ASSERT_OK(pthread_create(&threads[i], NULL, churn, &churns[i]));
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(threads); i++) {
+		ASSERT_OK(pthread_join(threads[i], NULL));
+		ASSERT_TRUE(!churns[i].wrong);
+	}
+	ASSERT_EQ(block_cache_used(cache), 0);
+	ASSERT_EQ(quota_used(&quota), 0);
+}

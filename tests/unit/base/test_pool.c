@@ -1,0 +1,209 @@
+#include "base/pool.h"
+#include "test.h"
+#include <pthread.h>
+#include <semaphore.h>
+
+struct job {
+	struct task task;
+	unsigned n_runs;
+	unsigned n_done;
+	unsigned done_as; /* the how-manieth done() */
+	bool run_elsewhere;
+};
+
+static pthread_t home_thread;
+static unsigned n_done;
+
+static void job_run(struct task *task)
+{
+	struct job *job = container_of(task, struct job, task);
+
+	job->n_runs++;
+	job->run_elsewhere = !pthread_equal(pthread_self(), home_thread);
+}
+
+static void job_done(struct task *task)
+{
+	struct job *job = container_of(task, struct job, task);
+
+	if (!pthread_equal(pthread_self(), home_thread))
+		test_fail(__FILE__, __LINE__, "done() on a worker");
+	job->n_done++;
+	job->done_as = n_done++;
+}
+
+static sem_t gate, entered;
+
+/* Stands in a worker until the test opens the gate. */
+static void job_run_gated(struct task *task)
+{
+	(void)sem_post(&entered);
+	while (sem_wait(&gate) < 0)
+		;
+	job_run(task);
+}
+
+static struct job job_new(void (*run)(struct task *), int32_t priority)
+{
+	return (struct job){ .task = { .run = run, .done = job_done, .priority = priority } };
+}
+
+static void turn_until(struct loop *loop, unsigned n)
+{
+	while (n_done < n)
+		ASSERT_OK(loop_turn(loop, -1));
+}
+
+TEST(every_task_runs_once_on_a_worker_and_is_done_at_home)
+{
+	enum { N = 3000 };
+	_cleanup_(freep) struct job *jobs = calloc(N, sizeof(*jobs));
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+
+	home_thread = pthread_self();
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 3, &pool));
+	for (size_t i = 0; i < N; i++) {
+		jobs[i] = job_new(job_run, (int32_t)(i % 7));
+		ASSERT_OK(pool_post(pool, &jobs[i].task));
+	}
+	ASSERT_EQ(pool_pending(pool), N);
+	turn_until(loop, N);
+	ASSERT_EQ(pool_pending(pool), 0);
+	for (size_t i = 0; i < N; i++) {
+		ASSERT_EQ(jobs[i].n_runs, 1);
+		ASSERT_EQ(jobs[i].n_done, 1);
+		ASSERT_TRUE(jobs[i].run_elsewhere);
+	}
+}
+
+TEST(without_threads_tasks_run_at_once_and_are_done_later)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+	struct job job = job_new(job_run, 0);
+
+	home_thread = pthread_self();
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 0, &pool));
+	ASSERT_OK(pool_post(pool, &job.task));
+	ASSERT_EQ(job.n_runs, 1);
+	ASSERT_EQ(job.n_done, 0);
+	ASSERT_EQ(pool_pending(pool), 1);
+	turn_until(loop, 1);
+	ASSERT_EQ(job.n_done, 1);
+	ASSERT_EQ(pool_pending(pool), 0);
+}
+
+TEST(urgent_tasks_overtake_all_but_two)
+{
+	static const int32_t priorities[] = { 0, 0, 1, 5, 1, 9, -3, 5 };
+	struct job jobs[ARRAY_SIZE(priorities)];
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+
+	/* One worker, held at its first task: it has two, the others wait at home. */
+	home_thread = pthread_self();
+	ASSERT_OK(sem_init(&gate, 0, 0));
+	ASSERT_OK(sem_init(&entered, 0, 0));
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 1, &pool));
+	for (size_t i = 0; i < ARRAY_SIZE(jobs); i++) {
+		jobs[i] = job_new(i ? job_run : job_run_gated, priorities[i]);
+		ASSERT_OK(pool_post(pool, &jobs[i].task));
+	}
+	(void)sem_post(&gate);
+	turn_until(loop, ARRAY_SIZE(jobs));
+	ASSERT_EQ(jobs[0].done_as, 0);
+	ASSERT_EQ(jobs[1].done_as, 1);
+	ASSERT_EQ(jobs[5].done_as, 2); /* 9 */
+	ASSERT_EQ(jobs[3].done_as, 3); /* 5, the one posted first */
+	ASSERT_EQ(jobs[7].done_as, 4);
+	ASSERT_EQ(jobs[2].done_as, 5); /* 1 */
+	ASSERT_EQ(jobs[4].done_as, 6);
+	ASSERT_EQ(jobs[6].done_as, 7); /* -3 */
+}
+
+TEST(idle_worker_is_preferred)
+{
+	struct job jobs[2] = { job_new(job_run_gated, 0), job_new(job_run_gated, 0) };
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+
+	home_thread = pthread_self();
+	ASSERT_OK(sem_init(&gate, 0, 0));
+	ASSERT_OK(sem_init(&entered, 0, 0));
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 2, &pool));
+	ASSERT_OK(pool_post(pool, &jobs[0].task));
+	ASSERT_OK(pool_post(pool, &jobs[1].task));
+	/* Both stand at the gate at the same time, or this waits until the time limit. */
+	ASSERT_OK(sem_wait(&entered));
+	ASSERT_OK(sem_wait(&entered));
+	(void)sem_post(&gate);
+	(void)sem_post(&gate);
+	turn_until(loop, 2);
+}
+
+static struct pool *chain_pool;
+static unsigned chain_left;
+
+static void chain_done(struct task *task)
+{
+	job_done(task);
+	if (chain_left && chain_left--)
+		ASSERT_OK(pool_post(chain_pool, task));
+}
+
+TEST(done_may_post_the_task_again)
+{
+	for (unsigned n_threads = 0; n_threads < 3; n_threads++) {
+		_cleanup_(loop_freep) struct loop *loop = NULL;
+		_cleanup_(pool_freep) struct pool *pool = NULL;
+		struct job job = job_new(job_run, 0);
+
+		home_thread = pthread_self();
+		n_done = 0;
+		chain_left = 500;
+		job.task.done = chain_done;
+		ASSERT_OK(loop_new(&loop));
+		ASSERT_OK(pool_new(loop, n_threads, &pool));
+		chain_pool = pool;
+		ASSERT_OK(pool_post(pool, &job.task));
+		turn_until(loop, 501);
+		ASSERT_EQ(job.n_runs, 501);
+	}
+}
+
+/* Whatever the tasks were at: memory that the loop touched after this is found by the address sanitizer. */
+TEST(free_takes_every_task_back)
+{
+	for (unsigned n_threads = 0; n_threads < 3; n_threads++) {
+		enum { N = 100 };
+		struct job *jobs = calloc(N, sizeof(*jobs));
+		_cleanup_(loop_freep) struct loop *loop = NULL;
+		struct pool *pool;
+		unsigned n_runs = 0;
+
+		home_thread = pthread_self();
+		n_done = 0;
+		ASSERT_TRUE(jobs);
+		ASSERT_OK(loop_new(&loop));
+		ASSERT_OK(pool_new(loop, n_threads, &pool));
+		for (size_t i = 0; i < N; i++) {
+			jobs[i] = job_new(job_run, 0);
+			ASSERT_OK(pool_post(pool, &jobs[i].task));
+		}
+		ASSERT_OK(loop_turn(loop, 0));
+		ASSERT_TRUE(!pool_free(pool));
+		for (size_t i = 0; i < N; i++) {
+			ASSERT_INT(jobs[i].n_done, <=, jobs[i].n_runs);
+			n_runs += jobs[i].n_runs;
+		}
+		ASSERT_INT(n_runs, <=, n_threads ? n_done + 2 * n_threads : N);
+		free(jobs);
+		ASSERT_OK(loop_turn(loop, 0));
+	}
+	ASSERT_TRUE(!pool_free(NULL));
+}
