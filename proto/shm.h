@@ -67,7 +67,7 @@ struct shm_entry {
 	uint64_t counts_offset; /* uint64_t[size]: all_gather and reduce_scatter; uint64_t[2 * size]: all_to_all, what
 				 * this rank sends to each rank, then what it receives from each */
 	uint64_t timeout_ms;	/* since the daemon saw it; 0: the job's setting */
-	uint64_t pad[3];
+	uint64_t pad[4];
 };
 static_assert(sizeof(struct shm_entry) == 128, "shm_entry is shared-memory format");
 
