@@ -67,7 +67,7 @@ def start_ms(n_ranks):
            'PYTHONPATH': os.path.join(TOP, 'client', 'python')}
     env.pop('BPS_SOCKET', None)
     began = time.monotonic_ns()
-    out = subprocess.run([sys.executable, os.path.join(TOP, 'client', 'python', 'bps', 'launch.py'), '--no-shared-daemon',
+    out = subprocess.run([sys.executable, os.path.join(TOP, 'client', 'python', 'bps', 'launch.py'), '--daemon-option', 'log_level=warning',
                           '-np', str(n_ranks), sys.executable, '-c', script], env=env, capture_output=True, text=True)
     if out.returncode:
         raise SystemExit(f'bench: bpslaunch: {out.stderr}')
