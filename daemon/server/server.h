@@ -22,11 +22,12 @@ struct server_params {
 	struct loop *loop;
 	struct pool *pool;
 	struct block_cache *blocks;
-	uint32_t part_bytes;	  /* default part size, and stripe, for jobs that do not ask for another */
-	uint64_t inline_bytes;	  /* sums of at most this many input bytes run on the control thread */
+	uint32_t
+		part_bytes; /* default part size, and stripe, for jobs that do not ask for another */
+	uint64_t inline_bytes; /* sums of at most this many input bytes run on the control thread */
 	uint64_t job_quota_bytes; /* contributions and results held for one job */
 	unsigned max_jobs;
-	unsigned max_tensors;	  /* per job */
+	unsigned max_tensors; /* per job */
 	/*
 	 * The view a job was opened in, by epoch: placement is worked out from it. Borrowed for the call. NULL: no such
 	 * epoch known here.
@@ -53,8 +54,8 @@ DEFINE_CLEANUP(struct server *, server_free)
 
 /* transport_ops. */
 void server_call_arrived(struct server *server, struct delivery *delivery);
-void server_notice_arrived(struct server *server, struct peer *peer, const struct data_header *header,
-			   const void *payload);
+void server_notice_arrived(struct server *server, struct peer *peer,
+			   const struct data_header *header, const void *payload);
 void server_peer_lost(struct server *server, struct peer *peer, const char *why);
 
 /* Jobs known here, for admin; array to be freed. Returns 0 or -ENOMEM. */

@@ -1,0 +1,356 @@
+#include "server/job.h"
+
+#include "base/clock.h"
+#include <stdio.h>
+
+/* Tensors start on these boundaries of the job's virtual space: aligned, yet small ones still share a stripe. */
+#define START_ALIGN 64
+
+struct said {
+	bool said;
+	struct delivery *waiting;
+};
+
+/* What a declaration needs until every node has made it. */
+struct declaring {
+	struct list link; /* in job->declaring, oldest first */
+	struct declared *declared;
+	uint64_t since_ns;
+	uint32_t n_said;
+	struct failure failure; /* it failed; kept until every node knows */
+	struct said nodes[];
+};
+
+struct declared {
+	struct map_entry entry; /* by name */
+	char *name;
+	unsigned dtype;
+	uint64_t elements;
+	uint32_t rank;	     /* who said so first */
+	uint64_t key, start; /* 0 until every node has said so */
+	struct declaring *declaring;
+};
+
+static struct declared *declared_free(struct declared *declared)
+{
+	if (!declared)
+		return NULL;
+	free(declared->declaring);
+	free(declared->name);
+	free(declared);
+	return NULL;
+}
+DEFINE_CLEANUP(struct declared *, declared_free)
+
+static struct declared *declared_find(const struct job *job, const char *name)
+{
+	struct map_entry *entry = map_find(&job->declared, map_hash_string(name));
+
+	for (; entry; entry = map_find_next(entry)) {
+		struct declared *declared = container_of(entry, struct declared, entry);
+
+		if (!strcmp(declared->name, name))
+			return declared;
+	}
+	return NULL;
+}
+
+static void declared_remove(struct job *job, struct declared *declared)
+{
+	map_remove(&job->declared, &declared->entry);
+	if (declared->declaring)
+		list_remove(&declared->declaring->link);
+	job->n_declared--;
+	(void)declared_free(declared);
+}
+
+static uint64_t timeout_ns(const struct job *job)
+{
+	return job->request_timeout_ms * NSEC_PER_MSEC;
+}
+
+static int declared_new(struct job *job, const struct declare *declare,
+			struct declared **ret_declared)
+{
+	_cleanup_(declared_freep) struct declared *declared = calloc(1, sizeof(*declared));
+	struct declaring *declaring;
+	uint64_t now = clock_now_ns();
+	int r;
+
+	if (!declared)
+		return error_origin(-ENOMEM);
+	declared->name = strdup(declare->name);
+	declaring = calloc(1, sizeof(*declaring) + job->n_nodes * sizeof(declaring->nodes[0]));
+	declared->declaring = declaring;
+	if (!declared->name || !declaring)
+		return error_origin(-ENOMEM);
+
+	declared->dtype = declare->dtype;
+	declared->elements = declare->elements;
+	declared->rank = declare->rank;
+	declaring->declared = declared;
+	declaring->since_ns = now;
+	r = job_wake_by(job, now + timeout_ns(job));
+	if (!r)
+		r = map_add(&job->declared, map_hash_string(declared->name), &declared->entry);
+	if (r)
+		return error_trace(r);
+	list_push_back(&job->declaring, &declaring->link);
+	job->n_declared++;
+	*ret_declared = TAKE_PTR(declared);
+	return 0;
+}
+
+static const char *elements_text(uint64_t elements, char *buffer, size_t len)
+{
+	if (elements == ELEMENTS_VARIABLE)
+		(void)snprintf(buffer, len, "variable");
+	else
+		(void)snprintf(buffer, len, "%llu", (unsigned long long)elements);
+	return buffer;
+}
+
+static int compare(const struct job *job, const struct declared *declared,
+		   const struct declare *declare, struct failure *failure)
+{
+	char a[24], b[24];
+
+	if (declared->dtype == declare->dtype && declared->elements == declare->elements)
+		return 0;
+	return failure_set(failure, -EINVAL,
+			   "job %s: tensor %s: rank %u declares %s elements of %s, rank %u "
+			   "declares %s of %s",
+			   job->name, declare->name, declare->rank,
+			   elements_text(declare->elements, a, sizeof(a)),
+			   dtype_name(declare->dtype), declared->rank,
+			   elements_text(declared->elements, b, sizeof(b)),
+			   dtype_name(declared->dtype));
+}
+
+static void answer_waiting(struct job *job, struct declaring *declaring,
+			   const struct failure *failure)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct delivery *waiting = TAKE_PTR(declaring->nodes[i].waiting);
+
+		if (waiting)
+			delivery_fail(waiting, failure->status, failure->text);
+	}
+}
+
+/* The failure stays for those who come later; once every node knows it, the tensor may be declared again. */
+static void declare_fail(struct job *job, struct declared *declared, const struct failure *failure)
+{
+	struct declaring *declaring = declared->declaring;
+
+	declaring->failure = *failure;
+	list_remove(&declaring->link);
+	answer_waiting(job, declaring, failure);
+	if (declaring->n_said == job->n_nodes)
+		declared_remove(job, declared);
+}
+
+static void declare_answer(const struct declared *declared, struct delivery *delivery)
+{
+	struct data_header header = {
+		.op = DATA_OK,
+		.job = delivery->header.job,
+		.epoch = delivery->header.epoch,
+		.node = delivery->header.node,
+		.key = declared->key,
+	};
+	_cleanup_(freep) void *data = NULL;
+	size_t len = 0;
+	int r;
+
+	r = declared_encode(declared->key, declared->start, &data, &len);
+	if (r) {
+		refuse(delivery, r, "tensor %s: %s", declared->name, strerror(-r));
+		return;
+	}
+	header.len = (uint32_t)len;
+	delivery_answer(delivery, &header, NULL, data);
+}
+
+/* A tensor whose size is not known is counted as one stripe. */
+static uint64_t bytes_of(const struct job *job, const struct declared *declared)
+{
+	if (declared->elements == ELEMENTS_VARIABLE)
+		return job->part_bytes;
+	return align_up(declared->elements * dtype_size(declared->dtype), START_ALIGN);
+}
+
+static void declare_complete(struct job *job, struct declared *declared)
+{
+	struct declaring *declaring = TAKE_PTR(declared->declaring);
+
+	list_remove(&declaring->link);
+	declared->key = job->next_key++;
+	declared->start = job->next_start;
+	/* Wraps round after 2^64 bytes: positions only choose servers. */
+	job->next_start += bytes_of(job, declared);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		declare_answer(declared, declaring->nodes[i].waiting);
+	free(declaring);
+}
+
+/* Whether ranks that this tensor still needs have left the job; then failure says so. */
+static bool left_without(const struct job *job, const struct declared *declared,
+			 struct failure *failure)
+{
+	struct ranks_text ranks;
+	const char *text;
+
+	ranks_init(&ranks);
+	for (uint32_t i = 0; i < job->size; i++) {
+		uint32_t node = job->node_of_rank[i];
+
+		if (job->nodes[node].left && !declared->declaring->nodes[node].said)
+			ranks_add(&ranks, i);
+	}
+	if (!ranks.n)
+		return false;
+	text = ranks_end(&ranks);
+	(void)failure_set(failure, -ENOTCONN, "job %s: tensor %s: %s %s left the job", job->name,
+			  declared->name, text, ranks_have(&ranks));
+	return true;
+}
+
+/* A node's word on a tensor that not all have spoken about. */
+static void declare_add(struct job *job, struct declared *declared, const struct declare *declare,
+			struct delivery *delivery)
+{
+	struct declaring *declaring = declared->declaring;
+	struct said *said = &declaring->nodes[delivery->header.node];
+	struct failure failure = declaring->failure;
+
+	if (said->waiting) {
+		refuse(delivery, -EALREADY, "job %s: tensor %s: this node has declared it already",
+		       job->name, declared->name);
+		return;
+	}
+	declaring->n_said += !said->said;
+	said->said = true;
+	said->waiting = delivery;
+	if (!failure.status)
+		(void)compare(job, declared, declare, &failure);
+	if (!failure.status)
+		(void)left_without(job, declared, &failure);
+	if (failure.status)
+		declare_fail(job, declared, &failure);
+	else if (declaring->n_said == job->n_nodes)
+		declare_complete(job, declared);
+}
+
+static int declare_room(const struct job *job, struct failure *failure)
+{
+	if (job->n_declared < job->server->params.max_tensors)
+		return 0;
+	return failure_set(failure, -EDQUOT, "job %s: it has %zu tensors already, its max_tensors",
+			   job->name, job->n_declared);
+}
+
+void declare_call(struct job *job, struct delivery *delivery)
+{
+	struct failure failure = { 0 };
+	struct declared *declared;
+	struct declare declare;
+	int r;
+
+	if (!job->home) {
+		refuse(delivery, -EPROTO, "job %s: this is not its home", job->name);
+		return;
+	}
+	r = declare_decode(delivery->payload, delivery->header.len, &declare, &failure);
+	if (r) {
+		delivery_fail(delivery, r, failure.text);
+		return;
+	}
+	declared = declared_find(job, declare.name);
+	if (!declared) {
+		r = declare_room(job, &failure);
+		if (!r)
+			r = declared_new(job, &declare, &declared);
+		if (r) {
+			refuse(delivery, r, "%s", *failure.text ? failure.text : strerror(-r));
+			return;
+		}
+	}
+	if (declared->declaring)
+		declare_add(job, declared, &declare, delivery);
+	else if (compare(job, declared, &declare, &failure))
+		delivery_fail(delivery, failure.status, failure.text);
+	else
+		declare_answer(declared, delivery);
+}
+
+void declare_left(struct job *job)
+{
+	struct failure failure = { 0 };
+	struct declaring *declaring, *tmp;
+
+	list_for_each_safe (declaring, tmp, &job->declaring, link) {
+		if (left_without(job, declaring->declared, &failure))
+			declare_fail(job, declaring->declared, &failure);
+	}
+}
+
+uint64_t declare_deadline(const struct job *job)
+{
+	const struct declaring *oldest = list_first(&job->declaring, struct declaring, link);
+
+	return oldest ? oldest->since_ns + timeout_ns(job) : CLOCK_NEVER;
+}
+
+void declare_expired(struct job *job, uint64_t now)
+{
+	struct failure failure = { 0 };
+
+	while (declare_deadline(job) <= now) {
+		struct declaring *oldest = list_first(&job->declaring, struct declaring, link);
+		struct ranks_text missing;
+		const char *text;
+
+		ranks_init(&missing);
+		for (uint32_t i = 0; i < job->size; i++) {
+			if (!oldest->nodes[job->node_of_rank[i]].said)
+				ranks_add(&missing, i);
+		}
+		text = ranks_end(&missing);
+		(void)failure_set(&failure, -ETIMEDOUT,
+				  "job %s: tensor %s: %s %s not declared it within %g s", job->name,
+				  oldest->declared->name, text, ranks_have(&missing),
+				  (double)job->request_timeout_ms / 1000);
+		declare_fail(job, oldest->declared, &failure);
+	}
+}
+
+void declare_end(struct job *job)
+{
+	struct map_entry *entry, *next;
+
+	for (entry = map_first(&job->declared); entry; entry = next) {
+		struct declared *declared = container_of(entry, struct declared, entry);
+
+		next = map_next(&job->declared, entry);
+		if (declared->declaring) {
+			list_remove(&declared->declaring->link);
+			answer_waiting(job, declared->declaring, &job->failure);
+		}
+		(void)declared_free(declared);
+	}
+	map_done(&job->declared);
+}
+
+const char *declare_name_of(const struct job *job, uint64_t key)
+{
+	struct map_entry *entry;
+
+	map_for_each (entry, &job->declared) {
+		struct declared *declared = container_of(entry, struct declared, entry);
+
+		if (declared->key == key)
+			return declared->name;
+	}
+	return NULL;
+}

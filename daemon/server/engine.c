@@ -1,0 +1,175 @@
+#include "server/engine.h"
+
+#include "server/round.h"
+#include "server/set.h"
+
+static void answer(struct slot *slot, uint32_t node)
+{
+	struct delivery *delivery = TAKE_PTR(slot->from[node]);
+	struct data_header header = delivery->header;
+	bool wants = slot->result && set_wants(slot->job, &slot->header, node);
+
+	header.op = DATA_RESULT;
+	header.flags = 0;
+	header.len = wants ? slot->header.part_len : 0;
+	delivery_answer(delivery, &header, wants ? slot->result : NULL, NULL);
+}
+
+/* The sum is there, unless the job has ended meanwhile. */
+static void engine_finish(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	if (job->state == JOB_OVER) {
+		slot_fail(slot, job->failure.status, job->failure.text);
+		job_release(job);
+		return;
+	}
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (slot->from[i])
+			answer(slot, i);
+	}
+	part_close(slot->part, slot->header.round);
+	job->n_rounds++;
+	job->n_bytes += slot->header.part_len;
+	metric_add(&job->server->rounds, 1);
+	slot_free(slot);
+}
+
+static void engine_run(struct task *task)
+{
+	struct slot *slot = container_of(task, struct slot, task);
+
+	if (slot->copy_from)
+		memcpy(slot->output, slot->copy_from, slot->header.part_len);
+	else
+		reduce_run(&slot->reduce);
+}
+
+static void engine_done(struct task *task)
+{
+	engine_finish(container_of(task, struct slot, task));
+}
+
+/* All inputs, in the order of nodes. */
+static void prepare_sum(struct slot *slot)
+{
+	const struct data_header *h = &slot->header;
+	struct job *job = slot->job;
+
+	slot->reduce = (struct reduce_params){
+		.dtype = h->dtype,
+		.reduction = h->reduction,
+		.n_elements = h->part_len / dtype_size(h->dtype),
+		.inputs = slot->inputs,
+		.n_inputs = job->n_nodes,
+		.outputs = &slot->output,
+		.n_outputs = 1,
+		.divisor = job->size,
+	};
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		slot->inputs[i] = slot->from[i]->payload;
+	metric_add(&job->server->bytes_summed, (uint64_t)h->part_len * job->n_nodes);
+}
+
+/* The one contribution that has data and is passed on as it is. */
+static struct delivery *giver(const struct slot *slot)
+{
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
+		if (slot->from[i] && slot->from[i]->header.len)
+			return slot->from[i];
+	}
+	return NULL;
+}
+
+static bool anyone_wants(const struct slot *slot)
+{
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
+		if (slot->from[i] && set_wants(slot->job, &slot->header, i))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Where the result comes from. Sets slot->result, and slot->copy_from or the sum's parameters if it has yet to be made.
+ * Returns 0, QUOTA_E_FULL, or -ENOMEM.
+ */
+static int prepare(struct slot *slot, bool *ret_made)
+{
+	struct job *job = slot->job;
+	struct delivery *from = NULL;
+	int r;
+
+	*ret_made = true;
+	if (!slot->header.part_len || !anyone_wants(slot))
+		return 0;
+	if (!set_reduces(&slot->header)) {
+		from = giver(slot);
+		if (from->payload_block && from->payload_block->data == from->payload) {
+			slot->result = block_ref(from->payload_block);
+			return 0;
+		}
+	}
+	r = block_new(job->server->params.blocks, slot->header.part_len, job->quota, &slot->result);
+	if (r)
+		return r;
+	*ret_made = false;
+	slot->output = slot->result->data;
+	if (from)
+		slot->copy_from = from->payload;
+	else
+		prepare_sum(slot);
+	return 0;
+}
+
+static void fail_whole(struct slot *slot, int r)
+{
+	struct job *job = slot->job;
+	struct failure failure = { 0 };
+
+	if (r == QUOTA_E_FULL) {
+		(void)failure_set(
+			&failure, -EDQUOT,
+			"job %s: a server may hold %llu bytes for it, its job_quota, and "
+			"a result does not fit: raise job_quota, or have fewer operations "
+			"in flight",
+			job->name, (unsigned long long)job->server->params.job_quota_bytes);
+		job_fail(job, &failure, NULL);
+		return;
+	}
+	(void)failure_set(&failure, r, "job %s: a result: %s", job->name, strerror(-r));
+	round_refused(job, &slot->header, &failure);
+}
+
+void engine_start(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct server *server = job->server;
+	uint64_t bytes = slot->header.part_len;
+	bool made;
+	int r;
+
+	r = prepare(slot, &made);
+	if (r) {
+		fail_whole(slot, r);
+		return;
+	}
+	list_remove(&slot->in_job);
+	list_push_back(&job->summing, &slot->in_job);
+	job->n_open--;
+	job->n_summing++;
+	slot->summing = true;
+	slot->task.run = engine_run;
+	slot->task.done = engine_done;
+	if (made) {
+		engine_finish(slot);
+		return;
+	}
+	if (set_reduces(&slot->header))
+		bytes *= job->n_nodes;
+	if (bytes > server->params.inline_bytes && !pool_post(server->params.pool, &slot->task))
+		return;
+	engine_run(&slot->task);
+	engine_finish(slot);
+}

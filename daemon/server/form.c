@@ -1,0 +1,527 @@
+#include "server/job.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "cluster/cluster.h"
+#include <stdio.h>
+#include <sys/random.h>
+
+/* "rank 2 (node 1)": the first rank of a join that speaks for it. */
+struct speaker {
+	char text[48];
+};
+
+static const char *speaker(const struct join *join, struct speaker *ret_speaker)
+{
+	if (join->n_ranks)
+		(void)snprintf(ret_speaker->text, sizeof(ret_speaker->text), "rank %u (node %u)",
+			       join->ranks[0], join->node);
+	else
+		(void)snprintf(ret_speaker->text, sizeof(ret_speaker->text), "node %u", join->node);
+	return ret_speaker->text;
+}
+
+/* Takes the same time whatever differs: a guesser learns nothing from it. */
+static bool digest_equal(const uint8_t *a, const uint8_t *b)
+{
+	unsigned differs = 0;
+
+	for (size_t i = 0; i < SECRET_DIGEST_LEN; i++)
+		differs |= a[i] ^ b[i];
+	return !differs;
+}
+
+static struct job *form_find(struct server *server, const char *name)
+{
+	struct job *job;
+
+	list_for_each (job, &server->jobs, link) {
+		if (job->home && job->state != JOB_OVER && !strcmp(job->name, name))
+			return job;
+	}
+	return NULL;
+}
+
+/* Any node that has joined: all that have agree. */
+static const struct join *form_reference(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (job->nodes[i].join)
+			return job->nodes[i].join;
+	}
+	return NULL;
+}
+
+static uint32_t n_joined(const struct job *job)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		n += job->nodes[i].join != NULL;
+	return n;
+}
+
+/* Forgets a node, answering its JOIN. */
+static void form_drop(struct job *job, uint32_t number, int status, const char *text)
+{
+	struct job_node *node = &job->nodes[number];
+
+	for (uint32_t i = 0; i < job->size; i++) {
+		if (job->node_of_rank[i] == number)
+			job->node_of_rank[i] = NODE_NONE;
+	}
+	if (node->joining)
+		delivery_fail(node->joining, status, text);
+	free(node->join);
+	*node = (struct job_node){ 0 };
+}
+
+static int differ(const struct job *job, const struct join *join, const char *what, uint64_t says,
+		  uint64_t said, struct failure *failure)
+{
+	const struct join *other = form_reference(job);
+	struct speaker a, b;
+
+	if (says == said)
+		return 0;
+	return failure_set(failure, -EINVAL, "job %s: %s says %s %llu, %s says %s %llu", job->name,
+			   speaker(join, &a), what, (unsigned long long)says, speaker(other, &b),
+			   what, (unsigned long long)said);
+}
+
+static int check_alike(const struct job *job, const struct join *join, struct failure *failure)
+{
+	struct speaker a, b;
+	int r;
+
+	r = differ(job, join, "size", join->size, job->size, failure);
+	if (!r)
+		r = differ(job, join, "number of nodes", join->n_nodes, job->n_nodes, failure);
+	if (!r)
+		r = differ(job, join, "part size", join->part_bytes, job->asked_part_bytes,
+			   failure);
+	if (!r && join->view_digest != job->view_digest)
+		r = failure_set(failure, -EINVAL,
+				"job %s: %s and %s have different lists of servers: their cluster "
+				"files differ",
+				job->name, speaker(join, &a), speaker(form_reference(job), &b));
+	if (!r)
+		r = differ(job, join, "view", join->epoch, job->epoch, failure);
+	return r;
+}
+
+/* Both are sorted. */
+static bool ranks_overlap(const struct join *a, const struct join *b)
+{
+	uint32_t i = 0, j = 0;
+
+	while (i < a->n_ranks && j < b->n_ranks) {
+		if (a->ranks[i] == b->ranks[j])
+			return true;
+		if (a->ranks[i] < b->ranks[j])
+			i++;
+		else
+			j++;
+	}
+	return false;
+}
+
+static const char *join_text(const struct join *join, struct ranks_text *ret_ranks)
+{
+	ranks_init(ret_ranks);
+	for (uint32_t i = 0; i < join->n_ranks; i++)
+		ranks_add(ret_ranks, join->ranks[i]);
+	return ranks_end(ret_ranks);
+}
+
+/*
+ * Another daemon with the number of a node that is here: a daemon that has restarted has the same ranks, a wrong number
+ * given to a second machine has others.
+ */
+static int check_node(const struct job *job, const struct join *join, const struct peer *peer,
+		      struct failure *failure)
+{
+	const struct job_node *node = &job->nodes[join->node];
+	struct ranks_text a, b;
+
+	if (!node->join || node->peer == peer || ranks_overlap(node->join, join))
+		return 0;
+	return failure_set(failure, -EINVAL, "job %s: %s on %s and %s on %s both say node %u",
+			   job->name, join_text(node->join, &a), peer_name(node->peer),
+			   join_text(join, &b), peer_name(peer), join->node);
+}
+
+static int check_ranks_free(const struct job *job, const struct join *join, const struct peer *peer,
+			    struct failure *failure)
+{
+	for (uint32_t i = 0; i < join->n_ranks; i++) {
+		uint32_t rank = join->ranks[i], node = job->node_of_rank[rank];
+
+		if (node != NODE_NONE && node != join->node)
+			return failure_set(failure, -EINVAL,
+					   "job %s: there is a rank %u on node %u (%s) and another "
+					   "on node %u (%s)",
+					   job->name, rank, node, peer_name(job->nodes[node].peer),
+					   join->node, peer_name(peer));
+	}
+	return 0;
+}
+
+/* With this one, all nodes may be here, and then their ranks must be all ranks. */
+static int check_local_sizes(const struct job *job, const struct join *join,
+			     struct failure *failure)
+{
+	uint64_t sum = join->local_size;
+	uint32_t n = 1;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (i == join->node || !job->nodes[i].join)
+			continue;
+		sum += job->nodes[i].join->local_size;
+		n++;
+	}
+	if (sum > job->size || (n == job->n_nodes && sum < job->size))
+		return failure_set(
+			failure, -EINVAL,
+			"job %s: the local sizes of %u of %u nodes add up to %llu, but size is %u",
+			job->name, n, job->n_nodes, (unsigned long long)sum, job->size);
+	return 0;
+}
+
+/* The view it was opened in, as this daemon knows it; NULL and failure if it does not, or not the same. */
+static const struct view *form_view(struct server *server, const struct join *join,
+				    struct failure *failure)
+{
+	const struct view *view = server->params.view_of(server->params.user, join->epoch);
+	struct speaker a;
+
+	if (!view) {
+		(void)failure_set(failure, -ESTALE, "job %s: its home does not know view %u",
+				  join->job, join->epoch);
+		return NULL;
+	}
+	if (view_server_digest(view) == join->view_digest)
+		return view;
+	(void)failure_set(failure, -EINVAL,
+			  "job %s: %s has another list of servers in view %u than the job's home: "
+			  "their cluster files differ",
+			  join->job, speaker(join, &a), join->epoch);
+	return NULL;
+}
+
+/* Powers of two alone: parts are aligned by masks. */
+static uint32_t part_bytes_of(uint32_t asked)
+{
+	uint32_t floor = PART_BYTES_MIN;
+
+	while (floor <= PART_BYTES_MAX / 2 && floor * 2 <= asked)
+		floor *= 2;
+	return floor;
+}
+
+static int form_new(struct server *server, const struct join *join, struct job **ret_job,
+		    struct failure *failure)
+{
+	_cleanup_(job_freep) struct job *job = NULL;
+	uint32_t asked = join->part_bytes ? join->part_bytes : server->params.part_bytes;
+	int r;
+
+	if (!form_view(server, join, failure))
+		return failure->status;
+	r = job_new(server, join->job, join->size, join->n_nodes, &job, failure);
+	if (r)
+		return r;
+	job->home = true;
+	memcpy(job->secret_digest, join->secret_digest, SECRET_DIGEST_LEN);
+	job->epoch = join->epoch;
+	job->view_digest = join->view_digest;
+	job->asked_part_bytes = join->part_bytes;
+	job->part_bytes = part_bytes_of(asked);
+	job->request_timeout_ms = join->request_timeout_ms;
+	job->join_timeout_ms = join->timeout_ms;
+	job->since_ns = clock_now_ns();
+	r = job_wake_by(job, job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC);
+	if (r)
+		return failure_set(failure, r, "job %s: out of memory", job->name);
+	*ret_job = TAKE_PTR(job);
+	return 0;
+}
+
+static bool form_complete(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		const struct join *join = job->nodes[i].join;
+
+		if (!join || join->n_ranks < join->local_size)
+			return false;
+	}
+	return true;
+}
+
+/* A node's name in the view, NULL if it is not there. */
+static const char *name_in_view(const struct view *view, const struct join *join)
+{
+	for (size_t i = 0; i < view->n_members; i++) {
+		const struct view_member *member = &view->members[i];
+
+		if (*join->node_name ? !strcmp(member->name, join->node_name)
+				     : member->id && member->id == join->member)
+			return member->name;
+	}
+	return NULL;
+}
+
+static int form_stripes(struct job *job, uint16_t *stripes, size_t *ret_n, struct failure *failure)
+{
+	_cleanup_(freep) const char **names = calloc(job->n_nodes, sizeof(*names));
+	const struct view *view = form_view(job->server, form_reference(job), failure);
+	int r;
+
+	if (!view)
+		return failure->status;
+	if (!names)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		names[i] = name_in_view(view, job->nodes[i].join);
+	*ret_n = view_n_servers(view) == 1 ? 1 : PLACEMENT_STRIPES;
+	r = placement_stripes(view, names, job->n_nodes, stripes, *ret_n);
+	if (r)
+		return failure_set(failure, r, "job %s: placement: %s", job->name, strerror(-r));
+	return 0;
+}
+
+/* Random, so that nobody who was not told can speak in its name, and no two servers' jobs meet. */
+static int form_number(struct job *job)
+{
+	uint64_t number;
+
+	do {
+		if (getrandom(&number, sizeof(number), 0) != sizeof(number))
+			return error_origin(-errno);
+	} while (!number || job_find(job->server, number) || job_over(job->server, number));
+	return error_trace(job_start(job, number));
+}
+
+static void form_answer(struct job *job, const void *data, size_t len)
+{
+	struct data_header header = {
+		.op = DATA_OK,
+		.job = job->number,
+		.epoch = job->epoch,
+		.len = (uint32_t)len,
+	};
+
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct job_node *node = &job->nodes[i];
+
+		header.node = i;
+		delivery_answer(TAKE_PTR(node->joining), &header, NULL, data);
+		freep(&node->join);
+	}
+	log_info("job %s: %u ranks on %u nodes, part size %u", job->name, job->size, job->n_nodes,
+		 job->part_bytes);
+}
+
+/* All are here: the job gets its number and runs. */
+static int form_finish(struct job *job, struct failure *failure)
+{
+	uint16_t stripes[PLACEMENT_STRIPES];
+	struct joined joined = { .node_of_rank = job->node_of_rank, .stripes = stripes };
+	_cleanup_(freep) void *data = NULL;
+	size_t len = 0;
+	int r;
+
+	r = form_stripes(job, stripes, &joined.n_stripes, failure);
+	if (r)
+		return r;
+	/* Nobody waits longer than the least patient has asked for. */
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		job->request_timeout_ms =
+			MIN(job->request_timeout_ms, job->nodes[i].join->request_timeout_ms);
+	r = form_number(job);
+	if (!r) {
+		joined.job = job->number;
+		joined.request_timeout_ms = job->request_timeout_ms;
+		joined.size = job->size;
+		joined.part_bytes = job->part_bytes;
+		r = joined_encode(&joined, &data, &len);
+	}
+	if (r)
+		return failure_set(failure, r, "job %s: %s", job->name, strerror(-r));
+	form_answer(job, data, len);
+	return 0;
+}
+
+static int form_check(const struct job *job, const struct join *join, const struct peer *peer,
+		      struct failure *failure)
+{
+	int r = check_alike(job, join, failure);
+
+	if (!r)
+		r = check_node(job, join, peer, failure);
+	if (!r)
+		r = check_ranks_free(job, join, peer, failure);
+	if (!r)
+		r = check_local_sizes(job, join, failure);
+	return r;
+}
+
+/* A node's JOIN becomes its newest one. What does not fit the others makes the job impossible for all. */
+static void form_add(struct job *job, struct join *join, struct delivery *delivery)
+{
+	struct failure failure = { 0 };
+	struct job_node *node;
+	int r;
+
+	r = form_check(job, join, delivery->peer, &failure);
+	if (r) {
+		free(join);
+		delivery_fail(delivery, r, failure.text);
+		job_fail(job, &failure, NULL);
+		return;
+	}
+	node = &job->nodes[join->node];
+	if (node->join)
+		form_drop(job, join->node, -EALREADY, "a newer join of the same node has come");
+	*node = (struct job_node){
+		.peer = delivery->peer,
+		.instance = join->instance,
+		.join = join,
+		.joining = delivery,
+	};
+	for (uint32_t i = 0; i < join->n_ranks; i++)
+		job->node_of_rank[join->ranks[i]] = join->node;
+	if (!form_complete(job))
+		return;
+	if (form_finish(job, &failure))
+		job_fail(job, &failure, NULL);
+}
+
+/* A JOIN for a job that runs: late, or the beginning of the next run. Returns true when it was answered. */
+static bool form_anew(struct job *job, const struct join *join, struct delivery *delivery)
+{
+	struct failure failure = { 0 };
+	struct ranks_text ranks;
+
+	if (join->node < job->n_nodes && job->nodes[join->node].instance == join->instance) {
+		refuse(delivery, -EALREADY, "job %s: it is complete already", job->name);
+		return true;
+	}
+	if (!join->n_ranks) {
+		refuse(delivery, -ECANCELED, "job %s: node %u was not in it", job->name,
+		       join->node);
+		return true;
+	}
+	(void)failure_set(&failure, -ECONNRESET, "job %s: node %u has started it anew with %s",
+			  job->name, join->node, join_text(join, &ranks));
+	job_fail(job, &failure, NULL);
+	return false;
+}
+
+/* The same for one that is forming: an older JOIN that was overtaken, or one that takes the node's own back. */
+static bool form_older(struct job *job, const struct join *join, struct delivery *delivery)
+{
+	struct job_node *node;
+
+	node = join->node < job->n_nodes ? &job->nodes[join->node] : NULL;
+	if (!join->n_ranks) {
+		bool drop = node && node->join && node->peer == delivery->peer;
+
+		refuse(delivery, -ECANCELED, "job %s: node %u takes no part", job->name,
+		       join->node);
+		if (drop)
+			form_lost(job, delivery->peer);
+		return true;
+	}
+	if (!node || !node->join || node->instance != join->instance ||
+	    join->n_ranks >= node->join->n_ranks)
+		return false;
+	refuse(delivery, -EALREADY, "job %s: a newer join of node %u has come", job->name,
+	       join->node);
+	return true;
+}
+
+/* Whether the only node here begins again, perhaps with another idea of the job: then nothing binds it. */
+static bool form_is_fresh(const struct job *job, const struct join *join, const struct peer *peer)
+{
+	const struct join *only = form_reference(job);
+	struct failure failure;
+
+	return n_joined(job) == 1 && only->node == join->node && only->instance != join->instance &&
+	       join->node < job->n_nodes && !check_node(job, join, peer, &failure);
+}
+
+void form_join(struct server *server, struct delivery *delivery)
+{
+	_cleanup_(freep) struct join *join = NULL;
+	struct failure failure = { 0 };
+	struct job *job;
+	int r;
+
+	r = join_decode(delivery->payload, delivery->header.len, &join, &failure);
+	if (r) {
+		delivery_fail(delivery, r, failure.text);
+		return;
+	}
+	job = form_find(server, join->job);
+	if (job && !digest_equal(job->secret_digest, join->secret_digest)) {
+		refuse(delivery, -EACCES, "job %s: wrong secret", job->name);
+		return;
+	}
+	if (job && job->state == JOB_RUNNING) {
+		if (form_anew(job, join, delivery))
+			return;
+		job = NULL;
+	}
+	if (job && form_older(job, join, delivery))
+		return;
+	if (job && form_is_fresh(job, join, delivery->peer)) {
+		(void)failure_set(&failure, -EALREADY, "a newer join of the same node has come");
+		job_end(job, &failure);
+		job = NULL;
+	}
+	if (!join->n_ranks) {
+		refuse(delivery, -ECANCELED, "job %s: node %u takes no part", join->job,
+		       join->node);
+		return;
+	}
+	r = job ? 0 : form_new(server, join, &job, &failure);
+	if (r) {
+		delivery_fail(delivery, r, failure.text);
+		return;
+	}
+	form_add(job, TAKE_PTR(join), delivery);
+}
+
+void form_expired(struct job *job)
+{
+	struct failure failure = { 0 };
+	struct ranks_text missing;
+	const char *text;
+
+	ranks_init(&missing);
+	for (uint32_t i = 0; i < job->size; i++) {
+		if (job->node_of_rank[i] == NODE_NONE)
+			ranks_add(&missing, i);
+	}
+	text = ranks_end(&missing);
+	(void)failure_set(&failure, -ETIMEDOUT,
+			  "job %s: %s %s not joined within %g s (%u of %u ranks are here)",
+			  job->name, text, ranks_have(&missing),
+			  (double)job->join_timeout_ms / 1000, job->size - missing.n, job->size);
+	job_fail(job, &failure, NULL);
+}
+
+/* A daemon that was lost, or takes no part after all, may come back until the deadline. */
+void form_lost(struct job *job, const struct peer *peer)
+{
+	struct failure failure = { 0 };
+	uint32_t node;
+
+	while ((node = job_node_of(job, peer)) != NODE_NONE)
+		form_drop(job, node, -ECANCELED, "this node takes no part any more");
+	if (n_joined(job))
+		return;
+	(void)failure_set(&failure, -ECANCELED, "job %s: all its nodes are gone", job->name);
+	job_end(job, &failure);
+}

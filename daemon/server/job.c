@@ -1,0 +1,238 @@
+#include "server/job.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include "server/round.h"
+#include "server/store.h"
+#include <stdio.h>
+
+/* All its deadlines are here; each handler deals with its own that have passed. */
+static uint64_t job_deadline(const struct job *job)
+{
+	uint64_t at;
+
+	if (job->state == JOB_FORMING)
+		return job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC;
+	at = MIN(declare_deadline(job), round_deadline(job));
+	return MIN(at, job->orphan_ns);
+}
+
+static void job_expired(struct loop_timer *timer)
+{
+	struct job *job = container_of(timer, struct job, timer);
+	struct failure failure = { 0 };
+	uint64_t now = clock_now_ns(), at;
+
+	if (job->state == JOB_FORMING && job_deadline(job) <= now) {
+		form_expired(job);
+		return;
+	}
+	if (job->state == JOB_RUNNING) {
+		declare_expired(job, now);
+		round_expired(job, now);
+		if (job->orphan_ns <= now) {
+			attach_expired(job);
+			return;
+		}
+	}
+	at = job_deadline(job);
+	if (at == CLOCK_NEVER || !job_wake_by(job, at))
+		return;
+	(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
+	job_fail(job, &failure, NULL);
+}
+
+int job_wake_by(struct job *job, uint64_t at_ns)
+{
+	if (job->timer.loop && job->timer.at_ns <= at_ns)
+		return 0;
+	return error_trace(loop_timer_set(job->server->params.loop, &job->timer, at_ns));
+}
+
+int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_nodes,
+	    struct job **ret_job, struct failure *failure)
+{
+	_cleanup_(job_freep) struct job *job = NULL;
+
+	if (server->n_jobs >= server->params.max_jobs)
+		return failure_set(failure, -EDQUOT,
+				   "job %s: this server has %u jobs already, its max_jobs", name,
+				   server->n_jobs);
+	job = calloc(1, sizeof(*job));
+	if (job) {
+		job->node_of_rank = malloc(size * sizeof(*job->node_of_rank));
+		job->nodes = calloc(n_nodes, sizeof(*job->nodes));
+		job->quota = job_quota_take(server->params.job_quota_bytes);
+	}
+	if (!job || !job->node_of_rank || !job->nodes || !job->quota)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", name);
+
+	job->server = server;
+	job->size = size;
+	job->n_nodes = n_nodes;
+	job->orphan_ns = CLOCK_NEVER;
+	job->next_key = 1;
+	job->timer.expired = job_expired;
+	for (uint32_t i = 0; i < size; i++)
+		job->node_of_rank[i] = NODE_NONE;
+	(void)snprintf(job->name, sizeof(job->name), "%s", name);
+	list_init(&job->declaring);
+	list_init(&job->open);
+	list_init(&job->summing);
+	list_init(&job->spare);
+	list_push_back(&server->jobs, &job->link);
+	server->n_jobs++;
+	*ret_job = TAKE_PTR(job);
+	return 0;
+}
+
+struct job *job_free(struct job *job)
+{
+	if (!job)
+		return NULL;
+	if (job->server) {
+		loop_timer_cancel(&job->timer);
+		list_remove(&job->link);
+		if (job->state != JOB_OVER)
+			job->server->n_jobs--;
+		store_free(job);
+	}
+	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++)
+		free(job->nodes[i].join);
+	job_quota_give(job->quota);
+	free(job->nodes);
+	free(job->node_of_rank);
+	free(job);
+	return NULL;
+}
+
+int job_start(struct job *job, uint64_t number)
+{
+	int r = map_add(&job->server->numbers, number, &job->entry);
+
+	if (r)
+		return error_trace(r);
+	job->number = number;
+	job->state = JOB_RUNNING;
+	return 0;
+}
+
+struct job *job_find(struct server *server, uint64_t number)
+{
+	struct map_entry *entry = map_find(&server->numbers, number);
+
+	return entry ? container_of(entry, struct job, entry) : NULL;
+}
+
+const struct failure *job_over(const struct server *server, uint64_t number)
+{
+	for (unsigned i = 0; number && i < SERVER_OVER; i++) {
+		if (server->over[i].number == number)
+			return &server->over[i].failure;
+	}
+	return NULL;
+}
+
+void job_over_remember(struct server *server, uint64_t number, const struct failure *failure)
+{
+	if (!number || job_over(server, number))
+		return;
+	server->over[server->next_over] = (struct over){ number, *failure };
+	server->next_over = (server->next_over + 1) % SERVER_OVER;
+}
+
+/* From here on nobody finds it, and nothing new can come to it. */
+static void job_retire(struct job *job, const struct failure *failure)
+{
+	struct server *server = job->server;
+
+	if (job->state == JOB_RUNNING) {
+		map_remove(&server->numbers, &job->entry);
+		job_over_remember(server, job->number, failure);
+	}
+	job->state = JOB_OVER;
+	job->failure = *failure;
+	server->n_jobs--;
+	loop_timer_cancel(&job->timer);
+}
+
+static void job_answer_all(struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct delivery *joining = TAKE_PTR(job->nodes[i].joining);
+
+		if (joining)
+			delivery_fail(joining, job->failure.status, job->failure.text);
+	}
+	declare_end(job);
+	store_end(job);
+	job_release(job);
+}
+
+static void tell(struct job *job, struct peer *peer)
+{
+	struct data_header header = {
+		.op = DATA_FAIL_JOB,
+		.job = job->number,
+		.status = -job->failure.status,
+		.len = (uint32_t)strlen(job->failure.text),
+	};
+
+	/* It has to learn of it one way or the other. */
+	if (peer_notice(peer, &header, job->failure.text))
+		peer_kill(peer, "out of memory");
+}
+
+void job_fail(struct job *job, const struct failure *failure, const struct peer *except)
+{
+	bool ran = job->state == JOB_RUNNING;
+
+	if (job->state == JOB_OVER)
+		return;
+	job_retire(job, failure);
+	log_notice("job %s: over: %s", job->name, failure->text);
+	for (uint32_t i = 0; ran && i < job->n_nodes; i++) {
+		struct job_node *node = &job->nodes[i];
+
+		if (node->peer && node->peer != except && !node->left)
+			tell(job, node->peer);
+	}
+	job_answer_all(job);
+}
+
+void job_end(struct job *job, const struct failure *failure)
+{
+	if (job->state == JOB_OVER)
+		return;
+	job_retire(job, failure);
+	job_answer_all(job);
+}
+
+void job_release(struct job *job)
+{
+	if (job->state == JOB_OVER && !job->n_summing)
+		(void)job_free(job);
+}
+
+uint32_t job_node_of(const struct job *job, const struct peer *peer)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (job->nodes[i].peer == peer)
+			return i;
+	}
+	return NODE_NONE;
+}
+
+const char *job_node_text(const struct job *job, uint32_t node, struct node_text *ret_text)
+{
+	struct ranks_text ranks;
+
+	ranks_init(&ranks);
+	for (uint32_t i = 0; i < job->size; i++) {
+		if (job->node_of_rank[i] == node)
+			ranks_add(&ranks, i);
+	}
+	(void)snprintf(ret_text->text, sizeof(ret_text->text), "%s (node %u)", ranks_end(&ranks),
+		       node);
+	return ret_text->text;
+}

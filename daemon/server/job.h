@@ -1,0 +1,154 @@
+/*
+ * A job at this server. At its home it begins with the first JOIN (forming) and runs when every node has come; at the
+ * other servers it begins with the first ATTACH and runs at once. It ends when a node dies or says so, when all nodes
+ * have left, or when it asks for more than its quota; its number is then remembered for a while, so that what was under
+ * way gets the reason. Control thread only.
+ *
+ *	form.c	   JOIN: nodes come, disagree, are late; the job gets its number and placement
+ *	attach.c   ATTACH and LEAVE; who speaks for which node
+ *	declare.c  DECLARE: tensors get their keys
+ *	round.c	   PUSH: which contributions a part's round waits for, and when it fails
+ *	store.c	   what is held: tensors, parts, slots
+ *	engine.c   the sum, and the answers
+ */
+#pragma once
+
+#include "base/error.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "base/metrics.h"
+#include "base/quota.h"
+#include "server/message.h"
+#include "server/ranks.h"
+#include "server/server.h"
+
+#define NODE_NONE UINT32_MAX
+/* Jobs that are over and whose reason is still known. */
+#define SERVER_OVER 64
+
+struct over {
+	uint64_t number; /* 0: unused */
+	struct failure failure;
+};
+
+struct server {
+	struct server_params params;
+	struct list jobs;
+	struct map numbers; /* running jobs */
+	unsigned n_jobs;    /* forming or running */
+	bool closed;
+	struct over over[SERVER_OVER]; /* a ring */
+	unsigned next_over;
+	struct metric bytes_summed, rounds, rounds_failed, late;
+};
+
+enum job_state { JOB_FORMING, JOB_RUNNING, JOB_OVER };
+
+struct job_node {
+	struct peer *peer; /* who speaks for it; NULL: nobody yet, or lost after it left */
+	uint64_t instance;
+	bool attached, left;
+	struct join *join;	  /* while forming: what it said last, */
+	struct delivery *joining; /* and where the answer goes */
+};
+
+struct job {
+	struct server *server;
+	struct list link;
+	struct map_entry entry; /* in server->numbers while running */
+	enum job_state state;
+	struct failure failure; /* once it is over */
+	char name[JOB_NAME_MAX + 1];
+	uint64_t number; /* 0 while forming */
+	bool home;
+	uint32_t size, n_nodes;
+	uint32_t n_left;
+	uint32_t *node_of_rank; /* NODE_NONE while the rank is missing */
+	struct job_node *nodes;
+	uint64_t request_timeout_ms;
+	struct loop_timer timer; /* for the earliest of all deadlines, or earlier */
+
+	/* At the home. */
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint32_t epoch, part_bytes;
+	uint64_t view_digest;
+	uint64_t join_timeout_ms, since_ns; /* of the first JOIN */
+	uint32_t asked_part_bytes;
+	struct map declared; /* struct declared by name; see declare.c */
+	struct list declaring;
+	size_t n_declared;
+	uint64_t next_key, next_start;
+
+	/* What is held; see store.h. */
+	struct map tensors;
+	struct list open;    /* slots that wait for contributions, oldest first */
+	struct list summing; /* slots whose set is complete */
+	struct list spare;   /* slots for reuse */
+	size_t n_spare, n_open, n_summing;
+	struct quota *quota;
+	uint64_t charged_parts;
+	uint64_t orphan_ns; /* when it is given up for want of a living node; CLOCK_NEVER: not */
+
+	uint64_t n_rounds, n_bytes; /* parts' rounds closed, bytes of their results */
+};
+
+/* A job without nodes, in forming state. Returns 0, -EDQUOT with max_jobs reached, -ENOMEM; failure filled. */
+int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_nodes,
+	    struct job **ret_job, struct failure *failure);
+/* Only for one that never ran; the others end. */
+struct job *job_free(struct job *job);
+DEFINE_CLEANUP(struct job *, job_free)
+/* Gives it its number: it runs. Returns 0 or -ENOMEM. */
+int job_start(struct job *job, uint64_t number);
+struct job *job_find(struct server *server, uint64_t number);
+
+/*
+ * Ends it: all that is held is answered with the failure, and every node but the one spoken for by except is told. The
+ * job may be gone afterwards.
+ */
+void job_fail(struct job *job, const struct failure *failure, const struct peer *except);
+/* The same, telling nobody. */
+void job_end(struct job *job, const struct failure *failure);
+/* Frees an ended job that no sum needs any more. */
+void job_release(struct job *job);
+
+/* Why a job that is not here any more is over, or NULL. */
+const struct failure *job_over(const struct server *server, uint64_t number);
+void job_over_remember(struct server *server, uint64_t number, const struct failure *failure);
+
+/* Makes its timer expire at at_ns at the latest. Returns 0 or -ENOMEM. */
+int job_wake_by(struct job *job, uint64_t at_ns);
+
+/* The node that peer speaks for, or NODE_NONE. */
+uint32_t job_node_of(const struct job *job, const struct peer *peer);
+/* "ranks 2, 3 (node 1)". */
+struct node_text {
+	char text[192];
+};
+const char *job_node_text(const struct job *job, uint32_t node, struct node_text *ret_text);
+
+/* Calls and what else happens, each in its file. Any of them may end the job. */
+void form_join(struct server *server, struct delivery *delivery);
+void form_expired(struct job *job);
+void form_lost(struct job *job, const struct peer *peer);
+void attach_call(struct server *server, struct delivery *delivery);
+/* Returns 0, or -EPROTO, -EACCES, -ENOTCONN with failure filled, unless peer may speak for the node. */
+int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
+		 struct failure *failure);
+void attach_leave(struct job *job, uint32_t node);
+void attach_lost(struct job *job, const struct peer *peer, const char *why);
+void attach_expired(struct job *job);
+void declare_call(struct job *job, struct delivery *delivery);
+void declare_left(struct job *job);
+void declare_expired(struct job *job, uint64_t now);
+uint64_t declare_deadline(const struct job *job);
+void declare_end(struct job *job);
+/* Name of a tensor declared here, or NULL. */
+const char *declare_name_of(const struct job *job, uint64_t key);
+
+/*
+ * Quotas outlive their jobs: a result may still be on its way to a node, held by transport/, when the job and even the
+ * server are gone. So they are never freed but used again by a later job, once nothing is charged any more. Any thread.
+ */
+struct quota *job_quota_take(uint64_t limit);
+void job_quota_give(struct quota *quota);

@@ -1,0 +1,280 @@
+#include "server/message.h"
+
+#include "proto/cluster.pb-c.h"
+#include "proto/pack.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+static bool job_name_valid(const char *name)
+{
+	size_t len = strlen(name);
+
+	return len && len <= JOB_NAME_MAX &&
+	       strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
+		       len;
+}
+
+/* UTF-8 or not: no control characters, as names go into texts and logs. */
+static bool text_valid(const char *text, size_t max)
+{
+	size_t len = strlen(text);
+
+	if (!len || len > max)
+		return false;
+	for (size_t i = 0; i < len; i++) {
+		if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
+			return false;
+	}
+	return true;
+}
+
+static int by_number(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+static int check_shape(const char *job, uint32_t size, uint32_t n_nodes, uint32_t node,
+		       struct failure *failure)
+{
+	if (!job_name_valid(job))
+		return failure_set(failure, -EINVAL, "a job's name is 1 to %d of A-Z a-z 0-9 . _ -",
+				   JOB_NAME_MAX);
+	if (!size || size > JOB_RANKS_MAX)
+		return failure_set(failure, -EINVAL, "job %s: size %u is not within 1 to %u", job,
+				   size, JOB_RANKS_MAX);
+	if (!n_nodes || n_nodes > size)
+		return failure_set(failure, -EINVAL, "job %s: %u nodes for %u ranks", job, n_nodes,
+				   size);
+	if (node >= n_nodes)
+		return failure_set(failure, -EINVAL, "job %s: node %u, but there are %u nodes", job,
+				   node, n_nodes);
+	return 0;
+}
+
+static int check_join(const Bps__Cluster__JobJoin *m, struct failure *failure)
+{
+	int r = check_shape(m->job, m->size, m->n_nodes, m->node, failure);
+
+	if (r)
+		return r;
+	if (m->secret_digest.len != SECRET_DIGEST_LEN)
+		return failure_set(failure, -EINVAL, "job %s: a digest of %zu bytes", m->job,
+				   m->secret_digest.len);
+	if (!m->local_size || m->local_size > m->size || m->n_ranks > m->local_size)
+		return failure_set(failure, -EINVAL,
+				   "job %s: node %u has %zu ranks, local size %u and size %u",
+				   m->job, m->node, m->n_ranks, m->local_size, m->size);
+	if (!m->request_timeout_ms)
+		return failure_set(failure, -EINVAL, "job %s: a request timeout of 0", m->job);
+	if (m->part_bytes && (m->part_bytes < PART_BYTES_MIN || m->part_bytes > PART_BYTES_MAX))
+		return failure_set(failure, -EINVAL, "job %s: part size %u is not within %u to %u",
+				   m->job, m->part_bytes, PART_BYTES_MIN, PART_BYTES_MAX);
+	if (m->node_name && !text_valid(m->node_name, MEMBER_NAME_MAX))
+		return failure_set(failure, -EINVAL, "job %s: node %u has no valid name", m->job,
+				   m->node);
+	return 0;
+}
+
+static int check_ranks(const struct join *join, struct failure *failure)
+{
+	for (uint32_t i = 0; i < join->n_ranks; i++) {
+		if (join->ranks[i] >= join->size)
+			return failure_set(failure, -EINVAL, "job %s: rank %u, but size is %u",
+					   join->job, join->ranks[i], join->size);
+		if (i && join->ranks[i] == join->ranks[i - 1])
+			return failure_set(failure, -EINVAL, "job %s: node %u has rank %u twice",
+					   join->job, join->node, join->ranks[i]);
+	}
+	return 0;
+}
+
+int join_decode(const void *data, size_t len, struct join **ret_join, struct failure *failure)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoin *m = NULL;
+	_cleanup_(freep) struct join *join = NULL;
+	int r;
+
+	r = unpack(&bps__cluster__job_join__descriptor, data, len, (ProtobufCMessage **)&m);
+	if (r)
+		return failure_set(failure, r, "not a JobJoin: %s", strerror(-r));
+	r = check_join(m, failure);
+	if (r)
+		return r;
+	join = calloc(1, sizeof(*join) + m->n_ranks * sizeof(join->ranks[0]));
+	if (!join)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", m->job);
+
+	(void)snprintf(join->job, sizeof(join->job), "%s", m->job);
+	if (m->node_name)
+		(void)snprintf(join->node_name, sizeof(join->node_name), "%s", m->node_name);
+	memcpy(join->secret_digest, m->secret_digest.data, SECRET_DIGEST_LEN);
+	join->size = m->size;
+	join->n_nodes = m->n_nodes;
+	join->node = m->node;
+	join->local_size = m->local_size;
+	join->epoch = m->epoch;
+	join->part_bytes = m->part_bytes;
+	join->instance = m->instance;
+	join->view_digest = m->view_digest;
+	join->timeout_ms = MIN(m->timeout_ms, TIMEOUT_MAX_MS);
+	join->request_timeout_ms = MIN(m->request_timeout_ms, TIMEOUT_MAX_MS);
+	join->member = m->member;
+	join->n_ranks = (uint32_t)m->n_ranks;
+	if (m->n_ranks)
+		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
+	qsort(join->ranks, join->n_ranks, sizeof(join->ranks[0]), by_number);
+	r = check_ranks(join, failure);
+	if (r)
+		return r;
+	*ret_join = TAKE_PTR(join);
+	return 0;
+}
+
+/* Every rank is on a node that exists, every node has a rank. */
+static int check_nodes(const Bps__Cluster__JobAttach *m, struct failure *failure)
+{
+	_cleanup_(freep) bool *seen = NULL;
+	uint32_t n_seen = 0;
+
+	if (m->n_node_of_rank != m->size)
+		return failure_set(failure, -EINVAL, "job %s: nodes of %zu ranks, but size is %u",
+				   m->name, m->n_node_of_rank, m->size);
+	seen = calloc(m->n_nodes, sizeof(*seen));
+	if (!seen)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", m->name);
+	for (uint32_t i = 0; i < m->size; i++) {
+		uint32_t node = m->node_of_rank[i];
+
+		if (node >= m->n_nodes)
+			return failure_set(failure, -EINVAL, "job %s: rank %u on node %u of %u",
+					   m->name, i, node, m->n_nodes);
+		n_seen += !seen[node];
+		seen[node] = true;
+	}
+	if (n_seen != m->n_nodes)
+		return failure_set(failure, -EINVAL, "job %s: a node without ranks", m->name);
+	return 0;
+}
+
+int attach_decode(const void *data, size_t len, struct attach **ret_attach, struct failure *failure)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobAttach *m = NULL;
+	_cleanup_(freep) struct attach *attach = NULL;
+	int r;
+
+	r = unpack(&bps__cluster__job_attach__descriptor, data, len, (ProtobufCMessage **)&m);
+	if (r)
+		return failure_set(failure, r, "not a JobAttach: %s", strerror(-r));
+	r = check_shape(m->name, m->size, m->n_nodes, m->node, failure);
+	if (!r)
+		r = check_nodes(m, failure);
+	if (r)
+		return r;
+	if (!m->request_timeout_ms)
+		return failure_set(failure, -EINVAL, "job %s: a request timeout of 0", m->name);
+	attach = calloc(1, sizeof(*attach) + m->size * sizeof(attach->node_of_rank[0]));
+	if (!attach)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", m->name);
+
+	(void)snprintf(attach->job, sizeof(attach->job), "%s", m->name);
+	attach->size = m->size;
+	attach->n_nodes = m->n_nodes;
+	attach->node = m->node;
+	attach->instance = m->instance;
+	attach->request_timeout_ms = MIN(m->request_timeout_ms, TIMEOUT_MAX_MS);
+	memcpy(attach->node_of_rank, m->node_of_rank, m->size * sizeof(attach->node_of_rank[0]));
+	*ret_attach = TAKE_PTR(attach);
+	return 0;
+}
+
+int declare_decode(const void *data, size_t len, struct declare *ret_declare,
+		   struct failure *failure)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__TensorDeclare *m = NULL;
+	uint64_t bytes;
+	int r;
+
+	r = unpack(&bps__cluster__tensor_declare__descriptor, data, len, (ProtobufCMessage **)&m);
+	if (r)
+		return failure_set(failure, r, "not a TensorDeclare: %s", strerror(-r));
+	if (!text_valid(m->name, TENSOR_NAME_MAX))
+		return failure_set(failure, -EINVAL,
+				   "a tensor's name is 1 to %d bytes without control characters",
+				   TENSOR_NAME_MAX);
+	if (!dtype_size(m->dtype))
+		return failure_set(failure, -EINVAL, "tensor %s: no element type %u", m->name,
+				   m->dtype);
+	if (m->elements != ELEMENTS_VARIABLE &&
+	    (MUL_OVERFLOW(m->elements, (uint64_t)dtype_size(m->dtype), &bytes) ||
+	     bytes > INT64_MAX))
+		return failure_set(failure, -EINVAL, "tensor %s: %llu elements are too many",
+				   m->name, (unsigned long long)m->elements);
+
+	*ret_declare = (struct declare){
+		.dtype = m->dtype,
+		.elements = m->elements,
+		.rank = m->rank,
+	};
+	(void)snprintf(ret_declare->name, sizeof(ret_declare->name), "%s", m->name);
+	return 0;
+}
+
+int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len)
+{
+	Bps__Cluster__JobJoined m = BPS__CLUSTER__JOB_JOINED__INIT;
+	_cleanup_(freep) uint32_t *stripes = calloc(joined->n_stripes, sizeof(*stripes));
+
+	if (!stripes)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < joined->n_stripes; i++)
+		stripes[i] = joined->stripes[i];
+	m.job = joined->job;
+	m.n_node_of_rank = joined->size;
+	m.node_of_rank = (uint32_t *)joined->node_of_rank;
+	m.part_bytes = joined->part_bytes;
+	m.n_stripes = joined->n_stripes;
+	m.stripes = stripes;
+	m.request_timeout_ms = joined->request_timeout_ms;
+	return error_trace(pack(&m.base, DATA_SETUP_MAX, ret_data, ret_len));
+}
+
+int declared_encode(uint64_t key, uint64_t start, void **ret_data, size_t *ret_len)
+{
+	Bps__Cluster__TensorDeclared m = BPS__CLUSTER__TENSOR_DECLARED__INIT;
+
+	m.key = key;
+	m.start = start;
+	return error_trace(pack(&m.base, DATA_SETUP_MAX, ret_data, ret_len));
+}
+
+void notice_decode(const struct data_header *header, const void *payload,
+		   struct failure *ret_failure)
+{
+	size_t len = MIN((size_t)header->len, sizeof(ret_failure->text) - 1);
+	const char *text = payload;
+
+	/* Linux has no larger errno; strerror() of what comes out of here must make sense. */
+	ret_failure->status = header->status > 0 && header->status < 4096 ? -header->status : -EIO;
+	for (size_t i = 0; i < len; i++) {
+		unsigned char c = (unsigned char)text[i];
+
+		ret_failure->text[i] = c < ' ' || c == 0x7f ? '?' : text[i];
+	}
+	ret_failure->text[len] = 0;
+	if (!len)
+		(void)failure_set(ret_failure, ret_failure->status, "%s",
+				  strerror(-ret_failure->status));
+}
+
+void refuse(struct delivery *delivery, int status, const char *format, ...)
+{
+	char text[ERROR_TEXT_MAX + 1];
+	va_list args;
+
+	va_start(args, format);
+	(void)vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	delivery_fail(delivery, status, text);
+}

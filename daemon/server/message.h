@@ -1,0 +1,65 @@
+/*
+ * Set-up messages as plain arguments: the only place of server/ where generated names appear. What a decoder yields has
+ * been checked in itself (limits, characters, numbers within each other); whether it fits the job is for the caller.
+ * Control thread.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "proto/types.h"
+#include "transport/transport.h"
+
+#define SECRET_DIGEST_LEN 32
+#define MEMBER_NAME_MAX	  63
+/* Longer deadlines are taken as this: no sum of times overflows. */
+#define TIMEOUT_MAX_MS (365ull * 24 * 3600 * 1000)
+
+struct join {
+	char job[JOB_NAME_MAX + 1];
+	char node_name[MEMBER_NAME_MAX + 1]; /* "" when not said */
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint32_t size, n_nodes, node, local_size, epoch, part_bytes;
+	uint64_t instance, view_digest, timeout_ms, request_timeout_ms, member;
+	uint32_t n_ranks;
+	uint32_t ranks[]; /* distinct, below size, in increasing order */
+};
+
+struct attach {
+	char job[JOB_NAME_MAX + 1];
+	uint32_t size, n_nodes, node;
+	uint64_t instance, request_timeout_ms;
+	uint32_t node_of_rank[]; /* size entries; every node has a rank */
+};
+
+struct declare {
+	char name[TENSOR_NAME_MAX + 1];
+	unsigned dtype;
+	uint64_t elements;
+	uint32_t rank;
+};
+
+struct joined {
+	uint64_t job, request_timeout_ms;
+	const uint32_t *node_of_rank;
+	uint32_t size, part_bytes;
+	const uint16_t *stripes;
+	size_t n_stripes;
+};
+
+/* Each returns 0 (and something to be freed), or -errno with failure filled for the sender. */
+int join_decode(const void *data, size_t len, struct join **ret_join, struct failure *failure);
+int attach_decode(const void *data, size_t len, struct attach **ret_attach,
+		  struct failure *failure);
+int declare_decode(const void *data, size_t len, struct declare *ret_declare,
+		   struct failure *failure);
+
+/* Answers; newly allocated. Return 0 or -ENOMEM. */
+int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len);
+int declared_encode(uint64_t key, uint64_t start, void **ret_data, size_t *ret_len);
+
+/* Status and text of a notice from outside; what is not printable becomes '?'. */
+void notice_decode(const struct data_header *header, const void *payload,
+		   struct failure *ret_failure);
+
+/* Refuses a call with words. */
+void refuse(struct delivery *delivery, int status, const char *format, ...) _printf_(3, 4);

@@ -1,0 +1,357 @@
+#include "server/round.h"
+
+#include "base/clock.h"
+#include "server/engine.h"
+#include "server/set.h"
+#include "server/store.h"
+#include <stdio.h>
+
+/*
+ * Beyond the job's request timeout: an agent that waits for a local rank gives up first and says which, where this
+ * server could only name all ranks of the node.
+ */
+#define GRACE_MS 1000
+
+struct round_text {
+	char text[160];
+};
+
+static const char *tensor_text(const struct tensor *tensor, struct round_text *ret_text)
+{
+	const char *name = declare_name_of(tensor->job, tensor->key);
+
+	if (name)
+		(void)snprintf(ret_text->text, sizeof(ret_text->text), "tensor %.100s", name);
+	else
+		(void)snprintf(ret_text->text, sizeof(ret_text->text), "tensor number %llu",
+			       (unsigned long long)tensor->key);
+	return ret_text->text;
+}
+
+static int check(const struct job *job, const struct delivery *delivery, struct failure *failure)
+{
+	const struct data_header *h = &delivery->header;
+	uint32_t len;
+	int r;
+
+	r = set_check(job, h, failure);
+	if (r)
+		return r;
+	if (!set_has(job, h, h->node))
+		return failure_set(failure, -EPROTO, "job %s: node %u has no part in block %u",
+				   job->name, h->node, h->block);
+	len = set_gives(job, h, h->node) ? h->part_len : 0;
+	if (h->len != len)
+		return failure_set(failure, -EPROTO,
+				   "job %s: node %u brings %u bytes where %u belong", job->name,
+				   h->node, h->len, len);
+	if (!set_reduces(h))
+		return 0;
+	if (!reduce_supported(h->dtype, h->reduction))
+		return failure_set(failure, -EINVAL, "job %s: %s of %s cannot be reduced",
+				   job->name, reduction_name(h->reduction), dtype_name(h->dtype));
+	if (h->len && (uintptr_t)delivery->payload % dtype_size(h->dtype))
+		return failure_set(failure, -EINVAL, "job %s: data is not aligned to its elements",
+				   job->name);
+	return 0;
+}
+
+/* What all contributions to a round have in common. */
+static bool same_round(const struct data_header *a, const struct data_header *b)
+{
+	return a->dtype == b->dtype && a->operation == b->operation &&
+	       a->reduction == b->reduction && a->root == b->root;
+}
+
+static bool same_part(const struct data_header *a, const struct data_header *b)
+{
+	return a->total == b->total && a->offset == b->offset && a->part_len == b->part_len;
+}
+
+static void describe(const struct data_header *h, bool part, char *buffer, size_t len)
+{
+	const char *type = dtype_name(h->dtype), *operation = operation_name(h->operation);
+
+	if (part)
+		(void)snprintf(buffer, len, "part %u is %u bytes at %llu of %llu", h->part,
+			       h->part_len, (unsigned long long)h->offset,
+			       (unsigned long long)h->total);
+	else if (h->operation == OPERATION_BARRIER)
+		(void)snprintf(buffer, len, "%s", operation);
+	else if (h->operation == OPERATION_BROADCAST)
+		(void)snprintf(buffer, len, "%s of %s from rank %u", operation, type, h->root);
+	else if (set_reduces(h))
+		(void)snprintf(buffer, len, "%s (%s) of %s", operation,
+			       reduction_name(h->reduction), type);
+	else
+		(void)snprintf(buffer, len, "%s of %s", operation, type);
+}
+
+static void mismatch(const struct tensor *tensor, const struct data_header *a,
+		     const struct data_header *b, bool part, struct failure *failure)
+{
+	char what_a[96], what_b[96];
+	struct node_text node_a, node_b;
+	struct round_text text;
+
+	describe(a, part, what_a, sizeof(what_a));
+	describe(b, part, what_b, sizeof(what_b));
+	(void)failure_set(
+		failure, -EINVAL, "job %s: %s, round %llu: the ranks disagree. %s: %s; %s: %s",
+		tensor->job->name, tensor_text(tensor, &text), (unsigned long long)a->round,
+		job_node_text(tensor->job, a->node, &node_a), what_a,
+		job_node_text(tensor->job, b->node, &node_b), what_b);
+}
+
+/* Fails what is not complete of a round, now and later. */
+static void round_fail(struct tensor *tensor, uint64_t number, const struct failure *failure)
+{
+	struct round *round = round_find(tensor, number);
+
+	if (!tensor_failed(tensor, number))
+		metric_add(&tensor->job->server->rounds_failed, 1);
+	tensor_failed_add(tensor, number, failure);
+	if (round)
+		round_fail_slots(round, failure);
+}
+
+static void late(struct job *job, struct delivery *delivery, int status, const char *text)
+{
+	metric_add(&job->server->late, 1);
+	refuse(delivery, status, "job %s: tensor number %llu, round %llu, block %u, part %u: %s",
+	       job->name, (unsigned long long)delivery->header.key,
+	       (unsigned long long)delivery->header.round, delivery->header.block,
+	       delivery->header.part, text);
+}
+
+/* Whether a contribution still counts. If not, it has been answered. */
+static bool is_new(struct tensor *tensor, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct failed_round *failed = tensor_failed(tensor, h->round);
+	struct part *part = part_find(tensor, h);
+	struct slot *slot = part ? slot_find(part, h->round) : NULL;
+
+	if (failed) {
+		metric_add(&tensor->job->server->late, 1);
+		delivery_fail(delivery, failed->status, failed->text);
+		return false;
+	}
+	if (part && part_is_closed(part, h->round)) {
+		late(tensor->job, delivery, -ESTALE, "it is over");
+		return false;
+	}
+	if (slot && slot->from[h->node]) {
+		late(tensor->job, delivery, -EALREADY, "this node's contribution is here already");
+		return false;
+	}
+	return true;
+}
+
+/* A contribution that contradicts an earlier one fails the round for all. Returns false then; it has been answered. */
+static bool agrees(struct tensor *tensor, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct round *round = round_find(tensor, h->round);
+	struct part *part = part_find(tensor, h);
+	struct slot *slot = part ? slot_find(part, h->round) : NULL;
+	struct failure failure = { 0 };
+
+	if (round && !same_round(h, &round->header))
+		mismatch(tensor, h, &round->header, false, &failure);
+	else if (slot && !same_part(h, &slot->header))
+		mismatch(tensor, h, &slot->header, true, &failure);
+	if (!failure.status)
+		return true;
+	round_fail(tensor, h->round, &failure);
+	delivery_fail(delivery, failure.status, failure.text);
+	return false;
+}
+
+/* Ranks of nodes that belong to the slot's set, have not come, and pass the test. */
+static const char *missing_text(const struct job *job, const struct data_header *header,
+				struct delivery *const *from, bool left_only,
+				struct ranks_text *ret_ranks)
+{
+	ranks_init(ret_ranks);
+	for (uint32_t i = 0; i < job->size; i++) {
+		uint32_t node = job->node_of_rank[i];
+
+		if (set_has(job, header, node) && !(from && from[node]) &&
+		    (!left_only || job->nodes[node].left))
+			ranks_add(ret_ranks, i);
+	}
+	return ranks_end(ret_ranks);
+}
+
+/* Fails a round that needs ranks which have left. Returns false when it does not. */
+static bool fail_left(struct tensor *tensor, const struct data_header *header,
+		      struct delivery *const *from, struct failure *failure)
+{
+	struct job *job = tensor->job;
+	struct ranks_text ranks;
+	struct round_text text;
+	const char *missing;
+
+	if (!job->n_left)
+		return false;
+	missing = missing_text(job, header, from, true, &ranks);
+	if (!ranks.n)
+		return false;
+	(void)failure_set(failure, -ENOTCONN, "job %s: %s, round %llu: %s %s left the job",
+			  job->name, tensor_text(tensor, &text), (unsigned long long)header->round,
+			  missing, ranks_have(&ranks));
+	round_fail(tensor, header->round, failure);
+	return true;
+}
+
+static uint64_t timeout_ns(const struct job *job)
+{
+	return (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
+}
+
+static void over_quota(struct job *job, struct delivery *delivery)
+{
+	struct failure failure = { 0 };
+
+	(void)failure_set(&failure, -EDQUOT,
+			  "job %s: a server may hold %llu bytes for it, its job_quota, and that is "
+			  "not enough: raise job_quota, or have fewer operations in flight",
+			  job->name, (unsigned long long)job->server->params.job_quota_bytes);
+	delivery_fail(delivery, failure.status, failure.text);
+	job_fail(job, &failure, NULL);
+}
+
+/* The slot for it, charged with its payload. A positive or negative result leaves nothing charged. */
+static int slot_get(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot)
+{
+	const struct data_header *h = &delivery->header;
+	struct part *part = part_find(tensor, h);
+	struct slot *slot = part ? slot_find(part, h->round) : NULL;
+	struct job *job = tensor->job;
+	/* What a colocated agent lends is the trainer's own memory. */
+	uint64_t len = delivery->payload_block ? h->len : 0;
+	int r;
+
+	if (quota_charge(job->quota, len))
+		return QUOTA_E_FULL;
+	r = slot ? 0 : job_wake_by(job, clock_now_ns() + timeout_ns(job));
+	if (!r && !slot)
+		r = slot_new(tensor, h, &slot);
+	if (r) {
+		quota_release(job->quota, len);
+		return r;
+	}
+	slot->charged += len;
+	*ret_slot = slot;
+	return 0;
+}
+
+void round_contribute(struct job *job, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct failure failure = { 0 };
+	struct tensor *tensor;
+	struct slot *slot;
+	int r;
+
+	r = check(job, delivery, &failure);
+	if (!r)
+		r = tensor_get(job, h->key, &tensor, &failure);
+	if (r) {
+		delivery_fail(delivery, r, failure.text);
+		return;
+	}
+	if (!is_new(tensor, delivery) || !agrees(tensor, delivery))
+		return;
+	r = slot_get(tensor, delivery, &slot);
+	if (r == QUOTA_E_FULL) {
+		over_quota(job, delivery);
+		return;
+	}
+	if (r) {
+		refuse(delivery, r, "job %s: %s", job->name, strerror(-r));
+		return;
+	}
+	if (!slot->n_here || h->priority > slot->task.priority)
+		slot->task.priority = h->priority;
+	slot->from[h->node] = delivery;
+	slot->n_expected = set_count(job, h);
+	if (++slot->n_here == slot->n_expected)
+		engine_start(slot);
+	else if (slot->n_here == 1)
+		(void)fail_left(tensor, h, slot->from, &failure);
+}
+
+void round_refused(struct job *job, const struct data_header *header, const struct failure *failure)
+{
+	struct failure ignored;
+	struct tensor *tensor;
+
+	/* Out of memory, or of tensors: then contributions to it are refused as well. */
+	if (tensor_get(job, header->key, &tensor, &ignored))
+		return;
+	round_fail(tensor, header->round, failure);
+}
+
+static struct slot *first_needing(struct job *job, uint32_t node)
+{
+	struct slot *slot;
+
+	list_for_each (slot, &job->open, in_job) {
+		if (set_has(job, &slot->header, node) && !slot->from[node])
+			return slot;
+	}
+	return NULL;
+}
+
+void round_left(struct job *job, uint32_t node)
+{
+	struct failure failure = { 0 };
+	struct slot *slot;
+
+	while ((slot = first_needing(job, node)) != NULL) {
+		struct data_header header = slot->header;
+
+		(void)fail_left(slot->round->tensor, &header, slot->from, &failure);
+	}
+}
+
+uint64_t round_deadline(const struct job *job)
+{
+	const struct slot *oldest = list_first(&job->open, struct slot, in_job);
+
+	return oldest ? oldest->since_ns + timeout_ns(job) : CLOCK_NEVER;
+}
+
+void round_expired(struct job *job, uint64_t now)
+{
+	struct failure failure = { 0 };
+
+	while (round_deadline(job) <= now) {
+		struct slot *oldest = list_first(&job->open, struct slot, in_job);
+		struct tensor *tensor = oldest->round->tensor;
+		struct ranks_text missing;
+		struct round_text text;
+		const char *ranks;
+
+		ranks = missing_text(job, &oldest->header, oldest->from, false, &missing);
+		(void)failure_set(&failure, -ETIMEDOUT,
+				  "job %s: %s, round %llu: %s %s not contributed within %g s",
+				  job->name, tensor_text(tensor, &text),
+				  (unsigned long long)oldest->header.round, ranks,
+				  ranks_have(&missing), (double)job->request_timeout_ms / 1000);
+		round_fail(tensor, oldest->header.round, &failure);
+	}
+}
+
+void round_waiting_text(const struct slot *slot, char *buffer, size_t len)
+{
+	struct ranks_text missing;
+	struct round_text text;
+
+	(void)snprintf(buffer, len, "%s (%s, round %llu)",
+		       missing_text(slot->job, &slot->header, slot->from, false, &missing),
+		       tensor_text(slot->round->tensor, &text),
+		       (unsigned long long)slot->header.round);
+}

@@ -1,0 +1,21 @@
+/* Rounds: what may be contributed to them, when they are complete, when they fail. Control thread only. */
+#pragma once
+
+#include "server/job.h"
+
+struct slot;
+struct tensor;
+
+/* A PUSH of a node that attach_check() has passed. Answered now or later; may end the job. */
+void round_contribute(struct job *job, struct delivery *delivery);
+/* FAIL_ROUND: as far as the round is not complete here, it fails for all. */
+void round_refused(struct job *job, const struct data_header *header,
+		   const struct failure *failure);
+/* A node has left: rounds that still need it fail. */
+void round_left(struct job *job, uint32_t node);
+/* When the oldest slot's time is up; CLOCK_NEVER without any. */
+uint64_t round_deadline(const struct job *job);
+void round_expired(struct job *job, uint64_t now);
+
+/* "ranks 2, 3 (tensor layer1.weight, round 17)": whom the slot waits for. */
+void round_waiting_text(const struct slot *slot, char *buffer, size_t len);

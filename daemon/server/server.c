@@ -1,0 +1,232 @@
+#include "server/server.h"
+
+#include "base/clock.h"
+#include "server/job.h"
+#include "server/round.h"
+#include "server/store.h"
+#include <stdio.h>
+
+static void metric_start(struct metric *metric, const char *name, const char *help)
+{
+	metric->name = name;
+	metric->help = help;
+	metric_register(metric);
+}
+
+int server_new(const struct server_params *params, struct server **ret_server)
+{
+	struct server *server = calloc(1, sizeof(*server));
+
+	if (!server)
+		return error_origin(-ENOMEM);
+	server->params = *params;
+	list_init(&server->jobs);
+	metric_start(&server->bytes_summed, "bps_server_bytes_summed_total",
+		     "Bytes of contributions that were summed here.");
+	metric_start(&server->rounds, "bps_server_part_rounds_total",
+		     "Rounds of parts completed here.");
+	metric_start(&server->rounds_failed, "bps_server_rounds_failed_total",
+		     "Rounds of tensors that failed here.");
+	metric_start(&server->late, "bps_server_contributions_late_total",
+		     "Contributions that came twice, or to a round that was over.");
+	*ret_server = server;
+	return 0;
+}
+
+void server_close(struct server *server)
+{
+	struct failure failure = { 0 };
+	struct job *job, *tmp;
+
+	server->closed = true;
+	(void)failure_set(&failure, -ESHUTDOWN, "the server is shutting down");
+	list_for_each_safe (job, tmp, &server->jobs, link)
+		job_end(job, &failure);
+}
+
+struct server *server_free(struct server *server)
+{
+	struct job *job, *tmp;
+
+	if (!server)
+		return NULL;
+	server_close(server);
+	list_for_each_safe (job, tmp, &server->jobs, link)
+		(void)job_free(job);
+	map_done(&server->numbers);
+	metric_unregister(&server->bytes_summed);
+	metric_unregister(&server->rounds);
+	metric_unregister(&server->rounds_failed);
+	metric_unregister(&server->late);
+	free(server);
+	return NULL;
+}
+
+/* The running job that a call names, if its sender may speak for the node that the header names. Else it is refused. */
+static struct job *job_of_call(struct server *server, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	const struct failure *over = job_over(server, h->job);
+	struct job *job = job_find(server, h->job);
+	struct failure failure = { 0 };
+
+	if (job && attach_check(job, delivery->peer, h->node, &failure))
+		delivery_fail(delivery, failure.status, failure.text);
+	else if (job)
+		return job;
+	else if (over)
+		delivery_fail(delivery, over->status, over->text);
+	else
+		delivery_fail(delivery, -EPROTO, "this server has no such job");
+	return NULL;
+}
+
+static void pushed(struct job *job, struct delivery *delivery)
+{
+	if (job->nodes[delivery->header.node].attached)
+		round_contribute(job, delivery);
+	else
+		refuse(delivery, -EPROTO, "job %s: node %u has not attached", job->name,
+		       delivery->header.node);
+}
+
+void server_call_arrived(struct server *server, struct delivery *delivery)
+{
+	struct job *job;
+
+	if (server->closed) {
+		delivery_fail(delivery, -ESHUTDOWN, "the server is shutting down");
+		return;
+	}
+	switch (delivery->header.op) {
+	case DATA_JOIN:
+		form_join(server, delivery);
+		return;
+	case DATA_ATTACH:
+		attach_call(server, delivery);
+		return;
+	case DATA_DECLARE:
+		job = job_of_call(server, delivery);
+		if (job)
+			declare_call(job, delivery);
+		return;
+	case DATA_PUSH:
+		job = job_of_call(server, delivery);
+		if (job)
+			pushed(job, delivery);
+		return;
+	default:
+		delivery_fail(delivery, -EPROTO, "not a call that a server answers");
+		return;
+	}
+}
+
+void server_notice_arrived(struct server *server, struct peer *peer,
+			   const struct data_header *header, const void *payload)
+{
+	struct job *job = job_find(server, header->job);
+	struct failure failure = { 0 };
+	uint32_t node;
+
+	if (server->closed)
+		return;
+	if (header->op == DATA_FAIL_JOB || header->op == DATA_FAIL_ROUND)
+		notice_decode(header, payload, &failure);
+	if (!job) {
+		/* It may have overtaken the attach, which then must not begin the job again. */
+		if (header->op == DATA_FAIL_JOB)
+			job_over_remember(server, header->job, &failure);
+		return;
+	}
+	/* Whoever is not a node of the job has no say; other servers of it say the same things to this daemon's agent. */
+	node = job_node_of(job, peer);
+	if (node == NODE_NONE || job->nodes[node].left)
+		return;
+	if (header->op == DATA_FAIL_JOB)
+		job_fail(job, &failure, peer);
+	else if (header->op == DATA_FAIL_ROUND)
+		round_refused(job, header, &failure);
+	else if (header->op == DATA_LEAVE)
+		attach_leave(job, node);
+}
+
+void server_peer_lost(struct server *server, struct peer *peer, const char *why)
+{
+	struct job *job, *tmp;
+
+	list_for_each_safe (job, tmp, &server->jobs, link) {
+		if (job->state == JOB_FORMING && job_node_of(job, peer) != NODE_NONE)
+			form_lost(job, peer);
+		else if (job->state == JOB_RUNNING)
+			attach_lost(job, peer, why);
+	}
+}
+
+static const char *joining_text(const struct job *job, struct ranks_text *ret_missing)
+{
+	ranks_init(ret_missing);
+	for (uint32_t i = 0; i < job->size; i++) {
+		if (job->node_of_rank[i] == NODE_NONE)
+			ranks_add(ret_missing, i);
+	}
+	return ranks_end(ret_missing);
+}
+
+static void waiting_text(const struct job *job, char *buffer, size_t len)
+{
+	const struct slot *oldest = list_first(&job->open, struct slot, in_job);
+	uint64_t since_ns = job->since_ns;
+	struct ranks_text missing;
+	char what[128];
+
+	if (job->state == JOB_FORMING) {
+		(void)snprintf(what, sizeof(what), "%.100s to join", joining_text(job, &missing));
+	} else if (job->state == JOB_RUNNING && oldest) {
+		round_waiting_text(oldest, what, sizeof(what));
+		since_ns = oldest->since_ns;
+	} else {
+		return;
+	}
+	(void)snprintf(buffer, len, "%s for %.1f s", what,
+		       (double)(clock_now_ns() - since_ns) / NSEC_PER_SEC);
+}
+
+static void job_info(const struct job *job, struct server_job_info *info)
+{
+	static const char *const states[] = {
+		[JOB_FORMING] = "forming",
+		[JOB_RUNNING] = "running",
+		[JOB_OVER] = "failed",
+	};
+
+	*info = (struct server_job_info){
+		.number = job->number,
+		.state = states[job->state],
+		.size = job->size,
+		.n_nodes = job->n_nodes,
+		.rounds = job->n_rounds,
+		.bytes = job->n_bytes,
+		.in_flight = job->n_open + job->n_summing,
+	};
+	(void)snprintf(info->name, sizeof(info->name), "%s", job->name);
+	waiting_text(job, info->waiting_for, sizeof(info->waiting_for));
+}
+
+int server_jobs(struct server *server, struct server_job_info **ret_jobs, size_t *ret_n)
+{
+	struct server_job_info *infos;
+	struct job *job;
+	size_t n = 0;
+
+	list_for_each (job, &server->jobs, link)
+		n++;
+	infos = calloc(MAX(n, (size_t)1), sizeof(*infos));
+	if (!infos)
+		return error_origin(-ENOMEM);
+	n = 0;
+	list_for_each (job, &server->jobs, link)
+		job_info(job, &infos[n++]);
+	*ret_jobs = infos;
+	*ret_n = n;
+	return 0;
+}

@@ -1,0 +1,89 @@
+#include "server/set.h"
+
+bool set_reduces(const struct data_header *header)
+{
+	return header->operation == OPERATION_PUSH_PULL ||
+	       header->operation == OPERATION_REDUCE_SCATTER;
+}
+
+/* Blocks that an operation has. */
+static uint64_t n_blocks(const struct job *job, const struct data_header *header)
+{
+	switch (header->operation) {
+	case OPERATION_ALL_GATHER:
+	case OPERATION_REDUCE_SCATTER:
+		return job->size;
+	case OPERATION_ALL_TO_ALL:
+		return (uint64_t)job->size * job->size;
+	default:
+		return 1;
+	}
+}
+
+static uint32_t source(const struct job *job, const struct data_header *header)
+{
+	switch (header->operation) {
+	case OPERATION_BROADCAST:
+		return job->node_of_rank[header->root];
+	case OPERATION_ALL_GATHER:
+		return job->node_of_rank[header->block];
+	default:
+		return job->node_of_rank[header->block / job->size];
+	}
+}
+
+static uint32_t target(const struct job *job, const struct data_header *header)
+{
+	if (header->operation == OPERATION_REDUCE_SCATTER)
+		return job->node_of_rank[header->block];
+	return job->node_of_rank[header->block % job->size];
+}
+
+int set_check(const struct job *job, const struct data_header *header, struct failure *failure)
+{
+	if (header->block >= n_blocks(job, header))
+		return failure_set(failure, -EINVAL, "job %s: %s has no block %u", job->name,
+				   operation_name(header->operation), header->block);
+	if (header->operation == OPERATION_BROADCAST && header->root >= job->size)
+		return failure_set(failure, -EINVAL, "job %s: broadcast from rank %u of %u",
+				   job->name, header->root, job->size);
+	if (header->operation == OPERATION_ALL_TO_ALL && source(job, header) == target(job, header))
+		return failure_set(failure, -EINVAL,
+				   "job %s: block %u of all_to_all stays on node %u", job->name,
+				   header->block, source(job, header));
+	return 0;
+}
+
+bool set_has(const struct job *job, const struct data_header *header, uint32_t node)
+{
+	if (header->operation != OPERATION_ALL_TO_ALL)
+		return true;
+	return node == source(job, header) || node == target(job, header);
+}
+
+bool set_gives(const struct job *job, const struct data_header *header, uint32_t node)
+{
+	return set_reduces(header) || header->operation == OPERATION_BARRIER ||
+	       node == source(job, header);
+}
+
+bool set_wants(const struct job *job, const struct data_header *header, uint32_t node)
+{
+	switch (header->operation) {
+	case OPERATION_PUSH_PULL:
+		return true;
+	case OPERATION_REDUCE_SCATTER:
+	case OPERATION_ALL_TO_ALL:
+		return node == target(job, header);
+	case OPERATION_BROADCAST:
+	case OPERATION_ALL_GATHER:
+		return node != source(job, header);
+	default:
+		return false;
+	}
+}
+
+uint32_t set_count(const struct job *job, const struct data_header *header)
+{
+	return header->operation == OPERATION_ALL_TO_ALL ? 2 : job->n_nodes;
+}

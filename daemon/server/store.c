@@ -1,0 +1,329 @@
+#include "server/store.h"
+
+#include "base/clock.h"
+
+#define SPARE_MAX 64 /* slots kept for reuse by a job */
+
+static uint64_t part_hash(const struct data_header *header)
+{
+	return (uint64_t)header->block << 32 | header->part;
+}
+
+int tensor_get(struct job *job, uint64_t key, struct tensor **ret_tensor, struct failure *failure)
+{
+	struct map_entry *entry = map_find(&job->tensors, key);
+	_cleanup_(freep) struct tensor *tensor = NULL;
+	unsigned max = job->server->params.max_tensors;
+
+	if (entry) {
+		*ret_tensor = container_of(entry, struct tensor, entry);
+		return 0;
+	}
+	if (job->tensors.n_entries >= max)
+		return failure_set(failure, -EDQUOT,
+				   "job %s: %u tensors are in use already, its max_tensors",
+				   job->name, max);
+	tensor = calloc(1, sizeof(*tensor));
+	if (!tensor || map_add(&job->tensors, key, &tensor->entry))
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
+	tensor->job = job;
+	tensor->key = key;
+	list_init(&tensor->rounds);
+	list_init(&tensor->failed);
+	*ret_tensor = TAKE_PTR(tensor);
+	return 0;
+}
+
+struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number)
+{
+	struct failed_round *failed;
+
+	list_for_each (failed, &tensor->failed, link) {
+		if (failed->number == number)
+			return failed;
+	}
+	return NULL;
+}
+
+static void failed_pop(struct tensor *tensor)
+{
+	struct failed_round *oldest = list_first(&tensor->failed, struct failed_round, link);
+
+	list_remove(&oldest->link);
+	tensor->n_failed--;
+	free(oldest);
+}
+
+void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct failure *failure)
+{
+	size_t len = strlen(failure->text) + 1;
+	struct failed_round *failed;
+
+	if (tensor_failed(tensor, number))
+		return;
+	if (tensor->n_failed == TENSOR_FAILED)
+		failed_pop(tensor);
+	failed = malloc(sizeof(*failed) + len);
+	if (!failed)
+		return; /* late contributions then wait for their deadline */
+	failed->number = number;
+	failed->status = failure->status;
+	memcpy(failed->text, failure->text, len);
+	list_push_back(&tensor->failed, &failed->link);
+	tensor->n_failed++;
+}
+
+struct round *round_find(const struct tensor *tensor, uint64_t number)
+{
+	struct round *round;
+
+	list_for_each (round, &tensor->rounds, link) {
+		if (round->header.round == number)
+			return round;
+	}
+	return NULL;
+}
+
+struct part *part_find(const struct tensor *tensor, const struct data_header *header)
+{
+	struct map_entry *entry = map_find(&tensor->parts, part_hash(header));
+
+	return entry ? container_of(entry, struct part, entry) : NULL;
+}
+
+bool part_is_closed(const struct part *part, uint64_t number)
+{
+	uint64_t behind;
+
+	if (number >= part->newest)
+		return part->newest && number == part->newest;
+	behind = part->newest - 1 - number;
+	return behind >= PART_WINDOW || (part->closed >> behind & 1);
+}
+
+void part_close(struct part *part, uint64_t number)
+{
+	uint64_t ahead;
+
+	if (number <= part->newest) {
+		if (number < part->newest && part->newest - 1 - number < PART_WINDOW)
+			part->closed |= 1ull << (part->newest - 1 - number);
+		return;
+	}
+	ahead = number - part->newest;
+	part->closed = ahead < PART_WINDOW ? part->closed << ahead : 0;
+	if (part->newest && ahead <= PART_WINDOW)
+		part->closed |= 1ull << (ahead - 1);
+	part->newest = number;
+}
+
+struct slot *slot_find(const struct part *part, uint64_t number)
+{
+	struct slot *slot;
+
+	list_for_each (slot, &part->slots, in_part) {
+		if (slot->header.round == number)
+			return slot;
+	}
+	return NULL;
+}
+
+static int part_get(struct tensor *tensor, const struct data_header *header, struct part **ret_part)
+{
+	struct part *part = part_find(tensor, header);
+	struct job *job = tensor->job;
+
+	if (part) {
+		*ret_part = part;
+		return 0;
+	}
+	if (quota_charge(job->quota, sizeof(*part)))
+		return QUOTA_E_FULL;
+	part = calloc(1, sizeof(*part));
+	if (!part || map_add(&tensor->parts, part_hash(header), &part->entry)) {
+		quota_release(job->quota, sizeof(*part));
+		free(part);
+		return error_origin(-ENOMEM);
+	}
+	job->charged_parts += sizeof(*part);
+	list_init(&part->slots);
+	*ret_part = part;
+	return 0;
+}
+
+static int round_get(struct tensor *tensor, const struct data_header *header,
+		     struct round **ret_round)
+{
+	struct round *round = round_find(tensor, header->round);
+
+	if (!round) {
+		round = calloc(1, sizeof(*round));
+		if (!round)
+			return error_origin(-ENOMEM);
+		round->header = *header;
+		round->tensor = tensor;
+		list_init(&round->slots);
+		list_push_back(&tensor->rounds, &round->link);
+	}
+	*ret_round = round;
+	return 0;
+}
+
+static void round_put(struct round *round)
+{
+	if (round->pinned || !list_empty(&round->slots))
+		return;
+	list_remove(&round->link);
+	free(round);
+}
+
+static size_t slot_len(const struct job *job)
+{
+	return sizeof(struct slot) + job->n_nodes * (sizeof(void *) + sizeof(struct delivery *));
+}
+
+/* In the steady state slots come from the spare ones. */
+static struct slot *slot_take(struct job *job)
+{
+	struct slot *slot = list_first(&job->spare, struct slot, in_job);
+
+	if (slot) {
+		list_remove(&slot->in_job);
+		job->n_spare--;
+		memset(slot, 0, slot_len(job));
+	} else {
+		slot = calloc(1, slot_len(job));
+	}
+	return slot;
+}
+
+int slot_new(struct tensor *tensor, const struct data_header *header, struct slot **ret_slot)
+{
+	struct job *job = tensor->job;
+	struct round *round = NULL;
+	struct part *part = NULL;
+	struct slot *slot;
+	int r;
+
+	r = part_get(tensor, header, &part);
+	if (r)
+		return r;
+	if (quota_charge(job->quota, slot_len(job)))
+		return QUOTA_E_FULL;
+	slot = slot_take(job);
+	r = slot ? round_get(tensor, header, &round) : error_origin(-ENOMEM);
+	if (r) {
+		quota_release(job->quota, slot_len(job));
+		free(slot);
+		return r;
+	}
+	slot->job = job;
+	slot->part = part;
+	slot->round = round;
+	slot->header = *header;
+	slot->since_ns = clock_now_ns();
+	slot->charged = slot_len(job);
+	slot->inputs = (const void **)(slot->from + job->n_nodes);
+	list_push_back(&part->slots, &slot->in_part);
+	list_push_back(&round->slots, &slot->in_round);
+	list_push_back(&job->open, &slot->in_job);
+	job->n_open++;
+	*ret_slot = slot;
+	return 0;
+}
+
+void slot_free(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	quota_release(job->quota, slot->charged);
+	slot->result = block_unref(slot->result);
+	list_remove(&slot->in_job);
+	list_remove(&slot->in_part);
+	list_remove(&slot->in_round);
+	if (slot->round)
+		round_put(slot->round);
+	if (slot->summing)
+		job->n_summing--;
+	else
+		job->n_open--;
+	if (job->n_spare == SPARE_MAX) {
+		free(slot);
+		return;
+	}
+	list_push_back(&job->spare, &slot->in_job);
+	job->n_spare++;
+}
+
+void slot_fail(struct slot *slot, int status, const char *text)
+{
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
+		struct delivery *from = TAKE_PTR(slot->from[i]);
+
+		if (from)
+			delivery_fail(from, status, text);
+	}
+	slot_free(slot);
+}
+
+void round_fail_slots(struct round *round, const struct failure *failure)
+{
+	struct slot *slot, *tmp;
+
+	round->pinned = true;
+	list_for_each_safe (slot, tmp, &round->slots, in_round) {
+		if (!slot->summing)
+			slot_fail(slot, failure->status, failure->text);
+	}
+	round->pinned = false;
+	round_put(round);
+}
+
+static void tensor_free(struct tensor *tensor)
+{
+	struct map_entry *entry, *next;
+
+	for (entry = map_first(&tensor->parts); entry; entry = next) {
+		next = map_next(&tensor->parts, entry);
+		free(container_of(entry, struct part, entry));
+	}
+	map_done(&tensor->parts);
+	while (tensor->n_failed)
+		failed_pop(tensor);
+	free(tensor);
+}
+
+void store_end(struct job *job)
+{
+	struct map_entry *entry, *next;
+	struct slot *slot, *tmp;
+
+	list_for_each_safe (slot, tmp, &job->open, in_job)
+		slot_fail(slot, job->failure.status, job->failure.text);
+	list_for_each (slot, &job->summing, in_job) {
+		struct round *round = TAKE_PTR(slot->round);
+
+		slot->part = NULL;
+		list_remove(&slot->in_part);
+		list_remove(&slot->in_round);
+		round_put(round);
+	}
+	for (entry = map_first(&job->tensors); entry; entry = next) {
+		next = map_next(&job->tensors, entry);
+		tensor_free(container_of(entry, struct tensor, entry));
+	}
+	map_done(&job->tensors);
+	quota_release(job->quota, job->charged_parts);
+	job->charged_parts = 0;
+}
+
+void store_free(struct job *job)
+{
+	struct slot *slot, *tmp;
+
+	/* With the pool gone nobody sums these any more. */
+	list_for_each_safe (slot, tmp, &job->summing, in_job)
+		slot_fail(slot, job->failure.status, job->failure.text);
+	list_for_each_safe (slot, tmp, &job->spare, in_job)
+		free(slot);
+}

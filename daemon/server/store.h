@@ -1,0 +1,102 @@
+/*
+ * What a job holds here: tensors by key, the parts of each that have been seen, and a slot for each round of a part
+ * that is not closed. A part remembers which rounds it has closed, a tensor which rounds have failed. All of it is
+ * charged to the job. Control thread only; a slot's sum runs in the pool meanwhile.
+ *
+ *	slot	collecting: in job->open, waits for its set of nodes
+ *		summing:    in job->summing, all have come, nothing more can join or fail it but the end of the job
+ */
+#pragma once
+
+#include "reduce/reduce.h"
+#include "server/job.h"
+
+/* Failed rounds of a tensor that are remembered: more than rounds of one tensor are in flight at a time. */
+#define TENSOR_FAILED 16
+/* Rounds behind the newest closed one of a part whose fate is known exactly; older ones count as closed. */
+#define PART_WINDOW 64
+
+struct failed_round {
+	struct list link; /* in tensor->failed, oldest first */
+	uint64_t number;
+	int status;
+	char text[];
+};
+
+struct tensor {
+	struct map_entry entry; /* in job->tensors by key */
+	struct job *job;
+	uint64_t key;
+	struct map parts;
+	struct list rounds; /* that have slots */
+	struct list failed;
+	size_t n_failed;
+};
+
+struct part {
+	struct map_entry entry; /* in tensor->parts by block and part */
+	struct list slots;
+	uint64_t newest; /* highest round closed, 0: none */
+	uint64_t closed; /* bit i: round newest - 1 - i is closed */
+};
+
+/* One round of a tensor while any part of it is held: what all its contributions must have in common. */
+struct round {
+	struct list link; /* in tensor->rounds */
+	struct list slots;
+	struct tensor *tensor;
+	bool pinned;		   /* does not go with its last slot */
+	struct data_header header; /* the first contribution's */
+};
+
+struct slot {
+	struct list in_part, in_round, in_job;
+	struct job *job;
+	struct part *part;	   /* NULL once the job is over */
+	struct round *round;	   /* likewise */
+	struct data_header header; /* the first contribution's */
+	uint64_t since_ns;	   /* when that came */
+	uint64_t charged;
+	uint32_t n_here, n_expected;
+	bool summing;
+
+	/* The sum; the pool's while summing. */
+	struct task task;
+	struct reduce_params reduce;
+	struct block *result; /* NULL: none has data */
+	void *output;
+	const void *copy_from; /* moved unchanged instead of reduced */
+	const void **inputs;   /* room for one of each node */
+
+	struct delivery *from[]; /* by node; then the inputs */
+};
+
+/* The tensor, made if need be. Returns 0, -EDQUOT at max_tensors, -ENOMEM; failure filled. */
+int tensor_get(struct job *job, uint64_t key, struct tensor **ret_tensor, struct failure *failure);
+struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number);
+/* Remembers a failed round as well as memory allows. */
+void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct failure *failure);
+struct round *round_find(const struct tensor *tensor, uint64_t number);
+
+struct part *part_find(const struct tensor *tensor, const struct data_header *header);
+bool part_is_closed(const struct part *part, uint64_t number);
+void part_close(struct part *part, uint64_t number);
+
+/* The slot for a contribution, or NULL. */
+struct slot *slot_find(const struct part *part, uint64_t number);
+/*
+ * A slot for the first contribution to a part's round, with part and round made if need be. Returns 0, QUOTA_E_FULL,
+ * or -ENOMEM.
+ */
+int slot_new(struct tensor *tensor, const struct data_header *header, struct slot **ret_slot);
+/* Its deliveries have been answered. The round goes with its last slot. */
+void slot_free(struct slot *slot);
+/* Answers all that it holds with an error, and frees it. */
+void slot_fail(struct slot *slot, int status, const char *text);
+/* The same for all collecting slots of a round. */
+void round_fail_slots(struct round *round, const struct failure *failure);
+
+/* The job is over: all slots but those being summed fail with its failure; tensors go. */
+void store_end(struct job *job);
+/* The rest, also what a pool that was freed has dropped. */
+void store_free(struct job *job);
