@@ -143,6 +143,7 @@ struct bps_join_params {
 	size_t secret_len;     /* at most 255 */
 	uint32_t rank;         /* of this trainer in the job, 0 to world_size - 1 */
 	uint32_t world_size;   /* ranks of the job; 0 means 1 */
+	/* Where it is. local_size and n_nodes both 0: all ranks are on this machine, and local_rank 0 means rank. */
 	uint32_t local_rank;   /* among the job's ranks on this machine */
 	uint32_t local_size;   /* the job's ranks on this machine; 0: world_size / n_nodes */
 	uint32_t node;         /* number of this machine in the job, 0 to n_nodes - 1 */
@@ -163,8 +164,11 @@ struct bps_join_params {
  *   Slurm    SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NTASKS_PER_NODE SLURM_NODEID SLURM_NNODES SLURM_JOB_ID
  *   BytePS   DMLC_WORKER_ID DMLC_NUM_WORKER BYTEPS_LOCAL_RANK BYTEPS_LOCAL_SIZE DMLC_NUM_SERVER
  *            BYTEPS_FORCE_DISTRIBUTED BYTEPS_PARTITION_BYTES
- * None set: one rank. Strings point into the environment. Fails with -EINVAL when a variable is missing or is not a
- * number; the text names it. params->size must be set; everything else is overwritten.
+ * None set: one rank. Timeouts are in seconds, or as 500ms, 30s, 10min, 1h; bytes may be as 512K or 4M. Strings point
+ * into the environment, or, for a job's name that is made from several variables, into memory of the calling thread
+ * that lasts until its next call of this function or of bps_client_join(). Fails with -EINVAL when a variable is
+ * missing or is not a number, or when they leave open which ranks are on which machine; the text names the variable.
+ * params->size must be set; everything else is overwritten.
  */
 int bps_join_params_from_environment(struct bps_join_params *params);
 
@@ -179,7 +183,7 @@ int bps_client_join(struct bps_client *client, const struct bps_join_params *par
 /* Leaves the job in good order; as bps_client_close() does, but the connection stays. Tensors of the job are void. */
 int bps_client_leave(struct bps_client *client);
 
-/* What the client is in its job. Outside a job: -ENOTCONN. */
+/* What the client is in its job, also when that has failed. Outside a job: -ENOTCONN. */
 int bps_client_rank(const struct bps_client *client);
 int bps_client_size(const struct bps_client *client);
 int bps_client_local_rank(const struct bps_client *client);
@@ -213,8 +217,10 @@ void bps_memory_free(struct bps_memory *memory);
  * Names a tensor of the job: same name, same tensor, on every rank. elements: of this rank's input, the same on all
  * ranks, or BPS_VARIABLE. Does not wait: the comparison with the other ranks goes on meanwhile, operations may be
  * submitted at once, and a rank that declared it otherwise makes them fail with -EINVAL and a text that names both.
- * Declaring a name twice with the same facts gives the same tensor again. To be released with bps_tensor_free().
- * Fails with -EINVAL (bad name, type, or declared otherwise by this client), -ENOTCONN, -EDQUOT (too many), -ENOMEM.
+ * Declaring a name twice with the same facts gives the same tensor again. To be released with bps_tensor_free(); the
+ * name stays declared until the job is left. Names that start with "bps:" are the library's own.
+ * Fails with -EINVAL (bad name, type, or declared otherwise by this client), -ENOTCONN, -ENOMEM. That the daemon has
+ * too many (-EDQUOT) is said by bps_tensor_wait() and bps_submit().
  */
 int bps_tensor_declare(struct bps_client *client, const char *name, int dtype, uint64_t elements,
 		       struct bps_tensor **ret_tensor);
@@ -233,7 +239,7 @@ struct bps_submit_params {
 	const void *input;	/* elements of the tensor's type, naturally aligned; may be equal to output (in place) but
 				 * not overlap it otherwise */
 	void *output;
-	uint64_t input_count;	/* elements; 0: as declared (BPS_VARIABLE tensors have no default, 0 means 0) */
+	uint64_t input_count;	/* elements; 0: as declared; of a BPS_VARIABLE tensor: as counts say, else 0 */
 	uint64_t output_count;	/* room in elements; 0: what the operation needs */
 	/*
 	 * Elements of each rank's block, world_size entries, the same on all ranks; NULL: equal blocks.
@@ -241,7 +247,8 @@ struct bps_submit_params {
 	 * Copied before the call returns.
 	 */
 	const uint64_t *counts;
-	const uint64_t *receive_counts; /* ALL_TO_ALL: what this rank gets from each; NULL: equal blocks */
+	const uint64_t *receive_counts; /* ALL_TO_ALL: what this rank gets from each; NULL: equal blocks of output_count,
+					 * or, if that is 0, of input_count */
 	uint32_t root;		/* BROADCAST */
 	int32_t priority;	/* larger is more urgent (front layers); orders the work, never changes results */
 	int64_t timeout_ms;	/* for the request to complete; 0: the job's setting */
