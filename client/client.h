@@ -1,0 +1,353 @@
+/*
+ * The inside of libbps_client. One struct bps_client is one session with the daemon; tensors, memory and requests
+ * point back to it and keep it in memory (refs), also after bps_client_close().
+ *
+ * Threads: the library has none. client->mutex guards everything below it in the struct and is never held while
+ * blocking. A thread that must wait calls client_turn() in a loop around its condition: the first to come is the
+ * leader and sleeps in poll() on the socket and the trainer's eventfd, the others sleep on client->turned and are
+ * woken after each turn of the leader. Functions marked (locked) are called with the mutex held; those marked
+ * (locked, may wait) release it meanwhile, so what was checked before must be checked again.
+ *
+ * Errors: 0 or a negative errno, with error_set() called where the error is born.
+ */
+#pragma once
+
+#include "proto/c.h"
+
+#include "bps.h"
+#include "proto/shm.h"
+#include <pthread.h>
+#include <sys/queue.h>
+
+#define _public_ __attribute__((__visibility__("default")))
+
+#define CLIENT_PROTOCOL	    1 /* versions of control.proto that this library speaks */
+#define CLIENT_PROTOCOL_MIN 1
+#define CLIENT_NAME_BUCKETS 512 /* of the tensors' hash table; deepest model seen: 1500 tensors */
+
+/* How long the daemon may take to answer or to read what other ranks have no part in; then it counts as lost. */
+#define CLIENT_ANSWER_NS (30 * INT64_C(1000000000))
+#define CLIENT_FOREVER	 INT64_MAX /* as a deadline */
+
+/* One unanswered request on the control channel; embedded in who waits for it. */
+struct client_call {
+	TAILQ_ENTRY(client_call) link;
+	uint64_t id; /* 0: not under way */
+	int expects; /* body of a good answer */
+	bool done;
+	int status;
+	char text[ERROR_TEXT_MAX + 1];
+	/* Set before the call, or NULL; runs (locked) once when it is done, also by the loss of the daemon. */
+	void (*answered)(struct bps_client *client, struct client_call *call);
+	/* What the answer said, by kind of call; zero if it failed. */
+	struct {
+		uint32_t version;
+		uint64_t shm_len;
+		uint64_t job;
+		uint32_t n_servers;
+		uint64_t key;
+		uint32_t part_bytes;
+	} answer;
+};
+
+/* A packet that did not fit into the socket yet. */
+struct client_packet {
+	TAILQ_ENTRY(client_packet) link;
+	void *data;
+	size_t len;
+	int fd; /* owned, or -1 */
+};
+
+/* Memory that the daemon maps too: what bps_memory_alloc() gives, and each arena of the staging area. */
+struct bps_memory {
+	struct bps_client *client; /* counted, except for staging arenas */
+	char *data;
+	size_t len;
+	bool ours; /* mapped by the library */
+	/* Guarded by the client's mutex. */
+	uint32_t number;  /* the daemon's name for it */
+	unsigned n_users; /* requests that are under way */
+	bool released;	  /* goes with its last user */
+};
+
+/* A piece of the staging area: free and in its arena's list, or owned by a request. */
+struct staging_range {
+	TAILQ_ENTRY(staging_range) link;
+	struct staging_arena *arena;
+	uint64_t offset, len; /* multiples of STAGING_ALIGN */
+};
+
+TAILQ_HEAD(staging_ranges, staging_range);
+
+struct staging_arena {
+	TAILQ_ENTRY(staging_arena) link;
+	struct bps_memory *memory;
+	struct staging_ranges free; /* by offset, never adjacent */
+	uint64_t used;
+};
+
+struct staging {
+	TAILQ_HEAD(, staging_arena) arenas;
+	uint64_t used, capacity;
+	uint64_t peak;	    /* most in use since it was last empty */
+	uint64_t last_peak; /* the same for the time before */
+	bool growing;	    /* a thread waits for the daemon to map a new arena */
+};
+
+enum job_state {
+	JOB_NONE,
+	JOB_JOINING,
+	JOB_JOINED,
+	JOB_LEAVING,
+	JOB_FAILED, /* over, and not yet left */
+};
+
+struct job {
+	enum job_state state;
+	uint64_t run; /* counts joins: a tensor of another run is void */
+	uint64_t number;
+	uint32_t rank, size, local_rank, local_size, node;
+	char text[ERROR_TEXT_MAX + 1]; /* why it failed */
+	struct client_call join;
+};
+
+struct bps_tensor {
+	struct bps_client *client; /* counted */
+	LIST_ENTRY(bps_tensor) link;
+	char *name;
+	unsigned dtype;
+	uint64_t elements; /* or ELEMENTS_VARIABLE */
+	uint32_t number;
+	uint64_t run;
+	uint64_t packet; /* number of the packet that declares it */
+	/* Guarded by the client's mutex. */
+	unsigned refs;	 /* the caller's, and one while it is in the table */
+	uint64_t rounds; /* submitted so far */
+	struct client_call declare;
+};
+
+/*
+ * A request is born in bps_submit() as NEW, is the daemon's while POSTED, has ENDED once its slot says so (the slot is
+ * free again then), and is COMPLETE when a staged result has been copied back. One thread copies, in COPYING.
+ */
+enum request_state {
+	REQUEST_NEW,
+	REQUEST_POSTED,
+	REQUEST_ENDED,
+	REQUEST_COPYING,
+	REQUEST_COMPLETE,
+};
+
+struct bps_request {
+	struct bps_client *client;     /* counted */
+	TAILQ_ENTRY(bps_request) link; /* in client->posted or client->ended */
+	/* Guarded by the client's mutex. */
+	enum request_state state;
+	bool orphan; /* released by the caller: nobody copies, the library frees it at its end */
+	bool cancelled;
+	int status;
+	char *text; /* NULL where there is none */
+	uint32_t slot;
+	uint64_t ticket;
+	/* What it holds until it has ended; ranges with a staged result until it is complete. */
+	struct bps_memory *input_memory, *output_memory;
+	struct staging_range *input_range, *output_range,
+		*counts_range; /* in place: no input_range */
+	void *output;	       /* the caller's, when the result is staged */
+	size_t output_len;
+};
+
+TAILQ_HEAD(request_list, bps_request);
+
+struct bps_client {
+	/* Fixed while it is open. */
+	_Atomic unsigned refs;
+	uint32_t generation; /* of the process that opened it; see client_check() */
+	LIST_ENTRY(bps_client) link;
+	char *path;
+	int socket;
+	int daemon_event;  /* wakes the daemon */
+	int trainer_event; /* wakes us; also written by us to wake the leader */
+	int attention; /* readable when bps_client_dispatch() is due for another reason; for ever once lost */
+	int epoll; /* bps_client_fd(): the three above but daemon_event */
+	void *shm;
+	void *frame; /* FRAME_MAX bytes to receive into; under the mutex */
+
+	pthread_mutex_t mutex;
+	pthread_cond_t turned; /* CLOCK_MONOTONIC */
+	/* All that follows is guarded by the mutex. */
+	bool leading;	    /* a thread is the leader, and may be in poll() */
+	unsigned n_waiting; /* threads on `turned` */
+	bool fd_used;	    /* bps_client_fd() was called: keep the trainer armed */
+
+	int failure; /* 0, or -ESHUTDOWN for ever */
+	char failure_text[ERROR_TEXT_MAX + 1];
+	char farewell[ERROR_TEXT_MAX + 1]; /* the last that the daemon had to say */
+	bool wild;			   /* the daemon wrote nonsense into the shared memory */
+
+	uint64_t next_call;
+	TAILQ_HEAD(, client_call) calls;
+	TAILQ_HEAD(, client_packet) outbox;
+	uint64_t n_packets, n_packets_sent;
+
+	struct job job;
+	uint32_t next_tensor;
+	LIST_HEAD(, bps_tensor) tensors[CLIENT_NAME_BUCKETS];
+
+	uint32_t next_memory;
+	struct bps_memory **memories; /* of the caller, by address */
+	size_t n_memories, n_memories_room;
+	struct staging staging;
+
+	uint64_t tail;	    /* entries ever posted; the ring's copy is never read */
+	uint64_t harvested; /* slots seen done */
+	uint64_t next_ticket;
+	uint32_t n_slots_free;
+	uint32_t slots_free[SHM_SLOTS]; /* a stack */
+	struct request_list posted, ended;
+	size_t n_posted;
+};
+
+/* -- error.c: any thread ----------------------------------------------------------------------------------------- */
+
+/* Remembers why for bps_error(), and returns error. */
+int error_set(int error, const char *format, ...) _printf_(2, 3);
+
+/*
+ * Copies a structure that the caller filled and that starts with its size, which may be that of an older or a newer
+ * header: what he does not know is 0, what we do not know must be. Returns 0 or -EINVAL.
+ */
+int error_copy_params(void *to, size_t to_size, const void *from, const char *name);
+
+/* -- client.c ---------------------------------------------------------------------------------------------------- */
+
+/* 0, -EINVAL for NULL, or -EPERM in a child of the process that opened it. Before the mutex is touched. */
+int client_check(const struct bps_client *client);
+
+struct bps_client *client_ref(struct bps_client *client);
+struct bps_client *client_unref(struct bps_client *client);
+
+void client_lock(struct bps_client *client);
+void client_unlock(struct bps_client *client);
+static inline void client_unlockp(struct bps_client **client)
+{
+	if (*client)
+		client_unlock(*client);
+}
+/* Takes the mutex until the end of the block. */
+#define CLIENT_LOCKED(client)                                           \
+	_cleanup_(client_unlockp) _unused_ struct bps_client *locked_ = \
+		(client_lock(client), client)
+
+/* -- turn.c (locked) --------------------------------------------------------------------------------------------- */
+
+int64_t client_now_ns(void);
+int64_t client_deadline_ns(int64_t timeout_ms); /* negative: CLIENT_FOREVER */
+
+/* Sleeps until something may have changed, at most until the deadline. (locked, may wait) */
+void client_turn(struct bps_client *client, int64_t deadline_ns);
+/* The same for what another thread of this process does, never the daemon: until client_wake(). */
+void client_follow(struct bps_client *client, int64_t deadline_ns);
+
+/* Handles what has come, without waiting. True when something has changed that somebody may wait for. */
+bool client_progress(struct bps_client *client);
+
+/* Wakes every thread that waits, the leader too: call it after a change made outside client_turn(). */
+void client_wake(struct bps_client *client);
+
+/* The daemon is lost or not to be trusted: the sticky state. Ends all requests and calls. */
+void client_fail(struct bps_client *client, const char *format, ...) _printf_(2, 3);
+
+/* Returns the sticky failure, with its text set, or 0. */
+int client_failed(const struct bps_client *client);
+
+/* -- call.c (locked): the only file that knows protobuf ---------------------------------------------------------- */
+
+/*
+ * Each sends one request, or queues it when the socket is full, and puts call (NULL: nobody wants the answer) among
+ * those that wait for an answer. 0, -ENOMEM, or the sticky failure. The descriptor of call_share() stays the caller's.
+ */
+int call_hello(struct bps_client *client, struct client_call *call);
+int call_join(struct bps_client *client, struct client_call *call,
+	      const struct bps_join_params *params);
+int call_leave(struct bps_client *client, struct client_call *call);
+int call_share(struct bps_client *client, struct client_call *call, const struct bps_memory *memory,
+	       int fd);
+int call_unshare(struct bps_client *client, uint32_t number);
+int call_declare(struct bps_client *client, struct client_call *call,
+		 const struct bps_tensor *tensor);
+int call_cancel(struct bps_client *client, const struct bps_request *request);
+
+/* Waits for the answer; without one until the deadline the daemon is lost. Returns its status. (locked, may wait) */
+int call_wait(struct bps_client *client, struct client_call *call, int64_t deadline_ns);
+
+/* Waits until the packet of that number has left. 0 or the sticky failure. (locked, may wait) */
+int call_flush(struct bps_client *client, uint64_t packet);
+
+void call_forget(struct bps_client *client, struct client_call *call);
+void call_finish(struct bps_client *client, struct client_call *call, int status, const char *text);
+
+/* Sends what is queued; receives and handles what has come. True when something changed. */
+void call_send_queued(struct bps_client *client);
+bool call_receive(struct bps_client *client);
+
+/* For the handshake: -EAGAIN while there is none, else the status of call; three descriptors if it is 0. */
+int call_receive_welcome(struct bps_client *client, struct client_call *call, int fds[3]);
+
+/* -- job.c (locked) ---------------------------------------------------------------------------------------------- */
+
+/* The daemon says that a run of a job is over. */
+void job_failed(struct bps_client *client, uint64_t number, int status, const char *text);
+/* Leaves in good order; ends all requests. (locked, may wait) */
+int job_leave(struct bps_client *client, int64_t deadline_ns);
+/* 0 when operations may be submitted, else -ENOTCONN with the text set. */
+int job_check(const struct bps_client *client);
+
+/* -- tensor.c (locked) ------------------------------------------------------------------------------------------- */
+
+int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint64_t elements,
+	       struct bps_tensor **ret_tensor); /* (locked, may wait) */
+void tensor_put(struct bps_tensor *tensor);
+void tensor_drop_all(struct bps_client *client);
+/* 0 when operations on it may be submitted, else a negative errno with the text set. */
+int tensor_check(const struct bps_tensor *tensor);
+
+/* -- memory.c (locked) ------------------------------------------------------------------------------------------- */
+
+/* Makes memory and gives it to the daemon. (locked, may wait) */
+int memory_new(struct bps_client *client, size_t len, struct bps_memory **ret_memory);
+struct bps_memory *memory_free(struct bps_memory *memory);
+/* The caller's memory that holds len bytes at data, or NULL. */
+struct bps_memory *memory_find(struct bps_client *client, const void *data, size_t len);
+void memory_use(struct bps_memory *memory);
+void memory_unuse(struct bps_memory *memory);
+
+/* -- staging.c (locked) ------------------------------------------------------------------------------------------ */
+
+#define STAGING_ALIGN 64
+
+int staging_alloc(struct bps_client *client, uint64_t len,
+		  struct staging_range **ret_range); /* (locked, may wait) */
+/* NULL is allowed; returns NULL. */
+struct staging_range *staging_free(struct bps_client *client, struct staging_range *range);
+void staging_done(struct bps_client *client);
+static inline void *staging_data(const struct staging_range *range)
+{
+	return range->arena->memory->data + range->offset;
+}
+
+/* -- request.c (locked) ------------------------------------------------------------------------------------------ */
+
+int request_new(struct bps_client *client, struct bps_request **ret_request);
+/* For a request that is not under way: gives back what it holds. NULL is allowed; returns NULL. */
+struct bps_request *request_free(struct bps_request *request);
+/* Takes a slot. 0 or -EAGAIN. */
+int request_take_slot(struct bps_request *request);
+/* Hands it to the daemon; entry is complete but for the slot and the ticket. */
+void request_post(struct bps_request *request, struct shm_entry *entry);
+/* Looks at the slots of all requests under way. True when one has ended. */
+bool request_harvest(struct bps_client *client);
+/* Ends all that are under way; their slots are given up. */
+void request_end_all(struct bps_client *client, int status, const char *text);
+/* Copies all results that wait for it. (locked, may wait) */
+void request_copy_all(struct bps_client *client);

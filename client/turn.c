@@ -1,0 +1,217 @@
+#include "client.h"
+#include <poll.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/socket.h>
+#include <time.h>
+
+#define NS_PER_S  INT64_C(1000000000)
+#define NS_PER_MS INT64_C(1000000)
+
+int64_t client_now_ns(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * NS_PER_S + now.tv_nsec;
+}
+
+int64_t client_deadline_ns(int64_t timeout_ms)
+{
+	int64_t deadline;
+
+	if (timeout_ms < 0 || MUL_OVERFLOW(timeout_ms, NS_PER_MS, &deadline) ||
+	    ADD_OVERFLOW(deadline, client_now_ns(), &deadline))
+		return CLIENT_FOREVER;
+	return deadline;
+}
+
+static void event_write(int fd)
+{
+	uint64_t one = 1;
+
+	/* EAGAIN: it is readable already. */
+	(void)!write(fd, &one, sizeof(one));
+}
+
+static void event_drain(int fd)
+{
+	uint64_t value;
+
+	(void)!read(fd, &value, sizeof(value));
+}
+
+static void client_arm(struct bps_client *client, bool armed)
+{
+	struct shm_header *header = client->shm;
+
+	atomic_store_explicit(&header->trainer_armed, armed, memory_order_relaxed);
+	/* Against the daemon's fence between its completion and its look at trainer_armed. */
+	atomic_thread_fence(memory_order_seq_cst);
+}
+
+int client_failed(const struct bps_client *client)
+{
+	if (client->failure)
+		(void)error_set(client->failure, "%s", client->failure_text);
+	return client->failure;
+}
+
+void client_wake(struct bps_client *client)
+{
+	if (client->n_waiting)
+		(void)pthread_cond_broadcast(&client->turned);
+	if (client->leading)
+		event_write(client->trainer_event);
+}
+
+void client_fail(struct bps_client *client, const char *format, ...)
+{
+	va_list args;
+
+	if (client->failure)
+		return;
+
+	/* What the daemon had completed before it went is complete. */
+	(void)request_harvest(client);
+
+	va_start(args, format);
+	(void)vsnprintf(client->failure_text, sizeof(client->failure_text), format, args);
+	va_end(args);
+	client->failure = -ESHUTDOWN;
+
+	while (!TAILQ_EMPTY(&client->calls))
+		call_finish(client, TAILQ_FIRST(&client->calls), client->failure,
+			    client->failure_text);
+	request_end_all(client, client->failure, client->failure_text);
+	/* The descriptor stays, so that epoll and poll see it; the daemon sees the end. */
+	(void)shutdown(client->socket, SHUT_RDWR);
+	event_write(client->attention);
+	client_wake(client);
+}
+
+/* As client_progress(); arms before it looks, so that what comes after the look wakes the caller's sleep. */
+static bool client_look(struct bps_client *client, bool arm)
+{
+	bool changed;
+
+	if (client->failure)
+		return true;
+
+	event_drain(client->trainer_event);
+	client_arm(client, arm);
+	call_send_queued(client);
+	changed = call_receive(client);
+	changed |= request_harvest(client);
+	if (client->wild)
+		client_fail(client, "the daemon at %s wrote nonsense into the shared memory",
+			    client->path);
+	return changed || client->failure;
+}
+
+bool client_progress(struct bps_client *client)
+{
+	bool changed;
+
+	/* The leader has armed and may sleep already: it stays armed. */
+	changed = client_look(client, client->fd_used || client->leading);
+	if (changed) {
+		if (client->fd_used)
+			event_write(client->attention);
+		client_wake(client);
+	}
+	return changed;
+}
+
+static void client_sleep(struct bps_client *client, int64_t deadline_ns)
+{
+	struct timespec timeout, *timeoutp = NULL;
+	struct pollfd fds[2] = {
+		{ .fd = client->socket, .events = POLLIN },
+		{ .fd = client->trainer_event, .events = POLLIN },
+	};
+
+	if (!TAILQ_EMPTY(&client->outbox))
+		fds[0].events |= POLLOUT;
+	if (deadline_ns != CLIENT_FOREVER) {
+		int64_t left = MAX(deadline_ns - client_now_ns(), INT64_C(0));
+
+		timeout = (struct timespec){ left / NS_PER_S, left % NS_PER_S };
+		timeoutp = &timeout;
+	}
+
+	client_unlock(client);
+	/* Whatever it says, EINTR too, the next look finds out. */
+	(void)!ppoll(fds, ARRAY_SIZE(fds), timeoutp, NULL);
+	client_lock(client);
+}
+
+void client_follow(struct bps_client *client, int64_t deadline_ns)
+{
+	struct timespec deadline = { deadline_ns / NS_PER_S, deadline_ns % NS_PER_S };
+
+	client->n_waiting++;
+	if (deadline_ns == CLIENT_FOREVER)
+		(void)pthread_cond_wait(&client->turned, &client->mutex);
+	else
+		(void)pthread_cond_timedwait(&client->turned, &client->mutex, &deadline);
+	client->n_waiting--;
+}
+
+void client_turn(struct bps_client *client, int64_t deadline_ns)
+{
+	bool changed;
+
+	if (client->leading) {
+		client_follow(client, deadline_ns);
+		return;
+	}
+
+	client->leading = true;
+	changed = client_look(client, true);
+	if (!changed) {
+		client_sleep(client, deadline_ns);
+		changed = client_look(client, client->fd_used);
+	}
+	client->leading = false;
+
+	/* Also without a change: one of the others has to lead now. */
+	if (client->n_waiting)
+		(void)pthread_cond_broadcast(&client->turned);
+	if (changed && client->fd_used)
+		event_write(client->attention);
+}
+
+_public_ int bps_client_fd(struct bps_client *client)
+{
+	int r = client_check(client);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(client);
+	if (!client->fd_used) {
+		client->fd_used = true;
+		/* What came before nobody was told of. */
+		if (!client->failure)
+			client_arm(client, true);
+		event_write(client->attention);
+	}
+	return client->epoll;
+}
+
+_public_ int bps_client_dispatch(struct bps_client *client)
+{
+	int r = client_check(client);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(client);
+	if (!client->failure)
+		event_drain(client->attention);
+	if (client_look(client, client->fd_used || client->leading))
+		client_wake(client);
+	request_copy_all(client);
+	return client_failed(client);
+}
