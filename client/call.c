@@ -1,0 +1,410 @@
+#include "client.h"
+#include "control.pb-c.h"
+#include "proto/frame.h"
+#include "proto/pack.h"
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+
+/* The last errno that Linux has room for: a status beyond is nonsense. */
+#define STATUS_MIN (-4095)
+
+static void packet_free(struct client_packet *packet)
+{
+	fd_close(packet->fd);
+	free(packet->data);
+	free(packet);
+}
+
+/* The caller's epoll has to see the socket become writable too. */
+static void call_watch_writable(struct bps_client *client, bool writable)
+{
+	struct epoll_event event = {
+		.events = EPOLLIN | (writable ? EPOLLOUT : 0),
+		.data.fd = client->socket,
+	};
+
+	(void)epoll_ctl(client->epoll, EPOLL_CTL_MOD, client->socket, &event);
+}
+
+static int call_queue(struct bps_client *client, void **data, size_t len, int fd)
+{
+	struct client_packet *packet = calloc(1, sizeof(*packet));
+	if (!packet)
+		return error_set(-ENOMEM, "out of memory");
+
+	packet->fd = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	if (fd >= 0 && packet->fd < 0) {
+		free(packet);
+		return error_set(-errno, "no descriptor to send memory with: %m");
+	}
+	packet->data = TAKE_PTR(*data);
+	packet->len = len;
+
+	if (TAILQ_EMPTY(&client->outbox))
+		call_watch_writable(client, true);
+	TAILQ_INSERT_TAIL(&client->outbox, packet, link);
+	/* A leader in poll() must wait for the socket to take it. */
+	client_wake(client);
+	return 0;
+}
+
+void call_send_queued(struct bps_client *client)
+{
+	struct client_packet *packet;
+
+	while ((packet = TAILQ_FIRST(&client->outbox))) {
+		int r = frame_send(client->socket, packet->data, packet->len, &packet->fd,
+				   packet->fd >= 0);
+		if (r == FRAME_E_AGAIN)
+			return;
+		/* A broken socket: receiving finds out and says so, after what the daemon said last. */
+		TAILQ_REMOVE(&client->outbox, packet, link);
+		packet_free(packet);
+		client->n_packets_sent++;
+		if (TAILQ_EMPTY(&client->outbox))
+			call_watch_writable(client, false);
+	}
+}
+
+/* Sends a request and expects the answer's body `expects` for call. fd: beside it, or -1. */
+static int call_send(struct bps_client *client, struct client_call *call,
+		     Bps__Control__Request *request, int expects, int fd)
+{
+	_cleanup_(freep) void *data = NULL;
+	size_t len;
+	int r;
+
+	r = client_failed(client);
+	if (r)
+		return r;
+
+	request->id = ++client->next_call;
+	r = pack(&request->base, FRAME_MAX, &data, &len);
+	if (r)
+		return error_set(r, "cannot pack a request to the daemon: %s", strerror(-r));
+
+	r = FRAME_E_AGAIN;
+	if (TAILQ_EMPTY(&client->outbox))
+		r = frame_send(client->socket, data, len, &fd, fd >= 0);
+	if (r == FRAME_E_AGAIN) {
+		r = call_queue(client, &data, len, fd);
+		if (r)
+			return r;
+		client->n_packets++;
+	} else {
+		/* As in call_send_queued(): if the socket is broken, receiving says why. */
+		client->n_packets++;
+		client->n_packets_sent++;
+	}
+
+	if (call) {
+		call->id = request->id;
+		call->expects = expects;
+		call->done = false;
+		TAILQ_INSERT_TAIL(&client->calls, call, link);
+	}
+	return 0;
+}
+
+int call_hello(struct bps_client *client, struct client_call *call)
+{
+	Bps__Control__Hello hello = BPS__CONTROL__HELLO__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+	char software[] = "libbps_client " BPS_VERSION;
+
+	hello.version = CLIENT_PROTOCOL;
+	hello.version_min = CLIENT_PROTOCOL_MIN;
+	hello.software = software;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_HELLO;
+	request.hello = &hello;
+	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_WELCOME, -1);
+}
+
+int call_join(struct bps_client *client, struct client_call *call,
+	      const struct bps_join_params *params)
+{
+	Bps__Control__Join join = BPS__CONTROL__JOIN__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	join.job = (char *)params->job;
+	join.has_secret = params->secret_len > 0;
+	join.secret = (ProtobufCBinaryData){ params->secret_len, (uint8_t *)params->secret };
+	join.rank = params->rank;
+	join.size = params->world_size;
+	join.local_rank = params->local_rank;
+	join.local_size = params->local_size;
+	join.node = params->node;
+	join.n_nodes = params->n_nodes;
+	join.has_timeout_ms = join.has_request_timeout_ms = true;
+	join.timeout_ms = (uint64_t)params->timeout_ms;
+	join.request_timeout_ms = (uint64_t)params->request_timeout_ms;
+	join.has_force_distributed = join.has_min_servers = join.has_part_bytes = true;
+	join.force_distributed = params->force_distributed != 0;
+	join.min_servers = params->min_servers;
+	join.part_bytes = params->part_bytes;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_JOIN;
+	request.join = &join;
+	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_JOINED, -1);
+}
+
+int call_leave(struct bps_client *client, struct client_call *call)
+{
+	Bps__Control__Leave leave = BPS__CONTROL__LEAVE__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	request.body_case = BPS__CONTROL__REQUEST__BODY_LEAVE;
+	request.leave = &leave;
+	return call_send(client, call, &request, 0, -1);
+}
+
+int call_share(struct bps_client *client, struct client_call *call, const struct bps_memory *memory,
+	       int fd)
+{
+	Bps__Control__Share share = BPS__CONTROL__SHARE__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	share.buffer = memory->number;
+	share.len = memory->len;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_SHARE;
+	request.share = &share;
+	return call_send(client, call, &request, 0, fd);
+}
+
+int call_unshare(struct bps_client *client, uint32_t number)
+{
+	Bps__Control__Unshare unshare = BPS__CONTROL__UNSHARE__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	unshare.buffer = number;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_UNSHARE;
+	request.unshare = &unshare;
+	return call_send(client, NULL, &request, 0, -1);
+}
+
+int call_declare(struct bps_client *client, struct client_call *call,
+		 const struct bps_tensor *tensor)
+{
+	Bps__Control__Declare declare = BPS__CONTROL__DECLARE__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	declare.tensor = tensor->number;
+	declare.name = tensor->name;
+	declare.dtype = tensor->dtype;
+	declare.elements = tensor->elements;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_DECLARE;
+	request.declare = &declare;
+	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_DECLARED, -1);
+}
+
+int call_cancel(struct bps_client *client, const struct bps_request *cancelled)
+{
+	Bps__Control__Cancel cancel = BPS__CONTROL__CANCEL__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	cancel.slot = cancelled->slot;
+	cancel.ticket = cancelled->ticket;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_CANCEL;
+	request.cancel = &cancel;
+	return call_send(client, NULL, &request, 0, -1);
+}
+
+int call_wait(struct bps_client *client, struct client_call *call, int64_t deadline_ns)
+{
+	while (!call->done) {
+		if (client_now_ns() >= deadline_ns)
+			client_fail(client, "the daemon at %s does not answer", client->path);
+		else
+			client_turn(client, deadline_ns);
+	}
+	if (call->status)
+		(void)error_set(call->status, "%s", call->text);
+	return call->status;
+}
+
+int call_flush(struct bps_client *client, uint64_t packet)
+{
+	int64_t deadline_ns = client_now_ns() + CLIENT_ANSWER_NS;
+
+	while (client->n_packets_sent < packet && !client->failure) {
+		if (client_now_ns() >= deadline_ns)
+			client_fail(client, "the daemon at %s does not read", client->path);
+		else
+			client_turn(client, deadline_ns);
+	}
+	return client_failed(client);
+}
+
+void call_forget(struct bps_client *client, struct client_call *call)
+{
+	if (!call->id)
+		return;
+	TAILQ_REMOVE(&client->calls, call, link);
+	call->id = 0;
+}
+
+void call_finish(struct bps_client *client, struct client_call *call, int status, const char *text)
+{
+	call_forget(client, call);
+	call->done = true;
+	call->status = status;
+	if (status)
+		(void)snprintf(call->text, sizeof(call->text), "%s", text);
+	if (call->answered)
+		call->answered(client, call);
+}
+
+/* A status from outside, with a text in any case. */
+static int message_status(const Bps__Control__Message *message, const char **ret_text)
+{
+	int status = message->status;
+
+	if (status > 0 || status < STATUS_MIN) {
+		*ret_text = "the daemon's answer has a status that is none";
+		return -EPROTO;
+	}
+	*ret_text = message->text && *message->text ? message->text : strerror(-status);
+	return status;
+}
+
+static void call_answer(struct bps_client *client, struct client_call *call,
+			const Bps__Control__Message *message)
+{
+	const char *text;
+	int status = message_status(message, &text);
+
+	memset(&call->answer, 0, sizeof(call->answer));
+	if (!status && (int)message->body_case != call->expects) {
+		status = -EPROTO;
+		text = "the daemon's answer is not one to what was asked";
+	}
+	if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_WELCOME) {
+		call->answer.version = message->welcome->version;
+		call->answer.shm_len = message->welcome->shm_len;
+	} else if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_JOINED) {
+		call->answer.job = message->joined->job;
+		call->answer.n_servers = message->joined->n_servers;
+	} else if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_DECLARED) {
+		call->answer.key = message->declared->key;
+		call->answer.part_bytes = message->declared->part_bytes;
+	}
+	call_finish(client, call, status, text);
+}
+
+static void call_message(struct bps_client *client, const Bps__Control__Message *message)
+{
+	struct client_call *call;
+	const char *text;
+
+	if (!message->id) {
+		int status = message_status(message, &text);
+
+		if (message->body_case == BPS__CONTROL__MESSAGE__BODY_JOB_FAILED)
+			job_failed(client, message->job_failed->job, status, text);
+		else if (status)
+			(void)snprintf(client->farewell, sizeof(client->farewell), ": %s", text);
+		/* Other events are of a newer daemon, which knows that we may not know them. */
+		return;
+	}
+
+	TAILQ_FOREACH(call, &client->calls, link)
+	{
+		if (call->id == message->id) {
+			call_answer(client, call, message);
+			return;
+		}
+	}
+	/* An answer that nobody waits for. */
+}
+
+/* Receives one packet. 0 and a message, FRAME_E_AGAIN, FRAME_E_EOF, or a negative errno. */
+static int call_receive_one(struct bps_client *client, int fds[FRAME_FDS], size_t *ret_n_fds,
+			    Bps__Control__Message **ret_message)
+{
+	ProtobufCMessage *message;
+	size_t len;
+	int r;
+
+	r = frame_receive(client->socket, client->frame, &len, fds, ret_n_fds);
+	if (r)
+		return r;
+	r = unpack(&bps__control__message__descriptor, client->frame, len, &message);
+	if (r) {
+		while (*ret_n_fds)
+			fd_close(fds[--*ret_n_fds]);
+		return r;
+	}
+	*ret_message = (Bps__Control__Message *)message;
+	return 0;
+}
+
+bool call_receive(struct bps_client *client)
+{
+	bool changed = false, reset = false;
+
+	while (!client->failure) {
+		_cleanup_(unpack_freep) ProtobufCMessage *base = NULL;
+		Bps__Control__Message *message = NULL;
+		int fds[FRAME_FDS];
+		size_t n_fds = 0;
+		int r;
+
+		r = call_receive_one(client, fds, &n_fds, &message);
+		if (r == FRAME_E_AGAIN)
+			break;
+		changed = true;
+		if (r == FRAME_E_EOF && !reset) {
+			/* A reset hides what the daemon said before: it is reported once, ahead of that. */
+			reset = true;
+		} else if (r == FRAME_E_EOF) {
+			client_fail(client, "the daemon at %s has gone%s", client->path,
+				    client->farewell);
+		} else if (r) {
+			client_fail(client, "the daemon at %s is not to be understood: %s",
+				    client->path, strerror(-r));
+		} else {
+			base = &message->base;
+			while (n_fds)
+				fd_close(fds[--n_fds]);
+			call_message(client, message);
+		}
+	}
+	return changed;
+}
+
+int call_receive_welcome(struct bps_client *client, struct client_call *call, int fds[3])
+{
+	_cleanup_(unpack_freep) ProtobufCMessage *base = NULL;
+	Bps__Control__Message *message = NULL;
+	int received[FRAME_FDS];
+	size_t n_fds = 0;
+	int r;
+
+	r = call_receive_one(client, received, &n_fds, &message);
+	if (r == FRAME_E_AGAIN)
+		return -EAGAIN;
+	if (r == FRAME_E_EOF) /* see call_receive() */
+		r = call_receive_one(client, received, &n_fds, &message);
+	if (r == FRAME_E_EOF)
+		return error_set(-ECONNRESET, "the daemon at %s hung up without a word",
+				 client->path);
+	if (r)
+		return error_set(-EPROTO, "%s is not the socket of a bps-daemon: %s", client->path,
+				 strerror(-r));
+
+	base = &message->base;
+	/* A daemon that is full says so without having read anything. */
+	if (message->id == call->id || (!message->id && message->status))
+		call_answer(client, call, message);
+	if (call->done && !call->status && n_fds == 3) {
+		memcpy(fds, received, 3 * sizeof(fds[0]));
+		return 0;
+	}
+
+	while (n_fds)
+		fd_close(received[--n_fds]);
+	if (call->done && call->status)
+		return error_set(call->status, "%s", call->text);
+	return error_set(-EPROTO, "%s is not the socket of a bps-daemon: a wrong welcome",
+			 client->path);
+}
