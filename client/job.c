@@ -1,0 +1,261 @@
+#include "client.h"
+#include <stdio.h>
+
+#define JOIN_TIMEOUT_MS	   60000
+#define REQUEST_TIMEOUT_MS 600000
+
+static bool job_name_is_legal(const char *name)
+{
+	size_t len = strlen(name);
+
+	return len >= 1 && len <= JOB_NAME_MAX &&
+	       strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
+		       len;
+}
+
+/* Fills in what follows from the rest. */
+static int job_shape(struct bps_join_params *p)
+{
+	if (!p->world_size)
+		p->world_size = 1;
+	if (p->world_size > JOB_RANKS_MAX)
+		return error_set(-EINVAL, "world_size is %u: at most %u", p->world_size,
+				 JOB_RANKS_MAX);
+
+	if (!p->local_size && !p->n_nodes) {
+		/* All on this machine: then the local rank is the rank. */
+		p->n_nodes = 1;
+		p->local_size = p->world_size;
+		if (!p->local_rank)
+			p->local_rank = p->rank;
+	} else if (!p->local_size || !p->n_nodes) {
+		uint32_t given = MAX(p->local_size, p->n_nodes);
+
+		if (p->world_size % given)
+			return error_set(-EINVAL,
+					 "%u ranks cannot be divided by %s %u: set both local_size "
+					 "and n_nodes",
+					 p->world_size, p->local_size ? "local_size" : "n_nodes",
+					 given);
+		*(p->local_size ? &p->n_nodes : &p->local_size) = p->world_size / given;
+	}
+	return 0;
+}
+
+static int job_check_params(const struct bps_join_params *p)
+{
+	static const char below[] = "%s is %u: it must be below %s, which is %u";
+
+	if (!job_name_is_legal(p->job))
+		return error_set(
+			-EINVAL,
+			"\"%.*s\" cannot be the name of a job: 1 to %u of A-Z a-z 0-9 . _ -",
+			JOB_NAME_MAX, p->job, JOB_NAME_MAX);
+	if (p->secret_len > JOB_SECRET_MAX || (p->secret_len && !p->secret))
+		return error_set(-EINVAL, "the secret has %zu bytes%s: at most %u", p->secret_len,
+				 p->secret ? "" : " and is NULL", JOB_SECRET_MAX);
+	if (p->rank >= p->world_size)
+		return error_set(-EINVAL, below, "rank", p->rank, "world_size", p->world_size);
+	if (p->local_size > p->world_size)
+		return error_set(-EINVAL, "local_size is %u: at most world_size, which is %u",
+				 p->local_size, p->world_size);
+	if (p->local_rank >= p->local_size)
+		return error_set(-EINVAL, below, "local_rank", p->local_rank, "local_size",
+				 p->local_size);
+	if (p->n_nodes > p->world_size)
+		return error_set(-EINVAL, "n_nodes is %u: at most world_size, which is %u",
+				 p->n_nodes, p->world_size);
+	if (p->node >= p->n_nodes)
+		return error_set(-EINVAL, below, "node", p->node, "n_nodes", p->n_nodes);
+	if (p->timeout_ms < 0 || p->request_timeout_ms < 0)
+		return error_set(-EINVAL, "a negative timeout: every wait of a job has an end");
+	if (p->part_bytes && (p->part_bytes < PART_BYTES_MIN || p->part_bytes > PART_BYTES_MAX))
+		return error_set(-EINVAL, "part_bytes is %u: %u to %u, or 0", p->part_bytes,
+				 PART_BYTES_MIN, PART_BYTES_MAX);
+	return 0;
+}
+
+static int job_complete_params(const struct bps_join_params *given, struct bps_join_params *params)
+{
+	int r;
+
+	if (given) {
+		r = error_copy_params(params, sizeof(*params), given, "bps_join_params");
+	} else {
+		params->size = sizeof(*params);
+		r = bps_join_params_from_environment(params);
+	}
+	if (r)
+		return r;
+
+	if (!params->job)
+		params->job = "default";
+	if (!params->timeout_ms)
+		params->timeout_ms = JOIN_TIMEOUT_MS;
+	if (!params->request_timeout_ms)
+		params->request_timeout_ms = REQUEST_TIMEOUT_MS;
+	r = job_shape(params);
+	return r ?: job_check_params(params);
+}
+
+/* Right at the answer, so that what the daemon says next about the job finds it. */
+static void job_answered(struct bps_client *client, struct client_call *call)
+{
+	struct job *job = &client->job;
+
+	job->state = call->status ? JOB_NONE : JOB_JOINED;
+	job->number = call->answer.job;
+}
+
+_public_ int bps_client_join(struct bps_client *client, const struct bps_join_params *given)
+{
+	struct bps_join_params params = { 0 };
+	struct job *job;
+	int64_t deadline_ns;
+	int r;
+
+	r = client_check(client);
+	r = r ?: job_complete_params(given, &params);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(client);
+	(void)client_progress(client);
+	r = client_failed(client);
+	if (r)
+		return r;
+	job = &client->job;
+	if (job->state != JOB_NONE && job->state != JOB_FAILED)
+		return error_set(-EISCONN, "this client is in a job, or about to be");
+
+	tensor_drop_all(client);
+	*job = (struct job){
+		.state = JOB_JOINING,
+		.run = job->run + 1,
+		.rank = params.rank,
+		.size = params.world_size,
+		.local_rank = params.local_rank,
+		.local_size = params.local_size,
+		.node = params.node,
+		.join.answered = job_answered,
+	};
+	r = call_join(client, &job->join, &params);
+	if (r) {
+		job->state = JOB_NONE;
+		return r;
+	}
+
+	/* The daemon keeps the deadline and knows who is missing; beyond it, it is the daemon that is missing. */
+	deadline_ns = client_deadline_ns(params.timeout_ms);
+	if (ADD_OVERFLOW(deadline_ns, CLIENT_ANSWER_NS, &deadline_ns))
+		deadline_ns = CLIENT_FOREVER;
+	return call_wait(client, &job->join, deadline_ns);
+}
+
+void job_failed(struct bps_client *client, uint64_t number, int status, const char *text)
+{
+	struct job *job = &client->job;
+
+	/* Of a run before this one: its end was seen already. */
+	if (job->state != JOB_JOINED || job->number != number)
+		return;
+	job->state = JOB_FAILED;
+	(void)snprintf(job->text, sizeof(job->text), "%s", status ? text : "no reason given");
+}
+
+int job_check(const struct bps_client *client)
+{
+	switch (client->job.state) {
+	case JOB_JOINED:
+		return 0;
+	case JOB_FAILED:
+		return error_set(-ENOTCONN, "the job is over: %s", client->job.text);
+	default:
+		return error_set(-ENOTCONN, "this client is in no job: see bps_client_join()");
+	}
+}
+
+int job_leave(struct bps_client *client, int64_t deadline_ns)
+{
+	struct client_call call = { 0 };
+	struct job *job = &client->job;
+	int r;
+
+	r = client_failed(client);
+	if (r)
+		return r;
+	if (job->state == JOB_JOINED) {
+		job->state = JOB_LEAVING;
+		r = call_leave(client, &call);
+		if (r) {
+			job->state = JOB_JOINED;
+			return r;
+		}
+		/* An error can only mean that the job is over already. */
+		(void)call_wait(client, &call, deadline_ns);
+	} else if (job->state != JOB_FAILED) {
+		return error_set(-ENOTCONN, "this client is in no job");
+	}
+
+	/* The daemon ends them; the memory of a request that it has not ended is not the caller's. */
+	while (client->n_posted && !client->failure) {
+		if (client_now_ns() >= deadline_ns)
+			client_fail(client, "the daemon at %s does not end its requests",
+				    client->path);
+		else
+			client_turn(client, deadline_ns);
+	}
+	tensor_drop_all(client);
+	job->state = JOB_NONE;
+	return client_failed(client);
+}
+
+_public_ int bps_client_leave(struct bps_client *client)
+{
+	int r = client_check(client);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(client);
+	r = job_leave(client, client_now_ns() + CLIENT_ANSWER_NS);
+	request_copy_all(client);
+	return r;
+}
+
+static int job_number(const struct bps_client *constant, size_t offset)
+{
+	struct bps_client *client = (struct bps_client *)constant;
+	int r = client_check(client);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(client);
+	if (client->job.state == JOB_NONE || client->job.state == JOB_JOINING)
+		return error_set(-ENOTCONN, "this client is in no job");
+	return (int)*(const uint32_t *)((const char *)&client->job + offset);
+}
+
+_public_ int bps_client_rank(const struct bps_client *client)
+{
+	return job_number(client, offsetof(struct job, rank));
+}
+
+_public_ int bps_client_size(const struct bps_client *client)
+{
+	return job_number(client, offsetof(struct job, size));
+}
+
+_public_ int bps_client_local_rank(const struct bps_client *client)
+{
+	return job_number(client, offsetof(struct job, local_rank));
+}
+
+_public_ int bps_client_local_size(const struct bps_client *client)
+{
+	return job_number(client, offsetof(struct job, local_size));
+}
+
+_public_ int bps_client_node(const struct bps_client *client)
+{
+	return job_number(client, offsetof(struct job, node));
+}
