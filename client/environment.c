@@ -1,0 +1,382 @@
+/*
+ * What a job's launcher says in the environment. Each launcher fills a struct environment with what it knows, BPS_*
+ * goes over it, and environment_derive() works out the rest in one way for all.
+ */
+#include "client.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+#define UNSET	       UINT32_MAX
+#define TIMEOUT_MAX_MS (INT64_C(366) * 24 * 3600 * 1000)
+
+struct environment {
+	uint32_t rank, world_size, local_rank, local_size, node, n_nodes; /* or UNSET */
+	uint32_t min_servers, part_bytes, force_distributed;
+	int64_t timeout_ms, request_timeout_ms;
+	const char *job;
+	const char *local_size_variable; /* whose absence leaves local_size open */
+};
+
+struct unit {
+	const char *name; /* NULL ends a table */
+	uint64_t factor;
+};
+
+static const struct unit no_units[] = { { "", 1 }, { 0 } };
+static const struct unit time_units[] = { { "", 1000 },	    { "ms", 1 },      { "s", 1000 },
+					  { "min", 60000 }, { "h", 3600000 }, { 0 } };
+static const struct unit byte_units[] = { { "", 1 }, { "K", 1 << 10 }, { "M", 1 << 20 }, { 0 } };
+
+/* A name made from what the launcher says. Lives as long as the thread, until it asks again. */
+static _Thread_local char derived_job[JOB_NAME_MAX + 1];
+
+static const char *environment_text(const char *name)
+{
+	const char *text = getenv(name);
+
+	return text && *text ? text : NULL;
+}
+
+/* Decimal digits without sign; what is too large is UINT64_MAX. Returns what follows them. */
+static const char *number_parse(const char *text, uint64_t *ret_value)
+{
+	uint64_t value = 0;
+
+	for (; *text >= '0' && *text <= '9'; text++)
+		if (MUL_OVERFLOW(value, UINT64_C(10), &value) ||
+		    ADD_OVERFLOW(value, (uint64_t)(*text - '0'), &value))
+			value = UINT64_MAX;
+	*ret_value = value;
+	return text;
+}
+
+/* A number and one of the units. *value stays as it is when the variable is not set. */
+static int environment_scaled(const char *name, const struct unit *unit, uint64_t max,
+			      uint64_t *value)
+{
+	const char *text = environment_text(name), *rest;
+	uint64_t number;
+
+	if (!text)
+		return 0;
+	rest = number_parse(text, &number);
+	while (unit->name && strcmp(unit->name, rest))
+		unit++;
+	if (rest == text || !unit->name)
+		return error_set(-EINVAL, "%s is \"%.40s\", which is not a number%s", name, text,
+				 rest == text ? "" : " with a unit known here");
+	if (MUL_OVERFLOW(number, unit->factor, &number) || number > max)
+		return error_set(-EINVAL, "%s is %.40s, which is too large", name, text);
+	*value = number;
+	return 0;
+}
+
+static int environment_number(const char *name, uint32_t *value)
+{
+	uint64_t number = *value;
+	int r = environment_scaled(name, no_units, UNSET - 1, &number);
+
+	if (!r)
+		*value = (uint32_t)number;
+	return r;
+}
+
+static int environment_required(const char *name, const char *because, uint32_t *value)
+{
+	if (!environment_text(name))
+		return error_set(-EINVAL, "%s is not set, but %s is", name, because);
+	return environment_number(name, value);
+}
+
+static int environment_timeout(const char *name, int64_t *value)
+{
+	uint64_t number = (uint64_t)*value;
+	int r = environment_scaled(name, time_units, TIMEOUT_MAX_MS, &number);
+
+	if (!r)
+		*value = (int64_t)number;
+	return r;
+}
+
+/* What differs is in front or behind, and behind more often: the end of a long name is kept. */
+static _printf_(1, 2) const char *job_derive(const char *format, ...)
+{
+	char name[512];
+	va_list args;
+	size_t len;
+
+	va_start(args, format);
+	(void)vsnprintf(name, sizeof(name), format, args);
+	va_end(args);
+
+	len = strlen(name);
+	(void)stpcpy(derived_job, len > JOB_NAME_MAX ? name + len - JOB_NAME_MAX : name);
+	for (char *c = derived_job; *c; c++)
+		if (!(*c >= '0' && *c <= '9') && !(*c >= 'A' && *c <= 'Z') &&
+		    !(*c >= 'a' && *c <= 'z') && !strchr("._-", *c))
+			*c = '_';
+	return derived_job;
+}
+
+static const char *job_from_address(const char *address_variable, const char *port_variable)
+{
+	const char *address = environment_text(address_variable);
+	const char *port = environment_text(port_variable);
+
+	return address && port ? job_derive("%s-%s", address, port) : NULL;
+}
+
+static int environment_torchrun(struct environment *e)
+{
+	const char *run = environment_text("TORCHELASTIC_RUN_ID");
+	int r;
+
+	r = environment_required("RANK", "RANK", &e->rank);
+	r = r ?: environment_required("WORLD_SIZE", "RANK", &e->world_size);
+	r = r ?: environment_number("LOCAL_RANK", &e->local_rank);
+	r = r ?: environment_number("LOCAL_WORLD_SIZE", &e->local_size);
+	r = r ?: environment_number("GROUP_RANK", &e->node);
+	r = r ?: environment_number("GROUP_WORLD_SIZE", &e->n_nodes);
+	e->local_size_variable = "LOCAL_WORLD_SIZE";
+	if (run && strcmp(run, "none"))
+		e->job = job_derive("%s", run);
+	else
+		e->job = job_from_address("MASTER_ADDR", "MASTER_PORT");
+	return r;
+}
+
+static int environment_open_mpi(struct environment *e)
+{
+	static const char because[] = "OMPI_COMM_WORLD_RANK";
+	const char *namespace = environment_text("PMIX_NAMESPACE");
+	int r;
+
+	r = environment_required("OMPI_COMM_WORLD_RANK", because, &e->rank);
+	r = r ?: environment_required("OMPI_COMM_WORLD_SIZE", because, &e->world_size);
+	r = r ?: environment_required("OMPI_COMM_WORLD_LOCAL_RANK", because, &e->local_rank);
+	r = r ?: environment_required("OMPI_COMM_WORLD_LOCAL_SIZE", because, &e->local_size);
+	e->local_size_variable = "OMPI_COMM_WORLD_LOCAL_SIZE";
+	e->job = namespace ? job_derive("%s", namespace) : NULL;
+	return r;
+}
+
+/* "2(x3),1": tasks of each node in turn. False if it is not such a list or not of n_nodes nodes and n_tasks tasks. */
+static bool slurm_layout(const char *text, const struct environment *e, uint32_t *ret_local_size)
+{
+	uint64_t nodes = 0, total = 0, tasks, repeat, local = 0;
+	const char *rest;
+
+	for (bool single = true;; single = false) {
+		rest = number_parse(text, &tasks);
+		repeat = single && !*rest ? e->n_nodes : 1; /* one number is for all nodes */
+		if (rest == text || tasks > UINT32_MAX)
+			return false;
+		if (!strncmp(rest, "(x", 2)) {
+			text = rest + 2;
+			rest = number_parse(text, &repeat);
+			if (rest == text || repeat > UINT32_MAX || *rest++ != ')')
+				return false;
+		}
+		if (e->node >= nodes && e->node < nodes + repeat)
+			local = tasks;
+		nodes += repeat;
+		if (MUL_OVERFLOW(tasks, repeat, &tasks) || ADD_OVERFLOW(total, tasks, &total))
+			return false;
+		if (!*rest)
+			break;
+		if (*rest != ',')
+			return false;
+		text = rest + 1;
+	}
+	if (nodes != e->n_nodes || total != e->world_size)
+		return false;
+	*ret_local_size = (uint32_t)local;
+	return true;
+}
+
+static int environment_slurm(struct environment *e)
+{
+	/* The step's own first: a step may be smaller than its job. */
+	static const char *const layouts[] = { "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE",
+					       "SLURM_TASKS_PER_NODE" };
+	const char *job = environment_text("SLURM_JOB_ID");
+	const char *step = environment_text("SLURM_STEP_ID");
+	bool known = false;
+	int r;
+
+	r = environment_required("SLURM_PROCID", "SLURM_PROCID", &e->rank);
+	r = r ?: environment_required("SLURM_NTASKS", "SLURM_PROCID", &e->world_size);
+	r = r ?: environment_required("SLURM_LOCALID", "SLURM_PROCID", &e->local_rank);
+	r = r ?: environment_required("SLURM_NODEID", "SLURM_PROCID", &e->node);
+	r = r ?: environment_required("SLURM_NNODES", "SLURM_PROCID", &e->n_nodes);
+	if (r)
+		return r;
+
+	e->local_size_variable = "SLURM_NTASKS_PER_NODE";
+	for (size_t i = 0; i < ARRAY_SIZE(layouts) && !known; i++) {
+		const char *text = environment_text(layouts[i]);
+
+		if (!text)
+			continue;
+		known = slurm_layout(text, e, &e->local_size);
+		e->local_size_variable = layouts[i];
+	}
+	if (job)
+		e->job = job_derive(step ? "slurm-%s.%s" : "slurm-%s", job, step);
+	return 0;
+}
+
+static int environment_byteps(struct environment *e)
+{
+	static const char because[] = "DMLC_WORKER_ID";
+	int r;
+
+	r = environment_required("DMLC_WORKER_ID", because, &e->node);
+	r = r ?: environment_required("DMLC_NUM_WORKER", because, &e->n_nodes);
+	r = r ?: environment_required("BYTEPS_LOCAL_RANK", because, &e->local_rank);
+	r = r ?: environment_required("BYTEPS_LOCAL_SIZE", because, &e->local_size);
+	r = r ?: environment_number("DMLC_NUM_SERVER", &e->min_servers);
+	r = r ?: environment_number("BYTEPS_FORCE_DISTRIBUTED", &e->force_distributed);
+	r = r ?: environment_number("BYTEPS_PARTITION_BYTES", &e->part_bytes);
+	if (r)
+		return r;
+	if (MUL_OVERFLOW(e->node, e->local_size, &e->rank) ||
+	    ADD_OVERFLOW(e->rank, e->local_rank, &e->rank) ||
+	    MUL_OVERFLOW(e->n_nodes, e->local_size, &e->world_size))
+		return error_set(-EINVAL, "DMLC_NUM_WORKER times BYTEPS_LOCAL_SIZE is too large");
+	e->job = job_from_address("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT");
+	return 0;
+}
+
+static int environment_bps(struct environment *e)
+{
+	uint64_t part_bytes = e->part_bytes;
+	const char *job = environment_text("BPS_JOB");
+	int r;
+
+	r = environment_number("BPS_RANK", &e->rank);
+	r = r ?: environment_number("BPS_SIZE", &e->world_size);
+	r = r ?: environment_number("BPS_LOCAL_RANK", &e->local_rank);
+	r = r ?: environment_number("BPS_LOCAL_SIZE", &e->local_size);
+	r = r ?: environment_number("BPS_NODE", &e->node);
+	r = r ?: environment_number("BPS_NODES", &e->n_nodes);
+	r = r ?: environment_number("BPS_MIN_SERVERS", &e->min_servers);
+	r = r ?: environment_number("BPS_FORCE_DISTRIBUTED", &e->force_distributed);
+	r = r ?: environment_scaled("BPS_PART_BYTES", byte_units, UINT32_MAX, &part_bytes);
+	r = r ?: environment_timeout("BPS_TIMEOUT", &e->timeout_ms);
+	r = r ?: environment_timeout("BPS_REQUEST_TIMEOUT", &e->request_timeout_ms);
+	e->part_bytes = (uint32_t)part_bytes;
+	e->job = job ?: e->job;
+	if (!r && e->rank == UNSET && e->world_size != UNSET)
+		return error_set(-EINVAL, "BPS_RANK is not set, but BPS_SIZE is");
+	if (!r && e->rank != UNSET && e->world_size == UNSET)
+		return error_set(-EINVAL, "BPS_SIZE is not set, but BPS_RANK is");
+	return r;
+}
+
+static int environment_derive(struct environment *e)
+{
+	if (e->rank == UNSET)
+		e->rank = 0;
+	if (e->world_size == UNSET)
+		e->world_size = 1;
+
+	if (e->local_size == UNSET && e->n_nodes != UNSET && e->n_nodes &&
+	    e->world_size % e->n_nodes == 0)
+		e->local_size = e->world_size / e->n_nodes;
+	/* Ranks that were set by hand, without a word of machines, are on one. */
+	if (e->local_size == UNSET && e->n_nodes == UNSET &&
+	    (!e->local_size_variable || e->world_size == 1))
+		e->local_size = e->world_size;
+	if (e->local_size == UNSET || !e->local_size)
+		return error_set(-EINVAL,
+				 "%s does not say how many of the %u ranks are on this machine: "
+				 "set BPS_LOCAL_SIZE",
+				 e->local_size_variable ?: "BPS_NODES", e->world_size);
+
+	if (e->local_rank == UNSET)
+		e->local_rank = e->rank % e->local_size;
+	if (e->node == UNSET) {
+		e->node = e->rank / e->local_size;
+		if (e->rank % e->local_size != e->local_rank)
+			return error_set(-EINVAL,
+					 "rank %u has local rank %u of %u: ranks are not numbered "
+					 "machine by machine, set BPS_NODE and BPS_NODES",
+					 e->rank, e->local_rank, e->local_size);
+	}
+	if (e->n_nodes == UNSET) {
+		if (e->world_size % e->local_size)
+			return error_set(-EINVAL,
+					 "%u ranks are not a multiple of the %u of this machine: "
+					 "set BPS_NODES",
+					 e->world_size, e->local_size);
+		e->n_nodes = e->world_size / e->local_size;
+	}
+	return 0;
+}
+
+static int environment_read(struct environment *e)
+{
+	static const struct {
+		const char *rank;
+		int (*read)(struct environment *e);
+	} launchers[] = {
+		{ "RANK", environment_torchrun },
+		{ "OMPI_COMM_WORLD_RANK", environment_open_mpi },
+		{ "SLURM_PROCID", environment_slurm },
+		{ "DMLC_WORKER_ID", environment_byteps },
+	};
+	int r = 0;
+
+	for (size_t i = 0; i < ARRAY_SIZE(launchers) && !environment_text("BPS_RANK"); i++) {
+		if (!environment_text(launchers[i].rank))
+			continue;
+		r = launchers[i].read(e);
+		break;
+	}
+	r = r ?: environment_bps(e);
+	return r ?: environment_derive(e);
+}
+
+_public_ int bps_join_params_from_environment(struct bps_join_params *params)
+{
+	struct environment e = {
+		.rank = UNSET,
+		.world_size = UNSET,
+		.local_rank = UNSET,
+		.local_size = UNSET,
+		.node = UNSET,
+		.n_nodes = UNSET,
+	};
+	struct bps_join_params known = { 0 };
+	size_t size;
+	int r;
+
+	if (!params || params->size < sizeof(params->size))
+		return error_set(-EINVAL, "bps_join_params is NULL or its size is not set");
+	r = environment_read(&e);
+	if (r)
+		return r;
+
+	size = params->size;
+	known = (struct bps_join_params){
+		.size = size,
+		.job = e.job,
+		.secret = environment_text("BPS_SECRET"),
+		.rank = e.rank,
+		.world_size = e.world_size,
+		.local_rank = e.local_rank,
+		.local_size = e.local_size,
+		.node = e.node,
+		.n_nodes = e.n_nodes,
+		.timeout_ms = e.timeout_ms,
+		.request_timeout_ms = e.request_timeout_ms,
+		.min_servers = e.min_servers,
+		.part_bytes = e.part_bytes,
+		.force_distributed = e.force_distributed != 0,
+	};
+	known.secret_len = known.secret ? strlen(known.secret) : 0;
+	memset(params, 0, size);
+	memcpy(params, &known, MIN(size, sizeof(known)));
+	return 0;
+}
