@@ -1,0 +1,284 @@
+#include "client.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+#ifndef MFD_NOEXEC_SEAL
+#define MFD_NOEXEC_SEAL 0x0008U /* Linux 6.3 */
+#endif
+
+static int memfd_new(size_t len, int *ret_fd)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	unsigned flags = MFD_CLOEXEC | MFD_ALLOW_SEALING;
+
+	fd = memfd_create("bps", flags | MFD_NOEXEC_SEAL);
+	if (fd < 0 && errno == EINVAL)
+		fd = memfd_create("bps", flags);
+	if (fd < 0)
+		return error_set(-errno, "cannot make memory to share: %m");
+	if (ftruncate(fd, (off_t)len) || fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW))
+		return error_set(errno == EFBIG || errno == ENOSPC ? -ENOMEM : -errno,
+				 "cannot make %zu bytes of memory to share: %m", len);
+	*ret_fd = TAKE_FD(fd);
+	return 0;
+}
+
+/* Gives it to the daemon under a new number, and waits: the daemon may refuse. (locked, may wait) */
+static int memory_share(struct bps_memory *memory, int fd)
+{
+	struct bps_client *client = memory->client;
+	struct client_call call = { 0 };
+	int r;
+
+	if (client->next_memory == UINT32_MAX)
+		return error_set(-EDQUOT, "this client has shared memory too often: open another");
+	memory->number = ++client->next_memory;
+	r = call_share(client, &call, memory, fd);
+	return r ?: call_wait(client, &call, client_now_ns() + CLIENT_ANSWER_NS);
+}
+
+int memory_new(struct bps_client *client, size_t len, struct bps_memory **ret_memory)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct bps_memory *memory;
+	void *data;
+	int r;
+
+	r = memfd_new(len, &fd);
+	if (r)
+		return r;
+	data = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (data == MAP_FAILED)
+		return error_set(-errno, "cannot map %zu bytes: %m", len);
+	/* Where the administrator allows it for shared memory; fewer page faults on first use. */
+	(void)madvise(data, len, MADV_HUGEPAGE);
+
+	memory = calloc(1, sizeof(*memory));
+	if (!memory) {
+		(void)munmap(data, len);
+		return error_set(-ENOMEM, "out of memory");
+	}
+	*memory = (struct bps_memory){ .client = client, .data = data, .len = len, .ours = true };
+	r = memory_share(memory, fd);
+	if (r) {
+		(void)munmap(data, len);
+		free(memory);
+		return r;
+	}
+	*ret_memory = memory;
+	return 0;
+}
+
+/* Only what no request uses. The daemon unmaps by itself, when it is ready to. */
+struct bps_memory *memory_free(struct bps_memory *memory)
+{
+	if (!memory)
+		return NULL;
+	if (!memory->client->failure)
+		(void)call_unshare(memory->client, memory->number);
+	if (memory->ours)
+		(void)munmap(memory->data, memory->len);
+	free(memory);
+	return NULL;
+}
+
+/* Index of the first of the caller's memories that starts behind data. */
+static size_t memory_above(const struct bps_client *client, const void *data)
+{
+	size_t low = 0, high = client->n_memories;
+
+	while (low < high) {
+		size_t middle = low + (high - low) / 2;
+
+		if ((uintptr_t)client->memories[middle]->data <= (uintptr_t)data)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+struct bps_memory *memory_find(struct bps_client *client, const void *data, size_t len)
+{
+	size_t above = memory_above(client, data);
+	struct bps_memory *memory;
+	size_t offset;
+
+	if (!above)
+		return NULL;
+	memory = client->memories[above - 1];
+	offset = (uintptr_t)data - (uintptr_t)memory->data;
+	if (memory->released || offset > memory->len || len > memory->len - offset)
+		return NULL;
+	return memory;
+}
+
+static int memory_reserve_entry(struct bps_client *client)
+{
+	size_t room = MAX(client->n_memories_room * 2, (size_t)16);
+	struct bps_memory **memories;
+
+	if (client->n_memories < client->n_memories_room)
+		return 0;
+	memories = reallocarray(client->memories, room, sizeof(struct bps_memory *));
+	if (!memories)
+		return error_set(-ENOMEM, "out of memory");
+	client->memories = memories;
+	client->n_memories_room = room;
+	return 0;
+}
+
+static void memory_insert(struct bps_client *client, struct bps_memory *memory)
+{
+	size_t at = memory_above(client, memory->data);
+
+	memmove(client->memories + at + 1, client->memories + at,
+		(client->n_memories - at) * sizeof(struct bps_memory *));
+	client->memories[at] = memory;
+	client->n_memories++;
+}
+
+static void memory_remove(struct bps_client *client, const struct bps_memory *memory)
+{
+	for (size_t at = 0; at < client->n_memories; at++) {
+		if (client->memories[at] != memory)
+			continue;
+		client->n_memories--;
+		memmove(client->memories + at, client->memories + at + 1,
+			(client->n_memories - at) * sizeof(struct bps_memory *));
+		return;
+	}
+}
+
+void memory_use(struct bps_memory *memory)
+{
+	if (memory)
+		memory->n_users++;
+}
+
+/* May free the memory, and with it a reference to the client: the caller has another. */
+void memory_unuse(struct bps_memory *memory)
+{
+	struct bps_client *client;
+
+	if (!memory || --memory->n_users || !memory->released)
+		return;
+	client = memory->client;
+	memory_remove(client, memory);
+	memory_free(memory);
+	client_unref(client);
+}
+
+_public_ int bps_memory_alloc(struct bps_client *client, size_t len, struct bps_memory **ret_memory)
+{
+	size_t page = (size_t)sysconf(_SC_PAGESIZE);
+	struct bps_memory *memory;
+	int r;
+
+	r = client_check(client);
+	if (r)
+		return r;
+	if (!ret_memory)
+		return error_set(-EINVAL, "ret_memory is NULL");
+	if (len > (size_t)INT64_MAX - page)
+		return error_set(-ENOMEM, "%zu bytes are more than there can be", len);
+
+	CLIENT_LOCKED(client);
+	r = client_failed(client);
+	r = r ?: memory_new(client, align_up(MAX(len, (size_t)1), page), &memory);
+	if (r)
+		return r;
+	r = memory_reserve_entry(client);
+	if (r) {
+		memory_free(memory);
+		return r;
+	}
+	memory_insert(client, memory);
+	client_ref(client);
+	*ret_memory = memory;
+	return 0;
+}
+
+/* The seal is what protects the daemon: without it, it could be made to fault by a truncation. */
+static int memory_check_import(int fd, const void *data, size_t len)
+{
+	struct stat st;
+
+	if (!len || !data || (uintptr_t)data % (size_t)sysconf(_SC_PAGESIZE))
+		return error_set(-EINVAL, "memory to import is empty or does not start at a page");
+	if (fstat(fd, &st))
+		return error_set(-errno, "cannot import memory: %m");
+	if (st.st_size < 0 || (uint64_t)st.st_size < len)
+		return error_set(-EINVAL, "the descriptor has %lld bytes, fewer than %zu",
+				 (long long)st.st_size, len);
+	if (fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK)) {
+		int seals = fcntl(fd, F_GET_SEALS);
+
+		if (seals < 0 || !(seals & F_SEAL_SHRINK))
+			return error_set(-EPERM, "the descriptor cannot be sealed: use "
+						 "memfd_create() with MFD_ALLOW_SEALING");
+	}
+	return 0;
+}
+
+_public_ int bps_memory_import(struct bps_client *client, int fd, void *data, size_t len,
+			       struct bps_memory **ret_memory)
+{
+	_cleanup_(freep) struct bps_memory *memory = NULL;
+	int r;
+
+	r = client_check(client);
+	if (r)
+		return r;
+	if (!ret_memory)
+		return error_set(-EINVAL, "ret_memory is NULL");
+	r = memory_check_import(fd, data, len);
+	if (r)
+		return r;
+	memory = calloc(1, sizeof(*memory));
+	if (!memory)
+		return error_set(-ENOMEM, "out of memory");
+	*memory = (struct bps_memory){ .client = client, .data = data, .len = len };
+
+	CLIENT_LOCKED(client);
+	r = client_failed(client);
+	r = r ?: memory_share(memory, fd);
+	if (r)
+		return r;
+	r = memory_reserve_entry(client);
+	if (r) {
+		(void)call_unshare(client, memory->number);
+		return r;
+	}
+	memory_insert(client, memory);
+	client_ref(client);
+	*ret_memory = TAKE_PTR(memory);
+	return 0;
+}
+
+_public_ void *bps_memory_data(const struct bps_memory *memory)
+{
+	return memory ? memory->data : NULL;
+}
+
+_public_ size_t bps_memory_len(const struct bps_memory *memory)
+{
+	return memory ? memory->len : 0;
+}
+
+_public_ void bps_memory_free(struct bps_memory *memory)
+{
+	struct bps_client *client;
+
+	if (!memory || client_check(memory->client))
+		return;
+	client = client_ref(memory->client);
+	client_lock(client);
+	memory->released = true;
+	/* As the user that is last, unless a request is under way. */
+	memory->n_users++;
+	memory_unuse(memory);
+	client_unlock(client);
+	client_unref(client);
+}
