@@ -1,0 +1,308 @@
+#include "client.h"
+
+#define NO_SLOT UINT32_MAX
+
+int request_new(struct bps_client *client, struct bps_request **ret_request)
+{
+	struct bps_request *request = calloc(1, sizeof(*request));
+
+	if (!request)
+		return error_set(-ENOMEM, "out of memory");
+	request->client = client_ref(client);
+	request->slot = NO_SLOT;
+	*ret_request = request;
+	return 0;
+}
+
+/* What the daemon has no more use for once the request has ended. */
+static void request_release_inputs(struct bps_request *request)
+{
+	memory_unuse(TAKE_PTR(request->input_memory));
+	memory_unuse(TAKE_PTR(request->output_memory));
+	request->input_range = staging_free(request->client, request->input_range);
+	request->counts_range = staging_free(request->client, request->counts_range);
+}
+
+struct bps_request *request_free(struct bps_request *request)
+{
+	struct bps_client *client;
+
+	if (!request)
+		return NULL;
+	client = request->client;
+	if (request->slot != NO_SLOT)
+		client->slots_free[client->n_slots_free++] = request->slot;
+	request_release_inputs(request);
+	staging_free(client, request->output_range);
+	free(request->text);
+	free(request);
+	/* The caller has another reference. */
+	client_unref(client);
+	return NULL;
+}
+
+int request_take_slot(struct bps_request *request)
+{
+	struct bps_client *client = request->client;
+
+	if (!client->n_slots_free)
+		(void)client_progress(client);
+	if (!client->n_slots_free)
+		return error_set(-EAGAIN, "%u requests are outstanding: wait for one", SHM_SLOTS);
+	request->slot = client->slots_free[--client->n_slots_free];
+	return 0;
+}
+
+void request_post(struct bps_request *request, struct shm_entry *entry)
+{
+	struct bps_client *client = request->client;
+	struct shm_header *header = client->shm;
+	struct shm_slot *slot = &shm_slots(client->shm)[request->slot];
+	uint32_t armed = 1;
+	uint64_t one = 1;
+
+	request->ticket = ++client->next_ticket;
+	entry->slot = request->slot;
+	entry->ticket = request->ticket;
+	slot->ticket = request->ticket;
+	atomic_store_explicit(&slot->state, SHM_PENDING, memory_order_relaxed);
+	shm_ring(client->shm)[client->tail % SHM_ENTRIES] = *entry;
+	atomic_store_explicit(&header->tail, ++client->tail, memory_order_release);
+
+	request->state = REQUEST_POSTED;
+	TAILQ_INSERT_TAIL(&client->posted, request, link);
+	client->n_posted++;
+
+	/* Against the daemon's fence between arming itself and its last look at tail. */
+	atomic_thread_fence(memory_order_seq_cst);
+	if (atomic_load_explicit(&header->daemon_armed, memory_order_relaxed) == 1 &&
+	    atomic_compare_exchange_strong(&header->daemon_armed, &armed, 0))
+		(void)!write(client->daemon_event, &one, sizeof(one));
+}
+
+/* Takes a request that is under way out of the daemon's hands. Frees an orphan. */
+static void request_end(struct bps_request *request, int status, const char *text)
+{
+	struct bps_client *client = request->client;
+
+	TAILQ_REMOVE(&client->posted, request, link);
+	client->n_posted--;
+	request->status = status;
+	if (status)
+		request->text = strdup(text);
+	request_release_inputs(request);
+
+	if (request->orphan) {
+		request_free(request);
+	} else if (!status && request->output_range) {
+		request->state = REQUEST_ENDED;
+		TAILQ_INSERT_TAIL(&client->ended, request, link);
+	} else {
+		request->state = REQUEST_COMPLETE;
+		request->output_range = staging_free(client, request->output_range);
+	}
+}
+
+/* Looks at the slot of one request under way. True when it has ended; it may be gone then. */
+static bool request_look(struct bps_request *request)
+{
+	struct bps_client *client = request->client;
+	const struct shm_slot *slot = &shm_slots(client->shm)[request->slot];
+	uint32_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
+	char text[ERROR_TEXT_MAX + 1];
+	int status;
+
+	if (state == SHM_PENDING)
+		return false;
+	if (state != SHM_DONE) {
+		/* The next to look at the whole ends the session: see client_look(). */
+		client->wild = true;
+		return false;
+	}
+
+	/* The daemon may scribble still: what was read once counts. */
+	status = *(const volatile int32_t *)&slot->status;
+	text[0] = 0;
+	if (status > 0 || status < -4095) {
+		status = -EPROTO;
+		(void)stpcpy(text, "the daemon ended the request with a status that is none");
+	} else if (status) {
+		memcpy(text, slot->text, sizeof(text));
+		text[ERROR_TEXT_MAX] = 0;
+		if (!*text)
+			(void)stpncpy(text, strerror(-status), ERROR_TEXT_MAX);
+	}
+	/* A wait that timed out says -ETIMEDOUT: how a request ended must not be taken for it. */
+	if (status == -ETIMEDOUT)
+		status = -ETIME;
+
+	client->slots_free[client->n_slots_free++] = request->slot;
+	request->slot = NO_SLOT;
+	client->harvested++;
+	request_end(request, status, text);
+	return true;
+}
+
+bool request_harvest(struct bps_client *client)
+{
+	struct shm_header *header = client->shm;
+	struct bps_request *request, *next;
+	uint64_t completions;
+	bool ended = false;
+
+	if (!client->n_posted)
+		return false;
+
+	/* A hint where to stop. Slots are done before they are counted, so there may be one more than it says. */
+	completions = atomic_load_explicit(&header->completions, memory_order_acquire);
+	for (request = TAILQ_FIRST(&client->posted);
+	     request && (int64_t)(completions - client->harvested) > 0; request = next) {
+		next = TAILQ_NEXT(request, link);
+		ended |= request_look(request);
+	}
+	return ended;
+}
+
+void request_end_all(struct bps_client *client, int status, const char *text)
+{
+	struct bps_request *request;
+
+	while ((request = TAILQ_FIRST(&client->posted))) {
+		request->slot = NO_SLOT;
+		request_end(request, status, text);
+	}
+}
+
+/* Brings a staged result to where the caller wants it, without the mutex. (locked, may wait) */
+static void request_copy(struct bps_request *request)
+{
+	struct bps_client *client = request->client;
+
+	TAILQ_REMOVE(&client->ended, request, link);
+	request->state = REQUEST_COPYING;
+	client_unlock(client);
+	memcpy(request->output, staging_data(request->output_range), request->output_len);
+	client_lock(client);
+	request->output_range = staging_free(client, request->output_range);
+	request->state = REQUEST_COMPLETE;
+	client_wake(client);
+}
+
+void request_copy_all(struct bps_client *client)
+{
+	struct bps_request *request;
+
+	while ((request = TAILQ_FIRST(&client->ended)))
+		request_copy(request);
+}
+
+/* Brings it as far as it gets without waiting for the daemon. True when it is complete. (locked, may wait) */
+static bool request_advance(struct bps_request *request)
+{
+	if (request->state == REQUEST_POSTED)
+		(void)request_look(request);
+	if (request->state == REQUEST_ENDED)
+		request_copy(request);
+	return request->state == REQUEST_COMPLETE;
+}
+
+/* Stays as it is once the request is complete. */
+static const char *request_text(const struct bps_request *request)
+{
+	if (!request->status)
+		return "";
+	return request->text ?: strerror(-request->status);
+}
+
+static int request_check(const struct bps_request *request)
+{
+	if (!request)
+		return error_set(-EINVAL, "the request is NULL");
+	return client_check(request->client);
+}
+
+_public_ int bps_request_poll(struct bps_request *request)
+{
+	int r = request_check(request);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(request->client);
+	if (request_advance(request))
+		return 1;
+	/* Also the loss of the daemon is to be seen by one who does nothing but poll. */
+	(void)client_progress(request->client);
+	return request_advance(request);
+}
+
+_public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
+{
+	int64_t deadline_ns = client_deadline_ns(timeout_ms);
+	struct bps_client *client;
+	int r = request_check(request);
+	if (r)
+		return r;
+
+	client = request->client;
+	CLIENT_LOCKED(client);
+	while (!request_advance(request)) {
+		if (request->state == REQUEST_COPYING) {
+			client_follow(client, CLIENT_FOREVER);
+		} else if (client_now_ns() < deadline_ns) {
+			client_turn(client, deadline_ns);
+		} else {
+			(void)client_progress(client);
+			if (!request_advance(request) && request->state != REQUEST_COPYING)
+				return error_set(-ETIMEDOUT, "the request is still under way");
+		}
+	}
+	if (request->status)
+		return error_set(request->status, "%s", request_text(request));
+	return 0;
+}
+
+_public_ const char *bps_request_error(const struct bps_request *request)
+{
+	if (request_check(request))
+		return "";
+
+	CLIENT_LOCKED(request->client);
+	return request_text(request);
+}
+
+_public_ int bps_request_cancel(struct bps_request *request)
+{
+	int r = request_check(request);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(request->client);
+	if (request_advance(request) || request->state != REQUEST_POSTED || request->cancelled)
+		return 0;
+	r = call_cancel(request->client, request);
+	request->cancelled = !r;
+	return r;
+}
+
+_public_ void bps_request_free(struct bps_request *request)
+{
+	struct bps_client *client;
+
+	if (!request || client_check(request->client))
+		return;
+
+	client = client_ref(request->client);
+	client_lock(client);
+	/* The copy goes to memory that is the caller's again when this returns. */
+	while (request->state == REQUEST_COPYING)
+		client_follow(client, CLIENT_FOREVER);
+	if (request->state == REQUEST_POSTED && !request_look(request)) {
+		request->orphan = true;
+	} else {
+		if (request->state == REQUEST_ENDED)
+			TAILQ_REMOVE(&client->ended, request, link);
+		request_free(request);
+	}
+	client_unlock(client);
+	client_unref(client);
+}

@@ -1,0 +1,220 @@
+#include "client.h"
+#include <ctype.h>
+#include <stdio.h>
+
+#define NAME_RESERVED "bps:" /* names of tensors that the library itself declares */
+
+static int tensor_check_name(const char *name)
+{
+	size_t len = name ? strlen(name) : 0;
+
+	if (!len || len > TENSOR_NAME_MAX)
+		return error_set(-EINVAL, "a tensor's name has %zu bytes: 1 to %u", len,
+				 TENSOR_NAME_MAX);
+	for (const char *c = name; *c; c++)
+		if (iscntrl((unsigned char)*c))
+			return error_set(-EINVAL, "a tensor's name has the control character %u",
+					 (unsigned char)*c);
+	return 0;
+}
+
+/* FNV-1a: short names, no adversary but the trainer itself. */
+static size_t tensor_bucket(const char *name)
+{
+	uint32_t hash = 2166136261u;
+
+	for (; *name; name++)
+		hash = (hash ^ (unsigned char)*name) * 16777619u;
+	return hash % CLIENT_NAME_BUCKETS;
+}
+
+static struct bps_tensor *tensor_find(struct bps_client *client, const char *name)
+{
+	struct bps_tensor *tensor;
+
+	LIST_FOREACH(tensor, &client->tensors[tensor_bucket(name)], link)
+	if (!strcmp(tensor->name, name))
+		return tensor;
+	return NULL;
+}
+
+static struct bps_tensor *tensor_free(struct bps_tensor *tensor)
+{
+	if (!tensor)
+		return NULL;
+	call_forget(tensor->client, &tensor->declare);
+	client_unref(tensor->client);
+	free(tensor->name);
+	free(tensor);
+	return NULL;
+}
+DEFINE_CLEANUP(struct bps_tensor *, tensor_free)
+
+/* The caller has another reference to the client. */
+void tensor_put(struct bps_tensor *tensor)
+{
+	if (!--tensor->refs)
+		tensor_free(tensor);
+}
+
+static int tensor_new(struct bps_client *client, const char *name, unsigned dtype,
+		      uint64_t elements, struct bps_tensor **ret_tensor)
+{
+	_cleanup_(tensor_freep) struct bps_tensor *tensor = calloc(1, sizeof(*tensor));
+	int r;
+
+	if (!tensor)
+		return error_set(-ENOMEM, "out of memory");
+	tensor->client = client_ref(client);
+	tensor->name = strdup(name);
+	tensor->dtype = dtype;
+	tensor->elements = elements;
+	tensor->run = client->job.run;
+	if (!tensor->name)
+		return error_set(-ENOMEM, "out of memory");
+	if (client->next_tensor == UINT32_MAX)
+		return error_set(-EDQUOT,
+				 "this client has declared too many tensors: open another");
+
+	tensor->number = ++client->next_tensor;
+	r = call_declare(client, &tensor->declare, tensor);
+	if (r)
+		return r;
+	tensor->packet = client->n_packets;
+	tensor->refs = 1; /* the table's */
+	LIST_INSERT_HEAD(&client->tensors[tensor_bucket(name)], tensor, link);
+	*ret_tensor = TAKE_PTR(tensor);
+	return 0;
+}
+
+int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint64_t elements,
+	       struct bps_tensor **ret_tensor)
+{
+	struct bps_tensor *tensor;
+	int r;
+
+	r = client_failed(client);
+	r = r ?: job_check(client);
+	if (r)
+		return r;
+
+	tensor = tensor_find(client, name);
+	if (tensor && (tensor->dtype != dtype || tensor->elements != elements))
+		return error_set(
+			-EINVAL,
+			"tensor \"%s\" was declared before as %s of %lld elements, now as %s of "
+			"%lld",
+			name, dtype_name(tensor->dtype), (long long)tensor->elements,
+			dtype_name(dtype), (long long)elements);
+	r = tensor ? 0 : tensor_new(client, name, dtype, elements, &tensor);
+	if (r)
+		return r;
+
+	tensor->refs++;
+	/* Operations on it must find it in the daemon's socket before them. */
+	r = call_flush(client, tensor->packet);
+	if (r) {
+		tensor_put(tensor);
+		return r;
+	}
+	*ret_tensor = tensor;
+	return 0;
+}
+
+void tensor_drop_all(struct bps_client *client)
+{
+	struct bps_tensor *tensor;
+
+	for (size_t i = 0; i < CLIENT_NAME_BUCKETS; i++) {
+		while ((tensor = LIST_FIRST(&client->tensors[i]))) {
+			LIST_REMOVE(tensor, link);
+			call_forget(client, &tensor->declare);
+			tensor_put(tensor);
+		}
+	}
+}
+
+int tensor_check(const struct bps_tensor *tensor)
+{
+	const struct bps_client *client = tensor->client;
+	int r;
+
+	r = client_failed(client);
+	r = r ?: job_check(client);
+	if (r)
+		return r;
+	if (tensor->run != client->job.run)
+		return error_set(-ENOTCONN,
+				 "tensor \"%s\" is of a job that was left: declare it again",
+				 tensor->name);
+	if (tensor->declare.done && tensor->declare.status)
+		return error_set(tensor->declare.status, "%s", tensor->declare.text);
+	return 0;
+}
+
+_public_ int bps_tensor_declare(struct bps_client *client, const char *name, int dtype,
+				uint64_t elements, struct bps_tensor **ret_tensor)
+{
+	uint64_t len;
+	int r;
+
+	r = client_check(client);
+	r = r ?: tensor_check_name(name);
+	if (r)
+		return r;
+	if (!ret_tensor)
+		return error_set(-EINVAL, "ret_tensor is NULL");
+	if (!strncmp(name, NAME_RESERVED, strlen(NAME_RESERVED)))
+		return error_set(-EINVAL, "tensor \"%s\": names in %s are the library's own", name,
+				 NAME_RESERVED);
+	if (!bps_dtype_size(dtype))
+		return error_set(-EINVAL, "tensor \"%s\": %d is no element type", name, dtype);
+	if (elements != BPS_VARIABLE &&
+	    (MUL_OVERFLOW(elements, bps_dtype_size(dtype), &len) || len > INT64_MAX))
+		return error_set(-EINVAL, "tensor \"%s\": %llu elements are more than there can be",
+				 name, (unsigned long long)elements);
+
+	CLIENT_LOCKED(client);
+	return tensor_get(client, name, (unsigned)dtype, elements, ret_tensor);
+}
+
+_public_ int bps_tensor_wait(struct bps_tensor *tensor, int64_t timeout_ms)
+{
+	int64_t deadline_ns = client_deadline_ns(timeout_ms);
+	struct bps_client *client;
+	int r;
+
+	if (!tensor)
+		return error_set(-EINVAL, "the tensor is NULL");
+	client = tensor->client;
+	r = client_check(client);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(client);
+	tensor->refs++;
+	(void)client_progress(client);
+	while (!(r = tensor_check(tensor)) && !tensor->declare.done) {
+		if (client_now_ns() >= deadline_ns) {
+			r = error_set(-ETIMEDOUT, "tensor \"%s\" is not declared by all ranks yet",
+				      tensor->name);
+			break;
+		}
+		client_turn(client, deadline_ns);
+	}
+	tensor_put(tensor);
+	return r;
+}
+
+_public_ void bps_tensor_free(struct bps_tensor *tensor)
+{
+	struct bps_client *client;
+
+	if (!tensor || client_check(tensor->client))
+		return;
+	client = client_ref(tensor->client);
+	client_lock(client);
+	tensor_put(tensor);
+	client_unlock(client);
+	client_unref(client);
+}
