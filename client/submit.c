@@ -1,0 +1,403 @@
+/*
+ * From what the caller wants to one entry of the ring: plan_*() check it against the tensor and the job and say what is
+ * wrong in the caller's words; the rest finds or stages the memory and posts.
+ */
+#include "client.h"
+#include <stdarg.h>
+#include <stdio.h>
+
+#define BARRIER_TENSOR "bps:barrier"
+
+struct plan {
+	struct bps_tensor *tensor;
+	struct bps_submit_params params;
+	uint32_t rank, size;
+	size_t element_len;
+	uint64_t input_count, output_count; /* elements */
+	uint64_t input_len, output_len;	    /* bytes */
+	uint64_t send_each, receive_each;   /* ALL_TO_ALL: elements of an equal block */
+};
+
+static _printf_(2, 3) int plan_refuse(const struct plan *plan, const char *format, ...)
+{
+	char text[ERROR_TEXT_MAX + 1];
+	va_list args;
+
+	va_start(args, format);
+	(void)vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	return error_set(-EINVAL, "%s of tensor \"%s\": %s",
+			 operation_name((unsigned)plan->params.operation), plan->tensor->name,
+			 text);
+}
+
+static int plan_sum(const struct plan *plan, const uint64_t *counts, const char *name,
+		    uint64_t *ret_sum)
+{
+	uint64_t sum = 0;
+
+	for (uint32_t rank = 0; rank < plan->size; rank++)
+		if (ADD_OVERFLOW(sum, counts[rank], &sum))
+			return plan_refuse(plan, "%s[%u] is out of range", name, rank);
+	*ret_sum = sum;
+	return 0;
+}
+
+static int plan_divide(const struct plan *plan, uint64_t count, const char *counts,
+		       uint64_t *ret_each)
+{
+	if (count % plan->size)
+		return plan_refuse(plan,
+				   "%llu elements cannot be cut into %u equal blocks: give %s",
+				   (unsigned long long)count, plan->size, counts);
+	*ret_each = count / plan->size;
+	return 0;
+}
+
+/* The elements of input, by what was declared, said, and counted. */
+static int plan_input(struct plan *plan)
+{
+	const struct bps_submit_params *p = &plan->params;
+	uint64_t declared = plan->tensor->elements;
+	uint64_t counted = p->input_count;
+	int r = 0;
+
+	if (p->counts && p->operation == BPS_ALL_GATHER)
+		counted = p->counts[plan->rank];
+	else if (p->counts)
+		r = plan_sum(plan, p->counts, "counts", &counted);
+	else if (p->operation == BPS_BROADCAST && !counted && declared == BPS_VARIABLE)
+		counted = p->output_count;
+	if (r)
+		return r;
+
+	if (p->input_count)
+		plan->input_count = p->input_count;
+	else if (p->counts || declared == BPS_VARIABLE)
+		plan->input_count = counted;
+	else
+		plan->input_count = declared;
+
+	if (plan->input_count != counted && p->counts)
+		return plan_refuse(plan, "input_count is %llu, but counts say %llu",
+				   (unsigned long long)plan->input_count,
+				   (unsigned long long)counted);
+	if (declared != BPS_VARIABLE && plan->input_count != declared)
+		return plan_refuse(plan, "%llu elements, but %llu were declared",
+				   (unsigned long long)plan->input_count,
+				   (unsigned long long)declared);
+	return 0;
+}
+
+static int plan_all_to_all(struct plan *plan, uint64_t *ret_needed)
+{
+	const struct bps_submit_params *p = &plan->params;
+	uint64_t received = p->output_count ?: plan->input_count;
+	uint64_t send_self, receive_self;
+	int r = 0;
+
+	if (!p->counts)
+		r = plan_divide(plan, plan->input_count, "counts", &plan->send_each);
+	if (!r && p->receive_counts)
+		r = plan_sum(plan, p->receive_counts, "receive_counts", &received);
+	else if (!r && !p->counts)
+		received = plan->input_count, plan->receive_each = plan->send_each;
+	else if (!r)
+		r = plan_divide(plan, received, "receive_counts", &plan->receive_each);
+	if (r)
+		return r;
+
+	send_self = p->counts ? p->counts[plan->rank] : plan->send_each;
+	receive_self = p->receive_counts ? p->receive_counts[plan->rank] : plan->receive_each;
+	if (send_self != receive_self)
+		return plan_refuse(plan, "this rank sends itself %llu elements and receives %llu",
+				   (unsigned long long)send_self, (unsigned long long)receive_self);
+	*ret_needed = received;
+	return 0;
+}
+
+/* The elements that the operation gives this rank. */
+static int plan_output(struct plan *plan)
+{
+	const struct bps_submit_params *p = &plan->params;
+	uint64_t needed = plan->input_count;
+	int r = 0;
+
+	if (p->operation == BPS_ALL_GATHER && p->counts)
+		r = plan_sum(plan, p->counts, "counts", &needed);
+	else if (p->operation == BPS_ALL_GATHER && MUL_OVERFLOW(needed, plan->size, &needed))
+		r = plan_refuse(plan, "input_count is out of range");
+	else if (p->operation == BPS_REDUCE_SCATTER && p->counts)
+		needed = p->counts[plan->rank];
+	else if (p->operation == BPS_REDUCE_SCATTER)
+		r = plan_divide(plan, plan->input_count, "counts", &needed);
+	else if (p->operation == BPS_ALL_TO_ALL)
+		r = plan_all_to_all(plan, &needed);
+	if (r)
+		return r;
+
+	if (p->output_count && p->output_count < needed)
+		return plan_refuse(plan, "the output has room for %llu elements of %llu",
+				   (unsigned long long)p->output_count, (unsigned long long)needed);
+	plan->output_count = needed;
+	return 0;
+}
+
+static int plan_memory(struct plan *plan)
+{
+	struct bps_submit_params *p = &plan->params;
+	uintptr_t input, output;
+
+	if (MUL_OVERFLOW(plan->input_count, plan->element_len, &plan->input_len) ||
+	    MUL_OVERFLOW(plan->output_count, plan->element_len, &plan->output_len) ||
+	    plan->input_len > INT64_MAX || plan->output_len > INT64_MAX)
+		return plan_refuse(plan, "more elements than there can be");
+
+	/* Elsewhere than on the root a broadcast has no input; its count says what the block has. */
+	if (p->operation == BPS_BROADCAST && plan->rank != p->root) {
+		p->input = NULL;
+		plan->input_len = 0;
+	}
+	if (plan->input_len && !p->input)
+		return plan_refuse(plan, "input is NULL");
+	if (plan->output_len && !p->output)
+		return plan_refuse(plan, "output is NULL");
+
+	input = (uintptr_t)p->input;
+	output = (uintptr_t)p->output;
+	if ((plan->input_len && input % plan->element_len) ||
+	    (plan->output_len && output % plan->element_len))
+		return plan_refuse(plan, "%s is not aligned to %zu bytes",
+				   plan->input_len && input % plan->element_len ? "input"
+										: "output",
+				   plan->element_len);
+	if (plan->input_len && plan->output_len && input != output &&
+	    input < output + plan->output_len && output < input + plan->input_len)
+		return plan_refuse(plan, "input and output overlap: make them the same or apart");
+	return 0;
+}
+
+static int plan_check_kind(struct plan *plan)
+{
+	struct bps_submit_params *p = &plan->params;
+	bool reduces = p->operation == BPS_PUSH_PULL || p->operation == BPS_REDUCE_SCATTER;
+
+	if (p->operation < 1 || p->operation > OPERATION_MAX_)
+		return error_set(-EINVAL, "tensor \"%s\": %d is no operation", plan->tensor->name,
+				 p->operation);
+	if (p->reduction < 0 || p->reduction > REDUCTION_MAX_)
+		return plan_refuse(plan, "%d is no reduction", p->reduction);
+	if (p->reduction && !reduces)
+		return plan_refuse(plan, "it reduces nothing, but reduction is %s",
+				   reduction_name((unsigned)p->reduction));
+	if (reduces && !p->reduction)
+		p->reduction = BPS_SUM;
+	if (p->reduction == BPS_AVERAGE && plan->tensor->dtype == DTYPE_BOOL)
+		return plan_refuse(plan, "bool has no average");
+	if (p->operation == BPS_BROADCAST && p->root >= plan->size)
+		return plan_refuse(plan, "root is %u, but the job has %u ranks", p->root,
+				   plan->size);
+	if (p->timeout_ms < 0)
+		return plan_refuse(plan, "a negative timeout: every request has an end");
+	if (p->counts && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST ||
+			  p->operation == BPS_BARRIER))
+		return plan_refuse(plan, "it has no counts");
+	if (p->receive_counts && p->operation != BPS_ALL_TO_ALL)
+		return plan_refuse(plan, "it has no receive_counts");
+	return 0;
+}
+
+static int plan_new(struct bps_tensor *tensor, const struct bps_submit_params *given,
+		    struct plan *plan)
+{
+	struct bps_client *client = tensor->client;
+	int r;
+
+	*plan = (struct plan){ .tensor = tensor, .element_len = dtype_size(tensor->dtype) };
+	r = error_copy_params(&plan->params, sizeof(plan->params), given, "bps_submit_params");
+	if (r)
+		return r;
+
+	client_lock(client);
+	plan->rank = client->job.rank;
+	plan->size = client->job.size;
+	r = tensor_check(tensor);
+	client_unlock(client);
+
+	r = r ?: plan_check_kind(plan);
+	if (r || plan->params.operation == BPS_BARRIER)
+		return r;
+	r = plan_input(plan);
+	r = r ?: plan_output(plan);
+	return r ?: plan_memory(plan);
+}
+
+/* Memory that the daemon can reach, for one side of the operation. (locked, may wait) */
+static int submit_find(struct bps_client *client, const void *data, uint64_t len, bool stage,
+		       struct bps_memory **memory, struct staging_range **range)
+{
+	if (!len)
+		return 0;
+	*memory = stage ? NULL : memory_find(client, data, len);
+	if (!*memory)
+		return staging_alloc(client, len, range);
+	memory_use(*memory);
+	return 0;
+}
+
+/* Takes all that the request will hold. What fails is given back with the request. (locked, may wait) */
+static int submit_acquire(const struct plan *plan, struct bps_request *request)
+{
+	const struct bps_submit_params *p = &plan->params;
+	struct bps_client *client = request->client;
+	bool same = p->input && p->input == p->output && plan->input_len && plan->output_len;
+	bool in_place = same && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST);
+	uint64_t output_len = plan->output_len;
+	int r;
+
+	r = request_take_slot(request);
+	/*
+	 * Where output blocks are not where the input's are, the result of one must not overwrite the input of the
+	 * next: it is staged.
+	 */
+	r = r
+		    ?: submit_find(client, p->output, output_len, same && !in_place,
+				   &request->output_memory, &request->output_range);
+	if (!r && in_place && request->output_memory) {
+		request->input_memory = request->output_memory;
+		memory_use(request->input_memory);
+	} else if (!r && !in_place) {
+		r = submit_find(client, p->input, plan->input_len, false, &request->input_memory,
+				&request->input_range);
+	}
+	if (!r && (p->counts || p->receive_counts))
+		r = staging_alloc(client, 2 * (uint64_t)plan->size * sizeof(uint64_t),
+				  &request->counts_range);
+	request->output = p->output;
+	request->output_len = output_len;
+	return r;
+}
+
+/* Copies what is staged, without the mutex. */
+static void submit_copy(const struct plan *plan, const struct bps_request *request)
+{
+	const struct bps_submit_params *p = &plan->params;
+	uint64_t *counts;
+
+	if (request->input_range)
+		memcpy(staging_data(request->input_range), p->input, plan->input_len);
+	else if (plan->input_len && !request->input_memory) /* in place */
+		memcpy(staging_data(request->output_range), p->input, plan->input_len);
+	if (!request->counts_range)
+		return;
+
+	counts = staging_data(request->counts_range);
+	for (uint32_t rank = 0; rank < plan->size; rank++) {
+		counts[rank] = p->counts ? p->counts[rank] : plan->send_each;
+		counts[plan->size + rank] =
+			p->receive_counts ? p->receive_counts[rank] : plan->receive_each;
+	}
+}
+
+static void submit_locate(const struct bps_memory *memory, const struct staging_range *range,
+			  const void *data, uint32_t *ret_buffer, uint64_t *ret_offset)
+{
+	if (memory) {
+		*ret_buffer = memory->number;
+		*ret_offset = (uint64_t)((const char *)data - memory->data);
+	} else if (range) {
+		*ret_buffer = range->arena->memory->number;
+		*ret_offset = range->offset;
+	}
+}
+
+static void submit_post(const struct plan *plan, struct bps_request *request)
+{
+	const struct bps_submit_params *p = &plan->params;
+	const struct staging_range *input_range = request->input_range;
+	struct shm_entry entry = {
+		.round = ++plan->tensor->rounds,
+		.tensor = plan->tensor->number,
+		.operation = (uint8_t)p->operation,
+		.reduction = (uint8_t)p->reduction,
+		.priority = p->priority,
+		.root = p->operation == BPS_BROADCAST ? p->root : 0,
+		.input_count = plan->input_count,
+		.output_count = plan->output_count,
+		.timeout_ms = (uint64_t)p->timeout_ms,
+	};
+
+	if (plan->input_len && !request->input_memory && !input_range)
+		input_range = request->output_range; /* in place */
+	submit_locate(request->input_memory, input_range, p->input, &entry.input_buffer,
+		      &entry.input_offset);
+	submit_locate(request->output_memory, request->output_range, p->output,
+		      &entry.output_buffer, &entry.output_offset);
+	submit_locate(NULL, request->counts_range, NULL, &entry.counts_buffer,
+		      &entry.counts_offset);
+	request_post(request, &entry);
+}
+
+_public_ int bps_submit(struct bps_tensor *tensor, const struct bps_submit_params *params,
+			struct bps_request **ret_request)
+{
+	struct bps_request *request;
+	struct bps_client *client;
+	struct plan plan;
+	int r;
+
+	if (!tensor || !params || !ret_request)
+		return error_set(-EINVAL, "%s is NULL",
+				 !tensor   ? "tensor"
+				 : !params ? "params"
+					   : "ret_request");
+	client = tensor->client;
+	r = client_check(client);
+	r = r ?: plan_new(tensor, params, &plan);
+	r = r ?: request_new(client, &request);
+	if (r)
+		return r;
+
+	client_lock(client);
+	r = submit_acquire(&plan, request);
+	client_unlock(client);
+	if (!r)
+		submit_copy(&plan, request);
+
+	client_lock(client);
+	/* The job may have ended meanwhile. */
+	r = r ?: tensor_check(tensor);
+	if (!r)
+		submit_post(&plan, request);
+	else
+		request_free(request);
+	client_unlock(client);
+	if (!r)
+		*ret_request = request;
+	return r;
+}
+
+_public_ int bps_barrier(struct bps_client *client, int64_t timeout_ms,
+			 struct bps_request **ret_request)
+{
+	struct bps_submit_params params = {
+		.size = sizeof(params),
+		.operation = BPS_BARRIER,
+		.timeout_ms = timeout_ms,
+	};
+	struct bps_tensor *tensor;
+	int r;
+
+	r = client_check(client);
+	if (r)
+		return r;
+	client_lock(client);
+	r = tensor_get(client, BARRIER_TENSOR, DTYPE_UINT8, 0, &tensor);
+	client_unlock(client);
+	if (r)
+		return r;
+
+	r = bps_submit(tensor, &params, ret_request);
+	bps_tensor_free(tensor);
+	return r;
+}
