@@ -1,6 +1,7 @@
 /*
  * Counters and gauges that modules register and admin/ reads. Registration happens before threads start or on the
- * control thread; adding is one relaxed atomic on the caller's own counter and may happen on any thread.
+ * control thread; adding is one relaxed atomic on the caller's own counter and may happen on any thread. Metrics that
+ * share a name are added up in the text, so each owner has its own.
  */
 #pragma once
 
@@ -9,7 +10,7 @@
 #include <stdatomic.h>
 
 struct metric {
-	const char *name; /* "bps_bytes_sent_total" */
+	const char *name; /* "bps_bytes_sent_total"; a counter must end so; may end in {labels} */
 	const char *help;
 	bool is_gauge;
 	_Atomic uint64_t value;
