@@ -3,11 +3,13 @@
  * Messages are bytes here; who calls packs and unpacks them. gRPC is started at the first server or channel and shut
  * down with the last, so a daemon that nobody asks over gRPC has none of its threads.
  *
- * All functions and callbacks belong to the thread of the loop given at creation.
+ * All functions and callbacks belong to the thread of the loop given at creation. What another thread of gRPC's finishes
+ * comes to the loop through an eventfd; nothing here waits for the network, but rpc_free() and rpc_channel_drain().
  */
 #pragma once
 
 #include "base/error.h"
+#include "base/list.h"
 #include "base/loop.h"
 #include "proto/c.h"
 
@@ -32,20 +34,38 @@ struct rpc_method {
 };
 
 int rpc_new(struct loop *loop, struct rpc **ret_rpc);
+/* Stops listening and ends every call we serve (cancelled() comes for those that have it, then they are dead). Our own
+ * requests to others go on until their channel is freed. Idempotent; does not wait. */
 void rpc_close(struct rpc *rpc);
-struct rpc *rpc_free(struct rpc *rpc); /* waits for gRPC's threads */
+/* After all channels have been freed; waits for gRPC's threads. Not from one of our callbacks. */
+struct rpc *rpc_free(struct rpc *rpc);
 DEFINE_CLEANUP(struct rpc *, rpc_free)
+struct loop *rpc_loop(const struct rpc *rpc);
+/* Whether gRPC's threads exist. */
+bool rpc_running(const struct rpc *rpc);
 
 /* Before the first listen. The method stays the caller's and outlives rpc. */
 void rpc_add_method(struct rpc *rpc, struct rpc_method *method);
-/* host:port; tls NULL: plaintext. Returns 0 and the bound port, or -errno with a failure. */
+/* host:port, port 0 picks one; tls NULL: plaintext. Returns 0 and the bound port, or -errno with a failure. */
 int rpc_listen(struct rpc *rpc, const char *address, const struct rpc_tls *tls, uint16_t *ret_port,
 	       struct failure *failure);
-/* A Unix socket that we accept on ourselves (mode 0660): gRPC starts when somebody connects, and stops 10 s after the
- * last has gone. listen_fd: already listening (socket activation), or -1. */
+/* A Unix socket that we accept on ourselves (mode 0660): gRPC starts when somebody connects, and stops RPC_UNIX_IDLE_MS
+ * after the last has gone. listen_fd: already listening (socket activation), or -1; taken in either case. A socket that
+ * a dead daemon left behind at path is replaced, a live one's is not (-EADDRINUSE). Once for each rpc. */
+#define RPC_UNIX_IDLE_MS     10000u
+#define RPC_UNIX_CONNECTIONS 64u /* more are closed at once */
 int rpc_listen_unix(struct rpc *rpc, const char *path, int listen_fd, struct failure *failure);
+/* Another time than RPC_UNIX_IDLE_MS; before anybody has connected. */
+void rpc_set_unix_idle_ms(struct rpc *rpc, unsigned idle_ms);
 
+/*
+ * Answering: reply, end and fail are the last thing done with a call, also when its client has gone meanwhile. A client
+ * that reads a stream more slowly than RPC_QUEUE_MAX messages is cut off: cancelled() comes.
+ */
+#define RPC_QUEUE_MAX 64u
+#define RPC_CALLS_MAX 4096u /* served at once for each thing listened on; more are refused */
 void rpc_call_reply(struct rpc_call *call, const void *data, size_t len);
+void rpc_call_end(struct rpc_call *call); /* ends a stream in good order */
 void rpc_call_send(struct rpc_call *call, const void *data, size_t len); /* one message of a server stream; queued */
 void rpc_call_fail(struct rpc_call *call, int status, const char *text); /* status: negative errno */
 void rpc_call_set_user(struct rpc_call *call, void *user);
@@ -53,8 +73,13 @@ void *rpc_call_user(struct rpc_call *call);
 
 /* Client side. */
 struct rpc_channel;
-int rpc_channel_new(struct rpc *rpc, const char *address, const struct rpc_tls *tls, struct rpc_channel **ret_channel);
+/* address: host:port, or unix:/path. Connects with the first request. -errno comes with a failure (unreadable PEM). */
+int rpc_channel_new(struct rpc *rpc, const char *address, const struct rpc_tls *tls, struct failure *failure,
+		    struct rpc_channel **ret_channel);
 struct rpc_channel *rpc_channel_free(struct rpc_channel *channel); /* its requests end with -ECANCELED first */
+DEFINE_CLEANUP(struct rpc_channel *, rpc_channel_free)
+/* Waits until all unary requests have ended, for at most timeout_ms: a farewell on the way out, after rpc_close(). */
+void rpc_channel_drain(struct rpc_channel *channel, unsigned timeout_ms);
 
 /* A request; embedded in its user; belongs to rpc from start until done(), which comes exactly once, from the loop. */
 struct rpc_request {
@@ -64,9 +89,15 @@ struct rpc_request {
 	uint64_t deadline_ms; /* from now; 0: none (streams) */
 	bool stream;	      /* server streaming: message() for each, then done() */
 	void (*message)(struct rpc_request *request, const void *data, size_t len);
-	/* status 0 with the reply (unary), or a negative errno and text. */
+	/*
+	 * status 0 with the reply (unary), or a negative errno and text: what rpc_call_fail() was given at the other
+	 * end, as far as gRPC's sixteen codes can tell; -ECONNREFUSED when it cannot be reached, -ETIMEDOUT, -ECANCELED.
+	 */
 	void (*done)(struct rpc_request *request, int status, const char *text, const void *data, size_t len);
+	/* rpc's */
 	void *private;
+	struct list link;
 };
 void rpc_request_start(struct rpc_channel *channel, struct rpc_request *request);
+/* done() comes soon, with -ECANCELED unless the answer was quicker. Harmless after done(). */
 void rpc_request_cancel(struct rpc_request *request);

@@ -1,0 +1,109 @@
+/*
+ * What the files of this module share: gRPC's library started and stopped by use, its one thread, and the way its
+ * completions take to the loop. Private to the module.
+ *
+ *	STOPPED --engine_start()--> STARTING --thread is up--> RUNNING --last user gone--> STOPPING --thread ended--> STOPPED
+ *
+ * The thread initialises the library (milliseconds, so not on the loop), then does nothing but wait on the completion
+ * queue and pass what it finds on; everything else is called on the loop's thread. A user is a grpc_server or a
+ * grpc_channel: while there is one, the queue lives, and a user goes only after all operations of its calls are back.
+ */
+#pragma once
+
+#include "rpc/rpc.h"
+#include <grpc/grpc.h>
+#include <pthread.h>
+
+/* The tag of one operation. Must stay until complete() was called, on the loop's thread. */
+struct rpc_op {
+	void (*complete)(struct rpc_op *op, bool ok);
+	struct rpc_op *next;
+	bool ok;
+};
+
+enum engine_state { ENGINE_STOPPED, ENGINE_STARTING, ENGINE_RUNNING, ENGINE_STOPPING };
+
+struct rpc_unix;
+
+struct rpc {
+	struct loop *loop;
+	struct loop_source source; /* the eventfd */
+	enum engine_state state;
+	unsigned n_users;
+	bool closed;
+	unsigned unix_idle_ms;
+	struct list methods;
+	struct list servers;
+	struct list channels;
+	struct rpc_unix *unix_socket;
+	pthread_t thread;
+	grpc_completion_queue *queue; /* valid in RUNNING */
+
+	/* Between gRPC's thread and the loop's. */
+	pthread_mutex_t lock; /* guards what follows */
+	pthread_cond_t changed;
+	bool up, ended;
+	grpc_completion_queue *made; /* by the thread, valid once up */
+	struct rpc_op *done, **done_tail;
+};
+
+/* Begins to start the library, if it is stopped. Returns 0 or -errno. */
+int engine_start(struct rpc *rpc);
+/* Counts a user, waiting for the library to be up (milliseconds, at start-up only). Returns 0 or -errno. */
+int engine_acquire(struct rpc *rpc);
+/* The user is gone, and none of its operations is out. */
+void engine_release(struct rpc *rpc);
+/* Makes the loop come by, also when no operation is out. */
+void engine_wake(struct rpc *rpc);
+/* Waits for completions, at most timeout_ms (-1: for ever), and deals with them. */
+void engine_turn(struct rpc *rpc, int timeout_ms);
+
+/* serve.c: a thing we listen on. */
+struct rpc_server {
+	struct list link;
+	struct rpc *rpc;
+	grpc_server *server;
+	bool closing;	    /* shut down has begun */
+	bool down;	    /* and ended */
+	unsigned n_calls;   /* that exist, those waiting for a client included */
+	unsigned n_waiting; /* of these, for a client */
+	unsigned n_open;    /* of these, that a client made */
+	struct list open;
+	struct rpc_op shutdown;
+	void (*gone)(void *user); /* optional: last thing, when it has been freed */
+	void *user;
+};
+
+/* Makes a server and counts it as a user; the library must be running. Then ports are added; then it is started. */
+int server_new(struct rpc *rpc, struct rpc_server **ret_server);
+int server_start(struct rpc_server *server);
+/* Ends all its calls; it frees itself when they are back. Idempotent. */
+void server_close(struct rpc_server *server);
+
+/* unix.c: the socket we accept on ourselves. */
+/* Goes on with what had to wait for the library or a server. */
+void unix_proceed(struct rpc *rpc);
+void unix_close(struct rpc *rpc);
+
+/* channel.c */
+/* Ends the requests that could not even be started. */
+void channels_proceed(struct rpc *rpc);
+
+#define INTEGER_ARG(name, number)                                                               \
+	{                                                                                       \
+		.type = GRPC_ARG_INTEGER, .key = (char *)(name), .value.integer = (int)(number) \
+	}
+
+/* convert.c: bytes, codes and credentials. */
+grpc_byte_buffer *buffer_new(const void *data, size_t len);
+/* Copies the bytes out, never longer than RPC_MESSAGE_MAX. Returns 0, -EMSGSIZE or -ENOMEM; *ret_data is free()d. */
+int buffer_read(grpc_byte_buffer *buffer, void **ret_data, size_t *ret_len);
+grpc_status_code code_of_errno(int status);
+int errno_of_code(grpc_status_code code);
+/* NULL tls: insecure. -errno comes with a failure. */
+int credentials_of_server(const struct rpc_tls *tls, struct failure *failure,
+			  grpc_server_credentials **ret_creds);
+int credentials_of_channel(const struct rpc_tls *tls, struct failure *failure,
+			   grpc_channel_credentials **ret_creds);
+/* gRPC's log goes to ours. */
+void log_adopt(void);

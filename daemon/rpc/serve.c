@@ -1,0 +1,487 @@
+/*
+ * What we serve. A call is made of operations that gRPC completes in its own order: the request for it, its message,
+ * its end, and one send at a time. It is freed when all of them are back and its user has let go of it.
+ */
+#include "rpc/engine.h"
+
+#include <arpa/inet.h>
+#include <grpc/byte_buffer.h>
+#include <grpc/grpc_security.h>
+#include <grpc/slice.h>
+#include <netdb.h>
+#include <stdio.h>
+#include <sys/socket.h>
+
+#define CALLS_WAITING \
+	4 /* calls that gRPC may take without asking us; each is replaced as soon as a client has it */
+
+struct outgoing {
+	struct list link;
+	grpc_byte_buffer *buffer;
+};
+
+struct rpc_call {
+	struct list link; /* of server->open */
+	struct rpc_server *server;
+	struct rpc_method *method;
+	grpc_call *call;
+	grpc_call_details details;
+	grpc_metadata_array metadata;
+	struct rpc_op requested, received, closed, sent;
+	grpc_byte_buffer *message;
+	int cancelled;
+	unsigned n_ops;
+	bool held; /* by the user, who has yet to answer or to be told that it is cancelled */
+	bool over; /* gRPC has told its end: what is sent goes nowhere */
+	bool metadata_sent; /* the first thing to be sent */
+	bool sending;
+	bool status_sent;
+	struct list outgoing;
+	unsigned n_outgoing;
+	grpc_byte_buffer *out; /* being sent */
+	bool ending;	       /* send the status once outgoing is empty */
+	grpc_status_code code;
+	grpc_slice text;
+	void *user;
+};
+
+static void call_drop_outgoing(struct rpc_call *call)
+{
+	struct outgoing *outgoing, *next;
+
+	list_for_each_safe (outgoing, next, &call->outgoing, link) {
+		grpc_byte_buffer_destroy(outgoing->buffer);
+		free(outgoing);
+	}
+	list_init(&call->outgoing);
+	call->n_outgoing = 0;
+}
+
+static void server_top_up(struct rpc_server *server);
+
+static void server_settle(struct rpc_server *server)
+{
+	struct rpc *rpc = server->rpc;
+
+	if (!server->down || server->n_calls)
+		return;
+	grpc_server_destroy(server->server);
+	list_remove(&server->link);
+	if (server->gone)
+		server->gone(server->user);
+	free(server);
+	engine_release(rpc);
+}
+
+/* Frees the call if nothing needs it any more. */
+static void call_settle(struct rpc_call *call)
+{
+	struct rpc_server *server = call->server;
+
+	if (call->n_ops || call->held)
+		return;
+	call_drop_outgoing(call);
+	if (call->message)
+		grpc_byte_buffer_destroy(call->message);
+	if (list_linked(&call->link)) {
+		list_remove(&call->link);
+		server->n_open--;
+	}
+	if (call->call)
+		grpc_call_unref(call->call);
+	grpc_call_details_destroy(&call->details);
+	grpc_metadata_array_destroy(&call->metadata);
+	grpc_slice_unref(call->text);
+	free(call);
+	server->n_calls--;
+	server_top_up(server);
+	server_settle(server);
+}
+
+static void call_start(struct rpc_call *call, struct rpc_op *tag, const grpc_op *ops, size_t n_ops)
+{
+	_unused_ grpc_call_error e = grpc_call_start_batch(call->call, ops, n_ops, tag, NULL);
+
+	assert(e == GRPC_CALL_OK); /* anything else is a misuse of the library */
+	call->n_ops++;
+}
+
+/* Sends what comes next, if nothing is on its way. */
+static void call_send_next(struct rpc_call *call)
+{
+	struct outgoing *outgoing = list_first(&call->outgoing, struct outgoing, link);
+	grpc_op ops[3] = { 0 };
+	size_t n = 0;
+
+	if (call->sending || call->status_sent || (!outgoing && !call->ending))
+		return;
+	if (!call->metadata_sent)
+		ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
+	call->metadata_sent = true;
+	if (outgoing) {
+		call->out = outgoing->buffer;
+		list_remove(&outgoing->link);
+		free(outgoing);
+		call->n_outgoing--;
+		ops[n].op = GRPC_OP_SEND_MESSAGE;
+		ops[n++].data.send_message.send_message = call->out;
+	}
+	if (call->ending && list_empty(&call->outgoing)) {
+		ops[n].op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+		ops[n].data.send_status_from_server.status = call->code;
+		ops[n++].data.send_status_from_server.status_details = &call->text;
+		call->status_sent = true;
+	}
+	call->sending = true;
+	call_start(call, &call->sent, ops, n);
+}
+
+static void on_sent(struct rpc_op *op, bool ok)
+{
+	struct rpc_call *call = container_of(op, struct rpc_call, sent);
+
+	call->n_ops--;
+	call->sending = false;
+	if (call->out)
+		grpc_byte_buffer_destroy(call->out);
+	call->out = NULL;
+	if (ok && !call->over)
+		call_send_next(call);
+	call_settle(call);
+}
+
+/* Ends the call from our side, whatever else was meant for it. */
+static void call_abort(struct rpc_call *call)
+{
+	(void)grpc_call_cancel(call->call, NULL);
+}
+
+static void call_finish(struct rpc_call *call, grpc_status_code code, const char *text)
+{
+	if (!call->over) {
+		call->ending = true;
+		call->code = code;
+		call->text = grpc_slice_from_copied_string(text);
+		call_send_next(call);
+	}
+}
+
+static void call_let_go(struct rpc_call *call)
+{
+	call->held = false;
+	call_settle(call);
+}
+
+static void call_queue(struct rpc_call *call, const void *data, size_t len)
+{
+	struct outgoing *outgoing;
+
+	if (call->over)
+		return;
+	outgoing = call->n_outgoing < RPC_QUEUE_MAX ? malloc(sizeof(*outgoing)) : NULL;
+	if (!outgoing) {
+		call_abort(call);
+		return;
+	}
+	outgoing->buffer = buffer_new(data, len);
+	list_push_back(&call->outgoing, &outgoing->link);
+	call->n_outgoing++;
+}
+
+void rpc_call_reply(struct rpc_call *call, const void *data, size_t len)
+{
+	call_queue(call, data, len);
+	call_finish(call, GRPC_STATUS_OK, "");
+	call_let_go(call);
+}
+
+void rpc_call_send(struct rpc_call *call, const void *data, size_t len)
+{
+	call_queue(call, data, len);
+	if (!call->over)
+		call_send_next(call);
+}
+
+void rpc_call_end(struct rpc_call *call)
+{
+	call_finish(call, GRPC_STATUS_OK, "");
+	call_let_go(call);
+}
+
+void rpc_call_fail(struct rpc_call *call, int status, const char *text)
+{
+	call_finish(call, code_of_errno(status), text);
+	call_let_go(call);
+}
+
+void rpc_call_set_user(struct rpc_call *call, void *user)
+{
+	call->user = user;
+}
+
+void *rpc_call_user(struct rpc_call *call)
+{
+	return call->user;
+}
+
+/* The user hears that the call is dead; without a way to hear, it goes on holding it until it answers. */
+static void call_cancelled(struct rpc_call *call)
+{
+	if (!call->held || !call->method->cancelled)
+		return;
+	call->held = false;
+	call->method->cancelled(call->method->user, call);
+}
+
+static void on_closed(struct rpc_op *op, bool ok)
+{
+	struct rpc_call *call = container_of(op, struct rpc_call, closed);
+
+	call->n_ops--;
+	call->over = true;
+	call_drop_outgoing(call);
+	if (call->cancelled)
+		call_cancelled(call);
+	call_settle(call);
+}
+
+static struct rpc_method *method_of(struct rpc_call *call)
+{
+	struct rpc_method *method;
+
+	list_for_each (method, &call->server->rpc->methods, link)
+		if (!grpc_slice_str_cmp(call->details.method, method->path))
+			return method;
+	return NULL;
+}
+
+static void on_received(struct rpc_op *op, bool ok)
+{
+	struct rpc_call *call = container_of(op, struct rpc_call, received);
+	_cleanup_(freep) void *data = NULL;
+	size_t len = 0;
+
+	call->n_ops--;
+	call->method = method_of(call);
+	if (call->over) {
+		/* Its client has gone already. */
+	} else if (!ok || !call->message) {
+		call_finish(call, GRPC_STATUS_INVALID_ARGUMENT, "a call without a message");
+	} else if (call->server->closing) {
+		call_finish(call, GRPC_STATUS_UNAVAILABLE, "the daemon is stopping");
+	} else if (!call->method) {
+		call_finish(call, GRPC_STATUS_UNIMPLEMENTED, "no such method here");
+	} else if (call->server->n_open > RPC_CALLS_MAX) {
+		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "too many calls at once");
+	} else if (buffer_read(call->message, &data, &len)) {
+		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory");
+	} else {
+		grpc_byte_buffer_destroy(call->message);
+		call->message = NULL;
+		call->held = true;
+		call->method->called(call->method->user, call, data, len);
+		return; /* it may be gone */
+	}
+	call_settle(call);
+}
+
+static void on_requested(struct rpc_op *op, bool ok)
+{
+	struct rpc_call *call = container_of(op, struct rpc_call, requested);
+	grpc_op receive = { .op = GRPC_OP_RECV_MESSAGE,
+			    .data.recv_message.recv_message = &call->message };
+	grpc_op close = { .op = GRPC_OP_RECV_CLOSE_ON_SERVER,
+			  .data.recv_close_on_server.cancelled = &call->cancelled };
+
+	call->n_ops--;
+	call->server->n_waiting--;
+	if (!ok) {
+		call_settle(call);
+		return;
+	}
+	server_top_up(call->server);
+	list_push_back(&call->server->open, &call->link);
+	call->server->n_open++;
+	call_start(call, &call->closed, &close, 1);
+	call_start(call, &call->received, &receive, 1);
+}
+
+/* Lets gRPC take one more call. */
+static int server_request(struct rpc_server *server)
+{
+	_unused_ grpc_call_error e;
+	struct rpc_call *call;
+
+	call = calloc(1, sizeof(*call));
+	if (!call)
+		return error_origin(-ENOMEM);
+	*call = (struct rpc_call){
+		.server = server,
+		.requested.complete = on_requested,
+		.received.complete = on_received,
+		.closed.complete = on_closed,
+		.sent.complete = on_sent,
+		.n_ops = 1,
+		.text = grpc_empty_slice(),
+	};
+	list_init(&call->link);
+	list_init(&call->outgoing);
+	grpc_call_details_init(&call->details);
+	grpc_metadata_array_init(&call->metadata);
+	server->n_calls++;
+	server->n_waiting++;
+	e = grpc_server_request_call(server->server, &call->call, &call->details, &call->metadata,
+				     server->rpc->queue, server->rpc->queue, &call->requested);
+	assert(e == GRPC_CALL_OK);
+	return 0;
+}
+
+/* Out of memory, it is tried again when a call has ended. */
+static void server_top_up(struct rpc_server *server)
+{
+	while (!server->closing && server->n_waiting < CALLS_WAITING)
+		if (server_request(server))
+			return;
+}
+
+static void on_shutdown(struct rpc_op *op, bool ok)
+{
+	struct rpc_server *server = container_of(op, struct rpc_server, shutdown);
+
+	server->down = true;
+	server_settle(server);
+}
+
+int server_new(struct rpc *rpc, struct rpc_server **ret_server)
+{
+	/*
+	 * No SO_REUSEPORT: two daemons on one port would share its clients. Connections that serve nothing are closed,
+	 * dead ones are found by pings. Clients may ping as we do ourselves.
+	 */
+	grpc_arg values[] = {
+		INTEGER_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0),
+		INTEGER_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RPC_MESSAGE_MAX),
+		INTEGER_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256),
+		INTEGER_ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 60000),
+		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 20000),
+		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
+		INTEGER_ARG(GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1),
+		INTEGER_ARG(GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, 5000),
+	};
+	grpc_channel_args args = { ARRAY_SIZE(values), values };
+	_cleanup_(freep) struct rpc_server *server = calloc(1, sizeof(*server));
+	int r;
+
+	if (!server)
+		return error_origin(-ENOMEM);
+	r = engine_acquire(rpc);
+	if (r)
+		return error_trace(r);
+	server->rpc = rpc;
+	server->shutdown.complete = on_shutdown;
+	list_init(&server->open);
+	server->server = grpc_server_create(&args, NULL);
+	grpc_server_register_completion_queue(server->server, rpc->queue, NULL);
+	list_push_back(&rpc->servers, &server->link);
+	*ret_server = TAKE_PTR(server);
+	return 0;
+}
+
+int server_start(struct rpc_server *server)
+{
+	grpc_server_start(server->server);
+	server_top_up(server);
+	return server->n_waiting ? 0 : error_origin(-ENOMEM);
+}
+
+void server_close(struct rpc_server *server)
+{
+	struct rpc_call *call, *next;
+
+	if (server->closing)
+		return;
+	server->closing = true;
+	list_for_each_safe (call, next, &server->open, link) {
+		call->over = true;
+		call_drop_outgoing(call);
+		call_cancelled(call);
+		call->held = false;
+		call_abort(call);
+	}
+	grpc_server_shutdown_and_notify(server->server, server->rpc->queue, &server->shutdown);
+	grpc_server_cancel_all_calls(server->server);
+}
+
+/* gRPC reports no reason when it cannot listen, so the reason is asked for beforehand, of the kernel. */
+static int try_bind(const char *address, struct failure *failure)
+{
+	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE };
+	const char *colon = strrchr(address, ':');
+	struct addrinfo *found = NULL;
+	char host[256];
+	int r, one = 1;
+
+	if (!colon || colon == address || (size_t)(colon - address) >= sizeof(host))
+		return failure_set(failure, -EINVAL, "%s: not host:port", address);
+	memcpy(host, address, (size_t)(colon - address));
+	host[colon - address] = 0;
+	if (*host == '[' && host[strlen(host) - 1] == ']') {
+		host[strlen(host) - 1] = 0;
+		memmove(host, host + 1, strlen(host));
+	}
+	r = getaddrinfo(host, colon + 1, &hints, &found);
+	if (r)
+		return failure_set(failure, -EADDRNOTAVAIL, "%s: %s", address, gai_strerror(r));
+
+	for (struct addrinfo *a = found; a; a = a->ai_next) {
+		_cleanup_(fd_closep) int fd = socket(a->ai_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+		r = fd < 0 ? -errno : 0;
+		if (fd >= 0) {
+			(void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &one, sizeof(one));
+			/* Listening too: two that only bind may share a port. */
+			if (bind(fd, a->ai_addr, a->ai_addrlen) || listen(fd, 1))
+				r = -errno;
+		}
+		if (!r)
+			break;
+	}
+	freeaddrinfo(found);
+	return r ? failure_set(failure, r, "%s: %s", address, strerror(-r)) : 0;
+}
+
+int rpc_listen(struct rpc *rpc, const char *address, const struct rpc_tls *tls, uint16_t *ret_port,
+	       struct failure *failure)
+{
+	grpc_server_credentials *creds;
+	struct rpc_server *server;
+	int r, port;
+
+	assert(!rpc->closed);
+	r = try_bind(address, failure);
+	if (r)
+		return r;
+	/* Its library must be up before credentials can be made. */
+	r = server_new(rpc, &server);
+	if (r)
+		return failure_set(failure, r, "%s: %s", address, strerror(-r));
+	r = credentials_of_server(tls, failure, &creds);
+	if (r) {
+		server_start(server);
+		server_close(server);
+		return r;
+	}
+	port = grpc_server_add_http2_port(server->server, address, creds);
+	grpc_server_credentials_release(creds);
+	r = server_start(server);
+	if (r || port <= 0) {
+		server_close(server);
+		return failure_set(
+			failure, r ? r : -EINVAL,
+			tls ? "%s: cannot be served; are %s and %s a certificate and its key?"
+			    : "%s: cannot be served",
+			address, tls ? tls->cert : "", tls ? tls->key : "");
+	}
+	*ret_port = (uint16_t)port;
+	return 0;
+}
