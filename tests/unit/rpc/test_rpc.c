@@ -1,0 +1,728 @@
+#include "base/clock.h"
+#include "grpc_test.h"
+#include "rpc/rpc.h"
+#include "test.h"
+
+#include <arpa/inet.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+#include <sys/wait.h>
+
+struct fixture {
+	struct loop *loop;
+	struct rpc *rpc;
+	struct rpc_method echo, refuse, never, count, flood;
+	struct rpc_call *held;
+	unsigned n_called, n_cancelled;
+	uint16_t port;
+	char address[64];
+	struct failure failure;
+};
+
+/* Turns the loop until the condition holds; the test's time limit ends it otherwise. */
+#define UNTIL(f, condition)                                            \
+	do {                                                           \
+		while (!(condition))                                   \
+			ASSERT_INT(loop_turn((f)->loop, 1000), >=, 0); \
+	} while (0)
+
+static void on_echo(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	((struct fixture *)user)->n_called++;
+	rpc_call_reply(call, data, len);
+}
+
+static void on_refuse(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	rpc_call_fail(call, -ENOENT, "no such thing: teapot");
+}
+
+static void on_never(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	struct fixture *f = user;
+
+	f->n_called++;
+	f->held = call;
+	rpc_call_set_user(call, f);
+}
+
+static void on_cancelled(void *user, struct rpc_call *call)
+{
+	struct fixture *f = user;
+
+	ASSERT_TRUE(!f->held || rpc_call_user(call) == f);
+	f->held = NULL;
+	f->n_cancelled++;
+}
+
+static void on_count(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	uint32_t n;
+
+	ASSERT_EQ(len, sizeof(n));
+	memcpy(&n, data, sizeof(n));
+	for (uint32_t i = 0; i < n; i++)
+		rpc_call_send(call, &i, sizeof(i));
+	rpc_call_end(call);
+}
+
+static void on_flood(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	for (unsigned i = 0; i < RPC_QUEUE_MAX + 2; i++)
+		rpc_call_send(call, "drop", 4);
+}
+
+static void add(struct fixture *f, struct rpc_method *method, const char *path,
+		void (*called)(void *, struct rpc_call *, const void *, size_t))
+{
+	*method = (struct rpc_method){
+		.path = path, .called = called, .cancelled = on_cancelled, .user = f
+	};
+	rpc_add_method(f->rpc, method);
+}
+
+static void start_bare(struct fixture *f)
+{
+	*f = (struct fixture){ 0 };
+	ASSERT_OK(loop_new(&f->loop));
+	ASSERT_OK(rpc_new(f->loop, &f->rpc));
+	add(f, &f->echo, "/test.Test/Echo", on_echo);
+	add(f, &f->refuse, "/test.Test/Refuse", on_refuse);
+	add(f, &f->never, "/test.Test/Never", on_never);
+	add(f, &f->count, "/test.Test/Count", on_count);
+	add(f, &f->flood, "/test.Test/Flood", on_flood);
+}
+
+static void start(struct fixture *f, const struct rpc_tls *tls)
+{
+	start_bare(f);
+	ASSERT_OK(rpc_listen(f->rpc, "127.0.0.1:0", tls, &f->port, &f->failure));
+	ASSERT_INT(f->port, >, 0);
+	(void)snprintf(f->address, sizeof(f->address), "127.0.0.1:%u", f->port);
+}
+
+static void stop(struct fixture *f)
+{
+	rpc_free(f->rpc);
+	loop_free(f->loop);
+}
+
+struct question {
+	struct rpc_request request;
+	bool is_done;
+	int status;
+	char text[512];
+	char reply[64];
+	size_t reply_len;
+	uint32_t n_messages;
+	struct rpc_request *cancel_on_message;
+};
+
+static void on_done(struct rpc_request *request, int status, const char *text, const void *data,
+		    size_t len)
+{
+	struct question *q = container_of(request, struct question, request);
+
+	ASSERT_TRUE(!q->is_done);
+	q->is_done = true;
+	q->status = status;
+	(void)snprintf(q->text, sizeof(q->text), "%s", text);
+	if (len)
+		memcpy(q->reply, data, MIN(len, sizeof(q->reply)));
+	q->reply_len = len;
+}
+
+static void on_message(struct rpc_request *request, const void *data, size_t len)
+{
+	struct question *q = container_of(request, struct question, request);
+
+	if (!strcmp(request->path, "/test.Test/Count")) {
+		ASSERT_EQ(len, sizeof(q->n_messages));
+		ASSERT_MEM(data, &q->n_messages, len);
+	}
+	q->n_messages++;
+	if (q->cancel_on_message)
+		rpc_request_cancel(q->cancel_on_message);
+}
+
+static void question_init(struct question *q, const char *path, const void *data, size_t len)
+{
+	*q = (struct question){ .request = { .path = path,
+					     .data = data,
+					     .len = len,
+					     .deadline_ms = 20000,
+					     .message = on_message,
+					     .done = on_done } };
+}
+
+static void ask(struct fixture *f, struct rpc_channel *channel, struct question *q,
+		const char *path, const void *data, size_t len)
+{
+	question_init(q, path, data, len);
+	rpc_request_start(channel, &q->request);
+	ASSERT_TRUE(!q->is_done);
+	UNTIL(f, q->is_done);
+}
+
+static struct rpc_channel *channel_to(struct fixture *f, const char *address,
+				      const struct rpc_tls *tls)
+{
+	struct rpc_channel *channel;
+
+	ASSERT_OK(rpc_channel_new(f->rpc, address, tls, &f->failure, &channel));
+	return channel;
+}
+
+GRPC_TEST(unary)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	ask(&f, channel, &q, "/test.Test/Echo", "gradient", 8);
+	ASSERT_EQ(q.status, 0);
+	ASSERT_EQ(q.reply_len, 8);
+	ASSERT_MEM(q.reply, "gradient", 8);
+	ask(&f, channel, &q, "/test.Test/Echo", NULL, 0);
+	ASSERT_EQ(q.status, 0);
+	ASSERT_EQ(q.reply_len, 0);
+	for (int i = 0; i < 50; i++)
+		ask(&f, channel, &q, "/test.Test/Echo", &i, sizeof(i));
+	ASSERT_EQ(f.n_called, 52);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(errors_cross)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	ask(&f, channel, &q, "/test.Test/Refuse", "", 0);
+	ASSERT_EQ(q.status, -ENOENT);
+	ASSERT_STR(q.text, "no such thing: teapot");
+	ask(&f, channel, &q, "/test.Test/Nothing", "", 0);
+	ASSERT_EQ(q.status, -ENOSYS);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(too_long_message_is_refused)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+	char *big = calloc(1, RPC_MESSAGE_MAX + 1);
+
+	ASSERT_TRUE(big);
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	ask(&f, channel, &q, "/test.Test/Echo", big, RPC_MESSAGE_MAX + 1);
+	ASSERT_EQ(q.status, -ENOBUFS);
+	ASSERT_EQ(f.n_called, 0);
+	ask(&f, channel, &q, "/test.Test/Echo", big, RPC_MESSAGE_MAX);
+	ASSERT_EQ(q.status, 0);
+	ASSERT_EQ(q.reply_len, RPC_MESSAGE_MAX);
+	rpc_channel_free(channel);
+	stop(&f);
+	free(big);
+}
+
+GRPC_TEST(deadline_ends_both_sides)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+	uint64_t start_ns;
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	question_init(&q, "/test.Test/Never", "", 0);
+	q.request.deadline_ms = 100;
+	start_ns = clock_now_ns();
+	rpc_request_start(channel, &q.request);
+	UNTIL(&f, q.is_done && f.n_cancelled);
+	ASSERT_EQ(q.status, -ETIMEDOUT);
+	ASSERT_INT(clock_now_ns() - start_ns, >=, 90 * NSEC_PER_MSEC);
+	ASSERT_EQ(f.n_called, 1);
+	ASSERT_EQ(f.n_cancelled, 1);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(cancel_ends_both_sides)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	question_init(&q, "/test.Test/Never", "", 0);
+	rpc_request_start(channel, &q.request);
+	UNTIL(&f, f.n_called);
+	rpc_request_cancel(&q.request);
+	ASSERT_TRUE(!q.is_done);
+	UNTIL(&f, q.is_done && f.n_cancelled);
+	ASSERT_EQ(q.status, -ECANCELED);
+	rpc_request_cancel(&q.request);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(stream_in_order)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+	uint32_t n = RPC_QUEUE_MAX;
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	question_init(&q, "/test.Test/Count", &n, sizeof(n));
+	q.request.stream = true;
+	q.request.deadline_ms = 0;
+	rpc_request_start(channel, &q.request);
+	UNTIL(&f, q.is_done);
+	ASSERT_EQ(q.status, 0);
+	ASSERT_EQ(q.n_messages, n);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(stream_cancelled_while_told)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+	uint32_t n = RPC_QUEUE_MAX;
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	question_init(&q, "/test.Test/Count", &n, sizeof(n));
+	q.request.stream = true;
+	q.cancel_on_message = &q.request;
+	rpc_request_start(channel, &q.request);
+	UNTIL(&f, q.is_done);
+	ASSERT_INT(q.n_messages, >=, 1);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(slow_reader_is_cut_off)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	question_init(&q, "/test.Test/Flood", "", 0);
+	q.request.stream = true;
+	rpc_request_start(channel, &q.request);
+	UNTIL(&f, q.is_done && f.n_cancelled);
+	ASSERT_INT(q.status, <, 0);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(nobody_there)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+
+	start(&f, NULL);
+	/* The port of a listener that is gone. */
+	rpc_close(f.rpc);
+	channel = channel_to(&f, f.address, NULL);
+	ask(&f, channel, &q, "/test.Test/Echo", "", 0);
+	ASSERT_EQ(q.status, -ECONNREFUSED);
+	ASSERT_CONTAINS(q.text, "refused");
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(port_in_use)
+{
+	struct fixture f, g;
+
+	start(&f, NULL);
+	start_bare(&g);
+	ASSERT_EQ(rpc_listen(g.rpc, f.address, NULL, &g.port, &g.failure), -EADDRINUSE);
+	ASSERT_CONTAINS(g.failure.text, f.address);
+	ASSERT_CONTAINS(g.failure.text, "in use");
+	ASSERT_EQ(rpc_listen(g.rpc, "nonsense", NULL, &g.port, &g.failure), -EINVAL);
+	ASSERT_CONTAINS(g.failure.text, "host:port");
+	stop(&g);
+	stop(&f);
+}
+
+GRPC_TEST(free_with_requests_out)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q[3];
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	for (size_t i = 0; i < ARRAY_SIZE(q); i++) {
+		question_init(&q[i], "/test.Test/Never", "", 0);
+		q[i].request.stream = i == 2;
+		rpc_request_start(channel, &q[i].request);
+	}
+	UNTIL(&f, f.n_called);
+	rpc_channel_free(channel);
+	for (size_t i = 0; i < ARRAY_SIZE(q); i++) {
+		ASSERT_TRUE(q[i].is_done);
+		ASSERT_EQ(q[i].status, -ECANCELED);
+	}
+	stop(&f);
+}
+
+GRPC_TEST(close_with_calls_open)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+
+	start(&f, NULL);
+	channel = channel_to(&f, f.address, NULL);
+	question_init(&q, "/test.Test/Never", "", 0);
+	rpc_request_start(channel, &q.request);
+	UNTIL(&f, f.n_called);
+	rpc_close(f.rpc);
+	ASSERT_EQ(f.n_cancelled, 1);
+	rpc_channel_drain(channel, 5000);
+	ASSERT_TRUE(q.is_done);
+	ASSERT_INT(q.status, <, 0);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+/* The server's process: says its port, serves one call, tells whether that was the farewell. */
+static int serve_one(int port_fd)
+{
+	struct fixture f;
+
+	start(&f, NULL);
+	ASSERT_EQ(write(port_fd, &f.port, sizeof(f.port)), sizeof(f.port));
+	UNTIL(&f, f.n_called);
+	stop(&f);
+	return EXIT_SUCCESS;
+}
+
+GRPC_TEST(farewell_arrives)
+{
+	struct fixture g;
+	struct rpc_channel *channel;
+	struct question q;
+	uint16_t port;
+	int pipe_fds[2], status;
+	pid_t pid;
+
+	ASSERT_OK(pipe2(pipe_fds, O_CLOEXEC));
+	pid = fork();
+	ASSERT_INT(pid, >=, 0);
+	if (!pid)
+		_exit(serve_one(pipe_fds[1]));
+	ASSERT_EQ(read(pipe_fds[0], &port, sizeof(port)), sizeof(port));
+	fd_close(pipe_fds[0]);
+	fd_close(pipe_fds[1]);
+
+	start_bare(&g);
+	(void)snprintf(g.address, sizeof(g.address), "127.0.0.1:%u", port);
+	channel = channel_to(&g, g.address, NULL);
+	question_init(&q, "/test.Test/Echo", "bye", 3);
+	rpc_request_start(channel, &q.request);
+	rpc_close(g.rpc);
+	rpc_channel_drain(channel, 20000);
+	ASSERT_TRUE(q.is_done);
+	rpc_channel_free(channel);
+	stop(&g);
+	ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == EXIT_SUCCESS);
+}
+
+/* A Unix socket in the test's directory. */
+struct place {
+	char path[64], target[80];
+};
+
+static void place_make(struct place *p)
+{
+	(void)snprintf(p->path, sizeof(p->path), "%s/admin.sock", test_dir());
+	(void)snprintf(p->target, sizeof(p->target), "unix:%s", p->path);
+}
+
+GRPC_TEST(unix_starts_and_stops_by_use)
+{
+	struct fixture f, g;
+	struct rpc_channel *channel;
+	struct question q;
+	struct place p;
+	struct stat st;
+
+	place_make(&p);
+	start_bare(&f);
+	start_bare(&g);
+	rpc_set_unix_idle_ms(f.rpc, 50);
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	ASSERT_OK(stat(p.path, &st));
+	ASSERT_EQ(st.st_mode & 0777, 0660);
+	ASSERT_TRUE(!rpc_running(f.rpc));
+
+	for (int i = 0; i < 3; i++) {
+		channel = channel_to(&g, p.target, NULL);
+		question_init(&q, "/test.Test/Echo", "hello", 5);
+		rpc_request_start(channel, &q.request);
+		while (!q.is_done) {
+			ASSERT_INT(loop_turn(f.loop, 5), >=, 0);
+			ASSERT_INT(loop_turn(g.loop, 5), >=, 0);
+		}
+		ASSERT_EQ(q.status, 0);
+		ASSERT_TRUE(rpc_running(f.rpc));
+		rpc_channel_free(channel);
+		/* The last round ends while gRPC still runs. */
+		if (i < 2)
+			UNTIL(&f, !rpc_running(f.rpc));
+		while (rpc_running(g.rpc))
+			ASSERT_INT(loop_turn(g.loop, 1000), >=, 0);
+	}
+	ASSERT_EQ(f.n_called, 3);
+	rpc_close(f.rpc);
+	ASSERT_TRUE(access(p.path, F_OK) && errno == ENOENT);
+	stop(&g);
+	stop(&f);
+}
+
+static int connect_raw(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+
+	ASSERT_INT(fd, >=, 0);
+	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	ASSERT_OK(connect(fd, (struct sockaddr *)&address, sizeof(address)));
+	return fd;
+}
+
+GRPC_TEST(unix_survives_strangers)
+{
+	static const char noise[] = "GET / HTTP/1.1\r\nHost: nobody\r\n\r\n\0\377\377\377";
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+	struct place p;
+	char byte;
+	int fd;
+
+	place_make(&p);
+	start_bare(&f);
+	rpc_set_unix_idle_ms(f.rpc, 20);
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	/* Gone before gRPC is up. */
+	fd = connect_raw(p.path);
+	ASSERT_INT(loop_turn(f.loop, 1000), >=, 0);
+	fd_close(fd);
+	UNTIL(&f, !rpc_running(f.rpc));
+
+	fd = connect_raw(p.path);
+	ASSERT_EQ(write(fd, noise, sizeof(noise)), sizeof(noise));
+	ASSERT_OK(fcntl(fd, F_SETFL, O_NONBLOCK));
+	/* gRPC says what it speaks, then hangs up; with our second descriptor open the end must still arrive. */
+	for (;;) {
+		ssize_t n = read(fd, &byte, 1);
+
+		if (!n || (n < 0 && errno == ECONNRESET))
+			break;
+		if (n < 0)
+			ASSERT_INT(loop_turn(f.loop, 10), >=, 0);
+	}
+	fd_close(fd);
+
+	channel = channel_to(&f, p.target, NULL);
+	ask(&f, channel, &q, "/test.Test/Echo", "x", 1);
+	ASSERT_EQ(q.status, 0);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
+GRPC_TEST(unix_refuses_too_many)
+{
+	int fds[RPC_UNIX_CONNECTIONS + 1];
+	struct fixture f;
+	struct place p;
+	char byte;
+
+	place_make(&p);
+	start_bare(&f);
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		fds[i] = connect_raw(p.path);
+	ASSERT_OK(fcntl(fds[RPC_UNIX_CONNECTIONS], F_SETFL, O_NONBLOCK));
+	for (;;) {
+		ssize_t n = read(fds[RPC_UNIX_CONNECTIONS], &byte, 1);
+
+		if (!n || (n < 0 && errno != EAGAIN))
+			break;
+		ASSERT_TRUE(n < 0);
+		ASSERT_INT(loop_turn(f.loop, 10), >=, 0);
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
+		fd_close(fds[i]);
+	stop(&f);
+}
+
+GRPC_TEST(unix_path_in_use)
+{
+	struct fixture f, g;
+	struct place p;
+	int fd;
+
+	place_make(&p);
+	start_bare(&f);
+	start_bare(&g);
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	ASSERT_EQ(rpc_listen_unix(g.rpc, p.path, -1, &g.failure), -EADDRINUSE);
+	ASSERT_CONTAINS(g.failure.text, "another daemon");
+	stop(&f);
+
+	/* A file that is no socket stays. */
+	fd = open(p.path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
+	ASSERT_INT(fd, >=, 0);
+	fd_close(fd);
+	ASSERT_EQ(rpc_listen_unix(g.rpc, p.path, -1, &g.failure), -EADDRINUSE);
+	ASSERT_OK(access(p.path, F_OK));
+	ASSERT_OK(unlink(p.path));
+
+	/* What a killed daemon leaves behind does not. */
+	{
+		struct sockaddr_un address = { .sun_family = AF_UNIX };
+
+		fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
+		memcpy(address.sun_path, p.path, sizeof(p.path));
+		ASSERT_OK(bind(fd, (struct sockaddr *)&address, sizeof(address)));
+		fd_close(fd);
+	}
+	ASSERT_OK(rpc_listen_unix(g.rpc, p.path, -1, &g.failure));
+	stop(&g);
+
+	start_bare(&g);
+	ASSERT_EQ(rpc_listen_unix(g.rpc, "/nowhere/at/all.sock", -1, &g.failure), -ENOENT);
+	ASSERT_CONTAINS(g.failure.text, "/nowhere/at/all.sock");
+	stop(&g);
+}
+
+/* Certificates of two authorities, made anew by openssl(1). */
+struct certificates {
+	char ca[64], cert[64], key[64];
+	char other_ca[64], other_cert[64], other_key[64];
+};
+
+static void make_certificates(struct certificates *c)
+{
+	char command[2048];
+
+	(void)snprintf(
+		command, sizeof(command),
+		"cd %s && exec >/dev/null 2>&1 && for n in a b; do "
+		"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
+		"-subj /CN=ca-$n -keyout ca-$n.key -out ca-$n.pem && "
+		"openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes "
+		"-subj /CN=node-$n -keyout $n.key -out $n.csr && "
+		"printf 'subjectAltName=IP:127.0.0.1' >ext && "
+		"openssl x509 -req -in $n.csr -CA ca-$n.pem -CAkey ca-$n.key -CAcreateserial "
+		"-days 2 -extfile ext -out $n.pem || exit 1; done",
+		test_dir());
+	if (system("command -v openssl >/dev/null"))
+		TEST_SKIP("no openssl(1) to make certificates with");
+	ASSERT_EQ(system(command), 0);
+	(void)snprintf(c->ca, sizeof(c->ca), "%s/ca-a.pem", test_dir());
+	(void)snprintf(c->cert, sizeof(c->cert), "%s/a.pem", test_dir());
+	(void)snprintf(c->key, sizeof(c->key), "%s/a.key", test_dir());
+	(void)snprintf(c->other_ca, sizeof(c->other_ca), "%s/ca-b.pem", test_dir());
+	(void)snprintf(c->other_cert, sizeof(c->other_cert), "%s/b.pem", test_dir());
+	(void)snprintf(c->other_key, sizeof(c->other_key), "%s/b.key", test_dir());
+}
+
+GRPC_TEST(mutual_tls)
+{
+	struct certificates c;
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+
+	make_certificates(&c);
+	start(&f, &(struct rpc_tls){ c.ca, c.cert, c.key });
+	channel = channel_to(&f, f.address, &(struct rpc_tls){ c.ca, c.cert, c.key });
+	ask(&f, channel, &q, "/test.Test/Echo", "secret", 6);
+	ASSERT_EQ(q.status, 0);
+	rpc_channel_free(channel);
+
+	/* In the clear; of another authority; and a client that does not trust us. */
+	channel = channel_to(&f, f.address, NULL);
+	ask(&f, channel, &q, "/test.Test/Echo", "secret", 6);
+	ASSERT_INT(q.status, <, 0);
+	rpc_channel_free(channel);
+	channel = channel_to(&f, f.address, &(struct rpc_tls){ c.ca, c.other_cert, c.other_key });
+	ask(&f, channel, &q, "/test.Test/Echo", "secret", 6);
+	ASSERT_INT(q.status, <, 0);
+	rpc_channel_free(channel);
+	channel = channel_to(&f, f.address, &(struct rpc_tls){ c.other_ca, c.cert, c.key });
+	ask(&f, channel, &q, "/test.Test/Echo", "secret", 6);
+	ASSERT_INT(q.status, <, 0);
+	rpc_channel_free(channel);
+	ASSERT_EQ(f.n_called, 1);
+	stop(&f);
+}
+
+GRPC_TEST(tls_files_are_named)
+{
+	struct certificates c;
+	struct rpc_channel *channel;
+	struct fixture f;
+
+	make_certificates(&c);
+	start_bare(&f);
+	ASSERT_EQ(rpc_listen(f.rpc, "127.0.0.1:0",
+			     &(struct rpc_tls){ "/nowhere/ca.pem", c.cert, c.key }, &f.port,
+			     &f.failure),
+		  -ENOENT);
+	ASSERT_CONTAINS(f.failure.text, "/nowhere/ca.pem");
+	ASSERT_EQ(rpc_channel_new(f.rpc, "127.0.0.1:1", &(struct rpc_tls){ c.ca, c.cert, "" },
+				  &f.failure, &channel),
+		  -EINVAL);
+	ASSERT_CONTAINS(f.failure.text, "TLS key");
+	/* A certificate with the key of another. */
+	ASSERT_INT(rpc_listen(f.rpc, "127.0.0.1:0", &(struct rpc_tls){ c.ca, c.cert, c.other_key },
+			      &f.port, &f.failure),
+		   <, 0);
+	ASSERT_CONTAINS(f.failure.text, c.other_key);
+	stop(&f);
+}
+
+GRPC_TEST(idle_without_users)
+{
+	struct fixture f;
+	struct place p;
+	uint64_t wakeups;
+
+	place_make(&p);
+	start_bare(&f);
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	(void)loop_turn(f.loop, 0);
+	wakeups = loop_wakeups(f.loop);
+	(void)loop_turn(f.loop, 200);
+	ASSERT_INT(loop_wakeups(f.loop) - wakeups, <=, 1);
+	ASSERT_TRUE(!rpc_running(f.rpc));
+	stop(&f);
+}
