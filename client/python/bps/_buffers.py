@@ -19,7 +19,7 @@ def _is_numpy(x):
 
 
 def _no_type(what):
-    return TypeError(f"bps has no element type for {what}; there are: {', '.join(_BY_NUMPY_NAME)[:-7]}")
+    return TypeError(f"bps has no element type for {what}; there are: {', '.join(t.name.lower() for t in DType)}")
 
 
 def _dtype_of_view(view):

@@ -41,8 +41,8 @@ class Request:
         """Whether it has ended, well or not."""
         if self._ended:
             return True
+        self._client.check_process()
         with self._client.lock:
-            self._client.check_process()
             return self._look()
 
     def wait(self, timeout=None):
@@ -74,8 +74,8 @@ class Request:
     def cancel(self):
         """Gives up a request that still waits for other ranks; it then ends with BpsCanceledError."""
         client = self._client
+        client.check_process()  # before the lock, which another thread may have held at the fork
         with client.lock:
-            client.check_process()
             if not self._ended:
                 client.call(client.lib.bps_request_cancel, self._pointer)
 

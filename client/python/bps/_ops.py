@@ -39,23 +39,31 @@ class Handle:
         self._advance()
 
     def poll(self):
-        with self._lock:
+        if not self._lock.acquire(blocking=False):
+            return False  # another thread waits for it
+        try:
             while self._steps is not None and self._request.poll():
                 self._take()
             return self._steps is None
+        finally:
+            self._lock.release()
 
     def wait(self, timeout=None):
         """The result. timeout in seconds: BpsTimeoutError when it passes; the operation then goes on."""
         deadline = None if timeout is None else time.monotonic() + timeout
-        with self._lock:
+        if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
+            raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {timeout} s")
+        try:
             while self._steps is not None:
                 left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 if not self._request.wait(left):
                     raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {timeout} s")
                 self._take()
-            if self._error is not None:
-                raise self._error
-            return self._result
+        finally:
+            self._lock.release()
+        if self._error is not None:
+            raise self._error
+        return self._result
 
     def cancel(self):
         """Gives up an operation that still waits for other ranks; it then ends with BpsCanceledError for all."""

@@ -1,0 +1,203 @@
+"""All operations on arrays, against NumPy's own answers. Every rank knows every rank's input."""
+
+import array
+import sys
+
+import numpy as np
+
+import bps
+
+DTYPES = ["float64", "float32", "float16", "int64", "int32", "int16", "int8", "uint8", "bool"]
+COUNTS = [1, 7, 1000, 300_001]  # the last is more than one part
+
+
+def given(rank, dtype, shape, seed=0):
+    """What a rank contributes: whole numbers, whose sums are exact in every type."""
+    random = np.random.default_rng([seed, rank])
+    if dtype == "bool":
+        return random.random(shape) < 0.5
+    low = 0 if dtype.startswith("u") else -20
+    return random.integers(low, 21, shape).astype(dtype)
+
+
+def all_given(dtype, shape, seed=0):
+    return [given(rank, dtype, shape, seed) for rank in range(bps.size())]
+
+
+def expected(inputs, op):
+    dtype = inputs[0].dtype
+    stack = np.stack(inputs)
+    if op == bps.Min:
+        return stack.min(0)
+    if op == bps.Max or (dtype == bool and op == bps.Sum):
+        return stack.max(0)
+    if dtype == bool:
+        raise ValueError("bool has no average")
+    if np.issubdtype(dtype, np.integer):
+        total = stack.sum(0, dtype=np.int64)
+        return (np.floor_divide(total, len(inputs)) if op == bps.Average else total).astype(dtype)
+    wide = np.float64 if dtype == np.float64 else np.float32
+    total = stack.astype(wide).sum(0, dtype=wide)
+    return (total / wide(len(inputs)) if op == bps.Average else total).astype(dtype)
+
+
+def check_push_pull():
+    for dtype in DTYPES:
+        for count in COUNTS:
+            for op in (bps.Sum, bps.Average, bps.Min, bps.Max):
+                if dtype == "bool" and op == bps.Average:
+                    continue
+                inputs = all_given(dtype, count)
+                mine = inputs[bps.rank()]
+                before = mine.copy()
+                result = bps.push_pull(mine, op=op, name=f"{dtype}.{count}")
+                assert result.dtype == mine.dtype
+                np.testing.assert_array_equal(result, expected(inputs, op), err_msg=f"{dtype} {count} {op!r}")
+                np.testing.assert_array_equal(mine, before)
+
+
+def check_push_pull_in_place_and_shared():
+    inputs = all_given("float32", (30, 50), 1)
+    mine = inputs[bps.rank()].copy()
+    assert bps.push_pull(mine, output=mine, name="in place") is mine
+    np.testing.assert_array_equal(mine, expected(inputs, bps.Average))
+    shared = bps.zeros((30, 50))
+    assert not shared.any() and shared.flags.writeable
+    shared[:] = inputs[bps.rank()]
+    assert bps.push_pull(shared, average=False, output=shared, name="shared") is shared
+    np.testing.assert_array_equal(shared, expected(inputs, bps.Sum))
+
+
+def check_many_at_once_in_any_order():
+    inputs = [all_given("float32", 100 + i, 2 + i) for i in range(50)]
+    order = np.random.default_rng(bps.rank()).permutation(50)  # names may come in any order, each rank its own
+    handles = {i: bps.push_pull_async(inputs[i][bps.rank()], name=f"many.{i}") for i in order}
+    for i in range(50):
+        np.testing.assert_array_equal(bps.synchronize(handles[i]), expected(inputs[i], bps.Average))
+        assert bps.poll(handles[i])
+
+
+def check_more_than_the_ring_holds():
+    shared = bps.zeros((5000, 2))
+    shared[:] = bps.rank()
+    handles = [bps.push_pull_async(row, average=False, output=row, name=f"ring.{i}") for i, row in enumerate(shared)]
+    for handle in handles:
+        handle.wait()
+    assert (shared == sum(range(bps.size()))).all()
+
+
+def check_unnamed_in_a_loop():
+    before = len(bps._current().tensors)
+    for i in range(20):
+        assert bps.push_pull(np.full(3, i, "float32"), average=False)[0] == i * bps.size()
+    assert len(bps._current().tensors) == before + 1
+
+
+def check_kinds_of_objects():
+    n = bps.size()
+    assert bps.push_pull(array.array("d", [1, 2]), op=bps.Sum, name="array") == array.array("d", [n, 2 * n])
+    assert bps.push_pull(bytearray(b"\1\2"), op=bps.Sum, name="bytearray") == bytearray([n, 2 * n])
+    result = bps.push_pull(memoryview(array.array("i", [bps.rank()])), op=bps.Max, name="view")
+    assert (result.format, result.tolist()) == ("i", [n - 1])
+    transposed = np.arange(6, dtype="float32").reshape(2, 3).T
+    np.testing.assert_array_equal(bps.push_pull(transposed, name="transposed"), transposed)
+
+
+def check_nothing():
+    assert bps.push_pull(np.empty(0, "float32"), name="nothing").shape == (0,)
+    assert bps.allgather(np.empty((0, 3), "float32"), name="nothing").shape == (0, 3)
+
+
+def check_broadcast():
+    for dtype in DTYPES:
+        for root in range(bps.size()):
+            inputs = all_given(dtype, (5, 7), root)
+            result = bps.broadcast(inputs[bps.rank()], root, name=f"{dtype}")
+            np.testing.assert_array_equal(result, inputs[root])
+    mine = np.full(400_000, bps.rank(), "int64")
+    assert bps.broadcast(mine, 1, name="in place", output=mine) is mine
+    assert (mine == 1).all()
+
+
+def check_broadcast_moves_bits():
+    bits = np.arange(2**16, dtype="uint16").view("float16")  # every float16 there is, NaNs with payloads too
+    mine = bits if bps.rank() == 0 else np.zeros_like(bits)
+    result = bps.broadcast(mine, 0, name="bits")
+    np.testing.assert_array_equal(result.view("uint16"), bits.view("uint16"))
+
+
+def check_allgather():
+    for dtype in DTYPES:
+        for rows in ([2] * bps.size(), list(range(bps.size())), [1000 * (r == 1) for r in range(bps.size())]):
+            inputs = [given(r, dtype, (rows[r], 3, 2)) for r in range(bps.size())]
+            result = bps.allgather(inputs[bps.rank()], name=dtype)
+            np.testing.assert_array_equal(result, np.concatenate(inputs))
+
+
+def check_alltoall():
+    n, rank = bps.size(), bps.rank()
+    for dtype in DTYPES:
+        even = [given(r, dtype, (2 * n, 3)) for r in range(n)]
+        result = bps.alltoall(even[rank], name=dtype)
+        np.testing.assert_array_equal(result, np.concatenate([x[2 * rank : 2 * rank + 2] for x in even]))
+        splits = [[(r + 2 * to) % 4 for to in range(n)] for r in range(n)]
+        inputs = [given(r, dtype, (sum(splits[r]), 5)) for r in range(n)]
+        result, received = bps.alltoall(inputs[rank], splits[rank], name=dtype)
+        cuts = [np.split(inputs[r], np.cumsum(splits[r])[:-1])[rank] for r in range(n)]
+        np.testing.assert_array_equal(result, np.concatenate(cuts))
+        assert received == [splits[r][rank] for r in range(n)]
+
+
+def check_reducescatter():
+    n, rank = bps.size(), bps.rank()
+    for dtype in DTYPES:
+        for rows in (2 * n, 2 * n + 1, 1):
+            for op in (bps.Sum, bps.Average, bps.Min, bps.Max):
+                if dtype == "bool" and op == bps.Average:
+                    continue
+                inputs = all_given(dtype, (rows, 4), rows)
+                result = bps.reducescatter(inputs[rank], op, name=f"{dtype}.{rows}")
+                np.testing.assert_array_equal(result, np.array_split(expected(inputs, op), n)[rank])
+
+
+def check_objects():
+    obj = {"rank": bps.rank(), "text": "x" * 10000 * bps.rank()}
+    for root in range(bps.size()):
+        assert bps.broadcast_object(obj, root) == {"rank": root, "text": "x" * 10000 * root}
+    everyone = bps.allgather_object([bps.rank()] * bps.rank(), name="lists")
+    assert everyone == [[r] * r for r in range(bps.size())]
+
+
+def check_disagreements():
+    """Errors that name what is wrong, after which the job goes on."""
+    mine = np.ones((2, 3 + (bps.rank() == 1)), "float32")
+    try:
+        bps.allgather(mine, name="rows differ")
+        raise AssertionError("rows of different length were gathered")
+    except bps.BpsValueError as error:
+        assert "only the first dimension may differ" in str(error), error
+    try:
+        bps.push_pull(np.ones(3 + bps.rank(), "float32"), name="sizes differ")
+        raise AssertionError("arrays of different size were added")
+    except bps.BpsValueError as error:
+        assert "sizes differ" in str(error), error
+    try:
+        bps.broadcast(np.ones(3), bps.size())
+        raise AssertionError("a root that does not exist was taken")
+    except bps.BpsValueError as error:
+        assert "root rank" in str(error), error
+    bps.barrier()
+
+
+def main():
+    bps.init()
+    for name, check in list(globals().items()):
+        if name.startswith("check_") and (len(sys.argv) < 2 or name in sys.argv[1:]):
+            check()
+            print(f"ok {name[6:]}", flush=True)
+    bps.barrier()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,196 @@
+"""Operations on tensors: types, layouts, handles, names of BytePS and Horovod, gradients."""
+
+import sys
+import warnings
+
+import torch
+
+import bps.torch as bps
+
+DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16]
+DTYPES += [torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool]
+
+
+def given(rank, dtype, *shape):
+    generator = torch.Generator().manual_seed(rank + 1)
+    values = torch.randint(0, 8, shape, generator=generator)
+    return (values > 3) if dtype == torch.bool else values.to(dtype)
+
+
+def total(dtype, *shape):
+    inputs = [given(r, dtype, *shape) for r in range(bps.size())]
+    if dtype == torch.bool:
+        return torch.stack(inputs).any(0)
+    return sum(x.to(torch.float64) for x in inputs).to(dtype)
+
+
+def check_types():
+    for dtype in DTYPES:
+        mine = given(bps.rank(), dtype, 17, 3)
+        result = bps.allreduce(mine, op=bps.Sum, name=f"sum.{dtype}")
+        assert result.dtype == dtype and torch.equal(result, total(dtype, 17, 3)), dtype
+        stack = torch.stack([given(r, dtype, 17, 3).to(torch.float64) for r in range(bps.size())])
+        assert torch.equal(bps.allreduce(mine, op=bps.Min, name=f"min.{dtype}"), stack.amin(0).to(dtype))
+        assert torch.equal(bps.allreduce(mine, op=bps.Max, name=f"max.{dtype}"), stack.amax(0).to(dtype))
+        if dtype.is_floating_point:
+            average = bps.push_pull(mine, name=f"average.{dtype}")
+            assert torch.equal(average, (stack.sum(0).float() / bps.size()).to(dtype)), dtype
+
+
+def check_layouts():
+    whole = given(bps.rank(), torch.float32, 4, 6, 5, 3)
+    expected = total(torch.float32, 4, 6, 5, 3)
+    for name, view in {
+        "transposed": lambda x: x.transpose(1, 3),
+        "strided": lambda x: x[::2, 1::3],
+        "channels_last": lambda x: x.to(memory_format=torch.channels_last),
+        "one": lambda x: x[1, 2, 3, 1],
+        "nothing": lambda x: x[:0],
+    }.items():
+        mine = whole.clone()
+        before = mine.clone()
+        assert torch.equal(bps.push_pull(view(mine), average=False, name=f"layout.{name}"), view(expected)), name
+        assert torch.equal(mine, before), name
+        if name != "channels_last":  # that one is a copy already
+            bps.push_pull_inplace(view(mine), average=False, name=f"in place.{name}")
+            assert torch.equal(view(mine), view(expected)), name
+
+
+def check_names_of_byteps():
+    mine = given(bps.rank(), torch.float32, 10)
+    sum_ = total(torch.float32, 10)
+    bps.declare("byteps")
+    handle = bps.push_pull_async(mine, average=False, name="byteps", version=0, priority=3)
+    assert torch.equal(bps.synchronize(handle), sum_) and bps.poll(handle)
+    copy = mine.clone()
+    handle = bps.push_pull_async_inplace(copy, average=False, name="byteps.inplace")
+    assert bps.synchronize(handle) is copy and torch.equal(copy, sum_)
+    assert torch.equal(bps.push_pull(mine, name="byteps.average"), sum_ / bps.size())
+    bps.declare("byteps.ahead", mine)
+    assert torch.equal(bps.push_pull(mine, False, "byteps.ahead"), sum_)
+
+
+def check_names_of_horovod():
+    mine = given(bps.rank(), torch.float32, 10)
+    sum_ = total(torch.float32, 10)
+    assert torch.equal(bps.allreduce(mine), sum_ / bps.size())
+    assert torch.equal(bps.allreduce(mine, average=False), sum_)
+    assert torch.equal(bps.synchronize(bps.allreduce_async(mine, op=bps.Sum, name="horovod.async")), sum_)
+    copy = mine.clone()
+    assert bps.allreduce_(copy, op=bps.Sum, name="horovod.inplace") is copy and torch.equal(copy, sum_)
+    scaled = bps.allreduce(mine, op=bps.Sum, prescale_factor=0.5, postscale_factor=4.0, name="horovod.scaled")
+    assert torch.equal(scaled, 2 * sum_) and torch.equal(mine, given(bps.rank(), torch.float32, 10))
+    copy = mine.clone()
+    bps.allreduce_(copy, op=bps.Sum, prescale_factor=0.5, postscale_factor=2.0, name="horovod.scaled.inplace")
+    assert torch.equal(copy, sum_)
+    for compression in (bps.Compression.fp16, bps.Compression.bf16):
+        result = bps.allreduce(mine, op=bps.Sum, compression=compression, name=f"horovod.{compression.__name__}")
+        assert result.dtype == torch.float32 and torch.equal(result, sum_)
+    try:
+        bps.allreduce(mine, average=True, op=bps.Sum)
+        raise AssertionError("average and op were taken together")
+    except ValueError:
+        pass
+
+
+def check_broadcast():
+    for dtype in DTYPES:
+        for root in range(bps.size()):
+            mine = given(bps.rank(), dtype, 6, 5)
+            assert torch.equal(bps.broadcast(mine, root, name=str(dtype)), given(root, dtype, 6, 5))
+            assert torch.equal(mine, given(bps.rank(), dtype, 6, 5))
+            assert bps.broadcast_(mine, root, name=str(dtype)) is mine
+            assert torch.equal(mine, given(root, dtype, 6, 5))
+    columns = given(bps.rank(), torch.float32, 6, 5)
+    bps.broadcast_(columns[:, 1:3], 0, name="columns")
+    assert torch.equal(columns[:, 1:3], given(0, torch.float32, 6, 5)[:, 1:3])
+    assert torch.equal(columns[:, 3:], given(bps.rank(), torch.float32, 6, 5)[:, 3:])
+
+
+def check_gather_and_scatter():
+    n, rank = bps.size(), bps.rank()
+    for dtype in DTYPES:
+        inputs = [given(r, dtype, r + 1, 3) for r in range(n)]
+        assert torch.equal(bps.allgather(inputs[rank], name=str(dtype)), torch.cat(inputs))
+        assert torch.equal(bps.synchronize(bps.allgather_async(inputs[rank], name=str(dtype))), torch.cat(inputs))
+        inputs = [given(r, dtype, n, 3) for r in range(n)]
+        expected = torch.stack([x[rank] for x in inputs])
+        assert torch.equal(bps.alltoall(inputs[rank], name=str(dtype)), expected)
+        inputs = [given(r, dtype, n + r, 2) for r in range(n)]
+        splits = [[1 + r * (to == 0) for to in range(n)] for r in range(n)]
+        result, received = bps.alltoall(inputs[rank], torch.tensor(splits[rank]), name=str(dtype))
+        assert torch.equal(result, torch.cat([inputs[r].split(splits[r])[rank] for r in range(n)]))
+        assert received.tolist() == [splits[r][rank] for r in range(n)]
+        result = bps.reducescatter(given(rank, dtype, 2 * n + 1, 3), op=bps.Sum, name=str(dtype))
+        assert torch.equal(result, torch.tensor_split(total(dtype, 2 * n + 1, 3), n)[rank])
+    assert torch.equal(bps.allgather(torch.tensor(rank), name="scalar"), torch.arange(n))
+
+
+def check_gradients():
+    """Of sum over ranks of (result * weights of the rank), against what the definition says."""
+    n, rank = bps.size(), bps.rank()
+    weights = [torch.arange(12.0).reshape(6, 2) * (r + 1) for r in range(n)]
+    of_all = sum(weights)
+
+    def grad(operation, weight, rows=6):
+        x = torch.ones(rows, 2, requires_grad=True)
+        (operation(x) * weight).sum().backward()
+        return x.grad
+
+    assert torch.equal(grad(lambda x: bps.push_pull(x, average=False, name="d"), weights[rank]), of_all)
+    torch.testing.assert_close(grad(lambda x: bps.push_pull(x, name="d"), weights[rank]), of_all / n)
+    assert torch.equal(
+        grad(lambda x: bps.broadcast(x, 1), weights[rank]), of_all if rank == 1 else torch.zeros(6, 2)
+    )
+    rows = rank + 1
+    total_rows = n * (n + 1) // 2
+    long = [torch.arange(2.0 * total_rows).reshape(-1, 2) * (r + 1) for r in range(n)]
+    start = rank * (rank + 1) // 2
+    assert torch.equal(grad(bps.allgather, long[rank], rows), sum(long)[start : start + rows])
+    square = [torch.arange(2.0 * n).reshape(-1, 2) * (r + 1) for r in range(n)]
+    assert torch.equal(grad(bps.alltoall, square[rank], n), torch.stack([square[r][rank] for r in range(n)]))
+    part = [torch.full((1, 2), r + 1.0) for r in range(n)]
+    assert torch.equal(grad(lambda x: bps.reducescatter(x, op=bps.Sum), part[rank], n), torch.cat(part))
+    torch.testing.assert_close(grad(bps.reducescatter, part[rank], n), torch.cat(part) / n)
+
+
+def check_handles_keep_tensors():
+    handles = []
+    for i in range(20):
+        handles.append(bps.push_pull_async(torch.full((1000,), float(i)), average=False, name=f"kept.{i}"))
+    for i, handle in enumerate(handles):
+        assert (bps.synchronize(handle) == i * bps.size()).all()
+
+
+def check_forgotten_handles():
+    for i in range(5):
+        bps.push_pull_async(torch.ones(100), name=f"forgotten.{i}")
+    bps.barrier()
+
+
+def check_what_is_not_taken():
+    for tensor, words in (
+        (torch.eye(3).to_sparse(), "sparse"),
+        (torch.zeros(2, dtype=torch.complex64), "complex64"),
+    ):
+        try:
+            bps.push_pull(tensor)
+            raise AssertionError(f"{words} was taken")
+        except TypeError as error:
+            assert words in str(error)
+
+
+def main():
+    warnings.simplefilter("error")
+    torch.set_num_threads(1)
+    bps.init(lazy=True)
+    for name, check in list(globals().items()):
+        if name.startswith("check_") and (len(sys.argv) < 2 or name in sys.argv[1:]):
+            check()
+            print(f"ok {name[6:]}", flush=True)
+    bps.barrier()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()

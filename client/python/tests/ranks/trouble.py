@@ -1,0 +1,251 @@
+"""One kind of trouble for each function; run by its name. Two ranks, unless the test says otherwise."""
+
+import array
+import errno
+import os
+import signal
+import socket
+import struct
+import sys
+import threading
+import time
+
+import bps
+
+
+def ones():
+    return array.array("f", [1.0] * 1000)
+
+
+def expect(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        for word in words:
+            assert word in str(error), error
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def a_rank_is_killed():
+    bps.init()
+    bps.barrier()
+    if bps.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    expect(bps.BpsConnectionError, lambda: bps.push_pull(ones(), name="x"), "rank 1")
+    expect(bps.BpsError, lambda: bps.push_pull(ones(), name="x"))
+
+
+def a_rank_leaves():
+    bps.init()
+    bps.barrier()
+    if bps.rank() == 1:
+        bps.shutdown()
+    else:
+        expect(bps.BpsError, lambda: bps.push_pull(ones(), name="x"), "rank 1")
+
+
+def a_rank_does_not_come():
+    bps.init(request_timeout=1)
+    bps.push_pull(ones(), name="x")
+    if bps.rank() == 0:
+        expect(bps.BpsTimeoutError, lambda: bps.push_pull(ones(), name="x"), "1")
+    bps.broadcast_object("the job goes on", name="y")
+
+
+def a_rank_does_not_join():
+    if os.environ["BPS_RANK"] == "0":
+        expect(bps.BpsTimeoutError, lambda: bps.init(timeout=0.5), "1")
+        assert not bps.is_initialized()
+
+
+def an_impatient_wait():
+    bps.init()
+    bps.push_pull(ones(), name="x")
+    if bps.rank() == 0:
+        handle = bps.push_pull_async(ones(), average=False, name="x")
+        expect(bps.BpsTimeoutError, lambda: bps.synchronize(handle, timeout=0.3))
+        assert not bps.poll(handle)
+    bps.barrier()
+    if bps.rank() == 1:
+        handle = bps.push_pull_async(ones(), average=False, name="x")
+    assert handle.wait(30)[0] == 2.0
+
+
+def a_canceled_request():
+    bps.init()
+    bps.push_pull(ones(), name="x")
+    if bps.rank() == 0:
+        handle = bps.push_pull_async(ones(), name="x")
+        assert not handle.poll()
+        handle.cancel()
+        expect(bps.BpsCanceledError, handle.wait)
+        expect(bps.BpsCanceledError, handle.wait)
+    bps.barrier()
+    if bps.rank() == 1:
+        expect(bps.BpsError, lambda: bps.push_pull(ones(), name="x"), "0")
+    bps.barrier()
+    assert bps.push_pull(ones(), average=False, name="x")[0] == 2.0
+
+
+def interrupt_soon():
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    return time.monotonic()
+
+
+def ctrl_c_in_a_wait():
+    bps.init()
+    bps.push_pull(ones(), name="x")
+    if bps.rank() == 0:
+        handle = bps.push_pull_async(ones(), average=False, name="x")
+        began = interrupt_soon()
+        expect(KeyboardInterrupt, handle.wait)
+        assert time.monotonic() - began < 5
+    bps.barrier()
+    if bps.rank() == 1:
+        handle = bps.push_pull_async(ones(), average=False, name="x")
+    assert handle.wait()[0] == 2.0  # nothing was lost
+
+
+def ctrl_c_in_init():
+    if os.environ["BPS_RANK"] == "0":
+        began = interrupt_soon()
+        expect(KeyboardInterrupt, bps.init)
+        assert time.monotonic() - began < 5
+        assert not bps.is_initialized()
+
+
+def others_run_meanwhile():
+    bps.init()
+    bps.push_pull(ones(), name="x")
+    counted, stop = [0], threading.Event()
+
+    def count():
+        while not stop.is_set():
+            counted[0] += 1
+
+    if bps.rank() == 0:
+        thread = threading.Thread(target=count)
+        handle = bps.push_pull_async(ones(), name="x")
+        thread.start()
+        before = counted[0]
+        assert not handle._request.wait(0.5)
+        assert counted[0] - before > 1000  # the lock of the interpreter was free
+        stop.set()
+        thread.join()
+    bps.barrier()
+    if bps.rank() == 1:
+        handle = bps.push_pull_async(ones(), name="x")
+    handle.wait()
+
+
+def several_threads():
+    bps.init()
+    failed = []
+
+    def work(number):
+        try:
+            for i in range(50):
+                assert bps.push_pull(ones(), average=False, name=f"thread.{number}")[0] == bps.size()
+        except BaseException as error:
+            failed.append(error)
+
+    threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed, failed
+
+
+def a_fork():
+    bps.init()
+    mine = bps.alloc(4000)
+    handle = bps.push_pull_async(ones(), average=False, name="x")
+    child = os.fork()
+    if child == 0:
+        assert not bps.is_initialized()
+        expect(bps.BpsNotInitializedError, lambda: bps.push_pull(ones()))
+        if handle._steps is not None:
+            assert expect(bps.BpsError, handle.wait).errno == errno.EPERM
+        del mine
+        bps.init(job=f"child-{os.getpid()}", rank=0, size=1, local_rank=0, local_size=1, node=0, nodes=1)
+        assert bps.push_pull(ones(), average=False, name="x")[0] == 1.0
+        sys.exit(0)  # with all that runs at exit
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert handle.wait()[0] == 2.0
+    memoryview(mine).cast("B")[0] = 1
+    assert bps.push_pull(ones(), average=False, name="x")[0] == 2.0
+
+
+def a_dead_daemon():
+    bps.init()
+    bps.barrier()
+    if bps.rank() == 0:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+            probe.connect(os.environ["BPS_SOCKET"])
+            credentials = probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        os.kill(struct.unpack("3i", credentials)[0], signal.SIGKILL)
+        error = expect(bps.BpsConnectionError, lambda: bps.push_pull(ones(), name="x"))
+    else:
+        error = expect(bps.BpsConnectionError, lambda: bps.push_pull(ones(), name="y"))
+    assert error.errno == errno.ESHUTDOWN
+    expect(bps.BpsConnectionError, bps.barrier)
+
+
+def shutdown_and_init_again():
+    for turn in range(3):
+        bps.init(job=f"{os.environ['BPS_JOB']}.{turn}")
+        assert bps.push_pull(ones(), average=False, name="x")[0] == bps.size()
+        late = bps.push_pull_async(ones(), average=False, name="late")
+        if bps.size() == 1 or turn:
+            late.wait()
+        bps.barrier()
+        bps.shutdown()
+        assert not bps.is_initialized()
+        if not late.poll():
+            raise AssertionError("a request outlives its client")
+        expect(bps.BpsNotInitializedError, bps.barrier)
+
+
+def shutdown_under_a_wait():
+    bps.init()
+    bps.push_pull(ones(), name="x")
+    outcome = []
+    if bps.rank() == 0:
+        handle = bps.push_pull_async(ones(), name="x")
+
+        def wait():
+            try:
+                handle.wait()
+            except Exception as error:
+                outcome.append(error)
+
+        thread = threading.Thread(target=wait)
+        thread.start()
+        while not bps._current().inside:
+            time.sleep(0.001)
+        bps.shutdown()
+        thread.join()
+        assert isinstance(outcome[0], bps.BpsCanceledError), outcome
+
+
+def exit_with_requests_under_way():
+    bps.init()
+    bps.push_pull(ones(), name="x")
+    if bps.rank() == 0:
+        for i in range(10):
+            bps.push_pull_async(ones(), name=f"never.{i}")
+
+
+def an_exception():
+    bps.init()
+    bps.barrier()
+    if bps.rank() == 1:
+        raise RuntimeError("out of ideas")
+    bps.push_pull(ones(), name="x")
+
+
+if __name__ == "__main__":
+    globals()[sys.argv[1]]()
+    print("done", flush=True)

@@ -1,0 +1,16 @@
+"""Arrays, in several ranks, through one daemon."""
+
+import pytest
+from conftest import needs_build
+
+pytest.importorskip("numpy")
+pytestmark = needs_build
+
+
+def test_operations(run_ranks):
+    run_ranks("numpy_ops.py", 3)
+
+
+def test_operations_through_a_server_in_small_parts(run_ranks):
+    options = ("--daemon-option", "part_size=8K")
+    run_ranks("numpy_ops.py", 2, options=options, BPS_FORCE_DISTRIBUTED=1, BPS_PART_BYTES="8K")

@@ -1,0 +1,43 @@
+"""What goes wrong, each in ranks of its own."""
+
+import re
+import sys
+
+import pytest
+from conftest import RANKS, needs_build
+
+pytestmark = needs_build
+
+WELL = [
+    "a_rank_leaves",
+    "a_rank_does_not_come",
+    "a_rank_does_not_join",
+    "an_impatient_wait",
+    "a_canceled_request",
+    "ctrl_c_in_a_wait",
+    "ctrl_c_in_init",
+    "others_run_meanwhile",
+    "several_threads",
+    "a_fork",
+    "a_dead_daemon",
+    "shutdown_and_init_again",
+    "shutdown_under_a_wait",
+    "exit_with_requests_under_way",
+]
+
+
+@pytest.mark.parametrize("trouble", WELL)
+def test_trouble(run_ranks, trouble):
+    run_ranks("trouble.py", 2, trouble)
+
+
+def test_a_rank_is_killed(run_launch):
+    done = run_launch("-np", 3, sys.executable, RANKS / "trouble.py", "a_rank_is_killed")
+    assert done.returncode == 137, done.stderr
+    assert re.fullmatch(r"rank 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", done.stderr.splitlines()[-1])
+
+
+def test_an_exception_ends_the_job(run_launch):
+    done = run_launch("-np", 2, sys.executable, RANKS / "trouble.py", "an_exception")
+    assert done.returncode == 1
+    assert "[1] RuntimeError: out of ideas" in done.stderr
