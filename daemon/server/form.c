@@ -425,12 +425,12 @@ static bool form_older(struct job *job, const struct join *join, struct delivery
 
 	node = join->node < job->n_nodes ? &job->nodes[join->node] : NULL;
 	if (!join->n_ranks) {
-		bool drop = node && node->join && node->peer == delivery->peer;
+		const struct peer *peer = delivery->peer;
 
 		refuse(delivery, -ECANCELED, "job %s: node %u takes no part", job->name,
 		       join->node);
-		if (drop)
-			form_lost(job, delivery->peer);
+		if (node && node->join && node->peer == peer)
+			form_lost(job, peer);
 		return true;
 	}
 	if (!node || !node->join || node->instance != join->instance ||

@@ -190,7 +190,8 @@ void job_fail(struct job *job, const struct failure *failure, const struct peer 
 	if (job->state == JOB_OVER)
 		return;
 	job_retire(job, failure);
-	log_notice("job %s: over: %s", job->name, failure->text);
+	log_notice("job %s (%s) is over: %s", job->name, ran ? "running" : "forming",
+		   failure->text);
 	for (uint32_t i = 0; ran && i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
 

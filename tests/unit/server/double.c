@@ -1,0 +1,211 @@
+#include "double.h"
+
+struct peer {
+	struct far *far;
+	unsigned end;
+	char name[16];
+	bool lost, killed;
+	unsigned n_no_memory;
+};
+
+struct double_call {
+	struct delivery delivery;
+	struct asked *asked;
+};
+
+/* Peers that were lost are kept to the end: the server must not look at them, and the sanitizer sees if it does. */
+struct carrier {
+	struct peer *peers[FAR_ENDS];
+};
+
+static struct peer *peer_new(struct far *far, unsigned end)
+{
+	struct peer *peer = calloc(1, sizeof(*peer));
+
+	ASSERT_TRUE(peer);
+	peer->far = far;
+	peer->end = end;
+	(void)snprintf(peer->name, sizeof(peer->name), "end%u", end);
+	return peer;
+}
+
+static struct peer *peer_of(struct far *far, unsigned end)
+{
+	struct carrier *carrier = far->carrier;
+
+	if (!carrier->peers[end])
+		carrier->peers[end] = peer_new(far, end);
+	return carrier->peers[end];
+}
+
+static void double_call(struct far *far, unsigned end, struct asked *asked,
+			const struct data_header *header, const void *payload, bool in_block)
+{
+	struct double_call *call = calloc(1, sizeof(*call));
+	struct block *block = NULL;
+
+	ASSERT_TRUE(call);
+	call->asked = asked;
+	call->delivery.peer = peer_of(far, end);
+	call->delivery.header = *header;
+	call->delivery.header.magic = DATA_MAGIC;
+	call->delivery.header.version = DATA_VERSION;
+	call->delivery.header.cookie = 1;
+	if (header->len && in_block) {
+		ASSERT_OK(block_new(far->blocks, header->len, NULL, &block));
+		memcpy(block->data, payload, header->len);
+		call->delivery.payload = block->data;
+	} else if (header->len) {
+		asked->payload = malloc(header->len);
+		memcpy(asked->payload, payload, header->len);
+		call->delivery.payload = asked->payload;
+	}
+	call->delivery.payload_block = block;
+	if (header->op == DATA_PUSH) {
+		const char *why = NULL;
+
+		if (data_header_check(&call->delivery.header, &why))
+			test_fail(__FILE__, __LINE__, "the test's own header: %s", why);
+	}
+	server_call_arrived(far->server, &call->delivery);
+}
+
+static void double_notice(struct far *far, unsigned end, const struct data_header *header,
+			  const void *payload)
+{
+	/* A copy, for the sanitizer to see what is kept of it. */
+	_cleanup_(freep) void *copy = malloc(MAX(header->len, 1u));
+
+	if (header->len)
+		memcpy(copy, payload, header->len);
+	server_notice_arrived(far->server, peer_of(far, end), header, copy);
+}
+
+static void double_settle(struct far *far)
+{
+	while (pool_pending(far->pool))
+		ASSERT_OK(loop_turn(far->loop, 1000));
+}
+
+static void double_free(struct far *far)
+{
+	struct carrier *carrier = far->carrier;
+
+	for (unsigned i = 0; i < FAR_ENDS; i++)
+		free(carrier->peers[i]);
+	free(carrier);
+}
+
+static const struct far_ops double_ops = {
+	.call = double_call,
+	.notice = double_notice,
+	.settle = double_settle,
+	.free = double_free,
+};
+
+struct far *far_new(const struct far_options *options)
+{
+	struct far *far = calloc(1, sizeof(*far));
+
+	ASSERT_TRUE(far);
+	far->ops = &double_ops;
+	far->carrier = calloc(1, sizeof(struct carrier));
+	ASSERT_TRUE(far->carrier);
+	far_init(far, options);
+	far_start(far, options);
+	return far;
+}
+
+struct far *far_free(struct far *far)
+{
+	if (far)
+		far_done(far);
+	free(far);
+	return NULL;
+}
+
+void far_lose(struct far *far, unsigned end)
+{
+	struct carrier *carrier = far->carrier;
+	struct peer *peer = TAKE_PTR(carrier->peers[end]);
+
+	server_peer_lost(far->server, peer, "connection reset");
+	free(peer);
+}
+
+bool far_killed(struct far *far, unsigned end)
+{
+	return peer_of(far, end)->killed;
+}
+
+void far_no_memory(struct far *far, unsigned end)
+{
+	peer_of(far, end)->n_no_memory = 1;
+}
+
+/* What the server calls of transport.h. */
+
+static void answered(struct delivery *delivery, int status)
+{
+	struct double_call *call = container_of(delivery, struct double_call, delivery);
+
+	ASSERT_TRUE(!call->asked->done);
+	call->asked->done = true;
+	call->asked->status = status;
+	/* What was lent is the trainer's again, and it writes to it. */
+	if (call->asked->payload)
+		memset(call->asked->payload, 0xee, delivery->header.len);
+	block_unref(delivery->payload_block);
+	free(call);
+}
+
+void delivery_answer(struct delivery *delivery, const struct data_header *header,
+		     struct block *block, const void *payload)
+{
+	struct asked *asked = container_of(delivery, struct double_call, delivery)->asked;
+	const void *from = block ? block->data : payload;
+
+	asked->answer = *header;
+	if (header->len) {
+		ASSERT_TRUE(from && (!block || block->len == header->len));
+		asked->data = malloc(header->len);
+		memcpy(asked->data, from, header->len);
+	}
+	answered(delivery, 0);
+}
+
+void delivery_fail(struct delivery *delivery, int status, const char *text)
+{
+	struct asked *asked = container_of(delivery, struct double_call, delivery)->asked;
+
+	ASSERT_INT(status, <, 0);
+	ASSERT_TRUE(text && *text && strlen(text) <= ERROR_TEXT_MAX);
+	(void)snprintf(asked->text, sizeof(asked->text), "%s", text);
+	answered(delivery, status);
+}
+
+int peer_notice(struct peer *peer, const struct data_header *header, const void *payload)
+{
+	ASSERT_EQ(header->op, DATA_FAIL_JOB);
+	ASSERT_INT(header->status, >, 0);
+	if (peer->n_no_memory) {
+		peer->n_no_memory--;
+		return -ENOMEM;
+	}
+	peer->far->failed[peer->end].n++;
+	peer->far->failed[peer->end].job = header->job;
+	peer->far->failed[peer->end].status = -header->status;
+	(void)snprintf(peer->far->failed[peer->end].text, sizeof(peer->far->failed[0].text), "%.*s",
+		       (int)header->len, (const char *)payload);
+	return 0;
+}
+
+const char *peer_name(const struct peer *peer)
+{
+	return peer->name;
+}
+
+void peer_kill(struct peer *peer, const char *why)
+{
+	peer->killed = true;
+}

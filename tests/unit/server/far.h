@@ -1,0 +1,127 @@
+/*
+ * A server under test, and the nodes that call it. What carries the calls is behind ops: here a double of transport/
+ * that keeps everything in memory and gives the test its hand on peers; in test_wire.c the real one.
+ */
+#pragma once
+
+#include "base/block.h"
+#include "base/loop.h"
+#include "base/pool.h"
+#include "cluster/cluster.h"
+#include "proto/data.h"
+#include "server/server.h"
+#include "test.h"
+
+#define FAR_ENDS     8
+#define FAR_EPOCH    3
+#define FAR_INSTANCE 1000 /* node i's first instance is this + i */
+
+/* A call and, once done, its answer. */
+struct asked {
+	bool done;
+	int status; /* 0 or a negative errno */
+	struct data_header answer;
+	void *data; /* header.len bytes */
+	char text[ERROR_TEXT_MAX + 1];
+	/* The carrier's. */
+	void *payload;
+	struct asked *next;
+	void *private;
+};
+
+struct far;
+
+struct far_ops {
+	/* Sends a call from an end (a node's daemon); asked is the test's, payload is copied. */
+	void (*call)(struct far *far, unsigned end, struct asked *asked,
+		     const struct data_header *header, const void *payload, bool in_block);
+	void (*notice)(struct far *far, unsigned end, const struct data_header *header,
+		       const void *payload);
+	/* Until all that was sent has been taken in by the server. */
+	void (*settle)(struct far *far);
+	void (*free)(struct far *far);
+};
+
+struct far_options {
+	uint32_t part_bytes;
+	uint64_t inline_bytes, quota_bytes;
+	unsigned max_jobs, max_tensors, n_threads;
+};
+
+struct far {
+	const struct far_ops *ops;
+	void *carrier;
+	struct loop *loop;
+	struct pool *pool;
+	struct block_cache *blocks;
+	struct view *view;
+	struct server *server;
+	struct asked *all; /* freed at the end */
+	/* FAIL_JOB notices that came to each end. */
+	struct {
+		unsigned n;
+		int status;
+		char text[ERROR_TEXT_MAX + 1];
+		uint64_t job;
+	} failed[FAR_ENDS];
+};
+
+/* A job's layout as the nodes tell it, and what the server made of it. */
+struct layout {
+	const char *name;
+	uint32_t size, n_nodes;
+	uint32_t node_of_rank[64];
+	uint64_t timeout_ms, request_timeout_ms;
+	uint32_t part_bytes;
+	/* Filled when joined. */
+	uint64_t job;
+	uint32_t joined_part_bytes;
+	uint32_t n_stripes;
+};
+
+/* What can be changed about one node's JOIN; 0 or NULL: as the layout says. */
+struct join_change {
+	uint64_t instance, view_digest;
+	uint32_t size, n_nodes, part_bytes, epoch, local_size;
+	const uint32_t *ranks;
+	size_t n_ranks;
+	bool no_ranks;
+	const char *secret, *node_name;
+};
+
+void far_init(struct far *far, const struct far_options *options);
+void far_start(struct far *far,
+	       const struct far_options *options); /* the server; the carrier is there */
+void far_done(struct far *far);
+
+/* Sends, and what is asked: yet unanswered or not. */
+struct asked *far_call(struct far *far, unsigned end, const struct data_header *header,
+		       const void *payload);
+struct asked *far_join(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
+		       const struct join_change *change);
+struct asked *far_attach(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
+			 uint64_t instance);
+struct asked *far_declare(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
+			  const char *name, unsigned dtype, uint64_t elements, uint32_t rank);
+void far_notice(struct far *far, unsigned end, unsigned op, uint64_t job, uint64_t key,
+		uint64_t round, uint32_t node, int status, const char *text);
+
+/* Turns the loop until it is answered. */
+void far_wait(struct far *far, struct asked *asked);
+void far_expect(struct far *far, struct asked *asked, int status, const char *text);
+/* Not answered, though all that was sent has arrived. */
+void far_expect_waiting(struct far *far, struct asked *asked);
+
+/* Joins and attaches all nodes; node i by end i. The layout: per_node[i] ranks on node i. */
+struct layout far_layout(const char *name, uint32_t n_nodes, const uint32_t *per_node);
+void far_form(struct far *far, struct layout *layout);
+/* The key and start of a tensor that all nodes declare. */
+uint64_t far_tensor(struct far *far, const struct layout *layout, const char *name, unsigned dtype,
+		    uint64_t elements, uint64_t *ret_start);
+
+/* A contribution's header: one part, block 0. */
+struct data_header far_push(const struct layout *layout, uint64_t key, uint64_t round,
+			    uint32_t node);
+
+/* Jobs that the server knows. */
+size_t far_n_jobs(struct far *far);
