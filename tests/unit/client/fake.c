@@ -1,0 +1,610 @@
+#include "fake.h"
+
+#include "control.pb-c.h"
+#include "proto/frame.h"
+#include "proto/pack.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/un.h>
+
+static void fake_lockp(struct fake **fake)
+{
+	(void)pthread_cond_broadcast(&(*fake)->changed);
+	(void)pthread_mutex_unlock(&(*fake)->mutex);
+}
+#define FAKE_LOCKED(fake)                                     \
+	_cleanup_(fake_lockp) _unused_ struct fake *locked_ = \
+		(pthread_mutex_lock(&(fake)->mutex), (fake))
+
+static void event_write(int fd)
+{
+	uint64_t one = 1;
+
+	(void)!write(fd, &one, sizeof(one));
+}
+
+/* -- Shared memory ------------------------------------------------------------------------------------------------ */
+
+static void session_count(struct fake_session *session)
+{
+	struct shm_header *header = session->shm;
+	uint32_t armed = 1;
+
+	atomic_fetch_add_explicit(&header->completions, 1, memory_order_release);
+	atomic_thread_fence(memory_order_seq_cst);
+	if (atomic_compare_exchange_strong(&header->trainer_armed, &armed, 0))
+		event_write(session->trainer_event);
+}
+
+static void session_end(struct fake_session *session, uint32_t number, int status, const char *text)
+{
+	struct shm_slot *slot = &shm_slots(session->shm)[number];
+
+	slot->status = status;
+	(void)snprintf(slot->text, sizeof(slot->text), "%s", text ? text : "");
+	atomic_store_explicit(&slot->state, SHM_DONE, memory_order_release);
+	session_count(session);
+}
+
+static char *session_data(struct fake_session *session, uint32_t number, uint64_t offset,
+			  uint64_t len)
+{
+	if (!len)
+		return NULL;
+	for (unsigned i = 0; i < session->n_buffers; i++) {
+		struct fake_buffer *b = &session->buffers[i];
+
+		if (b->number == number) {
+			ASSERT_TRUE(offset <= b->len && len <= b->len - offset);
+			return b->data + offset;
+		}
+	}
+	test_fail(__FILE__, __LINE__, "an entry names buffer %u, which was not shared", number);
+}
+
+/* Reads and writes all that the entry says, so that a wrong offset or length is caught. */
+static void session_run(struct fake *fake, struct fake_session *session, const struct shm_entry *e)
+{
+	size_t len = dtype_size(session->dtypes[e->tensor % FAKE_TENSORS]);
+	bool has_input = e->input_buffer;
+	uint64_t input_len = has_input ? e->input_count * len : 0,
+		 output_len = e->output_count * len;
+	char *input = session_data(session, e->input_buffer, e->input_offset, input_len);
+	char *output = session_data(session, e->output_buffer, e->output_offset, output_len);
+
+	ASSERT_TRUE(len);
+	ASSERT_TRUE(e->operation == OPERATION_BARRIER || has_input || !e->input_count ||
+		    e->operation == OPERATION_BROADCAST);
+	for (uint64_t i = output_len; i--;)
+		output[i] = (char)((input_len ? input[i % input_len] : 0) + 1);
+}
+
+static void session_copy_counts(struct fake *fake, struct fake_session *session,
+				const struct shm_entry *e)
+{
+	uint64_t n = fake->join.size * (e->operation == OPERATION_ALL_TO_ALL ? 2 : 1);
+
+	if (e->counts_buffer && n <= ARRAY_SIZE(fake->counts))
+		memcpy(fake->counts,
+		       session_data(session, e->counts_buffer, e->counts_offset, n * 8), n * 8);
+}
+
+static void session_drain(struct fake *fake, struct fake_session *session)
+{
+	struct shm_header *header = session->shm;
+	uint64_t tail;
+
+	if (fake->skip_ring)
+		return;
+	do {
+		tail = atomic_load_explicit(&header->tail, memory_order_acquire);
+		for (; session->head != tail; session->head++) {
+			const struct shm_entry *e =
+				&shm_ring(session->shm)[session->head % SHM_ENTRIES];
+
+			ASSERT_TRUE(e->slot < SHM_SLOTS && e->tensor);
+			ASSERT_EQ(shm_slots(session->shm)[e->slot].ticket, e->ticket);
+			fake->entry = *e;
+			session_copy_counts(fake, session, e);
+			if (fake->hold) {
+				fake->held[fake->n_entries % FAKE_HELD] = *e;
+			} else {
+				if (!fake->status)
+					session_run(fake, session, e);
+				session_end(session, e->slot, fake->status, fake->text);
+			}
+			fake->n_entries++;
+		}
+		atomic_store_explicit(&header->daemon_armed, 1, memory_order_relaxed);
+		atomic_thread_fence(memory_order_seq_cst);
+	} while (atomic_load_explicit(&header->tail, memory_order_relaxed) != tail);
+}
+
+/* -- Control channel ---------------------------------------------------------------------------------------------- */
+
+static void session_send(struct fake_session *session, Bps__Control__Message *message, int status,
+			 const char *text, const int *fds, size_t n_fds)
+{
+	_cleanup_(freep) void *data = NULL;
+	size_t len;
+
+	if (status) {
+		message->has_status = true;
+		message->status = status;
+		message->text = (char *)text;
+		message->body_case = BPS__CONTROL__MESSAGE__BODY__NOT_SET;
+	}
+	ASSERT_OK(pack(&message->base, FRAME_MAX, &data, &len));
+	/* Small, and nobody asks for many at once: it fits, or the trainer has gone. */
+	(void)frame_send(session->socket, data, len, fds, n_fds);
+}
+
+static void session_map(struct fake *fake, struct fake_session *session, int *ret_memfd)
+{
+	struct shm_header *header;
+	int fd = memfd_create("fake", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	ASSERT_OK(ftruncate(fd, SHM_LEN));
+	if (!fake->unsealed)
+		ASSERT_OK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL));
+	header = session->shm = mmap(NULL, SHM_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ASSERT_TRUE(session->shm != MAP_FAILED);
+	header->magic = SHM_MAGIC;
+	header->version = fake->shm_version ? fake->shm_version : SHM_VERSION;
+	header->n_entries = SHM_ENTRIES;
+	header->n_slots = SHM_SLOTS;
+	header->len = SHM_LEN;
+	session->daemon_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	session->trainer_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	*ret_memfd = fd;
+}
+
+static void answer_hello(struct fake *fake, struct fake_session *session, uint64_t id)
+{
+	Bps__Control__Welcome welcome = BPS__CONTROL__WELCOME__INIT;
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	_cleanup_(fd_closep) int memfd = -1;
+	int fds[3];
+
+	if (fake->hello_mute)
+		return;
+	if (fake->hang_up) {
+		(void)shutdown(session->socket, SHUT_RDWR);
+		return;
+	}
+	if (fake->hello_garbage) {
+		(void)send(session->socket, "\xff\xff\xff", 3, MSG_NOSIGNAL);
+		return;
+	}
+	session_map(fake, session, &memfd);
+	fds[0] = memfd;
+	fds[1] = session->daemon_event;
+	fds[2] = session->trainer_event;
+	welcome.version = fake->version ? fake->version : 1;
+	welcome.software = (char *)"fake 1";
+	welcome.node = (char *)"here";
+	welcome.shm_len = SHM_LEN;
+	message.id = id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_WELCOME;
+	message.welcome = &welcome;
+	session_send(session, &message, fake->hello_status, fake->hello_text, fds,
+		     fake->hello_status ? 0 : 3);
+}
+
+static void answer_join(struct fake *fake, struct fake_session *session, uint64_t id,
+			const Bps__Control__Join *join)
+{
+	Bps__Control__Joined joined = BPS__CONTROL__JOINED__INIT;
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+	(void)snprintf(fake->join.job, sizeof(fake->join.job), "%s", join->job);
+	memset(fake->join.secret, 0, sizeof(fake->join.secret));
+	memcpy(fake->join.secret, join->secret.data, join->secret.len);
+	fake->join.secret_len = join->secret.len;
+	fake->join.rank = join->rank;
+	fake->join.size = join->size;
+	fake->join.local_rank = join->local_rank;
+	fake->join.local_size = join->local_size;
+	fake->join.node = join->node;
+	fake->join.n_nodes = join->n_nodes;
+	fake->join.min_servers = join->min_servers;
+	fake->join.part_bytes = join->part_bytes;
+	fake->join.timeout_ms = join->timeout_ms;
+	fake->join.request_timeout_ms = join->request_timeout_ms;
+	fake->join.force_distributed = join->force_distributed;
+	fake->n_joins++;
+	if (fake->join_mute)
+		return;
+	joined.job = fake->n_joins;
+	message.id = id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
+	message.joined = &joined;
+	session_send(session, &message, fake->join_status, fake->join_text, NULL, 0);
+}
+
+static void answer_share(struct fake *fake, struct fake_session *session, uint64_t id,
+			 const Bps__Control__Share *share, int fd)
+{
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	struct fake_buffer *b = &session->buffers[session->n_buffers];
+	int status = fake->share_status;
+
+	message.id = id;
+	if (fake->share_quota && fake->shared_len + share->len > fake->share_quota)
+		status = -EDQUOT;
+	if (!status) {
+		ASSERT_TRUE(session->n_buffers < FAKE_BUFFERS && share->buffer && fd >= 0);
+		*b = (struct fake_buffer){ .number = share->buffer, .len = share->len };
+		b->seals = fcntl(fd, F_GET_SEALS);
+		ASSERT_TRUE(b->seals & F_SEAL_SHRINK);
+		b->data = mmap(NULL, b->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		ASSERT_TRUE(b->data != MAP_FAILED);
+		session->n_buffers++;
+		fake->shared_len += share->len;
+	}
+	fake->n_shares++;
+	session_send(session, &message, status, "the limit of a session is reached", NULL, 0);
+}
+
+static void answer_unshare(struct fake *fake, struct fake_session *session, uint64_t id,
+			   uint32_t number)
+{
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+	message.id = id;
+	for (unsigned i = 0; i < session->n_buffers; i++) {
+		struct fake_buffer *b = &session->buffers[i];
+
+		if (b->number != number)
+			continue;
+		fake->shared_len -= b->len;
+		(void)munmap(b->data, b->len);
+		*b = session->buffers[--session->n_buffers];
+		fake->n_unshares++;
+		session_send(session, &message, 0, NULL, NULL, 0);
+		return;
+	}
+	test_fail(__FILE__, __LINE__, "Unshare of buffer %u, which was not shared", number);
+}
+
+static void send_declared(struct fake_session *session, uint64_t id, int status, const char *text)
+{
+	Bps__Control__Declared declared = BPS__CONTROL__DECLARED__INIT;
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+	declared.key = id;
+	declared.part_bytes = 1 << 20;
+	message.id = id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_DECLARED;
+	message.declared = &declared;
+	session_send(session, &message, status, text, NULL, 0);
+}
+
+static void answer_leave(struct fake *fake, struct fake_session *session, uint64_t id)
+{
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+	message.id = id;
+	fake->n_leaves++;
+	if (fake->hold)
+		for (uint32_t i = 0; i < SHM_SLOTS; i++)
+			if (atomic_load(&shm_slots(session->shm)[i].state) == SHM_PENDING)
+				session_end(session, i, -ECANCELED, "the rank left its job");
+	session_send(session, &message, 0, NULL, NULL, 0);
+}
+
+static void session_request(struct fake *fake, struct fake_session *session,
+			    const Bps__Control__Request *request, const int *fds, size_t n_fds)
+{
+	ASSERT_TRUE(request->id);
+	switch (request->body_case) {
+	case BPS__CONTROL__REQUEST__BODY_HELLO:
+		answer_hello(fake, session, request->id);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_JOIN:
+		answer_join(fake, session, request->id, request->join);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_SHARE:
+		answer_share(fake, session, request->id, request->share, n_fds ? fds[0] : -1);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_UNSHARE:
+		answer_unshare(fake, session, request->id, request->unshare->buffer);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_DECLARE:
+		session->dtypes[request->declare->tensor % FAKE_TENSORS] =
+			(uint8_t)request->declare->dtype;
+		(void)snprintf(fake->name, sizeof(fake->name), "%s", request->declare->name);
+		fake->elements = request->declare->elements;
+		fake->declare_id = request->id;
+		fake->n_declares++;
+		if (!fake->declare_mute)
+			send_declared(session, request->id, fake->declare_status,
+				      fake->declare_text);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_CANCEL:
+		/* What was posted before counts as before: the ring first. */
+		session_drain(fake, session);
+		fake->cancelled_slot = request->cancel->slot;
+		ASSERT_EQ(shm_slots(session->shm)[request->cancel->slot].ticket,
+			  request->cancel->ticket);
+		fake->n_cancels++;
+		session_end(session, request->cancel->slot, -ECANCELED, "cancelled by rank 0");
+		break;
+	case BPS__CONTROL__REQUEST__BODY_LEAVE:
+		session_drain(fake, session);
+		answer_leave(fake, session, request->id);
+		break;
+	default:
+		test_fail(__FILE__, __LINE__, "a request of kind %d", (int)request->body_case);
+	}
+}
+
+/* False when the trainer has gone. */
+static bool session_read(struct fake *fake, struct fake_session *session)
+{
+	static char frame[FRAME_MAX];
+
+	for (;;) {
+		_cleanup_(unpack_freep) ProtobufCMessage *request = NULL;
+		int fds[FRAME_FDS];
+		size_t len, n_fds = 0;
+		int r = frame_receive(session->socket, frame, &len, fds, &n_fds);
+
+		if (r == FRAME_E_AGAIN)
+			return true;
+		if (r)
+			return false;
+		ASSERT_OK(unpack(&bps__control__request__descriptor, frame, len, &request));
+		session_request(fake, session, (Bps__Control__Request *)request, fds, n_fds);
+		while (n_fds)
+			fd_close(fds[--n_fds]);
+	}
+}
+
+/* -- Sessions and the thread --------------------------------------------------------------------------------------- */
+
+static struct fake_session *session_free(struct fake_session *session)
+{
+	if (!session)
+		return NULL;
+	fd_close(session->socket);
+	fd_close(session->daemon_event);
+	fd_close(session->trainer_event);
+	if (session->shm)
+		(void)munmap(session->shm, SHM_LEN);
+	for (unsigned i = 0; i < session->n_buffers; i++)
+		(void)munmap(session->buffers[i].data, session->buffers[i].len);
+	free(session);
+	return NULL;
+}
+
+static void fake_accept(struct fake *fake)
+{
+	struct fake_session *session = calloc(1, sizeof(*session));
+
+	ASSERT_TRUE(session);
+	session->daemon_event = session->trainer_event = -1;
+	session->socket = accept4(fake->listener, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+	ASSERT_TRUE(session->socket >= 0);
+	for (unsigned i = 0; i < FAKE_SESSIONS; i++) {
+		if (fake->sessions[i])
+			continue;
+		fake->sessions[i] = session;
+		fake->n_sessions++;
+		return;
+	}
+	test_fail(__FILE__, __LINE__, "too many sessions");
+}
+
+static void fake_work(struct fake *fake, unsigned i, short socket_events)
+{
+	struct fake_session *session = fake->sessions[i];
+	uint64_t value;
+
+	if (session->shm) {
+		(void)!read(session->daemon_event, &value, sizeof(value));
+		/* New numbers first, as a daemon would find them. */
+		if (!fake->deaf && !session_read(fake, session))
+			socket_events |= POLLHUP;
+		session_drain(fake, session);
+	} else if (!session_read(fake, session)) {
+		socket_events |= POLLHUP;
+	}
+	if (socket_events & POLLHUP) {
+		fake->sessions[i] = session_free(session);
+		fake->n_gone++;
+	}
+}
+
+static void *fake_thread(void *data)
+{
+	struct fake *fake = data;
+
+	for (;;) {
+		struct pollfd fds[2 + 2 * FAKE_SESSIONS];
+
+		{
+			FAKE_LOCKED(fake);
+			fds[0] = (struct pollfd){ .fd = fake->stop, .events = POLLIN };
+			fds[1] = (struct pollfd){ .fd = fake->listener, .events = POLLIN };
+			for (unsigned i = 0; i < FAKE_SESSIONS; i++) {
+				struct fake_session *s = fake->sessions[i];
+
+				fds[2 + 2 * i] =
+					(struct pollfd){ .fd = s ? s->socket : -1,
+							 .events = fake->deaf ? 0 : POLLIN };
+				fds[3 + 2 * i] = (struct pollfd){ .fd = s ? s->daemon_event : -1,
+								  .events = POLLIN };
+			}
+		}
+		(void)poll(fds, ARRAY_SIZE(fds), -1);
+
+		FAKE_LOCKED(fake);
+		if (fds[0].revents) {
+			uint64_t value;
+
+			ASSERT_EQ(read(fake->stop, &value, sizeof(value)), sizeof(value));
+			if (fake->listener < 0)
+				return NULL;
+		}
+		if (fds[1].revents & POLLIN)
+			fake_accept(fake);
+		for (unsigned i = 0; i < FAKE_SESSIONS; i++)
+			if (fake->sessions[i] && fds[2 + 2 * i].fd == fake->sessions[i]->socket)
+				fake_work(fake, i, fds[2 + 2 * i].revents);
+	}
+}
+
+static int fake_listen(const char *path)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	int fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+
+	(void)stpcpy(address.sun_path, path);
+	(void)unlink(path);
+	ASSERT_OK(bind(fd, (struct sockaddr *)&address, sizeof(address)));
+	ASSERT_OK(listen(fd, 16));
+	return fd;
+}
+
+struct fake *fake_new(void)
+{
+	struct fake *fake = calloc(1, sizeof(*fake));
+
+	ASSERT_TRUE(fake);
+	(void)snprintf(fake->path, sizeof(fake->path), "%s/bps.sock", test_dir());
+	fake->listener = fake_listen(fake->path);
+	fake->stop = eventfd(0, EFD_CLOEXEC);
+	ASSERT_OK(pthread_mutex_init(&fake->mutex, NULL));
+	ASSERT_OK(pthread_cond_init(&fake->changed, NULL));
+	ASSERT_OK(pthread_create(&fake->thread, NULL, fake_thread, fake));
+	return fake;
+}
+
+struct fake *fake_free(struct fake *fake)
+{
+	if (!fake)
+		return NULL;
+	{
+		FAKE_LOCKED(fake);
+		fake->listener = fd_close(fake->listener);
+		event_write(fake->stop);
+	}
+	ASSERT_OK(pthread_join(fake->thread, NULL));
+	for (unsigned i = 0; i < FAKE_SESSIONS; i++)
+		session_free(fake->sessions[i]);
+	fd_close(fake->stop);
+	(void)unlink(fake->path);
+	free(fake);
+	return NULL;
+}
+
+/* -- What tests do with it ----------------------------------------------------------------------------------------- */
+
+void fake_await(struct fake *fake, const unsigned *count, unsigned n)
+{
+	FAKE_LOCKED(fake);
+	while (*count < n)
+		(void)pthread_cond_wait(&fake->changed, &fake->mutex);
+}
+
+void fake_set(struct fake *fake, bool *field, bool value)
+{
+	FAKE_LOCKED(fake);
+	*field = value;
+	event_write(fake->stop); /* to poll with other events, and to look again */
+}
+
+static struct fake_session *fake_session(struct fake *fake)
+{
+	for (unsigned i = 0; i < FAKE_SESSIONS; i++)
+		if (fake->sessions[i])
+			return fake->sessions[i];
+	test_fail(__FILE__, __LINE__, "the fake has no session");
+}
+
+void fake_complete(struct fake *fake, unsigned n, int status, const char *text)
+{
+	FAKE_LOCKED(fake);
+	if (!status)
+		session_run(fake, fake_session(fake), &fake->held[n]);
+	session_end(fake_session(fake), fake->held[n].slot, status, text);
+}
+
+void fake_scribble(struct fake *fake, uint32_t slot, uint32_t state, int status)
+{
+	FAKE_LOCKED(fake);
+	struct fake_session *session = fake_session(fake);
+	struct shm_slot *s = &shm_slots(session->shm)[slot];
+
+	s->status = status;
+	memset(s->text, 'x', sizeof(s->text)); /* without an end */
+	atomic_store(&s->state, state);
+	session_count(session);
+}
+
+void fake_declared(struct fake *fake, int status, const char *text)
+{
+	FAKE_LOCKED(fake);
+	send_declared(fake_session(fake), fake->declare_id, status, text);
+}
+
+void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text)
+{
+	FAKE_LOCKED(fake);
+	Bps__Control__JobFailed failed = BPS__CONTROL__JOB_FAILED__INIT;
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+	failed.job = job;
+	message.has_status = true;
+	message.status = status;
+	message.text = (char *)text;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOB_FAILED;
+	message.job_failed = &failed;
+	session_send(fake_session(fake), &message, 0, NULL, NULL, 0);
+}
+
+void fake_send_garbage(struct fake *fake)
+{
+	FAKE_LOCKED(fake);
+	ASSERT_EQ(send(fake_session(fake)->socket, "\xff\xff", 2, MSG_NOSIGNAL), 2);
+}
+
+void fake_die(struct fake *fake, const char *farewell)
+{
+	FAKE_LOCKED(fake);
+	for (unsigned i = 0; i < FAKE_SESSIONS; i++) {
+		Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+		if (fake->sessions[i] && farewell)
+			session_send(fake->sessions[i], &message, -EPERM, farewell, NULL, 0);
+		fake->sessions[i] = session_free(fake->sessions[i]);
+	}
+	event_write(fake->stop);
+}
+
+struct bps_client *fake_open(struct fake *fake)
+{
+	struct bps_open_params params = { .size = sizeof(params), .socket = fake->path };
+	struct bps_client *client;
+
+	if (bps_client_open(&params, &client))
+		test_fail(__FILE__, __LINE__, "open: %s", bps_error());
+	return client;
+}
+
+struct bps_client *fake_join(struct fake *fake, uint32_t rank, uint32_t size)
+{
+	struct bps_join_params params = { .size = sizeof(params),
+					  .rank = rank,
+					  .world_size = size };
+	struct bps_client *client = fake_open(fake);
+
+	if (bps_client_join(client, &params))
+		test_fail(__FILE__, __LINE__, "join: %s", bps_error());
+	return client;
+}

@@ -1,0 +1,123 @@
+/*
+ * A daemon for tests of the client library: one thread of the test's process that speaks control.proto and proto/shm.h
+ * and does what the test tells it to. Its reduction is not one: each byte of an output is a byte of the input plus 1.
+ * Fields marked (test) may be set at any time before what they are about happens, those marked (fake) be read after
+ * fake_await() has seen the count that goes with them.
+ */
+#pragma once
+
+#include "test.h"
+
+#include "proto/shm.h"
+#include <bps.h>
+#include <pthread.h>
+
+#define FAKE_SESSIONS 8
+#define FAKE_BUFFERS  64
+#define FAKE_TENSORS  8192
+#define FAKE_HELD     8192
+
+struct fake_buffer {
+	uint32_t number;
+	char *data;
+	uint64_t len;
+	int seals;
+};
+
+struct fake_session {
+	int socket, daemon_event, trainer_event;
+	void *shm;
+	uint64_t head;
+	struct fake_buffer buffers[FAKE_BUFFERS];
+	unsigned n_buffers;
+	uint8_t dtypes[FAKE_TENSORS]; /* by number */
+};
+
+struct fake {
+	char path[96];
+	int listener, stop;
+	pthread_t thread;
+	pthread_mutex_t mutex;
+	pthread_cond_t changed;
+	struct fake_session *sessions[FAKE_SESSIONS];
+
+	/* (test) What the daemon says. 0 or NULL: what a good one would. */
+	uint32_t version;
+	int hello_status, join_status, declare_status, share_status;
+	const char *hello_text, *join_text, *declare_text;
+	uint64_t share_quota;	    /* refuses memory beyond so many bytes */
+	bool hello_mute, join_mute; /* says nothing */
+	bool hello_garbage;	    /* answers in no protocol at all */
+	bool hang_up;		    /* closes instead of Welcome */
+	bool declare_mute;	    /* keeps the answers for fake_declared() */
+	bool unsealed;		    /* shares memory that could shrink under the trainer */
+	uint32_t shm_version;
+	bool deaf;	/* does not read the socket */
+	bool hold;	/* does not complete requests by itself */
+	bool skip_ring; /* does not even look at them */
+	int status;	/* that requests end with */
+	const char *text;
+
+	/* (fake) What it was told, guarded by the mutex. */
+	unsigned n_sessions, n_gone, n_joins, n_leaves, n_shares, n_unshares, n_declares, n_cancels,
+		n_entries;
+	uint64_t shared_len;
+	struct {
+		char job[64], secret[256];
+		size_t secret_len;
+		uint32_t rank, size, local_rank, local_size, node, n_nodes, min_servers, part_bytes;
+		uint64_t timeout_ms, request_timeout_ms;
+		bool force_distributed;
+	} join;
+	char name[256];
+	uint64_t elements, declare_id;
+	uint32_t cancelled_slot;
+	struct shm_entry entry;		  /* the last */
+	struct shm_entry held[FAKE_HELD]; /* with `hold`, in the order they came */
+	uint64_t counts[64];		  /* of the last entry that had some */
+};
+
+struct fake *fake_new(void);
+struct fake *fake_free(struct fake *fake);
+DEFINE_CLEANUP(struct fake *, fake_free)
+
+/* Waits until *count (a field above) is at least n. */
+void fake_await(struct fake *fake, const unsigned *count, unsigned n);
+void fake_set(struct fake *fake, bool *field, bool value);
+/* Runs the n-th held entry (from 0) and ends it; status 0 runs it. */
+void fake_complete(struct fake *fake, unsigned n, int status, const char *text);
+/* Ends a slot as only a broken daemon would: state is stored and counted as it is. */
+void fake_scribble(struct fake *fake, uint32_t slot, uint32_t state, int status);
+void fake_declared(struct fake *fake, int status, const char *text);
+void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text);
+/* A packet of no protocol. */
+void fake_send_garbage(struct fake *fake);
+/* Dies: every connection is closed. farewell: said before, or NULL. */
+void fake_die(struct fake *fake, const char *farewell);
+
+/* A client of the fake, joined as rank of size, all on one machine. */
+struct bps_client *fake_open(struct fake *fake);
+struct bps_client *fake_join(struct fake *fake, uint32_t rank, uint32_t size);
+static inline void bps_client_closep(struct bps_client **client)
+{
+	bps_client_close(*client);
+}
+static inline void bps_memory_freep(struct bps_memory **memory)
+{
+	bps_memory_free(*memory);
+}
+static inline void bps_tensor_freep(struct bps_tensor **tensor)
+{
+	bps_tensor_free(*tensor);
+}
+static inline void bps_request_freep(struct bps_request **request)
+{
+	bps_request_free(*request);
+}
+
+/* r is -error and the text has words. */
+#define ASSERT_FAILS(x, error, words)                \
+	do {                                         \
+		ASSERT_EQ(x, -(error));              \
+		ASSERT_CONTAINS(bps_error(), words); \
+	} while (0)
