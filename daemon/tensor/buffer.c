@@ -1,0 +1,99 @@
+#include "tensor/tensor.h"
+
+#include <fcntl.h>
+#include <inttypes.h>
+#include <linux/magic.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+
+static int check_memory(int fd, uint64_t len, struct failure *failure)
+{
+	struct statfs fs;
+	struct stat st;
+	int seals;
+
+	if (fstat(fd, &st) || fstatfs(fd, &fs))
+		return failure_set(failure, -errno, "cannot look at the descriptor: %s",
+				   strerror(errno));
+	if (!S_ISREG(st.st_mode) || fs.f_type != TMPFS_MAGIC)
+		return failure_set(failure, -EINVAL,
+				   "the descriptor is not a memfd of normal pages");
+	seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0)
+		return failure_set(failure, -EINVAL, "the descriptor is not a memfd");
+	if (!(seals & F_SEAL_SHRINK))
+		return failure_set(failure, -EPERM, "the memfd is not sealed against shrinking");
+	if (!len || len > SIZE_MAX / 2)
+		return failure_set(failure, -EINVAL, "%" PRIu64 " bytes cannot be shared", len);
+	/* Sealed: it can only grow from here on. */
+	if ((uint64_t)st.st_size < len)
+		return failure_set(failure, -EINVAL,
+				   "the memfd has %" PRIu64 " bytes, less than the %" PRIu64
+				   " to be shared",
+				   (uint64_t)st.st_size, len);
+	return 0;
+}
+
+int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_buffer,
+	       struct failure *failure)
+{
+	_cleanup_(freep) struct buffer *buffer = NULL;
+	void *data;
+	int r;
+
+	r = check_memory(fd, len, failure);
+	if (r)
+		return r;
+	buffer = calloc(1, sizeof(*buffer));
+	if (!buffer)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	if (quota_charge(quota, len))
+		return failure_set(failure, -EDQUOT,
+				   "%" PRIu64 " bytes more than the %" PRIu64 " of %" PRIu64
+				   " that this session shares already",
+				   len, quota_used(quota), quota->limit);
+	data = mmap(NULL, (size_t)len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (data == MAP_FAILED) {
+		r = failure_set(failure, errno == EACCES || errno == EPERM ? -EPERM : -errno,
+				"cannot map the memfd for reading and writing: %s",
+				strerror(errno));
+		quota_release(quota, len);
+		return r;
+	}
+
+	*buffer = (struct buffer){ .refs = 1, .data = data, .len = len, .quota = quota };
+	*ret_buffer = TAKE_PTR(buffer);
+	return 0;
+}
+
+struct buffer *buffer_ref(struct buffer *buffer)
+{
+	buffer->refs++;
+	return buffer;
+}
+
+struct buffer *buffer_unref(struct buffer *buffer)
+{
+	if (!buffer || --buffer->refs)
+		return NULL;
+
+	(void)munmap(buffer->data, (size_t)buffer->len);
+	quota_release(buffer->quota, buffer->len);
+	if (buffer->released)
+		buffer->released(buffer);
+	free(buffer);
+	return NULL;
+}
+
+int buffer_range(const struct buffer *buffer, uint64_t offset, uint64_t count, size_t element_size,
+		 void **ret_data)
+{
+	uint64_t bytes;
+
+	if (MUL_OVERFLOW(count, (uint64_t)element_size, &bytes) || offset > buffer->len ||
+	    bytes > buffer->len - offset || offset % element_size)
+		return -EINVAL;
+	*ret_data = buffer->data + offset;
+	return 0;
+}
