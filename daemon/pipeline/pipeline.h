@@ -25,24 +25,129 @@ struct pipeline_params {
 	struct block_cache *blocks;
 	struct transport *transport;
 	struct cluster *cluster;
-	uint64_t id;	       /* this daemon process */
-	uint32_t part_bytes;   /* of jobs that need no server */
-	uint64_t inline_bytes; /* parts of at most this many input bytes are summed on the control thread */
-	uint64_t ahead_bytes;  /* gathered and not yet sent, per server: what an urgent part cannot overtake */
+	uint64_t id;	     /* this daemon process */
+	uint32_t part_bytes; /* of jobs that need no server */
+	uint64_t
+		inline_bytes; /* parts of at most this many input bytes are summed on the control thread */
+	uint64_t
+		ahead_bytes; /* gathered and not yet sent, per server: what an urgent part cannot overtake */
 	unsigned max_jobs;
-	unsigned max_tensors;  /* per job */
+	unsigned max_tensors; /* per job */
 };
 
 int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pipeline);
 /* Every job fails with -ESHUTDOWN. Idempotent. */
 void pipeline_close(struct pipeline *pipeline);
+/* After close; when pool and transport hold none of its tasks and calls any more, because they are idle or were freed. */
 struct pipeline *pipeline_free(struct pipeline *pipeline);
 DEFINE_CLEANUP(struct pipeline *, pipeline_free)
 
 /* transport_ops, for notices that concern this node's jobs and peers that are gone. */
-void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer, const struct data_header *header,
-			     const void *payload);
+void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
+			     const struct data_header *header, const void *payload);
 void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char *why);
+
+/* -- What control/ asks for ---------------------------------------------------------------------------------------- */
+
+/*
+ * A trainer's place in a job, embedded in its session. From pipeline_join() on it belongs to the pipeline until exactly
+ * one of ended(), left() or pipeline_abandon(); then it may join again. Callbacks may come before the call that causes
+ * them returns; they must not call back into the pipeline for this job.
+ */
+struct pipeline_member {
+	/* The job is complete. number: of this run; n_servers: that it uses, 0 if it needs none. */
+	void (*joined)(struct pipeline_member *member, uint64_t number, uint32_t n_servers);
+	/*
+	 * The job could not be formed (number 0), or is over. Its declarations are void. Requests have ended, or end with the
+	 * same failure once nothing touches their memory.
+	 */
+	void (*ended)(struct pipeline_member *member, uint64_t number,
+		      const struct failure *failure);
+	/* Answer to pipeline_leave(); what holds for declarations and requests in ended() holds here. */
+	void (*left)(struct pipeline_member *member);
+	/* The pipeline's. */
+	struct pipeline_job *job;
+	uint32_t rank, local_rank, pid;
+	uint32_t index; /* local number in rank order, once the job runs */
+	bool leaving;
+	struct list declarations;
+};
+
+struct pipeline_join {
+	const char *job;
+	const void *secret;
+	size_t secret_len;
+	uint32_t rank, size, local_rank, local_size, node, n_nodes;
+	uint32_t min_servers, part_bytes;
+	uint64_t timeout_ms, request_timeout_ms;
+	bool force_distributed;
+	uint32_t pid; /* for messages */
+};
+
+/*
+ * Becomes a rank. Checks everything about the arguments, which come from outside as they are. Returns 0, and joined() or
+ * ended() follows; or -errno with words, and the member stays outside: -EINVAL (impossible, or another rank of the job
+ * said otherwise), -EACCES (secret), -EEXIST (rank taken), -EDQUOT, -ENOMEM, -ESHUTDOWN.
+ */
+int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
+		  const struct pipeline_join *join, struct failure *failure);
+/* Leaves in good order, before or after joined(): left() follows when the member's requests have ended. */
+void pipeline_leave(struct pipeline_member *member);
+/*
+ * The trainer is gone: the job fails for everybody else ("rank 3 (pid 123) died"). No callback comes for the member after
+ * it, but its requests in flight still end with done(). Harmless for a member of no job.
+ */
+void pipeline_abandon(struct pipeline_member *member, const char *how);
+
+/* A member's declaration of a tensor. Void when the member is out of its job. */
+struct pipeline_declaration {
+	/* Exactly once unless the job ends before: the key, or why the ranks do not agree. May come from pipeline_declare(). */
+	void (*declared)(struct pipeline_declaration *declaration, const struct failure *failure,
+			 uint64_t key, uint32_t part_bytes);
+	/* The pipeline's. */
+	struct pipeline_member *member;
+	struct pipeline_tensor *tensor;
+	uint64_t n_rounds; /* submitted through it */
+	bool answered;
+	struct list link;    /* the member's */
+	struct list waiting; /* the tensor's */
+};
+
+/* Returns 0 (then declared() follows), -EINVAL, -EEXIST (by this member already), -EDQUOT or -ENOMEM with words. */
+int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration *declaration,
+		     const char *name, unsigned dtype, uint64_t elements, struct failure *failure);
+
+/* One rank's submission of one round of a tensor. Belongs to the pipeline from pipeline_submit() until done(). */
+struct pipeline_request {
+	/* Set by the caller; from outside, but for the pointers, which are good for the counts or NULL. */
+	uint64_t round;
+	unsigned operation, reduction;
+	int32_t priority;
+	uint32_t root;
+	const void *input;
+	void *output;
+	uint64_t input_count, output_count;
+	const uint64_t
+		*counts; /* NULL; or size entries, for all_to_all 2 * size: stays until done() */
+	uint64_t timeout_ms;
+	/* Exactly once; nobody touches the memory any more. failure: NULL if all is well. */
+	void (*done)(struct pipeline_request *request, const struct failure *failure);
+	/* The pipeline's. */
+	struct pipeline_round *in;
+	uint64_t deadline_ns;
+	bool own_deadline;
+};
+
+/*
+ * Submits. done() may come before it returns. invalid: what the door found wrong with this request already, or NULL: then
+ * the round fails for all ranks with these words. A round that is not the declaration's next fails the job (-EPROTO).
+ */
+void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_request *request,
+		     const struct failure *invalid);
+/* Gives up a request that waits for other ranks; no effect once its data is moving. */
+void pipeline_cancel(struct pipeline_request *request);
+
+/* -- What operators ask for ----------------------------------------------------------------------------------------- */
 
 struct pipeline_job_info {
 	char name[64];
@@ -60,17 +165,19 @@ struct pipeline_tensor_info {
 	char waiting_for[160];
 };
 
-/* For admin; arrays to be freed. Return 0, -ENOENT (no such job), or -ENOMEM. */
-int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n);
-int pipeline_tensors(struct pipeline *pipeline, const char *job, struct pipeline_tensor_info **ret_tensors,
-		     size_t *ret_n);
-
-/* Ranks of a job as this node knows them; array to be freed. Returns 0, -ENOENT or -ENOMEM. */
 struct pipeline_rank_info {
 	uint32_t rank, node;
 	char state[16]; /* "here", "joined" (on another node), "missing", "left" */
 };
-int pipeline_ranks(struct pipeline *pipeline, const char *job, struct pipeline_rank_info **ret_ranks, size_t *ret_n);
 
-/* Requests completed since the start, and how many of them failed. */
-void pipeline_counters(const struct pipeline *pipeline, uint64_t *ret_requests, uint64_t *ret_failed);
+/* For admin; arrays to be freed. Return 0, -ENOENT (no such job), or -ENOMEM. */
+int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n);
+int pipeline_tensors(struct pipeline *pipeline, const char *job,
+		     struct pipeline_tensor_info **ret_tensors, size_t *ret_n);
+
+int pipeline_ranks(struct pipeline *pipeline, const char *job,
+		   struct pipeline_rank_info **ret_ranks, size_t *ret_n);
+
+/* Requests ended since the start, and those of them that failed. */
+void pipeline_counters(const struct pipeline *pipeline, uint64_t *ret_n_requests,
+		       uint64_t *ret_n_failed);

@@ -1,0 +1,219 @@
+#include "pipeline/round.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+static int tensor_new(struct pipeline_job *job, const char *name,
+		      struct pipeline_tensor **ret_tensor)
+{
+	_cleanup_(freep) struct pipeline_tensor *tensor = calloc(1, sizeof(*tensor));
+	_cleanup_(freep) uint8_t *declared = calloc(job->layout.n_local, sizeof(*declared));
+	int r;
+
+	if (!tensor || !declared)
+		return error_origin(-ENOMEM);
+	tensor->job = job;
+	(void)snprintf(tensor->name, sizeof(tensor->name), "%s", name);
+	list_init(&tensor->waiting);
+	list_init(&tensor->rounds);
+	r = map_add(&job->tensors, map_hash_string(name), &tensor->entry);
+	if (r)
+		return error_trace(r);
+	job->n_tensors++;
+	tensor->declared = TAKE_PTR(declared);
+	*ret_tensor = TAKE_PTR(tensor);
+	return 0;
+}
+
+struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor)
+{
+	if (!tensor)
+		return NULL;
+	free(tensor->declared);
+	free(tensor);
+	return NULL;
+}
+
+static struct pipeline_tensor *tensor_find(const struct pipeline_job *job, const char *name)
+{
+	struct map_entry *entry = map_find(&job->tensors, map_hash_string(name));
+
+	for (; entry; entry = map_find_next(entry)) {
+		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
+
+		if (!strcmp(tensor->name, name))
+			return tensor;
+	}
+	return NULL;
+}
+
+/* "float32[1000]", "float32[variable]". */
+static void describe(char text[48], unsigned dtype, uint64_t elements)
+{
+	if (elements == ELEMENTS_VARIABLE)
+		(void)snprintf(text, 48, "%s[variable]", dtype_name(dtype));
+	else
+		(void)snprintf(text, 48, "%s[%" PRIu64 "]", dtype_name(dtype), elements);
+}
+
+static void answer(struct pipeline_tensor *tensor, struct pipeline_declaration *declaration)
+{
+	const struct failure *failure = tensor->failure.status ? &tensor->failure : NULL;
+
+	list_remove(&declaration->waiting);
+	declaration->answered = true;
+	declaration->declared(declaration, failure, tensor->key, tensor->job->part_bytes);
+}
+
+/* Without a key none of them moves: each fails by itself, and may take others that wait to be forgotten along. */
+static void fail_rounds(struct pipeline_tensor *tensor)
+{
+	struct pipeline_round *round, *open;
+
+	do {
+		open = NULL;
+		list_for_each (round, &tensor->rounds, link) {
+			if (round->failure.status)
+				continue;
+			open = round;
+			break;
+		}
+		if (open)
+			pipeline_round_fail(open, &tensor->failure, false);
+	} while (open);
+}
+
+void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure *failure,
+			    uint64_t key, uint64_t start)
+{
+	struct pipeline_job *job = tensor->job;
+	struct pipeline_declaration *declaration;
+	struct pipeline_round *round;
+
+	if (job->state != JOB_RUNNING || tensor->key || tensor->failure.status)
+		return;
+	if (failure) {
+		tensor->failure = *failure;
+		fail_rounds(tensor);
+	} else {
+		tensor->key = key;
+		tensor->start = start;
+		/* Now they have a name that other nodes know. */
+		list_for_each (round, &tensor->rounds, link)
+			if (round->failure.status && job->distributed)
+				pipeline_setup_fail_round(job, key, round->number, &round->failure);
+	}
+	while ((declaration = list_first(&tensor->waiting, struct pipeline_declaration, waiting)))
+		answer(tensor, declaration);
+	pipeline_round_advance(tensor);
+}
+
+void pipeline_tensor_forget(struct pipeline_member *member)
+{
+	struct pipeline_declaration *declaration, *next;
+
+	list_for_each_safe (declaration, next, &member->declarations, link) {
+		list_remove(&declaration->link);
+		list_remove(&declaration->waiting);
+		declaration->tensor = NULL;
+		declaration->member = NULL;
+	}
+}
+
+static int check(const char *name, unsigned dtype, uint64_t elements, struct failure *failure)
+{
+	size_t len = strlen(name);
+	uint64_t bytes;
+
+	if (!len || len > TENSOR_NAME_MAX)
+		return failure_set(failure, -EINVAL, "the name of a tensor is 1 to %d bytes",
+				   TENSOR_NAME_MAX);
+	for (size_t i = 0; i < len; i++)
+		if ((unsigned char)name[i] < ' ' || name[i] == 0x7f)
+			return failure_set(failure, -EINVAL,
+					   "the name of a tensor has no control characters");
+	if (!dtype_size(dtype))
+		return failure_set(failure, -EINVAL, "tensor %s: no element type %u", name, dtype);
+	if (elements != ELEMENTS_VARIABLE &&
+	    (MUL_OVERFLOW(elements, (uint64_t)dtype_size(dtype), &bytes) || bytes > INT64_MAX))
+		return failure_set(failure, -EINVAL, "tensor %s: %" PRIu64 " elements are too many",
+				   name, elements);
+	return 0;
+}
+
+/* Two ranks of this node disagree. The home server hears of both, so that the other nodes do. */
+static void conflict(struct pipeline_tensor *tensor, uint32_t rank, unsigned dtype,
+		     uint64_t elements)
+{
+	struct failure failure;
+	char first[48], second[48];
+
+	describe(first, tensor->dtype, tensor->elements);
+	describe(second, dtype, elements);
+	(void)failure_set(&failure, -EINVAL, "tensor %s: rank %u declared %s, rank %u %s",
+			  tensor->name, tensor->first_rank, first, rank, second);
+	if (tensor->job->distributed) {
+		pipeline_setup_declare(tensor, tensor->dtype, tensor->elements, tensor->first_rank);
+		pipeline_setup_declare(tensor, dtype, elements, rank);
+	}
+	pipeline_tensor_agreed(tensor, &failure, 0, 0);
+}
+
+static int find_or_make(struct pipeline_member *member, const char *name, unsigned dtype,
+			uint64_t elements, struct pipeline_tensor **ret_tensor,
+			struct failure *failure)
+{
+	struct pipeline_job *job = member->job;
+	struct pipeline_tensor *tensor = tensor_find(job, name);
+	int r;
+
+	if (tensor && tensor->declared[member->index])
+		return failure_set(failure, -EEXIST, "tensor %s: rank %u has declared it already",
+				   name, member->rank);
+	if (!tensor) {
+		if (job->n_tensors >= job->pipeline->params.max_tensors)
+			return failure_set(failure, -EDQUOT, "job %s has %u tensors already",
+					   job->name, job->pipeline->params.max_tensors);
+		r = tensor_new(job, name, &tensor);
+		if (r)
+			return failure_set(failure, r, "tensor %s: %s", name, strerror(-r));
+		tensor->dtype = dtype;
+		tensor->elements = elements;
+		tensor->first_rank = member->rank;
+	}
+	*ret_tensor = tensor;
+	return 0;
+}
+
+int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration *declaration,
+		     const char *name, unsigned dtype, uint64_t elements, struct failure *failure)
+{
+	struct pipeline_job *job = member->job;
+	struct pipeline_tensor *tensor = NULL;
+	int r;
+
+	if (!job || job->state != JOB_RUNNING || member->leaving)
+		return failure_set(failure, -ENOTCONN, "tensor %s: in no job", name);
+	r = check(name, dtype, elements, failure);
+	if (!r)
+		r = find_or_make(member, name, dtype, elements, &tensor, failure);
+	if (r)
+		return r;
+
+	tensor->declared[member->index] = true;
+	tensor->n_declared++;
+	declaration->member = member;
+	declaration->tensor = tensor;
+	declaration->n_rounds = 0;
+	declaration->answered = false;
+	list_push_back(&member->declarations, &declaration->link);
+	list_push_back(&tensor->waiting, &declaration->waiting);
+	if (tensor->failure.status)
+		answer(tensor, declaration);
+	else if (tensor->dtype != dtype || tensor->elements != elements)
+		conflict(tensor, member->rank, dtype, elements);
+	else if (tensor->n_declared == job->layout.n_local && job->distributed)
+		pipeline_setup_declare(tensor, dtype, elements, tensor->first_rank);
+	else if (tensor->n_declared == job->layout.n_local)
+		pipeline_tensor_agreed(tensor, NULL, job->n_tensors, 0);
+	return 0;
+}

@@ -1,0 +1,524 @@
+#include "pipeline/job.h"
+#include "base/log.h"
+#include "pipeline/part.h"
+#include "pipeline/round.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/random.h>
+
+/* The timer of a job is always armed, so that arming it anew cannot fail; this is "never". */
+#define TIMER_IDLE_NS	   (365ull * 24 * 3600 * NSEC_PER_SEC)
+#define TIMEOUT_MAX_MS	   (365ull * 24 * 3600 * 1000)
+#define REQUEST_TIMEOUT_MS 600000
+/* Parts begin aligned for vector units, and hold whole elements of every type. */
+#define PART_ALIGN 64u
+
+/* -- Lifetime ----------------------------------------------------------------------------------------------------- */
+
+static void on_reap(struct mail *mail)
+{
+	struct pipeline *pipeline = container_of(mail, struct pipeline, reap);
+	struct pipeline_job *job, *next;
+
+	pipeline->reaping = false;
+	list_for_each_safe (job, next, &pipeline->jobs, link)
+		if (!job->holds)
+			(void)pipeline_job_free(job);
+}
+
+void pipeline_job_hold(struct pipeline_job *job)
+{
+	job->holds++;
+}
+
+void pipeline_job_release(struct pipeline_job *job)
+{
+	struct pipeline *pipeline = job->pipeline;
+
+	if (--job->holds || pipeline->reaping)
+		return;
+	pipeline->reaping = true;
+	pipeline->reap.run = on_reap;
+	loop_post(pipeline->params.loop, &pipeline->reap);
+}
+
+static void free_spare_parts(struct pipeline_job *job)
+{
+	struct pipeline_part *part, *next;
+
+	list_for_each_safe (part, next, &job->spare_parts, link) {
+		list_remove(&part->link);
+		(void)pipeline_part_free(part);
+	}
+}
+
+struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
+{
+	struct pipeline_round *round, *next;
+	struct map_entry *entry;
+
+	if (!job)
+		return NULL;
+	list_remove(&job->link);
+	loop_timer_cancel(&job->timer);
+	list_for_each_safe (round, next, &job->rounds, job_link)
+		(void)pipeline_round_free(round);
+	list_for_each_safe (round, next, &job->spare_rounds, link)
+		(void)pipeline_round_free(round);
+	free_spare_parts(job);
+	while ((entry = map_first(&job->tensors))) {
+		map_remove(&job->tensors, entry);
+		(void)pipeline_tensor_free(container_of(entry, struct pipeline_tensor, entry));
+	}
+	map_done(&job->tensors);
+	pipeline_setup_free(job);
+	layout_done(&job->layout);
+	free(job->members);
+	free(job->left);
+	free(job);
+	return NULL;
+}
+DEFINE_CLEANUP(struct pipeline_job *, pipeline_job_free)
+
+static void on_timer(struct loop_timer *timer);
+
+static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
+		   struct pipeline_job **ret_job)
+{
+	_cleanup_(pipeline_job_freep) struct pipeline_job *job = calloc(1, sizeof(*job));
+	int r;
+
+	if (!job)
+		return error_origin(-ENOMEM);
+	job->pipeline = pipeline;
+	job->holds = 1;
+	list_init(&job->link);
+	list_init(&job->rounds);
+	list_init(&job->spare_rounds);
+	list_init(&job->spare_parts);
+	list_init(&job->setups);
+	(void)snprintf(job->name, sizeof(job->name), "%s", join->job);
+	job->shape = (struct pipeline_shape){
+		.size = join->size,
+		.local_size = join->local_size,
+		.node = join->node,
+		.n_nodes = join->n_nodes,
+		.min_servers = join->min_servers,
+		.part_bytes = join->part_bytes,
+		.request_timeout_ms = join->request_timeout_ms,
+		.force_distributed = join->force_distributed,
+	};
+	job->distributed = join->n_nodes > 1 || join->force_distributed;
+	job->request_timeout_ns = join->request_timeout_ms * NSEC_PER_MSEC;
+	job->formed_by_ns = CLOCK_NEVER;
+	job->members = calloc(join->local_size, sizeof(job->members[0]));
+	job->left = calloc(join->local_size, sizeof(job->left[0]));
+	if (!job->members || !job->left)
+		return error_origin(-ENOMEM);
+	r = pipeline_join_digest(join, job->secret_digest);
+	if (r)
+		return error_trace(r);
+	if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
+		return error_origin(-errno);
+	job->timer.expired = on_timer;
+	r = loop_timer_set(pipeline->params.loop, &job->timer, clock_now_ns() + TIMER_IDLE_NS);
+	if (r)
+		return error_trace(r);
+	list_push_back(&pipeline->jobs, &job->link);
+	*ret_job = TAKE_PTR(job);
+	return 0;
+}
+
+/* -- Ending ------------------------------------------------------------------------------------------------------- */
+
+static void member_detach(struct pipeline_member *member)
+{
+	struct pipeline_job *job = member->job;
+
+	pipeline_tensor_forget(member);
+	for (uint32_t i = 0; i < job->shape.local_size; i++)
+		if (job->members[i] == member)
+			job->members[i] = NULL;
+	job->n_members--;
+	if (member->leaving)
+		job->n_leaving--;
+	member->job = NULL;
+}
+
+static void job_over(struct pipeline_job *job)
+{
+	job->state = JOB_OVER;
+	loop_timer_cancel(&job->timer);
+	pipeline_setup_close(job);
+	pipeline_job_release(job);
+}
+
+/* Rounds under way end by themselves, the sooner as the servers know. */
+static void fail_rounds(struct pipeline_job *job)
+{
+	struct pipeline_round *round, *open;
+
+	do {
+		open = NULL;
+		list_for_each (round, &job->rounds, job_link) {
+			if (round->failure.status)
+				continue;
+			open = round;
+			break;
+		}
+		if (open)
+			pipeline_round_fail(open, &job->over, false);
+	} while (open);
+}
+
+void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
+		       const struct peer *from)
+{
+	uint64_t number = job->state == JOB_RUNNING ? job->number : 0;
+
+	if (job->state == JOB_OVER)
+		return;
+	job->over = *failure;
+	if (number)
+		log_warning("job %s: failed: %s", job->name, failure->text);
+	else
+		log_notice("job %s: not formed: %s", job->name, failure->text);
+	pipeline_setup_fail_job(job, failure, from);
+	pipeline_job_hold(job);
+	job_over(job);
+	fail_rounds(job);
+	for (uint32_t i = 0; i < job->shape.local_size; i++) {
+		struct pipeline_member *member = job->members[i];
+		bool leaving;
+
+		if (!member)
+			continue;
+		leaving = member->leaving;
+		member_detach(member);
+		if (leaving)
+			member->left(member);
+		else
+			member->ended(member, number, &job->over);
+	}
+	pipeline_job_release(job);
+}
+
+static void fail(struct pipeline_job *job, int status, const char *text)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, status, "%s", text);
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+/* -- Forming ------------------------------------------------------------------------------------------------------ */
+
+int pipeline_job_order_members(struct pipeline_job *job)
+{
+	const struct layout *layout = &job->layout;
+	_cleanup_(freep) struct pipeline_member **ordered = NULL;
+
+	if (layout->n_local != job->shape.local_size || job->n_members != layout->n_local)
+		return error_origin(-EPROTO);
+	ordered = calloc(layout->n_local, sizeof(ordered[0]));
+	if (!ordered)
+		return error_origin(-ENOMEM);
+	for (uint32_t i = 0; i < layout->n_local; i++) {
+		uint32_t index = layout->local_of_rank[job->members[i]->rank];
+
+		if (index == RANK_AWAY)
+			return error_origin(-EPROTO);
+		ordered[index] = job->members[i];
+	}
+	for (uint32_t i = 0; i < layout->n_local; i++)
+		ordered[i]->index = i;
+	free(job->members);
+	job->members = TAKE_PTR(ordered);
+	return 0;
+}
+
+void pipeline_job_formed(struct pipeline_job *job)
+{
+	job->state = JOB_RUNNING;
+	job->part_bytes -= job->part_bytes % PART_ALIGN;
+	(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
+			     clock_now_ns() + TIMER_IDLE_NS);
+	log_info("job %s: run %016" PRIx64 ": %u ranks on %u nodes, %u here, %zu servers",
+		 job->name, job->number, job->shape.size, job->shape.n_nodes, job->n_members,
+		 job->n_servers);
+	for (uint32_t i = 0; i < job->n_members; i++)
+		job->members[i]->joined(job->members[i], job->number, (uint32_t)job->n_servers);
+}
+
+static void form_here(struct pipeline_job *job)
+{
+	int r;
+
+	r = layout_init(&job->layout, NULL, job->shape.size, 1, 0);
+	if (!r)
+		r = pipeline_job_order_members(job);
+	if (!r && getrandom(&job->number, sizeof(job->number), 0) != sizeof(job->number))
+		r = error_origin(-errno);
+	if (r) {
+		fail(job, r, strerror(-r));
+		return;
+	}
+	job->number |= 1; /* 0 is none */
+	job->part_bytes =
+		job->shape.part_bytes ? job->shape.part_bytes : job->pipeline->params.part_bytes;
+	pipeline_job_formed(job);
+}
+
+/* Whose names it takes: a job that a rank has left does not come back, but its name does. */
+static struct pipeline_job *job_find(struct pipeline *pipeline, const char *name)
+{
+	struct pipeline_job *job;
+
+	list_for_each (job, &pipeline->jobs, link)
+		if (job->state != JOB_OVER && !job->has_left.status && !strcmp(job->name, name))
+			return job;
+	return NULL;
+}
+
+static size_t count_jobs(struct pipeline *pipeline)
+{
+	struct pipeline_job *job;
+	size_t n = 0;
+
+	list_for_each (job, &pipeline->jobs, link)
+		n++;
+	return n;
+}
+
+/* The job that the rank belongs to, found and compared, or made. */
+static int job_for(struct pipeline *pipeline, const struct pipeline_join *join,
+		   struct pipeline_job **ret_job, struct failure *failure)
+{
+	struct pipeline_job *job = job_find(pipeline, join->job);
+	int r;
+
+	if (job) {
+		r = pipeline_join_compare(job, join, failure);
+		if (r)
+			return r;
+		if (job->n_members == job->shape.local_size || job->layout.size)
+			return failure_set(failure, -EEXIST,
+					   "job %s: all its ranks on this node are there already",
+					   join->job);
+		*ret_job = job;
+		return 0;
+	}
+	if (count_jobs(pipeline) >= pipeline->params.max_jobs)
+		return failure_set(failure, -EDQUOT, "this daemon has %u jobs already",
+				   pipeline->params.max_jobs);
+	r = job_new(pipeline, join, ret_job);
+	if (r)
+		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
+	return 0;
+}
+
+static void job_add_member(struct pipeline_job *job, struct pipeline_member *member,
+			   const struct pipeline_join *join)
+{
+	uint64_t timeout_ns = MIN(join->timeout_ms, (uint64_t)TIMEOUT_MAX_MS) * NSEC_PER_MSEC;
+	uint64_t deadline_ns = clock_now_ns() + timeout_ns;
+
+	member->job = job;
+	member->rank = join->rank;
+	member->local_rank = join->local_rank;
+	member->pid = join->pid;
+	member->index = 0;
+	member->leaving = false;
+	list_init(&member->declarations);
+	job->members[join->local_rank] = member;
+	job->n_members++;
+	if (deadline_ns < job->formed_by_ns) {
+		job->formed_by_ns = deadline_ns;
+		job->forming_timeout_ns = timeout_ns;
+		pipeline_job_watch(job, deadline_ns);
+	}
+}
+
+int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
+		  const struct pipeline_join *given, struct failure *failure)
+{
+	struct pipeline_join join = *given;
+	struct pipeline_job *job = NULL;
+	int r;
+
+	if (pipeline->closed)
+		return failure_set(failure, -ESHUTDOWN, "the daemon is about to stop");
+	if (!join.request_timeout_ms)
+		join.request_timeout_ms = REQUEST_TIMEOUT_MS;
+	join.request_timeout_ms = MIN(join.request_timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
+	r = pipeline_join_check(&join, failure);
+	if (r)
+		return r;
+	r = job_for(pipeline, &join, &job, failure);
+	if (r)
+		return r;
+
+	job_add_member(job, member, &join);
+	if (job->distributed && !job->querying && !job->view)
+		pipeline_setup_open(job);
+	else if (job->distributed)
+		pipeline_setup_join(job);
+	else if (job->n_members == job->shape.local_size)
+		form_here(job);
+	return 0;
+}
+
+/* -- Deadlines ---------------------------------------------------------------------------------------------------- */
+
+void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns)
+{
+	if (job->state == JOB_OVER || deadline_ns >= job->timer.at_ns)
+		return;
+	(void)loop_timer_set(job->pipeline->params.loop, &job->timer, deadline_ns);
+}
+
+/*
+ * Who is missing here. Where one node has all ranks, ranks can be named; else their numbers are known only to
+ * themselves, and they are named by local rank.
+ */
+static const char *name_missing(const struct pipeline_job *job, struct pipeline_ranks_text *missing)
+{
+	bool all_here = job->shape.n_nodes == 1;
+
+	for (uint32_t i = 0; i < job->shape.local_size; i++) {
+		bool here = false;
+
+		for (uint32_t j = 0; j < job->shape.local_size; j++)
+			here |= job->members[j] && (all_here ? job->members[j]->rank
+							     : job->members[j]->local_rank) == i;
+		if (!here)
+			pipeline_ranks_add(missing, i);
+	}
+	return pipeline_ranks_end(missing);
+}
+
+static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
+{
+	struct pipeline_ranks_text missing = { 0 };
+	struct failure failure;
+	char time[32];
+
+	(void)pipeline_time_text(time, job->forming_timeout_ns);
+	if (job->n_members < job->shape.local_size) {
+		const char *names = name_missing(job, &missing);
+
+		(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s%s did not join within %s",
+				  job->name, job->shape.n_nodes == 1 ? "" : "local ", names, time);
+	} else if (now_ns < job->formed_by_ns + SERVER_GRACE_NS) {
+		(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
+				     job->formed_by_ns + SERVER_GRACE_NS);
+		return;
+	} else {
+		(void)failure_set(&failure, -ETIMEDOUT,
+				  "job %s: all its ranks on this node are there, but %s within %s",
+				  job->name,
+				  !job->view	     ? "no servers were found"
+				  : job->layout.size ? "a server did not answer"
+						     : "its home server did not answer",
+				  time);
+	}
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+	struct pipeline_job *job = container_of(timer, struct pipeline_job, timer);
+	uint64_t now_ns = clock_now_ns(), next_ns;
+
+	if (job->state == JOB_FORMING) {
+		forming_expired(job, now_ns);
+		return;
+	}
+	pipeline_job_hold(job);
+	next_ns = pipeline_round_expire(job, now_ns);
+	if (job->state == JOB_RUNNING)
+		(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
+				     MIN(next_ns, now_ns + TIMER_IDLE_NS));
+	pipeline_job_release(job);
+}
+
+/* -- Leaving ------------------------------------------------------------------------------------------------------ */
+
+/* A rank is gone before the job was complete. */
+static void forming_without(struct pipeline_job *job, uint32_t rank, uint32_t pid, const char *how)
+{
+	struct failure failure;
+
+	if (!job->n_members) {
+		job_over(job);
+	} else if (job->layout.size) {
+		(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) %s", rank, pid, how);
+		pipeline_job_fail(job, &failure, NULL);
+	} else if (job->distributed) {
+		pipeline_setup_join(job);
+	}
+}
+
+void pipeline_job_let_leave(struct pipeline_job *job)
+{
+	if (job->state != JOB_RUNNING || !job->n_leaving)
+		return;
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		struct pipeline_member *member = job->members[i];
+
+		if (!member || !member->leaving || pipeline_round_pending(job, i))
+			continue;
+		job->left[i] = true;
+		member_detach(member);
+		member->left(member);
+	}
+	if (!job->n_members && job->state == JOB_RUNNING) {
+		log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->name,
+			 job->number);
+		pipeline_setup_leave(job);
+		job_over(job);
+	}
+}
+
+void pipeline_leave(struct pipeline_member *member)
+{
+	struct pipeline_job *job = member->job;
+	uint32_t rank = member->rank, pid = member->pid;
+	struct failure failure;
+
+	if (job->state == JOB_FORMING) {
+		member_detach(member);
+		forming_without(job, rank, pid, "left");
+		member->left(member);
+		return;
+	}
+	if (member->leaving)
+		return;
+	member->leaving = true;
+	job->n_leaving++;
+	if (!job->has_left.status)
+		(void)failure_set(&job->has_left, -EPIPE, "rank %u has left job %s", rank,
+				  job->name);
+	(void)failure_set(&failure, -ECANCELED, "rank %u left job %s", rank, job->name);
+	pipeline_job_hold(job);
+	pipeline_round_leave(job, &failure);
+	pipeline_job_let_leave(job);
+	pipeline_job_release(job);
+}
+
+void pipeline_abandon(struct pipeline_member *member, const char *how)
+{
+	struct pipeline_job *job = member->job;
+	struct failure failure;
+
+	if (!job)
+		return;
+	member_detach(member);
+	if (job->state == JOB_FORMING) {
+		forming_without(job, member->rank, member->pid, how);
+		return;
+	}
+	(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) of job %s %s", member->rank,
+			  member->pid, job->name, how);
+	pipeline_job_fail(job, &failure, NULL);
+}

@@ -1,0 +1,164 @@
+/*
+ * Jobs of this node and their tensors. Private to pipeline/.
+ *
+ *	FORMING		local ranks come; a job over several nodes also asks which view it runs in, JOINs at the home
+ *			server and ATTACHes at every server
+ *	RUNNING		all ranks of the job are there
+ *	OVER		failed or left: no member belongs to it any more; it is freed when nothing of it is in flight
+ */
+#pragma once
+
+#include "base/clock.h"
+#include "base/map.h"
+#include "base/metrics.h"
+#include "pipeline/pipeline.h"
+
+#define SECRET_DIGEST_LEN 32
+
+/* The home server's own answers come at the deadline or a moment after; only then does an agent give up by itself. */
+#define SERVER_GRACE_NS (3 * NSEC_PER_SEC)
+
+enum pipeline_job_state { JOB_FORMING, JOB_RUNNING, JOB_OVER };
+
+struct pipeline {
+	struct pipeline_params params;
+	struct list jobs;    /* not yet freed, in the order in which they began */
+	struct list outlets; /* queues towards servers: outlet.c */
+	struct mail reap;    /* frees jobs that are over, when nobody up the stack uses them */
+	bool reaping, closed;
+	uint64_t n_rounds_started; /* orders rounds of equal priority */
+	struct metric requests, failed, bytes, parts;
+};
+
+/* What all ranks of a job must say alike. */
+struct pipeline_shape {
+	uint32_t size, local_size, node, n_nodes, min_servers, part_bytes;
+	uint64_t request_timeout_ms;
+	bool force_distributed;
+};
+
+struct pipeline_server {
+	struct pipeline_outlet *outlet;
+	bool attached;
+};
+
+struct pipeline_job {
+	struct pipeline *pipeline;
+	struct list link;
+	char name[JOB_NAME_MAX + 1];
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	struct pipeline_shape shape;
+	enum pipeline_job_state state;
+	bool distributed;    /* goes through servers */
+	struct failure over; /* why, once OVER; status 0: left in good order */
+	struct failure
+		has_left; /* status not 0: a rank has left, nothing can be submitted any more */
+
+	struct pipeline_member **
+		members; /* local_size entries; FORMING: by local rank, then by layout's local number */
+	uint32_t n_members;
+	uint32_t n_leaving;
+	uint8_t *left;	      /* by local number: this rank has left */
+	struct layout layout; /* once RUNNING, or joined at the home server */
+
+	uint64_t number;   /* of this run */
+	uint64_t instance; /* random: of this node's run */
+	uint32_t part_bytes;
+	uint64_t request_timeout_ns;
+	uint64_t formed_by_ns;	     /* FORMING: deadline */
+	uint64_t forming_timeout_ns; /* that deadline as it was given, for words */
+
+	struct map tensors; /* by name */
+	uint64_t n_tensors;
+	struct list rounds; /* open, in no order */
+	struct list spare_rounds, spare_parts;
+	struct loop_timer timer;
+	unsigned holds; /* calls and parts in flight, and 1 until OVER; at 0 it is reaped */
+
+	/* Distributed. */
+	struct cluster_query query;
+	bool querying, opened; /* asked for a view; was given one and owes a close */
+	struct view *view;
+	struct peer *home;
+	struct pipeline_setup *join; /* the newest; earlier ones do not count */
+	struct list setups;	     /* set-up calls in flight */
+	struct pipeline_server *servers;
+	size_t n_servers, n_attached;
+	uint16_t *stripes;
+	size_t n_stripes;
+
+	uint64_t n_rounds, n_bytes, n_in_flight; /* for operators */
+};
+
+/* A tensor of a job, from its first local declaration to the job's end. */
+struct pipeline_tensor {
+	struct map_entry entry;
+	struct pipeline_job *job;
+	char name[TENSOR_NAME_MAX + 1];
+	unsigned dtype;
+	uint64_t elements;
+	uint32_t first_rank;	/* who declared it first */
+	uint32_t n_declared;	/* local ranks that have */
+	uint8_t *declared;	/* by local number */
+	uint64_t key, start;	/* key 0: not agreed yet */
+	struct failure failure; /* status not 0: ranks disagree, for good */
+	struct list waiting;	/* declarations not yet answered */
+	struct list rounds;	/* open, by number */
+	uint64_t n_rounds;	/* completed */
+	bool advancing;
+};
+
+/* job.c */
+void pipeline_job_hold(struct pipeline_job *job);
+void pipeline_job_release(struct pipeline_job *job);
+/* Ends a job for all its members. Tells the servers, but for `from`, which is who told us (or is lost), or NULL. */
+void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
+		       const struct peer *from);
+/* The home server has put the job together, and every server knows it (or none is needed). */
+void pipeline_job_formed(struct pipeline_job *job);
+/* Members that leave do so once their requests have ended. */
+void pipeline_job_let_leave(struct pipeline_job *job);
+/* Arms the timer for a deadline, unless it is armed for an earlier one. */
+void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns);
+struct pipeline_job *pipeline_job_free(struct pipeline_job *job);
+/* Makes room for members by local number. Returns 0, -EPROTO (layout and members disagree) or -ENOMEM. */
+int pipeline_job_order_members(struct pipeline_job *job);
+
+/* join.c: what a rank says when it joins, against the rules and against the others. */
+int pipeline_join_check(const struct pipeline_join *join, struct failure *failure);
+int pipeline_join_compare(const struct pipeline_job *job, const struct pipeline_join *join,
+			  struct failure *failure);
+int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET_DIGEST_LEN]);
+
+/* setup.c: cluster query, JOIN, ATTACH, DECLARE and notices. */
+void pipeline_setup_open(struct pipeline_job *job);
+/* Tells the home server which ranks are here now; nothing while the home is not known. */
+void pipeline_setup_join(struct pipeline_job *job);
+void pipeline_setup_declare(struct pipeline_tensor *tensor, unsigned dtype, uint64_t elements,
+			    uint32_t rank);
+void pipeline_setup_close(struct pipeline_job *job);
+void pipeline_setup_free(struct pipeline_job *job);
+void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *failure,
+			     const struct peer *from);
+void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round,
+			       const struct failure *failure);
+void pipeline_setup_leave(struct pipeline_job *job);
+
+/* declare.c */
+/* The ranks of all nodes agree, or not (failure). */
+void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure *failure,
+			    uint64_t key, uint64_t start);
+/* Forgets a member's declarations. */
+void pipeline_tensor_forget(struct pipeline_member *member);
+struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor);
+
+/* report.c: "rank 3", "ranks 1, 4 and 7 more". */
+struct pipeline_ranks_text {
+	char text[128];
+	size_t len;
+	unsigned n, n_more;
+};
+void pipeline_ranks_add(struct pipeline_ranks_text *ranks, uint32_t rank);
+const char *pipeline_ranks_end(struct pipeline_ranks_text *ranks);
+/* "60 s", "1.5 s", "20 ms". */
+const char *pipeline_time_text(char text[32], uint64_t ns);

@@ -1,0 +1,136 @@
+#include "base/log.h"
+#include "pipeline/job.h"
+#include <openssl/crypto.h>
+#include <openssl/evp.h>
+
+static bool name_valid(const char *name)
+{
+	size_t len = strlen(name);
+
+	return len && len <= JOB_NAME_MAX &&
+	       strspn(name, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789._-") ==
+		       len;
+}
+
+static int check_numbers(const struct pipeline_join *j, struct failure *failure)
+{
+	if (!j->size || j->size > JOB_RANKS_MAX)
+		return failure_set(failure, -EINVAL, "size %u is not within 1 to %u", j->size,
+				   JOB_RANKS_MAX);
+	if (j->rank >= j->size)
+		return failure_set(failure, -EINVAL, "rank %u, but size is %u", j->rank, j->size);
+	if (!j->n_nodes || j->n_nodes > j->size || j->node >= j->n_nodes)
+		return failure_set(failure, -EINVAL, "rank %u: node %u of %u, with size %u",
+				   j->rank, j->node, j->n_nodes, j->size);
+	if (!j->local_size || j->local_rank >= j->local_size)
+		return failure_set(failure, -EINVAL, "rank %u: local rank %u, but local size is %u",
+				   j->rank, j->local_rank, j->local_size);
+	/* Every other node has at least one rank; one node has them all. */
+	if (j->local_size > j->size - (j->n_nodes - 1) ||
+	    (j->n_nodes == 1 && j->local_size != j->size))
+		return failure_set(failure, -EINVAL,
+				   "rank %u: local size %u does not fit size %u on %u nodes",
+				   j->rank, j->local_size, j->size, j->n_nodes);
+	if (j->part_bytes && (j->part_bytes < PART_BYTES_MIN || j->part_bytes > PART_BYTES_MAX))
+		return failure_set(failure, -EINVAL, "rank %u: part size %u is not within %u to %u",
+				   j->rank, j->part_bytes, PART_BYTES_MIN, PART_BYTES_MAX);
+	return 0;
+}
+
+int pipeline_join_check(const struct pipeline_join *join, struct failure *failure)
+{
+	if (!name_valid(join->job))
+		return failure_set(failure, -EINVAL,
+				   "the name of a job is 1 to %d of A-Z a-z 0-9 . _ -",
+				   JOB_NAME_MAX);
+	if (join->secret_len > JOB_SECRET_MAX)
+		return failure_set(failure, -EINVAL, "a secret of %zu bytes, more than %d",
+				   join->secret_len, JOB_SECRET_MAX);
+	return check_numbers(join, failure);
+}
+
+int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET_DIGEST_LEN])
+{
+	static const char label[] = "bps-job";
+	EVP_MD_CTX *context = EVP_MD_CTX_new();
+	bool good;
+
+	if (!context)
+		return error_origin(-ENOMEM);
+	good = EVP_DigestInit_ex(context, EVP_sha256(), NULL) &&
+	       EVP_DigestUpdate(context, label, sizeof(label) - 1) &&
+	       EVP_DigestUpdate(context, join->job, strlen(join->job) + 1) &&
+	       EVP_DigestUpdate(context, join->secret_len ? join->secret : "", join->secret_len) &&
+	       EVP_DigestFinal_ex(context, digest, NULL);
+	EVP_MD_CTX_free(context);
+	return good ? 0 : error_origin(-ENOMEM);
+}
+
+static int differ(struct failure *failure, const char *what, const struct pipeline_member *other,
+		  uint64_t theirs, const struct pipeline_join *join, uint64_t ours)
+{
+	return failure_set(failure, -EINVAL, "job %s: rank %u says %s %llu, rank %u says %llu",
+			   join->job, other->rank, what, (unsigned long long)theirs, join->rank,
+			   (unsigned long long)ours);
+}
+
+static int compare_shape(const struct pipeline_job *job, const struct pipeline_member *other,
+			 const struct pipeline_join *join, struct failure *failure)
+{
+	const struct pipeline_shape *shape = &job->shape;
+
+	if (shape->size != join->size)
+		return differ(failure, "size", other, shape->size, join, join->size);
+	if (shape->n_nodes != join->n_nodes)
+		return differ(failure, "nodes", other, shape->n_nodes, join, join->n_nodes);
+	if (shape->node != join->node)
+		return differ(failure, "node", other, shape->node, join, join->node);
+	if (shape->local_size != join->local_size)
+		return differ(failure, "local size", other, shape->local_size, join,
+			      join->local_size);
+	if (shape->part_bytes != join->part_bytes)
+		return differ(failure, "part size", other, shape->part_bytes, join,
+			      join->part_bytes);
+	if (shape->min_servers != join->min_servers)
+		return differ(failure, "servers", other, shape->min_servers, join,
+			      join->min_servers);
+	if (shape->request_timeout_ms != join->request_timeout_ms)
+		return differ(failure, "request timeout", other, shape->request_timeout_ms, join,
+			      join->request_timeout_ms);
+	if (shape->force_distributed != join->force_distributed)
+		return differ(failure, "force_distributed", other, shape->force_distributed, join,
+			      join->force_distributed);
+	return 0;
+}
+
+int pipeline_join_compare(const struct pipeline_job *job, const struct pipeline_join *join,
+			  struct failure *failure)
+{
+	uint8_t digest[SECRET_DIGEST_LEN];
+	int r;
+
+	r = pipeline_join_digest(join, digest);
+	if (r)
+		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
+	if (CRYPTO_memcmp(digest, job->secret_digest, sizeof(digest)))
+		return failure_set(failure, -EACCES, "job %s: wrong secret", join->job);
+
+	for (uint32_t i = 0; i < job->shape.local_size; i++) {
+		const struct pipeline_member *other = job->members[i];
+
+		if (!other)
+			continue;
+		if (other->rank == join->rank)
+			return failure_set(failure, -EEXIST,
+					   "job %s: rank %u is taken already, by pid %u", join->job,
+					   join->rank, other->pid);
+		r = compare_shape(job, other, join, failure);
+		if (r)
+			return r;
+		if (other->local_rank == join->local_rank)
+			return failure_set(failure, -EEXIST,
+					   "job %s: rank %u and rank %u both say local rank %u",
+					   join->job, other->rank, join->rank, join->local_rank);
+	}
+	return 0;
+}

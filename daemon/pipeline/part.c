@@ -1,0 +1,443 @@
+#include "pipeline/part.h"
+#include "reduce/reduce.h"
+#include <inttypes.h>
+
+static struct pipeline_job *job_of(const struct pipeline_part *part)
+{
+	return part->round->tensor->job;
+}
+
+/* -- Making and unmaking ------------------------------------------------------------------------------------------ */
+
+static int part_new(struct pipeline_round *round, const struct extent *extent,
+		    struct pipeline_part **ret_part)
+{
+	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_part *part = list_first(&job->spare_parts, struct pipeline_part, link);
+	uint32_t n = job->layout.n_local;
+
+	if (part) {
+		list_remove(&part->link);
+	} else {
+		part = calloc(1, sizeof(*part) + 2 * n * sizeof(part->pointers[0]));
+		if (!part)
+			return error_origin(-ENOMEM);
+		part->inputs = (const void **)part->pointers;
+		part->outputs = &part->pointers[n];
+	}
+	part->round = round;
+	part->extent = *extent;
+	part->state = PART_NEW;
+	list_push_back(&round->parts, &part->link);
+	round->n_parts++;
+	job->n_in_flight++;
+	metric_add(&job->pipeline->parts, 1);
+	pipeline_job_hold(job);
+	*ret_part = part;
+	return 0;
+}
+
+struct pipeline_part *pipeline_part_free(struct pipeline_part *part)
+{
+	if (!part)
+		return NULL;
+	(void)block_unref(part->block);
+	free(part);
+	return NULL;
+}
+
+static void part_finish(struct pipeline_part *part)
+{
+	struct pipeline_round *round = part->round;
+	struct pipeline_job *job = job_of(part);
+
+	if (!round->failure.status) {
+		job->n_bytes += part->extent.len;
+		metric_add(&job->pipeline->bytes, part->extent.len);
+	}
+	part->block = block_unref(part->block);
+	list_remove(&part->link);
+	list_push_front(&job->spare_parts, &part->link);
+	job->n_in_flight--;
+	metric_sub(&job->pipeline->parts, 1);
+	pipeline_round_part_done(round);
+	pipeline_job_release(job);
+}
+
+static void part_fail(struct pipeline_part *part, int status, const char *text)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, status, "tensor %s, round %" PRIu64 ": %s",
+			  part->round->tensor->name, part->round->number, text);
+	pipeline_round_fail(part->round, &failure, true);
+	part_finish(part);
+}
+
+/* -- Work: one sum, or copies ------------------------------------------------------------------------------------- */
+
+static void part_work(struct pipeline_part *part)
+{
+	const struct pipeline_round *round = part->round;
+
+	if (part->copies) {
+		for (size_t i = 0; i < part->n_outputs; i++)
+			memcpy(part->outputs[i], part->inputs[0], part->extent.len);
+		return;
+	}
+	reduce_run(&(struct reduce_params){
+		.dtype = round->tensor->dtype,
+		/* A node's share of an average is a sum; the servers divide. */
+		.reduction = job_of(part)->distributed && round->reduction == REDUCTION_AVERAGE
+				     ? REDUCTION_SUM
+				     : round->reduction,
+		.n_elements = part->extent.len / round->partition.element_size,
+		.inputs = part->inputs,
+		.n_inputs = part->n_inputs,
+		.outputs = part->outputs,
+		.n_outputs = part->n_outputs,
+		.divisor = job_of(part)->shape.size,
+		.round_before_division = true,
+	});
+}
+
+static void on_run(struct task *task)
+{
+	part_work(container_of(task, struct pipeline_part, task));
+}
+
+/* Does the work here, or in the pool; then done() goes on. Large or small is decided by bytes touched. */
+static void part_post(struct pipeline_part *part, void (*done)(struct task *task))
+{
+	struct pipeline *pipeline = job_of(part)->pipeline;
+	size_t n_touched = part->copies ? part->n_outputs : part->n_inputs;
+
+	if (!n_touched || !part->n_outputs || !part->extent.len) {
+		done(&part->task);
+		return;
+	}
+	if ((uint64_t)part->extent.len * n_touched <= pipeline->params.inline_bytes) {
+		part_work(part);
+		done(&part->task);
+		return;
+	}
+	part->task.run = on_run;
+	part->task.done = done;
+	part->task.priority = part->round->priority;
+	if (pool_post(pipeline->params.pool, &part->task)) {
+		/* Slower, but right. */
+		part_work(part);
+		done(&part->task);
+	}
+}
+
+static void add_input(struct pipeline_part *part, uint32_t local)
+{
+	part->inputs[part->n_inputs++] =
+		(const char *)part->round->ranks[local].input + part->extent.input_at;
+}
+
+/* Where a local rank wants this part, or NULL. */
+static void *output_of(const struct pipeline_part *part, uint32_t local)
+{
+	char *output = part->round->ranks[local].output;
+
+	return output ? output + part->extent.output_at : NULL;
+}
+
+static void add_output(struct pipeline_part *part, void *output)
+{
+	if (output && !(part->copies && output == part->inputs[0]))
+		part->outputs[part->n_outputs++] = output;
+}
+
+/* Inputs: the local ranks' contributions. */
+static void set_inputs(struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	part->n_inputs = part->n_outputs = 0;
+	part->copies = part->extent.source != RANK_ALL;
+	if (!part->extent.len)
+		return;
+	if (part->copies) {
+		if (layout->local_of_rank[part->extent.source] != RANK_AWAY)
+			add_input(part, layout->local_of_rank[part->extent.source]);
+		return;
+	}
+	for (uint32_t i = 0; i < layout->n_local; i++)
+		add_input(part, i);
+}
+
+/* Outputs: of the local ranks that the part is for. */
+static void set_outputs(struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	part->n_outputs = 0;
+	if (!part->extent.len)
+		return;
+	if (part->extent.target == RANK_ALL) {
+		for (uint32_t i = 0; i < layout->n_local; i++)
+			add_output(part, output_of(part, i));
+	} else if (layout->local_of_rank[part->extent.target] != RANK_AWAY) {
+		add_output(part, output_of(part, layout->local_of_rank[part->extent.target]));
+	}
+}
+
+/* -- On this node alone ------------------------------------------------------------------------------------------- */
+
+static void on_local_done(struct task *task)
+{
+	part_finish(container_of(task, struct pipeline_part, task));
+}
+
+static void start_local(struct pipeline_part *part)
+{
+	set_inputs(part);
+	set_outputs(part);
+	part->state = PART_SCATTER;
+	part_post(part, on_local_done);
+}
+
+/* -- Through a server --------------------------------------------------------------------------------------------- */
+
+static bool is_from_here(const struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	return part->extent.source == RANK_ALL ||
+	       layout->node_of_rank[part->extent.source] == layout->node;
+}
+
+/* Whether the answer brings data: not to the node where it comes from. */
+static bool is_for_here(const struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	if (part->extent.source != RANK_ALL && is_from_here(part))
+		return false;
+	return part->extent.target == RANK_ALL ||
+	       layout->node_of_rank[part->extent.target] == layout->node;
+}
+
+/* First local output for the answer; the others are copied from it. */
+static void *first_output(const struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	if (part->extent.target != RANK_ALL)
+		return output_of(part, layout->local_of_rank[part->extent.target]);
+	for (uint32_t i = 0; i < layout->n_local; i++)
+		if (output_of(part, i))
+			return output_of(part, i);
+	return NULL;
+}
+
+static void on_scattered(struct task *task)
+{
+	part_finish(container_of(task, struct pipeline_part, task));
+}
+
+static void scatter(struct pipeline_part *part)
+{
+	part->state = PART_SCATTER;
+	part->copies = true;
+	part->n_inputs = part->n_outputs = 0;
+	if (part->extent.len && is_for_here(part))
+		part->inputs[part->n_inputs++] =
+			part->block ? part->block->data : first_output(part);
+	else
+		set_inputs(part);
+	/* A sum that is none of ours: nothing to copy from. */
+	if (part->n_inputs && part->copies)
+		set_outputs(part);
+	part_post(part, on_scattered);
+}
+
+static void on_sent(struct call *call)
+{
+	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
+
+	pipeline_outlet_sent(part->outlet, part);
+	pipeline_outlet_pump(part->outlet);
+}
+
+/* An answer must be what was asked for; anything else is a server that cannot be trusted with this job. */
+static bool answer_fits(const struct pipeline_part *part)
+{
+	const struct data_header *answer = &part->call.answer;
+	uint32_t len = is_for_here(part) ? part->extent.len : 0;
+
+	return answer->op == DATA_RESULT && answer->len == len &&
+	       (!part->call.answer_block || part->call.answer_block->len >= len);
+}
+
+static void on_answer(struct call *call)
+{
+	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
+	struct pipeline_outlet *outlet = part->outlet;
+
+	if (part->charged)
+		on_sent(call);
+	if (call->status) {
+		struct failure failure;
+
+		/* The words are the server's, and name tensor and round; or the transport's, and name the peer. */
+		(void)failure_set(&failure, call->status, "%s", call->text);
+		pipeline_round_fail(part->round, &failure, true);
+		part_finish(part);
+	} else if (!answer_fits(part)) {
+		struct failure failure;
+
+		(void)failure_set(&failure, -EPROTO, "%s answered with something else",
+				  peer_name(outlet->peer));
+		pipeline_job_fail(job_of(part), &failure, NULL);
+		part_finish(part);
+	} else if (part->round->failure.status) {
+		part_finish(part);
+	} else {
+		part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block)
+								     : NULL;
+		scatter(part);
+	}
+}
+
+static void push(struct pipeline_part *part, const void *payload)
+{
+	const struct pipeline_round *round = part->round;
+	const struct pipeline_tensor *tensor = round->tensor;
+	const struct extent *extent = &part->extent;
+	struct pipeline_job *job = tensor->job;
+	bool room = is_for_here(part) && extent->len;
+
+	part->state = PART_CALL;
+	part->call = (struct call){
+		.header = {
+			.op = DATA_PUSH,
+			.len = payload ? extent->len : 0,
+			.job = job->number,
+			.key = tensor->key,
+			.round = round->number,
+			.epoch = job->view->epoch,
+			.node = job->shape.node,
+			.block = extent->block,
+			.part = extent->part,
+			.dtype = (uint8_t)tensor->dtype,
+			.operation = (uint8_t)round->partition.operation,
+			.reduction = (uint8_t)round->reduction,
+			.offset = extent->offset,
+			.total = extent->total,
+			.part_len = extent->len,
+			.root = round->partition.root,
+			.priority = round->priority,
+		},
+		.payload = payload,
+		.payload_block = TAKE_PTR(part->block),
+		.room = room ? first_output(part) : NULL,
+		.room_len = room ? extent->len : 0,
+		.sent = on_sent,
+		.done = on_answer,
+	};
+	peer_call(part->outlet->peer, &part->call);
+}
+
+static void on_gathered(struct task *task)
+{
+	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
+	const void *payload = NULL;
+
+	if (part->round->failure.status) {
+		on_sent(&part->call);
+		part_finish(part);
+		return;
+	}
+	if (part->extent.len && is_from_here(part))
+		payload = part->block ? part->block->data : part->inputs[0];
+	push(part, payload);
+}
+
+void pipeline_part_begin(struct pipeline_part *part)
+{
+	struct pipeline *pipeline = job_of(part)->pipeline;
+
+	part->state = PART_GATHER;
+	set_inputs(part);
+	if (!is_from_here(part) || !part->extent.len) {
+		on_gathered(&part->task);
+		return;
+	}
+	pipeline_outlet_charge(part->outlet, part, part->extent.len);
+	/* One contribution, or a copy, leaves from where the trainer has it. */
+	if (part->n_inputs == 1) {
+		on_gathered(&part->task);
+		return;
+	}
+	if (block_new(pipeline->params.blocks, part->extent.len, NULL, &part->block)) {
+		pipeline_outlet_sent(part->outlet, part);
+		part_fail(part, -ENOMEM, "out of memory");
+		return;
+	}
+	part->outputs[part->n_outputs++] = part->block->data;
+	part_post(part, on_gathered);
+}
+
+/* The server of a part, by its place in the job's virtual space: the same on every node. */
+static struct pipeline_outlet *choose_outlet(const struct pipeline_part *part)
+{
+	const struct pipeline_tensor *tensor = part->round->tensor;
+	const struct pipeline_job *job = tensor->job;
+	uint64_t stripe = job->part_bytes, step = stripe, at;
+
+	if (tensor->elements != ELEMENTS_VARIABLE)
+		step = (part->extent.total + stripe - 1) / stripe * stripe;
+	at = tensor->start + part->extent.block * step + part->extent.part * stripe;
+	return job->servers[job->stripes[at / stripe % job->n_stripes]].outlet;
+}
+
+static bool needs_server(const struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+	const struct extent *extent = &part->extent;
+
+	if (!job_of(part)->distributed)
+		return false;
+	/* What goes from one rank to one other of the same node need not leave it. */
+	return extent->source == RANK_ALL || extent->target == RANK_ALL ||
+	       layout->node_of_rank[extent->source] != layout->node_of_rank[extent->target];
+}
+
+int pipeline_part_start(struct pipeline_round *round, const struct extent *extent)
+{
+	struct pipeline_part *part = NULL;
+	int r;
+
+	r = part_new(round, extent, &part);
+	if (r)
+		return error_trace(r);
+	if (!needs_server(part)) {
+		start_local(part);
+		return 0;
+	}
+	part->outlet = choose_outlet(part);
+	part->state = PART_QUEUED;
+	r = pipeline_outlet_push(part->outlet, part);
+	if (r) {
+		part_finish(part);
+		return error_trace(r);
+	}
+	pipeline_outlet_pump(part->outlet);
+	return 0;
+}
+
+void pipeline_part_drop_queued(struct pipeline_round *round)
+{
+	struct pipeline_part *part, *next;
+
+	list_for_each_safe (part, next, &round->parts, link) {
+		if (part->state != PART_QUEUED)
+			continue;
+		pipeline_outlet_remove(part->outlet, part);
+		part_finish(part);
+	}
+}

@@ -1,0 +1,66 @@
+/*
+ * Parts on their way, and the queues in which they wait for a server's turn. Private to pipeline/.
+ *
+ *	local:		WORK (one sum or copy, here or in the pool)
+ *	distributed:	QUEUED (in the outlet of its server) -> WORK (gather) -> CALL (push, wait, pull) -> WORK (scatter)
+ */
+#pragma once
+
+#include "pipeline/round.h"
+
+enum pipeline_part_state { PART_NEW, PART_QUEUED, PART_GATHER, PART_CALL, PART_SCATTER };
+
+struct pipeline_part {
+	struct list link; /* the round's, or the job's spare ones */
+	struct pipeline_round *round;
+	struct extent extent;
+	enum pipeline_part_state state;
+	struct pipeline_outlet *outlet;
+	size_t heap_index;
+	uint64_t charged;    /* bytes ahead in the outlet */
+	struct block *block; /* the gathered sum, then the answer */
+	struct task task;
+	struct call call;
+	bool copies; /* the work is copies of inputs[0], not a sum */
+	size_t n_inputs, n_outputs;
+	const void **inputs; /* n_local entries */
+	void **outputs;	     /* n_local entries */
+	void *pointers[];
+};
+
+/*
+ * Towards one server, of all jobs: parts wait here until little enough is under way that an urgent part, once it comes,
+ * is the next to leave.
+ */
+struct pipeline_outlet {
+	struct list link;
+	struct pipeline *pipeline;
+	struct peer *peer;
+	bool lost;	/* peer is dead: only waits to be freed */
+	unsigned refs;	/* jobs */
+	uint64_t ahead; /* bytes gathered, or being gathered, and not yet sent */
+	bool pumping;
+	struct pipeline_part **heap;
+	size_t n_heap, heap_capacity;
+};
+
+/* part.c */
+/* Makes a part and sets it going; it may be done before the call returns. Returns 0 or -ENOMEM. */
+int pipeline_part_start(struct pipeline_round *round, const struct extent *extent);
+/* Drops a round's parts that wait in an outlet. */
+void pipeline_part_drop_queued(struct pipeline_round *round);
+void pipeline_part_begin(struct pipeline_part *part);
+struct pipeline_part *pipeline_part_free(struct pipeline_part *part);
+
+/* outlet.c */
+int pipeline_outlet_get(struct pipeline *pipeline, struct peer *peer,
+			struct pipeline_outlet **ret_outlet);
+void pipeline_outlet_put(struct pipeline_outlet *outlet);
+int pipeline_outlet_push(struct pipeline_outlet *outlet, struct pipeline_part *part);
+void pipeline_outlet_remove(struct pipeline_outlet *outlet, struct pipeline_part *part);
+/* Bytes of a part are on their way to the server, or have left. */
+void pipeline_outlet_charge(struct pipeline_outlet *outlet, struct pipeline_part *part,
+			    uint64_t len);
+void pipeline_outlet_sent(struct pipeline_outlet *outlet, struct pipeline_part *part);
+/* Begins parts as long as there is room ahead. */
+void pipeline_outlet_pump(struct pipeline_outlet *outlet);

@@ -1,0 +1,130 @@
+#include "pipeline/pipeline.h"
+#include "pipeline/part.h"
+
+static void metrics_init(struct pipeline *pipeline)
+{
+	pipeline->requests = (struct metric){
+		.name = "bps_requests_total",
+		.help = "Requests of trainers that have ended, well or not",
+	};
+	pipeline->failed = (struct metric){
+		.name = "bps_requests_failed_total",
+		.help = "Requests of trainers that have ended with an error",
+	};
+	pipeline->bytes = (struct metric){
+		.name = "bps_agent_bytes_total",
+		.help = "Bytes of parts completed for trainers of this node",
+	};
+	pipeline->parts = (struct metric){
+		.name = "bps_agent_parts",
+		.help = "Parts under way for trainers of this node",
+		.is_gauge = true,
+	};
+	metric_register(&pipeline->requests);
+	metric_register(&pipeline->failed);
+	metric_register(&pipeline->bytes);
+	metric_register(&pipeline->parts);
+}
+
+int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pipeline)
+{
+	struct pipeline *pipeline = calloc(1, sizeof(*pipeline));
+
+	if (!pipeline)
+		return error_origin(-ENOMEM);
+	pipeline->params = *params;
+	list_init(&pipeline->jobs);
+	list_init(&pipeline->outlets);
+	metrics_init(pipeline);
+	*ret_pipeline = pipeline;
+	return 0;
+}
+
+void pipeline_close(struct pipeline *pipeline)
+{
+	struct pipeline_job *job;
+	struct failure failure;
+
+	pipeline->closed = true;
+	(void)failure_set(&failure, -ESHUTDOWN, "the daemon is stopping");
+	list_for_each (job, &pipeline->jobs, link)
+		pipeline_job_fail(job, &failure, NULL);
+}
+
+struct pipeline *pipeline_free(struct pipeline *pipeline)
+{
+	struct pipeline_job *job, *next;
+
+	if (!pipeline)
+		return NULL;
+	if (pipeline->reaping)
+		loop_unpost(pipeline->params.loop, &pipeline->reap);
+	list_for_each_safe (job, next, &pipeline->jobs, link)
+		(void)pipeline_job_free(job);
+	metric_unregister(&pipeline->requests);
+	metric_unregister(&pipeline->failed);
+	metric_unregister(&pipeline->bytes);
+	metric_unregister(&pipeline->parts);
+	free(pipeline);
+	return NULL;
+}
+
+static bool uses(const struct pipeline_job *job, const struct peer *peer)
+{
+	if (job->home == peer)
+		return true;
+	for (size_t i = 0; i < job->n_servers; i++)
+		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer &&
+		    !job->servers[i].outlet->lost)
+			return true;
+	return false;
+}
+
+/* What a peer says may be anything: its words go to logs and trainers. */
+static void read_failure(const struct data_header *header, const void *payload,
+			 struct failure *ret_failure)
+{
+	size_t len = MIN((size_t)header->len, sizeof(ret_failure->text) - 1);
+	const unsigned char *text = payload;
+
+	/* Linux has no larger errno. */
+	ret_failure->status = header->status > 0 && header->status < 4096 ? -header->status : -EIO;
+	for (size_t i = 0; i < len; i++)
+		ret_failure->text[i] = text[i] < ' ' || text[i] == 0x7f ? '?' : (char)text[i];
+	ret_failure->text[len] = 0;
+	if (!len)
+		(void)failure_set(ret_failure, ret_failure->status, "%s",
+				  strerror(-ret_failure->status));
+}
+
+void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
+			     const struct data_header *header, const void *payload)
+{
+	struct pipeline_job *job;
+	struct failure failure;
+
+	if (header->op != DATA_FAIL_JOB)
+		return;
+	list_for_each (job, &pipeline->jobs, link) {
+		if (!job->distributed || job->number != header->job || !uses(job, peer))
+			continue;
+		read_failure(header, payload, &failure);
+		pipeline_job_fail(job, &failure, peer);
+		return;
+	}
+}
+
+void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char *why)
+{
+	struct pipeline_outlet *outlet;
+	struct pipeline_job *job;
+	struct failure failure;
+
+	(void)failure_set(&failure, -ECONNRESET, "server %s was lost: %s", peer_name(peer), why);
+	list_for_each (job, &pipeline->jobs, link)
+		if (job->state != JOB_OVER && uses(job, peer))
+			pipeline_job_fail(job, &failure, peer);
+	list_for_each (outlet, &pipeline->outlets, link)
+		if (outlet->peer == peer)
+			outlet->lost = true;
+}

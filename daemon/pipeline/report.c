@@ -1,0 +1,240 @@
+#include "base/clock.h"
+#include "pipeline/round.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+void pipeline_ranks_add(struct pipeline_ranks_text *ranks, uint32_t rank)
+{
+	/* Room is kept for " and N more". */
+	if (ranks->len + 32 > sizeof(ranks->text)) {
+		ranks->n_more++;
+		return;
+	}
+	if (!ranks->n++)
+		ranks->len = (size_t)snprintf(ranks->text, sizeof(ranks->text), "ranks %u", rank);
+	else
+		ranks->len += (size_t)snprintf(ranks->text + ranks->len,
+					       sizeof(ranks->text) - ranks->len, ", %u", rank);
+}
+
+const char *pipeline_ranks_end(struct pipeline_ranks_text *ranks)
+{
+	if (!ranks->n)
+		return "no rank";
+	if (ranks->n_more)
+		(void)snprintf(ranks->text + ranks->len, sizeof(ranks->text) - ranks->len,
+			       " and %u more", ranks->n_more);
+	else if (ranks->n == 1) /* "ranks 3" -> "rank 3" */
+		memmove(ranks->text + 4, ranks->text + 5, ranks->len - 4);
+	return ranks->text;
+}
+
+const char *pipeline_time_text(char text[32], uint64_t ns)
+{
+	uint64_t ms = ns / NSEC_PER_MSEC;
+
+	if (ms < 1000)
+		(void)snprintf(text, 32, "%" PRIu64 " ms", ms);
+	else if (ms < 100000 && ms % 1000)
+		(void)snprintf(text, 32, "%" PRIu64 ".%" PRIu64 " s", ms / 1000, ms % 1000 / 100);
+	else
+		(void)snprintf(text, 32, "%" PRIu64 " s", ms / 1000);
+	return text;
+}
+
+void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, size_t size)
+{
+	const struct pipeline_tensor *tensor = round->tensor;
+	const struct layout *layout = &tensor->job->layout;
+	struct pipeline_ranks_text missing = { 0 };
+	char time[32];
+
+	text[0] = 0;
+	if (round->state == ROUND_FAILED)
+		return;
+	(void)pipeline_time_text(time, clock_now_ns() - round->started_ns);
+	for (uint32_t i = 0; round->state == ROUND_GATHERING && i < layout->n_local; i++)
+		if (!round->ranks[i].came)
+			pipeline_ranks_add(&missing, layout->rank_of_local[i]);
+	if (missing.n)
+		(void)snprintf(text, size, "%s (tensor %.60s, round %" PRIu64 ") for %s",
+			       pipeline_ranks_end(&missing), tensor->name, round->number, time);
+	else if (!tensor->key)
+		(void)snprintf(text, size, "the declaration of tensor %.60s for %s", tensor->name,
+			       time);
+	else if (tensor->job->distributed)
+		(void)snprintf(text, size, "servers (tensor %.60s, round %" PRIu64 ") for %s",
+			       tensor->name, round->number, time);
+}
+
+static const char *state_name(const struct pipeline_job *job)
+{
+	switch (job->state) {
+	case JOB_FORMING:
+		return "forming";
+	case JOB_RUNNING:
+		return job->has_left.status ? "leaving" : "running";
+	default:
+		return job->over.status ? "failed" : "leaving";
+	}
+}
+
+static void describe_forming(const struct pipeline_job *job, char *text, size_t size)
+{
+	struct pipeline_ranks_text missing = { 0 };
+
+	for (uint32_t i = 0; i < job->shape.local_size; i++)
+		if (!job->members[i])
+			pipeline_ranks_add(&missing, i);
+	if (missing.n)
+		(void)snprintf(text, size, "local %s", pipeline_ranks_end(&missing));
+	else
+		(void)snprintf(text, size, "other nodes");
+}
+
+static void describe_job(const struct pipeline_job *job, struct pipeline_job_info *info)
+{
+	const struct pipeline_round *round, *oldest = NULL;
+
+	*info = (struct pipeline_job_info){
+		.number = job->number,
+		.state = state_name(job),
+		.size = job->shape.size,
+		.n_nodes = job->shape.n_nodes,
+		.n_local = job->n_members,
+		.rounds = job->n_rounds,
+		.bytes = job->n_bytes,
+		.in_flight = job->n_in_flight,
+	};
+	(void)snprintf(info->name, sizeof(info->name), "%s", job->name);
+	if (job->state == JOB_FORMING) {
+		describe_forming(job, info->waiting_for, sizeof(info->waiting_for));
+		return;
+	}
+	list_for_each (round, &job->rounds, job_link)
+		if (round->state != ROUND_FAILED &&
+		    (!oldest || round->started_ns < oldest->started_ns))
+			oldest = round;
+	if (oldest)
+		pipeline_round_waiting_for(oldest, info->waiting_for, sizeof(info->waiting_for));
+}
+
+int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n)
+{
+	struct pipeline_job_info *jobs;
+	struct pipeline_job *job;
+	size_t n = 0;
+
+	list_for_each (job, &pipeline->jobs, link)
+		n++;
+	jobs = calloc(MAX(n, (size_t)1), sizeof(*jobs));
+	if (!jobs)
+		return error_origin(-ENOMEM);
+	n = 0;
+	list_for_each (job, &pipeline->jobs, link)
+		describe_job(job, &jobs[n++]);
+	*ret_jobs = jobs;
+	*ret_n = n;
+	return 0;
+}
+
+/* The newest of that name. */
+static struct pipeline_job *job_named(struct pipeline *pipeline, const char *name)
+{
+	struct pipeline_job *job, *found = NULL;
+
+	list_for_each (job, &pipeline->jobs, link)
+		if (!strcmp(job->name, name))
+			found = job;
+	return found;
+}
+
+static void describe_tensor(const struct pipeline_tensor *tensor, struct pipeline_tensor_info *info)
+{
+	const struct pipeline_round *round =
+		list_first(&tensor->rounds, struct pipeline_round, link);
+
+	info->key = tensor->key;
+	info->dtype = tensor->dtype;
+	info->elements = tensor->elements;
+	info->rounds = tensor->n_rounds;
+	(void)snprintf(info->name, sizeof(info->name), "%s", tensor->name);
+	if (tensor->failure.status)
+		(void)snprintf(info->waiting_for, sizeof(info->waiting_for), "nothing: %.120s",
+			       tensor->failure.text);
+	else if (round)
+		pipeline_round_waiting_for(round, info->waiting_for, sizeof(info->waiting_for));
+}
+
+int pipeline_tensors(struct pipeline *pipeline, const char *name,
+		     struct pipeline_tensor_info **ret_tensors, size_t *ret_n)
+{
+	struct pipeline_job *job = job_named(pipeline, name);
+	struct pipeline_tensor_info *tensors;
+	struct map_entry *entry;
+	size_t n = 0;
+
+	if (!job)
+		return -ENOENT;
+	tensors = calloc(MAX(job->n_tensors, (uint64_t)1), sizeof(*tensors));
+	if (!tensors)
+		return error_origin(-ENOMEM);
+	map_for_each (entry, &job->tensors)
+		describe_tensor(container_of(entry, struct pipeline_tensor, entry), &tensors[n++]);
+	*ret_tensors = tensors;
+	*ret_n = n;
+	return 0;
+}
+
+static const char *rank_state(const struct pipeline_job *job, uint32_t rank)
+{
+	uint32_t local = job->layout.local_of_rank[rank];
+
+	if (local == RANK_AWAY)
+		return "joined";
+	if (job->left && job->left[local])
+		return "left";
+	return job->members[local] ? "here" : "missing";
+}
+
+/* While the job forms, only those here are known. */
+static const char *forming_rank_state(const struct pipeline_job *job, uint32_t rank)
+{
+	for (uint32_t i = 0; i < job->shape.local_size; i++)
+		if (job->members[i] && job->members[i]->rank == rank)
+			return "here";
+	return "missing";
+}
+
+int pipeline_ranks(struct pipeline *pipeline, const char *name,
+		   struct pipeline_rank_info **ret_ranks, size_t *ret_n)
+{
+	struct pipeline_job *job = job_named(pipeline, name);
+	struct pipeline_rank_info *ranks;
+	bool running;
+
+	if (!job)
+		return -ENOENT;
+	ranks = calloc(job->shape.size, sizeof(*ranks));
+	if (!ranks)
+		return error_origin(-ENOMEM);
+	running = job->state != JOB_FORMING && job->layout.size;
+	for (uint32_t i = 0; i < job->shape.size; i++) {
+		ranks[i].rank = i;
+		ranks[i].node = running ? job->layout.node_of_rank[i] : 0;
+		(void)snprintf(ranks[i].state, sizeof(ranks[i].state), "%s",
+			       running ? rank_state(job, i) : forming_rank_state(job, i));
+		if (!running && ranks[i].state[0] == 'h')
+			ranks[i].node = job->shape.node;
+	}
+	*ret_ranks = ranks;
+	*ret_n = job->shape.size;
+	return 0;
+}
+
+void pipeline_counters(const struct pipeline *pipeline, uint64_t *ret_n_requests,
+		       uint64_t *ret_n_failed)
+{
+	*ret_n_requests = metric_get(&pipeline->requests);
+	*ret_n_failed = metric_get(&pipeline->failed);
+}

@@ -1,0 +1,539 @@
+#include "pipeline/round.h"
+#include "pipeline/part.h"
+#include <inttypes.h>
+#include <stdarg.h>
+#include <stdio.h>
+
+/* Longer deadlines are taken as this: no sum of times overflows. */
+#define TIMEOUT_MAX_MS (365ull * 24 * 3600 * 1000)
+
+static struct pipeline_job *job_of(const struct pipeline_round *round)
+{
+	return round->tensor->job;
+}
+
+static uint32_t n_local(const struct pipeline_round *round)
+{
+	return job_of(round)->layout.n_local;
+}
+
+static bool is_complete(const struct pipeline_round *round)
+{
+	return round->n_came == n_local(round);
+}
+
+/* Words about a round: "tensor NAME, round N: ...". */
+_printf_(4, 5) static void describe(const struct pipeline_round *round, struct failure *failure,
+				    int status, const char *format, ...)
+{
+	char text[ERROR_TEXT_MAX + 1];
+	va_list args;
+
+	va_start(args, format);
+	(void)vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	(void)failure_set(failure, status, "tensor %s, round %" PRIu64 ": %s", round->tensor->name,
+			  round->number, text);
+}
+
+/* -- Making and unmaking ------------------------------------------------------------------------------------------ */
+
+static int round_new(struct pipeline_tensor *tensor, uint64_t number,
+		     struct pipeline_round **ret_round)
+{
+	struct pipeline_job *job = tensor->job;
+	struct pipeline_round *round = list_first(&job->spare_rounds, struct pipeline_round, link);
+	size_t size = sizeof(*round) + job->layout.n_local * (sizeof(struct pipeline_rank) +
+							      sizeof(struct partition_rank));
+
+	if (round) {
+		list_remove(&round->link);
+		memset(round, 0, size);
+	} else {
+		round = calloc(1, size);
+		if (!round)
+			return error_origin(-ENOMEM);
+	}
+	round->tensor = tensor;
+	round->number = number;
+	round->partition_ranks = (struct partition_rank *)&round->ranks[job->layout.n_local];
+	round->priority = INT32_MIN;
+	round->deadline_ns = CLOCK_NEVER;
+	round->started_ns = clock_now_ns();
+	list_init(&round->parts);
+	/* Each rank submits in order: a round that is not open yet is the newest. */
+	list_push_back(&tensor->rounds, &round->link);
+	list_push_back(&job->rounds, &round->job_link);
+	*ret_round = round;
+	return 0;
+}
+
+struct pipeline_round *pipeline_round_free(struct pipeline_round *round)
+{
+	struct pipeline_part *part, *next;
+
+	if (!round)
+		return NULL;
+	list_for_each_safe (part, next, &round->parts, link) {
+		list_remove(&part->link);
+		(void)pipeline_part_free(part);
+	}
+	list_remove(&round->link);
+	list_remove(&round->job_link);
+	free(round);
+	return NULL;
+}
+
+static void round_recycle(struct pipeline_round *round)
+{
+	struct pipeline_job *job = job_of(round);
+
+	list_remove(&round->link);
+	list_remove(&round->job_link);
+	list_push_front(&job->spare_rounds, &round->link);
+}
+
+static struct pipeline_round *round_find(struct pipeline_tensor *tensor, uint64_t number)
+{
+	struct pipeline_round *round;
+
+	list_for_each (round, &tensor->rounds, link)
+		if (round->number == number)
+			return round;
+	return NULL;
+}
+
+/* -- Ending ------------------------------------------------------------------------------------------------------- */
+
+static void request_end(struct pipeline *pipeline, struct pipeline_request *request,
+			const struct failure *failure)
+{
+	metric_add(&pipeline->requests, 1);
+	if (failure)
+		metric_add(&pipeline->failed, 1);
+	request->in = NULL;
+	request->done(request, failure);
+}
+
+static void end_requests(struct pipeline_round *round)
+{
+	const struct failure *failure = round->failure.status ? &round->failure : NULL;
+	struct pipeline *pipeline = job_of(round)->pipeline;
+
+	for (uint32_t i = 0; i < n_local(round); i++) {
+		struct pipeline_request *request = TAKE_PTR(round->ranks[i].request);
+
+		if (request)
+			request_end(pipeline, request, failure);
+	}
+}
+
+/*
+ * A round that failed before it moved is remembered until all local ranks have heard of it, and, so that other nodes
+ * hear of it too, until its tensor has a key.
+ */
+static bool round_forget(struct pipeline_round *round)
+{
+	const struct pipeline_tensor *tensor = round->tensor;
+
+	if (round->state != ROUND_FAILED || !is_complete(round))
+		return false;
+	if (tensor->job->distributed && !tensor->key && !tensor->failure.status)
+		return false;
+	round_recycle(round);
+	return true;
+}
+
+static void round_finish(struct pipeline_round *round)
+{
+	struct pipeline_tensor *tensor = round->tensor;
+	struct pipeline_job *job = tensor->job;
+
+	list_remove(&round->link);
+	list_remove(&round->job_link);
+	if (!round->failure.status) {
+		tensor->n_rounds++;
+		job->n_rounds++;
+	}
+	end_requests(round);
+	list_push_front(&job->spare_rounds, &round->link);
+	pipeline_job_let_leave(job);
+	pipeline_round_advance(tensor);
+}
+
+void pipeline_round_fail(struct pipeline_round *round, const struct failure *failure, bool tell)
+{
+	struct pipeline_tensor *tensor = round->tensor;
+	struct pipeline_job *job = tensor->job;
+
+	if (round->failure.status)
+		return;
+	round->failure = *failure;
+	if (tell && job->distributed && tensor->key)
+		pipeline_setup_fail_round(job, tensor->key, round->number, failure);
+	if (round->state == ROUND_MOVING) {
+		/* Not finished under our feet. */
+		round->n_parts++;
+		pipeline_part_drop_queued(round);
+		pipeline_round_part_done(round);
+		return;
+	}
+	round->state = ROUND_FAILED;
+	end_requests(round);
+	(void)round_forget(round);
+	pipeline_job_let_leave(job);
+	pipeline_round_advance(tensor);
+}
+
+/* -- Moving ------------------------------------------------------------------------------------------------------- */
+
+void pipeline_round_refill(struct pipeline_round *round)
+{
+	bool distributed = job_of(round)->distributed;
+	struct failure failure;
+	struct extent extent;
+
+	if (round->refilling)
+		return;
+	round->refilling = true;
+	round->n_parts++;
+	while (!round->cut && !round->failure.status && round->n_parts <= ROUND_PARTS_MAX) {
+		if (!partition_next(&round->partition, &extent)) {
+			round->cut = true;
+		} else if (extent.len || distributed) {
+			if (!pipeline_part_start(round, &extent))
+				continue;
+			describe(round, &failure, -ENOMEM, "out of memory");
+			pipeline_round_fail(round, &failure, true);
+		}
+	}
+	round->refilling = false;
+	pipeline_round_part_done(round);
+}
+
+void pipeline_round_part_done(struct pipeline_round *round)
+{
+	round->n_parts--;
+	if (!round->cut && !round->failure.status) {
+		/* Not for each single one. */
+		if (round->n_parts <= ROUND_PARTS_MAX / 2)
+			pipeline_round_refill(round);
+	} else if (!round->n_parts) {
+		round_finish(round);
+	}
+}
+
+static void round_start(struct pipeline_round *round)
+{
+	struct pipeline_tensor *tensor = round->tensor;
+	struct pipeline_job *job = tensor->job;
+	struct pipeline_request *first = round->ranks[0].request;
+
+	round->state = ROUND_MOVING;
+	round->sequence = job->pipeline->n_rounds_started++;
+	round->reduction = first->reduction;
+	round->partition = (struct partition){
+		.layout = &job->layout,
+		.operation = first->operation,
+		.element_size = dtype_size(tensor->dtype),
+		.part_bytes = job->part_bytes,
+		.elements = pipeline_check_elements(tensor, job->layout.rank_of_local[0], first),
+		.counts = first->counts,
+		.ranks = round->partition_ranks,
+		.root = first->root,
+	};
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		struct pipeline_rank *rank = &round->ranks[i];
+
+		rank->input = rank->request->input;
+		rank->output = rank->request->output;
+		round->partition_ranks[i].counts = rank->request->counts;
+	}
+	pipeline_round_refill(round);
+}
+
+void pipeline_round_advance(struct pipeline_tensor *tensor)
+{
+	struct pipeline_round *round;
+
+	if (tensor->advancing)
+		return;
+	tensor->advancing = true;
+	while ((round = list_first(&tensor->rounds, struct pipeline_round, link))) {
+		if (round_forget(round))
+			continue;
+		if (round->state != ROUND_READY || !tensor->key)
+			break;
+		round_start(round);
+	}
+	tensor->advancing = false;
+}
+
+/* -- Submitting --------------------------------------------------------------------------------------------------- */
+
+static void set_deadline(struct pipeline_round *round)
+{
+	struct pipeline_job *job = job_of(round);
+	/* Once all are here it is the servers that know who is missing, and say so. */
+	bool grace = job->distributed && is_complete(round);
+
+	round->deadline_ns = CLOCK_NEVER;
+	for (uint32_t i = 0; i < n_local(round); i++) {
+		const struct pipeline_request *request = round->ranks[i].request;
+		uint64_t deadline_ns;
+
+		if (!request)
+			continue;
+		deadline_ns = request->deadline_ns;
+		if (grace && !request->own_deadline)
+			deadline_ns += SERVER_GRACE_NS;
+		if (deadline_ns < round->deadline_ns) {
+			round->deadline_ns = deadline_ns;
+			round->timeout_ns = request->own_deadline
+						    ? request->timeout_ms * NSEC_PER_MSEC
+						    : job->request_timeout_ns;
+		}
+	}
+	pipeline_job_watch(job, round->deadline_ns);
+}
+
+static void round_came(struct pipeline_round *round, uint32_t index,
+		       struct pipeline_request *request)
+{
+	struct pipeline_job *job = job_of(round);
+	uint64_t timeout_ns = job->request_timeout_ns;
+
+	request->own_deadline = request->timeout_ms;
+	request->timeout_ms = MIN(request->timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
+	if (request->own_deadline)
+		timeout_ns = request->timeout_ms * NSEC_PER_MSEC;
+	request->deadline_ns = clock_now_ns() + timeout_ns;
+	request->in = round;
+	round->ranks[index].request = request;
+	round->ranks[index].came = true;
+	round->n_came++;
+	round->priority = MAX(round->priority, request->priority);
+}
+
+/* The round, with the request in its place, is looked at as a whole. */
+static void round_examine(struct pipeline_round *round, uint32_t rank,
+			  const struct pipeline_request *request, const struct failure *invalid)
+{
+	struct failure failure, words;
+
+	if (invalid) {
+		describe(round, &failure, invalid->status, "rank %u: %s", rank, invalid->text);
+		pipeline_round_fail(round, &failure, true);
+	} else if (pipeline_check_request(round->tensor, rank, request, &words) ||
+		   (is_complete(round) && pipeline_check_round(round, &words))) {
+		describe(round, &failure, words.status, "%s", words.text);
+		pipeline_round_fail(round, &failure, true);
+	} else {
+		if (is_complete(round))
+			round->state = ROUND_READY;
+		set_deadline(round);
+		if (round->state == ROUND_READY)
+			pipeline_round_advance(round->tensor);
+	}
+}
+
+/* Nothing will ever come of it: the ranks disagree about the tensor, or one of them has left. */
+static const struct failure *hopeless(const struct pipeline_tensor *tensor)
+{
+	if (tensor->job->has_left.status)
+		return &tensor->job->has_left;
+	return tensor->failure.status ? &tensor->failure : NULL;
+}
+
+static void fail_job(struct pipeline_job *job, int status, const char *text)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, status, "%s", text);
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+static void round_out_of_order(struct pipeline_declaration *declaration,
+			       struct pipeline_request *request)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, -EPROTO,
+			  "rank %u submitted round %" PRIu64
+			  " of tensor %s, but its next is %" PRIu64,
+			  declaration->member->rank, request->round, declaration->tensor->name,
+			  declaration->n_rounds + 1);
+	request_end(declaration->tensor->job->pipeline, request, &failure);
+	pipeline_job_fail(declaration->tensor->job, &failure, NULL);
+}
+
+void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_request *request,
+		     const struct failure *invalid)
+{
+	struct pipeline_tensor *tensor = declaration->tensor;
+	struct pipeline_job *job = tensor->job;
+	uint32_t index = declaration->member->index;
+	struct pipeline_round *round;
+
+	if (request->round != declaration->n_rounds + 1) {
+		round_out_of_order(declaration, request);
+		return;
+	}
+	declaration->n_rounds++;
+	if (hopeless(tensor)) {
+		if (job->distributed && tensor->key)
+			pipeline_setup_fail_round(job, tensor->key, request->round,
+						  hopeless(tensor));
+		request_end(job->pipeline, request, hopeless(tensor));
+		return;
+	}
+	round = round_find(tensor, request->round);
+	if (!round && round_new(tensor, request->round, &round)) {
+		struct failure failure;
+
+		(void)failure_set(&failure, -ENOMEM, "out of memory");
+		request_end(job->pipeline, request, &failure);
+		/* The others would wait for what nobody remembers. */
+		fail_job(job, -ENOMEM, "out of memory");
+		return;
+	}
+
+	round_came(round, index, request);
+	if (round->state == ROUND_FAILED) {
+		end_requests(round);
+		if (round_forget(round))
+			pipeline_round_advance(tensor);
+		return;
+	}
+	round_examine(round, declaration->member->rank, request, invalid);
+}
+
+/* -- Giving up ---------------------------------------------------------------------------------------------------- */
+
+void pipeline_cancel(struct pipeline_request *request)
+{
+	struct pipeline_round *round = request->in;
+	struct failure failure;
+
+	if (!round || round->failure.status || round->state == ROUND_MOVING)
+		return;
+	for (uint32_t i = 0; i < n_local(round); i++) {
+		if (round->ranks[i].request != request)
+			continue;
+		describe(round, &failure, -ECANCELED, "rank %u cancelled it",
+			 job_of(round)->layout.rank_of_local[i]);
+		pipeline_round_fail(round, &failure, true);
+		return;
+	}
+}
+
+/* Servers that owe answers. */
+static void name_servers(const struct pipeline_round *round, char *text, size_t size)
+{
+	const struct pipeline_job *job = job_of(round);
+	const struct pipeline_part *part;
+	size_t len = 0;
+
+	text[0] = 0;
+	for (size_t i = 0; i < job->n_servers; i++) {
+		bool owes = false;
+
+		list_for_each (part, &round->parts, link)
+			owes |= part->state == PART_CALL && part->outlet == job->servers[i].outlet;
+		if (owes && len < size)
+			len += (size_t)snprintf(text + len, size - len, "%s%s", len ? ", " : "",
+						peer_name(job->servers[i].outlet->peer));
+	}
+}
+
+static void describe_expiry(const struct pipeline_round *round, struct failure *failure)
+{
+	const struct pipeline_tensor *tensor = round->tensor;
+	const struct layout *layout = &tensor->job->layout;
+	struct pipeline_ranks_text missing = { 0 }, undeclared = { 0 };
+	char time[32], servers[256];
+
+	(void)pipeline_time_text(time, round->timeout_ns);
+	for (uint32_t i = 0; i < layout->n_local; i++) {
+		if (!round->ranks[i].came)
+			pipeline_ranks_add(tensor->declared[i] ? &missing : &undeclared,
+					   layout->rank_of_local[i]);
+	}
+	if (missing.n || undeclared.n) {
+		const char *who = missing.n ? pipeline_ranks_end(&missing) : "";
+		const char *others = undeclared.n ? pipeline_ranks_end(&undeclared) : "";
+
+		describe(round, failure, -ETIME, "%s%s%s%s%s within %s", who,
+			 missing.n ? " did not submit it" : "",
+			 missing.n && undeclared.n ? ", " : "", others,
+			 undeclared.n ? " did not declare the tensor" : "", time);
+		return;
+	}
+	if (!tensor->key) {
+		describe(round, failure, -ETIME, "other nodes did not declare the tensor within %s",
+			 time);
+		return;
+	}
+	name_servers(round, servers, sizeof(servers));
+	describe(round, failure, -ETIME, "no result within %s%s%s", time,
+		 servers[0] ? " from " : "", servers);
+}
+
+uint64_t pipeline_round_expire(struct pipeline_job *job, uint64_t now_ns)
+{
+	struct pipeline_round *round, *expired;
+	struct failure failure;
+	uint64_t next_ns;
+
+	/* From the start after each: one that ends may take others along. */
+	do {
+		expired = NULL;
+		next_ns = CLOCK_NEVER;
+		list_for_each (round, &job->rounds, job_link) {
+			if (round->failure.status)
+				continue;
+			/* Sums and copies on this node need no deadline. */
+			if (round->state == ROUND_MOVING && !job->distributed)
+				continue;
+			if (round->deadline_ns <= now_ns) {
+				expired = round;
+				break;
+			}
+			next_ns = MIN(next_ns, round->deadline_ns);
+		}
+		if (expired) {
+			describe_expiry(expired, &failure);
+			pipeline_round_fail(expired, &failure, true);
+		}
+	} while (expired);
+	return next_ns;
+}
+
+void pipeline_round_leave(struct pipeline_job *job, const struct failure *failure)
+{
+	struct pipeline_round *round, *open;
+
+	do {
+		open = NULL;
+		list_for_each (round, &job->rounds, job_link) {
+			/* What moves on this node alone is over in a moment, and well. */
+			if (round->failure.status ||
+			    (round->state == ROUND_MOVING && !job->distributed))
+				continue;
+			open = round;
+			break;
+		}
+		if (open)
+			pipeline_round_fail(open, failure, true);
+	} while (open);
+}
+
+bool pipeline_round_pending(const struct pipeline_job *job, uint32_t index)
+{
+	const struct pipeline_round *round;
+
+	list_for_each (round, &job->rounds, job_link)
+		if (round->ranks[index].request)
+			return true;
+	return false;
+}

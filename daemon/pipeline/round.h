@@ -1,0 +1,75 @@
+/*
+ * Rounds: one operation on one tensor, from the first local rank's submission until its parts are done, or until every
+ * local rank has been told that it failed. Private to pipeline/.
+ *
+ *	GATHERING	not all local ranks have submitted it
+ *	READY		all have, and agree; waits for the tensor's declaration or for the round before
+ *	MOVING		parts are under way; failed is set and nothing new starts when one of them fails
+ *	FAILED		before it moved: the requests that came were ended, those still to come will be at once
+ *
+ * Rounds of one tensor move one after the other, rounds of different tensors together.
+ */
+#pragma once
+
+#include "base/clock.h"
+#include "pipeline/job.h"
+
+/* Parts of a round that exist at once: bounds memory, and is plenty to keep every server and thread busy. */
+#define ROUND_PARTS_MAX 256
+
+enum pipeline_round_state { ROUND_GATHERING, ROUND_READY, ROUND_MOVING, ROUND_FAILED };
+
+struct pipeline_rank {
+	struct pipeline_request *request; /* NULL: not yet, or ended */
+	const void *input;
+	void *output;
+	bool came;
+};
+
+struct pipeline_round {
+	struct list link;     /* the tensor's */
+	struct list job_link; /* the job's */
+	struct pipeline_tensor *tensor;
+	enum pipeline_round_state state;
+	uint64_t number;
+	uint64_t sequence; /* among those that moved */
+	uint32_t n_came;
+	int32_t priority; /* the most urgent of its requests */
+	uint64_t deadline_ns, started_ns, timeout_ns;
+	unsigned reduction;
+	struct failure failure; /* status not 0: it fails */
+	struct partition partition;
+	bool cut; /* partition has no more */
+	bool refilling;
+	unsigned n_parts; /* that exist */
+	struct list parts;
+	struct partition_rank *partition_ranks; /* n_local entries */
+	struct pipeline_rank ranks[];		/* n_local entries */
+};
+
+/* round.c */
+/* Fails a round with words; tell: other nodes do not know yet. Does nothing when it failed before. */
+void pipeline_round_fail(struct pipeline_round *round, const struct failure *failure, bool tell);
+/* Creates parts as far as they may exist. */
+void pipeline_round_refill(struct pipeline_round *round);
+/* A part has gone; the round ends with its last. */
+void pipeline_round_part_done(struct pipeline_round *round);
+/* Starts what can start. */
+void pipeline_round_advance(struct pipeline_tensor *tensor);
+/* Fails what is over its deadline. Returns the next deadline, or CLOCK_NEVER. */
+uint64_t pipeline_round_expire(struct pipeline_job *job, uint64_t now_ns);
+/* Fails every open round that this local rank has submitted, or that can no longer complete without it. */
+void pipeline_round_leave(struct pipeline_job *job, const struct failure *failure);
+/* Whether a request of this local rank is open. */
+bool pipeline_round_pending(const struct pipeline_job *job, uint32_t index);
+/* Who is missing, in words; "" when nobody here is. */
+void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, size_t size);
+struct pipeline_round *pipeline_round_free(struct pipeline_round *round);
+
+/* check.c: one request against its tensor; a round's requests against each other. 0, or -EINVAL with words. */
+int pipeline_check_request(const struct pipeline_tensor *tensor, uint32_t rank,
+			   const struct pipeline_request *request, struct failure *failure);
+int pipeline_check_round(const struct pipeline_round *round, struct failure *failure);
+/* Elements of the operation (push_pull, broadcast), or of each block where they are equal. Of a checked request. */
+uint64_t pipeline_check_elements(const struct pipeline_tensor *tensor, uint32_t rank,
+				 const struct pipeline_request *request);

@@ -1,0 +1,454 @@
+#include "base/log.h"
+#include "pipeline/part.h"
+#include "proto/cluster.pb-c.h"
+#include "proto/pack.h"
+#include <stdio.h>
+
+/*
+ * What is said before data moves, and about failure: the cluster query, the calls JOIN, ATTACH and DECLARE, and notices.
+ * The only place of pipeline/ where generated names appear.
+ */
+
+struct pipeline_setup {
+	struct list link; /* the job's */
+	struct call call;
+	struct pipeline_job *job;
+	struct pipeline_tensor *tensor; /* DECLARE */
+	void *payload;
+};
+
+/* -- Calls -------------------------------------------------------------------------------------------------------- */
+
+static int setup_call(struct pipeline_job *job, struct peer *peer, enum data_op op,
+		      const ProtobufCMessage *message, void (*done)(struct call *call),
+		      struct pipeline_setup **ret_setup)
+{
+	_cleanup_(freep) struct pipeline_setup *setup = calloc(1, sizeof(*setup));
+	size_t len;
+	int r;
+
+	if (!setup)
+		return error_origin(-ENOMEM);
+	r = pack(message, DATA_SETUP_MAX, &setup->payload, &len);
+	if (r)
+		return error_trace(r);
+	setup->job = job;
+	setup->call.header = (struct data_header){
+		.op = (uint8_t)op,
+		.len = (uint32_t)len,
+		.job = job->number,
+		.epoch = job->view->epoch,
+		.node = job->shape.node,
+	};
+	setup->call.payload = setup->payload;
+	setup->call.done = done;
+	list_push_back(&job->setups, &setup->link);
+	pipeline_job_hold(job);
+	*ret_setup = setup;
+	peer_call(peer, &TAKE_PTR(setup)->call);
+	return 0;
+}
+
+static void setup_done(struct pipeline_setup *setup)
+{
+	struct pipeline_job *job = setup->job;
+
+	list_remove(&setup->link);
+	free(setup->payload);
+	free(setup);
+	pipeline_job_release(job);
+}
+
+static void fail(struct pipeline_job *job, int status, const char *text)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, status, "%s", text);
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+/* What a server answered that is not what was asked for. */
+static void fail_answer(struct pipeline_job *job, struct peer *peer, int status, const char *what)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, status, "job %s: %s answered with %s", job->name,
+			  peer_name(peer), what);
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+static int unpack_answer(const struct call *call, const ProtobufCMessageDescriptor *descriptor,
+			 ProtobufCMessage **ret_message)
+{
+	if (call->answer.op != DATA_OK || (call->answer.len && !call->answer_block) ||
+	    (call->answer_block && call->answer_block->len < call->answer.len))
+		return error_origin(-EPROTO);
+	return error_trace(unpack(descriptor, call->answer_block ? call->answer_block->data : "",
+				  call->answer.len, ret_message));
+}
+
+/* -- View and JOIN ------------------------------------------------------------------------------------------------ */
+
+static int peer_of(const struct pipeline_job *job, const struct view_member *member,
+		   struct peer **ret_peer)
+{
+	struct transport *transport = job->pipeline->params.transport;
+
+	if (member->is_self) {
+		*ret_peer = transport_self(transport);
+		return 0;
+	}
+	return error_trace(transport_connect(transport, member->address, member->id, ret_peer));
+}
+
+static void on_view(struct cluster_query *query, struct view *view, const struct failure *failure)
+{
+	struct pipeline_job *job = container_of(query, struct pipeline_job, query);
+	const struct view_member *home;
+	int r;
+
+	job->querying = false;
+	if (!view) {
+		pipeline_job_fail(job, failure, NULL);
+		return;
+	}
+	job->opened = true;
+	job->view = view_ref(view);
+	home = view_home(view, job->name);
+	if (!home) {
+		fail(job, -ENOENT, "no daemon of the cluster is a server");
+		return;
+	}
+	r = peer_of(job, home, &job->home);
+	if (r) {
+		struct failure why;
+
+		(void)failure_set(&why, r, "job %s: cannot reach its home server %s (%s): %s",
+				  job->name, home->name, home->address, strerror(-r));
+		job->home = NULL;
+		pipeline_job_fail(job, &why, NULL);
+		return;
+	}
+	pipeline_setup_join(job);
+}
+
+void pipeline_setup_open(struct pipeline_job *job)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	if (!job->pipeline->params.cluster) {
+		fail(job, -EOPNOTSUPP, "this daemon is in no cluster");
+		return;
+	}
+	job->query = (struct cluster_query){
+		.min_servers = job->shape.min_servers,
+		.timeout_ms = (job->formed_by_ns - MIN(job->formed_by_ns, now_ns)) / NSEC_PER_MSEC,
+		.done = on_view,
+	};
+	(void)snprintf(job->query.job, sizeof(job->query.job), "%s", job->name);
+	job->querying = true;
+	cluster_open_job(job->pipeline->params.cluster, &job->query);
+}
+
+static const char *own_name(const struct view *view)
+{
+	for (size_t i = 0; i < view->n_members; i++)
+		if (view->members[i].is_self)
+			return view->members[i].name;
+	return NULL;
+}
+
+static void on_joined(struct call *call);
+
+void pipeline_setup_join(struct pipeline_job *job)
+{
+	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
+	_cleanup_(freep) uint32_t *ranks = NULL;
+	uint64_t now_ns = clock_now_ns();
+	int r = -ENOMEM;
+
+	/* Once it has answered, the job is complete. */
+	if (!job->home || job->layout.size)
+		return;
+	ranks = calloc(job->shape.local_size, sizeof(ranks[0]));
+	m.ranks = ranks;
+	for (uint32_t i = 0; ranks && i < job->shape.local_size; i++)
+		if (job->members[i])
+			ranks[m.n_ranks++] = job->members[i]->rank;
+	m.job = job->name;
+	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
+	m.size = job->shape.size;
+	m.n_nodes = job->shape.n_nodes;
+	m.node = job->shape.node;
+	m.local_size = job->shape.local_size;
+	m.instance = job->instance;
+	m.epoch = job->view->epoch;
+	m.view_digest = view_server_digest(job->view);
+	m.timeout_ms = MAX((job->formed_by_ns - MIN(job->formed_by_ns, now_ns)) / NSEC_PER_MSEC,
+			   (uint64_t)1);
+	m.request_timeout_ms = job->shape.request_timeout_ms;
+	m.has_part_bytes = job->shape.part_bytes != 0;
+	m.part_bytes = job->shape.part_bytes;
+	m.member = job->pipeline->params.id;
+	m.node_name = (char *)own_name(job->view);
+	if (ranks)
+		r = setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join);
+	if (r)
+		fail(job, r, strerror(-r));
+}
+
+/* -- JobJoined and ATTACH ----------------------------------------------------------------------------------------- */
+
+static void on_attached(struct call *call)
+{
+	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
+	struct pipeline_job *job = setup->job;
+
+	if (job->state == JOB_FORMING) {
+		if (call->status)
+			fail(job, call->status, call->text);
+		else if (++job->n_attached == job->n_servers)
+			pipeline_job_formed(job);
+	}
+	setup_done(setup);
+}
+
+static int attach(struct pipeline_job *job)
+{
+	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
+	struct pipeline_setup *setup;
+	int r;
+
+	m.name = job->name;
+	m.size = job->shape.size;
+	m.n_nodes = job->shape.n_nodes;
+	m.node = job->shape.node;
+	m.n_node_of_rank = job->layout.size;
+	m.node_of_rank = job->layout.node_of_rank;
+	m.request_timeout_ms = job->request_timeout_ns / NSEC_PER_MSEC;
+	m.instance = job->instance;
+	for (size_t i = 0; i < job->n_servers; i++) {
+		r = setup_call(job, job->servers[i].outlet->peer, DATA_ATTACH, &m.base, on_attached,
+			       &setup);
+		if (r)
+			return error_trace(r);
+	}
+	return 0;
+}
+
+static int find_servers(struct pipeline_job *job)
+{
+	size_t n = view_n_servers(job->view);
+	struct peer *peer;
+	int r;
+
+	job->servers = calloc(n, sizeof(job->servers[0]));
+	if (!job->servers)
+		return error_origin(-ENOMEM);
+	job->n_servers = n;
+	for (size_t i = 0; i < n; i++) {
+		r = peer_of(job, view_server(job->view, i), &peer);
+		if (!r)
+			r = pipeline_outlet_get(job->pipeline, peer, &job->servers[i].outlet);
+		if (r)
+			return error_trace(r);
+	}
+	return 0;
+}
+
+/* Takes over what the home server has put together, which it may have done wrong. */
+static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m)
+{
+	size_t n_servers = view_n_servers(job->view);
+	int r;
+
+	if (!m->job || m->n_node_of_rank != job->shape.size || !m->n_stripes ||
+	    m->part_bytes < PART_BYTES_MIN || m->part_bytes > PART_BYTES_MAX ||
+	    !m->request_timeout_ms)
+		return error_origin(-EPROTO);
+	for (size_t i = 0; i < m->n_stripes; i++)
+		if (m->stripes[i] >= n_servers)
+			return error_origin(-EPROTO);
+	job->stripes = calloc(m->n_stripes, sizeof(job->stripes[0]));
+	if (!job->stripes)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < m->n_stripes; i++)
+		job->stripes[i] = (uint16_t)m->stripes[i];
+	job->n_stripes = m->n_stripes;
+	job->number = m->job;
+	job->part_bytes = m->part_bytes;
+	/* As sent, and so limited: the product does not overflow. */
+	job->request_timeout_ns =
+		MIN(m->request_timeout_ms, job->shape.request_timeout_ms) * NSEC_PER_MSEC;
+	r = layout_init(&job->layout, m->node_of_rank, job->shape.size, job->shape.n_nodes,
+			job->shape.node);
+	return error_trace(r);
+}
+
+static void on_joined(struct call *call)
+{
+	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	struct pipeline_job *job = setup->job;
+	int r;
+
+	/* Only the newest counts: those before it are answered with EALREADY. */
+	if (job->state != JOB_FORMING || setup != job->join) {
+		setup_done(setup);
+		return;
+	}
+	job->join = NULL;
+	if (call->status) {
+		fail(job, call->status, call->text);
+		setup_done(setup);
+		return;
+	}
+	r = unpack_answer(call, &bps__cluster__job_joined__descriptor, (ProtobufCMessage **)&m);
+	if (!r)
+		r = take_joined(job, m);
+	if (!r)
+		r = pipeline_job_order_members(job);
+	if (!r)
+		r = find_servers(job);
+	if (!r)
+		r = attach(job);
+	if (r)
+		fail_answer(job, job->home, r,
+			    r == -EPROTO ? "a job that this node cannot be part of" : strerror(-r));
+	setup_done(setup);
+}
+
+/* -- DECLARE ------------------------------------------------------------------------------------------------------ */
+
+static void on_declared(struct call *call)
+{
+	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
+	_cleanup_(unpack_freep) Bps__Cluster__TensorDeclared *m = NULL;
+	struct pipeline_job *job = setup->job;
+	struct failure failure;
+	int r;
+
+	if (job->state == JOB_RUNNING && call->status) {
+		(void)failure_set(&failure, call->status, "%s", call->text);
+		pipeline_tensor_agreed(setup->tensor, &failure, 0, 0);
+	} else if (job->state == JOB_RUNNING) {
+		r = unpack_answer(call, &bps__cluster__tensor_declared__descriptor,
+				  (ProtobufCMessage **)&m);
+		if (!r && !m->key)
+			r = error_origin(-EPROTO);
+		if (r)
+			fail_answer(job, job->home, r, "something else than a tensor's key");
+		else
+			pipeline_tensor_agreed(setup->tensor, NULL, m->key, m->start);
+	}
+	setup_done(setup);
+}
+
+void pipeline_setup_declare(struct pipeline_tensor *tensor, unsigned dtype, uint64_t elements,
+			    uint32_t rank)
+{
+	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
+	struct pipeline_job *job = tensor->job;
+	struct pipeline_setup *setup;
+	int r;
+
+	m.name = tensor->name;
+	m.dtype = dtype;
+	m.elements = elements;
+	m.rank = rank;
+	r = setup_call(job, job->home, DATA_DECLARE, &m.base, on_declared, &setup);
+	if (r)
+		fail(job, r, strerror(-r));
+	else
+		setup->tensor = tensor;
+}
+
+/* -- Notices ------------------------------------------------------------------------------------------------------ */
+
+/* To every server that is still there; from has said so itself. */
+static void notify(struct pipeline_job *job, struct data_header *header, const char *text,
+		   const struct peer *from)
+{
+	header->job = job->number;
+	header->node = job->shape.node;
+	header->epoch = job->view ? job->view->epoch : 0;
+	header->len = text ? (uint32_t)strnlen(text, ERROR_TEXT_MAX) : 0;
+	for (size_t i = 0; i < job->n_servers; i++) {
+		struct pipeline_outlet *outlet = job->servers[i].outlet;
+
+		if (!outlet || outlet->lost || outlet->peer == from)
+			continue;
+		if (peer_notice(outlet->peer, header, text))
+			log_warning("job %s: no memory to tell %s that %s", job->name,
+				    peer_name(outlet->peer), text ? text : "its ranks have left");
+	}
+}
+
+void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *failure,
+			     const struct peer *from)
+{
+	struct data_header header = { .op = DATA_FAIL_JOB, .status = -failure->status };
+
+	notify(job, &header, failure->text, from);
+}
+
+void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round,
+			       const struct failure *failure)
+{
+	struct data_header header = {
+		.op = DATA_FAIL_ROUND,
+		.key = key,
+		.round = round,
+		.status = -failure->status,
+	};
+
+	notify(job, &header, failure->text, NULL);
+}
+
+void pipeline_setup_leave(struct pipeline_job *job)
+{
+	struct data_header header = { .op = DATA_LEAVE };
+
+	notify(job, &header, NULL, NULL);
+}
+
+/* -- The end ------------------------------------------------------------------------------------------------------ */
+
+static bool name_in_use(const struct pipeline_job *job)
+{
+	struct pipeline_job *other;
+
+	list_for_each (other, &job->pipeline->jobs, link)
+		if (other != job && other->state != JOB_OVER && !strcmp(other->name, job->name))
+			return true;
+	return false;
+}
+
+void pipeline_setup_close(struct pipeline_job *job)
+{
+	struct cluster *cluster = job->pipeline->params.cluster;
+
+	job->join = NULL;
+	if (job->querying)
+		cluster_cancel(cluster, &job->query);
+	job->querying = false;
+	if (job->opened && !name_in_use(job))
+		cluster_close_job(cluster, job->name);
+	job->opened = false;
+}
+
+void pipeline_setup_free(struct pipeline_job *job)
+{
+	struct pipeline_setup *setup, *next;
+
+	list_for_each_safe (setup, next, &job->setups, link) {
+		list_remove(&setup->link);
+		free(setup->payload);
+		free(setup);
+	}
+	for (size_t i = 0; i < job->n_servers; i++)
+		pipeline_outlet_put(job->servers[i].outlet);
+	free(job->servers);
+	free(job->stripes);
+	(void)view_unref(job->view);
+}
