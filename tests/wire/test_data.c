@@ -1,0 +1,139 @@
+/*
+ * The data plane as bytes. If one of these fails, daemons of two releases no longer understand each other: that needs
+ * a new DATA_VERSION, not new bytes here.
+ */
+#include "proto/data.h"
+#include "test.h"
+
+/* Every field has a value of its own, and every byte of the field too. */
+static const uint8_t header_bytes[96] = {
+	0x42, 0x50, 0x53, 0x31,				/* magic "BPS1" */
+	0x01,						/* version */
+	0x04,						/* op PUSH */
+	0x00, 0x00,					/* flags */
+	0x04, 0x03, 0x02, 0x01,				/* len */
+	0x14, 0x13, 0x12, 0x11,				/* cookie */
+	0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21, /* job */
+	0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, /* key */
+	0x48, 0x47, 0x46, 0x45, 0x44, 0x43, 0x42, 0x41, /* round */
+	0x54, 0x53, 0x52, 0x51,				/* epoch */
+	0x64, 0x63, 0x62, 0x61,				/* node */
+	0x74, 0x73, 0x72, 0x71,				/* block */
+	0x84, 0x83, 0x82, 0x81,				/* part */
+	0x02,						/* dtype float32 */
+	0x04,						/* operation reduce_scatter */
+	0x02,						/* reduction average */
+	0x00,						/* pad */
+	0x94, 0x93, 0x92, 0x91,				/* status */
+	0xa8, 0xa7, 0xa6, 0xa5, 0xa4, 0xa3, 0xa2, 0xa1, /* offset */
+	0xb8, 0xb7, 0xb6, 0xb5, 0xb4, 0xb3, 0xb2, 0xb1, /* total */
+	0xc4, 0xc3, 0xc2, 0xc1,				/* part_len */
+	0xd4, 0xd3, 0xd2, 0xd1,				/* root */
+	0xe4, 0xe3, 0xe2, 0xe1,				/* priority */
+	0x00, 0x00, 0x00, 0x00,				/* checksum */
+};
+
+static const struct data_header header_values = {
+	.magic = DATA_MAGIC,
+	.version = 1,
+	.op = DATA_PUSH,
+	.len = 0x01020304,
+	.cookie = 0x11121314,
+	.job = 0x2122232425262728,
+	.key = 0x3132333435363738,
+	.round = 0x4142434445464748,
+	.epoch = 0x51525354,
+	.node = 0x61626364,
+	.block = 0x71727374,
+	.part = 0x81828384,
+	.dtype = DTYPE_FLOAT32,
+	.operation = OPERATION_REDUCE_SCATTER,
+	.reduction = REDUCTION_AVERAGE,
+	.status = (int32_t)0x91929394,
+	.offset = 0xa1a2a3a4a5a6a7a8,
+	.total = 0xb1b2b3b4b5b6b7b8,
+	.part_len = 0xc1c2c3c4,
+	.root = 0xd1d2d3d4,
+	.priority = (int32_t)0xe1e2e3e4,
+};
+
+TEST(data_header_is_these_bytes)
+{
+	struct data_header header = header_values;
+
+	ASSERT_EQ(sizeof(header), sizeof(header_bytes));
+	data_header_encode(&header);
+	ASSERT_MEM(&header, header_bytes, sizeof(header_bytes));
+}
+
+TEST(these_bytes_are_the_data_header)
+{
+	struct data_header header;
+
+	memcpy(&header, header_bytes, sizeof(header));
+	data_header_decode(&header);
+	ASSERT_MEM(&header, &header_values, sizeof(header));
+	ASSERT_EQ(header.priority, (int32_t)0xe1e2e3e4);
+}
+
+TEST(data_hello_is_these_bytes)
+{
+	static const uint8_t start[24] = {
+		0x42, 0x50, 0x53, 0x31,				/* magic */
+		0x03,						/* version */
+		0x02,						/* version_min */
+		0x12, 0x11,					/* lane */
+		0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21, /* features */
+		0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, /* sender */
+	};
+	struct data_hello hello = {
+		.magic = DATA_MAGIC,
+		.version = 3,
+		.version_min = 2,
+		.lane = 0x1112,
+		.features = 0x2122232425262728,
+		.sender = 0x3132333435363738,
+		.name = "node-7",
+	};
+	uint8_t bytes[152];
+
+	memset(hello.nonce, 'n', sizeof(hello.nonce));
+	memset(hello.proof, 'p', sizeof(hello.proof));
+	ASSERT_EQ(sizeof(hello), sizeof(bytes));
+	data_hello_encode(&hello);
+	memcpy(bytes, &hello, sizeof(bytes));
+	ASSERT_MEM(bytes, start, sizeof(start));
+	ASSERT_STR((char *)bytes + 24, "node-7");
+	for (size_t i = 0; i < 32; i++) {
+		ASSERT_EQ(bytes[88 + i], 'n');
+		ASSERT_EQ(bytes[120 + i], 'p');
+	}
+}
+
+TEST(numbers_of_messages_stay)
+{
+	static const uint8_t ops[] = { DATA_JOIN,     DATA_ATTACH, DATA_DECLARE, DATA_PUSH,
+				       DATA_OK,	      DATA_RESULT, DATA_ERROR,	 DATA_FAIL_ROUND,
+				       DATA_FAIL_JOB, DATA_LEAVE,  DATA_PING,	 DATA_PONG };
+
+	ASSERT_MEM(ops, "\1\2\3\4\20\21\22\40\41\42\43\44", sizeof(ops));
+}
+
+TEST(numbers_of_types_operations_and_reductions_stay)
+{
+	static const char *const dtypes[] = { "float64", "float32", "float16", "bfloat16", "int64",
+					      "int32",	 "int16",   "int8",    "uint8",	   "bool" };
+	static const char *const operations[] = { "push_pull",	    "broadcast",  "all_gather",
+						  "reduce_scatter", "all_to_all", "barrier" };
+	static const char *const reductions[] = { "sum", "average", "min", "max" };
+
+	ASSERT_EQ(DTYPE_MAX_, ARRAY_SIZE(dtypes));
+	ASSERT_EQ(OPERATION_MAX_, ARRAY_SIZE(operations));
+	ASSERT_EQ(REDUCTION_MAX_, ARRAY_SIZE(reductions));
+	for (unsigned i = 0; i < ARRAY_SIZE(dtypes); i++)
+		ASSERT_STR(dtype_name(i + 1), dtypes[i]);
+	for (unsigned i = 0; i < ARRAY_SIZE(operations); i++)
+		ASSERT_STR(operation_name(i + 1), operations[i]);
+	for (unsigned i = 0; i < ARRAY_SIZE(reductions); i++)
+		ASSERT_STR(reduction_name(i + 1), reductions[i]);
+}
