@@ -56,9 +56,9 @@ static void double_call(struct far *far, unsigned end, struct asked *asked,
 		memcpy(block->data, payload, header->len);
 		call->delivery.payload = block->data;
 	} else if (header->len) {
-		asked->payload = malloc(header->len);
-		memcpy(asked->payload, payload, header->len);
-		call->delivery.payload = asked->payload;
+		asked->payload = malloc(header->len + far->misalign);
+		call->delivery.payload =
+			memcpy((char *)asked->payload + far->misalign, payload, header->len);
 	}
 	call->delivery.payload_block = block;
 	if (header->op == DATA_PUSH) {

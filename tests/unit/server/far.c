@@ -55,8 +55,9 @@ void far_start(struct far *far, const struct far_options *options)
 
 void far_done(struct far *far)
 {
-	server_close(far->server);
-	while (pool_pending(far->pool))
+	if (far->server)
+		server_close(far->server);
+	while (far->pool && pool_pending(far->pool))
 		ASSERT_OK(loop_turn(far->loop, 100));
 	for (struct asked *a = far->all; a; a = a->next)
 		far_wait(far, a);
@@ -84,7 +85,7 @@ struct asked *far_call(struct far *far, unsigned end, const struct data_header *
 	asked->next = far->all;
 	far->all = asked;
 	/* Every other one comes in a block, as from a socket; the rest is lent, as by a colocated agent. */
-	far->ops->call(far, end, asked, header, payload, (uintptr_t)asked >> 6 & 1);
+	far->ops->call(far, end, asked, header, payload, !far->misalign && far->n_calls++ % 2);
 	return asked;
 }
 

@@ -57,6 +57,8 @@ struct far {
 	struct view *view;
 	struct server *server;
 	struct asked *all; /* freed at the end */
+	unsigned n_calls;
+	size_t misalign; /* payloads lie this far off, and are lent */
 	/* FAIL_JOB notices that came to each end. */
 	struct {
 		unsigned n;
