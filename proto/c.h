@@ -14,49 +14,49 @@
 #include <string.h>
 #include <unistd.h>
 
-#define _cleanup_(fn)	  __attribute__((__cleanup__(fn)))
-#define _printf_(f, a)	  __attribute__((__format__(__printf__, f, a)))
-#define _unused_	  __attribute__((__unused__))
-#define _noinline_	  __attribute__((__noinline__))
-#define _must_check_	  __attribute__((__warn_unused_result__))
-#define likely(x)	  __builtin_expect(!!(x), 1)
-#define unlikely(x)	  __builtin_expect(!!(x), 0)
-#define ARRAY_SIZE(a)	  (sizeof(a) / sizeof((a)[0]))
-#define CACHE_LINE	  64
+#define _cleanup_(fn)	__attribute__((__cleanup__(fn)))
+#define _printf_(f, a)	__attribute__((__format__(__printf__, f, a)))
+#define _unused_	__attribute__((__unused__))
+#define _noinline_	__attribute__((__noinline__))
+#define _must_check_	__attribute__((__warn_unused_result__))
+#define likely(x)	__builtin_expect(!!(x), 1)
+#define unlikely(x)	__builtin_expect(!!(x), 0)
+#define ARRAY_SIZE(a)	(sizeof(a) / sizeof((a)[0]))
+#define CACHE_LINE	64
 #define _cache_aligned_ __attribute__((__aligned__(CACHE_LINE)))
 
-#define container_of(ptr, type, member) ((type *)((char *)(ptr) - offsetof(type, member)))
+#define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 
 /* Hands a pointer over: yields it and leaves NULL behind, so that a _cleanup_ finds nothing to do. */
-#define TAKE_PTR(ptr)                                                                              \
-	({                                                                                         \
-		__typeof__(ptr) *take_pp_ = &(ptr);                                                \
-		__typeof__(ptr) take_p_ = *take_pp_;                                               \
-		*take_pp_ = NULL;                                                                  \
-		take_p_;                                                                           \
+#define TAKE_PTR(ptr)                                \
+	({                                           \
+		__typeof__(ptr) *take_pp_ = &(ptr);  \
+		__typeof__(ptr) take_p_ = *take_pp_; \
+		*take_pp_ = NULL;                    \
+		take_p_;                             \
 	})
 
 /* The same for a file descriptor. */
-#define TAKE_FD(fd)                                                                                \
-	({                                                                                         \
-		int *take_fdp_ = &(fd);                                                            \
-		int take_fd_ = *take_fdp_;                                                         \
-		*take_fdp_ = -1;                                                                   \
-		take_fd_;                                                                          \
+#define TAKE_FD(fd)                        \
+	({                                 \
+		int *take_fdp_ = &(fd);    \
+		int take_fd_ = *take_fdp_; \
+		*take_fdp_ = -1;           \
+		take_fd_;                  \
 	})
 
-#define MIN(a, b)                                                                                  \
-	({                                                                                         \
-		__typeof__(a) min_a_ = (a);                                                        \
-		__typeof__(b) min_b_ = (b);                                                        \
-		min_a_ < min_b_ ? min_a_ : min_b_;                                                 \
+#define MIN(a, b)                                  \
+	({                                         \
+		__typeof__(a) min_a_ = (a);        \
+		__typeof__(b) min_b_ = (b);        \
+		min_a_ < min_b_ ? min_a_ : min_b_; \
 	})
 
-#define MAX(a, b)                                                                                  \
-	({                                                                                         \
-		__typeof__(a) max_a_ = (a);                                                        \
-		__typeof__(b) max_b_ = (b);                                                        \
-		max_a_ > max_b_ ? max_a_ : max_b_;                                                 \
+#define MAX(a, b)                                  \
+	({                                         \
+		__typeof__(a) max_a_ = (a);        \
+		__typeof__(b) max_b_ = (b);        \
+		max_a_ > max_b_ ? max_a_ : max_b_; \
 	})
 
 /* Checked arithmetic: true means overflow, and *ret is not to be used. */
@@ -94,12 +94,12 @@ static inline void fd_closep(int *fdp)
 }
 
 /* Defines NAMEp() for _cleanup_(NAMEp) from NAME(), which takes NULL and returns NULL. */
-#define DEFINE_CLEANUP(type, name)                                                                 \
-	static inline void name##p(type *pp)                                                       \
-	{                                                                                          \
-		int saved_ = errno;                                                                \
-		if (*pp)                                                                           \
-			(void)name(*pp);                                                           \
-		*pp = NULL;                                                                        \
-		errno = saved_;                                                                    \
+#define DEFINE_CLEANUP(type, name)           \
+	static inline void name##p(type *pp) \
+	{                                    \
+		int saved_ = errno;          \
+		if (*pp)                     \
+			(void)name(*pp);     \
+		*pp = NULL;                  \
+		errno = saved_;              \
 	}

@@ -24,19 +24,19 @@
 
 enum data_op {
 	/* Calls, agent to server. */
-	DATA_JOIN = 1,	  /* to the job's home server: Bps.Cluster.JobJoin; answered by DATA_OK with JobJoined */
-	DATA_ATTACH = 2,  /* to each server of the job: JobAttach; answered by DATA_OK without payload */
-	DATA_DECLARE = 3, /* to the home server: TensorDeclare; answered by DATA_OK with TensorDeclared */
-	DATA_PUSH = 4,	  /* one node's contribution to one part of one round; answered by DATA_RESULT */
+	DATA_JOIN = 1,	  /* to the job's home server: JobJoin; DATA_OK brings JobJoined */
+	DATA_ATTACH = 2,  /* to each server of the job: JobAttach; DATA_OK brings nothing */
+	DATA_DECLARE = 3, /* to the home server: TensorDeclare; DATA_OK brings TensorDeclared */
+	DATA_PUSH = 4,	  /* a node's contribution to a part of a round; DATA_RESULT answers */
 	/* Answers, server to agent. */
 	DATA_OK = 16,
-	DATA_RESULT = 17, /* the part's result, the fields of a part as in PUSH; no payload where the node needs none */
-	DATA_ERROR = 18,  /* header.status is a positive errno, payload a text of at most ERROR_TEXT_MAX bytes */
+	DATA_RESULT = 17, /* the part's result, fields as in PUSH; no payload if not needed there */
+	DATA_ERROR = 18,  /* status is a positive errno, payload a text up to ERROR_TEXT_MAX */
 	/* Notices. */
-	DATA_FAIL_ROUND = 32, /* agent to server: round of key cannot complete here; status and text say why */
+	DATA_FAIL_ROUND = 32, /* agent to server: round of key fails; status and text say why */
 	DATA_FAIL_JOB = 33,   /* either way: the job is over; status and text say why */
-	DATA_LEAVE = 34,      /* agent to server: all ranks of this node have left the job in good order */
-	DATA_PING = 35,	      /* either way: nothing heard for a while; the other side answers with DATA_PONG */
+	DATA_LEAVE = 34,      /* agent to server: this node's ranks have left in good order */
+	DATA_PING = 35,	      /* either way: nothing heard for a while; DATA_PONG answers */
 	DATA_PONG = 36,
 };
 
@@ -45,16 +45,19 @@ struct data_header {
 	uint32_t magic;
 	uint8_t version;
 	uint8_t op;
-	uint16_t flags;	   /* none defined in version 1: must be 0 */
-	uint32_t len;	   /* bytes of payload after this header */
-	uint32_t cookie;   /* names a call on its connection; chosen by the caller, echoed by the answer; 0: notice */
-	uint64_t job;	   /* incarnation number that the home server gave the job; 0 before that */
-	uint64_t key;	   /* tensor, numbered by the home server from 1 */
-	uint64_t round;	   /* n-th operation on this tensor, from 1 */
-	uint32_t epoch;	   /* view in which the sender chose this receiver */
-	uint32_t node;	   /* the contributing node's number in the job */
-	uint32_t block;	   /* push_pull, broadcast, barrier: 0; all_gather: source rank; reduce_scatter: target rank;
-			    * all_to_all: source rank * size + target rank */
+	uint16_t flags;	 /* none defined in version 1: must be 0 */
+	uint32_t len;	 /* bytes of payload after this header */
+	uint32_t cookie; /* names a call on its connection, echoed by the answer; 0: notice */
+	uint64_t job;	 /* incarnation number that the home server gave the job; 0 before that */
+	uint64_t key;	 /* tensor, numbered by the home server from 1 */
+	uint64_t round;	 /* n-th operation on this tensor, from 1 */
+	uint32_t epoch;	 /* view in which the sender chose this receiver */
+	uint32_t node;	 /* the contributing node's number in the job */
+	/*
+	 * push_pull, broadcast, barrier: 0; all_gather: source rank; reduce_scatter: target rank; all_to_all: source
+	 * rank * size + target rank
+	 */
+	uint32_t block;
 	uint32_t part;	   /* number of the part inside its block */
 	uint8_t dtype;	   /* enum dtype */
 	uint8_t operation; /* enum operation */
@@ -63,13 +66,14 @@ struct data_header {
 	int32_t status;	   /* DATA_ERROR, DATA_FAIL_*: positive errno */
 	uint64_t offset;   /* of this part in its block, bytes */
 	uint64_t total;	   /* bytes of the whole block; all contributors must agree */
-	uint32_t part_len; /* bytes of this part's data, also where this message carries none (len 0) */
+	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
 	uint32_t root;	   /* broadcast: the source rank */
 	int32_t priority;  /* larger is more urgent; a hint, never part of the result */
 	uint32_t checksum; /* 0 in version 1 */
 };
 static_assert(sizeof(struct data_header) == 96, "data_header is wire format");
-static_assert(offsetof(struct data_header, job) == 16 && offsetof(struct data_header, epoch) == 40 &&
+static_assert(offsetof(struct data_header, job) == 16 &&
+		      offsetof(struct data_header, epoch) == 40 &&
 		      offsetof(struct data_header, dtype) == 56 &&
 		      offsetof(struct data_header, offset) == 64 &&
 		      offsetof(struct data_header, checksum) == 92,
@@ -90,8 +94,8 @@ struct data_hello {
 	uint8_t version_min; /* lowest spoken */
 	uint16_t lane;	     /* index of this connection among those of the same pair of daemons */
 	uint64_t features;
-	uint64_t sender;     /* random number of the sending daemon's process: connections with one number are one peer */
-	char name[64];	     /* its node's name, for messages; NUL-terminated */
+	uint64_t sender; /* random number of the sending process; equal: one peer */
+	char name[64];	 /* its node's name, for messages; NUL-terminated */
 	uint8_t nonce[DATA_NONCE_LEN];
 	uint8_t proof[DATA_PROOF_LEN];
 };

@@ -16,7 +16,8 @@
  * Unpacks len bytes. Returns 0 and a message to be released with unpack_free(); -EPROTO when the bytes are not such a
  * message, a required field is missing, or it would need more memory than its size justifies; -ENOMEM.
  */
-int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len, ProtobufCMessage **ret_message);
+int unpack(const ProtobufCMessageDescriptor *descriptor, const void *data, size_t len,
+	   ProtobufCMessage **ret_message);
 ProtobufCMessage *unpack_free(ProtobufCMessage *message);
 
 /* For _cleanup_ on a pointer to any unpacked message, of its own type or of ProtobufCMessage. */

@@ -23,8 +23,8 @@
 
 #define SHM_MAGIC   0x4d535042u /* "BPSM" */
 #define SHM_VERSION 1
-#define SHM_ENTRIES 4096u /* power of two, and at least SHM_SLOTS, so that the ring can never be full */
-#define SHM_SLOTS   4096u /* requests of one session that are not yet released; deepest model seen: 1500 tensors */
+#define SHM_ENTRIES 4096u /* power of two; at least SHM_SLOTS, so that the ring is never full */
+#define SHM_SLOTS   4096u /* requests not yet released; deepest model seen: 1500 tensors */
 
 enum shm_state {
 	SHM_FREE = 0,
@@ -40,42 +40,50 @@ struct shm_header {
 	uint32_t n_slots;
 	uint64_t len;
 
-	_Atomic uint64_t tail _cache_aligned_;	      /* trainer: entries ever posted */
-	_Atomic uint32_t daemon_armed _cache_aligned_; /* 1: the daemon sleeps and wants its eventfd written */
-	_Atomic uint32_t trainer_armed _cache_aligned_; /* 1: the trainer sleeps and wants its eventfd written */
-	_Atomic uint64_t completions _cache_aligned_;	/* daemon: slots ever completed */
+	/* Trainer: entries ever posted. */
+	_Atomic uint64_t tail _cache_aligned_;
+	/* 1: the daemon sleeps and wants its eventfd written. */
+	_Atomic uint32_t daemon_armed _cache_aligned_;
+	/* 1: the trainer sleeps and wants its eventfd written. */
+	_Atomic uint32_t trainer_armed _cache_aligned_;
+	/* Daemon: slots ever completed. */
+	_Atomic uint64_t completions _cache_aligned_;
 };
 
 /* One submission. Offsets and lengths in bytes, counts in elements. */
 struct shm_entry {
-	uint64_t ticket;	/* of the slot, echoed nowhere else: lets the daemon see a reused slot */
-	uint64_t round;		/* n-th submission of this tensor by this session, from 1 */
+	uint64_t ticket; /* of the slot, echoed nowhere else: lets the daemon see a reused slot */
+	uint64_t round;	 /* n-th submission of this tensor by this session, from 1 */
 	uint32_t slot;
-	uint32_t tensor;	/* the session's own number, from Declare */
-	uint8_t operation;	/* enum operation */
-	uint8_t reduction;	/* enum reduction, or 0 */
-	uint16_t flags;		/* 0 */
+	uint32_t tensor;   /* the session's own number, from Declare */
+	uint8_t operation; /* enum operation */
+	uint8_t reduction; /* enum reduction, or 0 */
+	uint16_t flags;	   /* 0 */
 	int32_t priority;
-	uint32_t root;		/* broadcast: source rank */
-	uint32_t input_buffer;	/* the session's own number, from Share */
+	uint32_t root;	       /* broadcast: source rank */
+	uint32_t input_buffer; /* the session's own number, from Share */
 	uint32_t output_buffer;
 	uint32_t counts_buffer; /* 0: equal counts */
 	uint64_t input_offset;
-	uint64_t input_count;	/* elements of input */
+	uint64_t input_count; /* elements of input */
 	uint64_t output_offset;
-	uint64_t output_count;	/* room for results, elements */
-	uint64_t counts_offset; /* uint64_t[size]: all_gather and reduce_scatter; uint64_t[2 * size]: all_to_all, what
-				 * this rank sends to each rank, then what it receives from each */
-	uint64_t timeout_ms;	/* since the daemon saw it; 0: the job's setting */
+	uint64_t output_count; /* room for results, elements */
+	/*
+	 * uint64_t[size]: all_gather and reduce_scatter; uint64_t[2 * size]: all_to_all, what this rank sends to each
+	 * rank, then what it receives from each
+	 */
+	uint64_t counts_offset;
+	uint64_t timeout_ms; /* since the daemon saw it; 0: the job's setting */
 	uint64_t pad[4];
 };
 static_assert(sizeof(struct shm_entry) == 128, "shm_entry is shared-memory format");
 
 struct shm_slot {
-	_Atomic uint32_t state;	 /* enum shm_state */
-	int32_t status;		 /* 0 or a negative errno, valid in SHM_DONE */
+	_Atomic uint32_t state; /* enum shm_state */
+	int32_t status;		/* 0 or a negative errno, valid in SHM_DONE */
 	uint64_t ticket;
-	char text[ERROR_TEXT_MAX + 1]; /* why, when status is not 0; the reader terminates it itself */
+	/* Why, when status is not 0; the reader terminates it itself. */
+	char text[ERROR_TEXT_MAX + 1];
 	char pad[512 - 16 - ERROR_TEXT_MAX - 1];
 };
 static_assert(sizeof(struct shm_slot) == 512, "shm_slot is shared-memory format");
