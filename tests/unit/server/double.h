@@ -3,14 +3,7 @@
 
 #include "far.h"
 
-/* A server with a cluster of FAR_ENDS daemons around it; end 0 is where the server is. */
-struct far *far_new(const struct far_options *options);
-struct far *far_free(struct far *far);
-DEFINE_CLEANUP(struct far *, far_free)
-
-/* The end's daemon is gone. */
-void far_lose(struct far *far, unsigned end);
-/* Whether the server had it dropped. */
+/* Whether the server had the end dropped. */
 bool far_killed(struct far *far, unsigned end);
-/* The next n notices to an end find no memory. */
+/* The next notice to an end finds no memory. */
 void far_no_memory(struct far *far, unsigned end);

@@ -53,7 +53,7 @@ void far_start(struct far *far, const struct far_options *options)
 	ASSERT_OK(server_new(&params, &far->server));
 }
 
-void far_done(struct far *far)
+static void far_done(struct far *far)
 {
 	if (far->server)
 		server_close(far->server);
@@ -74,6 +74,14 @@ void far_done(struct far *far)
 	block_cache_free(far->blocks);
 	view_unref(far->view);
 	loop_free(far->loop);
+}
+
+struct far *far_free(struct far *far)
+{
+	if (far)
+		far_done(far);
+	free(far);
+	return NULL;
 }
 
 struct asked *far_call(struct far *far, unsigned end, const struct data_header *header,

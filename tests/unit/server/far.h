@@ -91,10 +91,19 @@ struct join_change {
 	const char *secret, *node_name;
 };
 
+/* The carrier's: a server with a cluster of FAR_ENDS daemons around it; end 0 is where the server is. */
+struct far *far_new(const struct far_options *options);
+/* Whether each end is a daemon of its own, not the server's. */
+bool far_ends_are_peers(void);
+/* The end's daemon is gone. */
+void far_lose(struct far *far, unsigned end);
+
+struct far *far_free(struct far *far);
+DEFINE_CLEANUP(struct far *, far_free)
+
 void far_init(struct far *far, const struct far_options *options);
 void far_start(struct far *far,
 	       const struct far_options *options); /* the server; the carrier is there */
-void far_done(struct far *far);
 
 /* Sends, and what is asked: yet unanswered or not. */
 struct asked *far_call(struct far *far, unsigned end, const struct data_header *header,
