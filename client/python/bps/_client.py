@@ -186,6 +186,11 @@ class Client:
             self.tensors[name] = (tensor.value, dtype, elements)
         return tensor.value
 
+    def stands_for_another(self, name, dtype, elements):
+        """Whether this process has declared the name, and as something else."""
+        known = self.tensors.get(name)
+        return known is not None and known[1:] != (dtype, elements)
+
     def submit(self, tensor, params, keep):
         params.size = ctypes.sizeof(SubmitParams)
         return self._start(keep, self.lib.bps_submit, tensor, ctypes.byref(params))

