@@ -19,7 +19,7 @@ struct control_params {
 	const char *group;	 /* group of the socket, or NULL */
 	const char *node;	 /* this node's name, for Welcome */
 	uint64_t id;		 /* this daemon process */
-	unsigned max_sessions;	      /* in all */
+	unsigned max_sessions;	 /* in all */
 	unsigned max_sessions_per_uid;
 	unsigned max_buffers;	      /* mapped memfds per session */
 	unsigned max_tensors;	      /* per session */
@@ -46,4 +46,5 @@ DEFINE_CLEANUP(struct control *, control_free)
 size_t control_pending(const struct control *control);
 size_t control_n_sessions(const struct control *control);
 /* For admin; array to be freed. Returns 0 or -ENOMEM. */
-int control_sessions(struct control *control, struct control_session_info **ret_sessions, size_t *ret_n);
+int control_sessions(struct control *control, struct control_session_info **ret_sessions,
+		     size_t *ret_n);

@@ -44,7 +44,8 @@ struct buffer {
 	struct quota *quota; /* charged with len */
 	/* Optional: called when it has been unmapped, right before it is freed. */
 	void (*released)(struct buffer *buffer);
-	void *user;
+	void *user;	 /* free for the owner's use */
+	uint64_t cookie; /* the same */
 };
 
 /*

@@ -1,0 +1,336 @@
+#include "base/log.h"
+#include "control/session.h"
+#include "proto/pack.h"
+#include <fcntl.h>
+#include <grp.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+
+#ifndef SO_PEERPIDFD
+#define SO_PEERPIDFD 77 /* Linux 6.5 */
+#endif
+
+#define BACKLOG		128
+#define ACCEPT_BATCH	16
+#define ACCEPT_RETRY_NS (100 * NSEC_PER_MSEC)
+
+/* -- Who connects ------------------------------------------------------------------------------------------------- */
+
+/*
+ * A descriptor of the trainer's process, so that its death is seen even if a child that it forked keeps the socket open.
+ * Returns -1 where there is none to be had, -ESRCH when it is dead already.
+ */
+static int process_of(int socket, pid_t pid)
+{
+	socklen_t len = sizeof(int);
+	int fd;
+
+	if (!getsockopt(socket, SOL_SOCKET, SO_PEERPIDFD, &fd, &len))
+		return fd;
+	/* In another PID namespace, it has no number here. */
+	if (pid <= 0)
+		return -1;
+	fd = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (fd < 0 && errno == ESRCH)
+		return -ESRCH;
+	return fd < 0 ? -1 : fd;
+}
+
+static void refuse(int socket, int status, const char *text)
+{
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	_cleanup_(freep) void *data = NULL;
+	size_t len;
+
+	message.has_status = true;
+	message.status = status;
+	message.text = (char *)text;
+	/* Nobody may listen any more. */
+	if (!pack(&message.base, FRAME_MAX, &data, &len))
+		(void)frame_send(socket, data, len, NULL, 0);
+}
+
+static unsigned count_of_uid(const struct control *control, uint32_t uid)
+{
+	const struct session *session;
+	unsigned n = 0;
+
+	list_for_each (session, &control->sessions, link)
+		n += session->uid == uid;
+	return n;
+}
+
+static void admit(struct control *control, int accepted)
+{
+	_cleanup_(fd_closep) int socket = accepted;
+	struct ucred peer = { 0 };
+	socklen_t len = sizeof(peer);
+	int pidfd, r;
+
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &len))
+		return;
+	if (control->n_sessions >= control->params.max_sessions) {
+		refuse(socket, -EMFILE, "this daemon has as many sessions as max_sessions allows");
+		return;
+	}
+	if (count_of_uid(control, peer.uid) >= control->params.max_sessions_per_uid) {
+		refuse(socket, -EDQUOT,
+		       "this user has as many sessions as max_sessions_per_user allows");
+		return;
+	}
+	pidfd = process_of(socket, peer.pid);
+	if (pidfd == -ESRCH)
+		return;
+	r = session_new(control, TAKE_FD(socket), (uint32_t)peer.pid, peer.uid, pidfd);
+	if (r)
+		log_warning("session of pid %d (uid %u): refused: %s", (int)peer.pid, peer.uid,
+			    strerror(-r));
+}
+
+/* -- Accepting ---------------------------------------------------------------------------------------------------- */
+
+static void on_retry(struct loop_timer *timer)
+{
+	struct control *control = container_of(timer, struct control, retry);
+
+	if (control->spare_fd < 0)
+		control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (control->listener.fd >= 0)
+		(void)loop_add(control->params.loop, &control->listener, EPOLLIN);
+}
+
+/* The socket stays readable: without a pause the loop would spin. */
+static void pause_accepting(struct control *control)
+{
+	loop_remove(&control->listener);
+	if (loop_timer_set(control->params.loop, &control->retry, clock_now_ns() + ACCEPT_RETRY_NS))
+		(void)loop_add(control->params.loop, &control->listener, EPOLLIN);
+}
+
+/* Descriptors have run out: one is kept to tell whoever connects. */
+static void refuse_one(struct control *control)
+{
+	int socket;
+
+	control->spare_fd = fd_close(control->spare_fd);
+	socket = accept4(control->listener.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+	if (socket >= 0) {
+		refuse(socket, -EMFILE, "this daemon has no descriptors left");
+		(void)fd_close(socket);
+		log_warning("socket %s: a trainer was refused: no descriptors left",
+			    control->params.socket_path ? control->params.socket_path : "");
+	}
+	control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (socket < 0 || control->spare_fd < 0)
+		pause_accepting(control);
+}
+
+static void on_connection(struct loop_source *source, uint32_t events)
+{
+	struct control *control = container_of(source, struct control, listener);
+
+	(void)events;
+	for (size_t i = 0; i < ACCEPT_BATCH; i++) {
+		int socket = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
+
+		if (socket >= 0) {
+			admit(control, socket);
+		} else if (errno == EMFILE || errno == ENFILE) {
+			refuse_one(control);
+			return;
+		} else if (errno == ENOMEM || errno == ENOBUFS) {
+			pause_accepting(control);
+			return;
+		} else if (errno != EINTR && errno != ECONNABORTED) {
+			return;
+		}
+	}
+}
+
+/* -- The socket --------------------------------------------------------------------------------------------------- */
+
+/* A socket file that nobody listens on is left over from a daemon that was killed. */
+static int remove_stale(const struct sockaddr_un *address)
+{
+	_cleanup_(fd_closep) int fd =
+		socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	struct stat st;
+
+	if (fd < 0)
+		return error_origin(-errno);
+	if (lstat(address->sun_path, &st))
+		return errno == ENOENT ? 0 : error_origin(-errno);
+	if (!S_ISSOCK(st.st_mode))
+		return error_origin(-EEXIST);
+	if (!connect(fd, (const struct sockaddr *)address, sizeof(*address)) || errno == EAGAIN)
+		return error_origin(-EADDRINUSE);
+	if (errno != ECONNREFUSED)
+		return error_origin(-errno);
+	if (unlink(address->sun_path) && errno != ENOENT)
+		return error_origin(-errno);
+	return 0;
+}
+
+static int give_to_group(const char *path, const char *group)
+{
+	const struct group *found;
+
+	if (!group)
+		return 0;
+	errno = 0;
+	found = getgrnam(group);
+	if (!found)
+		return error_origin(errno ? -errno : -ENOENT);
+	if (chown(path, (uid_t)-1, found->gr_gid))
+		return error_origin(-errno);
+	return 0;
+}
+
+static int bind_path(struct control *control, const char *path, const char *group)
+{
+	struct sockaddr_un address = { .sun_family = AF_UNIX };
+	_cleanup_(fd_closep) int fd = -1;
+	mode_t mask;
+	int r;
+
+	if (strlen(path) >= sizeof(address.sun_path))
+		return error_origin(-ENAMETOOLONG);
+	(void)snprintf(address.sun_path, sizeof(address.sun_path), "%s", path);
+	r = remove_stale(&address);
+	if (r)
+		return error_trace(r);
+	fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return error_origin(-errno);
+	/* Nobody gets in between bind and the right mode. */
+	mask = umask(0777);
+	r = bind(fd, (const struct sockaddr *)&address, sizeof(address)) ? -errno : 0;
+	(void)umask(mask);
+	if (r)
+		return error_origin(r);
+	control->bound = true;
+	r = give_to_group(path, group);
+	if (r)
+		return error_trace(r);
+	if (chmod(path, 0660) || listen(fd, BACKLOG))
+		return error_origin(-errno);
+	control->listener.fd = TAKE_FD(fd);
+	return 0;
+}
+
+static int adopt(struct control *control, int fd)
+{
+	int flags;
+
+	control->listener.fd = fd;
+	flags = fcntl(fd, F_GETFL);
+	if (flags < 0 || fcntl(fd, F_SETFL, flags | O_NONBLOCK) || fcntl(fd, F_SETFD, FD_CLOEXEC))
+		return error_origin(-errno);
+	return 0;
+}
+
+/* -- Lifetime ----------------------------------------------------------------------------------------------------- */
+
+int control_new(const struct control_params *params, struct control **ret_control)
+{
+	_cleanup_(control_freep) struct control *control = calloc(1, sizeof(*control));
+	int r;
+
+	if (!control)
+		return error_origin(-ENOMEM);
+	control->params = *params;
+	control->listener.fd = -1;
+	control->listener.ready = on_connection;
+	control->retry.expired = on_retry;
+	list_init(&control->sessions);
+	control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
+	if (params->listen_fd >= 0)
+		r = adopt(control, params->listen_fd);
+	else
+		r = bind_path(control, params->socket_path, params->group);
+	if (!r && control->spare_fd < 0)
+		r = error_origin(-errno);
+	if (!r)
+		r = loop_add(params->loop, &control->listener, EPOLLIN);
+	if (r)
+		return error_trace(r);
+	*ret_control = TAKE_PTR(control);
+	return 0;
+}
+
+void control_stop_accepting(struct control *control)
+{
+	loop_timer_cancel(&control->retry);
+	loop_remove(&control->listener);
+	control->listener.fd = fd_close(control->listener.fd);
+	if (control->bound)
+		(void)unlink(control->params.socket_path);
+	control->bound = false;
+}
+
+void control_close(struct control *control)
+{
+	struct session *session;
+
+	control_stop_accepting(control);
+	list_for_each (session, &control->sessions, link)
+		session_close(session, "was cut off: the daemon is stopping");
+}
+
+struct control *control_free(struct control *control)
+{
+	struct session *session, *next;
+
+	if (!control)
+		return NULL;
+	control_close(control);
+	list_for_each_safe (session, next, &control->sessions, link)
+		(void)session_free(session);
+	if (control->reaping)
+		loop_unpost(control->params.loop, &control->reap);
+	(void)fd_close(control->spare_fd);
+	free(control);
+	return NULL;
+}
+
+/* -- What others ask ---------------------------------------------------------------------------------------------- */
+
+size_t control_pending(const struct control *control)
+{
+	return control->n_pending;
+}
+
+size_t control_n_sessions(const struct control *control)
+{
+	return control->n_sessions;
+}
+
+int control_sessions(struct control *control, struct control_session_info **ret_sessions,
+		     size_t *ret_n)
+{
+	struct control_session_info *infos = calloc(control->n_sessions + 1, sizeof(*infos));
+	const struct session *session;
+	size_t n = 0;
+
+	if (!infos)
+		return error_origin(-ENOMEM);
+	list_for_each (session, &control->sessions, link) {
+		struct control_session_info *info = &infos[n++];
+
+		info->pid = session->pid;
+		info->uid = session->uid;
+		info->rank = session->rank;
+		if (session->in_job)
+			(void)snprintf(info->job, sizeof(info->job), "%s", session->job);
+		info->n_requests = session->n_requests;
+		info->n_pending = session->n_pending;
+		info->bytes_mapped = quota_used(&session->quota);
+	}
+	*ret_sessions = infos;
+	*ret_n = n;
+	return 0;
+}

@@ -1,0 +1,426 @@
+#include "base/log.h"
+#include "control/session.h"
+#include "proto/pack.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+#define PROTOCOL_VERSION     1
+#define PROTOCOL_VERSION_MIN 1
+
+/* One request packet, being handled. */
+struct incoming {
+	struct session *session;
+	uint64_t id;
+	int fd; /* what came beside it, or -1; closed by who received it */
+};
+
+static void refuse(const struct incoming *in, const struct failure *failure)
+{
+	session_answer(in->session, in->id, failure->status, failure->text);
+}
+
+/* -- Hello -------------------------------------------------------------------------------------------------------- */
+
+static void send_welcome(const struct incoming *in, const int fds[3])
+{
+	const struct control_params *params = &in->session->control->params;
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__Welcome welcome = BPS__CONTROL__WELCOME__INIT;
+
+	welcome.version = PROTOCOL_VERSION;
+	welcome.software = (char *)"bps-daemon " BPS_VERSION;
+	welcome.node = (char *)params->node;
+	welcome.daemon = params->id;
+	welcome.shm_len = SHM_LEN;
+	message.id = in->id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_WELCOME;
+	message.welcome = &welcome;
+	session_send(in->session, &message, fds, 3);
+}
+
+static void handle_hello(const struct incoming *in, const Bps__Control__Hello *hello)
+{
+	struct session *session = in->session;
+	struct failure failure;
+	int fds[3], r;
+
+	if (session->state != SESSION_GREETING) {
+		session_fail(session, "said Hello twice");
+		return;
+	}
+	if (hello->version < PROTOCOL_VERSION_MIN || hello->version_min > PROTOCOL_VERSION) {
+		(void)failure_set(
+			&failure, -EPROTONOSUPPORT,
+			"this daemon (" BPS_VERSION
+			") speaks versions %d to %d of the protocol, the library %u to %u",
+			PROTOCOL_VERSION_MIN, PROTOCOL_VERSION, hello->version_min, hello->version);
+		refuse(in, &failure);
+		session_close(session, "speaks another version");
+		return;
+	}
+	r = ring_open(session, fds);
+	if (r) {
+		(void)failure_set(&failure, r, "the daemon cannot open a session: %s",
+				  strerror(-r));
+		refuse(in, &failure);
+		session_fail(session, "could not be given its memory: %s", strerror(-r));
+		return;
+	}
+	loop_timer_cancel(&session->timer);
+	session->state = SESSION_OPEN;
+	send_welcome(in, fds);
+	/* fds[1], the doorbell, stays here too. */
+	(void)fd_close(fds[0]);
+	(void)fd_close(fds[2]);
+	log_debug("session of pid %u (uid %u): open, %.64s", session->pid, session->uid,
+		  hello->software ? hello->software : "no name");
+}
+
+/* -- Job ---------------------------------------------------------------------------------------------------------- */
+
+static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers)
+{
+	struct session *session = container_of(member, struct session, member);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__Joined joined = BPS__CONTROL__JOINED__INIT;
+
+	joined.job = number;
+	joined.n_servers = n_servers;
+	message.id = session->join_id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
+	message.joined = &joined;
+	session->join_id = 0;
+	session_send(session, &message, NULL, 0);
+}
+
+static void out_of_job(struct session *session, const struct failure *why)
+{
+	session->in_job = false;
+	session->last = *why;
+	session_drop_tensors(session, why);
+}
+
+static void on_ended(struct pipeline_member *member, uint64_t number, const struct failure *failure)
+{
+	struct session *session = container_of(member, struct session, member);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__JobFailed failed = BPS__CONTROL__JOB_FAILED__INIT;
+	uint64_t join_id = session->join_id;
+
+	out_of_job(session, failure);
+	session->join_id = 0;
+	if (join_id) {
+		session_answer(session, join_id, failure->status, failure->text);
+		return;
+	}
+	failed.job = number;
+	message.has_status = true;
+	message.status = failure->status;
+	message.text = (char *)failure->text;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOB_FAILED;
+	message.job_failed = &failed;
+	session_send(session, &message, NULL, 0);
+}
+
+static void on_left(struct pipeline_member *member)
+{
+	struct session *session = container_of(member, struct session, member);
+	uint64_t join_id = session->join_id, leave_id = session->leave_id;
+	struct failure left;
+
+	(void)failure_set(&left, -ECANCELED, "rank %u left job %s", session->rank, session->job);
+	out_of_job(session, &left);
+	session->join_id = session->leave_id = 0;
+	if (join_id)
+		session_answer(session, join_id, left.status, left.text);
+	session_answer(session, leave_id, 0, NULL);
+}
+
+static void handle_join(const struct incoming *in, const Bps__Control__Join *m)
+{
+	struct session *session = in->session;
+	struct pipeline_join join = {
+		.job = m->job,
+		.secret = m->secret.data,
+		.secret_len = m->secret.len,
+		.rank = m->rank,
+		.size = m->size,
+		.local_rank = m->local_rank,
+		.local_size = m->local_size,
+		.node = m->node,
+		.n_nodes = m->n_nodes,
+		.min_servers = m->min_servers,
+		.part_bytes = m->part_bytes,
+		.timeout_ms = m->timeout_ms,
+		.request_timeout_ms = m->request_timeout_ms,
+		.force_distributed = m->force_distributed,
+		.pid = session->pid,
+	};
+	struct failure failure = { 0 };
+
+	if (session->in_job) {
+		(void)failure_set(&failure, -EISCONN, "already rank %u of job %s", session->rank,
+				  session->job);
+		refuse(in, &failure);
+		return;
+	}
+	session->member.joined = on_joined;
+	session->member.ended = on_ended;
+	session->member.left = on_left;
+	/* Before, as the answer may come from inside. */
+	session->in_job = true;
+	session->join_id = in->id;
+	session->rank = m->rank;
+	session->size = m->size;
+	(void)snprintf(session->job, sizeof(session->job), "%s", m->job);
+	if (pipeline_join(session->control->params.pipeline, &session->member, &join, &failure)) {
+		session->in_job = false;
+		session->join_id = 0;
+		refuse(in, &failure);
+	}
+}
+
+static void handle_leave(const struct incoming *in)
+{
+	struct session *session = in->session;
+
+	if (!session->in_job || session->leave_id) {
+		session_answer(session, in->id, -ENOTCONN,
+			       session->leave_id ? "on its way out of its job already"
+						 : "in no job");
+		return;
+	}
+	/* What was posted before belongs to the job that is being left. */
+	ring_catch_up(session);
+	if (session->state != SESSION_OPEN)
+		return;
+	if (!session->in_job) {
+		session_answer(session, in->id, -ENOTCONN, session->last.text);
+		return;
+	}
+	session->leave_id = in->id;
+	pipeline_leave(&session->member);
+}
+
+/* -- Memory ------------------------------------------------------------------------------------------------------- */
+
+static void handle_share(const struct incoming *in, const Bps__Control__Share *m)
+{
+	struct session *session = in->session;
+	struct buffer *buffer = NULL;
+	struct failure failure = { 0 };
+	int r = 0;
+
+	if (in->fd < 0)
+		r = failure_set(&failure, -EINVAL, "no descriptor came beside Share");
+	else if (!m->buffer || map_find(&session->buffers, m->buffer))
+		r = failure_set(&failure, -EEXIST, "buffer %u is %s", m->buffer,
+				m->buffer ? "shared already" : "no number");
+	else if (session->n_buffers >= session->control->params.max_buffers)
+		r = failure_set(&failure, -EDQUOT, "%u buffers are shared already",
+				session->control->params.max_buffers);
+	if (!r)
+		r = buffer_map(in->fd, m->len, &session->quota, &buffer, &failure);
+	if (!r && map_add(&session->buffers, m->buffer, &buffer->entry)) {
+		buffer = buffer_unref(buffer);
+		r = failure_set(&failure, -ENOMEM, "out of memory");
+	}
+	if (r) {
+		refuse(in, &failure);
+		return;
+	}
+	buffer->number = m->buffer;
+	session->n_buffers++;
+	session_answer(session, in->id, 0, NULL);
+}
+
+/* Nothing uses it any more. The session stays while anything does. */
+static void on_released(struct buffer *buffer)
+{
+	session_answer(buffer->user, buffer->cookie, 0, NULL);
+}
+
+static void handle_unshare(const struct incoming *in, const Bps__Control__Unshare *m)
+{
+	struct session *session = in->session;
+	struct map_entry *entry;
+	struct buffer *buffer;
+
+	/* Entries that were posted before may use it. */
+	ring_catch_up(session);
+	if (session->state != SESSION_OPEN)
+		return;
+	entry = map_find(&session->buffers, m->buffer);
+	if (!entry) {
+		session_answer(session, in->id, -EINVAL, "no such buffer is shared");
+		return;
+	}
+	map_remove(&session->buffers, entry);
+	session->n_buffers--;
+	buffer = container_of(entry, struct buffer, entry);
+	buffer->released = on_released;
+	buffer->user = session;
+	buffer->cookie = in->id;
+	(void)buffer_unref(buffer);
+}
+
+/* -- Tensors ------------------------------------------------------------------------------------------------------ */
+
+static void on_declared(struct pipeline_declaration *declaration, const struct failure *failure,
+			uint64_t key, uint32_t part_bytes)
+{
+	struct session_tensor *tensor =
+		container_of(declaration, struct session_tensor, declaration);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__Declared declared = BPS__CONTROL__DECLARED__INIT;
+	uint64_t id = tensor->declare_id;
+
+	tensor->declare_id = 0;
+	if (failure) {
+		session_answer(tensor->session, id, failure->status, failure->text);
+		return;
+	}
+	declared.key = key;
+	declared.part_bytes = part_bytes;
+	message.id = id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_DECLARED;
+	message.declared = &declared;
+	session_send(tensor->session, &message, NULL, 0);
+}
+
+static int check_declare(const struct session *session, const Bps__Control__Declare *m,
+			 struct failure *failure)
+{
+	if (!session->in_job || session->join_id)
+		return failure_set(failure, -ENOTCONN, "tensor %s: %s", m->name,
+				   session->last.status && !session->in_job ? session->last.text
+									    : "in no job");
+	if (!m->tensor || map_find(&session->tensors, m->tensor))
+		return failure_set(failure, -EEXIST, "tensor %s: number %u is %s", m->name,
+				   m->tensor, m->tensor ? "in use" : "none");
+	if (session->n_tensors >= session->control->params.max_tensors)
+		return failure_set(failure, -EDQUOT, "tensor %s: %u tensors are declared already",
+				   m->name, session->control->params.max_tensors);
+	return 0;
+}
+
+static void handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
+{
+	struct session *session = in->session;
+	struct session_tensor *tensor;
+	struct failure failure = { 0 };
+
+	if (check_declare(session, m, &failure)) {
+		refuse(in, &failure);
+		return;
+	}
+	tensor = calloc(1, sizeof(*tensor));
+	if (!tensor || map_add(&session->tensors, m->tensor, &tensor->entry)) {
+		free(tensor);
+		session_answer(session, in->id, -ENOMEM, "out of memory");
+		return;
+	}
+	session->n_tensors++;
+	tensor->session = session;
+	tensor->number = m->tensor;
+	tensor->element_size = dtype_size(m->dtype);
+	tensor->declare_id = in->id;
+	tensor->declaration.declared = on_declared;
+	if (pipeline_declare(&session->member, &tensor->declaration, m->name, m->dtype, m->elements,
+			     &failure)) {
+		map_remove(&session->tensors, &tensor->entry);
+		session->n_tensors--;
+		free(tensor);
+		refuse(in, &failure);
+	}
+}
+
+void session_drop_tensors(struct session *session, const struct failure *why)
+{
+	struct map_entry *entry;
+
+	session->n_runs++;
+	while ((entry = map_first(&session->tensors))) {
+		struct session_tensor *tensor = container_of(entry, struct session_tensor, entry);
+
+		map_remove(&session->tensors, entry);
+		if (tensor->declare_id && why)
+			session_answer(session, tensor->declare_id, why->status, why->text);
+		free(tensor);
+	}
+	session->n_tensors = 0;
+}
+
+/* -- Cancel ------------------------------------------------------------------------------------------------------- */
+
+static void handle_cancel(const struct incoming *in, const Bps__Control__Cancel *m)
+{
+	struct session *session = in->session;
+	struct session_request *request;
+
+	/* It may have been posted just before. */
+	ring_catch_up(session);
+	if (session->state != SESSION_OPEN)
+		return;
+	request = m->slot < SHM_SLOTS ? session->requests[m->slot] : NULL;
+	if (request && request->busy && request->ticket == m->ticket)
+		pipeline_cancel(&request->base);
+	session_answer(session, in->id, 0, NULL);
+}
+
+/* -- Packets ------------------------------------------------------------------------------------------------------ */
+
+static void handle(const struct incoming *in, const Bps__Control__Request *request)
+{
+	switch (request->body_case) {
+	case BPS__CONTROL__REQUEST__BODY_HELLO:
+		handle_hello(in, request->hello);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_JOIN:
+		handle_join(in, request->join);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_SHARE:
+		handle_share(in, request->share);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_UNSHARE:
+		handle_unshare(in, request->unshare);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_DECLARE:
+		handle_declare(in, request->declare);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_CANCEL:
+		handle_cancel(in, request->cancel);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_LEAVE:
+		handle_leave(in);
+		break;
+	default:
+		session_answer(in->session, in->id, -EOPNOTSUPP,
+			       "this daemon (" BPS_VERSION ") does not know this request");
+		break;
+	}
+}
+
+void session_take_packet(struct session *session, const void *data, size_t len, int *fds,
+			 size_t n_fds)
+{
+	_cleanup_(unpack_freep) Bps__Control__Request *request = NULL;
+	struct incoming in = { .session = session, .fd = n_fds == 1 ? fds[0] : -1 };
+	int r;
+
+	r = unpack(&bps__control__request__descriptor, data, len, (ProtobufCMessage **)&request);
+	if (r) {
+		session_fail(session, "sent a packet that is no request: %s", strerror(-r));
+		return;
+	}
+	in.id = request->id;
+	if (!request->id)
+		session_fail(session, "sent a request without a number");
+	else if (n_fds && (n_fds > 1 || request->body_case != BPS__CONTROL__REQUEST__BODY_SHARE))
+		session_fail(session, "sent %zu descriptors where none belong", n_fds);
+	else if (session->state == SESSION_GREETING &&
+		 request->body_case != BPS__CONTROL__REQUEST__BODY_HELLO)
+		session_fail(session, "asked for something before Hello");
+	else
+		handle(&in, request);
+}

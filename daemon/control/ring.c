@@ -1,0 +1,439 @@
+#include "control/session.h"
+#include <fcntl.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+
+static struct shm_header *header_of(const struct session *session)
+{
+	return session->shm;
+}
+
+/* -- Completion --------------------------------------------------------------------------------------------------- */
+
+static void complete(struct session *session, uint32_t slot_number, const struct failure *failure)
+{
+	struct shm_header *header = header_of(session);
+	struct shm_slot *slot = &shm_slots(session->shm)[slot_number];
+	uint32_t armed = 1;
+	uint64_t one = 1;
+
+	slot->status = failure ? failure->status : 0;
+	if (failure)
+		(void)snprintf(slot->text, sizeof(slot->text), "%s", failure->text);
+	else
+		slot->text[0] = 0;
+	atomic_store_explicit(&slot->state, SHM_DONE, memory_order_release);
+	/* Our own count: what the trainer makes of its copy is its affair. */
+	atomic_store_explicit(&header->completions, ++session->n_completed, memory_order_release);
+	/* Against the trainer's fence between arming and looking at its slot. */
+	atomic_thread_fence(memory_order_seq_cst);
+	if (atomic_compare_exchange_strong(&header->trainer_armed, &armed, 0))
+		/* EAGAIN: it is full of wake-ups. */
+		(void)!write(session->wake_fd, &one, sizeof(one));
+}
+
+static void release(struct session_request *request)
+{
+	request->busy = false;
+	request->input = buffer_unref(request->input);
+	request->output = buffer_unref(request->output);
+}
+
+static void on_done(struct pipeline_request *base, const struct failure *failure)
+{
+	struct session_request *request = container_of(base, struct session_request, base);
+	struct session *session = request->session;
+
+	release(request);
+	if (session->state == SESSION_OPEN)
+		complete(session, request->slot, failure);
+	session_request_ended(session);
+}
+
+/* -- One entry ---------------------------------------------------------------------------------------------------- */
+
+static struct session_tensor *find_tensor(const struct session *session, uint32_t number)
+{
+	struct map_entry *entry = map_find(&session->tensors, number);
+
+	return entry ? container_of(entry, struct session_tensor, entry) : NULL;
+}
+
+static struct buffer *find_buffer(const struct session *session, uint32_t number)
+{
+	struct map_entry *entry = map_find(&session->buffers, number);
+
+	return entry ? container_of(entry, struct buffer, entry) : NULL;
+}
+
+/*
+ * The packet that explains a number was sent before the entry that uses it, but the socket may be read later than the
+ * ring. Packets are taken one by one: those after it may be about this very entry.
+ */
+static struct session_tensor *await_tensor(struct session *session, uint32_t number)
+{
+	struct session_tensor *tensor = find_tensor(session, number);
+
+	while (!tensor && session_receive_one(session))
+		tensor = find_tensor(session, number);
+	return session->state == SESSION_OPEN ? tensor : NULL;
+}
+
+static struct buffer *await_buffer(struct session *session, uint32_t number)
+{
+	struct buffer *buffer = find_buffer(session, number);
+
+	while (!buffer && session_receive_one(session))
+		buffer = find_buffer(session, number);
+	return session->state == SESSION_OPEN ? buffer : NULL;
+}
+
+/* Memory that an entry names. Number 0 is no memory: then *ret_data stays NULL. */
+static int take_memory(struct session *session, const char *what, uint32_t number, uint64_t offset,
+		       uint64_t count, size_t element_size, struct buffer **ret_buffer,
+		       void **ret_data, struct failure *failure)
+{
+	struct buffer *buffer;
+	int r;
+
+	*ret_data = NULL;
+	if (!number)
+		return 0;
+	buffer = await_buffer(session, number);
+	if (!buffer)
+		return failure_set(failure, -EINVAL, "the %s is in buffer %u, which is not shared",
+				   what, number);
+	r = buffer_range(buffer, offset, count, element_size, ret_data);
+	if (r)
+		return failure_set(failure, r,
+				   "the %s, %" PRIu64 " elements of %zu bytes at offset %" PRIu64
+				   ", is not inside its buffer of %" PRIu64
+				   " bytes, or not aligned",
+				   what, count, element_size, offset, buffer->len);
+	if (ret_buffer)
+		*ret_buffer = buffer_ref(buffer);
+	return 0;
+}
+
+/* Copies the counts: the trainer may change its own at any time. */
+static int take_counts(struct session *session, struct session_request *request,
+		       const struct shm_entry *entry, struct failure *failure)
+{
+	size_t n = session->size;
+	void *data;
+	int r;
+
+	request->base.counts = NULL;
+	switch (entry->operation) {
+	case OPERATION_ALL_TO_ALL:
+		n *= 2;
+		break;
+	case OPERATION_ALL_GATHER:
+	case OPERATION_REDUCE_SCATTER:
+		break;
+	default:
+		return 0;
+	}
+	r = take_memory(session, "counts", entry->counts_buffer, entry->counts_offset, n,
+			sizeof(uint64_t), NULL, &data, failure);
+	if (r || !data)
+		return r;
+	if (request->n_counts < n) {
+		uint64_t *counts = reallocarray(request->counts, n, sizeof(*counts));
+
+		if (!counts)
+			return failure_set(failure, -ENOMEM, "out of memory");
+		request->counts = counts;
+		request->n_counts = n;
+	}
+	memcpy(request->counts, data, n * sizeof(uint64_t));
+	/* The copy is what is checked and used: the compiler must not go back to the original. */
+	__asm__ volatile("" ::: "memory");
+	request->base.counts = request->counts;
+	return 0;
+}
+
+static int take_entry(struct session *session, struct session_request *request,
+		      const struct shm_entry *entry, size_t element_size, struct failure *failure)
+{
+	void *input, *output;
+	int r;
+
+	if (entry->flags)
+		return failure_set(failure, -EINVAL, "flags %#x of a later version", entry->flags);
+	r = take_memory(session, "input", entry->input_buffer, entry->input_offset,
+			entry->input_count, element_size, &request->input, &input, failure);
+	if (!r)
+		r = take_memory(session, "output", entry->output_buffer, entry->output_offset,
+				entry->output_count, element_size, &request->output, &output,
+				failure);
+	if (!r)
+		r = take_counts(session, request, entry, failure);
+	if (r)
+		return r;
+	request->base.input = input;
+	request->base.output = output;
+	return 0;
+}
+
+/* Returns NULL when the session had to be failed. */
+static struct session_request *request_for(struct session *session, const struct shm_entry *entry)
+{
+	struct session_request *request;
+
+	if (entry->slot >= SHM_SLOTS) {
+		session_fail(session, "posted slot %u of %u", entry->slot, SHM_SLOTS);
+		return NULL;
+	}
+	request = session->requests[entry->slot];
+	if (!request) {
+		request = calloc(1, sizeof(*request));
+		if (!request) {
+			session_fail(session, "no memory for its requests");
+			return NULL;
+		}
+		request->session = session;
+		request->slot = entry->slot;
+		request->base.done = on_done;
+		session->requests[entry->slot] = request;
+	}
+	if (request->busy) {
+		session_fail(session, "posted slot %u twice", entry->slot);
+		return NULL;
+	}
+	return request;
+}
+
+static void submit(struct session *session, const struct shm_entry *entry)
+{
+	struct session_request *request = request_for(session, entry);
+	struct session_tensor *tensor;
+	struct failure failure = { 0 };
+	uint64_t run;
+	int r;
+
+	if (!request)
+		return;
+	tensor = await_tensor(session, entry->tensor);
+	if (session->state != SESSION_OPEN)
+		return;
+	if (!tensor) {
+		if (!session->in_job && session->last.status)
+			failure = session->last;
+		else
+			(void)failure_set(&failure, session->in_job ? -EINVAL : -ENOTCONN,
+					  session->in_job ? "no tensor %u was declared"
+							  : "tensor %u: in no job",
+					  entry->tensor);
+		complete(session, entry->slot, &failure);
+		return;
+	}
+
+	run = session->n_runs;
+	request->ticket = entry->ticket;
+	request->base.round = entry->round;
+	request->base.operation = entry->operation;
+	request->base.reduction = entry->reduction;
+	request->base.priority = entry->priority;
+	request->base.root = entry->root;
+	request->base.input = NULL;
+	request->base.output = NULL;
+	request->base.input_count = entry->input_count;
+	request->base.output_count = entry->output_count;
+	request->base.counts = NULL;
+	request->base.timeout_ms = entry->timeout_ms;
+	r = take_entry(session, request, entry, tensor->element_size, &failure);
+	/* Packets were read on the way: the session may be over, or in another job, where the tensor is another. */
+	if (session->state != SESSION_OPEN || session->n_runs != run) {
+		release(request);
+		if (session->state == SESSION_OPEN)
+			complete(session, entry->slot, &session->last);
+		return;
+	}
+	request->busy = true;
+	session->n_pending++;
+	session->control->n_pending++;
+	session->n_requests++;
+	pipeline_submit(&tensor->declaration, &request->base, r ? &failure : NULL);
+}
+
+/* -- Draining ----------------------------------------------------------------------------------------------------- */
+
+/* Copies the next entry out of the trainer's reach. Returns false when there is none or the session had to be failed. */
+static bool next_entry(struct session *session, struct shm_entry *ret_entry)
+{
+	struct shm_header *header = header_of(session);
+	uint64_t tail = atomic_load_explicit(&header->tail, memory_order_acquire);
+
+	if (tail - session->head > SHM_ENTRIES) {
+		session_fail(session, "its ring says that %" PRIu64 " of %u entries are posted",
+			     tail - session->head, SHM_ENTRIES);
+		return false;
+	}
+	if (tail == session->head)
+		return false;
+	memcpy(ret_entry, &shm_ring(session->shm)[session->head % SHM_ENTRIES], sizeof(*ret_entry));
+	/* The copy is what is checked and used: the compiler must not go back to the original. */
+	__asm__ volatile("" ::: "memory");
+	session->head++;
+	return true;
+}
+
+/* Takes at most n entries. Returns whether it stopped because of n. */
+static bool drain(struct session *session, size_t n)
+{
+	struct shm_entry entry;
+
+	for (size_t i = 0; i < n; i++) {
+		if (session->state != SESSION_OPEN || !next_entry(session, &entry))
+			return false;
+		submit(session, &entry);
+	}
+	return true;
+}
+
+/* Tells the trainer to ring, then looks once more: what came in between rang nobody. Returns whether there is more. */
+static bool arm(struct session *session)
+{
+	struct shm_header *header = header_of(session);
+
+	atomic_store_explicit(&header->daemon_armed, 1, memory_order_relaxed);
+	atomic_thread_fence(memory_order_seq_cst);
+	if (atomic_load_explicit(&header->tail, memory_order_acquire) == session->head)
+		return false;
+	atomic_store_explicit(&header->daemon_armed, 0, memory_order_relaxed);
+	return true;
+}
+
+static void drain_turn(struct session *session)
+{
+	bool more;
+
+	if (session->draining)
+		return;
+	session->draining = true;
+	more = drain(session, RING_BATCH);
+	session->draining = false;
+	if (session->state != SESSION_OPEN || (!more && !arm(session)) || session->more_posted)
+		return;
+	session->more_posted = true;
+	loop_post(session->control->params.loop, &session->more);
+}
+
+static void on_more(struct mail *mail)
+{
+	struct session *session = container_of(mail, struct session, more);
+
+	session->more_posted = false;
+	if (session->state == SESSION_OPEN)
+		drain_turn(session);
+}
+
+static void on_doorbell(struct loop_source *source, uint32_t events)
+{
+	(void)events;
+	drain_turn(container_of(source, struct session, doorbell));
+}
+
+void ring_catch_up(struct session *session)
+{
+	if (session->draining)
+		return;
+	session->draining = true;
+	(void)drain(session, SHM_ENTRIES);
+	session->draining = false;
+}
+
+/* -- Opening ------------------------------------------------------------------------------------------------------ */
+
+static int make_memory(struct session *session, int *ret_fd)
+{
+	_cleanup_(fd_closep) int fd = memfd_create("bps-session", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	struct shm_header *header;
+	void *shm;
+
+	if (fd < 0 || ftruncate(fd, SHM_LEN) ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		return error_origin(-errno);
+	shm = mmap(NULL, SHM_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (shm == MAP_FAILED)
+		return error_origin(-errno);
+	header = shm;
+	header->magic = SHM_MAGIC;
+	header->version = SHM_VERSION;
+	header->n_entries = SHM_ENTRIES;
+	header->n_slots = SHM_SLOTS;
+	header->len = SHM_LEN;
+	atomic_store(&header->daemon_armed, 1);
+	session->shm = shm;
+	*ret_fd = TAKE_FD(fd);
+	return 0;
+}
+
+/*
+ * The trainer's wake-up is a pipe, opened once more for the trainer, who may read and write it like an eventfd: 8 bytes a
+ * wake-up. A real eventfd would share its O_NONBLOCK with the trainer, who could clear it and fill the counter, and the
+ * daemon would sleep in write(). The two ends of this pipe have flags of their own.
+ */
+static int make_wake(int *ret_write, int *ret_trainer)
+{
+	char path[32];
+	int fds[2], fd;
+
+	if (pipe2(fds, O_CLOEXEC | O_NONBLOCK))
+		return error_origin(-errno);
+	(void)snprintf(path, sizeof(path), "/proc/self/fd/%d", fds[0]);
+	fd = open(path, O_RDWR | O_CLOEXEC | O_NONBLOCK);
+	(void)fd_close(fds[0]);
+	if (fd < 0) {
+		(void)fd_close(fds[1]);
+		return error_origin(-errno);
+	}
+	*ret_write = fds[1];
+	*ret_trainer = fd;
+	return 0;
+}
+
+int ring_open(struct session *session, int ret_fds[3])
+{
+	_cleanup_(fd_closep) int memory = -1, trainer = -1;
+	int r;
+
+	session->requests = calloc(SHM_SLOTS, sizeof(session->requests[0]));
+	if (!session->requests)
+		return error_origin(-ENOMEM);
+	r = make_memory(session, &memory);
+	if (!r)
+		r = make_wake(&session->wake_fd, &trainer);
+	if (r)
+		return error_trace(r);
+	session->doorbell.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+	if (session->doorbell.fd < 0)
+		return error_origin(-errno);
+	session->doorbell.ready = on_doorbell;
+	session->more.run = on_more;
+	/* Never read: each write makes an edge, and the count need not mean anything. */
+	r = loop_add(session->control->params.loop, &session->doorbell, EPOLLIN | EPOLLET);
+	if (r)
+		return error_trace(r);
+	ret_fds[0] = TAKE_FD(memory);
+	ret_fds[1] = session->doorbell.fd; /* stays ours too */
+	ret_fds[2] = TAKE_FD(trainer);
+	return 0;
+}
+
+void ring_close(struct session *session)
+{
+	loop_remove(&session->doorbell);
+	session->doorbell.fd = fd_close(session->doorbell.fd);
+	session->wake_fd = fd_close(session->wake_fd);
+	if (session->more_posted)
+		loop_unpost(session->control->params.loop, &session->more);
+	session->more_posted = false;
+	if (session->shm)
+		(void)munmap(session->shm, SHM_LEN);
+	session->shm = NULL;
+}

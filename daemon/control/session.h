@@ -1,0 +1,129 @@
+/*
+ * Sessions. Private to control/.
+ *
+ *	GREETING	connected, nothing said yet
+ *	OPEN		Hello was answered: requests are taken, the ring is drained
+ *	CLOSED		descriptors are closed and the job has been told; waits until nothing in flight uses its memory
+ */
+#pragma once
+
+#include "base/clock.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "base/quota.h"
+#include "control/control.h"
+#include "proto/control.pb-c.h"
+#include "proto/frame.h"
+#include "proto/shm.h"
+
+/* Ring entries of one turn; then other sessions have theirs. */
+#define RING_BATCH 256
+/* Packets of one turn. */
+#define PACKET_BATCH 16
+/* Packets that a trainer may leave unread: more than it can have unanswered requests for at once in good faith. */
+#define OUTBOX_MAX 8192
+
+struct control {
+	struct control_params params;
+	struct loop_source listener;
+	struct loop_timer retry; /* accepting failed: not before then */
+	int spare_fd;		 /* given up to refuse a connection when descriptors have run out */
+	bool bound;		 /* the socket's path is ours */
+	struct list sessions;
+	size_t n_sessions, n_pending;
+	struct mail reap; /* frees closed sessions, when nobody up the stack uses them */
+	bool reaping;
+	char packet[FRAME_MAX];
+};
+
+enum session_state { SESSION_GREETING, SESSION_OPEN, SESSION_CLOSED };
+
+/* A request of the trainer, kept with its slot for the next one. */
+struct session_request {
+	struct pipeline_request base;
+	struct session *session;
+	uint32_t slot;
+	bool busy;
+	uint64_t ticket;
+	struct buffer *input, *output; /* held, or NULL */
+	uint64_t *counts;
+	size_t n_counts; /* allocated */
+};
+
+struct session_tensor {
+	struct map_entry entry; /* by the trainer's number */
+	struct session *session;
+	uint32_t number;
+	size_t element_size;
+	uint64_t declare_id; /* request to be answered */
+	struct pipeline_declaration declaration;
+};
+
+struct session {
+	struct control *control;
+	struct list link;
+	enum session_state state;
+	uint32_t pid, uid;
+	struct loop_source socket;
+	struct loop_source process; /* pidfd, or -1 */
+	struct loop_source doorbell;
+	struct loop_timer
+		timer; /* GREETING: for Hello; then, once the trainer has hung up: for its end */
+	struct list outbox; /* packets that did not fit into the socket */
+	size_t n_outbox;
+
+	void *shm;
+	int wake_fd;	      /* write end towards the trainer */
+	uint64_t head;	      /* ring entries consumed */
+	uint64_t n_completed; /* slots */
+	bool draining;
+	struct mail more; /* continues draining after others had their turn */
+	bool more_posted;
+	struct session_request **requests; /* SHM_SLOTS entries, made as used */
+	size_t n_pending;
+	uint64_t n_requests;
+
+	struct map buffers; /* struct buffer by number */
+	size_t n_buffers;
+	struct quota quota; /* bytes mapped */
+	struct map tensors;
+	size_t n_tensors;
+
+	struct pipeline_member member;
+	char job[JOB_NAME_MAX + 1];
+	uint32_t rank, size;
+	bool in_job;
+	uint64_t n_runs;	    /* jobs that it has been in and is out of */
+	uint64_t join_id, leave_id; /* requests to be answered, or 0 */
+	struct failure last;	    /* how its last job ended; never well */
+};
+
+/* session.c */
+/* Takes over socket. Returns 0, or -errno with socket closed. */
+int session_new(struct control *control, int socket, uint32_t pid, uint32_t uid, int pidfd);
+/* Ends a session. how: what other ranks are told, after "rank 3 (pid 123) of job x". Idempotent. */
+void session_close(struct session *session, const char *how);
+/* The trainer broke the rules: as above, with a line in the log. */
+void session_fail(struct session *session, const char *format, ...) _printf_(2, 3);
+void session_send(struct session *session, const Bps__Control__Message *message, const int *fds,
+		  size_t n_fds);
+/* An answer without a body: 0, or -errno and why. */
+void session_answer(struct session *session, uint64_t id, int status, const char *text);
+/* Takes the next packet, if there is one. Returns whether there was. */
+bool session_receive_one(struct session *session);
+/* One request in flight less. */
+void session_request_ended(struct session *session);
+struct session *session_free(struct session *session);
+
+/* request.c: packets. */
+void session_take_packet(struct session *session, const void *data, size_t len, int *fds,
+			 size_t n_fds);
+/* Out of the job: forgets its tensors, answering what was not. */
+void session_drop_tensors(struct session *session, const struct failure *why);
+
+/* ring.c */
+/* Makes and maps what is shared. Returns 0 and what goes to the trainer: memfd, doorbell, wake-up. */
+int ring_open(struct session *session, int ret_fds[3]);
+void ring_close(struct session *session);
+/* Takes all entries that are there now: before a request that refers to them. */
+void ring_catch_up(struct session *session);
