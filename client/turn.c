@@ -92,15 +92,19 @@ void client_fail(struct bps_client *client, const char *format, ...)
 	client_wake(client);
 }
 
-/* As client_progress(); arms before it looks, so that what comes after the look wakes the caller's sleep. */
-static bool client_look(struct bps_client *client, bool arm)
+/*
+ * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep. drain: the eventfd is
+ * for the caller. While there is a leader it is for him alone: it may be another thread that wakes him.
+ */
+static bool client_look(struct bps_client *client, bool arm, bool drain)
 {
 	bool changed;
 
 	if (client->failure)
 		return true;
 
-	event_drain(client->trainer_event);
+	if (drain)
+		event_drain(client->trainer_event);
 	client_arm(client, arm);
 	call_send_queued(client);
 	changed = call_receive(client);
@@ -116,7 +120,7 @@ bool client_progress(struct bps_client *client)
 	bool changed;
 
 	/* The leader has armed and may sleep already: it stays armed. */
-	changed = client_look(client, client->fd_used || client->leading);
+	changed = client_look(client, client->fd_used || client->leading, !client->leading);
 	if (changed) {
 		if (client->fd_used)
 			event_write(client->attention);
@@ -170,10 +174,10 @@ void client_turn(struct bps_client *client, int64_t deadline_ns)
 	}
 
 	client->leading = true;
-	changed = client_look(client, true);
+	changed = client_look(client, true, true);
 	if (!changed) {
 		client_sleep(client, deadline_ns);
-		changed = client_look(client, client->fd_used);
+		changed = client_look(client, client->fd_used, true);
 	}
 	client->leading = false;
 
@@ -210,7 +214,7 @@ _public_ int bps_client_dispatch(struct bps_client *client)
 	CLIENT_LOCKED(client);
 	if (!client->failure)
 		event_drain(client->attention);
-	if (client_look(client, client->fd_used || client->leading))
+	if (client_look(client, client->fd_used || client->leading, !client->leading))
 		client_wake(client);
 	request_copy_all(client);
 	return client_failed(client);

@@ -158,6 +158,7 @@ static void session_map(struct fake *fake, struct fake_session *session, int *re
 	header->n_entries = SHM_ENTRIES;
 	header->n_slots = SHM_SLOTS;
 	header->len = SHM_LEN;
+	atomic_store(&header->daemon_armed, 1); /* it sleeps until the first post */
 	session->daemon_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	session->trainer_event = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	*ret_memfd = fd;

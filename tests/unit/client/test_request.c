@@ -1,0 +1,397 @@
+#include "fake.h"
+
+#include <poll.h>
+
+static struct bps_request *barrier(struct bps_client *client)
+{
+	struct bps_request *request;
+
+	if (bps_barrier(client, 0, &request))
+		test_fail(__FILE__, __LINE__, "barrier: %s", bps_error());
+	return request;
+}
+
+TEST(poll_and_wait)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *request;
+
+	fake->hold = true;
+	request = barrier(client);
+	ASSERT_EQ(bps_request_poll(request), 0);
+	ASSERT_STR(bps_request_error(request), "");
+	ASSERT_FAILS(bps_request_wait(request, 0), ETIMEDOUT, "under way");
+	ASSERT_FAILS(bps_request_wait(request, 20), ETIMEDOUT, "under way");
+	fake_await(fake, &fake->n_entries, 1);
+	ASSERT_STR(fake->name, "bps:barrier");
+	fake_complete(fake, 0, 0, NULL);
+	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+	ASSERT_OK(bps_request_wait(request, 0));
+	ASSERT_EQ(bps_request_poll(request), 1);
+	ASSERT_STR(bps_request_error(request), "");
+	bps_request_free(request);
+}
+
+TEST(statuses)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	static const struct {
+		int status, expected;
+		const char *text, *words;
+	} cases[] = {
+		{ -ETIME, -ETIME, "rank 1 has not come", "rank 1" },
+		/* Not to be taken for a wait that timed out. */
+		{ -ETIMEDOUT, -ETIME, "rank 1 has not come", "rank 1" },
+		{ -ECONNRESET, -ECONNRESET, "", "reset" },
+		{ 5, -EPROTO, "?", "none" },
+		{ -5000, -EPROTO, "?", "none" },
+		{ INT32_MIN, -EPROTO, "?", "none" },
+	};
+
+	fake->hold = true;
+	for (unsigned i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct bps_request *request = barrier(client);
+
+		fake_await(fake, &fake->n_entries, i + 1);
+		fake_complete(fake, i, cases[i].status, cases[i].text);
+		ASSERT_EQ(bps_request_wait(request, BPS_FOREVER), cases[i].expected);
+		ASSERT_CONTAINS(bps_error(), cases[i].words);
+		ASSERT_CONTAINS(bps_request_error(request), cases[i].words);
+		bps_request_free(request);
+	}
+}
+
+TEST(cancel)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *request;
+
+	fake->hold = true;
+	request = barrier(client);
+	ASSERT_OK(bps_request_cancel(request));
+	ASSERT_OK(bps_request_cancel(request)); /* asked once */
+	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ECANCELED, "cancelled by rank 0");
+	ASSERT_OK(bps_request_cancel(request));
+	ASSERT_EQ(fake->n_cancels, 1);
+	ASSERT_EQ(fake->cancelled_slot, fake->entry.slot);
+	bps_request_free(request);
+}
+
+TEST(daemon_that_dies_during_a_wait)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *done, *lost, *polled;
+
+	fake->hold = true;
+	done = barrier(client);
+	lost = barrier(client);
+	polled = barrier(client);
+	fake_await(fake, &fake->n_entries, 3);
+	fake_complete(fake, 0, 0, NULL);
+	fake_die(fake, NULL);
+	while (!bps_request_poll(polled)) {
+	}
+	ASSERT_FAILS(bps_request_wait(polled, 0), ESHUTDOWN, "has gone");
+	ASSERT_FAILS(bps_request_wait(lost, BPS_FOREVER), ESHUTDOWN, "has gone");
+	/* What it had completed before is complete. */
+	ASSERT_OK(bps_request_wait(done, BPS_FOREVER));
+	bps_request_free(done);
+	bps_request_free(lost);
+	bps_request_free(polled);
+}
+
+TEST(wild_slots)
+{
+	static const uint32_t states[] = { SHM_FREE, 3, UINT32_MAX };
+
+	for (unsigned i = 0; i < ARRAY_SIZE(states); i++) {
+		_cleanup_(fake_freep) struct fake *fake = fake_new();
+		_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+		struct bps_request *a, *b;
+
+		fake->hold = true;
+		a = barrier(client);
+		b = barrier(client);
+		fake_await(fake, &fake->n_entries, 2);
+		fake_scribble(fake, fake->entry.slot, states[i], 0);
+		ASSERT_FAILS(bps_request_wait(a, BPS_FOREVER), ESHUTDOWN, "nonsense");
+		ASSERT_FAILS(bps_request_wait(b, BPS_FOREVER), ESHUTDOWN, "nonsense");
+		bps_request_free(a);
+		bps_request_free(b);
+	}
+}
+
+TEST(text_without_an_end)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *request;
+
+	fake->hold = true;
+	request = barrier(client);
+	fake_await(fake, &fake->n_entries, 1);
+	fake_scribble(fake, fake->entry.slot, SHM_DONE, -EIO);
+	ASSERT_EQ(bps_request_wait(request, BPS_FOREVER), -EIO);
+	ASSERT_EQ(strlen(bps_request_error(request)), ERROR_TEXT_MAX);
+	ASSERT_EQ(strlen(bps_error()), ERROR_TEXT_MAX);
+	bps_request_free(request);
+}
+
+/* Slots that nobody asked for and counts that cannot be: the daemon's nonsense, to nobody's harm. */
+TEST(wild_completions)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+
+	for (unsigned i = 0; i < 100; i++) {
+		struct bps_request *request = barrier(client);
+
+		fake_scribble(fake, (fake->entry.slot + 1 + i) % SHM_SLOTS, SHM_DONE, -EIO);
+		ASSERT_OK(bps_client_dispatch(client));
+		ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+		bps_request_free(request);
+	}
+}
+
+TEST(ring_wraps)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+
+	for (unsigned i = 0; i < 3 * SHM_ENTRIES + 5; i++) {
+		struct bps_request *request = barrier(client);
+
+		ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+		bps_request_free(request);
+	}
+	ASSERT_EQ(fake->entry.round, 3 * SHM_ENTRIES + 5);
+}
+
+TEST(outstanding_requests_have_a_limit)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	static struct bps_request *requests[SHM_SLOTS + 10];
+	struct bps_request *refused;
+
+	fake->hold = true;
+	for (unsigned i = 0; i < SHM_SLOTS; i++)
+		requests[i] = barrier(client);
+	ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "4096 requests");
+	fake_await(fake, &fake->n_entries, SHM_SLOTS);
+	/* Complete is enough: it need not be released. */
+	for (unsigned i = 0; i < 10; i++) {
+		fake_complete(fake, 100 * i, 0, NULL);
+		requests[SHM_SLOTS + i] = barrier(client);
+		ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "wait for one");
+		ASSERT_OK(bps_request_wait(requests[100 * i], 0));
+	}
+	/* Orphans are reaped. */
+	bps_request_free(requests[1]);
+	fake_complete(fake, 1, 0, NULL);
+	requests[1] = barrier(client);
+	fake_await(fake, &fake->n_entries, SHM_SLOTS + 11);
+	fake_die(fake, NULL);
+	for (unsigned i = 0; i < ARRAY_SIZE(requests); i++)
+		bps_request_free(requests[i]);
+}
+
+struct waiter {
+	struct bps_client *client;
+	struct fake *fake;
+	unsigned n;
+	int result;
+};
+
+static void *submit_and_wait(void *data)
+{
+	struct waiter *w = data;
+	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_PUSH_PULL };
+	struct bps_tensor *tensor;
+	struct bps_request *request;
+	uint8_t value[64];
+	char name[16];
+
+	(void)snprintf(name, sizeof(name), "t%u", w->n);
+	ASSERT_OK(bps_tensor_declare(w->client, name, BPS_UINT8, sizeof(value), &tensor));
+	params.input = params.output = value;
+	for (unsigned i = 0; i < 500; i++) {
+		memset(value, (int)(i + w->n), sizeof(value));
+		ASSERT_OK(bps_submit(tensor, &params, &request));
+		if (i % 3 == 0)
+			while (!bps_request_poll(request)) {
+			}
+		ASSERT_OK(bps_request_wait(request, i % 3 == 1 ? 100000 : BPS_FOREVER));
+		ASSERT_EQ(value[63], (uint8_t)(i + w->n + 1));
+		bps_request_free(request);
+	}
+	bps_tensor_free(tensor);
+	return NULL;
+}
+
+TEST(many_threads)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	struct waiter waiters[8];
+	pthread_t threads[8];
+
+	for (unsigned i = 0; i < 8; i++) {
+		waiters[i] = (struct waiter){ .client = client, .fake = fake, .n = i };
+		ASSERT_OK(pthread_create(&threads[i], NULL, submit_and_wait, &waiters[i]));
+	}
+	/* And one with a loop of its own, which must not take away what the others wait for. */
+	for (unsigned i = 0; i < 200; i++)
+		ASSERT_OK(bps_client_dispatch(client));
+	for (unsigned i = 0; i < 8; i++)
+		ASSERT_OK(pthread_join(threads[i], NULL));
+	ASSERT_EQ(fake->n_entries, 8 * 500);
+}
+
+static void *wait_only(void *data)
+{
+	struct waiter *w = data;
+
+	w->result = bps_request_wait((struct bps_request *)w->client, BPS_FOREVER);
+	return NULL;
+}
+
+/* 16 threads wait; their requests end in an order that is not theirs, the last by the daemon's death. */
+TEST(many_wait_at_once)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *requests[16];
+	struct waiter waiters[16];
+	pthread_t threads[16];
+
+	fake->hold = true;
+	for (unsigned i = 0; i < 16; i++)
+		requests[i] = barrier(client);
+	fake_await(fake, &fake->n_entries, 16);
+	for (unsigned i = 0; i < 16; i++) {
+		waiters[i].client = (struct bps_client *)requests[i];
+		ASSERT_OK(pthread_create(&threads[i], NULL, wait_only, &waiters[i]));
+	}
+	for (unsigned i = 0; i < 15; i++) {
+		unsigned next = i * 7 % 15;
+
+		fake_complete(fake, next, i % 2 ? -EIO : 0, "odd");
+		ASSERT_OK(pthread_join(threads[next], NULL));
+		ASSERT_EQ(waiters[next].result, i % 2 ? -EIO : 0);
+	}
+	fake_die(fake, NULL);
+	ASSERT_OK(pthread_join(threads[15], NULL));
+	ASSERT_EQ(waiters[15].result, -ESHUTDOWN);
+	for (unsigned i = 0; i < 16; i++)
+		bps_request_free(requests[i]);
+}
+
+TEST(many_wait_for_one)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *tensor = NULL;
+	enum { LEN = 1 << 20 };
+	_cleanup_(freep) uint8_t *data = calloc(1, LEN);
+	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_PUSH_PULL };
+	struct bps_request *request;
+	struct waiter waiters[8];
+	pthread_t threads[8];
+
+	fake->hold = true;
+	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, LEN, &tensor));
+	params.input = params.output = data;
+	ASSERT_OK(bps_submit(tensor, &params, &request));
+	for (unsigned i = 0; i < 8; i++) {
+		waiters[i].client = (struct bps_client *)request;
+		ASSERT_OK(pthread_create(&threads[i], NULL, wait_only, &waiters[i]));
+	}
+	fake_await(fake, &fake->n_entries, 1);
+	fake_complete(fake, 0, 0, NULL);
+	for (unsigned i = 0; i < 8; i++) {
+		ASSERT_OK(pthread_join(threads[i], NULL));
+		ASSERT_EQ(waiters[i].result, 0);
+	}
+	ASSERT_EQ(data[0], 1);
+	ASSERT_EQ(data[LEN - 1], 1);
+	bps_request_free(request);
+}
+
+static bool is_readable(int fd, int timeout_ms)
+{
+	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
+
+	return poll(&pollfd, 1, timeout_ms) == 1;
+}
+
+TEST(fd_tells_of_completions)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	int fd = bps_client_fd(client);
+
+	fake->hold = true;
+	for (unsigned i = 0; i < 50; i++) {
+		struct bps_request *request = barrier(client);
+
+		fake_await(fake, &fake->n_entries, i + 1);
+		do {
+			ASSERT_OK(bps_client_dispatch(client));
+		} while (is_readable(fd, 0));
+		fake_complete(fake, i, 0, NULL);
+		while (!bps_request_poll(request)) {
+			ASSERT_TRUE(is_readable(fd, -1));
+			ASSERT_OK(bps_client_dispatch(client));
+		}
+		bps_request_free(request);
+	}
+}
+
+/* A thread that waits sees the end of another's request: that one's loop must hear of it. */
+TEST(fd_tells_of_what_a_waiter_saw)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *polled, *waited;
+	int fd = bps_client_fd(client);
+
+	fake->hold = true;
+	polled = barrier(client);
+	waited = barrier(client);
+	fake_await(fake, &fake->n_entries, 2);
+	do {
+		ASSERT_OK(bps_client_dispatch(client));
+	} while (is_readable(fd, 0));
+	fake_complete(fake, 0, 0, NULL);
+	fake_complete(fake, 1, 0, NULL);
+	ASSERT_OK(bps_request_wait(waited, BPS_FOREVER));
+	while (!bps_request_poll(polled)) {
+		ASSERT_TRUE(is_readable(fd, -1));
+		ASSERT_OK(bps_client_dispatch(client));
+	}
+	bps_request_free(polled);
+	bps_request_free(waited);
+}
+
+TEST(loop_without_wait)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	struct bps_request *requests[100];
+	int fd = bps_client_fd(client);
+	unsigned n_complete = 0;
+
+	for (unsigned i = 0; i < 100; i++)
+		requests[i] = barrier(client);
+	while (n_complete < 100) {
+		ASSERT_TRUE(is_readable(fd, -1));
+		ASSERT_OK(bps_client_dispatch(client));
+		while (n_complete < 100 && bps_request_poll(requests[n_complete]) == 1)
+			bps_request_free(requests[n_complete++]);
+	}
+}

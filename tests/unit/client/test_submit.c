@@ -1,0 +1,311 @@
+#include "fake.h"
+
+static int try_submit(struct bps_tensor *tensor, struct bps_submit_params params)
+{
+	struct bps_request *request = NULL;
+	int r;
+
+	params.size = sizeof(params);
+	r = bps_submit(tensor, &params, &request);
+	if (!r)
+		r = bps_request_wait(request, BPS_FOREVER);
+	bps_request_free(request);
+	return r;
+}
+#define TRY(tensor, ...) try_submit(tensor, (struct bps_submit_params){ __VA_ARGS__ })
+#define IN_OUT		 .input = input, .output = output
+#define COUNTS(...)                  \
+	.counts = (const uint64_t[]) \
+	{                            \
+		__VA_ARGS__          \
+	}
+#define RECEIVE(...)                         \
+	.receive_counts = (const uint64_t[]) \
+	{                                    \
+		__VA_ARGS__                  \
+	}
+
+/* Rank 1 of 3, with a tensor of 12 float32 and one of any number. */
+struct fixture {
+	struct fake *fake;
+	struct bps_client *client;
+	struct bps_tensor *fixed, *variable;
+};
+
+static void fixture_done(struct fixture *f)
+{
+	bps_tensor_free(f->fixed);
+	bps_tensor_free(f->variable);
+	bps_client_close(f->client);
+	fake_free(f->fake);
+}
+
+static struct fixture fixture_init(void)
+{
+	struct fixture f = { .fake = fake_new() };
+
+	f.client = fake_join(f.fake, 1, 3);
+	ASSERT_OK(bps_tensor_declare(f.client, "fixed", BPS_FLOAT32, 12, &f.fixed));
+	ASSERT_OK(bps_tensor_declare(f.client, "variable", BPS_FLOAT32, BPS_VARIABLE, &f.variable));
+	return f;
+}
+#define FIXTURE                                                    \
+	_cleanup_(fixture_done) struct fixture f = fixture_init(); \
+	_unused_ float input[64] = { 0 }, output[64] = { 0 }
+
+static void assert_entry(const struct fake *fake, int operation, uint64_t input_count,
+			 uint64_t output_count)
+{
+	ASSERT_EQ(fake->entry.operation, operation);
+	ASSERT_EQ(fake->entry.input_count, input_count);
+	ASSERT_EQ(fake->entry.output_count, output_count);
+	ASSERT_EQ(fake->entry.flags, 0);
+}
+
+TEST(push_pull)
+{
+	FIXTURE;
+
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, IN_OUT));
+	assert_entry(f.fake, BPS_PUSH_PULL, 12, 12);
+	ASSERT_EQ(f.fake->entry.reduction, BPS_SUM);
+	ASSERT_EQ(f.fake->entry.counts_buffer, 0);
+	ASSERT_EQ(f.fake->entry.timeout_ms, 0);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, .reduction = BPS_MAX, .priority = -7,
+		      .timeout_ms = 99, .input_count = 12, .output_count = 64, IN_OUT));
+	assert_entry(f.fake, BPS_PUSH_PULL, 12, 12);
+	ASSERT_EQ(f.fake->entry.reduction, BPS_MAX);
+	ASSERT_EQ(f.fake->entry.priority, -7);
+	ASSERT_EQ(f.fake->entry.timeout_ms, 99);
+	ASSERT_EQ(f.fake->entry.round, 2);
+	ASSERT_OK(TRY(f.variable, .operation = BPS_PUSH_PULL, .input_count = 5, IN_OUT));
+	assert_entry(f.fake, BPS_PUSH_PULL, 5, 5);
+	ASSERT_EQ(f.fake->entry.round, 1);
+	/* Nothing at all is well too, without memory. */
+	ASSERT_OK(TRY(f.variable, .operation = BPS_PUSH_PULL));
+	assert_entry(f.fake, BPS_PUSH_PULL, 0, 0);
+	ASSERT_EQ(f.fake->entry.input_buffer + f.fake->entry.output_buffer, 0);
+	ASSERT_EQ(((uint8_t *)output)[0], 1);
+	ASSERT_EQ(((uint8_t *)output)[12 * 4], 0);
+}
+
+TEST(push_pull_that_does_not_fit)
+{
+	FIXTURE;
+	char *bytes = (char *)input;
+
+	ASSERT_FAILS(TRY(f.fixed, IN_OUT), EINVAL, "0 is no operation");
+	ASSERT_FAILS(TRY(f.fixed, .operation = 7), EINVAL, "\"fixed\": 7 is no operation");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .reduction = 5), EINVAL,
+		     "push_pull of tensor \"fixed\": 5 is no reduction");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .reduction = -1), EINVAL, "-1 is no");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .output = output), EINVAL,
+		     "input is NULL");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input = input), EINVAL,
+		     "output is NULL");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input_count = 11, IN_OUT), EINVAL,
+		     "11 elements, but 12 were declared");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .output_count = 11, IN_OUT), EINVAL,
+		     "room for 11 elements of 12");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input = bytes + 1, .output = output),
+		     EINVAL, "input is not aligned to 4");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input = input, .output = bytes + 2),
+		     EINVAL, "output is not aligned");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input = input, .output = input + 11),
+		     EINVAL, "overlap");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input = input + 11, .output = input),
+		     EINVAL, "overlap");
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input = input + 12, .output = input));
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, COUNTS(1, 2, 3), IN_OUT), EINVAL,
+		     "no counts");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, RECEIVE(1, 2, 3), IN_OUT), EINVAL,
+		     "no receive_counts");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .timeout_ms = -1, IN_OUT), EINVAL,
+		     "timeout");
+	ASSERT_FAILS(
+		TRY(f.variable, .operation = BPS_PUSH_PULL, .input_count = UINT64_MAX / 2, IN_OUT),
+		EINVAL, "more elements than there can be");
+	ASSERT_TRUE(TRY(f.variable, .operation = BPS_PUSH_PULL, .input_count = INT64_MAX / 4,
+			.input = (void *)4096, .output = (void *)4096) < 0);
+	/* None of them reached the daemon. */
+	ASSERT_EQ(f.fake->n_entries, 1);
+}
+
+TEST(bool_has_no_average)
+{
+	FIXTURE;
+	_cleanup_(bps_tensor_freep) struct bps_tensor *flags = NULL;
+
+	ASSERT_OK(bps_tensor_declare(f.client, "flags", BPS_BOOL, 4, &flags));
+	ASSERT_FAILS(TRY(flags, .operation = BPS_PUSH_PULL, .reduction = BPS_AVERAGE, IN_OUT),
+		     EINVAL, "bool has no average");
+	ASSERT_OK(TRY(flags, .operation = BPS_PUSH_PULL, .reduction = BPS_MIN, IN_OUT));
+}
+
+TEST(broadcast)
+{
+	FIXTURE;
+
+	/* Not the root: its input does not count. */
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 2, .output = output));
+	assert_entry(f.fake, BPS_BROADCAST, 12, 12);
+	ASSERT_EQ(f.fake->entry.root, 2);
+	ASSERT_EQ(f.fake->entry.input_buffer, 0);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 2, .input = output,
+		      .output = output));
+	ASSERT_EQ(f.fake->entry.input_buffer, 0);
+	ASSERT_OK(TRY(f.variable, .operation = BPS_BROADCAST, .output_count = 9, .output = output));
+	assert_entry(f.fake, BPS_BROADCAST, 9, 9);
+	/* The root. */
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 1, IN_OUT));
+	ASSERT_TRUE(f.fake->entry.input_buffer);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 1, .input = input,
+		      .output = input));
+	ASSERT_EQ(f.fake->entry.input_offset, f.fake->entry.output_offset);
+
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 1, .output = output), EINVAL,
+		     "input is NULL");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 3, IN_OUT), EINVAL,
+		     "root is 3");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, .reduction = BPS_SUM, IN_OUT), EINVAL,
+		     "reduces nothing, but reduction is sum");
+}
+
+TEST(all_gather)
+{
+	FIXTURE;
+
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_GATHER, IN_OUT));
+	assert_entry(f.fake, BPS_ALL_GATHER, 12, 36);
+	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_GATHER, .input_count = 4, IN_OUT));
+	assert_entry(f.fake, BPS_ALL_GATHER, 4, 12);
+	ASSERT_EQ(f.fake->entry.counts_buffer, 0);
+	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_GATHER, COUNTS(1, 5, 7), IN_OUT));
+	assert_entry(f.fake, BPS_ALL_GATHER, 5, 13);
+	ASSERT_TRUE(f.fake->entry.counts_buffer);
+	ASSERT_EQ(f.fake->entry.counts_offset % 64, 0);
+	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 1, 5, 7 }), 24);
+	/* A rank that gives nothing. */
+	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_GATHER, COUNTS(1, 0, 2), .output = output));
+	assert_entry(f.fake, BPS_ALL_GATHER, 0, 3);
+
+	ASSERT_FAILS(TRY(f.variable, .operation = BPS_ALL_GATHER, .input_count = 4, COUNTS(1, 5, 7),
+			 IN_OUT),
+		     EINVAL, "input_count is 4, but counts say 5");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_ALL_GATHER, COUNTS(1, 5, 7), IN_OUT), EINVAL,
+		     "5 elements, but 12 were declared");
+	ASSERT_FAILS(TRY(f.variable, .operation = BPS_ALL_GATHER, .output_count = 12,
+			 COUNTS(1, 5, 7), IN_OUT),
+		     EINVAL, "room for 12 elements of 13");
+	ASSERT_FAILS(TRY(f.variable, .operation = BPS_ALL_GATHER, COUNTS(UINT64_MAX, 5, 7), IN_OUT),
+		     EINVAL, "counts[1] is out of range");
+	ASSERT_FAILS(
+		TRY(f.variable, .operation = BPS_ALL_GATHER, .input_count = UINT64_MAX / 2, IN_OUT),
+		EINVAL, "out of range");
+}
+
+TEST(reduce_scatter)
+{
+	FIXTURE;
+
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, .reduction = BPS_AVERAGE, IN_OUT));
+	assert_entry(f.fake, BPS_REDUCE_SCATTER, 12, 4);
+	ASSERT_EQ(f.fake->entry.reduction, BPS_AVERAGE);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, COUNTS(2, 1, 9), IN_OUT));
+	assert_entry(f.fake, BPS_REDUCE_SCATTER, 12, 1);
+	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 2, 1, 9 }), 24);
+	ASSERT_OK(TRY(f.variable, .operation = BPS_REDUCE_SCATTER, COUNTS(2, 3, 4), IN_OUT));
+	assert_entry(f.fake, BPS_REDUCE_SCATTER, 9, 3);
+
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, COUNTS(2, 1, 8), IN_OUT), EINVAL,
+		     "11 elements, but 12 were declared");
+	ASSERT_FAILS(TRY(f.variable, .operation = BPS_REDUCE_SCATTER, .input_count = 10, IN_OUT),
+		     EINVAL, "10 elements cannot be cut into 3 equal blocks: give counts");
+}
+
+/* The result of a block lies elsewhere than its input: in place, it must not overwrite what is still read. */
+TEST(in_place_with_blocks)
+{
+	FIXTURE;
+	struct bps_memory *memory;
+	uint8_t *bytes;
+
+	ASSERT_OK(bps_memory_alloc(f.client, 4096, &memory));
+	bytes = bps_memory_data(memory);
+	memset(bytes, 7, 48);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, .input = bytes, .output = bytes));
+	ASSERT_TRUE(f.fake->entry.input_buffer != f.fake->entry.output_buffer);
+	ASSERT_EQ(bytes[15], 8);
+	ASSERT_EQ(bytes[16], 7);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input = bytes, .output = bytes));
+	ASSERT_EQ(f.fake->entry.input_buffer, f.fake->entry.output_buffer);
+	ASSERT_EQ(f.fake->entry.input_offset, f.fake->entry.output_offset);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_GATHER, .input = input, .output = input));
+	ASSERT_TRUE(f.fake->entry.input_offset != f.fake->entry.output_offset);
+	bps_memory_free(memory);
+}
+
+TEST(all_to_all)
+{
+	FIXTURE;
+
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_TO_ALL, IN_OUT));
+	assert_entry(f.fake, BPS_ALL_TO_ALL, 12, 12);
+	ASSERT_EQ(f.fake->entry.counts_buffer, 0);
+	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 2, 3), RECEIVE(4, 2, 6),
+		      IN_OUT));
+	assert_entry(f.fake, BPS_ALL_TO_ALL, 6, 12);
+	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 1, 2, 3, 4, 2, 6 }), 48);
+	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 2, 3), IN_OUT));
+	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 1, 2, 3, 2, 2, 2 }), 48);
+	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 3, 3), .output_count = 9,
+		      IN_OUT));
+	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 1, 3, 3, 3, 3, 3 }), 48);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_TO_ALL, RECEIVE(0, 4, 1), IN_OUT));
+	assert_entry(f.fake, BPS_ALL_TO_ALL, 12, 5);
+	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 4, 4, 4, 0, 4, 1 }), 48);
+
+	ASSERT_FAILS(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 2, 3), RECEIVE(4, 5, 6),
+			 IN_OUT),
+		     EINVAL, "sends itself 2 elements and receives 5");
+	ASSERT_FAILS(TRY(f.variable, .operation = BPS_ALL_TO_ALL, .input_count = 4, IN_OUT), EINVAL,
+		     "give counts");
+	ASSERT_FAILS(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 2, 4), IN_OUT), EINVAL,
+		     "give receive_counts");
+	ASSERT_FAILS(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 2, 3),
+			 RECEIVE(UINT64_MAX, 2, 6), IN_OUT),
+		     EINVAL, "receive_counts[1]");
+}
+
+TEST(barrier)
+{
+	FIXTURE;
+	struct bps_request *request;
+
+	ASSERT_OK(bps_barrier(f.client, 1234, &request));
+	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+	assert_entry(f.fake, BPS_BARRIER, 0, 0);
+	ASSERT_EQ(f.fake->entry.timeout_ms, 1234);
+	bps_request_free(request);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BARRIER));
+	ASSERT_EQ(f.fake->entry.input_buffer, 0);
+	ASSERT_OK(bps_barrier(f.client, 0, &request));
+	ASSERT_EQ(bps_request_wait(request, BPS_FOREVER), 0);
+	ASSERT_EQ(f.fake->entry.round, 2);
+	bps_request_free(request);
+	ASSERT_FAILS(bps_barrier(f.client, -1, &request), EINVAL, "timeout");
+	ASSERT_FAILS(bps_barrier(f.client, 0, NULL), EINVAL, "NULL");
+}
+
+TEST(bad_calls)
+{
+	FIXTURE;
+	struct bps_submit_params params = { .operation = BPS_BARRIER };
+	struct bps_request *request;
+
+	ASSERT_FAILS(bps_submit(f.fixed, NULL, &request), EINVAL, "params is NULL");
+	ASSERT_FAILS(bps_submit(f.fixed, &params, &request), EINVAL, "size");
+	params.size = sizeof(params);
+	ASSERT_FAILS(bps_submit(f.fixed, &params, NULL), EINVAL, "ret_request is NULL");
+	ASSERT_FAILS(bps_submit(NULL, &params, &request), EINVAL, "tensor is NULL");
+}
