@@ -1,3 +1,4 @@
+#include "base/clock.h"
 #include "base/metrics.h"
 #include "double.h"
 
@@ -405,6 +406,10 @@ TEST(mismatches_name_both_sides)
 	expect_mismatch(a, b, 4, 4, "(node 0): part 0 is 16 bytes at 0 of 16",
 			"(node 1): part 0 is 16 bytes at 0 of 32");
 	a.total = 32;
+	b.part_len = 32;
+	expect_mismatch(a, b, 4, 8, "(node 0): part 0 is 16 bytes at 0 of 32",
+			"(node 1): part 0 is 32 bytes at 0 of 32");
+	b.part_len = 0;
 	b.offset = 16;
 	expect_mismatch(a, b, 4, 4, "(node 0): part 0 is 16 bytes at 0 of 32",
 			"(node 1): part 0 is 16 bytes at 16 of 32");
@@ -460,9 +465,11 @@ TEST(deadline_names_the_missing)
 	struct layout layout = far_layout("job", 4, two_each);
 	struct asked *a, *b, *part;
 	struct data_header h;
+	uint64_t start;
 
 	layout.request_timeout_ms = 100; /* and the second of grace */
 	far_form(far, &layout);
+	start = clock_now_ns();
 	ASSERT_EQ(far_tensor(far, &layout, "w", DTYPE_FLOAT32, 100, NULL), 1);
 	a = push(far, &layout, 1, 1, 0, 1);
 	b = push(far, &layout, 1, 1, 2, 1);
@@ -472,6 +479,7 @@ TEST(deadline_names_the_missing)
 	far_expect(
 		far, a, -ETIMEDOUT,
 		"job job: tensor w, round 1: ranks 2, 3, 6, 7 have not contributed within 0.1 s");
+	ASSERT_INT(clock_now_ns() - start, >=, 1100 * NSEC_PER_MSEC);
 	far_expect(far, b, -ETIMEDOUT, NULL);
 	far_expect(far, part, -ETIMEDOUT, NULL);
 	/* The late ones hear it too, and the job goes on. */
