@@ -6,9 +6,14 @@
  * home loop); payloads are read and written on data threads, straight from and into the memory the caller named.
  *
  * A peer is another daemon's process (or our own: transport_self()). Several connections ("lanes") may lead to one
- * peer; the transport spreads calls over them by bytes queued. Messages waiting for a lane leave by urgency: notices
- * and answers without payload first, then by priority, then in the order posted; at most TRANSPORT_AHEAD bytes wait
- * unsent inside the kernel, so an urgent message overtakes the rest. Answers return on the lane of their call.
+ * peer; the transport spreads calls over them by bytes queued. Messages waiting for a lane leave by urgency: notices,
+ * set-up messages and whatever has no payload first, then by priority (an answer has that of its call), then in the
+ * order posted; at most TRANSPORT_AHEAD bytes wait unsent inside the kernel, so an urgent message overtakes the rest.
+ * Answers return on the lane of their call. Notices to one peer arrive in the order posted.
+ *
+ * Who connects makes the calls: a peer from transport_connect() takes calls and notices, a peer that connected to us
+ * (met in a delivery or a notice) takes answers and notices only. Two daemons that call each other are therefore two
+ * peers on either side, which are lost each on its own.
  */
 #pragma once
 
@@ -23,32 +28,49 @@ struct transport;
 struct peer;
 struct lane;
 
+/* Something that waits to be written to a lane. The transport's. */
+struct message {
+	struct mail mail;
+	const struct data_header *header; /* host order */
+	const void *payload;
+	struct lane *lane;
+	uint64_t sequence;
+	int32_t priority;
+	uint8_t kind;
+	bool urgent;
+};
+
 /*
  * A call: a header and payload out, an answer back. Embedded in its user; belongs to the transport from peer_call()
  * until done(), which comes exactly once, also when the peer is lost.
  */
 struct call {
 	/* Set by the caller. */
-	struct data_header header;   /* host order; magic, version, cookie are the transport's; len: payload bytes */
-	const void *payload;	     /* header.len bytes that stay unchanged until sent() or done() */
-	struct block *payload_block; /* optional: the block that holds payload; a reference moves to the transport */
-	void *room;		     /* where the payload of a DATA_RESULT goes; NULL: into answer_block */
-	size_t room_len;	     /* a longer answer is a protocol error of the peer */
-	void (*sent)(struct call *call); /* optional: payload may be reused; before done(); not called after a loss */
+	struct data_header
+		header; /* host order; magic, version, cookie are the transport's; len: payload bytes */
+	const void *payload; /* header.len bytes that stay unchanged until sent() or done() */
+	struct block *
+		payload_block; /* optional: the block that holds payload; a reference moves to the transport */
+	void *room;	 /* where the payload of a DATA_RESULT goes; NULL: into answer_block */
+	size_t room_len; /* of room; a longer result is a protocol error of the peer */
+	void (*sent)(
+		struct
+		call *call); /* optional: payload may be reused; before done(); not called after a loss */
 	void (*done)(struct call *call);
 	/* Valid in done(). */
-	int status;		     /* 0, or a negative errno: from DATA_ERROR, or -ECONNRESET when the peer was lost */
-	struct data_header answer;   /* when status is 0, or from DATA_ERROR */
-	struct block *answer_block;  /* payload that did not go to room (set-up answers, in-process results), or NULL;
+	int status; /* 0, or a negative errno: from DATA_ERROR, or -ECONNRESET when the peer was lost */
+	struct data_header answer; /* when status is 0, or from DATA_ERROR */
+	struct block *
+		answer_block; /* payload that did not go to room (set-up answers, in-process results), or NULL;
 				      * the transport's reference, dropped after done(): ref it to keep it */
-	char text[ERROR_TEXT_MAX + 1]; /* why, when status is not 0: names the peer when it was lost */
+	char text[ERROR_TEXT_MAX +
+		  1]; /* why, when status is not 0: names the peer when it was lost */
 	/* The transport's. */
-	struct mail mail;
+	struct message message;
+	struct mail sent_mail;
 	struct list link;
 	struct peer *peer;
-	struct lane *lane;
-	uint64_t sequence;
-	size_t heap_index;
+	struct incoming *incoming; /* in-process: the delivery, until it is answered */
 	unsigned state;
 };
 
@@ -57,19 +79,21 @@ struct call {
  * which must be called, at any later time, also when the peer is gone by then.
  */
 struct delivery {
-	struct peer *peer;	    /* whose call; valid until answered */
-	struct data_header header;  /* host order, checked by data_header_check() */
-	const void *payload;	    /* header.len bytes, valid until answered */
-	struct block *payload_block; /* holds payload, or NULL when in-process and the caller lent its own memory */
-	struct list link;	    /* free for the receiver's use */
-	void *user;		    /* free for the receiver's use */
+	struct peer *peer;	   /* whose call; valid until answered */
+	struct data_header header; /* host order, checked by data_header_check() */
+	const void *payload;	   /* header.len bytes, valid until answered */
+	struct block *
+		payload_block; /* holds payload, or NULL when in-process and the caller lent its own memory */
+	struct list link; /* free for the receiver's use */
+	void *user;	  /* free for the receiver's use */
 };
 
 struct transport_ops {
 	/* A call arrived. */
 	void (*call_arrived)(void *user, struct delivery *delivery);
 	/* A notice arrived (never PING, PONG). payload is valid during the callback only. */
-	void (*notice_arrived)(void *user, struct peer *peer, const struct data_header *header, const void *payload);
+	void (*notice_arrived)(void *user, struct peer *peer, const struct data_header *header,
+			       const void *payload);
 	/*
 	 * The peer is gone: all its lanes broke, it went silent for peer_timeout_ms, or it broke the protocol. Its
 	 * unanswered calls to us may still be answered (into nothing). Comes once for a peer; after our own calls to it
@@ -79,28 +103,38 @@ struct transport_ops {
 };
 
 struct transport_params {
-	struct loop *loop;	  /* home */
+	struct loop *loop; /* home */
 	struct block_cache *blocks;
 	const struct transport_ops *ops;
 	void *user;
-	uint64_t id;		  /* this daemon process */
-	const char *node;	  /* its name */
-	const char *listen;	  /* host:port, "[::]:port"; NULL: no TCP in. Port 0 picks one */
-	int listen_fd;		  /* instead of listen: a listening socket (socket activation), or -1 */
-	const void *key;	  /* cluster key for the handshake, or NULL */
+	uint64_t id;	    /* this daemon process */
+	const char *node;   /* its name */
+	const char *listen; /* host:port, "[::]:port"; NULL: no TCP in. Port 0 picks one */
+	int listen_fd; /* instead of listen: a listening socket (socket activation), or -1; taken over,
+				   * also by a transport_new() that fails */
+	const void *key; /* cluster key for the handshake, or NULL */
 	size_t key_len;
-	unsigned n_threads;	  /* data threads; 0: lanes live on the home loop */
-	unsigned n_lanes;	  /* connections we open to a peer */
-	unsigned max_connections; /* accepted and not yet, or fully, shaken hands with: more are refused */
-	uint64_t handshake_timeout_ms; /* a connection that has not proved itself by then is closed */
-	uint64_t peer_timeout_ms; /* silence of a peer we have business with (calls out, or DATA_PING unanswered) */
-	uint64_t quota_bytes;	  /* payload bytes held for one peer; a peer over it is lost with a clear reason */
+	unsigned n_threads; /* data threads; 0: lanes live on the home loop */
+	unsigned n_lanes;   /* connections we open to a peer */
+	unsigned
+		max_connections; /* accepted and not yet, or fully, shaken hands with: more are refused */
+	uint64_t
+		handshake_timeout_ms; /* a connection that has not proved itself by then is closed */
+	uint64_t
+		peer_timeout_ms; /* silence of a peer we have business with (calls out, or DATA_PING unanswered) */
+	uint64_t
+		quota_bytes; /* bytes held for one peer: its calls until answered, our answers until written;
+				   * a peer over it is lost with a clear reason */
 };
 
 int transport_new(const struct transport_params *params, struct transport **ret_transport);
-/* Stops listening and closes every lane; calls end with -ESHUTDOWN. Idempotent; does not wait. */
+/*
+ * Stops listening, closes every lane and ends the data threads; calls end with -ESHUTDOWN before it returns. Answers
+ * already given still leave as far as the kernel takes them at once. Waits for no peer, only for what the data threads
+ * are in the middle of. Not from inside a callback of the transport. Idempotent.
+ */
 void transport_close(struct transport *transport);
-/* After close; waits for the data threads. Deliveries must have been answered. */
+/* Closes if need be. Deliveries must have been answered. */
 struct transport *transport_free(struct transport *transport);
 DEFINE_CLEANUP(struct transport *, transport_free)
 
@@ -112,11 +146,17 @@ uint16_t transport_port(const struct transport *transport);
  * up, and end with -ECONNREFUSED, -ETIMEDOUT, ... and a text when they cannot be. expect_id: the daemon that must
  * answer there, or 0. Returns 0 and a peer that stays valid until peer_lost() or transport_free().
  */
-int transport_connect(struct transport *transport, const char *address, uint64_t expect_id, struct peer **ret_peer);
-/* Our own process as a peer: same contract, nothing copied. */
+int transport_connect(struct transport *transport, const char *address, uint64_t expect_id,
+		      struct peer **ret_peer);
+/*
+ * Our own process as a peer: same contract, nothing copied. A result comes as answer_block, or is copied into room if
+ * it was answered without a block. Always the same pointer, never lost. Calls to ourselves must have been answered
+ * before transport_close(): it hands their memory back.
+ */
 struct peer *transport_self(struct transport *transport);
 
-/* Starts a call. Never fails and never calls done() before it returns. */
+/* Starts a call on a peer from transport_connect() or transport_self(). Never fails and never calls done() before it
+ * returns. */
 void peer_call(struct peer *peer, struct call *call);
 /* Sends a notice; the payload (at most DATA_SETUP_MAX bytes) is copied. Returns 0 or -ENOMEM; lost peers take it too. */
 int peer_notice(struct peer *peer, const struct data_header *header, const void *payload);
@@ -126,23 +166,29 @@ const char *peer_name(const struct peer *peer);
 bool peer_is_self(const struct peer *peer);
 void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out);
 
-/* Every peer that is connected or being connected, for operators; array to be freed. Returns 0 or -ENOMEM. */
+/*
+ * Every daemon that is connected or being connected, for operators: peers of one id are one entry. Array to be freed.
+ * Returns 0 or -ENOMEM.
+ */
 struct transport_peer_info {
-	uint64_t id;	  /* 0: not known yet */
-	char node[64];	  /* its name, from the handshake; empty: not known yet */
+	uint64_t id;   /* 0: not known yet */
+	char node[64]; /* its name, from the handshake; empty: not known yet */
 	char address[96];
 	bool is_up;
 	uint64_t bytes_in, bytes_out;
 };
-int transport_peers(const struct transport *transport, struct transport_peer_info **ret_peers, size_t *ret_n);
+int transport_peers(const struct transport *transport, struct transport_peer_info **ret_peers,
+		    size_t *ret_n);
 
-/* Drops a peer that broke the rules; peer_lost() follows from the loop. */
+/* Drops a peer that broke the rules; peer_lost() follows from the loop. A peer that is lost already takes it too,
+ * and our own process is not dropped. */
 void peer_kill(struct peer *peer, const char *why);
 
 /*
  * Answers a call. header: op, status and the echo fields that matter (cookie, magic, version are the transport's);
  * header->len bytes of payload, either in block (a reference is taken) or, with block NULL, copied.
  */
-void delivery_answer(struct delivery *delivery, const struct data_header *header, struct block *block, const void *payload);
+void delivery_answer(struct delivery *delivery, const struct data_header *header,
+		     struct block *block, const void *payload);
 /* Answers with DATA_ERROR: status is a negative errno. */
 void delivery_fail(struct delivery *delivery, int status, const char *text);

@@ -1,0 +1,257 @@
+#include "transport/internal.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include <fcntl.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+
+#define ACCEPT_BATCH	16		      /* connections taken in one go */
+#define ACCEPT_PAUSE_NS (200 * NSEC_PER_MSEC) /* when there are no descriptors left; a guess */
+#define COMPLAIN_NS	NSEC_PER_SEC
+
+void transport_complain(struct transport *transport, const char *format, ...)
+{
+	uint64_t now_ns = clock_now_ns();
+	char text[512];
+	va_list args;
+
+	if (transport->complained_ns && now_ns - transport->complained_ns < COMPLAIN_NS) {
+		transport->n_unsaid++;
+		return;
+	}
+	va_start(args, format);
+	(void)vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	if (transport->n_unsaid)
+		log_warning("%s (and %u more connections refused)", text, transport->n_unsaid);
+	else
+		log_warning("%s", text);
+	transport->complained_ns = now_ns;
+	transport->n_unsaid = 0;
+}
+
+/* The peer that a connection belongs to: one sender's, of one of its transport_connect()s. */
+static struct peer *find_caller(struct transport *transport, uint64_t id, unsigned group)
+{
+	struct peer *peer;
+
+	list_for_each (peer, &transport->peers, link)
+		if (peer->kind == PEER_CALLING && peer->state == PEER_UP && peer->id == id &&
+		    peer->group == group)
+			return peer;
+	return NULL;
+}
+
+static int make_caller(struct transport *transport, const struct handshake *h,
+		       struct peer **ret_peer)
+{
+	struct peer *peer;
+	int r;
+
+	r = peer_new(transport, PEER_CALLING, h->address, &peer);
+	if (r)
+		return error_trace(r);
+	peer->id = h->theirs.sender;
+	peer->group = h->theirs.lane >> 8;
+	peer->state = PEER_UP;
+	peer_set_node(peer, h->theirs.name);
+	list_push_back(&transport->peers, &peer->link);
+	*ret_peer = peer;
+	return 0;
+}
+
+static int adopt_lane(struct handshake *h)
+{
+	struct transport *transport = h->transport;
+	unsigned group = h->theirs.lane >> 8, index = h->theirs.lane & 0xff;
+	struct peer *peer = find_caller(transport, h->theirs.sender, group);
+	int r;
+
+	/* Groups have come round: what is left of the old one is dead, the other side just has not said so. */
+	if (peer && peer_has_lane(peer, index)) {
+		peer_lose(peer, -ECONNRESET, "connected anew");
+		peer = NULL;
+	}
+	if (!peer) {
+		r = make_caller(transport, h, &peer);
+		if (r)
+			return error_trace(r);
+	}
+	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, true);
+	if (r && list_empty(&peer->lanes))
+		peer_lose(peer, r, "out of memory");
+	return error_trace(r);
+}
+
+static void on_handshake(struct handshake *h, int r, bool is_final, const char *why)
+{
+	struct transport *transport = h->transport;
+
+	(void)is_final;
+	if (!r) {
+		r = adopt_lane(h);
+		why = "out of memory";
+	} else if (why) {
+		transport_complain(transport, "connection from %s refused: %s%s%s%s", h->address,
+				   *h->theirs.name ? "node " : "", h->theirs.name,
+				   *h->theirs.name ? ": " : "", why);
+	}
+	if (r)
+		transport->n_accepted--;
+	list_remove(&h->link);
+	handshake_done(h);
+	free(h);
+}
+
+/* Takes over a connection; counts it. */
+int accept_adopt(struct transport *transport, int fd)
+{
+	struct address address = { .len = sizeof(address.storage) };
+	struct handshake *h = calloc(1, sizeof(*h));
+	int r;
+
+	if (!h) {
+		fd_close(fd);
+		return error_origin(-ENOMEM);
+	}
+	h->transport = transport;
+	h->is_accepting = true;
+	h->done = on_handshake;
+	if (getpeername(fd, &address.any, &address.len) < 0)
+		address.any.sa_family = AF_UNSPEC;
+	address_format(&address, h->address, sizeof(h->address));
+	address_tune_socket(fd, transport->peer_timeout_ns);
+	r = handshake_start(h, fd, clock_now_ns() + transport->handshake_timeout_ns);
+	if (r) {
+		free(h);
+		return error_trace(r);
+	}
+	list_push_back(&transport->handshakes, &h->link);
+	transport->n_accepted++;
+	return 0;
+}
+
+/* A full table leaves the connection in the backlog, and the listener readable for ever: look away for a while. */
+static void accept_pause(struct transport *transport, int why)
+{
+	transport_complain(transport, "data port %u: accept: %s", transport->port,
+			   strerrordesc_np(why));
+	if (loop_timer_set(transport->loop, &transport->listener_timer,
+			   clock_now_ns() + ACCEPT_PAUSE_NS))
+		return;
+	(void)loop_modify(&transport->listener, 0);
+}
+
+static void on_pause_over(struct loop_timer *timer)
+{
+	struct transport *transport = container_of(timer, struct transport, listener_timer);
+
+	(void)loop_modify(&transport->listener, EPOLLIN);
+}
+
+static void on_listener_ready(struct loop_source *source, uint32_t events)
+{
+	struct transport *transport = container_of(source, struct transport, listener);
+
+	for (unsigned i = 0; i < ACCEPT_BATCH; i++) {
+		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd < 0) {
+			/* Others are troubles of the one connection that was to be accepted. */
+			if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
+			    errno == ENOMEM)
+				accept_pause(transport, errno);
+			return;
+		}
+		if (transport->n_accepted >= transport->max_connections) {
+			fd_close(fd);
+			transport_complain(transport,
+					   "data port %u: %u connections, no more are accepted",
+					   transport->port, transport->n_accepted);
+			continue;
+		}
+		(void)accept_adopt(transport, fd);
+	}
+}
+
+static int listen_at(const struct address *address)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	int on = 1, off = 0;
+
+	fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	if (fd < 0)
+		return error_origin(-errno);
+	(void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (address->any.sa_family == AF_INET6)
+		(void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+	if (bind(fd, &address->any, address->len) < 0 || listen(fd, SOMAXCONN) < 0)
+		return error_origin(-errno);
+	return TAKE_FD(fd);
+}
+
+/* The first address that can be listened at. The name is our own: asking for it may block, at start. */
+static int listen_on_any(const char *text)
+{
+	struct addresses addresses;
+	const char *why;
+	int r;
+
+	r = address_resolve(text, false, true, &addresses, &why);
+	if (r)
+		return error_trace(r);
+	r = error_origin(-EADDRNOTAVAIL);
+	for (size_t i = 0; i < addresses.n && r < 0; i++)
+		r = listen_at(&addresses.list[i]);
+	return r;
+}
+
+int accept_start(struct transport *transport, const char *listen_on, int listen_fd)
+{
+	_cleanup_(fd_closep) int fd = listen_fd;
+	struct address address = { .len = sizeof(address.storage) };
+	int r;
+
+	if (fd < 0 && !listen_on)
+		return 0;
+	if (fd < 0) {
+		fd = listen_on_any(listen_on);
+		if (fd < 0)
+			return error_trace(TAKE_FD(fd));
+	}
+	if (getsockname(fd, &address.any, &address.len) < 0)
+		return error_origin(-errno);
+	if (address.any.sa_family == AF_INET)
+		transport->port = ntohs(address.in.sin_port);
+	else if (address.any.sa_family == AF_INET6)
+		transport->port = ntohs(address.in6.sin6_port);
+	if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0)
+		return error_origin(-errno);
+
+	transport->listener = (struct loop_source){ .fd = fd, .ready = on_listener_ready };
+	transport->listener_timer.expired = on_pause_over;
+	r = loop_add(transport->loop, &transport->listener, EPOLLIN);
+	if (r) {
+		transport->listener.fd = -1;
+		return error_trace(r);
+	}
+	(void)TAKE_FD(fd);
+	return 0;
+}
+
+void accept_stop(struct transport *transport)
+{
+	struct handshake *h;
+
+	loop_timer_cancel(&transport->listener_timer);
+	loop_remove(&transport->listener);
+	transport->listener.fd = fd_close(transport->listener.fd);
+	while ((h = list_first(&transport->handshakes, struct handshake, link))) {
+		list_remove(&h->link);
+		handshake_done(h);
+		free(h);
+		transport->n_accepted--;
+	}
+}

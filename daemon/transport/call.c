@@ -1,0 +1,129 @@
+#include "transport/internal.h"
+
+#include <stdio.h>
+
+/* The lane with the fewest bytes to be written; among equals, the one with the fewest calls. */
+static struct lane *pick_lane(const struct peer *peer)
+{
+	struct lane *lane, *best = NULL;
+	uint64_t bytes, best_bytes = 0;
+
+	list_for_each (lane, &peer->lanes, link) {
+		bytes = atomic_load_explicit(&lane->queued_bytes, memory_order_relaxed);
+		if (!best || bytes < best_bytes ||
+		    (bytes == best_bytes && lane->n_business < best->n_business)) {
+			best = lane;
+			best_bytes = bytes;
+		}
+	}
+	return best;
+}
+
+void call_send(struct call *call)
+{
+	struct lane *lane = pick_lane(call->peer);
+
+	call->state = CALL_QUEUED;
+	list_push_back(&call->peer->calls, &call->link);
+	lane_begin_business(lane);
+	call->message.lane = lane;
+	lane_send(lane, &call->message);
+}
+
+static void call_on_sent(struct mail *mail)
+{
+	struct call *call = container_of(mail, struct call, sent_mail);
+
+	call->sent(call);
+}
+
+void peer_call(struct peer *peer, struct call *call)
+{
+	assert(peer->kind != PEER_CALLING);
+	assert(call->done && call->header.len <= DATA_PAYLOAD_MAX);
+
+	call->header.magic = DATA_MAGIC;
+	call->header.version = DATA_VERSION;
+	call->status = 0;
+	call->text[0] = '\0';
+	call->answer_block = NULL;
+	call->peer = peer;
+	call->incoming = NULL;
+	call->sent_mail.run = call_on_sent;
+	call->message = (struct message){
+		.header = &call->header,
+		.payload = call->payload,
+		.priority = call->header.priority,
+		.kind = MESSAGE_CALL,
+		.urgent = !call->header.len || call->header.op != DATA_PUSH,
+	};
+	if (peer->kind == PEER_SELF)
+		inproc_call(call);
+	else if (peer->state == PEER_UP)
+		call_send(call);
+	else
+		peer_wait_for_lane(peer, call);
+}
+
+/* What the answer says. The text comes from outside and goes into logs. */
+void call_take_answer(struct call *call)
+{
+	size_t len = MIN(call->answer.len, (uint32_t)ERROR_TEXT_MAX);
+	int status = call->answer.status;
+
+	if (call->answer.op != DATA_ERROR)
+		return;
+	call->status = status > 0 && status < 4096 ? -status : -EREMOTEIO;
+	call->text[len] = '\0';
+	for (size_t i = 0; i < len; i++)
+		if ((unsigned char)call->text[i] < ' ' || call->text[i] == 0x7f)
+			call->text[i] = '?';
+	if (!len)
+		(void)snprintf(call->text, sizeof(call->text), "%s",
+			       strerrordesc_np(-call->status) ?: "an error without a name");
+}
+
+void call_end(struct call *call)
+{
+	struct block *answer_block = call->answer_block;
+
+	list_remove(&call->link);
+	if (call->message.lane)
+		lane_end_business(call->message.lane);
+	call->payload_block = block_unref(call->payload_block);
+	call->state = CALL_ENDED;
+	call->done(call); /* it may be gone after that */
+	block_unref(answer_block);
+}
+
+void call_fail(struct call *call, int status, const char *text)
+{
+	call->status = status;
+	(void)snprintf(call->text, sizeof(call->text), "%s", text);
+	call_end(call);
+}
+
+void peer_end_calls(struct peer *peer, int status, const char *text)
+{
+	struct list calls = LIST_INIT(calls);
+	struct call *call;
+
+	while ((call = list_first(&peer->calls, struct call, link)) ||
+	       (call = list_first(&peer->waiting, struct call, link))) {
+		list_remove(&call->link);
+		list_push_back(&calls, &call->link);
+	}
+	while ((call = list_first(&calls, struct call, link))) {
+		list_remove(&call->link);
+		/* In-process, and its mail is on the way: it ends of itself. */
+		if (peer->kind == PEER_SELF && !call->incoming) {
+			list_push_back(&peer->calls, &call->link);
+			continue;
+		}
+		if (call->incoming)
+			call->incoming->call = NULL;
+		call->message.lane = NULL; /* gone by now */
+		call->answer_block = block_unref(call->answer_block);
+		call_fail(call, status, text);
+	}
+}

@@ -1,0 +1,411 @@
+/*
+ * What the files of transport/ share. Two kinds of state, kept apart by thread:
+ *
+ *	home	peers, calls and deliveries as objects with names, connections being made, timers
+ *	worker	one for each data thread (or one on the home loop): lanes, that is sockets, what waits to be written,
+ *		what is being read
+ *
+ * Home speaks to a lane by mail to its worker's loop, in order. A worker speaks to home through its box. A lane ends in
+ * three steps: home posts close (or the lane posts lost, and home answers with close), the lane lets go of everything
+ * and posts closed, home frees it. So no call is ended and nothing freed while a data thread can touch it.
+ */
+#pragma once
+
+#include "base/quota.h"
+#include "transport/transport.h"
+#include <inttypes.h>
+#include <netinet/in.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#define TRANSPORT_ADDRESS_MAX 96 /* "host:port" with its NUL; longer ones are refused */
+#define RECEIVE_BUFFER \
+	(32u << 10) /* headers and small payloads of one read; what fits is copied, so not larger */
+#define SEND_MESSAGES 32	 /* gathered into one system call */
+#define SEND_BYTES    (1u << 20) /* offered to one system call */
+
+/* Boxes: mail to home that transport_close() can still find. */
+
+struct box {
+	struct loop *loop;
+	_Atomic(struct mail *) posted; /* last first */
+	struct mail mail;	       /* in the loop while posted is not empty */
+};
+
+void box_init(struct box *box, struct loop *loop);
+void box_post(struct box *box, struct mail *mail);
+/* Runs what is in it, and what that adds, until it is empty; the loop forgets the box. Home thread. */
+void box_drain(struct box *box);
+
+/* The queue of messages of a lane, most urgent first, equal ones in order of their sequence. */
+
+struct queue_entry {
+	uint64_t rank;
+	uint64_t sequence;
+	struct message *message;
+};
+
+struct queue {
+	struct queue_entry *heap;
+	size_t n;
+	size_t capacity;
+};
+
+/* Returns 0 or -ENOMEM. A message that was popped last and is pushed back takes no memory. */
+int queue_push(struct queue *queue, struct message *message);
+/* NULL when empty. */
+struct message *queue_pop(struct queue *queue);
+void queue_done(struct queue *queue);
+
+/* Cookies: the calls that wait for an answer on a lane. */
+
+struct cookie_slot {
+	struct call *call;   /* NULL: free */
+	uint32_t next_free;  /* index + 1 */
+	uint32_t generation; /* of the cookie given out last; 1 to 255 */
+};
+
+struct cookies {
+	struct cookie_slot *slots;
+	uint32_t n_slots;
+	uint32_t free; /* index + 1 of the first free slot, or 0 */
+};
+
+/* Returns 0, -ENOMEM, or -ENOBUFS when 2^24 calls are out. */
+int cookies_add(struct cookies *cookies, struct call *call, uint32_t *ret_cookie);
+/* The call of a cookie from outside, or NULL. */
+struct call *cookies_find(const struct cookies *cookies, uint32_t cookie);
+void cookies_remove(struct cookies *cookies, uint32_t cookie);
+void cookies_done(struct cookies *cookies);
+
+/* Workers: a loop and what its lanes use one at a time. */
+
+struct batch {
+	struct message *messages[SEND_MESSAGES];
+	struct data_header wire[SEND_MESSAGES];
+	struct iovec iov[2 * SEND_MESSAGES];
+	size_t n_messages, n_iov, len;
+};
+
+struct worker {
+	struct loop *loop;
+	struct loop_thread *thread; /* NULL: loop is home */
+	struct box to_home;
+	struct batch batch;
+	unsigned char buffer[RECEIVE_BUFFER];
+};
+
+int worker_new(struct loop *home, unsigned number, bool threaded, struct worker **ret_worker);
+/* Runs the mail posted before, then ends the thread. */
+void worker_stop(struct worker *worker);
+/* After stop. */
+struct worker *worker_free(struct worker *worker);
+/* Mail to a lane of this worker: run at once when that is home, where we are. */
+void worker_post(struct worker *worker, struct mail *mail);
+/* Mail from a lane of this worker to home: the same. */
+void worker_post_home(struct worker *worker, struct mail *mail);
+
+/* The transport. */
+
+struct transport {
+	struct loop *loop;
+	struct block_cache *blocks;
+	const struct transport_ops *ops;
+	void *user;
+	uint64_t id;
+	char node[64];
+	void *key;
+	size_t key_len;
+	unsigned n_lanes, max_connections;
+	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
+
+	bool is_closed;
+	struct box box; /* home to home: what must not happen inside the caller */
+	struct worker **workers;
+	unsigned n_workers, next_worker;
+	struct list peers;	/* not lost */
+	struct list lost_peers; /* peer_lost() was called; calls or deliveries are left */
+	struct peer *self;
+	unsigned
+		next_group; /* tells our connections of one transport_connect() from those of another */
+
+	struct loop_source listener;
+	struct loop_timer listener_timer; /* out of descriptors: when to accept again */
+	uint16_t port;
+	struct list handshakes; /* of accepted connections */
+	unsigned n_accepted;	/* accepted connections that are open */
+	uint64_t complained_ns;
+	unsigned n_unsaid; /* complaints since that were not logged */
+};
+
+/* Logs a stranger's failure to connect, at most once a second. */
+void transport_complain(struct transport *transport, const char *format, ...) _printf_(2, 3);
+struct worker *transport_pick_worker(struct transport *transport);
+
+/* Listening (accept.c) */
+int accept_start(struct transport *transport, const char *listen_on, int listen_fd);
+/* Closes the listener and every connection that has not proved itself. */
+void accept_stop(struct transport *transport);
+/* Takes over a connection as if it had been accepted. */
+int accept_adopt(struct transport *transport, int fd);
+
+/* Addresses (address.c) */
+
+#define ADDRESSES_MAX 8
+
+struct address {
+	socklen_t len;
+	union {
+		struct sockaddr any;
+		struct sockaddr_in in;
+		struct sockaddr_in6 in6;
+		struct sockaddr_storage storage;
+	};
+};
+
+struct addresses {
+	struct address list[ADDRESSES_MAX];
+	size_t n;
+};
+
+/*
+ * Whether text is "host:port" or "[host]:port"; an empty host means every address. Returns 0 or -EINVAL; ret_host must
+ * hold TRANSPORT_ADDRESS_MAX bytes, ret_port points into text.
+ */
+int address_split(const char *text, char *ret_host, const char **ret_port);
+/*
+ * Resolves; asks name servers, so it may block, unless numeric. Returns 0, -EINVAL for text that is no address,
+ * -EAGAIN when numeric and the host is a name, or -EHOSTUNREACH with *ret_why a static text.
+ */
+int address_resolve(const char *text, bool numeric, bool passive, struct addresses *ret_addresses,
+		    const char **ret_why);
+void address_format(const struct address *address, char *text, size_t size);
+/* What every data connection has. Ignores what the socket's family does not know. */
+void address_tune_socket(int fd, uint64_t peer_timeout_ns);
+
+/* Resolving a name on a thread of its own. */
+struct resolver;
+struct resolver_params {
+	const char *address;
+	struct box *box;
+	void (*done)(void *user, int r, const char *why, const struct addresses *addresses);
+	void *user;
+};
+int resolver_start(const struct resolver_params *params, struct resolver **ret_resolver);
+/* No done() after it; the thread may live on for a while by itself. Called by done()'s owner, also inside done(). */
+struct resolver *resolver_free(struct resolver *resolver);
+
+/* Handshake (handshake.c): from a connected socket to one that has proved itself, either role. */
+
+struct handshake {
+	/* Set by the owner before handshake_start(). */
+	struct transport *transport;
+	bool is_accepting;
+	unsigned lane; /* hello.lane, when connecting */
+	/*
+	 * Once: r is 0 and the socket is to be taken with TAKE_FD(source.fd), or a negative errno with the reason. is_final:
+	 * trying again will not help. May free the handshake.
+	 */
+	void (*done)(struct handshake *handshake, int r, bool is_final, const char *why);
+	void *user;
+	struct list link;
+	char address[TRANSPORT_ADDRESS_MAX];
+	/* The handshake's. */
+	struct loop_source source;
+	struct loop_timer timer;
+	unsigned state;
+	struct data_hello connecting, accepting; /* wire order */
+	struct data_hello theirs;		 /* host order, once done */
+	unsigned char proof[DATA_PROOF_LEN];
+	const void *out;
+	size_t out_len, in_len;
+	struct failure failure;
+};
+
+/* Takes the socket over. Returns 0 or -errno; then done() is not called, and the socket closed. */
+int handshake_start(struct handshake *handshake, int fd, uint64_t deadline_ns);
+/* Forgets everything, closes the socket unless taken. Idempotent. */
+void handshake_done(struct handshake *handshake);
+/* HMAC-SHA256(key, label || connecting || accepting with its proof zeroed). Returns 0 or -errno. */
+int handshake_prove(const void *key, size_t key_len, const char *label,
+		    const struct data_hello *connecting, const struct data_hello *accepting,
+		    unsigned char ret_proof[DATA_PROOF_LEN]);
+
+/* Peers (peer.c) */
+
+enum peer_kind { PEER_SELF, PEER_CALLED, PEER_CALLING };
+enum peer_state { PEER_STARTING, PEER_UP, PEER_LOSING, PEER_LOST };
+
+struct peer {
+	struct transport *transport;
+	struct list link;
+	enum peer_kind kind;
+	enum peer_state state;
+	uint64_t id, expect_id;
+	unsigned group; /* high byte of hello.lane */
+	char node[64];
+	char address[TRANSPORT_ADDRESS_MAX];
+	char name[192];
+	struct list lanes;
+	struct list calls;   /* on a lane, or with ourselves delivered */
+	struct list waiting; /* calls for which there is no lane yet, or never will be */
+	struct list notices; /* the same */
+	size_t n_deliveries;
+	struct dial *dial;	 /* lanes being made, or NULL */
+	struct loop_timer timer; /* armed while there is business, and one turn longer */
+	struct quota quota;	 /* any thread */
+	struct mail mail;
+	bool is_posted;
+	struct failure failure; /* why it is lost */
+};
+
+int peer_new(struct transport *transport, enum peer_kind kind, const char *address,
+	     struct peer **ret_peer);
+/* Frees a peer that is lost and held by nobody; else does nothing. */
+void peer_free_if_unused(struct peer *peer);
+struct peer *peer_free(struct peer *peer);
+/* A node's name is known: from here on it is part of the peer's. */
+void peer_set_node(struct peer *peer, const char *node);
+/* A socket that has proved itself becomes a lane. Takes the socket over, also on failure. Returns 0 or -errno. */
+int peer_add_lane(struct peer *peer, int fd, unsigned index, bool is_accepted);
+bool peer_has_lane(const struct peer *peer, unsigned index);
+/* The beginning of the end; from a callback of the loop, never from inside a function of transport.h. */
+void peer_lose(struct peer *peer, int status, const char *why);
+/* What a lane tells home. */
+void peer_lane_lost(struct lane *lane);
+void peer_lane_closed(struct lane *lane);
+/* A call for which there is no lane, or never will be. */
+void peer_wait_for_lane(struct peer *peer, struct call *call);
+/* Whether there is business with a lane's peer: arms the timer that looks after its silence. */
+void lane_begin_business(struct lane *lane);
+void lane_end_business(struct lane *lane);
+
+/* Calls (call.c) */
+
+/* Puts a call on a lane of its peer, which is up. */
+void call_send(struct call *call);
+/* Status and text of an answer whose payload is in place. Any thread. */
+void call_take_answer(struct call *call);
+/* A call has ended, its status and answer filled in. */
+void call_end(struct call *call);
+void call_fail(struct call *call, int status, const char *text);
+/* Ends every call with a status. The peer's lanes are gone. */
+void peer_end_calls(struct peer *peer, int status, const char *text);
+
+/* Connecting (dial.c) */
+
+/* Starts to make the lanes of a peer; its address is resolved first unless that was done. Returns 0 or -ENOMEM. */
+int dial_start(struct peer *peer, const struct addresses *addresses);
+struct dial *dial_free(struct dial *dial);
+
+/* Lanes (lane.c; send.c and receive.c hold their two directions) */
+
+enum message_kind { MESSAGE_CALL, MESSAGE_ANSWER, MESSAGE_NOTICE, MESSAGE_PONG };
+enum call_state { CALL_WAITING, CALL_QUEUED, CALL_WRITING, CALL_SENT, CALL_ENDED };
+
+struct lane {
+	/* Fixed. */
+	struct transport *transport;
+	struct peer *peer;
+	struct worker *worker;
+	unsigned index;
+	bool is_accepted; /* counts as such */
+	bool makes_calls; /* we connected */
+
+	/* Home. */
+	struct list link;
+	size_t n_business;
+	uint64_t business_ns; /* since when there is some */
+	bool is_closing;
+	struct mail start, close;
+
+	/* Any thread. */
+	_Atomic uint64_t queued_bytes; /* to be written */
+	_Atomic uint64_t heard_ns;     /* last sign of life */
+	_Atomic uint64_t bytes_in, bytes_out;
+
+	/* The worker's thread. */
+	struct loop_source source;
+	bool is_failed; /* the socket is closed */
+	struct failure failure;
+	struct mail lost, closed;
+
+	struct queue queue;
+	uint64_t next_sequence;
+	struct cookies cookies;
+	struct message *current; /* partly written */
+	struct data_header current_wire;
+	size_t current_done;
+	struct mail flush;
+	bool is_flush_posted;
+	bool is_unblocked; /* the socket had no room and has some now */
+	struct message pong;
+	struct data_header pong_header;
+	bool is_pong_queued;
+
+	struct data_header
+		header; /* being read; then of the message whose payload is being read, in host order */
+	size_t header_len;
+	void *room; /* where the rest of the payload goes */
+	size_t room_len;
+	struct call *call;	   /* whose answer it is */
+	struct incoming *incoming; /* the call or notice that it is */
+};
+
+/* Takes the socket over, also on failure. */
+int lane_new(struct peer *peer, int fd, struct lane **ret_lane);
+struct lane *lane_free(struct lane *lane);
+/* Posted from home. */
+void lane_start(struct lane *lane);
+void lane_close(struct lane *lane);
+void lane_send(struct lane *lane, struct message *message);
+
+/* The rest on the worker's thread. */
+void lane_fail(struct lane *lane, int status, const char *format, ...) _printf_(3, 4);
+/* Lets go of a message: written, or never to be. */
+void lane_message_done(struct lane *lane, struct message *message, bool is_written);
+void lane_enqueue(struct lane *lane, struct message *message);
+void lane_flush(struct lane *lane);
+void lane_want(struct lane *lane, uint32_t events);
+void lane_receive(struct lane *lane);
+/* Lets go of what is half read. */
+void lane_receive_done(struct lane *lane);
+void lane_heard(struct lane *lane);
+
+/* Deliveries (delivery.c) */
+
+struct incoming {
+	struct delivery delivery;
+	struct message message;	   /* the answer */
+	struct data_header answer; /* host order */
+	struct block *answer_block;
+	struct mail mail;  /* to home */
+	struct lane *lane; /* NULL: from ourselves */
+	struct call *call; /* in-process: who waits; NULL once it was ended without us */
+	uint64_t charged;
+};
+
+/* Charges the peer's quota. Returns 0, QUOTA_E_FULL, or -ENOMEM. */
+int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,
+		 struct incoming **ret_incoming);
+struct incoming *incoming_free(struct incoming *incoming);
+/* Complete: hands it to the receiver. Home thread. */
+void incoming_arrive(struct mail *mail);
+
+/* A notice on its way out. */
+struct notice {
+	struct message message;
+	struct data_header header;
+	struct peer *peer; /* in-process: ourselves */
+	struct list link;
+	unsigned char payload[];
+};
+
+/* Copies the payload, header->len bytes. Returns 0 or -ENOMEM. */
+int notice_new(const struct data_header *header, const void *payload, struct notice **ret_notice);
+
+/* In one process (inproc.c) */
+void inproc_call(struct call *call);
+void inproc_answer(struct incoming *incoming, const struct data_header *header, struct block *block,
+		   const void *payload);
+void inproc_notice(struct peer *peer, struct notice *notice);

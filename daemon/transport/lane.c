@@ -1,0 +1,238 @@
+#include "transport/internal.h"
+
+#include "base/clock.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+
+static void lane_on_start(struct mail *mail);
+static void lane_on_close(struct mail *mail);
+static void lane_on_lost(struct mail *mail);
+static void lane_on_closed(struct mail *mail);
+static void lane_on_flush(struct mail *mail);
+static void lane_on_ready(struct loop_source *source, uint32_t events);
+
+int lane_new(struct peer *peer, int fd, struct lane **ret_lane)
+{
+	struct lane *lane = calloc(1, sizeof(*lane));
+
+	if (!lane) {
+		fd_close(fd);
+		return error_origin(-ENOMEM);
+	}
+	lane->transport = peer->transport;
+	lane->peer = peer;
+	lane->worker = transport_pick_worker(peer->transport);
+	lane->source = (struct loop_source){ .fd = fd, .ready = lane_on_ready };
+	lane->start.run = lane_on_start;
+	lane->close.run = lane_on_close;
+	lane->lost.run = lane_on_lost;
+	lane->closed.run = lane_on_closed;
+	lane->flush.run = lane_on_flush;
+	list_init(&lane->link);
+	*ret_lane = lane;
+	return 0;
+}
+
+struct lane *lane_free(struct lane *lane)
+{
+	if (!lane)
+		return NULL;
+	assert(lane->source.fd < 0);
+
+	queue_done(&lane->queue);
+	cookies_done(&lane->cookies);
+	free(lane);
+	return NULL;
+}
+
+static uint64_t message_len(const struct message *message)
+{
+	return sizeof(struct data_header) + message->header->len;
+}
+
+/* From home */
+
+void lane_start(struct lane *lane)
+{
+	worker_post(lane->worker, &lane->start);
+}
+
+void lane_close(struct lane *lane)
+{
+	if (lane->is_closing)
+		return;
+	lane->is_closing = true;
+	worker_post(lane->worker, &lane->close);
+}
+
+static void message_on_mail(struct mail *mail)
+{
+	struct message *message = container_of(mail, struct message, mail);
+
+	lane_enqueue(message->lane, message);
+}
+
+void lane_send(struct lane *lane, struct message *message)
+{
+	atomic_fetch_add_explicit(&lane->queued_bytes, message_len(message), memory_order_relaxed);
+	message->lane = lane;
+	message->mail.run = message_on_mail;
+	worker_post(lane->worker, &message->mail);
+}
+
+/* To home: not at once even if we are there, since home frees what is still on our stack. */
+
+static void lane_on_lost(struct mail *mail)
+{
+	peer_lane_lost(container_of(mail, struct lane, lost));
+}
+
+static void lane_on_closed(struct mail *mail)
+{
+	peer_lane_closed(container_of(mail, struct lane, closed));
+}
+
+/* The worker's thread */
+
+static void lane_close_socket(struct lane *lane)
+{
+	loop_remove(&lane->source);
+	lane->source.fd = fd_close(lane->source.fd);
+	lane->is_failed = true;
+}
+
+void lane_fail(struct lane *lane, int status, const char *format, ...)
+{
+	va_list args;
+
+	if (lane->is_failed)
+		return;
+	lane->failure.status = status;
+	va_start(args, format);
+	(void)vsnprintf(lane->failure.text, sizeof(lane->failure.text), format, args);
+	va_end(args);
+	lane_close_socket(lane);
+	box_post(&lane->worker->to_home, &lane->lost);
+}
+
+void lane_want(struct lane *lane, uint32_t events)
+{
+	int r;
+
+	if (lane->source.events == events)
+		return;
+	r = loop_modify(&lane->source, events);
+	if (r)
+		lane_fail(lane, r, "epoll: %s", strerrordesc_np(-r));
+}
+
+void lane_heard(struct lane *lane)
+{
+	atomic_store_explicit(&lane->heard_ns, clock_now_ns(), memory_order_relaxed);
+}
+
+static void lane_on_start(struct mail *mail)
+{
+	struct lane *lane = container_of(mail, struct lane, start);
+	int r;
+
+	r = loop_add(lane->worker->loop, &lane->source, EPOLLIN);
+	if (r)
+		lane_fail(lane, r, "epoll: %s", strerrordesc_np(-r));
+}
+
+static void lane_on_ready(struct loop_source *source, uint32_t events)
+{
+	struct lane *lane = container_of(source, struct lane, source);
+
+	if (events & (EPOLLIN | EPOLLERR | EPOLLHUP))
+		lane_receive(lane);
+	if (!lane->is_failed && (events & EPOLLOUT)) {
+		lane->is_unblocked = true;
+		lane_flush(lane);
+	}
+}
+
+static void lane_on_flush(struct mail *mail)
+{
+	struct lane *lane = container_of(mail, struct lane, flush);
+
+	lane->is_flush_posted = false;
+	if (!lane->is_failed)
+		lane_flush(lane);
+}
+
+/* Written in the loop's next turn, so that what is posted in one turn leaves in one system call. */
+static void lane_post_flush(struct lane *lane)
+{
+	if (lane->is_flush_posted || (lane->source.events & EPOLLOUT))
+		return;
+	lane->is_flush_posted = true;
+	loop_post(lane->worker->loop, &lane->flush);
+}
+
+void lane_enqueue(struct lane *lane, struct message *message)
+{
+	if (lane->is_failed) {
+		lane_message_done(lane, message, false);
+		return;
+	}
+	message->sequence = lane->next_sequence++;
+	if (queue_push(&lane->queue, message)) {
+		lane_message_done(lane, message, false);
+		lane_fail(lane, -ENOMEM, "out of memory");
+		return;
+	}
+	lane_post_flush(lane);
+}
+
+static void lane_call_written(struct lane *lane, struct call *call)
+{
+	call->state = CALL_SENT;
+	call->payload_block = block_unref(call->payload_block);
+	if (call->sent)
+		worker_post_home(lane->worker, &call->sent_mail);
+}
+
+/* Calls that are not written stay home's, which ends them. */
+void lane_message_done(struct lane *lane, struct message *message, bool is_written)
+{
+	if (message->kind != MESSAGE_PONG)
+		atomic_fetch_sub_explicit(&lane->queued_bytes, message_len(message),
+					  memory_order_relaxed);
+	switch ((enum message_kind)message->kind) {
+	case MESSAGE_PONG:
+		lane->is_pong_queued = false;
+		return;
+	case MESSAGE_CALL:
+		if (is_written)
+			lane_call_written(lane, container_of(message, struct call, message));
+		return;
+	case MESSAGE_ANSWER:
+		incoming_free(container_of(message, struct incoming, message));
+		return;
+	case MESSAGE_NOTICE:
+		free(container_of(message, struct notice, message));
+		return;
+	}
+}
+
+/* What was given to us before still leaves if the kernel takes it: the last answers, mostly. */
+static void lane_on_close(struct mail *mail)
+{
+	struct lane *lane = container_of(mail, struct lane, close);
+	struct message *message;
+
+	if (!lane->is_failed)
+		lane_flush(lane);
+	if (lane->is_flush_posted)
+		loop_unpost(lane->worker->loop, &lane->flush);
+	lane_close_socket(lane);
+	if (lane->current)
+		lane_message_done(lane, TAKE_PTR(lane->current), false);
+	while ((message = queue_pop(&lane->queue)))
+		lane_message_done(lane, message, false);
+	lane_receive_done(lane);
+	box_post(&lane->worker->to_home, &lane->closed);
+}

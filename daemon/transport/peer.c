@@ -1,0 +1,386 @@
+#include "transport/internal.h"
+
+#include "base/clock.h"
+#include <stdio.h>
+
+static void peer_on_mail(struct mail *mail);
+static void peer_on_timer(struct loop_timer *timer);
+
+/* Names and life */
+
+int peer_new(struct transport *transport, enum peer_kind kind, const char *address,
+	     struct peer **ret_peer)
+{
+	struct peer *peer = calloc(1, sizeof(*peer));
+
+	if (!peer)
+		return error_origin(-ENOMEM);
+	peer->transport = transport;
+	peer->kind = kind;
+	peer->mail.run = peer_on_mail;
+	peer->timer.expired = peer_on_timer;
+	(void)snprintf(peer->address, sizeof(peer->address), "%s", address);
+	(void)snprintf(peer->name, sizeof(peer->name), "%s", address);
+	list_init(&peer->link);
+	list_init(&peer->lanes);
+	list_init(&peer->calls);
+	list_init(&peer->waiting);
+	list_init(&peer->notices);
+	quota_init(&peer->quota, transport->quota_bytes, NULL);
+	*ret_peer = peer;
+	return 0;
+}
+
+void peer_set_node(struct peer *peer, const char *node)
+{
+	(void)snprintf(peer->node, sizeof(peer->node), "%s", node);
+	(void)snprintf(peer->name, sizeof(peer->name), "node %s (%s)", node, peer->address);
+}
+
+static void drop_notices(struct peer *peer)
+{
+	struct notice *notice;
+
+	while ((notice = list_first(&peer->notices, struct notice, link))) {
+		list_remove(&notice->link);
+		free(notice);
+	}
+}
+
+struct peer *peer_free(struct peer *peer)
+{
+	if (!peer)
+		return NULL;
+	assert(list_empty(&peer->lanes) && list_empty(&peer->calls) && list_empty(&peer->waiting));
+	assert(!peer->n_deliveries);
+
+	loop_timer_cancel(&peer->timer);
+	dial_free(peer->dial);
+	drop_notices(peer);
+	list_remove(&peer->link);
+	free(peer);
+	return NULL;
+}
+
+void peer_free_if_unused(struct peer *peer)
+{
+	if (peer->state == PEER_LOST && !peer->n_deliveries && !peer->is_posted &&
+	    list_empty(&peer->waiting) && !peer->transport->is_closed)
+		peer_free(peer);
+}
+
+uint64_t peer_id(const struct peer *peer)
+{
+	return peer->id;
+}
+
+const char *peer_name(const struct peer *peer)
+{
+	return peer->name;
+}
+
+bool peer_is_self(const struct peer *peer)
+{
+	return peer->kind == PEER_SELF;
+}
+
+void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out)
+{
+	const struct lane *lane;
+	uint64_t in = 0, out = 0;
+
+	list_for_each (lane, &peer->lanes, link) {
+		in += atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
+		out += atomic_load_explicit(&lane->bytes_out, memory_order_relaxed);
+	}
+	*ret_bytes_in = in;
+	*ret_bytes_out = out;
+}
+
+/* Lanes */
+
+bool peer_has_lane(const struct peer *peer, unsigned index)
+{
+	const struct lane *lane;
+
+	list_for_each (lane, &peer->lanes, link)
+		if (lane->index == index)
+			return true;
+	return false;
+}
+
+/* What was asked for while there was no lane. */
+static void peer_send_waiting(struct peer *peer)
+{
+	struct notice *notice;
+	struct call *call;
+
+	while ((notice = list_first(&peer->notices, struct notice, link))) {
+		list_remove(&notice->link);
+		lane_send(list_first(&peer->lanes, struct lane, link), &notice->message);
+	}
+	while ((call = list_first(&peer->waiting, struct call, link))) {
+		list_remove(&call->link);
+		call_send(call);
+	}
+}
+
+int peer_add_lane(struct peer *peer, int fd, unsigned index, bool is_accepted)
+{
+	struct lane *lane;
+	int r;
+
+	r = lane_new(peer, fd, &lane);
+	if (r)
+		return error_trace(r);
+	lane->index = index;
+	lane->is_accepted = is_accepted;
+	lane->makes_calls = !is_accepted;
+	list_push_back(&peer->lanes, &lane->link);
+	peer->state = PEER_UP;
+	lane_start(lane);
+	peer_send_waiting(peer);
+	return 0;
+}
+
+/* Loss */
+
+static void peer_post(struct peer *peer)
+{
+	if (peer->is_posted)
+		return;
+	peer->is_posted = true;
+	box_post(&peer->transport->box, &peer->mail);
+}
+
+static void tell_loss(struct peer *peer)
+{
+	struct transport *transport = peer->transport;
+
+	if (!transport->is_closed)
+		transport->ops->peer_lost(transport->user, peer, peer->failure.text);
+}
+
+static void end_calls_of_lost(struct peer *peer)
+{
+	char text[ERROR_TEXT_MAX + 1];
+
+	(void)snprintf(text, sizeof(text), "%.180s: %.250s", peer->name, peer->failure.text);
+	peer_end_calls(peer, peer->failure.status, text);
+}
+
+/* No lane is left, so nobody but us knows its calls. Calls begun inside the callbacks end in a later turn. */
+static void peer_finish(struct peer *peer)
+{
+	loop_timer_cancel(&peer->timer);
+	list_remove(&peer->link);
+	list_push_back(&peer->transport->lost_peers, &peer->link);
+	drop_notices(peer);
+	end_calls_of_lost(peer);
+	tell_loss(peer);
+	peer->state = PEER_LOST;
+	if (!list_empty(&peer->waiting))
+		peer_post(peer);
+	peer_free_if_unused(peer);
+}
+
+/*
+ * Before a peer is up it is lost with the reason why it could not be reached; afterwards with -ECONNRESET for all, since
+ * what has become of its calls nobody knows.
+ */
+void peer_lose(struct peer *peer, int status, const char *why)
+{
+	struct lane *lane;
+
+	assert(peer->kind != PEER_SELF);
+	if (peer->state >= PEER_LOSING)
+		return;
+	if (peer->state == PEER_UP && !peer->transport->is_closed)
+		status = -ECONNRESET;
+	(void)failure_set(&peer->failure, status, "%s", why);
+	peer->state = PEER_LOSING;
+	peer->dial = dial_free(peer->dial);
+	list_for_each (lane, &peer->lanes, link)
+		lane_close(lane);
+	if (list_empty(&peer->lanes))
+		peer_finish(peer);
+}
+
+void peer_lane_lost(struct lane *lane)
+{
+	peer_lose(lane->peer, lane->failure.status, lane->failure.text);
+}
+
+void peer_lane_closed(struct lane *lane)
+{
+	struct peer *peer = lane->peer;
+
+	list_remove(&lane->link);
+	if (lane->is_accepted)
+		peer->transport->n_accepted--;
+	lane_free(lane);
+	if (list_empty(&peer->lanes))
+		peer_finish(peer);
+}
+
+static void peer_on_mail(struct mail *mail)
+{
+	struct peer *peer = container_of(mail, struct peer, mail);
+	struct failure failure = peer->failure;
+
+	peer->is_posted = false;
+	if (peer->state < PEER_LOSING) {
+		peer_lose(peer, failure.status, failure.text);
+	} else if (peer->state == PEER_LOST) {
+		end_calls_of_lost(peer);
+		if (!list_empty(&peer->waiting))
+			peer_post(peer);
+		peer_free_if_unused(peer);
+	}
+}
+
+void peer_kill(struct peer *peer, const char *why)
+{
+	if (peer->kind == PEER_SELF || peer->state >= PEER_LOSING || peer->is_posted)
+		return;
+	(void)failure_set(&peer->failure, -ECONNRESET, "%s", why);
+	peer_post(peer);
+}
+
+void peer_wait_for_lane(struct peer *peer, struct call *call)
+{
+	call->state = CALL_WAITING;
+	list_push_back(&peer->waiting, &call->link);
+	if (peer->state == PEER_LOST)
+		peer_post(peer);
+}
+
+/*
+ * Silence. Nobody is asked for a sign of life while nothing is wanted from him: the timer runs while there is business
+ * on some lane, and once more after it, so that the many short calls do not each set and cancel it.
+ */
+
+static void lane_ping(struct lane *lane)
+{
+	struct data_header header = { .op = DATA_PING };
+	struct notice *notice;
+
+	/* Out of memory: no ping this time. */
+	if (!notice_new(&header, NULL, &notice))
+		lane_send(lane, &notice->message);
+}
+
+/* When to look again at this lane, or 0 when its silence has become too long. */
+static uint64_t lane_check_silence(struct lane *lane, uint64_t now_ns)
+{
+	uint64_t timeout_ns = lane->transport->peer_timeout_ns;
+	uint64_t heard_ns =
+		MAX(atomic_load_explicit(&lane->heard_ns, memory_order_relaxed), lane->business_ns);
+	uint64_t silent_ns = now_ns > heard_ns ? now_ns - heard_ns : 0;
+
+	if (silent_ns >= timeout_ns)
+		return 0;
+	if (silent_ns < timeout_ns / 3)
+		return heard_ns + timeout_ns / 3;
+	lane_ping(lane);
+	return MIN(now_ns + timeout_ns / 3, heard_ns + timeout_ns);
+}
+
+static void lose_silent(struct peer *peer)
+{
+	uint64_t timeout_ms = peer->transport->peer_timeout_ns / NSEC_PER_MSEC;
+	struct failure failure;
+
+	(void)failure_set(&failure, -ETIMEDOUT, "no sign of life for %" PRIu64 " ms", timeout_ms);
+	peer_lose(peer, failure.status, failure.text);
+}
+
+static void peer_on_timer(struct loop_timer *timer)
+{
+	struct peer *peer = container_of(timer, struct peer, timer);
+	uint64_t now_ns = clock_now_ns(), next_ns = CLOCK_NEVER;
+	struct lane *lane;
+
+	if (peer->state != PEER_UP)
+		return;
+	list_for_each (lane, &peer->lanes, link) {
+		uint64_t at_ns;
+
+		if (!lane->n_business)
+			continue;
+		at_ns = lane_check_silence(lane, now_ns);
+		if (!at_ns) {
+			lose_silent(peer);
+			return;
+		}
+		next_ns = MIN(next_ns, at_ns);
+	}
+	if (next_ns != CLOCK_NEVER && loop_timer_set(peer->transport->loop, timer, next_ns))
+		peer_lose(peer, -ENOMEM, "out of memory");
+}
+
+void lane_begin_business(struct lane *lane)
+{
+	struct peer *peer = lane->peer;
+	struct transport *transport = peer->transport;
+
+	if (lane->n_business++ > 0)
+		return;
+	lane->business_ns = clock_now_ns();
+	if (!peer->timer.loop && loop_timer_set(transport->loop, &peer->timer,
+						lane->business_ns + transport->peer_timeout_ns / 3))
+		peer_kill(peer, "out of memory");
+}
+
+void lane_end_business(struct lane *lane)
+{
+	assert(lane->n_business > 0);
+	lane->n_business--;
+}
+
+/* Notices */
+
+int notice_new(const struct data_header *header, const void *payload, struct notice **ret_notice)
+{
+	struct notice *notice = malloc(sizeof(*notice) + header->len);
+
+	if (!notice)
+		return error_origin(-ENOMEM);
+	*notice = (struct notice){
+		.header = *header,
+		.message = {
+			.header = &notice->header,
+			.payload = notice->payload,
+			.kind = MESSAGE_NOTICE,
+			.urgent = true,
+		},
+	};
+	notice->header.magic = DATA_MAGIC;
+	notice->header.version = DATA_VERSION;
+	notice->header.cookie = 0;
+	if (header->len)
+		memcpy(notice->payload, payload, header->len);
+	list_init(&notice->link);
+	*ret_notice = notice;
+	return 0;
+}
+
+int peer_notice(struct peer *peer, const struct data_header *header, const void *payload)
+{
+	struct notice *notice;
+	int r;
+
+	assert(header->len <= DATA_SETUP_MAX);
+	if (peer->state >= PEER_LOSING)
+		return 0;
+	r = notice_new(header, payload, &notice);
+	if (r)
+		return error_trace(r);
+	if (peer->kind == PEER_SELF)
+		inproc_notice(peer, notice);
+	else if (peer->state == PEER_UP)
+		lane_send(list_first(&peer->lanes, struct lane, link), &notice->message);
+	else
+		list_push_back(&peer->notices, &notice->link);
+	return 0;
+}

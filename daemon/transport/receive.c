@@ -1,0 +1,227 @@
+#include "transport/internal.h"
+
+#include <sys/epoll.h>
+
+#define RECEIVE_ROUNDS 4 /* system calls before others on this loop have their turn */
+
+/* One message, of which the header is known. Each returns 0, or has failed the lane. */
+
+static int protocol_error(struct lane *lane, const char *why)
+{
+	lane_fail(lane, -EPROTO, "protocol error: %s", why);
+	return -EPROTO;
+}
+
+static int out_of_memory(struct lane *lane)
+{
+	lane_fail(lane, -ENOMEM, "out of memory for what it sends");
+	return -ENOMEM;
+}
+
+/* A contribution is answered by its result, set-up by OK; anything by an error. */
+static bool answer_fits(const struct call *call, const struct data_header *answer)
+{
+	if (answer->op == DATA_ERROR)
+		return true;
+	return answer->op == (call->header.op == DATA_PUSH ? DATA_RESULT : DATA_OK);
+}
+
+static int begin_answer(struct lane *lane)
+{
+	const struct data_header *header = &lane->header;
+	struct call *call = lane->makes_calls ? cookies_find(&lane->cookies, header->cookie) : NULL;
+
+	if (!call || call->state != CALL_SENT)
+		return protocol_error(lane, "an answer to no call of ours");
+	if (!answer_fits(call, header))
+		return protocol_error(lane, "an answer of the wrong kind");
+	if (header->op == DATA_RESULT && call->room && header->len > call->room_len)
+		return protocol_error(lane, "a result longer than was asked for");
+
+	cookies_remove(&lane->cookies, header->cookie);
+	call->answer = *header;
+	lane->call = call;
+	lane->room_len = header->len;
+	if (header->op == DATA_ERROR) {
+		lane->room = call->text;
+	} else if (header->op == DATA_RESULT && call->room) {
+		lane->room = call->room;
+	} else if (header->len) {
+		if (block_new(lane->transport->blocks, header->len, NULL, &call->answer_block))
+			return out_of_memory(lane);
+		lane->room = call->answer_block->data;
+	}
+	return 0;
+}
+
+static int begin_incoming(struct lane *lane)
+{
+	const struct data_header *header = &lane->header;
+	struct incoming *incoming;
+	int r;
+
+	if (header->cookie && lane->makes_calls)
+		return protocol_error(lane, "a call from the side that answers");
+	r = incoming_new(lane->peer, lane, header, &incoming);
+	if (r == QUOTA_E_FULL) {
+		lane_fail(lane, -EDQUOT, "it would have us hold more than %" PRIu64 " bytes for it",
+			  lane->peer->quota.limit);
+		return -EDQUOT;
+	}
+	if (r)
+		return out_of_memory(lane);
+	lane->incoming = incoming;
+	if (!header->len)
+		return 0;
+	if (block_new(lane->transport->blocks, header->len, NULL,
+		      &incoming->delivery.payload_block))
+		return out_of_memory(lane);
+	incoming->delivery.payload = incoming->delivery.payload_block->data;
+	lane->room = incoming->delivery.payload_block->data;
+	lane->room_len = header->len;
+	return 0;
+}
+
+static void queue_pong(struct lane *lane)
+{
+	if (lane->is_pong_queued)
+		return;
+	lane->is_pong_queued = true;
+	lane->pong_header = (struct data_header){ .magic = DATA_MAGIC,
+						  .version = DATA_VERSION,
+						  .op = DATA_PONG };
+	lane->pong = (struct message){ .header = &lane->pong_header,
+				       .kind = MESSAGE_PONG,
+				       .urgent = true };
+	lane_enqueue(lane, &lane->pong);
+}
+
+static int begin_message(struct lane *lane)
+{
+	const char *why;
+
+	data_header_decode(&lane->header);
+	if (data_header_check(&lane->header, &why))
+		return protocol_error(lane, why);
+	lane->room = NULL;
+	lane->room_len = 0;
+	switch (lane->header.op) {
+	case DATA_OK:
+	case DATA_RESULT:
+	case DATA_ERROR:
+		return begin_answer(lane);
+	case DATA_PING:
+		queue_pong(lane);
+		return 0;
+	case DATA_PONG:
+		return 0;
+	default:
+		return begin_incoming(lane);
+	}
+}
+
+static void call_on_answer(struct mail *mail)
+{
+	call_end(container_of(mail, struct call, message.mail));
+}
+
+static void end_message(struct lane *lane)
+{
+	struct incoming *incoming = TAKE_PTR(lane->incoming);
+	struct call *call = TAKE_PTR(lane->call);
+
+	lane->header_len = 0;
+	if (call) {
+		call_take_answer(call);
+		call->message.mail.run = call_on_answer;
+		worker_post_home(lane->worker, &call->message.mail);
+	} else if (incoming) {
+		worker_post_home(lane->worker, &incoming->mail);
+	}
+}
+
+void lane_receive_done(struct lane *lane)
+{
+	lane->call = NULL;
+	lane->incoming = incoming_free(lane->incoming);
+}
+
+/* Takes what was read into the buffer apart. */
+static void lane_parse(struct lane *lane, const unsigned char *data, size_t len)
+{
+	size_t n;
+
+	while (len > 0 && !lane->is_failed) {
+		if (lane->header_len < sizeof(lane->header)) {
+			n = MIN(len, sizeof(lane->header) - lane->header_len);
+			memcpy((unsigned char *)&lane->header + lane->header_len, data, n);
+			lane->header_len += n;
+			if (lane->header_len < sizeof(lane->header))
+				return;
+			if (begin_message(lane))
+				return;
+		} else {
+			n = MIN(len, lane->room_len);
+			memcpy(lane->room, data, n);
+			lane->room = (char *)lane->room + n;
+			lane->room_len -= n;
+		}
+		data += n;
+		len -= n;
+		if (!lane->room_len)
+			end_message(lane);
+	}
+}
+
+/* What is left of a payload goes straight to its place, what comes behind it into the buffer. */
+static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
+{
+	struct worker *worker = lane->worker;
+	struct iovec iov[2];
+	int n = 0;
+
+	if (lane->header_len == sizeof(lane->header))
+		iov[n++] = (struct iovec){ .iov_base = lane->room, .iov_len = lane->room_len };
+	iov[n++] = (struct iovec){ .iov_base = worker->buffer, .iov_len = sizeof(worker->buffer) };
+	*ret_offered = n == 2 ? lane->room_len + sizeof(worker->buffer) : sizeof(worker->buffer);
+	return readv(lane->source.fd, iov, n);
+}
+
+/* Returns whether there may be more to read. */
+static bool lane_receive_once(struct lane *lane)
+{
+	size_t offered, len, direct = 0;
+	ssize_t n;
+
+	n = lane_read(lane, &offered);
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return false;
+	if (n < 0) {
+		lane_fail(lane, -errno, "%s", strerrordesc_np(errno));
+		return false;
+	}
+	if (n == 0) {
+		lane_fail(lane, -ECONNRESET,
+			  lane->header_len ? "closed the connection inside a message"
+					   : "closed the connection");
+		return false;
+	}
+	len = (size_t)n;
+	atomic_fetch_add_explicit(&lane->bytes_in, len, memory_order_relaxed);
+	if (lane->header_len == sizeof(lane->header)) {
+		direct = MIN(len, lane->room_len);
+		lane->room = (char *)lane->room + direct;
+		lane->room_len -= direct;
+		if (!lane->room_len)
+			end_message(lane);
+	}
+	lane_parse(lane, lane->worker->buffer, len - direct);
+	return len == offered && !lane->is_failed;
+}
+
+void lane_receive(struct lane *lane)
+{
+	lane_heard(lane);
+	for (unsigned i = 0; i < RECEIVE_ROUNDS && lane_receive_once(lane); i++)
+		;
+}

@@ -1,0 +1,239 @@
+#include "transport/internal.h"
+
+#include "base/clock.h"
+#include <stdio.h>
+
+#define LANES_MAX  256 /* the low byte of hello.lane */
+#define GROUPS_MAX 256 /* the high byte */
+
+struct worker *transport_pick_worker(struct transport *transport)
+{
+	return transport->workers[transport->next_worker++ % transport->n_workers];
+}
+
+static int start_workers(struct transport *transport, unsigned n_threads)
+{
+	unsigned n = MAX(n_threads, 1u);
+	int r;
+
+	transport->workers = calloc(n, sizeof(struct worker *));
+	if (!transport->workers)
+		return error_origin(-ENOMEM);
+	for (; transport->n_workers < n; transport->n_workers++) {
+		r = worker_new(transport->loop, transport->n_workers, n_threads > 0,
+			       &transport->workers[transport->n_workers]);
+		if (r)
+			return error_trace(r);
+	}
+	return 0;
+}
+
+static int make_self(struct transport *transport)
+{
+	int r;
+
+	r = peer_new(transport, PEER_SELF, "this daemon", &transport->self);
+	if (r)
+		return error_trace(r);
+	transport->self->id = transport->id;
+	transport->self->state = PEER_UP;
+	peer_set_node(transport->self, transport->node);
+	return 0;
+}
+
+static int copy_params(struct transport *transport, const struct transport_params *params)
+{
+	transport->loop = params->loop;
+	transport->blocks = params->blocks;
+	transport->ops = params->ops;
+	transport->user = params->user;
+	transport->id = params->id;
+	transport->n_lanes = MIN(MAX(params->n_lanes, 1u), (unsigned)LANES_MAX);
+	transport->max_connections = params->max_connections;
+	transport->handshake_timeout_ns = params->handshake_timeout_ms * NSEC_PER_MSEC;
+	transport->peer_timeout_ns = params->peer_timeout_ms * NSEC_PER_MSEC;
+	transport->quota_bytes = params->quota_bytes;
+	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
+	if (!params->key_len)
+		return 0;
+	transport->key = malloc(params->key_len);
+	if (!transport->key)
+		return error_origin(-ENOMEM);
+	memcpy(transport->key, params->key, params->key_len);
+	transport->key_len = params->key_len;
+	return 0;
+}
+
+int transport_new(const struct transport_params *params, struct transport **ret_transport)
+{
+	_cleanup_(fd_closep) int listen_fd = params->listen_fd;
+	_cleanup_(transport_freep) struct transport *transport = calloc(1, sizeof(*transport));
+	int r;
+
+	if (!transport)
+		return error_origin(-ENOMEM);
+	box_init(&transport->box, params->loop);
+	list_init(&transport->peers);
+	list_init(&transport->lost_peers);
+	list_init(&transport->handshakes);
+	transport->listener.fd = -1;
+
+	r = copy_params(transport, params);
+	if (!r)
+		r = make_self(transport);
+	if (!r)
+		r = start_workers(transport, params->n_threads);
+	if (!r)
+		r = accept_start(transport, params->listen, TAKE_FD(listen_fd));
+	if (r)
+		return error_trace(r);
+	*ret_transport = TAKE_PTR(transport);
+	return 0;
+}
+
+/* Lanes close on their threads; after these have ended nothing but the boxes holds anything of ours. */
+void transport_close(struct transport *transport)
+{
+	struct peer *peer, *next;
+
+	if (transport->is_closed)
+		return;
+	transport->is_closed = true;
+	accept_stop(transport);
+	list_for_each_safe (peer, next, &transport->peers, link)
+		peer_lose(peer, -ESHUTDOWN, "this daemon shuts down");
+	for (unsigned i = 0; i < transport->n_workers; i++)
+		worker_stop(transport->workers[i]);
+	for (unsigned i = 0; i < transport->n_workers; i++)
+		box_drain(&transport->workers[i]->to_home);
+	box_drain(&transport->box);
+	if (transport->self)
+		peer_end_calls(transport->self, -ESHUTDOWN, "this daemon shuts down");
+}
+
+struct transport *transport_free(struct transport *transport)
+{
+	struct peer *peer;
+
+	if (!transport)
+		return NULL;
+	transport_close(transport);
+	box_drain(&transport->box); /* calls begun since */
+	assert(list_empty(&transport->peers));
+
+	while ((peer = list_first(&transport->lost_peers, struct peer, link)))
+		peer_free(peer);
+	peer_free(transport->self);
+	for (unsigned i = 0; i < transport->n_workers; i++)
+		worker_free(transport->workers[i]);
+	free(transport->workers);
+	if (transport->key)
+		explicit_bzero(transport->key, transport->key_len);
+	free(transport->key);
+	free(transport);
+	return NULL;
+}
+
+uint16_t transport_port(const struct transport *transport)
+{
+	return transport->port;
+}
+
+struct peer *transport_self(struct transport *transport)
+{
+	return transport->self;
+}
+
+/* One that has not been lost, and is or may still become the daemon that is asked for. */
+static struct peer *find_called(struct transport *transport, const char *address,
+				uint64_t expect_id)
+{
+	struct peer *peer;
+
+	list_for_each (peer, &transport->peers, link) {
+		if (peer->kind != PEER_CALLED || peer->state >= PEER_LOSING ||
+		    strcmp(peer->address, address))
+			continue;
+		if (!expect_id || peer->id == expect_id || peer->expect_id == expect_id)
+			return peer;
+		if (!peer->id && !peer->expect_id) {
+			peer->expect_id = expect_id;
+			return peer;
+		}
+	}
+	return NULL;
+}
+
+int transport_connect(struct transport *transport, const char *address, uint64_t expect_id,
+		      struct peer **ret_peer)
+{
+	struct peer *peer = find_called(transport, address, expect_id);
+	struct addresses addresses;
+	const char *why = "";
+	int resolved, r;
+
+	if (peer) {
+		*ret_peer = peer;
+		return 0;
+	}
+	if (transport->is_closed)
+		return error_origin(-ESHUTDOWN);
+	resolved = address_resolve(address, true, false, &addresses, &why);
+	if (resolved && resolved != -EAGAIN)
+		return error_origin(resolved);
+	r = peer_new(transport, PEER_CALLED, address, &peer);
+	if (r)
+		return error_trace(r);
+	peer->expect_id = expect_id;
+	peer->group = transport->next_group++ % GROUPS_MAX;
+	r = dial_start(peer, resolved ? NULL : &addresses);
+	if (r) {
+		peer_free(peer);
+		return error_trace(r);
+	}
+	list_push_back(&transport->peers, &peer->link);
+	*ret_peer = peer;
+	return 0;
+}
+
+/* The entry of the same daemon, or a new one. */
+static struct transport_peer_info *info_of(struct transport_peer_info *infos, size_t *n,
+					   const struct peer *peer)
+{
+	for (size_t i = 0; i < *n; i++)
+		if (peer->id && infos[i].id == peer->id)
+			return &infos[i];
+	infos[*n].id = peer->id;
+	return &infos[(*n)++];
+}
+
+int transport_peers(const struct transport *transport, struct transport_peer_info **ret_peers,
+		    size_t *ret_n)
+{
+	struct transport_peer_info *infos;
+	const struct peer *peer;
+	size_t n = 0;
+
+	list_for_each (peer, &transport->peers, link)
+		n++;
+	infos = calloc(MAX(n, (size_t)1), sizeof(*infos));
+	if (!infos)
+		return error_origin(-ENOMEM);
+	n = 0;
+	list_for_each (peer, &transport->peers, link) {
+		struct transport_peer_info *info = info_of(infos, &n, peer);
+		uint64_t in, out;
+
+		peer_counters(peer, &in, &out);
+		info->bytes_in += in;
+		info->bytes_out += out;
+		info->is_up |= peer->state == PEER_UP;
+		(void)snprintf(info->node, sizeof(info->node), "%s", peer->node);
+		/* Where we call it says more than the port it calls from. */
+		if (!*info->address || peer->kind == PEER_CALLED)
+			(void)snprintf(info->address, sizeof(info->address), "%s", peer->address);
+	}
+	*ret_peers = infos;
+	*ret_n = n;
+	return 0;
+}
