@@ -66,7 +66,7 @@ static void *engine_main(void *user)
 	return NULL;
 }
 
-int engine_start(struct rpc *rpc)
+int rpc_engine_start(struct rpc *rpc)
 {
 	sigset_t all, old;
 	int r;
@@ -119,7 +119,7 @@ int engine_acquire(struct rpc *rpc)
 	int r;
 
 	while (rpc->state != ENGINE_RUNNING) {
-		r = engine_start(rpc);
+		r = rpc_engine_start(rpc);
 		if (r)
 			return error_trace(r);
 		wait_for_thread(rpc);
@@ -217,7 +217,7 @@ void rpc_close(struct rpc *rpc)
 	rpc->closed = true;
 	unix_close(rpc);
 	list_for_each_safe (server, next, &rpc->servers, link)
-		server_close(server);
+		rpc_server_close(server);
 }
 
 struct rpc *rpc_free(struct rpc *rpc)

@@ -2,7 +2,7 @@
  * What the files of this module share: gRPC's library started and stopped by use, its one thread, and the way its
  * completions take to the loop. Private to the module.
  *
- *	STOPPED --engine_start()--> STARTING --thread is up--> RUNNING --last user gone--> STOPPING --thread ended--> STOPPED
+ *	STOPPED --rpc_engine_start()--> STARTING --thread is up--> RUNNING --last user gone--> STOPPING --thread ended--> STOPPED
  *
  * The thread initialises the library (milliseconds, so not on the loop), then does nothing but wait on the completion
  * queue and pass what it finds on; everything else is called on the loop's thread. A user is a grpc_server or a
@@ -48,7 +48,7 @@ struct rpc {
 };
 
 /* Begins to start the library, if it is stopped. Returns 0 or -errno. */
-int engine_start(struct rpc *rpc);
+int rpc_engine_start(struct rpc *rpc);
 /* Counts a user, waiting for the library to be up (milliseconds, at start-up only). Returns 0 or -errno. */
 int engine_acquire(struct rpc *rpc);
 /* The user is gone, and none of its operations is out. */
@@ -75,10 +75,10 @@ struct rpc_server {
 };
 
 /* Makes a server and counts it as a user; the library must be running. Then ports are added; then it is started. */
-int server_new(struct rpc *rpc, struct rpc_server **ret_server);
-int server_start(struct rpc_server *server);
+int rpc_server_new(struct rpc *rpc, struct rpc_server **ret_server);
+int rpc_server_start(struct rpc_server *server);
 /* Ends all its calls; it frees itself when they are back. Idempotent. */
-void server_close(struct rpc_server *server);
+void rpc_server_close(struct rpc_server *server);
 
 /* unix.c: the socket we accept on ourselves. */
 /* Goes on with what had to wait for the library or a server. */

@@ -352,7 +352,7 @@ static void on_shutdown(struct rpc_op *op, bool ok)
 	server_settle(server);
 }
 
-int server_new(struct rpc *rpc, struct rpc_server **ret_server)
+int rpc_server_new(struct rpc *rpc, struct rpc_server **ret_server)
 {
 	/*
 	 * No SO_REUSEPORT: two daemons on one port would share its clients. Connections that serve nothing are closed,
@@ -387,14 +387,14 @@ int server_new(struct rpc *rpc, struct rpc_server **ret_server)
 	return 0;
 }
 
-int server_start(struct rpc_server *server)
+int rpc_server_start(struct rpc_server *server)
 {
 	grpc_server_start(server->server);
 	server_top_up(server);
 	return server->n_waiting ? 0 : error_origin(-ENOMEM);
 }
 
-void server_close(struct rpc_server *server)
+void rpc_server_close(struct rpc_server *server)
 {
 	struct rpc_call *call, *next;
 
@@ -462,20 +462,20 @@ int rpc_listen(struct rpc *rpc, const char *address, const struct rpc_tls *tls, 
 	if (r)
 		return r;
 	/* Its library must be up before credentials can be made. */
-	r = server_new(rpc, &server);
+	r = rpc_server_new(rpc, &server);
 	if (r)
 		return failure_set(failure, r, "%s: %s", address, strerror(-r));
 	r = credentials_of_server(tls, failure, &creds);
 	if (r) {
-		server_start(server);
-		server_close(server);
+		rpc_server_start(server);
+		rpc_server_close(server);
 		return r;
 	}
 	port = grpc_server_add_http2_port(server->server, address, creds);
 	grpc_server_credentials_release(creds);
-	r = server_start(server);
+	r = rpc_server_start(server);
 	if (r || port <= 0) {
-		server_close(server);
+		rpc_server_close(server);
 		return failure_set(
 			failure, r ? r : -EINVAL,
 			tls ? "%s: cannot be served; are %s and %s a certificate and its key?"

@@ -60,7 +60,7 @@ static void connection_free(struct connection *connection)
 		return;
 	if (loop_timer_set(u->rpc->loop, &u->idle,
 			   clock_now_ns() + u->rpc->unix_idle_ms * NSEC_PER_MSEC))
-		server_close(u->server);
+		rpc_server_close(u->server);
 }
 
 static void on_end(struct loop_source *source, uint32_t events)
@@ -73,7 +73,7 @@ static void on_idle(struct loop_timer *timer)
 	struct rpc_unix *u = container_of(timer, struct rpc_unix, idle);
 
 	if (!u->n_connections && u->server)
-		server_close(u->server);
+		rpc_server_close(u->server);
 }
 
 static void on_server_gone(void *user)
@@ -110,14 +110,14 @@ static int make_server(struct rpc_unix *u)
 {
 	int r;
 
-	r = server_new(u->rpc, &u->server);
+	r = rpc_server_new(u->rpc, &u->server);
 	if (r)
 		return error_trace(r);
 	u->server->gone = on_server_gone;
 	u->server->user = u;
-	r = server_start(u->server);
+	r = rpc_server_start(u->server);
 	if (r)
-		server_close(u->server);
+		rpc_server_close(u->server);
 	return error_trace(r);
 }
 
@@ -130,7 +130,7 @@ void unix_proceed(struct rpc *rpc)
 	if (!u || u->closed || !anybody_waits(u))
 		return;
 	if (rpc->state == ENGINE_STOPPED)
-		r = engine_start(rpc);
+		r = rpc_engine_start(rpc);
 	else if (rpc->state == ENGINE_RUNNING && !u->server)
 		r = make_server(u);
 	if (!r && (rpc->state != ENGINE_RUNNING || u->server->closing))
@@ -310,6 +310,6 @@ void unix_close(struct rpc *rpc)
 	list_for_each_safe (connection, next, &u->connections, link)
 		connection_free(connection);
 	if (u->server)
-		server_close(u->server);
+		rpc_server_close(u->server);
 	unix_settle(u);
 }
