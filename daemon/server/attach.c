@@ -34,6 +34,8 @@ static int attach_new(struct server *server, uint64_t number, const struct attac
 	job->since_ns = clock_now_ns();
 	memcpy(job->node_of_rank, attach->node_of_rank, job->size * sizeof(job->node_of_rank[0]));
 	r = job_start(job, number);
+	if (!r)
+		r = attach_expect(job, job->request_timeout_ms);
 	if (r)
 		return failure_set(failure, r, "job %s: out of memory", job->name);
 	*ret_job = TAKE_PTR(job);
@@ -107,8 +109,9 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 				   attach->node);
 	node->peer = peer;
 	node->instance = attach->instance;
+	if (!node->attached && ++job->n_attached == job->n_nodes)
+		job->attach_by_ns = CLOCK_NEVER;
 	node->attached = true;
-	job->orphan_ns = CLOCK_NEVER;
 	return 0;
 }
 
@@ -161,7 +164,7 @@ static bool any_lives(const struct job *job)
 	return false;
 }
 
-void attach_expired(struct job *job)
+static void end_left(struct job *job)
 {
 	struct failure failure = { 0 };
 
@@ -169,26 +172,49 @@ void attach_expired(struct job *job)
 	job_end(job, &failure);
 }
 
+int attach_expect(struct job *job, uint64_t timeout_ms)
+{
+	job->attach_timeout_ms = timeout_ms;
+	job->attach_by_ns = clock_now_ns() + timeout_ms * NSEC_PER_MSEC;
+	return error_trace(job_wake_by(job, job->attach_by_ns));
+}
+
+/*
+ * A node that was here to join, or was said to be, has not come. Where all others have left, it may have been lost
+ * without this server's knowledge: nothing is to be said then.
+ */
+void attach_expired(struct job *job)
+{
+	struct failure failure = { 0 };
+	struct seconds_text seconds;
+	struct ranks_text missing;
+	const char *ranks;
+
+	if (!any_lives(job)) {
+		end_left(job);
+		return;
+	}
+	ranks_init(&missing);
+	for (uint32_t i = 0; i < job->size; i++) {
+		if (!job->nodes[job->node_of_rank[i]].attached)
+			ranks_add(&missing, i);
+	}
+	ranks = ranks_end(&missing);
+	(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s %s joined but not attached within %s s",
+			  job->name, ranks, ranks_have(&missing),
+			  job_seconds_text(job->attach_timeout_ms, &seconds));
+	job_fail(job, &failure, NULL);
+}
+
 void attach_leave(struct job *job, uint32_t node)
 {
-	uint64_t at = clock_now_ns() + job->request_timeout_ms * NSEC_PER_MSEC;
-
 	job->nodes[node].left = true;
 	if (++job->n_left == job->n_nodes) {
-		attach_expired(job);
+		end_left(job);
 		return;
 	}
 	declare_left(job);
 	round_left(job, node);
-	/*
-	 * The others may be about to attach, or they may be gone without this server's knowledge: wait for them as long
-	 * as for a request.
-	 */
-	if (!any_lives(job)) {
-		job->orphan_ns = at;
-		if (job_wake_by(job, at))
-			attach_expired(job);
-	}
 }
 
 void attach_lost(struct job *job, const struct peer *peer, const char *why)

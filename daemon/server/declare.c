@@ -308,6 +308,7 @@ void declare_expired(struct job *job, uint64_t now)
 
 	while (declare_deadline(job) <= now) {
 		struct declaring *oldest = list_first(&job->declaring, struct declaring, link);
+		struct seconds_text seconds;
 		struct ranks_text missing;
 		const char *text;
 
@@ -318,9 +319,9 @@ void declare_expired(struct job *job, uint64_t now)
 		}
 		text = ranks_end(&missing);
 		(void)failure_set(&failure, -ETIMEDOUT,
-				  "job %s: tensor %s: %s %s not declared it within %g s", job->name,
+				  "job %s: tensor %s: %s %s not declared it within %s s", job->name,
 				  oldest->declared->name, text, ranks_have(&missing),
-				  (double)job->request_timeout_ms / 1000);
+				  job_seconds_text(job->request_timeout_ms, &seconds));
 		declare_fail(job, oldest->declared, &failure);
 	}
 }

@@ -339,6 +339,8 @@ static int form_finish(struct job *job, struct failure *failure)
 		job->request_timeout_ms =
 			MIN(job->request_timeout_ms, job->nodes[i].join->request_timeout_ms);
 	r = form_number(job);
+	if (!r)
+		r = attach_expect(job, job->join_timeout_ms);
 	if (!r) {
 		joined.job = job->number;
 		joined.request_timeout_ms = job->request_timeout_ms;
@@ -496,6 +498,7 @@ void form_join(struct server *server, struct delivery *delivery)
 void form_expired(struct job *job)
 {
 	struct failure failure = { 0 };
+	struct seconds_text seconds;
 	struct ranks_text missing;
 	const char *text;
 
@@ -506,9 +509,10 @@ void form_expired(struct job *job)
 	}
 	text = ranks_end(&missing);
 	(void)failure_set(&failure, -ETIMEDOUT,
-			  "job %s: %s %s not joined within %g s (%u of %u ranks are here)",
+			  "job %s: %s %s not joined within %s s (%u of %u ranks are here)",
 			  job->name, text, ranks_have(&missing),
-			  (double)job->join_timeout_ms / 1000, job->size - missing.n, job->size);
+			  job_seconds_text(job->join_timeout_ms, &seconds), job->size - missing.n,
+			  job->size);
 	job_fail(job, &failure, NULL);
 }
 

@@ -14,7 +14,7 @@ static uint64_t job_deadline(const struct job *job)
 	if (job->state == JOB_FORMING)
 		return job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC;
 	at = MIN(declare_deadline(job), round_deadline(job));
-	return MIN(at, job->orphan_ns);
+	return MIN(at, job->attach_by_ns);
 }
 
 static void job_expired(struct loop_timer *timer)
@@ -30,7 +30,7 @@ static void job_expired(struct loop_timer *timer)
 	if (job->state == JOB_RUNNING) {
 		declare_expired(job, now);
 		round_expired(job, now);
-		if (job->orphan_ns <= now) {
+		if (job->attach_by_ns <= now) {
 			attach_expired(job);
 			return;
 		}
@@ -70,7 +70,7 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	job->server = server;
 	job->size = size;
 	job->n_nodes = n_nodes;
-	job->orphan_ns = CLOCK_NEVER;
+	job->attach_by_ns = CLOCK_NEVER;
 	job->next_key = 1;
 	job->timer.expired = job_expired;
 	for (uint32_t i = 0; i < size; i++)
@@ -93,6 +93,8 @@ struct job *job_free(struct job *job)
 	if (job->server) {
 		loop_timer_cancel(&job->timer);
 		list_remove(&job->link);
+		if (job->state == JOB_RUNNING)
+			map_remove(&job->server->numbers, &job->entry);
 		if (job->state != JOB_OVER)
 			job->server->n_jobs--;
 		store_free(job);
@@ -213,6 +215,16 @@ void job_release(struct job *job)
 {
 	if (job->state == JOB_OVER && !job->n_summing)
 		(void)job_free(job);
+}
+
+/* Agents tell how much time is left, not what was asked for: 59.998 s is 60 s. */
+const char *job_seconds_text(uint64_t ms, struct seconds_text *ret_text)
+{
+	double seconds = (double)ms / 1000;
+
+	(void)snprintf(ret_text->text, sizeof(ret_text->text), seconds < 10 ? "%.3g" : "%.0f",
+		       seconds);
+	return ret_text->text;
 }
 
 uint32_t job_node_of(const struct job *job, const struct peer *peer)

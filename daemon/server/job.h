@@ -87,7 +87,9 @@ struct job {
 	size_t n_spare, n_open, n_summing;
 	struct quota *quota;
 	uint64_t charged_parts;
-	uint64_t orphan_ns; /* when it is given up for want of a living node; CLOCK_NEVER: not */
+	uint32_t n_attached;
+	uint64_t attach_timeout_ms;
+	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */
 
 	uint64_t n_rounds, n_bytes; /* parts' rounds closed, bytes of their results */
 };
@@ -116,6 +118,12 @@ void job_release(struct job *job);
 const struct failure *job_over(const struct server *server, uint64_t number);
 void job_over_remember(struct server *server, uint64_t number, const struct failure *failure);
 
+/* "60", "0.25": seconds of a timeout, for texts. */
+struct seconds_text {
+	char text[24];
+};
+const char *job_seconds_text(uint64_t ms, struct seconds_text *ret_text);
+
 /* Makes its timer expire at at_ns at the latest. Returns 0 or -ENOMEM. */
 int job_wake_by(struct job *job, uint64_t at_ns);
 
@@ -138,6 +146,8 @@ int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
 void attach_leave(struct job *job, uint32_t node);
 void attach_lost(struct job *job, const struct peer *peer, const char *why);
 void attach_expired(struct job *job);
+/* Nodes that have joined, or will, have to attach within this time. Returns 0 or -ENOMEM. */
+int attach_expect(struct job *job, uint64_t timeout_ms);
 void declare_call(struct job *job, struct delivery *delivery);
 void declare_left(struct job *job);
 void declare_expired(struct job *job, uint64_t now);

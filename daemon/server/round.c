@@ -331,16 +331,17 @@ void round_expired(struct job *job, uint64_t now)
 	while (round_deadline(job) <= now) {
 		struct slot *oldest = list_first(&job->open, struct slot, in_job);
 		struct tensor *tensor = oldest->round->tensor;
+		struct seconds_text seconds;
 		struct ranks_text missing;
 		struct round_text text;
 		const char *ranks;
 
 		ranks = missing_text(job, &oldest->header, oldest->from, false, &missing);
-		(void)failure_set(&failure, -ETIMEDOUT,
-				  "job %s: %s, round %llu: %s %s not contributed within %g s",
-				  job->name, tensor_text(tensor, &text),
-				  (unsigned long long)oldest->header.round, ranks,
-				  ranks_have(&missing), (double)job->request_timeout_ms / 1000);
+		(void)failure_set(
+			&failure, -ETIMEDOUT,
+			"job %s: %s, round %llu: %s %s not contributed within %s s", job->name,
+			tensor_text(tensor, &text), (unsigned long long)oldest->header.round, ranks,
+			ranks_have(&missing), job_seconds_text(job->request_timeout_ms, &seconds));
 		round_fail(tensor, oldest->header.round, &failure);
 	}
 }

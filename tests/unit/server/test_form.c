@@ -345,9 +345,9 @@ TEST(malformed_joins_are_refused)
 	FAR = far_new(NULL);
 	struct layout layout = far_layout("job", 2, two_each), l;
 	static const uint32_t twice[] = { 1, 1 }, high[] = { 1, 4 };
-	static const char *const names[] = { "", "a b", "a/b", "\xc3\xa9",
-					     "0123456789012345678901234567890123456789012345678901"
-					     "234567890123" };
+	static const char long_name[] = "0123456789012345678901234567890123456789012345678901"
+					"234567890123";
+	static const char *const names[] = { "", "a b", "a/b", "\xc3\xa9", long_name };
 	struct data_header junk = { .op = DATA_JOIN, .len = 3 };
 	struct data_header empty = { .op = DATA_JOIN };
 
@@ -595,7 +595,7 @@ TEST(all_leave)
 }
 
 /* All that attached here have left, the others never came: it does not stay for ever. */
-TEST(orphan_is_given_up)
+TEST(abandoned_job_is_given_up)
 {
 	FAR = far_new(NULL);
 	struct layout layout = far_layout("job", 2, NULL);
@@ -607,11 +607,38 @@ TEST(orphan_is_given_up)
 	ASSERT_EQ(far_n_jobs(far), 1);
 	while (far_n_jobs(far))
 		ASSERT_OK(loop_turn(far->loop, 1000));
+	ASSERT_EQ(far->failed[0].n, 0);
+	/* When they do come, it goes on. */
 	layout.job = 9;
 	far_expect(far, far_attach(far, 0, &layout, 0, 2), 0, NULL);
 	far_notice(far, 0, DATA_LEAVE, 9, 0, 0, 0, 0, NULL);
 	far_expect(far, far_attach(far, 1, &layout, 1, 2), 0, NULL);
+	ASSERT_OK(loop_turn(far->loop, 100));
+	ASSERT_OK(loop_turn(far->loop, 100));
 	ASSERT_EQ(far_n_jobs(far), 1);
+}
+
+/* An agent may lose its trainers between joining and attaching, and not know the job that it is in. */
+TEST(nodes_that_do_not_attach_end_the_job)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 3, two_each);
+	struct asked *a;
+
+	layout.timeout_ms = 60;
+	a = far_join(far, 0, &layout, 0, NULL);
+	(void)far_join(far, 1, &layout, 1, NULL);
+	far_expect(far, far_join(far, 2, &layout, 2, NULL), 0, NULL);
+	layout.job = a->answer.job;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
+	while (far_n_jobs(far))
+		ASSERT_OK(loop_turn(far->loop, 1000));
+	for (unsigned i = 0; i < 3; i++) {
+		ASSERT_EQ(far->failed[i].n, 1);
+		ASSERT_EQ(far->failed[i].status, -ETIMEDOUT);
+		ASSERT_STR(far->failed[i].text,
+			   "job job: ranks 2-5 have joined but not attached within 0.06 s");
+	}
 }
 
 TEST(forming_jobs_say_whom_they_wait_for)
