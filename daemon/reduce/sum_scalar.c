@@ -8,30 +8,39 @@ static_assert(FLT_EVAL_METHOD == 0, "float32 sums are rounded to float32 at each
 #define BLOCK 256
 
 /*
- * mem_t is an element in memory, acc_t the type it is accumulated in. The accumulators are a local array, which no
- * pointer reaches: that the output may be an input does not keep the compiler from vectorising.
+ * mem_t is an element in memory, acc_t the type it is accumulated in. The loops are functions of their own: only so
+ * does the compiler see that the accumulators, a local array, are neither input nor output, and vectorises.
  */
-#define KERNEL(name, mem_t, acc_t, load, step, finish, store)                    \
-	static void name(const struct reduce_span *span)                         \
-	{                                                                        \
-		size_t n = span->len / sizeof(mem_t);                            \
-		mem_t *out = (mem_t *)((char *)span->output + span->offset);     \
-		acc_t acc[BLOCK];                                                \
-                                                                                 \
-		for (size_t at = 0; at < n; at += BLOCK) {                       \
-			size_t m = MIN(n - at, (size_t)BLOCK);                   \
-			const mem_t *in = input_at(span, 0, at * sizeof(mem_t)); \
-                                                                                 \
-			for (size_t j = 0; j < m; j++)                           \
-				acc[j] = load(in[j]);                            \
-			for (size_t k = 1; k < span->n_inputs; k++) {            \
-				in = input_at(span, k, at * sizeof(mem_t));      \
-				for (size_t j = 0; j < m; j++)                   \
-					acc[j] = step(acc[j], load(in[j]));      \
-			}                                                        \
-			for (size_t j = 0; j < m; j++)                           \
-				out[at + j] = store(finish(acc[j], span));       \
-		}                                                                \
+#define KERNEL(name, mem_t, acc_t, load, step, finish, store)                                      \
+	static _noinline_ void name##_begin(acc_t *restrict acc, const mem_t *restrict in,         \
+					    size_t n)                                              \
+	{                                                                                          \
+		for (size_t i = 0; i < n; i++)                                                     \
+			acc[i] = load(in[i]);                                                      \
+	}                                                                                          \
+	static _noinline_ void name##_add(acc_t *restrict acc, const mem_t *restrict in, size_t n) \
+	{                                                                                          \
+		for (size_t i = 0; i < n; i++)                                                     \
+			acc[i] = step(acc[i], load(in[i]));                                        \
+	}                                                                                          \
+	static _noinline_ void name##_end(const acc_t *restrict acc, mem_t *restrict out,          \
+					  size_t n, const struct reduce_span *span)                \
+	{                                                                                          \
+		for (size_t i = 0; i < n; i++)                                                     \
+			out[i] = store(finish(acc[i], span));                                      \
+	}                                                                                          \
+	static void name(const struct reduce_span *span)                                           \
+	{                                                                                          \
+		acc_t acc[BLOCK];                                                                  \
+                                                                                                   \
+		for (size_t at = 0; at < span->len; at += BLOCK * sizeof(mem_t)) {                 \
+			size_t n = MIN((span->len - at) / sizeof(mem_t), (size_t)BLOCK);           \
+                                                                                                   \
+			name##_begin(acc, input_at(span, 0, at), n);                               \
+			for (size_t k = 1; k < span->n_inputs; k++)                                \
+				name##_add(acc, input_at(span, k, at), n);                         \
+			name##_end(acc, output_at(span, at), n, span);                             \
+		}                                                                                  \
 	}
 
 static inline const void *input_at(const struct reduce_span *span, size_t input, size_t offset)
@@ -39,15 +48,32 @@ static inline const void *input_at(const struct reduce_span *span, size_t input,
 	return (const char *)span->inputs[input] + span->offset + offset;
 }
 
-#define SAME(x)		  (x)
-#define KEEP(acc, span)	  (acc)
-#define ADD(acc, x)	  ((__typeof__(acc))((acc) + (x)))
-#define LESSER(acc, x)	  ((x) < (acc) ? (x) : (acc))
-#define GREATER(acc, x)	  ((x) > (acc) ? (x) : (acc))
-#define FLOAT_MIN(acc, x) ((x) < (acc) || (x) != (x) ? (x) : (acc))
-#define FLOAT_MAX(acc, x) ((x) > (acc) || (x) != (x) ? (x) : (acc))
-#define TRUTH(acc, span)  ((acc) != 0)
-#define OR(acc, x)	  ((acc) | (x))
+static inline void *output_at(const struct reduce_span *span, size_t offset)
+{
+	return (char *)span->output + span->offset + offset;
+}
+
+#define SAME(x)		 (x)
+#define KEEP(acc, span)	 (acc)
+#define ADD(acc, x)	 ((__typeof__(acc))((acc) + (x)))
+#define LESSER(acc, x)	 ((x) < (acc) ? (x) : (acc))
+#define GREATER(acc, x)	 ((x) > (acc) ? (x) : (acc))
+#define TRUTH(acc, span) ((acc) != 0)
+#define OR(acc, x)	 ((acc) | (x))
+
+/* Bitwise or: a branch would keep the loops from being vectorised. */
+#define FLOAT_EXTREMES(type, float_t)                                \
+	static inline float_t type##_lesser(float_t acc, float_t x)  \
+	{                                                            \
+		return (x < acc) | (x != x) ? x : acc;               \
+	}                                                            \
+	static inline float_t type##_greater(float_t acc, float_t x) \
+	{                                                            \
+		return (x > acc) | (x != x) ? x : acc;               \
+	}
+
+FLOAT_EXTREMES(f32, float)
+FLOAT_EXTREMES(f64, double)
 
 /* Division keeps a canonical NaN as it is, so all is well if NaNs are made canonical first. */
 static inline float f32_canonical(float f)
@@ -93,23 +119,23 @@ static inline double f64_average(double acc, const struct reduce_span *span)
 
 KERNEL(f64_sum, double, double, SAME, ADD, f64_finish, SAME)
 KERNEL(f64_avg, double, double, SAME, ADD, f64_average, SAME)
-KERNEL(f64_min, double, double, SAME, FLOAT_MIN, f64_finish, SAME)
-KERNEL(f64_max, double, double, SAME, FLOAT_MAX, f64_finish, SAME)
+KERNEL(f64_min, double, double, SAME, f64_lesser, f64_finish, SAME)
+KERNEL(f64_max, double, double, SAME, f64_greater, f64_finish, SAME)
 
 KERNEL(f32_sum, float, float, SAME, ADD, f32_finish, SAME)
 KERNEL(f32_avg, float, float, SAME, ADD, f32_average, SAME)
-KERNEL(f32_min, float, float, SAME, FLOAT_MIN, f32_finish, SAME)
-KERNEL(f32_max, float, float, SAME, FLOAT_MAX, f32_finish, SAME)
+KERNEL(f32_min, float, float, SAME, f32_lesser, f32_finish, SAME)
+KERNEL(f32_max, float, float, SAME, f32_greater, f32_finish, SAME)
 
 KERNEL(f16_sum, uint16_t, float, f32_of_f16, ADD, KEEP, f16_of_f32)
 KERNEL(f16_avg, uint16_t, float, f32_of_f16, ADD, f16_average, f16_of_f32)
-KERNEL(f16_min, uint16_t, float, f32_of_f16, FLOAT_MIN, KEEP, f16_of_f32)
-KERNEL(f16_max, uint16_t, float, f32_of_f16, FLOAT_MAX, KEEP, f16_of_f32)
+KERNEL(f16_min, uint16_t, float, f32_of_f16, f32_lesser, KEEP, f16_of_f32)
+KERNEL(f16_max, uint16_t, float, f32_of_f16, f32_greater, KEEP, f16_of_f32)
 
 KERNEL(bf16_sum, uint16_t, float, f32_of_bf16, ADD, KEEP, bf16_of_f32)
 KERNEL(bf16_avg, uint16_t, float, f32_of_bf16, ADD, bf16_average, bf16_of_f32)
-KERNEL(bf16_min, uint16_t, float, f32_of_bf16, FLOAT_MIN, KEEP, bf16_of_f32)
-KERNEL(bf16_max, uint16_t, float, f32_of_bf16, FLOAT_MAX, KEEP, bf16_of_f32)
+KERNEL(bf16_min, uint16_t, float, f32_of_bf16, f32_lesser, KEEP, bf16_of_f32)
+KERNEL(bf16_max, uint16_t, float, f32_of_bf16, f32_greater, KEEP, bf16_of_f32)
 
 /* Sums wrap, so they are sums of unsigned numbers. */
 KERNEL(i64_sum, uint64_t, uint64_t, SAME, ADD, KEEP, SAME)
