@@ -378,7 +378,7 @@ TEST(integers_divide_downwards)
 					     10,	127,	    128,	255,
 					     256,	INT32_MAX,  1ull << 31, 1ull << 53,
 					     INT64_MAX, 1ull << 63, UINT64_MAX };
-	enum { N = 600 };
+	enum { N = 65536 };
 	_cleanup_(freep) char *data = malloc(N * 8);
 	_cleanup_(freep) void *expected = malloc(N * 8);
 	struct run run = { .reduction = REDUCTION_AVERAGE,
@@ -392,12 +392,13 @@ TEST(integers_divide_downwards)
 	for (run.dtype = DTYPE_INT64; run.dtype <= DTYPE_UINT8; run.dtype++) {
 		size_t size = dtype_size(run.dtype);
 
-		/* All bytes there are, the ends of the wider types, and any. */
+		/* Every number of 8 and 16 bits, the ends of the wider types, and any. */
 		for (size_t i = 0; i < N; i++)
 			put(data, size, i,
-			    i < 256   ? i - 128
-			    : i < 300 ? special_bits(run.dtype)
-				      : random_bits());
+			    size <= 2	 ? i
+			    : i % 8 == 0 ? special_bits(run.dtype)
+			    : i % 8 == 1 ? i / 8 - N / 16
+					 : random_bits());
 		for (size_t d = 0; d < ARRAY_SIZE(divisors); d++) {
 			run.divisor = divisors[d];
 			expect(&run, expected);
@@ -443,9 +444,9 @@ TEST(outputs_larger_than_a_piece)
 
 TEST_TIMEOUT(outputs_larger_than_the_caches, 300)
 {
-	check_large(9u << 20, REDUCTION_SUM, 1);
-	check_large(9u << 20, REDUCTION_MAX, 3);
-	check_large(9u << 20, REDUCTION_AVERAGE, 3);
+	check_large(17u << 20, REDUCTION_SUM, 1);
+	check_large(17u << 20, REDUCTION_MAX, 3);
+	check_large(17u << 20, REDUCTION_AVERAGE, 3);
 }
 
 TEST(the_same_output_twice_is_written_once_and_right)
