@@ -1,0 +1,343 @@
+/*
+ * The sum, for each type and each set of kernels this machine has, beside memcpy of the same machine in the same run.
+ *
+ *	bench_reduce [--json FILE] [--rounds N] [--inputs N]... [--bytes N]... [--dtype NAME]... [--all-reductions]
+ *
+ * A number is memory traffic in GB/s, inputs read and output written, so that memcpy's (read and written) is the same
+ * measure. In every round each kernel of a case runs once, memcpy among them; the medians over all rounds are printed.
+ */
+#include "base/clock.h"
+#include "reduce/reduce.h"
+#include <getopt.h>
+#include <stdio.h>
+
+#define INPUTS_MAX  64
+#define CHOICES_MAX 16
+#define ROUNDS_MAX  1000
+#define RUN_NS	    (2 * NSEC_PER_MSEC) /* a measurement repeats its work for at least so long */
+
+static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "neon" };
+#define MEMCPY	ARRAY_SIZE(kernel_names)
+#define COLUMNS (MEMCPY + 1)
+
+struct options {
+	const char *json;
+	size_t rounds;
+	size_t n_inputs[CHOICES_MAX], n_n_inputs;
+	size_t bytes[CHOICES_MAX], n_bytes;
+	bool dtypes[DTYPE_MAX_ + 1];
+	unsigned last_reduction;
+};
+
+struct bench_case {
+	unsigned dtype, reduction;
+	size_t n_inputs, bytes;
+	double samples[COLUMNS][ROUNDS_MAX]; /* GB/s */
+	double median[COLUMNS];
+};
+
+struct buffers {
+	void *inputs[INPUTS_MAX];
+	void *output;
+	size_t n_inputs;
+};
+
+static bool column_exists(size_t column)
+{
+	return column == MEMCPY || !reduce_kernel_select(kernel_names[column]);
+}
+
+static void run_once(const struct bench_case *c, const struct buffers *b, size_t column)
+{
+	if (column == MEMCPY) {
+		memcpy(b->output, b->inputs[0], c->bytes);
+		/* Nobody reads the copy; the compiler must not know. */
+		__asm__ volatile("" : : "r"(b->output) : "memory");
+		return;
+	}
+	reduce_run(&(struct reduce_params){
+		.dtype = c->dtype,
+		.reduction = c->reduction,
+		.n_elements = c->bytes / dtype_size(c->dtype),
+		.inputs = (const void *const *)b->inputs,
+		.n_inputs = c->n_inputs,
+		.outputs = &b->output,
+		.n_outputs = 1,
+		.divisor = c->n_inputs,
+	});
+}
+
+static double measure(const struct bench_case *c, const struct buffers *b, size_t column)
+{
+	size_t traffic = c->bytes * (column == MEMCPY ? 2 : c->n_inputs + 1), n = 0;
+	uint64_t start, now;
+
+	run_once(c, b, column); /* caches and page tables as they are in a steady state */
+	start = clock_now_ns();
+	do {
+		run_once(c, b, column);
+		n++;
+		now = clock_now_ns();
+	} while (now - start < RUN_NS);
+	return (double)(traffic * n) / (double)(now - start);
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+static void buffers_done(struct buffers *b)
+{
+	for (size_t i = 0; i < b->n_inputs; i++)
+		free(b->inputs[i]);
+	free(b->output);
+}
+
+/* Positive numbers of moderate size in every type. */
+static int buffers_init(struct buffers *b, size_t n_inputs, size_t bytes)
+{
+	uint32_t x = 2463534242u;
+
+	b->output = aligned_alloc(4096, align_up(bytes, 4096));
+	if (!b->output)
+		return -ENOMEM;
+	memset(b->output, 0, bytes);
+	for (; b->n_inputs < n_inputs; b->n_inputs++) {
+		uint8_t *p = aligned_alloc(4096, align_up(bytes, 4096));
+
+		if (!p)
+			return -ENOMEM;
+		for (size_t i = 0; i < bytes; i++) {
+			x ^= x << 13;
+			x ^= x >> 17;
+			x ^= x << 5;
+			p[i] = (uint8_t)(0x30 | (x & 0x0f));
+		}
+		b->inputs[b->n_inputs] = p;
+	}
+	return 0;
+}
+
+static int bench_run(const struct options *options, struct bench_case *cases, size_t n_cases)
+{
+	for (size_t round = 0; round < options->rounds; round++) {
+		_cleanup_(buffers_done) struct buffers b = { 0 };
+		size_t most_inputs = 0, most_bytes = 0;
+
+		for (size_t i = 0; i < n_cases; i++) {
+			most_inputs = MAX(most_inputs, cases[i].n_inputs);
+			most_bytes = MAX(most_bytes, cases[i].bytes);
+		}
+		/* New memory each round: which pages it gets moves the numbers by some per cent. */
+		if (buffers_init(&b, most_inputs, most_bytes))
+			return -ENOMEM;
+		for (size_t i = 0; i < n_cases; i++)
+			for (size_t column = 0; column < COLUMNS; column++)
+				if (column_exists(column))
+					cases[i].samples[column][round] =
+						measure(&cases[i], &b, column);
+	}
+	for (size_t i = 0; i < n_cases; i++)
+		for (size_t column = 0; column < COLUMNS; column++) {
+			double *samples = cases[i].samples[column];
+
+			qsort(samples, options->rounds, sizeof(*samples), compare_doubles);
+			cases[i].median[column] = samples[options->rounds / 2];
+		}
+	return 0;
+}
+
+static void print_table(const struct bench_case *cases, size_t n_cases)
+{
+	printf("%-9s %-8s %6s %10s %8s", "dtype", "", "inputs", "bytes", "memcpy");
+	for (size_t column = 0; column < MEMCPY; column++)
+		if (column_exists(column))
+			printf(" %8s", kernel_names[column]);
+	printf("   GB/s of memory traffic, medians\n");
+	for (size_t i = 0; i < n_cases; i++) {
+		const struct bench_case *c = &cases[i];
+
+		printf("%-9s %-8s %6zu %10zu %8.2f", dtype_name(c->dtype),
+		       reduction_name(c->reduction), c->n_inputs, c->bytes, c->median[MEMCPY]);
+		for (size_t column = 0; column < MEMCPY; column++)
+			if (column_exists(column))
+				printf(" %8.2f", c->median[column]);
+		printf("\n");
+	}
+}
+
+static int write_json(const struct options *options, const struct bench_case *cases, size_t n_cases)
+{
+	const char *separator = "";
+	FILE *file = fopen(options->json, "we");
+
+	if (!file)
+		return -errno;
+	fprintf(file, "{\"unit\": \"GB/s of memory traffic\", \"rounds\": %zu, \"results\": [",
+		options->rounds);
+	for (size_t i = 0; i < n_cases; i++)
+		for (size_t column = 0; column < MEMCPY; column++) {
+			const struct bench_case *c = &cases[i];
+
+			if (!column_exists(column))
+				continue;
+			fprintf(file,
+				"%s\n  {\"dtype\": \"%s\", \"reduction\": \"%s\", \"kernel\": "
+				"\"%s\", \"n_inputs\": %zu, "
+				"\"bytes\": %zu, \"gb_s\": %.3f, \"memcpy_gb_s\": %.3f}",
+				separator, dtype_name(c->dtype), reduction_name(c->reduction),
+				kernel_names[column], c->n_inputs, c->bytes, c->median[column],
+				c->median[MEMCPY]);
+			separator = ",";
+		}
+	fprintf(file, "\n]}\n");
+	return fclose(file) ? -errno : 0;
+}
+
+static unsigned dtype_by_name(const char *name)
+{
+	for (unsigned dtype = 1; dtype <= DTYPE_MAX_; dtype++)
+		if (!strcmp(dtype_name(dtype), name))
+			return dtype;
+	return 0;
+}
+
+/* Returns 0 for anything but a number from 1 to max. */
+static size_t parse_number(const char *text, size_t max)
+{
+	char *end;
+	unsigned long long value = strtoull(text, &end, 10);
+
+	return *end || end == text || value > max ? 0 : (size_t)value;
+}
+
+static bool add_choice(size_t *choices, size_t *n_choices, size_t value)
+{
+	if (!value || *n_choices == CHOICES_MAX)
+		return false;
+	choices[(*n_choices)++] = value;
+	return true;
+}
+
+static bool parse_option(struct options *options, int option)
+{
+	unsigned dtype;
+
+	switch (option) {
+	case 'j':
+		options->json = optarg;
+		return true;
+	case 'r':
+		options->rounds = parse_number(optarg, ROUNDS_MAX);
+		return options->rounds;
+	case 'i':
+		return add_choice(options->n_inputs, &options->n_n_inputs,
+				  parse_number(optarg, INPUTS_MAX));
+	case 'b':
+		return add_choice(options->bytes, &options->n_bytes,
+				  parse_number(optarg, 1u << 30) & ~7ull);
+	case 'd':
+		dtype = dtype_by_name(optarg);
+		options->dtypes[0] = false;
+		options->dtypes[dtype] = true;
+		return dtype;
+	case 'a':
+		options->last_reduction = REDUCTION_MAX_;
+		return true;
+	default:
+		return false;
+	}
+}
+
+static bool parse_options(struct options *options, int argc, char **argv)
+{
+	static const struct option long_options[] = {
+		{ "json", required_argument, NULL, 'j' },
+		{ "rounds", required_argument, NULL, 'r' },
+		{ "inputs", required_argument, NULL, 'i' },
+		{ "bytes", required_argument, NULL, 'b' },
+		{ "dtype", required_argument, NULL, 'd' },
+		{ "all-reductions", no_argument, NULL, 'a' },
+		{ NULL, 0, NULL, 0 },
+	};
+	int option;
+
+	/* [0]: all of them. */
+	*options = (struct options){ .rounds = 7,
+				     .dtypes = { true },
+				     .last_reduction = REDUCTION_SUM };
+	while ((option = getopt_long(argc, argv, "", long_options, NULL)) >= 0)
+		if (!parse_option(options, option))
+			return false;
+	if (!options->n_n_inputs) {
+		(void)add_choice(options->n_inputs, &options->n_n_inputs, 2);
+		(void)add_choice(options->n_inputs, &options->n_n_inputs, 8);
+	}
+	if (!options->n_bytes) {
+		(void)add_choice(options->bytes, &options->n_bytes, 64u << 10);
+		(void)add_choice(options->bytes, &options->n_bytes, 1u << 20);
+		(void)add_choice(options->bytes, &options->n_bytes, 32u << 20);
+	}
+	return optind == argc;
+}
+
+/* Fills cases, or only counts them where that is NULL. */
+static size_t list_cases(const struct options *options, struct bench_case *cases)
+{
+	size_t n = 0;
+
+	for (size_t b = 0; b < options->n_bytes; b++)
+		for (size_t i = 0; i < options->n_n_inputs; i++)
+			for (unsigned dtype = 1; dtype <= DTYPE_MAX_; dtype++)
+				for (unsigned r = 1; r <= options->last_reduction; r++) {
+					if (!options->dtypes[0] && !options->dtypes[dtype])
+						continue;
+					if (!reduce_supported(dtype, r))
+						continue;
+					if (cases) {
+						cases[n].dtype = dtype;
+						cases[n].reduction = r;
+						cases[n].n_inputs = options->n_inputs[i];
+						cases[n].bytes = options->bytes[b];
+					}
+					n++;
+				}
+	return n;
+}
+
+int main(int argc, char **argv)
+{
+	_cleanup_(freep) struct bench_case *cases = NULL;
+	struct options options;
+	size_t n_cases;
+	int r;
+
+	if (!parse_options(&options, argc, argv)) {
+		fprintf(stderr,
+			"usage: %s [--json FILE] [--rounds N] [--inputs N]... [--bytes N]... "
+			"[--dtype NAME]... "
+			"[--all-reductions]\n",
+			argv[0]);
+		return 2;
+	}
+	printf("kernels chosen on this machine: %s\n", reduce_kernel_name());
+	n_cases = list_cases(&options, NULL);
+	cases = calloc(n_cases, sizeof(*cases));
+	if (!cases)
+		return 1;
+	(void)list_cases(&options, cases);
+	r = bench_run(&options, cases, n_cases);
+	if (!r) {
+		print_table(cases, n_cases);
+		if (options.json)
+			r = write_json(&options, cases, n_cases);
+	}
+	if (r) {
+		fprintf(stderr, "bench_reduce: %s\n", strerror(-r));
+		return 1;
+	}
+	return 0;
+}
