@@ -126,6 +126,8 @@ void far_lose(struct far *far, unsigned end)
 	struct carrier *carrier = far->carrier;
 	struct peer *peer = TAKE_PTR(carrier->peers[end]);
 
+	if (!peer)
+		return;
 	server_peer_lost(far->server, peer, "connection reset");
 	free(peer);
 }

@@ -1,5 +1,6 @@
 #include "far.h"
 
+#include "base/log.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
 
@@ -27,6 +28,7 @@ static struct view *make_view(void)
 
 void far_init(struct far *far, const struct far_options *options)
 {
+	log_set_level(LOG_LEVEL_WARNING);
 	ASSERT_OK(loop_new(&far->loop));
 	ASSERT_OK(pool_new(far->loop, options ? options->n_threads : 0, &far->pool));
 	ASSERT_OK(block_cache_new(1 << 20, &far->blocks));
