@@ -65,11 +65,11 @@ static inline void *output_at(const struct reduce_span *span, size_t offset)
 #define FLOAT_EXTREMES(type, float_t)                                \
 	static inline float_t type##_lesser(float_t acc, float_t x)  \
 	{                                                            \
-		return (x < acc) | (x != x) ? x : acc;               \
+		return ((x < acc) | (x != x)) ? x : acc;             \
 	}                                                            \
 	static inline float_t type##_greater(float_t acc, float_t x) \
 	{                                                            \
-		return (x > acc) | (x != x) ? x : acc;               \
+		return ((x > acc) | (x != x)) ? x : acc;             \
 	}
 
 FLOAT_EXTREMES(f32, float)
