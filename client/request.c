@@ -74,7 +74,7 @@ void request_post(struct bps_request *request, struct shm_entry *entry)
 	client->n_posted++;
 
 	/* Against the daemon's fence between arming itself and its last look at tail. */
-	atomic_thread_fence(memory_order_seq_cst);
+	shm_fence();
 	if (atomic_load_explicit(&header->daemon_armed, memory_order_relaxed) == 1 &&
 	    atomic_compare_exchange_strong(&header->daemon_armed, &armed, 0))
 		(void)!write(client->daemon_event, &one, sizeof(one));

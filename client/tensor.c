@@ -93,6 +93,8 @@ int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint
 	struct bps_tensor *tensor;
 	int r;
 
+	/* A trainer may declare thousands before it waits for anything: the answers must not pile up. */
+	(void)client_progress(client);
 	r = client_failed(client);
 	r = r ?: job_check(client);
 	if (r)

@@ -49,7 +49,7 @@ static void client_arm(struct bps_client *client, bool armed)
 
 	atomic_store_explicit(&header->trainer_armed, armed, memory_order_relaxed);
 	/* Against the daemon's fence between its completion and its look at trainer_armed. */
-	atomic_thread_fence(memory_order_seq_cst);
+	shm_fence();
 }
 
 int client_failed(const struct bps_client *client)

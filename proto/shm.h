@@ -93,6 +93,22 @@ static_assert(sizeof(struct shm_slot) == 512, "shm_slot is shared-memory format"
 #define SHM_LEN		(SHM_SLOT_OFFSET + SHM_SLOTS * (uint32_t)sizeof(struct shm_slot))
 static_assert(sizeof(struct shm_header) <= SHM_RING_OFFSET, "header fits before the ring");
 
+/*
+ * The full fence of both protocols above: between a store that the other side looks for before it sleeps, and the look
+ * at whether it sleeps; and between the store that says "I sleep", and the last look. The thread sanitizer knows no
+ * fences, but does know a read-modify-write, which is one on the machines it runs on.
+ */
+static inline void shm_fence(void)
+{
+#if defined(__SANITIZE_THREAD__)
+	static _Atomic int nothing;
+
+	(void)atomic_fetch_add(&nothing, 0);
+#else
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
 static inline struct shm_entry *shm_ring(void *base)
 {
 	return (struct shm_entry *)((char *)base + SHM_RING_OFFSET);

@@ -35,7 +35,7 @@ static void session_count(struct fake_session *session)
 	uint32_t armed = 1;
 
 	atomic_fetch_add_explicit(&header->completions, 1, memory_order_release);
-	atomic_thread_fence(memory_order_seq_cst);
+	shm_fence();
 	if (atomic_compare_exchange_strong(&header->trainer_armed, &armed, 0))
 		event_write(session->trainer_event);
 }
@@ -120,7 +120,7 @@ static void session_drain(struct fake *fake, struct fake_session *session)
 			fake->n_entries++;
 		}
 		atomic_store_explicit(&header->daemon_armed, 1, memory_order_relaxed);
-		atomic_thread_fence(memory_order_seq_cst);
+		shm_fence();
 	} while (atomic_load_explicit(&header->tail, memory_order_relaxed) != tail);
 }
 
@@ -139,8 +139,12 @@ static void session_send(struct fake_session *session, Bps__Control__Message *me
 		message->body_case = BPS__CONTROL__MESSAGE__BODY__NOT_SET;
 	}
 	ASSERT_OK(pack(&message->base, FRAME_MAX, &data, &len));
-	/* Small, and nobody asks for many at once: it fits, or the trainer has gone. */
-	(void)frame_send(session->socket, data, len, fds, n_fds);
+	/* A trainer that declares a lot reads what it is told meanwhile. */
+	while (frame_send(session->socket, data, len, fds, n_fds) == FRAME_E_AGAIN) {
+		struct pollfd writable = { .fd = session->socket, .events = POLLOUT };
+
+		ASSERT_EQ(poll(&writable, 1, 30000), 1);
+	}
 }
 
 static void session_map(struct fake *fake, struct fake_session *session, int *ret_memfd)
@@ -204,7 +208,8 @@ static void answer_join(struct fake *fake, struct fake_session *session, uint64_
 
 	(void)snprintf(fake->join.job, sizeof(fake->join.job), "%s", join->job);
 	memset(fake->join.secret, 0, sizeof(fake->join.secret));
-	memcpy(fake->join.secret, join->secret.data, join->secret.len);
+	if (join->secret.len)
+		memcpy(fake->join.secret, join->secret.data, join->secret.len);
 	fake->join.secret_len = join->secret.len;
 	fake->join.rank = join->rank;
 	fake->join.size = join->size;

@@ -45,7 +45,7 @@ TEST(socket_from_environment)
 
 TEST(socket_of_the_user)
 {
-	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(fake_freep) _unused_ struct fake *fake = fake_new();
 	_cleanup_(bps_client_closep) struct bps_client *client = NULL;
 	char path[128];
 
