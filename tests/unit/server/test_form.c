@@ -1,6 +1,7 @@
 #include "double.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
+#include "server/job.h"
 
 #define FAR _cleanup_(far_freep) struct far *far
 
@@ -212,6 +213,19 @@ TEST(deadline_names_the_missing)
 		   "job job: ranks 3-5 have not joined within 0.05 s (3 of 6 ranks are here)");
 	far_expect(far, b, -ETIMEDOUT, "ranks 3-5 have not joined");
 	ASSERT_EQ(far_n_jobs(far), 0);
+}
+
+TEST(seconds_for_people)
+{
+	static const uint64_t ms[] = { 1, 250, 1500, 9999, 59998, 60000, 600000, TIMEOUT_MAX_MS };
+	static const char *const texts[] = { "0.001", "0.25", "1.5", "10",
+					     "60",    "60",   "600", "31536000" };
+
+	for (size_t i = 0; i < ARRAY_SIZE(ms); i++) {
+		struct seconds_text text;
+
+		ASSERT_STR(job_seconds_text(ms[i], &text), texts[i]);
+	}
 }
 
 /* The deadline is that of the first call: joining again does not put it off. */
@@ -608,6 +622,7 @@ TEST(abandoned_job_is_given_up)
 	while (far_n_jobs(far))
 		ASSERT_OK(loop_turn(far->loop, 1000));
 	ASSERT_EQ(far->failed[0].n, 0);
+	far_expect(far, far_attach(far, 1, &layout, 1, 2), -ENOTCONN, "all its ranks have left");
 	/* When they do come, it goes on. */
 	layout.job = 9;
 	far_expect(far, far_attach(far, 0, &layout, 0, 2), 0, NULL);
