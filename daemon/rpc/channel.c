@@ -39,7 +39,7 @@ static void channel_settle(struct rpc_channel *channel)
 	if (!channel->freed || channel->n_exchanges)
 		return;
 	free(channel);
-	engine_release(rpc);
+	rpc_engine_release(rpc);
 }
 
 static void exchange_free(struct exchange *exchange)
@@ -73,7 +73,7 @@ static void tell_end(struct exchange *exchange)
 	struct rpc_request *request = take_request(exchange);
 	_cleanup_(freep) void *data = NULL;
 	size_t len = 0;
-	int status = exchange->code == GRPC_STATUS_OK ? 0 : errno_of_code(exchange->code);
+	int status = exchange->code == GRPC_STATUS_OK ? 0 : rpc_errno_of_code(exchange->code);
 	_cleanup_(freep) char *text = NULL;
 	int r;
 
@@ -89,7 +89,7 @@ static void tell_end(struct exchange *exchange)
 		request->done(request, 0, "", NULL, 0);
 		return;
 	}
-	r = exchange->message ? buffer_read(exchange->message, &data, &len) : -EPROTO;
+	r = exchange->message ? rpc_buffer_read(exchange->message, &data, &len) : -EPROTO;
 	request->done(request, r, r ? strerror(-r) : "", data, len);
 }
 
@@ -131,7 +131,7 @@ static void on_received(struct rpc_op *op, bool ok)
 		exchange_settle(exchange);
 		return;
 	}
-	if (buffer_read(exchange->message, &data, &len))
+	if (rpc_buffer_read(exchange->message, &data, &len))
 		(void)grpc_call_cancel(exchange->call, NULL);
 	grpc_byte_buffer_destroy(TAKE_PTR(exchange->message));
 	/* Started before the user is told, so that the exchange outlives whatever it does then. */
@@ -180,12 +180,13 @@ static gpr_timespec deadline_of(const struct rpc_request *request)
 void rpc_request_start(struct rpc_channel *channel, struct rpc_request *request)
 {
 	struct exchange *exchange = calloc(1, sizeof(*exchange));
+	grpc_slice path;
 
 	request->private = NULL;
 	if (!exchange) {
 		/* done() must not come before we return. */
 		list_push_back(&channel->failed, &request->link);
-		engine_wake(channel->rpc);
+		rpc_engine_wake(channel->rpc);
 		return;
 	}
 	*exchange = (struct exchange){
@@ -193,14 +194,16 @@ void rpc_request_start(struct rpc_channel *channel, struct rpc_request *request)
 		.request = request,
 		.batch.complete = on_batch,
 		.received.complete = on_received,
-		.sent = buffer_new(request->data, request->len),
+		.sent = rpc_buffer_new(request->data, request->len),
 		.text = grpc_empty_slice(),
 	};
 	grpc_metadata_array_init(&exchange->initial);
 	grpc_metadata_array_init(&exchange->trailing);
-	exchange->call = grpc_channel_create_call(
-		channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS, channel->rpc->queue,
-		grpc_slice_from_copied_string(request->path), NULL, deadline_of(request), NULL);
+	path = grpc_slice_from_copied_string(request->path);
+	exchange->call = grpc_channel_create_call(channel->channel, NULL, GRPC_PROPAGATE_DEFAULTS,
+						  channel->rpc->queue, path, NULL,
+						  deadline_of(request), NULL);
+	grpc_slice_unref(path);
 	list_push_back(&channel->exchanges, &exchange->link);
 	channel->n_exchanges++;
 	request->private = exchange;
@@ -233,7 +236,7 @@ static struct rpc_channel *channel_with_failed(struct rpc *rpc)
 	return NULL;
 }
 
-void channels_proceed(struct rpc *rpc)
+void rpc_channels_proceed(struct rpc *rpc)
 {
 	struct rpc_channel *channel;
 
@@ -269,12 +272,12 @@ int rpc_channel_new(struct rpc *rpc, const char *address, const struct rpc_tls *
 
 	if (!channel)
 		return failure_set(failure, -ENOMEM, "%s: out of memory", address);
-	r = engine_acquire(rpc);
+	r = rpc_engine_acquire(rpc);
 	if (r)
 		return failure_set(failure, r, "%s: %s", address, strerror(-r));
-	r = credentials_of_channel(tls, failure, &creds);
+	r = rpc_credentials_of_channel(tls, failure, &creds);
 	if (r) {
-		engine_release(rpc);
+		rpc_engine_release(rpc);
 		return r;
 	}
 	channel->rpc = rpc;
@@ -325,5 +328,5 @@ void rpc_channel_drain(struct rpc_channel *channel, unsigned timeout_ms)
 	uint64_t now = clock_now_ns(), end = now + timeout_ms * NSEC_PER_MSEC;
 
 	for (; unary_under_way(channel) && now < end; now = clock_now_ns())
-		engine_turn(channel->rpc, (int)((end - now) / NSEC_PER_MSEC) + 1);
+		rpc_engine_turn(channel->rpc, (int)((end - now) / NSEC_PER_MSEC) + 1);
 }

@@ -13,7 +13,7 @@
 	(1u     \
 	 << 20) /* bytes of a PEM file; a bundle of all public authorities has a quarter of this */
 
-grpc_byte_buffer *buffer_new(const void *data, size_t len)
+grpc_byte_buffer *rpc_buffer_new(const void *data, size_t len)
 {
 	grpc_slice slice = len ? grpc_slice_from_copied_buffer(data, len) : grpc_empty_slice();
 	grpc_byte_buffer *buffer = grpc_raw_byte_buffer_create(&slice, 1);
@@ -22,7 +22,7 @@ grpc_byte_buffer *buffer_new(const void *data, size_t len)
 	return buffer;
 }
 
-int buffer_read(grpc_byte_buffer *buffer, void **ret_data, size_t *ret_len)
+int rpc_buffer_read(grpc_byte_buffer *buffer, void **ret_data, size_t *ret_len)
 {
 	_cleanup_(freep) char *data = NULL;
 	size_t len = grpc_byte_buffer_length(buffer), at = 0;
@@ -79,7 +79,7 @@ static const struct {
 	{ -EKEYREJECTED, GRPC_STATUS_UNAUTHENTICATED },
 };
 
-grpc_status_code code_of_errno(int status)
+grpc_status_code rpc_code_of_errno(int status)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(codes); i++)
 		if (codes[i].status == status)
@@ -87,7 +87,7 @@ grpc_status_code code_of_errno(int status)
 	return GRPC_STATUS_UNKNOWN;
 }
 
-int errno_of_code(grpc_status_code code)
+int rpc_errno_of_code(grpc_status_code code)
 {
 	for (size_t i = 0; i < ARRAY_SIZE(codes); i++)
 		if (codes[i].code == code)
@@ -150,8 +150,8 @@ static int pem_read(const struct rpc_tls *tls, struct failure *failure, struct p
 	return error_trace(r);
 }
 
-int credentials_of_server(const struct rpc_tls *tls, struct failure *failure,
-			  grpc_server_credentials **ret_creds)
+int rpc_credentials_of_server(const struct rpc_tls *tls, struct failure *failure,
+			      grpc_server_credentials **ret_creds)
 {
 	_cleanup_(pem_done) struct pem pem = { 0 };
 	grpc_ssl_pem_key_cert_pair pair;
@@ -175,8 +175,8 @@ int credentials_of_server(const struct rpc_tls *tls, struct failure *failure,
 	return 0;
 }
 
-int credentials_of_channel(const struct rpc_tls *tls, struct failure *failure,
-			   grpc_channel_credentials **ret_creds)
+int rpc_credentials_of_channel(const struct rpc_tls *tls, struct failure *failure,
+			       grpc_channel_credentials **ret_creds)
 {
 	_cleanup_(pem_done) struct pem pem = { 0 };
 	grpc_ssl_pem_key_cert_pair pair;
@@ -210,7 +210,7 @@ static void on_log(gpr_log_func_args *args)
 	log_notice("grpc: %s (%s:%d)", args->message, slash ? slash + 1 : args->file, args->line);
 }
 
-void log_adopt(void)
+void rpc_log_adopt(void)
 {
 	gpr_set_log_function(on_log);
 	gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);

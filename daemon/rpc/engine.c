@@ -7,7 +7,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 
-void engine_wake(struct rpc *rpc)
+void rpc_engine_wake(struct rpc *rpc)
 {
 	uint64_t one = 1;
 
@@ -27,7 +27,7 @@ static void push_done(struct rpc *rpc, struct rpc_op *op)
 	rpc->done_tail = &op->next;
 	(void)pthread_mutex_unlock(&rpc->lock);
 	if (first)
-		engine_wake(rpc);
+		rpc_engine_wake(rpc);
 }
 
 static void *engine_main(void *user)
@@ -42,7 +42,7 @@ static void *engine_main(void *user)
 	rpc->up = true;
 	(void)pthread_cond_signal(&rpc->changed);
 	(void)pthread_mutex_unlock(&rpc->lock);
-	engine_wake(rpc);
+	rpc_engine_wake(rpc);
 
 	for (;;) {
 		grpc_event event =
@@ -62,7 +62,7 @@ static void *engine_main(void *user)
 	rpc->ended = true;
 	(void)pthread_cond_signal(&rpc->changed);
 	(void)pthread_mutex_unlock(&rpc->lock);
-	engine_wake(rpc);
+	rpc_engine_wake(rpc);
 	return NULL;
 }
 
@@ -114,7 +114,7 @@ static void wait_for_thread(struct rpc *rpc)
 	follow_thread(rpc);
 }
 
-int engine_acquire(struct rpc *rpc)
+int rpc_engine_acquire(struct rpc *rpc)
 {
 	int r;
 
@@ -134,7 +134,7 @@ static void stop(struct rpc *rpc)
 	grpc_completion_queue_shutdown(rpc->queue);
 }
 
-void engine_release(struct rpc *rpc)
+void rpc_engine_release(struct rpc *rpc)
 {
 	assert(rpc->n_users && rpc->state == ENGINE_RUNNING);
 	if (!--rpc->n_users)
@@ -158,7 +158,7 @@ static void run_done(struct rpc *rpc)
 		next = op->next;
 		op->complete(op, op->ok);
 	}
-	unix_proceed(rpc);
+	rpc_unix_proceed(rpc);
 	/* Started for a client that has hung up meanwhile, or for nobody any more. */
 	if (rpc->state == ENGINE_RUNNING && !rpc->n_users)
 		stop(rpc);
@@ -169,10 +169,10 @@ static void on_event(struct loop_source *source, uint32_t events)
 	struct rpc *rpc = container_of(source, struct rpc, source);
 
 	run_done(rpc);
-	channels_proceed(rpc);
+	rpc_channels_proceed(rpc);
 }
 
-void engine_turn(struct rpc *rpc, int timeout_ms)
+void rpc_engine_turn(struct rpc *rpc, int timeout_ms)
 {
 	struct pollfd pollfd = { .fd = rpc->source.fd, .events = POLLIN };
 
@@ -205,7 +205,7 @@ int rpc_new(struct loop *loop, struct rpc **ret_rpc)
 		fd_close(rpc->source.fd);
 		return error_trace(r);
 	}
-	log_adopt();
+	rpc_log_adopt();
 	*ret_rpc = TAKE_PTR(rpc);
 	return 0;
 }
@@ -215,7 +215,7 @@ void rpc_close(struct rpc *rpc)
 	struct rpc_server *server, *next;
 
 	rpc->closed = true;
-	unix_close(rpc);
+	rpc_unix_close(rpc);
 	list_for_each_safe (server, next, &rpc->servers, link)
 		rpc_server_close(server);
 }
@@ -227,7 +227,7 @@ struct rpc *rpc_free(struct rpc *rpc)
 	assert(list_empty(&rpc->channels));
 	rpc_close(rpc);
 	while (rpc->state != ENGINE_STOPPED)
-		engine_turn(rpc, -1);
+		rpc_engine_turn(rpc, -1);
 	assert(list_empty(&rpc->servers));
 	loop_remove(&rpc->source);
 	fd_close(rpc->source.fd);

@@ -50,13 +50,13 @@ struct rpc {
 /* Begins to start the library, if it is stopped. Returns 0 or -errno. */
 int rpc_engine_start(struct rpc *rpc);
 /* Counts a user, waiting for the library to be up (milliseconds, at start-up only). Returns 0 or -errno. */
-int engine_acquire(struct rpc *rpc);
+int rpc_engine_acquire(struct rpc *rpc);
 /* The user is gone, and none of its operations is out. */
-void engine_release(struct rpc *rpc);
+void rpc_engine_release(struct rpc *rpc);
 /* Makes the loop come by, also when no operation is out. */
-void engine_wake(struct rpc *rpc);
+void rpc_engine_wake(struct rpc *rpc);
 /* Waits for completions, at most timeout_ms (-1: for ever), and deals with them. */
-void engine_turn(struct rpc *rpc, int timeout_ms);
+void rpc_engine_turn(struct rpc *rpc, int timeout_ms);
 
 /* serve.c: a thing we listen on. */
 struct rpc_server {
@@ -82,12 +82,12 @@ void rpc_server_close(struct rpc_server *server);
 
 /* unix.c: the socket we accept on ourselves. */
 /* Goes on with what had to wait for the library or a server. */
-void unix_proceed(struct rpc *rpc);
-void unix_close(struct rpc *rpc);
+void rpc_unix_proceed(struct rpc *rpc);
+void rpc_unix_close(struct rpc *rpc);
 
 /* channel.c */
 /* Ends the requests that could not even be started. */
-void channels_proceed(struct rpc *rpc);
+void rpc_channels_proceed(struct rpc *rpc);
 
 #define INTEGER_ARG(name, number)                                                               \
 	{                                                                                       \
@@ -95,15 +95,15 @@ void channels_proceed(struct rpc *rpc);
 	}
 
 /* convert.c: bytes, codes and credentials. */
-grpc_byte_buffer *buffer_new(const void *data, size_t len);
+grpc_byte_buffer *rpc_buffer_new(const void *data, size_t len);
 /* Copies the bytes out, never longer than RPC_MESSAGE_MAX. Returns 0, -EMSGSIZE or -ENOMEM; *ret_data is free()d. */
-int buffer_read(grpc_byte_buffer *buffer, void **ret_data, size_t *ret_len);
-grpc_status_code code_of_errno(int status);
-int errno_of_code(grpc_status_code code);
+int rpc_buffer_read(grpc_byte_buffer *buffer, void **ret_data, size_t *ret_len);
+grpc_status_code rpc_code_of_errno(int status);
+int rpc_errno_of_code(grpc_status_code code);
 /* NULL tls: insecure. -errno comes with a failure. */
-int credentials_of_server(const struct rpc_tls *tls, struct failure *failure,
-			  grpc_server_credentials **ret_creds);
-int credentials_of_channel(const struct rpc_tls *tls, struct failure *failure,
-			   grpc_channel_credentials **ret_creds);
+int rpc_credentials_of_server(const struct rpc_tls *tls, struct failure *failure,
+			      grpc_server_credentials **ret_creds);
+int rpc_credentials_of_channel(const struct rpc_tls *tls, struct failure *failure,
+			       grpc_channel_credentials **ret_creds);
 /* gRPC's log goes to ours. */
-void log_adopt(void);
+void rpc_log_adopt(void);

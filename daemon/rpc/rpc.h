@@ -66,17 +66,20 @@ void rpc_set_unix_idle_ms(struct rpc *rpc, unsigned idle_ms);
 #define RPC_CALLS_MAX 4096u /* served at once for each thing listened on; more are refused */
 void rpc_call_reply(struct rpc_call *call, const void *data, size_t len);
 void rpc_call_end(struct rpc_call *call); /* ends a stream in good order */
-void rpc_call_send(struct rpc_call *call, const void *data, size_t len); /* one message of a server stream; queued */
-void rpc_call_fail(struct rpc_call *call, int status, const char *text); /* status: negative errno */
+void rpc_call_send(struct rpc_call *call, const void *data,
+		   size_t len); /* one message of a server stream; queued */
+void rpc_call_fail(struct rpc_call *call, int status,
+		   const char *text); /* status: negative errno */
 void rpc_call_set_user(struct rpc_call *call, void *user);
 void *rpc_call_user(struct rpc_call *call);
 
 /* Client side. */
 struct rpc_channel;
 /* address: host:port, or unix:/path. Connects with the first request. -errno comes with a failure (unreadable PEM). */
-int rpc_channel_new(struct rpc *rpc, const char *address, const struct rpc_tls *tls, struct failure *failure,
-		    struct rpc_channel **ret_channel);
-struct rpc_channel *rpc_channel_free(struct rpc_channel *channel); /* its requests end with -ECANCELED first */
+int rpc_channel_new(struct rpc *rpc, const char *address, const struct rpc_tls *tls,
+		    struct failure *failure, struct rpc_channel **ret_channel);
+struct rpc_channel *
+rpc_channel_free(struct rpc_channel *channel); /* its requests end with -ECANCELED first */
 DEFINE_CLEANUP(struct rpc_channel *, rpc_channel_free)
 /* Waits until all unary requests have ended, for at most timeout_ms: a farewell on the way out, after rpc_close(). */
 void rpc_channel_drain(struct rpc_channel *channel, unsigned timeout_ms);
@@ -93,7 +96,8 @@ struct rpc_request {
 	 * status 0 with the reply (unary), or a negative errno and text: what rpc_call_fail() was given at the other
 	 * end, as far as gRPC's sixteen codes can tell; -ECONNREFUSED when it cannot be reached, -ETIMEDOUT, -ECANCELED.
 	 */
-	void (*done)(struct rpc_request *request, int status, const char *text, const void *data, size_t len);
+	void (*done)(struct rpc_request *request, int status, const char *text, const void *data,
+		     size_t len);
 	/* rpc's */
 	void *private;
 	struct list link;

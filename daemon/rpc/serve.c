@@ -70,7 +70,7 @@ static void server_settle(struct rpc_server *server)
 	if (server->gone)
 		server->gone(server->user);
 	free(server);
-	engine_release(rpc);
+	rpc_engine_release(rpc);
 }
 
 /* Frees the call if nothing needs it any more. */
@@ -183,7 +183,7 @@ static void call_queue(struct rpc_call *call, const void *data, size_t len)
 		call_abort(call);
 		return;
 	}
-	outgoing->buffer = buffer_new(data, len);
+	outgoing->buffer = rpc_buffer_new(data, len);
 	list_push_back(&call->outgoing, &outgoing->link);
 	call->n_outgoing++;
 }
@@ -210,7 +210,7 @@ void rpc_call_end(struct rpc_call *call)
 
 void rpc_call_fail(struct rpc_call *call, int status, const char *text)
 {
-	call_finish(call, code_of_errno(status), text);
+	call_finish(call, rpc_code_of_errno(status), text);
 	call_let_go(call);
 }
 
@@ -273,7 +273,7 @@ static void on_received(struct rpc_op *op, bool ok)
 		call_finish(call, GRPC_STATUS_UNIMPLEMENTED, "no such method here");
 	} else if (call->server->n_open > RPC_CALLS_MAX) {
 		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "too many calls at once");
-	} else if (buffer_read(call->message, &data, &len)) {
+	} else if (rpc_buffer_read(call->message, &data, &len)) {
 		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory");
 	} else {
 		grpc_byte_buffer_destroy(call->message);
@@ -374,7 +374,7 @@ int rpc_server_new(struct rpc *rpc, struct rpc_server **ret_server)
 
 	if (!server)
 		return error_origin(-ENOMEM);
-	r = engine_acquire(rpc);
+	r = rpc_engine_acquire(rpc);
 	if (r)
 		return error_trace(r);
 	server->rpc = rpc;
@@ -465,7 +465,7 @@ int rpc_listen(struct rpc *rpc, const char *address, const struct rpc_tls *tls, 
 	r = rpc_server_new(rpc, &server);
 	if (r)
 		return failure_set(failure, r, "%s: %s", address, strerror(-r));
-	r = credentials_of_server(tls, failure, &creds);
+	r = rpc_credentials_of_server(tls, failure, &creds);
 	if (r) {
 		rpc_server_start(server);
 		rpc_server_close(server);

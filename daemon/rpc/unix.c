@@ -81,8 +81,8 @@ static void on_server_gone(void *user)
 	struct rpc_unix *u = user;
 
 	u->server = NULL;
-	/* Those that came while it went wait for the next; unix_proceed() makes it. */
-	engine_wake(u->rpc);
+	/* Those that came while it went wait for the next; rpc_unix_proceed() makes it. */
+	rpc_engine_wake(u->rpc);
 	unix_settle(u);
 }
 
@@ -121,7 +121,7 @@ static int make_server(struct rpc_unix *u)
 	return error_trace(r);
 }
 
-void unix_proceed(struct rpc *rpc)
+void rpc_unix_proceed(struct rpc *rpc)
 {
 	struct rpc_unix *u = rpc->unix_socket;
 	struct connection *connection, *next;
@@ -134,7 +134,7 @@ void unix_proceed(struct rpc *rpc)
 	else if (rpc->state == ENGINE_RUNNING && !u->server)
 		r = make_server(u);
 	if (!r && (rpc->state != ENGINE_RUNNING || u->server->closing))
-		return; /* engine_wake() brings us back */
+		return; /* rpc_engine_wake() brings us back */
 	if (r)
 		log_warning("admin socket: gRPC cannot start, closing the connections: %s",
 			    strerror(-r));
@@ -206,7 +206,7 @@ static void on_connect(struct loop_source *source, uint32_t events)
 	if (connection_new(u, fd))
 		return;
 	(void)TAKE_FD(fd);
-	unix_proceed(u->rpc);
+	rpc_unix_proceed(u->rpc);
 }
 
 /* Whether somebody listens at the path; a file that nobody listens at is removed. */
@@ -290,7 +290,7 @@ int rpc_listen_unix(struct rpc *rpc, const char *path, int listen_fd, struct fai
 	return 0;
 }
 
-void unix_close(struct rpc *rpc)
+void rpc_unix_close(struct rpc *rpc)
 {
 	struct rpc_unix *u = rpc->unix_socket;
 	struct connection *connection, *next;

@@ -1,4 +1,5 @@
 #include "base/clock.h"
+#include "certificates.h"
 #include "grpc_test.h"
 #include "rpc/rpc.h"
 #include "test.h"
@@ -89,7 +90,7 @@ static void start_bare(struct fixture *f)
 	*f = (struct fixture){ 0 };
 	ASSERT_OK(loop_new(&f->loop));
 	ASSERT_OK(rpc_new(f->loop, &f->rpc));
-	add(f, &f->echo, "/test.Test/Echo", on_echo);
+	add(f, &f->echo, "/test.Test/EchoWhateverIsSent", on_echo);
 	add(f, &f->refuse, "/test.Test/Refuse", on_refuse);
 	add(f, &f->never, "/test.Test/Never", on_never);
 	add(f, &f->count, "/test.Test/Count", on_count);
@@ -184,15 +185,15 @@ GRPC_TEST(unary)
 
 	start(&f, NULL);
 	channel = channel_to(&f, f.address, NULL);
-	ask(&f, channel, &q, "/test.Test/Echo", "gradient", 8);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "gradient", 8);
 	ASSERT_EQ(q.status, 0);
 	ASSERT_EQ(q.reply_len, 8);
 	ASSERT_MEM(q.reply, "gradient", 8);
-	ask(&f, channel, &q, "/test.Test/Echo", NULL, 0);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", NULL, 0);
 	ASSERT_EQ(q.status, 0);
 	ASSERT_EQ(q.reply_len, 0);
 	for (int i = 0; i < 50; i++)
-		ask(&f, channel, &q, "/test.Test/Echo", &i, sizeof(i));
+		ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", &i, sizeof(i));
 	ASSERT_EQ(f.n_called, 52);
 	rpc_channel_free(channel);
 	stop(&f);
@@ -225,10 +226,10 @@ GRPC_TEST(too_long_message_is_refused)
 	ASSERT_TRUE(big);
 	start(&f, NULL);
 	channel = channel_to(&f, f.address, NULL);
-	ask(&f, channel, &q, "/test.Test/Echo", big, RPC_MESSAGE_MAX + 1);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", big, RPC_MESSAGE_MAX + 1);
 	ASSERT_EQ(q.status, -ENOBUFS);
 	ASSERT_EQ(f.n_called, 0);
-	ask(&f, channel, &q, "/test.Test/Echo", big, RPC_MESSAGE_MAX);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", big, RPC_MESSAGE_MAX);
 	ASSERT_EQ(q.status, 0);
 	ASSERT_EQ(q.reply_len, RPC_MESSAGE_MAX);
 	rpc_channel_free(channel);
@@ -344,7 +345,7 @@ GRPC_TEST(nobody_there)
 	/* The port of a listener that is gone. */
 	rpc_close(f.rpc);
 	channel = channel_to(&f, f.address, NULL);
-	ask(&f, channel, &q, "/test.Test/Echo", "", 0);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "", 0);
 	ASSERT_EQ(q.status, -ECONNREFUSED);
 	ASSERT_CONTAINS(q.text, "refused");
 	rpc_channel_free(channel);
@@ -441,7 +442,7 @@ GRPC_TEST(farewell_arrives)
 	start_bare(&g);
 	(void)snprintf(g.address, sizeof(g.address), "127.0.0.1:%u", port);
 	channel = channel_to(&g, g.address, NULL);
-	question_init(&q, "/test.Test/Echo", "bye", 3);
+	question_init(&q, "/test.Test/EchoWhateverIsSent", "bye", 3);
 	rpc_request_start(channel, &q.request);
 	rpc_close(g.rpc);
 	rpc_channel_drain(channel, 20000);
@@ -482,7 +483,7 @@ GRPC_TEST(unix_starts_and_stops_by_use)
 
 	for (int i = 0; i < 3; i++) {
 		channel = channel_to(&g, p.target, NULL);
-		question_init(&q, "/test.Test/Echo", "hello", 5);
+		question_init(&q, "/test.Test/EchoWhateverIsSent", "hello", 5);
 		rpc_request_start(channel, &q.request);
 		while (!q.is_done) {
 			ASSERT_INT(loop_turn(f.loop, 5), >=, 0);
@@ -550,7 +551,7 @@ GRPC_TEST(unix_survives_strangers)
 	fd_close(fd);
 
 	channel = channel_to(&f, p.target, NULL);
-	ask(&f, channel, &q, "/test.Test/Echo", "x", 1);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "x", 1);
 	ASSERT_EQ(q.status, 0);
 	rpc_channel_free(channel);
 	stop(&f);
@@ -622,38 +623,6 @@ GRPC_TEST(unix_path_in_use)
 	stop(&g);
 }
 
-/* Certificates of two authorities, made anew by openssl(1). */
-struct certificates {
-	char ca[64], cert[64], key[64];
-	char other_ca[64], other_cert[64], other_key[64];
-};
-
-static void make_certificates(struct certificates *c)
-{
-	char command[2048];
-
-	(void)snprintf(
-		command, sizeof(command),
-		"cd %s && exec >/dev/null 2>&1 && for n in a b; do "
-		"openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -days 2 "
-		"-subj /CN=ca-$n -keyout ca-$n.key -out ca-$n.pem && "
-		"openssl req -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes "
-		"-subj /CN=node-$n -keyout $n.key -out $n.csr && "
-		"printf 'subjectAltName=IP:127.0.0.1' >ext && "
-		"openssl x509 -req -in $n.csr -CA ca-$n.pem -CAkey ca-$n.key -CAcreateserial "
-		"-days 2 -extfile ext -out $n.pem || exit 1; done",
-		test_dir());
-	if (system("command -v openssl >/dev/null"))
-		TEST_SKIP("no openssl(1) to make certificates with");
-	ASSERT_EQ(system(command), 0);
-	(void)snprintf(c->ca, sizeof(c->ca), "%s/ca-a.pem", test_dir());
-	(void)snprintf(c->cert, sizeof(c->cert), "%s/a.pem", test_dir());
-	(void)snprintf(c->key, sizeof(c->key), "%s/a.key", test_dir());
-	(void)snprintf(c->other_ca, sizeof(c->other_ca), "%s/ca-b.pem", test_dir());
-	(void)snprintf(c->other_cert, sizeof(c->other_cert), "%s/b.pem", test_dir());
-	(void)snprintf(c->other_key, sizeof(c->other_key), "%s/b.key", test_dir());
-}
-
 GRPC_TEST(mutual_tls)
 {
 	struct certificates c;
@@ -664,21 +633,21 @@ GRPC_TEST(mutual_tls)
 	make_certificates(&c);
 	start(&f, &(struct rpc_tls){ c.ca, c.cert, c.key });
 	channel = channel_to(&f, f.address, &(struct rpc_tls){ c.ca, c.cert, c.key });
-	ask(&f, channel, &q, "/test.Test/Echo", "secret", 6);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "secret", 6);
 	ASSERT_EQ(q.status, 0);
 	rpc_channel_free(channel);
 
 	/* In the clear; of another authority; and a client that does not trust us. */
 	channel = channel_to(&f, f.address, NULL);
-	ask(&f, channel, &q, "/test.Test/Echo", "secret", 6);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "secret", 6);
 	ASSERT_INT(q.status, <, 0);
 	rpc_channel_free(channel);
 	channel = channel_to(&f, f.address, &(struct rpc_tls){ c.ca, c.other_cert, c.other_key });
-	ask(&f, channel, &q, "/test.Test/Echo", "secret", 6);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "secret", 6);
 	ASSERT_INT(q.status, <, 0);
 	rpc_channel_free(channel);
 	channel = channel_to(&f, f.address, &(struct rpc_tls){ c.other_ca, c.cert, c.key });
-	ask(&f, channel, &q, "/test.Test/Echo", "secret", 6);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "secret", 6);
 	ASSERT_INT(q.status, <, 0);
 	rpc_channel_free(channel);
 	ASSERT_EQ(f.n_called, 1);
