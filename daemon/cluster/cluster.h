@@ -19,7 +19,8 @@ enum role {
 };
 
 struct view_member {
-	uint64_t id;	  /* process; 0 when the source does not know it (static: learnt at the handshake) */
+	uint64_t
+		id; /* process; 0 when the source does not know it (static: learnt at the handshake) */
 	char name[64];	  /* unique in the view; members are sorted by it */
 	char address[96]; /* host:port of the data port; empty for a member that has none */
 	uint32_t roles;
@@ -29,12 +30,14 @@ struct view_member {
 
 struct view {
 	_Atomic uint32_t refs;
-	uint32_t epoch; /* from 1 */
+	uint32_t
+		epoch; /* from 1; static: a digest of the list, so that nodes with the same file agree */
 	size_t n_members;
 	struct view_member members[];
 };
 
-int view_new(uint32_t epoch, const struct view_member *members, size_t n_members, struct view **ret_view);
+int view_new(uint32_t epoch, const struct view_member *members, size_t n_members,
+	     struct view **ret_view);
 struct view *view_ref(struct view *view);
 struct view *view_unref(struct view *view);
 DEFINE_CLEANUP(struct view *, view_unref)
@@ -53,23 +56,27 @@ const struct view_member *view_home(const struct view *view, const char *job);
  * weights allow. Deterministic. Returns 0, -ENOENT without servers, or -ENOMEM.
  */
 #define PLACEMENT_STRIPES 1024
-int placement_stripes(const struct view *view, const char *const *agents, size_t n_agents, uint16_t *stripes,
-		      size_t n_stripes);
+int placement_stripes(const struct view *view, const char *const *agents, size_t n_agents,
+		      uint16_t *stripes, size_t n_stripes);
 
 struct cluster;
 struct rpc;
 
+/* Pointers in here stay the caller's and outlive the cluster. */
 struct cluster_params {
 	struct loop *loop;
-	struct rpc *rpc; /* of the daemon; used by the coordinator source only, and outlives the cluster */
-	const char *source;	 /* "single", "static", "coordinator" */
-	const char *file;	 /* static: path */
-	const char *coordinator; /* coordinator: its host:port */
+	struct rpc *
+		rpc; /* of the daemon; the coordinator source makes its requests with it. What a coordinator serves
+			  * has an rpc of its own, so that members cannot ask for what operators may, nor the reverse */
+	const char *source;		/* "single", "static", "coordinator" */
+	const char *file;		/* static: path */
+	const char *coordinator;	/* coordinator: its host:port */
 	const char *coordinator_listen; /* when this daemon is it: where to listen, else NULL */
 	const char *tls_ca, *tls_cert, *tls_key; /* mutual TLS for gRPC; all or none */
-	struct view_member self; /* id, name, address, roles, bandwidth */
+	struct view_member self;		 /* id, name, address, roles, bandwidth */
 	uint64_t lease_ms;
-	const void *data_key;	 /* the configured cluster key, if any; a coordinator hands it out, or makes one */
+	const void *
+		data_key; /* the configured cluster key, if any; a coordinator hands it out, or makes one */
 	size_t data_key_len;
 	/*
 	 * A new view; also the first one. The callee takes its own reference.

@@ -1,0 +1,464 @@
+#include "base/clock.h"
+#include "base/log.h"
+#include "cluster/cluster_file.h"
+#include "cluster/coordinator_state.h"
+
+#include <stdio.h>
+#include <sys/random.h>
+
+#define CHANGE_DELAY_MS 50 /* changes that come together make one view */
+#define KEY_LEN		32
+
+void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes)
+{
+	if (r)
+		rpc_call_fail(call, r, strerror(-r));
+	else
+		rpc_call_reply(call, bytes->data, bytes->len);
+	wire_bytes_done(bytes);
+}
+
+/* Views */
+
+static bool same_member(const struct view_member *a, const struct view_member *b)
+{
+	return a->id == b->id && !strcmp(a->name, b->name) && !strcmp(a->address, b->address) &&
+	       a->roles == b->roles && a->bandwidth_mbps == b->bandwidth_mbps;
+}
+
+static bool in_view(const struct view *view, const struct view_member *info)
+{
+	for (size_t i = 0; view && i < view->n_members; i++)
+		if (same_member(&view->members[i], info))
+			return true;
+	return false;
+}
+
+static void view_tell(struct coordinator *c)
+{
+	struct wire_bytes bytes = { 0 };
+	struct coordinator_used used = { 0 };
+	struct member *member;
+	int r;
+
+	r = coordinator_used_collect(c, &used);
+	if (!r) {
+		struct wire_event event = { .view = c->view,
+					    .in_use = used.epochs,
+					    .n_in_use = used.n };
+
+		r = wire_pack_event(&event, &bytes);
+	}
+	if (r)
+		log_error("coordinator: view %u cannot be told: %s", c->view->epoch, strerror(-r));
+	list_for_each (member, &c->members, link)
+		if (!r && member->stream)
+			rpc_call_send(member->stream, bytes.data, bytes.len);
+	wire_bytes_done(&bytes);
+	coordinator_used_done(&used);
+}
+
+static void on_change(struct loop_timer *timer)
+{
+	struct coordinator *c = container_of(timer, struct coordinator, change);
+	_cleanup_(freep) struct view_member *infos = NULL;
+	struct view *view = NULL;
+	struct member *member;
+	size_t n = 0;
+	int r = -ENOMEM;
+
+	infos = calloc(c->n_members + 1, sizeof(*infos));
+	list_for_each (member, &c->members, link)
+		if (infos)
+			infos[n++] = member->info;
+	if (infos)
+		r = view_new(c->epoch + 1, infos, n, &view);
+	if (r) {
+		log_error("coordinator: no view of %zu members: %s", c->n_members, strerror(-r));
+		(void)loop_timer_set(c->loop, &c->change, clock_now_ns() + NSEC_PER_SEC);
+		return;
+	}
+	c->epoch = view->epoch;
+	view_unref(c->view);
+	c->view = view;
+	view_tell(c);
+	coordinator_openings_try(c);
+}
+
+/* The members differ from the view: makes a new one soon. */
+static void changed(struct coordinator *c)
+{
+	uint64_t at = clock_now_ns() + CHANGE_DELAY_MS * NSEC_PER_MSEC;
+
+	if (!c->view)
+		at = MAX(at, c->recover_until_ns);
+	/* One that is armed already stays, or views would never come while members keep coming. */
+	if (c->change.loop && (c->view || c->change.at_ns >= c->recover_until_ns))
+		return;
+	if (loop_timer_set(c->loop, &c->change, at))
+		on_change(&c->change);
+}
+
+/* Members */
+
+struct member *coordinator_member_find(struct coordinator *c, uint64_t id)
+{
+	struct member *member;
+
+	list_for_each (member, &c->members, link)
+		if (member->info.id == id)
+			return member;
+	return NULL;
+}
+
+static void member_remove(struct member *member, int status, const char *why)
+{
+	struct coordinator *c = member->coordinator;
+	struct rpc_call *stream = TAKE_PTR(member->stream);
+
+	if (stream && status)
+		rpc_call_fail(stream, status, why);
+	else if (stream)
+		rpc_call_end(stream);
+	loop_timer_cancel(&member->lease);
+	coordinator_jobs_forget_member(c, member, why);
+	list_remove(&member->link);
+	c->n_members--;
+	free(member);
+	if (!c->closed)
+		changed(c);
+}
+
+static void on_lease_over(struct loop_timer *timer)
+{
+	struct member *member = container_of(timer, struct member, lease);
+	char text[160];
+
+	(void)snprintf(text, sizeof(text), "member %s: not heard of for %llu ms, dropped",
+		       member->info.name, (unsigned long long)member->coordinator->lease_ms);
+	log_notice("coordinator: %s", text);
+	member_remove(member, -ETIMEDOUT, text);
+}
+
+/* Arming an armed timer takes no memory, so only the first time can fail. */
+static int member_heard(struct member *member)
+{
+	struct coordinator *c = member->coordinator;
+
+	return error_trace(loop_timer_set(c->loop, &member->lease,
+					  clock_now_ns() + c->lease_ms * NSEC_PER_MSEC));
+}
+
+/* A daemon may take the place of one that is not connected any more, never of a living one. */
+static int make_place(struct coordinator *c, const struct view_member *info,
+		      struct failure *failure)
+{
+	struct member *member, *next;
+
+	list_for_each_safe (member, next, &c->members, link) {
+		bool same_name = !strcmp(member->info.name, info->name);
+		bool same_address = *info->address && !strcmp(member->info.address, info->address);
+
+		if (member->info.id == info->id || (!same_name && !same_address))
+			continue;
+		if (member->stream)
+			return failure_set(
+				failure, -EEXIST,
+				"%s %s is taken by another daemon (node %s, %s) that is connected: "
+				"give each node its own name and address",
+				same_name ? "node name" : "address",
+				same_name ? info->name : info->address, member->info.name,
+				*member->info.address ? member->info.address : "no address");
+		log_notice("coordinator: member %s: replaced by a new daemon", member->info.name);
+		member_remove(member, 0, "");
+	}
+	if (c->n_members >= CLUSTER_NODES_MAX && !coordinator_member_find(c, info->id))
+		return failure_set(failure, -ENOBUFS, "%u members already", CLUSTER_NODES_MAX);
+	return 0;
+}
+
+static int member_take(struct coordinator *c, const struct wire_register *message,
+		       struct failure *failure, struct member **ret_member)
+{
+	struct member *member;
+	int r;
+
+	r = make_place(c, &message->member, failure);
+	if (r)
+		return r;
+	member = coordinator_member_find(c, message->member.id);
+	if (!member) {
+		member = calloc(1, sizeof(*member));
+		if (!member)
+			return failure_set(failure, -ENOMEM, "out of memory");
+		member->coordinator = c;
+		member->lease.expired = on_lease_over;
+		list_push_back(&c->members, &member->link);
+		c->n_members++;
+	} else if (member->stream) {
+		rpc_call_fail(TAKE_PTR(member->stream), -ECANCELED, "registered anew");
+	}
+	member->info = message->member;
+	member->acked = message->epoch;
+	if (member_heard(member)) {
+		member_remove(member, 0, "");
+		return failure_set(failure, -ENOMEM, "out of memory");
+	}
+	*ret_member = member;
+	return 0;
+}
+
+/* Before a first member, nobody has a key; members of before our start have the one that others prove too. */
+static int key_settle(struct coordinator *c, const struct wire_bytes *theirs,
+		      struct failure *failure)
+{
+	if (c->key_len)
+		return 0;
+	if (theirs->len) {
+		memcpy(c->key, theirs->data, theirs->len);
+		c->key_len = theirs->len;
+		return 0;
+	}
+	if (getrandom(c->key, KEY_LEN, 0) != KEY_LEN)
+		return failure_set(failure, -EIO, "no random numbers for a key");
+	c->key_len = KEY_LEN;
+	return 0;
+}
+
+static int hello_send(struct coordinator *c, struct member *member)
+{
+	_cleanup_(coordinator_used_done) struct coordinator_used used = { 0 };
+	struct wire_bytes bytes = { 0 };
+	struct wire_event event = {
+		.version = WIRE_VERSION,
+		.key = { c->key, c->key_len },
+		.lease_ms = (uint32_t)MIN(c->lease_ms, (uint64_t)UINT32_MAX),
+	};
+	int r;
+
+	r = coordinator_used_collect(c, &used);
+	if (r)
+		return error_trace(r);
+	event.in_use = used.epochs;
+	event.n_in_use = used.n;
+	event.old_views = (struct wire_views){ used.views, used.n };
+	/* Not a view that it is not in: that one is about to be replaced. */
+	if (in_view(c->view, &member->info))
+		event.view = c->view;
+	r = wire_pack_event(&event, &bytes);
+	if (!r)
+		rpc_call_send(member->stream, bytes.data, bytes.len);
+	wire_bytes_done(&bytes);
+	return error_trace(r);
+}
+
+static void learn_epochs(struct coordinator *c, const struct wire_register *message)
+{
+	c->epoch = MAX(c->epoch, message->epoch);
+	for (size_t i = 0; i < message->views.n; i++)
+		c->epoch = MAX(c->epoch, message->views.views[i]->epoch);
+	/*
+	 * A member that has seen a view, before we made any: we were restarted. The others get as long as their leases
+	 * would have let them, so that the first view has them all and no epoch of before is used again.
+	 */
+	if (c->epoch && !c->view && !c->recover_until_ns) {
+		c->recover_until_ns = clock_now_ns() + c->lease_ms * NSEC_PER_MSEC;
+		log_notice("coordinator: members of view %u come back, waiting %llu ms for all",
+			   c->epoch, (unsigned long long)c->lease_ms);
+	}
+}
+
+static int register_member(struct coordinator *c, const struct wire_register *message,
+			   struct failure *failure, struct member **ret_member)
+{
+	int r;
+
+	if (message->version_min > WIRE_VERSION || message->version < WIRE_VERSION_MIN)
+		return failure_set(failure, -EPROTO,
+				   "the coordinator speaks version %u to %u of the protocol, the "
+				   "member %u to %u: upgrade the older",
+				   WIRE_VERSION_MIN, WIRE_VERSION, message->version_min,
+				   message->version);
+	r = key_settle(c, &message->key, failure);
+	if (r)
+		return r;
+	return member_take(c, message, failure, ret_member);
+}
+
+static void on_register(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	struct coordinator *c = user;
+	_cleanup_(wire_register_done) struct wire_register message = { 0 };
+	struct failure failure = { 0 };
+	struct member *member;
+	int r;
+
+	r = wire_unpack_register(data, len, &failure, &message);
+	if (!r)
+		r = register_member(c, &message, &failure, &member);
+	if (r) {
+		rpc_call_fail(call, r, failure.text);
+		return;
+	}
+	log_notice("coordinator: member %s (%s) registered", member->info.name,
+		   *member->info.address ? member->info.address : "no address");
+	learn_epochs(c, &message);
+	coordinator_jobs_take(c, &message, member);
+	member->stream = call;
+	rpc_call_set_user(call, member);
+	r = hello_send(c, member);
+	if (r) {
+		member->stream = NULL;
+		rpc_call_fail(call, r, strerror(-r));
+	}
+	if (!in_view(c->view, &member->info) || c->epoch > c->view->epoch)
+		changed(c);
+	coordinator_openings_try(c);
+}
+
+/* Its lease runs on; it may come back in that time. */
+static void on_stream_cancelled(void *user, struct rpc_call *call)
+{
+	struct coordinator *c = user;
+	struct member *member;
+
+	list_for_each (member, &c->members, link)
+		if (member->stream == call)
+			member->stream = NULL;
+}
+
+static void on_heartbeat(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	struct coordinator *c = user;
+	struct wire_heartbeat message;
+	struct wire_heard heard = { .epoch = c->epoch };
+	struct wire_bytes bytes = { 0 };
+	struct failure failure = { 0 };
+	struct member *member;
+	int r;
+
+	r = wire_unpack_heartbeat(data, len, &failure, &message);
+	if (r) {
+		rpc_call_fail(call, r, failure.text);
+		return;
+	}
+	member = coordinator_member_find(c, message.id);
+	if (member) {
+		(void)member_heard(member);
+		member->acked = MAX(member->acked, message.epoch);
+		/* One whose stream broke without its noticing gets no views: it is to come anew. */
+		heard.known = member->stream;
+	}
+	r = wire_pack_heard(&heard, &bytes);
+	coordinator_reply_bytes(call, r, &bytes);
+	coordinator_openings_try(c);
+}
+
+static void on_leave(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	struct coordinator *c = user;
+	struct failure failure = { 0 };
+	struct member *member;
+	uint64_t id;
+	int r;
+
+	r = wire_unpack_leave(data, len, &failure, &id);
+	if (r) {
+		rpc_call_fail(call, r, failure.text);
+		return;
+	}
+	member = coordinator_member_find(c, id);
+	if (member) {
+		log_notice("coordinator: member %s left", member->info.name);
+		member_remove(member, 0, "the member has left");
+	}
+	rpc_call_reply(call, "", 0);
+}
+
+/* Life */
+
+static void add_methods(struct coordinator *c)
+{
+	static const struct rpc_method methods[N_METHODS] = {
+		[METHOD_REGISTER] = { .path = "/bps.cluster.Coordinator/Register",
+				      .called = on_register,
+				      .cancelled = on_stream_cancelled },
+		[METHOD_HEARTBEAT] = { .path = "/bps.cluster.Coordinator/Heartbeat",
+				       .called = on_heartbeat },
+		[METHOD_OPEN] = { .path = "/bps.cluster.Coordinator/OpenJob",
+				  .called = coordinator_job_open_called,
+				  .cancelled = coordinator_job_open_cancelled },
+		[METHOD_CLOSE] = { .path = "/bps.cluster.Coordinator/CloseJob",
+				   .called = coordinator_job_close_called },
+		[METHOD_LEAVE] = { .path = "/bps.cluster.Coordinator/Leave", .called = on_leave },
+	};
+
+	for (size_t i = 0; i < N_METHODS; i++) {
+		c->methods[i] = methods[i];
+		c->methods[i].user = c;
+		rpc_add_method(c->rpc, &c->methods[i]);
+	}
+}
+
+int coordinator_new(const struct coordinator_params *params, struct failure *failure,
+		    struct coordinator **ret_coordinator)
+{
+	_cleanup_(coordinator_freep) struct coordinator *c = calloc(1, sizeof(*c));
+	int r;
+
+	if (!c)
+		return failure_set(failure, -ENOMEM, "coordinator: out of memory");
+	c->loop = params->loop;
+	c->lease_ms = params->lease_ms;
+	c->change.expired = on_change;
+	list_init(&c->members);
+	list_init(&c->jobs);
+	list_init(&c->openings);
+	if (params->data_key_len > sizeof(c->key))
+		return failure_set(failure, -EINVAL, "coordinator: the key has more than %zu bytes",
+				   sizeof(c->key));
+	if (params->data_key_len)
+		memcpy(c->key, params->data_key, params->data_key_len);
+	c->key_len = params->data_key_len;
+	r = rpc_new(params->loop, &c->rpc);
+	if (r)
+		return failure_set(failure, r, "coordinator: %s", strerror(-r));
+	add_methods(c);
+	r = rpc_listen(c->rpc, params->listen, params->tls, &c->port, failure);
+	if (r)
+		return error_trace(r);
+	*ret_coordinator = TAKE_PTR(c);
+	return 0;
+}
+
+void coordinator_close(struct coordinator *c)
+{
+	struct member *member, *next;
+
+	if (c->closed)
+		return;
+	c->closed = true;
+	loop_timer_cancel(&c->change);
+	coordinator_openings_close(c);
+	list_for_each_safe (member, next, &c->members, link)
+		member_remove(member, -ESHUTDOWN, "the coordinator is stopping");
+	rpc_close(c->rpc);
+}
+
+struct coordinator *coordinator_free(struct coordinator *c)
+{
+	if (!c)
+		return NULL;
+	if (c->rpc)
+		coordinator_close(c);
+	rpc_free(c->rpc);
+	view_unref(c->view);
+	explicit_bzero(c->key, sizeof(c->key));
+	free(c);
+	return NULL;
+}
+
+uint16_t coordinator_port(const struct coordinator *c)
+{
+	return c->port;
+}
