@@ -11,21 +11,43 @@
 #include <sys/stat.h>
 #include <sys/un.h>
 
-static void fake_lockp(struct fake **fake)
-{
-	(void)pthread_cond_broadcast(&(*fake)->changed);
-	(void)pthread_mutex_unlock(&(*fake)->mutex);
-}
-#define FAKE_LOCKED(fake)                                     \
-	_cleanup_(fake_lockp) _unused_ struct fake *locked_ = \
-		(pthread_mutex_lock(&(fake)->mutex), (fake))
-
 static void event_write(int fd)
 {
 	uint64_t one = 1;
 
 	(void)!write(fd, &one, sizeof(one));
 }
+
+void fake_lock(struct fake *fake)
+{
+	(void)pthread_mutex_lock(&fake->mutex);
+}
+
+void fake_unlock(struct fake *fake)
+{
+	(void)pthread_cond_broadcast(&fake->changed);
+	(void)pthread_mutex_unlock(&fake->mutex);
+	/* To look again, with what is different now. */
+	if (!pthread_equal(pthread_self(), fake->thread))
+		event_write(fake->stop);
+}
+
+const struct fake_told *told(struct fake *fake)
+{
+	static struct fake_told copy;
+
+	fake_lock(fake);
+	copy = fake->told;
+	fake_unlock(fake);
+	return &copy;
+}
+
+static void fake_unlockp(struct fake **fake)
+{
+	fake_unlock(*fake);
+}
+#define FAKE_LOCKED(fake) \
+	_cleanup_(fake_unlockp) _unused_ struct fake *locked_ = (fake_lock(fake), (fake))
 
 /* -- Shared memory ------------------------------------------------------------------------------------------------ */
 
@@ -86,10 +108,10 @@ static void session_run(struct fake *fake, struct fake_session *session, const s
 static void session_copy_counts(struct fake *fake, struct fake_session *session,
 				const struct shm_entry *e)
 {
-	uint64_t n = fake->join.size * (e->operation == OPERATION_ALL_TO_ALL ? 2 : 1);
+	uint64_t n = fake->told.join.size * (e->operation == OPERATION_ALL_TO_ALL ? 2 : 1);
 
-	if (e->counts_buffer && n <= ARRAY_SIZE(fake->counts))
-		memcpy(fake->counts,
+	if (e->counts_buffer && n <= ARRAY_SIZE(fake->told.counts))
+		memcpy(fake->told.counts,
 		       session_data(session, e->counts_buffer, e->counts_offset, n * 8), n * 8);
 }
 
@@ -98,8 +120,6 @@ static void session_drain(struct fake *fake, struct fake_session *session)
 	struct shm_header *header = session->shm;
 	uint64_t tail;
 
-	if (fake->skip_ring)
-		return;
 	do {
 		tail = atomic_load_explicit(&header->tail, memory_order_acquire);
 		for (; session->head != tail; session->head++) {
@@ -108,16 +128,16 @@ static void session_drain(struct fake *fake, struct fake_session *session)
 
 			ASSERT_TRUE(e->slot < SHM_SLOTS && e->tensor);
 			ASSERT_EQ(shm_slots(session->shm)[e->slot].ticket, e->ticket);
-			fake->entry = *e;
+			fake->told.entry = *e;
 			session_copy_counts(fake, session, e);
+			fake->told.n_entries++;
 			if (fake->hold) {
-				fake->held[fake->n_entries % FAKE_HELD] = *e;
+				fake->held[(fake->told.n_entries - 1) % FAKE_HELD] = *e;
 			} else {
 				if (!fake->status)
 					session_run(fake, session, e);
 				session_end(session, e->slot, fake->status, fake->text);
 			}
-			fake->n_entries++;
 		}
 		atomic_store_explicit(&header->daemon_armed, 1, memory_order_relaxed);
 		shm_fence();
@@ -175,8 +195,6 @@ static void answer_hello(struct fake *fake, struct fake_session *session, uint64
 	_cleanup_(fd_closep) int memfd = -1;
 	int fds[3];
 
-	if (fake->hello_mute)
-		return;
 	if (fake->hang_up) {
 		(void)shutdown(session->socket, SHUT_RDWR);
 		return;
@@ -206,26 +224,26 @@ static void answer_join(struct fake *fake, struct fake_session *session, uint64_
 	Bps__Control__Joined joined = BPS__CONTROL__JOINED__INIT;
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 
-	(void)snprintf(fake->join.job, sizeof(fake->join.job), "%s", join->job);
-	memset(fake->join.secret, 0, sizeof(fake->join.secret));
+	(void)snprintf(fake->told.join.job, sizeof(fake->told.join.job), "%s", join->job);
+	memset(fake->told.join.secret, 0, sizeof(fake->told.join.secret));
 	if (join->secret.len)
-		memcpy(fake->join.secret, join->secret.data, join->secret.len);
-	fake->join.secret_len = join->secret.len;
-	fake->join.rank = join->rank;
-	fake->join.size = join->size;
-	fake->join.local_rank = join->local_rank;
-	fake->join.local_size = join->local_size;
-	fake->join.node = join->node;
-	fake->join.n_nodes = join->n_nodes;
-	fake->join.min_servers = join->min_servers;
-	fake->join.part_bytes = join->part_bytes;
-	fake->join.timeout_ms = join->timeout_ms;
-	fake->join.request_timeout_ms = join->request_timeout_ms;
-	fake->join.force_distributed = join->force_distributed;
-	fake->n_joins++;
+		memcpy(fake->told.join.secret, join->secret.data, join->secret.len);
+	fake->told.join.secret_len = join->secret.len;
+	fake->told.join.rank = join->rank;
+	fake->told.join.size = join->size;
+	fake->told.join.local_rank = join->local_rank;
+	fake->told.join.local_size = join->local_size;
+	fake->told.join.node = join->node;
+	fake->told.join.n_nodes = join->n_nodes;
+	fake->told.join.min_servers = join->min_servers;
+	fake->told.join.part_bytes = join->part_bytes;
+	fake->told.join.timeout_ms = join->timeout_ms;
+	fake->told.join.request_timeout_ms = join->request_timeout_ms;
+	fake->told.join.force_distributed = join->force_distributed;
+	fake->told.n_joins++;
 	if (fake->join_mute)
 		return;
-	joined.job = fake->n_joins;
+	joined.job = fake->told.n_joins;
 	message.id = id;
 	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
 	message.joined = &joined;
@@ -240,7 +258,7 @@ static void answer_share(struct fake *fake, struct fake_session *session, uint64
 	int status = fake->share_status;
 
 	message.id = id;
-	if (fake->share_quota && fake->shared_len + share->len > fake->share_quota)
+	if (fake->share_quota && fake->told.shared_len + share->len > fake->share_quota)
 		status = -EDQUOT;
 	if (!status) {
 		ASSERT_TRUE(session->n_buffers < FAKE_BUFFERS && share->buffer && fd >= 0);
@@ -250,9 +268,9 @@ static void answer_share(struct fake *fake, struct fake_session *session, uint64
 		b->data = mmap(NULL, b->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 		ASSERT_TRUE(b->data != MAP_FAILED);
 		session->n_buffers++;
-		fake->shared_len += share->len;
+		fake->told.shared_len += share->len;
 	}
-	fake->n_shares++;
+	fake->told.n_shares++;
 	session_send(session, &message, status, "the limit of a session is reached", NULL, 0);
 }
 
@@ -267,10 +285,10 @@ static void answer_unshare(struct fake *fake, struct fake_session *session, uint
 
 		if (b->number != number)
 			continue;
-		fake->shared_len -= b->len;
+		fake->told.shared_len -= b->len;
 		(void)munmap(b->data, b->len);
 		*b = session->buffers[--session->n_buffers];
-		fake->n_unshares++;
+		fake->told.n_unshares++;
 		session_send(session, &message, 0, NULL, NULL, 0);
 		return;
 	}
@@ -295,7 +313,7 @@ static void answer_leave(struct fake *fake, struct fake_session *session, uint64
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 
 	message.id = id;
-	fake->n_leaves++;
+	fake->told.n_leaves++;
 	if (fake->hold)
 		for (uint32_t i = 0; i < SHM_SLOTS; i++)
 			if (atomic_load(&shm_slots(session->shm)[i].state) == SHM_PENDING)
@@ -323,10 +341,11 @@ static void session_request(struct fake *fake, struct fake_session *session,
 	case BPS__CONTROL__REQUEST__BODY_DECLARE:
 		session->dtypes[request->declare->tensor % FAKE_TENSORS] =
 			(uint8_t)request->declare->dtype;
-		(void)snprintf(fake->name, sizeof(fake->name), "%s", request->declare->name);
-		fake->elements = request->declare->elements;
-		fake->declare_id = request->id;
-		fake->n_declares++;
+		(void)snprintf(fake->told.name, sizeof(fake->told.name), "%s",
+			       request->declare->name);
+		fake->told.elements = request->declare->elements;
+		fake->told.declare_id = request->id;
+		fake->told.n_declares++;
 		if (!fake->declare_mute)
 			send_declared(session, request->id, fake->declare_status,
 				      fake->declare_text);
@@ -334,10 +353,10 @@ static void session_request(struct fake *fake, struct fake_session *session,
 	case BPS__CONTROL__REQUEST__BODY_CANCEL:
 		/* What was posted before counts as before: the ring first. */
 		session_drain(fake, session);
-		fake->cancelled_slot = request->cancel->slot;
+		fake->told.cancelled_slot = request->cancel->slot;
 		ASSERT_EQ(shm_slots(session->shm)[request->cancel->slot].ticket,
 			  request->cancel->ticket);
-		fake->n_cancels++;
+		fake->told.n_cancels++;
 		session_end(session, request->cancel->slot, -ECANCELED, "cancelled by rank 0");
 		break;
 	case BPS__CONTROL__REQUEST__BODY_LEAVE:
@@ -400,7 +419,7 @@ static void fake_accept(struct fake *fake)
 		if (fake->sessions[i])
 			continue;
 		fake->sessions[i] = session;
-		fake->n_sessions++;
+		fake->told.n_sessions++;
 		return;
 	}
 	test_fail(__FILE__, __LINE__, "too many sessions");
@@ -422,7 +441,7 @@ static void fake_work(struct fake *fake, unsigned i, short socket_events)
 	}
 	if (socket_events & POLLHUP) {
 		fake->sessions[i] = session_free(session);
-		fake->n_gone++;
+		fake->told.n_gone++;
 	}
 }
 
@@ -498,7 +517,6 @@ struct fake *fake_free(struct fake *fake)
 	{
 		FAKE_LOCKED(fake);
 		fake->listener = fd_close(fake->listener);
-		event_write(fake->stop);
 	}
 	ASSERT_OK(pthread_join(fake->thread, NULL));
 	for (unsigned i = 0; i < FAKE_SESSIONS; i++)
@@ -516,13 +534,6 @@ void fake_await(struct fake *fake, const unsigned *count, unsigned n)
 	FAKE_LOCKED(fake);
 	while (*count < n)
 		(void)pthread_cond_wait(&fake->changed, &fake->mutex);
-}
-
-void fake_set(struct fake *fake, bool *field, bool value)
-{
-	FAKE_LOCKED(fake);
-	*field = value;
-	event_write(fake->stop); /* to poll with other events, and to look again */
 }
 
 static struct fake_session *fake_session(struct fake *fake)
@@ -556,7 +567,7 @@ void fake_scribble(struct fake *fake, uint32_t slot, uint32_t state, int status)
 void fake_declared(struct fake *fake, int status, const char *text)
 {
 	FAKE_LOCKED(fake);
-	send_declared(fake_session(fake), fake->declare_id, status, text);
+	send_declared(fake_session(fake), fake->told.declare_id, status, text);
 }
 
 void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text)
@@ -590,7 +601,6 @@ void fake_die(struct fake *fake, const char *farewell)
 			session_send(fake->sessions[i], &message, -EPERM, farewell, NULL, 0);
 		fake->sessions[i] = session_free(fake->sessions[i]);
 	}
-	event_write(fake->stop);
 }
 
 struct bps_client *fake_open(struct fake *fake)

@@ -1,8 +1,7 @@
 /*
  * A daemon for tests of the client library: one thread of the test's process that speaks control.proto and proto/shm.h
  * and does what the test tells it to. Its reduction is not one: each byte of an output is a byte of the input plus 1.
- * Fields marked (test) may be set at any time before what they are about happens, those marked (fake) be read after
- * fake_await() has seen the count that goes with them.
+ * Fields marked (test) are set with FAKE_SET() before what they are about happens, those marked (fake) read by told().
  */
 #pragma once
 
@@ -33,32 +32,8 @@ struct fake_session {
 	uint8_t dtypes[FAKE_TENSORS]; /* by number */
 };
 
-struct fake {
-	char path[96];
-	int listener, stop;
-	pthread_t thread;
-	pthread_mutex_t mutex;
-	pthread_cond_t changed;
-	struct fake_session *sessions[FAKE_SESSIONS];
-
-	/* (test) What the daemon says. 0 or NULL: what a good one would. */
-	uint32_t version;
-	int hello_status, join_status, declare_status, share_status;
-	const char *hello_text, *join_text, *declare_text;
-	uint64_t share_quota;	    /* refuses memory beyond so many bytes */
-	bool hello_mute, join_mute; /* says nothing */
-	bool hello_garbage;	    /* answers in no protocol at all */
-	bool hang_up;		    /* closes instead of Welcome */
-	bool declare_mute;	    /* keeps the answers for fake_declared() */
-	bool unsealed;		    /* shares memory that could shrink under the trainer */
-	uint32_t shm_version;
-	bool deaf;	/* does not read the socket */
-	bool hold;	/* does not complete requests by itself */
-	bool skip_ring; /* does not even look at them */
-	int status;	/* that requests end with */
-	const char *text;
-
-	/* (fake) What it was told, guarded by the mutex. */
+/* What it was told. */
+struct fake_told {
 	unsigned n_sessions, n_gone, n_joins, n_leaves, n_shares, n_unshares, n_declares, n_cancels,
 		n_entries;
 	uint64_t shared_len;
@@ -72,9 +47,37 @@ struct fake {
 	char name[256];
 	uint64_t elements, declare_id;
 	uint32_t cancelled_slot;
-	struct shm_entry entry;		  /* the last */
+	struct shm_entry entry; /* the last */
+	uint64_t counts[64];	/* of the last entry that had some */
+};
+
+struct fake {
+	char path[96];
+	int listener, stop;
+	pthread_t thread;
+	pthread_mutex_t mutex;
+	pthread_cond_t changed;
+	struct fake_session *sessions[FAKE_SESSIONS];
+
+	/* (test) What the daemon says. 0 or NULL: what a good one would. */
+	uint32_t version;
+	int hello_status, join_status, declare_status, share_status;
+	const char *hello_text, *join_text, *declare_text;
+	uint64_t share_quota; /* refuses memory beyond so many bytes */
+	bool join_mute;	      /* says nothing */
+	bool hello_garbage;   /* answers in no protocol at all */
+	bool hang_up;	      /* closes instead of Welcome */
+	bool declare_mute;    /* keeps the answers for fake_declared() */
+	bool unsealed;	      /* shares memory that could shrink under the trainer */
+	uint32_t shm_version;
+	bool deaf;  /* does not read the socket */
+	bool hold;  /* does not complete requests by itself */
+	int status; /* that requests end with */
+	const char *text;
+
+	/* (fake) Guarded by the mutex. */
+	struct fake_told told;
 	struct shm_entry held[FAKE_HELD]; /* with `hold`, in the order they came */
-	uint64_t counts[64];		  /* of the last entry that had some */
 };
 
 struct fake *fake_new(void);
@@ -83,7 +86,17 @@ DEFINE_CLEANUP(struct fake *, fake_free)
 
 /* Waits until *count (a field above) is at least n. */
 void fake_await(struct fake *fake, const unsigned *count, unsigned n);
-void fake_set(struct fake *fake, bool *field, bool value);
+void fake_lock(struct fake *fake);
+void fake_unlock(struct fake *fake);
+#define FAKE_SET(fake, field, value)     \
+	do {                             \
+		fake_lock(fake);         \
+		(fake)->field = (value); \
+		fake_unlock(fake);       \
+	} while (0)
+
+/* A copy of what it was told so far, valid until the next. Of the test's main thread. */
+const struct fake_told *told(struct fake *fake);
 /* Runs the n-th held entry (from 0) and ends it; status 0 runs it. */
 void fake_complete(struct fake *fake, unsigned n, int status, const char *text);
 /* Ends a slot as only a broken daemon would: state is stored and counted as it is. */

@@ -15,7 +15,7 @@ TEST(open_and_close)
 	ASSERT_OK(bps_client_dispatch(client));
 	bps_client_close(client);
 	bps_client_close(NULL);
-	fake_await(fake, &fake->n_gone, 1);
+	fake_await(fake, &fake->told.n_gone, 1);
 }
 
 TEST(versions_and_types)
@@ -111,25 +111,25 @@ TEST(bad_welcomes)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
 
-	fake->hello_status = -EPROTONOSUPPORT;
-	fake->hello_text = "the daemon speaks 7 to 9, the library 1";
+	FAKE_SET(fake, hello_status, -EPROTONOSUPPORT);
+	FAKE_SET(fake, hello_text, "the daemon speaks 7 to 9, the library 1");
 	ASSERT_FAILS(open_at(fake), EPROTONOSUPPORT, "the daemon speaks 7 to 9");
-	fake->hello_status = 17;
+	FAKE_SET(fake, hello_status, 17);
 	ASSERT_FAILS(open_at(fake), EPROTO, "a status that is none");
-	fake->hello_status = 0;
-	fake->version = 2;
+	FAKE_SET(fake, hello_status, 0);
+	FAKE_SET(fake, version, 2);
 	ASSERT_FAILS(open_at(fake), EPROTONOSUPPORT, "version 2");
-	fake->version = 0;
-	fake->shm_version = 9;
+	FAKE_SET(fake, version, 0);
+	FAKE_SET(fake, shm_version, 9);
 	ASSERT_FAILS(open_at(fake), EPROTONOSUPPORT, "version 9");
-	fake->shm_version = 0;
-	fake->unsealed = true;
+	FAKE_SET(fake, shm_version, 0);
+	FAKE_SET(fake, unsealed, true);
 	ASSERT_FAILS(open_at(fake), EPROTO, "wrong kind");
-	fake->unsealed = false;
-	fake->hello_garbage = true;
+	FAKE_SET(fake, unsealed, false);
+	FAKE_SET(fake, hello_garbage, true);
 	ASSERT_FAILS(open_at(fake), EPROTO, "not the socket of a bps-daemon");
-	fake->hello_garbage = false;
-	fake->hang_up = true;
+	FAKE_SET(fake, hello_garbage, false);
+	FAKE_SET(fake, hang_up, true);
 	ASSERT_FAILS(open_at(fake), ECONNRESET, "hung up");
 }
 
@@ -201,7 +201,7 @@ TEST(farewell)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
 	struct bps_request *request;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_barrier(client, 0, &request));
 	fake_die(fake, "your packets are broken");
 	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ESHUTDOWN, "your packets are broken");
@@ -314,7 +314,7 @@ TEST(daemon_sees_a_parent_whose_child_lives)
 	fd_close(pipes[0]);
 	bps_client_close(client);
 	/* Would wait for ever if the child had kept the socket. */
-	fake_await(fake, &fake->n_gone, 1);
+	fake_await(fake, &fake->told.n_gone, 1);
 	fd_close(pipes[1]);
 	ASSERT_EQ(waitpid(pid, NULL, 0), pid);
 }
@@ -327,7 +327,7 @@ TEST(objects_outlive_their_client)
 	struct bps_tensor *tensor;
 	struct bps_request *request, *other;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_memory_alloc(client, 100, &memory));
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, 100, &tensor));
 	ASSERT_OK(bps_barrier(client, 0, &request));

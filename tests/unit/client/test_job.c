@@ -17,20 +17,20 @@ TEST(what_a_join_says)
 		      .world_size = 8, .local_rank = 1, .local_size = 2, .node = 2, .n_nodes = 4,
 		      .timeout_ms = 1000, .request_timeout_ms = 2000, .min_servers = 3,
 		      .part_bytes = 1 << 16, .force_distributed = 1));
-	ASSERT_STR(fake->join.job, "train.1");
-	ASSERT_EQ(fake->join.secret_len, 3);
-	ASSERT_MEM(fake->join.secret, "a\0b", 3);
-	ASSERT_EQ(fake->join.rank, 5);
-	ASSERT_EQ(fake->join.size, 8);
-	ASSERT_EQ(fake->join.local_rank, 1);
-	ASSERT_EQ(fake->join.local_size, 2);
-	ASSERT_EQ(fake->join.node, 2);
-	ASSERT_EQ(fake->join.n_nodes, 4);
-	ASSERT_EQ(fake->join.timeout_ms, 1000);
-	ASSERT_EQ(fake->join.request_timeout_ms, 2000);
-	ASSERT_EQ(fake->join.min_servers, 3);
-	ASSERT_EQ(fake->join.part_bytes, 1 << 16);
-	ASSERT_TRUE(fake->join.force_distributed);
+	ASSERT_STR(told(fake)->join.job, "train.1");
+	ASSERT_EQ(told(fake)->join.secret_len, 3);
+	ASSERT_MEM(told(fake)->join.secret, "a\0b", 3);
+	ASSERT_EQ(told(fake)->join.rank, 5);
+	ASSERT_EQ(told(fake)->join.size, 8);
+	ASSERT_EQ(told(fake)->join.local_rank, 1);
+	ASSERT_EQ(told(fake)->join.local_size, 2);
+	ASSERT_EQ(told(fake)->join.node, 2);
+	ASSERT_EQ(told(fake)->join.n_nodes, 4);
+	ASSERT_EQ(told(fake)->join.timeout_ms, 1000);
+	ASSERT_EQ(told(fake)->join.request_timeout_ms, 2000);
+	ASSERT_EQ(told(fake)->join.min_servers, 3);
+	ASSERT_EQ(told(fake)->join.part_bytes, 1 << 16);
+	ASSERT_TRUE(told(fake)->join.force_distributed);
 	ASSERT_EQ(bps_client_rank(client), 5);
 	ASSERT_EQ(bps_client_size(client), 8);
 	ASSERT_EQ(bps_client_local_rank(client), 1);
@@ -45,22 +45,22 @@ TEST(join_defaults)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_open(fake);
 
 	ASSERT_OK(TRY(client, .rank = 2, .world_size = 4));
-	ASSERT_STR(fake->join.job, "default");
-	ASSERT_EQ(fake->join.local_size, 4);
-	ASSERT_EQ(fake->join.local_rank, 2);
-	ASSERT_EQ(fake->join.n_nodes, 1);
-	ASSERT_EQ(fake->join.timeout_ms, 60000);
-	ASSERT_EQ(fake->join.request_timeout_ms, 600000);
+	ASSERT_STR(told(fake)->join.job, "default");
+	ASSERT_EQ(told(fake)->join.local_size, 4);
+	ASSERT_EQ(told(fake)->join.local_rank, 2);
+	ASSERT_EQ(told(fake)->join.n_nodes, 1);
+	ASSERT_EQ(told(fake)->join.timeout_ms, 60000);
+	ASSERT_EQ(told(fake)->join.request_timeout_ms, 600000);
 	ASSERT_OK(bps_client_leave(client));
 	ASSERT_OK(TRY(client, .rank = 2, .world_size = 4, .local_size = 2, .node = 1));
-	ASSERT_EQ(fake->join.n_nodes, 2);
+	ASSERT_EQ(told(fake)->join.n_nodes, 2);
 	ASSERT_OK(bps_client_leave(client));
 	ASSERT_OK(TRY(client, .rank = 2, .world_size = 4, .n_nodes = 4, .node = 2));
-	ASSERT_EQ(fake->join.local_size, 1);
+	ASSERT_EQ(told(fake)->join.local_size, 1);
 	ASSERT_OK(bps_client_leave(client));
 	ASSERT_OK(TRY(client, .rank = 0));
-	ASSERT_EQ(fake->join.size, 1);
-	ASSERT_EQ(fake->n_leaves, 3);
+	ASSERT_EQ(told(fake)->join.size, 1);
+	ASSERT_EQ(told(fake)->n_leaves, 3);
 }
 
 TEST(join_params_that_do_not_fit)
@@ -89,7 +89,7 @@ TEST(join_params_that_do_not_fit)
 	ASSERT_FAILS(TRY(client, .request_timeout_ms = -1), EINVAL, "timeout");
 	ASSERT_FAILS(TRY(client, .part_bytes = 100), EINVAL, "part_bytes is 100");
 	ASSERT_FAILS(bps_client_join(client, &(struct bps_join_params){ 0 }), EINVAL, "size");
-	ASSERT_EQ(fake->n_joins, 0);
+	ASSERT_EQ(told(fake)->n_joins, 0);
 }
 
 TEST(join_from_environment)
@@ -103,8 +103,8 @@ TEST(join_from_environment)
 	ASSERT_OK(setenv("BPS_SIZE", "2", 1));
 	ASSERT_OK(setenv("BPS_SECRET", "s3cret", 1));
 	ASSERT_OK(bps_client_join(client, NULL));
-	ASSERT_EQ(fake->join.rank, 1);
-	ASSERT_STR(fake->join.secret, "s3cret");
+	ASSERT_EQ(told(fake)->join.rank, 1);
+	ASSERT_STR(told(fake)->join.secret, "s3cret");
 }
 
 TEST(refused_joins)
@@ -113,18 +113,18 @@ TEST(refused_joins)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_open(fake);
 	struct bps_tensor *tensor;
 
-	fake->join_status = -ETIMEDOUT;
-	fake->join_text = "ranks 1 and 3 have not come";
+	FAKE_SET(fake, join_status, -ETIMEDOUT);
+	FAKE_SET(fake, join_text, "ranks 1 and 3 have not come");
 	ASSERT_FAILS(TRY(client, .world_size = 4), ETIMEDOUT, "ranks 1 and 3");
-	fake->join_status = -EEXIST;
-	fake->join_text = NULL;
+	FAKE_SET(fake, join_status, -EEXIST);
+	FAKE_SET(fake, join_text, NULL);
 	ASSERT_FAILS(TRY(client, .world_size = 4), EEXIST, strerror(EEXIST));
-	fake->join_status = 5;
-	fake->join_text = "?";
+	FAKE_SET(fake, join_status, 5);
+	FAKE_SET(fake, join_text, "?");
 	ASSERT_FAILS(TRY(client, .world_size = 4), EPROTO, "none");
 	ASSERT_FAILS(bps_tensor_declare(client, "t", BPS_INT8, 1, &tensor), ENOTCONN, "no job");
 	ASSERT_FAILS(bps_client_leave(client), ENOTCONN, "no job");
-	fake->join_status = 0;
+	FAKE_SET(fake, join_status, 0);
 	ASSERT_OK(TRY(client, .world_size = 4));
 }
 
@@ -132,7 +132,7 @@ static void *die_after_join(void *data)
 {
 	struct fake *fake = data;
 
-	fake_await(fake, &fake->n_joins, 1);
+	fake_await(fake, &fake->told.n_joins, 1);
 	fake_die(fake, NULL);
 	return NULL;
 }
@@ -143,7 +143,7 @@ TEST(daemon_that_dies_during_join)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_open(fake);
 	pthread_t thread;
 
-	fake->join_mute = true;
+	FAKE_SET(fake, join_mute, true);
 	ASSERT_OK(pthread_create(&thread, NULL, die_after_join, fake));
 	ASSERT_FAILS(TRY(client, .world_size = 2), ESHUTDOWN, "has gone");
 	ASSERT_OK(pthread_join(thread, NULL));
@@ -156,10 +156,10 @@ TEST(job_that_fails)
 	struct bps_tensor *tensor, *again;
 	struct bps_request *request, *other;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_INT8, 1, &tensor));
 	ASSERT_OK(bps_barrier(client, 0, &request));
-	fake_await(fake, &fake->n_entries, 1);
+	fake_await(fake, &fake->told.n_entries, 1);
 	fake_job_failed(fake, 99, -EIO, "another job");
 	fake_job_failed(fake, 1, -ECONNRESET, "rank 1 died");
 	fake_complete(fake, 0, -ECONNRESET, "rank 1 died");
@@ -188,7 +188,7 @@ TEST(leave_ends_requests)
 	struct bps_tensor *tensor;
 	struct bps_request *request;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_INT8, 1, &tensor));
 	ASSERT_OK(bps_barrier(client, 0, &request));
 	ASSERT_OK(bps_client_leave(client));

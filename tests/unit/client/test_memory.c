@@ -23,10 +23,10 @@ TEST(alloc)
 	memset(data, 1, page);
 	bps_memory_free(a);
 	bps_memory_free(b);
-	fake_await(fake, &fake->n_unshares, 2);
+	fake_await(fake, &fake->told.n_unshares, 2);
 	ASSERT_FAILS(bps_memory_alloc(client, SIZE_MAX, &a), ENOMEM, "more than there can be");
 	ASSERT_TRUE(bps_memory_alloc(client, SIZE_MAX / 4, &a) < 0);
-	ASSERT_EQ(fake->n_shares, 2);
+	ASSERT_EQ(told(fake)->n_shares, 2);
 	ASSERT_FAILS(bps_memory_alloc(client, 1, NULL), EINVAL, "NULL");
 	ASSERT_TRUE(!bps_memory_data(NULL) && !bps_memory_len(NULL));
 }
@@ -37,9 +37,9 @@ TEST(daemon_that_refuses_memory)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_open(fake);
 	_cleanup_(bps_memory_freep) struct bps_memory *memory = NULL;
 
-	fake->share_status = -EDQUOT;
+	FAKE_SET(fake, share_status, -EDQUOT);
 	ASSERT_FAILS(bps_memory_alloc(client, 1, &memory), EDQUOT, "limit of a session");
-	fake->share_status = 0;
+	FAKE_SET(fake, share_status, 0);
 	ASSERT_OK(bps_memory_alloc(client, 1, &memory));
 }
 
@@ -68,12 +68,12 @@ TEST(import)
 	ASSERT_OK(bps_submit(tensor, &params, &request));
 	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
 	ASSERT_EQ(data[8191], 5);
-	ASSERT_EQ(fake->n_shares, 1);
+	ASSERT_EQ(told(fake)->n_shares, 1);
 	bps_request_free(request);
 
 	/* Still mapped afterwards: it is the caller's. */
 	bps_memory_free(memory);
-	fake_await(fake, &fake->n_unshares, 1);
+	fake_await(fake, &fake->told.n_unshares, 1);
 	data[0] = 1;
 	ASSERT_OK(munmap(data, 8192));
 }
@@ -97,7 +97,7 @@ TEST(imports_that_do_not_fit)
 	ASSERT_FAILS(bps_memory_import(client, unsealable, NULL, 4, &memory), EINVAL, "empty");
 	ASSERT_FAILS(bps_memory_import(client, -1, data, 4, &memory), EBADF, "import");
 	ASSERT_FAILS(bps_memory_import(client, unsealable, data, 4, NULL), EINVAL, "NULL");
-	ASSERT_EQ(fake->n_shares, 0);
+	ASSERT_EQ(told(fake)->n_shares, 0);
 	ASSERT_OK(munmap(data, 4096));
 }
 
@@ -136,13 +136,13 @@ TEST(memory_is_not_copied)
 		ASSERT_EQ(data[2000], i + 1);
 		ASSERT_EQ(data[2099], i + 1);
 		ASSERT_EQ(data[2100], 0);
-		ASSERT_EQ(fake->entry.input_buffer, i + 1);
-		ASSERT_EQ(fake->entry.input_offset, 10);
-		ASSERT_EQ(fake->entry.output_offset, 2000);
+		ASSERT_EQ(told(fake)->entry.input_buffer, i + 1);
+		ASSERT_EQ(told(fake)->entry.input_offset, 10);
+		ASSERT_EQ(told(fake)->entry.output_offset, 2000);
 		bps_request_free(request);
 	}
 	/* No staging area was needed. */
-	ASSERT_EQ(fake->n_shares, ARRAY_SIZE(memory));
+	ASSERT_EQ(told(fake)->n_shares, ARRAY_SIZE(memory));
 	/* A range that begins inside and ends outside is no range of it. */
 	for (unsigned i = 1; i < ARRAY_SIZE(memory); i += 2)
 		bps_memory_free(memory[i]);
@@ -152,7 +152,7 @@ TEST(memory_is_not_copied)
 		bps_request_free(request);
 		bps_memory_free(memory[i]);
 	}
-	fake_await(fake, &fake->n_unshares, ARRAY_SIZE(memory));
+	fake_await(fake, &fake->told.n_unshares, ARRAY_SIZE(memory));
 }
 
 TEST(memory_freed_under_a_request)
@@ -163,16 +163,16 @@ TEST(memory_freed_under_a_request)
 	_cleanup_(bps_request_freep) struct bps_request *request = NULL;
 	struct bps_memory *memory;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, 100, &tensor));
 	ASSERT_OK(bps_memory_alloc(client, 4096, &memory));
 	request = push_pull(tensor, bps_memory_data(memory), bps_memory_data(memory));
 	bps_memory_free(memory);
-	fake_await(fake, &fake->n_entries, 1);
-	ASSERT_EQ(fake->n_unshares, 0);
+	fake_await(fake, &fake->told.n_entries, 1);
+	ASSERT_EQ(told(fake)->n_unshares, 0);
 	fake_complete(fake, 0, 0, NULL); /* which would fault without the memory */
 	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
-	fake_await(fake, &fake->n_unshares, 1);
+	fake_await(fake, &fake->told.n_unshares, 1);
 }
 
 TEST(memory_shared_by_two_requests)
@@ -183,23 +183,23 @@ TEST(memory_shared_by_two_requests)
 	struct bps_request *a, *b;
 	struct bps_memory *memory;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, 100, &tensor));
 	ASSERT_OK(bps_memory_alloc(client, 4096, &memory));
 	a = push_pull(tensor, bps_memory_data(memory), bps_memory_data(memory));
 	b = push_pull(tensor, (char *)bps_memory_data(memory) + 1000,
 		      (char *)bps_memory_data(memory) + 2000);
 	bps_memory_free(memory);
-	fake_await(fake, &fake->n_entries, 2);
+	fake_await(fake, &fake->told.n_entries, 2);
 	fake_complete(fake, 0, 0, NULL);
 	ASSERT_OK(bps_request_wait(a, BPS_FOREVER));
-	ASSERT_EQ(fake->n_unshares, 0);
+	ASSERT_EQ(told(fake)->n_unshares, 0);
 	bps_request_free(a);
 	/* The last one, though its own request was released before. */
 	bps_request_free(b);
 	fake_complete(fake, 1, 0, NULL);
-	fake_await(fake, &fake->n_entries, 2);
-	while (!fake->n_unshares)
+	fake_await(fake, &fake->told.n_entries, 2);
+	while (!told(fake)->n_unshares)
 		ASSERT_OK(bps_client_dispatch(client));
 }
 
@@ -222,18 +222,18 @@ TEST(staging)
 		ASSERT_EQ(output[1], (uint8_t)(i + 1));
 		ASSERT_EQ(output[1000], (uint8_t)(i + 1));
 		ASSERT_EQ(output[1001], 0x77);
-		ASSERT_EQ(fake->entry.input_offset % 64, 0);
-		ASSERT_EQ(fake->entry.output_offset % 64, 0);
+		ASSERT_EQ(told(fake)->entry.input_offset % 64, 0);
+		ASSERT_EQ(told(fake)->entry.output_offset % 64, 0);
 		bps_request_free(request);
 	}
-	ASSERT_EQ(fake->n_shares, 1);
-	ASSERT_EQ(fake->shared_len, 64 * MIB);
+	ASSERT_EQ(told(fake)->n_shares, 1);
+	ASSERT_EQ(told(fake)->shared_len, 64 * MIB);
 
 	/* In place, in one range. */
 	request = push_pull(tensor, input, input);
 	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
 	ASSERT_EQ(input[999], (uint8_t)(299 + 1));
-	ASSERT_EQ(fake->entry.input_offset, fake->entry.output_offset);
+	ASSERT_EQ(told(fake)->entry.input_offset, told(fake)->entry.output_offset);
 	bps_request_free(request);
 }
 
@@ -262,10 +262,10 @@ TEST(staged_results_are_copied_once)
 		ASSERT_OK(bps_client_dispatch(client));
 	ASSERT_EQ(bps_request_poll(request), 1);
 	bps_request_free(request);
-	fake_set(fake, &fake->hold, true);
+	FAKE_SET(fake, hold, true);
 	request = push_pull(tensor, data, data);
 	bps_request_free(request);
-	fake_await(fake, &fake->n_entries, 3);
+	fake_await(fake, &fake->told.n_entries, 3);
 	fake_complete(fake, 2, 0, NULL);
 	ASSERT_OK(bps_client_dispatch(client));
 	ASSERT_EQ(data[99], 10);
@@ -279,8 +279,8 @@ TEST(failed_results_are_not_copied)
 	_cleanup_(bps_request_freep) struct bps_request *request = NULL;
 	uint8_t input[100] = { 1 }, output[100] = { 7 };
 
-	fake->status = -ETIME;
-	fake->text = "rank 3 has not come";
+	FAKE_SET(fake, status, -ETIME);
+	FAKE_SET(fake, text, "rank 3 has not come");
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, 100, &tensor));
 	request = push_pull(tensor, input, output);
 	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ETIME, "rank 3");
@@ -337,28 +337,28 @@ TEST(staging_grows_and_is_trimmed)
 
 	ASSERT_OK(bps_tensor_declare(client, "large", BPS_UINT8, len, &large));
 	ASSERT_OK(bps_tensor_declare(client, "small", BPS_UINT8, 1, &small));
-	fake_set(fake, &fake->hold, true);
+	FAKE_SET(fake, hold, true);
 	for (unsigned i = 0; i < 3; i++)
 		requests[i] = push_pull(large, data, data);
 	/* 64 MiB for the first, as much again for the second, 128 MiB for the third. */
-	ASSERT_EQ(fake->shared_len, 256 * MIB);
-	fake_await(fake, &fake->n_entries, 3);
+	ASSERT_EQ(told(fake)->shared_len, 256 * MIB);
+	fake_await(fake, &fake->told.n_entries, 3);
 	for (unsigned i = 0; i < 3; i++) {
 		fake_complete(fake, i, -ECANCELED, "enough");
 		ASSERT_EQ(bps_request_wait(requests[i], BPS_FOREVER), -ECANCELED);
 		bps_request_free(requests[i]);
 	}
 	/* 120 MiB were needed: the largest arena alone would do. */
-	fake_await(fake, &fake->n_unshares, 2);
-	fake_set(fake, &fake->hold, false);
+	fake_await(fake, &fake->told.n_unshares, 2);
+	FAKE_SET(fake, hold, false);
 	for (unsigned i = 0; i < 2; i++) {
 		requests[0] = push_pull(small, data, data);
 		ASSERT_OK(bps_request_wait(requests[0], BPS_FOREVER));
 		bps_request_free(requests[0]);
 	}
 	/* Twice nothing to speak of: so that is all that is kept. */
-	fake_await(fake, &fake->n_unshares, 3);
-	ASSERT_EQ(fake->shared_len, 0);
+	fake_await(fake, &fake->told.n_unshares, 3);
+	ASSERT_EQ(told(fake)->shared_len, 0);
 	ASSERT_OK(munmap(data, len));
 }
 
@@ -373,21 +373,21 @@ TEST(staging_within_a_quota)
 	char *data = calloc(1, len);
 
 	/* Not 64 MiB; but what the tensor needs. */
-	fake->share_quota = 4 * MIB;
-	fake->hold = true;
+	FAKE_SET(fake, share_quota, 4 * MIB);
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, len, &tensor));
 	request = push_pull(tensor, data, data);
-	ASSERT_EQ(fake->shared_len, 3 * MIB);
+	ASSERT_EQ(told(fake)->shared_len, 3 * MIB);
 	params.input = params.output = data;
 	ASSERT_FAILS(bps_submit(tensor, &params, &refused), EDQUOT, "limit of a session");
 	/* The one that was refused left no trace: not in the order of rounds either. */
-	fake_await(fake, &fake->n_entries, 1);
+	fake_await(fake, &fake->told.n_entries, 1);
 	fake_complete(fake, 0, 0, NULL);
 	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
 	bps_request_free(request);
 	request = push_pull(tensor, data, data);
-	fake_await(fake, &fake->n_entries, 2);
-	ASSERT_EQ(fake->entry.round, 2);
+	fake_await(fake, &fake->told.n_entries, 2);
+	ASSERT_EQ(told(fake)->entry.round, 2);
 	bps_request_free(request);
 	free(data);
 }
@@ -405,14 +405,14 @@ TEST(tensor_larger_than_4_gib)
 
 	/* The input is used where it is and the result fails: nothing that large is touched. */
 	ASSERT_TRUE(output != MAP_FAILED);
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_memory_alloc(client, len, &memory));
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, len, &tensor));
 	request = push_pull(tensor, bps_memory_data(memory), output);
-	fake_await(fake, &fake->n_entries, 1);
-	ASSERT_EQ(fake->entry.input_count, len);
-	ASSERT_EQ(fake->entry.output_count, len);
-	ASSERT_EQ(fake->shared_len, 2 * len);
+	fake_await(fake, &fake->told.n_entries, 1);
+	ASSERT_EQ(told(fake)->entry.input_count, len);
+	ASSERT_EQ(told(fake)->entry.output_count, len);
+	ASSERT_EQ(told(fake)->shared_len, 2 * len);
 	fake_complete(fake, 0, -ECANCELED, "too large");
 	ASSERT_EQ(bps_request_wait(request, BPS_FOREVER), -ECANCELED);
 	ASSERT_OK(munmap(output, len));

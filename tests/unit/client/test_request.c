@@ -17,14 +17,14 @@ TEST(poll_and_wait)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
 	struct bps_request *request;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	request = barrier(client);
 	ASSERT_EQ(bps_request_poll(request), 0);
 	ASSERT_STR(bps_request_error(request), "");
 	ASSERT_FAILS(bps_request_wait(request, 0), ETIMEDOUT, "under way");
 	ASSERT_FAILS(bps_request_wait(request, 20), ETIMEDOUT, "under way");
-	fake_await(fake, &fake->n_entries, 1);
-	ASSERT_STR(fake->name, "bps:barrier");
+	fake_await(fake, &fake->told.n_entries, 1);
+	ASSERT_STR(told(fake)->name, "bps:barrier");
 	fake_complete(fake, 0, 0, NULL);
 	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
 	ASSERT_OK(bps_request_wait(request, 0));
@@ -50,11 +50,11 @@ TEST(statuses)
 		{ INT32_MIN, -EPROTO, "?", "none" },
 	};
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	for (unsigned i = 0; i < ARRAY_SIZE(cases); i++) {
 		struct bps_request *request = barrier(client);
 
-		fake_await(fake, &fake->n_entries, i + 1);
+		fake_await(fake, &fake->told.n_entries, i + 1);
 		fake_complete(fake, i, cases[i].status, cases[i].text);
 		ASSERT_EQ(bps_request_wait(request, BPS_FOREVER), cases[i].expected);
 		ASSERT_CONTAINS(bps_error(), cases[i].words);
@@ -69,14 +69,14 @@ TEST(cancel)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
 	struct bps_request *request;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	request = barrier(client);
 	ASSERT_OK(bps_request_cancel(request));
 	ASSERT_OK(bps_request_cancel(request)); /* asked once */
 	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ECANCELED, "cancelled by rank 0");
 	ASSERT_OK(bps_request_cancel(request));
-	ASSERT_EQ(fake->n_cancels, 1);
-	ASSERT_EQ(fake->cancelled_slot, fake->entry.slot);
+	ASSERT_EQ(told(fake)->n_cancels, 1);
+	ASSERT_EQ(told(fake)->cancelled_slot, told(fake)->entry.slot);
 	bps_request_free(request);
 }
 
@@ -86,11 +86,11 @@ TEST(daemon_that_dies_during_a_wait)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
 	struct bps_request *done, *lost, *polled;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	done = barrier(client);
 	lost = barrier(client);
 	polled = barrier(client);
-	fake_await(fake, &fake->n_entries, 3);
+	fake_await(fake, &fake->told.n_entries, 3);
 	fake_complete(fake, 0, 0, NULL);
 	fake_die(fake, NULL);
 	while (!bps_request_poll(polled)) {
@@ -113,11 +113,11 @@ TEST(wild_slots)
 		_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
 		struct bps_request *a, *b;
 
-		fake->hold = true;
+		FAKE_SET(fake, hold, true);
 		a = barrier(client);
 		b = barrier(client);
-		fake_await(fake, &fake->n_entries, 2);
-		fake_scribble(fake, fake->entry.slot, states[i], 0);
+		fake_await(fake, &fake->told.n_entries, 2);
+		fake_scribble(fake, told(fake)->entry.slot, states[i], 0);
 		ASSERT_FAILS(bps_request_wait(a, BPS_FOREVER), ESHUTDOWN, "nonsense");
 		ASSERT_FAILS(bps_request_wait(b, BPS_FOREVER), ESHUTDOWN, "nonsense");
 		bps_request_free(a);
@@ -131,10 +131,10 @@ TEST(text_without_an_end)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
 	struct bps_request *request;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	request = barrier(client);
-	fake_await(fake, &fake->n_entries, 1);
-	fake_scribble(fake, fake->entry.slot, SHM_DONE, -EIO);
+	fake_await(fake, &fake->told.n_entries, 1);
+	fake_scribble(fake, told(fake)->entry.slot, SHM_DONE, -EIO);
 	ASSERT_EQ(bps_request_wait(request, BPS_FOREVER), -EIO);
 	ASSERT_EQ(strlen(bps_request_error(request)), ERROR_TEXT_MAX);
 	ASSERT_EQ(strlen(bps_error()), ERROR_TEXT_MAX);
@@ -150,7 +150,7 @@ TEST(wild_completions)
 	for (unsigned i = 0; i < 100; i++) {
 		struct bps_request *request = barrier(client);
 
-		fake_scribble(fake, (fake->entry.slot + 1 + i) % SHM_SLOTS, SHM_DONE, -EIO);
+		fake_scribble(fake, (told(fake)->entry.slot + 1 + i) % SHM_SLOTS, SHM_DONE, -EIO);
 		ASSERT_OK(bps_client_dispatch(client));
 		ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
 		bps_request_free(request);
@@ -168,7 +168,7 @@ TEST(ring_wraps)
 		ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
 		bps_request_free(request);
 	}
-	ASSERT_EQ(fake->entry.round, 3 * SHM_ENTRIES + 5);
+	ASSERT_EQ(told(fake)->entry.round, 3 * SHM_ENTRIES + 5);
 }
 
 TEST(outstanding_requests_have_a_limit)
@@ -178,11 +178,11 @@ TEST(outstanding_requests_have_a_limit)
 	static struct bps_request *requests[SHM_SLOTS + 10];
 	struct bps_request *refused;
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	for (unsigned i = 0; i < SHM_SLOTS; i++)
 		requests[i] = barrier(client);
 	ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "4096 requests");
-	fake_await(fake, &fake->n_entries, SHM_SLOTS);
+	fake_await(fake, &fake->told.n_entries, SHM_SLOTS);
 	/* Complete is enough: it need not be released. */
 	for (unsigned i = 0; i < 10; i++) {
 		fake_complete(fake, 100 * i, 0, NULL);
@@ -194,7 +194,7 @@ TEST(outstanding_requests_have_a_limit)
 	bps_request_free(requests[1]);
 	fake_complete(fake, 1, 0, NULL);
 	requests[1] = barrier(client);
-	fake_await(fake, &fake->n_entries, SHM_SLOTS + 11);
+	fake_await(fake, &fake->told.n_entries, SHM_SLOTS + 11);
 	fake_die(fake, NULL);
 	for (unsigned i = 0; i < ARRAY_SIZE(requests); i++)
 		bps_request_free(requests[i]);
@@ -249,7 +249,7 @@ TEST(many_threads)
 		ASSERT_OK(bps_client_dispatch(client));
 	for (unsigned i = 0; i < 8; i++)
 		ASSERT_OK(pthread_join(threads[i], NULL));
-	ASSERT_EQ(fake->n_entries, 8 * 500);
+	ASSERT_EQ(told(fake)->n_entries, 8 * 500);
 }
 
 static void *wait_only(void *data)
@@ -269,10 +269,10 @@ TEST(many_wait_at_once)
 	struct waiter waiters[16];
 	pthread_t threads[16];
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	for (unsigned i = 0; i < 16; i++)
 		requests[i] = barrier(client);
-	fake_await(fake, &fake->n_entries, 16);
+	fake_await(fake, &fake->told.n_entries, 16);
 	for (unsigned i = 0; i < 16; i++) {
 		waiters[i].client = (struct bps_client *)requests[i];
 		ASSERT_OK(pthread_create(&threads[i], NULL, wait_only, &waiters[i]));
@@ -303,7 +303,7 @@ TEST(many_wait_for_one)
 	struct waiter waiters[8];
 	pthread_t threads[8];
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_UINT8, LEN, &tensor));
 	params.input = params.output = data;
 	ASSERT_OK(bps_submit(tensor, &params, &request));
@@ -311,7 +311,7 @@ TEST(many_wait_for_one)
 		waiters[i].client = (struct bps_client *)request;
 		ASSERT_OK(pthread_create(&threads[i], NULL, wait_only, &waiters[i]));
 	}
-	fake_await(fake, &fake->n_entries, 1);
+	fake_await(fake, &fake->told.n_entries, 1);
 	fake_complete(fake, 0, 0, NULL);
 	for (unsigned i = 0; i < 8; i++) {
 		ASSERT_OK(pthread_join(threads[i], NULL));
@@ -335,11 +335,11 @@ TEST(fd_tells_of_completions)
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
 	int fd = bps_client_fd(client);
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	for (unsigned i = 0; i < 50; i++) {
 		struct bps_request *request = barrier(client);
 
-		fake_await(fake, &fake->n_entries, i + 1);
+		fake_await(fake, &fake->told.n_entries, i + 1);
 		do {
 			ASSERT_OK(bps_client_dispatch(client));
 		} while (is_readable(fd, 0));
@@ -360,10 +360,10 @@ TEST(fd_tells_of_what_a_waiter_saw)
 	struct bps_request *polled, *waited;
 	int fd = bps_client_fd(client);
 
-	fake->hold = true;
+	FAKE_SET(fake, hold, true);
 	polled = barrier(client);
 	waited = barrier(client);
-	fake_await(fake, &fake->n_entries, 2);
+	fake_await(fake, &fake->told.n_entries, 2);
 	do {
 		ASSERT_OK(bps_client_dispatch(client));
 	} while (is_readable(fd, 0));

@@ -53,13 +53,13 @@ static struct fixture fixture_init(void)
 	_cleanup_(fixture_done) struct fixture f = fixture_init(); \
 	_unused_ float input[64] = { 0 }, output[64] = { 0 }
 
-static void assert_entry(const struct fake *fake, int operation, uint64_t input_count,
+static void assert_entry(struct fake *fake, int operation, uint64_t input_count,
 			 uint64_t output_count)
 {
-	ASSERT_EQ(fake->entry.operation, operation);
-	ASSERT_EQ(fake->entry.input_count, input_count);
-	ASSERT_EQ(fake->entry.output_count, output_count);
-	ASSERT_EQ(fake->entry.flags, 0);
+	ASSERT_EQ(told(fake)->entry.operation, operation);
+	ASSERT_EQ(told(fake)->entry.input_count, input_count);
+	ASSERT_EQ(told(fake)->entry.output_count, output_count);
+	ASSERT_EQ(told(fake)->entry.flags, 0);
 }
 
 TEST(push_pull)
@@ -68,23 +68,23 @@ TEST(push_pull)
 
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, IN_OUT));
 	assert_entry(f.fake, BPS_PUSH_PULL, 12, 12);
-	ASSERT_EQ(f.fake->entry.reduction, BPS_SUM);
-	ASSERT_EQ(f.fake->entry.counts_buffer, 0);
-	ASSERT_EQ(f.fake->entry.timeout_ms, 0);
+	ASSERT_EQ(told(f.fake)->entry.reduction, BPS_SUM);
+	ASSERT_EQ(told(f.fake)->entry.counts_buffer, 0);
+	ASSERT_EQ(told(f.fake)->entry.timeout_ms, 0);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, .reduction = BPS_MAX, .priority = -7,
 		      .timeout_ms = 99, .input_count = 12, .output_count = 64, IN_OUT));
 	assert_entry(f.fake, BPS_PUSH_PULL, 12, 12);
-	ASSERT_EQ(f.fake->entry.reduction, BPS_MAX);
-	ASSERT_EQ(f.fake->entry.priority, -7);
-	ASSERT_EQ(f.fake->entry.timeout_ms, 99);
-	ASSERT_EQ(f.fake->entry.round, 2);
+	ASSERT_EQ(told(f.fake)->entry.reduction, BPS_MAX);
+	ASSERT_EQ(told(f.fake)->entry.priority, -7);
+	ASSERT_EQ(told(f.fake)->entry.timeout_ms, 99);
+	ASSERT_EQ(told(f.fake)->entry.round, 2);
 	ASSERT_OK(TRY(f.variable, .operation = BPS_PUSH_PULL, .input_count = 5, IN_OUT));
 	assert_entry(f.fake, BPS_PUSH_PULL, 5, 5);
-	ASSERT_EQ(f.fake->entry.round, 1);
+	ASSERT_EQ(told(f.fake)->entry.round, 1);
 	/* Nothing at all is well too, without memory. */
 	ASSERT_OK(TRY(f.variable, .operation = BPS_PUSH_PULL));
 	assert_entry(f.fake, BPS_PUSH_PULL, 0, 0);
-	ASSERT_EQ(f.fake->entry.input_buffer + f.fake->entry.output_buffer, 0);
+	ASSERT_EQ(told(f.fake)->entry.input_buffer + told(f.fake)->entry.output_buffer, 0);
 	ASSERT_EQ(((uint8_t *)output)[0], 1);
 	ASSERT_EQ(((uint8_t *)output)[12 * 4], 0);
 }
@@ -128,7 +128,7 @@ TEST(push_pull_that_does_not_fit)
 	ASSERT_TRUE(TRY(f.variable, .operation = BPS_PUSH_PULL, .input_count = INT64_MAX / 4,
 			.input = (void *)4096, .output = (void *)4096) < 0);
 	/* None of them reached the daemon. */
-	ASSERT_EQ(f.fake->n_entries, 1);
+	ASSERT_EQ(told(f.fake)->n_entries, 1);
 }
 
 TEST(bool_has_no_average)
@@ -149,19 +149,19 @@ TEST(broadcast)
 	/* Not the root: its input does not count. */
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 2, .output = output));
 	assert_entry(f.fake, BPS_BROADCAST, 12, 12);
-	ASSERT_EQ(f.fake->entry.root, 2);
-	ASSERT_EQ(f.fake->entry.input_buffer, 0);
+	ASSERT_EQ(told(f.fake)->entry.root, 2);
+	ASSERT_EQ(told(f.fake)->entry.input_buffer, 0);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 2, .input = output,
 		      .output = output));
-	ASSERT_EQ(f.fake->entry.input_buffer, 0);
+	ASSERT_EQ(told(f.fake)->entry.input_buffer, 0);
 	ASSERT_OK(TRY(f.variable, .operation = BPS_BROADCAST, .output_count = 9, .output = output));
 	assert_entry(f.fake, BPS_BROADCAST, 9, 9);
 	/* The root. */
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 1, IN_OUT));
-	ASSERT_TRUE(f.fake->entry.input_buffer);
+	ASSERT_TRUE(told(f.fake)->entry.input_buffer);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 1, .input = input,
 		      .output = input));
-	ASSERT_EQ(f.fake->entry.input_offset, f.fake->entry.output_offset);
+	ASSERT_EQ(told(f.fake)->entry.input_offset, told(f.fake)->entry.output_offset);
 
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 1, .output = output), EINVAL,
 		     "input is NULL");
@@ -179,12 +179,12 @@ TEST(all_gather)
 	assert_entry(f.fake, BPS_ALL_GATHER, 12, 36);
 	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_GATHER, .input_count = 4, IN_OUT));
 	assert_entry(f.fake, BPS_ALL_GATHER, 4, 12);
-	ASSERT_EQ(f.fake->entry.counts_buffer, 0);
+	ASSERT_EQ(told(f.fake)->entry.counts_buffer, 0);
 	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_GATHER, COUNTS(1, 5, 7), IN_OUT));
 	assert_entry(f.fake, BPS_ALL_GATHER, 5, 13);
-	ASSERT_TRUE(f.fake->entry.counts_buffer);
-	ASSERT_EQ(f.fake->entry.counts_offset % 64, 0);
-	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 1, 5, 7 }), 24);
+	ASSERT_TRUE(told(f.fake)->entry.counts_buffer);
+	ASSERT_EQ(told(f.fake)->entry.counts_offset % 64, 0);
+	ASSERT_MEM(told(f.fake)->counts, ((uint64_t[]){ 1, 5, 7 }), 24);
 	/* A rank that gives nothing. */
 	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_GATHER, COUNTS(1, 0, 2), .output = output));
 	assert_entry(f.fake, BPS_ALL_GATHER, 0, 3);
@@ -210,10 +210,10 @@ TEST(reduce_scatter)
 
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, .reduction = BPS_AVERAGE, IN_OUT));
 	assert_entry(f.fake, BPS_REDUCE_SCATTER, 12, 4);
-	ASSERT_EQ(f.fake->entry.reduction, BPS_AVERAGE);
+	ASSERT_EQ(told(f.fake)->entry.reduction, BPS_AVERAGE);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, COUNTS(2, 1, 9), IN_OUT));
 	assert_entry(f.fake, BPS_REDUCE_SCATTER, 12, 1);
-	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 2, 1, 9 }), 24);
+	ASSERT_MEM(told(f.fake)->counts, ((uint64_t[]){ 2, 1, 9 }), 24);
 	ASSERT_OK(TRY(f.variable, .operation = BPS_REDUCE_SCATTER, COUNTS(2, 3, 4), IN_OUT));
 	assert_entry(f.fake, BPS_REDUCE_SCATTER, 9, 3);
 
@@ -234,14 +234,14 @@ TEST(in_place_with_blocks)
 	bytes = bps_memory_data(memory);
 	memset(bytes, 7, 48);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, .input = bytes, .output = bytes));
-	ASSERT_TRUE(f.fake->entry.input_buffer != f.fake->entry.output_buffer);
+	ASSERT_TRUE(told(f.fake)->entry.input_buffer != told(f.fake)->entry.output_buffer);
 	ASSERT_EQ(bytes[15], 8);
 	ASSERT_EQ(bytes[16], 7);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input = bytes, .output = bytes));
-	ASSERT_EQ(f.fake->entry.input_buffer, f.fake->entry.output_buffer);
-	ASSERT_EQ(f.fake->entry.input_offset, f.fake->entry.output_offset);
+	ASSERT_EQ(told(f.fake)->entry.input_buffer, told(f.fake)->entry.output_buffer);
+	ASSERT_EQ(told(f.fake)->entry.input_offset, told(f.fake)->entry.output_offset);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_GATHER, .input = input, .output = input));
-	ASSERT_TRUE(f.fake->entry.input_offset != f.fake->entry.output_offset);
+	ASSERT_TRUE(told(f.fake)->entry.input_offset != told(f.fake)->entry.output_offset);
 	bps_memory_free(memory);
 }
 
@@ -251,19 +251,19 @@ TEST(all_to_all)
 
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_TO_ALL, IN_OUT));
 	assert_entry(f.fake, BPS_ALL_TO_ALL, 12, 12);
-	ASSERT_EQ(f.fake->entry.counts_buffer, 0);
+	ASSERT_EQ(told(f.fake)->entry.counts_buffer, 0);
 	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 2, 3), RECEIVE(4, 2, 6),
 		      IN_OUT));
 	assert_entry(f.fake, BPS_ALL_TO_ALL, 6, 12);
-	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 1, 2, 3, 4, 2, 6 }), 48);
+	ASSERT_MEM(told(f.fake)->counts, ((uint64_t[]){ 1, 2, 3, 4, 2, 6 }), 48);
 	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 2, 3), IN_OUT));
-	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 1, 2, 3, 2, 2, 2 }), 48);
+	ASSERT_MEM(told(f.fake)->counts, ((uint64_t[]){ 1, 2, 3, 2, 2, 2 }), 48);
 	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 3, 3), .output_count = 9,
 		      IN_OUT));
-	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 1, 3, 3, 3, 3, 3 }), 48);
+	ASSERT_MEM(told(f.fake)->counts, ((uint64_t[]){ 1, 3, 3, 3, 3, 3 }), 48);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_TO_ALL, RECEIVE(0, 4, 1), IN_OUT));
 	assert_entry(f.fake, BPS_ALL_TO_ALL, 12, 5);
-	ASSERT_MEM(f.fake->counts, ((uint64_t[]){ 4, 4, 4, 0, 4, 1 }), 48);
+	ASSERT_MEM(told(f.fake)->counts, ((uint64_t[]){ 4, 4, 4, 0, 4, 1 }), 48);
 
 	ASSERT_FAILS(TRY(f.variable, .operation = BPS_ALL_TO_ALL, COUNTS(1, 2, 3), RECEIVE(4, 5, 6),
 			 IN_OUT),
@@ -285,13 +285,13 @@ TEST(barrier)
 	ASSERT_OK(bps_barrier(f.client, 1234, &request));
 	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
 	assert_entry(f.fake, BPS_BARRIER, 0, 0);
-	ASSERT_EQ(f.fake->entry.timeout_ms, 1234);
+	ASSERT_EQ(told(f.fake)->entry.timeout_ms, 1234);
 	bps_request_free(request);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_BARRIER));
-	ASSERT_EQ(f.fake->entry.input_buffer, 0);
+	ASSERT_EQ(told(f.fake)->entry.input_buffer, 0);
 	ASSERT_OK(bps_barrier(f.client, 0, &request));
 	ASSERT_EQ(bps_request_wait(request, BPS_FOREVER), 0);
-	ASSERT_EQ(f.fake->entry.round, 2);
+	ASSERT_EQ(told(f.fake)->entry.round, 2);
 	bps_request_free(request);
 	ASSERT_FAILS(bps_barrier(f.client, -1, &request), EINVAL, "timeout");
 	ASSERT_FAILS(bps_barrier(f.client, 0, NULL), EINVAL, "NULL");

@@ -8,8 +8,8 @@ TEST(declare)
 
 	ASSERT_OK(bps_tensor_declare(client, "layer.0", BPS_FLOAT16, 77, &a));
 	ASSERT_OK(bps_tensor_wait(a, BPS_FOREVER));
-	ASSERT_STR(fake->name, "layer.0");
-	ASSERT_EQ(fake->elements, 77);
+	ASSERT_STR(told(fake)->name, "layer.0");
+	ASSERT_EQ(told(fake)->elements, 77);
 	ASSERT_OK(bps_tensor_wait(a, 0));
 
 	/* The same again, and again after it was released: its rounds go on. */
@@ -17,12 +17,12 @@ TEST(declare)
 	ASSERT_TRUE(a == b);
 	ASSERT_OK(bps_tensor_declare(client, "other", BPS_FLOAT16, BPS_VARIABLE, &c));
 	ASSERT_OK(bps_tensor_wait(c, BPS_FOREVER));
-	ASSERT_TRUE(fake->elements == UINT64_MAX);
+	ASSERT_TRUE(told(fake)->elements == UINT64_MAX);
 	bps_tensor_free(a);
 	bps_tensor_free(b);
 	ASSERT_OK(bps_tensor_declare(client, "layer.0", BPS_FLOAT16, 77, &b));
 	ASSERT_OK(bps_tensor_wait(b, BPS_FOREVER));
-	ASSERT_EQ(fake->n_declares, 2);
+	ASSERT_EQ(told(fake)->n_declares, 2);
 	bps_tensor_free(b);
 	bps_tensor_free(c);
 }
@@ -63,14 +63,14 @@ TEST(ranks_that_disagree)
 	struct bps_request *request, *other;
 	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_BARRIER };
 
-	fake->declare_mute = true;
-	fake->hold = true;
+	FAKE_SET(fake, declare_mute, true);
+	FAKE_SET(fake, hold, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_INT8, 5, &tensor));
 	ASSERT_FAILS(bps_tensor_wait(tensor, 0), ETIMEDOUT, "not declared by all ranks");
 	ASSERT_FAILS(bps_tensor_wait(tensor, 20), ETIMEDOUT, "\"t\"");
 	/* What is submitted meanwhile waits for the answer too. */
 	ASSERT_OK(bps_submit(tensor, &params, &request));
-	fake_await(fake, &fake->n_entries, 1);
+	fake_await(fake, &fake->told.n_entries, 1);
 	fake_declared(fake, -EINVAL, "rank 0 says 5 elements, rank 1 says 6");
 	ASSERT_FAILS(bps_tensor_wait(tensor, BPS_FOREVER), EINVAL, "rank 1 says 6");
 	ASSERT_FAILS(bps_submit(tensor, &params, &other), EINVAL, "rank 1 says 6");
@@ -92,11 +92,11 @@ TEST(many_wait_for_a_tensor)
 	pthread_t threads[8];
 	void *result;
 
-	fake->declare_mute = true;
+	FAKE_SET(fake, declare_mute, true);
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_INT8, 5, &tensor));
 	for (unsigned i = 0; i < ARRAY_SIZE(threads); i++)
 		ASSERT_OK(pthread_create(&threads[i], NULL, wait_for_tensor, tensor));
-	fake_await(fake, &fake->n_declares, 1);
+	fake_await(fake, &fake->told.n_declares, 1);
 	fake_declared(fake, 0, NULL);
 	for (unsigned i = 0; i < ARRAY_SIZE(threads); i++) {
 		ASSERT_OK(pthread_join(threads[i], &result));
@@ -109,8 +109,8 @@ static void *hear_again(void *data)
 	struct fake *fake = data;
 
 	/* Long after the socket is full; whenever it is, nothing may be lost. */
-	fake_await(fake, &fake->n_joins, 1);
-	fake_set(fake, &fake->deaf, false);
+	fake_await(fake, &fake->told.n_joins, 1);
+	FAKE_SET(fake, deaf, false);
 	return NULL;
 }
 
@@ -123,7 +123,7 @@ TEST(full_socket)
 	pthread_t thread;
 	char name[256];
 
-	fake_set(fake, &fake->deaf, true);
+	FAKE_SET(fake, deaf, true);
 	for (unsigned i = 0; i < ARRAY_SIZE(tensors); i++) {
 		(void)snprintf(name, sizeof(name), "%0200u", i);
 		if (i == 100)
@@ -135,6 +135,6 @@ TEST(full_socket)
 		ASSERT_OK(bps_tensor_wait(tensors[i], BPS_FOREVER));
 		bps_tensor_free(tensors[i]);
 	}
-	ASSERT_EQ(fake->n_declares, ARRAY_SIZE(tensors));
-	ASSERT_EQ(fake->elements, ARRAY_SIZE(tensors) - 1);
+	ASSERT_EQ(told(fake)->n_declares, ARRAY_SIZE(tensors));
+	ASSERT_EQ(told(fake)->elements, ARRAY_SIZE(tensors) - 1);
 }
