@@ -23,7 +23,7 @@ struct server_params {
 	struct pool *pool;
 	struct block_cache *blocks;
 	uint32_t
-		part_bytes; /* default part size, and stripe, for jobs that do not ask for another */
+		part_bytes; /* part size of jobs that ask for none; rounded down to a power of two */
 	uint64_t inline_bytes; /* sums of at most this many input bytes run on the control thread */
 	uint64_t job_quota_bytes; /* contributions and results held for one job */
 	unsigned max_jobs;
@@ -48,7 +48,10 @@ struct server_job_info {
 int server_new(const struct server_params *params, struct server **ret_server);
 /* Fails every held delivery with -ESHUTDOWN; nothing new is taken. Idempotent. */
 void server_close(struct server *server);
-/* After close, and after the pool has been freed or is idle. */
+/*
+ * After close, and after the pool has been freed or is idle; before transport_free(), as it answers what a freed pool
+ * has dropped. Results may still be on their way then: their blocks and quotas are not the server's.
+ */
 struct server *server_free(struct server *server);
 DEFINE_CLEANUP(struct server *, server_free)
 
