@@ -22,7 +22,6 @@ struct attempt {
 	struct loop_source source; /* while connect(2) is under way */
 	struct loop_timer timer;   /* its end, or the next try */
 	struct handshake handshake;
-	bool is_over;
 };
 
 struct dial {
@@ -33,7 +32,7 @@ struct dial {
 	struct loop_timer timer;
 	struct addresses addresses;
 	struct failure failure; /* the last one */
-	unsigned n_attempts, n_over;
+	unsigned n_attempts, n_over, n_made;
 	struct attempt attempts[];
 };
 
@@ -69,23 +68,18 @@ static void attempt_over(struct attempt *attempt)
 	struct dial *dial = attempt->dial;
 	struct peer *peer = dial->peer;
 
-	attempt->is_over = true;
+	if (peer_has_lane(peer, attempt->lane))
+		dial->n_made++;
 	if (++dial->n_over < dial->n_attempts)
 		return;
-	if (list_empty(&peer->lanes))
+	if (!dial->n_made) {
 		dial_fail(dial);
-	else
-		peer->dial = dial_free(dial);
-}
-
-static void attempt_give_up(struct attempt *attempt)
-{
-	struct dial *dial = attempt->dial;
-
-	if (dial->n_attempts > 1)
-		log_warning("%s: lane %u cannot be made: %s", dial->peer->name, attempt->lane,
-			    dial->failure.text);
-	attempt_over(attempt);
+		return;
+	}
+	if (dial->n_made < dial->n_attempts)
+		log_warning("%s: only %u of %u lanes could be made: %s", peer->name, dial->n_made,
+			    dial->n_attempts, dial->failure.text);
+	peer->dial = dial_free(dial);
 }
 
 /* This address did not work: the next one at once, or all of them again later. */
@@ -105,7 +99,7 @@ static void attempt_failed(struct attempt *attempt, int status, const char *why)
 	backoff_ns = next_backoff(&attempt->backoff_ns);
 	if (now_ns + backoff_ns >= dial->deadline_ns ||
 	    loop_timer_set(dial->peer->transport->loop, &attempt->timer, now_ns + backoff_ns))
-		attempt_give_up(attempt);
+		attempt_over(attempt);
 }
 
 static int check_daemon(const struct peer *peer, const struct data_hello *hello,

@@ -172,15 +172,16 @@ static void got_accepting_hello(struct handshake *h)
 
 static void got_hello(struct handshake *h)
 {
+	struct data_hello hello = *their_hello(h);
 	const char *why = "";
-	int r;
 
-	h->theirs = *their_hello(h);
-	data_hello_decode(&h->theirs);
-	r = data_hello_check(&h->theirs, &why);
-	if (r)
-		refuse_hello(h, &h->theirs, why);
-	else if (h->is_accepting)
+	data_hello_decode(&hello);
+	if (data_hello_check(&hello, &why)) {
+		refuse_hello(h, &hello, why);
+		return;
+	}
+	h->theirs = hello;
+	if (h->is_accepting)
 		send_accepting_hello(h, HANDSHAKE_SENDING_HELLO);
 	else
 		got_accepting_hello(h);

@@ -215,7 +215,7 @@ struct handshake {
 	struct loop_timer timer;
 	unsigned state;
 	struct data_hello connecting, accepting; /* wire order */
-	struct data_hello theirs;		 /* host order, once done */
+	struct data_hello theirs;		 /* host order, once checked; zero before */
 	unsigned char proof[DATA_PROOF_LEN];
 	const void *out;
 	size_t out_len, in_len;

@@ -1,0 +1,291 @@
+/* Strangers, and daemons that do not fit, at the data port. */
+#include "transport_pair.h"
+
+#include "transport/internal.h"
+
+static struct pair *server_new(struct pair_config config)
+{
+	struct pair *pair;
+
+	config.variant = (struct pair_variant){ "tcp", false, 0, 1 };
+	pair = pair_new_with(&config);
+	return pair;
+}
+
+static uint16_t port_of(const struct pair *pair)
+{
+	return transport_port(pair->b.transport);
+}
+
+/* The caller that pair_new_with() made must be connected, or it would count as a stranger. */
+static void settle(struct pair *pair)
+{
+	struct pair_call call;
+
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+}
+
+static void expect_closed(struct pair *pair, int fd)
+{
+	char rest[1000];
+
+	while (raw_receive(pair, fd, rest, sizeof(rest)) == sizeof(rest))
+		;
+	fd_close(fd);
+}
+
+/* Refused at once, not after the time limit, which is longer than the test's. */
+TEST(strangers_are_closed_at_once)
+{
+	static const char *const words[] = {
+		"GET / HTTP/1.1\r\n\r\n",
+		"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03 a client hello of TLS",
+		"SSH-2.0-OpenSSH_9.2\r\n",
+		"BPS0",
+	};
+	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
+
+	settle(pair);
+	for (unsigned i = 0; i < ARRAY_SIZE(words); i++) {
+		int fd = raw_connect(pair, port_of(pair));
+
+		raw_send(pair, fd, words[i], strlen(words[i]));
+		expect_closed(pair, fd);
+	}
+	settle(pair);
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+}
+
+TEST(silence_ends_at_the_time_limit)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		server_new((struct pair_config){ .handshake_timeout_ms = 100 });
+	struct data_hello hello;
+	int silent, half, unproved;
+
+	settle(pair);
+	raw_hello(&hello, 5, 0);
+	silent = raw_connect(pair, port_of(pair));
+	half = raw_connect(pair, port_of(pair));
+	raw_send(pair, half, &hello, sizeof(hello) / 2);
+	unproved = raw_connect(pair, port_of(pair));
+	raw_send(pair, unproved, &hello, sizeof(hello));
+	expect_closed(pair, silent);
+	expect_closed(pair, half);
+	expect_closed(pair, unproved);
+	settle(pair);
+}
+
+/* One that goes in the middle of its handshake, after each number of bytes. */
+TEST(handshakes_cut_short)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		server_new((struct pair_config){ .max_connections = 3 });
+	struct data_hello hello;
+
+	settle(pair);
+	raw_hello(&hello, 5, 0);
+	for (size_t len = 0; len <= sizeof(hello); len++) {
+		int fd = raw_connect(pair, port_of(pair));
+
+		raw_send(pair, fd, &hello, len);
+		ASSERT_OK(shutdown(fd, SHUT_WR));
+		expect_closed(pair, fd);
+	}
+	settle(pair);
+}
+
+/* Byte by byte is slow, not wrong. */
+TEST(a_handshake_in_small_pieces)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		server_new((struct pair_config){ .key_a = "k", .key_b = "k" });
+	struct data_hello mine, theirs;
+	struct data_header header;
+	unsigned char proof[DATA_PROOF_LEN];
+	int fd = raw_connect(pair, port_of(pair));
+
+	settle(pair);
+	raw_hello(&mine, 5, 0);
+	for (size_t i = 0; i < sizeof(mine); i++) {
+		raw_send(pair, fd, (char *)&mine + i, 1);
+		pair_turn(pair);
+	}
+	ASSERT_EQ(raw_receive(pair, fd, &theirs, sizeof(theirs)), sizeof(theirs));
+	ASSERT_OK(handshake_prove("k", 1, "bps-client", &mine, &theirs, proof));
+	for (size_t i = 0; i < sizeof(proof); i++) {
+		raw_send(pair, fd, proof + i, 1);
+		pair_turn(pair);
+	}
+	raw_push_header(&header, 1, 0);
+	raw_send(pair, fd, &header, sizeof(header));
+	pair_echo(pair, pair_take(pair));
+	ASSERT_EQ(raw_receive(pair, fd, &header, sizeof(header)), sizeof(header));
+	ASSERT_EQ(header.op, DATA_RESULT);
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->b.n_lost);
+}
+
+/* It is told our versions, so that it can name both. */
+TEST(another_version_gets_our_hello)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
+	struct data_hello hello;
+	int fd;
+
+	settle(pair);
+	raw_hello(&hello, 5, 0);
+	hello.version = 9;
+	hello.version_min = 8;
+	fd = raw_connect(pair, port_of(pair));
+	raw_send(pair, fd, &hello, 8); /* its hello may be shorter than ours */
+	ASSERT_EQ(raw_receive(pair, fd, &hello, sizeof(hello)), sizeof(hello));
+	ASSERT_EQ(hello.magic, DATA_MAGIC);
+	ASSERT_EQ(hello.version, DATA_VERSION);
+	ASSERT_EQ(hello.version_min, DATA_VERSION_MIN);
+	expect_closed(pair, fd);
+	settle(pair);
+}
+
+TEST(a_hello_with_a_bad_name)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
+	struct data_hello hello;
+	int fd;
+
+	settle(pair);
+	raw_hello(&hello, 5, 0);
+	memset(hello.name, 'x', sizeof(hello.name));
+	fd = raw_connect(pair, port_of(pair));
+	raw_send(pair, fd, &hello, sizeof(hello));
+	expect_closed(pair, fd);
+	settle(pair);
+}
+
+TEST(a_wrong_proof)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		server_new((struct pair_config){ .key_a = "right", .key_b = "right" });
+	struct data_hello mine, theirs;
+	unsigned char proof[DATA_PROOF_LEN];
+	int fd;
+
+	settle(pair);
+	fd = raw_connect(pair, port_of(pair));
+	raw_hello(&mine, 5, 0);
+	raw_send(pair, fd, &mine, sizeof(mine));
+	ASSERT_EQ(raw_receive(pair, fd, &theirs, sizeof(theirs)), sizeof(theirs));
+	ASSERT_OK(handshake_prove("wrong", 5, "bps-client", &mine, &theirs, proof));
+	raw_send(pair, fd, proof, sizeof(proof));
+	expect_closed(pair, fd);
+
+	/* The server's own proof sent back is not one either. */
+	fd = raw_connect(pair, port_of(pair));
+	raw_send(pair, fd, &mine, sizeof(mine));
+	ASSERT_EQ(raw_receive(pair, fd, &theirs, sizeof(theirs)), sizeof(theirs));
+	raw_send(pair, fd, theirs.proof, sizeof(theirs.proof));
+	expect_closed(pair, fd);
+	settle(pair);
+	ASSERT_EQ(pair->b.n_lost, 0);
+}
+
+/* Against the text of proto/data.h, worked out by another implementation of HMAC. */
+TEST(the_proof_is_the_documented_one)
+{
+	static const unsigned char expected[DATA_PROOF_LEN] = {
+		0x2d, 0x3e, 0x84, 0x8b, 0x57, 0x69, 0xc7, 0xcc, 0x0a, 0x4f, 0x90,
+		0xda, 0x80, 0xcb, 0xc2, 0xe3, 0x48, 0xe7, 0x0f, 0x23, 0x97, 0x1a,
+		0x11, 0xb4, 0xa0, 0x8c, 0x3d, 0x60, 0xd2, 0x71, 0x35, 0x4c,
+	};
+	struct data_hello connecting = { 0 }, accepting = { 0 };
+	unsigned char proof[DATA_PROOF_LEN];
+
+	memset(&connecting, 0x11, sizeof(connecting));
+	memset(&accepting, 0x22, sizeof(accepting));
+	ASSERT_OK(handshake_prove("cluster key", 11, "bps-server", &connecting, &accepting, proof));
+	ASSERT_MEM(proof, expected, sizeof(proof));
+}
+
+TEST(no_more_than_max_connections)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		server_new((struct pair_config){ .max_connections = 4 });
+	int fds[3], more;
+
+	settle(pair);
+	for (unsigned i = 0; i < ARRAY_SIZE(fds); i++)
+		fds[i] = raw_connect(pair, port_of(pair));
+	more = raw_connect(pair, port_of(pair));
+	expect_closed(pair, more);
+	settle(pair);
+	for (unsigned i = 0; i < ARRAY_SIZE(fds); i++)
+		fd_close(fds[i]);
+	/* Their places are free again. */
+	for (;;) {
+		struct data_hello hello;
+
+		raw_hello(&hello, 5, 0);
+		more = raw_connect(pair, port_of(pair));
+		raw_send(pair, more, &hello, sizeof(hello));
+		if (raw_receive(pair, more, &hello, sizeof(hello)) == sizeof(hello))
+			break;
+		fd_close(more);
+	}
+	fd_close(more);
+}
+
+/* Groups of lanes that come round after 256 connects: the old peer ends, the new one lives. */
+TEST(the_same_lane_again_is_a_new_peer)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
+	struct data_header header;
+	int old, new;
+
+	settle(pair);
+	old = raw_shake(pair, port_of(pair), NULL, 5, 0x0300);
+	raw_push_header(&header, 1, 0);
+	raw_send(pair, old, &header, sizeof(header));
+	pair_echo(pair, pair_take(pair));
+	new = raw_shake(pair, port_of(pair), NULL, 5, 0x0300);
+	raw_send(pair, new, &header, sizeof(header));
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, pair->b.n_lost);
+	ASSERT_STR(pair->b.lost_why, "connected anew");
+	ASSERT_EQ(raw_receive(pair, new, &header, sizeof(header)), sizeof(header));
+	expect_closed(pair, old);
+	fd_close(new);
+}
+
+/* Lanes of one group are one peer, those of another group another. */
+TEST(lanes_are_grouped)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
+	static const unsigned lanes[] = { 0x0000, 0x0001, 0x0100 };
+	struct delivery *deliveries[3];
+	struct data_header header;
+	int fds[3];
+
+	settle(pair);
+	raw_push_header(&header, 1, 0);
+	for (unsigned i = 0; i < 3; i++) {
+		fds[i] = raw_shake(pair, port_of(pair), NULL, 5, lanes[i]);
+		raw_send(pair, fds[i], &header, sizeof(header));
+		deliveries[i] = pair_take(pair);
+		ASSERT_EQ(peer_id(deliveries[i]->peer), 5);
+	}
+	ASSERT_TRUE(deliveries[0]->peer == deliveries[1]->peer);
+	ASSERT_TRUE(deliveries[0]->peer != deliveries[2]->peer);
+	for (unsigned i = 0; i < 3; i++)
+		pair_echo(pair, deliveries[i]);
+	/* One lane of two broken: the peer is lost, and the other lane closed. */
+	fd_close(fds[1]);
+	PAIR_UNTIL(pair, pair->b.n_lost);
+	expect_closed(pair, fds[0]);
+	ASSERT_EQ(pair->b.n_lost, 1);
+	fd_close(fds[2]);
+	PAIR_UNTIL(pair, pair->b.n_lost == 2);
+}

@@ -1,0 +1,127 @@
+#include "test.h"
+#include "transport/internal.h"
+
+TEST(split)
+{
+	char host[TRANSPORT_ADDRESS_MAX];
+	const char *port;
+
+	ASSERT_OK(address_split("10.88.0.2:9690", host, &port));
+	ASSERT_STR(host, "10.88.0.2");
+	ASSERT_STR(port, "9690");
+	ASSERT_OK(address_split("[fd00::1]:1", host, &port));
+	ASSERT_STR(host, "fd00::1");
+	ASSERT_STR(port, "1");
+	ASSERT_OK(address_split(":0", host, &port));
+	ASSERT_STR(host, "");
+	ASSERT_OK(address_split("node-a.cluster.local:65535", host, &port));
+	ASSERT_STR(host, "node-a.cluster.local");
+}
+
+TEST(not_an_address)
+{
+	static const char *const bad[] = {
+		"",	      "host",	     "host:",
+		":",	      "host:port",   "host:1x",
+		"host:-1",    "host:65536",  "fd00::1",
+		"fd00::1:80", "[fd00::1:80", "[fd00::1]80",
+		"]:80:",      "host: 80",    "host:99999999999999999999",
+	};
+	char host[TRANSPORT_ADDRESS_MAX], longest[TRANSPORT_ADDRESS_MAX + 1];
+	const char *port;
+
+	for (unsigned i = 0; i < ARRAY_SIZE(bad); i++)
+		if (address_split(bad[i], host, &port) != -EINVAL)
+			test_fail(__FILE__, __LINE__, "\"%s\" is an address", bad[i]);
+	memset(longest, 'h', sizeof(longest));
+	memcpy(longest + TRANSPORT_ADDRESS_MAX - 2, ":1", 3);
+	ASSERT_EQ(address_split(longest, host, &port), -EINVAL);
+	memmove(longest, longest + 1, TRANSPORT_ADDRESS_MAX);
+	ASSERT_OK(address_split(longest, host, &port));
+}
+
+TEST(resolve_and_format)
+{
+	struct addresses addresses;
+	const char *why = "";
+	char text[64];
+
+	ASSERT_OK(address_resolve("127.0.0.1:80", true, false, &addresses, &why));
+	ASSERT_EQ(addresses.n, 1);
+	address_format(&addresses.list[0], text, sizeof(text));
+	ASSERT_STR(text, "127.0.0.1:80");
+	ASSERT_OK(address_resolve("[::1]:80", true, false, &addresses, &why));
+	address_format(&addresses.list[0], text, sizeof(text));
+	ASSERT_STR(text, "[::1]:80");
+	ASSERT_OK(address_resolve("[::ffff:10.0.0.1]:9", true, false, &addresses, &why));
+	address_format(&addresses.list[0], text, sizeof(text));
+	ASSERT_STR(text, "10.0.0.1:9");
+	ASSERT_EQ(address_resolve("localhost:80", true, false, &addresses, &why), -EAGAIN);
+	ASSERT_EQ(address_resolve("localhost", false, false, &addresses, &why), -EINVAL);
+	ASSERT_OK(address_resolve("localhost:80", false, false, &addresses, &why));
+	ASSERT_INT(addresses.n, >, 0);
+}
+
+struct resolved {
+	unsigned n;
+	int r;
+	size_t n_addresses;
+};
+
+static void on_resolved(void *user, int r, const char *why, const struct addresses *addresses)
+{
+	struct resolved *resolved = user;
+
+	(void)why;
+	resolved->n++;
+	resolved->r = r;
+	resolved->n_addresses = addresses->n;
+}
+
+TEST(resolver_answers_in_the_loop)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct resolved resolved = { 0 };
+	struct resolver *resolver;
+	struct resolver_params params = { .address = "localhost:1",
+					  .done = on_resolved,
+					  .user = &resolved };
+	struct box box;
+
+	ASSERT_OK(loop_new(&loop));
+	box_init(&box, loop);
+	params.box = &box;
+	ASSERT_OK(resolver_start(&params, &resolver));
+	while (!resolved.n)
+		ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_OK(resolved.r);
+	ASSERT_INT(resolved.n_addresses, >, 0);
+	resolver_free(resolver);
+}
+
+/* Given up at once, the answer comes to nobody; whether it was posted before or not. */
+TEST(resolver_given_up)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct resolved resolved = { 0 };
+	struct resolver *resolvers[20], *last;
+	struct resolver_params params = { .address = "localhost:1",
+					  .done = on_resolved,
+					  .user = &resolved };
+	struct box box;
+
+	ASSERT_OK(loop_new(&loop));
+	box_init(&box, loop);
+	params.box = &box;
+	for (unsigned i = 0; i < ARRAY_SIZE(resolvers); i++)
+		ASSERT_OK(resolver_start(&params, &resolvers[i]));
+	for (unsigned i = 0; i < ARRAY_SIZE(resolvers); i++)
+		resolver_free(resolvers[i]);
+	ASSERT_OK(resolver_start(&params, &last));
+	while (!resolved.n)
+		ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(resolved.n, 1);
+	resolver_free(last);
+	box_drain(&box);
+	ASSERT_EQ(resolved.n, 1);
+}

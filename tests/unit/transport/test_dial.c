@@ -1,0 +1,364 @@
+/* Connecting: servers that are late, wrong, or not there. */
+#include "transport_pair.h"
+
+#define SERVER_ID 77 /* of servers made of bytes */
+
+static struct pair *caller_new(struct pair_config config)
+{
+	return pair_new_alone(&config);
+}
+
+static struct peer *connect_to(struct pair *pair, uint16_t port, uint64_t expect_id)
+{
+	struct peer *peer;
+	char address[64];
+
+	(void)snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+	ASSERT_OK(transport_connect(pair->a.transport, address, expect_id, &peer));
+	pair->peer = peer;
+	return peer;
+}
+
+/* A port at which nobody listens. */
+static uint16_t dead_port(void)
+{
+	uint16_t port;
+
+	fd_close(raw_listen(&port));
+	return port;
+}
+
+TEST(nobody_there)
+{
+	_cleanup_(pair_freep) struct pair *pair = caller_new(
+		(struct pair_config){ .handshake_timeout_ms = 50, .variant.n_lanes = 3 });
+	struct data_header header = { .op = DATA_LEAVE };
+	struct pair_call calls[2];
+	char name[64];
+
+	(void)snprintf(name, sizeof(name), "%s", peer_name(connect_to(pair, dead_port(), 0)));
+	for (unsigned i = 0; i < 2; i++) {
+		pair_call_init(&calls[i], NULL, 0, NULL, 0);
+		pair_call_begin(pair, &calls[i]);
+	}
+	ASSERT_OK(peer_notice(pair->peer, &header, NULL));
+	PAIR_UNTIL(pair, pair->a.n_lost);
+	for (unsigned i = 0; i < 2; i++) {
+		ASSERT_EQ(calls[i].n_done, 1);
+		ASSERT_EQ(calls[i].n_sent, 0);
+		ASSERT_EQ(calls[i].call.status, -ECONNREFUSED);
+		ASSERT_CONTAINS(calls[i].call.text, name);
+		ASSERT_CONTAINS(calls[i].call.text, "Connection refused (tried for 50 ms)");
+	}
+	ASSERT_EQ(pair->a.n_lost, 1);
+}
+
+static void start_server(struct pair *pair, uint16_t port, const char *key, unsigned n_lanes)
+{
+	struct pair_config config = { .key_b = key, .variant.n_lanes = n_lanes };
+	struct transport_params params;
+	char listen_on[64];
+
+	pair_params(pair, &config, &pair->b, &params);
+	(void)snprintf(listen_on, sizeof(listen_on), "127.0.0.1:%u", port);
+	params.listen = listen_on;
+	ASSERT_OK(transport_new(&params, &pair->b.transport));
+	pair->server = &pair->b;
+}
+
+/* What was asked for meanwhile is not lost. */
+TEST(a_server_that_starts_later)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		caller_new((struct pair_config){ .variant.n_lanes = 4 });
+	struct data_header header = { .op = DATA_LEAVE };
+	uint16_t port = dead_port();
+	struct pair_call call;
+
+	connect_to(pair, port, 0);
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	ASSERT_OK(peer_notice(pair->peer, &header, NULL));
+	for (unsigned i = 0; i < 5; i++)
+		pair_turn(pair);
+	start_server(pair, port, NULL, 1);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done && pair->b.n_notices);
+	ASSERT_OK(call.call.status);
+	ASSERT_CONTAINS(peer_name(pair->peer), "node b (127.0.0.1:");
+}
+
+TEST(connecting_twice_is_one_peer)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_new(&(struct pair_variant){ "tcp", false, 0, 2 });
+	struct pair_call call;
+	struct peer *peer;
+
+	ASSERT_OK(transport_connect(pair->a.transport, pair->address, 0, &peer));
+	ASSERT_TRUE(peer == pair->peer);
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(transport_connect(pair->a.transport, pair->address, peer_id(peer), &peer));
+	ASSERT_TRUE(peer == pair->peer);
+	/* Another daemon is wanted there: that is another peer, whose connect fails. */
+	ASSERT_OK(transport_connect(pair->a.transport, pair->address, 12345, &peer));
+	ASSERT_TRUE(peer != pair->peer);
+	PAIR_UNTIL(pair, pair->a.n_lost);
+	ASSERT_TRUE(pair->a.lost_peer == peer);
+	ASSERT_CONTAINS(pair->a.lost_why, "another daemon (node b)");
+}
+
+TEST(after_a_loss_it_connects_anew)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_new(&(struct pair_variant){ "tcp", false, 1, 2 });
+	struct pair_call call;
+
+	for (unsigned i = 0; i < 3; i++) {
+		ASSERT_OK(transport_connect(pair->a.transport, pair->address, 0, &pair->peer));
+		pair_call_init(&call, NULL, 0, NULL, 0);
+		pair_call_begin(pair, &call);
+		pair_echo(pair, pair_take(pair));
+		PAIR_UNTIL(pair, call.n_done);
+		ASSERT_OK(call.call.status);
+		peer_kill(pair->peer, "again");
+		PAIR_UNTIL(pair, pair->a.n_lost == i + 1);
+	}
+	PAIR_UNTIL(pair, pair->b.n_lost == 3);
+}
+
+/* Both sides say so, and at once: the time limit is longer than the test's. */
+TEST(keys_that_differ)
+{
+	static const struct {
+		const char *a, *b;
+	} keys[] = { { "one", "two" }, { NULL, "two" }, { "one", NULL } };
+
+	for (unsigned i = 0; i < ARRAY_SIZE(keys); i++) {
+		_cleanup_(pair_freep) struct pair *pair = pair_new_with(&(struct pair_config){
+			.key_a = keys[i].a, .key_b = keys[i].b, .variant.n_lanes = 2 });
+		struct pair_call call;
+
+		pair_call_init(&call, NULL, 0, NULL, 0);
+		pair_call_begin(pair, &call);
+		PAIR_UNTIL(pair, pair->a.n_lost);
+		ASSERT_EQ(call.call.status, -EKEYREJECTED);
+		ASSERT_CONTAINS(call.call.text, "the cluster keys differ");
+		ASSERT_EQ(pair->b.n_lost, 0);
+	}
+}
+
+TEST(the_same_key)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_new_with(&(struct pair_config){ .key_a = "the key", .key_b = "the key" });
+	struct pair_call call;
+
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+}
+
+static void begin_call_to(struct pair *pair, struct pair_call *call, uint16_t port)
+{
+	connect_to(pair, port, 0);
+	pair_call_init(call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, call);
+}
+
+TEST(a_server_of_another_version)
+{
+	_cleanup_(pair_freep) struct pair *pair = caller_new((struct pair_config){ 0 });
+	_cleanup_(fd_closep) int listener = -1, fd = -1;
+	struct data_hello hello;
+	struct pair_call call;
+	uint16_t port;
+
+	listener = raw_listen(&port);
+	begin_call_to(pair, &call, port);
+	fd = raw_accept(pair, listener);
+	raw_hello(&hello, SERVER_ID, 0);
+	hello.version = 9;
+	hello.version_min = 8;
+	raw_send(pair, fd, &hello, sizeof(hello));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_EQ(call.call.status, -EPROTONOSUPPORT);
+	ASSERT_CONTAINS(call.call.text,
+			"speaks versions 8 to 9 of the data protocol, we speak 1 to 1");
+	PAIR_UNTIL(pair, pair->a.n_lost);
+}
+
+TEST(not_a_daemon)
+{
+	_cleanup_(pair_freep) struct pair *pair = caller_new((struct pair_config){ 0 });
+	_cleanup_(fd_closep) int listener = -1, fd = -1;
+	struct pair_call call;
+	uint16_t port;
+
+	listener = raw_listen(&port);
+	begin_call_to(pair, &call, port);
+	fd = raw_accept(pair, listener);
+	raw_send(pair, fd, "220 smtp.example ESMTP\r\n", 24);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_EQ(call.call.status, -EPROTO);
+	ASSERT_CONTAINS(call.call.text, "does not speak the data protocol");
+}
+
+/* It accepts (the kernel does) and says nothing. */
+TEST(a_server_that_stays_silent)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		caller_new((struct pair_config){ .handshake_timeout_ms = 60 });
+	_cleanup_(fd_closep) int listener = -1;
+	struct pair_call call;
+	uint16_t port;
+
+	listener = raw_listen(&port);
+	begin_call_to(pair, &call, port);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_EQ(call.call.status, -ETIMEDOUT);
+	ASSERT_CONTAINS(call.call.text, "did not finish the handshake in time");
+}
+
+/* It closes each connection (it may be full): tried again until it takes one. */
+TEST(a_server_that_closes_is_tried_again)
+{
+	_cleanup_(pair_freep) struct pair *pair = caller_new((struct pair_config){ 0 });
+	_cleanup_(fd_closep) int listener = -1, fd = -1;
+	struct pair_call call;
+	struct data_header header;
+	uint16_t port;
+
+	listener = raw_listen(&port);
+	begin_call_to(pair, &call, port);
+	for (unsigned i = 0; i < 3; i++)
+		fd_close(raw_accept(pair, listener));
+	fd = raw_accept(pair, listener);
+	raw_shake_accepted(pair, fd, NULL, SERVER_ID);
+	ASSERT_EQ(raw_receive(pair, fd, &header, sizeof(header)), sizeof(header));
+	ASSERT_EQ(peer_id(pair->peer), SERVER_ID);
+	ASSERT_TRUE(header.cookie != 0);
+}
+
+/* Fewer lanes than wished for are better than none. */
+TEST(a_server_with_room_for_one_lane)
+{
+	struct pair_config config = {
+		.handshake_timeout_ms = 100,
+		.max_connections = 1,
+		.variant = { "tcp", false, 0, 3 },
+	};
+	_cleanup_(pair_freep) struct pair *pair = pair_new_with(&config);
+	struct pair_call call;
+	struct data_hello hello;
+	int fd;
+
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done);
+	/* Until the other two have given up; a connection that is refused takes as long. */
+	for (unsigned i = 0; i < 20; i++) {
+		fd = raw_connect(pair, transport_port(pair->b.transport));
+		(void)raw_receive(pair, fd, &hello, sizeof(hello));
+		fd_close(fd);
+		pair_turn(pair);
+	}
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+	ASSERT_EQ(pair->a.n_lost, 0);
+}
+
+TEST(a_name_is_resolved)
+{
+	_cleanup_(pair_freep) struct pair *pair = caller_new((struct pair_config){ 0 });
+	struct pair_call call;
+	char address[64];
+
+	start_server(pair, 0, NULL, 1);
+	(void)snprintf(address, sizeof(address), "localhost:%u", transport_port(pair->b.transport));
+	ASSERT_OK(transport_connect(pair->a.transport, address, 0, &pair->peer));
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+}
+
+/* RFC 6761: no resolver knows a name under .invalid. */
+TEST(a_name_that_does_not_exist)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		caller_new((struct pair_config){ .handshake_timeout_ms = 200 });
+	struct pair_call call;
+
+	ASSERT_OK(transport_connect(pair->a.transport, "nowhere.invalid:1", 0, &pair->peer));
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_TRUE(call.call.status == -EHOSTUNREACH || call.call.status == -ETIMEDOUT);
+	ASSERT_CONTAINS(call.call.text, "nowhere.invalid:1: ");
+}
+
+TEST(what_is_no_address)
+{
+	_cleanup_(pair_freep) struct pair *pair = caller_new((struct pair_config){ 0 });
+	struct peer *peer = NULL;
+
+	ASSERT_EQ(transport_connect(pair->a.transport, "no-port", 0, &peer), -EINVAL);
+	ASSERT_EQ(transport_connect(pair->a.transport, "fd00::1:99", 0, &peer), -EINVAL);
+	ASSERT_TRUE(!peer);
+}
+
+/* In the middle of connecting, resolving, shaking hands. */
+TEST(closing_while_connecting)
+{
+	_cleanup_(fd_closep) int listener = -1;
+	uint16_t port;
+
+	listener = raw_listen(&port);
+	for (unsigned n_turns = 0; n_turns < 6; n_turns++) {
+		_cleanup_(pair_freep) struct pair *pair =
+			caller_new((struct pair_config){ .variant.n_lanes = 2 });
+		struct pair_call call[3];
+		struct peer *peers[3];
+		char address[64];
+
+		(void)snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+		ASSERT_OK(transport_connect(pair->a.transport, address, 0, &peers[0]));
+		ASSERT_OK(transport_connect(pair->a.transport, "localhost:9", 0, &peers[1]));
+		ASSERT_OK(transport_connect(pair->a.transport, "127.0.0.1:1", 0, &peers[2]));
+		for (unsigned i = 0; i < 3; i++) {
+			pair_call_init(&call[i], NULL, 0, NULL, 0);
+			peer_call(peers[i], &call[i].call);
+		}
+		for (unsigned i = 0; i < n_turns; i++)
+			ASSERT_OK(loop_turn(pair->loop, 0));
+		transport_close(pair->a.transport);
+		for (unsigned i = 0; i < 3; i++) {
+			ASSERT_EQ(call[i].n_done, 1);
+			ASSERT_EQ(call[i].call.status, -ESHUTDOWN);
+		}
+	}
+}
+
+TEST(killed_while_connecting)
+{
+	_cleanup_(pair_freep) struct pair *pair = caller_new((struct pair_config){ 0 });
+	struct pair_call call;
+
+	begin_call_to(pair, &call, dead_port());
+	peer_kill(pair->peer, "never mind");
+	PAIR_UNTIL(pair, pair->a.n_lost);
+	ASSERT_EQ(call.n_done, 1);
+	ASSERT_EQ(call.call.status, -ECONNRESET);
+	ASSERT_CONTAINS(call.call.text, "never mind");
+}

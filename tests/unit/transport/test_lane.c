@@ -1,0 +1,564 @@
+/* Bytes that are cut, wrong, too long or too many; on either side. */
+#include "transport_pair.h"
+
+#include "transport/internal.h"
+
+#define SERVER_ID 77
+
+static const struct pair_variant variants[] = { { "home", false, 0, 1 },
+						{ "thread", false, 1, 1 } };
+
+/* A server (pair->b) whose callers are sockets. */
+static struct pair *server_new(const struct pair_variant *variant, uint64_t quota_bytes)
+{
+	struct pair_config config = { .variant = *variant, .quota_bytes = quota_bytes };
+	struct pair *pair = pair_new_alone(&config);
+	struct transport_params params;
+
+	pair_params(pair, &config, &pair->b, &params);
+	ASSERT_OK(transport_new(&params, &pair->b.transport));
+	pair->server = &pair->b;
+	return pair;
+}
+
+static int call_server(struct pair *pair)
+{
+	return raw_shake(pair, transport_port(pair->b.transport), NULL, 5, 0);
+}
+
+/* A caller (pair->a) of a server that is a socket. */
+static struct pair *caller_new(const struct pair_variant *variant, int *ret_fd)
+{
+	struct pair_config config = { .variant = *variant };
+	struct pair *pair = pair_new_alone(&config);
+	_cleanup_(fd_closep) int listener = -1;
+	uint16_t port;
+
+	listener = raw_listen(&port);
+	(void)snprintf(pair->address, sizeof(pair->address), "127.0.0.1:%u", port);
+	ASSERT_OK(transport_connect(pair->a.transport, pair->address, SERVER_ID, &pair->peer));
+	*ret_fd = raw_accept(pair, listener);
+	raw_shake_accepted(pair, *ret_fd, NULL, SERVER_ID);
+	return pair;
+}
+
+/* The header of the caller's next message, whose payload of len bytes is thrown away. */
+static void receive_call(struct pair *pair, int fd, struct data_header *ret_header)
+{
+	char rest[4096];
+
+	ASSERT_EQ(raw_receive(pair, fd, ret_header, sizeof(*ret_header)), sizeof(*ret_header));
+	for (size_t left = ret_header->len; left > 0;) {
+		size_t n = MIN(left, sizeof(rest));
+
+		ASSERT_EQ(raw_receive(pair, fd, rest, n), n);
+		left -= n;
+	}
+}
+
+static void result_header(struct data_header *ret_header, uint32_t cookie, uint32_t len)
+{
+	raw_push_header(ret_header, cookie, len);
+	ret_header->op = DATA_RESULT;
+}
+
+/* One whole message, and another cut after each number of bytes: the first arrives, of the second nothing. */
+TEST(a_call_cut_at_every_byte)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v], 0);
+		struct {
+			struct data_header header;
+			char payload[40];
+		} message = { 0 };
+
+		raw_push_header(&message.header, 1, sizeof(message.payload));
+		for (size_t len = 0; len < sizeof(message); len++) {
+			unsigned n_lost = pair->b.n_lost, n_deliveries = pair->b.n_deliveries;
+			int fd = call_server(pair);
+
+			raw_send(pair, fd, &message, sizeof(message));
+			raw_send(pair, fd, &message, len);
+			ASSERT_OK(shutdown(fd, SHUT_WR));
+			PAIR_UNTIL(pair, pair->b.n_lost > n_lost);
+			fd_close(fd);
+			ASSERT_EQ(pair->b.n_deliveries - n_deliveries, 1);
+			ASSERT_STR(pair->b.lost_why, len ? "closed the connection inside a message"
+							 : "closed the connection");
+			pair_echo(pair, pair_take(pair));
+		}
+		ASSERT_EQ(block_cache_used(pair->blocks), 0);
+	}
+}
+
+/* The other half: a reset instead of an end. */
+TEST(a_reset_inside_a_payload)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v], 0);
+		struct linger linger = { .l_onoff = 1 };
+		struct data_header header;
+		char some[100000] = "";
+		int fd = call_server(pair);
+
+		raw_push_header(&header, 1, 1 << 20);
+		raw_send(pair, fd, &header, sizeof(header));
+		raw_send(pair, fd, some, sizeof(some));
+		ASSERT_OK(setsockopt(fd, SOL_SOCKET, SO_LINGER, &linger, sizeof(linger)));
+		fd_close(fd);
+		PAIR_UNTIL(pair, pair->b.n_lost);
+		ASSERT_STR(pair->b.lost_why, "Connection reset by peer");
+		ASSERT_EQ(pair->b.n_deliveries, 0);
+		ASSERT_EQ(block_cache_used(pair->blocks), 0);
+	}
+}
+
+static void spoil_magic(struct data_header *h)
+{
+	h->magic ^= 1;
+}
+
+static void spoil_version(struct data_header *h)
+{
+	h->version = 200;
+}
+
+static void spoil_len(struct data_header *h)
+{
+	h->len = UINT32_MAX;
+	h->part_len = UINT32_MAX;
+	h->total = UINT64_MAX;
+}
+
+static void spoil_setup_len(struct data_header *h)
+{
+	h->op = DATA_JOIN;
+	h->len = DATA_SETUP_MAX + 1;
+}
+
+static void spoil_op(struct data_header *h)
+{
+	h->op = 99;
+}
+
+static void spoil_cookie(struct data_header *h)
+{
+	h->cookie = 0;
+}
+
+static void spoil_part(struct data_header *h)
+{
+	h->offset = h->total + 1;
+}
+
+static void spoil_answer(struct data_header *h)
+{
+	h->op = DATA_RESULT;
+}
+
+static const struct {
+	const char *why;
+	void (*spoil)(struct data_header *header);
+} bad_calls[] = {
+	{ "protocol error: not a data header", spoil_magic },
+	{ "protocol error: a version that is not spoken here", spoil_version },
+	{ "protocol error: the part is too long", spoil_len },
+	{ "protocol error: the set-up message is too long", spoil_setup_len },
+	{ "protocol error", spoil_op },
+	{ "protocol error: a call without a cookie, or a notice with one", spoil_cookie },
+	{ "protocol error: the part does not lie within its block", spoil_part },
+	{ "protocol error: an answer to no call of ours", spoil_answer },
+};
+
+TEST(calls_that_break_the_protocol)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v], 0);
+
+		for (unsigned i = 0; i < ARRAY_SIZE(bad_calls); i++) {
+			struct data_header header;
+			int fd = call_server(pair);
+
+			raw_push_header(&header, 1, 8);
+			bad_calls[i].spoil(&header);
+			raw_send(pair, fd, &header, sizeof(header));
+			raw_send(pair, fd, "payload.", 8);
+			PAIR_UNTIL(pair, pair->b.n_lost == i + 1);
+			ASSERT_CONTAINS(pair->b.lost_why, bad_calls[i].why);
+			fd_close(fd);
+		}
+		ASSERT_EQ(pair->b.n_deliveries, 0);
+		ASSERT_EQ(block_cache_used(pair->blocks), 0);
+	}
+}
+
+/* Many in one packet, and one in many. */
+TEST(messages_do_not_follow_packets)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v], 0);
+		enum { N = 60, LEN = 104 }; /* no padding */
+		static struct {
+			struct data_header header;
+			char payload[LEN];
+		} messages[N];
+		int fd = call_server(pair);
+
+		for (unsigned i = 0; i < N; i++) {
+			raw_push_header(&messages[i].header, i + 1, LEN);
+			pair_fill(messages[i].payload, LEN, i);
+		}
+		raw_send(pair, fd, messages, sizeof(messages));
+		for (unsigned i = 0; i < N; i++) {
+			struct delivery *delivery = pair_take(pair);
+
+			ASSERT_EQ(delivery->header.cookie, i + 1);
+			ASSERT_TRUE(pair_check(delivery->payload, LEN, i));
+			pair_echo(pair, delivery);
+		}
+		for (unsigned i = 0; i < N; i++) {
+			ASSERT_EQ(raw_receive(pair, fd, &messages[0], sizeof(messages[0])),
+				  sizeof(messages[0]));
+			ASSERT_EQ(messages[0].header.cookie, i + 1);
+		}
+		for (size_t i = 0; i < sizeof(messages[1]); i++) {
+			raw_send(pair, fd, (char *)&messages[1] + i, 1);
+			ASSERT_OK(loop_turn(pair->loop, 0));
+		}
+		pair_echo(pair, pair_take(pair));
+		fd_close(fd);
+		PAIR_UNTIL(pair, pair->b.n_lost);
+	}
+}
+
+/* Who asks us to hold more than his share is dropped; answering makes room again. */
+TEST(the_quota_of_a_peer)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v], 3 * 20000);
+		static char payload[20000 - 2000];
+		struct data_header header;
+		char answer[sizeof(header) + sizeof(payload)];
+		int fd = call_server(pair);
+
+		raw_push_header(&header, 1, sizeof(payload));
+		for (unsigned round = 0; round < 5; round++) {
+			for (unsigned i = 0; i < 3; i++) {
+				raw_send(pair, fd, &header, sizeof(header));
+				raw_send(pair, fd, payload, sizeof(payload));
+			}
+			for (unsigned i = 0; i < 3; i++) {
+				pair_echo(pair, pair_take(pair));
+				ASSERT_EQ(raw_receive(pair, fd, answer, sizeof(answer)),
+					  sizeof(answer));
+			}
+		}
+		for (unsigned i = 0; i < 4; i++) {
+			raw_send(pair, fd, &header, sizeof(header));
+			raw_send(pair, fd, payload, sizeof(payload));
+		}
+		PAIR_UNTIL(pair, pair->b.n_lost);
+		ASSERT_CONTAINS(pair->b.lost_why, "it would have us hold more than 60000 bytes");
+		fd_close(fd);
+	}
+}
+
+/* Also many messages without any payload cost memory. */
+TEST(the_quota_counts_empty_calls)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new(&variants[0], 60000);
+	struct data_header header;
+	int fd = call_server(pair);
+
+	raw_push_header(&header, 1, 0);
+	for (unsigned i = 0; i < 1000 && !pair->b.n_lost; i++) {
+		raw_send(pair, fd, &header, sizeof(header));
+		ASSERT_OK(loop_turn(pair->loop, 0));
+	}
+	PAIR_UNTIL(pair, pair->b.n_lost);
+	ASSERT_INT(pair->b.n_deliveries, >, 10);
+	fd_close(fd);
+}
+
+/* It calls and calls and never reads. */
+TEST(answers_that_are_not_read)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v], 8 << 20);
+		static char payload[1 << 20];
+		struct data_header header;
+		int fd = call_server(pair);
+
+		pair->b.on_call = pair_on_call_echo;
+		raw_push_header(&header, 1, sizeof(payload));
+		while (!pair->b.n_lost) {
+			raw_send(pair, fd, &header, sizeof(header));
+			raw_send(pair, fd, payload, sizeof(payload));
+			ASSERT_OK(loop_turn(pair->loop, 0));
+		}
+		ASSERT_TRUE(strstr(pair->b.lost_why, "does not take its answers") ||
+			    strstr(pair->b.lost_why, "hold more than"));
+		ASSERT_EQ(block_cache_used(pair->blocks), 0);
+		fd_close(fd);
+	}
+}
+
+/* PINGs without end that nobody reads the PONGs of cost us nothing. */
+TEST(a_flood_of_pings)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new(&variants[0], 60000);
+	static struct data_header pings[1000];
+	struct data_header header;
+	int fd = call_server(pair);
+
+	for (unsigned i = 0; i < ARRAY_SIZE(pings); i++)
+		pings[i] = (struct data_header){ .magic = DATA_MAGIC,
+						 .version = DATA_VERSION,
+						 .op = DATA_PING };
+	for (unsigned i = 0; i < 30; i++)
+		raw_send(pair, fd, pings, sizeof(pings));
+	raw_push_header(&header, 1, 0);
+	raw_send(pair, fd, &header, sizeof(header));
+	pair_echo(pair, pair_take(pair));
+	do {
+		ASSERT_EQ(raw_receive(pair, fd, &header, sizeof(header)), sizeof(header));
+		ASSERT_TRUE(header.op == DATA_PONG || header.op == DATA_RESULT);
+	} while (header.op == DATA_PONG);
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->b.n_lost);
+}
+
+/* What a server may not answer. Each time two calls are out, and both must end. */
+
+struct bad_answer {
+	const char *why;
+	void (*make)(struct data_header *answer);
+};
+
+static void answer_stranger(struct data_header *h)
+{
+	h->cookie ^= 1 << 30;
+}
+
+static void answer_too_long(struct data_header *h)
+{
+	h->len = h->part_len = 101;
+	h->total = 101;
+}
+
+static void answer_ok(struct data_header *h)
+{
+	h->op = DATA_OK;
+}
+
+static void answer_with_call(struct data_header *h)
+{
+	h->op = DATA_PUSH;
+}
+
+static void answer_no_status(struct data_header *h)
+{
+	h->op = DATA_ERROR;
+	h->status = 0;
+}
+
+static void answer_long_text(struct data_header *h)
+{
+	h->op = DATA_ERROR;
+	h->status = EIO;
+	h->len = ERROR_TEXT_MAX + 1;
+}
+
+static const struct bad_answer bad_answers[] = {
+	{ "an answer to no call of ours", answer_stranger },
+	{ "a result longer than was asked for", answer_too_long },
+	{ "an answer of the wrong kind", answer_ok },
+	{ "a call from the side that answers", answer_with_call },
+	{ "a failure without status", answer_no_status },
+	{ "the text is too long", answer_long_text },
+};
+
+TEST(answers_that_break_the_protocol)
+{
+	for (unsigned i = 0; i < 2 * ARRAY_SIZE(bad_answers); i++) {
+		const struct bad_answer *bad = &bad_answers[i / 2];
+		int fd;
+		_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[i % 2], &fd);
+		struct pair_call calls[2];
+		struct data_header asked, answer;
+		char room[100], payload[101] = "";
+
+		for (unsigned k = 0; k < 2; k++) {
+			pair_call_init(&calls[k], payload, 50, room, sizeof(room));
+			pair_call_begin(pair, &calls[k]);
+		}
+		receive_call(pair, fd, &asked);
+		receive_call(pair, fd, &asked);
+		result_header(&answer, asked.cookie, 50);
+		bad->make(&answer);
+		raw_send(pair, fd, &answer, sizeof(answer));
+		raw_send(pair, fd, payload, sizeof(payload));
+		PAIR_UNTIL(pair, pair->a.n_lost);
+		for (unsigned k = 0; k < 2; k++) {
+			ASSERT_EQ(calls[k].n_done, 1);
+			ASSERT_EQ(calls[k].call.status, -ECONNRESET);
+			ASSERT_CONTAINS(calls[k].call.text, "node raw (127.0.0.1:");
+			ASSERT_CONTAINS(calls[k].call.text, bad->why);
+		}
+		fd_close(fd);
+	}
+}
+
+TEST(an_answer_given_twice)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		int fd;
+		_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[v], &fd);
+		struct pair_call calls[2];
+		struct data_header asked[2], answer;
+
+		for (unsigned k = 0; k < 2; k++) {
+			pair_call_init(&calls[k], NULL, 0, NULL, 0);
+			pair_call_begin(pair, &calls[k]);
+			receive_call(pair, fd, &asked[k]);
+		}
+		result_header(&answer, asked[0].cookie, 0);
+		raw_send(pair, fd, &answer, sizeof(answer));
+		raw_send(pair, fd, &answer, sizeof(answer));
+		PAIR_UNTIL(pair, pair->a.n_lost);
+		ASSERT_EQ(calls[0].n_done, 1);
+		ASSERT_OK(calls[0].call.status);
+		ASSERT_EQ(calls[1].n_done, 1);
+		ASSERT_EQ(calls[1].call.status, -ECONNRESET);
+		fd_close(fd);
+	}
+}
+
+/* Most of a large call is still with us when its answer comes. */
+TEST(an_answer_before_the_call_was_sent)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		int fd;
+		_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[v], &fd);
+		struct data_header asked, answer;
+		struct pair_call call;
+		char *payload = calloc(1, 60 << 20);
+
+		pair_call_init(&call, payload, 60 << 20, NULL, 0);
+		pair_call_begin(pair, &call);
+		ASSERT_EQ(raw_receive(pair, fd, &asked, sizeof(asked)), sizeof(asked));
+		result_header(&answer, asked.cookie, 0);
+		raw_send(pair, fd, &answer, sizeof(answer));
+		PAIR_UNTIL(pair, pair->a.n_lost);
+		ASSERT_EQ(call.n_done, 1);
+		ASSERT_EQ(call.n_sent, 0);
+		ASSERT_EQ(call.call.status, -ECONNRESET);
+		free(payload);
+		fd_close(fd);
+	}
+}
+
+/* A result cut after each number of bytes; the room is the caller's again. */
+TEST(an_answer_cut_at_every_byte)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		struct {
+			struct data_header header;
+			char payload[32];
+		} answer = { 0 };
+
+		for (size_t len = 0; len < sizeof(answer); len += v ? 7 : 1) {
+			int fd;
+			_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[v], &fd);
+			struct data_header asked;
+			struct pair_call call;
+			char room[32];
+
+			pair_call_init(&call, NULL, 0, room, sizeof(room));
+			pair_call_begin(pair, &call);
+			receive_call(pair, fd, &asked);
+			result_header(&answer.header, asked.cookie, sizeof(answer.payload));
+			raw_send(pair, fd, &answer, len);
+			fd_close(fd);
+			PAIR_UNTIL(pair, pair->a.n_lost);
+			ASSERT_EQ(call.n_done, 1);
+			ASSERT_EQ(call.call.status, -ECONNRESET);
+		}
+	}
+}
+
+/* A result without a room comes in a block; cut, the block goes. */
+TEST(an_answer_in_a_block_cut_short)
+{
+	int fd;
+	_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[1], &fd);
+	struct data_header asked, answer;
+	struct pair_call call;
+
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	receive_call(pair, fd, &asked);
+	result_header(&answer, asked.cookie, 1000);
+	raw_send(pair, fd, &answer, sizeof(answer));
+	raw_send(pair, fd, "only this", 9);
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->a.n_lost);
+	ASSERT_EQ(call.n_done, 1);
+	ASSERT_TRUE(!call.answer);
+	ASSERT_EQ(block_cache_used(pair->blocks), 0);
+}
+
+/* An errno from outside is not believed blindly. */
+TEST(an_error_number_out_of_range)
+{
+	int fd;
+	_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[0], &fd);
+	struct data_header asked, answer;
+	struct pair_call call;
+
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	receive_call(pair, fd, &asked);
+	result_header(&answer, asked.cookie, 0);
+	answer.op = DATA_ERROR;
+	answer.status = INT32_MAX;
+	raw_send(pair, fd, &answer, sizeof(answer));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_EQ(call.call.status, -EREMOTEIO);
+	ASSERT_TRUE(*call.call.text);
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->a.n_lost);
+}
+
+/* One lane of several breaks: all calls of the peer end, those on the other lanes too. */
+TEST(one_lane_of_four_breaks)
+{
+	for (unsigned n_threads = 0; n_threads <= 2; n_threads++) {
+		struct pair_variant variant = { "tcp", false, n_threads, 4 };
+		_cleanup_(pair_freep) struct pair *pair = pair_new(&variant);
+		struct pair_call calls[16];
+		struct lane *lane;
+		int fd;
+
+		/* Each lane has a call at the server, then one is cut underneath. */
+		PAIR_UNTIL(pair, peer_has_lane(pair->peer, 0) && peer_has_lane(pair->peer, 1) &&
+					 peer_has_lane(pair->peer, 2) &&
+					 peer_has_lane(pair->peer, 3));
+		for (unsigned i = 0; i < ARRAY_SIZE(calls); i++) {
+			pair_call_init(&calls[i], NULL, 0, NULL, 0);
+			pair_call_begin(pair, &calls[i]);
+		}
+		PAIR_UNTIL(pair, pair->b.n_deliveries == ARRAY_SIZE(calls));
+		list_for_each (lane, &pair->peer->lanes, link)
+			ASSERT_EQ(lane->n_business, 4);
+		lane = list_last(&pair->peer->lanes, struct lane, link);
+		ASSERT_OK(shutdown(lane->source.fd, SHUT_RDWR));
+		PAIR_UNTIL(pair, pair->a.n_lost && pair->b.n_lost);
+		for (unsigned i = 0; i < ARRAY_SIZE(calls); i++) {
+			ASSERT_EQ(calls[i].n_done, 1);
+			ASSERT_EQ(calls[i].call.status, -ECONNRESET);
+		}
+		ASSERT_EQ(pair->a.n_lost, 1);
+		ASSERT_EQ(pair->b.n_lost, 1);
+	}
+}

@@ -1,0 +1,187 @@
+/* Which message leaves first, and how little waits ahead of an urgent one. */
+#include "transport_pair.h"
+
+#include "transport/internal.h"
+#include <linux/sockios.h>
+#include <sys/ioctl.h>
+
+#define SERVER_ID 77
+
+static struct pair *caller_new(unsigned n_threads, int *ret_fd)
+{
+	struct pair_config config = { .variant.n_threads = n_threads };
+	struct pair *pair = pair_new_alone(&config);
+	_cleanup_(fd_closep) int listener = -1;
+	uint16_t port;
+
+	listener = raw_listen(&port);
+	(void)snprintf(pair->address, sizeof(pair->address), "127.0.0.1:%u", port);
+	ASSERT_OK(transport_connect(pair->a.transport, pair->address, SERVER_ID, &pair->peer));
+	*ret_fd = raw_accept(pair, listener);
+	raw_shake_accepted(pair, *ret_fd, NULL, SERVER_ID);
+	return pair;
+}
+
+/* Reads messages until one with the key; returns the bytes that came before it. */
+static size_t bytes_before(struct pair *pair, int fd, uint64_t key, struct data_header *ret_header)
+{
+	static char rest[1 << 20];
+	size_t n = 0;
+
+	for (;;) {
+		ASSERT_EQ(raw_receive(pair, fd, ret_header, sizeof(*ret_header)),
+			  sizeof(*ret_header));
+		if (ret_header->key == key)
+			return n;
+		ASSERT_EQ(raw_receive(pair, fd, rest, ret_header->len), ret_header->len);
+		n += ret_header->len;
+	}
+}
+
+/* In a turn they were posted in: no system call comes between. */
+TEST(most_urgent_first)
+{
+	static const struct {
+		uint64_t key;
+		int32_t priority;
+		uint32_t len;
+	} posted[] = { { 1, 0, 10 }, { 2, 9, 10 },  { 3, 9, 10 },
+		       { 4, -9, 0 }, { 5, 10, 10 }, { 6, 0, 10 } };
+	static const uint64_t expected[] = { 4, 5, 2, 3, 1, 6 };
+
+	for (unsigned n_threads = 0; n_threads < 2; n_threads++) {
+		int fd;
+		_cleanup_(pair_freep) struct pair *pair = caller_new(n_threads, &fd);
+		struct pair_call first, calls[ARRAY_SIZE(posted)];
+		struct data_header header;
+		char payload[10] = "", rest[10], *large = calloc(1, 32 << 20),
+		     *sink = malloc(32 << 20);
+
+		/* Something large first, which keeps the lane busy until all are posted; being written, it goes on. */
+		pair_call_init(&first, large, 32 << 20, NULL, 0);
+		first.call.header.key = 100;
+		pair_call_begin(pair, &first);
+		ASSERT_EQ(raw_receive(pair, fd, &header, sizeof(header)), sizeof(header));
+		for (unsigned i = 0; i < ARRAY_SIZE(posted); i++) {
+			pair_call_init(&calls[i], payload, posted[i].len, NULL, 0);
+			calls[i].call.header.key = posted[i].key;
+			calls[i].call.header.priority = posted[i].priority;
+			pair_call_begin(pair, &calls[i]);
+		}
+		ASSERT_EQ(raw_receive(pair, fd, sink, 32 << 20), 32 << 20);
+		for (unsigned i = 0; i < ARRAY_SIZE(expected); i++) {
+			ASSERT_EQ(raw_receive(pair, fd, &header, sizeof(header)), sizeof(header));
+			ASSERT_EQ(header.key, expected[i]);
+			ASSERT_EQ(raw_receive(pair, fd, rest, header.len), header.len);
+		}
+		fd_close(fd);
+		PAIR_UNTIL(pair, pair->a.n_lost);
+		free(large);
+		free(sink);
+	}
+}
+
+/*
+ * 64 MiB of parts are posted and the receiver's and the sender's buffers are full. Then something urgent: behind what
+ * the kernel had already sent on (which nobody can take back) come at most TRANSPORT_AHEAD and the message begun.
+ */
+TEST(an_urgent_message_overtakes)
+{
+	enum { N = 256, LEN = 256 << 10 };
+	static struct pair_call calls[N];
+
+	for (unsigned what = 0; what < 2; what++) {
+		int fd;
+		_cleanup_(pair_freep) struct pair *pair = caller_new(1, &fd);
+		struct data_header header,
+			notice = { .op = DATA_FAIL_ROUND, .key = 999, .round = 1, .status = EIO };
+		char *payload = calloc(1, LEN);
+		struct pair_call urgent;
+		uint64_t in, out, before;
+		size_t ahead;
+
+		for (unsigned i = 0; i < N; i++) {
+			pair_call_init(&calls[i], payload, LEN, NULL, 0);
+			pair_call_begin(pair, &calls[i]);
+		}
+		/* Until the kernel takes no more. */
+		peer_counters(pair->peer, &in, &out);
+		for (unsigned still = 0; still < 5; still = out == before && out ? still + 1 : 0) {
+			before = out;
+			pair_turn(pair);
+			peer_counters(pair->peer, &in, &out);
+		}
+		ASSERT_INT(out, <, N * (uint64_t)LEN / 2);
+		pair_call_init(&urgent, payload, LEN, NULL, 0);
+		urgent.call.header.key = 999;
+		urgent.call.header.priority = 1;
+		if (what)
+			pair_call_begin(pair, &urgent);
+		else
+			ASSERT_OK(peer_notice(pair->peer, &notice, NULL));
+		ahead = bytes_before(pair, fd, 999, &header);
+		ASSERT_EQ(header.op, what ? DATA_PUSH : DATA_FAIL_ROUND);
+		/* What had left, the rest of the message begun, and one more that was begun when room came. */
+		ASSERT_INT(ahead, <=, out + 2 * LEN);
+		fd_close(fd);
+		PAIR_UNTIL(pair, pair->a.n_lost);
+		free(payload);
+	}
+}
+
+/* What has been written and not sent stays within TRANSPORT_AHEAD, whatever the kernel's buffers would take. */
+TEST(little_waits_in_the_kernel)
+{
+	enum { N = 64, LEN = 1 << 20 };
+	static struct pair_call calls[N];
+	int fd, unsent = -1;
+	_cleanup_(pair_freep) struct pair *pair = caller_new(0, &fd);
+	char *payload = calloc(1, LEN);
+	struct lane *lane;
+	uint64_t in, out, before;
+
+	for (unsigned i = 0; i < N; i++) {
+		pair_call_init(&calls[i], payload, LEN, NULL, 0);
+		pair_call_begin(pair, &calls[i]);
+	}
+	peer_counters(pair->peer, &in, &out);
+	for (unsigned still = 0; still < 5; still = out == before && out ? still + 1 : 0) {
+		before = out;
+		pair_turn(pair);
+		peer_counters(pair->peer, &in, &out);
+	}
+	lane = list_first(&pair->peer->lanes, struct lane, link);
+	ASSERT_OK(ioctl(lane->source.fd, SIOCOUTQNSD, &unsent));
+	/* The kernel looks before it takes a piece, so up to one more than the mark. */
+	ASSERT_INT(unsent, <=, TRANSPORT_AHEAD + (64 << 10));
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->a.n_lost);
+	free(payload);
+}
+
+/* Calls are spread by the bytes that wait. */
+TEST(lanes_share_the_load)
+{
+	struct pair_variant variant = { "tcp", false, 0, 4 };
+	_cleanup_(pair_freep) struct pair *pair = pair_new(&variant);
+	enum { N = 64, LEN = 1 << 20 };
+	static struct pair_call calls[N];
+	char *payload = calloc(1, LEN);
+	struct lane *lane;
+
+	pair->server->on_call = pair_on_call_echo;
+	PAIR_UNTIL(pair, peer_has_lane(pair->peer, 0) && peer_has_lane(pair->peer, 1) &&
+				 peer_has_lane(pair->peer, 2) && peer_has_lane(pair->peer, 3));
+	for (unsigned i = 0; i < N; i++) {
+		pair_call_init(&calls[i], payload, LEN, NULL, 0);
+		pair_call_begin(pair, &calls[i]);
+	}
+	for (unsigned i = 0; i < N; i++) {
+		PAIR_UNTIL(pair, calls[i].n_done);
+		calls[i].answer = block_unref(calls[i].answer);
+	}
+	list_for_each (lane, &pair->peer->lanes, link)
+		ASSERT_EQ(atomic_load(&lane->bytes_out),
+			  N / 4 * (LEN + sizeof(struct data_header)));
+	free(payload);
+}
