@@ -1,0 +1,488 @@
+#include "door.h"
+#include "proto/pack.h"
+#include <fcntl.h>
+#include <poll.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+#define LEN 65536
+
+/* Ranks with a buffer 1 each, and a tensor 1 of 100 float32. */
+struct ring {
+	struct door *door;
+	uint32_t size;
+	struct trainer trainers[4];
+	int fds[4];
+	float *data[4];
+};
+
+static void ring_open(struct ring *ring, uint32_t size)
+{
+	uint64_t joins[4], declares[4];
+
+	*ring = (struct ring){ .door = door_new(NULL), .size = size };
+	for (uint32_t i = 0; i < size; i++) {
+		void *data;
+
+		trainer_open(&ring->trainers[i], ring->door);
+		ring->fds[i] = memory_new(LEN, &data);
+		ring->data[i] = data;
+		joins[i] = trainer_send_join(&ring->trainers[i], "job", i, size, 60000);
+	}
+	for (uint32_t i = 0; i < size; i++) {
+		ASSERT_EQ(trainer_answer(&ring->trainers[i], joins[i], NULL), 0);
+		ASSERT_EQ(trainer_share(&ring->trainers[i], 1, ring->fds[i], LEN, NULL), 0);
+		declares[i] =
+			trainer_send_declare(&ring->trainers[i], 1, "tensor", DTYPE_FLOAT32, 100);
+	}
+	for (uint32_t i = 0; i < size; i++)
+		ASSERT_EQ(trainer_answer(&ring->trainers[i], declares[i], NULL), 0);
+}
+
+static void ring_close(struct ring *ring)
+{
+	for (uint32_t i = 0; i < ring->size; i++) {
+		trainer_close(&ring->trainers[i]);
+		(void)munmap(ring->data[i], LEN);
+		(void)fd_close(ring->fds[i]);
+	}
+	DOOR_UNTIL(ring->door, !control_n_sessions(ring->door->control));
+	ASSERT_EQ(control_pending(ring->door->control), 0);
+	door_free(ring->door);
+}
+
+/* Everything still works. */
+static void expect_sum(struct ring *ring, uint64_t round)
+{
+	struct shm_entry entry = trainer_entry(1, round, 1, 1, 100);
+	uint32_t slots[4];
+
+	entry.output_offset = 4096;
+	for (uint32_t i = 0; i < ring->size; i++) {
+		ring->data[i][99] = (float)(i + 1);
+		ring->data[i][4096 / 4 + 99] = 0;
+		slots[i] = trainer_post(&ring->trainers[i], &entry);
+	}
+	for (uint32_t i = 0; i < ring->size; i++) {
+		ASSERT_EQ(trainer_wait(&ring->trainers[i], slots[i], NULL), 0);
+		ASSERT_EQ(ring->data[i][4096 / 4 + 99], ring->size * (ring->size + 1) / 2);
+	}
+}
+
+TEST(sums)
+{
+	struct ring ring;
+
+	for (uint32_t size = 1; size <= 4; size++) {
+		ring_open(&ring, size);
+		for (uint64_t round = 1; round < 20; round++)
+			expect_sum(&ring, round);
+		ring_close(&ring);
+	}
+}
+
+TEST(completion_wakes_who_sleeps_and_nobody_else)
+{
+	struct ring ring;
+	struct shm_header *header;
+	struct pollfd wake;
+	uint64_t value;
+	uint32_t slot;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+
+	ring_open(&ring, 1);
+	header = ring.trainers[0].shm;
+	wake = (struct pollfd){ .fd = ring.trainers[0].wake, .events = POLLIN };
+
+	slot = trainer_post(&ring.trainers[0], &entry);
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], slot, NULL), 0);
+	ASSERT_EQ(poll(&wake, 1, 0), 0);
+	ASSERT_EQ(header->completions, 1);
+
+	atomic_store(&header->trainer_armed, 1);
+	entry.round = 2;
+	slot = trainer_post(&ring.trainers[0], &entry);
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], slot, NULL), 0);
+	ASSERT_EQ(poll(&wake, 1, 0), 1);
+	ASSERT_EQ(header->trainer_armed, 0);
+	ASSERT_EQ(header->completions, 2);
+	ASSERT_EQ(read(wake.fd, &value, sizeof(value)), sizeof(value));
+	ASSERT_EQ(poll(&wake, 1, 0), 0);
+	/* A trainer wakes its own threads with it. */
+	ASSERT_EQ(write(wake.fd, &value, sizeof(value)), sizeof(value));
+	ASSERT_EQ(poll(&wake, 1, 0), 1);
+	ring_close(&ring);
+}
+
+/* A trainer may do to its descriptors what it likes: the daemon never sleeps in a write. */
+TEST(wake_up_that_is_full_blocks_nobody)
+{
+	struct ring ring;
+	struct shm_header *header;
+	char junk[4096] = { 0 };
+
+	ring_open(&ring, 1);
+	header = ring.trainers[0].shm;
+	while (write(ring.trainers[0].wake, junk, sizeof(junk)) > 0)
+		;
+	ASSERT_EQ(errno, EAGAIN);
+	ASSERT_OK(fcntl(ring.trainers[0].wake, F_SETFL, 0));
+	for (uint64_t round = 1; round < 5; round++) {
+		atomic_store(&header->trainer_armed, 1);
+		expect_sum(&ring, round);
+	}
+	ring_close(&ring);
+}
+
+TEST(doorbell_need_not_ring_while_the_daemon_is_awake)
+{
+	struct ring ring;
+	struct shm_header *header;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	uint32_t slots[SHM_SLOTS];
+
+	ring_open(&ring, 1);
+	header = ring.trainers[0].shm;
+	ASSERT_EQ(header->daemon_armed, 1);
+	/* Far more than a turn takes: the ring is full to the last entry. */
+	for (uint32_t i = 0; i < SHM_ENTRIES; i++) {
+		entry.round = i + 1;
+		slots[i] = trainer_post(&ring.trainers[0], &entry);
+		ASSERT_EQ(header->daemon_armed, 0);
+	}
+	for (uint32_t i = 0; i < SHM_ENTRIES; i++)
+		ASSERT_EQ(trainer_wait(&ring.trainers[0], slots[i], NULL), 0);
+	DOOR_UNTIL(ring.door, header->daemon_armed);
+	ASSERT_EQ(header->completions, SHM_ENTRIES);
+	expect_sum(&ring, SHM_ENTRIES + 1);
+	ring_close(&ring);
+}
+
+TEST(entries_may_overtake_the_packets_that_explain_them)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(2, 1, 2, 2, 50);
+	struct trainer *trainer = &ring.trainers[0];
+	uint64_t declare, share;
+	uint32_t slot;
+
+	ring_open(&ring, 1);
+	/* Posted last, and the doorbell's turn may come first. */
+	declare = trainer_send_declare(trainer, 2, "late", DTYPE_FLOAT32, 50);
+	share = trainer_send_share(trainer, 2, ring.fds[0], LEN);
+	slot = trainer_post(trainer, &entry);
+	ASSERT_EQ(trainer_wait(trainer, slot, NULL), 0);
+	ASSERT_EQ(trainer_answer(trainer, declare, NULL), 0);
+	ASSERT_EQ(trainer_answer(trainer, share, NULL), 0);
+	ring_close(&ring);
+}
+
+/* -- Wrong entries: the request fails, with words ------------------------------------------------------------------ */
+
+static void expect_refused(struct ring *ring, uint64_t *round, const struct shm_entry *given,
+			   int status, const char *words)
+{
+	struct shm_entry entry = *given;
+	char text[ERROR_TEXT_MAX + 1];
+
+	entry.round = ++*round;
+	ASSERT_EQ(trainer_wait(&ring->trainers[0], trainer_post(&ring->trainers[0], &entry), text),
+		  status);
+	ASSERT_CONTAINS(text, words);
+}
+
+TEST(wrong_entries_fail_with_words)
+{
+	struct ring ring;
+	struct shm_entry good, entry;
+	uint64_t round = 0;
+
+	ring_open(&ring, 1);
+	good = trainer_entry(1, 0, 1, 1, 100);
+#define REFUSED(field, value, words)                                   \
+	do {                                                           \
+		entry = good;                                          \
+		entry.field = (value);                                 \
+		expect_refused(&ring, &round, &entry, -EINVAL, words); \
+	} while (0)
+	REFUSED(input_buffer, 9, "buffer 9");
+	REFUSED(input_buffer, 0, "needs an input");
+	REFUSED(output_buffer, UINT32_MAX, "buffer 4294967295");
+	REFUSED(output_buffer, 0, "needs an output");
+	REFUSED(input_offset, LEN - 399, "not inside");
+	REFUSED(input_offset, LEN - 396, "not inside");
+	REFUSED(input_offset, LEN, "not inside");
+	REFUSED(input_offset, UINT64_MAX - 3, "not inside");
+	REFUSED(input_offset, 2, "not aligned");
+	REFUSED(output_offset, 4097, "not aligned");
+	REFUSED(output_offset, 1ull << 63, "not inside");
+	REFUSED(input_count, 99, "needs 100");
+	REFUSED(input_count, UINT64_MAX, "not inside");
+	REFUSED(input_count, 1ull << 62, "not inside");
+	REFUSED(output_count, 99, "room for 99");
+	REFUSED(output_count, UINT64_MAX / 4 + 1, "not inside");
+	REFUSED(output_offset, 4, "overlap");
+	REFUSED(operation, 0, "no operation 0");
+	REFUSED(operation, 255, "no operation 255");
+	REFUSED(reduction, 0, "no reduction 0");
+	REFUSED(reduction, 200, "no reduction 200");
+	REFUSED(flags, 1, "flags");
+	REFUSED(operation, OPERATION_BROADCAST, "has no reduction");
+#undef REFUSED
+	expect_sum(&ring, ++round);
+	ring_close(&ring);
+}
+
+TEST(wrong_counts_fail_with_words)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(1, 0, 1, 1, 100);
+	uint64_t *counts, round = 0;
+
+	ring_open(&ring, 1);
+	counts = (uint64_t *)&ring.data[0][8192 / 4];
+	entry.operation = OPERATION_REDUCE_SCATTER;
+	entry.counts_buffer = 7;
+	expect_refused(&ring, &round, &entry, -EINVAL, "buffer 7");
+	entry.counts_buffer = 1;
+	entry.counts_offset = LEN - 4;
+	expect_refused(&ring, &round, &entry, -EINVAL, "counts");
+	entry.counts_offset = 8192;
+	counts[0] = 101;
+	expect_refused(&ring, &round, &entry, -EINVAL, "needs 101");
+	entry.operation = OPERATION_ALL_TO_ALL;
+	entry.reduction = 0;
+	entry.output_offset = 4096;
+	counts[0] = 100;
+	counts[1] = UINT64_MAX;
+	expect_refused(&ring, &round, &entry, -EINVAL, "room");
+	counts[1] = 101;
+	expect_refused(&ring, &round, &entry, -EINVAL, "room");
+	counts[1] = 99;
+	expect_refused(&ring, &round, &entry, -EINVAL, "expects 99");
+	counts[1] = 100;
+	entry.round = ++round;
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], trainer_post(&ring.trainers[0], &entry), NULL),
+		  0);
+	expect_sum(&ring, ++round);
+	ring_close(&ring);
+}
+
+TEST(numbers_that_mean_nothing)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(9, 1, 1, 1, 100);
+	struct trainer *trainer = &ring.trainers[0], outside;
+	char text[ERROR_TEXT_MAX + 1];
+
+	ring_open(&ring, 1);
+	ASSERT_EQ(trainer_wait(trainer, trainer_post(trainer, &entry), text), -EINVAL);
+	ASSERT_CONTAINS(text, "no tensor 9");
+	trainer_open(&outside, ring.door);
+	ASSERT_EQ(trainer_wait(&outside, trainer_post(&outside, &entry), text), -ENOTCONN);
+	trainer_close(&outside);
+	ASSERT_EQ(trainer_leave(trainer, NULL), 0);
+	ASSERT_EQ(trainer_wait(trainer, trainer_post(trainer, &entry), text), -ECANCELED);
+	ASSERT_CONTAINS(text, "left");
+	ring_close(&ring);
+}
+
+/* -- Wrong rings: the session ends, the others go on ---------------------------------------------------------------- */
+
+static void expect_cut_off(void (*spoil)(struct trainer *trainer))
+{
+	struct ring ring;
+	struct trainer other;
+
+	ring_open(&ring, 1);
+	trainer_open(&other, ring.door);
+	spoil(&ring.trainers[0]);
+	trainer_expect_end(&ring.trainers[0]);
+	ASSERT_EQ(trainer_join(&other, "other", 0, 1, NULL), 0);
+	trainer_close(&other);
+	ring_close(&ring);
+}
+
+static void post_wild_slot(struct trainer *trainer)
+{
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+
+	entry.slot = SHM_SLOTS;
+	trainer_post_raw(trainer, &entry);
+}
+
+static void post_twice(struct trainer *trainer)
+{
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+
+	/* Waits for nobody's declaration but its own, so a tensor that somebody else has to declare is needed. */
+	ASSERT_EQ(trainer_leave(trainer, NULL), 0);
+	(void)trainer_send_join(trainer, "pair", 0, 2, 60000);
+	trainer_post_raw(trainer, &entry);
+	trainer_post_raw(trainer, &entry);
+	entry.slot = UINT32_MAX;
+	trainer_post_raw(trainer, &entry);
+}
+
+static void jump(struct trainer *trainer)
+{
+	trainer->tail += SHM_ENTRIES;
+	post_wild_slot(trainer);
+}
+
+static void go_back(struct trainer *trainer)
+{
+	trainer->tail -= 2;
+	post_wild_slot(trainer);
+}
+
+TEST(wild_slot_ends_the_session)
+{
+	expect_cut_off(post_wild_slot);
+}
+
+TEST(slots_of_failed_entries_may_be_used_again_but_wild_ones_not)
+{
+	expect_cut_off(post_twice);
+}
+
+TEST(ring_that_jumps_ends_the_session)
+{
+	expect_cut_off(jump);
+	expect_cut_off(go_back);
+}
+
+TEST(slot_posted_twice_ends_the_session_and_its_job)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	char text[ERROR_TEXT_MAX + 1];
+	uint32_t slot;
+
+	ring_open(&ring, 2);
+	slot = trainer_post(&ring.trainers[1], &entry);
+	DOOR_UNTIL(ring.door, control_pending(ring.door->control) == 1);
+	entry.slot = slot;
+	entry.round = 2;
+	trainer_post_raw(&ring.trainers[1], &entry);
+	trainer_expect_end(&ring.trainers[1]);
+	{
+		_cleanup_(unpack_freep) Bps__Control__Message *message =
+			trainer_receive(&ring.trainers[0]);
+
+		ASSERT_EQ(message->body_case, BPS__CONTROL__MESSAGE__BODY_JOB_FAILED);
+		ASSERT_CONTAINS(message->text, "rank 1");
+		ASSERT_CONTAINS(message->text, "posted slot 0 twice");
+	}
+	entry.slot = 0;
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], trainer_post(&ring.trainers[0], &entry), text),
+		  -EPIPE);
+	ASSERT_CONTAINS(text, "posted slot 0 twice");
+	ring_close(&ring);
+}
+
+TEST(round_out_of_order_fails_the_job)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(1, 2, 1, 1, 100);
+	char text[ERROR_TEXT_MAX + 1];
+
+	ring_open(&ring, 2);
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], trainer_post(&ring.trainers[0], &entry), text),
+		  -EPROTO);
+	ASSERT_STR(text, "rank 0 submitted round 2 of tensor tensor, but its next is 1");
+	for (uint32_t i = 0; i < 2; i++) {
+		_cleanup_(unpack_freep) Bps__Control__Message *message =
+			trainer_receive(&ring.trainers[i]);
+
+		ASSERT_EQ(message->body_case, BPS__CONTROL__MESSAGE__BODY_JOB_FAILED);
+		ASSERT_EQ(message->status, -EPROTO);
+	}
+	ring_close(&ring);
+}
+
+/* -- In flight ------------------------------------------------------------------------------------------------------ */
+
+TEST(unshare_waits_for_what_is_in_flight)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct trainer *trainer = &ring.trainers[0];
+	uint64_t unshare, share;
+	uint32_t slots[2];
+
+	ring_open(&ring, 2);
+	slots[0] = trainer_post(trainer, &entry);
+	unshare = trainer_send_unshare(trainer, 1);
+	/* Its number is free at once, its memory is not. */
+	share = trainer_send_share(trainer, 1, ring.fds[0], LEN);
+	ASSERT_EQ(trainer_answer(trainer, share, NULL), 0);
+	ASSERT_TRUE(!trainer_readable(trainer) && !trainer_done(trainer, slots[0]));
+	slots[1] = trainer_post(&ring.trainers[1], &entry);
+	ASSERT_EQ(trainer_answer(trainer, unshare, NULL), 0);
+	ASSERT_EQ(trainer_wait(trainer, slots[0], NULL), 0);
+	ASSERT_EQ(trainer_wait(&ring.trainers[1], slots[1], NULL), 0);
+	expect_sum(&ring, 2);
+	ring_close(&ring);
+}
+
+TEST(cancel_ends_it_everywhere)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct trainer *trainers = ring.trainers;
+	char text[ERROR_TEXT_MAX + 1];
+	uint32_t slots[2];
+
+	ring_open(&ring, 3);
+	slots[0] = trainer_post(&trainers[0], &entry);
+	slots[1] = trainer_post(&trainers[1], &entry);
+	/* A ticket of somebody else's use of the slot, a slot that is free, one that is none. */
+	ASSERT_EQ(
+		trainer_answer(&trainers[1], trainer_send_cancel(&trainers[1], slots[1], 99), NULL),
+		0);
+	ASSERT_EQ(trainer_answer(&trainers[1], trainer_send_cancel(&trainers[1], 77, 1), NULL), 0);
+	ASSERT_EQ(trainer_answer(&trainers[1], trainer_send_cancel(&trainers[1], SHM_SLOTS + 5, 1),
+				 NULL),
+		  0);
+	ASSERT_TRUE(!trainer_done(&trainers[0], slots[0]));
+	ASSERT_EQ(
+		trainer_answer(&trainers[1], trainer_send_cancel(&trainers[1], slots[1], 1), NULL),
+		0);
+	for (uint32_t i = 0; i < 2; i++) {
+		ASSERT_EQ(trainer_wait(&trainers[i], slots[i], text), -ECANCELED);
+		ASSERT_STR(text, "tensor tensor, round 1: rank 1 cancelled it");
+	}
+	ASSERT_EQ(trainer_wait(&trainers[2], trainer_post(&trainers[2], &entry), text), -ECANCELED);
+	ASSERT_STR(text, "tensor tensor, round 1: rank 1 cancelled it");
+	expect_sum(&ring, 2);
+	/* Too late. */
+	ASSERT_EQ(trainer_answer(&trainers[1], trainer_send_cancel(&trainers[1], 1, 2), NULL), 0);
+	ring_close(&ring);
+}
+
+TEST(leave_ends_requests_and_later_ones_name_who_left)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	char text[ERROR_TEXT_MAX + 1];
+	uint32_t slots[2];
+
+	ring_open(&ring, 3);
+	for (uint32_t i = 0; i < 2; i++)
+		slots[i] = trainer_post(&ring.trainers[i], &entry);
+	ASSERT_EQ(trainer_leave(&ring.trainers[1], NULL), 0);
+	for (uint32_t i = 0; i < 2; i++) {
+		ASSERT_EQ(trainer_wait(&ring.trainers[i], slots[i], text), -ECANCELED);
+		ASSERT_CONTAINS(text, "rank 1 left job job");
+	}
+	for (entry.round = 1; entry.round < 4; entry.round++) {
+		ASSERT_EQ(trainer_wait(&ring.trainers[2], trainer_post(&ring.trainers[2], &entry),
+				       text),
+			  -EPIPE);
+		ASSERT_STR(text, "rank 1 has left job job");
+	}
+	ASSERT_EQ(trainer_leave(&ring.trainers[2], NULL), 0);
+	ASSERT_EQ(trainer_leave(&ring.trainers[0], NULL), 0);
+	ring_close(&ring);
+}
