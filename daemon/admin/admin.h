@@ -41,8 +41,9 @@ struct admin_ops {
 	int (*status)(void *user, struct admin_status *ret_status);
 	int (*nodes)(void *user, uint32_t *ret_epoch, struct admin_node **ret_nodes, size_t *ret_n);
 	int (*jobs)(void *user, struct admin_job **ret_jobs, size_t *ret_n);
-	int (*job)(void *user, const char *name, struct admin_job *ret_job, struct admin_rank **ret_ranks,
-		   size_t *ret_n_ranks, struct admin_tensor **ret_tensors, size_t *ret_n_tensors);
+	int (*job)(void *user, const char *name, struct admin_job *ret_job,
+		   struct admin_rank **ret_ranks, size_t *ret_n_ranks,
+		   struct admin_tensor **ret_tensors, size_t *ret_n_tensors);
 	bool (*healthy)(void *user);
 };
 
