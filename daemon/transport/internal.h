@@ -316,6 +316,8 @@ struct lane {
 	struct list link;
 	size_t n_business;
 	uint64_t business_ns; /* since when there is some */
+	uint64_t checked_ns; /* the sign of life that was the last when it was last asked for one */
+	unsigned n_pings;    /* without a sign of life since */
 	bool is_closing;
 	struct mail start, close;
 

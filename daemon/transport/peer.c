@@ -74,6 +74,12 @@ uint64_t peer_id(const struct peer *peer)
 	return peer->id;
 }
 
+void peer_call_it(struct peer *peer, const char *node)
+{
+	if (!*peer->node)
+		(void)snprintf(peer->name, sizeof(peer->name), "node %s (%s)", node, peer->address);
+}
+
 const char *peer_name(const struct peer *peer)
 {
 	return peer->name;
@@ -270,7 +276,10 @@ static void lane_ping(struct lane *lane)
 		lane_send(lane, &notice->message);
 }
 
-/* When to look again at this lane, or 0 when its silence has become too long. */
+/*
+ * When to look again at this lane, or 0 when its silence has become too long. It takes questions without an answer,
+ * not the clock alone: after a stop of our own (no processor, a suspended machine) the answers may lie unread.
+ */
 static uint64_t lane_check_silence(struct lane *lane, uint64_t now_ns)
 {
 	uint64_t timeout_ns = lane->transport->peer_timeout_ns;
@@ -278,12 +287,19 @@ static uint64_t lane_check_silence(struct lane *lane, uint64_t now_ns)
 		MAX(atomic_load_explicit(&lane->heard_ns, memory_order_relaxed), lane->business_ns);
 	uint64_t silent_ns = now_ns > heard_ns ? now_ns - heard_ns : 0;
 
-	if (silent_ns >= timeout_ns)
-		return 0;
-	if (silent_ns < timeout_ns / 3)
+	if (silent_ns < timeout_ns / 3) {
+		lane->n_pings = 0;
 		return heard_ns + timeout_ns / 3;
+	}
+	if (heard_ns != lane->checked_ns)
+		lane->n_pings = 0;
+	lane->checked_ns = heard_ns;
+	if (silent_ns >= timeout_ns && lane->n_pings >= 2)
+		return 0;
 	lane_ping(lane);
-	return MIN(now_ns + timeout_ns / 3, heard_ns + timeout_ns);
+	lane->n_pings++;
+	return silent_ns >= timeout_ns ? now_ns + timeout_ns / 3
+				       : MIN(now_ns + timeout_ns / 3, heard_ns + timeout_ns);
 }
 
 static void lose_silent(struct peer *peer)

@@ -163,6 +163,8 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 uint64_t peer_id(const struct peer *peer);
 /* "node b (10.88.0.2:9690)". */
 const char *peer_name(const struct peer *peer);
+/* What messages call a peer until it has told its node's name itself: before, they only have its address. */
+void peer_call_it(struct peer *peer, const char *node);
 bool peer_is_self(const struct peer *peer);
 void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out);
 

@@ -544,6 +544,8 @@ TEST(one_lane_of_four_breaks)
 		PAIR_UNTIL(pair, peer_has_lane(pair->peer, 0) && peer_has_lane(pair->peer, 1) &&
 					 peer_has_lane(pair->peer, 2) &&
 					 peer_has_lane(pair->peer, 3));
+		lane = list_last(&pair->peer->lanes, struct lane, link);
+		fd = lane->source.fd; /* its thread's; which gets its calls after we have looked */
 		for (unsigned i = 0; i < ARRAY_SIZE(calls); i++) {
 			pair_call_init(&calls[i], NULL, 0, NULL, 0);
 			pair_call_begin(pair, &calls[i]);
@@ -551,8 +553,7 @@ TEST(one_lane_of_four_breaks)
 		PAIR_UNTIL(pair, pair->b.n_deliveries == ARRAY_SIZE(calls));
 		list_for_each (lane, &pair->peer->lanes, link)
 			ASSERT_EQ(lane->n_business, 4);
-		lane = list_last(&pair->peer->lanes, struct lane, link);
-		ASSERT_OK(shutdown(lane->source.fd, SHUT_RDWR));
+		ASSERT_OK(shutdown(fd, SHUT_RDWR));
 		PAIR_UNTIL(pair, pair->a.n_lost && pair->b.n_lost);
 		for (unsigned i = 0; i < ARRAY_SIZE(calls); i++) {
 			ASSERT_EQ(calls[i].n_done, 1);

@@ -101,6 +101,29 @@ TEST(a_call_held_for_long)
 	}
 }
 
+/* We were stopped for longer than the limit: the peer is not to blame, its answer lies in the socket. */
+TEST(our_own_silence_is_not_the_peers)
+{
+	int fd;
+	_cleanup_(pair_freep) struct pair *pair = caller_new(0, 60, &fd);
+	struct data_header header;
+	struct pair_call call;
+	uint64_t stopped_ns;
+
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	receive_header(pair, fd, &header);
+	header.op = DATA_RESULT;
+	raw_send(pair, fd, &header, sizeof(header));
+	stopped_ns = clock_now_ns();
+	while (clock_now_ns() - stopped_ns < 100 * NSEC_PER_MSEC)
+		;
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->a.n_lost);
+}
+
 /* The server, too, asks after a caller that waits for its answer. */
 TEST(a_silent_caller_is_lost)
 {
