@@ -290,7 +290,7 @@ static void on_register(void *user, struct rpc_call *call, const void *data, siz
 	struct coordinator *c = user;
 	_cleanup_(wire_register_done) struct wire_register message = { 0 };
 	struct failure failure = { 0 };
-	struct member *member;
+	struct member *member = NULL;
 	int r;
 
 	r = wire_unpack_register(data, len, &failure, &message);

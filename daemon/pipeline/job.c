@@ -378,21 +378,45 @@ void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns)
 }
 
 /*
- * Who is missing here. Where one node has all ranks, ranks can be named; else their numbers are known only to
- * themselves, and they are named by local rank.
+ * The rank of this node's local rank 0, if the ranks that are here are numbered in the order of their local ranks, as all
+ * launchers do. Where one node has all ranks it is 0 however they are numbered.
  */
-static const char *name_missing(const struct pipeline_job *job, struct pipeline_ranks_text *missing)
+static bool first_rank(const struct pipeline_job *job, uint32_t *ret_first)
 {
-	bool all_here = job->shape.n_nodes == 1;
+	const struct pipeline_member *member = NULL;
 
+	*ret_first = 0;
+	if (job->shape.n_nodes == 1)
+		return true;
+	for (uint32_t i = 0; i < job->shape.local_size; i++) {
+		const struct pipeline_member *other = job->members[i];
+
+		if (!other)
+			continue;
+		if (other->rank < other->local_rank ||
+		    (member && other->rank - other->local_rank != *ret_first))
+			return false;
+		member = other;
+		*ret_first = other->rank - other->local_rank;
+	}
+	return member;
+}
+
+/* Who is missing here, by rank where that can be known, else by local rank. */
+static const char *name_missing(const struct pipeline_job *job, struct pipeline_ranks_text *missing,
+				bool by_rank, uint32_t first)
+{
 	for (uint32_t i = 0; i < job->shape.local_size; i++) {
 		bool here = false;
 
-		for (uint32_t j = 0; j < job->shape.local_size; j++)
-			here |= job->members[j] && (all_here ? job->members[j]->rank
-							     : job->members[j]->local_rank) == i;
+		for (uint32_t j = 0; j < job->shape.local_size; j++) {
+			const struct pipeline_member *member = job->members[j];
+
+			here |= member &&
+				(by_rank ? member->rank == first + i : member->local_rank == i);
+		}
 		if (!here)
-			pipeline_ranks_add(missing, i);
+			pipeline_ranks_add(missing, first + i);
 	}
 	return pipeline_ranks_end(missing);
 }
@@ -401,14 +425,16 @@ static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
 {
 	struct pipeline_ranks_text missing = { 0 };
 	struct failure failure;
+	uint32_t first;
 	char time[32];
 
 	(void)pipeline_time_text(time, job->forming_timeout_ns);
 	if (job->n_members < job->shape.local_size) {
-		const char *names = name_missing(job, &missing);
+		bool by_rank = first_rank(job, &first);
+		const char *names = name_missing(job, &missing, by_rank, first);
 
 		(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s%s did not join within %s",
-				  job->name, job->shape.n_nodes == 1 ? "" : "local ", names, time);
+				  job->name, by_rank ? "" : "local ", names, time);
 	} else if (now_ns < job->formed_by_ns + SERVER_GRACE_NS) {
 		(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
 				     job->formed_by_ns + SERVER_GRACE_NS);

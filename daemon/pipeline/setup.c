@@ -93,12 +93,17 @@ static int peer_of(const struct pipeline_job *job, const struct view_member *mem
 		   struct peer **ret_peer)
 {
 	struct transport *transport = job->pipeline->params.transport;
+	int r;
 
 	if (member->is_self) {
 		*ret_peer = transport_self(transport);
 		return 0;
 	}
-	return error_trace(transport_connect(transport, member->address, member->id, ret_peer));
+	r = transport_connect(transport, member->address, member->id, ret_peer);
+	if (r)
+		return error_trace(r);
+	peer_call_it(*ret_peer, member->name);
+	return 0;
 }
 
 static void on_view(struct cluster_query *query, struct view *view, const struct failure *failure)

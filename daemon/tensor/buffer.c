@@ -50,8 +50,8 @@ int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_bu
 		return failure_set(failure, -ENOMEM, "out of memory");
 	if (quota_charge(quota, len))
 		return failure_set(failure, -EDQUOT,
-				   "%" PRIu64 " bytes more than the %" PRIu64 " of %" PRIu64
-				   " that this session shares already",
+				   "%" PRIu64 " bytes are too many beside %" PRIu64
+				   " shared already: session_quota is %" PRIu64,
 				   len, quota_used(quota), quota->limit);
 	data = mmap(NULL, (size_t)len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	if (data == MAP_FAILED) {

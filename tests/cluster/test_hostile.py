@@ -15,7 +15,7 @@ class Beside:
     """A job of two ranks that works while the test misbehaves; fails when a step of it does."""
 
     def __init__(self, cluster):
-        self.ranks = cluster.job((2,), job='beside')
+        self.ranks = cluster.job((2,), job='beside', timeout_ms=60000)
         for rank in self.ranks:
             rank.call('tensor', 0, 'x', FLOAT32, 1024)
         self.n = 0
@@ -112,7 +112,7 @@ def test_joins_that_make_no_sense():
     def test(cluster, daemon, beside):
         for change in [dict(rank=1), dict(size=0), dict(size=1 << 31, n_nodes=1 << 31), dict(local_rank=1), dict(local_size=0),
                        dict(local_size=2), dict(node=1), dict(n_nodes=0), dict(n_nodes=2), dict(job=''), dict(job='a' * 64),
-                       dict(job='../../etc'), dict(job='a b'), dict(job='a\0b'), dict(fields={2: b's' * 256}),
+                       dict(job='../../etc'), dict(job='a b'), dict(fields={2: b's' * 256}),
                        dict(fields={13: 1}), dict(fields={13: 1 << 31})]:
             session = Session(daemon.socket)
             status, text, _ = session.join(**change)

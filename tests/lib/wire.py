@@ -77,7 +77,7 @@ def zigzag(value):
 # -- a trainer's session -------------------------------------------------------------------------------------------
 
 HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE = range(2, 9)
-ENTRY = struct.Struct('<QQIIBBHiIIIIQQQQQQ24x')
+ENTRY = struct.Struct('<QQIIBBHiIIIIQQQQQQ32x')
 RING, ENTRIES, SLOT, SLOTS = 4096, 4096, 4096 + 4096 * 128, 4096
 
 
@@ -86,8 +86,8 @@ class Session:
 
     def __init__(self, path, hello=True, timeout=10):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
+        self.socket.connect(path)  # blocking: a full backlog is waited for
         self.socket.settimeout(timeout)
-        self.socket.connect(path)
         self.n, self.memory = 0, None
         if hello:
             self.hello()
@@ -138,8 +138,13 @@ class Session:
         self.memory = mmap.mmap(self.memfd, welcome[6])
         return fields
 
-    def join(self, job='wire', rank=0, size=1, local_rank=0, local_size=1, node=0, n_nodes=1, **more):
-        body = {1: job, 3: rank, 4: size, 5: local_rank, 6: local_size, 7: node, 8: n_nodes, 9: 10000, 10: 10000}
+    jobs = 0
+
+    def join(self, job=None, rank=0, size=1, local_rank=0, local_size=1, node=0, n_nodes=1, **more):
+        if job is None:  # one that nobody else has: the session before may not be quite gone
+            Session.jobs += 1
+            job = f'wire{Session.jobs}'
+        body = {1: job, 3: rank, 4: size, 5: local_rank, 6: local_size, 7: node, 8: n_nodes}
         body.update(more.get('fields', {}))
         return self.request(JOIN, body)
 
@@ -220,7 +225,7 @@ HEADER = struct.Struct('<IBBHIIQQQIIIIBBBBiQQIIiI')
 HEADER_FIELDS = ('magic version op flags len cookie job key round epoch node block part dtype operation reduction pad '
                  'status offset total part_len root priority checksum').split()
 HELLO_BYTES = struct.Struct('<IBBHQQ64s32s32s')
-assert HEADER.size == 96 and HELLO_BYTES.size == 152
+assert ENTRY.size == 128 and HEADER.size == 96 and HELLO_BYTES.size == 152
 
 
 class Peer:
