@@ -63,7 +63,7 @@ enum bps_dtype {
 enum bps_operation {
 	/* output = reduction over all ranks' inputs. */
 	BPS_PUSH_PULL = 1,
-	/* output = input of rank `root`. On the root input is sent; input may be NULL elsewhere. */
+	/* output = input of rank `root`. On the root output may be NULL, elsewhere input. */
 	BPS_BROADCAST = 2,
 	/* output = inputs of rank 0, 1, ... one after the other. counts: elements of each rank (size entries). */
 	BPS_ALL_GATHER = 3,
@@ -236,8 +236,9 @@ struct bps_submit_params {
 	size_t size;
 	int operation;		/* enum bps_operation */
 	int reduction;		/* enum bps_reduction; 0: BPS_SUM. PUSH_PULL and REDUCE_SCATTER only */
-	const void *input;	/* elements of the tensor's type, naturally aligned; may be equal to output (in place) but
-				 * not overlap it otherwise */
+	const void *input;	/* elements of the tensor's type, naturally aligned; in place: equal to output, or this
+				 * rank's block of it (ALL_GATHER), or output this rank's block of input
+				 * (REDUCE_SCATTER); else the two must not overlap */
 	void *output;
 	uint64_t input_count;	/* elements; 0: as declared; of a BPS_VARIABLE tensor: as counts say, else 0 */
 	uint64_t output_count;	/* room in elements; 0: what the operation needs */

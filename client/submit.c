@@ -16,6 +16,12 @@ struct plan {
 	uint64_t input_count, output_count; /* elements */
 	uint64_t input_len, output_len;	    /* bytes */
 	uint64_t send_each, receive_each;   /* ALL_TO_ALL: elements of an equal block */
+	/*
+	 * Elements in front of this rank's block in input or output. in_place: input and output meet there, so that no
+	 * result overwrites what is still to be read. stage_output: they do not, though they are the same.
+	 */
+	uint64_t input_before, output_before;
+	bool in_place, stage_output;
 };
 
 static _printf_(2, 3) int plan_refuse(const struct plan *plan, const char *format, ...)
@@ -116,6 +122,41 @@ static int plan_all_to_all(struct plan *plan, uint64_t *ret_needed)
 	return 0;
 }
 
+static int plan_all_gather(struct plan *plan, uint64_t *ret_needed)
+{
+	const uint64_t *counts = plan->params.counts;
+	uint64_t needed;
+
+	plan->output_before = plan->input_count * plan->rank;
+	if (counts) {
+		plan->output_before = 0;
+		for (uint32_t rank = 0; rank < plan->rank; rank++)
+			plan->output_before += counts[rank];
+		return plan_sum(plan, counts, "counts", ret_needed);
+	}
+	if (MUL_OVERFLOW(plan->input_count, (uint64_t)plan->size, &needed))
+		return plan_refuse(plan, "input_count is out of range");
+	*ret_needed = needed;
+	return 0;
+}
+
+static int plan_reduce_scatter(struct plan *plan, uint64_t *ret_needed)
+{
+	const uint64_t *counts = plan->params.counts;
+	int r;
+
+	if (counts) {
+		for (uint32_t rank = 0; rank < plan->rank; rank++)
+			plan->input_before += counts[rank];
+		*ret_needed = counts[plan->rank];
+		return 0;
+	}
+	r = plan_divide(plan, plan->input_count, "counts", ret_needed);
+	if (!r)
+		plan->input_before = *ret_needed * plan->rank;
+	return r;
+}
+
 /* The elements that the operation gives this rank. */
 static int plan_output(struct plan *plan)
 {
@@ -123,14 +164,10 @@ static int plan_output(struct plan *plan)
 	uint64_t needed = plan->input_count;
 	int r = 0;
 
-	if (p->operation == BPS_ALL_GATHER && p->counts)
-		r = plan_sum(plan, p->counts, "counts", &needed);
-	else if (p->operation == BPS_ALL_GATHER && MUL_OVERFLOW(needed, plan->size, &needed))
-		r = plan_refuse(plan, "input_count is out of range");
-	else if (p->operation == BPS_REDUCE_SCATTER && p->counts)
-		needed = p->counts[plan->rank];
+	if (p->operation == BPS_ALL_GATHER)
+		r = plan_all_gather(plan, &needed);
 	else if (p->operation == BPS_REDUCE_SCATTER)
-		r = plan_divide(plan, plan->input_count, "counts", &needed);
+		r = plan_reduce_scatter(plan, &needed);
 	else if (p->operation == BPS_ALL_TO_ALL)
 		r = plan_all_to_all(plan, &needed);
 	if (r)
@@ -140,6 +177,23 @@ static int plan_output(struct plan *plan)
 		return plan_refuse(plan, "the output has room for %llu elements of %llu",
 				   (unsigned long long)p->output_count, (unsigned long long)needed);
 	plan->output_count = needed;
+	return 0;
+}
+
+static int plan_overlap(struct plan *plan)
+{
+	const struct bps_submit_params *p = &plan->params;
+	uintptr_t input = (uintptr_t)p->input, output = (uintptr_t)p->output;
+
+	if (!plan->input_len || !plan->output_len || input >= output + plan->output_len ||
+	    output >= input + plan->input_len)
+		return 0;
+	plan->in_place = p->operation != BPS_ALL_TO_ALL &&
+			 input + plan->input_before * plan->element_len ==
+				 output + plan->output_before * plan->element_len;
+	plan->stage_output = !plan->in_place && input == output;
+	if (!plan->in_place && !plan->stage_output)
+		return plan_refuse(plan, "input and output overlap: make them the same or apart");
 	return 0;
 }
 
@@ -158,6 +212,9 @@ static int plan_memory(struct plan *plan)
 		p->input = NULL;
 		plan->input_len = 0;
 	}
+	/* On the root the output is only what the input is. */
+	if (p->operation == BPS_BROADCAST && plan->rank == p->root && !p->output)
+		plan->output_len = 0;
 	if (plan->input_len && !p->input)
 		return plan_refuse(plan, "input is NULL");
 	if (plan->output_len && !p->output)
@@ -171,10 +228,7 @@ static int plan_memory(struct plan *plan)
 				   plan->input_len && input % plan->element_len ? "input"
 										: "output",
 				   plan->element_len);
-	if (plan->input_len && plan->output_len && input != output &&
-	    input < output + plan->output_len && output < input + plan->input_len)
-		return plan_refuse(plan, "input and output overlap: make them the same or apart");
-	return 0;
+	return plan_overlap(plan);
 }
 
 static int plan_check_kind(struct plan *plan)
@@ -250,23 +304,19 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 {
 	const struct bps_submit_params *p = &plan->params;
 	struct bps_client *client = request->client;
-	bool same = p->input && p->input == p->output && plan->input_len && plan->output_len;
-	bool in_place = same && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST);
+	bool one_range =
+		plan->in_place && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST);
 	uint64_t output_len = plan->output_len;
 	int r;
 
 	r = request_take_slot(request);
-	/*
-	 * Where output blocks are not where the input's are, the result of one must not overwrite the input of the
-	 * next: it is staged.
-	 */
 	r = r
-		    ?: submit_find(client, p->output, output_len, same && !in_place,
+		    ?: submit_find(client, p->output, output_len, plan->stage_output,
 				   &request->output_memory, &request->output_range);
-	if (!r && in_place && request->output_memory) {
+	if (!r && one_range && request->output_memory) {
 		request->input_memory = request->output_memory;
 		memory_use(request->input_memory);
-	} else if (!r && !in_place) {
+	} else if (!r && !one_range) {
 		r = submit_find(client, p->input, plan->input_len, false, &request->input_memory,
 				&request->input_range);
 	}

@@ -38,9 +38,10 @@ static void event_write(int fd)
 
 static void event_drain(int fd)
 {
-	uint64_t value;
+	/* What the daemon gave may be a pipe, in which wake-ups queue. */
+	char values[64 * sizeof(uint64_t)];
 
-	(void)!read(fd, &value, sizeof(value));
+	(void)!read(fd, values, sizeof(values));
 }
 
 static void client_arm(struct bps_client *client, bool armed)

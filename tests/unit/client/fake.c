@@ -93,8 +93,8 @@ static void session_run(struct fake *fake, struct fake_session *session, const s
 {
 	size_t len = dtype_size(session->dtypes[e->tensor % FAKE_TENSORS]);
 	bool has_input = e->input_buffer;
-	uint64_t input_len = has_input ? e->input_count * len : 0,
-		 output_len = e->output_count * len;
+	uint64_t input_len = has_input ? e->input_count * len : 0;
+	uint64_t output_len = e->output_buffer ? e->output_count * len : 0;
 	char *input = session_data(session, e->input_buffer, e->input_offset, input_len);
 	char *output = session_data(session, e->output_buffer, e->output_offset, output_len);
 

@@ -163,6 +163,9 @@ TEST(broadcast)
 		      .output = input));
 	ASSERT_EQ(told(f.fake)->entry.input_offset, told(f.fake)->entry.output_offset);
 
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 1, .input = input));
+	ASSERT_EQ(told(f.fake)->entry.output_buffer, 0);
+
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 1, .output = output), EINVAL,
 		     "input is NULL");
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, .root = 3, IN_OUT), EINVAL,
@@ -242,6 +245,27 @@ TEST(in_place_with_blocks)
 	ASSERT_EQ(told(f.fake)->entry.input_offset, told(f.fake)->entry.output_offset);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_GATHER, .input = input, .output = input));
 	ASSERT_TRUE(told(f.fake)->entry.input_offset != told(f.fake)->entry.output_offset);
+	/* Where a block lies in its own place, nothing is copied. */
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_GATHER, .input = bytes + 48, .output = bytes));
+	ASSERT_EQ(told(f.fake)->entry.input_buffer, told(f.fake)->entry.output_buffer);
+	ASSERT_EQ(told(f.fake)->entry.input_offset, 48);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, .input = bytes,
+		      .output = bytes + 16));
+	ASSERT_EQ(told(f.fake)->entry.input_buffer, told(f.fake)->entry.output_buffer);
+	ASSERT_EQ(told(f.fake)->entry.output_offset, 16);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, COUNTS(5, 3, 4), .input = bytes,
+		      .output = bytes + 20));
+	ASSERT_OK(TRY(f.variable, .operation = BPS_ALL_GATHER, COUNTS(5, 3, 4), .input = bytes + 20,
+		      .output = bytes));
+	ASSERT_FAILS(
+		TRY(f.fixed, .operation = BPS_ALL_GATHER, .input = bytes + 44, .output = bytes),
+		EINVAL, "overlap");
+	ASSERT_FAILS(
+		TRY(f.fixed, .operation = BPS_REDUCE_SCATTER, .input = bytes, .output = bytes + 32),
+		EINVAL, "overlap");
+	ASSERT_FAILS(
+		TRY(f.fixed, .operation = BPS_ALL_TO_ALL, .input = bytes, .output = bytes + 16),
+		EINVAL, "overlap");
 	bps_memory_free(memory);
 }
 
