@@ -48,14 +48,18 @@ def a_rank_leaves():
 def a_rank_does_not_come():
     bps.init(request_timeout=1)
     bps.push_pull(ones(), name="x")
+    flag = os.path.join(os.path.dirname(os.environ["BPS_SOCKET"]), "flag")  # in the launcher's own folder
     if bps.rank() == 0:
-        expect(bps.BpsTimeoutError, lambda: bps.push_pull(ones(), name="x"), "1")
-    bps.broadcast_object("the job goes on", name="y")
+        expect(bps.BpsTimeoutError, lambda: bps.push_pull(ones(), name="x"), "rank 1")
+        open(flag, "w").close()
+    while not os.path.exists(flag):
+        time.sleep(0.01)
+    assert bps.broadcast_object("the job goes on", name="y") == "the job goes on"
 
 
 def a_rank_does_not_join():
     if os.environ["BPS_RANK"] == "0":
-        expect(bps.BpsTimeoutError, lambda: bps.init(timeout=0.5), "1")
+        expect(bps.BpsTimeoutError, lambda: bps.init(timeout=0.5), "rank 1")
         assert not bps.is_initialized()
 
 
@@ -83,7 +87,7 @@ def a_canceled_request():
         expect(bps.BpsCanceledError, handle.wait)
     bps.barrier()
     if bps.rank() == 1:
-        expect(bps.BpsError, lambda: bps.push_pull(ones(), name="x"), "0")
+        expect(bps.BpsError, lambda: bps.push_pull(ones(), name="x"), "rank 0")
     bps.barrier()
     assert bps.push_pull(ones(), average=False, name="x")[0] == 2.0
 
