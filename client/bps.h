@@ -79,12 +79,7 @@ enum bps_operation {
  * Reductions of BPS_PUSH_PULL and BPS_REDUCE_SCATTER. Integers wrap; their average is floor(sum / size). A NaN in a
  * result is the canonical quiet NaN. bool: sum and max are or, min is and; it has no average.
  */
-enum bps_reduction {
-	BPS_SUM = 1,
-	BPS_AVERAGE = 2,
-	BPS_MIN = 3,
-	BPS_MAX = 4
-};
+enum bps_reduction { BPS_SUM = 1, BPS_AVERAGE = 2, BPS_MIN = 3, BPS_MAX = 4 };
 
 /* Elements of a tensor that differ from rank to rank or from one operation to the next. */
 #define BPS_VARIABLE UINT64_MAX
@@ -138,20 +133,22 @@ int bps_client_dispatch(struct bps_client *client);
 
 struct bps_join_params {
 	size_t size;
-	const char *job;       /* name of the job: 1 to 63 of A-Z a-z 0-9 . _ - ; NULL: "default" */
-	const void *secret;    /* presented alike by all ranks; NULL: none */
-	size_t secret_len;     /* at most 255 */
-	uint32_t rank;         /* of this trainer in the job, 0 to world_size - 1 */
-	uint32_t world_size;   /* ranks of the job; 0 means 1 */
+	const char *job;     /* its name: 1 to 63 of A-Z a-z 0-9 . _ - ; NULL: "default" */
+	const void *secret;  /* presented alike by all ranks; NULL: none */
+	size_t secret_len;   /* at most 255 */
+	uint32_t rank;	     /* of this trainer in the job, 0 to world_size - 1 */
+	uint32_t world_size; /* ranks of the job; 0 means 1 */
 	/* Where it is. local_size and n_nodes both 0: all ranks are on this machine, and local_rank 0 means rank. */
-	uint32_t local_rank;   /* among the job's ranks on this machine */
-	uint32_t local_size;   /* the job's ranks on this machine; 0: world_size / n_nodes */
-	uint32_t node;         /* number of this machine in the job, 0 to n_nodes - 1 */
-	uint32_t n_nodes;      /* machines of the job; 0: world_size / local_size */
-	int64_t timeout_ms;    /* for all ranks to come; 0: 60 s */
-	int64_t request_timeout_ms; /* for a request to complete, unless it says otherwise; 0: 600 s */
-	uint32_t min_servers;  /* wait until the cluster has this many summation servers; 0: whatever is there */
-	uint32_t part_bytes;   /* largest part of a tensor sent as one message; 0: the cluster's setting */
+	uint32_t local_rank; /* among the job's ranks on this machine */
+	uint32_t local_size; /* the job's ranks on this machine; 0: world_size / n_nodes */
+	uint32_t node;	     /* number of this machine in the job, 0 to n_nodes - 1 */
+	uint32_t n_nodes;    /* machines of the job; 0: world_size / local_size */
+	/* Deadlines: for all ranks to come; for a request to complete, unless it says otherwise. */
+	int64_t timeout_ms;	    /* 0: 60 s */
+	int64_t request_timeout_ms; /* 0: 600 s */
+	/* How it runs. */
+	uint32_t min_servers;  /* wait for so many summation servers; 0: whatever is there */
+	uint32_t part_bytes;   /* largest part sent as one message; 0: the cluster's setting */
 	int force_distributed; /* not 0: go through servers though all ranks are on one machine */
 };
 
@@ -204,7 +201,8 @@ int bps_memory_alloc(struct bps_client *client, size_t len, struct bps_memory **
  * library adds F_SEAL_SHRINK and refuses a descriptor that cannot take it (-EPERM). The mapping stays the caller's and
  * must last until bps_memory_free(); the descriptor may be closed at once.
  */
-int bps_memory_import(struct bps_client *client, int fd, void *data, size_t len, struct bps_memory **ret_memory);
+int bps_memory_import(struct bps_client *client, int fd, void *data, size_t len,
+		      struct bps_memory **ret_memory);
 void *bps_memory_data(const struct bps_memory *memory);
 size_t bps_memory_len(const struct bps_memory *memory);
 
@@ -234,25 +232,28 @@ void bps_tensor_free(struct bps_tensor *tensor);
 
 struct bps_submit_params {
 	size_t size;
-	int operation;		/* enum bps_operation */
-	int reduction;		/* enum bps_reduction; 0: BPS_SUM. PUSH_PULL and REDUCE_SCATTER only */
-	const void *input;	/* elements of the tensor's type, naturally aligned; in place: equal to output, or this
-				 * rank's block of it (ALL_GATHER), or output this rank's block of input
-				 * (REDUCE_SCATTER); else the two must not overlap */
+	int operation; /* enum bps_operation */
+	int reduction; /* enum bps_reduction; 0: BPS_SUM. PUSH_PULL and REDUCE_SCATTER only */
+	/*
+	 * Elements of the tensor's type, naturally aligned. In place: input equal to output; or this rank's block of
+	 * output (ALL_GATHER); or output this rank's block of input (REDUCE_SCATTER). Else they must not overlap.
+	 */
+	const void *input;
 	void *output;
-	uint64_t input_count;	/* elements; 0: as declared; of a BPS_VARIABLE tensor: as counts say, else 0 */
-	uint64_t output_count;	/* room in elements; 0: what the operation needs */
+	uint64_t input_count;  /* 0: as declared; of a BPS_VARIABLE tensor: as counts say, else 0 */
+	uint64_t output_count; /* room in elements; 0: what the operation needs */
 	/*
 	 * Elements of each rank's block, world_size entries, the same on all ranks; NULL: equal blocks.
 	 * ALL_GATHER: what each rank gives. REDUCE_SCATTER: what each rank gets. ALL_TO_ALL: what this rank sends to each.
 	 * Copied before the call returns.
 	 */
 	const uint64_t *counts;
-	const uint64_t *receive_counts; /* ALL_TO_ALL: what this rank gets from each; NULL: equal blocks of output_count,
-					 * or, if that is 0, of input_count */
-	uint32_t root;		/* BROADCAST */
-	int32_t priority;	/* larger is more urgent (front layers); orders the work, never changes results */
-	int64_t timeout_ms;	/* for the request to complete; 0: the job's setting */
+	/* ALL_TO_ALL: what this rank gets from each; NULL: equal blocks of output_count, or, if 0, of input_count. */
+	const uint64_t *receive_counts;
+	uint32_t root; /* BROADCAST */
+	/* Larger is more urgent (front layers); orders the work, never changes results. */
+	int32_t priority;
+	int64_t timeout_ms; /* for the request to complete; 0: the job's setting */
 };
 
 /*
@@ -261,7 +262,8 @@ struct bps_submit_params {
  * Fails with -EINVAL (does not fit the tensor; the text says how), -ENOTCONN, -EAGAIN (4096 requests are outstanding:
  * wait for one), -ENOMEM or -EDQUOT (no room to stage memory that is not from bps_memory_alloc()), -ESHUTDOWN.
  */
-int bps_submit(struct bps_tensor *tensor, const struct bps_submit_params *params, struct bps_request **ret_request);
+int bps_submit(struct bps_tensor *tensor, const struct bps_submit_params *params,
+	       struct bps_request **ret_request);
 
 /* Submits a BPS_BARRIER over all ranks. Barriers of a job form one sequence. */
 int bps_barrier(struct bps_client *client, int64_t timeout_ms, struct bps_request **ret_request);
