@@ -82,25 +82,38 @@ static void fail_rounds(struct pipeline_tensor *tensor)
 	} while (open);
 }
 
+/* Other nodes call it by this number; of rounds that have failed here they hear now. */
+static void take_key(struct pipeline_tensor *tensor, uint64_t key, uint64_t start)
+{
+	struct pipeline_job *job = tensor->job;
+	struct pipeline_round *round;
+
+	tensor->key = key;
+	tensor->start = start;
+	if (!job->distributed)
+		return;
+	if (tensor->failure.status) {
+		for (uint64_t number = 1; number <= tensor->n_submitted; number++)
+			pipeline_setup_fail_round(job, key, number, &tensor->failure);
+		return;
+	}
+	list_for_each (round, &tensor->rounds, link)
+		if (round->failure.status)
+			pipeline_setup_fail_round(job, key, round->number, &round->failure);
+}
+
 void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure *failure,
 			    uint64_t key, uint64_t start)
 {
-	struct pipeline_job *job = tensor->job;
 	struct pipeline_declaration *declaration;
-	struct pipeline_round *round;
 
-	if (job->state != JOB_RUNNING || tensor->key || tensor->failure.status)
+	if (tensor->job->state != JOB_RUNNING || tensor->key)
 		return;
-	if (failure) {
+	if (!failure) {
+		take_key(tensor, key, start);
+	} else if (!tensor->failure.status) {
 		tensor->failure = *failure;
 		fail_rounds(tensor);
-	} else {
-		tensor->key = key;
-		tensor->start = start;
-		/* Now they have a name that other nodes know. */
-		list_for_each (round, &tensor->rounds, link)
-			if (round->failure.status && job->distributed)
-				pipeline_setup_fail_round(job, key, round->number, &round->failure);
 	}
 	while ((declaration = list_first(&tensor->waiting, struct pipeline_declaration, waiting)))
 		answer(tensor, declaration);
@@ -140,7 +153,10 @@ static int check(const char *name, unsigned dtype, uint64_t elements, struct fai
 	return 0;
 }
 
-/* Two ranks of this node disagree. The home server hears of both, so that the other nodes do. */
+/*
+ * Two ranks of this node disagree. The home server hears one side: if other nodes have said the other, they learn it from
+ * there; if all others have said the same, the number that the tensor gets serves to fail its rounds.
+ */
 static void conflict(struct pipeline_tensor *tensor, uint32_t rank, unsigned dtype,
 		     uint64_t elements)
 {
@@ -151,10 +167,8 @@ static void conflict(struct pipeline_tensor *tensor, uint32_t rank, unsigned dty
 	describe(second, dtype, elements);
 	(void)failure_set(&failure, -EINVAL, "tensor %s: rank %u declared %s, rank %u %s",
 			  tensor->name, tensor->first_rank, first, rank, second);
-	if (tensor->job->distributed) {
+	if (tensor->job->distributed)
 		pipeline_setup_declare(tensor, tensor->dtype, tensor->elements, tensor->first_rank);
-		pipeline_setup_declare(tensor, dtype, elements, rank);
-	}
 	pipeline_tensor_agreed(tensor, &failure, 0, 0);
 }
 

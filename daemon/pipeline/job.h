@@ -105,6 +105,7 @@ struct pipeline_tensor {
 	struct list waiting;	/* declarations not yet answered */
 	struct list rounds;	/* open, by number */
 	uint64_t n_rounds;	/* completed */
+	uint64_t n_submitted;	/* newest round that a rank here has submitted */
 	bool advancing;
 };
 

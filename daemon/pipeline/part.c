@@ -284,7 +284,8 @@ static void on_answer(struct call *call)
 		struct failure failure;
 
 		/* The words are the server's, and name tensor and round; or the transport's, and name the peer. */
-		(void)failure_set(&failure, call->status, "%s", call->text);
+		(void)failure_set(&failure, call->status == -ETIMEDOUT ? -ETIME : call->status,
+				  "%s", call->text);
 		pipeline_round_fail(part->round, &failure, true);
 		part_finish(part);
 	} else if (!answer_fits(part)) {

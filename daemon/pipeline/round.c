@@ -108,9 +108,17 @@ static struct pipeline_round *round_find(struct pipeline_tensor *tensor, uint64_
 static void request_end(struct pipeline *pipeline, struct pipeline_request *request,
 			const struct failure *failure)
 {
+	struct failure expired;
+
 	metric_add(&pipeline->requests, 1);
 	if (failure)
 		metric_add(&pipeline->failed, 1);
+	/* To a trainer ETIMEDOUT is a wait of its own that ended; a request that ran out of time says so otherwise. */
+	if (failure && failure->status == -ETIMEDOUT) {
+		expired = *failure;
+		expired.status = -ETIME;
+		failure = &expired;
+	}
 	request->in = NULL;
 	request->done(request, failure);
 }
@@ -380,6 +388,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 		return;
 	}
 	declaration->n_rounds++;
+	tensor->n_submitted = MAX(tensor->n_submitted, request->round);
 	if (hopeless(tensor)) {
 		if (job->distributed && tensor->key)
 			pipeline_setup_fail_round(job, tensor->key, request->round,

@@ -185,6 +185,8 @@ struct world *world_new(const struct world_options *options)
 		world->options.max_jobs = 8;
 	if (!world->options.max_tensors)
 		world->options.max_tensors = 100;
+	if (!world->options.request_timeout_ms)
+		world->options.request_timeout_ms = 60000;
 	ASSERT_OK(loop_new(&world->loop));
 	ASSERT_OK(pool_new(world->loop, options->n_threads, &world->pool));
 	for (unsigned i = 0; i < options->n_nodes; i++) {
@@ -198,6 +200,12 @@ struct world *world_new(const struct world_options *options)
 	for (unsigned i = 0; i < options->n_nodes && !options->no_servers; i++)
 		make_view(world, &world->nodes[i]);
 	return world;
+}
+
+void world_kill(struct world *world, unsigned node)
+{
+	server_close(world->nodes[node].server);
+	transport_close(world->nodes[node].transport);
 }
 
 /* In the order of daemon.c. */
@@ -282,7 +290,7 @@ struct pipeline_join world_join_of(const struct world *world, uint32_t rank)
 		.node = rank % world->options.n_nodes,
 		.n_nodes = world->options.n_nodes,
 		.timeout_ms = 60000,
-		.request_timeout_ms = 60000,
+		.request_timeout_ms = world->options.request_timeout_ms,
 		.force_distributed = world->options.distributed,
 		.pid = 1000 + rank,
 	};

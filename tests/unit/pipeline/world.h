@@ -56,6 +56,7 @@ struct world_options {
 	uint32_t part_bytes;
 	uint64_t inline_bytes, ahead_bytes;
 	unsigned max_jobs, max_tensors;
+	uint64_t request_timeout_ms;
 };
 
 struct world {
@@ -84,6 +85,8 @@ struct pipeline_join world_join_of(const struct world *world, uint32_t rank);
 /* Joins one rank; as pipeline_join(). */
 int world_join(struct world *world, uint32_t rank, const struct pipeline_join *join,
 	       struct failure *failure);
+/* The transport of a node goes down, as if its process were killed. */
+void world_kill(struct world *world, unsigned node);
 /* All ranks are in job "job". */
 void world_form(struct world *world);
 

@@ -1,0 +1,482 @@
+#include "world.h"
+#include <stdio.h>
+
+/*
+ * What goes wrong, with one node and with several: who is told, in which words, and that the next round or job works.
+ */
+
+#define N 3000 /* elements: several parts */
+
+struct worlds {
+	const char *name;
+	struct world_options options;
+};
+
+static const struct worlds worlds[] = {
+	{ "one node", { .n_nodes = 1, .n_local = 4, .no_servers = true } },
+	{ "one node, own server", { .n_nodes = 1, .n_local = 4, .distributed = true } },
+	{ "two nodes", { .n_nodes = 2, .n_local = 2, .n_threads = 1 } },
+	{ "four nodes", { .n_nodes = 4, .n_local = 1, .n_data_threads = 1 } },
+};
+
+/* A job of four ranks, with memory for one request of each. */
+struct scene {
+	struct world *world;
+	struct declared *tensor;
+	struct asked asked[4];
+	float input[4][N], output[4][N];
+};
+
+static struct scene *scene_new(const struct world_options *options, uint64_t request_timeout_ms)
+{
+	struct scene *scene = calloc(1, sizeof(*scene));
+	struct world_options chosen = *options;
+
+	ASSERT_TRUE(scene);
+	chosen.request_timeout_ms = request_timeout_ms;
+	scene->world = world_new(&chosen);
+	ASSERT_EQ(scene->world->size, 4);
+	world_form(scene->world);
+	scene->tensor = world_declare(scene->world, "grad", DTYPE_FLOAT32, N);
+	return scene;
+}
+
+static struct scene *scene_free(struct scene *scene)
+{
+	if (!scene)
+		return NULL;
+	world_free(scene->world);
+	free(scene);
+	return NULL;
+}
+
+/* The body is run in each world, in a job with this request timeout. */
+#define FOR_EACH_WORLD_IN(scene, timeout_ms)                                                 \
+	for (size_t world_ = 0; world_ < ARRAY_SIZE(worlds); world_++)                       \
+		for (struct scene *scene = (fprintf(stderr, "-- %s\n", worlds[world_].name), \
+					    scene_new(&worlds[world_].options, timeout_ms)); \
+		     scene; scene = scene_free(scene))
+#define FOR_EACH_WORLD(scene) FOR_EACH_WORLD_IN(scene, 60000)
+
+static struct asked *ask(struct scene *scene, uint32_t rank)
+{
+	struct asked *asked = &scene->asked[rank];
+
+	*asked = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[rank], N,
+			  scene->output[rank], N);
+	return asked;
+}
+
+static void submit(struct scene *scene, uint32_t rank, uint64_t round)
+{
+	asked_submit(&scene->asked[rank], &scene->tensor[rank], round);
+}
+
+static void expect_failed(struct scene *scene, uint32_t rank, int status, const char *words)
+{
+	WORLD_UNTIL(scene->world, scene->asked[rank].done);
+	if (scene->asked[rank].failure.status != status ||
+	    !strstr(scene->asked[rank].failure.text, words))
+		test_fail(__FILE__, __LINE__, "rank %u: %d \"%s\", not %d \"%s\"", rank,
+			  scene->asked[rank].failure.status, scene->asked[rank].failure.text,
+			  status, words);
+}
+
+static void expect_all_failed(struct scene *scene, int status, const char *words)
+{
+	for (uint32_t i = 0; i < 4; i++)
+		expect_failed(scene, i, status, words);
+}
+
+static void expect_sum(struct scene *scene, uint64_t round)
+{
+	for (uint32_t i = 0; i < 4; i++) {
+		(void)ask(scene, i);
+		for (unsigned j = 0; j < N; j++)
+			scene->input[i][j] = (float)(i * round + j);
+		memset(scene->output[i], 0xff, sizeof(scene->output[i]));
+		submit(scene, i, round);
+	}
+	for (uint32_t i = 0; i < 4; i++) {
+		WORLD_UNTIL(scene->world, scene->asked[i].done);
+		ASSERT_STR(scene->asked[i].failure.text, "");
+		for (unsigned j = 0; j < N; j++)
+			ASSERT_TRUE(scene->output[i][j] == (float)(6 * round + 4 * j));
+	}
+}
+
+/* -- Ranks disagree about a round ----------------------------------------------------------------------------------- */
+
+TEST(operations_differ)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		expect_sum(scene, 1);
+		for (uint32_t i = 0; i < 4; i++)
+			(void)ask(scene, i);
+		scene->asked[2].base.operation = OPERATION_BROADCAST;
+		scene->asked[2].base.reduction = 0;
+		for (uint32_t i = 0; i < 4; i++)
+			submit(scene, i, 2);
+		expect_all_failed(scene, -EINVAL, "broadcast");
+		expect_all_failed(scene, -EINVAL, "push_pull");
+		expect_sum(scene, 3);
+	}
+}
+
+TEST(reductions_differ)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		for (uint32_t i = 0; i < 4; i++)
+			(void)ask(scene, i);
+		scene->asked[3].base.reduction = REDUCTION_MAX;
+		for (uint32_t i = 0; i < 4; i++)
+			submit(scene, i, 1);
+		expect_all_failed(scene, -EINVAL, "max");
+		expect_sum(scene, 2);
+	}
+}
+
+TEST(roots_differ)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		for (uint32_t i = 0; i < 4; i++) {
+			ask(scene, i)->base.operation = OPERATION_BROADCAST;
+			scene->asked[i].base.reduction = 0;
+			scene->asked[i].base.root = i == 1 ? 3 : 0;
+			submit(scene, i, 1);
+		}
+		expect_all_failed(scene, -EINVAL, "3");
+		expect_sum(scene, 2);
+	}
+}
+
+TEST(one_request_is_wrong_in_itself)
+{
+	struct failure invalid;
+
+	(void)failure_set(&invalid, -EINVAL, "the door did not like it");
+	FOR_EACH_WORLD(scene)
+	{
+		for (uint32_t i = 0; i < 4; i++)
+			(void)ask(scene, i);
+		scene->asked[1].base.output_count = N - 1;
+		for (uint32_t i = 0; i < 4; i++)
+			submit(scene, i, 1);
+		expect_all_failed(scene, -EINVAL, "rank 1: the output has room for 2999 elements");
+
+		for (uint32_t i = 0; i < 4; i++) {
+			ask(scene, i)->base.round = 2;
+			pipeline_submit(&scene->tensor[i].base, &scene->asked[i].base,
+					i == 3 ? &invalid : NULL);
+		}
+		expect_all_failed(scene, -EINVAL,
+				  "tensor grad, round 2: rank 3: the door did not like it");
+		expect_sum(scene, 3);
+	}
+}
+
+/* Blocks of a variable tensor: what differs is seen by whoever meets both. */
+TEST(sizes_differ)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *tensor =
+			world_declare(scene->world, "variable", DTYPE_FLOAT32, ELEMENTS_VARIABLE);
+
+		for (uint32_t i = 0; i < 4; i++) {
+			scene->asked[i] =
+				asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[i],
+					 i == 2 ? N : N - 1, scene->output[i], N);
+			asked_submit(&scene->asked[i], &tensor[i], 1);
+		}
+		/* 3000 and 2999 elements, or as many bytes. */
+		expect_all_failed(scene, -EINVAL,
+				  scene->world->options.n_local == 1 ? "11996" : "2999");
+		expect_sum(scene, 1);
+	}
+}
+
+/* A round that failed before its tensor was known by number to the other nodes. */
+TEST(failed_before_it_was_declared)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *tensor = world_declare(scene->world, "new", DTYPE_FLOAT32, N);
+
+		for (uint32_t i = 0; i < 4; i++) {
+			ask(scene, i)->base.operation = i == 2 ? 99 : OPERATION_PUSH_PULL;
+			asked_submit(&scene->asked[i], &tensor[i], 1);
+		}
+		expect_all_failed(scene, -EINVAL, "rank 2: no operation 99");
+		scene->tensor = tensor;
+		expect_sum(scene, 2);
+	}
+}
+
+/* -- Somebody does not come ----------------------------------------------------------------------------------------- */
+
+TEST(late_rank_is_named)
+{
+	FOR_EACH_WORLD_IN(scene, 200)
+	{
+		expect_sum(scene, 1);
+		for (uint32_t i = 0; i < 3; i++) {
+			(void)ask(scene, i);
+			submit(scene, i, 2);
+		}
+		for (uint32_t i = 0; i < 3; i++) {
+			expect_failed(scene, i, -ETIME, "rank 3");
+			expect_failed(scene, i, -ETIME, "round 2");
+		}
+		/* Its request finds out, whenever it comes. */
+		(void)ask(scene, 3);
+		submit(scene, 3, 2);
+		expect_failed(scene, 3, -ETIME, "rank 3");
+		expect_sum(scene, 3);
+	}
+}
+
+TEST(request_may_be_less_patient_than_its_job)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		for (uint32_t i = 0; i < 3; i++) {
+			ask(scene, i)->base.timeout_ms = i == 1 ? 50 : 0;
+			submit(scene, i, 1);
+		}
+		for (uint32_t i = 0; i < 3; i++)
+			expect_failed(scene, i, -ETIME, "within 50 ms");
+		(void)ask(scene, 3);
+		submit(scene, 3, 1);
+		expect_failed(scene, 3, -ETIME, "within 50 ms");
+		expect_sum(scene, 2);
+	}
+}
+
+TEST(rank_that_has_not_declared_is_named)
+{
+	FOR_EACH_WORLD_IN(scene, 200)
+	{
+		struct declared declared[4];
+		struct failure failure;
+
+		for (uint32_t i = 0; i < 3; i++) {
+			ASSERT_OK(declared_make(&declared[i], &scene->world->ranks[i], "half",
+						DTYPE_FLOAT32, N, &failure));
+			(void)ask(scene, i);
+			asked_submit(&scene->asked[i], &declared[i], 1);
+		}
+		for (uint32_t i = 0; i < 3; i++)
+			expect_failed(scene, i, -ETIME,
+				      scene->world->options.n_local == 4
+					      ? "rank 3 did not declare the tensor"
+					      : "tensor half");
+		expect_sum(scene, 1);
+		/* Void before they go out of scope. */
+		for (uint32_t i = 0; i < 4; i++)
+			pipeline_abandon(&scene->world->ranks[i].member, "died");
+	}
+}
+
+/* -- Declarations ---------------------------------------------------------------------------------------------------- */
+
+TEST(declarations_differ)
+{
+	static const struct {
+		unsigned dtype;
+		uint64_t elements;
+		const char *words;
+	} cases[] = {
+		{ DTYPE_FLOAT16, N, "float16" },
+		{ DTYPE_FLOAT32, N + 1, "3001" },
+		{ DTYPE_FLOAT32, ELEMENTS_VARIABLE, "variable" },
+	};
+
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared declared[ARRAY_SIZE(cases)][4];
+
+		for (size_t c = 0; c < ARRAY_SIZE(cases); c++) {
+			for (uint32_t i = 0; i < 4; i++) {
+				bool odd = i == 2;
+				struct failure failure;
+
+				ASSERT_OK(declared_make(&declared[c][i], &scene->world->ranks[i],
+							cases[c].words,
+							odd ? cases[c].dtype : DTYPE_FLOAT32,
+							odd ? cases[c].elements : N, &failure));
+				(void)ask(scene, i);
+				asked_submit(&scene->asked[i], &declared[c][i], 1);
+			}
+			expect_all_failed(scene, -EINVAL, cases[c].words);
+			expect_all_failed(scene, -EINVAL, "rank 2");
+			for (uint32_t i = 0; i < 4; i++) {
+				WORLD_UNTIL(scene->world, declared[c][i].done);
+				/* Who agrees with what a node said first is told with the first request. */
+				if (declared[c][i].failure.status) {
+					ASSERT_EQ(declared[c][i].failure.status, -EINVAL);
+					ASSERT_CONTAINS(declared[c][i].failure.text, "rank 2");
+				}
+				/* For good. */
+				(void)ask(scene, i);
+				asked_submit(&scene->asked[i], &declared[c][i], 2);
+			}
+			expect_all_failed(scene, -EINVAL, cases[c].words);
+		}
+		expect_sum(scene, 1);
+		for (uint32_t i = 0; i < 4; i++)
+			pipeline_abandon(&scene->world->ranks[i].member, "died");
+	}
+}
+
+/* -- Cancelled, left, dead --------------------------------------------------------------------------------------------- */
+
+TEST(cancel_names_who_did_it)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		/* Its node waits for others, or it is alone there and it is too late. */
+		uint32_t n_local = scene->world->options.n_local;
+
+		if (n_local == 1)
+			continue;
+		for (uint32_t i = 0; i < 4; i++)
+			(void)ask(scene, i);
+		submit(scene, 0, 1);
+		submit(scene, 1, 1);
+		submit(scene, 2, 1);
+		pipeline_cancel(&scene->asked[1].base);
+		submit(scene, 3, 1);
+		expect_all_failed(scene, -ECANCELED, "tensor grad, round 1: rank 1 cancelled it");
+		/* What has ended cannot be cancelled. */
+		pipeline_cancel(&scene->asked[1].base);
+		expect_sum(scene, 2);
+	}
+}
+
+TEST(rank_that_leaves_ends_what_needs_it)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct world *world = scene->world;
+
+		expect_sum(scene, 1);
+		for (uint32_t i = 0; i < 3; i++) {
+			(void)ask(scene, i);
+			submit(scene, i, 2);
+		}
+		pipeline_leave(&world->ranks[3].member);
+		for (uint32_t i = 0; i < 3; i++) {
+			WORLD_UNTIL(world, scene->asked[i].done);
+			ASSERT_TRUE(scene->asked[i].failure.status);
+			ASSERT_CONTAINS(scene->asked[i].failure.text, "rank 3");
+		}
+		WORLD_UNTIL(world, world->ranks[3].left);
+		for (uint32_t i = 0; i < 3; i++) {
+			(void)ask(scene, i);
+			submit(scene, i, 3);
+		}
+		for (uint32_t i = 0; i < 3; i++) {
+			WORLD_UNTIL(world, scene->asked[i].done);
+			ASSERT_CONTAINS(scene->asked[i].failure.text, "rank 3");
+		}
+		for (uint32_t i = 0; i < 3; i++) {
+			pipeline_leave(&world->ranks[i].member);
+			WORLD_UNTIL(world, world->ranks[i].left);
+		}
+		/* In good order: nobody was told of a failure, and the next run begins. */
+		for (uint32_t i = 0; i < 4; i++)
+			ASSERT_TRUE(!world->ranks[i].ended);
+		world_form(world);
+		scene->tensor = world_declare(world, "grad", DTYPE_FLOAT32, N);
+		expect_sum(scene, 1);
+	}
+}
+
+TEST(dead_rank_fails_its_job_and_the_next_one_runs)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct world *world = scene->world;
+
+		expect_sum(scene, 1);
+		for (uint32_t i = 0; i < 4; i++) {
+			(void)ask(scene, i);
+			if (i != 3)
+				submit(scene, i, 2);
+		}
+		pipeline_abandon(&world->ranks[3].member, "died");
+		for (uint32_t i = 0; i < 3; i++) {
+			expect_failed(scene, i, -EPIPE, "rank 3 (pid 1003) of job job died");
+			WORLD_UNTIL(world, world->ranks[i].ended);
+			ASSERT_EQ(world->ranks[i].failure.status, -EPIPE);
+			ASSERT_CONTAINS(world->ranks[i].failure.text,
+					"rank 3 (pid 1003) of job job died");
+		}
+		ASSERT_TRUE(!world->ranks[3].ended);
+		world_form(world);
+		scene->tensor = world_declare(world, "grad", DTYPE_FLOAT32, N);
+		expect_sum(scene, 1);
+	}
+}
+
+/* All are in the middle of it: their memory is given back exactly once, when nothing touches it any more. */
+TEST(death_while_data_moves)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct world *world = scene->world;
+
+		for (uint32_t i = 0; i < 4; i++) {
+			(void)ask(scene, i);
+			submit(scene, i, 1);
+		}
+		pipeline_abandon(&world->ranks[0].member, "died");
+		for (uint32_t i = 0; i < 4; i++)
+			WORLD_UNTIL(world, scene->asked[i].done);
+		for (uint32_t i = 1; i < 4; i++)
+			WORLD_UNTIL(world, world->ranks[i].ended);
+	}
+}
+
+TEST(dead_node_fails_the_job_of_the_others)
+{
+	_cleanup_(freep) struct scene *scene = scene_new(&worlds[3].options, 60000);
+	struct world *world = scene->world;
+
+	expect_sum(scene, 1);
+	for (uint32_t i = 0; i < 3; i++) {
+		(void)ask(scene, i);
+		submit(scene, i, 2);
+	}
+	world_kill(world, 3);
+	for (uint32_t i = 0; i < 3; i++) {
+		WORLD_UNTIL(world, scene->asked[i].done && world->ranks[i].ended);
+		ASSERT_TRUE(scene->asked[i].failure.status);
+		ASSERT_TRUE(strstr(world->ranks[i].failure.text, "node3") ||
+			    strstr(world->ranks[i].failure.text, "rank 3"));
+	}
+	world_free(world);
+}
+
+TEST(shutdown_ends_everything)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		for (uint32_t i = 0; i < 3; i++) {
+			(void)ask(scene, i);
+			submit(scene, i, 1);
+		}
+		for (unsigned i = 0; i < scene->world->options.n_nodes; i++)
+			pipeline_close(scene->world->nodes[i].pipeline);
+		for (uint32_t i = 0; i < 4; i++) {
+			WORLD_UNTIL(scene->world, scene->world->ranks[i].ended);
+			if (i < 3)
+				WORLD_UNTIL(scene->world, scene->asked[i].done);
+		}
+		ASSERT_EQ(scene->world->ranks[0].failure.status, -ESHUTDOWN);
+	}
+}
