@@ -210,8 +210,13 @@ static void on_log(gpr_log_func_args *args)
 	log_notice("grpc: %s (%s:%d)", args->message, slash ? slash + 1 : args->file, args->line);
 }
 
-void rpc_log_adopt(void)
+void rpc_library_prepare(void)
 {
+	/*
+	 * Names are looked up as all other programs here do, by the C library: what gRPC brings along instead (c-ares)
+	 * reads no nsswitch.conf, and leaks. There is no other way to say so; who has set it otherwise is obeyed.
+	 */
+	(void)setenv("GRPC_DNS_RESOLVER", "native", 0);
 	gpr_set_log_function(on_log);
 	gpr_set_log_verbosity(GPR_LOG_SEVERITY_ERROR);
 }

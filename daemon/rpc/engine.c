@@ -205,7 +205,7 @@ int rpc_new(struct loop *loop, struct rpc **ret_rpc)
 		fd_close(rpc->source.fd);
 		return error_trace(r);
 	}
-	rpc_log_adopt();
+	rpc_library_prepare();
 	*ret_rpc = TAKE_PTR(rpc);
 	return 0;
 }

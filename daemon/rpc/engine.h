@@ -105,5 +105,5 @@ int rpc_credentials_of_server(const struct rpc_tls *tls, struct failure *failure
 			      grpc_server_credentials **ret_creds);
 int rpc_credentials_of_channel(const struct rpc_tls *tls, struct failure *failure,
 			       grpc_channel_credentials **ret_creds);
-/* gRPC's log goes to ours. */
-void rpc_log_adopt(void);
+/* What must be said to the library before it is started: its log goes to ours, names are looked up by the system. */
+void rpc_library_prepare(void);
