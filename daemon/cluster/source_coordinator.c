@@ -519,10 +519,19 @@ static void coordinator_explain(const struct cluster_job *job, struct failure *f
 
 /* Life */
 
-/* A coordinator that was not told its own public address reaches itself by the loopback. */
+/* A coordinator that was not told where others reach it asks where it listens; on all addresses, the loopback is one. */
 static void own_address(struct source *s)
 {
-	(void)snprintf(s->address, sizeof(s->address), "127.0.0.1:%u", coordinator_port(s->hosted));
+	const char *listen = s->cluster->params.coordinator_listen;
+	const char *colon = strrchr(listen, ':');
+	int len = colon ? (int)(colon - listen) : 0;
+
+	if (!strncmp(listen, "0.0.0.0:", 8) || !strncmp(listen, "[::]:", 5))
+		(void)snprintf(s->address, sizeof(s->address), "127.0.0.1:%u",
+			       coordinator_port(s->hosted));
+	else
+		(void)snprintf(s->address, sizeof(s->address), "%.*s:%u", len, listen,
+			       coordinator_port(s->hosted));
 }
 
 static int host(struct source *s, const struct rpc_tls *tls, struct failure *failure)

@@ -835,6 +835,25 @@ GRPC_TEST(coordinator_in_a_member_with_tls)
 	world_stop(&w);
 }
 
+GRPC_TEST(coordinator_finds_itself)
+{
+	static const char *const listen[] = { "0.0.0.0:0", "[::]:0", "127.0.0.2:0", "localhost:0" };
+	struct world w;
+	struct node a;
+
+	world_start(&w);
+	coordinator_kill(&w);
+	for (size_t i = 0; i < ARRAY_SIZE(listen); i++) {
+		node_init(&w, &a, "a", ROLE_SERVER);
+		a.params.coordinator = NULL;
+		a.params.coordinator_listen = listen[i];
+		node_run(&a);
+		UNTIL(&w, members_of(&a) == 1);
+		node_stop(&a);
+	}
+	world_stop(&w);
+}
+
 GRPC_TEST(needs_an_address)
 {
 	struct world w;
