@@ -92,11 +92,6 @@ static void take_key(struct pipeline_tensor *tensor, uint64_t key, uint64_t star
 	tensor->start = start;
 	if (!job->distributed)
 		return;
-	if (tensor->failure.status) {
-		for (uint64_t number = 1; number <= tensor->n_submitted; number++)
-			pipeline_setup_fail_round(job, key, number, &tensor->failure);
-		return;
-	}
 	list_for_each (round, &tensor->rounds, link)
 		if (round->failure.status)
 			pipeline_setup_fail_round(job, key, round->number, &round->failure);
@@ -153,10 +148,7 @@ static int check(const char *name, unsigned dtype, uint64_t elements, struct fai
 	return 0;
 }
 
-/*
- * Two ranks of this node disagree. The home server hears one side: if other nodes have said the other, they learn it from
- * there; if all others have said the same, the number that the tensor gets serves to fail its rounds.
- */
+/* Two ranks of this node disagree. The home server tells the other nodes. */
 static void conflict(struct pipeline_tensor *tensor, uint32_t rank, unsigned dtype,
 		     uint64_t elements)
 {
@@ -168,7 +160,7 @@ static void conflict(struct pipeline_tensor *tensor, uint32_t rank, unsigned dty
 	(void)failure_set(&failure, -EINVAL, "tensor %s: rank %u declared %s, rank %u %s",
 			  tensor->name, tensor->first_rank, first, rank, second);
 	if (tensor->job->distributed)
-		pipeline_setup_declare(tensor, tensor->dtype, tensor->elements, tensor->first_rank);
+		pipeline_setup_declare(tensor, &failure);
 	pipeline_tensor_agreed(tensor, &failure, 0, 0);
 }
 
@@ -226,7 +218,7 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 	else if (tensor->dtype != dtype || tensor->elements != elements)
 		conflict(tensor, member->rank, dtype, elements);
 	else if (tensor->n_declared == job->layout.n_local && job->distributed)
-		pipeline_setup_declare(tensor, dtype, elements, tensor->first_rank);
+		pipeline_setup_declare(tensor, NULL);
 	else if (tensor->n_declared == job->layout.n_local)
 		pipeline_tensor_agreed(tensor, NULL, job->n_tensors, 0);
 	return 0;

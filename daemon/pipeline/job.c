@@ -82,6 +82,13 @@ DEFINE_CLEANUP(struct pipeline_job *, pipeline_job_free)
 
 static void on_timer(struct loop_timer *timer);
 
+static int new_instance(struct pipeline_job *job)
+{
+	if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
+		return error_origin(-errno);
+	return 0;
+}
+
 static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		   struct pipeline_job **ret_job)
 {
@@ -118,8 +125,9 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 	r = pipeline_join_digest(join, job->secret_digest);
 	if (r)
 		return error_trace(r);
-	if (getrandom(&job->instance, sizeof(job->instance), 0) != sizeof(job->instance))
-		return error_origin(-errno);
+	r = new_instance(job);
+	if (r)
+		return error_trace(r);
 	job->timer.expired = on_timer;
 	r = loop_timer_set(pipeline->params.loop, &job->timer, clock_now_ns() + TIMER_IDLE_NS);
 	if (r)
@@ -481,6 +489,8 @@ static void forming_without(struct pipeline_job *job, uint32_t rank, uint32_t pi
 		(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) %s", rank, pid, how);
 		pipeline_job_fail(job, &failure, NULL);
 	} else if (job->distributed) {
+		/* With fewer ranks and the old number it would look like an older JOIN that was overtaken. */
+		(void)new_instance(job);
 		pipeline_setup_join(job);
 	}
 }

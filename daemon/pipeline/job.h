@@ -105,7 +105,6 @@ struct pipeline_tensor {
 	struct list waiting;	/* declarations not yet answered */
 	struct list rounds;	/* open, by number */
 	uint64_t n_rounds;	/* completed */
-	uint64_t n_submitted;	/* newest round that a rank here has submitted */
 	bool advancing;
 };
 
@@ -135,8 +134,7 @@ int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET
 void pipeline_setup_open(struct pipeline_job *job);
 /* Tells the home server which ranks are here now; nothing while the home is not known. */
 void pipeline_setup_join(struct pipeline_job *job);
-void pipeline_setup_declare(struct pipeline_tensor *tensor, unsigned dtype, uint64_t elements,
-			    uint32_t rank);
+void pipeline_setup_declare(struct pipeline_tensor *tensor, const struct failure *conflict);
 void pipeline_setup_close(struct pipeline_job *job);
 void pipeline_setup_free(struct pipeline_job *job);
 void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *failure,

@@ -388,7 +388,6 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 		return;
 	}
 	declaration->n_rounds++;
-	tensor->n_submitted = MAX(tensor->n_submitted, request->round);
 	if (hopeless(tensor)) {
 		if (job->distributed && tensor->key)
 			pipeline_setup_fail_round(job, tensor->key, request->round,

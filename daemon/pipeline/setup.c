@@ -165,27 +165,20 @@ static const char *own_name(const struct view *view)
 
 static void on_joined(struct call *call);
 
-void pipeline_setup_join(struct pipeline_job *job)
+/* JOIN with these ranks; with none of them, the node takes its own back. */
+static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 {
 	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
-	_cleanup_(freep) uint32_t *ranks = NULL;
 	uint64_t now_ns = clock_now_ns();
-	int r = -ENOMEM;
 
-	/* Once it has answered, the job is complete. */
-	if (!job->home || job->layout.size)
-		return;
-	ranks = calloc(job->shape.local_size, sizeof(ranks[0]));
-	m.ranks = ranks;
-	for (uint32_t i = 0; ranks && i < job->shape.local_size; i++)
-		if (job->members[i])
-			ranks[m.n_ranks++] = job->members[i]->rank;
 	m.job = job->name;
 	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
 	m.size = job->shape.size;
 	m.n_nodes = job->shape.n_nodes;
 	m.node = job->shape.node;
 	m.local_size = job->shape.local_size;
+	m.n_ranks = n_ranks;
+	m.ranks = ranks;
 	m.instance = job->instance;
 	m.epoch = job->view->epoch;
 	m.view_digest = view_server_digest(job->view);
@@ -196,10 +189,34 @@ void pipeline_setup_join(struct pipeline_job *job)
 	m.part_bytes = job->shape.part_bytes;
 	m.member = job->pipeline->params.id;
 	m.node_name = (char *)own_name(job->view);
+	return error_trace(setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join));
+}
+
+void pipeline_setup_join(struct pipeline_job *job)
+{
+	_cleanup_(freep) uint32_t *ranks = NULL;
+	size_t n_ranks = 0;
+	int r = -ENOMEM;
+
+	/* Once it has answered, the job is complete. */
+	if (!job->home || job->layout.size)
+		return;
+	ranks = calloc(job->shape.local_size, sizeof(ranks[0]));
+	for (uint32_t i = 0; ranks && i < job->shape.local_size; i++)
+		if (job->members[i])
+			ranks[n_ranks++] = job->members[i]->rank;
 	if (ranks)
-		r = setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join);
+		r = send_join(job, ranks, n_ranks);
 	if (r)
 		fail(job, r, strerror(-r));
+}
+
+/* The home server must not wait for ranks that have given up. Without memory it waits until its deadline. */
+static void withdraw(struct pipeline_job *job)
+{
+	if (job->join && job->home)
+		(void)send_join(job, NULL, 0);
+	job->join = NULL;
 }
 
 /* -- JobJoined and ATTACH ----------------------------------------------------------------------------------------- */
@@ -290,36 +307,63 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 	return error_trace(r);
 }
 
-static void on_joined(struct call *call)
+static int use_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m)
 {
-	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
-	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
-	struct pipeline_job *job = setup->job;
 	int r;
 
-	/* Only the newest counts: those before it are answered with EALREADY. */
-	if (job->state != JOB_FORMING || setup != job->join) {
-		setup_done(setup);
-		return;
-	}
-	job->join = NULL;
-	if (call->status) {
-		fail(job, call->status, call->text);
-		setup_done(setup);
-		return;
-	}
-	r = unpack_answer(call, &bps__cluster__job_joined__descriptor, (ProtobufCMessage **)&m);
-	if (!r)
-		r = take_joined(job, m);
+	r = take_joined(job, m);
 	if (!r)
 		r = pipeline_job_order_members(job);
 	if (!r)
 		r = find_servers(job);
 	if (!r)
 		r = attach(job);
-	if (r)
-		fail_answer(job, job->home, r,
-			    r == -EPROTO ? "a job that this node cannot be part of" : strerror(-r));
+	return error_trace(r);
+}
+
+/* The home server has put a run together that this node has given up meanwhile. The other nodes must not wait for it. */
+static void disown(struct pipeline_job *job, uint64_t number)
+{
+	static const char text[] = "a rank was gone before the job had begun";
+	struct data_header header = {
+		.op = DATA_FAIL_JOB,
+		.status = EPIPE,
+		.job = number,
+		.node = job->shape.node,
+		.epoch = job->view->epoch,
+		.len = sizeof(text) - 1,
+	};
+
+	(void)peer_notice(job->home, &header, text);
+}
+
+static void on_joined(struct call *call)
+{
+	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	struct pipeline_job *job = setup->job;
+	bool counts = job->state == JOB_FORMING && setup == job->join;
+	int r = call->status;
+
+	if (counts)
+		job->join = NULL;
+	if (!r)
+		r = unpack_answer(call, &bps__cluster__job_joined__descriptor,
+				  (ProtobufCMessage **)&m);
+	/* Only the newest counts: those before it are answered with EALREADY, or too late. */
+	if (!counts) {
+		if (!r)
+			disown(job, m->job);
+	} else if (call->status) {
+		fail(job, call->status, call->text);
+	} else {
+		if (!r)
+			r = use_joined(job, m);
+		if (r)
+			fail_answer(job, job->home, r,
+				    r == -EPROTO ? "a job that this node cannot be part of"
+						 : strerror(-r));
+	}
 	setup_done(setup);
 }
 
@@ -349,8 +393,7 @@ static void on_declared(struct call *call)
 	setup_done(setup);
 }
 
-void pipeline_setup_declare(struct pipeline_tensor *tensor, unsigned dtype, uint64_t elements,
-			    uint32_t rank)
+void pipeline_setup_declare(struct pipeline_tensor *tensor, const struct failure *conflict)
 {
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
 	struct pipeline_job *job = tensor->job;
@@ -358,9 +401,10 @@ void pipeline_setup_declare(struct pipeline_tensor *tensor, unsigned dtype, uint
 	int r;
 
 	m.name = tensor->name;
-	m.dtype = dtype;
-	m.elements = elements;
-	m.rank = rank;
+	m.dtype = tensor->dtype;
+	m.elements = tensor->elements;
+	m.rank = tensor->first_rank;
+	m.conflict = conflict ? (char *)conflict->text : NULL;
 	r = setup_call(job, job->home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
 		fail(job, r, strerror(-r));
@@ -433,7 +477,7 @@ void pipeline_setup_close(struct pipeline_job *job)
 {
 	struct cluster *cluster = job->pipeline->params.cluster;
 
-	job->join = NULL;
+	withdraw(job);
 	if (job->querying)
 		cluster_cancel(cluster, &job->query);
 	job->querying = false;

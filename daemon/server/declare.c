@@ -115,6 +115,8 @@ static int compare(const struct job *job, const struct declared *declared,
 {
 	char a[24], b[24];
 
+	if (*declare->conflict)
+		return failure_set(failure, -EINVAL, "job %s: %s", job->name, declare->conflict);
 	if (declared->dtype == declare->dtype && declared->elements == declare->elements)
 		return 0;
 	return failure_set(failure, -EINVAL,

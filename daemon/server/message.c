@@ -218,6 +218,12 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 		.rank = m->rank,
 	};
 	(void)snprintf(ret_declare->name, sizeof(ret_declare->name), "%s", m->name);
+	if (!m->conflict)
+		return 0;
+	if (!text_valid(m->conflict, ERROR_TEXT_MAX))
+		return failure_set(failure, -EINVAL, "tensor %s: a conflict without words",
+				   m->name);
+	(void)snprintf(ret_declare->conflict, sizeof(ret_declare->conflict), "%s", m->conflict);
 	return 0;
 }
 

@@ -36,6 +36,7 @@ struct declare {
 	unsigned dtype;
 	uint64_t elements;
 	uint32_t rank;
+	char conflict[ERROR_TEXT_MAX + 1]; /* how ranks of the node disagree; empty: they do not */
 };
 
 struct joined {

@@ -164,11 +164,18 @@ def test_a_foreign_contribution_is_refused():
         # Node a speaks for b.
         a.refused(a.push(data(100), node=1), (errno.EACCES, errno.EPROTO))
         a.refused(a.push(data(100), node=7), (errno.EACCES, errno.EPROTO))
-        # A key that nobody declared: only the home server knows keys, so it waits for its node and then fails by itself.
-        a.refused(a.push(data(100), round=1, key=a.key + 1), (errno.ENOENT, errno.EPROTO, errno.EINVAL, errno.ETIMEDOUT))
         second = b.push(data(2))
         assert a.result(first) == b.result(second) == data(3)
         complete(made, (5, 6), 2)
+
+
+def test_an_undeclared_key_ends_by_itself():
+    """Only the home server knows keys; a server that is not takes it, waits for the other node, and says who is missing."""
+    with server() as cluster:
+        a, b = made = nodes(cluster, 2)
+        text = a.refused(a.push(data(100), key=a.key + 1), (errno.ENOENT, errno.EINVAL, errno.ETIMEDOUT))
+        assert 'rank 1' in text, text
+        complete(made, (1, 2), 1)
 
 
 def test_a_stranger_cannot_attach():
