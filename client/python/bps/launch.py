@@ -178,14 +178,17 @@ class Daemon:
         self.options = options
         self.folder = private_folder()
         self.path = path or os.path.join(self.folder, "bps.sock")
+        self.admin_path = os.path.join(self.folder, "admin.sock")
         self.process = None
         self.ended = False
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         self.notify.bind(os.path.join(self.folder, "notify.sock"))
 
     def start(self):
-        command = [find_daemon(), "--socket", self.path, "--admin-socket", os.path.join(self.folder, "admin.sock")]
-        for option in self.options.daemon_option:
+        # Not with the options of the machine's own daemon, which may name a cluster and its ports.
+        command = [find_daemon(), "--config="]
+        command += ["--socket", self.path, "--admin-socket", self.admin_path]
+        for option in ["log_level=warning", *self.options.daemon_option]:
             command += ["--set", option]
         self.process = start(
             command,
@@ -302,6 +305,8 @@ class Launcher:
     def run(self):
         try:
             common = job_environment(self.options, self.find_socket())
+            if self.daemon is not None:
+                common["BPS_ADMIN_SOCKET"] = self.daemon.admin_path
             for local_rank in range(self.options.ranks):
                 self.start_rank(common, local_rank)
             while self.ranks:

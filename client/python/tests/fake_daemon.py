@@ -8,7 +8,7 @@ import sys
 
 arguments = sys.argv[1:]
 path = arguments[arguments.index("--socket") + 1]
-print("arguments " + " ".join(arguments[4:]), flush=True)
+print("arguments " + " ".join(arguments[5:]), flush=True)
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
 listener.bind(path)
 listener.listen()

@@ -194,7 +194,7 @@ def test_running_daemon_is_used(run, tmp_path):
         # Options are for a daemon of our own.
         private = run("--daemon-option", "log_level=debug", "--daemon-option", "lanes=2", "env", BPS_SOCKET=path)
         assert variables(private, 0)["BPS_SOCKET"] != path
-        assert "[daemon] arguments --set log_level=debug --set lanes=2" in private.stderr
+        assert "[daemon] arguments --set log_level=warning --set log_level=debug --set lanes=2\n" in private.stderr
 
 
 def test_private_daemon_leaves_nothing(run, tmp_path):

@@ -27,6 +27,19 @@ def expect(kind, function, *words):
     raise AssertionError(f"no {kind.__name__}")
 
 
+FLAG = os.path.join(os.path.dirname(os.environ["BPS_SOCKET"]), "flag")  # in the launcher's own folder
+
+
+def raise_flag():
+    """Tells the other rank without bps."""
+    open(FLAG, "w").close()
+
+
+def await_flag():
+    while not os.path.exists(FLAG):
+        time.sleep(0.01)
+
+
 def a_rank_is_killed():
     bps.init()
     bps.barrier()
@@ -48,12 +61,10 @@ def a_rank_leaves():
 def a_rank_does_not_come():
     bps.init(request_timeout=1)
     bps.push_pull(ones(), name="x")
-    flag = os.path.join(os.path.dirname(os.environ["BPS_SOCKET"]), "flag")  # in the launcher's own folder
     if bps.rank() == 0:
         expect(bps.BpsTimeoutError, lambda: bps.push_pull(ones(), name="x"), "rank 1")
-        open(flag, "w").close()
-    while not os.path.exists(flag):
-        time.sleep(0.01)
+        raise_flag()
+    await_flag()
     assert bps.broadcast_object("the job goes on", name="y") == "the job goes on"
 
 
@@ -232,6 +243,8 @@ def shutdown_under_a_wait():
         bps.shutdown()
         thread.join()
         assert isinstance(outcome[0], bps.BpsCanceledError), outcome
+        raise_flag()
+    await_flag()
 
 
 def exit_with_requests_under_way():
