@@ -210,6 +210,8 @@ static bool word_in(const char *words, const char *word)
 {
 	size_t len = strlen(word);
 
+	if (strchr(word, '|'))
+		return false;
 	for (const char *at = words; len && at; at = strchr(at, '|') ? strchr(at, '|') + 1 : NULL) {
 		if (!strncmp(at, word, len) && (at[len] == '|' || !at[len]))
 			return true;
