@@ -195,7 +195,9 @@ def a_fork():
 
 def a_dead_daemon():
     bps.init()
-    bps.barrier()
+    if bps.rank() == 1:
+        raise_flag()
+    await_flag()
     if bps.rank() == 0:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
             probe.connect(os.environ["BPS_SOCKET"])
