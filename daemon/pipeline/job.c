@@ -386,28 +386,26 @@ void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns)
 }
 
 /*
- * The rank of this node's local rank 0, if the ranks that are here are numbered in the order of their local ranks, as all
- * launchers do. Where one node has all ranks it is 0 however they are numbered.
+ * The rank of this node's local rank 0, if nothing contradicts that ranks are numbered node by node, as launchers do
+ * unless told otherwise. Where one node has all ranks it is 0 however they are numbered.
  */
 static bool first_rank(const struct pipeline_job *job, uint32_t *ret_first)
 {
-	const struct pipeline_member *member = NULL;
+	uint64_t first = (uint64_t)job->shape.node * job->shape.local_size;
 
 	*ret_first = 0;
 	if (job->shape.n_nodes == 1)
 		return true;
+	if ((uint64_t)job->shape.n_nodes * job->shape.local_size != job->shape.size)
+		return false;
 	for (uint32_t i = 0; i < job->shape.local_size; i++) {
-		const struct pipeline_member *other = job->members[i];
+		const struct pipeline_member *member = job->members[i];
 
-		if (!other)
-			continue;
-		if (other->rank < other->local_rank ||
-		    (member && other->rank - other->local_rank != *ret_first))
+		if (member && member->rank != first + member->local_rank)
 			return false;
-		member = other;
-		*ret_first = other->rank - other->local_rank;
 	}
-	return member;
+	*ret_first = (uint32_t)first;
+	return true;
 }
 
 /* Who is missing here, by rank where that can be known, else by local rank. */

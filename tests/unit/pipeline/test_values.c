@@ -392,6 +392,7 @@ TEST(large_parts_of_three_nodes)
 	check_all(&(struct world_options){ .n_nodes = 3,
 					   .n_local = 1,
 					   .n_data_threads = 2,
+					   .n_lanes = 3,
 					   .part_bytes = 1 << 20,
 					   .ahead_bytes = 1 << 20 });
 }

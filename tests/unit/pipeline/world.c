@@ -104,7 +104,7 @@ static void node_open_far(struct node *node)
 		.listen = "127.0.0.1:0",
 		.listen_fd = -1,
 		.n_threads = options->n_data_threads,
-		.n_lanes = 2,
+		.n_lanes = options->n_lanes ? options->n_lanes : 1,
 		.max_connections = 64,
 		.handshake_timeout_ms = 10000,
 		.peer_timeout_ms = 20000,
