@@ -340,7 +340,9 @@ struct lane {
 	size_t current_done;
 	struct mail flush;
 	bool is_flush_posted;
-	bool is_unblocked; /* the socket had no room and has some now */
+	bool is_unblocked;    /* the socket had no room and has some now */
+	bool is_flushed_soon; /* in the middle of receiving */
+	bool is_fresh;	      /* something was queued in the middle of receiving */
 	struct message pong;
 	struct data_header pong_header;
 	bool is_pong_queued;
@@ -403,7 +405,7 @@ struct notice {
 	unsigned char payload[];
 };
 
-/* Copies the payload, header->len bytes. Returns 0 or -ENOMEM. */
+/* Copies the payload, header->len bytes unless NULL. Returns 0 or -ENOMEM. */
 int notice_new(const struct data_header *header, const void *payload, struct notice **ret_notice);
 
 /* In one process (inproc.c) */

@@ -146,12 +146,13 @@ static void lane_on_ready(struct loop_source *source, uint32_t events)
 {
 	struct lane *lane = container_of(source, struct lane, source);
 
+	lane->is_unblocked = events & EPOLLOUT;
+	lane->is_flushed_soon = true;
 	if (events & (EPOLLIN | EPOLLERR | EPOLLHUP))
 		lane_receive(lane);
-	if (!lane->is_failed && (events & EPOLLOUT)) {
-		lane->is_unblocked = true;
+	lane->is_flushed_soon = false;
+	if (!lane->is_failed && (lane->is_unblocked || lane->is_fresh))
 		lane_flush(lane);
-	}
 }
 
 static void lane_on_flush(struct mail *mail)
@@ -163,11 +164,18 @@ static void lane_on_flush(struct mail *mail)
 		lane_flush(lane);
 }
 
-/* Written in the loop's next turn, so that what is posted in one turn leaves in one system call. */
+/*
+ * Written in the loop's next turn, so that what is posted in one turn leaves in one system call; or after receiving,
+ * where what was received is answered at once.
+ */
 static void lane_post_flush(struct lane *lane)
 {
 	if (lane->is_flush_posted || (lane->source.events & EPOLLOUT))
 		return;
+	if (lane->is_flushed_soon) {
+		lane->is_fresh = true;
+		return;
+	}
 	lane->is_flush_posted = true;
 	loop_post(lane->worker->loop, &lane->flush);
 }

@@ -269,7 +269,7 @@ void peer_wait_for_lane(struct peer *peer, struct call *call)
 static void lane_ping(struct lane *lane)
 {
 	struct data_header header = { .op = DATA_PING };
-	struct notice *notice;
+	struct notice *notice = NULL;
 
 	/* Out of memory: no ping this time. */
 	if (!notice_new(&header, NULL, &notice))
@@ -374,7 +374,7 @@ int notice_new(const struct data_header *header, const void *payload, struct not
 	notice->header.magic = DATA_MAGIC;
 	notice->header.version = DATA_VERSION;
 	notice->header.cookie = 0;
-	if (header->len)
+	if (payload)
 		memcpy(notice->payload, payload, header->len);
 	list_init(&notice->link);
 	*ret_notice = notice;
@@ -383,7 +383,7 @@ int notice_new(const struct data_header *header, const void *payload, struct not
 
 int peer_notice(struct peer *peer, const struct data_header *header, const void *payload)
 {
-	struct notice *notice;
+	struct notice *notice = NULL;
 	int r;
 
 	assert(header->len <= DATA_SETUP_MAX);

@@ -137,6 +137,7 @@ static bool lane_flush_once(struct lane *lane)
 
 void lane_flush(struct lane *lane)
 {
+	lane->is_fresh = false;
 	for (unsigned i = 0; i < SEND_ROUNDS; i++) {
 		if (!lane->current && !lane->queue.n) {
 			lane_want(lane, EPOLLIN);

@@ -124,7 +124,8 @@ TEST_FOR_EACH_TRANSPORT(a_payload_in_a_block)
 	if (variant->is_inproc)
 		ASSERT_TRUE(call.answer == block);
 	call_done(&call);
-	ASSERT_EQ(block_cache_used(pair->blocks), 0);
+	/* A thread of the server lets its reference go after the last byte, which we may have had before. */
+	PAIR_UNTIL(pair, block_cache_used(pair->blocks) == 0);
 }
 
 TEST_FOR_EACH_TRANSPORT(an_answer_is_copied_without_a_block)
@@ -430,16 +431,14 @@ TEST_FOR_EACH_TCP(an_answer_to_a_lost_peer)
 	ASSERT_EQ(block_cache_used(pair->blocks), 0);
 }
 
-static void answer_then_count(struct pair_side *side, struct delivery *delivery)
+/*
+ * Answers given before the server closes reach the caller; on one lane. Of several the caller sees one close first, and
+ * then has no use for the others.
+ */
+static void the_last_answers_leave(unsigned n_threads)
 {
-	delivery_fail(delivery, -ESHUTDOWN, "the server closes");
-	(void)side;
-}
-
-/* Answers given before the server closes reach the caller. */
-TEST_FOR_EACH_TCP(the_last_answers_leave)
-{
-	_cleanup_(pair_freep) struct pair *pair = pair_new(variant);
+	struct pair_variant variant = { "tcp", false, n_threads, 1 };
+	_cleanup_(pair_freep) struct pair *pair = pair_new(&variant);
 	struct pair_call calls[5];
 
 	for (unsigned i = 0; i < 5; i++) {
@@ -448,7 +447,7 @@ TEST_FOR_EACH_TCP(the_last_answers_leave)
 	}
 	PAIR_UNTIL(pair, pair->b.n_deliveries == 5);
 	while (!list_empty(&pair->b.deliveries))
-		answer_then_count(&pair->b, pair_take(pair));
+		delivery_fail(pair_take(pair), -ESHUTDOWN, "the server closes");
 	transport_close(pair->b.transport);
 	for (unsigned i = 0; i < 5; i++) {
 		PAIR_UNTIL(pair, calls[i].n_done);
@@ -457,6 +456,16 @@ TEST_FOR_EACH_TCP(the_last_answers_leave)
 	}
 	PAIR_UNTIL(pair, pair->a.n_lost);
 	ASSERT_STR(pair->a.lost_why, "closed the connection");
+}
+
+TEST(the_last_answers_leave_tcp)
+{
+	the_last_answers_leave(0);
+}
+
+TEST(the_last_answers_leave_tcp_thread)
+{
+	the_last_answers_leave(1);
 }
 
 TEST_FOR_EACH_TCP(who_is_connected)

@@ -552,7 +552,7 @@ TEST(one_lane_of_four_breaks)
 		}
 		PAIR_UNTIL(pair, pair->b.n_deliveries == ARRAY_SIZE(calls));
 		list_for_each (lane, &pair->peer->lanes, link)
-			ASSERT_EQ(lane->n_business, 4);
+			ASSERT_INT(lane->n_business, >, 0);
 		ASSERT_OK(shutdown(fd, SHUT_RDWR));
 		PAIR_UNTIL(pair, pair->a.n_lost && pair->b.n_lost);
 		for (unsigned i = 0; i < ARRAY_SIZE(calls); i++) {
