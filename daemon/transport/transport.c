@@ -144,14 +144,14 @@ struct peer *transport_self(struct transport *transport)
 	return transport->self;
 }
 
-/* One that has not been lost, and is or may still become the daemon that is asked for. */
+/* One that is neither lost nor about to be, and is or may still become the daemon that is asked for. */
 static struct peer *find_called(struct transport *transport, const char *address,
 				uint64_t expect_id)
 {
 	struct peer *peer;
 
 	list_for_each (peer, &transport->peers, link) {
-		if (peer->kind != PEER_CALLED || peer->state >= PEER_LOSING ||
+		if (peer->kind != PEER_CALLED || peer->state >= PEER_LOSING || peer->is_posted ||
 		    strcmp(peer->address, address))
 			continue;
 		if (!expect_id || peer->id == expect_id || peer->expect_id == expect_id)

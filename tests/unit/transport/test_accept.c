@@ -289,3 +289,64 @@ TEST(lanes_are_grouped)
 	fd_close(fds[2]);
 	PAIR_UNTIL(pair, pair->b.n_lost == 2);
 }
+
+static void expect_served(struct pair *pair, const char *host)
+{
+	struct pair_call call;
+
+	pair->server = &pair->b;
+	(void)snprintf(pair->address, sizeof(pair->address), "%s:%u", host, port_of(pair));
+	ASSERT_OK(transport_connect(pair->a.transport, pair->address, 0, &pair->peer));
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+}
+
+/* Both families by one socket. */
+TEST(listening_at_every_address)
+{
+	struct pair_config config = { 0 };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
+	_cleanup_(fd_closep) int fd = socket(AF_INET6, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	struct transport_params params;
+
+	if (fd < 0)
+		TEST_SKIP("no IPv6 here");
+	pair_params(pair, &config, &pair->b, &params);
+	params.listen = "[::]:0";
+	ASSERT_OK(transport_new(&params, &pair->b.transport));
+	expect_served(pair, "127.0.0.1");
+	expect_served(pair, "[::1]");
+}
+
+TEST(a_listening_socket_handed_over)
+{
+	struct pair_config config = { 0 };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
+	struct transport_params params;
+	uint16_t port;
+
+	pair_params(pair, &config, &pair->b, &params);
+	params.listen = NULL;
+	params.listen_fd = raw_listen(&port);
+	ASSERT_OK(transport_new(&params, &pair->b.transport));
+	ASSERT_EQ(transport_port(pair->b.transport), port);
+	expect_served(pair, "127.0.0.1");
+}
+
+TEST(an_address_that_is_taken)
+{
+	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
+	struct pair_config config = { 0 };
+	struct transport *transport = NULL;
+	struct transport_params params;
+
+	pair_params(pair, &config, &pair->b, &params);
+	params.listen = pair->address;
+	ASSERT_EQ(transport_new(&params, &transport), -EADDRINUSE);
+	params.listen = "no port";
+	ASSERT_EQ(transport_new(&params, &transport), -EINVAL);
+	ASSERT_TRUE(!transport);
+}

@@ -116,6 +116,7 @@ TEST(after_a_loss_it_connects_anew)
 	_cleanup_(pair_freep) struct pair *pair =
 		pair_new(&(struct pair_variant){ "tcp", false, 1, 2 });
 	struct pair_call call;
+	struct peer *killed;
 
 	for (unsigned i = 0; i < 3; i++) {
 		ASSERT_OK(transport_connect(pair->a.transport, pair->address, 0, &pair->peer));
@@ -124,7 +125,11 @@ TEST(after_a_loss_it_connects_anew)
 		pair_echo(pair, pair_take(pair));
 		PAIR_UNTIL(pair, call.n_done);
 		ASSERT_OK(call.call.status);
-		peer_kill(pair->peer, "again");
+		killed = pair->peer;
+		peer_kill(killed, "again");
+		/* Not the one that is about to be lost. */
+		ASSERT_OK(transport_connect(pair->a.transport, pair->address, 0, &pair->peer));
+		ASSERT_TRUE(pair->peer != killed);
 		PAIR_UNTIL(pair, pair->a.n_lost == i + 1);
 	}
 	PAIR_UNTIL(pair, pair->b.n_lost == 3);
