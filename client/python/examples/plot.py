@@ -6,7 +6,7 @@
 The first log is what the others are held against. They agree with it when the losses of every step differ by less than
 TOLERANCE, relative to the larger of the loss and 0.1, and the test accuracies by at most 0.5 points. Equal they cannot be:
 a mean over the shares of a batch rounds otherwise than a mean over the batch, and training amplifies the last bit from
-step to step (to some 1e-6 in 300 steps here). What a mistake does is far larger: a sum in place of an average, a lost or a
+step to step (to some 1e-5 in 300 steps here). What a mistake does is far larger: a sum in place of an average, a lost or a
 stale gradient moves the loss by a tenth within a few steps. With --compression of train_mnist.py, give a wider --tolerance.
 """
 

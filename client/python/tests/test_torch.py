@@ -22,7 +22,8 @@ def test_optimizer(run_ranks):
 
 
 def test_optimizer_of_four_ranks_through_a_server(run_ranks):
-    run_ranks("torch_optimizer.py", 4, "check_equals_one_process", "check_compression", BPS_FORCE_DISTRIBUTED=1)
+    checks = ("check_equals_one_process", "check_equals_the_shares_in_turn_bit_by_bit", "check_compression")
+    run_ranks("torch_optimizer.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1)
 
 
 def test_minimal(run_launch):

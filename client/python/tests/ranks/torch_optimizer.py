@@ -54,8 +54,25 @@ def train_alone(make):
     return net
 
 
-def share(x):
-    return x[bps.rank() :: bps.size()]
+def share(x, rank=None):
+    return x[bps.rank() if rank is None else rank :: bps.size()]
+
+
+def train_in_turn(make):
+    """One process that takes each rank's share in turn and averages as the daemon does: in the order of the ranks."""
+    net = new_net()
+    optimizer = make(net.parameters())
+    for x, y in batches():
+        total = None
+        for rank in range(bps.size()):
+            optimizer.zero_grad()
+            F.cross_entropy(net(share(x, rank)), share(y, rank)).backward()
+            mine = [p.grad.clone() for p in net.parameters()]
+            total = mine if total is None else [a + b for a, b in zip(total, mine)]
+        for p, g in zip(net.parameters(), total):
+            p.grad = g / bps.size()
+        optimizer.step()
+    return net
 
 
 def train_together(make, passes=1, **options):
@@ -90,6 +107,12 @@ def check_equals_one_process():
         net = train_together(make)
         assert_alike(net)
         assert_close(net, train_alone(make), rtol=1e-4, atol=1e-5)
+
+
+def check_equals_the_shares_in_turn_bit_by_bit():
+    for make in OPTIMIZERS.values():
+        net, other = train_together(make), train_in_turn(make)
+        assert all(torch.equal(p, q) for p, q in zip(net.parameters(), other.parameters()))
 
 
 def check_two_passes_for_each_step():
