@@ -240,8 +240,12 @@ static void on_data_key(void *user, const void *key, size_t len)
 	struct daemon *daemon = user;
 	struct failure failure = { 0 };
 
-	if (daemon->transport)
+	if (daemon->transport) {
+		if (!*daemon->config->cluster_key_file &&
+		    transport_set_key(daemon->transport, key, len))
+			log_error("cluster key: out of memory for a new one, keeping the old");
 		return;
+	}
 	if (!daemon->data_key_len) {
 		daemon->data_key = malloc(MAX(len, 1u));
 		if (!daemon->data_key) {

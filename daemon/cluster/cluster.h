@@ -82,7 +82,10 @@ struct cluster_params {
 	 * A new view; also the first one. The callee takes its own reference.
 	 */
 	void (*view_changed)(void *user, struct view *view);
-	/* The key for data connections is known (coordinator source: before the first view). */
+	/*
+	 * The key for data connections is known (coordinator source: before the first view), or has changed, because the
+	 * coordinator was started anew.
+	 */
 	void (*data_key_known)(void *user, const void *key, size_t len);
 	/* Nothing more can come from this source: the daemon should log it and exit with this. */
 	void (*failed)(void *user, const struct failure *failure);

@@ -200,21 +200,19 @@ static void on_beat(struct loop_timer *timer)
 
 /* Registration */
 
-static int take_key(struct source *s, struct wire_bytes *key)
+/* A coordinator that was started anew may have made another key: everybody learns it when registering again. */
+static void take_key(struct source *s, struct wire_bytes *key)
 {
 	struct cluster_params *params = &s->cluster->params;
 
-	if (s->key.data) {
-		if (s->key.len != key->len || memcmp(s->key.data, key->data, key->len))
-			log_warning("coordinator %s: hands out another key for data connections "
-				    "now; going on with the old one until this daemon is restarted",
-				    s->address);
-		return 0;
-	}
+	if (s->key.data && s->key.len == key->len && !memcmp(s->key.data, key->data, key->len))
+		return;
+	if (s->key.data)
+		log_notice("coordinator %s: has another key for data connections now", s->address);
+	wire_bytes_done(&s->key);
 	s->key = *key;
 	*key = (struct wire_bytes){ 0 };
 	params->data_key_known(params->user, s->key.data, s->key.len);
-	return 0;
 }
 
 static void welcome(struct source *s, struct wire_event *event)
@@ -227,7 +225,7 @@ static void welcome(struct source *s, struct wire_event *event)
 		log_notice("coordinator %s: there again after %.1f s", s->address,
 			   seconds_since(s->gone_since_ns));
 	s->gone_since_ns = 0;
-	(void)take_key(s, &event->key);
+	take_key(s, &event->key);
 	if (s->cluster->closed)
 		return;
 	on_beat(&s->beat);

@@ -41,6 +41,31 @@ static int make_self(struct transport *transport)
 	return 0;
 }
 
+static void key_forget(struct transport *transport)
+{
+	if (transport->key)
+		explicit_bzero(transport->key, transport->key_len);
+	free(transport->key);
+	transport->key = NULL;
+	transport->key_len = 0;
+}
+
+int transport_set_key(struct transport *transport, const void *key, size_t len)
+{
+	void *copy = NULL;
+
+	if (len) {
+		copy = malloc(len);
+		if (!copy)
+			return error_origin(-ENOMEM);
+		memcpy(copy, key, len);
+	}
+	key_forget(transport);
+	transport->key = copy;
+	transport->key_len = len;
+	return 0;
+}
+
 static int copy_params(struct transport *transport, const struct transport_params *params)
 {
 	transport->loop = params->loop;
@@ -54,14 +79,7 @@ static int copy_params(struct transport *transport, const struct transport_param
 	transport->peer_timeout_ns = params->peer_timeout_ms * NSEC_PER_MSEC;
 	transport->quota_bytes = params->quota_bytes;
 	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
-	if (!params->key_len)
-		return 0;
-	transport->key = malloc(params->key_len);
-	if (!transport->key)
-		return error_origin(-ENOMEM);
-	memcpy(transport->key, params->key, params->key_len);
-	transport->key_len = params->key_len;
-	return 0;
+	return error_trace(transport_set_key(transport, params->key, params->key_len));
 }
 
 int transport_new(const struct transport_params *params, struct transport **ret_transport)
@@ -127,9 +145,7 @@ struct transport *transport_free(struct transport *transport)
 	for (unsigned i = 0; i < transport->n_workers; i++)
 		worker_free(transport->workers[i]);
 	free(transport->workers);
-	if (transport->key)
-		explicit_bzero(transport->key, transport->key_len);
-	free(transport->key);
+	key_forget(transport);
 	free(transport);
 	return NULL;
 }

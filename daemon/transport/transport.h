@@ -138,6 +138,9 @@ void transport_close(struct transport *transport);
 struct transport *transport_free(struct transport *transport);
 DEFINE_CLEANUP(struct transport *, transport_free)
 
+/* Another cluster key for handshakes from now on; connections that stand are not touched. Returns 0 or -ENOMEM. */
+int transport_set_key(struct transport *transport, const void *key, size_t len);
+
 /* The port we listen on, or 0. */
 uint16_t transport_port(const struct transport *transport);
 
