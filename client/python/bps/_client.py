@@ -180,9 +180,7 @@ class Client:
         tensor = ctypes.c_void_p()
         with self.lock:
             self.check_open()
-            self.call(
-                self.lib.bps_tensor_declare, self.pointer, name.encode(), dtype, elements, ctypes.byref(tensor)
-            )
+            self.call(self.lib.bps_tensor_declare, self.pointer, name.encode(), dtype, elements, ctypes.byref(tensor))
             self.tensors[name] = (tensor.value, dtype, elements)
         return tensor.value
 

@@ -180,7 +180,10 @@ def all_gather(span, rows, row, make, name=None):
 
 
 def all_to_all(span, rows, row, splits, make, name=None):
-    """Steps. span: rows of row elements. splits: rows for each rank. make(rows) gives (result, Span). Returns (result, rows from each rank)."""
+    """Steps. span: rows of row elements. splits: rows for each rank. make(rows) gives (result, Span).
+
+    Returns (result, rows from each rank).
+    """
     client = _client.current()
     full = tensor_name("all_to_all", name, span.dtype, VARIABLE)
     if len(splits) != client.size or min(splits) < 0 or sum(splits) != rows:
@@ -275,5 +278,3 @@ def choose_reduction(average, op, default=Reduction.AVERAGE):
     if average is None:
         return default
     return Reduction.AVERAGE if average else Reduction.SUM
-
-

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The smallest program: every rank gives an array, every rank gets the average.
 
-    bpslaunch -np 4 python average.py
+bpslaunch -np 4 python average.py
 """
 
 import numpy as np

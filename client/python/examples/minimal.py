@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The smallest program that trains: lines 1 to 3 are what makes it distributed.
 
-    bpslaunch -np 4 python minimal.py
+bpslaunch -np 4 python minimal.py
 """
 
 import torch

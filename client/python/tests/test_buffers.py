@@ -21,7 +21,9 @@ def test_numpy_types(dtype):
     assert like.object.shape == (5, 2) and like.object.dtype == x.dtype
 
 
-@pytest.mark.parametrize("code, dtype", list(zip("bhilqBfd", "INT8 INT16 INT32 INT64 INT64 UINT8 FLOAT32 FLOAT64".split())))
+@pytest.mark.parametrize(
+    "code, dtype", list(zip("bhilqBfd", "INT8 INT16 INT32 INT64 INT64 UINT8 FLOAT32 FLOAT64".split()))
+)
 def test_array_types(code, dtype):
     x = array.array(code, [1, 2, 3])
     tensor = Tensor(x)

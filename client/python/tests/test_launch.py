@@ -88,7 +88,9 @@ def test_bad_arguments_are_refused(arguments, capsys):
 
 
 def variables(done, rank):
-    pairs = (line.partition("] ")[2].partition("=") for line in done.stdout.splitlines() if line.startswith(f"[{rank}] "))
+    pairs = (
+        line.partition("] ")[2].partition("=") for line in done.stdout.splitlines() if line.startswith(f"[{rank}] ")
+    )
     return {name: value for name, _, value in pairs}
 
 

@@ -65,7 +65,9 @@ def test_functions_are_those_of_the_header():
 
 
 def test_import_is_light():
-    done = python("import sys, bps, bps.launch; print([m for m in ('numpy', 'torch', 'bps.torch') if m in sys.modules])")
+    done = python(
+        "import sys, bps, bps.launch; print([m for m in ('numpy', 'torch', 'bps.torch') if m in sys.modules])"
+    )
     assert done.stdout == "[]\n", done.stderr
 
 
@@ -95,7 +97,9 @@ def test_no_daemon_is_said_at_once():
 
 @needs_build
 def test_bad_environment_is_named():
-    done = python("import bps\ntry: bps.init()\nexcept ValueError as error: print(error)", BPS_RANK="many", BPS_SIZE="2")
+    done = python(
+        "import bps\ntry: bps.init()\nexcept ValueError as error: print(error)", BPS_RANK="many", BPS_SIZE="2"
+    )
     assert "BPS_RANK" in done.stdout, done.stdout + done.stderr
 
 
@@ -179,5 +183,3 @@ def test_pure_wheel_and_bundle(tmp_path):
     assert os.access(installed / "bps" / "_bundled" / "bps-daemon", os.X_OK)
     _, listing = wheel()  # in the same folder, after one that bundled
     assert "_bundled" not in listing
-
-

@@ -1,9 +1,9 @@
 """bps for PyTorch, under the names of BytePS and Horovod.
 
-    import bps.torch as bps
-    bps.init()
-    bps.broadcast_parameters(model.state_dict(), root_rank=0)
-    optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
+import bps.torch as bps
+bps.init()
+bps.broadcast_parameters(model.state_dict(), root_rank=0)
+optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 """
 
 from .. import (
@@ -59,4 +59,50 @@ def init(lazy=True, **arguments):
     _init(**arguments)
 
 
-__all__ = [name for name in dir() if not name.startswith("_") and name not in ("compression", "functions", "ops", "optimizer")]
+__all__ = [
+    "Average",
+    "BpsCanceledError",
+    "BpsConnectionError",
+    "BpsError",
+    "BpsNotInitializedError",
+    "BpsTimeoutError",
+    "BpsValueError",
+    "Compression",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "Sum",
+    "allgather",
+    "allgather_async",
+    "allgather_object",
+    "allreduce",
+    "allreduce_",
+    "allreduce_async",
+    "allreduce_async_",
+    "alltoall",
+    "alltoall_async",
+    "barrier",
+    "broadcast",
+    "broadcast_",
+    "broadcast_async",
+    "broadcast_async_",
+    "broadcast_object",
+    "broadcast_optimizer_state",
+    "broadcast_parameters",
+    "declare",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "poll",
+    "push_pull",
+    "push_pull_async",
+    "push_pull_async_inplace",
+    "push_pull_inplace",
+    "rank",
+    "reducescatter",
+    "reducescatter_async",
+    "shutdown",
+    "size",
+    "synchronize",
+]

@@ -237,7 +237,9 @@ class Gradients:
     @torch.no_grad()
     def zero(self):
         if self.under_way():
-            raise AssertionError("zero_grad() between backward() and step() or synchronize(): gradients are on their way")
+            raise AssertionError(
+                "zero_grad() between backward() and step() or synchronize(): gradients are on their way"
+            )
         for arena in self.arenas:
             arena.zero_()
         for slot in self.slots:

@@ -84,12 +84,16 @@ def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter."):
     skeleton = _take_tensors_out(optimizer.state_dict(), tensors) if mine else None
     skeleton = broadcast_object(skeleton, root_rank, f"{prefix}optimizer")
     if not mine:
-        tensors = [torch.empty(hole.shape, dtype=hole.dtype) for hole in sorted(_holes(skeleton), key=lambda h: h.number)]
+        tensors = [
+            torch.empty(hole.shape, dtype=hole.dtype) for hole in sorted(_holes(skeleton), key=lambda h: h.number)
+        ]
     # Their names hold what they are, because an optimizer may have other state the next time.
     handles = []
     for i, tensor in enumerate(tensors):
         shape = "x".join(map(str, tensor.shape)) or "scalar"
-        handles.append(ops.broadcast_async_(tensor, root_rank, f"{prefix}optimizer.{i}.{str(tensor.dtype)[6:]}.{shape}"))
+        handles.append(
+            ops.broadcast_async_(tensor, root_rank, f"{prefix}optimizer.{i}.{str(tensor.dtype)[6:]}.{shape}")
+        )
     for handle in handles:
         handle.wait()
     if not mine:

@@ -140,9 +140,7 @@ def check_gradients():
 
     assert torch.equal(grad(lambda x: bps.push_pull(x, average=False, name="d"), weights[rank]), of_all)
     torch.testing.assert_close(grad(lambda x: bps.push_pull(x, name="d"), weights[rank]), of_all / n)
-    assert torch.equal(
-        grad(lambda x: bps.broadcast(x, 1), weights[rank]), of_all if rank == 1 else torch.zeros(6, 2)
-    )
+    assert torch.equal(grad(lambda x: bps.broadcast(x, 1), weights[rank]), of_all if rank == 1 else torch.zeros(6, 2))
     rows = rank + 1
     total_rows = n * (n + 1) // 2
     long = [torch.arange(2.0 * total_rows).reshape(-1, 2) * (r + 1) for r in range(n)]
