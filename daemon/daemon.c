@@ -478,6 +478,9 @@ struct daemon *daemon_free(struct daemon *daemon)
 		pipeline_close(daemon->pipeline);
 	if (daemon->server)
 		server_close(daemon->server);
+	/* Sums read memory that calls within this process have lent; closing the transport gives it back. */
+	while (daemon->pool && pool_pending(daemon->pool) && !loop_turn(daemon->loop, -1))
+		;
 	if (daemon->transport)
 		transport_close(daemon->transport);
 	if (daemon->cluster)

@@ -5,7 +5,7 @@ sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 
 ONES = b'\x00\x00\x80\x3f' * 1000
-JOBS = int(os.environ.get('BPS_TEST_JOBS', '1000'))
+JOBS = int(os.environ.get('BPS_TEST_JOBS', '200' if SANITIZED else '1000'))
 
 
 def wake_ups(daemons):
@@ -77,7 +77,8 @@ def no_leaks(cluster, layout, jobs):
     for daemon, (fds, maps, rss) in zip(cluster.daemons, before):
         assert daemon.fds() <= fds + 2, f'{daemon.name}: {fds} descriptors became {daemon.fds()}'
         assert daemon.maps() <= maps + 24, f'{daemon.name}: {maps} mappings became {daemon.maps()}'
-        assert daemon.rss() <= rss + (16 << 20) * SCALE, f'{daemon.name}: {rss} bytes became {daemon.rss()}'
+        # A sanitizer keeps freed memory for a while; it reports leaks itself when the daemon ends.
+        assert SANITIZED or daemon.rss() <= rss + (16 << 20), f'{daemon.name}: {rss} bytes became {daemon.rss()}'
 
 
 def test_a_thousand_jobs_leave_nothing():

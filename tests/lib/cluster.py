@@ -8,6 +8,7 @@ import errno, fcntl, os, re, select, shutil, signal, socket, subprocess, sys, te
 
 BUILD = os.environ.get('BPS_BUILD_DIR') or os.path.join(os.path.dirname(__file__), '..', '..', 'build')
 SCALE = int(os.environ.get('BPS_TEST_SCALE', '1'))  # of deadlines, for sanitizer builds
+SANITIZED = SCALE > 1
 DEADLINE = 30 * SCALE
 
 FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT16, INT8, UINT8, BOOL = range(1, 11)
