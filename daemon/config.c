@@ -373,7 +373,7 @@ int config_check(const struct config *config, struct failure *failure)
 {
 	bool tls = *config->tls_ca || *config->tls_cert || *config->tls_key;
 
-	if (!config_parse_roles(config->roles))
+	if (*config->roles && !config_parse_roles(config->roles))
 		return failure_set(failure, -EINVAL,
 				   "roles: \"%s\" is not a list of agent and server",
 				   config->roles);

@@ -46,7 +46,7 @@ int config_check(const struct config *config, struct failure *failure);
  */
 int config_reload(struct config *config, const struct config *fresh, char *ret_restart, size_t len);
 
-/* Bits of enum role (cluster/cluster.h) for a list such as "agent, server"; 0 when a word is none. */
+/* Bits of enum role (cluster/cluster.h) for a list such as "agent, server"; 0 when it is empty or a word is none. */
 unsigned config_parse_roles(const char *text);
 
 /* The table for people: --help, a sample file with every default commented out, the rows of bps-daemon.conf(5). */

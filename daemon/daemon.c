@@ -178,18 +178,26 @@ static int open_control(struct daemon *daemon)
 	return error_trace(control_new(&params, &daemon->control));
 }
 
-/* Where other daemons reach us: as configured, or as the static file says. Empty: nobody does. */
-static const char *own_address(struct daemon *daemon)
+/* This daemon in the current view; NULL before the first. */
+static const struct view_member *own_member(const struct daemon *daemon)
 {
-	struct view *view = cluster_view(daemon->cluster);
+	const struct view *view = cluster_view(daemon->cluster);
+
+	for (size_t i = 0; view && i < view->n_members; i++) {
+		if (view->members[i].is_self)
+			return &view->members[i];
+	}
+	return NULL;
+}
+
+/* Where other daemons reach us: as configured, or as the static file says. Empty: nobody does. */
+static const char *own_address(const struct daemon *daemon)
+{
+	const struct view_member *self = own_member(daemon);
 
 	if (*daemon->config->address)
 		return daemon->config->address;
-	for (size_t i = 0; view && i < view->n_members; i++) {
-		if (view->members[i].is_self)
-			return view->members[i].address;
-	}
-	return "";
+	return self ? self->address : "";
 }
 
 /* Everything from the data port to the door, once the key for data connections is known. */
@@ -197,7 +205,11 @@ static int open_line(struct daemon *daemon, struct failure *failure)
 {
 	const struct config *config = daemon->config;
 	const char *listen = *config->listen ? config->listen : own_address(daemon);
+	const struct view_member *self = own_member(daemon);
 	int r;
+
+	if (!*config->roles && self)
+		daemon->roles &= self->roles | ROLE_COORDINATOR;
 
 	r = open_transport(daemon, TAKE_FD(daemon->params.fds.data), text_or_null(listen));
 	if (r)
@@ -373,8 +385,10 @@ int daemon_new(const struct daemon_params *params, struct daemon **ret_daemon)
 	daemon->params = *params;
 	daemon->config = params->config;
 	daemon->loop = params->loop;
-	daemon->roles = config_parse_roles(config->roles) |
-			(*config->coordinator_listen ? ROLE_COORDINATOR : 0);
+	daemon->roles =
+		*config->roles ? config_parse_roles(config->roles) : ROLE_AGENT | ROLE_SERVER;
+	if (*config->coordinator_listen)
+		daemon->roles |= ROLE_COORDINATOR;
 	daemon->started_ns = clock_now_ns();
 	if (getrandom(&daemon->id, sizeof(daemon->id), 0) != sizeof(daemon->id))
 		return error_origin(-errno);
@@ -463,8 +477,11 @@ int daemon_reload(struct daemon *daemon, struct failure *failure)
 
 void daemon_describe(const struct daemon *daemon, char *buffer, size_t len)
 {
-	(void)snprintf(buffer, len, "node %s, %s, %s, sums by %s", daemon->node,
-		       daemon->config->roles, daemon->config->cluster, reduce_kernel_name());
+	(void)snprintf(buffer, len, "node %s,%s%s%s, cluster %s, sums by %s", daemon->node,
+		       daemon->roles & ROLE_AGENT ? " agent" : "",
+		       daemon->roles & ROLE_SERVER ? " server" : "",
+		       daemon->roles & ROLE_COORDINATOR ? " coordinator" : "",
+		       daemon->config->cluster, reduce_kernel_name());
 }
 
 struct daemon *daemon_free(struct daemon *daemon)

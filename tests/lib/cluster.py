@@ -250,7 +250,9 @@ class Cluster:
 
     def start(self, i, wait=True, options=()):
         """Starts daemon i (again)."""
-        arguments = ['--roles=' + self.roles(i), '--cluster=' + self.source, *self.options, *options]
+        arguments = ['--cluster=' + self.source, *self.options, *options]
+        if self.source != 'static':
+            arguments.append('--roles=' + self.roles(i))
         if self.source == 'static':
             arguments.append('--cluster-file=' + self.file)
         elif self.source == 'coordinator':
