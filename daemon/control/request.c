@@ -217,7 +217,8 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 		r = failure_set(&failure, -EEXIST, "buffer %u is %s", m->buffer,
 				m->buffer ? "shared already" : "no number");
 	else if (session->n_buffers >= session->control->params.max_buffers)
-		r = failure_set(&failure, -EDQUOT, "%u buffers are shared already: that is max_buffers",
+		r = failure_set(&failure, -EDQUOT,
+				"%u buffers are shared already: that is max_buffers",
 				session->control->params.max_buffers);
 	if (!r)
 		r = buffer_map(in->fd, m->len, &session->quota, &buffer, &failure);

@@ -29,7 +29,7 @@ static void complete(struct session *session, uint32_t slot_number, const struct
 	/* Our own count: what the trainer makes of its copy is its affair. */
 	atomic_store_explicit(&header->completions, ++session->n_completed, memory_order_release);
 	/* Against the trainer's fence between arming and looking at its slot. */
-	atomic_thread_fence(memory_order_seq_cst);
+	shm_fence();
 	if (atomic_compare_exchange_strong(&header->trainer_armed, &armed, 0))
 		/* EAGAIN: it is full of wake-ups. */
 		(void)!write(session->wake_fd, &one, sizeof(one));
@@ -301,7 +301,7 @@ static bool arm(struct session *session)
 	struct shm_header *header = header_of(session);
 
 	atomic_store_explicit(&header->daemon_armed, 1, memory_order_relaxed);
-	atomic_thread_fence(memory_order_seq_cst);
+	shm_fence();
 	if (atomic_load_explicit(&header->tail, memory_order_acquire) == session->head)
 		return false;
 	atomic_store_explicit(&header->daemon_armed, 0, memory_order_relaxed);

@@ -353,7 +353,7 @@ void trainer_post_raw(struct trainer *trainer, const struct shm_entry *entry)
 
 	shm_ring(trainer->shm)[trainer->tail++ % SHM_ENTRIES] = *entry;
 	atomic_store_explicit(&header->tail, trainer->tail, memory_order_release);
-	atomic_thread_fence(memory_order_seq_cst);
+	shm_fence();
 	if (atomic_compare_exchange_strong(&header->daemon_armed, &armed, 0))
 		ASSERT_EQ(write(trainer->doorbell, &one, sizeof(one)), sizeof(one));
 }
