@@ -1,0 +1,91 @@
+#include "tensor/tensor.h"
+#include "test.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+
+/* What may be mapped is tested at the door (tests/unit/control); here: ranges, counts, quota. */
+
+static int sealed(size_t len)
+{
+	int fd = memfd_create("test", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+
+	ASSERT_TRUE(fd >= 0);
+	ASSERT_OK(ftruncate(fd, (off_t)len));
+	ASSERT_OK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK));
+	return fd;
+}
+
+static unsigned n_released;
+
+static void on_released(struct buffer *buffer)
+{
+	ASSERT_TRUE(!quota_used(buffer->quota));
+	n_released++;
+}
+
+TEST(lives_until_the_last_use)
+{
+	struct quota quota;
+	struct failure failure;
+	struct buffer *buffer;
+	int fd = sealed(10000);
+
+	quota_init(&quota, 10000, NULL);
+	ASSERT_OK(buffer_map(fd, 10000, &quota, &buffer, &failure));
+	ASSERT_EQ(quota_used(&quota), 10000);
+	ASSERT_EQ(pwrite(fd, "x", 1, 9999), 1);
+	(void)fd_close(fd);
+	ASSERT_EQ(buffer->data[9999], 'x');
+	buffer->released = on_released;
+	(void)buffer_ref(buffer);
+	(void)buffer_unref(buffer);
+	ASSERT_EQ(n_released, 0);
+	(void)buffer_unref(buffer);
+	ASSERT_EQ(n_released, 1);
+}
+
+TEST(refusal_charges_nothing)
+{
+	struct quota quota;
+	struct failure failure;
+	struct buffer *buffer = NULL;
+	int fd = sealed(4096);
+
+	quota_init(&quota, 4095, NULL);
+	ASSERT_EQ(buffer_map(fd, 4096, &quota, &buffer, &failure), -EDQUOT);
+	quota_init(&quota, 1 << 20, NULL);
+	ASSERT_OK(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE));
+	ASSERT_EQ(buffer_map(fd, 4096, &quota, &buffer, &failure), -EPERM);
+	ASSERT_EQ(quota_used(&quota), 0);
+	ASSERT_TRUE(!buffer);
+	(void)fd_close(fd);
+}
+
+TEST(ranges_are_inside_and_aligned)
+{
+	struct quota quota;
+	struct failure failure;
+	struct buffer *buffer;
+	int fd = sealed(4096);
+	void *data;
+
+	quota_init(&quota, 1 << 20, NULL);
+	ASSERT_OK(buffer_map(fd, 4001, &quota, &buffer, &failure));
+	ASSERT_OK(buffer_range(buffer, 0, 500, 8, &data));
+	ASSERT_TRUE(data == buffer->data);
+	ASSERT_OK(buffer_range(buffer, 3992, 1, 8, &data));
+	ASSERT_TRUE(data == buffer->data + 3992);
+	ASSERT_OK(buffer_range(buffer, 4001, 0, 1, &data));
+	ASSERT_OK(buffer_range(buffer, 4000, 1, 1, &data));
+	ASSERT_EQ(buffer_range(buffer, 4000, 1, 2, &data), -EINVAL);
+	ASSERT_EQ(buffer_range(buffer, 4001, 1, 1, &data), -EINVAL);
+	ASSERT_EQ(buffer_range(buffer, 4002, 0, 1, &data), -EINVAL);
+	ASSERT_EQ(buffer_range(buffer, 0, 501, 8, &data), -EINVAL);
+	ASSERT_EQ(buffer_range(buffer, 4, 1, 8, &data), -EINVAL);
+	ASSERT_EQ(buffer_range(buffer, 8, UINT64_MAX, 1, &data), -EINVAL);
+	ASSERT_EQ(buffer_range(buffer, UINT64_MAX - 7, 1, 8, &data), -EINVAL);
+	/* 2^61 + 1 elements of 8 bytes are 8 bytes, if nobody looks. */
+	ASSERT_EQ(buffer_range(buffer, 0, (1ull << 61) + 1, 8, &data), -EINVAL);
+	(void)buffer_unref(buffer);
+	(void)fd_close(fd);
+}
