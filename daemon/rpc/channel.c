@@ -116,7 +116,7 @@ static void receive_next(struct exchange *exchange)
 	_unused_ grpc_call_error e;
 
 	exchange->receiving = true;
-	e = grpc_call_start_batch(exchange->call, &op, 1, &exchange->received, NULL);
+	e = grpc_call_start_batch(exchange->call, &op, 1, rpc_op_tag(&exchange->received), NULL);
 	assert(e == GRPC_CALL_OK);
 }
 
@@ -161,7 +161,7 @@ static void exchange_start(struct exchange *exchange)
 		ops[n].op = GRPC_OP_RECV_MESSAGE;
 		ops[n++].data.recv_message.recv_message = &exchange->message;
 	}
-	e = grpc_call_start_batch(exchange->call, ops, n, &exchange->batch, NULL);
+	e = grpc_call_start_batch(exchange->call, ops, n, rpc_op_tag(&exchange->batch), NULL);
 	assert(e == GRPC_CALL_OK);
 	if (exchange->request->stream)
 		receive_next(exchange);

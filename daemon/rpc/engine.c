@@ -45,6 +45,7 @@ static void *engine_main(void *user)
 	rpc_engine_wake(rpc);
 
 	for (;;) {
+		struct rpc_op *op;
 		grpc_event event =
 			grpc_completion_queue_next(queue, gpr_inf_future(GPR_CLOCK_REALTIME), NULL);
 
@@ -52,8 +53,10 @@ static void *engine_main(void *user)
 			break;
 		if (event.type != GRPC_OP_COMPLETE)
 			continue;
-		((struct rpc_op *)event.tag)->ok = event.success;
-		push_done(rpc, event.tag);
+		op = event.tag;
+		(void)atomic_load_explicit(&op->handed_over, memory_order_acquire);
+		op->ok = event.success;
+		push_done(rpc, op);
 	}
 
 	grpc_completion_queue_destroy(queue);

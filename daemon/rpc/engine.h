@@ -13,13 +13,29 @@
 #include "rpc/rpc.h"
 #include <grpc/grpc.h>
 #include <pthread.h>
+#include <stdatomic.h>
 
-/* The tag of one operation. Must stay until complete() was called, on the loop's thread. */
+/*
+ * One operation of gRPC's: rpc_op_tag() is what it is given and gives back. Must stay until complete() was called, on the
+ * loop's thread.
+ */
 struct rpc_op {
 	void (*complete)(struct rpc_op *op, bool ok);
+	/* Written by gRPC's thread, between the tag's return and complete(). */
 	struct rpc_op *next;
 	bool ok;
+	_Atomic bool handed_over;
 };
+
+/*
+ * Hands an operation to gRPC's thread. Whatever the library does to pass a tag from one thread to another, what we wrote
+ * before is seen by who has loaded handed_over.
+ */
+static inline void *rpc_op_tag(struct rpc_op *op)
+{
+	atomic_store_explicit(&op->handed_over, true, memory_order_release);
+	return op;
+}
 
 enum engine_state { ENGINE_STOPPED, ENGINE_STARTING, ENGINE_RUNNING, ENGINE_STOPPING };
 

@@ -100,7 +100,8 @@ static void call_settle(struct rpc_call *call)
 
 static void call_start(struct rpc_call *call, struct rpc_op *tag, const grpc_op *ops, size_t n_ops)
 {
-	_unused_ grpc_call_error e = grpc_call_start_batch(call->call, ops, n_ops, tag, NULL);
+	_unused_ grpc_call_error e =
+		grpc_call_start_batch(call->call, ops, n_ops, rpc_op_tag(tag), NULL);
 
 	assert(e == GRPC_CALL_OK); /* anything else is a misuse of the library */
 	call->n_ops++;
@@ -331,7 +332,8 @@ static int server_request(struct rpc_server *server)
 	server->n_calls++;
 	server->n_waiting++;
 	e = grpc_server_request_call(server->server, &call->call, &call->details, &call->metadata,
-				     server->rpc->queue, server->rpc->queue, &call->requested);
+				     server->rpc->queue, server->rpc->queue,
+				     rpc_op_tag(&call->requested));
 	assert(e == GRPC_CALL_OK);
 	return 0;
 }
@@ -408,7 +410,8 @@ void rpc_server_close(struct rpc_server *server)
 		call->held = false;
 		call_abort(call);
 	}
-	grpc_server_shutdown_and_notify(server->server, server->rpc->queue, &server->shutdown);
+	grpc_server_shutdown_and_notify(server->server, server->rpc->queue,
+					rpc_op_tag(&server->shutdown));
 	grpc_server_cancel_all_calls(server->server);
 }
 
