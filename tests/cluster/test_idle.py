@@ -10,6 +10,8 @@ JOBS = int(os.environ.get('BPS_TEST_JOBS', '200' if SANITIZED else '1000'))
 
 def wake_ups(daemons):
     """Of each daemon in two seconds in which nobody asks for anything, once what was asked before has settled."""
+    if TSAN:
+        raise Skip('the thread sanitizer has a thread of its own that wakes')
     time.sleep(0.5)
     before = [daemon.switches() for daemon in daemons]
     time.sleep(2)
@@ -76,7 +78,7 @@ def no_leaks(cluster, layout, jobs):
     wait_for('no job left', settled)
     for daemon, (fds, maps, rss) in zip(cluster.daemons, before):
         assert daemon.fds() <= fds + 2, f'{daemon.name}: {fds} descriptors became {daemon.fds()}'
-        assert daemon.maps() <= maps + 24, f'{daemon.name}: {maps} mappings became {daemon.maps()}'
+        assert SANITIZED or daemon.maps() <= maps + 24, f'{daemon.name}: {maps} mappings became {daemon.maps()}'
         # A sanitizer keeps freed memory for a while; it reports leaks itself when the daemon ends.
         assert SANITIZED or daemon.rss() <= rss + (16 << 20), f'{daemon.name}: {rss} bytes became {daemon.rss()}'
 
@@ -107,7 +109,8 @@ def test_a_thousand_dead_trainers_leave_nothing():
                 wait_for('no session left', lambda: daemon.ctl('status')['n_sessions'] == 0)
                 before = daemon.fds(), daemon.maps()
         wait_for('no session left', lambda: daemon.ctl('status')['n_sessions'] == 0)
-        assert daemon.fds() <= before[0] + 2 and daemon.maps() <= before[1] + 24, (before, daemon.fds(), daemon.maps())
+        assert daemon.fds() <= before[0] + 2, (before, daemon.fds())
+        assert SANITIZED or daemon.maps() <= before[1] + 24, (before, daemon.maps())
 
 
 run(globals())

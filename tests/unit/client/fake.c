@@ -115,13 +115,22 @@ static void session_copy_counts(struct fake *fake, struct fake_session *session,
 		       session_data(session, e->counts_buffer, e->counts_offset, n * 8), n * 8);
 }
 
-static void session_drain(struct fake *fake, struct fake_session *session)
+static bool session_read(struct fake *fake, struct fake_session *session);
+
+/*
+ * With the socket, numbers that entries name are learnt first: what an entry needs was sent before it was posted, so the
+ * socket is read after the tail. Returns false when the trainer has gone.
+ */
+static bool session_drain(struct fake *fake, struct fake_session *session, bool with_socket)
 {
 	struct shm_header *header = session->shm;
+	bool here = true;
 	uint64_t tail;
 
 	do {
 		tail = atomic_load_explicit(&header->tail, memory_order_acquire);
+		if (with_socket)
+			here = session_read(fake, session);
 		for (; session->head != tail; session->head++) {
 			const struct shm_entry *e =
 				&shm_ring(session->shm)[session->head % SHM_ENTRIES];
@@ -142,6 +151,7 @@ static void session_drain(struct fake *fake, struct fake_session *session)
 		atomic_store_explicit(&header->daemon_armed, 1, memory_order_relaxed);
 		shm_fence();
 	} while (atomic_load_explicit(&header->tail, memory_order_relaxed) != tail);
+	return here;
 }
 
 /* -- Control channel ---------------------------------------------------------------------------------------------- */
@@ -352,7 +362,7 @@ static void session_request(struct fake *fake, struct fake_session *session,
 		break;
 	case BPS__CONTROL__REQUEST__BODY_CANCEL:
 		/* What was posted before counts as before: the ring first. */
-		session_drain(fake, session);
+		(void)session_drain(fake, session, false);
 		fake->told.cancelled_slot = request->cancel->slot;
 		ASSERT_EQ(shm_slots(session->shm)[request->cancel->slot].ticket,
 			  request->cancel->ticket);
@@ -360,7 +370,7 @@ static void session_request(struct fake *fake, struct fake_session *session,
 		session_end(session, request->cancel->slot, -ECANCELED, "cancelled by rank 0");
 		break;
 	case BPS__CONTROL__REQUEST__BODY_LEAVE:
-		session_drain(fake, session);
+		(void)session_drain(fake, session, false);
 		answer_leave(fake, session, request->id);
 		break;
 	default:
@@ -432,10 +442,8 @@ static void fake_work(struct fake *fake, unsigned i, short socket_events)
 
 	if (session->shm) {
 		(void)!read(session->daemon_event, &value, sizeof(value));
-		/* New numbers first, as a daemon would find them. */
-		if (!fake->deaf && !session_read(fake, session))
+		if (!session_drain(fake, session, !fake->deaf))
 			socket_events |= POLLHUP;
-		session_drain(fake, session);
 	} else if (!session_read(fake, session)) {
 		socket_events |= POLLHUP;
 	}
