@@ -92,7 +92,8 @@ struct data_hello {
 	uint32_t magic;
 	uint8_t version;     /* highest spoken; both sides use the lower of the two */
 	uint8_t version_min; /* lowest spoken */
-	uint16_t lane;	     /* low byte: index of this connection among those made together; high byte: number of
+	uint16_t
+		lane; /* low byte: index of this connection among those made together; high byte: number of
 			      * that set, so that connections made anew are not taken for more of the old */
 	uint64_t features;
 	uint64_t sender; /* random number of the sending process; equal: one peer */

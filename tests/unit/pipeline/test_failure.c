@@ -480,3 +480,92 @@ TEST(shutdown_ends_everything)
 		ASSERT_EQ(scene->world->ranks[0].failure.status, -ESHUTDOWN);
 	}
 }
+
+/* Parts so small that each is worked on at once are not all worked on at once: other jobs have their turns between. */
+TEST(small_parts_of_a_large_tensor_let_others_in)
+{
+	enum { LARGE = 1 << 20 };
+	struct world_options options = {
+		.n_nodes = 1,
+		.n_local = 1,
+		.no_servers = true,
+		.n_threads = 1,
+		.inline_bytes = 65536,
+	};
+	_cleanup_(world_freep) struct world *world = world_new(&options);
+	_cleanup_(freep) float *input = calloc(LARGE, sizeof(float));
+	_cleanup_(freep) float *output = calloc(LARGE, sizeof(float));
+	struct declared *large, *small;
+	struct asked first, second;
+
+	ASSERT_TRUE(input && output);
+	input[LARGE - 1] = 3;
+	world_form(world);
+	large = world_declare(world, "large", DTYPE_FLOAT32, LARGE);
+	small = world_declare(world, "small", DTYPE_FLOAT32, 1);
+	first = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, LARGE, output, LARGE);
+	asked_submit(&first, large, 1);
+	ASSERT_TRUE(!first.done);
+	second = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, 1, output, 1);
+	asked_submit(&second, small, 1);
+	ASSERT_TRUE(second.done);
+	WORLD_UNTIL(world, first.done);
+	ASSERT_TRUE(!first.failure.status && output[LARGE - 1] == 3);
+}
+
+/* Failed rounds are kept until the slower ranks have heard of them: a rank that fails alone cannot make that endless. */
+TEST(rounds_that_fail_alone_are_limited)
+{
+	struct world_options options = { .n_nodes = 1, .n_local = 2, .no_servers = true };
+	_cleanup_(world_freep) struct world *world = world_new(&options);
+	struct declared *tensor;
+	struct asked asked;
+	uint64_t round = 0;
+	float value = 1;
+
+	world_form(world);
+	tensor = world_declare(world, "grad", DTYPE_FLOAT32, 1);
+	while (!world->ranks[0].ended && round < 1000000) {
+		asked = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &value, 7, &value, 7);
+		asked_submit(&asked, tensor, ++round);
+		ASSERT_TRUE(asked.done && asked.failure.status);
+	}
+	ASSERT_TRUE(world->ranks[0].ended && world->ranks[1].ended);
+	ASSERT_EQ(world->ranks[1].failure.status, -EDQUOT);
+	ASSERT_TRUE(strstr(world->ranks[1].failure.text, "rank 1"));
+	ASSERT_TRUE(round > 4096);
+}
+
+/* However many rounds one node has given up, the others hear of each. */
+TEST(many_cancelled_rounds_fail_on_the_other_node)
+{
+	enum { ROUNDS = 100 };
+	struct world_options options = { .n_nodes = 2, .n_local = 1 };
+	_cleanup_(world_freep) struct world *world = world_new(&options);
+	struct asked mine[ROUNDS], theirs[ROUNDS];
+	float input = 1, output[2];
+	struct declared *tensor;
+
+	world_form(world);
+	tensor = world_declare(world, "grad", DTYPE_FLOAT32, 1);
+	for (uint32_t i = 0; i < 2; i++)
+		WORLD_UNTIL(world, tensor[i].done);
+	for (uint64_t i = 0; i < ROUNDS; i++) {
+		mine[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &input, 1, &output[0], 1);
+		asked_submit(&mine[i], &tensor[0], i + 1);
+	}
+	for (uint64_t i = 1; i < ROUNDS; i++) {
+		pipeline_cancel(&mine[i].base);
+		ASSERT_EQ(mine[i].failure.status, -ECANCELED);
+	}
+	for (uint64_t i = 0; i < ROUNDS; i++) {
+		theirs[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &input, 1, &output[1], 1);
+		asked_submit(&theirs[i], &tensor[1], i + 1);
+	}
+	for (uint64_t i = 0; i < ROUNDS; i++) {
+		WORLD_UNTIL(world, mine[i].done && theirs[i].done);
+		ASSERT_EQ(theirs[i].failure.status, i ? -ECANCELED : 0);
+		ASSERT_TRUE(!i || strstr(theirs[i].failure.text, "rank 0 cancelled it"));
+	}
+	ASSERT_EQ(mine[0].failure.status, 0);
+}
