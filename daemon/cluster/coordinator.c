@@ -5,9 +5,12 @@
 
 #include <stdio.h>
 #include <sys/random.h>
+#include <time.h>
 
 #define CHANGE_DELAY_MS 50 /* changes that come together make one view */
 #define KEY_LEN		32
+#define RECOVER_MS	2000 /* longer than a member waits between two attempts to come back */
+#define EPOCH_START	1767225600u /* 2026-01-01 in Unix time */
 
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes)
 {
@@ -252,19 +255,27 @@ static int hello_send(struct coordinator *c, struct member *member)
 	return error_trace(r);
 }
 
+/*
+ * No view is made for a while after the start, or after the first member of an earlier time has come back: a restarted
+ * coordinator knows nothing, and must not fix the view of a job that members are about to tell it of. What is to be made
+ * is made then, or as soon as it is due if that is later.
+ */
+static void recover(struct coordinator *c)
+{
+	c->recover_until_ns =
+		clock_now_ns() + MIN(c->lease_ms, (uint64_t)RECOVER_MS) * NSEC_PER_MSEC;
+}
+
 static void learn_epochs(struct coordinator *c, const struct wire_register *message)
 {
 	c->epoch = MAX(c->epoch, message->epoch);
 	for (size_t i = 0; i < message->views.n; i++)
 		c->epoch = MAX(c->epoch, message->views.views[i]->epoch);
-	/*
-	 * A member that has seen a view, before we made any: we were restarted. The others get as long as their leases
-	 * would have let them, so that the first view has them all and no epoch of before is used again.
-	 */
-	if (c->epoch && !c->view && !c->recover_until_ns) {
-		c->recover_until_ns = clock_now_ns() + c->lease_ms * NSEC_PER_MSEC;
-		log_notice("coordinator: members of view %u come back, waiting %llu ms for all",
-			   c->epoch, (unsigned long long)c->lease_ms);
+	/* A member that has seen a view before we have made any: we were restarted, and the others come too. */
+	if (message->epoch && !c->view && !c->recovering) {
+		c->recovering = true;
+		recover(c);
+		log_notice("coordinator: members of view %u come back", message->epoch);
 	}
 }
 
@@ -400,6 +411,19 @@ static void add_methods(struct coordinator *c)
 	}
 }
 
+/*
+ * A coordinator that was restarted while no member could reach it hears too late which epochs are used up. It begins where
+ * the clock is: one view a second, for as long as it ran before, and it still counts on from there.
+ */
+static uint32_t first_epoch(void)
+{
+	time_t now = time(NULL);
+
+	return now > EPOCH_START
+		       ? (uint32_t)MIN((uint64_t)(now - EPOCH_START), (uint64_t)WIRE_EPOCH_MAX / 2)
+		       : 0;
+}
+
 int coordinator_new(const struct coordinator_params *params, struct failure *failure,
 		    struct coordinator **ret_coordinator)
 {
@@ -427,6 +451,8 @@ int coordinator_new(const struct coordinator_params *params, struct failure *fai
 	r = rpc_listen(c->rpc, params->listen, params->tls, &c->port, failure);
 	if (r)
 		return error_trace(r);
+	recover(c);
+	c->epoch = first_epoch();
 	*ret_coordinator = TAKE_PTR(c);
 	return 0;
 }

@@ -250,9 +250,9 @@ static void on_opening_over(struct loop_timer *timer)
 	char servers[256], text[400];
 
 	cluster_describe_servers(c->view, opening->request.min_servers, servers, sizeof(servers));
-	if (!c->view && c->recover_until_ns)
+	if (!c->view)
 		(void)snprintf(text, sizeof(text),
-			       "job %s: the coordinator was restarted and waits for its members",
+			       "job %s: the coordinator has just started and waits for its members",
 			       opening->request.job);
 	else if (c->view && view_n_servers(c->view) >= opening->request.min_servers && unsettled)
 		(void)snprintf(text, sizeof(text), "job %s: server %s has not taken over view %u",

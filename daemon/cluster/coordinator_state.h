@@ -29,7 +29,8 @@ struct coordinator {
 	struct list members, jobs, openings;
 	size_t n_members, n_jobs, n_openings;
 	struct loop_timer change;  /* armed: the members differ from the view */
-	uint64_t recover_until_ns; /* members of before our start may come back until then */
+	uint64_t recover_until_ns; /* no view before that */
+	bool recovering;	   /* a member of before our start has come */
 	bool closed;
 };
 

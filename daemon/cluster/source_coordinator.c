@@ -17,7 +17,7 @@
 #include <sys/random.h>
 
 #define RETRY_MIN_MS	 100
-#define RETRY_MAX_MS	 2000
+#define RETRY_MAX_MS	 1000
 #define FAREWELL_MS	 500 /* how long stopping waits for the coordinator to hear that we leave */
 #define LEASE_MIN_MS	 30
 #define CLOSE_TIMEOUT_MS 5000

@@ -693,6 +693,10 @@ GRPC_TEST(coordinator_lost_and_back)
 	char key[64];
 
 	world_start(&w);
+	/* Time to come back, also on a slow machine. */
+	w.params.lease_ms = 20000;
+	coordinator_kill(&w);
+	coordinator_revive(&w);
 	node_start(&w, &a, "a", ROLE_AGENT | ROLE_SERVER);
 	node_start(&w, &b, "b", ROLE_AGENT | ROLE_SERVER);
 	UNTIL(&w, members_of(&a) == 2 && members_of(&b) == 2);
@@ -746,22 +750,64 @@ GRPC_TEST(coordinator_lost_and_back)
 	world_stop(&w);
 }
 
+/* The usual restart: the coordinator's own daemon is the first to register, and a newcomer. */
+GRPC_TEST(coordinator_restarts_with_its_daemon)
+{
+	struct world w;
+	struct node a, c;
+	struct asked job;
+	uint32_t held;
+
+	world_start(&w);
+	coordinator_kill(&w);
+	node_init(&w, &c, "c", ROLE_AGENT | ROLE_SERVER);
+	c.params.coordinator_listen = w.address;
+	c.params.lease_ms = 20000;
+	node_run(&c);
+	node_start(&w, &a, "a", ROLE_AGENT | ROLE_SERVER);
+	UNTIL(&w, members_of(&a) == 2);
+	ask(&a, &job, "train", 2, 20000);
+	UNTIL(&w, job.is_done);
+	ASSERT_EQ(job.failure.status, 0);
+	held = job.epoch;
+	node_stop(&c);
+
+	node_init(&w, &c, "c", ROLE_AGENT | ROLE_SERVER);
+	c.params.coordinator_listen = w.address;
+	c.params.lease_ms = 20000;
+	node_run(&c);
+	/* Its own trainers ask at once; the job's view is the one that the other member tells of. */
+	ask(&c, &job, "train", 1, 20000);
+	UNTIL(&w, job.is_done);
+	ASSERT_EQ(job.failure.status, 0);
+	ASSERT_EQ(job.epoch, held);
+	UNTIL(&w, members_of(&a) == 2 && members_of(&c) == 2 && epoch_of(&a) == epoch_of(&c));
+	ASSERT_INT(epoch_of(&c), >, held);
+	ASSERT_EQ(a.key_len, c.key_len);
+	ASSERT_MEM(a.key, c.key, a.key_len);
+	node_stop(&a);
+	node_stop(&c);
+	world_stop(&w);
+}
+
 GRPC_TEST(epochs_go_on_from_the_largest)
 {
 	struct wire_register message = registration(5, "old");
 	struct world w;
 	struct raw raw;
 	struct node a;
+	uint32_t expected;
 
 	world_start(&w);
 	node_start(&w, &a, "a", ROLE_SERVER);
 	UNTIL(&w, members_of(&a) == 1);
 	/* One that has seen more than this coordinator has made. */
-	message.epoch = 1000;
+	message.epoch = epoch_of(&a) + 1000;
+	expected = message.epoch + 1;
 	raw_start(&w, &raw);
 	raw_register(&raw, &message);
 	UNTIL(&w, members_of(&a) == 2);
-	ASSERT_EQ(epoch_of(&a), 1001);
+	ASSERT_EQ(epoch_of(&a), expected);
 	raw_stop(&raw);
 	node_stop(&a);
 	world_stop(&w);
