@@ -28,6 +28,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	part->round = round;
 	part->extent = *extent;
 	part->state = PART_NEW;
+	part->outlet = NULL;
 	list_push_back(&round->parts, &part->link);
 	round->n_parts++;
 	job->n_in_flight++;
@@ -106,17 +107,30 @@ static void on_run(struct task *task)
 	part_work(container_of(task, struct pipeline_part, task));
 }
 
+/*
+ * Whether it is so little that it is done at once. Local parts follow each other without a turn of the loop between
+ * them: for all of them together there is no more room than for one.
+ */
+static bool is_little(const struct pipeline_part *part, uint64_t bytes)
+{
+	uint64_t before = part->outlet ? 0 : part->round->inlined;
+
+	return before + bytes <= job_of(part)->pipeline->params.inline_bytes;
+}
+
 /* Does the work here, or in the pool; then done() goes on. Large or small is decided by bytes touched. */
 static void part_post(struct pipeline_part *part, void (*done)(struct task *task))
 {
 	struct pipeline *pipeline = job_of(part)->pipeline;
 	size_t n_touched = part->copies ? part->n_outputs : part->n_inputs;
+	uint64_t bytes = (uint64_t)part->extent.len * n_touched;
 
 	if (!n_touched || !part->n_outputs || !part->extent.len) {
 		done(&part->task);
 		return;
 	}
-	if ((uint64_t)part->extent.len * n_touched <= pipeline->params.inline_bytes) {
+	if (is_little(part, bytes)) {
+		part->round->inlined += bytes;
 		part_work(part);
 		done(&part->task);
 		return;

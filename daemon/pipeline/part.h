@@ -15,7 +15,7 @@ struct pipeline_part {
 	struct pipeline_round *round;
 	struct extent extent;
 	enum pipeline_part_state state;
-	struct pipeline_outlet *outlet;
+	struct pipeline_outlet *outlet; /* NULL: needs no server */
 	size_t heap_index;
 	uint64_t charged;    /* bytes ahead in the outlet */
 	struct block *block; /* the gathered sum, then the answer */

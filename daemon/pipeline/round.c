@@ -204,6 +204,7 @@ void pipeline_round_refill(struct pipeline_round *round)
 	if (round->refilling)
 		return;
 	round->refilling = true;
+	round->inlined = 0;
 	round->n_parts++;
 	while (!round->cut && !round->failure.status && round->n_parts <= ROUND_PARTS_MAX) {
 		if (!partition_next(&round->partition, &extent)) {

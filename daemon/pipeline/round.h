@@ -41,6 +41,7 @@ struct pipeline_round {
 	struct partition partition;
 	bool cut; /* partition has no more */
 	bool refilling;
+	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */
 	struct list parts;
 	struct partition_rank *partition_ranks; /* n_local entries */
