@@ -161,27 +161,29 @@ static int check_options(struct options *options, const char *socket)
 	return options->address ? 0 : choose_socket(options, socket);
 }
 
+enum { OPTION_CA = 256, OPTION_CERT, OPTION_KEY };
+
+static const struct option long_options[] = {
+	{ "socket", required_argument, NULL, 's' },
+	{ "address", required_argument, NULL, 'a' },
+	{ "tls-ca", required_argument, NULL, OPTION_CA },
+	{ "tls-cert", required_argument, NULL, OPTION_CERT },
+	{ "tls-key", required_argument, NULL, OPTION_KEY },
+	{ "json", no_argument, NULL, 'j' },
+	{ "timeout", required_argument, NULL, 't' },
+	{ "help", no_argument, NULL, 'h' },
+	{ "version", no_argument, NULL, 'V' },
+	{ NULL, 0, NULL, 0 },
+};
+
 /* Returns 0; or -1 when all has been said and done, with *ret_exit. */
 static int parse_options(int argc, char **argv, struct options *options, int *ret_exit)
 {
-	enum { OPTION_CA = 256, OPTION_CERT, OPTION_KEY };
-	static const struct option longs[] = {
-		{ "socket", required_argument, NULL, 's' },
-		{ "address", required_argument, NULL, 'a' },
-		{ "tls-ca", required_argument, NULL, OPTION_CA },
-		{ "tls-cert", required_argument, NULL, OPTION_CERT },
-		{ "tls-key", required_argument, NULL, OPTION_KEY },
-		{ "json", no_argument, NULL, 'j' },
-		{ "timeout", required_argument, NULL, 't' },
-		{ "help", no_argument, NULL, 'h' },
-		{ "version", no_argument, NULL, 'V' },
-		{ NULL },
-	};
 	const char *socket = NULL;
 	int c, r = 0;
 
 	*options = (struct options){ .timeout_s = 5 };
-	while (!r && (c = getopt_long(argc, argv, "s:a:jt:hV", longs, NULL)) != -1) {
+	while (!r && (c = getopt_long(argc, argv, "s:a:jt:hV", long_options, NULL)) != -1) {
 		if (c == 's') {
 			socket = optarg;
 		} else if (c == 'a') {
