@@ -95,8 +95,11 @@ static void round_recycle(struct pipeline_round *round)
 
 static struct pipeline_round *round_find(struct pipeline_tensor *tensor, uint64_t number)
 {
-	struct pipeline_round *round;
+	struct pipeline_round *round = list_last(&tensor->rounds, struct pipeline_round, link);
 
+	/* They are in order, and most often it is the next one. */
+	if (!round || round->number < number)
+		return NULL;
 	list_for_each (round, &tensor->rounds, link)
 		if (round->number == number)
 			return round;
@@ -148,8 +151,28 @@ static bool round_forget(struct pipeline_round *round)
 		return false;
 	if (tensor->job->distributed && !tensor->key && !tensor->failure.status)
 		return false;
+	tensor->job->n_failed--;
 	round_recycle(round);
 	return true;
+}
+
+/* A rank whose rounds all fail could have ever more of them remembered for one that never comes. */
+static void limit_failed(struct pipeline_job *job, const struct pipeline_round *newest)
+{
+	struct pipeline_ranks_text missing = { 0 };
+	struct failure failure;
+
+	if (job->n_failed <= ROUNDS_FAILED_MAX)
+		return;
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (!newest->ranks[i].came)
+			pipeline_ranks_add(&missing, job->layout.rank_of_local[i]);
+	(void)failure_set(&failure, -EDQUOT,
+			  "job %s: %u rounds have failed that not all ranks know of: %s %s",
+			  job->name, ROUNDS_FAILED_MAX,
+			  missing.n ? pipeline_ranks_end(&missing) : "other nodes",
+			  missing.n ? "did not submit them" : "did not declare the tensor");
+	pipeline_job_fail(job, &failure, NULL);
 }
 
 static void round_finish(struct pipeline_round *round)
@@ -187,8 +210,10 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 		return;
 	}
 	round->state = ROUND_FAILED;
+	job->n_failed++;
 	end_requests(round);
-	(void)round_forget(round);
+	if (!round_forget(round))
+		limit_failed(job, round);
 	pipeline_job_let_leave(job);
 	pipeline_round_advance(tensor);
 }

@@ -16,6 +16,8 @@
 
 /* Parts of a round that exist at once: bounds memory, and is plenty to keep every server and thread busy. */
 #define ROUND_PARTS_MAX 256
+/* Failed rounds of a job that are remembered for ranks that lag behind: four times what one can have in flight. */
+#define ROUNDS_FAILED_MAX 16384
 
 enum pipeline_round_state { ROUND_GATHERING, ROUND_READY, ROUND_MOVING, ROUND_FAILED };
 
