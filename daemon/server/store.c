@@ -39,7 +39,7 @@ struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number)
 	struct failed_round *failed;
 
 	list_for_each (failed, &tensor->failed, link) {
-		if (failed->number == number)
+		if (failed->number <= number && number <= failed->last)
 			return failed;
 	}
 	return NULL;
@@ -61,12 +61,18 @@ void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct fail
 
 	if (tensor_failed(tensor, number))
 		return;
+	failed = list_last(&tensor->failed, struct failed_round, link);
+	/* An agent may give up thousands in one go, which the other nodes come to one by one. */
+	if (tensor->n_failed == TENSOR_FAILED && number == failed->last + 1) {
+		failed->last = number;
+		return;
+	}
 	if (tensor->n_failed == TENSOR_FAILED)
 		failed_pop(tensor);
 	failed = malloc(sizeof(*failed) + len);
 	if (!failed)
 		return; /* late contributions then wait for their deadline */
-	failed->number = number;
+	failed->number = failed->last = number;
 	failed->status = failure->status;
 	memcpy(failed->text, failure->text, len);
 	list_push_back(&tensor->failed, &failed->link);

@@ -11,14 +11,15 @@
 #include "reduce/reduce.h"
 #include "server/job.h"
 
-/* Failed rounds of a tensor that are remembered: more than rounds of one tensor are in flight at a time. */
+/* Failed rounds of a tensor that are remembered apart; one that follows the last of so many is remembered with it. */
 #define TENSOR_FAILED 16
 /* Rounds behind the newest closed one of a part whose fate is known exactly; older ones count as closed. */
 #define PART_WINDOW 64
 
 struct failed_round {
 	struct list link; /* in tensor->failed, oldest first */
-	uint64_t number;
+	uint64_t number,
+		last; /* the first, whose text it is, and the last of those that followed */
 	int status;
 	char text[];
 };

@@ -550,9 +550,15 @@ TEST(failed_rounds_are_remembered)
 	far_form(far, &layout);
 	for (uint64_t round = 1; round <= 1000; round++)
 		far_notice(far, 0, DATA_FAIL_ROUND, layout.job, 1, round, 0, ECANCELED, "gone");
-	for (uint64_t round = 985; round <= 1000; round++)
+	for (uint64_t round = 1; round <= 1000; round++)
 		far_expect(far, push(far, &layout, 1, round, 1, 1), -ECANCELED, "gone");
-	ASSERT_TRUE(!push(far, &layout, 1, 984, 1, 1)->done);
+	/* Those that do not follow each other: the newest. */
+	for (uint64_t round = 1002; round <= 1100; round += 2)
+		far_notice(far, 0, DATA_FAIL_ROUND, layout.job, 1, round, 0, ECANCELED, "gone");
+	for (uint64_t round = 1070; round <= 1100; round += 2)
+		far_expect(far, push(far, &layout, 1, round, 1, 1), -ECANCELED, "gone");
+	ASSERT_TRUE(!push(far, &layout, 1, 1068, 1, 1)->done);
+	ASSERT_TRUE(!push(far, &layout, 1, 1071, 1, 1)->done);
 }
 
 TEST(leaving_fails_what_needs_it)
