@@ -198,12 +198,17 @@ static const char *rank_state(const struct pipeline_job *job, uint32_t rank)
 }
 
 /* While the job forms, only those here are known. */
-static const char *forming_rank_state(const struct pipeline_job *job, uint32_t rank)
+static void describe_here(const struct pipeline_job *job, struct pipeline_rank_info *ranks)
 {
-	for (uint32_t i = 0; i < job->shape.local_size; i++)
-		if (job->members[i] && job->members[i]->rank == rank)
-			return "here";
-	return "missing";
+	for (uint32_t i = 0; i < job->shape.local_size; i++) {
+		struct pipeline_rank_info *info;
+
+		if (!job->members[i])
+			continue;
+		info = &ranks[job->members[i]->rank];
+		info->node = job->shape.node;
+		(void)snprintf(info->state, sizeof(info->state), "here");
+	}
 }
 
 int pipeline_ranks(struct pipeline *pipeline, const char *name,
@@ -223,10 +228,10 @@ int pipeline_ranks(struct pipeline *pipeline, const char *name,
 		ranks[i].rank = i;
 		ranks[i].node = running ? job->layout.node_of_rank[i] : 0;
 		(void)snprintf(ranks[i].state, sizeof(ranks[i].state), "%s",
-			       running ? rank_state(job, i) : forming_rank_state(job, i));
-		if (!running && ranks[i].state[0] == 'h')
-			ranks[i].node = job->shape.node;
+			       running ? rank_state(job, i) : "missing");
 	}
+	if (!running)
+		describe_here(job, ranks);
 	*ret_ranks = ranks;
 	*ret_n = job->shape.size;
 	return 0;

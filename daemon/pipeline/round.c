@@ -46,6 +46,8 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 	size_t size = sizeof(*round) + job->layout.n_local * (sizeof(struct pipeline_rank) +
 							      sizeof(struct partition_rank));
 
+	if (job->n_open_rounds >= (size_t)job->layout.n_local * ROUNDS_PER_RANK_MAX)
+		return error_origin(-EDQUOT);
 	if (round) {
 		list_remove(&round->link);
 		memset(round, 0, size);
@@ -64,6 +66,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 	/* Each rank submits in order: a round that is not open yet is the newest. */
 	list_push_back(&tensor->rounds, &round->link);
 	list_push_back(&job->rounds, &round->job_link);
+	job->n_open_rounds++;
 	*ret_round = round;
 	return 0;
 }
@@ -84,12 +87,18 @@ struct pipeline_round *pipeline_round_free(struct pipeline_round *round)
 	return NULL;
 }
 
+static void round_unlink(struct pipeline_round *round)
+{
+	list_remove(&round->link);
+	list_remove(&round->job_link);
+	job_of(round)->n_open_rounds--;
+}
+
 static void round_recycle(struct pipeline_round *round)
 {
 	struct pipeline_job *job = job_of(round);
 
-	list_remove(&round->link);
-	list_remove(&round->job_link);
+	round_unlink(round);
 	list_push_front(&job->spare_rounds, &round->link);
 }
 
@@ -180,8 +189,7 @@ static void round_finish(struct pipeline_round *round)
 	struct pipeline_tensor *tensor = round->tensor;
 	struct pipeline_job *job = tensor->job;
 
-	list_remove(&round->link);
-	list_remove(&round->job_link);
+	round_unlink(round);
 	if (!round->failure.status) {
 		tensor->n_rounds++;
 		job->n_rounds++;
@@ -305,30 +313,30 @@ void pipeline_round_advance(struct pipeline_tensor *tensor)
 
 /* -- Submitting --------------------------------------------------------------------------------------------------- */
 
-static void set_deadline(struct pipeline_round *round)
+/* The earliest deadline of its requests. */
+static void add_deadline(struct pipeline_round *round, const struct pipeline_request *request)
 {
 	struct pipeline_job *job = job_of(round);
+	uint64_t deadline_ns = request->deadline_ns;
+
 	/* Once all are here it is the servers that know who is missing, and say so. */
-	bool grace = job->distributed && is_complete(round);
+	if (job->distributed && is_complete(round) && !request->own_deadline)
+		deadline_ns += SERVER_GRACE_NS;
+	if (deadline_ns >= round->deadline_ns)
+		return;
+	round->deadline_ns = deadline_ns;
+	round->timeout_ns = request->own_deadline ? request->timeout_ms * NSEC_PER_MSEC
+						  : job->request_timeout_ns;
+	pipeline_job_watch(job, deadline_ns);
+}
 
+static void round_ready(struct pipeline_round *round)
+{
+	round->state = ROUND_READY;
 	round->deadline_ns = CLOCK_NEVER;
-	for (uint32_t i = 0; i < n_local(round); i++) {
-		const struct pipeline_request *request = round->ranks[i].request;
-		uint64_t deadline_ns;
-
-		if (!request)
-			continue;
-		deadline_ns = request->deadline_ns;
-		if (grace && !request->own_deadline)
-			deadline_ns += SERVER_GRACE_NS;
-		if (deadline_ns < round->deadline_ns) {
-			round->deadline_ns = deadline_ns;
-			round->timeout_ns = request->own_deadline
-						    ? request->timeout_ms * NSEC_PER_MSEC
-						    : job->request_timeout_ns;
-		}
-	}
-	pipeline_job_watch(job, round->deadline_ns);
+	for (uint32_t i = 0; i < n_local(round); i++)
+		add_deadline(round, round->ranks[i].request);
+	pipeline_round_advance(round->tensor);
 }
 
 static void round_came(struct pipeline_round *round, uint32_t index,
@@ -362,12 +370,10 @@ static void round_examine(struct pipeline_round *round, uint32_t rank,
 		   (is_complete(round) && pipeline_check_round(round, &words))) {
 		describe(round, &failure, words.status, "%s", words.text);
 		pipeline_round_fail(round, &failure, true);
+	} else if (is_complete(round)) {
+		round_ready(round);
 	} else {
-		if (is_complete(round))
-			round->state = ROUND_READY;
-		set_deadline(round);
-		if (round->state == ROUND_READY)
-			pipeline_round_advance(round->tensor);
+		add_deadline(round, request);
 	}
 }
 
@@ -379,11 +385,27 @@ static const struct failure *hopeless(const struct pipeline_tensor *tensor)
 	return tensor->failure.status ? &tensor->failure : NULL;
 }
 
-static void fail_job(struct pipeline_job *job, int status, const char *text)
+/* A round cannot be remembered: the others would wait for what nobody knows of. */
+static void round_refused(struct pipeline_tensor *tensor, struct pipeline_request *request,
+			  int status)
 {
+	const struct pipeline_round *first =
+		list_first(&tensor->rounds, struct pipeline_round, link);
+	struct pipeline_job *job = tensor->job;
+	struct pipeline_ranks_text behind = { 0 };
 	struct failure failure;
 
-	(void)failure_set(&failure, status, "%s", text);
+	(void)failure_set(&failure, status, "tensor %s: %s", tensor->name, strerror(-status));
+	for (uint32_t i = 0; first && i < job->layout.n_local; i++)
+		if (!first->ranks[i].came)
+			pipeline_ranks_add(&behind, job->layout.rank_of_local[i]);
+	if (status == -EDQUOT && behind.n)
+		(void)failure_set(&failure, status,
+				  "tensor %s, round %" PRIu64 ": %s did not submit it, and %zu "
+				  "rounds of the job wait for some rank",
+				  tensor->name, first->number, pipeline_ranks_end(&behind),
+				  job->n_open_rounds);
+	request_end(job->pipeline, request, &failure);
 	pipeline_job_fail(job, &failure, NULL);
 }
 
@@ -408,6 +430,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	struct pipeline_job *job = tensor->job;
 	uint32_t index = declaration->member->index;
 	struct pipeline_round *round;
+	int r;
 
 	if (request->round != declaration->n_rounds + 1) {
 		round_out_of_order(declaration, request);
@@ -422,13 +445,9 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 		return;
 	}
 	round = round_find(tensor, request->round);
-	if (!round && round_new(tensor, request->round, &round)) {
-		struct failure failure;
-
-		(void)failure_set(&failure, -ENOMEM, "out of memory");
-		request_end(job->pipeline, request, &failure);
-		/* The others would wait for what nobody remembers. */
-		fail_job(job, -ENOMEM, "out of memory");
+	r = round ? 0 : round_new(tensor, request->round, &round);
+	if (r) {
+		round_refused(tensor, request, r);
 		return;
 	}
 

@@ -19,6 +19,12 @@
 /* Failed rounds of a job that are remembered for ranks that lag behind: four times what one can have in flight. */
 #define ROUNDS_FAILED_MAX 16384
 
+/*
+ * Open rounds of a job for each of its local ranks. A rank has at most as many requests, so only rounds that failed, and
+ * that some rank has not heard of yet, can be more: then that rank is hopelessly behind.
+ */
+#define ROUNDS_PER_RANK_MAX 4096
+
 enum pipeline_round_state { ROUND_GATHERING, ROUND_READY, ROUND_MOVING, ROUND_FAILED };
 
 struct pipeline_rank {

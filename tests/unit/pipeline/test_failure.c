@@ -281,6 +281,31 @@ TEST(rank_that_has_not_declared_is_named)
 	}
 }
 
+/* What has failed is remembered for those who have not heard of it, but not for ever. */
+TEST(rank_that_is_far_ahead)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct world *world = scene->world;
+		uint64_t round = 0;
+
+		if (world->options.n_local == 1)
+			continue;
+		while (!world->ranks[0].ended) {
+			ASSERT_TRUE(round < 100000);
+			ask(scene, 0)->base.operation = 99;
+			submit(scene, 0, ++round);
+			ASSERT_TRUE(scene->asked[0].done);
+		}
+		ASSERT_EQ(world->ranks[0].failure.status, -EDQUOT);
+		ASSERT_CONTAINS(world->ranks[0].failure.text,
+				world->options.n_local == 4 ? "ranks 1, 2, 3 did not submit"
+							    : "rank 2 did not submit");
+		for (uint32_t i = 1; i < 4; i++)
+			WORLD_UNTIL(world, world->ranks[i].ended);
+	}
+}
+
 /* -- Declarations ---------------------------------------------------------------------------------------------------- */
 
 TEST(declarations_differ)

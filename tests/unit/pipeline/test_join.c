@@ -312,3 +312,21 @@ TEST(rank_dies_at_any_moment)
 			WORLD_UNTIL(world, world->ranks[i].left);
 	}
 }
+
+/* Whoever says that thousands are to come keeps nobody busy with looking for them. */
+TEST_TIMEOUT(many_missing_ranks_are_named_quickly, 20)
+{
+	struct world_options options = { .n_nodes = 1, .n_local = 1, .no_servers = true };
+	_cleanup_(world_freep) struct world *world = world_new(&options);
+	struct pipeline_join join = world_join_of(world, 0);
+	struct failure failure;
+
+	join.size = join.local_size = JOB_RANKS_MAX;
+	join.rank = join.local_rank = 2;
+	join.timeout_ms = 1;
+	for (unsigned i = 0; i < 200; i++) {
+		ASSERT_OK(world_join(world, 0, &join, &failure));
+		WORLD_UNTIL(world, world->ranks[0].ended);
+		ASSERT_CONTAINS(world->ranks[0].failure.text, "ranks 0, 1, 3, 4");
+	}
+}
