@@ -4,7 +4,8 @@
     bench_basic.py [--bytes N] [--repeats N] [--json FILE]
 
 start      from starting bpslaunch to the first reduced tensor (1 KiB, NumPy), with a daemon of its own
-local      push_pull of --bytes by 4 ranks of one machine; limit: memcpy of as many bytes for each rank
+local      push_pull of --bytes by 4 ranks of one machine; limit: copying each rank's bytes once, memcpy on all cores, best
+           of five. The sum may beat it: it streams past the cache, and reads all inputs before it writes
 cluster    push_pull by 4 nodes of one rank and 4 spare servers, over TCP; limit: one TCP stream of the machine, which
            8 daemons share here: each byte crosses it 2 x 4 times
 Goodput is bytes of one rank's tensor over the time of the slowest rank. Medians; [lowest ... highest].

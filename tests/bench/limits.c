@@ -1,11 +1,12 @@
 /*
  * What this machine can do at all, measured beside bps: memcpy and one TCP stream.
  *
- *	limits copy BYTES THREADS	copies BYTES in each of THREADS threads; prints nanoseconds
+ *	limits copy BYTES THREADS	copies BYTES in each of THREADS threads; prints nanoseconds, the best of five
  *	limits listen HOST		accepts one stream and reads it to its end; prints its port first
  *	limits send HOST PORT BYTES	sends BYTES, waits for the other side's close; prints nanoseconds
  */
 #include <arpa/inet.h>
+#include <limits.h>
 #include <pthread.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -13,6 +14,8 @@
 #include <sys/socket.h>
 #include <time.h>
 #include <unistd.h>
+
+#define COPIES 5
 
 static size_t bytes;
 static pthread_barrier_t start;
@@ -39,12 +42,14 @@ static void *copy_thread(void *unused)
 		die("malloc");
 	memset(from, 1, bytes);
 	memset(to, 2, bytes);
-	pthread_barrier_wait(&start);
-	memcpy(to, from, bytes);
-	pthread_barrier_wait(&start);
-	/* The copy must not be optimised away. */
-	if (memcmp(to + bytes / 2, from + bytes / 2, 1))
-		abort();
+	for (int i = 0; i < COPIES; i++) {
+		pthread_barrier_wait(&start);
+		memcpy(to, from, bytes);
+		pthread_barrier_wait(&start);
+		/* The copy must not be optimised away. */
+		if (memcmp(to + bytes / 2, from + bytes / 2, 1))
+			abort();
+	}
 	free(from);
 	free(to);
 	return NULL;
@@ -53,7 +58,7 @@ static void *copy_thread(void *unused)
 static void copy(unsigned n_threads)
 {
 	pthread_t threads[64];
-	long long began;
+	long long best = LLONG_MAX;
 
 	if (n_threads < 1 || n_threads > 64)
 		exit(2);
@@ -62,10 +67,16 @@ static void copy(unsigned n_threads)
 		if (pthread_create(&threads[i], NULL, copy_thread, NULL))
 			die("pthread_create");
 	}
-	pthread_barrier_wait(&start);
-	began = now_ns();
-	pthread_barrier_wait(&start);
-	printf("%lld\n", now_ns() - began);
+	for (int i = 0; i < COPIES; i++) {
+		long long began, took;
+
+		pthread_barrier_wait(&start);
+		began = now_ns();
+		pthread_barrier_wait(&start);
+		took = now_ns() - began;
+		best = took < best ? took : best;
+	}
+	printf("%lld\n", best);
 	for (unsigned i = 0; i < n_threads; i++)
 		pthread_join(threads[i], NULL);
 }
