@@ -412,18 +412,19 @@ static bool first_rank(const struct pipeline_job *job, uint32_t *ret_first)
 static const char *name_missing(const struct pipeline_job *job, struct pipeline_ranks_text *missing,
 				bool by_rank, uint32_t first)
 {
+	_cleanup_(freep) bool *here = calloc(job->shape.local_size, sizeof(*here));
+
+	if (!here)
+		return "ranks";
 	for (uint32_t i = 0; i < job->shape.local_size; i++) {
-		bool here = false;
+		const struct pipeline_member *member = job->members[i];
 
-		for (uint32_t j = 0; j < job->shape.local_size; j++) {
-			const struct pipeline_member *member = job->members[j];
-
-			here |= member &&
-				(by_rank ? member->rank == first + i : member->local_rank == i);
-		}
-		if (!here)
-			pipeline_ranks_add(missing, first + i);
+		if (member)
+			here[by_rank ? member->rank - first : member->local_rank] = true;
 	}
+	for (uint32_t i = 0; i < job->shape.local_size; i++)
+		if (!here[i])
+			pipeline_ranks_add(missing, first + i);
 	return pipeline_ranks_end(missing);
 }
 
