@@ -131,7 +131,8 @@ static bool session_drain(struct fake *fake, struct fake_session *session, bool 
 		tail = atomic_load_explicit(&header->tail, memory_order_acquire);
 		if (with_socket)
 			here = session_read(fake, session);
-		for (; session->head != tail; session->head++) {
+		/* A Leave among what was read may have drained further already. */
+		for (; (int64_t)(tail - session->head) > 0; session->head++) {
 			const struct shm_entry *e =
 				&shm_ring(session->shm)[session->head % SHM_ENTRIES];
 
