@@ -72,7 +72,6 @@ struct pipeline_job {
 	uint64_t n_tensors;
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
-	size_t n_failed; /* of them, have failed and are remembered */
 	struct list spare_rounds, spare_parts;
 	struct loop_timer timer;
 	unsigned holds; /* calls and parts in flight, and 1 until OVER; at 0 it is reaped */

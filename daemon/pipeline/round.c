@@ -160,28 +160,8 @@ static bool round_forget(struct pipeline_round *round)
 		return false;
 	if (tensor->job->distributed && !tensor->key && !tensor->failure.status)
 		return false;
-	tensor->job->n_failed--;
 	round_recycle(round);
 	return true;
-}
-
-/* A rank whose rounds all fail could have ever more of them remembered for one that never comes. */
-static void limit_failed(struct pipeline_job *job, const struct pipeline_round *newest)
-{
-	struct pipeline_ranks_text missing = { 0 };
-	struct failure failure;
-
-	if (job->n_failed <= ROUNDS_FAILED_MAX)
-		return;
-	for (uint32_t i = 0; i < job->layout.n_local; i++)
-		if (!newest->ranks[i].came)
-			pipeline_ranks_add(&missing, job->layout.rank_of_local[i]);
-	(void)failure_set(&failure, -EDQUOT,
-			  "job %s: %u rounds have failed that not all ranks know of: %s %s",
-			  job->name, ROUNDS_FAILED_MAX,
-			  missing.n ? pipeline_ranks_end(&missing) : "other nodes",
-			  missing.n ? "did not submit them" : "did not declare the tensor");
-	pipeline_job_fail(job, &failure, NULL);
 }
 
 static void round_finish(struct pipeline_round *round)
@@ -218,10 +198,8 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 		return;
 	}
 	round->state = ROUND_FAILED;
-	job->n_failed++;
 	end_requests(round);
-	if (!round_forget(round))
-		limit_failed(job, round);
+	(void)round_forget(round);
 	pipeline_job_let_leave(job);
 	pipeline_round_advance(tensor);
 }

@@ -16,8 +16,6 @@
 
 /* Parts of a round that exist at once: bounds memory, and is plenty to keep every server and thread busy. */
 #define ROUND_PARTS_MAX 256
-/* Failed rounds of a job that are remembered for ranks that lag behind: four times what one can have in flight. */
-#define ROUNDS_FAILED_MAX 16384
 
 /*
  * Open rounds of a job for each of its local ranks. A rank has at most as many requests, so only rounds that failed, and
