@@ -9,12 +9,16 @@
  *
  * Posting: the trainer picks a free slot, sets slot.state to SHM_PENDING and slot.ticket to a new number, writes
  * ring[tail % SHM_ENTRIES], stores tail + 1 with release, then full fence, and if it can change daemon_armed from 1 to
- * 0 writes the daemon's eventfd. Consuming: the daemon drains, stores daemon_armed 1, full fence, looks again.
+ * 0 wakes the daemon. Consuming: the daemon drains, stores daemon_armed 1, full fence, looks again. daemon_armed is 1
+ * when the trainer first sees it. Before the daemon acts on Cancel, Leave or Unshare it drains the ring, before it acts
+ * on an entry with a number that it does not know it reads the control channel: each side's own order is kept.
  *
- * Completing: the daemon writes status and text, then stores state = SHM_DONE with release, adds 1 to
- * completions (release), full fence, and if it can change trainer_armed from 1 to 0 writes the trainer's eventfd.
- * Waiting: the trainer stores trainer_armed 1, full fence, looks at its slot again, then sleeps on its eventfd (and
- * socket). A slot belongs to the daemon from the post until SHM_DONE, to the trainer at all other times.
+ * Completing: the daemon writes status and text, then stores state = SHM_DONE with release, adds 1 to completions
+ * (release), full fence, and if it can change trainer_armed from 1 to 0 wakes the trainer. Waiting: the trainer stores
+ * trainer_armed 1, full fence, looks at its slot again, then sleeps until it is woken or its socket has news. A slot
+ * belongs to the daemon from the post until SHM_DONE, to the trainer at all other times.
+ *
+ * Waking is writing 8 bytes to the other side's wake-up descriptor, which it reads 8 bytes at a time.
  */
 #pragma once
 
@@ -42,9 +46,9 @@ struct shm_header {
 
 	/* Trainer: entries ever posted. */
 	_Atomic uint64_t tail _cache_aligned_;
-	/* 1: the daemon sleeps and wants its eventfd written. */
+	/* 1: the daemon sleeps and wants its wake-up descriptor written. */
 	_Atomic uint32_t daemon_armed _cache_aligned_;
-	/* 1: the trainer sleeps and wants its eventfd written. */
+	/* 1: the trainer sleeps and wants its wake-up descriptor written. */
 	_Atomic uint32_t trainer_armed _cache_aligned_;
 	/* Daemon: slots ever completed. */
 	_Atomic uint64_t completions _cache_aligned_;

@@ -2,12 +2,17 @@
 
 #include <stdio.h>
 
-/* The lane with the fewest bytes to be written; among equals, the one with the fewest calls. */
-static struct lane *pick_lane(const struct peer *peer)
+/*
+ * Set-up calls stay in the order in which they were made, and notices with them: all on the first lane. A push takes the
+ * lane with the fewest bytes to be written; among equals, the one with the fewest calls.
+ */
+static struct lane *pick_lane(const struct peer *peer, unsigned op)
 {
 	struct lane *lane, *best = NULL;
 	uint64_t bytes, best_bytes = 0;
 
+	if (op != DATA_PUSH)
+		return list_first(&peer->lanes, struct lane, link);
 	list_for_each (lane, &peer->lanes, link) {
 		bytes = atomic_load_explicit(&lane->queued_bytes, memory_order_relaxed);
 		if (!best || bytes < best_bytes ||
@@ -21,7 +26,7 @@ static struct lane *pick_lane(const struct peer *peer)
 
 void call_send(struct call *call)
 {
-	struct lane *lane = pick_lane(call->peer);
+	struct lane *lane = pick_lane(call->peer, call->header.op);
 
 	call->state = CALL_QUEUED;
 	list_push_back(&call->peer->calls, &call->link);
