@@ -73,11 +73,22 @@ static struct buffer *find_buffer(const struct session *session, uint32_t number
  * The packet that explains a number was sent before the entry that uses it, but the socket may be read later than the
  * ring. Packets are taken one by one: those after it may be about this very entry.
  */
+static bool await_packet(struct session *session)
+{
+	if (!session_receive_one(session))
+		return false;
+	if (++session->n_awaited <= AWAIT_MAX)
+		return true;
+	/* It sends while we read: others would never have their turn. */
+	session_fail(session, "posted entries that %u packets do not explain", AWAIT_MAX);
+	return false;
+}
+
 static struct session_tensor *await_tensor(struct session *session, uint32_t number)
 {
 	struct session_tensor *tensor = find_tensor(session, number);
 
-	while (!tensor && session_receive_one(session))
+	while (!tensor && await_packet(session))
 		tensor = find_tensor(session, number);
 	return session->state == SESSION_OPEN ? tensor : NULL;
 }
@@ -86,7 +97,7 @@ static struct buffer *await_buffer(struct session *session, uint32_t number)
 {
 	struct buffer *buffer = find_buffer(session, number);
 
-	while (!buffer && session_receive_one(session))
+	while (!buffer && await_packet(session))
 		buffer = find_buffer(session, number);
 	return session->state == SESSION_OPEN ? buffer : NULL;
 }
@@ -315,6 +326,7 @@ static void drain_turn(struct session *session)
 	if (session->draining)
 		return;
 	session->draining = true;
+	session->n_awaited = 0;
 	more = drain(session, RING_BATCH);
 	session->draining = false;
 	if (session->state != SESSION_OPEN || (!more && !arm(session)) || session->more_posted)
@@ -343,6 +355,7 @@ void ring_catch_up(struct session *session)
 	if (session->draining)
 		return;
 	session->draining = true;
+	session->n_awaited = 0;
 	(void)drain(session, SHM_ENTRIES);
 	session->draining = false;
 }

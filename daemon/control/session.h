@@ -20,6 +20,8 @@
 #define RING_BATCH 256
 /* Packets of one turn. */
 #define PACKET_BATCH 16
+/* Packets that entries of one turn wait for: more than a ring's entries need, and a socket holds beside. */
+#define AWAIT_MAX 8192
 /* Packets that a trainer may leave unread: more than it can have unanswered requests for at once in good faith. */
 #define OUTBOX_MAX 8192
 
@@ -77,6 +79,7 @@ struct session {
 	uint64_t head;	      /* ring entries consumed */
 	uint64_t n_completed; /* slots */
 	bool draining;
+	size_t n_awaited; /* packets read in the middle of draining, in this turn */
 	struct mail more; /* continues draining after others had their turn */
 	bool more_posted;
 	struct session_request **requests; /* SHM_SLOTS entries, made as used */

@@ -4,6 +4,7 @@
 #include <poll.h>
 #include <stdio.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 
 #define LEN 65536
 
@@ -485,4 +486,25 @@ TEST(leave_ends_requests_and_later_ones_name_who_left)
 	ASSERT_EQ(trainer_leave(&ring.trainers[2], NULL), 0);
 	ASSERT_EQ(trainer_leave(&ring.trainers[0], NULL), 0);
 	ring_close(&ring);
+}
+
+/* An entry waits for the packet that explains it, but not for as many as the trainer likes to send. */
+TEST(packets_without_end_do_not_keep_the_loop)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct shm_entry entry = trainer_entry(77, 1, 0, 0, 1);
+	struct trainer trainer;
+	int len = 32 << 20;
+
+	trainer_open(&trainer, door);
+	ASSERT_EQ(trainer_join(&trainer, "job", 0, 1, NULL), 0);
+	if (setsockopt(trainer.socket, SOL_SOCKET, SO_SNDBUFFORCE, &len, sizeof(len)))
+		TEST_SKIP("a socket that holds so many packets is for root");
+	for (unsigned i = 0; i < 8300; i++)
+		(void)trainer_send_cancel(&trainer, 0, 1);
+	(void)trainer_post(&trainer, &entry);
+	for (unsigned i = 0; i < 3; i++)
+		ASSERT_OK(loop_turn(door->loop, 0));
+	ASSERT_EQ(control_n_sessions(door->control), 0);
+	trainer_close(&trainer);
 }
