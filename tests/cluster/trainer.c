@@ -12,6 +12,8 @@
  *	barrier REQUEST TIMEOUT_MS
  *	wait REQUEST TIMEOUT_MS | poll REQUEST | cancel REQUEST | free REQUEST
  *	result REQUEST FILE			writes the output
+ *	large REQUEST TENSOR			push_pull in place of library memory filled with a pattern of bytes
+ *	verify REQUEST FACTOR			whether each byte of the result is the pattern's, times FACTOR
  *	alloc BYTES				and free it again
  */
 #include "bps.h"
@@ -250,6 +252,39 @@ static void do_result(char **words)
 	answer(0, "");
 }
 
+/* Not a multiple of any part's size: a part that lands in the wrong place shows. */
+static uint8_t pattern(size_t at)
+{
+	return (uint8_t)(at % 251);
+}
+
+static void do_large(char **words)
+{
+	struct operation *op = &operations[id_of(words, 1)];
+	unsigned tensor = id_of(words, 2);
+	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_PUSH_PULL };
+
+	op->output_len = elements[tensor] * bps_dtype_size(dtypes[tensor]);
+	op->input = memory(op->output_len, 1, &op->in_memory);
+	for (size_t i = 0; i < op->output_len; i++)
+		((uint8_t *)op->input)[i] = pattern(i);
+	op->output = op->input;
+	params.input = op->input;
+	params.output = op->input;
+	answer(bps_submit(tensors[tensor], &params, &op->request), "");
+}
+
+static void do_verify(char **words)
+{
+	struct operation *op = &operations[id_of(words, 1)];
+	uint8_t factor = (uint8_t)atoi(words[2]);
+	size_t i = 0;
+
+	while (i < op->output_len && ((uint8_t *)op->output)[i] == (uint8_t)(pattern(i) * factor))
+		i++;
+	answer(0, i == op->output_len ? "same" : "different");
+}
+
 static void do_alloc(char **words)
 {
 	struct bps_memory *m = NULL;
@@ -306,6 +341,10 @@ static void run(char **words)
 		answer(0, "");
 	} else if (!strcmp(verb, "result"))
 		do_result(words);
+	else if (!strcmp(verb, "large"))
+		do_large(words);
+	else if (!strcmp(verb, "verify"))
+		do_verify(words);
 	else if (!strcmp(verb, "alloc"))
 		do_alloc(words);
 	else {
