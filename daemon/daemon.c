@@ -1,35 +1,24 @@
 #include "daemon.h"
 #include "base/clock.h"
+#include "base/cpu.h"
 #include "base/log.h"
 #include "internal.h"
 #include "reduce/reduce.h"
-#include <arpa/inet.h>
 #include <fcntl.h>
-#include <sched.h>
 #include <sys/random.h>
-#include <sys/stat.h>
 
 #define KEY_FILE_MAX 4096
 #define DRAIN_INTERVAL_NS \
 	(10 * NSEC_PER_MSEC) /* how often draining looks; only then does anything look at all */
 
-static unsigned n_cores(void)
-{
-	cpu_set_t set;
-
-	if (sched_getaffinity(0, sizeof(set), &set))
-		return 1;
-	return (unsigned)MAX(CPU_COUNT(&set), 1);
-}
-
 static unsigned n_sum_threads(const struct config *config)
 {
-	return config->sum_threads ? config->sum_threads : MIN(n_cores(), 8u);
+	return config->sum_threads ? config->sum_threads : MIN(cpu_count(), 8u);
 }
 
 static unsigned n_data_threads(const struct config *config)
 {
-	return config->data_threads ? config->data_threads : MIN(n_cores() / 4, 4u);
+	return config->data_threads ? config->data_threads : MIN(cpu_count() / 4, 4u);
 }
 
 /* "" means none, in options; NULL does in parameters. */
@@ -239,11 +228,8 @@ static int open_line(struct daemon *daemon, struct failure *failure)
 
 static void on_view(void *user, struct view *view)
 {
-	struct daemon *daemon = user;
-
 	log_notice("cluster: view %u has %zu members, %zu of them servers", view->epoch,
 		   view->n_members, view_n_servers(view));
-	(void)daemon;
 }
 
 /* A coordinator tells the key before the first view; only then can the data port open. */

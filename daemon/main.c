@@ -2,8 +2,6 @@
 #include "base/log.h"
 #include "config.h"
 #include "daemon.h"
-#include <fcntl.h>
-#include <getopt.h>
 #include <grp.h>
 #include <pwd.h>
 #include <signal.h>

@@ -7,18 +7,23 @@
  * halves of a job; here they become one line.
  */
 
-static uint64_t metric_sum(const struct daemon *daemon, bool in)
+/* Bytes over all data connections. */
+static int add_traffic(const struct daemon *daemon, struct admin_status *status)
 {
-	struct transport_peer_info *peers = NULL;
-	uint64_t sum = 0;
+	_cleanup_(freep) struct transport_peer_info *peers = NULL;
 	size_t n = 0;
+	int r;
 
-	if (!daemon->transport || transport_peers(daemon->transport, &peers, &n))
+	if (!daemon->transport)
 		return 0;
-	for (size_t i = 0; i < n; i++)
-		sum += in ? peers[i].bytes_in : peers[i].bytes_out;
-	free(peers);
-	return sum;
+	r = transport_peers(daemon->transport, &peers, &n);
+	if (r)
+		return error_trace(r);
+	for (size_t i = 0; i < n; i++) {
+		status->bytes_in += peers[i].bytes_in;
+		status->bytes_out += peers[i].bytes_out;
+	}
+	return 0;
 }
 
 static int report_status(void *user, struct admin_status *ret_status)
@@ -31,8 +36,6 @@ static int report_status(void *user, struct admin_status *ret_status)
 		.uptime_ms = (clock_now_ns() - daemon->started_ns) / NSEC_PER_MSEC,
 		.epoch = view ? view->epoch : 0,
 		.bytes_held = block_cache_used(daemon->blocks),
-		.bytes_in = metric_sum(daemon, true),
-		.bytes_out = metric_sum(daemon, false),
 		.n_sessions = daemon->control ? (uint32_t)control_n_sessions(daemon->control) : 0,
 	};
 	struct admin_job *jobs = NULL;
@@ -42,6 +45,9 @@ static int report_status(void *user, struct admin_status *ret_status)
 	if (r)
 		return r;
 	free(jobs);
+	r = add_traffic(daemon, &status);
+	if (r)
+		return r;
 	status.n_jobs = (uint32_t)n_jobs;
 	if (daemon->pipeline)
 		pipeline_counters(daemon->pipeline, &status.n_requests, &status.n_failed);
