@@ -116,7 +116,9 @@ static void test_check_fds(const bool before[static TEST_MAX_FD])
 {
 	bool after[TEST_MAX_FD];
 	unsigned n_leaked = 0;
+	char maps[64];
 
+	(void)snprintf(maps, sizeof(maps), "/proc/%d/maps", getpid());
 	test_read_fds(after);
 	for (unsigned fd = 0; fd < TEST_MAX_FD; fd++) {
 		char path[64], target[256] = "";
@@ -124,7 +126,12 @@ static void test_check_fds(const bool before[static TEST_MAX_FD])
 		if (before[fd] || !after[fd])
 			continue;
 		(void)snprintf(path, sizeof(path), "/proc/self/fd/%u", fd);
-		(void)!readlink(path, target, sizeof(target) - 1);
+		/* Closed meanwhile: the open one of another thread, not a leak. */
+		if (readlink(path, target, sizeof(target) - 1) < 0)
+			continue;
+		/* A sanitizer reads its own process's map whenever a thread ends or it looks for a name. */
+		if (strcmp(target, maps) == 0)
+			continue;
 		(void)fprintf(stderr, "descriptor %u (%s) was left open\n", fd, target);
 		n_leaked++;
 	}
