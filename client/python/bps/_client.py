@@ -149,6 +149,7 @@ class Client:
         self.forked = False  # this process is a child of the one that the client belongs to
         self.tensors = {}  # name: (pointer, dtype, elements)
         self.outstanding = {}  # requests in the order of their submission; the values are of no use
+        self.completer = None  # under the lock: who watches requests for others; has a stop(), called at the end
         self.rank = self.size = self.local_rank = self.local_size = self.node = 0
         _clients.add(self)
 
@@ -230,6 +231,9 @@ class Client:
                 return
             self.closing = True
             self.sweep()
+        if self.completer is not None:
+            self.completer.stop()  # without the lock, which its thread takes
+        with self.lock:
             while self.inside and time.monotonic() < deadline:
                 self.lock.wait(SLICE_MS / 1000)
             if self.inside:

@@ -6,7 +6,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PYTHON, clean_environment, needs_build
+from conftest import PYTHON, RANKS, clean_environment, needs_build
 
 pytest.importorskip("torch")
 pytestmark = needs_build
@@ -24,6 +24,16 @@ def test_optimizer(run_ranks):
 def test_optimizer_of_four_ranks_through_a_server(run_ranks):
     checks = ("check_equals_one_process", "check_equals_the_shares_in_turn_bit_by_bit", "check_compression")
     run_ranks("torch_optimizer.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1)
+
+
+def test_futures(run_ranks):
+    run_ranks("torch_futures.py", 2)
+    run_ranks("torch_futures.py", 2, "exit_with_work_under_way")
+
+
+def test_futures_when_a_rank_is_killed(run_launch):
+    done = run_launch("-np", 2, sys.executable, RANKS / "torch_futures.py", "a_rank_is_killed")
+    assert done.returncode == 137 and "[0] named" in done.stdout, done.stdout + done.stderr
 
 
 def test_minimal(run_launch):
