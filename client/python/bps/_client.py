@@ -151,6 +151,7 @@ class Client:
         self.outstanding = {}  # requests in the order of their submission; the values are of no use
         self.completer = None  # under the lock: who watches requests for others; has a stop(), called at the end
         self.rank = self.size = self.local_rank = self.local_size = self.node = 0
+        self.n_nodes = 1
         _clients.add(self)
 
     # -- Calls
@@ -356,6 +357,8 @@ def init(socket=None, *, secret=None, timeout=None, request_timeout=None, connec
             try:
                 client.call(lib.bps_client_join, client.pointer, ctypes.byref(params))
                 client.learn_shape()
+                # As libbps_client fills in what was not given.
+                client.n_nodes = params.n_nodes or max(1, client.size // (params.local_size or client.size))
             except BaseException:
                 client.close()
                 raise

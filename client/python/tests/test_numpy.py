@@ -14,3 +14,7 @@ def test_operations(run_ranks):
 def test_operations_through_a_server_in_small_parts(run_ranks):
     options = ("--daemon-option", "part_size=8K")
     run_ranks("numpy_ops.py", 2, options=options, BPS_FORCE_DISTRIBUTED=1, BPS_PART_BYTES="8K")
+
+
+def test_names_of_horovod_and_byteps(run_ranks):
+    run_ranks("horovod_names.py", 2)

@@ -1,0 +1,74 @@
+"""What Horovod and BytePS programs ask about the job, in several ranks; and leaving and coming back."""
+
+import errno
+
+import numpy as np
+
+import bps
+from bps import _horovod as names
+
+
+def check_where_it_is():
+    assert names.cross_size() == 1 and names.cross_rank() == 0 and names.is_homogeneous()
+    assert not names.mpi_built() and not names.gloo_enabled() and names.nccl_built() == 0
+
+
+def check_process_sets():
+    everybody = names.ProcessSet(range(bps.size()))
+    assert everybody.size() == bps.size() and everybody.rank() == bps.rank() and everybody.included()
+    for good in (None, 0, names.global_process_set, everybody):
+        names.check_process_set(good)
+    assert names.add_process_set(everybody) is names.global_process_set
+    assert not names.remove_process_set(names.global_process_set)
+    some = names.ProcessSet([1])
+    assert some.size() == 1 and some.included() == (bps.rank() == 1)
+    for refused in (some, 7, "gpus"):
+        try:
+            names.check_process_set(refused)
+            raise AssertionError(f"{refused} was taken for all ranks")
+        except bps.BpsValueError as error:
+            assert "new_group" in str(error)
+
+
+def check_timeline():
+    try:
+        names.start_timeline("/tmp/timeline.json")
+        raise AssertionError("a timeline was begun")
+    except bps.BpsError as error:
+        assert error.errno == errno.EOPNOTSUPP and "bpsctl" in str(error)
+    names.stop_timeline()
+
+
+def check_suspend_and_resume():
+    rank, size = bps.rank(), bps.size()
+    ones = np.ones(10, "float32")
+    assert bps.push_pull(ones, average=False, name="before")[0] == size
+    bps.barrier()
+    names.suspend()
+    assert not bps.is_initialized()
+    try:
+        names.resume(0, 0)
+        raise AssertionError("a job on no machine was joined")
+    except bps.BpsValueError:
+        pass
+    names.resume(1, 0)
+    assert (bps.rank(), bps.size()) == (rank, size)
+    assert bps.push_pull(ones * 2, average=False, name="before")[0] == 2 * size
+
+
+def main():
+    try:
+        names.resume(1, 0)
+        raise AssertionError("what was never suspended was resumed")
+    except bps.BpsError as error:
+        assert "suspend" in str(error)
+    bps.init()
+    for name, check in list(globals().items()):
+        if name.startswith("check_"):
+            check()
+    bps.barrier()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
