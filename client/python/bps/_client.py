@@ -156,6 +156,14 @@ class Client:
 
     # -- Calls
 
+    def join(self, params):
+        """Becomes a rank of a job; blocks until all its ranks have come."""
+        self.call(self.lib.bps_client_join, self.pointer, ctypes.byref(params))
+        for what in ("rank", "size", "local_rank", "local_size", "node"):
+            setattr(self, what, self.call(getattr(self.lib, f"bps_client_{what}"), self.pointer))
+        # As libbps_client fills in what was not given.
+        self.n_nodes = params.n_nodes or max(1, self.size // (params.local_size or self.size))
+
     def call(self, function, *arguments):
         status = function(*arguments)
         if status < 0:
@@ -170,10 +178,6 @@ class Client:
         self.check_process()
         if self.closing:
             raise BpsNotInitializedError(errno.ENOTCONN, "bps was shut down")
-
-    def learn_shape(self):
-        for what in ("rank", "size", "local_rank", "local_size", "node"):
-            setattr(self, what, self.call(getattr(self.lib, f"bps_client_{what}"), self.pointer))
 
     def declare(self, name, dtype, elements):
         known = self.tensors.get(name)
@@ -277,7 +281,16 @@ def is_initialized():
     return _current is not None
 
 
-def _run_interruptible(function):
+def open_client(params):
+    """A Client that is connected to a daemon, but in no job."""
+    lib, pointer = library(), ctypes.c_void_p()
+    status = lib.bps_client_open(ctypes.byref(params), ctypes.byref(pointer))
+    if status < 0:
+        raise error_from(status, last_error(lib))
+    return Client(lib, pointer.value)
+
+
+def run_interruptible(function):
     """Runs a call that blocks for long in a thread of its own, so that Ctrl-C ends the waiting for it."""
     outcome = []
 
@@ -349,22 +362,15 @@ def init(socket=None, *, secret=None, timeout=None, request_timeout=None, connec
         opening = OpenParams(ctypes.sizeof(OpenParams), where, int(connect_timeout * 1000))
 
         def open_and_join():
-            pointer = ctypes.c_void_p()
-            status = lib.bps_client_open(ctypes.byref(opening), ctypes.byref(pointer))
-            if status < 0:
-                raise error_from(status, last_error(lib))
-            client = Client(lib, pointer.value)
+            client = open_client(opening)
             try:
-                client.call(lib.bps_client_join, client.pointer, ctypes.byref(params))
-                client.learn_shape()
-                # As libbps_client fills in what was not given.
-                client.n_nodes = params.n_nodes or max(1, client.size // (params.local_size or client.size))
+                client.join(params)
             except BaseException:
                 client.close()
                 raise
             return client
 
-        client = _run_interruptible(open_and_join)
+        client = run_interruptible(open_and_join)
         del kept  # what params.secret pointed to
         _current = client
 
