@@ -50,6 +50,10 @@ enum reduction {
 #define PART_BYTES_MIN	4096u	    /* smallest part size that may be configured */
 #define PART_BYTES_MAX	(64u << 20) /* largest; also the largest payload of a data message */
 
+/* Features of control.proto, in Hello and Welcome. */
+#define CONTROL_FEATURE_RESUME \
+	UINT64_C(1) /* Resume: a job goes on when the daemon's process is another */
+
 /* Bytes of one element, or 0 when dtype is none of ours (a number from outside). */
 static inline size_t dtype_size(unsigned dtype)
 {

@@ -76,6 +76,25 @@ TEST(requests_that_open_a_session)
 	EXPECT_REQUEST(LEAVE, &leave, "\x08\xac\x02\x42\x00");
 }
 
+TEST(request_to_resume)
+{
+	Bps__Control__Join join = BPS__CONTROL__JOIN__INIT;
+	Bps__Control__Resume resume = BPS__CONTROL__RESUME__INIT;
+
+	join.job = (char *)"j";
+	join.rank = 3;
+	join.size = 4;
+	join.local_rank = 1;
+	join.local_size = 2;
+	join.node = 5;
+	join.n_nodes = 6;
+	resume.join = &join;
+	resume.job = 300;
+	EXPECT_REQUEST(RESUME, &resume,
+		       "\x08\xac\x02\x4a\x14\x0a\x0f\x0a\x01j\x18\x03\x20\x04\x28\x01\x30\x02"
+		       "\x38\x05\x40\x06\x10\xac\x02");
+}
+
 TEST(requests_about_memory_and_tensors)
 {
 	Bps__Control__Share share = BPS__CONTROL__SHARE__INIT;
@@ -95,6 +114,13 @@ TEST(requests_about_memory_and_tensors)
 	EXPECT_REQUEST(DECLARE, &declare,
 		       "\x08\xac\x02\x32\x12\x08\x09\x12\x01w\x18\x02\x20\xff\xff\xff\xff\xff\xff"
 		       "\xff\xff\xff\x01");
+	declare.elements = 1;
+	declare.has_rounds = declare.has_failed = true;
+	declare.rounds = 300;
+	declare.failed = 5;
+	EXPECT_REQUEST(DECLARE, &declare,
+		       "\x08\xac\x02\x32\x15\x08\x09\x12\x01w\x18\x02\x20\x01\x28\xac\x02"
+		       "\x31\x05\0\0\0\0\0\0\0");
 	cancel.slot = 8;
 	cancel.ticket = 7;
 	EXPECT_REQUEST(CANCEL, &cancel, "\x08\xac\x02\x3a\x04\x08\x08\x10\x07");
@@ -118,6 +144,10 @@ TEST(answers_and_events)
 	message.welcome = &welcome;
 	EXPECT_BYTES(message, "\x08\x01\x22\x0e\x08\x01\x10\x00\x1a\x01"
 			      "d\x22\x01n\x28\x02\x30\x03");
+	welcome.has_resume_timeout_ms = true;
+	welcome.resume_timeout_ms = 4;
+	EXPECT_BYTES(message, "\x08\x01\x22\x10\x08\x01\x10\x00\x1a\x01"
+			      "d\x22\x01n\x28\x02\x30\x03\x38\x04");
 	joined.job = 5;
 	joined.n_servers = 6;
 	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
