@@ -12,7 +12,7 @@ import time
 import pytest
 from conftest import LAUNCH, clean_environment
 
-from bps import launch
+from bps._launch import arguments
 
 FAKE = str(pathlib.Path(__file__).parent / "fake_daemon.py")
 
@@ -62,14 +62,14 @@ def is_gone(pid):
 
 
 def test_options_end_where_the_program_begins():
-    options = launch.parse_arguments(["-np", "2", "--timestamp", "python", "x.py", "--job", "z", "-np", "9"])
+    options = arguments.parse_arguments(["-np", "2", "--timestamp", "python", "x.py", "--job", "z", "-np", "9"])
     assert (options.ranks, options.timestamp, options.job) == (2, True, None)
     assert options.command == ["python", "x.py", "--job", "z", "-np", "9"]
-    assert launch.parse_arguments(["--", "-x"]).command == ["-x"]
+    assert arguments.parse_arguments(["--", "-x"]).command == ["-x"]
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "given",
     [
         [],
         ["-np", "0", "true"],
@@ -80,9 +80,9 @@ def test_options_end_where_the_program_begins():
         ["--daemon-option", "ab", "true"],
     ],
 )
-def test_bad_arguments_are_refused(arguments, capsys):
+def test_bad_arguments_are_refused(given, capsys):
     with pytest.raises(SystemExit) as exit:
-        launch.parse_arguments(arguments)
+        arguments.parse_arguments(given)
     assert exit.value.code == 2
     assert "bpslaunch: error" in capsys.readouterr().err
 
@@ -109,7 +109,7 @@ def test_environment(run):
 
 
 def test_environment_of_the_second_node(run):
-    done = run("-np", 2, "--node", 1, "--nodes", 3, "--job", "big", "env")
+    done = run("-np", 2, "--node", 1, "--nodes", 3, "--job", "big", "--daemon-option", "cluster=static", "env")
     seen = variables(done, 3)
     assert (seen["BPS_RANK"], seen["BPS_LOCAL_RANK"], seen["BPS_SIZE"], seen["BPS_JOB"]) == ("3", "1", "6", "big")
     assert "BPS_SECRET" not in seen  # it could not be the same on the other nodes
@@ -158,7 +158,7 @@ def test_exit_by_signal(run):
 
 def test_the_stubborn_are_killed():
     code = f"import sys; sys.argv[0] = 'x'; sys.path.insert(0, {str(LAUNCH.parent.parent)!r})\n"
-    code += "from bps import launch; launch.KILL_AFTER_S = 0.3\n"
+    code += "from bps import launch; launch.launcher.KILL_AFTER_S = 0.3\n"
     code += "sys.exit(launch.main(['-np', '2', 'sh', '-c', "
     code += "'trap \"\" TERM; [ $BPS_RANK != 1 ] || exit 4; while :; do sleep 0.1; done']))"
     environment = clean_environment(BPS_DAEMON=FAKE)

@@ -1,0 +1,129 @@
+"""A private bps-daemon: started for one run, and ended with it."""
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import tempfile
+
+from . import LaunchError, process
+
+KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
+PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def usual_socket():
+    """Where libbps_client looks."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    own = os.path.join(runtime, "bps", "bps.sock") if runtime else None
+    return own if own and os.path.exists(own) else "/run/bps/bps.sock"
+
+
+def somebody_listens(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        try:
+            probe.connect(path)
+        except OSError:
+            return False
+    return True
+
+
+def find_program(name, variable=None, folder="daemon"):
+    """The path of bps-daemon or bpsctl, or None."""
+    chosen = os.environ.get(variable) if variable else None
+    if chosen:
+        return chosen
+    bundled = os.path.join(PACKAGE, "_bundled", name)
+    if os.path.exists(bundled):
+        return bundled
+    if found := shutil.which(name):
+        return found
+    top = os.path.abspath(os.path.join(PACKAGE, "..", "..", ".."))
+    if os.path.exists(os.path.join(top, "client", "bps.h")):
+        folders = [entry.path for entry in os.scandir(top) if entry.name.startswith("build")]
+        built = [os.path.join(build, folder, name) for build in folders]
+        return max((path for path in built if os.access(path, os.X_OK)), key=os.path.getmtime, default=None)
+    return None
+
+
+def find_daemon():
+    if found := find_program("bps-daemon", "BPS_DAEMON"):
+        return found
+    raise LaunchError("no daemon is running, and there is no bps-daemon to start: install it, or set BPS_DAEMON to it")
+
+
+def private_folder():
+    base = os.environ.get("XDG_RUNTIME_DIR")
+    if not base or not os.access(base, os.W_OK):
+        base = None
+    return tempfile.mkdtemp(prefix="bpslaunch-", dir=base)  # with mode 0700
+
+
+class Daemon:
+    """A private daemon and the folder it has to itself."""
+
+    def __init__(self, path=None):
+        self.folder = private_folder()
+        self.path = path or os.path.join(self.folder, "bps.sock")
+        self.admin_path = os.path.join(self.folder, "admin.sock")
+        self.process = None
+        self.ready = self.ended = False
+        self.data = None  # the socket that other daemons connect to
+        self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        self.notify.bind(os.path.join(self.folder, "notify.sock"))
+
+    def listen(self, address):
+        """Opens the data port, for the daemon to take over. Returns its number."""
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        self.data = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            self.data.bind((address, 0))
+            self.data.listen(socket.SOMAXCONN)
+        except OSError as error:
+            raise LaunchError(f"cannot listen on {address}: {error.strerror}") from error
+        return self.data.getsockname()[1]
+
+    def write(self, name, text):
+        """A file in the daemon's folder. Returns its path."""
+        path = os.path.join(self.folder, name)
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(text)
+        return path
+
+    def start(self, options, program=None, stdout=subprocess.PIPE):
+        """options: pairs of bps-daemon.conf(5)."""
+        # Not with the options of the machine's own daemon, which may name a cluster and its ports.
+        command = [program or find_daemon(), "--config="]
+        command += ["--socket", self.path, "--admin-socket", self.admin_path]
+        for option in options:
+            command += ["--set", option]
+        environment = {**os.environ, "NOTIFY_SOCKET": self.notify.getsockname()}
+        stdin = subprocess.DEVNULL
+        if self.data is not None:
+            # sd_listen_fds(3) wants descriptors from 3 on, and a variable with the number of the process.
+            environment.update(LISTEN_FDS="1", LISTEN_FDNAMES="data")
+            command = ["/bin/sh", "-c", 'exec 3<&0 </dev/null; LISTEN_PID=$$ exec "$@"', "sh", *command]
+            stdin = self.data
+        self.process = process.start(command, env=environment, stdin=stdin, stdout=stdout, stderr=subprocess.STDOUT)
+        if self.data is not None:
+            self.data.close()
+            self.data = None
+
+    def says_ready(self):
+        """To be called when the socket notify is readable."""
+        self.ready = self.ready or b"READY=1" in self.notify.recv(4096).split(b"\n")
+        return self.ready
+
+    def stop(self):
+        if self.process is not None and self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+            try:
+                self.process.wait(KILL_AFTER_S)
+            except subprocess.TimeoutExpired:
+                self.process.kill()
+                self.process.wait()
+        if self.data is not None:
+            self.data.close()
+        self.notify.close()
+        shutil.rmtree(self.folder, ignore_errors=True)

@@ -1,0 +1,365 @@
+"""The run as a whole: machines, their daemons, the ranks, what they say, and how it ended."""
+
+import os
+import secrets
+import signal
+import sys
+import time
+
+from . import LaunchError, hosts, node, process
+from .daemon import KILL_AFTER_S
+from .loop import Loop
+from .output import Lines, rank_file
+
+FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+FINISH_S = 5.0  # beyond what a daemon may take
+INPUT_MAX = 1 << 16
+
+
+class Launcher:
+    """Everything happens in turns of one loop."""
+
+    def __init__(self, options):
+        self.options = options
+        self.loop = Loop()
+        self.nodes = []
+        self.running = False  # ranks are being started, or were
+        self.failed = None  # (in words, exit status) of the first
+        self.streams = {}  # (node, source, target): Lines
+        self.deadline = time.monotonic() + options.start_timeout
+        self.heart = None
+        self.loop.on_signals((*FORWARDED, signal.SIGCHLD), self.on_signal)
+
+    def run(self):
+        try:
+            self.make_nodes()
+            self.look()
+            self.start_daemons()
+            self.start_ranks()
+            while not all(each.idle or each.over for each in self.nodes):
+                self.loop.turn()
+        finally:
+            self.end()
+        return self.report()
+
+    def say(self, text):
+        print(f"bpslaunch: {text}", file=sys.stderr, flush=True)
+
+    # -- Machines
+
+    def make_nodes(self):
+        options = self.options
+        if options.hosts is None:
+            first = options.node * options.ranks
+            self.size, self.n_nodes, self.first_node = options.ranks * options.nodes, options.nodes, options.node
+            self.nodes = [node.Here(self.loop, list(range(first, first + options.ranks)), self.on_event)]
+            return
+        placed = hosts.assign(options.hosts, options.ranks)
+        self.size, self.n_nodes, self.first_node = sum(len(ranks) for _, ranks in placed), len(placed), 0
+        if all(host.is_local for host, _ in placed) and not options.servers and len(placed) == 1:
+            self.nodes = [node.Here(self.loop, placed[0][1], self.on_event)]
+            return
+        for host, ranks in [*placed, *((host, []) for host in options.servers)]:
+            command, starter = node.agent_command(host, options, options.launch_file)
+            if options.verbose:
+                self.say(f"{host.bare}: {len(ranks)} ranks, by {' '.join(command)}")
+            self.nodes.append(node.Agent(self.loop, host, command, ranks, self.on_event, starter))
+        self.heart = node.Heart(self.nodes)
+        self.heart.start()
+        self.loop.after(node.BEAT_S, self.check_silence)
+
+    @property
+    def many(self):
+        """Whether machines must find each other."""
+        return len(self.nodes) > 1
+
+    def check_silence(self):
+        for each in self.nodes:
+            if not each.over and each.silent_for() > node.SILENCE_S:
+                each.over = True
+                self.on_event(each, "lost", b"", {"how": f"not heard of for {node.SILENCE_S:.0f} s"})
+        self.loop.after(node.BEAT_S, self.check_silence)
+
+    def ask(self, nodes, command, answer, what, /, **fields):
+        """Sends a command to all of nodes and waits for their answers. A field that is callable is called with the node."""
+        for each in nodes:
+            each.facts.pop(answer, None)
+        for each in nodes:
+            each.call(command, **{k: v(each) if callable(v) else v for k, v in fields.items()})
+        while missing := [each for each in nodes if answer not in each.facts]:
+            if time.monotonic() >= self.deadline:
+                names = ", ".join(each.name for each in missing if each.name)
+                names = f"{names}: " if names else ""
+                raise LaunchError(f"{names}{what} within {self.options.start_timeout:g} s (--start-timeout)")
+            self.loop.turn(self.deadline)
+
+    def look(self):
+        reached = [each.host for each in self.nodes if isinstance(each, node.Agent) and not each.host.is_local]
+        towards = reached[0].bare if reached else "127.0.0.1"
+        self.ask(
+            self.nodes,
+            "look",
+            "machine",
+            "no answer",
+            path=self.options.socket,
+            interfaces=self.options.interfaces,
+            towards=towards,
+            cluster=self.many or self.n_nodes > 1,
+        )
+
+    # -- Daemons
+
+    def start_daemons(self):
+        """Uses the daemons that listen, or starts private ones on all machines."""
+        options = self.options
+        facts = {each: each.facts["machine"] for each in self.nodes}
+        deaf = [each for each in self.nodes if not facts[each]["listens"]]
+        alone = [each for each in self.nodes if facts[each]["alone"]] if self.many else []
+        if not (deaf or alone or options.private or options.servers):
+            self.sockets = {each: (facts[each]["socket"], None) for each in self.nodes}
+            return
+        if options.no_daemon:
+            if not deaf:
+                raise LaunchError(f"{alone[0].name}: the daemon there is in no cluster: see bps-cluster.conf(5)")
+            where = f"{deaf[0].name}: " if deaf[0].name else ""
+            raise LaunchError(f"{where}no daemon listens at {facts[deaf[0]]['socket']}")
+        if self.many:
+            if len(deaf) not in (0, len(self.nodes)):
+                names = ", ".join(each.name for each in deaf)
+                self.say(f"no daemon listens on {names}: the job gets private ones on every machine")
+            self.start_cluster(facts)
+        else:
+            self.start_one()
+        self.sockets = {each: (each.facts["ready"]["socket"], each.facts["ready"]["admin_socket"]) for each in self.nodes}
+
+    def daemon_options(self):
+        level = "info" if self.options.verbose else "warning"
+        return [f"log_level={level}", *self.options.daemon_option]
+
+    def start_one(self):
+        options = self.options
+        if self.n_nodes > 1 and not options.coordinator and not any(o.startswith("cluster=") for o in options.daemon_option):
+            path = self.nodes[0].facts["machine"]["socket"]
+            raise LaunchError(
+                f"no daemon listens at {path}, and a private one would be alone: run bps-daemon on all {self.n_nodes} "
+                "machines as a cluster, or name the first machine with --coordinator"
+            )
+        more = []
+        if options.coordinator:
+            coordinator = options.coordinator
+            more += ["cluster=coordinator", f"coordinator={coordinator}", f"node={options.job[:40]}-{self.first_node}"]
+            address = options.address or self.nodes[0].facts["machine"]["address"]
+            if self.first_node == 0 and options.coordinator_here:
+                more.append(f"coordinator_listen={coordinator}")
+            if options.sums:
+                self.ask(self.nodes, "listen", "listening", "no port for data", address=address)
+                more.append(f"address={bracket(address)}:{self.nodes[0].facts['listening']['port']}")
+            else:
+                more.append("roles=agent")
+        self.ask(
+            self.nodes,
+            "start_daemon",
+            "ready",
+            "bps-daemon was not ready",
+            options=more + self.daemon_options(),
+            path=options.socket,
+        )
+
+    def start_cluster(self, facts):
+        """A static cluster that only this job's daemons know, by a key that only they know."""
+        names = self.node_names()
+        addresses = {each: facts[each]["address"] or each.name for each in self.nodes}
+        self.ask(self.nodes, "listen", "listening", "no port for data", address=addresses.get)
+        text = "".join(
+            f"[node {names[each]}]\naddress = {bracket(addresses[each])}:{each.facts['listening']['port']}\n"
+            f"roles = {'agent, server' if each.ranks else 'server'}\n"
+            for each in self.nodes
+        )
+        if self.options.verbose:
+            self.say("the job's own cluster:\n" + text.rstrip())
+        self.ask(
+            self.nodes,
+            "start_daemon",
+            "ready",
+            "bps-daemon was not ready",
+            options=lambda each: [f"node={names[each]}", *self.daemon_options()],
+            path=self.options.socket,
+            program=os.environ.get("BPS_DAEMON"),
+            cluster=text,
+            key=secrets.token_hex(32),
+        )
+
+    def node_names(self):
+        """As the user calls them, in the letters that a cluster's file allows, each its own."""
+        names, used = {}, set()
+        for number, each in enumerate(self.nodes):
+            name = "".join(c if c.isalnum() and c.isascii() or c in ".-_" else "-" for c in each.name)[:50]
+            names[each] = name if name not in used else f"{name}-{number}"
+            used.add(names[each])
+        return names
+
+    # -- Ranks
+
+    def job_environment(self):
+        """What all ranks of all machines get."""
+        options = self.options
+        environment = {
+            "BPS_JOB": options.job or f"bpslaunch-{os.getpid()}-{secrets.token_hex(4)}",
+            "BPS_SIZE": str(self.size),
+            "BPS_NODES": str(self.n_nodes),
+            "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
+        }
+        if "BPS_SECRET" in os.environ:
+            environment["BPS_SECRET"] = os.environ["BPS_SECRET"]
+        elif options.nodes == 1:
+            environment["BPS_SECRET"] = secrets.token_hex(16)
+        if options.package_folder:  # not installed: let the ranks find the package where we did
+            folders = [options.package_folder, os.environ.get("PYTHONPATH")]
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        return {**environment, **options.environment}
+
+    def node_environment(self, number, each):
+        path, admin_path = self.sockets[each]
+        environment = {"BPS_SOCKET": path, "BPS_NODE": str(self.first_node + number), "BPS_LOCAL_SIZE": str(len(each.ranks))}
+        if admin_path is not None:
+            environment["BPS_ADMIN_SOCKET"] = admin_path
+        if "OMP_NUM_THREADS" not in os.environ:
+            environment["OMP_NUM_THREADS"] = str(max(1, each.facts["machine"]["cores"] // len(each.ranks)))
+        return environment
+
+    def start_ranks(self):
+        options, common = self.options, self.job_environment()
+        workers = [each for each in self.nodes if each.ranks]
+        reader = None if os.isatty(0) else workers[0].ranks[0]
+        if reader != 0 and isinstance(workers[0], node.Here):
+            reader = None
+        self.running = True
+        numbers = {each: number for number, each in enumerate(workers)}
+        self.ask(
+            workers,
+            "start_ranks",
+            "started",
+            "the ranks were not started",
+            ranks=lambda each: [[r, self.rank_environment(r, i)] for i, r in enumerate(each.ranks)],
+            command=options.command,
+            environment=lambda each: {**each.travels(), **self.node_environment(numbers[each], each), **common},
+            folder=lambda each: options.folder or (None if isinstance(each, node.Here) else os.getcwd()),
+            reader=reader,
+            inherit=lambda each: isinstance(each, node.Here),
+            rule=options.bind,
+        )
+        if reader is not None and isinstance(workers[0], node.Agent):
+            self.reader = workers[0]
+            self.read_input()
+
+    def rank_environment(self, rank, local_rank):
+        own = {"BPS_RANK": str(rank), "BPS_LOCAL_RANK": str(local_rank)}
+        if self.options.byteps:
+            own["BYTEPS_LOCAL_RANK"] = str(local_rank)
+        return own
+
+    # -- Input of rank 0, where that is behind an agent
+
+    def read_input(self):
+        """One piece on its way at a time."""
+        try:
+            self.loop.watch(sys.stdin, self.input_readable)
+        except PermissionError:  # a file, which is always ready
+            self.input_readable()
+
+    def input_readable(self):
+        try:
+            data = os.read(0, INPUT_MAX)
+        except BlockingIOError:
+            return
+        self.loop.forget(sys.stdin)
+        self.reader.call("send_input", data)
+
+    # -- What happens
+
+    def on_signal(self, number):
+        if number == signal.SIGCHLD:
+            for each in self.nodes:
+                if isinstance(each, node.Here):
+                    each.machine.reap()
+        elif self.running:
+            for each in self.nodes:
+                each.call("signal", number=number)
+        else:
+            raise LaunchError(f"ended by {signal.Signals(number).name} while no rank was running")
+
+    def on_event(self, each, kind, data, fields):
+        if kind == "output":
+            self.stream(each, fields["source"], fields["target"]).feed(data)
+        elif kind == "ended":
+            self.rank_ended(each, **fields)
+        elif kind == "taken":
+            self.read_input()
+        elif kind == "daemon_ended":
+            self.daemon_ended(each, **fields)
+        elif kind in ("error", "lost"):
+            text = fields["text"] if kind == "error" else fields["how"]
+            text = f"{each.name}: {text}" if each.name else text
+            if kind == "error" or not self.running:
+                raise LaunchError(text)
+            self.fail(f"bpslaunch: {text}", 1)
+
+    def stream(self, each, source, target):
+        key = (each, source, target)
+        if key not in self.streams:
+            name = source if source != "daemon" or not each.name else f"daemon {each.name}"
+            folder, file = self.options.output_filename, None
+            if folder and source != "daemon":
+                file = rank_file(folder, source, self.size, "stdout" if target == 1 else "stderr")
+            self.streams[key] = Lines(f"[{name}] ", target, self.options.timestamp, file)
+        return self.streams[key]
+
+    def rank_ended(self, each, rank, pid, status):
+        if status:
+            words, code = process.describe_end(status)
+            where = f" on {each.name}" if each.name else ""
+            self.fail(f"rank {rank}{where} (pid {pid}) {words}", code)
+
+    def daemon_ended(self, each, status, ready, ranks):
+        where = f" on {each.name}" if each.name else ""
+        words = process.describe_end(status)[0]
+        if not ready:
+            raise LaunchError(f"bps-daemon{where} {words} before it was ready")
+        if ranks or not each.ranks:
+            self.say(f"bps-daemon{where} {words} while ranks were running")
+
+    def fail(self, words, code):
+        """The first failure is the job's, and ends it."""
+        if self.failed is None:
+            self.failed = words, code
+            for each in self.nodes:
+                each.call("stop", after=KILL_AFTER_S)
+
+    # -- The end
+
+    def end(self):
+        if self.heart is not None:
+            self.heart.stopped.set()
+        for each in self.nodes:
+            each.call("finish")
+        deadline = time.monotonic() + KILL_AFTER_S + FINISH_S
+        agents = [each for each in self.nodes if isinstance(each, node.Agent)]
+        answering = [each for each in agents if each.reader.greeted]  # the others have started nothing
+        while any("bye" not in each.facts and not each.over for each in answering) and time.monotonic() < deadline:
+            try:
+                self.loop.turn(deadline)
+            except (LaunchError, BrokenPipeError):
+                pass  # the run is over, and why is known
+        for each in agents:
+            each.close()
+
+    def report(self):
+        if self.failed is None:
+            return 0
+        words, code = self.failed
+        print(words, file=sys.stderr, flush=True)
+        return code
+
+
+def bracket(address):
+    return f"[{address}]" if ":" in address else address

@@ -1,0 +1,289 @@
+"""The part of a run on one machine: a daemon if it needs one, and its ranks. Commands are methods, what happens is told by
+emit(kind, data=b"", **fields). The launcher has one in its own process, or talks to one behind ssh; both are the same.
+
+    command         answer
+    look            machine     who it is, and whether a daemon listens there
+    listen          listening   the port that other daemons will reach
+    start_daemon    ready       the daemon's sockets
+    start_ranks     started
+    signal, stop, send_input (taken)
+    finish          bye
+
+In between: output (of a rank or of the daemon), ended (a rank), daemon_ended, and idle: no rank runs, and all has been said.
+"""
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import struct
+import subprocess
+
+from . import LaunchError, bind, process
+from .daemon import KILL_AFTER_S, Daemon, find_program, somebody_listens, usual_socket
+from .output import LINE_MAX
+
+DRAIN_S = 2.0  # for output of what the ranks themselves left running
+SIOCGIFADDR = 0x8915
+COMMANDS = ("look", "listen", "start_daemon", "start_ranks", "signal", "stop", "send_input", "finish")
+
+
+def interface_address(names):
+    """The IPv4 address of the first of these network interfaces that is here."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        for name in names:
+            try:
+                answer = fcntl.ioctl(probe, SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+            except OSError:
+                continue
+            return socket.inet_ntoa(answer[20:24])
+    here = ", ".join(name for _, name in socket.if_nameindex())
+    raise LaunchError(f"no network interface {' or '.join(names)} with an IPv4 address; there are: {here}")
+
+
+def own_address(interfaces, towards):
+    """Where the daemons of other machines find this one, or None: whoever reaches us must know."""
+    if interfaces:
+        return interface_address(interfaces)
+    if connection := os.environ.get("SSH_CONNECTION"):
+        return connection.split()[2]
+    if towards:
+        try:
+            found = socket.getaddrinfo(towards, 9, type=socket.SOCK_DGRAM)[0]
+            with socket.socket(found[0], socket.SOCK_DGRAM) as probe:
+                probe.connect(found[4])  # sends nothing
+                return probe.getsockname()[0]
+        except OSError:
+            return None
+    return None
+
+
+def stands_alone():
+    """Whether the daemon that listens here says that it is in no cluster; False also where it cannot be asked."""
+    bpsctl = find_program("bpsctl", folder="daemon/admin")
+    if not bpsctl:
+        return False
+    try:
+        done = subprocess.run(
+            [bpsctl, "--json", "--timeout", "2", "status"], capture_output=True, timeout=10, stdin=subprocess.DEVNULL
+        )
+        return done.returncode == 0 and json.loads(done.stdout).get("source") == "single"
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return False
+
+
+class Machine:
+    def __init__(self, loop, emit):
+        self.loop = loop
+        self.emit = emit
+        self.daemon = None
+        self.ranks = {}  # rank: process, of those that run
+        self.pipes = {}  # of ranks: pipe: callback
+        self.input = None  # of the rank that gets it
+        self.kill_timer = self.drain_timer = None
+        self.paused = False
+
+    # -- The machine
+
+    def look(self, path, interfaces=(), towards=None, cluster=False):
+        """cluster: whether the run has other machines too."""
+        path = path or os.environ.get("BPS_SOCKET") or usual_socket()
+        listens = somebody_listens(path)
+        self.emit(
+            "machine",
+            socket=path,
+            listens=listens,
+            alone=listens and cluster and stands_alone(),
+            cores=len(os.sched_getaffinity(0)),
+            address=own_address(interfaces, towards) if cluster else None,
+        )
+
+    # -- Its daemon
+
+    def listen(self, address):
+        self._new_daemon(None)
+        port = self.daemon.listen(address)
+        self.emit("listening", port=port)
+        return port
+
+    def _new_daemon(self, path):
+        if self.daemon is None:
+            self.daemon = Daemon(path)
+
+    def start_daemon(self, options, path=None, cluster=None, key=None, program=None):
+        """cluster: the text of bps-cluster.conf(5). key: what its daemons know. program: the bps-daemon to take."""
+        self._new_daemon(path)
+        if path:
+            self.daemon.path = path
+        options = list(options)
+        if cluster is not None:
+            options += ["cluster=static", "cluster_file=" + self.daemon.write("cluster.conf", cluster)]
+        if key is not None:
+            options.append("cluster_key_file=" + self.daemon.write("cluster.key", key))
+        self.daemon.start(options, program)
+        self._watch_pipe(self.daemon.process.stdout, "daemon", 2)
+        self.loop.watch(self.daemon.notify, self._notified)
+
+    def _notified(self):
+        if self.daemon.says_ready():
+            self.loop.forget(self.daemon.notify)
+            self.emit("ready", socket=self.daemon.path, admin_socket=self.daemon.admin_path)
+
+    # -- Its ranks
+
+    def start_ranks(self, ranks, command, environment, folder=None, reader=None, inherit=False, rule="none"):
+        """ranks: [[rank, its own variables]], by local rank. environment: what all get, over that of this process. reader:
+        the rank that send_input() is for, or with inherit the one that has our own standard input. rule: of bind.plan().
+        """
+        cpus = bind.plan(rule, len(ranks))
+        for (rank, own), set_of_cpus in zip(ranks, cpus):
+            # A child in the background that reads from the terminal is stopped, so a terminal is nobody's input.
+            stdin = subprocess.DEVNULL if rank != reader else None if inherit else subprocess.PIPE
+            self._start_rank(rank, command, {**os.environ, **environment, **own}, folder, stdin, set_of_cpus)
+        self.emit("started", pids={rank: process.pid for rank, process in self.ranks.items()})
+
+    def _start_rank(self, rank, command, environment, folder, stdin, cpus):
+        child = process.start(
+            command,
+            cpus=cpus,
+            env=environment,
+            cwd=folder,
+            stdin=stdin,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+        )
+        self.ranks[rank] = child
+        if stdin == subprocess.PIPE:
+            self.input = child.stdin
+            os.set_blocking(self.input.fileno(), False)
+        for pipe, target in ((child.stdout, 1), (child.stderr, 2)):
+            self._watch_pipe(pipe, rank, target)
+
+    def _watch_pipe(self, pipe, source, target):
+        os.set_blocking(pipe.fileno(), False)
+
+        def readable():
+            try:
+                data = os.read(pipe.fileno(), LINE_MAX)
+            except BlockingIOError:
+                return
+            self.emit("output", data, source=source, target=target)
+            if not data:
+                self.loop.forget(pipe)
+                self.pipes.pop(pipe, None)
+                pipe.close()
+                self._look_idle()
+
+        if source != "daemon":
+            self.pipes[pipe] = readable
+        if not self.paused or source == "daemon":
+            self.loop.watch(pipe, readable)
+
+    def pause(self, paused):
+        """Stops reading what the ranks write, so that they wait for whoever reads."""
+        if paused == self.paused:
+            return
+        self.paused = paused
+        for pipe, readable in self.pipes.items():
+            if paused:
+                self.loop.forget(pipe)
+            else:
+                self.loop.watch(pipe, readable)
+
+    def send_input(self, data):
+        """data for the reading rank; b"" is the end of it. Answered by taken when the next may come."""
+        if self.input is None:
+            return
+        if data:
+            try:
+                data = data[os.write(self.input.fileno(), data) :]
+            except BlockingIOError:
+                pass
+            except BrokenPipeError:
+                return self._close_input()
+            if data:
+                self.loop.watch(self.input, lambda: self._input_writable(data), events=2)
+            else:
+                self.emit("taken")
+        else:
+            self._close_input()
+
+    def _input_writable(self, data):
+        self.loop.forget(self.input)
+        self.send_input(data)
+
+    def _close_input(self):
+        if self.input is not None:
+            self.loop.forget(self.input)
+            self.input.close()
+            self.input = None
+
+    def signal(self, number):
+        """To every rank and what it has started."""
+        for child in self.ranks.values():
+            try:
+                os.killpg(child.pid, number)
+            except ProcessLookupError:
+                pass  # about to be reaped
+
+    def stop(self, after=KILL_AFTER_S):
+        """SIGTERM for the ranks, and SIGKILL after so many seconds."""
+        if self.ranks and self.kill_timer is None:
+            self.signal(signal.SIGTERM)
+            self.kill_timer = self.loop.after(after, lambda: self.signal(signal.SIGKILL))
+
+    # -- The end
+
+    def reap(self):
+        """To be called at SIGCHLD."""
+        if self.daemon is not None and self.daemon.process is not None and not self.daemon.ended:
+            status = self.daemon.process.poll()
+            if status is not None:
+                self.daemon.ended = True
+                self._read_out(self.daemon.process.stdout)
+                self.emit("daemon_ended", status=status, ready=self.daemon.ready, ranks=len(self.ranks))
+        ended = [(rank, child, child.poll()) for rank, child in self.ranks.items()]
+        for rank, child, status in ended:
+            if status is not None:
+                del self.ranks[rank]
+                self.emit("ended", rank=rank, pid=child.pid, status=status)
+        if not self.ranks and any(status is not None for *_, status in ended):
+            self._close_input()
+            if self.kill_timer is not None:
+                self.kill_timer.cancel()
+            # What ranks have started may hold their pipes open for ever.
+            self.drain_timer = self.loop.after(DRAIN_S, self._drained)
+            self._look_idle()
+
+    def _read_out(self, pipe):
+        """The daemon's last words come before the news of its end."""
+        while not pipe.closed:
+            try:
+                data = os.read(pipe.fileno(), LINE_MAX)
+            except BlockingIOError:
+                return
+            self.emit("output", data, source="daemon", target=2)
+            if not data:
+                self.loop.forget(pipe)
+                pipe.close()
+
+    def _look_idle(self):
+        if self.drain_timer is not None and not self.pipes:
+            self.drain_timer.cancel()
+            self._drained()
+
+    def _drained(self):
+        self.drain_timer = None
+        self.emit("idle")
+
+    def finish(self):
+        """Ends what runs still, at once, and the daemon."""
+        self.signal(signal.SIGKILL)
+        for child in self.ranks.values():
+            child.wait()
+        self.ranks.clear()
+        if self.daemon is not None:
+            self.daemon.ended = True  # as it is asked to
+            self.daemon.stop()
+        self.emit("bye")

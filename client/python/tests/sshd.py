@@ -1,0 +1,89 @@
+"""An sshd of our own: its configuration, keys and processes are the test's and go with it."""
+
+import os
+import pathlib
+import shutil
+import signal
+import socket
+import subprocess
+import time
+
+SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if os.path.exists("/usr/sbin/sshd") else None)
+
+
+class Sshd:
+    """Listens on addresses, each a machine. netns: the name of the network namespace to run in."""
+
+    def __init__(self, folder, addresses, port=0, netns=None):
+        self.folder = pathlib.Path(folder)
+        self.netns = ["ip", "netns", "exec", netns] if netns else []
+        self.port = port or free_port(addresses[0])
+        for name in ("host", "user"):
+            subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / name], check=True)
+        os.makedirs("/run/sshd", exist_ok=True) if os.geteuid() == 0 else None  # where it gives up its privileges
+        lines = [f"Port {self.port}", *(f"ListenAddress {address}" for address in addresses)]
+        lines += [f"HostKey {self.folder}/host", f"AuthorizedKeysFile {self.folder}/user.pub", "PidFile none", "UsePAM no"]
+        lines += ["StrictModes no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "MaxStartups 100"]
+        self._write("sshd.conf", *lines)
+        public = " ".join((self.folder / "host.pub").read_text().split()[:2])
+        self._write("known", *(f"[{address}]:{self.port} {public}" for address in addresses))
+        self._write(
+            "ssh.conf",
+            "Host *",
+            f"UserKnownHostsFile {self.folder}/known",
+            "GlobalKnownHostsFile /dev/null",
+            "StrictHostKeyChecking yes",
+            "IdentitiesOnly yes",
+        )
+        command = [*self.netns, SSHD, "-D", "-f", self.folder / "sshd.conf", "-E", self.folder / "log"]
+        self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        self._await((addresses[0], self.port))
+
+    def _write(self, name, *lines):
+        (self.folder / name).write_text("\n".join(lines) + "\n")
+
+    def _await(self, address):
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            if "Server listening" in self._log():
+                return
+            time.sleep(0.01)  # it tells nobody but its log
+        raise AssertionError(f"sshd does not listen on {address}: {self._log()}")
+
+    def _log(self):
+        try:
+            return (self.folder / "log").read_text()
+        except FileNotFoundError:
+            return ""
+
+    @property
+    def options(self):
+        """Of bpslaunch."""
+        return ["--ssh", f"ssh -F {self.folder}/ssh.conf", "-p", str(self.port), "-i", str(self.folder / "user")]
+
+    def sessions(self):
+        """Process numbers of its sessions."""
+        return children(self.process.pid)
+
+    def close(self):
+        for pid in self.sessions():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                pass
+        self.process.kill()
+        self.process.wait()
+
+
+def free_port(address):
+    with socket.socket() as probe:
+        probe.bind((address, 0))
+        return probe.getsockname()[1]
+
+
+def children(pid):
+    try:
+        return [int(word) for word in pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []

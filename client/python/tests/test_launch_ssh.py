@@ -1,0 +1,221 @@
+"""bpslaunch over ssh: a real sshd on loopback addresses, each of which is a machine."""
+
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+from conftest import BUILD, LAUNCH, clean_environment, needs_build
+from sshd import SSHD, Sshd, children
+from test_launch import FAKE, is_gone
+
+A, B, C = "127.0.0.2", "127.0.0.3", "127.0.0.4"
+TRAINER = BUILD and str(BUILD / "client/examples/bps-example-allreduce")
+pytestmark = pytest.mark.skipif(not SSHD or not shutil.which("ssh"), reason="no openssh-server and openssh-client")
+
+
+@pytest.fixture(scope="module")
+def sshd(tmp_path_factory):
+    server = Sshd(tmp_path_factory.mktemp("sshd"), [A, B, C])
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def run(sshd, run_launch):
+    def run(*arguments, **more):
+        return run_launch(*sshd.options, *arguments, **{"BPS_DAEMON": FAKE, **more})
+
+    return run
+
+
+@pytest.fixture
+def start(sshd):
+    processes = []
+
+    def start(*arguments):
+        process = subprocess.Popen(
+            [sys.executable, str(LAUNCH), *sshd.options, *map(str, arguments)],
+            env=clean_environment(BPS_DAEMON=FAKE),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield start
+    for process in processes:
+        if process.poll() is None:
+            process.kill()
+        process.communicate()
+
+
+def ranks_of(done):
+    return sorted(done.stdout.splitlines())
+
+
+@needs_build
+def test_job_of_three_machines_by_real_daemons(run):
+    done = run("-H", f"{A}:2,localhost,{B}", TRAINER, BPS_DAEMON=os.environ["BPS_DAEMON"])
+    assert done.returncode == 0, done.stderr
+    assert ranks_of(done) == [f"[{rank}] rank {rank} of 4: every element is 6" for rank in range(4)]
+
+
+@needs_build
+def test_servers_sum(run):
+    done = run("-H", f"{A},{B}", "--servers", C, "--verbose", TRAINER, BPS_DAEMON=os.environ["BPS_DAEMON"])
+    assert done.returncode == 0, done.stderr
+    assert ranks_of(done) == [f"[{rank}] rank {rank} of 2: every element is 1" for rank in range(2)]
+    assert re.search(rf"\[node {C}\]\naddress = {C}:\d+\nroles = server\n", done.stderr)
+    assert f"[daemon {C}] " in done.stderr and "has 3 members, 3 of them servers" in done.stderr
+
+
+def test_environment(run, tmp_path):
+    code = (
+        "import os, glob\n"
+        "secret = os.environ['BPS_SECRET'].encode()\n"
+        "for path in glob.glob('/proc/[0-9]*/cmdline'):\n"
+        "    try: line = open(path, 'rb').read()\n"
+        "    except OSError: continue\n"
+        "    assert secret not in line, line\n"
+        "print(*(os.environ.get('BPS_' + name) for name in 'RANK SIZE LOCAL_RANK LOCAL_SIZE NODE NODES'.split()), os.getcwd(),"
+        " os.environ['GIVEN'], os.environ['TAKEN'], os.environ['OMP_NUM_THREADS'])\n"
+    )
+    done = run(
+        "-H", f"{A}:2,{B}:4", "-np", 3, "-x", "GIVEN=only-here", "--wdir", tmp_path, sys.executable, "-c", code, TAKEN="too"
+    )
+    assert done.returncode == 0, done.stderr
+    assert ranks_of(done) == [
+        f"[0] 0 3 0 2 0 2 {tmp_path} only-here too 1",
+        f"[1] 1 3 1 2 0 2 {tmp_path} only-here too 1",
+        f"[2] 2 3 0 1 1 2 {tmp_path} only-here too 1",
+    ]
+
+
+def test_first_failure_ends_all(run):
+    done = run("-H", f"{A},{B}", "sh", "-c", "[ $BPS_RANK != 1 ] || exit 3; exec sleep 100")
+    assert done.returncode == 3
+    assert re.fullmatch(rf"rank 1 on {B} \(pid \d+\) exited with status 3", done.stderr.splitlines()[-1])
+    done = run("-H", f"{A},{B}", "sh", "-c", "[ $BPS_RANK != 0 ] || kill -9 $$; exec sleep 100")
+    assert done.returncode == 137
+    assert re.fullmatch(rf"rank 0 on {A} \(pid \d+\) was killed by signal 9 \(SIGKILL\)", done.stderr.splitlines()[-1])
+
+
+def started(process, n):
+    """The process numbers that ranks have printed, with those of their agents and daemons."""
+    ranks = [int(process.stdout.readline().split()[1]) for _ in range(n)]
+    agents = {int(re.search(r"^PPid:\s+(\d+)", pathlib.Path(f"/proc/{rank}/status").read_text(), re.M)[1]) for rank in ranks}
+    return sorted({*ranks, *agents, *(child for agent in agents for child in children(agent))})
+
+
+def test_all_end_with_a_killed_launcher(start):
+    process = start("-H", f"{A}:2,{B}", "sh", "-c", "echo $$; exec sleep 100")
+    pids = started(process, 3)
+    assert len(pids) == 3 + 2 + 2
+    process.kill()
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_all_end_with_a_lost_connection(start):
+    process = start("-H", f"{A},{B}", "sh", "-c", "echo $$; exec sleep 100")
+    pids = started(process, 2)
+    ssh = [pid for pid in children(process.pid) if B.encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+    os.kill(ssh[0], signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert f"bpslaunch: {B}: ssh was killed by signal 9 (SIGKILL)" in error.splitlines()
+    assert all(is_gone(pid) for pid in pids)
+
+
+def test_signals_reach_all_ranks(start):
+    script = "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
+    process = start("-H", f"{A},{B}", "sh", "-c", script)
+    assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+    process.send_signal(signal.SIGUSR1)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert sorted(out.splitlines()) == ["[0] got it", "[1] got it"]
+
+
+def test_input_is_of_rank_0(run, tmp_path):
+    text = "".join(f"line {i}\n" for i in range(30000))
+    code = "import sys; data = sys.stdin.read(); print(len(data), data[-11:-1])"
+    done = run("-H", f"{A},{B}", sys.executable, "-c", code, input=text)
+    assert ranks_of(done) == [f"[0] {len(text)} line 29999", "[1] 0 "]
+
+
+def test_output_of_any_size_arrives(run):
+    code = "import sys; sys.stdout.write(('x' * 99 + '\\n') * 50000)"
+    done = run("-H", f"{A},{B}", sys.executable, "-c", code)
+    assert done.returncode == 0
+    assert len(done.stdout) == 2 * 50000 * 104
+
+
+def test_output_files(run, tmp_path):
+    done = run("-H", f"{A},{B}", "--output-filename", tmp_path / "out", "sh", "-c", "echo $BPS_RANK; echo err >&2")
+    assert ranks_of(done) == ["[0] 0", "[1] 1"]
+    for rank in (0, 1):
+        assert (tmp_path / f"out/rank.{rank}/stdout").read_text() == f"{rank}\n"
+        assert (tmp_path / f"out/rank.{rank}/stderr").read_text() == "err\n"
+
+
+def test_what_cannot_be_reached_is_named(run, run_launch, sshd, tmp_path):
+    began = time.monotonic()
+    done = run("-H", f"{A},127.0.0.9", "true")  # nobody listens there
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == "bpslaunch: 127.0.0.9: ssh exited with status 255"
+    assert "[127.0.0.9] ssh: connect to host" in done.stderr
+    done = run("-H", A, "--wdir", "/no/such/folder", "true")
+    assert done.returncode == 1
+    assert f"bpslaunch: {A}: no folder /no/such/folder here" in done.stderr
+    done = run("-H", f"{A},{B}", "/no/such/program")
+    assert done.returncode == 1
+    assert "cannot start /no/such/program: No such file or directory" in done.stderr
+    done = run("-H", f"{A},{B}", "--remote-python", "/no/such/python", "true")
+    assert done.returncode == 1
+    assert "/no/such/python" in done.stderr
+    assert re.search(r"bpslaunch: 127.0.0.[23]: ssh exited with status 12[67]", done.stderr.splitlines()[-1])
+    done = run("-H", f"{A},{B}", "true", BPS_DAEMON="/bin/false")
+    assert done.returncode == 1
+    assert re.search(r"bpslaunch: bps-daemon on 127.0.0.[23] exited with status 1 before it was ready", done.stderr)
+    assert time.monotonic() - began < 60
+
+
+def test_machine_that_does_not_answer_in_time(run, tmp_path):
+    python = tmp_path / "python"
+    python.write_text("#!/bin/sh\nexec cat >/dev/null\n")
+    python.chmod(0o755)
+    done = run("-H", f"{A}:1,{B}:1", "--remote-python", python, "--start-timeout", 0.5, "true")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"bpslaunch: {A}, {B}: no answer within 0.5 s (--start-timeout)"
+
+
+def test_chatter_of_a_login_is_not_ours(run, tmp_path):
+    python = tmp_path / "python"
+    python.write_text(f'#!/bin/sh\necho "Welcome to this machine"\nexec {sys.executable} "$@"\n')
+    python.chmod(0o755)
+    done = run("-H", A, "--remote-python", python, "echo", "hello")
+    assert done.returncode == 0
+    assert done.stdout == "[0] hello\n"
+    assert f"[{A}] Welcome to this machine\n" in done.stderr
+
+
+def test_daemons_that_listen_are_used(run, tmp_path):
+    import socket
+
+    path = str(tmp_path / "system.sock")
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        done = run("-H", f"{A},{B}", "--socket", path, "--no-daemon", "sh", "-c", "echo $BPS_SOCKET")
+        assert ranks_of(done) == [f"[0] {path}", f"[1] {path}"], done.stderr
+    done = run("-H", f"{A},{B}", "--socket", path, "--no-daemon", "true")
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1] == f"bpslaunch: {A}: no daemon listens at {path}"
