@@ -7,7 +7,7 @@
 
 /*
  * Outputs from this size on are written past the caches. With 32 MiB of last-level cache that is 20 to 30 % faster from
- * 16 MiB on and a draw at 8 MiB (bench_reduce); and what is smaller is read again soon, by a send or a copy to a
+ * 16 MiB on and a draw at 8 MiB (bps-bench sum); and what is smaller is read again soon, by a send or a copy to a
  * trainer.
  */
 #define REDUCE_STREAM_BYTES (16u << 20)

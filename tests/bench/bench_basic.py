@@ -16,29 +16,31 @@ from cluster import *
 
 TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
 LIMITS = os.path.join(BUILD, 'tests', 'bench', 'limits')
-RANK = os.path.join(BUILD, 'tests', 'bench', 'rank')
+BENCH = os.path.join(BUILD, 'daemon', 'bench', 'bps-bench')
 
 
 def inside(netns, argv):
     return ['ip', 'netns', 'exec', netns] + argv if netns else argv
 
 
-def job(cluster, layout, n_bytes, repeats, name):
-    """Nanoseconds of each repetition: the slowest rank's."""
+def job(cluster, layout, n_bytes, name):
+    """Nanoseconds of one push_pull, by the slowest rank's clock, after two that warm up."""
     ranks, size = [], sum(layout)
     for node, local_size in enumerate(layout):
         for local_rank in range(local_size):
-            argv = [RANK, cluster.daemons[node].socket, name, len(ranks), size, local_rank, local_size, node, len(layout),
-                    n_bytes, repeats]
-            ranks.append(subprocess.Popen(inside(cluster.netns and f'{cluster.netns}{node}', list(map(str, argv))),
-                                          stdout=subprocess.PIPE, text=True))
-    columns = []
-    for rank in ranks:
-        out, _ = rank.communicate()
+            env = {**os.environ, 'BPS_SOCKET': cluster.daemons[node].socket, 'BPS_JOB': name}
+            for key, value in {'RANK': len(ranks), 'SIZE': size, 'LOCAL_RANK': local_rank, 'LOCAL_SIZE': local_size,
+                               'NODE': node, 'NODES': len(layout)}.items():
+                env['BPS_' + key] = str(value)
+            argv = [BENCH, 'op', '--sizes', str(n_bytes), '--repeats', '1', '--warmup', '2']
+            argv += [] if ranks else ['--json', '/dev/stderr']
+            ranks.append(subprocess.Popen(inside(cluster.netns and f'{cluster.netns}{node}', argv), env=env, text=True,
+                                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
+    said = [rank.communicate()[1] for rank in ranks]
+    for rank, text in zip(ranks, said):
         if rank.returncode:
-            raise SystemExit(f'bench: a rank ended with {rank.returncode}')
-        columns.append(list(map(int, out.split())))
-    return [max(row) for row in zip(*columns)]
+            raise SystemExit(f'bench: a rank ended with {rank.returncode}: {text}')
+    return json.loads(said[0])['rows'][0]['p50_us'] * 1e3
 
 
 def copy_ns(n_bytes, threads):
@@ -99,7 +101,7 @@ def main():
     with Cluster(1) as cluster:
         for turn in range(turns):
             copies += [n * min(4, os.cpu_count()) / copy_ns(n, min(4, os.cpu_count()))]
-            local += [n / ns for ns in job(cluster, (4,), n, 1, f'local{turn}')]
+            local += [n / job(cluster, (4,), n, f'local{turn}')]
     row(f'local: memcpy of this machine, {min(4, os.cpu_count())} threads together', 'GB/s', copies)
     row(f'local: push_pull of {n >> 20} MiB, 4 ranks', 'GB/s', local)
     limit = statistics.median(copies) / 4
@@ -112,7 +114,7 @@ def main():
         host = cluster.addresses[1].rsplit(':', 1)[0]
         for turn in range(turns):
             streams += [n / tcp_ns(n, prefix, host)]
-            shared += [n / ns for ns in job(cluster, (1, 1, 1, 1), n, 1, f'cluster{turn}')]
+            shared += [n / job(cluster, (1, 1, 1, 1), n, f'cluster{turn}')]
     where = 'network namespaces' if prefix else 'loopback'
     row(f'cluster: one TCP stream of this machine ({where})', 'GB/s', streams)
     row(f'cluster: push_pull of {n >> 20} MiB, 4 nodes + 4 servers', 'GB/s', shared)

@@ -1,15 +1,14 @@
 /*
  * The sum, for each type and each set of kernels this machine has, beside memcpy of the same machine in the same run.
  *
- *	bench_reduce [--json FILE] [--rounds N] [--inputs N]... [--bytes N]... [--dtype NAME]... [--all-reductions]
+ *	bps-bench sum [--json FILE] [--rounds N] [--inputs N]... [--bytes N]... [--dtype NAME]... [--all-reductions]
  *
  * A number is memory traffic in GB/s, inputs read and output written, so that memcpy's (read and written) is the same
  * measure. In every round each kernel of a case runs once, memcpy among them; the medians over all rounds are printed.
  */
-#include "base/clock.h"
+#include "bench/bench.h"
 #include "reduce/reduce.h"
 #include <getopt.h>
-#include <stdio.h>
 
 #define INPUTS_MAX  64
 #define CHOICES_MAX 16
@@ -308,21 +307,15 @@ static size_t list_cases(const struct options *options, struct bench_case *cases
 	return n;
 }
 
-int main(int argc, char **argv)
+int bench_sum(int argc, char **argv)
 {
 	_cleanup_(freep) struct bench_case *cases = NULL;
 	struct options options;
 	size_t n_cases;
 	int r;
 
-	if (!parse_options(&options, argc, argv)) {
-		fprintf(stderr,
-			"usage: %s [--json FILE] [--rounds N] [--inputs N]... [--bytes N]... "
-			"[--dtype NAME]... "
-			"[--all-reductions]\n",
-			argv[0]);
-		return 2;
-	}
+	if (!parse_options(&options, argc, argv))
+		bench_usage("sum: wrong usage");
 	printf("kernels chosen on this machine: %s\n", reduce_kernel_name());
 	n_cases = list_cases(&options, NULL);
 	cases = calloc(n_cases, sizeof(*cases));
@@ -335,9 +328,7 @@ int main(int argc, char **argv)
 		if (options.json)
 			r = write_json(&options, cases, n_cases);
 	}
-	if (r) {
-		fprintf(stderr, "bench_reduce: %s\n", strerror(-r));
-		return 1;
-	}
+	if (r)
+		bench_die("sum: %s", strerror(-r));
 	return 0;
 }
