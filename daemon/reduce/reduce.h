@@ -48,3 +48,57 @@ bool reduce_supported(unsigned dtype, unsigned reduction);
 const char *reduce_kernel_name(void);
 /* Chooses by name; for tests and the config option. Returns 0, or -ENOTSUP where this CPU or build has no such. */
 int reduce_kernel_select(const char *name);
+
+/* -- By rows ------------------------------------------------------------------------------------------------------ */
+
+/* Values of one row, wherever they are. */
+struct reduce_entry {
+	int64_t row;
+	const void *values;
+};
+
+/*
+ * Sorts entries by row; those of one row keep their order. Rows are in [0, n_rows); scratch has room for n entries, too,
+ * and holds nothing of use afterwards.
+ */
+void reduce_sort_rows(struct reduce_entry *entries, struct reduce_entry *scratch, size_t n,
+		      uint64_t n_rows);
+
+/* A list of rows with their values, ascending, each row once; it may be in pieces. */
+struct reduce_piece {
+	const int64_t *rows;
+	const char *values; /* n times row_len bytes */
+	size_t n;
+};
+
+struct reduce_list {
+	const struct reduce_piece *pieces;
+	size_t n_pieces;
+};
+
+/* Whether the rows of a list from outside ascend strictly and are in [0, n_rows). */
+bool reduce_list_valid(const struct reduce_list *list, uint64_t n_rows);
+
+/* Where a merge is in one list. The merge's. */
+struct reduce_cursor {
+	const struct reduce_list *list;
+	size_t piece, at;
+	int64_t row;
+};
+
+/* Goes through n valid lists at once, row by row. */
+struct reduce_merge {
+	size_t row_len;
+	struct reduce_cursor *heap; /* the next row on top; of equal ones that of the first list */
+	size_t n;
+	const struct reduce_list *lists;
+};
+
+/* heap: room for n_lists cursors. All that is passed must stay until the merge is over. */
+void reduce_merge_start(struct reduce_merge *merge, const struct reduce_list *lists, size_t n_lists,
+			size_t row_len, struct reduce_cursor *heap);
+/*
+ * The next row, and its values in the order of the lists that have it: inputs has room for one of each list. Returns
+ * their number, 0 at the end.
+ */
+size_t reduce_merge_next(struct reduce_merge *merge, int64_t *ret_row, const void **inputs);
