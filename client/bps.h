@@ -72,11 +72,17 @@ enum bps_operation {
 	/* input is cut into blocks for rank 0, 1, ...; output = the blocks meant for this rank, from rank 0, 1, ... */
 	BPS_ALL_TO_ALL = 5,
 	/* Completes when every rank has submitted it. Has no data. */
-	BPS_BARRIER = 6
+	BPS_BARRIER = 6,
+	/*
+	 * The tensor is a table of rows of `width` elements, of which each rank gives some: their numbers and values, in
+	 * any order, repeated as it likes. output = the rows that any rank gave, ascending, each once, and the reduction
+	 * of what was given for it. How many that are bps_request_rows() says.
+	 */
+	BPS_PUSH_PULL_ROWS = 7
 };
 
 /*
- * Reductions of BPS_PUSH_PULL and BPS_REDUCE_SCATTER. Integers wrap; their average is floor(sum / size). A NaN in a
+ * Reductions of BPS_PUSH_PULL, BPS_REDUCE_SCATTER and BPS_PUSH_PULL_ROWS. Integers wrap; their average is floor(sum / size). A NaN in a
  * result is the canonical quiet NaN. bool: sum and max are or, min is and; it has no average.
  */
 enum bps_reduction { BPS_SUM = 1, BPS_AVERAGE = 2, BPS_MIN = 3, BPS_MAX = 4 };
@@ -233,7 +239,7 @@ void bps_tensor_free(struct bps_tensor *tensor);
 struct bps_submit_params {
 	size_t size;
 	int operation; /* enum bps_operation */
-	int reduction; /* enum bps_reduction; 0: BPS_SUM. PUSH_PULL and REDUCE_SCATTER only */
+	int reduction; /* enum bps_reduction; 0: BPS_SUM. Of the operations that reduce */
 	/*
 	 * Elements of the tensor's type, naturally aligned. In place: input equal to output; or this rank's block of
 	 * output (ALL_GATHER); or output this rank's block of input (REDUCE_SCATTER). Else they must not overlap.
@@ -254,6 +260,14 @@ struct bps_submit_params {
 	/* Larger is more urgent (front layers); orders the work, never changes results. */
 	int32_t priority;
 	int64_t timeout_ms; /* for the request to complete; 0: the job's setting */
+	/*
+	 * PUSH_PULL_ROWS. input_count and output_count are elements here, too, and whole rows: what this rank gives, may be
+	 * 0, and the room for the result; whoever has too little gets -ENOSPC. The tensor is declared with all elements of
+	 * the table, and the same on all ranks is the width. Nothing overlaps.
+	 */
+	uint64_t width;		   /* elements of a row */
+	const int64_t *input_rows; /* number of each row of input, 0 to rows of the table - 1 */
+	int64_t *output_rows;	   /* room for the number of each row of output */
 };
 
 /*
@@ -274,10 +288,17 @@ int bps_request_poll(struct bps_request *request);
 /*
  * Waits for completion. 0: done, the output holds the result. -ETIMEDOUT with the request still under way when
  * timeout_ms passed (BPS_FOREVER waits on; the request's own deadline still ends it). Otherwise how the request ended:
- * -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ECONNRESET or -EPIPE (a
+ * -ETIME (deadline; the text names who is missing), -ECANCELED, -ENOSPC (PUSH_PULL_ROWS: more rows than room; others go on), -EINVAL (ranks disagree), -ECONNRESET or -EPIPE (a
  * rank or server died; the text names it), -ESHUTDOWN. May be called again and by several threads.
  */
 int bps_request_wait(struct bps_request *request, int64_t timeout_ms);
+
+/*
+ * Rows of a BPS_PUSH_PULL_ROWS' result, once it is complete: output and output_rows hold so many. Also when the request
+ * ended with -ENOSPC: so many would have been needed. -EINVAL for another operation, -EBUSY while it is under way,
+ * otherwise how the request ended.
+ */
+int bps_request_rows(struct bps_request *request, uint64_t *ret_rows);
 
 /* How a complete request ended, as words; "" if well or not complete. Valid until bps_request_free(). */
 const char *bps_request_error(const struct bps_request *request);

@@ -155,6 +155,12 @@ struct bps_request {
 		*counts_range; /* in place: no input_range */
 	void *output;	       /* the caller's, when the result is staged */
 	size_t output_len;
+	/* PUSH_PULL_ROWS: the same for the numbers of rows. */
+	struct bps_memory *input_rows_memory, *output_rows_memory;
+	struct staging_range *input_rows_range, *output_rows_range;
+	int64_t *output_rows;
+	size_t row_len; /* 0: another operation */
+	uint64_t n_rows;
 };
 
 TAILQ_HEAD(request_list, bps_request);

@@ -19,8 +19,17 @@ static void request_release_inputs(struct bps_request *request)
 {
 	memory_unuse(TAKE_PTR(request->input_memory));
 	memory_unuse(TAKE_PTR(request->output_memory));
+	memory_unuse(TAKE_PTR(request->input_rows_memory));
+	memory_unuse(TAKE_PTR(request->output_rows_memory));
 	request->input_range = staging_free(request->client, request->input_range);
+	request->input_rows_range = staging_free(request->client, request->input_rows_range);
 	request->counts_range = staging_free(request->client, request->counts_range);
+}
+
+static void request_release_outputs(struct bps_request *request)
+{
+	request->output_range = staging_free(request->client, request->output_range);
+	request->output_rows_range = staging_free(request->client, request->output_rows_range);
 }
 
 struct bps_request *request_free(struct bps_request *request)
@@ -33,7 +42,7 @@ struct bps_request *request_free(struct bps_request *request)
 	if (request->slot != NO_SLOT)
 		client->slots_free[client->n_slots_free++] = request->slot;
 	request_release_inputs(request);
-	staging_free(client, request->output_range);
+	request_release_outputs(request);
 	free(request->text);
 	free(request);
 	/* The caller has another reference. */
@@ -94,12 +103,12 @@ static void request_end(struct bps_request *request, int status, const char *tex
 
 	if (request->orphan) {
 		request_free(request);
-	} else if (!status && request->output_range) {
+	} else if (!status && (request->output_range || request->output_rows_range)) {
 		request->state = REQUEST_ENDED;
 		TAILQ_INSERT_TAIL(&client->ended, request, link);
 	} else {
 		request->state = REQUEST_COMPLETE;
-		request->output_range = staging_free(client, request->output_range);
+		request_release_outputs(request);
 	}
 }
 
@@ -135,6 +144,16 @@ static bool request_look(struct bps_request *request)
 	/* A wait that timed out says -ETIMEDOUT: how a request ended must not be taken for it. */
 	if (status == -ETIMEDOUT)
 		status = -ETIME;
+
+	if (request->row_len) {
+		request->n_rows = *(const volatile uint64_t *)&slot->n_rows;
+		if (!status && request->n_rows > request->output_len / request->row_len) {
+			status = -EPROTO;
+			(void)stpcpy(text, "the daemon gave more rows than there was room for");
+		} else if (!status) {
+			request->output_len = request->n_rows * request->row_len;
+		}
+	}
 
 	client->slots_free[client->n_slots_free++] = request->slot;
 	request->slot = NO_SLOT;
@@ -181,9 +200,13 @@ static void request_copy(struct bps_request *request)
 	TAILQ_REMOVE(&client->ended, request, link);
 	request->state = REQUEST_COPYING;
 	client_unlock(client);
-	memcpy(request->output, staging_data(request->output_range), request->output_len);
+	if (request->output_range)
+		memcpy(request->output, staging_data(request->output_range), request->output_len);
+	if (request->output_rows_range)
+		memcpy(request->output_rows, staging_data(request->output_rows_range),
+		       request->n_rows * sizeof(int64_t));
 	client_lock(client);
-	request->output_range = staging_free(client, request->output_range);
+	request_release_outputs(request);
 	request->state = REQUEST_COMPLETE;
 	client_wake(client);
 }
@@ -258,6 +281,24 @@ _public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
 	}
 	if (request->status)
 		return error_set(request->status, "%s", request_text(request));
+	return 0;
+}
+
+_public_ int bps_request_rows(struct bps_request *request, uint64_t *ret_rows)
+{
+	int r = request_check(request);
+	if (r)
+		return r;
+	if (!ret_rows || !request->row_len)
+		return error_set(-EINVAL, !ret_rows ? "ret_rows is NULL"
+						    : "the request is no push_pull_rows");
+
+	CLIENT_LOCKED(request->client);
+	if (!request_advance(request))
+		return error_set(-EBUSY, "the request is still under way");
+	if (request->status && request->status != -ENOSPC)
+		return error_set(request->status, "%s", request_text(request));
+	*ret_rows = request->n_rows;
 	return 0;
 }
 

@@ -22,6 +22,7 @@ struct plan {
 	 */
 	uint64_t input_before, output_before;
 	bool in_place, stage_output;
+	uint64_t input_rows_len, output_rows_len; /* PUSH_PULL_ROWS, bytes */
 };
 
 static _printf_(2, 3) int plan_refuse(const struct plan *plan, const char *format, ...)
@@ -157,6 +158,32 @@ static int plan_reduce_scatter(struct plan *plan, uint64_t *ret_needed)
 	return r;
 }
 
+/* Rows are few or many from one time to the next: nothing follows from what was declared but the table. */
+static int plan_rows(struct plan *plan)
+{
+	const struct bps_submit_params *p = &plan->params;
+	uint64_t elements = plan->tensor->elements;
+
+	if (elements == BPS_VARIABLE)
+		return plan_refuse(plan, "the tensor has no fixed size");
+	if (!p->width || elements % p->width)
+		return plan_refuse(plan, "%llu elements are no rows of %llu",
+				   (unsigned long long)elements, (unsigned long long)p->width);
+	if (p->input_count % p->width || p->output_count % p->width)
+		return plan_refuse(plan, "%s is %llu elements, which are no whole rows of %llu",
+				   p->input_count % p->width ? "input_count" : "output_count",
+				   (unsigned long long)(p->input_count % p->width
+								? p->input_count
+								: p->output_count),
+				   (unsigned long long)p->width);
+	plan->input_count = p->input_count;
+	plan->output_count = p->output_count;
+	if (MUL_OVERFLOW(plan->input_count / p->width, sizeof(int64_t), &plan->input_rows_len) ||
+	    MUL_OVERFLOW(plan->output_count / p->width, sizeof(int64_t), &plan->output_rows_len))
+		return plan_refuse(plan, "more rows than there can be");
+	return 0;
+}
+
 /* The elements that the operation gives this rank. */
 static int plan_output(struct plan *plan)
 {
@@ -197,6 +224,33 @@ static int plan_overlap(struct plan *plan)
 	return 0;
 }
 
+static bool overlap(const void *a, uint64_t a_len, const void *b, uint64_t b_len)
+{
+	return a_len && b_len && (uintptr_t)a < (uintptr_t)b + b_len &&
+	       (uintptr_t)b < (uintptr_t)a + a_len;
+}
+
+static int plan_rows_memory(struct plan *plan)
+{
+	const struct bps_submit_params *p = &plan->params;
+
+	if ((plan->input_rows_len && !p->input_rows) || (plan->output_rows_len && !p->output_rows))
+		return plan_refuse(plan, "%s is NULL",
+				   plan->input_rows_len && !p->input_rows ? "input_rows"
+									  : "output_rows");
+	if ((uintptr_t)p->input_rows % sizeof(int64_t) ||
+	    (uintptr_t)p->output_rows % sizeof(int64_t))
+		return plan_refuse(plan, "input_rows or output_rows is not aligned to %zu bytes",
+				   sizeof(int64_t));
+	if (plan->in_place || plan->stage_output ||
+	    overlap(p->output, plan->output_len, p->input_rows, plan->input_rows_len) ||
+	    overlap(p->output_rows, plan->output_rows_len, p->input, plan->input_len) ||
+	    overlap(p->output_rows, plan->output_rows_len, p->input_rows, plan->input_rows_len) ||
+	    overlap(p->output_rows, plan->output_rows_len, p->output, plan->output_len))
+		return plan_refuse(plan, "input and output overlap: make them apart");
+	return 0;
+}
+
 static int plan_memory(struct plan *plan)
 {
 	struct bps_submit_params *p = &plan->params;
@@ -234,7 +288,8 @@ static int plan_memory(struct plan *plan)
 static int plan_check_kind(struct plan *plan)
 {
 	struct bps_submit_params *p = &plan->params;
-	bool reduces = p->operation == BPS_PUSH_PULL || p->operation == BPS_REDUCE_SCATTER;
+	bool rows = p->operation == BPS_PUSH_PULL_ROWS;
+	bool reduces = p->operation == BPS_PUSH_PULL || p->operation == BPS_REDUCE_SCATTER || rows;
 
 	if (p->operation < 1 || p->operation > OPERATION_MAX_)
 		return error_set(-EINVAL, "tensor \"%s\": %d is no operation", plan->tensor->name,
@@ -254,8 +309,10 @@ static int plan_check_kind(struct plan *plan)
 	if (p->timeout_ms < 0)
 		return plan_refuse(plan, "a negative timeout: every request has an end");
 	if (p->counts && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST ||
-			  p->operation == BPS_BARRIER))
+			  p->operation == BPS_BARRIER || rows))
 		return plan_refuse(plan, "it has no counts");
+	if (!rows && (p->width || p->input_rows || p->output_rows))
+		return plan_refuse(plan, "it has no rows");
 	if (p->receive_counts && p->operation != BPS_ALL_TO_ALL)
 		return plan_refuse(plan, "it has no receive_counts");
 	return 0;
@@ -281,6 +338,11 @@ static int plan_new(struct bps_tensor *tensor, const struct bps_submit_params *g
 	r = r ?: plan_check_kind(plan);
 	if (r || plan->params.operation == BPS_BARRIER)
 		return r;
+	if (plan->params.operation == BPS_PUSH_PULL_ROWS) {
+		r = plan_rows(plan);
+		r = r ?: plan_memory(plan);
+		return r ?: plan_rows_memory(plan);
+	}
 	r = plan_input(plan);
 	r = r ?: plan_output(plan);
 	return r ?: plan_memory(plan);
@@ -323,8 +385,16 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 	if (!r && (p->counts || p->receive_counts))
 		r = staging_alloc(client, 2 * (uint64_t)plan->size * sizeof(uint64_t),
 				  &request->counts_range);
+	r = r
+		    ?: submit_find(client, p->input_rows, plan->input_rows_len, false,
+				   &request->input_rows_memory, &request->input_rows_range);
+	r = r
+		    ?: submit_find(client, p->output_rows, plan->output_rows_len, false,
+				   &request->output_rows_memory, &request->output_rows_range);
 	request->output = p->output;
 	request->output_len = output_len;
+	request->output_rows = p->output_rows;
+	request->row_len = p->width * plan->element_len;
 	return r;
 }
 
@@ -338,6 +408,9 @@ static void submit_copy(const struct plan *plan, const struct bps_request *reque
 		memcpy(staging_data(request->input_range), p->input, plan->input_len);
 	else if (plan->input_len && !request->input_memory) /* in place */
 		memcpy(staging_data(request->output_range), p->input, plan->input_len);
+	if (request->input_rows_range)
+		memcpy(staging_data(request->input_rows_range), p->input_rows,
+		       plan->input_rows_len);
 	if (!request->counts_range)
 		return;
 
@@ -375,6 +448,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		.input_count = plan->input_count,
 		.output_count = plan->output_count,
 		.timeout_ms = (uint64_t)p->timeout_ms,
+		.width = p->width,
 	};
 
 	if (plan->input_len && !request->input_memory && !input_range)
@@ -383,6 +457,10 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		      &entry.input_offset);
 	submit_locate(request->output_memory, request->output_range, p->output,
 		      &entry.output_buffer, &entry.output_offset);
+	submit_locate(request->input_rows_memory, request->input_rows_range, p->input_rows,
+		      &entry.input_rows_buffer, &entry.input_rows_offset);
+	submit_locate(request->output_rows_memory, request->output_rows_range, p->output_rows,
+		      &entry.output_rows_buffer, &entry.output_rows_offset);
 	submit_locate(NULL, request->counts_range, NULL, &entry.counts_buffer,
 		      &entry.counts_offset);
 	request_post(request, &entry);

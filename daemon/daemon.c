@@ -138,6 +138,7 @@ static int open_pipeline(struct daemon *daemon)
 		.part_bytes = (uint32_t)config->part_size,
 		.inline_bytes = config->inline_size,
 		.ahead_bytes = config->ahead,
+		.job_quota_bytes = config->job_quota,
 		.max_jobs = config->max_jobs,
 		.max_tensors = config->max_tensors,
 	};

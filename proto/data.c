@@ -62,7 +62,8 @@ void data_hello_decode(struct data_hello *hello)
 
 static bool operation_reduces(unsigned operation)
 {
-	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER;
+	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER ||
+	       operation == OPERATION_PUSH_PULL_ROWS;
 }
 
 /* What a contribution must say beyond what a result must: a server plans by it, an agent knows it already. */
@@ -87,7 +88,7 @@ static const char *check_push(const struct data_header *h)
 	return NULL;
 }
 
-/* PUSH and RESULT. */
+/* PUSH, PULL and RESULT. */
 static const char *check_part(const struct data_header *h)
 {
 	if (h->dtype > DTYPE_MAX_)
@@ -102,7 +103,9 @@ static const char *check_part(const struct data_header *h)
 		return "the part does not lie within its block";
 	if (h->len && h->len != h->part_len)
 		return "the payload is not the part";
-	return h->op == DATA_PUSH ? check_push(h) : NULL;
+	if (h->op == DATA_PULL && (h->len || h->operation != OPERATION_PUSH_PULL_ROWS))
+		return "a pull of what is no result by rows";
+	return h->op == DATA_RESULT ? NULL : check_push(h);
 }
 
 /* ERROR, FAIL_ROUND and FAIL_JOB. */
@@ -126,6 +129,7 @@ static const char *check_body(const struct data_header *h)
 	case DATA_OK:
 		return h->len > DATA_SETUP_MAX ? "the set-up message is too long" : NULL;
 	case DATA_PUSH:
+	case DATA_PULL:
 	case DATA_RESULT:
 		return check_part(h);
 	case DATA_ERROR:
@@ -159,6 +163,78 @@ static const char *check_header(const struct data_header *h)
 int data_header_check(const struct data_header *header, const char **ret_why)
 {
 	const char *why = check_header(header);
+
+	if (!why)
+		return 0;
+	*ret_why = why;
+	return -EPROTO;
+}
+
+uint32_t data_rows_step(uint32_t part_bytes, size_t row_len)
+{
+	size_t each = sizeof(int64_t) + row_len;
+
+	return (uint32_t)MAX((part_bytes - sizeof(struct data_rows)) / each, (size_t)1);
+}
+
+static void rows_swap(struct data_rows *rows)
+{
+	SWAP64(rows->rows);
+	SWAP64(rows->n);
+	SWAP32(rows->width);
+	SWAP32(rows->step);
+}
+
+void data_rows_encode(struct data_rows *rows)
+{
+	if (BYTE_ORDER == BIG_ENDIAN)
+		rows_swap(rows);
+}
+
+void data_rows_decode(struct data_rows *rows)
+{
+	if (BYTE_ORDER == BIG_ENDIAN)
+		rows_swap(rows);
+}
+
+static const char *parse_piece(const struct data_header *h, const void *payload,
+			       struct data_piece *piece)
+{
+	const struct data_rows *list = &piece->list;
+	uint64_t before, each, table;
+
+	if (h->len < sizeof(*list))
+		return "a piece of rows without its head";
+	memcpy(&piece->list, payload, sizeof(*list));
+	data_rows_decode(&piece->list);
+	piece->row_len = list->width * dtype_size(h->dtype);
+	each = sizeof(int64_t) + piece->row_len;
+	if (!piece->row_len || piece->row_len > DATA_ROW_MAX)
+		return "a row of no elements, or of too many";
+	if (list->rows > INT64_MAX || MUL_OVERFLOW(list->rows, (uint64_t)piece->row_len, &table))
+		return "a table of more rows than there can be";
+	if (list->pad)
+		return "a flag of a later version";
+	if (list->n > list->rows)
+		return "a list of more rows than the table has";
+	if (!list->step || list->step * each < DATA_STEP_MIN)
+		return "a list in pieces that are too small";
+	piece->n_pieces = MAX(list->n / list->step + !!(list->n % list->step), UINT64_C(1));
+	if (h->part >= piece->n_pieces)
+		return "a piece behind the end of its list";
+	before = (uint64_t)h->part * list->step;
+	piece->n = (size_t)MIN(list->n - before, (uint64_t)list->step);
+	if ((h->len - sizeof(*list)) / each != piece->n || (h->len - sizeof(*list)) % each)
+		return "a piece of another length than its list says";
+	piece->rows = (const int64_t *)((const char *)payload + sizeof(*list));
+	piece->values = piece->rows + piece->n;
+	return NULL;
+}
+
+int data_rows_parse(const struct data_header *header, const void *payload,
+		    struct data_piece *ret_piece, const char **ret_why)
+{
+	const char *why = parse_piece(header, payload, ret_piece);
 
 	if (!why)
 		return 0;

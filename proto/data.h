@@ -28,6 +28,7 @@ enum data_op {
 	DATA_ATTACH = 2,  /* to each server of the job: JobAttach; DATA_OK brings nothing */
 	DATA_DECLARE = 3, /* to the home server: TensorDeclare; DATA_OK brings TensorDeclared */
 	DATA_PUSH = 4,	  /* a node's contribution to a part of a round; DATA_RESULT answers */
+	DATA_PULL = 5,	  /* a further piece of a result by rows; DATA_RESULT answers */
 	/* Answers, server to agent. */
 	DATA_OK = 16,
 	DATA_RESULT = 17, /* the part's result, fields as in PUSH; no payload if not needed there */
@@ -55,17 +56,18 @@ struct data_header {
 	uint32_t node;	 /* the contributing node's number in the job */
 	/*
 	 * push_pull, broadcast, barrier: 0; all_gather: source rank; reduce_scatter: target rank; all_to_all: source
-	 * rank * size + target rank
+	 * rank * size + target rank; push_pull_rows: the server's number in the job's placement
 	 */
 	uint32_t block;
-	uint32_t part;	   /* number of the part inside its block */
-	uint8_t dtype;	   /* enum dtype */
+	uint32_t part; /* number of the part, or of the piece of a list of rows, inside its block */
+	uint8_t dtype; /* enum dtype */
 	uint8_t operation; /* enum operation */
 	uint8_t reduction; /* enum reduction; 0 where nothing is reduced */
 	uint8_t pad;
-	int32_t status;	   /* DATA_ERROR, DATA_FAIL_*: positive errno */
-	uint64_t offset;   /* of this part in its block, bytes */
-	uint64_t total;	   /* bytes of the whole block; all contributors must agree */
+	int32_t status;	 /* DATA_ERROR, DATA_FAIL_*: positive errno */
+	uint64_t offset; /* of this part in its block, bytes; push_pull_rows: 0 */
+	uint64_t
+		total; /* bytes of the whole block; all contributors must agree. push_pull_rows: part_len */
 	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
 	uint32_t root;	   /* broadcast: the source rank */
 	int32_t priority;  /* larger is more urgent; a hint, never part of the result */
@@ -78,6 +80,57 @@ static_assert(offsetof(struct data_header, job) == 16 &&
 		      offsetof(struct data_header, offset) == 64 &&
 		      offsetof(struct data_header, checksum) == 92,
 	      "data_header is wire format");
+
+/*
+ * How each payload of push_pull_rows starts. Behind it come the numbers of the piece's rows (int64, ascending, each
+ * once), then their values, row by row: both as they are in memory.
+ *
+ * A list of n rows travels in pieces of `step` rows, the last with what is left; an empty list is one empty piece. A node
+ * pushes to each server that a row of the table belongs to its rows there. All pieces but the last are answered at once,
+ * without payload; the last, when the round is complete, with the first piece of the result, which may be of other
+ * length and step. Further pieces are asked for with PULL.
+ */
+struct data_rows {
+	uint64_t rows;	/* of the table */
+	uint64_t n;	/* in the whole list */
+	uint32_t width; /* elements of a row */
+	uint32_t step;
+	uint64_t pad;
+};
+static_assert(sizeof(struct data_rows) == 32, "data_rows is wire format");
+
+/* Bytes of a row's values: with a row's number it must fit into one message. */
+#define DATA_ROW_MAX (DATA_PAYLOAD_MAX - sizeof(struct data_rows) - sizeof(int64_t))
+/* Pieces but the last have at least so many bytes of rows, so that their number stays in proportion to what they hold. */
+#define DATA_STEP_MIN ((PART_BYTES_MIN - sizeof(struct data_rows)) / 2)
+
+/* A piece of a list, taken apart: pointers into the payload. */
+struct data_piece {
+	struct data_rows list;
+	uint64_t n_pieces;   /* of the list */
+	size_t row_len;	     /* bytes of a row's values */
+	size_t n;	     /* rows here */
+	const int64_t *rows; /* n entries; what they say has not been looked at */
+	const void *values;
+};
+
+/* Rows of each full piece for a part size, for rows of row_len bytes. */
+uint32_t data_rows_step(uint32_t part_bytes, size_t row_len);
+/* Bytes of a payload with n rows. */
+static inline size_t data_rows_len(size_t n, size_t row_len)
+{
+	return sizeof(struct data_rows) + n * (sizeof(int64_t) + row_len);
+}
+
+void data_rows_encode(struct data_rows *rows);
+void data_rows_decode(struct data_rows *rows);
+
+/*
+ * Takes a payload from outside apart; header has passed data_header_check(), payload is aligned to 8 bytes. Returns 0, or
+ * -EPROTO with *ret_why a static text.
+ */
+int data_rows_parse(const struct data_header *header, const void *payload,
+		    struct data_piece *ret_piece, const char **ret_why);
 
 #define DATA_NONCE_LEN 32
 #define DATA_PROOF_LEN 32

@@ -78,7 +78,12 @@ struct shm_entry {
 	 */
 	uint64_t counts_offset;
 	uint64_t timeout_ms; /* since the daemon saw it; 0: the job's setting */
-	uint64_t pad[4];
+	/* push_pull_rows: int64_t[input_count / width] and room for int64_t[output_count / width]. */
+	uint64_t width; /* elements of a row */
+	uint64_t input_rows_offset;
+	uint64_t output_rows_offset;
+	uint32_t input_rows_buffer;
+	uint32_t output_rows_buffer;
 };
 static_assert(sizeof(struct shm_entry) == 128, "shm_entry is shared-memory format");
 
@@ -88,7 +93,8 @@ struct shm_slot {
 	uint64_t ticket;
 	/* Why, when status is not 0; the reader terminates it itself. */
 	char text[ERROR_TEXT_MAX + 1];
-	char pad[512 - 16 - ERROR_TEXT_MAX - 1];
+	uint64_t n_rows; /* push_pull_rows: of the result, also when there was no room for it */
+	char pad[512 - 24 - ERROR_TEXT_MAX - 1];
 };
 static_assert(sizeof(struct shm_slot) == 512, "shm_slot is shared-memory format");
 

@@ -28,6 +28,7 @@ const char *operation_name(unsigned operation)
 		[OPERATION_REDUCE_SCATTER] = "reduce_scatter",
 		[OPERATION_ALL_TO_ALL] = "all_to_all",
 		[OPERATION_BARRIER] = "barrier",
+		[OPERATION_PUSH_PULL_ROWS] = "push_pull_rows",
 	};
 	static_assert(ARRAY_SIZE(names) == OPERATION_MAX_ + 1, "every operation has a name");
 

@@ -13,7 +13,8 @@ static struct shm_header *header_of(const struct session *session)
 
 /* -- Completion --------------------------------------------------------------------------------------------------- */
 
-static void complete(struct session *session, uint32_t slot_number, const struct failure *failure)
+static void complete(struct session *session, uint32_t slot_number, uint64_t n_rows,
+		     const struct failure *failure)
 {
 	struct shm_header *header = header_of(session);
 	struct shm_slot *slot = &shm_slots(session->shm)[slot_number];
@@ -21,6 +22,7 @@ static void complete(struct session *session, uint32_t slot_number, const struct
 	uint64_t one = 1;
 
 	slot->status = failure ? failure->status : 0;
+	slot->n_rows = n_rows;
 	if (failure)
 		(void)snprintf(slot->text, sizeof(slot->text), "%s", failure->text);
 	else
@@ -40,6 +42,8 @@ static void release(struct session_request *request)
 	request->busy = false;
 	request->input = buffer_unref(request->input);
 	request->output = buffer_unref(request->output);
+	request->input_rows = buffer_unref(request->input_rows);
+	request->output_rows = buffer_unref(request->output_rows);
 }
 
 static void on_done(struct pipeline_request *base, const struct failure *failure)
@@ -49,7 +53,7 @@ static void on_done(struct pipeline_request *base, const struct failure *failure
 
 	release(request);
 	if (session->state == SESSION_OPEN)
-		complete(session, request->slot, failure);
+		complete(session, request->slot, base->n_rows, failure);
 	session_request_ended(session);
 }
 
@@ -167,6 +171,30 @@ static int take_counts(struct session *session, struct session_request *request,
 	return 0;
 }
 
+/* The numbers of rows; what they are is looked at when they are copied. */
+static int take_rows(struct session *session, struct session_request *request,
+		     const struct shm_entry *entry, struct failure *failure)
+{
+	void *input, *output;
+	int r;
+
+	if (entry->operation != OPERATION_PUSH_PULL_ROWS || !entry->width)
+		return 0;
+	r = take_memory(session, "input_rows", entry->input_rows_buffer, entry->input_rows_offset,
+			entry->input_count / entry->width, sizeof(int64_t), &request->input_rows,
+			&input, failure);
+	if (!r)
+		r = take_memory(session, "output_rows", entry->output_rows_buffer,
+				entry->output_rows_offset, entry->output_count / entry->width,
+				sizeof(int64_t), &request->output_rows, &output, failure);
+	if (r)
+		return r;
+	request->base.width = entry->width;
+	request->base.input_rows = input;
+	request->base.output_rows = output;
+	return 0;
+}
+
 static int take_entry(struct session *session, struct session_request *request,
 		      const struct shm_entry *entry, size_t element_size, struct failure *failure)
 {
@@ -183,6 +211,8 @@ static int take_entry(struct session *session, struct session_request *request,
 				failure);
 	if (!r)
 		r = take_counts(session, request, entry, failure);
+	if (!r)
+		r = take_rows(session, request, entry, failure);
 	if (r)
 		return r;
 	request->base.input = input;
@@ -239,7 +269,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 					  session->in_job ? "no tensor %u was declared"
 							  : "tensor %u: in no job",
 					  entry->tensor);
-		complete(session, entry->slot, &failure);
+		complete(session, entry->slot, 0, &failure);
 		return;
 	}
 
@@ -255,13 +285,17 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->base.input_count = entry->input_count;
 	request->base.output_count = entry->output_count;
 	request->base.counts = NULL;
+	request->base.width = 0;
+	request->base.input_rows = NULL;
+	request->base.output_rows = NULL;
+	request->base.n_rows = 0;
 	request->base.timeout_ms = entry->timeout_ms;
 	r = take_entry(session, request, entry, tensor->element_size, &failure);
 	/* Packets were read on the way: the session may be over, or in another job, where the tensor is another. */
 	if (session->state != SESSION_OPEN || session->n_runs != run) {
 		release(request);
 		if (session->state == SESSION_OPEN)
-			complete(session, entry->slot, &session->last);
+			complete(session, entry->slot, 0, &session->last);
 		return;
 	}
 	request->busy = true;

@@ -47,7 +47,7 @@ struct session_request {
 	uint32_t slot;
 	bool busy;
 	uint64_t ticket;
-	struct buffer *input, *output; /* held, or NULL */
+	struct buffer *input, *output, *input_rows, *output_rows; /* held, or NULL */
 	uint64_t *counts;
 	size_t n_counts; /* allocated */
 };

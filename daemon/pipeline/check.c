@@ -1,4 +1,5 @@
 #include "pipeline/round.h"
+#include "proto/data.h"
 #include "reduce/reduce.h"
 #include <inttypes.h>
 
@@ -13,7 +14,8 @@ struct checked {
 
 static bool reduces(unsigned operation)
 {
-	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER;
+	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER ||
+	       operation == OPERATION_PUSH_PULL_ROWS;
 }
 
 uint64_t pipeline_check_elements(const struct pipeline_tensor *tensor, uint32_t rank,
@@ -208,6 +210,57 @@ static int check_push_pull(const struct checked *c)
 	return r ? r : check_overlap(c, n, 0, 0);
 }
 
+static bool overlap(const void *a, uint64_t a_len, const void *b, uint64_t b_len)
+{
+	return a && b && a_len && b_len && (const char *)a < (const char *)b + b_len &&
+	       (const char *)b < (const char *)a + a_len;
+}
+
+/* The rows of a result come in another order than those of the input: nothing may be in place. */
+static int check_rows_apart(const struct checked *c, uint64_t n_in, uint64_t n_out)
+{
+	const struct pipeline_request *r = c->request;
+	uint64_t row_len = r->width * c->element_size, number = sizeof(int64_t);
+
+	if (overlap(r->output, n_out * row_len, r->input, n_in * row_len) ||
+	    overlap(r->output, n_out * row_len, r->input_rows, n_in * number) ||
+	    overlap(r->output_rows, n_out * number, r->input, n_in * row_len) ||
+	    overlap(r->output_rows, n_out * number, r->input_rows, n_in * number) ||
+	    overlap(r->output_rows, n_out * number, r->output, n_out * row_len))
+		return failure_set(c->failure, -EINVAL,
+				   "rank %u: input and output of push_pull_rows overlap", c->rank);
+	return 0;
+}
+
+static int check_rows(const struct checked *c)
+{
+	const struct pipeline_request *r = c->request;
+	uint64_t elements = c->tensor->elements;
+	uint64_t n_in, n_out;
+
+	if (elements == ELEMENTS_VARIABLE)
+		return failure_set(c->failure, -EINVAL,
+				   "rank %u: push_pull_rows of a tensor without a fixed size",
+				   c->rank);
+	if (!r->width || r->width > DATA_ROW_MAX / c->element_size || elements % r->width)
+		return failure_set(c->failure, -EINVAL,
+				   "rank %u: %" PRIu64 " elements are no rows of %" PRIu64
+				   " (at most %zu bytes)",
+				   c->rank, elements, r->width, (size_t)DATA_ROW_MAX);
+	if (r->input_count % r->width || r->output_count % r->width)
+		return failure_set(c->failure, -EINVAL,
+				   "rank %u: %" PRIu64 " and %" PRIu64
+				   " elements are not whole rows of %" PRIu64,
+				   c->rank, r->input_count, r->output_count, r->width);
+	n_in = r->input_count / r->width;
+	n_out = r->output_count / r->width;
+	if ((n_in && (!r->input || !r->input_rows)) || (n_out && (!r->output || !r->output_rows)))
+		return failure_set(c->failure, -EINVAL,
+				   "rank %u: push_pull_rows needs numbers and values of rows",
+				   c->rank);
+	return check_rows_apart(c, n_in, n_out);
+}
+
 static int check_kind(const struct checked *c)
 {
 	const struct pipeline_request *request = c->request;
@@ -248,6 +301,8 @@ int pipeline_check_request(const struct pipeline_tensor *tensor, uint32_t rank,
 		return 0;
 	if (request->operation == OPERATION_BROADCAST)
 		return check_broadcast(&c);
+	if (request->operation == OPERATION_PUSH_PULL_ROWS)
+		return check_rows(&c);
 	if (tensor->elements != ELEMENTS_VARIABLE && request->input_count != tensor->elements)
 		return check_input(&c, tensor->elements);
 	switch (request->operation) {
@@ -338,6 +393,17 @@ static int compare_exchange(const struct pair *p, unsigned from)
 	return 0;
 }
 
+static int compare_rows(const struct pair *p)
+{
+	uint64_t a = p->request[0]->width, b = p->request[1]->width;
+
+	if (a != b)
+		return failure_set(p->failure, -EINVAL,
+				   "rank %u has rows of %" PRIu64 " elements, rank %u of %" PRIu64,
+				   p->rank[0], a, p->rank[1], b);
+	return 0;
+}
+
 static int compare(const struct pair *p)
 {
 	int r;
@@ -352,6 +418,8 @@ static int compare(const struct pair *p)
 	case OPERATION_ALL_TO_ALL:
 		r = compare_exchange(p, 0);
 		return r ? r : compare_exchange(p, 1);
+	case OPERATION_PUSH_PULL_ROWS:
+		return compare_rows(p);
 	default:
 		return compare_elements(p);
 	}

@@ -99,6 +99,7 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		return error_origin(-ENOMEM);
 	job->pipeline = pipeline;
 	job->holds = 1;
+	quota_init(&job->rows_quota, pipeline->params.job_quota_bytes ?: UINT64_MAX, NULL);
 	list_init(&job->link);
 	list_init(&job->rounds);
 	list_init(&job->spare_rounds);

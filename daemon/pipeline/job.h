@@ -73,6 +73,7 @@ struct pipeline_job {
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
 	struct list spare_rounds, spare_parts;
+	struct quota rows_quota; /* what its push_pull_rows hold */
 	struct loop_timer timer;
 	unsigned holds; /* calls and parts in flight, and 1 until OVER; at 0 it is reaped */
 

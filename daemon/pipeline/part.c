@@ -1,4 +1,5 @@
 #include "pipeline/part.h"
+#include "pipeline/rows.h"
 #include "reduce/reduce.h"
 #include <inttypes.h>
 
@@ -287,10 +288,32 @@ static bool answer_fits(const struct pipeline_part *part)
 	       (!part->call.answer_block || part->call.answer_block->len >= len);
 }
 
+static void answer_wild(struct pipeline_part *part)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, -EPROTO, "%s answered with something else",
+			  peer_name(part->outlet->peer));
+	pipeline_job_fail(job_of(part), &failure, NULL);
+	part_finish(part);
+}
+
+static void on_rows_answer(struct pipeline_part *part)
+{
+	struct failure failure;
+	int r = part->round->failure.status ? 0 : pipeline_rows_answered(part, &failure);
+
+	if (r == -EPROTO)
+		answer_wild(part);
+	else if (r)
+		part_fail(part, r, failure.text);
+	else
+		part_finish(part);
+}
+
 static void on_answer(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
-	struct pipeline_outlet *outlet = part->outlet;
 
 	if (part->charged)
 		on_sent(call);
@@ -302,13 +325,10 @@ static void on_answer(struct call *call)
 				  "%s", call->text);
 		pipeline_round_fail(part->round, &failure, true);
 		part_finish(part);
+	} else if (part->round->rows) {
+		on_rows_answer(part);
 	} else if (!answer_fits(part)) {
-		struct failure failure;
-
-		(void)failure_set(&failure, -EPROTO, "%s answered with something else",
-				  peer_name(outlet->peer));
-		pipeline_job_fail(job_of(part), &failure, NULL);
-		part_finish(part);
+		answer_wild(part);
 	} else if (part->round->failure.status) {
 		part_finish(part);
 	} else {
@@ -324,12 +344,12 @@ static void push(struct pipeline_part *part, const void *payload)
 	const struct pipeline_tensor *tensor = round->tensor;
 	const struct extent *extent = &part->extent;
 	struct pipeline_job *job = tensor->job;
-	bool room = is_for_here(part) && extent->len;
+	bool room = is_for_here(part) && extent->len && !round->rows;
 
 	part->state = PART_CALL;
 	part->call = (struct call){
 		.header = {
-			.op = DATA_PUSH,
+			.op = round->rows && !payload ? DATA_PULL : DATA_PUSH,
 			.len = payload ? extent->len : 0,
 			.job = job->number,
 			.key = tensor->key,
@@ -377,6 +397,12 @@ void pipeline_part_begin(struct pipeline_part *part)
 	struct pipeline *pipeline = job_of(part)->pipeline;
 
 	part->state = PART_GATHER;
+	if (part->round->rows) {
+		part->block = pipeline_rows_take(part->round->rows, &part->extent);
+		pipeline_outlet_charge(part->outlet, part, part->extent.len);
+		push(part, part->block ? part->block->data : NULL);
+		return;
+	}
 	set_inputs(part);
 	if (!is_from_here(part) || !part->extent.len) {
 		on_gathered(&part->task);
@@ -404,6 +430,8 @@ static struct pipeline_outlet *choose_outlet(const struct pipeline_part *part)
 	const struct pipeline_job *job = tensor->job;
 	uint64_t stripe = job->part_bytes, step = stripe, at;
 
+	if (part->round->rows)
+		return job->servers[part->extent.block].outlet;
 	if (tensor->elements != ELEMENTS_VARIABLE)
 		step = (part->extent.total + stripe - 1) / stripe * stripe;
 	at = tensor->start + part->extent.block * step + part->extent.part * stripe;

@@ -31,6 +31,7 @@ struct pipeline_params {
 		inline_bytes; /* parts of at most this many input bytes are summed on the control thread */
 	uint64_t
 		ahead_bytes; /* gathered and not yet sent, per server: what an urgent part cannot overtake */
+	uint64_t job_quota_bytes; /* rows held for the push_pull_rows of one job; 0: no limit */
 	unsigned max_jobs;
 	unsigned max_tensors; /* per job */
 };
@@ -130,8 +131,14 @@ struct pipeline_request {
 	const uint64_t
 		*counts; /* NULL; or size entries, for all_to_all 2 * size: stays until done() */
 	uint64_t timeout_ms;
+	/* push_pull_rows: elements of a row; input_count / width numbers, room for output_count / width. */
+	uint64_t width;
+	const int64_t *input_rows;
+	int64_t *output_rows;
 	/* Exactly once; nobody touches the memory any more. failure: NULL if all is well. */
 	void (*done)(struct pipeline_request *request, const struct failure *failure);
+	uint64_t
+		n_rows; /* in done(): rows of a push_pull_rows' result, also when there was no room for it (-ENOSPC) */
 	/* The pipeline's. */
 	struct pipeline_round *in;
 	uint64_t deadline_ns;

@@ -1,5 +1,6 @@
 #include "pipeline/round.h"
 #include "pipeline/part.h"
+#include "pipeline/rows.h"
 #include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -83,6 +84,7 @@ struct pipeline_round *pipeline_round_free(struct pipeline_round *round)
 	}
 	list_remove(&round->link);
 	list_remove(&round->job_link);
+	(void)pipeline_rows_free(round->rows);
 	free(round);
 	return NULL;
 }
@@ -139,11 +141,15 @@ static void end_requests(struct pipeline_round *round)
 {
 	const struct failure *failure = round->failure.status ? &round->failure : NULL;
 	struct pipeline *pipeline = job_of(round)->pipeline;
+	struct failure no_room;
 
 	for (uint32_t i = 0; i < n_local(round); i++) {
 		struct pipeline_request *request = TAKE_PTR(round->ranks[i].request);
 
-		if (request)
+		if (request && !failure)
+			request_end(pipeline, request,
+				    pipeline_rows_verdict(round, request, &no_room));
+		else if (request)
 			request_end(pipeline, request, failure);
 	}
 }
@@ -175,6 +181,7 @@ static void round_finish(struct pipeline_round *round)
 		job->n_rounds++;
 	}
 	end_requests(round);
+	round->rows = pipeline_rows_free(round->rows);
 	list_push_front(&job->spare_rounds, &round->link);
 	pipeline_job_let_leave(job);
 	pipeline_round_advance(tensor);
@@ -218,7 +225,8 @@ void pipeline_round_refill(struct pipeline_round *round)
 	round->inlined = 0;
 	round->n_parts++;
 	while (!round->cut && !round->failure.status && round->n_parts <= ROUND_PARTS_MAX) {
-		if (!partition_next(&round->partition, &extent)) {
+		if (round->rows ? !pipeline_rows_next(round->rows, &extent)
+				: !partition_next(&round->partition, &extent)) {
 			round->cut = true;
 		} else if (extent.len || distributed) {
 			if (!pipeline_part_start(round, &extent))
@@ -238,7 +246,7 @@ void pipeline_round_part_done(struct pipeline_round *round)
 		/* Not for each single one. */
 		if (round->n_parts <= ROUND_PARTS_MAX / 2)
 			pipeline_round_refill(round);
-	} else if (!round->n_parts) {
+	} else if (!round->n_parts && !pipeline_rows_continue(round)) {
 		round_finish(round);
 	}
 }
@@ -269,7 +277,10 @@ static void round_start(struct pipeline_round *round)
 		rank->output = rank->request->output;
 		round->partition_ranks[i].counts = rank->request->counts;
 	}
-	pipeline_round_refill(round);
+	if (first->operation == OPERATION_PUSH_PULL_ROWS)
+		pipeline_rows_start(round);
+	else
+		pipeline_round_refill(round);
 }
 
 void pipeline_round_advance(struct pipeline_tensor *tensor)

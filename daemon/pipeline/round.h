@@ -47,6 +47,7 @@ struct pipeline_round {
 	struct partition partition;
 	bool cut; /* partition has no more */
 	bool refilling;
+	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */
 	struct list parts;

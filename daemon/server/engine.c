@@ -155,11 +155,7 @@ void engine_start(struct slot *slot)
 		fail_whole(slot, r);
 		return;
 	}
-	list_remove(&slot->in_job);
-	list_push_back(&job->summing, &slot->in_job);
-	job->n_open--;
-	job->n_summing++;
-	slot->summing = true;
+	slot_sum(slot);
 	slot->task.run = engine_run;
 	slot->task.done = engine_done;
 	if (made) {

@@ -79,6 +79,7 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	list_init(&job->declaring);
 	list_init(&job->open);
 	list_init(&job->summing);
+	list_init(&job->held);
 	list_init(&job->spare);
 	list_push_back(&server->jobs, &job->link);
 	server->n_jobs++;

@@ -10,6 +10,7 @@
  *	round.c	   PUSH: which contributions a part's round waits for, and when it fails
  *	store.c	   what is held: tensors, parts, slots
  *	engine.c   the sum, and the answers
+ *	rows.c	   the same for push_pull_rows
  */
 #pragma once
 
@@ -83,6 +84,7 @@ struct job {
 	struct map tensors;
 	struct list open;    /* slots that wait for contributions, oldest first */
 	struct list summing; /* slots whose set is complete */
+	struct list held;    /* slots whose result is not all pulled; see rows.h */
 	struct list spare;   /* slots for reuse */
 	size_t n_spare, n_open, n_summing;
 	struct quota *quota;

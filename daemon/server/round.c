@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "server/engine.h"
+#include "server/rows.h"
 #include "server/set.h"
 #include "server/store.h"
 #include <stdio.h>
@@ -72,7 +73,10 @@ static void describe(const struct data_header *h, bool part, char *buffer, size_
 {
 	const char *type = dtype_name(h->dtype), *operation = operation_name(h->operation);
 
-	if (part)
+	if (part && h->operation == OPERATION_PUSH_PULL_ROWS)
+		(void)snprintf(buffer, len, "rows of %u bytes of a table of %llu", h->part_len,
+			       (unsigned long long)h->total);
+	else if (part)
 		(void)snprintf(buffer, len, "part %u is %u bytes at %llu of %llu", h->part,
 			       h->part_len, (unsigned long long)h->offset,
 			       (unsigned long long)h->total);
@@ -124,8 +128,8 @@ static void late(struct job *job, struct delivery *delivery, int status, const c
 	       delivery->header.part, text);
 }
 
-/* Whether a contribution still counts. If not, it has been answered. */
-static bool is_new(struct tensor *tensor, struct delivery *delivery)
+/* Whether a contribution, or piece of a list of rows, still counts. If not, it has been answered. */
+static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t piece)
 {
 	const struct data_header *h = &delivery->header;
 	struct failed_round *failed = tensor_failed(tensor, h->round);
@@ -141,7 +145,7 @@ static bool is_new(struct tensor *tensor, struct delivery *delivery)
 		late(tensor->job, delivery, -ESTALE, "it is over");
 		return false;
 	}
-	if (slot && slot->from[h->node]) {
+	if (slot && (slot->from[h->node] || rows_has(slot, h->node, piece))) {
 		late(tensor->job, delivery, -EALREADY, "this node's contribution is here already");
 		return false;
 	}
@@ -250,37 +254,57 @@ static int slot_get(struct tensor *tensor, const struct delivery *delivery, stru
 void round_contribute(struct job *job, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
+	bool by_rows = h->operation == OPERATION_PUSH_PULL_ROWS, complete = true;
+	uint32_t number = h->part;
+	struct data_piece piece;
 	struct failure failure = { 0 };
 	struct tensor *tensor;
 	struct slot *slot;
+	struct data_header header;
+	int32_t priority;
+	bool first;
 	int r;
 
 	r = check(job, delivery, &failure);
+	if (!r && by_rows)
+		r = rows_parse(job, delivery, &piece, &failure);
 	if (!r)
 		r = tensor_get(job, h->key, &tensor, &failure);
 	if (r) {
 		delivery_fail(delivery, r, failure.text);
 		return;
 	}
-	if (!is_new(tensor, delivery) || !agrees(tensor, delivery))
+	if (!is_new(tensor, delivery, number) || !agrees(tensor, delivery))
 		return;
+	priority = h->priority;
 	r = slot_get(tensor, delivery, &slot);
+	if (!r && by_rows)
+		r = rows_take(slot, delivery, &piece, number, &complete);
 	if (r == QUOTA_E_FULL) {
 		over_quota(job, delivery);
 		return;
 	}
 	if (r) {
-		refuse(delivery, r, "job %s: %s", job->name, strerror(-r));
+		refuse(delivery, r, "job %s: %s", job->name,
+		       r == -EPROTO ? "a piece of another list than those before it"
+				    : strerror(-r));
 		return;
 	}
-	if (!slot->n_here || h->priority > slot->task.priority)
-		slot->task.priority = h->priority;
-	slot->from[h->node] = delivery;
-	slot->n_expected = set_count(job, h);
-	if (++slot->n_here == slot->n_expected)
+	/* From here on a piece of a list may have been answered, and be gone. */
+	if (!slot->n_expected || priority > slot->task.priority)
+		slot->task.priority = priority;
+	first = !slot->n_expected;
+	slot->n_expected = set_count(job, &slot->header);
+	if (!by_rows)
+		slot->from[h->node] = delivery;
+	slot->n_here += complete;
+	header = slot->header;
+	if (slot->n_here < slot->n_expected && first)
+		(void)fail_left(tensor, &header, slot->from, &failure);
+	else if (slot->n_here == slot->n_expected && by_rows)
+		rows_start(slot);
+	else if (slot->n_here == slot->n_expected)
 		engine_start(slot);
-	else if (slot->n_here == 1)
-		(void)fail_left(tensor, h, slot->from, &failure);
 }
 
 void round_refused(struct job *job, const struct data_header *header, const struct failure *failure)

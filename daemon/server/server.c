@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "server/job.h"
 #include "server/round.h"
+#include "server/rows.h"
 #include "server/store.h"
 #include <stdio.h>
 
@@ -115,6 +116,11 @@ void server_call_arrived(struct server *server, struct delivery *delivery)
 		if (job)
 			pushed(job, delivery);
 		return;
+	case DATA_PULL:
+		job = job_of_call(server, delivery);
+		if (job)
+			rows_pull(job, delivery);
+		return;
 	default:
 		delivery_fail(delivery, -EPROTO, "not a call that a server answers");
 		return;
@@ -144,10 +150,13 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		return;
 	if (header->op == DATA_FAIL_JOB)
 		job_fail(job, &failure, peer);
-	else if (header->op == DATA_FAIL_ROUND)
+	else if (header->op == DATA_FAIL_ROUND) {
+		rows_give_up(job, node, header->key, header->round);
 		round_refused(job, header, &failure);
-	else if (header->op == DATA_LEAVE)
+	} else if (header->op == DATA_LEAVE) {
+		rows_give_up(job, node, 0, 0);
 		attach_leave(job, node);
+	}
 }
 
 void server_peer_lost(struct server *server, struct peer *peer, const char *why)

@@ -3,10 +3,14 @@
 bool set_reduces(const struct data_header *header)
 {
 	return header->operation == OPERATION_PUSH_PULL ||
-	       header->operation == OPERATION_REDUCE_SCATTER;
+	       header->operation == OPERATION_REDUCE_SCATTER ||
+	       header->operation == OPERATION_PUSH_PULL_ROWS;
 }
 
-/* Blocks that an operation has. */
+/* A job's placement numbers its servers in 16 bits. */
+#define SERVERS_MAX (UINT16_MAX + 1u)
+
+/* Blocks that an operation has, or may have. */
 static uint64_t n_blocks(const struct job *job, const struct data_header *header)
 {
 	switch (header->operation) {
@@ -15,6 +19,8 @@ static uint64_t n_blocks(const struct job *job, const struct data_header *header
 		return job->size;
 	case OPERATION_ALL_TO_ALL:
 		return (uint64_t)job->size * job->size;
+	case OPERATION_PUSH_PULL_ROWS:
+		return SERVERS_MAX;
 	default:
 		return 1;
 	}
@@ -71,6 +77,7 @@ bool set_wants(const struct job *job, const struct data_header *header, uint32_t
 {
 	switch (header->operation) {
 	case OPERATION_PUSH_PULL:
+	case OPERATION_PUSH_PULL_ROWS:
 		return true;
 	case OPERATION_REDUCE_SCATTER:
 	case OPERATION_ALL_TO_ALL:

@@ -1,6 +1,7 @@
 #include "server/store.h"
 
 #include "base/clock.h"
+#include "server/rows.h"
 
 #define SPARE_MAX 64 /* slots kept for reuse by a job */
 
@@ -238,10 +239,32 @@ int slot_new(struct tensor *tensor, const struct data_header *header, struct slo
 	return 0;
 }
 
+void slot_sum(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	list_remove(&slot->in_job);
+	list_push_back(&job->summing, &slot->in_job);
+	job->n_open--;
+	job->n_summing++;
+	slot->summing = true;
+}
+
+void slot_hold(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	list_remove(&slot->in_job);
+	list_push_back(&job->held, &slot->in_job);
+	job->n_summing--;
+	slot->held = true;
+}
+
 void slot_free(struct slot *slot)
 {
 	struct job *job = slot->job;
 
+	slot->rows = rows_free(slot);
 	quota_release(job->quota, slot->charged);
 	slot->result = block_unref(slot->result);
 	list_remove(&slot->in_job);
@@ -250,7 +273,7 @@ void slot_free(struct slot *slot)
 	if (slot->round)
 		round_put(slot->round);
 	if (slot->summing)
-		job->n_summing--;
+		job->n_summing -= !slot->held;
 	else
 		job->n_open--;
 	if (job->n_spare == SPARE_MAX) {
@@ -269,6 +292,7 @@ void slot_fail(struct slot *slot, int status, const char *text)
 		if (from)
 			delivery_fail(from, status, text);
 	}
+	rows_fail(slot, status, text);
 	slot_free(slot);
 }
 
@@ -306,6 +330,8 @@ void store_end(struct job *job)
 
 	list_for_each_safe (slot, tmp, &job->open, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);
+	list_for_each_safe (slot, tmp, &job->held, in_job)
+		slot_free(slot);
 	list_for_each (slot, &job->summing, in_job) {
 		struct round *round = TAKE_PTR(slot->round);
 

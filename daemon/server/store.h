@@ -5,6 +5,7 @@
  *
  *	slot	collecting: in job->open, waits for its set of nodes
  *		summing:    in job->summing, all have come, nothing more can join or fail it but the end of the job
+ *		held:	    in job->held, answered, but not all of the result; push_pull_rows only, see rows.h
  */
 #pragma once
 
@@ -59,7 +60,8 @@ struct slot {
 	uint64_t since_ns;	   /* when that came */
 	uint64_t charged;
 	uint32_t n_here, n_expected;
-	bool summing;
+	bool summing, held;
+	struct rows *rows; /* push_pull_rows */
 
 	/* The sum; the pool's while summing. */
 	struct task task;
@@ -90,6 +92,10 @@ struct slot *slot_find(const struct part *part, uint64_t number);
  * or -ENOMEM.
  */
 int slot_new(struct tensor *tensor, const struct data_header *header, struct slot **ret_slot);
+/* All have come. */
+void slot_sum(struct slot *slot);
+/* All has been answered, but not all pulled. */
+void slot_hold(struct slot *slot);
 /* Its deliveries have been answered. The round goes with its last slot. */
 void slot_free(struct slot *slot);
 /* Answers all that it holds with an error, and frees it. */

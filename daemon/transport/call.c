@@ -11,7 +11,7 @@ static struct lane *pick_lane(const struct peer *peer, unsigned op)
 	struct lane *lane, *best = NULL;
 	uint64_t bytes, best_bytes = 0;
 
-	if (op != DATA_PUSH)
+	if (op != DATA_PUSH && op != DATA_PULL)
 		return list_first(&peer->lanes, struct lane, link);
 	list_for_each (lane, &peer->lanes, link) {
 		bytes = atomic_load_explicit(&lane->queued_bytes, memory_order_relaxed);

@@ -23,7 +23,9 @@ static bool answer_fits(const struct call *call, const struct data_header *answe
 {
 	if (answer->op == DATA_ERROR)
 		return true;
-	return answer->op == (call->header.op == DATA_PUSH ? DATA_RESULT : DATA_OK);
+	return answer->op == (call->header.op == DATA_PUSH || call->header.op == DATA_PULL
+				      ? DATA_RESULT
+				      : DATA_OK);
 }
 
 static int begin_answer(struct lane *lane)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Promise 5: nothing from outside is trusted. Trainers and strangers that say what no client of ours would get a clear error
 or are cut off, what they held is freed, and a well-behaved job beside them goes on."""
-import os, random, struct, sys, threading, time
+import errno, mmap, os, random, struct, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 import wire
@@ -50,6 +50,7 @@ def ready(daemon, length=1 << 16, **join):
     assert status == 0, text
     fd = memfd(length)
     status, text, _ = session.share(fd, length)
+    session.buffer = mmap.mmap(fd, length)
     os.close(fd)
     assert status == 0, text
     session.declare()
@@ -208,7 +209,7 @@ def test_declarations_that_make_no_sense():
 
 def test_entries_with_wild_numbers():
     wild = (1 << 32) - 1
-    changes = [dict(tensor=7), dict(tensor=wild), dict(tensor=0), dict(operation=0), dict(operation=7), dict(operation=255),
+    changes = [dict(tensor=7), dict(tensor=wild), dict(tensor=0), dict(operation=0), dict(operation=8), dict(operation=255),
                dict(reduction=0), dict(reduction=5), dict(reduction=255), dict(flags=1), dict(input_buffer=9),
                dict(output_buffer=wild), dict(input_offset=1 << 16), dict(input_offset=(1 << 64) - 4096),
                dict(input_offset=1), dict(output_offset=2), dict(output_offset=(1 << 16) - 4), dict(input_count=1 << 62),
@@ -231,6 +232,75 @@ def test_entries_with_wild_numbers():
         session.post(session.entry(slot=4096), pending=False)
         wait_for('the session to end', session.closed)
         session.close()
+    with_daemon(test)
+
+
+def rows_entry(**change):
+    """push_pull_rows of two rows out of 256, of 4 elements each: a good entry, and what is changed about it."""
+    return dict(operation=7, width=4, input_count=8, output_count=64, input_offset=4096, output_offset=8192,
+                input_rows_buffer=1, input_rows_offset=0, output_rows_buffer=1, output_rows_offset=1024, **change)
+
+
+def test_rows_with_wild_numbers():
+    changes = [dict(width=0), dict(width=3), dict(width=1 << 62), dict(width=(1 << 64) - 1), dict(width=1 << 32),
+               dict(input_count=7), dict(input_count=(1 << 64) - 4), dict(input_count=1 << 20), dict(output_count=6),
+               dict(output_count=(1 << 64) - 4), dict(input_rows_buffer=0), dict(input_rows_buffer=9),
+               dict(output_rows_buffer=0), dict(output_rows_buffer=77), dict(input_rows_offset=4),
+               dict(input_rows_offset=(1 << 16) - 8), dict(output_rows_offset=(1 << 64) - 64), dict(output_offset=4096),
+               dict(output_rows_offset=0), dict(output_rows_offset=8192), dict(output_rows_offset=4096), dict(reduction=0),
+               dict(reduction=9), dict(input_buffer=0), dict(output_buffer=0)]
+
+    def test(cluster, daemon, beside):
+        session = ready(daemon)
+        session.buffer[0:16] = struct.pack('<qq', 255, 7)
+        session.post(session.entry(**rows_entry()))
+        assert session.completion() == (0, ''), session.completion()
+        assert struct.unpack_from('<Q', session.memory, wire.SLOT + 464) == (2,)
+        assert bytes(session.buffer[1024:1040]) == struct.pack('<qq', 7, 255)
+        session.close()
+        for change in changes:
+            session = ready(daemon)
+            session.post(session.entry(**{**rows_entry(), **change}))
+            done = session.completion()
+            assert done is None or (done[0] < 0 and done[1]), (change, done)
+            session.close()
+            beside.step()
+        for numbers in [(256, 0), (-1, 0), (0, 1 << 62), (-1 << 63, 0)]:
+            session = ready(daemon)
+            session.buffer[0:16] = struct.pack('<qq', *numbers)
+            session.post(session.entry(**rows_entry()))
+            status, text = session.completion()
+            assert status == -errno.EINVAL and 'of a table of 256' in text, (status, text)
+            session.close()
+        beside.step()
+    with_daemon(test)
+
+
+def test_rows_that_change_while_they_are_read():
+    """Numbers that were good when they were looked at: none may lead out of the table, or of the memory."""
+    def test(cluster, daemon, beside):
+        session = ready(daemon, 1 << 20)
+        stop = threading.Event()
+        n = 8000
+
+        def scribble():
+            at = 0
+            while not stop.is_set():
+                at = (at + 8 * 811) % (8 * n)
+                struct.pack_into('<q', session.buffer, at, (1 << 62, 3, -5, 0)[at // 8 % 4])
+                struct.pack_into('<q', session.buffer, at, 3)
+        thread = threading.Thread(target=scribble)
+        thread.start()
+        for i in range(60):
+            session.post(session.entry(round=i + 1, slot=i, ticket=i + 1, operation=7, width=4, input_count=4 * n,
+                                       input_offset=131072, output_offset=524288, output_count=1024, input_rows_buffer=1,
+                                       output_rows_buffer=1, output_rows_offset=262144), slot=i, ticket=i + 1)
+            status, text = session.completion(i)
+            assert status == 0 or 'of a table of 256' in text, (status, text)
+        stop.set()
+        thread.join()
+        session.close()
+        beside.step()
     with_daemon(test)
 
 
@@ -390,7 +460,9 @@ def test_messages_that_break_the_protocol():
                    dict(len=(64 << 20) + 1), dict(len=(1 << 32) - 1), dict(op=wire.D_JOIN, len=(4 << 20) + 1),
                    dict(op=wire.D_PUSH, dtype=77, part_len=4, total=4), dict(op=wire.D_PUSH, dtype=2, operation=99),
                    dict(op=wire.D_PUSH, dtype=2, operation=1, reduction=1, offset=(1 << 64) - 1, part_len=64, total=64),
-                   dict(op=wire.D_PUSH, cookie=0, dtype=2, operation=1, reduction=1)]
+                   dict(op=wire.D_PUSH, cookie=0, dtype=2, operation=1, reduction=1), dict(op=wire.D_PULL),
+                   dict(op=wire.D_PULL, key=1, round=1, dtype=2, operation=7, reduction=1),
+                   dict(op=wire.D_PULL, key=1, round=1, dtype=2, operation=7, reduction=1, part_len=4, total=4)]
         for n, change in enumerate(headers):
             peer = Peer(cluster.addresses[1])
             fields = dict(op=wire.D_PUSH, cookie=1)

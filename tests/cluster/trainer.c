@@ -8,7 +8,9 @@
  *	leave | close | rank
  *	tensor ID NAME DTYPE ELEMENTS		ELEMENTS -1: BPS_VARIABLE
  *	agreed ID TIMEOUT_MS			bps_tensor_wait()
- *	submit REQUEST TENSOR KEY=VALUE...	op red in out counts recv root priority timeout shared inplace fill
+ *	submit REQUEST TENSOR KEY=VALUE...	op red in out counts recv root priority timeout shared inplace fill;
+ *						push_pull_rows: width rows, a file of int64
+ *	rows REQUEST FILE			writes the numbers of the result's rows; answers how many they are
  *	barrier REQUEST TIMEOUT_MS
  *	wait REQUEST TIMEOUT_MS | poll REQUEST | cancel REQUEST | free REQUEST
  *	result REQUEST FILE			writes the output
@@ -31,6 +33,9 @@ struct operation {
 	struct bps_memory *in_memory, *out_memory; /* NULL: malloc */
 	void *input, *output;
 	size_t output_len;
+	struct bps_memory *in_rows_memory, *out_rows_memory;
+	int64_t *input_rows, *output_rows;
+	size_t row_len;
 };
 
 static struct bps_client *client;
@@ -191,7 +196,34 @@ static void operation_free(struct operation *op)
 	}
 	if (!op->in_memory)
 		free(op->input);
+	bps_memory_free(op->in_rows_memory);
+	bps_memory_free(op->out_rows_memory);
+	if (!op->in_rows_memory)
+		free(op->input_rows);
+	if (!op->out_rows_memory)
+		free(op->output_rows);
 	memset(op, 0, sizeof(*op));
+}
+
+static void submit_rows(struct operation *op, char **words, struct bps_submit_params *params,
+			int shared)
+{
+	char *path = value_of(words, "rows");
+	void *data;
+	size_t len;
+
+	params->width = (uint64_t)number_of(words, "width", 0);
+	if (!path || !params->width)
+		return;
+	data = read_file(path, &len);
+	op->input_rows = memory(len, shared, &op->in_rows_memory);
+	memcpy(op->input_rows, data, len);
+	free(data);
+	op->output_rows = memory(params->output_count / params->width * sizeof(int64_t), shared,
+				 &op->out_rows_memory);
+	op->row_len = params->width * (op->output_len / (params->output_count ?: 1));
+	params->input_rows = op->input_rows;
+	params->output_rows = op->output_rows;
 }
 
 static void do_submit(char **words)
@@ -224,6 +256,7 @@ static void do_submit(char **words)
 	params.root = (uint32_t)number_of(words, "root", 0);
 	params.priority = (int32_t)number_of(words, "priority", 0);
 	params.timeout_ms = number_of(words, "timeout", 0);
+	submit_rows(op, words, &params, shared);
 	if (counts_of(words, "counts", counts))
 		params.counts = counts;
 	if (counts_of(words, "recv", receive))
@@ -250,6 +283,25 @@ static void do_result(char **words)
 		exit(2);
 	}
 	answer(0, "");
+}
+
+static void do_rows(char **words)
+{
+	struct operation *op = &operations[id_of(words, 1)];
+	FILE *file = fopen(words[2], "wb");
+	uint64_t n = 0;
+	char text[32];
+	int r = bps_request_rows(op->request, &n);
+	size_t n_written = r ? 0 : n;
+
+	if (!file || fwrite(op->output_rows, sizeof(int64_t), n_written, file) != n_written ||
+	    fclose(file)) {
+		perror(words[2]);
+		exit(2);
+	}
+	op->output_len = n_written * op->row_len;
+	snprintf(text, sizeof(text), "%llu", (unsigned long long)n);
+	answer(r, text);
 }
 
 /* Not a multiple of any part's size: a part that lands in the wrong place shows. */
@@ -341,6 +393,8 @@ static void run(char **words)
 		answer(0, "");
 	} else if (!strcmp(verb, "result"))
 		do_result(words);
+	else if (!strcmp(verb, "rows"))
+		do_rows(words);
 	else if (!strcmp(verb, "large"))
 		do_large(words);
 	else if (!strcmp(verb, "verify"))

@@ -13,7 +13,7 @@ TSAN, SANITIZED = 'thread' in SANITIZER, SANITIZER != 'none'
 DEADLINE = 30 * SCALE
 
 FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT16, INT8, UINT8, BOOL = range(1, 11)
-PUSH_PULL, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER = range(1, 7)
+PUSH_PULL, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, PUSH_PULL_ROWS = range(1, 8)
 SUM, AVERAGE, MIN, MAX = range(1, 5)
 
 
@@ -184,6 +184,20 @@ class Trainer(Process):
         for key, value in keys.items():
             words.append(f'{key}=' + (','.join(map(str, value)) if isinstance(value, (list, tuple)) else str(value)))
         self.call(*words)
+
+    def submit_rows(self, request, tensor, rows, values, width, room, **keys):
+        """push_pull_rows. rows: bytes of the row numbers, values: of the rows; room: rows of the result."""
+        path = os.path.join(self.folder, f'{self.name}.{self.n}.rows')
+        with open(path, 'wb') as file:
+            file.write(rows)
+        self.submit(request, tensor, values, op=PUSH_PULL_ROWS, rows=path, width=width, out=room * width, **keys)
+
+    def result_rows(self, request):
+        """Row numbers and values of a result, as bytes."""
+        path = os.path.join(self.folder, f'{self.name}.rows')
+        self.call('rows', request, path)
+        with open(path, 'rb') as file:
+            return file.read(), self.result(request)
 
     def result(self, request):
         path = os.path.join(self.folder, f'{self.name}.out')

@@ -83,6 +83,27 @@ def reduce(dtype, reduction, contributions, layout):
         return narrow(dtype, total)
 
 
+def reduce_rows(dtype, reduction, contributions, layout):
+    """push_pull_rows: contributions are (rows, values) of each rank, values of shape (len(rows), width). Returns the rows of
+    the result, ascending, and their values."""
+    with np.errstate(all='ignore'):
+        given, at = {}, 0  # row: {node: what its ranks gave for it, in their order}
+        for node, local_size in enumerate(layout):
+            for rows, values in contributions[at:at + local_size]:
+                for row, value in zip(rows.tolist(), values):
+                    given.setdefault(row, {}).setdefault(node, []).append(widen(dtype, value))
+            at += local_size
+        result = []
+        for row in sorted(given):
+            partials = [narrow(dtype, fold(dtype, reduction, given[row][node])) for node in sorted(given[row])]
+            total = fold(dtype, reduction, [widen(dtype, p) for p in partials])
+            if reduction == AVERAGE:
+                total = divide(dtype, total, sum(layout))
+            result.append(narrow(dtype, total))
+    width = contributions[0][1].shape[1]
+    return np.array(sorted(given), np.int64), np.array(result, STORAGE[dtype]).reshape(len(given), width)
+
+
 def random(dtype, n, seed):
     """Values of all sizes, with infinities, NaNs of several payloads, denormals and both zeros mixed in."""
     rng = np.random.default_rng(seed)

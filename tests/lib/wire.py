@@ -77,7 +77,7 @@ def zigzag(value):
 # -- a trainer's session -------------------------------------------------------------------------------------------
 
 HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE = range(2, 9)
-ENTRY = struct.Struct('<QQIIBBHiIIIIQQQQQQ32x')
+ENTRY = struct.Struct('<QQIIBBHiIIIIQQQQQQQQQII')
 RING, ENTRIES, SLOT, SLOTS = 4096, 4096, 4096 + 4096 * 128, 4096
 
 
@@ -156,10 +156,12 @@ class Session:
 
     def entry(self, ticket=1, round=1, slot=0, tensor=1, operation=1, reduction=1, flags=0, priority=0, root=0,
               input_buffer=1, output_buffer=1, counts_buffer=0, input_offset=0, input_count=1024, output_offset=0,
-              output_count=1024, counts_offset=0, timeout_ms=5000):
+              output_count=1024, counts_offset=0, timeout_ms=5000, width=0, input_rows_offset=0, output_rows_offset=0,
+              input_rows_buffer=0, output_rows_buffer=0):
         return ENTRY.pack(ticket, round, slot, tensor, operation, reduction, flags, priority, root, input_buffer,
                           output_buffer, counts_buffer, input_offset, input_count, output_offset, output_count,
-                          counts_offset, timeout_ms)
+                          counts_offset, timeout_ms, width, input_rows_offset, output_rows_offset, input_rows_buffer,
+                          output_rows_buffer)
 
     def post(self, entry, pending=True, slot=0, ticket=1):
         """Writes an entry (bytes) into the ring as a trainer does."""
@@ -218,7 +220,7 @@ def memfd(length, seal=True):
 # -- a daemon's data connection ------------------------------------------------------------------------------------
 
 MAGIC = 0x31535042
-D_JOIN, D_ATTACH, D_DECLARE, D_PUSH = 1, 2, 3, 4
+D_JOIN, D_ATTACH, D_DECLARE, D_PUSH, D_PULL = 1, 2, 3, 4, 5
 D_OK, D_RESULT, D_ERROR = 16, 17, 18
 D_FAIL_ROUND, D_FAIL_JOB, D_LEAVE, D_PING, D_PONG = range(32, 37)
 HEADER = struct.Struct('<IBBHIIQQQIIIIBBBBiQQIIiI')

@@ -76,6 +76,28 @@ TEST(these_bytes_are_the_data_header)
 	ASSERT_EQ(header.priority, (int32_t)0xe1e2e3e4);
 }
 
+TEST(a_piece_of_rows_starts_with_these_bytes)
+{
+	static const uint8_t bytes[32] = {
+		0x18, 0x17, 0x16, 0x15, 0x14, 0x13, 0x12, 0x11, /* rows */
+		0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21, /* n */
+		0x34, 0x33, 0x32, 0x31,				/* width */
+		0x44, 0x43, 0x42, 0x41,				/* step */
+	};
+	struct data_rows rows = {
+		.rows = 0x1112131415161718,
+		.n = 0x2122232425262728,
+		.width = 0x31323334,
+		.step = 0x41424344,
+	};
+
+	data_rows_encode(&rows);
+	ASSERT_EQ(sizeof(rows), sizeof(bytes));
+	ASSERT_MEM(&rows, bytes, sizeof(bytes));
+	data_rows_decode(&rows);
+	ASSERT_EQ(rows.n, 0x2122232425262728);
+}
+
 TEST(data_hello_is_these_bytes)
 {
 	static const uint8_t start[24] = {
@@ -112,11 +134,12 @@ TEST(data_hello_is_these_bytes)
 
 TEST(numbers_of_messages_stay)
 {
-	static const uint8_t ops[] = { DATA_JOIN,     DATA_ATTACH, DATA_DECLARE, DATA_PUSH,
-				       DATA_OK,	      DATA_RESULT, DATA_ERROR,	 DATA_FAIL_ROUND,
-				       DATA_FAIL_JOB, DATA_LEAVE,  DATA_PING,	 DATA_PONG };
+	static const uint8_t ops[] = { DATA_JOIN,	DATA_ATTACH,   DATA_DECLARE, DATA_PUSH,
+				       DATA_PULL,	DATA_OK,       DATA_RESULT,  DATA_ERROR,
+				       DATA_FAIL_ROUND, DATA_FAIL_JOB, DATA_LEAVE,   DATA_PING,
+				       DATA_PONG };
 
-	ASSERT_MEM(ops, "\1\2\3\4\20\21\22\40\41\42\43\44", sizeof(ops));
+	ASSERT_MEM(ops, "\1\2\3\4\5\20\21\22\40\41\42\43\44", sizeof(ops));
 }
 
 TEST(numbers_of_types_operations_and_reductions_stay)
@@ -124,7 +147,8 @@ TEST(numbers_of_types_operations_and_reductions_stay)
 	static const char *const dtypes[] = { "float64", "float32", "float16", "bfloat16", "int64",
 					      "int32",	 "int16",   "int8",    "uint8",	   "bool" };
 	static const char *const operations[] = { "push_pull",	    "broadcast",  "all_gather",
-						  "reduce_scatter", "all_to_all", "barrier" };
+						  "reduce_scatter", "all_to_all", "barrier",
+						  "push_pull_rows" };
 	static const char *const reductions[] = { "sum", "average", "min", "max" };
 
 	ASSERT_EQ(DTYPE_MAX_, ARRAY_SIZE(dtypes));

@@ -56,6 +56,11 @@ TEST(an_entry_stays)
 	ASSERT_AT(shm_entry, output_count, 72, 8);
 	ASSERT_AT(shm_entry, counts_offset, 80, 8);
 	ASSERT_AT(shm_entry, timeout_ms, 88, 8);
+	ASSERT_AT(shm_entry, width, 96, 8);
+	ASSERT_AT(shm_entry, input_rows_offset, 104, 8);
+	ASSERT_AT(shm_entry, output_rows_offset, 112, 8);
+	ASSERT_AT(shm_entry, input_rows_buffer, 120, 4);
+	ASSERT_AT(shm_entry, output_rows_buffer, 124, 4);
 }
 
 TEST(a_slot_stays)
@@ -65,6 +70,7 @@ TEST(a_slot_stays)
 	ASSERT_AT(shm_slot, status, 4, 4);
 	ASSERT_AT(shm_slot, ticket, 8, 8);
 	ASSERT_AT(shm_slot, text, 16, 448);
+	ASSERT_AT(shm_slot, n_rows, 464, 8);
 	ASSERT_EQ(SHM_FREE, 0);
 	ASSERT_EQ(SHM_PENDING, 1);
 	ASSERT_EQ(SHM_DONE, 2);

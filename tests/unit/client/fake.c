@@ -88,6 +88,18 @@ static char *session_data(struct fake_session *session, uint32_t number, uint64_
 	test_fail(__FILE__, __LINE__, "an entry names buffer %u, which was not shared", number);
 }
 
+static void session_run_rows(struct fake_session *session, const struct shm_entry *e)
+{
+	uint64_t n_in = e->input_count / e->width, room = e->output_count / e->width;
+	const char *in =
+		session_data(session, e->input_rows_buffer, e->input_rows_offset, n_in * 8);
+	char *out = session_data(session, e->output_rows_buffer, e->output_rows_offset, room * 8);
+
+	memset(out, 0x77, room * 8);
+	memcpy(out, in, MIN(n_in, room) * 8);
+	shm_slots(session->shm)[e->slot].n_rows = MIN(n_in, room);
+}
+
 /* Reads and writes all that the entry says, so that a wrong offset or length is caught. */
 static void session_run(struct fake *fake, struct fake_session *session, const struct shm_entry *e)
 {
@@ -103,6 +115,8 @@ static void session_run(struct fake *fake, struct fake_session *session, const s
 		    e->operation == OPERATION_BROADCAST);
 	for (uint64_t i = output_len; i--;)
 		output[i] = (char)((input_len ? input[i % input_len] : 0) + 1);
+	if (e->operation == OPERATION_PUSH_PULL_ROWS)
+		session_run_rows(session, e);
 }
 
 static void session_copy_counts(struct fake *fake, struct fake_session *session,
@@ -146,6 +160,8 @@ static bool session_drain(struct fake *fake, struct fake_session *session, bool 
 			} else {
 				if (!fake->status)
 					session_run(fake, session, e);
+				if (fake->n_rows)
+					shm_slots(session->shm)[e->slot].n_rows = fake->n_rows;
 				session_end(session, e->slot, fake->status, fake->text);
 			}
 		}

@@ -1,6 +1,7 @@
 /*
  * A daemon for tests of the client library: one thread of the test's process that speaks control.proto and proto/shm.h
- * and does what the test tells it to. Its reduction is not one: each byte of an output is a byte of the input plus 1.
+ * and does what the test tells it to. Its reduction is not one: each byte of an output is a byte of the input plus 1. Of
+ * push_pull_rows the result has the rows of the input, as many as there is room for, or n_rows if that is set.
  * Fields marked (test) are set with FAKE_SET() before what they are about happens, those marked (fake) read by told().
  */
 #pragma once
@@ -73,6 +74,7 @@ struct fake {
 	bool deaf;  /* does not read the socket */
 	bool hold;  /* does not complete requests by itself */
 	int status; /* that requests end with */
+	uint64_t n_rows;
 	const char *text;
 
 	/* (fake) Guarded by the mutex. */

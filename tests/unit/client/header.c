@@ -70,6 +70,7 @@ static void use_operations(void)
 	struct bps_submit_params params;
 	struct bps_tensor *tensor = NULL;
 	struct bps_request *request = NULL;
+	uint64_t rows = 0;
 
 	EXPECT(bps_tensor_declare(NULL, "t", BPS_FLOAT32, BPS_VARIABLE, &tensor) < 0);
 	EXPECT(bps_tensor_wait(tensor, BPS_FOREVER) < 0);
@@ -84,11 +85,15 @@ static void use_operations(void)
 	params.root = 0;
 	params.priority = 1;
 	params.timeout_ms = 0;
+	params.width = 0;
+	params.input_rows = NULL;
+	params.output_rows = NULL;
 	EXPECT(bps_submit(tensor, &params, &request) < 0);
 	EXPECT(bps_barrier(NULL, 0, &request) < 0);
 	EXPECT(bps_request_poll(request) < 0);
 	EXPECT(bps_request_wait(request, 0) < 0);
 	EXPECT(bps_request_cancel(request) < 0);
+	EXPECT(bps_request_rows(request, &rows) < 0);
 	EXPECT(!*bps_request_error(request));
 	bps_request_free(request);
 	bps_tensor_free(tensor);
@@ -100,9 +105,10 @@ static void use_constants(void)
 						 BPS_BFLOAT16, BPS_INT64,   BPS_INT32,
 						 BPS_INT16,    BPS_INT8,    BPS_UINT8,
 						 BPS_BOOL };
-	static const enum bps_operation operations[] = { BPS_PUSH_PULL,	 BPS_BROADCAST,
-							 BPS_ALL_GATHER, BPS_REDUCE_SCATTER,
-							 BPS_ALL_TO_ALL, BPS_BARRIER };
+	static const enum bps_operation operations[] = { BPS_PUSH_PULL,	    BPS_BROADCAST,
+							 BPS_ALL_GATHER,    BPS_REDUCE_SCATTER,
+							 BPS_ALL_TO_ALL,    BPS_BARRIER,
+							 BPS_PUSH_PULL_ROWS };
 	static const enum bps_reduction reductions[] = { BPS_SUM, BPS_AVERAGE, BPS_MIN, BPS_MAX };
 	char version[64];
 	size_t i;

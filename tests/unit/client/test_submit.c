@@ -95,7 +95,7 @@ TEST(push_pull_that_does_not_fit)
 	char *bytes = (char *)input;
 
 	ASSERT_FAILS(TRY(f.fixed, IN_OUT), EINVAL, "0 is no operation");
-	ASSERT_FAILS(TRY(f.fixed, .operation = 7), EINVAL, "\"fixed\": 7 is no operation");
+	ASSERT_FAILS(TRY(f.fixed, .operation = 8), EINVAL, "\"fixed\": 8 is no operation");
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .reduction = 5), EINVAL,
 		     "push_pull of tensor \"fixed\": 5 is no reduction");
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .reduction = -1), EINVAL, "-1 is no");
@@ -332,4 +332,136 @@ TEST(bad_calls)
 	params.size = sizeof(params);
 	ASSERT_FAILS(bps_submit(f.fixed, &params, NULL), EINVAL, "ret_request is NULL");
 	ASSERT_FAILS(bps_submit(NULL, &params, &request), EINVAL, "tensor is NULL");
+}
+
+/* A tensor of 12 elements: 3 rows of 4. */
+#define ROWS .operation = BPS_PUSH_PULL_ROWS, .width = 4
+#define ROWS_IN_OUT                                                                   \
+	ROWS, .input = input, .input_rows = rows, .input_count = 8, .output = output, \
+	      .output_rows = out_rows, .output_count = 12
+
+TEST(push_pull_rows)
+{
+	FIXTURE;
+	const int64_t rows[] = { 2, 0 };
+	int64_t out_rows[4] = { -1, -1, -1, -1 };
+
+	ASSERT_OK(TRY(f.fixed, ROWS_IN_OUT));
+	assert_entry(f.fake, BPS_PUSH_PULL_ROWS, 8, 12);
+	ASSERT_EQ(told(f.fake)->entry.width, 4);
+	ASSERT_EQ(told(f.fake)->entry.reduction, BPS_SUM);
+	ASSERT_TRUE(told(f.fake)->entry.input_rows_buffer &&
+		    told(f.fake)->entry.output_rows_buffer);
+	/* No more comes back than the rows of the result. */
+	ASSERT_TRUE(out_rows[0] == 2 && out_rows[1] == 0 && out_rows[2] == -1);
+	ASSERT_EQ(((uint8_t *)output)[8 * 4 - 1], 1);
+	ASSERT_EQ(((uint8_t *)output)[8 * 4], 0);
+
+	/* Nothing given; no room. */
+	ASSERT_OK(TRY(f.fixed, ROWS, .output = output, .output_rows = out_rows, .output_count = 4));
+	assert_entry(f.fake, BPS_PUSH_PULL_ROWS, 0, 4);
+	ASSERT_EQ(told(f.fake)->entry.input_rows_buffer, 0);
+	ASSERT_OK(TRY(f.fixed, ROWS, .input = input, .input_rows = rows, .input_count = 4));
+	assert_entry(f.fake, BPS_PUSH_PULL_ROWS, 4, 0);
+	ASSERT_EQ(told(f.fake)->entry.output_rows_buffer, 0);
+}
+
+TEST(push_pull_rows_in_memory_of_the_library)
+{
+	FIXTURE;
+	struct bps_memory *memory;
+	int64_t *rows, *out_rows;
+
+	ASSERT_OK(bps_memory_alloc(f.client, 4096, &memory));
+	rows = bps_memory_data(memory);
+	out_rows = rows + 8;
+	rows[0] = 1;
+	ASSERT_OK(TRY(f.fixed, ROWS, .input = input, .input_rows = rows, .input_count = 4,
+		      .output = rows + 16, .output_rows = out_rows, .output_count = 8));
+	ASSERT_EQ(told(f.fake)->entry.input_rows_offset, 0);
+	ASSERT_EQ(told(f.fake)->entry.output_rows_offset, 64);
+	ASSERT_EQ(told(f.fake)->entry.output_offset, 128);
+	ASSERT_EQ(told(f.fake)->entry.input_rows_buffer, told(f.fake)->entry.output_buffer);
+	ASSERT_TRUE(told(f.fake)->entry.input_buffer != told(f.fake)->entry.output_buffer);
+	ASSERT_EQ(out_rows[0], 1);
+	bps_memory_free(memory);
+}
+
+/* With one thing changed. */
+#define TRY_ROWS(change)                                      \
+	({                                                    \
+		struct bps_submit_params p = { ROWS_IN_OUT }; \
+                                                              \
+		change;                                       \
+		try_submit(f.fixed, p);                       \
+	})
+
+TEST(push_pull_rows_that_do_not_fit)
+{
+	FIXTURE;
+	int64_t rows[8] = { 0 }, out_rows[8] = { 0 };
+	const uint64_t counts[] = { 1, 2, 3 };
+
+	ASSERT_FAILS(TRY(f.variable, ROWS_IN_OUT), EINVAL, "no fixed size");
+	ASSERT_FAILS(TRY_ROWS(p.width = 0), EINVAL, "12 elements are no rows of 0");
+	ASSERT_FAILS(TRY_ROWS(p.width = 5), EINVAL, "12 elements are no rows of 5");
+	ASSERT_FAILS(TRY_ROWS(p.input_count = 7), EINVAL, "input_count is 7");
+	ASSERT_FAILS(TRY_ROWS(p.output_count = 9), EINVAL, "output_count is 9");
+	ASSERT_FAILS(TRY_ROWS(p.input = NULL), EINVAL, "input is NULL");
+	ASSERT_FAILS(TRY_ROWS(p.input_rows = NULL), EINVAL, "input_rows is NULL");
+	ASSERT_FAILS(TRY_ROWS(p.output_rows = NULL), EINVAL, "output_rows is NULL");
+	ASSERT_FAILS(TRY_ROWS(p.input_rows = (void *)((char *)rows + 4)), EINVAL, "aligned to 8");
+	ASSERT_FAILS(TRY_ROWS(p.output = input), EINVAL, "overlap");
+	ASSERT_FAILS(TRY_ROWS(p.output_rows = rows + 1), EINVAL, "overlap");
+	ASSERT_FAILS(TRY_ROWS(p.output_rows = (void *)output), EINVAL, "overlap");
+	ASSERT_FAILS(TRY_ROWS(p.counts = counts), EINVAL, "no counts");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .width = 4, IN_OUT), EINVAL,
+		     "has no rows");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .input_rows = rows, IN_OUT), EINVAL,
+		     "has no rows");
+	/* None of them reached the daemon. */
+	ASSERT_EQ(told(f.fake)->n_entries, 0);
+}
+
+TEST(rows_of_a_result)
+{
+	FIXTURE;
+	const int64_t rows[] = { 2, 0 };
+	int64_t out_rows[4];
+	struct bps_submit_params params = { .size = sizeof(params), ROWS_IN_OUT };
+	struct bps_request *request;
+	uint64_t n = 99;
+
+	FAKE_SET(f.fake, hold, true);
+	ASSERT_OK(bps_submit(f.fixed, &params, &request));
+	ASSERT_FAILS(bps_request_rows(request, &n), EBUSY, "under way");
+	fake_await(f.fake, &f.fake->told.n_entries, 1);
+	fake_complete(f.fake, 0, 0, NULL);
+	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+	ASSERT_OK(bps_request_rows(request, &n));
+	ASSERT_EQ(n, 2);
+	ASSERT_FAILS(bps_request_rows(request, NULL), EINVAL, "NULL");
+	bps_request_free(request);
+
+	FAKE_SET(f.fake, hold, false);
+	FAKE_SET(f.fake, n_rows, 4);
+	FAKE_SET(f.fake, status, -ENOSPC);
+	FAKE_SET(f.fake, text, "the result has 4 rows");
+	ASSERT_OK(bps_submit(f.fixed, &params, &request));
+	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ENOSPC, "4 rows");
+	ASSERT_OK(bps_request_rows(request, &n));
+	ASSERT_EQ(n, 4);
+	bps_request_free(request);
+
+	/* The daemon is not to be trusted with more than there is room for. */
+	FAKE_SET(f.fake, status, 0);
+	ASSERT_FAILS(TRY(f.fixed, ROWS_IN_OUT), EPROTO, "more rows than");
+
+	FAKE_SET(f.fake, n_rows, 0);
+	params = (struct bps_submit_params){ .size = sizeof(params),
+					     .operation = BPS_PUSH_PULL,
+					     IN_OUT };
+	ASSERT_OK(bps_submit(f.fixed, &params, &request));
+	ASSERT_FAILS(bps_request_rows(request, &n), EINVAL, "no push_pull_rows");
+	bps_request_free(request);
 }

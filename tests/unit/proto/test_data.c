@@ -74,7 +74,7 @@ TEST(frames_of_another_protocol_are_refused)
 	EXPECT_BAD("later version", h.pad = 1);
 	EXPECT_BAD("later version", h.checksum = 1);
 	EXPECT_BAD("no such message", h.op = 0, h.cookie = 1);
-	EXPECT_BAD("no such message", h.op = 5);
+	EXPECT_BAD("no such message", h.op = 6);
 	EXPECT_BAD("no such message", h.op = 255, h.cookie = 0);
 }
 
@@ -114,6 +114,126 @@ TEST(parts_lie_within_their_blocks)
 	EXPECT_BAD("whole elements", h.part_len = h.len = 4095);
 	EXPECT_BAD("whole elements", h.total = 8193);
 	EXPECT_BAD("barrier", h.operation = OPERATION_BARRIER, h.reduction = 0);
+}
+
+#define ROWS h.operation = OPERATION_PUSH_PULL_ROWS
+
+TEST(pulls_are_of_rows_and_carry_nothing)
+{
+	EXPECT_GOOD(ROWS);
+	EXPECT_BAD("reduction", ROWS, h.reduction = 0);
+	EXPECT_GOOD(ROWS, h.op = DATA_PULL, h.len = h.part_len = 0);
+	EXPECT_BAD("pull", ROWS, h.op = DATA_PULL);
+	EXPECT_BAD("pull", h.op = DATA_PULL, h.len = h.part_len = 0);
+	EXPECT_BAD("key or round", ROWS, h.op = DATA_PULL, h.len = h.part_len = 0, h.key = 0);
+	EXPECT_BAD("cookie", ROWS, h.op = DATA_PULL, h.len = h.part_len = 0, h.cookie = 0);
+}
+
+struct rows_payload {
+	struct data_rows head;
+	int64_t rows[3];
+	float values[3][300];
+};
+
+/* Two pieces: of 3 rows, and of 2. */
+static struct rows_payload rows_payload(void)
+{
+	return (struct rows_payload){
+		.head = { .rows = 1000, .n = 5, .width = 300, .step = 3 },
+		.rows = { 1, 7, 999 },
+	};
+}
+
+static int rows_parse(const struct data_header *h, struct rows_payload *payload,
+		      struct data_piece *ret_piece, const char *words)
+{
+	const char *why = NULL;
+	int r;
+
+	data_rows_encode(&payload->head);
+	r = data_rows_parse(h, payload, ret_piece, &why);
+	data_rows_decode(&payload->head);
+	if (r) {
+		ASSERT_EQ(r, -EPROTO);
+		ASSERT_TRUE(words);
+		ASSERT_CONTAINS(why, words);
+	} else if (words) {
+		test_fail(__FILE__, __LINE__, "passed, without \"%s\"", words);
+	}
+	return r;
+}
+
+#define PARSE(words, ...)                                \
+	do {                                             \
+		struct data_header h = push();           \
+		struct rows_payload p = rows_payload();  \
+		struct data_piece piece;                 \
+		h.len = sizeof(p);                       \
+		__VA_ARGS__;                             \
+		(void)rows_parse(&h, &p, &piece, words); \
+	} while (0)
+
+TEST(pieces_of_rows_are_taken_apart)
+{
+	struct data_header h = push();
+	struct rows_payload p = rows_payload();
+	struct data_piece piece;
+
+	h.len = sizeof(p);
+	ASSERT_OK(rows_parse(&h, &p, &piece, NULL));
+	ASSERT_EQ(piece.list.rows, 1000);
+	ASSERT_EQ(piece.list.n, 5);
+	ASSERT_EQ(piece.n_pieces, 2);
+	ASSERT_EQ(piece.row_len, 1200);
+	ASSERT_EQ(piece.n, 3);
+	ASSERT_TRUE(piece.rows == p.rows);
+	ASSERT_TRUE(piece.values == (const void *)p.values);
+	h.part = 1;
+	h.len -= 8 + 1200;
+	ASSERT_OK(rows_parse(&h, &p, &piece, NULL));
+	ASSERT_EQ(piece.n, 2);
+	ASSERT_TRUE(piece.values == (const void *)(p.rows + 2));
+	PARSE(NULL, p.head.n = 0, h.len = sizeof(p.head));
+	PARSE(NULL, p.head.n = 0, p.head.rows = 0, h.len = sizeof(p.head));
+}
+
+TEST(pieces_of_rows_that_lie)
+{
+	PARSE("without its head", h.len = 31);
+	PARSE("without its head", h.len = 0);
+	PARSE("no elements", p.head.width = 0);
+	PARSE("too many", p.head.width = UINT32_MAX);
+	PARSE("can be", p.head.rows = UINT64_MAX);
+	PARSE("can be", p.head.rows = (uint64_t)INT64_MAX);
+	PARSE("later version", p.head.pad = 1);
+	PARSE("than the table has", p.head.rows = 4);
+	PARSE("too small", p.head.step = 0);
+	PARSE("too small", p.head.step = 1);
+	PARSE("behind the end", h.part = 2);
+	PARSE("behind the end", h.part = UINT32_MAX);
+	PARSE("another length", h.len -= 4);
+	PARSE("another length", h.len -= 1208);
+	PARSE("another length", h.part = 1);
+	PARSE("another length", p.head.n = 2);
+	PARSE("another length", p.head.step = UINT32_MAX);
+}
+
+TEST(full_pieces_of_rows_fit_a_part)
+{
+	static const uint32_t part_bytes[] = { 4096, 4160, 1 << 20, PART_BYTES_MAX };
+	static const size_t row_lens[] = { 1, 2, 8, 256, 2023, 2024, 2025, 4055, 4056, 4057 };
+
+	for (size_t i = 0; i < ARRAY_SIZE(part_bytes); i++) {
+		for (size_t k = 0; k < ARRAY_SIZE(row_lens); k++) {
+			uint64_t step = data_rows_step(part_bytes[i], row_lens[k]);
+
+			ASSERT_TRUE(step == 1 || data_rows_len(step, row_lens[k]) <= part_bytes[i]);
+			ASSERT_TRUE(data_rows_len(step + 1, row_lens[k]) > part_bytes[i]);
+			ASSERT_TRUE(step * (8 + row_lens[k]) >= DATA_STEP_MIN);
+		}
+	}
+	ASSERT_EQ(data_rows_step(4096, DATA_ROW_MAX), 1);
+	ASSERT_EQ(data_rows_len(1, DATA_ROW_MAX), DATA_PAYLOAD_MAX);
 }
 
 TEST(answers_and_failures_are_bounded)

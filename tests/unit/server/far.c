@@ -94,8 +94,13 @@ struct asked *far_call(struct far *far, unsigned end, const struct data_header *
 	ASSERT_TRUE(asked);
 	asked->next = far->all;
 	far->all = asked;
-	/* Every other one comes in a block, as from a socket; the rest is lent, as by a colocated agent. */
-	far->ops->call(far, end, asked, header, payload, !far->misalign && far->n_calls++ % 2);
+	/*
+	 * Every other one comes in a block, as from a socket; the rest is lent, as by a colocated agent. Rows are sorted and
+	 * summed into blocks first.
+	 */
+	far->ops->call(far, end, asked, header, payload,
+		       header->operation == OPERATION_PUSH_PULL_ROWS ||
+			       (!far->misalign && far->n_calls++ % 2));
 	return asked;
 }
 
