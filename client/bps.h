@@ -288,8 +288,9 @@ int bps_request_poll(struct bps_request *request);
 /*
  * Waits for completion. 0: done, the output holds the result. -ETIMEDOUT with the request still under way when
  * timeout_ms passed (BPS_FOREVER waits on; the request's own deadline still ends it). Otherwise how the request ended:
- * -ETIME (deadline; the text names who is missing), -ECANCELED, -ENOSPC (PUSH_PULL_ROWS: more rows than room; others go on), -EINVAL (ranks disagree), -ECONNRESET or -EPIPE (a
- * rank or server died; the text names it), -ESHUTDOWN. May be called again and by several threads.
+ * -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ENOSPC (PUSH_PULL_ROWS: the
+ * result has more rows than there is room for here), -ECONNRESET or -EPIPE (a rank or server died; the text names it),
+ * -ESHUTDOWN. May be called again and by several threads.
  */
 int bps_request_wait(struct bps_request *request, int64_t timeout_ms);
 
