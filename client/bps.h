@@ -163,10 +163,13 @@ struct bps_join_params {
  *   bps      BPS_RANK BPS_SIZE BPS_LOCAL_RANK BPS_LOCAL_SIZE BPS_NODE BPS_NODES BPS_JOB BPS_SECRET BPS_TIMEOUT
  *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED
  *   torchrun RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RUN_ID MASTER_ADDR MASTER_PORT
- *   Open MPI OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE
- *   Slurm    SLURM_PROCID SLURM_NTASKS SLURM_LOCALID SLURM_NTASKS_PER_NODE SLURM_NODEID SLURM_NNODES SLURM_JOB_ID
+ *   Open MPI OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE; MVAPICH the same with MV2
+ *   MPICH    PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS, Intel MPI too
+ *   Slurm    SLURM_STEP_ID SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE SLURM_NODEID
+ *            SLURM_STEP_NUM_NODES SLURM_JOB_ID
  *   BytePS   DMLC_WORKER_ID DMLC_NUM_WORKER BYTEPS_LOCAL_RANK BYTEPS_LOCAL_SIZE DMLC_NUM_SERVER
  *            BYTEPS_FORCE_DISTRIBUTED BYTEPS_PARTITION_BYTES
+ *   Kubernetes, indexed Job: JOB_COMPLETION_INDEX, with BPS_SIZE
  * None set: one rank. Timeouts are in seconds, or as 500ms, 30s, 10min, 1h; bytes may be as 512K or 4M. Strings point
  * into the environment, or, for a job's name that is made from several variables, into memory of the calling thread
  * that lasts until its next call of this function or of bps_client_join(). Fails with -EINVAL when a variable is
@@ -174,6 +177,12 @@ struct bps_join_params {
  * params->size must be set; everything else is overwritten.
  */
 int bps_join_params_from_environment(struct bps_join_params *params);
+
+/*
+ * The same for a program that knows which rank it is: BPS_JOB, BPS_SECRET and the variables of the deadlines and of how
+ * the job runs. rank, world_size and where it is are 0, whatever a launcher has set, and are to be filled in.
+ */
+int bps_join_params_from_settings(struct bps_join_params *params);
 
 /*
  * Becomes a rank of a job; blocks until all its ranks have come. params NULL: from the environment. A client is in one

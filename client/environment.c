@@ -14,7 +14,8 @@ struct environment {
 	uint32_t min_servers, part_bytes, force_distributed;
 	int64_t timeout_ms, request_timeout_ms;
 	const char *job;
-	const char *local_size_variable; /* whose absence leaves local_size open */
+	const char *rank_variable, *size_variable; /* for errors */
+	const char *local_size_variable;	   /* whose absence leaves local_size open */
 };
 
 struct unit {
@@ -126,17 +127,35 @@ static const char *job_from_address(const char *address_variable, const char *po
 	return address && port ? job_derive("%s-%s", address, port) : NULL;
 }
 
+/* A PyTorchJob of Kubernetes without torchrun: one rank in each pod. Its other variables are torchrun's options. */
+static int environment_pytorchjob(struct environment *e)
+{
+	uint32_t pods = UNSET;
+	int r = environment_number("PET_NNODES", &pods);
+
+	if (r || e->local_rank != UNSET || e->local_size != UNSET || pods != e->world_size)
+		return r;
+	e->local_rank = 0;
+	e->local_size = 1;
+	e->node = e->rank;
+	e->n_nodes = pods;
+	return 0;
+}
+
 static int environment_torchrun(struct environment *e)
 {
 	const char *run = environment_text("TORCHELASTIC_RUN_ID");
 	int r;
 
+	e->rank_variable = "RANK";
+	e->size_variable = "WORLD_SIZE";
 	r = environment_required("RANK", "RANK", &e->rank);
 	r = r ?: environment_required("WORLD_SIZE", "RANK", &e->world_size);
 	r = r ?: environment_number("LOCAL_RANK", &e->local_rank);
 	r = r ?: environment_number("LOCAL_WORLD_SIZE", &e->local_size);
 	r = r ?: environment_number("GROUP_RANK", &e->node);
 	r = r ?: environment_number("GROUP_WORLD_SIZE", &e->n_nodes);
+	r = r ?: environment_pytorchjob(e);
 	e->local_size_variable = "LOCAL_WORLD_SIZE";
 	if (run && strcmp(run, "none"))
 		e->job = job_derive("%s", run);
@@ -145,19 +164,40 @@ static int environment_torchrun(struct environment *e)
 	return r;
 }
 
-static int environment_open_mpi(struct environment *e)
+/* What all MPIs say: four numbers, and not which machine this is. */
+static int environment_mpi(struct environment *e, const char *rank, const char *size,
+			   const char *local_rank, const char *local_size)
 {
-	static const char because[] = "OMPI_COMM_WORLD_RANK";
-	const char *namespace = environment_text("PMIX_NAMESPACE");
 	int r;
 
-	r = environment_required("OMPI_COMM_WORLD_RANK", because, &e->rank);
-	r = r ?: environment_required("OMPI_COMM_WORLD_SIZE", because, &e->world_size);
-	r = r ?: environment_required("OMPI_COMM_WORLD_LOCAL_RANK", because, &e->local_rank);
-	r = r ?: environment_required("OMPI_COMM_WORLD_LOCAL_SIZE", because, &e->local_size);
-	e->local_size_variable = "OMPI_COMM_WORLD_LOCAL_SIZE";
+	e->rank_variable = rank;
+	e->size_variable = size;
+	e->local_size_variable = local_size;
+	r = environment_required(rank, rank, &e->rank);
+	r = r ?: environment_required(size, rank, &e->world_size);
+	r = r ?: environment_required(local_rank, rank, &e->local_rank);
+	return r ?: environment_required(local_size, rank, &e->local_size);
+}
+
+static int environment_open_mpi(struct environment *e)
+{
+	const char *namespace = environment_text("PMIX_NAMESPACE");
+
 	e->job = namespace ? job_derive("%s", namespace) : NULL;
-	return r;
+	return environment_mpi(e, "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE",
+			       "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE");
+}
+
+static int environment_mvapich(struct environment *e)
+{
+	return environment_mpi(e, "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE",
+			       "MV2_COMM_WORLD_LOCAL_RANK", "MV2_COMM_WORLD_LOCAL_SIZE");
+}
+
+/* MPICH and Intel MPI. */
+static int environment_hydra(struct environment *e)
+{
+	return environment_mpi(e, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
 }
 
 /* "2(x3),1": tasks of each node in turn. False if it is not such a list or not of n_nodes nodes and n_tasks tasks. */
@@ -194,25 +234,34 @@ static bool slurm_layout(const char *text, const struct environment *e, uint32_t
 	return true;
 }
 
+/* The step's own, since a step may be smaller than its job; else the job's. */
+static const char *slurm_variable(const char *of_step, const char *of_job)
+{
+	return environment_text(of_step) ? of_step : of_job;
+}
+
 static int environment_slurm(struct environment *e)
 {
-	/* The step's own first: a step may be smaller than its job. */
+	static const char because[] = "SLURM_PROCID";
 	static const char *const layouts[] = { "SLURM_STEP_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE",
 					       "SLURM_TASKS_PER_NODE" };
 	const char *job = environment_text("SLURM_JOB_ID");
 	const char *step = environment_text("SLURM_STEP_ID");
+	const char *n_nodes = slurm_variable("SLURM_STEP_NUM_NODES", "SLURM_NNODES");
 	bool known = false;
 	int r;
 
-	r = environment_required("SLURM_PROCID", "SLURM_PROCID", &e->rank);
-	r = r ?: environment_required("SLURM_NTASKS", "SLURM_PROCID", &e->world_size);
-	r = r ?: environment_required("SLURM_LOCALID", "SLURM_PROCID", &e->local_rank);
-	r = r ?: environment_required("SLURM_NODEID", "SLURM_PROCID", &e->node);
-	r = r ?: environment_required("SLURM_NNODES", "SLURM_PROCID", &e->n_nodes);
+	e->rank_variable = because;
+	e->size_variable = slurm_variable("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS");
+	r = environment_required(e->rank_variable, because, &e->rank);
+	r = r ?: environment_required(e->size_variable, because, &e->world_size);
+	r = r ?: environment_required("SLURM_LOCALID", because, &e->local_rank);
+	r = r ?: environment_required("SLURM_NODEID", because, &e->node);
+	r = r ?: environment_required(n_nodes, because, &e->n_nodes);
 	if (r)
 		return r;
 
-	e->local_size_variable = "SLURM_NTASKS_PER_NODE";
+	e->local_size_variable = "SLURM_STEP_TASKS_PER_NODE";
 	for (size_t i = 0; i < ARRAY_SIZE(layouts) && !known; i++) {
 		const char *text = environment_text(layouts[i]);
 
@@ -235,6 +284,8 @@ static int environment_byteps(struct environment *e)
 	r = r ?: environment_required("DMLC_NUM_WORKER", because, &e->n_nodes);
 	r = r ?: environment_required("BYTEPS_LOCAL_RANK", because, &e->local_rank);
 	r = r ?: environment_required("BYTEPS_LOCAL_SIZE", because, &e->local_size);
+	e->rank_variable = "DMLC_WORKER_ID times BYTEPS_LOCAL_SIZE plus BYTEPS_LOCAL_RANK";
+	e->size_variable = "DMLC_NUM_WORKER times BYTEPS_LOCAL_SIZE";
 	r = r ?: environment_number("DMLC_NUM_SERVER", &e->min_servers);
 	r = r ?: environment_number("BYTEPS_FORCE_DISTRIBUTED", &e->force_distributed);
 	r = r ?: environment_number("BYTEPS_PARTITION_BYTES", &e->part_bytes);
@@ -248,29 +299,56 @@ static int environment_byteps(struct environment *e)
 	return 0;
 }
 
-static int environment_bps(struct environment *e)
+/* All but who this rank is. */
+static int environment_settings(struct environment *e)
 {
 	uint64_t part_bytes = e->part_bytes;
 	const char *job = environment_text("BPS_JOB");
 	int r;
 
-	r = environment_number("BPS_RANK", &e->rank);
-	r = r ?: environment_number("BPS_SIZE", &e->world_size);
-	r = r ?: environment_number("BPS_LOCAL_RANK", &e->local_rank);
-	r = r ?: environment_number("BPS_LOCAL_SIZE", &e->local_size);
-	r = r ?: environment_number("BPS_NODE", &e->node);
-	r = r ?: environment_number("BPS_NODES", &e->n_nodes);
-	r = r ?: environment_number("BPS_MIN_SERVERS", &e->min_servers);
+	r = environment_number("BPS_MIN_SERVERS", &e->min_servers);
 	r = r ?: environment_number("BPS_FORCE_DISTRIBUTED", &e->force_distributed);
 	r = r ?: environment_scaled("BPS_PART_BYTES", byte_units, UINT32_MAX, &part_bytes);
 	r = r ?: environment_timeout("BPS_TIMEOUT", &e->timeout_ms);
 	r = r ?: environment_timeout("BPS_REQUEST_TIMEOUT", &e->request_timeout_ms);
 	e->part_bytes = (uint32_t)part_bytes;
 	e->job = job ?: e->job;
+	return r;
+}
+
+/* An indexed Job of Kubernetes numbers its pods and does not say how many there are. One rank in each. */
+static int environment_indexed_job(struct environment *e)
+{
+	if (!environment_text("BPS_SIZE"))
+		return 0;
+	e->rank_variable = "JOB_COMPLETION_INDEX";
+	e->local_rank = 0;
+	e->local_size = 1;
+	return environment_required("JOB_COMPLETION_INDEX", "JOB_COMPLETION_INDEX", &e->rank);
+}
+
+static int environment_bps(struct environment *e)
+{
+	int r;
+
+	if (environment_text("BPS_RANK"))
+		e->rank_variable = "BPS_RANK";
+	if (environment_text("BPS_SIZE"))
+		e->size_variable = "BPS_SIZE";
+	r = environment_number("BPS_RANK", &e->rank);
+	r = r ?: environment_number("BPS_SIZE", &e->world_size);
+	r = r ?: environment_number("BPS_LOCAL_RANK", &e->local_rank);
+	r = r ?: environment_number("BPS_LOCAL_SIZE", &e->local_size);
+	r = r ?: environment_number("BPS_NODE", &e->node);
+	r = r ?: environment_number("BPS_NODES", &e->n_nodes);
+	r = r ?: environment_settings(e);
 	if (!r && e->rank == UNSET && e->world_size != UNSET)
 		return error_set(-EINVAL, "BPS_RANK is not set, but BPS_SIZE is");
 	if (!r && e->rank != UNSET && e->world_size == UNSET)
 		return error_set(-EINVAL, "BPS_SIZE is not set, but BPS_RANK is");
+	if (!r && e->rank != UNSET && e->rank >= e->world_size)
+		return error_set(-EINVAL, "%s is %u, but %s is %u: ranks are numbered from 0",
+				 e->rank_variable, e->rank, e->size_variable, e->world_size);
 	return r;
 }
 
@@ -318,18 +396,23 @@ static int environment_derive(struct environment *e)
 static int environment_read(struct environment *e)
 {
 	static const struct {
-		const char *rank;
+		const char *variable;
 		int (*read)(struct environment *e);
 	} launchers[] = {
 		{ "RANK", environment_torchrun },
 		{ "OMPI_COMM_WORLD_RANK", environment_open_mpi },
-		{ "SLURM_PROCID", environment_slurm },
+		{ "MV2_COMM_WORLD_RANK", environment_mvapich },
+		/* Before Slurm, whose step is then mpiexec's own helper on each machine. */
+		{ "MPI_LOCALRANKID", environment_hydra },
+		{ "SLURM_STEP_ID", environment_slurm },
+		{ "PMI_RANK", environment_hydra },
 		{ "DMLC_WORKER_ID", environment_byteps },
+		{ "JOB_COMPLETION_INDEX", environment_indexed_job },
 	};
 	int r = 0;
 
 	for (size_t i = 0; i < ARRAY_SIZE(launchers) && !environment_text("BPS_RANK"); i++) {
-		if (!environment_text(launchers[i].rank))
+		if (!environment_text(launchers[i].variable))
 			continue;
 		r = launchers[i].read(e);
 		break;
@@ -338,7 +421,7 @@ static int environment_read(struct environment *e)
 	return r ?: environment_derive(e);
 }
 
-_public_ int bps_join_params_from_environment(struct bps_join_params *params)
+static int environment_fill(struct bps_join_params *params, int (*read)(struct environment *e))
 {
 	struct environment e = {
 		.rank = UNSET,
@@ -354,7 +437,7 @@ _public_ int bps_join_params_from_environment(struct bps_join_params *params)
 
 	if (!params || params->size < sizeof(params->size))
 		return error_set(-EINVAL, "bps_join_params is NULL or its size is not set");
-	r = environment_read(&e);
+	r = read(&e);
 	if (r)
 		return r;
 
@@ -379,4 +462,20 @@ _public_ int bps_join_params_from_environment(struct bps_join_params *params)
 	memset(params, 0, size);
 	memcpy(params, &known, MIN(size, sizeof(known)));
 	return 0;
+}
+
+_public_ int bps_join_params_from_environment(struct bps_join_params *params)
+{
+	return environment_fill(params, environment_read);
+}
+
+static int environment_read_settings(struct environment *e)
+{
+	e->rank = e->world_size = e->local_rank = e->local_size = e->node = e->n_nodes = 0;
+	return environment_settings(e);
+}
+
+_public_ int bps_join_params_from_settings(struct bps_join_params *params)
+{
+	return environment_fill(params, environment_read_settings);
 }

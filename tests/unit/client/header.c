@@ -34,6 +34,7 @@ static void use_client(void)
 	memset(&join, 0, sizeof(join));
 	join.size = sizeof(join);
 	EXPECT(bps_join_params_from_environment(&join) == 0);
+	EXPECT(bps_join_params_from_settings(&join) == 0);
 	join.job = "job";
 	join.secret = "secret";
 	join.secret_len = strlen("secret");

@@ -181,6 +181,8 @@ TEST(torchrun_that_does_not_fit)
 
 	ENVIRONMENT("RANK", "3");
 	ASSERT_FAILS(read_params(&p), EINVAL, "WORLD_SIZE is not set");
+	ENVIRONMENT("RANK", "4", "WORLD_SIZE", "4", "LOCAL_RANK", "0", "LOCAL_WORLD_SIZE", "4");
+	ASSERT_FAILS(read_params(&p), EINVAL, "RANK is 4, but WORLD_SIZE is 4");
 	ENVIRONMENT("RANK", "3", "WORLD_SIZE", "4");
 	ASSERT_FAILS(read_params(&p), EINVAL, "LOCAL_WORLD_SIZE does not say");
 	ENVIRONMENT("RANK", "3", "WORLD_SIZE", "4", "LOCAL_RANK", "0", "LOCAL_WORLD_SIZE", "2");
@@ -220,25 +222,93 @@ TEST(open_mpi)
 	ASSERT_FAILS(read_params(&p), EINVAL, "set BPS_NODES");
 }
 
+TEST(mpich)
+{
+	struct bps_join_params p;
+
+	/* mpiexec.hydra inside a Slurm job, whose step is the helper on this machine. */
+	ENVIRONMENT("PMI_RANK", "3", "PMI_SIZE", "4", "MPI_LOCALRANKID", "1", "MPI_LOCALNRANKS",
+		    "2", "SLURM_STEP_ID", "0", "SLURM_PROCID", "0", "SLURM_NTASKS", "2");
+	ASSERT_SHAPE(3, 4, 1, 2, 1, 2);
+	ASSERT_TRUE(!p.job);
+	ENVIRONMENT("PMI_RANK", "2", "PMI_SIZE", "4", "MPI_LOCALRANKID", "1", "MPI_LOCALNRANKS",
+		    "2");
+	ASSERT_FAILS(read_params(&p), EINVAL, "machine by machine");
+	ENVIRONMENT("PMI_RANK", "2", "PMI_SIZE", "4");
+	ASSERT_FAILS(read_params(&p), EINVAL, "MPI_LOCALRANKID is not set, but PMI_RANK is");
+	ENVIRONMENT("PMI_RANK", "4", "PMI_SIZE", "4", "MPI_LOCALRANKID", "0", "MPI_LOCALNRANKS",
+		    "2");
+	ASSERT_FAILS(read_params(&p), EINVAL, "PMI_RANK is 4, but PMI_SIZE is 4");
+	/* srun --mpi=pmi2 says both. */
+	ENVIRONMENT("PMI_RANK", "1", "PMI_SIZE", "2", "SLURM_STEP_ID", "3", "SLURM_PROCID", "1",
+		    "SLURM_STEP_NUM_TASKS", "2", "SLURM_STEP_NUM_NODES", "2", "SLURM_LOCALID", "0",
+		    "SLURM_NODEID", "1", "SLURM_STEP_TASKS_PER_NODE", "1(x2)");
+	ASSERT_SHAPE(1, 2, 0, 1, 1, 2);
+	ENVIRONMENT("MV2_COMM_WORLD_RANK", "3", "MV2_COMM_WORLD_SIZE", "4",
+		    "MV2_COMM_WORLD_LOCAL_RANK", "1", "MV2_COMM_WORLD_LOCAL_SIZE", "2", "PMI_RANK",
+		    "9");
+	ASSERT_SHAPE(3, 4, 1, 2, 1, 2);
+}
+
+TEST(kubernetes)
+{
+	struct bps_join_params p;
+
+	ENVIRONMENT("JOB_COMPLETION_INDEX", "2", "BPS_SIZE", "4", "BPS_JOB", "resnet");
+	ASSERT_SHAPE(2, 4, 0, 1, 2, 4);
+	ASSERT_STR(p.job, "resnet");
+	ENVIRONMENT("JOB_COMPLETION_INDEX", "2");
+	ASSERT_SHAPE(0, 1, 0, 1, 0, 1);
+	ENVIRONMENT("JOB_COMPLETION_INDEX", "4", "BPS_SIZE", "4");
+	ASSERT_FAILS(read_params(&p), EINVAL, "JOB_COMPLETION_INDEX is 4, but BPS_SIZE is 4");
+	ENVIRONMENT("JOB_COMPLETION_INDEX", "two", "BPS_SIZE", "4");
+	ASSERT_FAILS(read_params(&p), EINVAL, "JOB_COMPLETION_INDEX is \"two\"");
+	/* A PyTorchJob: one rank a pod, or torchrun in each. */
+	ENVIRONMENT("RANK", "1", "WORLD_SIZE", "3", "MASTER_ADDR", "job-master-0", "MASTER_PORT",
+		    "23456", "PET_NNODES", "3", "PET_NODE_RANK", "1");
+	ASSERT_SHAPE(1, 3, 0, 1, 1, 3);
+	ENVIRONMENT("RANK", "3", "WORLD_SIZE", "6", "LOCAL_RANK", "1", "LOCAL_WORLD_SIZE", "2",
+		    "GROUP_RANK", "1", "PET_NNODES", "3", "PET_NODE_RANK", "1");
+	ASSERT_SHAPE(3, 6, 1, 2, 1, 3);
+}
+
+TEST(settings_alone)
+{
+	struct bps_join_params p;
+
+	memset(&p, 0xee, sizeof(p));
+	p.size = sizeof(p);
+	ENVIRONMENT("RANK", "nonsense", "SLURM_STEP_ID", "0", "BPS_RANK", "7", "BPS_JOB", "j",
+		    "BPS_SECRET", "s", "BPS_TIMEOUT", "5s", "BPS_MIN_SERVERS", "2");
+	ASSERT_OK(bps_join_params_from_settings(&p));
+	ASSERT_STR(p.job, "j");
+	ASSERT_EQ(p.secret_len, 1);
+	ASSERT_EQ(p.timeout_ms, 5000);
+	ASSERT_EQ(p.min_servers, 2);
+	ASSERT_EQ(p.rank + p.world_size + p.local_rank + p.local_size + p.node + p.n_nodes, 0);
+	ENVIRONMENT("BPS_TIMEOUT", "soon");
+	ASSERT_FAILS(bps_join_params_from_settings(&p), EINVAL, "BPS_TIMEOUT");
+	ASSERT_FAILS(bps_join_params_from_settings(NULL), EINVAL, "NULL");
+}
+
 #define SLURM(rank, n, local, node, nodes)                                                     \
-	"SLURM_PROCID", rank, "SLURM_NTASKS", n, "SLURM_LOCALID", local, "SLURM_NODEID", node, \
-		"SLURM_NNODES", nodes
+	"SLURM_STEP_ID", "0", "SLURM_PROCID", rank, "SLURM_NTASKS", n, "SLURM_LOCALID", local, \
+		"SLURM_NODEID", node, "SLURM_NNODES", nodes
 
 TEST(slurm)
 {
 	struct bps_join_params p;
 
 	ENVIRONMENT(SLURM("5", "6", "1", "2", "3"), "SLURM_NTASKS_PER_NODE", "2", "SLURM_JOB_ID",
-		    "1234", "SLURM_STEP_ID", "0");
+		    "1234");
 	ASSERT_SHAPE(5, 6, 1, 2, 2, 3);
 	ASSERT_STR(p.job, "slurm-1234.0");
 	ENVIRONMENT(SLURM("5", "6", "1", "2", "3"), "SLURM_NTASKS_PER_NODE", "2(x3)",
-		    "SLURM_JOB_ID", "1234");
+		    "SLURM_JOB_ID", "1234", "SLURM_STEP_ID", "7");
 	ASSERT_SHAPE(5, 6, 1, 2, 2, 3);
-	ASSERT_STR(p.job, "slurm-1234");
+	ASSERT_STR(p.job, "slurm-1234.7");
 	ENVIRONMENT(SLURM("6", "7", "0", "3", "4"), "SLURM_TASKS_PER_NODE", "2(x3),1");
 	ASSERT_SHAPE(6, 7, 0, 1, 3, 4);
-	ASSERT_TRUE(!p.job);
 	ENVIRONMENT(SLURM("1", "7", "1", "0", "4"), "SLURM_TASKS_PER_NODE", "2(x3),1");
 	ASSERT_SHAPE(1, 7, 1, 2, 0, 4);
 	/* The most that a node may have is not what it has. */
@@ -251,6 +321,31 @@ TEST(slurm)
 	ASSERT_SHAPE(3, 4, 1, 2, 1, 2);
 	ENVIRONMENT(SLURM("3", "4", "1", "1", "2"));
 	ASSERT_SHAPE(3, 4, 1, 2, 1, 2);
+}
+
+/* As srun and sbatch of Slurm 22.05 have set it. */
+TEST(slurm_as_recorded)
+{
+	struct bps_join_params p;
+
+	/* srun -N2 -n5 */
+	ENVIRONMENT("SLURM_JOB_ID", "1", "SLURM_LOCALID", "0", "SLURM_NNODES", "2", "SLURM_NODEID",
+		    "1", "SLURM_NODELIST", "n[1-2]", "SLURM_NTASKS", "5", "SLURM_PROCID", "4",
+		    "SLURM_STEPID", "0", "SLURM_STEP_ID", "0", "SLURM_STEP_NODELIST", "n[1-2]",
+		    "SLURM_STEP_NUM_NODES", "2", "SLURM_STEP_NUM_TASKS", "5",
+		    "SLURM_STEP_TASKS_PER_NODE", "4,1", "SLURM_TASKS_PER_NODE", "4,1");
+	ASSERT_SHAPE(4, 5, 0, 1, 1, 2);
+	ASSERT_STR(p.job, "slurm-1.0");
+	/* srun -N1 -n2 in a batch job of two nodes and four tasks, whose own variables have stayed. */
+	ENVIRONMENT("SLURM_JOB_ID", "2", "SLURM_LOCALID", "1", "SLURM_NNODES", "2", "SLURM_NODEID",
+		    "0", "SLURM_NTASKS", "4", "SLURM_PROCID", "1", "SLURM_STEP_ID", "0",
+		    "SLURM_STEP_NUM_NODES", "1", "SLURM_STEP_NUM_TASKS", "2",
+		    "SLURM_STEP_TASKS_PER_NODE", "2", "SLURM_TASKS_PER_NODE", "3,1");
+	ASSERT_SHAPE(1, 2, 1, 2, 0, 1);
+	/* The batch script itself, which no srun has started. */
+	ENVIRONMENT("SLURM_JOB_ID", "2", "SLURM_LOCALID", "0", "SLURM_NNODES", "2", "SLURM_NODEID",
+		    "0", "SLURM_NTASKS", "4", "SLURM_PROCID", "0", "SLURM_TASKS_PER_NODE", "3,1");
+	ASSERT_SHAPE(0, 1, 0, 1, 0, 1);
 }
 
 TEST(slurm_that_does_not_fit)
@@ -270,8 +365,10 @@ TEST(slurm_that_does_not_fit)
 					       "5(x0)" };
 	struct bps_join_params p;
 
-	ENVIRONMENT("SLURM_PROCID", "5", "SLURM_NTASKS", "6");
+	ENVIRONMENT("SLURM_STEP_ID", "0", "SLURM_PROCID", "5", "SLURM_NTASKS", "6");
 	ASSERT_FAILS(read_params(&p), EINVAL, "SLURM_LOCALID is not set");
+	ENVIRONMENT(SLURM("6", "6", "1", "1", "2"), "SLURM_STEP_TASKS_PER_NODE", "4,2");
+	ASSERT_FAILS(read_params(&p), EINVAL, "SLURM_PROCID is 6, but SLURM_NTASKS is 6");
 	for (size_t i = 0; i < ARRAY_SIZE(layouts); i++) {
 		ENVIRONMENT(SLURM("4", "5", "1", "1", "2"), "SLURM_TASKS_PER_NODE", layouts[i]);
 		ASSERT_FAILS(read_params(&p), EINVAL, "SLURM_TASKS_PER_NODE does not say");
