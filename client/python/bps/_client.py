@@ -13,7 +13,14 @@ import threading
 import time
 import weakref
 
-from ._errors import BpsCanceledError, BpsError, BpsNotInitializedError, error_from
+from ._errors import (
+    BpsCanceledError,
+    BpsConnectionError,
+    BpsError,
+    BpsNotInitializedError,
+    BpsValueError,
+    error_from,
+)
 from ._library import JoinParams, OpenParams, SubmitParams, last_error, library
 
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
@@ -254,6 +261,7 @@ class Client:
 
 _clients = weakref.WeakSet()
 _current = None
+_at_shutdown = []  # what is to be called after the client is closed
 _init_lock = threading.Lock()
 
 
@@ -326,7 +334,10 @@ _JOIN_FIELDS = {
 
 def _join_params(lib, secret, timeout, request_timeout, shape):
     params = JoinParams(size=ctypes.sizeof(JoinParams))
-    status = lib.bps_join_params_from_environment(ctypes.byref(params))
+    # Who says which rank of how many it is does not ask a launcher, which may have started its parent.
+    knows = shape.get("rank") is not None and shape.get("size") is not None
+    read = lib.bps_join_params_from_settings if knows else lib.bps_join_params_from_environment
+    status = read(ctypes.byref(params))
     if status < 0:
         raise error_from(status, last_error(lib))
     for name, value in shape.items():
@@ -345,11 +356,60 @@ def _join_params(lib, secret, timeout, request_timeout, shape):
     return params, secret
 
 
-def init(socket=None, *, secret=None, timeout=None, request_timeout=None, connect_timeout=3.0, **shape):
+def _private_socket(params, where):
+    """The socket of a daemon that the job's ranks start for themselves, or None: the usual one listens."""
+    from . import _private_daemon  # only here, since few need it
+    from ._launch.daemon import somebody_listens, usual_socket
+
+    usual = os.fsdecode(where) if where is not None else os.environ.get("BPS_SOCKET") or usual_socket()
+    if somebody_listens(usual):
+        return None
+    if params.n_nodes > 1 or 0 < params.local_size < params.world_size:
+        raise BpsValueError(
+            errno.EINVAL,
+            f"no bps-daemon listens at {usual}, and one that is started for the job (start_daemon, BPS_START_DAEMON) serves one "
+            f"machine; these are {params.n_nodes or 'several'}: run daemons as a cluster, or start the job with bpslaunch -H",
+        )
+    if not params.job and params.world_size <= 1:
+        params.job = f"single-{os.getpid()}".encode()
+    path = _private_daemon.join((params.job or b"default").decode())
+    _at_shutdown.append(_private_daemon.leave)
+    return os.fsencode(path)
+
+
+def _wants_daemon(start_daemon):
+    if start_daemon is not None:
+        return start_daemon
+    text = os.environ.get("BPS_START_DAEMON") or "0"
+    if text not in ("0", "1"):
+        raise BpsValueError(errno.EINVAL, f'BPS_START_DAEMON is "{text}": 1 starts a daemon where none listens, 0 does not')
+    return text == "1"
+
+
+def _no_daemon(error):
+    """The same error, with what can be done."""
+    if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
+        return error
+    ways = "start it (systemctl start bps-daemon.socket), start the ranks by bpslaunch, or set BPS_START_DAEMON=1"
+    return type(error)(error.errno, f"{error.strerror}: {ways}")
+
+
+def init(
+    socket=None,
+    *,
+    secret=None,
+    timeout=None,
+    request_timeout=None,
+    connect_timeout=3.0,
+    start_daemon=None,
+    **shape,
+):
     """Connects to the daemon of this machine and becomes a rank of a job; returns when all its ranks have come.
 
     Everything comes from the environment unless it is given: see libbps_client(3) for the variables. Times are in
-    seconds. shape: job, rank, size, local_rank, local_size, node, nodes, min_servers, part_bytes, force_distributed.
+    seconds. shape: job, rank, size, local_rank, local_size, node, nodes, min_servers, part_bytes, force_distributed; with
+    both rank and size, what a launcher has set is not read. start_daemon (or BPS_START_DAEMON=1): where no daemon listens,
+    the first of a job's ranks starts one, which ends with the last; for jobs on one machine.
     Does nothing when it was called before.
     """
     global _current
@@ -359,10 +419,15 @@ def init(socket=None, *, secret=None, timeout=None, request_timeout=None, connec
         lib = library()
         params, kept = _join_params(lib, secret, timeout, request_timeout, shape)
         where = os.fsencode(socket) if socket is not None else None
+        if _wants_daemon(start_daemon):
+            where = _private_socket(params, where) or where
         opening = OpenParams(ctypes.sizeof(OpenParams), where, int(connect_timeout * 1000))
 
         def open_and_join():
-            client = open_client(opening)
+            try:
+                client = open_client(opening)
+            except BpsConnectionError as error:
+                raise _no_daemon(error) from None
             try:
                 client.join(params)
             except BaseException:
@@ -381,6 +446,8 @@ def shutdown():
     client, _current = _current, None
     if client is not None:
         client.close()
+    while _at_shutdown:
+        _at_shutdown.pop()()
 
 
 atexit.register(shutdown)

@@ -107,6 +107,7 @@ _PROTOTYPES = {
     "bps_client_fd": (c_int, [c_void_p]),
     "bps_client_dispatch": (c_int, [c_void_p]),
     "bps_join_params_from_environment": (c_int, [POINTER(JoinParams)]),
+    "bps_join_params_from_settings": (c_int, [POINTER(JoinParams)]),
     "bps_client_join": (c_int, [c_void_p, POINTER(JoinParams)]),
     "bps_client_leave": (c_int, [c_void_p]),
     "bps_client_rank": (c_int, [c_void_p]),

@@ -63,8 +63,8 @@ def private_folder():
 class Daemon:
     """A private daemon and the folder it has to itself."""
 
-    def __init__(self, path=None):
-        self.folder = private_folder()
+    def __init__(self, path=None, folder=None):
+        self.folder = folder or private_folder()
         self.path = path or os.path.join(self.folder, "bps.sock")
         self.admin_path = os.path.join(self.folder, "admin.sock")
         self.process = None
