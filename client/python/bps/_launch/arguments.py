@@ -162,7 +162,6 @@ def parse_arguments(arguments=None):
     if options.command[:1] == ["--"]:
         del options.command[0]
     options.coordinator_here = options.sums = True
-    options.address = None
     try:
         check_options(parser, options)
         options.environment = variables(options.env)

@@ -78,19 +78,18 @@ def place(options):
 def daemon_options(role, coordinator, machine):
     """Of a server or a scheduler."""
     options = ["cluster=coordinator", f"coordinator={coordinator}", "log_level=notice"]
-    host = text("DMLC_NODE_HOST")
-    if host is None and text("DMLC_INTERFACE"):
-        host = interface_address([text("DMLC_INTERFACE")])
-    if role == "scheduler":
-        port = coordinator.rpartition(":")[2]
-        listen = f"0.0.0.0:{port}" if placement.number("DMLC_USE_KUBERNETES") else coordinator
-        return [*options, f"coordinator_listen={listen}", f"node=scheduler-{os.getpid()}", "roles=agent"]
-    host = host or own_address((), coordinator.rpartition(":")[0].strip("[]"))
-    if host is None:
+    host, port = coordinator.rpartition(":")[::2]
+    own = text("DMLC_NODE_HOST") or (interface_address([text("DMLC_INTERFACE")]) if text("DMLC_INTERFACE") else None)
+    own = own or own_address((), host.strip("[]"))
+    if own is None:
         raise LaunchError(f"no way to {coordinator}: DMLC_PS_ROOT_URI must be an address or a name that is known here")
-    port = placement.number("DMLC_PORT") or machine.listen(host)
-    host = f"[{host}]" if ":" in host else host
-    return [*options, f"address={host}:{port}", f"node=server-{host.strip('[]').replace(':', '-')}-{port}", "roles=server"]
+    data_port = (placement.number("DMLC_PORT") if role == "server" else None) or machine.listen(own)
+    name = f"{role}-{own.replace(':', '-')}-{data_port}"
+    options += [f"address={f'[{own}]' if ':' in own else own}:{data_port}", f"node={name[:63]}"]
+    if role == "server":
+        return [*options, "roles=server"]
+    listen = f"0.0.0.0:{port}" if placement.number("DMLC_USE_KUBERNETES") else coordinator
+    return [*options, f"coordinator_listen={listen}", "roles=agent"]
 
 
 def serve(options):

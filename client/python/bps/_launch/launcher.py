@@ -70,8 +70,13 @@ class Launcher:
 
     @property
     def many(self):
-        """Whether machines must find each other."""
+        """Whether agents on several machines take part."""
         return len(self.nodes) > 1
+
+    @property
+    def meets(self):
+        """Whether daemons must find others."""
+        return self.many or bool(self.options.coordinator)
 
     def check_silence(self):
         for each in self.nodes:
@@ -95,7 +100,8 @@ class Launcher:
 
     def look(self):
         reached = [each.host for each in self.nodes if isinstance(each, node.Agent) and not each.host.is_local]
-        towards = reached[0].bare if reached else "127.0.0.1"
+        meets = self.options.coordinator.rpartition(":")[0].strip("[]") if self.options.coordinator else "127.0.0.1"
+        towards = reached[0].bare if reached else meets
         self.ask(
             self.nodes,
             "look",
@@ -104,7 +110,7 @@ class Launcher:
             path=self.options.socket,
             interfaces=self.options.interfaces,
             towards=towards,
-            cluster=self.many or self.n_nodes > 1,
+            cluster=self.meets,
         )
 
     # -- Daemons
@@ -114,13 +120,13 @@ class Launcher:
         options = self.options
         facts = {each: each.facts["machine"] for each in self.nodes}
         deaf = [each for each in self.nodes if not facts[each]["listens"]]
-        alone = [each for each in self.nodes if facts[each]["alone"]] if self.many else []
+        alone = [each for each in self.nodes if facts[each]["alone"]]
         if not (deaf or alone or options.private or options.servers):
             self.sockets = {each: (facts[each]["socket"], None) for each in self.nodes}
             return
         if options.no_daemon:
             if not deaf:
-                raise LaunchError(f"{alone[0].name}: the daemon there is in no cluster: see bps-cluster.conf(5)")
+                raise LaunchError(f"the daemon at {facts[alone[0]]['socket']} is in no cluster: see bps-cluster.conf(5)")
             where = f"{deaf[0].name}: " if deaf[0].name else ""
             raise LaunchError(f"{where}no daemon listens at {facts[deaf[0]]['socket']}")
         if self.many:
@@ -148,13 +154,14 @@ class Launcher:
         if options.coordinator:
             coordinator = options.coordinator
             more += ["cluster=coordinator", f"coordinator={coordinator}", f"node={options.job[:40]}-{self.first_node}"]
-            address = options.address or self.nodes[0].facts["machine"]["address"]
+            address = self.nodes[0].facts["machine"]["address"]
             if self.first_node == 0 and options.coordinator_here:
                 more.append(f"coordinator_listen={coordinator}")
-            if options.sums:
-                self.ask(self.nodes, "listen", "listening", "no port for data", address=address)
-                more.append(f"address={bracket(address)}:{self.nodes[0].facts['listening']['port']}")
-            else:
+            if address is None:
+                raise LaunchError(f"no way to the coordinator {coordinator} is known here")
+            self.ask(self.nodes, "listen", "listening", "no port for data", address=address)
+            more.append(f"address={bracket(address)}:{self.nodes[0].facts['listening']['port']}")
+            if not options.sums:
                 more.append("roles=agent")
         self.ask(
             self.nodes,
