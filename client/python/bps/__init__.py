@@ -63,6 +63,8 @@ __all__ = [
     "poll",
     "push_pull",
     "push_pull_async",
+    "push_pull_rows",
+    "push_pull_rows_async",
     "rank",
     "reducescatter",
     "reducescatter_async",
@@ -152,6 +154,44 @@ def push_pull(x, average=None, name=None, *, op=None, output=None, priority=0):
     The result is a new object of x's kind, or output, which may be x itself.
     """
     return push_pull_async(x, average, name, op=op, output=output, priority=priority).wait()
+
+
+def push_pull_rows_async(rows, values, table, average=None, name=None, *, op=None, room=None, priority=0):
+    """Starts push_pull_rows()."""
+    import numpy
+
+    values = numpy.asarray(values)
+    rows = numpy.asarray(rows)
+    if rows.dtype.kind not in "iu":
+        raise TypeError(f"row numbers must be integers, not {rows.dtype.name}")
+    if rows.ndim != 1 or values.shape[:1] != rows.shape:
+        raise ValueError(f"{rows.shape} row numbers do not fit values of shape {values.shape}: one for each row")
+    rows = _Tensor(rows.astype(numpy.int64, copy=False))
+    source = _Tensor(values)
+    result = []
+
+    def make(room):
+        result.extend([rows.like(room), source.like(room)])
+        return result[0].span, result[1].span
+
+    def steps():
+        n = yield from _ops.push_pull_rows(
+            rows.span, source.span, int(table), source.row, _ops.choose_reduction(average, op), make, name, priority, room
+        )
+        return result[0].object[:n], result[1].object[:n]
+
+    return Handle(steps())
+
+
+def push_pull_rows(rows, values, table, average=None, name=None, *, op=None, room=None, priority=0):
+    """The average over all ranks of some rows of a table, as gradients of embeddings are: (rows, values).
+
+    rows: the numbers of this rank's rows, from 0 to table - 1, in any order, repeated as they come; values: as many rows,
+    NumPy arrays both. The result has each row that any rank gave, by ascending number; a rank that did not give it counts
+    as zero. room: the most rows that the result may have (else it fails with ENOSPC); as many as the table if not given,
+    which costs address space alone. average=False or op=bps.Sum, bps.Min, bps.Max for another reduction.
+    """
+    return push_pull_rows_async(rows, values, table, average, name, op=op, room=room, priority=priority).wait()
 
 
 def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0):

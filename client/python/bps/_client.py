@@ -21,7 +21,7 @@ from ._errors import (
     BpsValueError,
     error_from,
 )
-from ._library import JoinParams, OpenParams, SubmitParams, last_error, library
+from ._library import JoinParams, OpenParams, Operation, SubmitParams, last_error, library
 
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
@@ -34,15 +34,17 @@ def _milliseconds(seconds):
 class Request:
     """One submitted operation. Keeps what it works on alive until it has ended."""
 
-    __slots__ = ("_client", "_pointer", "_keep", "_waiters", "_ended", "error", "__weakref__")
+    __slots__ = ("_client", "_pointer", "_keep", "_waiters", "_ended", "_by_rows", "error", "rows", "__weakref__")
 
-    def __init__(self, client, pointer, keep):
+    def __init__(self, client, pointer, keep, by_rows=False):
         self._client = client
         self._pointer = pointer
         self._keep = keep
         self._waiters = 0
         self._ended = False
+        self._by_rows = by_rows
         self.error = None
+        self.rows = None  # of the result of a push_pull_rows, once it has ended
 
     def poll(self):
         """Whether it has ended, well or not."""
@@ -111,6 +113,9 @@ class Request:
         """Under the lock: takes the outcome, and releases the request unless another thread waits in it."""
         if status != -errno.ETIMEDOUT and not self._ended:
             self.error = error_from(status, text) if status else None
+            rows = ctypes.c_uint64()
+            if self._by_rows and self._client.lib.bps_request_rows(self._pointer, ctypes.byref(rows)) == 0:
+                self.rows = rows.value
             self._ended = True
         if self._ended and not self._waiters and self._pointer is not None:
             self._client.lib.bps_request_free(self._pointer)
@@ -204,19 +209,20 @@ class Client:
 
     def submit(self, tensor, params, keep):
         params.size = ctypes.sizeof(SubmitParams)
-        return self._start(keep, self.lib.bps_submit, tensor, ctypes.byref(params))
+        by_rows = params.operation == Operation.PUSH_PULL_ROWS
+        return self._start(keep, self.lib.bps_submit, tensor, ctypes.byref(params), by_rows=by_rows)
 
     def barrier(self, timeout=None):
         return self._start(None, self.lib.bps_barrier, self.pointer, _milliseconds(timeout))
 
-    def _start(self, keep, function, *arguments):
+    def _start(self, keep, function, *arguments, by_rows=False):
         pointer = ctypes.c_void_p()
         while True:
             with self.lock:
                 self.check_open()
                 status = function(*arguments, ctypes.byref(pointer))
                 if status == 0:
-                    request = Request(self, pointer.value, keep)
+                    request = Request(self, pointer.value, keep, by_rows)
                     self.outstanding[request] = None
                     return request
                 error = error_from(status, last_error(self.lib))

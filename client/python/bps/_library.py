@@ -47,6 +47,7 @@ class Operation(enum.IntEnum):
     REDUCE_SCATTER = 4
     ALL_TO_ALL = 5
     BARRIER = 6
+    PUSH_PULL_ROWS = 7
 
 
 class Reduction(enum.IntEnum):
@@ -94,6 +95,9 @@ class SubmitParams(ctypes.Structure):
         ("root", c_uint32),
         ("priority", c_int32),
         ("timeout_ms", c_int64),
+        ("width", c_uint64),
+        ("input_rows", c_void_p),
+        ("output_rows", c_void_p),
     ]
 
 
@@ -125,6 +129,7 @@ _PROTOTYPES = {
     "bps_submit": (c_int, [c_void_p, POINTER(SubmitParams), _OUT]),
     "bps_barrier": (c_int, [c_void_p, c_int64, _OUT]),
     "bps_request_poll": (c_int, [c_void_p]),
+    "bps_request_rows": (c_int, [c_void_p, POINTER(c_uint64)]),
     "bps_request_wait": (c_int, [c_void_p, c_int64]),
     "bps_request_error": (c_char_p, [c_void_p]),
     "bps_request_cancel": (c_int, [c_void_p]),

@@ -134,6 +134,39 @@ def push_pull(source, target, reduction, name=None, priority=0):
     )
 
 
+def push_pull_rows(numbers, values, table, width, reduction, make, name=None, priority=0, room=None, full=None):
+    """Steps. numbers: int64, the rows that values holds, width elements each, of a table of so many rows.
+
+    make(room) gives (Span for numbers, Span for values) with room for so many rows; room: at most so many, or the table.
+    full: the tensor's whole name, to share one with push_pull(). Returns the rows of the result.
+    """
+    client = _client.current()
+    if numbers.dtype != DType.INT64 or numbers.count * width != values.count:
+        raise BpsValueError(
+            errno.EINVAL,
+            f"{numbers.count} row numbers of {numbers.dtype.name.lower()} for {values.count} elements in rows of {width}",
+        )
+    full = full or tensor_name("push_pull_rows", name, values.dtype, table * width)
+    tensor = client.declare(full, values.dtype, table * width)
+    result_numbers, result = make(table if room is None else min(room, table))
+    params = SubmitParams(
+        operation=Operation.PUSH_PULL_ROWS,
+        reduction=reduction,
+        input=values.address,
+        output=result.address,
+        input_count=values.count,
+        output_count=result.count,
+        priority=priority,
+        width=width,
+        input_rows=numbers.address,
+        output_rows=result_numbers.address,
+    )
+    keep = (numbers.owner, values.owner, result_numbers.owner, result.owner)
+    request = client.submit(tensor, params, keep)
+    yield request
+    return request.rows
+
+
 def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=False):
     """In place: span holds what is sent on the root, and what has come elsewhere."""
     client = _client.current()

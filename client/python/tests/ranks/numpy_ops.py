@@ -1,6 +1,7 @@
 """All operations on arrays, against NumPy's own answers. Every rank knows every rank's input."""
 
 import array
+import errno
 import sys
 
 import numpy as np
@@ -158,6 +159,44 @@ def check_reducescatter():
                 inputs = all_given(dtype, (rows, 4), rows)
                 result = bps.reducescatter(inputs[rank], op, name=f"{dtype}.{rows}")
                 np.testing.assert_array_equal(result, np.array_split(expected(inputs, op), n)[rank])
+
+
+def check_push_pull_rows():
+    n, rank = bps.size(), bps.rank()
+    for dtype in ("float32", "float64", "int32", "float16"):
+        for shape in ((), (3,), (2, 4)):
+            rows = [np.random.default_rng(r).integers(0, 50, 5 * r) for r in range(n)]
+            values = [given(r, dtype, (5 * r, *shape)) for r in range(n)]
+            table = np.zeros((50, *shape), dtype)
+            for r in range(n):
+                np.add.at(table, rows[r], values[r])
+            for op, divisor in ((bps.Sum, 1), (bps.Average, n)):
+                name = f"{dtype}.{shape}"
+                got, result = bps.push_pull_rows(rows[rank], values[rank], 50, op=op, name=name)
+                np.testing.assert_array_equal(got, np.unique(np.concatenate(rows)))
+                assert result.dtype == dtype and result.shape == (len(got), *shape)
+                want = table[got] // divisor if dtype == "int32" else table[got] / np.dtype(dtype).type(divisor)
+                np.testing.assert_allclose(result, want, rtol=2e-3 if dtype == "float16" else 1e-6)
+    handles = [bps.push_pull_rows_async([7], np.full((1, 2), i, "float32"), 9, op=bps.Sum) for i in range(20)]
+    for i, handle in enumerate(handles):
+        got, result = bps.synchronize(handle)
+        assert got.tolist() == [7] and result.tolist() == [[i * n] * 2]
+    try:
+        bps.push_pull_rows([rank, n], np.ones((2, 2), "float32"), 9, room=n if rank == 0 else None, name="room")
+        assert rank != 0, "more rows than room"
+    except bps.BpsError as error:
+        assert rank == 0 and error.errno == errno.ENOSPC and f"{n + 1} rows" in str(error), error
+    for rows, values, what in (([0], np.ones((2, 2)), ValueError), ([0.5], np.ones((1, 2)), TypeError)):
+        try:
+            bps.push_pull_rows(rows, values, 9)
+            raise AssertionError("taken")
+        except what:
+            pass
+    try:
+        bps.push_pull_rows([9], np.ones((1, 2), "float32"), 9, name="outside")
+        raise AssertionError("taken")
+    except bps.BpsValueError as error:
+        assert "row 9 of a table of 9" in str(error), error
 
 
 def check_objects():
