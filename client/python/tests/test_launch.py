@@ -250,3 +250,29 @@ def test_installed_and_as_a_file_are_the_same():
     )
     assert one.returncode == other.returncode == 0
     assert one.stdout == other.stdout != ""
+
+
+def test_check_build(run):
+    done = run("--check-build")
+    assert done.returncode == 0
+    assert "    [X] bps-daemon  (" in done.stdout and "    [ ] a daemon that listens  (/nonexistent/bps.sock)" in done.stdout
+    assert re.search(r"^    \[.\] PyTorch", done.stdout, re.M)
+
+
+def test_version(run):
+    import bps
+
+    assert run("-v").stdout == f"bpslaunch {bps.__version__}\n"
+
+
+def test_folder_and_variables(run, tmp_path):
+    done = run("-x", "GIVEN=1", "--wdir", tmp_path, "sh", "-c", "echo $GIVEN $PWD")
+    assert done.stdout == f"[0] 1 {tmp_path}\n"
+    done = run("--wdir", "/no/such/folder", "true")
+    assert done.returncode == 1 and "no folder /no/such/folder here" in done.stderr
+
+
+def test_a_wrong_line_is_answered_by_one(run):
+    done = run("--frobnicate", "true")
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 2  # how it is used, and what is wrong

@@ -216,6 +216,15 @@ def test_private_daemons_meet_at_the_coordinator(start):
     assert outputs(*both) == [f"[{rank}] rank {rank} of 4: every element is 6" for rank in range(4)]
 
 
+def test_a_coordinator_whose_name_is_not_known(run_launch, outer):
+    outer("")
+    done = run_launch(
+        "--node", 1, "--nodes", 2, "--job", "j", "--coordinator", "no-such-host.invalid", "--start-timeout", 1, "true", BPS_DAEMON=FAKE
+    )
+    assert done.returncode == 1
+    assert "no way to the coordinator no-such-host.invalid:9691 is known here (--start-timeout)" in done.stderr
+
+
 @needs_build
 def test_a_private_daemon_alone_is_refused(start):
     process = start("--node", 0, "--nodes", 2, "--job", "j", TRAINER)

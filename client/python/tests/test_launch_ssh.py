@@ -219,3 +219,54 @@ def test_daemons_that_listen_are_used(run, tmp_path):
     done = run("-H", f"{A},{B}", "--socket", path, "--no-daemon", "true")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"bpslaunch: {A}: no daemon listens at {path}"
+
+
+SCRIPTS = LAUNCH.parent.parent.parent.parent / "scripts"
+
+
+@pytest.fixture
+def namespaces():
+    """Two hosts in namespaces of the network; a function that runs scripts/netns on them."""
+    if os.geteuid() or not shutil.which("ip"):
+        pytest.skip("needs root and iproute2 for network namespaces")
+    prefix = f"l{os.getpid() % 100000}x"
+    environment = {**os.environ, "BPS_NETNS": prefix}
+
+    def netns(*words):
+        subprocess.run([str(SCRIPTS / "netns"), *words], env=environment, check=True)
+
+    netns("up", "2")
+    yield prefix, netns
+    netns("down")
+
+
+def test_a_machine_that_falls_silent_is_given_up(namespaces, tmp_path):
+    """A cable is cut: nobody is told. Both sides end what they have."""
+    prefix, netns = namespaces
+    server = Sshd(tmp_path, ["10.88.0.2"], port=2222, netns=prefix + "1")
+    code = f"import sys; sys.path.insert(0, {str(LAUNCH.parent.parent)!r})\n"
+    code += "from bps import launch; from bps._launch import node; node.BEAT_S = 0.2; node.SILENCE_S = 3.0\n"
+    code += "sys.exit(launch.main(sys.argv[1:]))"
+    command = ["ip", "netns", "exec", prefix + "0", sys.executable, "-c", code, *server.options]
+    command += ["-H", "localhost,10.88.0.2", "sh", "-c", "echo $$; exec sleep 1000"]
+    process = subprocess.Popen(
+        command,
+        env=clean_environment(BPS_DAEMON=FAKE),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        pids = started(process, 2)
+        netns("drop", "1")
+        _, error = process.communicate(timeout=120)
+        assert process.returncode == 1
+        assert "bpslaunch: 10.88.0.2: not heard of for 3 s" in error.splitlines()
+        deadline = time.monotonic() + 60
+        while not all(is_gone(pid) for pid in pids):
+            assert time.monotonic() < deadline
+    finally:
+        process.kill()
+        process.communicate()
+        server.close()

@@ -5,9 +5,9 @@ import math
 import os
 import sys
 
+from .. import __version__
 from . import LaunchError, bind, byteps, hosts, placement
 
-VERSION = "0.1.0"
 EPILOG = "See bpslaunch(1), also for what becomes of the options of horovodrun, mpirun, torchrun and BytePS."
 
 # Of other launchers: (names, number of values, whether they are refused, why).
@@ -101,13 +101,14 @@ def seconds(text):
 def make_parser():
     parser = argparse.ArgumentParser(
         prog="bpslaunch",
+        usage="bpslaunch [-np N] [-H HOST:SLOTS,...] [OPTIONS] PROGRAM [ARGUMENTS]...",
         allow_abbrev=False,
         description="Starts the ranks of a job, and private daemons if none are there.",
         epilog=EPILOG,
     )
     add = parser.add_argument
     add("-np", "-n", "--ranks", "--num-proc", type=int, metavar="N", help="ranks; on this machine, or with -H in all (1; all slots)")
-    add("-v", "--version", action="version", version=f"bpslaunch {VERSION}")
+    add("-v", "--version", action="version", version=f"bpslaunch {__version__}")
     add("-cb", "--check-build", action=CheckBuild, nargs=0, help="say what is usable here, and exit")
     add("--verbose", action="store_true", help="say what is done")
 

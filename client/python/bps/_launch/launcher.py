@@ -14,6 +14,7 @@ from .output import Lines, rank_file
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 FINISH_S = 5.0  # beyond what a daemon may take
 INPUT_MAX = 1 << 16
+NAME_RETRY_S = 0.5
 
 
 class Launcher:
@@ -80,7 +81,7 @@ class Launcher:
 
     def check_silence(self):
         for each in self.nodes:
-            if not each.over and each.silent_for() > node.SILENCE_S:
+            if not each.over and each.is_silent():
                 each.over = True
                 self.on_event(each, "lost", b"", {"how": f"not heard of for {node.SILENCE_S:.0f} s"})
         self.loop.after(node.BEAT_S, self.check_silence)
@@ -154,11 +155,9 @@ class Launcher:
         if options.coordinator:
             coordinator = options.coordinator
             more += ["cluster=coordinator", f"coordinator={coordinator}", f"node={options.job[:40]}-{self.first_node}"]
-            address = self.nodes[0].facts["machine"]["address"]
+            address = self.await_address(coordinator)
             if self.first_node == 0 and options.coordinator_here:
                 more.append(f"coordinator_listen={coordinator}")
-            if address is None:
-                raise LaunchError(f"no way to the coordinator {coordinator} is known here")
             self.ask(self.nodes, "listen", "listening", "no port for data", address=address)
             more.append(f"address={bracket(address)}:{self.nodes[0].facts['listening']['port']}")
             if not options.sums:
@@ -171,6 +170,16 @@ class Launcher:
             options=more + self.daemon_options(),
             path=options.socket,
         )
+
+    def await_address(self, coordinator):
+        """Our address as the coordinator's machine sees it. Its name may come to be known only after it has started."""
+        while (address := self.nodes[0].facts["machine"]["address"]) is None:
+            if time.monotonic() >= self.deadline:
+                raise LaunchError(f"no way to the coordinator {coordinator} is known here (--start-timeout)")
+            self.loop.after(NAME_RETRY_S, lambda: None)
+            self.loop.turn(self.deadline)
+            self.look()
+        return address
 
     def start_cluster(self, facts):
         """A static cluster that only this job's daemons know, by a key that only they know."""

@@ -2,6 +2,7 @@
 
 import os
 import re
+import select
 import shlex
 import subprocess
 import sys
@@ -75,7 +76,6 @@ class Agent(Node):
         self.out_lock = threading.Lock()
         self.reader = wire.Reader(greeting=True)
         self.heard = time.monotonic()
-        self.started = time.monotonic()
         self.errors = Lines(f"[{self.name}] ", 2)
         self.child = process.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
@@ -151,8 +151,9 @@ class Agent(Node):
             self.loop.forget(self.child.stderr)
         return bool(data)
 
-    def silent_for(self):
-        return time.monotonic() - self.heard
+    def is_silent(self):
+        """Nothing was heard for too long. What waits to be read counts: we may have been blocked ourselves."""
+        return time.monotonic() - self.heard > SILENCE_S and not select.select([self.child.stdout], [], [], 0)[0]
 
     def _lost(self):
         """The line ended: well, after bye; else ssh says why, and we with it."""
@@ -173,10 +174,11 @@ class Agent(Node):
 
     def close(self):
         """To be called last: nothing is awaited any more."""
-        self.over = True
-        for pipe in (self.child.stdin, self.child.stdout, self.child.stderr):
-            self.loop.forget(pipe)
-            pipe.close()
+        with self.out_lock:  # not under a beat
+            self.over = True
+            for pipe in (self.child.stdin, self.child.stdout, self.child.stderr):
+                self.loop.forget(pipe)
+                pipe.close()
         if self.child.poll() is None:
             self.child.kill()
             self.child.wait()
