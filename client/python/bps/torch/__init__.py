@@ -26,6 +26,7 @@ from .. import (
     size,
 )
 from .. import init as _init
+from .._torch_backend import register as _register
 from .compression import Compression
 from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
 from .ops import (
@@ -52,6 +53,9 @@ from .ops import (
     synchronize,
 )
 from .optimizer import DistributedOptimizer
+
+
+_register()
 
 
 def init(lazy=True, **arguments):

@@ -27,13 +27,27 @@ def future_of(handle, client=None):
     (A Future on which Python calls set_exception() looks complete and well to C++, so that is not what is done here.)
     Callbacks run in the thread that completes it and must not wait for other futures of bps.
     """
-    future = torch.futures.Future()
-    outcome = future.then(_unwrap)
+    promise, future = promised()
+    fulfil(promise, handle, client or _client.current())
+    return future
+
+
+def promised():
+    """(promise, future): the future completes as future_of()'s does once fulfil() or fail() is called on the promise."""
+    promise = torch.futures.Future()
+    return promise, promise.then(_unwrap)
+
+
+def fulfil(promise, handle, client):
+    """Completes a promise as handle.wait() does."""
     if handle.poll():
-        future.set_result(_outcome(handle))
+        promise.set_result(_outcome(handle))
     else:
-        _completer(client or _client.current()).add(handle, future)
-    return outcome
+        _completer(client).add(handle, promise)
+
+
+def fail(promise, error):
+    promise.set_result((None, error))
 
 
 def _outcome(handle):

@@ -1,0 +1,451 @@
+"""torch.distributed over bps: init_process_group("bps").
+
+Each group is a job of its own, and so is each pair of its ranks that exchange messages with send() and recv(). A group's
+calls are numbered; a call's number says under which name it travels, so that ranks that do not do the same are told of it
+at once, and calls up to SLOTS apart do not wait for one another.
+
+Threads. A call that need not wait for its end returns a Work, completed by the thread of the group's client (see
+_futures); one that does (asyncOp is false) waits where it was made. Calls may come from any thread, in the same order on
+all ranks.
+"""
+
+import atexit
+import datetime
+import os
+import threading
+import time
+import weakref
+
+import torch
+import torch.distributed as dist
+from torch._C import _distributed_c10d as c10d
+
+from .._client import run_interruptible
+from .._errors import BpsError
+from .._library import VARIABLE, SubmitParams
+from .._ops import Handle
+from . import _futures
+from . import _process_group_moves as moves
+from ._process_group_layout import agree, connect
+
+SLOTS = 16
+_Failure = getattr(dist, "DistBackendError", RuntimeError)  # the latter before torch 2.1
+
+
+def _milliseconds(timeout):
+    return max(1, int(timeout / datetime.timedelta(milliseconds=1)))
+
+
+class _All:
+    """Several requests as one."""
+
+    def __init__(self, requests):
+        self._requests = requests
+
+    def poll(self):
+        return all([request.poll() for request in self._requests])
+
+    def wait(self, timeout=None):
+        deadline = None if timeout is None else time.monotonic() + timeout
+        return all(
+            request.wait(None if deadline is None else max(0.0, deadline - time.monotonic()))
+            for request in self._requests
+        )
+
+    def cancel(self):
+        for request in self._requests:
+            request.cancel()
+
+    @property
+    def error(self):
+        return next((request.error for request in self._requests if request.error is not None), None)
+
+
+def _steps(requests, moved, result):
+    if requests:
+        yield requests[0] if len(requests) == 1 else _All(requests)
+    for move in moved:
+        if move.finish is not None:
+            move.finish()
+    return result
+
+
+def _submit(client, name, move, timeout_ms):
+    tensor = client.declare(name, move.dtype, VARIABLE)
+    source, target = move.source, move.target
+    params = SubmitParams(
+        operation=move.operation,
+        reduction=move.reduction,
+        input=source.address if source else None,
+        output=target.address if target else None,
+        input_count=source.count if source else 0,
+        output_count=target.count if target else 0,
+        counts=moves.counts_array(move.counts),
+        receive_counts=moves.counts_array(move.receive_counts),
+        root=move.root,
+        timeout_ms=timeout_ms,
+    )
+    return client.submit(tensor, params, (source, target))
+
+
+class _Pair:
+    """The job of two ranks that send to each other. It forms while the first messages wait; nobody else waits for it."""
+
+    def __init__(self, layout, rank, timeout_ms):
+        self._rank = rank  # in the pair
+        self._lock = threading.Lock()
+        self._waiting = []  # under the lock: (name, move, result, timeout, promise) until the job has formed
+        self._client = None  # under the lock
+        self._error = None  # under the lock
+        self._joining = connect()
+        threading.Thread(target=self._join, args=(layout, timeout_ms), name="bps-join", daemon=True).start()
+
+    def start(self, name, move, result, timeout_ms):
+        """A Future."""
+        promise, future = _futures.promised()
+        message = (name, move, result, timeout_ms, promise)
+        with self._lock:
+            if self._error is not None:
+                raise _Failure(str(self._error))
+            if self._client is None:
+                self._waiting.append(message)
+            else:
+                self._send(*message)
+        return future
+
+    def close(self):
+        self._fail(RuntimeError("the process group was destroyed"))
+        self._joining.close()
+
+    @property
+    def forked(self):
+        return self._joining.forked
+
+    def _send(self, name, move, result, timeout_ms, promise):
+        try:
+            request = _submit(self._client, name, move, timeout_ms)
+            _futures.fulfil(promise, Handle(_steps([request], [move], result)), self._client)
+        except Exception as error:  # the one who waits for the message is to hear of it
+            _futures.fail(promise, error)
+
+    def _join(self, layout, timeout_ms):
+        try:
+            layout.join(self._joining, self._rank, timeout_ms)
+        except Exception as error:  # as above
+            self._fail(error)
+            return
+        with self._lock:
+            self._client = self._joining
+            waiting, self._waiting = self._waiting, []
+            for message in waiting:
+                self._send(*message)
+
+    def _fail(self, error):
+        with self._lock:
+            self._error = self._error or error
+            waiting, self._waiting = self._waiting, []
+        for *_, promise in waiting:
+            _futures.fail(promise, self._error)
+
+
+def _made_for_subclasses(base):
+    """Whether C++ calls what a Python subclass of it defines: so it is with Backend in newer versions of PyTorch."""
+
+    class Probe(base):
+        def getBackendName(self):
+            return "probe"
+
+    try:
+        return base.name(Probe(0, 1)) == "probe"
+    except (RuntimeError, TypeError):
+        return False
+
+
+_live = weakref.WeakSet()
+
+
+class _Group:
+    """The calls of torch.distributed. Names and arguments are those that C++ and torch.distributed call."""
+
+    def __init__(self, client, layout, rank, size, timeout):
+        super().__init__(rank, size)
+        self._client = client
+        self._layout = layout
+        self._me = rank
+        self._n = size
+        self._timeout_ms = _milliseconds(timeout)
+        self._lock = threading.Lock()
+        self._calls = 0  # under the lock
+        self._pairs = {}  # under the lock: rank: _Pair
+        self._name = ""
+        self._desc = "undefined"
+        _live.add(self)
+
+    # -- What it is
+
+    def getBackendName(self):
+        return "bps"
+
+    def rank(self):
+        return self._me
+
+    def size(self):
+        return self._n
+
+    def _get_sequence_number_for_group(self):
+        return self._calls
+
+    def _set_sequence_number_for_group(self):
+        pass  # counted from 0 in any case
+
+    def set_timeout(self, timeout):
+        self._timeout_ms = _milliseconds(timeout)
+
+    def _set_default_timeout(self, timeout):
+        self.set_timeout(timeout)
+
+    # -- Its end
+
+    def shutdown(self):
+        """Leaves the jobs. What is under way fails."""
+        with self._lock:
+            pairs, self._pairs = list(self._pairs.values()), {}
+        for each in (*pairs, self._client):
+            if not each.forked:
+                each.close()
+
+    def abort(self):
+        self.shutdown()
+
+    # -- How calls run
+
+    def _timeout(self, opts):
+        timeout = getattr(opts, "timeout", None)
+        if timeout is None or timeout <= datetime.timedelta(0):
+            return self._timeout_ms
+        return _milliseconds(timeout)
+
+    def _run(self, moved, result, opts=None):
+        """A Work whose result is the list of tensors `result`."""
+        timeout_ms = self._timeout(opts)
+        requests = []
+        try:
+            with self._lock:
+                for move in moved:
+                    self._calls += 1
+                    name = f"{self._calls % SLOTS}.{move.dtype.name.lower()}"
+                    requests.append(_submit(self._client, name, move, timeout_ms))
+            return self._work(Handle(_steps(requests, moved, result)), opts)
+        except BpsError as error:
+            raise _Failure(str(error)) from error
+
+    def _work(self, handle, opts):
+        if getattr(opts, "asyncOp", True):
+            return c10d._create_work_from_future(_futures.future_of(handle, self._client))
+        future = torch.futures.Future()
+        future.set_result(handle.wait())
+        return c10d._create_work_from_future(future)
+
+    # -- Reductions
+
+    def allreduce(self, tensors, opts=None):
+        opts = opts or dist.AllreduceOptions()
+        return self._run([moves.allreduce(t, opts.reduceOp, self._me, self._n) for t in tensors], tensors, opts)
+
+    def allreduce_coalesced(self, tensors, opts=None):
+        return self.allreduce(tensors, opts or dist.AllreduceCoalescedOptions())
+
+    def reduce(self, tensors, opts):
+        moved = [moves.reduce(t, opts.reduceOp, opts.rootRank, self._me, self._n) for t in tensors]
+        return self._run(moved, tensors, opts)
+
+    def reduce_scatter(self, outputs, inputs, opts=None):
+        op = (opts or dist.ReduceScatterOptions()).reduceOp
+        moved = [moves.reduce_scatter_list(o, i, op, self._me, self._n) for o, i in zip(outputs, inputs)]
+        return self._run(moved, outputs, opts)
+
+    def reduce_scatter_single(self, output, input, opts=None):
+        return self.reduce_scatter_single_coalesced([output], [input], opts)
+
+    def reduce_scatter_single_coalesced(self, outputs, inputs, opts=None):
+        op = (opts or dist.ReduceScatterOptions()).reduceOp
+        moved = [moves.reduce_scatter_single(o, i, op, self._me, self._n) for o, i in zip(outputs, inputs)]
+        return self._run(moved, outputs, opts)
+
+    # -- What only moves
+
+    def broadcast(self, tensors, opts=None):
+        root = opts.rootRank if opts else 0
+        return self._run([moves.broadcast(t, root, self._me) for t in tensors], tensors, opts)
+
+    def allgather(self, outputs, inputs, opts=None):
+        moved = [moves.all_gather_list(o, i, self._me, self._n) for o, i in zip(outputs, inputs)]
+        return self._run(moved, [t for each in outputs for t in each], opts)
+
+    def allgather_coalesced(self, outputs, inputs, opts=None):
+        """outputs[r] has rank r's tensors."""
+        return self.allgather([list(each) for each in zip(*outputs)], inputs, opts)
+
+    def all_gather_single(self, output, input, opts=None):
+        return self.all_gather_single_coalesced([output], [input], opts)
+
+    def all_gather_single_coalesced(self, outputs, inputs, opts=None):
+        moved = [moves.all_gather_single(o, i, self._me, self._n) for o, i in zip(outputs, inputs)]
+        return self._run(moved, outputs, opts)
+
+    def gather(self, outputs, inputs, opts):
+        lists = outputs or [None] * len(inputs)  # of which other ranks than root have none
+        moved = [moves.gather_list(o, i, opts.rootRank, self._me, self._n) for o, i in zip(lists, inputs)]
+        return self._run(moved, [t for each in outputs for t in each], opts)
+
+    def gather_single(self, output, input, opts):
+        moved = [moves.gather_single(output, input, opts.rootRank, self._me, self._n)]
+        return self._run(moved, [output], opts)
+
+    def scatter(self, outputs, inputs, opts):
+        lists = inputs or [None] * len(outputs)
+        moved = [moves.scatter_list(o, i, opts.rootRank, self._me, self._n) for o, i in zip(outputs, lists)]
+        return self._run(moved, outputs, opts)
+
+    def alltoall(self, outputs, inputs, opts=None):
+        return self._run([moves.all_to_all_list(outputs, inputs, self._me, self._n)], outputs, opts)
+
+    def all_to_all_single(self, output, input, output_splits, input_splits, opts=None):
+        move = moves.all_to_all_single(output, input, output_splits, input_splits, self._me, self._n)
+        return self._run([move], [output], opts)
+
+    def barrier(self, opts=None):
+        try:
+            request = self._client.barrier(self._timeout(opts) / 1000)
+            return self._work(Handle(_steps([request], [], [])), opts)
+        except BpsError as error:
+            raise _Failure(str(error)) from error
+
+    # The same under the names of older versions.
+    _reduce_scatter_base = reduce_scatter_single
+    reduce_scatter_tensor_coalesced = reduce_scatter_single_coalesced
+    _allgather_base = all_gather_single
+    allgather_into_tensor_coalesced = all_gather_single_coalesced
+    alltoall_base = all_to_all_single
+    gather_into_tensor = gather_single
+
+    # -- From one rank to another
+
+    def send(self, tensors, destination, tag):
+        return self._exchange(tensors, destination, tag, self._me)
+
+    def recv(self, tensors, source, tag):
+        return self._exchange(tensors, source, tag, source)
+
+    def recv_anysource(self, tensors, tag):
+        raise NotImplementedError("bps receives from a rank that is named: give src to recv()")
+
+    recvAnysource = recv_anysource
+
+    def _exchange(self, tensors, peer, tag, sender):
+        """A broadcast in the job of the two. Both ends wait for each other."""
+        (tensor,) = tensors
+        low, high = sorted((self._me, peer))
+        move = moves.broadcast(tensor, int(sender == high), int(self._me == high))
+        try:
+            future = self._pair(low, high, peer).start(f"{tag}.from.{sender}", move, tensors, self._timeout_ms)
+        except BpsError as error:
+            raise _Failure(str(error)) from error
+        return c10d._create_work_from_future(future)
+
+    def _pair(self, low, high, peer):
+        with self._lock:
+            if peer not in self._pairs:
+                self._client.check_open()
+                self._pairs[peer] = _Pair(self._layout.pair(low, high), int(self._me == high), self._timeout_ms)
+            return self._pairs[peer]
+
+
+if _made_for_subclasses(c10d.Backend):
+
+    class ProcessGroupBps(_Group, c10d.Backend):
+        """One group of ranks."""
+
+else:
+
+    class ProcessGroupBps(_Group, dist.ProcessGroup):
+        """One group of ranks. What newer versions keep outside a backend is here."""
+
+        def getRank(self):
+            return self._me
+
+        def getSize(self):
+            return self._n
+
+        def name(self):
+            return "bps"
+
+        def _get_backend_name(self):
+            return "bps"
+
+        def _get_backend(self, device):
+            return self
+
+        @property
+        def supports_coalescing(self):
+            return False
+
+        @property
+        def _device_types(self):
+            return [torch.device("cpu")]
+
+        @property
+        def group_name(self):
+            return self._name
+
+        def setGroupName(self, name):
+            self._name = name
+
+        def getGroupName(self):
+            return self._name
+
+        _set_group_name = setGroupName
+
+        @property
+        def group_desc(self):
+            return self._desc
+
+        def setGroupDesc(self, desc):
+            self._desc = desc
+
+        def getGroupDesc(self):
+            return self._desc
+
+        _set_group_desc = setGroupDesc
+
+
+def create(options, backend_options):
+    """What torch.distributed calls for each group of this backend that the process is a rank of."""
+    if backend_options is not None:
+        raise TypeError("the backend bps takes no pg_options")
+    rank, size = options.group_rank, options.group_size
+
+    def join():
+        client, layout = agree(options.store, rank, size)
+        try:
+            layout.join(client, rank, _milliseconds(options.timeout))
+        except BaseException:
+            client.close()
+            raise
+        return client, layout
+
+    try:
+        client, layout = run_interruptible(join)
+    except BpsError as error:
+        raise _Failure(f"rank {rank} of {size}: {error}") from error
+    return ProcessGroupBps(client, layout, rank, size, options.timeout)
+
+
+@atexit.register
+def _shutdown_all():
+    """Before the interpreter ends, so that no thread of ours is alive then."""
+    for group in list(_live):
+        group.shutdown()
+
+
+os.register_at_fork(after_in_child=_live.clear)
