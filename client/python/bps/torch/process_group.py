@@ -4,13 +4,16 @@ Each group is a job of its own, and so is each pair of its ranks that exchange m
 calls are numbered; a call's number says under which name it travels, so that ranks that do not do the same are told of it
 at once, and calls up to SLOTS apart do not wait for one another.
 
-Threads. A call that need not wait for its end returns a Work, completed by the thread of the group's client (see
-_futures); one that does (asyncOp is false) waits where it was made. Calls may come from any thread, in the same order on
-all ranks.
+Threads. Who waits for a call sees to its end; where C++ or a user asks for a future instead, the thread of the group's
+client does (see _futures). Calls may come from any thread, in the same order on all ranks.
+
+The group is a subclass of torch's ProcessGroup and not of Backend, and its Work one of torch's Work: C++ wraps what a
+Backend returns, and is_completed() of what it wraps is never true; a Work made from a future does not tell of errors.
 """
 
 import atexit
 import datetime
+import errno
 import os
 import threading
 import time
@@ -21,7 +24,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .._client import run_interruptible
-from .._errors import BpsError
+from .._errors import BpsError, BpsTimeoutError
 from .._library import VARIABLE, SubmitParams
 from .._ops import Handle
 from . import _futures
@@ -29,7 +32,7 @@ from . import _process_group_moves as moves
 from ._process_group_layout import agree, connect
 
 SLOTS = 16
-_Failure = getattr(dist, "DistBackendError", RuntimeError)  # the latter before torch 2.1
+Failure = dist.DistBackendError
 
 
 def _milliseconds(timeout):
@@ -106,7 +109,7 @@ class _Pair:
         message = (name, move, result, timeout_ms, promise)
         with self._lock:
             if self._error is not None:
-                raise _Failure(str(self._error))
+                raise Failure(str(self._error))
             if self._client is None:
                 self._waiting.append(message)
             else:
@@ -148,24 +151,83 @@ class _Pair:
             _futures.fail(promise, self._error)
 
 
-def _made_for_subclasses(base):
-    """Whether C++ calls what a Python subclass of it defines: so it is with Backend in newer versions of PyTorch."""
+class Work(c10d.Work):
+    """A call under way. Has a handle, or a future, or first the one and then the other."""
 
-    class Probe(base):
-        def getBackendName(self):
-            return "probe"
+    def __init__(self, tensors, client=None, handle=None, future=None):
+        super().__init__()
+        self._tensors = tensors
+        self._client = client
+        self._handle = handle
+        self._lock = threading.Lock()
+        self._future = future  # under the lock; set once, and from then on the handle is the future's
 
+    def wait(self, timeout=None):
+        """timeout: a timedelta; 0, as C++ says it, or less is none. The call goes on when it passes."""
+        seconds = timeout / datetime.timedelta(seconds=1) if timeout else None
+        seconds = seconds if seconds and seconds > 0 else None
+        with self._lock:
+            future = self._future
+        try:
+            if future is None:
+                self._handle.wait(seconds)
+            else:
+                _wait_for(future, seconds)
+        except BpsError as error:
+            raise Failure(str(error)) from error
+        return True
+
+    def synchronize(self):
+        self.wait()
+
+    def is_completed(self):
+        with self._lock:
+            return self._handle.poll() if self._future is None else self._future.done()
+
+    def is_success(self):
+        return self.is_completed() and self.exception() is None
+
+    def exception(self):
+        """How a call that is complete failed."""
+        try:
+            return self.wait() and None
+        except RuntimeError as error:
+            return error
+
+    def result(self):
+        self.wait()
+        return self._tensors
+
+    def get_future(self):
+        with self._lock:
+            if self._future is None:
+                self._future = _futures.future_of(self._handle, self._client)
+            return self._future
+
+    def _source_rank(self):
+        raise NotImplementedError("bps receives from a rank that is named")
+
+    source_rank = _source_rank
+
+
+def _wait_for(future, seconds):
+    """Of a future alone, the waiting cannot be ended, by Ctrl-C or otherwise."""
+    if not future.done():
+        done = threading.Event()
+        future.add_done_callback(lambda _: done.set())
+        if not done.wait(seconds):
+            raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {seconds} s")
     try:
-        return base.name(Probe(0, 1)) == "probe"
-    except (RuntimeError, TypeError):
-        return False
+        future.value()
+    except RuntimeError as error:  # as futures fail
+        raise Failure(str(error)) from None
 
 
 _live = weakref.WeakSet()
 
 
-class _Group:
-    """The calls of torch.distributed. Names and arguments are those that C++ and torch.distributed call."""
+class ProcessGroupBps(dist.ProcessGroup):
+    """One group of ranks. Names and arguments are those that C++ and torch.distributed call."""
 
     def __init__(self, client, layout, rank, size, timeout):
         super().__init__(rank, size)
@@ -177,8 +239,8 @@ class _Group:
         self._lock = threading.Lock()
         self._calls = 0  # under the lock
         self._pairs = {}  # under the lock: rank: _Pair
-        self._name = ""
-        self._desc = "undefined"
+        self._group_name = ""
+        self._group_desc = "undefined"
         _live.add(self)
 
     # -- What it is
@@ -186,11 +248,32 @@ class _Group:
     def getBackendName(self):
         return "bps"
 
-    def rank(self):
-        return self._me
+    name = _get_backend_name = getBackendName
 
-    def size(self):
-        return self._n
+    def setGroupName(self, name):
+        self._group_name = name
+
+    _set_group_name = setGroupName
+
+    def getGroupName(self):
+        return self._group_name
+
+    group_name = property(getGroupName)
+
+    def setGroupDesc(self, desc):
+        self._group_desc = desc
+
+    _set_group_desc = setGroupDesc
+
+    def getGroupDesc(self):
+        return self._group_desc
+
+    group_desc = property(getGroupDesc)
+
+    def _get_backend(self, device):
+        return self  # of every device
+
+    supports_coalescing = False  # calls between start and end of it as one: there is nothing to gain
 
     def _get_sequence_number_for_group(self):
         return self._calls
@@ -235,16 +318,14 @@ class _Group:
                     self._calls += 1
                     name = f"{self._calls % SLOTS}.{move.dtype.name.lower()}"
                     requests.append(_submit(self._client, name, move, timeout_ms))
-            return self._work(Handle(_steps(requests, moved, result)), opts)
+            return self._work(Handle(_steps(requests, moved, result)), result, opts)
         except BpsError as error:
-            raise _Failure(str(error)) from error
+            raise Failure(str(error)) from error
 
-    def _work(self, handle, opts):
-        if getattr(opts, "asyncOp", True):
-            return c10d._create_work_from_future(_futures.future_of(handle, self._client))
-        future = torch.futures.Future()
-        future.set_result(handle.wait())
-        return c10d._create_work_from_future(future)
+    def _work(self, handle, tensors, opts):
+        if not getattr(opts, "asyncOp", True):
+            handle.wait()
+        return Work(tensors, self._client, handle)
 
     # -- Reductions
 
@@ -317,9 +398,9 @@ class _Group:
     def barrier(self, opts=None):
         try:
             request = self._client.barrier(self._timeout(opts) / 1000)
-            return self._work(Handle(_steps([request], [], [])), opts)
+            return self._work(Handle(_steps([request], [], [])), [], opts)
         except BpsError as error:
-            raise _Failure(str(error)) from error
+            raise Failure(str(error)) from error
 
     # The same under the names of older versions.
     _reduce_scatter_base = reduce_scatter_single
@@ -350,8 +431,8 @@ class _Group:
         try:
             future = self._pair(low, high, peer).start(f"{tag}.from.{sender}", move, tensors, self._timeout_ms)
         except BpsError as error:
-            raise _Failure(str(error)) from error
-        return c10d._create_work_from_future(future)
+            raise Failure(str(error)) from error
+        return Work(tensors, future=future)
 
     def _pair(self, low, high, peer):
         with self._lock:
@@ -359,64 +440,6 @@ class _Group:
                 self._client.check_open()
                 self._pairs[peer] = _Pair(self._layout.pair(low, high), int(self._me == high), self._timeout_ms)
             return self._pairs[peer]
-
-
-if _made_for_subclasses(c10d.Backend):
-
-    class ProcessGroupBps(_Group, c10d.Backend):
-        """One group of ranks."""
-
-else:
-
-    class ProcessGroupBps(_Group, dist.ProcessGroup):
-        """One group of ranks. What newer versions keep outside a backend is here."""
-
-        def getRank(self):
-            return self._me
-
-        def getSize(self):
-            return self._n
-
-        def name(self):
-            return "bps"
-
-        def _get_backend_name(self):
-            return "bps"
-
-        def _get_backend(self, device):
-            return self
-
-        @property
-        def supports_coalescing(self):
-            return False
-
-        @property
-        def _device_types(self):
-            return [torch.device("cpu")]
-
-        @property
-        def group_name(self):
-            return self._name
-
-        def setGroupName(self, name):
-            self._name = name
-
-        def getGroupName(self):
-            return self._name
-
-        _set_group_name = setGroupName
-
-        @property
-        def group_desc(self):
-            return self._desc
-
-        def setGroupDesc(self, desc):
-            self._desc = desc
-
-        def getGroupDesc(self):
-            return self._desc
-
-        _set_group_desc = setGroupDesc
 
 
 def create(options, backend_options):
@@ -437,7 +460,7 @@ def create(options, backend_options):
     try:
         client, layout = run_interruptible(join)
     except BpsError as error:
-        raise _Failure(f"rank {rank} of {size}: {error}") from error
+        raise Failure(f"rank {rank} of {size}: {error}") from error
     return ProcessGroupBps(client, layout, rank, size, options.timeout)
 
 
