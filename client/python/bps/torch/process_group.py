@@ -7,8 +7,8 @@ at once, and calls up to SLOTS apart do not wait for one another.
 Threads. Who waits for a call sees to its end; where C++ or a user asks for a future instead, the thread of the group's
 client does (see _futures). Calls may come from any thread, in the same order on all ranks.
 
-The group is a subclass of torch's ProcessGroup and not of Backend, and its Work one of torch's Work: C++ wraps what a
-Backend returns, and is_completed() of what it wraps is never true; a Work made from a future does not tell of errors.
+The group is a subclass of torch's ProcessGroup and not of Backend, since C++ wraps what a Backend returns and then never
+calls it completed. Its Work is a subclass too, since one that torch makes from a future does not tell of errors.
 """
 
 import atexit
@@ -24,7 +24,7 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .._client import run_interruptible
-from .._errors import BpsError, BpsTimeoutError
+from .._errors import BpsCanceledError, BpsError, BpsTimeoutError
 from .._library import VARIABLE, SubmitParams
 from .._ops import Handle
 from . import _futures
@@ -32,7 +32,13 @@ from . import _process_group_moves as moves
 from ._process_group_layout import agree, connect
 
 SLOTS = 16
-Failure = dist.DistBackendError
+OLDEST = (2, 8)  # before, C++ forgets what Python returned to it while it is under way
+
+
+def failure(error):
+    """A BpsError as torch's backends fail; timeouts by the words that programs look for."""
+    timed_out = "Timed out: " if isinstance(error, BpsTimeoutError) else ""
+    return dist.DistBackendError(timed_out + (error.strerror or str(error)))
 
 
 def _milliseconds(timeout):
@@ -109,7 +115,7 @@ class _Pair:
         message = (name, move, result, timeout_ms, promise)
         with self._lock:
             if self._error is not None:
-                raise Failure(str(self._error))
+                raise failure(self._error) from None
             if self._client is None:
                 self._waiting.append(message)
             else:
@@ -117,7 +123,7 @@ class _Pair:
         return future
 
     def close(self):
-        self._fail(RuntimeError("the process group was destroyed"))
+        self._fail(BpsCanceledError(errno.ECANCELED, "the process group was destroyed"))
         self._joining.close()
 
     @property
@@ -134,7 +140,7 @@ class _Pair:
     def _join(self, layout, timeout_ms):
         try:
             layout.join(self._joining, self._rank, timeout_ms)
-        except Exception as error:  # as above
+        except BpsError as error:
             self._fail(error)
             return
         with self._lock:
@@ -174,7 +180,7 @@ class Work(c10d.Work):
             else:
                 _wait_for(future, seconds)
         except BpsError as error:
-            raise Failure(str(error)) from error
+            raise failure(error) from error
         return True
 
     def synchronize(self):
@@ -220,10 +226,20 @@ def _wait_for(future, seconds):
     try:
         future.value()
     except RuntimeError as error:  # as futures fail
-        raise Failure(str(error)) from None
+        raise dist.DistBackendError(str(error)) from None
 
 
 _live = weakref.WeakSet()
+
+
+class _Backend(c10d.Backend):
+    """What the group shows as the backend of its devices. Carries out nothing."""
+
+    supports_coalescing = supports_splitting = supports_shrinking = supports_reconfigure = supports_window = False
+    _supports_time_estimate = False
+
+    def getBackendName(self):
+        return "bps"
 
 
 class ProcessGroupBps(dist.ProcessGroup):
@@ -241,9 +257,21 @@ class ProcessGroupBps(dist.ProcessGroup):
         self._pairs = {}  # under the lock: rank: _Pair
         self._group_name = ""
         self._group_desc = "undefined"
+        self._show_devices()
         _live.add(self)
 
     # -- What it is
+
+    def _show_devices(self):
+        """PyTorch asks a group for its devices, and each of these for its backend."""
+        devices = [torch.device("cpu"), *([torch.device("cuda")] if torch.cuda.is_available() else [])]
+        try:
+            backend = _Backend(self._me, self._n)
+        except TypeError:  # this version has no backends made in Python, and asks less
+            return
+        self._set_default_backend(dist.ProcessGroup.BackendType.CUSTOM)
+        for device in devices:
+            self._register_backend(device, dist.ProcessGroup.BackendType.CUSTOM, backend)
 
     def getBackendName(self):
         return "bps"
@@ -269,11 +297,6 @@ class ProcessGroupBps(dist.ProcessGroup):
         return self._group_desc
 
     group_desc = property(getGroupDesc)
-
-    def _get_backend(self, device):
-        return self  # of every device
-
-    supports_coalescing = False  # calls between start and end of it as one: there is nothing to gain
 
     def _get_sequence_number_for_group(self):
         return self._calls
@@ -320,7 +343,7 @@ class ProcessGroupBps(dist.ProcessGroup):
                     requests.append(_submit(self._client, name, move, timeout_ms))
             return self._work(Handle(_steps(requests, moved, result)), result, opts)
         except BpsError as error:
-            raise Failure(str(error)) from error
+            raise failure(error) from error
 
     def _work(self, handle, tensors, opts):
         if not getattr(opts, "asyncOp", True):
@@ -400,7 +423,14 @@ class ProcessGroupBps(dist.ProcessGroup):
             request = self._client.barrier(self._timeout(opts) / 1000)
             return self._work(Handle(_steps([request], [], [])), [], opts)
         except BpsError as error:
-            raise Failure(str(error)) from error
+            raise failure(error) from error
+
+    def monitored_barrier(self, timeout=None, wait_all_ranks=False):
+        """A barrier whose error names all missing ranks, which every barrier's does."""
+        opts = dist.BarrierOptions()
+        if timeout is not None:
+            opts.timeout = timeout
+        self.barrier(opts).wait()
 
     # The same under the names of older versions.
     _reduce_scatter_base = reduce_scatter_single
@@ -425,13 +455,15 @@ class ProcessGroupBps(dist.ProcessGroup):
 
     def _exchange(self, tensors, peer, tag, sender):
         """A broadcast in the job of the two. Both ends wait for each other."""
+        if peer == self._me:
+            raise ValueError(f"rank {peer} cannot send to itself")
         (tensor,) = tensors
         low, high = sorted((self._me, peer))
         move = moves.broadcast(tensor, int(sender == high), int(self._me == high))
         try:
             future = self._pair(low, high, peer).start(f"{tag}.from.{sender}", move, tensors, self._timeout_ms)
         except BpsError as error:
-            raise Failure(str(error)) from error
+            raise failure(error) from error
         return Work(tensors, future=future)
 
     def _pair(self, low, high, peer):
@@ -444,6 +476,11 @@ class ProcessGroupBps(dist.ProcessGroup):
 
 def create(options, backend_options):
     """What torch.distributed calls for each group of this backend that the process is a rank of."""
+    if tuple(map(int, torch.__version__.split(".")[:2])) < OLDEST:
+        raise RuntimeError(
+            f"process groups of bps need PyTorch {'.'.join(map(str, OLDEST))} or newer, this is {torch.__version__}; "
+            "bps.torch.DistributedOptimizer works with it"
+        )
     if backend_options is not None:
         raise TypeError("the backend bps takes no pg_options")
     rank, size = options.group_rank, options.group_size
@@ -460,7 +497,7 @@ def create(options, backend_options):
     try:
         client, layout = run_interruptible(join)
     except BpsError as error:
-        raise Failure(f"rank {rank} of {size}: {error}") from error
+        raise failure(error) from error
     return ProcessGroupBps(client, layout, rank, size, options.timeout)
 
 
