@@ -383,7 +383,7 @@ def _private_socket(params, where):
     return os.fsencode(path)
 
 
-def _wants_daemon(start_daemon):
+def wants_daemon(start_daemon):
     if start_daemon is not None:
         return start_daemon
     text = os.environ.get("BPS_START_DAEMON") or "0"
@@ -392,7 +392,7 @@ def _wants_daemon(start_daemon):
     return text == "1"
 
 
-def _no_daemon(error):
+def no_daemon(error):
     """The same error, with what can be done."""
     if error.errno not in (errno.ENOENT, errno.ECONNREFUSED):
         return error
@@ -425,7 +425,7 @@ def init(
         lib = library()
         params, kept = _join_params(lib, secret, timeout, request_timeout, shape)
         where = os.fsencode(socket) if socket is not None else None
-        if _wants_daemon(start_daemon):
+        if wants_daemon(start_daemon):
             where = _private_socket(params, where) or where
         opening = OpenParams(ctypes.sizeof(OpenParams), where, int(connect_timeout * 1000))
 
@@ -433,7 +433,7 @@ def init(
             try:
                 client = open_client(opening)
             except BpsConnectionError as error:
-                raise _no_daemon(error) from None
+                raise no_daemon(error) from None
             try:
                 client.join(params)
             except BaseException:

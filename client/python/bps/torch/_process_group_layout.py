@@ -1,7 +1,7 @@
 """Who the ranks of a process group are to bps: which job they form, and which of them are on one machine.
 
-Nothing is taken from the environment but where the daemon is. The ranks tell each other through the group's store; rank
-0 draws the job's name and its secret.
+Nothing of that is taken from the environment. The ranks tell each other through the group's store; rank 0 draws the job's
+name and its secret.
 """
 
 import ctypes
@@ -10,42 +10,45 @@ import json
 import os
 import secrets
 
-from .._client import open_client
+from .. import _private_daemon
+from .._client import no_daemon, open_client, wants_daemon
 from .._errors import BpsConnectionError, BpsError, BpsTimeoutError
+from .._launch.daemon import somebody_listens, usual_socket
 from .._library import JoinParams, OpenParams
 
 CONNECT_TIMEOUT_MS = 3000
 
 
-def daemon_socket():
-    """Where libbps_client looks for the daemon."""
-    if chosen := os.environ.get("BPS_SOCKET"):
-        return chosen
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    own = os.path.join(runtime, "bps", "bps.sock") if runtime else None
-    return own if own and os.path.exists(own) else "/run/bps/bps.sock"
+_private = None  # the socket of a daemon that the ranks started for themselves
+
+
+def _daemon_socket():
+    return _private or os.environ.get("BPS_SOCKET") or usual_socket()
+
+
+def _find_daemon(job):
+    """Where none listens and one is wanted, the ranks of the machine start one that ends with the last of them."""
+    global _private
+    if wants_daemon(None) and not somebody_listens(_daemon_socket()):
+        _private = _private_daemon.join(job)
 
 
 def connect():
     """A Client of the daemon of this machine, in no job yet."""
-    path = daemon_socket()
+    path = os.fsencode(_daemon_socket())
     try:
-        return open_client(OpenParams(ctypes.sizeof(OpenParams), os.fsencode(path), CONNECT_TIMEOUT_MS))
+        return open_client(OpenParams(ctypes.sizeof(OpenParams), path, CONNECT_TIMEOUT_MS))
     except BpsConnectionError as error:
-        raise type(error)(
-            error.errno,
-            f"{error.strerror}. Process groups need a bps-daemon on each machine: start it as a service, or start one "
-            "for this program alone by running it under bpslaunch, or set BPS_SOCKET to where it listens",
-        ) from None
+        raise no_daemon(error) from None
 
 
 def _machine():
-    """The same for two processes if and only if they are served by one daemon, in containers too: its socket is a file,
-    and a file is one of one kernel's.
+    """The same for two processes if and only if one daemon serves them, in containers too: its socket is a file, and a
+    file is one of one kernel's.
     """
     with open("/proc/sys/kernel/random/boot_id") as file:
         boot = file.read().strip()
-    status = os.stat(daemon_socket())
+    status = os.stat(_daemon_socket())
     return f"{boot} {status.st_dev} {status.st_ino}"
 
 
@@ -66,43 +69,19 @@ class Layout:
         """Makes a client this rank of the job; returns when all its ranks have come."""
         secret = bytes.fromhex(self.secret)
         kept = ctypes.create_string_buffer(secret, len(secret))  # until the call returns
-        client.join(
-            JoinParams(
-                size=ctypes.sizeof(JoinParams),
-                job=self.job.encode(),
-                secret=ctypes.addressof(kept),
-                secret_len=len(secret),
-                rank=rank,
-                world_size=len(self.nodes),
-                local_rank=self.nodes[:rank].count(self.nodes[rank]),
-                local_size=self.nodes.count(self.nodes[rank]),
-                node=self.nodes[rank],
-                n_nodes=max(self.nodes) + 1,
-                timeout_ms=timeout_ms,
-                request_timeout_ms=timeout_ms,
-                **_from_environment(),
-            )
-        )
-
-
-def _from_environment():
-    """How jobs run, as libbps_client(3) reads it."""
-    fields = {}
-    if value := os.environ.get("BPS_FORCE_DISTRIBUTED"):
-        fields["force_distributed"] = _number("BPS_FORCE_DISTRIBUTED", value)
-    if value := os.environ.get("BPS_MIN_SERVERS"):
-        fields["min_servers"] = _number("BPS_MIN_SERVERS", value)
-    if value := os.environ.get("BPS_PART_BYTES"):
-        unit = {"K": 10, "M": 20, "G": 30}.get(value[-1].upper())
-        fields["part_bytes"] = _number("BPS_PART_BYTES", value[:-1] if unit else value) << (unit or 0)
-    return fields
-
-
-def _number(name, text):
-    try:
-        return int(text)
-    except ValueError:
-        raise ValueError(f"{name} is {os.environ[name]!r}, which is not a number") from None
+        params = JoinParams(size=ctypes.sizeof(JoinParams))
+        client.call(client.lib.bps_join_params_from_settings, ctypes.byref(params))
+        params.job = self.job.encode()
+        params.secret = ctypes.addressof(kept)
+        params.secret_len = len(secret)
+        params.rank = rank
+        params.world_size = len(self.nodes)
+        params.local_rank = self.nodes[:rank].count(self.nodes[rank])
+        params.local_size = self.nodes.count(self.nodes[rank])
+        params.node = self.nodes[rank]
+        params.n_nodes = max(self.nodes) + 1
+        params.timeout_ms = params.request_timeout_ms = timeout_ms
+        client.join(params)
 
 
 def agree(store, rank, size):
@@ -113,15 +92,19 @@ def agree(store, rank, size):
     # A store may be older than the group, and hold what an earlier group of its name left: each is numbered.
     prefix = f"bps/{(store.add('bps/ranks', 1) - 1) // size}/"
     client = problem = None
+    if rank == 0:
+        store.set(f"{prefix}job", f"torch-{secrets.token_hex(8)}")
+    job = _get(store, prefix, "job", size).decode()
     try:
+        _find_daemon(job)
         client = connect()
-        store.set(f"{prefix}{rank}", json.dumps({"machine": _machine()}))
+        store.set(f"{prefix}{rank}", json.dumps({"machine": _machine(), "private": _private is not None}))
     except (BpsError, ImportError, OSError) as error:
         problem = error
         store.set(f"{prefix}{rank}", json.dumps({"error": str(error)}))
     try:
         if rank == 0:
-            layout = _draw([json.loads(_get(store, prefix, str(r), size)) for r in range(size)])
+            layout = _draw(job, [json.loads(_get(store, prefix, str(r), size)) for r in range(size)])
             store.set(f"{prefix}layout", json.dumps(layout))
         else:
             layout = json.loads(_get(store, prefix, "layout", size))
@@ -136,15 +119,14 @@ def agree(store, rank, size):
         raise
 
 
-def _draw(answers):
+def _draw(job, answers):
     failed = [f"rank {rank}: {answer['error']}" for rank, answer in enumerate(answers) if "error" in answer]
     if failed:
         return {"error": "; ".join(failed)}
-    return {
-        "job": f"torch-{secrets.token_hex(8)}",
-        "secret": secrets.token_hex(16),
-        "machines": [answer["machine"] for answer in answers],
-    }
+    machines = [answer["machine"] for answer in answers]
+    if len(set(machines)) > 1 and any(answer["private"] for answer in answers):
+        return {"error": "daemons that are started for a job serve one machine: run daemons as a cluster"}
+    return {"job": job, "secret": secrets.token_hex(16), "machines": machines}
 
 
 def _get(store, prefix, key, size):

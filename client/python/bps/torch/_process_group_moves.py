@@ -55,7 +55,9 @@ class Move:
 
 def _check(tensor):
     if tensor.layout != torch.strided:
-        raise TypeError(f"the process group of bps takes dense tensors, this one is {tensor.layout}: call to_dense() on it")
+        raise TypeError(
+            f"the process group of bps takes dense tensors, this one is {tensor.layout}: call to_dense() on it"
+        )
 
 
 def _source(tensor):
@@ -134,7 +136,9 @@ def _check_alike(tensors):
     for tensor in tensors:
         _check(tensor)
         if tensor.dtype != tensors[0].dtype:
-            raise TypeError(f"the tensors of a list must have one type: there are {tensors[0].dtype} and {tensor.dtype}")
+            raise TypeError(
+                f"the tensors of a list must have one type: there are {tensors[0].dtype} and {tensor.dtype}"
+            )
 
 
 def _check_type(output, input):
@@ -210,9 +214,7 @@ def allreduce(tensor, op, rank, size):
         return _folded(source, [source.numel()] * size, op, tensor)
     memory, finish = _target(tensor)
     span = _span(memory, dtype, factor)
-    return Move(
-        Operation.PUSH_PULL, _span(_apart(source, memory, 0), dtype, factor), span, finish, reduction=reduction
-    )
+    return Move(Operation.PUSH_PULL, _span(_apart(source, memory, 0), dtype, factor), span, finish, reduction=reduction)
 
 
 def _folded(source, counts, op, tensor):
@@ -330,9 +332,7 @@ def _check_length(what, tensors, size):
 
 def _to_one(source, memory, root, receive, finish):
     counts = [_size(source) if r == root else 0 for r in range(len(receive))]
-    return Move(
-        Operation.ALL_TO_ALL, _bytes(source), _bytes(memory), finish, counts=counts, receive_counts=receive
-    )
+    return Move(Operation.ALL_TO_ALL, _bytes(source), _bytes(memory), finish, counts=counts, receive_counts=receive)
 
 
 def gather_list(outputs, input, root, rank, size):
@@ -368,9 +368,7 @@ def scatter_list(output, inputs, root, rank, size):
         source, counts = torch.empty(0, dtype=output.dtype), [0] * size
     memory, finish = _target(output)
     receive = [_size(memory) if r == root else 0 for r in range(size)]
-    return Move(
-        Operation.ALL_TO_ALL, _bytes(source), _bytes(memory), finish, counts=counts, receive_counts=receive
-    )
+    return Move(Operation.ALL_TO_ALL, _bytes(source), _bytes(memory), finish, counts=counts, receive_counts=receive)
 
 
 def all_to_all_list(outputs, inputs, rank, size):

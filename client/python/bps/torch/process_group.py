@@ -52,7 +52,7 @@ class _All:
         self._requests = requests
 
     def poll(self):
-        return all([request.poll() for request in self._requests])
+        return all(request.poll() for request in self._requests)
 
     def wait(self, timeout=None):
         deadline = None if timeout is None else time.monotonic() + timeout

@@ -211,7 +211,9 @@ def check_reduce_scatter():
         assert equal(target, whole[3 * RANK : 3 * RANK + 3]), (dtype, op)
     whole = given(RANK, torch.float32, SIZE * 3)
     dist.reduce_scatter_tensor(whole[3 * RANK : 3 * RANK + 3], whole)  # in place, as FSDP does
-    assert equal(whole[3 * RANK : 3 * RANK + 3], total(inputs(torch.float32, SIZE * 3), Op.SUM)[3 * RANK : 3 * RANK + 3])
+    assert equal(
+        whole[3 * RANK : 3 * RANK + 3], total(inputs(torch.float32, SIZE * 3), Op.SUM)[3 * RANK : 3 * RANK + 3]
+    )
 
 
 def check_all_to_all():
@@ -310,7 +312,9 @@ def check_messages():
     tags = range(4)
     outs = [torch.zeros(3 * tag + 1) for tag in tags]
     receiving = [dist.irecv(outs[tag], before, tag=tag) for tag in tags]
-    sending = [dist.isend(given(RANK, torch.float32, 3 * tag + 1, seed=tag), following, tag=tag) for tag in reversed(tags)]
+    sending = [
+        dist.isend(given(RANK, torch.float32, 3 * tag + 1, seed=tag), following, tag=tag) for tag in reversed(tags)
+    ]
     for work in (*sending, *receiving):
         work.wait()
     assert all(equal(outs[tag], given(before, torch.float32, 3 * tag + 1, seed=tag)) for tag in tags)
@@ -354,7 +358,9 @@ def check_groups():
     dist.barrier(group=alone)
     dist.destroy_process_group(alone)
     again = dist.new_group()
-    works = [dist.all_reduce(torch.full((3,), float(i)), group=g, async_op=True) for i in range(40) for g in (None, again)]
+    works = [
+        dist.all_reduce(torch.full((3,), float(i)), group=g, async_op=True) for i in range(40) for g in (None, again)
+    ]
     for work in works:
         work.wait()
         assert work.result()[0][0] == (works.index(work) // 2) * SIZE
@@ -422,6 +428,6 @@ for name, check in list(globals().items()):
     if name.startswith("check_") and (len(sys.argv) < 3 or name in sys.argv[2:]):
         began = time.monotonic()
         check()
-        print(name, f"{time.monotonic() - began:.1f} s")
+        print(f"{name}: {time.monotonic() - began:.1f} s")
 dist.destroy_process_group()
 print("done")
