@@ -141,6 +141,7 @@ static int open_pipeline(struct daemon *daemon)
 		.job_quota_bytes = config->job_quota,
 		.max_jobs = config->max_jobs,
 		.max_tensors = config->max_tensors,
+		.resume_timeout_ms = config->resume_timeout,
 	};
 
 	return error_trace(pipeline_new(&params, &daemon->pipeline));
@@ -163,6 +164,7 @@ static int open_control(struct daemon *daemon)
 		.max_tensors = config->max_tensors,
 		.session_quota_bytes = config->session_quota,
 		.hello_timeout_ms = config->hello_timeout,
+		.resume_timeout_ms = config->resume_timeout,
 	};
 
 	return error_trace(control_new(&params, &daemon->control));
@@ -476,6 +478,17 @@ struct daemon *daemon_free(struct daemon *daemon)
 	if (!daemon)
 		return NULL;
 	loop_timer_cancel(&daemon->drain_timer);
+	/*
+	 * Jobs that can be resumed are left as they are. Their trainers see us go when nothing of ours touches their memory any
+	 * more: the next daemon may be there already.
+	 */
+	if (daemon->control)
+		control_freeze(daemon->control);
+	if (daemon->pipeline)
+		pipeline_suspend(daemon->pipeline);
+	while (daemon->pipeline && pipeline_n_suspended(daemon->pipeline) &&
+	       !loop_turn(daemon->loop, -1))
+		;
 	if (daemon->control)
 		control_close(daemon->control);
 	if (daemon->pipeline)

@@ -69,6 +69,11 @@ struct pool *pool_free(struct pool *pool)
 	return NULL;
 }
 
+unsigned pool_n_threads(const struct pool *pool)
+{
+	return pool->n_workers;
+}
+
 size_t pool_pending(const struct pool *pool)
 {
 	return pool->n_pending;

@@ -16,10 +16,10 @@ struct task {
 		task *task); /* on a worker thread, or inside pool_post() when the pool has none */
 	void (*done)(struct task *task); /* on the home loop, exactly once */
 	int32_t priority;		 /* larger first; equal: first posted first */
-	/* The pool's. */
+	/* The pool's; worker may be read by run(). */
 	struct pool *pool;
 	uint64_t sequence;
-	size_t worker;
+	size_t worker;	  /* the thread that runs it, from 0; 0 when the pool has none */
 	struct list link; /* tasks that a worker has or had, until done() */
 	struct mail mail; /* to the worker's loop, then to the home loop */
 };
@@ -35,5 +35,6 @@ DEFINE_CLEANUP(struct pool *, pool_free)
 
 /* The task belongs to the pool until done(). Returns 0 or -ENOMEM (then the task is still the caller's). */
 int pool_post(struct pool *pool, struct task *task);
+unsigned pool_n_threads(const struct pool *pool);
 /* Tasks posted and not yet done. */
 size_t pool_pending(const struct pool *pool);

@@ -25,6 +25,7 @@ struct control_params {
 	unsigned max_tensors;	      /* per session */
 	uint64_t session_quota_bytes; /* memory mapped from one session */
 	uint64_t hello_timeout_ms;    /* a connection that has not said Hello by then is closed */
+	uint64_t resume_timeout_ms;   /* the pipeline's, for Welcome */
 };
 
 struct control_session_info {
@@ -37,12 +38,14 @@ struct control_session_info {
 int control_new(const struct control_params *params, struct control **ret_control);
 /* Stops accepting; sessions stay. For draining. */
 void control_stop_accepting(struct control *control);
+/* Takes nothing more from any trainer, and says nothing more to any; all descriptors stay open. Before close. */
+void control_freeze(struct control *control);
 /* Closes every session. Idempotent. */
 void control_close(struct control *control);
 struct control *control_free(struct control *control);
 DEFINE_CLEANUP(struct control *, control_free)
 
-/* Requests not yet completed, over all sessions: 0 means drained. */
+/* Requests not yet completed, over all sessions whose jobs end with this process: 0 means drained. */
 size_t control_pending(const struct control *control);
 size_t control_n_sessions(const struct control *control);
 /* For admin; array to be freed. Returns 0 or -ENOMEM. */

@@ -272,6 +272,15 @@ void control_stop_accepting(struct control *control)
 	control->bound = false;
 }
 
+void control_freeze(struct control *control)
+{
+	struct session *session;
+
+	control_stop_accepting(control);
+	list_for_each (session, &control->sessions, link)
+		session_freeze(session);
+}
+
 void control_close(struct control *control)
 {
 	struct session *session;
@@ -301,7 +310,13 @@ struct control *control_free(struct control *control)
 
 size_t control_pending(const struct control *control)
 {
-	return control->n_pending;
+	const struct session *session;
+	size_t n = 0;
+
+	list_for_each (session, &control->sessions, link)
+		if (!pipeline_can_resume(&session->member))
+			n += session->n_pending;
+	return n;
 }
 
 size_t control_n_sessions(const struct control *control)

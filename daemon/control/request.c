@@ -6,6 +6,7 @@
 
 #define PROTOCOL_VERSION     1
 #define PROTOCOL_VERSION_MIN 1
+#define FEATURES	     CONTROL_FEATURE_RESUME
 
 /* One request packet, being handled. */
 struct incoming {
@@ -28,6 +29,9 @@ static void send_welcome(const struct incoming *in, const int fds[3])
 	Bps__Control__Welcome welcome = BPS__CONTROL__WELCOME__INIT;
 
 	welcome.version = PROTOCOL_VERSION;
+	welcome.features = FEATURES;
+	welcome.has_resume_timeout_ms = true;
+	welcome.resume_timeout_ms = params->resume_timeout_ms;
 	welcome.software = (char *)"bps-daemon " BPS_VERSION;
 	welcome.node = (char *)params->node;
 	welcome.daemon = params->id;
@@ -68,6 +72,7 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 	}
 	loop_timer_cancel(&session->timer);
 	session->state = SESSION_OPEN;
+	session->features = hello->features & FEATURES;
 	send_welcome(in, fds);
 	/* fds[1], the doorbell, stays here too. */
 	(void)fd_close(fds[0]);
@@ -78,7 +83,26 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 
 /* -- Job ---------------------------------------------------------------------------------------------------------- */
 
-static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers)
+/*
+ * What the ledger of its job may come to is charged to each rank, as memory is that it shares: the ledger lives as long
+ * as any of them does. Without room for it a trainer cannot take part in a restart.
+ */
+static void charge_ledger(struct session *session)
+{
+	uint64_t bytes = pipeline_ledger_bytes(session->control->params.pipeline);
+
+	if (session->features & CONTROL_FEATURE_RESUME && !quota_charge(&session->quota, bytes))
+		session->ledger_charge = bytes;
+}
+
+static void release_ledger(struct session *session)
+{
+	quota_release(&session->quota, session->ledger_charge);
+	session->ledger_charge = 0;
+}
+
+static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
+		      int ledger)
 {
 	struct session *session = container_of(member, struct session, member);
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
@@ -90,12 +114,15 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
 	message.joined = &joined;
 	session->join_id = 0;
-	session_send(session, &message, NULL, 0);
+	if (ledger < 0 && !member->resumed)
+		release_ledger(session);
+	session_send(session, &message, &ledger, ledger >= 0);
 }
 
 static void out_of_job(struct session *session, const struct failure *why)
 {
 	session->in_job = false;
+	release_ledger(session);
 	session->last = *why;
 	session_drop_tensors(session, why);
 }
@@ -136,8 +163,10 @@ static void on_left(struct pipeline_member *member)
 	session_answer(session, leave_id, 0, NULL);
 }
 
-static void handle_join(const struct incoming *in, const Bps__Control__Join *m)
+/* Join, or Resume of run `resumed`, which is not 0. */
+static void handle_join(const struct incoming *in, const Bps__Control__Join *m, uint64_t resumed)
 {
+	struct pipeline *pipeline = in->session->control->params.pipeline;
 	struct session *session = in->session;
 	struct pipeline_join join = {
 		.job = m->job,
@@ -157,6 +186,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m)
 		.pid = session->pid,
 	};
 	struct failure failure = { 0 };
+	int r;
 
 	if (session->in_job) {
 		(void)failure_set(&failure, -EISCONN, "already rank %u of job %s", session->rank,
@@ -173,11 +203,30 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m)
 	session->rank = m->rank;
 	session->size = m->size;
 	(void)snprintf(session->job, sizeof(session->job), "%s", m->job);
-	if (pipeline_join(session->control->params.pipeline, &session->member, &join, &failure)) {
+	if (m->n_nodes == 1 && !m->force_distributed)
+		charge_ledger(session);
+	join.can_resume = session->ledger_charge;
+	if (resumed)
+		r = pipeline_resume(pipeline, &session->member, &join, resumed, in->fd, &failure);
+	else
+		r = pipeline_join(pipeline, &session->member, &join, &failure);
+	if (r) {
 		session->in_job = false;
 		session->join_id = 0;
+		release_ledger(session);
 		refuse(in, &failure);
 	}
+}
+
+static void handle_resume(const struct incoming *in, const Bps__Control__Resume *m)
+{
+	if (!(in->session->features & CONTROL_FEATURE_RESUME))
+		session_answer(in->session, in->id, -EPROTO,
+			       "Resume from a trainer that has not said it knows it");
+	else if (in->fd < 0 || !m->job)
+		session_answer(in->session, in->id, -EPROTO, "no ledger came beside Resume");
+	else
+		handle_join(in, m->join, m->job);
 }
 
 static void handle_leave(const struct incoming *in)
@@ -307,6 +356,7 @@ static int check_declare(const struct session *session, const Bps__Control__Decl
 
 static void handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
 {
+	struct pipeline_past past = { .rounds = m->rounds, .failed = m->failed };
 	struct session *session = in->session;
 	struct session_tensor *tensor;
 	struct failure failure = { 0 };
@@ -328,7 +378,7 @@ static void handle_declare(const struct incoming *in, const Bps__Control__Declar
 	tensor->declare_id = in->id;
 	tensor->declaration.declared = on_declared;
 	if (pipeline_declare(&session->member, &tensor->declaration, m->name, m->dtype, m->elements,
-			     &failure)) {
+			     &past, &failure)) {
 		map_remove(&session->tensors, &tensor->entry);
 		session->n_tensors--;
 		free(tensor);
@@ -378,7 +428,10 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 		handle_hello(in, request->hello);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_JOIN:
-		handle_join(in, request->join);
+		handle_join(in, request->join, 0);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_RESUME:
+		handle_resume(in, request->resume);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_SHARE:
 		handle_share(in, request->share);
@@ -402,6 +455,12 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 	}
 }
 
+static bool takes_descriptor(const Bps__Control__Request *request)
+{
+	return request->body_case == BPS__CONTROL__REQUEST__BODY_SHARE ||
+	       request->body_case == BPS__CONTROL__REQUEST__BODY_RESUME;
+}
+
 void session_take_packet(struct session *session, const void *data, size_t len, int *fds,
 			 size_t n_fds)
 {
@@ -417,7 +476,7 @@ void session_take_packet(struct session *session, const void *data, size_t len, 
 	in.id = request->id;
 	if (!request->id)
 		session_fail(session, "sent a request without a number");
-	else if (n_fds && (n_fds > 1 || request->body_case != BPS__CONTROL__REQUEST__BODY_SHARE))
+	else if (n_fds && (n_fds > 1 || !takes_descriptor(request)))
 		session_fail(session, "sent %zu descriptors where none belong", n_fds);
 	else if (session->state == SESSION_GREETING &&
 		 request->body_case != BPS__CONTROL__REQUEST__BODY_HELLO)

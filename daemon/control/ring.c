@@ -300,7 +300,6 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	}
 	request->busy = true;
 	session->n_pending++;
-	session->control->n_pending++;
 	session->n_requests++;
 	pipeline_submit(&tensor->declaration, &request->base, r ? &failure : NULL);
 }
@@ -472,14 +471,19 @@ int ring_open(struct session *session, int ret_fds[3])
 	return 0;
 }
 
-void ring_close(struct session *session)
+void ring_freeze(struct session *session)
 {
 	loop_remove(&session->doorbell);
-	session->doorbell.fd = fd_close(session->doorbell.fd);
-	session->wake_fd = fd_close(session->wake_fd);
 	if (session->more_posted)
 		loop_unpost(session->control->params.loop, &session->more);
 	session->more_posted = false;
+}
+
+void ring_close(struct session *session)
+{
+	ring_freeze(session);
+	session->doorbell.fd = fd_close(session->doorbell.fd);
+	session->wake_fd = fd_close(session->wake_fd);
 	if (session->shm)
 		(void)munmap(session->shm, SHM_LEN);
 	session->shm = NULL;

@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "proto/pack.h"
 #include "tensor/tensor.h"
+#include <fcntl.h>
 #include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
@@ -12,15 +13,26 @@
 
 struct packet {
 	struct list link;
+	int fd; /* goes beside it, or -1 */
 	size_t len;
 	char data[];
 };
 
 /* -- Out ---------------------------------------------------------------------------------------------------------- */
 
-static void queue_packet(struct session *session, const void *data, size_t len)
+static void packet_free(struct session *session, struct packet *packet)
+{
+	list_remove(&packet->link);
+	session->n_outbox--;
+	(void)fd_close(packet->fd);
+	free(packet);
+}
+
+/* fd: goes beside it, stays the caller's; or -1. */
+static void queue_packet(struct session *session, const void *data, size_t len, int fd)
 {
 	struct packet *packet;
+	int kept = -1;
 
 	/* It has hung up, and reads nothing any more. */
 	if (!session->socket.loop)
@@ -30,10 +42,14 @@ static void queue_packet(struct session *session, const void *data, size_t len)
 		return;
 	}
 	packet = malloc(sizeof(*packet) + len);
-	if (!packet) {
-		session_fail(session, "no memory for its packets");
+	if (packet && fd >= 0)
+		kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (!packet || kept < (fd >= 0 ? 0 : -1)) {
+		free(packet);
+		session_fail(session, "no memory or no descriptor for its packets");
 		return;
 	}
+	packet->fd = kept;
 	packet->len = len;
 	memcpy(packet->data, data, len);
 	list_push_back(&session->outbox, &packet->link);
@@ -57,8 +73,8 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 	/* A message always has an id: it is never empty. */
 	r = session->n_outbox ? FRAME_E_AGAIN
 			      : frame_send(session->socket.fd, data, len, fds, n_fds);
-	if (r == FRAME_E_AGAIN && !n_fds)
-		queue_packet(session, data, len);
+	if (r == FRAME_E_AGAIN && n_fds <= 1)
+		queue_packet(session, data, len, n_fds ? fds[0] : -1);
 	else if (r && r != FRAME_E_EOF) /* the end is seen by reading */
 		session_fail(session, "cannot be sent to: %s",
 			     r == FRAME_E_AGAIN ? "its socket is full" : strerror(-r));
@@ -81,12 +97,11 @@ static void send_queued(struct session *session)
 	int r;
 
 	while ((packet = list_first(&session->outbox, struct packet, link))) {
-		r = frame_send(session->socket.fd, packet->data, packet->len, NULL, 0);
+		r = frame_send(session->socket.fd, packet->data, packet->len, &packet->fd,
+			       packet->fd >= 0);
 		if (r == FRAME_E_AGAIN)
 			return;
-		list_remove(&packet->link);
-		session->n_outbox--;
-		free(packet);
+		packet_free(session, packet);
 		if (r < 0) {
 			session_fail(session, "cannot be sent to: %s", strerror(-r));
 			return;
@@ -217,11 +232,16 @@ static void close_descriptors(struct session *session)
 	session->socket.fd = fd_close(session->socket.fd);
 	session->process.fd = fd_close(session->process.fd);
 	ring_close(session);
-	while ((packet = list_first(&session->outbox, struct packet, link))) {
-		list_remove(&packet->link);
-		free(packet);
-	}
-	session->n_outbox = 0;
+	while ((packet = list_first(&session->outbox, struct packet, link)))
+		packet_free(session, packet);
+}
+
+void session_freeze(struct session *session)
+{
+	loop_remove(&session->socket);
+	loop_remove(&session->process);
+	loop_timer_cancel(&session->timer);
+	ring_freeze(session);
 }
 
 static void on_reap(struct mail *mail)
@@ -287,7 +307,6 @@ void session_fail(struct session *session, const char *format, ...)
 void session_request_ended(struct session *session)
 {
 	session->n_pending--;
-	session->control->n_pending--;
 	if (session->state == SESSION_CLOSED && !session->n_pending)
 		reap_later(session->control);
 }
@@ -315,7 +334,6 @@ struct session *session_free(struct session *session)
 	session_close(session, "was closed");
 	list_remove(&session->link);
 	control->n_sessions--;
-	control->n_pending -= session->n_pending;
 	free_requests(session);
 	map_done(&session->buffers);
 	map_done(&session->tensors);

@@ -32,7 +32,7 @@ struct control {
 	int spare_fd;		 /* given up to refuse a connection when descriptors have run out */
 	bool bound;		 /* the socket's path is ours */
 	struct list sessions;
-	size_t n_sessions, n_pending;
+	size_t n_sessions;
 	struct mail reap; /* frees closed sessions, when nobody up the stack uses them */
 	bool reaping;
 	char packet[FRAME_MAX];
@@ -66,6 +66,7 @@ struct session {
 	struct list link;
 	enum session_state state;
 	uint32_t pid, uid;
+	uint64_t features; /* CONTROL_FEATURE_*, of both sides */
 	struct loop_source socket;
 	struct loop_source process; /* pidfd, or -1 */
 	struct loop_source doorbell;
@@ -88,7 +89,8 @@ struct session {
 
 	struct map buffers; /* struct buffer by number */
 	size_t n_buffers;
-	struct quota quota; /* bytes mapped */
+	struct quota quota; /* bytes mapped, and what its job's ledger may come to */
+	uint64_t ledger_charge;
 	struct map tensors;
 	size_t n_tensors;
 
@@ -106,6 +108,8 @@ struct session {
 int session_new(struct control *control, int socket, uint32_t pid, uint32_t uid, int pidfd);
 /* Ends a session. how: what other ranks are told, after "rank 3 (pid 123) of job x". Idempotent. */
 void session_close(struct session *session, const char *how);
+/* Takes nothing more from the trainer and says nothing more to it, but stays connected. */
+void session_freeze(struct session *session);
 /* The trainer broke the rules: as above, with a line in the log. */
 void session_fail(struct session *session, const char *format, ...) _printf_(2, 3);
 void session_send(struct session *session, const Bps__Control__Message *message, const int *fds,
@@ -128,5 +132,7 @@ void session_drop_tensors(struct session *session, const struct failure *why);
 /* Makes and maps what is shared. Returns 0 and what goes to the trainer: memfd, doorbell, wake-up. */
 int ring_open(struct session *session, int ret_fds[3]);
 void ring_close(struct session *session);
+/* Takes no entry any more. */
+void ring_freeze(struct session *session);
 /* Takes all entries that are there now: before a request that refers to them. */
 void ring_catch_up(struct session *session);

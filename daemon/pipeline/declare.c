@@ -29,6 +29,7 @@ struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor)
 	if (!tensor)
 		return NULL;
 	free(tensor->declared);
+	free(tensor->pasts);
 	free(tensor);
 	return NULL;
 }
@@ -191,7 +192,8 @@ static int find_or_make(struct pipeline_member *member, const char *name, unsign
 }
 
 int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration *declaration,
-		     const char *name, unsigned dtype, uint64_t elements, struct failure *failure)
+		     const char *name, unsigned dtype, uint64_t elements,
+		     const struct pipeline_past *past, struct failure *failure)
 {
 	struct pipeline_job *job = member->job;
 	struct pipeline_tensor *tensor = NULL;
@@ -202,6 +204,8 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 	r = check(name, dtype, elements, failure);
 	if (!r)
 		r = find_or_make(member, name, dtype, elements, &tensor, failure);
+	if (!r)
+		r = pipeline_resume_past(member, tensor, past, failure);
 	if (r)
 		return r;
 
@@ -209,7 +213,7 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 	tensor->n_declared++;
 	declaration->member = member;
 	declaration->tensor = tensor;
-	declaration->n_rounds = 0;
+	declaration->n_rounds = past ? past->rounds : 0;
 	declaration->answered = false;
 	list_push_back(&member->declarations, &declaration->link);
 	list_push_back(&tensor->waiting, &declaration->waiting);

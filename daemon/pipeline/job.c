@@ -1,4 +1,5 @@
 #include "pipeline/job.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "pipeline/part.h"
 #include "pipeline/round.h"
@@ -10,8 +11,6 @@
 #define TIMER_IDLE_NS	   (365ull * 24 * 3600 * NSEC_PER_SEC)
 #define TIMEOUT_MAX_MS	   (365ull * 24 * 3600 * 1000)
 #define REQUEST_TIMEOUT_MS 600000
-/* Parts begin aligned for vector units, and hold whole elements of every type. */
-#define PART_ALIGN 64u
 
 /* -- Lifetime ----------------------------------------------------------------------------------------------------- */
 
@@ -73,6 +72,8 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	map_done(&job->tensors);
 	pipeline_setup_free(job);
 	layout_done(&job->layout);
+	(void)ledger_free(job->ledger);
+	(void)fd_close(job->ledger_fd);
 	free(job->members);
 	free(job->left);
 	free(job);
@@ -100,6 +101,7 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 	job->pipeline = pipeline;
 	job->holds = 1;
 	quota_init(&job->rows_quota, pipeline->params.job_quota_bytes ?: UINT64_MAX, NULL);
+	job->ledger_fd = -1;
 	list_init(&job->link);
 	list_init(&job->rounds);
 	list_init(&job->spare_rounds);
@@ -117,6 +119,7 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		.force_distributed = join->force_distributed,
 	};
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
+	job->resumable = !job->distributed;
 	job->request_timeout_ns = join->request_timeout_ms * NSEC_PER_MSEC;
 	job->formed_by_ns = CLOCK_NEVER;
 	job->members = calloc(join->local_size, sizeof(job->members[0]));
@@ -212,14 +215,6 @@ void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 	pipeline_job_release(job);
 }
 
-static void fail(struct pipeline_job *job, int status, const char *text)
-{
-	struct failure failure;
-
-	(void)failure_set(&failure, status, "%s", text);
-	pipeline_job_fail(job, &failure, NULL);
-}
-
 /* -- Forming ------------------------------------------------------------------------------------------------------ */
 
 int pipeline_job_order_members(struct pipeline_job *job)
@@ -227,20 +222,25 @@ int pipeline_job_order_members(struct pipeline_job *job)
 	const struct layout *layout = &job->layout;
 	_cleanup_(freep) struct pipeline_member **ordered = NULL;
 
-	if (layout->n_local != job->shape.local_size || job->n_members != layout->n_local)
+	if (layout->n_local != job->shape.local_size ||
+	    job->n_members + job->n_left != layout->n_local)
 		return error_origin(-EPROTO);
 	ordered = calloc(layout->n_local, sizeof(ordered[0]));
 	if (!ordered)
 		return error_origin(-ENOMEM);
 	for (uint32_t i = 0; i < layout->n_local; i++) {
-		uint32_t index = layout->local_of_rank[job->members[i]->rank];
+		uint32_t index;
 
+		if (!job->members[i])
+			continue;
+		index = layout->local_of_rank[job->members[i]->rank];
 		if (index == RANK_AWAY)
 			return error_origin(-EPROTO);
 		ordered[index] = job->members[i];
 	}
 	for (uint32_t i = 0; i < layout->n_local; i++)
-		ordered[i]->index = i;
+		if (ordered[i])
+			ordered[i]->index = i;
 	free(job->members);
 	job->members = TAKE_PTR(ordered);
 	return 0;
@@ -249,37 +249,52 @@ int pipeline_job_order_members(struct pipeline_job *job)
 void pipeline_job_formed(struct pipeline_job *job)
 {
 	job->state = JOB_RUNNING;
-	job->part_bytes -= job->part_bytes % PART_ALIGN;
 	(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
 			     clock_now_ns() + TIMER_IDLE_NS);
-	log_info("job %s: run %016" PRIx64 ": %u ranks on %u nodes, %u here, %zu servers",
-		 job->name, job->number, job->shape.size, job->shape.n_nodes, job->n_members,
-		 job->n_servers);
-	for (uint32_t i = 0; i < job->n_members; i++)
-		job->members[i]->joined(job->members[i], job->number, (uint32_t)job->n_servers);
+	log_info("job %s: run %016" PRIx64 "%s: %u ranks on %u nodes, %u here, %zu servers",
+		 job->name, job->number, job->resumed ? ", resumed" : "", job->shape.size,
+		 job->shape.n_nodes, job->n_members, job->n_servers);
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		struct pipeline_member *member = job->members[i];
+
+		if (member)
+			member->joined(member, job->number, (uint32_t)job->n_servers,
+				       member->resumed ? -1 : job->ledger_fd);
+		FAILPOINT("job-joined");
+	}
+	job->ledger_fd = fd_close(job->ledger_fd);
 }
 
-static void form_here(struct pipeline_job *job)
+void pipeline_job_form_here(struct pipeline_job *job)
 {
+	struct failure failure;
 	int r;
 
+	if (job->n_members + job->n_left < job->shape.local_size)
+		return;
 	r = layout_init(&job->layout, NULL, job->shape.size, 1, 0);
 	if (!r)
 		r = pipeline_job_order_members(job);
-	if (!r && getrandom(&job->number, sizeof(job->number), 0) != sizeof(job->number))
+	if (!r && !job->resumed &&
+	    getrandom(&job->number, sizeof(job->number), 0) != sizeof(job->number))
 		r = error_origin(-errno);
+	if (!r) {
+		job->number |= 1; /* 0 is none */
+		job->part_bytes = job->shape.part_bytes ? job->shape.part_bytes
+							: job->pipeline->params.part_bytes;
+		job->part_bytes -= job->part_bytes % PART_ALIGN;
+		r = pipeline_resume_prepare(job);
+	}
 	if (r) {
-		fail(job, r, strerror(-r));
+		(void)failure_set(&failure, r, "job %s: cannot be formed: %s", job->name,
+				  strerror(-r));
+		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
-	job->number |= 1; /* 0 is none */
-	job->part_bytes =
-		job->shape.part_bytes ? job->shape.part_bytes : job->pipeline->params.part_bytes;
 	pipeline_job_formed(job);
 }
 
-/* Whose names it takes: a job that a rank has left does not come back, but its name does. */
-static struct pipeline_job *job_find(struct pipeline *pipeline, const char *name)
+struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const char *name)
 {
 	struct pipeline_job *job;
 
@@ -299,24 +314,11 @@ static size_t count_jobs(struct pipeline *pipeline)
 	return n;
 }
 
-/* The job that the rank belongs to, found and compared, or made. */
-static int job_for(struct pipeline *pipeline, const struct pipeline_join *join,
-		   struct pipeline_job **ret_job, struct failure *failure)
+int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join,
+		     struct pipeline_job **ret_job, struct failure *failure)
 {
-	struct pipeline_job *job = job_find(pipeline, join->job);
 	int r;
 
-	if (job) {
-		r = pipeline_join_compare(job, join, failure);
-		if (r)
-			return r;
-		if (job->n_members == job->shape.local_size || job->layout.size)
-			return failure_set(failure, -EEXIST,
-					   "job %s: all its ranks on this node are there already",
-					   join->job);
-		*ret_job = job;
-		return 0;
-	}
 	if (count_jobs(pipeline) >= pipeline->params.max_jobs)
 		return failure_set(failure, -EDQUOT, "this daemon has %u jobs already",
 				   pipeline->params.max_jobs);
@@ -326,10 +328,32 @@ static int job_for(struct pipeline *pipeline, const struct pipeline_join *join,
 	return 0;
 }
 
-static void job_add_member(struct pipeline_job *job, struct pipeline_member *member,
-			   const struct pipeline_join *join)
+/* The job that the rank belongs to, found and compared, or made. */
+static int job_for(struct pipeline *pipeline, const struct pipeline_join *join,
+		   struct pipeline_job **ret_job, struct failure *failure)
 {
-	uint64_t timeout_ns = MIN(join->timeout_ms, (uint64_t)TIMEOUT_MAX_MS) * NSEC_PER_MSEC;
+	struct pipeline_job *job = pipeline_job_find(pipeline, join->job);
+	int r;
+
+	if (job) {
+		r = pipeline_join_compare(job, join, failure);
+		if (!r)
+			r = pipeline_resume_check_new(job, join, failure);
+		if (r)
+			return r;
+		if (job->n_members == job->shape.local_size || job->layout.size)
+			return failure_set(failure, -EEXIST,
+					   "job %s: all its ranks on this node are there already",
+					   join->job);
+		*ret_job = job;
+		return 0;
+	}
+	return pipeline_job_new(pipeline, join, ret_job, failure);
+}
+
+void pipeline_job_add(struct pipeline_job *job, struct pipeline_member *member,
+		      const struct pipeline_join *join, uint64_t timeout_ns)
+{
 	uint64_t deadline_ns = clock_now_ns() + timeout_ns;
 
 	member->job = job;
@@ -338,9 +362,11 @@ static void job_add_member(struct pipeline_job *job, struct pipeline_member *mem
 	member->pid = join->pid;
 	member->index = 0;
 	member->leaving = false;
+	member->resumed = false;
 	list_init(&member->declarations);
 	job->members[join->local_rank] = member;
 	job->n_members++;
+	job->resumable &= join->can_resume;
 	if (deadline_ns < job->formed_by_ns) {
 		job->formed_by_ns = deadline_ns;
 		job->forming_timeout_ns = timeout_ns;
@@ -348,32 +374,39 @@ static void job_add_member(struct pipeline_job *job, struct pipeline_member *mem
 	}
 }
 
+int pipeline_join_take(const struct pipeline *pipeline, const struct pipeline_join *given,
+		       struct pipeline_join *ret_join, struct failure *failure)
+{
+	*ret_join = *given;
+	if (pipeline->closed)
+		return failure_set(failure, -ESHUTDOWN, "the daemon is about to stop");
+	if (!ret_join->request_timeout_ms)
+		ret_join->request_timeout_ms = REQUEST_TIMEOUT_MS;
+	ret_join->request_timeout_ms = MIN(ret_join->request_timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
+	ret_join->timeout_ms = MIN(ret_join->timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
+	return pipeline_join_check(ret_join, failure);
+}
+
 int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
 		  const struct pipeline_join *given, struct failure *failure)
 {
-	struct pipeline_join join = *given;
 	struct pipeline_job *job = NULL;
+	struct pipeline_join join;
 	int r;
 
-	if (pipeline->closed)
-		return failure_set(failure, -ESHUTDOWN, "the daemon is about to stop");
-	if (!join.request_timeout_ms)
-		join.request_timeout_ms = REQUEST_TIMEOUT_MS;
-	join.request_timeout_ms = MIN(join.request_timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
-	r = pipeline_join_check(&join, failure);
-	if (r)
-		return r;
-	r = job_for(pipeline, &join, &job, failure);
+	r = pipeline_join_take(pipeline, given, &join, failure);
+	if (!r)
+		r = job_for(pipeline, &join, &job, failure);
 	if (r)
 		return r;
 
-	job_add_member(job, member, &join);
+	pipeline_job_add(job, member, &join, join.timeout_ms * NSEC_PER_MSEC);
 	if (job->distributed && !job->querying && !job->view)
 		pipeline_setup_open(job);
 	else if (job->distributed)
 		pipeline_setup_join(job);
-	else if (job->n_members == job->shape.local_size)
-		form_here(job);
+	else
+		pipeline_job_form_here(job);
 	return 0;
 }
 
@@ -423,6 +456,8 @@ static const char *name_missing(const struct pipeline_job *job, struct pipeline_
 		if (member)
 			here[by_rank ? member->rank - first : member->local_rank] = true;
 	}
+	for (uint32_t i = 0; by_rank && i < job->shape.local_size; i++)
+		here[i] |= pipeline_resume_has_left(job, first + i);
 	for (uint32_t i = 0; i < job->shape.local_size; i++)
 		if (!here[i])
 			pipeline_ranks_add(missing, first + i);
@@ -437,7 +472,13 @@ static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
 	char time[32];
 
 	(void)pipeline_time_text(time, job->forming_timeout_ns);
-	if (job->n_members < job->shape.local_size) {
+	if (job->resumed) {
+		(void)failure_set(
+			&failure, -ECONNRESET,
+			"job %s cannot go on after the daemon's restart: %s did not come back "
+			"within %s",
+			job->name, name_missing(job, &missing, true, 0), time);
+	} else if (job->n_members < job->shape.local_size) {
 		bool by_rank = first_rank(job, &first);
 		const char *names = name_missing(job, &missing, by_rank, first);
 
@@ -485,7 +526,7 @@ static void forming_without(struct pipeline_job *job, uint32_t rank, uint32_t pi
 
 	if (!job->n_members) {
 		job_over(job);
-	} else if (job->layout.size) {
+	} else if (job->layout.size || job->resumed) {
 		(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) %s", rank, pid, how);
 		pipeline_job_fail(job, &failure, NULL);
 	} else if (job->distributed) {
@@ -505,6 +546,9 @@ void pipeline_job_let_leave(struct pipeline_job *job)
 		if (!member || !member->leaving || pipeline_round_pending(job, i))
 			continue;
 		job->left[i] = true;
+		if (job->ledger)
+			ledger_leave(job->ledger, member->rank);
+		FAILPOINT("job-left");
 		member_detach(member);
 		member->left(member);
 	}
@@ -550,6 +594,8 @@ void pipeline_abandon(struct pipeline_member *member, const char *how)
 	if (!job)
 		return;
 	member_detach(member);
+	if (job->suspended)
+		return;
 	if (job->state == JOB_FORMING) {
 		forming_without(job, member->rank, member->pid, how);
 		return;

@@ -11,9 +11,13 @@
 #include "base/clock.h"
 #include "base/map.h"
 #include "base/metrics.h"
+#include "ledger/ledger.h"
 #include "pipeline/pipeline.h"
 
 #define SECRET_DIGEST_LEN 32
+
+/* Parts begin aligned for vector units, and hold whole elements of every type. */
+#define PART_ALIGN 64u
 
 /* The home server's own answers come at the deadline or a moment after; only then does an agent give up by itself. */
 #define SERVER_GRACE_NS (3 * NSEC_PER_SEC)
@@ -68,6 +72,14 @@ struct pipeline_job {
 	uint64_t formed_by_ns;	     /* FORMING: deadline */
 	uint64_t forming_timeout_ns; /* that deadline as it was given, for words */
 
+	/* A job that can be resumed, by this daemon process or the next: resume.c. */
+	bool resumable;	       /* FORMING: all ranks so far can take part in that */
+	bool resumed;	       /* continues a run that another daemon process began */
+	bool suspended;	       /* is left to the next daemon process as it is */
+	struct ledger *ledger; /* or NULL */
+	int ledger_fd;	       /* until all ranks that need it have it, or -1 */
+	uint32_t n_left;       /* ranks that had left before it was resumed */
+
 	struct map tensors; /* by name */
 	uint64_t n_tensors;
 	struct list rounds; /* open, in no order */
@@ -107,6 +119,9 @@ struct pipeline_tensor {
 	struct list waiting;	/* declarations not yet answered */
 	struct list rounds;	/* open, by number */
 	uint64_t n_rounds;	/* completed */
+	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end; the newest of these. */
+	struct pipeline_past *pasts;
+	uint64_t past_rounds;
 	bool advancing;
 };
 
@@ -123,6 +138,18 @@ void pipeline_job_let_leave(struct pipeline_job *job);
 /* Arms the timer for a deadline, unless it is armed for an earlier one. */
 void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns);
 struct pipeline_job *pipeline_job_free(struct pipeline_job *job);
+int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join,
+		     struct pipeline_job **ret_job, struct failure *failure);
+/* The job that has this name now, or NULL. One that a rank has left does not come back, but its name does. */
+struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const char *name);
+/* Takes a member in, for whom the job is to be formed within timeout_ns. */
+void pipeline_job_add(struct pipeline_job *job, struct pipeline_member *member,
+		      const struct pipeline_join *join, uint64_t timeout_ns);
+/* Forms a job that is all on this node, if all its ranks are there. */
+void pipeline_job_form_here(struct pipeline_job *job);
+/* What a rank says, with defaults in their place, checked against the rules. As pipeline_join(). */
+int pipeline_join_take(const struct pipeline *pipeline, const struct pipeline_join *given,
+		       struct pipeline_join *ret_join, struct failure *failure);
 /* Makes room for members by local number. Returns 0, -EPROTO (layout and members disagree) or -ENOMEM. */
 int pipeline_job_order_members(struct pipeline_job *job);
 
@@ -152,6 +179,25 @@ void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure
 /* Forgets a member's declarations. */
 void pipeline_tensor_forget(struct pipeline_member *member);
 struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor);
+
+/* resume.c */
+/* A job that is being formed here gets its ledger: a new one, unless it is resumed. Returns 0 or -errno. */
+int pipeline_resume_prepare(struct pipeline_job *job);
+/* Whether this rank of a job that is being resumed had left before. */
+bool pipeline_resume_has_left(const struct pipeline_job *job, uint32_t rank);
+/* A job that has begun cannot take in a rank without a past. Returns 0, or -EEXIST with words. */
+int pipeline_resume_check_new(const struct pipeline_job *job, const struct pipeline_join *join,
+			      struct failure *failure);
+/* Keeps what a rank says of a tensor's past. Returns 0, -EPROTO or -ENOMEM with words. */
+int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor *tensor,
+			 const struct pipeline_past *past, struct failure *failure);
+/* How a round of at most tensor->past_rounds ended for this request. ret_failure: set unless it is well. */
+void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
+			     struct failure *ret_failure);
+/* The round's requests are about to end. */
+void pipeline_resume_finish(struct pipeline_round *round);
+/* Whether the daemon before was moving this round, so that it can only go on. */
+bool pipeline_resume_moves(const struct pipeline_tensor *tensor, uint64_t round);
 
 /* report.c: "rank 3", "ranks 1, 4 and 7 more". */
 struct pipeline_ranks_text {

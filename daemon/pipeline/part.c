@@ -1,4 +1,5 @@
 #include "pipeline/part.h"
+#include "base/failpoint.h"
 #include "pipeline/rows.h"
 #include "reduce/reduce.h"
 #include <inttypes.h>
@@ -20,11 +21,12 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	if (part) {
 		list_remove(&part->link);
 	} else {
-		part = calloc(1, sizeof(*part) + 2 * n * sizeof(part->pointers[0]));
+		part = calloc(1, sizeof(*part) + 3 * n * sizeof(part->pointers[0]));
 		if (!part)
 			return error_origin(-ENOMEM);
 		part->inputs = (const void **)part->pointers;
 		part->outputs = &part->pointers[n];
+		part->piece = (const void **)&part->pointers[2 * n];
 	}
 	part->round = round;
 	part->extent = *extent;
@@ -53,6 +55,8 @@ static void part_finish(struct pipeline_part *part)
 	struct pipeline_round *round = part->round;
 	struct pipeline_job *job = job_of(part);
 
+	if (round->ledger.ledger && !job->suspended)
+		ledger_round_advance(&round->ledger, part->ledger.number);
 	if (!round->failure.status) {
 		job->n_bytes += part->extent.len;
 		metric_add(&job->pipeline->bytes, part->extent.len);
@@ -78,34 +82,89 @@ static void part_fail(struct pipeline_part *part, int status, const char *text)
 
 /* -- Work: one sum, or copies ------------------------------------------------------------------------------------- */
 
-static void part_work(struct pipeline_part *part)
+/* The sum of len bytes of the inputs. */
+static void sum(const struct pipeline_part *part, const void *const *inputs, void *const *outputs,
+		size_t n_outputs, uint32_t len)
 {
 	const struct pipeline_round *round = part->round;
 
-	if (part->copies) {
-		for (size_t i = 0; i < part->n_outputs; i++)
-			memcpy(part->outputs[i], part->inputs[0], part->extent.len);
-		return;
-	}
 	reduce_run(&(struct reduce_params){
 		.dtype = round->tensor->dtype,
 		/* A node's share of an average is a sum; the servers divide. */
 		.reduction = job_of(part)->distributed && round->reduction == REDUCTION_AVERAGE
 				     ? REDUCTION_SUM
 				     : round->reduction,
-		.n_elements = part->extent.len / round->partition.element_size,
-		.inputs = part->inputs,
+		.n_elements = len / round->partition.element_size,
+		.inputs = inputs,
 		.n_inputs = part->n_inputs,
-		.outputs = part->outputs,
-		.n_outputs = part->n_outputs,
+		.outputs = outputs,
+		.n_outputs = n_outputs,
 		.divisor = job_of(part)->shape.size,
 		.round_before_division = true,
 	});
 }
 
+/* Whether the job is left to the next daemon process: then work stops where it is. */
+static bool is_stopped(const struct pipeline_part *part)
+{
+	const struct ledger *ledger = job_of(part)->ledger;
+
+	return ledger && ledger_stopped(ledger);
+}
+
+/* The sum of a part that overwrites its inputs: at any instant the ledger says how to go on. */
+static void work_recorded(struct pipeline_part *part, unsigned thread)
+{
+	struct ledger_part *ledger = &part->ledger;
+	void *scratch;
+	uint32_t len;
+
+	ledger_part_take(ledger, thread);
+	scratch = ledger_part_scratch(ledger);
+	while (ledger->done < part->extent.len) {
+		if (is_stopped(part))
+			return;
+		if (!ledger->staged) {
+			len = MIN(part->extent.len - ledger->done, LEDGER_PIECE_BYTES);
+			for (size_t i = 0; i < part->n_inputs; i++)
+				part->piece[i] = (const char *)part->inputs[i] + ledger->done;
+			sum(part, part->piece, &scratch, 1, len);
+			ledger_part_staged(ledger, len);
+		}
+		for (size_t i = 0; i < part->n_outputs; i++) {
+			memcpy((char *)part->outputs[i] + ledger->done, scratch, ledger->staged);
+			FAILPOINT("part-output-copied");
+		}
+		ledger_part_copied(ledger);
+	}
+	ledger_part_done(ledger);
+}
+
+static void part_work(struct pipeline_part *part, unsigned thread)
+{
+	if (is_stopped(part))
+		return;
+	if (part->round->ledger.ledger) {
+		work_recorded(part, thread);
+	} else if (part->copies) {
+		for (size_t i = 0; i < part->n_outputs; i++)
+			memcpy(part->outputs[i], part->inputs[0], part->extent.len);
+		FAILPOINT("part-copied");
+	} else {
+		sum(part, part->inputs, part->outputs, part->n_outputs, part->extent.len);
+		FAILPOINT("part-summed");
+	}
+}
+
 static void on_run(struct task *task)
 {
-	part_work(container_of(task, struct pipeline_part, task));
+	part_work(container_of(task, struct pipeline_part, task), (unsigned)task->worker);
+}
+
+/* The control thread comes after those of the pool. */
+static void work_here(struct pipeline_part *part)
+{
+	part_work(part, pool_n_threads(job_of(part)->pipeline->params.pool));
 }
 
 /*
@@ -132,7 +191,7 @@ static void part_post(struct pipeline_part *part, void (*done)(struct task *task
 	}
 	if (is_little(part, bytes)) {
 		part->round->inlined += bytes;
-		part_work(part);
+		work_here(part);
 		done(&part->task);
 		return;
 	}
@@ -141,7 +200,7 @@ static void part_post(struct pipeline_part *part, void (*done)(struct task *task
 	part->task.priority = part->round->priority;
 	if (pool_post(pipeline->params.pool, &part->task)) {
 		/* Slower, but right. */
-		part_work(part);
+		work_here(part);
 		done(&part->task);
 	}
 }
@@ -450,14 +509,19 @@ static bool needs_server(const struct pipeline_part *part)
 	       layout->node_of_rank[extent->source] != layout->node_of_rank[extent->target];
 }
 
-int pipeline_part_start(struct pipeline_round *round, const struct extent *extent)
+int pipeline_part_start(struct pipeline_round *round, const struct extent *extent, uint64_t number)
 {
+	struct ledger_part ledger = { 0 };
 	struct pipeline_part *part = NULL;
-	int r;
+	int r = 0;
 
-	r = part_new(round, extent, &part);
+	if (round->ledger.ledger)
+		r = ledger_part_find(&round->ledger, number, extent->len, &ledger);
+	if (!r)
+		r = part_new(round, extent, &part);
 	if (r)
 		return error_trace(r);
+	part->ledger = ledger;
 	if (!needs_server(part)) {
 		start_local(part);
 		return 0;

@@ -21,10 +21,12 @@ struct pipeline_part {
 	struct block *block; /* the gathered sum, then the answer */
 	struct task task;
 	struct call call;
-	bool copies; /* the work is copies of inputs[0], not a sum */
+	bool copies;		   /* the work is copies of inputs[0], not a sum */
+	struct ledger_part ledger; /* of a round that is recorded */
 	size_t n_inputs, n_outputs;
 	const void **inputs; /* n_local entries */
 	void **outputs;	     /* n_local entries */
+	const void **piece;  /* n_local entries: inputs of the piece that is being summed */
 	void *pointers[];
 };
 
@@ -45,8 +47,11 @@ struct pipeline_outlet {
 };
 
 /* part.c */
-/* Makes a part and sets it going; it may be done before the call returns. Returns 0 or -ENOMEM. */
-int pipeline_part_start(struct pipeline_round *round, const struct extent *extent);
+/*
+ * Makes a part and sets it going; it may be done before the call returns. number: among the round's parts that are not
+ * empty. Returns 0, -ENOMEM, or -EPROTO (the ledger says what cannot be).
+ */
+int pipeline_part_start(struct pipeline_round *round, const struct extent *extent, uint64_t number);
 /* Drops a round's parts that wait in an outlet. */
 void pipeline_part_drop_queued(struct pipeline_round *round);
 void pipeline_part_begin(struct pipeline_part *part);

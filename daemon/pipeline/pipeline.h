@@ -33,12 +33,20 @@ struct pipeline_params {
 		ahead_bytes; /* gathered and not yet sent, per server: what an urgent part cannot overtake */
 	uint64_t job_quota_bytes; /* rows held for the push_pull_rows of one job; 0: no limit */
 	unsigned max_jobs;
-	unsigned max_tensors; /* per job */
+	unsigned max_tensors;	    /* per job */
+	uint64_t resume_timeout_ms; /* for the ranks of a job to come back after a restart */
 };
 
 int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pipeline);
 /* Every job fails with -ESHUTDOWN. Idempotent. */
 void pipeline_close(struct pipeline *pipeline);
+/*
+ * Leaves every job that can be resumed to the next daemon process: none of its rounds goes on, ends or fails any more, and
+ * its members get no call. Parts in the pool stop at their next piece. Before close.
+ */
+void pipeline_suspend(struct pipeline *pipeline);
+/* Parts of such jobs that the pool still has; the loop takes them back. */
+size_t pipeline_n_suspended(const struct pipeline *pipeline);
 /* After close; when pool and transport hold none of its tasks and calls any more, because they are idle or were freed. */
 struct pipeline *pipeline_free(struct pipeline *pipeline);
 DEFINE_CLEANUP(struct pipeline *, pipeline_free)
@@ -56,8 +64,12 @@ void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char
  * them returns; they must not call back into the pipeline for this job.
  */
 struct pipeline_member {
-	/* The job is complete. number: of this run; n_servers: that it uses, 0 if it needs none. */
-	void (*joined)(struct pipeline_member *member, uint64_t number, uint32_t n_servers);
+	/*
+	 * The job is complete. number: of this run; n_servers: that it uses, 0 if it needs none. ledger: a descriptor to be
+	 * handed to the trainer, with which the job can be resumed, good until the call returns; or -1.
+	 */
+	void (*joined)(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
+		       int ledger);
 	/*
 	 * The job could not be formed (number 0), or is over. Its declarations are void. Requests have ended, or end with the
 	 * same failure once nothing touches their memory.
@@ -71,6 +83,7 @@ struct pipeline_member {
 	uint32_t rank, local_rank, pid;
 	uint32_t index; /* local number in rank order, once the job runs */
 	bool leaving;
+	bool resumed; /* it had been in this run before */
 	struct list declarations;
 };
 
@@ -82,7 +95,8 @@ struct pipeline_join {
 	uint32_t min_servers, part_bytes;
 	uint64_t timeout_ms, request_timeout_ms;
 	bool force_distributed;
-	uint32_t pid; /* for messages */
+	bool can_resume; /* the trainer can take part in a restart */
+	uint32_t pid;	 /* for messages */
 };
 
 /*
@@ -92,6 +106,18 @@ struct pipeline_join {
  */
 int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
 		  const struct pipeline_join *join, struct failure *failure);
+/*
+ * The same for a rank that was in this run of the job before another daemon process ended. ledger: the descriptor that it
+ * was given then, from outside; stays the caller's. Returns as pipeline_join() and ledger_open() do; joined() comes when
+ * every rank that had not left is back, ended() with -ECONNRESET when one is not within resume_timeout_ms.
+ */
+int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
+		    const struct pipeline_join *join, uint64_t number, int ledger,
+		    struct failure *failure);
+/* Whether the member's job would go on with the next daemon process. */
+bool pipeline_can_resume(const struct pipeline_member *member);
+/* Bytes that a ledger may come to. */
+uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline);
 /* Leaves in good order, before or after joined(): left() follows when the member's requests have ended. */
 void pipeline_leave(struct pipeline_member *member);
 /*
@@ -114,9 +140,20 @@ struct pipeline_declaration {
 	struct list waiting; /* the tensor's */
 };
 
-/* Returns 0 (then declared() follows), -EINVAL, -EEXIST (by this member already), -EDQUOT or -ENOMEM with words. */
+/* What a rank that was resumed had seen of a tensor's rounds. */
+struct pipeline_past {
+	uint64_t rounds; /* all up to this one had ended */
+	uint64_t
+		failed; /* bit n: round `rounds - n` failed; so did all that are older than its bits */
+};
+
+/*
+ * past: of a member that was resumed, or NULL. Returns 0 (then declared() follows), -EINVAL, -EEXIST (by this member
+ * already), -EPROTO (a past without a resumed run), -EDQUOT or -ENOMEM with words.
+ */
 int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration *declaration,
-		     const char *name, unsigned dtype, uint64_t elements, struct failure *failure);
+		     const char *name, unsigned dtype, uint64_t elements,
+		     const struct pipeline_past *past, struct failure *failure);
 
 /* One rank's submission of one round of a tensor. Belongs to the pipeline from pipeline_submit() until done(). */
 struct pipeline_request {
@@ -147,7 +184,8 @@ struct pipeline_request {
 
 /*
  * Submits. done() may come before it returns. invalid: what the door found wrong with this request already, or NULL: then
- * the round fails for all ranks with these words. A round that is not the declaration's next fails the job (-EPROTO).
+ * the round fails for all ranks with these words. A round that is not the declaration's next fails the job (-EPROTO); but
+ * a member that was resumed may leave out rounds, which then had ended for it, and not well.
  */
 void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_request *request,
 		     const struct failure *invalid);
@@ -159,7 +197,7 @@ void pipeline_cancel(struct pipeline_request *request);
 struct pipeline_job_info {
 	char name[64];
 	uint64_t number;
-	const char *state; /* "forming", "running", "failed", "leaving" */
+	const char *state; /* "forming", "resuming", "running", "failed", "leaving" */
 	uint32_t size, n_nodes, n_local;
 	uint64_t rounds, bytes, in_flight;
 	char waiting_for[160];

@@ -71,7 +71,7 @@ static const char *state_name(const struct pipeline_job *job)
 {
 	switch (job->state) {
 	case JOB_FORMING:
-		return "forming";
+		return job->resumed ? "resuming" : "forming";
 	case JOB_RUNNING:
 		return job->has_left.status ? "leaving" : "running";
 	default:

@@ -1,4 +1,5 @@
 #include "pipeline/round.h"
+#include "base/failpoint.h"
 #include "pipeline/part.h"
 #include "pipeline/rows.h"
 #include <inttypes.h>
@@ -151,6 +152,8 @@ static void end_requests(struct pipeline_round *round)
 				    pipeline_rows_verdict(round, request, &no_room));
 		else if (request)
 			request_end(pipeline, request, failure);
+		if (request)
+			FAILPOINT("request-ended");
 	}
 }
 
@@ -180,7 +183,9 @@ static void round_finish(struct pipeline_round *round)
 		tensor->n_rounds++;
 		job->n_rounds++;
 	}
+	pipeline_resume_finish(round);
 	end_requests(round);
+	ledger_round_end(&round->ledger);
 	round->rows = pipeline_rows_free(round->rows);
 	list_push_front(&job->spare_rounds, &round->link);
 	pipeline_job_let_leave(job);
@@ -205,6 +210,8 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 		return;
 	}
 	round->state = ROUND_FAILED;
+	if (job->ledger)
+		ledger_forget(job->ledger, tensor->name, round->number, round->number);
 	end_requests(round);
 	(void)round_forget(round);
 	pipeline_job_let_leave(job);
@@ -213,27 +220,45 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 
 /* -- Moving ------------------------------------------------------------------------------------------------------- */
 
+static bool can_begin_part(const struct pipeline_round *round)
+{
+	if (round->cut || round->failure.status || job_of(round)->suspended)
+		return false;
+	if (round->ledger.ledger && !ledger_round_reaches(&round->ledger, round->n_cut))
+		return false;
+	return round->n_parts <= ROUND_PARTS_MAX;
+}
+
 void pipeline_round_refill(struct pipeline_round *round)
 {
 	bool distributed = job_of(round)->distributed;
 	struct failure failure;
 	struct extent extent;
+	uint64_t number;
+	int r;
 
 	if (round->refilling)
 		return;
 	round->refilling = true;
 	round->inlined = 0;
 	round->n_parts++;
-	while (!round->cut && !round->failure.status && round->n_parts <= ROUND_PARTS_MAX) {
+	while (can_begin_part(round)) {
 		if (round->rows ? !pipeline_rows_next(round->rows, &extent)
 				: !partition_next(&round->partition, &extent)) {
 			round->cut = true;
-		} else if (extent.len || distributed) {
-			if (!pipeline_part_start(round, &extent))
-				continue;
-			describe(round, &failure, -ENOMEM, "out of memory");
-			pipeline_round_fail(round, &failure, true);
+			continue;
 		}
+		if (!extent.len && !distributed)
+			continue;
+		number = round->n_cut++;
+		if (round->ledger.ledger && ledger_round_has(&round->ledger, number))
+			continue;
+		r = pipeline_part_start(round, &extent, number);
+		if (!r)
+			continue;
+		describe(round, &failure, r, "%s",
+			 r == -EPROTO ? "its ledger is damaged" : strerror(-r));
+		pipeline_round_fail(round, &failure, true);
 	}
 	round->refilling = false;
 	pipeline_round_part_done(round);
@@ -242,6 +267,8 @@ void pipeline_round_refill(struct pipeline_round *round)
 void pipeline_round_part_done(struct pipeline_round *round)
 {
 	round->n_parts--;
+	if (job_of(round)->suspended)
+		return;
 	if (!round->cut && !round->failure.status) {
 		/* Not for each single one. */
 		if (round->n_parts <= ROUND_PARTS_MAX / 2)
@@ -251,12 +278,69 @@ void pipeline_round_part_done(struct pipeline_round *round)
 	}
 }
 
+/*
+ * Whether it could not be done again from the start, as its results overwrite inputs: where they do at all, an output
+ * begins inside the same rank's input. The sum of one rank's is the same however often it is taken.
+ */
+static bool overwrites_inputs(const struct pipeline_round *round)
+{
+	size_t size = dtype_size(round->tensor->dtype);
+
+	if (n_local(round) == 1)
+		return false;
+	for (uint32_t i = 0; i < n_local(round); i++) {
+		const struct pipeline_request *request = round->ranks[i].request;
+		const char *input = request->input, *output = request->output;
+
+		if (input && output && output >= input &&
+		    output < input + request->input_count * size)
+			return true;
+	}
+	return false;
+}
+
+/* Before its first part touches an output. Returns 0, or as ledger_round_begin(). */
+static int round_record(struct pipeline_round *round, struct failure *failure)
+{
+	const struct pipeline_tensor *tensor = round->tensor;
+	const struct pipeline_request *first = round->ranks[0].request;
+	struct pipeline_job *job = tensor->job;
+	struct ledger_facts facts = {
+		.tensor = tensor->name,
+		.round = round->number,
+		.elements = pipeline_check_elements(tensor, job->layout.rank_of_local[0], first),
+		.counts = first->operation == OPERATION_REDUCE_SCATTER ? first->counts : NULL,
+		.dtype = tensor->dtype,
+		.operation = first->operation,
+		.reduction = first->reduction,
+		.root = first->root,
+	};
+
+	if (!job->ledger)
+		return 0;
+	ledger_begin(job->ledger);
+	/* All ranks are past these. */
+	ledger_forget(job->ledger, tensor->name, 0, round->number - 1);
+	if (first->operation == OPERATION_PUSH_PULL_ROWS)
+		return 0;
+	if (!pipeline_resume_moves(tensor, round->number) &&
+	    (!first->reduction || !overwrites_inputs(round)))
+		return 0;
+	return ledger_round_begin(job->ledger, &round->ledger, &facts, failure);
+}
+
 static void round_start(struct pipeline_round *round)
 {
 	struct pipeline_tensor *tensor = round->tensor;
 	struct pipeline_job *job = tensor->job;
 	struct pipeline_request *first = round->ranks[0].request;
+	struct failure failure, words;
 
+	if (round_record(round, &words)) {
+		describe(round, &failure, words.status, "%s", words.text);
+		pipeline_round_fail(round, &failure, true);
+		return;
+	}
 	round->state = ROUND_MOVING;
 	round->sequence = job->pipeline->n_rounds_started++;
 	round->reduction = first->reduction;
@@ -412,6 +496,72 @@ static void round_out_of_order(struct pipeline_declaration *declaration,
 	pipeline_job_fail(declaration->tensor->job, &failure, NULL);
 }
 
+/*
+ * After a restart, rounds that a rank leaves out had ended for it before, and not well: so they end for the others.
+ * Returns 0; -EPROTO; or what round_new() returns.
+ */
+static int leave_out(struct pipeline_declaration *declaration, uint64_t until)
+{
+	struct pipeline_tensor *tensor = declaration->tensor;
+	struct pipeline_round *round;
+	struct failure failure;
+	int r;
+
+	if (until <= declaration->n_rounds)
+		return error_origin(-EPROTO);
+	if (until - declaration->n_rounds > 1 &&
+	    (!declaration->member->resumed || until - declaration->n_rounds > ROUNDS_PER_RANK_MAX))
+		return error_origin(-EPROTO);
+	while (declaration->n_rounds + 1 < until) {
+		uint64_t number = ++declaration->n_rounds;
+
+		if (number <= tensor->past_rounds || hopeless(tensor))
+			continue;
+		round = round_find(tensor, number);
+		r = round ? 0 : round_new(tensor, number, &round);
+		if (r)
+			return error_trace(r);
+		round->ranks[declaration->member->index].came = true;
+		round->n_came++;
+		describe(round, &failure, -ECONNRESET,
+			 "it had failed on rank %u before the daemon restarted",
+			 declaration->member->rank);
+		if (round->state == ROUND_FAILED)
+			(void)round_forget(round);
+		else
+			pipeline_round_fail(round, &failure, true);
+	}
+	declaration->n_rounds++;
+	return 0;
+}
+
+/* One that had ended before a restart, for another rank. */
+static void request_settle(struct pipeline_tensor *tensor, struct pipeline_request *request)
+{
+	struct failure failure = { 0 };
+
+	pipeline_resume_outcome(tensor, request, &failure);
+	request_end(tensor->job->pipeline, request, failure.status ? &failure : NULL);
+}
+
+void pipeline_round_settle(struct pipeline_tensor *tensor)
+{
+	struct pipeline_round *round;
+
+	/* They are in order. Who ended them does not submit them again, so none moves. */
+	while ((round = list_first(&tensor->rounds, struct pipeline_round, link)) &&
+	       round->number <= tensor->past_rounds) {
+		for (uint32_t i = 0; i < n_local(round); i++) {
+			struct pipeline_request *request = TAKE_PTR(round->ranks[i].request);
+
+			if (request)
+				request_settle(tensor, request);
+		}
+		round_recycle(round);
+	}
+	pipeline_job_let_leave(tensor->job);
+}
+
 void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_request *request,
 		     const struct failure *invalid)
 {
@@ -421,12 +571,20 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	struct pipeline_round *round;
 	int r;
 
-	if (request->round != declaration->n_rounds + 1) {
+	r = leave_out(declaration, request->round);
+	if (r == -EPROTO) {
 		round_out_of_order(declaration, request);
 		return;
 	}
-	declaration->n_rounds++;
-	if (hopeless(tensor)) {
+	if (r) {
+		round_refused(tensor, request, r);
+		return;
+	}
+	if (request->round <= tensor->past_rounds) {
+		request_settle(tensor, request);
+		return;
+	}
+	if (hopeless(tensor) && !pipeline_resume_moves(tensor, request->round)) {
 		if (job->distributed && tensor->key)
 			pipeline_setup_fail_round(job, tensor->key, request->round,
 						  hopeless(tensor));
@@ -457,7 +615,8 @@ void pipeline_cancel(struct pipeline_request *request)
 	struct pipeline_round *round = request->in;
 	struct failure failure;
 
-	if (!round || round->failure.status || round->state == ROUND_MOVING)
+	if (!round || round->failure.status || round->state == ROUND_MOVING ||
+	    pipeline_resume_moves(round->tensor, round->number))
 		return;
 	for (uint32_t i = 0; i < n_local(round); i++) {
 		if (round->ranks[i].request != request)
@@ -560,7 +719,8 @@ void pipeline_round_leave(struct pipeline_job *job, const struct failure *failur
 		list_for_each (round, &job->rounds, job_link) {
 			/* What moves on this node alone is over in a moment, and well. */
 			if (round->failure.status ||
-			    (round->state == ROUND_MOVING && !job->distributed))
+			    (round->state == ROUND_MOVING && !job->distributed) ||
+			    pipeline_resume_moves(round->tensor, round->number))
 				continue;
 			open = round;
 			break;

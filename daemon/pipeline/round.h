@@ -50,6 +50,8 @@ struct pipeline_round {
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */
+	uint64_t n_cut;	  /* parts cut so far, but for empty ones: the number of the next */
+	struct ledger_round ledger;
 	struct list parts;
 	struct partition_rank *partition_ranks; /* n_local entries */
 	struct pipeline_rank ranks[];		/* n_local entries */
@@ -62,6 +64,8 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 void pipeline_round_refill(struct pipeline_round *round);
 /* A part has gone; the round ends with its last. */
 void pipeline_round_part_done(struct pipeline_round *round);
+/* Ends the requests of rounds that had ended before a restart: tensor->past_rounds has grown. */
+void pipeline_round_settle(struct pipeline_tensor *tensor);
 /* Starts what can start. */
 void pipeline_round_advance(struct pipeline_tensor *tensor);
 /* Fails what is over its deadline. Returns the next deadline, or CLOCK_NEVER. */

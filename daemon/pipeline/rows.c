@@ -589,22 +589,33 @@ int pipeline_rows_answered(struct pipeline_part *part, struct failure *failure)
 
 /* -- The end ------------------------------------------------------------------------------------------------------ */
 
+bool pipeline_rows_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
+			   uint64_t n_rows, struct failure *ret_failure)
+{
+	uint64_t room = request->output_count / request->width;
+
+	request->n_rows = n_rows;
+	if (n_rows <= room)
+		return true;
+	(void)failure_set(ret_failure, -ENOSPC,
+			  "tensor %s, round %" PRIu64 ": the result has %" PRIu64
+			  " rows, and there is room for %" PRIu64,
+			  tensor->name, request->round, n_rows, room);
+	return false;
+}
+
 const struct failure *pipeline_rows_verdict(const struct pipeline_round *round,
 					    struct pipeline_request *request,
 					    struct failure *ret_failure)
 {
 	const struct pipeline_rows *rows = round->rows;
-	uint64_t room;
 
-	if (!rows)
+	if (!rows || pipeline_rows_outcome(round->tensor, request, rows->n_result, ret_failure))
 		return NULL;
-	room = request->output_count / rows->width;
-	request->n_rows = rows->n_result;
-	if (rows->n_result <= room)
-		return NULL;
-	(void)failure_set(ret_failure, -ENOSPC,
-			  "tensor %s, round %" PRIu64 ": the result has %" PRIu64
-			  " rows, and there is room for %" PRIu64,
-			  round->tensor->name, round->number, rows->n_result, room);
 	return ret_failure;
+}
+
+uint64_t pipeline_rows_n(const struct pipeline_rows *rows)
+{
+	return rows->n_result;
 }

@@ -69,5 +69,10 @@ int pipeline_rows_answered(struct pipeline_part *part, struct failure *failure);
 const struct failure *pipeline_rows_verdict(const struct pipeline_round *round,
 					    struct pipeline_request *request,
 					    struct failure *ret_failure);
+/* The same of a result of so many rows: tells the request of them. Returns whether they fit; else with words. */
+bool pipeline_rows_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
+			   uint64_t n_rows, struct failure *ret_failure);
+/* Rows of the result, once it is there. */
+uint64_t pipeline_rows_n(const struct pipeline_rows *rows);
 /* Returns NULL; takes NULL. */
 struct pipeline_rows *pipeline_rows_free(struct pipeline_rows *rows);

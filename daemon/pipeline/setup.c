@@ -298,7 +298,7 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 		job->stripes[i] = (uint16_t)m->stripes[i];
 	job->n_stripes = m->n_stripes;
 	job->number = m->job;
-	job->part_bytes = m->part_bytes;
+	job->part_bytes = m->part_bytes - m->part_bytes % PART_ALIGN;
 	/* As sent, and so limited: the product does not overflow. */
 	job->request_timeout_ns =
 		MIN(m->request_timeout_ms, job->shape.request_timeout_ms) * NSEC_PER_MSEC;

@@ -248,7 +248,8 @@ struct world *world_free(struct world *world)
 
 /* -- Ranks -------------------------------------------------------------------------------------------------------- */
 
-static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers)
+static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
+		      int ledger)
 {
 	struct rank *rank = container_of(member, struct rank, member);
 
@@ -347,7 +348,8 @@ int declared_make(struct declared *declared, struct rank *rank, const char *name
 		  uint64_t elements, struct failure *failure)
 {
 	*declared = (struct declared){ .base.declared = on_declared };
-	return pipeline_declare(&rank->member, &declared->base, name, dtype, elements, failure);
+	return pipeline_declare(&rank->member, &declared->base, name, dtype, elements, NULL,
+				failure);
 }
 
 struct declared *world_declare(struct world *world, const char *name, unsigned dtype,

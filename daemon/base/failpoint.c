@@ -1,0 +1,106 @@
+#include "base/failpoint.h"
+
+#ifdef BPS_FAILPOINTS
+
+#include <pthread.h>
+#include <signal.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <time.h>
+
+#define POINTS_MAX 16
+#define DELAY_MS   200
+
+enum action { ACTION_KILL, ACTION_STOP, ACTION_DELAY, ACTION_ERROR };
+
+struct point {
+	char name[48];
+	enum action action;
+	unsigned at; /* does it the at-th time it is passed, from 1 */
+	_Atomic unsigned n_passed;
+};
+
+static struct point points[POINTS_MAX];
+static size_t n_points;
+static pthread_once_t once = PTHREAD_ONCE_INIT;
+
+/* A test that asks for what there is not would pass for no reason. */
+static void refuse(const char *word)
+{
+	(void)fprintf(stderr, "BPS_FAILPOINTS: \"%s\" is not NAME=kill|stop|delay|error[@N]\n",
+		      word);
+	abort();
+}
+
+static void parse_one(char *word)
+{
+	static const char *const names[] = { "kill", "stop", "delay", "error" };
+	struct point *point = &points[n_points];
+	char *equals = strchr(word, '='), *at;
+	size_t i;
+
+	if (!equals || equals == word || equals - word >= (ptrdiff_t)sizeof(point->name) ||
+	    n_points == POINTS_MAX)
+		refuse(word);
+	at = strchr(equals, '@');
+	point->at = at ? (unsigned)strtoul(at + 1, NULL, 10) : 1;
+	if (!point->at)
+		refuse(word);
+	if (at)
+		*at = 0;
+	for (i = 0; i < ARRAY_SIZE(names) && strcmp(equals + 1, names[i]); i++)
+		;
+	if (i == ARRAY_SIZE(names))
+		refuse(word);
+	point->action = (enum action)i;
+	memcpy(point->name, word, (size_t)(equals - word));
+	n_points++;
+}
+
+static void parse(void)
+{
+	const char *given = getenv("BPS_FAILPOINTS");
+	char *text = given ? strdup(given) : NULL, *save = NULL;
+
+	for (char *word = text ? strtok_r(text, ",", &save) : NULL; word;
+	     word = strtok_r(NULL, ",", &save))
+		parse_one(word);
+	free(text);
+}
+
+bool failpoint_pass(const char *name)
+{
+	struct timespec delay = { .tv_nsec = DELAY_MS * 1000000L };
+
+	(void)pthread_once(&once, parse);
+	for (size_t i = 0; i < n_points; i++) {
+		struct point *point = &points[i];
+
+		if (strcmp(point->name, name) ||
+		    atomic_fetch_add(&point->n_passed, 1) + 1 != point->at)
+			continue;
+		switch (point->action) {
+		case ACTION_KILL:
+			(void)kill(getpid(), SIGKILL);
+			/* The other threads end it too: this one goes no further. */
+			for (;;)
+				(void)pause();
+		case ACTION_STOP:
+			(void)kill(getpid(), SIGSTOP);
+			break;
+		case ACTION_DELAY:
+			(void)nanosleep(&delay, NULL);
+			break;
+		case ACTION_ERROR:
+			return true;
+		}
+	}
+	return false;
+}
+
+#else
+
+/* A file is never empty. */
+typedef int failpoint_none;
+
+#endif

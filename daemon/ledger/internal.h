@@ -1,0 +1,83 @@
+/* What ledger.c and hand.c share. */
+#pragma once
+
+#include "ledger/ledger.h"
+#include "tensor/tensor.h"
+#include <stdatomic.h>
+#include <sys/types.h>
+
+/* A record that the daemon before has left, copied out of the trainers' reach and checked. */
+struct ledger_old {
+	uint32_t record;
+	char tensor[TENSOR_NAME_MAX + 1];
+	uint64_t round, elements, digest, low;
+	uint64_t done[LEDGER_WINDOW / 64];
+	unsigned dtype, operation, reduction;
+	uint32_t root;
+};
+
+/* The same for a hand. */
+struct ledger_stale {
+	uint32_t hand, record;
+	uint64_t part;
+	uint32_t done, staged;
+};
+
+struct ledger {
+	struct buffer *memory;
+	dev_t device;
+	ino_t inode;
+	uint32_t size, part_bytes, n_hands;
+	bool begun;
+	_Atomic bool stopped;
+	uint64_t left[JOB_RANKS_MAX / 64];
+
+	uint32_t free_records[LEDGER_RECORDS];
+	size_t n_free;
+	struct ledger_old *old;
+	size_t n_old;
+
+	struct ledger_stale *stale;
+	size_t n_stale;
+	unsigned n_threads;
+	uint32_t own[]; /* hand of each thread */
+};
+
+static inline struct ledger_header *ledger_header(const struct ledger *ledger)
+{
+	return (struct ledger_header *)ledger->memory->data;
+}
+
+static inline struct ledger_record *ledger_record(const struct ledger *ledger, uint32_t record)
+{
+	return (struct ledger_record *)(ledger->memory->data + LEDGER_RECORD_OFFSET) + record;
+}
+
+static inline struct ledger_hand *ledger_hand(const struct ledger *ledger, uint32_t hand)
+{
+	return (struct ledger_hand *)(ledger->memory->data + ledger_hand_offset()) + hand;
+}
+
+static inline uint64_t ledger_bit(uint64_t part)
+{
+	return UINT64_C(1) << (part % 64);
+}
+
+static inline size_t ledger_word(uint64_t part)
+{
+	return part % LEDGER_WINDOW / 64;
+}
+
+/* No store after it is seen without those before it, whatever kills us in between. The thread sanitizer knows no fences. */
+static inline void ledger_fence(void)
+{
+#if !defined(__SANITIZE_THREAD__)
+	atomic_thread_fence(memory_order_seq_cst);
+#endif
+}
+
+/* hand.c */
+/* Reads the hands that were left, after the records; gives each thread one of the others. As ledger_open(). */
+int ledger_take_hands(struct ledger *ledger, struct failure *failure);
+/* Clears the hands that were left in a record. */
+void ledger_drop_hands(struct ledger *ledger, uint32_t record);

@@ -1,0 +1,455 @@
+#include "base/failpoint.h"
+#include "ledger/internal.h"
+#include <fcntl.h>
+#include <inttypes.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+
+/* Its holders are charged by whom they are known to; not here. */
+static struct quota unlimited = { .limit = UINT64_MAX };
+
+/* A part is left in the hand it was found in, so hands run out if many daemons in a row never get to finish one. */
+static uint32_t hands_for(unsigned n_threads)
+{
+	return MIN(MAX(4 * n_threads, LEDGER_HANDS_MIN), LEDGER_HANDS_MAX);
+}
+
+uint64_t ledger_bytes(unsigned n_threads)
+{
+	return ledger_len(hands_for(n_threads));
+}
+
+uint32_t ledger_part_bytes(const struct ledger *ledger)
+{
+	return ledger->part_bytes;
+}
+
+bool ledger_is(const struct ledger *ledger, int fd)
+{
+	struct stat st;
+
+	return !fstat(fd, &st) && st.st_dev == ledger->device && st.st_ino == ledger->inode;
+}
+
+/* -- Making, taking over ------------------------------------------------------------------------------------------ */
+
+struct ledger *ledger_free(struct ledger *ledger)
+{
+	if (!ledger)
+		return NULL;
+	(void)buffer_unref(ledger->memory);
+	free(ledger->old);
+	free(ledger->stale);
+	free(ledger);
+	return NULL;
+}
+
+static int ledger_map(int fd, uint64_t len, unsigned n_threads, struct ledger **ret_ledger,
+		      struct failure *failure)
+{
+	_cleanup_(ledger_freep) struct ledger *ledger =
+		calloc(1, sizeof(*ledger) + n_threads * sizeof(ledger->own[0]));
+	struct stat st;
+	int r;
+
+	if (!ledger)
+		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+	if (fstat(fd, &st))
+		return failure_set(failure, -errno, "cannot look at the ledger: %s",
+				   strerror(errno));
+	ledger->device = st.st_dev;
+	ledger->inode = st.st_ino;
+	ledger->n_threads = n_threads;
+	r = buffer_map(fd, len, &unlimited, &ledger->memory, failure);
+	if (r)
+		return r;
+	*ret_ledger = TAKE_PTR(ledger);
+	return 0;
+}
+
+int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_threads,
+	       struct ledger **ret_ledger, int *ret_fd)
+{
+	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
+	_cleanup_(fd_closep) int fd = memfd_create("bps-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	uint32_t n_hands = hands_for(n_threads);
+	struct ledger_header *header;
+	struct failure failure = { 0 };
+	int r;
+
+	if (fd < 0 || ftruncate(fd, (off_t)ledger_len(n_hands)) ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
+		return error_origin(-errno);
+	r = ledger_map(fd, ledger_len(n_hands), n_threads, &ledger, &failure);
+	if (r)
+		return error_origin(r);
+	ledger->size = size;
+	ledger->part_bytes = part_bytes;
+	ledger->n_hands = n_hands;
+	for (uint32_t i = 0; i < LEDGER_RECORDS; i++)
+		ledger->free_records[ledger->n_free++] = LEDGER_RECORDS - 1 - i;
+	for (uint32_t i = 0; i < n_threads; i++)
+		ledger->own[i] = i;
+	header = ledger_header(ledger);
+	header->magic = LEDGER_MAGIC;
+	header->version = LEDGER_VERSION;
+	header->len = ledger_len(n_hands);
+	header->job = job;
+	header->size = size;
+	header->part_bytes = part_bytes;
+	header->n_records = LEDGER_RECORDS;
+	header->n_hands = n_hands;
+	header->piece_bytes = LEDGER_PIECE_BYTES;
+	*ret_ledger = TAKE_PTR(ledger);
+	*ret_fd = TAKE_FD(fd);
+	return 0;
+}
+
+/* The header, as copied; the memory behind it has so many bytes. */
+static int check_header(const struct ledger_header *header, uint64_t len, uint64_t job,
+			uint32_t size, struct failure *failure)
+{
+	if (header->magic != LEDGER_MAGIC)
+		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
+	if (header->version != LEDGER_VERSION || header->piece_bytes != LEDGER_PIECE_BYTES ||
+	    header->n_records != LEDGER_RECORDS)
+		return failure_set(failure, -ESTALE,
+				   "its ledger is of version %u (%u records, pieces of %u bytes), "
+				   "this daemon (" BPS_VERSION ") knows version %u (%u, %u): start "
+				   "the job again",
+				   header->version, header->n_records, header->piece_bytes,
+				   LEDGER_VERSION, LEDGER_RECORDS, LEDGER_PIECE_BYTES);
+	if (!header->n_hands || header->n_hands > LEDGER_HANDS_MAX ||
+	    header->len != ledger_len(header->n_hands) || header->len != len ||
+	    header->part_bytes < PART_BYTES_MIN || header->part_bytes > PART_BYTES_MAX ||
+	    header->part_bytes % LEDGER_PART_ALIGN)
+		return failure_set(failure, -EPROTO,
+				   "the ledger is damaged: %" PRIu64 " bytes, %u hands, parts of "
+				   "%u bytes",
+				   header->len, header->n_hands, header->part_bytes);
+	if (header->job != job || header->size != size)
+		return failure_set(failure, -EPROTO,
+				   "the ledger is of run %016" PRIx64 " with %u ranks, not of "
+				   "%016" PRIx64 " with %u",
+				   header->job, header->size, job, size);
+	return 0;
+}
+
+/* Copies a record that is in use, and checks it. */
+static int read_record(struct ledger *ledger, uint32_t number, struct failure *failure)
+{
+	struct ledger_old *old = &ledger->old[ledger->n_old];
+	struct ledger_record copy;
+
+	memcpy(&copy, ledger_record(ledger, number), sizeof(copy));
+	/* The copy is what is checked and used: the compiler must not go back to the original. */
+	__asm__ volatile("" ::: "memory");
+	*old = (struct ledger_old){
+		.record = number,
+		.round = copy.round,
+		.elements = copy.elements,
+		.digest = copy.digest,
+		.low = atomic_load_explicit(&copy.low, memory_order_relaxed),
+		.dtype = copy.dtype,
+		.operation = copy.operation,
+		.reduction = copy.reduction,
+		.root = copy.root,
+	};
+	for (size_t i = 0; i < ARRAY_SIZE(old->done); i++)
+		old->done[i] = atomic_load_explicit(&copy.done[i], memory_order_relaxed);
+	memcpy(old->tensor, copy.tensor, sizeof(old->tensor));
+	if (atomic_load_explicit(&copy.state, memory_order_relaxed) != LEDGER_MOVING ||
+	    !old->tensor[0] || !memchr(old->tensor, 0, sizeof(old->tensor)) ||
+	    !dtype_size(old->dtype) || !old->operation || old->operation > OPERATION_MAX_ ||
+	    !old->reduction || old->reduction > REDUCTION_MAX_ || !old->round || old->low % 64)
+		return failure_set(failure, -EPROTO, "the ledger is damaged: record %u", number);
+	ledger->n_old++;
+	return 0;
+}
+
+static int read_records(struct ledger *ledger, struct failure *failure)
+{
+	size_t n_used = 0;
+	int r;
+
+	for (uint32_t i = LEDGER_RECORDS; i--;) {
+		if (atomic_load_explicit(&ledger_record(ledger, i)->state, memory_order_acquire) ==
+		    LEDGER_FREE)
+			ledger->free_records[ledger->n_free++] = i;
+		else
+			n_used++;
+	}
+	ledger->old = calloc(MAX(n_used, (size_t)1), sizeof(ledger->old[0]));
+	if (!ledger->old)
+		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+	/* Those found free stay free, whatever their memory says now. */
+	for (size_t i = 0, next = 0; i < LEDGER_RECORDS; i++) {
+		if (next < ledger->n_free && ledger->free_records[ledger->n_free - 1 - next] == i) {
+			next++;
+			continue;
+		}
+		r = read_record(ledger, (uint32_t)i, failure);
+		if (r)
+			return r;
+	}
+	return 0;
+}
+
+int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct ledger **ret_ledger,
+		struct failure *failure)
+{
+	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
+	struct ledger_header header;
+	struct stat st;
+	int r;
+
+	if (fstat(fd, &st))
+		return failure_set(failure, -errno, "cannot look at the ledger: %s",
+				   strerror(errno));
+	if ((uint64_t)st.st_size < LEDGER_RECORD_OFFSET ||
+	    (uint64_t)st.st_size > ledger_len(LEDGER_HANDS_MAX))
+		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
+	r = ledger_map(fd, (uint64_t)st.st_size, n_threads, &ledger, failure);
+	if (r)
+		return r;
+	memcpy(&header, ledger->memory->data, sizeof(header));
+	__asm__ volatile("" ::: "memory");
+	r = check_header(&header, (uint64_t)st.st_size, job, size, failure);
+	if (r)
+		return r;
+	ledger->size = size;
+	ledger->part_bytes = header.part_bytes;
+	ledger->n_hands = header.n_hands;
+	ledger->begun = atomic_load_explicit(&header.begun, memory_order_relaxed);
+	for (size_t i = 0; i < ARRAY_SIZE(ledger->left); i++)
+		ledger->left[i] = atomic_load_explicit(&header.left[i], memory_order_relaxed);
+	r = read_records(ledger, failure);
+	if (!r)
+		r = ledger_take_hands(ledger, failure);
+	if (r)
+		return r;
+	*ret_ledger = TAKE_PTR(ledger);
+	return 0;
+}
+
+/* -- The job ------------------------------------------------------------------------------------------------------ */
+
+void ledger_begin(struct ledger *ledger)
+{
+	if (ledger->begun)
+		return;
+	ledger->begun = true;
+	atomic_store_explicit(&ledger_header(ledger)->begun, 1, memory_order_release);
+	ledger_fence();
+}
+
+bool ledger_has_begun(const struct ledger *ledger)
+{
+	return ledger->begun;
+}
+
+void ledger_leave(struct ledger *ledger, uint32_t rank)
+{
+	ledger->left[rank / 64] |= ledger_bit(rank);
+	atomic_store_explicit(&ledger_header(ledger)->left[rank / 64], ledger->left[rank / 64],
+			      memory_order_release);
+	ledger_fence();
+}
+
+bool ledger_has_left(const struct ledger *ledger, uint32_t rank)
+{
+	return ledger->left[rank / 64] & ledger_bit(rank);
+}
+
+void ledger_stop(struct ledger *ledger)
+{
+	atomic_store_explicit(&ledger->stopped, true, memory_order_relaxed);
+}
+
+bool ledger_stopped(const struct ledger *ledger)
+{
+	return atomic_load_explicit(&ledger->stopped, memory_order_relaxed);
+}
+
+/* -- Rounds ------------------------------------------------------------------------------------------------------- */
+
+/* 0: none. Both are computed from the ranks' own numbers, so that nobody gains by a collision. */
+static uint64_t digest_of(const uint64_t *counts, uint32_t size)
+{
+	uint64_t digest = 0xcbf29ce484222325;
+
+	if (!counts)
+		return 0;
+	for (uint32_t i = 0; i < size; i++)
+		digest = (digest ^ counts[i]) * 0x100000001b3;
+	return digest ? digest : 1;
+}
+
+static struct ledger_old *find_old(const struct ledger *ledger, const char *tensor, uint64_t first,
+				   uint64_t last)
+{
+	for (size_t i = 0; i < ledger->n_old; i++) {
+		struct ledger_old *old = &ledger->old[i];
+
+		if (old->round >= first && old->round <= last && !strcmp(old->tensor, tensor))
+			return old;
+	}
+	return NULL;
+}
+
+static void record_free(struct ledger *ledger, uint32_t record)
+{
+	atomic_store_explicit(&ledger_record(ledger, record)->state, LEDGER_FREE,
+			      memory_order_release);
+	ledger->free_records[ledger->n_free++] = record;
+}
+
+static void old_remove(struct ledger *ledger, struct ledger_old *old)
+{
+	*old = ledger->old[--ledger->n_old];
+}
+
+bool ledger_remembers(const struct ledger *ledger, const char *tensor, uint64_t round)
+{
+	return find_old(ledger, tensor, round, round);
+}
+
+bool ledger_find_rows(const struct ledger *ledger, const char *tensor, uint64_t round,
+		      uint64_t *ret_n_rows)
+{
+	const struct ledger_old *old = find_old(ledger, tensor, round, round);
+
+	if (!old || old->operation != OPERATION_PUSH_PULL_ROWS)
+		return false;
+	*ret_n_rows = old->elements;
+	return true;
+}
+
+void ledger_forget(struct ledger *ledger, const char *tensor, uint64_t first, uint64_t last)
+{
+	struct ledger_old *old;
+
+	while ((old = find_old(ledger, tensor, first, last))) {
+		uint32_t record = old->record;
+
+		/* While the record is there its hands mean something. */
+		old_remove(ledger, old);
+		ledger_drop_hands(ledger, record);
+		record_free(ledger, record);
+	}
+}
+
+static bool is_same(const struct ledger_old *old, const struct ledger_facts *facts, uint64_t digest)
+{
+	return old->dtype == facts->dtype && old->operation == facts->operation &&
+	       old->reduction == facts->reduction && old->root == facts->root &&
+	       old->elements == facts->elements && old->digest == digest;
+}
+
+static void record_write(struct ledger *ledger, uint32_t number, const struct ledger_facts *facts,
+			 uint64_t digest)
+{
+	struct ledger_record *record = ledger_record(ledger, number);
+
+	record->dtype = (uint8_t)facts->dtype;
+	record->operation = (uint8_t)facts->operation;
+	record->reduction = (uint8_t)facts->reduction;
+	record->root = facts->root;
+	record->round = facts->round;
+	record->elements = facts->elements;
+	record->digest = digest;
+	atomic_store_explicit(&record->low, 0, memory_order_relaxed);
+	for (size_t i = 0; i < ARRAY_SIZE(record->done); i++)
+		atomic_store_explicit(&record->done[i], 0, memory_order_relaxed);
+	memset(record->tensor, 0, sizeof(record->tensor));
+	memcpy(record->tensor, facts->tensor, strnlen(facts->tensor, TENSOR_NAME_MAX));
+	FAILPOINT("ledger-record-half");
+	atomic_store_explicit(&record->state, LEDGER_MOVING, memory_order_release);
+	ledger_fence();
+	FAILPOINT("ledger-record-written");
+}
+
+/* The words of a record that stand for no part yet may hold anything if someone else wrote them. */
+static void clear_ahead(struct ledger_round *round)
+{
+	size_t behind = ledger_word(round->low + LEDGER_AHEAD);
+
+	round->done[behind] = 0;
+	atomic_store_explicit(&ledger_record(round->ledger, round->record)->done[behind], 0,
+			      memory_order_release);
+}
+
+/* Full words are left behind. */
+static void slide(struct ledger_round *round)
+{
+	struct ledger_record *record = ledger_record(round->ledger, round->record);
+
+	while (round->done[ledger_word(round->low)] == UINT64_MAX) {
+		size_t behind = ledger_word(round->low);
+
+		round->low += 64;
+		atomic_store_explicit(&record->low, round->low, memory_order_release);
+		FAILPOINT("ledger-low-moved");
+		round->done[behind] = 0;
+		atomic_store_explicit(&record->done[behind], 0, memory_order_release);
+	}
+}
+
+int ledger_round_begin(struct ledger *ledger, struct ledger_round *round,
+		       const struct ledger_facts *facts, struct failure *failure)
+{
+	struct ledger_old *old = find_old(ledger, facts->tensor, facts->round, facts->round);
+	uint64_t digest = digest_of(facts->counts, ledger->size);
+
+	if (old && !is_same(old, facts, digest)) {
+		ledger_forget(ledger, facts->tensor, facts->round, facts->round);
+		return failure_set(failure, -EPROTO,
+				   "the daemon was restarted in the middle of it, and the ranks "
+				   "now submit something else");
+	}
+	*round = (struct ledger_round){ .ledger = ledger };
+	if (old) {
+		round->record = old->record;
+		round->low = old->low;
+		memcpy(round->done, old->done, sizeof(round->done));
+		old_remove(ledger, old);
+		clear_ahead(round);
+		slide(round);
+		FAILPOINT("ledger-record-continued");
+		return 0;
+	}
+	if (!ledger->n_free)
+		return failure_set(failure, -EDQUOT, "%u rounds move already", LEDGER_RECORDS);
+	round->record = ledger->free_records[--ledger->n_free];
+	record_write(ledger, round->record, facts, digest);
+	return 0;
+}
+
+void ledger_round_end(struct ledger_round *round)
+{
+	if (!round->ledger)
+		return;
+	FAILPOINT("ledger-round-told");
+	ledger_drop_hands(round->ledger, round->record);
+	record_free(round->ledger, round->record);
+	round->ledger = NULL;
+	FAILPOINT("ledger-record-freed");
+}
+
+bool ledger_round_reaches(const struct ledger_round *round, uint64_t part)
+{
+	return part < round->low || part - round->low < LEDGER_AHEAD;
+}
+
+bool ledger_round_has(const struct ledger_round *round, uint64_t part)
+{
+	return part < round->low || round->done[ledger_word(part)] & ledger_bit(part);
+}
+
+void ledger_round_advance(struct ledger_round *round, uint64_t part)
+{
+	if (part < round->low)
+		return;
+	round->done[ledger_word(part)] |= ledger_bit(part);
+	slide(round);
+}

@@ -1,0 +1,114 @@
+/*
+ * The ledger of a job (proto/ledger.h), kept by this daemon process for the next, or taken over from the one before.
+ * Control thread only, but for the calls about a part that is being worked on, which belong to the thread that works.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "proto/ledger.h"
+
+struct ledger;
+struct ledger_old;
+
+/*
+ * Makes the ledger of a new run of a job. n_threads: that sum at the same time, numbered from 0. *ret_fd is the caller's,
+ * who hands it to the ranks. Returns 0, -ENOMEM, -EMFILE and other -errno of memfd_create(2) and mmap(2).
+ */
+int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_threads,
+	       struct ledger **ret_ledger, int *ret_fd);
+/*
+ * Takes over what fd, from outside, is said to be: the ledger of this run of a job of so many ranks. The descriptor stays
+ * the caller's. Returns 0; -ESTALE (of another version), -EPROTO (no ledger, of another job, or damaged), -ECONNRESET
+ * (too few hands are left for these threads), -ENOMEM, each with words.
+ */
+int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct ledger **ret_ledger,
+		struct failure *failure);
+/* Returns NULL; takes NULL. What was written stays for whoever holds the descriptor. */
+struct ledger *ledger_free(struct ledger *ledger);
+DEFINE_CLEANUP(struct ledger *, ledger_free)
+
+/* Bytes that its memory may come to, for so many threads: what its holder is charged. */
+uint64_t ledger_bytes(unsigned n_threads);
+uint32_t ledger_part_bytes(const struct ledger *ledger);
+/* Whether a descriptor is of the same memory. */
+bool ledger_is(const struct ledger *ledger, int fd);
+
+/* A round is about to complete: from now on every rank has a past. */
+void ledger_begin(struct ledger *ledger);
+bool ledger_has_begun(const struct ledger *ledger);
+/* This rank leaves, or has left, in good order. */
+void ledger_leave(struct ledger *ledger, uint32_t rank);
+bool ledger_has_left(const struct ledger *ledger, uint32_t rank);
+
+/* This process is about to end: parts under way stop at their next piece. Any thread may ask. */
+void ledger_stop(struct ledger *ledger);
+bool ledger_stopped(const struct ledger *ledger);
+
+/* -- Rounds --------------------------------------------------------------------------------------------------------- */
+
+/* What a round is: the same before and after. */
+struct ledger_facts {
+	const char *tensor;
+	uint64_t round, elements;
+	const uint64_t *counts; /* size entries, or NULL */
+	unsigned dtype, operation, reduction;
+	uint32_t root;
+};
+
+/* A round that moves, embedded in it. Zero: not recorded. */
+struct ledger_round {
+	struct ledger *ledger;
+	uint32_t record;
+	uint64_t low; /* our own copy: all parts below are done */
+	uint64_t done[LEDGER_WINDOW / 64];
+};
+
+/*
+ * Records that a round begins, or continues the record that the daemon before has left of it. Returns 0; -EPROTO with
+ * words when it is no longer the same round; -EDQUOT when no record is free.
+ */
+int ledger_round_begin(struct ledger *ledger, struct ledger_round *round,
+		       const struct ledger_facts *facts, struct failure *failure);
+/* Every local rank has been told how it ended. Harmless on one that is not recorded. */
+void ledger_round_end(struct ledger_round *round);
+/* Whether this part may begin yet; when not, parts below it are under way. */
+bool ledger_round_reaches(const struct ledger_round *round, uint64_t part);
+/* Whether this part, which the record reaches, is done. */
+bool ledger_round_has(const struct ledger_round *round, uint64_t part);
+/* A part was worked on to its end. */
+void ledger_round_advance(struct ledger_round *round, uint64_t part);
+
+/* Whether the daemon before has begun this round, and it has not been begun again. */
+bool ledger_remembers(const struct ledger *ledger, const char *tensor, uint64_t round);
+/* What the daemon before has recorded of a push_pull_rows that is done: its `elements`, which are the rows of the result. */
+bool ledger_find_rows(const struct ledger *ledger, const char *tensor, uint64_t round,
+		      uint64_t *ret_n_rows);
+/* Rounds first to last of a tensor have ended otherwise, if the daemon before had begun them. */
+void ledger_forget(struct ledger *ledger, const char *tensor, uint64_t first, uint64_t last);
+
+/* -- Parts ---------------------------------------------------------------------------------------------------------- */
+
+/* A part in a hand. Pieces of it are summed into the scratch, then copied to the outputs. */
+struct ledger_part {
+	struct ledger *ledger;
+	uint32_t record;
+	uint32_t hand; /* UINT32_MAX: not taken yet */
+	uint64_t number;
+	uint32_t done, staged; /* bytes: in all outputs; after them, in the scratch */
+};
+
+/*
+ * Control thread, before the part is given to a thread. Finds the hand in which it was left, if there is one. Returns 0,
+ * or -EPROTO when that does not fit a part of len bytes.
+ */
+int ledger_part_find(const struct ledger_round *round, uint64_t number, uint32_t len,
+		     struct ledger_part *ret_part);
+/* Working thread: takes its own hand unless there is one. */
+void ledger_part_take(struct ledger_part *part, unsigned thread);
+/* LEDGER_PIECE_BYTES, aligned to a page. */
+void *ledger_part_scratch(const struct ledger_part *part);
+/* A piece of len bytes is in the scratch; it has been copied to every output. */
+void ledger_part_staged(struct ledger_part *part, uint32_t len);
+void ledger_part_copied(struct ledger_part *part);
+/* All of it is in the outputs. */
+void ledger_part_done(struct ledger_part *part);

@@ -1,0 +1,298 @@
+/*
+ * A job goes on with another daemon process: bps(7), RESTART. What is here is about jobs and tensors; parts that were
+ * under way are continued where parts begin (round.c, part.c).
+ */
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "pipeline/round.h"
+#include "pipeline/rows.h"
+#include <fcntl.h>
+#include <inttypes.h>
+
+/* Failures of older rounds are not told one by one. */
+#define PAST_BITS 64u
+
+/* Those of the pool, and the control thread. */
+static unsigned n_threads(const struct pipeline *pipeline)
+{
+	return pool_n_threads(pipeline->params.pool) + 1;
+}
+
+uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline)
+{
+	return ledger_bytes(n_threads(pipeline));
+}
+
+bool pipeline_can_resume(const struct pipeline_member *member)
+{
+	const struct pipeline_job *job = member->job;
+
+	return job && job->state != JOB_OVER && job->ledger;
+}
+
+/* -- Jobs --------------------------------------------------------------------------------------------------------- */
+
+int pipeline_resume_prepare(struct pipeline_job *job)
+{
+	int r;
+
+	if (job->resumed) {
+		job->part_bytes = ledger_part_bytes(job->ledger);
+		for (uint32_t i = 0; i < job->layout.n_local; i++)
+			job->left[i] = ledger_has_left(job->ledger, job->layout.rank_of_local[i]);
+		return 0;
+	}
+	if (!job->resumable)
+		return 0;
+	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
+		       &job->ledger, &job->ledger_fd);
+	return error_trace(r);
+}
+
+bool pipeline_resume_has_left(const struct pipeline_job *job, uint32_t rank)
+{
+	return job->resumed && ledger_has_left(job->ledger, rank);
+}
+
+int pipeline_resume_check_new(const struct pipeline_job *job, const struct pipeline_join *join,
+			      struct failure *failure)
+{
+	if (job->state != JOB_FORMING || !job->resumed || !ledger_has_begun(job->ledger))
+		return 0;
+	return failure_set(
+		failure, -EEXIST,
+		"job %s: goes on after the daemon's restart as soon as all its ranks are "
+		"back, and rank %u cannot begin anew",
+		join->job, join->rank);
+}
+
+static struct pipeline_job *find_run(struct pipeline *pipeline, const char *name, uint64_t number)
+{
+	struct pipeline_job *job;
+
+	list_for_each (job, &pipeline->jobs, link)
+		if (job->state != JOB_OVER && job->resumed && job->number == number &&
+		    !strcmp(job->name, name))
+			return job;
+	return NULL;
+}
+
+/* The ranks that had left count as there; the first of them is why nothing new can be submitted. */
+static void take_left(struct pipeline_job *job)
+{
+	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
+		if (!ledger_has_left(job->ledger, rank))
+			continue;
+		if (!job->n_left++)
+			(void)failure_set(&job->has_left, -EPIPE, "rank %u has left job %s", rank,
+					  job->name);
+	}
+}
+
+static int check_left(const struct ledger *ledger, const struct pipeline_join *join,
+		      struct failure *failure)
+{
+	if (ledger_has_left(ledger, join->rank))
+		return failure_set(failure, -EEXIST, "job %s: rank %u has left it", join->job,
+				   join->rank);
+	return 0;
+}
+
+/* The job of the first rank that comes back: a new one, or one that ranks without a past have begun to form. */
+static int begin(struct pipeline *pipeline, const struct pipeline_join *join, uint64_t number,
+		 int fd, struct pipeline_job **ret_job, struct failure *failure)
+{
+	struct pipeline_job *job = pipeline_job_find(pipeline, join->job);
+	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
+	_cleanup_(fd_closep) int kept = -1;
+	int r;
+
+	r = ledger_open(fd, number, join->size, n_threads(pipeline), &ledger, failure);
+	if (r)
+		return r;
+	r = check_left(ledger, join, failure);
+	if (r)
+		return r;
+	kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (kept < 0)
+		return failure_set(failure, -errno, "cannot keep the ledger: %s", strerror(errno));
+	if (job && (job->state != JOB_FORMING || job->distributed || job->resumed ||
+		    ledger_has_begun(ledger)))
+		return failure_set(
+			failure, -ECONNRESET,
+			"job %s cannot go on after the daemon's restart: other ranks have "
+			"begun a job of that name meanwhile",
+			join->job);
+	if (job)
+		r = pipeline_join_compare(job, join, failure);
+	else
+		r = pipeline_job_new(pipeline, join, &job, failure);
+	if (r)
+		return r;
+	job->resumed = true;
+	job->number = number;
+	job->ledger = TAKE_PTR(ledger);
+	job->ledger_fd = TAKE_FD(kept);
+	take_left(job);
+	*ret_job = job;
+	return 0;
+}
+
+/* The job of another rank that came back before. */
+static int compare(const struct pipeline_job *job, const struct pipeline_join *join, int fd,
+		   struct failure *failure)
+{
+	int r;
+
+	r = pipeline_join_compare(job, join, failure);
+	if (r)
+		return r;
+	if (!ledger_is(job->ledger, fd))
+		return failure_set(failure, -EPROTO,
+				   "job %s: rank %u brings another ledger than the rank before it",
+				   join->job, join->rank);
+	if (job->state != JOB_FORMING)
+		return failure_set(failure, -EEXIST, "job %s: all its ranks are back already",
+				   join->job);
+	return check_left(job->ledger, join, failure);
+}
+
+int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
+		    const struct pipeline_join *given, uint64_t number, int ledger,
+		    struct failure *failure)
+{
+	struct pipeline_job *job;
+	struct pipeline_join join;
+	int r;
+
+	r = pipeline_join_take(pipeline, given, &join, failure);
+	if (r)
+		return r;
+	if (join.n_nodes > 1 || join.force_distributed || !number)
+		return failure_set(failure, -EPROTO,
+				   "job %s: not one that can be resumed: it has no ledger",
+				   join.job);
+	job = find_run(pipeline, join.job, number);
+	if (job)
+		r = compare(job, &join, ledger, failure);
+	else
+		r = begin(pipeline, &join, number, ledger, &job, failure);
+	if (r)
+		return r;
+
+	FAILPOINT("resume-accepted");
+	pipeline_job_add(job, member, &join, pipeline->params.resume_timeout_ms * NSEC_PER_MSEC);
+	member->resumed = true;
+	pipeline_job_form_here(job);
+	return 0;
+}
+
+void pipeline_suspend(struct pipeline *pipeline)
+{
+	struct pipeline_job *job;
+
+	list_for_each (job, &pipeline->jobs, link) {
+		if (job->state == JOB_OVER || !job->ledger)
+			continue;
+		log_info("job %s: run %016" PRIx64 ": left to the next daemon process", job->name,
+			 job->number);
+		job->suspended = true;
+		job->state = JOB_OVER;
+		loop_timer_cancel(&job->timer);
+		ledger_stop(job->ledger);
+	}
+}
+
+size_t pipeline_n_suspended(const struct pipeline *pipeline)
+{
+	const struct pipeline_round *round;
+	const struct pipeline_job *job;
+	size_t n = 0;
+
+	list_for_each (job, &pipeline->jobs, link)
+		list_for_each (round, &job->rounds, job_link)
+			n += job->suspended ? round->n_parts : 0;
+	return n;
+}
+
+/* -- Tensors ------------------------------------------------------------------------------------------------------ */
+
+int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor *tensor,
+			 const struct pipeline_past *past, struct failure *failure)
+{
+	struct pipeline_job *job = tensor->job;
+
+	if (!past || !past->rounds)
+		return 0;
+	if (!member->resumed)
+		return failure_set(failure, -EPROTO,
+				   "tensor %s: rank %u cannot have seen %" PRIu64
+				   " rounds in a job that has just begun",
+				   tensor->name, member->rank, past->rounds);
+	if (!tensor->pasts)
+		tensor->pasts = calloc(job->layout.n_local, sizeof(tensor->pasts[0]));
+	if (!tensor->pasts)
+		return failure_set(failure, -ENOMEM, "tensor %s: out of memory", tensor->name);
+	tensor->pasts[member->index] = *past;
+	if (past->rounds > tensor->past_rounds) {
+		tensor->past_rounds = past->rounds;
+		pipeline_round_settle(tensor);
+	}
+	return 0;
+}
+
+/* Whether some rank had seen it end well; then it is done on every rank. */
+static bool ended_well(const struct pipeline_tensor *tensor, uint64_t round)
+{
+	for (uint32_t i = 0; i < tensor->job->layout.n_local; i++) {
+		const struct pipeline_past *past = &tensor->pasts[i];
+		uint64_t age = past->rounds - round;
+
+		if (round <= past->rounds && age < PAST_BITS && !(past->failed >> age & 1))
+			return true;
+	}
+	return false;
+}
+
+void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
+			     struct failure *ret_failure)
+{
+	uint64_t round = request->round, n_rows;
+
+	if (request->operation == OPERATION_PUSH_PULL_ROWS && request->width &&
+	    ledger_find_rows(tensor->job->ledger, tensor->name, round, &n_rows))
+		(void)pipeline_rows_outcome(tensor, request, n_rows, ret_failure);
+	else if (!ended_well(tensor, round))
+		(void)failure_set(ret_failure, -ECONNRESET,
+				  "tensor %s, round %" PRIu64
+				  ": it had failed before the daemon restarted",
+				  tensor->name, round);
+}
+
+/*
+ * Of push_pull_rows, which is otherwise done again from the start, ranks are told how many rows there are, and some that
+ * they had no room: what the first has heard, the others must hear after a restart.
+ */
+void pipeline_resume_finish(struct pipeline_round *round)
+{
+	const struct pipeline_tensor *tensor = round->tensor;
+	struct ledger *ledger = tensor->job->ledger;
+	struct ledger_facts facts = {
+		.tensor = tensor->name,
+		.round = round->number,
+		.dtype = tensor->dtype,
+		.operation = OPERATION_PUSH_PULL_ROWS,
+		.reduction = round->reduction,
+	};
+
+	if (!ledger || !round->rows || round->failure.status)
+		return;
+	facts.elements = pipeline_rows_n(round->rows);
+	ledger_forget(ledger, tensor->name, round->number, round->number);
+	(void)ledger_round_begin(ledger, &round->ledger, &facts, &round->failure);
+}
+
+bool pipeline_resume_moves(const struct pipeline_tensor *tensor, uint64_t round)
+{
+	return tensor->job->ledger && ledger_remembers(tensor->job->ledger, tensor->name, round);
+}

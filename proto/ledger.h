@@ -1,0 +1,111 @@
+/*
+ * The ledger of a job: how far its sums have come, so that the next daemon process can go on with them when this one is
+ * killed, restarted or upgraded. Needed because an in-place reduction overwrites its own inputs: begun and not finished,
+ * it can neither be left nor be done again from the start. See bps(7), RESTART.
+ *
+ * One memfd per job that can be resumed, made by the daemon, sealed (SHRINK | GROW | SEAL), sparse. Its descriptor goes
+ * to every rank beside Joined and comes back beside Resume; trainers keep it and never map it. One daemon process at a
+ * time writes it, and only the next one reads it, which treats it as hostile: trainers could write it. A daemon trusts
+ * its own copy of everything but the scratch bytes, which are data as good as the inputs.
+ *
+ *	0				struct ledger_header
+ *	LEDGER_RECORD_OFFSET		struct ledger_record[n_records]
+ *	ledger_hand_offset()		struct ledger_hand[n_hands]
+ *	ledger_scratch_offset()		uint8_t[n_hands][piece_bytes]
+ *
+ * What is written is read after the death of a process, never of a machine: atomic stores with release order are enough.
+ * At any instant, whatever was stored last:
+ *
+ *	record	state is stored last when it is written, and first when it is freed. It is written before the first part of
+ *		its round touches an output, and freed after every local rank's slot says SHM_DONE.
+ *	part	is done when its number is below `low` or its bit is set. Parts are numbered from 0 in the order in which
+ *		the operation is cut. Bit n % LEDGER_WINDOW stands for part n, of low <= n < low + LEDGER_AHEAD alone; no
+ *		later part begins. `low` moves by whole words, and a word is cleared after `low` has left it behind: it is
+ *		then further ahead than LEDGER_AHEAD.
+ *	hand	is a thread's place in a part: `taken` is stored last and cleared first; it is cleared after the part's bit
+ *		was set. Of the part, `done` bytes are in all outputs; `staged` bytes after them are in the scratch, and
+ *		perhaps in some outputs: these are copied (again), everything after them is summed from the inputs.
+ *
+ * A part goes on in the hand it was found in. A hand whose part is done, or whose record is free, means nothing.
+ */
+#pragma once
+
+#include "proto/types.h"
+#include <stdatomic.h>
+
+#define LEDGER_MAGIC   0x4c535042u /* "BPSL" */
+#define LEDGER_VERSION 1
+
+#define LEDGER_RECORDS \
+	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */
+#define LEDGER_HANDS_MIN   64u
+#define LEDGER_HANDS_MAX   8192u
+#define LEDGER_PIECE_BYTES 32768u
+#define LEDGER_PART_ALIGN  64u /* of part_bytes: parts and pieces are whole elements of every type */
+#define LEDGER_WINDOW	   512u			 /* bits of a record; a multiple of 64 */
+#define LEDGER_AHEAD	   (LEDGER_WINDOW - 64u) /* parts from `low` on that may have begun */
+
+struct ledger_header {
+	uint32_t magic;
+	uint32_t version;
+	uint64_t len;  /* of the memfd */
+	uint64_t job;  /* number of the run */
+	uint32_t size; /* ranks */
+	uint32_t part_bytes;
+	uint32_t n_records;
+	uint32_t n_hands;
+	uint32_t piece_bytes;
+	/* 1 before the first round of the job completes: from then on no rank can begin anew. */
+	_Atomic uint32_t begun;
+	/* Bit r: rank r has left in good order. */
+	_Atomic uint64_t left[JOB_RANKS_MAX / 64];
+};
+static_assert(sizeof(struct ledger_header) == 48 + JOB_RANKS_MAX / 8, "ledger_header is a format");
+
+enum ledger_record_state { LEDGER_FREE = 0, LEDGER_MOVING = 1 };
+
+struct ledger_record {
+	_Atomic uint32_t state; /* enum ledger_record_state */
+	uint8_t dtype, operation, reduction, pad;
+	uint32_t root;
+	uint32_t pad2;
+	uint64_t round;
+	uint64_t elements; /* of the operation, or of each block where they are equal */
+	uint64_t digest;   /* of the counts; 0: equal blocks */
+	_Atomic uint64_t low;
+	uint64_t pad3;
+	_Atomic uint64_t done[LEDGER_WINDOW / 64];
+	char tensor[TENSOR_NAME_MAX + 1];
+} _cache_aligned_;
+static_assert(sizeof(struct ledger_record) == 384, "ledger_record is a format");
+
+struct ledger_hand {
+	_Atomic uint32_t taken; /* number of the record, and 1; 0: none */
+	uint32_t pad;
+	uint64_t part;
+	_Atomic uint64_t progress; /* bytes: done | staged << 32; one store moves both */
+	uint64_t pad2[5];
+} _cache_aligned_;
+static_assert(sizeof(struct ledger_hand) == CACHE_LINE, "ledger_hand is a format");
+
+#define LEDGER_RECORD_OFFSET 4096u
+static_assert(sizeof(struct ledger_header) <= LEDGER_RECORD_OFFSET,
+	      "the header fits before the records");
+static_assert(sizeof(struct ledger_record) * LEDGER_RECORDS % 4096 == 0, "hands begin on a page");
+
+static inline uint64_t ledger_hand_offset(void)
+{
+	return LEDGER_RECORD_OFFSET + (uint64_t)LEDGER_RECORDS * sizeof(struct ledger_record);
+}
+
+/* n_hands: at most LEDGER_HANDS_MAX, so that nothing overflows. */
+static inline uint64_t ledger_scratch_offset(uint32_t n_hands)
+{
+	return align_up(ledger_hand_offset() + (uint64_t)n_hands * sizeof(struct ledger_hand),
+			4096);
+}
+
+static inline uint64_t ledger_len(uint32_t n_hands)
+{
+	return ledger_scratch_offset(n_hands) + (uint64_t)n_hands * LEDGER_PIECE_BYTES;
+}
