@@ -12,7 +12,8 @@ else:
 x = bytearray(8)
 x[0] = 1 + bps.rank()
 assert bps.push_pull(x, average=False)[0] == bps.size() * (bps.size() + 1) // 2
-print("rank", bps.rank(), "of", bps.size(), "local", bps.local_rank(), bps.local_size(), flush=True)
+line = f"rank {bps.rank()} of {bps.size()} local {bps.local_rank()} {bps.local_size()}\n"
+os.write(1, line.encode())  # in one piece: torchrun lets all ranks write into one pipe
 if "BPS_TEST_WAIT" in os.environ:
-    print("pid", os.getpid(), flush=True)
+    os.write(1, f"pid {os.getpid()}\n".encode())
     sys.stdin.read()
