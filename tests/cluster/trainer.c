@@ -206,7 +206,7 @@ static void operation_free(struct operation *op)
 }
 
 static void submit_rows(struct operation *op, char **words, struct bps_submit_params *params,
-			int shared)
+			size_t size, int shared)
 {
 	char *path = value_of(words, "rows");
 	void *data;
@@ -221,7 +221,7 @@ static void submit_rows(struct operation *op, char **words, struct bps_submit_pa
 	free(data);
 	op->output_rows = memory(params->output_count / params->width * sizeof(int64_t), shared,
 				 &op->out_rows_memory);
-	op->row_len = params->width * (op->output_len / (params->output_count ?: 1));
+	op->row_len = params->width * size;
 	params->input_rows = op->input_rows;
 	params->output_rows = op->output_rows;
 }
@@ -256,7 +256,7 @@ static void do_submit(char **words)
 	params.root = (uint32_t)number_of(words, "root", 0);
 	params.priority = (int32_t)number_of(words, "priority", 0);
 	params.timeout_ms = number_of(words, "timeout", 0);
-	submit_rows(op, words, &params, shared);
+	submit_rows(op, words, &params, size, shared);
 	if (counts_of(words, "counts", counts))
 		params.counts = counts;
 	if (counts_of(words, "recv", receive))
@@ -292,7 +292,8 @@ static void do_rows(char **words)
 	uint64_t n = 0;
 	char text[32];
 	int r = bps_request_rows(op->request, &n);
-	size_t n_written = r ? 0 : n;
+	/* After ENOSPC there are more than came. */
+	size_t n_written = !r && n * op->row_len <= op->output_len ? n : 0;
 
 	if (!file || fwrite(op->output_rows, sizeof(int64_t), n_written, file) != n_written ||
 	    fclose(file)) {

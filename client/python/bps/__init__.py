@@ -166,19 +166,21 @@ def push_pull_rows_async(rows, values, table, average=None, name=None, *, op=Non
         raise TypeError(f"row numbers must be integers, not {rows.dtype.name}")
     if rows.ndim != 1 or values.shape[:1] != rows.shape:
         raise ValueError(f"{rows.shape} row numbers do not fit values of shape {values.shape}: one for each row")
-    rows = _Tensor(rows.astype(numpy.int64, copy=False))
-    source = _Tensor(values)
-    result = []
-
-    def make(room):
-        result.extend([rows.like(room), source.like(room)])
-        return result[0].span, result[1].span
+    numbers, source = _Tensor(rows.astype(numpy.int64, copy=False)), _Tensor(values)
+    room = int(table) if room is None else min(int(room), int(table))
+    into, target = numbers.like(room), source.like(room)
+    request = _ops.push_pull_rows(
+        _ops.Rows(numbers.span, source.span, source.row),
+        int(table),
+        _ops.Rows(into.span, target.span, source.row),
+        _ops.choose_reduction(average, op),
+        name,
+        priority,
+    )
 
     def steps():
-        n = yield from _ops.push_pull_rows(
-            rows.span, source.span, int(table), source.row, _ops.choose_reduction(average, op), make, name, priority, room
-        )
-        return result[0].object[:n], result[1].object[:n]
+        yield request
+        return into.object[: request.rows], target.object[: request.rows]
 
     return Handle(steps())
 

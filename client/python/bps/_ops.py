@@ -134,37 +134,41 @@ def push_pull(source, target, reduction, name=None, priority=0):
     )
 
 
-def push_pull_rows(numbers, values, table, width, reduction, make, name=None, priority=0, room=None, full=None):
-    """Steps. numbers: int64, the rows that values holds, width elements each, of a table of so many rows.
+class Rows:
+    """Some rows of a table. numbers: int64, one for each row; values: width elements for each."""
 
-    make(room) gives (Span for numbers, Span for values) with room for so many rows; room: at most so many, or the table.
-    full: the tensor's whole name, to share one with push_pull(). Returns the rows of the result.
+    __slots__ = ("numbers", "values", "width")
+
+    def __init__(self, numbers, values, width):
+        self.numbers = numbers
+        self.values = values
+        self.width = width
+        if numbers.dtype != DType.INT64 or numbers.count * width != values.count:
+            kind = numbers.dtype.name.lower()
+            raise ValueError(f"{numbers.count} row numbers of {kind} for {values.count} elements in rows of {width}")
+
+
+def push_pull_rows(source, table, target, reduction, name=None, priority=0, full=None):
+    """source, target: Rows of a table of so many rows; target is the room for the result. How many rows of it came is the
+    request's .rows. full: the tensor's whole name, to share the one of a push_pull().
     """
     client = _client.current()
-    if numbers.dtype != DType.INT64 or numbers.count * width != values.count:
-        raise BpsValueError(
-            errno.EINVAL,
-            f"{numbers.count} row numbers of {numbers.dtype.name.lower()} for {values.count} elements in rows of {width}",
-        )
-    full = full or tensor_name("push_pull_rows", name, values.dtype, table * width)
-    tensor = client.declare(full, values.dtype, table * width)
-    result_numbers, result = make(table if room is None else min(room, table))
+    dtype, width = source.values.dtype, source.width
+    full = full or tensor_name("push_pull_rows", name, dtype, table * width)
     params = SubmitParams(
         operation=Operation.PUSH_PULL_ROWS,
         reduction=reduction,
-        input=values.address,
-        output=result.address,
-        input_count=values.count,
-        output_count=result.count,
+        input=source.values.address,
+        output=target.values.address,
+        input_count=source.values.count,
+        output_count=target.values.count,
         priority=priority,
         width=width,
-        input_rows=numbers.address,
-        output_rows=result_numbers.address,
+        input_rows=source.numbers.address,
+        output_rows=target.numbers.address,
     )
-    keep = (numbers.owner, values.owner, result_numbers.owner, result.owner)
-    request = client.submit(tensor, params, keep)
-    yield request
-    return request.rows
+    keep = [span.owner for rows in (source, target) for span in (rows.numbers, rows.values)]
+    return client.submit(client.declare(full, dtype, table * width), params, keep)
 
 
 def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=False):
