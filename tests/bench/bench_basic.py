@@ -8,9 +8,11 @@ local      push_pull of --bytes by 4 ranks of one machine; limit: copying each r
            of five. The sum may beat it: it streams past the cache, and reads all inputs before it writes
 cluster    push_pull by 4 nodes of one rank and 4 spare servers, over TCP; limit: one TCP stream of the machine, which
            8 daemons share here: each byte crosses it 2 x 4 times
+rows       push_pull_rows of 1 % of the rows of a table, by 2 nodes and a server: bytes that cross the network, beside push_pull of
+           all of the table
 Goodput is bytes of one rank's tensor over the time of the slowest rank. Medians; [lowest ... highest].
 """
-import argparse, json, os, statistics, subprocess, sys, time
+import argparse, json, os, statistics, struct, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 
@@ -78,6 +80,26 @@ def start_ms(n_ranks):
     return (first - began) / 1e6
 
 
+def wire_bytes(share, table=65536, width=64):
+    """Bytes in and out of the server for one operation on a table of float32: on that share of its rows, or whole (None)."""
+    with Cluster(2, 1, colocated=False) as cluster:
+        ranks, count = cluster.job((1, 1)), lambda: cluster.daemons[-1].ctl('status')
+        for k, rank in enumerate(ranks):
+            rank.call('tensor', 0, 'table', FLOAT32, table * width)
+        for request in range(2):  # the first brings the declaration along
+            before = count()
+            for k, rank in enumerate(ranks):
+                if share is None:
+                    rank.submit(request, 0, bytes(4 * table * width), out=table * width)
+                else:
+                    rows = struct.pack(f'<{int(table * share)}q', *((i * 9973 + k) % table for i in range(int(table * share))))
+                    rank.submit_rows(request, 0, rows, bytes(len(rows) // 8 * 4 * width), width, table)
+            for rank in ranks:
+                rank.wait(request)
+            used = sum(int(count()[key]) - int(before[key]) for key in ('bytes_in', 'bytes_out'))
+        return used
+
+
 def spread(values, digits):
     return f'{statistics.median(values):9.{digits}f} [{min(values):.{digits}f} ... {max(values):.{digits}f}]'
 
@@ -120,6 +142,9 @@ def main():
     row(f'cluster: push_pull of {n >> 20} MiB, 4 nodes + 4 servers', 'GB/s', shared)
     limit = statistics.median(streams) / 8
     row('cluster: share of the limit (every byte through one stream)', '%', [100 * x / limit for x in shared], 1)
+    sparse, dense = wire_bytes(0.01) / 1e6, wire_bytes(None) / 1e6
+    row('rows: on the wire for all of a table of 16 MiB, 2 nodes', 'MB', [dense])
+    row('rows: on the wire for 1 % of its rows on each', 'MB', [sparse])
     if options.json:
         with open(options.json, 'w') as file:
             json.dump({'benchmark': 'basic', 'bytes': n, 'cores': os.cpu_count(), 'rows': rows}, file, indent=1)
