@@ -295,6 +295,12 @@ static int environment_byteps(struct environment *e)
 	    ADD_OVERFLOW(e->rank, e->local_rank, &e->rank) ||
 	    MUL_OVERFLOW(e->n_nodes, e->local_size, &e->world_size))
 		return error_set(-EINVAL, "DMLC_NUM_WORKER times BYTEPS_LOCAL_SIZE is too large");
+	if (environment_text("BYTEPS_GLOBAL_RANK")) {
+		e->rank_variable = "BYTEPS_GLOBAL_RANK";
+		r = environment_number("BYTEPS_GLOBAL_RANK", &e->rank);
+		if (r)
+			return r;
+	}
 	e->job = job_from_address("DMLC_PS_ROOT_URI", "DMLC_PS_ROOT_PORT");
 	return 0;
 }

@@ -165,6 +165,23 @@ def test_multiprocessing_spawn(tmp_path):
     assert gone(tmp_path)
 
 
+def test_torch_multiprocessing_spawn(tmp_path):
+    pytest.importorskip("torch")
+    program = tmp_path / "spawn.py"
+    program.write_text(
+        "import torch, torch.multiprocessing, bps.torch as bps\n"
+        "def rank(i, n):\n"
+        "    bps.init(rank=i, size=n, job='spawn', start_daemon=True)\n"
+        "    assert bps.push_pull(torch.tensor([1.0 + i]), average=False, name='x').item() == 3\n"
+        "if __name__ == '__main__':\n"
+        "    torch.multiprocessing.spawn(rank, args=(2,), nprocs=2)\n"
+        "    print('well')\n"
+    )
+    done = run(tmp_path, sys.executable, program)
+    assert done.stdout == "well\n", done.stderr
+    assert gone(tmp_path)
+
+
 @pytest.mark.skipif(not shutil.which("mpirun"), reason="no mpirun")
 def test_mpirun(tmp_path):
     more = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "BPS_START_DAEMON": "1"}

@@ -134,6 +134,18 @@ def test_all_end_with_a_lost_connection(start):
     assert all(is_gone(pid) for pid in pids)
 
 
+def test_all_end_with_a_killed_agent(start):
+    process = start("-H", f"{A},{B}", "sh", "-c", "echo $$; exec sleep 100")
+    pids = started(process, 2)
+    agents = [pid for pid in pids if b"--agent" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
+    assert len(agents) == 2
+    os.kill(agents[0], signal.SIGKILL)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(r"^bpslaunch: 127.0.0.[23]: ssh exited with status 255$", error, re.M), error
+    assert all(is_gone(pid) for pid in pids)
+
+
 def test_signals_reach_all_ranks(start):
     script = "trap 'echo got it; exit 0' USR1; echo ready; while :; do sleep 0.05; done"
     process = start("-H", f"{A},{B}", "sh", "-c", script)
@@ -219,6 +231,43 @@ def test_daemons_that_listen_are_used(run, tmp_path):
     done = run("-H", f"{A},{B}", "--socket", path, "--no-daemon", "true")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"bpslaunch: {A}: no daemon listens at {path}"
+
+
+@needs_build
+def test_daemons_without_a_cluster_are_not_enough(run, tmp_path):
+    """What a fresh installation has on each machine."""
+    daemon = subprocess.Popen(
+        [os.environ["BPS_DAEMON"], "--config=", f"--socket={tmp_path}/bps.sock", f"--admin-socket={tmp_path}/admin.sock"],
+        stderr=subprocess.PIPE,
+    )
+    try:
+        assert any(b"ready" in line for line in daemon.stderr)
+        more = {"BPS_DAEMON": os.environ["BPS_DAEMON"]}
+        done = run("-H", f"{A},{B}", "--socket", tmp_path / "bps.sock", TRAINER, **more)
+        assert ranks_of(done) == [f"[{rank}] rank {rank} of 2: every element is 1" for rank in range(2)], done.stderr
+        done = run("-H", f"{A},{B}", "--socket", tmp_path / "bps.sock", "--no-daemon", TRAINER, **more)
+        assert done.returncode == 1
+        assert f"bpslaunch: the daemon at {tmp_path}/bps.sock is in no cluster: see bps-cluster.conf(5)" in done.stderr
+    finally:
+        daemon.kill()
+        daemon.communicate()
+
+
+def test_other_ways_than_ssh(run_launch, tmp_path):
+    """Such as kubectl exec, in a script that takes a host and a command."""
+    shell = tmp_path / "rsh"
+    shell.write_text(f'#!/bin/sh\necho "$1" >>{tmp_path}/called\nshift\nunset SSH_CONNECTION\nexec "$@"\n')
+    shell.chmod(0o755)
+    done = run_launch("--ssh", shell, "-H", f"{A},{B}", "sh", "-c", "echo $BPS_NODE", BPS_DAEMON=FAKE)
+    assert ranks_of(done) == ["[0] 0", "[1] 1"], done.stderr
+    assert sorted((tmp_path / "called").read_text().split()) == [A, B]
+
+
+def test_closed_input(sshd, run_launch):
+    command = 'exec "$0" "$@" <&-'
+    arguments = [sys.executable, str(LAUNCH), *sshd.options, "-H", A, "cat"]
+    done = subprocess.run(["sh", "-c", command, *arguments], env=clean_environment(BPS_DAEMON=FAKE), capture_output=True, timeout=60)
+    assert done.returncode == 0, done.stderr
 
 
 SCRIPTS = LAUNCH.parent.parent.parent.parent / "scripts"

@@ -139,6 +139,10 @@ class Launcher:
             self.start_one()
         self.sockets = {each: (each.facts["ready"]["socket"], each.facts["ready"]["admin_socket"]) for each in self.nodes}
 
+    def socket_for(self, each):
+        """Where a private daemon is to listen, if that is free; None: in its folder."""
+        return None if each.facts["machine"]["listens"] else self.options.socket
+
     def daemon_options(self):
         level = "info" if self.options.verbose else "warning"
         return [f"log_level={level}", *self.options.daemon_option]
@@ -168,7 +172,7 @@ class Launcher:
             "ready",
             "bps-daemon was not ready",
             options=more + self.daemon_options(),
-            path=options.socket,
+            path=self.socket_for,
         )
 
     def await_address(self, coordinator):
@@ -199,7 +203,7 @@ class Launcher:
             "ready",
             "bps-daemon was not ready",
             options=lambda each: [f"node={names[each]}", *self.daemon_options()],
-            path=self.options.socket,
+            path=self.socket_for,
             program=os.environ.get("BPS_DAEMON"),
             cluster=text,
             key=secrets.token_hex(32),
@@ -278,6 +282,8 @@ class Launcher:
 
     def read_input(self):
         """One piece on its way at a time."""
+        if sys.stdin is None:  # closed before we were started
+            return self.reader.call("send_input", b"")
         try:
             self.loop.watch(sys.stdin, self.input_readable)
         except PermissionError:  # a file, which is always ready

@@ -59,14 +59,18 @@ def own_address(interfaces, towards):
     return None
 
 
-def stands_alone():
-    """Whether the daemon that listens here says that it is in no cluster; False also where it cannot be asked."""
+def stands_alone(path):
+    """Whether the daemon that listens there says that it is in no cluster; False also where it cannot be asked."""
     bpsctl = find_program("bpsctl", folder="daemon/admin")
-    if not bpsctl:
+    admin = os.environ.get("BPS_ADMIN_SOCKET") or os.path.join(os.path.dirname(path), "admin.sock")
+    if not bpsctl or not os.path.exists(admin):
         return False
     try:
         done = subprocess.run(
-            [bpsctl, "--json", "--timeout", "2", "status"], capture_output=True, timeout=10, stdin=subprocess.DEVNULL
+            [bpsctl, "--socket", admin, "--json", "--timeout", "2", "status"],
+            capture_output=True,
+            timeout=10,
+            stdin=subprocess.DEVNULL,
         )
         return done.returncode == 0 and json.loads(done.stdout).get("source") == "single"
     except (OSError, ValueError, subprocess.TimeoutExpired):
@@ -94,7 +98,7 @@ class Machine:
             "machine",
             socket=path,
             listens=listens,
-            alone=listens and cluster and stands_alone(),
+            alone=listens and cluster and stands_alone(path),
             cores=len(os.sched_getaffinity(0)),
             address=own_address(interfaces, towards) if cluster else None,
         )
