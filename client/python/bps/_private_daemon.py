@@ -42,7 +42,9 @@ def _own_folder(path):
     except FileExistsError:
         found = os.lstat(path)
         if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o077:
-            raise BpsError(1, f"{path}: is not a folder of this user alone; remove it, or give the job another name") from None
+            raise BpsError(
+                1, f"{path}: is not a folder of this user alone; remove it, or give the job another name"
+            ) from None
 
 
 def _try_lock(fd, byte, kind):
@@ -119,7 +121,10 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 def _start_keeper(folder):
     """The keeper is nobody's child: no rank has to wait for it."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [os.path.dirname(PACKAGE), os.environ.get("PYTHONPATH")]))}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": os.pathsep.join(filter(None, [os.path.dirname(PACKAGE), os.environ.get("PYTHONPATH")])),
+    }
     keeper = [sys.executable, "-m", "bps._private_daemon", folder]
     answer, answer_writer = os.pipe()
     try:

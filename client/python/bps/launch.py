@@ -11,12 +11,14 @@ INSTALLED = bool(__package__)
 if not INSTALLED:  # run as a file: its folder has a module called torch, which is not the one that programs mean
     sys.path[0] = os.path.dirname(HERE)
 
-from bps._launch import LaunchError, agent, arguments, byteps, launcher  # noqa: E402
+from bps._launch import LaunchError, arguments, byteps, launcher  # noqa: E402
 
 
 def main(given=None):
     given = sys.argv[1:] if given is None else given
-    if given == ["--agent"]:
+    if given == ["--agent"]:  # how we are started on another machine
+        from bps._launch import agent
+
         return agent.main()
     options = arguments.parse_arguments(given)
     options.launch_file = os.path.join(HERE, "launch.py")

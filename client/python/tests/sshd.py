@@ -22,7 +22,12 @@ class Sshd:
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / name], check=True)
         os.makedirs("/run/sshd", exist_ok=True) if os.geteuid() == 0 else None  # where it gives up its privileges
         lines = [f"Port {self.port}", *(f"ListenAddress {address}" for address in addresses)]
-        lines += [f"HostKey {self.folder}/host", f"AuthorizedKeysFile {self.folder}/user.pub", "PidFile none", "UsePAM no"]
+        lines += [
+            f"HostKey {self.folder}/host",
+            f"AuthorizedKeysFile {self.folder}/user.pub",
+            "PidFile none",
+            "UsePAM no",
+        ]
         lines += ["StrictModes no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "MaxStartups 100"]
         self._write("sshd.conf", *lines)
         public = " ".join((self.folder / "host.pub").read_text().split()[:2])

@@ -255,7 +255,10 @@ def test_installed_and_as_a_file_are_the_same():
 def test_check_build(run):
     done = run("--check-build")
     assert done.returncode == 0
-    assert "    [X] bps-daemon  (" in done.stdout and "    [ ] a daemon that listens  (/nonexistent/bps.sock)" in done.stdout
+    assert (
+        "    [X] bps-daemon  (" in done.stdout
+        and "    [ ] a daemon that listens  (/nonexistent/bps.sock)" in done.stdout
+    )
     assert re.search(r"^    \[.\] PyTorch", done.stdout, re.M)
 
 

@@ -10,7 +10,9 @@ def no_outer_launcher(monkeypatch):
     import os
 
     for name in list(os.environ):
-        if name.startswith(("SLURM_", "OMPI_", "PMI_", "PMIX_", "PET_", "DMLC_", "BYTEPS_", "BPS_NODE", "BPS_JOB", "JOB_COMPL")):
+        if name.startswith(
+            ("SLURM_", "OMPI_", "PMI_", "PMIX_", "PET_", "DMLC_", "BYTEPS_", "BPS_NODE", "BPS_JOB", "JOB_COMPL")
+        ):
             monkeypatch.delenv(name)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK"):
         monkeypatch.delenv(name, raising=False)
@@ -101,7 +103,11 @@ def test_lines_of_horovodrun():
         "-np 4 -H a:2,b:2 -p 22 -i key --network-interface eth0,eth1 --network-interfaces ib0 --start-timeout 60 --verbose "
         "--output-filename out --prefix-output-with-timestamp -x PATH --servers c,d python train.py --lr 1".split()
     )
-    assert (options.ranks, pairs(options.hosts), pairs(options.servers)) == (4, [("a", 2), ("b", 2)], [("c", 1), ("d", 1)])
+    assert (options.ranks, pairs(options.hosts), pairs(options.servers)) == (
+        4,
+        [("a", 2), ("b", 2)],
+        [("c", 1), ("d", 1)],
+    )
     assert (options.ssh_port, options.ssh_identity_file, options.start_timeout) == (22, "key", 60)
     assert options.interfaces == ["eth0", "eth1", "ib0"]
     assert options.timestamp and options.verbose and options.output_filename == "out"
@@ -119,7 +125,14 @@ def test_variables(monkeypatch):
 
 @pytest.mark.parametrize(
     "given",
-    ["--gloo", "--cycle-time-ms 3", "--mca btl tcp", "--fusion-threshold-mb 32", "--disable-cache", "--allow-run-as-root"],
+    [
+        "--gloo",
+        "--cycle-time-ms 3",
+        "--mca btl tcp",
+        "--fusion-threshold-mb 32",
+        "--disable-cache",
+        "--allow-run-as-root",
+    ],
 )
 def test_options_of_others_without_a_meaning(given, capsys):
     assert arguments.parse_arguments([*given.split(), "-np", "3", "true"]).ranks == 3

@@ -59,7 +59,12 @@ def write(root, files):
 
 
 def test_sys_of_a_machine_with_two_nodes(tmp_path):
-    files = {"cpu/online": "0-15", "node/node0/cpulist": "0-3,8-11", "node/node1/cpulist": "4-7,12-15", "node/node2/cpulist": ""}
+    files = {
+        "cpu/online": "0-15",
+        "node/node0/cpulist": "0-3,8-11",
+        "node/node1/cpulist": "4-7,12-15",
+        "node/node2/cpulist": "",
+    }
     files.update({f"cpu/cpu{i}/topology/thread_siblings_list": f"{i % 8},{i % 8 + 8}" for i in range(16)})
     write(tmp_path, files)
     assert topology.from_sys(tmp_path) == TWO_NODES

@@ -106,7 +106,12 @@ def test_what_a_killed_keeper_left_is_no_hindrance(tmp_path):
 
 def run(tmp_path, *arguments, **more):
     return subprocess.run(
-        arguments, env=environment(tmp_path, **more), capture_output=True, text=True, timeout=120, stdin=subprocess.DEVNULL
+        arguments,
+        env=environment(tmp_path, **more),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        stdin=subprocess.DEVNULL,
     )
 
 
@@ -129,7 +134,10 @@ def test_a_folder_of_another_is_refused(tmp_path):
         ({}, "no bps-daemon listens at"),
         ({}, "start the ranks by bpslaunch, or set BPS_START_DAEMON=1"),
         ({"BPS_START_DAEMON": "yes"}, 'BPS_START_DAEMON is "yes": 1 starts a daemon'),
-        ({"BPS_START_DAEMON": "1", "BPS_RANK": "0", "BPS_SIZE": "4", "BPS_NODES": "2"}, "serves one machine; these are 2"),
+        (
+            {"BPS_START_DAEMON": "1", "BPS_RANK": "0", "BPS_SIZE": "4", "BPS_NODES": "2"},
+            "serves one machine; these are 2",
+        ),
         ({"BPS_START_DAEMON": "1", "BPS_DAEMON": "/bin/false"}, "exited with status 1 before it was ready"),
         ({"BPS_START_DAEMON": "1", "BPS_DAEMON": "/no/such"}, "cannot start /no/such"),
     ],

@@ -13,7 +13,20 @@ from test_launch import FAKE, variables
 
 from bps._launch import LaunchError, arguments, byteps, placement
 
-OUTER = ("SLURM_", "OMPI_", "PMI_", "PMIX_", "MPI_", "PET_", "DMLC_", "BYTEPS_", "BPS_NODE", "BPS_JOB", "BPS_SIZE", "JOB_COMPL")
+OUTER = (
+    "SLURM_",
+    "OMPI_",
+    "PMI_",
+    "PMIX_",
+    "MPI_",
+    "PET_",
+    "DMLC_",
+    "BYTEPS_",
+    "BPS_NODE",
+    "BPS_JOB",
+    "BPS_SIZE",
+    "JOB_COMPL",
+)
 
 
 def without_outer(environment):
@@ -77,7 +90,10 @@ def test_place(outer, text, given, node, nodes, job, coordinator):
     "text, words",
     [
         (SRUN + "SLURM_STEP_NUM_TASKS=4 SLURM_STEP_NUM_NODES=2", "srun has started 4 bpslaunch on 2 machines"),
-        ("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2", "mpirun has started 4 bpslaunch"),
+        (
+            "OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=4 OMPI_COMM_WORLD_LOCAL_SIZE=2",
+            "mpirun has started 4 bpslaunch",
+        ),
         ("BPS_NODES=3", "BPS_NODES is set, but neither BPS_NODE nor JOB_COMPLETION_INDEX is"),
         ("BPS_NODES=three BPS_NODE=1", "BPS_NODES is 'three', which is not a number"),
         ("BPS_NODES=3 BPS_NODE=1", "--nodes needs --job"),
@@ -88,7 +104,10 @@ def test_place(outer, text, given, node, nodes, job, coordinator):
         ("DMLC_ROLE=worker DMLC_NUM_WORKER=2 DMLC_WORKER_ID=0", "DMLC_ROLE is worker, but DMLC_PS_ROOT_URI is not set"),
         ("DMLC_ROLE=server", "DMLC_ROLE is server, but DMLC_PS_ROOT_URI is not set"),
         ("DMLC_ROLE=scheduler DMLC_PS_ROOT_URI=a", "DMLC_PS_ROOT_PORT is not set, but DMLC_ROLE is"),
-        ("DMLC_ROLE=scheduler DMLC_PS_ROOT_URI=a DMLC_PS_ROOT_PORT=x", "DMLC_PS_ROOT_PORT is 'x', which is not a number"),
+        (
+            "DMLC_ROLE=scheduler DMLC_PS_ROOT_URI=a DMLC_PS_ROOT_PORT=x",
+            "DMLC_PS_ROOT_PORT is 'x', which is not a number",
+        ),
     ],
 )
 def test_one_line_says_what_is_wrong(outer, text, words, capsys):
@@ -152,7 +171,12 @@ def test_address_of_a_server(outer):
 @needs_build
 def test_scheduler_of_kubernetes_listens_everywhere(start):
     port = free_port("127.0.0.1")
-    more = {"DMLC_ROLE": "scheduler", "DMLC_PS_ROOT_URI": "localhost", "DMLC_PS_ROOT_PORT": str(port), "DMLC_USE_KUBERNETES": "1"}
+    more = {
+        "DMLC_ROLE": "scheduler",
+        "DMLC_PS_ROOT_URI": "localhost",
+        "DMLC_PS_ROOT_PORT": str(port),
+        "DMLC_USE_KUBERNETES": "1",
+    }
     process = start(**more)
     assert process.stdout.readline().startswith(f"bpslaunch: scheduler at localhost:{port}: runs until it is stopped")
     socket.create_connection(("127.0.0.2", port)).close()
@@ -211,7 +235,8 @@ def outputs(*processes):
 def test_private_daemons_meet_at_the_coordinator(start):
     coordinator = f"127.0.0.1:{free_port('127.0.0.1')}"
     both = [
-        start("-np", 2, "--node", node, "--nodes", 2, "--job", "j", "--coordinator", coordinator, TRAINER) for node in (1, 0)
+        start("-np", 2, "--node", node, "--nodes", 2, "--job", "j", "--coordinator", coordinator, TRAINER)
+        for node in (1, 0)
     ]
     assert outputs(*both) == [f"[{rank}] rank {rank} of 4: every element is 6" for rank in range(4)]
 
@@ -219,7 +244,18 @@ def test_private_daemons_meet_at_the_coordinator(start):
 def test_a_coordinator_whose_name_is_not_known(run_launch, outer):
     outer("")
     done = run_launch(
-        "--node", 1, "--nodes", 2, "--job", "j", "--coordinator", "no-such-host.invalid", "--start-timeout", 1, "true", BPS_DAEMON=FAKE
+        "--node",
+        1,
+        "--nodes",
+        2,
+        "--job",
+        "j",
+        "--coordinator",
+        "no-such-host.invalid",
+        "--start-timeout",
+        1,
+        "true",
+        BPS_DAEMON=FAKE,
     )
     assert done.returncode == 1
     assert "no way to the coordinator no-such-host.invalid:9691 is known here (--start-timeout)" in done.stderr
@@ -238,7 +274,8 @@ def test_launch_lines_of_byteps(start):
     common = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1"))}
     common.update(DMLC_NUM_WORKER="2", DMLC_NUM_SERVER="1", BYTEPS_NUMA_ON="0")
     workers = [
-        start(TRAINER, **common, DMLC_ROLE="worker", DMLC_WORKER_ID=str(i), NVIDIA_VISIBLE_DEVICES="0,1") for i in range(2)
+        start(TRAINER, **common, DMLC_ROLE="worker", DMLC_WORKER_ID=str(i), NVIDIA_VISIBLE_DEVICES="0,1")
+        for i in range(2)
     ]
     server, scheduler = start(**common, DMLC_ROLE="server"), start(**common, DMLC_ROLE="scheduler")
     assert outputs(*workers) == [f"[{rank}] rank {rank} of 4: every element is 6" for rank in range(4)]

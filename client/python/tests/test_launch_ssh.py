@@ -89,7 +89,18 @@ def test_environment(run, tmp_path):
         " os.environ['GIVEN'], os.environ['TAKEN'], os.environ['OMP_NUM_THREADS'])\n"
     )
     done = run(
-        "-H", f"{A}:2,{B}:4", "-np", 3, "-x", "GIVEN=only-here", "--wdir", tmp_path, sys.executable, "-c", code, TAKEN="too"
+        "-H",
+        f"{A}:2,{B}:4",
+        "-np",
+        3,
+        "-x",
+        "GIVEN=only-here",
+        "--wdir",
+        tmp_path,
+        sys.executable,
+        "-c",
+        code,
+        TAKEN="too",
     )
     assert done.returncode == 0, done.stderr
     assert ranks_of(done) == [
@@ -111,7 +122,9 @@ def test_first_failure_ends_all(run):
 def started(process, n):
     """The process numbers that ranks have printed, with those of their agents and daemons."""
     ranks = [int(process.stdout.readline().split()[1]) for _ in range(n)]
-    agents = {int(re.search(r"^PPid:\s+(\d+)", pathlib.Path(f"/proc/{rank}/status").read_text(), re.M)[1]) for rank in ranks}
+    agents = {
+        int(re.search(r"^PPid:\s+(\d+)", pathlib.Path(f"/proc/{rank}/status").read_text(), re.M)[1]) for rank in ranks
+    }
     return sorted({*ranks, *agents, *(child for agent in agents for child in children(agent))})
 
 
@@ -237,7 +250,12 @@ def test_daemons_that_listen_are_used(run, tmp_path):
 def test_daemons_without_a_cluster_are_not_enough(run, tmp_path):
     """What a fresh installation has on each machine."""
     daemon = subprocess.Popen(
-        [os.environ["BPS_DAEMON"], "--config=", f"--socket={tmp_path}/bps.sock", f"--admin-socket={tmp_path}/admin.sock"],
+        [
+            os.environ["BPS_DAEMON"],
+            "--config=",
+            f"--socket={tmp_path}/bps.sock",
+            f"--admin-socket={tmp_path}/admin.sock",
+        ],
         stderr=subprocess.PIPE,
     )
     try:
@@ -266,7 +284,9 @@ def test_other_ways_than_ssh(run_launch, tmp_path):
 def test_closed_input(sshd, run_launch):
     command = 'exec "$0" "$@" <&-'
     arguments = [sys.executable, str(LAUNCH), *sshd.options, "-H", A, "cat"]
-    done = subprocess.run(["sh", "-c", command, *arguments], env=clean_environment(BPS_DAEMON=FAKE), capture_output=True, timeout=60)
+    done = subprocess.run(
+        ["sh", "-c", command, *arguments], env=clean_environment(BPS_DAEMON=FAKE), capture_output=True, timeout=60
+    )
     assert done.returncode == 0, done.stderr
 
 

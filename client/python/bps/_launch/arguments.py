@@ -14,15 +14,30 @@ EPILOG = "See bpslaunch(1), also for what becomes of the options of horovodrun, 
 FOREIGN = (
     (("--gloo", "--mpi", "--jsrun", "--tcp"), 0, False, "the daemons move the data"),
     (("--disable-cache",), 0, False, "nothing is cached"),
-    (("--autotune", "--no-autotune", "--hierarchical-allreduce", "--no-hierarchical-allreduce"), 0, False, "bps needs no such tuning"),
+    (
+        ("--autotune", "--no-autotune", "--hierarchical-allreduce", "--no-hierarchical-allreduce"),
+        0,
+        False,
+        "bps needs no such tuning",
+    ),
     (("--hierarchical-allgather", "--no-hierarchical-allgather"), 0, False, "bps needs no such tuning"),
     (
-        ("--autotune-log-file", "--autotune-warmup-samples", "--autotune-steps-per-sample", "--autotune-bayes-opt-max-samples"),
+        (
+            "--autotune-log-file",
+            "--autotune-warmup-samples",
+            "--autotune-steps-per-sample",
+            "--autotune-bayes-opt-max-samples",
+        ),
         1,
         False,
         "bps needs no such tuning",
     ),
-    (("--autotune-gaussian-process-noise", "--cycle-time-ms", "--cache-capacity"), 1, False, "bps has no cycles and no cache"),
+    (
+        ("--autotune-gaussian-process-noise", "--cycle-time-ms", "--cache-capacity"),
+        1,
+        False,
+        "bps has no cycles and no cache",
+    ),
     (("--fusion-threshold-mb",), 1, False, "small tensors share parts; -x BPS_PART_BYTES=4M bounds a part"),
     (("--num-nccl-streams", "--thread-affinity", "--gloo-timeout-seconds"), 1, False, "it is of Horovod's own threads"),
     (("--mpi-threads-disable", "--no-mpi-threads-disable"), 0, False, "there is no MPI"),
@@ -36,10 +51,20 @@ FOREIGN = (
     (("--timeline-filename",), 1, False, "there is no timeline; see bpsctl jobs and bpsctl metrics"),
     (("--timeline-mark-cycles", "--no-timeline-mark-cycles"), 0, False, "there is no timeline"),
     (("--log-level",), 1, False, "--daemon-option log_level=debug is for a private daemon's log"),
-    (("--log-with-timestamp", "--log-without-timestamp"), 0, False, "a daemon's log has its time; --timestamp is for all lines"),
+    (
+        ("--log-with-timestamp", "--log-without-timestamp"),
+        0,
+        False,
+        "a daemon's log has its time; --timestamp is for all lines",
+    ),
     (("--config-file",), 1, True, "there is no file of options: give them here"),
     (("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), 1, True, "a job keeps its size"),
-    (("--host-discovery-script", "--elastic-timeout", "--reset-limit"), 1, True, "a job keeps its machines: -H names them"),
+    (
+        ("--host-discovery-script", "--elastic-timeout", "--reset-limit"),
+        1,
+        True,
+        "a job keeps its machines: -H names them",
+    ),
     (("--blacklist-cooldown-range",), 2, True, "a job keeps its machines: -H names them"),
     (("--mpi-args",), 1, True, "there is no MPI"),
     (("--binding-args",), 1, True, "--bind numa and --bind core do it here"),
@@ -53,14 +78,29 @@ FOREIGN = (
     (("--nproc_per_node", "--nproc-per-node"), 1, True, "-np N does it here, and the program is python train.py"),
     (("--nnodes",), 1, True, "--nodes N does it here"),
     (("--node_rank", "--node-rank"), 1, True, "--node I does it here"),
-    (("--master_addr", "--master-addr", "--rdzv_endpoint", "--rdzv-endpoint"), 1, True, "--coordinator HOST:PORT does it here"),
+    (
+        ("--master_addr", "--master-addr", "--rdzv_endpoint", "--rdzv-endpoint"),
+        1,
+        True,
+        "--coordinator HOST:PORT does it here",
+    ),
     (("--master_port", "--master-port"), 1, True, "--coordinator HOST:PORT does it here"),
     (("--rdzv_id", "--rdzv-id"), 1, True, "--job NAME does it here"),
-    (("--rdzv_backend", "--rdzv-backend", "--max_restarts", "--max-restarts"), 1, False, "a job forms once, in its daemons"),
+    (
+        ("--rdzv_backend", "--rdzv-backend", "--max_restarts", "--max-restarts"),
+        1,
+        False,
+        "a job forms once, in its daemons",
+    ),
     (("--standalone",), 0, False, "it is so without --nodes"),
     (("-WH", "--worker-hostfile"), 1, True, "--hostfile FILE does it here"),
     (("-SH", "--server-hostfile"), 1, True, "--servers HOST,HOST does it here"),
-    (("--scheduler-ip", "--scheduler-port", "--scheduler-ssh-port"), 1, False, "ssh starts all; no scheduler is needed"),
+    (
+        ("--scheduler-ip", "--scheduler-port", "--scheduler-ssh-port"),
+        1,
+        False,
+        "ssh starts all; no scheduler is needed",
+    ),
     (("--interface",), 1, True, "--network-interfaces NAME does it here"),
     (("--username",), 1, True, "-H user@host does it here"),
 )
@@ -107,7 +147,15 @@ def make_parser():
         epilog=EPILOG,
     )
     add = parser.add_argument
-    add("-np", "-n", "--ranks", "--num-proc", type=int, metavar="N", help="ranks; on this machine, or with -H in all (1; all slots)")
+    add(
+        "-np",
+        "-n",
+        "--ranks",
+        "--num-proc",
+        type=int,
+        metavar="N",
+        help="ranks; on this machine, or with -H in all (1; all slots)",
+    )
     add("-v", "--version", action="version", version=f"bpslaunch {__version__}")
     add("-cb", "--check-build", action=CheckBuild, nargs=0, help="say what is usable here, and exit")
     add("--verbose", action="store_true", help="say what is done")
@@ -115,11 +163,23 @@ def make_parser():
     where = parser.add_argument_group("machines, over ssh")
     add = where.add_argument
     add("-H", "--hosts", "--host", "-host", metavar="LIST", help="machines and their slots: a:4,b:4")
-    add("--hostfile", "-hostfile", "--machinefile", "-f", metavar="FILE", help="the same in a file, one a line: a slots=4")
+    add(
+        "--hostfile",
+        "-hostfile",
+        "--machinefile",
+        "-f",
+        metavar="FILE",
+        help="the same in a file, one a line: a slots=4",
+    )
     add("--servers", action=CommaList, default=[], metavar="LIST", help="machines that only sum: c,d")
     add("-p", "--ssh-port", type=int, metavar="PORT", help="port of ssh on all machines")
     add("-i", "--ssh-identity-file", metavar="FILE", help="private key for ssh")
-    add("--ssh", default=os.environ.get("BPS_SSH", "ssh"), metavar="COMMAND", help="what runs a command elsewhere ($BPS_SSH, or ssh)")
+    add(
+        "--ssh",
+        default=os.environ.get("BPS_SSH", "ssh"),
+        metavar="COMMAND",
+        help="what runs a command elsewhere ($BPS_SSH, or ssh)",
+    )
     add("--remote-python", metavar="PATH", help="Python on the other machines (this one's path)")
     add("--network-interfaces", "--network-interface", action=CommaList, default=[], dest="interfaces", metavar="LIST",
         help="network interfaces for the daemons' data (where ssh came in)")  # fmt: skip
@@ -128,7 +188,14 @@ def make_parser():
 
     ranks = parser.add_argument_group("ranks")
     add = ranks.add_argument
-    add("-x", "--env", action="append", default=[], metavar="VAR[=VALUE]", help="a variable for all ranks; may be given again")
+    add(
+        "-x",
+        "--env",
+        action="append",
+        default=[],
+        metavar="VAR[=VALUE]",
+        help="a variable for all ranks; may be given again",
+    )
     add("--wdir", "-wdir", dest="folder", metavar="DIR", help="folder that ranks start in (the current one)")
     add("--bind", choices=bind.RULES, help="what each rank may run on: numa, core, none, auto, byteps (none)")
     add("--timestamp", "--prefix-output-with-timestamp", "-prefix-timestamp", action="store_true",
@@ -139,7 +206,11 @@ def make_parser():
     add = one.add_argument
     add("--node", type=int, metavar="I", help="number of this machine, from 0 (0)")
     add("--nodes", type=int, metavar="N", help="machines of the job, with as many ranks on each (1)")
-    add("--coordinator", metavar="HOST[:PORT]", help=f"machine 0: private daemons of all machines meet there ({placement.PORT})")
+    add(
+        "--coordinator",
+        metavar="HOST[:PORT]",
+        help=f"machine 0: private daemons of all machines meet there ({placement.PORT})",
+    )
 
     daemons = parser.add_argument_group("daemons")
     add = daemons.add_argument

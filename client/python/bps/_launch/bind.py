@@ -69,7 +69,9 @@ def by_byteps(n_ranks, machine=None):
     if visible:
         lists = visible.split(":")
         if len(lists) != n_ranks:
-            raise LaunchError(f"BYTEPS_VISIBLE_CPU_CORES has {len(lists)} lists, but there are {n_ranks} ranks on this machine")
+            raise LaunchError(
+                f"BYTEPS_VISIBLE_CPU_CORES has {len(lists)} lists, but there are {n_ranks} ranks on this machine"
+            )
         return [cpu_list("BYTEPS_VISIBLE_CPU_CORES", text) for text in lists]
 
     free = [list(node) for node in machine or topology.read()]

@@ -8,7 +8,13 @@ import sys
 from . import topology
 from .daemon import find_program, somebody_listens, usual_socket
 
-FRAMEWORKS = (("PyTorch", "torch"), ("TensorFlow", "tensorflow"), ("Keras", "keras"), ("JAX", "jax"), ("MXNet", "mxnet"))
+FRAMEWORKS = (
+    ("PyTorch", "torch"),
+    ("TensorFlow", "tensorflow"),
+    ("Keras", "keras"),
+    ("JAX", "jax"),
+    ("MXNet", "mxnet"),
+)
 
 
 def available(module):

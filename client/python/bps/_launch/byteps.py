@@ -69,7 +69,10 @@ def place(options):
         options.sums = role == "joint"
         options.job = options.job or text("BPS_JOB") or placement.clean(address().replace(":", "-"))
         environment["BPS_MIN_SERVERS"] = str(placement.number("DMLC_NUM_SERVER") or 0)
-    for theirs, ours in (("BYTEPS_PARTITION_BYTES", "BPS_PART_BYTES"), ("BYTEPS_FORCE_DISTRIBUTED", "BPS_FORCE_DISTRIBUTED")):
+    for theirs, ours in (
+        ("BYTEPS_PARTITION_BYTES", "BPS_PART_BYTES"),
+        ("BYTEPS_FORCE_DISTRIBUTED", "BPS_FORCE_DISTRIBUTED"),
+    ):
         if text(theirs):
             environment[ours] = str(placement.number(theirs))
     options.environment = {**environment, **options.environment}
@@ -119,7 +122,9 @@ def serve(options):
 
     loop.on_signals((signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP), on_signal)
     try:
-        machine.start_daemon([*daemon_options(options.byteps_service, options.coordinator, machine), *options.daemon_option])
+        machine.start_daemon(
+            [*daemon_options(options.byteps_service, options.coordinator, machine), *options.daemon_option]
+        )
         while not ended:
             loop.turn()
     finally:

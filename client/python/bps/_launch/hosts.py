@@ -2,17 +2,16 @@
 
 import re
 import socket
-from dataclasses import dataclass
 
 from . import LaunchError
 
 LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
-@dataclass
 class Host:
-    name: str  # as ssh wants it, with user@ if given
-    slots: int
+    def __init__(self, name, slots):
+        self.name = name  # as ssh wants it, with user@ if given
+        self.slots = slots
 
     @property
     def bare(self):

@@ -127,7 +127,9 @@ class Launcher:
             return
         if options.no_daemon:
             if not deaf:
-                raise LaunchError(f"the daemon at {facts[alone[0]]['socket']} is in no cluster: see bps-cluster.conf(5)")
+                raise LaunchError(
+                    f"the daemon at {facts[alone[0]]['socket']} is in no cluster: see bps-cluster.conf(5)"
+                )
             where = f"{deaf[0].name}: " if deaf[0].name else ""
             raise LaunchError(f"{where}no daemon listens at {facts[deaf[0]]['socket']}")
         if self.many:
@@ -137,7 +139,9 @@ class Launcher:
             self.start_cluster(facts)
         else:
             self.start_one()
-        self.sockets = {each: (each.facts["ready"]["socket"], each.facts["ready"]["admin_socket"]) for each in self.nodes}
+        self.sockets = {
+            each: (each.facts["ready"]["socket"], each.facts["ready"]["admin_socket"]) for each in self.nodes
+        }
 
     def socket_for(self, each):
         """Where a private daemon is to listen, if that is free; None: in its folder."""
@@ -149,7 +153,11 @@ class Launcher:
 
     def start_one(self):
         options = self.options
-        if self.n_nodes > 1 and not options.coordinator and not any(o.startswith("cluster=") for o in options.daemon_option):
+        if (
+            self.n_nodes > 1
+            and not options.coordinator
+            and not any(o.startswith("cluster=") for o in options.daemon_option)
+        ):
             path = self.nodes[0].facts["machine"]["socket"]
             raise LaunchError(
                 f"no daemon listens at {path}, and a private one would be alone: run bps-daemon on all {self.n_nodes} "
@@ -240,7 +248,11 @@ class Launcher:
 
     def node_environment(self, number, each):
         path, admin_path = self.sockets[each]
-        environment = {"BPS_SOCKET": path, "BPS_NODE": str(self.first_node + number), "BPS_LOCAL_SIZE": str(len(each.ranks))}
+        environment = {
+            "BPS_SOCKET": path,
+            "BPS_NODE": str(self.first_node + number),
+            "BPS_LOCAL_SIZE": str(len(each.ranks)),
+        }
         if admin_path is not None:
             environment["BPS_ADMIN_SOCKET"] = admin_path
         if "OMP_NUM_THREADS" not in os.environ:

@@ -25,7 +25,7 @@ STAYS = re.compile(
 
 
 class Node:
-    """What both kinds have. roles and ranks are the launcher's plan; facts is what the machine said last, by kind."""
+    """What both kinds have. ranks is the launcher's plan; facts is what the machine said last, by kind."""
 
     def __init__(self, name, ranks, on_event):
         self.name = name
@@ -53,10 +53,6 @@ class Here(Node):
         if data is not None:
             fields["data"] = data
         getattr(self.machine, kind)(**fields)
-
-    def end(self, _seconds):
-        """Ends all that runs there, if anything does."""
-        self.machine.finish()
 
     def travels(self):
         """What of our environment the ranks there must be told."""

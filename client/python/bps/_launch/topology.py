@@ -117,7 +117,9 @@ def from_sys(root="/sys/devices/system"):
     except OSError:
         names = []
     names.sort(key=lambda name: int(name[4:]))
-    return _group([_read_list(root, "node", name, "cpulist") for name in names], [cores[core] for core in sorted(cores)])
+    return _group(
+        [_read_list(root, "node", name, "cpulist") for name in names], [cores[core] for core in sorted(cores)]
+    )
 
 
 def read(allowed=None):
