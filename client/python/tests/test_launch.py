@@ -131,6 +131,30 @@ def test_lines_of_any_length_arrive_whole(run):
     assert done.stdout == "[0] " + "x" * 50000 + "\n[0] " + "y" * 10 + "\n"
 
 
+def slow_reader(arguments, environment):
+    """What comes of 600 kB from each of two ranks when nobody reads for longer than output is waited for."""
+    code = "import sys; sys.stdout.write(('x' * 99 + '\\n') * 6000)"
+    done = subprocess.run(
+        ["sh", "-c", '"$0" "$@" | (sleep 3; wc -c)', sys.executable, LAUNCH, *arguments, sys.executable, "-c", code],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        timeout=60,
+    )
+    return int(done.stdout)
+
+
+def test_nothing_is_lost_on_a_slow_reader(tmp_path):
+    environment = clean_environment(BPS_DAEMON=FAKE, XDG_RUNTIME_DIR=tmp_path)
+    assert slow_reader(["-np", "2"], environment) == 2 * 6000 * 104
+
+
+def test_who_holds_the_output_open_does_not_hold_the_run(run):
+    done = run("-np", 2, "sh", "-c", "sleep 8 & yes & echo the end", timeout=60)
+    assert done.returncode == 0
+    assert "[0] the end\n" in done.stdout and "[1] the end\n" in done.stdout
+
+
 def test_timestamp(run):
     assert re.fullmatch(r"\[0\] \d\d:\d\d:\d\d\.\d\d\d hello\n", run("--timestamp", "echo", "hello").stdout)
 

@@ -12,7 +12,7 @@ import time
 import pytest
 from conftest import BUILD, LAUNCH, clean_environment, needs_build
 from sshd import SSHD, Sshd, children
-from test_launch import FAKE, is_gone
+from test_launch import FAKE, is_gone, slow_reader
 
 A, B, C = "127.0.0.2", "127.0.0.3", "127.0.0.4"
 TRAINER = BUILD and str(BUILD / "client/examples/bps-example-allreduce")
@@ -181,6 +181,22 @@ def test_output_of_any_size_arrives(run):
     done = run("-H", f"{A},{B}", sys.executable, "-c", code)
     assert done.returncode == 0
     assert len(done.stdout) == 2 * 50000 * 104
+
+
+def test_nothing_is_lost_on_a_slow_reader(sshd):
+    arguments = [*sshd.options, "-H", f"{A},{B}"]
+    assert slow_reader(arguments, clean_environment(BPS_DAEMON=FAKE)) == 2 * 6000 * 104
+
+
+def test_network_interfaces(run):
+    done = run("-H", f"{A},{B}", "--network-interfaces", "nosuch0,lo", "--verbose", "true")
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"^address = 127.0.0.1:\d+$", done.stderr, re.M)) == 2
+    done = run("-H", f"{A},{B}", "--network-interfaces", "nosuch0", "true")
+    assert done.returncode == 1
+    assert re.search(
+        r"bpslaunch: 127.0.0.[23]: no network interface nosuch0 with an IPv4 address; there are: .*lo", done.stderr
+    )
 
 
 def test_output_files(run, tmp_path):

@@ -26,6 +26,7 @@ from .output import LINE_MAX
 
 DRAIN_S = 2.0  # for output of what the ranks themselves left running
 SIOCGIFADDR = 0x8915
+F_GETPIPE_SZ = 1032  # fcntl knows it from Python 3.10 on
 COMMANDS = ("look", "listen", "start_daemon", "start_ranks", "signal", "stop", "send_input", "finish")
 
 
@@ -83,7 +84,7 @@ class Machine:
         self.emit = emit
         self.daemon = None
         self.ranks = {}  # rank: process, of those that run
-        self.pipes = {}  # of ranks: pipe: callback
+        self.pipes = {}  # of ranks: pipe: (callback, source, target)
         self.input = None  # of the rank that gets it
         self.kill_timer = self.drain_timer = None
         self.paused = False
@@ -180,7 +181,7 @@ class Machine:
                 self._look_idle()
 
         if source != "daemon":
-            self.pipes[pipe] = readable
+            self.pipes[pipe] = readable, source, target
         if not self.paused or source == "daemon":
             self.loop.watch(pipe, readable)
 
@@ -189,7 +190,7 @@ class Machine:
         if paused == self.paused:
             return
         self.paused = paused
-        for pipe, readable in self.pipes.items():
+        for pipe, (readable, *_) in self.pipes.items():
             if paused:
                 self.loop.forget(pipe)
             else:
@@ -245,7 +246,8 @@ class Machine:
             status = self.daemon.process.poll()
             if status is not None:
                 self.daemon.ended = True
-                self._read_out(self.daemon.process.stdout)
+                if not self.daemon.process.stdout.closed:  # its last words come before the news of its end
+                    self._read_out(self.daemon.process.stdout, "daemon", 2)
                 self.emit("daemon_ended", status=status, ready=self.daemon.ready, ranks=len(self.ranks))
         ended = [(rank, child, child.poll()) for rank, child in self.ranks.items()]
         for rank, child, status in ended:
@@ -260,17 +262,20 @@ class Machine:
             self.drain_timer = self.loop.after(DRAIN_S, self._drained)
             self._look_idle()
 
-    def _read_out(self, pipe):
-        """The daemon's last words come before the news of its end."""
-        while not pipe.closed:
+    def _read_out(self, pipe, source, target, limit=LINE_MAX):
+        """What is in a pipe now, and closes it."""
+        data = b"-"
+        while data and limit > 0:
             try:
-                data = os.read(pipe.fileno(), LINE_MAX)
+                data = os.read(pipe.fileno(), limit)
             except BlockingIOError:
-                return
-            self.emit("output", data, source="daemon", target=2)
-            if not data:
-                self.loop.forget(pipe)
-                pipe.close()
+                data = b""
+            limit -= len(data)
+            if data:
+                self.emit("output", data, source=source, target=target)
+        self.emit("output", b"", source=source, target=target)
+        self.loop.forget(pipe)
+        pipe.close()
 
     def _look_idle(self):
         if self.drain_timer is not None and not self.pipes:
@@ -278,7 +283,10 @@ class Machine:
             self._drained()
 
     def _drained(self):
+        """What the ranks themselves wrote is in their pipes at most, whoever holds these open and writes on."""
         self.drain_timer = None
+        for pipe in [*self.pipes]:
+            self._read_out(pipe, *self.pipes.pop(pipe)[1:], fcntl.fcntl(pipe, F_GETPIPE_SZ))
         self.emit("idle")
 
     def finish(self):

@@ -1,0 +1,70 @@
+"""The part of a run on one machine, in this process."""
+
+import os
+import signal
+import sys
+import time
+
+import pytest
+
+from bps._launch import loop, machine
+
+
+class Run:
+    """A machine, and what it has told."""
+
+    def __init__(self):
+        self.loop = loop.Loop()
+        self.machine = machine.Machine(self.loop, self.emit)
+        self.output = b""
+        self.kinds = []
+
+    def emit(self, kind, data=b"", /, **fields):
+        self.output += data
+        self.kinds.append(kind)
+
+    def until(self, kind):
+        deadline = time.monotonic() + 60
+        while kind not in self.kinds:
+            assert time.monotonic() < deadline, self.kinds
+            self.loop.turn(time.monotonic() + 0.1)
+            self.machine.reap()
+
+    def start(self, *command):
+        self.machine.start_ranks([[0, {}]], command, {})
+
+
+@pytest.fixture
+def run(monkeypatch):
+    monkeypatch.setattr(machine, "DRAIN_S", 0.2)
+    run = Run()
+    yield run
+    run.machine.finish()
+
+
+def test_what_waits_in_a_paused_pipe_is_not_lost(run):
+    run.machine.pause(True)
+    run.start(sys.executable, "-c", "print('x' * 50000)")
+    run.until("idle")
+    assert run.output == b"x" * 50000 + b"\n"
+    assert run.kinds[-1] == "idle"
+
+
+def test_an_endless_writer_in_the_background_does_not_hold_the_run(run):
+    run.start("sh", "-c", "sh -c 'echo $$; exec yes' & exec sleep 0.1")
+    run.until("idle")
+    group = int(run.output.split()[0])
+
+    try:
+        os.kill(group, signal.SIGKILL)
+    except ProcessLookupError:
+        pass  # ended by SIGPIPE
+
+
+def test_stop_kills_what_does_not_end(run):
+    run.start("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
+    while b"ready" not in run.output:
+        run.loop.turn(time.monotonic() + 0.1)
+    run.machine.stop(after=0.2)
+    run.until("idle")
+    assert run.kinds.count("ended") == 1
