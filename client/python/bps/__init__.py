@@ -119,7 +119,8 @@ def zeros(shape, dtype="float32"):
 empty = zeros  # fresh memory from the kernel is zeroed anyway
 
 
-# -- Operations. Those that end in _async return a Handle at once.
+# -- Operations. Those that end in _async return a Handle at once. timeout (in seconds) is the deadline of the operation:
+# it fails with BpsTimeoutError, which names the ranks that are missing, on all ranks that take part. None: the job's.
 
 
 def poll(handle):
@@ -138,22 +139,23 @@ def _one(request, result):
     return result
 
 
-def push_pull_async(x, average=None, name=None, *, op=None, output=None, priority=0):
+def push_pull_async(x, average=None, name=None, *, op=None, output=None, priority=0, timeout=None):
     """Starts push_pull(). Neither x nor output may be touched before the handle is complete."""
     source = _Tensor(x)
     target = source.like() if output is None else _Tensor(output, writable=True)
     if target.dtype != source.dtype or target.span.count != source.span.count:
         raise ValueError("output must have the type and the number of elements of the input")
     reduction = _ops.choose_reduction(average, op)
-    return Handle(_one(_ops.push_pull(source.span, target.span, reduction, name, priority), target.object))
+    request = _ops.push_pull(source.span, target.span, reduction, name, priority, timeout)
+    return Handle(_one(request, target.object))
 
 
-def push_pull(x, average=None, name=None, *, op=None, output=None, priority=0):
+def push_pull(x, average=None, name=None, *, op=None, output=None, priority=0, timeout=None):
     """The average of x over all ranks, element by element; average=False or op=bps.Sum, bps.Min, bps.Max for another.
 
     The result is a new object of x's kind, or output, which may be x itself.
     """
-    return push_pull_async(x, average, name, op=op, output=output, priority=priority).wait()
+    return push_pull_async(x, average, name, op=op, output=output, priority=priority, timeout=timeout).wait()
 
 
 def push_pull_rows_async(rows, values, table, average=None, name=None, *, op=None, room=None, priority=0):
@@ -196,7 +198,7 @@ def push_pull_rows(rows, values, table, average=None, name=None, *, op=None, roo
     return push_pull_rows_async(rows, values, table, average, name, op=op, room=room, priority=priority).wait()
 
 
-def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0):
+def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0, timeout=None):
     """Starts broadcast()."""
     source = _Tensor(x)
     target = source.like() if output is None else _Tensor(output, writable=True)
@@ -204,28 +206,30 @@ def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0):
         raise ValueError("output must have the type and the number of elements of the input")
     if target.object is not source.object and rank() == root_rank and source.span.count:
         ctypes.memmove(target.span.address, source.span.address, source.span.count * SIZES[source.dtype])
-    return Handle(_one(_ops.broadcast(target.span, root_rank, name, priority), target.object))
+    return Handle(_one(_ops.broadcast(target.span, root_rank, name, priority, timeout=timeout), target.object))
 
 
-def broadcast(x, root_rank=0, name=None, *, output=None, priority=0):
+def broadcast(x, root_rank=0, name=None, *, output=None, priority=0, timeout=None):
     """x of rank root_rank, on every rank. The result is a new object of x's kind, or output, which may be x itself."""
-    return broadcast_async(x, root_rank, name, output=output, priority=priority).wait()
+    return broadcast_async(x, root_rank, name, output=output, priority=priority, timeout=timeout).wait()
 
 
-def allgather_async(x, name=None):
+def allgather_async(x, name=None, *, timeout=None):
     """Starts allgather()."""
     source = _Tensor(x)
 
     def steps():
-        result, _ = yield from _ops.all_gather(source.span, source.rows, source.row, lambda n: _made(source, n), name)
+        result, _ = yield from _ops.all_gather(
+            source.span, source.rows, source.row, lambda n: _made(source, n), name, timeout
+        )
         return result
 
     return Handle(steps())
 
 
-def allgather(x, name=None):
+def allgather(x, name=None, *, timeout=None):
     """x of rank 0, rank 1, ... one after the other, along the first dimension, which may differ from rank to rank."""
-    return allgather_async(x, name).wait()
+    return allgather_async(x, name, timeout=timeout).wait()
 
 
 def _made(source, rows):
@@ -233,54 +237,54 @@ def _made(source, rows):
     return target.object, target.span
 
 
-def alltoall_async(x, splits=None, name=None):
+def alltoall_async(x, splits=None, name=None, *, timeout=None):
     """Starts alltoall()."""
     source = _Tensor(x)
     cut = _ops.equal_splits(source.rows) if splits is None else [int(n) for n in splits]
 
     def steps():
         result, rows = yield from _ops.all_to_all(
-            source.span, source.rows, source.row, cut, lambda n: _made(source, n), name
+            source.span, source.rows, source.row, cut, lambda n: _made(source, n), name, timeout
         )
         return result if splits is None else (result, rows)
 
     return Handle(steps())
 
 
-def alltoall(x, splits=None, name=None):
+def alltoall(x, splits=None, name=None, *, timeout=None):
     """Sends splits[r] rows of x to rank r and returns what came from rank 0, rank 1, ... one after the other.
 
     Without splits, x is cut evenly. With splits, returns (rows, how many came from each rank).
     """
-    return alltoall_async(x, splits, name).wait()
+    return alltoall_async(x, splits, name, timeout=timeout).wait()
 
 
-def reducescatter_async(x, op=Average, name=None):
+def reducescatter_async(x, op=Average, name=None, *, timeout=None):
     """Starts reducescatter()."""
     source = _Tensor(x)
     rows = _ops.scatter_rows(source.rows)
     target = source.like(rows[rank()])
-    request = _ops.reduce_scatter(source.span, target.span, source.row, rows, Reduction(op), name)
+    request = _ops.reduce_scatter(source.span, target.span, source.row, rows, Reduction(op), name, timeout)
     return Handle(_one(request, target.object))
 
 
-def reducescatter(x, op=Average, name=None):
+def reducescatter(x, op=Average, name=None, *, timeout=None):
     """This rank's share of the rows of the reduction of x over all ranks; the first ranks get one more if uneven."""
-    return reducescatter_async(x, op, name).wait()
+    return reducescatter_async(x, op, name, timeout=timeout).wait()
 
 
-def barrier():
+def barrier(*, timeout=None):
     """Returns when every rank has called it."""
-    request = _ops.barrier()
+    request = _ops.barrier(timeout)
     request.wait()
     request.check()
 
 
-def broadcast_object(obj, root_rank=0, name=None):
+def broadcast_object(obj, root_rank=0, name=None, *, timeout=None):
     """Any object that pickle can carry, from rank root_rank to every rank."""
-    return Handle(_ops.broadcast_object(obj, root_rank, name)).wait()
+    return Handle(_ops.broadcast_object(obj, root_rank, name, timeout)).wait()
 
 
-def allgather_object(obj, name=None):
+def allgather_object(obj, name=None, *, timeout=None):
     """The list of every rank's object."""
-    return Handle(_ops.allgather_object(obj, name)).wait()
+    return Handle(_ops.allgather_object(obj, name, timeout)).wait()

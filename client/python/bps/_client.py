@@ -27,7 +27,7 @@ SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at mos
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
 
 
-def _milliseconds(seconds):
+def milliseconds(seconds):
     return 0 if seconds is None else max(1, int(seconds * 1000))
 
 
@@ -213,7 +213,7 @@ class Client:
         return self._start(keep, self.lib.bps_submit, tensor, ctypes.byref(params), by_rows=by_rows)
 
     def barrier(self, timeout=None):
-        return self._start(None, self.lib.bps_barrier, self.pointer, _milliseconds(timeout))
+        return self._start(None, self.lib.bps_barrier, self.pointer, milliseconds(timeout))
 
     def _start(self, keep, function, *arguments, by_rows=False):
         pointer = ctypes.c_void_p()
@@ -356,9 +356,9 @@ def _join_params(lib, secret, timeout, request_timeout, shape):
         params.secret = ctypes.cast(ctypes.c_char_p(secret), ctypes.c_void_p)
         params.secret_len = len(secret)
     if timeout is not None:
-        params.timeout_ms = _milliseconds(timeout)
+        params.timeout_ms = milliseconds(timeout)
     if request_timeout is not None:
-        params.request_timeout_ms = _milliseconds(request_timeout)
+        params.request_timeout_ms = milliseconds(request_timeout)
     return params, secret
 
 

@@ -122,16 +122,33 @@ def _submit(client, name, elements, source, target, operation, **more):
         receive_counts=counts[1],
         root=more.get("root", 0),
         priority=more.get("priority", 0),
+        timeout_ms=_client.milliseconds(more.get("timeout")),
     )
     return client.submit(tensor, params, (source.owner, target.owner))
 
 
-def push_pull(source, target, reduction, name=None, priority=0):
+def push_pull(source, target, reduction, name=None, priority=0, timeout=None):
     client = _client.current()
     full = tensor_name("push_pull", name, source.dtype, source.count)
-    return _submit(
-        client, full, source.count, source, target, Operation.PUSH_PULL, reduction=reduction, priority=priority
+    more = {"reduction": reduction, "priority": priority, "timeout": timeout}
+    return _submit(client, full, source.count, source, target, Operation.PUSH_PULL, **more)
+
+
+def prepared_push_pull(span, reduction, name, priority=0):
+    """A function that starts the same push_pull, in place, each time that it is called, and returns its Request."""
+    client = _client.current()
+    tensor = client.declare(tensor_name("push_pull", name, span.dtype, span.count), span.dtype, span.count)
+    params = SubmitParams(
+        operation=Operation.PUSH_PULL,
+        reduction=reduction,
+        input=span.address,
+        output=span.address,
+        input_count=span.count,
+        output_count=span.count,
+        priority=priority,
     )
+    owner = span.owner
+    return lambda: client.submit(tensor, params, owner)
 
 
 class Rows:
@@ -171,7 +188,7 @@ def push_pull_rows(source, table, target, reduction, name=None, priority=0, full
     return client.submit(client.declare(full, dtype, table * width), params, keep)
 
 
-def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=False):
+def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=False, timeout=None):
     """In place: span holds what is sent on the root, and what has come elsewhere."""
     client = _client.current()
     if not 0 <= root < client.size:
@@ -179,7 +196,8 @@ def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=Fals
     elements = VARIABLE if variable else span.count
     full = tensor_name(kind, name, span.dtype, elements)
     source = Span(span.address if client.rank == root else None, span.dtype, span.count)
-    return _submit(client, full, elements, source, span, Operation.BROADCAST, root=root, priority=priority)
+    more = {"root": root, "priority": priority, "timeout": timeout}
+    return _submit(client, full, elements, source, span, Operation.BROADCAST, **more)
 
 
 def barrier(timeout=None):
@@ -201,22 +219,29 @@ def _check_rows(client, rows, row, what):
             )
 
 
-def all_gather(span, rows, row, make, name=None):
+def all_gather_equal(source, target, name, timeout=None):
+    """As many elements of each rank, known beforehand: target has room for all."""
+    client = _client.current()
+    full = tensor_name("all_gather_equal", name, source.dtype, source.count)
+    return _submit(client, full, source.count, source, target, Operation.ALL_GATHER, timeout=timeout)
+
+
+def all_gather(span, rows, row, make, name=None, timeout=None):
     """Steps. span: rows of row elements. make(rows) gives (result, Span). Returns (result, rows of each rank)."""
     client = _client.current()
     full = tensor_name("all_gather", name, span.dtype, VARIABLE)
     _, mine = _int64_span([rows, row])
     table, all_of_them = _int64_span([0] * (2 * client.size))
-    yield _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER)
+    yield _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, timeout=timeout)
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))
     counts = _counts([n * row for n in rows])
-    yield _submit(client, full, VARIABLE, span, target, Operation.ALL_GATHER, counts=counts)
+    yield _submit(client, full, VARIABLE, span, target, Operation.ALL_GATHER, counts=counts, timeout=timeout)
     return result, rows
 
 
-def all_to_all(span, rows, row, splits, make, name=None):
+def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
     """Steps. span: rows of row elements. splits: rows for each rank. make(rows) gives (result, Span).
 
     Returns (result, rows from each rank).
@@ -230,7 +255,7 @@ def all_to_all(span, rows, row, splits, make, name=None):
         )
     _, mine = _int64_span([value for n in splits for value in (n, row)])
     table, others = _int64_span([0] * (2 * client.size))
-    yield _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL)
+    yield _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, timeout=timeout)
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))
@@ -243,6 +268,7 @@ def all_to_all(span, rows, row, splits, make, name=None):
         Operation.ALL_TO_ALL,
         counts=_counts([n * row for n in splits]),
         receive_counts=_counts([n * row for n in rows]),
+        timeout=timeout,
     )
     return result, rows
 
@@ -261,13 +287,11 @@ def scatter_rows(rows):
     return [rows // size + (rank < rows % size) for rank in range(size)]
 
 
-def reduce_scatter(source, target, row, rows, reduction, name=None):
+def reduce_scatter(source, target, row, rows, reduction, name=None, timeout=None):
     client = _client.current()
     full = tensor_name("reduce_scatter", name, source.dtype, source.count)
-    counts = _counts([n * row for n in rows])
-    return _submit(
-        client, full, source.count, source, target, Operation.REDUCE_SCATTER, counts=counts, reduction=reduction
-    )
+    more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout}
+    return _submit(client, full, source.count, source, target, Operation.REDUCE_SCATTER, **more)
 
 
 def _bytes_span(buffer):
@@ -276,20 +300,20 @@ def _bytes_span(buffer):
     return Span(ctypes.addressof(view), DType.UINT8, len(buffer), view)
 
 
-def broadcast_object(obj, root, name=None):
+def broadcast_object(obj, root, name=None, timeout=None):
     """Steps."""
     client = _client.current()
     data = bytearray(pickle.dumps(obj)) if client.rank == root else None
     size, size_span = _int64_span([len(data) if data is not None else 0])
     name = "noname" if name is None else name
-    yield broadcast(size_span, root, f"{name}.size", kind="broadcast_object")
+    yield broadcast(size_span, root, f"{name}.size", kind="broadcast_object", timeout=timeout)
     if data is None:
         data = bytearray(size[0])
-    yield broadcast(_bytes_span(data), root, name, kind="broadcast_object", variable=True)
+    yield broadcast(_bytes_span(data), root, name, kind="broadcast_object", variable=True, timeout=timeout)
     return obj if client.rank == root else pickle.loads(data)
 
 
-def allgather_object(obj, name=None):
+def allgather_object(obj, name=None, timeout=None):
     """Steps. Returns the list of all ranks' objects."""
     data = bytearray(pickle.dumps(obj))
 
@@ -298,7 +322,7 @@ def allgather_object(obj, name=None):
         return gathered, _bytes_span(gathered)
 
     name = "noname" if name is None else name
-    gathered, sizes = yield from all_gather(_bytes_span(data), len(data), 1, make, f"object.{name}")
+    gathered, sizes = yield from all_gather(_bytes_span(data), len(data), 1, make, f"object.{name}", timeout)
     objects, start = [], 0
     for size in sizes:
         objects.append(pickle.loads(memoryview(gathered)[start : start + size]))
