@@ -1,26 +1,38 @@
 """Gradients of a set of parameters, born in memory that the daemon reads, and on their way as soon as they are ready.
 
 Each parameter has a Slot. Its gradient (p.grad) is a view into an arena of shared memory, which autograd adds into where
-it is; a hook that runs when the gradient is complete submits it at once, so that communication goes on beside the rest
-of the backward pass. Parameters that come first in the model are needed first by the next forward pass and get the most
+it is. Slots that travel together are a Bucket, a piece of the arena; most have a bucket of their own. A hook that runs
+when a gradient is complete submits its bucket with the last of them, so that communication goes on beside the rest of
+the backward pass. Parameters that come first in the model are needed first by the next forward pass and get the most
 urgent priority, though their gradients are ready last.
 
 Between submission and synchronize() a gradient belongs to the daemon.
+
+Beside the gradients of a step the ranks send a note: who trains still, and which parameters were used. It is what lets
+join() find out that all have come to their end.
 """
 
+import errno
+import threading
+import time
 import weakref
 
 import torch
 
 from .. import _client, _ops
 from .._client import Arena
+from .._errors import BpsTimeoutError
+from .._library import SIZES, Reduction
 from . import ops
 from .compression import Compression
 
 ALIGNMENT = 64  # of each gradient in its arena: a cache line, and the widest vector register
+FIRST = 2**31 - 1  # the priority of what is small and awaited by all
 
 # The Gradients that each parameter's hook belongs to, by id(parameter): whoever wraps a parameter again takes it over.
 _owners = weakref.WeakValueDictionary()
+# All of a client, in the order in which they were made. The number of each is in its tensors' names.
+_made = weakref.WeakKeyDictionary()
 
 
 class Slot:
@@ -29,101 +41,135 @@ class Slot:
     wire: what the daemon works on, in shared memory; the same tensor as grad if that can be.
     """
 
-    __slots__ = ("parameter", "name", "priority", "grad", "wire", "ctx", "request", "passes_left", "hook", "keep")
+    __slots__ = ("parameter", "name", "grad", "wire", "ctx", "bucket", "passes_left", "hook", "keep")
 
-    def __init__(self, parameter, name, priority, passes):
+    def __init__(self, parameter, name, passes):
         self.parameter = parameter
         self.name = name
-        self.priority = priority
         self.passes_left = passes
-        self.grad = self.wire = self.ctx = self.request = self.hook = self.keep = None
+        self.grad = self.wire = self.ctx = self.bucket = self.hook = self.keep = None
+
+
+class Bucket:
+    """Slots that are sent as one tensor. wire: all of theirs, with what lies between them."""
+
+    __slots__ = ("slots", "name", "priority", "wire", "missing", "start", "request")
+
+    def __init__(self, slots, priority):
+        self.slots = slots
+        self.name = slots[0].name if len(slots) == 1 else f"{slots[0].name}+{len(slots) - 1}"
+        self.priority = priority
+        self.missing = len(slots)  # whose gradients are not complete
+        self.wire = self.start = self.request = None
+        for slot in slots:
+            slot.bucket = self
 
 
 class Gradients:
-    def __init__(self, named_parameters, compression, passes, op, predivide):
+    """named_parameters: pairs. groups: lists of parameters that travel together. track_use: the ranks tell one another
+    which parameters they used; those that nobody did are in unused() after synchronize().
+    """
+
+    attaches = True  # p.grad is in shared memory before the first backward pass, not from then on
+
+    def __init__(self, named_parameters, compression, passes, op, predivide, groups=(), track_use=False):
         self.compression = compression
         self.passes = passes
         self.op = op
         self.predivide = predivide
+        self.track_use = track_use
         self.slots = []
+        self.buckets = []
         self.arenas = []  # uint8 tensors that hold nothing but gradients
         self.synchronized = False  # and no gradient has come since
-        self.add(named_parameters)
+        self.listening = True  # False: backward passes add up and nothing is sent
+        self.last_active = None  # the highest rank that took part in the last step
+        self._notes = self._notes_start = None
+        self._note = None  # this rank's, while synchronize() waits, from one call to the next
+        self._failure = None  # the first of those that it has met
+        made = _made.setdefault(_client.current(), [])
+        made.append(weakref.ref(self))
+        self.prefix = "Gradient." if len(made) == 1 else f"Gradient{len(made)}."
+        self.add(named_parameters, groups)
 
     # -- Setting up
 
-    def add(self, named_parameters):
+    def add(self, named_parameters, groups=()):
         first = len(self.slots)
-        slots = [Slot(p, name, -(first + i), self.passes) for i, (name, p) in enumerate(named_parameters)]
+        slots = [Slot(p, self.prefix + name, self.passes) for name, p in named_parameters]
         for slot in slots:
             if slot.parameter.dtype not in ops.DTYPES:
                 raise TypeError(f"bps has no element type for {slot.name}, which is of {slot.parameter.dtype}")
-        self._name(slots)
-        self._place_gradients([slot for slot in slots if slot.parameter.device.type == "cpu"])
-        self._place_wires(slots)
+        buckets = [
+            Bucket(members, -(first + position)) for position, members in _grouped(slots, groups, self._compresses())
+        ]
+        self._place([b for b in buckets if b.slots[0].parameter.device.type == "cpu"], "grad", lambda p: p.dtype)
+        for slot in slots:
+            if slot.grad is not None and self.attaches:
+                self._restore(slot)
+        self._place_wires(buckets)
+        for bucket in buckets:
+            self._declare(bucket)
         for slot in slots:
             self._hook(slot)
         self.slots += slots
+        self.buckets += buckets
 
-    def _wire_dtype(self, slot):
+    def _compresses(self):
+        """Whether a compressor of the caller's own makes of a gradient what it likes."""
+        return self.compression.wire_dtype is None and self.compression is not Compression.none
+
+    def _wire_dtype(self, parameter):
         cast = self.compression.wire_dtype
-        return cast if cast is not None and self.compression.applies_to(slot.parameter.dtype) else slot.parameter.dtype
+        return cast if cast is not None and self.compression.applies_to(parameter.dtype) else parameter.dtype
 
-    def _wire_facts(self, slot):
-        """Element type and count of what travels. A compressor of the caller's own is asked, with a gradient of zeros."""
-        if self.compression.wire_dtype is not None or self.compression is Compression.none:
-            return ops.DTYPES[self._wire_dtype(slot)], slot.parameter.numel()
-        packed, _ = self.compression.compress(torch.zeros_like(slot.parameter))
-        return ops.DTYPES[packed.dtype], packed.numel()
-
-    def _name(self, slots):
-        """Chooses a prefix under which no name stands for another tensor already, as with two models in one program, and
-        declares the names, so that the daemons agree on them before the first gradient comes.
-        """
-        client = _client.current()
-        wanted = [(slot.name, *self._wire_facts(slot)) for slot in slots]
-        number, prefix = 1, "Gradient."
-        while any(client.stands_for_another(f"push_pull.{prefix}{name}", *facts) for name, *facts in wanted):
-            number += 1
-            prefix = f"Gradient{number}."
-        for slot, (name, dtype, count) in zip(slots, wanted):
-            slot.name = prefix + name
-            client.declare(f"push_pull.{slot.name}", dtype, count)
-
-    @staticmethod
-    def _allocate(tensors_like):
-        """One arena with a zeroed view for each (tensor, dtype). Returns (arena, views)."""
-        offsets, end = [], 0
-        for like, dtype in tensors_like:
-            offsets.append(end)
-            length = like.numel() * torch.empty((), dtype=dtype).element_size()
+    def _place(self, buckets, what, dtype_of):
+        """Gives each slot its attribute `what`: a zeroed view into one arena, in which buckets lie side by side."""
+        if not buckets:
+            return
+        places, end = [], 0
+        for slot in (slot for bucket in buckets for slot in bucket.slots):
+            dtype = dtype_of(slot.parameter)
+            length = slot.parameter.numel() * SIZES[ops.DTYPES[dtype]]
+            places.append((slot, dtype, end, length))
             end += -(-length // ALIGNMENT) * ALIGNMENT
         arena = torch.frombuffer(Arena.buffer(_client.current(), max(end, ALIGNMENT)), dtype=torch.uint8)
-        return arena, [_view(arena, offset, like, dtype) for offset, (like, dtype) in zip(offsets, tensors_like)]
+        if what == "grad":
+            self.arenas.append(arena)
+        ends = {}
+        for slot, dtype, offset, length in places:
+            setattr(slot, what, _view(arena[offset : offset + length].view(dtype), slot.parameter))
+            low, _, _ = ends.get(slot.bucket, (offset, 0, None))
+            ends[slot.bucket] = low, offset + length, dtype
+        for bucket, (low, high, dtype) in ends.items():
+            bucket.wire = arena[low:high].view(dtype)
 
-    def _place_gradients(self, slots):
-        if not slots:
-            return
-        arena, views = self._allocate([(slot.parameter, slot.parameter.dtype) for slot in slots])
-        self.arenas.append(arena)
-        for slot, view in zip(slots, views):
-            slot.grad = view
-            self._restore(slot)
-
-    def _place_wires(self, slots):
+    def _place_wires(self, buckets):
         """Memory for what is not sent as it is."""
         apart = []
-        for slot in slots:
-            if slot.grad is not None and self._wire_dtype(slot) == slot.parameter.dtype:
-                slot.wire = slot.grad
-            else:
-                apart.append(slot)
-            if slot.grad is None:
-                ops.say_staging(slot.parameter.device)
-        if apart:
-            _, views = self._allocate([(slot.parameter, self._wire_dtype(slot)) for slot in apart])
-            for slot, view in zip(apart, views):
-                slot.wire = view
+        for bucket in buckets:
+            parameter = bucket.slots[0].parameter
+            if parameter.device.type != "cpu":
+                ops.say_staging(parameter.device)
+            elif self._wire_dtype(parameter) == parameter.dtype:
+                for slot in bucket.slots:
+                    slot.wire = slot.grad
+                continue
+            apart.append(bucket)
+        self._place(apart, "wire", self._wire_dtype)
+
+    def _declare(self, bucket):
+        """So that the daemons agree on it before the first gradient comes."""
+        if self._compresses():
+            # A compressor of the caller's own is asked what it makes of a gradient of zeros.
+            packed, _ = self.compression.compress(torch.zeros_like(bucket.slots[0].parameter))
+            name = f"push_pull.{bucket.name}"
+            _client.current().declare(name, ops.DTYPES[packed.dtype], packed.numel())
+        else:
+            bucket.start = self._prepared(bucket)
+
+    def _prepared(self, bucket):
+        return _ops.prepared_push_pull(ops.span_of(bucket.wire), self.op, bucket.name, bucket.priority)
 
     def _hook(self, slot):
         parameter, mine = slot.parameter, weakref.ref(self)
@@ -145,29 +191,50 @@ class Gradients:
             slot.keep = accumulate  # autograd itself holds it weakly
 
     def release(self, parameter):
-        """Gives up a parameter that another takes over."""
-        for slot in [s for s in self.slots if s.parameter is parameter]:
-            slot.hook.remove()
-            self.slots.remove(slot)
+        """Gives up a parameter that another takes over. Those that travelled with it travel alone from now on."""
+        given_up = next((s.bucket for s in self.slots if s.parameter is parameter), None)
+        if given_up is None:
+            return
+        self.buckets.remove(given_up)
+        for slot in given_up.slots:
+            if slot.parameter is parameter:
+                slot.hook.remove()
+                self.slots.remove(slot)
+            else:
+                self.buckets.append(Bucket([slot], given_up.priority))
+                slot.bucket.wire = slot.wire
+                self._declare(slot.bucket)
 
     # -- Each step
 
     def set_passes(self, passes):
         self.passes = passes
-        for slot in self.slots:
-            slot.passes_left = passes
+        self._expect_all()
+
+    def _expect_all(self):
+        for bucket in self.buckets:
+            self._expect(bucket)
+
+    def _expect(self, bucket):
+        bucket.missing = len(bucket.slots)
+        for slot in bucket.slots:
+            slot.passes_left = self.passes
 
     def ready(self, slot):
         """A backward pass has added to the gradient."""
-        if slot.request is not None:
+        if not self.listening:
+            return
+        if slot.passes_left <= 0 or slot.bucket.request is not None:
             raise RuntimeError(
                 f"{slot.name} was computed again before step() or synchronize(): more backward passes than "
                 f"backward_passes_per_step={self.passes}"
             )
         self.synchronized = False
         slot.passes_left -= 1
-        if slot.passes_left <= 0:
-            self._submit(slot)
+        if slot.passes_left == 0:
+            slot.bucket.missing -= 1
+            if slot.bucket.missing == 0:
+                self._submit(slot.bucket)
 
     @torch.no_grad()
     def _restore(self, slot):
@@ -177,12 +244,24 @@ class Gradients:
             return
         if grad is None:
             slot.grad.zero_()
+        elif grad.layout is not torch.strided:
+            slot.grad.zero_().add_(grad)
         elif grad.data_ptr() != slot.grad.data_ptr():
             slot.grad.copy_(grad)
         slot.parameter.grad = slot.grad
 
     @torch.no_grad()
-    def _submit(self, slot):
+    def _submit(self, bucket):
+        """Decides how a bucket's gradients are sent, and sends them."""
+        for slot in bucket.slots:
+            self._pack(slot)
+        if self._compresses():
+            bucket.wire = bucket.slots[0].wire
+            bucket.start = self._prepared(bucket)
+        bucket.request = bucket.start()
+
+    def _pack(self, slot):
+        """Brings a gradient to where it is sent from."""
         if slot.grad is not None:
             self._restore(slot)
         elif slot.parameter.grad is None:
@@ -190,49 +269,69 @@ class Gradients:
         grad = slot.parameter.grad
         if self.predivide != 1.0:
             grad.mul_(1.0 / self.predivide)
-        if self.compression.wire_dtype is None:
+        if self._compresses():
             packed, slot.ctx = self.compression.compress(grad)
-        else:
-            packed = grad
-        wire = slot.wire
-        if packed is not grad and (packed.shape != grad.shape or packed.dtype != wire.dtype):
-            wire = slot.wire = packed.detach().cpu().contiguous()  # a compressor of the caller's own
-        elif packed.data_ptr() != wire.data_ptr():
-            wire.copy_(packed)
-        # Where the parameter is not laid out in rows, its gradient is not either: the order in memory is what is sent.
-        span = ops.Span(wire.data_ptr(), ops.DTYPES[wire.dtype], wire.numel(), wire)
-        slot.request = _ops.push_pull(span, span, self.op, slot.name, slot.priority)
+            # Of the caller's own making, and perhaps the caller's: what the daemon writes into is not.
+            slot.wire = packed.detach().to("cpu", copy=True).contiguous()
+        elif slot.wire is not grad:
+            # Where a parameter is not laid out in rows, its gradient is not either: the order in memory is what is sent.
+            slot.wire.copy_(grad)
 
     @torch.no_grad()
-    def _receive(self, slot):
+    def _unpack(self, slot):
         grad = slot.parameter.grad
-        unpacked = slot.wire
-        if self.compression.wire_dtype is None:
-            unpacked = self.compression.decompress(slot.wire, slot.ctx)
-        if unpacked.data_ptr() != grad.data_ptr():
-            grad.copy_(unpacked)
+        result = self.compression.decompress(slot.wire, slot.ctx) if self._compresses() else slot.wire
+        if result is not grad:
+            grad.copy_(result)
         if self.predivide != 1.0:
             grad.mul_(self.predivide)
 
-    def synchronize(self):
-        """Sends what no backward pass has reached, which other ranks may have, and waits for everything."""
-        for slot in self.slots:
-            if slot.request is None:
-                self._submit(slot)
-        failed = None
-        for slot in self.slots:
-            slot.request.wait()
-            error, slot.request = slot.request.error, None
-            slot.passes_left = self.passes
-            if error is None and failed is None:
-                self._receive(slot)
-            failed = failed or error
-        if failed is not None:
-            raise failed
+    def receive(self, bucket, deadline=None, timeout=None):
+        """Waits for a bucket that is under way. How it failed, or None: then its gradients are there."""
+        _await(bucket.request, bucket.name, deadline, timeout)
+        error, bucket.request = bucket.request.error, None
+        self._expect(bucket)
+        if error is None:
+            for slot in bucket.slots:
+                self._unpack(slot)
+        return error
+
+    def begin(self):
+        """Begins the end of a step: sends what no backward pass has reached, which other ranks may have, and a note."""
+        used = [slot.passes_left < self.passes for slot in self.slots] if self.track_use else ()
+        for bucket in self.buckets:
+            if bucket.request is None:
+                self._submit(bucket)
+        self._note = self._submit_note(_client.current().rank + 1, used)
+
+    def synchronize(self, timeout=None):
+        """Waits until all gradients are reduced. BpsTimeoutError after timeout s: they go on, and it may be called again.
+
+        When some fail, all are waited for, and the first failure is raised.
+        """
+        deadline = None if timeout is None else time.monotonic() + timeout
+        if self._note is None:
+            self.begin()
+        for bucket in self.buckets:
+            if bucket.request is not None:
+                error = self.receive(bucket, deadline, timeout)
+                self._failure = self._failure or error
+        self.end(deadline, timeout)
         self.synchronized = True
 
+    def end(self, deadline=None, timeout=None):
+        """The end of a step whose gradients have been received: waits for the ranks' notes. Raises its first failure."""
+        if self._note is None:
+            return
+        _await(self._note, f"{self.prefix}notes", deadline, timeout)
+        failure, self._failure = self._failure or self._note.error, None
+        self._note = None
+        if failure is not None:
+            raise failure
+        self._read_note()
+
     def under_way(self):
-        return any(slot.request is not None for slot in self.slots)
+        return self._note is not None or any(bucket.request is not None for bucket in self.buckets)
 
     @torch.no_grad()
     def zero(self):
@@ -240,6 +339,7 @@ class Gradients:
             raise AssertionError(
                 "zero_grad() between backward() and step() or synchronize(): gradients are on their way"
             )
+        self.synchronized = False
         for arena in self.arenas:
             arena.zero_()
         for slot in self.slots:
@@ -248,11 +348,113 @@ class Gradients:
             elif slot.parameter.grad is not None:
                 slot.parameter.grad.zero_()
 
+    # -- Notes: [1 + this rank while it trains, else 0; and 1 for each parameter that it used]. Their maximum is known to all.
 
-def _view(arena, offset, like, dtype):
-    """like.numel() elements of dtype at offset, laid out in memory as like is."""
-    length = like.numel() * torch.empty((), dtype=dtype).element_size()
-    flat = arena[offset : offset + length].view(dtype)
+    def _submit_note(self, who, used=()):
+        count = 1 + (len(self.slots) if self.track_use else 0)
+        if self._notes is None or self._notes.numel() != count:
+            buffer = Arena.buffer(_client.current(), 4 * count)
+            self._notes = torch.frombuffer(buffer, dtype=torch.int32)
+            name = f"{self.prefix}notes.{count}"
+            self._notes_start = _ops.prepared_push_pull(ops.span_of(self._notes), Reduction.MAX, name, FIRST)
+        self._notes[0] = who
+        if self.track_use:
+            self._notes[1:] = torch.tensor(used, dtype=torch.int32) if used else 0
+        return self._notes_start()
+
+    def _read_note(self):
+        highest = int(self._notes[0])
+        if highest:
+            self.last_active = highest - 1
+        return highest
+
+    def unused(self):
+        """The slots that no rank used in the last step. With track_use only."""
+        return [slot for slot, used in zip(self.slots, self._notes[1:].tolist()) if not used]
+
+    def join(self, each_step=None):
+        """Adds nothing to the others' steps, until no rank trains any more. The highest rank that took part last.
+
+        each_step: what else all ranks do in a step, before their gradients.
+        """
+        if self.op not in (Reduction.SUM, Reduction.AVERAGE):
+            raise ValueError(f"join() would add zeros to a {self.op.name.lower()}: it needs op=Average or op=Sum")
+        if self.under_way():
+            raise AssertionError("join() between backward() and step(): gradients are on their way")
+        self.zero()
+        while True:
+            if each_step is not None:
+                each_step()
+            self._contribute_nothing()
+            if not self._read_note():
+                break
+        self.zero()
+        return _client.current().size - 1 if self.last_active is None else self.last_active
+
+    @torch.no_grad()
+    def _contribute_nothing(self):
+        """A step of a rank that has joined."""
+        for bucket in self.buckets:
+            if self._compresses():
+                self._submit(bucket)  # of gradients that join() has zeroed
+                continue
+            bucket.wire.zero_()
+            bucket.request = bucket.start()
+        requests = [bucket.request for bucket in self.buckets] + [self._submit_note(0)]
+        for bucket in self.buckets:
+            bucket.request = None
+        for request in requests:
+            request.wait()
+        for request in requests:
+            request.check()
+
+
+def _await(request, name, deadline, timeout):
+    left = None if deadline is None else max(0.0, deadline - time.monotonic())
+    if not request.wait(left):
+        raise BpsTimeoutError(errno.ETIMEDOUT, f"{name}: not complete after {timeout} s")
+
+
+def join_all():
+    """join() of everything that this process trains with, side by side: others may step them in any order.
+
+    Returns the highest rank that took part in the last step.
+    """
+    live = [gradients for gradients in (made() for made in _made.get(_client.current(), ())) if gradients]
+    live = [gradients for gradients in live if gradients.buckets]
+    outcomes = []
+
+    def run(gradients):
+        try:
+            outcomes.append((gradients.join(), None))
+        except Exception as error:  # is raised by the thread that asked
+            outcomes.append((None, error))
+
+    threads = [threading.Thread(target=run, args=(gradients,), daemon=True) for gradients in live]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for _, error in outcomes:
+        if error is not None:
+            raise error
+    return max((last for last, _ in outcomes), default=_client.current().size - 1)
+
+
+def _grouped(slots, groups, each_alone):
+    """(position of the first, slots) of each bucket. What is in no group is alone, as is what differs in type or device."""
+    group_of = {id(p): number for number, group in enumerate(groups) for p in group}
+    members = {}
+    for position, slot in enumerate(slots):
+        p = slot.parameter
+        group = group_of.get(id(p))
+        key = position if group is None or each_alone else (group, p.dtype, p.device)
+        members.setdefault(key, (position, []))[1].append(slot)
+    return list(members.values())
+
+
+def _view(flat, like):
+    """flat, laid out in memory as like is."""
     for layout in (torch.channels_last, torch.channels_last_3d):
         if like.dim() in (4, 5) and like.dim() == (4 if layout is torch.channels_last else 5):
             if like.is_contiguous(memory_format=layout) and not like.is_contiguous():

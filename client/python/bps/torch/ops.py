@@ -2,6 +2,9 @@
 
 A tensor on the CPU that is contiguous is read and written where it is. Any other is copied to host memory first and the
 result is copied back; for tensors on an accelerator that is said once, as a warning.
+
+timeout (in seconds) is the deadline of an operation: it fails with BpsTimeoutError, which names the ranks that are
+missing. None: the job's. process_set is there for programs written for Horovod; see process_sets.
 """
 
 import warnings
@@ -11,6 +14,7 @@ import torch
 from .. import _client, _ops
 from .._library import DType, Reduction
 from .._ops import Handle, Span, choose_reduction
+from . import process_sets
 from .compression import Compression
 
 DTYPES = {
@@ -44,7 +48,7 @@ def say_staging(device):
 
 
 def span_of(tensor):
-    """Of a contiguous tensor on the CPU."""
+    """Of a tensor on the CPU without holes; its elements in the order in which they lie in memory."""
     return Span(tensor.data_ptr(), DTYPES[tensor.dtype], tensor.numel(), tensor)
 
 
@@ -73,79 +77,120 @@ def _scaled(tensor, factor):
     return tensor if factor == 1.0 else (tensor * factor).to(tensor.dtype)
 
 
+def _grad_name(operation, name):
+    return None if name is None else f"{operation}.{name}.grad"
+
+
 # -- push_pull, allreduce
 
 
-def _start_push_pull(tensor, reduction, name, priority, prescale, postscale, in_place):
-    host = _on_host(tensor)
-    source = _scaled(host, prescale)
-    ours = source.data_ptr() != tensor.data_ptr()  # a copy already, which may be overwritten
-    target = source if in_place or ours else torch.empty_like(source)
-    request = _ops.push_pull(span_of(source), span_of(target), reduction, name, priority)
+class _Reducing:
+    """What a reduction is asked for beside its tensor."""
 
-    def steps():
-        yield request
-        result = _scaled(target, postscale)
-        return _write_back(result, tensor) if in_place else _bring_back(result, tensor)
+    def __init__(self, reduction, name=None, priority=0, prescale=1.0, postscale=1.0, timeout=None):
+        self.reduction = reduction
+        self.name = name
+        self.priority = priority
+        self.prescale = prescale
+        self.postscale = postscale
+        self.timeout = timeout
 
-    return Handle(steps())
+    def named(self, name):
+        return _Reducing(self.reduction, name, self.priority, self.prescale, self.postscale, self.timeout)
 
+    def of_gradient(self):
+        """Every rank's result depends on every rank's input alike, so the gradient is reduced as the values were."""
+        if self.reduction not in (Reduction.SUM, Reduction.AVERAGE):
+            raise RuntimeError("only sums and averages over ranks can be differentiated")
+        return self.named(None if self.name is None else f"{self.name}.grad")
 
-def push_pull_async(tensor, average=True, name=None, version=0, priority=0):
-    """Starts push_pull(). version is there for programs written for BytePS and has no effect."""
-    return _start_push_pull(tensor, choose_reduction(average, None), name, priority, 1.0, 1.0, False)
+    def start(self, tensor, in_place):
+        host = _on_host(tensor)
+        source = _scaled(host, self.prescale)
+        ours = source.data_ptr() != tensor.data_ptr()  # a copy already, which may be overwritten
+        target = source if in_place or ours else torch.empty_like(source)
+        request = _ops.push_pull(
+            span_of(source), span_of(target), self.reduction, self.name, self.priority, self.timeout
+        )
 
+        def steps():
+            yield request
+            result = _scaled(target, self.postscale)
+            return _write_back(result, tensor) if in_place else _bring_back(result, tensor)
 
-def push_pull_async_inplace(tensor, average=True, name=None, version=0, priority=0):
-    """Starts push_pull_inplace()."""
-    return _start_push_pull(tensor, choose_reduction(average, None), name, priority, 1.0, 1.0, True)
-
-
-def push_pull_inplace(tensor, average=True, name=None, version=0, priority=0):
-    """The average (or sum) of tensor over all ranks, written into it."""
-    return push_pull_async_inplace(tensor, average, name, version, priority).wait()
-
-
-def allreduce_async(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, priority=0):
-    """Starts allreduce()."""
-    reduction = choose_reduction(average, op)
-    return _start_push_pull(tensor, reduction, name, priority, prescale_factor, postscale_factor, False)
-
-
-def allreduce_async_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, priority=0):
-    """Starts allreduce_()."""
-    reduction = choose_reduction(average, op)
-    return _start_push_pull(tensor, reduction, name, priority, prescale_factor, postscale_factor, True)
-
-
-def allreduce_(tensor, average=None, name=None, op=None, prescale_factor=1.0, postscale_factor=1.0, priority=0):
-    """As allreduce(), into the tensor itself."""
-    return allreduce_async_(tensor, average, name, op, prescale_factor, postscale_factor, priority).wait()
+        return Handle(steps())
 
 
 class _Reduce(torch.autograd.Function):
-    """Every rank's result depends on every rank's input alike, so the gradient is reduced as the values were."""
-
     @staticmethod
-    def forward(ctx, tensor, reduction, name, priority, prescale, postscale):
-        ctx.arguments = (reduction, name, priority, prescale, postscale)
-        return _start_push_pull(tensor, reduction, name, priority, prescale, postscale, False).wait()
+    def forward(ctx, tensor, how):
+        ctx.how = how
+        return how.start(tensor, in_place=False).wait()
 
     @staticmethod
     def backward(ctx, grad):
-        reduction, name, priority, prescale, postscale = ctx.arguments
-        if reduction not in (Reduction.SUM, Reduction.AVERAGE):
-            raise RuntimeError("only sums and averages over ranks can be differentiated")
-        if name is not None:
-            name = f"{name}.grad"
-        return _Reduce.apply(grad, reduction, name, priority, prescale, postscale), None, None, None, None, None
+        return _Reduce.apply(grad, ctx.how.of_gradient()), None
 
 
-def push_pull(tensor, average=True, name=None, version=0, priority=0, compression=Compression.none):
+def push_pull_async(tensor, average=True, name=None, version=0, priority=0, timeout=None):
+    """Starts push_pull(). version is there for programs written for BytePS and has no effect."""
+    return _Reducing(choose_reduction(average, None), name, priority, timeout=timeout).start(tensor, in_place=False)
+
+
+def push_pull_async_inplace(tensor, average=True, name=None, version=0, priority=0, timeout=None):
+    """Starts push_pull_inplace()."""
+    return _Reducing(choose_reduction(average, None), name, priority, timeout=timeout).start(tensor, in_place=True)
+
+
+def push_pull_inplace(tensor, average=True, name=None, version=0, priority=0, timeout=None):
+    """The average (or sum) of tensor over all ranks, written into it."""
+    return push_pull_async_inplace(tensor, average, name, version, priority, timeout).wait()
+
+
+def push_pull(tensor, average=True, name=None, version=0, priority=0, compression=Compression.none, timeout=None):
     """The average (or sum) of tensor over all ranks, as a new tensor. Can be differentiated."""
     wire, ctx = compression.compress(tensor)
-    result = _Reduce.apply(wire, choose_reduction(average, None), name, priority, 1.0, 1.0)
+    result = _Reduce.apply(wire, _Reducing(choose_reduction(average, None), name, priority, timeout=timeout))
     return compression.decompress(result, ctx)
+
+
+def allreduce_async(
+    tensor,
+    average=None,
+    name=None,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    priority=0,
+    timeout=None,
+):
+    """Starts allreduce()."""
+    process_sets.check(process_set)
+    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    return how.start(tensor, in_place=False)
+
+
+def allreduce_async_(
+    tensor,
+    average=None,
+    name=None,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    priority=0,
+    timeout=None,
+):
+    """Starts allreduce_()."""
+    process_sets.check(process_set)
+    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    return how.start(tensor, in_place=True)
+
+
+def allreduce_(tensor, average=None, name=None, op=None, *arguments, **options):
+    """As allreduce(), into the tensor itself. Takes what allreduce_async_() takes."""
+    return allreduce_async_(tensor, average, name, op, *arguments, **options).wait()
 
 
 def allreduce(
@@ -156,22 +201,128 @@ def allreduce(
     op=None,
     prescale_factor=1.0,
     postscale_factor=1.0,
+    process_set=None,
     priority=0,
+    timeout=None,
 ):
     """The reduction of tensor over all ranks: op is Average, Sum, Min or Max. Sums and averages can be differentiated."""
+    process_sets.check(process_set)
+    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     wire, ctx = compression.compress(tensor)
-    reduction = choose_reduction(average, op)
-    result = _Reduce.apply(wire, reduction, name, priority, prescale_factor, postscale_factor)
-    return compression.decompress(result, ctx)
+    return compression.decompress(_Reduce.apply(wire, how), ctx)
+
+
+# -- Several tensors in one call
+
+
+class GroupHandle:
+    """Several operations under way, as one."""
+
+    def __init__(self, handles):
+        self._handles = handles
+
+    def poll(self):
+        return all(handle.poll() for handle in self._handles)
+
+    def wait(self, timeout=None):
+        """The list of the results, when all are complete; the first failure otherwise."""
+        failed = None
+        for handle in self._handles:
+            try:
+                handle.wait(timeout)
+            except OSError as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
+        return [handle.wait(0) for handle in self._handles]
+
+    def cancel(self):
+        for handle in self._handles:
+            handle.cancel()
+
+
+def _start_group(tensors, how, in_place):
+    """The i-th tensor of a group called x is called x.i. Names are left out for all or for none."""
+    names = [None if how.name is None else f"{how.name}.{i}" for i in range(len(tensors))]
+    return GroupHandle([how.named(name).start(tensor, in_place) for tensor, name in zip(tensors, names)])
+
+
+class _ReduceGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, how, *tensors):
+        ctx.how = how
+        return tuple(_start_group(tensors, how, in_place=False).wait())
+
+    @staticmethod
+    def backward(ctx, *grads):
+        return None, *_ReduceGroup.apply(ctx.how.of_gradient(), *grads)
+
+
+def grouped_allreduce_async(
+    tensors,
+    average=None,
+    name=None,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    priority=0,
+    timeout=None,
+):
+    """Starts grouped_allreduce(). One handle for all; its result is the list."""
+    process_sets.check(process_set)
+    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    return _start_group(tensors, how, in_place=False)
+
+
+def grouped_allreduce_async_(
+    tensors,
+    average=None,
+    name=None,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    priority=0,
+    timeout=None,
+):
+    """Starts grouped_allreduce_()."""
+    process_sets.check(process_set)
+    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    return _start_group(tensors, how, in_place=True)
+
+
+def grouped_allreduce_(tensors, average=None, name=None, op=None, *arguments, **options):
+    """As grouped_allreduce(), into the tensors themselves. Takes what grouped_allreduce_async_() takes."""
+    return grouped_allreduce_async_(tensors, average, name, op, *arguments, **options).wait()
+
+
+def grouped_allreduce(
+    tensors,
+    average=None,
+    name=None,
+    compression=Compression.none,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    priority=0,
+    timeout=None,
+):
+    """The list of what allreduce() makes of each tensor, all under way together. Can be differentiated."""
+    process_sets.check(process_set)
+    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    wires, contexts = zip(*map(compression.compress, tensors)) if tensors else ((), ())
+    return [compression.decompress(result, ctx) for result, ctx in zip(_ReduceGroup.apply(how, *wires), contexts)]
 
 
 # -- broadcast
 
 
-def _start_broadcast(tensor, root_rank, name, priority, in_place):
+def _start_broadcast(tensor, root_rank, name, priority, in_place, timeout=None):
     host = _on_host(tensor)
     target = host if in_place or host.data_ptr() != tensor.data_ptr() else host.clone()
-    request = _ops.broadcast(span_of(target), root_rank, name, priority)
+    request = _ops.broadcast(span_of(target), root_rank, name, priority, timeout=timeout)
 
     def steps():
         yield request
@@ -180,41 +331,41 @@ def _start_broadcast(tensor, root_rank, name, priority, in_place):
     return Handle(steps())
 
 
-def broadcast_async(tensor, root_rank, name=None, priority=0):
+def broadcast_async(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
     """Starts broadcast()."""
-    return _start_broadcast(tensor, root_rank, name, priority, False)
+    process_sets.check(process_set)
+    return _start_broadcast(tensor, root_rank, name, priority, False, timeout)
 
 
-def broadcast_async_(tensor, root_rank, name=None, priority=0):
+def broadcast_async_(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
     """Starts broadcast_()."""
-    return _start_broadcast(tensor, root_rank, name, priority, True)
+    process_sets.check(process_set)
+    return _start_broadcast(tensor, root_rank, name, priority, True, timeout)
 
 
-def broadcast_(tensor, root_rank, name=None, priority=0):
+def broadcast_(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
     """Writes tensor of rank root_rank into tensor of every rank."""
-    return broadcast_async_(tensor, root_rank, name, priority).wait()
+    return broadcast_async_(tensor, root_rank, name, process_set, priority, timeout).wait()
 
 
 class _Broadcast(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tensor, root_rank, name):
-        ctx.arguments = (root_rank, name)
-        return broadcast_async(tensor, root_rank, name).wait()
+    def forward(ctx, tensor, root_rank, name, timeout):
+        ctx.arguments = (root_rank, name, timeout)
+        return broadcast_async(tensor, root_rank, name, timeout=timeout).wait()
 
     @staticmethod
     def backward(ctx, grad):
-        root_rank, name = ctx.arguments
-        total = _start_push_pull(grad, Reduction.SUM, _grad_name("broadcast", name), 0, 1.0, 1.0, False).wait()
-        return total if _client.current().rank == root_rank else torch.zeros_like(total), None, None
+        root_rank, name, timeout = ctx.arguments
+        how = _Reducing(Reduction.SUM, _grad_name("broadcast", name), timeout=timeout)
+        total = how.start(grad, in_place=False).wait()
+        return total if _client.current().rank == root_rank else torch.zeros_like(total), None, None, None
 
 
-def _grad_name(operation, name):
-    return None if name is None else f"{operation}.{name}.grad"
-
-
-def broadcast(tensor, root_rank, name=None):
+def broadcast(tensor, root_rank, name=None, process_set=None, timeout=None):
     """tensor of rank root_rank, as a new tensor. Can be differentiated."""
-    return _Broadcast.apply(tensor, root_rank, name)
+    process_sets.check(process_set)
+    return _Broadcast.apply(tensor, root_rank, name, timeout)
 
 
 # -- allgather, alltoall, reducescatter: along the first dimension
@@ -237,117 +388,152 @@ def _maker(host):
     return make
 
 
-def _start_allgather(tensor, name, finish):
+def _start_allgather(tensor, name, finish, timeout):
     """A Handle whose result is finish(tensor, rows of each rank)."""
     host = _on_host(tensor)
 
     def steps():
-        result, rows = yield from _ops.all_gather(span_of(host), *_rows(host), _maker(host), name)
+        result, rows = yield from _ops.all_gather(span_of(host), *_rows(host), _maker(host), name, timeout)
         return finish(_bring_back(result, tensor), rows)
 
     return Handle(steps())
 
 
-def allgather_async(tensor, name=None):
+def allgather_async(tensor, name=None, process_set=None, timeout=None):
     """Starts allgather()."""
-    return _start_allgather(tensor, name, lambda result, _: result)
+    process_sets.check(process_set)
+    return _start_allgather(tensor, name, lambda result, _: result, timeout)
 
 
 class _AllGather(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tensor, name):
-        result, rows = _start_allgather(tensor, name, lambda *both: both).wait()
-        ctx.arguments = (rows, name, tensor.shape)
+    def forward(ctx, tensor, name, timeout):
+        result, rows = _start_allgather(tensor, name, lambda *both: both, timeout).wait()
+        ctx.arguments = (rows, name, tensor.shape, timeout)
         return result
 
     @staticmethod
     def backward(ctx, grad):
-        rows, name, shape = ctx.arguments
-        total = _start_push_pull(grad, Reduction.SUM, _grad_name("allgather", name), 0, 1.0, 1.0, False).wait()
+        rows, name, shape, timeout = ctx.arguments
+        how = _Reducing(Reduction.SUM, _grad_name("allgather", name), timeout=timeout)
+        total = how.start(grad, in_place=False).wait()
         rank = _client.current().rank
-        return total.narrow(0, sum(rows[:rank]), rows[rank]).reshape(shape), None
+        return total.narrow(0, sum(rows[:rank]), rows[rank]).reshape(shape), None, None
 
 
-def allgather(tensor, name=None):
+def allgather(tensor, name=None, process_set=None, timeout=None):
     """tensor of rank 0, rank 1, ... one after the other; the first dimension may differ. Can be differentiated."""
-    return _AllGather.apply(tensor, name)
+    process_sets.check(process_set)
+    return _AllGather.apply(tensor, name, timeout)
 
 
-def _start_alltoall(tensor, splits, name):
+def _start_alltoall(tensor, splits, name, timeout):
     """A Handle whose result is (tensor, rows from each rank)."""
     host = _on_host(tensor)
     rows, row = _rows(host)
     cut = _ops.equal_splits(rows) if splits is None else [int(n) for n in splits]
 
     def steps():
-        result, received = yield from _ops.all_to_all(span_of(host), rows, row, cut, _maker(host), name)
+        result, received = yield from _ops.all_to_all(span_of(host), rows, row, cut, _maker(host), name, timeout)
         return _bring_back(result, tensor), torch.tensor(received, dtype=torch.int32)
 
     return Handle(steps())
 
 
-def alltoall_async(tensor, splits=None, name=None):
+def alltoall_async(tensor, splits=None, name=None, process_set=None, timeout=None):
     """Starts alltoall(). The result is always (tensor, rows from each rank)."""
-    return _start_alltoall(tensor, splits, name)
+    process_sets.check(process_set)
+    return _start_alltoall(tensor, splits, name, timeout)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tensor, splits, name):
-        result, received = _start_alltoall(tensor, splits, name).wait()
-        ctx.arguments = (received, name)
+    def forward(ctx, tensor, splits, name, timeout):
+        result, received = _start_alltoall(tensor, splits, name, timeout).wait()
+        ctx.arguments = (received, name, timeout)
         ctx.mark_non_differentiable(received)
         return result, received
 
     @staticmethod
     def backward(ctx, grad, _):
-        received, name = ctx.arguments
-        back, _ = _start_alltoall(grad, received.tolist(), _grad_name("alltoall", name)).wait()
-        return back, None, None
+        received, name, timeout = ctx.arguments
+        back, _ = _start_alltoall(grad, received.tolist(), _grad_name("alltoall", name), timeout).wait()
+        return back, None, None, None
 
 
-def alltoall(tensor, splits=None, name=None):
+def alltoall(tensor, splits=None, name=None, process_set=None, timeout=None):
     """Sends splits[r] rows to rank r; returns the rows that came from rank 0, rank 1, ... Can be differentiated.
 
     Without splits, tensor is cut evenly. With splits, returns (tensor, rows from each rank).
     """
-    result, received = _AllToAll.apply(tensor, splits, name)
+    process_sets.check(process_set)
+    result, received = _AllToAll.apply(tensor, splits, name, timeout)
     return result if splits is None else (result, received)
 
 
-def reducescatter_async(tensor, op=Reduction.AVERAGE, name=None):
-    """Starts reducescatter()."""
-    host = _on_host(tensor)
+def _start_reducescatter(tensor, how):
+    host = _scaled(_on_host(tensor), how.prescale)
     count, row = _rows(host)
     rows = _ops.scatter_rows(count)
     result, target = _maker(host)(rows[_client.current().rank])
-    request = _ops.reduce_scatter(span_of(host), target, row, rows, Reduction(op), name)
+    request = _ops.reduce_scatter(span_of(host), target, row, rows, how.reduction, how.name, how.timeout)
 
     def steps():
         yield request
-        return _bring_back(result, tensor)
+        return _bring_back(_scaled(result, how.postscale), tensor)
 
     return Handle(steps())
 
 
 class _ReduceScatter(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, tensor, op, name):
-        ctx.arguments = (op, name)
-        return reducescatter_async(tensor, op, name).wait()
+    def forward(ctx, tensor, how):
+        ctx.how = how
+        return _start_reducescatter(tensor, how).wait()
 
     @staticmethod
     def backward(ctx, grad):
-        op, name = ctx.arguments
-        if op not in (Reduction.SUM, Reduction.AVERAGE):
-            raise RuntimeError("only sums and averages over ranks can be differentiated")
-        whole = allgather_async(grad, _grad_name("reducescatter", name)).wait()
-        return whole / _client.current().size if op == Reduction.AVERAGE else whole, None, None
+        how = ctx.how.of_gradient()
+        whole = allgather_async(grad, _grad_name("reducescatter", ctx.how.name), timeout=how.timeout).wait()
+        factor = how.prescale * how.postscale
+        if how.reduction == Reduction.AVERAGE:
+            factor /= _client.current().size
+        return _scaled(whole, factor), None
 
 
-def reducescatter(tensor, op=Reduction.AVERAGE, name=None):
-    """This rank's share of the rows of the reduction over all ranks; the first ranks get one more if uneven."""
-    return _ReduceScatter.apply(tensor, Reduction(op), name)
+def reducescatter_async(
+    tensor,
+    name=None,
+    op=Reduction.AVERAGE,
+    process_set=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    timeout=None,
+):
+    """Starts reducescatter()."""
+    process_sets.check(process_set)
+    how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout)
+    return _start_reducescatter(tensor, how)
+
+
+def reducescatter(
+    tensor,
+    name=None,
+    compression=Compression.none,
+    op=Reduction.AVERAGE,
+    process_set=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    timeout=None,
+):
+    """This rank's share of the rows of the reduction over all ranks; the first ranks get one more if uneven.
+
+    Sums and averages can be differentiated.
+    """
+    process_sets.check(process_set)
+    wire, ctx = compression.compress(tensor)
+    how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout)
+    return compression.decompress(_ReduceScatter.apply(wire, how), ctx)
 
 
 # -- The rest

@@ -2,7 +2,10 @@
 
 import contextlib
 
+import torch
+
 from .._library import Reduction
+from . import amp, process_sets
 from ._gradients import Gradients
 from .compression import Compression
 
@@ -10,9 +13,12 @@ from .compression import Compression
 class _Distributed:
     """What DistributedOptimizer adds to the class of an optimizer."""
 
-    def synchronize(self):
-        """Waits until every gradient is reduced, for instance to clip them before step()."""
-        self._bps.synchronize()
+    def synchronize(self, timeout=None):
+        """Waits until every gradient is reduced, for instance to clip them before step().
+
+        timeout in seconds: BpsTimeoutError when it passes; the gradients go on, and it may be called again.
+        """
+        self._bps.synchronize(timeout)
 
     @contextlib.contextmanager
     def skip_synchronize(self):
@@ -22,6 +28,11 @@ class _Distributed:
             yield
         finally:
             self._bps_skips = False
+
+    def _bps_before_unscale(self):
+        """A GradScaler is about to read the gradients."""
+        if not self._bps_skips and not self._bps.synchronized:
+            self._bps.synchronize()
 
     def set_backward_passes_per_step(self, passes):
         """How many backward passes add up before gradients are sent."""
@@ -88,6 +99,27 @@ def _named(optimizer, named_parameters):
     return [(name, p) for name, p in named if id(p) in ours and p.requires_grad]
 
 
+def _groups(named, groups):
+    """Lists of parameters, from those lists or the number of them."""
+    if not isinstance(groups, int):
+        groups = [list(group) for group in groups]
+        if any(not torch.is_tensor(p) for group in groups for p in group):
+            raise ValueError("groups must be lists of parameters, or their number")
+        known = {id(p) for _, p in named}
+        members = [id(p) for group in groups for p in group]
+        if len(set(members)) < len(members):
+            raise ValueError("a parameter is in two of the groups")
+        if not known.issuperset(members):
+            raise ValueError("groups has parameters that the optimizer does not train")
+        return groups
+    if groups < 0:
+        raise ValueError(f"num_groups={groups} is negative")
+    parameters = [p for _, p in named]
+    share, more = divmod(len(parameters), groups) if groups else (0, 0)
+    cuts = [i * share + min(i, more) for i in range(groups + 1)]
+    return [parameters[low:high] for low, high in zip(cuts, cuts[1:])]
+
+
 def DistributedOptimizer(
     optimizer,
     named_parameters=None,
@@ -95,6 +127,9 @@ def DistributedOptimizer(
     backward_passes_per_step=1,
     op=Reduction.AVERAGE,
     gradient_predivide_factor=1.0,
+    num_groups=0,
+    groups=None,
+    process_set=None,
 ):
     """Makes an optimizer step with gradients that are averaged (op: or summed, ...) over all ranks.
 
@@ -102,16 +137,22 @@ def DistributedOptimizer(
     ranks must wrap the same parameters in the same order. A gradient is sent when backward_passes_per_step backward
     passes have added to it; step() waits for all. gradient_predivide_factor divides before and multiplies after the
     average, against overflow in 16 bits.
+
+    groups: lists of parameters that travel together, or their number, as num_groups; each is sent with the last of its
+    gradients. process_set: as Horovod's; see process_sets.
     """
+    process_sets.check(process_set)
     op = Reduction(op)
     if gradient_predivide_factor != 1.0 and op != Reduction.AVERAGE:
         raise ValueError("gradient_predivide_factor needs op=Average")
     if isinstance(optimizer, _Distributed):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     named = _named(optimizer, named_parameters)
-    optimizer._bps = Gradients(named, compression, backward_passes_per_step, op, gradient_predivide_factor)
+    groups = _groups(named, num_groups if groups is None else groups)
+    optimizer._bps = Gradients(named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups)
     optimizer._bps_skips = False
-    optimizer.register_step_pre_hook(_before_step)
-    base = optimizer.__class__
+    optimizer._bps_hook = optimizer.register_step_pre_hook(_before_step)
+    amp.synchronize_first()
+    base = optimizer._bps_base = optimizer.__class__
     optimizer.__class__ = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
     return optimizer

@@ -177,7 +177,7 @@ def check_gradients_are_born_in_shared_memory():
     for forget in (optimizer.zero_grad, net.zero_grad, lambda: optimizer.zero_grad(set_to_none=True)):
         forget()
         one_loss(net).backward()
-        assert all(slot.request is not None for slot in optimizer._bps.slots)  # on their way already
+        assert all(bucket.request is not None for bucket in optimizer._bps.buckets)  # on their way already
         optimizer.step()
         assert [p.grad.data_ptr() for p in net.parameters()] == where
         assert all(p.grad.stride() == p.stride() for p in net.parameters())
@@ -200,9 +200,9 @@ def check_hooks_of_older_versions():
 def check_front_layers_are_urgent():
     net, optimizer = wrapped()
     named = {id(p): name for name, p in net.named_parameters()}
-    slots = sorted(optimizer._bps.slots, key=lambda slot: -slot.priority)
+    slots = sorted(optimizer._bps.slots, key=lambda slot: -slot.bucket.priority)
     assert [named[id(slot.parameter)] for slot in slots] == [name for name, _ in net.named_parameters()]
-    assert len({slot.priority for slot in slots}) == len(slots)
+    assert len({slot.bucket.priority for slot in slots}) == len(slots)
 
 
 def check_parameters_that_one_rank_does_not_use():
