@@ -1,0 +1,280 @@
+"""DistributedDataParallel: a module whose gradients are averaged over all ranks when backward() returns."""
+
+import contextlib
+import weakref
+
+import torch
+
+from .. import _client
+from .._library import Reduction
+from . import ops, process_sets
+from ._gradients import Gradients
+from .compression import Compression
+from .functions import broadcast_parameters
+
+MB = 1 << 20
+
+
+class _Reducer(Gradients):
+    """Gradients that are waited for at the end of the backward pass which they come from."""
+
+    attaches = False  # what no backward pass has reached is None, as in one process
+
+    def __init__(self, *arguments, **options):
+        super().__init__(*arguments, **options)
+        self.in_backward = False
+        self.cut_short = False  # a backward pass has reached parameters and has not come to its end
+
+    def enter(self):
+        """A backward pass has begun, or has reached a parameter. _end() comes with the end of the outermost."""
+        if self.listening and not self.in_backward:
+            self.in_backward = True
+            torch.autograd.Variable._execution_engine.queue_callback(self._end)
+
+    def ready(self, slot):
+        self.enter()
+        self.cut_short = self.listening
+        super().ready(slot)
+
+    def forget(self):
+        """The backward pass that began is no more."""
+        self.in_backward = self.cut_short = False
+
+    def _end(self):
+        reached = self.cut_short
+        self.forget()
+        if not reached:
+            return  # it was for gradients of something else: torch.autograd.grad()
+        absent = [slot for slot in self.slots if slot.parameter.grad is None] if self.track_use else ()
+        self.begin()
+        # Waits when all instances that this pass went through have begun: ranks may come to them in different orders.
+        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._finish(absent))
+
+    def _finish(self, absent):
+        self.synchronize()
+        if absent:
+            nobody = {id(slot) for slot in self.unused()}
+            for slot in absent:
+                if id(slot) in nobody:
+                    slot.parameter.grad = None  # as in one process, where an optimizer then leaves the parameter alone
+
+
+def _tensors(value):
+    if torch.is_tensor(value):
+        yield value
+    elif isinstance(value, dict):
+        for item in value.values():
+            yield from _tensors(item)
+    elif isinstance(value, (list, tuple)):
+        for item in value:
+            yield from _tensors(item)
+    elif hasattr(value, "__dataclass_fields__"):
+        yield from _tensors(vars(value))
+
+
+def _moved(value, device):
+    if torch.is_tensor(value):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, dict):
+        return {key: _moved(item, device) for key, item in value.items()}
+    if isinstance(value, tuple) and hasattr(value, "_fields"):
+        return type(value)(*(_moved(item, device) for item in value))
+    if isinstance(value, (list, tuple)):
+        return type(value)(_moved(item, device) for item in value)
+    return value
+
+
+def _buckets(named, cap):
+    """Lists of parameters of at most cap bytes each, which are ready one after the other: the last of the model first."""
+    groups, size, kind = [], 0, None
+    for _, p in reversed(named):
+        length = p.numel() * p.element_size()
+        if not groups or size + length > cap or kind != (p.dtype, p.device):
+            groups.append([])
+            size, kind = 0, (p.dtype, p.device)
+        groups[-1].append(p)
+        size += length
+    return groups
+
+
+class DistributedDataParallel(torch.nn.Module):
+    """Wraps a module, with the arguments of torch's class of this name, and of BytePS's (compression).
+
+    Parameters and buffers become those of rank 0. backward() returns when the gradients are the averages over all ranks;
+    they may then be read, clipped, scaled or stepped with any optimizer. All ranks must make their instances in the same
+    order and run as many backward passes.
+
+    device_ids       one device, to which inputs are moved; None: they are left where they are. output_device, dim and
+                     check_reduction have no effect, as in torch with one device
+    broadcast_buffers  buffers of rank 0 for all before each forward pass that a backward pass is to follow
+    bucket_cap_mb    gradients travel together up to so many MB
+    find_unused_parameters  a parameter that no rank used keeps p.grad None, as in one process; else it gets zeros. One
+                     that only some ranks used is averaged either way
+    gradient_as_bucket_view, static_graph  have no effect: gradients are always views
+    """
+
+    def __init__(
+        self,
+        module,
+        device_ids=None,
+        output_device=None,
+        dim=0,
+        broadcast_buffers=True,
+        process_group=None,
+        bucket_cap_mb=25,
+        find_unused_parameters=False,
+        check_reduction=False,
+        gradient_as_bucket_view=False,
+        static_graph=False,
+        *,
+        init_sync=True,
+        compression=Compression.none,
+    ):
+        super().__init__()
+        if process_group is not None:
+            process_sets.check(process_group)
+        if device_ids is not None and len(device_ids) > 1:
+            raise ValueError(f"device_ids={list(device_ids)}: one process trains on one device; start more ranks")
+        if bucket_cap_mb is None:
+            bucket_cap_mb = 25
+        if bucket_cap_mb < 0:
+            raise ValueError(f"bucket_cap_mb={bucket_cap_mb} is negative")
+        ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
+        self._state = [
+            (name, tensor)
+            for named in (module.named_parameters(), module.named_buffers())
+            for name, tensor in named
+            if name not in ignored
+        ]
+        trained = [(name, p) for name, p in self._state if isinstance(p, torch.nn.Parameter) and p.requires_grad]
+        if not trained:
+            raise RuntimeError("no parameter of the module requires a gradient: there is nothing to average")
+        self.module = module
+        self.device = torch.device("cuda", device_ids[0]) if device_ids and isinstance(device_ids[0], int) else None
+        if device_ids and self.device is None:
+            self.device = torch.device(device_ids[0])
+        self.device_ids, self.output_device, self.dim = device_ids, output_device, dim
+        self.broadcast_buffers = broadcast_buffers
+        self.find_unused_parameters = find_unused_parameters
+        self._ignored = ignored
+        self._sends = True
+        self._gradients = _Reducer(
+            trained,
+            compression,
+            1,
+            Reduction.AVERAGE,
+            1.0,
+            _buckets(trained, bucket_cap_mb * MB),
+            track_use=find_unused_parameters,
+        )
+        if init_sync:
+            self._broadcast_state(0)
+
+    def _broadcast_state(self, root):
+        broadcast_parameters(self._state, root, prefix=f"{self._gradients.prefix}state.")
+
+    # -- Buffers
+
+    def _buffers_by_type(self):
+        by_type = {}
+        for name, buffer in self.module.named_buffers():
+            if name not in self._ignored:
+                by_type.setdefault(buffer.dtype, []).append(buffer)
+        return by_type
+
+    @torch.no_grad()
+    def _broadcast_buffers(self):
+        """Those of one type travel as one tensor."""
+        under_way = []
+        for dtype, buffers in self._buffers_by_type().items():
+            flat = torch.cat([buffer.detach().reshape(-1).cpu() for buffer in buffers])
+            name = f"{self._gradients.prefix}buffers.{str(dtype)[6:]}.{flat.numel()}"
+            under_way.append((buffers, ops.broadcast_async_(flat, 0, name)))
+        for buffers, handle in under_way:
+            pieces = handle.wait().split([buffer.numel() for buffer in buffers])
+            if _client.current().rank == 0:
+                continue
+            for buffer, piece in zip(buffers, pieces):
+                # Through .data, since a graph of an earlier forward pass may hold the buffer.
+                buffer.data.copy_(piece.view(buffer.shape))
+
+    # -- Passes
+
+    def forward(self, *inputs, **options):
+        sends = self._sends and torch.is_grad_enabled()
+        if self._gradients.in_backward and not _inside_backward():
+            if self._gradients.cut_short:
+                raise RuntimeError(
+                    "the last backward pass ended with an exception while its gradients were on their way: call "
+                    "synchronize(), which completes it for the other ranks, before the next forward pass"
+                )
+            self._gradients.forget()
+        if torch.is_grad_enabled():
+            # As torch has it, the forward pass decides: no_sync() around it is what counts.
+            self._gradients.listening = sends
+        if sends and self.broadcast_buffers:
+            self._broadcast_buffers()
+        if self.device is not None:
+            inputs, options = _moved(inputs, self.device), _moved(options, self.device)
+        output = self.module(*inputs, **options)
+        if sends:
+            # So that the end of a backward pass inside another one (of a checkpoint) does not count as the end.
+            for tensor in _tensors(output):
+                if tensor.requires_grad:
+                    tensor.register_hook(_enter(self._gradients))
+        return output
+
+    @contextlib.contextmanager
+    def no_sync(self):
+        """Inside, forward passes and their backward passes only add to the gradients of this rank."""
+        before, self._sends = self._sends, False
+        try:
+            yield
+        finally:
+            self._sends = before
+
+    def synchronize(self):
+        """Waits for gradients; backward() has done so unless an exception has ended it. What it did not come to is zero."""
+        if self._gradients.cut_short:
+            self._gradients.forget()
+            self._gradients.synchronize()
+
+    @contextlib.contextmanager
+    def join(self, divide_by_initial_world_size=True, enable=True, throw_on_early_termination=False):
+        """For ranks with unequal numbers of batches: around the training loop.
+
+        A rank that leaves the block adds zeros to the others' averages until all have left. Then everybody's parameters
+        and buffers become those of a rank that trained last.
+        """
+        if not divide_by_initial_world_size:
+            raise ValueError("averages are over all ranks of the job: divide_by_initial_world_size=False is not there")
+        if throw_on_early_termination:
+            raise ValueError("throw_on_early_termination is not there: leave enable=True, and ranks may end early")
+        yield
+        if enable:
+            self._broadcast_state(self._join())
+
+    def _join(self):
+        if not self.broadcast_buffers or not any(True for _ in self.module.named_buffers()):
+            return self._gradients.join()
+        return self._gradients.join(each_step=self._broadcast_buffers)
+
+    def __getstate__(self):
+        raise TypeError("a DistributedDataParallel cannot be pickled: save the state_dict() of its module")
+
+
+def _inside_backward():
+    return torch._C._current_graph_task_id() != -1
+
+
+def _enter(gradients):
+    """The hook of an output, which may live longer than the wrapper."""
+    mine = weakref.ref(gradients)
+
+    def enter(grad):
+        gradients = mine()
+        if gradients is not None:
+            gradients.enter()
+        return grad
+
+    return enter
