@@ -120,6 +120,7 @@ _PROTOTYPES = {
     "bps_client_local_size": (c_int, [c_void_p]),
     "bps_client_node": (c_int, [c_void_p]),
     "bps_memory_alloc": (c_int, [c_void_p, c_size_t, _OUT]),
+    "bps_memory_import": (c_int, [c_void_p, c_int, c_void_p, c_size_t, _OUT]),
     "bps_memory_data": (c_void_p, [c_void_p]),
     "bps_memory_len": (c_size_t, [c_void_p]),
     "bps_memory_free": (None, [c_void_p]),
