@@ -26,6 +26,24 @@ def test_optimizer_of_four_ranks_through_a_server(run_ranks):
     run_ranks("torch_optimizer.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1)
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+def test_parallel(run_ranks, ranks):
+    run_ranks("torch_parallel.py", ranks, BPS_REQUEST_TIMEOUT=100, timeout=400)
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_layers(run_ranks, ranks):
+    run_ranks("torch_layers.py", ranks, BPS_REQUEST_TIMEOUT=100, timeout=400)
+
+
+def test_layers_of_two_ranks_through_a_server(run_ranks):
+    run_ranks("torch_layers.py", 2, BPS_REQUEST_TIMEOUT=100, BPS_FORCE_DISTRIBUTED=1, timeout=400)
+
+
+def test_mixed_precision(run_ranks):
+    run_ranks("torch_amp.py", 2, BPS_REQUEST_TIMEOUT=100, timeout=400)
+
+
 def test_futures(run_ranks):
     run_ranks("torch_futures.py", 2)
     run_ranks("torch_futures.py", 2, "exit_with_work_under_way")

@@ -17,7 +17,6 @@ from .. import (
     Max,
     Min,
     Sum,
-    barrier,
     is_initialized,
     local_rank,
     local_size,
@@ -28,7 +27,16 @@ from .. import (
 from .. import init as _init
 from .._torch_backend import register as _register
 from .compression import Compression
-from .functions import allgather_object, broadcast_object, broadcast_optimizer_state, broadcast_parameters
+from .cross_barrier import CrossBarrier
+from .functions import (
+    allgather_object,
+    barrier,
+    broadcast_object,
+    broadcast_optimizer_state,
+    broadcast_parameters,
+    join,
+)
+from .hook import DDPHookState, ddp_hook
 from .ops import (
     allgather,
     allgather_async,
@@ -43,6 +51,10 @@ from .ops import (
     broadcast_async,
     broadcast_async_,
     declare,
+    grouped_allreduce,
+    grouped_allreduce_,
+    grouped_allreduce_async,
+    grouped_allreduce_async_,
     poll,
     push_pull,
     push_pull_async,
@@ -53,6 +65,9 @@ from .ops import (
     synchronize,
 )
 from .optimizer import DistributedOptimizer
+from .parallel import DistributedDataParallel
+from .process_sets import ProcessSet, global_process_set
+from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 
 _register()
@@ -72,10 +87,15 @@ __all__ = [
     "BpsTimeoutError",
     "BpsValueError",
     "Compression",
+    "CrossBarrier",
+    "DDPHookState",
+    "DistributedDataParallel",
     "DistributedOptimizer",
     "Max",
     "Min",
+    "ProcessSet",
     "Sum",
+    "SyncBatchNorm",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -93,9 +113,17 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "convert_sync_batchnorm",
+    "ddp_hook",
     "declare",
+    "global_process_set",
+    "grouped_allreduce",
+    "grouped_allreduce_",
+    "grouped_allreduce_async",
+    "grouped_allreduce_async_",
     "init",
     "is_initialized",
+    "join",
     "local_rank",
     "local_size",
     "poll",
