@@ -12,22 +12,24 @@ SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if os.path.exists("/usr/sbin/ss
 
 
 class Sshd:
-    """Listens on addresses, each a machine. netns: the name of the network namespace to run in."""
+    """Listens on addresses, each a machine. netns: the network namespace to run in, where the port must be given."""
 
     def __init__(self, folder, addresses, port=0, netns=None):
         self.folder = pathlib.Path(folder)
         self.netns = ["ip", "netns", "exec", netns] if netns else []
-        self.port = port or free_port(addresses[0])  # port must be given with netns
         for name in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / name], check=True)
         os.makedirs("/run/sshd", exist_ok=True) if os.geteuid() == 0 else None  # where it gives up its privileges
+        for _ in range(5):  # somebody else may take the port in between
+            self.port = port or free_port(addresses[0])
+            self._configure(addresses)
+            if self._start():
+                return
+        raise AssertionError(f"sshd does not start: {self._log()}")
+
+    def _configure(self, addresses):
         lines = [f"Port {self.port}", *(f"ListenAddress {address}" for address in addresses)]
-        lines += [
-            f"HostKey {self.folder}/host",
-            f"AuthorizedKeysFile {self.folder}/user.pub",
-            "PidFile none",
-            "UsePAM no",
-        ]
+        lines += [f"HostKey {self.folder}/host", f"AuthorizedKeysFile {self.folder}/user.pub", "PidFile none", "UsePAM no"]
         lines += ["StrictModes no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "MaxStartups 100"]
         self._write("sshd.conf", *lines)
         public = " ".join((self.folder / "host.pub").read_text().split()[:2])
@@ -40,27 +42,28 @@ class Sshd:
             "StrictHostKeyChecking yes",
             "IdentitiesOnly yes",
         )
+        self.n_addresses = len(addresses)
+
+    def _start(self):
+        (self.folder / "log").write_text("")
         command = [*self.netns, SSHD, "-D", "-f", self.folder / "sshd.conf", "-E", self.folder / "log"]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        self._await()
+        deadline = time.monotonic() + 30
+        while self.process.poll() is None and time.monotonic() < deadline:
+            if self._log().count("Server listening") == self.n_addresses:
+                return True
+            if "Bind to port" in self._log():
+                break
+            time.sleep(0.01)  # it tells nobody but its log
+        self.process.kill()
+        self.process.wait()
+        return False
 
     def _write(self, name, *lines):
         (self.folder / name).write_text("\n".join(lines) + "\n")
 
-    def _await(self):
-        deadline = time.monotonic() + 30
-        while time.monotonic() < deadline:
-            assert self.process.poll() is None, (self.folder / "log").read_text()
-            if "Server listening" in self._log():
-                return
-            time.sleep(0.01)  # it tells nobody but its log
-        raise AssertionError(f"sshd does not listen: {self._log()}")
-
     def _log(self):
-        try:
-            return (self.folder / "log").read_text()
-        except FileNotFoundError:
-            return ""
+        return (self.folder / "log").read_text()
 
     @property
     def options(self):
