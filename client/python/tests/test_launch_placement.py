@@ -262,6 +262,31 @@ def test_a_coordinator_whose_name_is_not_known(run_launch, outer):
 
 
 @needs_build
+def test_daemons_of_the_machines_are_used(start, tmp_path):
+    ports = [free_port("127.0.0.1") for _ in range(2)]
+    (tmp_path / "cluster.conf").write_text("".join(f"[node n{i}]\naddress = 127.0.0.1:{ports[i]}\n" for i in range(2)))
+    options = ["--config=", "--cluster=static", f"--cluster-file={tmp_path}/cluster.conf"]
+    daemons = [
+        subprocess.Popen(
+            [os.environ["BPS_DAEMON"], *options, f"--node=n{i}", f"--socket={tmp_path}/{i}", f"--admin-socket={tmp_path}/a{i}"],
+            stderr=subprocess.PIPE,
+        )
+        for i in range(2)
+    ]
+    try:
+        assert all(any(b" ready" in line for line in daemon.stderr) for daemon in daemons)
+        both = [
+            start("-np", 2, "--no-daemon", "--node", i, "--nodes", 2, "--job", "j", "--socket", tmp_path / str(i), TRAINER)
+            for i in range(2)
+        ]
+        assert outputs(*both) == [f"[{rank}] rank {rank} of 4: every element is 6" for rank in range(4)]
+    finally:
+        for daemon in daemons:
+            daemon.kill()
+            daemon.communicate()
+
+
+@needs_build
 def test_a_private_daemon_alone_is_refused(start):
     process = start("--node", 0, "--nodes", 2, "--job", "j", TRAINER)
     assert process.wait(60) == 1
