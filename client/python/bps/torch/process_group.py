@@ -80,6 +80,7 @@ def _steps(requests, moved, result):
 
 
 def _submit(client, name, move, timeout_ms):
+    client.check_process()  # before any lock, which another thread may have held at the fork
     tensor = client.declare(name, move.dtype, VARIABLE)
     source, target = move.source, move.target
     params = SubmitParams(
@@ -420,6 +421,7 @@ class ProcessGroupBps(dist.ProcessGroup):
 
     def barrier(self, opts=None):
         try:
+            self._client.check_process()
             request = self._client.barrier(self._timeout(opts) / 1000)
             return self._work(Handle(_steps([request], [], [])), [], opts)
         except BpsError as error:
