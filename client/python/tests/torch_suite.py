@@ -61,7 +61,8 @@ def suite(options, folder):
     from torch.testing._internal.distributed import distributed_test
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
-    distributed_test.PROFILING_SUPPORTED_BACKENDS.clear()  # names of events, which are gloo's own
+    for backends in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
+        getattr(distributed_test, backends).clear()  # events of the profiler, which are gloo's and mpi's own
 
     class Bps(TestDistBackend, DistributedTest._DistTestBase):
         def setUp(self):

@@ -94,7 +94,7 @@ def agree(store, rank, size):
     client = problem = None
     if rank == 0:
         store.set(f"{prefix}job", f"torch-{secrets.token_hex(8)}")
-    job = _get(store, prefix, "job", size).decode()
+    job = _get(store, prefix, "job", rank, size).decode()
     try:
         _find_daemon(job)
         client = connect()
@@ -104,10 +104,10 @@ def agree(store, rank, size):
         store.set(f"{prefix}{rank}", json.dumps({"error": str(error)}))
     try:
         if rank == 0:
-            layout = _draw(job, [json.loads(_get(store, prefix, str(r), size)) for r in range(size)])
+            layout = _draw(job, [json.loads(_get(store, prefix, str(r), rank, size)) for r in range(size)])
             store.set(f"{prefix}layout", json.dumps(layout))
         else:
-            layout = json.loads(_get(store, prefix, "layout", size))
+            layout = json.loads(_get(store, prefix, "layout", rank, size))
         if problem is not None:
             raise problem
         if "error" in layout:
@@ -129,12 +129,12 @@ def _draw(job, answers):
     return {"job": job, "secret": secrets.token_hex(16), "machines": machines}
 
 
-def _get(store, prefix, key, size):
+def _get(store, prefix, key, rank, size):
     """Waits as long as the store does, which is the timeout of the group."""
     try:
         return store.get(prefix + key)
     except RuntimeError as error:
-        missing = [str(r) for r in range(size) if not store.check([f"{prefix}{r}"])]
+        missing = [str(r) for r in range(size) if r != rank and not store.check([f"{prefix}{r}"])]
         if not missing:
             raise
         who = f"rank {missing[0]} has" if len(missing) == 1 else f"ranks {', '.join(missing)} have"

@@ -37,8 +37,8 @@ OLDEST = (2, 8)  # before, C++ forgets what Python returned to it while it is un
 
 def failure(error):
     """A BpsError as torch's backends fail; timeouts by the words that programs look for."""
-    timed_out = "Timed out: " if isinstance(error, BpsTimeoutError) else ""
-    return dist.DistBackendError(timed_out + (error.strerror or str(error)))
+    timed_out = "Timed out waiting: " if isinstance(error, BpsTimeoutError) else ""
+    return dist.DistBackendError(f"bps: {timed_out}{error.strerror or error}")
 
 
 def _milliseconds(timeout):

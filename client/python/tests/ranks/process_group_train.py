@@ -201,7 +201,9 @@ def check_fsdp2_in_two_dimensions():
 
 def check_fsdp1():
     def with_group(group):
-        net = FullyShardedDataParallel(model(), process_group=group, device_id=torch.device("cpu"), use_orig_params=True)
+        net = FullyShardedDataParallel(
+            model(), process_group=group, device_id=torch.device("cpu"), use_orig_params=True
+        )
         result = train(net, sgd(net.parameters()))
         with FullyShardedDataParallel.summon_full_params(net):
             return weights(net) + [torch.tensor(float(len(result)))]
