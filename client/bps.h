@@ -17,8 +17,14 @@
  *                   completion is seen by bps_request_wait(), bps_request_poll() or bps_client_dispatch().
  *   Fork            A child made by fork() must not use its parent's client: every call there returns -EPERM. It may
  *                   open its own. The parent is not disturbed.
- *   A lost daemon   is a sticky state: every call returns -ESHUTDOWN, every request ends with it, and the descriptor
- *                   of bps_client_fd() stays valid and readable.
+ *   A lost daemon   is waited for: see restart_timeout_ms of bps_open_params. When it is restarted, or another version of
+ *                   it takes its place, the client connects again from inside whatever call is made next, shares its
+ *                   memory, resumes its job, and submits again what had not completed. Calls that block take longer,
+ *                   none fails; results are the same bits; what had completed stays so. That is so for jobs whose
+ *                   ranks are all on one machine and use no servers; and outside a job.
+ *                   A daemon that is lost to any other job, does not come back in time, or breaks the protocol is a
+ *                   sticky state: every call returns -ESHUTDOWN, every request ends with it, and the descriptor of
+ *                   bps_client_fd() stays valid and readable.
  *   Sizes           Structures that the caller fills start with `size`, which must be sizeof the structure; a field
  *                   that is 0 or NULL means its default.
  *
@@ -110,6 +116,11 @@ struct bps_open_params {
 	const char *socket;
 	/* How long to try while nobody listens, in ms; 0: try once. A daemon that restarts is found within it. */
 	int64_t timeout_ms;
+	/*
+	 * How long a daemon that is lost is waited for, in ms; 0: $BPS_RESTART_TIMEOUT (in seconds, or as 500ms, 30s, 10min;
+	 * 0 there: not at all), else 60 s; negative: not at all.
+	 */
+	int64_t restart_timeout_ms;
 };
 
 /*

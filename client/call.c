@@ -27,6 +27,23 @@ static void call_watch_writable(struct bps_client *client, bool writable)
 	(void)epoll_ctl(client->epoll, EPOLL_CTL_MOD, client->socket, &event);
 }
 
+void call_unsend_all(struct bps_client *client)
+{
+	struct client_packet *packet;
+	struct client_call *call;
+
+	while ((packet = TAILQ_FIRST(&client->outbox))) {
+		TAILQ_REMOVE(&client->outbox, packet, link);
+		packet_free(packet);
+	}
+	client->n_packets_sent = client->n_packets;
+	TAILQ_FOREACH(call, &client->calls, link)
+	{
+		call->id = 0;
+		call->deadline_ns = CLIENT_FOREVER;
+	}
+}
+
 static int call_queue(struct bps_client *client, void **data, size_t len, int fd)
 {
 	struct client_packet *packet = calloc(1, sizeof(*packet));
@@ -67,19 +84,12 @@ void call_send_queued(struct bps_client *client)
 	}
 }
 
-/* Sends a request and expects the answer's body `expects` for call. fd: beside it, or -1. */
-static int call_send(struct bps_client *client, struct client_call *call,
-		     Bps__Control__Request *request, int expects, int fd)
+static int call_send_packet(struct bps_client *client, const Bps__Control__Request *request, int fd)
 {
 	_cleanup_(freep) void *data = NULL;
 	size_t len;
 	int r;
 
-	r = client_failed(client);
-	if (r)
-		return r;
-
-	request->id = ++client->next_call;
 	r = pack(&request->base, FRAME_MAX, &data, &len);
 	if (r)
 		return error_set(r, "cannot pack a request to the daemon: %s", strerror(-r));
@@ -97,13 +107,39 @@ static int call_send(struct bps_client *client, struct client_call *call,
 		client->n_packets++;
 		client->n_packets_sent++;
 	}
+	return 0;
+}
 
-	if (call) {
-		call->id = request->id;
-		call->expects = expects;
-		call->done = false;
+/*
+ * Sends a request, if the session is in state `from` or beyond, and expects the answer's body `expects` for call. fd:
+ * beside it, or -1. A call that is unanswered already is asked again.
+ */
+static int call_send(struct bps_client *client, struct client_call *call,
+		     Bps__Control__Request *request, int expects, int fd, enum session_state from)
+{
+	bool is_sent = client->session.state >= from;
+	int r;
+
+	r = client_failed(client);
+	if (r)
+		return r;
+	request->id = ++client->next_call;
+	r = is_sent ? call_send_packet(client, request, fd) : 0;
+	if (r || !call)
+		return r;
+
+	if (!call->pending)
 		TAILQ_INSERT_TAIL(&client->calls, call, link);
-	}
+	call->pending = true;
+	call->done = false;
+	memset(&call->answer, 0, sizeof(call->answer));
+	call->answer.ledger = -1;
+	call->expects = expects;
+	call->id = is_sent ? request->id : 0;
+	call->deadline_ns = is_sent ? client_now_ns() : CLIENT_FOREVER;
+	if (is_sent && ADD_OVERFLOW(call->deadline_ns, call->timeout_ns ?: CLIENT_ANSWER_NS,
+				    &call->deadline_ns))
+		call->deadline_ns = CLIENT_FOREVER;
 	return 0;
 }
 
@@ -115,17 +151,17 @@ int call_hello(struct bps_client *client, struct client_call *call)
 
 	hello.version = CLIENT_PROTOCOL;
 	hello.version_min = CLIENT_PROTOCOL_MIN;
+	hello.features = client->restart_timeout_ms >= 0 ? CONTROL_FEATURE_RESUME : 0;
 	hello.software = software;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_HELLO;
 	request.hello = &hello;
-	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_WELCOME, -1);
+	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_WELCOME, -1,
+			 SESSION_GREETING);
 }
 
-int call_join(struct bps_client *client, struct client_call *call,
-	      const struct bps_join_params *params)
+static Bps__Control__Join call_join_body(const struct bps_join_params *params)
 {
 	Bps__Control__Join join = BPS__CONTROL__JOIN__INIT;
-	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
 
 	join.job = (char *)params->job;
 	join.has_secret = params->secret_len > 0;
@@ -143,23 +179,45 @@ int call_join(struct bps_client *client, struct client_call *call,
 	join.force_distributed = params->force_distributed != 0;
 	join.min_servers = params->min_servers;
 	join.part_bytes = params->part_bytes;
-	request.body_case = BPS__CONTROL__REQUEST__BODY_JOIN;
-	request.join = &join;
-	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_JOINED, -1);
+	return join;
 }
 
-int call_leave(struct bps_client *client, struct client_call *call)
+int call_join(struct bps_client *client)
+{
+	Bps__Control__Join join = call_join_body(&client->job.params);
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	request.body_case = BPS__CONTROL__REQUEST__BODY_JOIN;
+	request.join = &join;
+	return call_send(client, &client->job.join, &request, BPS__CONTROL__MESSAGE__BODY_JOINED,
+			 -1, SESSION_OPEN);
+}
+
+int call_resume(struct bps_client *client)
+{
+	Bps__Control__Join join = call_join_body(&client->job.params);
+	Bps__Control__Resume resume = BPS__CONTROL__RESUME__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	resume.join = &join;
+	resume.job = client->job.number;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_RESUME;
+	request.resume = &resume;
+	return call_send(client, &client->job.join, &request, BPS__CONTROL__MESSAGE__BODY_JOINED,
+			 client->job.ledger, SESSION_OPEN);
+}
+
+int call_leave(struct bps_client *client)
 {
 	Bps__Control__Leave leave = BPS__CONTROL__LEAVE__INIT;
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
 
 	request.body_case = BPS__CONTROL__REQUEST__BODY_LEAVE;
 	request.leave = &leave;
-	return call_send(client, call, &request, 0, -1);
+	return call_send(client, &client->job.leave, &request, 0, -1, SESSION_READY);
 }
 
-int call_share(struct bps_client *client, struct client_call *call, const struct bps_memory *memory,
-	       int fd)
+int call_share(struct bps_client *client, struct bps_memory *memory)
 {
 	Bps__Control__Share share = BPS__CONTROL__SHARE__INIT;
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
@@ -168,7 +226,7 @@ int call_share(struct bps_client *client, struct client_call *call, const struct
 	share.len = memory->len;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_SHARE;
 	request.share = &share;
-	return call_send(client, call, &request, 0, fd);
+	return call_send(client, &memory->share, &request, 0, memory->fd, SESSION_OPEN);
 }
 
 int call_unshare(struct bps_client *client, uint32_t number)
@@ -179,7 +237,7 @@ int call_unshare(struct bps_client *client, uint32_t number)
 	unshare.buffer = number;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_UNSHARE;
 	request.unshare = &unshare;
-	return call_send(client, NULL, &request, 0, -1);
+	return call_send(client, NULL, &request, 0, -1, SESSION_OPEN);
 }
 
 int call_declare(struct bps_client *client, struct client_call *call,
@@ -192,9 +250,14 @@ int call_declare(struct bps_client *client, struct client_call *call,
 	declare.name = tensor->name;
 	declare.dtype = tensor->dtype;
 	declare.elements = tensor->elements;
+	declare.has_rounds = tensor->settled > 0;
+	declare.rounds = tensor->settled;
+	declare.failed = tensor_failed(tensor);
+	declare.has_failed = declare.failed != 0;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_DECLARE;
 	request.declare = &declare;
-	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_DECLARED, -1);
+	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_DECLARED, -1,
+			 SESSION_DECLARING);
 }
 
 int call_cancel(struct bps_client *client, const struct bps_request *cancelled)
@@ -206,12 +269,14 @@ int call_cancel(struct bps_client *client, const struct bps_request *cancelled)
 	cancel.ticket = cancelled->ticket;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_CANCEL;
 	request.cancel = &cancel;
-	return call_send(client, NULL, &request, 0, -1);
+	return call_send(client, NULL, &request, 0, -1, SESSION_READY);
 }
 
-int call_wait(struct bps_client *client, struct client_call *call, int64_t deadline_ns)
+int call_wait(struct bps_client *client, struct client_call *call, int64_t limit_ns)
 {
 	while (!call->done) {
+		int64_t deadline_ns = MIN(limit_ns, call->deadline_ns);
+
 		if (client_now_ns() >= deadline_ns)
 			client_fail(client, "the daemon at %s does not answer", client->path);
 		else
@@ -237,9 +302,10 @@ int call_flush(struct bps_client *client, uint64_t packet)
 
 void call_forget(struct bps_client *client, struct client_call *call)
 {
-	if (!call->id)
+	if (!call->pending)
 		return;
 	TAILQ_REMOVE(&client->calls, call, link);
+	call->pending = false;
 	call->id = 0;
 }
 
@@ -267,23 +333,27 @@ static int message_status(const Bps__Control__Message *message, const char **ret
 	return status;
 }
 
+/* fd: what came beside the message, or -1. */
 static void call_answer(struct bps_client *client, struct client_call *call,
-			const Bps__Control__Message *message)
+			const Bps__Control__Message *message, int *fd)
 {
 	const char *text;
 	int status = message_status(message, &text);
 
-	memset(&call->answer, 0, sizeof(call->answer));
 	if (!status && (int)message->body_case != call->expects) {
 		status = -EPROTO;
 		text = "the daemon's answer is not one to what was asked";
 	}
 	if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_WELCOME) {
 		call->answer.version = message->welcome->version;
+		call->answer.features = message->welcome->features;
+		call->answer.daemon = message->welcome->daemon;
+		call->answer.resume_timeout_ms = message->welcome->resume_timeout_ms;
 		call->answer.shm_len = message->welcome->shm_len;
 	} else if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_JOINED) {
 		call->answer.job = message->joined->job;
 		call->answer.n_servers = message->joined->n_servers;
+		call->answer.ledger = TAKE_FD(*fd);
 	} else if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_DECLARED) {
 		call->answer.key = message->declared->key;
 		call->answer.part_bytes = message->declared->part_bytes;
@@ -291,7 +361,7 @@ static void call_answer(struct bps_client *client, struct client_call *call,
 	call_finish(client, call, status, text);
 }
 
-static void call_message(struct bps_client *client, const Bps__Control__Message *message)
+static void call_message(struct bps_client *client, const Bps__Control__Message *message, int *fd)
 {
 	struct client_call *call;
 	const char *text;
@@ -310,7 +380,7 @@ static void call_message(struct bps_client *client, const Bps__Control__Message 
 	TAILQ_FOREACH(call, &client->calls, link)
 	{
 		if (call->id == message->id) {
-			call_answer(client, call, message);
+			call_answer(client, call, message, fd);
 			return;
 		}
 	}
@@ -342,10 +412,10 @@ bool call_receive(struct bps_client *client)
 {
 	bool changed = false, reset = false;
 
-	while (!client->failure) {
+	while (!client->failure && client->session.state >= SESSION_OPEN) {
 		_cleanup_(unpack_freep) ProtobufCMessage *base = NULL;
 		Bps__Control__Message *message = NULL;
-		int fds[FRAME_FDS];
+		int fds[FRAME_FDS] = { -1 };
 		size_t n_fds = 0;
 		int r;
 
@@ -357,16 +427,15 @@ bool call_receive(struct bps_client *client)
 			/* A reset hides what the daemon said before: it is reported once, ahead of that. */
 			reset = true;
 		} else if (r == FRAME_E_EOF) {
-			client_fail(client, "the daemon at %s has gone%s", client->path,
-				    client->farewell);
+			session_lost(client);
 		} else if (r) {
 			client_fail(client, "the daemon at %s is not to be understood: %s",
 				    client->path, strerror(-r));
 		} else {
 			base = &message->base;
+			call_message(client, message, &fds[0]);
 			while (n_fds)
 				fd_close(fds[--n_fds]);
-			call_message(client, message);
 		}
 	}
 	return changed;
@@ -395,7 +464,7 @@ int call_receive_welcome(struct bps_client *client, struct client_call *call, in
 	base = &message->base;
 	/* A daemon that is full says so without having read anything. */
 	if (message->id == call->id || (!message->id && message->status))
-		call_answer(client, call, message);
+		call_answer(client, call, message, &received[0]);
 	if (call->done && !call->status && n_fds == 3) {
 		memcpy(fds, received, 3 * sizeof(fds[0]));
 		return 0;

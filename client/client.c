@@ -1,19 +1,13 @@
 #include "client.h"
 #include "proto/frame.h"
-#include <fcntl.h>
-#include <poll.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
-#include <sys/socket.h>
-#include <sys/stat.h>
 #include <sys/un.h>
 
-#define SOCKET_SYSTEM	 "/run/bps/bps.sock"
-#define SOCKET_USER	 "bps/bps.sock" /* below $XDG_RUNTIME_DIR */
-#define CONNECT_RETRY_MS 20		/* between two tries while nobody listens */
-#define LEAVE_NS	 (10 * INT64_C(1000000000))
+#define SOCKET_SYSTEM "/run/bps/bps.sock"
+#define SOCKET_USER   "bps/bps.sock" /* below $XDG_RUNTIME_DIR */
+#define LEAVE_NS      (10 * INT64_C(1000000000))
 
 #define ASSERT_SAME(a, b) static_assert((int)(a) == (int)(b), "bps.h repeats proto/types.h")
 ASSERT_SAME(BPS_FLOAT64, DTYPE_FLOAT64);
@@ -51,12 +45,12 @@ static pthread_mutex_t clients_mutex = PTHREAD_MUTEX_INITIALIZER;
 static LIST_HEAD(, bps_client) clients;
 static _Atomic uint32_t process_generation;
 
-static void fork_prepare(void)
+void client_fork_lock(void)
 {
 	(void)pthread_mutex_lock(&clients_mutex);
 }
 
-static void fork_parent(void)
+void client_fork_unlock(void)
 {
 	(void)pthread_mutex_unlock(&clients_mutex);
 }
@@ -66,6 +60,9 @@ static void client_close_fds(struct bps_client *client)
 	client->socket = fd_close(client->socket);
 	client->daemon_event = fd_close(client->daemon_event);
 	client->trainer_event = fd_close(client->trainer_event);
+	client->timer = fd_close(client->timer);
+	client->job.ledger = fd_close(client->job.ledger);
+	client->wakeup = fd_close(client->wakeup);
 	client->attention = fd_close(client->attention);
 	client->epoll = fd_close(client->epoll);
 }
@@ -78,14 +75,14 @@ static void fork_child(void)
 	LIST_FOREACH(client, &clients, link)
 	client_close_fds(client);
 	LIST_INIT(&clients);
-	(void)pthread_mutex_unlock(&clients_mutex);
+	client_fork_unlock();
 }
 
 static int fork_result;
 
 static void fork_register(void)
 {
-	fork_result = pthread_atfork(fork_prepare, fork_parent, fork_child);
+	fork_result = pthread_atfork(client_fork_lock, client_fork_unlock, fork_child);
 }
 
 static int fork_guard(void)
@@ -137,23 +134,13 @@ struct bps_client *client_unref(struct bps_client *client)
 /* Gives back what only an open client needs. The objects of the caller keep the rest in memory. */
 static void client_disconnect(struct bps_client *client)
 {
-	struct client_packet *packet;
-
+	session_drop(client);
 	/* Out of the list first: a fork now must not close descriptors that are being closed. */
-	(void)pthread_mutex_lock(&clients_mutex);
+	client_fork_lock();
 	LIST_REMOVE(client, link);
-	(void)pthread_mutex_unlock(&clients_mutex);
+	client_fork_unlock();
 
 	client_close_fds(client);
-	while ((packet = TAILQ_FIRST(&client->outbox))) {
-		TAILQ_REMOVE(&client->outbox, packet, link);
-		fd_close(packet->fd);
-		free(packet->data);
-		free(packet);
-	}
-	if (client->shm)
-		(void)munmap(client->shm, SHM_LEN);
-	client->shm = NULL;
 	free(client->frame);
 	client->frame = NULL;
 	free(client->memories);
@@ -203,19 +190,20 @@ static int client_new(struct bps_client **ret_client)
 
 	client->refs = 1;
 	client->generation = process_generation;
-	client->socket = client->daemon_event = client->trainer_event = -1;
-	client->attention = client->epoll = -1;
+	client->socket = client->daemon_event = client->trainer_event = client->timer = -1;
+	client->wakeup = client->attention = client->epoll = client->job.ledger = -1;
 	TAILQ_INIT(&client->calls);
 	TAILQ_INIT(&client->outbox);
+	TAILQ_INIT(&client->shared);
 	TAILQ_INIT(&client->staging.arenas);
 	TAILQ_INIT(&client->posted);
 	TAILQ_INIT(&client->ended);
 	for (uint32_t i = SHM_SLOTS; i--;)
 		client->slots_free[client->n_slots_free++] = i;
 
-	(void)pthread_mutex_lock(&clients_mutex);
+	client_fork_lock();
 	LIST_INSERT_HEAD(&clients, client, link);
-	(void)pthread_mutex_unlock(&clients_mutex);
+	client_fork_unlock();
 	*ret_client = client;
 	return 0;
 }
@@ -239,95 +227,7 @@ static char *socket_default(void)
 	return strdup(SOCKET_SYSTEM);
 }
 
-/* One try. A full queue of the listener is waited for, as its daemon may be about to restart. */
-static int socket_connect(struct bps_client *client, const struct sockaddr_un *address,
-			  int64_t deadline_ns)
-{
-	/* 0 would mean for ever. */
-	int64_t left = MAX(deadline_ns - client_now_ns(), INT64_C(1000000));
-	struct timeval timeout = { left / 1000000000, left % 1000000000 / 1000 };
-	int r = 0;
-
-	/* In the client at once, where fork_child() finds it. */
-	client->socket = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
-	if (client->socket < 0)
-		return -errno;
-	(void)setsockopt(client->socket, SOL_SOCKET, SO_SNDTIMEO, &timeout, sizeof(timeout));
-	if (connect(client->socket, (const struct sockaddr *)address, sizeof(*address)))
-		r = errno == EAGAIN || errno == EINPROGRESS ? -ETIMEDOUT : -errno;
-	else if (fcntl(client->socket, F_SETFL, O_NONBLOCK))
-		r = -errno;
-	if (r)
-		fd_close(TAKE_FD(client->socket));
-	return r;
-}
-
-static int client_connect(struct bps_client *client, const struct bps_open_params *params)
-{
-	struct sockaddr_un address = { .sun_family = AF_UNIX };
-	int64_t deadline_ns = client_deadline_ns(params->timeout_ms);
-	int r;
-
-	client->path = params->socket ? strdup(params->socket) : socket_default();
-	if (!client->path)
-		return error_set(-ENOMEM, "out of memory");
-	if (!*client->path || strlen(client->path) >= sizeof(address.sun_path))
-		return error_set(-EINVAL, "\"%s\" cannot be a socket: 1 to %zu bytes", client->path,
-				 sizeof(address.sun_path) - 1);
-	(void)stpcpy(address.sun_path, client->path);
-
-	for (;;) {
-		r = socket_connect(client, &address, deadline_ns);
-		if (r != -ENOENT && r != -ECONNREFUSED)
-			break;
-		if (client_now_ns() >= deadline_ns)
-			break;
-		/* Nothing tells when a socket begins to listen. */
-		(void)poll(NULL, 0, CONNECT_RETRY_MS);
-	}
-	if (r == -ENOENT || r == -ECONNREFUSED)
-		return error_set(r, "no bps-daemon listens at %s", client->path);
-	if (r == -EACCES)
-		return error_set(r, "%s is not for this user: is he in the group bps?",
-				 client->path);
-	if (r)
-		return error_set(r, "cannot connect to %s: %s", client->path, strerror(-r));
-	return 0;
-}
-
-/* The daemon's memory: only if it cannot shrink under us, and is of the shape that both sides know. */
-static int client_map(struct bps_client *client, int fd, uint64_t len)
-{
-	const struct shm_header *header;
-	struct stat st;
-	int seals = fcntl(fd, F_GET_SEALS);
-	void *shm;
-
-	if (len != SHM_LEN || seals < 0 || !(seals & F_SEAL_SHRINK) || fstat(fd, &st) ||
-	    st.st_size < (off_t)SHM_LEN)
-		return error_set(-EPROTO, "the daemon at %s shares memory of a wrong kind or size",
-				 client->path);
-
-	shm = mmap(NULL, SHM_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-	if (shm == MAP_FAILED)
-		return error_set(-errno, "cannot map the daemon's memory: %m");
-	client->shm = shm;
-
-	header = shm;
-	if (header->magic != SHM_MAGIC || header->n_entries != SHM_ENTRIES ||
-	    header->n_slots != SHM_SLOTS || header->len != SHM_LEN)
-		return error_set(-EPROTO, "the daemon at %s shares memory of a wrong layout",
-				 client->path);
-	if (header->version != SHM_VERSION)
-		return error_set(-EPROTONOSUPPORT,
-				 "the daemon at %s has shared memory of version %u, "
-				 "libbps_client " BPS_VERSION
-				 " of version %u: one of them is to be updated",
-				 client->path, header->version, SHM_VERSION);
-	return 0;
-}
-
-static int client_watch(struct bps_client *client, int fd)
+int client_watch(struct bps_client *client, int fd)
 {
 	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
 
@@ -336,73 +236,35 @@ static int client_watch(struct bps_client *client, int fd)
 	return 0;
 }
 
-/* Takes over what came with Welcome: the memory, the daemon's eventfd, ours. */
-static int client_adopt(struct bps_client *client, int fds[3], uint64_t shm_len)
+/* What lasts as long as the client. */
+static int client_prepare(struct bps_client *client, const struct bps_open_params *params)
 {
-	_cleanup_(fd_closep) int memory = fds[0];
+	struct sockaddr_un address;
 	int r;
 
-	client->daemon_event = fds[1];
-	client->trainer_event = fds[2];
-	/* Another process made them: a write or read must not block, whatever they are. */
-	if (fcntl(client->daemon_event, F_SETFL, O_NONBLOCK) ||
-	    fcntl(client->trainer_event, F_SETFL, O_NONBLOCK))
-		return error_set(-errno, "cannot use the daemon's descriptors: %m");
-
-	r = client_map(client, memory, shm_len);
+	r = environment_restart_timeout(params->restart_timeout_ms, &client->restart_timeout_ms);
 	if (r)
 		return r;
+	client->path = params->socket ? strdup(params->socket) : socket_default();
+	client->frame = malloc(FRAME_MAX);
+	if (!client->path || !client->frame)
+		return error_set(-ENOMEM, "out of memory");
+	if (!*client->path || strlen(client->path) >= sizeof(address.sun_path))
+		return error_set(-EINVAL, "\"%s\" cannot be a socket: 1 to %zu bytes", client->path,
+				 sizeof(address.sun_path) - 1);
 
+	client->wakeup = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	client->attention = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	client->epoll = epoll_create1(EPOLL_CLOEXEC);
-	if (client->attention < 0 || client->epoll < 0)
+	if (client->wakeup < 0 || client->attention < 0 || client->epoll < 0)
 		return error_set(-errno, "no descriptors left: %m");
-	r = client_watch(client, client->socket);
-	r = r ?: client_watch(client, client->trainer_event);
-	return r ?: client_watch(client, client->attention);
-}
-
-static int client_handshake(struct bps_client *client, int64_t deadline_ns)
-{
-	struct client_call call = { 0 };
-	int fds[3];
-	int r;
-
-	r = call_hello(client, &call);
-	if (r)
-		return r;
-
-	while ((r = call_receive_welcome(client, &call, fds)) == -EAGAIN) {
-		struct pollfd readable = { .fd = client->socket, .events = POLLIN };
-		int64_t left_ms = (deadline_ns - client_now_ns()) / 1000000;
-
-		if (left_ms <= 0) {
-			r = error_set(-ETIMEDOUT, "the daemon at %s does not answer", client->path);
-			break;
-		}
-		(void)poll(&readable, 1, (int)MIN(left_ms, INT64_C(1000000)));
-	}
-	call_forget(client, &call);
-	if (r)
-		return r;
-
-	r = client_adopt(client, fds, call.answer.shm_len);
-	if (r)
-		return r;
-	if (call.answer.version < CLIENT_PROTOCOL_MIN || call.answer.version > CLIENT_PROTOCOL)
-		return error_set(-EPROTONOSUPPORT,
-				 "the daemon at %s chose version %u of the protocol, "
-				 "libbps_client " BPS_VERSION " speaks %u to %u",
-				 client->path, call.answer.version, CLIENT_PROTOCOL_MIN,
-				 CLIENT_PROTOCOL);
-	return 0;
+	return client_watch(client, client->attention);
 }
 
 _public_ int bps_client_open(const struct bps_open_params *params, struct bps_client **ret_client)
 {
 	_cleanup_(client_abandonp) struct bps_client *client = NULL;
 	struct bps_open_params known = { 0 };
-	int64_t deadline_ns;
 	int r;
 
 	if (!ret_client)
@@ -416,17 +278,8 @@ _public_ int bps_client_open(const struct bps_open_params *params, struct bps_cl
 	if (r)
 		return r;
 	r = client_new(&client);
-	if (r)
-		return r;
-	client->frame = malloc(FRAME_MAX);
-	if (!client->frame)
-		return error_set(-ENOMEM, "out of memory");
-
-	deadline_ns = client_deadline_ns(known.timeout_ms);
-	r = client_connect(client, &known);
-	if (r)
-		return r;
-	r = client_handshake(client, MAX(deadline_ns, client_now_ns() + CLIENT_ANSWER_NS));
+	r = r ?: client_prepare(client, &known);
+	r = r ?: session_open(client, known.timeout_ms);
 	if (r)
 		return r;
 

@@ -8,6 +8,10 @@
  * woken after each turn of the leader. Functions marked (locked) are called with the mutex held; those marked
  * (locked, may wait) release it meanwhile, so what was checked before must be checked again.
  *
+ * A lost daemon: the session, that is the socket, the shared memory and what was sent, is gone with it; the client is
+ * not. All that a daemon has to know is kept here (memory, the job, tensors, requests), so session.c can tell the next one:
+ * a call that is made meanwhile is not sent but follows from what is kept, when its time comes.
+ *
  * Errors: 0 or a negative errno, with error_set() called where the error is born.
  */
 #pragma once
@@ -25,15 +29,27 @@
 #define CLIENT_PROTOCOL_MIN 1
 #define CLIENT_NAME_BUCKETS 512 /* of the tensors' hash table; deepest model seen: 1500 tensors */
 
-/* How long the daemon may take to answer or to read what other ranks have no part in; then it counts as lost. */
+/* How long the daemon may take to answer or to read what other ranks have no part in; then it is not to be trusted. */
 #define CLIENT_ANSWER_NS (30 * INT64_C(1000000000))
 #define CLIENT_FOREVER	 INT64_MAX /* as a deadline */
+
+/* How far the session with the daemon has come, and so what may be said in it. */
+enum session_state {
+	SESSION_LOST,	   /* nothing: there is no daemon */
+	SESSION_GREETING,  /* Hello; its answer is awaited */
+	SESSION_OPEN,	   /* Share, Join, Resume; the answer to Resume is awaited */
+	SESSION_DECLARING, /* Declare; those of before are on their way */
+	SESSION_READY,	   /* all, and entries */
+};
 
 /* One unanswered request on the control channel; embedded in who waits for it. */
 struct client_call {
 	TAILQ_ENTRY(client_call) link;
-	uint64_t id; /* 0: not under way */
-	int expects; /* body of a good answer */
+	bool pending;	    /* in client->calls */
+	uint64_t id;	    /* 0: not sent, or sent to a daemon that is gone */
+	int expects;	    /* body of a good answer */
+	int64_t timeout_ns; /* for the answer, since it was sent; 0: CLIENT_ANSWER_NS */
+	int64_t deadline_ns;
 	bool done;
 	int status;
 	char text[ERROR_TEXT_MAX + 1];
@@ -42,9 +58,13 @@ struct client_call {
 	/* What the answer said, by kind of call; zero if it failed. */
 	struct {
 		uint32_t version;
+		uint64_t features;
+		uint64_t daemon;
+		uint64_t resume_timeout_ms;
 		uint64_t shm_len;
 		uint64_t job;
 		uint32_t n_servers;
+		int ledger; /* -1, or owned by `answered` */
 		uint64_t key;
 		uint32_t part_bytes;
 	} answer;
@@ -64,7 +84,11 @@ struct bps_memory {
 	char *data;
 	size_t len;
 	bool ours; /* mapped by the library */
+	int fd;	   /* to share it again; owned */
 	/* Guarded by the client's mutex. */
+	TAILQ_ENTRY(bps_memory) link; /* in client->shared */
+	struct client_call share;
+	bool taken;	  /* some daemon had it */
 	uint32_t number;  /* the daemon's name for it */
 	unsigned n_users; /* requests that are under way */
 	bool released;	  /* goes with its last user */
@@ -107,8 +131,15 @@ struct job {
 	uint64_t run; /* counts joins: a tensor of another run is void */
 	uint64_t number;
 	uint32_t rank, size, local_rank, local_size, node;
-	char text[ERROR_TEXT_MAX + 1]; /* why it failed */
-	struct client_call join;
+	int status; /* why it failed */
+	char text[ERROR_TEXT_MAX + 1];
+	struct client_call join; /* or Resume */
+	struct client_call leave;
+	int ledger; /* or -1: the job ends with the daemon's process */
+	/* As it was joined; the pointers lead to what follows. */
+	struct bps_join_params params;
+	char name[JOB_NAME_MAX + 1];
+	char secret[JOB_SECRET_MAX];
 };
 
 struct bps_tensor {
@@ -121,8 +152,11 @@ struct bps_tensor {
 	uint64_t run;
 	uint64_t packet; /* number of the packet that declares it */
 	/* Guarded by the client's mutex. */
-	unsigned refs;	 /* the caller's, and one while it is in the table */
+	unsigned refs;	 /* the caller's, each posted request's, and one while it is in the table */
 	uint64_t rounds; /* submitted so far */
+	uint64_t ended;	 /* the last round that has ended; ones before it may be under way */
+	uint64_t failed; /* bit n: round ended - n failed */
+	uint64_t settled; /* of SESSION_DECLARING: all rounds up to it had ended */
 	struct client_call declare;
 };
 
@@ -149,6 +183,8 @@ struct bps_request {
 	char *text; /* NULL where there is none */
 	uint32_t slot;
 	uint64_t ticket;
+	struct bps_tensor *tensor; /* counted; while it is posted */
+	struct shm_entry entry;	   /* but for slot and ticket */
 	/* What it holds until it has ended; ranges with a staged result until it is complete. */
 	struct bps_memory *input_memory, *output_memory;
 	struct staging_range *input_range, *output_range,
@@ -165,18 +201,28 @@ struct bps_request {
 
 TAILQ_HEAD(request_list, bps_request);
 
+struct session {
+	enum session_state state;
+	uint64_t daemon; /* random number of its process */
+	struct client_call hello;
+	/* Before SESSION_READY: by when the next daemon has to be there, and by when the state has to change. */
+	int64_t give_up_ns, deadline_ns;
+	int64_t retry_ns; /* SESSION_LOST: the next try to connect */
+	int error;	  /* of the last try */
+	uint64_t
+		declared; /* SESSION_DECLARING: number of the last packet that declares what was declared before */
+};
+
 struct bps_client {
 	/* Fixed while it is open. */
 	_Atomic unsigned refs;
 	uint32_t generation; /* of the process that opened it; see client_check() */
 	LIST_ENTRY(bps_client) link;
 	char *path;
-	int socket;
-	int daemon_event;  /* wakes the daemon */
-	int trainer_event; /* wakes us; also written by us to wake the leader */
-	int attention; /* readable when bps_client_dispatch() is due for another reason; for ever once lost */
-	int epoll; /* bps_client_fd(): the three above but daemon_event */
-	void *shm;
+	int64_t restart_timeout_ms; /* how long a lost daemon is waited for; negative: not at all */
+	int wakeup;		    /* wakes the leader */
+	int attention; /* readable when bps_client_dispatch() is due for another reason; for ever once failed */
+	int epoll; /* bps_client_fd(): attention, and of the session socket, trainer_event, timer */
 	void *frame; /* FRAME_MAX bytes to receive into; under the mutex */
 
 	pthread_mutex_t mutex;
@@ -185,6 +231,14 @@ struct bps_client {
 	bool leading;	    /* a thread is the leader, and may be in poll() */
 	unsigned n_waiting; /* threads on `turned` */
 	bool fd_used;	    /* bps_client_fd() was called: keep the trainer armed */
+
+	/* The session. Descriptors change under client_fork_lock() too. */
+	struct session session;
+	int socket;
+	int daemon_event;  /* wakes the daemon */
+	int trainer_event; /* wakes us */
+	int timer;	   /* while the daemon is lost: session_advance() is due */
+	void *shm;
 
 	int failure; /* 0, or -ESHUTDOWN for ever */
 	char failure_text[ERROR_TEXT_MAX + 1];
@@ -201,12 +255,15 @@ struct bps_client {
 	LIST_HEAD(, bps_tensor) tensors[CLIENT_NAME_BUCKETS];
 
 	uint32_t next_memory;
-	struct bps_memory **memories; /* of the caller, by address */
+	TAILQ_HEAD(, bps_memory) shared; /* all, the staging area's too */
+	struct bps_memory **memories;	 /* of the caller, by address */
 	size_t n_memories, n_memories_room;
 	struct staging staging;
 
+	/* Of the session. */
 	uint64_t tail;	    /* entries ever posted; the ring's copy is never read */
 	uint64_t harvested; /* slots seen done */
+
 	uint64_t next_ticket;
 	uint32_t n_slots_free;
 	uint32_t slots_free[SHM_SLOTS]; /* a stack */
@@ -224,6 +281,11 @@ int error_set(int error, const char *format, ...) _printf_(2, 3);
  * header: what he does not know is 0, what we do not know must be. Returns 0 or -EINVAL.
  */
 int error_copy_params(void *to, size_t to_size, const void *from, const char *name);
+
+/* -- environment.c ----------------------------------------------------------------------------------------------- */
+
+/* How long to wait for a lost daemon: as given, if that is not 0, else as the environment says. Negative: not at all. */
+int environment_restart_timeout(int64_t given_ms, int64_t *ret_timeout_ms);
 
 /* -- client.c ---------------------------------------------------------------------------------------------------- */
 
@@ -245,6 +307,13 @@ static inline void client_unlockp(struct bps_client **client)
 	_cleanup_(client_unlockp) _unused_ struct bps_client *locked_ = \
 		(client_lock(client), client)
 
+/* While it is held no child is made that would keep a descriptor which the client does not know yet. Leaf lock. */
+void client_fork_lock(void);
+void client_fork_unlock(void);
+
+/* The client's own epoll. 0 or a negative errno with the text set. */
+int client_watch(struct bps_client *client, int fd);
+
 /* -- turn.c (locked) --------------------------------------------------------------------------------------------- */
 
 int64_t client_now_ns(void);
@@ -261,37 +330,60 @@ bool client_progress(struct bps_client *client);
 /* Wakes every thread that waits, the leader too: call it after a change made outside client_turn(). */
 void client_wake(struct bps_client *client);
 
-/* The daemon is lost or not to be trusted: the sticky state. Ends all requests and calls. */
+/* The daemon is lost for good or not to be trusted: the sticky state. Ends all requests and calls. */
 void client_fail(struct bps_client *client, const char *format, ...) _printf_(2, 3);
 
 /* Returns the sticky failure, with its text set, or 0. */
 int client_failed(const struct bps_client *client);
 
+/* True when the trainer's wake-up is to be used; set before the last look at what the daemon may have done. */
+void client_arm(struct bps_client *client, bool armed);
+
+/* -- session.c (locked) --------------------------------------------------------------------------------------------- */
+
+/* Connects and greets. timeout_ms: while nobody listens. Blocks; nobody else has the client yet. */
+int session_open(struct bps_client *client, int64_t timeout_ms);
+/* The daemon's end of the socket is closed: what it had completed is harvested, then the next daemon is sought. */
+void session_lost(struct bps_client *client);
+/* Resume was answered; 0: as a rank of the job again. */
+void session_resumed(struct bps_client *client);
+/* One step towards SESSION_READY, if one is possible now. True when it was taken. */
+bool session_advance(struct bps_client *client);
+/* When the next step is due though nothing has come. */
+int64_t session_due_ns(const struct bps_client *client);
+/* Gives back what is the session's. */
+void session_drop(struct bps_client *client);
+
 /* -- call.c (locked): the only file that knows protobuf ---------------------------------------------------------- */
 
 /*
  * Each sends one request, or queues it when the socket is full, and puts call (NULL: nobody wants the answer) among
- * those that wait for an answer. 0, -ENOMEM, or the sticky failure. The descriptor of call_share() stays the caller's.
+ * those that wait for an answer. Where the session is not as far as that yet, nothing is sent: session.c does it later.
+ * 0, -ENOMEM, or the sticky failure. call_join(), call_resume() and call_leave() are about client->job.
  */
 int call_hello(struct bps_client *client, struct client_call *call);
-int call_join(struct bps_client *client, struct client_call *call,
-	      const struct bps_join_params *params);
-int call_leave(struct bps_client *client, struct client_call *call);
-int call_share(struct bps_client *client, struct client_call *call, const struct bps_memory *memory,
-	       int fd);
+int call_join(struct bps_client *client);
+int call_resume(struct bps_client *client);
+int call_leave(struct bps_client *client);
+int call_share(struct bps_client *client, struct bps_memory *memory);
 int call_unshare(struct bps_client *client, uint32_t number);
 int call_declare(struct bps_client *client, struct client_call *call,
 		 const struct bps_tensor *tensor);
 int call_cancel(struct bps_client *client, const struct bps_request *request);
 
-/* Waits for the answer; without one until the deadline the daemon is lost. Returns its status. (locked, may wait) */
-int call_wait(struct bps_client *client, struct client_call *call, int64_t deadline_ns);
+/*
+ * Waits for the answer; without one within the call's timeout, or until limit_ns, the daemon is not to be trusted. Time
+ * without a daemon does not count for the timeout. Returns its status. (locked, may wait)
+ */
+int call_wait(struct bps_client *client, struct client_call *call, int64_t limit_ns);
 
 /* Waits until the packet of that number has left. 0 or the sticky failure. (locked, may wait) */
 int call_flush(struct bps_client *client, uint64_t packet);
 
 void call_forget(struct bps_client *client, struct client_call *call);
 void call_finish(struct bps_client *client, struct client_call *call, int status, const char *text);
+/* The daemon is gone: what was sent is unsent, what is queued is dropped. Unanswered calls stay so. */
+void call_unsend_all(struct bps_client *client);
 
 /* Sends what is queued; receives and handles what has come. True when something changed. */
 void call_send_queued(struct bps_client *client);
@@ -304,6 +396,12 @@ int call_receive_welcome(struct bps_client *client, struct client_call *call, in
 
 /* The daemon says that a run of a job is over. */
 void job_failed(struct bps_client *client, uint64_t number, int status, const char *text);
+/* The next daemon does not go on with it: ends its requests too. */
+void job_discontinue(struct bps_client *client, int status, const char *text);
+/* The daemon is gone: ends what has no use for the next one. False when the job cannot go on without this one. */
+bool job_survives(struct bps_client *client);
+/* A rank of a job, which the next daemon has to resume. */
+bool job_is_held(const struct bps_client *client);
 /* Leaves in good order; ends all requests. (locked, may wait) */
 int job_leave(struct bps_client *client, int64_t deadline_ns);
 /* 0 when operations may be submitted, else -ENOTCONN with the text set. */
@@ -315,6 +413,12 @@ int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint
 	       struct bps_tensor **ret_tensor); /* (locked, may wait) */
 void tensor_put(struct bps_tensor *tensor);
 void tensor_drop_all(struct bps_client *client);
+/* A round of it has ended. */
+void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed);
+/* What Declare says of the rounds up to tensor->settled. */
+uint64_t tensor_failed(const struct bps_tensor *tensor);
+/* Declares all again, at another daemon. 0 or a negative errno. */
+int tensor_declare_all(struct bps_client *client);
 /* 0 when operations on it may be submitted, else a negative errno with the text set. */
 int tensor_check(const struct bps_tensor *tensor);
 
@@ -349,11 +453,19 @@ int request_new(struct bps_client *client, struct bps_request **ret_request);
 struct bps_request *request_free(struct bps_request *request);
 /* Takes a slot. 0 or -EAGAIN. */
 int request_take_slot(struct bps_request *request);
-/* Hands it to the daemon; entry is complete but for the slot and the ticket. */
-void request_post(struct bps_request *request, struct shm_entry *entry);
-/* Looks at the slots of all requests under way. True when one has ended. */
-bool request_harvest(struct bps_client *client);
-/* Ends all that are under way; their slots are given up. */
+/* Hands it to the daemon, now or when there is one; entry is complete but for the slot and the ticket. */
+void request_post(struct bps_request *request, struct bps_tensor *tensor,
+		  const struct shm_entry *entry);
+/* Posts all that are under way again, at another daemon, and cancels those that were. 0 or a negative errno. */
+int request_post_all(struct bps_client *client);
+/*
+ * Looks at the slots of all requests under way. last: the daemon is gone, and may have ended one that it did not come to
+ * count. True when one has ended.
+ */
+bool request_harvest(struct bps_client *client, bool last);
+/* Ends all that are under way: the daemon is gone, or never used again. */
 void request_end_all(struct bps_client *client, int status, const char *text);
+/* The same for those of a job that is over, when no daemon is there to do it. */
+void request_end_strays(struct bps_client *client);
 /* Copies all results that wait for it. (locked, may wait) */
 void request_copy_all(struct bps_client *client);

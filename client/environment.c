@@ -6,8 +6,9 @@
 #include <stdarg.h>
 #include <stdio.h>
 
-#define UNSET	       UINT32_MAX
-#define TIMEOUT_MAX_MS (INT64_C(366) * 24 * 3600 * 1000)
+#define UNSET		   UINT32_MAX
+#define RESTART_TIMEOUT_MS 60000
+#define TIMEOUT_MAX_MS	   (INT64_C(366) * 24 * 3600 * 1000)
 
 struct environment {
 	uint32_t rank, world_size, local_rank, local_size, node, n_nodes; /* or UNSET */
@@ -96,6 +97,18 @@ static int environment_timeout(const char *name, int64_t *value)
 
 	if (!r)
 		*value = (int64_t)number;
+	return r;
+}
+
+int environment_restart_timeout(int64_t given_ms, int64_t *ret_timeout_ms)
+{
+	int64_t timeout_ms = RESTART_TIMEOUT_MS;
+	int r = given_ms ? 0 : environment_timeout("BPS_RESTART_TIMEOUT", &timeout_ms);
+
+	if (given_ms)
+		*ret_timeout_ms = given_ms;
+	else if (!r)
+		*ret_timeout_ms = timeout_ms ?: -1;
 	return r;
 }
 

@@ -98,20 +98,68 @@ static int job_complete_params(const struct bps_join_params *given, struct bps_j
 	return r ?: job_check_params(params);
 }
 
+static void job_close_ledger(struct job *job)
+{
+	client_fork_lock();
+	(void)fd_close(TAKE_FD(job->ledger));
+	client_fork_unlock();
+}
+
+/* The answer to Resume. */
+static void job_resumed(struct bps_client *client, const struct client_call *call)
+{
+	/* One that comes is of another version of the daemon, or the first once more. */
+	fd_close(call->answer.ledger);
+	if (client->failure)
+		return;
+	if (call->status)
+		job_discontinue(client, call->status, call->text);
+	else if (call->answer.job != client->job.number)
+		job_discontinue(client, -EPROTO, "the daemon resumed another job");
+	session_resumed(client);
+}
+
 /* Right at the answer, so that what the daemon says next about the job finds it. */
 static void job_answered(struct bps_client *client, struct client_call *call)
 {
 	struct job *job = &client->job;
 
+	if (job->state != JOB_JOINING) {
+		job_resumed(client, call);
+		return;
+	}
 	job->state = call->status ? JOB_NONE : JOB_JOINED;
 	job->number = call->answer.job;
+	job->ledger = call->answer.ledger;
+}
+
+/* Keeps what was said to join: the next daemon is told the same. */
+static void job_set(struct job *job, const struct bps_join_params *params)
+{
+	job_close_ledger(job);
+	*job = (struct job){
+		.state = JOB_JOINING,
+		.run = job->run + 1,
+		.rank = params->rank,
+		.size = params->world_size,
+		.local_rank = params->local_rank,
+		.local_size = params->local_size,
+		.node = params->node,
+		.join.answered = job_answered,
+		.ledger = -1,
+		.params = *params,
+	};
+	(void)snprintf(job->name, sizeof(job->name), "%s", params->job);
+	if (params->secret_len)
+		memcpy(job->secret, params->secret, params->secret_len);
+	job->params.job = job->name;
+	job->params.secret = job->secret;
 }
 
 _public_ int bps_client_join(struct bps_client *client, const struct bps_join_params *given)
 {
 	struct bps_join_params params = { 0 };
 	struct job *job;
-	int64_t deadline_ns;
 	int r;
 
 	r = client_check(client);
@@ -129,27 +177,26 @@ _public_ int bps_client_join(struct bps_client *client, const struct bps_join_pa
 		return error_set(-EISCONN, "this client is in a job, or about to be");
 
 	tensor_drop_all(client);
-	*job = (struct job){
-		.state = JOB_JOINING,
-		.run = job->run + 1,
-		.rank = params.rank,
-		.size = params.world_size,
-		.local_rank = params.local_rank,
-		.local_size = params.local_size,
-		.node = params.node,
-		.join.answered = job_answered,
-	};
-	r = call_join(client, &job->join, &params);
+	job_set(job, &params);
+	/* The daemon keeps the deadline and knows who is missing; beyond it, it is the daemon that is missing. */
+	if (MUL_OVERFLOW(params.timeout_ms, INT64_C(1000000), &job->join.timeout_ns) ||
+	    ADD_OVERFLOW(job->join.timeout_ns, CLIENT_ANSWER_NS, &job->join.timeout_ns))
+		job->join.timeout_ns = CLIENT_FOREVER;
+	r = call_join(client);
 	if (r) {
 		job->state = JOB_NONE;
 		return r;
 	}
+	return call_wait(client, &job->join, CLIENT_FOREVER);
+}
 
-	/* The daemon keeps the deadline and knows who is missing; beyond it, it is the daemon that is missing. */
-	deadline_ns = client_deadline_ns(params.timeout_ms);
-	if (ADD_OVERFLOW(deadline_ns, CLIENT_ANSWER_NS, &deadline_ns))
-		deadline_ns = CLIENT_FOREVER;
-	return call_wait(client, &job->join, deadline_ns);
+static void job_end(struct job *job, int status, const char *text)
+{
+	if (job->state != JOB_LEAVING)
+		job->state = JOB_FAILED;
+	job->status = status;
+	(void)snprintf(job->text, sizeof(job->text), "%s", text);
+	job_close_ledger(job);
 }
 
 void job_failed(struct bps_client *client, uint64_t number, int status, const char *text)
@@ -159,8 +206,39 @@ void job_failed(struct bps_client *client, uint64_t number, int status, const ch
 	/* Of a run before this one: its end was seen already. */
 	if (job->state != JOB_JOINED || job->number != number)
 		return;
-	job->state = JOB_FAILED;
-	(void)snprintf(job->text, sizeof(job->text), "%s", status ? text : "no reason given");
+	job_end(job, status ?: -ECONNRESET, status ? text : "no reason given");
+}
+
+void job_discontinue(struct bps_client *client, int status, const char *text)
+{
+	struct job *job = &client->job;
+
+	job_end(job, status, text);
+	/* It is left by that. */
+	if (job->leave.pending)
+		call_finish(client, &job->leave, 0, NULL);
+	request_end_all(client, job->status, job->text);
+}
+
+bool job_is_held(const struct bps_client *client)
+{
+	const struct job *job = &client->job;
+
+	return job->ledger >= 0 && (job->state == JOB_JOINED || job->state == JOB_LEAVING);
+}
+
+bool job_survives(struct bps_client *client)
+{
+	struct job *job = &client->job;
+
+	request_end_strays(client);
+	if (job->state == JOB_LEAVING && !job->leave.pending)
+		job_discontinue(client, -ECANCELED, "this rank left its job");
+	else if (job->state == JOB_FAILED)
+		request_end_all(client, job->status, job->text);
+	else if (job->state == JOB_JOINED || job->state == JOB_LEAVING)
+		return job_is_held(client);
+	return true;
 }
 
 int job_check(const struct bps_client *client)
@@ -177,7 +255,6 @@ int job_check(const struct bps_client *client)
 
 int job_leave(struct bps_client *client, int64_t deadline_ns)
 {
-	struct client_call call = { 0 };
 	struct job *job = &client->job;
 	int r;
 
@@ -186,18 +263,20 @@ int job_leave(struct bps_client *client, int64_t deadline_ns)
 		return r;
 	if (job->state == JOB_JOINED) {
 		job->state = JOB_LEAVING;
-		r = call_leave(client, &call);
+		job->leave = (struct client_call){ 0 };
+		r = call_leave(client);
 		if (r) {
 			job->state = JOB_JOINED;
 			return r;
 		}
 		/* An error can only mean that the job is over already. */
-		(void)call_wait(client, &call, deadline_ns);
+		(void)call_wait(client, &job->leave, deadline_ns);
 	} else if (job->state != JOB_FAILED) {
 		return error_set(-ENOTCONN, "this client is in no job");
 	}
 
 	/* The daemon ends them; the memory of a request that it has not ended is not the caller's. */
+	deadline_ns = MIN(deadline_ns, client_now_ns() + CLIENT_ANSWER_NS);
 	while (client->n_posted && !client->failure) {
 		if (client_now_ns() >= deadline_ns)
 			client_fail(client, "the daemon at %s does not end its requests",
@@ -206,6 +285,7 @@ int job_leave(struct bps_client *client, int64_t deadline_ns)
 			client_turn(client, deadline_ns);
 	}
 	tensor_drop_all(client);
+	job_close_ledger(job);
 	job->state = JOB_NONE;
 	return client_failed(client);
 }
@@ -217,7 +297,7 @@ _public_ int bps_client_leave(struct bps_client *client)
 		return r;
 
 	CLIENT_LOCKED(client);
-	r = job_leave(client, client_now_ns() + CLIENT_ANSWER_NS);
+	r = job_leave(client, CLIENT_FOREVER);
 	request_copy_all(client);
 	return r;
 }

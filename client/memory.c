@@ -24,18 +24,40 @@ static int memfd_new(size_t len, int *ret_fd)
 	return 0;
 }
 
+static void memory_answered(struct bps_client *client, struct client_call *call)
+{
+	struct bps_memory *memory = container_of(call, struct bps_memory, share);
+
+	/* Nobody waits for what the next daemon says. Without it, no request would find its data. */
+	if (call->status && memory->taken && !client->failure)
+		client_fail(client,
+			    "the daemon at %s does not take memory that the one before it had: %s",
+			    client->path, call->text);
+	memory->taken |= !call->status;
+}
+
+static void memory_forget(struct bps_memory *memory)
+{
+	call_forget(memory->client, &memory->share);
+	TAILQ_REMOVE(&memory->client->shared, memory, link);
+}
+
 /* Gives it to the daemon under a new number, and waits: the daemon may refuse. (locked, may wait) */
-static int memory_share(struct bps_memory *memory, int fd)
+static int memory_share(struct bps_memory *memory)
 {
 	struct bps_client *client = memory->client;
-	struct client_call call = { 0 };
 	int r;
 
 	if (client->next_memory == UINT32_MAX)
 		return error_set(-EDQUOT, "this client has shared memory too often: open another");
 	memory->number = ++client->next_memory;
-	r = call_share(client, &call, memory, fd);
-	return r ?: call_wait(client, &call, client_now_ns() + CLIENT_ANSWER_NS);
+	memory->share.answered = memory_answered;
+	TAILQ_INSERT_TAIL(&client->shared, memory, link);
+	r = call_share(client, memory);
+	r = r ?: call_wait(client, &memory->share, CLIENT_FOREVER);
+	if (r)
+		memory_forget(memory);
+	return r;
 }
 
 int memory_new(struct bps_client *client, size_t len, struct bps_memory **ret_memory)
@@ -59,13 +81,20 @@ int memory_new(struct bps_client *client, size_t len, struct bps_memory **ret_me
 		(void)munmap(data, len);
 		return error_set(-ENOMEM, "out of memory");
 	}
-	*memory = (struct bps_memory){ .client = client, .data = data, .len = len, .ours = true };
-	r = memory_share(memory, fd);
+	*memory = (struct bps_memory){
+		.client = client,
+		.data = data,
+		.len = len,
+		.ours = true,
+		.fd = fd,
+	};
+	r = memory_share(memory);
 	if (r) {
 		(void)munmap(data, len);
 		free(memory);
 		return r;
 	}
+	(void)TAKE_FD(fd);
 	*ret_memory = memory;
 	return 0;
 }
@@ -75,8 +104,10 @@ struct bps_memory *memory_free(struct bps_memory *memory)
 {
 	if (!memory)
 		return NULL;
+	memory_forget(memory);
 	if (!memory->client->failure)
 		(void)call_unshare(memory->client, memory->number);
+	fd_close(memory->fd);
 	if (memory->ours)
 		(void)munmap(memory->data, memory->len);
 	free(memory);
@@ -226,6 +257,7 @@ _public_ int bps_memory_import(struct bps_client *client, int fd, void *data, si
 			       struct bps_memory **ret_memory)
 {
 	_cleanup_(freep) struct bps_memory *memory = NULL;
+	_cleanup_(fd_closep) int copy = -1;
 	int r;
 
 	r = client_check(client);
@@ -239,18 +271,23 @@ _public_ int bps_memory_import(struct bps_client *client, int fd, void *data, si
 	memory = calloc(1, sizeof(*memory));
 	if (!memory)
 		return error_set(-ENOMEM, "out of memory");
-	*memory = (struct bps_memory){ .client = client, .data = data, .len = len };
+	copy = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	if (copy < 0)
+		return error_set(-errno, "no descriptor to keep the memory by: %m");
+	*memory = (struct bps_memory){ .client = client, .data = data, .len = len, .fd = copy };
 
 	CLIENT_LOCKED(client);
 	r = client_failed(client);
-	r = r ?: memory_share(memory, fd);
+	r = r ?: memory_share(memory);
 	if (r)
 		return r;
 	r = memory_reserve_entry(client);
 	if (r) {
+		memory_forget(memory);
 		(void)call_unshare(client, memory->number);
 		return r;
 	}
+	(void)TAKE_FD(copy);
 	memory_insert(client, memory);
 	client_ref(client);
 	*ret_memory = TAKE_PTR(memory);

@@ -62,31 +62,68 @@ int request_take_slot(struct bps_request *request)
 	return 0;
 }
 
-void request_post(struct bps_request *request, struct shm_entry *entry)
+/* Puts its entry into the ring. The daemon is not woken yet. */
+static void request_write(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
 	struct shm_header *header = client->shm;
 	struct shm_slot *slot = &shm_slots(client->shm)[request->slot];
-	uint32_t armed = 1;
-	uint64_t one = 1;
+	struct shm_entry *entry = &shm_ring(client->shm)[client->tail % SHM_ENTRIES];
 
 	request->ticket = ++client->next_ticket;
-	entry->slot = request->slot;
-	entry->ticket = request->ticket;
 	slot->ticket = request->ticket;
 	atomic_store_explicit(&slot->state, SHM_PENDING, memory_order_relaxed);
-	shm_ring(client->shm)[client->tail % SHM_ENTRIES] = *entry;
+	*entry = request->entry;
+	entry->slot = request->slot;
+	entry->ticket = request->ticket;
 	atomic_store_explicit(&header->tail, ++client->tail, memory_order_release);
+}
 
-	request->state = REQUEST_POSTED;
-	TAILQ_INSERT_TAIL(&client->posted, request, link);
-	client->n_posted++;
+static void request_wake_daemon(const struct bps_client *client)
+{
+	struct shm_header *header = client->shm;
+	uint32_t armed = 1;
+	uint64_t one = 1;
 
 	/* Against the daemon's fence between arming itself and its last look at tail. */
 	shm_fence();
 	if (atomic_load_explicit(&header->daemon_armed, memory_order_relaxed) == 1 &&
 	    atomic_compare_exchange_strong(&header->daemon_armed, &armed, 0))
 		(void)!write(client->daemon_event, &one, sizeof(one));
+}
+
+void request_post(struct bps_request *request, struct bps_tensor *tensor,
+		  const struct shm_entry *entry)
+{
+	struct bps_client *client = request->client;
+
+	request->entry = *entry;
+	request->tensor = tensor;
+	tensor->refs++;
+	request->state = REQUEST_POSTED;
+	TAILQ_INSERT_TAIL(&client->posted, request, link);
+	client->n_posted++;
+	/* Else session.c posts it, when there is a daemon that knows the tensor. */
+	if (client->session.state == SESSION_READY) {
+		request_write(request);
+		request_wake_daemon(client);
+	}
+}
+
+int request_post_all(struct bps_client *client)
+{
+	struct bps_request *request;
+	int r = 0;
+
+	if (!client->n_posted)
+		return 0;
+	TAILQ_FOREACH(request, &client->posted, link)
+	request_write(request);
+	request_wake_daemon(client);
+	TAILQ_FOREACH(request, &client->posted, link)
+	if (request->cancelled)
+		r = r ?: call_cancel(client, request);
+	return r;
 }
 
 /* Takes a request that is under way out of the daemon's hands. Frees an orphan. */
@@ -96,9 +133,13 @@ static void request_end(struct bps_request *request, int status, const char *tex
 
 	TAILQ_REMOVE(&client->posted, request, link);
 	client->n_posted--;
+	client->slots_free[client->n_slots_free++] = request->slot;
+	request->slot = NO_SLOT;
 	request->status = status;
 	if (status)
 		request->text = strdup(text);
+	tensor_ended(request->tensor, request->entry.round, status);
+	tensor_put(TAKE_PTR(request->tensor));
 	request_release_inputs(request);
 
 	if (request->orphan) {
@@ -116,11 +157,15 @@ static void request_end(struct bps_request *request, int status, const char *tex
 static bool request_look(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
-	const struct shm_slot *slot = &shm_slots(client->shm)[request->slot];
-	uint32_t state = atomic_load_explicit(&slot->state, memory_order_acquire);
+	const struct shm_slot *slot;
 	char text[ERROR_TEXT_MAX + 1];
+	uint32_t state;
 	int status;
 
+	if (client->session.state != SESSION_READY)
+		return false;
+	slot = &shm_slots(client->shm)[request->slot];
+	state = atomic_load_explicit(&slot->state, memory_order_acquire);
 	if (state == SHM_PENDING)
 		return false;
 	if (state != SHM_DONE) {
@@ -155,27 +200,25 @@ static bool request_look(struct bps_request *request)
 		}
 	}
 
-	client->slots_free[client->n_slots_free++] = request->slot;
-	request->slot = NO_SLOT;
 	client->harvested++;
 	request_end(request, status, text);
 	return true;
 }
 
-bool request_harvest(struct bps_client *client)
+bool request_harvest(struct bps_client *client, bool last)
 {
 	struct shm_header *header = client->shm;
 	struct bps_request *request, *next;
 	uint64_t completions;
 	bool ended = false;
 
-	if (!client->n_posted)
+	if (!client->n_posted || client->session.state != SESSION_READY)
 		return false;
 
 	/* A hint where to stop. Slots are done before they are counted, so there may be one more than it says. */
 	completions = atomic_load_explicit(&header->completions, memory_order_acquire);
 	for (request = TAILQ_FIRST(&client->posted);
-	     request && (int64_t)(completions - client->harvested) > 0; request = next) {
+	     request && (last || (int64_t)(completions - client->harvested) > 0); request = next) {
 		next = TAILQ_NEXT(request, link);
 		ended |= request_look(request);
 	}
@@ -186,9 +229,18 @@ void request_end_all(struct bps_client *client, int status, const char *text)
 {
 	struct bps_request *request;
 
-	while ((request = TAILQ_FIRST(&client->posted))) {
-		request->slot = NO_SLOT;
+	while ((request = TAILQ_FIRST(&client->posted)))
 		request_end(request, status, text);
+}
+
+void request_end_strays(struct bps_client *client)
+{
+	struct bps_request *request, *next;
+
+	for (request = TAILQ_FIRST(&client->posted); request; request = next) {
+		next = TAILQ_NEXT(request, link);
+		if (request->tensor->run != client->job.run)
+			request_end(request, -ECONNRESET, "its job was over");
 	}
 }
 

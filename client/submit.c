@@ -463,7 +463,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		      &entry.output_rows_buffer, &entry.output_rows_offset);
 	submit_locate(NULL, request->counts_range, NULL, &entry.counts_buffer,
 		      &entry.counts_offset);
-	request_post(request, &entry);
+	request_post(request, plan->tensor, &entry);
 }
 
 _public_ int bps_submit(struct bps_tensor *tensor, const struct bps_submit_params *params,

@@ -136,6 +136,52 @@ void tensor_drop_all(struct bps_client *client)
 	}
 }
 
+void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed)
+{
+	if (round > tensor->ended) {
+		uint64_t by = round - tensor->ended;
+
+		tensor->failed = by < 64 ? tensor->failed << by : 0;
+		tensor->ended = round;
+	}
+	if (failed && tensor->ended - round < 64)
+		tensor->failed |= UINT64_C(1) << (tensor->ended - round);
+}
+
+uint64_t tensor_failed(const struct bps_tensor *tensor)
+{
+	uint64_t beyond = tensor->ended - tensor->settled;
+
+	if (!beyond)
+		return tensor->failed;
+	/* What was shifted out is not known any more, and is the past of others too: it counts as failed. */
+	return beyond < 64 ? tensor->failed >> beyond | ~(UINT64_MAX >> beyond) : UINT64_MAX;
+}
+
+int tensor_declare_all(struct bps_client *client)
+{
+	const struct bps_request *request;
+	struct bps_tensor *tensor;
+	int r = 0;
+
+	for (size_t i = 0; i < CLIENT_NAME_BUCKETS; i++)
+		LIST_FOREACH(tensor, &client->tensors[i], link)
+	tensor->settled = tensor->rounds;
+	TAILQ_FOREACH(request, &client->posted, link)
+	request->tensor->settled = MIN(request->tensor->settled, request->entry.round - 1);
+
+	for (size_t i = 0; i < CLIENT_NAME_BUCKETS; i++)
+		LIST_FOREACH(tensor, &client->tensors[i], link)
+		{
+			/* One that was refused stays so, whatever is said of it now. */
+			bool refused = tensor->declare.done && tensor->declare.status;
+
+			r = r ?: call_declare(client, refused ? NULL : &tensor->declare, tensor);
+			tensor->packet = client->n_packets;
+		}
+	return r;
+}
+
 int tensor_check(const struct bps_tensor *tensor)
 {
 	const struct bps_client *client = tensor->client;

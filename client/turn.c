@@ -44,10 +44,12 @@ static void event_drain(int fd)
 	(void)!read(fd, values, sizeof(values));
 }
 
-static void client_arm(struct bps_client *client, bool armed)
+void client_arm(struct bps_client *client, bool armed)
 {
 	struct shm_header *header = client->shm;
 
+	if (!header)
+		return;
 	atomic_store_explicit(&header->trainer_armed, armed, memory_order_relaxed);
 	/* Against the daemon's fence between its completion and its look at trainer_armed. */
 	shm_fence();
@@ -65,7 +67,7 @@ void client_wake(struct bps_client *client)
 	if (client->n_waiting)
 		(void)pthread_cond_broadcast(&client->turned);
 	if (client->leading)
-		event_write(client->trainer_event);
+		event_write(client->wakeup);
 }
 
 void client_fail(struct bps_client *client, const char *format, ...)
@@ -76,7 +78,7 @@ void client_fail(struct bps_client *client, const char *format, ...)
 		return;
 
 	/* What the daemon had completed before it went is complete. */
-	(void)request_harvest(client);
+	(void)request_harvest(client, true);
 
 	va_start(args, format);
 	(void)vsnprintf(client->failure_text, sizeof(client->failure_text), format, args);
@@ -94,22 +96,28 @@ void client_fail(struct bps_client *client, const char *format, ...)
 }
 
 /*
- * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep. drain: the eventfd is
- * for the caller. While there is a leader it is for him alone: it may be another thread that wakes him.
+ * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep. drain: the wake-ups are
+ * for the caller. While there is a leader they are for him alone: it may be another thread that wakes him.
  */
 static bool client_look(struct bps_client *client, bool arm, bool drain)
 {
-	bool changed;
+	bool changed = false;
 
 	if (client->failure)
 		return true;
 
-	if (drain)
+	if (drain) {
+		event_drain(client->wakeup);
 		event_drain(client->trainer_event);
+	}
+	while (session_advance(client))
+		changed = true;
 	client_arm(client, arm);
 	call_send_queued(client);
-	changed = call_receive(client);
-	changed |= request_harvest(client);
+	changed |= call_receive(client);
+	while (session_advance(client))
+		changed = true;
+	changed |= request_harvest(client, false);
 	if (client->wild)
 		client_fail(client, "the daemon at %s wrote nonsense into the shared memory",
 			    client->path);
@@ -133,11 +141,14 @@ bool client_progress(struct bps_client *client)
 static void client_sleep(struct bps_client *client, int64_t deadline_ns)
 {
 	struct timespec timeout, *timeoutp = NULL;
-	struct pollfd fds[2] = {
+	/* Another thread may lose the daemon meanwhile and close the first two: it wakes us by the third. */
+	struct pollfd fds[3] = {
 		{ .fd = client->socket, .events = POLLIN },
 		{ .fd = client->trainer_event, .events = POLLIN },
+		{ .fd = client->wakeup, .events = POLLIN },
 	};
 
+	deadline_ns = MIN(deadline_ns, session_due_ns(client));
 	if (!TAILQ_EMPTY(&client->outbox))
 		fds[0].events |= POLLOUT;
 	if (deadline_ns != CLIENT_FOREVER) {

@@ -332,8 +332,9 @@ def test_a_cut_link_is_noticed():
 
 
 def test_sigterm_lets_requests_finish():
+    # Of a job that the next daemon process cannot go on with; those are left to it: test_restart.py.
     with Cluster(1) as cluster:
-        ranks = cluster.job((2,))
+        ranks = cluster.job((2,), force_distributed=1)
         tensor(ranks)
         submit(ranks[0])
         cluster.daemons[0].signal(signal.SIGTERM)
@@ -346,7 +347,7 @@ def test_sigterm_lets_requests_finish():
 
 def test_sigterm_does_not_wait_for_ever():
     with Cluster(1, options=['--drain-timeout=200ms']) as cluster:
-        ranks = cluster.job((2,))
+        ranks = cluster.job((2,), force_distributed=1)
         tensor(ranks)
         submit(ranks[0])
         cluster.daemons[0].signal(signal.SIGTERM)

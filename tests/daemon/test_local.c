@@ -1,6 +1,7 @@
 #include "bps.h"
 #include "daemon.h"
 #include "test.h"
+#include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
 
@@ -293,7 +294,9 @@ TEST(a_killed_daemon_is_replaced)
 {
 	_cleanup_(test_daemon_donep) struct test_daemon daemon = { .name = "a",
 								   .log_level = "info" };
-	struct bps_open_params open = { .size = sizeof(open), .timeout_ms = 20000 };
+	struct bps_open_params open = { .size = sizeof(open),
+					.timeout_ms = 20000,
+					.restart_timeout_ms = -1 };
 	struct bps_join_params join = { .size = sizeof(join), .world_size = 1 };
 
 	test_daemon_start(&daemon);
@@ -317,4 +320,79 @@ TEST(a_killed_daemon_is_replaced)
 		bps_client_close(client);
 		test_daemon_start(&daemon);
 	}
+}
+
+#define ROUNDS 120
+static int progress[2]; /* a byte by rank 0 after each round */
+
+static void run_through_restarts(struct bps_client *client, uint32_t rank, uint32_t size)
+{
+	enum { N = 300001 };
+	struct bps_tensor *shared = declare(client, "shared", N),
+			  *staged = declare(client, "staged", N);
+	static float data[N];
+	struct bps_memory *memory;
+	float *mapped;
+
+	ASSERT_OK(bps_memory_alloc(client, N * sizeof(float), &memory));
+	mapped = bps_memory_data(memory);
+	for (int round = 1; round <= ROUNDS; round++) {
+		struct bps_request *requests[2];
+
+		for (unsigned i = 0; i < N; i++) {
+			mapped[i] = (float)(i % 1000 + rank * (unsigned)round);
+			data[i] = (float)(i % 977 + rank + (unsigned)round);
+		}
+		requests[0] = push_pull(shared, mapped, mapped, 0);
+		requests[1] = push_pull(staged, data, data, 1);
+		/* As one who only asks, and as one who waits. */
+		while (rank == 1 && !bps_request_poll(requests[0]))
+			(void)poll(NULL, 0, 1);
+		finish(requests[0]);
+		finish(requests[1]);
+		for (unsigned i = 0; i < N; i++) {
+			ASSERT_TRUE(mapped[i] == (float)(size * (i % 1000) +
+							 size * (size - 1) / 2 * (unsigned)round));
+			ASSERT_TRUE(data[i] == (float)(size * (i % 977) + size * (size - 1) / 2 +
+						       size * (unsigned)round));
+		}
+		if (!rank)
+			ASSERT_EQ(write(progress[1], "", 1), 1);
+	}
+	bps_memory_free(memory);
+	bps_tensor_free(shared);
+	bps_tensor_free(staged);
+	ASSERT_OK(bps_client_leave(client));
+}
+
+/* Until rank 0 has ended so many rounds since the last time. */
+static void await_rounds(unsigned n)
+{
+	char byte;
+
+	while (n--)
+		ASSERT_EQ(read(progress[0], &byte, 1), 1);
+}
+
+TEST(a_job_goes_on_with_the_next_daemon)
+{
+	_cleanup_(test_daemon_donep) struct test_daemon daemon = { .name = "a",
+								   .log_level = "info" };
+	struct ranks ranks = { .job = "job", .size = 3, .run = run_through_restarts };
+
+	test_daemon_start(&daemon);
+	ranks.socket = daemon.socket;
+	ASSERT_OK(pipe(progress));
+	ranks_start(&ranks);
+	for (int i = 0; i < 8; i++) {
+		await_rounds(10);
+		if (i % 4 == 3)
+			test_daemon_stop(&daemon);
+		else
+			test_daemon_kill(&daemon);
+		test_daemon_start(&daemon);
+	}
+	ranks_wait(&ranks);
+	ASSERT_OK(close(progress[0]));
+	ASSERT_OK(close(progress[1]));
 }

@@ -58,7 +58,7 @@ class Reduction(enum.IntEnum):
 
 
 class OpenParams(ctypes.Structure):
-    _fields_ = [("size", c_size_t), ("socket", c_char_p), ("timeout_ms", c_int64)]
+    _fields_ = [("size", c_size_t), ("socket", c_char_p), ("timeout_ms", c_int64), ("restart_timeout_ms", c_int64)]
 
 
 class JoinParams(ctypes.Structure):

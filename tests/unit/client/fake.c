@@ -222,6 +222,8 @@ static void answer_hello(struct fake *fake, struct fake_session *session, uint64
 	_cleanup_(fd_closep) int memfd = -1;
 	int fds[3];
 
+	if (fake->hello_mute)
+		return;
 	if (fake->hang_up) {
 		(void)shutdown(session->socket, SHUT_RDWR);
 		return;
@@ -235,6 +237,8 @@ static void answer_hello(struct fake *fake, struct fake_session *session, uint64
 	fds[1] = session->daemon_event;
 	fds[2] = session->trainer_event;
 	welcome.version = fake->version ? fake->version : 1;
+	welcome.daemon = fake->daemon;
+	welcome.features = fake->features;
 	welcome.software = (char *)"fake 1";
 	welcome.node = (char *)"here";
 	welcome.shm_len = SHM_LEN;
@@ -270,11 +274,46 @@ static void answer_join(struct fake *fake, struct fake_session *session, uint64_
 	fake->told.n_joins++;
 	if (fake->join_mute)
 		return;
+	if (fake->ledger && fake->ledger_fd < 0)
+		fake->ledger_fd = memfd_create("ledger", MFD_CLOEXEC);
 	joined.job = fake->told.n_joins;
 	message.id = id;
 	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
 	message.joined = &joined;
-	session_send(session, &message, fake->join_status, fake->join_text, NULL, 0);
+	session->joined = !fake->join_status;
+	session_send(session, &message, fake->join_status, fake->join_text, &fake->ledger_fd,
+		     fake->ledger && !fake->join_status);
+}
+
+static void answer_resume(struct fake *fake, struct fake_session *session, uint64_t id,
+			  const Bps__Control__Resume *resume, int fd)
+{
+	Bps__Control__Joined joined = BPS__CONTROL__JOINED__INIT;
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	struct stat given, back;
+
+	ASSERT_TRUE(!session->joined && fake->features & CONTROL_FEATURE_RESUME);
+	ASSERT_OK(fstat(fake->ledger_fd, &given));
+	ASSERT_OK(fstat(fd, &back));
+	ASSERT_EQ(given.st_ino, back.st_ino);
+	ASSERT_STR(resume->join->job, fake->told.join.job);
+	ASSERT_EQ(resume->join->rank, fake->told.join.rank);
+	ASSERT_EQ(resume->join->size, fake->told.join.size);
+	ASSERT_EQ(resume->join->request_timeout_ms, fake->told.join.request_timeout_ms);
+	ASSERT_EQ(resume->join->secret.len, fake->told.join.secret_len);
+	if (resume->join->secret.len)
+		ASSERT_MEM(resume->join->secret.data, fake->told.join.secret,
+			   fake->told.join.secret_len);
+	fake->told.resumed_job = resume->job;
+	fake->told.n_resumes++;
+	if (fake->resume_mute)
+		return;
+	session->joined = !fake->resume_status;
+	joined.job = resume->job;
+	message.id = id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
+	message.joined = &joined;
+	session_send(session, &message, fake->resume_status, fake->resume_text, NULL, 0);
 }
 
 static void answer_share(struct fake *fake, struct fake_session *session, uint64_t id,
@@ -298,6 +337,8 @@ static void answer_share(struct fake *fake, struct fake_session *session, uint64
 		fake->told.shared_len += share->len;
 	}
 	fake->told.n_shares++;
+	if (fake->share_mute)
+		return;
 	session_send(session, &message, status, "the limit of a session is reached", NULL, 0);
 }
 
@@ -341,6 +382,8 @@ static void answer_leave(struct fake *fake, struct fake_session *session, uint64
 
 	message.id = id;
 	fake->told.n_leaves++;
+	if (fake->leave_mute)
+		return;
 	if (fake->hold)
 		for (uint32_t i = 0; i < SHM_SLOTS; i++)
 			if (atomic_load(&shm_slots(session->shm)[i].state) == SHM_PENDING)
@@ -354,6 +397,7 @@ static void session_request(struct fake *fake, struct fake_session *session,
 	ASSERT_TRUE(request->id);
 	switch (request->body_case) {
 	case BPS__CONTROL__REQUEST__BODY_HELLO:
+		fake->told.hello_features = request->hello->features;
 		answer_hello(fake, session, request->id);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_JOIN:
@@ -365,7 +409,14 @@ static void session_request(struct fake *fake, struct fake_session *session,
 	case BPS__CONTROL__REQUEST__BODY_UNSHARE:
 		answer_unshare(fake, session, request->id, request->unshare->buffer);
 		break;
+	case BPS__CONTROL__REQUEST__BODY_RESUME:
+		ASSERT_EQ(n_fds, 1);
+		answer_resume(fake, session, request->id, request->resume, fds[0]);
+		break;
 	case BPS__CONTROL__REQUEST__BODY_DECLARE:
+		ASSERT_TRUE(session->joined);
+		fake->told.rounds[request->declare->tensor % 16] = request->declare->rounds;
+		fake->told.failed[request->declare->tensor % 16] = request->declare->failed;
 		session->dtypes[request->declare->tensor % FAKE_TENSORS] =
 			(uint8_t)request->declare->dtype;
 		(void)snprintf(fake->told.name, sizeof(fake->told.name), "%s",
@@ -528,6 +579,9 @@ struct fake *fake_new(void)
 	ASSERT_TRUE(fake);
 	(void)snprintf(fake->path, sizeof(fake->path), "%s/bps.sock", test_dir());
 	fake->listener = fake_listen(fake->path);
+	fake->ledger_fd = -1;
+	fake->daemon = 1;
+	fake->features = CONTROL_FEATURE_RESUME;
 	fake->stop = eventfd(0, EFD_CLOEXEC);
 	ASSERT_OK(pthread_mutex_init(&fake->mutex, NULL));
 	ASSERT_OK(pthread_cond_init(&fake->changed, NULL));
@@ -547,6 +601,7 @@ struct fake *fake_free(struct fake *fake)
 	for (unsigned i = 0; i < FAKE_SESSIONS; i++)
 		session_free(fake->sessions[i]);
 	fd_close(fake->stop);
+	fd_close(fake->ledger_fd);
 	(void)unlink(fake->path);
 	free(fake);
 	return NULL;
@@ -626,6 +681,36 @@ void fake_die(struct fake *fake, const char *farewell)
 			session_send(fake->sessions[i], &message, -EPERM, farewell, NULL, 0);
 		fake->sessions[i] = session_free(fake->sessions[i]);
 	}
+}
+
+void fake_restart(struct fake *fake)
+{
+	FAKE_LOCKED(fake);
+	for (unsigned i = 0; i < FAKE_SESSIONS; i++)
+		fake->sessions[i] = session_free(fake->sessions[i]);
+	fake->daemon++;
+	fake->told.shared_len = 0;
+}
+
+void fake_hide(struct fake *fake)
+{
+	ASSERT_OK(unlink(fake->path));
+}
+
+void fake_show(struct fake *fake)
+{
+	FAKE_LOCKED(fake);
+	fd_close(fake->listener);
+	fake->listener = fake_listen(fake->path);
+}
+
+void fake_complete_uncounted(struct fake *fake, unsigned n)
+{
+	FAKE_LOCKED(fake);
+	struct fake_session *session = fake_session(fake);
+
+	session_run(fake, session, &fake->held[n]);
+	atomic_store(&shm_slots(session->shm)[fake->held[n].slot].state, SHM_DONE);
 }
 
 struct bps_client *fake_open(struct fake *fake)

@@ -31,6 +31,7 @@ struct fake_session {
 	struct fake_buffer buffers[FAKE_BUFFERS];
 	unsigned n_buffers;
 	uint8_t dtypes[FAKE_TENSORS]; /* by number */
+	bool joined;
 };
 
 /* What it was told. */
@@ -48,8 +49,11 @@ struct fake_told {
 	char name[256];
 	uint64_t elements, declare_id;
 	uint32_t cancelled_slot;
-	struct shm_entry entry; /* the last */
-	uint64_t counts[64];	/* of the last entry that had some */
+	unsigned n_resumes;
+	uint64_t resumed_job, hello_features;
+	uint64_t rounds[16], failed[16]; /* of the last Declare, by the tensor's number */
+	struct shm_entry entry;		 /* the last */
+	uint64_t counts[64];		 /* of the last entry that had some */
 };
 
 struct fake {
@@ -62,14 +66,16 @@ struct fake {
 
 	/* (test) What the daemon says. 0 or NULL: what a good one would. */
 	uint32_t version;
-	int hello_status, join_status, declare_status, share_status;
-	const char *hello_text, *join_text, *declare_text;
+	uint64_t daemon, features;
+	int hello_status, join_status, declare_status, share_status, resume_status;
+	const char *hello_text, *join_text, *declare_text, *resume_text;
 	uint64_t share_quota; /* refuses memory beyond so many bytes */
-	bool join_mute;	      /* says nothing */
-	bool hello_garbage;   /* answers in no protocol at all */
-	bool hang_up;	      /* closes instead of Welcome */
-	bool declare_mute;    /* keeps the answers for fake_declared() */
-	bool unsealed;	      /* shares memory that could shrink under the trainer */
+	bool join_mute, resume_mute, leave_mute, share_mute, hello_mute; /* says nothing */
+	bool ledger;							 /* jobs can be resumed */
+	bool hello_garbage; /* answers in no protocol at all */
+	bool hang_up;	    /* closes instead of Welcome */
+	bool declare_mute;  /* keeps the answers for fake_declared() */
+	bool unsealed;	    /* shares memory that could shrink under the trainer */
 	uint32_t shm_version;
 	bool deaf;  /* does not read the socket */
 	bool hold;  /* does not complete requests by itself */
@@ -80,6 +86,7 @@ struct fake {
 	/* (fake) Guarded by the mutex. */
 	struct fake_told told;
 	struct shm_entry held[FAKE_HELD]; /* with `hold`, in the order they came */
+	int ledger_fd;
 };
 
 struct fake *fake_new(void);
@@ -109,6 +116,14 @@ void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *te
 void fake_send_garbage(struct fake *fake);
 /* Dies: every connection is closed. farewell: said before, or NULL. */
 void fake_die(struct fake *fake, const char *farewell);
+
+/* Dies, and is another from now on. */
+void fake_restart(struct fake *fake);
+/* Nobody finds it; until fake_show(). */
+void fake_hide(struct fake *fake);
+void fake_show(struct fake *fake);
+/* Ends the n-th held entry well, but dies before it counts it. */
+void fake_complete_uncounted(struct fake *fake, unsigned n);
 
 /* A client of the fake, joined as rank of size, all on one machine. */
 struct bps_client *fake_open(struct fake *fake);

@@ -145,7 +145,7 @@ TEST(daemon_that_dies_during_join)
 
 	FAKE_SET(fake, join_mute, true);
 	ASSERT_OK(pthread_create(&thread, NULL, die_after_join, fake));
-	ASSERT_FAILS(TRY(client, .world_size = 2), ESHUTDOWN, "has gone");
+	ASSERT_FAILS(TRY(client, .world_size = 2), ESHUTDOWN, "has ended the session");
 	ASSERT_OK(pthread_join(thread, NULL));
 }
 
