@@ -1,9 +1,10 @@
 #!/usr/bin/env python3
 """push_pull_rows: the same bits as the reference in every layout, however the rows are cut and wherever they are summed; what
 does not fit together is refused with words; nothing is lost when one rank has too little room."""
-import os, random, sys
+import errno, hashlib, hmac, os, random, socket, struct, sys, threading
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
+import wire
 try:
     import numpy as np
     import reference as ref
@@ -274,6 +275,87 @@ def test_a_trainer_that_dies_in_the_middle():
         ranks[1].kill()
         for k in (0, 2):
             assert 'rank 1' in ranks[k].ended(0).text
+
+
+class Server(threading.Thread):
+    """A server by hand, of jobs on one node. answer(header, payload) gives what a PUSH or PULL is answered with: fields of
+    the header, and a payload."""
+
+    def __init__(self, address, answer):
+        super().__init__(daemon=True)
+        host, port = address.rsplit(':', 1)
+        self.listener = socket.create_server((host, int(port)))
+        self.answer = answer
+        self.start()
+
+    def run(self):
+        while True:
+            try:
+                connection, _ = self.listener.accept()
+            except OSError:
+                return
+            threading.Thread(target=self.serve, args=(connection,), daemon=True).start()
+
+    def serve(self, connection):
+        peer = wire.Peer.__new__(wire.Peer)
+        peer.socket, peer.sender, peer.answers, peer.notices = connection, 7, {}, []
+        theirs = peer.exactly(wire.HELLO_BYTES.size)
+        bare = peer.hello('s0')
+        proof = hmac.digest(b'', b'bps-server' + theirs + bare, hashlib.sha256)
+        connection.sendall(bare[:-32] + proof)
+        peer.exactly(32)
+        say = {wire.D_JOIN: wire.pack({1: 99, 2: [0], 3: 4096, 4: [0], 5: 60000}), wire.D_ATTACH: b'',
+               wire.D_DECLARE: wire.pack({1: 1, 2: 0})}
+        try:
+            while True:
+                asked, payload = peer.receive()
+                if asked['op'] in say:
+                    fields, payload = dict(op=wire.D_OK), say[asked['op']]
+                elif asked['cookie']:
+                    fields, payload = self.answer(asked, payload)
+                    fields = {'op': wire.D_RESULT, 'part': 0, 'part_len': len(payload), 'total': len(payload), **fields}
+                else:
+                    continue
+                connection.sendall(peer.header(**{**asked, 'len': len(payload), **fields}) + payload)
+        except (OSError, ConnectionResetError):
+            pass
+
+
+def test_a_server_that_answers_wildly():
+    """What a server says is looked at like what a trainer says: the job fails and names it, the daemon goes on."""
+    def piece(rows=(5, 7), n=None, table=3000, width=4, step=300, length=None):
+        head = struct.pack('<QQIIQ', table, len(rows) if n is None else n, width, step, 0)
+        return (head + struct.pack(f'<{len(rows)}q', *rows) + bytes(16 * len(rows)))[:length]
+
+    def in_two(second):
+        """A result of 301 rows: the first piece is good."""
+        return lambda asked: ({}, piece(range(300), 301)) if asked['op'] == wire.D_PUSH else second
+
+    wild = [({}, b''), ({}, piece(length=31)), ({}, piece(length=-4)), ({}, piece((7, 5))), ({}, piece((5, 5))),
+            ({}, piece((-1, 5))), ({}, piece((5, 3000))), ({}, piece((1 << 62,))), ({}, piece(n=3)), ({}, piece(n=3001)),
+            ({}, piece(table=2999)), ({}, piece(width=3)), ({}, piece(step=1)), (dict(dtype=INT32), piece()),
+            (dict(part=1), piece()), (dict(op=wire.D_OK), b''), in_two(({}, piece((300,), 301))), in_two((dict(part=1), b'')),
+            in_two((dict(part=1), piece((299,), 301))), in_two((dict(part=1), piece((300,), 302, step=301)))]
+    good = [({}, piece()), ({}, piece(())), in_two((dict(part=1), piece((2999,), 301)))]
+    with Cluster(1, 1, colocated=False, start=False) as cluster:
+        cluster.daemons = [cluster.start(0)]
+        now = [None]
+        server = Server(cluster.addresses[1], lambda asked, payload: now[0](asked) if callable(now[0]) else now[0])
+        for n, said in enumerate(good + wild):
+            now[0] = said
+            rank, = cluster.job((1,), force_distributed=1)
+            rank.call('tensor', 0, 'x', FLOAT32, 3000 * 4)
+            rank.submit_rows(0, 0, struct.pack('<q', 5), bytes(16), 4, 3000)
+            if n < len(good):
+                rank.wait(0)
+                assert rank.call('rows', 0, '/dev/null') == ('2', '0', '301')[n]
+            else:
+                error = rank.ended(0)
+                assert error.errno in (errno.EPROTO, errno.ECONNRESET), (n - len(good), error)
+                assert 'answered' in error.text or 'protocol error' in error.text, (n - len(good), error)
+            rank.call('close')
+            assert cluster.daemons[0].alive()
+        server.listener.close()
 
 
 def test_bytes_on_the_wire_follow_the_rows():
