@@ -104,6 +104,7 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 	job->ledger_fd = -1;
 	list_init(&job->link);
 	list_init(&job->rounds);
+	list_init(&job->dealt);
 	list_init(&job->spare_rounds);
 	list_init(&job->spare_parts);
 	list_init(&job->setups);

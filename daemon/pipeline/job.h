@@ -84,6 +84,8 @@ struct pipeline_job {
 	uint64_t n_tensors;
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
+	struct list dealt; /* rounds that move through servers, the most urgent first */
+	bool dealing;
 	struct list spare_rounds, spare_parts;
 	struct quota rows_quota; /* what its push_pull_rows hold */
 	struct loop_timer timer;

@@ -32,6 +32,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	part->extent = *extent;
 	part->state = PART_NEW;
 	part->outlet = NULL;
+	part->unsent = 0;
 	list_push_back(&round->parts, &part->link);
 	round->n_parts++;
 	job->n_in_flight++;
@@ -50,10 +51,17 @@ struct pipeline_part *pipeline_part_free(struct pipeline_part *part)
 	return NULL;
 }
 
+static void part_left(struct pipeline_part *part)
+{
+	part->round->unsent -= part->unsent;
+	part->unsent = 0;
+}
+
 static void part_finish(struct pipeline_part *part)
 {
 	struct pipeline_round *round = part->round;
 	struct pipeline_job *job = job_of(part);
+	bool was_unsent;
 
 	if (round->ledger.ledger && !job->suspended)
 		ledger_round_advance(&round->ledger, part->ledger.number);
@@ -62,11 +70,15 @@ static void part_finish(struct pipeline_part *part)
 		metric_add(&job->pipeline->bytes, part->extent.len);
 	}
 	part->block = block_unref(part->block);
+	was_unsent = part->unsent;
+	part_left(part);
 	list_remove(&part->link);
 	list_push_front(&job->spare_parts, &part->link);
 	job->n_in_flight--;
 	metric_sub(&job->pipeline->parts, 1);
 	pipeline_round_part_done(round);
+	if (was_unsent)
+		pipeline_deal(job);
 	pipeline_job_release(job);
 }
 
@@ -333,8 +345,10 @@ static void on_sent(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
 
+	part_left(part);
 	pipeline_outlet_sent(part->outlet, part);
 	pipeline_outlet_pump(part->outlet);
+	pipeline_deal(job_of(part));
 }
 
 /* An answer must be what was asked for; anything else is a server that cannot be trusted with this job. */
@@ -528,6 +542,9 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 	}
 	part->outlet = choose_outlet(part);
 	part->state = PART_QUEUED;
+	/* Our own server takes nothing over a wire. */
+	if ((part->round->rows || is_from_here(part)) && !peer_is_self(part->outlet->peer))
+		part->round->unsent += part->unsent = extent->len;
 	r = pipeline_outlet_push(part->outlet, part);
 	if (r) {
 		part_finish(part);

@@ -18,6 +18,7 @@ struct pipeline_part {
 	struct pipeline_outlet *outlet; /* NULL: needs no server */
 	size_t heap_index;
 	uint64_t charged;    /* bytes ahead in the outlet */
+	uint64_t unsent;     /* counted in its round */
 	struct block *block; /* the gathered sum, then the answer */
 	struct task task;
 	struct call call;

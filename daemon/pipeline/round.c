@@ -65,6 +65,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 	round->deadline_ns = CLOCK_NEVER;
 	round->started_ns = clock_now_ns();
 	list_init(&round->parts);
+	list_init(&round->deal_link);
 	/* Each rank submits in order: a round that is not open yet is the newest. */
 	list_push_back(&tensor->rounds, &round->link);
 	list_push_back(&job->rounds, &round->job_link);
@@ -94,6 +95,7 @@ static void round_unlink(struct pipeline_round *round)
 {
 	list_remove(&round->link);
 	list_remove(&round->job_link);
+	list_remove(&round->deal_link);
 	job_of(round)->n_open_rounds--;
 }
 
@@ -220,13 +222,16 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 
 /* -- Moving ------------------------------------------------------------------------------------------------------- */
 
-static bool can_begin_part(const struct pipeline_round *round)
+bool pipeline_round_can_begin_part(const struct pipeline_round *round)
 {
+	/* While it is refilled, that counts as one. */
+	unsigned n_parts = round->n_parts - round->refilling;
+
 	if (round->cut || round->failure.status || job_of(round)->suspended)
 		return false;
 	if (round->ledger.ledger && !ledger_round_reaches(&round->ledger, round->n_cut))
 		return false;
-	return round->n_parts <= ROUND_PARTS_MAX;
+	return n_parts < ROUND_PARTS_MAX && pipeline_deal_has_room(round);
 }
 
 void pipeline_round_refill(struct pipeline_round *round)
@@ -242,7 +247,7 @@ void pipeline_round_refill(struct pipeline_round *round)
 	round->refilling = true;
 	round->inlined = 0;
 	round->n_parts++;
-	while (can_begin_part(round)) {
+	while (pipeline_round_can_begin_part(round)) {
 		if (round->rows ? !pipeline_rows_next(round->rows, &extent)
 				: !partition_next(&round->partition, &extent)) {
 			round->cut = true;
@@ -271,7 +276,7 @@ void pipeline_round_part_done(struct pipeline_round *round)
 		return;
 	if (!round->cut && !round->failure.status) {
 		/* Not for each single one. */
-		if (round->n_parts <= ROUND_PARTS_MAX / 2)
+		if (round->n_parts <= ROUND_PARTS_MAX / 2 && pipeline_round_can_begin_part(round))
 			pipeline_round_refill(round);
 	} else if (!round->n_parts && !pipeline_rows_continue(round)) {
 		round_finish(round);
@@ -361,6 +366,8 @@ static void round_start(struct pipeline_round *round)
 		rank->output = rank->request->output;
 		round->partition_ranks[i].counts = rank->request->counts;
 	}
+	if (job->distributed)
+		pipeline_deal_add(round);
 	if (first->operation == OPERATION_PUSH_PULL_ROWS)
 		pipeline_rows_start(round);
 	else

@@ -33,8 +33,9 @@ struct pipeline_rank {
 };
 
 struct pipeline_round {
-	struct list link;     /* the tensor's */
-	struct list job_link; /* the job's */
+	struct list link;      /* the tensor's */
+	struct list job_link;  /* the job's */
+	struct list deal_link; /* job->dealt, while parts of it are to be made or to be sent */
 	struct pipeline_tensor *tensor;
 	enum pipeline_round_state state;
 	uint64_t number;
@@ -50,8 +51,12 @@ struct pipeline_round {
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */
+<<<<<<< HEAD
 	uint64_t n_cut;	  /* parts cut so far, but for empty ones: the number of the next */
 	struct ledger_round ledger;
+=======
+	uint64_t unsent; /* bytes of those that have yet to leave for a server */
+>>>>>>> b1e8cc6 (wip)
 	struct list parts;
 	struct partition_rank *partition_ranks; /* n_local entries */
 	struct pipeline_rank ranks[];		/* n_local entries */
@@ -62,6 +67,7 @@ struct pipeline_round {
 void pipeline_round_fail(struct pipeline_round *round, const struct failure *failure, bool tell);
 /* Creates parts as far as they may exist. */
 void pipeline_round_refill(struct pipeline_round *round);
+bool pipeline_round_can_begin_part(const struct pipeline_round *round);
 /* A part has gone; the round ends with its last. */
 void pipeline_round_part_done(struct pipeline_round *round);
 /* Ends the requests of rounds that had ended before a restart: tensor->past_rounds has grown. */
@@ -77,6 +83,14 @@ bool pipeline_round_pending(const struct pipeline_job *job, uint32_t index);
 /* Who is missing, in words; "" when nobody here is. */
 void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, size_t size);
 struct pipeline_round *pipeline_round_free(struct pipeline_round *round);
+
+/* deal.c: parts towards servers, made in order. */
+/* A round begins to move. */
+void pipeline_deal_add(struct pipeline_round *round);
+/* Whether another part may be made: little enough waits to be sent of this round and of those before it. */
+bool pipeline_deal_has_room(const struct pipeline_round *round);
+/* Bytes have left, or are not to be sent any more: makes parts, of the most urgent round first, as far as there is room. */
+void pipeline_deal(struct pipeline_job *job);
 
 /* check.c: one request against its tensor; a round's requests against each other. 0, or -EINVAL with words. */
 int pipeline_check_request(const struct pipeline_tensor *tensor, uint32_t rank,
