@@ -51,12 +51,9 @@ struct pipeline_round {
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */
-<<<<<<< HEAD
 	uint64_t n_cut;	  /* parts cut so far, but for empty ones: the number of the next */
 	struct ledger_round ledger;
-=======
-	uint64_t unsent; /* bytes of those that have yet to leave for a server */
->>>>>>> b1e8cc6 (wip)
+	uint64_t unsent; /* bytes of parts that have yet to leave for a server */
 	struct list parts;
 	struct partition_rank *partition_ranks; /* n_local entries */
 	struct pipeline_rank ranks[];		/* n_local entries */

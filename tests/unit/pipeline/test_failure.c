@@ -538,6 +538,52 @@ TEST(small_parts_of_a_large_tensor_let_others_in)
 	ASSERT_TRUE(!first.failure.status && output[LARGE - 1] == 3);
 }
 
+/*
+ * A node that is far ahead of the other sends as many parts as may be unanswered, then has nothing to do; a more urgent
+ * tensor still gets through, and in the end all is summed.
+ */
+TEST(more_parts_than_may_be_under_way)
+{
+	enum { LARGE = 700 * 4096 / sizeof(float) };
+	struct world_options options = {
+		.n_nodes = 2,
+		.n_local = 1,
+		.part_bytes = 4096,
+		.inline_bytes = 65536,
+		.ahead_bytes = 16384,
+	};
+	_cleanup_(world_freep) struct world *world = world_new(&options);
+	_cleanup_(freep) float *input = calloc(LARGE, sizeof(float));
+	_cleanup_(freep) float *outputs = calloc(2 * LARGE, sizeof(float));
+	struct declared *large, *small;
+	struct asked slow[2], quick[2];
+	float results[2] = { 0 };
+
+	ASSERT_TRUE(input && outputs);
+	for (size_t i = 0; i < LARGE; i++)
+		input[i] = (float)i;
+	world_form(world);
+	large = world_declare(world, "large", DTYPE_FLOAT32, LARGE);
+	small = world_declare(world, "small", DTYPE_FLOAT32, 1);
+	slow[0] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, LARGE, outputs, LARGE);
+	asked_submit(&slow[0], &large[0], 1);
+	for (unsigned i = 0; i < 2; i++) {
+		quick[i] =
+			asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &input[1], 1, &results[i], 1);
+		quick[i].base.priority = 1;
+		asked_submit(&quick[i], &small[i], 1);
+	}
+	WORLD_UNTIL(world, quick[0].done && quick[1].done);
+	ASSERT_TRUE(results[0] == 2 && results[1] == 2 && !slow[0].done);
+	slow[1] =
+		asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, LARGE, outputs + LARGE, LARGE);
+	asked_submit(&slow[1], &large[1], 1);
+	WORLD_UNTIL(world, slow[0].done && slow[1].done);
+	ASSERT_TRUE(!slow[0].failure.status && !slow[1].failure.status);
+	for (size_t i = 0; i < LARGE; i++)
+		ASSERT_TRUE(outputs[i] == 2 * input[i] && outputs[LARGE + i] == 2 * input[i]);
+}
+
 /* Failed rounds are kept until the slower ranks have heard of them: a rank that fails alone cannot make that endless. */
 TEST(rounds_that_fail_alone_are_limited)
 {
