@@ -1,9 +1,13 @@
 """torch.distributed over bps, in several ranks. A rank takes seconds to import PyTorch, so each spawn makes many checks."""
 
+import os
+import re
+import socket
+import subprocess
 import sys
 
 import pytest
-from conftest import RANKS, needs_build
+from conftest import BUILD, PYTHON, RANKS, TOP, clean_environment, needs_build
 
 pytest.importorskip("torch")
 pytestmark = needs_build
@@ -68,3 +72,80 @@ def test_an_exception(run_launch, tmp_path):
     done = run_launch("-np", 2, sys.executable, *arguments)
     assert done.returncode == 1 and "RuntimeError: out of ideas" in done.stderr
     assert "AssertionError" not in done.stderr, done.stderr
+
+
+def of_each_rank(output, n):
+    return sorted(re.findall(r"rank \d of \d over \w+", output)) == [
+        f"rank {rank} of {n} over ProcessGroupBps" for rank in range(n)
+    ]
+
+
+@pytest.fixture
+def installed(tmp_path):
+    """What pip knows of an installed package, beside the package in the source tree: its entry points."""
+    text = (PYTHON / "pyproject.toml").read_text()
+    value = re.search(r'^\[project.entry-points."torch.backends"\]\n(bps = "(.*)")$', text, re.M)[2]
+    folder = tmp_path / "bps-0.1.0.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bps\nVersion: 0.1.0\n")
+    (folder / "entry_points.txt").write_text(f"[torch.backends]\nbps = {value}\n")
+    return os.pathsep.join([str(PYTHON), str(tmp_path)])
+
+
+def test_unchanged_script_under_torchrun(run_launch, installed):
+    """bpslaunch is there for its daemon alone."""
+    torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", 3, "--rdzv-backend", "c10d")
+    torchrun += ("--rdzv-endpoint", "127.0.0.1:0", RANKS / "process_group_script.py")
+    done = run_launch("-np", 1, "--", sys.executable, *torchrun, PYTHONPATH=installed)
+    assert done.returncode == 0 and of_each_rank(done.stdout, 3), done.stdout + done.stderr
+
+
+def test_unchanged_script_that_spawns(installed):
+    """Without bpslaunch, and without a daemon until the script starts."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    environment = clean_environment(
+        PYTHONPATH=installed, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, BPS_START_DAEMON=1, PYTHONUNBUFFERED=1
+    )
+    done = subprocess.run(
+        [sys.executable, RANKS / "process_group_script.py", "2"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0 and of_each_rank(done.stdout, 2), done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("machines", [[0, 1, 0, 1], [0, 0, 1, 0]])
+def test_several_machines(tmp_path, monkeypatch, machines):
+    """Each a daemon of its own; one has more ranks than the other, and neighbours are apart."""
+    monkeypatch.syspath_prepend(str(TOP / "tests" / "lib"))
+    monkeypatch.setenv("BPS_BUILD_DIR", str(BUILD))
+    import cluster
+
+    monkeypatch.setattr(cluster, "BUILD", str(BUILD))
+    daemons = cluster.Cluster(2)
+    ranks = []
+    try:
+        for rank, machine in enumerate(machines):
+            command = [sys.executable, RANKS / "process_group_machines.py", tmp_path / "store", rank]
+            environment = clean_environment(BPS_SOCKET=daemons.daemons[machine].socket)
+            ranks.append(
+                subprocess.Popen(
+                    [*map(str, command), ",".join(map(str, machines))],
+                    env=environment,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    text=True,
+                )
+            )
+        for process in ranks:
+            output, _ = process.communicate(timeout=200)
+            assert process.returncode == 0 and output.endswith("done\n"), output
+    finally:
+        for process in ranks:
+            process.kill()
+            process.wait()
+    daemons.close()

@@ -3,8 +3,8 @@
 Each test is run by a number of processes, forked from this one, which has imported PyTorch once. Tests that torch_suite.txt
 names are expected to fail, for the reason it gives; any other that fails, and any of those that passes, is an error.
 
-Many tests are only for some backends that they know, mostly for gloo or for mpi, though they hold for any. --as gloo calls
-bps by that name, so that they are run too.
+Many tests are only for some backends that they know, mostly for gloo or for mpi, though they hold for any. --as gloo lets
+bps pass for that when the tests are chosen.
 """
 
 import argparse
@@ -22,7 +22,7 @@ def arguments():
     parser = argparse.ArgumentParser(prog="torch-suite")
     parser.add_argument("-np", "--ranks", type=int, default=4, help="processes of each test (4)")
     parser.add_argument(
-        "--as", dest="name", default="bps", choices=["bps", "gloo", "mpi"], help="name of the backend (bps)"
+        "--as", dest="name", default="bps", choices=["bps", "gloo", "mpi"], help="whose tests (bps)"
     )
     parser.add_argument("--list", action="store_true", help="say which tests there are")
     parser.add_argument("--quiet", action="store_true", help="say only what failed, and the counts")
@@ -48,19 +48,16 @@ def suite(options, folder):
         DISTRIBUTED_TESTS_DEFAULT_TIMEOUT="120",
     )
     import bps.torch  # noqa: F401  it registers the backend
-    import torch.distributed as dist
     from torch.testing._internal.common_distributed import DistTestCases
 
-    dist.Backend._plugins[options.name.upper()] = dist.Backend._plugins["BPS"]
-    dist.is_mpi_available = lambda: True
-    DistTestCases.backend_feature["plugin"].add("bps")
-    for feature in ("ddp", "gpu", "subgroup"):  # gpu: what a test needs besides, it asks for
-        DistTestCases.backend_feature[feature].add("bps")
-    DistTestCases.skip_collective["sendrecv anysource"].add("bps")
+    for feature in ("ddp", "gpu", "plugin", "subgroup"):  # gpu: what a test needs besides, it asks for
+        DistTestCases.backend_feature[feature].update({"bps", options.name})
+    DistTestCases.skip_collective["sendrecv anysource"].update({"bps", options.name})
 
     from torch.testing._internal.distributed import distributed_test
     from torch.testing._internal.distributed.distributed_test import DistributedTest, TestDistBackend
 
+    distributed_test.BACKEND = "bps"  # when they run; which of them run has been decided
     for backends in ("PROFILING_SUPPORTED_BACKENDS", "SEND_RECV_PROFILING_SUPPORTED_BACKENDS"):
         getattr(distributed_test, backends).clear()  # events of the profiler, which are gloo's and mpi's own
 
