@@ -149,3 +149,13 @@ def test_several_machines(tmp_path, monkeypatch, machines):
             process.kill()
             process.wait()
     daemons.close()
+
+
+def test_some_of_what_pytorch_tests():
+    """All of it: scripts/torch-suite, and again with --as gloo and --as mpi."""
+    command = [TOP / "scripts" / "torch-suite", "--as", "gloo", "-np", "3", "--quiet"]
+    tests = ["test_all_reduce_sum", "test_isend", "test_DistributedDataParallelCPU", "test_all_gather_into_cat_tensor*"]
+    tests += ["test_barrier_timeout_global", "test_ddp_uneven_inputs*", "test_sparse_all_reduce_sum", "test_irecv"]
+    environment = clean_environment(BPS_BUILD=BUILD, BPS_PYTHON=sys.executable)
+    done = subprocess.run([*command, *tests], env=environment, capture_output=True, text=True, timeout=550)
+    assert done.returncode == 0 and " 0 failed" in done.stdout, done.stdout + done.stderr
