@@ -538,6 +538,15 @@ TEST(small_parts_of_a_large_tensor_let_others_in)
 	ASSERT_TRUE(!first.failure.status && output[LARGE - 1] == 3);
 }
 
+static uint64_t in_flight(struct world *world)
+{
+	_cleanup_(freep) struct pipeline_job_info *jobs = NULL;
+	size_t n;
+
+	ASSERT_OK(pipeline_jobs(world->nodes[0].pipeline, &jobs, &n));
+	return n ? jobs[0].in_flight : 0;
+}
+
 /*
  * A node that is far ahead of the other sends as many parts as may be unanswered, then has nothing to do; a more urgent
  * tensor still gets through, and in the end all is summed.
@@ -567,6 +576,7 @@ TEST(more_parts_than_may_be_under_way)
 	small = world_declare(world, "small", DTYPE_FLOAT32, 1);
 	slow[0] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, LARGE, outputs, LARGE);
 	asked_submit(&slow[0], &large[0], 1);
+	WORLD_UNTIL(world, in_flight(world) == 256);
 	for (unsigned i = 0; i < 2; i++) {
 		quick[i] =
 			asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &input[1], 1, &results[i], 1);
