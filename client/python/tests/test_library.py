@@ -157,8 +157,9 @@ def test_pure_wheel_and_bundle(tmp_path):
     tree = tmp_path / "tree"
     (tree / "lib").mkdir(parents=True)
     (tree / "lib" / "libbps_client.so.0").write_bytes(b"library")
-    (tree / "bps-daemon").write_bytes(b"daemon")
-    (tree / "bps-daemon").chmod(0o755)
+    for program in ("bps-daemon", "bpsctl"):
+        (tree / program).write_bytes(program.encode())
+        (tree / program).chmod(0o755)
 
     def wheel(**environment):
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "."]
@@ -173,10 +174,10 @@ def test_pure_wheel_and_bundle(tmp_path):
 
     path, listing = wheel()
     assert path.name == f"bps-{bps.__version__}-py3-none-any.whl"
-    assert "bps/torch/optimizer.py" in listing and "_bundled" not in listing and "tests" not in listing
+    assert "bps/torch/optimizer.py" in listing and "bps/_launch/agent.py" in listing and "_bundled" not in listing and "tests" not in listing
     path, listing = wheel(BPS_BUNDLE_DIR=str(tree))
     assert re.fullmatch(rf"bps-{re.escape(bps.__version__)}-py3-none-linux_\w+\.whl", path.name)
-    assert "bps/_bundled/libbps_client.so.0" in listing and "bps/_bundled/bps-daemon" in listing
+    assert all(f"bps/_bundled/{name}" in listing for name in ("libbps_client.so.0", "bps-daemon", "bpsctl"))
     installed = tmp_path / "installed"
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", installed, path]
     subprocess.run(command, check=True, capture_output=True)
