@@ -213,6 +213,17 @@ static int environment_hydra(struct environment *e)
 	return environment_mpi(e, "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS");
 }
 
+/* PMIx by itself: a program would have to ask it for the rest. */
+static int environment_pmix(struct environment *e)
+{
+	e->rank_variable = "PMIX_RANK";
+	if (!environment_text("BPS_SIZE"))
+		return error_set(-EINVAL, "PMIX_RANK is set, but nothing says how many ranks there "
+					  "are: set BPS_SIZE, "
+					  "and BPS_LOCAL_SIZE where they are on several machines");
+	return environment_required("PMIX_RANK", "PMIX_RANK", &e->rank);
+}
+
 /* "2(x3),1": tasks of each node in turn. False if it is not such a list or not of n_nodes nodes and n_tasks tasks. */
 static bool slurm_layout(const char *text, const struct environment *e, uint32_t *ret_local_size)
 {
@@ -425,6 +436,7 @@ static int environment_read(struct environment *e)
 		{ "MPI_LOCALRANKID", environment_hydra },
 		{ "SLURM_STEP_ID", environment_slurm },
 		{ "PMI_RANK", environment_hydra },
+		{ "PMIX_RANK", environment_pmix },
 		{ "DMLC_WORKER_ID", environment_byteps },
 		{ "JOB_COMPLETION_INDEX", environment_indexed_job },
 	};

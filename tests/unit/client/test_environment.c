@@ -250,6 +250,20 @@ TEST(mpich)
 	ASSERT_SHAPE(3, 4, 1, 2, 1, 2);
 }
 
+TEST(pmix)
+{
+	struct bps_join_params p;
+
+	ENVIRONMENT("PMIX_RANK", "1", "PMIX_NAMESPACE", "prterun-host-7@1");
+	ASSERT_FAILS(read_params(&p), EINVAL, "PMIX_RANK is set, but nothing says how many ranks");
+	ENVIRONMENT("PMIX_RANK", "1", "BPS_SIZE", "4");
+	ASSERT_SHAPE(1, 4, 1, 4, 0, 1);
+	ENVIRONMENT("PMIX_RANK", "3", "BPS_SIZE", "4", "BPS_LOCAL_SIZE", "2");
+	ASSERT_SHAPE(3, 4, 1, 2, 1, 2);
+	ENVIRONMENT("PMIX_RANK", "4", "BPS_SIZE", "4");
+	ASSERT_FAILS(read_params(&p), EINVAL, "PMIX_RANK is 4, but BPS_SIZE is 4");
+}
+
 TEST(kubernetes)
 {
 	struct bps_join_params p;
