@@ -6,10 +6,12 @@
  *	open SOCKET TIMEOUT_MS
  *	join KEY=VALUE...			keys: fields of struct bps_join_params
  *	leave | close | rank
+ *	attend					from now on, call the library between commands too, when it has news
  *	tensor ID NAME DTYPE ELEMENTS		ELEMENTS -1: BPS_VARIABLE
  *	agreed ID TIMEOUT_MS			bps_tensor_wait()
- *	submit REQUEST TENSOR KEY=VALUE...	op red in out counts recv root priority timeout shared inplace fill;
- *						push_pull_rows: width rows, a file of int64
+ *	submit REQUEST TENSOR KEY=VALUE...	op red in out counts recv root priority timeout shared inplace fill; at: the
+ *						byte of the input where an output in place begins; push_pull_rows: width
+ *						rows, a file of int64
  *	rows REQUEST FILE			writes the numbers of the result's rows; answers how many they are
  *	barrier REQUEST TIMEOUT_MS
  *	wait REQUEST TIMEOUT_MS | poll REQUEST | cancel REQUEST | free REQUEST
@@ -20,10 +22,12 @@
  */
 #include "bps.h"
 #include <errno.h>
+#include <poll.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #define MAX_IDS	   8192
 #define MAX_COUNTS 256
@@ -32,6 +36,7 @@ struct operation {
 	struct bps_request *request;
 	struct bps_memory *in_memory, *out_memory; /* NULL: malloc */
 	void *input, *output;
+	int in_place; /* output lies in input */
 	size_t output_len;
 	struct bps_memory *in_rows_memory, *out_rows_memory;
 	int64_t *input_rows, *output_rows;
@@ -39,6 +44,7 @@ struct operation {
 };
 
 static struct bps_client *client;
+static int attending;
 static struct bps_tensor *tensors[MAX_IDS];
 static int dtypes[MAX_IDS];
 static uint64_t elements[MAX_IDS];
@@ -189,7 +195,7 @@ static void operation_free(struct operation *op)
 {
 	bps_request_free(op->request);
 	bps_memory_free(op->in_memory);
-	if (op->output != op->input) {
+	if (!op->in_place) {
 		bps_memory_free(op->out_memory);
 		if (!op->out_memory)
 			free(op->output);
@@ -244,9 +250,9 @@ static void do_submit(char **words)
 	if (data)
 		memcpy(op->input, data, len);
 	free(data);
-	op->output = number_of(words, "inplace", 0)
-			     ? op->input
-			     : memory(op->output_len, shared, &op->out_memory);
+	op->in_place = (int)number_of(words, "inplace", 0);
+	op->output = op->in_place ? (char *)op->input + number_of(words, "at", 0)
+				  : memory(op->output_len, shared, &op->out_memory);
 	params.operation = (int)number_of(words, "op", BPS_PUSH_PULL);
 	params.reduction = (int)number_of(words, "red", 0);
 	params.input = path ? op->input : NULL;
@@ -322,6 +328,7 @@ static void do_large(char **words)
 	for (size_t i = 0; i < op->output_len; i++)
 		((uint8_t *)op->input)[i] = pattern(i);
 	op->output = op->input;
+	op->in_place = 1;
 	params.input = op->input;
 	params.output = op->input;
 	answer(bps_submit(tensors[tensor], &params, &op->request), "");
@@ -372,7 +379,10 @@ static void run(char **words)
 		answer(bps_client_leave(client), "");
 	else if (!strcmp(verb, "close"))
 		do_close();
-	else if (!strcmp(verb, "rank"))
+	else if (!strcmp(verb, "attend")) {
+		attending = 1;
+		answer(0, "");
+	} else if (!strcmp(verb, "rank"))
 		answer_number(bps_client_rank(client));
 	else if (!strcmp(verb, "tensor"))
 		do_tensor(words);
@@ -408,12 +418,26 @@ static void run(char **words)
 	}
 }
 
+/* Until there is a command. Standard input has no buffer of its own, so that nothing waits unseen in it. */
+static void attend(void)
+{
+	struct pollfd fds[2] = { { .fd = STDIN_FILENO, .events = POLLIN }, { .events = POLLIN } };
+
+	while (attending && client) {
+		fds[1].fd = bps_client_fd(client);
+		if (poll(fds, 2, -1) < 0 || fds[0].revents)
+			return;
+		bps_client_dispatch(client);
+	}
+}
+
 int main(void)
 {
 	char *line = NULL;
 	size_t room = 0;
 
-	while (getline(&line, &room, stdin) > 0) {
+	setvbuf(stdin, NULL, _IONBF, 0);
+	while (attend(), getline(&line, &room, stdin) > 0) {
 		char *words[512] = { NULL }, *save = NULL;
 		size_t n = 0;
 

@@ -1,0 +1,518 @@
+#!/usr/bin/env python3
+"""A daemon that is killed, restarted or upgraded under a job: trainers see no error, results are the same bits, and what
+had completed stays completed. Killed at every failpoint where there are any, and at random moments (seeded, printed)."""
+import contextlib, os, random, shutil, signal, struct, sys, threading, time
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+try:
+    import numpy as np
+    import reference as ref
+except ImportError:
+    print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
+    sys.exit(77)
+
+SEED = int(os.environ.get('BPS_SEED', '20261121'))
+PART = 65536  # two pieces a part
+N = 6 * PART // 4 + 12345  # float32 elements: seven parts, the last no multiple of a piece
+TABLE, WIDTH = 3001, 5
+
+with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
+    HAS_FAILPOINTS = b'BPS_FAILPOINTS' in binary.read()
+
+
+@contextlib.contextmanager
+def failpoints(value):
+    os.environ['BPS_FAILPOINTS'] = value
+    try:
+        yield
+    finally:
+        del os.environ['BPS_FAILPOINTS']
+
+
+class Keeper:
+    """Starts daemon 0 again whenever it has ended, as systemd does; each time with the next of armed in its environment.
+    A with-block; afterwards .restarts tells how often, .first how long a new daemon took to its first completion."""
+
+    def __init__(self, cluster, armed=(), options=(), hold=None):
+        self.cluster, self.armed, self.options = cluster, list(armed), options
+        self.hold = hold  # an event: ended daemons stay down until it is set
+        self.restarts, self.error, self.over = 0, None, threading.Event()
+        self.lock = threading.Lock()  # held while there is no daemon
+
+    def watch(self):
+        try:
+            while not self.over.is_set():
+                daemon = self.cluster.daemons[0]
+                if daemon.alive():
+                    self.over.wait(0.005)
+                    continue
+                if self.hold:
+                    self.hold.wait()
+                with self.lock, failpoints(self.armed.pop(0) if self.armed else ''):
+                    self.cluster.restart(0, self.options)
+                self.restarts += 1
+                self.restarted = time.monotonic()
+        except Exception as error:
+            self.error = error
+
+    def __enter__(self):
+        self.thread = threading.Thread(target=self.watch)
+        self.thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self.over.set()
+        if self.hold:
+            self.hold.set()
+        self.thread.join()
+        if self.error:
+            raise self.error
+
+
+def start(armed=None, options=()):
+    cluster = Cluster(1, start=False, options=options)
+    with failpoints(armed or ''):
+        cluster.daemons = [cluster.start(0)]
+    return cluster
+
+
+# -- Work: requests of all ranks, and what each must find ----------------------------------------------------------------
+
+
+class Work:
+    """One request of every rank. give(rank) -> (bytes or None, keys of submit); want(rank) -> bytes or None."""
+
+    def __init__(self, name, dtype, elements, give, want):
+        self.name, self.dtype, self.elements, self.give, self.want = name, dtype, elements, give, want
+
+
+def push_pull(size, dtype, reduction, n, salt, inplace, shared):
+    data = [ref.random(dtype, n, (SEED, salt, k)) for k in range(size)]
+    result = ref.reduce(dtype, reduction, data, (size,)).tobytes()
+    return Work(f'pp.{salt}', dtype, n, lambda k: (data[k].tobytes(), dict(
+        op=PUSH_PULL, red=reduction, out=n, inplace=inplace, shared=shared)), lambda k: result)
+
+
+def reduce_scatter(size, dtype, reduction, n, salt, inplace, shared):
+    counts = [n // size + (7 if k == 0 else -7 if k == size - 1 and size > 1 else 0) for k in range(size)]
+    if size == 1:
+        counts = [n]
+    total = sum(counts)
+    data = [ref.random(dtype, total, (SEED, salt, k)) for k in range(size)]
+    result = ref.reduce(dtype, reduction, data, (size,))
+    before = [sum(counts[:k]) for k in range(size)]
+    return Work(f'rs.{salt}', dtype, -1, lambda k: (data[k].tobytes(), dict(
+        op=REDUCE_SCATTER, red=reduction, out=counts[k], counts=counts, inplace=inplace,
+        at=before[k] * ref.SIZE[dtype] if inplace else 0, shared=shared)),
+        lambda k: result[before[k]:before[k] + counts[k]].tobytes())
+
+
+def all_gather(size, n, salt, shared):
+    data = [ref.random(INT32, n + k, (SEED, salt, k)).tobytes() for k in range(size)]
+    counts = [n + k for k in range(size)]
+    return Work(f'ag.{salt}', INT32, -1, lambda k: (data[k], dict(
+        op=ALL_GATHER, out=sum(counts), counts=counts, shared=shared)), lambda k: b''.join(data))
+
+
+def all_to_all(size, n, salt, shared):
+    data = [ref.random(INT16, n * size, (SEED, salt, k)) for k in range(size)]
+    return Work(f'aa.{salt}', INT16, -1, lambda k: (data[k].tobytes(), dict(op=ALL_TO_ALL, out=n * size, shared=shared)),
+                lambda k: b''.join(d[k * n:(k + 1) * n].tobytes() for d in data))
+
+
+def broadcast(size, n, salt, shared):
+    root = salt % size
+    data = ref.random(UINT8, n, (SEED, salt)).tobytes()
+    return Work(f'bc.{salt}', UINT8, n, lambda k: (data if k == root else None, dict(
+        op=BROADCAST, root=root, out=n, inplace=int(k == root), shared=shared)), lambda k: data)
+
+
+def every_operation(size, salt=0):
+    """In place and not, staged and arena memory; as many tensors in flight."""
+    return [push_pull(size, FLOAT32, SUM, N, salt + 1, 1, 1), push_pull(size, FLOAT32, SUM, N, salt + 2, 1, 0),
+            push_pull(size, BFLOAT16, AVERAGE, N, salt + 3, 1, 1), push_pull(size, FLOAT64, MAX, N // 2, salt + 4, 0, 1),
+            push_pull(size, INT64, AVERAGE, 1001, salt + 5, 1, 1), reduce_scatter(size, FLOAT32, SUM, N, salt + 6, 1, 1),
+            reduce_scatter(size, FLOAT16, SUM, N, salt + 7, 0, 0), all_gather(size, N // 8, salt + 8, 1),
+            all_to_all(size, N // 8, salt + 9, 1), broadcast(size, N, salt + 10, 0)]
+
+
+def job(cluster, layout, **keys):
+    """Ranks that call the library between commands too: after a restart no rank goes on before all have come back."""
+    ranks = cluster.job(layout, join=False, **{'part_bytes': PART, **keys})
+    each(ranks, 'attend')
+    cluster.join(ranks)
+    return ranks
+
+
+def declare(ranks, works, first=0):
+    for rank in ranks:
+        for i, work in enumerate(works):
+            rank.call('tensor', first + i, work.name, work.dtype, work.elements)
+
+
+def submit(ranks, works, first=0, order=None):
+    posts = [(k, i) for k in range(len(ranks)) for i in range(len(works))]
+    if order:
+        order.shuffle(posts)
+    for k, i in posts:
+        data, keys = works[i].give(k)
+        ranks[k].submit(first + i, first + i, data, **keys)
+
+
+def each(ranks, *words):
+    """A command to all ranks at once."""
+    for rank in ranks:
+        rank.send(*words)
+    return [rank.answer(DEADLINE * 2) for rank in ranks]
+
+
+def finish(ranks, works, first=0):
+    for i in range(len(works)):
+        each(ranks, 'wait', first + i, DEADLINE * 2000)
+    for i, work in enumerate(works):
+        for k, rank in enumerate(ranks):
+            got, want = rank.result(first + i), work.want(k)
+            if got != want:
+                a, b = np.frombuffer(got, np.uint8), np.frombuffer(want, np.uint8)
+                raise AssertionError(f'{work.name} on rank {k}: {len(a)} bytes, of the reference {len(b)}, differ at '
+                                     f'{np.flatnonzero(a[:len(b)] != b[:len(a)])[:5]}')
+            rank.call('free', first + i)
+
+
+def round_trip(ranks, works, first=0, order=None):
+    declare(ranks, works, first)
+    submit(ranks, works, first, order)
+    finish(ranks, works, first)
+
+
+# -- Tests ---------------------------------------------------------------------------------------------------------------
+
+# Where a daemon is killed, and at which passage. Those of the second row are passed once a job or round.
+PIECES = ['ledger-hand-taken', 'ledger-piece-staged', 'part-output-copied', 'ledger-piece-copied', 'ledger-part-copied',
+          'ledger-part-done', 'ledger-hand-cleared']
+ONCE = ['job-joined', 'ledger-record-half', 'ledger-record-written', 'request-ended', 'ledger-round-told',
+        'ledger-record-freed', 'part-copied', 'part-summed']
+
+
+def killed_at(armed, size, n_restarts=1, options=()):
+    """All operations, with the first daemon killed at a failpoint, and those after it where armed says."""
+    with start(armed[0], options) as cluster, Keeper(cluster, armed[1:]) as keeper:
+        ranks = job(cluster, (size,))
+        round_trip(ranks, every_operation(size))
+        assert keeper.restarts >= n_restarts, f'{armed}: passed {keeper.restarts} of {n_restarts} times'
+        round_trip(ranks, every_operation(size, 50)[:3], 20)
+        each(ranks, 'leave')
+
+
+def test_killed_at_each_failpoint():
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    for name in PIECES:
+        for at in (1, 5, 22):
+            killed_at([f'{name}=kill@{at}'], 4)
+    for name in ONCE:
+        for at in (1, 2, 3):
+            killed_at([f'{name}=kill@{at}'], 4)
+
+
+def test_killed_again_before_it_has_caught_up():
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    for name in ('ledger-piece-staged', 'part-output-copied', 'ledger-part-done', 'request-ended'):
+        killed_at([f'{name}=kill@3', f'{name}=kill@1', 'resume-accepted=kill@2', f'{name}=kill@2',
+                   'ledger-record-continued=kill@2', 'job-joined=kill@1'], 2, 3)
+
+
+def test_killed_with_one_and_two_ranks():
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    for name in ('ledger-piece-staged', 'part-output-copied', 'request-ended', 'ledger-record-freed'):
+        killed_at([f'{name}=kill@4'], 2)
+    for name in ('part-summed', 'part-copied', 'request-ended', 'job-joined'):
+        killed_at([f'{name}=kill@1'], 1)
+
+
+def test_killed_with_more_parts_than_a_record_sees_at_once():
+    """A window of parts slides through the operation: also when the daemon dies while it moves."""
+    n = 2000 * 4096 // 4
+    for at in (1, 3, 9):
+        armed = f'ledger-low-moved=kill@{at}' if HAS_FAILPOINTS else None
+        with start(armed) as cluster, Keeper(cluster) as keeper:
+            ranks = job(cluster, (2,), part_bytes=4096)
+            works = [push_pull(2, FLOAT32, SUM, n, 300 + i, 1, 1) for i in range(2)]
+            declare(ranks, works)
+            submit(ranks, works)
+            if not armed:
+                cluster.daemons[0].kill()
+            finish(ranks, works)
+            assert keeper.restarts == 1
+
+
+def test_killed_at_random_moments():
+    rng = random.Random(SEED)
+    print(f'seed {SEED} (BPS_SEED)', flush=True)
+    first = []
+    with start() as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, (4,))
+        over = threading.Event()
+
+        def killer():
+            while not over.wait(rng.uniform(0.02, 0.4)):
+                with keeper.lock:
+                    cluster.daemons[0].signal(signal.SIGKILL)
+        thread = threading.Thread(target=killer)
+        thread.start()
+        try:
+            for turn in range(6):
+                works = every_operation(4, 100 * turn)
+                rng.shuffle(works)
+                declare(ranks, works, 20 * turn)
+                submit(ranks, works, 20 * turn, rng)
+                finish(ranks, works, 20 * turn)
+        finally:
+            over.set()
+            thread.join()
+        assert keeper.restarts >= 3, keeper.restarts
+        print(f'{keeper.restarts} restarts', flush=True)
+        round_trip(ranks, every_operation(4, 1000)[:3], 200)
+
+
+def test_the_same_tensor_round_after_round():
+    """Each round's input is the last one's result: one that was done twice, or not on every rank, would show for ever."""
+    rng = random.Random(SEED + 1)
+    with start() as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, (3,))
+        work = push_pull(3, INT32, SUM, N, 7, 1, 1)
+        declare(ranks, [work])
+        values = [ref.random(INT32, N, (SEED, 7, k)) for k in range(3)]
+        for turn in range(12):
+            for k, rank in enumerate(ranks):
+                rank.submit(turn, 0, values[k].tobytes(), op=PUSH_PULL, red=SUM, out=N, inplace=1, shared=turn % 2)
+            if turn % 3 == 1:
+                time.sleep(rng.uniform(0, 0.02))
+                with keeper.lock:
+                    cluster.daemons[0].signal(signal.SIGKILL)
+            each(ranks, 'wait', turn, DEADLINE * 2000)
+            total = ref.reduce(INT32, SUM, values, (3,))
+            for k, rank in enumerate(ranks):
+                assert rank.result(turn) == total.tobytes(), f'round {turn} on rank {k}'
+                rank.call('free', turn)
+            values = [total + np.int32(k) for k in range(3)]
+        assert keeper.restarts == 4, keeper.restarts
+
+
+def test_what_a_rank_was_told_the_others_are_told():
+    """Rows: how many there are, and that there was no room for them, survives between one rank's hearing of it and the
+    next one's."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    for at in (1, 2):
+        with start(f'request-ended=kill@{at}') as cluster, Keeper(cluster) as keeper:
+            ranks = job(cluster, (3,))
+            data = []
+            for k in range(3):
+                rng = np.random.default_rng((SEED, k))
+                rows = rng.integers(0, TABLE, 500).astype(np.int64)
+                data.append((rows, ref.random(FLOAT32, 500 * WIDTH, (SEED, 9, k)).reshape(500, WIDTH)))
+            want = ref.reduce_rows(FLOAT32, SUM, data, (3,))
+            for k, rank in enumerate(ranks):
+                rank.call('tensor', 0, 'table', FLOAT32, TABLE * WIDTH)
+                rows, values = data[k]
+                rank.submit_rows(0, 0, rows.tobytes(), values.tobytes(), WIDTH, 1500 if k != 1 else 3, red=SUM, shared=1)
+            for k, rank in enumerate(ranks):
+                rank.send('wait', 0, DEADLINE * 2000)
+            for k, rank in enumerate(ranks):
+                try:
+                    rank.answer(DEADLINE * 2)
+                    assert k != 1, 'rank 1 had no room, and was not told'
+                except BpsError as error:
+                    assert k == 1 and error.errno == errno.ENOSPC, (k, error)
+            for k in (0, 2):
+                rows, values = ranks[k].result_rows(0)
+                assert rows == want[0].tobytes() and values == want[1].tobytes(), f'rank {k}'
+            assert keeper.restarts == 1
+
+
+def test_sigterm_leaves_jobs_as_they_are():
+    """Requests that wait for a rank do not keep the daemon, nor do they fail; parts under way stop at their next piece."""
+    with start() as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, (2,))
+        works = every_operation(2)
+        declare(ranks, works)
+        submit(ranks[:1], works)
+        old = cluster.daemons[0]
+        began = time.monotonic()
+        old.signal(signal.SIGTERM)
+        assert old.process.wait(DEADLINE) == 0
+        assert time.monotonic() - began < 5 * SCALE, 'drained'
+        for k, work in enumerate(works):
+            data, keys = work.give(1)
+            ranks[1].submit(k, k, data, **keys)
+        finish(ranks, works)
+        for turn in range(3):
+            works = every_operation(2, 100 + 100 * turn)
+            declare(ranks, works, 20 * turn + 20)
+            submit(ranks, works, 20 * turn + 20)
+            with keeper.lock:
+                cluster.daemons[0].signal(signal.SIGTERM)
+            finish(ranks, works, 20 * turn + 20)
+        wait_for('the last restart', lambda: keeper.restarts == 4)
+
+
+def test_another_build_takes_over():
+    """The next daemon is another file, with another number of threads and another size of parts."""
+    with start(options=['--sum-threads=3']) as cluster:
+        ranks = job(cluster, (4,))
+        works = every_operation(4)
+        declare(ranks, works)
+        submit(ranks, works)
+        cluster.daemons[0].kill()
+        copy = os.path.join(cluster.folder, 'bps-daemon')
+        shutil.copy(os.path.join(BUILD, 'daemon', 'bps-daemon'), copy)
+        cluster.options = ['--sum-threads=1', '--part-size=1M', '--kernel=scalar']
+        cluster.restart(0)
+        finish(ranks, works)
+
+
+def test_a_stopped_daemon_is_only_slow():
+    with start() as cluster:
+        ranks = job(cluster, (2,))
+        works = every_operation(2)
+        declare(ranks, works)
+        submit(ranks, works)
+        cluster.daemons[0].signal(signal.SIGSTOP)
+        for rank in ranks:
+            rank.send('wait', 0, DEADLINE * 1000)
+        cluster.daemons[0].signal(signal.SIGCONT)
+        for rank in ranks:
+            rank.answer()
+        finish(ranks, works)
+
+
+def test_a_trainer_that_dies_meanwhile_is_named():
+    with start() as cluster:
+        ranks = job(cluster, (3,))
+        works = every_operation(3)[:2]
+        declare(ranks, works)
+        submit(ranks[:2], works[:1])
+        cluster.daemons[0].kill()
+        ranks[2].kill()
+        cluster.restart(0, ['--resume-timeout=1s'])
+        for rank in ranks[:2]:
+            rank.send('wait', 0, DEADLINE * 1000)
+        for rank in ranks[:2]:
+            try:
+                rank.answer(DEADLINE * 2)
+            except BpsError as error:
+                assert 'rank 2 did not come back within 1 s' in error.text, error.text
+            else:
+                raise AssertionError('the job went on without rank 2')
+        again = job(cluster, (2,))
+        round_trip(again, every_operation(2)[:2])
+
+
+def test_a_trainer_that_dies_after_it_came_back_is_named_at_once():
+    with start() as cluster:
+        ranks = job(cluster, (2,))
+        works = every_operation(2)[:1]
+        declare(ranks, works)
+        submit(ranks[:1], works)
+        cluster.daemons[0].kill()
+        cluster.restart(0)
+        wait_for('all are back', lambda: 'resumed' in cluster.daemons[0].text())
+        ranks[1].kill()
+        error = ranks[0].ended(0)
+        assert 'rank 1' in error.text and error.errno == errno.EPIPE, error
+
+
+def test_two_jobs_of_which_one_cannot_go_on():
+    """A job through servers ends with its daemon as ever; the one beside it goes on."""
+    with start() as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, (2,))
+        others = job(cluster, (2,), force_distributed=1)
+        works = every_operation(2)
+        for group in (ranks, others):
+            declare(group, works)
+            submit(group[:1], works)
+        with keeper.lock:
+            cluster.daemons[0].signal(signal.SIGKILL)
+        assert others[0].ended(0).errno == errno.ESHUTDOWN
+        for k, work in enumerate(works):
+            data, keys = work.give(1)
+            ranks[1].submit(k, k, data, **keys)
+        finish(ranks, works)
+        assert keeper.restarts == 1
+
+
+def test_a_rank_that_had_left_is_not_waited_for():
+    with start() as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, (3,))
+        works = every_operation(3)[:2]
+        round_trip(ranks, works)
+        ranks[1].call('leave')
+        with keeper.lock:
+            cluster.daemons[0].signal(signal.SIGKILL)
+        error = None
+        try:
+            for rank in (ranks[0], ranks[2]):
+                rank.send('submit', 40, 0, 'out=1')
+            for rank in (ranks[0], ranks[2]):
+                try:
+                    rank.answer()
+                except BpsError:
+                    pass
+            each([ranks[0], ranks[2]], 'leave')
+        except BpsError as failure:
+            error = failure
+        assert not error, error
+        assert 'resumed' in cluster.daemons[0].text()
+
+
+def test_the_first_completion_comes_soon():
+    """Printed, not asserted: from the moment the new daemon is ready."""
+    with start() as cluster:
+        ranks = job(cluster, (4,))
+        work = push_pull(4, FLOAT32, SUM, 1024, 1, 1, 1)
+        times = []
+        for turn in range(5):
+            if not turn:
+                declare(ranks, [work])
+            submit(ranks[:3], [work])
+            data, keys = work.give(3)
+            cluster.daemons[0].kill()
+            for rank in ranks[:3]:
+                rank.send('wait', 0, DEADLINE * 1000)
+            cluster.restart(0)
+            ready = time.monotonic()
+            ranks[3].submit(0, 0, data, **keys)
+            ranks[3].send('wait', 0, DEADLINE * 1000)
+            for rank in ranks:
+                rank.answer()
+            times.append(time.monotonic() - ready)
+            for rank in ranks:
+                assert rank.result(0) == work.want(0)
+                rank.call('free', 0)
+        print(f'first completion {min(times) * 1000:.1f} to {max(times) * 1000:.1f} ms after the daemon was ready', flush=True)
+
+
+def test_a_thousand_jobs_leave_nothing_behind():
+    with start() as cluster, Keeper(cluster) as keeper:
+        trainers = [cluster.trainer() for _ in range(2)]
+
+        def jobs(n, salt):
+            for i in range(n):
+                for k, trainer in enumerate(trainers):
+                    trainer.send('join', f'job=many{salt}.{i}', f'rank={k}', 'world_size=2', f'local_rank={k}', 'local_size=2',
+                                 'node=0', 'n_nodes=1', f'timeout_ms={DEADLINE * 1000}')
+                for trainer in trainers:
+                    trainer.answer()
+                each(trainers, 'leave')
+        jobs(20, 0)
+        daemon = cluster.daemons[0]
+        before = daemon.fds(), daemon.maps()
+        jobs(500, 1)
+        wait_for('descriptors and maps are given back', lambda: daemon.fds() <= before[0] and daemon.maps() <= before[1] + 4)
+        assert not keeper.restarts
+
+
+run(globals())
