@@ -9,6 +9,7 @@
  * its own copy of everything but the scratch bytes, which are data as good as the inputs.
  *
  *	0				struct ledger_header
+ *	LEDGER_PROCESS_OFFSET		struct ledger_process[JOB_RANKS_MAX]	by rank
  *	LEDGER_RECORD_OFFSET		struct ledger_record[n_records]
  *	ledger_hand_offset()		struct ledger_hand[n_hands]
  *	ledger_scratch_offset()		uint8_t[n_hands][piece_bytes]
@@ -57,10 +58,19 @@ struct ledger_header {
 	uint32_t piece_bytes;
 	/* 1 before the first round of the job completes: from then on no rank can begin anew. */
 	_Atomic uint32_t begun;
+	uint64_t pid_namespace; /* that the processes' numbers are of, by its inode; 0: not known */
 	/* Bit r: rank r has left in good order. */
 	_Atomic uint64_t left[JOB_RANKS_MAX / 64];
 };
-static_assert(sizeof(struct ledger_header) == 48 + JOB_RANKS_MAX / 8, "ledger_header is a format");
+static_assert(sizeof(struct ledger_header) == 56 + JOB_RANKS_MAX / 8, "ledger_header is a format");
+
+/* The process of a rank: whether it can still come back. */
+struct ledger_process {
+	uint64_t started; /* clock ticks from boot; 0: not known */
+	uint32_t pid;
+	uint32_t pad;
+};
+static_assert(sizeof(struct ledger_process) == 16, "ledger_process is a format");
 
 enum ledger_record_state { LEDGER_FREE = 0, LEDGER_MOVING = 1 };
 
@@ -88,9 +98,11 @@ struct ledger_hand {
 } _cache_aligned_;
 static_assert(sizeof(struct ledger_hand) == CACHE_LINE, "ledger_hand is a format");
 
-#define LEDGER_RECORD_OFFSET 4096u
-static_assert(sizeof(struct ledger_header) <= LEDGER_RECORD_OFFSET,
-	      "the header fits before the records");
+#define LEDGER_PROCESS_OFFSET 4096u
+#define LEDGER_RECORD_OFFSET \
+	(LEDGER_PROCESS_OFFSET + JOB_RANKS_MAX * (uint32_t)sizeof(struct ledger_process))
+static_assert(sizeof(struct ledger_header) <= LEDGER_PROCESS_OFFSET,
+	      "the header fits before the rest");
 static_assert(sizeof(struct ledger_record) * LEDGER_RECORDS % 4096 == 0, "hands begin on a page");
 
 static inline uint64_t ledger_hand_offset(void)

@@ -29,6 +29,7 @@ struct ledger {
 	ino_t inode;
 	uint32_t size, part_bytes, n_hands;
 	bool begun;
+	bool same_namespace; /* as the daemon before: what it said of processes is true here */
 	_Atomic bool stopped;
 	uint64_t left[JOB_RANKS_MAX / 64];
 
@@ -46,6 +47,11 @@ struct ledger {
 static inline struct ledger_header *ledger_header(const struct ledger *ledger)
 {
 	return (struct ledger_header *)ledger->memory->data;
+}
+
+static inline struct ledger_process *ledger_process(const struct ledger *ledger, uint32_t rank)
+{
+	return (struct ledger_process *)(ledger->memory->data + LEDGER_PROCESS_OFFSET) + rank;
 }
 
 static inline struct ledger_record *ledger_record(const struct ledger *ledger, uint32_t record)

@@ -77,6 +77,8 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	struct failure failure = { 0 };
 	int r;
 
+	if (FAILPOINT_FAILS("ledger-new"))
+		return error_origin(-ENOMEM);
 	if (fd < 0 || ftruncate(fd, (off_t)ledger_len(n_hands)) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		return error_origin(-errno);
@@ -100,6 +102,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	header->n_records = LEDGER_RECORDS;
 	header->n_hands = n_hands;
 	header->piece_bytes = LEDGER_PIECE_BYTES;
+	header->pid_namespace = process_namespace();
 	*ret_ledger = TAKE_PTR(ledger);
 	*ret_fd = TAKE_FD(fd);
 	return 0;
@@ -223,6 +226,9 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	ledger->begun = atomic_load_explicit(&header.begun, memory_order_relaxed);
 	for (size_t i = 0; i < ARRAY_SIZE(ledger->left); i++)
 		ledger->left[i] = atomic_load_explicit(&header.left[i], memory_order_relaxed);
+	ledger->same_namespace =
+		header.pid_namespace && header.pid_namespace == process_namespace();
+	ledger_header(ledger)->pid_namespace = process_namespace();
 	r = read_records(ledger, failure);
 	if (!r)
 		r = ledger_take_hands(ledger, failure);
@@ -259,6 +265,22 @@ void ledger_leave(struct ledger *ledger, uint32_t rank)
 bool ledger_has_left(const struct ledger *ledger, uint32_t rank)
 {
 	return ledger->left[rank / 64] & ledger_bit(rank);
+}
+
+void ledger_set_process(struct ledger *ledger, uint32_t rank, uint32_t pid)
+{
+	struct ledger_process *process = ledger_process(ledger, rank);
+
+	process->pid = pid;
+	process->started = process_started(pid);
+}
+
+enum process_state ledger_look(const struct ledger *ledger, uint32_t rank, uint32_t *ret_pid)
+{
+	const volatile struct ledger_process *process = ledger_process(ledger, rank);
+
+	*ret_pid = process->pid;
+	return ledger->same_namespace ? process_look(*ret_pid, process->started) : PROCESS_UNKNOWN;
 }
 
 void ledger_stop(struct ledger *ledger)

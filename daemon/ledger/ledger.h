@@ -5,6 +5,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "base/process.h"
 #include "proto/ledger.h"
 
 struct ledger;
@@ -39,6 +40,10 @@ bool ledger_has_begun(const struct ledger *ledger);
 /* This rank leaves, or has left, in good order. */
 void ledger_leave(struct ledger *ledger, uint32_t rank);
 bool ledger_has_left(const struct ledger *ledger, uint32_t rank);
+
+/* Keeps who a rank is; says whether a rank that was so kept can still come back: PROCESS_UNKNOWN if that cannot be told. */
+void ledger_set_process(struct ledger *ledger, uint32_t rank, uint32_t pid);
+enum process_state ledger_look(const struct ledger *ledger, uint32_t rank, uint32_t *ret_pid);
 
 /* This process is about to end: parts under way stop at their next piece. Any thread may ask. */
 void ledger_stop(struct ledger *ledger);

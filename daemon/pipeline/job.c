@@ -457,8 +457,6 @@ static const char *name_missing(const struct pipeline_job *job, struct pipeline_
 		if (member)
 			here[by_rank ? member->rank - first : member->local_rank] = true;
 	}
-	for (uint32_t i = 0; by_rank && i < job->shape.local_size; i++)
-		here[i] |= pipeline_resume_has_left(job, first + i);
 	for (uint32_t i = 0; i < job->shape.local_size; i++)
 		if (!here[i])
 			pipeline_ranks_add(missing, first + i);
@@ -473,13 +471,7 @@ static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
 	char time[32];
 
 	(void)pipeline_time_text(time, job->forming_timeout_ns);
-	if (job->resumed) {
-		(void)failure_set(
-			&failure, -ECONNRESET,
-			"job %s cannot go on after the daemon's restart: %s did not come back "
-			"within %s",
-			job->name, name_missing(job, &missing, true, 0), time);
-	} else if (job->n_members < job->shape.local_size) {
+	if (job->n_members < job->shape.local_size) {
 		bool by_rank = first_rank(job, &first);
 		const char *names = name_missing(job, &missing, by_rank, first);
 
@@ -507,7 +499,10 @@ static void on_timer(struct loop_timer *timer)
 	uint64_t now_ns = clock_now_ns(), next_ns;
 
 	if (job->state == JOB_FORMING) {
-		forming_expired(job, now_ns);
+		if (job->resumed)
+			pipeline_resume_expire(job, now_ns);
+		else
+			forming_expired(job, now_ns);
 		return;
 	}
 	pipeline_job_hold(job);

@@ -73,8 +73,9 @@ struct pipeline_job {
 	uint64_t forming_timeout_ns; /* that deadline as it was given, for words */
 
 	/* A job that can be resumed, by this daemon process or the next: resume.c. */
-	bool resumable;	       /* FORMING: all ranks so far can take part in that */
-	bool resumed;	       /* continues a run that another daemon process began */
+	bool resumable; /* FORMING: all ranks so far can take part in that */
+	bool resumed;	/* continues a run that another daemon process began */
+	uint64_t resume_began_ns;
 	bool suspended;	       /* is left to the next daemon process as it is */
 	struct ledger *ledger; /* or NULL */
 	int ledger_fd;	       /* until all ranks that need it have it, or -1 */
@@ -185,8 +186,8 @@ struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor);
 /* resume.c */
 /* A job that is being formed here gets its ledger: a new one, unless it is resumed. Returns 0 or -errno. */
 int pipeline_resume_prepare(struct pipeline_job *job);
-/* Whether this rank of a job that is being resumed had left before. */
-bool pipeline_resume_has_left(const struct pipeline_job *job, uint32_t rank);
+/* The timer of a job that waits for ranks to come back. */
+void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns);
 /* A job that has begun cannot take in a rank without a past. Returns 0, or -EEXIST with words. */
 int pipeline_resume_check_new(const struct pipeline_job *job, const struct pipeline_join *join,
 			      struct failure *failure);

@@ -11,6 +11,8 @@
 
 /* Failures of older rounds are not told one by one. */
 #define PAST_BITS 64u
+/* How often it is looked whether those who are not back can still come. */
+#define LOOK_NS NSEC_PER_SEC
 
 /* Those of the pool, and the control thread. */
 static unsigned n_threads(const struct pipeline *pipeline)
@@ -32,6 +34,14 @@ bool pipeline_can_resume(const struct pipeline_member *member)
 
 /* -- Jobs --------------------------------------------------------------------------------------------------------- */
 
+static void keep_processes(const struct pipeline_job *job)
+{
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->members[i])
+			ledger_set_process(job->ledger, job->members[i]->rank,
+					   job->members[i]->pid);
+}
+
 int pipeline_resume_prepare(struct pipeline_job *job)
 {
 	int r;
@@ -40,18 +50,17 @@ int pipeline_resume_prepare(struct pipeline_job *job)
 		job->part_bytes = ledger_part_bytes(job->ledger);
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
 			job->left[i] = ledger_has_left(job->ledger, job->layout.rank_of_local[i]);
+		keep_processes(job);
 		return 0;
 	}
 	if (!job->resumable)
 		return 0;
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
 		       &job->ledger, &job->ledger_fd);
-	return error_trace(r);
-}
-
-bool pipeline_resume_has_left(const struct pipeline_job *job, uint32_t rank)
-{
-	return job->resumed && ledger_has_left(job->ledger, rank);
+	if (r)
+		return error_trace(r);
+	keep_processes(job);
+	return 0;
 }
 
 int pipeline_resume_check_new(const struct pipeline_job *job, const struct pipeline_join *join,
@@ -130,6 +139,7 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 	if (r)
 		return r;
 	job->resumed = true;
+	job->resume_began_ns = clock_now_ns();
 	job->number = number;
 	job->ledger = TAKE_PTR(ledger);
 	job->ledger_fd = TAKE_FD(kept);
@@ -181,10 +191,79 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 		return r;
 
 	FAILPOINT("resume-accepted");
-	pipeline_job_add(job, member, &join, pipeline->params.resume_timeout_ms * NSEC_PER_MSEC);
+	pipeline_job_add(job, member, &join, LOOK_NS);
 	member->resumed = true;
 	pipeline_job_form_here(job);
 	return 0;
+}
+
+static bool is_here(const struct pipeline_job *job, uint32_t rank)
+{
+	for (uint32_t i = 0; i < job->shape.local_size; i++)
+		if (job->members[i] && job->members[i]->rank == rank)
+			return true;
+	return false;
+}
+
+/* Who is not back. */
+struct missing {
+	struct pipeline_ranks_text all, unknown; /* unknown: those whose process may be gone */
+	uint32_t gone, gone_pid;		 /* the first whose process is, or RANK_AWAY */
+};
+
+static void find_missing(const struct pipeline_job *job, struct missing *ret)
+{
+	*ret = (struct missing){ .gone = RANK_AWAY };
+	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
+		enum process_state state;
+		uint32_t pid;
+
+		if (is_here(job, rank) || ledger_has_left(job->ledger, rank))
+			continue;
+		pipeline_ranks_add(&ret->all, rank);
+		state = ledger_look(job->ledger, rank, &pid);
+		if (state == PROCESS_UNKNOWN)
+			pipeline_ranks_add(&ret->unknown, rank);
+		if (state != PROCESS_GONE || ret->gone != RANK_AWAY)
+			continue;
+		ret->gone = rank;
+		ret->gone_pid = pid;
+	}
+}
+
+void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns)
+{
+	uint64_t timeout_ns = job->pipeline->params.resume_timeout_ms * NSEC_PER_MSEC;
+	struct pipeline_ranks_text *late;
+	struct missing missing;
+	struct failure failure;
+	char time[32];
+
+	find_missing(job, &missing);
+	late = &missing.unknown;
+	/* A trainer that computes comes back with its next call: it has as long as for a request. */
+	if (!late->n) {
+		late = &missing.all;
+		timeout_ns = MAX(timeout_ns, job->request_timeout_ns);
+	}
+	if (missing.gone != RANK_AWAY) {
+		(void)failure_set(
+			&failure, -EPIPE,
+			"job %s cannot go on after the daemon's restart: rank %u (pid %u) "
+			"died meanwhile",
+			job->name, missing.gone, missing.gone_pid);
+	} else if (now_ns >= job->resume_began_ns + timeout_ns) {
+		(void)failure_set(
+			&failure, -ECONNRESET,
+			"job %s cannot go on after the daemon's restart: %s did not come back "
+			"within %s",
+			job->name, pipeline_ranks_end(late), pipeline_time_text(time, timeout_ns));
+	} else {
+		(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
+				     MIN(now_ns + LOOK_NS, job->resume_began_ns + timeout_ns));
+		return;
+	}
+	pipeline_job_fail(job, &failure, NULL);
 }
 
 void pipeline_suspend(struct pipeline *pipeline)

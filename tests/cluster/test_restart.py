@@ -397,18 +397,36 @@ def test_a_trainer_that_dies_meanwhile_is_named():
         submit(ranks[:2], works[:1])
         cluster.daemons[0].kill()
         ranks[2].kill()
-        cluster.restart(0, ['--resume-timeout=1s'])
+        cluster.restart(0)
         for rank in ranks[:2]:
-            rank.send('wait', 0, DEADLINE * 1000)
-        for rank in ranks[:2]:
-            try:
-                rank.answer(DEADLINE * 2)
-            except BpsError as error:
-                assert 'rank 2 did not come back within 1 s' in error.text, error.text
-            else:
-                raise AssertionError('the job went on without rank 2')
+            error = rank.ended(0, DEADLINE * 2000)
+            assert f'rank 2 (pid {ranks[2].pid}) died meanwhile' in error.text and error.errno == errno.EPIPE, error
         again = job(cluster, (2,))
         round_trip(again, every_operation(2)[:2])
+
+
+def test_a_trainer_that_does_not_call_is_waited_for():
+    """Longer than resume_timeout, as its process is alive; not longer than a request may take."""
+    for timeout_ms in (DEADLINE * 1000, 2000):
+        with start() as cluster:
+            ranks = cluster.job((2,), part_bytes=PART, request_timeout_ms=timeout_ms)
+            works = every_operation(2)[:1]
+            declare(ranks, works)
+            submit(ranks[:1], works)
+            cluster.daemons[0].kill()
+            cluster.restart(0, ['--resume-timeout=1s'])
+            if timeout_ms > 2000:
+                try:
+                    ranks[0].wait(0, 1500)
+                except BpsError as error:
+                    assert error.errno == errno.ETIMEDOUT, error  # the wait's own
+                data, keys = works[0].give(1)
+                ranks[1].submit(0, 0, data, **keys)
+                each(ranks, 'wait', 0, DEADLINE * 1000)
+                assert all(rank.result(0) == works[0].want(k) for k, rank in enumerate(ranks))
+            else:
+                error = ranks[0].ended(0)
+                assert 'rank 1 did not come back within 2 s' in error.text and error.errno == errno.ECONNRESET, error
 
 
 def test_a_trainer_that_dies_after_it_came_back_is_named_at_once():

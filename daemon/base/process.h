@@ -1,0 +1,13 @@
+/* Whether a process is still the one that it was: its number and when it was started, in this PID namespace. Any thread. */
+#pragma once
+
+#include "proto/c.h"
+
+enum process_state { PROCESS_UNKNOWN, PROCESS_ALIVE, PROCESS_GONE };
+
+/* Clock ticks from boot to its start; 0 when that cannot be told. */
+uint64_t process_started(uint32_t pid);
+/* started: what process_started() said once. */
+enum process_state process_look(uint32_t pid, uint64_t started);
+/* Number of this PID namespace; 0 when it cannot be told. Numbers of processes mean nothing in another. */
+uint64_t process_namespace(void);
