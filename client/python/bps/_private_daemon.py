@@ -12,6 +12,7 @@ longer the one of that name, and begins again.
 
 import fcntl
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -191,7 +192,10 @@ def _keep(folder):
         os.write(1, f"{answer}\n".encode())
         os.dup2(2, 1)  # who reads the answer sees its end
         if answer == "ready":
+            # Trainers wait for the daemon that takes the place of one that died. lockf() goes on after a handler.
+            signal.signal(signal.SIGCHLD, lambda *_: daemon.process.poll() is None or daemon.restart())
             fcntl.lockf(fd, fcntl.LOCK_EX, 1, RANKS)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     finally:
         daemon.stop()  # and removes the folder, with the lock in our hands
         os.close(fd)

@@ -104,6 +104,27 @@ def test_what_a_killed_keeper_left_is_no_hindrance(tmp_path):
     assert gone(tmp_path)
 
 
+def test_next_daemon_takes_the_place_of_one_that_died(tmp_path, run_launch):
+    script = RANKS / "daemon_dies.py"
+    done = run_launch("-np", 2, sys.executable, script)
+    assert (done.returncode, sorted(done.stdout.splitlines())) == (0, ["[0] done", "[1] done"]), done.stderr
+    assert (
+        "bps-daemon was killed by signal 9 (SIGKILL) while ranks were running: another takes its place" in done.stderr
+    )
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, script, str(rank), "2"],
+            env=environment(tmp_path),
+            stdout=subprocess.PIPE,
+            stdin=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    assert outputs(ranks) == ["done\n", "done\n"]
+    assert gone(tmp_path)
+
+
 def run(tmp_path, *arguments, **more):
     return subprocess.run(
         arguments,

@@ -268,7 +268,13 @@ def test_daemons_of_the_machines_are_used(start, tmp_path):
     options = ["--config=", "--cluster=static", f"--cluster-file={tmp_path}/cluster.conf"]
     daemons = [
         subprocess.Popen(
-            [os.environ["BPS_DAEMON"], *options, f"--node=n{i}", f"--socket={tmp_path}/{i}", f"--admin-socket={tmp_path}/a{i}"],
+            [
+                os.environ["BPS_DAEMON"],
+                *options,
+                f"--node=n{i}",
+                f"--socket={tmp_path}/{i}",
+                f"--admin-socket={tmp_path}/a{i}",
+            ],
             stderr=subprocess.PIPE,
         )
         for i in range(2)
@@ -276,7 +282,9 @@ def test_daemons_of_the_machines_are_used(start, tmp_path):
     try:
         assert all(any(b" ready" in line for line in daemon.stderr) for daemon in daemons)
         both = [
-            start("-np", 2, "--no-daemon", "--node", i, "--nodes", 2, "--job", "j", "--socket", tmp_path / str(i), TRAINER)
+            start(
+                "-np", 2, "--no-daemon", "--node", i, "--nodes", 2, "--job", "j", "--socket", tmp_path / str(i), TRAINER
+            )
             for i in range(2)
         ]
         assert outputs(*both) == [f"[{rank}] rank {rank} of 4: every element is 6" for rank in range(4)]

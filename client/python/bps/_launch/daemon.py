@@ -10,6 +10,7 @@ import tempfile
 from . import LaunchError, process
 
 KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
+RESTARTS_MAX = 3  # of one daemon: what kills it more often is not an accident
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
 
@@ -68,6 +69,7 @@ class Daemon:
         self.path = path or os.path.join(self.folder, "bps.sock")
         self.admin_path = os.path.join(self.folder, "admin.sock")
         self.process = None
+        self.restarts = 0
         self.ready = self.ended = False
         self.data = None  # the socket that other daemons connect to
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
@@ -105,10 +107,19 @@ class Daemon:
             environment.update(LISTEN_FDS="1", LISTEN_FDNAMES="data")
             command = ["/bin/sh", "-c", 'exec 3<&0 </dev/null; LISTEN_PID=$$ exec "$@"', "sh", *command]
             stdin = self.data
+        self.again = lambda: self.start(options, program, stdout)
         self.process = process.start(command, env=environment, stdin=stdin, stdout=stdout, stderr=subprocess.STDOUT)
         if self.data is not None:
             self.data.close()
             self.data = None
+
+    def restart(self):
+        """In the place of one that ended by itself: trainers of jobs on one machine wait for the next. False: too often."""
+        self.restarts += 1
+        if self.restarts > RESTARTS_MAX:
+            return False
+        self.again()
+        return True
 
     def says_ready(self):
         """To be called when the socket notify is readable."""

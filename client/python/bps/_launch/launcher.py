@@ -181,6 +181,7 @@ class Launcher:
             "bps-daemon was not ready",
             options=more + self.daemon_options(),
             path=self.socket_for,
+            restarts=not options.coordinator and self.n_nodes == 1,
         )
 
     def await_address(self, coordinator):
@@ -354,13 +355,14 @@ class Launcher:
             where = f" on {each.name}" if each.name else ""
             self.fail(f"rank {rank}{where} (pid {pid}) {words}", code)
 
-    def daemon_ended(self, each, status, ready, ranks):
+    def daemon_ended(self, each, status, ready, ranks, restarted):
         where = f" on {each.name}" if each.name else ""
         words = process.describe_end(status)[0]
         if not ready:
             raise LaunchError(f"bps-daemon{where} {words} before it was ready")
         if ranks or not each.ranks:
-            self.say(f"bps-daemon{where} {words} while ranks were running")
+            again = ": another takes its place" if restarted else ""
+            self.say(f"bps-daemon{where} {words} while ranks were running{again}")
 
     def fail(self, words, code):
         """The first failure is the job's, and ends it."""

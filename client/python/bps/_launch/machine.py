@@ -87,7 +87,7 @@ class Machine:
         self.pipes = {}  # of ranks: pipe: (callback, source, target)
         self.input = None  # of the rank that gets it
         self.kill_timer = self.drain_timer = None
-        self.paused = False
+        self.paused = self.restarts = False
 
     # -- The machine
 
@@ -116,8 +116,11 @@ class Machine:
         if self.daemon is None:
             self.daemon = Daemon(path)
 
-    def start_daemon(self, options, path=None, cluster=None, key=None, program=None):
-        """cluster: the text of bps-cluster.conf(5). key: what its daemons know. program: the bps-daemon to take."""
+    def start_daemon(self, options, path=None, cluster=None, key=None, program=None, restarts=False):
+        """cluster: the text of bps-cluster.conf(5). key: what its daemons know. program: the bps-daemon to take. restarts:
+        whether a job goes on with the next one, where it ends by itself: if all its ranks are here.
+        """
+        self.restarts = restarts
         self._new_daemon(path)
         if path:
             self.daemon.path = path
@@ -245,10 +248,7 @@ class Machine:
         if self.daemon is not None and self.daemon.process is not None and not self.daemon.ended:
             status = self.daemon.process.poll()
             if status is not None:
-                self.daemon.ended = True
-                if not self.daemon.process.stdout.closed:  # its last words come before the news of its end
-                    self._read_out(self.daemon.process.stdout, "daemon", 2)
-                self.emit("daemon_ended", status=status, ready=self.daemon.ready, ranks=len(self.ranks))
+                self._daemon_ended(status)
         ended = [(rank, child, child.poll()) for rank, child in self.ranks.items()]
         for rank, child, status in ended:
             if status is not None:
@@ -261,6 +261,15 @@ class Machine:
             # What ranks have started may hold their pipes open for ever.
             self.drain_timer = self.loop.after(DRAIN_S, self._drained)
             self._look_idle()
+
+    def _daemon_ended(self, status):
+        if not self.daemon.process.stdout.closed:  # its last words come before the news of its end
+            self._read_out(self.daemon.process.stdout, "daemon", 2)
+        restarted = self.restarts and self.daemon.ready and bool(self.ranks) and self.daemon.restart()
+        if restarted:
+            self._watch_pipe(self.daemon.process.stdout, "daemon", 2)
+        self.daemon.ended = not restarted
+        self.emit("daemon_ended", status=status, ready=self.daemon.ready, ranks=len(self.ranks), restarted=restarted)
 
     def _read_out(self, pipe, source, target, limit=LINE_MAX):
         """What is in a pipe now, and closes it."""
