@@ -15,7 +15,7 @@ try:
 except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
-BUNDLED = ("libbps_client.so.0", "bps-daemon", "bpsctl")
+BUNDLED = ("libbps_client.so.0", "libbps_tensorflow.so", "bps-daemon", "bpsctl")
 
 
 def find(top, name):
