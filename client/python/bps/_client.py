@@ -400,6 +400,20 @@ def no_daemon(error):
     return type(error)(error.errno, f"{error.strerror}: {ways}")
 
 
+_followers = []
+
+
+def follow(opened, closing):
+    """Calls opened(client) when this process has a client, now or later, and closing(client) before one is closed.
+
+    For libraries that use the client from threads of their own: after closing() they must not.
+    """
+    with _init_lock:
+        _followers.append((opened, closing))
+        if _current is not None:
+            opened(_current)
+
+
 def init(
     socket=None,
     *,
@@ -443,6 +457,12 @@ def init(
 
         client = run_interruptible(open_and_join)
         del kept  # what params.secret pointed to
+        try:
+            for opened, _ in _followers:
+                opened(client)
+        except BaseException:
+            client.close()
+            raise
         _current = client
 
 
@@ -451,6 +471,8 @@ def shutdown():
     global _current
     client, _current = _current, None
     if client is not None:
+        for _, closing in _followers:
+            closing(client)
         client.close()
     while _at_shutdown:
         _at_shutdown.pop()()

@@ -180,6 +180,16 @@ def _open():
     raise ImportError(f"cannot load {SONAME}, the library of bps; set BPS_LIBRARY to it. Tried " + "; ".join(tried))
 
 
+def native_path(name):
+    """Where a library is that a framework loads and that belongs to libbps_client: beside it. For dlopen().
+
+    library() has to have been called: both use one and the same libbps_client.
+    """
+    folder = os.path.dirname(library()._name)
+    inside = os.path.join(folder, "native", name)  # of a build folder
+    return inside if os.path.exists(inside) else os.path.join(folder, name)
+
+
 _loaded = None
 
 

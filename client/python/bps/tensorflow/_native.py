@@ -1,0 +1,200 @@
+"""The operations of bps as operations of TensorFlow: libbps_tensorflow.so, loaded into TensorFlow.
+
+submit() starts one and gives a handle, result() waits for it. Inside tf.function they become nodes of the graph, which
+TensorFlow runs in the order of the program; see client/native/tensorflow_op.c for why nothing can wait in a circle.
+"""
+
+import ctypes
+import errno
+import re
+
+MINIMUM = (2, 13)
+
+try:
+    import tensorflow as tf
+except ImportError as error:
+    raise ImportError(
+        f"bps.tensorflow needs TensorFlow {'.'.join(map(str, MINIMUM))} or later, which cannot be imported: {error}"
+    ) from error
+
+from tensorflow.python.framework.func_graph import FuncGraph
+
+from .. import _client
+from .._errors import error_from
+from .._library import Operation, Reduction, native_path
+
+_LIBRARY = "libbps_tensorflow.so"
+
+
+def _load():
+    if tuple(map(int, re.findall(r"\d+", tf.__version__)[:2])) < MINIMUM:
+        wanted = ".".join(map(str, MINIMUM))
+        raise ImportError(f"bps.tensorflow needs TensorFlow {wanted} or later, and this is {tf.__version__}")
+    path = native_path(_LIBRARY)
+    try:
+        operations = tf.load_op_library(path)
+        library = ctypes.CDLL(path)
+    except (tf.errors.OpError, OSError) as error:
+        raise ImportError(f"cannot load {path}, which comes with libbps_client: {error}") from error
+    library.bps_tensorflow_failure.restype = ctypes.c_char_p
+    library.bps_tensorflow_attach.argtypes = [ctypes.c_void_p]
+    library.bps_tensorflow_attach.restype = library.bps_tensorflow_detach.restype = None
+    failure = library.bps_tensorflow_failure().decode()
+    if failure:
+        raise ImportError(f"bps.tensorflow does not work with TensorFlow {tf.__version__}: {failure}")
+    return operations, library
+
+
+_operations, _attached = _load()
+_client.follow(
+    lambda client: _attached.bps_tensorflow_attach(client.pointer), lambda _: _attached.bps_tensorflow_detach()
+)
+
+DTYPES = (
+    tf.float64,
+    tf.float32,
+    tf.float16,
+    tf.bfloat16,
+    tf.int64,
+    tf.int32,
+    tf.int16,
+    tf.int8,
+    tf.uint8,
+    tf.bool,
+)
+
+_ERRNO = {
+    tf.errors.INVALID_ARGUMENT: errno.EINVAL,
+    tf.errors.DEADLINE_EXCEEDED: errno.ETIME,
+    tf.errors.CANCELLED: errno.ECANCELED,
+    tf.errors.UNAVAILABLE: errno.ECONNRESET,
+    tf.errors.FAILED_PRECONDITION: errno.ENOTCONN,
+    tf.errors.RESOURCE_EXHAUSTED: errno.ENOMEM,
+}
+
+
+def _call(run, /, **arguments):
+    """In eager code a failure is a BpsError; in a graph it is the tf.errors.OpError of whoever runs the graph."""
+    if tf.executing_eagerly():
+        try:
+            return run(**arguments)
+        except tf.errors.OpError as error:
+            text = re.sub(r"^\{\{.*?\}\} | \[Op:.*$", "", error.message, flags=re.S)
+            raise error_from(-_ERRNO.get(error.error_code, errno.EIO), text) from None
+    graph = tf.compat.v1.get_default_graph()
+    if not isinstance(graph, FuncGraph):
+        raise RuntimeError(
+            "bps.tensorflow works in eager code and inside tf.function; in a graph of TensorFlow 1, whose nodes have no "
+            "order, ranks would wait for each other for ever"
+        )
+    return run(**arguments)
+
+
+def to_tensor(value, what="the tensor"):
+    """value as a dense tensor that bps can take."""
+    if isinstance(value, tf.SparseTensor):
+        raise TypeError(f"{what} is a SparseTensor; bps takes dense tensors and tf.IndexedSlices")
+    tensor = tf.convert_to_tensor(value)
+    if tensor.dtype not in DTYPES:
+        raise TypeError(f"bps has no element type for {what}, which is of {tensor.dtype.name}")
+    return tensor
+
+
+def submit(tensor, operation, name=None, reduction=0, root=0, priority=0):
+    """Starts a push_pull, broadcast or reduce_scatter of a tensor; result() takes what it returns.
+
+    name: the same on all ranks; None: that of the tensor's type and size, for which the order of the program must be the
+    same on all ranks.
+    """
+    return _call(
+        _operations.bps_submit,
+        input=tensor,
+        tensor_name=name or "",
+        operation=int(operation),
+        reduction=int(reduction),
+        root=root,
+        priority=priority,
+    )
+
+
+def result(handle, dtype, shape=None):
+    """The outcome of submit(), which waits. shape: what is known of it."""
+    output = _call(_operations.bps_result, handle=handle, T=dtype)
+    if shape is not None and not tf.executing_eagerly():
+        output.set_shape(shape)
+    return output
+
+
+def push_pull(tensor, reduction, name=None, priority=0):
+    handle = submit(tensor, Operation.PUSH_PULL, name, reduction, priority=priority)
+    return result(handle, tensor.dtype, tensor.shape)
+
+
+def push_pull_all(tensors, reduction, names, priorities):
+    """All at once: what is reduced first is under way while the rest is computed."""
+    handles = [
+        submit(tensor, Operation.PUSH_PULL, name, reduction, priority=priority)
+        for tensor, name, priority in zip(tensors, names, priorities)
+    ]
+    # A thread of TensorFlow that waits computes nothing: none shall wait before everything is under way.
+    with tf.control_dependencies([] if tf.executing_eagerly() else handles):
+        return [result(handle, tensor.dtype, tensor.shape) for handle, tensor in zip(handles, tensors)]
+
+
+def broadcast_all(tensors, root, names):
+    handles = [submit(tensor, Operation.BROADCAST, name, root=root) for tensor, name in zip(tensors, names)]
+    with tf.control_dependencies([] if tf.executing_eagerly() else handles):
+        return [result(handle, tensor.dtype, tensor.shape) for handle, tensor in zip(handles, tensors)]
+
+
+def reduce_scatter(tensor, reduction, name=None):
+    handle = submit(tensor, Operation.REDUCE_SCATTER, name, reduction)
+    shape = tensor.shape
+    if shape.rank is not None:
+        rows = tf.compat.dimension_value(shape[0]) if shape.rank else 1
+        client = _client.current()
+        share = None if rows is None else rows // client.size + (client.rank < rows % client.size)
+        shape = tf.TensorShape([share]).concatenate(shape[1:])
+    return result(handle, tensor.dtype, shape)
+
+
+def all_gather(tensor, name=None):
+    """(rows of all ranks, how many came from each: int64)"""
+    output, rows = _call(_operations.bps_all_gather, input=tensor, tensor_name=name or "")
+    return _shaped(tensor, output, rows)
+
+
+def all_to_all(tensor, splits, name=None):
+    """(rows that came from all ranks, how many came from each: int64). splits: int64, rows for each rank."""
+    output, rows = _call(_operations.bps_all_to_all, input=tensor, splits=splits, tensor_name=name or "")
+    return _shaped(tensor, output, rows)
+
+
+def push_pull_rows(values, numbers, table, reduction, name=None, priority=0):
+    """Rows of a table of so many rows that any rank gives, added by their numbers (int64) where they are summed.
+
+    Gives (values, numbers) of the result: each row once, ascending.
+    """
+    output, rows, count = _call(
+        _operations.bps_push_pull_rows,
+        values=values,
+        numbers=numbers,
+        table=table,
+        tensor_name=name or "",
+        operation=0,
+        reduction=int(reduction),
+        root=0,
+        priority=priority,
+    )
+    if not tf.executing_eagerly():
+        output.set_shape(tf.TensorShape([None]).concatenate(values.shape[1:]))
+        rows.set_shape([None])
+        count.set_shape([])
+    return output[:count], rows[:count]
+
+
+def _shaped(tensor, output, rows):
+    if not tf.executing_eagerly():
+        output.set_shape(tf.TensorShape([None]).concatenate(tensor.shape[1:]))
+        rows.set_shape([None])
+    return output, rows

@@ -1,0 +1,358 @@
+"""Operations on TensorFlow's tensors, in eager code and inside tf.function, with gradients."""
+
+import tensorflow as tf
+
+from .. import _client
+from .._horovod import check_process_set, global_process_set
+from .._library import Reduction
+from .._ops import choose_reduction, equal_splits
+from . import _native
+from .compression import Compression
+
+
+def scaled(tensor, factor):
+    """Integers are scaled as float64."""
+    if factor == 1.0:
+        return tensor
+    if tensor.dtype.is_floating:
+        return tensor * tf.cast(factor, tensor.dtype)
+    return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+
+
+def check_differentiable(reduction):
+    if reduction not in (Reduction.SUM, Reduction.AVERAGE):
+        raise RuntimeError("only sums and averages over ranks can be differentiated")
+
+
+def _grad_name(name):
+    return None if name is None else f"{name}.grad"
+
+
+# -- push_pull, allreduce
+
+
+def _reduce_all(tensors, reduction, names):
+    """Every rank's result depends on every rank's input alike, so gradients are reduced as the values were."""
+
+    @tf.custom_gradient
+    def run(*inputs):
+        def gradient(*grads):
+            check_differentiable(reduction)
+            return _reduce_all([tf.convert_to_tensor(g) for g in grads], reduction, [_grad_name(n) for n in names])
+
+        return _native.push_pull_all(inputs, reduction, names, [0] * len(inputs)), gradient
+
+    return list(run(*tensors)) if tensors else []
+
+
+def _allreduce_dense(tensors, reduction, names, compression, prescale, postscale):
+    packed = [compression.compress(scaled(_native.to_tensor(tensor), prescale)) for tensor in tensors]
+    reduced = _reduce_all([tensor for tensor, _ in packed], reduction, names)
+    return [scaled(compression.decompress(tensor, ctx), postscale) for tensor, (_, ctx) in zip(reduced, packed)]
+
+
+def allreduce_sparse(slices, reduction, name=None):
+    """tf.IndexedSlices over all ranks: each row that any rank has, once, ascending, its values added or averaged.
+
+    They are merged where they are summed. dense_shape has to be known, which it is for gradients.
+    """
+    if reduction not in (Reduction.SUM, Reduction.AVERAGE):
+        raise NotImplementedError("only sums and averages can be made of tf.IndexedSlices; give sparse_as_dense=True")
+    if slices.dense_shape is None:
+        raise ValueError("these tf.IndexedSlices do not say the shape of the whole: give them a dense_shape")
+    values, numbers = _native.push_pull_rows(
+        _native.to_tensor(slices.values),
+        tf.cast(slices.indices, tf.int64),
+        tf.cast(slices.dense_shape[0], tf.int64),
+        reduction,
+        name,
+    )
+    return tf.IndexedSlices(values, tf.cast(numbers, slices.indices.dtype), slices.dense_shape)
+
+
+def allreduce(
+    tensor,
+    average=None,
+    device_dense="",
+    device_sparse="",
+    compression=Compression.none,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    name=None,
+    process_set=global_process_set,
+    ignore_name_scope=False,
+):
+    """The reduction of tensor over all ranks: op is Average, Sum, Min or Max. Sums and averages can be differentiated.
+
+    tf.IndexedSlices stay what they are: each row that any rank has is there once, ascending, added or averaged over all
+    ranks. The devices are there for programs written for Horovod and BytePS and
+    have no effect, as has ignore_name_scope.
+    """
+    return grouped_allreduce(
+        [tensor],
+        average,
+        device_dense,
+        device_sparse,
+        compression,
+        op,
+        prescale_factor,
+        postscale_factor,
+        process_set,
+        ignore_name_scope,
+        None if name is None else [name],
+    )[0]
+
+
+def grouped_allreduce(
+    tensors,
+    average=None,
+    device_dense="",
+    device_sparse="",
+    compression=Compression.none,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=global_process_set,
+    ignore_name_scope=False,
+    name=None,
+):
+    """allreduce() of each of a list of tensors, all under way at once. name: of the list, or a list of names."""
+    check_process_set(process_set)
+    reduction = choose_reduction(average, op)
+    names = _names(name, len(tensors))
+    results = [None] * len(tensors)
+    dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]
+    reduced = _allreduce_dense(
+        [tensors[i] for i in dense],
+        reduction,
+        [names[i] for i in dense],
+        compression,
+        prescale_factor,
+        postscale_factor,
+    )
+    for i, result in zip(dense, reduced):
+        results[i] = result
+    for i, tensor in enumerate(tensors):
+        if results[i] is None:
+            values = scaled(tensor.values, prescale_factor)
+            merged = allreduce_sparse(
+                tf.IndexedSlices(values, tensor.indices, tensor.dense_shape), reduction, names[i]
+            )
+            values = scaled(merged.values, postscale_factor)
+            results[i] = tf.IndexedSlices(values, merged.indices, merged.dense_shape)
+    return results
+
+
+def _names(name, count):
+    if name is None or isinstance(name, str):
+        return [None if name is None else f"{name}.{i}" for i in range(count)]
+    if len(name) != count:
+        raise ValueError(f"{len(name)} names for {count} tensors")
+    return list(name)
+
+
+def push_pull(
+    tensor,
+    scope="",
+    average=None,
+    device_dense="",
+    device_sparse="",
+    compression=Compression.none,
+    op=None,
+    enable_async=False,
+    name=None,
+):
+    """allreduce() under BytePS's name and with its arguments. scope goes before the name."""
+    if enable_async:
+        raise ValueError("enable_async: there is no asynchronous training in bps")
+    if name is not None:
+        name = f"{scope}{name}"
+    return allreduce(tensor, average, compression=compression, op=op, name=name)
+
+
+# -- broadcast
+
+
+def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set=global_process_set, **byteps):
+    """tensor of rank root_rank, as a new tensor; it has the same shape on all ranks. Can be differentiated.
+
+    The arguments scope and is_variable are there for programs written for BytePS.
+    """
+    check_process_set(process_set)
+    scope = byteps.pop("scope", "")
+    byteps.pop("is_variable", None)
+    if byteps:
+        raise TypeError(f"broadcast() has no argument {next(iter(byteps))!r}")
+    if name is not None:
+        name = f"{scope}{name}"
+
+    @tf.custom_gradient
+    def run(tensor):
+        def gradient(grad):
+            total = _native.push_pull(
+                tf.convert_to_tensor(grad), Reduction.SUM, None if name is None else f"broadcast.{name}.grad"
+            )
+            return total if _client.current().rank == root_rank else tf.zeros_like(total)
+
+        return _native.broadcast_all([tensor], root_rank, [name])[0], gradient
+
+    return run(_native.to_tensor(tensor))
+
+
+def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
+    """Writes the variables of rank root_rank into those of every rank."""
+    check_process_set(process_set)
+    tensors = [_native.to_tensor(variable) for variable in variables]
+    came = _native.broadcast_all(tensors, root_rank, _names(name, len(tensors)))
+    return [variable.assign(value) for variable, value in zip(variables, came)]
+
+
+# -- allgather, alltoall, reducescatter: along the first dimension
+
+
+def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """tensor of rank 0, rank 1, ... one after the other; the first dimension may differ. Can be differentiated."""
+    check_process_set(process_set)
+
+    @tf.custom_gradient
+    def run(tensor):
+        output, rows = _native.all_gather(tensor, name)
+        rank = _client.current().rank
+
+        def gradient(grad):
+            total = _native.push_pull(
+                tf.convert_to_tensor(grad), Reduction.SUM, None if name is None else f"allgather.{name}.grad"
+            )
+            first = tf.reduce_sum(rows[:rank])
+            return tf.reshape(total[first : first + rows[rank]], tf.shape(tensor))
+
+        return output, gradient
+
+    return run(_native.to_tensor(tensor))
+
+
+def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """allgather() of each of a list of tensors."""
+    names = _names(name, len(tensors))
+    return [allgather(tensor, n, process_set=process_set) for tensor, n in zip(tensors, names)]
+
+
+def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_set=global_process_set):
+    """Sends splits[r] rows to rank r; returns the rows that came from rank 0, rank 1, ... Can be differentiated.
+
+    Without splits, tensor is cut evenly. With splits, returns (tensor, rows from each rank: int32).
+    """
+    check_process_set(process_set)
+    tensor = _native.to_tensor(tensor)
+    if splits is not None:
+        cut = tf.cast(splits, tf.int64)
+    elif tf.executing_eagerly():
+        cut = tf.constant(equal_splits(tensor.shape[0] if tensor.shape.rank else 1), tf.int64)
+    else:
+        size = _client.current().size
+        rows = tf.shape(tensor, tf.int64)[0]
+        # Where it cannot be cut evenly, the operation says so: the splits do not add up.
+        cut = tf.fill([size], rows // size)
+
+    @tf.custom_gradient
+    def run(tensor):
+        output, rows = _native.all_to_all(tensor, cut, name)
+
+        def gradient(grad, _):
+            back, _ = _native.all_to_all(
+                tf.convert_to_tensor(grad), rows, None if name is None else f"alltoall.{name}.grad"
+            )
+            return tf.reshape(back, tf.shape(tensor))
+
+        return (output, rows), gradient
+
+    output, rows = run(tensor)
+    return output if splits is None else (output, tf.cast(rows, tf.int32))
+
+
+def reducescatter(
+    tensor,
+    device_dense="",
+    compression=Compression.none,
+    op=Reduction.AVERAGE,
+    name=None,
+    process_set=global_process_set,
+    ignore_name_scope=False,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+):
+    """This rank's share of the rows of the reduction over all ranks; the first ranks get one more if uneven."""
+    check_process_set(process_set)
+    reduction = Reduction(op)
+
+    @tf.custom_gradient
+    def run(tensor):
+        def gradient(grad):
+            check_differentiable(reduction)
+            whole, _ = _native.all_gather(
+                tf.convert_to_tensor(grad), None if name is None else f"reducescatter.{name}.grad"
+            )
+            if reduction == Reduction.AVERAGE:
+                whole = whole / tf.cast(_client.current().size, whole.dtype)
+            return tf.reshape(whole, tf.shape(tensor))
+
+        return _native.reduce_scatter(tensor, reduction, name), gradient
+
+    packed, ctx = compression.compress(scaled(_native.to_tensor(tensor), prescale_factor))
+    return scaled(compression.decompress(run(packed), ctx), postscale_factor)
+
+
+def grouped_reducescatter(
+    tensors,
+    device_dense="",
+    compression=Compression.none,
+    op=Reduction.AVERAGE,
+    process_set=global_process_set,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    name=None,
+):
+    """reducescatter() of each of a list of tensors."""
+    return [
+        reducescatter(
+            tensor,
+            compression=compression,
+            op=op,
+            name=n,
+            process_set=process_set,
+            prescale_factor=prescale_factor,
+            postscale_factor=postscale_factor,
+        )
+        for tensor, n in zip(tensors, _names(name, len(tensors)))
+    ]
+
+
+# -- What a graph may ask: the job does not change while it runs
+
+
+def size_op(process_set_id=0, name=None):
+    """size() as a tensor (int32)."""
+    return tf.constant(_client.current().size, tf.int32, name=name)
+
+
+def local_size_op(name=None):
+    """local_size() as a tensor (int32)."""
+    return tf.constant(_client.current().local_size, tf.int32, name=name)
+
+
+def rank_op(name=None):
+    """rank() as a tensor (int32)."""
+    return tf.constant(_client.current().rank, tf.int32, name=name)
+
+
+def local_rank_op(name=None):
+    """local_rank() as a tensor (int32)."""
+    return tf.constant(_client.current().local_rank, tf.int32, name=name)
+
+
+def process_set_included_op(process_set_id=0, name=None):
+    """1 as a tensor (int32): the only set is that of all ranks."""
+    return tf.constant(1, tf.int32, name=name)
+
+

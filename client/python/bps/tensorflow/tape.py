@@ -1,0 +1,104 @@
+"""DistributedGradientTape: a tf.GradientTape whose gradients are averaged over all ranks."""
+
+import tensorflow as tf
+
+from .._horovod import global_process_set
+from .._library import Reduction
+from ._gradients import Reducer
+from .compression import Compression
+
+
+class _Distributed:
+    """What DistributedGradientTape adds to the class of a tape."""
+
+    def register_local_source(self, source):
+        """The gradient of source stays on its rank; it is divided by the number of ranks (scale_local_gradients)."""
+        self._bps.register_local(source)
+
+    def gradient(self, target, sources, output_gradients=None, *args, use_generic_names=False, **kwargs):
+        """As tf.GradientTape.gradient(), reduced over all ranks."""
+        gradients = super().gradient(target, sources, output_gradients, *args, **kwargs)
+        flat = self._bps(_flatten(gradients), _flatten(sources))
+        return tf.nest.pack_sequence_as(sources, flat)
+
+
+def _flatten(structure):
+    return tf.nest.flatten(structure, expand_composites=False)
+
+
+def _distribute(gradtape, reducer):
+    if isinstance(gradtape, _Distributed):
+        raise ValueError("the tape is a DistributedGradientTape already")
+    base = gradtape.__class__
+    gradtape.__class__ = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
+    gradtape._bps = reducer
+    return gradtape
+
+
+def DistributedGradientTape(
+    gradtape,
+    device_dense="",
+    device_sparse="",
+    compression=Compression.none,
+    sparse_as_dense=False,
+    op=Reduction.AVERAGE,
+    gradient_predivide_factor=1.0,
+    num_groups=0,
+    groups=None,
+    process_set=global_process_set,
+    scale_local_gradients=True,
+):
+    """Makes a tape's gradients those of all ranks: the average, or what op says. The tape itself is changed and returned.
+
+    sparse_as_dense: tf.IndexedSlices become dense tensors before; else they stay sparse. gradient_predivide_factor
+    divides before and multiplies after the average, against overflow in 16 bits. The devices have no effect.
+    """
+    groups = num_groups if groups is None and num_groups else groups
+    reducer = Reducer(
+        compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients
+    )
+    return _distribute(gradtape, reducer)
+
+
+def PartialDistributedGradientTape(
+    gradtape,
+    device_dense="",
+    device_sparse="",
+    compression=Compression.none,
+    sparse_as_dense=False,
+    op=Reduction.AVERAGE,
+    gradient_predivide_factor=1.0,
+    num_groups=0,
+    groups=None,
+    process_set=global_process_set,
+    local_layers=None,
+    scale_local_gradients=True,
+):
+    """DistributedGradientTape() but for the layers local_layers, whose gradients stay on their rank."""
+    tape = DistributedGradientTape(
+        gradtape,
+        device_dense,
+        device_sparse,
+        compression,
+        sparse_as_dense,
+        op,
+        gradient_predivide_factor,
+        num_groups,
+        groups,
+        process_set,
+        scale_local_gradients,
+    )
+    for variable in variables_of(local_layers):
+        tape.register_local_source(variable)
+    return tape
+
+
+def variables_of(layers):
+    """The trainable variables of a layer or of several; None: none."""
+    if layers is None:
+        return []
+    layers = layers if isinstance(layers, (list, tuple, set)) else [layers]
+    for layer in layers:
+        if not hasattr(layer, "trainable_weights"):
+            raise ValueError(f"{layer!r} is no layer of Keras")
+    return [variable for layer in layers for variable in layer.trainable_weights]
