@@ -1,0 +1,105 @@
+"""Values and state of models, between ranks. They go through NumPy, which all of Keras' backends have in common."""
+
+import numpy as np
+
+from .. import _client
+from .. import allgather as _allgather
+from .. import broadcast as _broadcast
+from .. import broadcast_async, broadcast_object, push_pull_async
+from .. import reducescatter as _reducescatter
+from .._library import Reduction
+from .._ops import choose_reduction
+from ._backend import keras
+from ._optimizer import DistributedOptimizer
+
+
+def _array(value):
+    return np.asarray(keras.ops.convert_to_numpy(value))
+
+
+def allreduce(value, name=None, average=None, prescale_factor=1.0, postscale_factor=1.0, op=None, compression=None):
+    """The reduction of a value (a number, an array, a tensor) over all ranks, as a NumPy array. For metrics.
+
+    compression has no effect: such values are small.
+    """
+    array = _array(value)
+    dtype = array.dtype
+    packed = array if prescale_factor == 1.0 else (array * prescale_factor).astype(dtype)
+    result = push_pull_async(packed, name=name, op=choose_reduction(average, op)).wait().astype(dtype)
+    return result if postscale_factor == 1.0 else (result * postscale_factor).astype(dtype)
+
+
+def push_pull(value, name=None, average=True):
+    """allreduce() under BytePS's name and with its arguments."""
+    return allreduce(value, name, average)
+
+
+def allgather(value, name=None):
+    """A value of rank 0, rank 1, ... one after the other, as a NumPy array."""
+    return _allgather(_array(value), name)
+
+
+def broadcast(value, root_rank, name=None):
+    """A value of rank root_rank, as a NumPy array."""
+    return _broadcast(_array(value), root_rank, name)
+
+
+def reducescatter(value, name=None, op=Reduction.AVERAGE):
+    """This rank's share of the rows of the reduction over all ranks, as a NumPy array."""
+    return _reducescatter(_array(value), op, name)
+
+
+def broadcast_variables(variables, root_rank):
+    """Writes Keras variables of rank root_rank into those of every rank, which are in the same order there."""
+    variables = list(variables)
+    mine = _client.current().rank == root_rank
+    arrays = [_array(variable) for variable in variables]
+    # Shapes first: an optimizer that was not built on one rank would be waited for until the deadline.
+    shapes = [(array.dtype.name, array.shape) for array in arrays]
+    of_root = broadcast_object(shapes, root_rank, "keras.shapes")
+    if shapes != of_root:
+        where = next((i for i, (a, b) in enumerate(zip(shapes, of_root)) if a != b), min(len(shapes), len(of_root)))
+        raise ValueError(
+            f"variables differ from those of rank {root_rank}: there are {len(shapes)} and {len(of_root)}, and number "
+            f"{where} is the first that differs"
+        )
+    handles = []
+    for i, array in enumerate(arrays):
+        shape = "x".join(map(str, array.shape)) or "scalar"
+        name = f"keras.{i}.{array.dtype.name}.{shape}"
+        handles.append(broadcast_async(_as_signed(array), root_rank, name))
+    for variable, array, handle in zip(variables, arrays, handles):
+        value = handle.wait()
+        if not mine:
+            variable.assign(value.view(array.dtype).reshape(array.shape))
+
+
+def _as_signed(array):
+    """The same bits, of a type that bps has: seeds are uint32."""
+    array = np.ascontiguousarray(array)
+    return array.view(f"int{8 * array.itemsize}") if array.dtype.kind == "u" and array.itemsize > 1 else array
+
+
+def broadcast_global_variables(root_rank):
+    """Refused: Keras 3 keeps no list of all variables."""
+    raise RuntimeError(
+        "Keras 3 keeps no list of global variables: use broadcast_variables(model.variables, root_rank), or "
+        "callbacks.BroadcastGlobalVariablesCallback"
+    )
+
+
+def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=None, legacy_opts=False):
+    """keras.models.load_model(), with the optimizer, its state too, as a DistributedOptimizer.
+
+    custom_optimizers: classes of the caller's own among which the optimizer may be.
+    """
+    if legacy_opts:
+        raise ValueError("legacy_opts: there are no legacy optimizers in Keras 3")
+    objects = {cls.__name__: cls for cls in custom_optimizers or ()}
+    objects.update(custom_objects or {})
+    model = keras.models.load_model(filepath, custom_objects=objects)
+    if getattr(model, "optimizer", None) is None:
+        raise ValueError(f"{filepath}: the model was saved without an optimizer; compile it with a DistributedOptimizer")
+    options = {} if compression is None else {"compression": compression}
+    DistributedOptimizer(model.optimizer, **options)
+    return model
