@@ -1,0 +1,259 @@
+"""bps.keras against one process that takes the whole batch: model.fit, callbacks, files. On the backend that Keras uses."""
+
+import os
+import sys
+import tempfile
+
+import numpy as np
+
+import bps.keras as bps
+import keras
+
+BACKEND = keras.backend.backend()
+SHARE = 8  # examples of one rank in one step
+STEPS = 5
+FLAG = os.environ.get("BPS_TEST_FOLDER") or tempfile.gettempdir()
+
+
+def data(seed=4):
+    random = np.random.default_rng(seed)
+    n = SHARE * STEPS * bps.size()
+    x = random.normal(size=(n, 6)).astype("float32")
+    return x, (x.sum(1) > 0).astype("int32") + (x[:, 0] > 1)
+
+
+def shares(array, rank):
+    """What a rank sees in the order in which it does, so that its batches are its shares of the whole ones."""
+    return array[rank :: bps.size()]
+
+
+def new_model(seed, unused=False):
+    random = np.random.default_rng(seed)
+    inputs = keras.Input((6,))
+    h = keras.layers.Dense(7, activation="tanh")(inputs)
+    model = keras.Model(inputs, keras.layers.Dense(3)(h))
+    for weight in model.weights:
+        weight.assign(random.normal(size=weight.shape).astype("float32") * 0.4)
+    return model
+
+
+def compiled(model, optimizer):
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"], jit_compile=False if BACKEND == "tensorflow" else "auto")
+    return model
+
+
+def fit(model, together, callbacks=(), epochs=2, batch=SHARE):
+    x, y = data()
+    if together:
+        x, y = shares(x, bps.rank()), shares(y, bps.rank())
+    else:
+        batch *= bps.size()
+    return model.fit(x, y, batch, epochs, verbose=0, shuffle=False, callbacks=list(callbacks))
+
+
+def weights(model):
+    return [keras.ops.convert_to_numpy(w) for w in model.weights]
+
+
+def close(values, expected, tolerance=1e-5):
+    for a, b in zip(values, expected):
+        np.testing.assert_allclose(a, b, rtol=0, atol=tolerance)
+
+
+def agree(model):
+    mine = weights(model)
+    for other in bps.allgather_object(mine):
+        for a, b in zip(mine, other):
+            np.testing.assert_array_equal(a, b)
+
+
+OPTIMIZERS = {
+    "sgd": lambda **k: keras.optimizers.SGD(0.3, **k),
+    "momentum": lambda **k: keras.optimizers.SGD(0.1, momentum=0.9, nesterov=True, weight_decay=0.01, **k),
+    "adam": lambda **k: keras.optimizers.Adam(0.02, global_clipnorm=0.05, **k),
+}
+
+
+def check_fit():
+    """Models begin differently, which the callback ends; clipping is of the average."""
+    for name, make in OPTIMIZERS.items():
+        alone = compiled(new_model(1), make())
+        expected = fit(alone, together=False).history
+        model = compiled(new_model(1 + bps.rank()), bps.DistributedOptimizer(make()))
+        callbacks = [bps.callbacks.BroadcastGlobalVariablesCallback(0), bps.callbacks.MetricAverageCallback()]
+        history = fit(model, together=True, callbacks=callbacks).history
+        agree(model)
+        close(weights(model), weights(alone))
+        np.testing.assert_allclose(history["loss"], expected["loss"], rtol=1e-4, err_msg=name)
+        np.testing.assert_allclose(history["accuracy"], expected["accuracy"], rtol=1e-4)
+
+
+def check_options():
+    alone = compiled(new_model(1), OPTIMIZERS["sgd"]())
+    fit(alone, together=False)
+    for options, tolerance in [
+        ({"compression": bps.Compression.fp16}, 1e-2),
+        ({"gradient_predivide_factor": 2.0}, 1e-5),
+        *([({"groups": 2}, 1e-5), ({"sparse_as_dense": True}, 1e-5)] if BACKEND == "tensorflow" else []),
+    ]:
+        model = compiled(new_model(1), bps.DistributedOptimizer(OPTIMIZERS["sgd"](), **options))
+        fit(model, together=True)
+        agree(model)
+        close(weights(model), weights(alone), tolerance)
+
+
+def check_several_passes():
+    for averages in (True, False):
+        alone = compiled(new_model(1), keras.optimizers.SGD(0.1 if averages else 0.2))
+        fit(alone, together=False, batch=2 * SHARE, epochs=2)
+        optimizer = bps.DistributedOptimizer(
+            keras.optimizers.SGD(0.1), backward_passes_per_step=2, average_aggregated_gradients=averages
+        )
+        model = compiled(new_model(1), optimizer)
+        # The batches of two passes, one after the other, are one batch of the reference, but for the last of an epoch.
+        x, y = data()
+        n = 2 * SHARE * bps.size()
+        order = np.concatenate(
+            [np.arange(i, i + n).reshape(-1, bps.size())[:, bps.rank()] for i in range(0, len(x) // n * n, n)]
+        )
+        alone_x, alone_y = x[: len(x) // n * n], y[: len(y) // n * n]
+        alone = compiled(new_model(1), keras.optimizers.SGD(0.1 if averages else 0.2))
+        alone.fit(alone_x, alone_y, n, 2, verbose=0, shuffle=False)
+        model.fit(x[order], y[order], SHARE, 2, verbose=0, shuffle=False)
+        agree(model)
+        close(weights(model), weights(alone))
+
+
+def check_partial():
+    model = new_model(1)
+    local = model.layers[1]
+    optimizer = bps.PartialDistributedOptimizer(keras.optimizers.SGD(0.3), local_layers=local)
+    fit(compiled(model, optimizer), together=True)
+    everybody = bps.allgather_object(weights(model))
+    for other in everybody[1:]:
+        np.testing.assert_array_equal(everybody[0][2], other[2])  # of the other layer
+        assert np.abs(everybody[0][0] - other[0]).max() > 0
+
+
+def check_files():
+    model = compiled(new_model(1 + bps.rank()), bps.DistributedOptimizer(OPTIMIZERS["momentum"]()))
+    callback = bps.callbacks.BroadcastGlobalVariablesCallback(root_rank=bps.size() - 1)
+    fit(model, together=True, callbacks=[callback])
+    path = os.path.join(FLAG, f"model.{bps.rank()}.keras")
+    model.save(path)
+    plain = keras.models.load_model(path)
+    assert type(plain.optimizer) is keras.optimizers.SGD
+    loaded = bps.load_model(path)
+    assert type(loaded.optimizer) is not keras.optimizers.SGD and isinstance(loaded.optimizer, keras.optimizers.SGD)
+    close(weights(loaded), weights(model), 0)
+    fit(model, together=True)
+    fit(loaded, together=True)  # with the momentum that was saved
+    agree(loaded)
+    close(weights(loaded), weights(model), 0)
+    best = os.path.join(FLAG, f"best.{bps.rank()}.keras")
+    fit(model, together=True, callbacks=[bps.callbacks.BestModelCheckpoint(monitor="loss", filepath=best)])
+    assert os.path.exists(best) == (bps.rank() == 0)
+
+
+def check_learning_rates():
+    class Watch(keras.callbacks.Callback):
+        def __init__(self):
+            super().__init__()
+            self.rates = []
+
+        def on_train_batch_begin(self, batch, logs=None):
+            self.rates.append(float(keras.ops.convert_to_numpy(self.model.optimizer.learning_rate)))
+
+    size = bps.size()
+    watch = Watch()
+    model = compiled(new_model(1), bps.DistributedOptimizer(keras.optimizers.SGD(0.4, momentum=0.9)))
+    warmup = bps.callbacks.LearningRateWarmupCallback(initial_lr=0.4, warmup_epochs=2, verbose=1)
+    history = fit(model, together=True, callbacks=[warmup, watch], epochs=3).history
+    expected = [0.4 / size * ((i + 1) / STEPS * (size - 1) / 2 + 1) for i in range(2 * STEPS)] + [0.4] * STEPS
+    np.testing.assert_allclose(watch.rates, expected, rtol=1e-5)
+    np.testing.assert_allclose(history["lr"][-1], 0.4, rtol=1e-6)
+    agree(model)
+
+    watch = Watch()
+    schedule = bps.callbacks.LearningRateScheduleCallback(initial_lr=0.1, multiplier=0.5, start_epoch=1, end_epoch=3)
+    model = compiled(new_model(1), bps.DistributedOptimizer(keras.optimizers.SGD(0.1)))
+    fit(model, together=True, callbacks=[schedule, watch], epochs=4)
+    np.testing.assert_allclose(watch.rates[::STEPS], [0.1, 0.1, 0.05, 0.05], rtol=1e-6)
+
+    # Momentum correction: as an optimizer whose momentum is multiplied once by the ratio of the rates.
+    model = compiled(new_model(1), bps.DistributedOptimizer(keras.optimizers.SGD(0.1, momentum=0.5)))
+    fit(model, together=True, epochs=1)
+    before = [keras.ops.convert_to_numpy(v) for v in model.optimizer.momentums]
+    schedule.set_model(model)
+    schedule._set_lr(0.3)
+    for a, b in zip(model.optimizer.momentums, before):
+        np.testing.assert_allclose(keras.ops.convert_to_numpy(a), 3 * b, rtol=1e-5)
+
+
+def check_values():
+    rank, size = bps.rank(), bps.size()
+    assert float(bps.allreduce(rank + 1.0)) == (size + 1) / 2
+    assert float(bps.allreduce(np.float32(rank), average=False)) == sum(range(size))
+    assert float(bps.push_pull(keras.ops.convert_to_tensor(float(rank)), "v", False)) == sum(range(size))
+    np.testing.assert_array_equal(bps.allgather(np.full(rank + 1, rank)), np.repeat(np.arange(size), np.arange(size) + 1))
+    assert bps.broadcast(np.array([rank]), size - 1)[0] == size - 1
+    assert bps.reducescatter(np.ones([size, 2], "float32"), op=bps.Sum)[0, 0] == size
+    seeds = keras.random.SeedGenerator(rank)
+    bps.broadcast_variables([seeds.state], 0)
+    assert keras.ops.convert_to_numpy(seeds.state)[0] == 0
+
+
+def expect(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        for word in words:
+            assert word in str(error), error
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def check_refusals():
+    once = bps.DistributedOptimizer(keras.optimizers.SGD())
+    expect(ValueError, lambda: bps.DistributedOptimizer(once), "already")
+    expect(TypeError, lambda: bps.DistributedOptimizer("sgd"), "no optimizer")
+    expect(RuntimeError, lambda: bps.broadcast_global_variables(0), "broadcast_variables")
+    built = keras.optimizers.SGD()
+    built.build([keras.Variable(1.0)])
+    expect(ValueError, lambda: bps.DistributedOptimizer(built, backward_passes_per_step=2), "gradient_accumulation_steps")
+    keras.config.set_dtype_policy("mixed_float16")
+    expect(ValueError, lambda: bps.DistributedOptimizer(keras.optimizers.SGD()), "LossScaleOptimizer")
+    keras.config.set_dtype_policy("float32")
+    if bps.size() > 1:
+        sizes = [keras.Variable(np.zeros(2 + bps.rank()))]
+        if bps.rank() > 0:
+            expect(ValueError, lambda: bps.broadcast_variables(sizes, 0), "number 0")
+        else:
+            bps.broadcast_object([("float32", (2,))], 0, "keras.shapes")
+
+
+def check_loss_scale():
+    """An overflow on one rank: all skip the step, and go on alike."""
+    optimizer = bps.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0))
+    variable = keras.Variable(np.ones(3, "float32"))
+    optimizer.build([variable])
+    gradient = np.full(3, 4.0, "float32")
+    if bps.rank() == bps.size() - 1:
+        gradient[1] = np.inf
+    optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+    np.testing.assert_array_equal(keras.ops.convert_to_numpy(variable), np.ones(3))
+    gradient = np.full(3, 4.0, "float32")
+    optimizer.apply([keras.ops.convert_to_tensor(gradient)], [variable])
+    np.testing.assert_allclose(keras.ops.convert_to_numpy(variable), np.full(3, 1 - 0.1 * 2), rtol=1e-6)
+
+
+def main():
+    bps.init()
+    wanted = sys.argv[1:] or [name for name in globals() if name.startswith("check_")]
+    for name in wanted:
+        globals()[name]()
+    print("done")
+
+
+main()

@@ -1,0 +1,371 @@
+"""Operations of bps.tensorflow in eager code and inside tf.function, against NumPy. Every rank knows every rank's input."""
+
+import sys
+
+import numpy as np
+import tensorflow as tf
+
+import bps.tensorflow as bps
+
+DTYPES = [tf.float64, tf.float32, tf.float16, tf.bfloat16]
+DTYPES += [tf.int64, tf.int32, tf.int16, tf.int8, tf.uint8, tf.bool]
+
+
+def given(rank, dtype, *shape):
+    values = np.random.default_rng(rank + 1).integers(0, 8, shape)
+    return (values > 3) if dtype == tf.bool else values.astype(dtype.as_numpy_dtype)
+
+
+def stack(dtype, *shape):
+    return np.stack([given(r, dtype, *shape) for r in range(bps.size())])
+
+
+def both(function):
+    """The same in eager code and in a graph; so names are told apart by what they are used for, not by where."""
+    return function, tf.function(function)
+
+
+def same(got, expected, what=""):
+    got = got.numpy() if hasattr(got, "numpy") else got
+    expected = np.asarray(expected)
+    assert got.dtype == expected.dtype, (what, got.dtype, expected.dtype)
+    np.testing.assert_array_equal(got.astype("float64"), expected.astype("float64"), err_msg=str(what))
+
+
+def check_types():
+    for dtype in DTYPES:
+        mine = tf.constant(given(bps.rank(), dtype, 17, 3))
+        everybody = stack(dtype, 17, 3)
+        wide = everybody.astype("float64")
+        total = everybody.any(0) if dtype == tf.bool else wide.sum(0).astype(dtype.as_numpy_dtype)
+
+        def reduce(x, dtype=dtype):
+            results = [bps.allreduce(x, op=op, name=f"types.{dtype.name}.{op.name}") for op in (bps.Sum, bps.Min, bps.Max)]
+            if dtype.is_floating:
+                results.append(bps.push_pull(x))
+            return results
+
+        for run in both(reduce):
+            results = run(mine)
+            same(results[0], total, dtype)
+            same(results[1], wide.min(0).astype(dtype.as_numpy_dtype), dtype)
+            same(results[2], wide.max(0).astype(dtype.as_numpy_dtype), dtype)
+            if dtype.is_floating:
+                exact = np.float64 if dtype == tf.float64 else np.float32
+                average = (wide.sum(0).astype(exact) / exact(bps.size())).astype(dtype.as_numpy_dtype)
+                same(results[3], average, dtype)
+
+        def move(x, rows):
+            gathered = bps.allgather(x)
+            return gathered, bps.broadcast(x, 1 % bps.size()), bps.alltoall(rows, splits=[2] * bps.size())
+
+        rows = tf.constant(given(bps.rank(), dtype, 2 * bps.size(), 3))
+        everybodys_rows = stack(dtype, 2 * bps.size(), 3)
+        for run in both(move):
+            gathered, sent, (exchanged, received) = run(mine, rows)
+            same(gathered, everybody.reshape(-1, 3), dtype)
+            same(sent, everybody[1 % bps.size()], dtype)
+            start = 2 * bps.rank()
+            same(exchanged, everybodys_rows[:, start : start + 2].reshape(-1, 3), dtype)
+            same(received, np.full(bps.size(), 2, "int32"))
+    complex_number = tf.constant([1j])
+    for run in both(lambda: bps.allreduce(complex_number)):
+        expect(TypeError, run, "complex128")
+
+
+def expect(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        for word in words:
+            assert word in str(error), error
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def check_shapes():
+    for shape in [(), (1,), (0,), (0, 3), (5, 0), (2, 3, 4, 5)]:
+        expected = stack(tf.float32, *shape)
+        mine = tf.constant(given(bps.rank(), tf.float32, *shape))
+        for run in both(lambda x: (bps.allreduce(x, op=bps.Sum), bps.allgather(x))):
+            total, gathered = run(mine)
+            same(total, expected.sum(0), shape)
+            same(gathered, np.concatenate([np.atleast_1d(x) for x in expected]), shape)
+    large = tf.fill([3_000_001], float(bps.rank() + 1))
+    for run in both(lambda x: bps.allreduce(x, op=bps.Sum)):
+        assert np.unique(run(large)) == [sum(range(bps.size() + 1))]
+
+    @tf.function(input_signature=[tf.TensorSpec([None, None], tf.float32)])
+    def any_shape(x):
+        total = bps.allreduce(x, op=bps.Sum)
+        assert total.shape.as_list() == [None, None]
+        return total, bps.reducescatter(x, op=bps.Sum)
+
+    for shape in [(3, 4), (7, 2), (0, 5), (1, 1)]:
+        expected = stack(tf.float32, *shape).sum(0)
+        total, share = any_shape(tf.constant(given(bps.rank(), tf.float32, *shape)))
+        same(total, expected, shape)
+        same(share, np.array_split(expected, bps.size())[bps.rank()], shape)
+
+
+def check_uneven():
+    rank, size = bps.rank(), bps.size()
+    mine = tf.fill([rank + 2, 3], float(rank))
+    expected = np.concatenate([np.full((r + 2, 3), r, "float32") for r in range(size)])
+    for run in both(lambda x: bps.grouped_allgather([x, 2 * x], name="uneven")):
+        once, twice = run(mine)
+        same(once, expected)
+        same(twice, 2 * expected)
+    # Rank r sends r + s rows to rank s: what comes shows from whom, and which.
+    rows = np.array([[rank, s] for s in range(size) for _ in range(rank + s)], "int64").reshape(-1, 2)
+    splits = [rank + s for s in range(size)]
+    came = np.array([[r, rank] for r in range(size) for _ in range(r + rank)], "int64").reshape(-1, 2)
+    for run in both(lambda x: bps.alltoall(x, splits=splits)):
+        output, received = run(tf.constant(rows))
+        same(output, came)
+        same(received, np.array([r + rank for r in range(size)], "int32"))
+    for run in both(lambda x: bps.alltoall(x)):
+        same(run(tf.range(size) + 10 * rank), np.arange(size, dtype="int32") * 10 + rank)
+    for run in both(lambda x: bps.reducescatter(x, op=bps.Sum)):
+        whole = stack(tf.float32, 2 * size + 1, 3).sum(0)
+        same(run(tf.constant(given(rank, tf.float32, 2 * size + 1, 3))), np.array_split(whole, size)[rank])
+    for run in both(lambda x: bps.grouped_reducescatter([x, x], op=bps.Average)):
+        whole = stack(tf.float32, size, 2).sum(0) / np.float32(size)
+        for share in run(tf.constant(given(rank, tf.float32, size, 2))):
+            same(share, whole[rank : rank + 1])
+    expect(bps.BpsValueError, lambda: bps.alltoall(tf.zeros([size, 1]), splits=[1] * size + [0]), "one number for each")
+    expect(bps.BpsValueError, lambda: bps.alltoall(tf.zeros([size, 1]), splits=[2] * size), "do not cut")
+
+
+def check_arguments():
+    mine = tf.constant(given(bps.rank(), tf.float32, 10))
+    total = stack(tf.float32, 10).sum(0)
+    for run in both(
+        lambda x: (
+            bps.allreduce(x, average=False),
+            bps.allreduce(x, op=bps.Sum, prescale_factor=2.0, postscale_factor=0.25),
+            bps.allreduce(x, op=bps.Sum, compression=bps.Compression.fp16),
+            bps.allreduce(x, op=bps.Sum, compression=bps.Compression.bf16, process_set=bps.global_process_set),
+            bps.push_pull(x, scope="s", average=False, name="n"),
+            *bps.grouped_allreduce([x, x[:5]], op=bps.Sum, name="group"),
+        )
+    ):
+        plain, scaled, half, brain, byteps, whole, part = run(mine)
+        for result in (plain, half, brain, byteps, whole):
+            same(result, total)
+        same(scaled, total * np.float32(0.5))
+        same(part, total[:5])
+    scaled = bps.allreduce(tf.constant([3, 5]), op=bps.Sum, prescale_factor=0.5)
+    same(scaled, np.array([1, 2], "int32") * bps.size())
+    expect(ValueError, lambda: bps.allreduce(mine, average=True, op=bps.Sum), "not both")
+    expect(ValueError, lambda: bps.push_pull(mine, enable_async=True), "asynchronous")
+    if bps.size() > 1:
+        one = bps.ProcessSet([0])
+        expect(bps.BpsValueError, lambda: bps.allreduce(mine, process_set=one), "all ranks")
+    expect(bps.BpsValueError, lambda: bps.broadcast(mine, bps.size()), "root rank")
+    for run in both(lambda: (bps.rank_op(), bps.size_op(), bps.local_rank_op(), bps.local_size_op())):
+        assert [int(x) for x in run()] == [bps.rank(), bps.size(), bps.local_rank(), bps.local_size()]
+
+
+def check_gradients():
+    rank, size = bps.rank(), bps.size()
+    x = tf.Variable(given(rank, tf.float32, size, 2))
+    weights = tf.constant(stack(tf.float32, size, 2)[rank] + 1)  # of this rank's loss
+    everybodys = stack(tf.float32, size, 2) + 1
+    op_of = {
+        "sum": (lambda v: bps.allreduce(v, op=bps.Sum, name="g"), lambda w: everybodys.sum(0)),
+        "average": (lambda v: bps.allreduce(v), lambda w: everybodys.sum(0) / np.float32(size)),
+        "broadcast": (
+            lambda v: bps.broadcast(v, 0),
+            lambda w: everybodys.sum(0) if rank == 0 else np.zeros_like(everybodys[0]),
+        ),
+    }
+    for name, (function, expected) in op_of.items():
+
+        def gradient(function=function):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(function(x) * weights)
+            return tape.gradient(loss, x)
+
+        for run in both(gradient):
+            same(run(), expected(weights), name)
+
+    mine = tf.Variable(tf.ones([rank + 1, 2]))
+    rows = size * (size + 1) // 2
+
+    def gathered():
+        with tf.GradientTape() as tape:
+            scale = tf.reshape(tf.range(rows, dtype=tf.float32), [-1, 1]) * (rank + 1.0)
+            loss = tf.reduce_sum(bps.allgather(mine) * scale)
+        return tape.gradient(loss, mine)
+
+    first = rank * (rank + 1) // 2
+    scale = np.arange(first, first + rank + 1, dtype="float32") * rows
+    for run in both(gathered):
+        same(run(), np.stack([scale, scale], 1))
+
+    def exchanged():
+        with tf.GradientTape() as tape:
+            output, _ = bps.alltoall(x, splits=[1] * size)
+            loss = tf.reduce_sum(output) * (rank + 1.0)
+        return tape.gradient(loss, x)
+
+    for run in both(exchanged):
+        column = np.arange(1, size + 1, dtype="float32")
+        same(run(), np.stack([column, column], 1))
+
+    def scattered():
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(bps.reducescatter(x, op=bps.Sum)) * (rank + 1.0)
+        return tape.gradient(loss, x)
+
+    for run in both(scattered):
+        column = np.arange(1, size + 1, dtype="float32")
+        same(run(), np.stack([column, column], 1))
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(bps.allreduce(x, op=bps.Max))
+    expect(RuntimeError, lambda: tape.gradient(loss, x), "sums and averages")
+
+
+def check_graphs():
+    """Branches, loops, calls of functions and results that nobody uses: the order stays that of the program."""
+    rank, size = bps.rank(), bps.size()
+    ranks = float(sum(range(size)))
+
+    @tf.function
+    def inner(x):
+        return bps.allreduce(x, op=bps.Sum)
+
+    @tf.function
+    def outer(x, n):
+        total = tf.zeros([2])
+        bps.allreduce(x + 100.0, op=bps.Sum)  # unused
+        for i in tf.range(n):
+            total += inner(x + tf.cast(i, tf.float32))
+            if i % 2 == 0:
+                total += bps.allreduce(x, op=bps.Sum)
+            else:
+                total -= bps.allreduce(x * 2.0, op=bps.Sum)
+        return total + inner(x), bps.allgather(x)
+
+    for n in (0, 1, 6):
+        total, gathered = outer(tf.fill([2], float(rank)), tf.constant(n))
+        expected = sum(ranks + i * size + (ranks if i % 2 == 0 else -2 * ranks) for i in range(n)) + ranks
+        same(total, np.full(2, expected, "float32"))
+        same(gathered, np.repeat(np.arange(size, dtype="float32"), 2))
+
+    # Loops whose steps do not depend on one another: TensorFlow would run several at once.
+    def independent(x):
+        return tf.map_fn(lambda row: bps.allreduce(row, op=bps.Sum), x, parallel_iterations=10)
+
+    rows = tf.constant(np.arange(40, dtype="float32").reshape(20, 2)) * (rank + 1)
+    expected = np.arange(40, dtype="float32").reshape(20, 2) * sum(range(1, size + 1))
+    for _ in range(5):
+        same(tf.function(independent)(rows), expected)
+
+    # More tensors than TensorFlow has threads, of which each rank is given the first ones at another time.
+    @tf.function
+    def many(x):
+        results = bps.grouped_allreduce([x + i for i in range(100)], op=bps.Sum)
+        return [bps.allreduce(r, op=bps.Sum, name=f"many.{i}") for i, r in enumerate(results)]
+
+    for _ in range(3):
+        for i, r in enumerate(many(tf.fill([4], float(rank)))):
+            same(r, np.full(4, (ranks + i * size) * size, "float32"))
+
+    # Handles that nobody waits for are let go of: there are 4096 at a time.
+    @tf.function
+    def forget(x):
+        for i in range(50):
+            bps.allreduce(x, op=bps.Sum, name=f"forgotten.{i}")
+        return x
+
+    for _ in range(100):
+        forget(tf.zeros([3]))
+
+    with tf.Graph().as_default():
+        expect(RuntimeError, lambda: bps.allreduce(tf.zeros([3])), "TensorFlow 1")
+        expect(RuntimeError, lambda: bps.broadcast_global_variables(0), "broadcast_variables")
+
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        return bps.allreduce(x)
+
+    expect(tf.errors.InvalidArgumentError, lambda: compiled(tf.zeros([3])), "BpsSubmit")
+
+
+def check_sparse():
+    rank, size = bps.rank(), bps.size()
+    # Rows 0, 2, 4, ... of rank 0; 1, 3, 5, ... of rank 1: some are shared, some twice on one rank.
+    indices = np.array([rank, rank + 2, rank, 7], "int64")
+    values = given(rank, tf.float32, 4, 3)
+    dense = np.zeros((size, 10, 3), "float32")
+    for r in range(size):
+        for index, row in zip([r, r + 2, r, 7], given(r, tf.float32, 4, 3)):
+            dense[r, index] += row
+
+    def reduce(values, indices, op):
+        return bps.allreduce(tf.IndexedSlices(values, indices, tf.constant([10, 3], tf.int64)), op=op)
+
+    for run in both(reduce):
+        for op in (bps.Sum, bps.Average):
+            merged = run(tf.constant(values), tf.constant(indices), op)
+            assert isinstance(merged, tf.IndexedSlices)
+            listed = merged.indices.numpy()
+            assert listed.tolist() == sorted(set(listed))
+            expected = dense.sum(0) if op == bps.Sum else dense.sum(0) / np.float32(size)
+            same(tf.convert_to_tensor(merged), expected)
+    expect(NotImplementedError, lambda: reduce(values, indices, bps.Max), "sparse_as_dense")
+    expect(ValueError, lambda: bps.allreduce(tf.IndexedSlices(values, indices)), "dense_shape")
+    expect(bps.BpsValueError, lambda: reduce(values, indices + 10, bps.Sum), "row")
+    # One rank has nothing, the others all of it, with numbers of 32 bits.
+    n = 10 if rank else 0
+    for run in both(lambda v, i: bps.allreduce(tf.IndexedSlices(v, i, tf.constant([10, 2])), op=bps.Sum)):
+        merged = run(tf.ones([n, 2], tf.float16), tf.range(n))
+        assert merged.indices.dtype == tf.int32
+        same(merged.values, np.full([10 if size > 1 else 0, 2], size - 1, "float16"))
+
+
+def check_state():
+    rank, size = bps.rank(), bps.size()
+    made = [
+        tf.Variable(given(rank, dtype, 3, 2) if dtype.size else 0, dtype=dtype) for dtype in DTYPES if dtype != tf.bool
+    ]
+    made.append(tf.Variable(tf.cast(given(rank, tf.int32, 5), tf.uint32)))
+    bps.broadcast_variables(made, root_rank=size - 1)
+    for variable in made:
+        shape = variable.shape
+        expected = given(size - 1, tf.int32 if variable.dtype == tf.uint32 else variable.dtype, *shape)
+        same(tf.cast(variable, tf.float64), expected.astype("float64"), variable.dtype)
+
+    variables = [tf.Variable(tf.fill([2], float(rank))) for _ in range(3)]
+
+    @tf.function
+    def in_a_graph():
+        bps.broadcast_variables(variables[:2], 0)
+        variables[2].assign_add([1.0, 1.0])
+
+    in_a_graph()
+    same(variables[1], np.zeros(2, "float32"))
+    same(variables[2], np.full(2, rank + 1, "float32"))
+    bps.broadcast_(variables[2:], size - 1)
+    same(variables[2], np.full(2, size, "float32"))
+
+    assert bps.broadcast_object({"rank": rank, "x": [1, "two"]}, 0) == {"rank": 0, "x": [1, "two"]}
+    assert bps.broadcast_object_fn(size - 1)(rank) == size - 1
+    assert bps.allgather_object("x" * rank) == ["x" * r for r in range(size)]
+    expect(RuntimeError, lambda: bps.broadcast_global_variables(0), "broadcast_variables")
+    bps.barrier()
+
+
+def main():
+    tf.get_logger().setLevel("ERROR")  # the same function is traced for many types on purpose
+    bps.init()
+    wanted = sys.argv[1:] or [name for name in globals() if name.startswith("check_")]
+    for name in wanted:
+        globals()[name]()
+    print("done")
+
+
+main()

@@ -1,0 +1,21 @@
+"""Keras, in several ranks, through one daemon, on the backend that this Python has: TensorFlow, else JAX, else PyTorch."""
+
+import importlib.util
+import os
+
+import pytest
+from conftest import needs_build
+
+if importlib.util.find_spec("keras") is None:
+    pytest.skip("no Keras in this Python; scripts/framework-venvs makes one", allow_module_level=True)
+pytestmark = needs_build
+BACKEND = os.environ.get("KERAS_BACKEND") or next(b for b in ("tensorflow", "jax", "torch") if importlib.util.find_spec(b))
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": BACKEND}
+
+
+def test_training(run_ranks, tmp_path):
+    run_ranks("keras_training.py", 2, BPS_TEST_FOLDER=tmp_path, **QUIET)
+
+
+def test_fit_on_four_ranks_through_a_server(run_ranks, tmp_path):
+    run_ranks("keras_training.py", 4, "check_fit", BPS_TEST_FOLDER=tmp_path, BPS_FORCE_DISTRIBUTED=1, **QUIET)

@@ -1,0 +1,61 @@
+"""TensorFlow, in several ranks, through one daemon. A rank takes seconds to import it, so each spawn makes many checks."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+from conftest import PYTHON, clean_environment, needs_build
+
+if importlib.util.find_spec("tensorflow") is None:
+    pytest.skip("no TensorFlow in this Python; scripts/framework-venvs makes one", allow_module_level=True)
+pytestmark = needs_build
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
+
+
+def test_operations(run_ranks):
+    run_ranks("tensorflow_ops.py", 3, **QUIET)
+
+
+def test_operations_of_one_rank(run_ranks):
+    run_ranks("tensorflow_ops.py", 1, "check_shapes", "check_gradients", "check_sparse", "check_state", **QUIET)
+
+
+def test_training(run_ranks):
+    run_ranks("tensorflow_training.py", 2, **QUIET)
+
+
+def test_training_of_four_ranks_through_a_server(run_ranks):
+    run_ranks("tensorflow_training.py", 4, "check_tape", BPS_FORCE_DISTRIBUTED=1, **QUIET)
+
+
+def test_strategy(run_ranks):
+    run_ranks("tensorflow_strategy.py", 2, **QUIET)
+
+
+@pytest.mark.parametrize(
+    "trouble", ["a_rank_leaves", "ranks_disagree", "shutdown_under_a_wait", "exit_with_work_in_flight"]
+)
+def test_trouble(run_ranks, trouble):
+    run_ranks("tensorflow_trouble.py", 2, trouble, **QUIET)
+
+
+def python(code, **environment):
+    command = [sys.executable, "-c", code]
+    environment = clean_environment(**environment, **QUIET)
+    return subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120)
+
+
+def test_imports_alone(tmp_path):
+    """A TensorFlow that is not there, or too old, is said by this adapter and by no other."""
+    (tmp_path / "tensorflow.py").write_text("raise ImportError('there is none')\n")
+    path = os.pathsep.join([str(tmp_path), str(PYTHON)])
+    done = python("import bps; import bps.tensorflow", PYTHONPATH=path)
+    assert done.returncode == 1
+    assert done.stderr.splitlines()[-1].startswith("ImportError: bps.tensorflow needs TensorFlow 2.13 or later")
+    assert "there is none" in done.stderr
+    done = python("import tensorflow as tf; tf.__version__ = '2.9.1'; import bps.tensorflow")
+    assert done.stderr.splitlines()[-1] == "ImportError: bps.tensorflow needs TensorFlow 2.13 or later, and this is 2.9.1"
+    done = python("import bps.tensorflow as b; b.allreduce([1.0])")
+    assert done.stderr.splitlines()[-1].startswith("bps._errors.BpsNotInitializedError")
