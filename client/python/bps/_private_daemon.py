@@ -13,6 +13,7 @@ longer the one of that name, and begins again.
 import fcntl
 import os
 import signal
+import socket
 import stat
 import subprocess
 import sys
@@ -204,7 +205,7 @@ def _keep(folder):
 def _is_ready(daemon):
     try:
         return daemon.says_ready()
-    except TimeoutError:
+    except socket.timeout:  # TimeoutError from Python 3.10 on
         return False
 
 
