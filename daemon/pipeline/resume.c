@@ -144,6 +144,8 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 	job->ledger = TAKE_PTR(ledger);
 	job->ledger_fd = TAKE_FD(kept);
 	take_left(job);
+	log_info("job %s: run %016" PRIx64 ": rank %u is the first to come back after a restart",
+		 job->name, job->number, join->rank);
 	*ret_job = job;
 	return 0;
 }

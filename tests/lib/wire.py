@@ -76,7 +76,8 @@ def zigzag(value):
 
 # -- a trainer's session -------------------------------------------------------------------------------------------
 
-HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE = range(2, 9)
+HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE, RESUME = range(2, 10)
+FEATURE_RESUME = 1
 ENTRY = struct.Struct('<QQIIBBHiIIIIQQQQQQQQQII')
 RING, ENTRIES, SLOT, SLOTS = 4096, 4096, 4096 + 4096 * 128, 4096
 
@@ -115,9 +116,15 @@ class Session:
 
     def request(self, kind, body, fds=()):
         """Sends and waits for the answer: (status, text, fields)."""
-        number = self.post_request(kind, body, fds)
+        return self.answer(self.post_request(kind, body, fds))
+
+    def answer(self, number, keep=None):
+        """Of a request: (status, text, fields). keep: a list for the descriptors beside it, which are closed otherwise."""
         while True:
             fields, got = self.receive()
+            if keep is not None and fields and fields[1] == number:
+                keep += got
+                got = []
             for fd in got:
                 os.close(fd)
             if fields is None:
@@ -125,9 +132,9 @@ class Session:
             if fields[1] == number:
                 return zigzag(fields.get(2, 0)), fields.get(3, b'').decode(), fields
 
-    def hello(self, version=1, version_min=1):
+    def hello(self, version=1, version_min=1, features=0):
         self.n += 1
-        self.send(pack({1: self.n, HELLO: {1: version, 2: version_min, 3: 0, 4: 'wire.py'}}))
+        self.send(pack({1: self.n, HELLO: {1: version, 2: version_min, 3: features, 4: 'wire.py'}}))
         fields, fds = self.receive()
         if fields is None or fields.get(2):
             for fd in fds:
