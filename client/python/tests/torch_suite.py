@@ -21,9 +21,7 @@ EXPECTED = pathlib.Path(__file__).with_name("torch_suite.txt")
 def arguments():
     parser = argparse.ArgumentParser(prog="torch-suite")
     parser.add_argument("-np", "--ranks", type=int, default=4, help="processes of each test (4)")
-    parser.add_argument(
-        "--as", dest="name", default="bps", choices=["bps", "gloo", "mpi"], help="whose tests (bps)"
-    )
+    parser.add_argument("--as", dest="name", default="bps", choices=["bps", "gloo", "mpi"], help="whose tests (bps)")
     parser.add_argument("--list", action="store_true", help="say which tests there are")
     parser.add_argument("--quiet", action="store_true", help="say only what failed, and the counts")
     parser.add_argument("--log", metavar="FILE", help="where all other output goes (none: nowhere else)")

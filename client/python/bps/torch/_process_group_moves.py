@@ -190,7 +190,7 @@ def _fold_of(dtype, op):
             if str(dtype).startswith("torch.float8"):
                 break
             return torch.logical_and if fold is torch.mul and dtype == torch.bool else fold
-    raise TypeError(f"bps has no reduction {op} of {dtype} tensors")
+    raise TypeError(f"bps has no reduction {op.op} of {dtype} tensors")
 
 
 def _fold(parts, op):

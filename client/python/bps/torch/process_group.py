@@ -29,6 +29,7 @@ from .._library import VARIABLE, SubmitParams
 from .._ops import Handle
 from . import _futures
 from . import _process_group_moves as moves
+from . import _process_group_sparse
 from ._process_group_layout import agree, connect
 
 SLOTS = 16
@@ -256,6 +257,7 @@ class ProcessGroupBps(dist.ProcessGroup):
         self._lock = threading.Lock()
         self._calls = 0  # under the lock
         self._pairs = {}  # under the lock: rank: _Pair
+        self._sparse = None  # under the lock: the Handle of the last sparse call
         self._group_name = ""
         self._group_desc = "undefined"
         self._show_devices()
@@ -342,20 +344,45 @@ class ProcessGroupBps(dist.ProcessGroup):
                     self._calls += 1
                     name = f"{self._calls % SLOTS}.{move.dtype.name.lower()}"
                     requests.append(_submit(self._client, name, move, timeout_ms))
-            return self._work(Handle(_steps(requests, moved, result)), result, opts)
         except BpsError as error:
             raise failure(error) from error
+        return self._work(Handle(_steps(requests, moved, result)), result, opts)
 
     def _work(self, handle, tensors, opts):
         if not getattr(opts, "asyncOp", True):
-            handle.wait()
+            try:
+                handle.wait()
+            except BpsError as error:
+                raise failure(error) from error
         return Work(tensors, self._client, handle)
 
     # -- Reductions
 
     def allreduce(self, tensors, opts=None):
         opts = opts or dist.AllreduceOptions()
+        if any(t.layout != torch.strided for t in tensors):
+            return self._allreduce_sparse(tensors, opts)
         return self._run([moves.allreduce(t, opts.reduceOp, self._me, self._n) for t in tensors], tensors, opts)
+
+    def _allreduce_sparse(self, tensors, opts):
+        (tensor,) = tensors
+        _process_group_sparse.check(tensor, opts.reduceOp)
+        timeout_ms = self._timeout(opts)
+
+        def submit(name, moved):
+            names = [f"{name}.{i}" for i in range(len(moved))]
+            return _All([_submit(self._client, n, move, timeout_ms) for n, move in zip(names, moved)])
+
+        with self._lock:
+            before = _process_group_sparse.Turn(self._sparse) if self._sparse else None
+            steps = _process_group_sparse.all_reduce(tensor, opts.reduceOp, self._me, self._n, before, submit)
+            try:
+                self._sparse = handle = Handle(steps)
+            except BpsError as error:
+                raise failure(error) from error
+        return self._work(handle, tensors, opts)
+
+    allreduce_sparse = allreduce
 
     def allreduce_coalesced(self, tensors, opts=None):
         return self.allreduce(tensors, opts or dist.AllreduceCoalescedOptions())
@@ -423,9 +450,9 @@ class ProcessGroupBps(dist.ProcessGroup):
         try:
             self._client.check_process()
             request = self._client.barrier(self._timeout(opts) / 1000)
-            return self._work(Handle(_steps([request], [], [])), [], opts)
         except BpsError as error:
             raise failure(error) from error
+        return self._work(Handle(_steps([request], [], [])), [], opts)
 
     def monitored_barrier(self, timeout=None, wait_all_ranks=False):
         """A barrier whose error names all missing ranks, which every barrier's does."""

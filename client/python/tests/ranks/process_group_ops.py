@@ -103,7 +103,29 @@ def check_all_reduce():
     refused(TypeError, "average of torch.bool", dist.all_reduce, torch.ones(2, dtype=torch.bool), op=Op.AVG)
     refused(TypeError, "integers and bool", dist.all_reduce, torch.ones(2), op=Op.BXOR)
     refused(TypeError, "max of torch.uint32", dist.all_reduce, torch.ones(2, dtype=torch.uint32), op=Op.MAX)
-    refused(TypeError, "to_dense()", dist.all_reduce, torch.ones(2).to_sparse())
+    refused(TypeError, "to_dense()", dist.all_reduce, torch.ones(2, 2).to_sparse_csr())
+
+
+def check_sparse():
+    """Rank r has r elements or more, some of them twice, some where others have theirs, and some ranks none."""
+
+    def sparse(rank):
+        generator = torch.Generator().manual_seed(rank)
+        places = torch.randint(0, 9, (1, 2 * rank), generator=generator)
+        return torch.sparse_coo_tensor(places, torch.randn(2 * rank, 3, generator=generator), (9, 3))
+
+    for op in (Op.SUM, Op.AVG):
+        expected = total([sparse(r).to_dense() for r in range(SIZE)], op)
+        mine = sparse(RANK)
+        dist.all_reduce(mine, op=op)
+        assert torch.allclose(mine.to_dense(), expected, atol=1e-6), op
+        both = [sparse(RANK) for _ in range(20)]
+        works = [dist.all_reduce(each, op=op, async_op=True) for each in both]
+        works[3].get_future()
+        for work in reversed(works):
+            work.wait()
+        assert all(torch.equal(each.to_dense(), mine.to_dense()) for each in both)
+    refused(TypeError, "SUM and AVG", dist.all_reduce, sparse(RANK), op=Op.MAX)
 
 
 def check_factors():

@@ -144,6 +144,21 @@ def check_ddp_with_join():
     both(with_group)
 
 
+def check_ddp_of_sparse_gradients():
+    def with_group(group):
+        torch.manual_seed(1)
+        net = DistributedDataParallel(torch.nn.EmbeddingBag(50, 4, sparse=True), process_group=group)
+        optimizer = torch.optim.SparseAdam(net.parameters(), 0.01)
+        for step in range(STEPS):
+            optimizer.zero_grad()
+            words = torch.randint(0, 50, (3, 4), generator=torch.Generator().manual_seed(10 * step + RANK))
+            net(words).square().sum().backward()
+            optimizer.step()
+        return weights(net)
+
+    both(with_group)
+
+
 def check_no_sync_and_buffers():
     def with_group(group):
         torch.manual_seed(1)
