@@ -1,7 +1,8 @@
 """Tells PyTorch that there is a backend called "bps" for torch.distributed.
 
-torch calls register() at the end of "import torch" (the entry point torch.backends), so this imports nothing else: what
-the backend is made of comes with the first process group. bps.torch calls it too, for where the package is not installed.
+torch calls register() at the end of "import torch" (the entry point torch.backends), so this imports nothing else:
+what the backend is made of comes with the first process group. bps.torch calls it too, for where the package is not
+installed.
 """
 
 DEVICES = ["cpu", "cuda"]

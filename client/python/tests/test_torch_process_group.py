@@ -1,4 +1,4 @@
-"""torch.distributed over bps, in several ranks. A rank takes seconds to import PyTorch, so each spawn makes many checks."""
+"""torch.distributed over bps. A rank takes seconds to import PyTorch, so each spawn makes many checks."""
 
 import os
 import re

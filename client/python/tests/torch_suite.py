@@ -1,10 +1,11 @@
-"""Runs PyTorch's own tests of torch.distributed, which come with it, with the backend bps. scripts/torch-suite calls it.
+"""Runs PyTorch's own tests of torch.distributed, which come with it, with the backend bps, for scripts/torch-suite.
 
-Each test is run by a number of processes, forked from this one, which has imported PyTorch once. Tests that torch_suite.txt
-names are expected to fail, for the reason it gives; any other that fails, and any of those that passes, is an error.
+Each test is run by a number of processes, forked from this one, which has imported PyTorch once. Tests that
+torch_suite.txt names are expected to fail, for the reason it gives; any other that fails, and any of those that passes,
+is an error.
 
-Many tests are only for some backends that they know, mostly for gloo or for mpi, though they hold for any. --as gloo lets
-bps pass for that when the tests are chosen.
+Many tests are only for some backends that they know, mostly for gloo or for mpi, though they hold for any. --as gloo
+lets bps pass for that when the tests are chosen.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Who the ranks of a process group are to bps: which job they form, and which of them are on one machine.
 
-Nothing of that is taken from the environment. The ranks tell each other through the group's store; rank 0 draws the job's
-name and its secret.
+Nothing of that is taken from the environment. The ranks tell each other through the group's store; rank 0 draws the
+job's name and its secret.
 """
 
 import ctypes
@@ -53,7 +53,7 @@ def _machine():
 
 
 class Layout:
-    """A job: its name, its secret, and for each rank the number of its machine. Machines are numbered by their first rank."""
+    """A job: its name, its secret, and each rank's machine. Machines are numbered in the order of their first ranks."""
 
     def __init__(self, job, secret, machines):
         self.job = job

@@ -1,8 +1,8 @@
 """What each collective is on the wire: tensors in, one operation of bps, tensors out.
 
-A Move is one operation of a group's job: memory to read, memory to write, and what remains to be done when it is complete.
-Memory is the tensor's own where that is contiguous and on the CPU, and else a copy. What only moves travels as bytes, so
-that tensors of any type can; what is summed travels in the types that bps adds.
+A Move is one operation of a group's job: memory to read, memory to write, and what remains to be done when it is
+complete. Memory is the tensor's own where that is contiguous and on the CPU, and else a copy. What only moves travels
+as bytes, so that tensors of any type can; what is summed travels in the types that bps adds.
 """
 
 import ctypes

@@ -1,7 +1,7 @@
-"""all_reduce of sparse tensors (COO): everybody gets everybody's elements, and adds up those of one place in rank order.
+"""all_reduce of sparse tensors (COO): everybody gets all elements, and adds up those of one place in rank order.
 
-That takes two rounds, since no rank knows how many elements the others have. Calls of a group take their turns, so that the
-second rounds come in one order on all ranks.
+That takes two rounds, since no rank knows how many elements the others have. Calls of a group take their turns, so that
+the second rounds come in one order on all ranks.
 """
 
 import torch

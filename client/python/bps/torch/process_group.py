@@ -1,14 +1,14 @@
 """torch.distributed over bps: init_process_group("bps").
 
-Each group is a job of its own, and so is each pair of its ranks that exchange messages with send() and recv(). A group's
-calls are numbered; a call's number says under which name it travels, so that ranks that do not do the same are told of it
-at once, and calls up to SLOTS apart do not wait for one another.
+Each group is a job of its own, and so is each pair of its ranks that exchange messages with send() and recv(). A
+group's calls are numbered; a call's number says under which name it travels, so that ranks that do not do the same are
+told of it, and calls less than SLOTS apart do not wait for one another.
 
 Threads. Who waits for a call sees to its end; where C++ or a user asks for a future instead, the thread of the group's
 client does (see _futures). Calls may come from any thread, in the same order on all ranks.
 
-The group is a subclass of torch's ProcessGroup and not of Backend, since C++ wraps what a Backend returns and then never
-calls it completed. Its Work is a subclass too, since one that torch makes from a future does not tell of errors.
+The group is a subclass of torch's ProcessGroup and not of Backend, since C++ wraps what a Backend returns and then
+never calls it completed. Its Work is a subclass too, since one that torch makes from a future does not tell of errors.
 """
 
 import atexit
@@ -100,7 +100,7 @@ def _submit(client, name, move, timeout_ms):
 
 
 class _Pair:
-    """The job of two ranks that send to each other. It forms while the first messages wait; nobody else waits for it."""
+    """The job of two ranks that send to each other. It forms while the first messages wait, which nobody else does."""
 
     def __init__(self, layout, rank, timeout_ms):
         self._rank = rank  # in the pair

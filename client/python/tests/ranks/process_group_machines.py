@@ -1,6 +1,5 @@
 """Ranks that several daemons serve, numbered across the machines: what is reduced depends on who is where."""
 
-import os
 import sys
 from datetime import timedelta
 

@@ -1,6 +1,5 @@
 """Training over bps: the same as over gloo, and as one process that sums the ranks' shares in their order."""
 
-import copy
 import os
 import sys
 from datetime import timedelta

@@ -1,4 +1,4 @@
-"""One kind of trouble for each function; run by their names, each with a group of its own. Two ranks, unless one says so."""
+"""One kind of trouble for each function; run by their names, each with a group of its own. Two ranks, if not said."""
 
 import os
 import signal
