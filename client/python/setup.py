@@ -1,6 +1,6 @@
 """Builds the package; pyproject.toml says what it is.
 
-BPS_BUNDLE_DIR, a build folder or an installation of bps, puts its library and its programs into the wheel, which then is for
+BPS_BUNDLE_DIR, a build folder or an installation of bps, puts its libraries and programs into the wheel, which then is for
 this kind of machine only. Without it the wheel is pure Python and finds the library in the system.
 """
 
@@ -15,7 +15,7 @@ try:
 except ImportError:  # setuptools before 70.1
     from wheel.bdist_wheel import bdist_wheel
 
-BUNDLED = ("libbps_client.so.0", "libbps_tensorflow.so", "bps-daemon", "bpsctl")
+BUNDLED = ("libbps_client.so.0", "libbps_jax.so", "libbps_tensorflow.so", "bps-daemon", "bpsctl")
 
 
 def find(top, name):

@@ -1,0 +1,108 @@
+"""bps for JAX, inside and outside of jit.
+
+import bps.jax as bps
+bps.init()
+params = bps.broadcast_parameters(params, root_rank=0)
+optimizer = bps.DistributedOptimizer(optax.sgd(0.1))            # or:
+loss, gradients = bps.value_and_grad(loss_of)(params, batch)    # of the average over all ranks
+"""
+
+import atexit
+import sys
+
+OLDEST = (0, 10, 0)
+
+try:
+    import jax
+except ImportError as error:
+    raise ImportError(f"bps.jax needs JAX {'.'.join(map(str, OLDEST))} or later: {error}") from error
+if jax.__version_info__ < OLDEST:
+    raise ImportError(f"bps.jax needs JAX {'.'.join(map(str, OLDEST))} or later; this is {jax.__version__}")
+
+from .. import (
+    Average,
+    BpsCanceledError,
+    BpsConnectionError,
+    BpsError,
+    BpsNotInitializedError,
+    BpsTimeoutError,
+    BpsValueError,
+    Max,
+    Min,
+    Sum,
+    init,
+    is_initialized,
+    local_rank,
+    local_size,
+    rank,
+    shutdown,
+    size,
+)
+from .. import _horovod
+from .._horovod import *  # noqa: F403
+from .compression import Compression
+from .gradients import DistributedOptimizer, allreduce_gradients, distributed, grad, value_and_grad
+from .ops import (
+    allgather,
+    allgather_object,
+    allreduce,
+    alltoall,
+    barrier,
+    broadcast,
+    broadcast_object,
+    broadcast_parameters,
+    push_pull,
+    reducescatter,
+    synchronize,
+)
+
+
+@atexit.register  # after JAX's own, so it runs before
+def _at_exit():
+    """What is under way may be what other ranks wait for: it is waited for, unless this rank has failed."""
+    if is_initialized():
+        if getattr(sys, "last_value", None) is None:
+            try:
+                synchronize()
+            except Exception as error:
+                print(f"bps.jax: what was under way at exit failed: {error}", file=sys.stderr)
+        shutdown()
+
+
+__all__ = [
+    *_horovod.NAMES,
+    "Average",
+    "BpsCanceledError",
+    "BpsConnectionError",
+    "BpsError",
+    "BpsNotInitializedError",
+    "BpsTimeoutError",
+    "BpsValueError",
+    "Compression",
+    "DistributedOptimizer",
+    "Max",
+    "Min",
+    "Sum",
+    "allgather",
+    "allgather_object",
+    "allreduce",
+    "allreduce_gradients",
+    "alltoall",
+    "barrier",
+    "broadcast",
+    "broadcast_object",
+    "broadcast_parameters",
+    "distributed",
+    "grad",
+    "init",
+    "is_initialized",
+    "local_rank",
+    "local_size",
+    "push_pull",
+    "rank",
+    "reducescatter",
+    "shutdown",
+    "size",
+    "synchronize",
+    "value_and_grad",
+]
