@@ -1,0 +1,216 @@
+"""Operations on NDArrays.
+
+Those that know the size of their result before are the engine's: they return at once, and who reads the result waits.
+allgather, alltoall and reducescatter wait.
+"""
+
+import mxnet
+import numpy as np
+from mxnet import autograd
+
+import bps
+
+from .. import _client, _ops
+from .._horovod import check_process_set
+from .._library import DType, Reduction
+from .._ops import choose_reduction
+from . import _engine
+from .compression import from_params, wire_dtype
+
+DTYPES = {t.name.lower() for t in DType} - {"bfloat16", "int16"}  # what an NDArray can be of
+
+
+def _check(tensor):
+    if not isinstance(tensor, mxnet.nd.NDArray):
+        raise TypeError(f"bps.mxnet takes NDArrays, not {type(tensor).__name__}")
+    if tensor.stype != "default":
+        raise TypeError(
+            f"bps.mxnet takes dense arrays: call tostype('default') on one of storage type {tensor.stype!r}"
+        )
+    if not tensor.context.device_type.startswith("cpu"):
+        raise TypeError(f"bps.mxnet takes arrays on the CPU: call as_in_context(mx.cpu()) on one on {tensor.context}")
+    dtype = np.dtype(tensor.dtype).name
+    if dtype not in DTYPES:
+        raise TypeError(f"bps.mxnet has no element type for {dtype}; there are: {', '.join(sorted(DTYPES))}")
+    return dtype
+
+
+def _one(request):
+    yield request
+
+
+def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, postscale=1.0):
+    """Starts an operation on a slot: tensor goes in, submit(span) gives the request, target gets what comes out."""
+    if not tensor.size:
+        return target
+    full = _ops.tensor_name(kind, name, DType[dtype.upper()], tensor.size)
+    slot = _engine.slot_of(full, tensor.shape, dtype)
+    with autograd.pause():
+        slot.array[:] = tensor if prescale == 1.0 else tensor * prescale
+        _engine.push(slot, lambda: _one(submit(slot.span)), priority)
+        target[:] = slot.array if postscale == 1.0 else slot.array.astype(target.dtype) * postscale
+    return target
+
+
+# -- push_pull, allreduce
+
+
+def allreduce_(
+    tensor,
+    average=None,
+    name=None,
+    priority=0,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    op=None,
+    compression=None,
+):
+    """Reduces tensor over all ranks, into itself: op is Average, Sum, Min or Max. A larger priority is more urgent."""
+    check_process_set(process_set)
+    _engine.raise_failure()
+    dtype = _check(tensor)
+    reduction = choose_reduction(average, op)
+    if dtype == "bool" and reduction == Reduction.AVERAGE:
+        raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
+    dtype = wire_dtype(compression, dtype) if compression is not None else dtype
+
+    def submit(span):
+        return _ops.push_pull(span, span, reduction, name, priority)
+
+    return _move(tensor, tensor, "push_pull", name, dtype, submit, priority, prescale_factor, postscale_factor)
+
+
+def allreduce(tensor, *arguments, **more):
+    """As allreduce_(), into a new array."""
+    _check(tensor)
+    with autograd.pause():
+        return allreduce_(tensor.copy(), *arguments, **more)
+
+
+def _group_names(tensors, name):
+    return [f"{name or 'noname.group'}.{i}" if name else None for i in range(len(tensors))]
+
+
+def grouped_allreduce_(tensors, average=None, name=None, priority=0, **more):
+    """allreduce_() of each of a list. They travel side by side, as all operations do."""
+    names = _group_names(tensors, name)
+    return [allreduce_(t, average, n, priority, **more) for t, n in zip(tensors, names)]
+
+
+def grouped_allreduce(tensors, average=None, name=None, priority=0, **more):
+    """allreduce() of each of a list."""
+    return grouped_allreduce_([_copied(t) for t in tensors], average, name, priority, **more)
+
+
+def _copied(tensor):
+    _check(tensor)
+    with autograd.pause():
+        return tensor.copy()
+
+
+def push_pull(tensor, version=0, priority=0, name=None, is_average=True):
+    """BytePS's: the average (or sum) over all ranks, into tensor itself. version has no effect."""
+    return allreduce_(tensor, average=bool(is_average), name=name, priority=priority)
+
+
+byteps_push_pull = push_pull
+
+
+def declare(name, **compression):
+    """BytePS's: names a tensor ahead. Names need no declaring: they are the same on all ranks. byteps_... are
+    refused."""
+    from_params(
+        {key[7:]: value for key, value in compression.items() if key.startswith("byteps_")}, f"declare({name!r})"
+    )
+
+
+byteps_declare_tensor = declare
+
+
+# -- broadcast
+
+
+def broadcast_(tensor, root_rank, name=None, priority=0, process_set=None):
+    """Writes tensor of rank root_rank into tensor of every rank."""
+    check_process_set(process_set)
+    _engine.raise_failure()
+    dtype = _check(tensor)
+    if not 0 <= root_rank < _client.current().size:
+        raise ValueError(f"root rank {root_rank} is not one of the {_client.current().size} ranks")
+    return _move(
+        tensor,
+        tensor,
+        "broadcast",
+        name,
+        dtype,
+        lambda span: _ops.broadcast(span, root_rank, name, priority),
+        priority,
+    )
+
+
+def broadcast(tensor, root_rank, name=None, priority=0, process_set=None):
+    """tensor of rank root_rank, as a new array."""
+    return broadcast_(_copied(tensor), root_rank, name, priority, process_set)
+
+
+# -- allgather, alltoall, reducescatter: along the first dimension. They wait, for their sizes are the ranks' own.
+
+
+def _on_host(tensor):
+    _engine.raise_failure()
+    _check(tensor)
+    return tensor.asnumpy()
+
+
+def _array(values):
+    return (
+        mxnet.nd.array(values, dtype=values.dtype) if values.size else mxnet.nd.zeros(values.shape, dtype=values.dtype)
+    )
+
+
+def allgather(tensor, name=None, priority=0, process_set=None):
+    """tensor of rank 0, rank 1, ... one after the other; the first dimension may differ."""
+    check_process_set(process_set)
+    return _array(bps.allgather(_on_host(tensor), name))
+
+
+def grouped_allgather(tensors, name=None, priority=0, process_set=None):
+    """allgather() of each of a list."""
+    return [allgather(t, n, priority, process_set) for t, n in zip(tensors, _group_names(tensors, name))]
+
+
+def alltoall(tensor, splits=None, name=None, priority=0, process_set=None):
+    """Sends splits[r] rows to rank r; returns the rows that came from rank 0, rank 1, ...
+
+    Without splits, tensor is cut evenly. With splits, returns (tensor, rows from each rank).
+    """
+    check_process_set(process_set)
+    if splits is None:
+        return _array(bps.alltoall(_on_host(tensor), None, name))
+    cut = splits.asnumpy() if isinstance(splits, mxnet.nd.NDArray) else splits
+    rows, received = bps.alltoall(_on_host(tensor), [int(n) for n in cut], name)
+    return _array(rows), mxnet.nd.array(received, dtype="int32")
+
+
+def reducescatter(tensor, op=Reduction.AVERAGE, name=None, priority=0, process_set=None):
+    """This rank's share of the rows of the reduction; the first ranks get one more if uneven."""
+    check_process_set(process_set)
+    return _array(bps.reducescatter(_on_host(tensor), op, name))
+
+
+def grouped_reducescatter(tensors, op=Reduction.AVERAGE, name=None, priority=0, process_set=None):
+    """reducescatter() of each of a list."""
+    return [reducescatter(t, op, n, priority, process_set) for t, n in zip(tensors, _group_names(tensors, name))]
+
+
+def synchronize():
+    """Returns when every operation so far is complete. Raises the failure of one, if it has not been raised before."""
+    _engine.drain()
+    _engine.raise_failure()
+
+
+def barrier():
+    """Returns when every rank has called it, after all operations before it."""
+    synchronize()
+    bps.barrier()
