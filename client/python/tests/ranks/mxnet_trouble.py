@@ -1,0 +1,125 @@
+"""What goes wrong under bps.mxnet: one kind of trouble for each function; run by its name. Two ranks."""
+
+import os
+import signal
+import sys
+import time
+
+import mxnet as mx
+
+import bps.mxnet as bps
+
+
+def ones():
+    return mx.nd.ones((1000,))
+
+
+def expect(kind, function, *words):
+    try:
+        function()
+    except kind as error:
+        for word in words:
+            assert word in str(error), error
+        return
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def flag(name):
+    return os.path.join(os.path.dirname(os.environ["BPS_SOCKET"]), name)
+
+
+def raise_flag(name):
+    """Tells the other rank without bps."""
+    open(flag(name), "w").close()
+
+
+def await_flag(name):
+    while not os.path.exists(flag(name)):
+        time.sleep(0.01)
+
+
+def total(x, name="x"):
+    return bps.allreduce(x, average=False, name=name)
+
+
+def a_rank_is_killed():
+    bps.init()
+    assert total(ones())[0].asscalar() == 2
+    if bps.rank() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    result = total(ones()) + 1  # what depends on it fails as it does
+    expect(mx.base.MXNetError, result.asnumpy, "rank 1")
+    expect(bps.BpsConnectionError, lambda: total(ones()), "rank 1")
+
+
+def an_exception():
+    bps.init()
+    assert total(ones())[0].asscalar() == 2
+    if bps.rank() == 1:
+        total(ones(), "never")  # what is under way does not hold it up
+        raise RuntimeError("out of ideas")
+    result = total(ones())
+    expect(mx.base.MXNetError, result.asnumpy, "rank 1")
+
+
+def a_rank_does_not_come():
+    bps.init(request_timeout=3)
+    assert total(ones())[0].asscalar() == 2
+    if bps.rank() == 0:
+        result = total(ones())
+        expect(mx.base.MXNetError, result.asnumpy, "rank 1")
+        expect(bps.BpsTimeoutError, bps.synchronize, "rank 1")
+        raise_flag("late")
+    await_flag("late")
+    if bps.rank() == 1:
+        result = total(ones())  # its part of the round that failed
+        expect(mx.base.MXNetError, result.asnumpy, "rank 1")
+        expect(bps.BpsError, bps.synchronize)
+    bps.barrier()
+    assert total(ones())[0].asscalar() == 2  # the job goes on
+
+
+def ranks_disagree():
+    bps.init()
+    result = total(mx.nd.ones((10 + bps.rank(),)), "wrong")
+    expect(mx.base.MXNetError, result.asnumpy, "rank")
+    expect(bps.BpsValueError, bps.synchronize, "rank")
+    expect(bps.BpsValueError, lambda: (total(mx.nd.ones((3,)), "wrong"), bps.synchronize()), "declared before")
+    bps.barrier()
+
+
+def exit_with_work_under_way():
+    """What other ranks wait for is not given up by a rank that ends well."""
+    bps.init()
+    x = mx.nd.ones((1 << 20,))
+    for i in range(5):
+        x = total(mx.nd.sin(x), f"e{i}") * 0.5
+    if bps.rank() == 0:
+        x.wait_to_read()
+
+
+def exit_with_work_that_nobody_joins():
+    bps.init()
+    total(ones()).wait_to_read()
+    if bps.rank() == 0:
+        for i in range(3):
+            total(ones(), f"never.{i}")
+        raise_flag("out")
+    await_flag("out")
+
+
+def shutdown_and_init_again():
+    for turn in range(3):
+        bps.init(job=f"{os.environ['BPS_JOB']}.{turn}")
+        assert total(ones())[0].asscalar() == 2
+        bps.barrier()
+        bps.shutdown()
+        expect(bps.BpsNotInitializedError, lambda: total(ones()))
+
+
+if __name__ == "__main__":
+    for name in sys.argv[1:]:
+        globals()[name]()
+        if bps.is_initialized() and len(sys.argv) > 2:
+            bps.barrier()
+    print("done", flush=True)
