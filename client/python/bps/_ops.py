@@ -165,7 +165,7 @@ class Rows:
             raise ValueError(f"{numbers.count} row numbers of {kind} for {values.count} elements in rows of {width}")
 
 
-def push_pull_rows(source, table, target, reduction, name=None, priority=0, full=None):
+def push_pull_rows(source, table, target, reduction, name=None, priority=0, timeout=None, full=None):
     """source, target: Rows of a table of so many rows; target is the room for the result. How many rows of it came is the
     request's .rows. full: the tensor's whole name, to share the one of a push_pull().
     """
@@ -180,6 +180,7 @@ def push_pull_rows(source, table, target, reduction, name=None, priority=0, full
         input_count=source.values.count,
         output_count=target.values.count,
         priority=priority,
+        timeout_ms=_client.milliseconds(timeout),
         width=width,
         input_rows=source.numbers.address,
         output_rows=target.numbers.address,

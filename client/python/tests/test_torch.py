@@ -1,7 +1,9 @@
 """PyTorch, in several ranks, through one daemon. A rank takes seconds to import it, so each spawn makes many checks."""
 
+import argparse
 import importlib.util
 import json
+import pathlib
 import subprocess
 import sys
 
@@ -52,6 +54,29 @@ def test_futures(run_ranks):
 def test_futures_when_a_rank_is_killed(run_launch):
     done = run_launch("-np", 2, sys.executable, RANKS / "torch_futures.py", "a_rank_is_killed")
     assert done.returncode == 137 and "[0] named" in done.stdout, done.stdout + done.stderr
+
+
+def test_sparse(run_ranks):
+    run_ranks("torch_sparse.py", 2)
+
+
+def test_sparse_of_three_ranks_through_a_server_in_small_parts(run_ranks):
+    run_ranks("torch_sparse.py", 3, BPS_FORCE_DISTRIBUTED=1, BPS_PART_BYTES="4K")
+
+
+def test_embeddings_train_the_same_on_four_ranks(run_launch, tmp_path):
+    single, four = tmp_path / "single.json", tmp_path / "four.json"
+    (tmp_path / "text").mkdir()
+    (tmp_path / "text" / "some.py").write_text(pathlib.Path(argparse.__file__).read_text() * 5)
+    options = ("--text", tmp_path / "text", "--words", 2000, "--steps", 150, "--batch", 64, "--lr", 30)
+    options = list(map(str, options))
+    done = example("train_embedding.py", "--single", "--log", single, *options)
+    assert done.returncode == 0, done.stderr
+    done = run_launch("-np", 4, sys.executable, EXAMPLES / "train_embedding.py", "--log", four, *options)
+    assert done.returncode == 0, done.stderr
+    one, other = json.loads(single.read_text())["losses"], json.loads(four.read_text())["losses"]
+    assert len(one) == 150 and sum(one[-20:]) < 0.97 * sum(one[:20])
+    assert max(abs(a - b) for a, b in zip(one, other)) < 1e-3
 
 
 def test_minimal(run_launch):

@@ -23,7 +23,7 @@ from .. import _client, _ops
 from .._client import Arena
 from .._errors import BpsTimeoutError
 from .._library import SIZES, Reduction
-from . import ops
+from . import ops, sparse
 from .compression import Compression
 
 ALIGNMENT = 64  # of each gradient in its arena: a cache line, and the widest vector register
@@ -41,13 +41,14 @@ class Slot:
     wire: what the daemon works on, in shared memory; the same tensor as grad if that can be.
     """
 
-    __slots__ = ("parameter", "name", "grad", "wire", "ctx", "bucket", "passes_left", "hook", "keep")
+    __slots__ = ("parameter", "name", "grad", "wire", "ctx", "bucket", "passes_left", "hook", "watch", "keep", "rows")
 
     def __init__(self, parameter, name, passes):
         self.parameter = parameter
         self.name = name
         self.passes_left = passes
-        self.grad = self.wire = self.ctx = self.bucket = self.hook = self.keep = None
+        self.grad = self.wire = self.ctx = self.bucket = self.hook = self.watch = self.keep = None
+        self.rows = None  # a SparseGradient, once one has come
 
 
 class Bucket:
@@ -67,17 +68,29 @@ class Bucket:
 
 class Gradients:
     """named_parameters: pairs. groups: lists of parameters that travel together. track_use: the ranks tell one another
-    which parameters they used; those that nobody did are in unused() after synchronize().
+    which parameters they used; those that nobody did are in unused() after synchronize(). sparse_as_dense: gradients that
+    are sparse are added to dense ones and travel whole.
     """
 
     attaches = True  # p.grad is in shared memory before the first backward pass, not from then on
 
-    def __init__(self, named_parameters, compression, passes, op, predivide, groups=(), track_use=False):
+    def __init__(
+        self,
+        named_parameters,
+        compression,
+        passes,
+        op,
+        predivide,
+        groups=(),
+        track_use=False,
+        sparse_as_dense=False,
+    ):
         self.compression = compression
         self.passes = passes
         self.op = op
         self.predivide = predivide
         self.track_use = track_use
+        self.sparse_as_dense = sparse_as_dense
         self.slots = []
         self.buckets = []
         self.arenas = []  # uint8 tensors that hold nothing but gradients
@@ -183,6 +196,12 @@ class Gradients:
             if gradients is not None:
                 gradients.ready(slot)
 
+        def before_ready(grad):
+            gradients = mine()
+            if gradients is not None and sparse.travels_by_rows(grad):
+                gradients.send_rows(slot)
+
+        slot.watch = parameter.register_hook(before_ready)
         if hasattr(parameter, "register_post_accumulate_grad_hook"):
             slot.hook = parameter.register_post_accumulate_grad_hook(ready)
         else:
@@ -199,11 +218,27 @@ class Gradients:
         for slot in given_up.slots:
             if slot.parameter is parameter:
                 slot.hook.remove()
+                slot.watch.remove()
                 self.slots.remove(slot)
             else:
                 self.buckets.append(Bucket([slot], given_up.priority))
                 slot.bucket.wire = slot.wire
                 self._declare(slot.bucket)
+
+    def send_rows(self, slot):
+        """A gradient that is about to be added is the first that is sparse: of this one only rows travel from now on."""
+        alone = len(slot.bucket.slots) == 1 and slot.passes_left == self.passes
+        if slot.rows is not None or self.sparse_as_dense or self._compresses() or not alone:
+            return
+        dtype = self._wire_dtype(slot.parameter)
+        full = _ops.tensor_name("push_pull", slot.bucket.name, ops.DTYPES[dtype], slot.parameter.numel())
+        slot.rows = sparse.SparseGradient(
+            slot.parameter, self.op, full, slot.bucket.priority, self.predivide, dtype
+        )
+        if slot.grad is not None:
+            self.arenas = sparse.without(self.arenas, slot.grad)
+        if slot.parameter.grad is slot.grad:
+            slot.parameter.grad = None
 
     # -- Each step
 
@@ -253,6 +288,9 @@ class Gradients:
     @torch.no_grad()
     def _submit(self, bucket):
         """Decides how a bucket's gradients are sent, and sends them."""
+        if bucket.slots[0].rows is not None:
+            bucket.request = bucket.slots[0].rows.start()
+            return
         for slot in bucket.slots:
             self._pack(slot)
         if self._compresses():
@@ -279,6 +317,9 @@ class Gradients:
 
     @torch.no_grad()
     def _unpack(self, slot):
+        if slot.rows is not None:
+            slot.rows.finish()
+            return
         grad = slot.parameter.grad
         result = self.compression.decompress(slot.wire, slot.ctx) if self._compresses() else slot.wire
         if result is not grad:
@@ -343,7 +384,9 @@ class Gradients:
         for arena in self.arenas:
             arena.zero_()
         for slot in self.slots:
-            if slot.grad is not None:
+            if slot.rows is not None:
+                slot.parameter.grad = None
+            elif slot.grad is not None:
                 slot.parameter.grad = slot.grad
             elif slot.parameter.grad is not None:
                 slot.parameter.grad.zero_()
@@ -395,7 +438,7 @@ class Gradients:
     def _contribute_nothing(self):
         """A step of a rank that has joined."""
         for bucket in self.buckets:
-            if self._compresses():
+            if self._compresses() or bucket.slots[0].rows is not None:
                 self._submit(bucket)  # of gradients that join() has zeroed
                 continue
             bucket.wire.zero_()

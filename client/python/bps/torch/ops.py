@@ -14,7 +14,7 @@ import torch
 from .. import _client, _ops
 from .._library import DType, Reduction
 from .._ops import Handle, Span, choose_reduction
-from . import process_sets
+from . import process_sets, sparse
 from .compression import Compression
 
 DTYPES = {
@@ -35,7 +35,7 @@ _said_staging = False
 
 def check_tensor(tensor, what="the tensor"):
     if tensor.layout != torch.strided:
-        raise TypeError(f"{what} is sparse; bps takes dense tensors: call to_dense() on it")
+        raise TypeError(f"{what} is sparse, or of another layout than bps takes here: call to_dense() on it")
     if tensor.dtype not in DTYPES:
         raise TypeError(f"bps has no element type for {what}, which is of {tensor.dtype}")
 
@@ -105,6 +105,8 @@ class _Reducing:
         return self.named(None if self.name is None else f"{self.name}.grad")
 
     def start(self, tensor, in_place):
+        if sparse.is_sparse(tensor):
+            return sparse.start(tensor, self, in_place)
         host = _on_host(tensor)
         source = _scaled(host, self.prescale)
         ours = source.data_ptr() != tensor.data_ptr()  # a copy already, which may be overwritten

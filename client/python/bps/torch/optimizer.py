@@ -129,6 +129,7 @@ def DistributedOptimizer(
     gradient_predivide_factor=1.0,
     num_groups=0,
     groups=None,
+    sparse_as_dense=False,
     process_set=None,
 ):
     """Makes an optimizer step with gradients that are averaged (op: or summed, ...) over all ranks.
@@ -140,6 +141,9 @@ def DistributedOptimizer(
 
     groups: lists of parameters that travel together, or their number, as num_groups; each is sent with the last of its
     gradients. process_set: as Horovod's; see process_sets.
+
+    Of a gradient that is sparse, as nn.Embedding(sparse=True) makes it, only rows travel, and it stays sparse; its first
+    must come in the same step on every rank. Not so with sparse_as_dense, in groups, and with a compressor of your own.
     """
     process_sets.check(process_set)
     op = Reduction(op)
@@ -149,7 +153,18 @@ def DistributedOptimizer(
         raise ValueError("the optimizer is a DistributedOptimizer already")
     named = _named(optimizer, named_parameters)
     groups = _groups(named, num_groups if groups is None else groups)
-    optimizer._bps = Gradients(named, compression, backward_passes_per_step, op, gradient_predivide_factor, groups)
+    optimizer._bps = Gradients(
+        named,
+        compression,
+        backward_passes_per_step,
+        op,
+        gradient_predivide_factor,
+        groups,
+        sparse_as_dense=sparse_as_dense,
+    )
+    if isinstance(optimizer, torch.optim.SparseAdam):  # which takes no other gradients
+        for slot in optimizer._bps.slots:
+            optimizer._bps.send_rows(slot)
     optimizer._bps_skips = False
     optimizer._bps_hook = optimizer.register_step_pre_hook(_before_step)
     amp.synchronize_first()

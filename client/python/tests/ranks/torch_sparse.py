@@ -1,0 +1,213 @@
+"""Sparse tensors and gradients, against dense ones and against one process that takes the whole batch."""
+
+import sys
+
+import torch
+import torch.nn.functional as F
+
+import bps.torch as bps
+
+ROWS, WIDTH, SHARE, STEPS = 40, 6, 5, 6
+
+
+def given(rank, dtype=torch.float32, n=None, shape=(WIDTH,)):
+    """A sparse tensor, not coalesced: whole numbers, whose sums are exact in every type."""
+    generator = torch.Generator().manual_seed(rank)
+    n = 7 * rank if n is None else n
+    numbers = torch.randint(0, ROWS, (1, n), generator=generator)
+    values = torch.randint(-9, 10, (n, *shape), generator=generator).to(dtype)
+    return torch.sparse_coo_tensor(numbers, values, (ROWS, *shape))
+
+
+def check_allreduce():
+    size, rank = bps.size(), bps.rank()
+    for dtype in (torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int32):
+        for shape in ((WIDTH,), (2, 3), ()):
+            tensors = [given(r, dtype, shape=shape) for r in range(size)]
+            dense = sum(t.to_dense().double() for t in tensors)
+            touched = torch.cat([t._indices()[0] for t in tensors]).unique()
+            for op, divisor in ((bps.Sum, 1), (bps.Average, size)):
+                if dtype == torch.int32 and op == bps.Average:
+                    continue
+                result = bps.allreduce(tensors[rank], op=op, name=f"{dtype}.{shape}")
+                assert result.layout == torch.sparse_coo and result.is_coalesced() and result.dtype == dtype
+                assert result.shape == tensors[rank].shape
+                assert torch.equal(result.indices()[0], touched)
+                torch.testing.assert_close(result.to_dense().double(), dense / divisor, rtol=1e-2, atol=1e-2)
+                if op == bps.Sum:
+                    assert torch.equal(result.to_dense().double(), dense)
+
+
+def check_push_pull_names():
+    size, rank = bps.size(), bps.rank()
+    dense = sum(given(r).to_dense() for r in range(size))
+    torch.testing.assert_close(bps.push_pull(given(rank), name="a").to_dense(), dense / size)
+    handle = bps.push_pull_async(given(rank), average=False, name="b")
+    assert torch.equal(bps.synchronize(handle).to_dense(), dense)
+    tensor = given(rank)
+    assert bps.push_pull_inplace(tensor, average=False, name="c") is tensor
+    assert torch.equal(tensor.to_dense(), dense)
+    scaled = bps.allreduce(given(rank), op=bps.Sum, prescale_factor=0.5, postscale_factor=4.0, name="d")
+    assert torch.equal(scaled.to_dense(), 2 * dense)
+    half = bps.allreduce(given(rank), op=bps.Sum, compression=bps.Compression.fp16, name="e")
+    assert half.dtype == torch.float32 and torch.equal(half.to_dense(), dense)
+
+
+def check_nothing():
+    empty = given(0, n=0)
+    result = bps.allreduce(empty, name="nothing")
+    assert result._nnz() == 0 and result.shape == empty.shape
+    mine = given(1, n=3 if bps.rank() == 0 else 0)
+    result = bps.allreduce(mine, op=bps.Sum, name="one rank")
+    assert torch.equal(result.to_dense(), given(1, n=3).to_dense())
+
+
+def check_wrong_tensors():
+    both = torch.eye(4).to_sparse()  # two sparse dimensions
+    for tensor in (both, torch.eye(4).to_sparse_csr()):
+        try:
+            bps.allreduce(tensor, name="wrong")
+            raise AssertionError("taken")
+        except TypeError as error:
+            assert "sparse" in str(error), error
+    bps.barrier()
+
+
+class Net(torch.nn.Module):
+    def __init__(self, sparse=True):
+        super().__init__()
+        self.one = torch.nn.Embedding(ROWS, WIDTH, sparse=sparse)
+        self.bag = torch.nn.EmbeddingBag(ROWS, WIDTH, mode="sum", sparse=sparse)
+
+    def forward(self, x):
+        return self.one(x[:, 0]) + self.bag(x[:, 1:])
+
+
+class Mixed(torch.nn.Module):
+    """Sparse and dense parameters side by side."""
+
+    def __init__(self, sparse=True):
+        super().__init__()
+        self.net = Net(sparse)
+        self.full = torch.nn.Linear(WIDTH, 3)
+
+    def forward(self, x):
+        return self.full(torch.tanh(self.net(x)))
+
+
+def batches():
+    generator = torch.Generator().manual_seed(5)
+    for _ in range(STEPS):
+        n = SHARE * bps.size()
+        yield torch.randint(0, ROWS, (n, 4), generator=generator), torch.randint(0, 3, (n,), generator=generator)
+
+
+def train_alone(kind, make, **options):
+    torch.manual_seed(3)
+    net = kind(**options)
+    optimizer = make(net.parameters())
+    for x, y in batches():
+        optimizer.zero_grad()
+        F.cross_entropy(net(x)[:, :3], y).backward()
+        optimizer.step()
+    return net
+
+
+def train(kind, make, passes=1, sparse=True, look=lambda net: None, **options):
+    torch.manual_seed(3)
+    net = kind(sparse=sparse)
+    bps.broadcast_parameters(net.state_dict(), root_rank=0)
+    optimizer = make(net.parameters())
+    optimizer = bps.DistributedOptimizer(optimizer, net.named_parameters(), backward_passes_per_step=passes, **options)
+    for x, y in batches():
+        x, y = x[bps.rank() :: bps.size()], y[bps.rank() :: bps.size()]
+        optimizer.zero_grad()
+        for part in range(passes):
+            F.cross_entropy(net(x[part::passes])[:, :3], y[part::passes], reduction="sum").div(len(x)).backward()
+        optimizer.synchronize()
+        look(net)
+        with optimizer.skip_synchronize():
+            optimizer.step()
+    return net
+
+
+def same(a, b, **tolerance):
+    for (name, p), q in zip(a.named_parameters(), b.parameters()):
+        torch.testing.assert_close(p, q, msg=lambda text: f"{name}: {text}", **tolerance)
+
+
+MAKERS = {
+    "sgd": (Mixed, lambda p: torch.optim.SGD(p, lr=0.2)),
+    "sparse adam": (Net, lambda p: torch.optim.SparseAdam(list(p), lr=0.05)),
+    "adagrad": (Mixed, lambda p: torch.optim.Adagrad(p, lr=0.05)),
+}
+
+
+def gradients_are_sparse(net):
+    for module in net.modules():
+        if isinstance(module, (torch.nn.Embedding, torch.nn.EmbeddingBag)):
+            assert module.weight.grad.is_sparse and module.weight.grad.is_coalesced()
+            assert 0 < module.weight.grad._nnz() <= ROWS
+
+
+def check_optimizers_equal_one_process():
+    for name, (kind, make) in MAKERS.items():
+        for passes in (1, 2):
+            net = train(kind, make, passes, look=gradients_are_sparse)
+            same(net, train_alone(kind, make))
+            print(f"ok {name}, {passes} passes", flush=True)
+
+
+def check_every_rank_has_the_same_bits():
+    net = train(*MAKERS["sgd"])
+    for name, parameter in net.named_parameters():
+        everyone = bps.allgather(parameter.detach().unsqueeze(0), name=f"bits.{name}")
+        assert all(torch.equal(everyone[0], other) for other in everyone), name
+
+
+def gradients_are_dense(net):
+    assert all(p.grad.layout == torch.strided for p in net.parameters())
+
+
+def check_sparse_as_dense():
+    make = MAKERS["sgd"][1]
+    net = train(Mixed, make, look=gradients_are_dense, sparse_as_dense=True)
+    same(net, train_alone(Mixed, make))
+
+
+def check_compression_and_predivide():
+    make = MAKERS["sgd"][1]
+    net = train(Mixed, make, compression=bps.Compression.fp16)
+    same(net, train_alone(Mixed, make), rtol=2e-2, atol=2e-2)
+    net = train(Mixed, make, gradient_predivide_factor=4.0)
+    same(net, train_alone(Mixed, make))
+
+
+def check_a_rank_that_does_not_use_it():
+    """After a step in which all did: its gradient is nothing there, and the others' arrive."""
+    torch.manual_seed(3)
+    net = Net()
+    bps.broadcast_parameters(net.state_dict(), root_rank=0)
+    optimizer = bps.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=1.0), net.named_parameters())
+    for step in range(3):
+        optimizer.zero_grad()
+        if step == 0 or bps.rank() == 0:
+            net(torch.tensor([[1, 2, 3]])).sum().backward()
+        before = net.one.weight.detach().clone()
+        optimizer.step()
+        change = (before - net.one.weight.detach())[1]
+        torch.testing.assert_close(change, torch.full((WIDTH,), 1.0 if step == 0 else 1.0 / bps.size()))
+
+
+def main():
+    bps.init()
+    for name, check in list(globals().items()):
+        if name.startswith("check_") and (len(sys.argv) < 2 or name in sys.argv[1:]):
+            check()
+            print(f"ok {name[6:]}", flush=True)
+    bps.barrier()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
