@@ -21,7 +21,8 @@ class _Reducer(Gradients):
     attaches = False  # what no backward pass has reached is None, as in one process
 
     def __init__(self, *arguments, **options):
-        super().__init__(*arguments, **options)
+        # Whether a parameter is alone in its bucket is a matter of sizes: what is sparse stays so with an optimizer only.
+        super().__init__(*arguments, sparse_as_dense=True, **options)
         self.in_backward = False
         self.cut_short = False  # a backward pass has reached parameters and has not come to its end
 
