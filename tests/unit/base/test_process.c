@@ -1,0 +1,36 @@
+#include "base/process.h"
+#include "test.h"
+#include <signal.h>
+#include <sys/wait.h>
+
+TEST(a_process_is_alive_until_it_ends_and_another_is_not_it)
+{
+	pid_t pid = fork();
+	uint64_t started;
+	siginfo_t info;
+
+	ASSERT_TRUE(pid >= 0);
+	if (!pid)
+		for (;;)
+			(void)pause();
+	started = process_started((uint32_t)pid);
+	ASSERT_TRUE(started);
+	ASSERT_EQ(process_look((uint32_t)pid, started), PROCESS_ALIVE);
+	ASSERT_EQ(process_look((uint32_t)pid, started + 1), PROCESS_GONE);
+	ASSERT_OK(kill(pid, SIGKILL));
+	/* Dead, though nobody has taken note of it. */
+	ASSERT_OK(waitid(P_PID, (id_t)pid, &info, WEXITED | WNOWAIT));
+	ASSERT_EQ(process_look((uint32_t)pid, started), PROCESS_GONE);
+	ASSERT_EQ(waitpid(pid, NULL, 0), pid);
+	ASSERT_EQ(process_look((uint32_t)pid, started), PROCESS_GONE);
+	ASSERT_EQ(process_started((uint32_t)pid), 0);
+}
+
+TEST(what_cannot_be_told_is_unknown)
+{
+	ASSERT_EQ(process_look(0, 1), PROCESS_UNKNOWN);
+	ASSERT_EQ(process_look(UINT32_MAX, 1), PROCESS_UNKNOWN);
+	ASSERT_EQ(process_look((uint32_t)getpid(), 0), PROCESS_UNKNOWN);
+	ASSERT_EQ(process_started(0), 0);
+	ASSERT_TRUE(process_namespace());
+}

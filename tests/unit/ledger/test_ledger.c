@@ -1,0 +1,251 @@
+#include "ledger/ledger.h"
+#include "test.h"
+#include <sys/mman.h>
+
+#define JOB	   42u
+#define SIZE	   2u
+#define PART_BYTES 65536u
+
+static const struct ledger_facts facts = {
+	.tensor = "w",
+	.round = 3,
+	.elements = 100,
+	.dtype = DTYPE_FLOAT32,
+	.operation = OPERATION_PUSH_PULL,
+	.reduction = REDUCTION_SUM,
+};
+
+static struct ledger *make(unsigned n_threads, int *ret_fd)
+{
+	struct ledger *ledger;
+
+	ASSERT_OK(ledger_new(JOB, SIZE, PART_BYTES, n_threads, &ledger, ret_fd));
+	return ledger;
+}
+
+/* What the next process finds. */
+static struct ledger *reopen(int fd, unsigned n_threads)
+{
+	struct failure failure = { 0 };
+	struct ledger *ledger;
+
+	if (ledger_open(fd, JOB, SIZE, n_threads, &ledger, &failure))
+		test_fail(__FILE__, __LINE__, "%s", failure.text);
+	return ledger;
+}
+
+static void begin(struct ledger *ledger, struct ledger_round *round)
+{
+	struct failure failure = { 0 };
+
+	if (ledger_round_begin(ledger, round, &facts, &failure))
+		test_fail(__FILE__, __LINE__, "%s", failure.text);
+}
+
+/* Takes a part and leaves it with so many bytes done and a piece staged. */
+static void leave_part(struct ledger_round *round, uint64_t number, unsigned thread, uint32_t done,
+		       uint32_t staged)
+{
+	struct ledger_part part;
+
+	ASSERT_OK(ledger_part_find(round, number, PART_BYTES, &part));
+	ledger_part_take(&part, thread);
+	ledger_part_staged(&part, done);
+	ledger_part_copied(&part);
+	memset(ledger_part_scratch(&part), (int)number, LEDGER_PIECE_BYTES);
+	ledger_part_staged(&part, staged);
+}
+
+static void finish_part(struct ledger_round *round, uint64_t number)
+{
+	struct ledger_part part;
+
+	ASSERT_OK(ledger_part_find(round, number, 4, &part));
+	ledger_part_take(&part, 0);
+	ledger_part_staged(&part, 4);
+	ledger_part_copied(&part);
+	ledger_part_done(&part);
+	ledger_round_advance(round, number);
+}
+
+TEST(a_part_goes_on_in_the_hand_it_was_left_in)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(2, &fd);
+	struct ledger_round round = { 0 };
+	struct ledger_part part, fresh;
+
+	begin(ledger, &round);
+	finish_part(&round, 0);
+	leave_part(&round, 1, 0, 4096, 512);
+	leave_part(&round, 2, 1, 8192, 0);
+	/* Twice over: what is not touched stays. */
+	for (int i = 0; i < 2; i++) {
+		ledger_free(ledger);
+		ledger = reopen(fd, 2);
+	}
+	ASSERT_TRUE(ledger_remembers(ledger, "w", 3) && !ledger_remembers(ledger, "w", 2) &&
+		    !ledger_remembers(ledger, "v", 3));
+	begin(ledger, &round);
+	ASSERT_TRUE(ledger_round_has(&round, 0) && !ledger_round_has(&round, 1) &&
+		    !ledger_round_has(&round, 2));
+	ASSERT_OK(ledger_part_find(&round, 3, PART_BYTES, &fresh));
+	ASSERT_TRUE(!fresh.done && !fresh.staged);
+	ledger_part_take(&fresh, 0);
+	ASSERT_OK(ledger_part_find(&round, 1, PART_BYTES, &part));
+	ASSERT_EQ(part.done, 4096);
+	ASSERT_EQ(part.staged, 512);
+	ledger_part_take(&part, 1);
+	ASSERT_TRUE(part.hand != fresh.hand);
+	ASSERT_EQ(*(uint8_t *)ledger_part_scratch(&part), 1);
+	ASSERT_OK(ledger_part_find(&round, 2, PART_BYTES, &part));
+	ASSERT_EQ(part.done, 8192);
+	ASSERT_EQ(part.staged, 0);
+	ledger_free(ledger);
+}
+
+TEST(a_hand_beyond_its_part_is_damage)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(1, &fd);
+	struct ledger_round round = { 0 };
+	struct ledger_part part;
+
+	begin(ledger, &round);
+	leave_part(&round, 0, 0, 4096, 512);
+	ledger_free(ledger);
+	ledger = reopen(fd, 1);
+	begin(ledger, &round);
+	ASSERT_EQ(ledger_part_find(&round, 0, 4604, &part), -EPROTO);
+	ledger_free(ledger);
+}
+
+TEST(the_window_slides_over_any_number_of_parts)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(1, &fd);
+	struct ledger_round round = { 0 };
+	uint64_t number, straggler = 70;
+
+	begin(ledger, &round);
+	/* As far as it goes without one of them. */
+	for (number = 0; ledger_round_reaches(&round, number); number++)
+		if (number != straggler)
+			finish_part(&round, number);
+	ASSERT_EQ(number, 64 + LEDGER_AHEAD);
+	ledger_free(ledger);
+	ledger = reopen(fd, 1);
+	begin(ledger, &round);
+	for (uint64_t i = 0; i < number; i++)
+		ASSERT_EQ(ledger_round_has(&round, i), i != straggler);
+	finish_part(&round, straggler);
+	for (; number < 5000; number++) {
+		ASSERT_TRUE(ledger_round_reaches(&round, number) &&
+			    !ledger_round_has(&round, number));
+		finish_part(&round, number);
+	}
+	ledger_free(ledger);
+	ledger = reopen(fd, 1);
+	begin(ledger, &round);
+	for (uint64_t i = 0; i < 5000; i++)
+		ASSERT_TRUE(ledger_round_has(&round, i));
+	ASSERT_TRUE(!ledger_round_has(&round, 5000));
+	ledger_free(ledger);
+}
+
+TEST(a_round_that_is_another_now_is_refused)
+{
+	uint64_t counts[SIZE] = { 60, 40 };
+	struct ledger_facts others[6];
+	struct ledger_round round;
+
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++)
+		others[i] = facts;
+	others[0].elements = 101;
+	others[1].dtype = DTYPE_INT32;
+	others[2].operation = OPERATION_REDUCE_SCATTER;
+	others[3].reduction = REDUCTION_MAX;
+	others[4].root = 1;
+	others[5].counts = counts;
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+		_cleanup_(fd_closep) int fd = -1;
+		struct ledger *ledger = make(1, &fd);
+		struct failure failure = { 0 };
+
+		begin(ledger, &round);
+		ledger_free(ledger);
+		ledger = reopen(fd, 1);
+		ASSERT_EQ(ledger_round_begin(ledger, &round, &others[i], &failure), -EPROTO);
+		ASSERT_TRUE(failure.text[0] && !ledger_remembers(ledger, "w", 3));
+		ledger_free(ledger);
+	}
+}
+
+TEST(records_and_hands_come_back)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(1, &fd);
+	struct ledger_round *rounds = calloc(LEDGER_RECORDS + 1, sizeof(*rounds));
+	struct ledger_facts other = facts;
+	struct failure failure = { 0 };
+
+	ASSERT_TRUE(rounds);
+	for (uint32_t i = 0; i < LEDGER_RECORDS; i++) {
+		other.round = i + 1;
+		ASSERT_OK(ledger_round_begin(ledger, &rounds[i], &other, &failure));
+	}
+	other.round = LEDGER_RECORDS + 1;
+	ASSERT_EQ(ledger_round_begin(ledger, &rounds[LEDGER_RECORDS], &other, &failure), -EDQUOT);
+	leave_part(&rounds[7], 0, 0, 4, 4);
+	ledger_free(ledger);
+	ledger = reopen(fd, 1);
+	ledger_forget(ledger, "v", 0, UINT64_MAX);
+	ASSERT_TRUE(ledger_remembers(ledger, "w", 8));
+	ledger_forget(ledger, "w", 0, UINT64_MAX);
+	ASSERT_TRUE(!ledger_remembers(ledger, "w", 8));
+	ASSERT_OK(ledger_round_begin(ledger, &rounds[0], &other, &failure));
+	ledger_round_end(&rounds[0]);
+	ledger_round_end(&rounds[0]);
+	ledger_free(ledger);
+	/* Nothing is left: as many threads as ever find a hand. */
+	ledger = reopen(fd, LEDGER_HANDS_MIN);
+	ledger_free(ledger);
+	free(rounds);
+}
+
+TEST(too_few_hands_are_told)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(LEDGER_HANDS_MIN / 4, &fd);
+	struct ledger_round round = { 0 };
+	struct failure failure = { 0 };
+
+	begin(ledger, &round);
+	leave_part(&round, 0, 0, 4, 4);
+	ledger_free(ledger);
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE, LEDGER_HANDS_MIN, &ledger, &failure), -ECONNRESET);
+	ASSERT_TRUE(strstr(failure.text, "64 hands, 1 of them full"));
+	ledger = reopen(fd, LEDGER_HANDS_MIN - 1);
+	ledger_free(ledger);
+}
+
+TEST(what_concerns_the_job_is_kept)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(1, &fd);
+	uint32_t pid;
+
+	ASSERT_TRUE(!ledger_has_begun(ledger) && ledger_is(ledger, fd) && !ledger_is(ledger, 0));
+	ledger_begin(ledger);
+	ledger_leave(ledger, 1);
+	ledger_set_process(ledger, 0, (uint32_t)getpid());
+	ledger_free(ledger);
+	ledger = reopen(fd, 1);
+	ASSERT_TRUE(ledger_has_begun(ledger));
+	ASSERT_TRUE(ledger_has_left(ledger, 1) && !ledger_has_left(ledger, 0));
+	ASSERT_EQ(ledger_part_bytes(ledger), PART_BYTES);
+	ASSERT_EQ(ledger_look(ledger, 0, &pid), PROCESS_ALIVE);
+	ASSERT_EQ(pid, (uint32_t)getpid());
+	ASSERT_EQ(ledger_look(ledger, 1, &pid), PROCESS_UNKNOWN);
+	ledger_free(ledger);
+}
