@@ -513,6 +513,24 @@ def test_the_first_completion_comes_soon():
         print(f'first completion {min(times) * 1000:.1f} to {max(times) * 1000:.1f} ms after the daemon was ready', flush=True)
 
 
+def test_a_ledger_that_cannot_be_made_is_told():
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    with start('ledger-new=error@1') as cluster:
+        ranks = cluster.job((2,), join=False)
+        for rank in ranks:
+            rank.send('join', *(f'{key}={value}' for key, value in rank.keys.items()))
+        for rank in ranks:
+            try:
+                rank.answer()
+            except BpsError as error:
+                assert error.errno == errno.ENOMEM and 'job job1: cannot be formed' in error.text, error
+            else:
+                raise AssertionError('joined')
+        cluster.join(ranks)
+        round_trip(ranks, every_operation(2)[:2])
+
+
 def test_a_thousand_jobs_leave_nothing_behind():
     with start() as cluster, Keeper(cluster) as keeper:
         trainers = [cluster.trainer() for _ in range(2)]
@@ -528,7 +546,7 @@ def test_a_thousand_jobs_leave_nothing_behind():
         jobs(20, 0)
         daemon = cluster.daemons[0]
         before = daemon.fds(), daemon.maps()
-        jobs(500, 1)
+        jobs(1000, 1)
         wait_for('descriptors and maps are given back', lambda: daemon.fds() <= before[0] and daemon.maps() <= before[1] + 4)
         assert not keeper.restarts
 
