@@ -842,6 +842,7 @@ TEST(threads)
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
 	_cleanup_(bps_client_closep) struct bps_client *client = join_resumable(fake);
 	struct worker workers[4];
+	struct bps_request *request;
 	unsigned n_restarts = 0;
 
 	for (unsigned i = 0; i < ARRAY_SIZE(workers); i++) {
@@ -855,6 +856,9 @@ TEST(threads)
 	}
 	for (unsigned i = 0; i < ARRAY_SIZE(workers); i++)
 		ASSERT_OK(pthread_join(workers[i].thread, NULL));
+	/* The last may have come when all was done. */
+	ASSERT_OK(bps_barrier(client, 0, &request));
+	wait_and_free(request);
 	ASSERT_EQ(told(fake)->n_resumes, n_restarts);
 }
 
