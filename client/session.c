@@ -300,13 +300,27 @@ static int session_ready(struct bps_client *client)
 	return r;
 }
 
+/*
+ * The daemon waits for the other ranks, and knows who is missing; beyond that, it is the daemon that is. A rank that
+ * computes has as long as for a request.
+ */
+static int64_t session_resume_deadline_ns(const struct bps_client *client)
+{
+	uint64_t timeout_ms = client->session.hello.answer.resume_timeout_ms;
+	int64_t deadline_ns;
+
+	timeout_ms = MAX(timeout_ms, (uint64_t)client->job.params.request_timeout_ms);
+	deadline_ns = client_deadline_ns((int64_t)MIN(timeout_ms, (uint64_t)INT64_MAX));
+	if (ADD_OVERFLOW(deadline_ns, CLIENT_ANSWER_NS, &deadline_ns))
+		return CLIENT_FOREVER;
+	return deadline_ns;
+}
+
 /* A daemon is there, and it is another: tells it of the memory and of the job. */
 static int session_return(struct bps_client *client)
 {
 	const struct client_call *hello = &client->session.hello;
 	struct bps_memory *memory;
-	int64_t resume_timeout_ms =
-		(int64_t)MIN(hello->answer.resume_timeout_ms, (uint64_t)INT64_MAX);
 	int r = 0;
 
 	client->session.daemon = hello->answer.daemon;
@@ -322,10 +336,7 @@ static int session_return(struct bps_client *client)
 				"the daemon that came after another is of a version that cannot "
 				"go on with the job");
 	if (job_is_held(client)) {
-		client->session.deadline_ns = client_deadline_ns(resume_timeout_ms);
-		if (ADD_OVERFLOW(client->session.deadline_ns, CLIENT_ANSWER_NS,
-				 &client->session.deadline_ns))
-			client->session.deadline_ns = CLIENT_FOREVER;
+		client->session.deadline_ns = session_resume_deadline_ns(client);
 		return call_resume(client);
 	}
 	if (client->job.state == JOB_JOINING)
