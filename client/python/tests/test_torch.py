@@ -116,3 +116,13 @@ def test_mnist_trains_the_same_on_four_ranks(run_launch, tmp_path):
     four.write_text(json.dumps(log))
     done = example("plot.py", single, four)
     assert done.returncode == 1 and "\nDISAGREE: " in done.stdout and "at step 20" in done.stdout
+
+
+def test_daemon_that_is_killed_under_a_training(run_ranks):
+    def result(*kills):
+        done = run_ranks("torch_restart.py", 3, *kills)
+        lines = sorted(line for line in done.stdout.splitlines() if " losses " in line or " parameters " in line)
+        assert len(lines) == 6 and f"[0] killed {len(kills)}" in done.stdout, done.stdout
+        return lines
+
+    assert result(3, 7, 11) == result()

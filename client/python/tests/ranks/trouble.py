@@ -194,7 +194,7 @@ def a_fork():
 
 
 def a_dead_daemon():
-    os.environ["BPS_RESTART_TIMEOUT"] = "500ms"
+    os.environ["BPS_RESTART_TIMEOUT"] = "0"  # bpslaunch starts another
     bps.init()
     if bps.rank() == 1:
         raise_flag()
@@ -208,7 +208,6 @@ def a_dead_daemon():
     else:
         error = expect(bps.BpsConnectionError, lambda: bps.push_pull(ones(), name="y"))
     assert error.errno == errno.ESHUTDOWN
-    assert "did not come back within 500 ms" in str(error), error
     expect(bps.BpsConnectionError, bps.barrier)
 
 
