@@ -156,7 +156,7 @@ def test_pure_wheel_and_bundle(tmp_path):
     shutil.copytree(PYTHON, source, ignore=shutil.ignore_patterns("build", "*.egg-info", "__pycache__"))
     tree = tmp_path / "tree"
     (tree / "lib").mkdir(parents=True)
-    for name in ("libbps_client.so.0", "libbps_tensorflow.so"):
+    for name in ("libbps_client.so.0", "libbps_jax.so", "libbps_tensorflow.so"):
         (tree / "lib" / name).write_bytes(b"library")
     for program in ("bps-daemon", "bpsctl"):
         (tree / program).write_bytes(program.encode())
@@ -178,7 +178,7 @@ def test_pure_wheel_and_bundle(tmp_path):
     assert "bps/torch/optimizer.py" in listing and "bps/_launch/agent.py" in listing and "_bundled" not in listing and "tests" not in listing
     path, listing = wheel(BPS_BUNDLE_DIR=str(tree))
     assert re.fullmatch(rf"bps-{re.escape(bps.__version__)}-py3-none-linux_\w+\.whl", path.name)
-    bundled = ("libbps_client.so.0", "libbps_tensorflow.so", "bps-daemon", "bpsctl")
+    bundled = ("libbps_client.so.0", "libbps_jax.so", "libbps_tensorflow.so", "bps-daemon", "bpsctl")
     assert all(f"bps/_bundled/{name}" in listing for name in bundled)
     installed = tmp_path / "installed"
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", installed, path]
