@@ -24,7 +24,7 @@ def test_optimizer(run_ranks):
 
 
 def test_optimizer_of_four_ranks_through_a_server(run_ranks):
-    checks = ("check_equals_one_process", "check_equals_the_shares_in_turn_bit_by_bit", "check_compression")
+    checks = ("check_groups", "check_equals_one_process", "check_equals_the_shares_in_turn_bit_by_bit", "check_compression")
     run_ranks("torch_optimizer.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1)
 
 
@@ -44,6 +44,23 @@ def test_layers_of_two_ranks_through_a_server(run_ranks):
 
 def test_mixed_precision(run_ranks):
     run_ranks("torch_amp.py", 2, BPS_REQUEST_TIMEOUT=100, timeout=400)
+
+
+@pytest.mark.parametrize("way", ["optimizer", "parallel", "cross barrier"])
+def test_an_exception_in_one_rank(run_launch, way):
+    done = run_launch("-np", 2, sys.executable, RANKS / "torch_trouble.py", "an_exception_in_one_rank", way)
+    assert done.returncode == 1 and "[1] ZeroDivisionError: out of ideas" in done.stderr, done.stderr
+    assert "[0] named" in done.stdout, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize("way", ["optimizer", "cross barrier"])
+def test_exit_with_gradients_under_way(run_ranks, way):
+    run_ranks("torch_trouble.py", 2, "exit_with_gradients_under_way", way)
+
+
+def test_trouble_in_training(run_ranks):
+    run_ranks("torch_trouble.py", 2, "one_rank_does_not_train")
+    run_ranks("torch_trouble.py", 2, "loaders_that_fork_while_gradients_are_under_way")
 
 
 def test_futures(run_ranks):

@@ -94,6 +94,89 @@ def check_names_of_horovod():
         pass
 
 
+def check_groups():
+    for dtype in DTYPES:
+        mine = [given(bps.rank(), dtype, 3, n) for n in range(4)]
+        sums = [total(dtype, 3, n) for n in range(4)]
+        name = f"group.{dtype}"
+        assert all(map(torch.equal, bps.grouped_allreduce(mine, op=bps.Sum, name=name), sums))
+        handle = bps.grouped_allreduce_async(mine, op=bps.Sum, name=name)
+        assert all(map(torch.equal, bps.synchronize(handle), sums)) and bps.poll(handle)
+        copies = [x.clone() for x in mine]
+        results = bps.grouped_allreduce_(copies, op=bps.Sum, name=name)
+        assert all(a is b and torch.equal(a, c) for a, b, c in zip(results, copies, sums))
+        copies = [x.clone() for x in mine]
+        bps.synchronize(bps.grouped_allreduce_async_(copies, op=bps.Sum, name=name))
+        assert all(map(torch.equal, copies, sums))
+    mine = [given(bps.rank(), torch.float32, 5) for _ in range(3)]
+    halves = bps.grouped_allreduce(mine, op=bps.Sum, compression=bps.Compression.fp16, prescale_factor=0.5)
+    assert all(torch.equal(h, total(torch.float32, 5) / 2) for h in halves)
+    assert bps.grouped_allreduce([]) == []
+    inputs = [torch.ones(2, requires_grad=True), torch.ones(3, requires_grad=True)]
+    one, two = bps.grouped_allreduce(inputs, op=bps.Sum, name="group.grad")
+    ((bps.rank() + 1) * one.sum() + 5 * two.sum()).backward()
+    assert (inputs[0].grad == bps.size() * (bps.size() + 1) / 2).all() and (inputs[1].grad == 5 * bps.size()).all()
+
+
+def check_arguments_of_horovod():
+    """In Horovod's order, by position; and what bps has not is refused by name."""
+    mine, here = given(bps.rank(), torch.float32, 2 * bps.size()), bps.global_process_set
+    sum_ = total(torch.float32, 2 * bps.size())
+    part = sum_.reshape(bps.size(), 2)[bps.rank()]
+    assert torch.equal(bps.allreduce(mine, None, "h", bps.Compression.none, bps.Sum, 0.5, 2.0, here), sum_)
+    assert torch.equal(bps.allreduce_async(mine, None, "h", bps.Sum, 0.5, 2.0, here).wait(), sum_)
+    assert torch.equal(bps.allreduce_(mine.clone(), None, "h", bps.Sum, 0.5, 2.0, here), sum_)
+    assert torch.equal(bps.allgather(part, "h", here), sum_)
+    assert torch.equal(bps.broadcast(mine, 0, "h", here), given(0, torch.float32, 2 * bps.size()))
+    bps.alltoall(mine, None, "h", here)
+    assert torch.equal(bps.reducescatter(mine, "h", bps.Compression.fp16, bps.Sum, here, 0.5, 2.0), part)
+    assert torch.equal(bps.reducescatter_async(mine, "h.async", bps.Sum, here).wait(), part)
+    bps.barrier(here)
+    assert bps.broadcast_object(7, 0, "h", here) == 7
+    other = bps.ProcessSet([0])
+    for call in (
+        lambda: bps.allreduce(mine, process_set=other),
+        lambda: bps.allreduce_async_(mine, process_set=other),
+        lambda: bps.grouped_allreduce([mine], process_set=other),
+        lambda: bps.allgather(mine, process_set=other),
+        lambda: bps.broadcast_(mine, 0, process_set=other),
+        lambda: bps.alltoall(mine, process_set=other),
+        lambda: bps.reducescatter(mine, process_set=other),
+        lambda: bps.barrier(process_set=other),
+    ):
+        try:
+            call()
+            raise AssertionError("a set of some ranks was taken")
+        except ValueError as error:
+            assert "ProcessSet([0])" in str(error)
+
+
+def check_timeouts():
+    """Those of the call, which name who is missing; the job goes on."""
+    mine = torch.ones(bps.size())
+    calls = {
+        "push_pull": lambda **more: bps.push_pull(mine, **more),
+        "inplace": lambda **more: bps.push_pull_inplace(mine.clone(), **more),
+        "allreduce": lambda **more: bps.allreduce(mine, **more),
+        "group": lambda **more: bps.grouped_allreduce([mine, mine], **more),
+        "broadcast": lambda **more: bps.broadcast(mine, 0, **more),
+        "allgather": lambda **more: bps.allgather(mine, **more),
+        "alltoall": lambda **more: bps.alltoall(mine, **more),
+        "reducescatter": lambda **more: bps.reducescatter(mine, **more),
+        "object": lambda **more: bps.allgather_object(7, **more),
+    }
+    if bps.rank() == 0 and bps.size() > 1:
+        for name, call in calls.items():
+            try:
+                call(name=f"late.{name}", timeout=0.2)
+                raise AssertionError(f"{name} did not miss the other ranks")
+            except bps.BpsTimeoutError as error:
+                assert "rank" in str(error), error
+    bps.barrier()
+    for name, call in calls.items():
+        call(name=f"timely.{name}", timeout=60)
+
+
 def check_broadcast():
     for dtype in DTYPES:
         for root in range(bps.size()):

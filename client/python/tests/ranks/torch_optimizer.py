@@ -1,5 +1,6 @@
 """DistributedOptimizer against one process that takes the whole batch, and state that goes from one rank to all."""
 
+import copy
 import sys
 import warnings
 
@@ -40,6 +41,8 @@ OPTIMIZERS = {
     "momentum": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.01),
     "adam": lambda p: torch.optim.Adam(p, lr=0.01),
     "adamw": lambda p: torch.optim.AdamW(p, lr=0.01, amsgrad=True),
+    "foreach": lambda p: torch.optim.SGD(p, lr=0.1, momentum=0.9, foreach=True),
+    "fused": lambda p: torch.optim.Adam(p, lr=0.01, fused=True),
 }
 
 
@@ -155,6 +158,90 @@ def check_sum_and_predivide():
     assert_close(train_together(make, op=bps.Sum), train_alone(OPTIMIZERS["sgd"]), rtol=1e-4, atol=1e-5)
     net = train_together(OPTIMIZERS["sgd"], gradient_predivide_factor=4.0)
     assert_close(net, train_alone(OPTIMIZERS["sgd"]), rtol=1e-4, atol=1e-5)
+
+
+def check_groups():
+    """Gradients that travel together are the same, and one tensor."""
+    net = new_net()
+    lists = [[net.scale, net.conv.weight], [net.full.bias]]
+    for groups, buckets in (({"num_groups": 2}, 2), ({"groups": 1}, 1), ({"groups": 20}, 5), ({"groups": lists}, 4)):
+        for compression in (bps.Compression.none, bps.Compression.bf16):
+            net = new_net()
+            for passes in (1, 2):
+                own = dict(groups)
+                if own.get("groups") is lists:
+                    net = new_net()
+                    own["groups"] = [[net.scale, net.conv.weight], [net.full.bias]]
+                optimizer = bps.DistributedOptimizer(
+                    OPTIMIZERS["adam"](net.parameters()),
+                    net.named_parameters(),
+                    compression=compression,
+                    backward_passes_per_step=passes,
+                    **own,
+                )
+                assert len(optimizer._bps.buckets) == buckets, (groups, len(optimizer._bps.buckets))
+                other = bps.DistributedOptimizer(
+                    OPTIMIZERS["adam"]((copied := copy.deepcopy(net)).parameters()),
+                    copied.named_parameters(),
+                    compression=compression,
+                    backward_passes_per_step=passes,
+                )
+                for each, model in ((optimizer, net), (other, copied)):
+                    each.zero_grad()
+                    for i in range(passes):
+                        one_loss(model, bps.rank() + 10 * i).backward()
+                    each.step()
+                assert all(torch.equal(p, q) for p, q in zip(net.parameters(), copied.parameters())), groups
+    plain = OPTIMIZERS["sgd"](net.parameters())
+    for groups, words in (
+        ([[net.scale], [net.scale]], "two of the groups"),
+        ([[torch.nn.Parameter(torch.ones(1))]], "does not train"),
+        (-1, "negative"),
+        ([["scale"]], "lists of parameters"),
+    ):
+        try:
+            bps.DistributedOptimizer(plain, net.named_parameters(), groups=groups)
+            raise AssertionError(f"taken: {words}")
+        except ValueError as error:
+            assert words in str(error)
+
+
+def check_a_group_of_which_one_is_taken_over():
+    net = new_net()
+    first = bps.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters(), groups=1)
+    second = bps.DistributedOptimizer(torch.optim.SGD(net.full.parameters(), lr=0.1))
+    assert len(first._bps.slots) == 3 and len(first._bps.buckets) == 3
+    bps.broadcast_parameters(net.state_dict(), 0, prefix="taken.")
+    for optimizer in (first, second):
+        optimizer.zero_grad()
+    one_loss(net, bps.rank()).backward()
+    first.step()
+    second.step()
+    assert_alike(net)
+
+
+def check_a_wait_that_ends_early():
+    net, optimizer = wrapped()
+    other = new_net()
+    if bps.rank() == 0:
+        one_loss(net, 0).backward()
+        try:
+            optimizer.synchronize(timeout=0.2)
+            raise AssertionError("synchronize() did not miss the other ranks")
+        except bps.BpsTimeoutError as error:
+            assert "not complete after 0.2 s" in str(error)
+    bps.barrier()
+    if bps.rank() != 0:
+        one_loss(net, bps.rank()).backward()
+    optimizer.synchronize(timeout=60)
+    total = None
+    for rank in range(bps.size()):
+        for p in other.parameters():
+            p.grad = None
+        one_loss(other, rank).backward()
+        mine = [p.grad.clone() for p in other.parameters()]
+        total = mine if total is None else [a + b for a, b in zip(total, mine)]
+    assert all(torch.equal(p.grad, g / bps.size()) for p, g in zip(net.parameters(), total))
 
 
 def wrapped(make=OPTIMIZERS["sgd"], net=None, **options):

@@ -1,0 +1,108 @@
+"""What goes wrong in training, each in ranks of its own; run by its name. Two ranks."""
+
+import os
+import signal
+import sys
+
+import torch
+from torch_common import batch, expect, loss_of, new_net
+
+import bps.torch as bps
+
+
+def optimizer_of(net):
+    return bps.DistributedOptimizer(torch.optim.SGD(net.parameters(), lr=0.1), net.named_parameters())
+
+
+def step(model, optimizer, number=0):
+    optimizer.zero_grad()
+    loss_of(model, number, bps.rank()).backward()
+    optimizer.step()
+
+
+def an_exception_in_one_rank():
+    """Leaves the others an error that names the rank, wherever they wait."""
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which the launcher ends the others
+    net = new_net()
+    ways = {
+        "optimizer": lambda: (net, optimizer_of(net)),
+        "parallel": lambda: (bps.DistributedDataParallel(net), torch.optim.SGD(net.parameters(), lr=0.1)),
+        "cross barrier": lambda: (net, bps.CrossBarrier(net, torch.optim.SGD(net.parameters(), lr=0.1))),
+    }
+    model, optimizer = ways[sys.argv[2]]()
+    step(model, optimizer)
+    if bps.rank() == 1:
+        raise ZeroDivisionError("out of ideas")
+
+    def go_on():
+        for number in (1, 2):
+            step(model, optimizer, number)
+
+    expect(bps.BpsError, "rank 1", go_on)
+    # What is left of the model can be saved.
+    assert len([p.sum().item() for p in net.state_dict().values()]) == len(net.state_dict())
+    print("named", flush=True)
+
+
+def exit_with_gradients_under_way():
+    net = new_net()
+    optimizer = optimizer_of(net) if sys.argv[2] == "optimizer" else bps.CrossBarrier(net, optimizer_of(net))
+    step(net, optimizer)
+    loss_of(net, 1, bps.rank()).backward()
+    if sys.argv[2] != "optimizer":
+        optimizer.step()
+    print("done", flush=True)
+    if bps.rank() == 0:
+        sys.exit(0)  # and rank 1 comes to its end
+
+
+def one_rank_does_not_train():
+    bps.shutdown()
+    bps.init(request_timeout=1)
+    net = new_net()
+    optimizer = optimizer_of(net)
+    if bps.rank() == 0:
+        loss_of(net, 0, 0).backward()
+        expect(bps.BpsTimeoutError, "rank 1", optimizer.step)
+        expect(bps.BpsTimeoutError, "rank 1", optimizer.step)  # another round, as lonely
+    assert bps.broadcast_object("the job goes on", 0, timeout=60)
+    print("done", flush=True)
+
+
+class Numbers(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, i):
+        assert not bps.is_initialized()
+        return batch(i, 0, 1)[0][0], 0
+
+
+def loaders_that_fork_while_gradients_are_under_way():
+    """In memory that is shared with the daemon, and with a thread that completes futures."""
+    net = new_net()
+    optimizer = bps.CrossBarrier(net, optimizer_of(net))
+    from bps.torch._futures import future_of
+
+    for number in range(3):
+        loader = torch.utils.data.DataLoader(Numbers(), 4, num_workers=2, multiprocessing_context="fork")
+        future = future_of(bps.push_pull_async(torch.ones(10), average=False, name="aside"))
+        for x, _ in loader:
+            optimizer.zero_grad()
+            net(x).sum().backward()
+            optimizer.step()
+        assert future.wait()[0] == bps.size()
+    optimizer.synchronize()
+    bps.barrier()
+    print("done", flush=True)
+
+
+def main():
+    torch.set_num_threads(1)
+    bps.init()
+    assert os.environ.get("BPS_RANK") is not None
+    globals()[sys.argv[1]]()
+
+
+if __name__ == "__main__":
+    main()
