@@ -55,14 +55,15 @@ def ranks_disagree_about_the_call():
 
 
 def a_rank_does_not_call():
-    store = init(2)
+    store = init()
+    dist.group.WORLD.set_timeout(timedelta(seconds=2))
     if RANK == 0:
         began = time.monotonic()
         expect(["Timed out", "rank 1"], dist.all_reduce, torch.ones(1))
         expect(["Timed out", "rank 1"], dist.all_reduce(torch.ones(1), async_op=True).wait)
         expect(["Timed out", "rank 1"], dist.barrier)
         expect(["rank 1"], dist.send, torch.ones(1), 1)
-        assert time.monotonic() - began < 30
+        assert time.monotonic() - began < 55
         store.set("over", "")
     store.wait(["over"], timedelta(seconds=60))
 
