@@ -102,6 +102,8 @@ def test_environment(run):
         assert (seen["BPS_RANK"], seen["BPS_LOCAL_RANK"]) == (str(rank), str(rank))
         assert (seen["BPS_SIZE"], seen["BPS_LOCAL_SIZE"], seen["BPS_NODE"], seen["BPS_NODES"]) == ("2", "2", "0", "1")
         assert seen["OMP_NUM_THREADS"] == "1"
+        assert [seen[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")] == [str(rank), "2", str(rank), "2"]
+        assert seen["MASTER_ADDR"] == "127.0.0.1" and seen["MASTER_PORT"] == both[0]["MASTER_PORT"]
     assert both[0]["BPS_SECRET"] == both[1]["BPS_SECRET"] and len(both[0]["BPS_SECRET"]) == 32
     assert both[0]["BPS_JOB"] == both[1]["BPS_JOB"]
     again = variables(run("env"), 0)
@@ -112,6 +114,7 @@ def test_environment_of_the_second_node(run):
     done = run("-np", 2, "--node", 1, "--nodes", 3, "--job", "big", "--daemon-option", "cluster=static", "env")
     seen = variables(done, 3)
     assert (seen["BPS_RANK"], seen["BPS_LOCAL_RANK"], seen["BPS_SIZE"], seen["BPS_JOB"]) == ("3", "1", "6", "big")
+    assert (seen["RANK"], seen["WORLD_SIZE"], seen["LOCAL_WORLD_SIZE"]) == ("3", "6", "2") and "MASTER_PORT" not in seen
     assert "BPS_SECRET" not in seen  # it could not be the same on the other nodes
 
 

@@ -3,6 +3,7 @@
 import os
 import secrets
 import signal
+import socket
 import sys
 import time
 
@@ -235,6 +236,7 @@ class Launcher:
         environment = {
             "BPS_JOB": options.job or f"bpslaunch-{os.getpid()}-{secrets.token_hex(4)}",
             "BPS_SIZE": str(self.size),
+            "WORLD_SIZE": str(self.size),
             "BPS_NODES": str(self.n_nodes),
             "PYTHONUNBUFFERED": os.environ.get("PYTHONUNBUFFERED", "1"),
         }
@@ -245,7 +247,18 @@ class Launcher:
         if options.package_folder:  # not installed: let the ranks find the package where we did
             folders = [options.package_folder, os.environ.get("PYTHONPATH")]
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
+        if options.nodes == 1:
+            environment.update(self.torch_meeting())
         return {**environment, **options.environment}
+
+    def torch_meeting(self):
+        """For torch.distributed: its ranks meet at a port of the machine that has rank 0."""
+        first = next(each for each in self.nodes if each.ranks)
+        address = first.facts["machine"]["address"] or first.name
+        return {
+            "MASTER_ADDR": "127.0.0.1" if self.n_nodes == 1 else address,
+            "MASTER_PORT": str(meeting_port()),
+        }
 
     def node_environment(self, number, each):
         path, admin_path = self.sockets[each]
@@ -253,6 +266,7 @@ class Launcher:
             "BPS_SOCKET": path,
             "BPS_NODE": str(self.first_node + number),
             "BPS_LOCAL_SIZE": str(len(each.ranks)),
+            "LOCAL_WORLD_SIZE": str(len(each.ranks)),
         }
         if admin_path is not None:
             environment["BPS_ADMIN_SOCKET"] = admin_path
@@ -287,6 +301,7 @@ class Launcher:
 
     def rank_environment(self, rank, local_rank):
         own = {"BPS_RANK": str(rank), "BPS_LOCAL_RANK": str(local_rank)}
+        own.update(RANK=str(rank), LOCAL_RANK=str(local_rank))  # torch's
         if self.options.byteps:
             own["BYTEPS_LOCAL_RANK"] = str(local_rank)
         return own
@@ -395,6 +410,18 @@ class Launcher:
         words, code = self.failed
         print(words, file=sys.stderr, flush=True)
         return code
+
+
+def meeting_port():
+    """A port that nobody listens on here, outside the range that connections take theirs from."""
+    while True:
+        port = 20000 + secrets.randbelow(10000)
+        with socket.socket() as probe:
+            try:
+                probe.bind(("127.0.0.1", port))
+                return port
+            except OSError:
+                continue
 
 
 def bracket(address):
