@@ -384,12 +384,10 @@ class Gradients:
         for arena in self.arenas:
             arena.zero_()
         for slot in self.slots:
-            if slot.rows is not None:
-                slot.parameter.grad = None
-            elif slot.grad is not None:
+            if slot.rows is None and slot.grad is not None:
                 slot.parameter.grad = slot.grad
-            elif slot.parameter.grad is not None:
-                slot.parameter.grad.zero_()
+            else:
+                zero_one(slot.parameter)
 
     # -- Notes: [1 + this rank while it trains, else 0; and 1 for each parameter that it used]. Their maximum is known to all.
 
@@ -450,6 +448,15 @@ class Gradients:
             request.wait()
         for request in requests:
             request.check()
+
+
+def zero_one(parameter):
+    if parameter.grad is None:
+        return
+    if sparse.is_sparse(parameter.grad):
+        parameter.grad = None
+    else:
+        parameter.grad.zero_()
 
 
 def _await(request, name, deadline, timeout):

@@ -12,6 +12,7 @@ import weakref
 import torch
 from torch.overrides import TorchFunctionMode
 
+from ._gradients import zero_one
 from .compression import Compression
 from .optimizer import DistributedOptimizer, _Distributed
 
@@ -115,7 +116,7 @@ class _Steps:
             self._apply([slot.parameter for slot in slots])
             if self._zero_after:
                 for slot in slots:
-                    slot.parameter.grad.zero_()
+                    zero_one(slot.parameter)
 
     def _abandon(self):
         """Ends a step of which a part has failed. The parameters can be used, as they are; the failure is raised once."""
@@ -127,8 +128,8 @@ class _Steps:
         """zero_grad() while steps are pending."""
         self._zero_after = True
         for slot in self._optimizer._bps.slots:
-            if id(slot.parameter) not in self.pending and slot.parameter.grad is not None:
-                slot.parameter.grad.zero_()
+            if id(slot.parameter) not in self.pending:
+                zero_one(slot.parameter)
 
     def _apply(self, parameters):
         """The optimizer's own step, for these parameters: by another of its class, with the same states."""
