@@ -51,7 +51,7 @@ def clean_environment(**more):
 def run_launch():
     """Runs bpslaunch with these arguments to its end."""
 
-    def run(*arguments, timeout=120, input=None, **environment):
+    def run(*arguments, timeout=400, input=None, **environment):
         return subprocess.run(
             [sys.executable, str(LAUNCH), *map(str, arguments)],
             env=clean_environment(**environment),

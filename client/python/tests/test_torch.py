@@ -30,20 +30,20 @@ def test_optimizer_of_four_ranks_through_a_server(run_ranks):
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 def test_parallel(run_ranks, ranks):
-    run_ranks("torch_parallel.py", ranks, BPS_REQUEST_TIMEOUT=100, timeout=400)
+    run_ranks("torch_parallel.py", ranks, BPS_REQUEST_TIMEOUT=200)
 
 
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_layers(run_ranks, ranks):
-    run_ranks("torch_layers.py", ranks, BPS_REQUEST_TIMEOUT=100, timeout=400)
+    run_ranks("torch_layers.py", ranks, BPS_REQUEST_TIMEOUT=200)
 
 
 def test_layers_of_two_ranks_through_a_server(run_ranks):
-    run_ranks("torch_layers.py", 2, BPS_REQUEST_TIMEOUT=100, BPS_FORCE_DISTRIBUTED=1, timeout=400)
+    run_ranks("torch_layers.py", 2, BPS_REQUEST_TIMEOUT=200, BPS_FORCE_DISTRIBUTED=1)
 
 
 def test_mixed_precision(run_ranks):
-    run_ranks("torch_amp.py", 2, BPS_REQUEST_TIMEOUT=100, timeout=400)
+    run_ranks("torch_amp.py", 2, BPS_REQUEST_TIMEOUT=200)
 
 
 @pytest.mark.parametrize("way", ["optimizer", "parallel", "cross barrier"])

@@ -19,6 +19,7 @@ from torch_common import (
 )
 
 import bps.torch as bps
+from bps.torch import _shared_storage
 
 STEPS = 4
 
@@ -348,6 +349,16 @@ def check_hook_of_torch():
         del ddp, together, state  # the buckets' memory is unmapped with its last view
         assert all(g.isfinite().all() for g in grads)
         del grads
+
+    known, _shared_storage.SHARED_MEMORY = _shared_storage.SHARED_MEMORY, "/nonexistent"
+    try:  # where there is no room, buckets are copied
+        ddp, alone = hooked(bps.DDPHookState("copied"), new_net(3, Scalar), gradient_as_bucket_view=True), new_net(3, Scalar)
+        loss(ddp, 0, bps.rank()).backward()
+    finally:
+        _shared_storage.SHARED_MEMORY = known
+    average_in_turn(alone, [lambda net, r=r: loss(net, 0, r) for r in range(bps.size())])
+    assert_same_gradients(ddp, alone)
+    assert not any(is_mapped(p.grad.data_ptr()) for p in ddp.parameters())
 
     for compression, bound in ((bps.Compression.fp16, 2e-3), (bps.Compression.bf16, 2e-2)):
         ddp, alone = hooked(bps.DDPHookState(compression, compression=compression), new_net(3, Scalar)), new_net(3, Scalar)
