@@ -37,10 +37,13 @@ class _DistributedLossScale:
     """The same for a LossScaleOptimizer, which has to see the sum: an overflow on one rank skips the step on all."""
 
     def apply(self, grads, trainable_variables=None):
-        variables = trainable_variables
-        if variables is None:
-            variables = self.inner_optimizer._trainable_variables
-        return super().apply(self._bps(list(grads), list(variables)), trainable_variables)
+        return super().apply(self._bps_reduced(grads, trainable_variables), trainable_variables)
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):  # what JAX calls instead
+        return super().stateless_apply(optimizer_variables, self._bps_reduced(grads), trainable_variables)
+
+    def _bps_reduced(self, grads, variables=None):
+        return self._bps(list(grads), list(variables or self.inner_optimizer._trainable_variables))
 
     def register_local_var(self, variable):
         """The gradient of variable stays on its rank; it is divided by the number of ranks (scale_local_gradients)."""
