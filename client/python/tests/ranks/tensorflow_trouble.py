@@ -1,4 +1,4 @@
-"""One kind of trouble for each function; run by its name. Two ranks."""
+"""One kind of trouble for each function; run by their names, one after the other. Two ranks."""
 
 import sys
 import threading
@@ -51,6 +51,7 @@ def shutdown_under_a_wait():
     """shutdown() ends what another thread waits for; init() begins anew, and what was left behind is let go of."""
     if bps.rank() == 1:
         bps.broadcast_object(None, 1, name="over")
+        bps.shutdown()
     else:
         waits, outcome = threading.Event(), []
         run = tf.function(lambda x: bps.allreduce(x, name="alone"))
@@ -83,8 +84,9 @@ def exit_with_work_in_flight():
 
 
 def main():
-    bps.init()
-    globals()[sys.argv[1]]()
+    for trouble in sys.argv[1:]:
+        bps.init()
+        globals()[trouble]()
     print("done")
 
 
