@@ -24,7 +24,12 @@ def test_optimizer(run_ranks):
 
 
 def test_optimizer_of_four_ranks_through_a_server(run_ranks):
-    checks = ("check_groups", "check_equals_one_process", "check_equals_the_shares_in_turn_bit_by_bit", "check_compression")
+    checks = (
+        "check_groups",
+        "check_equals_one_process",
+        "check_equals_the_shares_in_turn_bit_by_bit",
+        "check_compression",
+    )
     run_ranks("torch_optimizer.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1)
 
 

@@ -69,7 +69,6 @@ from .parallel import DistributedDataParallel
 from .process_sets import ProcessSet, global_process_set
 from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
-
 _register()
 
 

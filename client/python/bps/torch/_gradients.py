@@ -13,6 +13,7 @@ join() find out that all have come to their end.
 """
 
 import errno
+import gc
 import threading
 import time
 import weakref
@@ -97,6 +98,7 @@ class Gradients:
         self.synchronized = False  # and no gradient has come since
         self.listening = True  # False: backward passes add up and nothing is sent
         self.last_active = None  # the highest rank that took part in the last step
+        self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
         self._notes = self._notes_start = None
         self._note = None  # this rank's, while synchronize() waits, from one call to the next
         self._failure = None  # the first of those that it has met
@@ -232,9 +234,7 @@ class Gradients:
             return
         dtype = self._wire_dtype(slot.parameter)
         full = _ops.tensor_name("push_pull", slot.bucket.name, ops.DTYPES[dtype], slot.parameter.numel())
-        slot.rows = sparse.SparseGradient(
-            slot.parameter, self.op, full, slot.bucket.priority, self.predivide, dtype
-        )
+        slot.rows = sparse.SparseGradient(slot.parameter, self.op, full, slot.bucket.priority, self.predivide, dtype)
         if slot.grad is not None:
             self.arenas = sparse.without(self.arenas, slot.grad)
         if slot.parameter.grad is slot.grad:
@@ -470,8 +470,13 @@ def join_all():
 
     Returns the highest rank that took part in the last step.
     """
+    gc.collect()  # so that all ranks find the same ones
     live = [gradients for gradients in (made() for made in _made.get(_client.current(), ())) if gradients]
     live = [gradients for gradients in live if gradients.buckets]
+    for gradients in live:
+        settle = gradients.settle and gradients.settle()
+        if settle:
+            settle()
     outcomes = []
 
     def run(gradients):

@@ -17,9 +17,7 @@ from .compression import Compression
 from .optimizer import DistributedOptimizer, _Distributed
 
 # Optimizers of torch that step each parameter by its own gradient and state alone.
-_INDEPENDENT = (
-    "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD SparseAdam".split()
-)
+_INDEPENDENT = "ASGD Adadelta Adafactor Adagrad Adam AdamW Adamax Muon NAdam RAdam RMSprop Rprop SGD SparseAdam".split()
 
 
 class _Watch(TorchFunctionMode):
@@ -236,6 +234,7 @@ def CrossBarrier(
     optimizer._bps_hook.remove()
     optimizer.__class__ = type(base.__name__, (_CrossBarrier, base), {"__module__": base.__module__})
     optimizer._bps_steps = _Steps(optimizer, step)
+    optimizer._bps.settle = weakref.WeakMethod(optimizer._bps_steps.take_all)
     model.register_forward_pre_hook(_BeforeForward(optimizer._bps_steps))
     if "step" in vars(optimizer):
         _keep_track_for_schedulers(optimizer)

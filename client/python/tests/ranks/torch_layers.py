@@ -110,7 +110,9 @@ def check_cross_barrier_changes_no_bit():
     for options in ({"passes": 2}, {"clip": True}):
         for one, other in zip(train(OPTIMIZERS["Adam"], False, **options), train(OPTIMIZERS["Adam"], True, **options)):
             assert_equal(one, other, options)
-    for one, other in zip(train(OPTIMIZERS["plain"], False, sparse=True), train(OPTIMIZERS["plain"], True, sparse=True)):
+    for one, other in zip(
+        train(OPTIMIZERS["plain"], False, sparse=True), train(OPTIMIZERS["plain"], True, sparse=True)
+    ):
         assert_equal(one, other, "sparse")
 
 

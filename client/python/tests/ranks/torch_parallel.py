@@ -287,6 +287,19 @@ def check_join_of_optimizers():
             expected = -(1.0 - number + 2.0 / bps.size())
             torch.testing.assert_close(net.weight.detach(), torch.full((1, 2), expected))
     assert bps.join() == bps.size() - 1  # again, when nobody has trained since
+    del both, optimizer
+    net = torch.nn.Linear(1, 1, bias=False)
+    torch.nn.init.zeros_(net.weight)
+    optimizer = bps.CrossBarrier(net, torch.optim.SGD(net.parameters(), lr=1.0))
+    for _ in range(1 + bps.rank()):
+        optimizer.zero_grad()
+        net(torch.ones(1, 1)).sum().backward()
+        optimizer.step()
+    assert bps.join() == bps.size() - 1  # takes the step that was put off
+    expected = -sum(bps.size() - step for step in range(1 + bps.rank())) / bps.size()
+    torch.testing.assert_close(net.weight.detach(), torch.full((1, 1), expected))
+    optimizer.synchronize()
+    del optimizer
     only_max = bps.DistributedOptimizer(torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=1.0), op=bps.Max)
     expect(ValueError, "op=Average", bps.join)
     del only_max
@@ -352,7 +365,10 @@ def check_hook_of_torch():
 
     known, _shared_storage.SHARED_MEMORY = _shared_storage.SHARED_MEMORY, "/nonexistent"
     try:  # where there is no room, buckets are copied
-        ddp, alone = hooked(bps.DDPHookState("copied"), new_net(3, Scalar), gradient_as_bucket_view=True), new_net(3, Scalar)
+        ddp, alone = (
+            hooked(bps.DDPHookState("copied"), new_net(3, Scalar), gradient_as_bucket_view=True),
+            new_net(3, Scalar),
+        )
         loss(ddp, 0, bps.rank()).backward()
     finally:
         _shared_storage.SHARED_MEMORY = known
@@ -361,7 +377,10 @@ def check_hook_of_torch():
     assert not any(is_mapped(p.grad.data_ptr()) for p in ddp.parameters())
 
     for compression, bound in ((bps.Compression.fp16, 2e-3), (bps.Compression.bf16, 2e-2)):
-        ddp, alone = hooked(bps.DDPHookState(compression, compression=compression), new_net(3, Scalar)), new_net(3, Scalar)
+        ddp, alone = (
+            hooked(bps.DDPHookState(compression, compression=compression), new_net(3, Scalar)),
+            new_net(3, Scalar),
+        )
         loss(ddp, 0, bps.rank()).backward()
         average_in_turn(alone, [lambda net, r=r: loss(net, 0, r) for r in range(bps.size())])
         for p, q in zip(ddp.parameters(), alone.parameters()):
