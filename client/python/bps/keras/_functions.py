@@ -99,7 +99,9 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
     objects.update(custom_objects or {})
     model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is None:
-        raise ValueError(f"{filepath}: the model was saved without an optimizer; compile it with a DistributedOptimizer")
+        raise ValueError(
+            f"{filepath}: the model was saved without an optimizer; compile it with a DistributedOptimizer"
+        )
     options = {} if compression is None else {"compression": compression}
     DistributedOptimizer(model.optimizer, **options)
     return model

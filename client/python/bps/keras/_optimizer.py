@@ -76,9 +76,9 @@ def DistributedOptimizer(
 
     The optimizer itself is changed and returned: its state stays. Models saved with it load without bps. All ranks must
     train the same variables. With backward_passes_per_step gradients of so many passes are added (averaged with
-    average_aggregated_gradients) before they are sent. gradient_predivide_factor divides before and multiplies after the
-    average, against overflow in 16 bits. groups (TensorFlow): a number or lists of variables, whose gradients are sent
-    together. The arguments name and the devices have no effect.
+    average_aggregated_gradients) before they are sent. gradient_predivide_factor divides before and multiplies after
+    the average, against overflow in 16 bits. groups (TensorFlow): a number or lists of variables, whose gradients are
+    sent together. The arguments name and the devices have no effect.
     """
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"{optimizer!r} is no optimizer of Keras {keras.__version__}")
@@ -88,8 +88,8 @@ def DistributedOptimizer(
     if _needs_loss_scale(optimizer):
         raise ValueError(
             "with the policy mixed_float16 give DistributedOptimizer a LossScaleOptimizer: "
-            "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). What Keras would put around it decides "
-            "on each rank by itself whether a step is skipped"
+            "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). What Keras would put around it "
+            "decides on each rank by itself whether a step is skipped"
         )
     missing = [hook for hook in _HOOKS if not hasattr(base, hook)]
     if missing:
@@ -127,8 +127,8 @@ def _accumulate(optimizer, passes):
         raise ValueError(f"backward_passes_per_step is {passes}")
     if optimizer.built and optimizer.gradient_accumulation_steps != passes:
         raise ValueError(
-            "backward_passes_per_step: the optimizer has its variables already, without those in which gradients are added "
-            f"up; make it with gradient_accumulation_steps={passes}"
+            "backward_passes_per_step: the optimizer has its variables already, without those in which gradients are "
+            f"added up; make it with gradient_accumulation_steps={passes}"
         )
     if optimizer.gradient_accumulation_steps not in (None, passes):
         raise ValueError(

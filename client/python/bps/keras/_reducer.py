@@ -1,4 +1,4 @@
-"""What the reducers for Keras' other backends have in common with that of bps.tensorflow: its arguments, local variables."""
+"""What reducers for Keras' other backends have in common: the arguments of bps.tensorflow's, and local variables."""
 
 from .. import _client
 from .._horovod import check_process_set, global_process_set

@@ -74,8 +74,8 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
 
     initial_lr: None is the optimizer's when training begins. multiplier: a function of the epoch, or a number, which is
     then raised to the power of the epochs since start_epoch. With staircase=False it changes with each batch and the
-    epoch is a fraction; steps_per_epoch: None is what Keras says. momentum_correction scales the momentum of SGD when the
-    learning rate changes (Goyal et al. 2017), and of nothing else.
+    epoch is a fraction; steps_per_epoch: None is what Keras says. momentum_correction scales the momentum of SGD when
+    the learning rate changes (Goyal et al. 2017), and of nothing else.
     """
 
     def __init__(
@@ -119,14 +119,18 @@ class LearningRateScheduleCallback(keras.callbacks.Callback):
                 velocity.assign(velocity * keras.ops.cast(lr / old, velocity.dtype))
 
     def on_train_begin(self, logs=None):
-        if isinstance(getattr(self.model.optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule):
+        if isinstance(
+            getattr(self.model.optimizer, "_learning_rate", None), keras.optimizers.schedules.LearningRateSchedule
+        ):
             raise ValueError(f"{type(self).__name__}: the optimizer has a schedule of its own; give it a number")
         if self.initial_lr is None:
             self.initial_lr = self._get_lr()
         if not self.staircase and not self.steps_per_epoch:
             self.steps_per_epoch = self.params.get("steps")
             if not self.steps_per_epoch:
-                raise ValueError(f"{type(self).__name__}: steps_per_epoch is needed; Keras does not say it for this data")
+                raise ValueError(
+                    f"{type(self).__name__}: steps_per_epoch is needed; Keras does not say it for this data"
+                )
 
     def on_epoch_begin(self, epoch, logs=None):
         self.current_epoch = epoch

@@ -50,9 +50,7 @@ class Reducer:
         if self.sparse_as_dense:
             gradients = [tf.convert_to_tensor(g) if isinstance(g, tf.IndexedSlices) else g for g in gradients]
         dense = [
-            i
-            for i, g in enumerate(gradients)
-            if g is not None and not mine[i] and not isinstance(g, tf.IndexedSlices)
+            i for i, g in enumerate(gradients) if g is not None and not mine[i] and not isinstance(g, tf.IndexedSlices)
         ]
         for i, result in zip(dense, self._reduce_dense(gradients, variables, dense)):
             gradients[i] = result
@@ -77,9 +75,7 @@ class Reducer:
             priorities = [-i for i in batch]
             results = _native.push_pull_all(tensors, self.op, [names[i] for i in batch], priorities)
             reduced.update(zip(batch, results))
-        return [
-            scaled(self.compression.decompress(reduced[i], packed[i][1]), self.predivide) for i in dense
-        ]
+        return [scaled(self.compression.decompress(reduced[i], packed[i][1]), self.predivide) for i in dense]
 
     def _batches(self, dense, variables):
         """Without groups one batch, whose members all leave by themselves."""

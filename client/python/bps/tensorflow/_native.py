@@ -21,7 +21,7 @@ from tensorflow.python.framework.func_graph import FuncGraph
 
 from .. import _client
 from .._errors import error_from
-from .._library import Operation, Reduction, native_path
+from .._library import Operation, native_path
 
 _LIBRARY = "libbps_tensorflow.so"
 
@@ -84,8 +84,8 @@ def _call(run, /, **arguments):
     graph = tf.compat.v1.get_default_graph()
     if not isinstance(graph, FuncGraph):
         raise RuntimeError(
-            "bps.tensorflow works in eager code and inside tf.function; in a graph of TensorFlow 1, whose nodes have no "
-            "order, ranks would wait for each other for ever"
+            "bps.tensorflow works in eager code and inside tf.function; in a graph of TensorFlow 1, whose nodes have "
+            "no order, ranks would wait for each other for ever"
         )
     return run(**arguments)
 
@@ -103,8 +103,8 @@ def to_tensor(value, what="the tensor"):
 def submit(tensor, operation, name=None, reduction=0, root=0, priority=0):
     """Starts a push_pull, broadcast or reduce_scatter of a tensor; result() takes what it returns.
 
-    name: the same on all ranks; None: that of the tensor's type and size, for which the order of the program must be the
-    same on all ranks.
+    name: the same on all ranks; None: that of the tensor's type and size, for which the order of the program must be
+    the same on all ranks.
     """
     return _call(
         _operations.bps_submit,

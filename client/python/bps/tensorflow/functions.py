@@ -47,8 +47,8 @@ def broadcast_global_variables(root_rank):
     variables = tf.compat.v1.global_variables()
     if not variables:
         raise RuntimeError(
-            "there are no global variables: TensorFlow 2 keeps no list of them. Use broadcast_variables(model.variables, "
-            "root_rank), or Keras' BroadcastGlobalVariablesCallback"
+            "there are no global variables: TensorFlow 2 keeps no list of them. Use "
+            "broadcast_variables(model.variables, root_rank), or Keras' BroadcastGlobalVariablesCallback"
         )
     return broadcast_variables(variables, root_rank)
 

@@ -136,9 +136,7 @@ def grouped_allreduce(
     for i, tensor in enumerate(tensors):
         if results[i] is None:
             values = scaled(tensor.values, prescale_factor)
-            merged = allreduce_sparse(
-                tf.IndexedSlices(values, tensor.indices, tensor.dense_shape), reduction, names[i]
-            )
+            merged = allreduce_sparse(tf.IndexedSlices(values, tensor.indices, tensor.dense_shape), reduction, names[i])
             values = scaled(merged.values, postscale_factor)
             results[i] = tf.IndexedSlices(values, merged.indices, merged.dense_shape)
     return results
@@ -354,5 +352,3 @@ def local_rank_op(name=None):
 def process_set_included_op(process_set_id=0, name=None):
     """1 as a tensor (int32): the only set is that of all ranks."""
     return tf.constant(1, tf.int32, name=name)
-
-

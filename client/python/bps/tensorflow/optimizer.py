@@ -53,8 +53,8 @@ def DistributedOptimizer(
     """Makes an optimizer step with gradients that are averaged (op: or summed, ...) over all ranks.
 
     optimizer: of Keras 3 (see bps.keras.DistributedOptimizer()), of tf_keras, or a tf.compat.v1.train.Optimizer that is
-    used in eager code or inside tf.function. It is changed and returned: its state stays. The arguments name, use_locking
-    and the devices have no effect.
+    used in eager code or inside tf.function. It is changed and returned: its state stays. The arguments name,
+    use_locking and the devices have no effect.
     """
     groups = num_groups if groups is None and num_groups else groups
     v1 = isinstance(optimizer, tf.compat.v1.train.Optimizer)
@@ -75,8 +75,8 @@ def DistributedOptimizer(
         )
     if backward_passes_per_step != 1:
         raise ValueError(
-            "backward_passes_per_step: an optimizer of TensorFlow 1 or Keras 2 steps with every gradient it is given; add "
-            "them up before, or use one of Keras 3"
+            "backward_passes_per_step: an optimizer of TensorFlow 1 or Keras 2 steps with every gradient it is given; "
+            "add them up before, or use one of Keras 3"
         )
     mixin = _DistributedV1 if v1 else _DistributedV2
     base = optimizer.__class__

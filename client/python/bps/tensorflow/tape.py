@@ -48,7 +48,8 @@ def DistributedGradientTape(
     process_set=global_process_set,
     scale_local_gradients=True,
 ):
-    """Makes a tape's gradients those of all ranks: the average, or what op says. The tape itself is changed and returned.
+    """Makes a tape's gradients those of all ranks: the average, or what op says. The tape itself is changed and
+    returned.
 
     sparse_as_dense: tf.IndexedSlices become dense tensors before; else they stay sparse. gradient_predivide_factor
     divides before and multiplies after the average, against overflow in 16 bits. The devices have no effect.

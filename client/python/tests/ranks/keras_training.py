@@ -1,4 +1,4 @@
-"""bps.keras against one process that takes the whole batch: model.fit, callbacks, files. On the backend that Keras uses."""
+"""bps.keras against one process that takes the whole batch: model.fit, callbacks, files. On Keras' backend."""
 
 import os
 import sys
@@ -198,7 +198,9 @@ def check_values():
     assert float(bps.allreduce(rank + 1.0)) == (size + 1) / 2
     assert float(bps.allreduce(np.float32(rank), average=False)) == sum(range(size))
     assert float(bps.push_pull(keras.ops.convert_to_tensor(float(rank)), "v", False)) == sum(range(size))
-    np.testing.assert_array_equal(bps.allgather(np.full(rank + 1, rank)), np.repeat(np.arange(size), np.arange(size) + 1))
+    np.testing.assert_array_equal(
+        bps.allgather(np.full(rank + 1, rank)), np.repeat(np.arange(size), np.arange(size) + 1)
+    )
     assert bps.broadcast(np.array([rank]), size - 1)[0] == size - 1
     assert bps.reducescatter(np.ones([size, 2], "float32"), op=bps.Sum)[0, 0] == size
     seeds = keras.random.SeedGenerator(rank)
@@ -223,7 +225,9 @@ def check_refusals():
     expect(RuntimeError, lambda: bps.broadcast_global_variables(0), "broadcast_variables")
     built = keras.optimizers.SGD()
     built.build([keras.Variable(1.0)])
-    expect(ValueError, lambda: bps.DistributedOptimizer(built, backward_passes_per_step=2), "gradient_accumulation_steps")
+    expect(
+        ValueError, lambda: bps.DistributedOptimizer(built, backward_passes_per_step=2), "gradient_accumulation_steps"
+    )
     keras.config.set_dtype_policy("mixed_float16")
     expect(ValueError, lambda: bps.DistributedOptimizer(keras.optimizers.SGD()), "LossScaleOptimizer")
     keras.config.set_dtype_policy("float32")
@@ -237,7 +241,9 @@ def check_refusals():
 
 def check_loss_scale():
     """An overflow on one rank: all skip the step, and go on alike."""
-    optimizer = bps.DistributedOptimizer(keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0))
+    optimizer = bps.DistributedOptimizer(
+        keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1), initial_scale=4.0)
+    )
     variable = keras.Variable(np.ones(3, "float32"))
     optimizer.build([variable])
 

@@ -1,4 +1,4 @@
-"""Operations of bps.tensorflow in eager code and inside tf.function, against NumPy. Every rank knows every rank's input."""
+"""Operations of bps.tensorflow in eager code and inside tf.function, against NumPy. Every rank knows all inputs."""
 
 import sys
 
@@ -40,7 +40,9 @@ def check_types():
         total = everybody.any(0) if dtype == tf.bool else wide.sum(0).astype(dtype.as_numpy_dtype)
 
         def reduce(x, dtype=dtype):
-            results = [bps.allreduce(x, op=op, name=f"types.{dtype.name}.{op.name}") for op in (bps.Sum, bps.Min, bps.Max)]
+            results = [
+                bps.allreduce(x, op=op, name=f"types.{dtype.name}.{op.name}") for op in (bps.Sum, bps.Min, bps.Max)
+            ]
             if dtype.is_floating:
                 results.append(bps.push_pull(x))
             return results

@@ -1,4 +1,4 @@
-"""bps.tensorflow.distribute.MirroredStrategy: loops of one's own and Keras, against one process with the whole batch."""
+"""bps.tensorflow.distribute.MirroredStrategy: loops of one's own and Keras, against one process."""
 
 import keras
 import numpy as np

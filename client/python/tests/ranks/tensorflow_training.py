@@ -151,7 +151,10 @@ def check_tape_forms():
     tape = bps.DistributedGradientTape(tape, scale_local_gradients=False)
     tape.register_local_source(b)
     assert float(tape.gradient(y, [a, b])[1]) == bps.rank() + 1
-    for options, words in [({"gradient_predivide_factor": 2.0, "op": bps.Sum}, "op=Average"), ({"groups": -1}, "groups")]:
+    for options, words in [
+        ({"gradient_predivide_factor": 2.0, "op": bps.Sum}, "op=Average"),
+        ({"groups": -1}, "groups"),
+    ]:
         try:
             bps.DistributedGradientTape(tf.GradientTape(), **options)
             raise AssertionError(options)

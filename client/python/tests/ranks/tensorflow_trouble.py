@@ -43,7 +43,9 @@ def a_rank_leaves():
 def ranks_disagree():
     x = tf.ones([2 + bps.rank()])
     expect(bps.BpsValueError, lambda: bps.allreduce(x, name="x"), "push_pull.x")
-    expect(bps.BpsValueError, lambda: bps.allgather(tf.ones([1, 2 + bps.rank()])), "only the first dimension may differ")
+    expect(
+        bps.BpsValueError, lambda: bps.allgather(tf.ones([1, 2 + bps.rank()])), "only the first dimension may differ"
+    )
     assert bps.broadcast_object(5) == 5
 
 
@@ -79,7 +81,9 @@ def exit_with_work_in_flight():
 
     if bps.rank() == 0:
         global kept
-        kept = [_native.submit(tf.ones([100_000]), _native.Operation.PUSH_PULL, f"kept.{i}", bps.Sum) for i in range(20)]
+        kept = [
+            _native.submit(tf.ones([100_000]), _native.Operation.PUSH_PULL, f"kept.{i}", bps.Sum) for i in range(20)
+        ]
     bps.barrier()
 
 

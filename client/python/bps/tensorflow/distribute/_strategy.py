@@ -1,4 +1,4 @@
-"""MirroredStrategy: each rank is one replica. TensorFlow's strategy for one device, but that values are reduced over ranks."""
+"""MirroredStrategy: each rank is one replica. TensorFlow's strategy for one device, with values reduced over ranks."""
 
 import tensorflow as tf
 from tensorflow.python.distribute import distribute_lib, distribute_utils, input_util
@@ -122,12 +122,12 @@ class _ReplicaContext(distribute_lib.ReplicaContext):
 class MirroredStrategy(tf.distribute.Strategy):
     """A tf.distribute.Strategy in which each rank of the job is one replica. init() comes before.
 
-    As with MultiWorkerMirroredStrategy variables begin alike (as on rank 0), a batch of a distributed data set is that of
-    all ranks, num_replicas_in_sync is their number, and reduce() and the replica context's all_reduce() go over all of
-    them. Statistics that no gradient reaches (metrics, of BatchNormalization) are each rank's own.
+    As with MultiWorkerMirroredStrategy variables begin alike (as on rank 0), a batch of a distributed data set is that
+    of all ranks, num_replicas_in_sync is their number, and reduce() and the replica context's all_reduce() go over all
+    of them. Statistics that no gradient reaches (metrics, of BatchNormalization) are each rank's own.
 
-    devices: the one device that this rank uses; None: its first GPU, else the CPU. cross_device_ops is there for programs
-    written for BytePS; values are always reduced by bps.
+    devices: the one device that this rank uses; None: its first GPU, else the CPU. cross_device_ops is there for
+    programs written for BytePS; values are always reduced by bps.
     """
 
     def __init__(self, devices=None, cross_device_ops=None):
