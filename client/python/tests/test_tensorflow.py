@@ -28,7 +28,8 @@ def test_training(run_ranks):
 
 
 def test_training_of_four_ranks_through_a_server(run_ranks):
-    run_ranks("tensorflow_training.py", 4, "check_tape", BPS_FORCE_DISTRIBUTED=1, **QUIET)
+    checks = ("check_groups", "check_sync_batch_norm")
+    run_ranks("tensorflow_training.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1, **QUIET)
 
 
 def test_strategy(run_ranks):
