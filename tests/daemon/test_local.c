@@ -396,3 +396,65 @@ TEST(a_job_goes_on_with_the_next_daemon)
 	ASSERT_OK(close(progress[0]));
 	ASSERT_OK(close(progress[1]));
 }
+
+/* Comings and goings: jobs of a few rounds, one after the other. */
+static void run_many_jobs(struct bps_client *client, uint32_t rank, uint32_t size)
+{
+	ASSERT_OK(bps_client_leave(client));
+	for (uint32_t i = 0; i < 150; i++) {
+		struct bps_join_params join = { .size = sizeof(join),
+						.rank = rank,
+						.world_size = size };
+		struct bps_tensor *tensor;
+		float data[100];
+		char name[32];
+
+		(void)snprintf(name, sizeof(name), "job-%u", i);
+		join.job = name;
+		if (bps_client_join(client, &join))
+			test_fail(__FILE__, __LINE__, "join of %s: %s", name, bps_error());
+		tensor = declare(client, "t", 100);
+		for (uint32_t round = 1; round <= 3; round++) {
+			for (uint32_t n = 0; n < 100; n++)
+				data[n] = (float)(n * round + rank);
+			finish(push_pull(tensor, data, data, 0));
+			for (uint32_t n = 0; n < 100; n++)
+				ASSERT_TRUE(data[n] ==
+					    (float)(size * n * round + size * (size - 1) / 2));
+		}
+		bps_tensor_free(tensor);
+		if (bps_client_leave(client))
+			test_fail(__FILE__, __LINE__, "leave of %s: %s", name, bps_error());
+		if (!rank)
+			ASSERT_EQ(write(progress[1], "", 1), 1);
+	}
+	if (!rank)
+		ASSERT_OK(close(progress[1]));
+}
+
+TEST(jobs_begin_and_end_through_restarts)
+{
+	_cleanup_(test_daemon_donep) struct test_daemon daemon = { .name = "a",
+								   .log_level = "info" };
+	struct ranks ranks = { .job = "first", .size = 3, .run = run_many_jobs };
+	const char *given = getenv("BPS_SEED");
+	unsigned seed = given ? (unsigned)atoi(given) : 20261121;
+	char byte;
+
+	test_daemon_start(&daemon);
+	ranks.socket = daemon.socket;
+	ASSERT_OK(pipe(progress));
+	ranks_start(&ranks);
+	ASSERT_OK(close(progress[1]));
+	fprintf(stderr, "BPS_SEED=%u\n", seed);
+	while (read(progress[0], &byte, 1) == 1) {
+		if (rand_r(&seed) % 4)
+			continue;
+		/* Anywhere in what a job does. */
+		(void)poll(NULL, 0, rand_r(&seed) % 4);
+		test_daemon_kill(&daemon);
+		test_daemon_start(&daemon);
+	}
+	ranks_wait(&ranks);
+	ASSERT_OK(close(progress[0]));
+}
