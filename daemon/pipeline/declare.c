@@ -7,9 +7,10 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 {
 	_cleanup_(freep) struct pipeline_tensor *tensor = calloc(1, sizeof(*tensor));
 	_cleanup_(freep) uint8_t *declared = calloc(job->layout.n_local, sizeof(*declared));
+	_cleanup_(freep) uint64_t *reached = calloc(job->layout.n_local, sizeof(*reached));
 	int r;
 
-	if (!tensor || !declared)
+	if (!tensor || !declared || !reached)
 		return error_origin(-ENOMEM);
 	tensor->job = job;
 	(void)snprintf(tensor->name, sizeof(tensor->name), "%s", name);
@@ -20,6 +21,7 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 		return error_trace(r);
 	job->n_tensors++;
 	tensor->declared = TAKE_PTR(declared);
+	tensor->reached = TAKE_PTR(reached);
 	*ret_tensor = TAKE_PTR(tensor);
 	return 0;
 }
@@ -29,6 +31,7 @@ struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor)
 	if (!tensor)
 		return NULL;
 	free(tensor->declared);
+	free(tensor->reached);
 	free(tensor->pasts);
 	free(tensor);
 	return NULL;

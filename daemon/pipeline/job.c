@@ -534,7 +534,7 @@ static void forming_without(struct pipeline_job *job, uint32_t rank, uint32_t pi
 
 void pipeline_job_let_leave(struct pipeline_job *job)
 {
-	if (job->state != JOB_RUNNING || !job->n_leaving)
+	if (job->state != JOB_RUNNING || !job->n_leaving || !pipeline_resume_caught_up(job))
 		return;
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_member *member = job->members[i];

@@ -76,6 +76,7 @@ struct pipeline_job {
 	bool resumable; /* FORMING: all ranks so far can take part in that */
 	bool resumed;	/* continues a run that another daemon process began */
 	uint64_t resume_began_ns;
+	bool caught_up;	       /* pipeline_resume_caught_up() */
 	bool suspended;	       /* is left to the next daemon process as it is */
 	struct ledger *ledger; /* or NULL */
 	int ledger_fd;	       /* until all ranks that need it have it, or -1 */
@@ -125,6 +126,8 @@ struct pipeline_tensor {
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end; the newest of these. */
 	struct pipeline_past *pasts;
 	uint64_t past_rounds;
+	uint64_t *
+		reached; /* by local number: rounds that this rank has submitted, in the past too */
 	bool advancing;
 };
 
@@ -194,6 +197,11 @@ int pipeline_resume_check_new(const struct pipeline_job *job, const struct pipel
 /* Keeps what a rank says of a tensor's past. Returns 0, -EPROTO or -ENOMEM with words. */
 int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor *tensor,
 			 const struct pipeline_past *past, struct failure *failure);
+/*
+ * Whether every rank here has submitted again what another had seen end well. Until then nobody leaves: what only he had
+ * seen, the daemon process after this one would not be told.
+ */
+bool pipeline_resume_caught_up(struct pipeline_job *job);
 /* How a round of at most tensor->past_rounds ended for this request. ret_failure: set unless it is well. */
 void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
 			     struct failure *ret_failure);

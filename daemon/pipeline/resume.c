@@ -315,11 +315,51 @@ int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor 
 	if (!tensor->pasts)
 		return failure_set(failure, -ENOMEM, "tensor %s: out of memory", tensor->name);
 	tensor->pasts[member->index] = *past;
+	tensor->reached[member->index] = past->rounds;
+	job->caught_up = false;
 	if (past->rounds > tensor->past_rounds) {
 		tensor->past_rounds = past->rounds;
 		pipeline_round_settle(tensor);
+	} else {
+		pipeline_job_let_leave(job);
 	}
 	return 0;
+}
+
+/* The newest round that some rank had seen end well, or 0. */
+static uint64_t newest_well(const struct pipeline_tensor *tensor)
+{
+	uint64_t newest = 0;
+
+	for (uint32_t i = 0; i < tensor->job->layout.n_local; i++) {
+		const struct pipeline_past *past = &tensor->pasts[i];
+		unsigned age = past->failed == UINT64_MAX
+				       ? PAST_BITS
+				       : (unsigned)__builtin_ctzll(~past->failed);
+
+		if (past->rounds > age && age < PAST_BITS)
+			newest = MAX(newest, past->rounds - age);
+	}
+	return newest;
+}
+
+bool pipeline_resume_caught_up(struct pipeline_job *job)
+{
+	struct map_entry *entry;
+
+	if (!job->resumed || job->caught_up)
+		return true;
+	map_for_each (entry, &job->tensors) {
+		const struct pipeline_tensor *tensor =
+			container_of(entry, struct pipeline_tensor, entry);
+		uint64_t newest = tensor->pasts ? newest_well(tensor) : 0;
+
+		for (uint32_t i = 0; i < job->layout.n_local; i++)
+			if (job->members[i] && tensor->reached[i] < newest)
+				return false;
+	}
+	job->caught_up = true;
+	return true;
 }
 
 /* Whether some rank had seen it end well; then it is done on every rank. */

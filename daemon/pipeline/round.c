@@ -538,7 +538,7 @@ static int leave_out(struct pipeline_declaration *declaration, uint64_t until)
 		else
 			pipeline_round_fail(round, &failure, true);
 	}
-	declaration->n_rounds++;
+	tensor->reached[declaration->member->index] = ++declaration->n_rounds;
 	return 0;
 }
 
@@ -589,6 +589,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	}
 	if (request->round <= tensor->past_rounds) {
 		request_settle(tensor, request);
+		pipeline_job_let_leave(job);
 		return;
 	}
 	if (hopeless(tensor) && !pipeline_resume_moves(tensor, request->round)) {

@@ -121,6 +121,25 @@ def test_a_round_that_one_rank_saw_end_well_is_done():
         done(cluster, ranks, ledger)
 
 
+def test_who_alone_knows_of_a_good_end_does_not_leave_before_it_is_told():
+    """Rank 0 has seen round 1 end, and leaves. The daemon dies again: would the next know?"""
+    with Cluster(1) as cluster:
+        ranks, number, ledger = joined(cluster.daemons[0])
+        daemon = lose(cluster, ranks)
+        ranks = come_back(daemon, ranks, number, ledger)
+        ranks[0].say(rounds=1)
+        leave = ranks[0].post_request(LEAVE, {})
+        # Behind it on the same channel: when this is answered, the daemon has read Leave.
+        behind = ranks[0].post_request(UNSHARE, {1: 77})
+        while (answered := ranks[0].receive()[0][1]) != behind:
+            assert answered != leave, 'left, though rank 1 has not been told'
+        ranks[1].say()
+        ranks[1].submit(1)
+        assert ranks[1].completion(1, DEADLINE) == (0, '')
+        assert ranks[0].answer(leave)[0] == 0
+        done(cluster, ranks, ledger)
+
+
 def test_a_round_that_one_rank_saw_fail_fails():
     """Of 70 that had ended on rank 0, the newest and the 64th newest failed; older ones count as failed."""
     with Cluster(1) as cluster:
