@@ -494,6 +494,20 @@ def test_a_rank_that_had_left_is_not_waited_for():
         each([ranks[0], ranks[2]], 'leave')
 
 
+def test_killed_while_ranks_leave():
+    """Before the first is told that it has left, and after; to leave a job that has been left already is no error."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    for at in (1, 2, 3):
+        with start(f'job-left=kill@{at}') as cluster, Keeper(cluster) as keeper:
+            ranks = job(cluster, (3,))
+            round_trip(ranks, every_operation(3)[:2])
+            each(ranks, 'leave')
+            keeper.expect(1)
+            again = job(cluster, (2,))
+            round_trip(again, every_operation(2)[:1])
+
+
 def test_the_first_completion_comes_soon():
     """Printed, not asserted: from the moment the new daemon is ready."""
     with start() as cluster:
