@@ -317,6 +317,38 @@ def test_the_same_tensor_round_after_round():
         keeper.expect(4)
 
 
+def some_rows(size, n, salt):
+    data = []
+    for k in range(size):
+        rng = np.random.default_rng((SEED, salt, k))
+        rows = rng.integers(0, TABLE, n).astype(np.int64)
+        data.append((rows, ref.random(FLOAT32, n * WIDTH, (SEED, salt, k)).reshape(n, WIDTH)))
+    return data, ref.reduce_rows(FLOAT32, SUM, data, (size,))
+
+
+def test_killed_while_rows_are_summed():
+    rng = random.Random(SEED + 3)
+    with start() as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, (3,))
+        for rank in ranks:
+            rank.call('tensor', 0, 'table', FLOAT32, TABLE * WIDTH)
+        for turn in range(10):
+            data, want = some_rows(3, 20000, 100 + turn)
+            for k, rank in enumerate(ranks):
+                rows, values = data[k]
+                rank.submit_rows(turn, 0, rows.tobytes(), values.tobytes(), WIDTH, TABLE, red=SUM, shared=turn % 2)
+            if turn % 2:
+                time.sleep(rng.uniform(0, 0.01))
+                with keeper.lock:
+                    cluster.daemons[0].signal(signal.SIGKILL)
+            each(ranks, 'wait', turn, DEADLINE * 2000)
+            for k, rank in enumerate(ranks):
+                rows, values = rank.result_rows(turn)
+                assert rows == want[0].tobytes() and values == want[1].tobytes(), f'round {turn} on rank {k}'
+                rank.call('free', turn)
+        keeper.expect(5)
+
+
 def test_what_a_rank_was_told_the_others_are_told():
     """Rows: how many there are, and that there was no room for them, survives between one rank's hearing of it and the
     next one's."""
@@ -325,12 +357,7 @@ def test_what_a_rank_was_told_the_others_are_told():
     for at in (1, 2):
         with start(f'request-ended=kill@{at}') as cluster, Keeper(cluster) as keeper:
             ranks = job(cluster, (3,))
-            data = []
-            for k in range(3):
-                rng = np.random.default_rng((SEED, k))
-                rows = rng.integers(0, TABLE, 500).astype(np.int64)
-                data.append((rows, ref.random(FLOAT32, 500 * WIDTH, (SEED, 9, k)).reshape(500, WIDTH)))
-            want = ref.reduce_rows(FLOAT32, SUM, data, (3,))
+            data, want = some_rows(3, 500, 9)
             for k, rank in enumerate(ranks):
                 rank.call('tensor', 0, 'table', FLOAT32, TABLE * WIDTH)
                 rows, values = data[k]
