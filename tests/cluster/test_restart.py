@@ -417,6 +417,36 @@ def test_another_build_takes_over():
         finish(ranks, works)
 
 
+def test_a_socket_that_outlives_the_daemon():
+    """As systemd keeps it: connections wait in it until the next daemon is there."""
+    with Cluster(1, start=False) as cluster, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
+        path = os.path.join(cluster.folder, 'n0.sock')
+        door.bind(path)
+        door.listen(16)
+
+        def activated(turn):
+            daemon = Process(f'n0.{turn}', ['sh', '-c', 'LISTEN_PID=$$ exec "$0" "$@"', os.path.join(
+                BUILD, 'daemon', 'bps-daemon'), '--config=', '--admin-socket='], cluster.folder, stdin=subprocess.DEVNULL,
+                env={'LISTEN_FDS': '1', 'LISTEN_FDNAMES': 'control'}, pass_fds=(3,), preexec_fn=lambda: os.dup2(door.fileno(), 3))
+            daemon.socket = path
+            return daemon
+        daemon = activated(0)
+        cluster.daemons.append(daemon)
+        try:
+            ranks = job(cluster, (2,))
+            for turn, number in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
+                works = every_operation(2, 100 * turn)[:4]
+                declare(ranks, works, 20 * turn)
+                submit(ranks, works, 20 * turn)
+                daemon.signal(number)
+                daemon.process.wait(DEADLINE)
+                daemon = cluster.daemons[0] = activated(turn + 1)
+                finish(ranks, works, 20 * turn)
+        finally:
+            daemon.kill()
+            cluster.daemons.clear()
+
+
 def test_a_stopped_daemon_is_only_slow():
     with start() as cluster:
         ranks = job(cluster, (2,))
