@@ -619,7 +619,7 @@ TEST(during_leave_without_resume)
 TEST(close_meanwhile)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
-	struct bps_client *client = join_with(fake, 200);
+	struct bps_client *client = join_resumable(fake);
 	struct bps_request *request;
 
 	FAKE_SET(fake, hold, true);
@@ -849,7 +849,8 @@ TEST(threads)
 		workers[i] = (struct worker){ .client = client, .number = i };
 		ASSERT_OK(pthread_create(&workers[i].thread, NULL, work, &workers[i]));
 	}
-	for (unsigned n = 20; n <= 1100; n += 60) {
+	/* Entries that come after a restart come from a client that is back. */
+	for (unsigned n = 20; n <= 1100; n = told(fake)->n_entries + 60) {
 		fake_await(fake, &fake->told.n_entries, n);
 		fake_restart(fake);
 		n_restarts++;
