@@ -219,7 +219,7 @@ int bps_client_node(const struct bps_client *client);
 /*
  * Allocates len bytes (rounded up to pages, zeroed) that the daemon can reach: operations on pointers inside copy
  * nothing on the way in. To be released with bps_memory_free(). -ENOMEM; -EDQUOT when the daemon's limit for one
- * session is reached.
+ * session is reached; -EMFILE: each memory keeps a descriptor, to be shared with the next daemon by.
  */
 int bps_memory_alloc(struct bps_client *client, size_t len, struct bps_memory **ret_memory);
 
