@@ -7,8 +7,16 @@ import errno
 
 from . import _client
 from ._errors import BpsError, BpsValueError
+from ._library import Unavailable
 
 HorovodInternalError = BpsError  # what a failed collective raises
+
+Adasum = Unavailable("Adasum", "bps adds and averages; use op=Average, with a learning rate for the larger batch")
+Product = Unavailable(
+    "Product",
+    "there is no product over ranks; allgather() the factors and multiply them, or use torch.distributed with the backend "
+    '"bps", which has ReduceOp.PRODUCT',
+)
 
 
 # -- Where this process is
@@ -129,7 +137,7 @@ def check_process_set(process_set):
         return
     raise BpsValueError(
         errno.EINVAL,
-        f"{process_set!r}: an operation is over all ranks of a job. For groups of them use torch.distributed with the "
+        f"process_set={process_set!r}: an operation is over all ranks of a job. For groups of them use torch.distributed with the "
         'backend "bps" and new_group(), or start each group as a job of its own (BPS_JOB)',
     )
 
@@ -204,8 +212,10 @@ def resume(num_workers, num_servers, global_rank=-1):
 
 
 NAMES = [
+    "Adasum",
     "HorovodInternalError",
     "ProcessSet",
+    "Product",
     "add_process_set",
     "ccl_built",
     "cross_rank",

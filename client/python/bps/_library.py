@@ -5,9 +5,12 @@ ctypes lets go of the interpreter lock for the length of every call, so a thread
 
 import ctypes
 import enum
+import errno
 import glob
 import os
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
+
+from ._errors import BpsValueError
 
 SONAME = "libbps_client.so.0"
 VARIABLE = 2**64 - 1  # BPS_VARIABLE
@@ -50,11 +53,27 @@ class Operation(enum.IntEnum):
     PUSH_PULL_ROWS = 7
 
 
+class Unavailable:
+    """A reduction that other libraries have: programs may have it as a constant, and are told a way out when they use it."""
+
+    def __init__(self, name, way_out):
+        self.name = name
+        self.way_out = way_out
+
+    def __repr__(self):
+        return self.name
+
+
 class Reduction(enum.IntEnum):
     SUM = 1
     AVERAGE = 2
     MIN = 3
     MAX = 4
+
+    @classmethod
+    def _missing_(cls, value):
+        if isinstance(value, Unavailable):
+            raise BpsValueError(errno.EINVAL, f"op={value.name}: {value.way_out}")
 
 
 class OpenParams(ctypes.Structure):
