@@ -17,6 +17,7 @@ from .. import (
     Max,
     Min,
     Sum,
+    _horovod,
     is_initialized,
     local_rank,
     local_size,
@@ -25,6 +26,7 @@ from .. import (
     size,
 )
 from .. import init as _init
+from .._horovod import *  # noqa: F403
 from .._torch_backend import register as _register
 from .compression import Compression
 from .cross_barrier import CrossBarrier
@@ -50,11 +52,16 @@ from .ops import (
     broadcast_,
     broadcast_async,
     broadcast_async_,
+    byteps_push_pull,
     declare,
+    grouped_allgather,
+    grouped_allgather_async,
     grouped_allreduce,
     grouped_allreduce_,
     grouped_allreduce_async,
     grouped_allreduce_async_,
+    grouped_reducescatter,
+    grouped_reducescatter_async,
     poll,
     push_pull,
     push_pull_async,
@@ -62,11 +69,11 @@ from .ops import (
     push_pull_inplace,
     reducescatter,
     reducescatter_async,
+    sparse_allreduce_async,
     synchronize,
 )
 from .optimizer import DistributedOptimizer
 from .parallel import DistributedDataParallel
-from .process_sets import ProcessSet, global_process_set
 from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 
 _register()
@@ -92,7 +99,6 @@ __all__ = [
     "DistributedOptimizer",
     "Max",
     "Min",
-    "ProcessSet",
     "Sum",
     "SyncBatchNorm",
     "allgather",
@@ -112,14 +118,18 @@ __all__ = [
     "broadcast_object",
     "broadcast_optimizer_state",
     "broadcast_parameters",
+    "byteps_push_pull",
     "convert_sync_batchnorm",
     "ddp_hook",
     "declare",
-    "global_process_set",
+    "grouped_allgather",
+    "grouped_allgather_async",
     "grouped_allreduce",
     "grouped_allreduce_",
     "grouped_allreduce_async",
     "grouped_allreduce_async_",
+    "grouped_reducescatter",
+    "grouped_reducescatter_async",
     "init",
     "is_initialized",
     "join",
@@ -135,5 +145,7 @@ __all__ = [
     "reducescatter_async",
     "shutdown",
     "size",
+    "sparse_allreduce_async",
     "synchronize",
+    *_horovod.NAMES,
 ]

@@ -5,26 +5,27 @@ import torch
 import bps
 
 from .. import _ops
+from .._horovod import check_process_set
 from .._ops import Handle
-from . import ops, process_sets
+from . import ops
 from ._gradients import join_all
 
 
 def broadcast_object(obj, root_rank=0, name=None, process_set=None, timeout=None):
     """Any object that pickle can carry, from rank root_rank to every rank."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     return Handle(_ops.broadcast_object(obj, root_rank, name, timeout)).wait()
 
 
 def allgather_object(obj, name=None, process_set=None, timeout=None):
     """The list of every rank's object."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     return Handle(_ops.allgather_object(obj, name, timeout)).wait()
 
 
 def barrier(process_set=None, timeout=None):
     """Returns when every rank has called it."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     bps.barrier(timeout=timeout)
 
 
@@ -94,13 +95,16 @@ def _holes(value):
             yield from _holes(item)
 
 
-def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter."):
+def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter.", model=None):
     """Gives the optimizer of every rank the state of rank root_rank's: what its state_dict() holds, tensors and all.
 
-    The state of the other ranks need not exist before.
+    The state of the other ranks need not exist before. model is there for programs written for Horovod and has no effect;
+    it may stand in the place of prefix.
     """
     from .. import rank
 
+    if prefix is None or isinstance(prefix, torch.nn.Module):
+        prefix = "Parameter."
     mine = rank() == root_rank
     tensors = []
     skeleton = _take_tensors_out(optimizer.state_dict(), tensors) if mine else None

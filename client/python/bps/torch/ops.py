@@ -4,7 +4,8 @@ A tensor on the CPU that is contiguous is read and written where it is. Any othe
 result is copied back; for tensors on an accelerator that is said once, as a warning.
 
 timeout (in seconds) is the deadline of an operation: it fails with BpsTimeoutError, which names the ranks that are
-missing. None: the job's. process_set is there for programs written for Horovod; see process_sets.
+missing. None: the job's. process_set is there for programs written for Horovod: the set
+of all ranks is the one that there is.
 """
 
 import warnings
@@ -12,9 +13,10 @@ import warnings
 import torch
 
 from .. import _client, _ops
+from .._horovod import check_process_set
 from .._library import DType, Reduction
 from .._ops import Handle, Span, choose_reduction
-from . import process_sets, sparse
+from . import sparse
 from .compression import Compression
 
 DTYPES = {
@@ -104,6 +106,11 @@ class _Reducing:
             raise RuntimeError("only sums and averages over ranks can be differentiated")
         return self.named(None if self.name is None else f"{self.name}.grad")
 
+    def factor(self):
+        """What a gradient of each rank's input has to be multiplied by."""
+        each = 1.0 / _client.current().size if self.reduction == Reduction.AVERAGE else 1.0
+        return self.prescale * self.postscale * each
+
     def start(self, tensor, in_place):
         if sparse.is_sparse(tensor):
             return sparse.start(tensor, self, in_place)
@@ -149,6 +156,9 @@ def push_pull_inplace(tensor, average=True, name=None, version=0, priority=0, ti
     return push_pull_async_inplace(tensor, average, name, version, priority, timeout).wait()
 
 
+byteps_push_pull = push_pull_async_inplace
+
+
 def push_pull(tensor, average=True, name=None, version=0, priority=0, compression=Compression.none, timeout=None):
     """The average (or sum) of tensor over all ranks, as a new tensor. Can be differentiated."""
     wire, ctx = compression.compress(tensor)
@@ -168,7 +178,7 @@ def allreduce_async(
     timeout=None,
 ):
     """Starts allreduce()."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return how.start(tensor, in_place=False)
 
@@ -185,14 +195,26 @@ def allreduce_async_(
     timeout=None,
 ):
     """Starts allreduce_()."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return how.start(tensor, in_place=True)
 
 
-def allreduce_(tensor, average=None, name=None, op=None, *arguments, **options):
-    """As allreduce(), into the tensor itself. Takes what allreduce_async_() takes."""
-    return allreduce_async_(tensor, average, name, op, *arguments, **options).wait()
+def allreduce_(
+    tensor,
+    average=None,
+    name=None,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    priority=0,
+    timeout=None,
+):
+    """As allreduce(), into the tensor itself."""
+    return allreduce_async_(
+        tensor, average, name, op, prescale_factor, postscale_factor, process_set, priority, timeout
+    ).wait()
 
 
 def allreduce(
@@ -208,10 +230,20 @@ def allreduce(
     timeout=None,
 ):
     """The reduction of tensor over all ranks: op is Average, Sum, Min or Max. Sums and averages can be differentiated."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     wire, ctx = compression.compress(tensor)
     return compression.decompress(_Reduce.apply(wire, how), ctx)
+
+
+def sparse_allreduce_async(tensor, name, op, process_set=None, timeout=None):
+    """allreduce_async() of a tensor of layout torch.sparse_coo, which stays sparse: its rows travel. op: Average or Sum.
+
+    The handle is for synchronize(), as any other.
+    """
+    if not sparse.is_sparse(tensor):
+        raise TypeError(f"sparse_allreduce_async() takes a tensor of layout torch.sparse_coo, not {tensor.layout}")
+    return allreduce_async(tensor, name=name, op=op, process_set=process_set, timeout=timeout)
 
 
 # -- Several tensors in one call
@@ -243,9 +275,13 @@ class GroupHandle:
             handle.cancel()
 
 
-def _start_group(tensors, how, in_place):
+def _group_names(name, tensors):
     """The i-th tensor of a group called x is called x.i. Names are left out for all or for none."""
-    names = [None if how.name is None else f"{how.name}.{i}" for i in range(len(tensors))]
+    return [None if name is None else f"{name}.{i}" for i in range(len(tensors))]
+
+
+def _start_group(tensors, how, in_place):
+    names = _group_names(how.name, tensors)
     return GroupHandle([how.named(name).start(tensor, in_place) for tensor, name in zip(tensors, names)])
 
 
@@ -272,7 +308,7 @@ def grouped_allreduce_async(
     timeout=None,
 ):
     """Starts grouped_allreduce(). One handle for all; its result is the list."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return _start_group(tensors, how, in_place=False)
 
@@ -289,14 +325,26 @@ def grouped_allreduce_async_(
     timeout=None,
 ):
     """Starts grouped_allreduce_()."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return _start_group(tensors, how, in_place=True)
 
 
-def grouped_allreduce_(tensors, average=None, name=None, op=None, *arguments, **options):
-    """As grouped_allreduce(), into the tensors themselves. Takes what grouped_allreduce_async_() takes."""
-    return grouped_allreduce_async_(tensors, average, name, op, *arguments, **options).wait()
+def grouped_allreduce_(
+    tensors,
+    average=None,
+    name=None,
+    op=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    priority=0,
+    timeout=None,
+):
+    """As grouped_allreduce(), into the tensors themselves."""
+    return grouped_allreduce_async_(
+        tensors, average, name, op, prescale_factor, postscale_factor, process_set, priority, timeout
+    ).wait()
 
 
 def grouped_allreduce(
@@ -312,7 +360,7 @@ def grouped_allreduce(
     timeout=None,
 ):
     """The list of what allreduce() makes of each tensor, all under way together. Can be differentiated."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     wires, contexts = zip(*map(compression.compress, tensors)) if tensors else ((), ())
     return [compression.decompress(result, ctx) for result, ctx in zip(_ReduceGroup.apply(how, *wires), contexts)]
@@ -335,13 +383,13 @@ def _start_broadcast(tensor, root_rank, name, priority, in_place, timeout=None):
 
 def broadcast_async(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
     """Starts broadcast()."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     return _start_broadcast(tensor, root_rank, name, priority, False, timeout)
 
 
 def broadcast_async_(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
     """Starts broadcast_()."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     return _start_broadcast(tensor, root_rank, name, priority, True, timeout)
 
 
@@ -366,7 +414,7 @@ class _Broadcast(torch.autograd.Function):
 
 def broadcast(tensor, root_rank, name=None, process_set=None, timeout=None):
     """tensor of rank root_rank, as a new tensor. Can be differentiated."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     return _Broadcast.apply(tensor, root_rank, name, timeout)
 
 
@@ -403,30 +451,51 @@ def _start_allgather(tensor, name, finish, timeout):
 
 def allgather_async(tensor, name=None, process_set=None, timeout=None):
     """Starts allgather()."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     return _start_allgather(tensor, name, lambda result, _: result, timeout)
 
 
+def grouped_allgather_async(tensors, name=None, process_set=None, timeout=None):
+    """Starts grouped_allgather(). One handle for all; its result is the list."""
+    check_process_set(process_set)
+    return GroupHandle([allgather_async(x, n, timeout=timeout) for x, n in zip(tensors, _group_names(name, tensors))])
+
+
 class _AllGather(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor, name, timeout):
-        result, rows = _start_allgather(tensor, name, lambda *both: both, timeout).wait()
-        ctx.arguments = (rows, name, tensor.shape, timeout)
-        return result
+    """Of several tensors, all under way together."""
 
     @staticmethod
-    def backward(ctx, grad):
-        rows, name, shape, timeout = ctx.arguments
-        how = _Reducing(Reduction.SUM, _grad_name("allgather", name), timeout=timeout)
-        total = how.start(grad, in_place=False).wait()
+    def forward(ctx, names, timeout, *tensors):
+        handles = [_start_allgather(x, name, lambda *both: both, timeout) for x, name in zip(tensors, names)]
+        results, rows = zip(*GroupHandle(handles).wait())
+        ctx.arguments = (names, timeout, rows, [x.shape for x in tensors])
+        return results
+
+    @staticmethod
+    def backward(ctx, *grads):
+        names, timeout, rows, shapes = ctx.arguments
+        handles = [
+            _Reducing(Reduction.SUM, _grad_name("allgather", name), timeout=timeout).start(grad, in_place=False)
+            for name, grad in zip(names, grads)
+        ]
         rank = _client.current().rank
-        return total.narrow(0, sum(rows[:rank]), rows[rank]).reshape(shape), None, None
+        mine = [
+            total.narrow(0, sum(n[:rank]), n[rank]).reshape(shape)
+            for total, n, shape in zip(GroupHandle(handles).wait(), rows, shapes)
+        ]
+        return None, None, *mine
 
 
 def allgather(tensor, name=None, process_set=None, timeout=None):
     """tensor of rank 0, rank 1, ... one after the other; the first dimension may differ. Can be differentiated."""
-    process_sets.check(process_set)
-    return _AllGather.apply(tensor, name, timeout)
+    check_process_set(process_set)
+    return _AllGather.apply([name], timeout, tensor)[0]
+
+
+def grouped_allgather(tensors, name=None, process_set=None, timeout=None):
+    """The list of what allgather() makes of each tensor, all under way together. Can be differentiated."""
+    check_process_set(process_set)
+    return list(_AllGather.apply(_group_names(name, tensors), timeout, *tensors)) if tensors else []
 
 
 def _start_alltoall(tensor, splits, name, timeout):
@@ -444,7 +513,7 @@ def _start_alltoall(tensor, splits, name, timeout):
 
 def alltoall_async(tensor, splits=None, name=None, process_set=None, timeout=None):
     """Starts alltoall(). The result is always (tensor, rows from each rank)."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     return _start_alltoall(tensor, splits, name, timeout)
 
 
@@ -468,7 +537,7 @@ def alltoall(tensor, splits=None, name=None, process_set=None, timeout=None):
 
     Without splits, tensor is cut evenly. With splits, returns (tensor, rows from each rank).
     """
-    process_sets.check(process_set)
+    check_process_set(process_set)
     result, received = _AllToAll.apply(tensor, splits, name, timeout)
     return result if splits is None else (result, received)
 
@@ -488,19 +557,22 @@ def _start_reducescatter(tensor, how):
 
 
 class _ReduceScatter(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, tensor, how):
-        ctx.how = how
-        return _start_reducescatter(tensor, how).wait()
+    """Of several tensors, all under way together. how: for each."""
 
     @staticmethod
-    def backward(ctx, grad):
-        how = ctx.how.of_gradient()
-        whole = allgather_async(grad, _grad_name("reducescatter", ctx.how.name), timeout=how.timeout).wait()
-        factor = how.prescale * how.postscale
-        if how.reduction == Reduction.AVERAGE:
-            factor /= _client.current().size
-        return _scaled(whole, factor), None
+    def forward(ctx, how, *tensors):
+        ctx.how = how
+        return tuple(GroupHandle([_start_reducescatter(x, h) for x, h in zip(tensors, how)]).wait())
+
+    @staticmethod
+    def backward(ctx, *grads):
+        of_gradients = [how.of_gradient() for how in ctx.how]
+        handles = [
+            allgather_async(grad, _grad_name("reducescatter", how.name), timeout=how.timeout)
+            for grad, how in zip(grads, ctx.how)
+        ]
+        wholes = GroupHandle(handles).wait()
+        return None, *(_scaled(whole, how.factor()) for whole, how in zip(wholes, of_gradients))
 
 
 def reducescatter_async(
@@ -513,9 +585,25 @@ def reducescatter_async(
     timeout=None,
 ):
     """Starts reducescatter()."""
-    process_sets.check(process_set)
+    check_process_set(process_set)
     how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout)
     return _start_reducescatter(tensor, how)
+
+
+def grouped_reducescatter_async(
+    tensors,
+    name=None,
+    op=Reduction.AVERAGE,
+    process_set=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    timeout=None,
+):
+    """Starts grouped_reducescatter(). One handle for all; its result is the list."""
+    check_process_set(process_set)
+    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout)
+    names = _group_names(name, tensors)
+    return GroupHandle([_start_reducescatter(x, how.named(n)) for x, n in zip(tensors, names)])
 
 
 def reducescatter(
@@ -532,10 +620,30 @@ def reducescatter(
 
     Sums and averages can be differentiated.
     """
-    process_sets.check(process_set)
+    check_process_set(process_set)
     wire, ctx = compression.compress(tensor)
     how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout)
-    return compression.decompress(_ReduceScatter.apply(wire, how), ctx)
+    return compression.decompress(_ReduceScatter.apply([how], wire)[0], ctx)
+
+
+def grouped_reducescatter(
+    tensors,
+    name=None,
+    compression=Compression.none,
+    op=Reduction.AVERAGE,
+    process_set=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    timeout=None,
+):
+    """The list of what reducescatter() makes of each tensor, all under way together."""
+    check_process_set(process_set)
+    how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout)
+    if not tensors:
+        return []
+    wires, contexts = zip(*map(compression.compress, tensors))
+    results = _ReduceScatter.apply([how.named(n) for n in _group_names(name, tensors)], *wires)
+    return [compression.decompress(result, ctx) for result, ctx in zip(results, contexts)]
 
 
 # -- The rest

@@ -4,8 +4,9 @@ import contextlib
 
 import torch
 
+from .._horovod import check_process_set
 from .._library import Reduction
-from . import amp, process_sets
+from . import amp
 from ._gradients import Gradients
 from .compression import Compression
 
@@ -140,12 +141,12 @@ def DistributedOptimizer(
     average, against overflow in 16 bits.
 
     groups: lists of parameters that travel together, or their number, as num_groups; each is sent with the last of its
-    gradients. process_set: as Horovod's; see process_sets.
+    gradients. process_set: as Horovod's; only global_process_set will do.
 
     Of a gradient that is sparse, as nn.Embedding(sparse=True) makes it, only rows travel, and it stays sparse; its first
     must come in the same step on every rank. Not so with sparse_as_dense, in groups, and with a compressor of your own.
     """
-    process_sets.check(process_set)
+    check_process_set(process_set)
     op = Reduction(op)
     if gradient_predivide_factor != 1.0 and op != Reduction.AVERAGE:
         raise ValueError("gradient_predivide_factor needs op=Average")

@@ -6,8 +6,9 @@ import weakref
 import torch
 
 from .. import _client
+from .._horovod import check_process_set
 from .._library import Reduction
-from . import ops, process_sets
+from . import ops
 from ._gradients import Gradients
 from .compression import Compression
 from .functions import broadcast_parameters
@@ -133,7 +134,11 @@ class DistributedDataParallel(torch.nn.Module):
     ):
         super().__init__()
         if process_group is not None:
-            process_sets.check(process_group)
+            check_process_set(process_group)
+        if isinstance(output_device, bool):
+            raise TypeError(
+                "the third argument is output_device, as in torch: give BytePS's broadcast_buffers and compression by name"
+            )
         if device_ids is not None and len(device_ids) > 1:
             raise ValueError(f"device_ids={list(device_ids)}: one process trains on one device; start more ranks")
         if bucket_cap_mb is None:

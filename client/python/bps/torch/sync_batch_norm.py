@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 
 from .. import _client, _ops
+from .._horovod import check_process_set
 from .._library import Reduction
-from . import ops, process_sets
+from . import ops
 
 _numbers = itertools.count()  # of the layers of this process, which every rank makes in the same order
 
@@ -97,7 +98,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
         device=None,
         dtype=None,
     ):
-        process_sets.check(process_set)
+        check_process_set(process_set)
         super().__init__(num_features, eps, momentum, affine, track_running_stats, device=device, dtype=dtype)
         self._name = f"SyncBatchNorm.{next(_numbers)}"
 
@@ -131,7 +132,7 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
     @classmethod
     def convert_sync_batchnorm(cls, module, process_group=None):
         """The module with every BatchNorm in it replaced by a SyncBatchNorm with the same parameters and buffers."""
-        process_sets.check(process_group)
+        check_process_set(process_group)
         result = module
         if isinstance(module, torch.nn.modules.batchnorm._BatchNorm) and not isinstance(module, cls):
             if isinstance(module, torch.nn.modules.lazy.LazyModuleMixin) and module.has_uninitialized_params():

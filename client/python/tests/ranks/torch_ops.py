@@ -67,6 +67,8 @@ def check_names_of_byteps():
     handle = bps.push_pull_async_inplace(copy, average=False, name="byteps.inplace")
     assert bps.synchronize(handle) is copy and torch.equal(copy, sum_)
     assert torch.equal(bps.push_pull(mine, name="byteps.average"), sum_ / bps.size())
+    handle = bps.byteps_push_pull(copy, False, "byteps.inplace", 0, 1)
+    assert bps.synchronize(handle) is copy and torch.equal(copy, sum_ * bps.size())
     bps.declare("byteps.ahead", mine)
     assert torch.equal(bps.push_pull(mine, False, "byteps.ahead"), sum_)
 
@@ -118,6 +120,56 @@ def check_groups():
     assert (inputs[0].grad == bps.size() * (bps.size() + 1) / 2).all() and (inputs[1].grad == 5 * bps.size()).all()
 
 
+def check_groups_that_gather_and_scatter():
+    size, rank = bps.size(), bps.rank()
+    mine = [given(rank, torch.float32, rank + 1, n) for n in range(3)]
+    gathered = [torch.cat([given(r, torch.float32, r + 1, n) for r in range(size)]) for n in range(3)]
+    assert all(map(torch.equal, bps.grouped_allgather(mine, "gathered"), gathered))
+    handle = bps.grouped_allgather_async(mine, "gathered", bps.global_process_set)
+    assert all(map(torch.equal, bps.synchronize(handle), gathered)) and bps.poll(handle)
+    assert bps.grouped_allgather([]) == [] and bps.grouped_reducescatter([]) == []
+
+    mine = [given(rank, torch.float32, 2 * size + 1, n) for n in (1, 3)]
+    cuts = [0] + [2 * (r + 1) + 1 for r in range(size)]  # the first rank gets the row that is left over
+    sums = [total(torch.float32, 2 * size + 1, n)[cuts[rank] : cuts[rank + 1]] for n in (1, 3)]
+    none = bps.Compression.none
+    parts = bps.grouped_reducescatter(mine, "scattered", none, bps.Sum, bps.global_process_set, 0.5, 4.0)
+    assert all(torch.equal(part, 2 * s) for part, s in zip(parts, sums))
+    parts = bps.grouped_reducescatter(mine, op=bps.Sum, compression=bps.Compression.fp16)
+    assert all(map(torch.equal, parts, sums))
+    handle = bps.grouped_reducescatter_async(mine, "scattered", bps.Sum, None, 0.5, 4.0)
+    assert all(torch.equal(part, 2 * s) for part, s in zip(bps.synchronize(handle), sums))
+
+    # What comes back from a rank's rows is what all ranks made of them.
+    inputs = [torch.ones(rank + 1, 2, requires_grad=True), torch.ones(1, requires_grad=True)]
+    one, two = bps.grouped_allgather(inputs, "gathered.grad")
+    weights = torch.arange(float(one.numel())).reshape(one.shape)
+    ((one * weights).sum() + 3 * (rank + 1) * two.sum()).backward()
+    assert torch.equal(inputs[0].grad, size * weights.split([r + 1 for r in range(size)])[rank])
+    assert (inputs[1].grad == 3 * size * (size + 1) / 2).all()
+    inputs = [torch.ones(2 * size, requires_grad=True), torch.ones(size, 3, requires_grad=True)]
+    one, two = bps.grouped_reducescatter(inputs, "scattered.grad", op=bps.Average, prescale_factor=2.0)
+    ((rank + 1) * one.sum() + 5 * two.sum()).backward()
+    assert torch.allclose(inputs[0].grad, 2.0 / size * torch.arange(1.0, size + 1).repeat_interleave(2))
+    assert torch.allclose(inputs[1].grad, torch.full((size, 3), 10.0 / size))
+
+
+def check_reductions_that_there_are_not():
+    mine = torch.ones(2)
+    for op, way_out in ((bps.Adasum, "Average"), (bps.Product, "allgather")):
+        for call in (
+            lambda: bps.allreduce(mine, op=op),
+            lambda: bps.grouped_allreduce_async_([mine], op=op),
+            lambda: bps.reducescatter(mine, op=op),
+            lambda: bps.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(mine)], 0.1), op=op),
+        ):
+            try:
+                call()
+                raise AssertionError(f"{op} was taken")
+            except bps.BpsValueError as error:
+                assert str(op) in str(error) and way_out in str(error)
+
+
 def check_arguments_of_horovod():
     """In Horovod's order, by position; and what bps has not is refused by name."""
     mine, here = given(bps.rank(), torch.float32, 2 * bps.size()), bps.global_process_set
@@ -142,6 +194,11 @@ def check_arguments_of_horovod():
         lambda: bps.broadcast_(mine, 0, process_set=other),
         lambda: bps.alltoall(mine, process_set=other),
         lambda: bps.reducescatter(mine, process_set=other),
+        lambda: bps.grouped_allgather([mine], process_set=other),
+        lambda: bps.grouped_allgather_async([mine], process_set=other),
+        lambda: bps.grouped_reducescatter([mine], process_set=other),
+        lambda: bps.grouped_reducescatter_async([mine], process_set=other),
+        lambda: bps.sparse_allreduce_async(mine.to_sparse(), "h", bps.Sum, other),
         lambda: bps.barrier(process_set=other),
     ):
         try:

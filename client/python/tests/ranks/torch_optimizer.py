@@ -460,6 +460,8 @@ def check_broadcast_of_optimizer_state():
         assert same_state(optimizer), name
         optimizer = bps.DistributedOptimizer(optimizer, net.named_parameters())
         bps.broadcast_optimizer_state(optimizer, root_rank=bps.size() - 1, prefix=f"{name}.again.")
+        bps.broadcast_optimizer_state(optimizer, 0, net)  # Horovod's third argument is the model
+        bps.broadcast_optimizer_state(optimizer, 0, model=net)
         assert same_state(optimizer), name
 
 

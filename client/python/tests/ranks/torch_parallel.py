@@ -71,6 +71,7 @@ def check_state_dict_and_interface():
     frozen = torch.nn.Linear(2, 2).requires_grad_(False)
     expect(RuntimeError, "no parameter", lambda: bps.DistributedDataParallel(frozen))
     expect(ValueError, "device_ids", lambda: bps.DistributedDataParallel(Net(), device_ids=[0, 1]))
+    expect(TypeError, "broadcast_buffers", lambda: bps.DistributedDataParallel(Net(), ["cpu"], True))  # BytePS's order
     expect(ValueError, "negative", lambda: bps.DistributedDataParallel(Net(), bucket_cap_mb=-1))
     expect(ValueError, "process_set", lambda: bps.DistributedDataParallel(Net(), process_group=object()))
     moved = bps.DistributedDataParallel(Net(), device_ids=["cpu"])

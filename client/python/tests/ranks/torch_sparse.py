@@ -47,6 +47,15 @@ def check_push_pull_names():
     tensor = given(rank)
     assert bps.push_pull_inplace(tensor, average=False, name="c") is tensor
     assert torch.equal(tensor.to_dense(), dense)
+    handle = bps.sparse_allreduce_async(given(rank), "b.sparse", bps.Sum)
+    assert torch.equal(bps.synchronize(handle).to_dense(), dense)
+    handle = bps.sparse_allreduce_async(given(rank), name="b.average", op=bps.Average)
+    torch.testing.assert_close(bps.synchronize(handle).to_dense(), dense / size)
+    try:
+        bps.sparse_allreduce_async(torch.ones(3), "b.dense", bps.Sum)
+        raise AssertionError("a dense tensor was taken for a sparse one")
+    except TypeError as error:
+        assert "sparse_coo" in str(error)
     scaled = bps.allreduce(given(rank), op=bps.Sum, prescale_factor=0.5, postscale_factor=4.0, name="d")
     assert torch.equal(scaled.to_dense(), 2 * dense)
     half = bps.allreduce(given(rank), op=bps.Sum, compression=bps.Compression.fp16, name="e")
