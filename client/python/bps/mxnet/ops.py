@@ -81,26 +81,62 @@ def allreduce_(
     return _move(tensor, tensor, "push_pull", name, dtype, submit, priority, prescale_factor, postscale_factor)
 
 
-def allreduce(tensor, *arguments, **more):
+def allreduce(
+    tensor,
+    average=None,
+    name=None,
+    priority=0,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    op=None,
+    compression=None,
+):
     """As allreduce_(), into a new array."""
-    _check(tensor)
+    copy = _copied(tensor)
     with autograd.pause():
-        return allreduce_(tensor.copy(), *arguments, **more)
+        return allreduce_(
+            copy, average, name, priority, prescale_factor, postscale_factor, process_set, op, compression
+        )
 
 
 def _group_names(tensors, name):
     return [f"{name or 'noname.group'}.{i}" if name else None for i in range(len(tensors))]
 
 
-def grouped_allreduce_(tensors, average=None, name=None, priority=0, **more):
+def grouped_allreduce_(
+    tensors,
+    average=None,
+    name=None,
+    priority=0,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    op=None,
+    compression=None,
+):
     """allreduce_() of each of a list. They travel side by side, as all operations do."""
     names = _group_names(tensors, name)
-    return [allreduce_(t, average, n, priority, **more) for t, n in zip(tensors, names)]
+    more = (priority, prescale_factor, postscale_factor, process_set, op, compression)
+    return [allreduce_(t, average, n, *more) for t, n in zip(tensors, names)]
 
 
-def grouped_allreduce(tensors, average=None, name=None, priority=0, **more):
+def grouped_allreduce(
+    tensors,
+    average=None,
+    name=None,
+    priority=0,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+    process_set=None,
+    op=None,
+    compression=None,
+):
     """allreduce() of each of a list."""
-    return grouped_allreduce_([_copied(t) for t in tensors], average, name, priority, **more)
+    copies = [_copied(t) for t in tensors]
+    return grouped_allreduce_(
+        copies, average, name, priority, prescale_factor, postscale_factor, process_set, op, compression
+    )
 
 
 def _copied(tensor):
@@ -163,6 +199,10 @@ def _on_host(tensor):
     return tensor.asnumpy()
 
 
+def _scaled(values, factor):
+    return values if factor == 1.0 else (values * factor).astype(values.dtype)
+
+
 def _array(values):
     return (
         mxnet.nd.array(values, dtype=values.dtype) if values.size else mxnet.nd.zeros(values.shape, dtype=values.dtype)
@@ -193,15 +233,33 @@ def alltoall(tensor, splits=None, name=None, priority=0, process_set=None):
     return _array(rows), mxnet.nd.array(received, dtype="int32")
 
 
-def reducescatter(tensor, op=Reduction.AVERAGE, name=None, priority=0, process_set=None):
+def reducescatter(
+    tensor,
+    op=Reduction.AVERAGE,
+    name=None,
+    priority=0,
+    process_set=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+):
     """This rank's share of the rows of the reduction; the first ranks get one more if uneven."""
     check_process_set(process_set)
-    return _array(bps.reducescatter(_on_host(tensor), op, name))
+    values = _scaled(_on_host(tensor), prescale_factor)
+    return _array(_scaled(bps.reducescatter(values, op, name), postscale_factor))
 
 
-def grouped_reducescatter(tensors, op=Reduction.AVERAGE, name=None, priority=0, process_set=None):
+def grouped_reducescatter(
+    tensors,
+    op=Reduction.AVERAGE,
+    name=None,
+    priority=0,
+    process_set=None,
+    prescale_factor=1.0,
+    postscale_factor=1.0,
+):
     """reducescatter() of each of a list."""
-    return [reducescatter(t, op, n, priority, process_set) for t, n in zip(tensors, _group_names(tensors, name))]
+    more = (priority, process_set, prescale_factor, postscale_factor)
+    return [reducescatter(t, op, n, *more) for t, n in zip(tensors, _group_names(tensors, name))]
 
 
 def synchronize():

@@ -86,6 +86,14 @@ def check_moves():
     equal(rows, np.repeat(np.arange(size), np.arange(size) + 1).astype("float32"))
     assert received.asnumpy().tolist() == [r + 1 for r in range(size)]
     equal(bps.reducescatter(x, op=bps.Sum), all_of_them.sum(0)[2 * rank : 2 * rank + 2])
+    part = all_of_them.sum(0)[2 * rank : 2 * rank + 2]
+    equal(bps.reducescatter(x, bps.Sum, "scaled", 0, None, 0.5, 4.0), 2 * part)
+    one, two = bps.grouped_reducescatter([x, x * 2], bps.Sum, "scaled", 0, bps.global_process_set, 0.5, 4.0)
+    equal(one, 2 * part)
+    equal(two, 4 * part)
+    scaled = bps.grouped_allreduce([x, x * 2], None, "scaled", 0, 0.5, 4.0, bps.global_process_set, bps.Sum)
+    equal(scaled[1], 4 * all_of_them.sum(0))
+    raises(ValueError, lambda: bps.allreduce(x, op=bps.Product), "Product", "allgather")
     group = bps.grouped_allreduce([x, x * 2, mx.nd.ones((4,))], average=False, name="group")
     equal(group[1], 2 * all_of_them.sum(0))
     equal(group[2], np.full(4, size, "float32"))
