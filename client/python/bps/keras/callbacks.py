@@ -180,18 +180,22 @@ class LearningRateWarmupCallback(LearningRateScheduleCallback):
 
 
 class BestModelCheckpoint(keras.callbacks.ModelCheckpoint):
-    """ModelCheckpoint that keeps the whole model that was best, written by rank 0.
+    """ModelCheckpoint that keeps the whole model that was best, or its weights alone, written by rank 0.
 
-    To stand after MetricAverageCallback. filepath: None is "best.keras".
+    To stand after MetricAverageCallback. filepath: None is "best.keras", or "best.weights.h5".
     """
 
-    def __init__(self, monitor="val_loss", verbose=0, mode="auto", save_freq="epoch", filepath=None):
+    def __init__(
+        self, monitor="val_loss", verbose=0, mode="auto", save_freq="epoch", filepath=None, save_weights_only=False
+    ):
+        if filepath is None:
+            filepath = "best.weights.h5" if save_weights_only else "best.keras"
         super().__init__(
-            filepath="best.keras" if filepath is None else filepath,
+            filepath=filepath,
             monitor=monitor,
             verbose=verbose,
             save_best_only=True,
-            save_weights_only=False,
+            save_weights_only=save_weights_only,
             mode=mode,
             save_freq=save_freq,
         )

@@ -15,8 +15,8 @@ class SyncBatchNormalization(keras.layers.BatchNormalization):
     Batches may be of different sizes, and masked. Outside training, and in a job of one rank, it is BatchNormalization.
     """
 
-    def __init__(self, **kwargs):
-        if kwargs.pop("fused", False):
+    def __init__(self, fused=False, **kwargs):
+        if fused:
             raise ValueError("fused=True: SyncBatchNormalization has no fused form")
         super().__init__(**kwargs)
 

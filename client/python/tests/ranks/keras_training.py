@@ -156,6 +156,12 @@ def check_files():
     best = os.path.join(FLAG, f"best.{bps.rank()}.keras")
     fit(model, together=True, callbacks=[bps.callbacks.BestModelCheckpoint(monitor="loss", filepath=best)])
     assert os.path.exists(best) == (bps.rank() == 0)
+    best = os.path.join(FLAG, f"best.{bps.rank()}.weights.h5")
+    only_weights = bps.callbacks.BestModelCheckpoint(monitor="loss", filepath=best, save_weights_only=True)
+    fit(model, together=True, callbacks=[only_weights])
+    if bps.rank() == 0:
+        model.load_weights(best)
+    assert os.path.exists(best) == (bps.rank() == 0)
 
 
 def check_learning_rates():
