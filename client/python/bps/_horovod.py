@@ -14,9 +14,26 @@ HorovodInternalError = BpsError  # what a failed collective raises
 Adasum = Unavailable("Adasum", "bps adds and averages; use op=Average, with a learning rate for the larger batch")
 Product = Unavailable(
     "Product",
-    "there is no product over ranks; allgather() the factors and multiply them, or use torch.distributed with the backend "
-    '"bps", which has ReduceOp.PRODUCT',
+    "there is no product over ranks; allgather() the factors and multiply them, or use torch.distributed with the "
+    'backend "bps", which has ReduceOp.PRODUCT',
 )
+
+
+def init(lazy=True, comm=None, process_sets=None, **arguments):
+    """As bps.init(), whose arguments go by name here.
+
+    lazy is BytePS's and has no effect. comm and process_sets are Horovod's: only what stands for all ranks will do.
+    """
+    if not isinstance(lazy, bool) and lazy is not None:  # what stands first with Horovod, and with bps.init()
+        raise BpsValueError(errno.EINVAL, f"init({lazy!r}): arguments go by name, as socket= does, and there is no comm")
+    if comm is not None:
+        raise BpsValueError(
+            errno.EINVAL, f"init(comm={comm!r}): a job has the ranks that its launcher starts, and there is no MPI in it"
+        )
+    _client.init(**arguments)
+    if process_sets != "dynamic":  # with which they are to be added later
+        for process_set in process_sets or ():
+            add_process_set(process_set)
 
 
 # -- Where this process is
@@ -225,6 +242,7 @@ NAMES = [
     "global_process_set",
     "gloo_built",
     "gloo_enabled",
+    "init",
     "is_homogeneous",
     "mpi_built",
     "mpi_enabled",

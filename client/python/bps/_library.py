@@ -54,7 +54,7 @@ class Operation(enum.IntEnum):
 
 
 class Unavailable:
-    """A reduction that other libraries have: programs may have it as a constant, and are told a way out when they use it."""
+    """A reduction that other libraries have: programs may name it, and are told a way out when they use it."""
 
     def __init__(self, name, way_out):
         self.name = name

@@ -33,7 +33,6 @@ from .. import (
     shutdown,
     size,
 )
-from .. import init as _init
 from .._horovod import *  # noqa: F403
 from . import callbacks
 from ._backend import Compression
@@ -48,11 +47,6 @@ from ._functions import (
     reducescatter,
 )
 from ._optimizer import DistributedOptimizer, PartialDistributedOptimizer
-
-
-def init(lazy=True, **arguments):
-    """As bps.init(). lazy is there for programs written for BytePS and has no effect."""
-    _init(**arguments)
 
 
 __all__ = [
@@ -78,7 +72,6 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
-    "init",
     "is_initialized",
     "load_model",
     "local_rank",

@@ -33,7 +33,6 @@ from .. import (
     shutdown,
     size,
 )
-from .. import init as _init
 from .._horovod import *  # noqa: F403
 from .compression import Compression
 from .functions import (
@@ -62,11 +61,6 @@ from .ops import (
 )
 from .optimizer import DistributedOptimizer
 from .tape import DistributedGradientTape, PartialDistributedGradientTape
-
-
-def init(lazy=True, **arguments):
-    """As bps.init(). lazy is there for programs written for BytePS and has no effect."""
-    _init(**arguments)
 
 
 def __getattr__(name):
@@ -108,7 +102,6 @@ __all__ = [
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",
-    "init",
     "is_initialized",
     "local_rank",
     "local_rank_op",

@@ -25,7 +25,6 @@ from .. import (
     shutdown,
     size,
 )
-from .. import init as _init
 from .._horovod import *  # noqa: F403
 from .._torch_backend import register as _register
 from .compression import Compression
@@ -79,11 +78,6 @@ from .sync_batch_norm import SyncBatchNorm, convert_sync_batchnorm
 _register()
 
 
-def init(lazy=True, **arguments):
-    """As bps.init(). lazy is there for programs written for BytePS and has no effect."""
-    _init(**arguments)
-
-
 __all__ = [
     "Average",
     "BpsCanceledError",
@@ -130,7 +124,6 @@ __all__ = [
     "grouped_allreduce_async_",
     "grouped_reducescatter",
     "grouped_reducescatter_async",
-    "init",
     "is_initialized",
     "join",
     "local_rank",

@@ -56,13 +56,32 @@ def check_suspend_and_resume():
     assert bps.push_pull(ones * 2, average=False, name="before")[0] == 2 * size
 
 
+def refused(function, *words):
+    try:
+        function()
+    except bps.BpsValueError as error:
+        assert all(word in str(error) for word in words), error
+        return
+    raise AssertionError(f"taken: {words}")
+
+
 def main():
+    refused(lambda: names.init([0, 1]), "[0, 1]", "by name")
+    refused(lambda: names.init("/run/bps.sock"), "socket=")
+    refused(lambda: names.init(comm=[0]), "launcher")
+    assert not bps.is_initialized()
     try:
         names.resume(1, 0)
         raise AssertionError("what was never suspended was resumed")
     except bps.BpsError as error:
         assert "suspend" in str(error)
-    bps.init()
+    names.init(True, comm=None, process_sets="dynamic")
+    bps.barrier()
+    bps.shutdown()
+    names.init(process_sets=[names.ProcessSet(range(2))])
+    bps.barrier()
+    bps.shutdown()
+    refused(lambda: names.init(process_sets=[names.ProcessSet([1])]), "ProcessSet([1])", "new_group")
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             check()
