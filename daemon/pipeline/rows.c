@@ -542,6 +542,7 @@ static int begin_result(struct pipeline_rows *rows, struct pipeline_rows_server 
 	if (!server->result_blocks || !server->result)
 		return failure_set(failure, -ENOMEM, "out of memory");
 	server->n_result = piece->list.n;
+	server->result_step = piece->list.step;
 	server->n_result_pieces = piece->n_pieces;
 	return 0;
 }
@@ -564,7 +565,8 @@ static int take_result(struct pipeline_rows *rows, struct pipeline_rows_server *
 		if (r)
 			return r;
 	}
-	if (piece.list.n != server->n_result || piece.n_pieces != server->n_result_pieces)
+	/* Of one length and step: then the pieces together are as many rows as somebody has room for. */
+	if (piece.list.n != server->n_result || piece.list.step != server->result_step)
 		return -EPROTO;
 	server->result_blocks[answer->part] = block_ref(call->answer_block);
 	server->result[answer->part] = (struct reduce_piece){ piece.rows, piece.values, piece.n };

@@ -28,6 +28,7 @@ struct pipeline_rows_server {
 	uint64_t n_filled; /* rows that are in them */
 	/* Its result. */
 	uint64_t n_result, n_result_pieces;
+	uint32_t result_step;
 	struct block **result_blocks;
 	struct reduce_piece *result; /* in the blocks */
 };

@@ -335,7 +335,8 @@ def test_a_server_that_answers_wildly():
             ({}, piece((-1, 5))), ({}, piece((5, 3000))), ({}, piece((1 << 62,))), ({}, piece(n=3)), ({}, piece(n=3001)),
             ({}, piece(table=2999)), ({}, piece(width=3)), ({}, piece(step=1)), (dict(dtype=INT32), piece()),
             (dict(part=1), piece()), (dict(op=wire.D_OK), b''), in_two(({}, piece((300,), 301))), in_two((dict(part=1), b'')),
-            in_two((dict(part=1), piece((299,), 301))), in_two((dict(part=1), piece((300,), 302, step=301)))]
+            in_two((dict(part=1), piece((299,), 301))), in_two((dict(part=1), piece((300,), 302, step=301))),
+            in_two((dict(part=1), piece(range(300, 450), 301, step=151))), in_two((dict(part=1), piece((300, 301), 301, step=299)))]
     good = [({}, piece()), ({}, piece(())), in_two((dict(part=1), piece((2999,), 301)))]
     with Cluster(1, 1, colocated=False, start=False) as cluster:
         cluster.daemons = [cluster.start(0)]
