@@ -211,10 +211,17 @@ int call_leave(struct bps_client *client)
 {
 	Bps__Control__Leave leave = BPS__CONTROL__LEAVE__INIT;
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+	struct job *job = &client->job;
 
+	/* After a restart it is answered when the others have caught up, who may be computing: as long as for a request. */
+	if (job->resumed &&
+	    (MUL_OVERFLOW(job->params.request_timeout_ms, INT64_C(1000000),
+			  &job->leave.timeout_ns) ||
+	     ADD_OVERFLOW(job->leave.timeout_ns, CLIENT_ANSWER_NS, &job->leave.timeout_ns)))
+		job->leave.timeout_ns = CLIENT_FOREVER;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_LEAVE;
 	request.leave = &leave;
-	return call_send(client, &client->job.leave, &request, 0, -1, SESSION_READY);
+	return call_send(client, &job->leave, &request, 0, -1, SESSION_READY);
 }
 
 int call_share(struct bps_client *client, struct bps_memory *memory)

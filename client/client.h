@@ -135,7 +135,8 @@ struct job {
 	char text[ERROR_TEXT_MAX + 1];
 	struct client_call join; /* or Resume */
 	struct client_call leave;
-	int ledger; /* or -1: the job ends with the daemon's process */
+	int ledger;   /* or -1: the job ends with the daemon's process */
+	bool resumed; /* another process than the one that it began with goes on with it */
 	/* As it was joined; the pointers lead to what follows. */
 	struct bps_join_params params;
 	char name[JOB_NAME_MAX + 1];

@@ -116,6 +116,7 @@ static void job_resumed(struct bps_client *client, const struct client_call *cal
 		job_discontinue(client, call->status, call->text);
 	else if (call->answer.job != client->job.number)
 		job_discontinue(client, -EPROTO, "the daemon resumed another job");
+	client->job.resumed = true;
 	session_resumed(client);
 }
 

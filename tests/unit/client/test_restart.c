@@ -4,8 +4,10 @@
  */
 #include "fake.h"
 
+#include "client.h"
 #include <poll.h>
 #include <sys/wait.h>
+#include <time.h>
 
 /* A rank of a job that outlives its daemon. */
 static struct bps_client *join_resumable(struct fake *fake)
@@ -593,6 +595,47 @@ TEST(during_leave)
 	ASSERT_EQ(told(fake)->n_resumes, 1);
 	ASSERT_EQ(bps_request_wait(request, 0), -ECANCELED);
 	bps_request_free(request);
+}
+
+struct patience {
+	struct fake *fake;
+	struct bps_client *client;
+	int64_t s; /* how long Leave is waited for after a restart */
+};
+
+static void *look_at_leave(void *data)
+{
+	struct patience *patience = data;
+	struct fake *fake = patience->fake;
+	struct timespec now;
+
+	fake_await(fake, &fake->told.n_leaves, 1);
+	fake_restart(fake);
+	fake_await(fake, &fake->told.n_leaves, 2);
+	(void)pthread_mutex_lock(&patience->client->mutex);
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	patience->s = patience->client->job.leave.deadline_ns / 1000000000 - now.tv_sec;
+	(void)pthread_mutex_unlock(&patience->client->mutex);
+	FAKE_SET(fake, leave_mute, false);
+	fake_restart(fake);
+	return NULL;
+}
+
+/* The daemon answers when the other ranks have caught up. They may be computing. */
+TEST(leave_waits_for_others_as_a_request_does)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = join_resumable(fake);
+	struct patience patience = { .fake = fake, .client = client };
+	pthread_t thread;
+
+	FAKE_SET(fake, leave_mute, true);
+	ASSERT_OK(pthread_create(&thread, NULL, look_at_leave, &patience));
+	ASSERT_OK(bps_client_leave(client));
+	ASSERT_OK(pthread_join(thread, NULL));
+	ASSERT_EQ(told(fake)->n_leaves, 3);
+	/* The default of a request is 600 s. */
+	ASSERT_INT(patience.s, >, 500);
 }
 
 TEST(during_leave_without_resume)
