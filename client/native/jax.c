@@ -61,10 +61,10 @@ struct call {
 
 static struct {
 	pthread_mutex_t mutex;
-	pthread_cond_t changed; /* client, n_starting, calls, complete */
+	pthread_cond_t changed; /* client, n_inside, calls, complete */
 	struct bps_client *client;
 	pthread_t waiter;
-	unsigned n_starting; /* threads that use client in bps_start */
+	unsigned n_inside; /* threads of XLA that use client or what is its */
 	uint64_t last_number;
 	TAILQ_HEAD(, call) calls;
 	TAILQ_HEAD(block_list, block) blocks; /* that no call uses; the last used first */
@@ -651,9 +651,16 @@ static struct bps_client *starting_begin(void)
 	module_lock();
 	client = atomic_load(&module.closing) ? NULL : module.client;
 	if (client)
-		module.n_starting++;
+		module.n_inside++;
 	module_unlock();
 	return client;
+}
+
+/* Under the mutex. */
+static void module_leave(void)
+{
+	module.n_inside--;
+	(void)pthread_cond_broadcast(&module.changed);
 }
 
 static void starting_end(struct call *call, uint64_t *ret_number)
@@ -663,8 +670,7 @@ static void starting_end(struct call *call, uint64_t *ret_number)
 		*ret_number = call->number = ++module.last_number;
 		TAILQ_INSERT_TAIL(&module.calls, call, link);
 	}
-	module.n_starting--;
-	(void)pthread_cond_broadcast(&module.changed);
+	module_leave();
 	module_unlock();
 }
 
@@ -755,6 +761,7 @@ API struct ffi_error *bps_jax_done(struct ffi_call_frame *frame)
 		if (call->complete) {
 			TAILQ_REMOVE(&module.calls, call, link);
 			complete = call;
+			module.n_inside++;
 		} else {
 			error = frame->api->future_create(&future);
 			if (!error) {
@@ -770,6 +777,9 @@ API struct ffi_error *bps_jax_done(struct ffi_call_frame *frame)
 		if (!error)
 			call_copy_results(complete);
 		call_free(complete);
+		module_lock();
+		module_leave();
+		module_unlock();
 	}
 	return error;
 }
@@ -804,7 +814,7 @@ API int bps_jax_attach(struct bps_client *client)
 		(void)pthread_cond_init(&module.changed, NULL);
 		TAILQ_INIT(&module.calls);
 		TAILQ_INIT(&module.blocks);
-		module.n_blocks = module.n_starting = 0;
+		module.n_blocks = module.n_inside = 0;
 		module.client = NULL;
 		module.pid = getpid();
 	}
@@ -819,6 +829,13 @@ API int bps_jax_attach(struct bps_client *client)
 	}
 	module_unlock();
 	return r;
+}
+
+/* Under the mutex, which it leaves meanwhile. */
+static void await_threads(void)
+{
+	while (module.n_inside)
+		(void)pthread_cond_wait(&module.changed, &module.mutex);
 }
 
 /* Ends what is under way with ECANCELED. After it, nobody uses the client. Does nothing when none is attached. */
@@ -836,8 +853,7 @@ API void bps_jax_detach(void)
 	}
 	atomic_store(&module.closing, true);
 	(void)pthread_cond_broadcast(&module.changed);
-	while (module.n_starting)
-		(void)pthread_cond_wait(&module.changed, &module.mutex);
+	await_threads();
 	module_unlock();
 	(void)pthread_join(module.waiter, NULL);
 
@@ -854,7 +870,8 @@ API void bps_jax_detach(void)
 			call_free(call);
 		module_lock();
 	}
-	module_unlock();
+	await_threads();
 	block_list_free(&module.blocks);
 	module.n_blocks = 0;
+	module_unlock();
 }

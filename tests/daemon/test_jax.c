@@ -3,6 +3,8 @@
 #include "daemon.h"
 #include "test.h"
 #include <pthread.h>
+#include <stdatomic.h>
+#include <unistd.h>
 
 /*
  * What a compiled program of JAX calls, with the real library and a real daemon, and with XLA played by this file. Of the
@@ -31,10 +33,15 @@ struct ffi_future {
 static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 static pthread_cond_t completed = PTHREAD_COND_INITIALIZER;
 
+/* Set: what XLA does in the middle of a call of bps_done. */
+static void (*interlude)(void);
+
 static struct ffi_error *error_create(struct ffi_error_create *args)
 {
 	struct ffi_error *error = calloc(1, sizeof(*error));
 
+	if (interlude)
+		interlude();
 	error->code = args->code;
 	(void)snprintf(error->message, sizeof(error->message), "%s", args->message);
 	return error;
@@ -293,6 +300,45 @@ TEST(a_rank_that_leaves_is_named)
 	ASSERT_TRUE(!done(number, result, N, &future));
 	ASSERT_OK(bps_client_leave(pair.clients[1]));
 	expect_error(future_wait(future), FFI_CANCELLED, "rank 1");
+	pair_stop(&pair);
+}
+
+static pthread_t detaching;
+static atomic_bool detached;
+
+static void *detach(void *unused)
+{
+	bps_jax_detach();
+	atomic_store(&detached, true);
+	return NULL;
+}
+
+static void detach_meanwhile(void)
+{
+	ASSERT_OK(pthread_create(&detaching, NULL, detach, NULL));
+	/* Time to do what it must not: nothing tells that it does not. */
+	(void)usleep(300000);
+	ASSERT_TRUE(!atomic_load(&detached));
+}
+
+TEST(detaching_waits_for_who_is_inside)
+{
+	static float mine[N], result[N];
+	struct ffi_future *future, *none;
+	struct pair pair = {};
+	uint64_t number, next;
+
+	pair_start(&pair);
+	ASSERT_TRUE(!start((char[]){ "x" }, mine, &number));
+	ASSERT_TRUE(!start((char[]){ "y" }, mine, &next));
+	ASSERT_TRUE(!done(next, result, N, &future));
+	ASSERT_OK(bps_client_leave(pair.clients[1]));
+	/* They end in order: the first is complete too. */
+	expect_error(future_wait(future), FFI_CANCELLED, "rank 1");
+	interlude = detach_meanwhile;
+	expect_error(done(number, result, N, &none), FFI_CANCELLED, "rank 1");
+	interlude = NULL;
+	ASSERT_OK(pthread_join(detaching, NULL));
 	pair_stop(&pair);
 }
 
