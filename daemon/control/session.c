@@ -321,6 +321,8 @@ static void free_requests(struct session *session)
 			continue;
 		(void)buffer_unref(request->input);
 		(void)buffer_unref(request->output);
+		(void)buffer_unref(request->input_rows);
+		(void)buffer_unref(request->output_rows);
 		free(request->counts);
 		free(request);
 	}

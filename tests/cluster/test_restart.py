@@ -383,6 +383,14 @@ def test_sigterm_leaves_jobs_as_they_are():
         works = every_operation(2)
         declare(ranks, works)
         submit(ranks[:1], works)
+        table, (given, want) = len(works), some_rows(2, 50, 7)
+        for rank in ranks:
+            rank.call('tensor', table, 'table', FLOAT32, TABLE * WIDTH)
+
+        def submit_rows(k):
+            rows, values = given[k]
+            ranks[k].submit_rows(table, table, rows.tobytes(), values.tobytes(), WIDTH, TABLE, red=SUM, shared=1)
+        submit_rows(0)
         old = cluster.daemons[0]
         began = time.monotonic()
         old.signal(signal.SIGTERM)
@@ -391,7 +399,12 @@ def test_sigterm_leaves_jobs_as_they_are():
         for k, work in enumerate(works):
             data, keys = work.give(1)
             ranks[1].submit(k, k, data, **keys)
+        submit_rows(1)
         finish(ranks, works)
+        each(ranks, 'wait', table, DEADLINE * 2000)
+        for rank in ranks:
+            assert rank.result_rows(table) == tuple(x.tobytes() for x in want)
+            rank.call('free', table)
         for turn in range(3):
             works = every_operation(2, 100 + 100 * turn)
             declare(ranks, works, 20 * turn + 20)
