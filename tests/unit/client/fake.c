@@ -95,8 +95,10 @@ static void session_run_rows(struct fake_session *session, const struct shm_entr
 		session_data(session, e->input_rows_buffer, e->input_rows_offset, n_in * 8);
 	char *out = session_data(session, e->output_rows_buffer, e->output_rows_offset, room * 8);
 
-	memset(out, 0x77, room * 8);
-	memcpy(out, in, MIN(n_in, room) * 8);
+	if (room)
+		memset(out, 0x77, room * 8);
+	if (MIN(n_in, room))
+		memcpy(out, in, MIN(n_in, room) * 8);
 	shm_slots(session->shm)[e->slot].n_rows = MIN(n_in, room);
 }
 

@@ -15,7 +15,8 @@ struct piece {
 
 static float value_of(int64_t row, uint32_t node, unsigned column)
 {
-	return (float)(row * 10 + column + node * 1000);
+	/* Rows that are refused may be any number. */
+	return (float)row * 10 + (float)(column + node * 1000);
 }
 
 static struct data_header header_of(const struct layout *layout, uint64_t round, uint32_t node)
