@@ -34,7 +34,7 @@ def milliseconds(seconds):
 class Request:
     """One submitted operation. Keeps what it works on alive until it has ended."""
 
-    __slots__ = ("_client", "_pointer", "_keep", "_waiters", "_ended", "_by_rows", "error", "rows", "__weakref__")
+    __slots__ = ("_client", "_pointer", "_keep", "_waiters", "_ended", "_by_rows", "error", "rows", "turn", "__weakref__")
 
     def __init__(self, client, pointer, keep, by_rows=False):
         self._client = client
@@ -45,6 +45,7 @@ class Request:
         self._by_rows = by_rows
         self.error = None
         self.rows = None  # of the result of a push_pull_rows, once it has ended
+        self.turn = None  # of the first of several requests: {"last": the last Handle of their name}
 
     def poll(self):
         """Whether it has ended, well or not."""
@@ -160,6 +161,7 @@ class Client:
         self.closing = False
         self.forked = False  # this process is a child of the one that the client belongs to
         self.tensors = {}  # name: (pointer, dtype, elements)
+        self.turns = {}  # name: {"last": its last Handle}, of operations of more than one request
         self.outstanding = {}  # requests in the order of their submission; the values are of no use
         self.completer = None  # under the lock: who watches requests for others; has a stop(), called at the end
         self.rank = self.size = self.local_rank = self.local_size = self.node = 0

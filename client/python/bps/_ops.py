@@ -9,6 +9,7 @@ import errno
 import pickle
 import threading
 import time
+import weakref
 
 from . import _client
 from ._errors import BpsTimeoutError, BpsValueError
@@ -28,7 +29,11 @@ class Span:
 
 
 class Handle:
-    """An operation under way. wait() gives its result; poll() tells whether wait() would return at once."""
+    """An operation under way. wait() gives its result; poll() tells whether wait() would return at once.
+
+    An operation of more than one request comes after those that were begun before it under the same name, in whatever
+    order they are waited for: all ranks then submit the requests of a name in the same order.
+    """
 
     def __init__(self, steps):
         self._lock = threading.Lock()
@@ -36,12 +41,18 @@ class Handle:
         self._request = None
         self._result = None
         self._error = None
+        self._before = None  # the Handle that is to end first
         self._advance()
+        turn = getattr(self._request, "turn", None)
+        if turn is not None:
+            self._before, turn["last"] = turn.get("last"), self
 
     def poll(self):
         if not self._lock.acquire(blocking=False):
             return False  # another thread waits for it
         try:
+            if not self._in_turn(Handle.poll):
+                return False
             while self._steps is not None and self._request.poll():
                 self._take()
             return self._steps is None
@@ -51,12 +62,17 @@ class Handle:
     def wait(self, timeout=None):
         """The result. timeout in seconds: BpsTimeoutError when it passes; the operation then goes on."""
         deadline = None if timeout is None else time.monotonic() + timeout
+
+        def left():
+            return None if deadline is None else max(0.0, deadline - time.monotonic())
+
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {timeout} s")
         try:
+            if not self._in_turn(lambda before: before._ends(left())):
+                raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {timeout} s")
             while self._steps is not None:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                if not self._request.wait(left):
+                if not self._request.wait(left()):
                     raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {timeout} s")
                 self._take()
         finally:
@@ -64,6 +80,29 @@ class Handle:
         if self._error is not None:
             raise self._error
         return self._result
+
+    def _in_turn(self, ended):
+        """Whether those before have ended, of which ended(handle) sees to one. The oldest first."""
+        before, handle = [], self._before
+        while handle is not None:
+            before.append(handle)
+            handle = handle._before
+        if not all(ended(handle) for handle in reversed(before)):
+            return False
+        self._before = None
+        return True
+
+    def _ends(self, timeout):
+        """Waits until it has ended, well or not; False when timeout (in seconds) passed before."""
+        try:
+            self.wait(timeout)
+        except BpsTimeoutError:
+            return self._steps is None
+        except Exception:
+            if self._steps is not None:
+                raise
+            # How it ended is for the one who began it.
+        return True
 
     def cancel(self):
         """Gives up an operation that still waits for other ranks; it then ends with BpsCanceledError for all."""
@@ -220,6 +259,12 @@ def _check_rows(client, rows, row, what):
             )
 
 
+def _in_turn(client, request, full):
+    """request, as the first of an operation under this name whose other requests come after those of the one before."""
+    request.turn = client.turns.setdefault(full, weakref.WeakValueDictionary())
+    return request
+
+
 def all_gather_equal(source, target, name, timeout=None):
     """As many elements of each rank, known beforehand: target has room for all."""
     client = _client.current()
@@ -233,7 +278,8 @@ def all_gather(span, rows, row, make, name=None, timeout=None):
     full = tensor_name("all_gather", name, span.dtype, VARIABLE)
     _, mine = _int64_span([rows, row])
     table, all_of_them = _int64_span([0] * (2 * client.size))
-    yield _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, timeout=timeout)
+    request = _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, timeout=timeout)
+    yield _in_turn(client, request, full)
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))
@@ -256,7 +302,8 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
         )
     _, mine = _int64_span([value for n in splits for value in (n, row)])
     table, others = _int64_span([0] * (2 * client.size))
-    yield _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, timeout=timeout)
+    request = _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, timeout=timeout)
+    yield _in_turn(client, request, full)
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))

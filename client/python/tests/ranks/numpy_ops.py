@@ -3,6 +3,7 @@
 import array
 import errno
 import sys
+import time
 
 import numpy as np
 
@@ -197,6 +198,36 @@ def check_push_pull_rows():
         raise AssertionError("taken")
     except bps.BpsValueError as error:
         assert "row 9 of a table of 9" in str(error), error
+
+
+def check_moves_that_are_awaited_in_another_order():
+    """Of one name, by waiting and by polling; on each rank another first."""
+    rank, n = bps.rank(), bps.size()
+
+    def expected(i):
+        return np.repeat(np.arange(n) + 10 * i, 2)
+
+    for polls in (False, True):
+        for begin, count in ((bps.allgather_async, 2), (bps.alltoall_async, 2 * n)):
+            handles = [begin(np.full(count, rank + 10 * i)) for i in range(8)]
+            for i in range(8):
+                i = (i + 3 * rank) % 8 if rank % 2 else 7 - i
+                while polls and not handles[i].poll():
+                    time.sleep(0)  # polling is what is tested
+                assert (handles[i].wait() == expected(i)).all(), (rank, i, handles[i].wait())
+    handles = [bps.allgather_async(np.full(1, i)) for i in range(1500)]
+    assert handles[-1].wait().tolist() == [1499] * n
+    bps.barrier()
+    late = [bps.allgather_async(np.ones(1), name="late") for _ in range(2 if rank == 0 else 0)]
+    for handle in reversed(late):
+        try:
+            handle.wait(0.2)
+            raise AssertionError("gathered from ranks that have not come")
+        except bps.BpsTimeoutError:
+            pass
+    bps.barrier()
+    late += [bps.allgather_async(np.ones(1), name="late") for _ in range(0 if rank == 0 else 2)]
+    assert late[1].wait(60).tolist() == late[0].wait(60).tolist() == [1] * n
 
 
 def check_objects():
