@@ -48,7 +48,8 @@ def tensor_names(avals, operation, names, rows):
             # Tensors of their own kinds to the daemon, neither of which bps.allgather() outside of jit uses.
             even = len(set(rows[i])) == 1
             special, elements = ("_even", elements) if even else ("_uneven", VARIABLE)
-        if name is None and len(names) > 1:
+        if name is None:
+            # Not what calls of bps itself have without a name: a program goes on beside them, in no order with them.
             name = f"noname.{i}.{aval.dtype.name}.{'any' if elements == VARIABLE else elements}"
         full.append(_ops.tensor_name(kind + special, name, DTYPES[aval.dtype], elements))
     return full

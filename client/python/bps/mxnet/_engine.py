@@ -123,19 +123,22 @@ def push(slot, start, priority=0):
 class Slot:
     """Memory that the daemon reaches, as an NDArray. The engine orders those who use it; ranks do so in one order."""
 
-    def __init__(self, shape, dtype):
+    def __init__(self, size, dtype):
         self.client = _client.current()
-        self.memory = bps.zeros(shape, dtype)
+        self.memory = bps.zeros(size, dtype)
         self.span = Tensor(self.memory, writable=True).span
         self.array = mxnet.nd.from_numpy(self.memory, zero_copy=True)
 
 
-def slot_of(name, shape, dtype):
-    """The slot of a tensor's name. Another type or size under the same name gets another, which the daemon refuses."""
-    key = name, tuple(shape), str(dtype)
+def slot_of(name, size, dtype):
+    """The slot of a tensor's name, flat: arrays of other shapes under the name have it in turn, in the program's order.
+
+    Another type or size under the same name gets another, which the daemon refuses.
+    """
+    key = name, size, str(dtype)
     slot = _slots.get(key)
     if slot is None or slot.client is not _client.current():
-        slot = _slots[key] = Slot(shape, dtype)
+        slot = _slots[key] = Slot(size, dtype)
     return slot
 
 

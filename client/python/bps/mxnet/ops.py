@@ -40,15 +40,18 @@ def _one(request):
 
 
 def _move(tensor, target, kind, name, dtype, submit, priority, prescale=1.0, postscale=1.0):
-    """Starts an operation on a slot: tensor goes in, submit(span) gives the request, target gets what comes out."""
+    """Starts an operation on a slot: tensor goes in, submit(span, name) gives the request, target gets what comes out."""
     if not tensor.size:
         return target
-    full = _ops.tensor_name(kind, name, DType[dtype.upper()], tensor.size)
-    slot = _engine.slot_of(full, tensor.shape, dtype)
+    if name is None:
+        # Not what calls of bps itself have without a name: the engine does its work beside them, in no order with them.
+        name = f"noname.mxnet.{dtype}.{tensor.size}"
+    slot = _engine.slot_of(_ops.tensor_name(kind, name, DType[dtype.upper()], tensor.size), tensor.size, dtype)
     with autograd.pause():
-        slot.array[:] = tensor if prescale == 1.0 else tensor * prescale
-        _engine.push(slot, lambda: _one(submit(slot.span)), priority)
-        target[:] = slot.array if postscale == 1.0 else slot.array.astype(target.dtype) * postscale
+        wire = slot.array.reshape(tensor.shape)  # the same memory, and the same to the engine
+        wire[:] = tensor if prescale == 1.0 else tensor * prescale
+        _engine.push(slot, lambda: _one(submit(slot.span, name)), priority)
+        target[:] = wire if postscale == 1.0 else wire.astype(target.dtype) * postscale
     return target
 
 
@@ -75,7 +78,7 @@ def allreduce_(
         raise TypeError("bool has no average: give op=Sum (or), Max (or) or Min (and)")
     dtype = wire_dtype(compression, dtype) if compression is not None else dtype
 
-    def submit(span):
+    def submit(span, name):
         return _ops.push_pull(span, span, reduction, name, priority)
 
     return _move(tensor, tensor, "push_pull", name, dtype, submit, priority, prescale_factor, postscale_factor)
@@ -180,7 +183,7 @@ def broadcast_(tensor, root_rank, name=None, priority=0, process_set=None):
         "broadcast",
         name,
         dtype,
-        lambda span: _ops.broadcast(span, root_rank, name, priority),
+        lambda span, name: _ops.broadcast(span, root_rank, name, priority),
         priority,
     )
 

@@ -250,6 +250,24 @@ def check_transformations():
     equal(jax.jit(jax.grad(lambda v: own(v).sum()))(x[0]), np.ones(x[0].shape, "float32"))
 
 
+def check_calls_of_bps_beside_a_program():
+    """None has a name. On one rank the program takes longer to come to its operation."""
+    size = bps.size()
+
+    @jax.jit
+    def program(x, big):
+        for _ in range(6 if bps.rank() == 0 else 0):
+            big = (big @ big) / 400
+        return bps.allreduce(x * big[0, 0], op=bps.Sum)
+
+    big = jnp.ones((400, 400), "float32")
+    for i in range(10):
+        result = program(mine((1000,), seed=i), big)
+        host = plain.push_pull(np.full(1000, i, "float32"), average=False)
+        assert (host == i * size).all(), (i, host)
+        equal(result, everyone((1000,), seed=i).sum(0).astype("float32"))
+
+
 def check_names():
     """What the daemon is told does not depend on how often a rank has traced."""
     extra = 3 * bps.rank()

@@ -119,6 +119,24 @@ def check_order():
     equal(x, np.full(5, float(bps.size()) ** 20, "float32"))
 
 
+def check_no_names():
+    """The sizes are the same, and that of one is late on one rank: neither shapes nor NumPy's calls come between."""
+    rank, size = bps.rank(), bps.size()
+    big = mx.nd.ones((300, 300))
+    for i in range(20):
+        wide, high = mx.nd.full((8, 500), rank), mx.nd.full((500, 8), 10 + rank)
+        if rank == 0:
+            for _ in range(3):
+                big = mx.nd.dot(big, big) / 300
+            wide = wide * big[0, 0]
+        wide, high = bps.allreduce(wide, average=False), bps.allreduce(high, average=False)
+        host = plain.push_pull(np.full(4000, 20 + rank, "float32"), average=False)
+        ranks = size * (size - 1) // 2
+        equal(wide, np.full((8, 500), ranks, "float32"))
+        equal(high, np.full((500, 8), ranks + 10 * size, "float32"))
+        assert (host == ranks + 20 * size).all(), (i, host)
+
+
 def new_net(seed=3, deferred=False):
     mx.random.seed(seed)
     net = gluon.nn.Sequential()
