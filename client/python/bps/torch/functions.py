@@ -4,7 +4,7 @@ import torch
 
 import bps
 
-from .. import _ops
+from .. import _client, _ops
 from .._horovod import check_process_set
 from .._ops import Handle
 from . import ops
@@ -44,16 +44,27 @@ def broadcast_parameters(params, root_rank, prefix="Parameter."):
     """Writes the tensors of rank root_rank into those of every rank.
 
     params: a dict (model.state_dict()) or pairs of name and tensor (model.named_parameters()). What is no tensor is left
-    alone.
+    alone. Several models of a program may have tensors of one name, of other sizes too.
     """
     named = list(params.items()) if isinstance(params, dict) else list(params)
     if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
         raise ValueError("params must be a dict or pairs of name and tensor")
     handles = [
-        ops.broadcast_async_(tensor, root_rank, f"{prefix}{name}") for name, tensor in named if torch.is_tensor(tensor)
+        ops.broadcast_async_(tensor, root_rank, _name_for(tensor, f"{prefix}{name}"))
+        for name, tensor in named
+        if torch.is_tensor(tensor)
     ]
     for handle in handles:
         handle.wait()
+
+
+def _name_for(tensor, name):
+    """name; where that stands for a tensor of another model already, with its type and size. All ranks decide alike."""
+    dtype, count = ops.DTYPES.get(tensor.dtype), tensor.numel()
+    full = _ops.tensor_name("broadcast", name, dtype, count)
+    if not _client.current().stands_for_another(full, dtype, count):
+        return name
+    return f"{name}.{str(tensor.dtype)[6:]}.{count}"
 
 
 class _Hole:

@@ -397,7 +397,7 @@ def check_two_models_with_the_same_names():
         bps.DistributedOptimizer(torch.optim.SGD(m.parameters(), lr=1.0), m.named_parameters()) for m in (small, large)
     ]
     for model, optimizer in zip((small, large), both):
-        bps.broadcast_parameters([(f"{model.in_features}.{n}", p) for n, p in model.named_parameters()], 0)
+        bps.broadcast_parameters(model.state_dict(), 0)
         optimizer.zero_grad()
         (model(torch.ones(1, model.in_features)) * bps.rank()).sum().backward()
     for model, optimizer in zip((small, large), both):
