@@ -208,7 +208,6 @@ def test_output_files(run, tmp_path):
 
 
 def test_what_cannot_be_reached_is_named(run, run_launch, sshd, tmp_path):
-    began = time.monotonic()
     done = run("-H", f"{A},127.0.0.9", "true")  # nobody listens there
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == "bpslaunch: 127.0.0.9: ssh exited with status 255"
@@ -226,7 +225,6 @@ def test_what_cannot_be_reached_is_named(run, run_launch, sshd, tmp_path):
     done = run("-H", f"{A},{B}", "true", BPS_DAEMON="/bin/false")
     assert done.returncode == 1
     assert re.search(r"bpslaunch: bps-daemon on 127.0.0.[23] exited with status 1 before it was ready", done.stderr)
-    assert time.monotonic() - began < 60
 
 
 def test_machine_that_does_not_answer_in_time(run, tmp_path):

@@ -126,29 +126,28 @@ def test_several_machines(tmp_path, monkeypatch, machines):
     import cluster
 
     monkeypatch.setattr(cluster, "BUILD", str(BUILD))
-    daemons = cluster.Cluster(2)
     ranks = []
-    try:
-        for rank, machine in enumerate(machines):
-            command = [sys.executable, RANKS / "process_group_machines.py", tmp_path / "store", rank]
-            environment = clean_environment(BPS_SOCKET=daemons.daemons[machine].socket)
-            ranks.append(
-                subprocess.Popen(
-                    [*map(str, command), ",".join(map(str, machines))],
-                    env=environment,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    text=True,
+    with cluster.Cluster(2) as daemons:
+        try:
+            for rank, machine in enumerate(machines):
+                command = [sys.executable, RANKS / "process_group_machines.py", tmp_path / "store", rank]
+                environment = clean_environment(BPS_SOCKET=daemons.daemons[machine].socket)
+                ranks.append(
+                    subprocess.Popen(
+                        [*map(str, command), ",".join(map(str, machines))],
+                        env=environment,
+                        stdout=subprocess.PIPE,
+                        stderr=subprocess.STDOUT,
+                        text=True,
+                    )
                 )
-            )
-        for process in ranks:
-            output, _ = process.communicate(timeout=200)
-            assert process.returncode == 0 and output.endswith("done\n"), output
-    finally:
-        for process in ranks:
-            process.kill()
-            process.wait()
-    daemons.close()
+            for process in ranks:
+                output, _ = process.communicate(timeout=200)
+                assert process.returncode == 0 and output.endswith("done\n"), output
+        finally:
+            for process in ranks:
+                process.kill()
+                process.wait()
 
 
 def test_some_of_what_pytorch_tests():

@@ -60,12 +60,12 @@ def a_rank_leaves():
 
 def a_rank_does_not_come():
     bps.init(request_timeout=1)
-    bps.push_pull(ones(), name="x")
+    bps.push_pull(ones(), name="x", timeout=60)
     if bps.rank() == 0:
         expect(bps.BpsTimeoutError, lambda: bps.push_pull(ones(), name="x"), "rank 1")
         raise_flag()
     await_flag()
-    assert bps.broadcast_object("the job goes on", name="y") == "the job goes on"
+    assert bps.broadcast_object("the job goes on", name="y", timeout=60) == "the job goes on"
 
 
 def a_rank_does_not_join():
@@ -115,7 +115,7 @@ def ctrl_c_in_a_wait():
         handle = bps.push_pull_async(ones(), average=False, name="x")
         began = interrupt_soon()
         expect(KeyboardInterrupt, handle.wait)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
     bps.barrier()
     if bps.rank() == 1:
         handle = bps.push_pull_async(ones(), average=False, name="x")
@@ -126,7 +126,7 @@ def ctrl_c_in_init():
     if os.environ["BPS_RANK"] == "0":
         began = interrupt_soon()
         expect(KeyboardInterrupt, bps.init)
-        assert time.monotonic() - began < 5
+        assert time.monotonic() - began < 30
         assert not bps.is_initialized()
 
 
