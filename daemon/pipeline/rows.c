@@ -436,17 +436,6 @@ static void begin_parts(struct pipeline_rows *rows, uint64_t first_piece)
 	pipeline_round_refill(rows->round);
 }
 
-/* All servers have said how much there is. Returns whether anybody here has room for it. */
-static bool is_wanted(struct pipeline_rows *rows)
-{
-	for (size_t i = 0; i < rows->n_servers; i++)
-		rows->n_result += rows->servers[i].n_result;
-	for (uint32_t i = 0; i < job_of(rows)->layout.n_local; i++)
-		if (rows->n_result && room_of(rows, i) >= rows->n_result)
-			return true;
-	return false;
-}
-
 bool pipeline_rows_continue(struct pipeline_round *round)
 {
 	struct pipeline_rows *rows = round->rows;
@@ -463,8 +452,9 @@ bool pipeline_rows_continue(struct pipeline_round *round)
 		begin_parts(rows, 0);
 		return true;
 	case ROWS_PUSH:
-		if (!is_wanted(rows))
-			return false;
+		for (size_t i = 0; i < rows->n_servers; i++)
+			rows->n_result += rows->servers[i].n_result;
+		/* Also when nobody here has room for them: servers hold the rest until it has been pulled. */
 		begin_parts(rows, 1);
 		return true;
 	case ROWS_PULL:

@@ -175,6 +175,26 @@ def test_too_little_room_fails_where_it_is_and_says_how_much_it_takes():
                     rank.call('free', 0)
 
 
+def test_too_little_room_often():
+    """A server keeps a long result for a node until it has come for it: also for one that has no room for it."""
+    with Cluster(2, 1, colocated=False, options=['--job-quota=1M']) as cluster:
+        ranks = cluster.job((1, 1), part_bytes=4096)
+        data = [give(FLOAT32, k, 900) for k in range(2)]
+        want = ref.reduce_rows(FLOAT32, SUM, data, (1, 1))
+        for rank in ranks:
+            rank.call('tensor', 0, 'x', FLOAT32, TABLE * WIDTH)
+        for room in [(0, 1), (5, len(want[0]))] * 40 + [(len(want[0]),) * 2]:
+            for k, rank in enumerate(ranks):
+                rank.submit_rows(0, 0, data[k][0].tobytes(), data[k][1].tobytes(), WIDTH, room[k])
+            for k, rank in enumerate(ranks):
+                if room[k] < len(want[0]):
+                    assert rank.ended(0).errno == errno.ENOSPC
+                else:
+                    rank.wait(0)
+                    check(f'rank {k}', rank.result_rows(0), want)
+                rank.call('free', 0)
+
+
 def test_dense_and_by_rows_on_one_tensor():
     with Cluster(2, 1) as cluster:
         ranks = cluster.job((1, 1), part_bytes=4096)
