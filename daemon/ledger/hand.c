@@ -115,12 +115,12 @@ int ledger_part_find(const struct ledger_round *round, uint64_t number, uint32_t
 		.number = number,
 	};
 
-	for (size_t i = ledger->n_stale; i--;) {
+	for (size_t i = 0; i < ledger->n_stale; i++) {
 		struct ledger_stale stale = ledger->stale[i];
 
 		if (stale.record != part.record || stale.part != number)
 			continue;
-		ledger->stale[i] = ledger->stale[--ledger->n_stale];
+		/* It stays in the list: should the part not be finished, it goes with the round. */
 		if (part.hand != NO_HAND || stale.done > len || stale.staged > len - stale.done)
 			return error_origin(-EPROTO);
 		part.hand = stale.hand;

@@ -120,6 +120,36 @@ TEST(a_hand_beyond_its_part_is_damage)
 	ledger_free(ledger);
 }
 
+/* A round fails that had such parts: the next in its record must not be taken for it. */
+TEST(hands_of_a_round_that_fails_mean_nothing)
+{
+	static const uint32_t lens[] = {
+		4604, PART_BYTES
+	}; /* of a part that is damaged; that is never worked on */
+
+	for (size_t i = 0; i < ARRAY_SIZE(lens); i++) {
+		_cleanup_(fd_closep) int fd = -1;
+		struct ledger *ledger = make(1, &fd);
+		struct ledger_round round = { 0 };
+		struct ledger_part part;
+
+		begin(ledger, &round);
+		leave_part(&round, 0, 0, 4096, 512);
+		ledger_free(ledger);
+		ledger = reopen(fd, 1);
+		begin(ledger, &round);
+		ASSERT_EQ(ledger_part_find(&round, 0, lens[i], &part), i ? 0 : -EPROTO);
+		ledger_round_end(&round);
+		begin(ledger, &round);
+		ledger_free(ledger);
+		ledger = reopen(fd, 1);
+		begin(ledger, &round);
+		ASSERT_OK(ledger_part_find(&round, 0, PART_BYTES, &part));
+		ASSERT_TRUE(!part.done && !part.staged);
+		ledger_free(ledger);
+	}
+}
+
 TEST(the_window_slides_over_any_number_of_parts)
 {
 	_cleanup_(fd_closep) int fd = -1;
