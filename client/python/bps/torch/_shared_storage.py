@@ -7,12 +7,15 @@ releases the storage it unmaps that range, as it would have unmapped its own.
 """
 
 import ctypes
+import errno
 import mmap
 import os
 
 from .. import _client
+from .._errors import BpsError
 
 SHARED_MEMORY = "/dev/shm"  # where torch makes its
+NO_ROOM = (errno.ENOMEM, errno.EDQUOT, errno.EMFILE, errno.ENFILE, errno.ENOSPC)
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.mmap.restype = ctypes.c_void_p
@@ -48,12 +51,19 @@ def share(storage):
     theirs = storage._share_fd_cpu_()[0]
     try:
         ours = _memfd_over(storage)
-        try:
-            return _imported(storage, ours)
-        finally:
-            os.close(ours)
-    finally:
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return None  # it stays in torch's shared memory
+    try:
         os.ftruncate(theirs, 0)  # torch's, which stays open; nobody has it mapped any more
+        return _imported(storage, ours)
+    except BpsError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        return None
+    finally:
+        os.close(ours)
 
 
 def _has_room(length):

@@ -1,7 +1,9 @@
 """DistributedDataParallel, and the hook for torch's, against one process that takes the ranks' batches in turn."""
 
 import contextlib
+import errno
 import itertools
+import os
 
 import torch
 import torch.distributed as dist
@@ -364,18 +366,28 @@ def check_hook_of_torch():
         assert all(g.isfinite().all() for g in grads)
         del grads
 
-    known, _shared_storage.SHARED_MEMORY = _shared_storage.SHARED_MEMORY, "/nonexistent"
-    try:  # where there is no room, buckets are copied
-        ddp, alone = (
-            hooked(bps.DDPHookState("copied"), new_net(3, Scalar), gradient_as_bucket_view=True),
-            new_net(3, Scalar),
-        )
-        loss(ddp, 0, bps.rank()).backward()
-    finally:
-        _shared_storage.SHARED_MEMORY = known
-    average_in_turn(alone, [lambda net, r=r: loss(net, 0, r) for r in range(bps.size())])
-    assert_same_gradients(ddp, alone)
-    assert not any(is_mapped(p.grad.data_ptr()) for p in ddp.parameters())
+    def full(number):
+        raise bps.BpsError(number, "there is no room")
+
+    # Where there is no room, buckets are copied.
+    for owner, what, instead, mapped in (
+        (_shared_storage, "SHARED_MEMORY", "/nonexistent", False),
+        (os, "memfd_create", lambda *_: full(errno.EMFILE), False),
+        (_shared_storage, "_imported", lambda *_: full(errno.EDQUOT), True),
+    ):
+        known = getattr(owner, what)
+        setattr(owner, what, instead)
+        try:
+            ddp, alone = (
+                hooked(bps.DDPHookState(f"copied.{what}"), new_net(3, Scalar), gradient_as_bucket_view=True),
+                new_net(3, Scalar),
+            )
+            loss(ddp, 0, bps.rank()).backward()
+        finally:
+            setattr(owner, what, known)
+        average_in_turn(alone, [lambda net, r=r: loss(net, 0, r) for r in range(bps.size())])
+        assert_same_gradients(ddp, alone)
+        assert all(is_mapped(p.grad.data_ptr()) == mapped for p in ddp.parameters())
 
     for compression, bound in ((bps.Compression.fp16, 2e-3), (bps.Compression.bf16, 2e-2)):
         ddp, alone = (
