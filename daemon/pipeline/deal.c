@@ -48,12 +48,17 @@ bool pipeline_deal_has_room(const struct pipeline_round *round)
 
 static struct pipeline_round *next_round(struct pipeline_job *job)
 {
-	struct pipeline_round *round;
+	struct pipeline_round *round, *next;
 	uint64_t unsent = 0;
 
-	list_for_each (round, &job->dealt, deal_link) {
+	list_for_each_safe (round, next, &job->dealt, deal_link) {
 		if (unsent >= job->pipeline->params.ahead_bytes)
 			return NULL;
+		/* All of it has left. Thousands may so wait for their results: they are not to be gone through for each part. */
+		if (round->cut && !round->unsent) {
+			list_remove(&round->deal_link);
+			continue;
+		}
 		if (!round->refilling && pipeline_round_can_begin_part(round))
 			return round;
 		unsent += round->unsent;

@@ -432,6 +432,9 @@ static void begin_parts(struct pipeline_rows *rows, uint64_t first_piece)
 {
 	rows->next_server = 0;
 	rows->next_piece = first_piece;
+	/* It may have lost its place when all that there was to send had been sent. */
+	list_remove(&rows->round->deal_link);
+	pipeline_deal_add(rows->round);
 	rows->round->cut = false;
 	pipeline_round_refill(rows->round);
 }
