@@ -275,9 +275,7 @@ def reducescatter(x, op=Average, name=None, *, timeout=None):
 
 def barrier(*, timeout=None):
     """Returns when every rank has called it."""
-    request = _ops.barrier(timeout)
-    request.wait()
-    request.check()
+    Handle(_one(_ops.barrier(timeout), None)).wait()
 
 
 def broadcast_object(obj, root_rank=0, name=None, *, timeout=None):

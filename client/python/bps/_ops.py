@@ -6,13 +6,15 @@ after the other, are generators that yield each Request and return the result, t
 
 import ctypes
 import errno
+import os
 import pickle
 import threading
 import time
 import weakref
 
 from . import _client
-from ._errors import BpsTimeoutError, BpsValueError
+from ._completer import completer_of
+from ._errors import BpsError, BpsTimeoutError, BpsValueError
 from ._library import VARIABLE, DType, Operation, Reduction, SubmitParams
 
 
@@ -32,7 +34,8 @@ class Handle:
     """An operation under way. wait() gives its result; poll() tells whether wait() would return at once.
 
     An operation of more than one request comes after those that were begun before it under the same name, in whatever
-    order they are waited for: all ranks then submit the requests of a name in the same order.
+    order they are waited for: all ranks then submit the requests of a name in the same order. And while a thread waits for
+    one, the client's completer goes on with the others, which another rank may be waiting for.
     """
 
     def __init__(self, steps):
@@ -42,10 +45,12 @@ class Handle:
         self._result = None
         self._error = None
         self._before = None  # the Handle that is to end first
+        self._watched = False  # by a completer
         self._advance()
         turn = getattr(self._request, "turn", None)
         if turn is not None:
             self._before, turn["last"] = turn.get("last"), self
+            _open.add(self)
 
     def poll(self):
         if not self._lock.acquire(blocking=False):
@@ -69,6 +74,8 @@ class Handle:
         if not self._lock.acquire(timeout=-1 if timeout is None else timeout):
             raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {timeout} s")
         try:
+            if self._steps is not None:
+                _open.watch_others(self)
             if not self._in_turn(lambda before: before._ends(left())):
                 raise BpsTimeoutError(errno.ETIMEDOUT, f"not complete after {timeout} s")
             while self._steps is not None:
@@ -126,9 +133,62 @@ class Handle:
             self._end(result=stop.value)
 
     def _end(self, result=None, error=None):
+        _open.discard(self)
         steps, self._steps, self._request = self._steps, None, None
         self._result, self._error = result, error
         steps.close()
+
+
+class _Open:
+    """The Handles whose last request may not have been submitted."""
+
+    def __init__(self):
+        self._lock = threading.Lock()
+        self._handles = weakref.WeakSet()  # under the lock
+
+    def add(self, handle):
+        with self._lock:
+            self._handles.add(handle)
+
+    def discard(self, handle):
+        if self._handles:
+            with self._lock:
+                self._handles.discard(handle)
+
+    def watch_others(self, waiting):
+        """Has completers see to all but the one that this thread is about to wait for."""
+        if not self._handles:
+            return
+        with self._lock:
+            others = [handle for handle in self._handles if handle is not waiting and not handle._watched]
+            for handle in others:
+                handle._watched = True
+        for handle in others:
+            request = handle._request
+            if request is not None and not request._client.closing:
+                try:
+                    completer_of(request._client).add(handle, _NOBODY)
+                except BpsError:
+                    pass  # it was closed meanwhile, and the operation with it
+
+
+class _Nobody:
+    """A future that nobody waits for."""
+
+    def set_result(self, result):
+        pass
+
+
+_NOBODY = _Nobody()
+_open = _Open()
+
+
+def _forget_after_fork():
+    global _open
+    _open = _Open()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def tensor_name(operation, name, dtype, count):

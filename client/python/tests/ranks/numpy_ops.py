@@ -215,6 +215,16 @@ def check_moves_that_are_awaited_in_another_order():
                 while polls and not handles[i].poll():
                     time.sleep(0)  # polling is what is tested
                 assert (handles[i].wait() == expected(i)).all(), (rank, i, handles[i].wait())
+    # Of several names, some while another operation is awaited.
+    handles = [bps.allgather_async(np.full(2, rank + 10 * i), name=f"apart.{i}") for i in range(8)]
+    if rank == 0:
+        bps.push_pull(np.ones(1), name="between")
+        bps.barrier()
+    for i in range(8) if rank % 2 else reversed(range(8)):
+        assert (handles[i].wait(60) == expected(i)).all()
+    if rank != 0:
+        bps.push_pull(np.ones(1), name="between")
+        bps.barrier()
     handles = [bps.allgather_async(np.full(1, i)) for i in range(1500)]
     assert handles[-1].wait().tolist() == [1499] * n
     bps.barrier()
