@@ -71,6 +71,14 @@ def test_import_is_light():
     assert done.stdout == "[]\n", done.stderr
 
 
+def test_bps_torch_says_which_torch_it_needs():
+    for torch, words in (("None", "pip install torch"), ("types.SimpleNamespace(__version__='1.13.1+cpu')", "this is 1.13.1")):
+        script = f"import sys, types; sys.modules['torch'] = {torch}; import bps.torch"
+        done = subprocess.run([sys.executable, "-c", script], env=clean_environment(), capture_output=True, text=True)
+        assert done.returncode == 1 and "ImportError: bps.torch needs PyTorch 2.0 or later" in done.stderr, done.stderr
+        assert words in done.stderr
+
+
 def test_a_library_that_is_not_there(tmp_path):
     shutil.copytree(PYTHON / "bps", tmp_path / "bps")  # away from the source tree and its build folders
     environment = clean_environment(PYTHONPATH=tmp_path)

@@ -6,6 +6,15 @@ bps.broadcast_parameters(model.state_dict(), root_rank=0)
 optimizer = bps.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
 """
 
+OLDEST = (2, 0)
+
+try:
+    import torch as _torch
+except ImportError as error:
+    raise ImportError(f"bps.torch needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later (pip install torch): {error}") from error
+if tuple(int(n) for n in _torch.__version__.split(".")[:2]) < OLDEST:
+    raise ImportError(f"bps.torch needs PyTorch {OLDEST[0]}.{OLDEST[1]} or later; this is {_torch.__version__}")
+
 from .. import (
     Average,
     BpsCanceledError,
