@@ -49,7 +49,7 @@ def a_rank_is_killed():
         os.kill(os.getpid(), signal.SIGKILL)
     result = total(ones()) + 1  # what depends on it fails as it does
     expect(mx.base.MXNetError, result.asnumpy, "rank 1")
-    expect(bps.BpsConnectionError, lambda: total(ones()), "rank 1")
+    expect(bps.BpsError, lambda: total(ones()), "rank 1")
 
 
 def an_exception():
