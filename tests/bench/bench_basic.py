@@ -13,49 +13,12 @@ rows       push_pull_rows of 1 % of the rows of a table, by 2 nodes and a server
 Goodput is bytes of one rank's tensor over the time of the slowest rank. Medians; [lowest ... highest].
 """
 import argparse, json, os, statistics, struct, subprocess, sys, time
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from harness import LIMITS, TOP, link_bytes_s, op_ms
 from cluster import *
-
-TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-LIMITS = os.path.join(BUILD, 'tests', 'bench', 'limits')
-BENCH = os.path.join(BUILD, 'daemon', 'bench', 'bps-bench')
-
-
-def inside(netns, argv):
-    return ['ip', 'netns', 'exec', netns] + argv if netns else argv
-
-
-def job(cluster, layout, n_bytes, name):
-    """Nanoseconds of one push_pull, by the slowest rank's clock, after two that warm up."""
-    ranks, size = [], sum(layout)
-    for node, local_size in enumerate(layout):
-        for local_rank in range(local_size):
-            env = {**os.environ, 'BPS_SOCKET': cluster.daemons[node].socket, 'BPS_JOB': name}
-            for key, value in {'RANK': len(ranks), 'SIZE': size, 'LOCAL_RANK': local_rank, 'LOCAL_SIZE': local_size,
-                               'NODE': node, 'NODES': len(layout)}.items():
-                env['BPS_' + key] = str(value)
-            argv = [BENCH, 'op', '--sizes', str(n_bytes), '--repeats', '1', '--warmup', '2']
-            argv += [] if ranks else ['--json', '/dev/stderr']
-            ranks.append(subprocess.Popen(inside(cluster.netns and f'{cluster.netns}{node}', argv), env=env, text=True,
-                                          stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
-    said = [rank.communicate()[1] for rank in ranks]
-    for rank, text in zip(ranks, said):
-        if rank.returncode:
-            raise SystemExit(f'bench: a rank ended with {rank.returncode}: {text}')
-    return json.loads(said[0])['rows'][0]['p50_us'] * 1e3
 
 
 def copy_ns(n_bytes, threads):
     return int(subprocess.run([LIMITS, 'copy', str(n_bytes), str(threads)], capture_output=True, check=True).stdout)
-
-
-def tcp_ns(n_bytes, netns, host):
-    listener = subprocess.Popen(inside(netns and netns + '1', [LIMITS, 'listen', host]), stdout=subprocess.PIPE, text=True)
-    port = listener.stdout.readline().strip()
-    out = subprocess.run(inside(netns and netns + '0', [LIMITS, 'send', host, port, str(n_bytes)]), capture_output=True,
-                         check=True).stdout
-    listener.wait()
-    return int(out)
 
 
 def start_ms(n_ranks):
@@ -123,7 +86,7 @@ def main():
     with Cluster(1) as cluster:
         for turn in range(turns):
             copies += [n * min(4, os.cpu_count()) / copy_ns(n, min(4, os.cpu_count()))]
-            local += [n / job(cluster, (4,), n, f'local{turn}')]
+            local += [n / op_ms(cluster, (4,), n, warmup=2) / 1e6]
     row(f'local: memcpy of this machine, {min(4, os.cpu_count())} threads together', 'GB/s', copies)
     row(f'local: push_pull of {n >> 20} MiB, 4 ranks', 'GB/s', local)
     limit = statistics.median(copies) / 4
@@ -135,8 +98,8 @@ def main():
     with network or contextlib.nullcontext(), Cluster(4, 4, colocated=False, netns=prefix) as cluster:
         host = cluster.addresses[1].rsplit(':', 1)[0]
         for turn in range(turns):
-            streams += [n / tcp_ns(n, prefix, host)]
-            shared += [n / job(cluster, (1, 1, 1, 1), n, f'cluster{turn}')]
+            streams += [link_bytes_s(prefix, host, n) / 1e9]
+            shared += [n / op_ms(cluster, (1, 1, 1, 1), n, warmup=2) / 1e6]
     where = 'network namespaces' if prefix else 'loopback'
     row(f'cluster: one TCP stream of this machine ({where})', 'GB/s', streams)
     row(f'cluster: push_pull of {n >> 20} MiB, 4 nodes + 4 servers', 'GB/s', shared)

@@ -68,13 +68,11 @@ def shaped(n, rate, **more):
         yield prefix
 
 
-def link_bytes_s(prefix, sender=0, receiver=1, n_bytes=32 * MIB):
-    """Payload that one TCP stream carries from one host to another, bytes a second."""
-    listener = subprocess.Popen(inside(prefix, receiver, [LIMITS, 'listen', f'10.88.0.{receiver + 1}']),
-                                stdout=subprocess.PIPE, text=True)
+def link_bytes_s(prefix, address='10.88.0.2', n_bytes=32 * MIB):
+    """Payload that one TCP stream carries from host 0 to host 1, which has this address, bytes a second."""
+    listener = subprocess.Popen(inside(prefix, 1, [LIMITS, 'listen', address]), stdout=subprocess.PIPE, text=True)
     port = listener.stdout.readline().strip()
-    argv = [LIMITS, 'send', f'10.88.0.{receiver + 1}', port, n_bytes]
-    out = subprocess.run(inside(prefix, sender, argv), capture_output=True, check=True).stdout
+    out = subprocess.run(inside(prefix, 0, [LIMITS, 'send', address, port, n_bytes]), capture_output=True, check=True).stdout
     listener.wait()
     return n_bytes / int(out) * 1e9
 
@@ -82,8 +80,8 @@ def link_bytes_s(prefix, sender=0, receiver=1, n_bytes=32 * MIB):
 jobs = 0
 
 
-def run_ranks(cluster, layout, argv, wait=True, **environment):
-    """bps-bench argv as a job with layout[k] ranks on node k. Returns rank 0's figures, or what finish() takes."""
+def run_ranks(cluster, layout, argv, **environment):
+    """bps-bench argv as a job with layout[k] ranks on node k. Returns rank 0's figures."""
     global jobs
     jobs += 1
     ranks, size = [], sum(layout)
@@ -97,10 +95,6 @@ def run_ranks(cluster, layout, argv, wait=True, **environment):
             more = [] if ranks else ['--json', '/dev/stderr']
             ranks.append(subprocess.Popen(inside(cluster.netns, node, [BENCH, *argv, *more]), env=env, text=True,
                                           stdout=subprocess.DEVNULL, stderr=subprocess.PIPE))
-    return finish(ranks) if wait else ranks
-
-
-def finish(ranks):
     said = [rank.communicate()[1] for rank in ranks]
     for rank, text in zip(ranks, said):
         if rank.returncode:
