@@ -1,6 +1,8 @@
 /* Tests that end in every way a test can end; test_runner.c runs this program and looks at what the runner makes of it. */
 #include "test.h"
 #include <fcntl.h>
+#include <poll.h>
+#include <pthread.h>
 #include <signal.h>
 
 TEST(passes)
@@ -32,6 +34,24 @@ TEST(exits)
 TEST(leaks_a_descriptor)
 {
 	ASSERT_INT(open("/dev/null", O_RDONLY), >=, 0);
+}
+
+static void *close_late(void *arg)
+{
+	(void)poll(NULL, 0, 100);
+	(void)close(*(int *)arg);
+	return NULL;
+}
+
+TEST(closes_a_descriptor_late)
+{
+	static int fd;
+	pthread_t thread;
+
+	fd = open("/dev/null", O_RDONLY);
+	ASSERT_INT(fd, >=, 0);
+	ASSERT_OK(pthread_create(&thread, NULL, close_late, &fd));
+	(void)pthread_detach(thread);
 }
 
 TEST_TIMEOUT(never_ends, 1)

@@ -33,13 +33,14 @@ static void expect(const char *argument, int status, const char *text)
 TEST(result_of_each_end)
 {
 	expect("passes", 0, "ok passes\n1 passed, 0 failed, 0 skipped\n");
-	expect("fails", 1, "sample_tests.c:13: 1 + 1 == 3: 2 and 3\n");
+	expect("fails", 1, "sample_tests.c:15: 1 + 1 == 3: 2 and 3\n");
 	expect("fails", 1, "FAIL fails: exit status 1\n0 passed, 1 failed, 0 skipped\n");
 	expect("skips", 77, "skip skips: no moon here\n0 passed, 0 failed, 1 skipped\n");
 	expect("crashes", 1, "FAIL crashes: signal 6 (Aborted)\n");
 	expect("exits", 1, "FAIL exits: exit status 3\n");
 	expect("leaks_a_descriptor", 1, "(/dev/null) was left open\n");
 	expect("leaks_a_descriptor", 1, "FAIL leaks_a_descriptor: exit status 1\n");
+	expect("closes_a_descriptor_late", 0, "ok closes_a_descriptor_late\n");
 }
 
 TEST(names_select)
@@ -48,7 +49,8 @@ TEST(names_select)
 	expect("fails passes", 1, "1 passed, 1 failed, 0 skipped\n");
 	expect("passes nothing", 2, "no test has the name nothing\n");
 	expect("--list", 0,
-	       "passes\nfails\nskips\ncrashes\nexits\nleaks_a_descriptor\nnever_ends\n"
+	       "passes\nfails\nskips\ncrashes\nexits\nleaks_a_descriptor\ncloses_a_descriptor_"
+	       "late\nnever_ends\n"
 	       "leaves_a_process\nleaves_files\n");
 }
 
