@@ -119,6 +119,7 @@ def main():
     )
 
     began = time.monotonic()
+    losses = []
     for step in range(arguments.steps):
         optimizer.zero_grad()
         for _ in range(arguments.accumulate):
@@ -128,11 +129,14 @@ def main():
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         schedule.step()
+        losses.append(loss.detach())
         if (step + 1) % 50 == 0 or step + 1 == arguments.steps:
-            mean = bps.push_pull(loss.detach(), name="loss").item()
+            mean = bps.push_pull(torch.stack(losses).mean(), name="loss").item()
+            losses.clear()
             if bps.rank() == 0:
                 tokens = (step + 1) * bps.size() * arguments.accumulate * arguments.batch_size * arguments.context
-                print(f"step {step + 1}: loss {mean:.3f}, {tokens / (time.monotonic() - began):.0f} tokens/s", flush=True)
+                rate = tokens / (time.monotonic() - began)
+                print(f"step {step + 1}: mean loss {mean:.3f}, {rate:.0f} tokens/s", flush=True)
 
     with torch.no_grad():
         inputs, targets = batch_of(held_out, 64 // bps.size() or 1, arguments.context, generator)

@@ -63,9 +63,9 @@ def test_imagenet_trains_and_goes_on_from_its_checkpoint(launch, folders, tmp_pa
 
 def test_gpt_learns(launch):
     output = launch(2, EXAMPLES / "train_gpt.py", "--steps", 100, "--accumulate", 2, "--layers", 2, "--width", 64)
-    losses = [float(loss) for loss in re.findall(r"^step \d+: loss ([\d.]+)", output, re.M)]
+    losses = [float(loss) for loss in re.findall(r"^step \d+: mean loss ([\d.]+)", output, re.M)]
     assert losses[-1] < losses[0]
-    assert float(re.search(r"held-out loss ([\d.]+)", output)[1]) < 3.2  # 5.5 is no knowledge at all
+    assert float(re.search(r"held-out loss ([\d.]+)", output)[1]) < 4  # 5.5 is no knowledge at all
     assert "\ndef " in output
 
 
