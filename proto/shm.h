@@ -6,6 +6,7 @@
  *	0			struct shm_header
  *	SHM_RING_OFFSET		struct shm_entry[SHM_ENTRIES]
  *	SHM_SLOT_OFFSET		struct shm_slot[SHM_SLOTS]
+ *	SHM_FLAG_OFFSET		struct shm_flag[SHM_SLOTS]		whole pages
  *
  * Posting: the trainer picks a free slot, sets slot.state to SHM_PENDING and slot.ticket to a new number, writes
  * ring[tail % SHM_ENTRIES], stores tail + 1 with release, then full fence, and if it can change daemon_armed from 1 to
@@ -18,6 +19,14 @@
  * trainer_armed 1, full fence, looks at its slot again, then sleeps until it is woken or its socket has news. A slot
  * belongs to the daemon from the post until SHM_DONE, to the trainer at all other times.
  *
+ * Device memory: an entry whose input or output is in a buffer that was shared from a device is ordered by its slot's
+ * flags as well, which GPUs on both sides write and wait for (cuStreamWriteValue32, cuStreamWaitValue32) by the low 32
+ * bits of the ticket, compared cyclically: reached means (int32_t)(flag - ticket) >= 0. Before the post the trainer sets
+ * both flags to ticket - 1 and enqueues in its stream the write of `ready`. Nothing reads the input or writes the output
+ * before ready has reached the ticket; done reaches it when the output is there, or when the request has failed, and then
+ * after the slot says so. A slot whose ready has not reached its ticket is not posted again: the stream's write is still
+ * to come. Of a trainer that lives, only its own stream writes `ready`.
+ *
  * Waking is writing 8 bytes to the other side's wake-up descriptor, which it reads 8 bytes at a time.
  */
 #pragma once
@@ -26,7 +35,7 @@
 #include <stdatomic.h>
 
 #define SHM_MAGIC   0x4d535042u /* "BPSM" */
-#define SHM_VERSION 1
+#define SHM_VERSION 2
 #define SHM_ENTRIES 4096u /* power of two; at least SHM_SLOTS, so that the ring is never full */
 #define SHM_SLOTS   4096u /* requests not yet released; deepest model seen: 1500 tensors */
 
@@ -98,10 +107,21 @@ struct shm_slot {
 };
 static_assert(sizeof(struct shm_slot) == 512, "shm_slot is shared-memory format");
 
+/* Of requests on device memory: see above. */
+struct shm_flag {
+	_Atomic uint32_t ready; /* trainer: the input may be read, the output written */
+	_Atomic uint32_t done;	/* daemon: the output is there, or will never be */
+	uint32_t pad[2];
+};
+static_assert(sizeof(struct shm_flag) == 16, "shm_flag is shared-memory format");
+
 #define SHM_RING_OFFSET 4096u
 #define SHM_SLOT_OFFSET (SHM_RING_OFFSET + SHM_ENTRIES * (uint32_t)sizeof(struct shm_entry))
-#define SHM_LEN		(SHM_SLOT_OFFSET + SHM_SLOTS * (uint32_t)sizeof(struct shm_slot))
+#define SHM_FLAG_OFFSET (SHM_SLOT_OFFSET + SHM_SLOTS * (uint32_t)sizeof(struct shm_slot))
+#define SHM_FLAG_LEN	(SHM_SLOTS * (uint32_t)sizeof(struct shm_flag))
+#define SHM_LEN		(SHM_FLAG_OFFSET + SHM_FLAG_LEN)
 static_assert(sizeof(struct shm_header) <= SHM_RING_OFFSET, "header fits before the ring");
+static_assert(SHM_FLAG_OFFSET % 4096 == 0 && SHM_FLAG_LEN % 4096 == 0, "flags are whole pages");
 
 /*
  * The full fence of both protocols above: between a store that the other side looks for before it sleeps, and the look
@@ -127,4 +147,15 @@ static inline struct shm_entry *shm_ring(void *base)
 static inline struct shm_slot *shm_slots(void *base)
 {
 	return (struct shm_slot *)((char *)base + SHM_SLOT_OFFSET);
+}
+
+static inline struct shm_flag *shm_flags(void *base)
+{
+	return (struct shm_flag *)((char *)base + SHM_FLAG_OFFSET);
+}
+
+/* Whether a flag has reached a ticket. */
+static inline bool shm_flag_reached(uint32_t flag, uint64_t ticket)
+{
+	return (int32_t)(flag - (uint32_t)ticket) >= 0;
 }

@@ -55,6 +55,28 @@ enum reduction {
 #define CONTROL_FEATURE_RESUME \
 	UINT64_C(1) /* Resume: a job goes on when the daemon's process is another */
 
+#define CONTROL_FEATURE_CUDA \
+	UINT64_C(2) /* Share of device memory: the daemon has a driver, and can import it */
+
+/* Memory that Share hands over. */
+enum memory_kind {
+	MEMORY_MEMFD = 0,
+	MEMORY_CUDA_IPC = 1, /* of cuMemAlloc(), by its legacy IPC handle */
+	MEMORY_CUDA_FD = 2,  /* of cuMemCreate(), by a POSIX descriptor */
+	MEMORY_MAX_ = 2,
+};
+#define DEVICE_UUID_LEN	  16u
+#define DEVICE_HANDLE_LEN 64u /* bytes of a legacy IPC handle */
+
+/* How the GPUs of a node reduce: Join. */
+enum gpu_reduce {
+	GPU_REDUCE_AUTO = 0,   /* as the topology suggests */
+	GPU_REDUCE_NCCL = 1,   /* all GPUs of the node by NCCL */
+	GPU_REDUCE_SWITCH = 2, /* by NCCL behind each PCIe switch, by the CPU between them */
+	GPU_REDUCE_HOST = 3,   /* by the CPU: the same bits as for memory of the host */
+	GPU_REDUCE_MAX_ = 3,
+};
+
 /* Bytes of one element, or 0 when dtype is none of ours (a number from outside). */
 static inline size_t dtype_size(unsigned dtype)
 {

@@ -180,6 +180,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 		.n_nodes = m->n_nodes,
 		.min_servers = m->min_servers,
 		.part_bytes = m->part_bytes,
+		.gpu_reduce = m->gpu_reduce,
 		.timeout_ms = m->timeout_ms,
 		.request_timeout_ms = m->request_timeout_ms,
 		.force_distributed = m->force_distributed,
@@ -260,7 +261,11 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 	struct failure failure = { 0 };
 	int r = 0;
 
-	if (in->fd < 0)
+	if (m->kind != MEMORY_MEMFD)
+		r = failure_set(&failure, -EOPNOTSUPP,
+				"this daemon takes no memory of kind %u: it does not offer it",
+				m->kind);
+	else if (in->fd < 0)
 		r = failure_set(&failure, -EINVAL, "no descriptor came beside Share");
 	else if (!m->buffer || map_find(&session->buffers, m->buffer))
 		r = failure_set(&failure, -EEXIST, "buffer %u is %s", m->buffer,

@@ -118,6 +118,7 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		.part_bytes = join->part_bytes,
 		.request_timeout_ms = join->request_timeout_ms,
 		.force_distributed = join->force_distributed,
+		.gpu_reduce = join->gpu_reduce,
 	};
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
 	job->resumable = !job->distributed;

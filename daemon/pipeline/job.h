@@ -39,6 +39,7 @@ struct pipeline_shape {
 	uint32_t size, local_size, node, n_nodes, min_servers, part_bytes;
 	uint64_t request_timeout_ms;
 	bool force_distributed;
+	unsigned gpu_reduce;
 };
 
 struct pipeline_server {

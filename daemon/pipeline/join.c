@@ -34,6 +34,10 @@ static int check_numbers(const struct pipeline_join *j, struct failure *failure)
 	if (j->part_bytes && (j->part_bytes < PART_BYTES_MIN || j->part_bytes > PART_BYTES_MAX))
 		return failure_set(failure, -EINVAL, "rank %u: part size %u is not within %u to %u",
 				   j->rank, j->part_bytes, PART_BYTES_MIN, PART_BYTES_MAX);
+	if (j->gpu_reduce > GPU_REDUCE_MAX_)
+		return failure_set(failure, -EINVAL,
+				   "rank %u: %u is no way to reduce GPUs, which are 0 to %d",
+				   j->rank, j->gpu_reduce, GPU_REDUCE_MAX_);
 	return 0;
 }
 
@@ -100,6 +104,9 @@ static int compare_shape(const struct pipeline_job *job, const struct pipeline_m
 	if (shape->force_distributed != join->force_distributed)
 		return differ(failure, "force_distributed", other, shape->force_distributed, join,
 			      join->force_distributed);
+	if (shape->gpu_reduce != join->gpu_reduce)
+		return differ(failure, "reduction of GPUs", other, shape->gpu_reduce, join,
+			      join->gpu_reduce);
 	return 0;
 }
 

@@ -94,8 +94,9 @@ struct pipeline_join {
 	uint32_t min_servers, part_bytes;
 	uint64_t timeout_ms, request_timeout_ms;
 	bool force_distributed;
-	bool can_resume; /* the trainer can take part in a restart */
-	uint32_t pid;	 /* for messages */
+	unsigned gpu_reduce; /* enum gpu_reduce */
+	bool can_resume;     /* the trainer can take part in a restart */
+	uint32_t pid;	     /* for messages */
 };
 
 /*

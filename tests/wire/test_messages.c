@@ -5,6 +5,7 @@
 #include "cluster.pb-c.h"
 #include "control.pb-c.h"
 #include "proto/pack.h"
+#include "proto/types.h"
 #include "test.h"
 
 static void expect_bytes(const ProtobufCMessage *message, const char *bytes, size_t bytes_len)
@@ -63,16 +64,17 @@ TEST(requests_that_open_a_session)
 	join.node = 5;
 	join.n_nodes = 6;
 	join.has_timeout_ms = join.has_request_timeout_ms = join.has_force_distributed = true;
-	join.has_min_servers = join.has_part_bytes = true;
+	join.has_min_servers = join.has_part_bytes = join.has_gpu_reduce = true;
 	join.timeout_ms = 1;
 	join.request_timeout_ms = 2;
 	join.force_distributed = true;
 	join.min_servers = 7;
 	join.part_bytes = 4096;
+	join.gpu_reduce = GPU_REDUCE_HOST;
 	EXPECT_REQUEST(JOIN, &join,
-		       "\x08\xac\x02\x1a\x1e\x0a\x01j\x12\x02s\x00\x18\x03\x20\x04\x28\x01\x30\x02"
+		       "\x08\xac\x02\x1a\x20\x0a\x01j\x12\x02s\x00\x18\x03\x20\x04\x28\x01\x30\x02"
 		       "\x38\x05\x40\x06\x48"
-		       "\x01\x50\x02\x58\x01\x60\x07\x68\x80\x20");
+		       "\x01\x50\x02\x58\x01\x60\x07\x68\x80\x20\x70\x03");
 	EXPECT_REQUEST(LEAVE, &leave, "\x08\xac\x02\x42\x00");
 }
 
@@ -105,6 +107,13 @@ TEST(requests_about_memory_and_tensors)
 	share.buffer = 1;
 	share.len = 4096;
 	EXPECT_REQUEST(SHARE, &share, "\x08\xac\x02\x22\x05\x08\x01\x10\x80\x20");
+	share.has_kind = share.has_device = share.has_handle = true;
+	share.kind = MEMORY_CUDA_IPC;
+	share.device = (ProtobufCBinaryData){ 2, (uint8_t *)"\x07\x08" };
+	share.handle = (ProtobufCBinaryData){ 1, (uint8_t *)"\x09" };
+	EXPECT_REQUEST(
+		SHARE, &share,
+		"\x08\xac\x02\x22\x0e\x08\x01\x10\x80\x20\x18\x01\x22\x02\x07\x08\x2a\x01\x09");
 	unshare.buffer = 1;
 	EXPECT_REQUEST(UNSHARE, &unshare, "\x08\xac\x02\x2a\x02\x08\x01");
 	declare.tensor = 9;

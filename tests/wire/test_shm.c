@@ -14,12 +14,13 @@
 TEST(the_parts_of_the_memory_stay_where_they_are)
 {
 	ASSERT_EQ(SHM_MAGIC, 0x4d535042);
-	ASSERT_EQ(SHM_VERSION, 1);
+	ASSERT_EQ(SHM_VERSION, 2);
 	ASSERT_EQ(SHM_ENTRIES, 4096);
 	ASSERT_EQ(SHM_SLOTS, 4096);
 	ASSERT_EQ(SHM_RING_OFFSET, 4096);
 	ASSERT_EQ(SHM_SLOT_OFFSET, 4096 + 4096 * 128);
-	ASSERT_EQ(SHM_LEN, 4096 + 4096 * 128 + 4096 * 512);
+	ASSERT_EQ(SHM_FLAG_OFFSET, 4096 + 4096 * 128 + 4096 * 512);
+	ASSERT_EQ(SHM_LEN, 4096 + 4096 * 128 + 4096 * 512 + 4096 * 16);
 }
 
 TEST(the_header_stays)
@@ -82,4 +83,18 @@ TEST(the_accessors_point_there)
 
 	ASSERT_EQ((char *)shm_ring(base) - base, 4096);
 	ASSERT_EQ((char *)shm_slots(base) - base, SHM_SLOT_OFFSET);
+}
+
+TEST(a_flag_stays)
+{
+	ASSERT_EQ(sizeof(struct shm_flag), 16);
+	ASSERT_AT(shm_flag, ready, 0, 4);
+	ASSERT_AT(shm_flag, done, 4, 4);
+}
+
+TEST(a_flag_is_compared_in_a_circle)
+{
+	ASSERT_TRUE(shm_flag_reached(7, 7) && shm_flag_reached(8, 7) && !shm_flag_reached(6, 7));
+	ASSERT_TRUE(shm_flag_reached(0, 0xffffffff) && !shm_flag_reached(0xffffffff, 0x100000000));
+	ASSERT_TRUE(shm_flag_reached(3, 0x500000003));
 }

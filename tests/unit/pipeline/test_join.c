@@ -64,6 +64,7 @@ TEST(impossible_joins_are_refused)
 	REFUSED(node, 1, "node 1 of 1");
 	REFUSED(part_bytes, 1, "part size 1");
 	REFUSED(part_bytes, PART_BYTES_MAX + 1, "part size");
+	REFUSED(gpu_reduce, GPU_REDUCE_MAX_ + 1, "no way to reduce GPUs");
 	REFUSED(secret_len, JOB_SECRET_MAX + 1, "secret");
 #undef REFUSED
 	join = good;
@@ -89,6 +90,8 @@ TEST(ranks_of_a_node_must_agree)
 	REFUSED(min_servers, 3, -EINVAL, "rank 0 says servers 0, rank 1 says 3");
 	REFUSED(part_bytes, 8192, -EINVAL, "rank 0 says part size 0, rank 1 says 8192");
 	REFUSED(force_distributed, true, -EINVAL, "force_distributed");
+	REFUSED(gpu_reduce, GPU_REDUCE_HOST, -EINVAL,
+		"rank 0 says reduction of GPUs 0, rank 1 says 3");
 	REFUSED(rank, 0, -EEXIST, "rank 0 is taken already, by pid 1000");
 	REFUSED(local_rank, 0, -EEXIST, "rank 0 and rank 1 both say local rank 0");
 #undef REFUSED
