@@ -55,28 +55,34 @@ static void views_trim(struct cluster *cluster)
 			kept_free(kept);
 }
 
-int cluster_keep_view(struct cluster *cluster, struct view *view)
+int cluster_keep_view(struct cluster *cluster, struct view *view, struct failure *failure)
 {
+	const struct view *known = view_kept(cluster, view->epoch);
 	struct kept *kept;
 
-	if (view_kept(cluster, view->epoch))
+	if (known && !view_same(known, view))
+		return failure_set(failure, -ESTALE,
+				   "view %u has %zu members there, and had %zu others before: "
+				   "numbers of views have gone backwards",
+				   view->epoch, view->n_members, known->n_members);
+	if (known)
 		return 0;
 	kept = malloc(sizeof(*kept));
 	if (!kept)
-		return error_origin(-ENOMEM);
+		return failure_set(failure, -ENOMEM, "view %u: out of memory", view->epoch);
 	kept->view = view_ref(view);
 	list_push_front(&cluster->kept, &kept->link);
 	views_trim(cluster);
 	return 0;
 }
 
-int cluster_set_view(struct cluster *cluster, struct view *view)
+int cluster_set_view(struct cluster *cluster, struct view *view, struct failure *failure)
 {
 	int r;
 
-	r = cluster_keep_view(cluster, view);
+	r = cluster_keep_view(cluster, view, failure);
 	if (r)
-		return error_trace(r);
+		return r;
 	view_unref(cluster->view);
 	cluster->view = view_ref(view);
 	views_trim(cluster);

@@ -41,6 +41,10 @@ int view_new(uint32_t epoch, const struct view_member *members, size_t n_members
 struct view *view_ref(struct view *view);
 struct view *view_unref(struct view *view);
 DEFINE_CLEANUP(struct view *, view_unref)
+/* Whether all but is_self is alike. */
+bool view_member_same(const struct view_member *a, const struct view_member *b);
+/* Whether they have the same members, alike but for is_self; epochs are not compared. */
+bool view_same(const struct view *a, const struct view *b);
 /* Digest over epoch-independent facts of the servers (names, addresses): equal on nodes that have the same list. */
 uint64_t view_server_digest(const struct view *view);
 /* The i-th member that has the server role, in view order; NULL past the end. */

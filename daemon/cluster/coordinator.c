@@ -1,4 +1,5 @@
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "cluster/cluster_file.h"
 #include "cluster/coordinator_state.h"
@@ -10,6 +11,7 @@
 #define CHANGE_DELAY_MS 50 /* changes that come together make one view */
 #define KEY_LEN		32
 #define RECOVER_MS	2000 /* longer than a member waits between two attempts to come back */
+#define LAST_CALL_MS	1000 /* longer than it takes to read what waits in the sockets */
 #define EPOCH_START	1767225600u /* 2026-01-01 in Unix time */
 
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes)
@@ -23,16 +25,10 @@ void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *by
 
 /* Views */
 
-static bool same_member(const struct view_member *a, const struct view_member *b)
-{
-	return a->id == b->id && !strcmp(a->name, b->name) && !strcmp(a->address, b->address) &&
-	       a->roles == b->roles && a->bandwidth_mbps == b->bandwidth_mbps;
-}
-
 static bool in_view(const struct view *view, const struct view_member *info)
 {
 	for (size_t i = 0; view && i < view->n_members; i++)
-		if (same_member(&view->members[i], info))
+		if (view_member_same(&view->members[i], info))
 			return true;
 	return false;
 }
@@ -84,7 +80,9 @@ static void on_change(struct loop_timer *timer)
 	c->epoch = view->epoch;
 	view_unref(c->view);
 	c->view = view;
+	FAILPOINT("coordinator-view-made");
 	view_tell(c);
+	FAILPOINT("coordinator-view-told");
 	coordinator_openings_try(c);
 }
 
@@ -96,7 +94,8 @@ static void changed(struct coordinator *c)
 	if (!c->view)
 		at = MAX(at, c->recover_until_ns);
 	/* One that is armed already stays, or views would never come while members keep coming. */
-	if (c->change.loop && (c->view || c->change.at_ns >= c->recover_until_ns))
+	if (c->change.loop &&
+	    (c->view || (c->change.at_ns >= c->recover_until_ns && c->change.at_ns <= at)))
 		return;
 	if (loop_timer_set(c->loop, &c->change, at))
 		on_change(&c->change);
@@ -132,11 +131,30 @@ static void member_remove(struct member *member, int status, const char *why)
 		changed(c);
 }
 
+/*
+ * Not all silence is the member's: this process may have been stopped, with what the member said waiting in its sockets.
+ * So the loop goes round for a while first, and if that was cut short too, once more.
+ */
+static bool last_call(struct member *member)
+{
+	struct coordinator *c = member->coordinator;
+	uint64_t now = clock_now_ns();
+	uint64_t pause_ns = MIN(c->lease_ms / 3, (uint64_t)LAST_CALL_MS) * NSEC_PER_MSEC;
+	bool was_late = now - member->lease.at_ns > pause_ns / 2;
+
+	if (member->last_call && !was_late)
+		return false;
+	member->last_call = true;
+	return !loop_timer_set(c->loop, &member->lease, now + pause_ns);
+}
+
 static void on_lease_over(struct loop_timer *timer)
 {
 	struct member *member = container_of(timer, struct member, lease);
 	char text[160];
 
+	if (last_call(member))
+		return;
 	(void)snprintf(text, sizeof(text), "member %s: not heard of for %llu ms, dropped",
 		       member->info.name, (unsigned long long)member->coordinator->lease_ms);
 	log_notice("coordinator: %s", text);
@@ -148,6 +166,7 @@ static int member_heard(struct member *member)
 {
 	struct coordinator *c = member->coordinator;
 
+	member->last_call = false;
 	return error_trace(loop_timer_set(c->loop, &member->lease,
 					  clock_now_ns() + c->lease_ms * NSEC_PER_MSEC));
 }
@@ -256,14 +275,13 @@ static int hello_send(struct coordinator *c, struct member *member)
 }
 
 /*
- * No view is made for a while after the start, or after the first member of an earlier time has come back: a restarted
- * coordinator knows nothing, and must not fix the view of a job that members are about to tell it of. What is to be made
- * is made then, or as soon as it is due if that is later.
+ * No view is made for a while after the start: a restarted coordinator knows nothing, and must not fix the view of a job
+ * that members are about to tell it of. Once the first of them has come, it is known how many there were: then the view is
+ * made as soon as that many are here, and at last when those that are not would have lost their lease.
  */
-static void recover(struct coordinator *c)
+static void recover(struct coordinator *c, uint64_t wait_ms)
 {
-	c->recover_until_ns =
-		clock_now_ns() + MIN(c->lease_ms, (uint64_t)RECOVER_MS) * NSEC_PER_MSEC;
+	c->recover_until_ns = clock_now_ns() + wait_ms * NSEC_PER_MSEC;
 }
 
 static void learn_epochs(struct coordinator *c, const struct wire_register *message)
@@ -271,12 +289,19 @@ static void learn_epochs(struct coordinator *c, const struct wire_register *mess
 	c->epoch = MAX(c->epoch, message->epoch);
 	for (size_t i = 0; i < message->views.n; i++)
 		c->epoch = MAX(c->epoch, message->views.views[i]->epoch);
+	if (c->view)
+		return;
 	/* A member that has seen a view before we have made any: we were restarted, and the others come too. */
-	if (message->epoch && !c->view && !c->recovering) {
-		c->recovering = true;
-		recover(c);
+	if (message->epoch && !c->recover_epoch) {
+		recover(c, c->lease_ms);
 		log_notice("coordinator: members of view %u come back", message->epoch);
 	}
+	if (message->epoch > c->recover_epoch) {
+		c->recover_epoch = message->epoch;
+		c->recover_n = message->n_members;
+	}
+	if (c->recover_epoch && c->n_members >= c->recover_n)
+		recover(c, 0);
 }
 
 static int register_member(struct coordinator *c, const struct wire_register *message,
@@ -313,6 +338,7 @@ static void on_register(void *user, struct rpc_call *call, const void *data, siz
 	}
 	log_notice("coordinator: member %s (%s) registered", member->info.name,
 		   *member->info.address ? member->info.address : "no address");
+	FAILPOINT("coordinator-registered");
 	learn_epochs(c, &message);
 	coordinator_jobs_take(c, &message, member);
 	member->stream = call;
@@ -451,7 +477,7 @@ int coordinator_new(const struct coordinator_params *params, struct failure *fai
 	r = rpc_listen(c->rpc, params->listen, params->tls, &c->port, failure);
 	if (r)
 		return error_trace(r);
-	recover(c);
+	recover(c, MIN(c->lease_ms, (uint64_t)RECOVER_MS));
 	c->epoch = first_epoch();
 	*ret_coordinator = TAKE_PTR(c);
 	return 0;

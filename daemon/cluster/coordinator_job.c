@@ -1,5 +1,6 @@
 /* Which view a job runs in: fixed by the first member that asks, until the last that asked has closed it or is gone. */
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "cluster/coordinator_state.h"
 #include "cluster/source.h"
@@ -229,6 +230,7 @@ static bool open_now(struct coordinator *c, struct rpc_call *call, const struct 
 		if (r)
 			hold_remove(c, job, member);
 	}
+	FAILPOINT("coordinator-job-opened");
 	coordinator_reply_bytes(call, r, &bytes);
 	return true;
 }
@@ -318,6 +320,7 @@ void coordinator_job_close_called(void *user, struct rpc_call *call, const void 
 	job = job_find(c, message.job);
 	if (member && job)
 		hold_remove(c, job, member);
+	FAILPOINT("coordinator-job-closed");
 	rpc_call_reply(call, "", 0);
 }
 

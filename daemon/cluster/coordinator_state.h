@@ -11,6 +11,7 @@ struct member {
 	struct view_member info;
 	struct rpc_call *stream; /* of its Register; NULL while broken */
 	struct loop_timer lease;
+	bool last_call; /* its lease is over: it is dropped unless it is heard of now */
 	uint32_t acked; /* newest view it has said to have */
 };
 
@@ -30,7 +31,9 @@ struct coordinator {
 	size_t n_members, n_jobs, n_openings;
 	struct loop_timer change;  /* armed: the members differ from the view */
 	uint64_t recover_until_ns; /* no view before that */
-	bool recovering;	   /* a member of before our start has come */
+	uint32_t
+		recover_epoch; /* newest view that members of before our start tell of; 0: none has come */
+	size_t recover_n; /* how many were in it */
 	bool closed;
 };
 

@@ -61,10 +61,13 @@ struct cluster_job {
 	struct rpc_request request;
 };
 
-/* The source has a newer view. Takes a reference. Returns 0 or -ENOMEM. */
-int cluster_set_view(struct cluster *cluster, struct view *view);
-/* Keeps an older view for cluster_view_of(). Takes a reference. */
-int cluster_keep_view(struct cluster *cluster, struct view *view);
+/*
+ * The source has a newer view. Takes a reference. Returns 0, -ENOMEM, or -ESTALE: another view has had this number, so the
+ * numbers have gone backwards, and it is not to be believed.
+ */
+int cluster_set_view(struct cluster *cluster, struct view *view, struct failure *failure);
+/* Keeps an older view for cluster_view_of(). As above. */
+int cluster_keep_view(struct cluster *cluster, struct view *view, struct failure *failure);
 /* Views that others' jobs run in; epochs is taken over. */
 void cluster_set_in_use(struct cluster *cluster, uint32_t *epochs, size_t n_epochs);
 /* Looks at all jobs again, from the loop. */

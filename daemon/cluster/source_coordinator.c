@@ -8,6 +8,7 @@
  * registration, so a job whose call fails for want of a coordinator is simply IDLE again.
  */
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "cluster/coordinator.h"
 #include "cluster/source.h"
@@ -217,6 +218,7 @@ static void take_key(struct source *s, struct wire_bytes *key)
 
 static void welcome(struct source *s, struct wire_event *event)
 {
+	FAILPOINT("cluster-welcome");
 	s->registered = true;
 	s->retry_ms = RETRY_MIN_MS;
 	s->lease_ms = MAX(event->lease_ms, (uint32_t)LEASE_MIN_MS);
@@ -233,23 +235,28 @@ static void welcome(struct source *s, struct wire_event *event)
 	cluster_kick(s->cluster);
 }
 
-static int take_views(struct source *s, struct wire_event *event)
+static int take_views(struct source *s, struct wire_event *event, struct failure *failure)
 {
 	struct cluster *cluster = s->cluster;
 	int r = 0;
 
 	cluster_set_in_use(cluster, TAKE_PTR(event->in_use), event->n_in_use);
-	for (size_t i = 0; !r && i < event->old_views.n; i++)
-		r = cluster_keep_view(cluster, event->old_views.views[i]);
-	if (r || !event->view)
-		return error_trace(r);
-	if (event->view->epoch > epoch_here(s)) {
-		r = cluster_set_view(cluster, event->view);
-		if (!r && !cluster->closed)
-			heartbeat_send(s);
-		return error_trace(r);
+	for (size_t i = 0; !r && i < event->old_views.n; i++) {
+		r = cluster_keep_view(cluster, event->old_views.views[i], failure);
+		if (r != -ESTALE)
+			continue;
+		/* No registration mends it: somebody's job runs in it. Its home and ours will disagree, and say so. */
+		log_warning("coordinator %s: %s", s->address, failure->text);
+		r = 0;
 	}
-	return error_trace(cluster_keep_view(cluster, event->view));
+	if (r || !event->view)
+		return r;
+	if (event->view->epoch <= epoch_here(s))
+		return cluster_keep_view(cluster, event->view, failure);
+	r = cluster_set_view(cluster, event->view, failure);
+	if (!r && !cluster->closed)
+		heartbeat_send(s);
+	return r;
 }
 
 static void on_event(struct rpc_request *request, const void *data, size_t len)
@@ -267,9 +274,7 @@ static void on_event(struct rpc_request *request, const void *data, size_t len)
 	if (!r && !s->registered)
 		welcome(s, &event);
 	if (!r && !s->cluster->closed) {
-		r = take_views(s, &event);
-		if (r)
-			(void)failure_set(&failure, r, "%s", strerror(-r));
+		r = take_views(s, &event, &failure);
 	}
 	if (r)
 		register_anew(s, r, failure.text);
@@ -312,6 +317,7 @@ static int pack_registration(struct source *s, struct wire_bytes *ret_bytes)
 		.version_min = WIRE_VERSION_MIN,
 		.member = s->cluster->params.self,
 		.epoch = epoch_here(s),
+		.n_members = s->cluster->view ? (uint32_t)s->cluster->view->n_members : 0,
 		.key = s->key,
 	};
 	int r;
@@ -344,6 +350,7 @@ static void register_start(struct source *s)
 		.done = on_registration_done,
 	};
 	rpc_request_start(s->channel, &s->registration);
+	FAILPOINT("cluster-registering");
 	wire_bytes_done(&bytes);
 }
 
@@ -358,7 +365,7 @@ static struct source *source_of(const struct cluster_job *job)
 static bool is_lost(int status)
 {
 	return status == -ECONNREFUSED || status == -ECANCELED || status == -ENOENT ||
-	       status == -EIO;
+	       status == -EIO || status == -ESTALE;
 }
 
 static void on_closed(struct rpc_request *request, int status, const char *text, const void *data,
@@ -411,9 +418,9 @@ static int opened_view(struct cluster_job *job, const void *data, size_t len,
 	r = wire_unpack_opened(data, len, cluster->params.self.id, failure, &view);
 	if (r)
 		return r;
-	r = cluster_keep_view(cluster, view);
+	r = cluster_keep_view(cluster, view, failure);
 	if (r)
-		return failure_set(failure, r, "%s", strerror(-r));
+		return r;
 	*ret_view = view_ref(cluster_view_of(cluster, view->epoch));
 	return 0;
 }
@@ -427,6 +434,7 @@ static void on_opened(struct rpc_request *request, int status, const char *text,
 	bool withdrawn = job->state == JOB_WITHDRAWN;
 
 	job->state = JOB_IDLE;
+	FAILPOINT("cluster-job-answered");
 	if (job->cluster->closed)
 		return;
 	if (status)

@@ -10,11 +10,11 @@ static int single_start(struct cluster *cluster, struct failure *failure)
 	self.roles = ROLE_AGENT | ROLE_SERVER | ROLE_COORDINATOR;
 	self.address[0] = 0;
 	r = view_new(1, &self, 1, &view);
-	if (!r) {
-		r = cluster_set_view(cluster, view);
-		view_unref(view);
-	}
-	return r ? failure_set(failure, r, "cluster: %s", strerror(-r)) : 0;
+	if (r)
+		return failure_set(failure, r, "cluster: %s", strerror(-r));
+	r = cluster_set_view(cluster, view, failure);
+	view_unref(view);
+	return r;
 }
 
 static void single_close(struct cluster *cluster)

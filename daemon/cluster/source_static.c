@@ -94,9 +94,9 @@ static int load(struct cluster *cluster, struct failure *failure)
 	if (view)
 		view_ref(view);
 	r = view ? 0 : view_new(epoch, members, n_members, &view);
-	if (!r)
-		r = cluster_set_view(cluster, view);
-	return r ? failure_set(failure, r, "%s: %s", cluster->params.file, strerror(-r)) : 0;
+	if (r)
+		return failure_set(failure, r, "%s: %s", cluster->params.file, strerror(-r));
+	return cluster_set_view(cluster, view, failure);
 }
 
 static void static_close(struct cluster *cluster)

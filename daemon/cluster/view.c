@@ -72,6 +72,12 @@ int view_new(uint32_t epoch, const struct view_member *members, size_t n_members
 	return 0;
 }
 
+bool view_member_same(const struct view_member *a, const struct view_member *b)
+{
+	return a->id == b->id && !strcmp(a->name, b->name) && !strcmp(a->address, b->address) &&
+	       a->roles == b->roles && a->bandwidth_mbps == b->bandwidth_mbps;
+}
+
 struct view *view_ref(struct view *view)
 {
 	_unused_ uint32_t refs = atomic_fetch_add_explicit(&view->refs, 1, memory_order_relaxed);
@@ -85,6 +91,16 @@ struct view *view_unref(struct view *view)
 	if (view && atomic_fetch_sub_explicit(&view->refs, 1, memory_order_acq_rel) == 1)
 		free(view);
 	return NULL;
+}
+
+bool view_same(const struct view *a, const struct view *b)
+{
+	if (a->n_members != b->n_members)
+		return false;
+	for (size_t i = 0; i < a->n_members; i++)
+		if (!view_member_same(&a->members[i], &b->members[i]))
+			return false;
+	return true;
 }
 
 uint64_t view_server_digest(const struct view *view)

@@ -256,6 +256,8 @@ int wire_pack_register(const struct wire_register *message, struct wire_bytes *r
 	request.software = (char *)"bps-daemon " BPS_VERSION;
 	request.has_epoch = message->epoch > 0;
 	request.epoch = message->epoch;
+	request.has_n_members = message->epoch > 0;
+	request.n_members = message->n_members;
 	request.has_data_key = message->key.len > 0;
 	request.data_key = (ProtobufCBinaryData){ message->key.len, message->key.data };
 	request.n_jobs = message->n_jobs;
@@ -296,6 +298,7 @@ int wire_unpack_register(const void *data, size_t len, struct failure *failure,
 	message.version = request->version;
 	message.version_min = request->version_min;
 	message.epoch = request->epoch;
+	message.n_members = MIN(request->n_members, CLUSTER_NODES_MAX);
 	if (request->epoch > WIRE_EPOCH_MAX || request->data_key.len > WIRE_KEY_MAX ||
 	    request->n_jobs > WIRE_JOBS_MAX)
 		return failure_set(failure, -EINVAL, "epoch, key or jobs beyond their limits");

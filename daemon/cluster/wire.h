@@ -35,6 +35,7 @@ struct wire_register {
 	uint32_t version, version_min;
 	struct view_member member;
 	uint32_t epoch;
+	uint32_t n_members; /* of that view */
 	struct wire_bytes key;
 	struct wire_job *jobs;
 	size_t n_jobs;

@@ -7,6 +7,7 @@
 #include "grpc_test.h"
 #include "test.h"
 
+#include <poll.h>
 #include <stdio.h>
 
 #define LEASE_MS 600 /* members beat three times as often; a busy machine must not miss that */
@@ -810,6 +811,133 @@ GRPC_TEST(epochs_go_on_from_the_largest)
 	ASSERT_EQ(epoch_of(&a), expected);
 	raw_stop(&raw);
 	node_stop(&a);
+	world_stop(&w);
+}
+
+/* Two were there before; one has come back, and a newcomer's job must not be given a view without the other. */
+GRPC_TEST(restarted_coordinator_waits_for_all)
+{
+	struct wire_register first = registration(5, "first"), second = registration(6, "second");
+	struct world w;
+	struct raw raw[2];
+	uint64_t until_ns;
+
+	world_start(&w);
+	w.params.lease_ms = 3600000;
+	coordinator_kill(&w);
+	coordinator_revive(&w);
+	first.epoch = second.epoch = 77;
+	first.n_members = second.n_members = 2;
+	raw_start(&w, &raw[0]);
+	raw_start(&w, &raw[1]);
+	raw_register(&raw[0], &first);
+	UNTIL(&w, raw[0].n_messages == 1);
+	/* Longer than a coordinator that nobody knew would wait. */
+	until_ns = clock_now_ns() + 2500 * NSEC_PER_MSEC;
+	while (clock_now_ns() < until_ns)
+		ASSERT_INT(loop_turn(w.loop, 100), >=, 0);
+	ASSERT_EQ(raw[0].n_messages, 1);
+	raw_register(&raw[1], &second);
+	UNTIL(&w, raw[0].n_messages == 2 && raw[1].n_messages == 2);
+	raw_stop(&raw[0]);
+	raw_stop(&raw[1]);
+	world_stop(&w);
+}
+
+/* As by SIGSTOP: leases run out, and what members said meanwhile is still to be read. */
+GRPC_TEST(stopped_coordinator_drops_nobody)
+{
+	struct world w;
+	struct node a, b;
+	uint32_t epoch;
+	uint64_t until_ns;
+
+	world_start(&w);
+	w.params.lease_ms = 3000;
+	coordinator_kill(&w);
+	coordinator_revive(&w);
+	node_start(&w, &a, "a", ROLE_AGENT | ROLE_SERVER);
+	node_start(&w, &b, "b", ROLE_AGENT | ROLE_SERVER);
+	UNTIL(&w, members_of(&a) == 2 && members_of(&b) == 2);
+	epoch = epoch_of(&a);
+	(void)poll(NULL, 0, 3500);
+	until_ns = clock_now_ns() + 4000 * NSEC_PER_MSEC;
+	while (clock_now_ns() < until_ns)
+		ASSERT_INT(loop_turn(w.loop, 100), >=, 0);
+	ASSERT_EQ(epoch_of(&a), epoch);
+	ASSERT_EQ(a.n_views, b.n_views);
+	node_stop(&b);
+	node_stop(&a);
+	world_stop(&w);
+}
+
+/* A coordinator by hand. It numbers a second view as it did the first. */
+struct amnesiac {
+	struct world *world;
+	struct rpc_method method;
+	unsigned n_registrations;
+	uint32_t told; /* by the newest registration */
+};
+
+static void amnesiac_tell(struct rpc_call *call, uint32_t version, uint32_t epoch, size_t n_members)
+{
+	struct view_member members[2] = { { .id = 1, .name = "a", .roles = ROLE_AGENT },
+					  { .id = 2, .name = "b", .roles = ROLE_AGENT } };
+	char key[] = "sixteen bytes key";
+	struct wire_event event = { .version = version,
+				    .key = { key, sizeof(key) },
+				    .lease_ms = 60000 };
+	struct wire_bytes bytes = { 0 };
+
+	ASSERT_OK(view_new(epoch, members, n_members, &event.view));
+	ASSERT_OK(wire_pack_event(&event, &bytes));
+	rpc_call_send(call, bytes.data, bytes.len);
+	wire_bytes_done(&bytes);
+	view_unref(event.view);
+}
+
+static void amnesiac_called(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	struct amnesiac *amnesiac = user;
+	struct wire_register message = { 0 };
+	struct failure failure;
+
+	ASSERT_OK(wire_unpack_register(data, len, &failure, &message));
+	amnesiac->n_registrations++;
+	amnesiac->told = message.epoch;
+	wire_register_done(&message);
+	amnesiac_tell(call, WIRE_VERSION, 7, 1);
+	amnesiac_tell(call, 0, 7, 2);
+}
+
+/* With it the call is over; without, it would be ours to end. */
+static void amnesiac_cancelled(void *user, struct rpc_call *call)
+{
+}
+
+GRPC_TEST(epochs_that_go_backwards_are_not_believed)
+{
+	struct amnesiac amnesiac = { .method = { .path = "/bps.cluster.Coordinator/Register",
+						 .called = amnesiac_called,
+						 .cancelled = amnesiac_cancelled,
+						 .user = &amnesiac } };
+	struct world w;
+	struct rpc *rpc;
+	struct node a;
+	uint16_t port;
+
+	world_start(&w);
+	coordinator_kill(&w);
+	ASSERT_OK(rpc_new(w.loop, &rpc));
+	rpc_add_method(rpc, &amnesiac.method);
+	ASSERT_OK(rpc_listen(rpc, w.address, NULL, &port, &w.failure));
+	node_start(&w, &a, "a", ROLE_AGENT);
+	/* Registers anew, and says what it knows, instead of going on with what cannot be. */
+	UNTIL(&w, amnesiac.n_registrations >= 2);
+	ASSERT_EQ(amnesiac.told, 7);
+	ASSERT_EQ(members_of(&a), 1);
+	node_stop(&a);
+	rpc_free(rpc);
 	world_stop(&w);
 }
 
