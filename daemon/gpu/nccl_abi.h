@@ -76,6 +76,8 @@ typedef struct {
 	X(required, ncclGetUniqueId, ncclResult_t, (ncclUniqueId * id))                           \
 	X(required, ncclCommInitRankConfig, ncclResult_t,                                         \
 	  (ncclComm_t * comm, int n_ranks, ncclUniqueId id, int rank, ncclConfig_t *config))      \
+	X(required, ncclCommInitAll, ncclResult_t,                                                \
+	  (ncclComm_t * comms, int n, const int *devices))                                        \
 	X(required, ncclCommFinalize, ncclResult_t, (ncclComm_t comm))                            \
 	X(required, ncclCommDestroy, ncclResult_t, (ncclComm_t comm))                             \
 	X(required, ncclCommAbort, ncclResult_t, (ncclComm_t comm))                               \

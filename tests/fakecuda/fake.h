@@ -206,6 +206,11 @@ EXPORT bool fakecuda_load(void *to, const void *from, size_t len);
 EXPORT bool fakecuda_store(void *to, const void *from, size_t len);
 /* Whether all of it is memory that a device can reach. */
 EXPORT bool fakecuda_reachable(const void *ptr, size_t len);
+/*
+ * For tests alone: where the host can read and write this device memory, up to the end of its allocation (or of its
+ * piece, where several are mapped side by side), until it is freed. NULL: no such memory.
+ */
+EXPORT void *fakecuda_host(CUdeviceptr ptr);
 /* The device of the current context as the machine counts, or -1. */
 EXPORT int fakecuda_current_physical(void);
 /* Within run(): whether the stream's context has failed meanwhile, for what waits. */

@@ -324,6 +324,18 @@ bool fakecuda_reachable(const void *ptr, size_t len)
 	return fake_check((uintptr_t)ptr, len, FAKE_SIDE_DEVICE) == CUDA_SUCCESS;
 }
 
+void *fakecuda_host(CUdeviceptr ptr)
+{
+	struct fake_range *range;
+	void *host;
+
+	pthread_mutex_lock(&fake.lock);
+	range = fake_find(ptr);
+	host = range ? range->host + offset_in(range, ptr) : NULL;
+	pthread_mutex_unlock(&fake.lock);
+	return host;
+}
+
 /* -- Device memory -------------------------------------------------------------------------------------------- */
 
 static CUresult allocate(CUcontext context, enum fake_kind kind, size_t len, CUdeviceptr *ret_ptr)

@@ -1,7 +1,7 @@
 /* The test double itself: that it does what the rules of CUDA say, and fails where a GPU would. */
 #include "lib/test.h"
 #include "proto/cuda_abi.h"
-#include <poll.h>
+#include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
 #include <sys/mman.h>
@@ -222,6 +222,26 @@ TEST(values_order_streams)
 	CU_IS(CUDA_ERROR_INVALID_HANDLE, cuStreamQuery(b));
 	CU(cuMemFreeHost(host));
 	CU(cuMemFree(data));
+	CU(cuDevicePrimaryCtxRelease(0));
+}
+
+TEST(tests_see_device_memory)
+{
+	unsigned char *(*fakecuda_host)(CUdeviceptr);
+	CUdeviceptr a;
+	void *library;
+
+	start(0);
+	library = dlopen("libcuda.so.1", RTLD_NOW);
+	*(void **)&fakecuda_host = dlsym(library, "fakecuda_host");
+	CU(cuMemAlloc(&a, LEN));
+	CU(cuMemsetD8Async(a, 9, LEN, NULL));
+	CU(cuStreamSynchronize(NULL));
+	ASSERT_EQ(fakecuda_host(a)[0], 9);
+	ASSERT_EQ(fakecuda_host(a + LEN - 1)[0], 9);
+	CU(cuMemFree(a));
+	ASSERT_TRUE(!fakecuda_host(a));
+	dlclose(library);
 	CU(cuDevicePrimaryCtxRelease(0));
 }
 
