@@ -47,13 +47,13 @@ void fake_uuid(int physical, CUuuid *ret_uuid)
 	ret_uuid->bytes[15] = (char)physical;
 }
 
-static void uuid_text(int physical, char text[48])
+void fakecuda_uuid_text(int physical, char text[FAKECUDA_UUID_TEXT_LEN])
 {
 	CUuuid uuid;
 	const unsigned char *b = (const unsigned char *)uuid.bytes;
 
 	fake_uuid(physical, &uuid);
-	snprintf(text, 48,
+	snprintf(text, FAKECUDA_UUID_TEXT_LEN,
 		 "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x", b[0],
 		 b[1], b[2], b[3], b[4], b[5], b[6], b[7], b[8], b[9], b[10], b[11], b[12], b[13],
 		 b[14], b[15]);
@@ -62,7 +62,7 @@ static void uuid_text(int physical, char text[48])
 /* Ends at the first that is none, like the real one. */
 static void read_visible(const char *list)
 {
-	char *copy = strdup(list), *save = NULL, text[48];
+	char *copy = strdup(list), *save = NULL, text[FAKECUDA_UUID_TEXT_LEN];
 
 	if (!copy)
 		abort();
@@ -74,7 +74,7 @@ static void read_visible(const char *list)
 			found = (int)strtol(one, NULL, 10);
 		} else {
 			for (int i = 0; i < machine.n_physical; i++) {
-				uuid_text(i, text);
+				fakecuda_uuid_text(i, text);
 				if (!strncasecmp(one, text, strlen(one)) && strlen(one) > 4)
 					found = i;
 			}
@@ -141,16 +141,11 @@ int fakecuda_link(int physical_a, int physical_b)
 	return FAKECUDA_LINK_SYSTEM;
 }
 
-int fakecuda_current_physical(void)
-{
-	return current.depth ? current.stack[current.depth - 1]->physical : -1;
-}
-
 /* -- Entry ---------------------------------------------------------------------------------------------------- */
 
 static CUresult enter(const char *function)
 {
-	fake_trace(function);
+	fakecuda_trace(function);
 	if (fake_in_host_function)
 		return CUDA_ERROR_NOT_PERMITTED;
 	pthread_mutex_lock(&fake.lock);
@@ -195,7 +190,7 @@ CUresult cuInit(unsigned int flags)
 {
 	CUresult r;
 
-	fake_trace(__func__);
+	fakecuda_trace(__func__);
 	r = fakecuda_fault(__func__);
 	if (r)
 		return r;
@@ -248,6 +243,11 @@ CUresult cuGetErrorName(CUresult error, const char **name)
 CUresult cuGetErrorString(CUresult error, const char **text)
 {
 	return cuGetErrorName(error, text);
+}
+
+CUcontext fake_current(void)
+{
+	return current.depth ? current.stack[current.depth - 1] : NULL;
 }
 
 /* -- Devices -------------------------------------------------------------------------------------------------- */

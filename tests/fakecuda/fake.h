@@ -56,6 +56,8 @@ extern struct fake fake;
 CUresult fake_enter(const char *function);
 /* The same, and the current context, which must be alive and free of sticky errors. */
 CUresult fake_enter_context(const char *function, CUcontext *ret_context);
+/* The current context, or NULL. */
+CUcontext fake_current(void);
 extern _Thread_local bool fake_in_host_function;
 
 #define ENTER()                                         \
@@ -77,12 +79,15 @@ EXPORT CUresult fakecuda_fault(const char *point);
 void fake_poison(CUcontext context, CUresult error);
 /* Whether such an error leaves the context unusable. */
 bool fake_is_sticky(CUresult error);
-void fake_trace(const char *function);
+EXPORT void fakecuda_trace(const char *function);
 void fake_delay(void);
 
 /* Physical numbers: "GPU 3" of the machine is the same for all processes. */
 int fake_visible(int physical); /* as this process counts, or -1 */
 void fake_uuid(int physical, CUuuid *ret_uuid);
+/* "GPU-..." */
+#define FAKECUDA_UUID_TEXT_LEN 48
+EXPORT void fakecuda_uuid_text(int physical, char text[FAKECUDA_UUID_TEXT_LEN]);
 EXPORT int fakecuda_n_physical(void);
 EXPORT int fakecuda_physical(CUdevice device);
 /* 2 on one PCIe switch, 1 on one machine, 3 by NVLink. */
@@ -201,6 +206,8 @@ CUresult fake_stream_free_range(CUcontext context, CUstream handle, struct fake_
  */
 EXPORT CUresult fakecuda_enqueue(CUstream stream, void (*run)(void *arg, bool cancelled),
 				 void *arg);
+/* The device of a stream, by the current context for the default ones; -1: no stream. */
+EXPORT CUdevice fakecuda_stream_device(CUstream stream);
 /* Copies from and to memory of either side, for run(). False: not (or no longer) memory; nothing is copied then. */
 EXPORT bool fakecuda_load(void *to, const void *from, size_t len);
 EXPORT bool fakecuda_store(void *to, const void *from, size_t len);
@@ -211,7 +218,5 @@ EXPORT bool fakecuda_reachable(const void *ptr, size_t len);
  * piece, where several are mapped side by side), until it is freed. NULL: no such memory.
  */
 EXPORT void *fakecuda_host(CUdeviceptr ptr);
-/* The device of the current context as the machine counts, or -1. */
-EXPORT int fakecuda_current_physical(void);
 /* Within run(): whether the stream's context has failed meanwhile, for what waits. */
 EXPORT bool fakecuda_failed(void);

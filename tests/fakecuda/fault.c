@@ -133,7 +133,7 @@ void fake_poison(CUcontext context, CUresult error)
 	(void)atomic_compare_exchange_strong(&context->sticky, &none, (int)error);
 }
 
-void fake_trace(const char *function)
+void fakecuda_trace(const char *function)
 {
 	pthread_once(&setup.once, read_environment);
 	if (setup.trace)

@@ -659,6 +659,22 @@ CUresult fakecuda_enqueue(CUstream handle, void (*run_call)(void *arg, bool canc
 	return put(context, handle, op, false);
 }
 
+CUdevice fakecuda_stream_device(CUstream handle)
+{
+	CUcontext context = fake_current();
+	struct CUstream_st *stream = NULL;
+	CUdevice device = -1;
+
+	pthread_mutex_lock(&fake.lock);
+	if (context || !is_default(handle))
+		stream = fake_stream_get(context, handle);
+	pthread_mutex_unlock(&fake.lock);
+	if (stream)
+		device = stream->context->device;
+	fake_stream_unref(stream);
+	return device;
+}
+
 bool fakecuda_failed(void)
 {
 	return atomic_load(&running->context->sticky) != 0;

@@ -1,6 +1,6 @@
 /* The test double itself: that it does what the rules of CUDA say, and fails where a GPU would. */
-#include "lib/test.h"
-#include "proto/cuda_abi.h"
+#include "double.h"
+
 #include <dlfcn.h>
 #include <pthread.h>
 #include <signal.h>
@@ -10,44 +10,6 @@
 #include <sys/wait.h>
 
 #define LEN ((size_t)1 << 20)
-
-static const struct cuda *cu;
-
-#define CU(call)                                                                                 \
-	do {                                                                                     \
-		CUresult r_ = cu->call;                                                          \
-		if (r_)                                                                          \
-			test_fail(__FILE__, __LINE__, "%s: %s", #call, cuda_error_name(cu, r_)); \
-	} while (0)
-#define CU_IS(result, call)                                                                \
-	do {                                                                               \
-		CUresult r_ = cu->call;                                                    \
-		if (r_ != (result))                                                        \
-			test_fail(__FILE__, __LINE__, "%s: %s, not %s", #call,             \
-				  cuda_error_name(cu, r_), cuda_error_name(cu, (result))); \
-	} while (0)
-
-static CUcontext start(int device)
-{
-	CUcontext context;
-	const char *reason;
-
-	if (!cu && cuda_load(&cu, &reason))
-		test_fail(__FILE__, __LINE__, "%s", reason);
-	CU(cuInit(0));
-	CU(cuDevicePrimaryCtxRetain(&context, device));
-	CU(cuCtxSetCurrent(context));
-	return context;
-}
-
-/* Pinned memory of the host, of len bytes. */
-static void *pinned(size_t len)
-{
-	void *p;
-
-	CU(cuMemHostAlloc(&p, len, 0));
-	return p;
-}
 
 static uint32_t *flag_new(CUdeviceptr *ret_device)
 {
