@@ -5,6 +5,10 @@
  * only as many as are worth ahead_bytes unsent. A fast server so cannot be served much beyond a slow one: at each moment
  * each has been sent the share of the bytes that placement has given it, and all links are busy to the end. It bounds
  * what is unsent, never what is unanswered: two nodes may submit their tensors in different orders.
+ *
+ * job->dealt has the rounds with parts to be made or bytes unsent, the most urgent first. The first of them with parts to be
+ * made, and how much of those before it is unsent, are known at each moment: thousands of small rounds may wait, and they
+ * are not to be gone through for each part that leaves.
  */
 
 static bool is_before(const struct pipeline_round *a, const struct pipeline_round *b)
@@ -12,17 +16,44 @@ static bool is_before(const struct pipeline_round *a, const struct pipeline_roun
 	return a->priority != b->priority ? a->priority > b->priority : a->sequence < b->sequence;
 }
 
-/* Most often it is the most urgent, or the newest of the same priority. */
-void pipeline_deal_add(struct pipeline_round *round)
+static bool is_dealt(const struct pipeline_job *job, const struct list *link)
 {
-	struct list *dealt = &round->tensor->job->dealt;
-	struct pipeline_round *other = list_last(dealt, struct pipeline_round, deal_link);
+	return link != &job->dealt;
+}
+
+static struct pipeline_round *round_of(const struct list *link)
+{
+	return container_of(link, struct pipeline_round, deal_link);
+}
+
+/* The first from this place on that has parts to be made. */
+static void find_uncut(struct pipeline_job *job, const struct list *link)
+{
+	for (; is_dealt(job, link); link = link->next) {
+		job->uncut = round_of(link);
+		if (!job->uncut->cut)
+			return;
+		job->unsent_before += job->uncut->unsent;
+	}
+	job->uncut = NULL;
+}
+
+/* Whether its unsent bytes count in unsent_before. */
+static bool is_past(const struct pipeline_job *job, const struct pipeline_round *round)
+{
+	return !job->uncut || is_before(round, job->uncut);
+}
+
+/* Most often it is the most urgent, or the newest of the same priority. */
+static void insert(struct pipeline_job *job, struct pipeline_round *round)
+{
+	struct pipeline_round *other = list_last(&job->dealt, struct pipeline_round, deal_link);
 
 	if (!other || is_before(other, round)) {
-		list_push_back(dealt, &round->deal_link);
+		list_push_back(&job->dealt, &round->deal_link);
 		return;
 	}
-	list_for_each (other, dealt, deal_link) {
+	list_for_each (other, &job->dealt, deal_link) {
 		if (is_before(round, other)) {
 			list_insert_before(&other->deal_link, &round->deal_link);
 			return;
@@ -30,35 +61,101 @@ void pipeline_deal_add(struct pipeline_round *round)
 	}
 }
 
+void pipeline_deal_add(struct pipeline_round *round)
+{
+	struct pipeline_job *job = round->tensor->job;
+	const struct list *last = job->uncut ? &job->uncut->deal_link : &job->dealt;
+
+	if (list_linked(&round->deal_link))
+		return;
+	insert(job, round);
+	if (!is_past(job, round))
+		return;
+	if (round->cut) {
+		job->unsent_before += round->unsent;
+		return;
+	}
+	for (const struct list *link = round->deal_link.next; link != last; link = link->next)
+		job->unsent_before -= round_of(link)->unsent;
+	job->uncut = round;
+}
+
+void pipeline_deal_remove(struct pipeline_round *round)
+{
+	struct pipeline_job *job = round->tensor->job;
+
+	if (!list_linked(&round->deal_link))
+		return;
+	if (round == job->uncut)
+		find_uncut(job, round->deal_link.next);
+	else if (is_past(job, round))
+		job->unsent_before -= round->unsent;
+	list_remove(&round->deal_link);
+}
+
+void pipeline_deal_cut(struct pipeline_round *round)
+{
+	struct pipeline_job *job = round->tensor->job;
+
+	round->cut = true;
+	if (round == job->uncut)
+		find_uncut(job, &round->deal_link);
+	if (!round->unsent)
+		pipeline_deal_remove(round);
+}
+
+void pipeline_deal_queued(struct pipeline_round *round, uint64_t bytes)
+{
+	struct pipeline_job *job = round->tensor->job;
+
+	pipeline_deal_add(round);
+	round->unsent += bytes;
+	job->unsent += bytes;
+	if (is_past(job, round))
+		job->unsent_before += bytes;
+}
+
+void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes)
+{
+	struct pipeline_job *job = round->tensor->job;
+
+	if (!bytes)
+		return;
+	if (is_past(job, round))
+		job->unsent_before -= bytes;
+	round->unsent -= bytes;
+	job->unsent -= bytes;
+	if (round->cut && !round->unsent)
+		pipeline_deal_remove(round);
+}
+
 bool pipeline_deal_has_room(const struct pipeline_round *round)
 {
 	const struct pipeline_job *job = round->tensor->job;
-	const struct pipeline_round *other;
-	uint64_t unsent = round->unsent;
+	const uint64_t ahead = job->pipeline->params.ahead_bytes;
+	const struct list *link = &round->deal_link;
+	uint64_t unsent = job->unsent_before;
 
-	if (!job->distributed)
+	if (!job->distributed || job->unsent < ahead)
 		return true;
-	list_for_each (other, &job->dealt, deal_link) {
-		if (other == round)
-			break;
-		unsent += other->unsent;
-	}
-	return unsent < job->pipeline->params.ahead_bytes;
+	/* All that is unsent is before it, or its own. */
+	if (!list_linked(link) || !is_dealt(job, link->next))
+		return false;
+	for (link = &job->uncut->deal_link; link != &round->deal_link && unsent < ahead;
+	     link = link->next)
+		unsent += round_of(link)->unsent;
+	return unsent + round->unsent < ahead;
 }
 
 static struct pipeline_round *next_round(struct pipeline_job *job)
 {
-	struct pipeline_round *round, *next;
-	uint64_t unsent = 0;
+	const struct list *link = job->uncut ? &job->uncut->deal_link : &job->dealt;
+	uint64_t unsent = job->unsent_before;
 
-	list_for_each_safe (round, next, &job->dealt, deal_link) {
-		if (unsent >= job->pipeline->params.ahead_bytes)
-			return NULL;
-		/* All of it has left. Thousands may so wait for their results: they are not to be gone through for each part. */
-		if (round->cut && !round->unsent) {
-			list_remove(&round->deal_link);
-			continue;
-		}
+	for (; is_dealt(job, link) && unsent < job->pipeline->params.ahead_bytes;
+	     link = link->next) {
+		struct pipeline_round *round = round_of(link);
+
 		if (!round->refilling && pipeline_round_can_begin_part(round))
 			return round;
 		unsent += round->unsent;

@@ -87,7 +87,10 @@ struct pipeline_job {
 	uint64_t n_tensors;
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
-	struct list dealt; /* rounds that move through servers, the most urgent first */
+	/* Rounds that move through servers: deal.c. */
+	struct list dealt;
+	struct pipeline_round *uncut;	/* the first with parts to be made, or NULL */
+	uint64_t unsent, unsent_before; /* bytes: of all rounds; of those before it */
 	bool dealing;
 	struct list spare_rounds, spare_parts;
 	struct quota rows_quota; /* what its push_pull_rows hold */

@@ -53,7 +53,7 @@ struct pipeline_part *pipeline_part_free(struct pipeline_part *part)
 
 static void part_left(struct pipeline_part *part)
 {
-	part->round->unsent -= part->unsent;
+	pipeline_deal_left(part->round, part->unsent);
 	part->unsent = 0;
 }
 
@@ -543,8 +543,10 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 	part->outlet = choose_outlet(part);
 	part->state = PART_QUEUED;
 	/* Our own server takes nothing over a wire. */
-	if ((part->round->rows || is_from_here(part)) && !peer_is_self(part->outlet->peer))
-		part->round->unsent += part->unsent = extent->len;
+	if ((part->round->rows || is_from_here(part)) && !peer_is_self(part->outlet->peer)) {
+		part->unsent = extent->len;
+		pipeline_deal_queued(part->round, part->unsent);
+	}
 	r = pipeline_outlet_push(part->outlet, part);
 	if (r) {
 		part_finish(part);

@@ -95,7 +95,7 @@ static void round_unlink(struct pipeline_round *round)
 {
 	list_remove(&round->link);
 	list_remove(&round->job_link);
-	list_remove(&round->deal_link);
+	pipeline_deal_remove(round);
 	job_of(round)->n_open_rounds--;
 }
 
@@ -250,7 +250,7 @@ void pipeline_round_refill(struct pipeline_round *round)
 	while (pipeline_round_can_begin_part(round)) {
 		if (round->rows ? !pipeline_rows_next(round->rows, &extent)
 				: !partition_next(&round->partition, &extent)) {
-			round->cut = true;
+			pipeline_deal_cut(round);
 			continue;
 		}
 		if (!extent.len && !distributed)

@@ -46,14 +46,14 @@ struct pipeline_round {
 	unsigned reduction;
 	struct failure failure; /* status not 0: it fails */
 	struct partition partition;
-	bool cut; /* partition has no more */
+	bool cut; /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */
 	uint64_t n_cut;	  /* parts cut so far, but for empty ones: the number of the next */
 	struct ledger_round ledger;
-	uint64_t unsent; /* bytes of parts that have yet to leave for a server */
+	uint64_t unsent; /* bytes of parts that have yet to leave for a server: deal.c's */
 	struct list parts;
 	struct partition_rank *partition_ranks; /* n_local entries */
 	struct pipeline_rank ranks[];		/* n_local entries */
@@ -82,8 +82,15 @@ void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, 
 struct pipeline_round *pipeline_round_free(struct pipeline_round *round);
 
 /* deal.c: parts towards servers, made in order. */
-/* A round begins to move. */
+/* A round begins to move, or has parts to be made again: round->cut is false. */
 void pipeline_deal_add(struct pipeline_round *round);
+/* It ends. */
+void pipeline_deal_remove(struct pipeline_round *round);
+/* All its parts are made: sets round->cut. */
+void pipeline_deal_cut(struct pipeline_round *round);
+/* A part of it waits to be sent; and does so no more. */
+void pipeline_deal_queued(struct pipeline_round *round, uint64_t bytes);
+void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes);
 /* Whether another part may be made: little enough waits to be sent of this round and of those before it. */
 bool pipeline_deal_has_room(const struct pipeline_round *round);
 /* Bytes have left, or are not to be sent any more: makes parts, of the most urgent round first, as far as there is room. */

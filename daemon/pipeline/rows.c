@@ -432,10 +432,8 @@ static void begin_parts(struct pipeline_rows *rows, uint64_t first_piece)
 {
 	rows->next_server = 0;
 	rows->next_piece = first_piece;
-	/* It may have lost its place when all that there was to send had been sent. */
-	list_remove(&rows->round->deal_link);
-	pipeline_deal_add(rows->round);
 	rows->round->cut = false;
+	pipeline_deal_add(rows->round);
 	pipeline_round_refill(rows->round);
 }
 
@@ -472,7 +470,7 @@ void pipeline_rows_start(struct pipeline_round *round)
 {
 	struct failure failure, words;
 
-	round->cut = true;
+	pipeline_deal_cut(round);
 	round->n_parts++;
 	if (rows_new(round, &words)) {
 		(void)failure_set(&failure, words.status, "tensor %s, round %" PRIu64 ": %s",
