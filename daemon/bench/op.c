@@ -10,13 +10,18 @@ struct op_options {
 	const char *json;
 };
 
-/* One tensor of a case: where its data is, and what is submitted. */
 struct op_tensor {
 	struct bps_tensor *tensor;
-	struct bps_memory *memory;
-	void *own;
 	struct bps_submit_params submit;
 	struct bps_request *request;
+};
+
+/* All tensors of a case, and the memory in which they lie one after the other, as a trainer's gradients do. */
+struct op_case {
+	struct op_tensor *tensors;
+	struct bps_memory *memory;
+	char *own, *data;
+	size_t len; /* of one tensor's part of it */
 };
 
 struct op_figures {
@@ -114,88 +119,110 @@ static bool reduces(const struct op_options *o)
 	return o->operation == OPERATION_PUSH_PULL || o->operation == OPERATION_REDUCE_SCATTER;
 }
 
-/* Memory for input and output, zeroed: a number in every type. */
-static char *take_memory(struct group *group, const struct op_options *o, struct op_tensor *t,
-			 size_t len)
+/* Memory for inputs and outputs, zeroed: a number in every type. */
+static void take_memory(struct group *group, const struct op_options *o, struct op_case *c)
 {
-	if (!o->copied) {
-		bench_check(bps_memory_alloc(group->client, len, &t->memory));
-		return bps_memory_data(t->memory);
+	size_t len = c->len * o->n_tensors;
+
+	if (o->copied) {
+		c->own = c->data = malloc(len);
+		if (!c->own)
+			bench_die("out of memory");
+	} else {
+		bench_check(bps_memory_alloc(group->client, len, &c->memory));
+		c->data = bps_memory_data(c->memory);
 	}
-	t->own = calloc(1, len);
-	if (!t->own)
-		bench_die("out of memory");
-	return t->own;
+	memset(c->data, 0, len);
 }
 
-static void prepare(struct group *group, const struct op_options *o, unsigned number,
-		    uint64_t elements, struct op_tensor *t)
+static void prepare(struct group *group, const struct op_options *o, uint64_t elements,
+		    struct op_case *c)
 {
 	size_t element = dtype_size(o->dtype);
 	uint64_t input = elements * element, output = input;
-	char name[64], *data;
 
-	(void)snprintf(name, sizeof(name), "bench.%llu.%u", (unsigned long long)input, number);
-	bench_check(bps_tensor_declare(group->client, name, (int)o->dtype, elements, &t->tensor));
 	if (o->operation == OPERATION_ALL_GATHER)
 		output *= group->size;
 	else if (o->operation == OPERATION_REDUCE_SCATTER)
 		output /= group->size;
-	data = take_memory(group, o, t, in_place(o) ? input : input + output);
-	memset(data, 0, in_place(o) ? input : input + output);
-	t->submit = (struct bps_submit_params){
-		.size = sizeof(t->submit),
-		.operation = (int)o->operation,
-		.reduction = reduces(o) ? (int)o->reduction : 0,
-		.input = data,
-		.output = in_place(o) ? data : data + input,
-	};
+	c->len = align_up(in_place(o) ? input : input + output, 64ull);
+	take_memory(group, o, c);
+	for (unsigned i = 0; i < o->n_tensors; i++) {
+		struct op_tensor *t = &c->tensors[i];
+		char name[64], *data = c->data + i * c->len;
+
+		(void)snprintf(name, sizeof(name), "bench.%llu.%u", (unsigned long long)input, i);
+		bench_check(bps_tensor_declare(group->client, name, (int)o->dtype, elements,
+					       &t->tensor));
+		t->submit = (struct bps_submit_params){
+			.size = sizeof(t->submit),
+			.operation = (int)o->operation,
+			.reduction = reduces(o) ? (int)o->reduction : 0,
+			.input = data,
+			.output = in_place(o) ? data : data + input,
+		};
+	}
 }
 
-static void release(struct op_tensor *t)
+static void release(const struct op_options *o, struct op_case *c)
 {
-	bps_tensor_free(t->tensor);
-	bps_memory_free(t->memory);
-	free(t->own);
+	for (unsigned i = 0; i < o->n_tensors; i++)
+		bps_tensor_free(c->tensors[i].tensor);
+	bps_memory_free(c->memory);
+	free(c->own);
 }
 
-static void step(struct group *group, const struct op_options *o, struct op_tensor *tensors)
+static void finish(struct op_tensor *t)
 {
+	bench_check(bps_request_wait(t->request, BPS_FOREVER));
+	bps_request_free(t->request);
+}
+
+static void step(struct group *group, const struct op_options *o, struct op_case *c)
+{
+	unsigned n_done = 0;
+
 	if (o->operation == OPERATION_BARRIER) {
 		group_barrier(group);
 		return;
 	}
-	for (unsigned i = 0; i < o->n_tensors; i++)
-		bench_check(bps_submit(tensors[i].tensor, &tensors[i].submit, &tensors[i].request));
 	for (unsigned i = 0; i < o->n_tensors; i++) {
-		bench_check(bps_request_wait(tensors[i].request, BPS_FOREVER));
-		bps_request_free(tensors[i].request);
+		struct op_tensor *t = &c->tensors[i];
+		int r;
+
+		/* As many are under way as there may be. */
+		while ((r = bps_submit(t->tensor, &t->submit, &t->request)) == -EAGAIN &&
+		       n_done < i)
+			finish(&c->tensors[n_done++]);
+		bench_check(r);
 	}
+	while (n_done < o->n_tensors)
+		finish(&c->tensors[n_done++]);
 }
 
 static void measure(struct group *group, const struct op_options *o, uint64_t bytes,
 		    struct op_figures *f)
 {
-	struct op_tensor *tensors = calloc(o->n_tensors, sizeof(*tensors));
+	struct op_case c = { .tensors = calloc(o->n_tensors, sizeof(*c.tensors)) };
 	int64_t *times = calloc(o->repeats, sizeof(*times));
 	uint64_t elements = bytes / dtype_size(o->dtype) / group->size * group->size;
 	bool moves = o->operation != OPERATION_BARRIER;
 	double cpu, moved;
 
-	if (!tensors || !times)
+	if (!c.tensors || !times)
 		bench_die("out of memory");
 	elements = MAX(elements, (uint64_t)group->size);
-	for (unsigned i = 0; moves && i < o->n_tensors; i++)
-		prepare(group, o, i, elements, &tensors[i]);
+	if (moves)
+		prepare(group, o, elements, &c);
 	for (size_t i = 0; i < o->warmup; i++)
-		step(group, o, tensors);
+		step(group, o, &c);
 	cpu = group_cpu(group);
 	for (size_t i = 0; i < o->repeats; i++) {
 		uint64_t began;
 
 		group_barrier(group);
 		began = clock_now_ns();
-		step(group, o, tensors);
+		step(group, o, &c);
 		times[i] = (int64_t)(clock_now_ns() - began);
 	}
 	cpu = group_total(group, group_cpu(group) - cpu);
@@ -206,9 +233,9 @@ static void measure(struct group *group, const struct op_options *o, uint64_t by
 	f->least = bench_quantile(times, o->repeats, 0);
 	moved = (double)f->bytes * o->n_tensors * (double)o->repeats * group->size;
 	f->cpu_per_gb = moved > 0 ? cpu / (moved / 1e9) : 0;
-	for (unsigned i = 0; moves && i < o->n_tensors; i++)
-		release(&tensors[i]);
-	free(tensors);
+	if (moves)
+		release(o, &c);
+	free(c.tensors);
 	free(times);
 }
 
