@@ -505,6 +505,36 @@ GRPC_TEST(unix_starts_and_stops_by_use)
 	stop(&f);
 }
 
+/* A busy machine, or one that is far away: it accepts only after most of a second. */
+GRPC_TEST(slow_to_answer_is_not_absent)
+{
+	struct fixture f, g;
+	struct rpc_channel *channel;
+	struct question q;
+	struct place p;
+	uint64_t until_ns;
+
+	place_make(&p);
+	start_bare(&f);
+	start_bare(&g);
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	channel = channel_to(&g, p.target, NULL);
+	question_init(&q, "/test.Test/EchoWhateverIsSent", "hello", 5);
+	rpc_request_start(channel, &q.request);
+	until_ns = clock_now_ns() + 800 * NSEC_PER_MSEC;
+	while (clock_now_ns() < until_ns && !q.is_done)
+		ASSERT_INT(loop_turn(g.loop, 20), >=, 0);
+	ASSERT_TRUE(!q.is_done);
+	while (!q.is_done) {
+		ASSERT_INT(loop_turn(f.loop, 5), >=, 0);
+		ASSERT_INT(loop_turn(g.loop, 5), >=, 0);
+	}
+	ASSERT_EQ(q.status, 0);
+	rpc_channel_free(channel);
+	stop(&g);
+	stop(&f);
+}
+
 static int connect_raw(const char *path)
 {
 	struct sockaddr_un address = { .sun_family = AF_UNIX };
