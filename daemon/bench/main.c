@@ -58,6 +58,7 @@ static void print_help(void)
 	       "born\n"
 	       "      --barrier            the next forward pass begins when all gradients are "
 	       "there\n"
+	       "      --describe           prints the tensors and the times as JSON instead\n"
 	       "\n"
 	       "sum:\n"
 	       "      --json=FILE --rounds=N --inputs=N --bytes=N --dtype=NAME --all-reductions\n"

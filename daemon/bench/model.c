@@ -139,6 +139,13 @@ static void gpt2(struct maker *m)
 	m->model->tensors[m->model->n_tensors - 1].work = 2.0 * WORDS * WIDTH * PLACES;
 }
 
+/* 50 layers alike: what the theory of overlapping is about. 25 million parameters. */
+static void uniform(struct maker *m)
+{
+	for (unsigned i = 0; i < 50; i++)
+		add(m, 500000, 1);
+}
+
 /*
  * Times of one V100, rounded: about 225 images/s of VGG16 and 370 of ResNet-50 (tf_cnn_benchmarks, float32, batch 64), 55
  * sequences of 128 tokens of BERT-large (mixed precision, batch 32), 14 of 1024 tokens of GPT-2 (mixed precision, batch 8).
@@ -152,9 +159,10 @@ static const struct {
 	{ { "resnet50", 57, 113, 3, "V100, float32, batch 64" }, resnet50 },
 	{ { "bert-large", 188, 376, 18, "V100, mixed precision, batch 32" }, bert_large },
 	{ { "gpt2", 188, 376, 7, "V100, mixed precision, batch 8" }, gpt2 },
+	{ { "uniform", 40, 80, 0, "no machine" }, uniform },
 };
 
-const char model_names[] = "vgg16, resnet50, bert-large or gpt2";
+const char model_names[] = "vgg16, resnet50, bert-large, gpt2 or uniform";
 
 bool model_make(const char *name, struct model *ret_model)
 {

@@ -12,7 +12,7 @@ struct replay_options {
 	unsigned n_ranks;
 	size_t repeats, warmup;
 	struct model model;
-	bool has_model, fifo, barrier;
+	bool has_model, fifo, barrier, describe;
 	double scale;
 	uint64_t shrink;
 	const char *json;
@@ -44,6 +44,7 @@ static void parse(struct replay_options *o, int argc, char **argv)
 		{ "update-ms", required_argument, NULL, 'U' },
 		{ "fifo", no_argument, NULL, 'f' },
 		{ "barrier", no_argument, NULL, 'b' },
+		{ "describe", no_argument, NULL, 'd' },
 		{ "json", required_argument, NULL, 'j' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -88,6 +89,9 @@ static void parse(struct replay_options *o, int argc, char **argv)
 			break;
 		case 'b':
 			o->barrier = true;
+			break;
+		case 'd':
+			o->describe = true;
 			break;
 		case 'j':
 			o->json = optarg;
@@ -277,6 +281,24 @@ static void print(const struct replay *r, int64_t *times)
 	bench_json_close(json);
 }
 
+/* What would be replayed, for a program that does the same by other means: times, and each tensor in forward order. */
+static void describe(const struct replay_options *o)
+{
+	const struct model *model = &o->model;
+	double all = 0;
+
+	for (size_t i = 0; i < model->n_tensors; i++)
+		all += model->tensors[i].work;
+	printf("{\"model\": \"%s\", \"forward_ms\": %.6f, \"backward_ms\": %.6f, \"update_ms\": "
+	       "%.6f, \"tensors\": [",
+	       model->name, model->forward_ms, model->backward_ms, model->update_ms);
+	for (size_t i = 0; i < model->n_tensors; i++)
+		printf("%s\n  {\"elements\": %llu, \"work\": %.9f}", i ? "," : "",
+		       (unsigned long long)MAX(model->tensors[i].elements / o->shrink, 1ull),
+		       model->tensors[i].work / all);
+	printf("\n]}\n");
+}
+
 int bench_replay(int argc, char **argv)
 {
 	struct replay_options o;
@@ -284,6 +306,11 @@ int bench_replay(int argc, char **argv)
 	int64_t *times;
 
 	parse(&o, argc, argv);
+	if (o.describe) {
+		describe(&o);
+		free(o.model.tensors);
+		return 0;
+	}
 	group_start(o.n_ranks);
 	/* Moments are meant: by default the kernel lets a sleeper have 50 us more. */
 	(void)prctl(PR_SET_TIMERSLACK, 1, 0, 0, 0);

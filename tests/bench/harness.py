@@ -5,7 +5,7 @@ turns, shown with the lowest and the highest. Nothing here asserts a time.
 """
 import argparse, contextlib, json, os, platform, shutil, statistics, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
-from cluster import BUILD, Cluster, netns
+from cluster import BUILD, FLOAT32, Cluster, netns, wait_for
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 TOP = os.path.join(HERE, '..', '..')
@@ -24,7 +24,7 @@ class Report:
 
     def __init__(self, benchmark, options):
         self.data = {'benchmark': benchmark, 'cores': os.cpu_count(), 'machine': platform.machine(), 'rows': []}
-        self.path, self.repeats = options.json, options.repeats
+        self.path, self.png, self.repeats = options.json, options.png, options.repeats
 
     def heading(self, text):
         print(f'\n{text}', flush=True)
@@ -38,15 +38,46 @@ class Report:
         print(f'  {name:66}{median:10.{digits}f} [{low} ... {high}] {unit}', flush=True)
         return median
 
+    def against(self, name, values, target, at_most=False, unit='times', digits=2, **more):
+        """A figure that has a target. Says whether the median reaches it; judges nothing."""
+        median = self.row(name, values, unit, digits, target=target, at_most=at_most, **more)
+        reached = median <= target if at_most else median >= target
+        self.data['rows'][-1]['reached'] = reached
+        print(f'  {"":66}target {"<=" if at_most else ">="} {target:g}: {"reached" if reached else "missed"}', flush=True)
+        return median
+
     def close(self):
         if self.path:
             with open(self.path, 'w') as file:
                 json.dump(self.data, file, indent=1)
+        if self.png:
+            self.draw()
+
+    def draw(self):
+        """The figures that have a target, as bars: how far each median is from it."""
+        try:
+            import matplotlib
+        except ImportError:
+            raise SystemExit('bench: --png needs matplotlib: apt-get install python3-matplotlib') from None
+        matplotlib.use('Agg')
+        import matplotlib.pyplot as plt
+        rows = [row for row in self.data['rows'] if 'target' in row][::-1]
+        if not rows:
+            raise SystemExit('bench: --png: this benchmark has no figures with a target')
+        shares = [row['target'] / row['median'] if row['at_most'] else row['median'] / row['target'] for row in rows]
+        figure, axes = plt.subplots(figsize=(10, 1 + 0.4 * len(rows)))
+        axes.barh([row['name'] for row in rows], shares, color=['tab:green' if row['reached'] else 'tab:red' for row in rows])
+        axes.axvline(1, color='black', linewidth=1)
+        axes.set_xlabel('share of the target (1: reached)')
+        axes.set_title(f"scripts/bench {self.data['benchmark']}")
+        figure.tight_layout()
+        figure.savefig(self.png)
 
 
 def parse_arguments(benchmark, text, **defaults):
     parser = argparse.ArgumentParser(description=text.partition('\n')[0], prog=f'scripts/bench {benchmark}')
     parser.add_argument('--json', help='write the figures to this file too')
+    parser.add_argument('--png', help='draw the figures that have a target into this file')
     for name, value in {'repeats': 5, **defaults}.items():
         kind = (lambda s: s) if isinstance(value, str) else type(value)
         parser.add_argument('--' + name.replace('_', '-'), type=kind, default=value, help=f'{value} if not given')
@@ -68,13 +99,32 @@ def shaped(n, rate, **more):
         yield prefix
 
 
-def link_bytes_s(prefix, address='10.88.0.2', n_bytes=32 * MIB):
-    """Payload that one TCP stream carries from host 0 to host 1, which has this address, bytes a second."""
-    listener = subprocess.Popen(inside(prefix, 1, [LIMITS, 'listen', address]), stdout=subprocess.PIPE, text=True)
+def stream(prefix, address='10.88.0.2', n_bytes=32 * MIB, host=1):
+    """One TCP stream from host 0 to another, which has this address: its seconds, and the CPU seconds of both ends."""
+    listener = subprocess.Popen(inside(prefix, host, [LIMITS, 'listen', address]), stdout=subprocess.PIPE, text=True)
     port = listener.stdout.readline().strip()
     out = subprocess.run(inside(prefix, 0, [LIMITS, 'send', address, port, n_bytes]), capture_output=True, check=True).stdout
-    listener.wait()
-    return n_bytes / int(out) * 1e9
+    took, cpu = map(int, out.split())
+    cpu += int(listener.communicate()[0])
+    return took / 1e9, cpu / 1e9
+
+
+def link_bytes_s(prefix, address='10.88.0.2', n_bytes=32 * MIB, host=1):
+    """Payload that one TCP stream carries from host 0 to another, bytes a second."""
+    return n_bytes / stream(prefix, address, n_bytes, host)[0]
+
+
+def message_ns(n_bytes, address='127.0.0.1'):
+    """A TCP message of n_bytes one way over loopback to a process that sleeps."""
+    echo = subprocess.Popen([LIMITS, 'echo', address, str(n_bytes)], stdout=subprocess.PIPE, text=True)
+    out = subprocess.run([LIMITS, 'bounce', address, echo.stdout.readline().strip(), str(n_bytes)], capture_output=True, check=True)
+    echo.wait()
+    return int(out.stdout)
+
+
+def limit_ns(what):
+    """futex: waking a thread that sleeps on another core. spin: there and back between two that spin."""
+    return int(subprocess.run([LIMITS, what], capture_output=True, check=True).stdout)
 
 
 jobs = 0
@@ -114,6 +164,29 @@ def optimum_s(n, k, n_bytes, bytes_s):
         return n_bytes / bytes_s
     d = n * n + k * n - 2 * k
     return 2 * n * (n - 1) * n_bytes / (d * bytes_s)
+
+
+def optimum_of_links_s(nodes, spares, n_bytes):
+    """The same for unequal links: payload rates in bytes/s of the nodes' links and of the spare servers' (see bps(7))."""
+    n = len(nodes)
+
+    def fits(t):
+        if any(n_bytes > t * b for b in nodes):
+            return False
+        here = sum((t * b - n_bytes) / (n - 2) for b in nodes) if n > 2 else 0
+        return here + sum(t * b / n for b in spares) >= n_bytes
+
+    low, high = 0, 4 * n * n_bytes / min(nodes + spares)
+    for _ in range(100):
+        t = (low + high) / 2
+        low, high = (low, t) if fits(t) else (t, high)
+    return high
+
+
+def replay_ms(cluster, layout, model, *more, repeats=3, warmup=1, **environment):
+    """Milliseconds of a step of a model, and of computing alone."""
+    figures = run_ranks(cluster, layout, ['replay', '--model', model, '--repeats', repeats, '--warmup', warmup, *more], **environment)
+    return figures['step_p50_ms'], figures['compute_ms']
 
 
 class Rival:
@@ -169,3 +242,41 @@ def gloo(prefix, n, hosts=None):
     argv = [python, os.path.join(HERE, 'rival_gloo.py')]
     return Rival(prefix, [argv] * n, [{'RANK': str(i), 'WORLD_SIZE': str(n), 'MASTER_ADDR': address, 'MASTER_PORT': '29411',
                                        'GLOO_SOCKET_IFNAME': device, 'OMP_NUM_THREADS': '1'} for i in range(n)])
+
+
+def mpi(kind, n, transport='shm', prefix=None):
+    """
+    MPI_Allreduce by n ranks of Open MPI ('open') or Intel MPI ('intel', of PyPI), over shared memory, loopback TCP, or between
+    the namespaces of prefix. None where it is not installed: the caller says so.
+    """
+    bin_ = os.path.join(TOP, '.venv-mpi', 'bin') if kind == 'intel' else '/usr/bin'
+    if not os.path.exists(os.path.join(bin_, 'mpicc')):
+        return None
+    program = os.path.join(BUILD, f'rival_mpi_{kind}')
+    environment = {'PATH': bin_ + ':' + os.environ['PATH'], 'OMPI_ALLOW_RUN_AS_ROOT': '1', 'OMPI_ALLOW_RUN_AS_ROOT_CONFIRM': '1'}
+    if kind == 'intel':
+        environment.update(I_MPI_ROOT=os.path.dirname(bin_), I_MPI_OFI_PROVIDER='tcp', FI_PROVIDER='tcp',
+                           I_MPI_FABRICS='shm' if transport == 'shm' else 'ofi')
+    subprocess.run([os.path.join(bin_, 'mpicc'), '-O2', '-o', program, os.path.join(HERE, 'rival_mpi.c')], check=True,
+                   env={**os.environ, **environment}, capture_output=True)
+    argv = [os.path.join(bin_, 'mpirun'), '-np', str(n)]
+    if kind == 'open':
+        argv += ['--oversubscribe', '--mca', 'btl', 'self,vader' if transport == 'shm' else 'self,tcp']
+        if prefix:
+            # Its own choice between nodes takes twice as long as its ring here.
+            argv += ['--host', ','.join(f'10.88.0.{i + 1}' for i in range(n)), '--mca', 'plm_rsh_agent', os.path.join(HERE, 'netns-agent'),
+                     '--mca', 'btl_tcp_if_include', 'eth0', '--mca', 'oob_tcp_if_include', 'eth0',
+                     '--mca', 'coll_tuned_use_dynamic_rules', '1', '--mca', 'coll_tuned_allreduce_algorithm', '4']
+            environment['BPS_NETNS'] = prefix
+        elif transport != 'shm':
+            argv += ['--mca', 'btl_tcp_if_include', 'lo']
+    return Rival(prefix, [argv + [program]], [environment])
+
+
+def cpu_s(daemons):
+    """CPU seconds that processes have used so far."""
+    ticks = 0
+    for daemon in daemons:
+        with open(f'/proc/{daemon.pid}/stat') as file:
+            ticks += sum(map(int, file.read().rpartition(')')[2].split()[11:13]))
+    return ticks / os.sysconf('SC_CLK_TCK')

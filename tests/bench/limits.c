@@ -4,18 +4,34 @@
  *	limits copy BYTES THREADS	copies BYTES in each of THREADS threads; prints nanoseconds, the best of five
  *	limits listen HOST		accepts one stream and reads it to its end; prints its port first
  *	limits send HOST PORT BYTES	sends BYTES, waits for the other side's close; prints nanoseconds
+ *	limits echo HOST BYTES		accepts one stream and sends each message back; prints its port first
+ *	limits bounce HOST PORT BYTES	a message of BYTES there and back, both sides asleep while they wait; prints
+ *					nanoseconds of half a round, the median
+ *	limits futex			a wake-up of a thread that sleeps on another core; prints nanoseconds, the median
+ *	limits spin			a word there and back between two threads that spin; prints nanoseconds, the median
+ *
+ * listen and send also print, last, the nanoseconds of CPU that their process used for the stream.
  */
 #include <arpa/inet.h>
 #include <limits.h>
+#include <linux/futex.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
 #include <pthread.h>
+#include <sched.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
-#define COPIES 5
+#define COPIES	5
+#define BOUNCES 2000
+#define WARM_UP 50
 
 static size_t bytes;
 static pthread_barrier_t start;
@@ -25,6 +41,14 @@ static long long now_ns(void)
 	struct timespec ts;
 
 	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return ts.tv_sec * 1000000000ll + ts.tv_nsec;
+}
+
+static long long cpu_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_PROCESS_CPUTIME_ID, &ts);
 	return ts.tv_sec * 1000000000ll + ts.tv_nsec;
 }
 
@@ -90,48 +114,208 @@ static struct sockaddr_in address(const char *host, const char *port)
 	return a;
 }
 
-static void listen_once(const char *host)
+/* Binds, says its port, and returns the first stream that comes. */
+static int accept_one(const char *host)
 {
 	struct sockaddr_in a = address(host, "0");
 	socklen_t len = sizeof(a);
-	size_t room = 1 << 20;
-	char *buffer = malloc(room);
-	int fd = socket(AF_INET, SOCK_STREAM, 0), stream;
+	int fd = socket(AF_INET, SOCK_STREAM, 0), stream, one = 1;
 
-	if (!buffer || bind(fd, (struct sockaddr *)&a, sizeof(a)) || listen(fd, 1) ||
+	if (bind(fd, (struct sockaddr *)&a, sizeof(a)) || listen(fd, 1) ||
 	    getsockname(fd, (struct sockaddr *)&a, &len))
 		die("listen");
 	printf("%d\n", ntohs(a.sin_port));
 	fflush(stdout);
 	stream = accept(fd, NULL, NULL);
+	if (stream < 0 || setsockopt(stream, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
+		die("accept");
+	return stream;
+}
+
+static int connect_to(const char *host, const char *port)
+{
+	struct sockaddr_in a = address(host, port);
+	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+
+	if (connect(fd, (struct sockaddr *)&a, sizeof(a)) ||
+	    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
+		die("connect");
+	return fd;
+}
+
+static void listen_once(const char *host)
+{
+	size_t room = 1 << 20;
+	char *buffer = malloc(room);
+	int stream = accept_one(host);
+	long long cpu = cpu_ns();
+
+	if (!buffer)
+		die("malloc");
+	memset(buffer, 0, room);
 	while (read(stream, buffer, room) > 0)
 		;
+	printf("%lld\n", cpu_ns() - cpu);
 	free(buffer);
+}
+
+static void write_all(int fd, const char *buffer, size_t len)
+{
+	for (size_t done = 0; done < len;) {
+		ssize_t n = write(fd, buffer + done, len - done);
+
+		if (n <= 0)
+			die("write");
+		done += (size_t)n;
+	}
+}
+
+/* Whether there was a whole message. */
+static int read_all(int fd, char *buffer, size_t len)
+{
+	for (size_t done = 0; done < len;) {
+		ssize_t n = read(fd, buffer + done, len - done);
+
+		if (n <= 0)
+			return 0;
+		done += (size_t)n;
+	}
+	return 1;
 }
 
 static void send_all(const char *host, const char *port)
 {
-	struct sockaddr_in a = address(host, port);
 	size_t piece = 1 << 20;
 	char *buffer = calloc(1, piece), byte;
-	int fd = socket(AF_INET, SOCK_STREAM, 0);
-	long long began;
+	int fd = connect_to(host, port);
+	long long began = now_ns(), cpu = cpu_ns();
 
-	if (!buffer || connect(fd, (struct sockaddr *)&a, sizeof(a)))
-		die("connect");
-	began = now_ns();
-	for (size_t sent = 0; sent < bytes;) {
-		ssize_t n = write(fd, buffer, bytes - sent < piece ? bytes - sent : piece);
-
-		if (n < 0)
-			die("write");
-		sent += (size_t)n;
-	}
+	if (!buffer)
+		die("calloc");
+	memset(buffer, 1, piece);
+	for (size_t sent = 0; sent < bytes; sent += piece)
+		write_all(fd, buffer, bytes - sent < piece ? bytes - sent : piece);
 	shutdown(fd, SHUT_WR);
-	if (read(fd, &byte, 1) != 0)
-		die("read");
-	printf("%lld\n", now_ns() - began);
+	while (read(fd, &byte, 1) > 0)
+		;
+	printf("%lld %lld\n", now_ns() - began, cpu_ns() - cpu);
 	free(buffer);
+}
+
+static int compare(const void *a, const void *b)
+{
+	long long x = *(const long long *)a, y = *(const long long *)b;
+
+	return (x > y) - (x < y);
+}
+
+static void print_median(long long *times, size_t n)
+{
+	qsort(times, n, sizeof(*times), compare);
+	printf("%lld\n", times[n / 2]);
+}
+
+static void echo(const char *host, size_t len)
+{
+	char *buffer = malloc(len);
+	int stream = accept_one(host);
+
+	while (buffer && read_all(stream, buffer, len))
+		write_all(stream, buffer, len);
+	free(buffer);
+}
+
+static void bounce(const char *host, const char *port, size_t len)
+{
+	long long times[BOUNCES];
+	char *buffer = calloc(1, len);
+	int fd = connect_to(host, port);
+
+	for (int i = -WARM_UP; i < BOUNCES; i++) {
+		long long began = now_ns();
+
+		write_all(fd, buffer, len);
+		if (!buffer || !read_all(fd, buffer, len))
+			die("bounce");
+		times[i < 0 ? 0 : i] = (now_ns() - began) / 2;
+		usleep(200); /* both sides fall asleep */
+	}
+	print_median(times, BOUNCES);
+	free(buffer);
+}
+
+/* Two threads, on cores of their own, hand a word to each other: asleep in the kernel, or spinning. */
+static struct {
+	_Atomic unsigned word;
+	_Atomic long long sent_ns;
+	long long times[BOUNCES];
+} hand;
+
+static void pin(int core)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	CPU_SET(core, &set);
+	(void)sched_setaffinity(0, sizeof(set), &set); /* one core: both share it */
+}
+
+static void *sleeper(void *unused)
+{
+	pin(1);
+	for (unsigned i = 0; i < BOUNCES; i++) {
+		while (atomic_load(&hand.word) == i)
+			syscall(SYS_futex, &hand.word, FUTEX_WAIT_PRIVATE, i, NULL, NULL, 0);
+		hand.times[i] = now_ns() - atomic_load(&hand.sent_ns);
+	}
+	return unused;
+}
+
+static void *spinner(void *unused)
+{
+	pin(1);
+	for (unsigned i = 0; i < BOUNCES; i++) {
+		while (atomic_load(&hand.word) != 2 * i + 1)
+			;
+		atomic_store(&hand.word, 2 * i + 2);
+	}
+	return unused;
+}
+
+static void futex(void)
+{
+	pthread_t thread;
+
+	pin(0);
+	if (pthread_create(&thread, NULL, sleeper, NULL))
+		die("pthread_create");
+	for (unsigned i = 0; i < BOUNCES; i++) {
+		usleep(200); /* it falls asleep */
+		atomic_store(&hand.sent_ns, now_ns());
+		atomic_store(&hand.word, i + 1);
+		syscall(SYS_futex, &hand.word, FUTEX_WAKE_PRIVATE, 1, NULL, NULL, 0);
+	}
+	pthread_join(thread, NULL);
+	print_median(hand.times, BOUNCES);
+}
+
+static void spin(void)
+{
+	pthread_t thread;
+
+	pin(0);
+	if (pthread_create(&thread, NULL, spinner, NULL))
+		die("pthread_create");
+	for (unsigned i = 0; i < BOUNCES; i++) {
+		long long began = now_ns();
+
+		atomic_store(&hand.word, 2 * i + 1);
+		while (atomic_load(&hand.word) != 2 * i + 2)
+			;
+		hand.times[i] = now_ns() - began;
+	}
+	pthread_join(thread, NULL);
+	print_median(hand.times, BOUNCES);
 }
 
 int main(int argc, char **argv)
@@ -144,8 +328,17 @@ int main(int argc, char **argv)
 	} else if (argc == 5 && !strcmp(argv[1], "send")) {
 		bytes = strtoull(argv[4], NULL, 0);
 		send_all(argv[2], argv[3]);
+	} else if (argc == 4 && !strcmp(argv[1], "echo")) {
+		echo(argv[2], strtoull(argv[3], NULL, 0));
+	} else if (argc == 5 && !strcmp(argv[1], "bounce")) {
+		bounce(argv[2], argv[3], strtoull(argv[4], NULL, 0));
+	} else if (argc == 2 && !strcmp(argv[1], "futex")) {
+		futex();
+	} else if (argc == 2 && !strcmp(argv[1], "spin")) {
+		spin();
 	} else {
-		fprintf(stderr, "limits copy BYTES THREADS | listen HOST | send HOST PORT BYTES\n");
+		fprintf(stderr, "limits copy BYTES THREADS | listen HOST | send HOST PORT BYTES | "
+				"echo HOST BYTES | bounce HOST PORT BYTES | futex | spin\n");
 		return 2;
 	}
 	return 0;

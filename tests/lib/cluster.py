@@ -224,7 +224,8 @@ class Cluster:
 
     count = 0
 
-    def __init__(self, n_nodes=1, n_spare=0, source=None, options=(), colocated=True, netns=None, start=True):
+    def __init__(self, n_nodes=1, n_spare=0, source=None, options=(), colocated=True, netns=None, start=True,
+                 bandwidths=None):
         Cluster.count += 1
         self.folder = tempfile.mkdtemp(prefix='bps-test-', dir='/dev/shm' if os.path.isdir('/dev/shm') else None)
         self.n_nodes, self.n_spare, self.netns = n_nodes, n_spare, netns
@@ -233,6 +234,7 @@ class Cluster:
         self.daemons, self.trainers, self.jobs = [], [], 0
         self.names = [f'n{i}' for i in range(n_nodes)] + [f's{i}' for i in range(n_spare)]
         self.file = os.path.join(self.folder, 'cluster.conf')
+        self.bandwidths = bandwidths  # of each daemon's link in Mbit/s, with a static list
         try:
             self.addresses = [self.address(i) for i in range(len(self.names))]
             if self.source == 'static':
@@ -264,6 +266,8 @@ class Cluster:
         with open(self.file, 'w') as file:
             for i, name in enumerate(self.names):
                 file.write(f'[node {name}]\naddress = {self.addresses[i]}\nroles = {self.roles(i)}\n')
+                if self.bandwidths:
+                    file.write(f'bandwidth = {self.bandwidths[i]:g}Mbit\n')
 
     def start(self, i, wait=True, options=()):
         """Starts daemon i (again)."""

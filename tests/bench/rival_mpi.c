@@ -1,0 +1,67 @@
+/*
+ * Ranks of an MPI: MPI_Allreduce of float32 in place, as many bytes and as often as a line of rank 0's stdin says
+ * ("BYTES REPEATS"). Says "ready" first, then for each line the nanoseconds of each repeat, by the slowest rank. Compiled
+ * by whoever measures, with the mpicc of the MPI that is to be measured.
+ */
+#include <mpi.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+static double now_ns(void)
+{
+	struct timespec ts;
+
+	clock_gettime(CLOCK_MONOTONIC, &ts);
+	return (double)ts.tv_sec * 1e9 + (double)ts.tv_nsec;
+}
+
+int main(int argc, char **argv)
+{
+	long order[2] = { 0, 0 }, room = 0;
+	float *data = NULL;
+	int rank;
+
+	MPI_Init(&argc, &argv);
+	MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+	if (!rank) {
+		puts("ready");
+		fflush(stdout);
+	}
+	for (;;) {
+		if (!rank && scanf("%ld %ld", &order[0], &order[1]) != 2)
+			order[0] = order[1] = 0;
+		MPI_Bcast(order, 2, MPI_LONG, 0, MPI_COMM_WORLD);
+		if (!order[1])
+			break;
+		if (order[0] != room) {
+			free(data);
+			room = order[0];
+			data = calloc((size_t)room / sizeof(float), sizeof(float));
+			if (!data)
+				MPI_Abort(MPI_COMM_WORLD, 1);
+			/* Connections and buffers, unmeasured, as bps-bench does. */
+			MPI_Allreduce(MPI_IN_PLACE, data, (int)(room / (long)sizeof(float)),
+				      MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+		}
+		for (long i = 0; i < order[1]; i++) {
+			double began, took, slowest;
+
+			MPI_Barrier(MPI_COMM_WORLD);
+			began = now_ns();
+			MPI_Allreduce(MPI_IN_PLACE, data, (int)(room / (long)sizeof(float)),
+				      MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+			took = now_ns() - began;
+			MPI_Reduce(&took, &slowest, 1, MPI_DOUBLE, MPI_MAX, 0, MPI_COMM_WORLD);
+			if (!rank)
+				printf("%s%.0f", i ? " " : "", slowest);
+		}
+		if (!rank) {
+			putchar('\n');
+			fflush(stdout);
+		}
+	}
+	free(data);
+	MPI_Finalize();
+	return 0;
+}
