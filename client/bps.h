@@ -21,7 +21,8 @@
  *                   it takes its place, the client connects again from inside whatever call is made next, shares its
  *                   memory, resumes its job, and submits again what had not completed. Calls that block take longer,
  *                   none fails; results are the same bits; what had completed stays so. That is so for jobs whose
- *                   ranks are all on one machine and use no servers; and outside a job.
+ *                   ranks are all on one machine, use no servers and have handed over no memory of a CUDA device; and
+ *                   outside a job.
  *                   A daemon that is lost to any other job, does not come back in time, or breaks the protocol is a
  *                   sticky state: every call returns -ESHUTDOWN, every request ends with it, and the descriptor of
  *                   bps_client_fd() stays valid and readable.
@@ -93,6 +94,24 @@ enum bps_operation {
  */
 enum bps_reduction { BPS_SUM = 1, BPS_AVERAGE = 2, BPS_MIN = 3, BPS_MAX = 4 };
 
+/* Where the memory of an operation is. */
+enum bps_memory_kind {
+	BPS_MEMORY_HOST = 0,
+	/*
+	 * On a CUDA device: see the manual page bps_gpu in section 7. The operation takes its place in a stream, and what the stream
+	 * does afterwards can be made to wait for it, without anybody waiting on the host.
+	 */
+	BPS_MEMORY_CUDA = 1
+};
+
+/* How the GPUs of a node are reduced before the network: see the manual page bps_gpu. All ranks of a job say the same. */
+enum bps_gpu_reduce {
+	BPS_GPU_REDUCE_AUTO = 0,   /* as the topology suggests */
+	BPS_GPU_REDUCE_NCCL = 1,   /* all of the node's by NCCL */
+	BPS_GPU_REDUCE_SWITCH = 2, /* those behind one PCIe switch by NCCL, then by the CPU */
+	BPS_GPU_REDUCE_HOST = 3	   /* by the CPU: the same bits as for memory of the host */
+};
+
 /* Elements of a tensor that differ from rank to rank or from one operation to the next. */
 #define BPS_VARIABLE UINT64_MAX
 
@@ -146,6 +165,12 @@ int bps_client_fd(struct bps_client *client);
 /* Handles what has come, without blocking: completions, answers, the loss of the daemon. 0 or a negative errno. */
 int bps_client_dispatch(struct bps_client *client);
 
+/*
+ * What works, but otherwise than the caller may expect: for instance, memory of CUDA devices that is copied through the
+ * host's, and why. Each is told once, one a call; NULL when there is no other. Valid until the client is closed.
+ */
+const char *bps_client_notice(struct bps_client *client);
+
 /* -- Job -------------------------------------------------------------------------------------------------------- */
 
 struct bps_join_params {
@@ -167,12 +192,13 @@ struct bps_join_params {
 	uint32_t min_servers;  /* wait for so many summation servers; 0: whatever is there */
 	uint32_t part_bytes;   /* largest part sent as one message; 0: the cluster's setting */
 	int force_distributed; /* not 0: go through servers though all ranks are on one machine */
+	int gpu_reduce;	       /* enum bps_gpu_reduce; of operations on CUDA memory */
 };
 
 /*
  * Fills params from the environment: the first of these that is set, by its rank variable, and BPS_* over all of them:
  *   bps      BPS_RANK BPS_SIZE BPS_LOCAL_RANK BPS_LOCAL_SIZE BPS_NODE BPS_NODES BPS_JOB BPS_SECRET BPS_TIMEOUT
- *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED
+ *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED BPS_GPU_REDUCE
  *   torchrun RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RUN_ID MASTER_ADDR MASTER_PORT
  *   Open MPI OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE; MVAPICH the same with MV2
  *   MPICH    PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS, Intel MPI too
@@ -289,13 +315,23 @@ struct bps_submit_params {
 	uint64_t width;		   /* elements of a row */
 	const int64_t *input_rows; /* number of each row of input, 0 to rows of the table - 1 */
 	int64_t *output_rows;	   /* room for the number of each row of output */
+	/*
+	 * Of input and output both, on one device; everything else is on the host always. With BPS_MEMORY_CUDA the operation
+	 * begins when `stream`, a CUstream or cudaStream_t, has come to this submission: what it does before may write the
+	 * input. NULL is the default stream of the memory's context. Until the operation has completed, or another stream
+	 * has been made to wait for it (bps_request_wait_stream()), no stream may use the memory. It must not be freed before
+	 * it has completed; see bps_cuda_release() for when it is.
+	 */
+	int memory; /* enum bps_memory_kind */
+	void *stream;
 };
 
 /*
  * Submits one operation; never waits for other ranks. All ranks of the job must submit the same operations on a tensor
  * in the same order; the order among tensors is free. Gives a request to be released with bps_request_free().
  * Fails with -EINVAL (does not fit the tensor; the text says how), -ENOTCONN, -EAGAIN (4096 requests are outstanding:
- * wait for one), -ENOMEM or -EDQUOT (no room to stage memory that is not from bps_memory_alloc()), -ESHUTDOWN.
+ * wait for one), -ENOMEM or -EDQUOT (no room to stage memory that is not from bps_memory_alloc()), -ESHUTDOWN; of CUDA
+ * memory also with -ENODEV (no driver here, or too old a one) and -EIO (the text names the driver's call and error).
  */
 int bps_submit(struct bps_tensor *tensor, const struct bps_submit_params *params,
 	       struct bps_request **ret_request);
@@ -314,6 +350,31 @@ int bps_request_poll(struct bps_request *request);
  * -ESHUTDOWN. May be called again and by several threads.
  */
 int bps_request_wait(struct bps_request *request, int64_t timeout_ms);
+
+/*
+ * Makes a stream wait for a request on CUDA memory: what it is given after this call finds the result in the output. Does
+ * not wait itself; any number of streams of the output's device may be made to. stream: as in bps_submit_params. After
+ * it bps_request_wait() and bps_request_poll() tell how the operation ended, and that the daemon is done with the memory;
+ * the output is to be used in the order of the streams.
+ *
+ * A request that fails later lets its streams go on, with an output of no meaning: before a result of theirs is
+ * believed, bps_request_wait() is to say 0. A thread that waits inside CUDA cannot see the daemon die: a program that does
+ * so for long has another one that polls bps_client_fd() and calls bps_client_dispatch(), which lets streams go on.
+ *
+ * Where there is nothing for a stream to wait for it waits on the host, exactly as bps_request_wait() does: if the request
+ * is on host memory, or copied through it, as every BPS_PUSH_PULL_ROWS is; if it has ended; and if $BPS_CUDA_BLOCKING is
+ * 1. timeout_ms is for that. 0, or a negative errno: as bps_request_wait() says, -EINVAL (the stream is being captured
+ * into a graph), -EIO (the text names the driver's call and error); after these two the request is still under way.
+ */
+int bps_request_wait_stream(struct bps_request *request, void *stream, int64_t timeout_ms);
+
+/*
+ * Makes the daemon let go of the allocations on CUDA devices that have bytes of data to data + len, NULL: of all; waits until
+ * it has. CUDA asks for it before memory that was shared by its legacy IPC (cudaMalloc()) is freed. Without it the
+ * library lets go when it next shares an allocation, and until then the device's memory is not free. What the library
+ * takes later it shares anew. -EBUSY: requests on it are under way.
+ */
+int bps_cuda_release(struct bps_client *client, const void *data, size_t len);
 
 /*
  * Rows of a BPS_PUSH_PULL_ROWS' result, once it is complete: output and output_rows hold so many. Also when the request

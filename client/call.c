@@ -1,5 +1,5 @@
-#include "client.h"
 #include "control.pb-c.h"
+#include "cuda.h"
 #include "proto/frame.h"
 #include "proto/pack.h"
 #include <fcntl.h>
@@ -179,6 +179,8 @@ static Bps__Control__Join call_join_body(const struct bps_join_params *params)
 	join.force_distributed = params->force_distributed != 0;
 	join.min_servers = params->min_servers;
 	join.part_bytes = params->part_bytes;
+	join.has_gpu_reduce = params->gpu_reduce != 0;
+	join.gpu_reduce = (uint32_t)params->gpu_reduce;
 	return join;
 }
 
@@ -231,12 +233,20 @@ int call_share(struct bps_client *client, struct bps_memory *memory)
 
 	share.buffer = memory->number;
 	share.len = memory->len;
+	if (memory->cuda) {
+		share.has_kind = share.has_device = true;
+		share.kind = memory->cuda->kind;
+		share.device = (ProtobufCBinaryData){ DEVICE_UUID_LEN, memory->cuda->device->uuid };
+		share.has_handle = memory->cuda->kind == MEMORY_CUDA_IPC;
+		share.handle = (ProtobufCBinaryData){ sizeof(memory->cuda->handle),
+						      (uint8_t *)&memory->cuda->handle };
+	}
 	request.body_case = BPS__CONTROL__REQUEST__BODY_SHARE;
 	request.share = &share;
 	return call_send(client, &memory->share, &request, 0, memory->fd, SESSION_OPEN);
 }
 
-int call_unshare(struct bps_client *client, uint32_t number)
+int call_unshare(struct bps_client *client, struct client_call *call, uint32_t number)
 {
 	Bps__Control__Unshare unshare = BPS__CONTROL__UNSHARE__INIT;
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
@@ -244,7 +254,7 @@ int call_unshare(struct bps_client *client, uint32_t number)
 	unshare.buffer = number;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_UNSHARE;
 	request.unshare = &unshare;
-	return call_send(client, NULL, &request, 0, -1, SESSION_OPEN);
+	return call_send(client, call, &request, 0, -1, SESSION_OPEN);
 }
 
 int call_declare(struct bps_client *client, struct client_call *call,

@@ -1,5 +1,6 @@
-#include "client.h"
+#include "cuda.h"
 #include "proto/frame.h"
+#include <stdarg.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -8,6 +9,8 @@
 #define SOCKET_SYSTEM "/run/bps/bps.sock"
 #define SOCKET_USER   "bps/bps.sock" /* below $XDG_RUNTIME_DIR */
 #define LEAVE_NS      (10 * INT64_C(1000000000))
+
+#define STAGING_ARENA_MIN (UINT64_C(64) << 20) /* of address space: untouched pages cost nothing */
 
 #define ASSERT_SAME(a, b) static_assert((int)(a) == (int)(b), "bps.h repeats proto/types.h")
 ASSERT_SAME(BPS_FLOAT64, DTYPE_FLOAT64);
@@ -34,6 +37,11 @@ ASSERT_SAME(BPS_AVERAGE, REDUCTION_AVERAGE);
 ASSERT_SAME(BPS_MIN, REDUCTION_MIN);
 ASSERT_SAME(BPS_MAX, REDUCTION_MAX);
 ASSERT_SAME(BPS_MAX, REDUCTION_MAX_);
+ASSERT_SAME(BPS_GPU_REDUCE_AUTO, GPU_REDUCE_AUTO);
+ASSERT_SAME(BPS_GPU_REDUCE_NCCL, GPU_REDUCE_NCCL);
+ASSERT_SAME(BPS_GPU_REDUCE_SWITCH, GPU_REDUCE_SWITCH);
+ASSERT_SAME(BPS_GPU_REDUCE_HOST, GPU_REDUCE_HOST);
+ASSERT_SAME(BPS_GPU_REDUCE_HOST, GPU_REDUCE_MAX_);
 static_assert(BPS_VARIABLE == ELEMENTS_VARIABLE, "bps.h repeats proto/types.h");
 
 /*
@@ -126,6 +134,8 @@ struct bps_client *client_unref(struct bps_client *client)
 		return NULL;
 	(void)pthread_cond_destroy(&client->turned);
 	(void)pthread_mutex_destroy(&client->mutex);
+	for (unsigned i = 0; i < NOTICE_MAX_; i++)
+		free(client->notices[i]);
 	free(client->path);
 	free(client);
 	return NULL;
@@ -195,7 +205,7 @@ static int client_new(struct bps_client **ret_client)
 	TAILQ_INIT(&client->calls);
 	TAILQ_INIT(&client->outbox);
 	TAILQ_INIT(&client->shared);
-	TAILQ_INIT(&client->staging.arenas);
+	staging_init(&client->staging, STAGING_ARENA_MIN, NULL);
 	TAILQ_INIT(&client->posted);
 	TAILQ_INIT(&client->ended);
 	for (uint32_t i = SHM_SLOTS; i--;)
@@ -299,10 +309,40 @@ _public_ void bps_client_close(struct bps_client *client)
 	request_copy_all(client);
 	client_fail(client, "the client was closed");
 	tensor_drop_all(client);
-	staging_done(client);
+	staging_done(&client->staging);
+	cuda_close(client);
 	client_disconnect(client);
 	client_unlock(client);
 	client_unref(client);
+}
+
+void client_notice(struct bps_client *client, enum notice which, const char *format, ...)
+{
+	char text[ERROR_TEXT_MAX + 1];
+	va_list args;
+
+	if (client->notices[which])
+		return;
+	va_start(args, format);
+	(void)vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	/* Without memory it is said the next time. */
+	client->notices[which] = strdup(text);
+}
+
+_public_ const char *bps_client_notice(struct bps_client *client)
+{
+	if (client_check(client))
+		return NULL;
+
+	CLIENT_LOCKED(client);
+	for (unsigned i = 0; i < NOTICE_MAX_; i++) {
+		if (client->notices[i] && !client->noticed[i]) {
+			client->noticed[i] = true;
+			return client->notices[i];
+		}
+	}
+	return NULL;
 }
 
 _public_ const char *bps_version(void)

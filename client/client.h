@@ -32,6 +32,7 @@
 /* How long the daemon may take to answer or to read what other ranks have no part in; then it is not to be trusted. */
 #define CLIENT_ANSWER_NS (30 * INT64_C(1000000000))
 #define CLIENT_FOREVER	 INT64_MAX /* as a deadline */
+#define NO_SLOT		 UINT32_MAX
 
 /* How far the session with the daemon has come, and so what may be said in it. */
 enum session_state {
@@ -78,13 +79,23 @@ struct client_packet {
 	int fd; /* owned, or -1 */
 };
 
-/* Memory that the daemon maps too: what bps_memory_alloc() gives, and each arena of the staging area. */
+struct cuda_device;
+struct cuda_flags;
+struct cuda_memory;
+struct cuda_state;
+struct cuda_use;
+
+/*
+ * Memory that the daemon maps too: what bps_memory_alloc() gives, each arena of the staging areas, and each allocation on
+ * a device that was exported (then data is an address there).
+ */
 struct bps_memory {
-	struct bps_client *client; /* counted, except for staging arenas */
+	struct bps_client *client; /* counted, if it is the caller's */
 	char *data;
 	size_t len;
-	bool ours; /* mapped by the library */
-	int fd;	   /* to share it again; owned */
+	bool ours;		  /* mapped by the library */
+	int fd;			  /* to share it again; owned */
+	struct cuda_memory *cuda; /* NULL: of the host; owned */
 	/* Guarded by the client's mutex. */
 	TAILQ_ENTRY(bps_memory) link; /* in client->shared */
 	struct client_call share;
@@ -105,12 +116,16 @@ TAILQ_HEAD(staging_ranges, staging_range);
 
 struct staging_arena {
 	TAILQ_ENTRY(staging_arena) link;
+	struct staging *staging; /* NULL: goes when it is empty */
 	struct bps_memory *memory;
 	struct staging_ranges free; /* by offset, never adjacent */
 	uint64_t used;
 };
 
+/* Of host memory, or of a device's. */
 struct staging {
+	struct cuda_device *device; /* or NULL */
+	uint64_t arena_min;
 	TAILQ_HEAD(, staging_arena) arenas;
 	uint64_t used, capacity;
 	uint64_t peak;	    /* most in use since it was last empty */
@@ -137,6 +152,7 @@ struct job {
 	struct client_call leave;
 	int ledger;   /* or -1: the job ends with the daemon's process */
 	bool resumed; /* another process than the one that it began with goes on with it */
+	bool cuda; /* some memory on a device was handed over: it ends with the daemon's process */
 	/* As it was joined; the pointers lead to what follows. */
 	struct bps_join_params params;
 	char name[JOB_NAME_MAX + 1];
@@ -198,6 +214,7 @@ struct bps_request {
 	int64_t *output_rows;
 	size_t row_len; /* 0: another operation */
 	uint64_t n_rows;
+	struct cuda_use *cuda; /* owned; NULL: in host memory, or nothing of the device's is left */
 };
 
 TAILQ_HEAD(request_list, bps_request);
@@ -212,6 +229,13 @@ struct session {
 	int error;	  /* of the last try */
 	uint64_t
 		declared; /* SESSION_DECLARING: number of the last packet that declares what was declared before */
+};
+
+/* What bps_client_notice() tells once. */
+enum notice {
+	NOTICE_CUDA_HOST,
+	NOTICE_CUDA_STAGED,
+	NOTICE_MAX_,
 };
 
 struct bps_client {
@@ -240,6 +264,7 @@ struct bps_client {
 	int trainer_event; /* wakes us */
 	int timer;	   /* while the daemon is lost: session_advance() is due */
 	void *shm;
+	struct cuda_flags *flags; /* shm's, mapped by themselves */
 
 	int failure; /* 0, or -ESHUTDOWN for ever */
 	char failure_text[ERROR_TEXT_MAX + 1];
@@ -260,6 +285,9 @@ struct bps_client {
 	struct bps_memory **memories;	 /* of the caller, by address */
 	size_t n_memories, n_memories_room;
 	struct staging staging;
+	struct cuda_state *cuda; /* NULL: no memory on a device has come so far */
+	char *notices[NOTICE_MAX_];
+	bool noticed[NOTICE_MAX_]; /* told */
 
 	/* Of the session. */
 	uint64_t tail;	    /* entries ever posted; the ring's copy is never read */
@@ -287,6 +315,8 @@ int error_copy_params(void *to, size_t to_size, const void *from, const char *na
 
 /* How long to wait for a lost daemon: as given, if that is not 0, else as the environment says. Negative: not at all. */
 int environment_restart_timeout(int64_t given_ms, int64_t *ret_timeout_ms);
+/* BPS_CUDA_BLOCKING=1: streams do not wait, the host does. BPS_CUDA=host: memory on devices is copied through the host's. */
+int environment_cuda(bool *ret_blocking, bool *ret_host);
 
 /* -- client.c ---------------------------------------------------------------------------------------------------- */
 
@@ -314,6 +344,10 @@ void client_fork_unlock(void);
 
 /* The client's own epoll. 0 or a negative errno with the text set. */
 int client_watch(struct bps_client *client, int fd);
+
+/* What bps_client_notice() is to tell, if it is the first of its kind. (locked) */
+void client_notice(struct bps_client *client, enum notice which, const char *format, ...)
+	_printf_(3, 4);
 
 /* -- turn.c (locked) --------------------------------------------------------------------------------------------- */
 
@@ -367,7 +401,7 @@ int call_join(struct bps_client *client);
 int call_resume(struct bps_client *client);
 int call_leave(struct bps_client *client);
 int call_share(struct bps_client *client, struct bps_memory *memory);
-int call_unshare(struct bps_client *client, uint32_t number);
+int call_unshare(struct bps_client *client, struct client_call *call, uint32_t number);
 int call_declare(struct bps_client *client, struct client_call *call,
 		 const struct bps_tensor *tensor);
 int call_cancel(struct bps_client *client, const struct bps_request *request);
@@ -425,6 +459,8 @@ int tensor_check(const struct bps_tensor *tensor);
 
 /* -- memory.c (locked) ------------------------------------------------------------------------------------------- */
 
+/* Gives it to the daemon under a new number, and waits: the daemon may refuse. (locked, may wait) */
+int memory_share(struct bps_memory *memory);
 /* Makes memory and gives it to the daemon. (locked, may wait) */
 int memory_new(struct bps_client *client, size_t len, struct bps_memory **ret_memory);
 struct bps_memory *memory_free(struct bps_memory *memory);
@@ -437,11 +473,13 @@ void memory_unuse(struct bps_memory *memory);
 
 #define STAGING_ALIGN 64
 
-int staging_alloc(struct bps_client *client, uint64_t len,
+void staging_init(struct staging *staging, uint64_t arena_min, struct cuda_device *device);
+int staging_alloc(struct bps_client *client, struct staging *staging, uint64_t len,
 		  struct staging_range **ret_range); /* (locked, may wait) */
 /* NULL is allowed; returns NULL. */
-struct staging_range *staging_free(struct bps_client *client, struct staging_range *range);
-void staging_done(struct bps_client *client);
+struct staging_range *staging_free(struct staging_range *range);
+/* Nothing is taken from it any more. */
+void staging_done(struct staging *staging);
 static inline void *staging_data(const struct staging_range *range)
 {
 	return range->arena->memory->data + range->offset;
@@ -452,6 +490,8 @@ static inline void *staging_data(const struct staging_range *range)
 int request_new(struct bps_client *client, struct bps_request **ret_request);
 /* For a request that is not under way: gives back what it holds. NULL is allowed; returns NULL. */
 struct bps_request *request_free(struct bps_request *request);
+/* Gives back the memory of one that was not posted, to look for other. */
+void request_release_memory(struct bps_request *request);
 /* Takes a slot. 0 or -EAGAIN. */
 int request_take_slot(struct bps_request *request);
 /* Hands it to the daemon, now or when there is one; entry is complete but for the slot and the ticket. */
@@ -470,3 +510,17 @@ void request_end_all(struct bps_client *client, int status, const char *text);
 void request_end_strays(struct bps_client *client);
 /* Copies all results that wait for it. (locked, may wait) */
 void request_copy_all(struct bps_client *client);
+/* Before the mutex: 0 or a negative errno. */
+int request_check(const struct bps_request *request);
+/* Looks at the slot, if it is under way. */
+void request_see(struct bps_request *request);
+/* A stream has, or has not, taken care of the result of a request that may have completed meanwhile. */
+void request_settle(struct bps_request *request);
+
+/* -- cuda.c, cuda_order.c (locked): what they are to those who know no CUDA ---------------------------------------- */
+
+/* Maps the flags of a session, or NULL with the text set; and what becomes of them: returns NULL. */
+struct cuda_flags *flags_map(int fd);
+struct cuda_flags *flags_free(struct cuda_flags *flags);
+/* False: its stream has not come to the submission. */
+bool cuda_is_ready(const struct bps_request *request);

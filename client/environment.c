@@ -12,7 +12,7 @@
 
 struct environment {
 	uint32_t rank, world_size, local_rank, local_size, node, n_nodes; /* or UNSET */
-	uint32_t min_servers, part_bytes, force_distributed;
+	uint32_t min_servers, part_bytes, force_distributed, gpu_reduce;
 	int64_t timeout_ms, request_timeout_ms;
 	const char *job;
 	const char *rank_variable, *size_variable; /* for errors */
@@ -110,6 +110,37 @@ int environment_restart_timeout(int64_t given_ms, int64_t *ret_timeout_ms)
 	else if (!r)
 		*ret_timeout_ms = timeout_ms ?: -1;
 	return r;
+}
+
+int environment_cuda(bool *ret_blocking, bool *ret_host)
+{
+	const char *way = environment_text("BPS_CUDA");
+	uint32_t blocking = 0;
+	int r = environment_number("BPS_CUDA_BLOCKING", &blocking);
+
+	if (!r && way && strcmp(way, "auto") && strcmp(way, "host"))
+		r = error_set(-EINVAL, "BPS_CUDA is \"%.40s\": auto or host", way);
+	if (r)
+		return r;
+	*ret_blocking = blocking != 0;
+	*ret_host = way && !strcmp(way, "host");
+	return 0;
+}
+
+static int environment_gpu_reduce(uint32_t *value)
+{
+	static const char *const names[] = { "auto", "nccl", "switch", "host" };
+	const char *text = environment_text("BPS_GPU_REDUCE");
+
+	if (!text)
+		return 0;
+	for (uint32_t i = 0; i < ARRAY_SIZE(names); i++) {
+		if (!strcmp(text, names[i])) {
+			*value = i;
+			return 0;
+		}
+	}
+	return error_set(-EINVAL, "BPS_GPU_REDUCE is \"%.40s\": auto, nccl, switch or host", text);
 }
 
 /* What differs is in front or behind, and behind more often: the end of a long name is kept. */
@@ -339,6 +370,7 @@ static int environment_settings(struct environment *e)
 	r = environment_number("BPS_MIN_SERVERS", &e->min_servers);
 	r = r ?: environment_number("BPS_FORCE_DISTRIBUTED", &e->force_distributed);
 	r = r ?: environment_scaled("BPS_PART_BYTES", byte_units, UINT32_MAX, &part_bytes);
+	r = r ?: environment_gpu_reduce(&e->gpu_reduce);
 	r = r ?: environment_timeout("BPS_TIMEOUT", &e->timeout_ms);
 	r = r ?: environment_timeout("BPS_REQUEST_TIMEOUT", &e->request_timeout_ms);
 	e->part_bytes = (uint32_t)part_bytes;
@@ -488,6 +520,7 @@ static int environment_fill(struct bps_join_params *params, int (*read)(struct e
 		.min_servers = e.min_servers,
 		.part_bytes = e.part_bytes,
 		.force_distributed = e.force_distributed != 0,
+		.gpu_reduce = (int)e.gpu_reduce,
 	};
 	known.secret_len = known.secret ? strlen(known.secret) : 0;
 	memset(params, 0, size);

@@ -1,4 +1,4 @@
-#include "client.h"
+#include "cuda.h"
 #include <stdio.h>
 
 #define JOIN_TIMEOUT_MS	   60000
@@ -72,6 +72,9 @@ static int job_check_params(const struct bps_join_params *p)
 	if (p->part_bytes && (p->part_bytes < PART_BYTES_MIN || p->part_bytes > PART_BYTES_MAX))
 		return error_set(-EINVAL, "part_bytes is %u: %u to %u, or 0", p->part_bytes,
 				 PART_BYTES_MIN, PART_BYTES_MAX);
+	if (p->gpu_reduce < 0 || p->gpu_reduce > GPU_REDUCE_MAX_)
+		return error_set(-EINVAL, "gpu_reduce is %d, which is no enum bps_gpu_reduce",
+				 p->gpu_reduce);
 	return 0;
 }
 
@@ -178,6 +181,7 @@ _public_ int bps_client_join(struct bps_client *client, const struct bps_join_pa
 		return error_set(-EISCONN, "this client is in a job, or about to be");
 
 	tensor_drop_all(client);
+	cuda_leave(client);
 	job_set(job, &params);
 	/* The daemon keeps the deadline and knows who is missing; beyond it, it is the daemon that is missing. */
 	if (MUL_OVERFLOW(params.timeout_ms, INT64_C(1000000), &job->join.timeout_ns) ||
@@ -225,7 +229,8 @@ bool job_is_held(const struct bps_client *client)
 {
 	const struct job *job = &client->job;
 
-	return job->ledger >= 0 && (job->state == JOB_JOINED || job->state == JOB_LEAVING);
+	return job->ledger >= 0 && !job->cuda &&
+	       (job->state == JOB_JOINED || job->state == JOB_LEAVING);
 }
 
 bool job_survives(struct bps_client *client)
@@ -286,6 +291,7 @@ int job_leave(struct bps_client *client, int64_t deadline_ns)
 			client_turn(client, deadline_ns);
 	}
 	tensor_drop_all(client);
+	cuda_leave(client);
 	job_close_ledger(job);
 	job->state = JOB_NONE;
 	return client_failed(client);

@@ -1,4 +1,4 @@
-#include "client.h"
+#include "cuda.h"
 #include <fcntl.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -42,8 +42,7 @@ static void memory_forget(struct bps_memory *memory)
 	TAILQ_REMOVE(&memory->client->shared, memory, link);
 }
 
-/* Gives it to the daemon under a new number, and waits: the daemon may refuse. (locked, may wait) */
-static int memory_share(struct bps_memory *memory)
+int memory_share(struct bps_memory *memory)
 {
 	struct bps_client *client = memory->client;
 	int r;
@@ -105,8 +104,12 @@ struct bps_memory *memory_free(struct bps_memory *memory)
 	if (!memory)
 		return NULL;
 	memory_forget(memory);
+	if (memory->cuda) {
+		cuda_memory_free(memory);
+		return NULL;
+	}
 	if (!memory->client->failure)
-		(void)call_unshare(memory->client, memory->number);
+		(void)call_unshare(memory->client, NULL, memory->number);
 	fd_close(memory->fd);
 	if (memory->ours)
 		(void)munmap(memory->data, memory->len);
@@ -196,6 +199,10 @@ void memory_unuse(struct bps_memory *memory)
 	if (!memory || --memory->n_users || !memory->released)
 		return;
 	client = memory->client;
+	if (memory->cuda) {
+		memory_free(memory);
+		return;
+	}
 	memory_remove(client, memory);
 	memory_free(memory);
 	client_unref(client);
@@ -284,7 +291,7 @@ _public_ int bps_memory_import(struct bps_client *client, int fd, void *data, si
 	r = memory_reserve_entry(client);
 	if (r) {
 		memory_forget(memory);
-		(void)call_unshare(client, memory->number);
+		(void)call_unshare(client, NULL, memory->number);
 		return r;
 	}
 	(void)TAKE_FD(copy);

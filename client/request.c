@@ -1,6 +1,4 @@
-#include "client.h"
-
-#define NO_SLOT UINT32_MAX
+#include "cuda.h"
 
 int request_new(struct bps_client *client, struct bps_request **ret_request)
 {
@@ -14,6 +12,14 @@ int request_new(struct bps_client *client, struct bps_request **ret_request)
 	return 0;
 }
 
+void request_release_memory(struct bps_request *request)
+{
+	memory_unuse(TAKE_PTR(request->input_memory));
+	memory_unuse(TAKE_PTR(request->output_memory));
+	request->input_range = staging_free(request->input_range);
+	request->output_range = staging_free(request->output_range);
+}
+
 /* What the daemon has no more use for once the request has ended. */
 static void request_release_inputs(struct bps_request *request)
 {
@@ -21,15 +27,17 @@ static void request_release_inputs(struct bps_request *request)
 	memory_unuse(TAKE_PTR(request->output_memory));
 	memory_unuse(TAKE_PTR(request->input_rows_memory));
 	memory_unuse(TAKE_PTR(request->output_rows_memory));
-	request->input_range = staging_free(request->client, request->input_range);
-	request->input_rows_range = staging_free(request->client, request->input_rows_range);
-	request->counts_range = staging_free(request->client, request->counts_range);
+	request->input_range = staging_free(request->input_range);
+	request->input_rows_range = staging_free(request->input_rows_range);
+	request->counts_range = staging_free(request->counts_range);
 }
 
 static void request_release_outputs(struct bps_request *request)
 {
-	request->output_range = staging_free(request->client, request->output_range);
-	request->output_rows_range = staging_free(request->client, request->output_rows_range);
+	if (request->cuda && !cuda_release_output(request))
+		return; /* request_settle() comes */
+	request->output_range = staging_free(request->output_range);
+	request->output_rows_range = staging_free(request->output_rows_range);
 }
 
 struct bps_request *request_free(struct bps_request *request)
@@ -39,6 +47,8 @@ struct bps_request *request_free(struct bps_request *request)
 	if (!request)
 		return NULL;
 	client = request->client;
+	if (request->cuda)
+		cuda_end(request, 0);
 	if (request->slot != NO_SLOT)
 		client->slots_free[client->n_slots_free++] = request->slot;
 	request_release_inputs(request);
@@ -54,8 +64,10 @@ int request_take_slot(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
 
-	if (!client->n_slots_free)
+	if (!client->n_slots_free) {
 		(void)client_progress(client);
+		cuda_sweep(client);
+	}
 	if (!client->n_slots_free)
 		return error_set(-EAGAIN, "%u requests are outstanding: wait for one", SHM_SLOTS);
 	request->slot = client->slots_free[--client->n_slots_free];
@@ -70,7 +82,9 @@ static void request_write(struct bps_request *request)
 	struct shm_slot *slot = &shm_slots(client->shm)[request->slot];
 	struct shm_entry *entry = &shm_ring(client->shm)[client->tail % SHM_ENTRIES];
 
-	request->ticket = ++client->next_ticket;
+	/* That of memory on a device is known to a stream already. */
+	if (!request->cuda || !request->cuda->flags)
+		request->ticket = ++client->next_ticket;
 	slot->ticket = request->ticket;
 	atomic_store_explicit(&slot->state, SHM_PENDING, memory_order_relaxed);
 	*entry = request->entry;
@@ -126,6 +140,15 @@ int request_post_all(struct bps_client *client)
 	return r;
 }
 
+/* Whether a staged result is still to be brought to where the caller wants it. */
+static bool request_has_result(const struct bps_request *request)
+{
+	if (request->status)
+		return false;
+	return request->output_rows_range ||
+	       (request->output_range && !(request->cuda && request->cuda->streamed));
+}
+
 /* Takes a request that is under way out of the daemon's hands. Frees an orphan. */
 static void request_end(struct bps_request *request, int status, const char *text)
 {
@@ -133,7 +156,10 @@ static void request_end(struct bps_request *request, int status, const char *tex
 
 	TAILQ_REMOVE(&client->posted, request, link);
 	client->n_posted--;
-	client->slots_free[client->n_slots_free++] = request->slot;
+	if (request->cuda)
+		cuda_end(request, status);
+	if (request->slot != NO_SLOT)
+		client->slots_free[client->n_slots_free++] = request->slot;
 	request->slot = NO_SLOT;
 	request->status = status;
 	if (status)
@@ -144,11 +170,23 @@ static void request_end(struct bps_request *request, int status, const char *tex
 
 	if (request->orphan) {
 		request_free(request);
-	} else if (!status && (request->output_range || request->output_rows_range)) {
+	} else if (request_has_result(request)) {
 		request->state = REQUEST_ENDED;
 		TAILQ_INSERT_TAIL(&client->ended, request, link);
 	} else {
 		request->state = REQUEST_COMPLETE;
+		request_release_outputs(request);
+	}
+}
+
+void request_settle(struct bps_request *request)
+{
+	if (request->state != REQUEST_COMPLETE || !request->cuda)
+		return;
+	if (request_has_result(request)) {
+		request->state = REQUEST_ENDED;
+		TAILQ_INSERT_TAIL(&request->client->ended, request, link);
+	} else {
 		request_release_outputs(request);
 	}
 }
@@ -190,6 +228,10 @@ static bool request_look(struct bps_request *request)
 	if (status == -ETIMEDOUT)
 		status = -ETIME;
 
+	if (!status && !cuda_is_ready(request)) {
+		status = -EPROTO;
+		(void)stpcpy(text, "the daemon ended the request before its stream had come to it");
+	}
 	if (request->row_len) {
 		request->n_rows = *(const volatile uint64_t *)&slot->n_rows;
 		if (!status && request->n_rows > request->output_len / request->row_len) {
@@ -248,18 +290,25 @@ void request_end_strays(struct bps_client *client)
 static void request_copy(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
+	int r = 0;
 
 	TAILQ_REMOVE(&client->ended, request, link);
 	request->state = REQUEST_COPYING;
 	client_unlock(client);
-	if (request->output_range)
+	if (request->output_range && request->cuda)
+		r = cuda_copy(request);
+	else if (request->output_range)
 		memcpy(request->output, staging_data(request->output_range), request->output_len);
 	if (request->output_rows_range)
 		memcpy(request->output_rows, staging_data(request->output_rows_range),
 		       request->n_rows * sizeof(int64_t));
 	client_lock(client);
-	request_release_outputs(request);
+	if (r) {
+		request->status = r;
+		request->text = strdup(bps_error());
+	}
 	request->state = REQUEST_COMPLETE;
+	request_release_outputs(request);
 	client_wake(client);
 }
 
@@ -289,11 +338,17 @@ static const char *request_text(const struct bps_request *request)
 	return request->text ?: strerror(-request->status);
 }
 
-static int request_check(const struct bps_request *request)
+int request_check(const struct bps_request *request)
 {
 	if (!request)
 		return error_set(-EINVAL, "the request is NULL");
 	return client_check(request->client);
+}
+
+void request_see(struct bps_request *request)
+{
+	if (request->state == REQUEST_POSTED)
+		(void)request_look(request);
 }
 
 _public_ int bps_request_poll(struct bps_request *request)

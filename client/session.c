@@ -4,7 +4,7 @@
  * declares its tensors and posts what was under way: session_advance(), which never waits. What had been asked and not
  * answered is asked again. The order is that of control.proto's Resume.
  */
-#include "client.h"
+#include "cuda.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <stdio.h>
@@ -53,6 +53,7 @@ void session_drop(struct bps_client *client)
 	if (client->shm)
 		(void)munmap(client->shm, SHM_LEN);
 	client->shm = NULL;
+	client->flags = flags_free(client->flags);
 	client->session.state = SESSION_LOST;
 }
 
@@ -100,6 +101,9 @@ static int session_map(struct bps_client *client, int fd, uint64_t len)
 	if (shm == MAP_FAILED)
 		return error_set(-errno, "cannot map the daemon's memory: %m");
 	client->shm = shm;
+	client->flags = flags_map(fd);
+	if (!client->flags)
+		return -ENOMEM;
 
 	header = shm;
 	if (header->magic != SHM_MAGIC || header->n_entries != SHM_ENTRIES ||
@@ -264,6 +268,8 @@ void session_lost(struct bps_client *client)
 		client_fail(client, "the daemon at %s has gone%s", client->path, client->farewell);
 		return;
 	}
+	/* Of a job that is over. */
+	cuda_leave(client);
 	/* One that comes and goes is not back. */
 	if (was_ready)
 		session->give_up_ns = client_deadline_ns(client->restart_timeout_ms);
@@ -327,7 +333,8 @@ static int session_return(struct bps_client *client)
 	client->session.state = SESSION_OPEN;
 	client->farewell[0] = 0;
 	TAILQ_FOREACH(memory, &client->shared, link)
-	r = r ?: call_share(client, memory);
+	if (!memory->cuda)
+		r = r ?: call_share(client, memory);
 	if (r)
 		return r;
 

@@ -1,12 +1,17 @@
 /*
- * The staging area: arenas that the daemon maps, for operations on memory that it cannot reach. An arena is a list of
- * free ranges; a range that is taken belongs to its request. The area grows by doubling, and is trimmed each time it is
- * empty to what the last two busy times needed.
+ * A staging area: arenas that the daemon maps, for operations on memory that it cannot reach. An arena is a list of
+ * free ranges; a range that is taken belongs to its request. The area grows by doubling. That of the host is trimmed each
+ * time it is empty to what the last two busy times needed; those of devices stay as long as the job.
  */
-#include "client.h"
+#include "cuda.h"
 
-#define STAGING_ARENA_MIN (UINT64_C(64) << 20) /* of address space: untouched pages cost nothing */
-#define STAGING_KEEP	  4 /* an arena this many times larger than what was needed goes */
+#define STAGING_KEEP 4 /* an arena this many times larger than what was needed goes */
+
+void staging_init(struct staging *staging, uint64_t arena_min, struct cuda_device *device)
+{
+	*staging = (struct staging){ .device = device, .arena_min = arena_min };
+	TAILQ_INIT(&staging->arenas);
+}
 
 static struct staging_range *arena_take(struct staging_arena *arena, uint64_t len)
 {
@@ -35,9 +40,8 @@ static struct staging_range *arena_take(struct staging_arena *arena, uint64_t le
 	return NULL;
 }
 
-static struct staging_range *staging_take(struct bps_client *client, uint64_t len)
+static struct staging_range *staging_take(struct staging *staging, uint64_t len)
 {
-	struct staging *staging = &client->staging;
 	struct staging_arena *arena;
 
 	TAILQ_FOREACH(arena, &staging->arenas, link)
@@ -54,7 +58,7 @@ static struct staging_range *staging_take(struct bps_client *client, uint64_t le
 	return NULL;
 }
 
-static void arena_free(struct bps_client *client, struct staging_arena *arena)
+static void arena_free(struct staging_arena *arena)
 {
 	struct staging_range *range;
 
@@ -62,47 +66,51 @@ static void arena_free(struct bps_client *client, struct staging_arena *arena)
 		TAILQ_REMOVE(&arena->free, range, link);
 		free(range);
 	}
-	TAILQ_REMOVE(&client->staging.arenas, arena, link);
-	client->staging.capacity -= arena->memory->len;
+	if (arena->staging) {
+		TAILQ_REMOVE(&arena->staging->arenas, arena, link);
+		arena->staging->capacity -= arena->memory->len;
+	}
 	memory_free(arena->memory);
 	free(arena);
 }
 
 /* (locked, may wait) */
-static int arena_new(struct bps_client *client, uint64_t len)
+static int arena_new(struct bps_client *client, struct staging *staging, uint64_t len)
 {
 	struct staging_arena *arena = calloc(1, sizeof(*arena));
 	struct staging_range *range = calloc(1, sizeof(*range));
 	struct bps_memory *memory;
 	int r = -ENOMEM;
 
-	if (arena && range)
-		r = memory_new(client, len, &memory);
-	else
+	if (!arena || !range)
 		(void)error_set(r, "out of memory");
+	else if (staging->device)
+		r = cuda_arena_new(client, staging->device, len, &memory);
+	else
+		r = memory_new(client, len, &memory);
 	if (r) {
 		free(range);
 		free(arena);
 		return r;
 	}
 
-	*range = (struct staging_range){ .arena = arena, .len = len };
+	*range = (struct staging_range){ .arena = arena, .len = memory->len };
+	arena->staging = staging;
 	arena->memory = memory;
 	TAILQ_INIT(&arena->free);
 	TAILQ_INSERT_HEAD(&arena->free, range, link);
 	/* The largest first: the others then stay empty, and go. */
-	TAILQ_INSERT_HEAD(&client->staging.arenas, arena, link);
-	client->staging.capacity += len;
+	TAILQ_INSERT_HEAD(&staging->arenas, arena, link);
+	staging->capacity += memory->len;
 	return 0;
 }
 
 /* One thread grows it for all. (locked, may wait) */
-static int staging_grow(struct bps_client *client, uint64_t len)
+static int staging_grow(struct bps_client *client, struct staging *staging, uint64_t len)
 {
-	struct staging *staging = &client->staging;
 	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
 	uint64_t exact = align_up(len, page);
-	uint64_t wanted = MAX(MAX(staging->capacity, STAGING_ARENA_MIN), exact);
+	uint64_t wanted = MAX(MAX(staging->capacity, staging->arena_min), exact);
 	int r;
 
 	if (staging->growing) {
@@ -111,16 +119,17 @@ static int staging_grow(struct bps_client *client, uint64_t len)
 	}
 
 	staging->growing = true;
-	r = arena_new(client, wanted);
-	/* The daemon's limit for one session: what is needed now may still fit. */
+	r = arena_new(client, staging, wanted);
+	/* The daemon's limit for one session, or the device's memory: what is needed now may still fit. */
 	if (r && !client->failure && exact < wanted)
-		r = arena_new(client, exact);
+		r = arena_new(client, staging, exact);
 	staging->growing = false;
 	client_wake(client);
 	return r;
 }
 
-int staging_alloc(struct bps_client *client, uint64_t len, struct staging_range **ret_range)
+int staging_alloc(struct bps_client *client, struct staging *staging, uint64_t len,
+		  struct staging_range **ret_range)
 {
 	struct staging_range *range;
 	int r;
@@ -129,8 +138,8 @@ int staging_alloc(struct bps_client *client, uint64_t len, struct staging_range 
 		return error_set(-ENOMEM, "%llu bytes are more than there can be",
 				 (unsigned long long)len);
 	len = align_up(MAX(len, UINT64_C(1)), STAGING_ALIGN);
-	while (!(range = staging_take(client, len))) {
-		r = staging_grow(client, len);
+	while (!(range = staging_take(staging, len))) {
+		r = staging_grow(client, staging, len);
 		if (r)
 			return r;
 	}
@@ -138,9 +147,8 @@ int staging_alloc(struct bps_client *client, uint64_t len, struct staging_range 
 	return 0;
 }
 
-static void staging_trim(struct bps_client *client)
+static void staging_trim(struct staging *staging)
 {
-	struct staging *staging = &client->staging;
 	uint64_t needed = MAX(staging->peak, staging->last_peak);
 	struct staging_arena *arena, *next;
 
@@ -152,22 +160,25 @@ static void staging_trim(struct bps_client *client)
 	/* What one arena would have held needs no second. */
 	if (arena->memory->len >= needed) {
 		while ((next = TAILQ_NEXT(arena, link)))
-			arena_free(client, next);
+			arena_free(next);
 	}
-	if (arena->memory->len > STAGING_ARENA_MIN && arena->memory->len / STAGING_KEEP > needed)
-		arena_free(client, arena);
+	if (arena->memory->len > staging->arena_min && arena->memory->len / STAGING_KEEP > needed)
+		arena_free(arena);
 }
 
-struct staging_range *staging_free(struct bps_client *client, struct staging_range *range)
+struct staging_range *staging_free(struct staging_range *range)
 {
 	struct staging_range *before = NULL, *after, *joined;
 	struct staging_arena *arena;
+	struct staging *staging;
 
 	if (!range)
 		return NULL;
 	arena = range->arena;
+	staging = arena->staging;
 	arena->used -= range->len;
-	client->staging.used -= range->len;
+	if (staging)
+		staging->used -= range->len;
 
 	TAILQ_FOREACH(after, &arena->free, link)
 	{
@@ -190,14 +201,26 @@ struct staging_range *staging_free(struct bps_client *client, struct staging_ran
 		TAILQ_REMOVE(&arena->free, after, link);
 		free(after);
 	}
-	if (!client->staging.used)
-		staging_trim(client);
+	if (!staging && !arena->used)
+		arena_free(arena);
+	else if (staging && !staging->used && !staging->device)
+		staging_trim(staging);
 	return NULL;
 }
 
-/* What requests still hold goes with the process: none is left when a client closes. */
-void staging_done(struct bps_client *client)
+void staging_done(struct staging *staging)
 {
-	while (!TAILQ_EMPTY(&client->staging.arenas))
-		arena_free(client, TAILQ_FIRST(&client->staging.arenas));
+	struct staging_arena *arena, *next;
+
+	for (arena = TAILQ_FIRST(&staging->arenas); arena; arena = next) {
+		next = TAILQ_NEXT(arena, link);
+		if (!arena->used) {
+			arena_free(arena);
+			continue;
+		}
+		/* A stream is to read or write it still. */
+		TAILQ_REMOVE(&staging->arenas, arena, link);
+		arena->staging = NULL;
+	}
+	staging->capacity = staging->used = staging->peak = staging->last_peak = 0;
 }

@@ -2,7 +2,7 @@
  * From what the caller wants to one entry of the ring: plan_*() check it against the tensor and the job and say what is
  * wrong in the caller's words; the rest finds or stages the memory and posts.
  */
-#include "client.h"
+#include "cuda.h"
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -23,6 +23,8 @@ struct plan {
 	uint64_t input_before, output_before;
 	bool in_place, stage_output;
 	uint64_t input_rows_len, output_rows_len; /* PUSH_PULL_ROWS, bytes */
+	bool cuda;				  /* input and output are on a device */
+	struct cuda_place input_place, output_place;
 };
 
 static _printf_(2, 3) int plan_refuse(const struct plan *plan, const char *format, ...)
@@ -315,7 +317,61 @@ static int plan_check_kind(struct plan *plan)
 		return plan_refuse(plan, "it has no rows");
 	if (p->receive_counts && p->operation != BPS_ALL_TO_ALL)
 		return plan_refuse(plan, "it has no receive_counts");
+	if (p->memory != BPS_MEMORY_HOST && p->memory != BPS_MEMORY_CUDA)
+		return plan_refuse(plan, "%d is no kind of memory", p->memory);
+	if (p->stream && p->memory != BPS_MEMORY_CUDA)
+		return plan_refuse(plan, "a stream, but memory is BPS_MEMORY_HOST");
 	return 0;
+}
+
+/* Where on which device. */
+static int plan_places(struct plan *plan)
+{
+	const struct bps_submit_params *p = &plan->params;
+	struct bps_client *client = plan->tensor->client;
+	const struct cuda *api;
+	int r;
+
+	if (p->memory != BPS_MEMORY_CUDA || (!plan->input_len && !plan->output_len))
+		return 0;
+	plan->cuda = true;
+	client_lock(client);
+	r = cuda_open(client);
+	api = r ? NULL : client->cuda->api;
+	client_unlock(client);
+	if (!r && plan->input_len)
+		r = cuda_look(api, p->input, plan->input_len, "input", p->stream,
+			      &plan->input_place);
+	if (!r && plan->output_len)
+		r = cuda_look(api, p->output, plan->output_len, "output", p->stream,
+			      &plan->output_place);
+	if (r)
+		return r;
+	if (!plan->input_len)
+		plan->input_place = plan->output_place;
+	else if (!plan->output_len)
+		plan->output_place = plan->input_place;
+	if (plan->input_place.device != plan->output_place.device)
+		return plan_refuse(plan, "input is on CUDA device %d, output on %d",
+				   plan->input_place.device, plan->output_place.device);
+	return 0;
+}
+
+static int plan_check(struct plan *plan)
+{
+	int r;
+
+	r = plan_check_kind(plan);
+	if (r || plan->params.operation == BPS_BARRIER)
+		return r;
+	if (plan->params.operation == BPS_PUSH_PULL_ROWS) {
+		r = plan_rows(plan);
+		r = r ?: plan_memory(plan);
+		return r ?: plan_rows_memory(plan);
+	}
+	r = plan_input(plan);
+	r = r ?: plan_output(plan);
+	return r ?: plan_memory(plan);
 }
 
 static int plan_new(struct bps_tensor *tensor, const struct bps_submit_params *given,
@@ -335,20 +391,11 @@ static int plan_new(struct bps_tensor *tensor, const struct bps_submit_params *g
 	r = tensor_check(tensor);
 	client_unlock(client);
 
-	r = r ?: plan_check_kind(plan);
-	if (r || plan->params.operation == BPS_BARRIER)
-		return r;
-	if (plan->params.operation == BPS_PUSH_PULL_ROWS) {
-		r = plan_rows(plan);
-		r = r ?: plan_memory(plan);
-		return r ?: plan_rows_memory(plan);
-	}
-	r = plan_input(plan);
-	r = r ?: plan_output(plan);
-	return r ?: plan_memory(plan);
+	r = r ?: plan_check(plan);
+	return r ?: plan_places(plan);
 }
 
-/* Memory that the daemon can reach, for one side of the operation. (locked, may wait) */
+/* Memory that the daemon can reach, for one side of the operation on memory of the host. (locked, may wait) */
 static int submit_find(struct bps_client *client, const void *data, uint64_t len, bool stage,
 		       struct bps_memory **memory, struct staging_range **range)
 {
@@ -356,9 +403,47 @@ static int submit_find(struct bps_client *client, const void *data, uint64_t len
 		return 0;
 	*memory = stage ? NULL : memory_find(client, data, len);
 	if (!*memory)
-		return staging_alloc(client, len, range);
+		return staging_alloc(client, &client->staging, len, range);
 	memory_use(*memory);
 	return 0;
+}
+
+/* The same for input and output. */
+static int submit_find_host(const struct plan *plan, struct bps_request *request, bool one_range)
+{
+	const struct bps_submit_params *p = &plan->params;
+	struct bps_client *client = request->client;
+	int r;
+
+	r = submit_find(client, p->output, plan->output_len, plan->stage_output,
+			&request->output_memory, &request->output_range);
+	if (r || one_range)
+		return r;
+	return submit_find(client, p->input, plan->input_len, false, &request->input_memory,
+			   &request->input_range);
+}
+
+/* The same on a device. That the daemon does not take it may turn out with the second: then neither is handed over. */
+static int submit_find_cuda(const struct plan *plan, struct bps_request *request, bool one_range)
+{
+	const struct bps_submit_params *p = &plan->params;
+	struct bps_client *client = request->client;
+	struct cuda_use *use = request->cuda;
+	bool on_device;
+	int r = 0;
+
+	do {
+		on_device = use->flags;
+		request_release_memory(request);
+		if (plan->output_len)
+			r = cuda_find(client, use, &plan->output_place, p->output, plan->output_len,
+				      plan->stage_output, &request->output_memory,
+				      &request->output_range);
+		if (!r && plan->input_len && !one_range)
+			r = cuda_find(client, use, &plan->input_place, p->input, plan->input_len,
+				      false, &request->input_memory, &request->input_range);
+	} while (!r && on_device && !use->flags);
+	return r;
 }
 
 /* Takes all that the request will hold. What fails is given back with the request. (locked, may wait) */
@@ -368,22 +453,22 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 	struct bps_client *client = request->client;
 	bool one_range =
 		plan->in_place && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST);
-	uint64_t output_len = plan->output_len;
-	int r;
+	int r = 0;
 
-	r = request_take_slot(request);
-	r = r
-		    ?: submit_find(client, p->output, output_len, plan->stage_output,
-				   &request->output_memory, &request->output_range);
+	if (plan->cuda)
+		r = cuda_use_new(request, &plan->input_place, p->stream,
+				 p->operation == BPS_PUSH_PULL_ROWS);
+	r = r ?: request_take_slot(request);
+	if (!r)
+		r = plan->cuda ? submit_find_cuda(plan, request, one_range)
+			       : submit_find_host(plan, request, one_range);
 	if (!r && one_range && request->output_memory) {
 		request->input_memory = request->output_memory;
 		memory_use(request->input_memory);
-	} else if (!r && !one_range) {
-		r = submit_find(client, p->input, plan->input_len, false, &request->input_memory,
-				&request->input_range);
 	}
 	if (!r && (p->counts || p->receive_counts))
-		r = staging_alloc(client, 2 * (uint64_t)plan->size * sizeof(uint64_t),
+		r = staging_alloc(client, &client->staging,
+				  2 * (uint64_t)plan->size * sizeof(uint64_t),
 				  &request->counts_range);
 	r = r
 		    ?: submit_find(client, p->input_rows, plan->input_rows_len, false,
@@ -391,35 +476,46 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 	r = r
 		    ?: submit_find(client, p->output_rows, plan->output_rows_len, false,
 				   &request->output_rows_memory, &request->output_rows_range);
+	if (!r && plan->cuda)
+		cuda_use_slot(request);
 	request->output = p->output;
-	request->output_len = output_len;
+	request->output_len = plan->output_len;
 	request->output_rows = p->output_rows;
 	request->row_len = p->width * plan->element_len;
 	return r;
 }
 
-/* Copies what is staged, without the mutex. */
-static void submit_copy(const struct plan *plan, const struct bps_request *request)
+static void submit_copy_counts(const struct plan *plan, uint64_t *counts)
 {
 	const struct bps_submit_params *p = &plan->params;
-	uint64_t *counts;
 
-	if (request->input_range)
-		memcpy(staging_data(request->input_range), p->input, plan->input_len);
-	else if (plan->input_len && !request->input_memory) /* in place */
-		memcpy(staging_data(request->output_range), p->input, plan->input_len);
-	if (request->input_rows_range)
-		memcpy(staging_data(request->input_rows_range), p->input_rows,
-		       plan->input_rows_len);
-	if (!request->counts_range)
-		return;
-
-	counts = staging_data(request->counts_range);
 	for (uint32_t rank = 0; rank < plan->size; rank++) {
 		counts[rank] = p->counts ? p->counts[rank] : plan->send_each;
 		counts[plan->size + rank] =
 			p->receive_counts ? p->receive_counts[rank] : plan->receive_each;
 	}
+}
+
+/* Copies what is staged, and puts what is on a device into its stream, without the mutex. */
+static int submit_copy(const struct plan *plan, struct bps_request *request)
+{
+	const struct bps_submit_params *p = &plan->params;
+	void *input = NULL;
+
+	if (request->input_range)
+		input = staging_data(request->input_range);
+	else if (plan->input_len && !request->input_memory) /* in place */
+		input = staging_data(request->output_range);
+	if (input && !plan->cuda)
+		memcpy(input, p->input, plan->input_len);
+	if (request->input_rows_range)
+		memcpy(staging_data(request->input_rows_range), p->input_rows,
+		       plan->input_rows_len);
+	if (request->counts_range)
+		submit_copy_counts(plan, staging_data(request->counts_range));
+	if (!plan->cuda)
+		return 0;
+	return cuda_begin(request, p->input, input, plan->input_len);
 }
 
 static void submit_locate(const struct bps_memory *memory, const struct staging_range *range,
@@ -489,8 +585,7 @@ _public_ int bps_submit(struct bps_tensor *tensor, const struct bps_submit_param
 	client_lock(client);
 	r = submit_acquire(&plan, request);
 	client_unlock(client);
-	if (!r)
-		submit_copy(&plan, request);
+	r = r ?: submit_copy(&plan, request);
 
 	client_lock(client);
 	/* The job may have ended meanwhile. */

@@ -102,8 +102,34 @@ static void session_run_rows(struct fake_session *session, const struct shm_entr
 	shm_slots(session->shm)[e->slot].n_rows = MIN(n_in, room);
 }
 
-/* Reads and writes all that the entry says, so that a wrong offset or length is caught. */
-static void session_run(struct fake *fake, struct fake_session *session, const struct shm_entry *e)
+static bool session_on_device(const struct fake_session *session, const struct shm_entry *e)
+{
+	for (unsigned i = 0; i < session->n_buffers; i++) {
+		const struct fake_buffer *b = &session->buffers[i];
+
+		if (b->kind && (b->number == e->input_buffer || b->number == e->output_buffer))
+			return true;
+	}
+	return false;
+}
+
+/* As a worker's stream does. */
+static void session_await_ready(struct fake_session *session, const struct shm_entry *e)
+{
+	struct shm_flag *flag = &shm_flags(session->shm)[e->slot];
+
+	for (unsigned i = 0; !shm_flag_reached(atomic_load(&flag->ready), e->ticket); i++) {
+		ASSERT_TRUE(i < 60000);
+		(void)poll(NULL, 0, 1);
+	}
+}
+
+/*
+ * Reads and writes all that the entry says, so that a wrong offset or length is caught. With streams of this process it is
+ * in step by flags that both have at addresses of their own, which the thread sanitizer takes for different ones.
+ */
+__attribute__((no_sanitize("thread"))) static void
+session_run(struct fake *fake, struct fake_session *session, const struct shm_entry *e)
 {
 	size_t len = dtype_size(session->dtypes[e->tensor % FAKE_TENSORS]);
 	bool has_input = e->input_buffer;
@@ -112,6 +138,10 @@ static void session_run(struct fake *fake, struct fake_session *session, const s
 	char *input = session_data(session, e->input_buffer, e->input_offset, input_len);
 	char *output = session_data(session, e->output_buffer, e->output_offset, output_len);
 
+	bool on_device = session_on_device(session, e);
+
+	if (on_device)
+		session_await_ready(session, e);
 	ASSERT_TRUE(len);
 	ASSERT_TRUE(e->operation == OPERATION_BARRIER || has_input || !e->input_count ||
 		    e->operation == OPERATION_BROADCAST);
@@ -119,6 +149,8 @@ static void session_run(struct fake *fake, struct fake_session *session, const s
 		output[i] = (char)((input_len ? input[i % input_len] : 0) + 1);
 	if (e->operation == OPERATION_PUSH_PULL_ROWS)
 		session_run_rows(session, e);
+	if (on_device)
+		atomic_store(&shm_flags(session->shm)[e->slot].done, (uint32_t)e->ticket);
 }
 
 static void session_copy_counts(struct fake *fake, struct fake_session *session,
@@ -273,6 +305,7 @@ static void answer_join(struct fake *fake, struct fake_session *session, uint64_
 	fake->told.join.timeout_ms = join->timeout_ms;
 	fake->told.join.request_timeout_ms = join->request_timeout_ms;
 	fake->told.join.force_distributed = join->force_distributed;
+	fake->told.gpu_reduce = join->gpu_reduce;
 	fake->told.n_joins++;
 	if (fake->join_mute)
 		return;
@@ -328,7 +361,26 @@ static void answer_share(struct fake *fake, struct fake_session *session, uint64
 	message.id = id;
 	if (fake->share_quota && fake->told.shared_len + share->len > fake->share_quota)
 		status = -EDQUOT;
-	if (!status) {
+	if (share->kind) {
+		ASSERT_TRUE(session->joined && share->device.len == DEVICE_UUID_LEN);
+		ASSERT_EQ(fd >= 0, share->kind == MEMORY_CUDA_FD);
+		fake->told.n_devices++;
+		fake->told.device_kind = share->kind;
+		fake->told.handle_len = share->handle.len;
+		memcpy(fake->told.device, share->device.data, DEVICE_UUID_LEN);
+		status = fake->device_status;
+	}
+	if (!status && share->kind) {
+		ASSERT_TRUE(session->n_buffers < FAKE_BUFFERS && share->buffer);
+		*b = (struct fake_buffer){ .number = share->buffer,
+					   .len = share->len,
+					   .kind = share->kind,
+					   .data = fake->device_ipc };
+		if (fd >= 0)
+			b->data = mmap(NULL, b->len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		ASSERT_TRUE(b->data && b->data != MAP_FAILED);
+		session->n_buffers++;
+	} else if (!status) {
 		ASSERT_TRUE(session->n_buffers < FAKE_BUFFERS && share->buffer && fd >= 0);
 		*b = (struct fake_buffer){ .number = share->buffer, .len = share->len };
 		b->seals = fcntl(fd, F_GET_SEALS);
@@ -338,10 +390,12 @@ static void answer_share(struct fake *fake, struct fake_session *session, uint64
 		session->n_buffers++;
 		fake->told.shared_len += share->len;
 	}
-	fake->told.n_shares++;
+	fake->told.n_shares += !share->kind;
 	if (fake->share_mute)
 		return;
-	session_send(session, &message, status, "the limit of a session is reached", NULL, 0);
+	session_send(session, &message, status,
+		     share->kind ? "no such device here" : "the limit of a session is reached",
+		     NULL, 0);
 }
 
 static void answer_unshare(struct fake *fake, struct fake_session *session, uint64_t id,
@@ -355,10 +409,13 @@ static void answer_unshare(struct fake *fake, struct fake_session *session, uint
 
 		if (b->number != number)
 			continue;
-		fake->told.shared_len -= b->len;
-		(void)munmap(b->data, b->len);
+		fake->told.shared_len -= b->kind ? 0 : b->len;
+		if (b->kind != MEMORY_CUDA_IPC)
+			(void)munmap(b->data, b->len);
 		*b = session->buffers[--session->n_buffers];
 		fake->told.n_unshares++;
+		if (fake->unshare_mute)
+			return;
 		session_send(session, &message, 0, NULL, NULL, 0);
 		return;
 	}
@@ -482,7 +539,8 @@ static struct fake_session *session_free(struct fake_session *session)
 	if (session->shm)
 		(void)munmap(session->shm, SHM_LEN);
 	for (unsigned i = 0; i < session->n_buffers; i++)
-		(void)munmap(session->buffers[i].data, session->buffers[i].len);
+		if (session->buffers[i].kind != MEMORY_CUDA_IPC)
+			(void)munmap(session->buffers[i].data, session->buffers[i].len);
 	free(session);
 	return NULL;
 }

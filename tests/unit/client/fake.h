@@ -1,7 +1,8 @@
 /*
  * A daemon for tests of the client library: one thread of the test's process that speaks control.proto and proto/shm.h
  * and does what the test tells it to. Its reduction is not one: each byte of an output is a byte of the input plus 1. Of
- * push_pull_rows the result has the rows of the input, as many as there is room for, or n_rows if that is set.
+ * push_pull_rows the result has the rows of the input, as many as there is room for, or n_rows if that is set. Device
+ * memory is the double's, of this process; what a descriptor names is mapped, what a handle names the test says.
  * Fields marked (test) are set with FAKE_SET() before what they are about happens, those marked (fake) read by told().
  */
 #pragma once
@@ -22,6 +23,7 @@ struct fake_buffer {
 	char *data;
 	uint64_t len;
 	int seals;
+	uint32_t kind; /* of a device: its alias for the host */
 };
 
 struct fake_session {
@@ -54,6 +56,10 @@ struct fake_told {
 	uint64_t rounds[16], failed[16]; /* of the last Declare, by the tensor's number */
 	struct shm_entry entry;		 /* the last */
 	uint64_t counts[64];		 /* of the last entry that had some */
+	unsigned n_devices;		 /* Shares of device memory */
+	uint32_t device_kind, gpu_reduce;
+	uint8_t device[DEVICE_UUID_LEN];
+	size_t handle_len;
 };
 
 struct fake {
@@ -70,6 +76,9 @@ struct fake {
 	int hello_status, join_status, declare_status, share_status, resume_status;
 	const char *hello_text, *join_text, *declare_text, *resume_text;
 	uint64_t share_quota; /* refuses memory beyond so many bytes */
+	int device_status;    /* that Share of device memory is answered with */
+	void *device_ipc;     /* what the next CUDA IPC handle stands for */
+	bool unshare_mute;    /* says nothing */
 	bool join_mute, resume_mute, leave_mute, share_mute, hello_mute; /* says nothing */
 	bool ledger;							 /* jobs can be resumed */
 	bool hello_garbage; /* answers in no protocol at all */

@@ -43,6 +43,7 @@ static void use_client(void)
 	join.timeout_ms = join.request_timeout_ms = 1000;
 	join.min_servers = join.part_bytes = 0;
 	join.force_distributed = 0;
+	join.gpu_reduce = BPS_GPU_REDUCE_AUTO;
 	EXPECT(bps_client_join(client, &join) < 0);
 	EXPECT(bps_client_leave(client) < 0);
 	EXPECT(bps_client_fd(client) < 0);
@@ -52,6 +53,8 @@ static void use_client(void)
 	EXPECT(bps_client_local_rank(client) < 0);
 	EXPECT(bps_client_local_size(client) < 0);
 	EXPECT(bps_client_node(client) < 0);
+	EXPECT(bps_client_notice(client) == NULL);
+	EXPECT(bps_cuda_release(client, NULL, 0) < 0);
 	bps_client_close(client);
 }
 
@@ -89,10 +92,13 @@ static void use_operations(void)
 	params.width = 0;
 	params.input_rows = NULL;
 	params.output_rows = NULL;
+	params.memory = BPS_MEMORY_CUDA;
+	params.stream = NULL;
 	EXPECT(bps_submit(tensor, &params, &request) < 0);
 	EXPECT(bps_barrier(NULL, 0, &request) < 0);
 	EXPECT(bps_request_poll(request) < 0);
 	EXPECT(bps_request_wait(request, 0) < 0);
+	EXPECT(bps_request_wait_stream(request, NULL, 0) < 0);
 	EXPECT(bps_request_cancel(request) < 0);
 	EXPECT(bps_request_rows(request, &rows) < 0);
 	EXPECT(!*bps_request_error(request));
@@ -111,6 +117,9 @@ static void use_constants(void)
 							 BPS_ALL_TO_ALL,    BPS_BARRIER,
 							 BPS_PUSH_PULL_ROWS };
 	static const enum bps_reduction reductions[] = { BPS_SUM, BPS_AVERAGE, BPS_MIN, BPS_MAX };
+	static const enum bps_memory_kind kinds[] = { BPS_MEMORY_HOST, BPS_MEMORY_CUDA };
+	static const enum bps_gpu_reduce plans[] = { BPS_GPU_REDUCE_AUTO, BPS_GPU_REDUCE_NCCL,
+						     BPS_GPU_REDUCE_SWITCH, BPS_GPU_REDUCE_HOST };
 	char version[64];
 	size_t i;
 
@@ -120,6 +129,10 @@ static void use_constants(void)
 		EXPECT((size_t)operations[i] == i + 1);
 	for (i = 0; i < sizeof(reductions) / sizeof(reductions[0]); i++)
 		EXPECT((size_t)reductions[i] == i + 1);
+	for (i = 0; i < sizeof(kinds) / sizeof(kinds[0]); i++)
+		EXPECT((size_t)kinds[i] == i);
+	for (i = 0; i < sizeof(plans) / sizeof(plans[0]); i++)
+		EXPECT((size_t)plans[i] == i);
 	EXPECT(BPS_FOREVER < 0 && BPS_VARIABLE == UINT64_MAX);
 	sprintf(version, "%d.%d.%d", BPS_VERSION_MAJOR, BPS_VERSION_MINOR, BPS_VERSION_PATCH);
 	EXPECT(!strcmp(version, bps_version()));
