@@ -1,10 +1,12 @@
 #include "base/process.h"
-#include <signal.h>
+#include <poll.h>
 #include <stdio.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
-/* State and start time are fields 3 and 22; the name before them may hold spaces and parentheses. */
-static bool read_stat(uint32_t pid, char *ret_state, uint64_t *ret_started)
+/* The start time is field 22; the name, field 2, may hold spaces and parentheses. */
+static bool read_stat(uint32_t pid, uint64_t *ret_started)
 {
 	char path[32], line[1024];
 	const char *fields;
@@ -17,10 +19,11 @@ static bool read_stat(uint32_t pid, char *ret_state, uint64_t *ret_started)
 		return false;
 	fields = fgets(line, sizeof(line), file) ? strrchr(line, ')') : NULL;
 	(void)fclose(file);
-	if (!fields || sscanf(fields + 1,
-			      " %c %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
-			      "%*s %*s %llu",
-			      ret_state, &started) != 2)
+	if (!fields ||
+	    sscanf(fields + 1,
+		   " %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s %*s "
+		   "%*s %*s %llu",
+		   &started) != 1)
 		return false;
 	*ret_started = started;
 	return true;
@@ -29,23 +32,35 @@ static bool read_stat(uint32_t pid, char *ret_state, uint64_t *ret_started)
 uint64_t process_started(uint32_t pid)
 {
 	uint64_t started;
-	char state;
 
-	return pid && read_stat(pid, &state, &started) ? started : 0;
+	return pid && read_stat(pid, &started) ? started : 0;
+}
+
+/* A descriptor tells of the end of any process, a zombie's too, even where /proc hides those of other users. */
+static enum process_state look_at_number(pid_t pid)
+{
+	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN };
+	int n;
+
+	if (ended.fd < 0)
+		return errno == ESRCH ? PROCESS_GONE : PROCESS_UNKNOWN;
+	n = poll(&ended, 1, 0);
+	(void)close(ended.fd);
+	return n > 0 ? PROCESS_GONE : PROCESS_ALIVE;
 }
 
 enum process_state process_look(uint32_t pid, uint64_t started)
 {
+	enum process_state state;
 	uint64_t now_started;
-	char state;
 
-	if (!pid || pid > INT_MAX || !started)
+	if (!pid || pid > INT_MAX)
 		return PROCESS_UNKNOWN;
-	if (read_stat(pid, &state, &now_started))
-		return now_started == started && state != 'Z' && state != 'X' ? PROCESS_ALIVE
-									      : PROCESS_GONE;
-	/* /proc may hide the processes of other users. */
-	return kill((pid_t)pid, 0) && errno == ESRCH ? PROCESS_GONE : PROCESS_UNKNOWN;
+	state = look_at_number((pid_t)pid);
+	if (state != PROCESS_ALIVE || !started)
+		return state;
+	now_started = process_started(pid);
+	return now_started && now_started != started ? PROCESS_GONE : PROCESS_ALIVE;
 }
 
 uint64_t process_namespace(void)

@@ -7,7 +7,10 @@ enum process_state { PROCESS_UNKNOWN, PROCESS_ALIVE, PROCESS_GONE };
 
 /* Clock ticks from boot to its start; 0 when that cannot be told. */
 uint64_t process_started(uint32_t pid);
-/* started: what process_started() said once. */
+/*
+ * started: what process_started() said once. Where /proc hides the process, or did then, whoever has its number now is
+ * taken for it.
+ */
 enum process_state process_look(uint32_t pid, uint64_t started);
 /* Number of this PID namespace; 0 when it cannot be told. Numbers of processes mean nothing in another. */
 uint64_t process_namespace(void);
