@@ -466,11 +466,18 @@ int daemon_reload(struct daemon *daemon, struct failure *failure)
 
 void daemon_describe(const struct daemon *daemon, char *buffer, size_t len)
 {
-	(void)snprintf(buffer, len, "node %s,%s%s%s, cluster %s, sums by %s", daemon->node,
-		       daemon->roles & ROLE_AGENT ? " agent" : "",
-		       daemon->roles & ROLE_SERVER ? " server" : "",
-		       daemon->roles & ROLE_COORDINATOR ? " coordinator" : "",
-		       daemon->config->cluster, reduce_kernel_name());
+	size_t n_trainers = daemon->control ? control_n_sessions(daemon->control) : 0;
+	int n = snprintf(buffer, len, "node %s,%s%s%s, cluster %s, sums by %s", daemon->node,
+			 daemon->roles & ROLE_AGENT ? " agent" : "",
+			 daemon->roles & ROLE_SERVER ? " server" : "",
+			 daemon->roles & ROLE_COORDINATOR ? " coordinator" : "",
+			 daemon->config->cluster, reduce_kernel_name());
+
+	if (n > 0 && (size_t)n < len && daemon->draining)
+		(void)snprintf(buffer + n, len - (size_t)n, "; stopping, %zu requests under way",
+			       pending(daemon));
+	else if (n > 0 && (size_t)n < len && n_trainers)
+		(void)snprintf(buffer + n, len - (size_t)n, "; %zu trainers", n_trainers);
 }
 
 struct daemon *daemon_free(struct daemon *daemon)

@@ -10,7 +10,9 @@
 #include <sys/signalfd.h>
 #include <systemd/sd-daemon.h>
 
-#define DEFAULT_FILE "/etc/bps/bps-daemon.conf"
+#define DEFAULT_FILE  "/etc/bps/bps-daemon.conf"
+#define USEC_PER_MSEC 1000ull
+#define STOP_USEC     30000000ull /* for what is left to do when requests are waited for no longer */
 
 /* The process: arguments, signals, systemd. What it serves is daemon.c's. */
 struct process {
@@ -22,6 +24,7 @@ struct process {
 	struct loop_source signals;
 	struct loop_timer watchdog;
 	uint64_t watchdog_ns; /* interval of keep-alives, 0: systemd wants none */
+	char said[256];	      /* the state that systemd was told last */
 	int status;	      /* of exit(3) */
 };
 
@@ -157,6 +160,18 @@ static int special_argument(int argc, char **argv)
 	return -1;
 }
 
+/* `systemctl status` shows it; of a change it hears at the next keep-alive. */
+static void tell_state(struct process *process)
+{
+	char text[sizeof(process->said)];
+
+	daemon_describe(process->daemon, text, sizeof(text));
+	if (!strcmp(text, process->said))
+		return;
+	memcpy(process->said, text, sizeof(text));
+	(void)sd_notifyf(0, "STATUS=%s", text);
+}
+
 static void reload(struct process *process)
 {
 	struct failure failure = { 0 };
@@ -164,7 +179,7 @@ static void reload(struct process *process)
 	char restart[256];
 	int level, r;
 
-	(void)sd_notify(0, "RELOADING=1");
+	(void)sd_notifyf(0, "RELOADING=1\nMONOTONIC_USEC=%llu", clock_now_ns() / NSEC_PER_USEC);
 	r = read_config(&fresh, process->argc, process->argv, &failure);
 	if (!r) {
 		r = config_reload(&process->config, &fresh, restart, sizeof(restart));
@@ -196,8 +211,11 @@ static void on_signal(struct loop_source *source, uint32_t events)
 		return;
 	}
 	log_info("stop: asked by signal %u from pid %u", info.ssi_signo, info.ssi_pid);
-	(void)sd_notify(0, "STOPPING=1");
+	/* However long TimeoutStopSec= is: drain_timeout is to be had, and time to end in order after it. */
+	(void)sd_notifyf(0, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu",
+			 process->config.drain_timeout * USEC_PER_MSEC + STOP_USEC);
 	daemon_drain(process->daemon);
+	tell_state(process);
 }
 
 static int watch_signals(struct process *process)
@@ -224,6 +242,7 @@ static void on_watchdog(struct loop_timer *timer)
 	struct process *process = container_of(timer, struct process, watchdog);
 
 	(void)sd_notify(0, "WATCHDOG=1");
+	tell_state(process);
 	(void)loop_timer_set(process->loop, timer, clock_now_ns() + process->watchdog_ns);
 }
 
@@ -231,11 +250,10 @@ static void on_ready(void *user)
 {
 	struct process *process = user;
 	uint64_t usec = 0;
-	char text[256];
 
-	daemon_describe(process->daemon, text, sizeof(text));
-	log_notice("ready: %s", text);
-	(void)sd_notifyf(0, "READY=1\nSTATUS=%s", text);
+	tell_state(process);
+	log_notice("ready: %s", process->said);
+	(void)sd_notify(0, "READY=1");
 	if (sd_watchdog_enabled(0, &usec) > 0) {
 		process->watchdog_ns = usec * NSEC_PER_USEC / 2;
 		process->watchdog.expired = on_watchdog;
