@@ -200,13 +200,16 @@ def _open():
 
 
 def native_path(name):
-    """Where a library is that a framework loads and that belongs to libbps_client: beside it. For dlopen().
+    """Where a library is that a framework loads and that belongs to libbps_client. For dlopen(). Beside it, or, where it
+    is the system's, in the package: distributions have no place for such libraries among their own.
 
     library() has to have been called: both use one and the same libbps_client.
     """
     folder = os.path.dirname(library()._name)
     inside = os.path.join(folder, "native", name)  # of a build folder
-    return inside if os.path.exists(inside) else os.path.join(folder, name)
+    if os.path.exists(inside):
+        return inside
+    return os.path.join(folder, name) if folder else bundled(name) or name
 
 
 _loaded = None

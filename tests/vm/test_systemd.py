@@ -1,0 +1,331 @@
+#!/usr/bin/env python3
+"""The Debian packages under a real systemd: installed, used, restarted, killed, stopped, upgraded and purged.
+
+Makes the packages (or takes those in $BPS_PACKAGES) and runs itself in a container of scripts/nspawn. Tests in there go
+through the life of an installation in order.
+"""
+import json, os, pwd, re, shlex, shutil, signal, struct, subprocess, sys, tempfile, time
+HERE = os.path.dirname(os.path.abspath(__file__))
+sys.path.insert(0, os.path.join(HERE, '..', 'lib'))
+from cluster import BpsError, Trainer, run, wait_for
+
+SCRIPTS = os.path.join(HERE, '..', '..', 'scripts')
+UNIT, SOCKET = 'bps-daemon.service', 'bps-daemon.socket'
+LONG = 120  # seconds; a second, on an idle machine
+N = 100003
+
+# A job of alice's: each rank goes on until it finds the file "enough"; every result must be exactly what it has to be.
+JOB = f'''
+import os
+import numpy as np
+import bps
+bps.init()
+rank, size, step, over = bps.rank(), bps.size(), 0, 0
+while not over:
+    x = np.arange({N}, dtype=np.float32) * (step % 7 + 1) + rank
+    total = np.asarray(bps.push_pull(x, average=False, name="x"))
+    expected = np.arange({N}, dtype=np.float32) * (step % 7 + 1)
+    assert np.array_equal(total, expected + (expected + 1)), (rank, step)
+    flag = np.array([rank == 0 and os.path.exists("enough")], dtype=np.int32)
+    over = int(np.asarray(bps.push_pull(flag, average=False, name="over"))[0])
+    step += 1
+    if rank == 0:
+        with open("steps.new", "w") as file:
+            file.write(str(step))
+        os.rename("steps.new", "steps")
+bps.shutdown()
+print("rank", rank, "of", size, "has seen", step, "steps", flush=True)
+'''
+
+
+def sh(command, check=True):
+    out = subprocess.run(command, shell=True, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+                         text=True, timeout=LONG)
+    assert not check or out.returncode == 0, f'{command}: {out.returncode}\n{out.stdout}'
+    return out.stdout
+
+
+def show(name, unit=UNIT):
+    return sh(f'systemctl show --value -p {name} {unit}').strip()
+
+
+def pid():
+    return int(show('MainPID'))
+
+
+def active(unit=UNIT):
+    return show('ActiveState', unit)
+
+
+def journal():
+    """What the daemon and systemd have said about it: one dictionary each."""
+    lines = sh(f'journalctl --boot -u {UNIT} -o json --no-pager').splitlines()
+    return [json.loads(line) for line in lines if line.startswith('{')]
+
+
+def logged(text, since=0):
+    return any(text in str(entry.get('MESSAGE')) for entry in journal()[since:])
+
+
+def restarted(before):
+    """Until systemd has the next daemon up."""
+    wait_for('a new daemon is up', lambda: active() == 'active' and pid() not in (0, before), LONG)
+
+
+def as_user(user, command):
+    return f'setpriv --reuid={user} --regid={user} --init-groups --reset-env sh -c ' + shlex.quote('cd && ' + command)
+
+
+class Job:
+    """Two ranks of alice's; a with-block, at whose end both have to have seen every result right."""
+
+    def __enter__(self):
+        self.home = pwd.getpwnam('alice').pw_dir
+        for name in ('steps', 'enough'):
+            if os.path.exists(f'{self.home}/{name}'):
+                os.unlink(f'{self.home}/{name}')
+        with open(f'{self.home}/job.py', 'w') as file:
+            file.write(JOB)
+        self.process = subprocess.Popen(as_user('alice', 'exec bpslaunch -np 2 /usr/bin/python3 job.py'), shell=True,
+                                        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        self.goes_on()
+        return self
+
+    def steps(self):
+        if self.process.poll() is not None:
+            raise AssertionError(f'the job has ended: {self.process.communicate()[0]}')
+        try:
+            with open(f'{self.home}/steps') as file:
+                return int(file.read())
+        except FileNotFoundError:
+            return 0
+
+    def goes_on(self):
+        done = self.steps()
+        wait_for('the job goes on', lambda: self.steps() > done + 20, LONG)
+
+    def __exit__(self, kind, *_):
+        if kind:
+            self.process.kill()
+            print(self.process.communicate()[0])
+            return
+        with open(f'{self.home}/enough', 'w'):
+            pass
+        out = self.process.communicate(timeout=LONG)[0]
+        assert self.process.returncode == 0, out
+        for rank in (0, 1):
+            assert re.search(rf'rank {rank} of 2 has seen \d+ steps', out), out
+
+
+class Dropin:
+    """Settings of the unit for the length of a with-block."""
+
+    def __init__(self, text):
+        self.text, self.folder = text, f'/run/systemd/system/{UNIT}.d'
+
+    def __enter__(self):
+        os.makedirs(self.folder)
+        with open(self.folder + '/test.conf', 'w') as file:
+            file.write(self.text)
+        sh('systemctl daemon-reload')
+
+    def __exit__(self, *_):
+        shutil.rmtree(self.folder)
+        sh('systemctl daemon-reload')
+
+
+def files():
+    """What an installation could leave behind."""
+    noise = '|'.join(['/etc/[^/]*-', '/etc/.*\\.lock', '/var/lib/(dpkg|apt|systemd|man-db)/.*', '.*/__pycache__(/.*)?'])
+    found = sh('find /etc /usr/bin /usr/include /usr/lib /usr/share/doc /usr/share/man /run/bps* /var/lib /var/log/bps* -xdev'
+               ' 2>/dev/null', check=False).splitlines()
+    return {path for path in found if not re.fullmatch(noise, path)}
+
+
+BEFORE = set()
+
+
+def test_install():
+    BEFORE.update(files())
+    if os.path.exists('/usr/sbin/policy-rc.d'):
+        os.unlink('/usr/sbin/policy-rc.d')  # images of containers have one that forbids packages to start anything
+    if os.path.exists('/var/lib/man-db/auto-update'):
+        os.unlink('/var/lib/man-db/auto-update')  # each page of this machine would be read
+    sh(INSTALL)
+    assert active(SOCKET) == 'active' and active() == 'inactive', sh(f'systemctl status {SOCKET} {UNIT}', check=False)
+    st = os.stat('/run/bps/bps.sock')
+    bps = pwd.getpwnam('bps')
+    assert (st.st_uid, st.st_gid, st.st_mode & 0o777) == (bps.pw_uid, bps.pw_gid, 0o660), st
+    assert sh('systemctl is-enabled ' + SOCKET).strip() == 'enabled'
+    assert sh(f'systemctl is-enabled {UNIT}', check=False).strip() == 'disabled'
+    assert '/etc/bps/bps-daemon.conf' in sh("dpkg-query -W -f '${Conffiles}' bps-daemon")
+    sh('dpkg --verify bps-daemon libbps-client0 libbps-client-dev python3-bps')
+    sh(f'systemd-analyze verify --man=no {UNIT} {SOCKET} bps.slice')
+    sh(f'systemd-analyze security --threshold=15 --no-pager {UNIT}')
+    sh('useradd --create-home --groups bps alice')
+    sh('useradd --create-home mallory')
+
+
+def test_the_first_trainer_brings_it_up():
+    with Job():
+        assert active() == 'active'
+        assert re.match(r'node \S+, agent server, cluster single', show('StatusText')), show('StatusText')
+        assert show('User') == 'bps' and show('Slice') == 'bps.slice'
+
+
+def test_whoever_is_not_in_the_group_is_refused():
+    out = sh(as_user('mallory', '/usr/bin/python3 -c "import bps; bps.init()"'), check=False)
+    assert '/run/bps/bps.sock is not for this user: is he in the group bps?' in out, out
+
+
+def test_it_has_no_privilege():
+    with open(f'/proc/{pid()}/status') as file:
+        status = dict(line.rstrip('\n').split(':\t', 1) for line in file if ':\t' in line)
+    bps = pwd.getpwnam('bps')
+    assert status['Uid'].split() == [str(bps.pw_uid)] * 4 and status['NoNewPrivs'] == '1', status
+    assert status['Seccomp'] == '2' and int(status['CapEff'], 16) == int(status['CapBnd'], 16) == 0, status
+
+
+def test_the_journal_has_its_fields():
+    ready = [entry for entry in journal() if str(entry['MESSAGE']).startswith('ready: node ')]
+    assert ready, journal()
+    fields = ready[-1]
+    assert fields['PRIORITY'] == '5', fields
+    assert fields['SYSLOG_IDENTIFIER'] == 'bps-daemon' and fields['_SYSTEMD_UNIT'] == UNIT, fields
+    assert fields['_UID'] == str(pwd.getpwnam('bps').pw_uid) and fields['_COMM'] == 'bps-daemon', fields
+    assert fields['_SYSTEMD_SLICE'] == 'bps.slice', fields
+
+
+def test_restart_kill_and_upgrade_under_a_job():
+    with Job() as job:
+        for command in (f'systemctl restart {UNIT}', f'systemctl kill --kill-who=main -s KILL {UNIT}', INSTALL,
+                        f'systemctl stop {UNIT}'):  # at which the socket has the next trainer's call start it again
+            before = pid()
+            sh(command)
+            restarted(before)
+            job.goes_on()
+    assert show('Result') == 'success'
+
+
+def test_watchdog():
+    with Dropin('[Service]\nWatchdogSec=8s\n'):
+        sh(f'systemctl restart {UNIT}')
+        with Job() as job:
+            before, lines = pid(), len(journal())
+            os.kill(before, signal.SIGSTOP)
+            restarted(before)
+            job.goes_on()
+        assert logged('Watchdog timeout', lines), journal()[lines:]
+    sh(f'systemctl restart {UNIT}')
+
+
+def test_reload():
+    conf = '/etc/bps/bps-daemon.conf'
+    before, lines = pid(), len(journal())
+    with open(conf) as file:
+        text = file.read()
+
+    def reload(line):
+        with open(conf, 'w') as file:
+            file.write(text + line)
+        sh(f'systemctl reload {UNIT}')
+    reload('log_level = debug\n')
+    wait_for('it has been read', lambda: logged('reload: done', lines), LONG)
+    reload('no_such_option = 1\n')
+    wait_for('it was refused', lambda: logged('no_such_option', lines), LONG)
+    reload('')
+    wait_for('it is well again', lambda: sum('reload: done' in str(e['MESSAGE']) for e in journal()[lines:]) == 2, LONG)
+    assert pid() == before and active() == 'active'
+    sh('dpkg --verify bps-daemon')
+
+
+def test_wrong_options_are_not_tried_again():
+    with Dropin('[Service]\nExecStart=\nExecStart=/usr/bin/bps-daemon --no-such-option=1\n'):
+        sh(f'systemctl restart {UNIT}', check=False)
+        wait_for('it has failed', lambda: active() == 'failed', LONG)
+        assert show('ExecMainStatus') == '2' and show('NRestarts') == '0', sh(f'systemctl status {UNIT}', check=False)
+    sh(f'systemctl start {UNIT}')
+
+
+def test_stop_waits_for_what_is_under_way():
+    """A job of two nodes cannot go on under the next daemon: its requests are waited for."""
+    folder = tempfile.mkdtemp(prefix='bps-test-', dir='/run')
+    os.chmod(folder, 0o777)
+    with open(f'{folder}/cluster.conf', 'w') as file:
+        for i, node in enumerate('ab'):
+            file.write(f'[node {node}]\naddress = 127.77.0.{i + 1}:9690\nroles = agent, server\n')
+    cluster = f'--cluster=static --cluster-file={folder}/cluster.conf'
+    ranks = []
+    with Dropin(f'[Service]\nExecStart=\nExecStart=/usr/bin/bps-daemon {cluster} --node=a --drain-timeout=100s\nTimeoutStopSec=1s\n'):
+        try:
+            sh(f'systemctl restart {UNIT}')
+            sh(f'systemd-run --unit=bps-b -p Type=notify -p User=bps /usr/bin/bps-daemon {cluster} --node=b'
+               f' --socket={folder}/b.sock --admin-socket=')
+            for rank, socket in enumerate(['/run/bps/bps.sock', f'{folder}/b.sock']):
+                ranks.append(Trainer(f't{rank}', folder))
+                ranks[rank].call('open', socket, LONG * 1000, seconds=LONG)
+            for rank, trainer in enumerate(ranks):
+                keys = dict(job='drain', rank=rank, world_size=2, node=rank, local_rank=0, local_size=1, n_nodes=2,
+                            timeout_ms=LONG * 1000)
+                trainer.send('join', *(f'{key}={value}' for key, value in keys.items()))
+            for trainer in ranks:
+                trainer.answer(LONG)
+            for trainer in ranks:
+                trainer.send('tensor', 0, 'x', 2, 4)
+            for trainer in ranks:
+                trainer.answer(LONG)
+            ranks[0].submit(1, 0, struct.pack('4f', 1, 2, 3, 4), out=4)
+            before = pid()
+            sh(f'systemctl stop --no-block {SOCKET} {UNIT}')
+            wait_for('it says so', lambda: show('StatusText').endswith('; stopping, 1 requests under way'), LONG)
+            assert active() == 'deactivating' and pid() == before
+            # Longer than TimeoutStopSec=: it has asked for more. What must not happen has no condition to wait for.
+            time.sleep(2)
+            assert active() == 'deactivating' and pid() == before
+            ranks[1].submit(1, 0, struct.pack('4f', 10, 20, 30, 40), out=4)
+            for trainer in ranks:
+                trainer.wait(1, LONG * 1000)
+                assert struct.unpack('4f', trainer.result(1)) == (11, 22, 33, 44)
+            wait_for('it has stopped', lambda: active() == 'inactive', LONG)
+            assert show('Result') == 'success'
+        finally:
+            for trainer in ranks:
+                trainer.kill()
+            sh('systemctl stop bps-b.service', check=False)
+            shutil.rmtree(folder)
+    assert not os.path.exists('/run/bps/bps.sock')
+
+
+def test_purge_leaves_nothing():
+    sh(f'systemctl start {UNIT}')
+    daemon = pid()
+    sh('dpkg --purge python3-bps libbps-client-dev bps-daemon libbps-client0')
+    sh('userdel --remove alice; userdel --remove mallory', check=False)
+    assert not os.path.exists(f'/proc/{daemon}')
+    left = files() - BEFORE
+    assert not left, sorted(left)
+    assert 'bps' not in sh('getent passwd; getent group'), sh('getent passwd; getent group')
+    assert not sh("systemctl list-units --all --no-legend 'bps*'"), sh("systemctl list-units --all 'bps*'")
+
+
+def outside():
+    nspawn = os.path.join(SCRIPTS, 'nspawn')
+    out = subprocess.run([nspawn, '--check'], capture_output=True, text=True)
+    if out.returncode == 77:
+        print(f'skip all: {out.stderr.strip()}\n0 passed, 0 failed, 1 skipped')
+        sys.exit(77)
+    with tempfile.TemporaryDirectory(prefix='bps-test-') as folder:
+        made = os.environ.get('BPS_PACKAGES')
+        if not made:
+            made = folder
+            subprocess.run([os.path.join(SCRIPTS, 'package'), folder], check=True)
+        sys.stdout.flush()
+        sys.exit(subprocess.run([nspawn, '--timeout', '900', '--', '/usr/bin/python3', os.path.abspath(__file__), '--inside',
+                                 os.path.abspath(made), *sys.argv[1:]]).returncode)
+
+
+if sys.argv[1:2] != ['--inside']:
+    outside()
+INSTALL = f'dpkg -i {shlex.quote(sys.argv[2])}/*.deb'
+del sys.argv[1:3]
+run(globals())
