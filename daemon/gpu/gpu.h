@@ -1,0 +1,181 @@
+/*
+ * Memory of GPUs. No process of ours but a worker calls CUDA: `bps-daemon --gpu-worker`, one for each job that has device
+ * memory, started when it is first needed and ended with the job. It owns the job's contexts, imports, streams and NCCL
+ * communicators; whatever goes wrong in them ends this process and this job alone. This module owns the workers'
+ * processes, the staging memory through which bytes pass between devices and the rest of the daemon, and what is under way
+ * between the two. Policy is pipeline/'s: it says what is copied when.
+ *
+ *	worker	   a process; of one job
+ *	session	   a trainer as its job's worker knows it: the flags of proto/shm.h
+ *	memory	   an allocation that a trainer shared; imported by the worker of the job that its session is in
+ *	lease	   a piece of staging memory, for a part under way
+ *	task	   work of a worker's streams: begun, given commands, ended; done() comes when all of them are
+ *
+ * Control thread only. A worker's own threads are in worker.c. Nothing here waits for a worker, but for gpu_new(), once,
+ * with a deadline.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "base/loop.h"
+#include "base/map.h"
+#include "proto/types.h"
+
+struct gpu;
+struct gpu_worker;
+struct gpu_session;
+
+struct gpu_params {
+	struct loop *loop;
+	const char *program;	/* what is run with --gpu-worker; NULL: this program */
+	uint64_t staging_bytes; /* for all jobs */
+	uint64_t
+		timeout_ms; /* a worker that has done nothing for so long, with work to do, is killed */
+};
+
+/*
+ * Looks whether workers can be started, by starting one that looks for driver and devices, for at most ten seconds where
+ * there is a driver. That there is none is no error. Returns 0, -ENOMEM or another -errno.
+ */
+int gpu_new(const struct gpu_params *params, struct gpu **ret_gpu);
+/* Whether workers can be started. */
+bool gpu_is_there(const struct gpu *gpu);
+/* One line for people: what there is, or why nothing is. */
+const char *gpu_describe(const struct gpu *gpu);
+/* Kills every worker; what is under way ends as failed, from inside. Idempotent. */
+void gpu_close(struct gpu *gpu);
+/* After close, when nobody holds a worker, a memory or a lease. */
+struct gpu *gpu_free(struct gpu *gpu);
+DEFINE_CLEANUP(struct gpu *, gpu_free)
+/* For tests and operators. */
+size_t gpu_n_workers(const struct gpu *gpu);
+uint64_t gpu_staging_used(const struct gpu *gpu);
+
+/* -- Workers ------------------------------------------------------------------------------------------------------ */
+
+struct gpu_worker_ops {
+	/* Something that was waited for may be there: an import, a flag, a plan. From the loop. */
+	void (*changed)(void *user);
+	/*
+	 * The process is dead or as good as that; words say why. Tasks end as failed right after. From the loop, or from
+	 * gpu_close().
+	 */
+	void (*lost)(void *user, const struct failure *failure);
+	/* After gpu_worker_close(): the process is no more, and neither is the worker. From the loop, or from gpu_close(). */
+	void (*gone)(void *user);
+};
+
+/* Starts a worker's process. name: its job's, for messages. Returns 0, or -errno with words. */
+int gpu_worker_start(struct gpu *gpu, const char *name, const struct gpu_worker_ops *ops,
+		     void *user, struct gpu_worker **ret_worker, struct failure *failure);
+/*
+ * No task is begun from here on. The process ends when those under way are done, and is killed if it does not; then
+ * gone() comes, not from inside. Idempotent.
+ */
+void gpu_worker_close(struct gpu_worker *worker);
+
+/* -- Sessions and their flags --------------------------------------------------------------------------------------- */
+
+/*
+ * Hands a trainer's shared memory (proto/shm.h) to the worker. The descriptor stays the caller's. The session lives as
+ * long as the worker, and reads the flags though the trainer be gone. Returns 0 or -errno.
+ */
+int gpu_session_open(struct gpu_worker *worker, int memfd, struct gpu_session **ret_session);
+/* Whether the trainer's stream has reached the submission with this ticket. */
+bool gpu_session_is_ready(const struct gpu_session *session, uint32_t slot, uint64_t ticket);
+struct gpu_memory;
+/*
+ * changed() will come after it has. memory: imported, on the device whose stream waits. Where there are too few such
+ * streams a timer looks. Returns 0 or -ENOMEM.
+ */
+int gpu_session_watch(struct gpu_session *session, const struct gpu_memory *memory, uint32_t slot,
+		      uint64_t ticket);
+
+/* -- Memory ------------------------------------------------------------------------------------------------------- */
+
+enum gpu_memory_state { GPU_MEMORY_AWAY, GPU_MEMORY_OPENING, GPU_MEMORY_OPEN, GPU_MEMORY_FAILED };
+
+struct gpu_memory_params {
+	unsigned kind; /* MEMORY_CUDA_* */
+	uint8_t device[DEVICE_UUID_LEN];
+	uint8_t handle[DEVICE_HANDLE_LEN]; /* MEMORY_CUDA_IPC */
+	int fd;				   /* MEMORY_CUDA_FD: stays the caller's; else -1 */
+	uint64_t len;
+};
+
+/* Returns 0, -ENOMEM or -errno. */
+int gpu_memory_new(const struct gpu_memory_params *params, struct gpu_memory **ret_memory);
+/*
+ * Asks a worker to import it. opened(), which may be NULL, follows from the loop, once, unless the memory is freed before;
+ * why: NULL if all is well.
+ */
+void gpu_memory_open(struct gpu_memory *memory, struct gpu_worker *worker,
+		     void (*opened)(void *user, const struct failure *why), void *user);
+/* In this worker. failure: why, when it is FAILED; may be NULL. */
+enum gpu_memory_state gpu_memory_state(const struct gpu_memory *memory,
+				       const struct gpu_worker *worker, struct failure *failure);
+/* 16 bytes. */
+const uint8_t *gpu_memory_device(const struct gpu_memory *memory);
+/*
+ * No task uses it any more. freed(): no worker has it imported; may come from inside, and then returns before this does.
+ * May be NULL.
+ */
+void gpu_memory_free(struct gpu_memory *memory, void (*freed)(void *user), void *user);
+
+/* -- Staging ------------------------------------------------------------------------------------------------------ */
+
+enum { GPU_E_NONE, GPU_E_WAIT };
+
+struct gpu_lease {
+	void (*granted)(struct gpu_lease *lease); /* after GPU_E_WAIT; from the loop */
+	/* gpu/'s; data may be read while it is held. */
+	struct gpu *gpu;
+	struct gpu_worker *worker; /* while it waits */
+	void *data;		   /* NULL: not held */
+	uint64_t offset, len;
+	bool is_long, waits;
+	struct list link;
+};
+
+/*
+ * Takes staging. Who holds it until another node has answered says is_long, and gets it only while half of all is free
+ * for the others: then these always come to their turn, whatever order nodes work in. Returns 0; GPU_E_WAIT, and
+ * granted() follows: never for is_long, where it means no; -EMSGSIZE when there is not so much in all.
+ */
+int gpu_lease_take(struct gpu_worker *worker, struct gpu_lease *lease, uint64_t len, bool is_long);
+/* Gives it back, or stops waiting. Harmless when it is neither held nor waited for. */
+void gpu_lease_give(struct gpu_lease *lease);
+uint64_t gpu_staging_len(const struct gpu_worker *worker);
+
+/* -- Work --------------------------------------------------------------------------------------------------------- */
+
+struct gpu_task {
+	/* All is done, or (failed) the worker is dead: nothing touches any memory any more. From the loop, or gpu_close(). */
+	void (*done)(struct gpu_task *task, bool failed);
+	/* gpu/'s. */
+	unsigned n_pending;
+	bool is_mapped;
+	uint64_t ticket;
+	struct list link;
+	struct map_entry entry;
+};
+
+/* Each device has two streams; what is in one is done in order. */
+enum gpu_stream { GPU_DOWN, GPU_UP, GPU_STREAMS };
+
+/* Begins a task. Commands until gpu_task_end() are its; none of them fails, as a worker that cannot dies. */
+void gpu_task_begin(struct gpu_worker *worker, struct gpu_task *task);
+/* Copies len bytes from a device to staging, or back. data: inside a lease. */
+void gpu_task_down(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,
+		   void *data, uint64_t len);
+void gpu_task_up(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,
+		 const void *data, uint64_t len);
+/* After what is in the up-stream of the memory's device: tells the trainer's stream. */
+void gpu_task_tell(struct gpu_worker *worker, struct gpu_memory *memory,
+		   struct gpu_session *session, uint32_t slot, uint64_t ticket);
+void gpu_task_end(struct gpu_worker *worker);
+
+/* -- The worker's process ------------------------------------------------------------------------------------------ */
+
+/* main() of `bps-daemon --gpu-worker`: serves the socket that is descriptor 3. Returns an exit status. */
+int gpu_worker_main(void);

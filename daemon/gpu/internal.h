@@ -1,0 +1,142 @@
+/* What the daemon's side of gpu/ shares among its files. */
+#pragma once
+
+#include "base/clock.h"
+#include "base/list.h"
+#include "base/map.h"
+#include "gpu/wire.h"
+#include "proto/shm.h"
+
+/* Waiting flags that no lane is left for are looked at so often. */
+#define GPU_POLL_NS (1 * NSEC_PER_MSEC)
+/* A worker that was told to end has so long. */
+#define GPU_END_NS (10 * NSEC_PER_SEC)
+#define GPU_PAGE   4096u
+
+struct gpu {
+	struct gpu_params params;
+	bool is_there, closed;
+	char text[ERROR_TEXT_MAX + 1]; /* what there is */
+	struct list workers;
+	size_t n_workers;
+	struct mail reap;
+	bool reaping;
+
+	/* Staging: one bit for each page in use. */
+	int staging_fd;
+	char *staging; /* NULL until the first worker */
+	uint64_t n_pages, n_used, n_long, next;
+	uint64_t *used;
+	struct list waiting; /* workers with leases that wait, in turn */
+	struct mail grant;
+	bool granting;
+};
+
+enum gpu_worker_state { WORKER_RUNNING, WORKER_ENDING, WORKER_DEAD };
+
+struct gpu_watch {
+	struct list link; /* the session's: on a lane, or none is free */
+	uint32_t slot, lane;
+	uint64_t ticket;
+	uint8_t device[DEVICE_UUID_LEN];
+};
+
+struct gpu_worker {
+	struct gpu *gpu;
+	struct list link;
+	struct list wait_link; /* gpu->waiting */
+	struct list leases;    /* that wait */
+	char name[JOB_NAME_MAX + 1];
+	struct gpu_worker_ops ops;
+	void *user;
+	enum gpu_worker_state state;
+	bool closed; /* gpu_worker_close() was called */
+	bool is_ready;
+	struct failure why; /* DEAD */
+	pid_t pid;
+	struct loop_source socket;
+	struct loop_source process; /* pidfd */
+	struct loop_timer timer;    /* something is under way, or the process is to end */
+	struct loop_timer poll;	    /* watches without a lane */
+	struct mail changed;	    /* says it from the loop */
+	bool changed_posted;
+	uint64_t progress_ns; /* when the last event came */
+
+	struct list memories; /* that it has, or is about to */
+	struct gpu_memory **by_number;
+	uint32_t n_numbers;
+	struct gpu_session **sessions;
+	uint32_t n_sessions;
+
+	struct gpu_task *task; /* between begin and end */
+	struct {
+		const struct gpu_memory *memory;
+		enum gpu_stream stream;
+	} marks[GPU_STREAMS * GPU_DEVICES_MAX]; /* streams that it uses */
+	unsigned n_marks;
+	struct list tasks;    /* under way */
+	struct map by_ticket; /* the same */
+	uint64_t n_begun;
+	struct mail fail; /* ends those that wait for nothing */
+	bool fail_posted;
+
+	struct gpu_command batch[GPU_PACKET_MAX];
+	unsigned n_batch;
+	struct list outbox; /* packets that did not fit into the socket */
+	size_t n_outbox;
+};
+
+struct gpu_session {
+	struct gpu_worker *worker;
+	uint32_t number;
+	void *flags; /* SHM_FLAG_LEN bytes, mapped to be read */
+	uint32_t lanes;
+	struct list watched, parked;
+};
+
+struct gpu_memory {
+	struct gpu_memory_params params; /* its own fd */
+	struct gpu_worker *worker;
+	struct list link; /* the worker's */
+	uint32_t number;
+	enum gpu_memory_state state;
+	bool closing;
+	struct failure failure;
+	void (*opened)(void *user, const struct failure *why);
+	void (*freed)(void *user);
+	void *opened_user, *freed_user;
+};
+
+/* staging.c */
+int gpu_staging_open(struct gpu *gpu);
+void gpu_staging_close(struct gpu *gpu);
+/* Grants what can be granted, from inside. */
+void gpu_staging_grant(struct gpu *gpu);
+
+/* worker_process.c: the process, its socket, and what is under way. */
+/* Sends a command; fd goes beside it, stays the caller's, or -1. */
+void gpu_worker_send(struct gpu_worker *worker, const struct gpu_command *command, int fd);
+/* Sends what was put into the batch. */
+void gpu_worker_flush(struct gpu_worker *worker);
+struct gpu_command *gpu_worker_add(struct gpu_worker *worker);
+void gpu_worker_changed(struct gpu_worker *worker);
+void gpu_worker_die(struct gpu_worker *worker, const struct failure *why);
+
+/* Something is under way: from now on it is to be heard of. */
+void gpu_worker_expect(struct gpu_worker *worker);
+/* A task has ended: ends the process if it was to and was the last. */
+void gpu_worker_idle(struct gpu_worker *worker);
+/* Runs the worker's program. Returns 0 or -errno. */
+int gpu_process_start(const char *program, pid_t *ret_pid, int *ret_pidfd, int *ret_socket);
+/* The next event. Returns as frame_receive(). */
+int gpu_event_receive(int socket, struct gpu_event *ret_event);
+
+/* task.c, memory.c, session.c: events; and a worker that ends. */
+void gpu_task_event(struct gpu_worker *worker, const struct gpu_event *event);
+/* Ends all tasks of a dead worker. */
+void gpu_task_worker_died(struct gpu_worker *worker);
+void gpu_memory_event(struct gpu_worker *worker, const struct gpu_event *event);
+void gpu_memory_worker_died(struct gpu_worker *worker);
+void gpu_session_event(struct gpu_worker *worker, const struct gpu_event *event);
+void gpu_session_poll(struct gpu_worker *worker);
+void gpu_session_free_all(struct gpu_worker *worker);

@@ -1,0 +1,200 @@
+#include "gpu/internal.h"
+#include <fcntl.h>
+#include <sys/mman.h>
+
+/*
+ * One memfd for all jobs, mapped here and in every worker, which registers it with the driver. A bit for each page says
+ * whether it is in use; pieces are looked for from where the last one was found.
+ */
+
+int gpu_staging_open(struct gpu *gpu)
+{
+	uint64_t len = gpu->n_pages * GPU_PAGE;
+	_cleanup_(fd_closep) int fd = -1;
+	void *data;
+
+	if (gpu->staging)
+		return 0;
+	gpu->used = calloc((gpu->n_pages + 63) / 64, sizeof(gpu->used[0]));
+	if (!gpu->used)
+		return error_origin(-ENOMEM);
+	fd = memfd_create("bps-gpu-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
+	if (fd < 0 || ftruncate(fd, (off_t)len) ||
+	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
+		int r = error_origin(-errno);
+
+		gpu_staging_close(gpu);
+		return r;
+	}
+	data = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	if (data == MAP_FAILED) {
+		gpu_staging_close(gpu);
+		return error_origin(-ENOMEM);
+	}
+	gpu->staging = data;
+	gpu->staging_fd = TAKE_FD(fd);
+	return 0;
+}
+
+void gpu_staging_close(struct gpu *gpu)
+{
+	if (gpu->staging)
+		(void)munmap(gpu->staging, gpu->n_pages * GPU_PAGE);
+	gpu->staging = NULL;
+	gpu->staging_fd = fd_close(gpu->staging_fd);
+	free(gpu->used);
+	gpu->used = NULL;
+}
+
+static bool is_used(const struct gpu *gpu, uint64_t page)
+{
+	return gpu->used[page / 64] >> page % 64 & 1;
+}
+
+static void set_used(struct gpu *gpu, uint64_t page, uint64_t n, bool used)
+{
+	for (; n--; page++) {
+		if (used)
+			gpu->used[page / 64] |= UINT64_C(1) << page % 64;
+		else
+			gpu->used[page / 64] &= ~(UINT64_C(1) << page % 64);
+	}
+}
+
+/* Finds n free pages that begin in [from, to). Returns whether there are such. */
+static bool find_between(const struct gpu *gpu, uint64_t from, uint64_t to, uint64_t n,
+			 uint64_t *ret_page)
+{
+	uint64_t run = 0;
+
+	for (uint64_t page = from; page < gpu->n_pages && page < to + n - 1; page++) {
+		if (!run && !(page % 64) && gpu->used[page / 64] == UINT64_MAX) {
+			page += 63;
+			continue;
+		}
+		run = is_used(gpu, page) ? 0 : run + 1;
+		if (run == n) {
+			*ret_page = page + 1 - n;
+			return true;
+		}
+	}
+	return false;
+}
+
+static bool take(struct gpu_lease *lease)
+{
+	struct gpu *gpu = lease->gpu;
+	uint64_t n = (lease->len + GPU_PAGE - 1) / GPU_PAGE, page;
+
+	if (lease->is_long && gpu->n_long + n > gpu->n_pages / 2)
+		return false;
+	if (n > gpu->n_pages - gpu->n_used)
+		return false;
+	if (!find_between(gpu, gpu->next, gpu->n_pages, n, &page) &&
+	    !find_between(gpu, 0, gpu->next, n, &page))
+		return false;
+	set_used(gpu, page, n, true);
+	gpu->n_used += n;
+	if (lease->is_long)
+		gpu->n_long += n;
+	gpu->next = page + n < gpu->n_pages ? page + n : 0;
+	lease->offset = page * GPU_PAGE;
+	lease->data = gpu->staging + lease->offset;
+	return true;
+}
+
+int gpu_lease_take(struct gpu_worker *worker, struct gpu_lease *lease, uint64_t len, bool is_long)
+{
+	struct gpu *gpu = worker->gpu;
+
+	lease->gpu = gpu;
+	lease->worker = worker;
+	lease->len = len;
+	lease->is_long = is_long;
+	lease->waits = false;
+	lease->data = NULL;
+	if (len > gpu->n_pages * GPU_PAGE)
+		return error_origin(-EMSGSIZE);
+	/* Who waits comes first. */
+	if (list_empty(&gpu->waiting) && take(lease))
+		return 0;
+	if (is_long)
+		return GPU_E_WAIT;
+	lease->waits = true;
+	list_push_back(&worker->leases, &lease->link);
+	if (!list_linked(&worker->wait_link))
+		list_push_back(&gpu->waiting, &worker->wait_link);
+	return GPU_E_WAIT;
+}
+
+void gpu_staging_grant(struct gpu *gpu)
+{
+	struct gpu_worker *worker;
+
+	while ((worker = list_first(&gpu->waiting, struct gpu_worker, wait_link))) {
+		struct gpu_lease *lease = list_first(&worker->leases, struct gpu_lease, link);
+
+		/* Nobody overtakes: a large piece would otherwise wait for ever. */
+		if (!take(lease))
+			return;
+		list_remove(&lease->link);
+		lease->waits = false;
+		/* The next turn is another job's. */
+		list_remove(&worker->wait_link);
+		if (!list_empty(&worker->leases))
+			list_push_back(&gpu->waiting, &worker->wait_link);
+		lease->granted(lease);
+	}
+}
+
+static void on_grant(struct mail *mail)
+{
+	struct gpu *gpu = container_of(mail, struct gpu, grant);
+
+	gpu->granting = false;
+	gpu_staging_grant(gpu);
+}
+
+static void grant_later(struct gpu *gpu)
+{
+	if (gpu->granting || list_empty(&gpu->waiting))
+		return;
+	gpu->granting = true;
+	gpu->grant.run = on_grant;
+	loop_post(gpu->params.loop, &gpu->grant);
+}
+
+void gpu_lease_give(struct gpu_lease *lease)
+{
+	struct gpu *gpu;
+	uint64_t n;
+
+	if (lease->waits) {
+		list_remove(&lease->link);
+		lease->waits = false;
+		if (list_empty(&lease->worker->leases))
+			list_remove(&lease->worker->wait_link);
+		grant_later(lease->gpu);
+		return;
+	}
+	if (!lease->data)
+		return;
+	gpu = lease->gpu;
+	n = (lease->len + GPU_PAGE - 1) / GPU_PAGE;
+	set_used(gpu, lease->offset / GPU_PAGE, n, false);
+	gpu->n_used -= n;
+	if (lease->is_long)
+		gpu->n_long -= n;
+	lease->data = NULL;
+	grant_later(gpu);
+}
+
+uint64_t gpu_staging_len(const struct gpu_worker *worker)
+{
+	return worker->gpu->n_pages * GPU_PAGE;
+}
+
+uint64_t gpu_staging_used(const struct gpu *gpu)
+{
+	return gpu->n_used * GPU_PAGE;
+}

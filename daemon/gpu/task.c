@@ -1,0 +1,152 @@
+#include "gpu/internal.h"
+
+void gpu_task_begin(struct gpu_worker *worker, struct gpu_task *task)
+{
+	assert(!worker->task);
+	worker->task = task;
+	worker->n_marks = 0;
+	task->n_pending = 0;
+}
+
+/* The task ends with what this memory's device has in this stream. */
+static void use_stream(struct gpu_worker *worker, const struct gpu_memory *memory,
+		       enum gpu_stream stream)
+{
+	for (unsigned i = 0; i < worker->n_marks; i++)
+		if (worker->marks[i].stream == stream &&
+		    !memcmp(worker->marks[i].memory->params.device, memory->params.device,
+			    DEVICE_UUID_LEN))
+			return;
+	assert(worker->n_marks < ARRAY_SIZE(worker->marks));
+	worker->marks[worker->n_marks].memory = memory;
+	worker->marks[worker->n_marks++].stream = stream;
+}
+
+static void copy(struct gpu_worker *worker, enum gpu_op op, enum gpu_stream stream,
+		 const struct gpu_memory *memory, uint64_t offset, const void *data, uint64_t len)
+{
+	struct gpu_command *command;
+
+	if (!len)
+		return;
+	command = gpu_worker_add(worker);
+	command->op = op;
+	command->stream = stream;
+	command->memory = memory->number;
+	command->offset = offset;
+	command->staging = (uint64_t)((const char *)data - worker->gpu->staging);
+	command->len = len;
+	use_stream(worker, memory, stream);
+}
+
+void gpu_task_down(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,
+		   void *data, uint64_t len)
+{
+	copy(worker, GPU_OP_DOWN, GPU_DOWN, memory, offset, data, len);
+}
+
+void gpu_task_up(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,
+		 const void *data, uint64_t len)
+{
+	copy(worker, GPU_OP_UP, GPU_UP, memory, offset, data, len);
+}
+
+void gpu_task_tell(struct gpu_worker *worker, struct gpu_memory *memory,
+		   struct gpu_session *session, uint32_t slot, uint64_t ticket)
+{
+	struct gpu_command *command = gpu_worker_add(worker);
+
+	command->op = GPU_OP_TELL;
+	command->stream = GPU_UP;
+	command->memory = memory->number;
+	command->session = session->number;
+	command->slot = slot;
+	command->ticket = ticket;
+	use_stream(worker, memory, GPU_UP);
+}
+
+static void on_fail(struct mail *mail)
+{
+	struct gpu_worker *worker = container_of(mail, struct gpu_worker, fail);
+
+	worker->fail_posted = false;
+	gpu_task_worker_died(worker);
+}
+
+/* Those that have nothing to wait for: also they end from the loop. */
+static void end_later(struct gpu_worker *worker)
+{
+	if (worker->fail_posted)
+		return;
+	worker->fail_posted = true;
+	worker->fail.run = on_fail;
+	loop_post(worker->gpu->params.loop, &worker->fail);
+}
+
+void gpu_task_end(struct gpu_worker *worker)
+{
+	struct gpu_task *task = TAKE_PTR(worker->task);
+
+	task->ticket = ++worker->n_begun;
+	list_push_back(&worker->tasks, &task->link);
+	if (map_add(&worker->by_ticket, task->ticket, &task->entry)) {
+		struct failure why;
+
+		(void)failure_set(&why, -ENOMEM, "no memory for what is under way");
+		task->is_mapped = false;
+		gpu_worker_die(worker, &why);
+		return;
+	}
+	task->is_mapped = true;
+	for (unsigned i = 0; i < worker->n_marks; i++) {
+		struct gpu_command *command = gpu_worker_add(worker);
+
+		command->op = GPU_OP_MARK;
+		command->stream = worker->marks[i].stream;
+		command->memory = worker->marks[i].memory->number;
+		command->ticket = task->ticket;
+	}
+	task->n_pending = worker->n_marks;
+	if (worker->state != WORKER_RUNNING || !task->n_pending)
+		end_later(worker);
+	gpu_worker_flush(worker);
+	gpu_worker_expect(worker);
+}
+
+static void task_done(struct gpu_worker *worker, struct gpu_task *task, bool failed)
+{
+	list_remove(&task->link);
+	if (task->is_mapped)
+		map_remove(&worker->by_ticket, &task->entry);
+	task->done(task, failed);
+}
+
+void gpu_task_event(struct gpu_worker *worker, const struct gpu_event *event)
+{
+	struct map_entry *entry = map_find(&worker->by_ticket, event->ticket);
+	struct gpu_task *task = entry ? container_of(entry, struct gpu_task, entry) : NULL;
+
+	if (!task || --task->n_pending)
+		return;
+	task_done(worker, task, false);
+	gpu_worker_idle(worker);
+}
+
+void gpu_task_worker_died(struct gpu_worker *worker)
+{
+	bool dead = worker->state == WORKER_DEAD;
+	struct gpu_task *task, *found;
+
+	do {
+		found = NULL;
+		list_for_each (task, &worker->tasks, link) {
+			if (!dead && task->n_pending)
+				continue;
+			found = task;
+			break;
+		}
+		if (found)
+			task_done(worker, found, dead && found->n_pending);
+	} while (found);
+	gpu_worker_idle(worker);
+}

@@ -1,0 +1,198 @@
+#include "gpu/worker.h"
+
+#include "gpu/nccl_abi.h"
+#include "proto/frame.h"
+#include <stdarg.h>
+#include <stdio.h>
+#include <sys/prctl.h>
+
+struct worker worker = {
+	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.mail_lock = PTHREAD_MUTEX_INITIALIZER,
+	.mail_more = PTHREAD_COND_INITIALIZER,
+};
+
+/* -- What it says ------------------------------------------------------------------------------------------------- */
+
+void worker_say(const struct gpu_event *event)
+{
+	size_t len = offsetof(struct gpu_event, text) + strlen(event->text) + 1;
+
+	/* That the daemon is gone is seen by who reads. */
+	(void)frame_send(GPU_SOCKET_FD, event, len, NULL, 0);
+}
+
+void worker_fatal(int status, const char *format, ...)
+{
+	struct gpu_event event = { .kind = GPU_EVENT_FATAL, .status = status };
+	va_list args;
+
+	va_start(args, format);
+	(void)vsnprintf(event.text, sizeof(event.text), format, args);
+	va_end(args);
+	worker_say(&event);
+	_exit(1);
+}
+
+void worker_check(CUresult result, const char *call, const struct device *device)
+{
+	if (likely(result == CUDA_SUCCESS))
+		return;
+	if (device)
+		worker_fatal(-EIO, "%s on device %d (%s): %s", call, device->number, device->name,
+			     cuda_error_name(worker.cuda, result));
+	worker_fatal(-EIO, "%s: %s", call, cuda_error_name(worker.cuda, result));
+}
+
+void worker_enter(const struct device *device)
+{
+	static _Thread_local const struct device *current;
+
+	if (current == device)
+		return;
+	worker_check(worker.cuda->cuCtxSetCurrent(device->context), "cuCtxSetCurrent", device);
+	current = device;
+}
+
+struct device *worker_device(const uint8_t uuid[DEVICE_UUID_LEN])
+{
+	for (int i = 0; i < worker.n_devices; i++)
+		if (!memcmp(worker.devices[i].uuid.bytes, uuid, DEVICE_UUID_LEN))
+			return &worker.devices[i];
+	return NULL;
+}
+
+/* -- Beginning and end -------------------------------------------------------------------------------------------- */
+
+static int look_at_device(int ordinal, char *text)
+{
+	struct device *device = &worker.devices[ordinal];
+	const struct cuda *cuda = worker.cuda;
+	CUresult r;
+
+	r = cuda->cuDeviceGet(&device->number, ordinal);
+	if (r == CUDA_SUCCESS)
+		r = cuda->cuDeviceGetUuid(&device->uuid, device->number);
+	if (r == CUDA_SUCCESS)
+		r = cuda->cuDeviceGetName(device->name, sizeof(device->name), device->number);
+	if (r == CUDA_SUCCESS)
+		return 0;
+	(void)snprintf(text, ERROR_TEXT_MAX, "device %d cannot be looked at: %s", ordinal,
+		       cuda_error_name(cuda, r));
+	return -ENODEV;
+}
+
+/* What there is, in one line. Returns 0, or why nothing can be done here. */
+static int look_around(char *text)
+{
+	const char *reason = NULL;
+	const struct nccl *nccl;
+	int version = 0, r;
+	CUresult result;
+
+	r = cuda_load(&worker.cuda, &reason);
+	if (r) {
+		(void)snprintf(text, ERROR_TEXT_MAX, "%s", reason);
+		return r;
+	}
+	result = worker.cuda->cuInit(0);
+	if (result == CUDA_SUCCESS)
+		result = worker.cuda->cuDeviceGetCount(&worker.n_devices);
+	if (result == CUDA_SUCCESS && !worker.n_devices)
+		result = CUDA_ERROR_NO_DEVICE;
+	if (result != CUDA_SUCCESS) {
+		(void)snprintf(text, ERROR_TEXT_MAX, "the driver does not start: %s",
+			       cuda_error_name(worker.cuda, result));
+		return -ENODEV;
+	}
+	worker.n_devices = MIN(worker.n_devices, GPU_DEVICES_MAX);
+	for (int i = 0; i < worker.n_devices; i++) {
+		r = look_at_device(i, text);
+		if (r)
+			return r;
+	}
+	(void)worker.cuda->cuDriverGetVersion(&version);
+	if (nccl_load(&nccl, &reason))
+		(void)snprintf(text, ERROR_TEXT_MAX,
+			       "%d GPUs (%s), CUDA %d.%d, reduced by the CPU: %s", worker.n_devices,
+			       worker.devices[0].name, version / 1000, version % 1000 / 10, reason);
+	else
+		(void)snprintf(text, ERROR_TEXT_MAX, "%d GPUs (%s), CUDA %d.%d, NCCL",
+			       worker.n_devices, worker.devices[0].name, version / 1000,
+			       version % 1000 / 10);
+	return 0;
+}
+
+/*
+ * The daemon is gone, and nobody else can tell the streams that wait for it: what was submitted has ended, and the
+ * library says so with the next call.
+ */
+static _Noreturn void release_all(void)
+{
+	(void)pthread_mutex_lock(&worker.lock);
+	for (uint32_t i = 0; i < worker.n_sessions; i++) {
+		void *shm = worker.sessions[i]->shm;
+
+		for (uint32_t slot = 0; slot < SHM_SLOTS; slot++) {
+			struct shm_slot *s = &shm_slots(shm)[slot];
+
+			if (atomic_load(&s->state) == SHM_PENDING)
+				atomic_store(&shm_flags(shm)[slot].done,
+					     (uint32_t) * (volatile uint64_t *)&s->ticket);
+		}
+	}
+	_exit(0);
+}
+
+static void handle(const struct gpu_command *command, int fd)
+{
+	switch (command->op) {
+	case GPU_OP_STAGING:
+	case GPU_OP_SESSION:
+	case GPU_OP_OPEN:
+	case GPU_OP_CLOSE:
+		worker_setup_post(command, fd);
+		break;
+	case GPU_OP_END:
+		/* Nothing is under way; the driver takes back what a process leaves, without waiting for streams that wait. */
+		_exit(0);
+	default:
+		(void)fd_close(fd);
+		worker_stream_run(command);
+	}
+}
+
+static void serve(void)
+{
+	static char packet[FRAME_MAX] __attribute__((__aligned__(8)));
+	const struct gpu_command *commands = (const void *)packet;
+	int fds[FRAME_FDS], r;
+
+	for (;;) {
+		size_t len = 0, n_fds = 0;
+
+		r = frame_receive(GPU_SOCKET_FD, packet, &len, fds, &n_fds);
+		if (r == FRAME_E_EOF || r == -ECONNRESET)
+			release_all();
+		if (r || len % sizeof(*commands) || n_fds > 1)
+			worker_fatal(-EPROTO, "what the daemon says cannot be read");
+		for (size_t i = 0; i < len / sizeof(*commands); i++)
+			handle(&commands[i], n_fds && !i ? fds[0] : -1);
+	}
+}
+
+int gpu_worker_main(void)
+{
+	struct gpu_event event = { .kind = GPU_EVENT_READY };
+
+	(void)prctl(PR_SET_NAME, "bps-gpu-worker");
+	/* A stream that waits for a trainer must not share a hardware queue with one that copies. */
+	(void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+	event.status = look_around(event.text);
+	worker_say(&event);
+	if (event.status)
+		return 1;
+	worker_setup_start();
+	serve();
+	return 0;
+}

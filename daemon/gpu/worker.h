@@ -1,0 +1,100 @@
+/*
+ * The worker's process. Its threads:
+ *
+ *	main	reads commands and puts them into streams; makes no call that waits for a device
+ *	set-up	what may wait: contexts, imports and their end, registration of host memory
+ *	waiters	one for each stream that copies: says when what was marked in it is done
+ *
+ * Events go to the daemon from each of them. Whatever cannot be done ends the process, with words; only an import may
+ * fail. When the daemon is gone, it lets go of the trainers' streams and ends. Private to the worker*.c.
+ */
+#pragma once
+
+#include "gpu/wire.h"
+#include "proto/cuda_abi.h"
+#include "proto/shm.h"
+#include <pthread.h>
+
+/* Says when what was recorded is done: one thread for one stream. */
+struct waiter {
+	pthread_t thread;
+	pthread_mutex_t lock; /* of all below */
+	pthread_cond_t more;
+	struct mark *first, *last; /* recorded, in order */
+	struct mark *spare;
+	struct device *device;
+	CUstream stream;
+};
+
+struct device {
+	CUdevice number;
+	CUuuid uuid;
+	char name[64];
+	CUcontext context; /* NULL: not opened */
+	struct waiter waiters[GPU_STREAMS];
+};
+
+struct memory {
+	struct device *device; /* NULL: not open */
+	CUdeviceptr base;
+	uint64_t len;
+	unsigned kind;
+};
+
+struct lane {
+	CUstream stream; /* NULL: not used yet */
+	struct device *device;
+	uint32_t session, number;
+};
+
+struct session {
+	void *shm;
+	CUdeviceptr flags; /* of shm_flags(shm), as devices see it; 0: not registered */
+	struct lane lanes[GPU_LANES];
+};
+
+struct worker {
+	const struct cuda *cuda;
+	struct device devices[GPU_DEVICES_MAX];
+	int n_devices;
+
+	pthread_mutex_t lock;	 /* of what set-up writes and main reads: */
+	struct memory *memories; /* by number */
+	size_t n_memories;
+	struct session *sessions[GPU_SESSIONS_MAX];
+	uint32_t n_sessions;
+	char *staging;
+	uint64_t staging_len;
+
+	/* Set-up's, and its mail. */
+	bool registered; /* staging */
+	pthread_t setup;
+	pthread_mutex_t mail_lock;
+	pthread_cond_t mail_more;
+	struct job *first, *last;
+};
+
+extern struct worker worker;
+
+/* worker.c */
+/* Tells the daemon. */
+void worker_say(const struct gpu_event *event);
+/* Says why, and ends the process. */
+_Noreturn void worker_fatal(int status, const char *format, ...) _printf_(2, 3);
+/* A call that must not fail. */
+void worker_check(CUresult result, const char *call, const struct device *device);
+/* Makes a device's context this thread's. */
+void worker_enter(const struct device *device);
+
+/* The device with this UUID, or NULL. */
+struct device *worker_device(const uint8_t uuid[DEVICE_UUID_LEN]);
+
+/* worker_setup.c */
+void worker_setup_start(void);
+/* Hands over a command and what came beside it, or -1. */
+void worker_setup_post(const struct gpu_command *command, int fd);
+
+/* worker_stream.c */
+void worker_streams_open(struct device *device);
+/* Commands of streams. */
+void worker_stream_run(const struct gpu_command *command);

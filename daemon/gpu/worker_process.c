@@ -1,0 +1,529 @@
+#include "base/log.h"
+#include "gpu/internal.h"
+#include "proto/frame.h"
+#include <fcntl.h>
+#include <inttypes.h>
+#include <signal.h>
+#include <spawn.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/syscall.h>
+#include <sys/wait.h>
+
+extern char **environ;
+
+/* Of commands; with more the worker is not alive. */
+#define OUTBOX_MAX 65536
+
+struct packet {
+	struct list link;
+	int fd; /* goes beside it, or -1 */
+	size_t len;
+	char data[];
+};
+
+/* -- Starting a process ------------------------------------------------------------------------------------------- */
+
+static int prepare(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes, int socket)
+{
+	sigset_t none, all;
+	int r;
+
+	/* Our signals are blocked, and SIGPIPE is ignored: the worker begins as a program does. */
+	(void)sigemptyset(&none);
+	(void)sigfillset(&all);
+	r = posix_spawn_file_actions_adddup2(actions, socket, GPU_SOCKET_FD);
+	if (!r)
+		r = posix_spawnattr_setsigmask(attributes, &none);
+	if (!r)
+		r = posix_spawnattr_setsigdefault(attributes, &all);
+	if (!r)
+		r = posix_spawnattr_setflags(attributes,
+					     POSIX_SPAWN_SETSIGMASK | POSIX_SPAWN_SETSIGDEF);
+	return -r;
+}
+
+/* Runs the worker's program with a socket as its descriptor 3. */
+static int spawn(const char *program, int socket, pid_t *ret_pid)
+{
+	static char name[] = "bps-daemon", option[] = "--gpu-worker";
+	char *arguments[] = { name, option, NULL };
+	posix_spawn_file_actions_t actions;
+	posix_spawnattr_t attributes;
+	int r;
+
+	if (posix_spawn_file_actions_init(&actions))
+		return error_origin(-ENOMEM);
+	if (posix_spawnattr_init(&attributes)) {
+		(void)posix_spawn_file_actions_destroy(&actions);
+		return error_origin(-ENOMEM);
+	}
+	r = prepare(&actions, &attributes, socket);
+	if (!r)
+		r = -posix_spawn(ret_pid, program ? program : "/proc/self/exe", &actions,
+				 &attributes, arguments, environ);
+	(void)posix_spawn_file_actions_destroy(&actions);
+	(void)posix_spawnattr_destroy(&attributes);
+	return error_trace(r);
+}
+
+int gpu_process_start(const char *program, pid_t *ret_pid, int *ret_pidfd, int *ret_socket)
+{
+	_cleanup_(fd_closep) int far = -1, near = -1;
+	int fds[2], pidfd, r;
+	pid_t pid;
+
+	if (socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, fds))
+		return error_origin(-errno);
+	near = fds[0];
+	/* Not 3 itself: what is duplicated to itself stays close-on-exec. */
+	far = fcntl(fds[1], F_DUPFD_CLOEXEC, GPU_SOCKET_FD + 1);
+	(void)fd_close(fds[1]);
+	if (far < 0)
+		return error_origin(-errno);
+	r = spawn(program, far, &pid);
+	if (r)
+		return error_trace(r);
+	/* A child that nobody has waited for keeps its number. */
+	pidfd = (int)syscall(SYS_pidfd_open, pid, 0);
+	if (pidfd < 0) {
+		r = error_origin(-errno);
+		(void)kill(pid, SIGKILL);
+		(void)waitpid(pid, NULL, 0);
+		return r;
+	}
+	(void)fcntl(near, F_SETFL, O_NONBLOCK);
+	*ret_pid = pid;
+	*ret_pidfd = pidfd;
+	*ret_socket = TAKE_FD(near);
+	return 0;
+}
+
+/* -- Out ---------------------------------------------------------------------------------------------------------- */
+
+static void packet_free(struct gpu_worker *worker, struct packet *packet)
+{
+	list_remove(&packet->link);
+	worker->n_outbox--;
+	(void)fd_close(packet->fd);
+	free(packet);
+}
+
+static void die(struct gpu_worker *worker, int status, const char *text)
+{
+	struct failure why;
+
+	(void)failure_set(&why, status, "%s", text);
+	gpu_worker_die(worker, &why);
+}
+
+static void queue(struct gpu_worker *worker, const void *data, size_t len, int fd)
+{
+	struct packet *packet = malloc(sizeof(*packet) + len);
+	int kept = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
+
+	if (!packet || (fd >= 0 && kept < 0) || worker->n_outbox >= OUTBOX_MAX) {
+		(void)fd_close(kept);
+		free(packet);
+		die(worker, -ENOMEM, "no memory or no descriptor for its commands");
+		return;
+	}
+	packet->fd = kept;
+	packet->len = len;
+	memcpy(packet->data, data, len);
+	list_push_back(&worker->outbox, &packet->link);
+	if (!worker->n_outbox++)
+		(void)loop_modify(&worker->socket, EPOLLIN | EPOLLOUT);
+}
+
+static void send_packet(struct gpu_worker *worker, const void *data, size_t len, int fd)
+{
+	int r;
+
+	if (worker->state != WORKER_RUNNING)
+		return;
+	r = worker->n_outbox ? FRAME_E_AGAIN
+			     : frame_send(worker->socket.fd, data, len, &fd, fd >= 0);
+	if (r == FRAME_E_AGAIN)
+		queue(worker, data, len, fd);
+	/* Its end is seen by its process. */
+}
+
+static void send_queued(struct gpu_worker *worker)
+{
+	struct packet *packet;
+
+	while ((packet = list_first(&worker->outbox, struct packet, link))) {
+		if (frame_send(worker->socket.fd, packet->data, packet->len, &packet->fd,
+			       packet->fd >= 0) == FRAME_E_AGAIN)
+			return;
+		packet_free(worker, packet);
+	}
+	(void)loop_modify(&worker->socket, EPOLLIN);
+}
+
+void gpu_worker_flush(struct gpu_worker *worker)
+{
+	unsigned n = worker->n_batch;
+
+	worker->n_batch = 0;
+	if (n)
+		send_packet(worker, worker->batch, n * sizeof(worker->batch[0]), -1);
+}
+
+struct gpu_command *gpu_worker_add(struct gpu_worker *worker)
+{
+	if (worker->n_batch == GPU_PACKET_MAX)
+		gpu_worker_flush(worker);
+	worker->batch[worker->n_batch] = (struct gpu_command){ 0 };
+	return &worker->batch[worker->n_batch++];
+}
+
+void gpu_worker_send(struct gpu_worker *worker, const struct gpu_command *command, int fd)
+{
+	gpu_worker_flush(worker);
+	send_packet(worker, command, sizeof(*command), fd);
+}
+
+/* -- In ----------------------------------------------------------------------------------------------------------- */
+
+static void on_changed(struct mail *mail)
+{
+	struct gpu_worker *worker = container_of(mail, struct gpu_worker, changed);
+
+	worker->changed_posted = false;
+	if (worker->state != WORKER_DEAD && !worker->closed)
+		worker->ops.changed(worker->user);
+}
+
+void gpu_worker_changed(struct gpu_worker *worker)
+{
+	if (worker->changed_posted)
+		return;
+	worker->changed_posted = true;
+	worker->changed.run = on_changed;
+	loop_post(worker->gpu->params.loop, &worker->changed);
+}
+
+static void handle(struct gpu_worker *worker, const struct gpu_event *event)
+{
+	worker->progress_ns = clock_now_ns();
+	switch (event->kind) {
+	case GPU_EVENT_READY:
+		worker->is_ready = !event->status;
+		if (event->status)
+			die(worker, event->status, event->text);
+		break;
+	case GPU_EVENT_OPENED:
+	case GPU_EVENT_CLOSED:
+		gpu_memory_event(worker, event);
+		break;
+	case GPU_EVENT_REACHED:
+		gpu_session_event(worker, event);
+		break;
+	case GPU_EVENT_DONE:
+		gpu_task_event(worker, event);
+		break;
+	case GPU_EVENT_FATAL:
+		die(worker, event->status, event->text);
+		break;
+	default:
+		die(worker, -EPROTO, "it says what it cannot");
+	}
+}
+
+int gpu_event_receive(int socket, struct gpu_event *ret_event)
+{
+	int fds[FRAME_FDS], r;
+	size_t len = 0, n_fds = 0;
+	char packet[FRAME_MAX];
+
+	r = frame_receive(socket, packet, &len, fds, &n_fds);
+	for (size_t i = 0; !r && i < n_fds; i++)
+		(void)fd_close(fds[i]);
+	if (r)
+		return r;
+	if (len < offsetof(struct gpu_event, text) || len > sizeof(*ret_event))
+		return error_origin(-EPROTO);
+	*ret_event = (struct gpu_event){ 0 };
+	memcpy(ret_event, packet, len);
+	ret_event->text[sizeof(ret_event->text) - 1] = 0;
+	return 0;
+}
+
+static void on_socket(struct loop_source *source, uint32_t events)
+{
+	struct gpu_worker *worker = container_of(source, struct gpu_worker, socket);
+	struct gpu_event event;
+	int r;
+
+	if (events & EPOLLOUT)
+		send_queued(worker);
+	/* Events of one turn; then others have theirs. */
+	for (size_t i = 0; i < 64 && worker->state != WORKER_DEAD; i++) {
+		r = gpu_event_receive(worker->socket.fd, &event);
+		if (r == FRAME_E_AGAIN)
+			return;
+		if (r == FRAME_E_EOF) {
+			/* Its process ends: that is where the end is seen. */
+			loop_remove(&worker->socket);
+			return;
+		}
+		if (r) {
+			die(worker, r, "it says what cannot be read");
+			return;
+		}
+		handle(worker, &event);
+	}
+}
+
+/* -- The end ------------------------------------------------------------------------------------------------------ */
+
+/* A process that is no more, or will be in a moment: killed, it touches nothing that it has not begun to. */
+static void reap(struct gpu_worker *worker)
+{
+	siginfo_t info = { 0 };
+
+	if (worker->process.fd < 0)
+		return;
+	(void)syscall(SYS_pidfd_send_signal, worker->process.fd, SIGKILL, NULL, 0);
+	while (waitid((idtype_t)P_PIDFD, (id_t)worker->process.fd, &info, WEXITED) &&
+	       errno == EINTR)
+		;
+	loop_remove(&worker->process);
+	worker->process.fd = fd_close(worker->process.fd);
+}
+
+static struct gpu_worker *worker_free(struct gpu_worker *worker)
+{
+	struct packet *packet;
+
+	reap(worker);
+	loop_remove(&worker->socket);
+	(void)fd_close(worker->socket.fd);
+	loop_timer_cancel(&worker->timer);
+	loop_timer_cancel(&worker->poll);
+	if (worker->changed_posted)
+		loop_unpost(worker->gpu->params.loop, &worker->changed);
+	while ((packet = list_first(&worker->outbox, struct packet, link)))
+		packet_free(worker, packet);
+	gpu_session_free_all(worker);
+	list_remove(&worker->link);
+	list_remove(&worker->wait_link);
+	worker->gpu->n_workers--;
+	if (worker->fail_posted)
+		loop_unpost(worker->gpu->params.loop, &worker->fail);
+	map_done(&worker->by_ticket);
+	free(worker->by_number);
+	free(worker);
+	return NULL;
+}
+
+static void free_dead(struct gpu *gpu)
+{
+	struct gpu_worker *worker, *next;
+
+	list_for_each_safe (worker, next, &gpu->workers, link) {
+		void (*gone)(void *user) = worker->ops.gone;
+		void *user = worker->user;
+
+		if (worker->state != WORKER_DEAD || !worker->closed ||
+		    !list_empty(&worker->tasks) || !list_empty(&worker->leases))
+			continue;
+		(void)worker_free(worker);
+		gone(user);
+	}
+}
+
+static void on_reap(struct mail *mail)
+{
+	struct gpu *gpu = container_of(mail, struct gpu, reap);
+
+	gpu->reaping = false;
+	free_dead(gpu);
+}
+
+static void free_later(struct gpu *gpu)
+{
+	if (gpu->reaping)
+		return;
+	gpu->reaping = true;
+	gpu->reap.run = on_reap;
+	loop_post(gpu->params.loop, &gpu->reap);
+}
+
+void gpu_worker_die(struct gpu_worker *worker, const struct failure *why)
+{
+	bool ended = worker->state == WORKER_ENDING;
+
+	if (worker->state == WORKER_DEAD)
+		return;
+	worker->state = WORKER_DEAD;
+	worker->n_batch = 0;
+	(void)failure_set(&worker->why, why->status, "the GPU worker of job %s (pid %d): %s",
+			  worker->name, (int)worker->pid, why->text);
+	reap(worker);
+	loop_remove(&worker->socket);
+	loop_timer_cancel(&worker->timer);
+	loop_timer_cancel(&worker->poll);
+	if (!ended && !worker->closed)
+		worker->ops.lost(worker->user, &worker->why);
+	gpu_task_worker_died(worker);
+	gpu_memory_worker_died(worker);
+	free_later(worker->gpu);
+}
+
+static const char *describe_end(const siginfo_t *info, char text[64])
+{
+	if (info->si_code == CLD_EXITED)
+		(void)snprintf(text, 64, "it exited with status %d", info->si_status);
+	else
+		(void)snprintf(text, 64, "it was killed by signal %d (%s)", info->si_status,
+			       strsignal(info->si_status));
+	return text;
+}
+
+static void on_process(struct loop_source *source, uint32_t events)
+{
+	struct gpu_worker *worker = container_of(source, struct gpu_worker, process);
+	siginfo_t info = { 0 };
+	char text[64];
+
+	(void)events;
+	/* What it said last comes first. */
+	on_socket(&worker->socket, EPOLLIN);
+	if (worker->state == WORKER_DEAD)
+		return;
+	(void)waitid((idtype_t)P_PIDFD, (id_t)source->fd, &info, WEXITED | WNOHANG | WNOWAIT);
+	die(worker, -EIO, describe_end(&info, text));
+}
+
+/* -- Deadlines ---------------------------------------------------------------------------------------------------- */
+
+static uint64_t deadline_of(const struct gpu_worker *worker)
+{
+	return worker->progress_ns + (worker->state == WORKER_ENDING
+					      ? GPU_END_NS
+					      : worker->gpu->params.timeout_ms * NSEC_PER_MSEC);
+}
+
+void gpu_worker_expect(struct gpu_worker *worker)
+{
+	if (worker->timer.loop || worker->state == WORKER_DEAD)
+		return;
+	worker->progress_ns = clock_now_ns();
+	(void)loop_timer_set(worker->gpu->params.loop, &worker->timer, deadline_of(worker));
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+	struct gpu_worker *worker = container_of(timer, struct gpu_worker, timer);
+	char text[96];
+
+	if (worker->state == WORKER_RUNNING && list_empty(&worker->tasks))
+		return;
+	if (clock_now_ns() < deadline_of(worker)) {
+		(void)loop_timer_set(worker->gpu->params.loop, timer, deadline_of(worker));
+		return;
+	}
+	(void)snprintf(text, sizeof(text), "nothing came of its work for %" PRIu64 " ms: killed",
+		       worker->state == WORKER_ENDING ? (uint64_t)(GPU_END_NS / NSEC_PER_MSEC)
+						      : worker->gpu->params.timeout_ms);
+	die(worker, -ETIMEDOUT, text);
+}
+
+static void on_poll(struct loop_timer *timer)
+{
+	gpu_session_poll(container_of(timer, struct gpu_worker, poll));
+}
+
+/* -- Life --------------------------------------------------------------------------------------------------------- */
+
+int gpu_worker_start(struct gpu *gpu, const char *name, const struct gpu_worker_ops *ops,
+		     void *user, struct gpu_worker **ret_worker, struct failure *failure)
+{
+	struct gpu_command command = { .op = GPU_OP_STAGING, .len = gpu->n_pages * GPU_PAGE };
+	struct gpu_worker *worker;
+	int r;
+
+	if (!gpu->is_there || gpu->closed)
+		return failure_set(failure, -EOPNOTSUPP, "no GPU worker can be started: %s",
+				   gpu->closed ? "the daemon is stopping" : gpu->text);
+	r = gpu_staging_open(gpu);
+	if (r)
+		return failure_set(failure, r, "gpu_staging: %s", strerror(-r));
+	worker = calloc(1, sizeof(*worker));
+	if (!worker)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	worker->gpu = gpu;
+	worker->ops = *ops;
+	worker->user = user;
+	(void)snprintf(worker->name, sizeof(worker->name), "%s", name);
+	list_init(&worker->wait_link);
+	list_init(&worker->leases);
+	list_init(&worker->memories);
+	list_init(&worker->tasks);
+	list_init(&worker->outbox);
+	worker->socket.ready = on_socket;
+	worker->process.ready = on_process;
+	worker->timer.expired = on_timer;
+	worker->poll.expired = on_poll;
+	worker->socket.fd = worker->process.fd = -1;
+	list_push_back(&gpu->workers, &worker->link);
+	gpu->n_workers++;
+	r = gpu_process_start(gpu->params.program, &worker->pid, &worker->process.fd,
+			      &worker->socket.fd);
+	if (!r)
+		r = loop_add(gpu->params.loop, &worker->socket, EPOLLIN);
+	if (!r)
+		r = loop_add(gpu->params.loop, &worker->process, EPOLLIN);
+	if (r) {
+		(void)worker_free(worker);
+		return failure_set(failure, r, "a GPU worker cannot be started: %s", strerror(-r));
+	}
+	log_info("job %s: GPU worker: pid %d", name, (int)worker->pid);
+	gpu_worker_send(worker, &command, gpu->staging_fd);
+	*ret_worker = worker;
+	return 0;
+}
+
+/* Nothing of it is under way: it can go. */
+void gpu_worker_idle(struct gpu_worker *worker)
+{
+	struct gpu_command command = { .op = GPU_OP_END };
+
+	if (!worker->closed || !list_empty(&worker->tasks))
+		return;
+	if (worker->state == WORKER_DEAD) {
+		free_later(worker->gpu);
+		return;
+	}
+	if (worker->state == WORKER_ENDING)
+		return;
+	gpu_worker_send(worker, &command, -1);
+	worker->state = WORKER_ENDING;
+	loop_timer_cancel(&worker->timer);
+	gpu_worker_expect(worker);
+}
+
+void gpu_worker_close(struct gpu_worker *worker)
+{
+	if (worker->closed)
+		return;
+	worker->closed = true;
+	gpu_worker_idle(worker);
+}
+
+void gpu_close(struct gpu *gpu)
+{
+	struct gpu_worker *worker;
+	struct failure why;
+
+	gpu->closed = true;
+	(void)failure_set(&why, -ESHUTDOWN, "the daemon is stopping");
+	list_for_each (worker, &gpu->workers, link)
+		gpu_worker_die(worker, &why);
+	gpu_staging_grant(gpu);
+	free_dead(gpu);
+}

@@ -1,0 +1,226 @@
+#include "base/failpoint.h"
+#include "gpu/worker.h"
+
+struct mark {
+	struct mark *next;
+	CUevent event;
+	uint64_t ticket;
+};
+
+/* -- Waiters ------------------------------------------------------------------------------------------------------ */
+
+static void *waiter_thread(void *argument)
+{
+	struct waiter *waiter = argument;
+	struct mark *mark;
+
+	worker_enter(waiter->device);
+	for (;;) {
+		struct gpu_event event = { .kind = GPU_EVENT_DONE };
+
+		(void)pthread_mutex_lock(&waiter->lock);
+		while (!waiter->first)
+			(void)pthread_cond_wait(&waiter->more, &waiter->lock);
+		mark = waiter->first;
+		waiter->first = mark->next;
+		(void)pthread_mutex_unlock(&waiter->lock);
+
+		worker_check(worker.cuda->cuEventSynchronize(mark->event), "cuEventSynchronize",
+			     waiter->device);
+		event.ticket = mark->ticket;
+		(void)pthread_mutex_lock(&waiter->lock);
+		mark->next = waiter->spare;
+		waiter->spare = mark;
+		(void)pthread_mutex_unlock(&waiter->lock);
+		worker_say(&event);
+	}
+	return NULL;
+}
+
+static void waiter_start(struct waiter *waiter, struct device *device, int priority)
+{
+	worker_check(worker.cuda->cuStreamCreateWithPriority(&waiter->stream,
+							     CU_STREAM_NON_BLOCKING, priority),
+		     "cuStreamCreateWithPriority", device);
+	waiter->device = device;
+	(void)pthread_mutex_init(&waiter->lock, NULL);
+	(void)pthread_cond_init(&waiter->more, NULL);
+	if (pthread_create(&waiter->thread, NULL, waiter_thread, waiter))
+		worker_fatal(-EAGAIN, "no thread can be started");
+}
+
+void worker_streams_open(struct device *device)
+{
+	int least, greatest;
+
+	worker_check(worker.cuda->cuCtxGetStreamPriorityRange(&least, &greatest),
+		     "cuCtxGetStreamPriorityRange", device);
+	for (unsigned i = 0; i < GPU_STREAMS; i++)
+		waiter_start(&device->waiters[i], device, greatest);
+}
+
+static struct mark *mark_new(struct waiter *waiter)
+{
+	struct mark *mark;
+
+	(void)pthread_mutex_lock(&waiter->lock);
+	mark = waiter->spare;
+	if (mark)
+		waiter->spare = mark->next;
+	(void)pthread_mutex_unlock(&waiter->lock);
+	if (mark)
+		return mark;
+	mark = calloc(1, sizeof(*mark));
+	if (!mark)
+		worker_fatal(-ENOMEM, "out of memory");
+	worker_check(worker.cuda->cuEventCreate(&mark->event,
+						CU_EVENT_BLOCKING_SYNC | CU_EVENT_DISABLE_TIMING),
+		     "cuEventCreate", waiter->device);
+	return mark;
+}
+
+static void mark(struct waiter *waiter, uint64_t ticket)
+{
+	struct mark *mark = mark_new(waiter);
+
+	mark->next = NULL;
+	mark->ticket = ticket;
+	worker_check(worker.cuda->cuEventRecord(mark->event, waiter->stream), "cuEventRecord",
+		     waiter->device);
+	(void)pthread_mutex_lock(&waiter->lock);
+	if (waiter->first)
+		waiter->last->next = mark;
+	else
+		waiter->first = mark;
+	waiter->last = mark;
+	(void)pthread_cond_signal(&waiter->more);
+	(void)pthread_mutex_unlock(&waiter->lock);
+}
+
+/* -- Flags -------------------------------------------------------------------------------------------------------- */
+
+/* A flag as devices see it. */
+static CUdeviceptr flag_at(const struct gpu_command *command, size_t member, struct session **ret)
+{
+	struct session *session = NULL;
+	CUdeviceptr flags = 0;
+
+	(void)pthread_mutex_lock(&worker.lock);
+	if (command->session < worker.n_sessions) {
+		session = worker.sessions[command->session];
+		flags = session->flags;
+	}
+	(void)pthread_mutex_unlock(&worker.lock);
+	if (!flags || command->slot >= SHM_SLOTS)
+		worker_fatal(-EPROTO, "the daemon names flags that it did not hand over");
+	*ret = session;
+	return flags + command->slot * sizeof(struct shm_flag) + member;
+}
+
+/* On a thread of the driver, which may not be called from here. */
+static void on_reached(void *argument)
+{
+	const struct lane *lane = argument;
+	struct gpu_event event = {
+		.kind = GPU_EVENT_REACHED,
+		.number = lane->session,
+		.lane = lane->number,
+	};
+
+	worker_say(&event);
+}
+
+static void watch(const struct gpu_command *command)
+{
+	struct session *session;
+	CUdeviceptr flag = flag_at(command, offsetof(struct shm_flag, ready), &session);
+	struct lane *lane = &session->lanes[command->stream % GPU_LANES];
+
+	if (!lane->stream) {
+		lane->device = worker_device(command->device);
+		if (!lane->device || !lane->device->context)
+			worker_fatal(-EPROTO, "the daemon names a device that it does not use");
+		worker_enter(lane->device);
+		worker_check(worker.cuda->cuStreamCreate(&lane->stream, CU_STREAM_NON_BLOCKING),
+			     "cuStreamCreate", lane->device);
+	}
+	worker_enter(lane->device);
+	worker_check(worker.cuda->cuStreamWaitValue32(lane->stream, flag, (uint32_t)command->ticket,
+						      CU_STREAM_WAIT_VALUE_GEQ),
+		     "cuStreamWaitValue32", lane->device);
+	worker_check(worker.cuda->cuLaunchHostFunc(lane->stream, on_reached, lane),
+		     "cuLaunchHostFunc", lane->device);
+}
+
+/* -- Copies ------------------------------------------------------------------------------------------------------- */
+
+static struct memory memory_of(const struct gpu_command *command)
+{
+	struct memory memory = { 0 };
+
+	(void)pthread_mutex_lock(&worker.lock);
+	if (command->memory < worker.n_memories)
+		memory = worker.memories[command->memory];
+	(void)pthread_mutex_unlock(&worker.lock);
+	if (!memory.device)
+		worker_fatal(-EPROTO, "the daemon names memory that is not open");
+	if (command->len > memory.len || command->offset > memory.len - command->len)
+		worker_fatal(-EPROTO, "the daemon names bytes beyond the end of memory");
+	return memory;
+}
+
+static void *staging_at(const struct gpu_command *command)
+{
+	if (command->len > worker.staging_len ||
+	    command->staging > worker.staging_len - command->len)
+		worker_fatal(-EPROTO, "the daemon names bytes beyond the end of staging");
+	return worker.staging + command->staging;
+}
+
+void worker_stream_run(const struct gpu_command *command)
+{
+	const struct cuda *cuda = worker.cuda;
+	struct session *session;
+	struct memory memory;
+	struct waiter *waiter;
+	CUdeviceptr flag;
+
+	if (command->op == GPU_OP_WATCH) {
+		watch(command);
+		return;
+	}
+	memory = memory_of(command);
+	if (command->stream >= GPU_STREAMS)
+		worker_fatal(-EPROTO, "the daemon names a stream that there is not");
+	waiter = &memory.device->waiters[command->stream];
+	worker_enter(memory.device);
+	switch (command->op) {
+	case GPU_OP_DOWN:
+		FAILPOINT("gpu-down");
+		worker_check(cuda->cuMemcpyDtoHAsync(staging_at(command),
+						     memory.base + command->offset, command->len,
+						     waiter->stream),
+			     "cuMemcpyDtoHAsync", memory.device);
+		break;
+	case GPU_OP_UP:
+		FAILPOINT("gpu-up");
+		worker_check(cuda->cuMemcpyHtoDAsync(memory.base + command->offset,
+						     staging_at(command), command->len,
+						     waiter->stream),
+			     "cuMemcpyHtoDAsync", memory.device);
+		break;
+	case GPU_OP_TELL:
+		FAILPOINT("gpu-tell");
+		flag = flag_at(command, offsetof(struct shm_flag, done), &session);
+		worker_check(cuda->cuStreamWriteValue32(waiter->stream, flag,
+							(uint32_t)command->ticket,
+							CU_STREAM_WRITE_VALUE_DEFAULT),
+			     "cuStreamWriteValue32", memory.device);
+		break;
+	case GPU_OP_MARK:
+		mark(waiter, command->ticket);
+		break;
+	default:
+		worker_fatal(-EPROTO, "the daemon asks for what there is not");
+	}
+}
