@@ -125,6 +125,30 @@ static int open_server(struct daemon *daemon)
 	return error_trace(server_new(&params, &daemon->server));
 }
 
+/* That there are no GPUs is said once, with what is lost by it. */
+static int open_gpu(struct daemon *daemon)
+{
+	const struct config *config = daemon->config;
+	struct gpu_params params = {
+		.loop = daemon->loop,
+		.staging_bytes = config->gpu_staging,
+		.timeout_ms = config->gpu_timeout,
+	};
+	int r;
+
+	if (!strcmp(config->gpu, "off"))
+		return 0;
+	r = gpu_new(&params, &daemon->gpu);
+	if (r)
+		return error_trace(r);
+	if (gpu_is_there(daemon->gpu))
+		log_notice("GPUs: used: %s", gpu_describe(daemon->gpu));
+	else
+		log_info("GPUs: not used, trainers copy to the host: %s",
+			 gpu_describe(daemon->gpu));
+	return 0;
+}
+
 static int open_pipeline(struct daemon *daemon)
 {
 	const struct config *config = daemon->config;
@@ -142,6 +166,7 @@ static int open_pipeline(struct daemon *daemon)
 		.max_jobs = config->max_jobs,
 		.max_tensors = config->max_tensors,
 		.resume_timeout_ms = config->resume_timeout,
+		.gpu = daemon->gpu,
 	};
 
 	return error_trace(pipeline_new(&params, &daemon->pipeline));
@@ -165,6 +190,7 @@ static int open_control(struct daemon *daemon)
 		.session_quota_bytes = config->session_quota,
 		.hello_timeout_ms = config->hello_timeout,
 		.resume_timeout_ms = config->resume_timeout,
+		.has_cuda = daemon->gpu && gpu_is_there(daemon->gpu),
 	};
 
 	return error_trace(control_new(&params, &daemon->control));
@@ -213,6 +239,9 @@ static int open_line(struct daemon *daemon, struct failure *failure)
 			return failure_set(failure, r, "server: %s", strerror(-r));
 	}
 	if (daemon->roles & ROLE_AGENT) {
+		r = open_gpu(daemon);
+		if (r)
+			return failure_set(failure, r, "GPUs: %s", strerror(-r));
 		r = open_pipeline(daemon);
 		if (r)
 			return failure_set(failure, r, "pipeline: %s", strerror(-r));
@@ -500,6 +529,9 @@ struct daemon *daemon_free(struct daemon *daemon)
 		control_close(daemon->control);
 	if (daemon->pipeline)
 		pipeline_close(daemon->pipeline);
+	/* Workers are killed, so that nothing of theirs touches trainers' memory, and what they had ends. */
+	if (daemon->gpu)
+		gpu_close(daemon->gpu);
 	if (daemon->server)
 		server_close(daemon->server);
 	/* Sums read memory that calls within this process have lent; closing the transport gives it back. */
@@ -515,6 +547,7 @@ struct daemon *daemon_free(struct daemon *daemon)
 	pool_free(daemon->pool);
 	control_free(daemon->control);
 	pipeline_free(daemon->pipeline);
+	gpu_free(daemon->gpu);
 	server_free(daemon->server);
 	transport_free(daemon->transport);
 	cluster_free(daemon->cluster);

@@ -29,6 +29,7 @@ struct daemon {
 	struct cluster *cluster;
 	struct transport *transport;
 	struct server *server; /* NULL without the server role */
+	struct gpu *gpu;
 	struct pipeline *pipeline;
 	struct control *control; /* NULL without the agent role */
 

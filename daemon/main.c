@@ -2,6 +2,7 @@
 #include "base/log.h"
 #include "config.h"
 #include "daemon.h"
+#include "gpu/gpu.h"
 #include <grp.h>
 #include <pwd.h>
 #include <signal.h>
@@ -365,6 +366,9 @@ int main(int argc, char **argv)
 	struct failure failure = { 0 };
 	int level = LOG_LEVEL_INFO, status;
 
+	/* Not for people: the daemon runs itself so. */
+	if (argc == 2 && !strcmp(argv[1], "--gpu-worker"))
+		return gpu_worker_main();
 	status = special_argument(argc, argv);
 	if (status >= 0)
 		return status;

@@ -26,6 +26,7 @@ struct control_params {
 	uint64_t session_quota_bytes; /* memory mapped from one session */
 	uint64_t hello_timeout_ms;    /* a connection that has not said Hello by then is closed */
 	uint64_t resume_timeout_ms;   /* the pipeline's, for Welcome */
+	bool has_cuda;		      /* memory of devices can be imported */
 };
 
 struct control_session_info {

@@ -6,7 +6,6 @@
 
 #define PROTOCOL_VERSION     1
 #define PROTOCOL_VERSION_MIN 1
-#define FEATURES	     CONTROL_FEATURE_RESUME
 
 /* One request packet, being handled. */
 struct incoming {
@@ -20,6 +19,12 @@ static void refuse(const struct incoming *in, const struct failure *failure)
 	session_answer(in->session, in->id, failure->status, failure->text);
 }
 
+static uint64_t features_of(const struct session *session)
+{
+	return CONTROL_FEATURE_RESUME |
+	       (session->control->params.has_cuda ? CONTROL_FEATURE_CUDA : 0);
+}
+
 /* -- Hello -------------------------------------------------------------------------------------------------------- */
 
 static void send_welcome(const struct incoming *in, const int fds[3])
@@ -29,7 +34,7 @@ static void send_welcome(const struct incoming *in, const int fds[3])
 	Bps__Control__Welcome welcome = BPS__CONTROL__WELCOME__INIT;
 
 	welcome.version = PROTOCOL_VERSION;
-	welcome.features = FEATURES;
+	welcome.features = features_of(in->session);
 	welcome.has_resume_timeout_ms = true;
 	welcome.resume_timeout_ms = params->resume_timeout_ms;
 	welcome.software = (char *)"bps-daemon " BPS_VERSION;
@@ -72,9 +77,11 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 	}
 	loop_timer_cancel(&session->timer);
 	session->state = SESSION_OPEN;
-	session->features = hello->features & FEATURES;
+	session->features = hello->features & features_of(session);
 	send_welcome(in, fds);
-	/* fds[1], the doorbell, stays here too. */
+	/* fds[1], the doorbell, stays here too; and the memory, where a GPU worker may need it. */
+	if (session->features & CONTROL_FEATURE_CUDA)
+		session->shm_fd = TAKE_FD(fds[0]);
 	(void)fd_close(fds[0]);
 	(void)fd_close(fds[2]);
 	log_debug("session of pid %u (uid %u): open, %.64s", session->pid, session->uid,
@@ -198,6 +205,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->member.joined = on_joined;
 	session->member.ended = on_ended;
 	session->member.left = on_left;
+	session->member.shm_fd = session->shm_fd;
 	/* Before, as the answer may come from inside. */
 	session->in_job = true;
 	session->join_id = in->id;
@@ -254,6 +262,61 @@ static void handle_leave(const struct incoming *in)
 
 /* -- Memory ------------------------------------------------------------------------------------------------------- */
 
+/* What came with a Share of a device's memory, by its kind. */
+static int take_device(const struct incoming *in, const Bps__Control__Share *m,
+		       struct gpu_memory_params *ret_params, struct failure *failure)
+{
+	struct gpu_memory_params params = { .kind = m->kind, .fd = in->fd, .len = m->len };
+
+	if (!(in->session->features & CONTROL_FEATURE_CUDA))
+		return failure_set(failure, -EOPNOTSUPP,
+				   "memory of kind %u: this daemon does not offer to take it",
+				   m->kind);
+	if (m->kind > MEMORY_MAX_)
+		return failure_set(failure, -EINVAL, "there is no memory of kind %u", m->kind);
+	if (m->device.len != sizeof(params.device))
+		return failure_set(failure, -EINVAL, "a device's UUID has %zu bytes, not %zu",
+				   sizeof(params.device), m->device.len);
+	if ((m->kind == MEMORY_CUDA_FD) != (in->fd >= 0))
+		return failure_set(failure, -EINVAL, "%s descriptor came beside Share",
+				   in->fd < 0 ? "no" : "a");
+	if (m->kind == MEMORY_CUDA_IPC && m->handle.len != sizeof(params.handle))
+		return failure_set(failure, -EINVAL, "an IPC handle has %zu bytes, not %zu",
+				   sizeof(params.handle), m->handle.len);
+	memcpy(params.device, m->device.data, sizeof(params.device));
+	if (m->kind == MEMORY_CUDA_IPC)
+		memcpy(params.handle, m->handle.data, sizeof(params.handle));
+	*ret_params = params;
+	return 0;
+}
+
+static int take_buffer(const struct incoming *in, const Bps__Control__Share *m,
+		       struct buffer **ret_buffer, struct failure *failure)
+{
+	struct gpu_memory_params params;
+	int r;
+
+	if (m->kind == MEMORY_MEMFD)
+		return buffer_map(in->fd, m->len, &in->session->quota, ret_buffer, failure);
+	r = take_device(in, m, &params, failure);
+	return r ? r : buffer_of_device(&params, ret_buffer, failure);
+}
+
+/* A device's memory was imported by the worker of the session's job, or not. */
+static void on_imported(void *user, const struct failure *why)
+{
+	struct buffer *buffer = user;
+	struct session *session = buffer->user;
+	uint64_t id = buffer->cookie;
+
+	if (why) {
+		map_remove(&session->buffers, &buffer->entry);
+		session->n_buffers--;
+		session_drop_buffer(session, buffer, 0);
+	}
+	session_answer(session, id, why ? why->status : 0, why ? why->text : NULL);
+}
+
 static void handle_share(const struct incoming *in, const Bps__Control__Share *m)
 {
 	struct session *session = in->session;
@@ -261,11 +324,7 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 	struct failure failure = { 0 };
 	int r = 0;
 
-	if (m->kind != MEMORY_MEMFD)
-		r = failure_set(&failure, -EOPNOTSUPP,
-				"this daemon takes no memory of kind %u: it does not offer it",
-				m->kind);
-	else if (in->fd < 0)
+	if (m->kind == MEMORY_MEMFD && in->fd < 0)
 		r = failure_set(&failure, -EINVAL, "no descriptor came beside Share");
 	else if (!m->buffer || map_find(&session->buffers, m->buffer))
 		r = failure_set(&failure, -EEXIST, "buffer %u is %s", m->buffer,
@@ -275,7 +334,7 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 				"%u buffers are shared already: that is max_buffers",
 				session->control->params.max_buffers);
 	if (!r)
-		r = buffer_map(in->fd, m->len, &session->quota, &buffer, &failure);
+		r = take_buffer(in, m, &buffer, &failure);
 	if (!r && map_add(&session->buffers, m->buffer, &buffer->entry)) {
 		buffer = buffer_unref(buffer);
 		r = failure_set(&failure, -ENOMEM, "out of memory");
@@ -286,13 +345,11 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 	}
 	buffer->number = m->buffer;
 	session->n_buffers++;
-	session_answer(session, in->id, 0, NULL);
-}
-
-/* Nothing uses it any more. The session stays while anything does. */
-static void on_released(struct buffer *buffer)
-{
-	session_answer(buffer->user, buffer->cookie, 0, NULL);
+	buffer->user = session;
+	buffer->cookie = in->id;
+	if (!buffer->device || !session->in_job || session->join_id ||
+	    !pipeline_import(&session->member, buffer, on_imported))
+		session_answer(session, in->id, 0, NULL);
 }
 
 static void handle_unshare(const struct incoming *in, const Bps__Control__Unshare *m)
@@ -313,10 +370,7 @@ static void handle_unshare(const struct incoming *in, const Bps__Control__Unshar
 	map_remove(&session->buffers, entry);
 	session->n_buffers--;
 	buffer = container_of(entry, struct buffer, entry);
-	buffer->released = on_released;
-	buffer->user = session;
-	buffer->cookie = in->id;
-	(void)buffer_unref(buffer);
+	session_drop_buffer(session, buffer, in->id);
 }
 
 /* -- Tensors ------------------------------------------------------------------------------------------------------ */
@@ -419,7 +473,7 @@ static void handle_cancel(const struct incoming *in, const Bps__Control__Cancel 
 	if (session->state != SESSION_OPEN)
 		return;
 	request = m->slot < SHM_SLOTS ? session->requests[m->slot] : NULL;
-	if (request && request->busy && request->ticket == m->ticket)
+	if (request && request->busy && request->base.ticket == m->ticket)
 		pipeline_cancel(&request->base);
 	session_answer(session, in->id, 0, NULL);
 }

@@ -13,8 +13,8 @@ static struct shm_header *header_of(const struct session *session)
 
 /* -- Completion --------------------------------------------------------------------------------------------------- */
 
-static void complete(struct session *session, uint32_t slot_number, uint64_t n_rows,
-		     const struct failure *failure)
+static void complete(struct session *session, uint32_t slot_number, uint64_t ticket,
+		     uint64_t n_rows, const struct failure *failure)
 {
 	struct shm_header *header = header_of(session);
 	struct shm_slot *slot = &shm_slots(session->shm)[slot_number];
@@ -28,6 +28,9 @@ static void complete(struct session *session, uint32_t slot_number, uint64_t n_r
 	else
 		slot->text[0] = 0;
 	atomic_store_explicit(&slot->state, SHM_DONE, memory_order_release);
+	/* Lets the trainer's stream go on, whether or not one of ours has told it; of no use for memory of the host. */
+	atomic_store_explicit(&shm_flags(session->shm)[slot_number].done, (uint32_t)ticket,
+			      memory_order_release);
 	/* Our own count: what the trainer makes of its copy is its affair. */
 	atomic_store_explicit(&header->completions, ++session->n_completed, memory_order_release);
 	/* Against the trainer's fence between arming and looking at its slot. */
@@ -53,7 +56,7 @@ static void on_done(struct pipeline_request *base, const struct failure *failure
 
 	release(request);
 	if (session->state == SESSION_OPEN)
-		complete(session, request->slot, base->n_rows, failure);
+		complete(session, request->slot, base->ticket, base->n_rows, failure);
 	session_request_ended(session);
 }
 
@@ -128,6 +131,9 @@ static int take_memory(struct session *session, const char *what, uint32_t numbe
 				   ", is not inside its buffer of %" PRIu64
 				   " bytes, or not aligned",
 				   what, count, element_size, offset, buffer->len);
+	if (buffer->device && !ret_buffer)
+		return failure_set(failure, -EINVAL, "the %s are in buffer %u, on a device", what,
+				   number);
 	if (ret_buffer)
 		*ret_buffer = buffer_ref(buffer);
 	return 0;
@@ -195,6 +201,27 @@ static int take_rows(struct session *session, struct session_request *request,
 	return 0;
 }
 
+/* Rows are sorted and summed by the CPU, and one request is on one device. */
+static int check_devices(const struct session_request *request, unsigned operation,
+			 struct failure *failure)
+{
+	const struct buffer *input = request->input, *output = request->output;
+	bool in = input && input->device, out = output && output->device;
+
+	if (!in && !out && !(request->input_rows && request->input_rows->device) &&
+	    !(request->output_rows && request->output_rows->device))
+		return 0;
+	if (operation == OPERATION_PUSH_PULL_ROWS)
+		return failure_set(failure, -EOPNOTSUPP, "push_pull_rows needs memory of the host");
+	if (input && output &&
+	    (in != out || memcmp(gpu_memory_device(input->device),
+				 gpu_memory_device(output->device), DEVICE_UUID_LEN)))
+		return failure_set(failure, -EINVAL,
+				   "input and output have to be both on one device or both on the "
+				   "host");
+	return 0;
+}
+
 static int take_entry(struct session *session, struct session_request *request,
 		      const struct shm_entry *entry, size_t element_size, struct failure *failure)
 {
@@ -213,8 +240,14 @@ static int take_entry(struct session *session, struct session_request *request,
 		r = take_counts(session, request, entry, failure);
 	if (!r)
 		r = take_rows(session, request, entry, failure);
+	if (!r)
+		r = check_devices(request, entry->operation, failure);
 	if (r)
 		return r;
+	if (request->input && request->input->device)
+		request->base.input_device = request->input;
+	if (request->output && request->output->device)
+		request->base.output_device = request->output;
 	request->base.input = input;
 	request->base.output = output;
 	return 0;
@@ -269,12 +302,16 @@ static void submit(struct session *session, const struct shm_entry *entry)
 					  session->in_job ? "no tensor %u was declared"
 							  : "tensor %u: in no job",
 					  entry->tensor);
-		complete(session, entry->slot, 0, &failure);
+		complete(session, entry->slot, entry->ticket, 0, &failure);
 		return;
 	}
 
 	run = session->n_runs;
-	request->ticket = entry->ticket;
+	request->base.slot = entry->slot;
+	request->base.ticket = entry->ticket;
+	request->base.input_device = NULL;
+	request->base.output_device = NULL;
+	request->base.watched = false;
 	request->base.round = entry->round;
 	request->base.operation = entry->operation;
 	request->base.reduction = entry->reduction;
@@ -295,7 +332,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	if (session->state != SESSION_OPEN || session->n_runs != run) {
 		release(request);
 		if (session->state == SESSION_OPEN)
-			complete(session, entry->slot, 0, &session->last);
+			complete(session, entry->slot, entry->ticket, 0, &session->last);
 		return;
 	}
 	request->busy = true;
@@ -484,6 +521,7 @@ void ring_close(struct session *session)
 	ring_freeze(session);
 	session->doorbell.fd = fd_close(session->doorbell.fd);
 	session->wake_fd = fd_close(session->wake_fd);
+	session->shm_fd = fd_close(session->shm_fd);
 	if (session->shm)
 		(void)munmap(session->shm, SHM_LEN);
 	session->shm = NULL;

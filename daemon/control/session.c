@@ -212,6 +212,7 @@ int session_new(struct control *control, int socket, uint32_t pid, uint32_t uid,
 	session->process.fd = pidfd;
 	session->doorbell.fd = -1;
 	session->wake_fd = -1;
+	session->shm_fd = -1;
 	list_init(&session->outbox);
 	quota_init(&session->quota, control->params.session_quota_bytes, NULL);
 	list_push_back(&control->sessions, &session->link);
@@ -251,7 +252,8 @@ static void on_reap(struct mail *mail)
 
 	control->reaping = false;
 	list_for_each_safe (session, next, &control->sessions, link)
-		if (session->state == SESSION_CLOSED && !session->n_pending)
+		if (session->state == SESSION_CLOSED && !session->n_pending &&
+		    !session->n_releasing)
 			(void)session_free(session);
 }
 
@@ -278,9 +280,9 @@ void session_close(struct session *session, const char *how)
 	/* What is in flight holds its own. */
 	while ((entry = map_first(&session->buffers))) {
 		map_remove(&session->buffers, entry);
-		(void)buffer_unref(container_of(entry, struct buffer, entry));
+		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
 	}
-	if (!session->n_pending)
+	if (!session->n_pending && !session->n_releasing)
 		reap_later(session->control);
 }
 
@@ -307,8 +309,29 @@ void session_fail(struct session *session, const char *format, ...)
 void session_request_ended(struct session *session)
 {
 	session->n_pending--;
-	if (session->state == SESSION_CLOSED && !session->n_pending)
+	if (session->state == SESSION_CLOSED && !session->n_pending && !session->n_releasing)
 		reap_later(session->control);
+}
+
+/* Nothing uses it any more. */
+static void on_released(struct buffer *buffer)
+{
+	struct session *session = buffer->user;
+
+	if (buffer->cookie)
+		session_answer(session, buffer->cookie, 0, NULL);
+	session->n_releasing--;
+	if (session->state == SESSION_CLOSED && !session->n_pending && !session->n_releasing)
+		reap_later(session->control);
+}
+
+void session_drop_buffer(struct session *session, struct buffer *buffer, uint64_t unshare_id)
+{
+	session->n_releasing++;
+	buffer->released = on_released;
+	buffer->user = session;
+	buffer->cookie = unshare_id;
+	(void)buffer_unref(buffer);
 }
 
 /* Requests that nothing will end any more, because what they wait for is gone, give up their memory here. */

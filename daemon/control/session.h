@@ -46,7 +46,6 @@ struct session_request {
 	struct session *session;
 	uint32_t slot;
 	bool busy;
-	uint64_t ticket;
 	struct buffer *input, *output, *input_rows, *output_rows; /* held, or NULL */
 	uint64_t *counts;
 	size_t n_counts; /* allocated */
@@ -89,6 +88,8 @@ struct session {
 
 	struct map buffers; /* struct buffer by number */
 	size_t n_buffers;
+	size_t n_releasing; /* unshared, or of a closed session, and still imported by a worker */
+	int shm_fd;	    /* what shm is of, for workers; -1: it cannot come to that */
 	struct quota quota; /* bytes mapped, and what its job's ledger may come to */
 	uint64_t ledger_charge;
 	struct map tensors;
@@ -118,6 +119,8 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 void session_answer(struct session *session, uint64_t id, int status, const char *text);
 /* Takes the next packet, if there is one. Returns whether there was. */
 bool session_receive_one(struct session *session);
+/* A buffer is given up; nothing of the session's is called after it has been freed. */
+void session_drop_buffer(struct session *session, struct buffer *buffer, uint64_t unshare_id);
 /* One request in flight less. */
 void session_request_ended(struct session *session);
 struct session *session_free(struct session *session);

@@ -1,6 +1,7 @@
 #include "pipeline/job.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "pipeline/device.h"
 #include "pipeline/part.h"
 #include "pipeline/round.h"
 #include <inttypes.h>
@@ -71,6 +72,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	}
 	map_done(&job->tensors);
 	pipeline_setup_free(job);
+	pipeline_device_free(job);
 	layout_done(&job->layout);
 	(void)ledger_free(job->ledger);
 	(void)fd_close(job->ledger_fd);
@@ -164,6 +166,7 @@ static void job_over(struct pipeline_job *job)
 	job->state = JOB_OVER;
 	loop_timer_cancel(&job->timer);
 	pipeline_setup_close(job);
+	pipeline_device_close(job);
 	pipeline_job_release(job);
 }
 

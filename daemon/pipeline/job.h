@@ -83,6 +83,8 @@ struct pipeline_job {
 	int ledger_fd;	       /* until all ranks that need it have it, or -1 */
 	uint32_t n_left;       /* ranks that had left before it was resumed */
 
+	struct pipeline_device *device; /* once memory of a device was used, or NULL */
+
 	struct map tensors; /* by name */
 	uint64_t n_tensors;
 	struct list rounds; /* open, in no order */

@@ -1,5 +1,6 @@
 #include "pipeline/part.h"
 #include "base/failpoint.h"
+#include "pipeline/device.h"
 #include "pipeline/rows.h"
 #include "reduce/reduce.h"
 #include <inttypes.h>
@@ -21,17 +22,19 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	if (part) {
 		list_remove(&part->link);
 	} else {
-		part = calloc(1, sizeof(*part) + 3 * n * sizeof(part->pointers[0]));
+		part = calloc(1, sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
 		if (!part)
 			return error_origin(-ENOMEM);
 		part->inputs = (const void **)part->pointers;
 		part->outputs = &part->pointers[n];
 		part->piece = (const void **)&part->pointers[2 * n];
+		part->staged = &part->pointers[3 * n];
 	}
 	part->round = round;
 	part->extent = *extent;
 	part->state = PART_NEW;
 	part->outlet = NULL;
+	part->room = NULL;
 	part->unsent = 0;
 	list_push_back(&round->parts, &part->link);
 	round->n_parts++;
@@ -70,6 +73,7 @@ static void part_finish(struct pipeline_part *part)
 		metric_add(&job->pipeline->bytes, part->extent.len);
 	}
 	part->block = block_unref(part->block);
+	pipeline_device_give(part);
 	was_unsent = part->unsent;
 	part_left(part);
 	list_remove(&part->link);
@@ -82,14 +86,24 @@ static void part_finish(struct pipeline_part *part)
 	pipeline_job_release(job);
 }
 
-static void part_fail(struct pipeline_part *part, int status, const char *text)
+void pipeline_part_drop(struct pipeline_part *part)
+{
+	if (part->charged) {
+		part_left(part);
+		pipeline_outlet_sent(part->outlet, part);
+		pipeline_outlet_pump(part->outlet);
+	}
+	part_finish(part);
+}
+
+void pipeline_part_fail(struct pipeline_part *part, int status, const char *text)
 {
 	struct failure failure;
 
 	(void)failure_set(&failure, status, "tensor %s, round %" PRIu64 ": %s",
 			  part->round->tensor->name, part->round->number, text);
 	pipeline_round_fail(part->round, &failure, true);
-	part_finish(part);
+	pipeline_part_drop(part);
 }
 
 /* -- Work: one sum, or copies ------------------------------------------------------------------------------------- */
@@ -219,8 +233,10 @@ static void part_post(struct pipeline_part *part, void (*done)(struct task *task
 
 static void add_input(struct pipeline_part *part, uint32_t local)
 {
+	const char *input = part->round->ranks[local].input;
+
 	part->inputs[part->n_inputs++] =
-		(const char *)part->round->ranks[local].input + part->extent.input_at;
+		part->staged[local] ? part->staged[local] : input + part->extent.input_at;
 }
 
 /* Where a local rank wants this part, or NULL. */
@@ -228,13 +244,20 @@ static void *output_of(const struct pipeline_part *part, uint32_t local)
 {
 	char *output = part->round->ranks[local].output;
 
+	/* One for all devices: they copy it. */
+	if (pipeline_device_has_output(part, local))
+		return part->result;
 	return output ? output + part->extent.output_at : NULL;
 }
 
 static void add_output(struct pipeline_part *part, void *output)
 {
-	if (output && !(part->copies && output == part->inputs[0]))
-		part->outputs[part->n_outputs++] = output;
+	if (!output || (part->copies && output == part->inputs[0]))
+		return;
+	for (size_t i = 0; output == part->result && i < part->n_outputs; i++)
+		if (part->outputs[i] == output)
+			return;
+	part->outputs[part->n_outputs++] = output;
 }
 
 /* Inputs: the local ranks' contributions. */
@@ -275,15 +298,20 @@ static void set_outputs(struct pipeline_part *part)
 
 static void on_local_done(struct task *task)
 {
-	part_finish(container_of(task, struct pipeline_part, task));
+	pipeline_device_up(container_of(task, struct pipeline_part, task));
+}
+
+static void work_local(struct pipeline_part *part)
+{
+	set_inputs(part);
+	set_outputs(part);
+	part_post(part, on_local_done);
 }
 
 static void start_local(struct pipeline_part *part)
 {
-	set_inputs(part);
-	set_outputs(part);
 	part->state = PART_SCATTER;
-	part_post(part, on_local_done);
+	pipeline_device_down(part, true, false, work_local);
 }
 
 /* -- Through a server --------------------------------------------------------------------------------------------- */
@@ -322,17 +350,15 @@ static void *first_output(const struct pipeline_part *part)
 
 static void on_scattered(struct task *task)
 {
-	part_finish(container_of(task, struct pipeline_part, task));
+	pipeline_device_up(container_of(task, struct pipeline_part, task));
 }
 
 static void scatter(struct pipeline_part *part)
 {
-	part->state = PART_SCATTER;
 	part->copies = true;
 	part->n_inputs = part->n_outputs = 0;
 	if (part->extent.len && is_for_here(part))
-		part->inputs[part->n_inputs++] =
-			part->block ? part->block->data : first_output(part);
+		part->inputs[part->n_inputs++] = part->block ? part->block->data : part->room;
 	else
 		set_inputs(part);
 	/* A sum that is none of ours: nothing to copy from. */
@@ -379,7 +405,7 @@ static void on_rows_answer(struct pipeline_part *part)
 	if (r == -EPROTO)
 		answer_wild(part);
 	else if (r)
-		part_fail(part, r, failure.text);
+		pipeline_part_fail(part, r, failure.text);
 	else
 		part_finish(part);
 }
@@ -407,7 +433,9 @@ static void on_answer(struct call *call)
 	} else {
 		part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block)
 								     : NULL;
-		scatter(part);
+		part->state = PART_SCATTER;
+		/* Where the answer has no room in staging, it gets it now; so does what is copied on this node alone. */
+		pipeline_device_down(part, !is_for_here(part), false, scatter);
 	}
 }
 
@@ -420,6 +448,7 @@ static void push(struct pipeline_part *part, const void *payload)
 	bool room = is_for_here(part) && extent->len && !round->rows;
 
 	part->state = PART_CALL;
+	part->room = room ? first_output(part) : NULL;
 	part->call = (struct call){
 		.header = {
 			.op = round->rows && !payload ? DATA_PULL : DATA_PUSH,
@@ -442,8 +471,8 @@ static void push(struct pipeline_part *part, const void *payload)
 		},
 		.payload = payload,
 		.payload_block = TAKE_PTR(part->block),
-		.room = room ? first_output(part) : NULL,
-		.room_len = room ? extent->len : 0,
+		.room = part->room,
+		.room_len = part->room ? extent->len : 0,
 		.sent = on_sent,
 		.done = on_answer,
 	};
@@ -462,13 +491,33 @@ static void on_gathered(struct task *task)
 	}
 	if (part->extent.len && is_from_here(part))
 		payload = part->block ? part->block->data : part->inputs[0];
+	/* Staging is not held while other nodes are waited for, unless there is plenty. */
+	if (part->lease.data && !part->lease.is_long)
+		pipeline_device_give(part);
 	push(part, payload);
+}
+
+/* What the ranks here contribute is in memory of the host. */
+static void gather(struct pipeline_part *part)
+{
+	struct pipeline *pipeline = job_of(part)->pipeline;
+
+	set_inputs(part);
+	/* One contribution, or a copy, leaves from where the trainer has it. */
+	if (part->n_inputs == 1 && (!part->lease.data || part->lease.is_long)) {
+		on_gathered(&part->task);
+		return;
+	}
+	if (block_new(pipeline->params.blocks, part->extent.len, NULL, &part->block)) {
+		pipeline_part_fail(part, -ENOMEM, "out of memory");
+		return;
+	}
+	part->outputs[part->n_outputs++] = part->block->data;
+	part_post(part, on_gathered);
 }
 
 void pipeline_part_begin(struct pipeline_part *part)
 {
-	struct pipeline *pipeline = job_of(part)->pipeline;
-
 	part->state = PART_GATHER;
 	if (part->round->rows) {
 		part->block = pipeline_rows_take(part->round->rows, &part->extent);
@@ -476,24 +525,13 @@ void pipeline_part_begin(struct pipeline_part *part)
 		push(part, part->block ? part->block->data : NULL);
 		return;
 	}
-	set_inputs(part);
 	if (!is_from_here(part) || !part->extent.len) {
+		set_inputs(part);
 		on_gathered(&part->task);
 		return;
 	}
 	pipeline_outlet_charge(part->outlet, part, part->extent.len);
-	/* One contribution, or a copy, leaves from where the trainer has it. */
-	if (part->n_inputs == 1) {
-		on_gathered(&part->task);
-		return;
-	}
-	if (block_new(pipeline->params.blocks, part->extent.len, NULL, &part->block)) {
-		pipeline_outlet_sent(part->outlet, part);
-		part_fail(part, -ENOMEM, "out of memory");
-		return;
-	}
-	part->outputs[part->n_outputs++] = part->block->data;
-	part_post(part, on_gathered);
+	pipeline_device_down(part, true, true, gather);
 }
 
 /* The server of a part, by its place in the job's virtual space: the same on every node. */

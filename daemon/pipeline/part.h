@@ -6,6 +6,7 @@
  */
 #pragma once
 
+#include "gpu/gpu.h"
 #include "pipeline/round.h"
 
 enum pipeline_part_state { PART_NEW, PART_QUEUED, PART_GATHER, PART_CALL, PART_SCATTER };
@@ -24,6 +25,14 @@ struct pipeline_part {
 	struct call call;
 	bool copies;		   /* the work is copies of inputs[0], not a sum */
 	struct ledger_part ledger; /* of a round that is recorded */
+	void *room;		   /* where the answer went, if not into the block */
+	/* What of it is on devices: device.c. */
+	struct gpu_task device_task;
+	struct gpu_lease lease;
+	void (*device_then)(struct pipeline_part *part);
+	bool device_inputs;
+	void *result;  /* in staging: the result for devices, while there is a lease */
+	void **staged; /* n_local entries: a rank's input in staging, or NULL */
 	size_t n_inputs, n_outputs;
 	const void **inputs; /* n_local entries */
 	void **outputs;	     /* n_local entries */
@@ -55,6 +64,10 @@ struct pipeline_outlet {
 int pipeline_part_start(struct pipeline_round *round, const struct extent *extent, uint64_t number);
 /* Drops a round's parts that wait in an outlet. */
 void pipeline_part_drop_queued(struct pipeline_round *round);
+/* Ends a part in the middle, as its round has failed. */
+void pipeline_part_drop(struct pipeline_part *part);
+/* The same, and is the reason. */
+void pipeline_part_fail(struct pipeline_part *part, int status, const char *text);
 void pipeline_part_begin(struct pipeline_part *part);
 struct pipeline_part *pipeline_part_free(struct pipeline_part *part);
 

@@ -34,6 +34,7 @@ struct pipeline_params {
 	unsigned max_jobs;
 	unsigned max_tensors;	    /* per job */
 	uint64_t resume_timeout_ms; /* for the ranks of a job to come back after a restart */
+	struct gpu *gpu;	    /* for memory of devices; NULL: there is none */
 };
 
 int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pipeline);
@@ -77,6 +78,8 @@ struct pipeline_member {
 		      const struct failure *failure);
 	/* Answer to pipeline_leave(); what holds for declarations and requests in ended() holds here. */
 	void (*left)(struct pipeline_member *member);
+	/* Set before joining: the session's shared memory (proto/shm.h), kept by the caller while the member is in a job, or -1. */
+	int shm_fd;
 	/* The pipeline's. */
 	struct pipeline_job *job;
 	uint32_t rank, local_rank, pid;
@@ -118,6 +121,12 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 bool pipeline_can_resume(const struct pipeline_member *member);
 /* Bytes that a ledger may come to. */
 uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline);
+/*
+ * Imports a buffer of a device into the worker of the member's job. Returns whether it will: then imported() comes, unless
+ * the buffer is given up before; NULL: all is well. Else it is imported when it is used.
+ */
+bool pipeline_import(struct pipeline_member *member, struct buffer *buffer,
+		     void (*imported)(void *buffer, const struct failure *why));
 /* Leaves in good order, before or after joined(): left() follows when the member's requests have ended. */
 void pipeline_leave(struct pipeline_member *member);
 /*
@@ -172,6 +181,11 @@ struct pipeline_request {
 	uint64_t width;
 	const int64_t *input_rows;
 	int64_t *output_rows;
+	/* The buffer that input or output is in, if it is a device's: kept until done(). */
+	struct buffer *input_device, *output_device;
+	uint32_t slot; /* of a request on a device, whose flags order it */
+	uint64_t ticket;
+	bool watched; /* false; the pipeline's */
 	/* Exactly once; nobody touches the memory any more. failure: NULL if all is well. */
 	void (*done)(struct pipeline_request *request, const struct failure *failure);
 	uint64_t

@@ -29,7 +29,7 @@ bool pipeline_can_resume(const struct pipeline_member *member)
 {
 	const struct pipeline_job *job = member->job;
 
-	return job && job->state != JOB_OVER && job->ledger;
+	return job && job->state != JOB_OVER && job->ledger && !job->device;
 }
 
 /* -- Jobs --------------------------------------------------------------------------------------------------------- */
@@ -273,7 +273,8 @@ void pipeline_suspend(struct pipeline *pipeline)
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link) {
-		if (job->state == JOB_OVER || !job->ledger)
+		/* A ledger knows nothing of devices. */
+		if (job->state == JOB_OVER || !job->ledger || job->device)
 			continue;
 		log_info("job %s: run %016" PRIx64 ": left to the next daemon process", job->name,
 			 job->number);

@@ -1,5 +1,6 @@
 #include "pipeline/round.h"
 #include "base/failpoint.h"
+#include "pipeline/device.h"
 #include "pipeline/part.h"
 #include "pipeline/rows.h"
 #include <inttypes.h>
@@ -66,6 +67,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 	round->started_ns = clock_now_ns();
 	list_init(&round->parts);
 	list_init(&round->deal_link);
+	list_init(&round->device_link);
 	/* Each rank submits in order: a round that is not open yet is the newest. */
 	list_push_back(&tensor->rounds, &round->link);
 	list_push_back(&job->rounds, &round->job_link);
@@ -96,6 +98,7 @@ static void round_unlink(struct pipeline_round *round)
 	list_remove(&round->link);
 	list_remove(&round->job_link);
 	pipeline_deal_remove(round);
+	list_remove(&round->device_link);
 	job_of(round)->n_open_rounds--;
 }
 
@@ -326,7 +329,7 @@ static int round_record(struct pipeline_round *round, struct failure *failure)
 	ledger_begin(job->ledger);
 	/* All ranks are past these. */
 	ledger_forget(job->ledger, tensor->name, 0, round->number - 1);
-	if (first->operation == OPERATION_PUSH_PULL_ROWS)
+	if (first->operation == OPERATION_PUSH_PULL_ROWS || round->on_device)
 		return 0;
 	if (!pipeline_resume_moves(tensor, round->number) &&
 	    (!first->reduction || !overwrites_inputs(round)))
@@ -364,6 +367,8 @@ static void round_start(struct pipeline_round *round)
 
 		rank->input = rank->request->input;
 		rank->output = rank->request->output;
+		rank->input_device = rank->request->input_device;
+		rank->output_device = rank->request->output_device;
 		round->partition_ranks[i].counts = rank->request->counts;
 	}
 	if (job->distributed)
@@ -372,6 +377,22 @@ static void round_start(struct pipeline_round *round)
 		pipeline_rows_start(round);
 	else
 		pipeline_round_refill(round);
+}
+
+/* Whether memory or streams of devices are waited for; when that fails, so has the round. */
+static bool device_waits(struct pipeline_round *round)
+{
+	struct failure failure, words;
+	int r;
+
+	if (!round->on_device)
+		return false;
+	r = pipeline_device_ready(round, &words);
+	if (r < 0) {
+		describe(round, &failure, words.status, "%s", words.text);
+		pipeline_round_fail(round, &failure, true);
+	}
+	return r == DEVICE_E_WAIT;
 }
 
 void pipeline_round_advance(struct pipeline_tensor *tensor)
@@ -384,9 +405,11 @@ void pipeline_round_advance(struct pipeline_tensor *tensor)
 	while ((round = list_first(&tensor->rounds, struct pipeline_round, link))) {
 		if (round_forget(round))
 			continue;
-		if (round->state != ROUND_READY || !tensor->key)
+		if (round->state != ROUND_READY || !tensor->key || device_waits(round))
 			break;
-		round_start(round);
+		/* It may have failed on its device. */
+		if (round->state == ROUND_READY)
+			round_start(round);
 	}
 	tensor->advancing = false;
 }
@@ -413,6 +436,7 @@ static void add_deadline(struct pipeline_round *round, const struct pipeline_req
 static void round_ready(struct pipeline_round *round)
 {
 	round->state = ROUND_READY;
+	round->on_device = pipeline_device_concerns(round);
 	round->deadline_ns = CLOCK_NEVER;
 	for (uint32_t i = 0; i < n_local(round); i++)
 		add_deadline(round, round->ranks[i].request);
@@ -681,6 +705,11 @@ static void describe_expiry(const struct pipeline_round *round, struct failure *
 	if (!tensor->key) {
 		describe(round, failure, -ETIME, "other nodes did not declare the tensor within %s",
 			 time);
+		return;
+	}
+	pipeline_device_waiting_for(round, servers, sizeof(servers));
+	if (servers[0]) {
+		describe(round, failure, -ETIME, "%s within %s", servers, time);
 		return;
 	}
 	name_servers(round, servers, sizeof(servers));

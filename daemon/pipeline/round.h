@@ -29,13 +29,16 @@ struct pipeline_rank {
 	struct pipeline_request *request; /* NULL: not yet, or ended */
 	const void *input;
 	void *output;
+	const struct buffer *input_device,
+		*output_device; /* that these are in, or NULL: memory of the host */
 	bool came;
 };
 
 struct pipeline_round {
-	struct list link;      /* the tensor's */
-	struct list job_link;  /* the job's */
-	struct list deal_link; /* job->dealt, while parts of it are to be made or to be sent */
+	struct list link;	 /* the tensor's */
+	struct list job_link;	 /* the job's */
+	struct list device_link; /* job->device->waiting */
+	struct list deal_link;	 /* job->dealt, while parts of it are to be made or to be sent */
 	struct pipeline_tensor *tensor;
 	enum pipeline_round_state state;
 	uint64_t number;
@@ -48,6 +51,8 @@ struct pipeline_round {
 	struct partition partition;
 	bool cut; /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
+	bool on_device;		    /* some of its memory is: device.c */
+	unsigned n_up;		    /* parts whose result is being copied to devices */
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */

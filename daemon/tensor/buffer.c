@@ -7,6 +7,9 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+/* More than any device has; a trainer cannot use up all addresses with it. */
+#define DEVICE_LEN_MAX (UINT64_C(1) << 40)
+
 static int check_memory(int fd, uint64_t len, struct failure *failure)
 {
 	struct statfs fs;
@@ -67,22 +70,62 @@ int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_bu
 	return 0;
 }
 
+int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret_buffer,
+		     struct failure *failure)
+{
+	_cleanup_(freep) struct buffer *buffer = calloc(1, sizeof(*buffer));
+	void *data;
+	int r;
+
+	if (!buffer)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	if (!params->len || params->len > DEVICE_LEN_MAX)
+		return failure_set(failure, -EINVAL,
+				   "%" PRIu64 " bytes of a device cannot be shared", params->len);
+	data = mmap(NULL, (size_t)params->len, PROT_NONE,
+		    MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (data == MAP_FAILED)
+		return failure_set(failure, -ENOMEM,
+				   "no addresses for %" PRIu64 " bytes of a device: %s",
+				   params->len, strerror(errno));
+	r = gpu_memory_new(params, &buffer->device);
+	if (r) {
+		(void)munmap(data, (size_t)params->len);
+		return failure_set(failure, r, "memory of a device: %s", strerror(-r));
+	}
+	buffer->refs = 1;
+	buffer->data = data;
+	buffer->len = params->len;
+	*ret_buffer = TAKE_PTR(buffer);
+	return 0;
+}
+
 struct buffer *buffer_ref(struct buffer *buffer)
 {
 	buffer->refs++;
 	return buffer;
 }
 
+static void buffer_free(void *user)
+{
+	struct buffer *buffer = user;
+
+	(void)munmap(buffer->data, (size_t)buffer->len);
+	if (buffer->quota)
+		quota_release(buffer->quota, buffer->len);
+	if (buffer->released)
+		buffer->released(buffer);
+	free(buffer);
+}
+
 struct buffer *buffer_unref(struct buffer *buffer)
 {
 	if (!buffer || --buffer->refs)
 		return NULL;
-
-	(void)munmap(buffer->data, (size_t)buffer->len);
-	quota_release(buffer->quota, buffer->len);
-	if (buffer->released)
-		buffer->released(buffer);
-	free(buffer);
+	if (buffer->device)
+		gpu_memory_free(TAKE_PTR(buffer->device), buffer_free, buffer);
+	else
+		buffer_free(buffer);
 	return NULL;
 }
 

@@ -8,6 +8,7 @@
 #include "base/error.h"
 #include "base/map.h"
 #include "base/quota.h"
+#include "gpu/gpu.h"
 #include "proto/types.h"
 
 /* -- Layout ------------------------------------------------------------------------------------------------------- */
@@ -34,15 +35,19 @@ void layout_done(struct layout *layout);
 
 /* -- Buffers ------------------------------------------------------------------------------------------------------ */
 
-/* Memory of a trainer, mapped here. Lives until it is neither shared nor used by a request. */
+/*
+ * Memory of a trainer. Lives until it is neither shared nor used by a request. Memory of the host is mapped here. That of
+ * a device has addresses here at which nothing is: they tell places in it apart, and whoever touches them is found out.
+ */
 struct buffer {
 	struct map_entry entry; /* the owner's, by number */
 	uint32_t number;
 	unsigned refs; /* control thread only */
 	char *data;
 	uint64_t len;
-	struct quota *quota; /* charged with len */
-	/* Optional: called when it has been unmapped, right before it is freed. */
+	struct quota *quota;	   /* charged with len; NULL: nobody */
+	struct gpu_memory *device; /* NULL: memory of the host */
+	/* Optional: called when it has been unmapped, and no worker has it imported, right before it is freed. */
 	void (*released)(struct buffer *buffer);
 	void *user;	 /* free for the owner's use */
 	uint64_t cookie; /* the same */
@@ -57,6 +62,12 @@ struct buffer {
  */
 int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_buffer,
 	       struct failure *failure);
+/*
+ * The same for memory of a device, which a GPU worker imports when it is used. Refused with -EINVAL (length), -ENOMEM or
+ * -errno (the descriptor cannot be kept), with words.
+ */
+int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret_buffer,
+		     struct failure *failure);
 struct buffer *buffer_ref(struct buffer *buffer);
 /* Returns NULL; takes NULL. */
 struct buffer *buffer_unref(struct buffer *buffer);

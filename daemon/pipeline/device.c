@@ -1,0 +1,463 @@
+#include "pipeline/device.h"
+#include "base/failpoint.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+static struct pipeline_job *job_of(const struct pipeline_part *part)
+{
+	return part->round->tensor->job;
+}
+
+/* -- The job's worker --------------------------------------------------------------------------------------------- */
+
+static void on_changed(void *user)
+{
+	struct pipeline_device *device = user;
+	struct pipeline_round *round;
+	struct list looked_at;
+
+	/* Those that go on waiting are added anew. */
+	list_init(&looked_at);
+	while ((round = list_first(&device->waiting, struct pipeline_round, device_link))) {
+		list_remove(&round->device_link);
+		list_push_back(&looked_at, &round->device_link);
+	}
+	pipeline_job_hold(device->job);
+	while ((round = list_first(&looked_at, struct pipeline_round, device_link))) {
+		list_remove(&round->device_link);
+		pipeline_round_advance(round->tensor);
+	}
+	pipeline_job_release(device->job);
+}
+
+static void on_lost(void *user, const struct failure *failure)
+{
+	struct pipeline_device *device = user;
+
+	pipeline_job_fail(device->job, failure, NULL);
+}
+
+static void on_gone(void *user)
+{
+	struct pipeline_device *device = user;
+
+	device->worker = NULL;
+	pipeline_job_release(device->job);
+}
+
+static const struct gpu_worker_ops ops = {
+	.changed = on_changed,
+	.lost = on_lost,
+	.gone = on_gone,
+};
+
+/* The job's first use of a device. */
+static int device_open(struct pipeline_job *job, struct failure *failure)
+{
+	struct pipeline_device *device;
+	int r;
+
+	if (job->device)
+		return 0;
+	if (!job->pipeline->params.gpu)
+		return failure_set(failure, -EOPNOTSUPP, "this daemon has no GPUs");
+	device = calloc(1, sizeof(*device));
+	if (!device)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	device->job = job;
+	list_init(&device->waiting);
+	device->sessions = calloc(job->layout.n_local, sizeof(device->sessions[0]));
+	if (!device->sessions) {
+		free(device);
+		return failure_set(failure, -ENOMEM, "out of memory");
+	}
+	r = gpu_worker_start(job->pipeline->params.gpu, job->name, &ops, device, &device->worker,
+			     failure);
+	if (r) {
+		free(device->sessions);
+		free(device);
+		return r;
+	}
+	job->device = device;
+	pipeline_job_hold(job);
+	return 0;
+}
+
+void pipeline_device_close(struct pipeline_job *job)
+{
+	if (job->device && job->device->worker)
+		gpu_worker_close(job->device->worker);
+}
+
+void pipeline_device_free(struct pipeline_job *job)
+{
+	if (!job->device)
+		return;
+	free(job->device->sessions);
+	free(job->device);
+	job->device = NULL;
+}
+
+static int open_session(struct pipeline_device *device, const struct pipeline_member *member,
+			struct failure *failure)
+{
+	int r;
+
+	if (device->sessions[member->index])
+		return 0;
+	if (member->shm_fd < 0)
+		return failure_set(failure, -EPROTO,
+				   "rank %u has memory on a device and did not say that it may",
+				   member->rank);
+	r = gpu_session_open(device->worker, member->shm_fd, &device->sessions[member->index]);
+	if (r)
+		return failure_set(failure, r, "rank %u cannot be known to the GPU worker: %s",
+				   member->rank, strerror(-r));
+	return 0;
+}
+
+bool pipeline_import(struct pipeline_member *member, struct buffer *buffer,
+		     void (*imported)(void *buffer, const struct failure *why))
+{
+	struct pipeline_job *job = member->job;
+	struct failure failure;
+
+	if (!job || job->state != JOB_RUNNING)
+		return false;
+	if (device_open(job, &failure) || open_session(job->device, member, &failure))
+		return false;
+	gpu_memory_open(buffer->device, job->device->worker, imported, buffer);
+	return true;
+}
+
+/* -- Rounds ------------------------------------------------------------------------------------------------------- */
+
+static struct buffer *buffer_of(const struct pipeline_request *request)
+{
+	return request->input_device ?: request->output_device;
+}
+
+bool pipeline_device_concerns(const struct pipeline_round *round)
+{
+	for (uint32_t i = 0; i < round->tensor->job->layout.n_local; i++)
+		if (round->ranks[i].request && buffer_of(round->ranks[i].request))
+			return true;
+	return false;
+}
+
+/* One buffer of a rank. */
+static int look_at_memory(struct pipeline_device *device, uint32_t rank, struct buffer *buffer,
+			  struct failure *failure)
+{
+	struct failure why;
+
+	if (!buffer)
+		return 0;
+	switch (gpu_memory_state(buffer->device, device->worker, &why)) {
+	case GPU_MEMORY_AWAY:
+		gpu_memory_open(buffer->device, device->worker, NULL, NULL);
+		return DEVICE_E_WAIT;
+	case GPU_MEMORY_OPENING:
+		return DEVICE_E_WAIT;
+	case GPU_MEMORY_FAILED:
+		return failure_set(failure, why.status, "rank %u: %s", rank, why.text);
+	case GPU_MEMORY_OPEN:
+		break;
+	}
+	return 0;
+}
+
+static int look_at_request(struct pipeline_device *device, const struct pipeline_member *member,
+			   struct pipeline_request *request, struct failure *failure)
+{
+	struct gpu_session *session;
+	int input, output, r;
+
+	r = open_session(device, member, failure);
+	if (r)
+		return r;
+	input = look_at_memory(device, member->rank, request->input_device, failure);
+	output = input < 0 ? 0
+			   : look_at_memory(device, member->rank, request->output_device, failure);
+	if (input || output)
+		return input < 0 || !output ? input : output;
+	session = device->sessions[member->index];
+	if (gpu_session_is_ready(session, request->slot, request->ticket))
+		return 0;
+	if (request->watched)
+		return DEVICE_E_WAIT;
+	if (gpu_session_watch(session, buffer_of(request)->device, request->slot, request->ticket))
+		return failure_set(failure, -ENOMEM, "out of memory");
+	request->watched = true;
+	return DEVICE_E_WAIT;
+}
+
+int pipeline_device_ready(struct pipeline_round *round, struct failure *failure)
+{
+	struct pipeline_job *job = round->tensor->job;
+	bool waits = false;
+	int r;
+
+	r = device_open(job, failure);
+	for (uint32_t i = 0; !r && i < job->layout.n_local; i++) {
+		struct pipeline_request *request = round->ranks[i].request;
+
+		if (!buffer_of(request))
+			continue;
+		r = look_at_request(job->device, job->members[i], request, failure);
+		if (r == DEVICE_E_WAIT) {
+			waits = true;
+			r = 0;
+		}
+	}
+	if (r)
+		return r;
+	if (!waits)
+		return 0;
+	if (!list_linked(&round->device_link))
+		list_push_back(&job->device->waiting, &round->device_link);
+	return DEVICE_E_WAIT;
+}
+
+void pipeline_device_waiting_for(const struct pipeline_round *round, char *text, size_t size)
+{
+	const struct pipeline_job *job = round->tensor->job;
+	struct pipeline_ranks_text late = { 0 };
+
+	text[0] = 0;
+	if (!job->device || round->state != ROUND_READY)
+		return;
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		const struct pipeline_request *request = round->ranks[i].request;
+		const struct gpu_session *session = job->device->sessions[i];
+
+		if (request && buffer_of(request) && session &&
+		    !gpu_session_is_ready(session, request->slot, request->ticket))
+			pipeline_ranks_add(&late, job->layout.rank_of_local[i]);
+	}
+	if (late.n)
+		(void)snprintf(text, size, "the stream of %s did not come to it",
+			       pipeline_ranks_end(&late));
+}
+
+/* -- What a part has on devices ----------------------------------------------------------------------------------- */
+
+static const struct buffer *input_on_device(const struct pipeline_part *part, uint32_t local)
+{
+	return part->round->ranks[local].input_device;
+}
+
+bool pipeline_device_has_output(const struct pipeline_part *part, uint32_t local)
+{
+	return part->round->ranks[local].output_device && part->round->ranks[local].output;
+}
+
+static bool is_source(const struct pipeline_part *part, uint32_t local)
+{
+	uint32_t rank = job_of(part)->layout.rank_of_local[local];
+
+	return part->extent.source == RANK_ALL || part->extent.source == rank;
+}
+
+static bool is_target(const struct pipeline_part *part, uint32_t local)
+{
+	uint32_t rank = job_of(part)->layout.rank_of_local[local];
+
+	return part->extent.target == RANK_ALL || part->extent.target == rank;
+}
+
+/* Whether the rank's output is where the only input is. */
+static bool is_in_place(const struct pipeline_part *part, uint32_t local)
+{
+	const struct pipeline_rank *rank = &part->round->ranks[local];
+
+	return part->extent.source != RANK_ALL && is_source(part, local) && rank->input &&
+	       (const char *)rank->input + part->extent.input_at ==
+		       (const char *)rank->output + part->extent.output_at;
+}
+
+static bool goes_up(const struct pipeline_part *part, uint32_t local)
+{
+	return is_target(part, local) && pipeline_device_has_output(part, local) &&
+	       !is_in_place(part, local);
+}
+
+/* -- Down --------------------------------------------------------------------------------------------------------- */
+
+static void go_on(struct pipeline_part *part)
+{
+	if (part->round->failure.status)
+		pipeline_part_drop(part);
+	else
+		part->device_then(part);
+}
+
+static void on_down(struct gpu_task *task, bool failed)
+{
+	struct pipeline_part *part = container_of(task, struct pipeline_part, device_task);
+
+	FAILPOINT("part-down");
+	/* The job has failed with its worker. */
+	if (failed)
+		pipeline_part_drop(part);
+	else
+		go_on(part);
+}
+
+/* Pieces of staging are in order of the local ranks; the result is in the first, where sums may be as well. */
+static void copy_down(struct pipeline_part *part)
+{
+	struct pipeline_device *device = job_of(part)->device;
+	char *piece = part->lease.data;
+	bool any = false;
+
+	part->result = piece;
+	if (!part->device_inputs) {
+		go_on(part);
+		return;
+	}
+	gpu_task_begin(device->worker, &part->device_task);
+	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
+		const struct buffer *buffer = input_on_device(part, i);
+		const char *input = part->round->ranks[i].input;
+
+		part->staged[i] = NULL;
+		if (!buffer || !is_source(part, i))
+			continue;
+		gpu_task_down(device->worker, buffer->device,
+			      (uint64_t)(input - buffer->data) + part->extent.input_at, piece,
+			      part->extent.len);
+		part->staged[i] = piece;
+		piece += part->extent.len;
+		any = true;
+	}
+	part->device_task.done = on_down;
+	assert(any);
+	gpu_task_end(device->worker);
+}
+
+static void on_granted(struct gpu_lease *lease)
+{
+	struct pipeline_part *part = container_of(lease, struct pipeline_part, lease);
+
+	if (part->round->failure.status)
+		pipeline_part_drop(part);
+	else
+		copy_down(part);
+}
+
+static void too_large(struct pipeline_part *part, uint64_t len)
+{
+	char text[160];
+
+	(void)snprintf(text, sizeof(text),
+		       "its parts need %" PRIu64 " bytes of staging each, and there are %" PRIu64
+		       ": raise gpu_staging, or ask for smaller parts",
+		       len, gpu_staging_len(job_of(part)->device->worker));
+	pipeline_part_fail(part, -EMSGSIZE, text);
+}
+
+void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
+			  void (*then)(struct pipeline_part *part))
+{
+	uint64_t n_inputs = 0, n, len;
+	bool outputs = false;
+	int r = GPU_E_WAIT;
+
+	if (part->round->on_device && part->extent.len && !part->lease.data) {
+		for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
+			n_inputs += inputs && input_on_device(part, i) && is_source(part, i);
+			outputs |= goes_up(part, i);
+		}
+	}
+	n = n_inputs ? n_inputs : outputs;
+	if (!n) {
+		then(part);
+		return;
+	}
+	/* Sums are aligned as elements are, and a part's length is whole elements. */
+	len = n * part->extent.len;
+	part->device_then = then;
+	part->device_inputs = n_inputs;
+	part->lease.granted = on_granted;
+	if (is_long)
+		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, true);
+	if (r == GPU_E_WAIT)
+		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, false);
+	if (r < 0)
+		too_large(part, len);
+	else if (!r)
+		copy_down(part);
+}
+
+void pipeline_device_give(struct pipeline_part *part)
+{
+	if (!part->round->on_device)
+		return;
+	gpu_lease_give(&part->lease);
+	part->result = NULL;
+	memset(part->staged, 0, job_of(part)->layout.n_local * sizeof(part->staged[0]));
+}
+
+/* -- Up ----------------------------------------------------------------------------------------------------------- */
+
+static void on_up(struct gpu_task *task, bool failed)
+{
+	struct pipeline_part *part = container_of(task, struct pipeline_part, device_task);
+
+	(void)failed;
+	FAILPOINT("part-up");
+	part->round->n_up--;
+	pipeline_part_drop(part);
+}
+
+/* Whether this is the last part of the round: then the ranks' streams can be told by ours, in order, at once. */
+static bool is_last(const struct pipeline_part *part)
+{
+	const struct pipeline_round *round = part->round;
+
+	return round->cut && !round->refilling && round->n_parts == round->n_up;
+}
+
+static void tell(struct pipeline_part *part)
+{
+	struct pipeline_device *device = job_of(part)->device;
+
+	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
+		const struct pipeline_request *request = part->round->ranks[i].request;
+
+		if (buffer_of(request))
+			gpu_task_tell(device->worker, buffer_of(request)->device,
+				      device->sessions[i], request->slot, request->ticket);
+	}
+}
+
+void pipeline_device_up(struct pipeline_part *part)
+{
+	struct pipeline_device *device = job_of(part)->device;
+	bool any = false;
+
+	for (uint32_t i = 0; part->result && i < job_of(part)->layout.n_local; i++)
+		any |= goes_up(part, i);
+	if (!any || part->round->failure.status) {
+		pipeline_part_drop(part);
+		return;
+	}
+	gpu_task_begin(device->worker, &part->device_task);
+	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
+		const struct pipeline_rank *rank = &part->round->ranks[i];
+		const struct buffer *buffer = rank->output_device;
+
+		if (!goes_up(part, i))
+			continue;
+		gpu_task_up(device->worker, buffer->device,
+			    (uint64_t)((const char *)rank->output - buffer->data) +
+				    part->extent.output_at,
+			    part->result, part->extent.len);
+	}
+	part->round->n_up++;
+	if (is_last(part))
+		tell(part);
+	part->device_task.done = on_up;
+	gpu_task_end(device->worker);
+}

@@ -1,0 +1,54 @@
+/*
+ * Memory of devices on the line. A round whose requests are on devices begins to move when all of their memory is
+ * imported and all of their streams have reached the submission; its parts then pass through staging:
+ *
+ *	down (device to staging)  ->  gather ... scatter  ->  up (staging to device)
+ *
+ * so that the steps between know memory of the host alone. Private to pipeline/; control thread.
+ */
+#pragma once
+
+#include "pipeline/part.h"
+
+struct pipeline_device {
+	struct pipeline_job *job;
+	struct gpu_worker *worker;
+	struct gpu_session **sessions; /* by local number; NULL: not handed over yet */
+	struct list waiting;	       /* rounds that wait for memory or streams */
+};
+
+enum { DEVICE_E_NONE, DEVICE_E_WAIT };
+
+/* -- Rounds ------------------------------------------------------------------------------------------------------- */
+
+/* Whether any request of a complete round is on a device. */
+bool pipeline_device_concerns(const struct pipeline_round *round);
+/*
+ * Whether such a round may begin to move. Returns 0; DEVICE_E_WAIT, and the tensor is advanced again when something has
+ * come; or -errno with words.
+ */
+int pipeline_device_ready(struct pipeline_round *round, struct failure *failure);
+/* Who is waited for, in words; "" when nobody is. */
+void pipeline_device_waiting_for(const struct pipeline_round *round, char *text, size_t size);
+
+/* -- Parts -------------------------------------------------------------------------------------------------------- */
+
+/*
+ * Gets staging for what a part has on devices here, and with inputs the inputs into it; then calls then(), at once where
+ * nothing of the part is on a device. is_long: the staging is kept until another node has answered, if there is enough;
+ * part->lease.is_long says whether. A part that cannot is finished in the place of then().
+ */
+void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
+			  void (*then)(struct pipeline_part *part));
+/* Copies the part's result to the devices that it is for, then finishes the part. */
+void pipeline_device_up(struct pipeline_part *part);
+/* Gives the staging back. Harmless without. */
+void pipeline_device_give(struct pipeline_part *part);
+/* Whether a local rank has its output on a device. */
+bool pipeline_device_has_output(const struct pipeline_part *part, uint32_t local);
+
+/* -- Jobs --------------------------------------------------------------------------------------------------------- */
+
+/* The job is over: its worker ends when nothing of it is under way. */
+void pipeline_device_close(struct pipeline_job *job);
+void pipeline_device_free(struct pipeline_job *job);
