@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/syscall.h>
 #include <time.h>
+#include <wchar.h>
 
 enum op_kind {
 	OP_COPY,
@@ -205,11 +206,12 @@ static void run_write(const struct op *op)
 
 static void run_set(const struct op *op)
 {
+	static_assert(sizeof(wchar_t) == sizeof(op->value), "wmemset() sets words of 32 bits");
+
 	if (op->width == 1)
 		memset(op->to.host, (int)op->value, op->to.len);
 	else
-		for (size_t i = 0; i < op->to.len; i += sizeof(op->value))
-			memcpy(op->to.host + i, &op->value, sizeof(op->value));
+		wmemset((wchar_t *)op->to.host, (wchar_t)op->value, op->to.len / sizeof(op->value));
 }
 
 static void run_record(const struct op *op)
