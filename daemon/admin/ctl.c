@@ -323,8 +323,8 @@ static int ask(const struct options *options)
 	if (r)
 		(void)failure_set(&failure, r, "%s", strerror(-r));
 	else
-		r = rpc_channel_new(rpc, q.target, options->tls.ca ? &options->tls : NULL, &failure,
-				    &channel);
+		r = rpc_channel_new(rpc, q.target, 0, options->tls.ca ? &options->tls : NULL,
+				    &failure, &channel);
 	if (r) {
 		fprintf(stderr, "bpsctl: %s\n", failure.text);
 		return EXIT_REFUSED;

@@ -17,8 +17,10 @@
 #include <stdio.h>
 #include <sys/random.h>
 
-#define RETRY_MIN_MS	 100
-#define RETRY_MAX_MS	 1000
+#define RETRY_MIN_MS 100
+#define RETRY_MAX_MS 1000
+/* Of one attempt. Shorter than a lease, so that a coordinator whose machine comes back is found in time by the next one. */
+#define CONNECT_MS	 3000
 #define FAREWELL_MS	 500 /* how long stopping waits for the coordinator to hear that we leave */
 #define LEASE_MIN_MS	 30
 #define CLOSE_TIMEOUT_MS 5000
@@ -587,7 +589,7 @@ static int coordinator_start(struct cluster *cluster, struct failure *failure)
 	if (params->coordinator_listen)
 		r = host(s, tls, failure);
 	if (!r)
-		r = rpc_channel_new(params->rpc, s->address, tls, failure, &s->channel);
+		r = rpc_channel_new(params->rpc, s->address, CONNECT_MS, tls, failure, &s->channel);
 	if (!r)
 		register_start(s);
 	return error_trace(r);

@@ -7,9 +7,7 @@
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
-
-/* Machines may be far away, or busy: a handshake of TLS takes several round trips. */
-#define CONNECT_TIMEOUT_MS 3000
+#include <limits.h>
 
 struct rpc_channel {
 	struct list link; /* of rpc->channels, until freed by its user */
@@ -248,14 +246,16 @@ void rpc_channels_proceed(struct rpc *rpc)
 		channel_end_one(channel);
 }
 
-int rpc_channel_new(struct rpc *rpc, const char *address, const struct rpc_tls *tls,
-		    struct failure *failure, struct rpc_channel **ret_channel)
+int rpc_channel_new(struct rpc *rpc, const char *address, uint64_t connect_ms,
+		    const struct rpc_tls *tls, struct failure *failure,
+		    struct rpc_channel **ret_channel)
 {
 	/*
 	 * A proxy from the environment is for the web, not for us. Reconnects are quick, our users have their own
-	 * patience; what gRPC calls the least time between two attempts is also what it gives one to come through all
-	 * handshakes. Pings find a coordinator whose machine is gone; no look-up of service configuration in DNS.
+	 * patience. What gRPC calls the least backoff is in truth the longest time that an attempt to connect may take.
+	 * Pings find a coordinator whose machine is gone; no look-up of service configuration in DNS.
 	 */
+	int attempt_ms = connect_ms ? (int)MIN(connect_ms, (uint64_t)INT_MAX) : INT_MAX;
 	grpc_arg values[] = {
 		INTEGER_ARG(GRPC_ARG_ENABLE_HTTP_PROXY, 0),
 		INTEGER_ARG(GRPC_ARG_USE_LOCAL_SUBCHANNEL_POOL, 1),
@@ -263,7 +263,7 @@ int rpc_channel_new(struct rpc *rpc, const char *address, const struct rpc_tls *
 		INTEGER_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
 		INTEGER_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RPC_MESSAGE_MAX),
 		INTEGER_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
-		INTEGER_ARG(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, CONNECT_TIMEOUT_MS),
+		INTEGER_ARG(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, attempt_ms),
 		INTEGER_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500),
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 20000),
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),

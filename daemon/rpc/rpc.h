@@ -75,9 +75,14 @@ void *rpc_call_user(struct rpc_call *call);
 
 /* Client side. */
 struct rpc_channel;
-/* address: host:port, or unix:/path. Connects with the first request. -errno comes with a failure (unreadable PEM). */
-int rpc_channel_new(struct rpc *rpc, const char *address, const struct rpc_tls *tls,
-		    struct failure *failure, struct rpc_channel **ret_channel);
+/*
+ * address: host:port, or unix:/path. Connects with the first request. An attempt to connect, up to the other end's first
+ * words, ends after connect_ms and its requests with -ECONNREFUSED; 0: it may take as long as they do. -errno comes with a
+ * failure (unreadable PEM).
+ */
+int rpc_channel_new(struct rpc *rpc, const char *address, uint64_t connect_ms,
+		    const struct rpc_tls *tls, struct failure *failure,
+		    struct rpc_channel **ret_channel);
 struct rpc_channel *
 rpc_channel_free(struct rpc_channel *channel); /* its requests end with -ECANCELED first */
 DEFINE_CLEANUP(struct rpc_channel *, rpc_channel_free)

@@ -71,7 +71,7 @@ static struct rpc_channel *connect_to(struct fake_daemon *f)
 {
 	struct rpc_channel *channel;
 
-	ASSERT_OK(rpc_channel_new(f->rpc, f->target, NULL, &f->failure, &channel));
+	ASSERT_OK(rpc_channel_new(f->rpc, f->target, 0, NULL, &f->failure, &channel));
 	return channel;
 }
 

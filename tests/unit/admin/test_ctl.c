@@ -159,6 +159,21 @@ GRPC_TEST(over_tcp)
 	fake_stop(&f);
 }
 
+/* It is there, and does nothing: however long it takes, that is not the same as if nobody were there. */
+GRPC_TEST(a_daemon_that_is_stuck)
+{
+	struct fake_daemon f;
+	struct answer a;
+	char arguments[160];
+
+	fake_start(&f);
+	(void)snprintf(arguments, sizeof(arguments), "--socket %s --timeout 1 status", f.path);
+	run(NULL, &a, arguments);
+	ASSERT_EQ(a.status, 3);
+	ASSERT_CONTAINS(a.text, "no answer for 1 s; is the daemon stopped or stuck?");
+	fake_stop(&f);
+}
+
 TEST(usage)
 {
 	static const struct {
