@@ -318,7 +318,7 @@ def test_a_ledger_with_any_field_wrong():
     """Every byte of the header, of a record and of a hand turned over, and bits at random: a clear error, or a result of
     its own job; never a crash, never a wait without end."""
     rng = random.Random(SEED)
-    with Cluster(1, options=['--resume-timeout=1s']) as cluster:
+    with Cluster(1, options=['--resume-timeout=3s']) as cluster:
         daemon = cluster.daemons[0]
         fds = daemon.fds()
         ranks, number, ledger = joined(daemon)

@@ -85,7 +85,7 @@ RING, ENTRIES, SLOT, SLOTS = 4096, 4096, 4096 + 4096 * 128, 4096
 class Session:
     """A trainer by hand. send() any bytes and descriptors; request() a well-formed Request."""
 
-    def __init__(self, path, hello=True, timeout=10):
+    def __init__(self, path, hello=True, timeout=60):
         self.socket = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
         self.socket.connect(path)  # blocking: a full backlog is waited for
         self.socket.settimeout(timeout)
@@ -163,7 +163,7 @@ class Session:
 
     def entry(self, ticket=1, round=1, slot=0, tensor=1, operation=1, reduction=1, flags=0, priority=0, root=0,
               input_buffer=1, output_buffer=1, counts_buffer=0, input_offset=0, input_count=1024, output_offset=0,
-              output_count=1024, counts_offset=0, timeout_ms=5000, width=0, input_rows_offset=0, output_rows_offset=0,
+              output_count=1024, counts_offset=0, timeout_ms=60000, width=0, input_rows_offset=0, output_rows_offset=0,
               input_rows_buffer=0, output_rows_buffer=0):
         return ENTRY.pack(ticket, round, slot, tensor, operation, reduction, flags, priority, root, input_buffer,
                           output_buffer, counts_buffer, input_offset, input_count, output_offset, output_count,
@@ -183,7 +183,7 @@ class Session:
     def wake(self):
         os.write(self.wake_daemon, struct.pack('<Q', 1))
 
-    def completion(self, slot=0, timeout=10):
+    def completion(self, slot=0, timeout=60):
         """(status, text) of a slot, or None when the session was closed instead. The daemon writes memory; poll it."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:
@@ -240,7 +240,7 @@ assert ENTRY.size == 128 and HEADER.size == 96 and HELLO_BYTES.size == 152
 class Peer:
     """A daemon by hand: connects to a data port and shakes hands."""
 
-    def __init__(self, address, key=b'', sender=None, name='wire', timeout=10, shake=True):
+    def __init__(self, address, key=b'', sender=None, name='wire', timeout=60, shake=True):
         host, port = address.rsplit(':', 1)
         self.socket = socket.create_connection((host, int(port)), timeout)
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

@@ -8,6 +8,7 @@
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <sys/wait.h>
 
 /* -- Connecting --------------------------------------------------------------------------------------------------- */
@@ -508,6 +509,7 @@ TEST(death_is_seen_though_a_child_keeps_the_socket)
 {
 	_cleanup_(door_freep) struct door *door = door_new(NULL);
 	struct trainer mine, other = { 0 };
+	struct pollfd ended = { .events = POLLIN };
 	int go[2], ready[2];
 	uint64_t join;
 	pid_t pid, child;
@@ -547,7 +549,12 @@ TEST(death_is_seen_though_a_child_keeps_the_socket)
 	(void)snprintf(text, sizeof(text), "rank 1 (pid %d) of job job died", pid);
 	expect_job_failed(&mine, -EPIPE, text);
 	ASSERT_EQ(waitpid(pid, NULL, 0), pid);
+	/* Not our child, but our group's: the runner must not meet it while it is ending. */
+	ended.fd = (int)syscall(SYS_pidfd_open, child, 0);
+	ASSERT_INT(ended.fd, >=, 0);
 	ASSERT_OK(kill(child, SIGKILL));
+	ASSERT_EQ(poll(&ended, 1, -1), 1);
+	(void)fd_close(ended.fd);
 	for (int i = 0; i < 2; i++) {
 		(void)fd_close(go[i]);
 		(void)fd_close(ready[i]);

@@ -95,21 +95,26 @@ struct pair *pair_new_alone(const struct pair_config *config)
 	return pair;
 }
 
-struct pair *pair_new_with(const struct pair_config *config)
+void pair_serve(struct pair *pair, const struct pair_config *config)
 {
-	struct pair *pair = pair_new_alone(config);
 	struct transport_params params;
 
-	if (config->variant.is_inproc) {
-		pair->peer = transport_self(pair->a.transport);
-		return pair;
-	}
 	pair->server = &pair->b;
 	pair_params(pair, config, &pair->b, &params);
 	ASSERT_OK(transport_new(&params, &pair->b.transport));
 	(void)snprintf(pair->address, sizeof(pair->address), "127.0.0.1:%u",
 		       transport_port(pair->b.transport));
 	ASSERT_OK(transport_connect(pair->a.transport, pair->address, PAIR_ID_B, &pair->peer));
+}
+
+struct pair *pair_new_with(const struct pair_config *config)
+{
+	struct pair *pair = pair_new_alone(config);
+
+	if (config->variant.is_inproc)
+		pair->peer = transport_self(pair->a.transport);
+	else
+		pair_serve(pair, config);
 	return pair;
 }
 
@@ -256,17 +261,25 @@ int raw_connect(struct pair *pair, uint16_t port)
 	return fd;
 }
 
-int raw_listen(uint16_t *ret_port)
+int raw_reserve(uint16_t *ret_port)
 {
 	struct sockaddr_in address = loopback(0);
 	socklen_t len = sizeof(address);
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 
 	ASSERT_TRUE(fd >= 0);
+	ASSERT_OK(setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &(int){ 1 }, sizeof(int)));
 	ASSERT_OK(bind(fd, (struct sockaddr *)&address, sizeof(address)));
-	ASSERT_OK(listen(fd, 16));
 	ASSERT_OK(getsockname(fd, (struct sockaddr *)&address, &len));
 	*ret_port = ntohs(address.sin_port);
+	return fd;
+}
+
+int raw_listen(uint16_t *ret_port)
+{
+	int fd = raw_reserve(ret_port);
+
+	ASSERT_OK(listen(fd, 16));
 	return fd;
 }
 

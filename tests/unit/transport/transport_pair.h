@@ -64,6 +64,8 @@ struct pair *pair_new_with(const struct pair_config *config);
 struct pair *pair_new(const struct pair_variant *variant);
 /* Without b, and without a peer: for servers made of bytes. */
 struct pair *pair_new_alone(const struct pair_config *config);
+/* Gives it b with this configuration, to which a connects. */
+void pair_serve(struct pair *pair, const struct pair_config *config);
 /* Fails what is held, closes and frees. */
 struct pair *pair_free(struct pair *pair);
 DEFINE_CLEANUP(struct pair *, pair_free)
@@ -90,7 +92,11 @@ bool pair_check(const void *data, size_t len, uint64_t seed);
 
 /* Sockets that speak bytes; none of them blocks the loop. */
 int raw_connect(struct pair *pair, uint16_t port);
-/* Listens on loopback. */
+/*
+ * A port of the loopback at which nobody listens, nor can another program meanwhile; a daemon of ours can, which reuses
+ * addresses.
+ */
+int raw_reserve(uint16_t *ret_port);
 int raw_listen(uint16_t *ret_port);
 int raw_accept(struct pair *pair, int listener);
 void raw_send(struct pair *pair, int fd, const void *data, size_t len);
