@@ -52,6 +52,13 @@ static uint64_t timeout_ms(const struct dial *dial)
 	return dial->peer->transport->handshake_timeout_ns / NSEC_PER_MSEC;
 }
 
+/* That the time was over says less than what had gone wrong before. */
+static void dial_note(struct dial *dial, int status, const char *why)
+{
+	if (status != -ETIMEDOUT || dial->failure.status == -ETIMEDOUT)
+		(void)failure_set(&dial->failure, status, "%s", why);
+}
+
 /* No lane at all. */
 static void dial_fail(struct dial *dial)
 {
@@ -89,7 +96,7 @@ static void attempt_failed(struct attempt *attempt, int status, const char *why)
 	uint64_t now_ns = clock_now_ns(), backoff_ns;
 
 	loop_timer_cancel(&attempt->timer);
-	(void)failure_set(&dial->failure, status, "%s", why);
+	dial_note(dial, status, why);
 	attempt->address++;
 	if (attempt->address < dial->addresses.n && now_ns < dial->deadline_ns) {
 		attempt_try(attempt);
@@ -263,7 +270,7 @@ static void on_resolved(void *user, int r, const char *why, const struct address
 		return;
 	}
 	dial->resolver = resolver_free(dial->resolver);
-	(void)failure_set(&dial->failure, r, "%s", why);
+	dial_note(dial, r, why);
 	backoff_ns = next_backoff(&dial->backoff_ns);
 	if (now_ns + backoff_ns >= dial->deadline_ns ||
 	    loop_timer_set(dial->peer->transport->loop, &dial->timer, now_ns + backoff_ns))
@@ -276,7 +283,7 @@ static void on_resolve_timer(struct loop_timer *timer)
 	struct dial *dial = container_of(timer, struct dial, timer);
 
 	if (dial->resolver) {
-		(void)failure_set(&dial->failure, -ETIMEDOUT, "the name was not resolved in time");
+		dial_note(dial, -ETIMEDOUT, "the name was not resolved in time");
 		dial_fail(dial);
 		return;
 	}

@@ -293,7 +293,7 @@ TEST(a_name_is_resolved)
 TEST(a_name_that_cannot_exist)
 {
 	_cleanup_(pair_freep) struct pair *pair =
-		caller_new((struct pair_config){ .handshake_timeout_ms = 3000 });
+		caller_new((struct pair_config){ .handshake_timeout_ms = 1500 });
 	struct pair_call call;
 	char address[80];
 
@@ -305,7 +305,7 @@ TEST(a_name_that_cannot_exist)
 	PAIR_UNTIL(pair, call.n_done);
 	ASSERT_EQ(call.call.status, -EHOSTUNREACH);
 	ASSERT_CONTAINS(call.call.text, address);
-	ASSERT_CONTAINS(call.call.text, "(tried for 3000 ms)");
+	ASSERT_CONTAINS(call.call.text, "(tried for 1500 ms)");
 }
 
 TEST(what_is_no_address)
