@@ -387,6 +387,10 @@ int config_check(const struct config *config, struct failure *failure)
 		return failure_set(failure, -EINVAL,
 				   "cluster = coordinator needs address = host:port, under which "
 				   "other daemons reach this one");
+	if (!strcmp(config->cluster, "etcd") && !(*config->etcd_endpoints && *config->address))
+		return failure_set(failure, -EINVAL,
+				   "cluster = etcd needs etcd_endpoints = host:port,..., and "
+				   "address = host:port, under which other daemons reach this one");
 	if (strcmp(config->cluster, "coordinator") && *config->coordinator_listen)
 		return failure_set(failure, -EINVAL,
 				   "coordinator_listen needs cluster = coordinator");

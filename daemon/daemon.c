@@ -305,6 +305,8 @@ static int open_cluster(struct daemon *daemon)
 		.file = config->cluster_file,
 		.coordinator = text_or_null(config->coordinator),
 		.coordinator_listen = text_or_null(config->coordinator_listen),
+		.etcd_endpoints = config->etcd_endpoints,
+		.etcd_prefix = config->etcd_prefix,
 		.tls_ca = text_or_null(config->tls_ca),
 		.tls_cert = text_or_null(config->tls_cert),
 		.tls_key = text_or_null(config->tls_key),
@@ -445,8 +447,9 @@ int daemon_start(struct daemon *daemon, struct failure *failure)
 	r = cluster_start(daemon->cluster, failure);
 	if (r)
 		return r;
-	/* A coordinator opens the line later, by on_data_key(). */
-	if (!strcmp(daemon->config->cluster, "coordinator"))
+	/* A coordinator or etcd opens the line later, by on_data_key(). */
+	if (!strcmp(daemon->config->cluster, "coordinator") ||
+	    !strcmp(daemon->config->cluster, "etcd"))
 		return 0;
 	return open_line(daemon, failure);
 }

@@ -1,12 +1,16 @@
 #include "base/clock.h"
 #include "cluster/source.h"
+#include "cluster/wire.h"
 
 #include <stdio.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <time.h>
 
 #define VIEWS_KEPT \
 	16 /* that no job is known to run in: a server may be asked for a view that just passed */
+
+#define EPOCH_START 1767225600 /* 2026-01-01 in Unix time */
 
 struct kept {
 	struct list link;
@@ -89,6 +93,15 @@ int cluster_set_view(struct cluster *cluster, struct view *view, struct failure 
 	cluster->params.view_changed(cluster->params.user, view);
 	cluster_kick(cluster);
 	return 0;
+}
+
+uint32_t cluster_first_epoch(void)
+{
+	time_t now = time(NULL);
+
+	return now > EPOCH_START
+		       ? (uint32_t)MIN((uint64_t)(now - EPOCH_START), (uint64_t)WIRE_EPOCH_MAX / 2)
+		       : 0;
 }
 
 void cluster_set_in_use(struct cluster *cluster, uint32_t *epochs, size_t n_epochs)
@@ -367,6 +380,7 @@ int cluster_new(const struct cluster_params *params, struct cluster **ret_cluste
 		{ "single", &source_single },
 		{ "static", &source_static },
 		{ "coordinator", &source_coordinator },
+		{ "etcd", &source_etcd },
 	};
 	_cleanup_(freep) struct cluster *cluster = calloc(1, sizeof(*cluster));
 	int r;

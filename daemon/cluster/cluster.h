@@ -1,7 +1,7 @@
 /*
  * Who is there. A view is an immutable, counted list of members with an epoch; a source makes views: "single" (this
  * daemon alone), "static" (a file that is the same on every node), "coordinator" (a daemon that the others register
- * with, over gRPC). daemon.c hands views on; nobody calls up from here.
+ * with, over gRPC), "etcd" (a store that needs no coordinator). daemon.c hands views on; nobody calls up from here.
  *
  * Control thread only, but for view_ref/view_unref, which any thread may call.
  */
@@ -72,10 +72,12 @@ struct cluster_params {
 	struct rpc *
 		rpc; /* of the daemon; the coordinator source makes its requests with it. What a coordinator serves
 			  * has an rpc of its own, so that members cannot ask for what operators may, nor the reverse */
-	const char *source;		/* "single", "static", "coordinator" */
+	const char *source;		/* "single", "static", "coordinator", "etcd" */
 	const char *file;		/* static: path */
 	const char *coordinator;	/* coordinator: its host:port */
 	const char *coordinator_listen; /* when this daemon is it: where to listen, else NULL */
+	const char *etcd_endpoints;	/* etcd: host:port, with commas between */
+	const char *etcd_prefix;	/* etcd: of all keys, without a slash at its end */
 	const char *tls_ca, *tls_cert, *tls_key; /* mutual TLS for gRPC; all or none */
 	struct view_member self;		 /* id, name, address, roles, bandwidth */
 	uint64_t lease_ms;

@@ -3,16 +3,15 @@
 #include "base/log.h"
 #include "cluster/cluster_file.h"
 #include "cluster/coordinator_state.h"
+#include "cluster/source.h"
 
 #include <stdio.h>
 #include <sys/random.h>
-#include <time.h>
 
 #define CHANGE_DELAY_MS 50 /* changes that come together make one view */
 #define KEY_LEN		32
 #define RECOVER_MS	2000 /* longer than a member waits between two attempts to come back */
 #define LAST_CALL_MS	1000 /* longer than it takes to read what waits in the sockets */
-#define EPOCH_START	1767225600u /* 2026-01-01 in Unix time */
 
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes)
 {
@@ -437,19 +436,6 @@ static void add_methods(struct coordinator *c)
 	}
 }
 
-/*
- * A coordinator that was restarted while no member could reach it hears too late which epochs are used up. It begins where
- * the clock is: one view a second, for as long as it ran before, and it still counts on from there.
- */
-static uint32_t first_epoch(void)
-{
-	time_t now = time(NULL);
-
-	return now > EPOCH_START
-		       ? (uint32_t)MIN((uint64_t)(now - EPOCH_START), (uint64_t)WIRE_EPOCH_MAX / 2)
-		       : 0;
-}
-
 int coordinator_new(const struct coordinator_params *params, struct failure *failure,
 		    struct coordinator **ret_coordinator)
 {
@@ -478,7 +464,7 @@ int coordinator_new(const struct coordinator_params *params, struct failure *fai
 	if (r)
 		return error_trace(r);
 	recover(c, MIN(c->lease_ms, (uint64_t)RECOVER_MS));
-	c->epoch = first_epoch();
+	c->epoch = cluster_first_epoch();
 	*ret_coordinator = TAKE_PTR(c);
 	return 0;
 }

@@ -30,7 +30,7 @@ struct source_ops {
 	void (*explain)(const struct cluster_job *job, struct failure *failure);
 };
 
-extern const struct source_ops source_single, source_static, source_coordinator;
+extern const struct source_ops source_single, source_static, source_coordinator, source_etcd;
 
 struct cluster {
 	struct cluster_params params;
@@ -59,6 +59,8 @@ struct cluster_job {
 	/* The coordinator source's. */
 	unsigned state;
 	struct rpc_request request;
+	/* The etcd source's. */
+	struct etcd_job *etcd;
 };
 
 /*
@@ -66,6 +68,11 @@ struct cluster_job {
  * numbers have gone backwards, and it is not to be believed.
  */
 int cluster_set_view(struct cluster *cluster, struct view *view, struct failure *failure);
+/*
+ * Where numbers of views begin when nobody is there to say which are used up: where the clock is. One view a second, for as
+ * long as they were made before, and it still counts on from there.
+ */
+uint32_t cluster_first_epoch(void);
 /* Keeps an older view for cluster_view_of(). As above. */
 int cluster_keep_view(struct cluster *cluster, struct view *view, struct failure *failure);
 /* Views that others' jobs run in; epochs is taken over. */

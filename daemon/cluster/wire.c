@@ -542,3 +542,77 @@ int wire_unpack_leave(const void *data, size_t len, struct failure *failure, uin
 		*ret_id = request->id;
 	return r;
 }
+
+/* Kept in etcd */
+
+int wire_pack_member(const struct view_member *member, struct wire_bytes *ret_bytes)
+{
+	Bps__Cluster__Member message;
+
+	write_member(member, &message);
+	return error_trace(pack_bytes(&message.base, ret_bytes));
+}
+
+int wire_unpack_member(const void *data, size_t len, struct failure *failure,
+		       struct view_member *ret_member)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__Member *message = NULL;
+	struct view_member member;
+	int r;
+
+	r = unpack_bytes(&bps__cluster__member__descriptor, data, len, failure, &message);
+	if (!r)
+		r = read_member(message, &member, failure);
+	if (!r)
+		*ret_member = member;
+	return r;
+}
+
+int wire_pack_view(const struct view *view, struct wire_bytes *ret_bytes)
+{
+	_cleanup_(view_message_done) struct view_message message = { 0 };
+	int r;
+
+	r = write_view(view, &message);
+	if (!r)
+		r = pack_bytes(&message.view.base, ret_bytes);
+	return error_trace(r);
+}
+
+int wire_unpack_view(const void *data, size_t len, uint64_t self_id, struct failure *failure,
+		     struct view **ret_view)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__View *message = NULL;
+	int r;
+
+	r = unpack_bytes(&bps__cluster__view__descriptor, data, len, failure, &message);
+	return r ? r : read_view(message, self_id, failure, ret_view);
+}
+
+int wire_pack_claim(const struct view *view, bool accepted, struct wire_bytes *ret_bytes)
+{
+	_cleanup_(view_message_done) struct view_message message = { 0 };
+	Bps__Cluster__JobClaim claim = BPS__CLUSTER__JOB_CLAIM__INIT;
+	int r;
+
+	r = write_view(view, &message);
+	if (r)
+		return error_trace(r);
+	claim.view = &message.view;
+	claim.accepted = accepted;
+	return error_trace(pack_bytes(&claim.base, ret_bytes));
+}
+
+int wire_unpack_claim(const void *data, size_t len, uint64_t self_id, struct failure *failure,
+		      struct view **ret_view, bool *ret_accepted)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobClaim *claim = NULL;
+	int r;
+
+	r = unpack_bytes(&bps__cluster__job_claim__descriptor, data, len, failure, &claim);
+	if (!r)
+		r = read_view(claim->view, self_id, failure, ret_view);
+	if (!r)
+		*ret_accepted = claim->accepted;
+	return r;
+}

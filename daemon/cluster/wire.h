@@ -46,6 +46,17 @@ int wire_pack_register(const struct wire_register *message, struct wire_bytes *r
 int wire_unpack_register(const void *data, size_t len, struct failure *failure,
 			 struct wire_register *ret_message);
 
+/* What is kept in etcd. */
+int wire_pack_member(const struct view_member *member, struct wire_bytes *ret_bytes);
+int wire_unpack_member(const void *data, size_t len, struct failure *failure,
+		       struct view_member *ret_member);
+int wire_pack_view(const struct view *view, struct wire_bytes *ret_bytes);
+int wire_unpack_view(const void *data, size_t len, uint64_t self_id, struct failure *failure,
+		     struct view **ret_view);
+int wire_pack_claim(const struct view *view, bool accepted, struct wire_bytes *ret_bytes);
+int wire_unpack_claim(const void *data, size_t len, uint64_t self_id, struct failure *failure,
+		      struct view **ret_view, bool *ret_accepted);
+
 /* One of the stream that answers; the first has a version. self_id tells which member is ourselves. */
 struct wire_event {
 	uint32_t version; /* 0: none */

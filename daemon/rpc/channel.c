@@ -9,10 +9,18 @@
 #include <grpc/support/time.h>
 #include <limits.h>
 
+/* Loop's thread only. */
+struct credentials {
+	unsigned refs;
+	grpc_channel_credentials *creds;
+};
+
 struct rpc_channel {
 	struct list link; /* of rpc->channels, until freed by its user */
 	struct rpc *rpc;
 	grpc_channel *channel;
+	struct credentials *credentials;
+	uint64_t connect_ms;
 	struct list exchanges;
 	struct list failed; /* requests that could not be started */
 	unsigned n_exchanges;
@@ -33,12 +41,21 @@ struct exchange {
 	grpc_slice text;
 };
 
+static void credentials_unref(struct credentials *credentials)
+{
+	if (--credentials->refs)
+		return;
+	grpc_channel_credentials_release(credentials->creds);
+	free(credentials);
+}
+
 static void channel_settle(struct rpc_channel *channel)
 {
 	struct rpc *rpc = channel->rpc;
 
 	if (!channel->freed || channel->n_exchanges)
 		return;
+	credentials_unref(channel->credentials);
 	free(channel);
 	rpc_engine_release(rpc);
 }
@@ -151,7 +168,8 @@ static void exchange_start(struct exchange *exchange)
 	ops[n++].op = GRPC_OP_SEND_INITIAL_METADATA;
 	ops[n].op = GRPC_OP_SEND_MESSAGE;
 	ops[n++].data.send_message.send_message = exchange->sent;
-	ops[n++].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
+	if (!exchange->request->keep_open)
+		ops[n++].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;
 	ops[n].op = GRPC_OP_RECV_INITIAL_METADATA;
 	ops[n++].data.recv_initial_metadata.recv_initial_metadata = &exchange->initial;
 	ops[n].op = GRPC_OP_RECV_STATUS_ON_CLIENT;
@@ -246,9 +264,9 @@ void rpc_channels_proceed(struct rpc *rpc)
 		channel_end_one(channel);
 }
 
-int rpc_channel_new(struct rpc *rpc, const char *address, uint64_t connect_ms,
-		    const struct rpc_tls *tls, struct failure *failure,
-		    struct rpc_channel **ret_channel)
+static int channel_make(struct rpc *rpc, const char *address, uint64_t connect_ms,
+			struct credentials *credentials, struct failure *failure,
+			struct rpc_channel **ret_channel)
 {
 	/*
 	 * A proxy from the environment is for the web, not for us. Reconnects are quick, our users have their own
@@ -271,7 +289,6 @@ int rpc_channel_new(struct rpc *rpc, const char *address, uint64_t connect_ms,
 	};
 	grpc_channel_args args = { ARRAY_SIZE(values), values };
 	_cleanup_(freep) struct rpc_channel *channel = calloc(1, sizeof(*channel));
-	grpc_channel_credentials *creds;
 	int r;
 
 	if (!channel)
@@ -279,20 +296,51 @@ int rpc_channel_new(struct rpc *rpc, const char *address, uint64_t connect_ms,
 	r = rpc_engine_acquire(rpc);
 	if (r)
 		return failure_set(failure, r, "%s: %s", address, strerror(-r));
-	r = rpc_credentials_of_channel(tls, failure, &creds);
-	if (r) {
-		rpc_engine_release(rpc);
-		return r;
-	}
 	channel->rpc = rpc;
+	channel->credentials = credentials;
+	channel->connect_ms = connect_ms;
+	credentials->refs++;
 	/* Never NULL: an address that cannot be used gives a channel whose requests all fail and say so. */
-	channel->channel = grpc_channel_create(address, creds, &args);
-	grpc_channel_credentials_release(creds);
+	channel->channel = grpc_channel_create(address, credentials->creds, &args);
 	list_init(&channel->exchanges);
 	list_init(&channel->failed);
 	list_push_back(&rpc->channels, &channel->link);
 	*ret_channel = TAKE_PTR(channel);
 	return 0;
+}
+
+int rpc_channel_new(struct rpc *rpc, const char *address, uint64_t connect_ms,
+		    const struct rpc_tls *tls, struct failure *failure,
+		    struct rpc_channel **ret_channel)
+{
+	struct credentials *credentials = calloc(1, sizeof(*credentials));
+	int r;
+
+	if (!credentials)
+		return failure_set(failure, -ENOMEM, "%s: out of memory", address);
+	/* The library must be up before credentials can be made, and while there are any. */
+	r = rpc_engine_acquire(rpc);
+	if (r) {
+		free(credentials);
+		return failure_set(failure, r, "%s: %s", address, strerror(-r));
+	}
+	r = rpc_credentials_of_channel(tls, failure, &credentials->creds);
+	if (r) {
+		free(credentials);
+	} else {
+		credentials->refs = 1;
+		r = channel_make(rpc, address, connect_ms, credentials, failure, ret_channel);
+		credentials_unref(credentials);
+	}
+	rpc_engine_release(rpc);
+	return r;
+}
+
+int rpc_channel_new_like(struct rpc_channel *channel, const char *address, struct failure *failure,
+			 struct rpc_channel **ret_channel)
+{
+	return channel_make(channel->rpc, address, channel->connect_ms, channel->credentials,
+			    failure, ret_channel);
 }
 
 struct rpc_channel *rpc_channel_free(struct rpc_channel *channel)

@@ -83,6 +83,12 @@ struct rpc_channel;
 int rpc_channel_new(struct rpc *rpc, const char *address, uint64_t connect_ms,
 		    const struct rpc_tls *tls, struct failure *failure,
 		    struct rpc_channel **ret_channel);
+/*
+ * Another, by the credentials of one that there is: their files are not read again, which this process may no longer be
+ * allowed to.
+ */
+int rpc_channel_new_like(struct rpc_channel *channel, const char *address, struct failure *failure,
+			 struct rpc_channel **ret_channel);
 struct rpc_channel *
 rpc_channel_free(struct rpc_channel *channel); /* its requests end with -ECANCELED first */
 DEFINE_CLEANUP(struct rpc_channel *, rpc_channel_free)
@@ -96,6 +102,7 @@ struct rpc_request {
 	size_t len;
 	uint64_t deadline_ms; /* from now; 0: none (streams) */
 	bool stream;	      /* server streaming: message() for each, then done() */
+	bool keep_open; /* a method that streams both ways: our side is not ended after the first message */
 	void (*message)(struct rpc_request *request, const void *data, size_t len);
 	/*
 	 * status 0 with the reply (unary), or a negative errno and text: what rpc_call_fail() was given at the other

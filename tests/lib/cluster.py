@@ -219,8 +219,8 @@ class Trainer(Process):
 
 
 class Cluster:
-    """n_nodes daemons for trainers and n_spare that only sum. source: single, static or coordinator (the last spare
-    server, or node 0, is it). options: for every daemon. netns: prefix of namespaces made by scripts/netns."""
+    """n_nodes daemons for trainers and n_spare that only sum. source: single, static, coordinator (the last spare
+    server, or node 0, is it) or etcd (options say where). options: for every daemon. netns: prefix of namespaces made by scripts/netns."""
 
     count = 0
 
@@ -276,6 +276,8 @@ class Cluster:
             arguments.append('--roles=' + self.roles(i))
         if self.source == 'static':
             arguments.append('--cluster-file=' + self.file)
+        elif self.source == 'etcd':
+            arguments.append('--address=' + self.addresses[i])
         elif self.source == 'coordinator':
             host, port = self.addresses[-1].rsplit(':', 1)
             coordinator = f'{host}:{int(port) + 1 if int(port) < 65535 else 1025}'
@@ -288,12 +290,12 @@ class Cluster:
             daemon.ready()
         return daemon
 
-    def restart(self, i, options=()):
+    def restart(self, i, options=(), wait=True):
         self.daemons[i].notify.close()
         for path in (self.daemons[i].socket, self.daemons[i].admin, os.path.join(self.folder, self.names[i] + '.notify')):
             if os.path.exists(path):
                 os.unlink(path)
-        self.daemons[i] = self.start(i, options=options)
+        self.daemons[i] = self.start(i, wait, options)
 
     def trainer(self, node=0, name=None, open=True):
         name = name or f't{len(self.trainers)}'
