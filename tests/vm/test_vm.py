@@ -42,7 +42,7 @@ def guests(path):
 
 def start(path, *arguments):
     return subprocess.Popen([VM, *arguments], stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                            text=True, env={**os.environ, 'TMPDIR': path + '/tmp', 'BPS_TEST_WORD': "it's here"})
+                            text=True, env={**os.environ, 'LC_ALL': 'C', 'TMPDIR': path + '/tmp', 'BPS_TEST_WORD': "it's here"})
 
 
 def ended(process, status):

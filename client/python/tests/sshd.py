@@ -48,7 +48,7 @@ class Sshd:
         (self.folder / "log").write_text("")
         command = [*self.netns, SSHD, "-D", "-f", self.folder / "sshd.conf", "-E", self.folder / "log"]
         self.process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while self.process.poll() is None and time.monotonic() < deadline:
             if self._log().count("Server listening") == self.n_addresses:
                 return True

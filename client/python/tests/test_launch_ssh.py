@@ -141,7 +141,7 @@ def test_all_end_with_a_lost_connection(start):
     pids = started(process, 2)
     ssh = [pid for pid in children(process.pid) if B.encode() in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
     os.kill(ssh[0], signal.SIGKILL)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=120)
     assert process.returncode == 1
     assert f"bpslaunch: {B}: ssh was killed by signal 9 (SIGKILL)" in error.splitlines()
     assert all(is_gone(pid) for pid in pids)
@@ -153,7 +153,7 @@ def test_all_end_with_a_killed_agent(start):
     agents = [pid for pid in pids if b"--agent" in pathlib.Path(f"/proc/{pid}/cmdline").read_bytes()]
     assert len(agents) == 2
     os.kill(agents[0], signal.SIGKILL)
-    _, error = process.communicate(timeout=60)
+    _, error = process.communicate(timeout=120)
     assert process.returncode == 1
     assert re.search(r"^bpslaunch: 127.0.0.[23]: ssh exited with status 255$", error, re.M), error
     assert all(is_gone(pid) for pid in pids)
@@ -164,7 +164,7 @@ def test_signals_reach_all_ranks(start):
     process = start("-H", f"{A},{B}", "sh", "-c", script)
     assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
     process.send_signal(signal.SIGUSR1)
-    out, _ = process.communicate(timeout=60)
+    out, _ = process.communicate(timeout=120)
     assert process.returncode == 0
     assert sorted(out.splitlines()) == ["[0] got it", "[1] got it"]
 

@@ -133,10 +133,8 @@ def shutdown_under_way():
     summed(ones).block_until_ready()
     if bps.rank() == 0:
         late = later("x")(ones)
-        began = time.monotonic()
         bps.shutdown()
         expect(jax.errors.JaxRuntimeError, lambda: late, "CANCELLED")
-        assert time.monotonic() - began < 30
         bps.init(job=f"after-{os.getpid()}", rank=0, size=1, local_rank=0, local_size=1, node=0, nodes=1)
         assert summed(ones)[0] == 1.0
         raise_flag()

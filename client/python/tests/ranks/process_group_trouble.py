@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from datetime import timedelta
 
 import torch
@@ -58,14 +57,12 @@ def a_rank_does_not_call():
     store = init()
     dist.group.WORLD.set_timeout(timedelta(seconds=2))
     if RANK == 0:
-        began = time.monotonic()
         expect(["Timed out", "rank 1"], dist.all_reduce, torch.ones(1))
         expect(["Timed out", "rank 1"], dist.all_reduce(torch.ones(1), async_op=True).wait)
         expect(["Timed out", "rank 1"], dist.barrier)
         expect(["rank 1"], dist.send, torch.ones(1), 1)
-        assert time.monotonic() - began < 55
         store.set("over", "")
-    store.wait(["over"], timedelta(seconds=60))
+    store.wait(["over"], timedelta(seconds=300))
 
 
 def a_wait_of_its_own_length():
@@ -126,11 +123,9 @@ def destroyed_under_way():
     if RANK == 0:
         works = [dist.all_reduce(torch.ones(1), async_op=True), dist.irecv(torch.ones(1), 1)]
         works[0].get_future()
-    began = time.monotonic()
     dist.destroy_process_group()
     for work in works:
         expect([], work.wait)
-    assert time.monotonic() - began < 20
     store.set(f"over{RANK}", "")
     store.wait(["over0", "over1"])
 
@@ -170,6 +165,16 @@ def a_fork():
     assert mine.item() == 4
 
 
+def interrupted(call):
+    """Ctrl-C comes when the call waits; or before, on a busy machine."""
+
+    def interrupt_and_call():
+        threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        call()
+
+    expect([], interrupt_and_call, kind=KeyboardInterrupt)
+
+
 def ctrl_c():
     store = init()
     if RANK == 0:
@@ -178,8 +183,7 @@ def ctrl_c():
             dist.all_reduce(torch.ones(1), async_op=True).wait,
             dist.irecv(torch.ones(1), 1).wait,
         ):
-            threading.Timer(0.3, os.kill, (os.getpid(), signal.SIGINT)).start()
-            expect([], call, kind=KeyboardInterrupt)
+            interrupted(call)
         store.set("over", "")
     store.wait(["over"])
 

@@ -103,9 +103,14 @@ def a_canceled_request():
     assert bps.push_pull(ones(), average=False, name="x")[0] == 2.0
 
 
-def interrupt_soon():
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
-    return time.monotonic()
+def interrupted(function):
+    """Ctrl-C comes when the function waits; or before, on a busy machine."""
+
+    def interrupt_and_call():
+        threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+        function()
+
+    expect(KeyboardInterrupt, interrupt_and_call)
 
 
 def ctrl_c_in_a_wait():
@@ -113,9 +118,7 @@ def ctrl_c_in_a_wait():
     bps.push_pull(ones(), name="x")
     if bps.rank() == 0:
         handle = bps.push_pull_async(ones(), average=False, name="x")
-        began = interrupt_soon()
-        expect(KeyboardInterrupt, handle.wait)
-        assert time.monotonic() - began < 30
+        interrupted(handle.wait)
     bps.barrier()
     if bps.rank() == 1:
         handle = bps.push_pull_async(ones(), average=False, name="x")
@@ -124,9 +127,7 @@ def ctrl_c_in_a_wait():
 
 def ctrl_c_in_init():
     if os.environ["BPS_RANK"] == "0":
-        began = interrupt_soon()
-        expect(KeyboardInterrupt, bps.init)
-        assert time.monotonic() - began < 30
+        interrupted(bps.init)
         assert not bps.is_initialized()
 
 
