@@ -13,7 +13,6 @@
 #include <ctype.h>
 
 struct fake fake = { .lock = PTHREAD_MUTEX_INITIALIZER };
-_Thread_local bool fake_in_host_function;
 
 static struct {
 	pthread_once_t once;
@@ -26,10 +25,28 @@ static struct {
 	bool nvlink;
 } machine = { .once = PTHREAD_ONCE_INIT };
 
-static _Thread_local struct {
-	CUcontext stack[16];
-	int depth;
-} current;
+static pthread_key_t thread_key;
+static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
+
+static void make_thread_key(void)
+{
+	if (pthread_key_create(&thread_key, free))
+		abort();
+}
+
+struct fake_thread *fake_thread(void)
+{
+	struct fake_thread *thread;
+
+	pthread_once(&thread_once, make_thread_key);
+	thread = pthread_getspecific(thread_key);
+	if (thread)
+		return thread;
+	thread = calloc(1, sizeof(*thread));
+	if (!thread || pthread_setspecific(thread_key, thread))
+		abort();
+	return thread;
+}
 
 static long number_of(const char *name, long fallback)
 {
@@ -146,7 +163,7 @@ int fakecuda_link(int physical_a, int physical_b)
 static CUresult enter(const char *function)
 {
 	fakecuda_trace(function);
-	if (fake_in_host_function)
+	if (fake_thread()->in_host_function)
 		return CUDA_ERROR_NOT_PERMITTED;
 	pthread_mutex_lock(&fake.lock);
 	bool usable = fake.initialised && fake.pid == getpid();
@@ -169,9 +186,9 @@ CUresult fake_enter_context(const char *function, CUcontext *ret_context)
 
 	if (r)
 		return r;
-	if (!current.depth || !current.stack[current.depth - 1])
+	context = fake_current();
+	if (!context)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	context = current.stack[current.depth - 1];
 	pthread_mutex_lock(&fake.lock);
 	alive = context->refs > 0;
 	pthread_mutex_unlock(&fake.lock);
@@ -247,7 +264,9 @@ CUresult cuGetErrorString(CUresult error, const char **text)
 
 CUcontext fake_current(void)
 {
-	return current.depth ? current.stack[current.depth - 1] : NULL;
+	struct fake_thread *thread = fake_thread();
+
+	return thread->depth ? thread->stack[thread->depth - 1] : NULL;
 }
 
 /* -- Devices -------------------------------------------------------------------------------------------------- */
@@ -423,43 +442,49 @@ static bool is_context(CUcontext context)
 CUresult cuCtxGetCurrent(CUcontext *context)
 {
 	ENTER();
-	*context = current.depth ? current.stack[current.depth - 1] : NULL;
+	*context = fake_current();
 	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxSetCurrent(CUcontext context)
 {
+	struct fake_thread *thread = fake_thread();
+
 	ENTER();
 	if (context && !is_context(context))
 		return CUDA_ERROR_INVALID_CONTEXT;
 	if (!context)
-		current.depth -= current.depth > 0;
-	else if (current.depth)
-		current.stack[current.depth - 1] = context;
+		thread->depth -= thread->depth > 0;
+	else if (thread->depth)
+		thread->stack[thread->depth - 1] = context;
 	else
-		current.stack[current.depth++] = context;
+		thread->stack[thread->depth++] = context;
 	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
+	struct fake_thread *thread = fake_thread();
+
 	ENTER();
 	if (!is_context(context))
 		return CUDA_ERROR_INVALID_CONTEXT;
-	if (current.depth == ARRAY_SIZE(current.stack))
+	if (thread->depth == ARRAY_SIZE(thread->stack))
 		return CUDA_ERROR_OUT_OF_MEMORY;
-	current.stack[current.depth++] = context;
+	thread->stack[thread->depth++] = context;
 	return CUDA_SUCCESS;
 }
 
 CUresult cuCtxPopCurrent_v2(CUcontext *context)
 {
+	struct fake_thread *thread = fake_thread();
+
 	ENTER();
-	if (!current.depth)
+	if (!thread->depth)
 		return CUDA_ERROR_INVALID_CONTEXT;
-	current.depth--;
+	thread->depth--;
 	if (context)
-		*context = current.stack[current.depth];
+		*context = thread->stack[thread->depth];
 	return CUDA_SUCCESS;
 }
 

@@ -58,7 +58,18 @@ CUresult fake_enter(const char *function);
 CUresult fake_enter_context(const char *function, CUcontext *ret_context);
 /* The current context, or NULL. */
 CUcontext fake_current(void);
-extern _Thread_local bool fake_in_host_function;
+
+/*
+ * What belongs to a thread. Not _Thread_local: the loader frees that of a library opened late in another thread, which
+ * the thread sanitizer takes for a race.
+ */
+struct fake_thread {
+	CUcontext stack[16]; /* the last is current */
+	int depth;
+	struct CUstream_st *running; /* the stream whose thread this is */
+	bool in_host_function;
+};
+struct fake_thread *fake_thread(void);
 
 #define ENTER()                                         \
 	do {                                            \

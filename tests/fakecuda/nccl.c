@@ -83,16 +83,77 @@ struct ncclComm {
 	unsigned in_flight;
 };
 
-static _Thread_local char last_error[256];
+struct call {
+	struct ncclComm *comm;
+	enum kind kind;
+	const char *from;
+	char *to;
+	ncclDataType_t type;
+	ncclRedOp_t op;
+	uint64_t n;
+	int root;
+	CUstream stream;
+	struct shape shape;
+};
+
+struct pending_init {
+	struct ncclComm **ret_comm;
+	struct ncclComm *comm;
+};
+
+/* What belongs to a thread; see struct fake_thread for why it is no _Thread_local. */
+struct thread {
+	char last_error[256];
+	struct {
+		int depth;
+		struct call *calls[256];
+		size_t n_calls;
+		struct pending_init inits[RANKS_MAX];
+		size_t n_inits;
+		ncclResult_t error;
+	} group;
+	/*
+	 * Who was called for last outside of a group. One thread that calls for several ranks of a clique does so within
+	 * one: without it NCCL may wait in the first call for what the second would do.
+	 */
+	struct {
+		uint64_t nonce;
+		int rank;
+	} alone;
+};
+
+static pthread_key_t thread_key;
+static pthread_once_t thread_once = PTHREAD_ONCE_INIT;
+
+static void make_thread_key(void)
+{
+	if (pthread_key_create(&thread_key, free))
+		abort();
+}
+
+static struct thread *own_thread(void)
+{
+	struct thread *thread;
+
+	pthread_once(&thread_once, make_thread_key);
+	thread = pthread_getspecific(thread_key);
+	if (thread)
+		return thread;
+	thread = calloc(1, sizeof(*thread));
+	if (!thread || pthread_setspecific(thread_key, thread))
+		abort();
+	return thread;
+}
 
 _printf_(2, 3) static ncclResult_t fail(ncclResult_t result, const char *format, ...)
 {
+	struct thread *thread = own_thread();
 	va_list args;
 
 	va_start(args, format);
-	vsnprintf(last_error, sizeof(last_error), format, args);
+	vsnprintf(thread->last_error, sizeof(thread->last_error), format, args);
 	va_end(args);
-	fprintf(stderr, "fakenccl %d: %s\n", (int)getpid(), last_error);
+	fprintf(stderr, "fakenccl %d: %s\n", (int)getpid(), thread->last_error);
 	return result;
 }
 
@@ -317,39 +378,13 @@ static ncclResult_t meet(struct ncclComm *comm)
 
 /* -- Groups --------------------------------------------------------------------------------------------------- */
 
-struct call {
-	struct ncclComm *comm;
-	enum kind kind;
-	const char *from;
-	char *to;
-	ncclDataType_t type;
-	ncclRedOp_t op;
-	uint64_t n;
-	int root;
-	CUstream stream;
-	struct shape shape;
-};
-
-struct pending_init {
-	struct ncclComm **ret_comm;
-	struct ncclComm *comm;
-};
-
-static _Thread_local struct {
-	int depth;
-	struct call *calls[256];
-	size_t n_calls;
-	struct pending_init inits[RANKS_MAX];
-	size_t n_inits;
-	ncclResult_t error;
-} group;
-
 static ncclResult_t finish_inits(void)
 {
+	struct thread *thread = own_thread();
 	ncclResult_t result = ncclSuccess, r;
 
-	for (size_t i = 0; i < group.n_inits; i++) {
-		struct pending_init *init = &group.inits[i];
+	for (size_t i = 0; i < thread->group.n_inits; i++) {
+		struct pending_init *init = &thread->group.inits[i];
 
 		r = meet(init->comm);
 		forget_id(init->comm->clique->nonce);
@@ -365,13 +400,14 @@ static ncclResult_t finish_inits(void)
 			*init->ret_comm = init->comm;
 		}
 	}
-	group.n_inits = 0;
+	thread->group.n_inits = 0;
 	return result;
 }
 
 ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret_comm, int n_ranks, ncclUniqueId id, int rank,
 				    ncclConfig_t *config)
 {
+	struct thread *thread = own_thread();
 	struct ncclComm *comm;
 	ncclResult_t r;
 
@@ -382,17 +418,18 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *ret_comm, int n_ranks, ncclUniqu
 		return fail(ncclInvalidArgument, "communicators that do not block are not played");
 	r = join(&comm, n_ranks, &id, rank);
 	if (r) {
-		if (group.depth)
-			group.error = r;
+		if (thread->group.depth)
+			thread->group.error = r;
 		return r;
 	}
 	*ret_comm = NULL;
-	group.inits[group.n_inits++] = (struct pending_init){ ret_comm, comm };
-	return group.depth ? ncclSuccess : finish_inits();
+	thread->group.inits[thread->group.n_inits++] = (struct pending_init){ ret_comm, comm };
+	return thread->group.depth ? ncclSuccess : finish_inits();
 }
 
 ncclResult_t ncclCommInitAll(ncclComm_t *comms, int n, const int *devices)
 {
+	struct thread *thread = own_thread();
 	CUcontext before = NULL, context;
 	ncclResult_t r = ncclSuccess;
 	ncclUniqueId id;
@@ -410,16 +447,16 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int n, const int *devices)
 		if (cuDevicePrimaryCtxRetain(&context, device) || cuCtxSetCurrent(context))
 			r = fail(ncclInvalidArgument, "no device %d", device);
 		if (!r)
-			r = join(&group.inits[group.n_inits].comm, n, &id, i);
+			r = join(&thread->group.inits[thread->group.n_inits].comm, n, &id, i);
 		if (!r)
-			group.inits[group.n_inits++].ret_comm = &comms[i];
+			thread->group.inits[thread->group.n_inits++].ret_comm = &comms[i];
 		if (context)
 			(void)cuDevicePrimaryCtxRelease_v2(device);
 	}
 	(void)cuCtxSetCurrent(before);
 	if (r)
-		for (size_t i = 0; i < group.n_inits; i++)
-			comm_leave(group.inits[i].comm, FAILED);
+		for (size_t i = 0; i < thread->group.n_inits; i++)
+			comm_leave(thread->group.inits[i].comm, FAILED);
 	return finish_inits() ?: r;
 }
 
@@ -839,17 +876,9 @@ static ncclResult_t check(const struct call *call)
 	return ncclSuccess;
 }
 
-/*
- * One thread that calls for several ranks of a clique does so within a group: without one, NCCL may wait in the first call
- * for what the second would do.
- */
-static _Thread_local struct {
-	uint64_t nonce;
-	int rank;
-} alone;
-
 static ncclResult_t submit(struct call given_call)
 {
+	struct thread *thread = own_thread();
 	struct ncclComm *comm = given_call.comm;
 	struct call *call;
 	ncclResult_t r;
@@ -859,11 +888,12 @@ static ncclResult_t submit(struct call given_call)
 	r = check(&given_call);
 	if (!r && atomic_load(&comm->error))
 		r = fail(ncclInvalidUsage, "the communicator has failed before");
-	if (!r && !group.depth && alone.nonce == comm->clique->nonce && alone.rank != comm->rank)
+	if (!r && !thread->group.depth && thread->alone.nonce == comm->clique->nonce &&
+	    thread->alone.rank != comm->rank)
 		r = fail(ncclInvalidUsage, "one thread calls for ranks %d and %d without a group",
-			 alone.rank, comm->rank);
+			 thread->alone.rank, comm->rank);
 	if (r) {
-		group.error = group.depth ? r : group.error;
+		thread->group.error = thread->group.depth ? r : thread->group.error;
 		return r;
 	}
 	call = malloc(sizeof(*call));
@@ -875,17 +905,17 @@ static ncclResult_t submit(struct call given_call)
 				      .op = call->op,
 				      .root = (uint32_t)call->root,
 				      .n = call->n };
-	if (!group.depth) {
-		alone.nonce = comm->clique->nonce;
-		alone.rank = comm->rank;
+	if (!thread->group.depth) {
+		thread->alone.nonce = comm->clique->nonce;
+		thread->alone.rank = comm->rank;
 		return enqueue(call);
 	}
-	if (group.n_calls == ARRAY_SIZE(group.calls)) {
+	if (thread->group.n_calls == ARRAY_SIZE(thread->group.calls)) {
 		free(call);
 		return fail(ncclInvalidUsage, "more than %zu calls in a group",
-			    ARRAY_SIZE(group.calls));
+			    ARRAY_SIZE(thread->group.calls));
 	}
-	group.calls[group.n_calls++] = call;
+	thread->group.calls[thread->group.n_calls++] = call;
 	return ncclSuccess;
 }
 
@@ -929,35 +959,38 @@ ncclResult_t ncclBroadcast(const void *from, void *to, size_t n, ncclDataType_t 
 
 ncclResult_t ncclGroupStart(void)
 {
+	struct thread *thread = own_thread();
+
 	ENTER_NCCL();
-	group.depth++;
+	thread->group.depth++;
 	return ncclSuccess;
 }
 
 ncclResult_t ncclGroupEnd(void)
 {
+	struct thread *thread = own_thread();
 	ncclResult_t result, r;
 
 	ENTER_NCCL();
-	if (!group.depth)
+	if (!thread->group.depth)
 		return fail(ncclInvalidUsage, "the end of no group");
-	if (--group.depth)
+	if (--thread->group.depth)
 		return ncclSuccess;
-	result = group.error;
-	group.error = ncclSuccess;
+	result = thread->group.error;
+	thread->group.error = ncclSuccess;
 	/* After an error nothing of the group is done. */
-	for (size_t i = 0; result && i < group.n_inits; i++)
-		comm_leave(group.inits[i].comm, FAILED);
+	for (size_t i = 0; result && i < thread->group.n_inits; i++)
+		comm_leave(thread->group.inits[i].comm, FAILED);
 	r = finish_inits();
 	result = result ? result : r;
-	for (size_t i = 0; i < group.n_calls; i++) {
+	for (size_t i = 0; i < thread->group.n_calls; i++) {
 		if (result) {
-			free(group.calls[i]);
+			free(thread->group.calls[i]);
 			continue;
 		}
-		result = enqueue(group.calls[i]);
+		result = enqueue(thread->group.calls[i]);
 	}
-	group.n_calls = 0;
+	thread->group.n_calls = 0;
 	return result;
 }
 
@@ -1060,5 +1093,5 @@ const char *ncclGetErrorString(ncclResult_t result)
 
 const char *ncclGetLastError(ncclComm_t comm)
 {
-	return last_error;
+	return own_thread()->last_error;
 }

@@ -59,9 +59,6 @@ struct CUevent_st {
 	uint64_t time_ns;
 };
 
-/* The stream whose thread this is. */
-static _Thread_local struct CUstream_st *running;
-
 /* -- Lifetime ------------------------------------------------------------------------------------------------- */
 
 static struct CUstream_st *stream_new(CUcontext context, bool blocking)
@@ -266,9 +263,9 @@ static void run(struct CUstream_st *stream, const struct op *op)
 		run_record(op);
 		break;
 	case OP_HOST:
-		fake_in_host_function = true;
+		fake_thread()->in_host_function = true;
 		op->host(op->arg);
-		fake_in_host_function = false;
+		fake_thread()->in_host_function = false;
 		break;
 	case OP_WAIT:
 		run_wait(stream, op);
@@ -308,7 +305,7 @@ static void *stream_thread(void *arg)
 	struct op *op;
 	uint64_t seq;
 
-	running = stream;
+	fake_thread()->running = stream;
 	pthread_mutex_lock(&stream->lock);
 	for (;;) {
 		while (!stream->first && !stream->closing)
@@ -679,7 +676,7 @@ CUdevice fakecuda_stream_device(CUstream handle)
 
 bool fakecuda_failed(void)
 {
-	return atomic_load(&running->context->sticky) != 0;
+	return atomic_load(&fake_thread()->running->context->sticky) != 0;
 }
 
 CUresult fake_stream_free_range(CUcontext context, CUstream handle, struct fake_range *range)
