@@ -151,7 +151,9 @@ int call_hello(struct bps_client *client, struct client_call *call)
 
 	hello.version = CLIENT_PROTOCOL;
 	hello.version_min = CLIENT_PROTOCOL_MIN;
-	hello.features = client->restart_timeout_ms >= 0 ? CONTROL_FEATURE_RESUME : 0;
+	hello.features = CONTROL_FEATURE_CUDA;
+	if (client->restart_timeout_ms >= 0)
+		hello.features |= CONTROL_FEATURE_RESUME;
 	hello.software = software;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_HELLO;
 	request.hello = &hello;
