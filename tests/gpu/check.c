@@ -375,12 +375,12 @@ static bool is_wanted(const struct rule *rule, char **names)
 	return false;
 }
 
-static const char usage[] =
-	"usage: gpu-rules [--double | --times] [--json FILE] [RULE...]\n"
-	"Asks the CUDA driver of this machine what bps assumes of it. 77: there is no GPU.\n"
-	"  --double     it is the test double, which must do all as assumed\n"
-	"  --times      how fast copies are instead\n"
-	"  --json FILE  writes what was seen there too\n";
+static const char usage[] = "usage: %s [--double | --times] [--json FILE] [RULE...]\n"
+			    "Asks the CUDA driver of this machine, or a daemon on it, what is "
+			    "assumed. 77: there is no GPU.\n"
+			    "  --double     it is the test double, which must do all as assumed\n"
+			    "  --times      how fast copies are instead\n"
+			    "  --json FILE  writes what was seen there too\n";
 
 struct options {
 	bool is_double, times;
@@ -398,18 +398,19 @@ static bool read_options(struct options *options, char **argv)
 		} else if (!strcmp(*argv, "--json") && argv[1]) {
 			options->json = fopen(*++argv, "we");
 			if (!options->json) {
-				fprintf(stderr, "gpu-rules: %s: %s\n", *argv, strerror(errno));
+				fprintf(stderr, "%s: %s: %s\n", check_program.name, *argv,
+					strerror(errno));
 				return false;
 			}
 		} else {
-			fputs(usage, stderr);
+			fprintf(stderr, usage, check_program.name);
 			return false;
 		}
 	}
 	options->names = argv;
 	/* Nothing that the double takes says how long anything takes. */
 	if (options->is_double && options->times) {
-		fputs(usage, stderr);
+		fprintf(stderr, usage, check_program.name);
 		return false;
 	}
 	return true;
@@ -446,8 +447,6 @@ static void ask(const struct options *options, const struct machine *machine,
 
 int main(int argc, char **argv)
 {
-	static const struct rule *const rules[] = { memory_rules, flag_rules, nccl_rules, NULL };
-	static const struct rule *const times[] = { time_rules, NULL };
 	struct options options = { 0 };
 	struct counts counts = { 0 };
 	struct machine machine;
@@ -472,7 +471,9 @@ int main(int argc, char **argv)
 			",\n  \"devices\": %d,\n  \"cuda\": %d,\n  \"double\": %s,\n  \"seen\": [",
 			machine.n_devices, machine.version, options.is_double ? "true" : "false");
 	}
-	for (const struct rule *const *table = options.times ? times : rules; *table; table++)
+	for (const struct rule *const *table = options.times ? check_program.times
+							     : check_program.rules;
+	     *table; table++)
 		for (const struct rule *rule = *table; rule->name; rule++)
 			ask(&options, &machine, rule, &counts);
 	if (options.json) {

@@ -1,6 +1,6 @@
 /*
- * scripts/gpu-check's program: asks a driver what it does where bps, or the test double, assumes something. It needs a C
- * compiler alone. Each rule runs in a process of its own, so that one that hangs or loses its context is no other's trouble.
+ * What scripts/gpu-check's programs share. gpu-rules asks a driver what it does where bps, or the test double, assumes
+ * something, and needs a C compiler alone; gpu-trainer asks the same of a daemon that runs. Each rule runs in a process of its own, so that one that hangs or loses its context is no other's trouble.
  */
 #pragma once
 
@@ -21,8 +21,14 @@ struct rule {
 	void (*run)(void);
 };
 
-/* Each ends with an empty name. */
-extern const struct rule memory_rules[], flag_rules[], nccl_rules[], time_rules[];
+/* The program that main() is of: tables of rules and of times. Each list of tables ends with NULL, each table with an empty
+ * name. */
+struct check_program {
+	const char *name;
+	const struct rule *const *rules;
+	const struct rule *const *times;
+};
+extern const struct check_program check_program;
 
 /* The driver, in the process of a rule, after start(). */
 extern const struct cuda *cu;

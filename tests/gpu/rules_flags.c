@@ -1,5 +1,5 @@
 /* Order: values in host memory, streams, and which calls wait for them. */
-#include "check.h"
+#include "rules.h"
 
 #include <pthread.h>
 #include <sched.h>

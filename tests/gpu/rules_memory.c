@@ -1,5 +1,5 @@
 /* Memory: what it is, and how another process gets at it. */
-#include "check.h"
+#include "rules.h"
 
 #include <signal.h>
 #include <sys/wait.h>

@@ -1,5 +1,5 @@
 /* NCCL, in one process as the worker has it. */
-#include "check.h"
+#include "rules.h"
 
 #include "daemon/gpu/nccl_abi.h"
 #include "daemon/gpu/nvml_abi.h"

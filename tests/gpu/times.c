@@ -1,5 +1,5 @@
 /* How fast copies are, alone and beside those of another process. Only ever of a real device. */
-#include "check.h"
+#include "rules.h"
 
 #include <time.h>
 

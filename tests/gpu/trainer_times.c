@@ -1,0 +1,218 @@
+/*
+ * The way through the daemon against the plainest one: the same bytes from the device to pinned host memory and back in the
+ * trainer itself. One rank, so that nothing is summed and nothing waits for others.
+ */
+#include "trainer.h"
+
+#include "gpu/nccl_abi.h"
+#include <time.h>
+
+static double now_us(void)
+{
+	struct timespec time;
+
+	clock_gettime(CLOCK_MONOTONIC, &time);
+	return (double)time.tv_sec * 1e6 + (double)time.tv_nsec * 1e-3;
+}
+
+static int by_value(const void *a, const void *b)
+{
+	double x = *(const double *)a, y = *(const double *)b;
+
+	return (x > y) - (x < y);
+}
+
+#define SAMPLES_MAX 200
+
+/* Half a second's worth of either, but some. */
+static int samples_for(size_t len)
+{
+	return (int)MAX((size_t)7, MIN((size_t)SAMPLES_MAX, ((size_t)4 << 30) / (len + 1)));
+}
+
+struct one {
+	struct rank *rank;
+	struct bps_tensor *tensor;
+	CUdeviceptr data;
+	void *host;
+	size_t len;
+};
+
+static void copy_once(struct one *one)
+{
+	CU(cuMemcpyDtoHAsync(one->host, one->data, one->len, one->rank->stream));
+	CU(cuMemcpyHtoDAsync(one->data, one->host, one->len, one->rank->stream));
+	CU(cuStreamSynchronize(one->rank->stream));
+}
+
+static void bps_once(struct one *one)
+{
+	struct bps_submit_params params = {
+		.size = sizeof(params),
+		.operation = BPS_PUSH_PULL,
+		.reduction = BPS_SUM,
+		.input = (void *)(uintptr_t)one->data,
+		.output = (void *)(uintptr_t)one->data,
+		.memory = BPS_MEMORY_CUDA,
+		.stream = one->rank->stream,
+	};
+	struct bps_request *request;
+
+	BPS(bps_submit(one->tensor, &params, &request));
+	BPS(bps_request_wait_stream(request, one->rank->stream, BPS_FOREVER));
+	CU(cuStreamSynchronize(one->rank->stream));
+	BPS(bps_request_wait(request, BPS_FOREVER));
+	bps_request_free(request);
+}
+
+/* The median, in microseconds, after some that do not count. */
+static double median(struct one *one, void (*once)(struct one *one))
+{
+	double samples[SAMPLES_MAX], began;
+	int n = samples_for(one->len);
+
+	for (int i = 0; i < 3; i++)
+		once(one);
+	for (int i = 0; i < n; i++) {
+		began = now_us();
+		once(one);
+		samples[i] = now_us() - began;
+	}
+	qsort(samples, (size_t)n, sizeof(samples[0]), by_value);
+	return samples[n / 2];
+}
+
+static void see_hop(size_t len)
+{
+	struct rank rank;
+	struct one one = { .rank = &rank, .len = len };
+	double copy, hop;
+	char job[32];
+
+	snprintf(job, sizeof(job), "gpu-check-%d", (int)getpid());
+	rank_open(&rank, job, 0, 1, BPS_GPU_REDUCE_HOST);
+	CU(cuMemAlloc(&one.data, len));
+	CU(cuMemsetD8Async(one.data, 0, len, rank.stream));
+	one.host = pinned(len);
+	memset(one.host, 0, len);
+	BPS(bps_tensor_declare(rank.client, "hop", BPS_FLOAT32, len / 4, &one.tensor));
+	copy = median(&one, copy_once);
+	hop = median(&one, bps_once);
+	if (bps_client_notice(rank.client))
+		seen("was not handed over");
+	seen("copies %.1f us, bps %.1f us: %+.1f us, %+.1f %%", copy, hop, hop - copy,
+	     (hop / copy - 1) * 100);
+}
+
+/* -- Two devices: NCCL in the trainer, and the same by bps ----------------------------------------------------- */
+
+#define NCCL_LEN ((size_t)64 << 20)
+
+static void second(int fd)
+{
+	struct note note;
+	struct rank rank;
+	struct one one = { .rank = &rank, .len = NCCL_LEN };
+
+	(void)hear(fd, &note);
+	rank_open(&rank, (const char *)note.handle.reserved, 1, 2, BPS_GPU_REDUCE_AUTO);
+	CU(cuMemAlloc(&one.data, one.len));
+	CU(cuMemsetD8Async(one.data, 0, one.len, rank.stream));
+	BPS(bps_tensor_declare(rank.client, "hop", BPS_FLOAT32, one.len / 4, &one.tensor));
+	(void)median(&one, bps_once);
+	tell(fd, &note, -1);
+}
+
+static double nccl_median(void)
+{
+	const struct nccl *nccl;
+	double samples[SAMPLES_MAX], began;
+	CUdeviceptr data[2];
+	CUstream streams[2];
+	ncclComm_t comms[2];
+	const char *reason;
+	int n = samples_for(NCCL_LEN);
+
+	if (nccl_load(&nccl, &reason))
+		seen("%s", reason);
+	for (int i = 0; i < 2; i++) {
+		(void)start(i);
+		CU(cuStreamCreate(&streams[i], CU_STREAM_NON_BLOCKING));
+		CU(cuMemAlloc(&data[i], NCCL_LEN));
+		CU(cuMemsetD8Async(data[i], 0, NCCL_LEN, streams[i]));
+	}
+	CHECK(!nccl->ncclCommInitAll(comms, 2, NULL));
+	for (int k = -3; k < n; k++) {
+		began = now_us();
+		CHECK(!nccl->ncclGroupStart());
+		for (int i = 0; i < 2; i++)
+			CHECK(!nccl->ncclAllReduce((void *)(uintptr_t)data[i],
+						   (void *)(uintptr_t)data[i], NCCL_LEN / 4,
+						   ncclFloat32, ncclSum, comms[i], streams[i]));
+		CHECK(!nccl->ncclGroupEnd());
+		for (int i = 0; i < 2; i++)
+			CU(cuStreamSynchronize(streams[i]));
+		if (k >= 0)
+			samples[k] = now_us() - began;
+	}
+	for (int i = 0; i < 2; i++)
+		(void)nccl->ncclCommDestroy(comms[i]);
+	qsort(samples, (size_t)n, sizeof(samples[0]), by_value);
+	return samples[n / 2];
+}
+
+static void run_nccl(void)
+{
+	struct note note = { .number = 0 };
+	struct rank rank;
+	struct one one = { .rank = &rank, .len = NCCL_LEN };
+	double hop;
+	int fd;
+
+	(void)peer_new(second, &fd);
+	snprintf(note.handle.reserved, sizeof(note.handle.reserved), "gpu-check-%d", (int)getpid());
+	tell(fd, &note, -1);
+	rank_open(&rank, (const char *)note.handle.reserved, 0, 2, BPS_GPU_REDUCE_AUTO);
+	CU(cuMemAlloc(&one.data, one.len));
+	CU(cuMemsetD8Async(one.data, 0, one.len, rank.stream));
+	BPS(bps_tensor_declare(rank.client, "hop", BPS_FLOAT32, one.len / 4, &one.tensor));
+	hop = median(&one, bps_once);
+	(void)hear(fd, &note);
+	seen("NCCL %.1f us, bps %.1f us", nccl_median(), hop);
+}
+
+#define HOP(name, bytes)             \
+	static void run_##name(void) \
+	{                            \
+		see_hop(bytes);      \
+	}
+
+HOP(1k, 1u << 10)
+HOP(4k, 4u << 10)
+HOP(16k, 16u << 10)
+HOP(64k, 64u << 10)
+HOP(256k, 256u << 10)
+HOP(1m, 1u << 20)
+HOP(4m, 4u << 20)
+HOP(8m, 8u << 20)
+HOP(16m, 16u << 20)
+HOP(64m, 64u << 20)
+HOP(256m, 256u << 20)
+HOP(1g, 1u << 30)
+
+const struct rule trainer_times[] = {
+	{ "1 KiB", "to the host and back", NULL, false, 1, run_1k },
+	{ "4 KiB", "to the host and back", NULL, false, 1, run_4k },
+	{ "16 KiB", "to the host and back", NULL, false, 1, run_16k },
+	{ "64 KiB", "to the host and back", NULL, false, 1, run_64k },
+	{ "256 KiB", "to the host and back", NULL, false, 1, run_256k },
+	{ "1 MiB", "to the host and back", NULL, false, 1, run_1m },
+	{ "4 MiB", "to the host and back", NULL, false, 1, run_4m },
+	{ "8 MiB", "to the host and back", NULL, false, 1, run_8m },
+	{ "16 MiB", "to the host and back", NULL, false, 1, run_16m },
+	{ "64 MiB", "to the host and back", NULL, false, 1, run_64m },
+	{ "256 MiB", "to the host and back", NULL, false, 1, run_256m },
+	{ "1 GiB", "to the host and back", NULL, false, 1, run_1g },
+	{ "nccl", "all-reduce of 64 MiB on two devices", NULL, false, 2, run_nccl },
+	{ NULL, NULL, NULL, false, 0, NULL },
+};
