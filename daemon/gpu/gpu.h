@@ -111,7 +111,7 @@ int gpu_memory_new(const struct gpu_memory_params *params, struct gpu_memory **r
  */
 void gpu_memory_open(struct gpu_memory *memory, struct gpu_worker *worker,
 		     void (*opened)(void *user, const struct failure *why), void *user);
-/* In this worker. failure: why, when it is FAILED; may be NULL. */
+/* In this worker; OPENING as well while another one, which is to end, still has it. failure: why, when it is FAILED; may be NULL. */
 enum gpu_memory_state gpu_memory_state(const struct gpu_memory *memory,
 				       const struct gpu_worker *worker, struct failure *failure);
 /* 16 bytes. */

@@ -84,8 +84,11 @@ void gpu_memory_open(struct gpu_memory *memory, struct gpu_worker *worker,
 enum gpu_memory_state gpu_memory_state(const struct gpu_memory *memory,
 				       const struct gpu_worker *worker, struct failure *failure)
 {
-	if (memory->worker != worker)
+	if (!memory->worker)
 		return GPU_MEMORY_AWAY;
+	/* The worker of the job before is about to end, and has it until then. */
+	if (memory->worker != worker)
+		return GPU_MEMORY_OPENING;
 	if (memory->state == GPU_MEMORY_FAILED && failure)
 		*failure = memory->failure;
 	return memory->state;
@@ -173,6 +176,7 @@ void gpu_memory_event(struct gpu_worker *worker, const struct gpu_event *event)
 void gpu_memory_worker_died(struct gpu_worker *worker)
 {
 	struct gpu_memory *memory;
+	struct gpu_worker *other;
 
 	while ((memory = list_first(&worker->memories, struct gpu_memory, link))) {
 		void (*callback)(void *user, const struct failure *why) = memory->opened;
@@ -188,4 +192,8 @@ void gpu_memory_worker_died(struct gpu_worker *worker)
 		}
 		memory_away(memory);
 	}
+	/* The next job of the same sessions may wait for it. */
+	list_for_each (other, &worker->gpu->workers, link)
+		if (other->state == WORKER_RUNNING)
+			gpu_worker_changed(other);
 }
