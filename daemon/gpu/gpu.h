@@ -175,6 +175,39 @@ void gpu_task_tell(struct gpu_worker *worker, struct gpu_memory *memory,
 		   struct gpu_session *session, uint32_t slot, uint64_t ticket);
 void gpu_task_end(struct gpu_worker *worker);
 
+/* -- Groups that reduce by NCCL ------------------------------------------------------------------------------------- */
+
+/*
+ * Asks how devices are to be grouped, once for each worker: n at most GPU_RANKS_MAX different devices, each given by memory
+ * on it that is imported. changed() follows.
+ */
+#define GPU_RANKS_MAX 64
+void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode,
+		  struct gpu_memory *const *memories, size_t n);
+/* The group of each device that was asked about, numbered by their first devices; NULL: not known yet. */
+const uint8_t *gpu_plan(const struct gpu_worker *worker);
+/* Whether NCCL's sums are as good as ours: for sums of most types; not where a NaN has to win, or rows of bits. */
+bool gpu_collective_supports(unsigned dtype, unsigned reduction);
+
+enum gpu_collective {
+	/* Member i's output gets the i-th slice of the sum, at its place, the last one's also what does not divide. GPU_DOWN. */
+	GPU_REDUCE_SCATTER,
+	/* From such slices of the outputs, in the outputs. GPU_UP. */
+	GPU_ALL_GATHER,
+	/* From inputs to outputs; average too, of floating-point numbers. GPU_UP. */
+	GPU_ALL_REDUCE,
+};
+
+struct gpu_member {
+	struct gpu_memory *input, *output;
+	uint64_t input_offset, output_offset;
+};
+
+/* Slices are of n_elements / n elements. members: of all of a group's devices, in order. */
+void gpu_task_collective(struct gpu_worker *worker, enum gpu_collective what, unsigned group,
+			 const struct gpu_member *members, size_t n, unsigned dtype,
+			 unsigned reduction, uint64_t n_elements);
+
 /* -- The worker's process ------------------------------------------------------------------------------------------ */
 
 /* main() of `bps-daemon --gpu-worker`: serves the socket that is descriptor 3. Returns an exit status. */

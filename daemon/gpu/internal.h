@@ -68,6 +68,10 @@ struct gpu_worker {
 	struct gpu_session **sessions;
 	uint32_t n_sessions;
 
+	bool has_plan;
+	uint8_t plan[GPU_DEVICES_MAX]; /* groups */
+	size_t n_planned;
+
 	struct gpu_task *task; /* between begin and end */
 	struct {
 		const struct gpu_memory *memory;
@@ -135,6 +139,10 @@ int gpu_event_receive(int socket, struct gpu_event *ret_event);
 void gpu_task_event(struct gpu_worker *worker, const struct gpu_event *event);
 /* Ends all tasks of a dead worker. */
 void gpu_task_worker_died(struct gpu_worker *worker);
+void gpu_plan_event(struct gpu_worker *worker, const struct gpu_event *event);
+/* The task ends with what this memory's device has in this stream. */
+void gpu_task_use(struct gpu_worker *worker, const struct gpu_memory *memory,
+		  enum gpu_stream stream);
 void gpu_memory_event(struct gpu_worker *worker, const struct gpu_event *event);
 void gpu_memory_worker_died(struct gpu_worker *worker);
 void gpu_session_event(struct gpu_worker *worker, const struct gpu_event *event);

@@ -8,9 +8,8 @@ void gpu_task_begin(struct gpu_worker *worker, struct gpu_task *task)
 	task->n_pending = 0;
 }
 
-/* The task ends with what this memory's device has in this stream. */
-static void use_stream(struct gpu_worker *worker, const struct gpu_memory *memory,
-		       enum gpu_stream stream)
+void gpu_task_use(struct gpu_worker *worker, const struct gpu_memory *memory,
+		  enum gpu_stream stream)
 {
 	for (unsigned i = 0; i < worker->n_marks; i++)
 		if (worker->marks[i].stream == stream &&
@@ -36,7 +35,7 @@ static void copy(struct gpu_worker *worker, enum gpu_op op, enum gpu_stream stre
 	command->offset = offset;
 	command->staging = (uint64_t)((const char *)data - worker->gpu->staging);
 	command->len = len;
-	use_stream(worker, memory, stream);
+	gpu_task_use(worker, memory, stream);
 }
 
 void gpu_task_down(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,
@@ -62,7 +61,7 @@ void gpu_task_tell(struct gpu_worker *worker, struct gpu_memory *memory,
 	command->session = session->number;
 	command->slot = slot;
 	command->ticket = ticket;
-	use_stream(worker, memory, GPU_UP);
+	gpu_task_use(worker, memory, GPU_UP);
 }
 
 static void on_fail(struct mail *mail)
@@ -87,6 +86,9 @@ void gpu_task_end(struct gpu_worker *worker)
 {
 	struct gpu_task *task = TAKE_PTR(worker->task);
 
+	/* Until now nothing was to come of it. */
+	if (list_empty(&worker->tasks))
+		worker->progress_ns = clock_now_ns();
 	task->ticket = ++worker->n_begun;
 	list_push_back(&worker->tasks, &task->link);
 	if (map_add(&worker->by_ticket, task->ticket, &task->entry)) {

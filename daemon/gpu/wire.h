@@ -8,22 +8,26 @@
 
 #define GPU_SOCKET_FD	 3  /* the worker's end */
 #define GPU_PACKET_MAX	 64 /* commands of a packet */
-#define GPU_DEVICES_MAX	 64 /* of a node */
+#define GPU_DEVICES_MAX	 GPU_RANKS_MAX
 #define GPU_SESSIONS_MAX 4096
 #define GPU_LANES	 8 /* of a session: streams that do nothing but wait for its flags */
 
 enum gpu_op {
 	/* Set-up, in this order, on a thread of its own. */
-	GPU_OP_STAGING, /* beside it: a memfd of len bytes */
-	GPU_OP_SESSION, /* number; beside it: its shared memory */
-	GPU_OP_OPEN,	/* memory: number, kind, len, device, handle; answered by OPENED */
-	GPU_OP_CLOSE,	/* memory: number; answered by CLOSED */
+	GPU_OP_STAGING,	    /* beside it: a memfd of len bytes */
+	GPU_OP_SESSION,	    /* number; beside it: its shared memory */
+	GPU_OP_OPEN,	    /* memory: number, kind, len, device, handle; answered by OPENED */
+	GPU_OP_PLAN_DEVICE, /* device: one of the plan that follows */
+	GPU_OP_PLAN,	    /* kind: enum gpu_reduce; answered by PLANNED */
+	GPU_OP_CLOSE,	    /* memory: number; answered by CLOSED */
 	/* Streams, at once. memory is the number of one that is open; it also says which device is meant. */
-	GPU_OP_WATCH, /* stream: lane; session, slot, ticket, device; answered by REACHED */
-	GPU_OP_DOWN,  /* memory + offset to staging, len */
-	GPU_OP_UP,    /* staging to memory + offset, len */
-	GPU_OP_TELL,  /* session, slot, ticket */
-	GPU_OP_MARK,  /* stream; answered by DONE when all before it in the stream is done */
+	GPU_OP_WATCH,  /* stream: lane; session, slot, ticket, device; answered by REACHED */
+	GPU_OP_DOWN,   /* memory + offset to staging, len */
+	GPU_OP_UP,     /* staging to memory + offset, len */
+	GPU_OP_TELL,   /* session, slot, ticket */
+	GPU_OP_MARK,   /* stream; answered by DONE when all before it in the stream is done */
+	GPU_OP_MEMBER, /* memory + offset: input; session + staging: output, the same way; of the collective that follows */
+	GPU_OP_COLLECTIVE, /* kind: enum gpu_collective; slot: group; len: elements; ticket: dtype | reduction << 8 */
 	/* Leave. */
 	GPU_OP_END,
 };
@@ -47,6 +51,7 @@ enum gpu_event_kind {
 	GPU_EVENT_READY,   /* first: text says what there is; status: or why nothing is */
 	GPU_EVENT_OPENED,  /* number: memory; status, text */
 	GPU_EVENT_CLOSED,  /* number: memory */
+	GPU_EVENT_PLANNED, /* text: for each device of the plan '0' + its group */
 	GPU_EVENT_REACHED, /* number: session; lane */
 	GPU_EVENT_DONE,	   /* ticket, as in MARK */
 	GPU_EVENT_FATAL,   /* text: it ends */

@@ -8,6 +8,8 @@
 
 struct worker worker = {
 	.lock = PTHREAD_MUTEX_INITIALIZER,
+	.marks_lock = PTHREAD_MUTEX_INITIALIZER,
+	.marks_more = PTHREAD_COND_INITIALIZER,
 	.mail_lock = PTHREAD_MUTEX_INITIALIZER,
 	.mail_more = PTHREAD_COND_INITIALIZER,
 };
@@ -48,8 +50,10 @@ void worker_enter(const struct device *device)
 {
 	static _Thread_local const struct device *current;
 
-	if (current == device)
+	if (!device || current == device) {
+		current = device;
 		return;
+	}
 	worker_check(worker.cuda->cuCtxSetCurrent(device->context), "cuCtxSetCurrent", device);
 	current = device;
 }
@@ -151,6 +155,8 @@ static void handle(const struct gpu_command *command, int fd)
 	case GPU_OP_SESSION:
 	case GPU_OP_OPEN:
 	case GPU_OP_CLOSE:
+	case GPU_OP_PLAN_DEVICE:
+	case GPU_OP_PLAN:
 		worker_setup_post(command, fd);
 		break;
 	case GPU_OP_END:
@@ -188,6 +194,11 @@ int gpu_worker_main(void)
 	(void)prctl(PR_SET_NAME, "bps-gpu-worker");
 	/* A stream that waits for a trainer must not share a hardware queue with one that copies. */
 	(void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
+	/* One way to sum, so that the same layout gives the same bits; who knows better may say so. */
+	(void)setenv("NCCL_ALGO", "Ring", 0);
+	(void)setenv("NCCL_PROTO", "Simple", 0);
+	(void)setenv("NCCL_MIN_NCHANNELS", "8", 0);
+	(void)setenv("NCCL_MAX_NCHANNELS", "8", 0);
 	event.status = look_around(event.text);
 	worker_say(&event);
 	if (event.status)

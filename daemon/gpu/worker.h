@@ -3,6 +3,7 @@
  *
  *	main	reads commands and puts them into streams; makes no call that waits for a device
  *	set-up	what may wait: contexts, imports and their end, registration of host memory
+ *	look	once there are communicators, and while something is under way: whether one has failed
  *	waiters	one for each stream that copies: says when what was marked in it is done
  *
  * Events go to the daemon from each of them. Whatever cannot be done ends the process, with words; only an import may
@@ -66,6 +67,11 @@ struct worker {
 	char *staging;
 	uint64_t staging_len;
 
+	/* Marks under way in all streams. */
+	pthread_mutex_t marks_lock;
+	pthread_cond_t marks_more;
+	unsigned n_marks;
+
 	/* Set-up's, and its mail. */
 	bool registered; /* staging */
 	pthread_t setup;
@@ -83,7 +89,7 @@ void worker_say(const struct gpu_event *event);
 _Noreturn void worker_fatal(int status, const char *format, ...) _printf_(2, 3);
 /* A call that must not fail. */
 void worker_check(CUresult result, const char *call, const struct device *device);
-/* Makes a device's context this thread's. */
+/* Makes a device's context this thread's; NULL: it is not known which one is. */
 void worker_enter(const struct device *device);
 
 /* The device with this UUID, or NULL. */
@@ -93,6 +99,13 @@ struct device *worker_device(const uint8_t uuid[DEVICE_UUID_LEN]);
 void worker_setup_start(void);
 /* Hands over a command and what came beside it, or -1. */
 void worker_setup_post(const struct gpu_command *command, int fd);
+
+/* worker_group.c: the first two on the set-up thread, the others on main. */
+void worker_plan_device(const struct gpu_command *command);
+void worker_plan(const struct gpu_command *command);
+void worker_member(const struct memory *input, const struct memory *output,
+		   const struct gpu_command *command);
+void worker_collective(const struct gpu_command *command);
 
 /* worker_stream.c */
 void worker_streams_open(struct device *device);

@@ -219,6 +219,9 @@ static void handle(struct gpu_worker *worker, const struct gpu_event *event)
 	case GPU_EVENT_CLOSED:
 		gpu_memory_event(worker, event);
 		break;
+	case GPU_EVENT_PLANNED:
+		gpu_plan_event(worker, event);
+		break;
 	case GPU_EVENT_REACHED:
 		gpu_session_event(worker, event);
 		break;
@@ -403,9 +406,10 @@ static void on_process(struct loop_source *source, uint32_t events)
 
 static uint64_t deadline_of(const struct gpu_worker *worker)
 {
-	return worker->progress_ns + (worker->state == WORKER_ENDING
-					      ? GPU_END_NS
-					      : worker->gpu->params.timeout_ms * NSEC_PER_MSEC);
+	uint64_t limit_ns = worker->gpu->params.timeout_ms * NSEC_PER_MSEC;
+
+	return worker->progress_ns +
+	       (worker->closed ? MIN(limit_ns, (uint64_t)GPU_END_NS) : limit_ns);
 }
 
 void gpu_worker_expect(struct gpu_worker *worker)
@@ -428,8 +432,7 @@ static void on_timer(struct loop_timer *timer)
 		return;
 	}
 	(void)snprintf(text, sizeof(text), "nothing came of its work for %" PRIu64 " ms: killed",
-		       worker->state == WORKER_ENDING ? (uint64_t)(GPU_END_NS / NSEC_PER_MSEC)
-						      : worker->gpu->params.timeout_ms);
+		       (uint64_t)((deadline_of(worker) - worker->progress_ns) / NSEC_PER_MSEC));
 	die(worker, -ETIMEDOUT, text);
 }
 
@@ -512,6 +515,10 @@ void gpu_worker_close(struct gpu_worker *worker)
 	if (worker->closed)
 		return;
 	worker->closed = true;
+	/* What is under way has less time now. */
+	worker->progress_ns = clock_now_ns();
+	if (worker->timer.loop)
+		(void)loop_timer_set(worker->gpu->params.loop, &worker->timer, deadline_of(worker));
 	gpu_worker_idle(worker);
 }
 

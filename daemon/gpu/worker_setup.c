@@ -270,6 +270,13 @@ static void run(const struct gpu_command *command, int fd)
 	case GPU_OP_CLOSE:
 		run_close(command);
 		break;
+	case GPU_OP_PLAN_DEVICE:
+		worker_plan_device(command);
+		break;
+	case GPU_OP_PLAN:
+		worker_plan(command);
+		worker_enter(NULL);
+		break;
 	default:
 		break;
 	}

@@ -28,6 +28,9 @@ static void *waiter_thread(void *argument)
 		worker_check(worker.cuda->cuEventSynchronize(mark->event), "cuEventSynchronize",
 			     waiter->device);
 		event.ticket = mark->ticket;
+		(void)pthread_mutex_lock(&worker.marks_lock);
+		worker.n_marks--;
+		(void)pthread_mutex_unlock(&worker.marks_lock);
 		(void)pthread_mutex_lock(&waiter->lock);
 		mark->next = waiter->spare;
 		waiter->spare = mark;
@@ -85,6 +88,10 @@ static void mark(struct waiter *waiter, uint64_t ticket)
 
 	mark->next = NULL;
 	mark->ticket = ticket;
+	(void)pthread_mutex_lock(&worker.marks_lock);
+	if (!worker.n_marks++)
+		(void)pthread_cond_signal(&worker.marks_more);
+	(void)pthread_mutex_unlock(&worker.marks_lock);
 	worker_check(worker.cuda->cuEventRecord(mark->event, waiter->stream), "cuEventRecord",
 		     waiter->device);
 	(void)pthread_mutex_lock(&waiter->lock);
@@ -154,16 +161,23 @@ static void watch(const struct gpu_command *command)
 
 /* -- Copies ------------------------------------------------------------------------------------------------------- */
 
-static struct memory memory_of(const struct gpu_command *command)
+static struct memory memory_at(uint32_t number)
 {
 	struct memory memory = { 0 };
 
 	(void)pthread_mutex_lock(&worker.lock);
-	if (command->memory < worker.n_memories)
-		memory = worker.memories[command->memory];
+	if (number < worker.n_memories)
+		memory = worker.memories[number];
 	(void)pthread_mutex_unlock(&worker.lock);
 	if (!memory.device)
 		worker_fatal(-EPROTO, "the daemon names memory that is not open");
+	return memory;
+}
+
+static struct memory memory_of(const struct gpu_command *command)
+{
+	struct memory memory = memory_at(command->memory);
+
 	if (command->len > memory.len || command->offset > memory.len - command->len)
 		worker_fatal(-EPROTO, "the daemon names bytes beyond the end of memory");
 	return memory;
@@ -187,6 +201,17 @@ void worker_stream_run(const struct gpu_command *command)
 
 	if (command->op == GPU_OP_WATCH) {
 		watch(command);
+		return;
+	}
+	if (command->op == GPU_OP_MEMBER) {
+		struct memory output = memory_at(command->session);
+
+		memory = memory_at(command->memory);
+		worker_member(&memory, &output, command);
+		return;
+	}
+	if (command->op == GPU_OP_COLLECTIVE) {
+		worker_collective(command);
 		return;
 	}
 	memory = memory_of(command);

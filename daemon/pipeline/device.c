@@ -94,6 +94,7 @@ void pipeline_device_free(struct pipeline_job *job)
 	if (!job->device)
 		return;
 	free(job->device->sessions);
+	free(job->device->devices);
 	free(job->device);
 	job->device = NULL;
 }
@@ -192,6 +193,88 @@ static int look_at_request(struct pipeline_device *device, const struct pipeline
 	return DEVICE_E_WAIT;
 }
 
+/* -- Groups ------------------------------------------------------------------------------------------------------- */
+
+static bool is_float(unsigned dtype)
+{
+	return dtype >= DTYPE_FLOAT64 && dtype <= DTYPE_BFLOAT16;
+}
+
+/* Whether NCCL may take a part in this round, if devices are in groups. */
+static bool may_be_grouped(const struct pipeline_round *round)
+{
+	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_request *first = round->ranks[0].request;
+	uint32_t n = job->layout.n_local;
+	unsigned reduction = first->reduction;
+
+	/* Servers divide, or NCCL does; of integers it would not be the floor. */
+	if (reduction == REDUCTION_AVERAGE && (job->distributed || is_float(round->tensor->dtype)))
+		reduction = REDUCTION_SUM;
+	if (first->operation != OPERATION_PUSH_PULL || job->shape.gpu_reduce == GPU_REDUCE_HOST ||
+	    n < 2 || n > GPU_RANKS_MAX || !gpu_collective_supports(round->tensor->dtype, reduction))
+		return false;
+	for (uint32_t i = 0; i < n; i++)
+		if (!round->ranks[i].request->input_device ||
+		    !round->ranks[i].request->output_device)
+			return false;
+	return true;
+}
+
+static const uint8_t *device_of(const struct pipeline_round *round, uint32_t local)
+{
+	return gpu_memory_device(round->ranks[local].request->input_device->device);
+}
+
+/* Asks once how the ranks' devices are to be grouped, if they are different ones. */
+static int ask_for_plan(const struct pipeline_round *round, struct failure *failure)
+{
+	struct pipeline_device *device = round->tensor->job->device;
+	struct gpu_memory *memories[GPU_RANKS_MAX];
+	uint32_t n = round->tensor->job->layout.n_local;
+
+	for (uint32_t i = 0; i < n; i++) {
+		memories[i] = round->ranks[i].request->input_device->device;
+		for (uint32_t k = 0; k < i; k++)
+			if (!memcmp(device_of(round, i), device_of(round, k), DEVICE_UUID_LEN))
+				return 0;
+	}
+	device->devices = calloc(n, sizeof(device->devices[0]));
+	if (!device->devices)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < n; i++)
+		memcpy(device->devices[i], device_of(round, i), DEVICE_UUID_LEN);
+	gpu_plan_ask(device->worker, round->tensor->job->shape.gpu_reduce, memories, n);
+	device->planned = true;
+	return DEVICE_E_WAIT;
+}
+
+static int look_at_plan(struct pipeline_round *round, struct failure *failure)
+{
+	struct pipeline_device *device = round->tensor->job->device;
+	uint32_t n = round->tensor->job->layout.n_local;
+	const uint8_t *plan;
+
+	round->grouped = false;
+	if (!may_be_grouped(round))
+		return 0;
+	if (!device->planned)
+		return ask_for_plan(round, failure);
+	for (uint32_t i = 0; i < n; i++)
+		if (memcmp(device->devices[i], device_of(round, i), DEVICE_UUID_LEN))
+			return 0;
+	plan = gpu_plan(device->worker);
+	if (!plan)
+		return DEVICE_E_WAIT;
+	device->n_groups = 0;
+	for (uint32_t i = 0; i < n; i++)
+		device->n_groups = MAX(device->n_groups, plan[i] + 1u);
+	round->grouped = device->n_groups < n;
+	return 0;
+}
+
+/* -- Readiness ---------------------------------------------------------------------------------------------------- */
+
 int pipeline_device_ready(struct pipeline_round *round, struct failure *failure)
 {
 	struct pipeline_job *job = round->tensor->job;
@@ -210,10 +293,10 @@ int pipeline_device_ready(struct pipeline_round *round, struct failure *failure)
 			r = 0;
 		}
 	}
-	if (r)
+	if (!r && !waits)
+		r = look_at_plan(round, failure);
+	if (r < 0 || (!r && !waits))
 		return r;
-	if (!waits)
-		return 0;
 	if (!list_linked(&round->device_link))
 		list_push_back(&job->device->waiting, &round->device_link);
 	return DEVICE_E_WAIT;
@@ -282,6 +365,101 @@ static bool goes_up(const struct pipeline_part *part, uint32_t local)
 	       !is_in_place(part, local);
 }
 
+/* -- Collectives -------------------------------------------------------------------------------------------------- */
+
+/* Members of a group, in order. Returns how many; *ret_first: the local rank that stands for them. */
+static uint32_t members_of(const struct pipeline_part *part, unsigned group,
+			   struct gpu_member members[GPU_RANKS_MAX], uint32_t *ret_first)
+{
+	const uint8_t *plan = gpu_plan(job_of(part)->device->worker);
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
+		const struct pipeline_rank *rank = &part->round->ranks[i];
+
+		if (plan[i] != group)
+			continue;
+		if (!n)
+			*ret_first = i;
+		members[n++] = (struct gpu_member){
+			.input = rank->input_device->device,
+			.output = rank->output_device->device,
+			.input_offset =
+				(uint64_t)((const char *)rank->input - rank->input_device->data) +
+				part->extent.input_at,
+			.output_offset =
+				(uint64_t)((const char *)rank->output - rank->output_device->data) +
+				part->extent.output_at,
+		};
+	}
+	return n;
+}
+
+/* Bytes of the i-th of n slices of a part. What does not divide is the last one's. */
+static uint64_t slice_of(const struct pipeline_part *part, uint32_t i, uint32_t n,
+			 uint64_t *ret_len)
+{
+	uint64_t size = part->round->partition.element_size;
+	uint64_t each = part->extent.len / size / n * size;
+
+	*ret_len = i == n - 1 ? part->extent.len - i * each : each;
+	return i * each;
+}
+
+static void collective(struct pipeline_part *part, enum gpu_collective what, unsigned group,
+		       const struct gpu_member *members, uint32_t n)
+{
+	struct pipeline_device *device = job_of(part)->device;
+
+	gpu_task_collective(device->worker, what, group, members, n, part->round->tensor->dtype,
+			    what == GPU_ALL_REDUCE ? part->round->reduction : REDUCTION_SUM,
+			    part->extent.len / part->round->partition.element_size);
+}
+
+/* A group's sum, slice by slice, to one piece of staging. */
+static void group_down(struct pipeline_part *part, unsigned group, char *piece)
+{
+	struct pipeline_device *device = job_of(part)->device;
+	struct gpu_member members[GPU_RANKS_MAX];
+	uint32_t first = 0, n = members_of(part, group, members, &first);
+	uint64_t at, len;
+
+	part->staged[first] = piece;
+	if (n == 1) {
+		gpu_task_down(device->worker, members[0].input, members[0].input_offset, piece,
+			      part->extent.len);
+		return;
+	}
+	collective(part, GPU_REDUCE_SCATTER, group, members, n);
+	for (uint32_t i = 0; i < n; i++) {
+		at = slice_of(part, i, n, &len);
+		gpu_task_down(device->worker, members[i].output, members[i].output_offset + at,
+			      piece + at, len);
+	}
+}
+
+static void group_up(struct pipeline_part *part, unsigned group)
+{
+	struct pipeline_device *device = job_of(part)->device;
+	struct gpu_member members[GPU_RANKS_MAX];
+	uint32_t first, n = members_of(part, group, members, &first);
+	const char *result = part->result;
+	uint64_t at, len;
+
+	for (uint32_t i = 0; i < n; i++) {
+		at = slice_of(part, i, n, &len);
+		gpu_task_up(device->worker, members[i].output, members[i].output_offset + at,
+			    result + at, len);
+	}
+	if (n > 1)
+		collective(part, GPU_ALL_GATHER, group, members, n);
+}
+
+bool pipeline_device_contributes(const struct pipeline_part *part, uint32_t local)
+{
+	return !part->round->grouped || part->staged[local];
+}
+
 /* -- Down --------------------------------------------------------------------------------------------------------- */
 
 static void go_on(struct pipeline_part *part)
@@ -309,7 +487,6 @@ static void copy_down(struct pipeline_part *part)
 {
 	struct pipeline_device *device = job_of(part)->device;
 	char *piece = part->lease.data;
-	bool any = false;
 
 	part->result = piece;
 	if (!part->device_inputs) {
@@ -317,11 +494,15 @@ static void copy_down(struct pipeline_part *part)
 		return;
 	}
 	gpu_task_begin(device->worker, &part->device_task);
-	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
+	memset(part->staged, 0, job_of(part)->layout.n_local * sizeof(part->staged[0]));
+	for (unsigned i = 0; part->round->grouped && i < device->n_groups; i++) {
+		group_down(part, i, piece);
+		piece += part->extent.len;
+	}
+	for (uint32_t i = 0; !part->round->grouped && i < job_of(part)->layout.n_local; i++) {
 		const struct buffer *buffer = input_on_device(part, i);
 		const char *input = part->round->ranks[i].input;
 
-		part->staged[i] = NULL;
 		if (!buffer || !is_source(part, i))
 			continue;
 		gpu_task_down(device->worker, buffer->device,
@@ -329,10 +510,8 @@ static void copy_down(struct pipeline_part *part)
 			      part->extent.len);
 		part->staged[i] = piece;
 		piece += part->extent.len;
-		any = true;
 	}
 	part->device_task.done = on_down;
-	assert(any);
 	gpu_task_end(device->worker);
 }
 
@@ -346,60 +525,7 @@ static void on_granted(struct gpu_lease *lease)
 		copy_down(part);
 }
 
-static void too_large(struct pipeline_part *part, uint64_t len)
-{
-	char text[160];
-
-	(void)snprintf(text, sizeof(text),
-		       "its parts need %" PRIu64 " bytes of staging each, and there are %" PRIu64
-		       ": raise gpu_staging, or ask for smaller parts",
-		       len, gpu_staging_len(job_of(part)->device->worker));
-	pipeline_part_fail(part, -EMSGSIZE, text);
-}
-
-void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
-			  void (*then)(struct pipeline_part *part))
-{
-	uint64_t n_inputs = 0, n, len;
-	bool outputs = false;
-	int r = GPU_E_WAIT;
-
-	if (part->round->on_device && part->extent.len && !part->lease.data) {
-		for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
-			n_inputs += inputs && input_on_device(part, i) && is_source(part, i);
-			outputs |= goes_up(part, i);
-		}
-	}
-	n = n_inputs ? n_inputs : outputs;
-	if (!n) {
-		then(part);
-		return;
-	}
-	/* Sums are aligned as elements are, and a part's length is whole elements. */
-	len = n * part->extent.len;
-	part->device_then = then;
-	part->device_inputs = n_inputs;
-	part->lease.granted = on_granted;
-	if (is_long)
-		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, true);
-	if (r == GPU_E_WAIT)
-		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, false);
-	if (r < 0)
-		too_large(part, len);
-	else if (!r)
-		copy_down(part);
-}
-
-void pipeline_device_give(struct pipeline_part *part)
-{
-	if (!part->round->on_device)
-		return;
-	gpu_lease_give(&part->lease);
-	part->result = NULL;
-	memset(part->staged, 0, job_of(part)->layout.n_local * sizeof(part->staged[0]));
-}
-
-/* -- Up ----------------------------------------------------------------------------------------------------------- */
+/* -- The end of a part -------------------------------------------------------------------------------------------- */
 
 static void on_up(struct gpu_task *task, bool failed)
 {
@@ -432,6 +558,89 @@ static void tell(struct pipeline_part *part)
 	}
 }
 
+/* What was begun is the part's last: it ends with it. */
+static void end_up(struct pipeline_part *part)
+{
+	part->round->n_up++;
+	if (is_last(part))
+		tell(part);
+	part->device_task.done = on_up;
+	gpu_task_end(job_of(part)->device->worker);
+}
+
+/* All ranks are here and in one group: nothing leaves the devices. */
+static void all_reduce(struct pipeline_part *part)
+{
+	struct gpu_member members[GPU_RANKS_MAX];
+	uint32_t first, n = members_of(part, 0, members, &first);
+
+	gpu_task_begin(job_of(part)->device->worker, &part->device_task);
+	collective(part, GPU_ALL_REDUCE, 0, members, n);
+	end_up(part);
+}
+
+static void too_large(struct pipeline_part *part, uint64_t len)
+{
+	char text[160];
+
+	(void)snprintf(text, sizeof(text),
+		       "its parts need %" PRIu64 " bytes of staging each, and there are %" PRIu64
+		       ": raise gpu_staging, or ask for smaller parts",
+		       len, gpu_staging_len(job_of(part)->device->worker));
+	pipeline_part_fail(part, -EMSGSIZE, text);
+}
+
+void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
+			  void (*then)(struct pipeline_part *part))
+{
+	uint64_t n_inputs = 0, n, len;
+	bool outputs = false;
+	int r = GPU_E_WAIT;
+
+	if (part->round->on_device && part->extent.len && !part->lease.data) {
+		for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
+			n_inputs += inputs && input_on_device(part, i) && is_source(part, i);
+			outputs |= goes_up(part, i);
+		}
+	}
+	if (n_inputs && part->round->grouped && job_of(part)->device->n_groups == 1 &&
+	    !job_of(part)->distributed) {
+		all_reduce(part);
+		return;
+	}
+	if (n_inputs && part->round->grouped)
+		n_inputs = job_of(part)->device->n_groups;
+	n = n_inputs ? n_inputs : outputs;
+	if (!n) {
+		then(part);
+		return;
+	}
+	/* Sums are aligned as elements are, and a part's length is whole elements. */
+	len = n * part->extent.len;
+	part->device_then = then;
+	part->device_inputs = n_inputs;
+	part->lease.granted = on_granted;
+	if (is_long)
+		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, true);
+	if (r == GPU_E_WAIT)
+		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, false);
+	if (r < 0)
+		too_large(part, len);
+	else if (!r)
+		copy_down(part);
+}
+
+void pipeline_device_give(struct pipeline_part *part)
+{
+	if (!part->round->on_device)
+		return;
+	gpu_lease_give(&part->lease);
+	part->result = NULL;
+	memset(part->staged, 0, job_of(part)->layout.n_local * sizeof(part->staged[0]));
+}
+
+/* -- Up ----------------------------------------------------------------------------------------------------------- */
+
 void pipeline_device_up(struct pipeline_part *part)
 {
 	struct pipeline_device *device = job_of(part)->device;
@@ -444,7 +653,9 @@ void pipeline_device_up(struct pipeline_part *part)
 		return;
 	}
 	gpu_task_begin(device->worker, &part->device_task);
-	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
+	for (unsigned i = 0; part->round->grouped && i < device->n_groups; i++)
+		group_up(part, i);
+	for (uint32_t i = 0; !part->round->grouped && i < job_of(part)->layout.n_local; i++) {
 		const struct pipeline_rank *rank = &part->round->ranks[i];
 		const struct buffer *buffer = rank->output_device;
 
@@ -455,9 +666,5 @@ void pipeline_device_up(struct pipeline_part *part)
 				    part->extent.output_at,
 			    part->result, part->extent.len);
 	}
-	part->round->n_up++;
-	if (is_last(part))
-		tell(part);
-	part->device_task.done = on_up;
-	gpu_task_end(device->worker);
+	end_up(part);
 }

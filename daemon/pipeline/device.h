@@ -14,7 +14,11 @@ struct pipeline_device {
 	struct pipeline_job *job;
 	struct gpu_worker *worker;
 	struct gpu_session **sessions; /* by local number; NULL: not handed over yet */
-	struct list waiting;	       /* rounds that wait for memory or streams */
+	struct list waiting;	       /* rounds that wait for memory, streams or the plan */
+	/* Which devices reduce among themselves: asked when all ranks here have first given memory of different ones. */
+	bool planned;
+	uint8_t (*devices)[DEVICE_UUID_LEN]; /* by local number: what was asked about */
+	unsigned n_groups;
 };
 
 enum { DEVICE_E_NONE, DEVICE_E_WAIT };
@@ -44,6 +48,8 @@ void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
 void pipeline_device_up(struct pipeline_part *part);
 /* Gives the staging back. Harmless without. */
 void pipeline_device_give(struct pipeline_part *part);
+/* Whether a local rank's input counts, or is in that of its group. */
+bool pipeline_device_contributes(const struct pipeline_part *part, uint32_t local);
 /* Whether a local rank has its output on a device. */
 bool pipeline_device_has_output(const struct pipeline_part *part, uint32_t local);
 

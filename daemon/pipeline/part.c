@@ -275,7 +275,8 @@ static void set_inputs(struct pipeline_part *part)
 		return;
 	}
 	for (uint32_t i = 0; i < layout->n_local; i++)
-		add_input(part, i);
+		if (pipeline_device_contributes(part, i))
+			add_input(part, i);
 }
 
 /* Outputs: of the local ranks that the part is for. */

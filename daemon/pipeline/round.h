@@ -52,6 +52,7 @@ struct pipeline_round {
 	bool cut; /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
 	bool on_device;		    /* some of its memory is: device.c */
+	bool grouped;		    /* and devices reduce among themselves */
 	unsigned n_up;		    /* parts whose result is being copied to devices */
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */

@@ -6,6 +6,7 @@
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
+#include <time.h>
 
 #define RANKS_MAX 4
 
@@ -22,6 +23,8 @@ struct options {
 	enum gpu_reduce gpu_reduce;
 	uint32_t part_bytes;
 	uint64_t request_timeout_ms;
+	const char *topology; /* of the double's devices; NULL: NVLink between all */
+	const char *log_has, *log_lacks;
 };
 
 static void join_all(struct world *world, const char *name, const struct options *options)
@@ -50,7 +53,14 @@ static void world_open(struct world *world, const struct options *options)
 {
 	*world =
 		(struct world){ .daemon = { .name = "a", .args = options->args }, .n = options->n };
+	/* Its worker inherits it, we do not. */
+	if (options->topology)
+		ASSERT_OK(setenv("FAKECUDA_TOPOLOGY", options->topology, 1));
+	if (options->log_has || options->log_lacks)
+		ASSERT_OK(setenv("FAKECUDA_TRACE", "1", 1));
 	test_daemon_start(&world->daemon);
+	ASSERT_OK(unsetenv("FAKECUDA_TOPOLOGY"));
+	ASSERT_OK(unsetenv("FAKECUDA_TRACE"));
 	for (uint32_t i = 0; i < world->n; i++) {
 		trainer_open(&world->trainers[i], world->daemon.socket,
 			     options->one_device ? 0 : (int)i);
@@ -167,6 +177,17 @@ static void free_memories(struct world *world, struct memory *memories)
 	}
 }
 
+/* What the driver was asked for, by its trace. */
+static void expect_log(const struct world *world, const struct options *options)
+{
+	_cleanup_(freep) char *log = test_daemon_log(&world->daemon);
+
+	if (options->log_has)
+		ASSERT_CONTAINS(log, options->log_has);
+	if (options->log_lacks && strstr(log, options->log_lacks))
+		test_fail(__FILE__, __LINE__, "the driver was asked for %s", options->log_lacks);
+}
+
 static void sums(const struct options *options, enum memory_kind input_kind,
 		 enum memory_kind output_kind)
 {
@@ -187,6 +208,7 @@ static void sums(const struct options *options, enum memory_kind input_kind,
 	free_memories(&world, inputs);
 	free_memories(&world, outputs);
 	world_leave(&world);
+	expect_log(&world, options);
 	world_close(&world);
 }
 
@@ -204,6 +226,106 @@ TEST(ranks_on_four_devices)
 TEST(ranks_on_one_device)
 {
 	sums(&(struct options){ .n = 3, .one_device = true }, MEMORY_CUDA_FD, MEMORY_CUDA_IPC);
+}
+
+TEST(the_plan_for_the_host_uses_no_nccl)
+{
+	sums(&(struct options){ .n = 4, .gpu_reduce = GPU_REDUCE_HOST, .log_lacks = "ncclComm" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_IPC);
+}
+
+TEST(nvlink_reduces_on_the_devices_alone)
+{
+	sums(&(struct options){ .n = 4, .log_has = "ncclAllReduce", .log_lacks = "cuMemcpy" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
+	sums(&(struct options){ .n = 3,
+				.gpu_reduce = GPU_REDUCE_NCCL,
+				.topology = "system",
+				.log_has = "ncclAllReduce" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
+}
+
+TEST(devices_behind_switches_are_groups)
+{
+	sums(&(struct options){ .n = 4, .topology = "switch:2", .log_has = "ncclReduceScatter" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
+	sums(&(struct options){ .n = 3,
+				.topology = "switch:2",
+				.log_has = "ncclAllGather",
+				.gpu_reduce = GPU_REDUCE_SWITCH },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
+}
+
+TEST(devices_that_have_nothing_in_common_are_reduced_by_the_host)
+{
+	sums(&(struct options){ .n = 4, .topology = "system", .log_lacks = "ncclCommInit" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
+}
+
+TEST(groups_through_a_server)
+{
+	static const char *const args[] = { "--set", "gpu_staging=1M", NULL };
+
+	sums(&(struct options){ .n = 4, .force_distributed = true, .log_has = "ncclReduceScatter" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
+	sums(&(struct options){ .n = 4,
+				.force_distributed = true,
+				.topology = "switch:2",
+				.args = args,
+				.log_has = "ncclBroadcast" },
+	     MEMORY_CUDA_FD, MEMORY_CUDA_IPC);
+}
+
+/* Averages of float32, whose sums are exact: as on the host, but for the division. */
+TEST(averages)
+{
+	enum { N = 4, LEN = 70001 };
+	static float data[N][LEN], got[LEN];
+	struct memory memories[RANKS_MAX];
+	uint32_t slots[N];
+
+	for (int way = 0; way < 4; way++) {
+		struct world world;
+
+		world_open(&world, &(struct options){
+					   .n = N,
+					   .force_distributed = way & 1,
+					   .topology = way & 2 ? "switch:2" : NULL,
+				   });
+		new_memories(&world, memories, MEMORY_CUDA_IPC, sizeof(got));
+		declare_all(&world, 1, "t", DTYPE_FLOAT32, LEN);
+		for (uint32_t i = 0; i < N; i++) {
+			for (uint32_t k = 0; k < LEN; k++)
+				data[i][k] = (float)((k * 7 + i * 13) % 1024);
+			memory_write(&world.trainers[i], &memories[i], 0, data[i], sizeof(got));
+			slots[i] = trainer_submit(&world.trainers[i],
+						  &(struct submit){
+							  .tensor = 1,
+							  .round = 1,
+							  .operation = OPERATION_PUSH_PULL,
+							  .reduction = REDUCTION_AVERAGE,
+							  .input = &memories[i],
+							  .output = &memories[i],
+							  .input_count = LEN,
+							  .output_count = LEN,
+						  });
+		}
+		for (uint32_t i = 0; i < N; i++) {
+			ASSERT_OK(trainer_wait(&world.trainers[i], slots[i], NULL));
+			memory_read(&world.trainers[i], &memories[i], 0, got, sizeof(got));
+			for (uint32_t k = 0; k < LEN; k++) {
+				float sum = data[0][k] + data[1][k] + data[2][k] + data[3][k];
+
+				/* A fourth of it is exact as well. */
+				if (got[k] != sum / N)
+					test_fail(__FILE__, __LINE__, "rank %u: element %u is %g",
+						  i, k, (double)got[k]);
+			}
+		}
+		free_memories(&world, memories);
+		world_leave(&world);
+		world_close(&world);
+	}
 }
 
 TEST(through_a_server)
@@ -724,6 +846,10 @@ TEST_TIMEOUT(calls_that_fail, 240)
 		{ "@copy:3:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
 		{ "@write:1:719", "CUDA_ERROR_LAUNCH_FAILED" },
 		{ "@copy:2:kill", "killed by signal 9" },
+		{ "ncclCommInitAll:1:2", "ncclCommInitAll" },
+		{ "ncclGroupStart:2:3", "ncclGroupStart" },
+		{ "ncclAllReduce:1:3", "ncclAllReduce" },
+		{ "ncclGroupEnd:1:1", "ncclGroupEnd" },
 	};
 	struct memory memories[RANKS_MAX];
 	struct world world;
@@ -732,7 +858,11 @@ TEST_TIMEOUT(calls_that_fail, 240)
 		bool at_share = i < 6;
 		char text[ERROR_TEXT_MAX + 1];
 
-		world_open_with(&world, &(struct options){ .n = 2, .gpu_reduce = GPU_REDUCE_HOST },
+		world_open_with(&world,
+				&(struct options){ .n = 2,
+						   .gpu_reduce = strncmp(cases[i].fault, "nccl", 4)
+									 ? GPU_REDUCE_HOST
+									 : GPU_REDUCE_AUTO },
 				"FAKECUDA_FAIL", cases[i].fault);
 		if (at_share) {
 			for (uint32_t k = 0; k < 2; k++)
@@ -789,11 +919,30 @@ TEST(a_call_that_hangs_ends_with_its_worker)
 	struct memory memories[RANKS_MAX];
 	struct world world;
 
-	world_open_with(&world, &(struct options){ .n = 2, .args = args }, "FAKECUDA_FAIL",
-			"@copy:2:hang");
+	world_open_with(&world,
+			&(struct options){ .n = 2, .args = args, .gpu_reduce = GPU_REDUCE_HOST },
+			"FAKECUDA_FAIL", "@copy:2:hang");
 	new_tensor(&world, memories);
 	expect_failed(&world, memories, "nothing came of its work");
 	free_memories(&world, memories);
+	world_close(&world);
+}
+
+TEST(pauses_are_not_taken_for_a_call_that_hangs)
+{
+	static const char *const args[] = { "--set", "gpu_timeout=3s", NULL };
+	struct timespec pause = { .tv_sec = 2 };
+	struct memory memories[RANKS_MAX];
+	struct world world;
+
+	world_open(&world, &(struct options){ .n = 2, .args = args });
+	new_tensor(&world, memories);
+	for (uint64_t round = 1; round <= 3; round++) {
+		push_pull(&world, memories, memories, 1, round, 1000 * 100);
+		(void)nanosleep(&pause, NULL);
+	}
+	free_memories(&world, memories);
+	world_leave(&world);
 	world_close(&world);
 }
 

@@ -1,0 +1,321 @@
+#include "base/failpoint.h"
+#include "gpu/nccl_abi.h"
+#include "gpu/nvml_abi.h"
+#include "gpu/worker.h"
+#include <stdio.h>
+#include <time.h>
+
+/* A collective that cannot go on stays in its stream; that it is so is found out by looking, while any is under way. */
+#define LOOK_NS 50000000
+
+/*
+ * Groups of devices that reduce by NCCL. A plan says which device of the job is in which group: all in one, those behind
+ * one PCIe switch, or each alone. A group has two communicators, one for each stream, so that what comes up never waits
+ * behind what goes down.
+ */
+
+struct member {
+	struct memory input, output;
+	uint64_t input_offset, output_offset;
+};
+
+struct group {
+	int n;
+	struct device *devices[GPU_DEVICES_MAX];
+	ncclComm_t comms[GPU_STREAMS][GPU_DEVICES_MAX];
+};
+
+static struct {
+	/* Set-up's. */
+	struct device *devices[GPU_DEVICES_MAX]; /* of the plan that is being made */
+	unsigned n;
+	/* Written by set-up before the daemon is told, which names them afterwards. */
+	const struct nccl *nccl;
+	struct group groups[GPU_DEVICES_MAX];
+	unsigned n_groups;
+	pthread_t look;
+	/* Main's: members of the collective to come. */
+	struct member members[GPU_DEVICES_MAX];
+	unsigned n_members;
+} plan;
+
+/* -- Topology ----------------------------------------------------------------------------------------------------- */
+
+static nvmlDevice_t nvml_device(const struct nvml *nvml, const struct device *device)
+{
+	const uint8_t *u = (const uint8_t *)device->uuid.bytes;
+	nvmlDevice_t found;
+	char text[48];
+
+	(void)snprintf(text, sizeof(text),
+		       "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
+		       u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11],
+		       u[12], u[13], u[14], u[15]);
+	return nvml->nvmlDeviceGetHandleByUUID(text, &found) == NVML_SUCCESS ? found : NULL;
+}
+
+static bool is_linked(const struct nvml *nvml, nvmlDevice_t a, nvmlDevice_t b)
+{
+	nvmlGpuP2PStatus_t status;
+
+	return nvml->nvmlDeviceGetP2PStatus(a, b, NVML_P2P_CAPS_INDEX_NVLINK, &status) ==
+		       NVML_SUCCESS &&
+	       status == NVML_P2P_STATUS_OK;
+}
+
+static bool is_behind_one_switch(const struct nvml *nvml, nvmlDevice_t a, nvmlDevice_t b)
+{
+	nvmlGpuTopologyLevel_t level;
+
+	return nvml->nvmlDeviceGetTopologyCommonAncestor(a, b, &level) == NVML_SUCCESS &&
+	       level <= NVML_TOPOLOGY_MULTIPLE;
+}
+
+/* Whether two devices are to be in one group. Of what cannot be told, they are not. */
+static bool belong_together(const struct nvml *nvml, unsigned mode, unsigned a, unsigned b)
+{
+	nvmlDevice_t first, second;
+
+	if (mode == GPU_REDUCE_NCCL)
+		return true;
+	if (!nvml)
+		return false;
+	first = nvml_device(nvml, plan.devices[a]);
+	second = nvml_device(nvml, plan.devices[b]);
+	if (!first || !second)
+		return false;
+	return (mode == GPU_REDUCE_AUTO && is_linked(nvml, first, second)) ||
+	       is_behind_one_switch(nvml, first, second);
+}
+
+/* Numbers groups by their first device. */
+static void divide(unsigned mode, uint8_t group_of[GPU_DEVICES_MAX])
+{
+	const struct nvml *nvml = NULL;
+
+	if (mode != GPU_REDUCE_NCCL)
+		(void)nvml_load(&nvml, NULL);
+	plan.n_groups = 0;
+	for (unsigned i = 0; i < plan.n; i++) {
+		unsigned other = 0;
+
+		while (other < i && !belong_together(nvml, mode, other, i))
+			other++;
+		group_of[i] = (uint8_t)(other < i ? group_of[other] : plan.n_groups++);
+	}
+}
+
+/* -- Communicators ------------------------------------------------------------------------------------------------ */
+
+static void check_nccl(ncclResult_t result, const char *call)
+{
+	if (unlikely(result != ncclSuccess))
+		worker_fatal(-EIO, "%s: %s: %s", call, plan.nccl->ncclGetErrorString(result),
+			     plan.nccl->ncclGetLastError(NULL));
+}
+
+static void open_group(struct group *group)
+{
+	int numbers[GPU_DEVICES_MAX];
+
+	for (int i = 0; i < group->n; i++)
+		numbers[i] = group->devices[i]->number;
+	for (unsigned i = 0; i < GPU_STREAMS && group->n > 1; i++)
+		check_nccl(plan.nccl->ncclCommInitAll(group->comms[i], group->n, numbers),
+			   "ncclCommInitAll");
+}
+
+static void look_at_group(const struct group *group)
+{
+	for (unsigned i = 0; i < GPU_STREAMS && group->n > 1; i++) {
+		for (int k = 0; k < group->n; k++) {
+			ncclResult_t error = ncclSuccess;
+
+			check_nccl(plan.nccl->ncclCommGetAsyncError(group->comms[i][k], &error),
+				   "ncclCommGetAsyncError");
+			if (error != ncclSuccess && error != ncclInProgress)
+				worker_fatal(-EIO, "NCCL on device %d (%s): %s: %s",
+					     group->devices[k]->number, group->devices[k]->name,
+					     plan.nccl->ncclGetErrorString(error),
+					     plan.nccl->ncclGetLastError(group->comms[i][k]));
+		}
+	}
+}
+
+static void *look_thread(void *unused)
+{
+	struct timespec pause = { .tv_nsec = LOOK_NS };
+
+	(void)unused;
+	for (;;) {
+		(void)pthread_mutex_lock(&worker.marks_lock);
+		while (!worker.n_marks)
+			(void)pthread_cond_wait(&worker.marks_more, &worker.marks_lock);
+		(void)pthread_mutex_unlock(&worker.marks_lock);
+		(void)nanosleep(&pause, NULL);
+		for (unsigned i = 0; i < plan.n_groups; i++)
+			look_at_group(&plan.groups[i]);
+	}
+	return NULL;
+}
+
+void worker_plan_device(const struct gpu_command *command)
+{
+	struct device *device = worker_device(command->device);
+
+	if (!device || !device->context || plan.n == GPU_DEVICES_MAX)
+		worker_fatal(-EPROTO, "the daemon plans with a device that it does not use");
+	plan.devices[plan.n++] = device;
+}
+
+/* The answer's text has a character for each device: '0' + its group. */
+void worker_plan(const struct gpu_command *command)
+{
+	struct gpu_event event = { .kind = GPU_EVENT_PLANNED };
+	uint8_t group_of[GPU_DEVICES_MAX] = { 0 };
+
+	if (nccl_load(&plan.nccl, NULL)) {
+		for (unsigned i = 0; i < plan.n; i++)
+			group_of[i] = (uint8_t)i;
+		plan.n_groups = 0;
+	} else {
+		divide(command->kind, group_of);
+	}
+	for (unsigned i = 0; i < plan.n; i++) {
+		struct group *group = &plan.groups[group_of[i]];
+
+		group->devices[group->n++] = plan.devices[i];
+		event.text[i] = (char)('0' + group_of[i]);
+	}
+	for (unsigned i = 0; i < plan.n_groups; i++)
+		open_group(&plan.groups[i]);
+	if (plan.n_groups && pthread_create(&plan.look, NULL, look_thread, NULL))
+		worker_fatal(-EAGAIN, "no thread can be started");
+	FAILPOINT("gpu-planned");
+	worker_say(&event);
+}
+
+/* -- Collectives -------------------------------------------------------------------------------------------------- */
+
+static ncclDataType_t type_of(unsigned dtype)
+{
+	switch (dtype) {
+	case DTYPE_FLOAT64:
+		return ncclFloat64;
+	case DTYPE_FLOAT32:
+		return ncclFloat32;
+	case DTYPE_FLOAT16:
+		return ncclFloat16;
+	case DTYPE_BFLOAT16:
+		return ncclBfloat16;
+	case DTYPE_INT64:
+		return ncclInt64;
+	case DTYPE_INT32:
+		return ncclInt32;
+	case DTYPE_INT8:
+		return ncclInt8;
+	case DTYPE_UINT8:
+		return ncclUint8;
+	default:
+		worker_fatal(-EPROTO, "the daemon asks NCCL for type %u", dtype);
+	}
+}
+
+void worker_member(const struct memory *input, const struct memory *output,
+		   const struct gpu_command *command)
+{
+	if (plan.n_members == GPU_DEVICES_MAX)
+		worker_fatal(-EPROTO, "the daemon names too many members");
+	plan.members[plan.n_members++] = (struct member){
+		.input = *input,
+		.output = *output,
+		.input_offset = command->offset,
+		.output_offset = command->staging,
+	};
+}
+
+struct collective {
+	const struct group *group;
+	enum gpu_stream stream;
+	ncclDataType_t type;
+	ncclRedOp_t op;
+	size_t size; /* of an element */
+	uint64_t n,
+		n_each; /* elements in all; of each member's slice, but for what does not divide */
+};
+
+/* One member's calls. What does not divide is the last one's. */
+static void call(const struct collective *c, enum gpu_collective what, int i)
+{
+	const struct nccl *nccl = plan.nccl;
+	const struct member *member = &plan.members[i];
+	ncclComm_t comm = c->group->comms[c->stream][i];
+	CUstream stream = c->group->devices[i]->waiters[c->stream].stream;
+	const char *from = (const char *)(uintptr_t)(member->input.base + member->input_offset);
+	char *to = (char *)(uintptr_t)(member->output.base + member->output_offset);
+	uint64_t slice = c->n_each * c->size, done = slice * (uint64_t)c->group->n;
+	uint64_t n_rest = c->n - c->n_each * (uint64_t)c->group->n;
+	int last = c->group->n - 1;
+
+	switch (what) {
+	case GPU_REDUCE_SCATTER:
+		if (c->n_each)
+			check_nccl(nccl->ncclReduceScatter(from, to + slice * (uint64_t)i,
+							   c->n_each, c->type, c->op, comm, stream),
+				   "ncclReduceScatter");
+		if (n_rest)
+			check_nccl(nccl->ncclReduce(from + done, to + done, n_rest, c->type, c->op,
+						    last, comm, stream),
+				   "ncclReduce");
+		break;
+	case GPU_ALL_GATHER:
+		if (c->n_each)
+			check_nccl(nccl->ncclAllGather(to + slice * (uint64_t)i, to, c->n_each,
+						       c->type, comm, stream),
+				   "ncclAllGather");
+		if (n_rest)
+			check_nccl(nccl->ncclBroadcast(to + done, to + done, n_rest, c->type, last,
+						       comm, stream),
+				   "ncclBroadcast");
+		break;
+	case GPU_ALL_REDUCE:
+		check_nccl(nccl->ncclAllReduce(from, to, c->n, c->type, c->op, comm, stream),
+			   "ncclAllReduce");
+		break;
+	}
+}
+
+void worker_collective(const struct gpu_command *command)
+{
+	unsigned dtype = command->ticket & 0xff, reduction = command->ticket >> 8;
+	struct collective c = { .stream = command->stream, .n = command->len };
+	uint64_t bytes;
+
+	if (command->slot >= plan.n_groups || command->stream >= GPU_STREAMS || !dtype_size(dtype))
+		worker_fatal(-EPROTO, "the daemon names a group that there is not");
+	c.group = &plan.groups[command->slot];
+	c.type = type_of(dtype);
+	c.op = reduction == REDUCTION_AVERAGE ? ncclAvg : ncclSum;
+	c.size = dtype_size(dtype);
+	c.n_each = c.n / (uint64_t)c.group->n;
+	if (plan.n_members != (unsigned)c.group->n || c.group->n < 2 ||
+	    MUL_OVERFLOW(c.n, (uint64_t)c.size, &bytes))
+		worker_fatal(-EPROTO, "the daemon names %u members of %d", plan.n_members,
+			     c.group->n);
+	for (unsigned i = 0; i < plan.n_members; i++) {
+		const struct member *m = &plan.members[i];
+
+		if (bytes > m->input.len || m->input_offset > m->input.len - bytes ||
+		    bytes > m->output.len || m->output_offset > m->output.len - bytes ||
+		    m->output.device != c.group->devices[i])
+			worker_fatal(-EPROTO, "the daemon names bytes that a member does not have");
+	}
+	FAILPOINT("gpu-collective");
+	check_nccl(plan.nccl->ncclGroupStart(), "ncclGroupStart");
+	for (int i = 0; i < c.group->n; i++)
+		call(&c, (enum gpu_collective)command->kind, i);
+	check_nccl(plan.nccl->ncclGroupEnd(), "ncclGroupEnd");
+	plan.n_members = 0;
+	/* NCCL may have made another context this thread's. */
+	worker_enter(NULL);
+}
