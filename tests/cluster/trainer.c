@@ -19,8 +19,14 @@
  *	large REQUEST TENSOR			push_pull in place of library memory filled with a pattern of bytes
  *	verify REQUEST FACTOR			whether each byte of the result is the pattern's, times FACTOR
  *	alloc BYTES				and free it again
+ *	device ORDINAL				memory of `submit ... device=KIND` (enum device_kind) is there from now on, and
+ *						results are read in the order of its stream
+ *	stream REQUEST				bps_request_wait_stream(), by that stream
+ *	notice					what the client has to tell, or -
+ *	release					bps_cuda_release() of all
  */
 #include "bps.h"
+#include "device.h"
 #include <errno.h>
 #include <poll.h>
 #include <stdio.h>
@@ -34,7 +40,8 @@
 
 struct operation {
 	struct bps_request *request;
-	struct bps_memory *in_memory, *out_memory; /* NULL: malloc */
+	struct bps_memory *in_memory, *out_memory; /* NULL: malloc, or of the device */
+	struct device_memory in_device, out_device;
 	void *input, *output;
 	int in_place; /* output lies in input */
 	size_t output_len;
@@ -138,6 +145,7 @@ static void do_join(char **words)
 		.min_servers = (uint32_t)number_of(words, "min_servers", 0),
 		.part_bytes = (uint32_t)number_of(words, "part_bytes", 0),
 		.force_distributed = (int)number_of(words, "force_distributed", 0),
+		.gpu_reduce = (int)number_of(words, "gpu_reduce", 0),
 	};
 
 	answer(bps_client_join(client, &params), "");
@@ -191,17 +199,29 @@ static void *memory(size_t len, int shared, struct bps_memory **ret_memory)
 	return data;
 }
 
+/* The same, or of kind on the device. */
+static void *memory_of(size_t len, int shared, int kind, struct bps_memory **ret_memory,
+		       struct device_memory *ret_device)
+{
+	if (!kind)
+		return memory(len, shared, ret_memory);
+	*ret_device = device_alloc((enum device_kind)kind, len);
+	return ret_device->data;
+}
+
 static void operation_free(struct operation *op)
 {
 	bps_request_free(op->request);
 	bps_memory_free(op->in_memory);
 	if (!op->in_place) {
 		bps_memory_free(op->out_memory);
-		if (!op->out_memory)
+		if (!op->out_memory && !op->out_device.kind)
 			free(op->output);
 	}
-	if (!op->in_memory)
+	if (!op->in_memory && !op->in_device.kind)
 		free(op->input);
+	device_free(&op->in_device);
+	device_free(&op->out_device);
 	bps_memory_free(op->in_rows_memory);
 	bps_memory_free(op->out_rows_memory);
 	if (!op->in_rows_memory)
@@ -238,21 +258,27 @@ static void do_submit(char **words)
 	unsigned tensor = id_of(words, 2);
 	uint64_t counts[MAX_COUNTS], receive[MAX_COUNTS];
 	size_t size = bps_dtype_size(dtypes[tensor]), len = 0;
-	int shared = (int)number_of(words, "shared", 0);
+	int shared = (int)number_of(words, "shared", 0), kind = (int)number_of(words, "device", 0);
 	char *path = value_of(words, "in");
 	void *data = path ? read_file(path, &len) : NULL;
 	struct bps_submit_params params = { .size = sizeof(params) };
 
 	op->output_len = (size_t)number_of(words, "out", 0) * size;
-	op->input = memory(number_of(words, "inplace", 0) && op->output_len > len ? op->output_len
-										  : len,
-			   shared, &op->in_memory);
-	if (data)
+	op->in_place = (int)number_of(words, "inplace", 0);
+	op->input = memory_of(op->in_place && op->output_len > len ? op->output_len : len, shared,
+			      kind, &op->in_memory, &op->in_device);
+	if (data && kind)
+		device_write(op->input, data, len);
+	else if (data)
 		memcpy(op->input, data, len);
 	free(data);
-	op->in_place = (int)number_of(words, "inplace", 0);
 	op->output = op->in_place ? (char *)op->input + number_of(words, "at", 0)
-				  : memory(op->output_len, shared, &op->out_memory);
+				  : memory_of(op->output_len, shared, kind, &op->out_memory,
+					      &op->out_device);
+	if (kind) {
+		params.memory = BPS_MEMORY_CUDA;
+		params.stream = device_stream();
+	}
 	params.operation = (int)number_of(words, "op", BPS_PUSH_PULL);
 	params.reduction = (int)number_of(words, "red", 0);
 	params.input = path ? op->input : NULL;
@@ -282,12 +308,17 @@ static void do_result(char **words)
 {
 	struct operation *op = &operations[id_of(words, 1)];
 	FILE *file = fopen(words[2], "wb");
+	void *copy = NULL, *output = op->output;
 
-	if (!file || fwrite(op->output, 1, op->output_len, file) != op->output_len ||
-	    fclose(file)) {
+	if (op->in_device.kind) {
+		output = copy = malloc(op->output_len + 1);
+		device_read(copy, op->output, op->output_len);
+	}
+	if (!file || fwrite(output, 1, op->output_len, file) != op->output_len || fclose(file)) {
 		perror(words[2]);
 		exit(2);
 	}
+	free(copy);
 	answer(0, "");
 }
 
@@ -412,6 +443,19 @@ static void run(char **words)
 		do_verify(words);
 	else if (!strcmp(verb, "alloc"))
 		do_alloc(words);
+	else if (!strcmp(verb, "device")) {
+		device_open(atoi(words[1]));
+		answer(0, "");
+	} else if (!strcmp(verb, "stream"))
+		answer(bps_request_wait_stream(operations[id_of(words, 1)].request, device_stream(),
+					       -1),
+		       "");
+	else if (!strcmp(verb, "notice")) {
+		const char *notice = bps_client_notice(client);
+
+		answer(0, notice ? notice : "-");
+	} else if (!strcmp(verb, "release"))
+		answer(bps_cuda_release(client, NULL, 0), "");
 	else {
 		fprintf(stderr, "trainer: %s: no such command\n", verb);
 		exit(2);

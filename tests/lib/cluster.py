@@ -141,8 +141,8 @@ class Daemon(Process):
 class Trainer(Process):
     """One rank (tests/cluster/trainer.c). call() sends and waits; send() and answer() apart let ranks overlap."""
 
-    def __init__(self, name, folder, netns=None):
-        super().__init__(name, [os.path.join(BUILD, 'tests', 'cluster', 'trainer')], folder, netns,
+    def __init__(self, name, folder, netns=None, env=None):
+        super().__init__(name, [os.path.join(BUILD, 'tests', 'cluster', 'trainer')], folder, netns, env,
                          stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         self.folder, self.n, self.buffer = folder, 0, b''
 
@@ -297,22 +297,22 @@ class Cluster:
                 os.unlink(path)
         self.daemons[i] = self.start(i, wait, options)
 
-    def trainer(self, node=0, name=None, open=True):
+    def trainer(self, node=0, name=None, open=True, env=None):
         name = name or f't{len(self.trainers)}'
-        trainer = Trainer(name, self.folder, f'{self.netns}{node}' if self.netns else None)
+        trainer = Trainer(name, self.folder, f'{self.netns}{node}' if self.netns else None, env)
         self.trainers.append(trainer)
         trainer.node = node
         if open:
             trainer.call('open', self.daemons[node].socket, DEADLINE * 1000)
         return trainer
 
-    def job(self, layout, join=True, **keys):
+    def job(self, layout, join=True, env=None, **keys):
         """A job with layout[k] ranks on node k, all joined. Returns its trainers in rank order."""
         self.jobs += 1
         ranks, size = [], sum(layout)
         for node, local_size in enumerate(layout):
             for local_rank in range(local_size):
-                trainer = self.trainer(node)
+                trainer = self.trainer(node, env=env)
                 trainer.keys = {'job': f'job{self.jobs}', 'rank': len(ranks), 'world_size': size, 'node': node,
                                 'local_rank': local_rank, 'local_size': local_size, 'n_nodes': len(layout),
                                 'timeout_ms': DEADLINE * 1000, **keys}
