@@ -2,6 +2,7 @@
 
 #include "base/error.h"
 #include <pthread.h>
+#include <sys/mman.h>
 
 #if defined(__has_feature)
 #if __has_feature(address_sanitizer)
@@ -29,13 +30,36 @@
 /* The block and its data are one allocation, the data from the first cache line boundary after the block. */
 #define BLOCK_HEAD_LEN ((sizeof(struct block) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE)
 
-struct block_class {
-	pthread_mutex_t lock; /* guards free */
+#define SLAB_SMALL     ((size_t)1 << 20) /* for blocks up to SLAB_SMALL_MAX */
+#define SLAB_LARGE     ((size_t)4 << 20) /* for larger ones, at least */
+#define SLAB_SMALL_MAX ((size_t)32 << 10)
+#define HUGE_PAGE      ((size_t)2 << 20)
+
+/*
+ * A piece of memory that is cut into blocks of one class. What is cached within the limit is in the class's list, as
+ * other blocks are; what is free beyond it is in its slab's, and a slab of which all is there goes back to the system.
+ */
+struct block_slab {
+	struct list link;	/* of all slabs; slab_lock */
+	struct list class_link; /* of those with free blocks; the class's lock */
 	struct block *free;
+	size_t n_free, n;
+	void *data;
+	size_t len;
+	struct block blocks[];
+};
+
+struct block_class {
+	pthread_mutex_t lock; /* guards what is below */
+	struct block *free;
+	struct list slabs; /* that have free blocks */
 } _cache_aligned_;
 
 struct block_cache {
 	struct block_class classes[BLOCK_CLASSES];
+	pthread_mutex_t slab_lock; /* guards slabs and watchers; taken alone */
+	struct list slabs, watchers;
+	atomic_bool is_watched;
 	size_t limit;
 	_Atomic uint64_t used;	 /* sum of len of the blocks alive */
 	_Atomic uint64_t cached; /* sum of the class sizes of the blocks in free lists */
@@ -50,8 +74,13 @@ int block_cache_new(size_t limit, struct block_cache **ret_cache)
 
 	memset(cache, 0, sizeof(*cache));
 	cache->limit = limit;
-	for (size_t i = 0; i < BLOCK_CLASSES; i++)
+	(void)pthread_mutex_init(&cache->slab_lock, NULL);
+	list_init(&cache->slabs);
+	list_init(&cache->watchers);
+	for (size_t i = 0; i < BLOCK_CLASSES; i++) {
 		(void)pthread_mutex_init(&cache->classes[i].lock, NULL);
+		list_init(&cache->classes[i].slabs);
+	}
 	*ret_cache = cache;
 	return 0;
 }
@@ -61,8 +90,160 @@ static size_t block_class_size(uint32_t class_index)
 	return (size_t)1 << (class_index + BLOCK_MIN_SHIFT);
 }
 
+/* Slabs */
+
+static void *slab_map(size_t len)
+{
+	size_t slack = len >= HUGE_PAGE ? HUGE_PAGE : 0, before;
+	char *data;
+
+	data = mmap(NULL, len + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	if (data == MAP_FAILED)
+		return NULL;
+	if (!slack)
+		return data;
+	before = (size_t)(align_up((uintptr_t)data, HUGE_PAGE) - (uintptr_t)data);
+	if (before)
+		(void)munmap(data, before);
+	if (slack - before)
+		(void)munmap(data + before + len, slack - before);
+	(void)madvise(data + before, len, MADV_HUGEPAGE);
+	return data + before;
+}
+
+/* All of its blocks are free and in its own list. Watchers know it. */
+static struct block_slab *slab_new(struct block_cache *cache, uint32_t class_index)
+{
+	size_t size = block_class_size(class_index);
+	size_t len = MAX(size <= SLAB_SMALL_MAX ? SLAB_SMALL : SLAB_LARGE, size), n = len / size;
+	struct block_slab *slab = calloc(1, sizeof(*slab) + n * sizeof(struct block));
+	struct block_watcher *watcher;
+
+	if (!slab)
+		return NULL;
+	slab->data = slab_map(len);
+	if (!slab->data) {
+		free(slab);
+		return NULL;
+	}
+	slab->len = len;
+	slab->n = slab->n_free = n;
+	list_init(&slab->class_link);
+	for (size_t i = n; i-- > 0;) {
+		slab->blocks[i] = (struct block){
+			.class_index = class_index,
+			.data = (char *)slab->data + i * size,
+			.cache = cache,
+			.next = slab->free,
+			.slab = slab,
+		};
+		slab->free = &slab->blocks[i];
+	}
+	block_poison(slab->data, len);
+	(void)pthread_mutex_lock(&cache->slab_lock);
+	list_push_back(&cache->slabs, &slab->link);
+	list_for_each (watcher, &cache->watchers, link)
+		watcher->slab_added(watcher, slab->data, slab->len);
+	(void)pthread_mutex_unlock(&cache->slab_lock);
+	return slab;
+}
+
+static void slab_free(struct block_cache *cache, struct block_slab *slab)
+{
+	struct block_watcher *watcher;
+
+	(void)pthread_mutex_lock(&cache->slab_lock);
+	list_for_each (watcher, &cache->watchers, link)
+		watcher->slab_removed(watcher, slab->data);
+	list_remove(&slab->link);
+	(void)pthread_mutex_unlock(&cache->slab_lock);
+	block_unpoison(slab->data, slab->len);
+	(void)munmap(slab->data, slab->len);
+	free(slab);
+}
+
+/* Under the class's lock. */
+static struct block *slab_take(struct block_slab *slab)
+{
+	struct block *block = slab->free;
+
+	slab->free = block->next;
+	if (!--slab->n_free)
+		list_remove(&slab->class_link);
+	return block;
+}
+
+static void slab_give(struct block_slab *slab, struct block *block)
+{
+	struct block_cache *cache = block->cache;
+	struct block_class *class = &cache->classes[block->class_index];
+	bool is_whole;
+
+	block_poison(block->data, block_class_size(block->class_index));
+	(void)pthread_mutex_lock(&class->lock);
+	block->next = slab->free;
+	slab->free = block;
+	if (!slab->n_free++)
+		list_push_front(&class->slabs, &slab->class_link);
+	is_whole = slab->n_free == slab->n;
+	if (is_whole)
+		list_remove(&slab->class_link);
+	(void)pthread_mutex_unlock(&class->lock);
+	if (is_whole)
+		slab_free(cache, slab);
+}
+
+static struct block *block_from_slab(struct block_cache *cache, uint32_t class_index)
+{
+	struct block_class *class = &cache->classes[class_index];
+	struct block_slab *slab = slab_new(cache, class_index);
+	struct block *block;
+
+	if (!slab)
+		return NULL;
+	(void)pthread_mutex_lock(&class->lock);
+	if (slab->n > 1)
+		list_push_back(&class->slabs, &slab->class_link);
+	block = slab_take(slab);
+	(void)pthread_mutex_unlock(&class->lock);
+	block_unpoison(block->data, block_class_size(class_index));
+	return block;
+}
+
+void block_cache_watch(struct block_cache *cache, struct block_watcher *watcher)
+{
+	struct block_slab *slab;
+
+	(void)pthread_mutex_lock(&cache->slab_lock);
+	list_for_each (slab, &cache->slabs, link)
+		watcher->slab_added(watcher, slab->data, slab->len);
+	list_push_back(&cache->watchers, &watcher->link);
+	atomic_store(&cache->is_watched, true);
+	(void)pthread_mutex_unlock(&cache->slab_lock);
+}
+
+void block_cache_unwatch(struct block_cache *cache, struct block_watcher *watcher)
+{
+	struct block_slab *slab;
+
+	if (!list_linked(&watcher->link))
+		return;
+	(void)pthread_mutex_lock(&cache->slab_lock);
+	list_remove(&watcher->link);
+	list_for_each (slab, &cache->slabs, link)
+		watcher->slab_removed(watcher, slab->data);
+	atomic_store(&cache->is_watched, !list_empty(&cache->watchers));
+	(void)pthread_mutex_unlock(&cache->slab_lock);
+}
+
+/* Blocks */
+
 static void block_release_memory(struct block *block)
 {
+	if (block->slab) {
+		slab_give(block->slab, block);
+		return;
+	}
 	block_unpoison(block->data, block_class_size(block->class_index));
 	free(block);
 }
@@ -81,8 +262,11 @@ struct block_cache *block_cache_free(struct block_cache *cache)
 			class->free = block->next;
 			block_release_memory(block);
 		}
+		assert(list_empty(&class->slabs));
 		(void)pthread_mutex_destroy(&class->lock);
 	}
+	assert(list_empty(&cache->slabs) && list_empty(&cache->watchers));
+	(void)pthread_mutex_destroy(&cache->slab_lock);
 	free(cache);
 	return NULL;
 }
@@ -103,18 +287,23 @@ static uint32_t block_class_of(size_t len)
 static struct block *block_from_cache(struct block_cache *cache, uint32_t class_index)
 {
 	struct block_class *class = &cache->classes[class_index];
-	struct block *block;
+	struct block *block, *beyond = NULL;
 
 	(void)pthread_mutex_lock(&class->lock);
 	block = class->free;
 	if (block)
 		class->free = block->next;
+	else if (!list_empty(&class->slabs))
+		beyond = slab_take(list_first(&class->slabs, struct block_slab, class_link));
 	(void)pthread_mutex_unlock(&class->lock);
-	if (!block)
+	if (!block && !beyond)
 		return NULL;
 
-	(void)atomic_fetch_sub_explicit(&cache->cached, block_class_size(class_index),
-					memory_order_relaxed);
+	if (block)
+		(void)atomic_fetch_sub_explicit(&cache->cached, block_class_size(class_index),
+						memory_order_relaxed);
+	else
+		block = beyond;
 	block_unpoison(block->data, block_class_size(class_index));
 	return block;
 }
@@ -140,9 +329,11 @@ static bool block_to_cache(struct block_cache *cache, struct block *block)
 
 static struct block *block_allocate(struct block_cache *cache, uint32_t class_index)
 {
-	struct block *block =
-		aligned_alloc(CACHE_LINE, BLOCK_HEAD_LEN + block_class_size(class_index));
+	struct block *block;
 
+	if (atomic_load_explicit(&cache->is_watched, memory_order_relaxed))
+		return block_from_slab(cache, class_index);
+	block = aligned_alloc(CACHE_LINE, BLOCK_HEAD_LEN + block_class_size(class_index));
 	if (!block)
 		return NULL;
 	*block = (struct block){

@@ -6,11 +6,12 @@
  */
 #pragma once
 
+#include "base/list.h"
 #include "base/quota.h"
-#include "proto/c.h"
 #include <stdatomic.h>
 
 struct block_cache;
+struct block_slab;
 
 struct block {
 	_Atomic uint32_t refs;
@@ -18,8 +19,9 @@ struct block {
 	size_t len; /* bytes in use, set by block_new() */
 	void *data;
 	struct block_cache *cache;
-	struct quota *quota; /* charged with len until the last unref; NULL: nobody */
-	struct block *next;  /* the cache's */
+	struct quota *quota;	 /* charged with len until the last unref; NULL: nobody */
+	struct block *next;	 /* the cache's */
+	struct block_slab *slab; /* whose piece it is; NULL: a piece of its own */
 };
 
 /* limit: most bytes kept cached while unused. */
@@ -29,6 +31,22 @@ struct block_cache *block_cache_free(struct block_cache *cache);
 DEFINE_CLEANUP(struct block_cache *, block_cache_free)
 /* Bytes in blocks alive now. */
 uint64_t block_cache_used(const struct block_cache *cache);
+
+/*
+ * Somebody who must know where blocks lie, as hardware that moves them: while there is one, blocks are cut from slabs of
+ * some MiB, huge pages where the system has them, and each slab is told before the first of its blocks is given out, and
+ * again before it is unmapped. Embedded in its user. Callbacks come on any thread, under a lock: they must not make or
+ * release blocks.
+ */
+struct block_watcher {
+	void (*slab_added)(struct block_watcher *watcher, void *data, size_t len);
+	void (*slab_removed)(struct block_watcher *watcher, void *data);
+	struct list link;
+};
+/* Tells of the slabs that are there. */
+void block_cache_watch(struct block_cache *cache, struct block_watcher *watcher);
+/* Tells that they are gone. Harmless when not watching. */
+void block_cache_unwatch(struct block_cache *cache, struct block_watcher *watcher);
 
 /*
  * A block of len bytes (0 is allowed), contents undefined, one reference. quota may be NULL; it must outlive the block.
