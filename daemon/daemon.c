@@ -81,6 +81,14 @@ static const struct view *view_of(void *user, uint32_t epoch)
 	return cluster_view_of(daemon->cluster, epoch);
 }
 
+/* A daemon that has no cluster has nobody to reach. */
+static enum transport_kind transport_kind(const struct config *config)
+{
+	if (!strcmp(config->transport, "tcp") || !strcmp(config->cluster, "single"))
+		return TRANSPORT_TCP;
+	return !strcmp(config->transport, "rdma") ? TRANSPORT_RDMA : TRANSPORT_AUTO;
+}
+
 static int open_transport(struct daemon *daemon, int listen_fd, const char *listen)
 {
 	const struct config *config = daemon->config;
@@ -101,6 +109,13 @@ static int open_transport(struct daemon *daemon, int listen_fd, const char *list
 		.handshake_timeout_ms = config->hello_timeout,
 		.peer_timeout_ms = config->peer_timeout,
 		.quota_bytes = config->peer_quota,
+		.rdma = {
+			.kind = transport_kind(config),
+			.devices = config->rdma_devices,
+			.service_level = config->rdma_service_level,
+			.traffic_class = config->rdma_traffic_class,
+			.gid_index = config->rdma_gid_index,
+		},
 	};
 
 	return error_trace(transport_new(&params, &daemon->transport));

@@ -109,6 +109,8 @@ static int report_nodes(void *user, uint32_t *ret_epoch, struct admin_node **ret
 		(void)snprintf(node->address, sizeof(node->address), "%s", member->address);
 		(void)snprintf(node->link, sizeof(node->link), "%s",
 			       link_of(member, peers, n_peers, &peer));
+		(void)snprintf(node->transport, sizeof(node->transport), "%s",
+			       peer && peer->is_up ? peer->transport : "");
 		node->bytes_in = peer ? peer->bytes_in : 0;
 		node->bytes_out = peer ? peer->bytes_out : 0;
 	}

@@ -25,7 +25,7 @@ static void header_swap(struct data_header *header)
 	SWAP32(header->part_len);
 	SWAP32(header->root);
 	header->priority = (int32_t)__builtin_bswap32((uint32_t)header->priority);
-	SWAP32(header->checksum);
+	SWAP32(header->moved);
 }
 
 static void hello_swap(struct data_hello *hello)
@@ -58,6 +58,40 @@ void data_hello_decode(struct data_hello *hello)
 {
 	if (BYTE_ORDER == BIG_ENDIAN)
 		hello_swap(hello);
+}
+
+void data_rdma_swap(struct data_rdma *head)
+{
+	if (BYTE_ORDER != BIG_ENDIAN)
+		return;
+	SWAP16(head->credits);
+	SWAP32(head->cookie);
+	SWAP64(head->address);
+	SWAP32(head->key);
+	SWAP32(head->len);
+	SWAP32(head->immediate);
+}
+
+void data_rdma_offer_swap(struct data_rdma_offer *offer)
+{
+	if (BYTE_ORDER != BIG_ENDIAN)
+		return;
+	SWAP32(offer->n_rails);
+	for (size_t i = 0; i < ARRAY_SIZE(offer->rails); i++) {
+		SWAP16(offer->rails[i].port);
+		SWAP16(offer->rails[i].mtu);
+	}
+}
+
+void data_rdma_hello_swap(struct data_rdma_hello *hello)
+{
+	if (BYTE_ORDER != BIG_ENDIAN)
+		return;
+	SWAP32(hello->magic);
+	SWAP16(hello->receives);
+	SWAP64(hello->sender);
+	SWAP16(hello->group);
+	SWAP16(hello->mtu);
 }
 
 static bool operation_reduces(unsigned operation)
@@ -140,9 +174,24 @@ static const char *check_body(const struct data_header *h)
 	case DATA_PING:
 	case DATA_PONG:
 		return h->len ? "a payload where none belongs" : NULL;
+	case DATA_RDMA:
+		return h->len && h->len != sizeof(struct data_rdma_offer)
+			       ? "an offer of another length"
+			       : NULL;
 	default:
 		return "no such message";
 	}
+}
+
+static bool flags_valid(const struct data_header *h)
+{
+	unsigned flags = h->flags & ((1u << DATA_FLAG_RAIL_SHIFT) - 1);
+
+	if (!h->flags)
+		return !h->moved;
+	if (h->op != DATA_PUSH && h->op != DATA_PULL)
+		return false;
+	return flags == DATA_FLAG_MOVED || (flags == (DATA_FLAG_MOVED | DATA_FLAG_HAD) && !h->len);
 }
 
 static const char *check_header(const struct data_header *h)
@@ -151,7 +200,7 @@ static const char *check_header(const struct data_header *h)
 		return "not a data header";
 	if (h->version < DATA_VERSION_MIN || h->version > DATA_VERSION)
 		return "a version that is not spoken here";
-	if (h->flags || h->pad || h->checksum)
+	if (h->pad || !flags_valid(h))
 		return "a flag of a later version";
 	if (h->node >= JOB_RANKS_MAX || h->root >= JOB_RANKS_MAX)
 		return "a node or rank over the limit";

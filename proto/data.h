@@ -18,6 +18,8 @@
 
 /* Feature bits of a hello; a sender uses a feature only if both sides have it. */
 #define DATA_FEATURE_NONE 0ull
+#define DATA_FEATURE_RDMA \
+	1ull /* DATA_RDMA, the flags below, and what stands at the end of this file */
 
 #define DATA_PAYLOAD_MAX PART_BYTES_MAX
 #define DATA_SETUP_MAX	 (4u << 20) /* payload of a set-up message */
@@ -39,14 +41,25 @@ enum data_op {
 	DATA_LEAVE = 34,      /* agent to server: this node's ranks have left in good order */
 	DATA_PING = 35,	      /* either way: nothing heard for a while; DATA_PONG answers */
 	DATA_PONG = 36,
+	DATA_RDMA =
+		37, /* without payload, connecting side: offer RDMA; with, accepting side: data_rdma_offer */
 };
+
+/*
+ * Flags of PUSH and PULL, where both sides have RDMA: the call was made before, on an RDMA connection that broke. Its
+ * number is the high byte, the call's cookie there is `moved`. Whoever knows that call answers it under its new cookie;
+ * else it counts as new, unless its payload had arrived and is not sent again: then it is lost, and the answer an error.
+ */
+#define DATA_FLAG_MOVED	     1u
+#define DATA_FLAG_HAD	     2u /* with MOVED: the payload had arrived; len is 0 */
+#define DATA_FLAG_RAIL_SHIFT 8
 
 /* All integers little-endian on the wire. New fields mean a new version. A field without meaning for an op is 0. */
 struct data_header {
 	uint32_t magic;
 	uint8_t version;
 	uint8_t op;
-	uint16_t flags;	 /* none defined in version 1: must be 0 */
+	uint16_t flags;	 /* DATA_FLAG_*; 0 but in what was moved */
 	uint32_t len;	 /* bytes of payload after this header */
 	uint32_t cookie; /* names a call on its connection, echoed by the answer; 0: notice */
 	uint64_t job;	 /* incarnation number that the home server gave the job; 0 before that */
@@ -71,14 +84,14 @@ struct data_header {
 	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
 	uint32_t root;	   /* broadcast: the source rank */
 	int32_t priority;  /* larger is more urgent; a hint, never part of the result */
-	uint32_t checksum; /* 0 in version 1 */
+	uint32_t moved;	   /* with DATA_FLAG_MOVED; else 0 */
 };
 static_assert(sizeof(struct data_header) == 96, "data_header is wire format");
 static_assert(offsetof(struct data_header, job) == 16 &&
 		      offsetof(struct data_header, epoch) == 40 &&
 		      offsetof(struct data_header, dtype) == 56 &&
 		      offsetof(struct data_header, offset) == 64 &&
-		      offsetof(struct data_header, checksum) == 92,
+		      offsetof(struct data_header, moved) == 92,
 	      "data_header is wire format");
 
 /*
@@ -155,6 +168,81 @@ struct data_hello {
 	uint8_t proof[DATA_PROOF_LEN];
 };
 static_assert(sizeof(struct data_hello) == 152, "data_hello is wire format");
+
+/*
+ * RDMA. The TCP connections of a peer stay: they carry set-up, notices, and calls that are moved. Where both hellos have
+ * the feature, the accepting side sends an offer, a notice with the addresses of its RDMA ports and a nonce; the connecting
+ * side makes a reliable connection to each by rdma-cm, with data_rdma_hello as private data, and is answered by another
+ * in the private data of the acceptance. So both prove once more that they know the cluster key, and each that it is the
+ * one whom the other shook hands with. PUSH, PULL and their answers then take these connections.
+ *
+ * A message is a SEND of a data_rdma, and for RDMA_MESSAGE of a data_header and a payload up to DATA_RDMA_EAGER behind
+ * it. A longer payload follows by an RDMA WRITE WITH IMMEDIATE: of a result into the room that its call named, with the
+ * call's cookie as immediate; of anything else into the memory that an RDMA_GRANT names, with the grant's immediate. Each
+ * SEND and each immediate uses up one of the other side's posted receives; `credits` says how many were posted anew.
+ */
+enum data_rdma_kind {
+	RDMA_MESSAGE = 1, /* address, key, len: room for a result, or 0 */
+	RDMA_GRANT = 2,	  /* cookie: of the message whose payload goes to address, key, len */
+	RDMA_CREDIT = 3,  /* nothing but credits */
+};
+
+struct data_rdma {
+	uint8_t kind;
+	uint8_t pad;
+	uint16_t credits;
+	uint32_t cookie;
+	uint64_t address;
+	uint32_t key;
+	uint32_t len;
+	uint32_t immediate;
+	uint32_t pad2;
+};
+static_assert(sizeof(struct data_rdma) == 32, "data_rdma is wire format");
+
+#define DATA_RDMA_EAGER	   1024u
+#define DATA_RDMA_RECEIVES 1024u /* most receives a side may post */
+#define DATA_RDMA_RAILS	   8
+
+struct data_rdma_rail {
+	uint8_t address[16]; /* IPv6, or IPv4 mapped into it */
+	uint16_t port;	     /* of rdma-cm */
+	uint16_t mtu;	     /* bytes of payload in a packet, as the port is set: 256 to 4096 */
+	uint32_t pad;
+};
+
+struct data_rdma_offer {
+	uint8_t nonce[DATA_NONCE_LEN];
+	uint32_t n_rails; /* 1 to DATA_RDMA_RAILS */
+	uint32_t pad;
+	struct data_rdma_rail rails[DATA_RDMA_RAILS];
+};
+static_assert(sizeof(struct data_rdma_offer) == 232, "data_rdma_offer is wire format");
+
+/*
+ * Private data, both ways. proof: HMAC-SHA256(cluster key, "bps-rdma-client" || offer's nonce || this with proof zero); the
+ * accepting side's: HMAC-SHA256(cluster key, "bps-rdma-server" || offer's nonce || the connecting side's || this with
+ * proof zero). 56 bytes are what rdma-cm has room for.
+ */
+struct data_rdma_hello {
+	uint32_t magic;
+	uint8_t version;   /* DATA_RDMA_VERSION */
+	uint8_t rail;	   /* number of this connection, not in use for another of the peer */
+	uint16_t receives; /* posted, 4 to DATA_RDMA_RECEIVES */
+	uint64_t sender;   /* as in data_hello */
+	uint16_t group;	   /* the high byte of data_hello.lane */
+	uint16_t
+		mtu; /* connecting side: as in data_rdma_rail; both use the lesser of the two ports' */
+	uint8_t pad[4];
+	uint8_t proof[DATA_PROOF_LEN];
+};
+static_assert(sizeof(struct data_rdma_hello) == 56, "data_rdma_hello is wire format");
+
+#define DATA_RDMA_VERSION 1
+
+void data_rdma_swap(struct data_rdma *head); /* both ways, as the others */
+void data_rdma_offer_swap(struct data_rdma_offer *offer);
+void data_rdma_hello_swap(struct data_rdma_hello *hello);
 
 /* Host order to wire order and back; in place; no-ops on little-endian machines. */
 void data_header_encode(struct data_header *header);

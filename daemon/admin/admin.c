@@ -90,6 +90,7 @@ static void fill_node(Bps__Admin__Node *to, struct admin_node *from)
 	to->address = from->address;
 	to->id = from->id;
 	to->link = from->link;
+	to->transport = *from->transport ? from->transport : NULL;
 	to->bytes_in = from->bytes_in;
 	to->bytes_out = from->bytes_out;
 	to->has_bandwidth_mbps = from->bandwidth_mbps > 0;

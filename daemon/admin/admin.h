@@ -12,6 +12,7 @@ struct admin;
 
 struct admin_node {
 	char name[64], address[96], link[16];
+	char transport[64]; /* "tcp", "rdma mlx5_0"; empty: not connected */
 	uint32_t roles, bandwidth_mbps;
 	uint64_t id, bytes_in, bytes_out;
 };

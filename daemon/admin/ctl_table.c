@@ -172,7 +172,7 @@ void ctl_print_status(const ProtobufCMessage *reply)
 void ctl_print_nodes(const ProtobufCMessage *reply)
 {
 	static const char *const headings[] = { "NODE",	    "ROLES", "ADDRESS", "LINK",
-						"RECEIVED", "SENT",  "MBIT/S" };
+						"RECEIVED", "SENT",  "MBIT/S",	"BY" };
 	const Bps__Admin__NodesReply *nodes = (const Bps__Admin__NodesReply *)reply;
 	_cleanup_(table_done) struct table table;
 	char roles[48], in[16], out[16];
@@ -191,6 +191,7 @@ void ctl_print_nodes(const ProtobufCMessage *reply)
 			cell(&table, "%u", node->bandwidth_mbps);
 		else
 			cell(&table, "-");
+		cell(&table, "%s", node->transport ?: "-");
 	}
 	printf("view %u, %zu node%s\n", nodes->epoch, nodes->n_nodes,
 	       nodes->n_nodes == 1 ? "" : "s");

@@ -335,7 +335,8 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 				session->control->params.max_buffers);
 	if (!r)
 		r = take_buffer(in, m, &buffer, &failure);
-	if (!r && map_add(&session->buffers, m->buffer, &buffer->entry)) {
+	if (!r && (pipeline_buffer_shared(session->control->params.pipeline, buffer) ||
+		   map_add(&session->buffers, m->buffer, &buffer->entry))) {
 		buffer = buffer_unref(buffer);
 		r = failure_set(&failure, -ENOMEM, "out of memory");
 	}

@@ -40,6 +40,26 @@ int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pip
 	return 0;
 }
 
+static void on_buffer_leaving(struct buffer *buffer)
+{
+	transport_memory_remove(buffer->leaving_user, buffer->data);
+}
+
+int pipeline_buffer_shared(struct pipeline *pipeline, struct buffer *buffer)
+{
+	struct transport *transport = pipeline->params.transport;
+	int r;
+
+	if (!transport || buffer->device)
+		return 0;
+	r = transport_memory_add(transport, buffer->data, (size_t)buffer->len);
+	if (r)
+		return error_trace(r);
+	buffer->leaving = on_buffer_leaving;
+	buffer->leaving_user = transport;
+	return 0;
+}
+
 void pipeline_close(struct pipeline *pipeline)
 {
 	struct pipeline_job *job;

@@ -56,6 +56,9 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 			     const struct data_header *header, const void *payload);
 void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char *why);
 
+/* Lets parts move straight from and to a buffer, by hardware that has to know it. Returns 0 or -ENOMEM. */
+int pipeline_buffer_shared(struct pipeline *pipeline, struct buffer *buffer);
+
 /* -- What control/ asks for ---------------------------------------------------------------------------------------- */
 
 /*

@@ -110,6 +110,8 @@ static void buffer_free(void *user)
 {
 	struct buffer *buffer = user;
 
+	if (buffer->leaving)
+		buffer->leaving(buffer);
 	(void)munmap(buffer->data, (size_t)buffer->len);
 	if (buffer->quota)
 		quota_release(buffer->quota, buffer->len);

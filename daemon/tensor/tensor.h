@@ -47,6 +47,9 @@ struct buffer {
 	uint64_t len;
 	struct quota *quota;	   /* charged with len; NULL: nobody */
 	struct gpu_memory *device; /* NULL: memory of the host */
+	/* Optional: called right before host memory is unmapped: hardware that knows it must forget it. */
+	void (*leaving)(struct buffer *buffer);
+	void *leaving_user;
 	/* Optional: called when it has been unmapped, and no worker has it imported, right before it is freed. */
 	void (*released)(struct buffer *buffer);
 	void *user;	 /* free for the owner's use */

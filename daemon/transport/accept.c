@@ -80,6 +80,8 @@ static int adopt_lane(struct handshake *h)
 			return error_trace(r);
 	}
 	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, true);
+	if (!r && transport->rdma && (h->theirs.features & DATA_FEATURE_RDMA))
+		r = rdma_begin(peer);
 	if (r && list_empty(&peer->lanes))
 		peer_lose(peer, r, "out of memory");
 	return error_trace(r);

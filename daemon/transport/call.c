@@ -2,18 +2,35 @@
 
 #include <stdio.h>
 
-/*
- * Set-up calls stay in the order in which they were made, and notices with them: all on the first lane. A push takes the
- * lane with the fewest bytes to be written; among equals, the one with the fewest calls.
- */
-static struct lane *pick_lane(const struct peer *peer, unsigned op)
+static void call_message_init(struct call *call)
 {
+	call->message = (struct message){
+		.header = &call->header,
+		.payload = call->payload,
+		.priority = call->header.priority,
+		.kind = MESSAGE_CALL,
+		.urgent = !call->header.len || call->header.op != DATA_PUSH,
+	};
+}
+
+/*
+ * Set-up calls stay in the order in which they were made, and notices with them: all on the first lane, which is one of
+ * TCP. So does a call that was moved to TCP. A push takes, of the RDMA lanes if there are any, the lane with the fewest
+ * bytes to be written; among equals, the one with the fewest calls. NULL: it has to wait for an RDMA lane.
+ */
+static struct lane *pick_lane(const struct peer *peer, const struct data_header *header)
+{
+	bool is_rdma = peer->rdma && peer_n_rails(peer);
 	struct lane *lane, *best = NULL;
 	uint64_t bytes, best_bytes = 0;
 
-	if (op != DATA_PUSH && op != DATA_PULL)
+	if ((header->op != DATA_PUSH && header->op != DATA_PULL) || header->flags)
 		return list_first(&peer->lanes, struct lane, link);
+	if (!is_rdma && rdma_is_strict(peer->transport->rdma))
+		return NULL;
 	list_for_each (lane, &peer->lanes, link) {
+		if (!lane->rdma == is_rdma || lane->is_closing)
+			continue;
 		bytes = atomic_load_explicit(&lane->queued_bytes, memory_order_relaxed);
 		if (!best || bytes < best_bytes ||
 		    (bytes == best_bytes && lane->n_business < best->n_business)) {
@@ -26,13 +43,59 @@ static struct lane *pick_lane(const struct peer *peer, unsigned op)
 
 void call_send(struct call *call)
 {
-	struct lane *lane = pick_lane(call->peer, call->header.op);
+	struct lane *lane = pick_lane(call->peer, &call->header);
 
+	if (!lane) {
+		peer_wait_for_lane(call->peer, call);
+		return;
+	}
 	call->state = CALL_QUEUED;
+	call->is_room_named = call->is_written = false;
 	list_push_back(&call->peer->calls, &call->link);
 	lane_begin_business(lane);
 	call->message.lane = lane;
 	lane_send(lane, &call->message);
+}
+
+/*
+ * The lane is gone, and with it whoever could write into the room. What the other side had not heard of is made anew; of
+ * the rest the answer is asked for.
+ */
+static void call_move(struct call *call, unsigned rail)
+{
+	struct data_header *header = &call->header;
+	bool had = call->is_written;
+
+	call->answer_block = block_unref(call->answer_block);
+	call->answer = (struct data_header){ 0 };
+	call->text[0] = '\0';
+	if (call->state != CALL_QUEUED) {
+		header->flags = (uint16_t)(DATA_FLAG_MOVED | (had ? DATA_FLAG_HAD : 0) |
+					   rail << DATA_FLAG_RAIL_SHIFT);
+		header->moved = header->cookie;
+	}
+	if (had)
+		header->len = 0;
+	call_message_init(call);
+	call_send(call);
+}
+
+void call_move_all(struct lane *lane)
+{
+	struct peer *peer = lane->peer;
+	struct list calls = LIST_INIT(calls);
+	struct call *call, *next;
+
+	list_for_each_safe (call, next, &peer->calls, link) {
+		if (call->message.lane != lane)
+			continue;
+		list_remove(&call->link);
+		list_push_back(&calls, &call->link);
+	}
+	while ((call = list_first(&calls, struct call, link))) {
+		list_remove(&call->link);
+		call_move(call, lane->index);
+	}
 }
 
 static void call_on_sent(struct mail *mail)
@@ -49,19 +112,15 @@ void peer_call(struct peer *peer, struct call *call)
 
 	call->header.magic = DATA_MAGIC;
 	call->header.version = DATA_VERSION;
+	call->header.flags = 0;
+	call->header.moved = 0;
 	call->status = 0;
 	call->text[0] = '\0';
 	call->answer_block = NULL;
 	call->peer = peer;
 	call->incoming = NULL;
 	call->sent_mail.run = call_on_sent;
-	call->message = (struct message){
-		.header = &call->header,
-		.payload = call->payload,
-		.priority = call->header.priority,
-		.kind = MESSAGE_CALL,
-		.urgent = !call->header.len || call->header.op != DATA_PUSH,
-	};
+	call_message_init(call);
 	if (peer->kind == PEER_SELF)
 		inproc_call(call);
 	else if (peer->state == PEER_UP)

@@ -26,7 +26,7 @@ static int cookies_grow(struct cookies *cookies)
 	return 0;
 }
 
-int cookies_add(struct cookies *cookies, struct call *call, uint32_t *ret_cookie)
+int cookies_add(struct cookies *cookies, void *user, uint32_t *ret_cookie)
 {
 	struct cookie_slot *slot;
 	int r;
@@ -39,19 +39,19 @@ int cookies_add(struct cookies *cookies, struct call *call, uint32_t *ret_cookie
 	slot = &cookies->slots[cookies->free - 1];
 	slot->generation = slot->generation % COOKIE_GENERATION_MAX + 1;
 	*ret_cookie = slot->generation << COOKIE_INDEX_BITS | (cookies->free - 1);
-	slot->call = call;
+	slot->user = user;
 	cookies->free = slot->next_free;
 	return 0;
 }
 
-struct call *cookies_find(const struct cookies *cookies, uint32_t cookie)
+void *cookies_find(const struct cookies *cookies, uint32_t cookie)
 {
 	uint32_t index = cookie & COOKIE_INDEX_MASK;
 
 	if (index >= cookies->n_slots ||
 	    cookies->slots[index].generation != cookie >> COOKIE_INDEX_BITS)
 		return NULL;
-	return cookies->slots[index].call;
+	return cookies->slots[index].user;
 }
 
 void cookies_remove(struct cookies *cookies, uint32_t cookie)
@@ -59,7 +59,7 @@ void cookies_remove(struct cookies *cookies, uint32_t cookie)
 	uint32_t index = cookie & COOKIE_INDEX_MASK;
 
 	assert(cookies_find(cookies, cookie));
-	cookies->slots[index].call = NULL;
+	cookies->slots[index].user = NULL;
 	cookies->slots[index].next_free = cookies->free;
 	cookies->free = index + 1;
 }

@@ -2,6 +2,10 @@
 
 #include <stdio.h>
 
+static void incoming_send(struct incoming *incoming);
+static void incoming_deliver(struct incoming *incoming);
+static void incoming_moved(struct incoming *incoming);
+
 int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,
 		 struct incoming **ret_incoming)
 {
@@ -20,6 +24,7 @@ int incoming_new(struct peer *peer, struct lane *lane, const struct data_header 
 	incoming->lane = lane;
 	incoming->charged = charge;
 	incoming->mail.run = incoming_arrive;
+	list_init(&incoming->link);
 	*ret_incoming = incoming;
 	return 0;
 }
@@ -35,6 +40,145 @@ struct incoming *incoming_free(struct incoming *incoming)
 	return NULL;
 }
 
+static void incoming_deliver(struct incoming *incoming)
+{
+	struct peer *peer = incoming->delivery.peer;
+	struct transport *transport = peer->transport;
+
+	peer->n_deliveries++;
+	if (incoming->lane->rdma) {
+		incoming->rail = incoming->lane->index;
+		list_push_back(&peer->arrived, &incoming->link);
+	}
+	lane_begin_business(incoming->lane);
+	transport->ops->call_arrived(transport->user, &incoming->delivery);
+}
+
+/*
+ * Calls that came over an RDMA lane and are asked for again over another, since the lane broke before their answers had
+ * arrived. What had been delivered is not delivered again: it changes its lane and its cookie.
+ */
+
+static struct incoming *find_moved(const struct peer *peer, const struct data_header *header)
+{
+	unsigned rail = header->flags >> DATA_FLAG_RAIL_SHIFT;
+	struct incoming *incoming;
+
+	list_for_each (incoming, &peer->arrived, link)
+		if (incoming->rail == rail && !incoming->lane &&
+		    incoming->delivery.header.cookie == header->moved)
+			return incoming;
+	return NULL;
+}
+
+static void take_over(struct incoming *old, struct incoming *anew)
+{
+	old->lane = anew->lane;
+	old->room = (struct rdma_room){ 0 };
+	old->delivery.header.cookie = old->answer.cookie = anew->delivery.header.cookie;
+	list_remove(&old->link);
+	incoming_free(anew);
+	if (old->is_answered)
+		incoming_send(old);
+	else
+		lane_begin_business(old->lane);
+}
+
+static void incoming_ask(struct incoming *incoming)
+{
+	struct data_header *header = &incoming->delivery.header;
+	struct incoming *old = find_moved(incoming->delivery.peer, header);
+	bool is_lost = header->flags & DATA_FLAG_HAD;
+
+	if (old) {
+		take_over(old, incoming);
+		return;
+	}
+	header->flags = 0;
+	header->moved = 0;
+	if (!is_lost) {
+		incoming_deliver(incoming);
+		return;
+	}
+	incoming->delivery.peer->n_deliveries++;
+	lane_begin_business(incoming->lane);
+	delivery_fail(&incoming->delivery, -EIO,
+		      "the call or its answer was lost with an RDMA connection");
+}
+
+/* The old lane may not know yet that it broke: then what it holds comes first. */
+static void incoming_moved(struct incoming *incoming)
+{
+	struct peer *peer = incoming->delivery.peer;
+	struct lane *lane =
+		peer_find_rail(peer, incoming->delivery.header.flags >> DATA_FLAG_RAIL_SHIFT);
+
+	if (!peer->rdma || incoming->lane->rdma) {
+		incoming_free(incoming);
+		peer_kill(peer,
+			  "protocol error: a call that was moved to or from where it cannot be");
+	} else if (lane) {
+		list_push_back(&peer->moved, &incoming->link);
+		lane_close(lane);
+	} else {
+		incoming_ask(incoming);
+	}
+}
+
+void incoming_lane_closed(struct lane *lane)
+{
+	struct peer *peer = lane->peer;
+	struct incoming *incoming, *next;
+
+	list_for_each (incoming, &peer->arrived, link)
+		if (incoming->lane == lane)
+			incoming->lane = NULL;
+	list_for_each_safe (incoming, next, &peer->moved, link) {
+		if (incoming->delivery.header.flags >> DATA_FLAG_RAIL_SHIFT != lane->index)
+			continue;
+		list_remove(&incoming->link);
+		incoming_ask(incoming);
+	}
+}
+
+/* Those that are not answered yet are the receiver's. */
+void incoming_peer_lost(struct peer *peer)
+{
+	struct incoming *incoming, *next;
+
+	list_for_each_safe (incoming, next, &peer->moved, link) {
+		list_remove(&incoming->link);
+		incoming_free(incoming);
+	}
+	list_for_each_safe (incoming, next, &peer->arrived, link) {
+		list_remove(&incoming->link);
+		if (incoming->is_answered)
+			incoming_free(incoming);
+	}
+}
+
+static void incoming_on_written(struct mail *mail)
+{
+	struct incoming *incoming = container_of(mail, struct incoming, mail);
+
+	/* Not written: it waits to be asked for, or for the end of its peer. */
+	if (!incoming->is_written && list_linked(&incoming->link))
+		return;
+	list_remove(&incoming->link);
+	incoming_free(incoming);
+}
+
+void incoming_written(struct incoming *incoming, bool is_written)
+{
+	if (!incoming->lane->rdma) {
+		incoming_free(incoming);
+		return;
+	}
+	incoming->is_written = is_written;
+	incoming->mail.run = incoming_on_written;
+	box_post(&incoming->lane->worker->to_home, &incoming->mail);
+}
+
 void incoming_arrive(struct mail *mail)
 {
 	struct incoming *incoming = container_of(mail, struct incoming, mail);
@@ -44,14 +188,17 @@ void incoming_arrive(struct mail *mail)
 
 	if (transport->is_closed || peer->state != PEER_UP) {
 		incoming_free(incoming);
+	} else if (delivery->header.op == DATA_RDMA) {
+		rdma_notice_arrived(peer, &delivery->header, delivery->payload);
+		incoming_free(incoming);
+	} else if (delivery->header.flags) {
+		incoming_moved(incoming);
 	} else if (!delivery->header.cookie) {
 		transport->ops->notice_arrived(transport->user, peer, &delivery->header,
 					       delivery->payload);
 		incoming_free(incoming);
 	} else {
-		peer->n_deliveries++;
-		lane_begin_business(incoming->lane);
-		transport->ops->call_arrived(transport->user, delivery);
+		incoming_deliver(incoming);
 	}
 }
 
@@ -103,6 +250,7 @@ static void incoming_send(struct incoming *incoming)
 		.priority = incoming->delivery.header.priority,
 		.kind = MESSAGE_ANSWER,
 		.urgent = !incoming->answer.len || incoming->answer.op != DATA_RESULT,
+		.room = incoming->room,
 	};
 	lane_send(incoming->lane, &incoming->message);
 }
@@ -116,24 +264,29 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	assert(header->op == DATA_OK || header->op == DATA_RESULT || header->op == DATA_ERROR);
 	assert(peer->n_deliveries > 0);
 	peer->n_deliveries--;
-	if (!incoming->lane) {
+	if (peer->kind == PEER_SELF) {
 		inproc_answer(incoming, header, block, payload);
 		return;
 	}
 	if (peer->state != PEER_UP) {
+		list_remove(&incoming->link);
 		incoming_free(incoming);
 		peer_free_if_unused(peer);
 		return;
 	}
-	lane_end_business(incoming->lane);
+	if (incoming->lane)
+		lane_end_business(incoming->lane);
 	incoming_fill(incoming, header, block, payload);
 	delivery->payload_block = block_unref(delivery->payload_block);
 	if (incoming_recharge(incoming)) {
+		list_remove(&incoming->link);
 		incoming_free(incoming);
 		peer_kill(peer, "it does not take its answers: over the quota of a peer");
 		return;
 	}
-	incoming_send(incoming);
+	incoming->is_answered = true;
+	if (incoming->lane)
+		incoming_send(incoming);
 }
 
 void delivery_fail(struct delivery *delivery, int status, const char *text)

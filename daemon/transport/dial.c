@@ -145,7 +145,14 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 		peer->id = h->theirs.sender;
 		peer_set_node(peer, h->theirs.name);
 	}
-	r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, false);
+	if (peer->transport->rdma && (h->theirs.features & DATA_FEATURE_RDMA)) {
+		r = rdma_begin(peer);
+	} else if (rdma_is_strict(peer->transport->rdma)) {
+		peer_lose(peer, -EPROTONOSUPPORT, "it has no RDMA, and transport = rdma wants it");
+		return;
+	}
+	if (!r)
+		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, false);
 	if (r)
 		peer_lose(peer, r, "out of memory");
 	else

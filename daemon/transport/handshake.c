@@ -32,25 +32,43 @@ enum handshake_state {
 
 static const unsigned char no_proof[DATA_PROOF_LEN];
 
+int handshake_sign(const void *key, size_t key_len, const char *label, const struct iovec *data,
+		   size_t n, unsigned char ret_proof[DATA_PROOF_LEN])
+{
+	unsigned char text[16 + 2 * sizeof(struct data_hello)];
+	size_t len = strlen(label), proof_len = 0;
+
+	assert(len <= 16);
+	memcpy(text, label, len);
+	for (size_t i = 0; i < n; i++) {
+		assert(data[i].iov_len <= sizeof(text) - len);
+		memcpy(text + len, data[i].iov_base, data[i].iov_len);
+		len += data[i].iov_len;
+	}
+	if (!EVP_Q_mac(NULL, "HMAC", NULL, "SHA256", NULL, key_len ? key : "", key_len, text, len,
+		       ret_proof, DATA_PROOF_LEN, &proof_len) ||
+	    proof_len != DATA_PROOF_LEN)
+		return error_origin(-ENOMEM);
+	return 0;
+}
+
+bool handshake_proofs_equal(const unsigned char *a, const unsigned char *b)
+{
+	return CRYPTO_memcmp(a, b, DATA_PROOF_LEN) == 0;
+}
+
 int handshake_prove(const void *key, size_t key_len, const char *label,
 		    const struct data_hello *connecting, const struct data_hello *accepting,
 		    unsigned char ret_proof[DATA_PROOF_LEN])
 {
-	unsigned char text[16 + 2 * sizeof(struct data_hello)];
 	struct data_hello unproved = *accepting;
-	size_t label_len = strlen(label), len = 0;
+	struct iovec data[2] = {
+		{ (void *)(uintptr_t)connecting, sizeof(*connecting) },
+		{ &unproved, sizeof(unproved) },
+	};
 
-	assert(label_len <= 16);
 	memset(unproved.proof, 0, sizeof(unproved.proof));
-	memcpy(text, label, label_len);
-	memcpy(text + label_len, connecting, sizeof(*connecting));
-	memcpy(text + label_len + sizeof(*connecting), &unproved, sizeof(unproved));
-	if (!EVP_Q_mac(NULL, "HMAC", NULL, "SHA256", NULL, key_len ? key : "", key_len, text,
-		       label_len + 2 * sizeof(struct data_hello), ret_proof, DATA_PROOF_LEN,
-		       &len) ||
-	    len != DATA_PROOF_LEN)
-		return error_origin(-ENOMEM);
-	return 0;
+	return error_trace(handshake_sign(key, key_len, label, data, 2, ret_proof));
 }
 
 static int prove(const struct handshake *h, const char *label, unsigned char *ret_proof)
@@ -66,7 +84,7 @@ static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
 		.version = DATA_VERSION,
 		.version_min = DATA_VERSION_MIN,
 		.lane = (uint16_t)h->lane,
-		.features = DATA_FEATURE_NONE,
+		.features = h->transport->rdma ? DATA_FEATURE_RDMA : DATA_FEATURE_NONE,
 		.sender = h->transport->id,
 	};
 
@@ -164,7 +182,7 @@ static void got_accepting_hello(struct handshake *h)
 		handshake_fail(h, -ENOMEM, "out of memory");
 		return;
 	}
-	if (CRYPTO_memcmp(expected, h->accepting.proof, sizeof(expected)) != 0)
+	if (!handshake_proofs_equal(expected, h->accepting.proof))
 		begin_sending(h, HANDSHAKE_REFUSING, no_proof, sizeof(no_proof));
 	else
 		begin_sending(h, HANDSHAKE_SENDING_PROOF, h->proof, sizeof(h->proof));
@@ -215,7 +233,7 @@ static void got_proof(struct handshake *h)
 
 	if (prove(h, "bps-client", expected))
 		handshake_fail(h, -ENOMEM, "out of memory");
-	else if (CRYPTO_memcmp(expected, h->proof, sizeof(expected)) != 0)
+	else if (!handshake_proofs_equal(expected, h->proof))
 		handshake_fail(h, -EKEYREJECTED, "the cluster keys differ");
 	else
 		handshake_over(h, 0, false, "");

@@ -57,10 +57,10 @@ int queue_push(struct queue *queue, struct message *message);
 struct message *queue_pop(struct queue *queue);
 void queue_done(struct queue *queue);
 
-/* Cookies: the calls that wait for an answer on a lane. */
+/* Cookies: the calls that wait for an answer on a lane; on an RDMA lane that takes calls, those that arrive. */
 
 struct cookie_slot {
-	struct call *call;   /* NULL: free */
+	void *user;	     /* NULL: free */
 	uint32_t next_free;  /* index + 1 */
 	uint32_t generation; /* of the cookie given out last; 1 to 255 */
 };
@@ -72,9 +72,9 @@ struct cookies {
 };
 
 /* Returns 0, -ENOMEM, or -ENOBUFS when 2^24 calls are out. */
-int cookies_add(struct cookies *cookies, struct call *call, uint32_t *ret_cookie);
-/* The call of a cookie from outside, or NULL. */
-struct call *cookies_find(const struct cookies *cookies, uint32_t cookie);
+int cookies_add(struct cookies *cookies, void *user, uint32_t *ret_cookie);
+/* What was added under a cookie from outside, or NULL. */
+void *cookies_find(const struct cookies *cookies, uint32_t cookie);
 void cookies_remove(struct cookies *cookies, uint32_t cookie);
 void cookies_done(struct cookies *cookies);
 
@@ -128,6 +128,8 @@ struct transport {
 	struct peer *self;
 	unsigned
 		next_group; /* tells our connections of one transport_connect() from those of another */
+
+	struct rdma *rdma; /* NULL: none */
 
 	struct loop_source listener;
 	struct loop_timer listener_timer; /* out of descriptors: when to accept again */
@@ -226,12 +228,18 @@ struct handshake {
 int handshake_start(struct handshake *handshake, int fd, uint64_t deadline_ns);
 /* Forgets everything, closes the socket unless taken. Idempotent. */
 void handshake_done(struct handshake *handshake);
+/* HMAC-SHA256(key, label || data). Returns 0 or -ENOMEM. */
+int handshake_sign(const void *key, size_t key_len, const char *label, const struct iovec *data,
+		   size_t n, unsigned char ret_proof[DATA_PROOF_LEN]);
+bool handshake_proofs_equal(const unsigned char *a, const unsigned char *b);
 /* HMAC-SHA256(key, label || connecting || accepting with its proof zeroed). Returns 0 or -errno. */
 int handshake_prove(const void *key, size_t key_len, const char *label,
 		    const struct data_hello *connecting, const struct data_hello *accepting,
 		    unsigned char ret_proof[DATA_PROOF_LEN]);
 
 /* Peers (peer.c) */
+
+struct rdma_link;
 
 enum peer_kind { PEER_SELF, PEER_CALLED, PEER_CALLING };
 enum peer_state { PEER_STARTING, PEER_UP, PEER_LOSING, PEER_LOST };
@@ -247,11 +255,14 @@ struct peer {
 	char address[TRANSPORT_ADDRESS_MAX];
 	char name[192];
 	struct list lanes;
+	struct list arrived; /* incoming by RDMA lanes, until their answers are written */
+	struct list moved;   /* incoming that were moved off a lane that is being closed */
 	struct list calls;   /* on a lane, or with ourselves delivered */
 	struct list waiting; /* calls for which there is no lane yet, or never will be */
 	struct list notices; /* the same */
 	size_t n_deliveries;
 	struct dial *dial;	 /* lanes being made, or NULL */
+	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
 	struct quota quota;	 /* any thread */
 	struct mail mail;
@@ -268,7 +279,15 @@ struct peer *peer_free(struct peer *peer);
 void peer_set_node(struct peer *peer, const char *node);
 /* A socket that has proved itself becomes a lane. Takes the socket over, also on failure. Returns 0 or -errno. */
 int peer_add_lane(struct peer *peer, int fd, unsigned index, bool is_accepted);
+/* A link of an RDMA port that has proved itself becomes a lane, which owns it then. Returns 0 or -errno. */
+int peer_add_rdma_lane(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);
+/* Of TCP. */
 bool peer_has_lane(const struct peer *peer, unsigned index);
+/* An RDMA lane by its number, closing ones too; or NULL. */
+struct lane *peer_find_rail(const struct peer *peer, unsigned rail);
+unsigned peer_n_rails(const struct peer *peer); /* RDMA lanes that take calls */
+/* Sends what waits for a lane. */
+void peer_send_waiting(struct peer *peer);
 /* The beginning of the end; from a callback of the loop, never from inside a function of transport.h. */
 void peer_lose(struct peer *peer, int status, const char *why);
 /* What a lane tells home. */
@@ -289,6 +308,8 @@ void call_take_answer(struct call *call);
 /* A call has ended, its status and answer filled in. */
 void call_end(struct call *call);
 void call_fail(struct call *call, int status, const char *text);
+/* Sends the calls of an RDMA lane that is gone anew, over TCP. */
+void call_move_all(struct lane *lane);
 /* Ends every call with a status. The peer's lanes are gone. */
 void peer_end_calls(struct peer *peer, int status, const char *text);
 
@@ -301,13 +322,37 @@ struct dial *dial_free(struct dial *dial);
 /* Lanes (lane.c; send.c and receive.c hold their two directions) */
 
 enum message_kind { MESSAGE_CALL, MESSAGE_ANSWER, MESSAGE_NOTICE, MESSAGE_PONG };
-enum call_state { CALL_WAITING, CALL_QUEUED, CALL_WRITING, CALL_SENT, CALL_ENDED };
+/* On RDMA lanes the answer can come before our network card knows that its call had arrived: then it waits for that. */
+enum call_state {
+	CALL_WAITING,
+	CALL_QUEUED,
+	CALL_WRITING, /* RDMA: the other side has the header, not the payload */
+	CALL_POSTED,  /* RDMA: all of it, as far as we know */
+	CALL_SENT,
+	CALL_FILLING,  /* RDMA: the answer's payload is on its way to the room */
+	CALL_ANSWERED, /* ended once it is written */
+	CALL_ENDED,
+};
+
+/* The worker's thread. */
+struct lane_ops {
+	/* Begins to receive. Returns 0 or -errno. */
+	int (*start)(struct lane *lane);
+	/* Writes what is queued, as far as there is room. */
+	void (*flush)(struct lane *lane);
+	/* Nothing comes in or goes out any more. Idempotent. */
+	void (*cut)(struct lane *lane);
+	/* After cut: lets go of messages half written, and of what is half read. */
+	void (*release)(struct lane *lane);
+};
 
 struct lane {
 	/* Fixed. */
 	struct transport *transport;
 	struct peer *peer;
 	struct worker *worker;
+	const struct lane_ops *ops;
+	struct rdma_link *rdma; /* NULL: TCP */
 	unsigned index;
 	bool is_accepted; /* counts as such */
 	bool makes_calls; /* we connected */
@@ -356,8 +401,9 @@ struct lane {
 	struct incoming *incoming; /* the call or notice that it is */
 };
 
+int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_lane);
 /* Takes the socket over, also on failure. */
-int lane_new(struct peer *peer, int fd, struct lane **ret_lane);
+int tcp_lane_new(struct peer *peer, int fd, struct lane **ret_lane);
 struct lane *lane_free(struct lane *lane);
 /* Posted from home. */
 void lane_start(struct lane *lane);
@@ -369,12 +415,54 @@ void lane_fail(struct lane *lane, int status, const char *format, ...) _printf_(
 /* Lets go of a message: written, or never to be. */
 void lane_message_done(struct lane *lane, struct message *message, bool is_written);
 void lane_enqueue(struct lane *lane, struct message *message);
+void lane_heard(struct lane *lane);
+/* A call is given its cookie when it is about to be written. Returns 0 or -errno. */
+int lane_prepare(struct lane *lane, struct message *message);
+/* Something the peer must not do. Fails the lane, and with it the peer; returns -EPROTO. */
+int lane_protocol_error(struct lane *lane, const char *why);
+int lane_out_of_memory(struct lane *lane);
+/*
+ * A message whose header, in wire order, is in lane->header: checks it and finds where its payload goes (call or
+ * incoming, room, room_len). Returns 0, or has failed the lane. lane_end_message() when the payload is there.
+ */
+int lane_begin_message(struct lane *lane);
+void lane_end_message(struct lane *lane);
+void lane_end_answer(struct lane *lane, struct call *call);
+void lane_end_incoming(struct lane *lane, struct incoming *incoming);
+/* TCP only */
 void lane_flush(struct lane *lane);
 void lane_want(struct lane *lane, uint32_t events);
 void lane_receive(struct lane *lane);
 /* Lets go of what is half read. */
 void lane_receive_done(struct lane *lane);
-void lane_heard(struct lane *lane);
+
+/* RDMA (rdma.c) */
+
+struct rdma;
+struct rdma_peer;
+
+int rdma_new(struct transport *transport, const struct transport_rdma_params *params,
+	     struct rdma **ret_rdma);
+/* Every lane is gone. */
+struct rdma *rdma_free(struct rdma *rdma);
+/* Both sides of a peer that is coming up have RDMA: the accepting one makes its offer, the other expects it. */
+int rdma_begin(struct peer *peer);
+/* A DATA_RDMA arrived. */
+void rdma_notice_arrived(struct peer *peer, const struct data_header *header, const void *payload);
+/* The wire of a lane broke: closes it and moves its calls. Returns false when the peer cannot do without. */
+bool rdma_lane_lost(struct lane *lane);
+/* A rail is gone: makes it anew after a while. */
+void rdma_lane_closed(struct peer *peer);
+/* The peer is being lost: drops what is being made. */
+struct rdma_peer *rdma_peer_free(struct rdma_peer *rdma_peer);
+void rdma_peer_close(struct peer *peer);
+/* Parts may not go by TCP. */
+bool rdma_is_strict(const struct rdma *rdma);
+/* "rdma mlx5_0", "rdma mlx5_0 mlx5_1", "tcp". */
+void rdma_describe(const struct peer *peer, char *text, size_t size);
+struct rdma_link *rdma_link_free(struct rdma_link *link);
+/* A lane on a link, which it owns then (rdma_lane.c). */
+int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_lane);
 
 /* Deliveries (delivery.c) */
 
@@ -387,6 +475,12 @@ struct incoming {
 	struct lane *lane; /* NULL: from ourselves */
 	struct call *call; /* in-process: who waits; NULL once it was ended without us */
 	uint64_t charged;
+	/* Of calls that came over an RDMA lane; home but for room. */
+	struct rdma_room room; /* for the result, in their memory */
+	struct list
+		link;  /* of the peer's arrived ones until its answer is written; or moved ones */
+	unsigned rail; /* of that lane; the lane itself may be gone */
+	bool is_answered, is_written;
 };
 
 /* Charges the peer's quota. Returns 0, QUOTA_E_FULL, or -ENOMEM. */
@@ -395,6 +489,12 @@ int incoming_new(struct peer *peer, struct lane *lane, const struct data_header 
 struct incoming *incoming_free(struct incoming *incoming);
 /* Complete: hands it to the receiver. Home thread. */
 void incoming_arrive(struct mail *mail);
+/* The lane lets its answer go: written, or never to be on this lane. The lane's thread. */
+void incoming_written(struct incoming *incoming, bool is_written);
+/* An RDMA lane of the peer has closed: its calls wait to be asked for on another lane. */
+void incoming_lane_closed(struct lane *lane);
+/* The peer is lost: nobody will ask. */
+void incoming_peer_lost(struct peer *peer);
 
 /* A notice on its way out. */
 struct notice {

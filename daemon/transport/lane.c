@@ -10,20 +10,18 @@ static void lane_on_close(struct mail *mail);
 static void lane_on_lost(struct mail *mail);
 static void lane_on_closed(struct mail *mail);
 static void lane_on_flush(struct mail *mail);
-static void lane_on_ready(struct loop_source *source, uint32_t events);
 
-int lane_new(struct peer *peer, int fd, struct lane **ret_lane)
+int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_lane)
 {
 	struct lane *lane = calloc(1, sizeof(*lane));
 
-	if (!lane) {
-		fd_close(fd);
+	if (!lane)
 		return error_origin(-ENOMEM);
-	}
 	lane->transport = peer->transport;
 	lane->peer = peer;
+	lane->ops = ops;
 	lane->worker = transport_pick_worker(peer->transport);
-	lane->source = (struct loop_source){ .fd = fd, .ready = lane_on_ready };
+	lane->source.fd = -1;
 	lane->start.run = lane_on_start;
 	lane->close.run = lane_on_close;
 	lane->lost.run = lane_on_lost;
@@ -40,6 +38,8 @@ struct lane *lane_free(struct lane *lane)
 		return NULL;
 	assert(lane->source.fd < 0);
 
+	if (lane->rdma)
+		rdma_link_free(lane->rdma);
 	queue_done(&lane->queue);
 	cookies_done(&lane->cookies);
 	free(lane);
@@ -95,10 +95,9 @@ static void lane_on_closed(struct mail *mail)
 
 /* The worker's thread */
 
-static void lane_close_socket(struct lane *lane)
+static void lane_cut(struct lane *lane)
 {
-	loop_remove(&lane->source);
-	lane->source.fd = fd_close(lane->source.fd);
+	lane->ops->cut(lane);
 	lane->is_failed = true;
 }
 
@@ -112,19 +111,8 @@ void lane_fail(struct lane *lane, int status, const char *format, ...)
 	va_start(args, format);
 	(void)vsnprintf(lane->failure.text, sizeof(lane->failure.text), format, args);
 	va_end(args);
-	lane_close_socket(lane);
+	lane_cut(lane);
 	box_post(&lane->worker->to_home, &lane->lost);
-}
-
-void lane_want(struct lane *lane, uint32_t events)
-{
-	int r;
-
-	if (lane->source.events == events)
-		return;
-	r = loop_modify(&lane->source, events);
-	if (r)
-		lane_fail(lane, r, "epoll: %s", strerrordesc_np(-r));
 }
 
 void lane_heard(struct lane *lane)
@@ -135,24 +123,10 @@ void lane_heard(struct lane *lane)
 static void lane_on_start(struct mail *mail)
 {
 	struct lane *lane = container_of(mail, struct lane, start);
-	int r;
+	int r = lane->ops->start(lane);
 
-	r = loop_add(lane->worker->loop, &lane->source, EPOLLIN);
 	if (r)
 		lane_fail(lane, r, "epoll: %s", strerrordesc_np(-r));
-}
-
-static void lane_on_ready(struct loop_source *source, uint32_t events)
-{
-	struct lane *lane = container_of(source, struct lane, source);
-
-	lane->is_unblocked = events & EPOLLOUT;
-	lane->is_flushed_soon = true;
-	if (events & (EPOLLIN | EPOLLERR | EPOLLHUP))
-		lane_receive(lane);
-	lane->is_flushed_soon = false;
-	if (!lane->is_failed && (lane->is_unblocked || lane->is_fresh))
-		lane_flush(lane);
 }
 
 static void lane_on_flush(struct mail *mail)
@@ -161,7 +135,7 @@ static void lane_on_flush(struct mail *mail)
 
 	lane->is_flush_posted = false;
 	if (!lane->is_failed)
-		lane_flush(lane);
+		lane->ops->flush(lane);
 }
 
 /*
@@ -195,17 +169,23 @@ void lane_enqueue(struct lane *lane, struct message *message)
 	lane_post_flush(lane);
 }
 
+/* One that was moved without its payload has been told before. */
 static void lane_call_written(struct lane *lane, struct call *call)
 {
-	call->state = CALL_SENT;
+	if (call->state != CALL_FILLING && call->state != CALL_ANSWERED)
+		call->state = CALL_SENT;
+	call->is_written = true;
 	call->payload_block = block_unref(call->payload_block);
-	if (call->sent)
+	if (call->sent && !(call->header.flags & DATA_FLAG_HAD))
 		worker_post_home(lane->worker, &call->sent_mail);
+	if (call->state == CALL_ANSWERED)
+		worker_post_home(lane->worker, &call->message.mail);
 }
 
 /* Calls that are not written stay home's, which ends them. */
 void lane_message_done(struct lane *lane, struct message *message, bool is_written)
 {
+	message->bounce = block_unref(message->bounce);
 	if (message->kind != MESSAGE_PONG)
 		atomic_fetch_sub_explicit(&lane->queued_bytes, message_len(message),
 					  memory_order_relaxed);
@@ -218,7 +198,7 @@ void lane_message_done(struct lane *lane, struct message *message, bool is_writt
 			lane_call_written(lane, container_of(message, struct call, message));
 		return;
 	case MESSAGE_ANSWER:
-		incoming_free(container_of(message, struct incoming, message));
+		incoming_written(container_of(message, struct incoming, message), is_written);
 		return;
 	case MESSAGE_NOTICE:
 		free(container_of(message, struct notice, message));
@@ -233,14 +213,12 @@ static void lane_on_close(struct mail *mail)
 	struct message *message;
 
 	if (!lane->is_failed)
-		lane_flush(lane);
+		lane->ops->flush(lane);
 	if (lane->is_flush_posted)
 		loop_unpost(lane->worker->loop, &lane->flush);
-	lane_close_socket(lane);
-	if (lane->current)
-		lane_message_done(lane, TAKE_PTR(lane->current), false);
+	lane_cut(lane);
+	lane->ops->release(lane);
 	while ((message = queue_pop(&lane->queue)))
 		lane_message_done(lane, message, false);
-	lane_receive_done(lane);
 	box_post(&lane->worker->to_home, &lane->closed);
 }

@@ -23,6 +23,8 @@ int peer_new(struct transport *transport, enum peer_kind kind, const char *addre
 	(void)snprintf(peer->name, sizeof(peer->name), "%s", address);
 	list_init(&peer->link);
 	list_init(&peer->lanes);
+	list_init(&peer->arrived);
+	list_init(&peer->moved);
 	list_init(&peer->calls);
 	list_init(&peer->waiting);
 	list_init(&peer->notices);
@@ -52,10 +54,11 @@ struct peer *peer_free(struct peer *peer)
 	if (!peer)
 		return NULL;
 	assert(list_empty(&peer->lanes) && list_empty(&peer->calls) && list_empty(&peer->waiting));
-	assert(!peer->n_deliveries);
+	assert(!peer->n_deliveries && list_empty(&peer->arrived) && list_empty(&peer->moved));
 
 	loop_timer_cancel(&peer->timer);
 	dial_free(peer->dial);
+	rdma_peer_free(peer->rdma);
 	drop_notices(peer);
 	list_remove(&peer->link);
 	free(peer);
@@ -110,14 +113,35 @@ bool peer_has_lane(const struct peer *peer, unsigned index)
 	const struct lane *lane;
 
 	list_for_each (lane, &peer->lanes, link)
-		if (lane->index == index)
+		if (!lane->rdma && lane->index == index)
 			return true;
 	return false;
 }
 
-/* What was asked for while there was no lane. */
-static void peer_send_waiting(struct peer *peer)
+struct lane *peer_find_rail(const struct peer *peer, unsigned rail)
 {
+	struct lane *lane;
+
+	list_for_each (lane, &peer->lanes, link)
+		if (lane->rdma && lane->index == rail)
+			return lane;
+	return NULL;
+}
+
+unsigned peer_n_rails(const struct peer *peer)
+{
+	const struct lane *lane;
+	unsigned n = 0;
+
+	list_for_each (lane, &peer->lanes, link)
+		n += lane->rdma && !lane->is_closing;
+	return n;
+}
+
+/* What was asked for while there was no lane, or none for it: that waits on. */
+void peer_send_waiting(struct peer *peer)
+{
+	struct list calls = LIST_INIT(calls);
 	struct notice *notice;
 	struct call *call;
 
@@ -127,8 +151,21 @@ static void peer_send_waiting(struct peer *peer)
 	}
 	while ((call = list_first(&peer->waiting, struct call, link))) {
 		list_remove(&call->link);
+		list_push_back(&calls, &call->link);
+	}
+	while ((call = list_first(&calls, struct call, link))) {
+		list_remove(&call->link);
 		call_send(call);
 	}
+}
+
+static void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index, bool is_accepted)
+{
+	lane->index = index;
+	lane->is_accepted = is_accepted;
+	lane->makes_calls = !is_accepted;
+	list_push_back(&peer->lanes, &lane->link);
+	lane_start(lane);
 }
 
 int peer_add_lane(struct peer *peer, int fd, unsigned index, bool is_accepted)
@@ -136,15 +173,25 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, bool is_accepted)
 	struct lane *lane;
 	int r;
 
-	r = lane_new(peer, fd, &lane);
+	r = tcp_lane_new(peer, fd, &lane);
 	if (r)
 		return error_trace(r);
-	lane->index = index;
-	lane->is_accepted = is_accepted;
-	lane->makes_calls = !is_accepted;
-	list_push_back(&peer->lanes, &lane->link);
 	peer->state = PEER_UP;
-	lane_start(lane);
+	peer_take_lane(peer, lane, index, is_accepted);
+	peer_send_waiting(peer);
+	return 0;
+}
+
+int peer_add_rdma_lane(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted)
+{
+	struct lane *lane;
+	int r;
+
+	assert(peer->state == PEER_UP);
+	r = rdma_lane_new(peer, link, &lane);
+	if (r)
+		return error_trace(r);
+	peer_take_lane(peer, lane, rail, is_accepted);
 	peer_send_waiting(peer);
 	return 0;
 }
@@ -182,6 +229,7 @@ static void peer_finish(struct peer *peer)
 	list_remove(&peer->link);
 	list_push_back(&peer->transport->lost_peers, &peer->link);
 	drop_notices(peer);
+	incoming_peer_lost(peer);
 	end_calls_of_lost(peer);
 	tell_loss(peer);
 	peer->state = PEER_LOST;
@@ -206,6 +254,7 @@ void peer_lose(struct peer *peer, int status, const char *why)
 	(void)failure_set(&peer->failure, status, "%s", why);
 	peer->state = PEER_LOSING;
 	peer->dial = dial_free(peer->dial);
+	rdma_peer_close(peer);
 	list_for_each (lane, &peer->lanes, link)
 		lane_close(lane);
 	if (list_empty(&peer->lanes))
@@ -214,6 +263,8 @@ void peer_lose(struct peer *peer, int status, const char *why)
 
 void peer_lane_lost(struct lane *lane)
 {
+	if (lane->rdma && rdma_lane_lost(lane))
+		return;
 	peer_lose(lane->peer, lane->failure.status, lane->failure.text);
 }
 
@@ -221,10 +272,18 @@ void peer_lane_closed(struct lane *lane)
 {
 	struct peer *peer = lane->peer;
 
+	bool is_rail = lane->rdma && peer->state == PEER_UP;
+
 	list_remove(&lane->link);
 	if (lane->is_accepted)
 		peer->transport->n_accepted--;
+	if (is_rail) {
+		incoming_lane_closed(lane);
+		call_move_all(lane);
+	}
 	lane_free(lane);
+	if (is_rail)
+		rdma_lane_closed(peer);
 	if (list_empty(&peer->lanes))
 		peer_finish(peer);
 }
@@ -325,6 +384,10 @@ static void peer_on_timer(struct loop_timer *timer)
 		if (!lane->n_business)
 			continue;
 		at_ns = lane_check_silence(lane, now_ns);
+		if (!at_ns && lane->rdma) {
+			peer_lane_lost(lane);
+			continue;
+		}
 		if (!at_ns) {
 			lose_silent(peer);
 			return;

@@ -6,13 +6,13 @@
 
 /* One message, of which the header is known. Each returns 0, or has failed the lane. */
 
-static int protocol_error(struct lane *lane, const char *why)
+int lane_protocol_error(struct lane *lane, const char *why)
 {
 	lane_fail(lane, -EPROTO, "protocol error: %s", why);
 	return -EPROTO;
 }
 
-static int out_of_memory(struct lane *lane)
+int lane_out_of_memory(struct lane *lane)
 {
 	lane_fail(lane, -ENOMEM, "out of memory for what it sends");
 	return -ENOMEM;
@@ -33,14 +33,13 @@ static int begin_answer(struct lane *lane)
 	const struct data_header *header = &lane->header;
 	struct call *call = lane->makes_calls ? cookies_find(&lane->cookies, header->cookie) : NULL;
 
-	if (!call || call->state != CALL_SENT)
-		return protocol_error(lane, "an answer to no call of ours");
+	if (!call || (call->state != CALL_SENT && call->state != CALL_POSTED))
+		return lane_protocol_error(lane, "an answer to no call of ours");
 	if (!answer_fits(call, header))
-		return protocol_error(lane, "an answer of the wrong kind");
+		return lane_protocol_error(lane, "an answer of the wrong kind");
 	if (header->op == DATA_RESULT && call->room && header->len > call->room_len)
-		return protocol_error(lane, "a result longer than was asked for");
+		return lane_protocol_error(lane, "a result longer than was asked for");
 
-	cookies_remove(&lane->cookies, header->cookie);
 	call->answer = *header;
 	lane->call = call;
 	lane->room_len = header->len;
@@ -50,7 +49,7 @@ static int begin_answer(struct lane *lane)
 		lane->room = call->room;
 	} else if (header->len) {
 		if (block_new(lane->transport->blocks, header->len, NULL, &call->answer_block))
-			return out_of_memory(lane);
+			return lane_out_of_memory(lane);
 		lane->room = call->answer_block->data;
 	}
 	return 0;
@@ -63,7 +62,7 @@ static int begin_incoming(struct lane *lane)
 	int r;
 
 	if (header->cookie && lane->makes_calls)
-		return protocol_error(lane, "a call from the side that answers");
+		return lane_protocol_error(lane, "a call from the side that answers");
 	r = incoming_new(lane->peer, lane, header, &incoming);
 	if (r == QUOTA_E_FULL) {
 		lane_fail(lane, -EDQUOT, "it would have us hold more than %" PRIu64 " bytes for it",
@@ -71,13 +70,13 @@ static int begin_incoming(struct lane *lane)
 		return -EDQUOT;
 	}
 	if (r)
-		return out_of_memory(lane);
+		return lane_out_of_memory(lane);
 	lane->incoming = incoming;
 	if (!header->len)
 		return 0;
 	if (block_new(lane->transport->blocks, header->len, NULL,
 		      &incoming->delivery.payload_block))
-		return out_of_memory(lane);
+		return lane_out_of_memory(lane);
 	incoming->delivery.payload = incoming->delivery.payload_block->data;
 	lane->room = incoming->delivery.payload_block->data;
 	lane->room_len = header->len;
@@ -98,13 +97,13 @@ static void queue_pong(struct lane *lane)
 	lane_enqueue(lane, &lane->pong);
 }
 
-static int begin_message(struct lane *lane)
+int lane_begin_message(struct lane *lane)
 {
 	const char *why;
 
 	data_header_decode(&lane->header);
 	if (data_header_check(&lane->header, &why))
-		return protocol_error(lane, why);
+		return lane_protocol_error(lane, why);
 	lane->room = NULL;
 	lane->room_len = 0;
 	switch (lane->header.op) {
@@ -127,19 +126,31 @@ static void call_on_answer(struct mail *mail)
 	call_end(container_of(mail, struct call, message.mail));
 }
 
-static void end_message(struct lane *lane)
+void lane_end_answer(struct lane *lane, struct call *call)
+{
+	cookies_remove(&lane->cookies, call->header.cookie);
+	call_take_answer(call);
+	call->message.mail.run = call_on_answer;
+	call->state = CALL_ANSWERED;
+	if (call->is_written)
+		worker_post_home(lane->worker, &call->message.mail);
+}
+
+void lane_end_incoming(struct lane *lane, struct incoming *incoming)
+{
+	worker_post_home(lane->worker, &incoming->mail);
+}
+
+void lane_end_message(struct lane *lane)
 {
 	struct incoming *incoming = TAKE_PTR(lane->incoming);
 	struct call *call = TAKE_PTR(lane->call);
 
 	lane->header_len = 0;
-	if (call) {
-		call_take_answer(call);
-		call->message.mail.run = call_on_answer;
-		worker_post_home(lane->worker, &call->message.mail);
-	} else if (incoming) {
-		worker_post_home(lane->worker, &incoming->mail);
-	}
+	if (call)
+		lane_end_answer(lane, call);
+	else if (incoming)
+		lane_end_incoming(lane, incoming);
 }
 
 void lane_receive_done(struct lane *lane)
@@ -160,7 +171,7 @@ static void lane_parse(struct lane *lane, const unsigned char *data, size_t len)
 			lane->header_len += n;
 			if (lane->header_len < sizeof(lane->header))
 				return;
-			if (begin_message(lane))
+			if (lane_begin_message(lane))
 				return;
 		} else {
 			n = MIN(len, lane->room_len);
@@ -171,7 +182,7 @@ static void lane_parse(struct lane *lane, const unsigned char *data, size_t len)
 		data += n;
 		len -= n;
 		if (!lane->room_len)
-			end_message(lane);
+			lane_end_message(lane);
 	}
 }
 
@@ -215,7 +226,7 @@ static bool lane_receive_once(struct lane *lane)
 		lane->room = (char *)lane->room + direct;
 		lane->room_len -= direct;
 		if (!lane->room_len)
-			end_message(lane);
+			lane_end_message(lane);
 	}
 	lane_parse(lane, lane->worker->buffer, len - direct);
 	return len == offered && !lane->is_failed;

@@ -27,8 +27,7 @@ static void batch_add(struct batch *batch, struct message *message, const struct
 	batch->len += header_left + payload_left;
 }
 
-/* A call is given its cookie when it is about to be written. Returns 0 or -errno. */
-static int lane_prepare(struct lane *lane, struct message *message)
+int lane_prepare(struct lane *lane, struct message *message)
 {
 	struct call *call = container_of(message, struct call, message);
 	int r;

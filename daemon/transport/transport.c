@@ -102,6 +102,8 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 	if (!r)
 		r = start_workers(transport, params->n_threads);
 	if (!r)
+		r = rdma_new(transport, &params->rdma, &transport->rdma);
+	if (!r)
 		r = accept_start(transport, params->listen, TAKE_FD(listen_fd));
 	if (r)
 		return error_trace(r);
@@ -125,6 +127,7 @@ void transport_close(struct transport *transport)
 	for (unsigned i = 0; i < transport->n_workers; i++)
 		box_drain(&transport->workers[i]->to_home);
 	box_drain(&transport->box);
+	transport->rdma = rdma_free(transport->rdma);
 	if (transport->self)
 		peer_end_calls(transport->self, -ESHUTDOWN, "this daemon shuts down");
 }
@@ -244,6 +247,8 @@ int transport_peers(const struct transport *transport, struct transport_peer_inf
 		info->bytes_in += in;
 		info->bytes_out += out;
 		info->is_up |= peer->state == PEER_UP;
+		if (!*info->transport || peer->kind == PEER_CALLED)
+			rdma_describe(peer, info->transport, sizeof(info->transport));
 		(void)snprintf(info->node, sizeof(info->node), "%s", peer->node);
 		/* Where we call it says more than the port it calls from. */
 		if (!*info->address || peer->kind == PEER_CALLED)

@@ -1,6 +1,6 @@
 /*
- * Node to node: calls and notices between daemons over TCP, or without a connection inside one process. The contract
- * is the same for all transports and tests/contract holds each to it.
+ * Node to node: calls and notices between daemons over TCP, RDMA, or without a connection inside one process. The
+ * contract is the same for all transports and tests/contract holds each to it.
  *
  * Owns the data threads and every data connection. All functions and callbacks here run on the control thread (the
  * home loop); payloads are read and written on data threads, straight from and into the memory the caller named.
@@ -14,6 +14,9 @@
  * Who connects makes the calls: a peer from transport_connect() takes calls and notices, a peer that connected to us
  * (met in a delivery or a notice) takes answers and notices only. Two daemons that call each other are therefore two
  * peers on either side, which are lost each on its own.
+ *
+ * RDMA lanes come beside those of TCP where both daemons have devices and calls with parts take them. One that breaks is
+ * no loss of its peer: calls that were on it are taken up over TCP, each once, and the lane is made anew after a while.
  */
 #pragma once
 
@@ -28,12 +31,22 @@ struct transport;
 struct peer;
 struct lane;
 
+/* Memory of the other side that we may write to by RDMA; len 0: none. */
+struct rdma_room {
+	uint64_t address;
+	uint32_t key, len, immediate;
+};
+
 /* Something that waits to be written to a lane. The transport's. */
 struct message {
 	struct mail mail;
 	const struct data_header *header; /* host order */
 	const void *payload;
 	struct lane *lane;
+	struct list link;      /* RDMA: of those whose payload waits */
+	struct rdma_room room; /* RDMA: where it goes */
+	struct block
+		*bounce; /* RDMA: a copy of a payload in memory that the device does not know */
 	uint64_t sequence;
 	int32_t priority;
 	uint8_t kind;
@@ -71,6 +84,8 @@ struct call {
 	struct list link;
 	struct peer *peer;
 	struct incoming *incoming; /* in-process: the delivery, until it is answered */
+	bool is_room_named;	   /* RDMA: the other side was told where room is */
+	bool is_written;	   /* payload may be reused */
 	unsigned state;
 };
 
@@ -102,6 +117,19 @@ struct transport_ops {
 	void (*peer_lost)(void *user, struct peer *peer, const char *why);
 };
 
+/* Whether parts go by RDMA. AUTO: where both ends have it, else, and when it breaks, by TCP. RDMA: by nothing else. */
+enum transport_kind { TRANSPORT_TCP, TRANSPORT_AUTO, TRANSPORT_RDMA };
+
+#define TRANSPORT_GID_AUTO 256u
+
+struct transport_rdma_params {
+	enum transport_kind kind;
+	const char *devices; /* "mlx5_0 mlx5_1:2": devices, or ports of them; empty or NULL: all */
+	unsigned service_level; /* 0 to 15; InfiniBand */
+	unsigned traffic_class; /* 0 to 255 */
+	unsigned gid_index;	/* of each port, or TRANSPORT_GID_AUTO: that of its address */
+};
+
 struct transport_params {
 	struct loop *loop; /* home */
 	struct block_cache *blocks;
@@ -125,6 +153,7 @@ struct transport_params {
 	uint64_t
 		quota_bytes; /* bytes held for one peer: its calls until answered, our answers until written;
 				   * a peer over it is lost with a clear reason */
+	struct transport_rdma_params rdma; /* zero: TCP */
 };
 
 int transport_new(const struct transport_params *params, struct transport **ret_transport);
@@ -140,6 +169,38 @@ DEFINE_CLEANUP(struct transport *, transport_free)
 
 /* Another cluster key for handshakes from now on; connections that stand are not touched. Returns 0 or -ENOMEM. */
 int transport_set_key(struct transport *transport, const void *key, size_t len);
+
+/*
+ * Memory that calls will name as payload or room: by RDMA it is then read and written where it lies. Memory that was
+ * not told works too, by way of a copy; so does that which the device refuses, which is said. Nothing happens but a note
+ * until an RDMA lane first uses it; then it is pinned, as one region for each device. It must be removed before it is
+ * unmapped, and no call may name it then. Harmless without RDMA. Blocks of params.blocks need not be told. Any thread.
+ * Returns 0 or -ENOMEM.
+ */
+int transport_memory_add(struct transport *transport, void *data, size_t len);
+void transport_memory_remove(struct transport *transport, void *data);
+/*
+ * The same for memory of another device (a GPU), by the dma-buf of which it is len bytes from offset; calls name it by
+ * `data`, an address that nobody else uses. Returns 0, -ENOMEM, or TRANSPORT_E_HOST, which was said in the log: some device
+ * or its driver does not do this, so the caller must stage it through host memory.
+ */
+enum { TRANSPORT_E_NONE, TRANSPORT_E_HOST };
+int transport_memory_add_dmabuf(struct transport *transport, void *data, size_t len, int fd,
+				uint64_t offset);
+
+/* For measuring; all 0 without RDMA. */
+struct transport_rdma_counters {
+	uint64_t bytes_moved; /* payloads sent and received over RDMA lanes */
+	uint64_t
+		bytes_copied; /* of these, by a processor: small ones, and from or to memory that was not told */
+	uint64_t regions;      /* registered now, with each device, those of the lanes included */
+	uint64_t bytes_pinned; /* in them */
+	uint64_t links;	       /* connections that have been made */
+	uint64_t links_broken; /* that broke while their peer was alive */
+	uint64_t calls_moved;  /* to TCP, because of that */
+};
+void transport_rdma_counters(const struct transport *transport,
+			     struct transport_rdma_counters *ret_counters);
 
 /* The port we listen on, or 0. */
 uint16_t transport_port(const struct transport *transport);
@@ -180,6 +241,7 @@ struct transport_peer_info {
 	char node[64]; /* its name, from the handshake; empty: not known yet */
 	char address[96];
 	bool is_up;
+	char transport[64]; /* "tcp", "rdma mlx5_0 mlx5_1" */
 	uint64_t bytes_in, bytes_out;
 };
 int transport_peers(const struct transport *transport, struct transport_peer_info **ret_peers,

@@ -232,7 +232,7 @@ D_OK, D_RESULT, D_ERROR = 16, 17, 18
 D_FAIL_ROUND, D_FAIL_JOB, D_LEAVE, D_PING, D_PONG = range(32, 37)
 HEADER = struct.Struct('<IBBHIIQQQIIIIBBBBiQQIIiI')
 HEADER_FIELDS = ('magic version op flags len cookie job key round epoch node block part dtype operation reduction pad '
-                 'status offset total part_len root priority checksum').split()
+                 'status offset total part_len root priority moved').split()
 HELLO_BYTES = struct.Struct('<IBBHQQ64s32s32s')
 assert ENTRY.size == 128 and HEADER.size == 96 and HELLO_BYTES.size == 152
 

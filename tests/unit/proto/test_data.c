@@ -57,6 +57,8 @@ TEST(good_contributions_pass)
 {
 	EXPECT_GOOD();
 	EXPECT_GOOD(h.len = 0);
+	EXPECT_GOOD(h.flags = DATA_FLAG_MOVED | 3 << DATA_FLAG_RAIL_SHIFT, h.moved = 77);
+	EXPECT_GOOD(h.flags = DATA_FLAG_MOVED | DATA_FLAG_HAD, h.len = 0);
 	EXPECT_GOOD(h.operation = OPERATION_BROADCAST, h.reduction = 0, h.root = JOB_RANKS_MAX - 1);
 	EXPECT_GOOD(h.operation = OPERATION_ALL_TO_ALL, h.reduction = 0, h.block = UINT32_MAX);
 	EXPECT_GOOD(h.operation = OPERATION_BARRIER, h.reduction = h.dtype = 0,
@@ -70,9 +72,12 @@ TEST(frames_of_another_protocol_are_refused)
 	EXPECT_BAD("not a data header", h.magic++);
 	EXPECT_BAD("version", h.version = 0);
 	EXPECT_BAD("version", h.version = DATA_VERSION + 1);
-	EXPECT_BAD("later version", h.flags = 1);
+	EXPECT_BAD("later version", h.flags = 4);
+	EXPECT_BAD("later version", h.flags = DATA_FLAG_HAD);
+	EXPECT_BAD("later version", h.flags = DATA_FLAG_MOVED | DATA_FLAG_HAD);
+	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_MOVED);
 	EXPECT_BAD("later version", h.pad = 1);
-	EXPECT_BAD("later version", h.checksum = 1);
+	EXPECT_BAD("later version", h.moved = 1);
 	EXPECT_BAD("no such message", h.op = 0, h.cookie = 1);
 	EXPECT_BAD("no such message", h.op = 6);
 	EXPECT_BAD("no such message", h.op = 255, h.cookie = 0);

@@ -47,6 +47,17 @@ static const struct transport_ops pair_ops = {
 	.peer_lost = on_lost,
 };
 
+/* One of the two names in BPS_TEST_RDMA. */
+static const char *rdma_device(bool is_first)
+{
+	static char names[2][64];
+	const char *both = getenv("BPS_TEST_RDMA");
+
+	if (!both || sscanf(both, "%63s %63s", names[0], names[1]) != 2)
+		TEST_SKIP("needs RDMA devices, named in BPS_TEST_RDMA: scripts/vm --rdma has them");
+	return names[!is_first];
+}
+
 void pair_params(struct pair *pair, const struct pair_config *config, struct pair_side *side,
 		 struct transport_params *ret_params)
 {
@@ -70,7 +81,12 @@ void pair_params(struct pair *pair, const struct pair_config *config, struct pai
 		.handshake_timeout_ms = config->handshake_timeout_ms ?: 60000,
 		.peer_timeout_ms = config->peer_timeout_ms ?: 60000,
 		.quota_bytes = config->quota_bytes ?: UINT64_MAX,
+		.rdma = { .kind = TRANSPORT_TCP, .gid_index = TRANSPORT_GID_AUTO },
 	};
+	if (config->variant.is_rdma) {
+		ret_params->rdma.kind = TRANSPORT_RDMA;
+		ret_params->rdma.devices = rdma_device(is_a);
+	}
 }
 
 static void side_init(struct pair *pair, struct pair_side *side)

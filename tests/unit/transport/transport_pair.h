@@ -12,6 +12,7 @@ struct pair_variant {
 	const char *name;
 	bool is_inproc;
 	unsigned n_threads, n_lanes;
+	bool is_rdma; /* parts by RDMA alone; on the devices of BPS_TEST_RDMA, "a b" */
 };
 
 struct pair_config {
@@ -59,6 +60,7 @@ struct pair_call {
 
 void pair_params(struct pair *pair, const struct pair_config *config, struct pair_side *side,
 		 struct transport_params *ret_params);
+/* Skips the test where variant needs what the machine has not. */
 struct pair *pair_new_with(const struct pair_config *config);
 /* Variant with defaults. */
 struct pair *pair_new(const struct pair_variant *variant);

@@ -1,0 +1,321 @@
+#include "transport/rdma.h"
+
+#include "base/clock.h"
+#include "base/log.h"
+#include <fcntl.h>
+#include <stdio.h>
+#include <sys/resource.h>
+
+#define ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)
+
+void rdma_explain(int error, const char *what, char *text, size_t size)
+{
+	struct rlimit limit;
+
+	if (error == ENOMEM && !getrlimit(RLIMIT_MEMLOCK, &limit) &&
+	    limit.rlim_cur != RLIM_INFINITY)
+		(void)snprintf(text, size,
+			       "%s: %s; this process may lock %llu KiB of memory: raise that "
+			       "(LimitMEMLOCK=infinity in its unit, or ulimit -l unlimited)",
+			       what, strerrordesc_np(error),
+			       (unsigned long long)limit.rlim_cur >> 10);
+	else if (error == EACCES || error == EPERM)
+		(void)snprintf(
+			text, size,
+			"%s: %s; this user may not open the device: see the owner and mode of "
+			"/dev/infiniband (Debian: group rdma), and DeviceAllow= of its unit",
+			what, strerrordesc_np(error));
+	else
+		(void)snprintf(text, size, "%s: %s", what,
+			       strerrordesc_np(error) ?: "unknown error");
+}
+
+struct ibv_mr *rdma_register(struct rdma *rdma, struct rdma_device *device, void *data, size_t len,
+			     int access)
+{
+	struct ibv_mr *mr = rdma->verbs->reg_mr(device->pd, data, len, access);
+
+	if (!mr && errno == ENOMEM && device->has_odp)
+		mr = rdma->verbs->reg_mr(device->pd, data, len, access | IBV_ACCESS_ON_DEMAND);
+	if (!mr)
+		return NULL;
+	atomic_fetch_add(&rdma->regions, 1);
+	atomic_fetch_add(&rdma->bytes_pinned, len);
+	return mr;
+}
+
+void rdma_unregister(struct rdma *rdma, struct ibv_mr *mr)
+{
+	if (!mr)
+		return;
+	atomic_fetch_sub(&rdma->regions, 1);
+	atomic_fetch_sub(&rdma->bytes_pinned, mr->length);
+	(void)rdma->verbs->dereg_mr(mr);
+}
+
+/* The first region behind an address; under the lock. */
+static size_t position_of(const struct rdma_memory *memory, uintptr_t at)
+{
+	size_t low = 0, high = memory->n;
+
+	while (low < high) {
+		size_t middle = (low + high) / 2;
+
+		if (memory->regions[middle]->start <= at)
+			low = middle + 1;
+		else
+			high = middle;
+	}
+	return low;
+}
+
+static struct rdma_region *region_of(const struct rdma_memory *memory, const void *data, size_t len)
+{
+	uintptr_t at = (uintptr_t)data;
+	size_t i = position_of(memory, at);
+	struct rdma_region *region = i ? memory->regions[i - 1] : NULL;
+
+	if (!region || at - region->start > region->len || len > region->len - (at - region->start))
+		return NULL;
+	return region;
+}
+
+static struct ibv_mr *register_dmabuf(struct rdma *rdma, struct rdma_device *device,
+				      const struct rdma_region *region)
+{
+	struct ibv_mr *mr;
+
+	if (!rdma->verbs->reg_dmabuf_mr) {
+		errno = EOPNOTSUPP;
+		return NULL;
+	}
+	mr = rdma->verbs->reg_dmabuf_mr(device->pd, region->offset, region->len, region->start,
+					region->dmabuf, ACCESS);
+	if (mr) {
+		atomic_fetch_add(&rdma->regions, 1);
+		atomic_fetch_add(&rdma->bytes_pinned, mr->length);
+	}
+	return mr;
+}
+
+/* First use. The lock is held for writing. */
+static void region_register(struct rdma *rdma, struct rdma_device *device,
+			    struct rdma_region *region)
+{
+	uint64_t start_ns = clock_now_ns();
+	char text[320];
+	unsigned i = device->index;
+
+	if (region->mrs[i] || region->is_refused[i])
+		return;
+	region->mrs[i] = region->dmabuf >= 0 ? register_dmabuf(rdma, device, region)
+					     : rdma_register(rdma, device, (void *)region->start,
+							     region->len, ACCESS);
+	if (region->mrs[i]) {
+		log_debug("rdma: %s: registered %zu KiB in %llu us", device->name,
+			  region->len >> 10,
+			  (unsigned long long)(clock_now_ns() - start_ns) / 1000);
+		return;
+	}
+	region->is_refused[i] = true;
+	if (atomic_exchange(&rdma->has_complained, true))
+		return;
+	rdma_explain(errno, "cannot register memory, so it is copied on its way", text,
+		     sizeof(text));
+	log_warning("rdma: %s: %zu KiB: %s", device->name, region->len >> 10, text);
+}
+
+bool rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void *data, size_t len,
+		      uint32_t *ret_lkey, uint32_t *ret_rkey)
+{
+	struct rdma_memory *memory = &rdma->memory;
+	struct rdma_region *region;
+	struct ibv_mr *mr = NULL;
+	bool is_new;
+
+	(void)pthread_rwlock_rdlock(&memory->lock);
+	region = region_of(memory, data, len);
+	if (region)
+		mr = region->mrs[device->index];
+	is_new = region && !mr && !region->is_refused[device->index];
+	(void)pthread_rwlock_unlock(&memory->lock);
+	if (is_new) {
+		(void)pthread_rwlock_wrlock(&memory->lock);
+		region = region_of(memory, data, len);
+		if (region) {
+			region_register(rdma, device, region);
+			mr = region->mrs[device->index];
+		}
+		(void)pthread_rwlock_unlock(&memory->lock);
+	}
+	if (!mr)
+		return false;
+	*ret_lkey = mr->lkey;
+	*ret_rkey = mr->rkey;
+	return true;
+}
+
+static void region_free(struct rdma *rdma, struct rdma_region *region)
+{
+	for (unsigned i = 0; i < RDMA_DEVICES; i++)
+		rdma_unregister(rdma, region->mrs[i]);
+	if (region->dmabuf >= 0)
+		(void)close(region->dmabuf);
+	free(region);
+}
+
+static int memory_reserve(struct rdma_memory *memory)
+{
+	size_t capacity = memory->capacity ? 2 * memory->capacity : 64;
+	struct rdma_region **regions;
+
+	if (memory->n < memory->capacity)
+		return 0;
+	regions = reallocarray(memory->regions, capacity, sizeof(*regions));
+	if (!regions)
+		return error_origin(-ENOMEM);
+	memory->regions = regions;
+	memory->capacity = capacity;
+	return 0;
+}
+
+int rdma_memory_add(struct rdma *rdma, const struct rdma_region *region)
+{
+	struct rdma_memory *memory = &rdma->memory;
+	struct rdma_region *copy = malloc(sizeof(*copy));
+	size_t i;
+	int r;
+
+	if (!copy)
+		return error_origin(-ENOMEM);
+	*copy = *region;
+	(void)pthread_rwlock_wrlock(&memory->lock);
+	r = memory_reserve(memory);
+	if (!r) {
+		i = position_of(memory, copy->start);
+		memmove(&memory->regions[i + 1], &memory->regions[i],
+			(memory->n - i) * sizeof(*memory->regions));
+		memory->regions[i] = copy;
+		memory->n++;
+	}
+	(void)pthread_rwlock_unlock(&memory->lock);
+	if (r)
+		free(copy);
+	return error_trace(r);
+}
+
+void rdma_memory_remove(struct rdma *rdma, void *data)
+{
+	struct rdma_memory *memory = &rdma->memory;
+	struct rdma_region *region = NULL;
+	size_t i;
+
+	(void)pthread_rwlock_wrlock(&memory->lock);
+	i = position_of(memory, (uintptr_t)data);
+	if (i && memory->regions[i - 1]->start == (uintptr_t)data) {
+		region = memory->regions[i - 1];
+		memory->n--;
+		memmove(&memory->regions[i - 1], &memory->regions[i],
+			(memory->n - (i - 1)) * sizeof(*memory->regions));
+	}
+	(void)pthread_rwlock_unlock(&memory->lock);
+	if (region)
+		region_free(rdma, region);
+}
+
+static void slab_added(struct block_watcher *watcher, void *data, size_t len)
+{
+	struct rdma *rdma = container_of(watcher, struct rdma, watcher);
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .dmabuf = -1 };
+
+	/* Out of memory: blocks in it are then not moved by RDMA, which says so. */
+	(void)rdma_memory_add(rdma, &region);
+}
+
+static void slab_removed(struct block_watcher *watcher, void *data)
+{
+	rdma_memory_remove(container_of(watcher, struct rdma, watcher), data);
+}
+
+void rdma_memory_init(struct rdma *rdma)
+{
+	(void)pthread_rwlock_init(&rdma->memory.lock, NULL);
+	rdma->watcher =
+		(struct block_watcher){ .slab_added = slab_added, .slab_removed = slab_removed };
+	block_cache_watch(rdma->transport->blocks, &rdma->watcher);
+}
+
+void rdma_memory_done(struct rdma *rdma)
+{
+	struct rdma_memory *memory = &rdma->memory;
+
+	block_cache_unwatch(rdma->transport->blocks, &rdma->watcher);
+	while (memory->n)
+		region_free(rdma, memory->regions[--memory->n]);
+	free(memory->regions);
+	(void)pthread_rwlock_destroy(&memory->lock);
+}
+
+/* The interface */
+
+int transport_memory_add(struct transport *transport, void *data, size_t len)
+{
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .dmabuf = -1 };
+
+	return transport->rdma ? error_trace(rdma_memory_add(transport->rdma, &region)) : 0;
+}
+
+void transport_memory_remove(struct transport *transport, void *data)
+{
+	if (transport->rdma)
+		rdma_memory_remove(transport->rdma, data);
+}
+
+/* Registered at once: whoever has it must know before it is named. */
+int transport_memory_add_dmabuf(struct transport *transport, void *data, size_t len, int fd,
+				uint64_t offset)
+{
+	struct rdma *rdma = transport->rdma;
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .offset = offset };
+	uint32_t lkey, rkey;
+	int r;
+
+	if (!rdma)
+		return TRANSPORT_E_HOST;
+	region.dmabuf = fcntl(fd, F_DUPFD_CLOEXEC, 3);
+	if (region.dmabuf < 0)
+		return error_origin(-errno);
+	r = rdma_memory_add(rdma, &region);
+	if (r) {
+		(void)close(region.dmabuf);
+		return error_trace(r);
+	}
+	for (unsigned i = 0; i < rdma->n_devices; i++) {
+		if (rdma_memory_find(rdma, &rdma->devices[i], data, len, &lkey, &rkey))
+			continue;
+		log_notice("rdma: %s does not reach the memory of this GPU (no dma-buf, or none "
+			   "from its driver): it "
+			   "goes by way of host memory",
+			   rdma->devices[i].name);
+		rdma_memory_remove(rdma, data);
+		return TRANSPORT_E_HOST;
+	}
+	return 0;
+}
+
+void transport_rdma_counters(const struct transport *transport,
+			     struct transport_rdma_counters *ret_counters)
+{
+	const struct rdma *rdma = transport->rdma;
+
+	*ret_counters = (struct transport_rdma_counters){ 0 };
+	if (!rdma)
+		return;
+	ret_counters->bytes_moved = atomic_load(&rdma->bytes_moved);
+	ret_counters->bytes_copied = atomic_load(&rdma->bytes_copied);
+	ret_counters->regions = atomic_load(&rdma->regions);
+	ret_counters->bytes_pinned = atomic_load(&rdma->bytes_pinned);
+	ret_counters->links = atomic_load(&rdma->n_links);
+	ret_counters->links_broken = atomic_load(&rdma->n_broken);
+	ret_counters->calls_moved = atomic_load(&rdma->calls_moved);
+}

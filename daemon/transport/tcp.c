@@ -1,0 +1,70 @@
+#include "transport/internal.h"
+
+#include <stdio.h>
+#include <sys/epoll.h>
+
+/* A lane over a TCP connection; send.c and receive.c hold its two directions. */
+
+static void tcp_on_ready(struct loop_source *source, uint32_t events)
+{
+	struct lane *lane = container_of(source, struct lane, source);
+
+	lane->is_unblocked = events & EPOLLOUT;
+	lane->is_flushed_soon = true;
+	if (events & (EPOLLIN | EPOLLERR | EPOLLHUP))
+		lane_receive(lane);
+	lane->is_flushed_soon = false;
+	if (!lane->is_failed && (lane->is_unblocked || lane->is_fresh))
+		lane_flush(lane);
+}
+
+static int tcp_start(struct lane *lane)
+{
+	return error_trace(loop_add(lane->worker->loop, &lane->source, EPOLLIN));
+}
+
+static void tcp_cut(struct lane *lane)
+{
+	loop_remove(&lane->source);
+	lane->source.fd = fd_close(lane->source.fd);
+}
+
+static void tcp_release(struct lane *lane)
+{
+	if (lane->current)
+		lane_message_done(lane, TAKE_PTR(lane->current), false);
+	lane_receive_done(lane);
+}
+
+static const struct lane_ops tcp_ops = {
+	.start = tcp_start,
+	.flush = lane_flush,
+	.cut = tcp_cut,
+	.release = tcp_release,
+};
+
+int tcp_lane_new(struct peer *peer, int fd, struct lane **ret_lane)
+{
+	struct lane *lane;
+	int r;
+
+	r = lane_new(peer, &tcp_ops, &lane);
+	if (r) {
+		fd_close(fd);
+		return error_trace(r);
+	}
+	lane->source = (struct loop_source){ .fd = fd, .ready = tcp_on_ready };
+	*ret_lane = lane;
+	return 0;
+}
+
+void lane_want(struct lane *lane, uint32_t events)
+{
+	int r;
+
+	if (lane->source.events == events)
+		return;
+	r = loop_modify(&lane->source, events);
+	if (r)
+		lane_fail(lane, r, "epoll: %s", strerrordesc_np(-r));
+}
