@@ -80,11 +80,12 @@ static void call_move(struct call *call, unsigned rail)
 	call_send(call);
 }
 
-void call_move_all(struct lane *lane)
+unsigned call_move_all(struct lane *lane)
 {
 	struct peer *peer = lane->peer;
 	struct list calls = LIST_INIT(calls);
 	struct call *call, *next;
+	unsigned n = 0;
 
 	list_for_each_safe (call, next, &peer->calls, link) {
 		if (call->message.lane != lane)
@@ -95,7 +96,9 @@ void call_move_all(struct lane *lane)
 	while ((call = list_first(&calls, struct call, link))) {
 		list_remove(&call->link);
 		call_move(call, lane->index);
+		n++;
 	}
+	return n;
 }
 
 static void call_on_sent(struct mail *mail)

@@ -285,7 +285,8 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		return;
 	}
 	incoming->is_answered = true;
-	if (incoming->lane)
+	/* A lane that closes takes nothing: the answer waits to be asked for. */
+	if (incoming->lane && !incoming->lane->is_closing)
 		incoming_send(incoming);
 }
 

@@ -308,8 +308,8 @@ void call_take_answer(struct call *call);
 /* A call has ended, its status and answer filled in. */
 void call_end(struct call *call);
 void call_fail(struct call *call, int status, const char *text);
-/* Sends the calls of an RDMA lane that is gone anew, over TCP. */
-void call_move_all(struct lane *lane);
+/* Sends the calls of an RDMA lane that is gone anew, over TCP. Returns how many. */
+unsigned call_move_all(struct lane *lane);
 /* Ends every call with a status. The peer's lanes are gone. */
 void peer_end_calls(struct peer *peer, int status, const char *text);
 
@@ -451,8 +451,8 @@ int rdma_begin(struct peer *peer);
 void rdma_notice_arrived(struct peer *peer, const struct data_header *header, const void *payload);
 /* The wire of a lane broke: closes it and moves its calls. Returns false when the peer cannot do without. */
 bool rdma_lane_lost(struct lane *lane);
-/* A rail is gone: makes it anew after a while. */
-void rdma_lane_closed(struct peer *peer);
+/* A rail is gone, and so many calls with it: makes it anew after a while. */
+void rdma_lane_closed(struct peer *peer, unsigned n_moved);
 /* The peer is being lost: drops what is being made. */
 struct rdma_peer *rdma_peer_free(struct rdma_peer *rdma_peer);
 void rdma_peer_close(struct peer *peer);

@@ -273,17 +273,18 @@ void peer_lane_closed(struct lane *lane)
 	struct peer *peer = lane->peer;
 
 	bool is_rail = lane->rdma && peer->state == PEER_UP;
+	unsigned n_moved = 0;
 
 	list_remove(&lane->link);
 	if (lane->is_accepted)
 		peer->transport->n_accepted--;
 	if (is_rail) {
 		incoming_lane_closed(lane);
-		call_move_all(lane);
+		n_moved = call_move_all(lane);
 	}
 	lane_free(lane);
 	if (is_rail)
-		rdma_lane_closed(peer);
+		rdma_lane_closed(peer, n_moved);
 	if (list_empty(&peer->lanes))
 		peer_finish(peer);
 }
@@ -381,7 +382,7 @@ static void peer_on_timer(struct loop_timer *timer)
 	list_for_each (lane, &peer->lanes, link) {
 		uint64_t at_ns;
 
-		if (!lane->n_business)
+		if (!lane->n_business || lane->is_closing)
 			continue;
 		at_ns = lane_check_silence(lane, now_ns);
 		if (!at_ns && lane->rdma) {

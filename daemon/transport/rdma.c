@@ -18,23 +18,6 @@
 #define RETRIES		7 /* the most there is */
 #define TIMEOUT_EXP_MAX 21
 
-/*
- * What a peer has of RDMA beside its lanes. The accepting side keeps the nonce of its last offer; the connecting side
- * makes a link to each rail of an offer that has none, and asks for another offer after a pause when one breaks.
- */
-struct rdma_peer {
-	struct peer *peer;
-	unsigned char nonce[DATA_NONCE_LEN];
-	bool has_offered;
-	unsigned generation; /* of rail numbers */
-	unsigned n_dialing;
-	uint64_t redial_ns;
-	struct loop_timer
-		timer; /* to ask again; while nothing has come up and RDMA is a must: the end of it */
-	bool is_up;    /* has been */
-	struct failure failure;
-};
-
 static void links_drop(struct peer *peer);
 static void link_lost(struct rdma_link *link, int status, const char *why);
 
@@ -641,7 +624,7 @@ static void dial_over(struct peer *peer)
 		peer_lose(peer, state->failure.status ?: -ECONNREFUSED, text);
 		return;
 	}
-	if (!peer_n_rails(peer))
+	if (!peer_n_rails(peer) && state->failure.status)
 		log_notice("%s: rdma: %s; parts go by TCP", peer->name, state->failure.text);
 	if (loop_timer_set(peer->transport->loop, &state->timer, clock_now_ns() + state->redial_ns))
 		return;
@@ -941,8 +924,9 @@ bool rdma_lane_lost(struct lane *lane)
 	return true;
 }
 
-void rdma_lane_closed(struct peer *peer)
+void rdma_lane_closed(struct peer *peer, unsigned n_moved)
 {
+	atomic_fetch_add(&peer->transport->rdma->calls_moved, n_moved);
 	if (peer->kind == PEER_CALLED && peer->state == PEER_UP && !peer->rdma->timer.loop &&
 	    !peer->rdma->n_dialing)
 		dial_over(peer);

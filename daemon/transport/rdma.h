@@ -82,6 +82,23 @@ void rdma_unregister(struct rdma *rdma, struct ibv_mr *mr);
 /* Why registering or making something failed, with the way out. */
 void rdma_explain(int error, const char *what, char *text, size_t size);
 
+/*
+ * What a peer has of RDMA beside its lanes. The accepting side keeps the nonce of its last offer; the connecting side
+ * makes a link to each rail of an offer that has none, and asks for another offer after a pause when one breaks.
+ */
+struct rdma_peer {
+	struct peer *peer;
+	unsigned char nonce[DATA_NONCE_LEN];
+	bool has_offered;
+	unsigned generation; /* of rail numbers */
+	unsigned n_dialing;
+	uint64_t redial_ns;
+	struct loop_timer
+		timer; /* to ask again; while nothing has come up and RDMA is a must: the end of it */
+	bool is_up;    /* has been */
+	struct failure failure;
+};
+
 enum rdma_link_state {
 	LINK_RESOLVING, /* connecting: address, then route */
 	LINK_CONNECTING,

@@ -491,6 +491,8 @@ static int receive_message(struct rdma_link *link, const struct data_rdma *head,
 		lane->incoming->room = (struct rdma_room){ head->address, head->key, head->len,
 							   lane->header.cookie };
 	if (is_eager) {
+		atomic_fetch_add_explicit(&link->rdma->bytes_moved, lane->header.len,
+					  memory_order_relaxed);
 		if (lane->room_len) {
 			memcpy(lane->room, data + RDMA_HEAD_LEN, lane->header.len);
 			atomic_fetch_add_explicit(&link->rdma->bytes_copied, lane->header.len,

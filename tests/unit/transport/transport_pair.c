@@ -84,7 +84,7 @@ void pair_params(struct pair *pair, const struct pair_config *config, struct pai
 		.rdma = { .kind = TRANSPORT_TCP, .gid_index = TRANSPORT_GID_AUTO },
 	};
 	if (config->variant.is_rdma) {
-		ret_params->rdma.kind = TRANSPORT_RDMA;
+		ret_params->rdma.kind = config->kind ?: TRANSPORT_RDMA;
 		ret_params->rdma.devices = rdma_device(is_a);
 	}
 }

@@ -20,6 +20,7 @@ struct pair_config {
 	const char *key_a, *key_b;				     /* NULL: none */
 	uint64_t handshake_timeout_ms, peer_timeout_ms, quota_bytes; /* 0: long, much */
 	unsigned max_connections;				     /* 0: many */
+	enum transport_kind kind; /* with is_rdma; 0: RDMA alone */
 };
 
 struct pair_notice {

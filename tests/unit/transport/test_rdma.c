@@ -1,0 +1,459 @@
+/*
+ * What RDMA adds to the contract: lanes that break and come back, calls that are taken up over TCP, memory that is used
+ * where it lies, peers that break the rules. On the devices of BPS_TEST_RDMA; the first tests need none.
+ */
+#include "transport/rdma.h"
+#include "transport_pair.h"
+#include <sys/mman.h>
+
+#define LIMIT_S 300
+#define LEN	(100 << 10)
+
+static const struct pair_variant variants[] = {
+	{ "rdma", false, 0, 1, true },
+	{ "rdma, thread", false, 1, 1, true },
+};
+
+#define TEST_BOTH(name)                                 \
+	static void name(const struct pair_variant *v); \
+	TEST_TIMEOUT(name##_home, LIMIT_S)              \
+	{                                               \
+		name(&variants[0]);                     \
+	}                                               \
+	TEST_TIMEOUT(name##_thread, LIMIT_S)            \
+	{                                               \
+		name(&variants[1]);                     \
+	}                                               \
+	static void name(const struct pair_variant *v)
+
+/* Any machine */
+
+static int transport_with(enum transport_kind kind, const char *devices, struct pair *pair,
+			  struct transport **ret)
+{
+	struct pair_config config = { .variant = { "tcp", false, 0, 1, false } };
+	struct transport_params params;
+
+	pair_params(pair, &config, &pair->b, &params);
+	params.rdma.kind = kind;
+	params.rdma.devices = devices;
+	return transport_new(&params, ret);
+}
+
+TEST(a_device_that_is_not_there)
+{
+	struct pair_config config = { .variant = { "tcp", false, 0, 1, false } };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
+	_cleanup_(transport_freep) struct transport *transport = NULL;
+	char memory[64];
+
+	ASSERT_TRUE(transport_with(TRANSPORT_RDMA, "nonesuch", pair, &transport) < 0);
+	ASSERT_OK(transport_with(TRANSPORT_AUTO, "nonesuch", pair, &transport));
+	/* Harmless. */
+	ASSERT_OK(transport_memory_add(transport, memory, sizeof(memory)));
+	ASSERT_EQ(transport_memory_add_dmabuf(transport, memory, sizeof(memory), 0, 0),
+		  TRANSPORT_E_HOST);
+	transport_memory_remove(transport, memory);
+}
+
+/* With devices */
+
+static struct pair *pair_of(const struct pair_variant *v, enum transport_kind kind)
+{
+	struct pair_config config = { .variant = *v, .key_a = "key", .key_b = "key", .kind = kind };
+
+	return pair_new_with(&config);
+}
+
+static struct transport_rdma_counters counters_of(const struct pair_side *side)
+{
+	struct transport_rdma_counters counters;
+
+	transport_rdma_counters(side->transport, &counters);
+	return counters;
+}
+
+static struct rdma_link *link_of(const struct pair_side *side)
+{
+	struct rdma *rdma = side->transport->rdma;
+	struct rdma_link *link;
+
+	list_for_each (link, &rdma->links, link)
+		if (link->state == LINK_UP && !link->lane->is_closing)
+			return link;
+	return NULL;
+}
+
+/* As a cable that is pulled would, only sooner. */
+static void break_link(const struct pair_side *side)
+{
+	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_ERR };
+	struct rdma_link *link = link_of(side);
+
+	ASSERT_TRUE(link);
+	ASSERT_OK(link->rdma->verbs->modify_qp(link->qp, &attr, IBV_QP_STATE));
+}
+
+static const char *described(struct pair *pair)
+{
+	static char text[64];
+	struct transport_peer_info *infos;
+	size_t n;
+
+	ASSERT_OK(transport_peers(pair->a.transport, &infos, &n));
+	ASSERT_EQ(n, 1);
+	(void)snprintf(text, sizeof(text), "%s", infos[0].transport);
+	free(infos);
+	return text;
+}
+
+struct echoes {
+	struct pair_call calls[24];
+	char *payload, *rooms;
+	size_t n;
+};
+
+static void echoes_begin(struct pair *pair, struct echoes *echoes, size_t n)
+{
+	echoes->n = n;
+	echoes->payload = malloc(LEN);
+	echoes->rooms = calloc(n, LEN);
+	pair_fill(echoes->payload, LEN, 9);
+	for (size_t i = 0; i < n; i++) {
+		size_t len = i % 3 == 2 ? 100 : LEN;
+
+		pair_call_init(&echoes->calls[i], echoes->payload, len, echoes->rooms + i * LEN,
+			       LEN);
+		echoes->calls[i].call.header.round = i + 1;
+		pair_call_begin(pair, &echoes->calls[i]);
+	}
+}
+
+static void echoes_end(struct pair *pair, struct echoes *echoes)
+{
+	for (size_t i = 0; i < echoes->n; i++) {
+		struct pair_call *call = &echoes->calls[i];
+
+		PAIR_UNTIL(pair, call->n_done);
+		ASSERT_OK(call->call.status);
+		ASSERT_EQ(call->n_done, 1);
+		ASSERT_EQ(call->n_sent, 1);
+		ASSERT_EQ(call->call.answer.round, i + 1);
+		ASSERT_TRUE(pair_check(call->call.room, call->call.answer.len, 9));
+	}
+	free(echoes->payload);
+	free(echoes->rooms);
+}
+
+/* Parts go by TCP until the lane is there, then by it. */
+TEST_BOTH(both_ends_have_it)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_AUTO);
+	struct echoes echoes;
+
+	pair->server->on_call = pair_on_call_echo;
+	echoes_begin(pair, &echoes, 1);
+	echoes_end(pair, &echoes);
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+	ASSERT_CONTAINS(described(pair), "rdma ");
+	echoes_begin(pair, &echoes, 3);
+	echoes_end(pair, &echoes);
+	ASSERT_INT(counters_of(&pair->a).bytes_moved, >=, 2 * (2 * LEN + 100));
+	ASSERT_EQ(counters_of(&pair->a).links, 1);
+}
+
+/* Of registered memory no byte is copied by a processor; each piece of memory is one region. */
+TEST_BOTH(memory_is_used_where_it_lies)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_RDMA);
+	struct transport_rdma_counters before, after;
+	struct pair_call call;
+	struct block *block;
+	char *arena;
+
+	arena = mmap(NULL, 4 * LEN, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_TRUE(arena != MAP_FAILED);
+	ASSERT_OK(transport_memory_add(pair->a.transport, arena, 4 * LEN));
+	pair->server->on_call = pair_on_call_echo;
+	pair_fill(arena, LEN, 3);
+	for (unsigned i = 0; i < 3; i++) {
+		before = counters_of(&pair->a);
+		pair_call_init(&call, arena, LEN, arena + 2 * LEN, LEN);
+		pair_call_begin(pair, &call);
+		PAIR_UNTIL(pair, call.n_done);
+		ASSERT_OK(call.call.status);
+		ASSERT_TRUE(pair_check(arena + 2 * LEN, LEN, 3));
+	}
+	after = counters_of(&pair->a);
+	ASSERT_EQ(after.bytes_copied, 0);
+	ASSERT_EQ(after.regions, before.regions); /* the lane's and the arena's */
+	ASSERT_EQ(after.regions, 2);
+	ASSERT_EQ(counters_of(&pair->b).bytes_copied, 0);
+	ASSERT_EQ(counters_of(&pair->b).regions, 2); /* the lane's and the slab's */
+
+	/* The same from a block. */
+	ASSERT_OK(block_new(pair->blocks, LEN, NULL, &block));
+	pair_fill(block->data, LEN, 4);
+	pair_call_init(&call, block->data, LEN, arena, LEN);
+	call.call.payload_block = block;
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_TRUE(pair_check(arena, LEN, 4));
+	ASSERT_EQ(counters_of(&pair->a).bytes_copied, 0);
+
+	/* And without telling: by way of a copy. */
+	transport_memory_remove(pair->a.transport, arena);
+	pair_call_init(&call, arena, LEN, arena + 2 * LEN, LEN);
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+	ASSERT_TRUE(pair_check(arena + 2 * LEN, LEN, 4));
+	ASSERT_EQ(counters_of(&pair->a).bytes_copied, 2 * LEN);
+	(void)munmap(arena, 4 * LEN);
+}
+
+/* Calls that the server holds, unanswered, when the lane breaks: it gets none twice, and each answer arrives. */
+TEST_BOTH(calls_outlive_their_lane)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_AUTO);
+	struct echoes echoes;
+
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+	echoes_begin(pair, &echoes, 9);
+	PAIR_UNTIL(pair, pair->server->n_deliveries == 9);
+	break_link(&pair->a);
+	PAIR_UNTIL(pair,
+		   counters_of(&pair->a).links_broken && !link_of(&pair->a) && !link_of(&pair->b));
+	for (unsigned i = 0; i < 4; i++)
+		pair_echo(pair, pair_take(pair));
+	while (pair->server->n_deliveries > 9)
+		ASSERT_TRUE(!"delivered twice");
+	for (unsigned i = 4; i < 9; i++)
+		pair_echo(pair, pair_take(pair));
+	echoes_end(pair, &echoes);
+	ASSERT_EQ(pair->server->n_deliveries, 9);
+	ASSERT_INT(counters_of(&pair->a).calls_moved, ==, 9);
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+}
+
+/* Wherever in the middle of messages it breaks, at either end. */
+static void break_among_calls(const struct pair_variant *v, bool is_server)
+{
+	for (unsigned turns = 0; turns < 12; turns++) {
+		_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_AUTO);
+		struct echoes echoes;
+
+		pair->server->on_call = pair_on_call_echo;
+		PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+		echoes_begin(pair, &echoes, 24);
+		for (unsigned i = 0; i < turns; i++)
+			pair_turn(pair);
+		break_link(is_server ? &pair->b : &pair->a);
+		echoes_end(pair, &echoes);
+		ASSERT_EQ(pair->server->n_deliveries, 24);
+		ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+	}
+}
+
+TEST_BOTH(the_callers_end_breaks_among_calls)
+{
+	break_among_calls(v, false);
+}
+
+TEST_BOTH(the_servers_end_breaks_among_calls)
+{
+	break_among_calls(v, true);
+}
+
+TEST_BOTH(a_lane_comes_back)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_AUTO);
+	struct echoes echoes;
+
+	pair->server->on_call = pair_on_call_echo;
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+	break_link(&pair->b);
+	PAIR_UNTIL(pair, !link_of(&pair->a) && !link_of(&pair->b));
+	ASSERT_STR(described(pair), "tcp");
+	echoes_begin(pair, &echoes, 3);
+	echoes_end(pair, &echoes);
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+	echoes_begin(pair, &echoes, 3);
+	echoes_end(pair, &echoes);
+	ASSERT_EQ(counters_of(&pair->a).links, 2);
+}
+
+/* Where TCP will not do, a peer without RDMA is none. */
+TEST_BOTH(rdma_is_a_must)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_RDMA);
+	struct pair_call call;
+
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, pair->server->n_deliveries);
+	break_link(&pair->a);
+	PAIR_UNTIL(pair, pair->a.n_lost && pair->b.n_lost);
+	ASSERT_EQ(call.n_done, 1);
+	ASSERT_EQ(call.call.status, -ECONNRESET);
+	ASSERT_CONTAINS(call.call.text, "node b (127.0.0.1:");
+}
+
+TEST_TIMEOUT(rdma_is_a_must_and_not_there, LIMIT_S)
+{
+	struct pair_config config = { .variant = variants[0] };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
+	struct transport_params params;
+	struct pair_call call;
+
+	pair_params(pair, &config, &pair->b, &params);
+	params.rdma.kind = TRANSPORT_TCP;
+	ASSERT_OK(transport_new(&params, &pair->b.transport));
+	(void)snprintf(pair->address, sizeof(pair->address), "127.0.0.1:%u",
+		       transport_port(pair->b.transport));
+	ASSERT_OK(transport_connect(pair->a.transport, pair->address, 0, &pair->peer));
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, call.n_done && pair->a.n_lost);
+	ASSERT_EQ(call.call.status, -EPROTONOSUPPORT);
+	ASSERT_CONTAINS(call.call.text, "has no RDMA");
+}
+
+/* Bytes of ours in the place of a message's: what a peer that breaks the rules could send. */
+struct wild {
+	struct data_rdma head;
+	struct data_header header;
+	char payload[DATA_RDMA_EAGER];
+};
+
+static void wild_send(struct rdma_link *link, const struct wild *wild, size_t len)
+{
+	unsigned char *slot =
+		link->memory + (size_t)(RDMA_RECEIVES + RDMA_SENDS - 1) * RDMA_SLOT_LEN;
+	struct ibv_sge sge = { .addr = (uintptr_t)slot,
+			       .length = (uint32_t)len,
+			       .lkey = link->mr->lkey };
+	struct ibv_send_wr wr = {
+		.wr_id = (uint64_t)1 << 32 | (RDMA_SENDS - 1),
+		.sg_list = &sge,
+		.num_sge = 1,
+		.opcode = IBV_WR_SEND,
+	};
+	struct ibv_send_wr *bad;
+
+	memcpy(slot, wild, len);
+	ASSERT_OK(ibv_post_send(link->qp, &wr, &bad));
+}
+
+static void wild_init(struct wild *wild, uint32_t len)
+{
+	*wild = (struct wild){ .head = { .kind = RDMA_MESSAGE } };
+	raw_push_header(&wild->header, 0x01000007, len);
+}
+
+/* What ends the connection, and with it the peer. */
+static void wild_case(const struct wild *wild, size_t len, const char *why)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(&variants[0], TRANSPORT_AUTO);
+
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+	wild_send(link_of(&pair->a), wild, len);
+	PAIR_UNTIL(pair, pair->b.n_lost && pair->a.n_lost);
+	ASSERT_CONTAINS(pair->b.lost_why, "protocol error");
+	ASSERT_CONTAINS(pair->b.lost_why, why);
+	ASSERT_EQ(pair->b.n_deliveries, 0);
+	ASSERT_EQ(block_cache_used(pair->blocks), 0);
+}
+
+TEST_TIMEOUT(messages_that_break_the_rules, LIMIT_S)
+{
+	struct wild wild;
+	const size_t whole = sizeof(wild.head) + sizeof(wild.header);
+
+	wild_init(&wild, 0);
+	wild_case(&wild, 5, "without a head");
+	wild_case(&wild, sizeof(wild.head) + 5, "without a header");
+	wild_case(&wild, whole + 1, "another length than it says");
+	wild.head.credits = 60000;
+	wild_case(&wild, whole, "more credits");
+	wild_init(&wild, 100);
+	wild_case(&wild, whole + 99, "another length than it says");
+	wild_init(&wild, LEN);
+	wild_case(&wild, whole + 1, "another length than it says");
+	wild_init(&wild, 0);
+	wild.header.magic++;
+	wild_case(&wild, whole, "not a data header");
+	wild_init(&wild, 0);
+	wild.header.flags = DATA_FLAG_MOVED;
+	wild_case(&wild, whole, "moved");
+	wild_init(&wild, 0);
+	wild.header.op = DATA_RESULT;
+	wild_case(&wild, whole, "an answer to no call");
+	wild_init(&wild, 0);
+	wild.head.kind = RDMA_GRANT;
+	wild_case(&wild, sizeof(wild.head), "not offered");
+	wild_case(&wild, whole, "something behind it");
+	wild.head.kind = 77;
+	wild_case(&wild, sizeof(wild.head), "no such kind");
+	wild.head.kind = 0;
+	wild_case(&wild, sizeof(wild.head), "no such kind");
+}
+
+/* An immediate that announces nothing. */
+TEST_TIMEOUT(a_payload_out_of_nowhere, LIMIT_S)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(&variants[0], TRANSPORT_AUTO);
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = 0x01020304 },
+			   *bad;
+
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+	ASSERT_OK(ibv_post_send(link_of(&pair->a)->qp, &wr, &bad));
+	PAIR_UNTIL(pair, pair->b.n_lost && pair->a.n_lost);
+	ASSERT_CONTAINS(pair->b.lost_why, "not announced");
+}
+
+/* Where a key does not open the memory the card itself refuses, and only the lane is lost. */
+TEST_TIMEOUT(memory_that_was_not_granted, LIMIT_S)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(&variants[0], TRANSPORT_AUTO);
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE }, *bad;
+	struct rdma_link *link;
+	struct ibv_sge sge;
+	struct echoes echoes;
+
+	pair->server->on_call = pair_on_call_echo;
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+	link = link_of(&pair->a);
+	sge = (struct ibv_sge){ (uintptr_t)link->memory, 64, link->mr->lkey };
+	wr.sg_list = &sge;
+	wr.num_sge = 1;
+	wr.wr.rdma.remote_addr = (uintptr_t)link_of(&pair->b)->memory;
+	wr.wr.rdma.rkey = link_of(&pair->b)->mr->rkey;
+	ASSERT_OK(ibv_post_send(link->qp, &wr, &bad));
+	PAIR_UNTIL(pair, counters_of(&pair->a).links_broken);
+	echoes_begin(pair, &echoes, 3);
+	echoes_end(pair, &echoes);
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+}
+
+/* Shook hands by TCP with one key; by then one side has another. */
+TEST_TIMEOUT(the_key_is_proved_once_more, LIMIT_S)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_of(&variants[0], TRANSPORT_AUTO);
+	struct pair_call call;
+
+	pair->server->on_call = pair_on_call_echo;
+	PAIR_UNTIL(pair, pair->peer->rdma);
+	ASSERT_OK(transport_set_key(pair->a.transport, "another", 7));
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+	/* Refused, and asked for again after a while, when the keys are the same. */
+	PAIR_UNTIL(pair, pair->peer->rdma->failure.status);
+	ASSERT_CONTAINS(pair->peer->rdma->failure.text, "refused");
+	ASSERT_TRUE(!link_of(&pair->a) && !link_of(&pair->b));
+	ASSERT_OK(transport_set_key(pair->a.transport, "key", 3));
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
+}
