@@ -284,6 +284,9 @@ class Cluster:
             arguments += ['--address=' + self.addresses[i], '--coordinator=' + coordinator]
             if i == len(self.names) - 1:
                 arguments.append('--coordinator-listen=' + coordinator)
+        devices = os.environ.get('BPS_TEST_RDMA', '').split()  # two: any cluster test over RDMA, in scripts/vm --rdma
+        if devices and self.source != 'single':
+            arguments += ['--transport=rdma', '--rdma-devices=' + devices[i % 2]]
         daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
                         netns=f'{self.netns}{i}' if self.netns else None)
         if wait:

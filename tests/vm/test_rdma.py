@@ -36,5 +36,5 @@ def test_contract_and_what_rdma_adds():
     assert len(totals) == 2 and min(totals) > 10, out[-3000:]
 
 
-if __name__ == '__main__':
-    run(globals(), sys.argv[1:])
+
+run(globals())
