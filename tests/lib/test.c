@@ -148,7 +148,8 @@ static unsigned test_count_leaked_fds(const bool before[static TEST_MAX_FD], boo
 			continue;
 		(void)snprintf(path, sizeof(path), "/proc/self/fd/%u", fd);
 		/* Closed meanwhile, by another thread. */
-		if (readlink(path, target, sizeof(target) - 1) < 0 || is_of_rdma(target, &n_devices))
+		if (readlink(path, target, sizeof(target) - 1) < 0 ||
+		    is_of_rdma(target, &n_devices))
 			continue;
 		if (say)
 			(void)fprintf(stderr, "descriptor %u (%s) was left open\n", fd, target);
