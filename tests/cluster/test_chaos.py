@@ -1,0 +1,71 @@
+#!/usr/bin/env python3
+"""A short run of scripts/chaos with a fixed seed, and its judge, which must see what it is there to see."""
+import importlib.machinery, importlib.util, json, os, subprocess, sys, tempfile
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+
+CHAOS = os.path.join(os.path.dirname(os.path.realpath(__file__)), '..', '..', 'scripts', 'chaos')
+loader = importlib.machinery.SourceFileLoader('chaos', CHAOS)
+chaos = importlib.util.module_from_spec(importlib.util.spec_from_loader('chaos', loader))
+sys.dont_write_bytecode = True
+loader.exec_module(chaos)
+
+
+def log(n, change=lambda lines: lines):
+    return {('job', 'job.0.err'): change([(r, t, f'{r}{t}') for r in range(n) for t in 'ab'])}
+
+
+def test_the_judge_sees_it():
+    calm = log(5)
+    assert chaos.judge(log(5), calm) == ([], []) == chaos.judge(log(3), calm)
+
+    def replaced(at, line):
+        return lambda lines: lines[:at] + line + lines[at + 1:]
+    for change, n_differing, n_wrong in [
+            (replaced(3, [(1, 'b', 'other')]), 1, 0),
+            (replaced(3, []), 0, 1),                                       # lost
+            (replaced(3, [(1, 'b', '1b'), (1, 'b', '1b')]), 0, 1),         # twice
+            (lambda lines: lines[2:4] + lines[:2] + lines[4:], 0, 1),      # out of order
+            (lambda lines: [], 0, 1)]:
+        differing, wrong = chaos.judge(log(5, change), calm)
+        assert (len(differing), len(wrong)) == (n_differing, n_wrong), (differing, wrong)
+    assert chaos.judge(log(6), calm)[1], 'a round too many'
+    assert chaos.judge(log(5), {})[1], 'nothing to compare with'
+
+
+def test_a_seed_makes_the_same_schedule():
+    kinds = list(chaos.KINDS)
+    first = chaos.schedule(7, 100, kinds, True, False)
+    assert first == chaos.schedule(7, 100, kinds, True, False) != chaos.schedule(8, 100, kinds, True, False)
+    assert {fault['kind'] for fault in first} == set(kinds)
+    assert any('point' in fault for fault in first) and not any('point' in f for f in chaos.schedule(7, 100, kinds, False, True))
+
+
+def run_chaos(*arguments):
+    if SANITIZED:
+        raise Skip('Python trainers cannot load a library with a sanitizer')
+    try:
+        import numpy  # noqa: F401
+    except ImportError:
+        raise Skip('numpy is not installed') from None
+    with tempfile.NamedTemporaryFile(suffix='.json') as file:
+        out = subprocess.run([sys.executable, CHAOS, '--json', file.name, *arguments], capture_output=True, text=True, timeout=500)
+        print(out.stdout + out.stderr, flush=True)
+        assert not out.returncode, f'status {out.returncode}'
+        table = json.load(file)
+    for name in ('jobs that ended', 'differing hashes', 'lost or double rounds', 'hangs'):
+        assert table[name] == 0, table
+    return table
+
+
+def test_twenty_faults():
+    assert run_chaos('--seed', '20261121', '--kills', '20', '--no-netns')['kills'] >= 8
+
+
+def test_a_few_with_etcd_and_links():
+    if not shutil.which('etcd'):
+        raise Skip('etcd-server is not installed')
+    run_chaos('--seed', '20261121', '--kills', '8', '--source', 'etcd', '--faults', 'daemon,coordinator,link')
+
+
+run(globals())
