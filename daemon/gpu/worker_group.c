@@ -29,7 +29,8 @@ static struct {
 	/* Set-up's. */
 	struct device *devices[GPU_DEVICES_MAX]; /* of the plan that is being made */
 	unsigned n;
-	/* Written by set-up before the daemon is told, which names them afterwards. */
+	/* Written by set-up before made, read by main after it. */
+	_Atomic bool made;
 	const struct nccl *nccl;
 	struct group groups[GPU_DEVICES_MAX];
 	unsigned n_groups;
@@ -191,6 +192,7 @@ void worker_plan(const struct gpu_command *command)
 		open_group(&plan.groups[i]);
 	if (plan.n_groups && pthread_create(&plan.look, NULL, look_thread, NULL))
 		worker_fatal(-EAGAIN, "no thread can be started");
+	atomic_store_explicit(&plan.made, true, memory_order_release);
 	FAILPOINT("gpu-planned");
 	worker_say(&event);
 }
@@ -291,7 +293,8 @@ void worker_collective(const struct gpu_command *command)
 	struct collective c = { .stream = command->stream, .n = command->len };
 	uint64_t bytes;
 
-	if (command->slot >= plan.n_groups || command->stream >= GPU_STREAMS || !dtype_size(dtype))
+	if (!atomic_load_explicit(&plan.made, memory_order_acquire) ||
+	    command->slot >= plan.n_groups || command->stream >= GPU_STREAMS || !dtype_size(dtype))
 		worker_fatal(-EPROTO, "the daemon names a group that there is not");
 	c.group = &plan.groups[command->slot];
 	c.type = type_of(dtype);
