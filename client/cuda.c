@@ -69,8 +69,11 @@ static CUcontext context_primary(const struct cuda *api, CUdevice device)
 static CUcontext place_context(const struct cuda *api, CUstream stream, CUcontext context,
 			       CUdevice device)
 {
-	if ((uintptr_t)stream > SPECIAL_AFTER)
-		return api->cuStreamGetCtx(stream, &context) ? NULL : context;
+	CUcontext of_stream;
+
+	/* Which a thread without a context may not be told. */
+	if ((uintptr_t)stream > SPECIAL_AFTER && !api->cuStreamGetCtx(stream, &of_stream))
+		return of_stream;
 	if (context)
 		return context;
 	if (!api->cuCtxGetCurrent(&context) && context && device_of_current(api) == device)
@@ -94,6 +97,17 @@ static enum memory_kind place_kind(const struct cuda *api, CUdeviceptr ptr, bool
 	    capable)
 		return MEMORY_CUDA_IPC;
 	return MEMORY_MEMFD;
+}
+
+static bool place_range(const struct cuda *api, struct cuda_place *place, CUdeviceptr ptr)
+{
+	CUresult result;
+
+	if (api->cuCtxPushCurrent(place->context))
+		return false;
+	result = api->cuMemGetAddressRange(&place->base, &place->len, ptr);
+	(void)api->cuCtxPopCurrent(NULL);
+	return !result;
 }
 
 int cuda_look(const struct cuda *api, const void *data, uint64_t len, const char *what,
@@ -133,8 +147,8 @@ int cuda_look(const struct cuda *api, const void *data, uint64_t len, const char
 
 	place.kind = place_kind(api, ptr, managed);
 	/* An allocation may have several pieces, which lie side by side; of these there are no whole exports. */
-	if (place.kind == MEMORY_MEMFD || api->cuMemGetAddressRange(&place.base, &place.len, ptr) ||
-	    len > place.len - (ptr - place.base))
+	if (place.kind != MEMORY_MEMFD &&
+	    (!place_range(api, &place, ptr) || len > place.len - (ptr - place.base)))
 		place.kind = MEMORY_MEMFD;
 	/* Without its number it cannot be told from the next at its address. */
 	if (!place.buffer_id)

@@ -390,8 +390,10 @@ static int wait_in_stream(struct bps_request *request, CUstream stream)
 	copied = use->copied;
 	use->n_enqueuing++;
 	client_unlock(client);
-	result = is_special(stream) ? CUDA_SUCCESS : api->cuStreamGetCtx(stream, &context);
-	result = result ?: api->cuCtxPushCurrent(context);
+	/* That of the memory will do where a thread without a context is not told. */
+	if (is_special(stream) || api->cuStreamGetCtx(stream, &context))
+		context = use->context;
+	result = api->cuCtxPushCurrent(context);
 	r = result ? cuda_error(api, result, "cuCtxPushCurrent()") : check_capture(api, stream);
 	if (!r) {
 		result = enqueue_wait(api, use, stream, request, range, &copied);

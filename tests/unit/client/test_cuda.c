@@ -910,6 +910,39 @@ TEST(threads_do_not_disturb_each_other)
 		ASSERT_OK(pthread_join(threads[i], NULL));
 }
 
+static void *bare_run(void *data)
+{
+	struct worker *w = data;
+	struct bps_request *request;
+	CUcontext current = NULL;
+
+	CU(cuCtxSetCurrent(NULL));
+	request = submit(&w->f, w->ptr, w->ptr);
+	ASSERT_OK(bps_request_wait_stream(request, w->f.stream, BPS_FOREVER));
+	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+	bps_request_free(request);
+	CU(cuCtxGetCurrent(&current));
+	ASSERT_TRUE(!current);
+	return NULL;
+}
+
+TEST(a_thread_without_a_context_of_its_own)
+{
+	FIXTURE;
+	struct worker worker = { .f = f, .ptr = alloc(&f, WIDE) };
+	pthread_t thread;
+
+	for (unsigned i = 0; i < 2; i++) {
+		fill(&f, worker.ptr, 6);
+		ASSERT_OK(pthread_create(&thread, NULL, bare_run, &worker));
+		ASSERT_OK(pthread_join(thread, NULL));
+		assert_filled(&f, worker.ptr, 7);
+		ASSERT_TRUE(!bps_client_notice(f.client));
+		/* Mapped memory has no context that it could be. */
+		worker.ptr = map_pieces(1);
+	}
+}
+
 TEST(the_plan_of_the_node_is_told_to_join)
 {
 	struct fake *fake = fake_new();
