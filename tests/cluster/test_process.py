@@ -57,9 +57,11 @@ def test_socket_activation():
     with Activated({}) as cluster:
         # A trainer may connect before the daemon is ready: the socket is there.
         reduces(cluster)
+        notified(cluster.daemons[0], b'STATUS=node ')
         notified(cluster.daemons[0], b'READY=1')
         cluster.daemons[0].signal(signal.SIGTERM)
-        notified(cluster.daemons[0], b'STOPPING=1')
+        told = notified(cluster.daemons[0], b'STOPPING=1')
+        assert b'EXTEND_TIMEOUT_USEC=60000000' in told, told  # drain_timeout, and 30 s
         assert cluster.daemons[0].process.wait(DEADLINE) == 0
         assert os.path.exists(cluster.daemons[0].socket), 'the socket is systemd\'s, but was removed'
         cluster.listener.close()

@@ -3,7 +3,7 @@
 import os, re, shutil, subprocess, sys
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'lib'))
-from cluster import BUILD, run
+from cluster import BUILD, run, wait_for
 
 TOP = os.path.abspath(os.path.join(HERE, '..', '..'))
 VM, DEPLOY = TOP + '/scripts/vm', TOP + '/deploy'
@@ -98,7 +98,8 @@ def test_the_slice_is_in_force():
 def test_rdma_devices_can_be_opened_and_no_others():
     os.chmod('/dev/hpet', 0o666)
     sh('systemctl start bps-devices.service')
-    out = sh('journalctl --boot -o cat -u bps-devices.service -g ^opens')
+    out = wait_for('it has said which', lambda: sh('journalctl --quiet --boot -o cat -u bps-devices.service -g ^opens', check=False),
+                   LONG)
     assert out.split() == ['opens', 'infiniband/uverbs0', 'infiniband/uverbs1', 'infiniband/rdma_cm'], out
 
 
