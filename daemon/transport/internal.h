@@ -449,8 +449,8 @@ struct rdma *rdma_free(struct rdma *rdma);
 int rdma_begin(struct peer *peer);
 /* A DATA_RDMA arrived. */
 void rdma_notice_arrived(struct peer *peer, const struct data_header *header, const void *payload);
-/* The wire of a lane broke: closes it and moves its calls. Returns false when the peer cannot do without. */
-bool rdma_lane_lost(struct lane *lane);
+/* The wire of a lane broke, or is silent: closes it and moves its calls. Returns false when the peer cannot do without. */
+bool rdma_lane_lost(struct lane *lane, bool is_silent);
 /* A rail is gone, and so many calls with it: makes it anew after a while. */
 void rdma_lane_closed(struct peer *peer, unsigned n_moved);
 /* The peer is being lost: drops what is being made. */

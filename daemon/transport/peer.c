@@ -263,7 +263,7 @@ void peer_lose(struct peer *peer, int status, const char *why)
 
 void peer_lane_lost(struct lane *lane)
 {
-	if (lane->rdma && rdma_lane_lost(lane))
+	if (lane->rdma && rdma_lane_lost(lane, false))
 		return;
 	peer_lose(lane->peer, lane->failure.status, lane->failure.text);
 }
@@ -385,10 +385,8 @@ static void peer_on_timer(struct loop_timer *timer)
 		if (!lane->n_business || lane->is_closing)
 			continue;
 		at_ns = lane_check_silence(lane, now_ns);
-		if (!at_ns && lane->rdma) {
-			peer_lane_lost(lane);
+		if (!at_ns && lane->rdma && rdma_lane_lost(lane, true))
 			continue;
-		}
 		if (!at_ns) {
 			lose_silent(peer);
 			return;

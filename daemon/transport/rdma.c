@@ -715,6 +715,7 @@ static void on_offer(struct peer *peer, const struct data_rdma_offer *wire)
 		peer_kill(peer, "protocol error: an offer of no rails, or of too many");
 		return;
 	}
+	loop_timer_cancel(&state->timer); /* from here on each link has its own */
 	memcpy(state->nonce, offer.nonce, sizeof(state->nonce));
 	state->generation++;
 	state->n_dialing++; /* so that the first failure is not the end */
@@ -905,11 +906,11 @@ void rdma_notice_arrived(struct peer *peer, const struct data_header *header, co
 		(void)make_offer(peer);
 }
 
-bool rdma_lane_lost(struct lane *lane)
+bool rdma_lane_lost(struct lane *lane, bool is_silent)
 {
 	struct peer *peer = lane->peer;
 	struct rdma *rdma = peer->transport->rdma;
-	bool is_wire = lane->rdma->is_broken || !lane->is_failed;
+	bool is_wire = is_silent || lane->rdma->is_broken;
 
 	if (!is_wire || peer->state != PEER_UP)
 		return false;
@@ -918,7 +919,7 @@ bool rdma_lane_lost(struct lane *lane)
 	if (rdma_is_strict(rdma) && lane->makes_calls && peer_n_rails(peer) == 1)
 		return false;
 	log_notice("%s: rdma: %s; its calls go another way", peer->name,
-		   lane->is_failed ? lane->failure.text : "no sign of life");
+		   is_silent ? "no sign of life" : lane->failure.text);
 	atomic_fetch_add(&rdma->n_broken, 1);
 	lane_close(lane);
 	return true;

@@ -286,7 +286,7 @@ class Cluster:
                 arguments.append('--coordinator-listen=' + coordinator)
         devices = os.environ.get('BPS_TEST_RDMA', '').split()  # two: any cluster test over RDMA, in scripts/vm --rdma
         if devices and self.source != 'single':
-            arguments += ['--transport=rdma', '--rdma-devices=' + devices[i % 2]]
+            arguments += ['--transport=rdma', '--rdma-devices=' + devices[i % 2], '--hello-timeout=60s']
         daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
                         netns=f'{self.netns}{i}' if self.netns else None)
         if wait:
