@@ -882,6 +882,31 @@ TEST_TIMEOUT(calls_that_fail, 240)
 	}
 }
 
+/* At named points: before each kind of work is put into a stream. */
+TEST(a_worker_that_dies_at_a_named_point)
+{
+#ifdef BPS_FAILPOINTS
+	static const char *const points[] = { "gpu-down=kill@3", "gpu-up=kill@3", "gpu-tell=kill",
+					      "gpu-collective=kill@2" };
+	struct memory memories[RANKS_MAX];
+	struct world world;
+
+	for (size_t i = 0; i < ARRAY_SIZE(points); i++) {
+		world_open_with(&world,
+				&(struct options){ .n = 2,
+						   .gpu_reduce = i < 3 ? GPU_REDUCE_HOST
+								       : GPU_REDUCE_AUTO },
+				"BPS_FAILPOINTS", points[i]);
+		new_tensor(&world, memories);
+		expect_failed(&world, memories, "killed by signal 9");
+		free_memories(&world, memories);
+		world_close(&world);
+	}
+#else
+	TEST_SKIP("built without failpoints");
+#endif
+}
+
 TEST(an_import_that_fails_leaves_the_job_alone)
 {
 	static const struct {
