@@ -380,6 +380,7 @@ static void second_dies(int fd)
 	rank_open(&rank, (const char *)note.handle.reserved, 1, RANKS, BPS_GPU_REDUCE_AUTO);
 	CU(cuMemAlloc(&data, N * 4));
 	sum_in_order(&rank, 1, data, 2);
+	(void)hear(fd, &note); /* until the other has all that it needs of the job */
 	(void)raise(SIGKILL);
 }
 
@@ -406,6 +407,7 @@ static void run_dies(void)
 	params.input = params.output = (void *)(uintptr_t)data;
 	params.stream = rank.stream;
 	BPS(bps_tensor_declare(rank.client, "ordered", BPS_FLOAT32, N, &tensor));
+	tell(fd, &note, -1);
 	r = bps_submit(tensor, &params, &request);
 	if (!r)
 		r = bps_request_wait(request, BPS_FOREVER);
