@@ -63,6 +63,8 @@ def test_twenty_faults():
 
 
 def test_a_few_with_etcd_and_links():
+    if not os.environ.get('BPS_LONG'):
+        raise Skip('BPS_LONG is not set')
     if not shutil.which('etcd'):
         raise Skip('etcd-server is not installed')
     run_chaos('--seed', '20261121', '--kills', '8', '--source', 'etcd', '--faults', 'daemon,coordinator,link')
