@@ -105,6 +105,14 @@ static void expect_error(struct ffi_error *error, int code, const char *words)
 	free(error);
 }
 
+/* Rank 1 left: before the daemon had heard of the round, or after. Which it was is not the test's to say. */
+static void expect_left(struct ffi_error *error)
+{
+	ASSERT_TRUE(error);
+	expect_error(error, error->code == FFI_UNAVAILABLE ? FFI_UNAVAILABLE : FFI_CANCELLED,
+		     "rank 1");
+}
+
 /* (token, values) -> (token, number): a sum of N floats under a name. */
 static struct ffi_error *start(char *name, float *values, uint64_t *ret_number)
 {
@@ -298,7 +306,7 @@ TEST(a_rank_that_leaves_is_named)
 	ASSERT_TRUE(!start((char[]){ "x" }, mine, &number));
 	ASSERT_TRUE(!done(number, result, N, &future));
 	ASSERT_OK(bps_client_leave(pair.clients[1]));
-	expect_error(future_wait(future), FFI_CANCELLED, "rank 1");
+	expect_left(future_wait(future));
 	pair_stop(&pair);
 }
 
@@ -333,9 +341,9 @@ TEST(detaching_waits_for_who_is_inside)
 	ASSERT_TRUE(!done(next, result, N, &future));
 	ASSERT_OK(bps_client_leave(pair.clients[1]));
 	/* They end in order: the first is complete too. */
-	expect_error(future_wait(future), FFI_CANCELLED, "rank 1");
+	expect_left(future_wait(future));
 	interlude = detach_meanwhile;
-	expect_error(done(number, result, N, &none), FFI_CANCELLED, "rank 1");
+	expect_left(done(number, result, N, &none));
 	interlude = NULL;
 	ASSERT_OK(pthread_join(detaching, NULL));
 	pair_stop(&pair);
