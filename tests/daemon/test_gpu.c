@@ -6,7 +6,6 @@
 #include <signal.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
-#include <time.h>
 
 #define RANKS_MAX 4
 
@@ -700,7 +699,7 @@ TEST(a_stream_that_never_comes_to_it)
 	struct world world;
 	uint32_t slots[2];
 
-	world_open(&world, &(struct options){ .n = 2, .request_timeout_ms = 300 });
+	world_open(&world, &(struct options){ .n = 2, .request_timeout_ms = 3000 });
 	new_memories(&world, memories, MEMORY_CUDA_IPC, 4096);
 	declare_all(&world, 1, "t", DTYPE_INT32, 1000);
 	gate_close(&world.trainers[1]);
@@ -950,24 +949,6 @@ TEST(a_call_that_hangs_ends_with_its_worker)
 	new_tensor(&world, memories);
 	expect_failed(&world, memories, "nothing came of its work");
 	free_memories(&world, memories);
-	world_close(&world);
-}
-
-TEST(pauses_are_not_taken_for_a_call_that_hangs)
-{
-	static const char *const args[] = { "--set", "gpu_timeout=3s", NULL };
-	struct timespec pause = { .tv_sec = 2 };
-	struct memory memories[RANKS_MAX];
-	struct world world;
-
-	world_open(&world, &(struct options){ .n = 2, .args = args });
-	new_tensor(&world, memories);
-	for (uint64_t round = 1; round <= 3; round++) {
-		push_pull(&world, memories, memories, 1, round, 1000 * 100);
-		(void)nanosleep(&pause, NULL);
-	}
-	free_memories(&world, memories);
-	world_leave(&world);
 	world_close(&world);
 }
 
