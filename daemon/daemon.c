@@ -182,6 +182,8 @@ static int open_pipeline(struct daemon *daemon)
 		.max_tensors = config->max_tensors,
 		.resume_timeout_ms = config->resume_timeout,
 		.gpu = daemon->gpu,
+		.resume = !strcmp(config->resume, "on"),
+		.lost_timeout_ms = config->lost_timeout,
 	};
 
 	return error_trace(pipeline_new(&params, &daemon->pipeline));
@@ -543,8 +545,6 @@ struct daemon *daemon_free(struct daemon *daemon)
 	while (daemon->pipeline && pipeline_n_suspended(daemon->pipeline) &&
 	       !loop_turn(daemon->loop, -1))
 		;
-	if (daemon->control)
-		control_close(daemon->control);
 	if (daemon->pipeline)
 		pipeline_close(daemon->pipeline);
 	/* Workers are killed, so that nothing of theirs touches trainers' memory, and what they had ends. */
@@ -557,6 +557,8 @@ struct daemon *daemon_free(struct daemon *daemon)
 		;
 	if (daemon->transport)
 		transport_close(daemon->transport);
+	if (daemon->control)
+		control_close(daemon->control);
 	if (daemon->cluster)
 		cluster_close(daemon->cluster);
 	if (daemon->rpc)

@@ -122,7 +122,7 @@ static const char *check_push(const struct data_header *h)
 	return NULL;
 }
 
-/* PUSH, PULL and RESULT. */
+/* PUSH, PULL, OFFER and RESULT. */
 static const char *check_part(const struct data_header *h)
 {
 	if (h->dtype > DTYPE_MAX_)
@@ -139,6 +139,8 @@ static const char *check_part(const struct data_header *h)
 		return "the payload is not the part";
 	if (h->op == DATA_PULL && (h->len || h->operation != OPERATION_PUSH_PULL_ROWS))
 		return "a pull of what is no result by rows";
+	if (h->op == DATA_OFFER && h->operation == OPERATION_PUSH_PULL_ROWS)
+		return "an offer of a result by rows";
 	return h->op == DATA_RESULT ? NULL : check_push(h);
 }
 
@@ -164,6 +166,7 @@ static const char *check_body(const struct data_header *h)
 		return h->len > DATA_SETUP_MAX ? "the set-up message is too long" : NULL;
 	case DATA_PUSH:
 	case DATA_PULL:
+	case DATA_OFFER:
 	case DATA_RESULT:
 		return check_part(h);
 	case DATA_ERROR:
@@ -173,6 +176,8 @@ static const char *check_body(const struct data_header *h)
 	case DATA_LEAVE:
 	case DATA_PING:
 	case DATA_PONG:
+	case DATA_ACK:
+	case DATA_RELEASE:
 		return h->len ? "a payload where none belongs" : NULL;
 	case DATA_RDMA:
 		return h->len && h->len != sizeof(struct data_rdma_offer)

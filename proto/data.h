@@ -31,6 +31,8 @@ enum data_op {
 	DATA_DECLARE = 3, /* to the home server: TensorDeclare; DATA_OK brings TensorDeclared */
 	DATA_PUSH = 4,	  /* a node's contribution to a part of a round; DATA_RESULT answers */
 	DATA_PULL = 5,	  /* a further piece of a result by rows; DATA_RESULT answers */
+	DATA_OFFER =
+		6, /* a part's result that not all nodes may have; DATA_OK answers once all do */
 	/* Answers, server to agent. */
 	DATA_OK = 16,
 	DATA_RESULT = 17, /* the part's result, fields as in PUSH; no payload if not needed there */
@@ -43,6 +45,8 @@ enum data_op {
 	DATA_PONG = 36,
 	DATA_RDMA =
 		37, /* without payload, connecting side: offer RDMA; with, accepting side: data_rdma_offer */
+	DATA_ACK = 38,	   /* agent to server: the results numbered 1 to round are kept here */
+	DATA_RELEASE = 39, /* server to agent: the results numbered 1 to round are on every node */
 };
 
 /*
@@ -77,14 +81,19 @@ struct data_header {
 	uint8_t operation; /* enum operation */
 	uint8_t reduction; /* enum reduction; 0 where nothing is reduced */
 	uint8_t pad;
-	int32_t status;	 /* DATA_ERROR, DATA_FAIL_*: positive errno */
+	/*
+	 * DATA_ERROR, DATA_FAIL_*: positive errno. Of a job that outlives its daemons' processes, numbers modulo 2^32: in
+	 * PUSH what DATA_ACK says, in RESULT what DATA_RELEASE says. See RESULTS in bps-protocol(7).
+	 */
+	int32_t status;
 	uint64_t offset; /* of this part in its block, bytes; push_pull_rows: 0 */
 	uint64_t
 		total; /* bytes of the whole block; all contributors must agree. push_pull_rows: part_len */
 	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
 	uint32_t root;	   /* broadcast: the source rank */
-	int32_t priority;  /* larger is more urgent; a hint, never part of the result */
-	uint32_t moved;	   /* with DATA_FLAG_MOVED; else 0 */
+	/* Larger is more urgent; a hint, never part of the result. In RESULT: its number, from 1 for each node; 0: not kept. */
+	int32_t priority;
+	uint32_t moved; /* with DATA_FLAG_MOVED; else 0 */
 };
 static_assert(sizeof(struct data_header) == 96, "data_header is wire format");
 static_assert(offsetof(struct data_header, job) == 16 &&

@@ -13,6 +13,11 @@
  *	LEDGER_RECORD_OFFSET		struct ledger_record[n_records]
  *	ledger_hand_offset()		struct ledger_hand[n_hands]
  *	ledger_scratch_offset()		uint8_t[n_hands][piece_bytes]
+ * and for a job that goes through servers (n_cells is not 0)
+ *	ledger_job_offset()		uint8_t[LEDGER_JOB_MAX]: its JobRecord (cluster.proto), header.job_len bytes
+ *	ledger_tensor_offset()		struct ledger_tensor[n_tensors]
+ *	ledger_cell_offset()		struct ledger_cell[n_cells]
+ *	ledger_data_offset()		uint8_t[n_cells][part_bytes rounded up to pages]
  *
  * What is written is read after the death of a process, never of a machine: atomic stores with release order are enough.
  * At any instant, whatever was stored last:
@@ -28,6 +33,13 @@
  *		perhaps in some outputs: these are copied (again), everything after them is summed from the inputs.
  *
  * A part goes on in the hand it was found in. A hand whose part is done, or whose record is free, means nothing.
+ *
+ * A job that goes through servers has no use for hands: a part's result is whole in a cell before any output is touched.
+ *
+ *	cell	state is stored last, when the result is there. Then the result is copied to the outputs, and the part's bit
+ *		is set in the record. A cell without that bit is copied (again), a part without a cell is pushed (again): its
+ *		inputs are untouched. The cell is freed when every node of the job has the result.
+ *	tensor	state is stored last. It stays as it is.
  */
 #pragma once
 
@@ -35,7 +47,7 @@
 #include <stdatomic.h>
 
 #define LEDGER_MAGIC   0x4c535042u /* "BPSL" */
-#define LEDGER_VERSION 1
+#define LEDGER_VERSION 2
 
 #define LEDGER_RECORDS \
 	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */
@@ -61,8 +73,15 @@ struct ledger_header {
 	uint64_t pid_namespace; /* that the processes' numbers are of, by its inode; 0: not known */
 	/* Bit r: rank r has left in good order. */
 	_Atomic uint64_t left[JOB_RANKS_MAX / 64];
+	/* 0 where all ranks are on this node. */
+	uint32_t n_cells;
+	uint32_t n_tensors;
+	uint32_t job_len;
+	_Atomic uint32_t cells_used;   /* no cell from this one on was ever taken */
+	_Atomic uint32_t tensors_used; /* the same */
+	uint32_t pad;
 };
-static_assert(sizeof(struct ledger_header) == 56 + JOB_RANKS_MAX / 8, "ledger_header is a format");
+static_assert(sizeof(struct ledger_header) == 80 + JOB_RANKS_MAX / 8, "ledger_header is a format");
 
 /* The process of a rank: whether it can still come back. */
 struct ledger_process {
@@ -98,6 +117,37 @@ struct ledger_hand {
 } _cache_aligned_;
 static_assert(sizeof(struct ledger_hand) == CACHE_LINE, "ledger_hand is a format");
 
+enum ledger_state { LEDGER_EMPTY = 0, LEDGER_WHOLE = 1 };
+
+/* A tensor that the nodes of the job have agreed on. */
+struct ledger_tensor {
+	_Atomic uint32_t state; /* enum ledger_state */
+	uint32_t dtype;
+	uint64_t elements, key, start;
+	char name[TENSOR_NAME_MAX + 1];
+} _cache_aligned_;
+static_assert(sizeof(struct ledger_tensor) == 320, "ledger_tensor is a format");
+
+/* The result of a part's round, with the fields of its DATA_PUSH (data.h). */
+struct ledger_cell {
+	_Atomic uint32_t state; /* enum ledger_state */
+	uint16_t server;	/* number in the job's placement */
+	uint8_t has_data;	/* 0: none of it was for this node */
+	uint8_t pad;
+	uint64_t key, round;
+	uint32_t block, part, len, root;
+	uint64_t offset, total;
+	uint8_t dtype, operation, reduction, pad2;
+	uint32_t pad3;
+} _cache_aligned_;
+static_assert(sizeof(struct ledger_cell) == CACHE_LINE, "ledger_cell is a format");
+
+#define LEDGER_CELLS_MIN   64u
+#define LEDGER_CELLS_MAX   65536u
+#define LEDGER_CELL_BYTES  (UINT64_C(8) << 30) /* of data in all cells, sparse */
+#define LEDGER_TENSORS_MAX 16000000u
+#define LEDGER_JOB_MAX	   (4u << 20)
+
 #define LEDGER_PROCESS_OFFSET 4096u
 #define LEDGER_RECORD_OFFSET \
 	(LEDGER_PROCESS_OFFSET + JOB_RANKS_MAX * (uint32_t)sizeof(struct ledger_process))
@@ -120,4 +170,36 @@ static inline uint64_t ledger_scratch_offset(uint32_t n_hands)
 static inline uint64_t ledger_len(uint32_t n_hands)
 {
 	return ledger_scratch_offset(n_hands) + (uint64_t)n_hands * LEDGER_PIECE_BYTES;
+}
+
+static inline uint64_t ledger_job_offset(uint32_t n_hands)
+{
+	return align_up(ledger_len(n_hands), 4096);
+}
+
+static inline uint64_t ledger_tensor_offset(uint32_t n_hands)
+{
+	return ledger_job_offset(n_hands) + LEDGER_JOB_MAX;
+}
+
+static inline uint64_t ledger_cell_offset(uint32_t n_hands, uint32_t n_tensors)
+{
+	return align_up(ledger_tensor_offset(n_hands) +
+				(uint64_t)n_tensors * sizeof(struct ledger_tensor),
+			4096);
+}
+
+static inline uint64_t ledger_data_offset(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells)
+{
+	return align_up(ledger_cell_offset(n_hands, n_tensors) +
+				(uint64_t)n_cells * sizeof(struct ledger_cell),
+			4096);
+}
+
+/* Of a job that goes through servers. Nothing overflows within the limits above. */
+static inline uint64_t ledger_far_len(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells,
+				      uint32_t part_bytes)
+{
+	return ledger_data_offset(n_hands, n_tensors, n_cells) +
+	       n_cells * align_up((uint64_t)part_bytes, 4096);
 }

@@ -94,11 +94,12 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
  * What the ledger of its job may come to is charged to each rank, as memory is that it shares: the ledger lives as long
  * as any of them does. Without room for it a trainer cannot take part in a restart.
  */
-static void charge_ledger(struct session *session)
+static void charge_ledger(struct session *session, bool through_servers)
 {
-	uint64_t bytes = pipeline_ledger_bytes(session->control->params.pipeline);
+	uint64_t bytes = pipeline_ledger_bytes(session->control->params.pipeline, through_servers);
 
-	if (session->features & CONTROL_FEATURE_RESUME && !quota_charge(&session->quota, bytes))
+	if (bytes && session->features & CONTROL_FEATURE_RESUME &&
+	    !quota_charge(&session->quota, bytes))
 		session->ledger_charge = bytes;
 }
 
@@ -212,8 +213,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->rank = m->rank;
 	session->size = m->size;
 	(void)snprintf(session->job, sizeof(session->job), "%s", m->job);
-	if (m->n_nodes == 1 && !m->force_distributed)
-		charge_ledger(session);
+	charge_ledger(session, m->n_nodes > 1 || m->force_distributed);
 	join.can_resume = session->ledger_charge;
 	if (resumed)
 		r = pipeline_resume(pipeline, &session->member, &join, resumed, in->fd, &failure);

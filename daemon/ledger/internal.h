@@ -40,6 +40,17 @@ struct ledger {
 
 	struct ledger_stale *stale;
 	size_t n_stale;
+
+	/* Through servers: cell.c. */
+	uint32_t n_cells, n_tensors;
+	struct ledger_kept *kept; /* n_cells entries */
+	uint32_t *free_cells;
+	uint32_t n_free_cells, cells_used;
+	struct map stale_cells;
+	struct ledger_known **known;
+	size_t n_known, known_capacity;
+	struct map names;
+
 	unsigned n_threads;
 	uint32_t own[]; /* hand of each thread */
 };
@@ -87,3 +98,10 @@ static inline void ledger_fence(void)
 int ledger_take_hands(struct ledger *ledger, struct failure *failure);
 /* Clears the hands that were left in a record. */
 void ledger_drop_hands(struct ledger *ledger, uint32_t record);
+
+/* cell.c */
+/* Makes room for cells; n_cells is set. Returns 0 or -ENOMEM. */
+int ledger_cells_init(struct ledger *ledger);
+/* Reads what the daemon before has left in cells and tensors. As ledger_open(). */
+int ledger_cells_open(struct ledger *ledger, struct failure *failure);
+void ledger_cells_done(struct ledger *ledger);

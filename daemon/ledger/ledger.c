@@ -19,6 +19,25 @@ uint64_t ledger_bytes(unsigned n_threads)
 	return ledger_len(hands_for(n_threads));
 }
 
+static uint32_t cells_for(uint32_t part_bytes)
+{
+	uint64_t n = LEDGER_CELL_BYTES / align_up((uint64_t)part_bytes, 4096);
+
+	return (uint32_t)MIN(MAX(n, (uint64_t)LEDGER_CELLS_MIN), (uint64_t)LEDGER_CELLS_MAX);
+}
+
+/* The size of parts is not known yet: at most so much. */
+uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors)
+{
+	return ledger_data_offset(hands_for(n_threads), n_tensors, LEDGER_CELLS_MAX) +
+	       LEDGER_CELL_BYTES;
+}
+
+bool ledger_is_far(const struct ledger *ledger)
+{
+	return ledger->n_cells;
+}
+
 uint32_t ledger_part_bytes(const struct ledger *ledger)
 {
 	return ledger->part_bytes;
@@ -40,6 +59,7 @@ struct ledger *ledger_free(struct ledger *ledger)
 	(void)buffer_unref(ledger->memory);
 	free(ledger->old);
 	free(ledger->stale);
+	ledger_cells_done(ledger);
 	free(ledger);
 	return NULL;
 }
@@ -68,26 +88,35 @@ static int ledger_map(int fd, uint64_t len, unsigned n_threads, struct ledger **
 }
 
 int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_threads,
-	       struct ledger **ret_ledger, int *ret_fd)
+	       const struct ledger_far *far, struct ledger **ret_ledger, int *ret_fd)
 {
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
 	_cleanup_(fd_closep) int fd = memfd_create("bps-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	uint32_t n_hands = hands_for(n_threads);
+	uint32_t n_hands = hands_for(n_threads), n_cells = far ? cells_for(part_bytes) : 0;
+	uint64_t len = far ? ledger_far_len(n_hands, far->n_tensors, n_cells, part_bytes)
+			   : ledger_len(n_hands);
 	struct ledger_header *header;
 	struct failure failure = { 0 };
 	int r;
 
 	if (FAILPOINT_FAILS("ledger-new"))
 		return error_origin(-ENOMEM);
-	if (fd < 0 || ftruncate(fd, (off_t)ledger_len(n_hands)) ||
+	if (far && (far->record_len > LEDGER_JOB_MAX || far->n_tensors > LEDGER_TENSORS_MAX))
+		return error_origin(-EOVERFLOW);
+	if (fd < 0 || ftruncate(fd, (off_t)len) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL))
 		return error_origin(-errno);
-	r = ledger_map(fd, ledger_len(n_hands), n_threads, &ledger, &failure);
+	r = ledger_map(fd, len, n_threads, &ledger, &failure);
 	if (r)
 		return error_origin(r);
 	ledger->size = size;
 	ledger->part_bytes = part_bytes;
 	ledger->n_hands = n_hands;
+	ledger->n_cells = n_cells;
+	ledger->n_tensors = far ? far->n_tensors : 0;
+	r = ledger_cells_init(ledger);
+	if (r)
+		return error_trace(r);
 	for (uint32_t i = 0; i < LEDGER_RECORDS; i++)
 		ledger->free_records[ledger->n_free++] = LEDGER_RECORDS - 1 - i;
 	for (uint32_t i = 0; i < n_threads; i++)
@@ -95,7 +124,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	header = ledger_header(ledger);
 	header->magic = LEDGER_MAGIC;
 	header->version = LEDGER_VERSION;
-	header->len = ledger_len(n_hands);
+	header->len = len;
 	header->job = job;
 	header->size = size;
 	header->part_bytes = part_bytes;
@@ -103,9 +132,23 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	header->n_hands = n_hands;
 	header->piece_bytes = LEDGER_PIECE_BYTES;
 	header->pid_namespace = process_namespace();
+	header->n_cells = n_cells;
+	header->n_tensors = ledger->n_tensors;
+	if (far) {
+		header->job_len = (uint32_t)far->record_len;
+		memcpy(ledger->memory->data + ledger_job_offset(n_hands), far->record,
+		       far->record_len);
+	}
 	*ret_ledger = TAKE_PTR(ledger);
 	*ret_fd = TAKE_FD(fd);
 	return 0;
+}
+
+static uint64_t len_of(const struct ledger_header *header)
+{
+	return header->n_cells ? ledger_far_len(header->n_hands, header->n_tensors, header->n_cells,
+						header->part_bytes)
+			       : ledger_len(header->n_hands);
 }
 
 /* The header, as copied; the memory behind it has so many bytes. */
@@ -123,9 +166,10 @@ static int check_header(const struct ledger_header *header, uint64_t len, uint64
 				   header->version, header->n_records, header->piece_bytes,
 				   LEDGER_VERSION, LEDGER_RECORDS, LEDGER_PIECE_BYTES);
 	if (!header->n_hands || header->n_hands > LEDGER_HANDS_MAX ||
-	    header->len != ledger_len(header->n_hands) || header->len != len ||
 	    header->part_bytes < PART_BYTES_MIN || header->part_bytes > PART_BYTES_MAX ||
-	    header->part_bytes % LEDGER_PART_ALIGN)
+	    header->part_bytes % LEDGER_PART_ALIGN || header->n_cells > LEDGER_CELLS_MAX ||
+	    header->n_tensors > LEDGER_TENSORS_MAX || header->job_len > LEDGER_JOB_MAX ||
+	    header->len != len_of(header) || header->len != len)
 		return failure_set(failure, -EPROTO,
 				   "the ledger is damaged: %" PRIu64 " bytes, %u hands, parts of "
 				   "%u bytes",
@@ -164,7 +208,8 @@ static int read_record(struct ledger *ledger, uint32_t number, struct failure *f
 	if (atomic_load_explicit(&copy.state, memory_order_relaxed) != LEDGER_MOVING ||
 	    !old->tensor[0] || !memchr(old->tensor, 0, sizeof(old->tensor)) ||
 	    !dtype_size(old->dtype) || !old->operation || old->operation > OPERATION_MAX_ ||
-	    !old->reduction || old->reduction > REDUCTION_MAX_ || !old->round || old->low % 64)
+	    (!old->reduction && !ledger->n_cells) || old->reduction > REDUCTION_MAX_ ||
+	    !old->round || old->low % 64)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: record %u", number);
 	ledger->n_old++;
 	return 0;
@@ -210,7 +255,8 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 		return failure_set(failure, -errno, "cannot look at the ledger: %s",
 				   strerror(errno));
 	if ((uint64_t)st.st_size < LEDGER_RECORD_OFFSET ||
-	    (uint64_t)st.st_size > ledger_len(LEDGER_HANDS_MAX))
+	    (uint64_t)st.st_size > ledger_far_len(LEDGER_HANDS_MAX, LEDGER_TENSORS_MAX,
+						  LEDGER_CELLS_MAX, PART_BYTES_MAX))
 		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
 	r = ledger_map(fd, (uint64_t)st.st_size, n_threads, &ledger, failure);
 	if (r)
@@ -223,6 +269,8 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	ledger->size = size;
 	ledger->part_bytes = header.part_bytes;
 	ledger->n_hands = header.n_hands;
+	ledger->n_cells = header.n_cells;
+	ledger->n_tensors = header.n_tensors;
 	ledger->begun = atomic_load_explicit(&header.begun, memory_order_relaxed);
 	for (size_t i = 0; i < ARRAY_SIZE(ledger->left); i++)
 		ledger->left[i] = atomic_load_explicit(&header.left[i], memory_order_relaxed);
@@ -232,6 +280,8 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	r = read_records(ledger, failure);
 	if (!r)
 		r = ledger_take_hands(ledger, failure);
+	if (!r)
+		r = ledger_cells_open(ledger, failure);
 	if (r)
 		return r;
 	*ret_ledger = TAKE_PTR(ledger);
@@ -474,4 +524,11 @@ void ledger_round_advance(struct ledger_round *round, uint64_t part)
 		return;
 	round->done[ledger_word(part)] |= ledger_bit(part);
 	slide(round);
+}
+
+void ledger_round_mark(const struct ledger_round *round, uint64_t part)
+{
+	(void)atomic_fetch_or_explicit(
+		&ledger_record(round->ledger, round->record)->done[ledger_word(part)],
+		ledger_bit(part), memory_order_release);
 }

@@ -5,18 +5,26 @@
 #pragma once
 
 #include "base/error.h"
+#include "base/map.h"
 #include "base/process.h"
 #include "proto/ledger.h"
 
 struct ledger;
 struct ledger_old;
 
+/* Of a job that goes through servers: what the next daemon process must know of it, and how many tensors it may have. */
+struct ledger_far {
+	const void *record;
+	size_t record_len; /* at most LEDGER_JOB_MAX */
+	uint32_t n_tensors;
+};
+
 /*
- * Makes the ledger of a new run of a job. n_threads: that sum at the same time, numbered from 0. *ret_fd is the caller's,
- * who hands it to the ranks. Returns 0, -ENOMEM, -EMFILE and other -errno of memfd_create(2) and mmap(2).
+ * Makes the ledger of a new run of a job. n_threads: that sum at the same time, numbered from 0. far: NULL when all its
+ * ranks are on this node. *ret_fd is the caller's, who hands it to the ranks. Returns 0, -ENOMEM, -EMFILE and other -errno of memfd_create(2) and mmap(2).
  */
 int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_threads,
-	       struct ledger **ret_ledger, int *ret_fd);
+	       const struct ledger_far *far, struct ledger **ret_ledger, int *ret_fd);
 /*
  * Takes over what fd, from outside, is said to be: the ledger of this run of a job of so many ranks. The descriptor stays
  * the caller's. Returns 0; -ESTALE (of another version), -EPROTO (no ledger, of another job, or damaged), -ECONNRESET
@@ -30,9 +38,14 @@ DEFINE_CLEANUP(struct ledger *, ledger_free)
 
 /* Bytes that its memory may come to, for so many threads: what its holder is charged. */
 uint64_t ledger_bytes(unsigned n_threads);
+/* The same for a job that goes through servers. */
+uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors);
 uint32_t ledger_part_bytes(const struct ledger *ledger);
 /* Whether a descriptor is of the same memory. */
 bool ledger_is(const struct ledger *ledger, int fd);
+
+/* Bytes and length of the record that was given to ledger_new(); from outside, where the ledger is. Copied: free it. */
+int ledger_read_record(const struct ledger *ledger, void **ret_record, size_t *ret_len);
 
 /* A round is about to complete: from now on every rank has a past. */
 void ledger_begin(struct ledger *ledger);
@@ -117,3 +130,65 @@ void ledger_part_staged(struct ledger_part *part, uint32_t len);
 void ledger_part_copied(struct ledger_part *part);
 /* All of it is in the outputs. */
 void ledger_part_done(struct ledger_part *part);
+
+/* -- Through servers ------------------------------------------------------------------------------------------------ */
+
+/* Whether the ledger is of a job that goes through servers. The rest is for such only. */
+bool ledger_is_far(const struct ledger *ledger);
+
+/* A tensor that the nodes have agreed on. */
+struct ledger_known {
+	struct map_entry entry;
+	char name[TENSOR_NAME_MAX + 1];
+	unsigned dtype;
+	uint64_t elements, key, start;
+};
+
+/* Keeps it. Returns 0, -EDQUOT (more than were announced) or -ENOMEM. */
+int ledger_tensor_add(struct ledger *ledger, const char *name, unsigned dtype, uint64_t elements,
+		      uint64_t key, uint64_t start);
+/* The tensor of this name, or NULL; all of them, from 0 on, then NULL. Theirs is the ledger's life. */
+const struct ledger_known *ledger_tensor_find(const struct ledger *ledger, const char *name);
+const struct ledger_known *ledger_tensor_at(const struct ledger *ledger, size_t index);
+
+/* Marks a part done: its result is in all outputs. Any thread; ledger_round_advance() follows on the control thread. */
+void ledger_round_mark(const struct ledger_round *round, uint64_t part);
+
+/* What a cell holds. */
+struct ledger_what {
+	uint64_t key, round, offset, total;
+	uint32_t block, part, len, root;
+	uint16_t server;
+	uint8_t dtype, operation, reduction;
+	bool has_data;
+};
+
+/* A cell, as this process knows it. Control thread. */
+struct ledger_kept {
+	struct map_entry entry; /* stale: by what it holds */
+	struct ledger_what what;
+	bool taken, whole;
+	bool stale; /* of the daemon before; its outputs may not have it yet */
+	/* The user's; false when it is taken. */
+	bool busy, offered, released;
+};
+
+#define LEDGER_NO_CELL UINT32_MAX
+
+/* A cell for a result of at most part_bytes, or LEDGER_NO_CELL. spare: only while more than half of them are free. */
+uint32_t ledger_cell_take(struct ledger *ledger, bool spare);
+void *ledger_cell_data(const struct ledger *ledger, uint32_t cell);
+struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell);
+/* Cells from this one on were never taken. */
+uint32_t ledger_cells_used(const struct ledger *ledger);
+/* The result is in the cell, with all that kept->what says. Any thread, of a cell that it works on. */
+void ledger_cell_whole(struct ledger *ledger, uint32_t cell);
+void ledger_cell_free(struct ledger *ledger, uint32_t cell);
+/*
+ * Rounds of this tensor up to this one are over here: cells that the daemon before has left of them are like any other
+ * from now on. Returns the next of them, or LEDGER_NO_CELL.
+ */
+uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round);
+/* The cell in which the daemon before has left a result, or LEDGER_NO_CELL. */
+uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t round, uint32_t block,
+			  uint32_t part);

@@ -1,3 +1,4 @@
+#include "base/log.h"
 #include "pipeline/round.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -96,6 +97,11 @@ static void take_key(struct pipeline_tensor *tensor, uint64_t key, uint64_t star
 	tensor->start = start;
 	if (!job->distributed)
 		return;
+	if (job->keep && ledger_tensor_add(job->ledger, tensor->name, tensor->dtype,
+					   tensor->elements, key, start))
+		log_warning("job %s: tensor %s: no memory to keep its number: the job will not "
+			    "outlive this process",
+			    job->name, tensor->name);
 	list_for_each (round, &tensor->rounds, link)
 		if (round->failure.status)
 			pipeline_setup_fail_round(job, key, round->number, &round->failure);
@@ -168,6 +174,18 @@ static void conflict(struct pipeline_tensor *tensor, uint32_t rank, unsigned dty
 	pipeline_tensor_agreed(tensor, &failure, 0, 0);
 }
 
+/* All ranks here have declared it alike: what do the other nodes say, or said before a restart? */
+static void agree(struct pipeline_tensor *tensor)
+{
+	const struct ledger_known *known =
+		tensor->job->keep ? ledger_tensor_find(tensor->job->ledger, tensor->name) : NULL;
+
+	if (known && known->dtype == tensor->dtype && known->elements == tensor->elements)
+		pipeline_tensor_agreed(tensor, NULL, known->key, known->start);
+	else
+		pipeline_setup_declare(tensor, NULL);
+}
+
 static int find_or_make(struct pipeline_member *member, const char *name, unsigned dtype,
 			uint64_t elements, struct pipeline_tensor **ret_tensor,
 			struct failure *failure)
@@ -225,7 +243,7 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 	else if (tensor->dtype != dtype || tensor->elements != elements)
 		conflict(tensor, member->rank, dtype, elements);
 	else if (tensor->n_declared == job->layout.n_local && job->distributed)
-		pipeline_setup_declare(tensor, NULL);
+		agree(tensor);
 	else if (tensor->n_declared == job->layout.n_local)
 		pipeline_tensor_agreed(tensor, NULL, job->n_tensors, 0);
 	return 0;

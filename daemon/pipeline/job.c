@@ -71,6 +71,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 		(void)pipeline_tensor_free(container_of(entry, struct pipeline_tensor, entry));
 	}
 	map_done(&job->tensors);
+	pipeline_keep_done(job);
 	pipeline_setup_free(job);
 	pipeline_device_free(job);
 	layout_done(&job->layout);
@@ -78,6 +79,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	(void)fd_close(job->ledger_fd);
 	free(job->members);
 	free(job->left);
+	free(job->node_of_rank);
 	free(job);
 	return NULL;
 }
@@ -110,6 +112,7 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 	list_init(&job->spare_rounds);
 	list_init(&job->spare_parts);
 	list_init(&job->setups);
+	list_init(&job->starved);
 	(void)snprintf(job->name, sizeof(job->name), "%s", join->job);
 	job->shape = (struct pipeline_shape){
 		.size = join->size,
@@ -123,7 +126,7 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		.gpu_reduce = join->gpu_reduce,
 	};
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
-	job->resumable = !job->distributed;
+	job->resumable = !job->distributed || pipeline->params.resume;
 	job->request_timeout_ns = join->request_timeout_ms * NSEC_PER_MSEC;
 	job->formed_by_ns = CLOCK_NEVER;
 	job->members = calloc(join->local_size, sizeof(job->members[0]));
@@ -406,7 +409,9 @@ int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
 		return r;
 
 	pipeline_job_add(job, member, &join, join.timeout_ms * NSEC_PER_MSEC);
-	if (job->distributed && !job->querying && !job->view)
+	if (job->resumed)
+		pipeline_resume_form(job);
+	else if (job->distributed && !job->querying && !job->view)
 		pipeline_setup_open(job);
 	else if (job->distributed)
 		pipeline_setup_join(job);

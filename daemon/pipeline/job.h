@@ -43,8 +43,22 @@ struct pipeline_shape {
 };
 
 struct pipeline_server {
-	struct pipeline_outlet *outlet;
+	struct pipeline_outlet *outlet; /* NULL: there is no connection */
 	bool attached;
+
+	/* Of a job that outlives its daemons' processes: keep.c. */
+	struct pipeline_job *job;
+	uint64_t attachment;	 /* how often it has attached */
+	uint64_t lost_ns;	 /* since when it is lost; 0: it is not */
+	struct loop_timer timer; /* when to connect again */
+	struct list parked;	 /* parts for it, while it is not attached */
+	uint32_t acked,
+		ack_sent;    /* its results up to this number are kept here; it has been told */
+	uint32_t ack_wanted; /* up to this one it is to be told at once */
+	uint32_t released;   /* up to this number they are on every node */
+	uint64_t ack_bytes;  /* of results that it has not been told of */
+	uint64_t *here;	     /* window of numbers behind `acked`: bit set: kept here */
+	uint32_t *cells;     /* by number modulo the window: cell + 1, or 0 */
 };
 
 struct pipeline_job {
@@ -84,6 +98,13 @@ struct pipeline_job {
 	uint32_t n_left;       /* ranks that had left before it was resumed */
 
 	struct pipeline_device *device; /* once memory of a device was used, or NULL */
+	/* The same for one that goes through servers: keep.c. */
+	bool keep;		/* outlives its daemons' processes */
+	uint32_t *node_of_rank; /* from the ledger, when resumed */
+	size_t home_number;	/* of its home among its servers */
+	struct list starved;	/* parts whose result waits for a cell */
+	struct mail ack_mail;	/* tells servers what is kept */
+	bool acking;
 
 	struct map tensors; /* by name */
 	uint64_t n_tensors;
@@ -171,7 +192,42 @@ int pipeline_join_compare(const struct pipeline_job *job, const struct pipeline_
 			  struct failure *failure);
 int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET_DIGEST_LEN]);
 
+/* keep.c: a job that goes through servers outlives their processes, and this one. */
+struct pipeline_part;
+/* The home has put the job together, or the ledger has: memory for what is kept. Returns 0 or -ENOMEM. */
+int pipeline_keep_init(struct pipeline_job *job);
+void pipeline_keep_done(struct pipeline_job *job);
+/* A server's peer is lost, or it does not answer as it should: parts wait, and it is connected again. */
+void pipeline_keep_lost(struct pipeline_job *job, size_t server, const char *why);
+/* The same for each of the job's servers that this peer is. */
+void pipeline_keep_peer_lost(struct pipeline_job *job, const struct peer *peer, const char *why);
+/* A server has taken the job, perhaps again. fresh: it has not seen the job's beginning. */
+void pipeline_keep_attached(struct pipeline_job *job, size_t server, bool fresh);
+/* Whether a call ended because the peer was lost, or is about to go: not by an answer of the job's. */
+bool pipeline_keep_is_loss(const struct call *call);
+/* A part waits until its server is attached. */
+void pipeline_keep_park(struct pipeline_part *part);
+/* A result is kept in this cell. Or need not be: LEDGER_NO_CELL. */
+void pipeline_keep_stored(struct pipeline_server *server, uint32_t number, uint32_t cell,
+			  bool soon);
+/* A result that the server does not know to be kept here. */
+void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell);
+/* A server says that these are on every node. */
+void pipeline_keep_released(struct pipeline_server *server, uint32_t number);
+/* Rounds of the tensor up to this one are over on every local rank. */
+void pipeline_keep_settle(struct pipeline_tensor *tensor, uint64_t round);
+
 /* setup.c: cluster query, JOIN, ATTACH, DECLARE and notices. */
+/* Takes the job's facts from its ledger. Returns 0 or -errno with words. */
+int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure);
+/* A resumed job's ranks are all here: attaches at its servers. Returns 0 or -errno. */
+int pipeline_setup_reattach(struct pipeline_job *job);
+/* (Again) at one server. */
+int pipeline_setup_connect(struct pipeline_job *job, size_t server);
+/* Takes back what was said to the home, as the job goes on instead. */
+void pipeline_setup_withdraw(struct pipeline_job *job);
+/* What a tensor is, to a home that is fresh. */
+void pipeline_setup_declare_known(struct pipeline_job *job, const struct ledger_known *known);
 void pipeline_setup_open(struct pipeline_job *job);
 /* Tells the home server which ranks are here now; nothing while the home is not known. */
 void pipeline_setup_join(struct pipeline_job *job);
@@ -195,6 +251,10 @@ struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor);
 /* resume.c */
 /* A job that is being formed here gets its ledger: a new one, unless it is resumed. Returns 0 or -errno. */
 int pipeline_resume_prepare(struct pipeline_job *job);
+/* The same for one that goes through servers, with what the next process has to know. */
+int pipeline_resume_prepare_far(struct pipeline_job *job, const void *record, size_t len);
+/* Forms a job that is resumed, if all its ranks here are back. */
+void pipeline_resume_form(struct pipeline_job *job);
 /* The timer of a job that waits for ranks to come back. */
 void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns);
 /* A job that has begun cannot take in a rank without a past. Returns 0, or -EEXIST with words. */
@@ -224,5 +284,7 @@ struct pipeline_ranks_text {
 };
 void pipeline_ranks_add(struct pipeline_ranks_text *ranks, uint32_t rank);
 const char *pipeline_ranks_end(struct pipeline_ranks_text *ranks);
+/* "node b (10.88.0.2:9690)", or, without a connection, "node b". */
+const char *pipeline_server_name(const struct pipeline_job *job, size_t server);
 /* "60 s", "1.5 s", "20 ms". */
 const char *pipeline_time_text(char text[32], uint64_t ns);

@@ -121,7 +121,8 @@ void pipeline_outlet_pump(struct pipeline_outlet *outlet)
 		return;
 	outlet->pumping = true;
 	outlet->refs++;
-	while (outlet->n_heap && outlet->ahead < outlet->pipeline->params.ahead_bytes) {
+	while (!outlet->lost && outlet->n_heap &&
+	       outlet->ahead < outlet->pipeline->params.ahead_bytes) {
 		struct pipeline_part *part = outlet->heap[0];
 
 		pipeline_outlet_remove(outlet, part);

@@ -35,7 +35,11 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	part->state = PART_NEW;
 	part->outlet = NULL;
 	part->room = NULL;
+	part->remote = part->stored = part->posted = false;
+	part->cell = LEDGER_NO_CELL;
+	part->number = 0;
 	part->unsent = 0;
+	list_init(&part->wait);
 	list_push_back(&round->parts, &part->link);
 	round->n_parts++;
 	job->n_in_flight++;
@@ -60,14 +64,57 @@ static void part_left(struct pipeline_part *part)
 	part->unsent = 0;
 }
 
+static struct pipeline_server *server_of(const struct pipeline_part *part)
+{
+	return &job_of(part)->servers[part->server];
+}
+
+/* The result is kept: whoever is to know that, is told. */
+static void tell_stored(struct pipeline_part *part)
+{
+	struct pipeline_server *server = server_of(part);
+	struct pipeline_job *job = job_of(part);
+	struct ledger_kept *kept = ledger_cell_kept(job->ledger, part->cell);
+	unsigned operation = part->extent.source != RANK_ALL || part->extent.target != RANK_ALL;
+
+	kept->busy = false;
+	/* One of the daemon before was offered when we attached. */
+	if (kept->stale)
+		return;
+	if (part->attachment == server->attachment)
+		pipeline_keep_stored(server, part->number, part->cell, operation);
+	else if (server->attached)
+		pipeline_keep_offer(job, part->cell);
+}
+
+/* Of a cell and a number: also of a part whose round has failed the server is to hear, or it waits for that number. */
+static void let_go(struct pipeline_part *part)
+{
+	struct pipeline_server *server = server_of(part);
+	struct ledger *ledger = job_of(part)->ledger;
+
+	if (part->cell != LEDGER_NO_CELL && part->stored) {
+		tell_stored(part);
+		return;
+	}
+	if (part->cell != LEDGER_NO_CELL && ledger_cell_kept(ledger, part->cell)->whole)
+		ledger_cell_kept(ledger, part->cell)->busy = false;
+	else if (part->cell != LEDGER_NO_CELL)
+		ledger_cell_free(ledger, part->cell);
+	if (part->number && part->attachment == server->attachment)
+		pipeline_keep_stored(server, part->number, LEDGER_NO_CELL, false);
+}
+
 static void part_finish(struct pipeline_part *part)
 {
 	struct pipeline_round *round = part->round;
 	struct pipeline_job *job = job_of(part);
 	bool was_unsent;
 
-	if (round->ledger.ledger && !job->suspended)
+	if (round->ledger.ledger && !job->suspended && (part->stored || !job->distributed))
 		ledger_round_advance(&round->ledger, part->ledger.number);
+	if (job->keep && !job->suspended)
+		let_go(part);
 	if (!round->failure.status) {
 		job->n_bytes += part->extent.len;
 		metric_add(&job->pipeline->bytes, part->extent.len);
@@ -88,7 +135,7 @@ static void part_finish(struct pipeline_part *part)
 
 void pipeline_part_drop(struct pipeline_part *part)
 {
-	if (part->charged) {
+	if (part->charged && part->outlet) {
 		part_left(part);
 		pipeline_outlet_sent(part->outlet, part);
 		pipeline_outlet_pump(part->outlet);
@@ -166,11 +213,31 @@ static void work_recorded(struct pipeline_part *part, unsigned thread)
 	ledger_part_done(ledger);
 }
 
+/* A result that servers have given, or that the daemon before had: kept, before an output is touched. */
+static void work_kept(struct pipeline_part *part)
+{
+	struct ledger *ledger = job_of(part)->ledger;
+	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+
+	if (!kept->whole && part->block && kept->what.has_data)
+		memcpy(ledger_cell_data(ledger, part->cell), part->block->data, kept->what.len);
+	if (!kept->whole)
+		ledger_cell_whole(ledger, part->cell);
+	for (size_t i = 0; i < part->n_outputs; i++) {
+		memcpy(part->outputs[i], part->inputs[0], part->extent.len);
+		FAILPOINT("part-scattered");
+	}
+}
+
 static void part_work(struct pipeline_part *part, unsigned thread)
 {
+	bool marks = part->state == PART_SCATTER && job_of(part)->keep;
+
 	if (is_stopped(part))
 		return;
-	if (part->round->ledger.ledger) {
+	if (part->cell != LEDGER_NO_CELL && part->state == PART_SCATTER) {
+		work_kept(part);
+	} else if (part->round->ledger.ledger && !job_of(part)->distributed) {
 		work_recorded(part, thread);
 	} else if (part->copies) {
 		for (size_t i = 0; i < part->n_outputs; i++)
@@ -180,6 +247,13 @@ static void part_work(struct pipeline_part *part, unsigned thread)
 		sum(part, part->inputs, part->outputs, part->n_outputs, part->extent.len);
 		FAILPOINT("part-summed");
 	}
+	if (!marks)
+		return;
+	/* A round on devices is not recorded: it does not outlive this process. */
+	if (part->round->ledger.ledger)
+		ledger_round_mark(&part->round->ledger, part->ledger.number);
+	part->stored = true;
+	FAILPOINT("part-marked");
 }
 
 static void on_run(struct task *task)
@@ -199,7 +273,7 @@ static void work_here(struct pipeline_part *part)
  */
 static bool is_little(const struct pipeline_part *part, uint64_t bytes)
 {
-	uint64_t before = part->outlet ? 0 : part->round->inlined;
+	uint64_t before = part->remote ? 0 : part->round->inlined;
 
 	return before + bytes <= job_of(part)->pipeline->params.inline_bytes;
 }
@@ -212,6 +286,11 @@ static void part_post(struct pipeline_part *part, void (*done)(struct task *task
 	uint64_t bytes = (uint64_t)part->extent.len * n_touched;
 
 	if (!n_touched || !part->n_outputs || !part->extent.len) {
+		/* Its result is to be kept, if only for others. */
+		if (part->state == PART_SCATTER && job_of(part)->keep) {
+			part->n_outputs = 0;
+			work_here(part);
+		}
 		done(&part->task);
 		return;
 	}
@@ -224,7 +303,9 @@ static void part_post(struct pipeline_part *part, void (*done)(struct task *task
 	part->task.run = on_run;
 	part->task.done = done;
 	part->task.priority = part->round->priority;
+	part->posted = true;
 	if (pool_post(pipeline->params.pool, &part->task)) {
+		part->posted = false;
 		/* Slower, but right. */
 		work_here(part);
 		done(&part->task);
@@ -299,7 +380,10 @@ static void set_outputs(struct pipeline_part *part)
 
 static void on_local_done(struct task *task)
 {
-	pipeline_device_up(container_of(task, struct pipeline_part, task));
+	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
+
+	part->posted = false;
+	pipeline_device_up(part);
 }
 
 static void work_local(struct pipeline_part *part)
@@ -351,14 +435,19 @@ static void *first_output(const struct pipeline_part *part)
 
 static void on_scattered(struct task *task)
 {
-	pipeline_device_up(container_of(task, struct pipeline_part, task));
+	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
+
+	part->posted = false;
+	pipeline_device_up(part);
 }
 
 static void scatter(struct pipeline_part *part)
 {
 	part->copies = true;
 	part->n_inputs = part->n_outputs = 0;
-	if (part->extent.len && is_for_here(part))
+	if (part->extent.len && is_for_here(part) && part->cell != LEDGER_NO_CELL)
+		part->inputs[part->n_inputs++] = ledger_cell_data(job_of(part)->ledger, part->cell);
+	else if (part->extent.len && is_for_here(part))
 		part->inputs[part->n_inputs++] = part->block ? part->block->data : part->room;
 	else
 		set_inputs(part);
@@ -373,8 +462,11 @@ static void on_sent(struct call *call)
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
 
 	part_left(part);
-	pipeline_outlet_sent(part->outlet, part);
-	pipeline_outlet_pump(part->outlet);
+	/* Without one, its server was lost meanwhile. */
+	if (part->outlet) {
+		pipeline_outlet_sent(part->outlet, part);
+		pipeline_outlet_pump(part->outlet);
+	}
 	pipeline_deal(job_of(part));
 }
 
@@ -393,7 +485,7 @@ static void answer_wild(struct pipeline_part *part)
 	struct failure failure;
 
 	(void)failure_set(&failure, -EPROTO, "%s answered with something else",
-			  peer_name(part->outlet->peer));
+			  pipeline_server_name(job_of(part), part->server));
 	pipeline_job_fail(job_of(part), &failure, NULL);
 	part_finish(part);
 }
@@ -411,12 +503,98 @@ static void on_rows_answer(struct pipeline_part *part)
 		part_finish(part);
 }
 
+/* A result has come, and there is a cell for it. */
+static void keep(struct pipeline_part *part)
+{
+	const struct pipeline_round *round = part->round;
+	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
+
+	kept->what = (struct ledger_what){
+		.key = round->tensor->key,
+		.round = round->number,
+		.offset = part->extent.offset,
+		.total = part->extent.total,
+		.block = part->extent.block,
+		.part = part->extent.part,
+		.len = part->extent.len,
+		.root = round->partition.root,
+		.server = (uint16_t)part->server,
+		.dtype = (uint8_t)round->tensor->dtype,
+		.operation = (uint8_t)round->partition.operation,
+		.reduction = (uint8_t)round->reduction,
+		.has_data = part->extent.len && is_for_here(part),
+	};
+	kept->busy = true;
+	part->state = PART_SCATTER;
+	pipeline_device_down(part, !is_for_here(part), false, scatter);
+}
+
+void pipeline_part_feed(struct pipeline_part *part)
+{
+	struct pipeline_job *job = job_of(part);
+
+	if (part->cell == LEDGER_NO_CELL && !part->round->failure.status)
+		part->cell = ledger_cell_take(job->ledger, false);
+	if (part->round->failure.status) {
+		part_finish(part);
+	} else if (part->cell == LEDGER_NO_CELL) {
+		list_push_back(&job->starved, &part->wait);
+	} else {
+		keep(part);
+	}
+}
+
+static void on_kept_answer(struct pipeline_part *part)
+{
+	struct pipeline_server *server = server_of(part);
+	const struct call *call = &part->call;
+
+	part->number = (uint32_t)call->answer.priority;
+	part->attachment = server->attachment;
+	if (!part->number ||
+	    (call->answer.len && part->cell == LEDGER_NO_CELL && !call->answer_block)) {
+		answer_wild(part);
+		return;
+	}
+	part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block) : NULL;
+	pipeline_keep_released(server, (uint32_t)call->answer.status);
+	FAILPOINT("part-answered");
+	pipeline_part_feed(part);
+}
+
+/* The server is lost: from the start, once it is back. What the part has of a result is nothing yet. */
+static void push_again(struct pipeline_part *part)
+{
+	struct pipeline_job *job = job_of(part);
+
+	if (part->cell != LEDGER_NO_CELL) {
+		ledger_cell_free(job->ledger, part->cell);
+		part->cell = LEDGER_NO_CELL;
+	}
+	part->block = block_unref(part->block);
+	pipeline_device_give(part);
+	if (part->round->failure.status)
+		part_finish(part);
+	else
+		pipeline_keep_park(part);
+}
+
 static void on_answer(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
+	bool lost = job_of(part)->keep && pipeline_keep_is_loss(call);
 
+	/* It belongs to the next process now. */
+	if (job_of(part)->suspended)
+		return;
+	if (lost)
+		part->outlet->lost = true;
 	if (part->charged)
 		on_sent(call);
+	if (lost && !part->round->rows && job_of(part)->state != JOB_OVER) {
+		push_again(part);
+		return;
+	}
 	if (call->status) {
 		struct failure failure;
 
@@ -429,6 +607,8 @@ static void on_answer(struct call *call)
 		on_rows_answer(part);
 	} else if (!answer_fits(part)) {
 		answer_wild(part);
+	} else if (job_of(part)->keep) {
+		on_kept_answer(part);
 	} else if (part->round->failure.status) {
 		part_finish(part);
 	} else {
@@ -447,9 +627,27 @@ static void push(struct pipeline_part *part, const void *payload)
 	const struct extent *extent = &part->extent;
 	struct pipeline_job *job = tensor->job;
 	bool room = is_for_here(part) && extent->len && !round->rows;
+	struct pipeline_server *server = &job->servers[part->server];
 
+	if (!server->attached) {
+		if (part->outlet)
+			pipeline_outlet_sent(part->outlet, part);
+		push_again(part);
+		return;
+	}
+	/* It was lost, and is back. */
+	if (!part->outlet)
+		part->outlet = server->outlet;
+	part->room = room && !job->keep ? first_output(part) : NULL;
+	if (room && job->keep)
+		part->cell = ledger_cell_take(job->ledger, true);
+	if (part->cell != LEDGER_NO_CELL)
+		part->room = ledger_cell_data(job->ledger, part->cell);
+	if (job->keep) {
+		server->ack_sent = server->acked;
+		server->ack_bytes = 0;
+	}
 	part->state = PART_CALL;
-	part->room = room ? first_output(part) : NULL;
 	part->call = (struct call){
 		.header = {
 			.op = round->rows && !payload ? DATA_PULL : DATA_PUSH,
@@ -469,6 +667,7 @@ static void push(struct pipeline_part *part, const void *payload)
 			.part_len = extent->len,
 			.root = round->partition.root,
 			.priority = round->priority,
+			.status = job->keep ? (int32_t)server->acked : 0,
 		},
 		.payload = payload,
 		.payload_block = TAKE_PTR(part->block),
@@ -485,6 +684,9 @@ static void on_gathered(struct task *task)
 	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
 	const void *payload = NULL;
 
+	part->posted = false;
+	if (job_of(part)->suspended)
+		return;
 	if (part->round->failure.status) {
 		on_sent(&part->call);
 		part_finish(part);
@@ -536,18 +738,18 @@ void pipeline_part_begin(struct pipeline_part *part)
 }
 
 /* The server of a part, by its place in the job's virtual space: the same on every node. */
-static struct pipeline_outlet *choose_outlet(const struct pipeline_part *part)
+static size_t choose_server(const struct pipeline_part *part)
 {
 	const struct pipeline_tensor *tensor = part->round->tensor;
 	const struct pipeline_job *job = tensor->job;
 	uint64_t stripe = job->part_bytes, step = stripe, at;
 
 	if (part->round->rows)
-		return job->servers[part->extent.block].outlet;
+		return part->extent.block;
 	if (tensor->elements != ELEMENTS_VARIABLE)
 		step = (part->extent.total + stripe - 1) / stripe * stripe;
 	at = tensor->start + part->extent.block * step + part->extent.part * stripe;
-	return job->servers[job->stripes[at / stripe % job->n_stripes]].outlet;
+	return job->stripes[at / stripe % job->n_stripes];
 }
 
 static bool needs_server(const struct pipeline_part *part)
@@ -562,25 +764,65 @@ static bool needs_server(const struct pipeline_part *part)
 	       layout->node_of_rank[extent->source] != layout->node_of_rank[extent->target];
 }
 
+/* The daemon before has left its result: whether it goes on from there. */
+static bool start_stale(struct pipeline_part *part)
+{
+	const struct pipeline_round *round = part->round;
+	struct ledger *ledger = job_of(part)->ledger;
+	uint32_t cell = round->rows ? LEDGER_NO_CELL
+				    : ledger_cell_find(ledger, round->tensor->key, round->number,
+						       part->extent.block, part->extent.part);
+	struct ledger_kept *kept;
+
+	if (cell == LEDGER_NO_CELL)
+		return false;
+	kept = ledger_cell_kept(ledger, cell);
+	/* One that does not fit is the trainers' doing, and their own result's. */
+	if (kept->what.len != part->extent.len ||
+	    kept->what.has_data != (part->extent.len && is_for_here(part)))
+		return false;
+	part->cell = cell;
+	kept->busy = true;
+	part->state = PART_SCATTER;
+	pipeline_device_down(part, !is_for_here(part), false, scatter);
+	return true;
+}
+
+void pipeline_part_unpark(struct pipeline_part *part)
+{
+	part->outlet = server_of(part)->outlet;
+	if (pipeline_outlet_push(part->outlet, part))
+		pipeline_part_fail(part, -ENOMEM, "out of memory");
+}
+
 int pipeline_part_start(struct pipeline_round *round, const struct extent *extent, uint64_t number)
 {
 	struct ledger_part ledger = { 0 };
 	struct pipeline_part *part = NULL;
 	int r = 0;
 
-	if (round->ledger.ledger)
+	if (round->ledger.ledger && !round->tensor->job->distributed)
 		r = ledger_part_find(&round->ledger, number, extent->len, &ledger);
 	if (!r)
 		r = part_new(round, extent, &part);
 	if (r)
 		return error_trace(r);
 	part->ledger = ledger;
+	part->ledger.number = number;
 	if (!needs_server(part)) {
 		start_local(part);
 		return 0;
 	}
-	part->outlet = choose_outlet(part);
+	part->remote = true;
+	part->server = choose_server(part);
+	if (round->tensor->job->keep && start_stale(part))
+		return 0;
 	part->state = PART_QUEUED;
+	if (!server_of(part)->attached) {
+		pipeline_keep_park(part);
+		return 0;
+	}
+	part->outlet = server_of(part)->outlet;
 	/* Our own server takes nothing over a wire. */
 	if ((part->round->rows || is_from_here(part)) && !peer_is_self(part->outlet->peer)) {
 		part->unsent = extent->len;
@@ -602,7 +844,10 @@ void pipeline_part_drop_queued(struct pipeline_round *round)
 	list_for_each_safe (part, next, &round->parts, link) {
 		if (part->state != PART_QUEUED)
 			continue;
-		pipeline_outlet_remove(part->outlet, part);
+		if (list_linked(&part->wait))
+			list_remove(&part->wait);
+		else
+			pipeline_outlet_remove(part->outlet, part);
 		part_finish(part);
 	}
 }

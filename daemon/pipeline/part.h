@@ -13,10 +13,13 @@ enum pipeline_part_state { PART_NEW, PART_QUEUED, PART_GATHER, PART_CALL, PART_S
 
 struct pipeline_part {
 	struct list link; /* the round's, or the job's spare ones */
+	struct list wait; /* a server's parked ones, or the job's starved ones */
 	struct pipeline_round *round;
 	struct extent extent;
 	enum pipeline_part_state state;
-	struct pipeline_outlet *outlet; /* NULL: needs no server */
+	bool remote; /* needs a server: */
+	size_t server;
+	struct pipeline_outlet *outlet; /* NULL: there is none now */
 	size_t heap_index;
 	uint64_t charged;    /* bytes ahead in the outlet */
 	uint64_t unsent;     /* counted in its round */
@@ -33,6 +36,12 @@ struct pipeline_part {
 	bool device_inputs;
 	void *result;  /* in staging: the result for devices, while there is a lease */
 	void **staged; /* n_local entries: a rank's input in staging, or NULL */
+	/* Of a job that outlives its daemons' processes. */
+	uint32_t cell;	     /* for its result, or LEDGER_NO_CELL */
+	uint32_t number;     /* of the result, */
+	uint64_t attachment; /* since this */
+	bool stored;	     /* the result is in its cell, in the outputs, and marked */
+	bool posted;	     /* is in the pool */
 	size_t n_inputs, n_outputs;
 	const void **inputs; /* n_local entries */
 	void **outputs;	     /* n_local entries */
@@ -70,6 +79,10 @@ void pipeline_part_drop(struct pipeline_part *part);
 void pipeline_part_fail(struct pipeline_part *part, int status, const char *text);
 void pipeline_part_begin(struct pipeline_part *part);
 struct pipeline_part *pipeline_part_free(struct pipeline_part *part);
+/* Its server is attached (again). */
+void pipeline_part_unpark(struct pipeline_part *part);
+/* There may be a cell for its result. */
+void pipeline_part_feed(struct pipeline_part *part);
 
 /* outlet.c */
 int pipeline_outlet_get(struct pipeline *pipeline, struct peer *peer,

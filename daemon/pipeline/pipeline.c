@@ -94,8 +94,7 @@ static bool uses(const struct pipeline_job *job, const struct peer *peer)
 	if (job->home == peer)
 		return true;
 	for (size_t i = 0; i < job->n_servers; i++)
-		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer &&
-		    !job->servers[i].outlet->lost)
+		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
 			return true;
 	return false;
 }
@@ -117,17 +116,31 @@ static void read_failure(const struct data_header *header, const void *payload,
 				  strerror(-ret_failure->status));
 }
 
+static void released(struct pipeline_job *job, const struct peer *peer, uint32_t number)
+{
+	for (size_t i = 0; job->keep && i < job->n_servers; i++) {
+		struct pipeline_server *server = &job->servers[i];
+
+		if (server->attached && server->outlet->peer == peer)
+			pipeline_keep_released(server, number);
+	}
+}
+
 void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 			     const struct data_header *header, const void *payload)
 {
 	struct pipeline_job *job;
 	struct failure failure;
 
-	if (header->op != DATA_FAIL_JOB)
+	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE)
 		return;
 	list_for_each (job, &pipeline->jobs, link) {
 		if (!job->distributed || job->number != header->job || !uses(job, peer))
 			continue;
+		if (header->op == DATA_RELEASE) {
+			released(job, peer, (uint32_t)header->round);
+			return;
+		}
 		read_failure(header, payload, &failure);
 		pipeline_job_fail(job, &failure, peer);
 		return;
@@ -141,9 +154,14 @@ void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char
 	struct failure failure;
 
 	(void)failure_set(&failure, -ECONNRESET, "server %s was lost: %s", peer_name(peer), why);
-	list_for_each (job, &pipeline->jobs, link)
-		if (job->state != JOB_OVER && uses(job, peer))
+	list_for_each (job, &pipeline->jobs, link) {
+		if (job->state == JOB_OVER || !uses(job, peer))
+			continue;
+		if (job->keep && (job->state == JOB_RUNNING || job->resumed))
+			pipeline_keep_peer_lost(job, peer, why);
+		else
 			pipeline_job_fail(job, &failure, peer);
+	}
 	list_for_each (outlet, &pipeline->outlets, link)
 		if (outlet->peer == peer)
 			outlet->lost = true;

@@ -35,6 +35,8 @@ struct pipeline_params {
 	unsigned max_tensors;	    /* per job */
 	uint64_t resume_timeout_ms; /* for the ranks of a job to come back after a restart */
 	struct gpu *gpu;	    /* for memory of devices; NULL: there is none */
+	bool resume; /* jobs that go through servers outlive their daemons' processes, too */
+	uint64_t lost_timeout_ms; /* then: for a daemon that was lost to come back */
 };
 
 int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pipeline);
@@ -123,7 +125,7 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 /* Whether the member's job would go on with the next daemon process. */
 bool pipeline_can_resume(const struct pipeline_member *member);
 /* Bytes that a ledger may come to. */
-uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline);
+uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline, bool through_servers);
 /*
  * Imports a buffer of a device into the worker of the member's job. Returns whether it will: then imported() comes, unless
  * the buffer is given up before; NULL: all is well. Else it is imported when it is used.

@@ -1,5 +1,5 @@
 #include "base/clock.h"
-#include "pipeline/round.h"
+#include "pipeline/part.h"
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -27,6 +27,13 @@ const char *pipeline_ranks_end(struct pipeline_ranks_text *ranks)
 	else if (ranks->n == 1) /* "ranks 3" -> "rank 3" */
 		memmove(ranks->text + 4, ranks->text + 5, ranks->len - 4);
 	return ranks->text;
+}
+
+const char *pipeline_server_name(const struct pipeline_job *job, size_t server)
+{
+	const struct pipeline_outlet *outlet = job->servers[server].outlet;
+
+	return outlet ? peer_name(outlet->peer) : view_server(job->view, server)->name;
 }
 
 const char *pipeline_time_text(char text[32], uint64_t ns)

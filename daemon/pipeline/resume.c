@@ -20,9 +20,13 @@ static unsigned n_threads(const struct pipeline *pipeline)
 	return pool_n_threads(pipeline->params.pool) + 1;
 }
 
-uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline)
+uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline, bool through_servers)
 {
-	return ledger_bytes(n_threads(pipeline));
+	if (!through_servers)
+		return ledger_bytes(n_threads(pipeline));
+	return pipeline->params.resume
+		       ? ledger_far_bytes(n_threads(pipeline), pipeline->params.max_tensors)
+		       : 0;
 }
 
 bool pipeline_can_resume(const struct pipeline_member *member)
@@ -56,11 +60,56 @@ int pipeline_resume_prepare(struct pipeline_job *job)
 	if (!job->resumable)
 		return 0;
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
-		       &job->ledger, &job->ledger_fd);
+		       NULL, &job->ledger, &job->ledger_fd);
 	if (r)
 		return error_trace(r);
 	keep_processes(job);
 	return 0;
+}
+
+int pipeline_resume_prepare_far(struct pipeline_job *job, const void *record, size_t len)
+{
+	struct ledger_far far = {
+		.record = record,
+		.record_len = len,
+		.n_tensors = job->pipeline->params.max_tensors,
+	};
+	int r;
+
+	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
+		       &far, &job->ledger, &job->ledger_fd);
+	if (r)
+		return error_trace(r);
+	keep_processes(job);
+	return 0;
+}
+
+void pipeline_resume_form(struct pipeline_job *job)
+{
+	struct failure failure;
+	int r;
+
+	if (!job->distributed) {
+		pipeline_job_form_here(job);
+		return;
+	}
+	if (job->n_members + job->n_left < job->shape.local_size || job->layout.size)
+		return;
+	r = layout_init(&job->layout, job->node_of_rank, job->shape.size, job->shape.n_nodes,
+			job->shape.node);
+	if (!r)
+		r = pipeline_job_order_members(job);
+	if (!r) {
+		for (uint32_t i = 0; i < job->layout.n_local; i++)
+			job->left[i] = ledger_has_left(job->ledger, job->layout.rank_of_local[i]);
+		keep_processes(job);
+		r = pipeline_setup_reattach(job);
+	}
+	if (!r)
+		return;
+	(void)failure_set(&failure, r, "job %s: cannot go on after the daemon's restart: %s",
+			  job->name, strerror(-r));
+	pipeline_job_fail(job, &failure, NULL);
 }
 
 int pipeline_resume_check_new(const struct pipeline_job *job, const struct pipeline_join *join,
@@ -117,6 +166,9 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 	int r;
 
 	r = ledger_open(fd, number, join->size, n_threads(pipeline), &ledger, failure);
+	if (!r && ledger_is_far(ledger) != (join->n_nodes > 1 || join->force_distributed))
+		r = failure_set(failure, -EPROTO, "job %s: its ledger is of another kind of job",
+				join->job);
 	if (r)
 		return r;
 	r = check_left(ledger, join, failure);
@@ -125,7 +177,7 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 	kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (kept < 0)
 		return failure_set(failure, -errno, "cannot keep the ledger: %s", strerror(errno));
-	if (job && (job->state != JOB_FORMING || job->distributed || job->resumed ||
+	if (job && (job->state != JOB_FORMING || job->layout.size || job->resumed ||
 		    ledger_has_begun(ledger)))
 		return failure_set(
 			failure, -ECONNRESET,
@@ -138,11 +190,22 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 		r = pipeline_job_new(pipeline, join, &job, failure);
 	if (r)
 		return r;
+	/* Ranks that had not heard of its beginning have asked for a new one. */
+	pipeline_setup_withdraw(job);
 	job->resumed = true;
 	job->resume_began_ns = clock_now_ns();
 	job->number = number;
 	job->ledger = TAKE_PTR(ledger);
 	job->ledger_fd = TAKE_FD(kept);
+	if (job->distributed) {
+		r = pipeline_setup_recall(job, failure);
+		if (r) {
+			struct failure why = *failure;
+
+			pipeline_job_fail(job, &why, NULL);
+			return r;
+		}
+	}
 	take_left(job);
 	log_info("job %s: run %016" PRIx64 ": rank %u is the first to come back after a restart",
 		 job->name, job->number, join->rank);
@@ -180,7 +243,7 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 	r = pipeline_join_take(pipeline, given, &join, failure);
 	if (r)
 		return r;
-	if (join.n_nodes > 1 || join.force_distributed || !number)
+	if (!number)
 		return failure_set(failure, -EPROTO,
 				   "job %s: not one that can be resumed: it has no ledger",
 				   join.job);
@@ -195,7 +258,7 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 	FAILPOINT("resume-accepted");
 	pipeline_job_add(job, member, &join, LOOK_NS);
 	member->resumed = true;
-	pipeline_job_form_here(job);
+	pipeline_resume_form(job);
 	return 0;
 }
 
@@ -220,7 +283,8 @@ static void find_missing(const struct pipeline_job *job, struct missing *ret)
 		enum process_state state;
 		uint32_t pid;
 
-		if (is_here(job, rank) || ledger_has_left(job->ledger, rank))
+		if (is_here(job, rank) || ledger_has_left(job->ledger, rank) ||
+		    (job->node_of_rank && job->node_of_rank[rank] != job->shape.node))
 			continue;
 		pipeline_ranks_add(&ret->all, rank);
 		state = ledger_look(job->ledger, rank, &pid);
@@ -241,6 +305,11 @@ void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns)
 	struct failure failure;
 	char time[32];
 
+	/* Its servers are waited for: keep.c. */
+	if (job->layout.size) {
+		(void)loop_timer_set(job->pipeline->params.loop, &job->timer, now_ns + LOOK_NS);
+		return;
+	}
 	find_missing(job, &missing);
 	late = &missing.unknown;
 	/* A trainer that computes comes back with its next call: it has as long as for a request. */
@@ -285,15 +354,29 @@ void pipeline_suspend(struct pipeline *pipeline)
 	}
 }
 
+/* What waits for servers ends with the connections to them. */
+static size_t n_working(const struct pipeline_round *round)
+{
+	const struct pipeline_part *part;
+	size_t n = round->rows && round->rows->working;
+
+	list_for_each (part, &round->parts, link)
+		n += part->posted;
+	return n;
+}
+
 size_t pipeline_n_suspended(const struct pipeline *pipeline)
 {
 	const struct pipeline_round *round;
 	const struct pipeline_job *job;
 	size_t n = 0;
 
-	list_for_each (job, &pipeline->jobs, link)
+	list_for_each (job, &pipeline->jobs, link) {
+		if (!job->suspended)
+			continue;
 		list_for_each (round, &job->rounds, job_link)
-			n += job->suspended ? round->n_parts : 0;
+			n += job->distributed ? n_working(round) : round->n_parts;
+	}
 	return n;
 }
 

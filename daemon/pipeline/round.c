@@ -191,6 +191,8 @@ static void round_finish(struct pipeline_round *round)
 	pipeline_resume_finish(round);
 	end_requests(round);
 	ledger_round_end(&round->ledger);
+	if (job->keep)
+		pipeline_keep_settle(tensor, round->number);
 	round->rows = pipeline_rows_free(round->rows);
 	list_push_front(&job->spare_rounds, &round->link);
 	pipeline_job_let_leave(job);
@@ -329,9 +331,12 @@ static int round_record(struct pipeline_round *round, struct failure *failure)
 	ledger_begin(job->ledger);
 	/* All ranks are past these. */
 	ledger_forget(job->ledger, tensor->name, 0, round->number - 1);
+	if (job->keep)
+		pipeline_keep_settle(round->tensor, round->number - 1);
 	if (first->operation == OPERATION_PUSH_PULL_ROWS || round->on_device)
 		return 0;
-	if (!pipeline_resume_moves(tensor, round->number) &&
+	/* Through servers each result is asked for once. */
+	if (!job->keep && !pipeline_resume_moves(tensor, round->number) &&
 	    (!first->reduction || !overwrites_inputs(round)))
 		return 0;
 	return ledger_round_begin(job->ledger, &round->ledger, &facts, failure);
@@ -672,10 +677,11 @@ static void name_servers(const struct pipeline_round *round, char *text, size_t 
 		bool owes = false;
 
 		list_for_each (part, &round->parts, link)
-			owes |= part->state == PART_CALL && part->outlet == job->servers[i].outlet;
+			owes |= part->remote && part->server == i &&
+				(part->state == PART_CALL || list_linked(&part->wait));
 		if (owes && len < size)
 			len += (size_t)snprintf(text + len, size - len, "%s%s", len ? ", " : "",
-						peer_name(job->servers[i].outlet->peer));
+						pipeline_server_name(job, i));
 	}
 }
 

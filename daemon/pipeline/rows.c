@@ -363,7 +363,7 @@ static int merge(struct pipeline_rows *rows, struct reduce_list *lists, struct r
 		if (list_fits(rows, i, &lists[i]))
 			continue;
 		(void)snprintf(rows->text, sizeof(rows->text), "%.80s answered with wrong rows",
-			       peer_name(job_of(rows)->servers[i].outlet->peer));
+			       pipeline_server_name(job_of(rows), i));
 		return -EPROTO;
 	}
 	r = takers_find(rows, &takers);
@@ -406,6 +406,9 @@ static void on_done(struct task *task)
 	struct pipeline_rows *rows = container_of(task, struct pipeline_rows, task);
 	struct pipeline_job *job = job_of(rows);
 
+	rows->working = false;
+	if (job->suspended && job->distributed)
+		return;
 	if (rows->status && !rows->round->failure.status)
 		fail(rows, rows->status, *rows->text ? rows->text : strerror(-rows->status));
 	pipeline_round_part_done(rows->round);
@@ -422,6 +425,7 @@ static void begin_task(struct pipeline_rows *rows, void (*run)(struct task *task
 	rows->task.run = run;
 	rows->task.done = on_done;
 	rows->task.priority = rows->round->priority;
+	rows->working = true;
 	if (bytes > pipeline->params.inline_bytes && !pool_post(pipeline->params.pool, &rows->task))
 		return;
 	run(&rows->task);

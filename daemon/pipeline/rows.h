@@ -37,6 +37,7 @@ struct pipeline_rows {
 	struct pipeline_round *round;
 	enum pipeline_rows_step step;
 	struct task task;
+	bool working; /* on it */
 	uint64_t n_rows, per_group, first_stripe;
 	uint32_t width, push_step;
 	size_t row_len;

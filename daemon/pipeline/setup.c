@@ -13,7 +13,8 @@ struct pipeline_setup {
 	struct list link; /* the job's */
 	struct call call;
 	struct pipeline_job *job;
-	struct pipeline_tensor *tensor; /* DECLARE */
+	struct pipeline_tensor *tensor; /* DECLARE; NULL: what a fresh home has to know */
+	size_t server;			/* ATTACH */
 	void *payload;
 };
 
@@ -89,7 +90,8 @@ static int unpack_answer(const struct call *call, const ProtobufCMessageDescript
 
 /* -- View and JOIN ------------------------------------------------------------------------------------------------ */
 
-static int peer_of(const struct pipeline_job *job, const struct view_member *member,
+/* again: perhaps another process than that which the view names. */
+static int peer_of(const struct pipeline_job *job, const struct view_member *member, bool again,
 		   struct peer **ret_peer)
 {
 	struct transport *transport = job->pipeline->params.transport;
@@ -99,7 +101,7 @@ static int peer_of(const struct pipeline_job *job, const struct view_member *mem
 		*ret_peer = transport_self(transport);
 		return 0;
 	}
-	r = transport_connect(transport, member->address, member->id, ret_peer);
+	r = transport_connect(transport, member->address, again ? 0 : member->id, ret_peer);
 	if (r)
 		return error_trace(r);
 	peer_call_it(*ret_peer, member->name);
@@ -124,7 +126,7 @@ static void on_view(struct cluster_query *query, struct view *view, const struct
 		fail(job, -ENOENT, "no daemon of the cluster is a server");
 		return;
 	}
-	r = peer_of(job, home, &job->home);
+	r = peer_of(job, home, false, &job->home);
 	if (r) {
 		struct failure why;
 
@@ -189,6 +191,8 @@ static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 	m.part_bytes = job->shape.part_bytes;
 	m.member = job->pipeline->params.id;
 	m.node_name = (char *)own_name(job->view);
+	m.has_resume = job->resumable;
+	m.resume = job->resumable;
 	return error_trace(setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join));
 }
 
@@ -219,25 +223,61 @@ static void withdraw(struct pipeline_job *job)
 	job->join = NULL;
 }
 
+void pipeline_setup_withdraw(struct pipeline_job *job)
+{
+	struct cluster *cluster = job->pipeline->params.cluster;
+
+	withdraw(job);
+	if (job->querying)
+		cluster_cancel(cluster, &job->query);
+	job->querying = false;
+	job->home = NULL;
+	job->view = view_unref(job->view);
+}
+
 /* -- JobJoined and ATTACH ----------------------------------------------------------------------------------------- */
+
+static void attached(struct pipeline_setup *setup)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobAttached *m = NULL;
+	struct pipeline_server *server = &setup->job->servers[setup->server];
+	struct pipeline_job *job = setup->job;
+
+	if (job->keep && unpack_answer(&setup->call, &bps__cluster__job_attached__descriptor,
+				       (ProtobufCMessage **)&m)) {
+		fail_answer(job, server->outlet->peer, -EPROTO, "something else than JobAttached");
+		return;
+	}
+	server->attached = true;
+	job->n_attached++;
+	if (job->keep)
+		pipeline_keep_attached(job, setup->server, m->fresh);
+	if (job->state == JOB_FORMING && job->n_attached == job->n_servers)
+		pipeline_job_formed(job);
+}
 
 static void on_attached(struct call *call)
 {
 	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
 	struct pipeline_job *job = setup->job;
 
-	if (job->state == JOB_FORMING) {
-		if (call->status)
-			fail(job, call->status, call->text);
-		else if (++job->n_attached == job->n_servers)
-			pipeline_job_formed(job);
+	if (job->state != JOB_OVER && job->keep && (job->resumed || job->state == JOB_RUNNING) &&
+	    pipeline_keep_is_loss(call)) {
+		/* peer_lost() follows, but where the server only shuts down. */
+		if (call->answer.op == DATA_ERROR)
+			pipeline_keep_lost(job, setup->server, call->text);
+	} else if (job->state != JOB_OVER && call->status) {
+		fail(job, call->status, call->text);
+	} else if (job->state != JOB_OVER) {
+		attached(setup);
 	}
 	setup_done(setup);
 }
 
-static int attach(struct pipeline_job *job)
+static int attach(struct pipeline_job *job, size_t server)
 {
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
+	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
 	struct pipeline_setup *setup;
 	int r;
 
@@ -249,33 +289,66 @@ static int attach(struct pipeline_job *job)
 	m.node_of_rank = job->layout.node_of_rank;
 	m.request_timeout_ms = job->request_timeout_ns / NSEC_PER_MSEC;
 	m.instance = job->instance;
-	for (size_t i = 0; i < job->n_servers; i++) {
-		r = setup_call(job, job->servers[i].outlet->peer, DATA_ATTACH, &m.base, on_attached,
-			       &setup);
-		if (r)
-			return error_trace(r);
+	if (job->keep) {
+		m.has_resume = m.resume = true;
+		m.has_lost_timeout_ms = true;
+		m.lost_timeout_ms = job->pipeline->params.lost_timeout_ms;
+		home.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
+		home.part_bytes = job->part_bytes;
+		home.epoch = job->view->epoch;
+		home.view_digest = view_server_digest(job->view);
+		m.home = server == job->home_number ? &home : NULL;
 	}
-	return 0;
+	r = setup_call(job, job->servers[server].outlet->peer, DATA_ATTACH, &m.base, on_attached,
+		       &setup);
+	if (!r)
+		setup->server = server;
+	return error_trace(r);
+}
+
+static int connect_server(struct pipeline_job *job, size_t server)
+{
+	bool again = job->resumed || job->servers[server].lost_ns;
+	struct peer *peer;
+	int r;
+
+	r = peer_of(job, view_server(job->view, server), again, &peer);
+	if (!r)
+		r = pipeline_outlet_get(job->pipeline, peer, &job->servers[server].outlet);
+	if (!r && job->keep && server == job->home_number)
+		job->home = peer;
+	return error_trace(r);
 }
 
 static int find_servers(struct pipeline_job *job)
 {
 	size_t n = view_n_servers(job->view);
-	struct peer *peer;
+	const struct view_member *home = view_home(job->view, job->name);
 	int r;
 
+	if (!home)
+		return error_origin(-EPROTO);
 	job->servers = calloc(n, sizeof(job->servers[0]));
 	if (!job->servers)
 		return error_origin(-ENOMEM);
 	job->n_servers = n;
-	for (size_t i = 0; i < n; i++) {
-		r = peer_of(job, view_server(job->view, i), &peer);
-		if (!r)
-			r = pipeline_outlet_get(job->pipeline, peer, &job->servers[i].outlet);
-		if (r)
-			return error_trace(r);
-	}
-	return 0;
+	for (size_t i = 0; i < n; i++)
+		if (view_server(job->view, i) == home)
+			job->home_number = i;
+	r = pipeline_keep_init(job);
+	for (size_t i = 0; !r && i < n; i++)
+		r = connect_server(job, i);
+	return error_trace(r);
+}
+
+int pipeline_setup_connect(struct pipeline_job *job, size_t server)
+{
+	int r;
+
+	r = connect_server(job, server);
+	if (!r)
+		r = attach(job, server);
+	return error_trace(r);
 }
 
 /* Takes over what the home server has put together, which it may have done wrong. */
@@ -307,6 +380,49 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 	return error_trace(r);
 }
 
+/* What the next process has to know goes to the ledger. */
+static int keep_record(struct pipeline_job *job, const Bps__Cluster__JobJoined *joined)
+{
+	Bps__Cluster__JobRecord m = BPS__CLUSTER__JOB_RECORD__INIT;
+	Bps__Cluster__View view = BPS__CLUSTER__VIEW__INIT;
+	size_t n = job->view->n_members;
+	_cleanup_(freep) Bps__Cluster__Member *members = calloc(n, sizeof(*members));
+	_cleanup_(freep) Bps__Cluster__Member **pointers = calloc(n, sizeof(*pointers));
+	_cleanup_(freep) void *data = NULL;
+	size_t len;
+	int r;
+
+	if (!members || !pointers)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++) {
+		struct view_member *member = &job->view->members[i];
+
+		bps__cluster__member__init(&members[i]);
+		members[i].id = member->id;
+		members[i].name = member->name;
+		members[i].roles = member->roles;
+		members[i].address = member->address;
+		members[i].has_bandwidth_mbps = true;
+		members[i].bandwidth_mbps = member->bandwidth_mbps;
+		pointers[i] = &members[i];
+	}
+	view.epoch = job->view->epoch;
+	view.n_members = n;
+	view.members = pointers;
+	m.joined = (Bps__Cluster__JobJoined *)joined;
+	m.view = &view;
+	m.instance = job->instance;
+	m.n_nodes = job->shape.n_nodes;
+	m.node = job->shape.node;
+	r = pack(&m.base, LEDGER_JOB_MAX, &data, &len);
+	if (!r)
+		r = pipeline_resume_prepare_far(job, data, len);
+	if (r)
+		return error_trace(r);
+	job->keep = true;
+	return 0;
+}
+
 static int use_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m)
 {
 	int r;
@@ -314,10 +430,95 @@ static int use_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m
 	r = take_joined(job, m);
 	if (!r)
 		r = pipeline_job_order_members(job);
+	if (!r && m->resume && job->resumable)
+		r = keep_record(job, m);
 	if (!r)
 		r = find_servers(job);
+	for (size_t i = 0; !r && i < job->n_servers; i++)
+		r = attach(job, i);
+	return error_trace(r);
+}
+
+/* -- The job as the next process finds it ------------------------------------------------------------------------- */
+
+static int recall_view(struct pipeline_job *job, const Bps__Cluster__View *m)
+{
+	_cleanup_(freep) struct view_member *members = NULL;
+	const struct view *now = cluster_view(job->pipeline->params.cluster);
+	const char *own = now ? own_name(now) : NULL;
+
+	members = calloc(MAX(m->n_members, (size_t)1), sizeof(*members));
+	if (!members)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < m->n_members; i++) {
+		const Bps__Cluster__Member *from = m->members[i];
+		struct view_member *to = &members[i];
+
+		if (strlen(from->name) >= sizeof(to->name) ||
+		    strlen(from->address) >= sizeof(to->address))
+			return error_origin(-EPROTO);
+		to->id = from->id;
+		to->roles = from->roles;
+		to->bandwidth_mbps = from->bandwidth_mbps;
+		(void)snprintf(to->name, sizeof(to->name), "%s", from->name);
+		(void)snprintf(to->address, sizeof(to->address), "%s", from->address);
+		to->is_self = own && !strcmp(own, from->name);
+	}
+	return error_trace(view_new(m->epoch, members, m->n_members, &job->view));
+}
+
+static int take_record(struct pipeline_job *job, const Bps__Cluster__JobRecord *m)
+{
+	int r;
+
+	if (m->n_nodes != job->shape.n_nodes || m->node != job->shape.node ||
+	    m->joined->job != job->number || !m->instance)
+		return error_origin(-EPROTO);
+	r = recall_view(job, m->view);
 	if (!r)
-		r = attach(job);
+		r = take_joined(job, m->joined);
+	if (r)
+		return error_trace(r);
+	/* It is put together once all ranks are back. */
+	job->node_of_rank = TAKE_PTR(job->layout.node_of_rank);
+	layout_done(&job->layout);
+	job->layout = (struct layout){ 0 };
+	job->instance = m->instance;
+	job->keep = true;
+	return 0;
+}
+
+int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobRecord *m = NULL;
+	_cleanup_(freep) void *data = NULL;
+	size_t len;
+	int r;
+
+	if (!job->pipeline->params.cluster || !job->pipeline->params.resume)
+		return failure_set(failure, -ECONNRESET,
+				   "job %s: cannot go on after the daemon's restart: this daemon "
+				   "is in no cluster, or its option resume is off",
+				   job->name);
+	r = ledger_read_record(job->ledger, &data, &len);
+	if (!r)
+		r = unpack(&bps__cluster__job_record__descriptor, data, len,
+			   (ProtobufCMessage **)&m);
+	if (!r)
+		r = take_record(job, m);
+	if (r)
+		return failure_set(failure, r == -ENOMEM ? r : -EPROTO,
+				   "the ledger is damaged: the record of job %s", job->name);
+	return 0;
+}
+
+int pipeline_setup_reattach(struct pipeline_job *job)
+{
+	int r;
+
+	r = find_servers(job);
+	for (size_t i = 0; !r && i < job->n_servers; i++)
+		r = attach(job, i);
 	return error_trace(r);
 }
 
@@ -377,6 +578,11 @@ static void on_declared(struct call *call)
 	struct failure failure;
 	int r;
 
+	/* It is declared again when the home is back; a home that did not know it is told no more than once. */
+	if (!setup->tensor || (job->keep && pipeline_keep_is_loss(call))) {
+		setup_done(setup);
+		return;
+	}
 	if (job->state == JOB_RUNNING && call->status) {
 		(void)failure_set(&failure, call->status, "%s", call->text);
 		pipeline_tensor_agreed(setup->tensor, &failure, 0, 0);
@@ -405,11 +611,31 @@ void pipeline_setup_declare(struct pipeline_tensor *tensor, const struct failure
 	m.elements = tensor->elements;
 	m.rank = tensor->first_rank;
 	m.conflict = conflict ? (char *)conflict->text : NULL;
+	if (job->keep && !job->servers[job->home_number].attached)
+		return;
 	r = setup_call(job, job->home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
 		fail(job, r, strerror(-r));
 	else
 		setup->tensor = tensor;
+}
+
+void pipeline_setup_declare_known(struct pipeline_job *job, const struct ledger_known *known)
+{
+	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
+	struct pipeline_setup *setup;
+	int r;
+
+	m.name = (char *)known->name;
+	m.dtype = known->dtype;
+	m.elements = known->elements;
+	m.rank = job->layout.rank_of_local[0];
+	m.has_key = m.has_start = true;
+	m.key = known->key;
+	m.start = known->start;
+	r = setup_call(job, job->home, DATA_DECLARE, &m.base, on_declared, &setup);
+	if (r)
+		fail(job, r, strerror(-r));
 }
 
 /* -- Notices ------------------------------------------------------------------------------------------------------ */

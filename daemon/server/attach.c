@@ -1,7 +1,9 @@
 #include "server/job.h"
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/log.h"
+#include "server/keep.h"
 #include "server/round.h"
 
 /* Why an attach does not fit the job that its number names; NULL when it does. */
@@ -18,6 +20,11 @@ static const char *attach_differs(const struct job *job, const struct attach *at
 	if (memcmp(job->node_of_rank, attach->node_of_rank,
 		   job->size * sizeof(job->node_of_rank[0])))
 		return "layout";
+	if (job->resume != attach->resume)
+		return "word on restarts";
+	if (job->resume &&
+	    (job->home != attach->home || (job->home && job->part_bytes != attach->part_bytes)))
+		return "home";
 	return NULL;
 }
 
@@ -32,6 +39,13 @@ static int attach_new(struct server *server, uint64_t number, const struct attac
 		return r;
 	job->request_timeout_ms = attach->request_timeout_ms;
 	job->since_ns = clock_now_ns();
+	/* Elsewhere than at the home every job begins so: whether it has begun before, only its nodes know. */
+	job->resume = job->fresh = attach->resume;
+	job->home = attach->home;
+	job->part_bytes = attach->part_bytes;
+	job->epoch = attach->epoch;
+	job->view_digest = attach->view_digest;
+	memcpy(job->secret_digest, attach->secret_digest, SECRET_DIGEST_LEN);
 	memcpy(job->node_of_rank, attach->node_of_rank, job->size * sizeof(job->node_of_rank[0]));
 	r = job_start(job, number);
 	if (!r)
@@ -59,7 +73,8 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 		    strcmp(job->name, attach->job) || attach->node >= job->n_nodes)
 			continue;
 		node = &job->nodes[attach->node];
-		if (node->peer != peer || node->instance == attach->instance)
+		if (node->instance == attach->instance ||
+		    (node->peer != peer && !(node->lost_ns && node->attached)))
 			continue;
 		(void)failure_set(&failure, -ECONNRESET, "job %s: node %u has started the job anew",
 				  job->name, attach->node);
@@ -101,14 +116,26 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 {
 	struct job_node *node = &job->nodes[attach->node];
 
-	if ((node->peer && node->peer != peer) || (job->home && node->instance != attach->instance))
+	/* Who has the node's number of the run may take the place of one that was lost, or will soon be seen to be. */
+	bool again = job->resume && node->attached && node->instance == attach->instance;
+
+	if ((node->peer && node->peer != peer && !again) ||
+	    ((job->home || node->attached) && node->instance && node->instance != attach->instance))
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   job->name, peer_name(peer), attach->node);
 	if (node->left)
 		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->name,
 				   attach->node);
+	if (node->peer != peer) {
+		keep_attached(job, attach->node);
+		if (node->attached)
+			log_notice("job %s: node %u is back, as %s", job->name, attach->node,
+				   peer_name(peer));
+	}
 	node->peer = peer;
+	node->lost_ns = 0;
 	node->instance = attach->instance;
+	job->lost_timeout_ms = attach->lost_timeout_ms;
 	if (!node->attached && ++job->n_attached == job->n_nodes)
 		job->attach_by_ns = CLOCK_NEVER;
 	node->attached = true;
@@ -119,8 +146,10 @@ void attach_call(struct server *server, struct delivery *delivery)
 {
 	_cleanup_(freep) struct attach *attach = NULL;
 	struct data_header answer = { .op = DATA_OK, .job = delivery->header.job };
+	_cleanup_(freep) void *data = NULL;
 	struct failure failure = { 0 };
 	struct job *job = NULL;
+	size_t len = 0;
 	int r;
 
 	r = attach_decode(delivery->payload, delivery->header.len, &attach, &failure);
@@ -136,9 +165,15 @@ void attach_call(struct server *server, struct delivery *delivery)
 		delivery_fail(delivery, r, failure.text);
 		return;
 	}
+	if (job->resume && attached_encode(job->fresh, &data, &len)) {
+		refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
+		return;
+	}
+	FAILPOINT("server-attached");
 	answer.epoch = delivery->header.epoch;
 	answer.node = attach->node;
-	delivery_answer(delivery, &answer, NULL, NULL);
+	answer.len = (uint32_t)len;
+	delivery_answer(delivery, &answer, NULL, data);
 }
 
 int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
@@ -217,12 +252,62 @@ void attach_leave(struct job *job, uint32_t node)
 	round_left(job, node);
 }
 
+uint64_t attach_lost_deadline(const struct job *job)
+{
+	uint64_t first = CLOCK_NEVER;
+
+	for (uint32_t i = 0; job->resume && i < job->n_nodes; i++)
+		if (job->nodes[i].lost_ns && !job->nodes[i].left)
+			first = MIN(first, job->nodes[i].lost_ns);
+	return first == CLOCK_NEVER ? first : first + job->lost_timeout_ms * NSEC_PER_MSEC;
+}
+
+void attach_lost_expired(struct job *job, uint64_t now)
+{
+	uint64_t timeout_ns = job->lost_timeout_ms * NSEC_PER_MSEC;
+	struct failure failure = { 0 };
+	struct seconds_text seconds;
+	struct node_text text;
+
+	for (uint32_t i = 0; i < job->n_nodes && !failure.status; i++) {
+		const struct job_node *node = &job->nodes[i];
+
+		if (node->lost_ns && !node->left && node->lost_ns + timeout_ns <= now)
+			(void)failure_set(&failure, -ECONNRESET,
+					  "job %s: %s: its daemon was lost, and did not come back "
+					  "within %s s",
+					  job->name, job_node_text(job, i, &text),
+					  job_seconds_text(job->lost_timeout_ms, &seconds));
+	}
+	job_fail(job, &failure, NULL);
+}
+
+/* Keeps the places of the nodes that a peer spoke for. */
+static int keep_places(struct job *job, const struct peer *peer, const char *why)
+{
+	uint32_t node;
+
+	while ((node = job_node_of(job, peer)) != NODE_NONE) {
+		job->nodes[node].peer = NULL;
+		if (job->nodes[node].left)
+			continue;
+		job->nodes[node].lost_ns = clock_now_ns();
+		log_notice("job %s: node %u: %s was lost: %s; waiting for it", job->name, node,
+			   peer_name(peer), why);
+	}
+	if (attach_lost_deadline(job) == CLOCK_NEVER)
+		return 0;
+	return error_trace(job_wake_by(job, attach_lost_deadline(job)));
+}
+
 void attach_lost(struct job *job, const struct peer *peer, const char *why)
 {
 	struct failure failure = { 0 };
 	struct node_text text;
 	uint32_t node;
 
+	if (job->resume && job->lost_timeout_ms && !keep_places(job, peer, why))
+		return;
 	while ((node = job_node_of(job, peer)) != NODE_NONE) {
 		job->nodes[node].peer = NULL;
 		if (job->nodes[node].left || failure.status)

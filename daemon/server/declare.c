@@ -196,6 +196,25 @@ static void declare_complete(struct job *job, struct declared *declared)
 	free(declaring);
 }
 
+/* It was agreed on before this process began. */
+static void declare_again(struct job *job, struct declared *declared, const struct declare *declare)
+{
+	struct declaring *declaring = TAKE_PTR(declared->declaring);
+
+	list_remove(&declaring->link);
+	declared->key = declare->key;
+	declared->start = declare->start;
+	job->next_key = MAX(job->next_key, declare->key + 1);
+	job->next_start = MAX(job->next_start, declare->start + bytes_of(job, declared));
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct delivery *waiting = TAKE_PTR(declaring->nodes[i].waiting);
+
+		if (waiting)
+			declare_answer(declared, waiting);
+	}
+	free(declaring);
+}
+
 /* Whether ranks that this tensor still needs have left the job; then failure says so. */
 static bool left_without(const struct job *job, const struct declared *declared,
 			 struct failure *failure)
@@ -226,6 +245,9 @@ static void declare_add(struct job *job, struct declared *declared, const struct
 	struct said *said = &declaring->nodes[delivery->header.node];
 	struct failure failure = declaring->failure;
 
+	/* It may have been said by a daemon that was lost. */
+	if (said->waiting && said->waiting->peer != delivery->peer)
+		delivery_fail(TAKE_PTR(said->waiting), -ECONNRESET, "the node has attached again");
 	if (said->waiting) {
 		refuse(delivery, -EALREADY, "job %s: tensor %s: this node has declared it already",
 		       job->name, declared->name);
@@ -278,6 +300,9 @@ void declare_call(struct job *job, struct delivery *delivery)
 			return;
 		}
 	}
+	if (declared->declaring && declare.key && job->fresh &&
+	    !declared->declaring->failure.status && !compare(job, declared, &declare, &failure))
+		declare_again(job, declared, &declare);
 	if (declared->declaring)
 		declare_add(job, declared, &declare, delivery);
 	else if (compare(job, declared, &declare, &failure))

@@ -1,19 +1,9 @@
 #include "server/engine.h"
 
+#include "base/failpoint.h"
+#include "server/keep.h"
 #include "server/round.h"
 #include "server/set.h"
-
-static void answer(struct slot *slot, uint32_t node)
-{
-	struct delivery *delivery = TAKE_PTR(slot->from[node]);
-	struct data_header header = delivery->header;
-	bool wants = slot->result && set_wants(slot->job, &slot->header, node);
-
-	header.op = DATA_RESULT;
-	header.flags = 0;
-	header.len = wants ? slot->header.part_len : 0;
-	delivery_answer(delivery, &header, wants ? slot->result : NULL, NULL);
-}
 
 /* The sum is there, unless the job has ended meanwhile. */
 static void engine_finish(struct slot *slot)
@@ -25,14 +15,19 @@ static void engine_finish(struct slot *slot)
 		job_release(job);
 		return;
 	}
-	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		if (slot->from[i])
-			answer(slot, i);
-	}
 	part_close(slot->part, slot->header.round);
 	job->n_rounds++;
 	job->n_bytes += slot->header.part_len;
 	metric_add(&job->server->rounds, 1);
+	FAILPOINT("server-summed");
+	if (job->resume) {
+		keep_finish(slot);
+		return;
+	}
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (slot->from[i])
+			keep_answer(slot, TAKE_PTR(slot->from[i]));
+	}
 	slot_free(slot);
 }
 

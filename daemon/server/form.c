@@ -338,6 +338,10 @@ static int form_finish(struct job *job, struct failure *failure)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		job->request_timeout_ms =
 			MIN(job->request_timeout_ms, job->nodes[i].join->request_timeout_ms);
+	job->resume = true;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		job->resume &= job->nodes[i].join->resume;
+	joined.resume = job->resume;
 	r = form_number(job);
 	if (!r)
 		r = attach_expect(job, job->join_timeout_ms);
@@ -412,6 +416,12 @@ static bool form_anew(struct job *job, const struct join *join, struct delivery 
 	if (!join->n_ranks) {
 		refuse(delivery, -ECANCELED, "job %s: node %u was not in it", job->name,
 		       join->node);
+		return true;
+	}
+	/* After a restart of the node's daemon, a rank that had not heard of the job's beginning comes before those that had. */
+	if (job->resume && join->n_ranks < join->local_size) {
+		refuse(delivery, -EAGAIN, "job %s: it runs, and not all ranks of node %u are there",
+		       job->name, join->node);
 		return true;
 	}
 	(void)failure_set(&failure, -ECONNRESET, "job %s: node %u has started it anew with %s",

@@ -14,6 +14,7 @@ static uint64_t job_deadline(const struct job *job)
 	if (job->state == JOB_FORMING)
 		return job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC;
 	at = MIN(declare_deadline(job), round_deadline(job));
+	at = MIN(at, attach_lost_deadline(job));
 	return MIN(at, job->attach_by_ns);
 }
 
@@ -32,6 +33,10 @@ static void job_expired(struct loop_timer *timer)
 		round_expired(job, now);
 		if (job->attach_by_ns <= now) {
 			attach_expired(job);
+			return;
+		}
+		if (attach_lost_deadline(job) <= now) {
+			attach_lost_expired(job, now);
 			return;
 		}
 	}
@@ -80,6 +85,7 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	list_init(&job->open);
 	list_init(&job->summing);
 	list_init(&job->held);
+	list_init(&job->kept);
 	list_init(&job->spare);
 	list_push_back(&server->jobs, &job->link);
 	server->n_jobs++;
@@ -100,8 +106,10 @@ struct job *job_free(struct job *job)
 			job->server->n_jobs--;
 		store_free(job);
 	}
-	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++)
+	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++) {
 		free(job->nodes[i].join);
+		free(job->nodes[i].sent.slots);
+	}
 	job_quota_give(job->quota);
 	free(job->nodes);
 	free(job->node_of_rank);

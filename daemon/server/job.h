@@ -10,6 +10,7 @@
  *	round.c	   PUSH: which contributions a part's round waits for, and when it fails
  *	store.c	   what is held: tensors, parts, slots
  *	engine.c   the sum, and the answers
+ *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
  */
 #pragma once
@@ -45,10 +46,23 @@ struct server {
 
 enum job_state { JOB_FORMING, JOB_RUNNING, JOB_OVER };
 
+struct slot;
+
+/* The results that were sent to a node since it attached, by number: keep.c. */
+struct sent {
+	struct slot **slots; /* by number modulo capacity; NULL: all nodes have it */
+	uint32_t capacity;   /* 0 or a power of two */
+	uint32_t last;	     /* number of the newest */
+	uint32_t acked, released,
+		told; /* all up to this one: are kept there; are on every node; it knows that */
+};
+
 struct job_node {
 	struct peer *peer; /* who speaks for it; NULL: nobody yet, or lost after it left */
 	uint64_t instance;
 	bool attached, left;
+	uint64_t lost_ns; /* when its peer was, which is waited for; 0: it was not */
+	struct sent sent;
 	struct join *join;	  /* while forming: what it said last, */
 	struct delivery *joining; /* and where the answer goes */
 };
@@ -91,6 +105,10 @@ struct job {
 	uint64_t charged_parts;
 	uint32_t n_attached;
 	uint64_t attach_timeout_ms;
+	bool resume; /* outlives its daemons' processes */
+	bool fresh;  /* it had begun before this process did */
+	uint64_t lost_timeout_ms;
+	struct list kept;      /* slots whose result not every node has; see keep.h */
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */
 
 	uint64_t n_rounds, n_bytes; /* parts' rounds closed, bytes of their results */
@@ -148,6 +166,9 @@ int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
 void attach_leave(struct job *job, uint32_t node);
 void attach_lost(struct job *job, const struct peer *peer, const char *why);
 void attach_expired(struct job *job);
+/* When the first node that was lost is waited for no longer; CLOCK_NEVER: none was. */
+uint64_t attach_lost_deadline(const struct job *job);
+void attach_lost_expired(struct job *job, uint64_t now);
 /* Nodes that have joined, or will, have to attach within this time. Returns 0 or -ENOMEM. */
 int attach_expect(struct job *job, uint64_t timeout_ms);
 void declare_call(struct job *job, struct delivery *delivery);

@@ -121,6 +121,7 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	join->timeout_ms = MIN(m->timeout_ms, TIMEOUT_MAX_MS);
 	join->request_timeout_ms = MIN(m->request_timeout_ms, TIMEOUT_MAX_MS);
 	join->member = m->member;
+	join->resume = m->resume;
 	join->n_ranks = (uint32_t)m->n_ranks;
 	if (m->n_ranks)
 		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
@@ -129,6 +130,18 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	if (r)
 		return r;
 	*ret_join = TAKE_PTR(join);
+	return 0;
+}
+
+static int check_home(const Bps__Cluster__JobAttach *m, struct failure *failure)
+{
+	const Bps__Cluster__JobHome *home = m->home;
+
+	if (!home)
+		return 0;
+	if (!m->resume || home->secret_digest.len != SECRET_DIGEST_LEN ||
+	    home->part_bytes < PART_BYTES_MIN || home->part_bytes > PART_BYTES_MAX)
+		return failure_set(failure, -EINVAL, "job %s: a home that cannot be", m->name);
 	return 0;
 }
 
@@ -170,6 +183,8 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	r = check_shape(m->name, m->size, m->n_nodes, m->node, failure);
 	if (!r)
 		r = check_nodes(m, failure);
+	if (!r)
+		r = check_home(m, failure);
 	if (r)
 		return r;
 	if (!m->request_timeout_ms)
@@ -184,6 +199,15 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	attach->node = m->node;
 	attach->instance = m->instance;
 	attach->request_timeout_ms = MIN(m->request_timeout_ms, TIMEOUT_MAX_MS);
+	attach->resume = m->resume;
+	attach->lost_timeout_ms = MIN(m->lost_timeout_ms, TIMEOUT_MAX_MS);
+	if (m->home) {
+		attach->home = true;
+		memcpy(attach->secret_digest, m->home->secret_digest.data, SECRET_DIGEST_LEN);
+		attach->part_bytes = m->home->part_bytes;
+		attach->epoch = m->home->epoch;
+		attach->view_digest = m->home->view_digest;
+	}
 	memcpy(attach->node_of_rank, m->node_of_rank, m->size * sizeof(attach->node_of_rank[0]));
 	*ret_attach = TAKE_PTR(attach);
 	return 0;
@@ -216,6 +240,8 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 		.dtype = m->dtype,
 		.elements = m->elements,
 		.rank = m->rank,
+		.key = m->key,
+		.start = m->start,
 	};
 	(void)snprintf(ret_declare->name, sizeof(ret_declare->name), "%s", m->name);
 	if (!m->conflict)
@@ -243,6 +269,16 @@ int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len)
 	m.n_stripes = joined->n_stripes;
 	m.stripes = stripes;
 	m.request_timeout_ms = joined->request_timeout_ms;
+	m.has_resume = joined->resume;
+	m.resume = joined->resume;
+	return error_trace(pack(&m.base, DATA_SETUP_MAX, ret_data, ret_len));
+}
+
+int attached_encode(bool fresh, void **ret_data, size_t *ret_len)
+{
+	Bps__Cluster__JobAttached m = BPS__CLUSTER__JOB_ATTACHED__INIT;
+
+	m.fresh = fresh;
 	return error_trace(pack(&m.base, DATA_SETUP_MAX, ret_data, ret_len));
 }
 

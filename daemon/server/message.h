@@ -20,6 +20,7 @@ struct join {
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint32_t size, n_nodes, node, local_size, epoch, part_bytes;
 	uint64_t instance, view_digest, timeout_ms, request_timeout_ms, member;
+	bool resume;
 	uint32_t n_ranks;
 	uint32_t ranks[]; /* distinct, below size, in increasing order */
 };
@@ -28,6 +29,13 @@ struct attach {
 	char job[JOB_NAME_MAX + 1];
 	uint32_t size, n_nodes, node;
 	uint64_t instance, request_timeout_ms;
+	bool resume;
+	uint64_t lost_timeout_ms;
+	/* At the home of a job with resume. */
+	bool home;
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint32_t part_bytes, epoch;
+	uint64_t view_digest;
 	uint32_t node_of_rank[]; /* size entries; every node has a rank */
 };
 
@@ -36,6 +44,7 @@ struct declare {
 	unsigned dtype;
 	uint64_t elements;
 	uint32_t rank;
+	uint64_t key, start;		   /* key 0: not agreed on before */
 	char conflict[ERROR_TEXT_MAX + 1]; /* how ranks of the node disagree; empty: they do not */
 };
 
@@ -45,6 +54,7 @@ struct joined {
 	uint32_t size, part_bytes;
 	const uint16_t *stripes;
 	size_t n_stripes;
+	bool resume;
 };
 
 /* Each returns 0 (and something to be freed), or -errno with failure filled for the sender. */
@@ -56,6 +66,7 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 
 /* Answers; newly allocated. Return 0 or -ENOMEM. */
 int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len);
+int attached_encode(bool fresh, void **ret_data, size_t *ret_len);
 int declared_encode(uint64_t key, uint64_t start, void **ret_data, size_t *ret_len);
 
 /* Status and text of a notice from outside; what is not printable becomes '?'. */

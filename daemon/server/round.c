@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "server/engine.h"
+#include "server/keep.h"
 #include "server/rows.h"
 #include "server/set.h"
 #include "server/store.h"
@@ -128,6 +129,13 @@ static void late(struct job *job, struct delivery *delivery, int status, const c
 	       delivery->header.part, text);
 }
 
+static struct slot *slot_of(const struct tensor *tensor, const struct data_header *h)
+{
+	struct part *part = part_find(tensor, h);
+
+	return part ? slot_find(part, h->round) : NULL;
+}
+
 /* Whether a contribution, or piece of a list of rows, still counts. If not, it has been answered. */
 static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t piece)
 {
@@ -141,6 +149,11 @@ static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t pi
 		delivery_fail(delivery, failed->status, failed->text);
 		return false;
 	}
+	/* Of a node that was lost meanwhile, and pushes again what it had no result of. */
+	if (slot && !slot->rows &&
+	    (slot->kept || (tensor->job->resume && slot->from[h->node] &&
+			    slot->from[h->node]->peer != delivery->peer)))
+		return true;
 	if (part && part_is_closed(part, h->round)) {
 		late(tensor->job, delivery, -ESTALE, "it is over");
 		return false;
@@ -274,8 +287,20 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		delivery_fail(delivery, r, failure.text);
 		return;
 	}
+	if (job->resume)
+		keep_past(tensor, h->node, h->round);
+	if (job->resume && keep_ack(job, h->node, (uint32_t)h->status)) {
+		refuse(delivery, -EPROTO, "job %s: node %u has results that it was not sent",
+		       job->name, h->node);
+		return;
+	}
 	if (!is_new(tensor, delivery, number) || !agrees(tensor, delivery))
 		return;
+	slot = job->resume && !by_rows ? slot_of(tensor, h) : NULL;
+	if (slot && (slot->kept || slot->from[h->node])) {
+		keep_again(slot, delivery);
+		return;
+	}
 	priority = h->priority;
 	r = slot_get(tensor, delivery, &slot);
 	if (!r && by_rows)

@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "server/job.h"
+#include "server/keep.h"
 #include "server/round.h"
 #include "server/rows.h"
 #include "server/store.h"
@@ -116,6 +117,11 @@ void server_call_arrived(struct server *server, struct delivery *delivery)
 		if (job)
 			pushed(job, delivery);
 		return;
+	case DATA_OFFER:
+		job = job_of_call(server, delivery);
+		if (job)
+			keep_offer(job, delivery);
+		return;
 	case DATA_PULL:
 		job = job_of_call(server, delivery);
 		if (job)
@@ -153,8 +159,11 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	else if (header->op == DATA_FAIL_ROUND) {
 		rows_give_up(job, node, header->key, header->round);
 		round_refused(job, header, &failure);
+	} else if (header->op == DATA_ACK) {
+		(void)keep_ack(job, node, (uint32_t)header->round);
 	} else if (header->op == DATA_LEAVE) {
 		rows_give_up(job, node, 0, 0);
+		keep_left(job, node);
 		attach_leave(job, node);
 	}
 }

@@ -1,6 +1,7 @@
 #include "server/store.h"
 
 #include "base/clock.h"
+#include "server/keep.h"
 #include "server/rows.h"
 
 #define SPARE_MAX 64 /* slots kept for reuse by a job */
@@ -24,7 +25,7 @@ int tensor_get(struct job *job, uint64_t key, struct tensor **ret_tensor, struct
 		return failure_set(failure, -EDQUOT,
 				   "job %s: %u tensors are in use already, its max_tensors",
 				   job->name, max);
-	tensor = calloc(1, sizeof(*tensor));
+	tensor = calloc(1, sizeof(*tensor) + job->n_nodes * sizeof(tensor->past[0]));
 	if (!tensor || map_add(&job->tensors, key, &tensor->entry))
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
 	tensor->job = job;
@@ -176,7 +177,7 @@ static int round_get(struct tensor *tensor, const struct data_header *header,
 	return 0;
 }
 
-static void round_put(struct round *round)
+void round_put(struct round *round)
 {
 	if (round->pinned || !list_empty(&round->slots))
 		return;
@@ -184,9 +185,12 @@ static void round_put(struct round *round)
 	free(round);
 }
 
-static size_t slot_len(const struct job *job)
+size_t slot_len(const struct job *job)
 {
-	return sizeof(struct slot) + job->n_nodes * (sizeof(void *) + sizeof(struct delivery *));
+	/* With its places among what was sent. */
+	return sizeof(struct slot) +
+	       job->n_nodes * (sizeof(void *) + sizeof(struct delivery *) + sizeof(uint32_t) +
+			       sizeof(uint8_t) + 2 * sizeof(struct slot *));
 }
 
 /* In the steady state slots come from the spare ones. */
@@ -231,6 +235,10 @@ int slot_new(struct tensor *tensor, const struct data_header *header, struct slo
 	slot->since_ns = clock_now_ns();
 	slot->charged = slot_len(job);
 	slot->inputs = (const void **)(slot->from + job->n_nodes);
+	slot->number = (uint32_t *)(slot->inputs + job->n_nodes);
+	slot->acked = (uint8_t *)(slot->number + job->n_nodes);
+	list_init(&slot->again);
+	list_init(&slot->offers);
 	list_push_back(&part->slots, &slot->in_part);
 	list_push_back(&round->slots, &slot->in_round);
 	list_push_back(&job->open, &slot->in_job);
@@ -264,6 +272,7 @@ void slot_free(struct slot *slot)
 {
 	struct job *job = slot->job;
 
+	keep_forget(slot);
 	slot->rows = rows_free(slot);
 	quota_release(job->quota, slot->charged);
 	slot->result = block_unref(slot->result);
@@ -293,6 +302,7 @@ void slot_fail(struct slot *slot, int status, const char *text)
 			delivery_fail(from, status, text);
 	}
 	rows_fail(slot, status, text);
+	keep_fail(slot, status, text);
 	slot_free(slot);
 }
 
@@ -332,6 +342,8 @@ void store_end(struct job *job)
 		slot_fail(slot, job->failure.status, job->failure.text);
 	list_for_each_safe (slot, tmp, &job->held, in_job)
 		slot_free(slot);
+	list_for_each_safe (slot, tmp, &job->kept, in_job)
+		slot_fail(slot, job->failure.status, job->failure.text);
 	list_for_each (slot, &job->summing, in_job) {
 		struct round *round = TAKE_PTR(slot->round);
 

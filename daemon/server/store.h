@@ -6,6 +6,7 @@
  *	slot	collecting: in job->open, waits for its set of nodes
  *		summing:    in job->summing, all have come, nothing more can join or fail it but the end of the job
  *		held:	    in job->held, answered, but not all of the result; push_pull_rows only, see rows.h
+ *		kept:	    in job->kept, answered, but not every node has said that it keeps it; see keep.h
  */
 #pragma once
 
@@ -33,6 +34,7 @@ struct tensor {
 	struct list rounds; /* that have slots */
 	struct list failed;
 	size_t n_failed;
+	uint64_t past[]; /* by node: every round up to this one is over for it; see keep.h */
 };
 
 struct part {
@@ -63,6 +65,16 @@ struct slot {
 	bool summing, held;
 	struct rows *rows; /* push_pull_rows */
 
+	/* Of a job with resume; see keep.h. */
+	bool kept;
+	bool safe;	  /* a node keeps the data, or there is none */
+	uint32_t n_acked; /* nodes */
+	uint32_t *
+		number; /* by node: under which it was sent; 0: it was not, since the node attached */
+	uint8_t *acked; /* by node */
+	struct list again,
+		offers; /* deliveries: repeated while it is summed; to be answered when all have it */
+
 	/* The sum; the pool's while summing. */
 	struct task task;
 	struct reduce_params reduce;
@@ -71,7 +83,7 @@ struct slot {
 	const void *copy_from; /* moved unchanged instead of reduced */
 	const void **inputs;   /* room for one of each node */
 
-	struct delivery *from[]; /* by node; then the inputs */
+	struct delivery *from[]; /* by node; then the inputs, numbers, acked */
 };
 
 /* The tensor, made if need be. Returns 0, -EDQUOT at max_tensors, -ENOMEM; failure filled. */
@@ -79,6 +91,8 @@ int tensor_get(struct job *job, uint64_t key, struct tensor **ret_tensor, struct
 struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number);
 /* Remembers a failed round as well as memory allows. */
 void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct failure *failure);
+/* Frees a round that has no slots and is not pinned. */
+void round_put(struct round *round);
 struct round *round_find(const struct tensor *tensor, uint64_t number);
 
 struct part *part_find(const struct tensor *tensor, const struct data_header *header);
@@ -94,6 +108,8 @@ struct slot *slot_find(const struct part *part, uint64_t number);
 int slot_new(struct tensor *tensor, const struct data_header *header, struct slot **ret_slot);
 /* All have come. */
 void slot_sum(struct slot *slot);
+/* What a slot of the job is charged with for itself. */
+size_t slot_len(const struct job *job);
 /* All has been answered, but not all pulled. */
 void slot_hold(struct slot *slot);
 /* Its deliveries have been answered. The round goes with its last slot. */

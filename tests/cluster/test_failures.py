@@ -242,31 +242,40 @@ def test_cancel_names_the_canceller():
 
 def test_a_dead_server_is_named():
     for source in ('static', 'coordinator'):
-        with Cluster(2, 2, source=source, colocated=False) as cluster:
+        with Cluster(2, 2, source=source, colocated=False, options=['--lost-timeout=1s']) as cluster:
             ranks = cluster.job((1, 1), min_servers=2)
             tensor(ranks)
             submit(ranks[0])
             cluster.daemons[2].kill()
-            names(ranks[0].ended(0), 's0')
-            names(fails(ranks[1]), 's0')
+            for rank in ranks:  # whoever gives up first tells the other
+                error = ranks[0].ended(0) if rank is ranks[0] else fails(rank)
+                assert 's0' in error.text or 'did not come back' in error.text, error
             cluster.restart(2)
             next_job_runs(cluster, (1, 1), min_servers=2)
 
 
 def test_a_dead_agent_is_named():
-    with Cluster(2, 1, colocated=False) as cluster:
+    # One that does not come back in time, and one that is not waited for.
+    for option, name in (('--lost-timeout=1s', 'rank 1'), ('--resume=off', 'n1')):
+        a_dead_agent_is_named([option], name)
+
+
+def a_dead_agent_is_named(options, name):
+    with Cluster(2, 1, colocated=False, options=options) as cluster:
         ranks = cluster.job((1, 1))
         tensor(ranks)
         submit(ranks[0])
         cluster.daemons[1].kill()
-        names(ranks[0].ended(0), 'n1')
+        names(ranks[0].ended(0), name)
+        if 'off' not in options[0]:
+            return
         assert fails(ranks[1]).errno == errno.ESHUTDOWN
         cluster.restart(1)
         next_job_runs(cluster, (1, 1))
 
 
 def test_a_stopped_server_is_named():
-    with Cluster(2, 1, colocated=False, options=['--peer-timeout=3s']) as cluster:
+    with Cluster(2, 1, colocated=False, options=['--peer-timeout=3s', '--lost-timeout=1s']) as cluster:
         ranks = cluster.job((1, 1))
         tensor(ranks)
         cluster.daemons[2].signal(signal.SIGSTOP)
@@ -311,7 +320,8 @@ def test_a_dead_coordinator_stops_new_jobs_only():
 
 def test_a_cut_link_is_noticed():
     prefix, network = netns(3)
-    with network as control, Cluster(2, 1, colocated=False, netns=prefix, options=['--peer-timeout=3s']) as cluster:
+    options = ['--peer-timeout=3s', '--lost-timeout=1s']
+    with network as control, Cluster(2, 1, colocated=False, netns=prefix, options=options) as cluster:
         for breakage, repair in (('cut', 'join'), ('drop', 'pass')):
             ranks = cluster.job((1, 1))
             tensor(ranks)
@@ -326,7 +336,7 @@ def test_a_cut_link_is_noticed():
 
 def test_sigterm_lets_requests_finish():
     # Of a job that the next daemon process cannot go on with; those are left to it: test_restart.py.
-    with Cluster(1) as cluster:
+    with Cluster(1, options=['--resume=off']) as cluster:
         ranks = cluster.job((2,), force_distributed=1)
         tensor(ranks)
         submit(ranks[0])
@@ -339,7 +349,7 @@ def test_sigterm_lets_requests_finish():
 
 
 def test_sigterm_does_not_wait_for_ever():
-    with Cluster(1, options=['--drain-timeout=200ms']) as cluster:
+    with Cluster(1, options=['--drain-timeout=200ms', '--resume=off']) as cluster:
         ranks = cluster.job((2,), force_distributed=1)
         tensor(ranks)
         submit(ranks[0])

@@ -528,8 +528,8 @@ def test_a_trainer_that_dies_after_it_came_back_is_named_at_once():
 
 
 def test_two_jobs_of_which_one_cannot_go_on():
-    """A job through servers ends with its daemon as ever; the one beside it goes on."""
-    with start() as cluster, Keeper(cluster) as keeper:
+    """A job through servers ends with its daemon where it is not to be resumed; the one beside it goes on."""
+    with start(options=['--resume=off']) as cluster, Keeper(cluster) as keeper:
         ranks = job(cluster, (2,))
         others = job(cluster, (2,), force_distributed=1)
         works = every_operation(2)

@@ -130,7 +130,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	int r;
 
 	log_init(LOG_LEVEL_ERROR);
-	FUZZ_CHECK(!ledger_new(JOB, SIZE, PART_BYTES, N_THREADS, &made, &fd));
+	FUZZ_CHECK(!ledger_new(JOB, SIZE, PART_BYTES, N_THREADS, NULL, &made, &fd));
 	memory = mmap(NULL, ledger_len(N_HANDS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	FUZZ_CHECK(memory != MAP_FAILED);
 	lay_over(memory, data, size);

@@ -19,7 +19,7 @@ static struct ledger *make(unsigned n_threads, int *ret_fd)
 {
 	struct ledger *ledger;
 
-	ASSERT_OK(ledger_new(JOB, SIZE, PART_BYTES, n_threads, &ledger, ret_fd));
+	ASSERT_OK(ledger_new(JOB, SIZE, PART_BYTES, n_threads, NULL, &ledger, ret_fd));
 	return ledger;
 }
 

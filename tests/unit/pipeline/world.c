@@ -50,6 +50,11 @@ void cluster_close_job(struct cluster *cluster, const char *job)
 	cluster->n_closed++;
 }
 
+struct view *cluster_view(struct cluster *cluster)
+{
+	return cluster->view;
+}
+
 /* -- Nodes -------------------------------------------------------------------------------------------------------- */
 
 static void on_call(void *user, struct delivery *delivery)

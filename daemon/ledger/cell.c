@@ -1,0 +1,353 @@
+/* What a job that goes through servers keeps beside its records: the results that not all nodes have, and its tensors. */
+#include "base/failpoint.h"
+#include "ledger/internal.h"
+#include <inttypes.h>
+
+static struct ledger_cell *cell_of(const struct ledger *ledger, uint32_t cell)
+{
+	return (struct ledger_cell *)(ledger->memory->data +
+				      ledger_cell_offset(ledger->n_hands, ledger->n_tensors)) +
+	       cell;
+}
+
+static struct ledger_tensor *tensor_of(const struct ledger *ledger, uint32_t tensor)
+{
+	return (struct ledger_tensor *)(ledger->memory->data +
+					ledger_tensor_offset(ledger->n_hands)) +
+	       tensor;
+}
+
+int ledger_read_record(const struct ledger *ledger, void **ret_record, size_t *ret_len)
+{
+	const volatile struct ledger_header *header = ledger_header(ledger);
+	size_t len = MIN(header->job_len, LEDGER_JOB_MAX);
+	void *record = malloc(MAX(len, (size_t)1));
+
+	if (!record)
+		return error_origin(-ENOMEM);
+	memcpy(record, ledger->memory->data + ledger_job_offset(ledger->n_hands), len);
+	*ret_record = record;
+	*ret_len = len;
+	return 0;
+}
+
+/* -- Tensors ------------------------------------------------------------------------------------------------------ */
+
+static int known_add(struct ledger *ledger, struct ledger_known *known)
+{
+	if (ledger->n_known == ledger->known_capacity) {
+		size_t capacity = MAX(2 * ledger->known_capacity, (size_t)64);
+		struct ledger_known **grown = reallocarray(ledger->known, capacity, sizeof(*grown));
+
+		if (!grown)
+			return error_origin(-ENOMEM);
+		ledger->known = grown;
+		ledger->known_capacity = capacity;
+	}
+	if (map_add(&ledger->names, map_hash_string(known->name), &known->entry))
+		return error_origin(-ENOMEM);
+	ledger->known[ledger->n_known++] = known;
+	return 0;
+}
+
+const struct ledger_known *ledger_tensor_find(const struct ledger *ledger, const char *name)
+{
+	struct map_entry *entry = map_find(&ledger->names, map_hash_string(name));
+
+	for (; entry; entry = map_find_next(entry)) {
+		const struct ledger_known *known = container_of(entry, struct ledger_known, entry);
+
+		if (!strcmp(known->name, name))
+			return known;
+	}
+	return NULL;
+}
+
+const struct ledger_known *ledger_tensor_at(const struct ledger *ledger, size_t index)
+{
+	return index < ledger->n_known ? ledger->known[index] : NULL;
+}
+
+int ledger_tensor_add(struct ledger *ledger, const char *name, unsigned dtype, uint64_t elements,
+		      uint64_t key, uint64_t start)
+{
+	_cleanup_(freep) struct ledger_known *known = NULL;
+	struct ledger_tensor *tensor;
+	int r;
+
+	if (ledger_tensor_find(ledger, name))
+		return 0;
+	if (ledger->n_known == ledger->n_tensors)
+		return error_origin(-EDQUOT);
+	known = calloc(1, sizeof(*known));
+	if (!known)
+		return error_origin(-ENOMEM);
+	memcpy(known->name, name, strnlen(name, TENSOR_NAME_MAX));
+	known->dtype = dtype;
+	known->elements = elements;
+	known->key = key;
+	known->start = start;
+	tensor = tensor_of(ledger, (uint32_t)ledger->n_known);
+	r = known_add(ledger, known);
+	if (r)
+		return error_trace(r);
+	tensor->dtype = dtype;
+	tensor->elements = elements;
+	tensor->key = key;
+	tensor->start = start;
+	memcpy(tensor->name, known->name, sizeof(tensor->name));
+	(void)TAKE_PTR(known);
+	atomic_store_explicit(&tensor->state, LEDGER_WHOLE, memory_order_release);
+	atomic_store_explicit(&ledger_header(ledger)->tensors_used, (uint32_t)ledger->n_known,
+			      memory_order_release);
+	ledger_fence();
+	FAILPOINT("ledger-tensor-kept");
+	return 0;
+}
+
+static bool tensor_valid(const struct ledger_tensor *tensor)
+{
+	return tensor->name[0] && memchr(tensor->name, 0, sizeof(tensor->name)) &&
+	       dtype_size(tensor->dtype) && tensor->key;
+}
+
+static int read_tensors(struct ledger *ledger, struct failure *failure)
+{
+	uint32_t n =
+		atomic_load_explicit(&ledger_header(ledger)->tensors_used, memory_order_acquire);
+
+	if (n > ledger->n_tensors)
+		return failure_set(failure, -EPROTO, "the ledger is damaged: %u tensors", n);
+	for (uint32_t i = 0; i < n; i++) {
+		_cleanup_(freep) struct ledger_known *known = NULL;
+		struct ledger_tensor copy;
+
+		memcpy(&copy, tensor_of(ledger, i), sizeof(copy));
+		__asm__ volatile("" ::: "memory");
+		if (!tensor_valid(&copy) || ledger_tensor_find(ledger, copy.name))
+			return failure_set(failure, -EPROTO, "the ledger is damaged: tensor %u", i);
+		known = calloc(1, sizeof(*known));
+		if (!known)
+			return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+		memcpy(known->name, copy.name, sizeof(known->name));
+		known->dtype = copy.dtype;
+		known->elements = copy.elements;
+		known->key = copy.key;
+		known->start = copy.start;
+		if (known_add(ledger, known))
+			return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+		(void)TAKE_PTR(known);
+	}
+	return 0;
+}
+
+/* -- Cells -------------------------------------------------------------------------------------------------------- */
+
+int ledger_cells_init(struct ledger *ledger)
+{
+	if (!ledger->n_cells)
+		return 0;
+	ledger->kept = calloc(ledger->n_cells, sizeof(ledger->kept[0]));
+	ledger->free_cells = malloc(ledger->n_cells * sizeof(ledger->free_cells[0]));
+	if (!ledger->kept || !ledger->free_cells)
+		return error_origin(-ENOMEM);
+	return 0;
+}
+
+void ledger_cells_done(struct ledger *ledger)
+{
+	free(ledger->kept);
+	free(ledger->free_cells);
+	map_done(&ledger->stale_cells);
+	for (size_t i = 0; i < ledger->n_known; i++)
+		free(ledger->known[i]);
+	free(ledger->known);
+	map_done(&ledger->names);
+}
+
+static uint64_t hash_of(uint64_t key, uint64_t round, uint32_t block, uint32_t part)
+{
+	const uint64_t words[3] = { key, round, (uint64_t)block << 32 | part };
+
+	return map_hash(words, sizeof(words));
+}
+
+uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t round, uint32_t block,
+			  uint32_t part)
+{
+	struct map_entry *entry;
+
+	if (!ledger->stale_cells.n_entries)
+		return LEDGER_NO_CELL;
+	entry = map_find(&ledger->stale_cells, hash_of(key, round, block, part));
+	for (; entry; entry = map_find_next(entry)) {
+		const struct ledger_kept *kept = container_of(entry, struct ledger_kept, entry);
+
+		if (kept->what.key == key && kept->what.round == round &&
+		    kept->what.block == block && kept->what.part == part)
+			return (uint32_t)(kept - ledger->kept);
+	}
+	return LEDGER_NO_CELL;
+}
+
+uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
+{
+	uint32_t n_free = ledger->n_free_cells + ledger->n_cells - ledger->cells_used;
+	uint32_t cell;
+
+	if (!n_free || (spare && n_free <= ledger->n_cells / 2))
+		return LEDGER_NO_CELL;
+	/* The one that was freed last: its memory is the warmest. */
+	if (ledger->n_free_cells) {
+		cell = ledger->free_cells[--ledger->n_free_cells];
+	} else {
+		cell = ledger->cells_used++;
+		atomic_store_explicit(&ledger_header(ledger)->cells_used, ledger->cells_used,
+				      memory_order_release);
+	}
+	ledger->kept[cell] = (struct ledger_kept){ .taken = true };
+	return cell;
+}
+
+void *ledger_cell_data(const struct ledger *ledger, uint32_t cell)
+{
+	return ledger->memory->data +
+	       ledger_data_offset(ledger->n_hands, ledger->n_tensors, ledger->n_cells) +
+	       cell * align_up((uint64_t)ledger->part_bytes, 4096);
+}
+
+struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell)
+{
+	return &ledger->kept[cell];
+}
+
+uint32_t ledger_cells_used(const struct ledger *ledger)
+{
+	return ledger->cells_used;
+}
+
+void ledger_cell_whole(struct ledger *ledger, uint32_t number)
+{
+	struct ledger_cell *cell = cell_of(ledger, number);
+	const struct ledger_what *what = &ledger->kept[number].what;
+
+	cell->server = what->server;
+	cell->has_data = what->has_data;
+	cell->key = what->key;
+	cell->round = what->round;
+	cell->block = what->block;
+	cell->part = what->part;
+	cell->len = what->len;
+	cell->root = what->root;
+	cell->offset = what->offset;
+	cell->total = what->total;
+	cell->dtype = what->dtype;
+	cell->operation = what->operation;
+	cell->reduction = what->reduction;
+	FAILPOINT("ledger-cell-half");
+	atomic_store_explicit(&cell->state, LEDGER_WHOLE, memory_order_release);
+	/* No output is touched before it. */
+	ledger_fence();
+	ledger->kept[number].whole = true;
+	FAILPOINT("ledger-cell-whole");
+}
+
+void ledger_cell_free(struct ledger *ledger, uint32_t number)
+{
+	struct ledger_kept *kept = &ledger->kept[number];
+
+	if (kept->stale)
+		map_remove(&ledger->stale_cells, &kept->entry);
+	if (kept->whole) {
+		atomic_store_explicit(&cell_of(ledger, number)->state, LEDGER_EMPTY,
+				      memory_order_release);
+		/* Before its memory is another result's. */
+		ledger_fence();
+		FAILPOINT("ledger-cell-freed");
+	}
+	*kept = (struct ledger_kept){ 0 };
+	ledger->free_cells[ledger->n_free_cells++] = number;
+}
+
+uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round)
+{
+	struct map_entry *entry;
+
+	map_for_each (entry, &ledger->stale_cells) {
+		struct ledger_kept *kept = container_of(entry, struct ledger_kept, entry);
+
+		if (kept->what.key != key || kept->what.round > round)
+			continue;
+		map_remove(&ledger->stale_cells, entry);
+		kept->stale = false;
+		return (uint32_t)(kept - ledger->kept);
+	}
+	return LEDGER_NO_CELL;
+}
+
+static bool cell_valid(const struct ledger *ledger, const struct ledger_cell *cell)
+{
+	return cell->key && cell->round && cell->len <= ledger->part_bytes &&
+	       cell->offset <= cell->total && cell->len <= cell->total - cell->offset &&
+	       cell->dtype <= DTYPE_MAX_ && cell->operation && cell->operation <= OPERATION_MAX_ &&
+	       cell->reduction <= REDUCTION_MAX_ && cell->root < JOB_RANKS_MAX &&
+	       cell->has_data <= 1;
+}
+
+static int read_cell(struct ledger *ledger, uint32_t number, struct failure *failure)
+{
+	struct ledger_kept *kept = &ledger->kept[number];
+	struct ledger_cell copy;
+
+	memcpy(&copy, cell_of(ledger, number), sizeof(copy));
+	__asm__ volatile("" ::: "memory");
+	if (atomic_load_explicit(&copy.state, memory_order_relaxed) == LEDGER_EMPTY) {
+		ledger->free_cells[ledger->n_free_cells++] = number;
+		return 0;
+	}
+	if (!cell_valid(ledger, &copy) ||
+	    ledger_cell_find(ledger, copy.key, copy.round, copy.block, copy.part) != LEDGER_NO_CELL)
+		return failure_set(failure, -EPROTO, "the ledger is damaged: cell %u", number);
+	kept->what = (struct ledger_what){
+		.key = copy.key,
+		.round = copy.round,
+		.offset = copy.offset,
+		.total = copy.total,
+		.block = copy.block,
+		.part = copy.part,
+		.len = copy.len,
+		.root = copy.root,
+		.server = copy.server,
+		.dtype = copy.dtype,
+		.operation = copy.operation,
+		.reduction = copy.reduction,
+		.has_data = copy.has_data,
+	};
+	if (map_add(&ledger->stale_cells, hash_of(copy.key, copy.round, copy.block, copy.part),
+		    &kept->entry))
+		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+	kept->taken = kept->whole = kept->stale = true;
+	return 0;
+}
+
+int ledger_cells_open(struct ledger *ledger, struct failure *failure)
+{
+	uint32_t n;
+	int r;
+
+	if (!ledger->n_cells)
+		return 0;
+	if (ledger_cells_init(ledger))
+		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
+	n = atomic_load_explicit(&ledger_header(ledger)->cells_used, memory_order_acquire);
+	if (n > ledger->n_cells)
+		return failure_set(failure, -EPROTO, "the ledger is damaged: %u of %u cells", n,
+				   ledger->n_cells);
+	ledger->cells_used = n;
+	for (uint32_t i = n; i--;) {
+		r = read_cell(ledger, i, failure);
+		if (r)
+			return r;
+	}
+	return read_tensors(ledger, failure);
+}

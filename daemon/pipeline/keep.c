@@ -1,0 +1,413 @@
+/*
+ * A job that goes through servers outlives their processes, and this one: bps(7), RESTART. A server that is lost is
+ * connected and attached again. Meanwhile its parts wait; then those without a result are pushed once more, and results that
+ * not all nodes may have are offered. What is kept for that, in cells of the ledger, is forgotten when the server says so.
+ */
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "pipeline/part.h"
+
+/* Numbers of results that may be kept, or be on their way, behind the last that is acknowledged. */
+#define WINDOW LEDGER_CELLS_MAX
+/* A server hears of what is kept with the next part; without one, when it is so much. */
+#define ACK_RESULTS 32u
+#define ACK_BYTES   (2u << 20)
+/* Between two attempts to attach; the transport has its own for each. */
+#define RETRY_NS (50 * NSEC_PER_MSEC)
+
+/* -- Servers that come and go ------------------------------------------------------------------------------------- */
+
+static size_t number_of(const struct pipeline_server *server)
+{
+	return (size_t)(server - server->job->servers);
+}
+
+static void give_up(struct pipeline_server *server)
+{
+	struct pipeline_job *job = server->job;
+	struct failure failure;
+	char time[32];
+
+	(void)failure_set(
+		&failure, -ECONNRESET,
+		"job %s: server %s was lost, and did not come back within %s", job->name,
+		pipeline_server_name(job, number_of(server)),
+		pipeline_time_text(time, job->pipeline->params.lost_timeout_ms * NSEC_PER_MSEC));
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+static void on_retry(struct loop_timer *timer)
+{
+	struct pipeline_server *server = container_of(timer, struct pipeline_server, timer);
+	struct pipeline_job *job = server->job;
+	uint64_t timeout_ns = job->pipeline->params.lost_timeout_ms * NSEC_PER_MSEC;
+
+	if (job->state == JOB_OVER)
+		return;
+	if (clock_now_ns() >= server->lost_ns + timeout_ns) {
+		give_up(server);
+		return;
+	}
+	if (!server->outlet && pipeline_setup_connect(job, number_of(server))) {
+		pipeline_outlet_put(TAKE_PTR(server->outlet));
+		(void)loop_timer_set(job->pipeline->params.loop, timer, clock_now_ns() + RETRY_NS);
+		return;
+	}
+	/* It is under way: for so long. */
+	(void)loop_timer_set(job->pipeline->params.loop, timer, server->lost_ns + timeout_ns);
+}
+
+int pipeline_keep_init(struct pipeline_job *job)
+{
+	for (size_t i = 0; i < job->n_servers; i++) {
+		struct pipeline_server *server = &job->servers[i];
+
+		server->job = job;
+		list_init(&server->parked);
+		server->timer.expired = on_retry;
+		if (!job->keep)
+			continue;
+		server->here = calloc(WINDOW / 64, sizeof(server->here[0]));
+		server->cells = calloc(WINDOW, sizeof(server->cells[0]));
+		if (!server->here || !server->cells)
+			return error_origin(-ENOMEM);
+	}
+	return 0;
+}
+
+void pipeline_keep_done(struct pipeline_job *job)
+{
+	if (job->acking)
+		loop_unpost(job->pipeline->params.loop, &job->ack_mail);
+	for (size_t i = 0; i < job->n_servers; i++) {
+		loop_timer_cancel(&job->servers[i].timer);
+		free(job->servers[i].here);
+		free(job->servers[i].cells);
+	}
+}
+
+bool pipeline_keep_is_loss(const struct call *call)
+{
+	if (!call->status)
+		return false;
+	/* A loss is the transport's word; a server that shuts down, its last one. */
+	return call->answer.op != DATA_ERROR ? !peer_is_self(call->peer)
+					     : call->status == -ESHUTDOWN;
+}
+
+void pipeline_keep_park(struct pipeline_part *part)
+{
+	struct pipeline_server *server = &part->round->tensor->job->servers[part->server];
+
+	part->state = PART_QUEUED;
+	part->outlet = NULL;
+	list_push_back(&server->parked, &part->wait);
+}
+
+/* Parts that wait in the queue towards it wait here from now on; those that are gathered come when they are. */
+static void leave_outlet(struct pipeline_server *server)
+{
+	struct pipeline_round *round;
+	struct pipeline_part *part;
+
+	list_for_each (round, &server->job->rounds, job_link)
+		list_for_each (part, &round->parts, link) {
+			if (!part->outlet || part->outlet != server->outlet)
+				continue;
+			if (part->state == PART_QUEUED) {
+				pipeline_outlet_remove(part->outlet, part);
+				pipeline_keep_park(part);
+			}
+			pipeline_outlet_sent(server->outlet, part);
+			part->outlet = NULL;
+		}
+}
+
+void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why)
+{
+	struct pipeline_server *server = &job->servers[number];
+	uint64_t now_ns = clock_now_ns(), at_ns = now_ns;
+
+	if (server->attached)
+		job->n_attached--;
+	else
+		at_ns += RETRY_NS;
+	if (!server->lost_ns) {
+		server->lost_ns = now_ns;
+		log_notice("job %s: server %s was lost: %s; waiting for it", job->name,
+			   pipeline_server_name(job, number), why);
+	}
+	server->attached = false;
+	if (server->outlet)
+		leave_outlet(server);
+	pipeline_outlet_put(TAKE_PTR(server->outlet));
+	if (number == job->home_number)
+		job->home = NULL;
+	FAILPOINT("server-lost");
+	(void)loop_timer_set(job->pipeline->params.loop, &server->timer, at_ns);
+}
+
+void pipeline_keep_peer_lost(struct pipeline_job *job, const struct peer *peer, const char *why)
+{
+	for (size_t i = 0; i < job->n_servers; i++)
+		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
+			pipeline_keep_lost(job, i, why);
+}
+
+/* A home that has not seen the job's beginning is told of its tensors; any, of those that it has not answered. */
+static void declare_again(struct pipeline_job *job, bool fresh)
+{
+	const struct ledger_known *known;
+	struct map_entry *entry;
+
+	for (size_t i = 0; fresh && (known = ledger_tensor_at(job->ledger, i)); i++)
+		pipeline_setup_declare_known(job, known);
+	map_for_each (entry, &job->tensors) {
+		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
+
+		if (tensor->n_declared == job->layout.n_local && !tensor->key &&
+		    !tensor->failure.status)
+			pipeline_setup_declare(tensor, NULL);
+	}
+}
+
+static void unpark(struct pipeline_server *server)
+{
+	struct pipeline_outlet *outlet = server->outlet;
+	struct pipeline_part *part;
+
+	while ((part = list_first(&server->parked, struct pipeline_part, wait))) {
+		list_remove(&part->wait);
+		pipeline_part_unpark(part);
+	}
+	pipeline_outlet_pump(outlet);
+}
+
+void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
+{
+	struct pipeline_server *server = &job->servers[number];
+
+	if (server->lost_ns)
+		log_notice("job %s: server %s is back%s", job->name,
+			   pipeline_server_name(job, number), fresh ? ", and fresh" : "");
+	loop_timer_cancel(&server->timer);
+	server->lost_ns = 0;
+	server->attachment++;
+	server->acked = server->ack_sent = server->ack_wanted = server->released = 0;
+	server->ack_bytes = 0;
+	memset(server->here, 0, WINDOW / 64 * sizeof(server->here[0]));
+	memset(server->cells, 0, WINDOW * sizeof(server->cells[0]));
+	pipeline_job_hold(job);
+	if (number == job->home_number)
+		declare_again(job, fresh);
+	for (uint32_t i = 0; i < ledger_cells_used(job->ledger); i++) {
+		const struct ledger_kept *kept = ledger_cell_kept(job->ledger, i);
+
+		if (kept->taken && kept->whole && kept->what.server == number &&
+		    (kept->stale || !kept->busy))
+			pipeline_keep_offer(job, i);
+	}
+	FAILPOINT("server-attached-again");
+	if (job->state != JOB_OVER)
+		unpark(server);
+	pipeline_job_release(job);
+}
+
+/* -- Cells -------------------------------------------------------------------------------------------------------- */
+
+static void cell_free(struct pipeline_job *job, uint32_t cell)
+{
+	struct pipeline_part *part;
+
+	ledger_cell_free(job->ledger, cell);
+	part = list_first(&job->starved, struct pipeline_part, wait);
+	if (!part)
+		return;
+	list_remove(&part->wait);
+	pipeline_part_feed(part);
+}
+
+/* All nodes have it. Of what the daemon before has left, the outputs here may not. */
+static void cell_released(struct pipeline_job *job, uint32_t cell)
+{
+	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+
+	if (kept->stale || kept->busy)
+		kept->released = true;
+	else
+		cell_free(job, cell);
+}
+
+void pipeline_keep_settle(struct pipeline_tensor *tensor, uint64_t round)
+{
+	struct pipeline_job *job = tensor->job;
+	uint32_t cell;
+
+	while ((cell = ledger_cell_settle(job->ledger, tensor->key, round)) != LEDGER_NO_CELL)
+		if (ledger_cell_kept(job->ledger, cell)->released)
+			cell_free(job, cell);
+}
+
+struct offer {
+	struct call call;
+	struct pipeline_job *job;
+	uint32_t cell;
+};
+
+static void on_offered(struct call *call)
+{
+	struct offer *offer = container_of(call, struct offer, call);
+	struct pipeline_job *job = offer->job;
+	struct ledger_kept *kept = ledger_cell_kept(job->ledger, offer->cell);
+
+	if (!job->suspended) {
+		kept->offered = false;
+		if (!call->status)
+			cell_released(job, offer->cell);
+		else if (!pipeline_keep_is_loss(call))
+			log_warning("job %s: a result that was kept is not taken: %s", job->name,
+				    call->text);
+	}
+	free(offer);
+	pipeline_job_release(job);
+}
+
+void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
+{
+	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+	const struct ledger_what *what = &kept->what;
+	struct pipeline_server *server = &job->servers[what->server];
+	struct offer *offer;
+
+	if (kept->offered)
+		return;
+	offer = calloc(1, sizeof(*offer));
+	/* Then it is kept until the job's end, and the others wait for it until their deadline. */
+	if (!offer)
+		return;
+	kept->offered = true;
+	offer->job = job;
+	offer->cell = cell;
+	offer->call = (struct call){
+		.header = {
+			.op = DATA_OFFER,
+			.len = what->has_data ? what->len : 0,
+			.job = job->number,
+			.key = what->key,
+			.round = what->round,
+			.epoch = job->view->epoch,
+			.node = job->shape.node,
+			.block = what->block,
+			.part = what->part,
+			.dtype = what->dtype,
+			.operation = what->operation,
+			.reduction = what->reduction,
+			.offset = what->offset,
+			.total = what->total,
+			.part_len = what->len,
+			.root = what->root,
+		},
+		.payload = what->has_data ? ledger_cell_data(job->ledger, cell) : NULL,
+		.done = on_offered,
+	};
+	pipeline_job_hold(job);
+	peer_call(server->outlet->peer, &offer->call);
+}
+
+/* -- Numbers ------------------------------------------------------------------------------------------------------ */
+
+static void send_ack(struct pipeline_server *server)
+{
+	struct pipeline_job *job = server->job;
+	struct data_header header = {
+		.op = DATA_ACK,
+		.job = job->number,
+		.node = job->shape.node,
+		.epoch = job->view->epoch,
+		.round = server->acked,
+	};
+
+	if (!server->attached || server->ack_sent == server->acked ||
+	    peer_notice(server->outlet->peer, &header, NULL))
+		return;
+	server->ack_sent = server->acked;
+	server->ack_bytes = 0;
+}
+
+static void on_ack_mail(struct mail *mail)
+{
+	struct pipeline_job *job = container_of(mail, struct pipeline_job, ack_mail);
+
+	job->acking = false;
+	for (size_t i = 0; job->state == JOB_RUNNING && i < job->n_servers; i++)
+		send_ack(&job->servers[i]);
+}
+
+/* At the end of this turn of the loop: then it is often for many. */
+static void ack_soon(struct pipeline_job *job)
+{
+	if (job->acking)
+		return;
+	job->acking = true;
+	job->ack_mail.run = on_ack_mail;
+	loop_post(job->pipeline->params.loop, &job->ack_mail);
+}
+
+static void set_here(struct pipeline_server *server, uint32_t number)
+{
+	server->here[number % WINDOW / 64] |= UINT64_C(1) << (number % 64);
+}
+
+static bool take_here(struct pipeline_server *server, uint32_t number)
+{
+	uint64_t *word = &server->here[number % WINDOW / 64], bit = UINT64_C(1) << (number % 64);
+	bool here = *word & bit;
+
+	*word &= ~bit;
+	return here;
+}
+
+void pipeline_keep_stored(struct pipeline_server *server, uint32_t number, uint32_t cell, bool soon)
+{
+	struct pipeline_job *job = server->job;
+	struct failure failure;
+
+	if (number - server->acked - 1 >= WINDOW || number - server->released - 1 >= WINDOW) {
+		(void)failure_set(&failure, -EPROTO, "%s answered with result %u after %u",
+				  pipeline_server_name(job, number_of(server)), number,
+				  server->acked);
+		pipeline_job_fail(job, &failure, NULL);
+		return;
+	}
+	server->cells[number % WINDOW] = cell + 1;
+	server->ack_bytes +=
+		cell == LEDGER_NO_CELL ? 0 : ledger_cell_kept(job->ledger, cell)->what.len;
+	set_here(server, number);
+	while (take_here(server, server->acked + 1))
+		server->acked++;
+	if (soon && (int32_t)(number - server->ack_wanted) > 0)
+		server->ack_wanted = number;
+	/* Others wait for a node to keep one that is wanted; it may itself wait for one before it. */
+	if (server->acked != server->ack_sent &&
+	    ((int32_t)(server->ack_wanted - server->ack_sent) > 0 ||
+	     server->acked - server->ack_sent >= ACK_RESULTS || server->ack_bytes >= ACK_BYTES))
+		ack_soon(job);
+}
+
+void pipeline_keep_released(struct pipeline_server *server, uint32_t number)
+{
+	struct pipeline_job *job = server->job;
+
+	/* One that was overtaken; or it says more than it can know. */
+	if (number - server->released > server->acked - server->released)
+		return;
+	pipeline_job_hold(job);
+	while (server->released != number) {
+		uint32_t *place = &server->cells[++server->released % WINDOW], cell = *place;
+
+		*place = 0;
+		if (cell)
+			cell_released(job, cell - 1);
+	}
+	pipeline_job_release(job);
+}

@@ -1,0 +1,459 @@
+#include "server/keep.h"
+
+#include "base/failpoint.h"
+#include "server/round.h"
+#include "server/set.h"
+
+/* Results that a node keeps although every node has them, before it is told so in a message of its own. */
+#define TELL_AFTER 16
+
+/* -- Numbers ------------------------------------------------------------------------------------------------------ */
+
+static struct slot **sent_place(const struct sent *sent, uint32_t number)
+{
+	return &sent->slots[number & (sent->capacity - 1)];
+}
+
+static void sent_advance(struct sent *sent)
+{
+	while (sent->released != sent->last && !*sent_place(sent, sent->released + 1))
+		sent->released++;
+}
+
+static int sent_grow(struct sent *sent)
+{
+	struct sent grown = *sent;
+
+	grown.capacity = sent->capacity ? 2 * sent->capacity : 64;
+	grown.slots = calloc(grown.capacity, sizeof(struct slot *));
+	if (!grown.slots)
+		return error_origin(-ENOMEM);
+	for (uint32_t n = sent->released; n != sent->last; n++)
+		*sent_place(&grown, n + 1) = *sent_place(sent, n + 1);
+	free(sent->slots);
+	*sent = grown;
+	return 0;
+}
+
+/* The number under which a node is sent the slot's result. */
+static int sent_add(struct sent *sent, struct slot *slot, uint32_t *ret_number)
+{
+	int r;
+
+	if (sent->capacity)
+		sent_advance(sent);
+	if (sent->last - sent->released == sent->capacity) {
+		r = sent_grow(sent);
+		if (r)
+			return error_trace(r);
+	}
+	*sent_place(sent, ++sent->last) = slot;
+	*ret_number = sent->last;
+	return 0;
+}
+
+static uint32_t all_have(struct sent *sent)
+{
+	if (sent->capacity)
+		sent_advance(sent);
+	return sent->told = sent->released;
+}
+
+/* Tells who would otherwise hear of it too late. */
+static void tell(struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct job_node *node = &job->nodes[i];
+		struct data_header header = { .op = DATA_RELEASE, .job = job->number, .node = i };
+
+		if (!node->peer || !node->sent.capacity)
+			continue;
+		sent_advance(&node->sent);
+		if (node->sent.released - node->sent.told < TELL_AFTER)
+			continue;
+		header.round = node->sent.released;
+		/* Without memory it hears of it with the next result. */
+		if (!peer_notice(node->peer, &header, NULL))
+			node->sent.told = node->sent.released;
+	}
+}
+
+/* -- What is kept ------------------------------------------------------------------------------------------------- */
+
+void keep_answer(struct slot *slot, struct delivery *delivery)
+{
+	struct job *job = slot->job;
+	uint32_t number = delivery->header.node;
+	struct job_node *node = &job->nodes[number];
+	struct data_header header = delivery->header;
+	bool wants = slot->result && set_wants(job, &slot->header, number);
+
+	header.op = DATA_RESULT;
+	header.flags = 0;
+	header.len = wants ? slot->header.part_len : 0;
+	header.status = header.priority = 0;
+	/* What goes to a node that was lost meanwhile goes nowhere. */
+	if (job->resume && delivery->peer == node->peer) {
+		uint32_t sent = 0;
+
+		if (slot->number[number])
+			*sent_place(&node->sent, slot->number[number]) = NULL;
+		slot->number[number] = 0;
+		if (sent_add(&node->sent, slot, &sent)) {
+			refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
+			return;
+		}
+		slot->number[number] = sent;
+		header.priority = (int32_t)sent;
+		header.status = (int32_t)all_have(&node->sent);
+	}
+	FAILPOINT("server-result-answered");
+	delivery_answer(delivery, &header, wants ? slot->result : NULL, NULL);
+}
+
+static void answer_safe(struct slot *slot)
+{
+	slot->safe = true;
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
+		if (slot->from[i])
+			keep_answer(slot, TAKE_PTR(slot->from[i]));
+}
+
+static void answer_offers(struct slot *slot)
+{
+	struct delivery *offer;
+
+	while ((offer = list_first(&slot->offers, struct delivery, link))) {
+		struct data_header header = { .op = DATA_OK, .job = slot->job->number };
+
+		list_remove(&offer->link);
+		header.node = offer->header.node;
+		delivery_answer(offer, &header, NULL, NULL);
+	}
+}
+
+/* A node keeps it. May free the slot: then returns true. */
+static bool slot_ack(struct slot *slot, uint32_t node)
+{
+	if (!slot->acked[node]) {
+		slot->acked[node] = true;
+		slot->n_acked++;
+	}
+	if (!slot->safe && set_wants(slot->job, &slot->header, node))
+		answer_safe(slot);
+	if (slot->n_acked < slot->n_expected)
+		return false;
+	FAILPOINT("server-result-released");
+	answer_offers(slot);
+	slot_free(slot);
+	return true;
+}
+
+/* From the pool, or offered: it is in no list of what is worked on any more. */
+static void slot_keep(struct slot *slot)
+{
+	struct job *job = slot->job;
+	uint64_t own = slot_len(job);
+
+	list_remove(&slot->in_job);
+	list_push_back(&job->kept, &slot->in_job);
+	job->n_summing--;
+	slot->held = slot->kept = true;
+	/* The contributions go; the result is charged by itself. */
+	quota_release(job->quota, slot->charged - own);
+	slot->charged = own;
+}
+
+void keep_finish(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct tensor *tensor = slot->round->tensor;
+	struct delivery *delivery;
+
+	slot_keep(slot);
+	slot->safe |= !slot->result;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (slot->from[i] && (slot->safe || set_wants(job, &slot->header, i)))
+			keep_answer(slot, TAKE_PTR(slot->from[i]));
+	while ((delivery = list_first(&slot->again, struct delivery, link))) {
+		list_remove(&delivery->link);
+		keep_again(slot, delivery);
+	}
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if ((tensor->past[i] >= slot->header.round || slot->acked[i] ||
+		     job->nodes[i].left) &&
+		    set_has(job, &slot->header, i) && slot_ack(slot, i))
+			break;
+	tell(job);
+}
+
+/* In the place of one that came before the node was lost. */
+static void replace(struct slot *slot, struct delivery *delivery)
+{
+	uint32_t node = delivery->header.node;
+	struct delivery *old = slot->from[node];
+
+	slot->from[node] = delivery;
+	if (old)
+		delivery_fail(old, -ECONNRESET, "the node has attached again");
+}
+
+void keep_again(struct slot *slot, struct delivery *delivery)
+{
+	struct job *job = slot->job;
+	uint32_t node = delivery->header.node;
+	uint64_t len = delivery->payload_block ? delivery->header.len : 0, old;
+
+	if (slot->kept && (slot->safe || set_wants(job, &slot->header, node))) {
+		keep_answer(slot, delivery);
+	} else if (slot->kept) {
+		replace(slot, delivery);
+	} else if (slot->summing) {
+		list_push_back(&slot->again, &delivery->link);
+	} else {
+		old = slot->from[node]->payload_block ? slot->from[node]->header.len : 0;
+		if (len > old && quota_charge(job->quota, len - old)) {
+			refuse(delivery, -EDQUOT, "job %s: over its job_quota", job->name);
+			return;
+		}
+		if (len < old)
+			quota_release(job->quota, old - len);
+		slot->charged += len - old;
+		replace(slot, delivery);
+	}
+}
+
+void keep_forget(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	for (uint32_t i = 0; job->resume && i < job->n_nodes; i++)
+		if (slot->number[i])
+			*sent_place(&job->nodes[i].sent, slot->number[i]) = NULL;
+}
+
+void keep_fail(struct slot *slot, int status, const char *text)
+{
+	struct delivery *delivery;
+
+	while ((delivery = list_first(&slot->again, struct delivery, link)) ||
+	       (delivery = list_first(&slot->offers, struct delivery, link))) {
+		list_remove(&delivery->link);
+		delivery_fail(delivery, status, text);
+	}
+}
+
+/* -- What nodes say ----------------------------------------------------------------------------------------------- */
+
+int keep_ack(struct job *job, uint32_t number, uint32_t acked)
+{
+	struct sent *sent = &job->nodes[number].sent;
+	uint32_t n = acked - sent->acked;
+
+	if (!n || n > UINT32_MAX / 2) /* overtaken by a newer one */
+		return 0;
+	if (n > sent->last - sent->acked)
+		return error_origin(-EPROTO);
+	while (sent->acked != acked) {
+		uint32_t next = ++sent->acked;
+
+		/* Those up to `released` have lost their place. */
+		if (next - sent->released - 1 < sent->last - sent->released) {
+			struct slot *slot = *sent_place(sent, next);
+
+			if (slot)
+				(void)slot_ack(slot, number);
+		}
+	}
+	tell(job);
+	return 0;
+}
+
+void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
+{
+	struct round *round, *next;
+	struct slot *slot, *tmp;
+
+	if (tensor->past[node] >= number - 1)
+		return;
+	tensor->past[node] = number - 1;
+	list_for_each_safe (round, next, &tensor->rounds, link) {
+		if (round->header.round >= number)
+			continue;
+		/* Goes with its last slot, not under our feet. */
+		round->pinned = true;
+		list_for_each_safe (slot, tmp, &round->slots, in_round)
+			if (slot->kept && set_has(slot->job, &slot->header, node))
+				(void)slot_ack(slot, node);
+		round->pinned = false;
+		round_put(round);
+	}
+	tell(tensor->job);
+}
+
+void keep_attached(struct job *job, uint32_t number)
+{
+	struct sent *sent = &job->nodes[number].sent;
+
+	for (uint32_t n = sent->released; n != sent->last; n++) {
+		struct slot *slot = *sent_place(sent, n + 1);
+
+		if (slot)
+			slot->number[number] = 0;
+	}
+	free(sent->slots);
+	*sent = (struct sent){ 0 };
+}
+
+void keep_left(struct job *job, uint32_t node)
+{
+	struct slot *slot, *tmp;
+
+	list_for_each_safe (slot, tmp, &job->kept, in_job)
+		if (set_has(job, &slot->header, node))
+			(void)slot_ack(slot, node);
+	tell(job);
+}
+
+/* -- What nodes bring --------------------------------------------------------------------------------------------- */
+
+static void accept(struct delivery *delivery)
+{
+	struct data_header header = {
+		.op = DATA_OK,
+		.job = delivery->header.job,
+		.node = delivery->header.node,
+	};
+
+	delivery_answer(delivery, &header, NULL, NULL);
+}
+
+/* What was offered becomes the slot's result. */
+static int take_result(struct slot *slot, const struct delivery *delivery)
+{
+	struct job *job = slot->job;
+	int r;
+
+	if (!delivery->header.len)
+		return 0;
+	r = block_new(job->server->params.blocks, delivery->header.len, job->quota, &slot->result);
+	if (!r)
+		memcpy(slot->result->data, delivery->payload, delivery->header.len);
+	return r;
+}
+
+static int check_offer(const struct job *job, const struct data_header *h, struct failure *failure)
+{
+	int r;
+
+	if (!job->resume || h->operation == OPERATION_PUSH_PULL_ROWS)
+		return failure_set(failure, -EPROTO, "job %s: it takes no offers", job->name);
+	r = set_check(job, h, failure);
+	if (r)
+		return r;
+	if (!set_has(job, h, h->node) || (h->len && !set_wants(job, h, h->node)))
+		return failure_set(failure, -EPROTO, "job %s: node %u has no result of block %u",
+				   job->name, h->node, h->block);
+	return 0;
+}
+
+static bool same(const struct data_header *a, const struct data_header *b)
+{
+	return a->dtype == b->dtype && a->operation == b->operation &&
+	       a->reduction == b->reduction && a->root == b->root && a->total == b->total &&
+	       a->offset == b->offset && a->part_len == b->part_len;
+}
+
+/* Whether there is something to be had from it; if not, all nodes have it, or will never want it. */
+static bool is_news(const struct tensor *tensor, const struct data_header *h)
+{
+	struct part *part = part_find(tensor, h);
+	struct slot *slot = part ? slot_find(part, h->round) : NULL;
+
+	if (tensor_failed(tensor, h->round))
+		return false;
+	if (slot)
+		return true;
+	if (!tensor->job->fresh || (part && part_is_closed(part, h->round)))
+		return false;
+	return h->len || !h->part_len;
+}
+
+static void offer_refused(struct job *job, struct delivery *delivery, int r)
+{
+	refuse(delivery, r == QUOTA_E_FULL ? -EDQUOT : r, "job %s: a result: %s", job->name,
+	       r == QUOTA_E_FULL ? "over its job_quota" : strerror(-r));
+}
+
+/* Nobody has contributed yet, or not all: those who have it will not. */
+static int offer_new(struct tensor *tensor, struct delivery *delivery, struct slot **slot)
+{
+	int r = 0;
+
+	if (!*slot)
+		r = slot_new(tensor, &delivery->header, slot);
+	if (!r)
+		r = take_result(*slot, delivery);
+	if (r && *slot && !(*slot)->n_expected)
+		slot_free(*slot);
+	if (r)
+		return r;
+	(*slot)->n_expected = set_count(tensor->job, &(*slot)->header);
+	slot_sum(*slot);
+	part_close((*slot)->part, (*slot)->header.round);
+	return 0;
+}
+
+void keep_offer(struct job *job, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct failure failure = { 0 };
+	struct tensor *tensor;
+	struct slot *slot;
+	struct part *part;
+	uint32_t node = h->node;
+	int r;
+
+	r = check_offer(job, h, &failure);
+	if (!r)
+		r = tensor_get(job, h->key, &tensor, &failure);
+	if (r) {
+		delivery_fail(delivery, r, failure.text);
+		return;
+	}
+	if (!is_news(tensor, h)) {
+		accept(delivery);
+		return;
+	}
+	part = part_find(tensor, h);
+	slot = part ? slot_find(part, h->round) : NULL;
+	if (slot && !same(h, &slot->header)) {
+		refuse(delivery, -EINVAL, "job %s: a result that is of another round", job->name);
+		return;
+	}
+	if (slot && slot->summing) {
+		list_push_back(&slot->offers, &delivery->link);
+		if (!slot->kept && !slot->acked[node]) {
+			slot->acked[node] = true;
+			slot->n_acked++;
+		}
+		if (slot->kept && slot_ack(slot, node))
+			tell(job);
+		return;
+	}
+	/* Who has no data knows only that it is done: wait for one who has. */
+	if (slot && h->part_len && !h->len) {
+		accept(delivery);
+		return;
+	}
+	r = offer_new(tensor, delivery, &slot);
+	if (r) {
+		offer_refused(job, delivery, r);
+		return;
+	}
+	slot->acked[node] = true;
+	slot->n_acked++;
+	slot->safe = true;
+	list_push_back(&slot->offers, &delivery->link);
+	keep_finish(slot);
+}

@@ -1,0 +1,167 @@
+#!/usr/bin/env python3
+"""A job over several nodes whose daemons are killed and restarted: servers, agents, and those that are both. Trainers see no
+error, results are the same bits. Killed at every failpoint where there are any, and at random moments (seeded, printed)."""
+import contextlib, os, random, signal, sys, threading, time
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+try:
+    import numpy as np
+    import reference as ref
+except ImportError:
+    print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
+    sys.exit(77)
+from recovery import *
+
+N = 6 * PART // 4 + 12345
+
+
+def nodes_of(layout):
+    return [node for node, n in enumerate(layout) for _ in range(n)]
+
+
+def work(cluster, keeper, layout, turns=2, n_restarts=0):
+    size = sum(layout)
+    ranks = job(cluster, layout)
+    for turn in range(turns):
+        round_trip(ranks, every_operation(layout, 50 * turn), 20 * turn)
+    keeper.expect(n_restarts)
+    round_trip(ranks, every_operation(layout, 5000)[:4], 20 * turns)
+    each(ranks, 'leave')
+
+
+def killed(index, armed, layout, n_spare, n_restarts=1, **keys):
+    with armed_cluster(layout, n_spare, {index: armed}, **keys) as cluster, Keeper(cluster, {index: armed[1:]}) as keeper:
+        work(cluster, keeper, layout, n_restarts=n_restarts)
+
+
+def test_nothing_happens():
+    for layout, spare, colocated in (((1, 1), 1, False), ((2, 2), 0, True), ((2, 1, 1), 2, True)):
+        with Cluster(len(layout), spare, colocated=colocated) as cluster, Keeper(cluster) as keeper:
+            work(cluster, keeper, layout)
+
+
+def test_a_server_is_killed_and_comes_back():
+    for layout in ((1, 1), (2, 1)):
+        with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
+            ranks = job(cluster, layout)
+            for turn in range(4):
+                works = every_operation(layout, 50 * turn)
+                declare(ranks, works, 20 * turn)
+                submit(ranks, works, 20 * turn)
+                keeper.kill(2)
+                finish(ranks, works, 20 * turn)
+            keeper.expect(4)
+            each(ranks, 'leave')
+
+
+def test_an_agent_is_killed_and_comes_back():
+    for layout in ((1, 1), (2, 1)):
+        with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
+            ranks = job(cluster, layout)
+            for turn in range(4):
+                works = every_operation(layout, 50 * turn)
+                declare(ranks, works, 20 * turn)
+                submit(ranks, works, 20 * turn)
+                keeper.kill(turn % 2)
+                finish(ranks, works, 20 * turn)
+            keeper.expect(4)
+            each(ranks, 'leave')
+
+
+def killed_at_random(layout, n_spare, colocated, victims, turns=6, kills=6, seed=0):
+    rng = random.Random(SEED + seed)
+    with Cluster(len(layout), n_spare, colocated=colocated) as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, layout)
+        over = threading.Event()
+
+        def killer():
+            while not over.wait(rng.uniform(0.02, 0.4)):
+                keeper.kill(rng.choice(victims))
+        thread = threading.Thread(target=killer)
+        thread.start()
+        turn = 0
+        try:
+            while turn < turns or keeper.restarts < kills:
+                assert not keeper.error, keeper.error
+                works = every_operation(layout, 100 * turn)
+                rng.shuffle(works)
+                declare(ranks, works, 20 * turn)
+                submit(ranks, works, 20 * turn, rng)
+                finish(ranks, works, 20 * turn)
+                turn += 1
+        finally:
+            over.set()
+            thread.join()
+        print(f'{keeper.restarts} restarts in {turn} turns', flush=True)
+        round_trip(ranks, every_operation(layout, 100000)[:3], 20 * turn)
+        each(ranks, 'leave')
+
+
+def test_servers_are_killed_at_random_moments():
+    print(f'seed {SEED} (BPS_SEED)', flush=True)
+    killed_at_random((2, 1), 2, False, (2, 3))
+
+
+def test_agents_are_killed_at_random_moments():
+    killed_at_random((2, 1), 2, False, (0, 1), seed=1)
+
+
+def test_any_daemon_is_killed_at_random_moments():
+    killed_at_random((1, 2), 0, True, (0, 1), seed=2)
+    killed_at_random((1, 1, 2), 2, True, (0, 1, 2, 3, 4), seed=3)
+
+
+def test_the_same_tensor_round_after_round():
+    """Each round's input is the last one's result: one that was done twice, or not on every rank, would show for ever."""
+    rng = random.Random(SEED + 5)
+    layout, n = (2, 1), N
+    with Cluster(2, 1, colocated=True) as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, layout)
+        work = push_pull(layout, INT32, SUM, n, 7, 1, 1)
+        declare(ranks, [work])
+        values = [ref.random(INT32, n, (SEED, 7, k)) for k in range(3)]
+        for turn in range(20):
+            for k, rank in enumerate(ranks):
+                rank.submit(turn, 0, values[k].tobytes(), op=PUSH_PULL, red=SUM, out=n, inplace=1, shared=turn % 2)
+            if turn % 2:
+                time.sleep(rng.uniform(0, 0.01))  # a moment to be killed at, not one to wait for
+                keeper.kill(rng.randrange(3))
+            each(ranks, 'wait', turn, DEADLINE * 2000)
+            total = ref.reduce(INT32, SUM, values, layout)
+            for k, rank in enumerate(ranks):
+                assert rank.result(turn) == total.tobytes(), f'round {turn} on rank {k}'
+                rank.call('free', turn)
+            values = [total + np.int32(k) for k in range(3)]
+        keeper.expect(10)
+
+
+# Where a daemon is killed, by what it is then.
+OF_AGENT = ['ledger-tensor-kept', 'ledger-cell-half', 'ledger-cell-whole', 'part-scattered', 'part-marked', 'part-answered',
+            'ledger-cell-freed', 'ledger-record-half', 'ledger-record-written', 'ledger-low-moved', 'request-ended',
+            'ledger-round-told', 'ledger-record-freed']
+OF_SERVER = ['server-summed', 'server-result-answered', 'server-result-released']
+
+
+def test_killed_at_each_failpoint():
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    layout = (2, 1)
+    for index, names in ((0, OF_AGENT), (2, OF_SERVER)):
+        for name in names:
+            for at in (1, 2, 7):
+                if name == 'ledger-low-moved' or (at == 7 and name == 'ledger-tensor-kept'):
+                    continue
+                print(name, at, flush=True)
+                killed(index, [f'{name}=kill@{at}'], layout, 1, colocated=False)
+
+
+def test_killed_at_each_failpoint_where_agent_and_server_are_one():
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    for name in OF_AGENT + OF_SERVER:
+        if name != 'ledger-low-moved':
+            print(name, flush=True)
+            killed(0, [f'{name}=kill@5'], (1, 2), 0, colocated=True)
+
+
+run(globals())
