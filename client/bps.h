@@ -20,9 +20,8 @@
  *   A lost daemon   is waited for: see restart_timeout_ms of bps_open_params. When it is restarted, or another version of
  *                   it takes its place, the client connects again from inside whatever call is made next, shares its
  *                   memory, resumes its job, and submits again what had not completed. Calls that block take longer,
- *                   none fails; results are the same bits; what had completed stays so. That is so for jobs whose
- *                   ranks are all on one machine, use no servers and have handed over no memory of a CUDA device; and
- *                   outside a job.
+ *                   none fails; results are the same bits; what had completed stays so. That is so for jobs that
+ *                   have handed over no memory of a CUDA device; and outside a job.
  *                   A daemon that is lost to any other job, does not come back in time, or breaks the protocol is a
  *                   sticky state: every call returns -ESHUTDOWN, every request ends with it, and the descriptor of
  *                   bps_client_fd() stays valid and readable.

@@ -197,9 +197,9 @@ def test_what_cannot_be_resumed_is_told_why():
         refused(again[0], errno.EPROTO, 'no ledger', ledger=os.open('/dev/null', os.O_RDWR))
         refused(again[0], errno.EPROTO, f'{number:016x}', number=number + 1)
         with mmap.mmap(ledger, 4096) as header:
+            header[4:8] = struct.pack('<I', 3)
+            refused(again[0], errno.ESTALE, 'version 3', 'version 2')
             header[4:8] = struct.pack('<I', 2)
-            refused(again[0], errno.ESTALE, 'version 2', 'version 1')
-            header[4:8] = struct.pack('<I', 1)
         without = Session(daemon.socket)
         status, text, _ = without.request(RESUME, {1: again[0].body(), 2: number}, [ledger])
         assert status == -errno.EPROTO, text

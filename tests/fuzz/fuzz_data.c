@@ -11,12 +11,12 @@ static void check_header(const struct data_header *h)
 	FUZZ_CHECK(h->len <= MAX(DATA_PAYLOAD_MAX, DATA_SETUP_MAX));
 	FUZZ_CHECK(notice == !h->cookie);
 	FUZZ_CHECK(h->node < JOB_RANKS_MAX && h->root < JOB_RANKS_MAX);
-	if (h->op == DATA_PUSH || h->op == DATA_RESULT) {
+	if (h->op == DATA_PUSH || h->op == DATA_OFFER || h->op == DATA_RESULT) {
 		FUZZ_CHECK(!h->len || h->len == h->part_len);
 		FUZZ_CHECK(h->offset + h->part_len >= h->offset);
 		FUZZ_CHECK(h->offset + h->part_len <= h->total);
 	}
-	if (h->op == DATA_PUSH && h->operation != OPERATION_BARRIER) {
+	if ((h->op == DATA_PUSH || h->op == DATA_OFFER) && h->operation != OPERATION_BARRIER) {
 		FUZZ_CHECK(h->key && h->round);
 		FUZZ_CHECK(dtype_size(h->dtype) && !(h->part_len % dtype_size(h->dtype)));
 		FUZZ_CHECK(h->operation >= 1 && h->operation <= OPERATION_MAX_);
