@@ -1,8 +1,13 @@
 """The process's connection to its daemon: one Client, made by init(), ended by shutdown() or at exit.
 
 Who locks what. Client.lock is held for every call into the library that does not block, so that shutdown() can know that
-nobody is inside. A thread that waits for a request holds no lock; it is counted in Client.inside instead, and looks up
-every SLICE_MS, which is also what lets Ctrl-C through.
+nobody is inside. A thread that waits for a request, or submits memory of a device (CUDA blocks while a stream's queue is
+full), holds no lock; it is counted in Client.inside instead. Who waits looks up every SLICE_MS, which is also what lets
+Ctrl-C through.
+
+A request on memory of a device is not waited for: a stream is made to (DeviceRequest). How it ended is then known later, and
+raised by the next call. Until then it is among Client.late, and a thread looks from time to time whether the daemon still lives,
+because a stream that waits for a daemon that is gone has to be told, also when everybody else is waiting for that stream.
 """
 
 import atexit
@@ -11,6 +16,7 @@ import errno
 import os
 import threading
 import time
+import warnings
 import weakref
 
 from ._errors import (
@@ -21,10 +27,11 @@ from ._errors import (
     BpsValueError,
     error_from,
 )
-from ._library import JoinParams, OpenParams, Operation, SubmitParams, last_error, library
+from ._library import JoinParams, Memory, OpenParams, Operation, SubmitParams, last_error, library
 
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
+WATCH_S = 0.5  # between two looks at the daemon, while streams wait for it
 
 
 def milliseconds(seconds):
@@ -95,13 +102,18 @@ class Request:
             slice_ms = SLICE_MS
             if deadline is not None:
                 slice_ms = min(SLICE_MS, max(0, int((deadline - time.monotonic()) * 1000)))
-            status = lib.bps_request_wait(self._pointer, slice_ms)
+            status = self._wait_once(lib, slice_ms)
             if status != -errno.ETIMEDOUT:
                 return status, last_error(lib) if status else ""
             if client.closing:
                 raise BpsCanceledError(errno.ECANCELED, "bps is shutting down")
             if deadline is not None and time.monotonic() >= deadline:
                 return status, ""
+
+    wait_on_host = wait
+
+    def _wait_once(self, lib, slice_ms):
+        return lib.bps_request_wait(self._pointer, slice_ms)
 
     def _look(self):
         """Under the lock: sees to the end of a request that is complete."""
@@ -122,6 +134,85 @@ class Request:
             self._client.lib.bps_request_free(self._pointer)
             self._pointer = self._keep = None
             self._client.outstanding.pop(self, None)
+
+
+class DeviceRequest(Request):
+    """One on memory of a device. wait() makes the stream that is current wait, and returns; how it ends is seen later, by
+    Client.settle_late(). Where no stream can wait (the memory is copied through the host's) wait() does.
+    """
+
+    __slots__ = ("_device", "_streamed", "_refused")
+
+    def __init__(self, client, pointer, keep, device):
+        super().__init__(client, pointer, keep)
+        self._device = device
+        self._streamed = False  # some stream waits
+        self._refused = None  # why the last wait() could not make one
+
+    def wait(self, timeout=None):
+        self._refused = None
+        ended = super().wait(timeout)
+        if self._refused is not None:
+            raise self._refused
+        return ended or self._streamed
+
+    def wait_on_host(self, timeout=None):
+        """Waits until it has ended, as for any other."""
+        self._device = None
+        return super().wait(timeout)
+
+    def _wait_once(self, lib, slice_ms):
+        if self._device is None:
+            return super()._wait_once(lib, slice_ms)
+        return lib.bps_request_wait_stream(self._pointer, self._device.stream(), slice_ms)
+
+    def _settle(self, status, text):
+        """Also of a wait that only a stream has begun, or that CUDA has refused: then the request is still under way."""
+        client = self._client
+        under_way = not self._ended and self._pointer is not None and not client.closed
+        if under_way and status != -errno.ETIMEDOUT and client.lib.bps_request_poll(self._pointer) == 0:
+            if status:
+                self._refused = error_from(status, text)
+            elif not self._streamed:
+                self._streamed = True
+                client.add_late(self)
+            return
+        super()._settle(status, text)
+
+
+class _Watch:
+    """The thread that looks whether a daemon lives for which streams wait. It sleeps while none does."""
+
+    def __init__(self, client):
+        self._client = client
+        self._changed = threading.Condition()
+        self._stopping = False  # under the condition
+        self._thread = threading.Thread(target=self._run, name="bps-cuda", daemon=True)
+        self._thread.start()
+
+    def wake(self):
+        with self._changed:
+            self._changed.notify_all()
+
+    def stop(self):
+        with self._changed:
+            self._stopping = True
+            self._changed.notify_all()
+        self._thread.join(CLOSE_TIMEOUT_S)
+
+    def _run(self):
+        client = self._client
+        while True:
+            with self._changed:
+                while not client.late and not self._stopping:
+                    self._changed.wait()
+                if not self._stopping:
+                    self._changed.wait(WATCH_S)
+                if self._stopping:
+                    return
+            client.dispatch()
+            with client.lock:
+                client.settle_late()
 
 
 class Arena:
@@ -164,6 +255,10 @@ class Client:
         self.turns = {}  # name: {"last": its last Handle}, of operations of more than one request
         self.outstanding = {}  # requests in the order of their submission; the values are of no use
         self.completer = None  # under the lock: who watches requests for others; has a stop(), called at the end
+        self.closed = False  # the library's client is gone
+        self.late = {}  # under the lock: requests that a stream waits for, in order; the values are of no use
+        self.late_error = None  # under the lock: the first failure of those that nobody has been told
+        self._watch = None  # under the lock
         self.rank = self.size = self.local_rank = self.local_size = self.node = 0
         self.n_nodes = 1
         _clients.add(self)
@@ -209,31 +304,108 @@ class Client:
         known = self.tensors.get(name)
         return known is not None and known[1:] != (dtype, elements)
 
-    def submit(self, tensor, params, keep):
+    def submit(self, tensor, params, keep, device=None, stream=None):
+        """device: whose memory input and output are, which has stream(): the handle of the one that is current there."""
         params.size = ctypes.sizeof(SubmitParams)
+        if device is not None:
+            params.memory, params.stream = Memory.CUDA, device.stream() if stream is None else stream
         by_rows = params.operation == Operation.PUSH_PULL_ROWS
-        return self._start(keep, self.lib.bps_submit, tensor, ctypes.byref(params), by_rows=by_rows)
+        arguments = (self.lib.bps_submit, tensor, ctypes.byref(params))
+        request = self._start(keep, *arguments, by_rows=by_rows, device=device)
+        if device is not None:
+            self.warn()
+        return request
+
+    def warn(self):
+        """Says what the library does otherwise than one may expect, which it tells once."""
+        while (notice := self.lib.bps_client_notice(self.pointer)) is not None:
+            warnings.warn(f"bps: {notice.decode(errors='replace')}", stacklevel=4)
 
     def barrier(self, timeout=None):
         return self._start(None, self.lib.bps_barrier, self.pointer, milliseconds(timeout))
 
-    def _start(self, keep, function, *arguments, by_rows=False):
+    def _start(self, keep, function, *arguments, by_rows=False, device=None):
         pointer = ctypes.c_void_p()
         while True:
             with self.lock:
                 self.check_open()
-                status = function(*arguments, ctypes.byref(pointer))
+                self.raise_late()
+                if device is None:
+                    status = function(*arguments, ctypes.byref(pointer))
+                    text = last_error(self.lib) if status else ""
+                else:
+                    self.inside += 1
+            if device is not None:
+                status, text = self._call_inside(function, *arguments, ctypes.byref(pointer))
+            with self.lock:
                 if status == 0:
-                    request = Request(self, pointer.value, keep, by_rows)
+                    if device is not None and not by_rows:
+                        request = DeviceRequest(self, pointer.value, keep, device)
+                    else:
+                        request = Request(self, pointer.value, keep, by_rows)
                     self.outstanding[request] = None
                     return request
-                error = error_from(status, last_error(self.lib))
+                error = error_from(status, text)
                 oldest = next(iter(self.outstanding), None)
                 swept = self.sweep() if status == -errno.EAGAIN else 0
             if status != -errno.EAGAIN or oldest is None:
                 raise error
             if not swept:
-                oldest.wait()
+                oldest.wait_on_host()
+
+    def _call_inside(self, function, *arguments):
+        """Of one that is counted in inside already, which ends with it. (status, why)"""
+        try:
+            status = function(*arguments)
+            return status, last_error(self.lib) if status else ""
+        finally:
+            with self.lock:
+                self.inside -= 1
+                self.lock.notify_all()
+
+    def dispatch(self):
+        """Sees to what has come; a lost daemon ends the requests, which say so."""
+        with self.lock:
+            if self.closing or self.pointer is None:
+                return
+            self.inside += 1
+        self._call_inside(self.lib.bps_client_dispatch, self.pointer)
+
+    # -- Requests that a stream waits for
+
+    def add_late(self, request):
+        """Under the lock. Also one that nobody waits for now, but other ranks do."""
+        self.late[request] = None
+        if self._watch is None:
+            self._watch = _Watch(self)
+        elif len(self.late) == 1:
+            self._watch.wake()
+
+    def settle_late(self):
+        """Under the lock: releases those that have ended, from the oldest on, and keeps the first failure."""
+        while self.late:
+            request = next(iter(self.late))
+            if not request._look():
+                return
+            del self.late[request]
+            self.late_error = self.late_error or request.error
+
+    def raise_late(self):
+        """Under the lock: raises how a request failed for which a stream has waited, and nobody else; once."""
+        self.settle_late()
+        error, self.late_error = self.late_error, None
+        if error is not None:
+            raise error
+
+    def _await_late(self):
+        """Before the end. What other ranks wait for as well must not be given up; each has its own deadline."""
+        while True:
+            with self.lock:
+                self.settle_late()
+                request = next(iter(self.late), None)
+            if request is None:
+                return
+            request.wait_on_host(SLICE_MS / 1000)
 
     def sweep(self):
         """Under the lock: releases requests that have ended, among them those that nobody waits for. How many."""
@@ -245,12 +417,19 @@ class Client:
     # -- End
 
     def close(self):
+        if not self.closing:
+            self._await_late()
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         with self.lock:
             if self.closing:
                 return
             self.closing = True
             self.sweep()
+            watch, late_error = self._watch, self.late_error
+        if watch is not None:
+            watch.stop()  # without the lock, which its thread takes
+        if late_error is not None:
+            warnings.warn(f"bps: an operation failed that a stream had waited for: {late_error}", stacklevel=3)
         if self.completer is not None:
             self.completer.stop()  # without the lock, which its thread takes
         with self.lock:
@@ -259,6 +438,7 @@ class Client:
             if self.inside:
                 return  # a thread is stuck in the library: closing under its feet would crash, exiting will not
             self.lib.bps_client_close(self.pointer)
+            self.closed = True
             for request in list(self.outstanding):
                 request._settle(-errno.ECANCELED, "bps was shut down before it was complete")
             for tensor, _, _ in self.tensors.values():

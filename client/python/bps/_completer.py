@@ -74,10 +74,10 @@ class Completer:
     def _run(self):
         try:
             while self._take_added():
-                self._dispatch()
+                self._client.dispatch()
                 self._complete()
                 self._sleep()
-            self._dispatch()
+            self._client.dispatch()
             self._complete()
         except Exception as error:  # whoever waits must not wait for a thread that is gone
             self._fail_all(error)
@@ -96,19 +96,6 @@ class Completer:
             self._pending += self._added
             self._added = []
             return not self._stopping
-
-    def _dispatch(self):
-        client = self._client
-        with client.lock:
-            if client.closing or client.pointer is None:
-                return
-            client.inside += 1
-        try:
-            client.lib.bps_client_dispatch(client.pointer)  # a lost daemon ends the requests, which say so
-        finally:
-            with client.lock:
-                client.inside -= 1
-                client.lock.notify_all()
 
     def _complete(self):
         still = []

@@ -76,6 +76,11 @@ class Reduction(enum.IntEnum):
             raise BpsValueError(errno.EINVAL, f"op={value.name}: {value.way_out}")
 
 
+class Memory(enum.IntEnum):
+    HOST = 0
+    CUDA = 1
+
+
 class OpenParams(ctypes.Structure):
     _fields_ = [("size", c_size_t), ("socket", c_char_p), ("timeout_ms", c_int64), ("restart_timeout_ms", c_int64)]
 
@@ -97,6 +102,7 @@ class JoinParams(ctypes.Structure):
         ("min_servers", c_uint32),
         ("part_bytes", c_uint32),
         ("force_distributed", c_int),
+        ("gpu_reduce", c_int),
     ]
 
 
@@ -117,6 +123,8 @@ class SubmitParams(ctypes.Structure):
         ("width", c_uint64),
         ("input_rows", c_void_p),
         ("output_rows", c_void_p),
+        ("memory", c_int),
+        ("stream", c_void_p),
     ]
 
 
@@ -129,6 +137,7 @@ _PROTOTYPES = {
     "bps_client_close": (None, [c_void_p]),
     "bps_client_fd": (c_int, [c_void_p]),
     "bps_client_dispatch": (c_int, [c_void_p]),
+    "bps_client_notice": (c_char_p, [c_void_p]),
     "bps_join_params_from_environment": (c_int, [POINTER(JoinParams)]),
     "bps_join_params_from_settings": (c_int, [POINTER(JoinParams)]),
     "bps_client_join": (c_int, [c_void_p, POINTER(JoinParams)]),
@@ -143,6 +152,7 @@ _PROTOTYPES = {
     "bps_memory_data": (c_void_p, [c_void_p]),
     "bps_memory_len": (c_size_t, [c_void_p]),
     "bps_memory_free": (None, [c_void_p]),
+    "bps_cuda_release": (c_int, [c_void_p, c_void_p, c_size_t]),
     "bps_tensor_declare": (c_int, [c_void_p, c_char_p, c_int, c_uint64, _OUT]),
     "bps_tensor_wait": (c_int, [c_void_p, c_int64]),
     "bps_tensor_free": (None, [c_void_p]),
@@ -151,6 +161,7 @@ _PROTOTYPES = {
     "bps_request_poll": (c_int, [c_void_p]),
     "bps_request_rows": (c_int, [c_void_p, POINTER(c_uint64)]),
     "bps_request_wait": (c_int, [c_void_p, c_int64]),
+    "bps_request_wait_stream": (c_int, [c_void_p, c_void_p, c_int64]),
     "bps_request_error": (c_char_p, [c_void_p]),
     "bps_request_cancel": (c_int, [c_void_p]),
     "bps_request_free": (None, [c_void_p]),

@@ -19,19 +19,25 @@ from ._library import VARIABLE, DType, Operation, Reduction, SubmitParams
 
 
 class Span:
-    """count elements of dtype at address. owner keeps the memory."""
+    """count elements of dtype at address. owner keeps the memory.
 
-    __slots__ = ("address", "dtype", "count", "owner")
+    device: on which it is, with a function stream() that gives the handle of the stream that is current there; None: it is
+    memory of the host.
+    """
 
-    def __init__(self, address, dtype, count, owner=None):
+    __slots__ = ("address", "dtype", "count", "owner", "device")
+
+    def __init__(self, address, dtype, count, owner=None, device=None):
         self.address = address if count else None
         self.dtype = dtype
         self.count = count
         self.owner = owner
+        self.device = device if count else None
 
 
 class Handle:
-    """An operation under way. wait() gives its result; poll() tells whether wait() would return at once.
+    """An operation under way. wait() gives its result; poll() tells whether wait() would return at once, and of an operation
+    on memory of a device, for which wait() makes the stream wait that is current, whether the result is there.
 
     An operation of more than one request comes after those that were begun before it under the same name, in whatever
     order they are waited for: all ranks then submit the requests of a name in the same order. And while a thread waits for
@@ -207,7 +213,8 @@ def _counts(values):
     return (ctypes.c_uint64 * len(values))(*values)
 
 
-def _submit(client, name, elements, source, target, operation, **more):
+def _submit(client, name, elements, source, target, operation, stream=None, **more):
+    """stream: on a device, which one it is in the order of, if that is not the one that is current now."""
     tensor = client.declare(name, target.dtype, elements)
     counts = more.get("counts"), more.get("receive_counts")
     params = SubmitParams(
@@ -223,7 +230,7 @@ def _submit(client, name, elements, source, target, operation, **more):
         priority=more.get("priority", 0),
         timeout_ms=_client.milliseconds(more.get("timeout")),
     )
-    return client.submit(tensor, params, (source.owner, target.owner))
+    return client.submit(tensor, params, (source.owner, target.owner), target.device or source.device, stream)
 
 
 def push_pull(source, target, reduction, name=None, priority=0, timeout=None):
@@ -246,8 +253,8 @@ def prepared_push_pull(span, reduction, name, priority=0):
         output_count=span.count,
         priority=priority,
     )
-    owner = span.owner
-    return lambda: client.submit(tensor, params, owner)
+    owner, device = span.owner, span.device
+    return lambda: client.submit(tensor, params, owner, device)
 
 
 class Rows:
@@ -295,7 +302,7 @@ def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=Fals
         raise BpsValueError(errno.EINVAL, f"root rank {root} is not one of the {client.size} ranks")
     elements = VARIABLE if variable else span.count
     full = tensor_name(kind, name, span.dtype, elements)
-    source = Span(span.address if client.rank == root else None, span.dtype, span.count)
+    source = Span(span.address if client.rank == root else None, span.dtype, span.count, device=span.device)
     more = {"root": root, "priority": priority, "timeout": timeout}
     return _submit(client, full, elements, source, span, Operation.BROADCAST, **more)
 
@@ -335,6 +342,7 @@ def all_gather_equal(source, target, name, timeout=None):
 def all_gather(span, rows, row, make, name=None, timeout=None):
     """Steps. span: rows of row elements. make(rows) gives (result, Span). Returns (result, rows of each rank)."""
     client = _client.current()
+    stream = span.device and span.device.stream()  # what follows may be done by another thread
     full = tensor_name("all_gather", name, span.dtype, VARIABLE)
     _, mine = _int64_span([rows, row])
     table, all_of_them = _int64_span([0] * (2 * client.size))
@@ -344,7 +352,8 @@ def all_gather(span, rows, row, make, name=None, timeout=None):
     rows = table[0::2]
     result, target = make(sum(rows))
     counts = _counts([n * row for n in rows])
-    yield _submit(client, full, VARIABLE, span, target, Operation.ALL_GATHER, counts=counts, timeout=timeout)
+    more = {"counts": counts, "timeout": timeout, "stream": stream}
+    yield _submit(client, full, VARIABLE, span, target, Operation.ALL_GATHER, **more)
     return result, rows
 
 
@@ -354,6 +363,7 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
     Returns (result, rows from each rank).
     """
     client = _client.current()
+    stream = span.device and span.device.stream()
     full = tensor_name("all_to_all", name, span.dtype, VARIABLE)
     if len(splits) != client.size or min(splits) < 0 or sum(splits) != rows:
         raise BpsValueError(
@@ -377,6 +387,7 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
         counts=_counts([n * row for n in splits]),
         receive_counts=_counts([n * row for n in rows]),
         timeout=timeout,
+        stream=stream,
     )
     return result, rows
 

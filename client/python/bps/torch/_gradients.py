@@ -1,15 +1,17 @@
 """Gradients of a set of parameters, born in memory that the daemon reads, and on their way as soon as they are ready.
 
-Each parameter has a Slot. Its gradient (p.grad) is a view into an arena of shared memory, which autograd adds into where
-it is. Slots that travel together are a Bucket, a piece of the arena; most have a bucket of their own. A hook that runs
+Each parameter has a Slot. Its gradient (p.grad) is a view into an arena, of shared memory or on the parameter's CUDA device,
+which autograd adds into where it is. Slots that travel together are a Bucket, a piece of the arena; most have a bucket of their own. A hook that runs
 when a gradient is complete submits its bucket with the last of them, so that communication goes on beside the rest of
 the backward pass. Parameters that come first in the model are needed first by the next forward pass and get the most
 urgent priority, though their gradients are ready last.
 
-Between submission and synchronize() a gradient belongs to the daemon.
+Between submission and synchronize() a gradient belongs to the daemon. On a CUDA device, both mean the place in the stream
+that is current.
 
 Beside the gradients of a step the ranks send a note: who trains still, and which parameters were used. It is what lets
-join() find out that all have come to their end.
+join() find out that all have come to their end. It is waited for at the end of the step; if all gradients are on devices, where
+nobody waits on the host, before the next one.
 """
 
 import errno
@@ -24,7 +26,7 @@ from .. import _client, _ops
 from .._client import Arena
 from .._errors import BpsTimeoutError
 from .._library import SIZES, Reduction
-from . import ops, sparse
+from . import _devices, ops, sparse
 from .compression import Compression
 
 ALIGNMENT = 64  # of each gradient in its arena: a cache line, and the widest vector register
@@ -37,9 +39,9 @@ _made = weakref.WeakKeyDictionary()
 
 
 class Slot:
-    """One parameter. grad: its gradient in shared memory; None where the gradient lives on an accelerator.
+    """One parameter. grad: its gradient where the daemon finds it; None where it lives on another accelerator than CUDA's.
 
-    wire: what the daemon works on, in shared memory; the same tensor as grad if that can be.
+    wire: what the daemon works on; the same tensor as grad if that can be.
     """
 
     __slots__ = ("parameter", "name", "grad", "wire", "ctx", "bucket", "passes_left", "hook", "watch", "keep", "rows")
@@ -101,6 +103,7 @@ class Gradients:
         self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
         self._notes = self._notes_start = None
         self._note = None  # this rank's, while synchronize() waits, from one call to the next
+        self._put_off = None  # that of the last step, which is to be read before the next
         self._failure = None  # the first of those that it has met
         made = _made.setdefault(_client.current(), [])
         made.append(weakref.ref(self))
@@ -118,7 +121,7 @@ class Gradients:
         buckets = [
             Bucket(members, -(first + position)) for position, members in _grouped(slots, groups, self._compresses())
         ]
-        self._place([b for b in buckets if b.slots[0].parameter.device.type == "cpu"], "grad", lambda p: p.dtype)
+        self._place([b for b in buckets if _devices.is_known(b.slots[0].parameter)], "grad", lambda p: p.dtype)
         for slot in slots:
             if slot.grad is not None and self.attaches:
                 self._restore(slot)
@@ -139,16 +142,24 @@ class Gradients:
         return cast if cast is not None and self.compression.applies_to(parameter.dtype) else parameter.dtype
 
     def _place(self, buckets, what, dtype_of):
-        """Gives each slot its attribute `what`: a zeroed view into one arena, in which buckets lie side by side."""
-        if not buckets:
-            return
+        """Gives each slot its attribute `what`: a zeroed view into an arena of its device, where buckets lie side by side."""
+        by_device = {}
+        for bucket in buckets:
+            by_device.setdefault(_devices.device_of(bucket.slots[0].parameter), []).append(bucket)
+        for device, members in by_device.items():
+            self._place_beside(members, what, dtype_of, device)
+
+    def _place_beside(self, buckets, what, dtype_of, device):
         places, end = [], 0
         for slot in (slot for bucket in buckets for slot in bucket.slots):
             dtype = dtype_of(slot.parameter)
             length = slot.parameter.numel() * SIZES[ops.DTYPES[dtype]]
             places.append((slot, dtype, end, length))
             end += -(-length // ALIGNMENT) * ALIGNMENT
-        arena = torch.frombuffer(Arena.buffer(_client.current(), max(end, ALIGNMENT)), dtype=torch.uint8)
+        if device is None:
+            arena = torch.frombuffer(Arena.buffer(_client.current(), max(end, ALIGNMENT)), dtype=torch.uint8)
+        else:
+            arena = _devices.empty([max(end, ALIGNMENT)], torch.uint8, buckets[0].slots[0].parameter).zero_()
         if what == "grad":
             self.arenas.append(arena)
         ends = {}
@@ -164,8 +175,8 @@ class Gradients:
         apart = []
         for bucket in buckets:
             parameter = bucket.slots[0].parameter
-            if parameter.device.type != "cpu":
-                ops.say_staging(parameter.device)
+            if not _devices.is_known(parameter):
+                _devices.say_staging(parameter.device)
             elif self._wire_dtype(parameter) == parameter.dtype:
                 for slot in bucket.slots:
                     slot.wire = slot.grad
@@ -310,7 +321,8 @@ class Gradients:
         if self._compresses():
             packed, slot.ctx = self.compression.compress(grad)
             # Of the caller's own making, and perhaps the caller's: what the daemon writes into is not.
-            slot.wire = packed.detach().to("cpu", copy=True).contiguous()
+            packed = _devices.brought(packed.detach())
+            slot.wire = _devices.empty(packed.shape, packed.dtype, packed).copy_(packed)
         elif slot.wire is not grad:
             # Where a parameter is not laid out in rows, its gradient is not either: the order in memory is what is sent.
             slot.wire.copy_(grad)
@@ -339,6 +351,7 @@ class Gradients:
 
     def begin(self):
         """Begins the end of a step: sends what no backward pass has reached, which other ranks may have, and a note."""
+        self._read_put_off()
         used = [slot.passes_left < self.passes for slot in self.slots] if self.track_use else ()
         for bucket in self.buckets:
             if bucket.request is None:
@@ -364,12 +377,33 @@ class Gradients:
         """The end of a step whose gradients have been received: waits for the ranks' notes. Raises its first failure."""
         if self._note is None:
             return
+        if self._failure is None and self._may_put_off():
+            self._put_off, self._note = self._note, None
+            client = _client.current()
+            with client.lock:
+                client.add_late(self._put_off)
+            return
         _await(self._note, f"{self.prefix}notes", deadline, timeout)
         failure, self._failure = self._failure or self._note.error, None
         self._note = None
         if failure is not None:
             raise failure
         self._read_note()
+
+    def _may_put_off(self):
+        """Whether nobody is to wait on the host, nor wants to know the note's answer now."""
+        return not self.track_use and all(
+            bucket.slots[0].rows is None and bucket.wire is not None and _devices.device_of(bucket.wire)
+            for bucket in self.buckets
+        )
+
+    def _read_put_off(self):
+        """By now the others have most likely sent theirs."""
+        note, self._put_off = self._put_off, None
+        if note is not None:
+            note.wait()
+            note.check()
+            self._read_note()
 
     def under_way(self):
         return self._note is not None or any(bucket.request is not None for bucket in self.buckets)
@@ -422,6 +456,7 @@ class Gradients:
             raise ValueError(f"join() would add zeros to a {self.op.name.lower()}: it needs op=Average or op=Sum")
         if self.under_way():
             raise AssertionError("join() between backward() and step(): gradients are on their way")
+        self._read_put_off()
         self.zero()
         while True:
             if each_step is not None:

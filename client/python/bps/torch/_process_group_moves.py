@@ -1,8 +1,8 @@
 """What each collective is on the wire: tensors in, one operation of bps, tensors out.
 
 A Move is one operation of a group's job: memory to read, memory to write, and what remains to be done when it is
-complete. Memory is the tensor's own where that is contiguous and on the CPU, and else a copy. What only moves travels
-as bytes, so that tensors of any type can; what is summed travels in the types that bps adds.
+complete. Memory is the tensor's own where that is contiguous and on the CPU or a CUDA device, and else a copy. What only moves
+travels as bytes, so that tensors of any type can; what is summed travels in the types that bps adds.
 """
 
 import ctypes
@@ -12,7 +12,8 @@ from torch.distributed import ReduceOp
 
 from .._library import DType, Operation, Reduction
 from .._ops import Span
-from .ops import DTYPES, say_staging
+from . import _devices
+from .ops import DTYPES
 
 _REDUCTIONS = {
     ReduceOp.SUM: Reduction.SUM,
@@ -61,26 +62,23 @@ def _check(tensor):
 
 
 def _source(tensor):
-    """tensor, or a copy of it that is contiguous and on the CPU."""
+    """tensor, or a copy of it that is contiguous and where the daemon finds it."""
     _check(tensor)
-    tensor = tensor.detach()
-    if tensor.device.type != "cpu":
-        say_staging(tensor.device)
-        tensor = tensor.cpu()
-    return tensor.resolve_conj().resolve_neg().contiguous()
+    return _devices.brought(tensor.detach()).resolve_conj().resolve_neg().contiguous()
 
 
 def _target(tensor):
     """(memory, finish): where the result goes, and what brings it into tensor from there, or None."""
     _check(tensor)
     tensor = tensor.detach()
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+    known = _devices.is_known(tensor)
+    if known and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
         return tensor, None
-    memory = torch.empty(tensor.shape, dtype=tensor.dtype)
-    if tensor.device.type == "cpu":
+    memory = _devices.empty(tensor.shape, tensor.dtype, tensor)
+    if known:
         return memory, lambda: tensor.copy_(memory)
-    say_staging(tensor.device)
-    before = _event(tensor.device)
+    _devices.say_staging(tensor.device)
+    before = torch.cuda.current_stream(tensor.device).record_event() if tensor.device.type == "cuda" else None
 
     def finish():
         if before is not None:
@@ -90,13 +88,9 @@ def _target(tensor):
     return memory, finish
 
 
-def _event(device):
-    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
-
-
 def _bytes(tensor):
-    """The bytes of a contiguous tensor on the CPU."""
-    return Span(tensor.data_ptr(), DType.UINT8, tensor.numel() * tensor.element_size(), tensor)
+    """The bytes of a contiguous tensor."""
+    return _span(tensor, DType.UINT8, tensor.element_size())
 
 
 def _size(tensor):
@@ -111,7 +105,7 @@ def _apart(source, memory, offset):
 
 
 def _flat(tensors):
-    """One contiguous tensor on the CPU with the elements of all."""
+    """One contiguous tensor with the elements of all."""
     _check_alike(tensors)
     return torch.cat([_source(t).reshape(-1) for t in tensors])
 
@@ -120,12 +114,9 @@ def _flat_target(tensors):
     """(memory, finish) for tensors that are written one after the other."""
     _check_alike(tensors)
     tensors = [t.detach() for t in tensors]
-    memory = torch.empty(sum(t.numel() for t in tensors), dtype=tensors[0].dtype)
-    events = [_event(t.device) for t in tensors if t.device.type == "cuda"]
+    memory = _devices.empty([sum(t.numel() for t in tensors)], tensors[0].dtype, tensors[0])
 
     def finish():
-        for event in events:
-            event.synchronize()
         for tensor, part in zip(tensors, memory.split([t.numel() for t in tensors])):
             tensor.copy_(part.view(tensor.shape))
 
@@ -205,7 +196,7 @@ def _fold(parts, op):
 
 
 def _span(tensor, dtype, factor):
-    return Span(tensor.data_ptr(), dtype, tensor.numel() * factor, tensor)
+    return Span(_devices.address_of(tensor), dtype, tensor.numel() * factor, tensor, _devices.device_of(tensor))
 
 
 def allreduce(tensor, op, rank, size):
@@ -219,7 +210,7 @@ def allreduce(tensor, op, rank, size):
 
 def _folded(source, counts, op, tensor):
     """Where bps has no such reduction: everybody gets everything, and reduces it."""
-    memory = torch.empty(sum(counts), dtype=source.dtype)
+    memory = _devices.empty([sum(counts)], source.dtype, source)
 
     def finish():
         tensor.detach().copy_(_fold(memory.split(counts), op).view(tensor.shape))
@@ -233,13 +224,13 @@ def reduce(tensor, op, root, rank, size):
     source, dtype, factor, reduction = _wire(_source(tensor), op)
     mine = rank == root
     if dtype is None:
-        memory = torch.empty(source.numel() * size if mine else 0, dtype=source.dtype)
+        memory = _devices.empty([source.numel() * size if mine else 0], source.dtype, source)
 
         def finish():
             tensor.detach().copy_(_fold(memory.split(source.numel()), op).view(tensor.shape))
 
         return _to_one(source, memory, root, [_size(source) if mine else 0] * size, finish if mine else None)
-    memory, finish = _target(tensor) if mine else (torch.empty(0, dtype=source.dtype), None)
+    memory, finish = _target(tensor) if mine else (_devices.empty([0], source.dtype, source), None)
     counts = [source.numel() * factor if r == root else 0 for r in range(size)]
     return Move(
         Operation.REDUCE_SCATTER,
@@ -252,14 +243,14 @@ def reduce(tensor, op, root, rank, size):
 
 
 def reduce_scatter(output, source, counts, op, rank, size):
-    """source: contiguous, on the CPU, with counts[r] elements for rank r."""
+    """source: contiguous, with counts[r] elements for rank r."""
     _check_type(output, source)
     _check_count("output", output.numel(), counts[rank])
     if sum(counts) != source.numel():
         _check_count("input", source.numel(), sum(counts))
     source, dtype, factor, reduction = _wire(source, op)
     if dtype is None:
-        memory = torch.empty(counts[rank] * size, dtype=source.dtype)
+        memory = _devices.empty([counts[rank] * size], source.dtype, source)
 
         def finish():
             parts = memory.split(counts[rank]) if counts[rank] else [memory] * size
@@ -339,7 +330,7 @@ def gather_list(outputs, input, root, rank, size):
     """outputs counts on root alone."""
     source = _source(input)
     if rank != root:
-        return _to_one(source, torch.empty(0, dtype=source.dtype), root, [0] * size, None)
+        return _to_one(source, _devices.empty([0], source.dtype, source), root, [0] * size, None)
     _check_length("the list of outputs", outputs, size)
     _check_type(outputs[0], input)
     _check_count("input", input.numel(), outputs[rank].numel())
@@ -350,7 +341,7 @@ def gather_list(outputs, input, root, rank, size):
 def gather_single(output, input, root, rank, size):
     source = _source(input)
     if rank != root:
-        return _to_one(source, torch.empty(0, dtype=source.dtype), root, [0] * size, None)
+        return _to_one(source, _devices.empty([0], source.dtype, source), root, [0] * size, None)
     _check_type(output, input)
     _check_count("output", output.numel(), input.numel() * size)
     memory, finish = _target(output)
@@ -365,7 +356,7 @@ def scatter_list(output, inputs, root, rank, size):
         _check_count("output", output.numel(), inputs[rank].numel())
         source, counts = _flat(inputs), [_size(t) for t in inputs]
     else:
-        source, counts = torch.empty(0, dtype=output.dtype), [0] * size
+        source, counts = _devices.empty([0], output.dtype, output), [0] * size
     memory, finish = _target(output)
     receive = [_size(memory) if r == root else 0 for r in range(size)]
     return Move(Operation.ALL_TO_ALL, _bytes(source), _bytes(memory), finish, counts=counts, receive_counts=receive)

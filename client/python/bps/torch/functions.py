@@ -119,6 +119,7 @@ def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter.", model=N
     mine = rank() == root_rank
     tensors = []
     skeleton = _take_tensors_out(optimizer.state_dict(), tensors) if mine else None
+    tensors = [tensor.detach().cpu() for tensor in tensors]  # the others have none yet, and so no device
     skeleton = broadcast_object(skeleton, root_rank, f"{prefix}optimizer")
     if not mine:
         tensors = [

@@ -10,7 +10,7 @@ from .. import _client, _ops
 from .._client import Arena
 from .._library import Reduction
 from .._ops import Handle
-from . import _shared_storage, ops
+from . import _devices, _shared_storage, ops
 from ._futures import future_of
 from .compression import Compression
 
@@ -39,7 +39,8 @@ class DDPHookState:
         buffer, number = bucket.buffer(), bucket.index()
         wire = self._wire(number, buffer)
         if wire is buffer:
-            self._share(number, buffer)
+            if not _devices.device_of(buffer):
+                self._share(number, buffer)
         else:
             wire.copy_(buffer)
         span = ops.span_of(wire)
@@ -51,16 +52,18 @@ class DDPHookState:
             yield request
             return buffer if wire is buffer else buffer.copy_(wire)
 
-        return future_of(Handle(steps()))
+        return future_of(Handle(steps()), of=buffer)
 
     def _wire(self, number, buffer):
         """What the daemon works on: the buffer itself, or memory of its own."""
         cast = self.compression.wire_dtype
         dtype = cast if cast is not None and self.compression.applies_to(buffer.dtype) else buffer.dtype
-        if dtype == buffer.dtype and buffer.device.type == "cpu":
+        if dtype == buffer.dtype and _devices.is_known(buffer):
             return buffer
+        if _devices.device_of(buffer):
+            return _devices.empty(buffer.shape, dtype, buffer)
         if buffer.device.type != "cpu":
-            ops.say_staging(buffer.device)
+            _devices.say_staging(buffer.device)
         client, wire = self._wires.get(number, (None, None))
         if client is not _client.current() or wire.numel() != buffer.numel() or wire.dtype != dtype:
             client = _client.current()

@@ -1,14 +1,14 @@
 """Operations on PyTorch tensors.
 
-A tensor on the CPU that is contiguous is read and written where it is. Any other is copied to host memory first and the
-result is copied back; for tensors on an accelerator that is said once, as a warning.
+A tensor on the CPU or on a CUDA device that is contiguous is read and written where it is; of any other there is a copy first
+and the result is copied back. On CUDA operations take their place in the stream that is current, and synchronize() makes
+the stream that is current then wait; nobody waits on the host. Tensors on other accelerators are copied to host memory, which
+is said once, as a warning.
 
 timeout (in seconds) is the deadline of an operation: it fails with BpsTimeoutError, which names the ranks that are
 missing. None: the job's. process_set is there for programs written for Horovod: the set
 of all ranks is the one that there is.
 """
-
-import warnings
 
 import torch
 
@@ -16,7 +16,7 @@ from .. import _client, _ops
 from .._horovod import check_process_set
 from .._library import DType, Reduction
 from .._ops import Handle, Span, choose_reduction
-from . import sparse
+from . import _devices, sparse
 from .compression import Compression
 
 DTYPES = {
@@ -32,8 +32,6 @@ DTYPES = {
     torch.bool: DType.BOOL,
 }
 
-_said_staging = False
-
 
 def check_tensor(tensor, what="the tensor"):
     if tensor.layout != torch.strided:
@@ -42,31 +40,26 @@ def check_tensor(tensor, what="the tensor"):
         raise TypeError(f"bps has no element type for {what}, which is of {tensor.dtype}")
 
 
-def say_staging(device):
-    global _said_staging
-    if not _said_staging:
-        _said_staging = True
-        warnings.warn(f"bps moves tensors on {device} through host memory", stacklevel=3)
-
-
 def span_of(tensor):
-    """Of a tensor on the CPU without holes; its elements in the order in which they lie in memory."""
-    return Span(tensor.data_ptr(), DTYPES[tensor.dtype], tensor.numel(), tensor)
+    """Of a tensor without holes, where the daemon finds it; its elements in the order in which they lie in memory."""
+    device = _devices.device_of(tensor)
+    return Span(_devices.address_of(tensor), DTYPES[tensor.dtype], tensor.numel(), tensor, device)
 
 
-def _on_host(tensor):
-    """The tensor itself, without its history, or a contiguous copy of it on the CPU."""
+def _brought(tensor):
+    """The tensor itself, without its history, or a contiguous copy of it, where the daemon finds it."""
     check_tensor(tensor)
-    tensor = tensor.detach()
-    if tensor.device.type != "cpu":
-        say_staging(tensor.device)
-        tensor = tensor.cpu()
-    return tensor.contiguous()
+    return _devices.brought(tensor.detach()).contiguous()
+
+
+def _like(tensor):
+    """A new tensor of the same shape, beside one that was brought."""
+    return _devices.empty(tensor.shape, tensor.dtype, tensor)
 
 
 def _bring_back(result, tensor):
     """The result of an operation on tensor, in its place, or on its device."""
-    return result if tensor.device.type == "cpu" else result.to(tensor.device)
+    return result if result.device == tensor.device else result.to(tensor.device)
 
 
 def _write_back(result, tensor):
@@ -114,10 +107,9 @@ class _Reducing:
     def start(self, tensor, in_place):
         if sparse.is_sparse(tensor):
             return sparse.start(tensor, self, in_place)
-        host = _on_host(tensor)
-        source = _scaled(host, self.prescale)
+        source = _scaled(_brought(tensor), self.prescale)
         ours = source.data_ptr() != tensor.data_ptr()  # a copy already, which may be overwritten
-        target = source if in_place or ours else torch.empty_like(source)
+        target = source if in_place or ours else _like(source)
         request = _ops.push_pull(
             span_of(source), span_of(target), self.reduction, self.name, self.priority, self.timeout
         )
@@ -370,8 +362,9 @@ def grouped_allreduce(
 
 
 def _start_broadcast(tensor, root_rank, name, priority, in_place, timeout=None):
-    host = _on_host(tensor)
-    target = host if in_place or host.data_ptr() != tensor.data_ptr() else host.clone()
+    target = _brought(tensor)
+    if not in_place and target.data_ptr() == tensor.data_ptr():
+        target = _like(target).copy_(target)
     request = _ops.broadcast(span_of(target), root_rank, name, priority, timeout=timeout)
 
     def steps():
@@ -430,9 +423,12 @@ def _rows(tensor):
     return rows, row
 
 
-def _maker(host):
+def _maker(source):
+    as_now = _devices.as_now(source)
+
     def make(rows):
-        result = torch.empty((rows, *host.shape[1:]), dtype=host.dtype)
+        with as_now():
+            result = _devices.empty((rows, *source.shape[1:]), source.dtype, source)
         return result, span_of(result)
 
     return make
@@ -440,10 +436,10 @@ def _maker(host):
 
 def _start_allgather(tensor, name, finish, timeout):
     """A Handle whose result is finish(tensor, rows of each rank)."""
-    host = _on_host(tensor)
+    source = _brought(tensor)
 
     def steps():
-        result, rows = yield from _ops.all_gather(span_of(host), *_rows(host), _maker(host), name, timeout)
+        result, rows = yield from _ops.all_gather(span_of(source), *_rows(source), _maker(source), name, timeout)
         return finish(_bring_back(result, tensor), rows)
 
     return Handle(steps())
@@ -500,12 +496,13 @@ def grouped_allgather(tensors, name=None, process_set=None, timeout=None):
 
 def _start_alltoall(tensor, splits, name, timeout):
     """A Handle whose result is (tensor, rows from each rank)."""
-    host = _on_host(tensor)
-    rows, row = _rows(host)
+    source = _brought(tensor)
+    rows, row = _rows(source)
     cut = _ops.equal_splits(rows) if splits is None else [int(n) for n in splits]
 
     def steps():
-        result, received = yield from _ops.all_to_all(span_of(host), rows, row, cut, _maker(host), name, timeout)
+        make = _maker(source)
+        result, received = yield from _ops.all_to_all(span_of(source), rows, row, cut, make, name, timeout)
         return _bring_back(result, tensor), torch.tensor(received, dtype=torch.int32)
 
     return Handle(steps())
@@ -543,11 +540,11 @@ def alltoall(tensor, splits=None, name=None, process_set=None, timeout=None):
 
 
 def _start_reducescatter(tensor, how):
-    host = _scaled(_on_host(tensor), how.prescale)
-    count, row = _rows(host)
+    source = _scaled(_brought(tensor), how.prescale)
+    count, row = _rows(source)
     rows = _ops.scatter_rows(count)
-    result, target = _maker(host)(rows[_client.current().rank])
-    request = _ops.reduce_scatter(span_of(host), target, row, rows, how.reduction, how.name, how.timeout)
+    result, target = _maker(source)(rows[_client.current().rank])
+    request = _ops.reduce_scatter(span_of(source), target, row, rows, how.reduction, how.name, how.timeout)
 
     def steps():
         yield request
@@ -650,12 +647,15 @@ def grouped_reducescatter(
 
 
 def poll(handle):
-    """Whether synchronize(handle) would return at once."""
+    """Whether synchronize(handle) would return at once; of a CUDA tensor, whether the result is there."""
     return handle.poll()
 
 
 def synchronize(handle, timeout=None):
-    """Waits for an operation and returns its result. timeout in seconds: BpsTimeoutError when it passes."""
+    """Waits for an operation and returns its result. timeout in seconds: BpsTimeoutError when it passes.
+
+    For one on a CUDA tensor the stream waits that is current; how it ended is raised by the next call that waits or submits.
+    """
     return handle.wait(timeout)
 
 

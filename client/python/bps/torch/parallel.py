@@ -185,16 +185,16 @@ class DistributedDataParallel(torch.nn.Module):
         by_type = {}
         for name, buffer in self.module.named_buffers():
             if name not in self._ignored:
-                by_type.setdefault(buffer.dtype, []).append(buffer)
+                by_type.setdefault((buffer.dtype, buffer.device), []).append(buffer)
         return by_type
 
     @torch.no_grad()
     def _broadcast_buffers(self):
-        """Those of one type travel as one tensor."""
+        """Those of one type and device travel as one tensor."""
         under_way = []
-        for dtype, buffers in self._buffers_by_type().items():
-            flat = torch.cat([buffer.detach().reshape(-1).cpu() for buffer in buffers])
-            name = f"{self._gradients.prefix}buffers.{str(dtype)[6:]}.{flat.numel()}"
+        for number, ((dtype, _), buffers) in enumerate(self._buffers_by_type().items()):
+            flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+            name = f"{self._gradients.prefix}buffers.{number}.{str(dtype)[6:]}.{flat.numel()}"
             under_way.append((buffers, ops.broadcast_async_(flat, 0, name)))
         for buffers, handle in under_way:
             pieces = handle.wait().split([buffer.numel() for buffer in buffers])

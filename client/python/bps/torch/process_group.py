@@ -27,7 +27,7 @@ from .._client import run_interruptible
 from .._errors import BpsCanceledError, BpsError, BpsTimeoutError
 from .._library import VARIABLE, SubmitParams
 from .._ops import Handle
-from . import _futures
+from . import _devices, _futures
 from . import _process_group_moves as moves
 from . import _process_group_sparse
 from ._process_group_layout import agree, connect
@@ -80,10 +80,11 @@ def _steps(requests, moved, result):
     return result
 
 
-def _submit(client, name, move, timeout_ms):
+def _submit(client, name, move, timeout_ms, stream=None):
     client.check_process()  # before any lock, which another thread may have held at the fork
     tensor = client.declare(name, move.dtype, VARIABLE)
     source, target = move.source, move.target
+    device = (target and target.device) or (source and source.device)
     params = SubmitParams(
         operation=move.operation,
         reduction=move.reduction,
@@ -96,7 +97,7 @@ def _submit(client, name, move, timeout_ms):
         root=move.root,
         timeout_ms=timeout_ms,
     )
-    return client.submit(tensor, params, (source, target))
+    return client.submit(tensor, params, (source, target), device, stream)
 
 
 class _Pair:
@@ -105,7 +106,7 @@ class _Pair:
     def __init__(self, layout, rank, timeout_ms):
         self._rank = rank  # in the pair
         self._lock = threading.Lock()
-        self._waiting = []  # under the lock: (name, move, result, timeout, promise) until the job has formed
+        self._waiting = []  # under the lock: (name, move, result, timeout, stream, promise) until the job has formed
         self._client = None  # under the lock
         self._error = None  # under the lock
         self._joining = connect()
@@ -114,7 +115,11 @@ class _Pair:
     def start(self, name, move, result, timeout_ms):
         """A Future."""
         promise, future = _futures.promised()
-        message = (name, move, result, timeout_ms, promise)
+        span = move.source or move.target
+        stream = span.device and span.device.stream()
+        if move.finish is not None and _devices.device_of(result[0]):
+            move.finish = _devices.platform.apart(move.finish, result[0].device)
+        message = (name, move, result, timeout_ms, stream, promise)
         with self._lock:
             if self._error is not None:
                 raise failure(self._error) from None
@@ -132,9 +137,9 @@ class _Pair:
     def forked(self):
         return self._joining.forked
 
-    def _send(self, name, move, result, timeout_ms, promise):
+    def _send(self, name, move, result, timeout_ms, stream, promise):
         try:
-            request = _submit(self._client, name, move, timeout_ms)
+            request = _submit(self._client, name, move, timeout_ms, stream)
             _futures.fulfil(promise, Handle(_steps([request], [move], result)), self._client)
         except Exception as error:  # the one who waits for the message is to hear of it
             _futures.fail(promise, error)
@@ -209,7 +214,8 @@ class Work(c10d.Work):
     def get_future(self):
         with self._lock:
             if self._future is None:
-                self._future = _futures.future_of(self._handle, self._client)
+                of = self._tensors[0] if self._tensors and torch.is_tensor(self._tensors[0]) else None
+                self._future = _futures.future_of(self._handle, self._client, of)
             return self._future
 
     def _source_rank(self):

@@ -9,6 +9,7 @@ import torch
 from .. import _ops
 from .._library import DType
 from .._ops import Handle, Rows, Span
+from . import _devices
 
 
 def is_sparse(tensor):
@@ -48,12 +49,12 @@ class Exchange:
     """
 
     def __init__(self, tensor, reduction, name=None, priority=0, timeout=None, scale=1.0, wire_dtype=None, full=None):
-        from .ops import DTYPES, say_staging  # which imports this module
+        from .ops import DTYPES  # which imports this module
 
         _check(tensor, DTYPES)
         tensor = tensor.detach()
         if tensor.device.type != "cpu":
-            say_staging(tensor.device)
+            _devices.say_staging(tensor.device)
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         # As they are: repeated rows need not be summed first.
         numbers = tensor._indices()[0].cpu().contiguous()

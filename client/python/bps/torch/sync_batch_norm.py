@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from .. import _client, _ops
 from .._horovod import check_process_set
 from .._library import Reduction
-from . import ops
+from . import _devices, ops
 
 _numbers = itertools.count()  # of the layers of this process, which every rank makes in the same order
 
@@ -20,7 +20,7 @@ def _all_but_channels(x):
 
 def _gathered(mine, name):
     """A row for each rank."""
-    table = torch.empty((_client.current().size, mine.numel()), dtype=mine.dtype)
+    table = _devices.empty((_client.current().size, mine.numel()), mine.dtype, mine)
     request = _ops.all_gather_equal(ops.span_of(mine), ops.span_of(table), name)
     request.wait()
     request.check()
@@ -28,20 +28,23 @@ def _gathered(mine, name):
 
 
 def _statistics(x, name):
-    """(elements of each channel, mean, biased variance) over all ranks, in float64. Ranks may give nothing."""
+    """(elements of each channel, mean, biased variance) over all ranks, in float64. Ranks may give nothing.
+
+    The first is a tensor too, which on a device nobody has waited for.
+    """
     channels = x.shape[1]
     count = x.numel() // channels
     if count:
         variance, mean = torch.var_mean(x.double(), _all_but_channels(x), unbiased=False)
     else:
-        variance = mean = torch.zeros(channels, dtype=torch.float64)
-    mine = torch.cat([torch.tensor([float(count)], dtype=torch.float64), mean.cpu(), variance.cpu()])
+        variance = mean = torch.zeros(channels, dtype=torch.float64, device=x.device)
+    mine = _devices.brought(torch.cat([mean.new_full([1], float(count)), mean, variance]))
     table = _gathered(mine, name).to(x.device)
     counts, means, variances = table[:, :1], table[:, 1 : 1 + channels], table[:, 1 + channels :]
     total = counts.sum()
     mean = (counts * means).sum(0) / total
     variance = (counts * (variances + (means - mean) ** 2)).sum(0) / total
-    return int(total), mean, variance
+    return total, mean, variance
 
 
 class _Normalize(torch.autograd.Function):
@@ -68,7 +71,7 @@ class _Normalize(torch.autograd.Function):
             grad_weight = (sum_grad_centred * inverse).to(weight.dtype)
             grad_bias = sum_grad.to(weight.dtype)
         if ctx.needs_input_grad[0]:
-            sums = torch.cat([sum_grad, sum_grad_centred]).cpu()
+            sums = _devices.brought(torch.cat([sum_grad, sum_grad_centred]))
             request = _ops.push_pull(ops.span_of(sums), ops.span_of(sums), Reduction.SUM, f"{ctx.name}.grad")
             request.wait()
             request.check()
@@ -115,8 +118,9 @@ class SyncBatchNorm(torch.nn.modules.batchnorm._BatchNorm):
             return super().forward(x)
         with torch.no_grad():
             total, mean, variance = _statistics(x, self._name)
-            if total <= 1 and self.training:
-                raise ValueError(f"more than {total} value for each channel is needed, over all ranks, to train")
+            # Whoever has two of its own need not look at how many there are: on a device that would be waiting for it.
+            if self.training and x.numel() // x.shape[1] <= 1 and total <= 1:
+                raise ValueError(f"more than {int(total)} value for each channel is needed, over all ranks, to train")
             self._keep(total, mean, variance)
         return _Normalize.apply(x, self.weight, self.bias, total, mean, variance, self.eps, self._name)
 
