@@ -247,13 +247,13 @@ def test_wrong_options_are_not_tried_again():
 
 
 def test_stop_waits_for_what_is_under_way():
-    """A job of two nodes cannot go on under the next daemon: its requests are waited for."""
+    """Requests of a job that cannot go on under the next daemon are waited for."""
     folder = tempfile.mkdtemp(prefix='bps-test-', dir='/run')
     os.chmod(folder, 0o777)
     with open(f'{folder}/cluster.conf', 'w') as file:
         for i, node in enumerate('ab'):
             file.write(f'[node {node}]\naddress = 127.77.0.{i + 1}:9690\nroles = agent, server\n')
-    cluster = f'--cluster=static --cluster-file={folder}/cluster.conf'
+    cluster = f'--resume=off --cluster=static --cluster-file={folder}/cluster.conf'
     ranks = []
     with Dropin(f'[Service]\nExecStart=\nExecStart=/usr/bin/bps-daemon {cluster} --node=a --drain-timeout=100s\n'):
         try:

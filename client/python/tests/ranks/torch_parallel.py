@@ -371,7 +371,7 @@ def check_hook_of_torch():
 
     # Where there is no room, buckets are copied.
     for owner, what, instead, mapped in (
-        (_shared_storage, "SHARED_MEMORY", "/nonexistent", False),
+        (_shared_storage, "SHARED_MEMORY", "/dev/null/nothing", False),
         (os, "memfd_create", lambda *_: full(errno.EMFILE), False),
         (_shared_storage, "_imported", lambda *_: full(errno.EDQUOT), True),
     ):
