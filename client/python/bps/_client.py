@@ -85,8 +85,13 @@ class Request:
 
     def check(self):
         """Raises how an ended request failed; nothing if it went well."""
-        if self.error is not None:
-            raise self.error
+        error = self.outcome()
+        if error is not None:
+            raise error
+
+    def outcome(self):
+        """How an ended request failed, for the one who tells it; None if it went well, or nobody knows yet."""
+        return self.error
 
     def cancel(self):
         """Gives up a request that still waits for other ranks; it then ends with BpsCanceledError."""
@@ -160,6 +165,13 @@ class DeviceRequest(Request):
         """Waits until it has ended, as for any other."""
         self._device = None
         return super().wait(timeout)
+
+    def outcome(self):
+        """Then no later call raises it."""
+        with self._client.lock:
+            if self.error is not None:
+                self._client.forget_late(self)
+            return self.error
 
     def _wait_once(self, lib, slice_ms):
         if self._device is None:
@@ -389,6 +401,12 @@ class Client:
                 return
             del self.late[request]
             self.late_error = self.late_error or request.error
+
+    def forget_late(self, request):
+        """Under the lock: its failure has been told."""
+        self.late.pop(request, None)
+        if self.late_error is request.error:
+            self.late_error = None
 
     def raise_late(self):
         """Under the lock: raises how a request failed for which a stream has waited, and nobody else; once."""

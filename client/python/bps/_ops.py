@@ -124,8 +124,9 @@ class Handle:
             request.cancel()
 
     def _take(self):
-        if self._request.error is not None:
-            self._end(error=self._request.error)
+        error = self._request.outcome()
+        if error is not None:
+            self._end(error=error)
         else:
             try:
                 self._advance()

@@ -342,7 +342,7 @@ class Gradients:
     def receive(self, bucket, deadline=None, timeout=None):
         """Waits for a bucket that is under way. How it failed, or None: then its gradients are there."""
         _await(bucket.request, bucket.name, deadline, timeout)
-        error, bucket.request = bucket.request.error, None
+        error, bucket.request = bucket.request.outcome(), None
         self._expect(bucket)
         if error is None:
             for slot in bucket.slots:

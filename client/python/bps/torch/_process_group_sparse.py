@@ -14,10 +14,11 @@ from . import _process_group_moves as moves
 class Turn:
     """The end of the call before, well or not, as a request to wait for."""
 
-    error = None
-
     def __init__(self, handle):
         self._handle = handle
+
+    def outcome(self):
+        return None
 
     def poll(self):
         return self._handle.poll()

@@ -66,9 +66,9 @@ class _All:
         for request in self._requests:
             request.cancel()
 
-    @property
-    def error(self):
-        return next((request.error for request in self._requests if request.error is not None), None)
+    def outcome(self):
+        errors = [request.outcome() for request in self._requests]
+        return next((error for error in errors if error is not None), None)
 
 
 def _steps(requests, moved, result):
