@@ -258,18 +258,58 @@ static int report_tensors(struct daemon *daemon, const char *name,
 		(void)snprintf(tensors[i].name, sizeof(tensors[i].name), "%s", known[i].name);
 		(void)snprintf(tensors[i].waiting_for, sizeof(tensors[i].waiting_for), "%s",
 			       known[i].waiting_for);
+		(void)snprintf(tensors[i].last, sizeof(tensors[i].last), "%s", known[i].last);
+		tensors[i].spread_us = known[i].spread_ns / NSEC_PER_USEC;
 	}
 	*ret_tensors = tensors;
 	*ret_n = n;
 	return 0;
 }
 
-static int report_job(void *user, const char *name, struct admin_job *ret_job,
-		      struct admin_rank **ret_ranks, size_t *ret_n_ranks,
-		      struct admin_tensor **ret_tensors, size_t *ret_n_tensors)
+static void add_arrivals(struct admin_arrival **end, const char *what,
+			 const struct arrivals_info *infos, size_t n)
+{
+	for (size_t i = 0; i < n; i++) {
+		struct admin_arrival *arrival = (*end)++;
+
+		(void)snprintf(arrival->who, sizeof(arrival->who), "%s %u", what, infos[i].number);
+		arrival->rounds = infos[i].n_rounds;
+		arrival->last = infos[i].n_last;
+		arrival->late_us = infos[i].late_ns / NSEC_PER_USEC;
+		arrival->held_ms = infos[i].held_ns / NSEC_PER_MSEC;
+		arrival->is_late = infos[i].is_late;
+	}
+}
+
+/* Ranks as the agent saw them, then nodes as the server did. */
+static int report_arrivals(struct daemon *daemon, const char *name,
+			   struct admin_arrival **ret_arrivals, size_t *ret_n)
+{
+	_cleanup_(freep) struct arrivals_info *ranks = NULL, *nodes = NULL;
+	struct admin_arrival *arrivals, *end;
+	size_t n_ranks = 0, n_nodes = 0;
+	int r = 0;
+
+	if (daemon->pipeline)
+		r = pipeline_arrivals(daemon->pipeline, name, &ranks, &n_ranks);
+	if ((!r || r == -ENOENT) && daemon->server)
+		r = server_arrivals(daemon->server, name, &nodes, &n_nodes);
+	if (r && r != -ENOENT)
+		return error_trace(r);
+	arrivals = calloc(n_ranks + n_nodes + 1, sizeof(*arrivals));
+	if (!arrivals)
+		return error_origin(-ENOMEM);
+	end = arrivals;
+	add_arrivals(&end, "rank", ranks, n_ranks);
+	add_arrivals(&end, "node", nodes, n_nodes);
+	*ret_arrivals = arrivals;
+	*ret_n = n_ranks + n_nodes;
+	return 0;
+}
+
+static int report_job(void *user, const char *name, struct admin_job_parts *parts)
 {
 	_cleanup_(freep) struct admin_job *jobs = NULL;
-	_cleanup_(freep) struct admin_rank *ranks = NULL;
 	struct admin_job *job;
 	size_t n;
 	int r = report_jobs(user, &jobs, &n);
@@ -279,15 +319,13 @@ static int report_job(void *user, const char *name, struct admin_job *ret_job,
 	job = job_named(jobs, n, name);
 	if (!job)
 		return -ENOENT;
-	r = report_ranks(user, name, &ranks, ret_n_ranks);
-	if (r)
-		return error_trace(r);
-	r = report_tensors(user, name, ret_tensors, ret_n_tensors);
-	if (r)
-		return error_trace(r);
-	*ret_ranks = TAKE_PTR(ranks);
-	*ret_job = *job;
-	return 0;
+	parts->job = *job;
+	r = report_ranks(user, name, &parts->ranks, &parts->n_ranks);
+	if (!r)
+		r = report_tensors(user, name, &parts->tensors, &parts->n_tensors);
+	if (!r)
+		r = report_arrivals(user, name, &parts->arrivals, &parts->n_arrivals);
+	return error_trace(r);
 }
 
 static bool report_healthy(void *user)

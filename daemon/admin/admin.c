@@ -183,24 +183,32 @@ static void fill_tensor(Bps__Admin__TensorInfo *to, struct admin_tensor *from)
 	to->elements = from->elements;
 	to->rounds = from->rounds;
 	to->waiting_for = *from->waiting_for ? from->waiting_for : NULL;
+	to->last = *from->last ? from->last : NULL;
+	to->has_spread_us = *from->last;
+	to->spread_us = from->spread_us;
 }
 
-struct job_parts {
-	struct admin_job job;
-	struct admin_rank *ranks;
-	struct admin_tensor *tensors;
-	size_t n_ranks, n_tensors;
-};
-
-static void job_parts_done(struct job_parts *parts)
+static void fill_arrival(Bps__Admin__Arrival *to, struct admin_arrival *from)
 {
+	bps__admin__arrival__init(to);
+	to->who = from->who;
+	to->rounds = from->rounds;
+	to->last = from->last;
+	to->late_us = from->late_us;
+	to->held_ms = from->held_ms;
+	to->is_late = from->is_late;
+}
+
+static void job_parts_done(struct admin_job_parts *parts)
+{
+	free(parts->arrivals);
 	free(parts->ranks);
 	free(parts->tensors);
 }
 
-static int reply_job(struct rpc_call *call, struct job_parts *parts)
+static int reply_job(struct rpc_call *call, struct admin_job_parts *parts)
 {
-	_cleanup_(array_done) struct array ranks = { 0 }, tensors = { 0 };
+	_cleanup_(array_done) struct array ranks = { 0 }, tensors = { 0 }, arrivals = { 0 };
 	Bps__Admin__JobReply message = BPS__ADMIN__JOB_REPLY__INIT;
 	Bps__Admin__JobSummary summary;
 	_cleanup_(freep) void *data = NULL;
@@ -210,17 +218,23 @@ static int reply_job(struct rpc_call *call, struct job_parts *parts)
 	r = array_init(&ranks, parts->n_ranks, sizeof(Bps__Admin__Rank));
 	if (!r)
 		r = array_init(&tensors, parts->n_tensors, sizeof(Bps__Admin__TensorInfo));
+	if (!r)
+		r = array_init(&arrivals, parts->n_arrivals, sizeof(Bps__Admin__Arrival));
 	if (r)
 		return error_trace(r);
 	for (size_t i = 0; i < parts->n_ranks; i++)
 		fill_rank(ranks.pointers[i], &parts->ranks[i]);
 	for (size_t i = 0; i < parts->n_tensors; i++)
 		fill_tensor(tensors.pointers[i], &parts->tensors[i]);
+	for (size_t i = 0; i < parts->n_arrivals; i++)
+		fill_arrival(arrivals.pointers[i], &parts->arrivals[i]);
 	fill_job(&summary, &parts->job);
 	message.summary = &summary;
 	message.n_ranks = parts->n_ranks;
 	message.ranks = (Bps__Admin__Rank **)ranks.pointers;
 	message.tensors = (Bps__Admin__TensorInfo **)tensors.pointers;
+	message.n_arrivals = parts->n_arrivals;
+	message.arrivals = (Bps__Admin__Arrival **)arrivals.pointers;
 	message.has_total_tensors = true;
 	message.total_tensors = parts->n_tensors;
 	/* Large models have more tensors than a message has room for. */
@@ -238,7 +252,7 @@ static void on_job(void *user, struct rpc_call *call, const void *data, size_t l
 {
 	struct admin *admin = user;
 	_cleanup_(unpack_freep) ProtobufCMessage *request = NULL;
-	_cleanup_(job_parts_done) struct job_parts parts = { 0 };
+	_cleanup_(job_parts_done) struct admin_job_parts parts = { 0 };
 	const char *name;
 	int r;
 
@@ -248,8 +262,7 @@ static void on_job(void *user, struct rpc_call *call, const void *data, size_t l
 		return;
 	}
 	name = ((Bps__Admin__JobRequest *)request)->job;
-	r = admin->ops->job(admin->user, name, &parts.job, &parts.ranks, &parts.n_ranks,
-			    &parts.tensors, &parts.n_tensors);
+	r = admin->ops->job(admin->user, name, &parts);
 	if (!r)
 		r = reply_job(call, &parts);
 	if (r)

@@ -30,6 +30,21 @@ struct admin_tensor {
 	char name[256], waiting_for[160];
 	uint64_t key, elements, rounds;
 	unsigned dtype;
+	char last[32]; /* "rank 3, 97 %"; empty: not known */
+	uint64_t spread_us;
+};
+struct admin_arrival {
+	char who[32];
+	uint64_t rounds, last, late_us, held_ms;
+	bool is_late;
+};
+/* Arrays are freed by admin. */
+struct admin_job_parts {
+	struct admin_job job;
+	struct admin_rank *ranks;
+	struct admin_tensor *tensors;
+	struct admin_arrival *arrivals;
+	size_t n_ranks, n_tensors, n_arrivals;
 };
 struct admin_status {
 	char software[64], node[64], state[16], source[16];
@@ -42,9 +57,8 @@ struct admin_ops {
 	int (*status)(void *user, struct admin_status *ret_status);
 	int (*nodes)(void *user, uint32_t *ret_epoch, struct admin_node **ret_nodes, size_t *ret_n);
 	int (*jobs)(void *user, struct admin_job **ret_jobs, size_t *ret_n);
-	int (*job)(void *user, const char *name, struct admin_job *ret_job,
-		   struct admin_rank **ret_ranks, size_t *ret_n_ranks,
-		   struct admin_tensor **ret_tensors, size_t *ret_n_tensors);
+	/* parts: zeroed; what is there after a failure is freed, too. */
+	int (*job)(void *user, const char *name, struct admin_job_parts *parts);
 	bool (*healthy)(void *user);
 };
 

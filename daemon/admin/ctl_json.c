@@ -40,6 +40,13 @@ static json_t *json_id(uint64_t id)
 	return json_sprintf("%016llx", (unsigned long long)id);
 }
 
+/* Times have a fraction. */
+static json_t *json_number(const char *text)
+{
+	return strchr(text, '.') ? json_real(strtod(text, NULL))
+				 : json_integer((json_int_t)strtoull(text, NULL, 10));
+}
+
 /* "name value" lines; those with # are for people. */
 static json_t *json_metrics(const char *text)
 {
@@ -52,8 +59,7 @@ static json_t *json_metrics(const char *text)
 		if (*line == '#' || !space)
 			continue;
 		*space = 0;
-		(void)json_object_set_new(metrics, line,
-					  json_integer((json_int_t)strtoull(space + 1, NULL, 10)));
+		(void)json_object_set_new(metrics, line, json_number(space + 1));
 	}
 	free(copy);
 	return metrics;
@@ -70,6 +76,8 @@ static json_t *json_value(const ProtobufCFieldDescriptor *field, const void *val
 		return json_integer((json_int_t)MIN(*(const uint64_t *)value, (uint64_t)INT64_MAX));
 	case PROTOBUF_C_TYPE_FIXED64:
 		return json_id(*(const uint64_t *)value);
+	case PROTOBUF_C_TYPE_BOOL:
+		return json_boolean(*(const protobuf_c_boolean *)value);
 	case PROTOBUF_C_TYPE_STRING:
 		return json_text(*(char *const *)value);
 	case PROTOBUF_C_TYPE_MESSAGE:

@@ -261,10 +261,31 @@ static void ranks_table(Bps__Admin__Rank *const *ranks, size_t n)
 	table_print(&table);
 }
 
+static void arrivals_table(Bps__Admin__Arrival *const *arrivals, size_t n)
+{
+	static const char *const headings[] = {
+		"WHO", "ROUNDS", "LAST", "BEHIND", "WAITED FOR", ""
+	};
+	_cleanup_(table_done) struct table table;
+
+	table_init(&table, headings, ARRAY_SIZE(headings));
+	for (size_t i = 0; i < n; i++) {
+		const Bps__Admin__Arrival *arrival = arrivals[i];
+
+		cell(&table, "%s", arrival->who);
+		cell(&table, "%" PRIu64, arrival->rounds);
+		cell(&table, "%" PRIu64, arrival->last);
+		cell(&table, "%.1f ms", (double)arrival->late_us / 1000);
+		cell(&table, "%.1f s", (double)arrival->held_ms / 1000);
+		cell(&table, "%s", arrival->is_late ? "late" : "");
+	}
+	table_print(&table);
+}
+
 static void tensors_table(Bps__Admin__TensorInfo *const *tensors, size_t n)
 {
-	static const char *const headings[] = { "TENSOR",   "KEY",    "TYPE",
-						"ELEMENTS", "ROUNDS", "WAITING FOR" };
+	static const char *const headings[] = { "TENSOR", "KEY",    "TYPE", "ELEMENTS",
+						"ROUNDS", "SPREAD", "LAST", "WAITING FOR" };
 	_cleanup_(table_done) struct table table;
 
 	table_init(&table, headings, ARRAY_SIZE(headings));
@@ -279,6 +300,11 @@ static void tensors_table(Bps__Admin__TensorInfo *const *tensors, size_t n)
 		else
 			cell(&table, "%" PRIu64, tensor->elements);
 		cell(&table, "%" PRIu64, tensor->rounds);
+		if (tensor->has_spread_us)
+			cell(&table, "%.1f ms", (double)tensor->spread_us / 1000);
+		else
+			cell(&table, "-");
+		cell(&table, "%s", tensor->last ?: "-");
 		cell(&table, "%s", tensor->waiting_for ? tensor->waiting_for : "-");
 	}
 	table_print(&table);
@@ -293,6 +319,10 @@ void ctl_print_job(const ProtobufCMessage *reply)
 	if (job->n_ranks) {
 		printf("\n");
 		ranks_table(job->ranks, job->n_ranks);
+	}
+	if (job->n_arrivals) {
+		printf("\n");
+		arrivals_table(job->arrivals, job->n_arrivals);
 	}
 	if (job->n_tensors) {
 		printf("\n");

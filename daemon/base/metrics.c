@@ -15,6 +15,8 @@ static size_t metric_family_len(const struct metric *metric)
 	static const char suffix[] = "_total";
 	size_t len = strcspn(metric->name, "{"), suffix_len = sizeof(suffix) - 1;
 
+	if (metric->histogram)
+		return strlen(metric->histogram);
 	if (!metric->is_gauge && len > suffix_len &&
 	    !memcmp(metric->name + len - suffix_len, suffix, suffix_len))
 		len -= suffix_len;
@@ -31,7 +33,8 @@ static bool metric_same_family(const struct metric *a, const struct metric *b)
 void metric_register(struct metric *metric)
 {
 	/* OpenMetrics gives a counter's sample this ending, and readers refuse it without. */
-	assert(metric->is_gauge || metric_family_len(metric) != strcspn(metric->name, "{"));
+	assert(metric->is_gauge || metric->histogram ||
+	       metric_family_len(metric) != strcspn(metric->name, "{"));
 
 	(void)pthread_mutex_lock(&metrics_lock);
 	list_push_back(&metrics, &metric->link);
@@ -72,7 +75,10 @@ static void metric_print_sample(FILE *file, struct metric *metric)
 	list_for_each (other, &metrics, link)
 		if (metric_same_name(metric, other))
 			sum += metric_get(other);
-	if (metric->is_gauge)
+	if (metric->is_time)
+		(void)fprintf(file, "%s %" PRIu64 ".%09" PRIu64 "\n", metric->name,
+			      sum / 1000000000, sum % 1000000000);
+	else if (metric->is_gauge)
 		(void)fprintf(file, "%s %" PRId64 "\n", metric->name, (int64_t)sum);
 	else
 		(void)fprintf(file, "%s %" PRIu64 "\n", metric->name, sum);
@@ -85,7 +91,9 @@ static void metric_print_family(FILE *file, struct metric *metric)
 	struct metric *other;
 
 	(void)fprintf(file, "# TYPE %.*s %s\n", len, metric->name,
-		      metric->is_gauge ? "gauge" : "counter");
+		      metric->histogram	 ? "histogram"
+		      : metric->is_gauge ? "gauge"
+					 : "counter");
 	(void)fprintf(file, "# HELP %.*s %s\n", len, metric->name, metric->help);
 	list_for_each (other, &metrics, link)
 		if (metric_same_family(metric, other))

@@ -13,6 +13,9 @@ struct metric {
 	const char *name; /* "bps_bytes_sent_total"; a counter must end so; may end in {labels} */
 	const char *help;
 	bool is_gauge;
+	bool is_time; /* the value is in ns, and told in seconds */
+	const char *
+		histogram; /* this is a sample of the histogram of that name: _bucket{le=...}, _count or _sum */
 	_Atomic uint64_t value;
 	struct list link;
 };

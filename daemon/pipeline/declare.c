@@ -9,9 +9,10 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 	_cleanup_(freep) struct pipeline_tensor *tensor = calloc(1, sizeof(*tensor));
 	_cleanup_(freep) uint8_t *declared = calloc(job->layout.n_local, sizeof(*declared));
 	_cleanup_(freep) uint64_t *reached = calloc(job->layout.n_local, sizeof(*reached));
+	_cleanup_(freep) uint64_t *n_last = calloc(job->layout.n_local, sizeof(*n_last));
 	int r;
 
-	if (!tensor || !declared || !reached)
+	if (!tensor || !declared || !reached || !n_last)
 		return error_origin(-ENOMEM);
 	tensor->job = job;
 	(void)snprintf(tensor->name, sizeof(tensor->name), "%s", name);
@@ -23,6 +24,7 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 	job->n_tensors++;
 	tensor->declared = TAKE_PTR(declared);
 	tensor->reached = TAKE_PTR(reached);
+	tensor->n_last = TAKE_PTR(n_last);
 	*ret_tensor = TAKE_PTR(tensor);
 	return 0;
 }
@@ -33,6 +35,7 @@ struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor)
 		return NULL;
 	free(tensor->declared);
 	free(tensor->reached);
+	free(tensor->n_last);
 	free(tensor->pasts);
 	free(tensor);
 	return NULL;

@@ -80,6 +80,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	free(job->members);
 	free(job->left);
 	free(job->node_of_rank);
+	(void)arrivals_free(job->arrivals);
 	free(job);
 	return NULL;
 }
@@ -246,6 +247,10 @@ int pipeline_job_order_members(struct pipeline_job *job)
 			return error_origin(-EPROTO);
 		ordered[index] = job->members[i];
 	}
+	if (layout->n_local > 1 && !job->arrivals &&
+	    arrivals_new(job->name, "rank", layout->rank_of_local, layout->n_local,
+			 &job->pipeline->spread, &job->arrivals))
+		return error_origin(-ENOMEM);
 	for (uint32_t i = 0; i < layout->n_local; i++)
 		if (ordered[i])
 			ordered[i]->index = i;

@@ -8,6 +8,7 @@
  */
 #pragma once
 
+#include "base/arrivals.h"
 #include "base/clock.h"
 #include "base/map.h"
 #include "base/metrics.h"
@@ -32,6 +33,7 @@ struct pipeline {
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
 	struct metric requests, failed, bytes, parts;
+	struct arrivals_spread spread; /* of ranks of one node */
 };
 
 /* What all ranks of a job must say alike. */
@@ -133,6 +135,7 @@ struct pipeline_job {
 	size_t n_stripes;
 
 	uint64_t n_rounds, n_bytes, n_in_flight; /* for operators */
+	struct arrivals *arrivals; /* of the local ranks, by local number; NULL: there is but one */
 };
 
 /* A tensor of a job, from its first local declaration to the job's end. */
@@ -150,6 +153,8 @@ struct pipeline_tensor {
 	struct list waiting;	/* declarations not yet answered */
 	struct list rounds;	/* open, by number */
 	uint64_t n_rounds;	/* completed */
+	uint64_t spread_ns;	/* between its first and its last rank, averaged */
+	uint64_t *n_last;	/* by local number: rounds to which this rank came last */
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end; the newest of these. */
 	struct pipeline_past *pasts;
 	uint64_t past_rounds;

@@ -24,6 +24,8 @@ static void metrics_init(struct pipeline *pipeline)
 	metric_register(&pipeline->failed);
 	metric_register(&pipeline->bytes);
 	metric_register(&pipeline->parts);
+	arrivals_spread_init(&pipeline->spread, "bps_rank_spread_seconds",
+			     "Between the first and the last rank of a node to come to a round.");
 }
 
 int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pipeline)
@@ -85,6 +87,7 @@ struct pipeline *pipeline_free(struct pipeline *pipeline)
 	metric_unregister(&pipeline->failed);
 	metric_unregister(&pipeline->bytes);
 	metric_unregister(&pipeline->parts);
+	arrivals_spread_done(&pipeline->spread);
 	free(pipeline);
 	return NULL;
 }

@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "base/arrivals.h"
 #include "base/block.h"
 #include "base/error.h"
 #include "base/loop.h"
@@ -227,6 +228,8 @@ struct pipeline_tensor_info {
 	unsigned dtype;
 	uint64_t elements, rounds;
 	char waiting_for[160];
+	uint64_t spread_ns; /* between its first and its last rank here */
+	char last[32];	    /* "rank 3, 97 %": that was last most often; "": there is but one */
 };
 
 struct pipeline_rank_info {
@@ -241,6 +244,10 @@ int pipeline_tensors(struct pipeline *pipeline, const char *job,
 
 int pipeline_ranks(struct pipeline *pipeline, const char *job,
 		   struct pipeline_rank_info **ret_ranks, size_t *ret_n);
+
+/* How the ranks here come to their rounds; *ret_n is 0 where there is but one. As above. */
+int pipeline_arrivals(struct pipeline *pipeline, const char *job,
+		      struct arrivals_info **ret_arrivals, size_t *ret_n);
 
 /* Requests ended since the start, and those of them that failed. */
 void pipeline_counters(const struct pipeline *pipeline, uint64_t *ret_n_requests,

@@ -156,6 +156,25 @@ static struct pipeline_job *job_named(struct pipeline *pipeline, const char *nam
 	return found;
 }
 
+/* Who was last most often. */
+static void describe_last(const struct pipeline_tensor *tensor, struct pipeline_tensor_info *info)
+{
+	const struct layout *layout = &tensor->job->layout;
+	uint64_t n = 0;
+	uint32_t most = 0;
+
+	for (uint32_t i = 0; i < layout->n_local; i++) {
+		n += tensor->n_last[i];
+		if (tensor->n_last[i] > tensor->n_last[most])
+			most = i;
+	}
+	if (n)
+		(void)snprintf(info->last, sizeof(info->last), "rank %u, %u %%",
+			       layout->rank_of_local[most],
+			       (unsigned)(100 * tensor->n_last[most] / n));
+	info->spread_ns = tensor->spread_ns;
+}
+
 static void describe_tensor(const struct pipeline_tensor *tensor, struct pipeline_tensor_info *info)
 {
 	const struct pipeline_round *round =
@@ -166,6 +185,7 @@ static void describe_tensor(const struct pipeline_tensor *tensor, struct pipelin
 	info->elements = tensor->elements;
 	info->rounds = tensor->n_rounds;
 	(void)snprintf(info->name, sizeof(info->name), "%s", tensor->name);
+	describe_last(tensor, info);
 	if (tensor->failure.status)
 		(void)snprintf(info->waiting_for, sizeof(info->waiting_for), "nothing: %.120s",
 			       tensor->failure.text);
@@ -241,6 +261,26 @@ int pipeline_ranks(struct pipeline *pipeline, const char *name,
 		describe_here(job, ranks);
 	*ret_ranks = ranks;
 	*ret_n = job->shape.size;
+	return 0;
+}
+
+int pipeline_arrivals(struct pipeline *pipeline, const char *name,
+		      struct arrivals_info **ret_arrivals, size_t *ret_n)
+{
+	struct pipeline_job *job = job_named(pipeline, name);
+	struct arrivals_info *infos;
+	size_t n;
+
+	if (!job)
+		return -ENOENT;
+	n = job->arrivals ? arrivals_n(job->arrivals) : 0;
+	infos = calloc(MAX(n, (size_t)1), sizeof(*infos));
+	if (!infos)
+		return error_origin(-ENOMEM);
+	if (job->arrivals)
+		arrivals_info(job->arrivals, infos);
+	*ret_arrivals = infos;
+	*ret_n = n;
 	return 0;
 }
 

@@ -448,21 +448,43 @@ static void round_ready(struct pipeline_round *round)
 	pipeline_round_advance(round->tensor);
 }
 
+/* One of several ranks has come. */
+static void measure(struct pipeline_round *round, uint32_t index, uint64_t now_ns)
+{
+	struct pipeline_tensor *tensor = round->tensor;
+	struct arrivals *arrivals = tensor->job->arrivals;
+	uint64_t before_ns = round->came_ns;
+
+	round->came_ns = now_ns;
+	if (!arrivals)
+		return;
+	if (round->n_came == 1)
+		round->started_ns = now_ns;
+	arrivals_came(arrivals, index, now_ns - round->started_ns);
+	/* A rank that has left a round out, after a restart, was never waited for. */
+	if (!is_complete(round) || !before_ns)
+		return;
+	arrivals_complete(arrivals, index, round->started_ns, before_ns, now_ns);
+	tensor->spread_ns = arrivals_average(tensor->spread_ns, now_ns - round->started_ns);
+	tensor->n_last[index]++;
+}
+
 static void round_came(struct pipeline_round *round, uint32_t index,
 		       struct pipeline_request *request)
 {
 	struct pipeline_job *job = job_of(round);
-	uint64_t timeout_ns = job->request_timeout_ns;
+	uint64_t timeout_ns = job->request_timeout_ns, now_ns = clock_now_ns();
 
 	request->own_deadline = request->timeout_ms;
 	request->timeout_ms = MIN(request->timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
 	if (request->own_deadline)
 		timeout_ns = request->timeout_ms * NSEC_PER_MSEC;
-	request->deadline_ns = clock_now_ns() + timeout_ns;
+	request->deadline_ns = now_ns + timeout_ns;
 	request->in = round;
 	round->ranks[index].request = request;
 	round->ranks[index].came = true;
 	round->n_came++;
+	measure(round, index, now_ns);
 	round->priority = MAX(round->priority, request->priority);
 }
 

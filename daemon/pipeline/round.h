@@ -45,7 +45,9 @@ struct pipeline_round {
 	uint64_t sequence; /* among those that moved */
 	uint32_t n_came;
 	int32_t priority; /* the most urgent of its requests */
-	uint64_t deadline_ns, started_ns, timeout_ns;
+	uint64_t deadline_ns, timeout_ns;
+	uint64_t started_ns; /* the first rank came */
+	uint64_t came_ns;    /* the newest did */
 	unsigned reduction;
 	struct failure failure; /* status not 0: it fails */
 	struct partition partition;

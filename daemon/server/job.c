@@ -111,6 +111,7 @@ struct job *job_free(struct job *job)
 		free(job->nodes[i].sent.slots);
 	}
 	job_quota_give(job->quota);
+	(void)arrivals_free(job->arrivals);
 	free(job->nodes);
 	free(job->node_of_rank);
 	free(job);
@@ -119,8 +120,13 @@ struct job *job_free(struct job *job)
 
 int job_start(struct job *job, uint64_t number)
 {
-	int r = map_add(&job->server->numbers, number, &job->entry);
+	int r = 0;
 
+	if (job->n_nodes > 1)
+		r = arrivals_new(job->name, "node", NULL, job->n_nodes, &job->server->spread,
+				 &job->arrivals);
+	if (!r)
+		r = map_add(&job->server->numbers, number, &job->entry);
 	if (r)
 		return error_trace(r);
 	job->number = number;

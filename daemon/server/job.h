@@ -15,6 +15,7 @@
  */
 #pragma once
 
+#include "base/arrivals.h"
 #include "base/error.h"
 #include "base/list.h"
 #include "base/map.h"
@@ -42,6 +43,7 @@ struct server {
 	struct over over[SERVER_OVER]; /* a ring */
 	unsigned next_over;
 	struct metric bytes_summed, rounds, rounds_failed, late;
+	struct arrivals_spread spread; /* of nodes */
 };
 
 enum job_state { JOB_FORMING, JOB_RUNNING, JOB_OVER };
@@ -112,6 +114,7 @@ struct job {
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */
 
 	uint64_t n_rounds, n_bytes; /* parts' rounds closed, bytes of their results */
+	struct arrivals *arrivals;  /* of nodes, while it runs; NULL: there is but one */
 };
 
 /* A job without nodes, in forming state. Returns 0, -EDQUOT with max_jobs reached, -ENOMEM; failure filled. */

@@ -264,11 +264,33 @@ static int slot_get(struct tensor *tensor, const struct delivery *delivery, stru
 	return 0;
 }
 
+/* A node has come to a part. Its first part of the round counts, for rounds that all nodes come to. */
+static void measure(struct slot *slot, uint32_t node)
+{
+	struct job *job = slot->job;
+	struct round *round = slot->round;
+	uint64_t now_ns, before_ns = round->newest_ns;
+
+	if (!job->arrivals || round->measured || round->arrived[node] ||
+	    slot->n_expected < job->n_nodes)
+		return;
+	now_ns = round->n_arrived ? clock_now_ns() : slot->since_ns;
+	if (!round->n_arrived)
+		round->first_ns = now_ns;
+	round->newest_ns = now_ns;
+	round->arrived[node] = 1;
+	arrivals_came(job->arrivals, node, now_ns - round->first_ns);
+	if (++round->n_arrived < job->n_nodes)
+		return;
+	round->measured = true;
+	arrivals_complete(job->arrivals, node, round->first_ns, before_ns, now_ns);
+}
+
 void round_contribute(struct job *job, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 	bool by_rows = h->operation == OPERATION_PUSH_PULL_ROWS, complete = true;
-	uint32_t number = h->part;
+	uint32_t number = h->part, node = h->node;
 	struct data_piece piece;
 	struct failure failure = { 0 };
 	struct tensor *tensor;
@@ -323,6 +345,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	if (!by_rows)
 		slot->from[h->node] = delivery;
 	slot->n_here += complete;
+	measure(slot, node);
 	header = slot->header;
 	if (slot->n_here < slot->n_expected && first)
 		(void)fail_left(tensor, &header, slot->from, &failure);

@@ -31,6 +31,8 @@ int server_new(const struct server_params *params, struct server **ret_server)
 		     "Rounds of tensors that failed here.");
 	metric_start(&server->late, "bps_server_contributions_late_total",
 		     "Contributions that came twice, or to a round that was over.");
+	arrivals_spread_init(&server->spread, "bps_node_spread_seconds",
+			     "Between the first and the last node to come to a round here.");
 	*ret_server = server;
 	return 0;
 }
@@ -60,6 +62,7 @@ struct server *server_free(struct server *server)
 	metric_unregister(&server->rounds);
 	metric_unregister(&server->rounds_failed);
 	metric_unregister(&server->late);
+	arrivals_spread_done(&server->spread);
 	free(server);
 	return NULL;
 }
@@ -245,6 +248,27 @@ int server_jobs(struct server *server, struct server_job_info **ret_jobs, size_t
 	list_for_each (job, &server->jobs, link)
 		job_info(job, &infos[n++]);
 	*ret_jobs = infos;
+	*ret_n = n;
+	return 0;
+}
+
+int server_arrivals(struct server *server, const char *name, struct arrivals_info **ret_arrivals,
+		    size_t *ret_n)
+{
+	struct arrivals_info *infos;
+	struct job *job, *found = NULL;
+	size_t n;
+
+	list_for_each (job, &server->jobs, link)
+		if (job->arrivals && !strcmp(job->name, name))
+			found = job;
+	n = found ? found->n_nodes : 0;
+	infos = calloc(MAX(n, (size_t)1), sizeof(*infos));
+	if (!infos)
+		return error_origin(-ENOMEM);
+	if (found)
+		arrivals_info(found->arrivals, infos);
+	*ret_arrivals = infos;
 	*ret_n = n;
 	return 0;
 }

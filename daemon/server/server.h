@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "base/arrivals.h"
 #include "base/block.h"
 #include "base/loop.h"
 #include "base/pool.h"
@@ -63,3 +64,6 @@ void server_peer_lost(struct server *server, struct peer *peer, const char *why)
 
 /* Jobs known here, for admin; array to be freed. Returns 0 or -ENOMEM. */
 int server_jobs(struct server *server, struct server_job_info **ret_jobs, size_t *ret_n);
+/* How the nodes of a job come to their rounds here; *ret_n is 0 where there is none, or one. As above. */
+int server_arrivals(struct server *server, const char *job, struct arrivals_info **ret_arrivals,
+		    size_t *ret_n);

@@ -165,13 +165,15 @@ static int round_get(struct tensor *tensor, const struct data_header *header,
 	struct round *round = round_find(tensor, header->round);
 
 	if (!round) {
-		round = calloc(1, sizeof(*round));
+		round = calloc(1, sizeof(*round) + tensor->job->n_nodes);
 		if (!round)
 			return error_origin(-ENOMEM);
 		round->header = *header;
 		round->tensor = tensor;
 		list_init(&round->slots);
 		list_push_back(&tensor->rounds, &round->link);
+		round->measured = header->round <= tensor->measured;
+		tensor->measured = MAX(tensor->measured, header->round);
 	}
 	*ret_round = round;
 	return 0;

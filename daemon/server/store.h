@@ -34,7 +34,8 @@ struct tensor {
 	struct list rounds; /* that have slots */
 	struct list failed;
 	size_t n_failed;
-	uint64_t past[]; /* by node: every round up to this one is over for it; see keep.h */
+	uint64_t measured; /* the newest round whose contributions' times were taken */
+	uint64_t past[];   /* by node: every round up to this one is over for it; see keep.h */
 };
 
 struct part {
@@ -51,6 +52,11 @@ struct round {
 	struct tensor *tensor;
 	bool pinned;		   /* does not go with its last slot */
 	struct data_header header; /* the first contribution's */
+	/* When its nodes came to it here, with their first part; until all have. */
+	bool measured; /* they have, or did in an earlier life of the round */
+	uint32_t n_arrived;
+	uint64_t first_ns, newest_ns;
+	uint8_t arrived[]; /* by node */
 };
 
 struct slot {

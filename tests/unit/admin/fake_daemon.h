@@ -88,36 +88,39 @@ static inline int fake_jobs(void *user, struct admin_job **ret_jobs, size_t *ret
 	return 0;
 }
 
-static inline int fake_job(void *user, const char *name, struct admin_job *ret_job,
-			   struct admin_rank **ret_ranks, size_t *ret_n_ranks,
-			   struct admin_tensor **ret_tensors, size_t *ret_n_tensors)
+static inline int fake_job(void *user, const char *name, struct admin_job_parts *parts)
 {
 	struct fake_daemon *f = user;
-	struct admin_rank *ranks;
-	struct admin_tensor *tensors;
 
 	if (strcmp(name, fake_the_job.name))
 		return -ENOENT;
-	ranks = calloc(2, sizeof(*ranks));
-	tensors = calloc(f->n_tensors + 1, sizeof(*tensors));
-	if (!ranks || !tensors) {
-		free(ranks);
-		free(tensors);
+	parts->ranks = calloc(2, sizeof(*parts->ranks));
+	parts->tensors = calloc(f->n_tensors + 1, sizeof(*parts->tensors));
+	parts->arrivals = calloc(1, sizeof(*parts->arrivals));
+	if (!parts->ranks || !parts->tensors || !parts->arrivals)
 		return -ENOMEM;
-	}
-	ranks[0] = (struct admin_rank){
+	parts->ranks[0] = (struct admin_rank){
 		.rank = 0, .pid = 1234, .state = "here", .n_requests = 17, .n_pending = 1
 	};
-	ranks[1] = (struct admin_rank){ .rank = 3, .node = 1, .state = "missing" };
+	parts->ranks[1] = (struct admin_rank){ .rank = 3, .node = 1, .state = "missing" };
 	for (size_t i = 0; i < f->n_tensors; i++) {
-		tensors[i] = (struct admin_tensor){ .key = i + 1, .elements = 64, .dtype = 2 };
-		memset(tensors[i].name, 'w', 200);
+		parts->tensors[i] = (struct admin_tensor){ .key = i + 1,
+							   .elements = 64,
+							   .dtype = 2,
+							   .last = "rank 3, 97 %",
+							   .spread_us = 1500 };
+		memset(parts->tensors[i].name, 'w', 200);
 	}
-	*ret_job = fake_the_job;
-	*ret_ranks = ranks;
-	*ret_n_ranks = 2;
-	*ret_tensors = tensors;
-	*ret_n_tensors = f->n_tensors;
+	parts->arrivals[0] = (struct admin_arrival){ .who = "rank 3",
+						     .rounds = 100,
+						     .last = 97,
+						     .late_us = 2500,
+						     .held_ms = 3100,
+						     .is_late = true };
+	parts->job = fake_the_job;
+	parts->n_ranks = 2;
+	parts->n_tensors = f->n_tensors;
+	parts->n_arrivals = 1;
 	return 0;
 }
 
