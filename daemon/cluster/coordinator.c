@@ -10,7 +10,6 @@
 
 #define CHANGE_DELAY_MS 50 /* changes that come together make one view */
 #define KEY_LEN		32
-#define RECOVER_MS	2000 /* longer than a member waits between two attempts to come back */
 #define LAST_CALL_MS	1000 /* longer than it takes to read what waits in the sockets */
 
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes)
@@ -463,7 +462,7 @@ int coordinator_new(const struct coordinator_params *params, struct failure *fai
 	r = rpc_listen(c->rpc, params->listen, params->tls, &c->port, failure);
 	if (r)
 		return error_trace(r);
-	recover(c, MIN(c->lease_ms, (uint64_t)RECOVER_MS));
+	recover(c, MIN(c->lease_ms, params->wait_ms));
 	c->epoch = cluster_first_epoch();
 	*ret_coordinator = TAKE_PTR(c);
 	return 0;

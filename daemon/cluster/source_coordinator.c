@@ -550,6 +550,7 @@ static int host(struct source *s, const struct rpc_tls *tls, struct failure *fai
 		.listen = params->coordinator_listen,
 		.tls = tls,
 		.lease_ms = params->lease_ms,
+		.wait_ms = COORDINATOR_WAIT_MS,
 		.data_key = params->data_key,
 		.data_key_len = params->data_key_len,
 	};

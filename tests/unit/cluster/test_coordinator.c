@@ -63,7 +63,8 @@ static void world_start_with(struct world *w, uint64_t lease_ms)
 	reserve_address(w);
 	w->params = (struct coordinator_params){ .loop = w->loop,
 						 .listen = w->address,
-						 .lease_ms = lease_ms };
+						 .lease_ms = lease_ms,
+						 .wait_ms = 100 };
 	ASSERT_OK(coordinator_new(&w->params, &w->failure, &w->coordinator));
 }
 
@@ -79,6 +80,7 @@ static void coordinator_kill(struct world *w)
 
 static void coordinator_revive(struct world *w)
 {
+	w->params.wait_ms = COORDINATOR_WAIT_MS;
 	ASSERT_OK(coordinator_new(&w->params, &w->failure, &w->coordinator));
 }
 
