@@ -109,6 +109,7 @@ static int open_transport(struct daemon *daemon, int listen_fd, const char *list
 		.handshake_timeout_ms = config->hello_timeout,
 		.peer_timeout_ms = config->peer_timeout,
 		.quota_bytes = config->peer_quota,
+		.checksums = !strcmp(config->checksum, "on"),
 		.rdma = {
 			.kind = transport_kind(config),
 			.devices = config->rdma_devices,

@@ -20,6 +20,14 @@
 #define DATA_FEATURE_NONE 0ull
 #define DATA_FEATURE_RDMA \
 	1ull /* DATA_RDMA, the flags below, and what stands at the end of this file */
+#define DATA_FEATURE_CHECKSUM 2ull /* over TCP each message has checksums: DATA_CHECK_LEN */
+
+/*
+ * With DATA_FEATURE_CHECKSUM, on a TCP connection: so many bytes behind each header, and so many behind each payload that is
+ * not empty, are the CRC-32C of that header as it was sent, or of that payload, little-endian. A message that does not
+ * fit its checksums is as if it had not come; the connection is closed, since nobody knows what else is wrong.
+ */
+#define DATA_CHECK_LEN 4u
 
 #define DATA_PAYLOAD_MAX PART_BYTES_MAX
 #define DATA_SETUP_MAX	 (4u << 20) /* payload of a set-up message */

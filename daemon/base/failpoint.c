@@ -11,12 +11,13 @@
 #define POINTS_MAX 16
 #define DELAY_MS   200
 
-enum action { ACTION_KILL, ACTION_STOP, ACTION_DELAY, ACTION_ERROR };
+enum action { ACTION_KILL, ACTION_STOP, ACTION_DELAY, ACTION_ERROR, ACTION_CORRUPT };
 
 struct point {
 	char name[48];
 	enum action action;
-	unsigned at; /* does it the at-th time it is passed, from 1 */
+	unsigned at;  /* does it the at-th time it is passed, from 1 */
+	bool goes_on; /* and each time after that */
 	_Atomic unsigned n_passed;
 };
 
@@ -27,24 +28,26 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* A test that asks for what there is not would pass for no reason. */
 static void refuse(const char *word)
 {
-	(void)fprintf(stderr, "BPS_FAILPOINTS: \"%s\" is not NAME=kill|stop|delay|error[@N]\n",
+	(void)fprintf(stderr,
+		      "BPS_FAILPOINTS: \"%s\" is not NAME=kill|stop|delay|error|corrupt[@N[+]]\n",
 		      word);
 	abort();
 }
 
 static void parse_one(char *word)
 {
-	static const char *const names[] = { "kill", "stop", "delay", "error" };
+	static const char *const names[] = { "kill", "stop", "delay", "error", "corrupt" };
 	struct point *point = &points[n_points];
-	char *equals = strchr(word, '='), *at;
+	char *equals = strchr(word, '='), *at, *end;
 	size_t i;
 
 	if (!equals || equals == word || equals - word >= (ptrdiff_t)sizeof(point->name) ||
 	    n_points == POINTS_MAX)
 		refuse(word);
 	at = strchr(equals, '@');
-	point->at = at ? (unsigned)strtoul(at + 1, NULL, 10) : 1;
-	if (!point->at)
+	point->at = at ? (unsigned)strtoul(at + 1, &end, 10) : 1;
+	point->goes_on = at && !strcmp(end, "+");
+	if (!point->at || (at && *end && !point->goes_on))
 		refuse(word);
 	if (at)
 		*at = 0;
@@ -68,7 +71,7 @@ static void parse(void)
 	free(text);
 }
 
-bool failpoint_pass(const char *name)
+enum failpoint failpoint_pass(const char *name)
 {
 	struct timespec delay = { .tv_nsec = DELAY_MS * 1000000L };
 
@@ -76,8 +79,12 @@ bool failpoint_pass(const char *name)
 	for (size_t i = 0; i < n_points; i++) {
 		struct point *point = &points[i];
 
-		if (strcmp(point->name, name) ||
-		    atomic_fetch_add(&point->n_passed, 1) + 1 != point->at)
+		unsigned n;
+
+		if (strcmp(point->name, name))
+			continue;
+		n = atomic_fetch_add(&point->n_passed, 1) + 1;
+		if (n < point->at || (n > point->at && !point->goes_on))
 			continue;
 		switch (point->action) {
 		case ACTION_KILL:
@@ -92,10 +99,12 @@ bool failpoint_pass(const char *name)
 			(void)nanosleep(&delay, NULL);
 			break;
 		case ACTION_ERROR:
-			return true;
+			return FAILPOINT_ERROR;
+		case ACTION_CORRUPT:
+			return FAILPOINT_CORRUPT;
 		}
 	}
-	return false;
+	return FAILPOINT_NOTHING;
 }
 
 #else

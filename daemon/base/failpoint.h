@@ -8,11 +8,17 @@
 #include "proto/c.h"
 
 #ifdef BPS_FAILPOINTS
-/* Passes the place once more, and does what is asked for there. Returns whether the step is to fail. */
-bool failpoint_pass(const char *name);
-#define FAILPOINT(name)	      ((void)failpoint_pass(name))
-#define FAILPOINT_FAILS(name) failpoint_pass(name)
+/* What the place itself has to do. */
+enum failpoint { FAILPOINT_NOTHING, FAILPOINT_ERROR, FAILPOINT_CORRUPT };
+
+/* Passes the place once more, and does what is asked for there. Returns what is left to do. */
+enum failpoint failpoint_pass(const char *name);
+#define FAILPOINT(name) ((void)failpoint_pass(name))
+/* Whether the step is to fail; whether its bytes are to be others. */
+#define FAILPOINT_FAILS(name)	 (failpoint_pass(name) == FAILPOINT_ERROR)
+#define FAILPOINT_CORRUPTS(name) (failpoint_pass(name) == FAILPOINT_CORRUPT)
 #else
-#define FAILPOINT(name)	      ((void)0)
-#define FAILPOINT_FAILS(name) false
+#define FAILPOINT(name)		 ((void)0)
+#define FAILPOINT_FAILS(name)	 false
+#define FAILPOINT_CORRUPTS(name) false
 #endif

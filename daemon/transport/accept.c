@@ -79,7 +79,7 @@ static int adopt_lane(struct handshake *h)
 		if (r)
 			return error_trace(r);
 	}
-	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, true);
+	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, h->theirs.features, true);
 	if (!r && transport->rdma && (h->theirs.features & DATA_FEATURE_RDMA))
 		r = rdma_begin(peer);
 	if (r && list_empty(&peer->lanes))

@@ -152,7 +152,8 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 		return;
 	}
 	if (!r)
-		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, false);
+		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, h->theirs.features,
+				  false);
 	if (r)
 		peer_lose(peer, r, "out of memory");
 	else

@@ -84,7 +84,8 @@ static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
 		.version = DATA_VERSION,
 		.version_min = DATA_VERSION_MIN,
 		.lane = (uint16_t)h->lane,
-		.features = h->transport->rdma ? DATA_FEATURE_RDMA : DATA_FEATURE_NONE,
+		.features = (h->transport->rdma ? DATA_FEATURE_RDMA : 0) |
+			    (h->transport->has_checksums ? DATA_FEATURE_CHECKSUM : 0),
 		.sender = h->transport->id,
 	};
 

@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "base/metrics.h"
 #include "base/quota.h"
 #include "transport/transport.h"
 #include <inttypes.h>
@@ -80,11 +81,19 @@ void cookies_done(struct cookies *cookies);
 
 /* Workers: a loop and what its lanes use one at a time. */
 
+/* A header as it is sent, without its checksum where there is none. */
+struct wire {
+	struct data_header header;
+	uint32_t check;
+};
+
 struct batch {
 	struct message *messages[SEND_MESSAGES];
-	struct data_header wire[SEND_MESSAGES];
-	struct iovec iov[2 * SEND_MESSAGES];
+	struct wire wire[SEND_MESSAGES];
+	uint32_t checks[SEND_MESSAGES]; /* of their payloads */
+	struct iovec iov[4 * SEND_MESSAGES];
 	size_t n_messages, n_iov, len;
+	unsigned char wrong[16]; /* failpoints: what is sent instead of the start of a payload */
 };
 
 struct worker {
@@ -118,6 +127,8 @@ struct transport {
 	size_t key_len;
 	unsigned n_lanes, max_connections;
 	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
+	bool has_checksums;
+	struct metric checksum_errors;
 
 	bool is_closed;
 	struct box box; /* home to home: what must not happen inside the caller */
@@ -277,8 +288,8 @@ void peer_free_if_unused(struct peer *peer);
 struct peer *peer_free(struct peer *peer);
 /* A node's name is known: from here on it is part of the peer's. */
 void peer_set_node(struct peer *peer, const char *node);
-/* A socket that has proved itself becomes a lane. Takes the socket over, also on failure. Returns 0 or -errno. */
-int peer_add_lane(struct peer *peer, int fd, unsigned index, bool is_accepted);
+/* A socket that has proved itself becomes a lane; features: the other side's. Takes the socket over, also on failure. Returns 0 or -errno. */
+int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, bool is_accepted);
 /* A link of an RDMA port that has proved itself becomes a lane, which owns it then. Returns 0 or -errno. */
 int peer_add_rdma_lane(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);
 /* Of TCP. */
@@ -334,6 +345,9 @@ enum call_state {
 	CALL_ENDED,
 };
 
+/* What comes next of a message over TCP. */
+enum reading { READING_HEADER, READING_HEADER_CHECK, READING_PAYLOAD, READING_PAYLOAD_CHECK };
+
 /* The worker's thread. */
 struct lane_ops {
 	/* Begins to receive. Returns 0 or -errno. */
@@ -356,6 +370,7 @@ struct lane {
 	unsigned index;
 	bool is_accepted; /* counts as such */
 	bool makes_calls; /* we connected */
+	bool has_checksums;
 
 	/* Home. */
 	struct list link;
@@ -381,7 +396,7 @@ struct lane {
 	uint64_t next_sequence;
 	struct cookies cookies;
 	struct message *current; /* partly written */
-	struct data_header current_wire;
+	struct wire current_wire;
 	size_t current_done;
 	struct mail flush;
 	bool is_flush_posted;
@@ -394,8 +409,12 @@ struct lane {
 
 	struct data_header
 		header; /* being read; then of the message whose payload is being read, in host order */
-	size_t header_len;
-	void *room; /* where the rest of the payload goes */
+	enum reading reading;
+	size_t header_len; /* of it that is here */
+	unsigned char check[DATA_CHECK_LEN];
+	size_t check_len;
+	uint32_t payload_check; /* of what is here */
+	void *room;		/* where the rest of the payload goes */
 	size_t room_len;
 	struct call *call;	   /* whose answer it is */
 	struct incoming *incoming; /* the call or notice that it is */

@@ -168,7 +168,7 @@ static void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index,
 	lane_start(lane);
 }
 
-int peer_add_lane(struct peer *peer, int fd, unsigned index, bool is_accepted)
+int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, bool is_accepted)
 {
 	struct lane *lane;
 	int r;
@@ -176,6 +176,7 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, bool is_accepted)
 	r = tcp_lane_new(peer, fd, &lane);
 	if (r)
 		return error_trace(r);
+	lane->has_checksums = peer->transport->has_checksums && (features & DATA_FEATURE_CHECKSUM);
 	peer->state = PEER_UP;
 	peer_take_lane(peer, lane, index, is_accepted);
 	peer_send_waiting(peer);

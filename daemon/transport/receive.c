@@ -1,5 +1,8 @@
 #include "transport/internal.h"
 
+#include "base/crc32c.h"
+#include "base/failpoint.h"
+#include <endian.h>
 #include <sys/epoll.h>
 
 #define RECEIVE_ROUNDS 4 /* system calls before others on this loop have their turn */
@@ -159,30 +162,119 @@ void lane_receive_done(struct lane *lane)
 	lane->incoming = incoming_free(lane->incoming);
 }
 
-/* Takes what was read into the buffer apart. */
-static void lane_parse(struct lane *lane, const unsigned char *data, size_t len)
+/* Bytes of a message over TCP, with its checksums */
+
+/* Nothing that came can be trusted any more. */
+static void checksum_error(struct lane *lane, const char *what)
+{
+	metric_add(&lane->transport->checksum_errors, 1);
+	lane_fail(lane, -EBADMSG, "a %s arrived with other bytes than its checksum says", what);
+}
+
+static bool check_fits(const struct lane *lane, uint32_t check)
+{
+	uint32_t wire = htole32(check);
+
+	return !memcmp(lane->check, &wire, sizeof(wire));
+}
+
+static void end_message(struct lane *lane)
+{
+	lane->reading = READING_HEADER;
+	lane_end_message(lane);
+}
+
+static void begin_message(struct lane *lane)
+{
+	if (lane_begin_message(lane))
+		return;
+	lane->payload_check = 0;
+	lane->check_len = 0;
+	lane->reading = READING_PAYLOAD;
+	if (!lane->room_len)
+		end_message(lane);
+}
+
+static void took_header(struct lane *lane)
+{
+	if (FAILPOINT_CORRUPTS("header-received"))
+		lane->header.round ^= 1;
+	lane->check_len = 0;
+	if (lane->has_checksums)
+		lane->reading = READING_HEADER_CHECK;
+	else
+		begin_message(lane);
+}
+
+static void took_header_check(struct lane *lane)
+{
+	if (check_fits(lane, crc32c(0, &lane->header, sizeof(lane->header))))
+		begin_message(lane);
+	else
+		checksum_error(lane, "header");
+}
+
+/* n more bytes of the payload are where they belong. */
+static void took_payload(struct lane *lane, size_t n)
+{
+	if (FAILPOINT_CORRUPTS("payload-received"))
+		((unsigned char *)lane->room)[n / 2] ^= 0x10;
+	/* They are in the cache still. */
+	if (lane->has_checksums)
+		lane->payload_check = crc32c(lane->payload_check, lane->room, n);
+	lane->room = (char *)lane->room + n;
+	lane->room_len -= n;
+	if (lane->room_len)
+		return;
+	if (lane->has_checksums)
+		lane->reading = READING_PAYLOAD_CHECK;
+	else
+		end_message(lane);
+}
+
+static void took_payload_check(struct lane *lane)
+{
+	if (check_fits(lane, lane->payload_check))
+		end_message(lane);
+	else
+		checksum_error(lane, "payload");
+}
+
+/* As many bytes as are still missing of a piece of `size` at `at`. Returns how many were taken. */
+static size_t take(void *at, size_t size, size_t *have, const unsigned char *data, size_t len)
+{
+	size_t n = MIN(len, size - *have);
+
+	memcpy((unsigned char *)at + *have, data, n);
+	*have += n;
+	return n;
+}
+
+/* The next bytes of what is being read. Returns how many. */
+static size_t take_some(struct lane *lane, const unsigned char *data, size_t len)
 {
 	size_t n;
 
-	while (len > 0 && !lane->is_failed) {
-		if (lane->header_len < sizeof(lane->header)) {
-			n = MIN(len, sizeof(lane->header) - lane->header_len);
-			memcpy((unsigned char *)&lane->header + lane->header_len, data, n);
-			lane->header_len += n;
-			if (lane->header_len < sizeof(lane->header))
-				return;
-			if (lane_begin_message(lane))
-				return;
-		} else {
-			n = MIN(len, lane->room_len);
-			memcpy(lane->room, data, n);
-			lane->room = (char *)lane->room + n;
-			lane->room_len -= n;
-		}
-		data += n;
-		len -= n;
-		if (!lane->room_len)
-			lane_end_message(lane);
+	switch (lane->reading) {
+	case READING_HEADER:
+		n = take(&lane->header, sizeof(lane->header), &lane->header_len, data, len);
+		if (lane->header_len == sizeof(lane->header))
+			took_header(lane);
+		return n;
+	case READING_PAYLOAD:
+		n = MIN(len, lane->room_len);
+		memcpy(lane->room, data, n);
+		took_payload(lane, n);
+		return n;
+	default:
+		n = take(lane->check, sizeof(lane->check), &lane->check_len, data, len);
+		if (lane->check_len < sizeof(lane->check))
+			return n;
+		if (lane->reading == READING_HEADER_CHECK)
+			took_header_check(lane);
+		else
+			took_payload_check(lane);
+		return n;
 	}
 }
 
@@ -193,16 +285,19 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 	struct iovec iov[2];
 	int n = 0;
 
-	if (lane->header_len == sizeof(lane->header))
+	*ret_offered = sizeof(worker->buffer);
+	if (lane->reading == READING_PAYLOAD) {
 		iov[n++] = (struct iovec){ .iov_base = lane->room, .iov_len = lane->room_len };
+		*ret_offered += lane->room_len;
+	}
 	iov[n++] = (struct iovec){ .iov_base = worker->buffer, .iov_len = sizeof(worker->buffer) };
-	*ret_offered = n == 2 ? lane->room_len + sizeof(worker->buffer) : sizeof(worker->buffer);
 	return readv(lane->source.fd, iov, n);
 }
 
 /* Returns whether there may be more to read. */
 static bool lane_receive_once(struct lane *lane)
 {
+	const unsigned char *data = lane->worker->buffer;
 	size_t offered, len, direct = 0;
 	ssize_t n;
 
@@ -213,7 +308,7 @@ static bool lane_receive_once(struct lane *lane)
 		lane_fail(lane, -errno, "%s", strerrordesc_np(errno));
 		return false;
 	}
-	if (n == 0) {
+	if (n == 0 || FAILPOINT_FAILS("connection-read")) {
 		lane_fail(lane, -ECONNRESET,
 			  lane->header_len ? "closed the connection inside a message"
 					   : "closed the connection");
@@ -221,14 +316,16 @@ static bool lane_receive_once(struct lane *lane)
 	}
 	len = (size_t)n;
 	atomic_fetch_add_explicit(&lane->bytes_in, len, memory_order_relaxed);
-	if (lane->header_len == sizeof(lane->header)) {
+	if (lane->reading == READING_PAYLOAD) {
 		direct = MIN(len, lane->room_len);
-		lane->room = (char *)lane->room + direct;
-		lane->room_len -= direct;
-		if (!lane->room_len)
-			lane_end_message(lane);
+		took_payload(lane, direct);
 	}
-	lane_parse(lane, lane->worker->buffer, len - direct);
+	for (size_t left = len - direct; left > 0 && !lane->is_failed;) {
+		size_t taken = take_some(lane, data, left);
+
+		data += taken;
+		left -= taken;
+	}
 	return len == offered && !lane->is_failed;
 }
 

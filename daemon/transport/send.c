@@ -1,30 +1,84 @@
 #include "transport/internal.h"
 
+#include "base/crc32c.h"
+#include "base/failpoint.h"
+#include <endian.h>
 #include <sys/epoll.h>
 
 #define SEND_ROUNDS 4 /* system calls before others on this loop have their turn */
 
-/* Adds what is left of a message, of which skip bytes are written already. */
-static void batch_add(struct batch *batch, struct message *message, const struct data_header *wire,
-		      size_t skip)
+static size_t head_len(const struct lane *lane)
 {
-	size_t header_left = skip < sizeof(*wire) ? sizeof(*wire) - skip : 0;
-	size_t payload_skip = skip - (sizeof(*wire) - header_left);
-	size_t payload_left = message->header->len - payload_skip;
+	return sizeof(struct data_header) + (lane->has_checksums ? DATA_CHECK_LEN : 0);
+}
+
+static size_t tail_len(const struct lane *lane, const struct message *message)
+{
+	return lane->has_checksums && message->header->len ? DATA_CHECK_LEN : 0;
+}
+
+static size_t wire_len(const struct lane *lane, const struct message *message)
+{
+	return head_len(lane) + message->header->len + tail_len(lane, message);
+}
+
+static void batch_iov(struct batch *batch, const void *data, size_t len)
+{
+	batch->iov[batch->n_iov++] = (struct iovec){ (void *)(uintptr_t)data, len };
+	batch->len += len;
+}
+
+/* What a failpoint sends in the place of a payload's first bytes. */
+static size_t add_wrong(struct batch *batch, const char *payload, size_t len)
+{
+	len = MIN(len, sizeof(batch->wrong));
+	memcpy(batch->wrong, payload, len);
+	batch->wrong[len / 2] ^= 0x10;
+	batch_iov(batch, batch->wrong, len);
+	return len;
+}
+
+/* len bytes of a payload from skip on. Their checksum is made now: right before the kernel copies them. */
+static void batch_payload(struct lane *lane, struct batch *batch, struct message *message,
+			  size_t skip, size_t len)
+{
+	const char *payload = message->payload;
+	size_t done;
+
+	if (lane->has_checksums && skip + len > message->check_done) {
+		message->check = crc32c(message->check, payload + message->check_done,
+					skip + len - message->check_done);
+		message->check_done = (uint32_t)(skip + len);
+	}
+	done = !skip && FAILPOINT_CORRUPTS("payload-sent") ? add_wrong(batch, payload, len) : 0;
+	if (done < len)
+		batch_iov(batch, payload + skip + done, len - done);
+}
+
+/* Adds what is left of a message, of which skip bytes are written already; no more than one system call is offered. */
+static void batch_add(struct lane *lane, struct batch *batch, struct message *message,
+		      const struct wire *wire, size_t skip)
+{
+	size_t head = head_len(lane), len = message->header->len, tail = tail_len(lane, message);
+	uint32_t *check = &batch->checks[batch->n_messages];
 
 	batch->messages[batch->n_messages++] = message;
-	if (header_left)
-		batch->iov[batch->n_iov++] = (struct iovec){
-			.iov_base = (char *)(uintptr_t)wire + (sizeof(*wire) - header_left),
-			.iov_len = header_left,
-		};
-	payload_left = MIN(payload_left, SEND_BYTES - MIN(batch->len, (size_t)SEND_BYTES));
-	if (payload_left)
-		batch->iov[batch->n_iov++] = (struct iovec){
-			.iov_base = (char *)(uintptr_t)message->payload + payload_skip,
-			.iov_len = payload_left,
-		};
-	batch->len += header_left + payload_left;
+	if (skip < head)
+		batch_iov(batch, (const char *)wire + skip, head - skip);
+	skip -= MIN(skip, head);
+	if (skip < len) {
+		size_t n = MIN(len - skip, SEND_BYTES - MIN(batch->len, (size_t)SEND_BYTES));
+
+		if (n)
+			batch_payload(lane, batch, message, skip, n);
+		if (n < len - skip)
+			return;
+	}
+	if (!tail)
+		return;
+	skip -= MIN(skip, len);
+	*check = htole32(message->check);
+	batch_iov(batch, (const char *)check + skip, tail - skip);
 }
 
 int lane_prepare(struct lane *lane, struct message *message)
@@ -48,19 +102,23 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 
 	batch->n_messages = batch->n_iov = batch->len = 0;
 	if (lane->current)
-		batch_add(batch, lane->current, &lane->current_wire, lane->current_done);
+		batch_add(lane, batch, lane->current, &lane->current_wire, lane->current_done);
 	while (batch->n_messages < SEND_MESSAGES && batch->len < SEND_BYTES &&
 	       (message = queue_pop(&lane->queue))) {
-		struct data_header *wire = &batch->wire[batch->n_messages];
+		struct wire *wire = &batch->wire[batch->n_messages];
 
 		r = lane_prepare(lane, message);
 		if (r) {
 			(void)queue_push(&lane->queue, message);
 			return error_trace(r);
 		}
-		*wire = *message->header;
-		data_header_encode(wire);
-		batch_add(batch, message, wire, 0);
+		wire->header = *message->header;
+		data_header_encode(&wire->header);
+		if (lane->has_checksums)
+			wire->check = htole32(crc32c(0, &wire->header, sizeof(wire->header)));
+		if (FAILPOINT_CORRUPTS("header-sent"))
+			wire->header.round ^= 1;
+		batch_add(lane, batch, message, wire, 0);
 	}
 	return 0;
 }
@@ -76,8 +134,7 @@ static void lane_empty_batch(struct lane *lane, struct batch *batch, size_t writ
 	bool is_current = lane->current != NULL;
 
 	while (n_done < batch->n_messages) {
-		size_t len =
-			sizeof(struct data_header) + batch->messages[n_done]->header->len - skip;
+		size_t len = wire_len(lane, batch->messages[n_done]) - skip;
 
 		if (left < len)
 			break;

@@ -78,6 +78,7 @@ static int copy_params(struct transport *transport, const struct transport_param
 	transport->handshake_timeout_ns = params->handshake_timeout_ms * NSEC_PER_MSEC;
 	transport->peer_timeout_ns = params->peer_timeout_ms * NSEC_PER_MSEC;
 	transport->quota_bytes = params->quota_bytes;
+	transport->has_checksums = params->checksums;
 	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
 	return error_trace(transport_set_key(transport, params->key, params->key_len));
 }
@@ -95,6 +96,11 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 	list_init(&transport->lost_peers);
 	list_init(&transport->handshakes);
 	transport->listener.fd = -1;
+	transport->checksum_errors = (struct metric){
+		.name = "bps_checksum_errors_total",
+		.help = "Messages of other daemons that did not fit their checksums.",
+	};
+	metric_register(&transport->checksum_errors);
 
 	r = copy_params(transport, params);
 	if (!r)
@@ -149,6 +155,7 @@ struct transport *transport_free(struct transport *transport)
 		worker_free(transport->workers[i]);
 	free(transport->workers);
 	key_forget(transport);
+	metric_unregister(&transport->checksum_errors);
 	free(transport);
 	return NULL;
 }

@@ -48,6 +48,7 @@ struct message {
 	struct block
 		*bounce; /* RDMA: a copy of a payload in memory that the device does not know */
 	uint64_t sequence;
+	uint32_t check, check_done; /* TCP: checksum of so many bytes of the payload */
 	int32_t priority;
 	uint8_t kind;
 	bool urgent;
@@ -153,6 +154,7 @@ struct transport_params {
 	uint64_t
 		quota_bytes; /* bytes held for one peer: its calls until answered, our answers until written;
 				   * a peer over it is lost with a clear reason */
+	bool checksums; /* of all that goes by TCP, with peers that have them, too */
 	struct transport_rdma_params rdma; /* zero: TCP */
 };
 

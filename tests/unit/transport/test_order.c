@@ -182,6 +182,6 @@ TEST(lanes_share_the_load)
 	}
 	list_for_each (lane, &pair->peer->lanes, link)
 		ASSERT_EQ(atomic_load(&lane->bytes_out),
-			  N / 4 * (LEN + sizeof(struct data_header)));
+			  N / 4 * (LEN + sizeof(struct data_header) + 2 * DATA_CHECK_LEN));
 	free(payload);
 }

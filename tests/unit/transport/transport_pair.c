@@ -3,6 +3,7 @@
 #include "transport/internal.h"
 
 #include <arpa/inet.h>
+#include <endian.h>
 #include <fcntl.h>
 
 #define PAIR_ID_A 0xaaaa0001
@@ -81,6 +82,7 @@ void pair_params(struct pair *pair, const struct pair_config *config, struct pai
 		.handshake_timeout_ms = config->handshake_timeout_ms ?: 60000,
 		.peer_timeout_ms = config->peer_timeout_ms ?: 60000,
 		.quota_bytes = config->quota_bytes ?: UINT64_MAX,
+		.checksums = !config->no_checksums,
 		.rdma = { .kind = TRANSPORT_TCP, .gid_index = TRANSPORT_GID_AUTO },
 	};
 	if (config->variant.is_rdma) {
@@ -357,11 +359,18 @@ void raw_hello(struct data_hello *ret_hello, uint64_t sender, unsigned lane)
 
 int raw_shake(struct pair *pair, uint16_t port, const char *key, uint64_t sender, unsigned lane)
 {
+	return raw_shake_with(pair, port, key, sender, lane, DATA_FEATURE_NONE);
+}
+
+int raw_shake_with(struct pair *pair, uint16_t port, const char *key, uint64_t sender,
+		   unsigned lane, uint64_t features)
+{
 	int fd = raw_connect(pair, port);
 	struct data_hello mine, theirs;
 	unsigned char proof[DATA_PROOF_LEN];
 
 	raw_hello(&mine, sender, lane);
+	mine.features = htole64(features);
 	raw_send(pair, fd, &mine, sizeof(mine));
 	ASSERT_EQ(raw_receive(pair, fd, &theirs, sizeof(theirs)), sizeof(theirs));
 	ASSERT_OK(handshake_prove(key, key ? strlen(key) : 0, "bps-server", &mine, &theirs, proof));

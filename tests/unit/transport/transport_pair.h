@@ -21,6 +21,7 @@ struct pair_config {
 	uint64_t handshake_timeout_ms, peer_timeout_ms, quota_bytes; /* 0: long, much */
 	unsigned max_connections;				     /* 0: many */
 	enum transport_kind kind; /* with is_rdma; 0: RDMA alone */
+	bool no_checksums;
 };
 
 struct pair_notice {
@@ -109,6 +110,9 @@ size_t raw_receive(struct pair *pair, int fd, void *data, size_t len);
 void raw_hello(struct data_hello *ret_hello, uint64_t sender, unsigned lane);
 /* Shakes hands with the server at port as a connecting daemon would. */
 int raw_shake(struct pair *pair, uint16_t port, const char *key, uint64_t sender, unsigned lane);
+/* With feature bits. */
+int raw_shake_with(struct pair *pair, uint16_t port, const char *key, uint64_t sender,
+		   unsigned lane, uint64_t features);
 /* The accepting half, on an accepted socket. */
 void raw_shake_accepted(struct pair *pair, int fd, const char *key, uint64_t sender);
 /* A valid PUSH with a cookie, host order. */
