@@ -5,7 +5,7 @@
 #include <string.h>
 
 #if defined(__x86_64__)
-#include <nmmintrin.h>
+#include <immintrin.h>
 #define CRC_TARGET	    __attribute__((target("sse4.2")))
 #define CRC_BYTE(crc, byte) _mm_crc32_u8((uint32_t)(crc), byte)
 #define CRC_WORD(crc, word) _mm_crc32_u64(crc, word)
@@ -29,7 +29,7 @@
 
 static uint32_t bytes[8][256]; /* a byte, followed by 0 to 7 zero bytes */
 static uint32_t long_zeros[4][256], short_zeros[4][256];
-static bool has_instruction;
+static bool has_instruction, has_wide;
 static pthread_once_t once = PTHREAD_ONCE_INIT;
 
 static void make_bytes(void)
@@ -63,6 +63,77 @@ static void make_zeros(uint32_t zeros[4][256], size_t len)
 				zeros[n][i] ^= i >> bit & 1 ? of_bit[8 * n + bit] : 0;
 }
 
+#if defined(__x86_64__)
+
+/*
+ * Four vectors of 64 bytes go over the data. What a vector holds counts for what comes `distance` bits later when it is
+ * multiplied by x^distance modulo the polynomial; of each 128 bits, the first 64 by 64 powers more. A product of two reflected
+ * numbers is one power short, and a remainder of 32 bits stands in the upper half of 64.
+ */
+#define WIDE ((size_t)256)
+
+static uint64_t folds[3]
+		     [8]; /* to the next four vectors; to the next one; of its lanes to its last */
+
+static uint64_t power(unsigned n)
+{
+	uint32_t crc = 1u << 31; /* x^0 */
+
+	while (n--)
+		crc = crc >> 1 ^ (crc & 1 ? POLYNOMIAL : 0);
+	return (uint64_t)crc << 32;
+}
+
+static void make_fold(uint64_t *pair, unsigned distance)
+{
+	pair[0] = power(distance + 63);
+	pair[1] = power(distance - 1);
+}
+
+static void make_folds(void)
+{
+	for (unsigned lane = 0; lane < 4; lane++) {
+		make_fold(&folds[0][2 * lane], 4 * 512);
+		make_fold(&folds[1][2 * lane], 512);
+		if (lane < 3)
+			make_fold(&folds[2][2 * lane], 128 * (3 - lane));
+	}
+}
+
+#define WIDE_TARGET __attribute__((target("avx512f,avx512vl,vpclmulqdq,pclmul,sse4.2")))
+
+WIDE_TARGET static __m512i fold(__m512i value, __m512i by, __m512i next)
+{
+	return _mm512_ternarylogic_epi64(_mm512_clmulepi64_epi128(value, by, 0x00),
+					 _mm512_clmulepi64_epi128(value, by, 0x11), next, 0x96);
+}
+
+/* At least WIDE bytes, of which it takes as many as are whole. crc is the register, not its complement. */
+WIDE_TARGET static uint32_t wide(uint32_t crc, const unsigned char **data, size_t *len)
+{
+	__m512i by = _mm512_loadu_si512(folds[0]), next = _mm512_loadu_si512(folds[1]), sum[4];
+	__m128i last;
+
+	for (unsigned i = 0; i < 4; i++)
+		sum[i] = _mm512_loadu_si512(*data + 64 * i);
+	sum[0] = _mm512_xor_si512(sum[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128((int)crc)));
+	for (*data += WIDE, *len -= WIDE; *len >= WIDE; *data += WIDE, *len -= WIDE)
+		for (unsigned i = 0; i < 4; i++)
+			sum[i] = fold(sum[i], by, _mm512_loadu_si512(*data + 64 * i));
+	for (unsigned i = 0; i < 3; i++)
+		sum[i + 1] = fold(sum[i], next, sum[i + 1]);
+	/* Of the last lane there is nothing to fold: its factors are 0. */
+	sum[0] = fold(sum[3], _mm512_loadu_si512(folds[2]), _mm512_setzero_si512());
+	last = _mm_xor_si128(_mm_xor_si128(_mm512_extracti32x4_epi32(sum[0], 0),
+					   _mm512_extracti32x4_epi32(sum[0], 1)),
+			     _mm_xor_si128(_mm512_extracti32x4_epi32(sum[0], 2),
+					   _mm512_extracti32x4_epi32(sum[3], 3)));
+	return (uint32_t)_mm_crc32_u64(_mm_crc32_u64(0, (uint64_t)_mm_cvtsi128_si64(last)),
+				       (uint64_t)_mm_extract_epi64(last, 1));
+}
+
+#endif
+
 static void init(void)
 {
 	make_bytes();
@@ -70,6 +141,10 @@ static void init(void)
 	make_zeros(short_zeros, SHORT);
 #if defined(__x86_64__)
 	has_instruction = __builtin_cpu_supports("sse4.2");
+	has_wide = has_instruction && __builtin_cpu_supports("avx512f") &&
+		   __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("vpclmulqdq");
+	if (has_wide)
+		make_folds();
 #elif defined(__aarch64__)
 	has_instruction = getauxval(AT_HWCAP) & HWCAP_CRC32;
 #endif
@@ -126,6 +201,10 @@ CRC_TARGET static uint32_t stretches(uint32_t crc, const unsigned char **data, s
 CRC_TARGET static uint32_t by_instruction(uint32_t crc, const unsigned char *data, size_t len)
 {
 	crc = ~crc;
+#if defined(__x86_64__)
+	if (has_wide && len >= WIDE)
+		crc = wide(crc, &data, &len);
+#endif
 	for (; len && (uintptr_t)data % 8; len--)
 		crc = CRC_BYTE(crc, *data++);
 	crc = stretches(crc, &data, &len, LONG, long_zeros);

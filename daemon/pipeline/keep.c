@@ -12,6 +12,8 @@
 /* A server hears of what is kept with the next part; without one, when it is so much. */
 #define ACK_RESULTS 32u
 #define ACK_BYTES   (2u << 20)
+/* A server that was lost so often within lost_timeout, whatever came in between, is not worth waiting for. */
+#define LOSSES_MAX 100u
 /* Between two attempts to attach; the transport has its own for each. */
 #define RETRY_NS (50 * NSEC_PER_MSEC)
 
@@ -123,6 +125,28 @@ static void leave_outlet(struct pipeline_server *server)
 		}
 }
 
+/* Returns whether it is too often. */
+static bool count_loss(struct pipeline_server *server, uint64_t now_ns, const char *why)
+{
+	struct pipeline_job *job = server->job;
+	uint64_t within_ns = job->pipeline->params.lost_timeout_ms * NSEC_PER_MSEC;
+	struct failure failure;
+	char time[32];
+
+	if (!server->n_losses++ || now_ns - server->losses_ns > within_ns) {
+		server->n_losses = 1;
+		server->losses_ns = now_ns;
+	}
+	if (server->n_losses <= LOSSES_MAX)
+		return false;
+	(void)failure_set(&failure, -ECONNRESET,
+			  "job %s: server %s was lost %u times within %s, the last time: %s",
+			  job->name, pipeline_server_name(job, number_of(server)), server->n_losses,
+			  pipeline_time_text(time, within_ns), why);
+	pipeline_job_fail(job, &failure, NULL);
+	return true;
+}
+
 void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why)
 {
 	struct pipeline_server *server = &job->servers[number];
@@ -132,6 +156,9 @@ void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why
 		job->n_attached--;
 	else
 		at_ns += RETRY_NS;
+	/* Where there was no connection, there is no more to be lost than time. */
+	if (server->outlet && peer_id(server->outlet->peer) && count_loss(server, now_ns, why))
+		return;
 	if (!server->lost_ns) {
 		server->lost_ns = now_ns;
 		log_notice("job %s: server %s was lost: %s; waiting for it", job->name,
@@ -149,9 +176,11 @@ void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why
 
 void pipeline_keep_peer_lost(struct pipeline_job *job, const struct peer *peer, const char *why)
 {
-	for (size_t i = 0; i < job->n_servers; i++)
+	pipeline_job_hold(job);
+	for (size_t i = 0; i < job->n_servers && job->state != JOB_OVER; i++)
 		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
 			pipeline_keep_lost(job, i, why);
+	pipeline_job_release(job);
 }
 
 /* A home that has not seen the job's beginning is told of its tensors; any, of those that it has not answered. */

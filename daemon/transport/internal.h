@@ -24,6 +24,7 @@
 	(32u << 10) /* headers and small payloads of one read; what fits is copied, so not larger */
 #define SEND_MESSAGES 32	 /* gathered into one system call */
 #define SEND_BYTES    (1u << 20) /* offered to one system call */
+#define CHECKED_BYTES (256u << 10) /* the same, sent or received, with checksums: the cache of a core still has them */
 
 /* Boxes: mail to home that transport_close() can still find. */
 

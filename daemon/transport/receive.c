@@ -5,7 +5,7 @@
 #include <endian.h>
 #include <sys/epoll.h>
 
-#define RECEIVE_ROUNDS 4 /* system calls before others on this loop have their turn */
+#define RECEIVE_ROUNDS 8 /* system calls before others on this loop have their turn */
 
 /* One message, of which the header is known. Each returns 0, or has failed the lane. */
 
@@ -287,8 +287,16 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 
 	*ret_offered = sizeof(worker->buffer);
 	if (lane->reading == READING_PAYLOAD) {
-		iov[n++] = (struct iovec){ .iov_base = lane->room, .iov_len = lane->room_len };
-		*ret_offered += lane->room_len;
+		size_t len = lane->room_len;
+
+		if (lane->has_checksums && len > CHECKED_BYTES)
+			len = CHECKED_BYTES;
+		iov[n++] = (struct iovec){ .iov_base = lane->room, .iov_len = len };
+		if (len < lane->room_len) {
+			*ret_offered = len;
+			return readv(lane->source.fd, iov, n);
+		}
+		*ret_offered += len;
 	}
 	iov[n++] = (struct iovec){ .iov_base = worker->buffer, .iov_len = sizeof(worker->buffer) };
 	return readv(lane->source.fd, iov, n);

@@ -5,7 +5,12 @@
 #include <endian.h>
 #include <sys/epoll.h>
 
-#define SEND_ROUNDS 4 /* system calls before others on this loop have their turn */
+#define SEND_ROUNDS 8 /* system calls before others on this loop have their turn */
+
+static size_t send_bytes(const struct lane *lane)
+{
+	return lane->has_checksums ? CHECKED_BYTES : SEND_BYTES;
+}
 
 static size_t head_len(const struct lane *lane)
 {
@@ -67,7 +72,7 @@ static void batch_add(struct lane *lane, struct batch *batch, struct message *me
 		batch_iov(batch, (const char *)wire + skip, head - skip);
 	skip -= MIN(skip, head);
 	if (skip < len) {
-		size_t n = MIN(len - skip, SEND_BYTES - MIN(batch->len, (size_t)SEND_BYTES));
+		size_t n = MIN(len - skip, send_bytes(lane) - MIN(batch->len, send_bytes(lane)));
 
 		if (n)
 			batch_payload(lane, batch, message, skip, n);
@@ -103,7 +108,7 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 	batch->n_messages = batch->n_iov = batch->len = 0;
 	if (lane->current)
 		batch_add(lane, batch, lane->current, &lane->current_wire, lane->current_done);
-	while (batch->n_messages < SEND_MESSAGES && batch->len < SEND_BYTES &&
+	while (batch->n_messages < SEND_MESSAGES && batch->len < send_bytes(lane) &&
 	       (message = queue_pop(&lane->queue))) {
 		struct wire *wire = &batch->wire[batch->n_messages];
 

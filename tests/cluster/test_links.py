@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+"""Links that are cut, go down, swallow what is sent, or change bytes, under a job of all operations: no rank sees an error, and
+results are the same bits. Between the daemons are relays (links.py); what else happens is by failpoints where there are any."""
+import os, random, sys, threading, time
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+from links import LinkCluster
+try:
+    import numpy as np  # noqa: F401
+    import reference as ref  # noqa: F401
+except ImportError:
+    print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
+    sys.exit(77)
+from recovery import *
+
+LONG = 'BPS_LONG' in os.environ
+QUICK = ['--lost-timeout=10m']
+
+
+def turn(ranks, n, meanwhile=None, layout=(1, 1)):
+    """Every operation at once, while something happens."""
+    works = every_operation(layout, 50 * n)
+    declare(ranks, works, 20 * n)
+    submit(ranks, works, 20 * n)
+    if meanwhile:
+        meanwhile()
+    finish(ranks, works, 20 * n)
+
+
+def said(cluster, text, n=1):
+    return sum(daemon.text().count(text) for daemon in cluster.daemons) >= n
+
+
+def test_connections_are_cut():
+    rng = random.Random(SEED)
+    for lanes in (1, 3):
+        with LinkCluster(2, 1, colocated=False, options=[*QUICK, f'--lanes={lanes}']) as cluster:
+            ranks, link = job(cluster, (1, 1)), cluster.links[2]
+
+            def cut():
+                for _ in range(3):
+                    time.sleep(rng.random() / 50)
+                    link.cut()
+            for n in range(6 if LONG else 3):
+                turn(ranks, n, cut)
+            wait_for('losses are said', lambda: said(cluster, 'waiting for it'))
+            each(ranks, 'leave')
+
+
+def test_nodes_that_are_servers_too():
+    with LinkCluster(2, 0, options=QUICK) as cluster:
+        ranks = job(cluster, (1, 1))
+        for n in range(3):
+            turn(ranks, n, lambda: [link.cut() for link in cluster.links.values()])
+        each(ranks, 'leave')
+
+
+def test_a_link_is_down_for_two_seconds():
+    with LinkCluster(2, 1, colocated=False, options=QUICK) as cluster:
+        ranks, link = job(cluster, (1, 1)), cluster.links[2]
+
+        def outage():
+            link.down()
+            time.sleep(2)
+            link.up()
+        for n in range(2):
+            turn(ranks, n, outage)
+        assert cluster.daemons[2].text().count('waiting for it') >= 2, 'nothing was lost'
+        each(ranks, 'leave')
+
+
+def test_a_black_hole():
+    """Nothing passes and nobody says so. Several, close together."""
+    with LinkCluster(2, 1, colocated=False, options=[*QUICK, '--peer-timeout=1s']) as cluster:
+        ranks, link = job(cluster, (1, 1)), cluster.links[2]
+
+        def hole():
+            count = cluster.logs().count('no sign of life')
+            link.hold()
+            wait_for('it is seen', lambda: cluster.logs().count('no sign of life') > count, 60 * SCALE)
+            link.up()
+        for n in range(3):
+            turn(ranks, n, hole)
+        each(ranks, 'leave')
+
+
+def test_wires_that_change_bytes():
+    with LinkCluster(2, 1, colocated=False, options=QUICK) as cluster:
+        ranks, link = job(cluster, (1, 1)), cluster.links[2]
+        for n in range(4):
+            turn(ranks, n, lambda: link.corrupt(400000))
+            link.corrupt(0)
+        assert link.changed, 'nothing was changed'
+        if not SANITIZED:
+            n_seen = sum(cluster.metric(i, 'bps_checksum_errors_total') for i in range(3))
+            assert n_seen, f'{link.changed} bytes were changed, and nobody saw it'
+        each(ranks, 'leave')
+
+
+def test_changed_bytes_by_failpoints():
+    if not HAS_FAILPOINTS:
+        raise Skip('the build has no failpoints')
+    for who in (0, 2):
+        places = ['header-sent=corrupt@9', 'payload-sent=corrupt@5', 'header-received=corrupt@17', 'payload-received=corrupt@8',
+                  'connection-read=error@25']
+        with armed_cluster((1, 1), 1, {who: [','.join(places)]}, colocated=False, options=QUICK) as cluster:
+            ranks = job(cluster, (1, 1))
+            for n in range(3):
+                turn(ranks, n)
+            for what in 'header', 'payload':
+                assert said(cluster, f'a {what} arrived with other bytes than its checksum says', 2), cluster.logs()
+            each(ranks, 'leave')
+
+
+def test_a_wire_that_is_never_right():
+    """Given up at last, with words that say why."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the build has no failpoints')
+    with armed_cluster((1, 1), 1, {2: ['payload-received=corrupt@12+']}, colocated=False, options=QUICK) as cluster:
+        ranks = job(cluster, (1, 1))
+        works = every_operation((1, 1))
+        declare(ranks, works)
+        submit(ranks, works)
+        error = ranks[0].ended(0, 120000)
+        assert 'was lost 101 times' in error.text and 'checksum' in cluster.logs(), error.text
+
+
+run(globals())
