@@ -187,7 +187,3 @@ class LinkCluster(Cluster):
         super().abandon()
         while self.links:
             self.links.popitem()[1].close()
-
-    def metric(self, i, name):
-        lines = self.daemons[i].ctl('metrics')['text'].splitlines()
-        return sum(int(line.split()[1]) for line in lines if line.startswith(name + ' '))
