@@ -84,7 +84,13 @@ enum bps_operation {
 	 * any order, repeated as it likes. output = the rows that any rank gave, ascending, each once, and the reduction
 	 * of what was given for it. How many that are bps_request_rows() says.
 	 */
-	BPS_PUSH_PULL_ROWS = 7
+	BPS_PUSH_PULL_ROWS = 7,
+	/*
+	 * Adds the input to what servers keep of the tensor from the first time on, which was 0; output = that, with what
+	 * has come from other ranks until then. Waits for no rank, or for the slowest to come within the job's staleness. Of jobs
+	 * with `async`; the reduction is BPS_SUM.
+	 */
+	BPS_ACCUMULATE = 8
 };
 
 /*
@@ -192,12 +198,23 @@ struct bps_join_params {
 	uint32_t part_bytes;   /* largest part sent as one message; 0: the cluster's setting */
 	int force_distributed; /* not 0: go through servers though all ranks are on one machine */
 	int gpu_reduce;	       /* enum bps_gpu_reduce; of operations on CUDA memory */
+	/*
+	 * What it does about ranks that are late; all 0: it waits. See STRAGGLERS in the manual page bps in section 7. With a
+	 * quorum or async the job goes through servers, each rank by itself, and does not outlive a daemon.
+	 */
+	uint32_t
+		quorum; /* PUSH_PULL (sum, average) goes on with so many ranks; the next one has what came too late */
+	int async;		   /* not 0: there is ACCUMULATE */
+	int64_t quorum_timeout_ms; /* since the first came, before it goes on without all; 0: at once */
+	uint32_t
+		staleness; /* rounds of a tensor that the last rank may be behind. 0: quorum 8, ACCUMULATE any number */
 };
 
 /*
  * Fills params from the environment: the first of these that is set, by its rank variable, and BPS_* over all of them:
  *   bps      BPS_RANK BPS_SIZE BPS_LOCAL_RANK BPS_LOCAL_SIZE BPS_NODE BPS_NODES BPS_JOB BPS_SECRET BPS_TIMEOUT
- *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED BPS_GPU_REDUCE
+ *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED BPS_GPU_REDUCE BPS_QUORUM
+ *            BPS_QUORUM_TIMEOUT BPS_ASYNC BPS_STALENESS
  *   torchrun RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RUN_ID MASTER_ADDR MASTER_PORT
  *   Open MPI OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE; MVAPICH the same with MV2
  *   MPICH    PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS, Intel MPI too
@@ -205,7 +222,7 @@ struct bps_join_params {
  *   Slurm    SLURM_STEP_ID SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID SLURM_STEP_TASKS_PER_NODE SLURM_NODEID
  *            SLURM_STEP_NUM_NODES SLURM_JOB_ID
  *   BytePS   DMLC_WORKER_ID DMLC_NUM_WORKER BYTEPS_LOCAL_RANK BYTEPS_LOCAL_SIZE DMLC_NUM_SERVER
- *            BYTEPS_FORCE_DISTRIBUTED BYTEPS_PARTITION_BYTES
+ *            BYTEPS_FORCE_DISTRIBUTED BYTEPS_PARTITION_BYTES BYTEPS_ENABLE_ASYNC
  *   Kubernetes, indexed Job: JOB_COMPLETION_INDEX, with BPS_SIZE
  * None set: one rank. Timeouts are in seconds, or as 500ms, 30s, 10min, 1h; bytes may be as 512K or 4M. Strings point
  * into the environment, or, for a job's name that is made from several variables, into memory of the calling thread
@@ -323,6 +340,11 @@ struct bps_submit_params {
 	 */
 	int memory; /* enum bps_memory_kind */
 	void *stream;
+	/*
+	 * PUSH_PULL of a job with a quorum, ACCUMULATE: not 0: wait for all ranks; the result has all that they contributed to
+	 * the tensor until now, and is the same bits on each. All ranks say the same.
+	 */
+	int all_ranks;
 };
 
 /*
@@ -381,6 +403,14 @@ int bps_cuda_release(struct bps_client *client, const void *data, size_t len);
  * otherwise how the request ended.
  */
 int bps_request_rows(struct bps_request *request, uint64_t *ret_rows);
+
+/*
+ * Contributions of ranks in the result of a PUSH_PULL or ACCUMULATE that is complete. PUSH_PULL of a job with a quorum: those
+ * that came in time, and those that had been late for rounds before; of a tensor in several parts, the least of any.
+ * ACCUMULATE: all since the beginning. -EINVAL for another operation, -EBUSY while it is under way, otherwise how the
+ * request ended.
+ */
+int bps_request_contributions(struct bps_request *request, uint64_t *ret_contributions);
 
 /* How a complete request ended, as words; "" if well or not complete. Valid until bps_request_free(). */
 const char *bps_request_error(const struct bps_request *request);

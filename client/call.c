@@ -161,7 +161,8 @@ int call_hello(struct bps_client *client, struct client_call *call)
 			 SESSION_GREETING);
 }
 
-static Bps__Control__Join call_join_body(const struct bps_join_params *params)
+static Bps__Control__Join call_join_body(const struct bps_join_params *params,
+					 Bps__Control__Stragglers *stragglers)
 {
 	Bps__Control__Join join = BPS__CONTROL__JOIN__INIT;
 
@@ -183,12 +184,22 @@ static Bps__Control__Join call_join_body(const struct bps_join_params *params)
 	join.part_bytes = params->part_bytes;
 	join.has_gpu_reduce = params->gpu_reduce != 0;
 	join.gpu_reduce = (uint32_t)params->gpu_reduce;
+	bps__control__stragglers__init(stragglers);
+	stragglers->has_quorum = stragglers->has_quorum_timeout_ms = true;
+	stragglers->has_async = stragglers->has_staleness = true;
+	stragglers->quorum = params->quorum;
+	stragglers->quorum_timeout_ms = (uint64_t)params->quorum_timeout_ms;
+	stragglers->async = params->async != 0;
+	stragglers->staleness = params->staleness;
+	if (params->quorum || params->async)
+		join.stragglers = stragglers;
 	return join;
 }
 
 int call_join(struct bps_client *client)
 {
-	Bps__Control__Join join = call_join_body(&client->job.params);
+	Bps__Control__Stragglers stragglers;
+	Bps__Control__Join join = call_join_body(&client->job.params, &stragglers);
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
 
 	request.body_case = BPS__CONTROL__REQUEST__BODY_JOIN;
@@ -199,7 +210,8 @@ int call_join(struct bps_client *client)
 
 int call_resume(struct bps_client *client)
 {
-	Bps__Control__Join join = call_join_body(&client->job.params);
+	Bps__Control__Stragglers stragglers;
+	Bps__Control__Join join = call_join_body(&client->job.params, &stragglers);
 	Bps__Control__Resume resume = BPS__CONTROL__RESUME__INIT;
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
 

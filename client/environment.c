@@ -13,7 +13,8 @@
 struct environment {
 	uint32_t rank, world_size, local_rank, local_size, node, n_nodes; /* or UNSET */
 	uint32_t min_servers, part_bytes, force_distributed, gpu_reduce;
-	int64_t timeout_ms, request_timeout_ms;
+	uint32_t quorum, async, staleness;
+	int64_t timeout_ms, request_timeout_ms, quorum_timeout_ms;
 	const char *job;
 	const char *rank_variable, *size_variable; /* for errors */
 	const char *local_size_variable;	   /* whose absence leaves local_size open */
@@ -344,6 +345,7 @@ static int environment_byteps(struct environment *e)
 	r = r ?: environment_number("DMLC_NUM_SERVER", &e->min_servers);
 	r = r ?: environment_number("BYTEPS_FORCE_DISTRIBUTED", &e->force_distributed);
 	r = r ?: environment_number("BYTEPS_PARTITION_BYTES", &e->part_bytes);
+	r = r ?: environment_number("BYTEPS_ENABLE_ASYNC", &e->async);
 	if (r)
 		return r;
 	if (MUL_OVERFLOW(e->node, e->local_size, &e->rank) ||
@@ -373,6 +375,10 @@ static int environment_settings(struct environment *e)
 	r = r ?: environment_gpu_reduce(&e->gpu_reduce);
 	r = r ?: environment_timeout("BPS_TIMEOUT", &e->timeout_ms);
 	r = r ?: environment_timeout("BPS_REQUEST_TIMEOUT", &e->request_timeout_ms);
+	r = r ?: environment_number("BPS_QUORUM", &e->quorum);
+	r = r ?: environment_timeout("BPS_QUORUM_TIMEOUT", &e->quorum_timeout_ms);
+	r = r ?: environment_number("BPS_ASYNC", &e->async);
+	r = r ?: environment_number("BPS_STALENESS", &e->staleness);
 	e->part_bytes = (uint32_t)part_bytes;
 	e->job = job ?: e->job;
 	return r;
@@ -521,6 +527,10 @@ static int environment_fill(struct bps_join_params *params, int (*read)(struct e
 		.part_bytes = e.part_bytes,
 		.force_distributed = e.force_distributed != 0,
 		.gpu_reduce = (int)e.gpu_reduce,
+		.quorum = e.quorum,
+		.async = e.async != 0,
+		.quorum_timeout_ms = e.quorum_timeout_ms,
+		.staleness = e.staleness,
 	};
 	known.secret_len = known.secret ? strlen(known.secret) : 0;
 	memset(params, 0, size);

@@ -75,6 +75,17 @@ static int job_check_params(const struct bps_join_params *p)
 	if (p->gpu_reduce < 0 || p->gpu_reduce > GPU_REDUCE_MAX_)
 		return error_set(-EINVAL, "gpu_reduce is %d, which is no enum bps_gpu_reduce",
 				 p->gpu_reduce);
+	if (p->quorum > p->world_size)
+		return error_set(-EINVAL, "quorum is %u, but the job has %u ranks", p->quorum,
+				 p->world_size);
+	if (p->quorum_timeout_ms < 0 || (p->quorum_timeout_ms && !p->quorum))
+		return error_set(-EINVAL, "quorum_timeout_ms is %lld%s",
+				 (long long)p->quorum_timeout_ms,
+				 p->quorum ? "" : ", but quorum is 0");
+	if (p->staleness && !p->quorum && !p->async)
+		return error_set(-EINVAL,
+				 "staleness is %u, but the job has neither quorum nor async",
+				 p->staleness);
 	return 0;
 }
 

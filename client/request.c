@@ -232,6 +232,8 @@ static bool request_look(struct bps_request *request)
 		status = -EPROTO;
 		(void)stpcpy(text, "the daemon ended the request before its stream had come to it");
 	}
+	if (request->counted)
+		request->n_rows = *(const volatile uint64_t *)&slot->n_rows;
 	if (request->row_len) {
 		request->n_rows = *(const volatile uint64_t *)&slot->n_rows;
 		if (!status && request->n_rows > request->output_len / request->row_len) {
@@ -406,6 +408,25 @@ _public_ int bps_request_rows(struct bps_request *request, uint64_t *ret_rows)
 	if (request->status && request->status != -ENOSPC)
 		return error_set(request->status, "%s", request_text(request));
 	*ret_rows = request->n_rows;
+	return 0;
+}
+
+_public_ int bps_request_contributions(struct bps_request *request, uint64_t *ret_contributions)
+{
+	int r = request_check(request);
+	if (r)
+		return r;
+	if (!ret_contributions || !request->counted)
+		return error_set(-EINVAL, !ret_contributions
+						  ? "ret_contributions is NULL"
+						  : "the request is no push_pull or accumulate");
+
+	CLIENT_LOCKED(request->client);
+	if (!request_advance(request))
+		return error_set(-EBUSY, "the request is still under way");
+	if (request->status)
+		return error_set(request->status, "%s", request_text(request));
+	*ret_contributions = request->n_rows;
 	return 0;
 }
 

@@ -291,7 +291,9 @@ static int plan_check_kind(struct plan *plan)
 {
 	struct bps_submit_params *p = &plan->params;
 	bool rows = p->operation == BPS_PUSH_PULL_ROWS;
-	bool reduces = p->operation == BPS_PUSH_PULL || p->operation == BPS_REDUCE_SCATTER || rows;
+	bool accumulates = p->operation == BPS_ACCUMULATE;
+	bool reduces = p->operation == BPS_PUSH_PULL || p->operation == BPS_REDUCE_SCATTER ||
+		       rows || accumulates;
 
 	if (p->operation < 1 || p->operation > OPERATION_MAX_)
 		return error_set(-EINVAL, "tensor \"%s\": %d is no operation", plan->tensor->name,
@@ -305,13 +307,19 @@ static int plan_check_kind(struct plan *plan)
 		p->reduction = BPS_SUM;
 	if (p->reduction == BPS_AVERAGE && plan->tensor->dtype == DTYPE_BOOL)
 		return plan_refuse(plan, "bool has no average");
+	if (accumulates && !plan->tensor->client->job.params.async)
+		return plan_refuse(plan, "the job has no async, which all ranks join with");
+	if (accumulates && (p->reduction != BPS_SUM || plan->tensor->dtype == DTYPE_BOOL))
+		return plan_refuse(plan, "it is a sum of numbers");
+	if (p->all_ranks && p->operation != BPS_PUSH_PULL && !accumulates)
+		return plan_refuse(plan, "all_ranks, but it always waits for all");
 	if (p->operation == BPS_BROADCAST && p->root >= plan->size)
 		return plan_refuse(plan, "root is %u, but the job has %u ranks", p->root,
 				   plan->size);
 	if (p->timeout_ms < 0)
 		return plan_refuse(plan, "a negative timeout: every request has an end");
 	if (p->counts && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST ||
-			  p->operation == BPS_BARRIER || rows))
+			  p->operation == BPS_BARRIER || rows || accumulates))
 		return plan_refuse(plan, "it has no counts");
 	if (!rows && (p->width || p->input_rows || p->output_rows))
 		return plan_refuse(plan, "it has no rows");
@@ -452,7 +460,8 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 	const struct bps_submit_params *p = &plan->params;
 	struct bps_client *client = request->client;
 	bool one_range =
-		plan->in_place && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST);
+		plan->in_place && (p->operation == BPS_PUSH_PULL || p->operation == BPS_BROADCAST ||
+				   p->operation == BPS_ACCUMULATE);
 	int r = 0;
 
 	if (plan->cuda)
@@ -482,6 +491,7 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 	request->output_len = plan->output_len;
 	request->output_rows = p->output_rows;
 	request->row_len = p->width * plan->element_len;
+	request->counted = p->operation == BPS_PUSH_PULL || p->operation == BPS_ACCUMULATE;
 	return r;
 }
 
@@ -534,13 +544,16 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 {
 	const struct bps_submit_params *p = &plan->params;
 	const struct staging_range *input_range = request->input_range;
+	const struct bps_join_params *job = &request->client->job.params;
+	bool waits_not = job->quorum || job->async;
 	struct shm_entry entry = {
 		.round = ++plan->tensor->rounds,
 		.tensor = plan->tensor->number,
 		.operation = (uint8_t)p->operation,
 		.reduction = (uint8_t)p->reduction,
 		.priority = p->priority,
-		.root = p->operation == BPS_BROADCAST ? p->root : 0,
+		.root = p->operation == BPS_BROADCAST ? p->root
+						      : (uint32_t)(p->all_ranks && waits_not),
 		.input_count = plan->input_count,
 		.output_count = plan->output_count,
 		.timeout_ms = (uint64_t)p->timeout_ms,

@@ -144,6 +144,25 @@ static void add_agent_job(struct admin_job *job, const struct pipeline_job_info 
 	job->in_flight = info->in_flight;
 }
 
+/* Where each rank is a node of its own, those of this daemon are apart in the agent: here they become one line. */
+static struct admin_job *job_of_run(struct admin_job *jobs, size_t n, uint64_t number)
+{
+	for (size_t i = 0; number && i < n; i++)
+		if (jobs[i].number == number)
+			return &jobs[i];
+	return NULL;
+}
+
+static void add_sibling(struct admin_job *job, const struct pipeline_job_info *info)
+{
+	job->n_local += info->n_local;
+	job->rounds = MAX(job->rounds, info->rounds);
+	job->bytes += info->bytes;
+	job->in_flight += info->in_flight;
+	if (!*job->waiting_for)
+		(void)snprintf(job->waiting_for, sizeof(job->waiting_for), "%s", info->waiting_for);
+}
+
 /* Adds what the server knows; an agent's line of the same job takes precedence where both know. */
 static void add_server_job(struct admin_job *job, const struct server_job_info *info)
 {
@@ -186,8 +205,14 @@ static int report_jobs(void *user, struct admin_job **ret_jobs, size_t *ret_n)
 	jobs = calloc(n_agent + n_server + 1, sizeof(*jobs));
 	if (!jobs)
 		return error_origin(-ENOMEM);
-	for (size_t i = 0; i < n_agent; i++)
-		add_agent_job(&jobs[n++], &agent[i]);
+	for (size_t i = 0; i < n_agent; i++) {
+		struct admin_job *job = job_of_run(jobs, n, agent[i].number);
+
+		if (job)
+			add_sibling(job, &agent[i]);
+		else
+			add_agent_job(&jobs[n++], &agent[i]);
+	}
 	for (size_t i = 0; i < n_server; i++) {
 		struct admin_job *job = job_named(jobs, n, server[i].name);
 

@@ -97,7 +97,7 @@ void data_rdma_hello_swap(struct data_rdma_hello *hello)
 static bool operation_reduces(unsigned operation)
 {
 	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER ||
-	       operation == OPERATION_PUSH_PULL_ROWS;
+	       operation == OPERATION_PUSH_PULL_ROWS || operation == OPERATION_ACCUMULATE;
 }
 
 /* What a contribution must say beyond what a result must: a server plans by it, an agent knows it already. */
@@ -113,6 +113,8 @@ static const char *check_push(const struct data_header *h)
 		return "the reduction does not fit the operation";
 	if (h->reduction == REDUCTION_AVERAGE && h->dtype == DTYPE_BOOL)
 		return "bool has no average";
+	if (h->operation == OPERATION_ACCUMULATE && h->reduction != REDUCTION_SUM)
+		return "an accumulation that is no sum";
 	if (h->operation == OPERATION_BARRIER)
 		return h->total ? "a barrier with data" : NULL;
 	if (!size)

@@ -98,7 +98,11 @@ struct data_header {
 	uint64_t
 		total; /* bytes of the whole block; all contributors must agree. push_pull_rows: part_len */
 	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
-	uint32_t root;	   /* broadcast: the source rank */
+	/*
+	 * broadcast: the source rank. push_pull of a job with a quorum, and accumulate: in PUSH 1 to wait for all nodes, in
+	 * RESULT how many contributions are in it. Else 0.
+	 */
+	uint32_t root;
 	/* Larger is more urgent; a hint, never part of the result. In RESULT: its number, from 1 for each node; 0: not kept. */
 	int32_t priority;
 	uint32_t moved; /* with DATA_FLAG_MOVED; else 0 */

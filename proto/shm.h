@@ -73,7 +73,7 @@ struct shm_entry {
 	uint8_t reduction; /* enum reduction, or 0 */
 	uint16_t flags;	   /* 0 */
 	int32_t priority;
-	uint32_t root;	       /* broadcast: source rank */
+	uint32_t root; /* broadcast: source rank; push_pull, accumulate: 1 to wait for all ranks */
 	uint32_t input_buffer; /* the session's own number, from Share */
 	uint32_t output_buffer;
 	uint32_t counts_buffer; /* 0: equal counts */
@@ -102,7 +102,8 @@ struct shm_slot {
 	uint64_t ticket;
 	/* Why, when status is not 0; the reader terminates it itself. */
 	char text[ERROR_TEXT_MAX + 1];
-	uint64_t n_rows; /* push_pull_rows: of the result, also when there was no room for it */
+	uint64_t
+		n_rows; /* push_pull_rows: of the result, also when there was no room for it; else contributions in it */
 	char pad[512 - 24 - ERROR_TEXT_MAX - 1];
 };
 static_assert(sizeof(struct shm_slot) == 512, "shm_slot is shared-memory format");

@@ -29,6 +29,7 @@ const char *operation_name(unsigned operation)
 		[OPERATION_ALL_TO_ALL] = "all_to_all",
 		[OPERATION_BARRIER] = "barrier",
 		[OPERATION_PUSH_PULL_ROWS] = "push_pull_rows",
+		[OPERATION_ACCUMULATE] = "accumulate",
 	};
 	static_assert(ARRAY_SIZE(names) == OPERATION_MAX_ + 1, "every operation has a name");
 

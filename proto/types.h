@@ -28,7 +28,8 @@ enum operation {
 	OPERATION_ALL_TO_ALL = 5,
 	OPERATION_BARRIER = 6,
 	OPERATION_PUSH_PULL_ROWS = 7,
-	OPERATION_MAX_ = 7,
+	OPERATION_ACCUMULATE = 8,
+	OPERATION_MAX_ = 8,
 };
 
 enum reduction {
@@ -76,6 +77,29 @@ enum gpu_reduce {
 	GPU_REDUCE_HOST = 3,   /* by the CPU: the same bits as for memory of the host */
 	GPU_REDUCE_MAX_ = 3,
 };
+
+/* What a job does about ranks that are late: bps(7), STRAGGLERS. All zero: it waits for them. */
+struct stragglers {
+	uint32_t quorum; /* PUSH_PULL goes on with so many; 0: waits for all */
+	uint32_t staleness;
+	uint64_t quorum_timeout_ms; /* and so long after the first */
+	bool async;		    /* there is ACCUMULATE */
+};
+
+/* With quorum, rounds that the last rank may be behind, unless staleness says otherwise: their results are held for it. */
+#define QUORUM_BEHIND 8u
+
+static inline bool stragglers_equal(const struct stragglers *a, const struct stragglers *b)
+{
+	return a->quorum == b->quorum && a->staleness == b->staleness &&
+	       a->quorum_timeout_ms == b->quorum_timeout_ms && a->async == b->async;
+}
+
+/* Then each rank is a node of its own. */
+static inline bool stragglers_any(const struct stragglers *s)
+{
+	return s->quorum || s->async;
+}
 
 /* Bytes of one element, or 0 when dtype is none of ours (a number from outside). */
 static inline size_t dtype_size(unsigned dtype)

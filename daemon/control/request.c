@@ -197,6 +197,13 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	struct failure failure = { 0 };
 	int r;
 
+	if (m->stragglers)
+		join.stragglers = (struct stragglers){
+			.quorum = m->stragglers->quorum,
+			.quorum_timeout_ms = m->stragglers->quorum_timeout_ms,
+			.async = m->stragglers->async,
+			.staleness = m->stragglers->staleness,
+		};
 	if (session->in_job) {
 		(void)failure_set(&failure, -EISCONN, "already rank %u of job %s", session->rank,
 				  session->job);

@@ -15,7 +15,7 @@ struct checked {
 static bool reduces(unsigned operation)
 {
 	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER ||
-	       operation == OPERATION_PUSH_PULL_ROWS;
+	       operation == OPERATION_PUSH_PULL_ROWS || operation == OPERATION_ACCUMULATE;
 }
 
 uint64_t pipeline_check_elements(const struct pipeline_tensor *tensor, uint32_t rank,
@@ -278,6 +278,14 @@ static int check_kind(const struct checked *c)
 		return failure_set(c->failure, -EINVAL, "rank %u: no reduction %u (%s) of %s",
 				   c->rank, request->reduction, reduction_name(request->reduction),
 				   dtype_name(dtype));
+	if (request->operation != OPERATION_ACCUMULATE)
+		return 0;
+	if (!c->tensor->job->shape.stragglers.async)
+		return failure_set(c->failure, -EINVAL,
+				   "rank %u: accumulate in a job without async", c->rank);
+	if (request->reduction != REDUCTION_SUM || dtype == DTYPE_BOOL)
+		return failure_set(c->failure, -EINVAL, "rank %u: accumulate is a sum of numbers",
+				   c->rank);
 	return 0;
 }
 
@@ -307,6 +315,7 @@ int pipeline_check_request(const struct pipeline_tensor *tensor, uint32_t rank,
 		return check_input(&c, tensor->elements);
 	switch (request->operation) {
 	case OPERATION_PUSH_PULL:
+	case OPERATION_ACCUMULATE:
 		return check_push_pull(&c);
 	case OPERATION_ALL_GATHER:
 		return check_all_gather(&c);

@@ -107,7 +107,8 @@ static void take_key(struct pipeline_tensor *tensor, uint64_t key, uint64_t star
 			    job->name, tensor->name);
 	list_for_each (round, &tensor->rounds, link)
 		if (round->failure.status)
-			pipeline_setup_fail_round(job, key, round->number, &round->failure);
+			pipeline_setup_fail_round(job, key, round->number, round->alone,
+						  &round->failure);
 }
 
 void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure *failure,

@@ -125,9 +125,11 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		.request_timeout_ms = join->request_timeout_ms,
 		.force_distributed = join->force_distributed,
 		.gpu_reduce = join->gpu_reduce,
+		.stragglers = join->stragglers,
 	};
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
-	job->resumable = !job->distributed || pipeline->params.resume;
+	job->resumable = (!job->distributed || pipeline->params.resume) &&
+			 !stragglers_any(&join->stragglers);
 	job->request_timeout_ns = join->request_timeout_ms * NSEC_PER_MSEC;
 	job->formed_by_ns = CLOCK_NEVER;
 	job->members = calloc(join->local_size, sizeof(job->members[0]));
@@ -192,6 +194,23 @@ static void fail_rounds(struct pipeline_job *job)
 	} while (open);
 }
 
+/* Its other ranks on this node, where each is a node of its own: servers do not tell this daemon what it told them. */
+static void fail_siblings(struct pipeline_job *job, const struct peer *from)
+{
+	struct pipeline_job *other, *sibling;
+
+	if (!stragglers_any(&job->shape.stragglers) || !job->number)
+		return;
+	do {
+		sibling = NULL;
+		list_for_each (other, &job->pipeline->jobs, link)
+			if (other->number == job->number && other->state != JOB_OVER)
+				sibling = other;
+		if (sibling)
+			pipeline_job_fail(sibling, &job->over, from);
+	} while (sibling);
+}
+
 void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 		       const struct peer *from)
 {
@@ -221,6 +240,7 @@ void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 		else
 			member->ended(member, number, &job->over);
 	}
+	fail_siblings(job, from);
 	pipeline_job_release(job);
 }
 
@@ -307,12 +327,19 @@ void pipeline_job_form_here(struct pipeline_job *job)
 	pipeline_job_formed(job);
 }
 
-struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const char *name)
+static bool is_sibling(const struct pipeline_job *job, const struct pipeline_join *join)
+{
+	return stragglers_any(&job->shape.stragglers) && stragglers_any(&join->stragglers) &&
+	       job->shape.node != join->node;
+}
+
+struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const struct pipeline_join *join)
 {
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link)
-		if (job->state != JOB_OVER && !job->has_left.status && !strcmp(job->name, name))
+		if (job->state != JOB_OVER && !job->has_left.status &&
+		    !strcmp(job->name, join->job) && !is_sibling(job, join))
 			return job;
 	return NULL;
 }
@@ -345,7 +372,7 @@ int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join
 static int job_for(struct pipeline *pipeline, const struct pipeline_join *join,
 		   struct pipeline_job **ret_job, struct failure *failure)
 {
-	struct pipeline_job *job = pipeline_job_find(pipeline, join->job);
+	struct pipeline_job *job = pipeline_job_find(pipeline, join);
 	int r;
 
 	if (job) {
@@ -390,6 +417,8 @@ void pipeline_job_add(struct pipeline_job *job, struct pipeline_member *member,
 int pipeline_join_take(const struct pipeline *pipeline, const struct pipeline_join *given,
 		       struct pipeline_join *ret_join, struct failure *failure)
 {
+	int r;
+
 	*ret_join = *given;
 	if (pipeline->closed)
 		return failure_set(failure, -ESHUTDOWN, "the daemon is about to stop");
@@ -397,7 +426,16 @@ int pipeline_join_take(const struct pipeline *pipeline, const struct pipeline_jo
 		ret_join->request_timeout_ms = REQUEST_TIMEOUT_MS;
 	ret_join->request_timeout_ms = MIN(ret_join->request_timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
 	ret_join->timeout_ms = MIN(ret_join->timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
-	return pipeline_join_check(ret_join, failure);
+	r = pipeline_join_check(ret_join, failure);
+	if (r || !stragglers_any(&ret_join->stragglers))
+		return r;
+	/* No rank waits for another: each is a node of its own, also where several share a daemon. */
+	ret_join->node = ret_join->rank;
+	ret_join->n_nodes = ret_join->size;
+	ret_join->local_rank = 0;
+	ret_join->local_size = 1;
+	ret_join->force_distributed = true;
+	return 0;
 }
 
 int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,

@@ -42,6 +42,7 @@ struct pipeline_shape {
 	uint64_t request_timeout_ms;
 	bool force_distributed;
 	unsigned gpu_reduce;
+	struct stragglers stragglers;
 };
 
 struct pipeline_server {
@@ -180,8 +181,11 @@ void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns);
 struct pipeline_job *pipeline_job_free(struct pipeline_job *job);
 int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		     struct pipeline_job **ret_job, struct failure *failure);
-/* The job that has this name now, or NULL. One that a rank has left does not come back, but its name does. */
-struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const char *name);
+/*
+ * The job that has this name now, or NULL. One that a rank has left does not come back, but its name does. Of a job whose
+ * ranks are nodes of their own, that of the join's rank.
+ */
+struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const struct pipeline_join *join);
 /* Takes a member in, for whom the job is to be formed within timeout_ns. */
 void pipeline_job_add(struct pipeline_job *job, struct pipeline_member *member,
 		      const struct pipeline_join *join, uint64_t timeout_ns);
@@ -243,7 +247,7 @@ void pipeline_setup_close(struct pipeline_job *job);
 void pipeline_setup_free(struct pipeline_job *job);
 void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *failure,
 			     const struct peer *from);
-void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round,
+void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			       const struct failure *failure);
 void pipeline_setup_leave(struct pipeline_job *job);
 

@@ -38,6 +38,14 @@ static int check_numbers(const struct pipeline_join *j, struct failure *failure)
 		return failure_set(failure, -EINVAL,
 				   "rank %u: %u is no way to reduce GPUs, which are 0 to %d",
 				   j->rank, j->gpu_reduce, GPU_REDUCE_MAX_);
+	if (j->stragglers.quorum > j->size)
+		return failure_set(failure, -EINVAL, "rank %u: a quorum of %u, but size is %u",
+				   j->rank, j->stragglers.quorum, j->size);
+	if ((j->stragglers.quorum_timeout_ms && !j->stragglers.quorum) ||
+	    (j->stragglers.staleness && !stragglers_any(&j->stragglers)))
+		return failure_set(failure, -EINVAL,
+				   "rank %u: how late ranks may be, in a job that waits for them",
+				   j->rank);
 	return 0;
 }
 
@@ -78,11 +86,33 @@ static int differ(struct failure *failure, const char *what, const struct pipeli
 			   (unsigned long long)ours);
 }
 
+static int compare_stragglers(const struct pipeline_shape *shape,
+			      const struct pipeline_member *other, const struct pipeline_join *join,
+			      struct failure *failure)
+{
+	const struct stragglers *a = &shape->stragglers, *b = &join->stragglers;
+
+	if (a->quorum != b->quorum)
+		return differ(failure, "quorum", other, a->quorum, join, b->quorum);
+	if (a->quorum_timeout_ms != b->quorum_timeout_ms)
+		return differ(failure, "quorum timeout", other, a->quorum_timeout_ms, join,
+			      b->quorum_timeout_ms);
+	if (a->async != b->async)
+		return differ(failure, "async", other, a->async, join, b->async);
+	if (a->staleness != b->staleness)
+		return differ(failure, "staleness", other, a->staleness, join, b->staleness);
+	return 0;
+}
+
 static int compare_shape(const struct pipeline_job *job, const struct pipeline_member *other,
 			 const struct pipeline_join *join, struct failure *failure)
 {
 	const struct pipeline_shape *shape = &job->shape;
+	int r;
 
+	r = compare_stragglers(shape, other, join, failure);
+	if (r)
+		return r;
 	if (shape->size != join->size)
 		return differ(failure, "size", other, shape->size, join, join->size);
 	if (shape->n_nodes != join->n_nodes)

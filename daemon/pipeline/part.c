@@ -579,6 +579,18 @@ static void push_again(struct pipeline_part *part)
 		pipeline_keep_park(part);
 }
 
+/* What a server says of a result that not all ranks need be in. */
+static void count(struct pipeline_part *part)
+{
+	struct pipeline_round *round = part->round;
+	uint32_t n = part->call.answer.root;
+
+	if (!stragglers_any(&job_of(part)->shape.stragglers))
+		return;
+	round->n_contributions = round->counted ? MIN(round->n_contributions, n) : n;
+	round->counted = true;
+}
+
 static void on_answer(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
@@ -612,6 +624,7 @@ static void on_answer(struct call *call)
 	} else if (part->round->failure.status) {
 		part_finish(part);
 	} else {
+		count(part);
 		part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block)
 								     : NULL;
 		part->state = PART_SCATTER;

@@ -104,8 +104,9 @@ struct pipeline_join {
 	uint64_t timeout_ms, request_timeout_ms;
 	bool force_distributed;
 	unsigned gpu_reduce; /* enum gpu_reduce */
-	bool can_resume;     /* the trainer can take part in a restart */
-	uint32_t pid;	     /* for messages */
+	struct stragglers stragglers;
+	bool can_resume; /* the trainer can take part in a restart */
+	uint32_t pid;	 /* for messages */
 };
 
 /*
@@ -195,7 +196,7 @@ struct pipeline_request {
 	/* Exactly once; nobody touches the memory any more. failure: NULL if all is well. */
 	void (*done)(struct pipeline_request *request, const struct failure *failure);
 	uint64_t
-		n_rows; /* in done(): rows of a push_pull_rows' result, also when there was no room for it (-ENOSPC) */
+		n_rows; /* in done(): rows of a push_pull_rows' result, also when there was no room for it (-ENOSPC); else contributions */
 	/* The pipeline's. */
 	struct pipeline_round *in;
 	uint64_t deadline_ns;

@@ -213,10 +213,24 @@ int pipeline_tensors(struct pipeline *pipeline, const char *name,
 	return 0;
 }
 
+/* Where each rank is a node of its own, those of this daemon are apart. */
+static const struct pipeline_job *home_of(const struct pipeline_job *job, uint32_t rank)
+{
+	const struct pipeline_job *other;
+
+	list_for_each (other, &job->pipeline->jobs, link)
+		if (other->number == job->number && other->layout.size > rank &&
+		    other->layout.local_of_rank[rank] != RANK_AWAY)
+			return other;
+	return job;
+}
+
 static const char *rank_state(const struct pipeline_job *job, uint32_t rank)
 {
 	uint32_t local = job->layout.local_of_rank[rank];
 
+	if (local == RANK_AWAY && job != home_of(job, rank))
+		return rank_state(home_of(job, rank), rank);
 	if (local == RANK_AWAY)
 		return "joined";
 	if (job->left && job->left[local])

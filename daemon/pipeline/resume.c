@@ -160,7 +160,7 @@ static int check_left(const struct ledger *ledger, const struct pipeline_join *j
 static int begin(struct pipeline *pipeline, const struct pipeline_join *join, uint64_t number,
 		 int fd, struct pipeline_job **ret_job, struct failure *failure)
 {
-	struct pipeline_job *job = pipeline_job_find(pipeline, join->job);
+	struct pipeline_job *job = pipeline_job_find(pipeline, join);
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
 	_cleanup_(fd_closep) int kept = -1;
 	int r;

@@ -152,6 +152,8 @@ static void end_requests(struct pipeline_round *round)
 	for (uint32_t i = 0; i < n_local(round); i++) {
 		struct pipeline_request *request = TAKE_PTR(round->ranks[i].request);
 
+		if (request && !failure && !round->rows)
+			request->n_rows = round->n_contributions;
 		if (request && !failure)
 			request_end(pipeline, request,
 				    pipeline_rows_verdict(round, request, &no_room));
@@ -208,7 +210,7 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 		return;
 	round->failure = *failure;
 	if (tell && job->distributed && tensor->key)
-		pipeline_setup_fail_round(job, tensor->key, round->number, failure);
+		pipeline_setup_fail_round(job, tensor->key, round->number, round->alone, failure);
 	if (round->state == ROUND_MOVING) {
 		/* Not finished under our feet. */
 		round->n_parts++;
@@ -357,6 +359,8 @@ static void round_start(struct pipeline_round *round)
 	round->state = ROUND_MOVING;
 	round->sequence = job->pipeline->n_rounds_started++;
 	round->reduction = first->reduction;
+	round->n_contributions = job->shape.size;
+	round->counted = false;
 	round->partition = (struct partition){
 		.layout = &job->layout,
 		.operation = first->operation,
@@ -483,6 +487,7 @@ static void round_came(struct pipeline_round *round, uint32_t index,
 	request->in = round;
 	round->ranks[index].request = request;
 	round->ranks[index].came = true;
+	round->alone = request->operation == OPERATION_ACCUMULATE;
 	round->n_came++;
 	measure(round, index, now_ns);
 	round->priority = MAX(round->priority, request->priority);
@@ -646,6 +651,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	if (hopeless(tensor) && !pipeline_resume_moves(tensor, request->round)) {
 		if (job->distributed && tensor->key)
 			pipeline_setup_fail_round(job, tensor->key, request->round,
+						  request->operation == OPERATION_ACCUMULATE,
 						  hopeless(tensor));
 		request_end(job->pipeline, request, hopeless(tensor));
 		return;

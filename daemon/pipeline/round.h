@@ -53,6 +53,9 @@ struct pipeline_round {
 	struct partition partition;
 	bool cut; /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
+	bool alone;		    /* no other rank's round has to do with it: accumulate */
+	bool counted;		    /* n_contributions is what servers said, */
+	uint32_t n_contributions;   /* that are in the result: the least of its parts */
 	bool on_device;		    /* some of its memory is: device.c */
 	bool grouped;		    /* and devices reduce among themselves */
 	unsigned n_up;		    /* parts whose result is being copied to devices */

@@ -167,10 +167,26 @@ static const char *own_name(const struct view *view)
 
 static void on_joined(struct call *call);
 
+/* NULL: it waits for all. */
+static Bps__Cluster__Stragglers *stragglers_of(const struct pipeline_job *job,
+					       Bps__Cluster__Stragglers *m)
+{
+	const struct stragglers *s = &job->shape.stragglers;
+
+	bps__cluster__stragglers__init(m);
+	m->has_quorum = m->has_quorum_timeout_ms = m->has_async = m->has_staleness = true;
+	m->quorum = s->quorum;
+	m->quorum_timeout_ms = s->quorum_timeout_ms;
+	m->async = s->async;
+	m->staleness = s->staleness;
+	return stragglers_any(s) ? m : NULL;
+}
+
 /* JOIN with these ranks; with none of them, the node takes its own back. */
 static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 {
 	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
+	Bps__Cluster__Stragglers stragglers;
 	uint64_t now_ns = clock_now_ns();
 
 	m.job = job->name;
@@ -193,6 +209,7 @@ static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 	m.node_name = (char *)own_name(job->view);
 	m.has_resume = job->resumable;
 	m.resume = job->resumable;
+	m.stragglers = stragglers_of(job, &stragglers);
 	return error_trace(setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join));
 }
 
@@ -278,6 +295,7 @@ static int attach(struct pipeline_job *job, size_t server)
 {
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
 	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
+	Bps__Cluster__Stragglers stragglers;
 	struct pipeline_setup *setup;
 	int r;
 
@@ -289,6 +307,7 @@ static int attach(struct pipeline_job *job, size_t server)
 	m.node_of_rank = job->layout.node_of_rank;
 	m.request_timeout_ms = job->request_timeout_ns / NSEC_PER_MSEC;
 	m.instance = job->instance;
+	m.stragglers = stragglers_of(job, &stragglers);
 	if (job->keep) {
 		m.has_resume = m.resume = true;
 		m.has_lost_timeout_ms = true;
@@ -667,11 +686,12 @@ void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *fai
 	notify(job, &header, failure->text, from);
 }
 
-void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round,
+void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			       const struct failure *failure)
 {
 	struct data_header header = {
 		.op = DATA_FAIL_ROUND,
+		.operation = alone ? OPERATION_ACCUMULATE : 0,
 		.key = key,
 		.round = round,
 		.status = -failure->status,

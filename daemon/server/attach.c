@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include "server/accumulate.h"
 #include "server/keep.h"
 #include "server/round.h"
 
@@ -20,6 +21,8 @@ static const char *attach_differs(const struct job *job, const struct attach *at
 	if (memcmp(job->node_of_rank, attach->node_of_rank,
 		   job->size * sizeof(job->node_of_rank[0])))
 		return "layout";
+	if (!stragglers_equal(&job->stragglers, &attach->stragglers))
+		return "word on stragglers";
 	if (job->resume != attach->resume)
 		return "word on restarts";
 	if (job->resume &&
@@ -38,6 +41,7 @@ static int attach_new(struct server *server, uint64_t number, const struct attac
 	if (r)
 		return r;
 	job->request_timeout_ms = attach->request_timeout_ms;
+	job->stragglers = attach->stragglers;
 	job->since_ns = clock_now_ns();
 	/* Elsewhere than at the home every job begins so: whether it has begun before, only its nodes know. */
 	job->resume = job->fresh = attach->resume;
@@ -249,6 +253,7 @@ void attach_leave(struct job *job, uint32_t node)
 		return;
 	}
 	declare_left(job);
+	accumulate_left(job);
 	round_left(job, node);
 }
 

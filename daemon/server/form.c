@@ -89,12 +89,29 @@ static int differ(const struct job *job, const struct join *join, const char *wh
 			   what, (unsigned long long)said);
 }
 
+static int check_stragglers(const struct job *job, const struct join *join, struct failure *failure)
+{
+	const struct stragglers *a = &join->stragglers, *b = &job->stragglers;
+	int r = differ(job, join, "quorum", a->quorum, b->quorum, failure);
+
+	if (!r)
+		r = differ(job, join, "quorum timeout", a->quorum_timeout_ms, b->quorum_timeout_ms,
+			   failure);
+	if (!r)
+		r = differ(job, join, "async", a->async, b->async, failure);
+	if (!r)
+		r = differ(job, join, "staleness", a->staleness, b->staleness, failure);
+	return r;
+}
+
 static int check_alike(const struct job *job, const struct join *join, struct failure *failure)
 {
 	struct speaker a, b;
 	int r;
 
-	r = differ(job, join, "size", join->size, job->size, failure);
+	r = check_stragglers(job, join, failure);
+	if (!r)
+		r = differ(job, join, "size", join->size, job->size, failure);
 	if (!r)
 		r = differ(job, join, "number of nodes", join->n_nodes, job->n_nodes, failure);
 	if (!r)
@@ -238,6 +255,7 @@ static int form_new(struct server *server, const struct join *join, struct job *
 	job->asked_part_bytes = join->part_bytes;
 	job->part_bytes = part_bytes_of(asked);
 	job->request_timeout_ms = join->request_timeout_ms;
+	job->stragglers = join->stragglers;
 	job->join_timeout_ms = join->timeout_ms;
 	job->since_ns = clock_now_ns();
 	r = job_wake_by(job, job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC);

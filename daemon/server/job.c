@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include "server/accumulate.h"
 #include "server/round.h"
 #include "server/store.h"
 #include <stdio.h>
@@ -15,6 +16,7 @@ static uint64_t job_deadline(const struct job *job)
 		return job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC;
 	at = MIN(declare_deadline(job), round_deadline(job));
 	at = MIN(at, attach_lost_deadline(job));
+	at = MIN(at, accumulate_deadline(job));
 	return MIN(at, job->attach_by_ns);
 }
 
@@ -31,6 +33,7 @@ static void job_expired(struct loop_timer *timer)
 	if (job->state == JOB_RUNNING) {
 		declare_expired(job, now);
 		round_expired(job, now);
+		accumulate_expired(job, now);
 		if (job->attach_by_ns <= now) {
 			attach_expired(job);
 			return;
@@ -87,6 +90,7 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	list_init(&job->held);
 	list_init(&job->kept);
 	list_init(&job->spare);
+	list_init(&job->accumulators);
 	list_push_back(&server->jobs, &job->link);
 	server->n_jobs++;
 	*ret_job = TAKE_PTR(job);

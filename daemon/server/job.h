@@ -12,6 +12,7 @@
  *	engine.c   the sum, and the answers
  *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
+ *	accumulate.c  sums that are kept, and for which nobody waits
  */
 #pragma once
 
@@ -107,8 +108,10 @@ struct job {
 	uint64_t charged_parts;
 	uint32_t n_attached;
 	uint64_t attach_timeout_ms;
-	bool resume; /* outlives its daemons' processes */
-	bool fresh;  /* it had begun before this process did */
+	struct stragglers stragglers; /* with any, each rank is a node */
+	struct list accumulators;     /* accumulate.c */
+	bool resume;		      /* outlives its daemons' processes */
+	bool fresh;		      /* it had begun before this process did */
 	uint64_t lost_timeout_ms;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */

@@ -92,6 +92,8 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	header.flags = 0;
 	header.len = wants ? slot->header.part_len : 0;
 	header.status = header.priority = 0;
+	if (stragglers_any(&job->stragglers))
+		header.root = slot->n_here;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->resume && delivery->peer == node->peer) {
 		uint32_t sent = 0;

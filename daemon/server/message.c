@@ -53,6 +53,26 @@ static int check_shape(const char *job, uint32_t size, uint32_t n_nodes, uint32_
 	return 0;
 }
 
+/* Of a job that does not wait for all ranks each rank is a node. */
+static int take_stragglers(const Bps__Cluster__Stragglers *m, const char *job, uint32_t size,
+			   uint32_t n_nodes, bool resume, struct stragglers *ret_stragglers,
+			   struct failure *failure)
+{
+	if (!m)
+		return 0;
+	*ret_stragglers = (struct stragglers){
+		.quorum = m->quorum,
+		.quorum_timeout_ms = MIN(m->quorum_timeout_ms, TIMEOUT_MAX_MS),
+		.async = m->async,
+		.staleness = m->staleness,
+	};
+	if (stragglers_any(ret_stragglers) && (n_nodes != size || resume || m->quorum > size))
+		return failure_set(failure, -EINVAL,
+				   "job %s: a quorum of %u or async, with %u nodes of %u ranks%s",
+				   job, m->quorum, n_nodes, size, resume ? ", and restarts" : "");
+	return 0;
+}
+
 static int check_join(const Bps__Cluster__JobJoin *m, struct failure *failure)
 {
 	int r = check_shape(m->job, m->size, m->n_nodes, m->node, failure);
@@ -127,6 +147,9 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
 	qsort(join->ranks, join->n_ranks, sizeof(join->ranks[0]), by_number);
 	r = check_ranks(join, failure);
+	if (!r)
+		r = take_stragglers(m->stragglers, m->job, m->size, m->n_nodes, m->resume,
+				    &join->stragglers, failure);
 	if (r)
 		return r;
 	*ret_join = TAKE_PTR(join);
@@ -208,6 +231,10 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 		attach->epoch = m->home->epoch;
 		attach->view_digest = m->home->view_digest;
 	}
+	r = take_stragglers(m->stragglers, m->name, m->size, m->n_nodes, m->resume,
+			    &attach->stragglers, failure);
+	if (r)
+		return r;
 	memcpy(attach->node_of_rank, m->node_of_rank, m->size * sizeof(attach->node_of_rank[0]));
 	*ret_attach = TAKE_PTR(attach);
 	return 0;

@@ -21,6 +21,7 @@ struct join {
 	uint32_t size, n_nodes, node, local_size, epoch, part_bytes;
 	uint64_t instance, view_digest, timeout_ms, request_timeout_ms, member;
 	bool resume;
+	struct stragglers stragglers;
 	uint32_t n_ranks;
 	uint32_t ranks[]; /* distinct, below size, in increasing order */
 };
@@ -30,6 +31,7 @@ struct attach {
 	uint32_t size, n_nodes, node;
 	uint64_t instance, request_timeout_ms;
 	bool resume;
+	struct stragglers stragglers;
 	uint64_t lost_timeout_ms;
 	/* At the home of a job with resume. */
 	bool home;

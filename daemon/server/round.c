@@ -1,6 +1,7 @@
 #include "server/round.h"
 
 #include "base/clock.h"
+#include "server/accumulate.h"
 #include "server/engine.h"
 #include "server/keep.h"
 #include "server/rows.h"
@@ -227,7 +228,7 @@ static uint64_t timeout_ns(const struct job *job)
 	return (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
 }
 
-static void over_quota(struct job *job, struct delivery *delivery)
+void round_over_quota(struct job *job, struct delivery *delivery)
 {
 	struct failure failure = { 0 };
 
@@ -301,6 +302,10 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	int r;
 
 	r = check(job, delivery, &failure);
+	if (!r && h->operation == OPERATION_ACCUMULATE) {
+		accumulate_contribute(job, delivery);
+		return;
+	}
 	if (!r && by_rows)
 		r = rows_parse(job, delivery, &piece, &failure);
 	if (!r)
@@ -328,7 +333,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	if (!r && by_rows)
 		r = rows_take(slot, delivery, &piece, number, &complete);
 	if (r == QUOTA_E_FULL) {
-		over_quota(job, delivery);
+		round_over_quota(job, delivery);
 		return;
 	}
 	if (r) {

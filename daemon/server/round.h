@@ -8,6 +8,8 @@ struct tensor;
 
 /* A PUSH of a node that attach_check() has passed. Answered now or later; may end the job. */
 void round_contribute(struct job *job, struct delivery *delivery);
+/* The job holds more than it may: it ends, and so does the call. */
+void round_over_quota(struct job *job, struct delivery *delivery);
 /* FAIL_ROUND: as far as the round is not complete here, it fails for all. */
 void round_refused(struct job *job, const struct data_header *header,
 		   const struct failure *failure);

@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include "base/clock.h"
+#include "server/accumulate.h"
 #include "server/job.h"
 #include "server/keep.h"
 #include "server/round.h"
@@ -136,6 +137,15 @@ void server_call_arrived(struct server *server, struct delivery *delivery)
 	}
 }
 
+/* Several nodes may be of one peer: ranks that are nodes of their own. */
+static uint32_t node_of_notice(const struct job *job, const struct peer *peer,
+			       const struct data_header *header)
+{
+	if (header->node < job->n_nodes && job->nodes[header->node].peer == peer)
+		return header->node;
+	return job_node_of(job, peer);
+}
+
 void server_notice_arrived(struct server *server, struct peer *peer,
 			   const struct data_header *header, const void *payload)
 {
@@ -154,12 +164,14 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		return;
 	}
 	/* Whoever is not a node of the job has no say; other servers of it say the same things to this daemon's agent. */
-	node = job_node_of(job, peer);
+	node = node_of_notice(job, peer, header);
 	if (node == NODE_NONE || job->nodes[node].left)
 		return;
 	if (header->op == DATA_FAIL_JOB)
 		job_fail(job, &failure, peer);
-	else if (header->op == DATA_FAIL_ROUND) {
+	else if (header->op == DATA_FAIL_ROUND && header->operation == OPERATION_ACCUMULATE) {
+		accumulate_give_up(job, header, &failure);
+	} else if (header->op == DATA_FAIL_ROUND) {
 		rows_give_up(job, node, header->key, header->round);
 		round_refused(job, header, &failure);
 	} else if (header->op == DATA_ACK) {

@@ -4,7 +4,8 @@ bool set_reduces(const struct data_header *header)
 {
 	return header->operation == OPERATION_PUSH_PULL ||
 	       header->operation == OPERATION_REDUCE_SCATTER ||
-	       header->operation == OPERATION_PUSH_PULL_ROWS;
+	       header->operation == OPERATION_PUSH_PULL_ROWS ||
+	       header->operation == OPERATION_ACCUMULATE;
 }
 
 /* A job's placement numbers its servers in 16 bits. */
@@ -78,6 +79,7 @@ bool set_wants(const struct job *job, const struct data_header *header, uint32_t
 	switch (header->operation) {
 	case OPERATION_PUSH_PULL:
 	case OPERATION_PUSH_PULL_ROWS:
+	case OPERATION_ACCUMULATE:
 		return true;
 	case OPERATION_REDUCE_SCATTER:
 	case OPERATION_ALL_TO_ALL:

@@ -1,6 +1,7 @@
 #include "server/store.h"
 
 #include "base/clock.h"
+#include "server/accumulate.h"
 #include "server/keep.h"
 #include "server/rows.h"
 
@@ -136,7 +137,7 @@ struct slot *slot_find(const struct part *part, uint64_t number)
 	return NULL;
 }
 
-static int part_get(struct tensor *tensor, const struct data_header *header, struct part **ret_part)
+int part_get(struct tensor *tensor, const struct data_header *header, struct part **ret_part)
 {
 	struct part *part = part_find(tensor, header);
 	struct job *job = tensor->job;
@@ -340,6 +341,7 @@ void store_end(struct job *job)
 	struct map_entry *entry, *next;
 	struct slot *slot, *tmp;
 
+	accumulate_end(job);
 	list_for_each_safe (slot, tmp, &job->open, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);
 	list_for_each_safe (slot, tmp, &job->held, in_job)
@@ -367,6 +369,7 @@ void store_free(struct job *job)
 {
 	struct slot *slot, *tmp;
 
+	accumulate_free(job);
 	/* With the pool gone nobody sums these any more. */
 	list_for_each_safe (slot, tmp, &job->summing, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);

@@ -39,7 +39,8 @@ struct tensor {
 };
 
 struct part {
-	struct map_entry entry; /* in tensor->parts by block and part */
+	struct map_entry entry;		 /* in tensor->parts by block and part */
+	struct accumulator *accumulator; /* job->accumulators', or NULL: accumulate.c */
 	struct list slots;
 	uint64_t newest; /* highest round closed, 0: none */
 	uint64_t closed; /* bit i: round newest - 1 - i is closed */
@@ -101,6 +102,8 @@ void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct fail
 void round_put(struct round *round);
 struct round *round_find(const struct tensor *tensor, uint64_t number);
 
+/* The part, made if need be. Returns 0, QUOTA_E_FULL, -ENOMEM. */
+int part_get(struct tensor *tensor, const struct data_header *header, struct part **ret_part);
 struct part *part_find(const struct tensor *tensor, const struct data_header *header);
 bool part_is_closed(const struct part *part, uint64_t number);
 void part_close(struct part *part, uint64_t number);

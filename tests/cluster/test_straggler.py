@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Stragglers: who was last is known. Ranks submit in an order that the test makes: no clock decides what is asserted."""
-import os, struct, sys
+import errno, os, struct, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 
@@ -67,6 +67,190 @@ def test_the_last_node_of_a_job_is_counted():
         assert last(server, 'job1', 'node 2') == (3, 3)
         assert last(server, 'job1', 'node 0') == (3, 0)
         assert server.ctl('metrics')['bps_node_last_total{job="job1",node="2"}'] == 3
+
+
+
+# -- accumulate --------------------------------------------------------------------------------------------------------
+
+def ints(*values):
+    return struct.pack(f'<{len(values)}q', *values)
+
+
+def accumulate(rank, request, value, n=N, **keys):
+    rank.submit(request, 0, ints(*[value] * n), op=ACCUMULATE, out=n, **keys)
+
+
+def taken(rank, request, n=N):
+    """The one value that all elements of the result have."""
+    rank.wait(request)
+    values = set(struct.unpack(f'<{n}q', rank.result(request)))
+    assert len(values) == 1, sorted(values)[:8]
+    return values.pop()
+
+
+def test_async_waits_for_nobody():
+    """Three ranks of one node; one does nothing until the others are done."""
+    with Cluster(1) as cluster:
+        a, b, slow = ranks = cluster.job([3], **{'async': 1})
+        declare(ranks, dtype=INT64)
+        for r in range(20):
+            accumulate(a, r, 1)
+            assert taken(a, r) == (r + 1) * 1
+        for r in range(5):
+            accumulate(b, r, 100)
+            assert taken(b, r) == 20 + (r + 1) * 100
+            assert b.call('contributions', r) == str(20 + r + 1)
+        accumulate(slow, 0, 10000)
+        assert taken(slow, 0) == 10520
+        accumulate(a, 20, 0)
+        assert taken(a, 20) == 10520
+
+
+def test_nothing_is_lost_or_doubled():
+    """Sum over all that was contributed, of two nodes and many parts, at any interleaving; all_ranks gives all the same."""
+    n, rounds = 40000, 12
+    with Cluster(2, 1) as cluster:
+        ranks = cluster.job([2, 1], **{'async': 1, 'part_bytes': 4096})
+        declare(ranks, dtype=INT64, elements=n)
+        for r in range(rounds):
+            for k, rank in enumerate(ranks):
+                accumulate(rank, r, 10 ** k, n)
+        for rank in ranks:
+            rank.submit(rounds, 0, ints(*range(n)), op=ACCUMULATE, out=n, all=1)
+        results = []
+        for rank in ranks:
+            rank.wait(rounds)
+            results.append(rank.result(rounds))
+            assert rank.call('contributions', rounds) == str(len(ranks) * (rounds + 1))
+        assert results[0] == ints(*[rounds * 111 + 3 * i for i in range(n)])
+        assert results[1] == results[0] and results[2] == results[0]
+
+
+def test_a_rank_is_ahead_by_its_staleness_and_no_more():
+    with Cluster(1) as cluster:
+        fast, slow = ranks = cluster.job([2], **{'async': 1, 'staleness': 3})
+        declare(ranks, dtype=INT64)
+        for r in range(3):
+            accumulate(fast, r, 1)
+            assert taken(fast, r) == r + 1
+        # Its 4th round waits for the other's 1st, its 5th for the 2nd.
+        accumulate(fast, 3, 1)
+        for r in range(4):
+            try:
+                fast.wait(3 + r, 50)
+            except BpsError as error:
+                assert error.errno == errno.ETIMEDOUT, error
+            else:
+                raise AssertionError('was answered too early')
+            accumulate(slow, r, 100)
+            assert taken(slow, r) == 100 * (r + 1) + 4 + r
+            assert taken(fast, 3 + r) == 100 * (r + 1) + 4 + r
+            accumulate(fast, 4 + r, 1)
+
+
+def test_who_waits_for_staleness_hears_for_whom():
+    with Cluster(1) as cluster:
+        fast, slow = ranks = cluster.job([2], **{'async': 1, 'staleness': 1, 'request_timeout_ms': 300})
+        declare(ranks, dtype=INT64)
+        accumulate(fast, 0, 1)
+        assert taken(fast, 0) == 1
+        accumulate(fast, 1, 1)
+        error = fast.ended(1)
+        assert error.errno == errno.ETIME and 'rank 1 (node 1)' in error.text and 'tensor x' in error.text, error
+        # The job goes on; what was contributed counts.
+        accumulate(slow, 0, 10)
+        assert taken(slow, 0) == 12
+        accumulate(fast, 2, 1, timeout=20)
+        error = fast.ended(2)
+        assert error.errno == errno.ETIME, error
+        accumulate(slow, 1, 10)
+        assert taken(slow, 1) == 23
+
+
+def test_who_leaves_is_not_waited_for():
+    with Cluster(1) as cluster:
+        fast, slow = ranks = cluster.job([2], **{'async': 1, 'staleness': 1})
+        declare(ranks, dtype=INT64)
+        for rank in ranks:
+            rank.call('agreed', 0, DEADLINE * 1000)
+        accumulate(fast, 0, 1)
+        assert taken(fast, 0) == 1
+        accumulate(fast, 1, 1)
+        slow.call('leave')
+        assert taken(fast, 1) == 2
+        fast.call('leave')
+
+
+def test_a_rank_that_dies_ends_the_job_of_all():
+    with Cluster(2) as cluster:
+        ranks = cluster.job([2, 1], **{'async': 1, 'staleness': 1})
+        declare(ranks, dtype=INT64)
+        for rank in ranks:
+            accumulate(rank, 0, 1)
+        for rank in ranks:
+            rank.wait(0)
+        accumulate(ranks[0], 1, 1)
+        accumulate(ranks[2], 1, 1)
+        accumulate(ranks[0], 2, 1)
+        ranks[1].kill()
+        for rank in (ranks[0], ranks[2]):
+            error = rank.ended(2) if rank is ranks[0] else None
+            if error:
+                assert 'rank 1' in error.text and 'died' in error.text, error
+        wait_for('the job to be gone', lambda: not any(
+            job['state'] == 'running' for daemon in cluster.daemons for job in daemon.ctl('jobs').get('jobs', [])))
+
+
+def test_other_operations_wait_for_all():
+    with Cluster(1) as cluster:
+        ranks = cluster.job([3], **{'async': 1})
+        declare(ranks, dtype=INT64)
+        for k, rank in enumerate(ranks):
+            rank.submit(0, 0, ints(*[10 ** k] * N), op=PUSH_PULL, out=N)
+        for rank in ranks:
+            assert taken(rank, 0) == 111
+            assert rank.call('contributions', 0) == '3'
+        for k, rank in enumerate(ranks):
+            rank.submit(1, 0, ints(*[7] * N) if not k else None, op=BROADCAST, out=N)
+        for rank in ranks:
+            assert taken(rank, 1) == 7
+        job, = cluster.daemons[0].ctl('jobs')['jobs']
+        assert job['n_local'] == 3 and job['size'] == 3, job
+        states = [rank['state'] for rank in cluster.daemons[0].ctl('job', 'job1')['ranks']]
+        assert states == ['here'] * 3, states
+        for rank in ranks:
+            rank.call('barrier', 2, DEADLINE * 1000)
+        for rank in ranks:
+            rank.wait(2)
+
+
+def test_ranks_that_disagree():
+    with Cluster(2) as cluster:
+        for layout in ([2], [1, 1]):
+            for other in ({'async': 0}, {'async': 1, 'staleness': 4}, {'quorum': 2, 'async': 0}):
+                ranks = cluster.job(layout, join=False, **{'async': 1})
+                ranks[1].keys.update(other)
+                texts = []
+                for rank in ranks:
+                    rank.send('join', *(f'{key}={value}' for key, value in {**rank.keys, 'timeout_ms': 2000}.items()))
+                for rank in ranks:
+                    try:
+                        rank.answer()
+                        raise AssertionError(f'joined: {layout} {other}')
+                    except BpsError as error:
+                        texts.append(error.text)
+                assert any(word in text for text in texts for word in ('async', 'staleness', 'quorum')), texts
+
+
+def test_accumulate_needs_async():
+    with Cluster(1) as cluster:
+        rank, = ranks = cluster.job([1])
+        declare(ranks, dtype=INT64)
+        try:
+            accumulate(rank, 0, 1)
+            raise AssertionError('was taken')
+        except BpsError as error:
+            assert error.errno == errno.EINVAL and 'async' in error.text, error
 
 
 run(globals())

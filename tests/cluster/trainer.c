@@ -9,10 +9,11 @@
  *	attend					from now on, call the library between commands too, when it has news
  *	tensor ID NAME DTYPE ELEMENTS		ELEMENTS -1: BPS_VARIABLE
  *	agreed ID TIMEOUT_MS			bps_tensor_wait()
- *	submit REQUEST TENSOR KEY=VALUE...	op red in out counts recv root priority timeout shared inplace fill; at: the
+ *	submit REQUEST TENSOR KEY=VALUE...	op red in out counts recv root priority timeout all shared inplace fill; at: the
  *						byte of the input where an output in place begins; push_pull_rows: width
  *						rows, a file of int64
  *	rows REQUEST FILE			writes the numbers of the result's rows; answers how many they are
+ *	contributions REQUEST			bps_request_contributions()
  *	barrier REQUEST TIMEOUT_MS
  *	wait REQUEST TIMEOUT_MS | poll REQUEST | cancel REQUEST | free REQUEST
  *	result REQUEST FILE			writes the output
@@ -146,6 +147,10 @@ static void do_join(char **words)
 		.part_bytes = (uint32_t)number_of(words, "part_bytes", 0),
 		.force_distributed = (int)number_of(words, "force_distributed", 0),
 		.gpu_reduce = (int)number_of(words, "gpu_reduce", 0),
+		.quorum = (uint32_t)number_of(words, "quorum", 0),
+		.quorum_timeout_ms = number_of(words, "quorum_timeout_ms", 0),
+		.async = (int)number_of(words, "async", 0),
+		.staleness = (uint32_t)number_of(words, "staleness", 0),
 	};
 
 	answer(bps_client_join(client, &params), "");
@@ -288,6 +293,7 @@ static void do_submit(char **words)
 	params.root = (uint32_t)number_of(words, "root", 0);
 	params.priority = (int32_t)number_of(words, "priority", 0);
 	params.timeout_ms = number_of(words, "timeout", 0);
+	params.all_ranks = (int)number_of(words, "all", 0);
 	submit_rows(op, words, &params, size, shared);
 	if (counts_of(words, "counts", counts))
 		params.counts = counts;
@@ -320,6 +326,17 @@ static void do_result(char **words)
 	}
 	free(copy);
 	answer(0, "");
+}
+
+static void do_contributions(char **words)
+{
+	uint64_t n = 0;
+	int r = bps_request_contributions(operations[id_of(words, 1)].request, &n);
+
+	if (r)
+		answer(r, "");
+	else
+		answer_number((long)n);
 }
 
 static void do_rows(char **words)
@@ -435,6 +452,8 @@ static void run(char **words)
 		answer(0, "");
 	} else if (!strcmp(verb, "result"))
 		do_result(words);
+	else if (!strcmp(verb, "contributions"))
+		do_contributions(words);
 	else if (!strcmp(verb, "rows"))
 		do_rows(words);
 	else if (!strcmp(verb, "large"))

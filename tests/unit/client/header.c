@@ -44,6 +44,9 @@ static void use_client(void)
 	join.min_servers = join.part_bytes = 0;
 	join.force_distributed = 0;
 	join.gpu_reduce = BPS_GPU_REDUCE_AUTO;
+	join.quorum = join.staleness = 0;
+	join.async = 0;
+	join.quorum_timeout_ms = 0;
 	EXPECT(bps_client_join(client, &join) < 0);
 	EXPECT(bps_client_leave(client) < 0);
 	EXPECT(bps_client_fd(client) < 0);
@@ -94,6 +97,7 @@ static void use_operations(void)
 	params.output_rows = NULL;
 	params.memory = BPS_MEMORY_CUDA;
 	params.stream = NULL;
+	params.all_ranks = 0;
 	EXPECT(bps_submit(tensor, &params, &request) < 0);
 	EXPECT(bps_barrier(NULL, 0, &request) < 0);
 	EXPECT(bps_request_poll(request) < 0);
@@ -101,6 +105,7 @@ static void use_operations(void)
 	EXPECT(bps_request_wait_stream(request, NULL, 0) < 0);
 	EXPECT(bps_request_cancel(request) < 0);
 	EXPECT(bps_request_rows(request, &rows) < 0);
+	EXPECT(bps_request_contributions(request, &rows) < 0);
 	EXPECT(!*bps_request_error(request));
 	bps_request_free(request);
 	bps_tensor_free(tensor);
@@ -112,10 +117,10 @@ static void use_constants(void)
 						 BPS_BFLOAT16, BPS_INT64,   BPS_INT32,
 						 BPS_INT16,    BPS_INT8,    BPS_UINT8,
 						 BPS_BOOL };
-	static const enum bps_operation operations[] = { BPS_PUSH_PULL,	    BPS_BROADCAST,
-							 BPS_ALL_GATHER,    BPS_REDUCE_SCATTER,
-							 BPS_ALL_TO_ALL,    BPS_BARRIER,
-							 BPS_PUSH_PULL_ROWS };
+	static const enum bps_operation operations[] = { BPS_PUSH_PULL,	     BPS_BROADCAST,
+							 BPS_ALL_GATHER,     BPS_REDUCE_SCATTER,
+							 BPS_ALL_TO_ALL,     BPS_BARRIER,
+							 BPS_PUSH_PULL_ROWS, BPS_ACCUMULATE };
 	static const enum bps_reduction reductions[] = { BPS_SUM, BPS_AVERAGE, BPS_MIN, BPS_MAX };
 	static const enum bps_memory_kind kinds[] = { BPS_MEMORY_HOST, BPS_MEMORY_CUDA };
 	static const enum bps_gpu_reduce plans[] = { BPS_GPU_REDUCE_AUTO, BPS_GPU_REDUCE_NCCL,

@@ -95,7 +95,11 @@ TEST(push_pull_that_does_not_fit)
 	char *bytes = (char *)input;
 
 	ASSERT_FAILS(TRY(f.fixed, IN_OUT), EINVAL, "0 is no operation");
-	ASSERT_FAILS(TRY(f.fixed, .operation = 8), EINVAL, "\"fixed\": 8 is no operation");
+	ASSERT_FAILS(TRY(f.fixed, .operation = 9), EINVAL, "\"fixed\": 9 is no operation");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_ACCUMULATE, IN_OUT), EINVAL,
+		     "the job has no async");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BROADCAST, .all_ranks = 1, IN_OUT), EINVAL,
+		     "it always waits for all");
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .reduction = 5), EINVAL,
 		     "push_pull of tensor \"fixed\": 5 is no reduction");
 	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .reduction = -1), EINVAL, "-1 is no");

@@ -1,0 +1,444 @@
+#include "server/accumulate.h"
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "server/round.h"
+#include "server/store.h"
+#include <stdio.h>
+
+/* A node at a part. It has one contribution under way at most: its rounds of a tensor go one after the other. */
+struct accumulator_node {
+	uint64_t round;		   /* the newest that is in the sum */
+	struct delivery *delivery; /* under way, or NULL */
+	bool summing, added;	   /* it is being added; it was */
+	uint64_t since_ns;	   /* when it came */
+	uint64_t charged;
+	struct failure *gone; /* while it is being added: it was given up */
+};
+
+struct accumulator {
+	struct list link; /* job->accumulators */
+	struct job *job;
+	struct tensor *tensor;	   /* NULL once the job is over */
+	struct data_header header; /* the first contribution's: which part it is */
+	struct block *sum;	   /* NULL: nothing came yet */
+	uint32_t n_contributions;  /* that are in it */
+	bool busy;		   /* the next sum is being made: */
+	struct block *next;
+	void *output;
+	struct task task;
+	struct reduce_params reduce;
+	const void **inputs; /* the sum, and one of each node */
+	struct accumulator_node nodes[];
+};
+
+static uint64_t timeout_ns(const struct job *job)
+{
+	return job->request_timeout_ms * NSEC_PER_MSEC;
+}
+
+static size_t accumulator_len(const struct job *job)
+{
+	return sizeof(struct accumulator) + job->n_nodes * sizeof(struct accumulator_node) +
+	       (job->n_nodes + 1) * sizeof(void *);
+}
+
+static struct accumulator *accumulator_free(struct accumulator *a)
+{
+	quota_release(a->job->quota, accumulator_len(a->job));
+	list_remove(&a->link);
+	(void)block_unref(a->sum);
+	(void)block_unref(a->next);
+	free(a);
+	return NULL;
+}
+
+static int accumulator_get(struct tensor *tensor, const struct data_header *header,
+			   struct accumulator **ret_accumulator)
+{
+	struct job *job = tensor->job;
+	struct accumulator *a;
+	struct part *part;
+	int r;
+
+	r = part_get(tensor, header, &part);
+	if (r)
+		return r;
+	if (!part->accumulator) {
+		if (quota_charge(job->quota, accumulator_len(job)))
+			return QUOTA_E_FULL;
+		a = calloc(1, accumulator_len(job));
+		if (!a) {
+			quota_release(job->quota, accumulator_len(job));
+			return error_origin(-ENOMEM);
+		}
+		a->job = job;
+		a->tensor = tensor;
+		a->header = *header;
+		a->inputs = (const void **)&a->nodes[job->n_nodes];
+		list_push_back(&job->accumulators, &a->link);
+		part->accumulator = a;
+	}
+	*ret_accumulator = part->accumulator;
+	return 0;
+}
+
+/* Takes a node's contribution out, to be answered. */
+static struct delivery *take(struct accumulator *a, uint32_t node)
+{
+	struct accumulator_node *n = &a->nodes[node];
+
+	quota_release(a->job->quota, n->charged);
+	n->charged = 0;
+	n->added = n->summing = false;
+	freep(&n->gone);
+	return TAKE_PTR(n->delivery);
+}
+
+static void fail(struct accumulator *a, uint32_t node, int status, const char *text)
+{
+	delivery_fail(take(a, node), status, text);
+}
+
+/* The round of the slowest node, of those that have not left; *ret_node: which. */
+static uint64_t slowest(const struct accumulator *a, uint32_t *ret_node)
+{
+	uint64_t round = UINT64_MAX;
+
+	*ret_node = NODE_NONE;
+	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
+		if (a->job->nodes[i].left || a->nodes[i].round >= round)
+			continue;
+		round = a->nodes[i].round;
+		*ret_node = i;
+	}
+	return round;
+}
+
+/* The round that all must have come to before this node is answered. */
+static uint64_t needed(const struct accumulator *a, uint32_t node)
+{
+	const struct data_header *h = &a->nodes[node].delivery->header;
+	uint32_t staleness = a->job->stragglers.staleness;
+
+	if (h->root)
+		return h->round;
+	return staleness && h->round > staleness ? h->round - staleness : 0;
+}
+
+static void answer(struct accumulator *a)
+{
+	uint32_t slow;
+	uint64_t all = slowest(a, &slow);
+
+	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
+		struct data_header header;
+		struct delivery *delivery;
+
+		if (!a->nodes[i].added || needed(a, i) > all)
+			continue;
+		delivery = take(a, i);
+		header = delivery->header;
+		header.op = DATA_RESULT;
+		header.flags = 0;
+		header.len = a->header.part_len;
+		header.status = header.priority = 0;
+		header.root = a->n_contributions;
+		delivery_answer(delivery, &header, header.len ? a->sum : NULL, NULL);
+	}
+}
+
+static void add(struct accumulator *a);
+
+/* The sum is there, unless the job has ended meanwhile. */
+static void added(struct accumulator *a)
+{
+	struct job *job = a->job;
+
+	a->busy = false;
+	if (job->state == JOB_OVER) {
+		for (uint32_t i = 0; i < job->n_nodes; i++)
+			if (a->nodes[i].delivery)
+				fail(a, i, job->failure.status, job->failure.text);
+		(void)accumulator_free(a);
+		job_release(job);
+		return;
+	}
+	(void)block_unref(a->sum);
+	a->sum = TAKE_PTR(a->next);
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct accumulator_node *node = &a->nodes[i];
+
+		if (!node->summing)
+			continue;
+		node->summing = false;
+		node->added = true;
+		node->round = node->delivery->header.round;
+		a->n_contributions++;
+		if (node->gone)
+			fail(a, i, node->gone->status, node->gone->text);
+	}
+	job->n_rounds++;
+	job->n_bytes += a->header.part_len;
+	metric_add(&job->server->rounds, 1);
+	FAILPOINT("server-accumulated");
+	answer(a);
+	add(a);
+}
+
+static void on_run(struct task *task)
+{
+	reduce_run(&container_of(task, struct accumulator, task)->reduce);
+}
+
+static void on_done(struct task *task)
+{
+	struct accumulator *a = container_of(task, struct accumulator, task);
+
+	a->job->n_summing--;
+	added(a);
+}
+
+static int prepare(struct accumulator *a, size_t *ret_n)
+{
+	struct job *job = a->job;
+	size_t n = 0, n_new = 0;
+	int r;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		n_new += a->nodes[i].delivery && !a->nodes[i].added;
+	*ret_n = n_new;
+	if (!n_new || !a->header.part_len)
+		goto mark;
+	r = block_new(job->server->params.blocks, a->header.part_len, job->quota, &a->next);
+	if (r)
+		return r;
+	if (a->sum)
+		a->inputs[n++] = a->sum->data;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (a->nodes[i].delivery && !a->nodes[i].added)
+			a->inputs[n++] = a->nodes[i].delivery->payload;
+	a->output = a->next->data;
+	a->reduce = (struct reduce_params){
+		.dtype = a->header.dtype,
+		.reduction = REDUCTION_SUM,
+		.n_elements = a->header.part_len / dtype_size(a->header.dtype),
+		.inputs = a->inputs,
+		.n_inputs = n,
+		.outputs = &a->output,
+		.n_outputs = 1,
+	};
+	metric_add(&job->server->bytes_summed, (uint64_t)a->header.part_len * n_new);
+mark:
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		a->nodes[i].summing = a->nodes[i].delivery && !a->nodes[i].added;
+	return 0;
+}
+
+/* Adds what has come. */
+static void add(struct accumulator *a)
+{
+	struct job *job = a->job;
+	struct server *server = job->server;
+	size_t n;
+	int r;
+
+	if (a->busy)
+		return;
+	r = prepare(a, &n);
+	if (r) {
+		struct failure failure;
+
+		(void)failure_set(
+			&failure, r == QUOTA_E_FULL ? -EDQUOT : r,
+			"job %s: a server may hold %llu bytes for it, its job_quota, and the "
+			"sums that it keeps do not fit",
+			job->name, (unsigned long long)server->params.job_quota_bytes);
+		job_fail(job, &failure, NULL);
+		return;
+	}
+	if (!n)
+		return;
+	a->busy = true;
+	a->task.run = on_run;
+	a->task.done = on_done;
+	if (!a->header.part_len) {
+		added(a);
+		return;
+	}
+	if ((uint64_t)a->header.part_len * (n + 1) > server->params.inline_bytes) {
+		job->n_summing++;
+		if (!pool_post(server->params.pool, &a->task))
+			return;
+		job->n_summing--;
+	}
+	on_run(&a->task);
+	added(a);
+}
+
+static bool fits(const struct accumulator *a, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	const struct accumulator_node *node = &a->nodes[h->node];
+	bool again = node->delivery || h->round <= node->round;
+
+	if (!again && h->dtype == a->header.dtype && h->part_len == a->header.part_len &&
+	    h->offset == a->header.offset && h->total == a->header.total)
+		return true;
+	if (again)
+		metric_add(&a->job->server->late, 1);
+	refuse(delivery, again ? -EALREADY : -EINVAL,
+	       "job %s: tensor number %llu, round %llu, part %u of node %u: %s", a->job->name,
+	       (unsigned long long)h->key, (unsigned long long)h->round, h->part, h->node,
+	       again ? "this contribution was here already"
+		     : "what is accumulated has another type or size");
+	return false;
+}
+
+void accumulate_contribute(struct job *job, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	uint64_t len = delivery->payload_block ? h->len : 0;
+	struct accumulator *a;
+	struct failure failure;
+	struct tensor *tensor;
+	uint64_t now_ns;
+	int r;
+
+	if (!job->stragglers.async) {
+		refuse(delivery, -EINVAL, "job %s: accumulate in a job without async", job->name);
+		return;
+	}
+	r = tensor_get(job, h->key, &tensor, &failure);
+	if (r) {
+		delivery_fail(delivery, r, failure.text);
+		return;
+	}
+	now_ns = clock_now_ns();
+	r = accumulator_get(tensor, h, &a);
+	if (!r)
+		r = job_wake_by(job, now_ns + timeout_ns(job));
+	if (!r && quota_charge(job->quota, len))
+		r = QUOTA_E_FULL;
+	if (r == QUOTA_E_FULL) {
+		round_over_quota(job, delivery);
+		return;
+	}
+	if (r) {
+		refuse(delivery, r, "job %s: %s", job->name, strerror(-r));
+		return;
+	}
+	if (!fits(a, delivery)) {
+		quota_release(job->quota, len);
+		return;
+	}
+	a->nodes[h->node].delivery = delivery;
+	a->nodes[h->node].charged = len;
+	a->nodes[h->node].since_ns = now_ns;
+	add(a);
+}
+
+/* Without memory for the words it waits for its deadline. */
+static void give_up(struct accumulator *a, uint32_t node, const struct failure *failure)
+{
+	struct accumulator_node *n = &a->nodes[node];
+
+	if (!n->summing) {
+		fail(a, node, failure->status, failure->text);
+		return;
+	}
+	n->gone = n->gone ?: malloc(sizeof(*n->gone));
+	if (n->gone)
+		*n->gone = *failure;
+}
+
+void accumulate_give_up(struct job *job, const struct data_header *header,
+			const struct failure *failure)
+{
+	struct accumulator *a;
+
+	list_for_each (a, &job->accumulators, link) {
+		const struct delivery *delivery = a->nodes[header->node].delivery;
+
+		if (a->header.key == header->key && delivery &&
+		    delivery->header.round == header->round)
+			give_up(a, header->node, failure);
+	}
+}
+
+void accumulate_left(struct job *job)
+{
+	struct accumulator *a;
+
+	list_for_each (a, &job->accumulators, link)
+		answer(a);
+}
+
+uint64_t accumulate_deadline(const struct job *job)
+{
+	uint64_t first = CLOCK_NEVER;
+	const struct accumulator *a;
+
+	list_for_each (a, &job->accumulators, link)
+		for (uint32_t i = 0; i < job->n_nodes; i++)
+			if (a->nodes[i].added)
+				first = MIN(first, a->nodes[i].since_ns);
+	return first == CLOCK_NEVER ? first : first + timeout_ns(job);
+}
+
+static void expire(struct accumulator *a, uint32_t node)
+{
+	const struct data_header *h = &a->nodes[node].delivery->header;
+	const char *name = declare_name_of(a->job, h->key);
+	struct seconds_text seconds;
+	struct failure failure;
+	struct node_text text;
+	uint32_t slow;
+	uint64_t all = slowest(a, &slow);
+
+	(void)failure_set(
+		&failure, -ETIMEDOUT,
+		"job %s: tensor %.100s, round %llu: %s came to round %llu only, and not to "
+		"round %llu within %s s",
+		a->job->name, name ? name : "of another home", (unsigned long long)h->round,
+		job_node_text(a->job, slow, &text), (unsigned long long)all,
+		(unsigned long long)needed(a, node),
+		job_seconds_text(a->job->request_timeout_ms, &seconds));
+	fail(a, node, failure.status, failure.text);
+}
+
+void accumulate_expired(struct job *job, uint64_t now)
+{
+	struct accumulator *a;
+
+	list_for_each (a, &job->accumulators, link)
+		for (uint32_t i = 0; i < job->n_nodes; i++)
+			if (a->nodes[i].added && a->nodes[i].since_ns + timeout_ns(job) <= now)
+				expire(a, i);
+}
+
+void accumulate_end(struct job *job)
+{
+	struct accumulator *a, *tmp;
+
+	list_for_each_safe (a, tmp, &job->accumulators, link) {
+		a->tensor = NULL;
+		for (uint32_t i = 0; i < job->n_nodes; i++)
+			if (a->nodes[i].delivery && !a->nodes[i].summing)
+				fail(a, i, job->failure.status, job->failure.text);
+		if (!a->busy)
+			(void)accumulator_free(a);
+	}
+}
+
+void accumulate_free(struct job *job)
+{
+	struct accumulator *a, *tmp;
+
+	list_for_each_safe (a, tmp, &job->accumulators, link) {
+		for (uint32_t i = 0; i < job->n_nodes; i++)
+			if (a->nodes[i].delivery)
+				fail(a, i, job->failure.status, job->failure.text);
+		(void)accumulator_free(a);
+	}
+}

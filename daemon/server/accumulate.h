@@ -1,0 +1,24 @@
+/*
+ * Accumulation (bps(7), STRAGGLERS): of each part of a tensor the server keeps the sum of all that was ever contributed to
+ * it. A contribution is added and answered with that sum, at once, or when the slowest node has come within the job's
+ * staleness. Each node's rounds count by themselves. Control thread only; sums run in the pool, one at a time for a part, and
+ * make a new block of it each time: what is on its way to nodes does not change.
+ */
+#pragma once
+
+#include "server/job.h"
+
+/* A PUSH of it, that fits the job. Answered now or later; may end the job. */
+void accumulate_contribute(struct job *job, struct delivery *delivery);
+/* A node has given up its round: what has not been added yet is not added. */
+void accumulate_give_up(struct job *job, const struct data_header *header,
+			const struct failure *failure);
+/* A node has left: nobody waits for it any more. */
+void accumulate_left(struct job *job);
+/* When the first that waits has waited for too long; CLOCK_NEVER: none waits. */
+uint64_t accumulate_deadline(const struct job *job);
+void accumulate_expired(struct job *job, uint64_t now);
+/* The job is over: fails what waits, and frees all but what is being summed. */
+void accumulate_end(struct job *job);
+/* The rest, when the pool is gone. */
+void accumulate_free(struct job *job);
