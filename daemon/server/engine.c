@@ -2,6 +2,7 @@
 
 #include "base/failpoint.h"
 #include "server/keep.h"
+#include "server/quorum.h"
 #include "server/round.h"
 #include "server/set.h"
 
@@ -22,6 +23,10 @@ static void engine_finish(struct slot *slot)
 	FAILPOINT("server-summed");
 	if (job->resume) {
 		keep_finish(slot);
+		return;
+	}
+	if (quorum_applies(slot)) {
+		quorum_finish(slot);
 		return;
 	}
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
@@ -46,25 +51,31 @@ static void engine_done(struct task *task)
 	engine_finish(container_of(task, struct slot, task));
 }
 
-/* All inputs, in the order of nodes. */
+/* All inputs, in the order of nodes; then what came too late for earlier rounds. */
 static void prepare_sum(struct slot *slot)
 {
 	const struct data_header *h = &slot->header;
+	const void **inputs = slot->more_inputs ?: slot->inputs;
+	const struct carried *carried;
 	struct job *job = slot->job;
+	size_t n = 0;
 
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (slot->from[i])
+			inputs[n++] = slot->from[i]->payload;
+	list_for_each (carried, &slot->carried, link)
+		inputs[n++] = carried->payload;
 	slot->reduce = (struct reduce_params){
 		.dtype = h->dtype,
 		.reduction = h->reduction,
 		.n_elements = h->part_len / dtype_size(h->dtype),
-		.inputs = slot->inputs,
-		.n_inputs = job->n_nodes,
+		.inputs = inputs,
+		.n_inputs = n,
 		.outputs = &slot->output,
 		.n_outputs = 1,
 		.divisor = job->size,
 	};
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		slot->inputs[i] = slot->from[i]->payload;
-	metric_add(&job->server->bytes_summed, (uint64_t)h->part_len * job->n_nodes);
+	metric_add(&job->server->bytes_summed, (uint64_t)h->part_len * n);
 }
 
 /* The one contribution that has data and is passed on as it is. */
@@ -145,7 +156,9 @@ void engine_start(struct slot *slot)
 	bool made;
 	int r;
 
-	r = prepare(slot, &made);
+	r = quorum_prepare(slot);
+	if (!r)
+		r = prepare(slot, &made);
 	if (r) {
 		fail_whole(slot, r);
 		return;

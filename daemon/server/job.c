@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/accumulate.h"
+#include "server/quorum.h"
 #include "server/round.h"
 #include "server/store.h"
 #include <stdio.h>
@@ -17,6 +18,7 @@ static uint64_t job_deadline(const struct job *job)
 	at = MIN(declare_deadline(job), round_deadline(job));
 	at = MIN(at, attach_lost_deadline(job));
 	at = MIN(at, accumulate_deadline(job));
+	at = MIN(at, quorum_deadline(job));
 	return MIN(at, job->attach_by_ns);
 }
 
@@ -34,6 +36,8 @@ static void job_expired(struct loop_timer *timer)
 		declare_expired(job, now);
 		round_expired(job, now);
 		accumulate_expired(job, now);
+		if (!quorum_expired(job))
+			return;
 		if (job->attach_by_ns <= now) {
 			attach_expired(job);
 			return;
@@ -91,6 +95,7 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	list_init(&job->kept);
 	list_init(&job->spare);
 	list_init(&job->accumulators);
+	list_init(&job->late);
 	list_push_back(&server->jobs, &job->link);
 	server->n_jobs++;
 	*ret_job = TAKE_PTR(job);

@@ -12,6 +12,7 @@
  *	engine.c   the sum, and the answers
  *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
+ *	quorum.c   rounds that go on without all
  *	accumulate.c  sums that are kept, and for which nobody waits
  */
 #pragma once
@@ -43,7 +44,7 @@ struct server {
 	bool closed;
 	struct over over[SERVER_OVER]; /* a ring */
 	unsigned next_over;
-	struct metric bytes_summed, rounds, rounds_failed, late;
+	struct metric bytes_summed, rounds, rounds_failed, late, carried;
 	struct arrivals_spread spread; /* of nodes */
 };
 
@@ -110,8 +111,9 @@ struct job {
 	uint64_t attach_timeout_ms;
 	struct stragglers stragglers; /* with any, each rank is a node */
 	struct list accumulators;     /* accumulate.c */
-	bool resume;		      /* outlives its daemons' processes */
-	bool fresh;		      /* it had begun before this process did */
+	struct list late; /* slots whose result waits for those that were late; see quorum.h */
+	bool resume;	  /* outlives its daemons' processes */
+	bool fresh;	  /* it had begun before this process did */
 	uint64_t lost_timeout_ms;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */

@@ -93,7 +93,7 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	header.len = wants ? slot->header.part_len : 0;
 	header.status = header.priority = 0;
 	if (stragglers_any(&job->stragglers))
-		header.root = slot->n_here;
+		header.root = slot->n_here + slot->n_carried;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->resume && delivery->peer == node->peer) {
 		uint32_t sent = 0;

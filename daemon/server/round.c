@@ -4,6 +4,7 @@
 #include "server/accumulate.h"
 #include "server/engine.h"
 #include "server/keep.h"
+#include "server/quorum.h"
 #include "server/rows.h"
 #include "server/set.h"
 #include "server/store.h"
@@ -121,6 +122,19 @@ static void round_fail(struct tensor *tensor, uint64_t number, const struct fail
 		round_fail_slots(round, failure);
 }
 
+static uint64_t timeout_ns(const struct job *job)
+{
+	return (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
+}
+
+/* A round is to be looked at then, if it has not closed. */
+static uint64_t first_deadline_ns(const struct job *job)
+{
+	uint64_t quorum_ns = job->stragglers.quorum_timeout_ms * NSEC_PER_MSEC;
+
+	return quorum_ns ? MIN(quorum_ns, timeout_ns(job)) : timeout_ns(job);
+}
+
 static void late(struct job *job, struct delivery *delivery, int status, const char *text)
 {
 	metric_add(&job->server->late, 1);
@@ -154,6 +168,8 @@ static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t pi
 	if (slot && !slot->rows &&
 	    (slot->kept || (tensor->job->resume && slot->from[h->node] &&
 			    slot->from[h->node]->peer != delivery->peer)))
+		return true;
+	if (slot && slot->late && !slot->acked[h->node])
 		return true;
 	if (part && part_is_closed(part, h->round)) {
 		late(tensor->job, delivery, -ESTALE, "it is over");
@@ -223,11 +239,6 @@ static bool fail_left(struct tensor *tensor, const struct data_header *header,
 	return true;
 }
 
-static uint64_t timeout_ns(const struct job *job)
-{
-	return (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
-}
-
 void round_over_quota(struct job *job, struct delivery *delivery)
 {
 	struct failure failure = { 0 };
@@ -253,7 +264,7 @@ static int slot_get(struct tensor *tensor, const struct delivery *delivery, stru
 
 	if (quota_charge(job->quota, len))
 		return QUOTA_E_FULL;
-	r = slot ? 0 : job_wake_by(job, clock_now_ns() + timeout_ns(job));
+	r = slot ? 0 : job_wake_by(job, clock_now_ns() + first_deadline_ns(job));
 	if (!r && !slot)
 		r = slot_new(tensor, h, &slot);
 	if (r) {
@@ -328,6 +339,12 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		keep_again(slot, delivery);
 		return;
 	}
+	slot = job->stragglers.quorum ? slot_of(tensor, h) : NULL;
+	if (slot && slot->late) {
+		measure(slot, node);
+		quorum_late(slot, delivery);
+		return;
+	}
 	priority = h->priority;
 	r = slot_get(tensor, delivery, &slot);
 	if (!r && by_rows)
@@ -340,6 +357,11 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		refuse(delivery, r, "job %s: %s", job->name,
 		       r == -EPROTO ? "a piece of another list than those before it"
 				    : strerror(-r));
+		return;
+	}
+	if (!by_rows && slot->summing) {
+		measure(slot, node);
+		quorum_late(slot, delivery);
 		return;
 	}
 	/* From here on a piece of a list may have been answered, and be gone. */
@@ -356,7 +378,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		(void)fail_left(tensor, &header, slot->from, &failure);
 	else if (slot->n_here == slot->n_expected && by_rows)
 		rows_start(slot);
-	else if (slot->n_here == slot->n_expected)
+	else if (slot->n_here == slot->n_expected || quorum_is_ready(slot))
 		engine_start(slot);
 }
 

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "server/accumulate.h"
 #include "server/keep.h"
+#include "server/quorum.h"
 #include "server/rows.h"
 
 #define SPARE_MAX 64 /* slots kept for reuse by a job */
@@ -156,6 +157,7 @@ int part_get(struct tensor *tensor, const struct data_header *header, struct par
 	}
 	job->charged_parts += sizeof(*part);
 	list_init(&part->slots);
+	list_init(&part->carried);
 	*ret_part = part;
 	return 0;
 }
@@ -193,7 +195,7 @@ size_t slot_len(const struct job *job)
 	/* With its places among what was sent. */
 	return sizeof(struct slot) +
 	       job->n_nodes * (sizeof(void *) + sizeof(struct delivery *) + sizeof(uint32_t) +
-			       sizeof(uint8_t) + 2 * sizeof(struct slot *));
+			       2 * sizeof(uint8_t) + 2 * sizeof(struct slot *));
 }
 
 /* In the steady state slots come from the spare ones. */
@@ -240,6 +242,8 @@ int slot_new(struct tensor *tensor, const struct data_header *header, struct slo
 	slot->inputs = (const void **)(slot->from + job->n_nodes);
 	slot->number = (uint32_t *)(slot->inputs + job->n_nodes);
 	slot->acked = (uint8_t *)(slot->number + job->n_nodes);
+	slot->came_late = slot->acked + job->n_nodes;
+	list_init(&slot->carried);
 	list_init(&slot->again);
 	list_init(&slot->offers);
 	list_push_back(&part->slots, &slot->in_part);
@@ -277,6 +281,8 @@ void slot_free(struct slot *slot)
 
 	keep_forget(slot);
 	slot->rows = rows_free(slot);
+	quorum_drop(job, &slot->carried);
+	freep(&slot->more_inputs);
 	quota_release(job->quota, slot->charged);
 	slot->result = block_unref(slot->result);
 	list_remove(&slot->in_job);
@@ -315,7 +321,7 @@ void round_fail_slots(struct round *round, const struct failure *failure)
 
 	round->pinned = true;
 	list_for_each_safe (slot, tmp, &round->slots, in_round) {
-		if (!slot->summing)
+		if (!slot->summing || slot->late)
 			slot_fail(slot, failure->status, failure->text);
 	}
 	round->pinned = false;
@@ -327,8 +333,11 @@ static void tensor_free(struct tensor *tensor)
 	struct map_entry *entry, *next;
 
 	for (entry = map_first(&tensor->parts); entry; entry = next) {
+		struct part *part = container_of(entry, struct part, entry);
+
 		next = map_next(&tensor->parts, entry);
-		free(container_of(entry, struct part, entry));
+		quorum_drop(tensor->job, &part->carried);
+		free(part);
 	}
 	map_done(&tensor->parts);
 	while (tensor->n_failed)
@@ -345,6 +354,8 @@ void store_end(struct job *job)
 	list_for_each_safe (slot, tmp, &job->open, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);
 	list_for_each_safe (slot, tmp, &job->held, in_job)
+		slot_free(slot);
+	list_for_each_safe (slot, tmp, &job->late, in_job)
 		slot_free(slot);
 	list_for_each_safe (slot, tmp, &job->kept, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);

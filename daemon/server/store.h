@@ -6,6 +6,7 @@
  *	slot	collecting: in job->open, waits for its set of nodes
  *		summing:    in job->summing, all have come, nothing more can join or fail it but the end of the job
  *		held:	    in job->held, answered, but not all of the result; push_pull_rows only, see rows.h
+ *		late:	    in job->late, answered to those who came, kept for those who have not; see quorum.h
  *		kept:	    in job->kept, answered, but not every node has said that it keeps it; see keep.h
  */
 #pragma once
@@ -42,8 +43,9 @@ struct part {
 	struct map_entry entry;		 /* in tensor->parts by block and part */
 	struct accumulator *accumulator; /* job->accumulators', or NULL: accumulate.c */
 	struct list slots;
-	uint64_t newest; /* highest round closed, 0: none */
-	uint64_t closed; /* bit i: round newest - 1 - i is closed */
+	struct list carried; /* contributions that were late, for the next round: quorum.h */
+	uint64_t newest;     /* highest round closed, 0: none */
+	uint64_t closed;     /* bit i: round newest - 1 - i is closed */
 };
 
 /* One round of a tensor while any part of it is held: what all its contributions must have in common. */
@@ -70,7 +72,12 @@ struct slot {
 	uint64_t charged;
 	uint32_t n_here, n_expected;
 	bool summing, held;
-	struct rows *rows; /* push_pull_rows */
+	bool late; /* of a job with a quorum: quorum.h */
+	uint32_t n_carried;
+	struct list carried;	  /* contributions to earlier rounds, in this sum */
+	const void **more_inputs; /* room for these, too, or NULL */
+	uint8_t *came_late;	  /* by node: since the sum began */
+	struct rows *rows;	  /* push_pull_rows */
 
 	/* Of a job with resume; see keep.h. */
 	bool kept;
@@ -78,7 +85,7 @@ struct slot {
 	uint32_t n_acked; /* nodes */
 	uint32_t *
 		number; /* by node: under which it was sent; 0: it was not, since the node attached */
-	uint8_t *acked; /* by node */
+	uint8_t *acked; /* by node; when late: has been answered */
 	struct list again,
 		offers; /* deliveries: repeated while it is summed; to be answered when all have it */
 
@@ -90,7 +97,7 @@ struct slot {
 	const void *copy_from; /* moved unchanged instead of reduced */
 	const void **inputs;   /* room for one of each node */
 
-	struct delivery *from[]; /* by node; then the inputs, numbers, acked */
+	struct delivery *from[]; /* by node; then the inputs, numbers, acked, came_late */
 };
 
 /* The tensor, made if need be. Returns 0, -EDQUOT at max_tensors, -ENOMEM; failure filled. */

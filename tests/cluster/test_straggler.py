@@ -253,4 +253,159 @@ def test_accumulate_needs_async():
             assert error.errno == errno.EINVAL and 'async' in error.text, error
 
 
+# -- A quorum ----------------------------------------------------------------------------------------------------------
+
+def push_pull(rank, request, value, n=N, **keys):
+    rank.submit(request, 0, ints(*[value] * n), op=PUSH_PULL, out=n, **keys)
+
+
+def not_yet(rank, request):
+    try:
+        rank.wait(request, 50)
+    except BpsError as error:
+        assert error.errno == errno.ETIMEDOUT, error
+    else:
+        raise AssertionError(f'{rank.name}: request {request} was answered too early')
+
+
+def test_a_round_goes_on_without_the_last_and_the_next_has_its_part():
+    with Cluster(1) as cluster:
+        a, b, late = ranks = cluster.job([3], quorum=2)
+        declare(ranks, dtype=INT64)
+        push_pull(a, 0, 1)
+        not_yet(a, 0)
+        push_pull(b, 0, 10)
+        assert taken(a, 0) == taken(b, 0) == 11
+        assert a.call('contributions', 0) == '2'
+        push_pull(late, 0, 100)
+        assert taken(late, 0) == 11 and late.call('contributions', 0) == '2'
+        push_pull(b, 1, 20)
+        push_pull(late, 1, 200)
+        assert taken(b, 1) == taken(late, 1) == 320
+        assert b.call('contributions', 1) == '3'
+        push_pull(a, 1, 2)
+        assert taken(a, 1) == 320
+        # Who waits for all gets all, of those who were late before.
+        for rank in ranks:
+            push_pull(rank, 2, 1000, all=1)
+        for rank in ranks:
+            assert taken(rank, 2) == 3002 and rank.call('contributions', 2) == '4'
+        rows = {row['who']: row['last'] for row in cluster.daemons[0].ctl('job', 'job1')['arrivals']}
+        assert rows['node 2'] >= 1 and rows['node 0'] >= 1, rows
+
+
+def test_an_average_is_over_all_ranks():
+    with Cluster(1) as cluster:
+        a, b, late = ranks = cluster.job([3], quorum=2)
+        declare(ranks, dtype=FLOAT32)
+        for r in range(2):
+            for rank in (a, b):
+                rank.submit(r, 0, floats(3.0), op=PUSH_PULL, red=AVERAGE, out=N)
+            for rank in (a, b):
+                rank.wait(r)
+                assert rank.result(r) == floats(2.0 if not r else 3.0)
+            late.submit(r, 0, floats(3.0), op=PUSH_PULL, red=AVERAGE, out=N)
+            late.wait(r)
+
+
+def test_nobody_falls_behind_further_than_allowed():
+    with Cluster(1) as cluster:
+        a, b, late = ranks = cluster.job([3], quorum=2, staleness=2)
+        declare(ranks, dtype=INT64)
+        for r in range(2):
+            for rank in (a, b):
+                push_pull(rank, r, 1)
+            assert taken(a, r) == taken(b, r) == 2
+        for rank in (a, b):
+            push_pull(rank, 2, 1)
+        not_yet(a, 2)
+        push_pull(late, 0, 10)
+        assert taken(late, 0) == 2
+        assert taken(a, 2) == taken(b, 2) == 12
+        push_pull(late, 1, 100)
+        assert taken(late, 1) == 2
+        push_pull(late, 2, 1000)
+        assert taken(late, 2) == 12
+        for rank in ranks:
+            push_pull(rank, 3, 0, all=1)
+        for rank in ranks:
+            assert taken(rank, 3) == 1100
+
+
+def test_after_a_time():
+    with Cluster(1) as cluster:
+        a, b, late = ranks = cluster.job([3], quorum=1, quorum_timeout_ms=100)
+        declare(ranks, dtype=INT64)
+        push_pull(a, 0, 1)
+        assert taken(a, 0) == 1
+        for rank in (b, late):
+            push_pull(rank, 0, 10)
+            assert taken(rank, 0) == 1
+        for rank in ranks:
+            push_pull(rank, 1, 1, all=1)
+        for rank in ranks:
+            assert taken(rank, 1) == 23
+    with Cluster(1) as cluster:
+        a, b, late = ranks = cluster.job([3], quorum=1, quorum_timeout_ms=600000)
+        declare(ranks, dtype=INT64)
+        for rank in (a, b):
+            push_pull(rank, 0, 1)
+        not_yet(a, 0)
+        push_pull(late, 0, 1)
+        for rank in ranks:
+            assert taken(rank, 0) == 3
+
+
+def test_a_minimum_waits_for_all():
+    with Cluster(1) as cluster:
+        a, b, late = ranks = cluster.job([3], quorum=2)
+        declare(ranks, dtype=INT64)
+        for rank in (a, b):
+            push_pull(rank, 0, 5, red=MIN)
+        not_yet(a, 0)
+        push_pull(late, 0, 4, red=MIN)
+        for rank in ranks:
+            assert taken(rank, 0) == 4
+
+
+def test_whatever_is_late_is_in_some_round_once():
+    """Two nodes, two servers, many parts, ranks in a random order: all get the same of each round, and all that was given
+    is in the sum over the rounds."""
+    import random
+    n, rounds = 2000, 20
+    for seed in range(3):
+        order = random.Random(seed)
+        with Cluster(2, 1) as cluster:
+            ranks = cluster.job([2, 2], quorum=2 + seed % 2, part_bytes=4096)
+            declare(ranks, dtype=INT64, elements=n)
+            given, got = [0] * n, [[] for _ in ranks]
+            at, open_ = [0] * len(ranks), [False] * len(ranks)
+            while min(at) < rounds:
+                k = order.choice([k for k in range(len(ranks)) if at[k] < rounds])
+                if open_[k]:
+                    try:
+                        ranks[k].wait(at[k], 20)
+                    except BpsError as error:
+                        assert error.errno == errno.ETIMEDOUT, error
+                        continue
+                    got[k].append(ranks[k].result(at[k]))
+                    at[k] += 1
+                    open_[k] = False
+                else:
+                    values = [order.randrange(1 << 40) for _ in range(n)]
+                    given = [a + b for a, b in zip(given, values)]
+                    ranks[k].submit(at[k], 0, ints(*values), op=PUSH_PULL, out=n)
+                    open_[k] = True
+            for rank in ranks:
+                push_pull(rank, rounds, 0, n, all=1)
+            for k, rank in enumerate(ranks):
+                rank.wait(rounds)
+                got[k].append(rank.result(rounds))
+            assert all(other == got[0] for other in got), f'seed {seed}: ranks got different results'
+            total = [0] * n
+            for result in got[0]:
+                total = [a + b for a, b in zip(total, struct.unpack(f'<{n}q', result))]
+            assert total == given, f'seed {seed}: something was lost or counted twice'
+
+
 run(globals())

@@ -1,0 +1,35 @@
+/*
+ * Rounds that go on without all (bps(7), STRAGGLERS): sums and averages of push_pull, in jobs with a quorum. A round closes with
+ * what has come, when that is enough and it has waited for long enough; but not when somebody would fall behind further
+ * than the job allows. Its result is kept until every node has come for it. What comes too late is carried: it is among
+ * the contributions of the part's next round that is not closed yet. Control thread only.
+ */
+#pragma once
+
+#include "server/store.h"
+
+/* A contribution that came too late for its own round. */
+struct carried {
+	struct list link; /* part->carried or slot->carried, by round and node */
+	struct data_header header;
+	struct block *block;
+	const void *payload; /* in it */
+	uint64_t charged;
+};
+
+/* Whether the slot's round may go on without all. */
+bool quorum_applies(const struct slot *slot);
+/* The same, and it does now. */
+bool quorum_is_ready(const struct slot *slot);
+/* The slot is about to be summed: takes what is carried, and has room for its inputs. Returns 0 or -ENOMEM. */
+int quorum_prepare(struct slot *slot);
+/* The result is there: answers who came. The slot may be gone afterwards. */
+void quorum_finish(struct slot *slot);
+/* A contribution, not there before, to a slot that is being summed or has its result. May end the job. */
+void quorum_late(struct slot *slot, struct delivery *delivery);
+/* When the next round is old enough; CLOCK_NEVER. */
+uint64_t quorum_deadline(const struct job *job);
+/* Closes what may be. Returns false when the job has ended on the way. */
+bool quorum_expired(struct job *job);
+/* Frees a list of what is carried. */
+void quorum_drop(struct job *job, struct list *carried);
