@@ -148,7 +148,7 @@ TEST(numbers_of_types_operations_and_reductions_stay)
 					      "int32",	 "int16",   "int8",    "uint8",	   "bool" };
 	static const char *const operations[] = { "push_pull",	    "broadcast",  "all_gather",
 						  "reduce_scatter", "all_to_all", "barrier",
-						  "push_pull_rows" };
+						  "push_pull_rows", "accumulate" };
 	static const char *const reductions[] = { "sum", "average", "min", "max" };
 
 	ASSERT_EQ(DTYPE_MAX_, ARRAY_SIZE(dtypes));
