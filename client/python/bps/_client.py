@@ -182,13 +182,17 @@ class DeviceRequest(Request):
         """Also of a wait that only a stream has begun, or that CUDA has refused: then the request is still under way."""
         client = self._client
         under_way = not self._ended and self._pointer is not None and not client.closed
-        if under_way and status != -errno.ETIMEDOUT and client.lib.bps_request_poll(self._pointer) == 0:
-            if status:
-                self._refused = error_from(status, text)
-            elif not self._streamed:
-                self._streamed = True
-                client.add_late(self)
-            return
+        if under_way and status != -errno.ETIMEDOUT:
+            if client.lib.bps_request_poll(self._pointer) == 0:
+                if status:
+                    self._refused = error_from(status, text)
+                elif not self._streamed:
+                    self._streamed = True
+                    client.add_late(self)
+                return
+            # It may have ended since the stream was made to wait, which says nothing of how.
+            status = client.lib.bps_request_wait(self._pointer, 0)
+            text = last_error(client.lib) if status else ""
         super()._settle(status, text)
 
 

@@ -8,7 +8,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PYTHON, RANKS, clean_environment, needs_build
+from conftest import BUILD, PYTHON, RANKS, clean_environment, needs_build
 
 pytest.importorskip("torch")
 pytestmark = needs_build
@@ -66,6 +66,24 @@ def test_exit_with_gradients_under_way(run_ranks, way):
 def test_trouble_in_training(run_ranks):
     run_ranks("torch_trouble.py", 2, "one_rank_does_not_train")
     run_ranks("torch_trouble.py", 2, "loaders_that_fork_while_gradients_are_under_way")
+
+
+def run_on_devices(run_ranks, folder, ranks, *checks, **environment):
+    """On the test double of CUDA's driver."""
+    double = BUILD and BUILD / "tests" / "fakecuda"
+    if not double or not (double / "libcuda.so.1").exists():
+        pytest.skip("no build folder with the double in it")
+    environment.update(LD_LIBRARY_PATH=double, TEST_STORE=folder / "store", BPS_REQUEST_TIMEOUT=200)
+    run_ranks("torch_cuda.py", ranks, *checks, **environment)
+
+
+def test_memory_of_devices(run_ranks, tmp_path):
+    run_on_devices(run_ranks, tmp_path, 2)
+
+
+def test_memory_of_devices_of_three_ranks_through_a_server(run_ranks, tmp_path):
+    checks = ("check_operations", "check_optimizer", "check_process_group")
+    run_on_devices(run_ranks, tmp_path, 3, *checks, BPS_GPU_REDUCE="host", BPS_FORCE_DISTRIBUTED=1)
 
 
 def test_futures(run_ranks):

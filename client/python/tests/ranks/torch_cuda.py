@@ -233,17 +233,51 @@ def check_process_group():
     dist.destroy_process_group()
 
 
+class EndsMeanwhile:
+    """The library, when a request ends just after a stream has been made to wait for it."""
+
+    def __init__(self, lib):
+        self._lib = lib
+
+    def __getattr__(self, name):
+        return getattr(self._lib, name)
+
+    def bps_request_wait_stream(self, pointer, *arguments):
+        status = self._lib.bps_request_wait_stream(pointer, *arguments)
+        while self._lib.bps_request_poll(pointer) == 0:
+            time.sleep(0.001)
+        return status
+
+
+def fail(name):
+    """Submits what ranks cannot mean, and waits in the stream."""
+    bps.push_pull_async(on_gpu(torch.ones(4 + bps.rank())), name=name).wait()
+
+
+def check_a_failure_while_a_stream_is_made_to_wait():
+    if bps.size() == 1:
+        return
+    client = _client.current()
+    lib = client.lib
+    client.lib = EndsMeanwhile(lib)
+    try:
+        expect(bps.BpsError, "of.three.sizes", lambda: fail("of.three.sizes"))
+    finally:
+        client.lib = lib
+
+
 def check_a_failure_is_raised_by_a_later_call():
     if bps.size() == 1:
         return
 
     def wait_and_call():
         # Either of the two raises if it has ended so soon.
-        bps.push_pull_async(on_gpu(torch.ones(4 + bps.rank())), name="of.two.sizes").wait()
+        fail("of.two.sizes")
         client, end = _client.current(), time.monotonic() + 60
         while time.monotonic() < end:
             with client.lock:
                 client.raise_late()
+            time.sleep(0.001)
 
     expect(bps.BpsError, "of.two.sizes", wait_and_call)
 
