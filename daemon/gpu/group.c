@@ -1,3 +1,4 @@
+#include "base/log.h"
 #include "gpu/internal.h"
 
 void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode,
@@ -19,13 +20,15 @@ void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode,
 
 void gpu_plan_event(struct gpu_worker *worker, const struct gpu_event *event)
 {
-	size_t len = strlen(event->text);
+	size_t len = strcspn(event->text, " ");
 
 	if (worker->has_plan || len != worker->n_planned)
 		return;
 	for (size_t i = 0; i < len; i++)
 		worker->plan[i] = (uint8_t)MIN((unsigned)(event->text[i] - '0'), (unsigned)i);
 	worker->has_plan = true;
+	log_info("job %s: its GPUs here are in groups %.*s (%s)", worker->name, (int)len,
+		 event->text, event->text[len] ? event->text + len + 1 : "");
 	gpu_worker_changed(worker);
 }
 

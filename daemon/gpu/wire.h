@@ -51,7 +51,7 @@ enum gpu_event_kind {
 	GPU_EVENT_READY,   /* first: text says what there is; status: or why nothing is */
 	GPU_EVENT_OPENED,  /* number: memory; status, text */
 	GPU_EVENT_CLOSED,  /* number: memory */
-	GPU_EVENT_PLANNED, /* text: for each device of the plan '0' + its group */
+	GPU_EVENT_PLANNED, /* text: for each device of the plan '0' + its group, a space, words */
 	GPU_EVENT_REACHED, /* number: session; lane */
 	GPU_EVENT_DONE,	   /* ticket, as in MARK */
 	GPU_EVENT_FATAL,   /* text: it ends */

@@ -1,6 +1,6 @@
 #include "base/failpoint.h"
 #include "gpu/nccl_abi.h"
-#include "gpu/nvml_abi.h"
+#include "gpu/topology.h"
 #include "gpu/worker.h"
 #include <stdio.h>
 #include <time.h>
@@ -39,72 +39,6 @@ static struct {
 	struct member members[GPU_DEVICES_MAX];
 	unsigned n_members;
 } plan;
-
-/* -- Topology ----------------------------------------------------------------------------------------------------- */
-
-static nvmlDevice_t nvml_device(const struct nvml *nvml, const struct device *device)
-{
-	const uint8_t *u = (const uint8_t *)device->uuid.bytes;
-	nvmlDevice_t found;
-	char text[48];
-
-	(void)snprintf(text, sizeof(text),
-		       "GPU-%02x%02x%02x%02x-%02x%02x-%02x%02x-%02x%02x-%02x%02x%02x%02x%02x%02x",
-		       u[0], u[1], u[2], u[3], u[4], u[5], u[6], u[7], u[8], u[9], u[10], u[11],
-		       u[12], u[13], u[14], u[15]);
-	return nvml->nvmlDeviceGetHandleByUUID(text, &found) == NVML_SUCCESS ? found : NULL;
-}
-
-static bool is_linked(const struct nvml *nvml, nvmlDevice_t a, nvmlDevice_t b)
-{
-	nvmlGpuP2PStatus_t status;
-
-	return nvml->nvmlDeviceGetP2PStatus(a, b, NVML_P2P_CAPS_INDEX_NVLINK, &status) ==
-		       NVML_SUCCESS &&
-	       status == NVML_P2P_STATUS_OK;
-}
-
-static bool is_behind_one_switch(const struct nvml *nvml, nvmlDevice_t a, nvmlDevice_t b)
-{
-	nvmlGpuTopologyLevel_t level;
-
-	return nvml->nvmlDeviceGetTopologyCommonAncestor(a, b, &level) == NVML_SUCCESS &&
-	       level <= NVML_TOPOLOGY_MULTIPLE;
-}
-
-/* Whether two devices are to be in one group. Of what cannot be told, they are not. */
-static bool belong_together(const struct nvml *nvml, unsigned mode, unsigned a, unsigned b)
-{
-	nvmlDevice_t first, second;
-
-	if (mode == GPU_REDUCE_NCCL)
-		return true;
-	if (!nvml)
-		return false;
-	first = nvml_device(nvml, plan.devices[a]);
-	second = nvml_device(nvml, plan.devices[b]);
-	if (!first || !second)
-		return false;
-	return (mode == GPU_REDUCE_AUTO && is_linked(nvml, first, second)) ||
-	       is_behind_one_switch(nvml, first, second);
-}
-
-/* Numbers groups by their first device. */
-static void divide(unsigned mode, uint8_t group_of[GPU_DEVICES_MAX])
-{
-	const struct nvml *nvml = NULL;
-
-	if (mode != GPU_REDUCE_NCCL)
-		(void)nvml_load(&nvml, NULL);
-	plan.n_groups = 0;
-	for (unsigned i = 0; i < plan.n; i++) {
-		unsigned other = 0;
-
-		while (other < i && !belong_together(nvml, mode, other, i))
-			other++;
-		group_of[i] = (uint8_t)(other < i ? group_of[other] : plan.n_groups++);
-	}
-}
 
 /* -- Communicators ------------------------------------------------------------------------------------------------ */
 
@@ -169,18 +103,56 @@ void worker_plan_device(const struct gpu_command *command)
 	plan.devices[plan.n++] = device;
 }
 
-/* The answer's text has a character for each device: '0' + its group. */
+/* What topology is asked about. A device without an address on a bus is connected to none, if NVML is not there either. */
+static void look_at_places(struct gpu_place places[GPU_DEVICES_MAX])
+{
+	for (unsigned i = 0; i < plan.n; i++) {
+		const struct device *device = plan.devices[i];
+
+		memcpy(places[i].uuid, device->uuid.bytes, DEVICE_UUID_LEN);
+		if (worker.cuda->cuDeviceGetPCIBusId(places[i].bus_id, sizeof(places[i].bus_id),
+						     device->number) != CUDA_SUCCESS)
+			places[i].bus_id[0] = 0;
+	}
+}
+
+/* Fills the groups' numbers, and says in words whose they are. */
+static void divide(enum gpu_reduce mode, uint8_t group_of[GPU_DEVICES_MAX], char *words,
+		   size_t size)
+{
+	struct gpu_place places[GPU_DEVICES_MAX];
+	struct gpu_topology topology = { .sysfs = "/sys" };
+	const char *reason = NULL;
+
+	if (mode != GPU_REDUCE_NCCL)
+		(void)nvml_load(&topology.nvml, &reason);
+	look_at_places(places);
+	plan.n_groups = gpu_topology_divide(&topology, mode, places, plan.n, group_of);
+	if (mode == GPU_REDUCE_NCCL)
+		(void)snprintf(words, size, "as asked for");
+	else
+		(void)snprintf(words, size, "%s%s%s%s%s", topology.by_nvml ? "by NVML" : "",
+			       topology.by_nvml && topology.by_sysfs ? " and " : "",
+			       topology.by_sysfs ? "by the PCI bus" : "",
+			       reason ? (topology.by_sysfs ? "; " : "not known: ") : "",
+			       reason ? reason : "");
+}
+
+/* The answer's text has a character for each device: '0' + its group. Behind a space there are words for people. */
 void worker_plan(const struct gpu_command *command)
 {
 	struct gpu_event event = { .kind = GPU_EVENT_PLANNED };
 	uint8_t group_of[GPU_DEVICES_MAX] = { 0 };
+	const char *reason = NULL;
+	char words[256] = "";
 
-	if (nccl_load(&plan.nccl, NULL)) {
+	if (nccl_load(&plan.nccl, &reason)) {
 		for (unsigned i = 0; i < plan.n; i++)
 			group_of[i] = (uint8_t)i;
 		plan.n_groups = 0;
+		(void)snprintf(words, sizeof(words), "%s", reason);
 	} else {
-		divide(command->kind, group_of);
+		divide(command->kind, group_of, words, sizeof(words));
 	}
 	for (unsigned i = 0; i < plan.n; i++) {
 		struct group *group = &plan.groups[group_of[i]];
@@ -188,6 +160,7 @@ void worker_plan(const struct gpu_command *command)
 		group->devices[group->n++] = plan.devices[i];
 		event.text[i] = (char)('0' + group_of[i]);
 	}
+	(void)snprintf(event.text + plan.n, sizeof(event.text) - plan.n, " %s", words);
 	for (unsigned i = 0; i < plan.n_groups; i++)
 		open_group(&plan.groups[i]);
 	if (plan.n_groups && pthread_create(&plan.look, NULL, look_thread, NULL))
