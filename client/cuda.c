@@ -311,8 +311,12 @@ static CUresult export_handle(const struct cuda *api, struct bps_memory *memory)
 /* Shares what has its handle. The descriptor is for this once: the job ends with the daemon's process. (locked, may wait) */
 static int device_memory_share(struct bps_memory *memory)
 {
-	int r = memory_share(memory);
+	struct cuda_state *state = memory->client->cuda;
+	int r;
 
+	state->n_sharing++;
+	r = memory_share(memory);
+	state->n_sharing--;
 	memory->fd = fd_close(memory->fd);
 	return r;
 }

@@ -92,8 +92,15 @@ struct cuda_state {
 	SLIST_HEAD(, cuda_device) devices;
 	LIST_HEAD(, cuda_memory) exports[CUDA_BUCKETS];
 	TAILQ_HEAD(, cuda_use) lingering;
+	unsigned n_sharing;  /* allocations that the daemon has not answered for */
 	bool blocking, host; /* as the environment says */
 };
+
+/* Whether the daemon is being told of memory on a device: the next one would not be, and could not answer. (locked) */
+static inline bool cuda_is_sharing(const struct bps_client *client)
+{
+	return client->cuda && client->cuda->n_sharing;
+}
 
 /* -- cuda.c: what memory is ------------------------------------------------------------------------------------------- */
 
