@@ -15,7 +15,7 @@ void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode,
 	}
 	worker->n_planned = n;
 	gpu_worker_send(worker, &command, -1);
-	gpu_worker_expect(worker);
+	gpu_worker_expect_setup(worker);
 }
 
 void gpu_plan_event(struct gpu_worker *worker, const struct gpu_event *event)

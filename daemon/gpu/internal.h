@@ -61,6 +61,7 @@ struct gpu_worker {
 	struct mail changed;	    /* says it from the loop */
 	bool changed_posted;
 	uint64_t progress_ns; /* when the last event came */
+	unsigned n_setup; /* imports, their ends and plans that were asked for and not answered */
 
 	struct list memories; /* that it has, or is about to */
 	struct gpu_memory **by_number;
@@ -126,8 +127,10 @@ struct gpu_command *gpu_worker_add(struct gpu_worker *worker);
 void gpu_worker_changed(struct gpu_worker *worker);
 void gpu_worker_die(struct gpu_worker *worker, const struct failure *why);
 
-/* Something is under way: from now on it is to be heard of. */
+/* Something is under way, a task or n_setup: from now on it is to be heard of. */
 void gpu_worker_expect(struct gpu_worker *worker);
+/* n_setup is one more. */
+void gpu_worker_expect_setup(struct gpu_worker *worker);
 /* A task has ended: ends the process if it was to and was the last. */
 void gpu_worker_idle(struct gpu_worker *worker);
 /* Runs the worker's program. Returns 0 or -errno. */
@@ -145,6 +148,8 @@ void gpu_task_use(struct gpu_worker *worker, const struct gpu_memory *memory,
 		  enum gpu_stream stream);
 void gpu_memory_event(struct gpu_worker *worker, const struct gpu_event *event);
 void gpu_memory_worker_died(struct gpu_worker *worker);
+/* Whether the worker has streams that wait for a trainer: the driver may make other calls wait for them. */
+bool gpu_session_any_waits(const struct gpu_worker *worker);
 void gpu_session_event(struct gpu_worker *worker, const struct gpu_event *event);
 void gpu_session_poll(struct gpu_worker *worker);
 void gpu_session_free_all(struct gpu_worker *worker);

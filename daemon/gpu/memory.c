@@ -79,6 +79,7 @@ void gpu_memory_open(struct gpu_memory *memory, struct gpu_worker *worker,
 	memcpy(command.device, memory->params.device, sizeof(command.device));
 	memcpy(command.handle, memory->params.handle, sizeof(command.handle));
 	gpu_worker_send(worker, &command, memory->params.fd);
+	gpu_worker_expect_setup(worker);
 }
 
 enum gpu_memory_state gpu_memory_state(const struct gpu_memory *memory,
@@ -136,6 +137,7 @@ void gpu_memory_free(struct gpu_memory *memory, void (*freed)(void *user), void 
 	}
 	/* One that is being opened is closed right after. */
 	gpu_worker_send(memory->worker, &command, -1);
+	gpu_worker_expect_setup(memory->worker);
 }
 
 static void opened(struct gpu_memory *memory, const struct gpu_event *event)

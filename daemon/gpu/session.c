@@ -124,6 +124,14 @@ void gpu_session_poll(struct gpu_worker *worker)
 		gpu_worker_changed(worker);
 }
 
+bool gpu_session_any_waits(const struct gpu_worker *worker)
+{
+	for (uint32_t i = 0; i < worker->n_sessions; i++)
+		if (worker->sessions[i]->lanes)
+			return true;
+	return false;
+}
+
 void gpu_session_event(struct gpu_worker *worker, const struct gpu_event *event)
 {
 	struct gpu_session *session;

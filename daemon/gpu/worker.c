@@ -72,16 +72,21 @@ static int look_at_device(int ordinal, char *text)
 {
 	struct device *device = &worker.devices[ordinal];
 	const struct cuda *cuda = worker.cuda;
+	const char *call = "cuDeviceGet";
 	CUresult r;
 
 	r = cuda->cuDeviceGet(&device->number, ordinal);
-	if (r == CUDA_SUCCESS)
+	if (r == CUDA_SUCCESS) {
+		call = "cuDeviceGetUuid";
 		r = cuda->cuDeviceGetUuid(&device->uuid, device->number);
-	if (r == CUDA_SUCCESS)
+	}
+	if (r == CUDA_SUCCESS) {
+		call = "cuDeviceGetName";
 		r = cuda->cuDeviceGetName(device->name, sizeof(device->name), device->number);
+	}
 	if (r == CUDA_SUCCESS)
 		return 0;
-	(void)snprintf(text, ERROR_TEXT_MAX, "device %d cannot be looked at: %s", ordinal,
+	(void)snprintf(text, ERROR_TEXT_MAX, "device %d cannot be looked at: %s: %s", ordinal, call,
 		       cuda_error_name(cuda, r));
 	return -ENODEV;
 }
@@ -90,6 +95,7 @@ static int look_at_device(int ordinal, char *text)
 static int look_around(char *text)
 {
 	const char *reason = NULL;
+	const char *call = "cuInit";
 	const struct nccl *nccl;
 	int version = 0, r;
 	CUresult result;
@@ -100,12 +106,14 @@ static int look_around(char *text)
 		return r;
 	}
 	result = worker.cuda->cuInit(0);
-	if (result == CUDA_SUCCESS)
+	if (result == CUDA_SUCCESS) {
+		call = "cuDeviceGetCount";
 		result = worker.cuda->cuDeviceGetCount(&worker.n_devices);
+	}
 	if (result == CUDA_SUCCESS && !worker.n_devices)
 		result = CUDA_ERROR_NO_DEVICE;
 	if (result != CUDA_SUCCESS) {
-		(void)snprintf(text, ERROR_TEXT_MAX, "the driver does not start: %s",
+		(void)snprintf(text, ERROR_TEXT_MAX, "the driver does not start: %s: %s", call,
 			       cuda_error_name(worker.cuda, result));
 		return -ENODEV;
 	}

@@ -217,9 +217,11 @@ static void handle(struct gpu_worker *worker, const struct gpu_event *event)
 		break;
 	case GPU_EVENT_OPENED:
 	case GPU_EVENT_CLOSED:
+		worker->n_setup -= worker->n_setup > 0;
 		gpu_memory_event(worker, event);
 		break;
 	case GPU_EVENT_PLANNED:
+		worker->n_setup -= worker->n_setup > 0;
 		gpu_plan_event(worker, event);
 		break;
 	case GPU_EVENT_REACHED:
@@ -420,13 +422,27 @@ void gpu_worker_expect(struct gpu_worker *worker)
 	(void)loop_timer_set(worker->gpu->params.loop, &worker->timer, deadline_of(worker));
 }
 
+void gpu_worker_expect_setup(struct gpu_worker *worker)
+{
+	/* Until now nothing was to come of it. */
+	if (list_empty(&worker->tasks) && !worker->n_setup)
+		worker->progress_ns = clock_now_ns();
+	worker->n_setup++;
+	gpu_worker_expect(worker);
+}
+
 static void on_timer(struct loop_timer *timer)
 {
 	struct gpu_worker *worker = container_of(timer, struct gpu_worker, timer);
 	char text[96];
 
-	if (worker->state == WORKER_RUNNING && list_empty(&worker->tasks))
-		return;
+	if (worker->state == WORKER_RUNNING && list_empty(&worker->tasks)) {
+		if (!worker->n_setup)
+			return;
+		/* The driver makes some calls wait for all streams, and some of these for a trainer. */
+		if (gpu_session_any_waits(worker))
+			worker->progress_ns = clock_now_ns();
+	}
 	if (clock_now_ns() < deadline_of(worker)) {
 		(void)loop_timer_set(worker->gpu->params.loop, timer, deadline_of(worker));
 		return;

@@ -168,10 +168,10 @@ static int look_at_memory(struct pipeline_device *device, uint32_t rank, struct 
 	return 0;
 }
 
-static int look_at_request(struct pipeline_device *device, const struct pipeline_member *member,
-			   struct pipeline_request *request, struct failure *failure)
+/* The memory of one rank. */
+static int look_at_memories(struct pipeline_device *device, const struct pipeline_member *member,
+			    struct pipeline_request *request, struct failure *failure)
 {
-	struct gpu_session *session;
 	int input, output, r;
 
 	r = open_session(device, member, failure);
@@ -180,9 +180,15 @@ static int look_at_request(struct pipeline_device *device, const struct pipeline
 	input = look_at_memory(device, member->rank, request->input_device, failure);
 	output = input < 0 ? 0
 			   : look_at_memory(device, member->rank, request->output_device, failure);
-	if (input || output)
-		return input < 0 || !output ? input : output;
-	session = device->sessions[member->index];
+	return input < 0 || !output ? input : output;
+}
+
+/* Whether its stream has come to the submission. */
+static int look_at_stream(struct pipeline_device *device, const struct pipeline_member *member,
+			  struct pipeline_request *request, struct failure *failure)
+{
+	struct gpu_session *session = device->sessions[member->index];
+
 	if (gpu_session_is_ready(session, request->slot, request->ticket))
 		return 0;
 	if (request->watched)
@@ -223,18 +229,26 @@ static bool may_be_grouped(const struct pipeline_round *round)
 
 static const uint8_t *device_of(const struct pipeline_round *round, uint32_t local)
 {
-	return gpu_memory_device(round->ranks[local].request->input_device->device);
+	return gpu_memory_device(buffer_of(round->ranks[local].request)->device);
 }
 
-/* Asks once how the ranks' devices are to be grouped, if they are different ones. */
+/*
+ * Asks once how the ranks' devices are to be grouped, if they are different ones. Before any stream of the worker waits for
+ * a trainer, whatever the operation is: while NCCL begins it may wait for all that is in a device's streams.
+ */
 static int ask_for_plan(const struct pipeline_round *round, struct failure *failure)
 {
-	struct pipeline_device *device = round->tensor->job->device;
+	const struct pipeline_job *job = round->tensor->job;
+	struct pipeline_device *device = job->device;
 	struct gpu_memory *memories[GPU_RANKS_MAX];
-	uint32_t n = round->tensor->job->layout.n_local;
+	uint32_t n = job->layout.n_local;
 
+	if (n < 2 || n > GPU_RANKS_MAX || job->shape.gpu_reduce == GPU_REDUCE_HOST)
+		return 0;
 	for (uint32_t i = 0; i < n; i++) {
-		memories[i] = round->ranks[i].request->input_device->device;
+		if (!buffer_of(round->ranks[i].request))
+			return 0;
+		memories[i] = buffer_of(round->ranks[i].request)->device;
 		for (uint32_t k = 0; k < i; k++)
 			if (!memcmp(device_of(round, i), device_of(round, k), DEVICE_UUID_LEN))
 				return 0;
@@ -244,7 +258,7 @@ static int ask_for_plan(const struct pipeline_round *round, struct failure *fail
 		return failure_set(failure, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < n; i++)
 		memcpy(device->devices[i], device_of(round, i), DEVICE_UUID_LEN);
-	gpu_plan_ask(device->worker, round->tensor->job->shape.gpu_reduce, memories, n);
+	gpu_plan_ask(device->worker, job->shape.gpu_reduce, memories, n);
 	device->planned = true;
 	return DEVICE_E_WAIT;
 }
@@ -256,16 +270,16 @@ static int look_at_plan(struct pipeline_round *round, struct failure *failure)
 	const uint8_t *plan;
 
 	round->grouped = false;
-	if (!may_be_grouped(round))
-		return 0;
 	if (!device->planned)
 		return ask_for_plan(round, failure);
-	for (uint32_t i = 0; i < n; i++)
-		if (memcmp(device->devices[i], device_of(round, i), DEVICE_UUID_LEN))
-			return 0;
 	plan = gpu_plan(device->worker);
 	if (!plan)
 		return DEVICE_E_WAIT;
+	if (!may_be_grouped(round))
+		return 0;
+	for (uint32_t i = 0; i < n; i++)
+		if (memcmp(device->devices[i], device_of(round, i), DEVICE_UUID_LEN))
+			return 0;
 	device->n_groups = 0;
 	for (uint32_t i = 0; i < n; i++)
 		device->n_groups = MAX(device->n_groups, plan[i] + 1u);
@@ -275,31 +289,43 @@ static int look_at_plan(struct pipeline_round *round, struct failure *failure)
 
 /* -- Readiness ---------------------------------------------------------------------------------------------------- */
 
-int pipeline_device_ready(struct pipeline_round *round, struct failure *failure)
+/* What look says of all ranks that have memory on a device. */
+static int look_at_all(struct pipeline_round *round,
+		       int (*look)(struct pipeline_device *device,
+				   const struct pipeline_member *member,
+				   struct pipeline_request *request, struct failure *failure),
+		       struct failure *failure)
 {
 	struct pipeline_job *job = round->tensor->job;
 	bool waits = false;
-	int r;
+	int r = 0;
 
-	r = device_open(job, failure);
-	for (uint32_t i = 0; !r && i < job->layout.n_local; i++) {
+	for (uint32_t i = 0; r >= 0 && i < job->layout.n_local; i++) {
 		struct pipeline_request *request = round->ranks[i].request;
 
 		if (!buffer_of(request))
 			continue;
-		r = look_at_request(job->device, job->members[i], request, failure);
-		if (r == DEVICE_E_WAIT) {
-			waits = true;
-			r = 0;
-		}
+		r = look(job->device, job->members[i], request, failure);
+		waits |= r == DEVICE_E_WAIT;
 	}
-	if (!r && !waits)
+	return r >= 0 && waits ? DEVICE_E_WAIT : r;
+}
+
+int pipeline_device_ready(struct pipeline_round *round, struct failure *failure)
+{
+	struct pipeline_job *job = round->tensor->job;
+	int r;
+
+	r = device_open(job, failure);
+	if (!r)
+		r = look_at_all(round, look_at_memories, failure);
+	if (!r)
 		r = look_at_plan(round, failure);
-	if (r < 0 || (!r && !waits))
-		return r;
-	if (!list_linked(&round->device_link))
+	if (!r)
+		r = look_at_all(round, look_at_stream, failure);
+	if (r == DEVICE_E_WAIT && !list_linked(&round->device_link))
 		list_push_back(&job->device->waiting, &round->device_link);
-	return DEVICE_E_WAIT;
+	return r;
 }
 
 void pipeline_device_waiting_for(const struct pipeline_round *round, char *text, size_t size)
