@@ -824,6 +824,47 @@ TEST(a_worker_that_is_killed_ends_its_job_alone)
 	world_close(&world);
 }
 
+/* Of calls that are made when a stream is not there yet, or when NCCL is stuck: their names are in the job's error. */
+TEST_TIMEOUT(calls_that_fail_while_something_is_waited_for, 240)
+{
+	static const struct {
+		const char *fault, *words;
+		bool gated;
+	} cases[] = {
+		{ "cuStreamCreateWithPriority:5:2", "cuStreamCreate", true },
+		{ "cuStreamWaitValue32:1:1", "cuStreamWaitValue32", true },
+		{ "cuStreamWaitValue32:2:1", "cuStreamWaitValue32", true },
+		{ "cuLaunchHostFunc:1:1", "cuLaunchHostFunc", true },
+		{ "@nccl:1:6", "nccl", false },
+	};
+	struct memory memories[RANKS_MAX];
+	char text[ERROR_TEXT_MAX + 1];
+	uint32_t slots[RANKS_MAX];
+	struct world world;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		world_open_with(&world, &(struct options){ .n = 2 }, "FAKECUDA_FAIL",
+				cases[i].fault);
+		new_tensor(&world, memories);
+		for (uint32_t k = 0; k < 2; k++) {
+			if (cases[i].gated)
+				gate_close(&world.trainers[k]);
+			slots[k] = submit_sum(&world.trainers[k], &memories[k], 0, 1, 1, 100000);
+			trainer_wait_stream(&world.trainers[k], slots[k]);
+		}
+		for (uint32_t k = 0; k < 2; k++) {
+			if (!trainer_wait(&world.trainers[k], slots[k], text))
+				test_fail(__FILE__, __LINE__, "%s: no error", cases[i].fault);
+			ASSERT_CONTAINS(text, cases[i].words);
+			if (cases[i].gated)
+				gate_open(&world.trainers[k]);
+			CU(cuStreamSynchronize(world.trainers[k].stream));
+		}
+		free_memories(&world, memories);
+		world_close(&world);
+	}
+}
+
 /* Calls of the worker that may fail in the middle of a job, which are to be named in its error. */
 TEST_TIMEOUT(calls_that_fail, 240)
 {

@@ -5,6 +5,8 @@
  *                       turn in a stream has come ("@copy", "@set", "@wait", "@write", "@call", "@record"). NTH: which
  *                       call in this process, from 1; 0: each. WHAT: a number that the call returns (or that sticks to
  *                       the stream's context), "kill" (SIGKILL) or "hang".
+ *   FAKECUDA_FAIL_FILE  a file that holds such a list, read by each process at its first call, if it is there. Its faults
+ *                       happen once in all processes: to the one that removes the file.
  *   FAKECUDA_DELAY_US   each operation in a stream is held up by up to so many microseconds, at random
  *   FAKECUDA_TRACE      calls are written to stderr
  */
@@ -20,6 +22,7 @@ struct fault {
 	char point[48];
 	unsigned long nth;
 	int what;
+	bool once; /* in all processes */
 	_Atomic unsigned long calls;
 };
 
@@ -27,11 +30,12 @@ static struct {
 	pthread_once_t once;
 	struct fault faults[FAULTS_MAX];
 	size_t n_faults;
+	const char *file; /* of faults that happen once */
 	unsigned long delay_us;
 	bool trace;
 } setup = { .once = PTHREAD_ONCE_INIT };
 
-static void parse_fault(char *text)
+static void parse_fault(char *text, bool once)
 {
 	struct fault *fault = &setup.faults[setup.n_faults];
 	char *save = NULL, *point = strtok_r(text, ":", &save), *nth = strtok_r(NULL, ":", &save),
@@ -44,6 +48,7 @@ static void parse_fault(char *text)
 		abort();
 	}
 	strcpy(fault->point, point);
+	fault->once = once;
 	fault->nth = strtoul(nth, NULL, 10);
 	if (!strcmp(what, "kill")) {
 		fault->what = FAULT_KILL;
@@ -60,21 +65,46 @@ static void parse_fault(char *text)
 	setup.n_faults++;
 }
 
+static void parse_faults(char *list, bool once)
+{
+	char *save = NULL;
+
+	for (char *one = strtok_r(list, ",\n", &save); one; one = strtok_r(NULL, ",\n", &save))
+		parse_fault(one, once);
+}
+
+static void read_file(const char *path)
+{
+	FILE *file = fopen(path, "re");
+	char list[512];
+	size_t len;
+
+	if (!file)
+		return;
+	len = fread(list, 1, sizeof(list) - 1, file);
+	(void)fclose(file);
+	list[len] = 0;
+	setup.file = path;
+	parse_faults(list, true);
+}
+
 static void read_environment(void)
 {
-	const char *fail = getenv("FAKECUDA_FAIL"), *delay = getenv("FAKECUDA_DELAY_US");
-	char *copy, *save = NULL;
+	const char *fail = getenv("FAKECUDA_FAIL"), *delay = getenv("FAKECUDA_DELAY_US"),
+		   *file = getenv("FAKECUDA_FAIL_FILE");
+	char *copy;
 
 	setup.trace = getenv("FAKECUDA_TRACE") != NULL;
 	setup.delay_us = delay ? strtoul(delay, NULL, 10) : 0;
-	if (!fail)
-		return;
-	copy = strdup(fail);
-	if (!copy)
-		abort();
-	for (char *one = strtok_r(copy, ",", &save); one; one = strtok_r(NULL, ",", &save))
-		parse_fault(one);
-	free(copy);
+	if (fail) {
+		copy = strdup(fail);
+		if (!copy)
+			abort();
+		parse_faults(copy, false);
+		free(copy);
+	}
+	if (file)
+		read_file(file);
 }
 
 /* "cuMemAlloc_v2" is "cuMemAlloc" to who asks for faults. */
@@ -98,6 +128,8 @@ CUresult fakecuda_fault(const char *point)
 			continue;
 		call = atomic_fetch_add(&fault->calls, 1) + 1;
 		if (fault->nth && call != fault->nth)
+			continue;
+		if (fault->once && unlink(setup.file))
 			continue;
 		if (setup.trace)
 			fprintf(stderr, "fakecuda %d: fault at %s, call %lu\n", (int)getpid(),

@@ -349,6 +349,9 @@ static ncclResult_t meet(struct ncclComm *comm)
 	struct timespec now, began;
 	uint32_t seen, state;
 
+	/* Its call has failed for another rank: who is not there will not come, and why has been told. */
+	if (atomic_load(&clique->members[comm->rank].state) == FAILED)
+		return ncclRemoteError;
 	clock_gettime(CLOCK_MONOTONIC, &began);
 	for (int i = 0; i < comm->n_ranks; i++)
 		for (;;) {
@@ -431,7 +434,7 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int n, const int *devices)
 {
 	struct thread *thread = own_thread();
 	CUcontext before = NULL, context;
-	ncclResult_t r = ncclSuccess;
+	ncclResult_t r = ncclSuccess, finished;
 	ncclUniqueId id;
 	CUdevice device;
 
@@ -457,7 +460,8 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int n, const int *devices)
 	if (r)
 		for (size_t i = 0; i < thread->group.n_inits; i++)
 			comm_leave(thread->group.inits[i].comm, FAILED);
-	return finish_inits() ?: r;
+	finished = finish_inits();
+	return r ? r : finished;
 }
 
 /* -- Values --------------------------------------------------------------------------------------------------- */
