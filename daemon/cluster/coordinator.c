@@ -131,7 +131,8 @@ static void member_remove(struct member *member, int status, const char *why)
 
 /*
  * Not all silence is the member's: this process may have been stopped, with what the member said waiting in its sockets.
- * So the loop goes round for a while first, and if that was cut short too, once more.
+ * So the loop goes round for a while first. Where it was late itself, the member has a whole lease once more, since what it
+ * said may have been lost with a call that took too long.
  */
 static bool last_call(struct member *member)
 {
@@ -143,7 +144,8 @@ static bool last_call(struct member *member)
 	if (member->last_call && !was_late)
 		return false;
 	member->last_call = true;
-	return !loop_timer_set(c->loop, &member->lease, now + pause_ns);
+	return !loop_timer_set(c->loop, &member->lease,
+			       now + (was_late ? c->lease_ms * NSEC_PER_MSEC : pause_ns));
 }
 
 static void on_lease_over(struct loop_timer *timer)

@@ -299,7 +299,7 @@ void accumulate_contribute(struct job *job, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 	uint64_t len = delivery->payload_block ? h->len : 0;
-	struct accumulator *a;
+	struct accumulator *a = NULL;
 	struct failure failure;
 	struct tensor *tensor;
 	uint64_t now_ns;
