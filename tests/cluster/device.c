@@ -100,6 +100,8 @@ struct device_memory device_alloc(enum device_kind kind, size_t len)
 
 void device_free(struct device_memory *memory)
 {
+	if (!memory->kind)
+		return;
 	/* What is unmapped does not wait for streams, as cuMemFree() does. */
 	CU(cuStreamSynchronize(stream));
 	switch (memory->kind) {
