@@ -208,13 +208,22 @@ struct bps_join_params {
 	int64_t quorum_timeout_ms; /* since the first came, before it goes on without all; 0: at once */
 	uint32_t
 		staleness; /* rounds of a tensor that the last rank may be behind. 0: quorum 8, ACCUMULATE any number */
+	/*
+	 * Not 0: the job goes on without a rank that dies, leaves, or is later than its requests' deadline, as long as there
+	 * are min_ranks (0: 1); see bps(7), ELASTIC JOBS. newcomer not 0: this trainer asks to be let in by the next
+	 * bps_client_regroup() of such a job, which need not run yet, within timeout_ms; rank, world_size and where it is are
+	 * not looked at, and max_ranks (0: no bound) is what the job's own ranks say.
+	 */
+	int elastic;
+	uint32_t min_ranks, max_ranks;
+	int newcomer;
 };
 
 /*
  * Fills params from the environment: the first of these that is set, by its rank variable, and BPS_* over all of them:
  *   bps      BPS_RANK BPS_SIZE BPS_LOCAL_RANK BPS_LOCAL_SIZE BPS_NODE BPS_NODES BPS_JOB BPS_SECRET BPS_TIMEOUT
  *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED BPS_GPU_REDUCE BPS_QUORUM
- *            BPS_QUORUM_TIMEOUT BPS_ASYNC BPS_STALENESS
+ *            BPS_QUORUM_TIMEOUT BPS_ASYNC BPS_STALENESS BPS_ELASTIC BPS_MIN_RANKS BPS_MAX_RANKS BPS_NEWCOMER
  *   torchrun RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RUN_ID MASTER_ADDR MASTER_PORT
  *   Open MPI OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE; MVAPICH the same with MV2
  *   MPICH    PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS, Intel MPI too
@@ -249,7 +258,21 @@ int bps_client_join(struct bps_client *client, const struct bps_join_params *par
 /* Leaves the job in good order; as bps_client_close() does, but the connection stays. Tensors of the job are void. */
 int bps_client_leave(struct bps_client *client);
 
-/* What the client is in its job, also when that has failed. Outside a job: -ENOTCONN. */
+/*
+ * Lets newcomers into an elastic job, and gives its ranks a new layout. Every rank calls it at the same place of the
+ * program, with no request under way; it blocks until all have, or are dropped because they have not within the job's
+ * request timeout. Then ranks and size are new: members in the order of their ranks, behind them the newcomers, who come
+ * out of bps_client_join() at this moment. Tensors stay declared on those who had declared them; their rounds begin anew.
+ * Fails with -EBUSY (this rank has requests under way; nothing has changed), -EINVAL (the job is not elastic), -EOPNOTSUPP
+ * (it goes through servers), -ENOTCONN, or as the job did.
+ */
+int bps_client_regroup(struct bps_client *client);
+
+/*
+ * What the client is in its job, also when that has failed. Outside a job: -ENOTCONN. In an elastic job rank
+ * and size change when bps_request_wait() or bps_request_poll() says for the first time that a request with a later
+ * membership is complete, and in bps_client_regroup(); where a rank is changes with the latter alone.
+ */
 int bps_client_rank(const struct bps_client *client);
 int bps_client_size(const struct bps_client *client);
 int bps_client_local_rank(const struct bps_client *client);
@@ -366,6 +389,7 @@ int bps_request_poll(struct bps_request *request);
 /*
  * Waits for completion. 0: done, the output holds the result. -ETIMEDOUT with the request still under way when
  * timeout_ms passed (BPS_FOREVER waits on; the request's own deadline still ends it). Otherwise how the request ended:
+ * -EREMCHG (elastic job: its members have changed, and the operation depends on who is which; the text says what to do),
  * -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ENOSPC (PUSH_PULL_ROWS: the
  * result has more rows than there is room for here), -ECONNRESET or -EPIPE (a rank or server died; the text names it),
  * -ESHUTDOWN. May be called again and by several threads.
@@ -411,6 +435,24 @@ int bps_request_rows(struct bps_request *request, uint64_t *ret_rows);
  * request ended.
  */
 int bps_request_contributions(struct bps_request *request, uint64_t *ret_contributions);
+
+/* Who took part in an operation, and who is in the job since. */
+struct bps_outcome {
+	size_t size;
+	uint32_t
+		membership; /* counts changes of an elastic job, from 1; 0: the job is not elastic, or nothing is known */
+	uint32_t world_size; /* ranks of that membership: when the operation ended */
+	uint32_t rank;	     /* this trainer's */
+	uint32_t
+		n_came; /* ranks whose contribution is in the result; 0: it failed, or ended before a restart */
+	uint32_t n_waiting; /* newcomers that bps_client_regroup() would let in */
+};
+
+/*
+ * Of a complete request, whether or not it ended well; all ranks get the same but for rank. ret->size must be set. -EBUSY
+ * while it is under way.
+ */
+int bps_request_outcome(struct bps_request *request, struct bps_outcome *ret);
 
 /* How a complete request ended, as words; "" if well or not complete. Valid until bps_request_free(). */
 const char *bps_request_error(const struct bps_request *request);

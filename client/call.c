@@ -151,7 +151,7 @@ int call_hello(struct bps_client *client, struct client_call *call)
 
 	hello.version = CLIENT_PROTOCOL;
 	hello.version_min = CLIENT_PROTOCOL_MIN;
-	hello.features = CONTROL_FEATURE_CUDA;
+	hello.features = CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC;
 	if (client->restart_timeout_ms >= 0)
 		hello.features |= CONTROL_FEATURE_RESUME;
 	hello.software = software;
@@ -193,6 +193,11 @@ static Bps__Control__Join call_join_body(const struct bps_join_params *params,
 	stragglers->staleness = params->staleness;
 	if (params->quorum || params->async)
 		join.stragglers = stragglers;
+	join.has_elastic = join.has_min_ranks = join.has_max_ranks = params->elastic != 0;
+	join.elastic = params->elastic != 0;
+	join.min_ranks = params->min_ranks;
+	join.max_ranks = params->max_ranks;
+	join.has_newcomer = join.newcomer = params->newcomer != 0;
 	return join;
 }
 
@@ -238,6 +243,17 @@ int call_leave(struct bps_client *client)
 	request.body_case = BPS__CONTROL__REQUEST__BODY_LEAVE;
 	request.leave = &leave;
 	return call_send(client, &job->leave, &request, 0, -1, SESSION_READY);
+}
+
+int call_regroup(struct bps_client *client)
+{
+	Bps__Control__Regroup regroup = BPS__CONTROL__REGROUP__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	request.body_case = BPS__CONTROL__REQUEST__BODY_REGROUP;
+	request.regroup = &regroup;
+	return call_send(client, &client->job.regroup, &request, BPS__CONTROL__MESSAGE__BODY_JOINED,
+			 -1, SESSION_READY);
 }
 
 int call_share(struct bps_client *client, struct bps_memory *memory)
@@ -385,6 +401,13 @@ static void call_answer(struct bps_client *client, struct client_call *call,
 		call->answer.job = message->joined->job;
 		call->answer.n_servers = message->joined->n_servers;
 		call->answer.ledger = TAKE_FD(*fd);
+		call->answer.membership = message->joined->membership;
+		call->answer.rank = message->joined->rank;
+		call->answer.size = message->joined->size;
+		call->answer.local_rank = message->joined->local_rank;
+		call->answer.local_size = message->joined->local_size;
+		call->answer.node = message->joined->node;
+		call->answer.n_nodes = message->joined->n_nodes;
 	} else if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_DECLARED) {
 		call->answer.key = message->declared->key;
 		call->answer.part_bytes = message->declared->part_bytes;

@@ -66,6 +66,7 @@ struct client_call {
 		uint64_t job;
 		uint32_t n_servers;
 		int ledger; /* -1, or owned by `answered` */
+		uint32_t membership, rank, size, local_rank, local_size, node, n_nodes;
 		uint64_t key;
 		uint32_t part_bytes;
 	} answer;
@@ -150,8 +151,10 @@ struct job {
 	char text[ERROR_TEXT_MAX + 1];
 	struct client_call join; /* or Resume */
 	struct client_call leave;
-	int ledger;   /* or -1: the job ends with the daemon's process */
-	bool resumed; /* another process than the one that it began with goes on with it */
+	struct client_call regroup;
+	uint32_t membership; /* in which rank and size are counted; 0: the job is not elastic */
+	int ledger;	     /* or -1: the job ends with the daemon's process */
+	bool resumed;	     /* another process than the one that it began with goes on with it */
 	bool cuda; /* some memory on a device was handed over: it ends with the daemon's process */
 	/* As it was joined; the pointers lead to what follows. */
 	struct bps_join_params params;
@@ -215,6 +218,8 @@ struct bps_request {
 	size_t row_len;	       /* 0: another operation */
 	uint64_t n_rows;       /* or contributions */
 	bool counted;	       /* the daemon says how many contributions are in the result */
+	struct bps_outcome outcome; /* once it has ended */
+	uint64_t run;		    /* of its tensor */
 	struct cuda_use *cuda; /* owned; NULL: in host memory, or nothing of the device's is left */
 };
 
@@ -401,6 +406,7 @@ int call_hello(struct bps_client *client, struct client_call *call);
 int call_join(struct bps_client *client);
 int call_resume(struct bps_client *client);
 int call_leave(struct bps_client *client);
+int call_regroup(struct bps_client *client);
 int call_share(struct bps_client *client, struct bps_memory *memory);
 int call_unshare(struct bps_client *client, struct client_call *call, uint32_t number);
 int call_declare(struct bps_client *client, struct client_call *call,
@@ -432,6 +438,8 @@ int call_receive_welcome(struct bps_client *client, struct client_call *call, in
 
 /* The daemon says that a run of a job is over. */
 void job_failed(struct bps_client *client, uint64_t number, int status, const char *text);
+/* How a request ended is told to the caller: his rank and size are what it says. */
+void job_see(struct bps_client *client, const struct bps_request *request);
 /* The next daemon does not go on with it: ends its requests too. */
 void job_discontinue(struct bps_client *client, int status, const char *text);
 /* The daemon is gone: ends what has no use for the next one. False when the job cannot go on without this one. */
@@ -455,6 +463,8 @@ void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed);
 uint64_t tensor_failed(const struct bps_tensor *tensor);
 /* Declares all again, at another daemon. 0 or a negative errno. */
 int tensor_declare_all(struct bps_client *client);
+/* The same in a new run of the job: no round was ever submitted. */
+int tensor_declare_anew(struct bps_client *client);
 /* 0 when operations on it may be submitted, else a negative errno with the text set. */
 int tensor_check(const struct bps_tensor *tensor);
 

@@ -14,6 +14,7 @@ struct environment {
 	uint32_t rank, world_size, local_rank, local_size, node, n_nodes; /* or UNSET */
 	uint32_t min_servers, part_bytes, force_distributed, gpu_reduce;
 	uint32_t quorum, async, staleness;
+	uint32_t elastic, min_ranks, max_ranks, newcomer;
 	int64_t timeout_ms, request_timeout_ms, quorum_timeout_ms;
 	const char *job;
 	const char *rank_variable, *size_variable; /* for errors */
@@ -373,6 +374,10 @@ static int environment_settings(struct environment *e)
 	r = r ?: environment_number("BPS_FORCE_DISTRIBUTED", &e->force_distributed);
 	r = r ?: environment_scaled("BPS_PART_BYTES", byte_units, UINT32_MAX, &part_bytes);
 	r = r ?: environment_gpu_reduce(&e->gpu_reduce);
+	r = r ?: environment_number("BPS_ELASTIC", &e->elastic);
+	r = r ?: environment_number("BPS_MIN_RANKS", &e->min_ranks);
+	r = r ?: environment_number("BPS_MAX_RANKS", &e->max_ranks);
+	r = r ?: environment_number("BPS_NEWCOMER", &e->newcomer);
 	r = r ?: environment_timeout("BPS_TIMEOUT", &e->timeout_ms);
 	r = r ?: environment_timeout("BPS_REQUEST_TIMEOUT", &e->request_timeout_ms);
 	r = r ?: environment_number("BPS_QUORUM", &e->quorum);
@@ -531,6 +536,10 @@ static int environment_fill(struct bps_join_params *params, int (*read)(struct e
 		.async = e.async != 0,
 		.quorum_timeout_ms = e.quorum_timeout_ms,
 		.staleness = e.staleness,
+		.elastic = e.elastic != 0,
+		.min_ranks = e.min_ranks,
+		.max_ranks = e.max_ranks,
+		.newcomer = e.newcomer != 0,
 	};
 	known.secret_len = known.secret ? strlen(known.secret) : 0;
 	memset(params, 0, size);

@@ -89,6 +89,22 @@ static int job_check_params(const struct bps_join_params *p)
 	return 0;
 }
 
+static int job_check_elastic(const struct bps_join_params *p)
+{
+	if (p->newcomer && !p->elastic)
+		return error_set(-EINVAL, "newcomer is set, but elastic is not");
+	if ((p->min_ranks || p->max_ranks) && !p->elastic)
+		return error_set(-EINVAL, "min_ranks or max_ranks is set, but elastic is not");
+	if (p->max_ranks && p->max_ranks < p->min_ranks)
+		return error_set(-EINVAL, "max_ranks is %u: at least min_ranks, which is %u",
+				 p->max_ranks, p->min_ranks);
+	if (p->elastic && !p->newcomer &&
+	    (p->world_size < p->min_ranks || (p->max_ranks && p->world_size > p->max_ranks)))
+		return error_set(-EINVAL, "world_size is %u, but the job may have %u to %u ranks",
+				 p->world_size, p->min_ranks, p->max_ranks);
+	return 0;
+}
+
 static int job_complete_params(const struct bps_join_params *given, struct bps_join_params *params)
 {
 	int r;
@@ -108,8 +124,15 @@ static int job_complete_params(const struct bps_join_params *given, struct bps_j
 		params->timeout_ms = JOIN_TIMEOUT_MS;
 	if (!params->request_timeout_ms)
 		params->request_timeout_ms = REQUEST_TIMEOUT_MS;
+	if (params->elastic && !params->min_ranks)
+		params->min_ranks = 1;
+	if (params->newcomer) {
+		params->rank = params->local_rank = params->node = 0;
+		params->world_size = params->local_size = params->n_nodes = 1;
+	}
 	r = job_shape(params);
-	return r ?: job_check_params(params);
+	r = r ?: job_check_params(params);
+	return r ?: job_check_elastic(params);
 }
 
 static void job_close_ledger(struct job *job)
@@ -134,6 +157,34 @@ static void job_resumed(struct bps_client *client, const struct client_call *cal
 	session_resumed(client);
 }
 
+/* Where an elastic job has put this trainer; Resume says it. */
+static void job_place(struct job *job, const struct client_call *call)
+{
+	if (!call->answer.membership)
+		return;
+	job->membership = call->answer.membership;
+	job->rank = job->params.rank = call->answer.rank;
+	job->size = job->params.world_size = call->answer.size;
+	job->local_rank = job->params.local_rank = call->answer.local_rank;
+	job->local_size = job->params.local_size = call->answer.local_size;
+	job->node = job->params.node = call->answer.node;
+	job->params.n_nodes = call->answer.n_nodes;
+	job->params.newcomer = 0;
+}
+
+void job_see(struct bps_client *client, const struct bps_request *request)
+{
+	const struct bps_outcome *outcome = &request->outcome;
+	struct job *job = &client->job;
+
+	if (!outcome->membership || request->run != job->run ||
+	    (int32_t)(outcome->membership - job->membership) <= 0)
+		return;
+	job->membership = outcome->membership;
+	job->rank = outcome->rank;
+	job->size = outcome->world_size;
+}
+
 /* Right at the answer, so that what the daemon says next about the job finds it. */
 static void job_answered(struct bps_client *client, struct client_call *call)
 {
@@ -146,6 +197,26 @@ static void job_answered(struct bps_client *client, struct client_call *call)
 	job->state = call->status ? JOB_NONE : JOB_JOINED;
 	job->number = call->answer.job;
 	job->ledger = call->answer.ledger;
+	if (!call->status)
+		job_place(job, call);
+}
+
+/* The answer to Regroup: tensors are of the next run, too. */
+static void job_regrouped(struct bps_client *client, struct client_call *call)
+{
+	struct job *job = &client->job;
+
+	if (call->status || job->state != JOB_JOINED) {
+		(void)fd_close(call->answer.ledger);
+		return;
+	}
+	job_close_ledger(job);
+	job->number = call->answer.job;
+	job->ledger = call->answer.ledger;
+	job->resumed = false;
+	job_place(job, call);
+	if (tensor_declare_anew(client))
+		client_fail(client, "cannot declare the job's tensors again: %s", bps_error());
 }
 
 /* Keeps what was said to join: the next daemon is told the same. */
@@ -188,6 +259,10 @@ _public_ int bps_client_join(struct bps_client *client, const struct bps_join_pa
 	if (r)
 		return r;
 	job = &client->job;
+	if (params.elastic && !(client->session.hello.answer.features & CONTROL_FEATURE_ELASTIC))
+		return error_set(-EOPNOTSUPP,
+				 "the daemon at %s is of a version that knows no elastic jobs",
+				 client->path);
 	if (job->state != JOB_NONE && job->state != JOB_FAILED)
 		return error_set(-EISCONN, "this client is in a job, or about to be");
 
@@ -230,6 +305,8 @@ void job_discontinue(struct bps_client *client, int status, const char *text)
 	struct job *job = &client->job;
 
 	job_end(job, status, text);
+	if (job->regroup.pending)
+		call_finish(client, &job->regroup, status, text);
 	/* It is left by that. */
 	if (job->leave.pending)
 		call_finish(client, &job->leave, 0, NULL);
@@ -318,6 +395,34 @@ _public_ int bps_client_leave(struct bps_client *client)
 	r = job_leave(client, CLIENT_FOREVER);
 	request_copy_all(client);
 	return r;
+}
+
+_public_ int bps_client_regroup(struct bps_client *client)
+{
+	struct job *job;
+	int r = client_check(client);
+	if (r)
+		return r;
+
+	CLIENT_LOCKED(client);
+	(void)client_progress(client);
+	r = client_failed(client);
+	r = r ?: job_check(client);
+	if (r)
+		return r;
+	job = &client->job;
+	if (!job->params.elastic)
+		return error_set(-EINVAL, "the job is not elastic");
+	if (job->regroup.pending)
+		return error_set(-EBUSY, "another thread regroups");
+	job->regroup = (struct client_call){ .answered = job_regrouped };
+	/* The daemon keeps the deadline. */
+	if (MUL_OVERFLOW(job->params.request_timeout_ms, INT64_C(1000000),
+			 &job->regroup.timeout_ns) ||
+	    ADD_OVERFLOW(job->regroup.timeout_ns, CLIENT_ANSWER_NS, &job->regroup.timeout_ns))
+		job->regroup.timeout_ns = CLIENT_FOREVER;
+	r = call_regroup(client);
+	return r ?: call_wait(client, &job->regroup, CLIENT_FOREVER);
 }
 
 static int job_number(const struct bps_client *constant, size_t offset)

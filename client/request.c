@@ -113,6 +113,7 @@ void request_post(struct bps_request *request, struct bps_tensor *tensor,
 
 	request->entry = *entry;
 	request->tensor = tensor;
+	request->run = tensor->run;
 	tensor->refs++;
 	request->state = REQUEST_POSTED;
 	TAILQ_INSERT_TAIL(&client->posted, request, link);
@@ -244,6 +245,24 @@ static bool request_look(struct bps_request *request)
 		}
 	}
 
+	request->outcome = (struct bps_outcome){
+		.size = sizeof(request->outcome),
+		.membership = *(const volatile uint32_t *)&slot->membership,
+		.world_size = *(const volatile uint32_t *)&slot->size,
+		.rank = *(const volatile uint32_t *)&slot->rank,
+		.n_came = *(const volatile uint32_t *)&slot->n_came,
+		.n_waiting = *(const volatile uint32_t *)&slot->n_waiting,
+	};
+	if (!client->job.membership)
+		request->outcome = (struct bps_outcome){
+			.size = sizeof(request->outcome),
+			.world_size = client->job.size,
+			.rank = client->job.rank,
+			.n_came = status ? 0 : client->job.size,
+		};
+	else if (request->outcome.world_size > JOB_RANKS_MAX ||
+		 request->outcome.rank >= request->outcome.world_size)
+		request->outcome = (struct bps_outcome){ .size = sizeof(request->outcome) };
 	client->harvested++;
 	request_end(request, status, text);
 	return true;
@@ -360,11 +379,13 @@ _public_ int bps_request_poll(struct bps_request *request)
 		return r;
 
 	CLIENT_LOCKED(request->client);
-	if (request_advance(request))
-		return 1;
 	/* Also the loss of the daemon is to be seen by one who does nothing but poll. */
-	(void)client_progress(request->client);
-	return request_advance(request);
+	if (!request_advance(request))
+		(void)client_progress(request->client);
+	if (!request_advance(request))
+		return 0;
+	job_see(request->client, request);
+	return 1;
 }
 
 _public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
@@ -388,8 +409,28 @@ _public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
 				return error_set(-ETIMEDOUT, "the request is still under way");
 		}
 	}
+	job_see(client, request);
 	if (request->status)
 		return error_set(request->status, "%s", request_text(request));
+	return 0;
+}
+
+_public_ int bps_request_outcome(struct bps_request *request, struct bps_outcome *ret)
+{
+	size_t size;
+	int r = request_check(request);
+	if (r)
+		return r;
+	if (!ret || ret->size < sizeof(ret->size))
+		return error_set(-EINVAL, "bps_outcome is NULL or its size is not set");
+
+	CLIENT_LOCKED(request->client);
+	if (!request_advance(request))
+		return error_set(-EBUSY, "the request is still under way");
+	size = ret->size;
+	memset(ret, 0, size);
+	memcpy(ret, &request->outcome, MIN(size, sizeof(request->outcome)));
+	ret->size = size;
 	return 0;
 }
 

@@ -304,6 +304,8 @@ static int session_ready(struct bps_client *client)
 	r = request_post_all(client);
 	if (!r && client->job.state == JOB_LEAVING && job_is_held(client))
 		r = call_leave(client);
+	if (!r && client->job.regroup.pending && job_is_held(client))
+		r = call_regroup(client);
 	return r;
 }
 

@@ -11,7 +11,7 @@
 struct plan {
 	struct bps_tensor *tensor;
 	struct bps_submit_params params;
-	uint32_t rank, size;
+	uint32_t rank, size, membership;
 	size_t element_len;
 	uint64_t input_count, output_count; /* elements */
 	uint64_t input_len, output_len;	    /* bytes */
@@ -396,6 +396,7 @@ static int plan_new(struct bps_tensor *tensor, const struct bps_submit_params *g
 	client_lock(client);
 	plan->rank = client->job.rank;
 	plan->size = client->job.size;
+	plan->membership = client->job.membership;
 	r = tensor_check(tensor);
 	client_unlock(client);
 
@@ -551,6 +552,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		.tensor = plan->tensor->number,
 		.operation = (uint8_t)p->operation,
 		.reduction = (uint8_t)p->reduction,
+		.flags = (uint16_t)plan->membership,
 		.priority = p->priority,
 		.root = p->operation == BPS_BROADCAST ? p->root
 						      : (uint32_t)(p->all_ranks && waits_not),

@@ -182,6 +182,21 @@ int tensor_declare_all(struct bps_client *client)
 	return r;
 }
 
+int tensor_declare_anew(struct bps_client *client)
+{
+	struct bps_tensor *tensor;
+	int r = 0;
+
+	for (size_t i = 0; i < CLIENT_NAME_BUCKETS; i++)
+		LIST_FOREACH(tensor, &client->tensors[i], link)
+		{
+			tensor->rounds = tensor->ended = tensor->failed = tensor->settled = 0;
+			r = r ?: call_declare(client, &tensor->declare, tensor);
+			tensor->packet = client->n_packets;
+		}
+	return r;
+}
+
 int tensor_check(const struct bps_tensor *tensor)
 {
 	const struct bps_client *client = tensor->client;

@@ -79,7 +79,7 @@ struct ledger_header {
 	uint32_t job_len;
 	_Atomic uint32_t cells_used;   /* no cell from this one on was ever taken */
 	_Atomic uint32_t tensors_used; /* the same */
-	uint32_t pad;
+	uint32_t membership;	       /* of an elastic job, when this run began */
 };
 static_assert(sizeof(struct ledger_header) == 80 + JOB_RANKS_MAX / 8, "ledger_header is a format");
 
@@ -87,7 +87,8 @@ static_assert(sizeof(struct ledger_header) == 80 + JOB_RANKS_MAX / 8, "ledger_he
 struct ledger_process {
 	uint64_t started; /* clock ticks from boot; 0: not known */
 	uint32_t pid;
-	uint32_t pad;
+	uint32_t
+		out; /* elastic job: the membership from which on the rank is not in it; 0: it is */
 };
 static_assert(sizeof(struct ledger_process) == 16, "ledger_process is a format");
 
@@ -97,7 +98,7 @@ struct ledger_record {
 	_Atomic uint32_t state; /* enum ledger_record_state */
 	uint8_t dtype, operation, reduction, pad;
 	uint32_t root;
-	uint32_t pad2;
+	uint32_t n_came; /* contributions */
 	uint64_t round;
 	uint64_t elements; /* of the operation, or of each block where they are equal */
 	uint64_t digest;   /* of the counts; 0: equal blocks */

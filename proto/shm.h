@@ -71,7 +71,8 @@ struct shm_entry {
 	uint32_t tensor;   /* the session's own number, from Declare */
 	uint8_t operation; /* enum operation */
 	uint8_t reduction; /* enum reduction, or 0 */
-	uint16_t flags;	   /* 0 */
+	uint16_t
+		flags; /* elastic job: low bits of the membership in which ranks are counted; else 0 */
 	int32_t priority;
 	uint32_t root; /* broadcast: source rank; push_pull, accumulate: 1 to wait for all ranks */
 	uint32_t input_buffer; /* the session's own number, from Share */
@@ -104,7 +105,13 @@ struct shm_slot {
 	char text[ERROR_TEXT_MAX + 1];
 	uint64_t
 		n_rows; /* push_pull_rows: of the result, also when there was no room for it; else contributions in it */
-	char pad[512 - 24 - ERROR_TEXT_MAX - 1];
+	/* Of an elastic job: its members when the round ended, and who contributed to it. */
+	uint32_t membership; /* number of the membership; 0: nothing is said */
+	uint32_t size;	     /* ranks that it has */
+	uint32_t rank;	     /* of the trainer in it */
+	uint32_t n_came;     /* ranks whose contribution is in the result */
+	uint32_t n_waiting;  /* newcomers that Regroup would let in */
+	char pad[512 - 44 - ERROR_TEXT_MAX - 1];
 };
 static_assert(sizeof(struct shm_slot) == 512, "shm_slot is shared-memory format");
 

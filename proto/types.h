@@ -59,6 +59,9 @@ enum reduction {
 #define CONTROL_FEATURE_CUDA \
 	UINT64_C(2) /* Share of device memory: the daemon has a driver, and can import it */
 
+#define CONTROL_FEATURE_ELASTIC \
+	UINT64_C(4) /* elastic jobs: Join's fields, Regroup, what shm_slot says of who came */
+
 /* Memory that Share hands over. */
 enum memory_kind {
 	MEMORY_MEMFD = 0,

@@ -21,7 +21,7 @@ static void refuse(const struct incoming *in, const struct failure *failure)
 
 static uint64_t features_of(const struct session *session)
 {
-	return CONTROL_FEATURE_RESUME |
+	return CONTROL_FEATURE_RESUME | CONTROL_FEATURE_ELASTIC |
 	       (session->control->params.has_cuda ? CONTROL_FEATURE_CUDA : 0);
 }
 
@@ -116,12 +116,30 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	Bps__Control__Joined joined = BPS__CONTROL__JOINED__INIT;
 
+	struct pipeline_place place = pipeline_place(member);
+
 	joined.job = number;
 	joined.n_servers = n_servers;
-	message.id = session->join_id;
+	if (place.membership) {
+		joined.has_membership = joined.has_rank = joined.has_size = true;
+		joined.has_local_rank = joined.has_local_size = true;
+		joined.has_node = joined.has_n_nodes = true;
+		joined.membership = place.membership;
+		joined.rank = session->rank = place.rank;
+		joined.size = session->size = place.size;
+		joined.local_rank = place.local_rank;
+		joined.local_size = place.local_size;
+		joined.node = place.node;
+		joined.n_nodes = place.n_nodes;
+	}
+	message.id = session->join_id ? session->join_id : session->regroup_id;
 	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
 	message.joined = &joined;
-	session->join_id = 0;
+	/* Its tensors were of the run before. */
+	if (session->regroup_id)
+		session_drop_tensors(session, NULL);
+	session->join_id = session->regroup_id = 0;
+	session->run = number;
 	if (ledger < 0 && !member->resumed)
 		release_ledger(session);
 	session_send(session, &message, &ledger, ledger >= 0);
@@ -140,10 +158,15 @@ static void on_ended(struct pipeline_member *member, uint64_t number, const stru
 	struct session *session = container_of(member, struct session, member);
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	Bps__Control__JobFailed failed = BPS__CONTROL__JOB_FAILED__INIT;
-	uint64_t join_id = session->join_id;
+	uint64_t join_id = session->join_id, regroup_id = session->regroup_id;
 
 	out_of_job(session, failure);
-	session->join_id = 0;
+	session->join_id = session->regroup_id = 0;
+	if (regroup_id) {
+		/* Of the next run nobody knows yet. */
+		number = session->run;
+		session_answer(session, regroup_id, failure->status, failure->text);
+	}
 	if (join_id) {
 		session_answer(session, join_id, failure->status, failure->text);
 		return;
@@ -171,6 +194,35 @@ static void on_left(struct pipeline_member *member)
 	session_answer(session, leave_id, 0, NULL);
 }
 
+static void on_refused(struct pipeline_member *member, const struct failure *failure)
+{
+	struct session *session = container_of(member, struct session, member);
+	uint64_t id = session->regroup_id;
+
+	session->regroup_id = 0;
+	session_answer(session, id, failure->status, failure->text);
+}
+
+static void handle_regroup(const struct incoming *in)
+{
+	struct session *session = in->session;
+
+	/* What was posted before belongs to this run. */
+	ring_catch_up(session);
+	if (session->state != SESSION_OPEN)
+		return;
+	if (!session->in_job || session->join_id || session->regroup_id) {
+		session_answer(session, in->id, -ENOTCONN,
+			       session->regroup_id    ? "regroups already"
+			       : session->in_job      ? "in no job yet"
+			       : session->last.status ? session->last.text
+						      : "in no job");
+		return;
+	}
+	session->regroup_id = in->id;
+	pipeline_regroup(&session->member);
+}
+
 /* Join, or Resume of run `resumed`, which is not 0. */
 static void handle_join(const struct incoming *in, const Bps__Control__Join *m, uint64_t resumed)
 {
@@ -192,6 +244,10 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 		.timeout_ms = m->timeout_ms,
 		.request_timeout_ms = m->request_timeout_ms,
 		.force_distributed = m->force_distributed,
+		.elastic = m->elastic,
+		.newcomer = m->newcomer,
+		.min_ranks = m->min_ranks,
+		.max_ranks = m->max_ranks,
 		.pid = session->pid,
 	};
 	struct failure failure = { 0 };
@@ -213,12 +269,14 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->member.joined = on_joined;
 	session->member.ended = on_ended;
 	session->member.left = on_left;
+	session->member.refused = on_refused;
 	session->member.shm_fd = session->shm_fd;
 	/* Before, as the answer may come from inside. */
 	session->in_job = true;
 	session->join_id = in->id;
 	session->rank = m->rank;
 	session->size = m->size;
+	session->elastic = m->elastic;
 	(void)snprintf(session->job, sizeof(session->job), "%s", m->job);
 	charge_ledger(session, m->n_nodes > 1 || m->force_distributed);
 	join.can_resume = session->ledger_charge;
@@ -514,6 +572,9 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 		break;
 	case BPS__CONTROL__REQUEST__BODY_LEAVE:
 		handle_leave(in);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_REGROUP:
+		handle_regroup(in);
 		break;
 	default:
 		session_answer(in->session, in->id, -EOPNOTSUPP,

@@ -14,7 +14,8 @@ static struct shm_header *header_of(const struct session *session)
 /* -- Completion --------------------------------------------------------------------------------------------------- */
 
 static void complete(struct session *session, uint32_t slot_number, uint64_t ticket,
-		     uint64_t n_rows, const struct failure *failure)
+		     uint64_t n_rows, const struct pipeline_outcome *outcome,
+		     const struct failure *failure)
 {
 	struct shm_header *header = header_of(session);
 	struct shm_slot *slot = &shm_slots(session->shm)[slot_number];
@@ -23,6 +24,11 @@ static void complete(struct session *session, uint32_t slot_number, uint64_t tic
 
 	slot->status = failure ? failure->status : 0;
 	slot->n_rows = n_rows;
+	slot->membership = outcome->membership;
+	slot->size = outcome->size;
+	slot->rank = outcome->rank;
+	slot->n_came = outcome->n_came;
+	slot->n_waiting = outcome->n_waiting;
 	if (failure)
 		(void)snprintf(slot->text, sizeof(slot->text), "%s", failure->text);
 	else
@@ -56,7 +62,8 @@ static void on_done(struct pipeline_request *base, const struct failure *failure
 
 	release(request);
 	if (session->state == SESSION_OPEN)
-		complete(session, request->slot, base->ticket, base->n_rows, failure);
+		complete(session, request->slot, base->ticket, base->n_rows, &base->outcome,
+			 failure);
 	session_request_ended(session);
 }
 
@@ -143,7 +150,8 @@ static int take_memory(struct session *session, const char *what, uint32_t numbe
 static int take_counts(struct session *session, struct session_request *request,
 		       const struct shm_entry *entry, struct failure *failure)
 {
-	size_t n = session->size;
+	size_t n = session->elastic ? pipeline_n_counts(&session->member, entry->flags)
+				    : session->size;
 	void *data;
 	int r;
 
@@ -228,7 +236,7 @@ static int take_entry(struct session *session, struct session_request *request,
 	void *input, *output;
 	int r;
 
-	if (entry->flags)
+	if (entry->flags && !session->elastic)
 		return failure_set(failure, -EINVAL, "flags %#x of a later version", entry->flags);
 	r = take_memory(session, "input", entry->input_buffer, entry->input_offset,
 			entry->input_count, element_size, &request->input, &input, failure);
@@ -284,6 +292,7 @@ static struct session_request *request_for(struct session *session, const struct
 static void submit(struct session *session, const struct shm_entry *entry)
 {
 	struct session_request *request = request_for(session, entry);
+	const struct pipeline_outcome nothing = { 0 };
 	struct session_tensor *tensor;
 	struct failure failure = { 0 };
 	uint64_t run;
@@ -302,7 +311,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 					  session->in_job ? "no tensor %u was declared"
 							  : "tensor %u: in no job",
 					  entry->tensor);
-		complete(session, entry->slot, entry->ticket, 0, &failure);
+		complete(session, entry->slot, entry->ticket, 0, &nothing, &failure);
 		return;
 	}
 
@@ -326,13 +335,15 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->base.input_rows = NULL;
 	request->base.output_rows = NULL;
 	request->base.n_rows = 0;
+	request->base.membership = entry->flags;
+	request->base.outcome = nothing;
 	request->base.timeout_ms = entry->timeout_ms;
 	r = take_entry(session, request, entry, tensor->element_size, &failure);
 	/* Packets were read on the way: the session may be over, or in another job, where the tensor is another. */
 	if (session->state != SESSION_OPEN || session->n_runs != run) {
 		release(request);
 		if (session->state == SESSION_OPEN)
-			complete(session, entry->slot, entry->ticket, 0, &session->last);
+			complete(session, entry->slot, entry->ticket, 0, &nothing, &session->last);
 		return;
 	}
 	request->busy = true;

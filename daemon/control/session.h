@@ -98,10 +98,12 @@ struct session {
 	struct pipeline_member member;
 	char job[JOB_NAME_MAX + 1];
 	uint32_t rank, size;
+	bool elastic;
+	uint64_t run; /* its number */
 	bool in_job;
-	uint64_t n_runs;	    /* jobs that it has been in and is out of */
-	uint64_t join_id, leave_id; /* requests to be answered, or 0 */
-	struct failure last;	    /* how its last job ended; never well */
+	uint64_t n_runs;			/* jobs that it has been in and is out of */
+	uint64_t join_id, leave_id, regroup_id; /* requests to be answered, or 0 */
+	struct failure last;			/* how its last job ended; never well */
 };
 
 /* session.c */

@@ -13,7 +13,7 @@ struct ledger_old {
 	uint64_t round, elements, digest, low;
 	uint64_t done[LEDGER_WINDOW / 64];
 	unsigned dtype, operation, reduction;
-	uint32_t root;
+	uint32_t root, n_came;
 };
 
 /* The same for a hand. */

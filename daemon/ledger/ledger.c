@@ -201,6 +201,7 @@ static int read_record(struct ledger *ledger, uint32_t number, struct failure *f
 		.operation = copy.operation,
 		.reduction = copy.reduction,
 		.root = copy.root,
+		.n_came = copy.n_came,
 	};
 	for (size_t i = 0; i < ARRAY_SIZE(old->done); i++)
 		old->done[i] = atomic_load_explicit(&copy.done[i], memory_order_relaxed);
@@ -317,6 +318,26 @@ bool ledger_has_left(const struct ledger *ledger, uint32_t rank)
 	return ledger->left[rank / 64] & ledger_bit(rank);
 }
 
+void ledger_set_membership(struct ledger *ledger, uint32_t membership)
+{
+	ledger_header(ledger)->membership = membership;
+}
+
+uint32_t ledger_membership(const struct ledger *ledger)
+{
+	return *(const volatile uint32_t *)&ledger_header(ledger)->membership;
+}
+
+void ledger_set_out(struct ledger *ledger, uint32_t rank, uint32_t membership)
+{
+	ledger_process(ledger, rank)->out = membership;
+}
+
+uint32_t ledger_out(const struct ledger *ledger, uint32_t rank)
+{
+	return *(const volatile uint32_t *)&ledger_process(ledger, rank)->out;
+}
+
 void ledger_set_process(struct ledger *ledger, uint32_t rank, uint32_t pid)
 {
 	struct ledger_process *process = ledger_process(ledger, rank);
@@ -415,7 +436,8 @@ static bool is_same(const struct ledger_old *old, const struct ledger_facts *fac
 {
 	return old->dtype == facts->dtype && old->operation == facts->operation &&
 	       old->reduction == facts->reduction && old->root == facts->root &&
-	       old->elements == facts->elements && old->digest == digest;
+	       old->elements == facts->elements && old->digest == digest &&
+	       old->n_came == facts->n_came;
 }
 
 static void record_write(struct ledger *ledger, uint32_t number, const struct ledger_facts *facts,
@@ -427,6 +449,7 @@ static void record_write(struct ledger *ledger, uint32_t number, const struct le
 	record->operation = (uint8_t)facts->operation;
 	record->reduction = (uint8_t)facts->reduction;
 	record->root = facts->root;
+	record->n_came = facts->n_came;
 	record->round = facts->round;
 	record->elements = facts->elements;
 	record->digest = digest;

@@ -54,6 +54,12 @@ bool ledger_has_begun(const struct ledger *ledger);
 void ledger_leave(struct ledger *ledger, uint32_t rank);
 bool ledger_has_left(const struct ledger *ledger, uint32_t rank);
 
+/* Of an elastic job: its membership when the run began, and that from which on a rank is not in it; 0: it is. */
+void ledger_set_membership(struct ledger *ledger, uint32_t membership);
+uint32_t ledger_membership(const struct ledger *ledger);
+void ledger_set_out(struct ledger *ledger, uint32_t rank, uint32_t membership);
+uint32_t ledger_out(const struct ledger *ledger, uint32_t rank);
+
 /* Keeps who a rank is; says whether a rank that was so kept can still come back: PROCESS_UNKNOWN if that cannot be told. */
 void ledger_set_process(struct ledger *ledger, uint32_t rank, uint32_t pid);
 enum process_state ledger_look(const struct ledger *ledger, uint32_t rank, uint32_t *ret_pid);
@@ -70,7 +76,7 @@ struct ledger_facts {
 	uint64_t round, elements;
 	const uint64_t *counts; /* size entries, or NULL */
 	unsigned dtype, operation, reduction;
-	uint32_t root;
+	uint32_t root, n_came;
 };
 
 /* A round that moves, embedded in it. Zero: not recorded. */

@@ -125,10 +125,10 @@ static int check_all_gather(const struct checked *c)
 			return r;
 		(void)sum_counts(c, request->counts, c->rank, &before);
 		own = request->counts[c->rank];
-	} else if (MUL_OVERFLOW(own, (uint64_t)c->size, &total)) {
+	} else if (MUL_OVERFLOW(own, (uint64_t)request->n_seats, &total)) {
 		return failure_set(c->failure, -EINVAL, "rank %u: too many elements", c->rank);
 	} else {
-		before = own * c->rank;
+		before = own * request->seat;
 	}
 	r = check_input(c, own);
 	if (!r)
@@ -438,10 +438,15 @@ int pipeline_check_round(const struct pipeline_round *round, struct failure *fai
 {
 	const struct layout *layout = &round->tensor->job->layout;
 	/* All are compared with the first; who exchanges, with everyone, themselves too. */
-	bool all = round->ranks[0].request->operation == OPERATION_ALL_TO_ALL;
+	bool all = pipeline_round_first(round)->operation == OPERATION_ALL_TO_ALL;
+	uint32_t first = 0;
 
-	for (uint32_t i = 0; i < (all ? layout->n_local : 1); i++) {
-		for (uint32_t j = all ? i : 1; j < layout->n_local; j++) {
+	while (!round->ranks[first].request)
+		first++;
+	for (uint32_t i = first; i < (all ? layout->n_local : first + 1); i++) {
+		for (uint32_t j = all ? i : first + 1; j < layout->n_local; j++) {
+			if (!round->ranks[i].request || !round->ranks[j].request)
+				continue;
 			struct pair pair = {
 				.tensor = round->tensor,
 				.rank = { layout->rank_of_local[i], layout->rank_of_local[j] },

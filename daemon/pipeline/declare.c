@@ -25,6 +25,10 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 	tensor->declared = TAKE_PTR(declared);
 	tensor->reached = TAKE_PTR(reached);
 	tensor->n_last = TAKE_PTR(n_last);
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		tensor->declared[i] = pipeline_elastic_is_out(job, i);
+		tensor->n_declared += tensor->declared[i];
+	}
 	*ret_tensor = TAKE_PTR(tensor);
 	return 0;
 }
@@ -190,6 +194,19 @@ static void agree(struct pipeline_tensor *tensor)
 		pipeline_setup_declare(tensor, NULL);
 }
 
+/* Whether all ranks here have declared it. Keys are numbers in the order in which that was so, where no server gives them. */
+static void look_complete(struct pipeline_tensor *tensor)
+{
+	struct pipeline_job *job = tensor->job;
+
+	if (tensor->n_declared < job->layout.n_local)
+		return;
+	if (job->distributed)
+		agree(tensor);
+	else
+		pipeline_tensor_agreed(tensor, NULL, ++job->n_keys, 0);
+}
+
 static int find_or_make(struct pipeline_member *member, const char *name, unsigned dtype,
 			uint64_t elements, struct pipeline_tensor **ret_tensor,
 			struct failure *failure)
@@ -246,9 +263,23 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 		answer(tensor, declaration);
 	else if (tensor->dtype != dtype || tensor->elements != elements)
 		conflict(tensor, member->rank, dtype, elements);
-	else if (tensor->n_declared == job->layout.n_local && job->distributed)
-		agree(tensor);
-	else if (tensor->n_declared == job->layout.n_local)
-		pipeline_tensor_agreed(tensor, NULL, job->n_tensors, 0);
+	else
+		look_complete(tensor);
 	return 0;
+}
+
+void pipeline_tensor_without(struct pipeline_job *job, uint32_t index)
+{
+	struct map_entry *entry;
+
+	map_for_each (entry, &job->tensors) {
+		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
+
+		if (tensor->declared[index])
+			continue;
+		tensor->declared[index] = true;
+		tensor->n_declared++;
+		if (!tensor->failure.status)
+			look_complete(tensor);
+	}
 }

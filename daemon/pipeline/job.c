@@ -79,6 +79,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	(void)fd_close(job->ledger_fd);
 	free(job->members);
 	free(job->left);
+	free(job->out);
 	free(job->node_of_rank);
 	(void)arrivals_free(job->arrivals);
 	free(job);
@@ -95,8 +96,8 @@ static int new_instance(struct pipeline_job *job)
 	return 0;
 }
 
-static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
-		   struct pipeline_job **ret_job)
+int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *join,
+		      struct pipeline_job **ret_job)
 {
 	_cleanup_(pipeline_job_freep) struct pipeline_job *job = calloc(1, sizeof(*job));
 	int r;
@@ -126,15 +127,21 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		.force_distributed = join->force_distributed,
 		.gpu_reduce = join->gpu_reduce,
 		.stragglers = join->stragglers,
+		.elastic = join->elastic,
+		.min_ranks = join->min_ranks,
+		.max_ranks = join->max_ranks,
 	};
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
 	job->resumable = (!job->distributed || pipeline->params.resume) &&
 			 !stragglers_any(&join->stragglers);
 	job->request_timeout_ns = join->request_timeout_ms * NSEC_PER_MSEC;
 	job->formed_by_ns = CLOCK_NEVER;
+	job->regroup_by_ns = CLOCK_NEVER;
+	job->first_membership = job->membership = join->elastic;
 	job->members = calloc(join->local_size, sizeof(job->members[0]));
 	job->left = calloc(join->local_size, sizeof(job->left[0]));
-	if (!job->members || !job->left)
+	job->out = calloc(join->size, sizeof(job->out[0]));
+	if (!job->members || !job->left || !job->out)
 		return error_origin(-ENOMEM);
 	r = pipeline_join_digest(join, job->secret_digest);
 	if (r)
@@ -153,7 +160,7 @@ static int job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 
 /* -- Ending ------------------------------------------------------------------------------------------------------- */
 
-static void member_detach(struct pipeline_member *member)
+void pipeline_job_detach(struct pipeline_member *member)
 {
 	struct pipeline_job *job = member->job;
 
@@ -164,10 +171,13 @@ static void member_detach(struct pipeline_member *member)
 	job->n_members--;
 	if (member->leaving)
 		job->n_leaving--;
+	if (member->regrouping)
+		job->n_regrouping--;
+	member->regrouping = false;
 	member->job = NULL;
 }
 
-static void job_over(struct pipeline_job *job)
+void pipeline_job_over(struct pipeline_job *job)
 {
 	job->state = JOB_OVER;
 	loop_timer_cancel(&job->timer);
@@ -225,7 +235,7 @@ void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 		log_notice("job %s: not formed: %s", job->name, failure->text);
 	pipeline_setup_fail_job(job, failure, from);
 	pipeline_job_hold(job);
-	job_over(job);
+	pipeline_job_over(job);
 	fail_rounds(job);
 	for (uint32_t i = 0; i < job->shape.local_size; i++) {
 		struct pipeline_member *member = job->members[i];
@@ -234,7 +244,7 @@ void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 		if (!member)
 			continue;
 		leaving = member->leaving;
-		member_detach(member);
+		pipeline_job_detach(member);
 		if (leaving)
 			member->left(member);
 		else
@@ -282,6 +292,7 @@ int pipeline_job_order_members(struct pipeline_job *job)
 void pipeline_job_formed(struct pipeline_job *job)
 {
 	job->state = JOB_RUNNING;
+	pipeline_elastic_formed(job);
 	(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
 			     clock_now_ns() + TIMER_IDLE_NS);
 	log_info("job %s: run %016" PRIx64 "%s: %u ranks on %u nodes, %u here, %zu servers",
@@ -362,7 +373,7 @@ int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join
 	if (count_jobs(pipeline) >= pipeline->params.max_jobs)
 		return failure_set(failure, -EDQUOT, "this daemon has %u jobs already",
 				   pipeline->params.max_jobs);
-	r = job_new(pipeline, join, ret_job);
+	r = pipeline_job_make(pipeline, join, ret_job);
 	if (r)
 		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
 	return 0;
@@ -403,6 +414,8 @@ void pipeline_job_add(struct pipeline_job *job, struct pipeline_member *member,
 	member->index = 0;
 	member->leaving = false;
 	member->resumed = false;
+	member->regrouping = false;
+	member->newcomer = NULL;
 	list_init(&member->declarations);
 	job->members[join->local_rank] = member;
 	job->n_members++;
@@ -446,6 +459,8 @@ int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
 	int r;
 
 	r = pipeline_join_take(pipeline, given, &join, failure);
+	if (!r && join.newcomer)
+		return pipeline_elastic_wait(pipeline, member, &join, failure);
 	if (!r)
 		r = job_for(pipeline, &join, &job, failure);
 	if (r)
@@ -564,7 +579,7 @@ static void on_timer(struct loop_timer *timer)
 		return;
 	}
 	pipeline_job_hold(job);
-	next_ns = pipeline_round_expire(job, now_ns);
+	next_ns = MIN(pipeline_round_expire(job, now_ns), pipeline_elastic_expire(job, now_ns));
 	if (job->state == JOB_RUNNING)
 		(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
 				     MIN(next_ns, now_ns + TIMER_IDLE_NS));
@@ -579,7 +594,7 @@ static void forming_without(struct pipeline_job *job, uint32_t rank, uint32_t pi
 	struct failure failure;
 
 	if (!job->n_members) {
-		job_over(job);
+		pipeline_job_over(job);
 	} else if (job->layout.size || job->resumed) {
 		(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) %s", rank, pid, how);
 		pipeline_job_fail(job, &failure, NULL);
@@ -603,15 +618,16 @@ void pipeline_job_let_leave(struct pipeline_job *job)
 		if (job->ledger)
 			ledger_leave(job->ledger, member->rank);
 		FAILPOINT("job-left");
-		member_detach(member);
+		pipeline_job_detach(member);
 		member->left(member);
 	}
 	if (!job->n_members && job->state == JOB_RUNNING) {
 		log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->name,
 			 job->number);
 		pipeline_setup_leave(job);
-		job_over(job);
+		pipeline_job_over(job);
 	}
+	pipeline_elastic_try(job);
 }
 
 void pipeline_leave(struct pipeline_member *member)
@@ -620,8 +636,13 @@ void pipeline_leave(struct pipeline_member *member)
 	uint32_t rank = member->rank, pid = member->pid;
 	struct failure failure;
 
+	if (member->newcomer) {
+		pipeline_elastic_forget(member);
+		member->left(member);
+		return;
+	}
 	if (job->state == JOB_FORMING) {
-		member_detach(member);
+		pipeline_job_detach(member);
 		forming_without(job, rank, pid, "left");
 		member->left(member);
 		return;
@@ -630,6 +651,15 @@ void pipeline_leave(struct pipeline_member *member)
 		return;
 	member->leaving = true;
 	job->n_leaving++;
+	if (job->shape.elastic) {
+		pipeline_job_hold(job);
+		(void)failure_set(&failure, -ECANCELED, "this rank left job %s", job->name);
+		pipeline_elastic_drop(job, member->index, &failure, true);
+		pipeline_job_let_leave(job);
+		pipeline_elastic_try(job);
+		pipeline_job_release(job);
+		return;
+	}
 	if (!job->has_left.status)
 		(void)failure_set(&job->has_left, -EPIPE, "rank %u has left job %s", rank,
 				  job->name);
@@ -643,11 +673,15 @@ void pipeline_leave(struct pipeline_member *member)
 void pipeline_abandon(struct pipeline_member *member, const char *how)
 {
 	struct pipeline_job *job = member->job;
+	uint32_t index = member->index;
+	bool was_leaving = member->leaving;
 	struct failure failure;
 
+	if (member->newcomer)
+		pipeline_elastic_forget(member);
 	if (!job)
 		return;
-	member_detach(member);
+	pipeline_job_detach(member);
 	if (job->suspended)
 		return;
 	if (job->state == JOB_FORMING) {
@@ -656,5 +690,16 @@ void pipeline_abandon(struct pipeline_member *member, const char *how)
 	}
 	(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) of job %s %s", member->rank,
 			  member->pid, job->name, how);
-	pipeline_job_fail(job, &failure, NULL);
+	if (!job->shape.elastic) {
+		pipeline_job_fail(job, &failure, NULL);
+		return;
+	}
+	pipeline_job_hold(job);
+	pipeline_elastic_drop(job, index, &failure, was_leaving);
+	if (!job->n_members && job->state == JOB_RUNNING) {
+		pipeline_setup_leave(job);
+		pipeline_job_over(job);
+	}
+	pipeline_elastic_try(job);
+	pipeline_job_release(job);
 }

@@ -27,9 +27,11 @@ enum pipeline_job_state { JOB_FORMING, JOB_RUNNING, JOB_OVER };
 
 struct pipeline {
 	struct pipeline_params params;
-	struct list jobs;    /* not yet freed, in the order in which they began */
-	struct list outlets; /* queues towards servers: outlet.c */
-	struct mail reap;    /* frees jobs that are over, when nobody up the stack uses them */
+	struct list jobs;      /* not yet freed, in the order in which they began */
+	struct list outlets;   /* queues towards servers: outlet.c */
+	struct mail reap;      /* frees jobs that are over, when nobody up the stack uses them */
+	struct list newcomers; /* wait for an elastic job to let them in: elastic.c */
+	struct loop_timer newcomers_timer;
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
 	struct metric requests, failed, bytes, parts;
@@ -43,6 +45,8 @@ struct pipeline_shape {
 	bool force_distributed;
 	unsigned gpu_reduce;
 	struct stragglers stragglers;
+	bool elastic;
+	uint32_t min_ranks, max_ranks;
 };
 
 struct pipeline_server {
@@ -82,8 +86,13 @@ struct pipeline_job {
 		members; /* local_size entries; FORMING: by local rank, then by layout's local number */
 	uint32_t n_members;
 	uint32_t n_leaving;
-	uint8_t *left;	      /* by local number: this rank has left */
-	struct layout layout; /* once RUNNING, or joined at the home server */
+	uint8_t *left; /* by local number: this rank has left */
+	/* Elastic: elastic.c. Inside, ranks keep their numbers while the run lasts; members count those that are in it. */
+	uint32_t membership, first_membership; /* now; when the run began */
+	uint32_t *out; /* by rank: the membership from which on it is not in the job; 0: it is */
+	uint32_t n_out, n_regrouping;
+	uint64_t regroup_by_ns; /* CLOCK_NEVER: nobody has asked */
+	struct layout layout;	/* once RUNNING, or joined at the home server */
 
 	uint64_t number;   /* of this run */
 	uint64_t instance; /* random: of this node's run */
@@ -112,7 +121,7 @@ struct pipeline_job {
 	bool acking;
 
 	struct map tensors; /* by name */
-	uint64_t n_tensors;
+	uint64_t n_tensors, n_keys;
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
 	/* Rounds that move through servers: deal.c. */
@@ -179,8 +188,16 @@ void pipeline_job_let_leave(struct pipeline_job *job);
 /* Arms the timer for a deadline, unless it is armed for an earlier one. */
 void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns);
 struct pipeline_job *pipeline_job_free(struct pipeline_job *job);
+/* A job without members, FORMING. Returns 0 or -errno. */
+int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *join,
+		      struct pipeline_job **ret_job);
+/* The same within what this daemon may have. Returns 0 or -errno with words. */
 int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		     struct pipeline_job **ret_job, struct failure *failure);
+/* It is over, and nobody is told: whoever calls has seen to that. */
+void pipeline_job_over(struct pipeline_job *job);
+/* The member is in no job any more. */
+void pipeline_job_detach(struct pipeline_member *member);
 /*
  * The job that has this name now, or NULL. One that a rank has left does not come back, but its name does. Of a job whose
  * ranks are nodes of their own, that of the join's rank.
@@ -255,6 +272,8 @@ void pipeline_setup_leave(struct pipeline_job *job);
 /* The ranks of all nodes agree, or not (failure). */
 void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure *failure,
 			    uint64_t key, uint64_t start);
+/* This local rank will declare nothing more. */
+void pipeline_tensor_without(struct pipeline_job *job, uint32_t index);
 /* Forgets a member's declarations. */
 void pipeline_tensor_forget(struct pipeline_member *member);
 struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor);
@@ -286,6 +305,42 @@ void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeli
 void pipeline_resume_finish(struct pipeline_round *round);
 /* Whether the daemon before was moving this round, so that it can only go on. */
 bool pipeline_resume_moves(const struct pipeline_tensor *tensor, uint64_t round);
+
+/* elastic.c: jobs that go on without a rank. */
+struct pipeline_round;
+/* The job has its members. */
+void pipeline_elastic_formed(struct pipeline_job *job);
+/*
+ * From now on the job goes on without this local rank: rounds that move have its contribution, others do without it. Its
+ * own requests end with the failure, but for those that move. Fails the job with words if it is too small, unless it leaves.
+ */
+void pipeline_elastic_drop(struct pipeline_job *job, uint32_t index, const struct failure *failure,
+			   bool leaves);
+/* The same for a member that is late, which is told. */
+void pipeline_elastic_drop_late(struct pipeline_job *job, uint32_t index,
+				const struct failure *failure);
+/* Ranks that are in the job. */
+uint32_t pipeline_elastic_size(const struct pipeline_job *job);
+bool pipeline_elastic_is_out(const struct pipeline_job *job, uint32_t index);
+/* A request has come: ranks are counted in it as its trainer knows them. Returns 0, or -EINVAL with words. */
+int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
+			    struct pipeline_request *request, struct failure *failure);
+/* A round of fewer ranks than the run began with has all its requests: whether they fit. Returns 0 or -EREMCHG with words. */
+int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure);
+/* Fills in request->outcome. */
+void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index,
+			      struct pipeline_request *request);
+/* Puts a newcomer into the row. As pipeline_join(). */
+int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *member,
+			  const struct pipeline_join *join, struct failure *failure);
+/* It gives up. */
+void pipeline_elastic_forget(struct pipeline_member *member);
+/* Fails those who wait; failure NULL: they are forgotten, and ask the next daemon process. */
+void pipeline_elastic_close(struct pipeline *pipeline, const struct failure *failure);
+/* Whether the job can regroup, which it then does. */
+void pipeline_elastic_try(struct pipeline_job *job);
+/* Drops who has not asked to regroup in time. Returns the next deadline, or CLOCK_NEVER. */
+uint64_t pipeline_elastic_expire(struct pipeline_job *job, uint64_t now_ns);
 
 /* report.c: "rank 3", "ranks 1, 4 and 7 more". */
 struct pipeline_ranks_text {

@@ -14,6 +14,8 @@ static bool name_valid(const char *name)
 
 static int check_numbers(const struct pipeline_join *j, struct failure *failure)
 {
+	if (j->newcomer)
+		return 0;
 	if (!j->size || j->size > JOB_RANKS_MAX)
 		return failure_set(failure, -EINVAL, "size %u is not within 1 to %u", j->size,
 				   JOB_RANKS_MAX);
@@ -49,8 +51,34 @@ static int check_numbers(const struct pipeline_join *j, struct failure *failure)
 	return 0;
 }
 
+static int check_elastic(const struct pipeline_join *j, struct failure *failure)
+{
+	if (j->elastic && (!j->min_ranks || j->min_ranks > JOB_RANKS_MAX ||
+			   (j->max_ranks && j->max_ranks < j->min_ranks)))
+		return failure_set(failure, -EINVAL,
+				   "rank %u: an elastic job of %u to %u ranks is none", j->rank,
+				   j->min_ranks, j->max_ranks);
+	if (j->elastic && !j->newcomer &&
+	    (j->size < j->min_ranks || (j->max_ranks && j->size > j->max_ranks)))
+		return failure_set(
+			failure, -EINVAL,
+			"rank %u: size %u is not within %u to %u, which the elastic job may have",
+			j->rank, j->size, j->min_ranks, j->max_ranks);
+	if (j->elastic && !j->newcomer && (j->n_nodes > 1 || j->force_distributed))
+		return failure_set(
+			failure, -EOPNOTSUPP,
+			"rank %u: the ranks of an elastic job are all on one node, and go "
+			"through no server",
+			j->rank);
+	if (j->newcomer && !j->elastic)
+		return failure_set(failure, -EINVAL, "a newcomer, but the job is not elastic");
+	return 0;
+}
+
 int pipeline_join_check(const struct pipeline_join *join, struct failure *failure)
 {
+	int r;
+
 	if (!name_valid(join->job))
 		return failure_set(failure, -EINVAL,
 				   "the name of a job is 1 to %d of A-Z a-z 0-9 . _ -",
@@ -58,7 +86,8 @@ int pipeline_join_check(const struct pipeline_join *join, struct failure *failur
 	if (join->secret_len > JOB_SECRET_MAX)
 		return failure_set(failure, -EINVAL, "a secret of %zu bytes, more than %d",
 				   join->secret_len, JOB_SECRET_MAX);
-	return check_numbers(join, failure);
+	r = check_elastic(join, failure);
+	return r ? r : check_numbers(join, failure);
 }
 
 int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET_DIGEST_LEN])
@@ -137,6 +166,14 @@ static int compare_shape(const struct pipeline_job *job, const struct pipeline_m
 	if (shape->gpu_reduce != join->gpu_reduce)
 		return differ(failure, "reduction of GPUs", other, shape->gpu_reduce, join,
 			      join->gpu_reduce);
+	if (shape->elastic != join->elastic)
+		return differ(failure, "elastic", other, shape->elastic, join, join->elastic);
+	if (shape->min_ranks != join->min_ranks)
+		return differ(failure, "at least ranks", other, shape->min_ranks, join,
+			      join->min_ranks);
+	if (shape->max_ranks != join->max_ranks)
+		return differ(failure, "at most ranks", other, shape->max_ranks, join,
+			      join->max_ranks);
 	return 0;
 }
 

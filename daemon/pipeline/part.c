@@ -172,7 +172,7 @@ static void sum(const struct pipeline_part *part, const void *const *inputs, voi
 		.n_inputs = part->n_inputs,
 		.outputs = outputs,
 		.n_outputs = n_outputs,
-		.divisor = job_of(part)->shape.size,
+		.divisor = round->n_in,
 		.round_before_division = true,
 	});
 }
@@ -356,7 +356,7 @@ static void set_inputs(struct pipeline_part *part)
 		return;
 	}
 	for (uint32_t i = 0; i < layout->n_local; i++)
-		if (pipeline_device_contributes(part, i))
+		if (part->round->ranks[i].in && pipeline_device_contributes(part, i))
 			add_input(part, i);
 }
 

@@ -36,6 +36,7 @@ int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pip
 		return error_origin(-ENOMEM);
 	pipeline->params = *params;
 	list_init(&pipeline->jobs);
+	list_init(&pipeline->newcomers);
 	list_init(&pipeline->outlets);
 	metrics_init(pipeline);
 	*ret_pipeline = pipeline;
@@ -71,6 +72,7 @@ void pipeline_close(struct pipeline *pipeline)
 	(void)failure_set(&failure, -ESHUTDOWN, "the daemon is stopping");
 	list_for_each (job, &pipeline->jobs, link)
 		pipeline_job_fail(job, &failure, NULL);
+	pipeline_elastic_close(pipeline, &failure);
 }
 
 struct pipeline *pipeline_free(struct pipeline *pipeline)

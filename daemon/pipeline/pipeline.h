@@ -84,6 +84,8 @@ struct pipeline_member {
 		      const struct failure *failure);
 	/* Answer to pipeline_leave(); what holds for declarations and requests in ended() holds here. */
 	void (*left)(struct pipeline_member *member);
+	/* Answer to pipeline_regroup(): no, and the member goes on as before. Otherwise joined() or ended() is the answer. */
+	void (*refused)(struct pipeline_member *member, const struct failure *failure);
 	/* Set before joining: the session's shared memory (proto/shm.h), kept by the caller while the member is in a job, or -1. */
 	int shm_fd;
 	/* The pipeline's. */
@@ -93,6 +95,26 @@ struct pipeline_member {
 	bool leaving;
 	bool resumed; /* it had been in this run before */
 	struct list declarations;
+	/* Of an elastic job. */
+	bool regrouping;		    /* waits for the others */
+	struct pipeline_newcomer *newcomer; /* waits to be let in: then it is in no job */
+};
+
+/* What a member is in its job now. */
+struct pipeline_place {
+	uint32_t membership; /* 0: the job is not elastic */
+	uint32_t rank, size, local_rank, local_size, node, n_nodes;
+};
+struct pipeline_place pipeline_place(const struct pipeline_member *member);
+
+/* Ranks that the job had in the membership with these low bits: entries of the counts that a request of then has. */
+uint32_t pipeline_n_counts(const struct pipeline_member *member, uint16_t membership);
+
+/* Of an elastic job: its members when a round ended, and who contributed. membership 0: nothing is known. */
+struct pipeline_outcome {
+	uint32_t membership, size, rank; /* rank: the submitter's */
+	uint32_t n_came;		 /* ranks whose contribution is in the result */
+	uint32_t n_waiting;		 /* newcomers that a regrouping would let in */
 };
 
 struct pipeline_join {
@@ -105,8 +127,10 @@ struct pipeline_join {
 	bool force_distributed;
 	unsigned gpu_reduce; /* enum gpu_reduce */
 	struct stragglers stragglers;
-	bool can_resume; /* the trainer can take part in a restart */
-	uint32_t pid;	 /* for messages */
+	bool can_resume;     /* the trainer can take part in a restart */
+	bool elastic, newcomer;
+	uint32_t min_ranks, max_ranks; /* of an elastic job; max 0: no bound */
+	uint32_t pid;		       /* for messages */
 };
 
 /*
@@ -134,10 +158,16 @@ uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline, bool through_ser
  */
 bool pipeline_import(struct pipeline_member *member, struct buffer *buffer,
 		     void (*imported)(void *buffer, const struct failure *why));
+/*
+ * Every member of an elastic job says so at the same place, with no operation under way: the job begins a new run with its
+ * members and the newcomers that wait. joined() follows when all have, or are gone; what holds for declarations in ended()
+ * holds then. Or refused(), or ended().
+ */
+void pipeline_regroup(struct pipeline_member *member);
 /* Leaves in good order, before or after joined(): left() follows when the member's requests have ended. */
 void pipeline_leave(struct pipeline_member *member);
 /*
- * The trainer is gone: the job fails for everybody else ("rank 3 (pid 123) died"). No callback comes for the member after
+ * The trainer is gone: the job fails for everybody else ("rank 3 (pid 123) died"), or goes on without if it is elastic. No callback comes for the member after
  * it, but its requests in flight still end with done(). Harmless for a member of no job.
  */
 void pipeline_abandon(struct pipeline_member *member, const char *how);
@@ -197,10 +227,14 @@ struct pipeline_request {
 	void (*done)(struct pipeline_request *request, const struct failure *failure);
 	uint64_t
 		n_rows; /* in done(): rows of a push_pull_rows' result, also when there was no room for it (-ENOSPC); else contributions */
+	uint16_t
+		membership; /* of an elastic job: low bits of that in which ranks are counted here; else 0 */
+	struct pipeline_outcome outcome; /* in done(), of an elastic job; zero before */
 	/* The pipeline's. */
 	struct pipeline_round *in;
 	uint64_t deadline_ns;
 	bool own_deadline;
+	uint32_t seat, n_seats; /* rank and size where it was submitted: elastic.c */
 };
 
 /*

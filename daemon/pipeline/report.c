@@ -106,7 +106,7 @@ static void describe_job(const struct pipeline_job *job, struct pipeline_job_inf
 	*info = (struct pipeline_job_info){
 		.number = job->number,
 		.state = state_name(job),
-		.size = job->shape.size,
+		.size = pipeline_elastic_size(job),
 		.n_nodes = job->shape.n_nodes,
 		.n_local = job->n_members,
 		.rounds = job->n_rounds,
@@ -235,6 +235,8 @@ static const char *rank_state(const struct pipeline_job *job, uint32_t rank)
 		return "joined";
 	if (job->left && job->left[local])
 		return "left";
+	if (job->out[rank])
+		return "gone";
 	return job->members[local] ? "here" : "missing";
 }
 

@@ -141,7 +141,7 @@ static void take_left(struct pipeline_job *job)
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
 		if (!ledger_has_left(job->ledger, rank))
 			continue;
-		if (!job->n_left++)
+		if (!job->n_left++ && !job->shape.elastic)
 			(void)failure_set(&job->has_left, -EPIPE, "rank %u has left job %s", rank,
 					  job->name);
 	}
@@ -317,6 +317,15 @@ void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns)
 		late = &missing.all;
 		timeout_ns = MAX(timeout_ns, job->request_timeout_ns);
 	}
+	if (missing.gone != RANK_AWAY && job->shape.elastic) {
+		log_notice("job %s: rank %u (pid %u) died while the daemon was away", job->name,
+			   missing.gone, missing.gone_pid);
+		ledger_leave(job->ledger, missing.gone);
+		job->n_left++;
+		(void)loop_timer_set(job->pipeline->params.loop, &job->timer, now_ns);
+		pipeline_resume_form(job);
+		return;
+	}
 	if (missing.gone != RANK_AWAY) {
 		(void)failure_set(
 			&failure, -EPIPE,
@@ -340,6 +349,8 @@ void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns)
 void pipeline_suspend(struct pipeline *pipeline)
 {
 	struct pipeline_job *job;
+
+	pipeline_elastic_close(pipeline, NULL);
 
 	list_for_each (job, &pipeline->jobs, link) {
 		/* A ledger knows nothing of devices. */

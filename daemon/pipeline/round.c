@@ -25,6 +25,14 @@ static bool is_complete(const struct pipeline_round *round)
 	return round->n_came == n_local(round);
 }
 
+const struct pipeline_request *pipeline_round_first(const struct pipeline_round *round)
+{
+	for (uint32_t i = 0; i < n_local(round); i++)
+		if (round->ranks[i].request)
+			return round->ranks[i].request;
+	return NULL;
+}
+
 /* Words about a round: "tensor NAME, round N: ...". */
 _printf_(4, 5) static void describe(const struct pipeline_round *round, struct failure *failure,
 				    int status, const char *format, ...)
@@ -68,6 +76,10 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 	list_init(&round->parts);
 	list_init(&round->deal_link);
 	list_init(&round->device_link);
+	for (uint32_t i = 0; job->n_out && i < job->layout.n_local; i++) {
+		round->ranks[i].came = pipeline_elastic_is_out(job, i);
+		round->n_came += round->ranks[i].came;
+	}
 	/* Each rank submits in order: a round that is not open yet is the newest. */
 	list_push_back(&tensor->rounds, &round->link);
 	list_push_back(&job->rounds, &round->job_link);
@@ -89,6 +101,7 @@ struct pipeline_round *pipeline_round_free(struct pipeline_round *round)
 	list_remove(&round->link);
 	list_remove(&round->job_link);
 	(void)pipeline_rows_free(round->rows);
+	free(round->counts);
 	free(round);
 	return NULL;
 }
@@ -100,6 +113,7 @@ static void round_unlink(struct pipeline_round *round)
 	pipeline_deal_remove(round);
 	list_remove(&round->device_link);
 	job_of(round)->n_open_rounds--;
+	freep(&round->counts);
 }
 
 static void round_recycle(struct pipeline_round *round)
@@ -154,6 +168,8 @@ static void end_requests(struct pipeline_round *round)
 
 		if (request && !failure && !round->rows)
 			request->n_rows = round->n_contributions;
+		if (request)
+			pipeline_elastic_outcome(round, i, request);
 		if (request && !failure)
 			request_end(pipeline, request,
 				    pipeline_rows_verdict(round, request, &no_room));
@@ -302,7 +318,8 @@ static bool overwrites_inputs(const struct pipeline_round *round)
 		return false;
 	for (uint32_t i = 0; i < n_local(round); i++) {
 		const struct pipeline_request *request = round->ranks[i].request;
-		const char *input = request->input, *output = request->output;
+		const char *input = request ? request->input : NULL;
+		const char *output = request ? request->output : NULL;
 
 		if (input && output && output >= input &&
 		    output < input + request->input_count * size)
@@ -311,21 +328,31 @@ static bool overwrites_inputs(const struct pipeline_round *round)
 	return false;
 }
 
+static uint32_t first_rank(const struct pipeline_round *round)
+{
+	uint32_t i = 0;
+
+	while (!round->ranks[i].request)
+		i++;
+	return job_of(round)->layout.rank_of_local[i];
+}
+
 /* Before its first part touches an output. Returns 0, or as ledger_round_begin(). */
 static int round_record(struct pipeline_round *round, struct failure *failure)
 {
 	const struct pipeline_tensor *tensor = round->tensor;
-	const struct pipeline_request *first = round->ranks[0].request;
+	const struct pipeline_request *first = pipeline_round_first(round);
 	struct pipeline_job *job = tensor->job;
 	struct ledger_facts facts = {
 		.tensor = tensor->name,
 		.round = round->number,
-		.elements = pipeline_check_elements(tensor, job->layout.rank_of_local[0], first),
+		.elements = pipeline_check_elements(tensor, first_rank(round), first),
 		.counts = first->operation == OPERATION_REDUCE_SCATTER ? first->counts : NULL,
 		.dtype = tensor->dtype,
 		.operation = first->operation,
 		.reduction = first->reduction,
 		.root = first->root,
+		.n_came = job->shape.elastic ? round->n_in : 0,
 	};
 
 	if (!job->ledger)
@@ -348,9 +375,12 @@ static void round_start(struct pipeline_round *round)
 {
 	struct pipeline_tensor *tensor = round->tensor;
 	struct pipeline_job *job = tensor->job;
-	struct pipeline_request *first = round->ranks[0].request;
+	const struct pipeline_request *first = pipeline_round_first(round);
 	struct failure failure, words;
 
+	round->n_in = 0;
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		round->n_in += round->ranks[i].in = round->ranks[i].request;
 	if (round_record(round, &words)) {
 		describe(round, &failure, words.status, "%s", words.text);
 		pipeline_round_fail(round, &failure, true);
@@ -359,21 +389,23 @@ static void round_start(struct pipeline_round *round)
 	round->state = ROUND_MOVING;
 	round->sequence = job->pipeline->n_rounds_started++;
 	round->reduction = first->reduction;
-	round->n_contributions = job->shape.size;
+	round->n_contributions = job->distributed ? job->shape.size : round->n_in;
 	round->counted = false;
 	round->partition = (struct partition){
 		.layout = &job->layout,
 		.operation = first->operation,
 		.element_size = dtype_size(tensor->dtype),
 		.part_bytes = job->part_bytes,
-		.elements = pipeline_check_elements(tensor, job->layout.rank_of_local[0], first),
-		.counts = first->counts,
+		.elements = pipeline_check_elements(tensor, first_rank(round), first),
+		.counts = round->counts ? round->counts : first->counts,
 		.ranks = round->partition_ranks,
 		.root = first->root,
 	};
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_rank *rank = &round->ranks[i];
 
+		if (!rank->in)
+			continue;
 		rank->input = rank->request->input;
 		rank->output = rank->request->output;
 		rank->input_device = rank->request->input_device;
@@ -448,7 +480,8 @@ static void round_ready(struct pipeline_round *round)
 	round->on_device = pipeline_device_concerns(round);
 	round->deadline_ns = CLOCK_NEVER;
 	for (uint32_t i = 0; i < n_local(round); i++)
-		add_deadline(round, round->ranks[i].request);
+		if (round->ranks[i].request)
+			add_deadline(round, round->ranks[i].request);
 	pipeline_round_advance(round->tensor);
 }
 
@@ -462,7 +495,7 @@ static void measure(struct pipeline_round *round, uint32_t index, uint64_t now_n
 	round->came_ns = now_ns;
 	if (!arrivals)
 		return;
-	if (round->n_came == 1)
+	if (!before_ns)
 		round->started_ns = now_ns;
 	arrivals_came(arrivals, index, now_ns - round->started_ns);
 	/* A rank that has left a round out, after a restart, was never waited for. */
@@ -493,17 +526,28 @@ static void round_came(struct pipeline_round *round, uint32_t index,
 	round->priority = MAX(round->priority, request->priority);
 }
 
+/* All that will come have. Returns 0, or -errno with words. */
+static int check_complete(struct pipeline_round *round, struct failure *failure)
+{
+	int r = pipeline_elastic_check(round, failure);
+
+	return r ? r : pipeline_check_round(round, failure);
+}
+
 /* The round, with the request in its place, is looked at as a whole. */
 static void round_examine(struct pipeline_round *round, uint32_t rank,
 			  const struct pipeline_request *request, const struct failure *invalid)
 {
 	struct failure failure, words;
 
-	if (invalid) {
+	if (invalid && invalid->status == -EREMCHG) {
+		describe(round, &failure, invalid->status, "%s", invalid->text);
+		pipeline_round_fail(round, &failure, true);
+	} else if (invalid) {
 		describe(round, &failure, invalid->status, "rank %u: %s", rank, invalid->text);
 		pipeline_round_fail(round, &failure, true);
 	} else if (pipeline_check_request(round->tensor, rank, request, &words) ||
-		   (is_complete(round) && pipeline_check_round(round, &words))) {
+		   (is_complete(round) && check_complete(round, &words))) {
 		describe(round, &failure, words.status, "%s", words.text);
 		pipeline_round_fail(round, &failure, true);
 	} else if (is_complete(round)) {
@@ -632,6 +676,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	struct pipeline_job *job = tensor->job;
 	uint32_t index = declaration->member->index;
 	struct pipeline_round *round;
+	struct failure words;
 	int r;
 
 	r = leave_out(declaration, request->round);
@@ -664,6 +709,8 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	}
 
 	round_came(round, index, request);
+	if (pipeline_elastic_submit(tensor, index, request, &words) && !invalid)
+		invalid = &words;
 	if (round->state == ROUND_FAILED) {
 		end_requests(round);
 		if (round_forget(round))
@@ -671,6 +718,57 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 		return;
 	}
 	round_examine(round, declaration->member->rank, request, invalid);
+}
+
+/* -- Going on without a rank --------------------------------------------------------------------------------------- */
+
+/* An open round for which this rank counts, and whose contribution can still be kept out. */
+static struct pipeline_round *find_counting(const struct pipeline_job *job, uint32_t index)
+{
+	struct pipeline_round *round;
+
+	list_for_each (round, &job->rounds, job_link)
+		if (round->state != ROUND_MOVING &&
+		    (!round->ranks[index].came || round->ranks[index].request))
+			return round;
+	return NULL;
+}
+
+static void round_without(struct pipeline_round *round, uint32_t index, const struct failure *why)
+{
+	struct pipeline_request *request = TAKE_PTR(round->ranks[index].request);
+	struct pipeline_tensor *tensor = round->tensor;
+	struct failure failure, words;
+
+	if (!round->ranks[index].came)
+		round->n_came++;
+	round->ranks[index].came = true;
+	if (request) {
+		pipeline_elastic_outcome(round, index, request);
+		request_end(tensor->job->pipeline, request, why);
+	}
+	if (round->state == ROUND_FAILED) {
+		if (round_forget(round))
+			pipeline_round_advance(tensor);
+	} else if (!is_complete(round)) {
+		return;
+	} else if (!pipeline_round_first(round)) {
+		pipeline_round_fail(round, why, true);
+	} else if (check_complete(round, &words)) {
+		describe(round, &failure, words.status, "%s", words.text);
+		pipeline_round_fail(round, &failure, true);
+	} else {
+		round_ready(round);
+	}
+}
+
+void pipeline_round_without(struct pipeline_job *job, uint32_t index, const struct failure *failure)
+{
+	struct pipeline_round *round;
+
+	/* From the start after each: one that ends may take others along. */
+	while (job->state == JOB_RUNNING && (round = find_counting(job, index)))
+		round_without(round, index, failure);
 }
 
 /* -- Giving up ---------------------------------------------------------------------------------------------------- */
@@ -751,6 +849,25 @@ static void describe_expiry(const struct pipeline_round *round, struct failure *
 		 servers[0] ? " from " : "", servers);
 }
 
+/* An elastic job goes on without those who did not come. Returns whether there were any. */
+static bool drop_late(const struct pipeline_round *round, const struct failure *failure)
+{
+	struct pipeline_job *job = job_of(round);
+	bool dropped = false;
+
+	if (!job->shape.elastic || round->state != ROUND_GATHERING)
+		return false;
+	/* The round may end with the first. */
+	for (uint32_t i = 0, n = n_local(round); i < n && job->state == JOB_RUNNING; i++) {
+		if (round->ranks[i].came || pipeline_elastic_is_out(job, i))
+			continue;
+		dropped = true;
+		pipeline_elastic_drop_late(job, i, failure);
+		break;
+	}
+	return dropped;
+}
+
 uint64_t pipeline_round_expire(struct pipeline_job *job, uint64_t now_ns)
 {
 	struct pipeline_round *round, *expired;
@@ -773,11 +890,12 @@ uint64_t pipeline_round_expire(struct pipeline_job *job, uint64_t now_ns)
 			}
 			next_ns = MIN(next_ns, round->deadline_ns);
 		}
-		if (expired) {
-			describe_expiry(expired, &failure);
+		if (!expired)
+			break;
+		describe_expiry(expired, &failure);
+		if (!drop_late(expired, &failure))
 			pipeline_round_fail(expired, &failure, true);
-		}
-	} while (expired);
+	} while (job->state == JOB_RUNNING);
 	return next_ns;
 }
 

@@ -31,7 +31,8 @@ struct pipeline_rank {
 	void *output;
 	const struct buffer *input_device,
 		*output_device; /* that these are in, or NULL: memory of the host */
-	bool came;
+	bool came;		/* or will never: it is out of the job, or has left the round out */
+	bool in;		/* once it moves: contributes */
 };
 
 struct pipeline_round {
@@ -44,6 +45,9 @@ struct pipeline_round {
 	uint64_t number;
 	uint64_t sequence; /* among those that moved */
 	uint32_t n_came;
+	uint32_t n_in; /* once it moves: contributions */
+	uint64_t *
+		counts; /* of an all_gather with fewer ranks than the run began with; owned, or NULL */
 	int32_t priority; /* the most urgent of its requests */
 	uint64_t deadline_ns, timeout_ns;
 	uint64_t started_ns; /* the first rank came */
@@ -71,6 +75,11 @@ struct pipeline_round {
 };
 
 /* round.c */
+/* The first request that is there; one is while it moves. */
+const struct pipeline_request *pipeline_round_first(const struct pipeline_round *round);
+/* This local rank will submit nothing more: it is out of the job, for this reason. */
+void pipeline_round_without(struct pipeline_job *job, uint32_t index,
+			    const struct failure *failure);
 /* Fails a round with words; tell: other nodes do not know yet. Does nothing when it failed before. */
 void pipeline_round_fail(struct pipeline_round *round, const struct failure *failure, bool tell);
 /* Creates parts as far as they may exist. */

@@ -14,12 +14,12 @@ static const struct pipeline_request *request_of(const struct pipeline_rows *row
 
 static uint64_t rows_in(const struct pipeline_rows *rows, uint32_t local)
 {
-	return request_of(rows, local)->input_count / rows->width;
+	return request_of(rows, local) ? request_of(rows, local)->input_count / rows->width : 0;
 }
 
 static uint64_t room_of(const struct pipeline_rows *rows, uint32_t local)
 {
-	return request_of(rows, local)->output_count / rows->width;
+	return request_of(rows, local) ? request_of(rows, local)->output_count / rows->width : 0;
 }
 
 static size_t server_of(const struct pipeline_rows *rows, int64_t row)
@@ -78,7 +78,7 @@ static int rows_new(struct pipeline_round *round, struct failure *failure)
 	rows->round = round;
 	rows->quota = &job->rows_quota;
 	rows->n_servers = n_servers;
-	rows->width = (uint32_t)round->ranks[0].request->width;
+	rows->width = (uint32_t)pipeline_round_first(round)->width;
 	rows->row_len = rows->width * dtype_size(tensor->dtype);
 	rows->n_rows = tensor->elements / rows->width;
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
@@ -120,8 +120,9 @@ static int read_entries(struct pipeline_rows *rows, struct reduce_entry *entries
 	size_t n = 0;
 
 	for (uint32_t i = 0; i < layout->n_local; i++) {
-		const volatile int64_t *numbers = request_of(rows, i)->input_rows;
-		const char *values = request_of(rows, i)->input;
+		const struct pipeline_request *request = request_of(rows, i);
+		const volatile int64_t *numbers = request ? request->input_rows : NULL;
+		const char *values = request ? request->input : NULL;
 		uint64_t n_in = rows_in(rows, i);
 
 		for (uint64_t k = 0; k < n_in; k++, n++) {
@@ -168,7 +169,7 @@ static struct reduce_params sum_of(const struct pipeline_rows *rows)
 		/* A node's share of an average is a sum; the servers divide. */
 		.reduction = !here && reduction == REDUCTION_AVERAGE ? REDUCTION_SUM : reduction,
 		.n_elements = rows->width,
-		.divisor = job_of(rows)->shape.size,
+		.divisor = rows->round->n_in,
 		.round_before_division = true,
 	};
 }

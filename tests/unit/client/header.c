@@ -47,8 +47,11 @@ static void use_client(void)
 	join.quorum = join.staleness = 0;
 	join.async = 0;
 	join.quorum_timeout_ms = 0;
+	join.elastic = join.newcomer = 0;
+	join.min_ranks = join.max_ranks = 0;
 	EXPECT(bps_client_join(client, &join) < 0);
 	EXPECT(bps_client_leave(client) < 0);
+	EXPECT(bps_client_regroup(client) < 0);
 	EXPECT(bps_client_fd(client) < 0);
 	EXPECT(bps_client_dispatch(client) < 0);
 	EXPECT(bps_client_rank(client) < 0);
@@ -77,6 +80,7 @@ static void use_operations(void)
 	struct bps_submit_params params;
 	struct bps_tensor *tensor = NULL;
 	struct bps_request *request = NULL;
+	struct bps_outcome outcome = { sizeof(outcome), 0, 0, 0, 0, 0 };
 	uint64_t rows = 0;
 
 	EXPECT(bps_tensor_declare(NULL, "t", BPS_FLOAT32, BPS_VARIABLE, &tensor) < 0);
@@ -106,6 +110,7 @@ static void use_operations(void)
 	EXPECT(bps_request_cancel(request) < 0);
 	EXPECT(bps_request_rows(request, &rows) < 0);
 	EXPECT(bps_request_contributions(request, &rows) < 0);
+	EXPECT(bps_request_outcome(request, &outcome) < 0);
 	EXPECT(!*bps_request_error(request));
 	bps_request_free(request);
 	bps_tensor_free(tensor);

@@ -88,6 +88,15 @@ TEST(join_params_that_do_not_fit)
 	ASSERT_FAILS(TRY(client, .timeout_ms = -1), EINVAL, "timeout");
 	ASSERT_FAILS(TRY(client, .request_timeout_ms = -1), EINVAL, "timeout");
 	ASSERT_FAILS(TRY(client, .part_bytes = 100), EINVAL, "part_bytes is 100");
+	ASSERT_FAILS(TRY(client, .newcomer = 1), EINVAL, "elastic is not");
+	ASSERT_FAILS(TRY(client, .min_ranks = 1), EINVAL, "elastic is not");
+	ASSERT_FAILS(TRY(client, .elastic = 1, .min_ranks = 2), EINVAL, "2 to 0 ranks");
+	ASSERT_FAILS(TRY(client, .elastic = 1, .world_size = 4, .max_ranks = 3), EINVAL,
+		     "1 to 3 ranks");
+	ASSERT_FAILS(TRY(client, .elastic = 1, .world_size = 4, .min_ranks = 3, .max_ranks = 2),
+		     EINVAL, "max_ranks is 2");
+	FAKE_SET(fake, features, CONTROL_FEATURE_RESUME);
+	ASSERT_FAILS(TRY(client, .elastic = 1), EOPNOTSUPP, "knows no elastic jobs");
 	ASSERT_FAILS(bps_client_join(client, &(struct bps_join_params){ 0 }), EINVAL, "size");
 	ASSERT_EQ(told(fake)->n_joins, 0);
 }

@@ -258,8 +258,9 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 {
 	struct rank *rank = container_of(member, struct rank, member);
 
-	ASSERT_TRUE(!rank->joined && number);
+	ASSERT_TRUE((!rank->joined || rank->world->options.min_ranks) && number);
 	rank->joined = true;
+	rank->n_joined++;
 	rank->number = number;
 	rank->n_servers = n_servers;
 }
@@ -282,6 +283,14 @@ static void on_left(struct pipeline_member *member)
 	rank->left = true;
 }
 
+static void on_refused(struct pipeline_member *member, const struct failure *failure)
+{
+	struct rank *rank = container_of(member, struct rank, member);
+
+	rank->refused = true;
+	rank->failure = *failure;
+}
+
 struct pipeline_join world_join_of(const struct world *world, uint32_t rank)
 {
 	unsigned n_local = world->options.n_local;
@@ -298,6 +307,9 @@ struct pipeline_join world_join_of(const struct world *world, uint32_t rank)
 		.timeout_ms = 60000,
 		.request_timeout_ms = world->options.request_timeout_ms,
 		.force_distributed = world->options.distributed,
+		.elastic = world->options.min_ranks,
+		.min_ranks = world->options.min_ranks,
+		.max_ranks = world->options.max_ranks,
 		.pid = 1000 + rank,
 	};
 }
@@ -308,7 +320,10 @@ int world_join(struct world *world, uint32_t number, const struct pipeline_join 
 	struct rank *rank = &world->ranks[number];
 
 	*rank = (struct rank){
-		.member = { .joined = on_joined, .ended = on_ended, .left = on_left },
+		.member = { .joined = on_joined,
+			    .ended = on_ended,
+			    .left = on_left,
+			    .refused = on_refused },
 		.world = world,
 		.node = &world->nodes[number % world->options.n_nodes],
 		.rank = number,

@@ -42,7 +42,8 @@ struct rank {
 	struct world *world;
 	struct node *node;
 	uint32_t rank;
-	bool joined, ended, left;
+	bool joined, ended, left, refused;
+	unsigned n_joined; /* runs of an elastic job */
 	uint64_t number;
 	uint32_t n_servers;
 	struct failure failure; /* how it ended */
@@ -57,6 +58,7 @@ struct world_options {
 	uint64_t inline_bytes, ahead_bytes;
 	unsigned max_jobs, max_tensors;
 	uint64_t request_timeout_ms;
+	uint32_t min_ranks, max_ranks; /* not 0: an elastic job */
 };
 
 struct world {

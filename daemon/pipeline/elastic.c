@@ -1,0 +1,536 @@
+/*
+ * Elastic jobs: they go on without a rank that dies, leaves or is late. See bps(7), ELASTIC JOBS.
+ *
+ * Inside, ranks keep the numbers that they have had since the run began. What a trainer is told, and says, counts only
+ * those that are in the job: a number means something together with the membership in which it was counted. Memberships
+ * are counted through all runs of the job; each change has its own.
+ */
+#include "base/log.h"
+#include "pipeline/device.h"
+#include "pipeline/round.h"
+#include <inttypes.h>
+#include <openssl/crypto.h>
+#include <stdio.h>
+
+struct pipeline_newcomer {
+	struct list link;
+	struct pipeline_member *member;
+	char job[JOB_NAME_MAX + 1];
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint64_t deadline_ns, timeout_ms;
+	uint32_t pid;
+	bool can_resume;
+};
+
+/* -- Counting ------------------------------------------------------------------------------------------------------ */
+
+static bool was_in(const struct pipeline_job *job, uint32_t rank, uint32_t membership)
+{
+	return !job->out[rank] || job->out[rank] > membership;
+}
+
+static uint32_t count(const struct pipeline_job *job, uint32_t n, uint32_t membership)
+{
+	uint32_t number = 0;
+
+	for (uint32_t rank = 0; rank < n; rank++)
+		number += was_in(job, rank, membership);
+	return number;
+}
+
+/* The rank that has had this number, or RANK_AWAY. */
+static uint32_t find(const struct pipeline_job *job, uint32_t number, uint32_t membership)
+{
+	for (uint32_t rank = 0; rank < job->shape.size; rank++)
+		if (was_in(job, rank, membership) && !number--)
+			return rank;
+	return RANK_AWAY;
+}
+
+/* The membership of this run that has these low bits, the newest if it is none. */
+static uint32_t membership_of(const struct pipeline_job *job, uint16_t low)
+{
+	uint32_t ago = (uint16_t)(job->membership - low);
+
+	return ago > job->membership - job->first_membership ? job->membership
+							     : job->membership - ago;
+}
+
+uint32_t pipeline_elastic_size(const struct pipeline_job *job)
+{
+	return job->shape.size - job->n_out;
+}
+
+bool pipeline_elastic_is_out(const struct pipeline_job *job, uint32_t index)
+{
+	return job->out[job->layout.rank_of_local[index]];
+}
+
+struct pipeline_place pipeline_place(const struct pipeline_member *member)
+{
+	const struct pipeline_job *job = member->job;
+
+	if (!job || !job->shape.elastic)
+		return (struct pipeline_place){ 0 };
+	return (struct pipeline_place){
+		.membership = job->membership,
+		.rank = member->rank,
+		.size = job->shape.size,
+		.local_rank = member->index,
+		.local_size = job->shape.local_size,
+		.node = job->shape.node,
+		.n_nodes = job->shape.n_nodes,
+	};
+}
+
+uint32_t pipeline_n_counts(const struct pipeline_member *member, uint16_t membership)
+{
+	const struct pipeline_job *job = member->job;
+
+	return count(job, job->shape.size, membership_of(job, membership));
+}
+
+/* Newcomers that the job would take. */
+static uint32_t n_waiting(const struct pipeline_job *job)
+{
+	uint32_t max = job->shape.max_ranks ? job->shape.max_ranks : JOB_RANKS_MAX;
+	uint32_t room = max - MIN(max, pipeline_elastic_size(job)), n = 0;
+	const struct pipeline_newcomer *newcomer;
+
+	list_for_each (newcomer, &job->pipeline->newcomers, link)
+		n += !strcmp(newcomer->job, job->name) &&
+		     !CRYPTO_memcmp(newcomer->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
+	return MIN(n, room);
+}
+
+void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index,
+			      struct pipeline_request *request)
+{
+	const struct pipeline_job *job = round->tensor->job;
+
+	if (!job->shape.elastic || pipeline_elastic_is_out(job, index))
+		return;
+	request->outcome = (struct pipeline_outcome){
+		.membership = job->membership,
+		.size = pipeline_elastic_size(job),
+		.rank = count(job, job->layout.rank_of_local[index], job->membership),
+		.n_came = round->failure.status ? 0 : round->n_in,
+		.n_waiting = n_waiting(job),
+	};
+}
+
+/* -- Requests ------------------------------------------------------------------------------------------------------ */
+
+static bool needs_layout(const struct pipeline_request *request)
+{
+	return request->operation == OPERATION_REDUCE_SCATTER ||
+	       request->operation == OPERATION_ALL_TO_ALL ||
+	       (request->operation == OPERATION_ALL_GATHER && request->counts);
+}
+
+static int fail_layout(const struct pipeline_job *job, const struct pipeline_request *request,
+		       struct failure *failure)
+{
+	return failure_set(
+		failure, -EREMCHG,
+		"the job has %u of the %u ranks of its last regrouping: %s%s depends on which "
+		"rank is where: regroup, and submit it again",
+		pipeline_elastic_size(job), job->shape.size, operation_name(request->operation),
+		request->operation == OPERATION_ALL_GATHER ? " with counts" : "");
+}
+
+int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
+			    struct pipeline_request *request, struct failure *failure)
+{
+	const struct pipeline_job *job = tensor->job;
+	uint32_t membership, root = request->root;
+
+	request->seat = job->layout.rank_of_local[index];
+	request->n_seats = job->shape.size;
+	if (!job->shape.elastic)
+		return 0;
+	membership = membership_of(job, request->membership);
+	request->n_seats = count(job, job->shape.size, membership);
+	request->seat = count(job, request->seat, membership);
+	if (needs_layout(request) && job->n_out)
+		return fail_layout(job, request, failure);
+	if (request->operation != OPERATION_BROADCAST)
+		return 0;
+	request->root = find(job, root, membership);
+	if (request->root == RANK_AWAY)
+		return failure_set(failure, -EINVAL, "no rank %u of %u to broadcast from", root,
+				   request->n_seats);
+	return 0;
+}
+
+static bool is_in_place(const struct pipeline_round *round, const struct pipeline_request *request)
+{
+	size_t len = request->input_count * dtype_size(round->tensor->dtype);
+	const char *input = request->input, *output = request->output;
+
+	return input && output && input < output + len * request->n_seats && output < input + len;
+}
+
+/* Pieces of those who came follow one another. */
+static int gather_less(struct pipeline_round *round, uint32_t n, struct failure *failure)
+{
+	const struct layout *layout = &round->tensor->job->layout;
+
+	if (!round->counts)
+		round->counts = calloc(layout->size, sizeof(round->counts[0]));
+	if (!round->counts)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	memset(round->counts, 0, layout->size * sizeof(round->counts[0]));
+	for (uint32_t i = 0; i < layout->n_local; i++) {
+		const struct pipeline_request *request = round->ranks[i].request;
+
+		if (!request)
+			continue;
+		if (request->n_seats != n && is_in_place(round, request))
+			return failure_set(
+				failure, -EREMCHG,
+				"the job has %u ranks now, and the piece of rank %u is no longer "
+				"where it was given: submit it again",
+				n, layout->rank_of_local[i]);
+		round->counts[layout->rank_of_local[i]] = request->input_count;
+	}
+	return 0;
+}
+
+int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure)
+{
+	const struct pipeline_request *first = pipeline_round_first(round);
+	const struct pipeline_job *job = round->tensor->job;
+	uint32_t n = 0;
+
+	if (!job->shape.elastic)
+		return 0;
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		n += round->ranks[i].request != NULL;
+	if (n == job->shape.size)
+		return 0;
+	if (pipeline_device_concerns(round))
+		return failure_set(
+			failure, -EREMCHG,
+			"the job has %u of the %u ranks of its last regrouping, and memory on "
+			"devices is known by them: regroup, and submit it again",
+			n, job->shape.size);
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (round->ranks[i].request && needs_layout(round->ranks[i].request))
+			return fail_layout(job, round->ranks[i].request, failure);
+	if (first->operation == OPERATION_ALL_GATHER)
+		return gather_less(round, n, failure);
+	if (first->operation == OPERATION_BROADCAST && job->out[first->root])
+		return failure_set(
+			failure, -EREMCHG,
+			"the rank that it comes from is not in the job any more, which has %u "
+			"ranks now: submit it again from another",
+			pipeline_elastic_size(job));
+	return 0;
+}
+
+/* -- Going on without a rank --------------------------------------------------------------------------------------- */
+
+void pipeline_elastic_formed(struct pipeline_job *job)
+{
+	if (!job->shape.elastic)
+		return;
+	if (!job->resumed) {
+		if (job->ledger)
+			ledger_set_membership(job->ledger, job->membership);
+		return;
+	}
+	job->first_membership = job->membership = ledger_membership(job->ledger);
+	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
+		job->out[rank] = ledger_out(job->ledger, rank);
+		/* It died while there was no daemon. */
+		if (!job->out[rank] && ledger_has_left(job->ledger, rank))
+			job->out[rank] = UINT32_MAX;
+		else
+			job->membership = MAX(job->membership, job->out[rank]);
+		job->n_out += job->out[rank] != 0;
+	}
+	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
+		if (job->out[rank] != UINT32_MAX)
+			continue;
+		job->out[rank] = ++job->membership;
+		ledger_set_out(job->ledger, rank, job->out[rank]);
+	}
+}
+
+void pipeline_elastic_drop(struct pipeline_job *job, uint32_t index, const struct failure *failure,
+			   bool leaves)
+{
+	uint32_t rank = job->layout.rank_of_local[index];
+	struct failure last;
+
+	if (job->state != JOB_RUNNING || job->out[rank])
+		return;
+	job->out[rank] = ++job->membership;
+	job->n_out++;
+	if (job->ledger)
+		ledger_set_out(job->ledger, rank, job->out[rank]);
+	if (job->ledger && !leaves)
+		ledger_leave(job->ledger, rank);
+	log_notice("job %s: %u of %u ranks from now on: %s", job->name, pipeline_elastic_size(job),
+		   job->shape.size, failure->text);
+	if (!leaves && (job->device || pipeline_elastic_size(job) < job->shape.min_ranks)) {
+		(void)failure_set(&last, failure->status, "%s, and %s", failure->text,
+				  job->device ? "its memory on a device cannot be missed"
+					      : "the job has too few ranks left");
+		pipeline_job_fail(job, &last, NULL);
+		return;
+	}
+	pipeline_job_hold(job);
+	pipeline_tensor_without(job, index);
+	pipeline_round_without(job, index, failure);
+	pipeline_job_release(job);
+}
+
+void pipeline_elastic_drop_late(struct pipeline_job *job, uint32_t index,
+				const struct failure *failure)
+{
+	struct pipeline_member *member = job->members[index];
+	uint64_t number = job->number;
+	struct failure why;
+
+	(void)failure_set(&why, -ETIME, "rank %u of job %s was dropped from it: %s",
+			  job->layout.rank_of_local[index], job->name, failure->text);
+	pipeline_job_hold(job);
+	if (member)
+		pipeline_job_detach(member);
+	pipeline_elastic_drop(job, index, &why, false);
+	if (member)
+		member->ended(member, number, &why);
+	pipeline_elastic_try(job);
+	pipeline_job_release(job);
+}
+
+/* -- Newcomers ----------------------------------------------------------------------------------------------------- */
+
+void pipeline_elastic_forget(struct pipeline_member *member)
+{
+	struct pipeline_newcomer *newcomer = TAKE_PTR(member->newcomer);
+
+	list_remove(&newcomer->link);
+	free(newcomer);
+}
+
+static void newcomer_fail(struct pipeline_newcomer *newcomer, const struct failure *failure)
+{
+	struct pipeline_member *member = newcomer->member;
+
+	pipeline_elastic_forget(member);
+	member->ended(member, 0, failure);
+}
+
+void pipeline_elastic_close(struct pipeline *pipeline, const struct failure *failure)
+{
+	struct pipeline_newcomer *newcomer, *next;
+
+	loop_timer_cancel(&pipeline->newcomers_timer);
+	list_for_each_safe (newcomer, next, &pipeline->newcomers, link) {
+		if (failure)
+			newcomer_fail(newcomer, failure);
+		else
+			pipeline_elastic_forget(newcomer->member);
+	}
+}
+
+static void on_newcomers_timer(struct loop_timer *timer)
+{
+	struct pipeline *pipeline = container_of(timer, struct pipeline, newcomers_timer);
+	uint64_t now_ns = clock_now_ns(), next_ns = CLOCK_NEVER;
+	struct pipeline_newcomer *newcomer, *next;
+	struct failure failure;
+	char time[32];
+
+	list_for_each_safe (newcomer, next, &pipeline->newcomers, link) {
+		if (newcomer->deadline_ns > now_ns) {
+			next_ns = MIN(next_ns, newcomer->deadline_ns);
+			continue;
+		}
+		(void)pipeline_time_text(time, newcomer->timeout_ms * NSEC_PER_MSEC);
+		(void)failure_set(&failure, -ETIMEDOUT,
+				  "no elastic job %s of this node and secret has let a newcomer in "
+				  "within %s: its "
+				  "ranks let them in when they regroup",
+				  newcomer->job, time);
+		newcomer_fail(newcomer, &failure);
+	}
+	if (next_ns != CLOCK_NEVER)
+		(void)loop_timer_set(pipeline->params.loop, timer, next_ns);
+}
+
+int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *member,
+			  const struct pipeline_join *join, struct failure *failure)
+{
+	_cleanup_(freep) struct pipeline_newcomer *newcomer = calloc(1, sizeof(*newcomer));
+	struct loop_timer *timer = &pipeline->newcomers_timer;
+	int r;
+
+	if (!newcomer)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", join->job);
+	r = pipeline_join_digest(join, newcomer->secret_digest);
+	newcomer->timeout_ms = join->timeout_ms;
+	newcomer->deadline_ns = clock_now_ns() + join->timeout_ms * NSEC_PER_MSEC;
+	timer->expired = on_newcomers_timer;
+	if (!r && (!timer->loop || timer->at_ns > newcomer->deadline_ns))
+		r = loop_timer_set(pipeline->params.loop, timer, newcomer->deadline_ns);
+	if (r)
+		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
+	newcomer->member = member;
+	newcomer->pid = join->pid;
+	newcomer->can_resume = join->can_resume;
+	(void)snprintf(newcomer->job, sizeof(newcomer->job), "%s", join->job);
+	member->job = NULL;
+	list_init(&member->declarations);
+	list_push_back(&pipeline->newcomers, &newcomer->link);
+	member->newcomer = TAKE_PTR(newcomer);
+	log_info("job %s: pid %u waits to be let in", join->job, join->pid);
+	return 0;
+}
+
+/* -- Regrouping ---------------------------------------------------------------------------------------------------- */
+
+void pipeline_regroup(struct pipeline_member *member)
+{
+	struct pipeline_job *job = member->job;
+	struct failure failure = { 0 };
+
+	if (!job->shape.elastic)
+		(void)failure_set(&failure, -EINVAL, "job %s is not elastic", job->name);
+	else if (job->distributed)
+		(void)failure_set(&failure, -EOPNOTSUPP,
+				  "job %s goes through servers and cannot regroup", job->name);
+	else if (member->leaving || member->regrouping)
+		(void)failure_set(&failure, -EALREADY, "rank %u %s already", member->rank,
+				  member->leaving ? "leaves" : "regroups");
+	else if (pipeline_round_pending(job, member->index))
+		(void)failure_set(&failure, -EBUSY,
+				  "rank %u of job %s has operations under way: wait for them first",
+				  member->rank, job->name);
+	if (failure.status) {
+		member->refused(member, &failure);
+		return;
+	}
+	member->regrouping = true;
+	if (!job->n_regrouping++) {
+		job->regroup_by_ns = clock_now_ns() + job->request_timeout_ns;
+		pipeline_job_watch(job, job->regroup_by_ns);
+	}
+	pipeline_elastic_try(job);
+}
+
+uint64_t pipeline_elastic_expire(struct pipeline_job *job, uint64_t now_ns)
+{
+	struct pipeline_ranks_text late = { 0 };
+	struct failure failure;
+	char time[32];
+
+	if (job->state != JOB_RUNNING || !job->n_regrouping)
+		return CLOCK_NEVER;
+	if (job->regroup_by_ns > now_ns)
+		return job->regroup_by_ns;
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->members[i] && !job->members[i]->regrouping)
+			pipeline_ranks_add(&late, job->members[i]->rank);
+	(void)failure_set(&failure, -ETIME, "%s did not regroup with the others within %s",
+			  pipeline_ranks_end(&late),
+			  pipeline_time_text(time, job->request_timeout_ns));
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->state == JOB_RUNNING && job->members[i] && !job->members[i]->regrouping)
+			pipeline_elastic_drop_late(job, i, &failure);
+	return CLOCK_NEVER;
+}
+
+/* The next run, without members. */
+static int next_run(struct pipeline_job *job, uint32_t size, struct pipeline_job **ret_next)
+{
+	struct pipeline_join join = {
+		.job = job->name,
+		.size = size,
+		.local_size = size,
+		.n_nodes = 1,
+		.min_servers = job->shape.min_servers,
+		.part_bytes = job->shape.part_bytes,
+		.request_timeout_ms = job->shape.request_timeout_ms,
+		.gpu_reduce = job->shape.gpu_reduce,
+		.elastic = true,
+		.min_ranks = job->shape.min_ranks,
+		.max_ranks = job->shape.max_ranks,
+	};
+	int r;
+
+	r = pipeline_job_make(job->pipeline, &join, ret_next);
+	if (r)
+		return error_trace(r);
+	memcpy((*ret_next)->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
+	(*ret_next)->first_membership = (*ret_next)->membership = job->membership + 1;
+	return 0;
+}
+
+static void take(struct pipeline_job *job, struct pipeline_member *member, uint32_t rank,
+		 uint32_t pid, bool can_resume)
+{
+	struct pipeline_join join = {
+		.rank = rank,
+		.local_rank = rank,
+		.pid = pid,
+		.can_resume = can_resume,
+	};
+
+	pipeline_job_add(job, member, &join, job->request_timeout_ns);
+}
+
+/* All members are at one place, and nothing is under way. */
+static void regroup(struct pipeline_job *job)
+{
+	uint32_t n_new = n_waiting(job), size = job->n_members + n_new, rank = 0;
+	struct pipeline_newcomer *newcomer, *following;
+	struct pipeline_job *next;
+	struct failure failure;
+	int r;
+
+	if (size < job->shape.min_ranks) {
+		(void)failure_set(&failure, -EPIPE,
+				  "job %s: %u ranks regroup, fewer than the %u that it needs",
+				  job->name, size, job->shape.min_ranks);
+		pipeline_job_fail(job, &failure, NULL);
+		return;
+	}
+	r = next_run(job, size, &next);
+	if (r) {
+		(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name,
+				  strerror(-r));
+		pipeline_job_fail(job, &failure, NULL);
+		return;
+	}
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		struct pipeline_member *member = job->members[i];
+
+		if (!member)
+			continue;
+		pipeline_job_detach(member);
+		take(next, member, rank++, member->pid, job->resumable);
+	}
+	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
+		struct pipeline_member *member = newcomer->member;
+		struct pipeline_newcomer facts = *newcomer;
+
+		if (rank == size || strcmp(newcomer->job, job->name) ||
+		    CRYPTO_memcmp(newcomer->secret_digest, job->secret_digest, SECRET_DIGEST_LEN))
+			continue;
+		pipeline_elastic_forget(member);
+		take(next, member, rank++, facts.pid, facts.can_resume);
+	}
+	log_info("job %s: regroups: %u ranks, %u of them new", job->name, size, n_new);
+	pipeline_job_over(job);
+	pipeline_job_form_here(next);
+}
+
+void pipeline_elastic_try(struct pipeline_job *job)
+{
+	if (job->state == JOB_RUNNING && job->n_regrouping && job->n_regrouping == job->n_members)
+		regroup(job);
+}
