@@ -264,7 +264,8 @@ int bps_client_leave(struct bps_client *client);
  * request timeout. Then ranks and size are new: members in the order of their ranks, behind them the newcomers, who come
  * out of bps_client_join() at this moment. Tensors stay declared on those who had declared them; their rounds begin anew.
  * Fails with -EBUSY (this rank has requests under way; nothing has changed), -EINVAL (the job is not elastic), -EOPNOTSUPP
- * (it goes through servers), -ENOTCONN, or as the job did.
+ * (it goes through servers), -ENOTCONN, or as the job did: -ESTALE when this rank was dropped from it, and may come
+ * again as a newcomer.
  */
 int bps_client_regroup(struct bps_client *client);
 
@@ -390,7 +391,7 @@ int bps_request_poll(struct bps_request *request);
  * Waits for completion. 0: done, the output holds the result. -ETIMEDOUT with the request still under way when
  * timeout_ms passed (BPS_FOREVER waits on; the request's own deadline still ends it). Otherwise how the request ended:
  * -EREMCHG (elastic job: its members have changed, and the operation depends on who is which; the text says what to do),
- * -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ENOSPC (PUSH_PULL_ROWS: the
+ * -ESTALE (this rank was dropped from an elastic job, as it was late), -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ENOSPC (PUSH_PULL_ROWS: the
  * result has more rows than there is room for here), -ECONNRESET or -EPIPE (a rank or server died; the text names it),
  * -ESHUTDOWN. May be called again and by several threads.
  */

@@ -406,11 +406,13 @@ _public_ int bps_client_regroup(struct bps_client *client)
 
 	CLIENT_LOCKED(client);
 	(void)client_progress(client);
+	job = &client->job;
 	r = client_failed(client);
+	if (!r && job->state == JOB_FAILED)
+		return error_set(job->status, "the job is over: %s", job->text);
 	r = r ?: job_check(client);
 	if (r)
 		return r;
-	job = &client->job;
 	if (!job->params.elastic)
 		return error_set(-EINVAL, "the job is not elastic");
 	if (job->regroup.pending)

@@ -121,6 +121,13 @@ void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index
 
 /* -- Requests ------------------------------------------------------------------------------------------------------ */
 
+static bool is_by_blocks(const struct pipeline_request *request)
+{
+	return request->operation == OPERATION_ALL_GATHER ||
+	       request->operation == OPERATION_REDUCE_SCATTER ||
+	       request->operation == OPERATION_ALL_TO_ALL;
+}
+
 static bool needs_layout(const struct pipeline_request *request)
 {
 	return request->operation == OPERATION_REDUCE_SCATTER ||
@@ -128,15 +135,40 @@ static bool needs_layout(const struct pipeline_request *request)
 	       (request->operation == OPERATION_ALL_GATHER && request->counts);
 }
 
-static int fail_layout(const struct pipeline_job *job, const struct pipeline_request *request,
-		       struct failure *failure)
+/* Entries for ranks that are in this membership, to which others have none, become entries for all. */
+static void spread(const struct pipeline_job *job, uint32_t membership, const uint64_t *counts,
+		   uint64_t each, uint64_t *ret_counts)
 {
-	return failure_set(
-		failure, -EREMCHG,
-		"the job has %u of the %u ranks of its last regrouping: %s%s depends on which "
-		"rank is where: regroup, and submit it again",
-		pipeline_elastic_size(job), job->shape.size, operation_name(request->operation),
-		request->operation == OPERATION_ALL_GATHER ? " with counts" : "");
+	for (uint32_t rank = 0, next = 0; rank < job->shape.size; rank++) {
+		bool in = was_in(job, rank, membership);
+
+		ret_counts[rank] = !in ? 0 : counts ? counts[next] : each;
+		next += in;
+	}
+}
+
+/* Blocks belong to ranks: those that are gone have empty ones. */
+static int expand(const struct pipeline_job *job, uint32_t membership,
+		  struct pipeline_request *request, struct failure *failure)
+{
+	uint32_t size = job->shape.size, n = request->n_seats;
+	uint64_t each = request->input_count / n;
+	const uint64_t *counts = request->counts;
+
+	if (!needs_layout(request) || n == size)
+		return 0;
+	if (!counts && request->input_count % n)
+		return failure_set(failure, -EINVAL,
+				   "%" PRIu64 " elements cannot be cut into %u equal blocks",
+				   request->input_count, n);
+	request->expanded = calloc(2 * (size_t)size, sizeof(request->expanded[0]));
+	if (!request->expanded)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	spread(job, membership, counts, each, request->expanded);
+	if (request->operation == OPERATION_ALL_TO_ALL)
+		spread(job, membership, counts ? counts + n : NULL, each, request->expanded + size);
+	request->counts = request->expanded;
+	return 0;
 }
 
 int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
@@ -152,10 +184,8 @@ int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
 	membership = membership_of(job, request->membership);
 	request->n_seats = count(job, job->shape.size, membership);
 	request->seat = count(job, request->seat, membership);
-	if (needs_layout(request) && job->n_out)
-		return fail_layout(job, request, failure);
 	if (request->operation != OPERATION_BROADCAST)
-		return 0;
+		return expand(job, membership, request, failure);
 	request->root = find(job, root, membership);
 	if (request->root == RANK_AWAY)
 		return failure_set(failure, -EINVAL, "no rank %u of %u to broadcast from", root,
@@ -171,30 +201,34 @@ static bool is_in_place(const struct pipeline_round *round, const struct pipelin
 	return input && output && input < output + len * request->n_seats && output < input + len;
 }
 
+/* Who has a block in it, and who is somewhere in its memory, must be the same for all. */
+static int check_layout(const struct pipeline_round *round, uint32_t n, struct failure *failure)
+{
+	const struct pipeline_job *job = round->tensor->job;
+
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		const struct pipeline_request *request = round->ranks[i].request;
+
+		if (!request || request->n_seats == n ||
+		    !(needs_layout(request) || is_in_place(round, request)))
+			continue;
+		return failure_set(failure, -EREMCHG,
+				   "the job has %u ranks now, and when rank %u submitted the %s it had %u: "
+				   "submit it again",
+				   n, job->layout.rank_of_local[i],
+				   operation_name(request->operation), request->n_seats);
+	}
+	return 0;
+}
+
 /* Pieces of those who came follow one another. */
-static int gather_less(struct pipeline_round *round, uint32_t n, struct failure *failure)
+static void gather_less(struct pipeline_round *round)
 {
 	const struct layout *layout = &round->tensor->job->layout;
 
-	if (!round->counts)
-		round->counts = calloc(layout->size, sizeof(round->counts[0]));
-	if (!round->counts)
-		return failure_set(failure, -ENOMEM, "out of memory");
-	memset(round->counts, 0, layout->size * sizeof(round->counts[0]));
-	for (uint32_t i = 0; i < layout->n_local; i++) {
-		const struct pipeline_request *request = round->ranks[i].request;
-
-		if (!request)
-			continue;
-		if (request->n_seats != n && is_in_place(round, request))
-			return failure_set(
-				failure, -EREMCHG,
-				"the job has %u ranks now, and the piece of rank %u is no longer "
-				"where it was given: submit it again",
-				n, layout->rank_of_local[i]);
-		round->counts[layout->rank_of_local[i]] = request->input_count;
-	}
-	return 0;
+	for (uint32_t i = 0; i < layout->n_local; i++)
+		round->counts[layout->rank_of_local[i]] =
+			round->ranks[i].request ? round->ranks[i].request->input_count : 0;
 }
 
 int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure)
@@ -215,11 +249,21 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 			"the job has %u of the %u ranks of its last regrouping, and memory on "
 			"devices is known by them: regroup, and submit it again",
 			n, job->shape.size);
-	for (uint32_t i = 0; i < job->layout.n_local; i++)
-		if (round->ranks[i].request && needs_layout(round->ranks[i].request))
-			return fail_layout(job, round->ranks[i].request, failure);
-	if (first->operation == OPERATION_ALL_GATHER)
-		return gather_less(round, n, failure);
+	if (is_by_blocks(first)) {
+		int r = check_layout(round, n, failure);
+
+		if (r)
+			return r;
+		freep(&round->counts);
+		round->counts = calloc(2 * (size_t)job->shape.size, sizeof(round->counts[0]));
+		if (!round->counts)
+			return failure_set(failure, -ENOMEM, "out of memory");
+		if (first->operation == OPERATION_ALL_GATHER && !first->counts)
+			gather_less(round);
+		else if (first->operation == OPERATION_ALL_GATHER)
+			memcpy(round->counts, first->counts,
+			       job->shape.size * sizeof(round->counts[0]));
+	}
 	if (first->operation == OPERATION_BROADCAST && job->out[first->root])
 		return failure_set(
 			failure, -EREMCHG,
@@ -294,7 +338,7 @@ void pipeline_elastic_drop_late(struct pipeline_job *job, uint32_t index,
 	uint64_t number = job->number;
 	struct failure why;
 
-	(void)failure_set(&why, -ETIME, "rank %u of job %s was dropped from it: %s",
+	(void)failure_set(&why, -ESTALE, "rank %u of job %s was dropped from it: %s",
 			  job->layout.rank_of_local[index], job->name, failure->text);
 	pipeline_job_hold(job);
 	if (member)

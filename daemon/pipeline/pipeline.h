@@ -235,6 +235,7 @@ struct pipeline_request {
 	uint64_t deadline_ns;
 	bool own_deadline;
 	uint32_t seat, n_seats; /* rank and size where it was submitted: elastic.c */
+	uint64_t *expanded;	/* counts of a job that has lost ranks; NULL before pipeline_submit() */
 };
 
 /*

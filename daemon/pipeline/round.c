@@ -154,6 +154,7 @@ static void request_end(struct pipeline *pipeline, struct pipeline_request *requ
 		failure = &expired;
 	}
 	request->in = NULL;
+	freep(&request->expanded);
 	request->done(request, failure);
 }
 
@@ -397,13 +398,16 @@ static void round_start(struct pipeline_round *round)
 		.element_size = dtype_size(tensor->dtype),
 		.part_bytes = job->part_bytes,
 		.elements = pipeline_check_elements(tensor, first_rank(round), first),
-		.counts = round->counts ? round->counts : first->counts,
+		.counts = first->operation == OPERATION_ALL_GATHER && round->counts ? round->counts
+										    : first->counts,
 		.ranks = round->partition_ranks,
 		.root = first->root,
 	};
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_rank *rank = &round->ranks[i];
 
+		/* In an all_to_all it counts nothing. */
+		round->partition_ranks[i].counts = round->counts;
 		if (!rank->in)
 			continue;
 		rank->input = rank->request->input;

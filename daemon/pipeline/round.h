@@ -47,7 +47,7 @@ struct pipeline_round {
 	uint32_t n_came;
 	uint32_t n_in; /* once it moves: contributions */
 	uint64_t *
-		counts; /* of an all_gather with fewer ranks than the run began with; owned, or NULL */
+		counts; /* owned; without all ranks: of an all_gather, or of who is not in an all_to_all */
 	int32_t priority; /* the most urgent of its requests */
 	uint64_t deadline_ns, timeout_ns;
 	uint64_t started_ns; /* the first rank came */

@@ -27,7 +27,7 @@ from ._errors import (
     BpsValueError,
     error_from,
 )
-from ._library import JoinParams, Memory, OpenParams, Operation, SubmitParams, last_error, library
+from ._library import JoinParams, Memory, OpenParams, Operation, Outcome, SubmitParams, last_error, library
 
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
@@ -41,7 +41,7 @@ def milliseconds(seconds):
 class Request:
     """One submitted operation. Keeps what it works on alive until it has ended."""
 
-    __slots__ = ("_client", "_pointer", "_keep", "_waiters", "_ended", "_by_rows", "error", "rows", "turn", "__weakref__")
+    __slots__ = ("_client", "_pointer", "_keep", "_waiters", "_ended", "_by_rows", "error", "rows", "turn", "came", "__weakref__")
 
     def __init__(self, client, pointer, keep, by_rows=False):
         self._client = client
@@ -52,6 +52,7 @@ class Request:
         self._by_rows = by_rows
         self.error = None
         self.rows = None  # of the result of a push_pull_rows, once it has ended
+        self.came = None  # of an elastic job, once it has ended: its Outcome
         self.turn = None  # of the first of several requests: {"last": the last Handle of their name}
 
     def poll(self):
@@ -134,6 +135,8 @@ class Request:
             rows = ctypes.c_uint64()
             if self._by_rows and self._client.lib.bps_request_rows(self._pointer, ctypes.byref(rows)) == 0:
                 self.rows = rows.value
+            if self._client.elastic:
+                self.came = self._client.see_outcome(self._pointer)
             self._ended = True
         if self._ended and not self._waiters and self._pointer is not None:
             self._client.lib.bps_request_free(self._pointer)
@@ -277,6 +280,8 @@ class Client:
         self._watch = None  # under the lock
         self.rank = self.size = self.local_rank = self.local_size = self.node = 0
         self.n_nodes = 1
+        self.elastic = False
+        self.layout_size = 0  # of an elastic job: ranks when they last regrouped
         _clients.add(self)
 
     # -- Calls
@@ -284,10 +289,43 @@ class Client:
     def join(self, params):
         """Becomes a rank of a job; blocks until all its ranks have come."""
         self.call(self.lib.bps_client_join, self.pointer, ctypes.byref(params))
-        for what in ("rank", "size", "local_rank", "local_size", "node"):
-            setattr(self, what, self.call(getattr(self.lib, f"bps_client_{what}"), self.pointer))
+        self.elastic = bool(params.elastic)
+        self._learn_place()
         # As libbps_client fills in what was not given.
         self.n_nodes = params.n_nodes or max(1, self.size // (params.local_size or self.size))
+
+    def _learn_place(self):
+        for what in ("rank", "size", "local_rank", "local_size", "node"):
+            setattr(self, what, self.call(getattr(self.lib, f"bps_client_{what}"), self.pointer))
+        self.layout_size = self.size
+
+    def see_outcome(self, request):
+        """Under the lock: who came to an operation of an elastic job. Rank and size are then what it says, or later."""
+        outcome = Outcome(ctypes.sizeof(Outcome))
+        if self.lib.bps_request_outcome(request, ctypes.byref(outcome)) or not outcome.membership:
+            return None
+        self.rank = self.call(self.lib.bps_client_rank, self.pointer)
+        self.size = self.call(self.lib.bps_client_size, self.pointer)
+        return outcome
+
+    def regroup(self):
+        """Of an elastic job: every rank calls it at one place of the program. Newcomers are in the job then. What is under
+        way of an operation that has failed is given up before.
+        """
+        with self.lock:
+            left = list(self.outstanding)
+        for request in left:
+            request.cancel()
+        for request in left:
+            request.wait_on_host()
+        with self.lock:
+            self.check_open()
+            self.inside += 1
+        status, text = self._call_inside(self.lib.bps_client_regroup, self.pointer)
+        if status:
+            raise error_from(status, text)
+        with self.lock:
+            self._learn_place()
 
     def call(self, function, *arguments):
         status = function(*arguments)
@@ -539,6 +577,10 @@ _JOIN_FIELDS = {
     "min_servers": "min_servers",
     "part_bytes": "part_bytes",
     "force_distributed": "force_distributed",
+    "elastic": "elastic",
+    "min_ranks": "min_ranks",
+    "max_ranks": "max_ranks",
+    "newcomer": "newcomer",
 }
 
 
@@ -605,6 +647,12 @@ def no_daemon(error):
 
 
 _followers = []
+_init_arguments = {}  # of the last init()
+
+
+def arguments_of_init():
+    """What init() was last given."""
+    return dict(_init_arguments)
 
 
 def follow(opened, closing):
@@ -631,8 +679,8 @@ def init(
     """Connects to the daemon of this machine and becomes a rank of a job; returns when all its ranks have come.
 
     Everything comes from the environment unless it is given: see libbps_client(3) for the variables. Times are in
-    seconds. shape: job, rank, size, local_rank, local_size, node, nodes, min_servers, part_bytes, force_distributed; with
-    both rank and size, what a launcher has set is not read. start_daemon (or BPS_START_DAEMON=1): where no daemon listens,
+    seconds. shape: job, rank, size, local_rank, local_size, node, nodes, min_servers, part_bytes, force_distributed, elastic,
+    min_ranks, max_ranks, newcomer; with both rank and size, what a launcher has set is not read. start_daemon (or BPS_START_DAEMON=1): where no daemon listens,
     the first of a job's ranks starts one, which ends with the last; for jobs on one machine.
     Does nothing when it was called before.
     """
@@ -640,6 +688,16 @@ def init(
     with _init_lock:
         if _current is not None:
             return
+        _init_arguments.clear()
+        _init_arguments.update(
+            socket=socket,
+            secret=secret,
+            timeout=timeout,
+            request_timeout=request_timeout,
+            connect_timeout=connect_timeout,
+            start_daemon=start_daemon,
+            **shape,
+        )
         lib = library()
         params, kept = _join_params(lib, secret, timeout, request_timeout, shape)
         where = os.fsencode(socket) if socket is not None else None

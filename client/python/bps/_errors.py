@@ -24,6 +24,14 @@ class BpsCanceledError(BpsError):
     """The request was given up, by cancel(), by shutdown(), or by another rank."""
 
 
+class BpsMembershipError(BpsError):
+    """The ranks of an elastic job have changed, and the operation depends on which rank is who: it may be done again."""
+
+
+class BpsDroppedError(BpsError):
+    """This rank was late, and its elastic job goes on without it. bps.elastic.run comes again, as a newcomer."""
+
+
 class BpsNotInitializedError(BpsError, RuntimeError):
     """The call needs bps.init() before it."""
 
@@ -38,6 +46,8 @@ _CLASSES = {
     errno.ESHUTDOWN: BpsConnectionError,
     errno.EINVAL: BpsValueError,
     errno.ECANCELED: BpsCanceledError,
+    errno.EREMCHG: BpsMembershipError,
+    errno.ESTALE: BpsDroppedError,
     errno.ENOTCONN: BpsNotInitializedError,
 }
 

@@ -103,6 +103,21 @@ class JoinParams(ctypes.Structure):
         ("part_bytes", c_uint32),
         ("force_distributed", c_int),
         ("gpu_reduce", c_int),
+        ("elastic", c_int),
+        ("min_ranks", c_uint32),
+        ("max_ranks", c_uint32),
+        ("newcomer", c_int),
+    ]
+
+
+class Outcome(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("membership", c_uint32),
+        ("world_size", c_uint32),
+        ("rank", c_uint32),
+        ("n_came", c_uint32),
+        ("n_waiting", c_uint32),
     ]
 
 
@@ -142,6 +157,7 @@ _PROTOTYPES = {
     "bps_join_params_from_settings": (c_int, [POINTER(JoinParams)]),
     "bps_client_join": (c_int, [c_void_p, POINTER(JoinParams)]),
     "bps_client_leave": (c_int, [c_void_p]),
+    "bps_client_regroup": (c_int, [c_void_p]),
     "bps_client_rank": (c_int, [c_void_p]),
     "bps_client_size": (c_int, [c_void_p]),
     "bps_client_local_rank": (c_int, [c_void_p]),
@@ -159,6 +175,7 @@ _PROTOTYPES = {
     "bps_submit": (c_int, [c_void_p, POINTER(SubmitParams), _OUT]),
     "bps_barrier": (c_int, [c_void_p, c_int64, _OUT]),
     "bps_request_poll": (c_int, [c_void_p]),
+    "bps_request_outcome": (c_int, [c_void_p, POINTER(Outcome)]),
     "bps_request_rows": (c_int, [c_void_p, POINTER(c_uint64)]),
     "bps_request_wait": (c_int, [c_void_p, c_int64]),
     "bps_request_wait_stream": (c_int, [c_void_p, c_void_p, c_int64]),

@@ -36,6 +36,7 @@ from .. import (
 )
 from .._horovod import *  # noqa: F403
 from .._torch_backend import register as _register
+from . import elastic
 from .compression import Compression
 from .cross_barrier import CrossBarrier
 from .functions import (
@@ -125,6 +126,7 @@ __all__ = [
     "convert_sync_batchnorm",
     "ddp_hook",
     "declare",
+    "elastic",
     "grouped_allgather",
     "grouped_allgather_async",
     "grouped_allreduce",

@@ -1,0 +1,171 @@
+"""Elastic jobs: ranks are killed, stopped and added, and the others go on. Processes by hand, at a daemon by hand."""
+
+import importlib.util
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+from conftest import RANKS, clean_environment, needs_build
+
+pytestmark = needs_build
+PATIENCE_S = 60
+
+
+def listens(path):
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+class Rank:
+    def __init__(self, job, identity, script, arguments, environment):
+        self.identity, self.lines, self.changed = identity, [], job.changed
+        self.process = subprocess.Popen(
+            [sys.executable, str(RANKS / script), str(identity), *map(str, arguments)],
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self.errors = []
+        self.threads = [
+            threading.Thread(target=self.read, args=(self.process.stdout, self.lines, json.loads)),
+            threading.Thread(target=self.read, args=(self.process.stderr, self.errors, str)),
+        ]
+        for thread in self.threads:
+            thread.start()
+
+    def read(self, pipe, lines, parse):
+        for line in pipe:
+            with self.changed:
+                lines.append(parse(line))
+                self.changed.notify_all()
+
+    def said(self, key):
+        return [line[key] for line in self.lines if key in line]
+
+    def end(self):
+        status = self.process.wait(PATIENCE_S)
+        for thread in self.threads:
+            thread.join()
+        return status
+
+
+class Job:
+    """A daemon, and processes that come and go."""
+
+    def __init__(self, folder, script="elastic_steps.py", **environment):
+        self.folder, self.script, self.ranks, self.environment = folder, script, [], environment
+        self.changed = threading.Condition()
+        self.path = folder / "bps.sock"
+        self.daemon = None
+        self.start_daemon()
+
+    def start_daemon(self):
+        command = [os.environ["BPS_DAEMON"], "--config=", f"--socket={self.path}"]
+        with open(self.folder / "daemon.log", "a") as log:
+            self.daemon = subprocess.Popen(
+                [*command, f"--admin-socket={self.folder / 'admin.sock'}"], stdout=log, stderr=log
+            )
+        end = time.monotonic() + PATIENCE_S
+        while not listens(self.path):
+            assert time.monotonic() < end and self.daemon.poll() is None, (self.folder / "daemon.log").read_text()
+            time.sleep(0.02)
+
+    def kill_daemon(self):
+        self.daemon.kill()
+        self.daemon.wait()
+        self.start_daemon()
+
+    def start(self, identity, *arguments, rank=None, size=0):
+        place = {"BPS_NEWCOMER": 1} if rank is None else {"BPS_RANK": rank, "BPS_SIZE": size}
+        common = {"BPS_SOCKET": self.path, "BPS_JOB": "elastic", "BPS_ELASTIC": 1, "BPS_TIMEOUT": PATIENCE_S}
+        environment = clean_environment(**{**common, **self.environment, **place})
+        self.ranks.append(Rank(self, identity, self.script, arguments, environment))
+        return self.ranks[-1]
+
+    def until(self, what, condition):
+        end = time.monotonic() + PATIENCE_S
+        with self.changed:
+            while not condition():
+                assert time.monotonic() < end, f"{what} did not happen:\n{self.report()}"
+                self.changed.wait(1)
+
+    def report(self):
+        errors = "".join(f"{rank.identity}: {''.join(rank.errors)}\n{rank.lines[-3:]}\n" for rank in self.ranks)
+        return errors + (self.folder / "daemon.log").read_text()[-3000:]
+
+    def agreed(self):
+        """{(step, tensor): who came}, the same by all who have said it."""
+        agreed = {}
+        for rank in self.ranks:
+            for line in rank.lines:
+                if "step" in line:
+                    key = line["step"], line["tensor"]
+                    assert agreed.setdefault(key, line["came"]) == line["came"], (key, rank.identity, agreed[key])
+        return agreed
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        for rank in self.ranks:
+            if rank.process.poll() is None:
+                rank.process.kill()
+            rank.end()
+        self.daemon.kill()
+        self.daemon.wait()
+
+
+def expect_good_end(job, ranks):
+    for rank in ranks:
+        assert rank.end() == 0, f"{rank.identity}:\n{job.report()}"
+        assert rank.said("done"), job.report()
+    assert len({(rank.said("done")[0], rank.said("size")[-1]) for rank in ranks}) == 1
+    assert sorted(rank.said("rank")[0] for rank in ranks) == list(range(len(ranks)))
+
+
+def test_ranks_are_killed_and_others_come(tmp_path):
+    with Job(tmp_path, BPS_MIN_RANKS=2) as job:
+        acts = {1: ["die@3"], 2: ["die@5"]}
+        first = [job.start(i, 12, 4, *acts.get(i, ()), rank=i, size=4) for i in range(4)]
+        job.until("a death", lambda: first[2].said("act"))
+        late = [job.start(i, 12, 4) for i in (4, 5)]
+        expect_good_end(job, [first[0], first[3], *late])
+        assert [first[i].end() for i in (1, 2)] == [-signal.SIGKILL] * 2
+        agreed = job.agreed()
+        assert agreed[2, 0] == [0, 1, 2, 3] and agreed[3, 3] == agreed[4, 0] == [0, 2, 3] and agreed[5, 3] == [0, 3]
+        assert agreed[max(agreed)] == [0, 3, 4, 5]
+
+
+def test_a_rank_that_stops_is_dropped_and_comes_back(tmp_path):
+    with Job(tmp_path, BPS_REQUEST_TIMEOUT=5) as job:
+        ranks = [job.start(i, 8, 3, *(["stop@3"] if i == 1 else []), rank=i, size=3) for i in range(3)]
+        job.until("a step without the one", lambda: any(line.get("came") == [0, 2] for line in ranks[0].lines))
+        ranks[1].process.send_signal(signal.SIGCONT)
+        expect_good_end(job, ranks)
+        assert job.agreed()[max(job.agreed())] == [0, 1, 2]
+
+
+def test_too_few_are_left(tmp_path):
+    with Job(tmp_path, BPS_MIN_RANKS=3) as job:
+        ranks = [job.start(i, 8, 3, *(["die@2"] if i == 1 else []), rank=i, size=3) for i in range(3)]
+        for i in (0, 2):
+            assert ranks[i].end() == 3, job.report()
+            assert "rank 1 (pid " in ranks[i].said("text")[0] and "too few ranks" in ranks[i].said("text")[0]
+
+
+def test_a_restart_of_the_daemon_is_no_loss_of_ranks(tmp_path):
+    with Job(tmp_path) as job:
+        ranks = [job.start(i, 20, 2, *(["die@4"] if i == 1 else []), rank=i, size=3) for i in range(3)]
+        for step in (2, 6, 9):
+            job.until(f"step {step}", lambda: step in ranks[0].said("step"))
+            job.kill_daemon()
+        expect_good_end(job, [ranks[0], ranks[2]])
+        agreed = job.agreed()
+        assert all(came == ([0, 1, 2] if step < 4 else [0, 2]) for (step, tensor), came in agreed.items() if step != 4)
