@@ -215,9 +215,9 @@ struct bps_request {
 	struct bps_memory *input_rows_memory, *output_rows_memory;
 	struct staging_range *input_rows_range, *output_rows_range;
 	int64_t *output_rows;
-	size_t row_len;	       /* 0: another operation */
-	uint64_t n_rows;       /* or contributions */
-	bool counted;	       /* the daemon says how many contributions are in the result */
+	size_t row_len;		    /* 0: another operation */
+	uint64_t n_rows;	    /* or contributions */
+	bool counted;		    /* the daemon says how many contributions are in the result */
 	struct bps_outcome outcome; /* once it has ended */
 	uint64_t run;		    /* of its tensor */
 	struct cuda_use *cuda; /* owned; NULL: in host memory, or nothing of the device's is left */

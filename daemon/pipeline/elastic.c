@@ -212,11 +212,12 @@ static int check_layout(const struct pipeline_round *round, uint32_t n, struct f
 		if (!request || request->n_seats == n ||
 		    !(needs_layout(request) || is_in_place(round, request)))
 			continue;
-		return failure_set(failure, -EREMCHG,
-				   "the job has %u ranks now, and when rank %u submitted the %s it had %u: "
-				   "submit it again",
-				   n, job->layout.rank_of_local[i],
-				   operation_name(request->operation), request->n_seats);
+		return failure_set(
+			failure, -EREMCHG,
+			"the job has %u ranks now, and when rank %u submitted the %s it had %u: "
+			"submit it again",
+			n, job->layout.rank_of_local[i], operation_name(request->operation),
+			request->n_seats);
 	}
 	return 0;
 }

@@ -55,9 +55,9 @@ struct pipeline_server {
 
 	/* Of a job that outlives its daemons' processes: keep.c. */
 	struct pipeline_job *job;
-	uint64_t attachment;	 /* how often it has attached */
-	uint64_t lost_ns;	 /* since when it is lost; 0: it is not */
-	unsigned n_losses;	 /* since losses_ns: one that is lost again and again is given up */
+	uint64_t attachment; /* how often it has attached */
+	uint64_t lost_ns;    /* since when it is lost; 0: it is not */
+	unsigned n_losses;   /* since losses_ns: one that is lost again and again is given up */
 	uint64_t losses_ns;
 	struct loop_timer timer; /* when to connect again */
 	struct list parked;	 /* parts for it, while it is not attached */

@@ -127,7 +127,7 @@ struct pipeline_join {
 	bool force_distributed;
 	unsigned gpu_reduce; /* enum gpu_reduce */
 	struct stragglers stragglers;
-	bool can_resume;     /* the trainer can take part in a restart */
+	bool can_resume; /* the trainer can take part in a restart */
 	bool elastic, newcomer;
 	uint32_t min_ranks, max_ranks; /* of an elastic job; max 0: no bound */
 	uint32_t pid;		       /* for messages */
@@ -235,7 +235,7 @@ struct pipeline_request {
 	uint64_t deadline_ns;
 	bool own_deadline;
 	uint32_t seat, n_seats; /* rank and size where it was submitted: elastic.c */
-	uint64_t *expanded;	/* counts of a job that has lost ranks; NULL before pipeline_submit() */
+	uint64_t *expanded; /* counts of a job that has lost ranks; NULL before pipeline_submit() */
 };
 
 /*

@@ -103,6 +103,10 @@ class JoinParams(ctypes.Structure):
         ("part_bytes", c_uint32),
         ("force_distributed", c_int),
         ("gpu_reduce", c_int),
+        ("quorum", c_uint32),
+        ("asynchronous", c_int),  # async
+        ("quorum_timeout_ms", c_int64),
+        ("staleness", c_uint32),
         ("elastic", c_int),
         ("min_ranks", c_uint32),
         ("max_ranks", c_uint32),

@@ -359,8 +359,7 @@ TEST(what_needs_the_layout_is_done_again)
 			WORLD_UNTIL(scene->world, scene->asked[i].done);
 			ASSERT_STR(scene->asked[i].failure.text, "");
 			for (unsigned j = 0; round == 1 && j < each; j++)
-				ASSERT_TRUE(scene->output[i][j] ==
-					    sum_of(scene, 7, i * each + j));
+				ASSERT_TRUE(scene->output[i][j] == sum_of(scene, 7, i * each + j));
 			for (unsigned j = 0; round == 3 && j < N; j++)
 				ASSERT_TRUE(scene->output[i][j] ==
 					    scene->input[j / each][i * each + j % each]);
