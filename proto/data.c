@@ -192,9 +192,10 @@ static const char *check_body(const struct data_header *h)
 
 static bool flags_valid(const struct data_header *h)
 {
-	unsigned flags = h->flags & ((1u << DATA_FLAG_RAIL_SHIFT) - 1);
+	unsigned again = h->op == DATA_PUSH ? DATA_FLAG_AGAIN : 0;
+	unsigned flags = h->flags & ((1u << DATA_FLAG_RAIL_SHIFT) - 1) & ~again;
 
-	if (!h->flags)
+	if (!(h->flags & ~again))
 		return !h->moved;
 	if (h->op != DATA_PUSH && h->op != DATA_PULL)
 		return false;

@@ -21,6 +21,15 @@
 #define DATA_FEATURE_RDMA \
 	1ull /* DATA_RDMA, the flags below, and what stands at the end of this file */
 #define DATA_FEATURE_CHECKSUM 2ull /* over TCP each message has checksums: DATA_CHECK_LEN */
+#define DATA_FEATURE_RAILS    4ull /* DATA_LANE_BEAT, DATA_FLAG_AGAIN */
+
+/*
+ * With DATA_FEATURE_RAILS a connection with another number than 0 may break, and be made anew, without loss of the peer; the
+ * one with number 0 is made first. PUSHes on it whose answers had not come are made again, with DATA_FLAG_AGAIN; answers that
+ * were not written are dropped. Number DATA_LANE_BEAT carries PING and PONG alone, and is answered by a thread that does nothing
+ * else: so somebody who is busy is not taken for somebody who is dead.
+ */
+#define DATA_LANE_BEAT 255u
 
 /*
  * With DATA_FEATURE_CHECKSUM, on a TCP connection: so many bytes behind each header, and so many behind each payload that is
@@ -44,7 +53,8 @@ enum data_op {
 	/* Answers, server to agent. */
 	DATA_OK = 16,
 	DATA_RESULT = 17, /* the part's result, fields as in PUSH; no payload if not needed there */
-	DATA_ERROR = 18,  /* status is a positive errno, payload a text up to ERROR_TEXT_MAX */
+	/* status is a positive errno, payload a text up to ERROR_TEXT_MAX; EBADMSG: the call was damaged, and is to come again */
+	DATA_ERROR = 18,
 	/* Notices. */
 	DATA_FAIL_ROUND = 32, /* agent to server: round of key fails; status and text say why */
 	DATA_FAIL_JOB = 33,   /* either way: the job is over; status and text say why */
@@ -64,6 +74,7 @@ enum data_op {
  */
 #define DATA_FLAG_MOVED	     1u
 #define DATA_FLAG_HAD	     2u /* with MOVED: the payload had arrived; len is 0 */
+#define DATA_FLAG_AGAIN	     4u /* in PUSH: it may have come before, on a connection that broke */
 #define DATA_FLAG_RAIL_SHIFT 8
 
 /* All integers little-endian on the wire. New fields mean a new version. A field without meaning for an op is 0. */

@@ -102,6 +102,7 @@ void pipeline_keep_park(struct pipeline_part *part)
 	struct pipeline_server *server = &part->round->tensor->job->servers[part->server];
 
 	part->state = PART_QUEUED;
+	part->again = false;
 	part->outlet = NULL;
 	list_push_back(&server->parked, &part->wait);
 }

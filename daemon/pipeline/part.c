@@ -562,10 +562,14 @@ static void on_kept_answer(struct pipeline_part *part)
 	pipeline_part_feed(part);
 }
 
-/* The server is lost: from the start, once it is back. What the part has of a result is nothing yet. */
+/*
+ * From the start: once the server is back, or at once where just one of the connections to it has broken. What the part has
+ * of a result is nothing yet.
+ */
 static void push_again(struct pipeline_part *part)
 {
 	struct pipeline_job *job = job_of(part);
+	bool at_once = part->again && server_of(part)->attached;
 
 	if (part->cell != LEDGER_NO_CELL) {
 		ledger_cell_free(job->ledger, part->cell);
@@ -573,10 +577,17 @@ static void push_again(struct pipeline_part *part)
 	}
 	part->block = block_unref(part->block);
 	pipeline_device_give(part);
-	if (part->round->failure.status)
+	if (part->round->failure.status) {
 		part_finish(part);
-	else
-		pipeline_keep_park(part);
+		return;
+	}
+	pipeline_keep_park(part);
+	if (!at_once)
+		return;
+	list_remove(&part->wait);
+	part->again = true;
+	pipeline_part_unpark(part);
+	pipeline_outlet_pump(server_of(part)->outlet);
 }
 
 /* What a server says of a result that not all ranks need be in. */
@@ -596,10 +607,12 @@ static void on_answer(struct call *call)
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
 	bool lost = job_of(part)->keep && pipeline_keep_is_loss(call);
 
+	part->again = lost && call->status == -ENETRESET;
+
 	/* It belongs to the next process now. */
 	if (job_of(part)->suspended)
 		return;
-	if (lost)
+	if (lost && !part->again)
 		part->outlet->lost = true;
 	if (part->charged)
 		on_sent(call);
@@ -687,6 +700,8 @@ static void push(struct pipeline_part *part, const void *payload)
 		.room = part->room,
 		.room_len = part->room ? extent->len : 0,
 		.sent = on_sent,
+		.is_repeatable = job->keep && !round->rows,
+		.is_again = part->again,
 		.done = on_answer,
 	};
 	peer_call(part->outlet->peer, &part->call);

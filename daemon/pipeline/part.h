@@ -37,7 +37,8 @@ struct pipeline_part {
 	void *result;  /* in staging: the result for devices, while there is a lease */
 	void **staged; /* n_local entries: a rank's input in staging, or NULL */
 	/* Of a job that outlives its daemons' processes. */
-	uint32_t cell;	     /* for its result, or LEDGER_NO_CELL */
+	uint32_t cell; /* for its result, or LEDGER_NO_CELL */
+	bool again; /* pushed before, on a connection that broke; the server has not been lost since */
 	uint32_t number;     /* of the result, */
 	uint64_t attachment; /* since this */
 	bool stored;	     /* the result is in its cell, in the outputs, and marked */

@@ -98,10 +98,9 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	if (job->resume && delivery->peer == node->peer) {
 		uint32_t sent = 0;
 
-		if (slot->number[number])
-			*sent_place(&node->sent, slot->number[number]) = NULL;
-		slot->number[number] = 0;
-		if (sent_add(&node->sent, slot, &sent)) {
+		/* An answer that was lost with its connection comes again under its number, or those behind it would wait for it. */
+		sent = slot->number[number];
+		if (!sent && sent_add(&node->sent, slot, &sent)) {
 			refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
 			return;
 		}
@@ -198,6 +197,18 @@ static void replace(struct slot *slot, struct delivery *delivery)
 	slot->from[node] = delivery;
 	if (old)
 		delivery_fail(old, -ECONNRESET, "the node has attached again");
+}
+
+bool keep_may_repeat(const struct slot *slot, const struct delivery *delivery)
+{
+	uint32_t node = delivery->header.node;
+	const struct delivery *from = slot->from[node];
+
+	if (!slot->kept && !from)
+		return false;
+	if (delivery->header.flags & DATA_FLAG_AGAIN)
+		return true;
+	return from ? from->peer != delivery->peer : !slot->number[node];
 }
 
 void keep_again(struct slot *slot, struct delivery *delivery)

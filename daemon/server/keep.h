@@ -18,6 +18,11 @@
 
 /* The result is there, or there is no data: answers whom it can, and keeps the slot. The slot may be gone afterwards. */
 void keep_finish(struct slot *slot);
+/*
+ * Whether a node that has contributed to a slot may do so once more: it was lost meanwhile, or a connection of it broke. Else it is a
+ * repeat.
+ */
+bool keep_may_repeat(const struct slot *slot, const struct delivery *delivery);
 /* A contribution to a slot that is kept, or which has one of that node from before it was lost. */
 void keep_again(struct slot *slot, struct delivery *delivery);
 /* Answers a node; with its number, if the job has resume. */

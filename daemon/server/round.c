@@ -164,10 +164,7 @@ static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t pi
 		delivery_fail(delivery, failed->status, failed->text);
 		return false;
 	}
-	/* Of a node that was lost meanwhile, and pushes again what it had no result of. */
-	if (slot && !slot->rows &&
-	    (slot->kept || (tensor->job->resume && slot->from[h->node] &&
-			    slot->from[h->node]->peer != delivery->peer)))
+	if (slot && !slot->rows && tensor->job->resume && keep_may_repeat(slot, delivery))
 		return true;
 	if (slot && slot->late && !slot->acked[h->node])
 		return true;

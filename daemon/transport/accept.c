@@ -69,8 +69,18 @@ static int adopt_lane(struct handshake *h)
 	struct peer *peer = find_caller(transport, h->theirs.sender, group);
 	int r;
 
-	/* Groups have come round: what is left of the old one is dead, the other side just has not said so. */
-	if (peer && peer_has_lane(peer, index)) {
+	bool is_spare = index && (h->theirs.features & DATA_FEATURE_RAILS);
+
+	if (peer && is_spare) {
+		struct lane *lane = peer_find_lane(peer, index);
+
+		if (lane)
+			(void)peer_lane_broke(lane, -ECONNRESET, "made anew");
+	} else if (is_spare) {
+		/* Its first connection has broken: the other side will see that. */
+		return -ECONNRESET;
+	} else if (peer && peer_has_lane(peer, index)) {
+		/* Groups have come round: what is left of the old one is dead, the other side just has not said so. */
 		peer_lose(peer, -ECONNRESET, "connected anew");
 		peer = NULL;
 	}

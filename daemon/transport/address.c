@@ -95,16 +95,16 @@ static void set_option(int fd, int level, int option, unsigned value)
 }
 
 /*
- * The kernel looks after the silence that we do not: bytes of ours that nobody acknowledges (also into a window that
- * stays closed), and, by keepalive, idle connections whose other end has vanished.
+ * The kernel looks after the silence that we do not: bytes of ours that nobody acknowledges, also into a window that stays closed
+ * (which a busy peer's may do for a while), and, by keepalive, idle connections whose other end has vanished.
  */
 void address_tune_socket(int fd, uint64_t peer_timeout_ns)
 {
-	unsigned timeout_ms = (unsigned)MIN(peer_timeout_ns / NSEC_PER_MSEC, (uint64_t)INT_MAX);
+	uint64_t timeout_ms = MIN(peer_timeout_ns / NSEC_PER_MSEC * BUSY_FACTOR, (uint64_t)INT_MAX);
 
 	set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
 	set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, TRANSPORT_AHEAD);
-	set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, MAX(timeout_ms, 1u));
+	set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, MAX((unsigned)timeout_ms, 1u));
 	set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 60);
 	set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 10);
 	set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);

@@ -1,5 +1,6 @@
 #include "transport/internal.h"
 
+#include "base/log.h"
 #include <stdio.h>
 
 static void call_message_init(struct call *call)
@@ -20,16 +21,17 @@ static void call_message_init(struct call *call)
  */
 static struct lane *pick_lane(const struct peer *peer, const struct data_header *header)
 {
+	bool is_moved = header->flags & DATA_FLAG_MOVED;
 	bool is_rdma = peer->rdma && peer_n_rails(peer);
 	struct lane *lane, *best = NULL;
 	uint64_t bytes, best_bytes = 0;
 
-	if ((header->op != DATA_PUSH && header->op != DATA_PULL) || header->flags)
+	if ((header->op != DATA_PUSH && header->op != DATA_PULL) || is_moved)
 		return list_first(&peer->lanes, struct lane, link);
 	if (!is_rdma && rdma_is_strict(peer->transport->rdma))
 		return NULL;
 	list_for_each (lane, &peer->lanes, link) {
-		if (!lane->rdma == is_rdma || lane->is_closing)
+		if (!lane->rdma == is_rdma || lane->is_closing || lane->index == DATA_LANE_BEAT)
 			continue;
 		bytes = atomic_load_explicit(&lane->queued_bytes, memory_order_relaxed);
 		if (!best || bytes < best_bytes ||
@@ -70,8 +72,9 @@ static void call_move(struct call *call, unsigned rail)
 	call->answer = (struct data_header){ 0 };
 	call->text[0] = '\0';
 	if (call->state != CALL_QUEUED) {
-		header->flags = (uint16_t)(DATA_FLAG_MOVED | (had ? DATA_FLAG_HAD : 0) |
-					   rail << DATA_FLAG_RAIL_SHIFT);
+		header->flags =
+			(uint16_t)((header->flags & DATA_FLAG_AGAIN) | DATA_FLAG_MOVED |
+				   (had ? DATA_FLAG_HAD : 0) | rail << DATA_FLAG_RAIL_SHIFT);
 		header->moved = header->cookie;
 	}
 	if (had)
@@ -101,6 +104,39 @@ unsigned call_move_all(struct lane *lane)
 	return n;
 }
 
+bool call_reroute_all(struct lane *lane)
+{
+	struct peer *peer = lane->peer;
+	struct list calls = LIST_INIT(calls);
+	struct call *call, *next;
+	char text[ERROR_TEXT_MAX + 1];
+
+	list_for_each (call, &peer->calls, link)
+		if (call->message.lane == lane && call->state != CALL_QUEUED &&
+		    !call->is_repeatable)
+			return false;
+	(void)snprintf(text, sizeof(text), "%.180s: %.250s", peer->name, lane->broke.text);
+	list_for_each_safe (call, next, &peer->calls, link) {
+		if (call->message.lane != lane)
+			continue;
+		list_remove(&call->link);
+		list_push_back(&calls, &call->link);
+	}
+	while ((call = list_first(&calls, struct call, link))) {
+		list_remove(&call->link);
+		call->message.lane = NULL;
+		if (call->state == CALL_QUEUED) {
+			call_message_init(call);
+			call_send(call);
+			continue;
+		}
+		call->answer_block = block_unref(call->answer_block);
+		call->answer = (struct data_header){ 0 };
+		call_fail(call, -ENETRESET, text);
+	}
+	return true;
+}
+
 static void call_on_sent(struct mail *mail)
 {
 	struct call *call = container_of(mail, struct call, sent_mail);
@@ -115,7 +151,7 @@ void peer_call(struct peer *peer, struct call *call)
 
 	call->header.magic = DATA_MAGIC;
 	call->header.version = DATA_VERSION;
-	call->header.flags = 0;
+	call->header.flags = call->is_again ? DATA_FLAG_AGAIN : 0;
 	call->header.moved = 0;
 	call->status = 0;
 	call->text[0] = '\0';
@@ -148,6 +184,23 @@ void call_take_answer(struct call *call)
 	if (!len)
 		(void)snprintf(call->text, sizeof(call->text), "%s",
 			       strerrordesc_np(-call->status) ?: "an error without a name");
+}
+
+const char call_damaged_text[] = "a payload arrived with other bytes than its checksum says";
+
+void call_damaged(struct call *call)
+{
+	call->answer = (struct data_header){ 0 };
+	call->answer_block = block_unref(call->answer_block);
+	call->status = -ENETRESET;
+	(void)snprintf(call->text, sizeof(call->text), "%s", call_damaged_text);
+}
+
+void call_say_damaged(const struct peer *peer)
+{
+	if (!peer->transport->n_damaged++)
+		log_warning("%s: %s, and is sent again; bps_checksum_errors_total counts them",
+			    peer->name, call_damaged_text);
 }
 
 void call_end(struct call *call)

@@ -24,6 +24,7 @@ int incoming_new(struct peer *peer, struct lane *lane, const struct data_header 
 	incoming->lane = lane;
 	incoming->charged = charge;
 	incoming->mail.run = incoming_arrive;
+	incoming->rail = RAIL_TCP;
 	list_init(&incoming->link);
 	*ret_incoming = incoming;
 	return 0;
@@ -46,8 +47,8 @@ static void incoming_deliver(struct incoming *incoming)
 	struct transport *transport = peer->transport;
 
 	peer->n_deliveries++;
-	if (incoming->lane->rdma) {
-		incoming->rail = incoming->lane->index;
+	if (incoming->lane->rdma || incoming->lane->is_spare) {
+		incoming->rail = incoming->lane->rdma ? incoming->lane->index : RAIL_TCP;
 		list_push_back(&peer->arrived, &incoming->link);
 	}
 	lane_begin_business(incoming->lane);
@@ -94,7 +95,7 @@ static void incoming_ask(struct incoming *incoming)
 		take_over(old, incoming);
 		return;
 	}
-	header->flags = 0;
+	header->flags &= DATA_FLAG_AGAIN;
 	header->moved = 0;
 	if (!is_lost) {
 		incoming_deliver(incoming);
@@ -191,7 +192,12 @@ void incoming_arrive(struct mail *mail)
 	} else if (delivery->header.op == DATA_RDMA) {
 		rdma_notice_arrived(peer, &delivery->header, delivery->payload);
 		incoming_free(incoming);
-	} else if (delivery->header.flags) {
+	} else if (incoming->is_damaged) {
+		call_say_damaged(peer);
+		peer->n_deliveries++;
+		lane_begin_business(incoming->lane);
+		delivery_fail(delivery, -EBADMSG, call_damaged_text);
+	} else if (delivery->header.flags & DATA_FLAG_MOVED) {
 		incoming_moved(incoming);
 	} else if (!delivery->header.cookie) {
 		transport->ops->notice_arrived(transport->user, peer, &delivery->header,
@@ -212,6 +218,7 @@ static void incoming_fill(struct incoming *incoming, const struct data_header *h
 	incoming->answer.magic = DATA_MAGIC;
 	incoming->answer.version = DATA_VERSION;
 	incoming->answer.cookie = incoming->delivery.header.cookie;
+	incoming->answer.flags = 0;
 	if (!header->len)
 		return;
 	if (block) {
@@ -276,6 +283,13 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	}
 	if (incoming->lane)
 		lane_end_business(incoming->lane);
+	/* Its lane has broken: it is made again on another, or the peer is lost. */
+	if ((incoming->lane && !incoming->lane->rdma && incoming->lane->is_closing) ||
+	    (!incoming->lane && incoming->rail == RAIL_TCP)) {
+		list_remove(&incoming->link);
+		incoming_free(incoming);
+		return;
+	}
 	incoming_fill(incoming, header, block, payload);
 	delivery->payload_block = block_unref(delivery->payload_block);
 	if (incoming_recharge(incoming)) {
@@ -285,6 +299,8 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		return;
 	}
 	incoming->is_answered = true;
+	if (incoming->rail == RAIL_TCP)
+		list_remove(&incoming->link);
 	/* A lane that closes takes nothing: the answer waits to be asked for. */
 	if (incoming->lane && !incoming->lane->is_closing)
 		incoming_send(incoming);

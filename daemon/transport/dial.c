@@ -7,12 +7,13 @@
 
 #define BACKOFF_MIN_NS (10 * NSEC_PER_MSEC)
 #define BACKOFF_MAX_NS (500 * NSEC_PER_MSEC)
+#define AGAIN_MAX_NS   (5 * NSEC_PER_SEC)
 
 /*
  * The lanes of a peer being made. Names are resolved first, once for all lanes; then each lane tries the addresses in
  * turn, and again after a pause that doubles, until the time for it is over: the other daemon may just be starting. A
- * lane that cannot be made is done without if there is another one. What trying again does not mend (wrong key,
- * version or daemon) loses the peer at once.
+ * lane that cannot be made is done without, but for the first, which the others wait for. What trying again does not mend
+ * (wrong key, version or daemon) loses the peer at once. One that broke later is tried until the peer is lost.
  */
 struct attempt {
 	struct dial *dial;
@@ -32,18 +33,19 @@ struct dial {
 	struct loop_timer timer;
 	struct addresses addresses;
 	struct failure failure; /* the last one */
-	unsigned n_attempts, n_over, n_made;
+	unsigned n_attempts, n_over;
+	bool is_again; /* a lane that broke: there is no deadline */
 	struct attempt attempts[];
 };
 
 static void attempt_try(struct attempt *attempt);
 static void resolve(struct dial *dial);
 
-static uint64_t next_backoff(uint64_t *backoff_ns)
+static uint64_t next_backoff(uint64_t *backoff_ns, uint64_t max_ns)
 {
 	uint64_t now = *backoff_ns;
 
-	*backoff_ns = MIN(2 * now, (uint64_t)BACKOFF_MAX_NS);
+	*backoff_ns = MIN(2 * now, max_ns);
 	return now;
 }
 
@@ -69,24 +71,58 @@ static void dial_fail(struct dial *dial)
 	peer_lose(dial->peer, failure.status, failure.text);
 }
 
+static unsigned n_made(const struct dial *dial)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i < dial->peer->transport->n_lanes; i++)
+		n += peer_has_lane(dial->peer, dial->attempts[i].lane);
+	return n;
+}
+
+/* All but the first. */
+static int begin_others(struct dial *dial)
+{
+	struct loop *loop = dial->peer->transport->loop;
+	uint64_t now_ns = clock_now_ns();
+	int r = 0;
+
+	for (unsigned i = 1; i < dial->n_attempts && !r; i++) {
+		struct attempt *attempt = &dial->attempts[i];
+
+		if (attempt->lane == DATA_LANE_BEAT && !dial->peer->has_rails)
+			dial->n_over++;
+		else
+			r = loop_timer_set(loop, &attempt->timer, now_ns);
+	}
+	return error_trace(r);
+}
+
 /* The attempt made its lane, or gave up. May free the lot. */
 static void attempt_over(struct attempt *attempt)
 {
 	struct dial *dial = attempt->dial;
 	struct peer *peer = dial->peer;
+	unsigned n_lanes = peer->transport->n_lanes;
 
-	if (peer_has_lane(peer, attempt->lane))
-		dial->n_made++;
-	if (++dial->n_over < dial->n_attempts)
-		return;
-	if (!dial->n_made) {
+	dial->n_over++;
+	if (attempt == dial->attempts && (!peer_has_lane(peer, 0) || begin_others(dial))) {
 		dial_fail(dial);
 		return;
 	}
-	if (dial->n_made < dial->n_attempts)
-		log_warning("%s: only %u of %u lanes could be made: %s", peer->name, dial->n_made,
-			    dial->n_attempts, dial->failure.text);
+	if (dial->n_over < dial->n_attempts)
+		return;
+	if (!dial->is_again && n_made(dial) < n_lanes)
+		log_warning("%s: only %u of %u lanes could be made: %s", peer->name, n_made(dial),
+			    n_lanes, dial->failure.text);
 	peer->dial = dial_free(dial);
+}
+
+/* When an attempt gives up. */
+static uint64_t deadline_of(const struct dial *dial)
+{
+	return dial->is_again ? clock_now_ns() + dial->peer->transport->handshake_timeout_ns
+			      : dial->deadline_ns;
 }
 
 /* This address did not work: the next one at once, or all of them again later. */
@@ -98,13 +134,14 @@ static void attempt_failed(struct attempt *attempt, int status, const char *why)
 	loop_timer_cancel(&attempt->timer);
 	dial_note(dial, status, why);
 	attempt->address++;
-	if (attempt->address < dial->addresses.n && now_ns < dial->deadline_ns) {
+	if (attempt->address < dial->addresses.n && now_ns < deadline_of(dial)) {
 		attempt_try(attempt);
 		return;
 	}
 	attempt->address = 0;
-	backoff_ns = next_backoff(&attempt->backoff_ns);
-	if (now_ns + backoff_ns >= dial->deadline_ns ||
+	backoff_ns =
+		next_backoff(&attempt->backoff_ns, dial->is_again ? AGAIN_MAX_NS : BACKOFF_MAX_NS);
+	if ((!dial->is_again && now_ns + backoff_ns >= dial->deadline_ns) ||
 	    loop_timer_set(dial->peer->transport->loop, &attempt->timer, now_ns + backoff_ns))
 		attempt_over(attempt);
 }
@@ -151,6 +188,7 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 		peer_lose(peer, -EPROTONOSUPPORT, "it has no RDMA, and transport = rdma wants it");
 		return;
 	}
+	peer->addresses = attempt->dial->addresses;
 	if (!r)
 		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, h->theirs.features,
 				  false);
@@ -171,7 +209,7 @@ static void begin_handshake(struct attempt *attempt)
 		.lane = attempt->dial->peer->group << 8 | attempt->lane,
 		.done = on_handshake,
 	};
-	r = handshake_start(h, fd, attempt->dial->deadline_ns);
+	r = handshake_start(h, fd, deadline_of(attempt->dial));
 	if (r)
 		attempt_failed(attempt, r, strerrordesc_np(-r));
 }
@@ -210,11 +248,11 @@ static void on_attempt_timer(struct loop_timer *timer)
 static uint64_t attempt_deadline(const struct attempt *attempt)
 {
 	const struct dial *dial = attempt->dial;
-	uint64_t now_ns = clock_now_ns();
+	uint64_t now_ns = clock_now_ns(), deadline_ns = deadline_of(dial);
 
-	if (now_ns >= dial->deadline_ns)
+	if (now_ns >= deadline_ns)
 		return now_ns;
-	return now_ns + (dial->deadline_ns - now_ns) / (dial->addresses.n - attempt->address);
+	return now_ns + (deadline_ns - now_ns) / (dial->addresses.n - attempt->address);
 }
 
 static int attempt_connect(struct attempt *attempt)
@@ -252,19 +290,6 @@ static void attempt_try(struct attempt *attempt)
 		attempt_failed(attempt, r, strerrordesc_np(-r));
 }
 
-/* A failure of one attempt may end them all, and free the dial. */
-static void begin_attempts(struct dial *dial)
-{
-	struct loop *loop = dial->peer->transport->loop;
-	uint64_t now_ns = clock_now_ns();
-
-	for (unsigned i = 0; i < dial->n_attempts; i++)
-		if (loop_timer_set(loop, &dial->attempts[i].timer, now_ns)) {
-			dial_fail(dial);
-			return;
-		}
-}
-
 static void on_resolved(void *user, int r, const char *why, const struct addresses *addresses)
 {
 	struct dial *dial = user;
@@ -274,12 +299,12 @@ static void on_resolved(void *user, int r, const char *why, const struct address
 	if (!r) {
 		dial->addresses = *addresses;
 		dial->resolver = resolver_free(dial->resolver);
-		begin_attempts(dial);
+		attempt_try(dial->attempts);
 		return;
 	}
 	dial->resolver = resolver_free(dial->resolver);
 	dial_note(dial, r, why);
-	backoff_ns = next_backoff(&dial->backoff_ns);
+	backoff_ns = next_backoff(&dial->backoff_ns, BACKOFF_MAX_NS);
 	if (now_ns + backoff_ns >= dial->deadline_ns ||
 	    loop_timer_set(dial->peer->transport->loop, &dial->timer, now_ns + backoff_ns))
 		dial_fail(dial);
@@ -325,12 +350,12 @@ static void dial_init(struct dial *dial, struct peer *peer)
 	dial->backoff_ns = BACKOFF_MIN_NS;
 	dial->timer.expired = on_resolve_timer;
 	(void)failure_set(&dial->failure, -ETIMEDOUT, "%s", strerrordesc_np(ETIMEDOUT));
-	dial->n_attempts = peer->transport->n_lanes;
+	dial->n_attempts = peer->transport->n_lanes + 1;
 	for (unsigned i = 0; i < dial->n_attempts; i++) {
 		struct attempt *attempt = &dial->attempts[i];
 
 		attempt->dial = dial;
-		attempt->lane = i;
+		attempt->lane = i < peer->transport->n_lanes ? i : DATA_LANE_BEAT;
 		attempt->backoff_ns = BACKOFF_MIN_NS;
 		attempt->source.fd = -1;
 		attempt->handshake.source.fd = -1;
@@ -338,29 +363,57 @@ static void dial_init(struct dial *dial, struct peer *peer)
 	}
 }
 
-/* Only sets timers: everything else, failure too, happens in the loop. */
-int dial_start(struct peer *peer, const struct addresses *addresses)
+static int dial_new(struct peer *peer, struct dial **ret_dial)
 {
-	struct transport *transport = peer->transport;
-	uint64_t now_ns = clock_now_ns();
-	struct dial *dial = calloc(1, sizeof(*dial) + transport->n_lanes * sizeof(struct attempt));
-	int r = 0;
+	struct dial *dial =
+		calloc(1, sizeof(*dial) + (peer->transport->n_lanes + 1) * sizeof(struct attempt));
 
 	if (!dial)
 		return error_origin(-ENOMEM);
 	dial_init(dial, peer);
-	if (!addresses)
-		r = loop_timer_set(transport->loop, &dial->timer, now_ns);
-	else
+	*ret_dial = dial;
+	return 0;
+}
+
+/* Only sets timers: everything else, failure too, happens in the loop. */
+int dial_start(struct peer *peer, const struct addresses *addresses)
+{
+	struct dial *dial;
+	int r;
+
+	r = dial_new(peer, &dial);
+	if (r)
+		return error_trace(r);
+	if (addresses)
 		dial->addresses = *addresses;
-	for (unsigned i = 0; addresses && i < dial->n_attempts && !r; i++)
-		r = loop_timer_set(transport->loop, &dial->attempts[i].timer, now_ns);
+	r = loop_timer_set(peer->transport->loop,
+			   addresses ? &dial->attempts[0].timer : &dial->timer, clock_now_ns());
 	if (r) {
 		dial_free(dial);
 		return error_trace(r);
 	}
 	peer->dial = dial;
 	return 0;
+}
+
+int dial_again(struct peer *peer, unsigned lane)
+{
+	struct attempt *attempt;
+	int r;
+
+	if (!peer->dial) {
+		r = dial_new(peer, &peer->dial);
+		if (r)
+			return error_trace(r);
+		peer->dial->addresses = peer->addresses;
+		peer->dial->n_over = peer->dial->n_attempts;
+	}
+	attempt = &peer->dial->attempts[MIN(lane, peer->transport->n_lanes)];
+	peer->dial->is_again = true;
+	peer->dial->n_over--;
+	attempt->address = 0;
+	attempt->backoff_ns = BACKOFF_MIN_NS;
+	return error_trace(loop_timer_set(peer->transport->loop, &attempt->timer, clock_now_ns()));
 }
 
 struct dial *dial_free(struct dial *dial)

@@ -85,7 +85,8 @@ static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
 		.version_min = DATA_VERSION_MIN,
 		.lane = (uint16_t)h->lane,
 		.features = (h->transport->rdma ? DATA_FEATURE_RDMA : 0) |
-			    (h->transport->has_checksums ? DATA_FEATURE_CHECKSUM : 0),
+			    (h->transport->has_checksums ? DATA_FEATURE_CHECKSUM : 0) |
+			    DATA_FEATURE_RAILS,
 		.sender = h->transport->id,
 	};
 

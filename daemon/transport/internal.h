@@ -24,7 +24,9 @@
 	(32u << 10) /* headers and small payloads of one read; what fits is copied, so not larger */
 #define SEND_MESSAGES 32	 /* gathered into one system call */
 #define SEND_BYTES    (1u << 20) /* offered to one system call */
-#define CHECKED_BYTES (256u << 10) /* the same, sent or received, with checksums: the cache of a core still has them */
+#define CHECKED_BYTES \
+	(256u         \
+	 << 10) /* the same, sent or received, with checksums: the cache of a core still has them */
 
 /* Boxes: mail to home that transport_close() can still find. */
 
@@ -105,7 +107,8 @@ struct worker {
 	unsigned char buffer[RECEIVE_BUFFER];
 };
 
-int worker_new(struct loop *home, unsigned number, bool threaded, struct worker **ret_worker);
+/* thread: its name; NULL: on the home loop. Returns 0 or -errno. */
+int worker_new(struct loop *home, const char *thread, struct worker **ret_worker);
 /* Runs the mail posted before, then ends the thread. */
 void worker_stop(struct worker *worker);
 /* After stop. */
@@ -129,12 +132,14 @@ struct transport {
 	unsigned n_lanes, max_connections;
 	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
 	bool has_checksums;
-	struct metric checksum_errors;
+	struct metric checksum_errors, lanes_broken;
+	unsigned n_damaged; /* calls; the first is said */
 
 	bool is_closed;
 	struct box box; /* home to home: what must not happen inside the caller */
 	struct worker **workers;
 	unsigned n_workers, next_worker;
+	struct worker *beat;	/* of the lanes that carry signs of life; NULL until there is one */
 	struct list peers;	/* not lost */
 	struct list lost_peers; /* peer_lost() was called; calls or deliveries are left */
 	struct peer *self;
@@ -155,6 +160,8 @@ struct transport {
 /* Logs a stranger's failure to connect, at most once a second. */
 void transport_complain(struct transport *transport, const char *format, ...) _printf_(2, 3);
 struct worker *transport_pick_worker(struct transport *transport);
+/* The one of signs of life. Returns 0 or -errno. */
+int transport_beat_worker(struct transport *transport, struct worker **ret_worker);
 
 /* Listening (accept.c) */
 int accept_start(struct transport *transport, const char *listen_on, int listen_fd);
@@ -162,6 +169,9 @@ int accept_start(struct transport *transport, const char *listen_on, int listen_
 void accept_stop(struct transport *transport);
 /* Takes over a connection as if it had been accepted. */
 int accept_adopt(struct transport *transport, int fd);
+
+/* How much longer a lane may be silent, or take nothing, while its peer is known to be alive. */
+#define BUSY_FACTOR 3
 
 /* Addresses (address.c) */
 
@@ -273,10 +283,13 @@ struct peer {
 	struct list waiting; /* calls for which there is no lane yet, or never will be */
 	struct list notices; /* the same */
 	size_t n_deliveries;
-	struct dial *dial;	 /* lanes being made, or NULL */
-	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
-	struct loop_timer timer; /* armed while there is business, and one turn longer */
-	struct quota quota;	 /* any thread */
+	struct dial *dial;	      /* lanes being made, or NULL */
+	struct addresses addresses;   /* where the last lane was made */
+	uint64_t bytes_in, bytes_out; /* of lanes that are gone */
+	bool has_rails;		      /* the other side knows DATA_FEATURE_RAILS */
+	struct rdma_peer *rdma;	      /* NULL: not both sides have it */
+	struct loop_timer timer;      /* armed while there is business, and one turn longer */
+	struct quota quota;	      /* any thread */
 	struct mail mail;
 	bool is_posted;
 	struct failure failure; /* why it is lost */
@@ -293,8 +306,11 @@ void peer_set_node(struct peer *peer, const char *node);
 int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, bool is_accepted);
 /* A link of an RDMA port that has proved itself becomes a lane, which owns it then. Returns 0 or -errno. */
 int peer_add_rdma_lane(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);
-/* Of TCP. */
+/* Of TCP, not being closed; or NULL. */
+struct lane *peer_find_lane(const struct peer *peer, unsigned index);
 bool peer_has_lane(const struct peer *peer, unsigned index);
+/* A lane that the peer can do without broke, or is silent: closes it. Returns false when the peer cannot. */
+bool peer_lane_broke(struct lane *lane, int status, const char *why);
 /* An RDMA lane by its number, closing ones too; or NULL. */
 struct lane *peer_find_rail(const struct peer *peer, unsigned rail);
 unsigned peer_n_rails(const struct peer *peer); /* RDMA lanes that take calls */
@@ -317,11 +333,21 @@ void lane_end_business(struct lane *lane);
 void call_send(struct call *call);
 /* Status and text of an answer whose payload is in place. Any thread. */
 void call_take_answer(struct call *call);
+/* Its payload, or that of its answer, was damaged on the way: it is to be made again. Any thread. */
+void call_damaged(struct call *call);
+extern const char call_damaged_text[];
+/* Once for all. Home thread. */
+void call_say_damaged(const struct peer *peer);
 /* A call has ended, its status and answer filled in. */
 void call_end(struct call *call);
 void call_fail(struct call *call, int status, const char *text);
 /* Sends the calls of an RDMA lane that is gone anew, over TCP. Returns how many. */
 unsigned call_move_all(struct lane *lane);
+/*
+ * The calls of a lane that is gone, while its peer is not: those that nobody has seen go another way, others end with -ENETRESET.
+ * Returns false, and does nothing, when there is one that can do neither.
+ */
+bool call_reroute_all(struct lane *lane);
 /* Ends every call with a status. The peer's lanes are gone. */
 void peer_end_calls(struct peer *peer, int status, const char *text);
 
@@ -329,6 +355,8 @@ void peer_end_calls(struct peer *peer, int status, const char *text);
 
 /* Starts to make the lanes of a peer; its address is resolved first unless that was done. Returns 0 or -ENOMEM. */
 int dial_start(struct peer *peer, const struct addresses *addresses);
+/* Makes one of its lanes anew, trying until the peer is lost. Returns 0 or -ENOMEM. */
+int dial_again(struct peer *peer, unsigned lane);
 struct dial *dial_free(struct dial *dial);
 
 /* Lanes (lane.c; send.c and receive.c hold their two directions) */
@@ -372,6 +400,8 @@ struct lane {
 	bool is_accepted; /* counts as such */
 	bool makes_calls; /* we connected */
 	bool has_checksums;
+	bool is_spare;	 /* the peer can do without */
+	bool can_repeat; /* the other side knows what to do about a payload that was damaged */
 
 	/* Home. */
 	struct list link;
@@ -380,6 +410,7 @@ struct lane {
 	uint64_t checked_ns; /* the sign of life that was the last when it was last asked for one */
 	unsigned n_pings;    /* without a sign of life since */
 	bool is_closing;
+	struct failure broke; /* why, where the peer lives on */
 	struct mail start, close;
 
 	/* Any thread. */
@@ -414,6 +445,7 @@ struct lane {
 	size_t header_len; /* of it that is here */
 	unsigned char check[DATA_CHECK_LEN];
 	size_t check_len;
+	unsigned n_damaged;	/* payloads, one after the other */
 	uint32_t payload_check; /* of what is here */
 	void *room;		/* where the rest of the payload goes */
 	size_t room_len;
@@ -424,6 +456,8 @@ struct lane {
 int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_lane);
 /* Takes the socket over, also on failure. */
 int tcp_lane_new(struct peer *peer, int fd, struct lane **ret_lane);
+/* One that was not started. */
+void tcp_lane_drop(struct lane *lane);
 struct lane *lane_free(struct lane *lane);
 /* Posted from home. */
 void lane_start(struct lane *lane);
@@ -495,13 +529,16 @@ struct incoming {
 	struct lane *lane; /* NULL: from ourselves */
 	struct call *call; /* in-process: who waits; NULL once it was ended without us */
 	uint64_t charged;
-	/* Of calls that came over an RDMA lane; home but for room. */
+	/* Of calls that came over an RDMA lane, or a spare one; home but for room. */
 	struct rdma_room room; /* for the result, in their memory */
 	struct list
 		link;  /* of the peer's arrived ones until its answer is written; or moved ones */
-	unsigned rail; /* of that lane; the lane itself may be gone */
+	unsigned rail; /* of that lane; the lane itself may be gone; RAIL_TCP of those over TCP */
 	bool is_answered, is_written;
+	bool is_damaged; /* its payload is not what was sent: it is to come again */
 };
+
+#define RAIL_TCP UINT_MAX
 
 /* Charges the peer's quota. Returns 0, QUOTA_E_FULL, or -ENOMEM. */
 int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,

@@ -1,6 +1,7 @@
 #include "transport/internal.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include <stdio.h>
 
 static void peer_on_mail(struct mail *mail);
@@ -96,7 +97,7 @@ bool peer_is_self(const struct peer *peer)
 void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out)
 {
 	const struct lane *lane;
-	uint64_t in = 0, out = 0;
+	uint64_t in = peer->bytes_in, out = peer->bytes_out;
 
 	list_for_each (lane, &peer->lanes, link) {
 		in += atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
@@ -108,14 +109,19 @@ void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *re
 
 /* Lanes */
 
-bool peer_has_lane(const struct peer *peer, unsigned index)
+struct lane *peer_find_lane(const struct peer *peer, unsigned index)
 {
-	const struct lane *lane;
+	struct lane *lane;
 
 	list_for_each (lane, &peer->lanes, link)
-		if (!lane->rdma && lane->index == index)
-			return true;
-	return false;
+		if (!lane->rdma && lane->index == index && !lane->is_closing)
+			return lane;
+	return NULL;
+}
+
+bool peer_has_lane(const struct peer *peer, unsigned index)
+{
+	return peer_find_lane(peer, index);
 }
 
 struct lane *peer_find_rail(const struct peer *peer, unsigned rail)
@@ -161,6 +167,7 @@ void peer_send_waiting(struct peer *peer)
 
 static void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index, bool is_accepted)
 {
+	lane->business_ns = clock_now_ns();
 	lane->index = index;
 	lane->is_accepted = is_accepted;
 	lane->makes_calls = !is_accepted;
@@ -177,6 +184,16 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, 
 	if (r)
 		return error_trace(r);
 	lane->has_checksums = peer->transport->has_checksums && (features & DATA_FEATURE_CHECKSUM);
+	lane->can_repeat = features & DATA_FEATURE_RAILS;
+	lane->is_spare = index && (features & DATA_FEATURE_RAILS);
+	peer->has_rails = features & DATA_FEATURE_RAILS;
+	if (index == DATA_LANE_BEAT) {
+		r = transport_beat_worker(peer->transport, &lane->worker);
+		if (r) {
+			tcp_lane_drop(lane);
+			return error_trace(r);
+		}
+	}
 	peer->state = PEER_UP;
 	peer_take_lane(peer, lane, index, is_accepted);
 	peer_send_waiting(peer);
@@ -262,26 +279,67 @@ void peer_lose(struct peer *peer, int status, const char *why)
 		peer_finish(peer);
 }
 
+bool peer_lane_broke(struct lane *lane, int status, const char *why)
+{
+	struct peer *peer = lane->peer;
+
+	/* What the other side did wrong it would do again. */
+	if (!lane->is_spare || peer->state != PEER_UP || status == -EPROTO || status == -EDQUOT ||
+	    status == -ENOMEM)
+		return false;
+	if (lane->is_closing)
+		return true;
+	(void)failure_set(&lane->broke, status, "%s", why);
+	log_notice("%s: connection %u: %s; its work goes another way", peer->name, lane->index,
+		   why);
+	metric_add(&peer->transport->lanes_broken, 1);
+	lane_close(lane);
+	return true;
+}
+
 void peer_lane_lost(struct lane *lane)
 {
 	if (lane->rdma && rdma_lane_lost(lane, false))
 		return;
+	if (peer_lane_broke(lane, lane->failure.status, lane->failure.text))
+		return;
 	peer_lose(lane->peer, lane->failure.status, lane->failure.text);
+}
+
+/* The work of a spare lane, and the lane, are made anew. */
+static void spare_closed(struct peer *peer, struct lane *lane)
+{
+	int r;
+
+	incoming_lane_closed(lane);
+	if (!call_reroute_all(lane)) {
+		peer_lose(peer, lane->broke.status, lane->broke.text);
+		return;
+	}
+	if (peer->kind != PEER_CALLED || peer->state != PEER_UP)
+		return;
+	r = dial_again(peer, lane->index);
+	if (r)
+		peer_lose(peer, r, "out of memory");
 }
 
 void peer_lane_closed(struct lane *lane)
 {
 	struct peer *peer = lane->peer;
 
-	bool is_rail = lane->rdma && peer->state == PEER_UP;
+	bool is_up = peer->state == PEER_UP, is_rail = lane->rdma && is_up;
 	unsigned n_moved = 0;
 
 	list_remove(&lane->link);
+	peer->bytes_in += atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
+	peer->bytes_out += atomic_load_explicit(&lane->bytes_out, memory_order_relaxed);
 	if (lane->is_accepted)
 		peer->transport->n_accepted--;
 	if (is_rail) {
 		incoming_lane_closed(lane);
 		n_moved = call_move_all(lane);
+	} else if (is_up && lane->is_spare) {
+		spare_closed(peer, lane);
 	}
 	lane_free(lane);
 	if (is_rail)
@@ -341,9 +399,8 @@ static void lane_ping(struct lane *lane)
  * When to look again at this lane, or 0 when its silence has become too long. It takes questions without an answer,
  * not the clock alone: after a stop of our own (no processor, a suspended machine) the answers may lie unread.
  */
-static uint64_t lane_check_silence(struct lane *lane, uint64_t now_ns)
+static uint64_t lane_check_silence(struct lane *lane, uint64_t now_ns, uint64_t timeout_ns)
 {
-	uint64_t timeout_ns = lane->transport->peer_timeout_ns;
 	uint64_t heard_ns =
 		MAX(atomic_load_explicit(&lane->heard_ns, memory_order_relaxed), lane->business_ns);
 	uint64_t silent_ns = now_ns > heard_ns ? now_ns - heard_ns : 0;
@@ -375,18 +432,26 @@ static void lose_silent(struct peer *peer)
 static void peer_on_timer(struct loop_timer *timer)
 {
 	struct peer *peer = container_of(timer, struct peer, timer);
+	struct lane *lane, *beat = peer_find_lane(peer, DATA_LANE_BEAT);
 	uint64_t now_ns = clock_now_ns(), next_ns = CLOCK_NEVER;
-	struct lane *lane;
+	bool has_business = false;
 
 	if (peer->state != PEER_UP)
 		return;
+	list_for_each (lane, &peer->lanes, link)
+		has_business |= lane->n_business && !lane->is_closing;
 	list_for_each (lane, &peer->lanes, link) {
-		uint64_t at_ns;
+		uint64_t timeout_ns = peer->transport->peer_timeout_ns, at_ns;
 
-		if (!lane->n_business || lane->is_closing)
+		if (lane->is_closing || !(lane == beat ? has_business : lane->n_business > 0))
 			continue;
-		at_ns = lane_check_silence(lane, now_ns);
+		/* Who is busy answers late on lanes with business, and on time on the one without. */
+		if (beat && lane != beat)
+			timeout_ns *= BUSY_FACTOR;
+		at_ns = lane_check_silence(lane, now_ns, timeout_ns);
 		if (!at_ns && lane->rdma && rdma_lane_lost(lane, true))
+			continue;
+		if (!at_ns && lane != beat && peer_lane_broke(lane, -ETIMEDOUT, "no sign of life"))
 			continue;
 		if (!at_ns) {
 			lose_silent(peer);
@@ -402,12 +467,18 @@ void lane_begin_business(struct lane *lane)
 {
 	struct peer *peer = lane->peer;
 	struct transport *transport = peer->transport;
+	struct lane *beat;
 
 	if (lane->n_business++ > 0)
 		return;
 	lane->business_ns = clock_now_ns();
-	if (!peer->timer.loop && loop_timer_set(transport->loop, &peer->timer,
-						lane->business_ns + transport->peer_timeout_ns / 3))
+	if (peer->timer.loop)
+		return;
+	beat = peer_find_lane(peer, DATA_LANE_BEAT);
+	if (beat)
+		beat->business_ns = lane->business_ns;
+	if (loop_timer_set(transport->loop, &peer->timer,
+			   lane->business_ns + transport->peer_timeout_ns / 3))
 		peer_kill(peer, "out of memory");
 }
 

@@ -5,6 +5,7 @@
 #include <endian.h>
 #include <sys/epoll.h>
 
+#define DAMAGED_MAX    8 /* damaged payloads one after the other, before the connection is given up */
 #define RECEIVE_ROUNDS 8 /* system calls before others on this loop have their turn */
 
 /* One message, of which the header is known. Each returns 0, or has failed the lane. */
@@ -126,13 +127,26 @@ int lane_begin_message(struct lane *lane)
 
 static void call_on_answer(struct mail *mail)
 {
-	call_end(container_of(mail, struct call, message.mail));
+	struct call *call = container_of(mail, struct call, message.mail);
+
+	if (call->status == -ENETRESET)
+		call_say_damaged(call->peer);
+	call_end(call);
 }
 
 void lane_end_answer(struct lane *lane, struct call *call)
 {
+	bool was_damaged = call->answer.op == DATA_ERROR && call->answer.status == EBADMSG;
+
+	if (was_damaged && !call->is_repeatable) {
+		lane_fail(lane, -EBADMSG, "%s", call_damaged_text);
+		return;
+	}
 	cookies_remove(&lane->cookies, call->header.cookie);
-	call_take_answer(call);
+	if (was_damaged)
+		call_damaged(call);
+	else
+		call_take_answer(call);
 	call->message.mail.run = call_on_answer;
 	call->state = CALL_ANSWERED;
 	if (call->is_written)
@@ -232,12 +246,40 @@ static void took_payload(struct lane *lane, size_t n)
 		end_message(lane);
 }
 
+/* Where the message ends is known, so it alone comes again, where the other side knows how. Returns whether it does. */
+static bool repeat_damaged(struct lane *lane)
+{
+	struct incoming *incoming = lane->incoming;
+	struct call *call = lane->call;
+
+	if (!lane->can_repeat || ++lane->n_damaged > DAMAGED_MAX)
+		return false;
+	if (call && (!call->is_repeatable || lane->header.op != DATA_RESULT))
+		return false;
+	if (incoming && lane->header.op != DATA_PUSH)
+		return false;
+	metric_add(&lane->transport->checksum_errors, 1);
+	if (incoming) {
+		incoming->is_damaged = true;
+		end_message(lane);
+		return true;
+	}
+	lane->call = NULL;
+	lane->header_len = 0;
+	lane->reading = READING_HEADER;
+	call_damaged(call);
+	lane_end_answer(lane, call);
+	return true;
+}
+
 static void took_payload_check(struct lane *lane)
 {
-	if (check_fits(lane, lane->payload_check))
+	if (check_fits(lane, lane->payload_check)) {
+		lane->n_damaged = 0;
 		end_message(lane);
-	else
+	} else if (!repeat_damaged(lane)) {
 		checksum_error(lane, "payload");
+	}
 }
 
 /* As many bytes as are still missing of a piece of `size` at `at`. Returns how many were taken. */

@@ -58,6 +58,12 @@ int tcp_lane_new(struct peer *peer, int fd, struct lane **ret_lane)
 	return 0;
 }
 
+void tcp_lane_drop(struct lane *lane)
+{
+	tcp_cut(lane);
+	lane_free(lane);
+}
+
 void lane_want(struct lane *lane, uint32_t events)
 {
 	int r;

@@ -3,24 +3,39 @@
 #include "base/clock.h"
 #include <stdio.h>
 
-#define LANES_MAX  256 /* the low byte of hello.lane */
-#define GROUPS_MAX 256 /* the high byte */
+#define LANES_MAX  DATA_LANE_BEAT /* the low byte of hello.lane */
+#define GROUPS_MAX 256		  /* the high byte */
 
 struct worker *transport_pick_worker(struct transport *transport)
 {
 	return transport->workers[transport->next_worker++ % transport->n_workers];
 }
 
+int transport_beat_worker(struct transport *transport, struct worker **ret_worker)
+{
+	int r;
+
+	if (!transport->beat) {
+		r = worker_new(transport->loop, "beat", &transport->beat);
+		if (r)
+			return error_trace(r);
+	}
+	*ret_worker = transport->beat;
+	return 0;
+}
+
 static int start_workers(struct transport *transport, unsigned n_threads)
 {
 	unsigned n = MAX(n_threads, 1u);
+	char name[16];
 	int r;
 
 	transport->workers = calloc(n, sizeof(struct worker *));
 	if (!transport->workers)
 		return error_origin(-ENOMEM);
 	for (; transport->n_workers < n; transport->n_workers++) {
-		r = worker_new(transport->loop, transport->n_workers, n_threads > 0,
+		(void)snprintf(name, sizeof(name), "data-%u", transport->n_workers);
+		r = worker_new(transport->loop, n_threads ? name : NULL,
 			       &transport->workers[transport->n_workers]);
 		if (r)
 			return error_trace(r);
@@ -100,7 +115,13 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 		.name = "bps_checksum_errors_total",
 		.help = "Messages of other daemons that did not fit their checksums.",
 	};
+	transport->lanes_broken = (struct metric){
+		.name = "bps_connections_broken_total",
+		.help = "Connections to other daemons that broke alone, and whose work went "
+			"another way.",
+	};
 	metric_register(&transport->checksum_errors);
+	metric_register(&transport->lanes_broken);
 
 	r = copy_params(transport, params);
 	if (!r)
@@ -130,8 +151,12 @@ void transport_close(struct transport *transport)
 		peer_lose(peer, -ESHUTDOWN, "this daemon shuts down");
 	for (unsigned i = 0; i < transport->n_workers; i++)
 		worker_stop(transport->workers[i]);
+	if (transport->beat)
+		worker_stop(transport->beat);
 	for (unsigned i = 0; i < transport->n_workers; i++)
 		box_drain(&transport->workers[i]->to_home);
+	if (transport->beat)
+		box_drain(&transport->beat->to_home);
 	box_drain(&transport->box);
 	transport->rdma = rdma_free(transport->rdma);
 	if (transport->self)
@@ -154,8 +179,10 @@ struct transport *transport_free(struct transport *transport)
 	for (unsigned i = 0; i < transport->n_workers; i++)
 		worker_free(transport->workers[i]);
 	free(transport->workers);
+	worker_free(transport->beat);
 	key_forget(transport);
 	metric_unregister(&transport->checksum_errors);
+	metric_unregister(&transport->lanes_broken);
 	free(transport);
 	return NULL;
 }

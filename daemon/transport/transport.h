@@ -15,6 +15,10 @@
  * (met in a delivery or a notice) takes answers and notices only. Two daemons that call each other are therefore two
  * peers on either side, which are lost each on its own.
  *
+ * Where a lane breaks other than the first, which carries set-up and notices, the peer lives on: what was under way there goes
+ * another way (struct call, is_repeatable), and the lane is made anew, after a pause that grows. One more connection, on a thread
+ * of its own, carries signs of life alone.
+ *
  * RDMA lanes come beside those of TCP where both daemons have devices and calls with parts take them. One that breaks is
  * no loss of its peer: calls that were on it are taken up over TCP, each once, and the lane is made anew after a while.
  */
@@ -71,6 +75,12 @@ struct call {
 		struct
 		call *call); /* optional: payload may be reused; before done(); not called after a loss */
 	void (*done)(struct call *call);
+	/*
+	 * A PUSH that its caller can make again, with is_again: where its payload or that of its answer is damaged on the way, or
+	 * one of several connections breaks, it may end with -ENETRESET, and the peer lives on. Another call would be lost
+	 * with its peer.
+	 */
+	bool is_repeatable, is_again;
 	/* Valid in done(). */
 	int status; /* 0, or a negative errno: from DATA_ERROR, or -ECONNRESET when the peer was lost */
 	struct data_header answer; /* when status is 0, or from DATA_ERROR */

@@ -1,7 +1,6 @@
 #include "transport/internal.h"
 
 #include "base/thread.h"
-#include <stdio.h>
 
 static void box_run(struct box *box)
 {
@@ -52,10 +51,9 @@ void box_drain(struct box *box)
 	}
 }
 
-int worker_new(struct loop *home, unsigned number, bool threaded, struct worker **ret_worker)
+int worker_new(struct loop *home, const char *thread, struct worker **ret_worker)
 {
 	_cleanup_(freep) struct worker *worker = malloc(sizeof(*worker));
-	char name[16];
 	int r;
 
 	if (!worker)
@@ -63,9 +61,8 @@ int worker_new(struct loop *home, unsigned number, bool threaded, struct worker 
 	worker->thread = NULL;
 	worker->loop = home;
 	box_init(&worker->to_home, home);
-	if (threaded) {
-		(void)snprintf(name, sizeof(name), "data-%u", number);
-		r = loop_thread_start(name, &worker->thread);
+	if (thread) {
+		r = loop_thread_start(thread, &worker->thread);
 		if (r)
 			return error_trace(r);
 		worker->loop = loop_thread_loop(worker->thread);

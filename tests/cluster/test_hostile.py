@@ -422,6 +422,7 @@ def test_strangers_at_the_data_port():
         cluster.daemons = [cluster.start(0), cluster.start(1, options=['--hello-timeout=500ms'])]
         ranks = cluster.job((1,), force_distributed=1)
         server = cluster.daemons[1]
+        wait_for('the last connection of the agent', lambda: any('beat' in name for name in server.threads()))
         fds = server.fds()
 
         def raw(data, close=False):

@@ -47,6 +47,24 @@ def test_connections_are_cut():
             each(ranks, 'leave')
 
 
+def test_rails_of_several_are_cut():
+    """One at a time: what was under way on it goes over the others, and mostly nobody is lost for it."""
+    rng = random.Random(SEED)
+    with LinkCluster(2, 1, colocated=False, options=[*QUICK, '--lanes=4']) as cluster:
+        ranks, link = job(cluster, (1, 1)), cluster.links[2]
+
+        def cut():
+            for _ in range(12):
+                time.sleep(rng.random() / 100)
+                link.cut(rng.randrange(10))
+        for n in range(10 if LONG else 4):
+            turn(ranks, n, cut)
+        if not SANITIZED:
+            broken = sum(daemon.ctl('metrics')['bps_connections_broken_total'] for daemon in cluster.daemons)
+            assert broken >= 10, broken
+        each(ranks, 'leave')
+
+
 def test_nodes_that_are_servers_too():
     with LinkCluster(2, 0, options=QUICK) as cluster:
         ranks = job(cluster, (1, 1))

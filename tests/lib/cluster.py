@@ -121,6 +121,14 @@ class Daemon(Process):
     def fds(self):
         return len(os.listdir(f'/proc/{self.pid}/fd'))
 
+    def threads(self):
+        """Their names."""
+        names = []
+        for task in os.listdir(f'/proc/{self.pid}/task'):
+            with open(f'/proc/{self.pid}/task/{task}/comm') as file:
+                names.append(file.read().strip())
+        return names
+
     def maps(self):
         with open(f'/proc/{self.pid}/maps') as file:
             return sum(1 for _ in file)

@@ -72,7 +72,12 @@ TEST(frames_of_another_protocol_are_refused)
 	EXPECT_BAD("not a data header", h.magic++);
 	EXPECT_BAD("version", h.version = 0);
 	EXPECT_BAD("version", h.version = DATA_VERSION + 1);
-	EXPECT_BAD("later version", h.flags = 4);
+	EXPECT_GOOD(h.flags = DATA_FLAG_AGAIN);
+	EXPECT_GOOD(h.flags = DATA_FLAG_AGAIN | DATA_FLAG_MOVED, h.moved = 77);
+	EXPECT_BAD("later version", h.flags = DATA_FLAG_AGAIN, h.moved = 77);
+	EXPECT_BAD("later version", h.flags = DATA_FLAG_AGAIN | 3 << DATA_FLAG_RAIL_SHIFT);
+	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_AGAIN);
+	EXPECT_BAD("later version", h.flags = 8);
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_HAD);
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_MOVED | DATA_FLAG_HAD);
 	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_MOVED);

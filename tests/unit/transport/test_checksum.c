@@ -165,10 +165,10 @@ static void direction_turn(struct direction *way)
 
 /*
  * Calls go through the relay, which changes one byte behind the handshake. Returns how many ended well with other bytes than
- * were sent; the others end well, or with the peer.
+ * were sent; the others end well, or with the peer, or are made again where they can be.
  */
-static unsigned calls_over_wrong_wire(bool checksums, bool towards_server, size_t wrong_at,
-				      uint64_t *ret_errors)
+static unsigned calls_over_wrong_wire(bool checksums, bool repeatable, bool towards_server,
+				      size_t wrong_at, uint64_t *ret_errors, unsigned *ret_lost)
 {
 	struct pair_config config = { .no_checksums = !checksums };
 	_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
@@ -190,6 +190,7 @@ static unsigned calls_over_wrong_wire(bool checksums, bool towards_server, size_
 	for (unsigned i = 0; i < N_CALLS; i++) {
 		pair_fill(payloads[i], CALL_LEN, i);
 		pair_call_init(&calls[i], payloads[i], CALL_LEN, rooms[i], CALL_LEN);
+		calls[i].call.is_repeatable = repeatable;
 		pair_call_begin(pair, &calls[i]);
 	}
 	caller = raw_accept(pair, listener);
@@ -204,8 +205,15 @@ static unsigned calls_over_wrong_wire(bool checksums, bool towards_server, size_
 		direction_turn(&ways[0]);
 		direction_turn(&ways[1]);
 		ASSERT_OK(loop_turn(pair->loop, 0));
-		for (unsigned i = 0; i < N_CALLS; i++)
+		for (unsigned i = 0; i < N_CALLS; i++) {
+			if (calls[i].n_done && calls[i].call.status == -ENETRESET) {
+				ASSERT_TRUE(repeatable);
+				calls[i].n_done = 0;
+				calls[i].call.is_again = true;
+				pair_call_begin(pair, &calls[i]);
+			}
 			n_done += calls[i].n_done;
+		}
 	} while (n_done < N_CALLS);
 	for (unsigned i = 0; i < N_CALLS; i++) {
 		ASSERT_EQ(calls[i].n_done, 1);
@@ -216,6 +224,7 @@ static unsigned calls_over_wrong_wire(bool checksums, bool towards_server, size_
 	}
 	*ret_errors = metric_get(&pair->a.transport->checksum_errors) +
 		      metric_get(&pair->b.transport->checksum_errors);
+	*ret_lost = pair->a.n_lost + pair->b.n_lost;
 	fd_close(listener);
 	fd_close(caller);
 	fd_close(server);
@@ -227,16 +236,37 @@ TEST(what_a_wire_changes_is_seen)
 {
 	size_t handshake = sizeof(struct data_hello) + DATA_PROOF_LEN;
 	uint64_t errors;
+	unsigned n_lost;
 
 	for (unsigned i = 0; i < 24; i++) {
 		size_t at = handshake + (size_t)i * (size_t)i * 1901;
 
-		ASSERT_EQ(calls_over_wrong_wire(true, i % 2, at, &errors), 0);
-		ASSERT_EQ(errors, 1);
+		ASSERT_EQ(calls_over_wrong_wire(true, false, i % 2, at, &errors, &n_lost), 0);
+		ASSERT_INT(n_lost, >, 0);
+		ASSERT_INT(errors, >, 0);
 	}
 	/* Without them nobody sees it: this test does. */
-	ASSERT_EQ(calls_over_wrong_wire(false, true, handshake + 5 * CALL_LEN / 2, &errors), 1);
+	ASSERT_EQ(calls_over_wrong_wire(false, false, true, handshake + 5 * CALL_LEN / 2, &errors,
+					&n_lost),
+		  1);
 	ASSERT_EQ(errors, 0);
+}
+
+/* A call that can be made again is, alone: its payload was damaged, or that of its answer. */
+TEST(what_was_damaged_comes_again)
+{
+	size_t handshake = sizeof(struct data_hello) + DATA_PROOF_LEN;
+	uint64_t errors;
+	unsigned n_lost;
+
+	for (unsigned i = 0; i < 10; i++) {
+		/* Payloads alone: in the middle of the i-th message. */
+		size_t at = handshake + (2 * i + 1) * (size_t)CALL_LEN / 2 + 104 * (i + 1);
+
+		ASSERT_EQ(calls_over_wrong_wire(true, true, i % 2, at, &errors, &n_lost), 0);
+		ASSERT_EQ(errors, 1);
+		ASSERT_EQ(n_lost, 0);
+	}
 }
 
 /* Who has none is talked to without. */

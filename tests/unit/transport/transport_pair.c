@@ -382,12 +382,19 @@ int raw_shake_with(struct pair *pair, uint16_t port, const char *key, uint64_t s
 
 void raw_shake_accepted(struct pair *pair, int fd, const char *key, uint64_t sender)
 {
+	raw_shake_accepted_with(pair, fd, key, sender, DATA_FEATURE_NONE);
+}
+
+void raw_shake_accepted_with(struct pair *pair, int fd, const char *key, uint64_t sender,
+			     uint64_t features)
+{
 	struct data_hello mine, theirs;
 	unsigned char proof[DATA_PROOF_LEN], expected[DATA_PROOF_LEN];
 	size_t key_len = key ? strlen(key) : 0;
 
 	ASSERT_EQ(raw_receive(pair, fd, &theirs, sizeof(theirs)), sizeof(theirs));
 	raw_hello(&mine, sender, 0);
+	mine.features = htole64(features);
 	ASSERT_OK(handshake_prove(key, key_len, "bps-server", &theirs, &mine, mine.proof));
 	raw_send(pair, fd, &mine, sizeof(mine));
 	ASSERT_EQ(raw_receive(pair, fd, proof, sizeof(proof)), sizeof(proof));

@@ -115,5 +115,7 @@ int raw_shake_with(struct pair *pair, uint16_t port, const char *key, uint64_t s
 		   unsigned lane, uint64_t features);
 /* The accepting half, on an accepted socket. */
 void raw_shake_accepted(struct pair *pair, int fd, const char *key, uint64_t sender);
+void raw_shake_accepted_with(struct pair *pair, int fd, const char *key, uint64_t sender,
+			     uint64_t features);
 /* A valid PUSH with a cookie, host order. */
 void raw_push_header(struct data_header *ret_header, uint32_t cookie, uint32_t len);
