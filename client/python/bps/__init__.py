@@ -49,6 +49,8 @@ __all__ = [
     "Max",
     "Min",
     "Sum",
+    "accumulate",
+    "accumulate_async",
     "allgather",
     "allgather_async",
     "allgather_object",
@@ -143,23 +145,49 @@ def _one(request, result):
     return result
 
 
-def push_pull_async(x, average=None, name=None, *, op=None, output=None, priority=0, timeout=None):
+def push_pull_async(
+    x, average=None, name=None, *, op=None, output=None, priority=0, timeout=None, all_ranks=False
+):
     """Starts push_pull(). Neither x nor output may be touched before the handle is complete."""
     source = _Tensor(x)
     target = source.like() if output is None else _Tensor(output, writable=True)
     if target.dtype != source.dtype or target.span.count != source.span.count:
         raise ValueError("output must have the type and the number of elements of the input")
     reduction = _ops.choose_reduction(average, op)
-    request = _ops.push_pull(source.span, target.span, reduction, name, priority, timeout)
+    request = _ops.push_pull(source.span, target.span, reduction, name, priority, timeout, all_ranks)
     return Handle(_one(request, target.object))
 
 
-def push_pull(x, average=None, name=None, *, op=None, output=None, priority=0, timeout=None):
+def push_pull(x, average=None, name=None, *, op=None, output=None, priority=0, timeout=None, all_ranks=False):
     """The average of x over all ranks, element by element; average=False or op=bps.Sum, bps.Min, bps.Max for another.
 
-    The result is a new object of x's kind, or output, which may be x itself.
+    The result is a new object of x's kind, or output, which may be x itself. all_ranks: in a job with a quorum, this one waits for
+    all ranks, and has what came too late for those before.
     """
-    return push_pull_async(x, average, name, op=op, output=output, priority=priority, timeout=timeout).wait()
+    return push_pull_async(
+        x, average, name, op=op, output=output, priority=priority, timeout=timeout, all_ranks=all_ranks
+    ).wait()
+
+
+def accumulate_async(x, name, *, output=None, priority=0, timeout=None, all_ranks=False):
+    """Starts accumulate()."""
+    source = _Tensor(x)
+    target = source.like() if output is None else _Tensor(output, writable=True)
+    if target.dtype != source.dtype or target.span.count != source.span.count:
+        raise ValueError("output must have the type and the number of elements of the input")
+    request = _ops.accumulate(source.span, target.span, name, priority, timeout, all_ranks)
+    return Handle(_one(request, target.object))
+
+
+def accumulate(x, name, *, output=None, priority=0, timeout=None, all_ranks=False):
+    """Adds x to what servers keep under this name, which was 0 at first, and returns that, with what other ranks have added until
+    then. For jobs with asynchronous=True (BPS_ASYNC=1).
+
+    Waits for no rank, but for those that are further behind than the job's staleness; all_ranks: for all to come to this call.
+    """
+    return accumulate_async(
+        x, name, output=output, priority=priority, timeout=timeout, all_ranks=all_ranks
+    ).wait()
 
 
 def push_pull_rows_async(rows, values, table, average=None, name=None, *, op=None, room=None, priority=0):

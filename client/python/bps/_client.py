@@ -282,6 +282,7 @@ class Client:
         self.n_nodes = 1
         self.elastic = False
         self.layout_size = 0  # of an elastic job: ranks when they last regrouped
+        self.asynchronous = False  # the job has accumulate()
         _clients.add(self)
 
     # -- Calls
@@ -293,6 +294,7 @@ class Client:
         self._learn_place()
         # As libbps_client fills in what was not given.
         self.n_nodes = params.n_nodes or max(1, self.size // (params.local_size or self.size))
+        self.asynchronous = bool(params.asynchronous)
 
     def _learn_place(self):
         for what in ("rank", "size", "local_rank", "local_size", "node"):
@@ -581,10 +583,13 @@ _JOIN_FIELDS = {
     "min_ranks": "min_ranks",
     "max_ranks": "max_ranks",
     "newcomer": "newcomer",
+    "quorum": "quorum",
+    "asynchronous": "asynchronous",
+    "staleness": "staleness",
 }
 
 
-def _join_params(lib, secret, timeout, request_timeout, shape):
+def _join_params(lib, secret, timeout, request_timeout, quorum_timeout, shape):
     params = JoinParams(size=ctypes.sizeof(JoinParams))
     # Who says which rank of how many it is does not ask a launcher, which may have started its parent.
     knows = shape.get("rank") is not None and shape.get("size") is not None
@@ -605,6 +610,8 @@ def _join_params(lib, secret, timeout, request_timeout, shape):
         params.timeout_ms = milliseconds(timeout)
     if request_timeout is not None:
         params.request_timeout_ms = milliseconds(request_timeout)
+    if quorum_timeout is not None:
+        params.quorum_timeout_ms = milliseconds(quorum_timeout)
     return params, secret
 
 
@@ -674,6 +681,7 @@ def init(
     request_timeout=None,
     connect_timeout=3.0,
     start_daemon=None,
+    quorum_timeout=None,
     **shape,
 ):
     """Connects to the daemon of this machine and becomes a rank of a job; returns when all its ranks have come.
@@ -682,6 +690,7 @@ def init(
     seconds. shape: job, rank, size, local_rank, local_size, node, nodes, min_servers, part_bytes, force_distributed, elastic,
     min_ranks, max_ranks, newcomer; with both rank and size, what a launcher has set is not read. start_daemon (or BPS_START_DAEMON=1): where no daemon listens,
     the first of a job's ranks starts one, which ends with the last; for jobs on one machine.
+    quorum, quorum_timeout, asynchronous, staleness: what the job does about ranks that are late; see STRAGGLERS in bps_python(7).
     Does nothing when it was called before.
     """
     global _current
@@ -696,10 +705,11 @@ def init(
             request_timeout=request_timeout,
             connect_timeout=connect_timeout,
             start_daemon=start_daemon,
+            quorum_timeout=quorum_timeout,
             **shape,
         )
         lib = library()
-        params, kept = _join_params(lib, secret, timeout, request_timeout, shape)
+        params, kept = _join_params(lib, secret, timeout, request_timeout, quorum_timeout, shape)
         where = os.fsencode(socket) if socket is not None else None
         if wants_daemon(start_daemon):
             where = _private_socket(params, where) or where

@@ -51,6 +51,7 @@ class Operation(enum.IntEnum):
     ALL_TO_ALL = 5
     BARRIER = 6
     PUSH_PULL_ROWS = 7
+    ACCUMULATE = 8
 
 
 class Unavailable:
@@ -144,6 +145,7 @@ class SubmitParams(ctypes.Structure):
         ("output_rows", c_void_p),
         ("memory", c_int),
         ("stream", c_void_p),
+        ("all_ranks", c_int),
     ]
 
 
@@ -181,6 +183,7 @@ _PROTOTYPES = {
     "bps_request_poll": (c_int, [c_void_p]),
     "bps_request_outcome": (c_int, [c_void_p, POINTER(Outcome)]),
     "bps_request_rows": (c_int, [c_void_p, POINTER(c_uint64)]),
+    "bps_request_contributions": (c_int, [c_void_p, POINTER(c_uint64)]),
     "bps_request_wait": (c_int, [c_void_p, c_int64]),
     "bps_request_wait_stream": (c_int, [c_void_p, c_void_p, c_int64]),
     "bps_request_error": (c_char_p, [c_void_p]),

@@ -230,15 +230,23 @@ def _submit(client, name, elements, source, target, operation, stream=None, **mo
         root=more.get("root", 0),
         priority=more.get("priority", 0),
         timeout_ms=_client.milliseconds(more.get("timeout")),
+        all_ranks=more.get("all_ranks", False),
     )
     return client.submit(tensor, params, (source.owner, target.owner), target.device or source.device, stream)
 
 
-def push_pull(source, target, reduction, name=None, priority=0, timeout=None):
+def push_pull(source, target, reduction, name=None, priority=0, timeout=None, all_ranks=False):
     client = _client.current()
     full = tensor_name("push_pull", name, source.dtype, source.count)
-    more = {"reduction": reduction, "priority": priority, "timeout": timeout}
+    more = {"reduction": reduction, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
     return _submit(client, full, source.count, source, target, Operation.PUSH_PULL, **more)
+
+
+def accumulate(source, target, name, priority=0, timeout=None, all_ranks=False):
+    client = _client.current()
+    full = f"accumulate.{name}"
+    more = {"reduction": Reduction.SUM, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
+    return _submit(client, full, source.count, source, target, Operation.ACCUMULATE, **more)
 
 
 def prepared_push_pull(span, reduction, name, priority=0):

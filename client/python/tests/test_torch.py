@@ -166,3 +166,7 @@ def test_daemon_that_is_killed_under_a_training(run_ranks):
         return lines
 
     assert result(3, 7, 11) == result()
+
+
+def test_a_slow_rank_is_waited_for_or_not(run_ranks):
+    run_ranks("torch_stragglers.py", 3)

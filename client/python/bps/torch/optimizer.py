@@ -4,9 +4,10 @@ import contextlib
 
 import torch
 
+from .. import _client
 from .._horovod import check_process_set
 from .._library import Reduction
-from . import amp
+from . import amp, asynchronous as _asynchronous
 from ._gradients import Gradients
 from .compression import Compression
 
@@ -132,6 +133,7 @@ def DistributedOptimizer(
     groups=None,
     sparse_as_dense=False,
     process_set=None,
+    asynchronous=None,
 ):
     """Makes an optimizer step with gradients that are averaged (op: or summed, ...) over all ranks.
 
@@ -145,14 +147,22 @@ def DistributedOptimizer(
 
     Of a gradient that is sparse, as nn.Embedding(sparse=True) makes it, only rows travel, and it stays sparse; its first
     must come in the same step on every rank. Not so with sparse_as_dense, in groups, and with a compressor of your own.
+
+    asynchronous: no rank waits for another. Servers keep the parameters, each step's change of them is added there, and what
+    they have then comes back; all begin with rank 0's. Of the other arguments, named_parameters counts alone. None: as the job
+    is (init(asynchronous=True), BPS_ASYNC, BYTEPS_ENABLE_ASYNC).
     """
     check_process_set(process_set)
     op = Reduction(op)
     if gradient_predivide_factor != 1.0 and op != Reduction.AVERAGE:
         raise ValueError("gradient_predivide_factor needs op=Average")
-    if isinstance(optimizer, _Distributed):
+    if isinstance(optimizer, (_Distributed, _asynchronous._Asynchronous)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     named = _named(optimizer, named_parameters)
+    if asynchronous is None:
+        asynchronous = _client.current().asynchronous
+    if asynchronous:
+        return _asynchronous.wrap(optimizer, named)
     groups = _groups(named, num_groups if groups is None else groups)
     optimizer._bps = Gradients(
         named,
