@@ -346,7 +346,6 @@ static int environment_byteps(struct environment *e)
 	r = r ?: environment_number("DMLC_NUM_SERVER", &e->min_servers);
 	r = r ?: environment_number("BYTEPS_FORCE_DISTRIBUTED", &e->force_distributed);
 	r = r ?: environment_number("BYTEPS_PARTITION_BYTES", &e->part_bytes);
-	r = r ?: environment_number("BYTEPS_ENABLE_ASYNC", &e->async);
 	if (r)
 		return r;
 	if (MUL_OVERFLOW(e->node, e->local_size, &e->rank) ||
@@ -382,6 +381,7 @@ static int environment_settings(struct environment *e)
 	r = r ?: environment_timeout("BPS_REQUEST_TIMEOUT", &e->request_timeout_ms);
 	r = r ?: environment_number("BPS_QUORUM", &e->quorum);
 	r = r ?: environment_timeout("BPS_QUORUM_TIMEOUT", &e->quorum_timeout_ms);
+	r = r ?: environment_number("BYTEPS_ENABLE_ASYNC", &e->async);
 	r = r ?: environment_number("BPS_ASYNC", &e->async);
 	r = r ?: environment_number("BPS_STALENESS", &e->staleness);
 	e->part_bytes = (uint32_t)part_bytes;

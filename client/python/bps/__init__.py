@@ -161,8 +161,8 @@ def push_pull_async(
 def push_pull(x, average=None, name=None, *, op=None, output=None, priority=0, timeout=None, all_ranks=False):
     """The average of x over all ranks, element by element; average=False or op=bps.Sum, bps.Min, bps.Max for another.
 
-    The result is a new object of x's kind, or output, which may be x itself. all_ranks: in a job with a quorum, this one waits for
-    all ranks, and has what came too late for those before.
+    The result is a new object of x's kind, or output, which may be x itself. all_ranks: in a job with a quorum, this one
+    waits for all ranks, and has what came too late for those before.
     """
     return push_pull_async(
         x, average, name, op=op, output=output, priority=priority, timeout=timeout, all_ranks=all_ranks
@@ -180,10 +180,11 @@ def accumulate_async(x, name, *, output=None, priority=0, timeout=None, all_rank
 
 
 def accumulate(x, name, *, output=None, priority=0, timeout=None, all_ranks=False):
-    """Adds x to what servers keep under this name, which was 0 at first, and returns that, with what other ranks have added until
-    then. For jobs with asynchronous=True (BPS_ASYNC=1).
+    """Adds x to what servers keep under this name, which was 0 at first, and returns that, with what other ranks have
+    added until then. For jobs with asynchronous=True (BPS_ASYNC=1).
 
-    Waits for no rank, but for those that are further behind than the job's staleness; all_ranks: for all to come to this call.
+    Waits for no rank, but for those that are further behind than the job's staleness; all_ranks: for all to come to this
+    call.
     """
     return accumulate_async(
         x, name, output=output, priority=priority, timeout=timeout, all_ranks=all_ranks

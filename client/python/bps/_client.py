@@ -283,6 +283,7 @@ class Client:
         self.elastic = False
         self.layout_size = 0  # of an elastic job: ranks when they last regrouped
         self.asynchronous = False  # the job has accumulate()
+        self.quorum = 0  # ranks that push_pull goes on with; 0: all
         _clients.add(self)
 
     # -- Calls
@@ -295,6 +296,7 @@ class Client:
         # As libbps_client fills in what was not given.
         self.n_nodes = params.n_nodes or max(1, self.size // (params.local_size or self.size))
         self.asynchronous = bool(params.asynchronous)
+        self.quorum = params.quorum
 
     def _learn_place(self):
         for what in ("rank", "size", "local_rank", "local_size", "node"):
@@ -690,7 +692,7 @@ def init(
     seconds. shape: job, rank, size, local_rank, local_size, node, nodes, min_servers, part_bytes, force_distributed, elastic,
     min_ranks, max_ranks, newcomer; with both rank and size, what a launcher has set is not read. start_daemon (or BPS_START_DAEMON=1): where no daemon listens,
     the first of a job's ranks starts one, which ends with the last; for jobs on one machine.
-    quorum, quorum_timeout, asynchronous, staleness: what the job does about ranks that are late; see STRAGGLERS in bps_python(7).
+    quorum, quorum_timeout, asynchronous, staleness: what the job does about ranks that are late; see bps_python(7).
     Does nothing when it was called before.
     """
     global _current

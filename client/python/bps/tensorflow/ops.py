@@ -163,7 +163,7 @@ def push_pull(
 ):
     """allreduce() under BytePS's name and with its arguments. scope goes before the name."""
     if enable_async:
-        raise ValueError("enable_async: give bps.accumulate() changes of parameters instead, in a job with BPS_ASYNC=1")
+        raise ValueError("enable_async: to train asynchronously, join with BPS_ASYNC=1 and give bps.accumulate() changes of parameters")
     if name is not None:
         name = f"{scope}{name}"
     return allreduce(tensor, average, compression=compression, op=op, name=name)

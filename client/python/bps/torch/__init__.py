@@ -49,6 +49,8 @@ from .functions import (
 )
 from .hook import DDPHookState, ddp_hook
 from .ops import (
+    accumulate,
+    accumulate_async,
     allgather,
     allgather_async,
     allreduce,
@@ -105,6 +107,8 @@ __all__ = [
     "Min",
     "Sum",
     "SyncBatchNorm",
+    "accumulate",
+    "accumulate_async",
     "allgather",
     "allgather_async",
     "allgather_object",

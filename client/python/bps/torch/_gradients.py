@@ -102,7 +102,8 @@ class Gradients:
         self.last_active = None  # the highest rank that took part in the last step
         self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
         self._notes = self._notes_start = None
-        self._note = None  # this rank's, while synchronize() waits, from one call to the next
+        self._ending = False  # from the beginning of synchronize() until it has ended well, from one call to the next
+        self._note = None  # this rank's, meanwhile
         self._put_off = None  # that of the last step, which is to be read before the next
         self._failure = None  # the first of those that it has met
         made = _made.setdefault(_client.current(), [])
@@ -356,7 +357,9 @@ class Gradients:
         for bucket in self.buckets:
             if bucket.request is None:
                 self._submit(bucket)
-        self._note = self._submit_note(_client.current().rank + 1, used)
+        if self._sends_notes():
+            self._note = self._submit_note(_client.current().rank + 1, used)
+        self._ending = True
 
     def synchronize(self, timeout=None):
         """Waits until all gradients are reduced. BpsTimeoutError after timeout s: they go on, and it may be called again.
@@ -364,7 +367,7 @@ class Gradients:
         When some fail, all are waited for, and the first failure is raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
-        if self._note is None:
+        if not self._ending:
             self.begin()
         for bucket in self.buckets:
             if bucket.request is not None:
@@ -375,20 +378,27 @@ class Gradients:
 
     def end(self, deadline=None, timeout=None):
         """The end of a step whose gradients have been received: waits for the ranks' notes. Raises its first failure."""
-        if self._note is None:
+        if not self._ending:
             return
-        if self._failure is None and self._may_put_off():
+        if self._note is not None and self._failure is None and self._may_put_off():
+            self._ending = False
             self._put_off, self._note = self._note, None
             client = _client.current()
             with client.lock:
                 client.add_late(self._put_off)
             return
-        _await(self._note, f"{self.prefix}notes", deadline, timeout)
-        failure, self._failure = self._failure or self._note.error, None
-        self._note = None
+        if self._note is not None:
+            _await(self._note, f"{self.prefix}notes", deadline, timeout)
+        note, self._note, self._ending = self._note, None, False
+        failure, self._failure = self._failure or (note and note.error), None
         if failure is not None:
             raise failure
-        self._read_note()
+        if note is not None:
+            self._read_note()
+
+    def _sends_notes(self):
+        """With a quorum nobody waits for all ranks, as notes do; but who tracks use has to know."""
+        return self.track_use or not _client.current().quorum
 
     def _may_put_off(self):
         """Whether nobody is to wait on the host, nor wants to know the note's answer now."""
@@ -406,7 +416,7 @@ class Gradients:
             self._read_note()
 
     def under_way(self):
-        return self._note is not None or any(bucket.request is not None for bucket in self.buckets)
+        return self._ending or any(bucket.request is not None for bucket in self.buckets)
 
     @torch.no_grad()
     def zero(self):
@@ -454,6 +464,8 @@ class Gradients:
         """
         if self.op not in (Reduction.SUM, Reduction.AVERAGE):
             raise ValueError(f"join() would add zeros to a {self.op.name.lower()}: it needs op=Average or op=Sum")
+        if not self._sends_notes():
+            raise ValueError("join() waits for all ranks, and this job goes on with a quorum of them")
         if self.under_way():
             raise AssertionError("join() between backward() and step(): gradients are on their way")
         self._read_put_off()

@@ -158,6 +158,24 @@ def push_pull(tensor, average=True, name=None, version=0, priority=0, compressio
     return compression.decompress(result, ctx)
 
 
+def accumulate_async(tensor, name, priority=0, timeout=None, all_ranks=False):
+    """Starts accumulate()."""
+    source = _brought(tensor)
+    target = _like(source)
+    request = _ops.accumulate(span_of(source), span_of(target), name, priority, timeout, all_ranks)
+
+    def steps():
+        yield request
+        return _bring_back(target, tensor)
+
+    return Handle(steps())
+
+
+def accumulate(tensor, name, priority=0, timeout=None, all_ranks=False):
+    """Adds tensor to what servers keep under this name, and returns that as a new tensor: see bps.accumulate()."""
+    return accumulate_async(tensor, name, priority, timeout, all_ranks).wait()
+
+
 def allreduce_async(
     tensor,
     average=None,

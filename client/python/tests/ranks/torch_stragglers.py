@@ -82,6 +82,34 @@ def check_all_learn():
     print("losses", losses)
 
 
+def check_quorum_goes_on():
+    """The last rank does not begin before the others have ended: whoever waited for it would wait for ever."""
+    steps = 3
+    bps.init(job="goes_on", quorum=2, staleness=steps, asynchronous=True, request_timeout=120)
+    x, y = iris()
+    net = new_net(0)
+    make = torch.optim.SGD(net.parameters(), lr=0.1)
+    optimizer = bps.DistributedOptimizer(make, net.named_parameters(), asynchronous=False)
+    done = torch.zeros(1, dtype=torch.int64)
+    last = bps.rank() == bps.size() - 1
+    while last and int(bps.accumulate(done, "done")) < bps.size() - 1:
+        time.sleep(0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+    if not last:
+        bps.accumulate(done + 1, "done")
+    assert same_everywhere(net)
+    try:
+        bps.join()
+        raise AssertionError("join() was taken")
+    except ValueError as error:
+        assert "quorum" in str(error)
+    bps.barrier()
+    bps.shutdown()
+
+
 def check_operations():
     """accumulate() and push_pull(all_ranks=True) of arrays: nothing is lost."""
     import array
@@ -100,6 +128,8 @@ def check_operations():
     everything = sum(15 * 10**rank for rank in range(size))
     kept = plain.accumulate(array.array("q", [0] * n), "x", all_ranks=True)
     assert set(kept) == {everything}, (set(kept), everything)
+    kept = bps.accumulate(torch.ones(n, dtype=torch.int64), "x", all_ranks=True)
+    assert set(kept.tolist()) == {everything + size}
     rest = plain.push_pull(array.array("q", [0] * n), average=False, name="y", all_ranks=True)
     assert {a + b for a, b in zip(total, rest)} == {everything}
     bps.shutdown()
@@ -118,6 +148,7 @@ def check_refusals():
 
 
 check_refusals()
+check_quorum_goes_on()
 check_operations()
 check_all_learn()
 print("done")
