@@ -92,7 +92,7 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	header.flags = 0;
 	header.len = wants ? slot->header.part_len : 0;
 	header.status = header.priority = 0;
-	if (stragglers_any(&job->stragglers))
+	if (stragglers_any(&job->stragglers) && slot->header.operation == OPERATION_PUSH_PULL)
 		header.root = slot->n_here + slot->n_carried;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->resume && delivery->peer == node->peer) {

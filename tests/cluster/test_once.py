@@ -32,11 +32,12 @@ def data(value):
 class Node:
     """An agent by hand with one rank: joined, attached, with one tensor declared."""
 
-    def __init__(self, cluster, node, n_nodes, job='once', instance=None, join=True):
+    def __init__(self, cluster, node, n_nodes, job='once', instance=None, join=True, stragglers=None):
         self.peer = Peer(cluster.addresses[-1])
         self.epoch, self.digest = view_facts(cluster)
         self.node, self.n_nodes, self.name = node, n_nodes, job
         self.instance = instance or 1000 + node
+        self.stragglers = {24: stragglers} if stragglers else {}  # of cluster.proto: 1 quorum, 3 async
         if join:
             self.join_cookie = self.join()
 
@@ -44,6 +45,7 @@ class Node:
         body = {1: self.name, 2: hashlib.sha256(b'bps-job' + self.name.encode() + b'\0').digest(), 3: self.n_nodes,
                 4: self.n_nodes, 5: self.node, 6: 1, 7: [self.node], 8: Fixed(self.instance), 9: self.epoch,
                 10: Fixed(self.digest), 11: 10000, 12: 5000, 14: Fixed(self.peer.sender)}
+        body.update(self.stragglers)
         body.update(change)
         return self.peer.post(D_JOIN, pack(body), epoch=self.epoch, node=self.node)
 
@@ -52,7 +54,7 @@ class Node:
         assert header['op'] == D_OK, (header, payload)
         self.job = unpack(payload)[1]
         body = {1: self.name, 2: self.n_nodes, 3: self.n_nodes, 4: self.node, 5: list(range(self.n_nodes)), 6: 5000,
-                7: Fixed(self.instance)}
+                7: Fixed(self.instance), **self.stragglers}
         header, payload = self.peer.call(D_ATTACH, pack(body), job=self.job, epoch=self.epoch, node=self.node)
         assert header['op'] == D_OK, payload
 
@@ -80,8 +82,8 @@ class Node:
         return payload.decode()
 
 
-def nodes(cluster, n, job='once'):
-    made = [Node(cluster, k, n, job) for k in range(n)]
+def nodes(cluster, n, job='once', **more):
+    made = [Node(cluster, k, n, job, **more) for k in range(n)]
     for node in made:
         node.attach()
     keys = [node.declare() for node in made]
@@ -241,6 +243,63 @@ def test_a_node_that_comes_again_starts_the_job_anew():
             node.key = key()
         b.refused(b.push(data(100)), (errno.EACCES, errno.EPROTO, errno.ENOENT, errno.ESTALE, errno.ECONNRESET))
         complete([fresh, again], (1, 2), 1)
+
+
+def test_a_late_contribution_counts_once():
+    with server() as cluster:
+        a, b, late = made = nodes(cluster, 3, stragglers={1: 2})
+        first, second = a.push(data(1), 1), b.push(data(2), 1)
+        assert a.result(first) == b.result(second) == data(3)
+        a.refused(a.push(data(100), 1), errno.ESTALE)
+        assert late.result(late.push(data(4), 1)) == data(3)
+        late.refused(late.push(data(100), 1), (errno.ESTALE, errno.EALREADY))
+        first, second = a.push(data(10), 2), b.push(data(20), 2)
+        assert a.result(first) == b.result(second) == data(34)
+        # One that fails takes what was carried by nobody along.
+        late.peer.notice(D_FAIL_ROUND, b'rank 2 cancelled it', job=late.job, key=late.key, round=2, epoch=late.epoch, node=2,
+                         status=errno.ECANCELED)
+        late.refused(late.push(data(100), 2), errno.ECANCELED)
+        cookies = [node.push(data(v), 3, root=1) for node, v in zip(made, (1, 2, 4))]
+        for node, cookie in zip(made, cookies):
+            header, payload = node.peer.answer(cookie)
+            assert header['op'] == D_RESULT and header['root'] == 3 and payload == data(7), (header, payload)
+
+
+def test_nodes_that_disagree_whether_to_wait_for_all():
+    with server() as cluster:
+        a, b, c = nodes(cluster, 3, stragglers={1: 2})
+        first = a.push(data(1), 1)
+        text = b.refused(b.push(data(2), 1, root=1), errno.EINVAL)
+        assert 'disagree' in text, text
+        a.refused(first, errno.EINVAL)
+
+
+def test_what_is_accumulated_counts_once():
+    with server() as cluster:
+        a, b = nodes(cluster, 2, stragglers={3: 1})
+
+        def push(node, value, round, **change):
+            return node.push(data(value), round, operation=ACCUMULATE, **change)
+        assert a.result(push(a, 1, 1)) == data(1)
+        a.refused(push(a, 100, 1), errno.EALREADY)
+        assert b.result(push(b, 2, 1)) == data(3)
+        # Rounds may be left out: they had failed before anything was sent.
+        assert b.result(push(b, 4, 5)) == data(7)
+        b.refused(push(b, 100, 4), errno.EALREADY)
+        waiting = push(b, 8, 6, root=1)
+        assert b.peer.silent()
+        b.peer.notice(D_FAIL_ROUND, b'its time was up', job=b.job, key=b.key, round=6, epoch=b.epoch, node=1,
+                      status=errno.ETIMEDOUT, operation=ACCUMULATE)
+        assert 'its time was up' in b.refused(waiting, errno.ETIMEDOUT)
+        a.refused(push(a, 100, 2, total=8 * N), errno.EINVAL)
+        assert a.result(push(a, 16, 2)) == data(31)
+
+
+def test_accumulate_is_refused_where_it_was_not_asked_for():
+    with server() as cluster:
+        a, b = made = nodes(cluster, 2)
+        assert 'async' in a.refused(a.push(data(1), operation=ACCUMULATE), errno.EINVAL)
+        complete(made, (1, 2), 2)
 
 
 run(globals())

@@ -66,6 +66,9 @@ TEST(impossible_joins_are_refused)
 	REFUSED(part_bytes, PART_BYTES_MAX + 1, "part size");
 	REFUSED(gpu_reduce, GPU_REDUCE_MAX_ + 1, "no way to reduce GPUs");
 	REFUSED(secret_len, JOB_SECRET_MAX + 1, "secret");
+	REFUSED(stragglers.quorum, 5, "a quorum of 5, but size is 4");
+	REFUSED(stragglers.quorum_timeout_ms, 1, "in a job that waits for them");
+	REFUSED(stragglers.staleness, 1, "in a job that waits for them");
 #undef REFUSED
 	join = good;
 	join.secret = secret;
@@ -92,6 +95,8 @@ TEST(ranks_of_a_node_must_agree)
 	REFUSED(force_distributed, true, -EINVAL, "force_distributed");
 	REFUSED(gpu_reduce, GPU_REDUCE_HOST, -EINVAL,
 		"rank 0 says reduction of GPUs 0, rank 1 says 3");
+	REFUSED(stragglers.quorum, 2, -EINVAL, "rank 0 says quorum 0, rank 1 says 2");
+	REFUSED(stragglers.async, true, -EINVAL, "rank 0 says async 0, rank 1 says 1");
 	REFUSED(rank, 0, -EEXIST, "rank 0 is taken already, by pid 1000");
 	REFUSED(local_rank, 0, -EEXIST, "rank 0 and rank 1 both say local rank 0");
 #undef REFUSED
