@@ -286,4 +286,40 @@ def test_the_daemon_is_killed():
         cluster.daemons.clear()
 
 
+def test_jobs_that_do_not_wait_for_all():
+    """accumulate and a push_pull with a quorum: what is late, and what is kept, is the same as for memory of the host."""
+    n = 3000
+    with Cluster(2, 1) as cluster:
+        ranks = job(cluster, (2, 1), part_bytes=4096, **{'async': 1, 'quorum': 2})
+        a, b, late = ranks
+        for rank in ranks:
+            for i in range(2):
+                rank.call('tensor', i, f't.{i}', INT64, n)
+
+        def begin(rank, request, tensor, value, **keys):
+            rank.submit(request, tensor, np.full(n, value, np.int64).tobytes(), out=n, device=ALLOC, **keys)
+
+        def taken(rank, request):
+            rank.call('stream', request)
+            values = set(np.frombuffer(rank.result(request), np.int64).tolist())
+            rank.wait(request)
+            assert len(values) == 1, values
+            return values.pop()
+        for r in range(3):
+            begin(a, r, 0, 1, op=ACCUMULATE)
+            assert taken(a, r) == r + 1
+        for rank in (b, late):
+            begin(rank, 0, 0, 10, op=ACCUMULATE)
+        assert {taken(b, 0), taken(late, 0)} <= {13, 23}
+        for rank in (a, b):
+            begin(rank, 10, 1, 1, op=PUSH_PULL)
+        assert taken(a, 10) == taken(b, 10) == 2
+        begin(late, 10, 1, 100, op=PUSH_PULL)
+        assert taken(late, 10) == 2
+        for rank in ranks:
+            begin(rank, 11, 1, 1000, op=PUSH_PULL, all=1)
+        for rank in ranks:
+            assert taken(rank, 11) == 3100
+
+
 run(globals())
