@@ -64,6 +64,11 @@ static int check_elastic(const struct pipeline_join *j, struct failure *failure)
 			failure, -EINVAL,
 			"rank %u: size %u is not within %u to %u, which the elastic job may have",
 			j->rank, j->size, j->min_ranks, j->max_ranks);
+	if (j->elastic && stragglers_any(&j->stragglers))
+		return failure_set(failure, -EINVAL,
+				   "rank %u: a job that is elastic waits for all its ranks: it has "
+				   "no quorum and no async",
+				   j->rank);
 	if (j->elastic && !j->newcomer && (j->n_nodes > 1 || j->force_distributed))
 		return failure_set(
 			failure, -EOPNOTSUPP,
