@@ -466,6 +466,12 @@ static int environment_derive(struct environment *e)
 	return 0;
 }
 
+static int environment_read_settings(struct environment *e)
+{
+	e->rank = e->world_size = e->local_rank = e->local_size = e->node = e->n_nodes = 0;
+	return environment_settings(e);
+}
+
 static int environment_read(struct environment *e)
 {
 	static const struct {
@@ -483,8 +489,13 @@ static int environment_read(struct environment *e)
 		{ "DMLC_WORKER_ID", environment_byteps },
 		{ "JOB_COMPLETION_INDEX", environment_indexed_job },
 	};
-	int r = 0;
+	uint32_t newcomer = 0;
+	int r;
 
+	/* Its job will say which rank it is. */
+	r = environment_number("BPS_NEWCOMER", &newcomer);
+	if (r || newcomer)
+		return r ?: environment_read_settings(e);
 	for (size_t i = 0; i < ARRAY_SIZE(launchers) && !environment_text("BPS_RANK"); i++) {
 		if (!environment_text(launchers[i].variable))
 			continue;
@@ -550,12 +561,6 @@ static int environment_fill(struct bps_join_params *params, int (*read)(struct e
 _public_ int bps_join_params_from_environment(struct bps_join_params *params)
 {
 	return environment_fill(params, environment_read);
-}
-
-static int environment_read_settings(struct environment *e)
-{
-	e->rank = e->world_size = e->local_rank = e->local_size = e->node = e->n_nodes = 0;
-	return environment_settings(e);
 }
 
 _public_ int bps_join_params_from_settings(struct bps_join_params *params)

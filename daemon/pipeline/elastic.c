@@ -90,6 +90,12 @@ uint32_t pipeline_n_counts(const struct pipeline_member *member, uint16_t member
 	return count(job, job->shape.size, membership_of(job, membership));
 }
 
+static bool is_for(const struct pipeline_newcomer *newcomer, const struct pipeline_job *job)
+{
+	return !strcmp(newcomer->job, job->name) &&
+	       !CRYPTO_memcmp(newcomer->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
+}
+
 /* Newcomers that the job would take. */
 static uint32_t n_waiting(const struct pipeline_job *job)
 {
@@ -98,8 +104,7 @@ static uint32_t n_waiting(const struct pipeline_job *job)
 	const struct pipeline_newcomer *newcomer;
 
 	list_for_each (newcomer, &job->pipeline->newcomers, link)
-		n += !strcmp(newcomer->job, job->name) &&
-		     !CRYPTO_memcmp(newcomer->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
+		n += is_for(newcomer, job);
 	return MIN(n, room);
 }
 
@@ -382,6 +387,18 @@ void pipeline_elastic_close(struct pipeline *pipeline, const struct failure *fai
 	}
 }
 
+void pipeline_elastic_end(struct pipeline_job *job)
+{
+	struct pipeline_newcomer *newcomer, *next;
+	struct failure failure;
+
+	(void)failure_set(&failure, -ECANCELED,
+			  "job %s has ended, and had not let this newcomer in", job->name);
+	list_for_each_safe (newcomer, next, &job->pipeline->newcomers, link)
+		if (job->shape.elastic && is_for(newcomer, job))
+			newcomer_fail(newcomer, &failure);
+}
+
 static void on_newcomers_timer(struct loop_timer *timer)
 {
 	struct pipeline *pipeline = container_of(timer, struct pipeline, newcomers_timer);
@@ -563,8 +580,7 @@ static void regroup(struct pipeline_job *job)
 		struct pipeline_member *member = newcomer->member;
 		struct pipeline_newcomer facts = *newcomer;
 
-		if (rank == size || strcmp(newcomer->job, job->name) ||
-		    CRYPTO_memcmp(newcomer->secret_digest, job->secret_digest, SECRET_DIGEST_LEN))
+		if (rank == size || !is_for(newcomer, job))
 			continue;
 		pipeline_elastic_forget(member);
 		take(next, member, rank++, facts.pid, facts.can_resume);

@@ -236,6 +236,7 @@ void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 	pipeline_setup_fail_job(job, failure, from);
 	pipeline_job_hold(job);
 	pipeline_job_over(job);
+	pipeline_elastic_end(job);
 	fail_rounds(job);
 	for (uint32_t i = 0; i < job->shape.local_size; i++) {
 		struct pipeline_member *member = job->members[i];
@@ -626,6 +627,7 @@ void pipeline_job_let_leave(struct pipeline_job *job)
 			 job->number);
 		pipeline_setup_leave(job);
 		pipeline_job_over(job);
+		pipeline_elastic_end(job);
 	}
 	pipeline_elastic_try(job);
 }

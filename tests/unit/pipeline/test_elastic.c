@@ -544,6 +544,24 @@ TEST(nobody_lets_a_newcomer_in)
 	ASSERT_EQ(world_join(scene->world, 4, &join, &failure), -EINVAL);
 }
 
+TEST(newcomers_are_told_of_the_end)
+{
+	for (unsigned dies = 0; dies < 2; dies++) {
+		_cleanup_(scene_freep) struct scene *scene = four(4);
+
+		newcomer(scene, 4);
+		for (uint32_t i = 0; i < 4; i++) {
+			if (dies)
+				die(scene, i);
+			else
+				pipeline_leave(&scene->world->ranks[i].member);
+			ASSERT_EQ(scene->world->ranks[4].ended, dies || i == 3);
+		}
+		ASSERT_EQ(scene->world->ranks[4].failure.status, -ECANCELED);
+		ASSERT_CONTAINS(scene->world->ranks[4].failure.text, "has ended");
+	}
+}
+
 /* Any order of deaths and submissions: survivors agree on who came, and on every bit. */
 TEST(any_order_of_deaths)
 {

@@ -9,6 +9,7 @@ node      a machine as the launcher sees it: in this process, or behind ssh
 wire      the messages between launcher and agent
 agent     the other end of ssh: a machine that does what the messages say
 launcher  the run as a whole
+elastic   ranks that come and go
 hosts, arguments, placement, bind, topology, byteps, build    what is to be run, and where
 """
 

@@ -58,14 +58,8 @@ FOREIGN = (
         "a daemon's log has its time; --timestamp is for all lines",
     ),
     (("--config-file",), 1, True, "there is no file of options: give them here"),
-    (("--min-np", "--min-num-proc", "--max-np", "--max-num-proc", "--slots-per-host"), 1, True, "a job keeps its size"),
-    (
-        ("--host-discovery-script", "--elastic-timeout", "--reset-limit"),
-        1,
-        True,
-        "a job keeps its machines: -H names them",
-    ),
-    (("--blacklist-cooldown-range",), 2, True, "a job keeps its machines: -H names them"),
+    (("--slots-per-host",), 1, True, "the script of --host-discovery-script says how many: localhost:4"),
+    (("--blacklist-cooldown-range",), 2, False, "this machine is never given up"),
     (("--mpi-args",), 1, True, "there is no MPI"),
     (("--binding-args",), 1, True, "--bind numa and --bind core do it here"),
     (("--allow-run-as-root", "--oversubscribe", "--tag-output", "-tag-output"), 0, False, "it is so anyway"),
@@ -202,6 +196,15 @@ def make_parser():
         help="put the time before each line of output")  # fmt: skip
     add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.N/stdout and stderr")
 
+    elastic = parser.add_argument_group("ranks that come and go, on this machine")
+    add = elastic.add_argument
+    add("--min-np", "--min-num-proc", type=int, metavar="N", help="the job goes on while it has so many ranks")
+    add("--max-np", "--max-num-proc", type=int, metavar="N", help="and never has more (no bound)")
+    add("--host-discovery-script", metavar="PROGRAM", help="prints localhost:SLOTS: how many ranks there are to be now")
+    add("--elastic-timeout", type=seconds, default=os.environ.get("HOROVOD_ELASTIC_TIMEOUT", 600), metavar="S",
+        help="seconds for a new rank to be let in (600)")  # fmt: skip
+    add("--reset-limit", type=int, metavar="N", help="ranks that are started in the place of others, at most (no bound)")
+
     one = parser.add_argument_group("one machine of several, where something else starts bpslaunch on each")
     add = one.add_argument
     add("--node", type=int, metavar="I", help="number of this machine, from 0 (0)")
@@ -276,6 +279,7 @@ def check_options(parser, options):
         both = {host.name for host in options.hosts} & {host.name for host in options.servers}
         if both:
             parser.error(f"--servers {min(both)}: trains, says -H; machines that train sum as well")
+    check_elastic(parser, options)
     if options.no_daemon and (options.daemon_option or options.private or options.servers):
         other = "--daemon-option" if options.daemon_option else "--private" if options.private else "--servers"
         parser.error(f"--no-daemon and {other} contradict each other")
@@ -283,6 +287,23 @@ def check_options(parser, options):
         if "=" not in option:
             parser.error(f"--daemon-option {option}: not KEY=VALUE")
     options.private = options.private or bool(options.daemon_option)
+
+
+def check_elastic(parser, options):
+    options.elastic = any(
+        value is not None for value in (options.min_np, options.max_np, options.host_discovery_script, options.reset_limit)
+    )
+    if not options.elastic:
+        return
+    if options.hosts is not None or options.servers or options.nodes or options.coordinator:
+        parser.error("--min-np, --max-np and --host-discovery-script: the ranks of an elastic job are all on this machine")
+    options.min_np = 1 if options.min_np is None else options.min_np
+    if options.ranks is None:
+        options.ranks = options.min_np
+    if options.min_np < 1 or options.ranks < options.min_np:
+        parser.error(f"--min-np must be at least 1, and at most -np, which is {options.ranks}")
+    if options.max_np is not None and options.max_np < options.ranks:
+        parser.error(f"--max-np must be at least -np, which is {options.ranks}")
 
 
 def variables(given):

@@ -8,6 +8,7 @@ import sys
 import time
 
 from . import LaunchError, hosts, node, process
+from .elastic import Elastic
 from .daemon import KILL_AFTER_S
 from .loop import Loop
 from .output import Lines, rank_file
@@ -30,6 +31,7 @@ class Launcher:
         self.streams = {}  # (node, source, target): Lines
         self.deadline = time.monotonic() + options.start_timeout
         self.heart = None
+        self.elastic = Elastic(self) if options.elastic else None
         self.loop.on_signals((*FORWARDED, signal.SIGCHLD), self.on_signal)
 
     def run(self):
@@ -249,6 +251,8 @@ class Launcher:
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, folders))
         if options.nodes == 1:
             environment.update(self.torch_meeting())
+        if self.elastic is not None:
+            environment.update(self.elastic.environment())
         return {**environment, **options.environment}
 
     def torch_meeting(self):
@@ -295,6 +299,8 @@ class Launcher:
             inherit=lambda each: isinstance(each, node.Here),
             rule=options.bind,
         )
+        if self.elastic is not None:
+            self.elastic.begin(self.nodes[0])
         if reader is not None and isinstance(workers[0], node.Agent):
             self.reader = workers[0]
             self.read_input()
@@ -343,6 +349,8 @@ class Launcher:
             self.stream(each, fields["source"], fields["target"]).feed(data)
         elif kind == "ended":
             self.rank_ended(each, **fields)
+        elif kind == "joined":
+            self.elastic.joined(**fields)
         elif kind == "taken":
             self.read_input()
         elif kind == "daemon_ended":
@@ -365,7 +373,9 @@ class Launcher:
         return self.streams[key]
 
     def rank_ended(self, each, rank, pid, status):
-        if status:
+        if self.elastic is not None:
+            self.elastic.ended(rank, pid, status)
+        elif status:
             words, code = process.describe_end(status)
             where = f" on {each.name}" if each.name else ""
             self.fail(f"rank {rank}{where} (pid {pid}) {words}", code)
@@ -405,6 +415,8 @@ class Launcher:
             each.close()
 
     def report(self):
+        if self.elastic is not None and self.elastic.ended_well:
+            return 0
         if self.failed is None:
             return 0
         words, code = self.failed

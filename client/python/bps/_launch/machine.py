@@ -6,6 +6,7 @@ emit(kind, data=b"", **fields). The launcher has one in its own process, or talk
     listen          listening   the port that other daemons will reach
     start_daemon    ready       the daemon's sockets
     start_ranks     started
+    add_rank        added, then joined when it is in the job, if its program can tell
     signal, stop, send_input (taken)
     finish          bye
 
@@ -27,7 +28,7 @@ from .output import LINE_MAX
 DRAIN_S = 2.0  # for output of what the ranks themselves left running
 SIOCGIFADDR = 0x8915
 F_GETPIPE_SZ = 1032  # fcntl knows it from Python 3.10 on
-COMMANDS = ("look", "listen", "start_daemon", "start_ranks", "signal", "stop", "send_input", "finish")
+COMMANDS = ("look", "listen", "start_daemon", "start_ranks", "add_rank", "signal", "stop", "send_input", "finish")
 
 
 def interface_address(names):
@@ -149,9 +150,35 @@ class Machine:
             # A child in the background that reads from the terminal is stopped, so a terminal is nobody's input.
             stdin = subprocess.DEVNULL if rank != reader else None if inherit else subprocess.PIPE
             self._start_rank(rank, command, {**os.environ, **environment, **own}, folder, stdin, set_of_cpus)
+        self.start_another = lambda rank, own, **options: self._start_rank(
+            rank, command, {**os.environ, **environment, **own}, folder, subprocess.DEVNULL, None, **options
+        )
         self.emit("started", pids={rank: process.pid for rank, process in self.ranks.items()})
 
-    def _start_rank(self, rank, command, environment, folder, stdin, cpus):
+    def add_rank(self, rank, own):
+        """Another like those that start_ranks() was told of. It says by a pipe that it is in the job."""
+        joined, writer = os.pipe()
+
+        def readable():
+            if os.read(joined, 1):
+                self.emit("joined", rank=rank)
+            self.loop.forget(reader)
+            reader.close()
+
+        reader = os.fdopen(joined, "rb", buffering=0)
+        try:
+            self.start_another(rank, {**own, "BPS_JOINED_FD": str(writer)}, pass_fds=(writer,))
+        finally:
+            os.close(writer)
+        self.loop.watch(reader, readable)
+        self.emit("added", rank=rank)
+
+    def end_rank(self, rank):
+        """SIGTERM for one."""
+        if rank in self.ranks:
+            os.killpg(self.ranks[rank].pid, signal.SIGTERM)
+
+    def _start_rank(self, rank, command, environment, folder, stdin, cpus, **options):
         child = process.start(
             command,
             cpus=cpus,
@@ -160,6 +187,7 @@ class Machine:
             stdin=stdin,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            **options,
         )
         self.ranks[rank] = child
         if stdin == subprocess.PIPE:

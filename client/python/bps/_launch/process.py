@@ -3,6 +3,7 @@
 import ctypes
 import os
 import signal
+import socket
 import subprocess
 
 from . import LaunchError
@@ -44,3 +45,8 @@ def describe_end(status):
     except ValueError:
         name = ""
     return f"was killed by signal {-status}{name}", 128 - status
+
+
+def host_name():
+    """This machine, as it calls itself."""
+    return socket.gethostname()

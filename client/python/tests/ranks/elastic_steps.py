@@ -1,6 +1,7 @@
 """Steps of an elastic job. Each process has an identity of its own, and block number identity of every tensor is its: a sum says
 who is in it. Prints a line for each tensor and step. Arguments: identity, steps at least, of which at least three of the second half with so many ranks, and what it does at which
-step (die@3, stop@3), half of that step's tensors being under way.
+step (die@3, stop@3), half of that step's tensors being under way. Identity "-": the number that bpslaunch has given it, and acts are for
+one of them (1:die@3).
 """
 
 import json
@@ -14,8 +15,14 @@ import bps
 import bps.elastic
 
 IDENTITIES, BLOCK, TENSORS = 8, 5000, 4
-identity, steps, at_the_end = (int(word) for word in sys.argv[1:4])
-acts = dict(reversed(word.split("@")) for word in sys.argv[4:])
+steps, at_the_end = (int(word) for word in sys.argv[2:4])
+words = sys.argv[4:]
+if sys.argv[1] == "-":
+    identity = int(os.environ["RANK"])
+    words = [word.partition(":")[2] for word in words if word.startswith(f"{identity}:")]
+else:
+    identity = int(sys.argv[1])
+acts = dict(reversed(word.split("@")) for word in words)
 SIGNALS = {"die": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
