@@ -201,6 +201,26 @@ def test_a_rank_that_dies_ends_the_job_of_all():
             job['state'] == 'running' for daemon in cluster.daemons for job in daemon.ctl('jobs').get('jobs', [])))
 
 
+def test_a_daemon_that_dies_ends_the_job_of_all():
+    """Sums that it kept are nowhere else: nobody waits for it to come back."""
+    with Cluster(2) as cluster:
+        ranks = cluster.job([1, 1], **{'async': 1, 'quorum': 1})
+        declare(ranks, dtype=INT64)
+        for rank in ranks:
+            accumulate(rank, 0, 1)
+            assert taken(rank, 0) >= 1
+        accumulate(ranks[0], 1, 1, all=1)
+        cluster.daemons.pop(1).kill()
+        error = ranks[0].ended(1)
+        assert error.errno == errno.ECONNRESET and 'n1' in error.text, error
+        try:
+            accumulate(ranks[1], 1, 1)
+            error = ranks[1].ended(1)
+        except BpsError as refused:
+            error = refused
+        assert error.errno == errno.ESHUTDOWN, error
+
+
 def test_other_operations_wait_for_all():
     with Cluster(1) as cluster:
         ranks = cluster.job([3], **{'async': 1})

@@ -65,6 +65,11 @@ TEST(impossible_joins_are_refused)
 	REFUSED(part_bytes, 1, "part size 1");
 	REFUSED(part_bytes, PART_BYTES_MAX + 1, "part size");
 	REFUSED(gpu_reduce, GPU_REDUCE_MAX_ + 1, "no way to reduce GPUs");
+	good.elastic = true;
+	good.min_ranks = 1;
+	REFUSED(stragglers.quorum, 2, "has no quorum");
+	REFUSED(stragglers.async, true, "no async");
+	good.elastic = false;
 	REFUSED(secret_len, JOB_SECRET_MAX + 1, "secret");
 	REFUSED(stragglers.quorum, 5, "a quorum of 5, but size is 4");
 	REFUSED(stragglers.quorum_timeout_ms, 1, "in a job that waits for them");
