@@ -18,7 +18,8 @@ struct coordinator_params {
 	const char *listen;	   /* host:port; port 0 picks one */
 	const struct rpc_tls *tls; /* NULL: plaintext */
 	uint64_t lease_ms;
-	uint64_t wait_ms; /* for members of before our start, until the first view; at most a lease */
+	uint64_t
+		wait_ms; /* for members of before our start, until the first view; at most a lease */
 	const void *data_key; /* NULL: one is made, or taken over from the members */
 	size_t data_key_len;
 };

@@ -61,10 +61,9 @@ static void world_start_with(struct world *w, uint64_t lease_ms)
 	*w = (struct world){ 0 };
 	ASSERT_OK(loop_new(&w->loop));
 	reserve_address(w);
-	w->params = (struct coordinator_params){ .loop = w->loop,
-						 .listen = w->address,
-						 .lease_ms = lease_ms,
-						 .wait_ms = 100 };
+	w->params = (struct coordinator_params){
+		.loop = w->loop, .listen = w->address, .lease_ms = lease_ms, .wait_ms = 100
+	};
 	ASSERT_OK(coordinator_new(&w->params, &w->failure, &w->coordinator));
 }
 
