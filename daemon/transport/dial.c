@@ -8,6 +8,7 @@
 #define BACKOFF_MIN_NS (10 * NSEC_PER_MSEC)
 #define BACKOFF_MAX_NS (500 * NSEC_PER_MSEC)
 #define AGAIN_MAX_NS   (5 * NSEC_PER_SEC)
+#define AGAIN_SOON_NS  NSEC_PER_SEC
 
 /*
  * The lanes of a peer being made. Names are resolved first, once for all lanes; then each lane tries the addresses in
@@ -396,8 +397,23 @@ int dial_start(struct peer *peer, const struct addresses *addresses)
 	return 0;
 }
 
+/* How long to wait first: those that break as soon as they are made are not made in a circle. */
+static uint64_t again_pause_ns(struct peer *peer, uint64_t now_ns)
+{
+	bool is_soon = peer->again_ns && now_ns - peer->again_ns < AGAIN_SOON_NS;
+
+	peer->again_ns = now_ns;
+	if (!is_soon)
+		peer->again_pause_ns = 0;
+	else
+		peer->again_pause_ns = MIN(MAX(2 * peer->again_pause_ns, (uint64_t)BACKOFF_MIN_NS),
+					   (uint64_t)BACKOFF_MAX_NS);
+	return peer->again_pause_ns;
+}
+
 int dial_again(struct peer *peer, unsigned lane)
 {
+	uint64_t now_ns = clock_now_ns();
 	struct attempt *attempt;
 	int r;
 
@@ -413,7 +429,8 @@ int dial_again(struct peer *peer, unsigned lane)
 	peer->dial->n_over--;
 	attempt->address = 0;
 	attempt->backoff_ns = BACKOFF_MIN_NS;
-	return error_trace(loop_timer_set(peer->transport->loop, &attempt->timer, clock_now_ns()));
+	return error_trace(loop_timer_set(peer->transport->loop, &attempt->timer,
+					  now_ns + again_pause_ns(peer, now_ns)));
 }
 
 struct dial *dial_free(struct dial *dial)

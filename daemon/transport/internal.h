@@ -286,10 +286,12 @@ struct peer {
 	struct dial *dial;	      /* lanes being made, or NULL */
 	struct addresses addresses;   /* where the last lane was made */
 	uint64_t bytes_in, bytes_out; /* of lanes that are gone */
-	bool has_rails;		      /* the other side knows DATA_FEATURE_RAILS */
-	struct rdma_peer *rdma;	      /* NULL: not both sides have it */
-	struct loop_timer timer;      /* armed while there is business, and one turn longer */
-	struct quota quota;	      /* any thread */
+	uint64_t again_ns,
+		again_pause_ns;	 /* when a lane was last to be made anew, after what pause */
+	bool has_rails;		 /* the other side knows DATA_FEATURE_RAILS */
+	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
+	struct loop_timer timer; /* armed while there is business, and one turn longer */
+	struct quota quota;	 /* any thread */
 	struct mail mail;
 	bool is_posted;
 	struct failure failure; /* why it is lost */
