@@ -67,7 +67,13 @@ def test_a_few_with_etcd_and_links():
         raise Skip('BPS_LONG is not set')
     if not shutil.which('etcd'):
         raise Skip('etcd-server is not installed')
-    run_chaos('--seed', '20261121', '--kills', '8', '--source', 'etcd', '--faults', 'daemon,coordinator,link')
+    run_chaos('--seed', '20261121', '--kills', '8', '--source', 'etcd')
+
+
+def test_everything_for_long():
+    if not os.environ.get('BPS_LONG'):
+        raise Skip('BPS_LONG is not set')
+    run_chaos('--seed', '20261121', '--kills', '60')
 
 
 run(globals())
