@@ -222,6 +222,13 @@ def test_many_rounds_of_free_running_ranks():
                     rank.call('free', r)
 
 
+def stored(dtype, values):
+    """The bytes of small integers as a type has them, all of which represent them exactly."""
+    if dtype == BFLOAT16:
+        return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
+    return values.astype(np.float16 if dtype == FLOAT16 else np.float32).tobytes()
+
+
 def test_exact_sums_by_every_plan():
     """Integers, which add up to the same in any order: NCCL where it may be, behind switches, and the CPU."""
     rng = np.random.default_rng(SEED + 7)
@@ -231,13 +238,17 @@ def test_exact_sums_by_every_plan():
             with Cluster(2) as cluster:
                 for plan, layout in itertools.product((AUTO, NCCL, SWITCH, HOST), [(4,), (4, 4)]):
                     ranks = job(cluster, layout, part_bytes=8192, gpu_reduce=plan)
-                    for i, n in enumerate((1, 7, 4099)):
-                        data = [rng.integers(-100, 100, n).astype(np.float32) for _ in ranks]
-                        want = np.sum(data, axis=0, dtype=np.float32).tobytes()
+                    for i, (dtype, n) in enumerate(((FLOAT32, 1), (FLOAT16, 7), (BFLOAT16, 4099), (FLOAT32, 4099))):
+                        data = [rng.integers(-30, 30, n).astype(np.float32) for _ in ranks]
+                        want = stored(dtype, np.sum(data, axis=0, dtype=np.float32))
                         for k, rank in enumerate(ranks):
-                            rank.call('tensor', i, f'x{i}', FLOAT32, n)
-                            rank.submit(i, i, data[k].tobytes(), red=SUM, out=n, device=ALLOC)
+                            rank.call('tensor', i, f'x{i}', dtype, n)
+                            rank.submit(i, i, stored(dtype, data[k]), red=SUM, out=n, device=ALLOC)
                         finish(f'{topology} plan {plan} {layout} {n}', ranks, i, [want] * len(ranks))
+                    if plan == HOST:
+                        # Any values, by the way that has the bits of memory of the host.
+                        push_pull_all(ranks, layout, random.Random(SEED), MAPPED, n=4099, base=10,
+                                      cases=[(FLOAT16, SUM), (BFLOAT16, AVERAGE), (FLOAT32, AVERAGE)])
                     for rank in ranks:
                         rank.call('close')
         finally:

@@ -1,6 +1,8 @@
 /* Order: values in host memory, streams, and which calls wait for them. */
 #include "rules.h"
 
+#include "daemon/gpu/nccl_abi.h"
+
 #include <pthread.h>
 #include <sched.h>
 #include <time.h>
@@ -293,6 +295,88 @@ WHILE_WAITING(copy, false, {
 	CU(cuStreamSynchronize(stream));
 	CU(cuStreamDestroy(stream));
 })
+static void map_and_unmap(void)
+{
+	CUmemAllocationProp prop = {
+		.type = CU_MEM_ALLOCATION_TYPE_PINNED,
+		.requestedHandleTypes = CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+		.location = { CU_MEM_LOCATION_TYPE_DEVICE, 0 },
+	};
+	CUmemAccessDesc access = { prop.location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
+	CUmemGenericAllocationHandle allocation;
+	CUdeviceptr at;
+
+	CU(cuMemCreate(&allocation, LEN, &prop, 0));
+	CU(cuMemAddressReserve(&at, LEN, 0, 0, 0));
+	CU(cuMemMap(at, LEN, 0, allocation, 0));
+	CU(cuMemSetAccess(at, LEN, &access, 1));
+	CU(cuMemRelease(allocation));
+	CU(cuMemUnmap(at, LEN));
+	CU(cuMemAddressFree(at, LEN));
+}
+WHILE_WAITING(map, false, map_and_unmap())
+/* Which may free memory while it begins. */
+WHILE_WAITING(nccl, false, {
+	const struct nccl *nccl;
+	const char *reason;
+	ncclComm_t comm;
+	CHECK(!setenv("NCCL_SOCKET_IFNAME", "lo", 0));
+	if (nccl_load(&nccl, &reason))
+		seen("%s", reason);
+	CHECK(!nccl->ncclCommInitAll(&comm, 1, NULL));
+})
+
+/* Memory of another process. */
+static CUipcMemHandle handle;
+static CUdeviceptr opened;
+
+static void exports(int fd)
+{
+	struct note note = { .number = 0 };
+	CUdeviceptr a;
+
+	start(0);
+	CU(cuMemAlloc(&a, LEN));
+	CU(cuIpcGetMemHandle(&note.handle, a));
+	tell(fd, &note, -1);
+	(void)hear(fd, &note);
+}
+
+static void open_handle(struct attempt *attempt)
+{
+	(void)attempt;
+	CU(cuIpcOpenMemHandle(&opened, handle, CU_IPC_MEM_LAZY_ENABLE_PEER_ACCESS));
+}
+
+static void close_handle(struct attempt *attempt)
+{
+	(void)attempt;
+	CU(cuIpcCloseMemHandle(opened));
+}
+
+static void run_while_open(void)
+{
+	struct note note;
+	int fd;
+
+	(void)peer_new(exports, &fd);
+	(void)hear(fd, &note);
+	handle = note.handle;
+	see_while_waiting(open_handle, false);
+}
+
+static void run_while_close(void)
+{
+	struct note note;
+	int fd;
+
+	(void)peer_new(exports, &fd);
+	(void)hear(fd, &note);
+	handle = note.handle;
+	start(0);
+	open_handle(NULL);
+	see_while_waiting(close_handle, true);
+}
 WHILE_WAITING(release, false, CU(cuDevicePrimaryCtxRelease(0)))
 
 static void run_default(void)
@@ -385,6 +469,14 @@ const struct rule flag_rules[] = {
 	  run_while_register },
 	{ "while-host-alloc", "cuMemHostAlloc() while a stream waits", "returns", false, 1,
 	  run_while_host_alloc },
+	{ "while-open", "cuIpcOpenMemHandle() while a stream waits", "returns", false, 1,
+	  run_while_open },
+	{ "while-close", "cuIpcCloseMemHandle() while a stream waits", "waits", false, 1,
+	  run_while_close },
+	{ "while-map", "mapping and unmapping while a stream waits", "returns", false, 1,
+	  run_while_map },
+	{ "while-nccl", "ncclCommInitAll() while a stream waits", "returns", false, 1,
+	  run_while_nccl },
 	{ "while-free", "cuMemFree() while a stream waits", "waits", false, 1, run_while_free },
 	{ "while-release", "cuDevicePrimaryCtxRelease() while a stream waits", "returns", false, 1,
 	  run_while_release },
