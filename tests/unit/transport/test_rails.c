@@ -32,10 +32,27 @@ static struct pair *rails_new(unsigned n_threads)
 	return pair;
 }
 
-/* Underneath: both sides see it when they see it. */
-static void cut(struct peer *peer, unsigned lane)
+struct cut {
+	struct mail mail;
+	struct lane *lane;
+	_Atomic bool is_done;
+};
+
+static void on_cut(struct mail *mail)
 {
-	ASSERT_OK(shutdown(peer_find_lane(peer, lane)->source.fd, SHUT_RDWR));
+	struct cut *cut = container_of(mail, struct cut, mail);
+
+	(void)shutdown(cut->lane->source.fd, SHUT_RDWR);
+	atomic_store(&cut->is_done, true);
+}
+
+/* Underneath, on the thread that owns it: both sides see it when they see it. */
+static void cut(struct pair *pair, struct peer *peer, unsigned lane)
+{
+	struct cut cut = { .mail.run = on_cut, .lane = peer_find_lane(peer, lane) };
+
+	worker_post(cut.lane->worker, &cut.mail);
+	PAIR_UNTIL(pair, atomic_load(&cut.is_done));
 }
 
 static void begin(struct pair *pair, struct pair_call *calls, char payloads[][LEN],
@@ -64,7 +81,7 @@ TEST(a_rail_is_cut)
 		PAIR_UNTIL(pair, pair->b.n_deliveries == N_CALLS);
 		n_there = peer_find_lane(pair->peer, lane)->n_business;
 		ASSERT_INT(n_there, >, 0);
-		cut(n_threads == 1 ? caller_of(pair) : pair->peer, lane);
+		cut(pair, n_threads == 1 ? caller_of(pair) : pair->peer, lane);
 		PAIR_UNTIL(pair, metric_get(&pair->a.transport->lanes_broken) &&
 					 metric_get(&pair->b.transport->lanes_broken));
 		PAIR_UNTIL(pair, has_lanes(pair->peer) && has_lanes(caller_of(pair)));
@@ -112,7 +129,7 @@ TEST(rails_are_cut_again_and_again)
 
 			memset(rooms, 0, sizeof(rooms));
 			begin(pair, calls, payloads, rooms);
-			cut(n % 2 ? pair->peer : caller_of(pair), lane);
+			cut(pair, n % 2 ? pair->peer : caller_of(pair), lane);
 			for (unsigned i = 0; i < N_CALLS; i++) {
 				PAIR_UNTIL(pair, calls[i].n_done);
 				ASSERT_EQ(calls[i].n_done, 1);
@@ -135,7 +152,7 @@ TEST(the_first_is_not_spare)
 	for (unsigned n_threads = 0; n_threads <= 1; n_threads++) {
 		_cleanup_(pair_freep) struct pair *pair = rails_new(n_threads);
 
-		cut(pair->peer, 0);
+		cut(pair, pair->peer, 0);
 		PAIR_UNTIL(pair, pair->a.n_lost && pair->b.n_lost);
 		ASSERT_EQ(pair->a.n_lost, 1);
 	}
