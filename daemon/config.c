@@ -229,6 +229,11 @@ static int set_number(struct config *config, const struct option *option, const 
 	if (r == -EINVAL)
 		return failure_set(failure, -EINVAL, "%s: \"%s\" is not %s", option->name, value,
 				   example_of(option->type));
+	/* Where 0 is what it is without a word, it may be said, too. */
+	if (!r && !number && !option->def_number) {
+		number_set(config, option, 0);
+		return 0;
+	}
 	if (r || number < option->min || number > option->max) {
 		number_format(option->type, option->min, low, sizeof(low));
 		number_format(option->type, option->max, high, sizeof(high));

@@ -8,6 +8,8 @@
 #include <sys/random.h>
 
 #define KEY_FILE_MAX 4096
+#define LOCAL_PART_BYTES \
+	(128u << 10) /* of jobs that need no server, unless part_size says otherwise */
 #define DRAIN_INTERVAL_NS \
 	(10 * NSEC_PER_MSEC) /* how often draining looks; only then does anything look at all */
 
@@ -129,6 +131,7 @@ static int open_server(struct daemon *daemon)
 		.loop = daemon->loop,
 		.pool = daemon->pool,
 		.blocks = daemon->blocks,
+		.transport = daemon->transport,
 		.part_bytes = (uint32_t)config->part_size,
 		.inline_bytes = config->inline_size,
 		.job_quota_bytes = config->job_quota,
@@ -175,7 +178,7 @@ static int open_pipeline(struct daemon *daemon)
 		.transport = daemon->transport,
 		.cluster = daemon->cluster,
 		.id = daemon->id,
-		.part_bytes = (uint32_t)config->part_size,
+		.part_bytes = config->part_size ? (uint32_t)config->part_size : LOCAL_PART_BYTES,
 		.inline_bytes = config->inline_size,
 		.ahead_bytes = config->ahead,
 		.job_quota_bytes = config->job_quota,

@@ -11,6 +11,23 @@
  * are not to be gone through for each part that leaves.
  */
 
+#define AHEAD_UNKNOWN (512u << 10)
+#define AHEAD_MAX     (8u << 20)
+#define AHEAD_PARTS   4
+
+/* What the link carries in 4 ms: enough for pauses of this process, and servers stay in step within as much. */
+uint64_t pipeline_deal_ahead(const struct pipeline_job *job)
+{
+	const struct pipeline_params *params = &job->pipeline->params;
+	uint64_t bytes_s;
+
+	if (params->ahead_bytes)
+		return params->ahead_bytes;
+	bytes_s = transport_bytes_s(params->transport);
+	return MAX(bytes_s ? MIN(bytes_s / 256, (uint64_t)AHEAD_MAX) : AHEAD_UNKNOWN,
+		   (uint64_t)AHEAD_PARTS * job->part_bytes);
+}
+
 static bool is_before(const struct pipeline_round *a, const struct pipeline_round *b)
 {
 	return a->priority != b->priority ? a->priority > b->priority : a->sequence < b->sequence;
@@ -132,7 +149,7 @@ void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes)
 bool pipeline_deal_has_room(const struct pipeline_round *round)
 {
 	const struct pipeline_job *job = round->tensor->job;
-	const uint64_t ahead = job->pipeline->params.ahead_bytes;
+	const uint64_t ahead = pipeline_deal_ahead(job);
 	const struct list *link = &round->deal_link;
 	uint64_t unsent = job->unsent_before;
 
@@ -150,10 +167,9 @@ bool pipeline_deal_has_room(const struct pipeline_round *round)
 static struct pipeline_round *next_round(struct pipeline_job *job)
 {
 	const struct list *link = job->uncut ? &job->uncut->deal_link : &job->dealt;
-	uint64_t unsent = job->unsent_before;
+	uint64_t unsent = job->unsent_before, ahead = pipeline_deal_ahead(job);
 
-	for (; is_dealt(job, link) && unsent < job->pipeline->params.ahead_bytes;
-	     link = link->next) {
+	for (; is_dealt(job, link) && unsent < ahead; link = link->next) {
 		struct pipeline_round *round = round_of(link);
 
 		if (!round->refilling && pipeline_round_can_begin_part(round))

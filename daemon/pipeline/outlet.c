@@ -122,7 +122,7 @@ void pipeline_outlet_pump(struct pipeline_outlet *outlet)
 	outlet->pumping = true;
 	outlet->refs++;
 	while (!outlet->lost && outlet->n_heap &&
-	       outlet->ahead < outlet->pipeline->params.ahead_bytes) {
+	       outlet->ahead < pipeline_deal_ahead(outlet->heap[0]->round->tensor->job)) {
 		struct pipeline_part *part = outlet->heap[0];
 
 		pipeline_outlet_remove(outlet, part);

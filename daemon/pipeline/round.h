@@ -102,6 +102,8 @@ void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, 
 struct pipeline_round *pipeline_round_free(struct pipeline_round *round);
 
 /* deal.c: parts towards servers, made in order. */
+/* Bytes of the job that may wait to be sent. */
+uint64_t pipeline_deal_ahead(const struct pipeline_job *job);
 /* A round begins to move, or has parts to be made again: round->cut is false. */
 void pipeline_deal_add(struct pipeline_round *round);
 /* It ends. */

@@ -236,15 +236,46 @@ static uint32_t part_bytes_of(uint32_t asked)
 	return floor;
 }
 
+#define PART_BYTES_UNKNOWN  (128u << 10)
+#define PART_BYTES_AUTO_MIN (16u << 10)
+#define PART_BYTES_AUTO_MAX (512u << 10)
+
+/*
+ * Of a job that leaves it to us: large enough that what is done for each part is little beside its bytes, small enough that
+ * servers stay in step, and that what is urgent comes soon. By what has been seen of the link, else by what the operator says.
+ */
+static uint32_t part_bytes_by_link(const struct server *server, const struct view *view)
+{
+	const struct transport *transport = server->params.transport;
+	uint64_t bytes_s = transport ? transport_bytes_s(transport) : 0, mbps = 0;
+	size_t n_known = 0;
+
+	for (size_t i = 0; !bytes_s && i < view_n_servers(view); i++) {
+		uint32_t known = view_server(view, i)->bandwidth_mbps;
+
+		mbps += known;
+		n_known += known > 0;
+	}
+	if (n_known)
+		bytes_s = mbps / n_known * 1000000 / 8;
+	if (!bytes_s)
+		return PART_BYTES_UNKNOWN;
+	return (uint32_t)MAX(MIN(bytes_s / 1600, (uint64_t)PART_BYTES_AUTO_MAX),
+			     (uint64_t)PART_BYTES_AUTO_MIN);
+}
+
 static int form_new(struct server *server, const struct join *join, struct job **ret_job,
 		    struct failure *failure)
 {
 	_cleanup_(job_freep) struct job *job = NULL;
 	uint32_t asked = join->part_bytes ? join->part_bytes : server->params.part_bytes;
+	const struct view *view = form_view(server, join, failure);
 	int r;
 
-	if (!form_view(server, join, failure))
+	if (!view)
 		return failure->status;
+	if (!asked)
+		asked = part_bytes_by_link(server, view);
 	r = job_new(server, join->job, join->size, join->n_nodes, &job, failure);
 	if (r)
 		return r;

@@ -23,8 +23,9 @@ struct server_params {
 	struct loop *loop;
 	struct pool *pool;
 	struct block_cache *blocks;
-	uint32_t
-		part_bytes; /* part size of jobs that ask for none; rounded down to a power of two */
+	const struct transport *transport; /* that knows how fast the link is, or NULL */
+	/* Part size of jobs that ask for none, rounded down to a power of two. 0: what the link carries in 0.6 ms. */
+	uint32_t part_bytes;
 	uint64_t inline_bytes; /* sums of at most this many input bytes run on the control thread */
 	uint64_t job_quota_bytes; /* contributions and results held for one job */
 	unsigned max_jobs;

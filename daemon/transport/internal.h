@@ -99,11 +99,20 @@ struct batch {
 	unsigned char wrong[16]; /* failpoints: what is sent instead of the start of a payload */
 };
 
+/* What comes in, and how fast that is: rate.c. */
+struct rate {
+	uint64_t since_ns, last_ns, bytes;
+	_Atomic uint64_t bytes_s; /* any thread; 0: not known */
+};
+
+void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns);
+
 struct worker {
 	struct loop *loop;
 	struct loop_thread *thread; /* NULL: loop is home */
 	struct box to_home;
 	struct batch batch;
+	struct rate rate;
 	unsigned char buffer[RECEIVE_BUFFER];
 };
 

@@ -381,7 +381,12 @@ static bool lane_receive_once(struct lane *lane)
 
 void lane_receive(struct lane *lane)
 {
+	uint64_t before = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
+
 	lane_heard(lane);
 	for (unsigned i = 0; i < RECEIVE_ROUNDS && lane_receive_once(lane); i++)
 		;
+	rate_count(&lane->worker->rate,
+		   atomic_load_explicit(&lane->bytes_in, memory_order_relaxed) - before,
+		   atomic_load_explicit(&lane->heard_ns, memory_order_relaxed));
 }

@@ -214,6 +214,12 @@ struct transport_rdma_counters {
 void transport_rdma_counters(const struct transport *transport,
 			     struct transport_rdma_counters *ret_counters);
 
+/*
+ * Bytes that this node's link carries in a second, one way, by what has come in over TCP since the start; the more there
+ * was to do, the nearer to what it can. 0: not known.
+ */
+uint64_t transport_bytes_s(const struct transport *transport);
+
 /* The port we listen on, or 0. */
 uint16_t transport_port(const struct transport *transport);
 

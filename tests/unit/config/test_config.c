@@ -24,7 +24,7 @@ TEST(defaults_pass_the_check)
 	ASSERT_OK(config_init(&config));
 	ASSERT_OK(config_check(&config, &failure));
 	ASSERT_STR(config.cluster, "single");
-	ASSERT_EQ(config.part_size, 128 << 10);
+	ASSERT_EQ(config.part_size, 0);
 	config_done(&config);
 }
 

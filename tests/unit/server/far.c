@@ -11,7 +11,7 @@ static const struct view *view_of(void *user, uint32_t epoch)
 	return epoch == far->view->epoch ? far->view : NULL;
 }
 
-static struct view *make_view(void)
+static struct view *make_view(uint32_t mbps)
 {
 	struct view_member members[FAR_ENDS] = { 0 };
 	struct view *view = NULL;
@@ -19,6 +19,7 @@ static struct view *make_view(void)
 	for (unsigned i = 0; i < FAR_ENDS; i++) {
 		members[i].roles = ROLE_AGENT | (i < 2 ? ROLE_SERVER : 0);
 		members[i].is_self = !i;
+		members[i].bandwidth_mbps = mbps;
 		(void)snprintf(members[i].name, sizeof(members[i].name), "end%u", i);
 		(void)snprintf(members[i].address, sizeof(members[i].address), "end%u:1", i);
 	}
@@ -32,7 +33,7 @@ void far_init(struct far *far, const struct far_options *options)
 	ASSERT_OK(loop_new(&far->loop));
 	ASSERT_OK(pool_new(far->loop, options ? options->n_threads : 0, &far->pool));
 	ASSERT_OK(block_cache_new(1 << 20, &far->blocks));
-	far->view = make_view();
+	far->view = make_view(options ? options->mbps : 0);
 }
 
 void far_start(struct far *far, const struct far_options *options)
@@ -43,7 +44,7 @@ void far_start(struct far *far, const struct far_options *options)
 		.loop = far->loop,
 		.pool = far->pool,
 		.blocks = far->blocks,
-		.part_bytes = o->part_bytes ? o->part_bytes : 65536,
+		.part_bytes = o->part_bytes || o->by_link ? o->part_bytes : 65536,
 		.inline_bytes = o->inline_bytes,
 		.job_quota_bytes = o->quota_bytes ? o->quota_bytes : 64 << 20,
 		.max_jobs = o->max_jobs ? o->max_jobs : 8,

@@ -46,6 +46,8 @@ struct far_options {
 	uint32_t part_bytes;
 	uint64_t inline_bytes, quota_bytes;
 	unsigned max_jobs, max_tensors, n_threads;
+	bool by_link;  /* part_bytes stays 0 */
+	uint32_t mbps; /* of every member */
 };
 
 struct far {

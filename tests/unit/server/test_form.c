@@ -77,6 +77,27 @@ TEST(part_size_is_a_power_of_two)
 	}
 }
 
+TEST(part_size_goes_by_the_link)
+{
+	static const uint32_t mbps[] = { 0, 10, 500, 1000, 2500, 100000 };
+	static const uint32_t given[] = { 128 << 10, 16 << 10,	32 << 10,
+					  64 << 10,  128 << 10, 512 << 10 };
+
+	for (size_t i = 0; i < ARRAY_SIZE(mbps); i++) {
+		struct far_options options = { .by_link = true, .mbps = mbps[i] };
+		FAR = far_new(&options);
+		struct layout layout = far_layout("job", 1, NULL);
+
+		far_form(far, &layout);
+		ASSERT_EQ(layout.joined_part_bytes, given[i]);
+		/* Who asks gets what was asked for. */
+		layout = far_layout("other", 1, NULL);
+		layout.part_bytes = 8192;
+		far_form(far, &layout);
+		ASSERT_EQ(layout.joined_part_bytes, 8192);
+	}
+}
+
 TEST(request_timeout_is_the_least)
 {
 	FAR = far_new(NULL);
