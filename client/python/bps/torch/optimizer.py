@@ -7,7 +7,8 @@ import torch
 from .. import _client
 from .._horovod import check_process_set
 from .._library import Reduction
-from . import amp, asynchronous as _asynchronous
+from . import amp
+from . import asynchronous as _asynchronous
 from ._gradients import Gradients
 from .compression import Compression
 
