@@ -188,6 +188,7 @@ static int open_pipeline(struct daemon *daemon)
 		.gpu = daemon->gpu,
 		.resume = !strcmp(config->resume, "on"),
 		.lost_timeout_ms = config->lost_timeout,
+		.move_timeout_ms = config->move_timeout,
 	};
 
 	return error_trace(pipeline_new(&params, &daemon->pipeline));

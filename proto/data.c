@@ -94,6 +94,39 @@ void data_rdma_hello_swap(struct data_rdma_hello *hello)
 	SWAP16(hello->mtu);
 }
 
+/* All 0 leaves the epoch as it is. */
+uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n)
+{
+	uint64_t digest = 0;
+
+	for (size_t i = 0; i < n; i++)
+		digest += moves[i] * ((2 * (uint64_t)i + 1) * 0x9e3779b97f4a7c15 | 1);
+	return epoch ^ (uint32_t)(digest >> 32) ^ (uint32_t)digest;
+}
+
+bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n)
+{
+	bool more = false, any = false;
+
+	for (size_t i = 0; i < n; i++) {
+		if (from[i] > moves[i] && from[i] <= DATA_MOVES_OFTEN) {
+			moves[i] = from[i];
+			more = true;
+		}
+		any |= !(moves[i] & 1);
+	}
+	/* Two sides of a network that was cut may each have gone on without the other's. */
+	for (size_t i = 0; i < n && !any; i++)
+		moves[i]++;
+	return more || (n && !any);
+}
+
+void data_moves_swap(uint32_t *moves, size_t n)
+{
+	for (size_t i = 0; i < n && BYTE_ORDER == BIG_ENDIAN; i++)
+		SWAP32(moves[i]);
+}
+
 static bool operation_reduces(unsigned operation)
 {
 	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER ||
@@ -181,6 +214,11 @@ static const char *check_body(const struct data_header *h)
 	case DATA_ACK:
 	case DATA_RELEASE:
 		return h->len ? "a payload where none belongs" : NULL;
+	case DATA_MOVE:
+		return !h->len || h->len % sizeof(uint32_t) ||
+				       h->len > DATA_MOVES_MAX * sizeof(uint32_t)
+			       ? "no list of servers"
+			       : NULL;
 	case DATA_RDMA:
 		return h->len && h->len != sizeof(struct data_rdma_offer)
 			       ? "an offer of another length"

@@ -65,6 +65,7 @@ enum data_op {
 		37, /* without payload, connecting side: offer RDMA; with, accepting side: data_rdma_offer */
 	DATA_ACK = 38,	   /* agent to server: the results numbered 1 to round are kept here */
 	DATA_RELEASE = 39, /* server to agent: the results numbered 1 to round are on every node */
+	DATA_MOVE = 40,	   /* either way: which servers the job goes on with; data_moves */
 };
 
 /*
@@ -166,6 +167,20 @@ static inline size_t data_rows_len(size_t n, size_t row_len)
 {
 	return sizeof(struct data_rows) + n * (sizeof(int64_t) + row_len);
 }
+
+/*
+ * Payload of MOVE: for each server of the job's view how often it has gone and come, uint32. Odd: the job goes on without it.
+ * What two say is united by taking the larger of each; all odd counts as each one more. Calls and notices about data carry in
+ * `epoch` a digest of it, data_moves_epoch(), and count only where that is the receiver's.
+ */
+#define DATA_MOVES_MAX	 65535u
+#define DATA_MOVES_OFTEN (1u << 30) /* more often does no server come and go */
+
+uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n);
+/* Takes over what is more in `from`. Returns whether anything was. */
+bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n);
+/* In place, both ways. */
+void data_moves_swap(uint32_t *moves, size_t n);
 
 void data_rows_encode(struct data_rows *rows);
 void data_rows_decode(struct data_rows *rows);

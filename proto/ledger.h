@@ -47,7 +47,7 @@
 #include <stdatomic.h>
 
 #define LEDGER_MAGIC   0x4c535042u /* "BPSL" */
-#define LEDGER_VERSION 2
+#define LEDGER_VERSION 3
 
 #define LEDGER_RECORDS \
 	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */
@@ -132,7 +132,7 @@ static_assert(sizeof(struct ledger_tensor) == 320, "ledger_tensor is a format");
 /* The result of a part's round, with the fields of its DATA_PUSH (data.h). */
 struct ledger_cell {
 	_Atomic uint32_t state; /* enum ledger_state */
-	uint16_t server;	/* number in the job's placement */
+	uint16_t stripe;	/* its place in the job's placement */
 	uint8_t has_data;	/* 0: none of it was for this node */
 	uint8_t pad;
 	uint64_t key, round;

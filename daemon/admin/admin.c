@@ -5,7 +5,15 @@
 #include "proto/pack.h"
 #include "proto/types.h"
 
-enum { METHOD_STATUS, METHOD_NODES, METHOD_JOBS, METHOD_JOB, METHOD_METRICS, N_METHODS };
+enum {
+	METHOD_STATUS,
+	METHOD_NODES,
+	METHOD_JOBS,
+	METHOD_JOB,
+	METHOD_METRICS,
+	METHOD_DRAIN,
+	N_METHODS
+};
 
 struct admin {
 	const struct admin_ops *ops;
@@ -284,6 +292,23 @@ static void on_metrics(void *user, struct rpc_call *call, const void *data, size
 	reply(call, &message.base);
 }
 
+static void on_drain(void *user, struct rpc_call *call, const void *data, size_t len)
+{
+	Bps__Admin__DrainReply message = BPS__ADMIN__DRAIN_REPLY__INIT;
+	struct admin *admin = user;
+	int r;
+
+	r = admin->ops->drain(admin->user, &message.moved, &message.stay);
+	if (r)
+		rpc_call_fail(call, r,
+			      r == -EACCES
+				      ? "whoever reaches admin_listen could ask for it: give it TLS"
+			      : r == -ENOENT ? "this daemon is no server"
+					     : strerror(-r));
+	else
+		reply(call, &message.base);
+}
+
 int admin_new(struct rpc *rpc, const struct admin_ops *ops, void *user, struct admin **ret_admin)
 {
 	static const struct rpc_method methods[N_METHODS] = {
@@ -292,6 +317,7 @@ int admin_new(struct rpc *rpc, const struct admin_ops *ops, void *user, struct a
 		[METHOD_JOBS] = { .path = "/bps.admin.Admin/Jobs", .called = on_jobs },
 		[METHOD_JOB] = { .path = "/bps.admin.Admin/Job", .called = on_job },
 		[METHOD_METRICS] = { .path = "/bps.admin.Admin/Metrics", .called = on_metrics },
+		[METHOD_DRAIN] = { .path = "/bps.admin.Admin/Drain", .called = on_drain },
 	};
 	struct admin *admin = calloc(1, sizeof(*admin));
 

@@ -60,6 +60,8 @@ struct admin_ops {
 	/* parts: zeroed; what is there after a failure is freed, too. */
 	int (*job)(void *user, const char *name, struct admin_job_parts *parts);
 	bool (*healthy)(void *user);
+	/* Jobs it sums for go on with other servers. Returns 0, -ENOENT (it is none), or -EACCES (anybody could ask). */
+	int (*drain)(void *user, uint32_t *ret_moved, uint32_t *ret_stay);
 };
 
 /* Registers its methods with rpc (which the caller then makes listen). ops and user outlive it. */

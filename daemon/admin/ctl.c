@@ -36,6 +36,8 @@ static const struct command commands[] = {
 	  &bps__admin__job_reply__descriptor, ctl_print_job, true },
 	{ "metrics", "all counters, as OpenMetrics text", "/bps.admin.Admin/Metrics",
 	  &bps__admin__metrics_reply__descriptor, ctl_print_metrics, false },
+	{ "drain", "moves what it sums to the other servers", "/bps.admin.Admin/Drain",
+	  &bps__admin__drain_reply__descriptor, ctl_print_drain, false },
 	{ "health", "whether it serves; the exit status says so too",
 	  "/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_response__descriptor,
 	  ctl_print_health, false },

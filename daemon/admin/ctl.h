@@ -11,6 +11,7 @@ void ctl_print_jobs(const ProtobufCMessage *reply);
 void ctl_print_job(const ProtobufCMessage *reply);
 void ctl_print_metrics(const ProtobufCMessage *reply);
 void ctl_print_health(const ProtobufCMessage *reply);
+void ctl_print_drain(const ProtobufCMessage *reply);
 
 /*
  * The same for programs: one object, its members named as the fields of the message. Fixed-width numbers (ids) are

@@ -346,3 +346,10 @@ void ctl_print_health(const ProtobufCMessage *reply)
 
 	printf("%s\n", serving ? "serving" : "not serving");
 }
+
+void ctl_print_drain(const ProtobufCMessage *reply)
+{
+	const Bps__Admin__DrainReply *drain = (const Bps__Admin__DrainReply *)reply;
+
+	printf("%u jobs moved to other servers, %u stay\n", drain->moved, drain->stay);
+}

@@ -52,6 +52,8 @@ const struct view_member *view_server(const struct view *view, size_t i);
 size_t view_n_servers(const struct view *view);
 /* The server that is home to a job: the same on every node that has the same view. NULL without servers. */
 const struct view_member *view_home(const struct view *view, const char *job);
+/* The same among those servers that are in: in[i] for view_server(i). */
+const struct view_member *view_home_among(const struct view *view, const char *job, const bool *in);
 
 /*
  * Placement (pure). How much of a job's bytes each server should sum, from OSDI'20 section 4.1 generalised to unequal

@@ -138,16 +138,17 @@ size_t view_n_servers(const struct view *view)
  * The server whose name goes best with the job's (rendezvous hashing): when a server comes or goes, only the jobs whose
  * home it is or was move.
  */
-const struct view_member *view_home(const struct view *view, const char *job)
+const struct view_member *view_home_among(const struct view *view, const char *job, const bool *in)
 {
 	const struct view_member *home = NULL;
 	uint64_t best = 0;
+	size_t server = 0;
 
 	for (size_t i = 0; i < view->n_members; i++) {
 		const struct view_member *member = &view->members[i];
 		uint64_t score;
 
-		if (!(member->roles & ROLE_SERVER))
+		if (!(member->roles & ROLE_SERVER) || (in && !in[server++]))
 			continue;
 		score = hash_finish(
 			hash_add_string(hash_add_string(HASH_START, job), member->name));
@@ -157,4 +158,9 @@ const struct view_member *view_home(const struct view *view, const char *job)
 		}
 	}
 	return home;
+}
+
+const struct view_member *view_home(const struct view *view, const char *job)
+{
+	return view_home_among(view, job, NULL);
 }

@@ -231,7 +231,7 @@ void ledger_cell_whole(struct ledger *ledger, uint32_t number)
 	struct ledger_cell *cell = cell_of(ledger, number);
 	const struct ledger_what *what = &ledger->kept[number].what;
 
-	cell->server = what->server;
+	cell->stripe = what->stripe;
 	cell->has_data = what->has_data;
 	cell->key = what->key;
 	cell->round = what->round;
@@ -317,7 +317,7 @@ static int read_cell(struct ledger *ledger, uint32_t number, struct failure *fai
 		.part = copy.part,
 		.len = copy.len,
 		.root = copy.root,
-		.server = copy.server,
+		.stripe = copy.stripe,
 		.dtype = copy.dtype,
 		.operation = copy.operation,
 		.reduction = copy.reduction,

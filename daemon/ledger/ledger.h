@@ -164,7 +164,7 @@ void ledger_round_mark(const struct ledger_round *round, uint64_t part);
 struct ledger_what {
 	uint64_t key, round, offset, total;
 	uint32_t block, part, len, root;
-	uint16_t server;
+	uint16_t stripe; /* its place in the job's placement */
 	uint8_t dtype, operation, reduction;
 	bool has_data;
 };

@@ -115,6 +115,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	list_init(&job->spare_parts);
 	list_init(&job->setups);
 	list_init(&job->starved);
+	list_init(&job->placements);
 	(void)snprintf(job->name, sizeof(job->name), "%s", join->job);
 	job->shape = (struct pipeline_shape){
 		.size = join->size,

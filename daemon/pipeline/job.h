@@ -49,15 +49,31 @@ struct pipeline_shape {
 	uint32_t min_ranks, max_ranks;
 };
 
+/* Stripes that were dealt. */
+struct pipeline_stripes {
+	struct list link;
+	uint16_t *stripes;
+};
+
+/* A round that failed, which servers are told again when they have attached anew. */
+struct pipeline_failed {
+	uint64_t key, round;
+	struct failure failure;
+};
+#define PIPELINE_FAILED 32
+
 struct pipeline_server {
 	struct pipeline_outlet *outlet; /* NULL: there is no connection */
 	bool attached;
 
 	/* Of a job that outlives its daemons' processes: keep.c. */
 	struct pipeline_job *job;
-	uint64_t attachment; /* how often it has attached */
-	uint64_t lost_ns;    /* since when it is lost; 0: it is not */
-	unsigned n_losses;   /* since losses_ns: one that is lost again and again is given up */
+	uint64_t attachment; /* how often it has attached, or was given up */
+	bool gone;	     /* its connection was lost, and it has not attached since */
+	uint64_t
+		return_ns; /* while the job goes on without it: how long until it is looked for again */
+	uint64_t lost_ns;  /* since when it is lost; 0: it is not */
+	unsigned n_losses; /* since losses_ns: one that is lost again and again is given up */
 	uint64_t losses_ns;
 	struct loop_timer timer; /* when to connect again */
 	struct list parked;	 /* parts for it, while it is not attached */
@@ -113,11 +129,19 @@ struct pipeline_job {
 
 	struct pipeline_device *device; /* once memory of a device was used, or NULL */
 	/* The same for one that goes through servers: keep.c. */
-	bool keep;		/* outlives its daemons' processes */
-	uint32_t *node_of_rank; /* from the ledger, when resumed */
-	size_t home_number;	/* of its home among its servers */
-	struct list starved;	/* parts whose result waits for a cell */
-	struct mail ack_mail;	/* tells servers what is kept */
+	bool keep;			/* outlives its daemons' processes */
+	uint32_t *node_of_rank;		/* from the ledger, when resumed */
+	size_t home_number;		/* of its home among its servers */
+	struct list starved;		/* parts whose result waits for a cell */
+	struct pipeline_failed *failed; /* a ring of PIPELINE_FAILED, or NULL */
+	size_t n_failed;		/* ever */
+	/* Which servers it goes on with: move.c. */
+	uint32_t *moves;	 /* how often each has gone and come; NULL unless keep */
+	uint32_t data_epoch;	 /* of what is said about data */
+	uint64_t n_moved;	 /* how often this node has gone over */
+	uint16_t *first_stripes; /* as the home has dealt them */
+	struct list placements;	 /* those after them */
+	struct mail ack_mail;	 /* tells servers what is kept */
 	bool acking;
 
 	struct map tensors; /* by name */
@@ -245,6 +269,29 @@ void pipeline_keep_released(struct pipeline_server *server, uint32_t number);
 /* Rounds of the tensor up to this one are over on every local rank. */
 void pipeline_keep_settle(struct pipeline_tensor *tensor, uint64_t round);
 
+/* Its parts wait; nothing that it answers from now on counts. */
+void pipeline_keep_detach(struct pipeline_job *job, size_t server);
+/* A round has failed: to be said again. */
+void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round,
+			  const struct failure *failure);
+
+/* move.c: a job goes on with other servers. */
+int pipeline_move_init(struct pipeline_job *job);
+void pipeline_move_done(struct pipeline_job *job);
+bool pipeline_move_is_in(const struct pipeline_job *job, size_t server);
+size_t pipeline_move_n_in(const struct pipeline_job *job);
+/* What somebody knows of it; n: entries, from outside. */
+void pipeline_move_unite(struct pipeline_job *job, const uint32_t *moves, size_t n,
+			 const char *why);
+void pipeline_move_notice(struct pipeline_job *job, const struct data_header *header,
+			  const void *payload);
+/* Leaves a server out. Returns false, and nothing happens, when no other is attached. */
+bool pipeline_move_without(struct pipeline_job *job, size_t server, const char *why);
+/* A server that is out may be back: asks it. */
+void pipeline_move_look(struct pipeline_job *job, size_t server);
+/* It is. */
+void pipeline_move_back(struct pipeline_job *job, size_t server);
+
 /* setup.c: cluster query, JOIN, ATTACH, DECLARE and notices. */
 /* Takes the job's facts from its ledger. Returns 0 or -errno with words. */
 int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure);
@@ -252,6 +299,11 @@ int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure);
 int pipeline_setup_reattach(struct pipeline_job *job);
 /* (Again) at one server. */
 int pipeline_setup_connect(struct pipeline_job *job, size_t server);
+/* Attaches at a server that is out, with moves in which it is in: pipeline_move_back() follows if it is there. */
+int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, const uint32_t *moves);
+/* Says once more that a round has failed. */
+void pipeline_setup_fail_again(struct pipeline_job *job, size_t server,
+			       const struct pipeline_failed *failed);
 /* Takes back what was said to the home, as the job goes on instead. */
 void pipeline_setup_withdraw(struct pipeline_job *job);
 /* What a tensor is, to a home that is fresh. */

@@ -43,20 +43,31 @@ static void on_retry(struct loop_timer *timer)
 	struct pipeline_server *server = container_of(timer, struct pipeline_server, timer);
 	struct pipeline_job *job = server->job;
 	uint64_t timeout_ns = job->pipeline->params.lost_timeout_ms * NSEC_PER_MSEC;
+	uint64_t move_ns = server->lost_ns + job->pipeline->params.move_timeout_ms * NSEC_PER_MSEC;
+	uint64_t now_ns = clock_now_ns();
 
 	if (job->state == JOB_OVER)
 		return;
-	if (clock_now_ns() >= server->lost_ns + timeout_ns) {
+	if (!pipeline_move_is_in(job, number_of(server))) {
+		pipeline_move_look(job, number_of(server));
+		return;
+	}
+	if (server->gone && now_ns >= move_ns &&
+	    pipeline_move_without(job, number_of(server), "one was lost"))
+		return;
+	if (now_ns >= server->lost_ns + timeout_ns) {
 		give_up(server);
 		return;
 	}
 	if (!server->outlet && pipeline_setup_connect(job, number_of(server))) {
 		pipeline_outlet_put(TAKE_PTR(server->outlet));
-		(void)loop_timer_set(job->pipeline->params.loop, timer, clock_now_ns() + RETRY_NS);
+		(void)loop_timer_set(job->pipeline->params.loop, timer, now_ns + RETRY_NS);
 		return;
 	}
-	/* It is under way: for so long. */
-	(void)loop_timer_set(job->pipeline->params.loop, timer, server->lost_ns + timeout_ns);
+	/* It is under way: for so long, or until the others can go on. */
+	move_ns = MAX(move_ns, now_ns + RETRY_NS);
+	(void)loop_timer_set(job->pipeline->params.loop, timer,
+			     MIN(move_ns, server->lost_ns + timeout_ns));
 }
 
 int pipeline_keep_init(struct pipeline_job *job)
@@ -86,6 +97,7 @@ void pipeline_keep_done(struct pipeline_job *job)
 		free(job->servers[i].here);
 		free(job->servers[i].cells);
 	}
+	free(job->failed);
 }
 
 bool pipeline_keep_is_loss(const struct call *call)
@@ -99,8 +111,10 @@ bool pipeline_keep_is_loss(const struct call *call)
 
 void pipeline_keep_park(struct pipeline_part *part)
 {
-	struct pipeline_server *server = &part->round->tensor->job->servers[part->server];
+	struct pipeline_server *server;
 
+	pipeline_part_choose(part);
+	server = &part->round->tensor->job->servers[part->server];
 	part->state = PART_QUEUED;
 	part->again = false;
 	part->outlet = NULL;
@@ -140,6 +154,8 @@ static bool count_loss(struct pipeline_server *server, uint64_t now_ns, const ch
 	}
 	if (server->n_losses <= LOSSES_MAX)
 		return false;
+	if (pipeline_move_without(job, number_of(server), "one was lost too often"))
+		return true;
 	(void)failure_set(&failure, -ECONNRESET,
 			  "job %s: server %s was lost %u times within %s, the last time: %s",
 			  job->name, pipeline_server_name(job, number_of(server)), server->n_losses,
@@ -148,14 +164,31 @@ static bool count_loss(struct pipeline_server *server, uint64_t now_ns, const ch
 	return true;
 }
 
+void pipeline_keep_detach(struct pipeline_job *job, size_t number)
+{
+	struct pipeline_server *server = &job->servers[number];
+
+	if (server->attached)
+		job->n_attached--;
+	server->attached = false;
+	server->attachment++;
+	if (server->outlet)
+		leave_outlet(server);
+	pipeline_outlet_put(TAKE_PTR(server->outlet));
+	if (number == job->home_number)
+		job->home = NULL;
+}
+
 void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why)
 {
 	struct pipeline_server *server = &job->servers[number];
 	uint64_t now_ns = clock_now_ns(), at_ns = now_ns;
 
-	if (server->attached)
-		job->n_attached--;
-	else
+	if (!pipeline_move_is_in(job, number)) {
+		pipeline_keep_detach(job, number);
+		return;
+	}
+	if (!server->attached)
 		at_ns += RETRY_NS;
 	/* Where there was no connection, there is no more to be lost than time. */
 	if (server->outlet && peer_id(server->outlet->peer) && count_loss(server, now_ns, why))
@@ -165,12 +198,8 @@ void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why
 		log_notice("job %s: server %s was lost: %s; waiting for it", job->name,
 			   pipeline_server_name(job, number), why);
 	}
-	server->attached = false;
-	if (server->outlet)
-		leave_outlet(server);
-	pipeline_outlet_put(TAKE_PTR(server->outlet));
-	if (number == job->home_number)
-		job->home = NULL;
+	server->gone = true;
+	pipeline_keep_detach(job, number);
 	FAILPOINT("server-lost");
 	(void)loop_timer_set(job->pipeline->params.loop, &server->timer, at_ns);
 }
@@ -201,6 +230,32 @@ static void declare_again(struct pipeline_job *job, bool fresh)
 	}
 }
 
+void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round,
+			  const struct failure *failure)
+{
+	if (!job->failed)
+		job->failed = calloc(PIPELINE_FAILED, sizeof(job->failed[0]));
+	/* Without memory a server that is lost never hears of it: others wait until the deadline. */
+	if (job->failed)
+		job->failed[job->n_failed++ % PIPELINE_FAILED] =
+			(struct pipeline_failed){ .key = key, .round = round, .failure = *failure };
+}
+
+static void fail_again(struct pipeline_job *job, size_t number)
+{
+	size_t first = job->n_failed > PIPELINE_FAILED ? job->n_failed - PIPELINE_FAILED : 0;
+
+	for (size_t i = first; i < job->n_failed; i++)
+		pipeline_setup_fail_again(job, number, &job->failed[i % PIPELINE_FAILED]);
+}
+
+/* Whose a cell's result is now. */
+static struct pipeline_server *owner_of(const struct pipeline_job *job,
+					const struct ledger_kept *kept)
+{
+	return &job->servers[job->stripes[kept->what.stripe % job->n_stripes]];
+}
+
 static void unpark(struct pipeline_server *server)
 {
 	struct pipeline_outlet *outlet = server->outlet;
@@ -222,18 +277,21 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 			   pipeline_server_name(job, number), fresh ? ", and fresh" : "");
 	loop_timer_cancel(&server->timer);
 	server->lost_ns = 0;
+	server->gone = false;
 	server->attachment++;
 	server->acked = server->ack_sent = server->ack_wanted = server->released = 0;
 	server->ack_bytes = 0;
 	memset(server->here, 0, WINDOW / 64 * sizeof(server->here[0]));
 	memset(server->cells, 0, WINDOW * sizeof(server->cells[0]));
 	pipeline_job_hold(job);
+	if (server->attachment > 1)
+		fail_again(job, number);
 	if (number == job->home_number)
 		declare_again(job, fresh);
 	for (uint32_t i = 0; i < ledger_cells_used(job->ledger); i++) {
 		const struct ledger_kept *kept = ledger_cell_kept(job->ledger, i);
 
-		if (kept->taken && kept->whole && kept->what.server == number &&
+		if (kept->taken && kept->whole && owner_of(job, kept) == server &&
 		    (kept->stale || !kept->busy))
 			pipeline_keep_offer(job, i);
 	}
@@ -282,6 +340,8 @@ struct offer {
 	struct call call;
 	struct pipeline_job *job;
 	uint32_t cell;
+	struct pipeline_server *server;
+	uint64_t attachment;
 };
 
 static void on_offered(struct call *call)
@@ -294,6 +354,8 @@ static void on_offered(struct call *call)
 		kept->offered = false;
 		if (!call->status)
 			cell_released(job, offer->cell);
+		else if (offer->server->attachment != offer->attachment)
+			pipeline_keep_offer(job, offer->cell);
 		else if (!pipeline_keep_is_loss(call))
 			log_warning("job %s: a result that was kept is not taken: %s", job->name,
 				    call->text);
@@ -306,10 +368,11 @@ void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
 {
 	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
 	const struct ledger_what *what = &kept->what;
-	struct pipeline_server *server = &job->servers[what->server];
+	struct pipeline_server *server = owner_of(job, kept);
 	struct offer *offer;
 
-	if (kept->offered)
+	/* One that is not attached is offered all when it is. */
+	if (kept->offered || !server->attached || job->state == JOB_OVER)
 		return;
 	offer = calloc(1, sizeof(*offer));
 	/* Then it is kept until the job's end, and the others wait for it until their deadline. */
@@ -318,6 +381,8 @@ void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
 	kept->offered = true;
 	offer->job = job;
 	offer->cell = cell;
+	offer->server = server;
+	offer->attachment = server->attachment;
 	offer->call = (struct call){
 		.header = {
 			.op = DATA_OFFER,
@@ -325,7 +390,7 @@ void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
 			.job = job->number,
 			.key = what->key,
 			.round = what->round,
-			.epoch = job->view->epoch,
+			.epoch = job->data_epoch,
 			.node = job->shape.node,
 			.block = what->block,
 			.part = what->part,
@@ -353,7 +418,7 @@ static void send_ack(struct pipeline_server *server)
 		.op = DATA_ACK,
 		.job = job->number,
 		.node = job->shape.node,
-		.epoch = job->view->epoch,
+		.epoch = job->data_epoch,
 		.round = server->acked,
 	};
 

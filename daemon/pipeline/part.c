@@ -83,7 +83,7 @@ static void tell_stored(struct pipeline_part *part)
 		return;
 	if (part->attachment == server->attachment)
 		pipeline_keep_stored(server, part->number, part->cell, operation);
-	else if (server->attached)
+	else
 		pipeline_keep_offer(job, part->cell);
 }
 
@@ -401,6 +401,25 @@ static void start_local(struct pipeline_part *part)
 
 /* -- Through a server --------------------------------------------------------------------------------------------- */
 
+/* A part's place in the job's virtual space: the same on every node. */
+static size_t stripe_of(const struct pipeline_part *part)
+{
+	const struct pipeline_tensor *tensor = part->round->tensor;
+	const struct pipeline_job *job = tensor->job;
+	uint64_t stripe = job->part_bytes, step = stripe, at;
+
+	if (tensor->elements != ELEMENTS_VARIABLE)
+		step = (part->extent.total + stripe - 1) / stripe * stripe;
+	at = tensor->start + part->extent.block * step + part->extent.part * stripe;
+	return at / stripe % job->n_stripes;
+}
+
+void pipeline_part_choose(struct pipeline_part *part)
+{
+	part->server =
+		part->round->rows ? part->extent.block : job_of(part)->stripes[stripe_of(part)];
+}
+
 static bool is_from_here(const struct pipeline_part *part)
 {
 	const struct layout *layout = &job_of(part)->layout;
@@ -518,7 +537,7 @@ static void keep(struct pipeline_part *part)
 		.part = part->extent.part,
 		.len = part->extent.len,
 		.root = round->partition.root,
-		.server = (uint16_t)part->server,
+		.stripe = (uint16_t)stripe_of(part),
 		.dtype = (uint8_t)round->tensor->dtype,
 		.operation = (uint8_t)round->partition.operation,
 		.reduction = (uint8_t)round->reduction,
@@ -550,7 +569,6 @@ static void on_kept_answer(struct pipeline_part *part)
 	const struct call *call = &part->call;
 
 	part->number = (uint32_t)call->answer.priority;
-	part->attachment = server->attachment;
 	if (!part->number ||
 	    (call->answer.len && part->cell == LEDGER_NO_CELL && !call->answer_block)) {
 		answer_wild(part);
@@ -563,13 +581,15 @@ static void on_kept_answer(struct pipeline_part *part)
 }
 
 /*
- * From the start: once the server is back, or at once where just one of the connections to it has broken. What the part has
- * of a result is nothing yet.
+ * From the start: once the server, or another in its place, is there, or at once where just one of the connections to it has
+ * broken. What the part has of a result is nothing yet.
  */
 static void push_again(struct pipeline_part *part)
 {
 	struct pipeline_job *job = job_of(part);
-	bool at_once = part->again && server_of(part)->attached;
+	struct pipeline_server *server;
+	size_t before = part->server;
+	bool again = part->again;
 
 	if (part->cell != LEDGER_NO_CELL) {
 		ledger_cell_free(job->ledger, part->cell);
@@ -582,12 +602,18 @@ static void push_again(struct pipeline_part *part)
 		return;
 	}
 	pipeline_keep_park(part);
-	if (!at_once)
+	server = server_of(part);
+	if (!server->attached)
+		return;
+	/* Where it has attached since the part was sent, that is as good as never sent. */
+	if (part->server != before || part->attachment != server->attachment)
+		again = false;
+	else if (!again)
 		return;
 	list_remove(&part->wait);
-	part->again = true;
+	part->again = again;
 	pipeline_part_unpark(part);
-	pipeline_outlet_pump(server_of(part)->outlet);
+	pipeline_outlet_pump(server->outlet);
 }
 
 /* What a server says of a result that not all ranks need be in. */
@@ -612,19 +638,27 @@ static void on_answer(struct call *call)
 	/* It belongs to the next process now. */
 	if (job_of(part)->suspended)
 		return;
-	if (lost && !part->again)
+	/* Not when it is the job that has gone elsewhere. */
+	if (lost && !part->again && part->outlet && call->answer.op != DATA_ERROR)
 		part->outlet->lost = true;
 	if (part->charged)
 		on_sent(call);
+	/* Said before we attached there again: nothing of that counts. */
+	lost |= job_of(part)->keep && part->attachment != server_of(part)->attachment;
 	if (lost && !part->round->rows && job_of(part)->state != JOB_OVER) {
 		push_again(part);
 		return;
 	}
-	if (call->status) {
+	if (lost && !call->status) {
+		pipeline_part_fail(part, -ECONNRESET, "its servers changed");
+	} else if (call->status) {
 		struct failure failure;
 
 		/* The words are the server's, and name tensor and round; or the transport's, and name the peer. */
-		(void)failure_set(&failure, call->status == -ETIMEDOUT ? -ETIME : call->status,
+		(void)failure_set(&failure,
+				  lost			       ? -ECONNRESET
+				  : call->status == -ETIMEDOUT ? -ETIME
+							       : call->status,
 				  "%s", call->text);
 		pipeline_round_fail(part->round, &failure, true);
 		part_finish(part);
@@ -653,17 +687,21 @@ static void push(struct pipeline_part *part, const void *payload)
 	const struct extent *extent = &part->extent;
 	struct pipeline_job *job = tensor->job;
 	bool room = is_for_here(part) && extent->len && !round->rows;
-	struct pipeline_server *server = &job->servers[part->server];
+	struct pipeline_server *server;
 
+	if (!part->outlet)
+		pipeline_part_choose(part);
+	server = server_of(part);
 	if (!server->attached) {
 		if (part->outlet)
 			pipeline_outlet_sent(part->outlet, part);
 		push_again(part);
 		return;
 	}
-	/* It was lost, and is back. */
+	/* It was lost, and is back, or another is in its place. */
 	if (!part->outlet)
 		part->outlet = server->outlet;
+	part->attachment = server->attachment;
 	part->room = room && !job->keep ? first_output(part) : NULL;
 	if (room && job->keep)
 		part->cell = ledger_cell_take(job->ledger, true);
@@ -681,7 +719,7 @@ static void push(struct pipeline_part *part, const void *payload)
 			.job = job->number,
 			.key = tensor->key,
 			.round = round->number,
-			.epoch = job->view->epoch,
+			.epoch = job->data_epoch,
 			.node = job->shape.node,
 			.block = extent->block,
 			.part = extent->part,
@@ -765,21 +803,6 @@ void pipeline_part_begin(struct pipeline_part *part)
 	pipeline_device_down(part, true, true, gather);
 }
 
-/* The server of a part, by its place in the job's virtual space: the same on every node. */
-static size_t choose_server(const struct pipeline_part *part)
-{
-	const struct pipeline_tensor *tensor = part->round->tensor;
-	const struct pipeline_job *job = tensor->job;
-	uint64_t stripe = job->part_bytes, step = stripe, at;
-
-	if (part->round->rows)
-		return part->extent.block;
-	if (tensor->elements != ELEMENTS_VARIABLE)
-		step = (part->extent.total + stripe - 1) / stripe * stripe;
-	at = tensor->start + part->extent.block * step + part->extent.part * stripe;
-	return job->stripes[at / stripe % job->n_stripes];
-}
-
 static bool needs_server(const struct pipeline_part *part)
 {
 	const struct layout *layout = &job_of(part)->layout;
@@ -842,7 +865,7 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 		return 0;
 	}
 	part->remote = true;
-	part->server = choose_server(part);
+	pipeline_part_choose(part);
 	if (round->tensor->job->keep && start_stale(part))
 		return 0;
 	part->state = PART_QUEUED;

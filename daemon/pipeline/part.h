@@ -80,6 +80,8 @@ void pipeline_part_drop(struct pipeline_part *part);
 void pipeline_part_fail(struct pipeline_part *part, int status, const char *text);
 void pipeline_part_begin(struct pipeline_part *part);
 struct pipeline_part *pipeline_part_free(struct pipeline_part *part);
+/* The server that it goes to, as the job's servers are now. */
+void pipeline_part_choose(struct pipeline_part *part);
 /* Its server is attached (again). */
 void pipeline_part_unpark(struct pipeline_part *part);
 /* There may be a cell for its result. */

@@ -38,6 +38,7 @@ struct pipeline_params {
 	struct gpu *gpu;	    /* for memory of devices; NULL: there is none */
 	bool resume; /* jobs that go through servers outlive their daemons' processes, too */
 	uint64_t lost_timeout_ms; /* then: for a daemon that was lost to come back */
+	uint64_t move_timeout_ms; /* for a server, where others can go on without it */
 };
 
 int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pipeline);

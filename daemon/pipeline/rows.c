@@ -27,7 +27,7 @@ static size_t server_of(const struct pipeline_rows *rows, int64_t row)
 	const struct pipeline_job *job = job_of(rows);
 	uint64_t group = (uint64_t)row / rows->per_group;
 
-	return job->stripes[(rows->first_stripe + group) % job->n_stripes];
+	return rows->stripes[(rows->first_stripe + group) % job->n_stripes];
 }
 
 /* -- Making and unmaking ------------------------------------------------------------------------------------------ */
@@ -59,7 +59,7 @@ static void place(struct pipeline_rows *rows)
 	n_groups = MAX(rows->n_rows / rows->per_group + !!(rows->n_rows % rows->per_group),
 		       UINT64_C(1));
 	for (uint64_t i = 0; rows->n_servers && i < MIN(n_groups, (uint64_t)job->n_stripes); i++)
-		rows->servers[job->stripes[(rows->first_stripe + i) % job->n_stripes]].in_use =
+		rows->servers[rows->stripes[(rows->first_stripe + i) % job->n_stripes]].in_use =
 			true;
 }
 
@@ -78,6 +78,7 @@ static int rows_new(struct pipeline_round *round, struct failure *failure)
 	rows->round = round;
 	rows->quota = &job->rows_quota;
 	rows->n_servers = n_servers;
+	rows->stripes = job->stripes;
 	rows->width = (uint32_t)pipeline_round_first(round)->width;
 	rows->row_len = rows->width * dtype_size(tensor->dtype);
 	rows->n_rows = tensor->elements / rows->width;

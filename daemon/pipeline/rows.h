@@ -50,7 +50,8 @@ struct pipeline_rows {
 	/* Where the next part comes from. */
 	size_t next_server;
 	uint64_t next_piece;
-	size_t n_servers; /* 0: on this node alone */
+	const uint16_t *stripes; /* the job's, as it began */
+	size_t n_servers;	 /* 0: on this node alone */
 	struct pipeline_rows_server servers[];
 };
 

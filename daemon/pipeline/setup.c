@@ -15,6 +15,8 @@ struct pipeline_setup {
 	struct pipeline_job *job;
 	struct pipeline_tensor *tensor; /* DECLARE; NULL: what a fresh home has to know */
 	size_t server;			/* ATTACH */
+	uint64_t n_moved;		/* job's, when it was sent: else it counts no more */
+	bool asks_back;			/* ATTACH: of a server that is out */
 	void *payload;
 };
 
@@ -34,11 +36,12 @@ static int setup_call(struct pipeline_job *job, struct peer *peer, enum data_op 
 	if (r)
 		return error_trace(r);
 	setup->job = job;
+	setup->n_moved = job->n_moved;
 	setup->call.header = (struct data_header){
 		.op = (uint8_t)op,
 		.len = (uint32_t)len,
 		.job = job->number,
-		.epoch = job->view->epoch,
+		.epoch = op == DATA_DECLARE ? job->data_epoch : job->view->epoch,
 		.node = job->shape.node,
 	};
 	setup->call.payload = setup->payload;
@@ -269,7 +272,7 @@ static void attached(struct pipeline_setup *setup)
 	job->n_attached++;
 	if (job->keep)
 		pipeline_keep_attached(job, setup->server, m->fresh);
-	if (job->state == JOB_FORMING && job->n_attached == job->n_servers)
+	if (job->state == JOB_FORMING && job->n_attached == pipeline_move_n_in(job))
 		pipeline_job_formed(job);
 }
 
@@ -278,11 +281,19 @@ static void on_attached(struct call *call)
 	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
 	struct pipeline_job *job = setup->job;
 
-	if (job->state != JOB_OVER && job->keep && (job->resumed || job->state == JOB_RUNNING) &&
-	    pipeline_keep_is_loss(call)) {
+	if (setup->asks_back) {
+		if (job->state == JOB_RUNNING && !call->status)
+			pipeline_move_back(job, setup->server);
+	} else if (setup->n_moved != job->n_moved) {
+		/* Said before the job went over to other servers: it has attached again since. */
+	} else if (job->state != JOB_OVER && job->keep &&
+		   (job->resumed || job->state == JOB_RUNNING) && pipeline_keep_is_loss(call)) {
 		/* peer_lost() follows, but where the server only shuts down. */
-		if (call->answer.op == DATA_ERROR)
+		if (call->answer.op == DATA_ERROR) {
 			pipeline_keep_lost(job, setup->server, call->text);
+			/* Its words came: it is there, and perhaps knows of other servers than we. */
+			job->servers[setup->server].gone = false;
+		}
 	} else if (job->state != JOB_OVER && call->status) {
 		fail(job, call->status, call->text);
 	} else if (job->state != JOB_OVER) {
@@ -291,12 +302,13 @@ static void on_attached(struct call *call)
 	setup_done(setup);
 }
 
-static int attach(struct pipeline_job *job, size_t server)
+/* moves: which servers it is to go on with. */
+static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer, uint32_t *moves,
+		     struct pipeline_setup **ret_setup)
 {
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
 	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
 	Bps__Cluster__Stragglers stragglers;
-	struct pipeline_setup *setup;
 	int r;
 
 	m.name = job->name;
@@ -317,12 +329,38 @@ static int attach(struct pipeline_job *job, size_t server)
 		home.epoch = job->view->epoch;
 		home.view_digest = view_server_digest(job->view);
 		m.home = server == job->home_number ? &home : NULL;
+		m.n_moves = job->n_servers;
+		m.moves = moves;
+		m.has_server = true;
+		m.server = (uint32_t)server;
 	}
-	r = setup_call(job, job->servers[server].outlet->peer, DATA_ATTACH, &m.base, on_attached,
-		       &setup);
+	r = setup_call(job, peer, DATA_ATTACH, &m.base, on_attached, ret_setup);
 	if (!r)
-		setup->server = server;
+		(*ret_setup)->server = server;
 	return error_trace(r);
+}
+
+static int attach(struct pipeline_job *job, size_t server)
+{
+	struct pipeline_setup *setup;
+
+	return error_trace(
+		attach_at(job, server, job->servers[server].outlet->peer, job->moves, &setup));
+}
+
+int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, const uint32_t *moves)
+{
+	struct pipeline_setup *setup;
+	struct peer *peer;
+	int r;
+
+	r = peer_of(job, view_server(job->view, server), true, &peer);
+	if (!r)
+		r = attach_at(job, server, peer, (uint32_t *)moves, &setup);
+	if (r)
+		return error_trace(r);
+	setup->asks_back = true;
+	return 0;
 }
 
 static int connect_server(struct pipeline_job *job, size_t server)
@@ -354,7 +392,9 @@ static int find_servers(struct pipeline_job *job)
 	for (size_t i = 0; i < n; i++)
 		if (view_server(job->view, i) == home)
 			job->home_number = i;
-	r = pipeline_keep_init(job);
+	r = pipeline_move_init(job);
+	if (!r)
+		r = pipeline_keep_init(job);
 	for (size_t i = 0; !r && i < n; i++)
 		r = connect_server(job, i);
 	return error_trace(r);
@@ -598,7 +638,8 @@ static void on_declared(struct call *call)
 	int r;
 
 	/* It is declared again when the home is back; a home that did not know it is told no more than once. */
-	if (!setup->tensor || (job->keep && pipeline_keep_is_loss(call))) {
+	if (!setup->tensor || setup->n_moved != job->n_moved ||
+	    (job->keep && pipeline_keep_is_loss(call))) {
 		setup_done(setup);
 		return;
 	}
@@ -665,7 +706,7 @@ static void notify(struct pipeline_job *job, struct data_header *header, const c
 {
 	header->job = job->number;
 	header->node = job->shape.node;
-	header->epoch = job->view ? job->view->epoch : 0;
+	header->epoch = job->servers ? job->data_epoch : 0;
 	header->len = text ? (uint32_t)strnlen(text, ERROR_TEXT_MAX) : 0;
 	for (size_t i = 0; i < job->n_servers; i++) {
 		struct pipeline_outlet *outlet = job->servers[i].outlet;
@@ -698,6 +739,28 @@ void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t 
 	};
 
 	notify(job, &header, failure->text, NULL);
+	if (job->keep)
+		pipeline_keep_failed(job, key, round, failure);
+}
+
+void pipeline_setup_fail_again(struct pipeline_job *job, size_t server,
+			       const struct pipeline_failed *failed)
+{
+	const struct failure *failure = &failed->failure;
+	struct data_header header = {
+		.op = DATA_FAIL_ROUND,
+		.job = job->number,
+		.key = failed->key,
+		.round = failed->round,
+		.epoch = job->data_epoch,
+		.node = job->shape.node,
+		.status = -failure->status,
+		.len = (uint32_t)strnlen(failure->text, ERROR_TEXT_MAX),
+	};
+
+	if (peer_notice(job->servers[server].outlet->peer, &header, failure->text))
+		log_warning("job %s: no memory to tell %s that a round has failed", job->name,
+			    pipeline_server_name(job, server));
 }
 
 void pipeline_setup_leave(struct pipeline_job *job)
@@ -744,6 +807,6 @@ void pipeline_setup_free(struct pipeline_job *job)
 	for (size_t i = 0; i < job->n_servers; i++)
 		pipeline_outlet_put(job->servers[i].outlet);
 	free(job->servers);
-	free(job->stripes);
+	pipeline_move_done(job);
 	(void)view_unref(job->view);
 }

@@ -7,8 +7,7 @@
 #include "server/keep.h"
 #include "server/round.h"
 
-/* Why an attach does not fit the job that its number names; NULL when it does. */
-static const char *attach_differs(const struct job *job, const struct attach *attach)
+const char *attach_differs(const struct job *job, const struct attach *attach)
 {
 	if (strcmp(job->name, attach->job))
 		return "name";
@@ -25,14 +24,19 @@ static const char *attach_differs(const struct job *job, const struct attach *at
 		return "word on stragglers";
 	if (job->resume != attach->resume)
 		return "word on restarts";
+	return NULL;
+}
+
+static const char *home_differs(const struct job *job, const struct attach *attach)
+{
 	if (job->resume &&
 	    (job->home != attach->home || (job->home && job->part_bytes != attach->part_bytes)))
 		return "home";
 	return NULL;
 }
 
-static int attach_new(struct server *server, uint64_t number, const struct attach *attach,
-		      struct job **ret_job, struct failure *failure)
+int attach_new(struct server *server, uint64_t number, const struct attach *attach,
+	       struct job **ret_job, struct failure *failure)
 {
 	_cleanup_(job_freep) struct job *job = NULL;
 	int r;
@@ -51,7 +55,15 @@ static int attach_new(struct server *server, uint64_t number, const struct attac
 	job->view_digest = attach->view_digest;
 	memcpy(job->secret_digest, attach->secret_digest, SECRET_DIGEST_LEN);
 	memcpy(job->node_of_rank, attach->node_of_rank, job->size * sizeof(job->node_of_rank[0]));
-	r = job_start(job, number);
+	job->own_number = attach->server;
+	job->moves = attach->n_moves ? calloc(attach->n_moves, sizeof(job->moves[0])) : NULL;
+	r = attach->n_moves && !job->moves ? error_origin(-ENOMEM) : 0;
+	if (job->moves) {
+		job->n_moves = attach->n_moves;
+		memcpy(job->moves, attach->moves, job->n_moves * sizeof(job->moves[0]));
+	}
+	if (!r)
+		r = job_start(job, number);
 	if (!r)
 		r = attach_expect(job, job->request_timeout_ms);
 	if (r)
@@ -96,7 +108,7 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 	struct job *job = job_find(server, number);
 	const char *what;
 
-	if (over) {
+	if (over && !job_over_return(server, number)) {
 		*failure = *over;
 		return failure->status;
 	}
@@ -106,6 +118,13 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 	if (!job)
 		return attach_new(server, number, attach, ret_job, failure);
 	what = attach_differs(job, attach);
+	if (!what) {
+		int r = move_attach(&job, attach, delivery->peer, failure);
+
+		if (r)
+			return r;
+		what = home_differs(job, attach);
+	}
 	if (what)
 		return failure_set(
 			failure, -EINVAL,
@@ -116,12 +135,12 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 }
 
 static int attach_node(struct job *job, const struct attach *attach, struct peer *peer,
-		       struct failure *failure)
+		       uint32_t epoch, struct failure *failure)
 {
 	struct job_node *node = &job->nodes[attach->node];
 
 	/* Who has the node's number of the run may take the place of one that was lost, or will soon be seen to be. */
-	bool again = job->resume && node->attached && node->instance == attach->instance;
+	bool again = job->resume && node->instance && node->instance == attach->instance;
 
 	if ((node->peer && node->peer != peer && !again) ||
 	    ((job->home || node->attached) && node->instance && node->instance != attach->instance))
@@ -130,7 +149,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	if (node->left)
 		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->name,
 				   attach->node);
-	if (node->peer != peer) {
+	if (node->peer != peer || !node->attached) {
 		keep_attached(job, attach->node);
 		if (node->attached)
 			log_notice("job %s: node %u is back, as %s", job->name, attach->node,
@@ -140,6 +159,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	node->lost_ns = 0;
 	node->instance = attach->instance;
 	job->lost_timeout_ms = attach->lost_timeout_ms;
+	job->data_epoch = data_moves_epoch(epoch, job->moves, job->n_moves);
 	if (!node->attached && ++job->n_attached == job->n_nodes)
 		job->attach_by_ns = CLOCK_NEVER;
 	node->attached = true;
@@ -164,7 +184,7 @@ void attach_call(struct server *server, struct delivery *delivery)
 	end_older(server, delivery->header.job, attach, delivery->peer);
 	r = attach_find(server, delivery, attach, &job, &failure);
 	if (!r)
-		r = attach_node(job, attach, delivery->peer, &failure);
+		r = attach_node(job, attach, delivery->peer, delivery->header.epoch, &failure);
 	if (r) {
 		delivery_fail(delivery, r, failure.text);
 		return;
@@ -178,6 +198,8 @@ void attach_call(struct server *server, struct delivery *delivery)
 	answer.node = attach->node;
 	answer.len = (uint32_t)len;
 	delivery_answer(delivery, &answer, NULL, data);
+	if (server->draining && job->n_attached == job->n_nodes)
+		(void)move_drain(job);
 }
 
 int attach_check(const struct job *job, const struct peer *peer, uint32_t node,

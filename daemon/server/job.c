@@ -123,6 +123,7 @@ struct job *job_free(struct job *job)
 	(void)arrivals_free(job->arrivals);
 	free(job->nodes);
 	free(job->node_of_rank);
+	free(job->moves);
 	free(job);
 	return NULL;
 }
@@ -163,26 +164,50 @@ void job_over_remember(struct server *server, uint64_t number, const struct fail
 {
 	if (!number || job_over(server, number))
 		return;
-	server->over[server->next_over] = (struct over){ number, *failure };
+	server->over[server->next_over] = (struct over){ .number = number, .failure = *failure };
 	server->next_over = (server->next_over + 1) % SERVER_OVER;
 }
 
-/* From here on nobody finds it, and nothing new can come to it. */
-static void job_retire(struct job *job, const struct failure *failure)
+void job_over_moved(struct server *server, uint64_t number)
+{
+	for (unsigned i = 0; i < SERVER_OVER; i++)
+		if (server->over[i].number == number)
+			server->over[i].moved = true;
+}
+
+bool job_over_return(struct server *server, uint64_t number)
+{
+	for (unsigned i = 0; number && i < SERVER_OVER; i++) {
+		if (server->over[i].number != number)
+			continue;
+		if (!server->over[i].moved || server->draining)
+			return false;
+		server->over[i].number = 0;
+	}
+	return true;
+}
+
+void job_retire(struct job *job, const struct failure *failure)
 {
 	struct server *server = job->server;
 
-	if (job->state == JOB_RUNNING) {
+	if (job->state == JOB_RUNNING)
 		map_remove(&server->numbers, &job->entry);
-		job_over_remember(server, job->number, failure);
-	}
 	job->state = JOB_OVER;
 	job->failure = *failure;
 	server->n_jobs--;
 	loop_timer_cancel(&job->timer);
 }
 
-static void job_answer_all(struct job *job)
+/* From here on nobody finds it, but the reason. */
+static void job_close(struct job *job, const struct failure *failure)
+{
+	if (job->state == JOB_RUNNING)
+		job_over_remember(job->server, job->number, failure);
+	job_retire(job, failure);
+}
+
+void job_dismiss(struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct delivery *joining = TAKE_PTR(job->nodes[i].joining);
@@ -215,7 +240,7 @@ void job_fail(struct job *job, const struct failure *failure, const struct peer 
 
 	if (job->state == JOB_OVER)
 		return;
-	job_retire(job, failure);
+	job_close(job, failure);
 	log_notice("job %s (%s) is over: %s", job->name, ran ? "running" : "forming",
 		   failure->text);
 	for (uint32_t i = 0; ran && i < job->n_nodes; i++) {
@@ -224,15 +249,15 @@ void job_fail(struct job *job, const struct failure *failure, const struct peer 
 		if (node->peer && node->peer != except && !node->left)
 			tell(job, node->peer);
 	}
-	job_answer_all(job);
+	job_dismiss(job);
 }
 
 void job_end(struct job *job, const struct failure *failure)
 {
 	if (job->state == JOB_OVER)
 		return;
-	job_retire(job, failure);
-	job_answer_all(job);
+	job_close(job, failure);
+	job_dismiss(job);
 }
 
 void job_release(struct job *job)

@@ -10,6 +10,7 @@
  *	round.c	   PUSH: which contributions a part's round waits for, and when it fails
  *	store.c	   what is held: tensors, parts, slots
  *	engine.c   the sum, and the answers
+ *	move.c	   the job goes on with other servers
  *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
  *	quorum.c   rounds that go on without all
@@ -33,6 +34,7 @@
 
 struct over {
 	uint64_t number; /* 0: unused */
+	bool moved;	 /* goes on with other servers, and may come back */
 	struct failure failure;
 };
 
@@ -41,7 +43,7 @@ struct server {
 	struct list jobs;
 	struct map numbers; /* running jobs */
 	unsigned n_jobs;    /* forming or running */
-	bool closed;
+	bool closed, draining;
 	struct over over[SERVER_OVER]; /* a ring */
 	unsigned next_over;
 	struct metric bytes_summed, rounds, rounds_failed, late, carried;
@@ -113,7 +115,11 @@ struct job {
 	struct list accumulators;     /* accumulate.c */
 	struct list late; /* slots whose result waits for those that were late; see quorum.h */
 	bool resume;	  /* outlives its daemons' processes */
-	bool fresh;	  /* it had begun before this process did */
+	bool fresh; /* it had begun before this process did, or goes on with other servers: move.c */
+	uint32_t *moves; /* how often each server has gone and come; NULL: never */
+	size_t n_moves;
+	uint32_t own_number; /* of this server among them */
+	uint32_t data_epoch; /* data_moves_epoch() */
 	uint64_t lost_timeout_ms;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */
@@ -139,12 +145,20 @@ struct job *job_find(struct server *server, uint64_t number);
 void job_fail(struct job *job, const struct failure *failure, const struct peer *except);
 /* The same, telling nobody. */
 void job_end(struct job *job, const struct failure *failure);
+/* Its number is free again, nothing can come to it, and nobody is told: job_dismiss() follows. */
+void job_retire(struct job *job, const struct failure *failure);
+/* Answers all that is held with the failure. The job may be gone afterwards. */
+void job_dismiss(struct job *job);
 /* Frees an ended job that no sum needs any more. */
 void job_release(struct job *job);
 
 /* Why a job that is not here any more is over, or NULL. */
 const struct failure *job_over(const struct server *server, uint64_t number);
 void job_over_remember(struct server *server, uint64_t number, const struct failure *failure);
+/* It has only gone to other servers, and may come back. */
+void job_over_moved(struct server *server, uint64_t number);
+/* Forgets that; false when it is over for good, or this server drains. */
+bool job_over_return(struct server *server, uint64_t number);
 
 /* "60", "0.25": seconds of a timeout, for texts. */
 struct seconds_text {
@@ -171,6 +185,23 @@ void attach_call(struct server *server, struct delivery *delivery);
 /* Returns 0, or -EPROTO, -EACCES, -ENOTCONN with failure filled, unless peer may speak for the node. */
 int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
 		 struct failure *failure);
+int attach_new(struct server *server, uint64_t number, const struct attach *attach,
+	       struct job **ret_job, struct failure *failure);
+/* Why an attach does not fit the job that its number names, apart from its home; NULL when it does. */
+const char *attach_differs(const struct job *job, const struct attach *attach);
+/*
+ * An attach that knows of other servers than the job here: the job is made anew, and *ret_job set. Returns 0; or -ESHUTDOWN and
+ * other -errno with failure filled, when it is the attach that is behind, or does not fit.
+ */
+int move_attach(struct job **job, const struct attach *attach, struct peer *peer,
+		struct failure *failure);
+/* Whether what the header says belongs to the job as it is now. */
+bool move_is_current(const struct job *job, const struct data_header *header);
+/* A MOVE of a node. May end the job here. */
+void move_notice(struct job *job, const struct peer *from, const struct data_header *header,
+		 const void *payload);
+/* Asks all nodes to go on without this server. Returns whether there is another. */
+bool move_drain(struct job *job);
 void attach_leave(struct job *job, uint32_t node);
 void attach_lost(struct job *job, const struct peer *peer, const char *why);
 void attach_expired(struct job *job);

@@ -64,7 +64,12 @@ static void tell(struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
-		struct data_header header = { .op = DATA_RELEASE, .job = job->number, .node = i };
+		struct data_header header = {
+			.op = DATA_RELEASE,
+			.job = job->number,
+			.node = i,
+			.epoch = job->data_epoch,
+		};
 
 		if (!node->peer || !node->sent.capacity)
 			continue;

@@ -168,6 +168,16 @@ static int check_home(const Bps__Cluster__JobAttach *m, struct failure *failure)
 	return 0;
 }
 
+static int check_moves(const Bps__Cluster__JobAttach *m, struct failure *failure)
+{
+	if (!m->n_moves)
+		return 0;
+	if (!m->resume || m->n_moves > DATA_MOVES_MAX || m->server >= m->n_moves ||
+	    m->moves[m->server] & 1)
+		return failure_set(failure, -EINVAL, "job %s: servers that cannot be", m->name);
+	return 0;
+}
+
 /* Every rank is on a node that exists, every node has a rank. */
 static int check_nodes(const Bps__Cluster__JobAttach *m, struct failure *failure)
 {
@@ -208,11 +218,14 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 		r = check_nodes(m, failure);
 	if (!r)
 		r = check_home(m, failure);
+	if (!r)
+		r = check_moves(m, failure);
 	if (r)
 		return r;
 	if (!m->request_timeout_ms)
 		return failure_set(failure, -EINVAL, "job %s: a request timeout of 0", m->name);
-	attach = calloc(1, sizeof(*attach) + m->size * sizeof(attach->node_of_rank[0]));
+	attach = calloc(1,
+			sizeof(*attach) + (m->size + m->n_moves) * sizeof(attach->node_of_rank[0]));
 	if (!attach)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", m->name);
 
@@ -236,6 +249,12 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	if (r)
 		return r;
 	memcpy(attach->node_of_rank, m->node_of_rank, m->size * sizeof(attach->node_of_rank[0]));
+	attach->n_moves = m->n_moves;
+	attach->server = m->server;
+	attach->moves = attach->node_of_rank + m->size;
+	if (m->n_moves)
+		memcpy(attach->node_of_rank + m->size, m->moves,
+		       m->n_moves * sizeof(attach->moves[0]));
 	*ret_attach = TAKE_PTR(attach);
 	return 0;
 }

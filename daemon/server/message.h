@@ -38,6 +38,10 @@ struct attach {
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint32_t part_bytes, epoch;
 	uint64_t view_digest;
+	/* Which servers the job goes on with: data_moves_unite(); n_moves 0: all. This one is number `server`. */
+	const uint32_t *moves;
+	size_t n_moves;
+	uint32_t server;
 	uint32_t node_of_rank[]; /* size entries; every node has a rank */
 };
 

@@ -79,7 +79,9 @@ static struct job *job_of_call(struct server *server, struct delivery *delivery)
 	struct job *job = job_find(server, h->job);
 	struct failure failure = { 0 };
 
-	if (job && attach_check(job, delivery->peer, h->node, &failure))
+	if (job && !move_is_current(job, h))
+		refuse(delivery, -ESHUTDOWN, "job %s: it goes on with other servers", job->name);
+	else if (job && attach_check(job, delivery->peer, h->node, &failure))
 		delivery_fail(delivery, failure.status, failure.text);
 	else if (job)
 		return job;
@@ -177,7 +179,9 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_FAIL_ROUND) {
 		rows_give_up(job, node, header->key, header->round);
 		round_refused(job, header, &failure);
-	} else if (header->op == DATA_ACK) {
+	} else if (header->op == DATA_MOVE) {
+		move_notice(job, peer, header, payload);
+	} else if (header->op == DATA_ACK && move_is_current(job, header)) {
 		(void)keep_ack(job, node, (uint32_t)header->round);
 	} else if (header->op == DATA_LEAVE) {
 		rows_give_up(job, node, 0, 0);
@@ -196,6 +200,24 @@ void server_peer_lost(struct server *server, struct peer *peer, const char *why)
 		else if (job->state == JOB_RUNNING)
 			attach_lost(job, peer, why);
 	}
+}
+
+void server_drain(struct server *server, uint32_t *ret_moved, uint32_t *ret_stay)
+{
+	struct job *job, *tmp;
+	uint32_t moved = 0, stay = 0;
+
+	server->draining = true;
+	list_for_each_safe (job, tmp, &server->jobs, link) {
+		if (job->state != JOB_RUNNING || job->n_attached < job->n_nodes)
+			continue;
+		if (move_drain(job))
+			moved++;
+		else
+			stay++;
+	}
+	*ret_moved = moved;
+	*ret_stay = stay;
 }
 
 static const char *joining_text(const struct job *job, struct ranks_text *ret_missing)

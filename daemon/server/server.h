@@ -63,6 +63,12 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 			   const struct data_header *header, const void *payload);
 void server_peer_lost(struct server *server, struct peer *peer, const char *why);
 
+/*
+ * Jobs that can go on with other servers do so, those that come later once they are complete. Counts of those that have gone,
+ * and of those that cannot.
+ */
+void server_drain(struct server *server, uint32_t *ret_moved, uint32_t *ret_stay);
+
 /* Jobs known here, for admin; array to be freed. Returns 0 or -ENOMEM. */
 int server_jobs(struct server *server, struct server_job_info **ret_jobs, size_t *ret_n);
 /* How the nodes of a job come to their rounds here; *ret_n is 0 where there is none, or one. As above. */

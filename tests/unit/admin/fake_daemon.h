@@ -129,13 +129,23 @@ static inline bool fake_healthy(void *user)
 	return !((struct fake_daemon *)user)->sick;
 }
 
+static inline int fake_drain(void *user, uint32_t *ret_moved, uint32_t *ret_stay)
+{
+	if (((struct fake_daemon *)user)->sick)
+		return -EACCES;
+	*ret_moved = 2;
+	*ret_stay = 1;
+	return 0;
+}
+
 static inline void fake_start(struct fake_daemon *f)
 {
 	static const struct admin_ops ops = { .status = fake_status,
 					      .nodes = fake_nodes,
 					      .jobs = fake_jobs,
 					      .job = fake_job,
-					      .healthy = fake_healthy };
+					      .healthy = fake_healthy,
+					      .drain = fake_drain };
 
 	*f = (struct fake_daemon){ .n_tensors = 2 };
 	ASSERT_OK(loop_new(&f->loop));

@@ -185,12 +185,23 @@ void delivery_fail(struct delivery *delivery, int status, const char *text)
 
 int peer_notice(struct peer *peer, const struct data_header *header, const void *payload)
 {
-	ASSERT_EQ(header->op, DATA_FAIL_JOB);
-	ASSERT_INT(header->status, >, 0);
 	if (peer->n_no_memory) {
 		peer->n_no_memory--;
 		return -ENOMEM;
 	}
+	if (header->op == DATA_MOVE) {
+		ASSERT_EQ(header->len, sizeof(peer->far->told[0].moves));
+		memcpy(peer->far->told[peer->end].moves, payload, header->len);
+		peer->far->told[peer->end].n++;
+		return 0;
+	}
+	if (header->op == DATA_RELEASE) {
+		peer->far->told[peer->end].released = (uint32_t)header->round;
+		peer->far->told[peer->end].epoch = header->epoch;
+		return 0;
+	}
+	ASSERT_EQ(header->op, DATA_FAIL_JOB);
+	ASSERT_INT(header->status, >, 0);
 	peer->far->failed[peer->end].n++;
 	peer->far->failed[peer->end].job = header->job;
 	peer->far->failed[peer->end].status = -header->status;

@@ -159,6 +159,7 @@ struct asked *far_join(struct far *far, unsigned end, const struct layout *layou
 	m.part_bytes = c->part_bytes ? c->part_bytes : layout->part_bytes;
 	m.member = 500 + end;
 	m.node_name = c->node_name ? (char *)c->node_name : name;
+	m.has_resume = m.resume = layout->resume;
 	return call_packed(far, end, &header, &m.base);
 }
 
@@ -167,7 +168,22 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 {
 	struct data_header header = { .op = DATA_ATTACH, .job = layout->job, .epoch = FAR_EPOCH };
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
+	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
+	uint8_t digest[32];
 
+	memset(digest, 's', sizeof(digest));
+	home.secret_digest = (ProtobufCBinaryData){ sizeof(digest), digest };
+	home.part_bytes = layout->joined_part_bytes;
+	home.epoch = FAR_EPOCH;
+	home.view_digest = view_server_digest(far->view);
+	if (layout->resume) {
+		m.has_resume = m.resume = true;
+		m.has_lost_timeout_ms = true;
+		m.lost_timeout_ms = 60000;
+		m.home = &home;
+		m.n_moves = FAR_SERVERS;
+		m.moves = (uint32_t *)layout->moves;
+	}
 	m.name = (char *)layout->name;
 	m.size = layout->size;
 	m.n_nodes = layout->n_nodes;
@@ -182,7 +198,12 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 struct asked *far_declare(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
 			  const char *name, unsigned dtype, uint64_t elements, uint32_t rank)
 {
-	struct data_header header = { .op = DATA_DECLARE, .job = layout->job, .node = node };
+	struct data_header header = {
+		.op = DATA_DECLARE,
+		.job = layout->job,
+		.node = node,
+		.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS),
+	};
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
 
 	m.name = (char *)name;

@@ -13,6 +13,7 @@
 #include "test.h"
 
 #define FAR_ENDS     8
+#define FAR_SERVERS  2
 #define FAR_EPOCH    3
 #define FAR_INSTANCE 1000 /* node i's first instance is this + i */
 
@@ -68,6 +69,12 @@ struct far {
 		char text[ERROR_TEXT_MAX + 1];
 		uint64_t job;
 	} failed[FAR_ENDS];
+	/* MOVE and RELEASE notices that came to each end: the last of them. */
+	struct {
+		unsigned n;
+		uint32_t moves[FAR_SERVERS];
+		uint32_t released, epoch; /* up to this number, said in this epoch */
+	} told[FAR_ENDS];
 };
 
 /* A job's layout as the nodes tell it, and what the server made of it. */
@@ -77,6 +84,8 @@ struct layout {
 	uint32_t node_of_rank[64];
 	uint64_t timeout_ms, request_timeout_ms;
 	uint32_t part_bytes;
+	bool resume; /* it outlives its daemons' processes; this server is its home */
+	uint32_t moves[FAR_SERVERS]; /* with which nodes attach; this server is number 0 */
 	/* Filled when joined. */
 	uint64_t job;
 	uint32_t joined_part_bytes;

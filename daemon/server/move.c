@@ -1,0 +1,174 @@
+/*
+ * A job goes on with other servers: bps(7), RESTART. What is held here is dropped, as if this process were another; nodes
+ * attach again, offer what they keep, and push what they have no result of. Words about the job as it was count no more.
+ */
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "server/job.h"
+
+bool move_is_current(const struct job *job, const struct data_header *header)
+{
+	return !job->n_moves || header->epoch == job->data_epoch;
+}
+
+static void tell(struct job *job, struct peer *peer, uint32_t node, const uint32_t *moves, size_t n)
+{
+	struct data_header header = {
+		.op = DATA_MOVE,
+		.job = job->number,
+		.node = node,
+		.len = (uint32_t)(n * sizeof(moves[0])),
+	};
+	uint32_t *copy = calloc(n, sizeof(copy[0]));
+
+	if (copy)
+		memcpy(copy, moves, n * sizeof(moves[0]));
+	if (copy)
+		data_moves_swap(copy, n);
+	/* It has to learn of it one way or the other. */
+	if (!copy || peer_notice(peer, &header, copy))
+		peer_kill(peer, "out of memory");
+	free(copy);
+}
+
+static void tell_others(struct job *job, const struct peer *except, const uint32_t *moves, size_t n)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		const struct job_node *node = &job->nodes[i];
+
+		if (node->peer && node->peer != except && !node->left)
+			tell(job, node->peer, i, moves, n);
+	}
+}
+
+static uint32_t at(const struct job *job, size_t server)
+{
+	return job->moves ? job->moves[server] : 0;
+}
+
+static struct failure moved_words(const struct job *job)
+{
+	struct failure failure = { 0 };
+
+	(void)failure_set(&failure, -ESHUTDOWN, "job %s: it goes on with other servers", job->name);
+	return failure;
+}
+
+/* The nodes' places are kept: who has left, and who may speak, though none has attached. */
+static void take_places(struct job *job, const struct job *old)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		const struct job_node *from = &old->nodes[i];
+		struct job_node *to = &job->nodes[i];
+
+		to->peer = from->peer;
+		to->instance = from->instance;
+		to->lost_ns = from->lost_ns;
+		to->left = to->attached = from->left;
+		job->n_left += from->left;
+		job->n_attached += from->left;
+	}
+	job->lost_timeout_ms = old->lost_timeout_ms;
+	/* Without memory it is looked at when the attach is due. */
+	if (attach_lost_deadline(job) != CLOCK_NEVER)
+		(void)job_wake_by(job, attach_lost_deadline(job));
+}
+
+int move_attach(struct job **job, const struct attach *attach, struct peer *peer,
+		struct failure *failure)
+{
+	struct failure words = moved_words(*job);
+	struct job *old = *job, *anew;
+	const struct job_node *node = &old->nodes[attach->node];
+	bool more = false, less = false;
+	int r;
+
+	if (!old->resume)
+		return 0;
+	if (old->moves && attach->n_moves && attach->n_moves != old->n_moves)
+		return failure_set(failure, -EINVAL, "job %s: %zu servers, and %zu before",
+				   old->name, attach->n_moves, old->n_moves);
+	for (size_t i = 0; i < MAX(old->n_moves, attach->n_moves); i++) {
+		uint32_t says = attach->n_moves ? attach->moves[i] : 0;
+
+		more |= says > at(old, i);
+		less |= says < at(old, i);
+	}
+	if (less) {
+		tell(old, peer, attach->node, old->moves, old->n_moves);
+		*failure = words;
+		return failure->status;
+	}
+	if (!more && (old->moves || !attach->n_moves))
+		return 0;
+	if (!more) {
+		old->moves = calloc(attach->n_moves, sizeof(old->moves[0]));
+		if (!old->moves)
+			return failure_set(failure, -ENOMEM, "job %s: out of memory", old->name);
+		old->n_moves = attach->n_moves;
+		old->own_number = attach->server;
+		return 0;
+	}
+	if (node->instance && node->instance != attach->instance)
+		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
+				   old->name, peer_name(peer), attach->node);
+	tell_others(old, peer, attach->moves, attach->n_moves);
+	job_retire(old, &words);
+	r = attach_new(old->server, old->number, attach, &anew, failure);
+	if (!r) {
+		take_places(anew, old);
+		*job = anew;
+	}
+	FAILPOINT("server-moved");
+	job_dismiss(old);
+	return r;
+}
+
+static void go(struct job *job, const struct peer *from, const uint32_t *moves, size_t n)
+{
+	struct failure words = moved_words(job);
+	struct server *server = job->server;
+	uint64_t number = job->number;
+
+	log_notice("job %s: it goes on without this server", job->name);
+	tell_others(job, from, moves, n);
+	job_end(job, &words);
+	job_over_moved(server, number);
+}
+
+void move_notice(struct job *job, const struct peer *from, const struct data_header *header,
+		 const void *payload)
+{
+	size_t n = header->len / sizeof(uint32_t);
+	uint32_t *moves = job->resume ? calloc(n, sizeof(moves[0])) : NULL;
+
+	if (!moves)
+		return;
+	memcpy(moves, payload, n * sizeof(moves[0]));
+	data_moves_swap(moves, n);
+	/* What concerns others is for the nodes, who attach again. */
+	if ((!job->moves || job->n_moves == n) && job->own_number < n &&
+	    moves[job->own_number] > at(job, job->own_number) && moves[job->own_number] & 1)
+		go(job, from, moves, n);
+	free(moves);
+}
+
+bool move_drain(struct job *job)
+{
+	uint32_t *moves;
+	size_t n_others = 0;
+
+	if (job->state != JOB_RUNNING || !job->resume || !job->moves)
+		return false;
+	for (size_t i = 0; i < job->n_moves; i++)
+		n_others += i != job->own_number && !(job->moves[i] & 1);
+	moves = n_others ? calloc(job->n_moves, sizeof(moves[0])) : NULL;
+	if (!moves)
+		return false;
+	memcpy(moves, job->moves, job->n_moves * sizeof(moves[0]));
+	moves[job->own_number]++;
+	go(job, NULL, moves, job->n_moves);
+	free(moves);
+	return true;
+}

@@ -1,0 +1,337 @@
+/* A job that outlives its daemons' processes: what is kept, for how long, and that it goes on with other servers. */
+#include "far.h"
+
+#define LEN    64u /* of the part that all rounds here have */
+#define FLOATS (LEN / sizeof(float))
+
+static struct layout kept_layout(uint32_t n_nodes)
+{
+	struct layout layout = far_layout("kept", n_nodes, NULL);
+
+	layout.resume = true;
+	return layout;
+}
+
+/* Node i gives i + 1, so that three nodes' sum is 6. */
+static struct asked *push(struct far *far, unsigned end, const struct layout *layout, uint64_t key,
+			  uint64_t round, uint32_t node, uint32_t acked)
+{
+	struct data_header h = far_push(layout, key, round, node);
+	float data[FLOATS];
+
+	for (size_t i = 0; i < FLOATS; i++)
+		data[i] = (float)(node + 1);
+	h.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS);
+	h.len = h.part_len = h.total = LEN;
+	h.status = (int32_t)acked;
+	return far_call(far, end, &h, data);
+}
+
+static struct asked *offer(struct far *far, unsigned end, const struct layout *layout, uint64_t key,
+			   uint64_t round, uint32_t node, float value)
+{
+	struct data_header h = far_push(layout, key, round, node);
+	float data[FLOATS];
+
+	for (size_t i = 0; i < FLOATS; i++)
+		data[i] = value;
+	h.op = DATA_OFFER;
+	h.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS);
+	h.len = h.part_len = h.total = LEN;
+	return far_call(far, end, &h, data);
+}
+
+static void ack(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
+		uint32_t number, uint32_t epoch)
+{
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_ACK,
+		.job = layout->job,
+		.node = node,
+		.round = number,
+		.epoch = epoch,
+	};
+
+	far->ops->notice(far, end, &h, NULL);
+}
+
+static void expect_result(struct far *far, struct asked *asked, float value, uint32_t number)
+{
+	const float *data;
+
+	far_expect(far, asked, 0, NULL);
+	data = asked->data;
+	ASSERT_EQ(asked->answer.op, DATA_RESULT);
+	ASSERT_EQ(asked->answer.len, LEN);
+	ASSERT_EQ(asked->answer.priority, number);
+	for (size_t i = 0; i < FLOATS; i++)
+		ASSERT_TRUE(data[i] == value);
+}
+
+static uint64_t n_summed(struct far *far)
+{
+	_cleanup_(freep) struct server_job_info *jobs = NULL;
+	size_t n = 0;
+
+	ASSERT_OK(server_jobs(far->server, &jobs, &n));
+	ASSERT_EQ(n, 1);
+	return jobs[0].rounds;
+}
+
+TEST(a_node_that_is_back_gets_the_result_that_is_there)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	struct asked *a, *b;
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	a = push(far, 0, &layout, key, 1, 0, 0);
+	far_expect_waiting(far, a);
+	b = push(far, 1, &layout, key, 1, 1, 0);
+	expect_result(far, a, 3, 1);
+	expect_result(far, b, 3, 1);
+	/* Its answer may have been lost with it. */
+	far_lose(far, 1);
+	far_expect(far, far_attach(far, 2, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	expect_result(far, push(far, 2, &layout, key, 1, 1, 0), 3, 1);
+	ASSERT_EQ(n_summed(far), 1);
+	/* Both say in the next round's pushes that they keep it; it is over then. */
+	a = push(far, 0, &layout, key, 2, 0, 1);
+	b = push(far, 2, &layout, key, 2, 1, 1);
+	expect_result(far, a, 3, 2);
+	expect_result(far, b, 3, 2);
+	ASSERT_EQ(a->answer.status, 1);
+	far_expect(far, push(far, 2, &layout, key, 1, 1, 1), -ESTALE, "it is over");
+	ASSERT_EQ(n_summed(far), 2);
+}
+
+TEST(a_contribution_that_comes_again_counts_once)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(3);
+	struct asked *a, *b, *c;
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	a = push(far, 0, &layout, key, 1, 0, 0);
+	far_lose(far, 0);
+	far_expect(far, far_attach(far, 4, &layout, 0, FAR_INSTANCE), 0, NULL);
+	b = push(far, 4, &layout, key, 1, 0, 0);
+	far_expect(far, a, -ECONNRESET, "attached again");
+	far_expect(far, push(far, 4, &layout, key, 1, 0, 0), -EALREADY, "here already");
+	c = push(far, 1, &layout, key, 1, 1, 0);
+	far_expect_waiting(far, b);
+	expect_result(far, push(far, 2, &layout, key, 1, 2, 0), 6, 1);
+	expect_result(far, b, 6, 1);
+	expect_result(far, c, 6, 1);
+}
+
+TEST(more_is_kept_than_was_sent)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	far_expect(far, push(far, 0, &layout, key, 1, 0, 7), -EPROTO, "it was not sent");
+	ack(far, 1, &layout, 1, UINT32_MAX / 2, FAR_EPOCH);
+	(void)push(far, 0, &layout, key, 1, 0, 0);
+	expect_result(far, push(far, 1, &layout, key, 1, 1, 0), 3, 1);
+}
+
+/* The memory of a broadcast's source is the only other place where the data is: it may not be given back before. */
+TEST(a_source_waits_until_another_keeps_the_data)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	struct data_header h;
+	struct asked *source, *other;
+	char data[LEN] = "what the source has";
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_UINT8, LEN, NULL);
+	h = far_push(&layout, key, 1, 0);
+	h.dtype = DTYPE_UINT8;
+	h.operation = OPERATION_BROADCAST;
+	h.reduction = 0;
+	h.part_len = h.total = h.len = LEN;
+	source = far_call(far, 0, &h, data);
+	h.node = 1;
+	h.len = 0;
+	other = far_call(far, 1, &h, NULL);
+	far_expect(far, other, 0, NULL);
+	ASSERT_MEM(other->data, data, LEN);
+	far_expect_waiting(far, source);
+	ack(far, 1, &layout, 1, 1, FAR_EPOCH);
+	far_expect(far, source, 0, NULL);
+	ASSERT_EQ(source->answer.len, 0);
+}
+
+/* A process that has not seen the job's beginning makes it from what the nodes bring. */
+TEST(a_fresh_server_gives_what_was_offered)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(3);
+	struct asked *a, *b, *first, *second;
+
+	layout.job = 4711;
+	layout.joined_part_bytes = 65536;
+	for (uint32_t i = 0; i < 3; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	/* Node 2 has no result yet; 0 and 1 had. */
+	a = push(far, 2, &layout, 1, 9, 2, 0);
+	far_expect_waiting(far, a);
+	first = offer(far, 0, &layout, 1, 9, 0, 6);
+	expect_result(far, a, 6, 1);
+	far_expect_waiting(far, first);
+	second = offer(far, 1, &layout, 1, 9, 1, 6);
+	far_expect_waiting(far, second);
+	ack(far, 2, &layout, 2, 1, FAR_EPOCH);
+	far_expect(far, first, 0, NULL);
+	far_expect(far, second, 0, NULL);
+	ASSERT_EQ(n_summed(far), 0);
+	/* The same once more is no news, and another result than that which was offered is none. */
+	far_expect(far, offer(far, 0, &layout, 1, 9, 0, 6), 0, NULL);
+	a = offer(far, 0, &layout, 1, 10, 0, 8);
+	b = push(far, 1, &layout, 1, 10, 1, 0);
+	expect_result(far, b, 8, 1);
+	far_expect_waiting(far, a);
+}
+
+static void expect_told(const struct far *far, unsigned end, unsigned n, uint32_t a, uint32_t b)
+{
+	ASSERT_EQ(far->told[end].n, n);
+	ASSERT_EQ(far->told[end].moves[0], a);
+	ASSERT_EQ(far->told[end].moves[1], b);
+}
+
+TEST(the_job_goes_on_with_other_servers)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2), before;
+	struct asked *a, *b, *old;
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	old = push(far, 1, &layout, key, 1, 1, 0);
+	before = layout;
+	layout.moves[1] = 1;
+	/* Who does not know the node's number of the run has no say. */
+	far_expect(far, far_attach(far, 5, &layout, 0, 99), -EACCES, "does not speak");
+	far_expect_waiting(far, old);
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
+	far_expect(far, old, -ESHUTDOWN, "other servers");
+	expect_told(far, 0, 0, 0, 0);
+	expect_told(far, 1, 1, 0, 1);
+	/* What node 1 says before it knows is not taken for what it says afterwards. */
+	far_expect(far, push(far, 1, &before, key, 1, 1, 0), -ESHUTDOWN, "other servers");
+	far_expect(far, offer(far, 1, &before, key, 1, 1, 3), -ESHUTDOWN, "other servers");
+	far_expect(far, far_attach(far, 1, &before, 1, FAR_INSTANCE + 1), -ESHUTDOWN, NULL);
+	expect_told(far, 1, 2, 0, 1);
+	a = push(far, 0, &layout, key, 1, 0, 0);
+	far_expect_waiting(far, a);
+	far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	b = push(far, 1, &layout, key, 1, 1, 0);
+	expect_result(far, a, 3, 1);
+	expect_result(far, b, 3, 1);
+	ack(far, 0, &layout, 0, 1, FAR_EPOCH);
+	ack(far, 1, &layout, 1, 1, FAR_EPOCH);
+	/* Those were of before: it is still kept. */
+	far_lose(far, 1);
+	far_expect(far, far_attach(far, 2, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	expect_result(far, push(far, 2, &layout, key, 1, 1, 0), 3, 1);
+}
+
+TEST(who_has_left_stays_so_when_the_servers_change)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, 1, 0, NULL);
+	layout.moves[1] = 3;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
+	far_expect(far, push(far, 0, &layout, key, 1, 0, 0), -ENOTCONN, "left the job");
+	far_notice(far, 0, DATA_LEAVE, layout.job, 0, 0, 0, 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 0);
+}
+
+static void notice_moves(struct far *far, unsigned end, const struct layout *layout, uint32_t a,
+			 uint32_t b)
+{
+	uint32_t moves[FAR_SERVERS] = { a, b };
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_MOVE,
+		.job = layout->job,
+		.len = sizeof(moves),
+	};
+
+	far->ops->notice(far, end, &h, moves);
+}
+
+TEST(a_server_that_is_left_out_lets_go_and_may_come_back)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	struct asked *a;
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	a = push(far, 0, &layout, key, 1, 0, 0);
+	notice_moves(far, 1, &layout, 0, 1);
+	notice_moves(far, 6, &layout, 1, 0); /* of nobody in the job */
+	far_expect_waiting(far, a);
+	notice_moves(far, 1, &layout, 1, 0);
+	far_expect(far, a, -ESHUTDOWN, "other servers");
+	expect_told(far, 0, 1, 1, 0);
+	expect_told(far, 1, 0, 0, 0);
+	ASSERT_EQ(far_n_jobs(far), 0);
+	far_expect(far, push(far, 0, &layout, key, 1, 0, 0), -ESHUTDOWN, "other servers");
+	layout.moves[0] = 1;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), -EINVAL, "cannot be");
+	layout.moves[0] = 2;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
+	far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	a = push(far, 0, &layout, key, 1, 0, 0);
+	expect_result(far, push(far, 1, &layout, key, 1, 1, 0), 3, 1);
+	expect_result(far, a, 3, 1);
+}
+
+TEST(a_server_that_drains_is_left_by_the_jobs_that_can)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2), other = far_layout("other", 1, NULL),
+		      later = kept_layout(1), back;
+	uint32_t moved, stay;
+	struct asked *a;
+
+	far_form(far, &layout);
+	far_form(far, &other);
+	a = push(far, 0, &layout, 1, 1, 0, 0);
+	server_drain(far->server, &moved, &stay);
+	ASSERT_EQ(moved, 1);
+	ASSERT_EQ(stay, 1);
+	far_expect(far, a, -ESHUTDOWN, "other servers");
+	expect_told(far, 0, 1, 1, 0);
+	expect_told(far, 1, 1, 1, 0);
+	back = layout;
+	back.moves[0] = 2;
+	far_expect(far, far_attach(far, 0, &back, 0, FAR_INSTANCE), -ESHUTDOWN, "other servers");
+	later.name = "later";
+	far_form(far, &later);
+	expect_told(far, 0, 2, 1, 0);
+	ASSERT_EQ(far_n_jobs(far), 1);
+}
