@@ -26,13 +26,15 @@ class Keeper:
 
     def __init__(self, cluster, armed=None):
         self.cluster, self.armed = cluster, {i: list(a) for i, a in (armed or {}).items()}
+        self.given_up = set()  # daemons that are not started again
         self.restarts, self.error, self.over = 0, None, threading.Event()
         self.lock = threading.Lock()  # held while one is started
 
     def watch(self):
         try:
             while not self.over.is_set():
-                dead = [i for i, daemon in enumerate(self.cluster.daemons) if not daemon.alive()]
+                dead = [i for i, daemon in enumerate(self.cluster.daemons)
+                        if not daemon.alive() and i not in self.given_up]
                 for i in dead:
                     armed = self.armed.get(i)
                     with self.lock, failpoints(armed.pop(0) if armed else ''):

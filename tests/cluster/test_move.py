@@ -1,0 +1,158 @@
+#!/usr/bin/env python3
+"""A job over several nodes that goes on with other servers: one is lost for good, drains, or is back. Trainers see no error,
+results are the same bits."""
+import os, random, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+try:
+    import numpy as np
+    import reference as ref
+except ImportError:
+    print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
+    sys.exit(77)
+from recovery import *
+
+
+def turns(ranks, layout, first, n=1, then=None):
+    """n turns of every operation from number `first` on; then(): once all is submitted, in each."""
+    for turn in range(first, first + n):
+        works = every_operation(layout, 50 * turn)
+        declare(ranks, works, 20 * turn)
+        submit(ranks, works, 20 * turn)
+        if then:
+            then()
+        finish(ranks, works, 20 * turn)
+    return first + n
+
+
+def says(cluster, i, text):
+    wait_for(f'{cluster.names[i]} says "{text}"', lambda: text in cluster.daemons[i].text(), 2 * DEADLINE)
+
+
+def test_each_server_is_lost_for_good():
+    """One of them is the job's home: the tensors that are declared afterwards get their numbers elsewhere."""
+    layout = (2, 1)
+    for victim in (2, 3):
+        with Cluster(2, 2, colocated=False) as cluster:
+            ranks = job(cluster, layout)
+            turn = turns(ranks, layout, 0)
+            turn = turns(ranks, layout, turn, then=cluster.daemons[victim].kill)
+            turns(ranks, layout, turn, 2)
+            says(cluster, 0, 'goes on with 1 of 2 servers')
+            each(ranks, 'leave')
+
+
+def test_one_after_another_is_lost_until_one_is_left():
+    layout = (1, 1)
+    with Cluster(2, 3, colocated=False) as cluster:
+        ranks, turn = job(cluster, layout), 0
+        for victim in (3, 2):
+            turn = turns(ranks, layout, turn, then=cluster.daemons[victim].kill)
+        turns(ranks, layout, turn)
+        says(cluster, 0, 'goes on with 1 of 3 servers')
+        each(ranks, 'leave')
+
+
+def test_those_beside_the_ranks_take_over():
+    """Of the servers on machines of their own none is left."""
+    layout = (1, 1, 1)
+    with Cluster(3, 1) as cluster:
+        ranks = job(cluster, layout)
+        turn = turns(ranks, layout, turns(ranks, layout, 0), then=cluster.daemons[3].kill)
+        turns(ranks, layout, turn)
+        each(ranks, 'leave')
+
+
+def test_the_same_tensors_round_after_round():
+    layout, n = (2, 1), 6 * PART // 4 + 12345
+    with Cluster(2, 3, colocated=False) as cluster:
+        ranks = job(cluster, layout)
+        work = push_pull(layout, INT32, SUM, n, 7, 1, 1)
+        declare(ranks, [work])
+        values = [ref.random(INT32, n, (SEED, 7, k)) for k in range(3)]
+        for turn in range(12):
+            for k, rank in enumerate(ranks):
+                rank.submit(turn, 0, values[k].tobytes(), op=PUSH_PULL, red=SUM, out=n, inplace=1, shared=turn % 2)
+            if turn in (3, 7):
+                cluster.daemons[2 + turn // 4].kill()
+            each(ranks, 'wait', turn, DEADLINE * 2000)
+            total = ref.reduce(INT32, SUM, values, layout)
+            for k, rank in enumerate(ranks):
+                assert rank.result(turn) == total.tobytes(), f'round {turn} on rank {k}'
+                rank.call('free', turn)
+            values = [total + np.int32(k) for k in range(3)]
+        each(ranks, 'leave')
+
+
+def test_a_server_that_is_back_takes_its_share_again():
+    layout = (1, 1)
+    with Cluster(2, 2, colocated=False) as cluster:
+        ranks = job(cluster, layout)
+        turn = turns(ranks, layout, 0, then=cluster.daemons[2].kill)
+        says(cluster, 1, 'goes on with 1 of 2 servers')
+        cluster.restart(2)
+        says(cluster, 1, 'goes on with 2 of 2 servers')
+        turn = turns(ranks, layout, turn)
+        # The other is not needed any more.
+        turn = turns(ranks, layout, turn, then=cluster.daemons[3].kill)
+        each(ranks, 'leave')
+
+
+def test_a_server_drains():
+    """Nothing fails and nothing is lost by it; it may be stopped then."""
+    layout = (2, 1)
+    with Cluster(2, 2, colocated=False) as cluster:
+        ranks, drained = job(cluster, layout), []
+        turn = turns(ranks, layout, 0)
+        turn = turns(ranks, layout, turn, then=lambda: drained.append(cluster.daemons[2].ctl('drain')))
+        assert drained == [{'moved': 1, 'stay': 0}], drained
+        says(cluster, 0, 'goes on with 1 of 2 servers')
+        turn = turns(ranks, layout, turn)
+        assert not cluster.daemons[2].ctl('jobs').get('jobs'), cluster.daemons[2].ctl('jobs')
+        # The last one stays.
+        assert cluster.daemons[3].ctl('drain') == {'moved': 0, 'stay': 1}
+        turn = turns(ranks, layout, turn)
+        # What begins now goes as soon as it is there.
+        others = job(cluster, (1, 1))
+        turns(others, (1, 1), 0)
+        says(cluster, 0, 'job job2: goes on with 1 of 2 servers')
+        each(ranks, 'leave')
+        each(others, 'leave')
+
+
+def test_an_agent_is_killed_while_its_job_goes_on_without_a_server():
+    layout = (2, 1)
+    with Cluster(2, 2, colocated=False) as cluster:
+        ranks = job(cluster, layout)
+        turn = turns(ranks, layout, 0, then=cluster.daemons[2].kill)
+        says(cluster, 1, 'goes on with 1 of 2 servers')
+
+        def again():
+            cluster.daemons[0].kill()
+            cluster.restart(0)
+        turn = turns(ranks, layout, turn, then=again)
+        turns(ranks, layout, turn)
+        each(ranks, 'leave')
+
+
+# Where a daemon is killed, by what it is then, when a server is lost for good.
+HAND_OVERS = ((0, ('server-lost=kill', 'job-moved=kill', 'server-attached-again=kill@3')),
+              (3, ('server-moved=kill', 'server-attached=kill@3')))
+
+
+def test_killed_at_each_hand_over():
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    layout = (2, 1)
+    for index, places in HAND_OVERS:
+        for place in places:
+            with armed_cluster(layout, 2, {index: [place]}, colocated=False) as cluster, Keeper(cluster) as keeper:
+                keeper.given_up.add(2)
+                ranks = job(cluster, layout)
+                turn = turns(ranks, layout, 0, then=lambda: keeper.kill(2))
+                keeper.expect(1)
+                turns(ranks, layout, turn)
+                each(ranks, 'leave')
+
+
+run(globals())
