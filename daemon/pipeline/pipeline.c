@@ -140,15 +140,18 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE && header->op != DATA_MOVE)
 		return;
 	list_for_each (job, &pipeline->jobs, link) {
-		if (!job->distributed || job->number != header->job || !uses(job, peer))
+		if (!job->distributed || job->number != header->job)
+			continue;
+		/* Who knows the number has been told it; there may be no connection of ours to it just now. */
+		if (header->op == DATA_MOVE) {
+			pipeline_move_notice(job, header, payload);
+			return;
+		}
+		if (!uses(job, peer))
 			continue;
 		if (header->op == DATA_RELEASE) {
 			if (!job->n_moved || header->epoch == job->data_epoch)
 				released(job, peer, (uint32_t)header->round);
-			return;
-		}
-		if (header->op == DATA_MOVE) {
-			pipeline_move_notice(job, header, payload);
 			return;
 		}
 		read_failure(header, payload, &failure);

@@ -287,8 +287,9 @@ static void on_attached(struct call *call)
 	} else if (setup->n_moved != job->n_moved) {
 		/* Said before the job went over to other servers: it has attached again since. */
 	} else if (job->state != JOB_OVER && job->keep &&
-		   (job->resumed || job->state == JOB_RUNNING) && pipeline_keep_is_loss(call)) {
-		/* peer_lost() follows, but where the server only shuts down. */
+		   (job->resumed || job->state == JOB_RUNNING || call->answer.op == DATA_ERROR) &&
+		   pipeline_keep_is_loss(call)) {
+		/* peer_lost() follows, but where the server only shuts down, or knows of other servers. */
 		if (call->answer.op == DATA_ERROR) {
 			pipeline_keep_lost(job, setup->server, call->text);
 			/* Its words came: it is there, and perhaps knows of other servers than we. */

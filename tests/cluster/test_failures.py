@@ -243,7 +243,7 @@ def test_cancel_names_the_canceller():
 def test_a_dead_server_is_named():
     for source in ('static', 'coordinator'):
         with Cluster(2, 2, source=source, colocated=False,
-                     options=['--lost-timeout=1s', '--move-timeout=1h']) as cluster:
+                     options=['--lost-timeout=1s', '--move-timeout=60m']) as cluster:
             ranks = cluster.job((1, 1), min_servers=2)
             tensor(ranks)
             submit(ranks[0])
