@@ -251,6 +251,8 @@ int pipeline_keep_init(struct pipeline_job *job);
 void pipeline_keep_done(struct pipeline_job *job);
 /* A server's peer is lost, or it does not answer as it should: parts wait, and it is connected again. */
 void pipeline_keep_lost(struct pipeline_job *job, size_t server, const char *why);
+/* Its words are that it stops, or knows of other servers than we: it is attached again in a moment. */
+void pipeline_keep_again(struct pipeline_job *job, size_t server);
 /* The same for each of the job's servers that this peer is. */
 void pipeline_keep_peer_lost(struct pipeline_job *job, const struct peer *peer, const char *why);
 /* A server has taken the job, perhaps again. fresh: it has not seen the job's beginning. */

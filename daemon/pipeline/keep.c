@@ -204,6 +204,17 @@ void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why
 	(void)loop_timer_set(job->pipeline->params.loop, &server->timer, at_ns);
 }
 
+void pipeline_keep_again(struct pipeline_job *job, size_t number)
+{
+	struct pipeline_server *server = &job->servers[number];
+	uint64_t now_ns = clock_now_ns();
+
+	if (!server->lost_ns)
+		server->lost_ns = now_ns;
+	pipeline_keep_detach(job, number);
+	(void)loop_timer_set(job->pipeline->params.loop, &server->timer, now_ns + RETRY_NS);
+}
+
 void pipeline_keep_peer_lost(struct pipeline_job *job, const struct peer *peer, const char *why)
 {
 	pipeline_job_hold(job);

@@ -290,11 +290,8 @@ static void on_attached(struct call *call)
 		   (job->resumed || job->state == JOB_RUNNING || call->answer.op == DATA_ERROR) &&
 		   pipeline_keep_is_loss(call)) {
 		/* peer_lost() follows, but where the server only shuts down, or knows of other servers. */
-		if (call->answer.op == DATA_ERROR) {
-			pipeline_keep_lost(job, setup->server, call->text);
-			/* Its words came: it is there, and perhaps knows of other servers than we. */
-			job->servers[setup->server].gone = false;
-		}
+		if (call->answer.op == DATA_ERROR)
+			pipeline_keep_again(job, setup->server);
 	} else if (job->state != JOB_OVER && call->status) {
 		fail(job, call->status, call->text);
 	} else if (job->state != JOB_OVER) {
@@ -303,7 +300,7 @@ static void on_attached(struct call *call)
 	setup_done(setup);
 }
 
-/* moves: which servers it is to go on with. */
+/* moves: which servers it is to go on with; others than the job's: one that was out is asked back. */
 static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer, uint32_t *moves,
 		     struct pipeline_setup **ret_setup)
 {
@@ -334,6 +331,7 @@ static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer,
 		m.moves = moves;
 		m.has_server = true;
 		m.server = (uint32_t)server;
+		m.has_asks_back = m.asks_back = moves != job->moves;
 	}
 	r = setup_call(job, peer, DATA_ATTACH, &m.base, on_attached, ret_setup);
 	if (!r)

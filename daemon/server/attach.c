@@ -108,15 +108,21 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 	struct job *job = job_find(server, number);
 	const char *what;
 
-	if (over && !job_over_return(server, number)) {
+	if (over && ((attach->asks_back && server->draining) || !job_over_return(server, number))) {
 		*failure = *over;
 		return failure->status;
 	}
 	if (!number)
 		return failure_set(failure, -EPROTO, "job %s: an attach without number",
 				   attach->job);
-	if (!job)
-		return attach_new(server, number, attach, ret_job, failure);
+	if (!job) {
+		int r = attach_new(server, number, attach, ret_job, failure);
+
+		/* If all servers drain, all are in again: then they stay. */
+		if (!r)
+			(*ret_job)->came_back = over;
+		return r;
+	}
 	what = attach_differs(job, attach);
 	if (!what) {
 		int r = move_attach(&job, attach, delivery->peer, failure);
@@ -198,7 +204,7 @@ void attach_call(struct server *server, struct delivery *delivery)
 	answer.node = attach->node;
 	answer.len = (uint32_t)len;
 	delivery_answer(delivery, &answer, NULL, data);
-	if (server->draining && job->n_attached == job->n_nodes)
+	if (server->draining && !job->came_back && job->n_attached == job->n_nodes)
 		(void)move_drain(job);
 }
 

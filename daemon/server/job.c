@@ -180,7 +180,7 @@ bool job_over_return(struct server *server, uint64_t number)
 	for (unsigned i = 0; number && i < SERVER_OVER; i++) {
 		if (server->over[i].number != number)
 			continue;
-		if (!server->over[i].moved || server->draining)
+		if (!server->over[i].moved)
 			return false;
 		server->over[i].number = 0;
 	}

@@ -117,6 +117,7 @@ struct job {
 	bool resume;	  /* outlives its daemons' processes */
 	bool fresh; /* it had begun before this process did, or goes on with other servers: move.c */
 	uint32_t *moves; /* how often each server has gone and come; NULL: never */
+	bool came_back;	 /* it had gone on without this server */
 	size_t n_moves;
 	uint32_t own_number; /* of this server among them */
 	uint32_t data_epoch; /* data_moves_epoch() */
@@ -157,7 +158,7 @@ const struct failure *job_over(const struct server *server, uint64_t number);
 void job_over_remember(struct server *server, uint64_t number, const struct failure *failure);
 /* It has only gone to other servers, and may come back. */
 void job_over_moved(struct server *server, uint64_t number);
-/* Forgets that; false when it is over for good, or this server drains. */
+/* Forgets that; false when it is over for good. */
 bool job_over_return(struct server *server, uint64_t number);
 
 /* "60", "0.25": seconds of a timeout, for texts. */

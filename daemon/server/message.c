@@ -251,6 +251,7 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	memcpy(attach->node_of_rank, m->node_of_rank, m->size * sizeof(attach->node_of_rank[0]));
 	attach->n_moves = m->n_moves;
 	attach->server = m->server;
+	attach->asks_back = m->asks_back;
 	attach->moves = attach->node_of_rank + m->size;
 	if (m->n_moves)
 		memcpy(attach->node_of_rank + m->size, m->moves,

@@ -42,6 +42,7 @@ struct attach {
 	const uint32_t *moves;
 	size_t n_moves;
 	uint32_t server;
+	bool asks_back;
 	uint32_t node_of_rank[]; /* size entries; every node has a rank */
 };
 

@@ -118,6 +118,7 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 	r = attach_new(old->server, old->number, attach, &anew, failure);
 	if (!r) {
 		take_places(anew, old);
+		anew->came_back = old->came_back;
 		*job = anew;
 	}
 	FAILPOINT("server-moved");

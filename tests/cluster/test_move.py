@@ -109,15 +109,18 @@ def test_a_server_drains():
         says(cluster, 0, 'goes on with 1 of 2 servers')
         turn = turns(ranks, layout, turn)
         assert not cluster.daemons[2].ctl('jobs').get('jobs'), cluster.daemons[2].ctl('jobs')
-        # The last one stays.
-        assert cluster.daemons[3].ctl('drain') == {'moved': 0, 'stay': 1}
-        turn = turns(ranks, layout, turn)
         # What begins now goes as soon as it is there.
         others = job(cluster, (1, 1))
         turns(others, (1, 1), 0)
         says(cluster, 0, 'job job2: goes on with 1 of 2 servers')
-        each(ranks, 'leave')
-        each(others, 'leave')
+        # The last one stays, also in a job that begins when all of them drain.
+        assert cluster.daemons[3].ctl('drain') == {'moved': 0, 'stay': 2}
+        turns(ranks, layout, turn)
+        turns(others, (1, 1), 1)
+        last = job(cluster, (1, 1))
+        turns(last, (1, 1), 0, 2)
+        for group in ranks, others, last:
+            each(group, 'leave')
 
 
 def test_an_agent_is_killed_while_its_job_goes_on_without_a_server():

@@ -183,6 +183,7 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 		m.home = &home;
 		m.n_moves = FAR_SERVERS;
 		m.moves = (uint32_t *)layout->moves;
+		m.has_asks_back = m.asks_back = layout->asks_back;
 	}
 	m.name = (char *)layout->name;
 	m.size = layout->size;

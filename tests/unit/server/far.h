@@ -85,6 +85,7 @@ struct layout {
 	uint64_t timeout_ms, request_timeout_ms;
 	uint32_t part_bytes;
 	bool resume; /* it outlives its daemons' processes; this server is its home */
+	bool asks_back;
 	uint32_t moves[FAR_SERVERS]; /* with which nodes attach; this server is number 0 */
 	/* Filled when joined. */
 	uint64_t job;

@@ -329,9 +329,19 @@ TEST(a_server_that_drains_is_left_by_the_jobs_that_can)
 	expect_told(far, 1, 1, 1, 0);
 	back = layout;
 	back.moves[0] = 2;
+	back.asks_back = true;
 	far_expect(far, far_attach(far, 0, &back, 0, FAR_INSTANCE), -ESHUTDOWN, "other servers");
 	later.name = "later";
 	far_form(far, &later);
 	expect_told(far, 0, 2, 1, 0);
 	ASSERT_EQ(far_n_jobs(far), 1);
+	/* The other one has gone as well: then both are in again, and this one stays. */
+	back.asks_back = false;
+	back.moves[1] = 2;
+	far_expect(far, far_attach(far, 0, &back, 0, FAR_INSTANCE), 0, NULL);
+	far_expect(far, far_attach(far, 1, &back, 1, FAR_INSTANCE + 1), 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 2);
+	a = push(far, 0, &back, 1, 1, 0, 0);
+	expect_result(far, push(far, 1, &back, 1, 1, 1, 0), 3, 1);
+	expect_result(far, a, 3, 1);
 }
