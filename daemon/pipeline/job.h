@@ -282,6 +282,8 @@ int pipeline_move_init(struct pipeline_job *job);
 void pipeline_move_done(struct pipeline_job *job);
 bool pipeline_move_is_in(const struct pipeline_job *job, size_t server);
 size_t pipeline_move_n_in(const struct pipeline_job *job);
+/* The job's home among the servers that are in by `moves`. Returns 0 or -ENOMEM. */
+int pipeline_move_home(const struct pipeline_job *job, const uint32_t *moves, size_t *ret_server);
 /* What somebody knows of it; n: entries, from outside. */
 void pipeline_move_unite(struct pipeline_job *job, const uint32_t *moves, size_t n,
 			 const char *why);

@@ -86,7 +86,7 @@ static int deal(struct pipeline_job *job)
 	return 0;
 }
 
-static int find_home(struct pipeline_job *job)
+int pipeline_move_home(const struct pipeline_job *job, const uint32_t *moves, size_t *ret_server)
 {
 	_cleanup_(freep) bool *in = calloc(job->n_servers, sizeof(*in));
 	const struct view_member *home;
@@ -94,11 +94,11 @@ static int find_home(struct pipeline_job *job)
 	if (!in)
 		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < job->n_servers; i++)
-		in[i] = pipeline_move_is_in(job, i);
+		in[i] = !(moves[i] & 1);
 	home = view_home_among(job->view, job->name, in);
 	for (size_t i = 0; i < job->n_servers; i++)
 		if (view_server(job->view, i) == home)
-			job->home_number = i;
+			*ret_server = i;
 	return 0;
 }
 
@@ -197,7 +197,7 @@ static void go_over(struct pipeline_job *job, const char *why)
 
 	job->data_epoch = data_moves_epoch(job->view->epoch, job->moves, job->n_servers);
 	job->n_moved++;
-	if (deal(job) || find_home(job)) {
+	if (deal(job) || pipeline_move_home(job, job->moves, &job->home_number)) {
 		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
 		pipeline_job_fail(job, &failure, NULL);
 		return;

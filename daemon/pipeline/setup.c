@@ -307,8 +307,13 @@ static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer,
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
 	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
 	Bps__Cluster__Stragglers stragglers;
+	size_t at_home = 0;
 	int r;
 
+	/* One that is asked back may be the home again. */
+	r = moves ? pipeline_move_home(job, moves, &at_home) : 0;
+	if (r)
+		return error_trace(r);
 	m.name = job->name;
 	m.size = job->shape.size;
 	m.n_nodes = job->shape.n_nodes;
@@ -326,7 +331,7 @@ static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer,
 		home.part_bytes = job->part_bytes;
 		home.epoch = job->view->epoch;
 		home.view_digest = view_server_digest(job->view);
-		m.home = server == job->home_number ? &home : NULL;
+		m.home = server == at_home ? &home : NULL;
 		m.n_moves = job->n_servers;
 		m.moves = moves;
 		m.has_server = true;
