@@ -1,17 +1,25 @@
 /*
- * What the files of RDMA share. rdma.c finds the ports and makes connections (home), rdma_memory.c knows what is
- * registered (any thread), rdma_lane.c moves messages (the worker's thread).
+ * What the files of RDMA share.
+ *
+ *	home	  rdma.c opens and closes all, rdma_port.c finds devices and ports, rdma_peer.c has what belongs to a peer,
+ *		  rdma_link.c makes connections, the accepting side of which is rdma_accept.c, the other rdma_dial.c
+ *	worker	  rdma_lane.c, rdma_send.c and rdma_receive.c move messages; rdma_queue_pair.c makes what they post to
+ *	any thread  rdma_memory.c knows what is registered
  */
 #pragma once
 
+#include "base/clock.h"
 #include "transport/internal.h"
 #include "transport/rdma_verbs.h"
 #include <pthread.h>
 
-#define RDMA_DEVICES  8
-#define RDMA_PORTS    DATA_RDMA_RAILS
-#define RDMA_RECEIVES 128 /* posted for each lane */
-#define RDMA_SENDS    128 /* messages posted at once, two work requests each at most */
+#define RDMA_DEVICES	   8
+#define RDMA_PORTS	   DATA_RDMA_RAILS
+#define RDMA_REDIAL_MIN_NS (2 * NSEC_PER_SEC)
+#define RDMA_RETRIES	   7 /* of a packet; the most there is */
+#define RDMA_RESOLVE_MS	   2000
+#define RDMA_RECEIVES	   128 /* posted for each lane */
+#define RDMA_SENDS	   128 /* messages posted at once, two work requests each at most */
 /* Bytes of payload offered or under way on a lane; more urgent ones overtake the rest. Enough for 200 Gbit/s over 40 us. */
 #define RDMA_AHEAD    (1u << 20)
 #define RDMA_HEAD_LEN (sizeof(struct data_rdma) + sizeof(struct data_header))
@@ -152,9 +160,87 @@ struct rdma_link {
 	bool is_again_posted;
 };
 
+/* rdma_port.c */
+
+/* Fills in ports, each with an id that listens. Returns 0, or what was in the way of the last that looked like a port. */
+int rdma_find_ports(struct rdma *rdma);
+/* By which an id goes, or NULL. */
+struct rdma_port *rdma_port_of(struct rdma *rdma, const struct rdma_cm_id *id);
+uint16_t rdma_address_port(const struct sockaddr *address);
+/* IPv6, or IPv4 mapped into it. */
+void rdma_address_to_bytes(const struct address *address, uint8_t bytes[16]);
+void rdma_address_from_bytes(const uint8_t bytes[16], uint16_t port, struct address *ret_address);
+
+/* rdma_link.c */
+
+/* Starts the timer that ends it if it does not come up. id: whose link it is to be, or NULL. Returns 0 or -errno. */
+int rdma_link_new(struct rdma *rdma, struct peer *peer, struct rdma_cm_id *id,
+		  struct rdma_link **ret_link);
+/* One that was being made has failed: says so, and goes. */
+void rdma_link_lost(struct rdma_link *link, int status, const char *why);
+/* Those of a peer that are being made. */
+void rdma_links_drop(struct peer *peer);
+void rdma_link_on_event(struct rdma_link *link, const struct rdma_cm_event *event);
+/* To RTR and RTS, with what librdmacm found out and what the settings say. Returns 0 or -errno. */
+int rdma_link_ready(struct rdma_link *link);
+void rdma_link_set_tos(struct rdma_link *link);
+/* The proof of a hello; of the connecting side's where accepting is NULL. Both in wire order. Returns 0 or -ENOMEM. */
+int rdma_link_prove(const struct rdma_link *link, const struct data_rdma_hello *connecting,
+		    const struct data_rdma_hello *accepting, unsigned char *ret_proof);
+void rdma_hello_make(struct rdma_link *link, unsigned group);
+/* Out of private data, which comes padded; in wire order and in ours. */
+bool rdma_hello_take(const struct rdma_conn_param *param, struct data_rdma_hello *ret_wire,
+		     struct data_rdma_hello *ret_hello);
+/* Returns NULL, or what is wrong. */
+const char *rdma_hello_check(const struct data_rdma_hello *hello);
+
+/* rdma_accept.c */
+void rdma_take_request(struct rdma *rdma, struct rdma_cm_id *id,
+		       const struct rdma_conn_param *param);
+/* Offers our ports to a peer. Returns 0 or -EIO. */
+int rdma_offer(struct peer *peer);
+
+/* rdma_dial.c */
+void rdma_dial(struct peer *peer, const struct data_rdma_offer *wire);
+/* The route is found: asks. Returns 0, or -errno with why. */
+int rdma_link_connect(struct rdma_link *link, char *why, size_t size);
+/* The other side accepted. Returns 0, or -errno with why. */
+int rdma_link_establish(struct rdma_link *link, const struct rdma_conn_param *param, char *why,
+			size_t size);
+
+/* rdma_peer.c */
+/* With an offer, or asking for one. */
+void rdma_send_offer(struct peer *peer, const struct data_rdma_offer *offer);
+/* Nothing is being made any more. */
+void rdma_dial_over(struct peer *peer);
+
+/* rdma_queue_pair.c */
+
+enum rdma_work { RDMA_WR_RECEIVE, RDMA_WR_SEND };
+
+static inline uint64_t rdma_wr_id(enum rdma_work work, unsigned index)
+{
+	return (uint64_t)work << 32 | index;
+}
+
 /* Queue pair and memory; receives are posted. Returns 0, or a negative errno with why. Home. */
 int rdma_link_make(struct rdma_link *link, char *why, size_t size);
 /* Lets go of all that rdma_link_make() made. Idempotent. */
 void rdma_link_unmake(struct rdma_link *link);
+unsigned char *rdma_receive_slot(const struct rdma_link *link, unsigned i);
+unsigned char *rdma_send_slot(const struct rdma_link *link, unsigned i);
+/* Returns 0 or -errno. */
+int rdma_post_receive(struct rdma_link *link, unsigned i);
+
+/* rdma_send.c, rdma_receive.c */
+
+void rdma_flush(struct lane *lane);
+void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc);
+void rdma_on_received(struct rdma_link *link, const struct ibv_wc *wc);
+
+/* rdma_lane.c */
+
+/* The wire, not the peer: what the lane held may go another way. The worker's thread. */
+void rdma_link_fail(struct rdma_link *link, const char *format, ...) _printf_(2, 3);
 /* The wire broke: the worker is told. Home; not when the lane is closing. */
 void rdma_link_break(struct rdma_link *link, const char *why);
