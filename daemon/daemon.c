@@ -144,6 +144,26 @@ static int open_server(struct daemon *daemon)
 	return error_trace(server_new(&params, &daemon->server));
 }
 
+/* Parts go from and to staging by RDMA, without a copy. */
+static int staging_opened(void *user, void *data, size_t len)
+{
+	struct daemon *daemon = user;
+
+	return error_trace(transport_memory_add(daemon->transport, data, len));
+}
+
+static void staging_closing(void *user, void *data)
+{
+	struct daemon *daemon = user;
+
+	transport_memory_remove(daemon->transport, data);
+}
+
+static const struct gpu_staging_ops staging_ops = {
+	.opened = staging_opened,
+	.closing = staging_closing,
+};
+
 /* That there are no GPUs is said once, with what is lost by it. */
 static int open_gpu(struct daemon *daemon)
 {
@@ -152,6 +172,8 @@ static int open_gpu(struct daemon *daemon)
 		.loop = daemon->loop,
 		.staging_bytes = config->gpu_staging,
 		.timeout_ms = config->gpu_timeout,
+		.staging_ops = &staging_ops,
+		.user = daemon,
 	};
 	int r;
 

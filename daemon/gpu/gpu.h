@@ -25,10 +25,19 @@ struct gpu;
 struct gpu_worker;
 struct gpu_session;
 
+/* Who must know where staging is: another device that reads and writes it. Optional. */
+struct gpu_staging_ops {
+	/* Returns 0 or -ENOMEM; then no worker starts. */
+	int (*opened)(void *user, void *data, size_t len);
+	void (*closing)(void *user, void *data);
+};
+
 struct gpu_params {
 	struct loop *loop;
 	const char *program;	/* what is run with --gpu-worker; NULL: this program */
 	uint64_t staging_bytes; /* for all jobs */
+	const struct gpu_staging_ops *staging_ops; /* or NULL */
+	void *user;				   /* theirs */
 	uint64_t
 		timeout_ms; /* a worker that has done nothing for so long, with work to do, is killed */
 };

@@ -33,11 +33,21 @@ int gpu_staging_open(struct gpu *gpu)
 	}
 	gpu->staging = data;
 	gpu->staging_fd = TAKE_FD(fd);
+	if (gpu->params.staging_ops) {
+		int r = gpu->params.staging_ops->opened(gpu->params.user, data, len);
+
+		if (r) {
+			gpu_staging_close(gpu);
+			return error_trace(r);
+		}
+	}
 	return 0;
 }
 
 void gpu_staging_close(struct gpu *gpu)
 {
+	if (gpu->staging && gpu->params.staging_ops)
+		gpu->params.staging_ops->closing(gpu->params.user, gpu->staging);
 	if (gpu->staging)
 		(void)munmap(gpu->staging, gpu->n_pages * GPU_PAGE);
 	gpu->staging = NULL;
