@@ -289,6 +289,9 @@ static int open_line(struct daemon *daemon, struct failure *failure)
 		r = open_pipeline(daemon);
 		if (r)
 			return failure_set(failure, r, "pipeline: %s", strerror(-r));
+	}
+	/* A socket that was handed over is open in any case: whoever connects is to hear something. */
+	if ((daemon->roles & ROLE_AGENT) || daemon->params.fds.control >= 0) {
 		r = open_control(daemon);
 		if (r)
 			return failure_set(failure, r, "socket %s: %s", config->socket,

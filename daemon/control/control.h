@@ -13,7 +13,7 @@ struct control;
 
 struct control_params {
 	struct loop *loop;
-	struct pipeline *pipeline;
+	struct pipeline *pipeline; /* NULL: no agent; whoever connects is told so */
 	const char *socket_path; /* bound here with mode 0660; NULL when listen_fd is given */
 	int listen_fd;		 /* from socket activation, or -1 */
 	const char *group;	 /* group of the socket, or NULL */

@@ -73,6 +73,11 @@ static void admit(struct control *control, int accepted)
 
 	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &len))
 		return;
+	if (!control->params.pipeline) {
+		refuse(socket, -EOPNOTSUPP,
+		       "this daemon only sums for others: trainers need one with the role agent");
+		return;
+	}
 	if (control->n_sessions >= control->params.max_sessions) {
 		refuse(socket, -EMFILE, "this daemon has as many sessions as max_sessions allows");
 		return;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The daemon as a process: socket activation, readiness, watchdog, reload, and what it says of wrong options."""
-import os, signal, socket, subprocess, sys
+import errno, os, signal, socket, subprocess, sys, tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 
@@ -31,7 +31,7 @@ def reduces(cluster):
 class Activated(Cluster):
     """One daemon whose sockets are open before it starts, as systemd does it. extra: environment."""
 
-    def __init__(self, extra):
+    def __init__(self, extra, *options):
         super().__init__(1, start=False)
         path = os.path.join(self.folder, 'activated.sock')
         self.listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
@@ -48,7 +48,7 @@ class Activated(Cluster):
         daemon.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
         daemon.notify.bind(notify)
         Process.__init__(daemon, 'activated', ['bash', '-c', script, 'bash', '--config=', '--admin-socket=' + daemon.admin,
-                                               '--socket=/nonexistent/never-bound.sock'],
+                                               '--socket=/nonexistent/never-bound.sock', *options],
                          self.folder, None, {'NOTIFY_SOCKET': notify, **extra}, pass_fds=[fd], stdin=subprocess.DEVNULL)
         self.daemons = [daemon]
 
@@ -64,6 +64,26 @@ def test_socket_activation():
         assert b'EXTEND_TIMEOUT_USEC=60000000' in told, told  # drain_timeout, and 30 s
         assert cluster.daemons[0].process.wait(DEADLINE) == 0
         assert os.path.exists(cluster.daemons[0].socket), 'the socket is systemd\'s, but was removed'
+        cluster.listener.close()
+
+
+def test_a_server_tells_trainers_what_it_is():
+    """Its socket was opened for it: whoever connects is not left to wait."""
+    with tempfile.NamedTemporaryFile('w', suffix='.conf') as file, Cluster(1, start=False) as plan:
+        file.write(f'[node s0]\naddress = {plan.addresses[0]}\nroles = server\n')
+        file.flush()
+        server_door(file.name)
+
+
+def server_door(file):
+    with Activated({}, '--cluster=static', '--cluster-file=' + file, '--node=s0') as cluster:
+        notified(cluster.daemons[0], b'READY=1')
+        trainer = cluster.trainer(open=False)
+        try:
+            trainer.call('open', cluster.daemons[0].socket, DEADLINE * 1000)
+            assert False, 'it was let in'
+        except BpsError as error:
+            assert error.errno == errno.EOPNOTSUPP and 'role agent' in error.text, error
         cluster.listener.close()
 
 
