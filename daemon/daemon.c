@@ -91,6 +91,13 @@ static enum transport_kind transport_kind(const struct config *config)
 	return !strcmp(config->transport, "rdma") ? TRANSPORT_RDMA : TRANSPORT_AUTO;
 }
 
+static enum transport_windows transport_windows(const struct config *config)
+{
+	if (!strcmp(config->rdma_windows, "auto"))
+		return TRANSPORT_WINDOWS_AUTO;
+	return !strcmp(config->rdma_windows, "on") ? TRANSPORT_WINDOWS_ON : TRANSPORT_WINDOWS_OFF;
+}
+
 static int open_transport(struct daemon *daemon, int listen_fd, const char *listen)
 {
 	const struct config *config = daemon->config;
@@ -118,6 +125,7 @@ static int open_transport(struct daemon *daemon, int listen_fd, const char *list
 			.service_level = config->rdma_service_level,
 			.traffic_class = config->rdma_traffic_class,
 			.gid_index = config->rdma_gid_index,
+			.windows = transport_windows(config),
 		},
 	};
 

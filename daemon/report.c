@@ -253,6 +253,7 @@ static int report_ranks(struct daemon *daemon, const char *name, struct admin_ra
 			ranks[i].n_requests = sessions[j].n_requests;
 			ranks[i].n_pending = sessions[j].n_pending;
 			ranks[i].bytes_held = sessions[j].bytes_mapped;
+			ranks[i].n_regions = sessions[j].n_regions;
 		}
 	}
 	*ret_ranks = ranks;

@@ -69,7 +69,7 @@ void data_rdma_swap(struct data_rdma *head)
 	SWAP64(head->address);
 	SWAP32(head->key);
 	SWAP32(head->len);
-	SWAP32(head->immediate);
+	SWAP32(head->place);
 }
 
 void data_rdma_offer_swap(struct data_rdma_offer *offer)
@@ -231,11 +231,12 @@ static const char *check_body(const struct data_header *h)
 static bool flags_valid(const struct data_header *h)
 {
 	unsigned again = h->op == DATA_PUSH ? DATA_FLAG_AGAIN : 0;
-	unsigned flags = h->flags & ((1u << DATA_FLAG_RAIL_SHIFT) - 1) & ~again;
+	unsigned flags = h->flags & (DATA_FLAG_MOVED | DATA_FLAG_HAD);
 
 	if (!(h->flags & ~again))
 		return !h->moved;
-	if (h->op != DATA_PUSH && h->op != DATA_PULL)
+	if ((h->op != DATA_PUSH && h->op != DATA_PULL) ||
+	    (h->flags & (DATA_FLAGS_UNUSED | (DATA_FLAG_AGAIN & ~again))))
 		return false;
 	return flags == DATA_FLAG_MOVED || (flags == (DATA_FLAG_MOVED | DATA_FLAG_HAD) && !h->len);
 }

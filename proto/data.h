@@ -69,14 +69,28 @@ enum data_op {
 };
 
 /*
- * Flags of PUSH and PULL, where both sides have RDMA: the call was made before, on an RDMA connection that broke. Its
- * number is the high byte, the call's cookie there is `moved`. Whoever knows that call answers it under its new cookie;
- * else it counts as new, unless its payload had arrived and is not sent again: then it is lost, and the answer an error.
+ * Flags of PUSH and PULL, where both sides have RDMA: the call was made before, on an RDMA connection that broke. Its first
+ * one has the number `rail`, and the call's cookie there is `moved`; the last that broke is `last`. After the first it may
+ * come by any other connection, after a second by TCP. Whoever knows that call answers it under its new cookie; else it
+ * counts as new, unless its payload had arrived and is not sent again: then it is lost, and the answer an error.
  */
 #define DATA_FLAG_MOVED	     1u
 #define DATA_FLAG_HAD	     2u /* with MOVED: the payload had arrived; len is 0 */
 #define DATA_FLAG_AGAIN	     4u /* in PUSH: it may have come before, on a connection that broke */
-#define DATA_FLAG_RAIL_SHIFT 8
+#define DATA_FLAG_RAIL_SHIFT 3
+#define DATA_FLAG_LAST_SHIFT 9
+#define DATA_FLAGS_UNUSED    0x8000u
+#define DATA_RAIL_MAX	     63u
+
+static inline unsigned data_flags_rail(unsigned flags)
+{
+	return flags >> DATA_FLAG_RAIL_SHIFT & DATA_RAIL_MAX;
+}
+
+static inline unsigned data_flags_last(unsigned flags)
+{
+	return flags >> DATA_FLAG_LAST_SHIFT & DATA_RAIL_MAX;
+}
 
 /* All integers little-endian on the wire. New fields mean a new version. A field without meaning for an op is 0. */
 struct data_header {
@@ -224,26 +238,34 @@ static_assert(sizeof(struct data_hello) == 152, "data_hello is wire format");
  * one whom the other shook hands with. PUSH, PULL and their answers then take these connections.
  *
  * A message is a SEND of a data_rdma, and for RDMA_MESSAGE of a data_header and a payload up to DATA_RDMA_EAGER behind
- * it. A longer payload follows by an RDMA WRITE WITH IMMEDIATE: of a result into the room that its call named, with the
- * call's cookie as immediate; of anything else into the memory that an RDMA_GRANT names, with the grant's immediate. Each
- * SEND and each immediate uses up one of the other side's posted receives; `credits` says how many were posted anew.
+ * it. A longer payload goes by an RDMA WRITE: that of a result into the room that its call named, before the message, which
+ * says DATA_RDMA_WRITTEN; any other into the memory of the RDMA_GRANT that answers its message, before an RDMA_PLACED. Each
+ * SEND uses up one of the other side's posted receives; `credits` says how many were posted anew.
+ *
+ * A key with DATA_RDMA_WINDOW is that of a memory window, which opens those bytes alone, to this connection alone, once: the
+ * answer to the call that named a room, whatever it is, and the RDMA_PLACED are SENDs WITH INVALIDATE of that key. Who
+ * opened it takes neither without.
  */
 enum data_rdma_kind {
 	RDMA_MESSAGE = 1, /* address, key, len: room for a result, or 0 */
-	RDMA_GRANT = 2,	  /* cookie: of the message whose payload goes to address, key, len */
-	RDMA_CREDIT = 3,  /* nothing but credits */
+	RDMA_GRANT = 2,	 /* cookie: of the message whose payload goes to address, key, len; place */
+	RDMA_CREDIT = 3, /* nothing but credits */
+	RDMA_PLACED = 4, /* place: of the grant; its len bytes are written */
 };
+
+#define DATA_RDMA_WINDOW  1u
+#define DATA_RDMA_WRITTEN 2u
 
 struct data_rdma {
 	uint8_t kind;
-	uint8_t pad;
+	uint8_t flags; /* DATA_RDMA_WINDOW, DATA_RDMA_WRITTEN */
 	uint16_t credits;
 	uint32_t cookie;
 	uint64_t address;
 	uint32_t key;
 	uint32_t len;
-	uint32_t immediate;
-	uint32_t pad2;
+	uint32_t place;
+	uint32_t pad;
 };
 static_assert(sizeof(struct data_rdma) == 32, "data_rdma is wire format");
 
@@ -273,8 +295,8 @@ static_assert(sizeof(struct data_rdma_offer) == 232, "data_rdma_offer is wire fo
  */
 struct data_rdma_hello {
 	uint32_t magic;
-	uint8_t version;   /* DATA_RDMA_VERSION */
-	uint8_t rail;	   /* number of this connection, not in use for another of the peer */
+	uint8_t version; /* DATA_RDMA_VERSION */
+	uint8_t rail; /* to DATA_RAIL_MAX: number of this connection, not in use for another of the peer */
 	uint16_t receives; /* posted, 4 to DATA_RDMA_RECEIVES */
 	uint64_t sender;   /* as in data_hello */
 	uint16_t group;	   /* the high byte of data_hello.lane */
@@ -285,7 +307,7 @@ struct data_rdma_hello {
 };
 static_assert(sizeof(struct data_rdma_hello) == 56, "data_rdma_hello is wire format");
 
-#define DATA_RDMA_VERSION 1
+#define DATA_RDMA_VERSION 2
 
 void data_rdma_swap(struct data_rdma *head); /* both ways, as the others */
 void data_rdma_offer_swap(struct data_rdma_offer *offer);

@@ -175,11 +175,13 @@ static void fill_rank(Bps__Admin__Rank *to, struct admin_rank *from)
 	to->state = from->state;
 	if (!from->pid)
 		return;
-	to->has_pid = to->has_requests = to->has_pending = to->has_bytes_held = true;
+	to->has_pid = to->has_requests = to->has_pending = to->has_bytes_held = to->has_regions =
+		true;
 	to->pid = from->pid;
 	to->requests = from->n_requests;
 	to->pending = from->n_pending;
 	to->bytes_held = from->bytes_held;
+	to->regions = from->n_regions;
 }
 
 static void fill_tensor(Bps__Admin__TensorInfo *to, struct admin_tensor *from)

@@ -25,6 +25,7 @@ struct admin_rank {
 	uint32_t rank, node, pid;
 	char state[16];
 	uint64_t n_requests, n_pending, bytes_held;
+	unsigned n_regions; /* of RDMA */
 };
 struct admin_tensor {
 	char name[256], waiting_for[160];

@@ -237,7 +237,7 @@ void ctl_print_jobs(const ProtobufCMessage *reply)
 static void ranks_table(Bps__Admin__Rank *const *ranks, size_t n)
 {
 	static const char *const headings[] = { "RANK",	    "NODE",    "STATE", "PID",
-						"REQUESTS", "PENDING", "HELD" };
+						"REQUESTS", "PENDING", "HELD",	"REGIONS" };
 	_cleanup_(table_done) struct table table;
 	char held[16];
 
@@ -249,7 +249,7 @@ static void ranks_table(Bps__Admin__Rank *const *ranks, size_t n)
 		cell(&table, "%u", rank->node);
 		cell(&table, "%s", rank->state);
 		if (!rank->has_pid) {
-			for (int column = 0; column < 4; column++)
+			for (int column = 0; column < 5; column++)
 				cell(&table, "-");
 			continue;
 		}
@@ -257,6 +257,7 @@ static void ranks_table(Bps__Admin__Rank *const *ranks, size_t n)
 		cell(&table, "%" PRIu64, rank->requests);
 		cell(&table, "%" PRIu64, rank->pending);
 		cell(&table, "%s", size_text(rank->bytes_held, held));
+		cell(&table, "%u", rank->regions);
 	}
 	table_print(&table);
 }

@@ -14,12 +14,12 @@ struct control;
 struct control_params {
 	struct loop *loop;
 	struct pipeline *pipeline; /* NULL: no agent; whoever connects is told so */
-	const char *socket_path; /* bound here with mode 0660; NULL when listen_fd is given */
-	int listen_fd;		 /* from socket activation, or -1 */
-	const char *group;	 /* group of the socket, or NULL */
-	const char *node;	 /* this node's name, for Welcome */
-	uint64_t id;		 /* this daemon process */
-	unsigned max_sessions;	 /* in all */
+	const char *socket_path;   /* bound here with mode 0660; NULL when listen_fd is given */
+	int listen_fd;		   /* from socket activation, or -1 */
+	const char *group;	   /* group of the socket, or NULL */
+	const char *node;	   /* this node's name, for Welcome */
+	uint64_t id;		   /* this daemon process */
+	unsigned max_sessions;	   /* in all */
 	unsigned max_sessions_per_uid;
 	unsigned max_buffers;	      /* mapped memfds per session */
 	unsigned max_tensors;	      /* per session */
@@ -34,6 +34,7 @@ struct control_session_info {
 	uint32_t rank;
 	char job[64]; /* empty: none joined */
 	uint64_t n_requests, n_pending, bytes_mapped;
+	unsigned n_regions; /* of its memory, with RDMA devices */
 };
 
 int control_new(const struct control_params *params, struct control **ret_control);

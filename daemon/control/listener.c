@@ -329,6 +329,17 @@ size_t control_n_sessions(const struct control *control)
 	return control->n_sessions;
 }
 
+static unsigned regions_of(const struct session *session)
+{
+	const struct map_entry *entry;
+	unsigned n = 0;
+
+	map_for_each (entry, &session->buffers)
+		n += pipeline_buffer_regions(session->control->params.pipeline,
+					     container_of(entry, struct buffer, entry));
+	return n;
+}
+
 int control_sessions(struct control *control, struct control_session_info **ret_sessions,
 		     size_t *ret_n)
 {
@@ -349,6 +360,7 @@ int control_sessions(struct control *control, struct control_session_info **ret_
 		info->n_requests = session->n_requests;
 		info->n_pending = session->n_pending;
 		info->bytes_mapped = quota_used(&session->quota);
+		info->n_regions = regions_of(session);
 	}
 	*ret_sessions = infos;
 	*ret_n = n;

@@ -63,6 +63,13 @@ int pipeline_buffer_shared(struct pipeline *pipeline, struct buffer *buffer)
 	return 0;
 }
 
+unsigned pipeline_buffer_regions(const struct pipeline *pipeline, const struct buffer *buffer)
+{
+	struct transport *transport = pipeline->params.transport;
+
+	return transport && !buffer->device ? transport_memory_regions(transport, buffer->data) : 0;
+}
+
 void pipeline_close(struct pipeline *pipeline)
 {
 	struct pipeline_job *job;

@@ -62,6 +62,8 @@ void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char
 
 /* Lets parts move straight from and to a buffer, by hardware that has to know it. Returns 0 or -ENOMEM. */
 int pipeline_buffer_shared(struct pipeline *pipeline, struct buffer *buffer);
+/* With how many RDMA devices it is registered now. */
+unsigned pipeline_buffer_regions(const struct pipeline *pipeline, const struct buffer *buffer);
 
 /* -- What control/ asks for ---------------------------------------------------------------------------------------- */
 

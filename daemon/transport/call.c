@@ -16,8 +16,8 @@ static void call_message_init(struct call *call)
 
 /*
  * Set-up calls stay in the order in which they were made, and notices with them: all on the first lane, which is one of
- * TCP. So does a call that was moved to TCP. A push takes, of the RDMA lanes if there are any, the lane with the fewest
- * bytes to be written; among equals, the one with the fewest calls. NULL: it has to wait for an RDMA lane.
+ * TCP. So does a call that two RDMA lanes have failed. A push takes, of the RDMA lanes if there are any, the lane with the
+ * fewest bytes to be written; among equals, the one with the fewest calls. NULL: it has to wait for an RDMA lane.
  */
 static struct lane *pick_lane(const struct peer *peer, const struct data_header *header)
 {
@@ -26,7 +26,10 @@ static struct lane *pick_lane(const struct peer *peer, const struct data_header 
 	struct lane *lane, *best = NULL;
 	uint64_t bytes, best_bytes = 0;
 
-	if ((header->op != DATA_PUSH && header->op != DATA_PULL) || is_moved)
+	if ((header->op != DATA_PUSH && header->op != DATA_PULL) ||
+	    data_flags_rail(header->flags) != data_flags_last(header->flags))
+		return list_first(&peer->lanes, struct lane, link);
+	if (!is_rdma && is_moved)
 		return list_first(&peer->lanes, struct lane, link);
 	if (!is_rdma && rdma_is_strict(peer->transport->rdma))
 		return NULL;
@@ -53,6 +56,7 @@ void call_send(struct call *call)
 	}
 	call->state = CALL_QUEUED;
 	call->is_room_named = call->is_written = false;
+	call->window = NULL;
 	list_push_back(&call->peer->calls, &call->link);
 	lane_begin_business(lane);
 	call->message.lane = lane;
@@ -66,16 +70,19 @@ void call_send(struct call *call)
 static void call_move(struct call *call, unsigned rail)
 {
 	struct data_header *header = &call->header;
-	bool had = call->is_written;
+	bool had = call->is_written || (header->flags & DATA_FLAG_HAD);
+	bool is_moved = header->flags & DATA_FLAG_MOVED;
+	unsigned first = is_moved ? data_flags_rail(header->flags) : rail;
 
 	call->answer_block = block_unref(call->answer_block);
 	call->answer = (struct data_header){ 0 };
 	call->text[0] = '\0';
 	if (call->state != CALL_QUEUED) {
+		header->moved = is_moved ? header->moved : header->cookie;
 		header->flags =
 			(uint16_t)((header->flags & DATA_FLAG_AGAIN) | DATA_FLAG_MOVED |
-				   (had ? DATA_FLAG_HAD : 0) | rail << DATA_FLAG_RAIL_SHIFT);
-		header->moved = header->cookie;
+				   (had ? DATA_FLAG_HAD : 0) | first << DATA_FLAG_RAIL_SHIFT |
+				   rail << DATA_FLAG_LAST_SHIFT);
 	}
 	if (had)
 		header->len = 0;

@@ -47,27 +47,25 @@ static void incoming_deliver(struct incoming *incoming)
 	struct transport *transport = peer->transport;
 
 	peer->n_deliveries++;
-	if (incoming->lane->rdma || incoming->lane->is_spare) {
-		incoming->rail = incoming->lane->rdma ? incoming->lane->index : RAIL_TCP;
+	if (incoming->lane->rdma || incoming->lane->is_spare)
 		list_push_back(&peer->arrived, &incoming->link);
-	}
 	lane_begin_business(incoming->lane);
 	transport->ops->call_arrived(transport->user, &incoming->delivery);
 }
 
 /*
  * Calls that came over an RDMA lane and are asked for again over another, since the lane broke before their answers had
- * arrived. What had been delivered is not delivered again: it changes its lane and its cookie.
+ * arrived. What had been delivered is not delivered again: it changes its lane and its cookie, and is known by the first
+ * that it had.
  */
 
 static struct incoming *find_moved(const struct peer *peer, const struct data_header *header)
 {
-	unsigned rail = header->flags >> DATA_FLAG_RAIL_SHIFT;
+	unsigned rail = data_flags_rail(header->flags);
 	struct incoming *incoming;
 
 	list_for_each (incoming, &peer->arrived, link)
-		if (incoming->rail == rail && !incoming->lane &&
-		    incoming->delivery.header.cookie == header->moved)
+		if (incoming->rail == rail && !incoming->lane && incoming->cookie == header->moved)
 			return incoming;
 	return NULL;
 }
@@ -75,14 +73,15 @@ static struct incoming *find_moved(const struct peer *peer, const struct data_he
 static void take_over(struct incoming *old, struct incoming *anew)
 {
 	old->lane = anew->lane;
-	old->room = (struct rdma_room){ 0 };
+	old->room = anew->room;
 	old->delivery.header.cookie = old->answer.cookie = anew->delivery.header.cookie;
-	list_remove(&old->link);
+	if (!old->lane->rdma)
+		list_remove(&old->link);
 	incoming_free(anew);
-	if (old->is_answered)
-		incoming_send(old);
-	else
+	if (!old->is_answered)
 		lane_begin_business(old->lane);
+	else if (!old->lane->is_closing)
+		incoming_send(old);
 }
 
 static void incoming_ask(struct incoming *incoming)
@@ -94,6 +93,10 @@ static void incoming_ask(struct incoming *incoming)
 	if (old) {
 		take_over(old, incoming);
 		return;
+	}
+	if (incoming->lane->rdma) {
+		incoming->rail = data_flags_rail(header->flags);
+		incoming->cookie = header->moved;
 	}
 	header->flags &= DATA_FLAG_AGAIN;
 	header->moved = 0;
@@ -107,14 +110,22 @@ static void incoming_ask(struct incoming *incoming)
 		      "the call or its answer was lost with an RDMA connection");
 }
 
-/* The old lane may not know yet that it broke: then what it holds comes first. */
+static bool is_of_rail(const struct incoming *incoming, unsigned rail)
+{
+	unsigned flags = incoming->delivery.header.flags;
+
+	return data_flags_rail(flags) == rail || data_flags_last(flags) == rail;
+}
+
+/* Lanes that it was on may not know yet that they broke: then what they hold comes first. */
 static void incoming_moved(struct incoming *incoming)
 {
 	struct peer *peer = incoming->delivery.peer;
-	struct lane *lane =
-		peer_find_rail(peer, incoming->delivery.header.flags >> DATA_FLAG_RAIL_SHIFT);
+	unsigned flags = incoming->delivery.header.flags;
+	struct lane *lane = peer_find_rail(peer, data_flags_rail(flags))
+				    ?: peer_find_rail(peer, data_flags_last(flags));
 
-	if (!peer->rdma || incoming->lane->rdma) {
+	if (!peer->rdma || (incoming->lane->rdma && is_of_rail(incoming, incoming->lane->index))) {
 		incoming_free(incoming);
 		peer_kill(peer,
 			  "protocol error: a call that was moved to or from where it cannot be");
@@ -126,6 +137,7 @@ static void incoming_moved(struct incoming *incoming)
 	}
 }
 
+/* What waits for others to close and came by this lane itself is asked for once more. */
 void incoming_lane_closed(struct lane *lane)
 {
 	struct peer *peer = lane->peer;
@@ -135,10 +147,13 @@ void incoming_lane_closed(struct lane *lane)
 		if (incoming->lane == lane)
 			incoming->lane = NULL;
 	list_for_each_safe (incoming, next, &peer->moved, link) {
-		if (incoming->delivery.header.flags >> DATA_FLAG_RAIL_SHIFT != lane->index)
-			continue;
-		list_remove(&incoming->link);
-		incoming_ask(incoming);
+		if (incoming->lane == lane) {
+			list_remove(&incoming->link);
+			incoming_free(incoming);
+		} else if (lane->rdma && is_of_rail(incoming, lane->index)) {
+			list_remove(&incoming->link);
+			incoming_moved(incoming);
+		}
 	}
 }
 
@@ -204,6 +219,10 @@ void incoming_arrive(struct mail *mail)
 					       delivery->payload);
 		incoming_free(incoming);
 	} else {
+		if (incoming->lane->rdma) {
+			incoming->rail = incoming->lane->index;
+			incoming->cookie = delivery->header.cookie;
+		}
 		incoming_deliver(incoming);
 	}
 }

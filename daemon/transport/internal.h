@@ -352,7 +352,7 @@ void call_say_damaged(const struct peer *peer);
 /* A call has ended, its status and answer filled in. */
 void call_end(struct call *call);
 void call_fail(struct call *call, int status, const char *text);
-/* Sends the calls of an RDMA lane that is gone anew, over TCP. Returns how many. */
+/* Sends the calls of an RDMA lane that is gone anew, over another, else over TCP. Returns how many. */
 unsigned call_move_all(struct lane *lane);
 /*
  * The calls of a lane that is gone, while its peer is not: those that nobody has seen go another way, others end with -ENETRESET.
@@ -540,11 +540,14 @@ struct incoming {
 	struct lane *lane; /* NULL: from ourselves */
 	struct call *call; /* in-process: who waits; NULL once it was ended without us */
 	uint64_t charged;
-	/* Of calls that came over an RDMA lane, or a spare one; home but for room. */
-	struct rdma_room room; /* for the result, in their memory */
+	/* Of calls that came over an RDMA lane, or a spare one; home but for room and window. */
+	struct rdma_room room;	    /* for the result, in their memory */
+	struct rdma_window *window; /* the worker's: through which the payload comes */
 	struct list
-		link;  /* of the peer's arrived ones until its answer is written; or moved ones */
-	unsigned rail; /* of that lane; the lane itself may be gone; RAIL_TCP of those over TCP */
+		link; /* of the peer's arrived ones until its answer is written; or moved ones */
+	/* Of the lane that it first came by, which may be gone; RAIL_TCP of those over TCP. */
+	unsigned rail;
+	uint32_t cookie; /* that it had there */
 	bool is_answered, is_written;
 	bool is_damaged; /* its payload is not what was sent: it is to come again */
 };

@@ -109,6 +109,28 @@ static int open_all(struct rdma *rdma, char *why, size_t size)
 	return -ENONET;
 }
 
+static void register_metrics(struct rdma_metrics *metrics)
+{
+#define METRIC_(member, name_, help_, is_gauge_)                      \
+	metrics->member = (struct metric){ .name = "bps_rdma_" name_, \
+					   .help = help_,             \
+					   .is_gauge = is_gauge_ };   \
+	metric_register(&metrics->member);
+#define COUNTER_(member, name, help) METRIC_(member, name, help, false)
+#define GAUGE_(member, name, help)   METRIC_(member, name, help, true)
+	RDMA_METRICS(COUNTER_, GAUGE_)
+#undef METRIC_
+#undef COUNTER_
+#undef GAUGE_
+}
+
+static void unregister_metrics(struct rdma_metrics *metrics)
+{
+#define METRIC_(member, name, help) metric_unregister(&metrics->member);
+	RDMA_METRICS(METRIC_, METRIC_)
+#undef METRIC_
+}
+
 int rdma_new(struct transport *transport, const struct transport_rdma_params *params,
 	     struct rdma **ret_rdma)
 {
@@ -129,6 +151,7 @@ int rdma_new(struct transport *transport, const struct transport_rdma_params *pa
 	rdma->params = *params;
 	rdma->source.fd = -1;
 	list_init(&rdma->links);
+	register_metrics(&rdma->metrics);
 	rdma_memory_init(rdma);
 	r = open_all(rdma, why, sizeof(why));
 	rdma->params.devices = NULL;
@@ -165,6 +188,7 @@ struct rdma *rdma_free(struct rdma *rdma)
 		loop_remove(&rdma->source);
 		rdma->verbs->cm_destroy_event_channel(rdma->events);
 	}
+	unregister_metrics(&rdma->metrics);
 	free(rdma);
 	return NULL;
 }

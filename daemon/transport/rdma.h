@@ -9,6 +9,7 @@
 #pragma once
 
 #include "base/clock.h"
+#include "base/metrics.h"
 #include "transport/internal.h"
 #include "transport/rdma_verbs.h"
 #include <pthread.h>
@@ -21,14 +22,18 @@
 #define RDMA_RECEIVES	   128 /* posted for each lane */
 #define RDMA_SENDS	   128 /* messages posted at once, two work requests each at most */
 /* Bytes of payload offered or under way on a lane; more urgent ones overtake the rest. Enough for 200 Gbit/s over 40 us. */
-#define RDMA_AHEAD    (1u << 20)
-#define RDMA_HEAD_LEN (sizeof(struct data_rdma) + sizeof(struct data_header))
-#define RDMA_SLOT_LEN (RDMA_HEAD_LEN + DATA_RDMA_EAGER)
+#define RDMA_AHEAD (1u << 20)
+/* Of a link: open at once. Rooms leave the last to grants, which someone waits for. */
+#define RDMA_WINDOWS	  1024
+#define RDMA_ROOM_WINDOWS (RDMA_WINDOWS - 64)
+#define RDMA_HEAD_LEN	  (sizeof(struct data_rdma) + sizeof(struct data_header))
+#define RDMA_SLOT_LEN	  (RDMA_HEAD_LEN + DATA_RDMA_EAGER)
 
 struct rdma_device {
 	struct ibv_context *context; /* librdmacm's */
 	struct ibv_pd *pd;
 	bool has_odp;
+	bool has_windows; /* of type 2B: opened to one queue pair; keys of regions do not leave then */
 	unsigned index;
 	const char *name;
 };
@@ -58,6 +63,26 @@ struct rdma_memory {
 	size_t n, capacity;
 };
 
+/* METRIC(member, name, help) and GAUGE. */
+#define RDMA_METRICS(METRIC, GAUGE)                                                               \
+	METRIC(bytes_moved, "bytes_total", "Payloads sent and received by RDMA.")                 \
+	METRIC(bytes_copied, "copied_bytes_total", "Of these, bytes that a processor copied.")    \
+	GAUGE(regions, "regions", "Regions of memory that are registered.")                       \
+	GAUGE(bytes_pinned, "registered_bytes", "Bytes in registered regions.")                   \
+	METRIC(registrations, "registrations_total", "Regions that were registered.")             \
+	METRIC(registration_us, "registration_microseconds_total", "Time that registering took.") \
+	METRIC(refused, "registrations_refused_total", "Regions that a device refused.")          \
+	GAUGE(windows, "windows", "Memory windows that there are, open or not.")                  \
+	METRIC(links, "connections_total", "Connections that were made.")                         \
+	METRIC(links_broken, "connections_broken_total", "Connections that broke under a peer.")  \
+	METRIC(calls_moved, "calls_moved_total", "Calls that went another way because of that.")
+
+#define RDMA_METRIC_(member, name, help) struct metric member;
+struct rdma_metrics {
+	RDMA_METRICS(RDMA_METRIC_, RDMA_METRIC_)
+};
+#undef RDMA_METRIC_
+
 struct rdma {
 	struct transport *transport;
 	const struct rdma_verbs *verbs;
@@ -72,13 +97,12 @@ struct rdma {
 	struct rdma_memory memory;
 	struct block_watcher watcher;
 	atomic_bool has_complained; /* of memory that cannot be registered */
-	_Atomic uint64_t bytes_moved, bytes_copied, regions, bytes_pinned, calls_moved;
-	_Atomic uint64_t n_links, n_broken;
+	struct rdma_metrics metrics;
 };
 
-/* Keys of memory in a region; registers it when this is its first use. False: it is in none. Any thread. */
-bool rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void *data, size_t len,
-		      uint32_t *ret_lkey, uint32_t *ret_rkey);
+/* The region that holds some memory; registers it when this is its first use. NULL: there is none. Any thread. */
+struct ibv_mr *rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void *data,
+				size_t len);
 void rdma_memory_init(struct rdma *rdma);
 void rdma_memory_done(struct rdma *rdma);
 int rdma_memory_add(struct rdma *rdma, const struct rdma_region *region);
@@ -119,6 +143,18 @@ struct rdma_send {
 	uint16_t next_free;
 };
 
+/* A piece of our memory that is, while open, writable by the other end of the link. */
+struct rdma_window {
+	struct ibv_mw *mw; /* its rkey is the last that it was opened with */
+	struct rdma_window *next_free;
+};
+
+struct rdma_grant {
+	struct data_rdma head; /* host order */
+	struct ibv_mr *mr;
+	struct rdma_window **window; /* where whoever gets the payload keeps it */
+};
+
 struct rdma_link {
 	struct rdma *rdma;
 	struct rdma_port *port;
@@ -152,10 +188,13 @@ struct rdma_link {
 	struct rdma_send sends[RDMA_SENDS];
 	unsigned n_free;
 	uint16_t first_free;
-	struct list awaiting;	  /* messages, by message.link: offered, no grant yet */
-	struct list granted;	  /* messages, by message.link: to be written to their room */
-	struct data_rdma *grants; /* to be sent, host order */
+	struct list awaiting;	   /* messages, by message.link: offered, no grant yet */
+	struct list granted;	   /* messages, by message.link: to be written to their room */
+	struct rdma_grant *grants; /* to be sent */
 	size_t n_grants, grants_capacity;
+	struct rdma_window *windows; /* RDMA_WINDOWS, of which n_windows have been made */
+	unsigned n_windows, n_open;
+	struct rdma_window *free_windows;
 	struct mail again; /* more to poll */
 	bool is_again_posted;
 };
@@ -164,6 +203,7 @@ struct rdma_link {
 
 /* Fills in ports, each with an id that listens. Returns 0, or what was in the way of the last that looked like a port. */
 int rdma_find_ports(struct rdma *rdma);
+bool rdma_is_soft(const struct ibv_device_attr *attr);
 /* By which an id goes, or NULL. */
 struct rdma_port *rdma_port_of(struct rdma *rdma, const struct rdma_cm_id *id);
 uint16_t rdma_address_port(const struct sockaddr *address);
@@ -237,6 +277,27 @@ int rdma_post_receive(struct rdma_link *link, unsigned i);
 void rdma_flush(struct lane *lane);
 void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc);
 void rdma_on_received(struct rdma_link *link, const struct ibv_wc *wc);
+
+/*
+ * rdma_window.c; the worker's thread
+ *
+ * soft-RoCE hands on the kernel's flag, where 4 is what 8 is here; what 4 is here does not exist on reliable connections.
+ */
+#define RDMA_WC_WITH_INV (IBV_WC_WITH_INV | IBV_WC_IP_CSUM_OK)
+
+/* Whether one can be opened. */
+bool rdma_window_has(struct rdma_link *link, unsigned limit);
+/*
+ * Opens a window on some memory of a region, when there is one: *ret_bind is to be posted, in front of the SEND that tells
+ * the key, and rdma_window_bound() called when it has been.
+ */
+struct rdma_window *rdma_window_open(struct rdma_link *link, struct ibv_mr *mr, uint64_t address,
+				     uint32_t len, struct ibv_send_wr *ret_bind);
+void rdma_window_bound(struct rdma_window *window, const struct ibv_send_wr *bind);
+/* What arrived has to have closed it. Takes NULL. Returns 0, or has failed the lane. */
+int rdma_window_close(struct rdma_link *link, struct rdma_window *window, const struct ibv_wc *wc);
+/* Closes and frees all. Anywhere. */
+void rdma_windows_done(struct rdma_link *link);
 
 /* rdma_lane.c */
 

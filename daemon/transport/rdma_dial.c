@@ -34,6 +34,33 @@ static bool has_link(struct rdma *rdma, const struct peer *peer, unsigned remote
 	return false;
 }
 
+static unsigned rail_number(const struct peer *peer, unsigned i)
+{
+	return (peer->rdma->generation * DATA_RDMA_RAILS + i) & DATA_RAIL_MAX;
+}
+
+static bool is_of_generation(const struct peer *peer, unsigned rail)
+{
+	return rail / DATA_RDMA_RAILS == rail_number(peer, 0) / DATA_RDMA_RAILS;
+}
+
+/* Whether a rail, or a call that was moved, goes by a number that it would give out. */
+static bool is_generation_in_use(const struct peer *peer)
+{
+	const struct rdma_link *link;
+	const struct call *call;
+
+	list_for_each (link, &peer->transport->rdma->links, link)
+		if (link->peer == peer && is_of_generation(peer, link->rail))
+			return true;
+	list_for_each (call, &peer->calls, link)
+		if ((call->header.flags & DATA_FLAG_MOVED) &&
+		    (is_of_generation(peer, data_flags_rail(call->header.flags)) ||
+		     is_of_generation(peer, data_flags_last(call->header.flags))))
+			return true;
+	return false;
+}
+
 /* To the number `i` of max(our ports, their rails). */
 static void dial_one(struct peer *peer, const struct data_rdma_offer *offer, unsigned i)
 {
@@ -51,7 +78,7 @@ static void dial_one(struct peer *peer, const struct data_rdma_offer *offer, uns
 	}
 	peer->rdma->n_dialing++;
 	link->remote = i;
-	link->rail = (peer->rdma->generation * DATA_RDMA_RAILS + i) & 0xff;
+	link->rail = rail_number(peer, i);
 	link->port = &rdma->ports[i % rdma->n_ports];
 	link->mtu = MIN(link->port->mtu, (unsigned)rail->mtu);
 	if (link->port->mtu != rail->mtu)
@@ -76,7 +103,11 @@ void rdma_dial(struct peer *peer, const struct data_rdma_offer *wire)
 	}
 	loop_timer_cancel(&state->timer); /* from here on each link has its own */
 	memcpy(state->nonce, offer.nonce, sizeof(state->nonce));
-	state->generation++;
+	for (unsigned i = 0; i <= DATA_RAIL_MAX / DATA_RDMA_RAILS; i++) {
+		state->generation++;
+		if (!is_generation_in_use(peer))
+			break;
+	}
 	state->n_dialing++; /* so that the first failure is not the end */
 	for (unsigned i = 0; i < MAX(offer.n_rails, rdma->n_ports); i++)
 		dial_one(peer, &offer, i);

@@ -95,6 +95,8 @@ const char *rdma_hello_check(const struct data_rdma_hello *hello)
 {
 	if (hello->magic != DATA_MAGIC || hello->version != DATA_RDMA_VERSION)
 		return "not the RDMA of the data protocol, or another version of it";
+	if (hello->rail > DATA_RAIL_MAX)
+		return "a number of a rail that cannot be";
 	if (hello->receives < 4 || hello->receives > DATA_RDMA_RECEIVES)
 		return "a number of receives that cannot be";
 	return NULL;
@@ -198,7 +200,7 @@ static void link_up(struct rdma_link *link)
 	address_format(&theirs, address, sizeof(address));
 	log_info("%s: rdma: %s connected %s %s, packets of %u bytes", link->peer->name,
 		 link->port->device->name, link->is_accepting ? "from" : "to", address, link->mtu);
-	atomic_fetch_add(&link->rdma->n_links, 1);
+	metric_add(&link->rdma->metrics.links, 1);
 	state->is_up = true;
 	state->redial_ns = RDMA_REDIAL_MIN_NS;
 	if (!link->is_accepting && !state->n_dialing)

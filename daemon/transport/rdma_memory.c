@@ -6,7 +6,12 @@
 #include <stdio.h>
 #include <sys/resource.h>
 
-#define ACCESS (IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE)
+/* With windows nobody but our own device writes to a region itself. */
+static int access_of(const struct rdma_device *device)
+{
+	return IBV_ACCESS_LOCAL_WRITE |
+	       (device->has_windows ? IBV_ACCESS_MW_BIND : IBV_ACCESS_REMOTE_WRITE);
+}
 
 void rdma_explain(int error, const char *what, char *text, size_t size)
 {
@@ -30,26 +35,39 @@ void rdma_explain(int error, const char *what, char *text, size_t size)
 			       strerrordesc_np(error) ?: "unknown error");
 }
 
+/* Counts what came of a registration that began then. Keeps errno. */
+static struct ibv_mr *counted(struct rdma *rdma, struct ibv_mr *mr, uint64_t start_ns)
+{
+	struct rdma_metrics *metrics = &rdma->metrics;
+
+	if (!mr) {
+		metric_add(&metrics->refused, 1);
+		return NULL;
+	}
+	metric_add(&metrics->regions, 1);
+	metric_add(&metrics->bytes_pinned, mr->length);
+	metric_add(&metrics->registrations, 1);
+	metric_add(&metrics->registration_us, (clock_now_ns() - start_ns) / 1000);
+	return mr;
+}
+
 struct ibv_mr *rdma_register(struct rdma *rdma, struct rdma_device *device, void *data, size_t len,
 			     int access)
 {
+	uint64_t start_ns = clock_now_ns();
 	struct ibv_mr *mr = rdma->verbs->reg_mr(device->pd, data, len, access);
 
 	if (!mr && errno == ENOMEM && device->has_odp)
 		mr = rdma->verbs->reg_mr(device->pd, data, len, access | IBV_ACCESS_ON_DEMAND);
-	if (!mr)
-		return NULL;
-	atomic_fetch_add(&rdma->regions, 1);
-	atomic_fetch_add(&rdma->bytes_pinned, len);
-	return mr;
+	return counted(rdma, mr, start_ns);
 }
 
 void rdma_unregister(struct rdma *rdma, struct ibv_mr *mr)
 {
 	if (!mr)
 		return;
-	atomic_fetch_sub(&rdma->regions, 1);
-	atomic_fetch_sub(&rdma->bytes_pinned, mr->length);
+	metric_sub(&rdma->metrics.regions, 1);
+	metric_sub(&rdma->metrics.bytes_pinned, mr->length);
 	(void)rdma->verbs->dereg_mr(mr);
 }
 
@@ -83,19 +101,16 @@ static struct rdma_region *region_of(const struct rdma_memory *memory, const voi
 static struct ibv_mr *register_dmabuf(struct rdma *rdma, struct rdma_device *device,
 				      const struct rdma_region *region)
 {
-	struct ibv_mr *mr;
+	uint64_t start_ns = clock_now_ns();
 
 	if (!rdma->verbs->reg_dmabuf_mr) {
 		errno = EOPNOTSUPP;
 		return NULL;
 	}
-	mr = rdma->verbs->reg_dmabuf_mr(device->pd, region->offset, region->len, region->start,
-					region->dmabuf, ACCESS);
-	if (mr) {
-		atomic_fetch_add(&rdma->regions, 1);
-		atomic_fetch_add(&rdma->bytes_pinned, mr->length);
-	}
-	return mr;
+	return counted(rdma,
+		       rdma->verbs->reg_dmabuf_mr(device->pd, region->offset, region->len,
+						  region->start, region->dmabuf, access_of(device)),
+		       start_ns);
 }
 
 /* First use. The lock is held for writing. */
@@ -110,7 +125,7 @@ static void region_register(struct rdma *rdma, struct rdma_device *device,
 		return;
 	region->mrs[i] = region->dmabuf >= 0 ? register_dmabuf(rdma, device, region)
 					     : rdma_register(rdma, device, (void *)region->start,
-							     region->len, ACCESS);
+							     region->len, access_of(device));
 	if (region->mrs[i]) {
 		log_debug("rdma: %s: registered %zu KiB in %llu us", device->name,
 			  region->len >> 10,
@@ -125,8 +140,8 @@ static void region_register(struct rdma *rdma, struct rdma_device *device,
 	log_warning("rdma: %s: %zu KiB: %s", device->name, region->len >> 10, text);
 }
 
-bool rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void *data, size_t len,
-		      uint32_t *ret_lkey, uint32_t *ret_rkey)
+struct ibv_mr *rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void *data,
+				size_t len)
 {
 	struct rdma_memory *memory = &rdma->memory;
 	struct rdma_region *region;
@@ -139,20 +154,16 @@ bool rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void 
 		mr = region->mrs[device->index];
 	is_new = region && !mr && !region->is_refused[device->index];
 	(void)pthread_rwlock_unlock(&memory->lock);
-	if (is_new) {
-		(void)pthread_rwlock_wrlock(&memory->lock);
-		region = region_of(memory, data, len);
-		if (region) {
-			region_register(rdma, device, region);
-			mr = region->mrs[device->index];
-		}
-		(void)pthread_rwlock_unlock(&memory->lock);
+	if (!is_new)
+		return mr;
+	(void)pthread_rwlock_wrlock(&memory->lock);
+	region = region_of(memory, data, len);
+	if (region) {
+		region_register(rdma, device, region);
+		mr = region->mrs[device->index];
 	}
-	if (!mr)
-		return false;
-	*ret_lkey = mr->lkey;
-	*ret_rkey = mr->rkey;
-	return true;
+	(void)pthread_rwlock_unlock(&memory->lock);
+	return mr;
 }
 
 static void region_free(struct rdma *rdma, struct rdma_region *region)
@@ -277,7 +288,6 @@ int transport_memory_add_dmabuf(struct transport *transport, void *data, size_t 
 {
 	struct rdma *rdma = transport->rdma;
 	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .offset = offset };
-	uint32_t lkey, rkey;
 	int r;
 
 	if (!rdma)
@@ -291,7 +301,7 @@ int transport_memory_add_dmabuf(struct transport *transport, void *data, size_t 
 		return error_trace(r);
 	}
 	for (unsigned i = 0; i < rdma->n_devices; i++) {
-		if (rdma_memory_find(rdma, &rdma->devices[i], data, len, &lkey, &rkey))
+		if (rdma_memory_find(rdma, &rdma->devices[i], data, len))
 			continue;
 		log_notice("rdma: %s does not reach the memory of this GPU (no dma-buf, or none "
 			   "from its driver): it "
@@ -303,6 +313,22 @@ int transport_memory_add_dmabuf(struct transport *transport, void *data, size_t 
 	return 0;
 }
 
+unsigned transport_memory_regions(const struct transport *transport, const void *data)
+{
+	struct rdma *rdma = transport->rdma;
+	const struct rdma_region *region;
+	unsigned n = 0;
+
+	if (!rdma)
+		return 0;
+	(void)pthread_rwlock_rdlock(&rdma->memory.lock);
+	region = region_of(&rdma->memory, data, 0);
+	for (unsigned i = 0; region && i < RDMA_DEVICES; i++)
+		n += region->mrs[i] != NULL;
+	(void)pthread_rwlock_unlock(&rdma->memory.lock);
+	return n;
+}
+
 void transport_rdma_counters(const struct transport *transport,
 			     struct transport_rdma_counters *ret_counters)
 {
@@ -311,11 +337,12 @@ void transport_rdma_counters(const struct transport *transport,
 	*ret_counters = (struct transport_rdma_counters){ 0 };
 	if (!rdma)
 		return;
-	ret_counters->bytes_moved = atomic_load(&rdma->bytes_moved);
-	ret_counters->bytes_copied = atomic_load(&rdma->bytes_copied);
-	ret_counters->regions = atomic_load(&rdma->regions);
-	ret_counters->bytes_pinned = atomic_load(&rdma->bytes_pinned);
-	ret_counters->links = atomic_load(&rdma->n_links);
-	ret_counters->links_broken = atomic_load(&rdma->n_broken);
-	ret_counters->calls_moved = atomic_load(&rdma->calls_moved);
+	ret_counters->bytes_moved = metric_get(&rdma->metrics.bytes_moved);
+	ret_counters->bytes_copied = metric_get(&rdma->metrics.bytes_copied);
+	ret_counters->regions = metric_get(&rdma->metrics.regions);
+	ret_counters->bytes_pinned = metric_get(&rdma->metrics.bytes_pinned);
+	ret_counters->links = metric_get(&rdma->metrics.links);
+	ret_counters->links_broken = metric_get(&rdma->metrics.links_broken);
+	ret_counters->calls_moved = metric_get(&rdma->metrics.calls_moved);
+	ret_counters->registration_us = metric_get(&rdma->metrics.registration_us);
 }

@@ -100,14 +100,14 @@ bool rdma_lane_lost(struct lane *lane, bool is_silent)
 		return false;
 	log_notice("%s: rdma: %s; its calls go another way", peer->name,
 		   is_silent ? "no sign of life" : lane->failure.text);
-	atomic_fetch_add(&rdma->n_broken, 1);
+	metric_add(&rdma->metrics.links_broken, 1);
 	lane_close(lane);
 	return true;
 }
 
 void rdma_lane_closed(struct peer *peer, unsigned n_moved)
 {
-	atomic_fetch_add(&peer->transport->rdma->calls_moved, n_moved);
+	metric_add(&peer->transport->rdma->metrics.calls_moved, n_moved);
 	if (peer->kind == PEER_CALLED && peer->state == PEER_UP && !peer->rdma->timer.loop &&
 	    !peer->rdma->n_dialing)
 		rdma_dial_over(peer);

@@ -1,5 +1,6 @@
 #include "transport/rdma.h"
 
+#include "base/log.h"
 #include <ifaddrs.h>
 #include <net/if.h>
 #include <stdio.h>
@@ -27,26 +28,63 @@ static bool can_page_on_demand(struct ibv_context *context)
 	       (attr.odp_caps.per_transport_caps.rc_odp_caps & wanted) == wanted;
 }
 
+/* The devices of Linux's rdma_rxe. */
+bool rdma_is_soft(const struct ibv_device_attr *attr)
+{
+	return attr->vendor_id == 0xffffff;
+}
+
+/*
+ * What a peer may write to is opened by windows of type 2B. Without them keys of whole regions are told. Each end closes
+ * the other's by SEND WITH INVALIDATE, which all that have an RC queue pair can do. Those of soft-RoCE do not look at the
+ * bounds of a window (Linux 6.1), and now and then a queue pair stands still that uses them.
+ */
+static bool can_open_windows(const struct rdma *rdma, struct ibv_pd *pd,
+			     const struct ibv_device_attr *attr)
+{
+	struct ibv_mw *mw;
+
+	if (rdma->params.windows == TRANSPORT_WINDOWS_OFF ||
+	    !(attr->device_cap_flags & IBV_DEVICE_MEM_WINDOW_TYPE_2B) ||
+	    (rdma->params.windows == TRANSPORT_WINDOWS_AUTO && rdma_is_soft(attr)))
+		return false;
+	mw = ibv_alloc_mw(pd, IBV_MW_TYPE_2);
+	if (mw)
+		(void)ibv_dealloc_mw(mw);
+	return mw;
+}
+
 static int device_add(struct rdma *rdma, struct ibv_context *context,
 		      struct rdma_device **ret_device)
 {
 	struct rdma_device *device = device_of(rdma, context);
+	struct ibv_device_attr attr;
 
-	if (!device) {
-		if (rdma->n_devices == RDMA_DEVICES)
-			return error_origin(-ENOSPC);
-		device = &rdma->devices[rdma->n_devices];
-		*device = (struct rdma_device){
-			.context = context,
-			.pd = rdma->verbs->alloc_pd(context),
-			.index = rdma->n_devices,
-			.name = rdma->verbs->get_device_name(context->device),
-			.has_odp = can_page_on_demand(context),
-		};
-		if (!device->pd)
-			return error_origin(-errno);
-		rdma->n_devices++;
-	}
+	*ret_device = device;
+	if (device)
+		return 0;
+	if (rdma->n_devices == RDMA_DEVICES)
+		return error_origin(-ENOSPC);
+	if (rdma->verbs->query_device(context, &attr))
+		return error_origin(-(errno ?: EIO));
+	device = &rdma->devices[rdma->n_devices];
+	*device = (struct rdma_device){
+		.context = context,
+		.pd = rdma->verbs->alloc_pd(context),
+		.index = rdma->n_devices,
+		.name = rdma->verbs->get_device_name(context->device),
+		.has_odp = can_page_on_demand(context),
+	};
+	if (!device->pd)
+		return error_origin(-errno);
+	rdma->n_devices++;
+	device->has_windows = can_open_windows(rdma, device->pd, &attr);
+	if (!device->has_windows)
+		log_notice("rdma: %s: no memory windows are used: whoever knows the cluster key "
+			   "and is "
+			   "connected "
+			   "can write to all memory that is registered with it",
+			   device->name);
 	*ret_device = device;
 	return 0;
 }

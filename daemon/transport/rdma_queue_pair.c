@@ -123,6 +123,7 @@ void rdma_link_unmake(struct rdma_link *link)
 {
 	const struct rdma_verbs *verbs = link->rdma->verbs;
 
+	rdma_windows_done(link);
 	if (link->qp)
 		(void)verbs->destroy_qp(TAKE_PTR(link->qp));
 	if (link->cq)

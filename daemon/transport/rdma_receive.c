@@ -1,23 +1,22 @@
 #include "transport/rdma.h"
 
-#include <arpa/inet.h>
-
 /* The way in of a lane. Each function fails the lane when it does not return 0. */
 
-static int grant(struct rdma_link *link, uint32_t cookie, uint32_t immediate, struct block *block,
-		 uint32_t len)
+static struct rdma_room room_of(const struct data_rdma *head)
 {
-	struct data_rdma head = {
-		.kind = RDMA_GRANT,
-		.cookie = cookie,
-		.address = (uintptr_t)block->data,
-		.len = len,
-		.immediate = immediate,
-	};
-	struct data_rdma *grants;
-	uint32_t lkey;
+	return (struct rdma_room){ head->address, head->key, head->len, head->place,
+				   head->flags & DATA_RDMA_WINDOW };
+}
 
-	if (!rdma_memory_find(link->rdma, link->port->device, block->data, len, &lkey, &head.key)) {
+/* Room for a payload that was offered: told with the next flush, when there is a window. */
+static int grant(struct rdma_link *link, const struct data_rdma *head, struct block *block,
+		 struct rdma_window **window)
+{
+	struct rdma_grant *grants;
+	struct ibv_mr *mr =
+		rdma_memory_find(link->rdma, link->port->device, block->data, head->len);
+
+	if (!mr) {
 		rdma_link_fail(link, "the device does not register the memory of parts");
 		return -ENOMEM;
 	}
@@ -30,44 +29,61 @@ static int grant(struct rdma_link *link, uint32_t cookie, uint32_t immediate, st
 		link->grants = grants;
 		link->grants_capacity = capacity;
 	}
-	link->grants[link->n_grants++] = head;
+	grants = &link->grants[link->n_grants++];
+	*grants = (struct rdma_grant){ .head = *head, .mr = mr, .window = window };
+	grants->head.kind = RDMA_GRANT;
+	grants->head.address = (uintptr_t)block->data;
 	link->lane->is_fresh = true;
 	return 0;
 }
 
-/* The header has come, the payload will: straight to the room, if that was named, else to a block that we grant. */
+/* The header has come, the payload will: to a block that we grant. */
 static int await_answer(struct rdma_link *link, struct call *call)
 {
 	struct lane *lane = link->lane;
-	uint32_t len = call->answer.len;
+	uint32_t cookie = call->header.cookie, len = call->answer.len;
 
-	if (call->state != CALL_SENT && call->state != CALL_POSTED)
-		return lane_protocol_error(lane, "an answer to an answered call");
 	call->state = CALL_FILLING;
-	if (call->is_room_named && call->answer.op == DATA_RESULT)
-		return 0;
 	if (!call->answer_block &&
 	    block_new(lane->transport->blocks, len, NULL, &call->answer_block))
 		return lane_out_of_memory(lane);
-	return grant(link, call->header.cookie, call->header.cookie, call->answer_block, len);
+	return grant(link, &(struct data_rdma){ .cookie = cookie, .place = cookie, .len = len },
+		     call->answer_block, &call->window);
 }
 
 static int await_call(struct rdma_link *link, struct incoming *incoming)
 {
-	uint32_t immediate;
+	struct data_rdma head = {
+		.cookie = incoming->delivery.header.cookie,
+		.len = incoming->delivery.header.len,
+	};
 
-	if (cookies_add(&link->lane->cookies, incoming, &immediate)) {
+	if (cookies_add(&link->lane->cookies, incoming, &head.place)) {
 		incoming_free(incoming);
 		return lane_out_of_memory(link->lane);
 	}
-	return grant(link, incoming->delivery.header.cookie, immediate,
-		     incoming->delivery.payload_block, incoming->delivery.header.len);
+	return grant(link, &head, incoming->delivery.payload_block, &incoming->window);
+}
+
+/* The result lies in the room of its call. */
+static int receive_written(struct rdma_link *link)
+{
+	struct lane *lane = link->lane;
+	struct call *call = TAKE_PTR(lane->call);
+
+	if (!call || !call->is_room_named || call->answer.op != DATA_RESULT)
+		return lane_protocol_error(lane, "a payload that was written nowhere");
+	metric_add(&link->rdma->metrics.bytes_moved, call->answer.len);
+	atomic_fetch_add_explicit(&lane->bytes_in, call->answer.len, memory_order_relaxed);
+	lane_end_answer(lane, call);
+	return 0;
 }
 
 static int receive_message(struct rdma_link *link, const struct data_rdma *head,
-			   const unsigned char *data, size_t len)
+			   const unsigned char *data, const struct ibv_wc *wc)
 {
 	struct lane *lane = link->lane;
+	size_t len = wc->byte_len;
 	struct incoming *incoming;
 	bool is_eager;
 
@@ -77,21 +93,18 @@ static int receive_message(struct rdma_link *link, const struct data_rdma *head,
 	lane->header_len = sizeof(lane->header);
 	if (lane_begin_message(lane))
 		return -EPROTO;
+	if (lane->call && rdma_window_close(link, TAKE_PTR(lane->call->window), wc))
+		return -EPROTO;
 	is_eager = lane->header.len <= DATA_RDMA_EAGER;
 	if (len != RDMA_HEAD_LEN + (is_eager ? lane->header.len : 0))
 		return lane_protocol_error(lane, "a message of another length than it says");
-	if (lane->incoming && lane->incoming->delivery.header.flags)
-		return lane_protocol_error(lane, "a call that was moved to RDMA");
 	if (lane->incoming)
-		lane->incoming->room = (struct rdma_room){ head->address, head->key, head->len,
-							   lane->header.cookie };
+		lane->incoming->room = room_of(head);
 	if (is_eager) {
-		atomic_fetch_add_explicit(&link->rdma->bytes_moved, lane->header.len,
-					  memory_order_relaxed);
+		metric_add(&link->rdma->metrics.bytes_moved, lane->header.len);
 		if (lane->room_len) {
 			memcpy(lane->room, data + RDMA_HEAD_LEN, lane->header.len);
-			atomic_fetch_add_explicit(&link->rdma->bytes_copied, lane->header.len,
-						  memory_order_relaxed);
+			metric_add(&link->rdma->metrics.bytes_copied, lane->header.len);
 		}
 		lane->room_len = 0;
 		lane_end_message(lane);
@@ -99,6 +112,8 @@ static int receive_message(struct rdma_link *link, const struct data_rdma *head,
 	}
 	lane->room_len = 0;
 	lane->header_len = 0;
+	if (head->flags & DATA_RDMA_WRITTEN)
+		return receive_written(link);
 	if (lane->call)
 		return await_answer(link, TAKE_PTR(lane->call));
 	incoming = TAKE_PTR(lane->incoming);
@@ -117,8 +132,7 @@ static int receive_grant(struct rdma_link *link, const struct data_rdma *head)
 		if (message->header->len != head->len)
 			break;
 		list_remove(&message->link);
-		message->room =
-			(struct rdma_room){ head->address, head->key, head->len, head->immediate };
+		message->room = room_of(head);
 		list_push_back(&link->granted, &message->link);
 		link->lane->is_fresh = true;
 		return 0;
@@ -126,8 +140,48 @@ static int receive_grant(struct rdma_link *link, const struct data_rdma *head)
 	return lane_protocol_error(link->lane, "room for what was not offered");
 }
 
-static int receive_head(struct rdma_link *link, const unsigned char *data, size_t len)
+static int receive_answer_payload(struct rdma_link *link, const struct data_rdma *head,
+				  const struct ibv_wc *wc)
 {
+	struct lane *lane = link->lane;
+	struct call *call = cookies_find(&lane->cookies, head->place);
+
+	if (!call || call->state != CALL_FILLING || call->answer.len != head->len)
+		return lane_protocol_error(lane, "a payload that was not announced");
+	if (rdma_window_close(link, TAKE_PTR(call->window), wc))
+		return -EPROTO;
+	if (call->room && call->answer_block && call->answer.op == DATA_RESULT) {
+		memcpy(call->room, call->answer_block->data, head->len);
+		metric_add(&link->rdma->metrics.bytes_copied, head->len);
+		call->answer_block = block_unref(call->answer_block);
+	}
+	lane_end_answer(lane, call);
+	return 0;
+}
+
+static int receive_placed(struct rdma_link *link, const struct data_rdma *head,
+			  const struct ibv_wc *wc)
+{
+	struct lane *lane = link->lane;
+	struct incoming *incoming;
+
+	metric_add(&link->rdma->metrics.bytes_moved, head->len);
+	atomic_fetch_add_explicit(&lane->bytes_in, head->len, memory_order_relaxed);
+	if (lane->makes_calls)
+		return receive_answer_payload(link, head, wc);
+	incoming = cookies_find(&lane->cookies, head->place);
+	if (!incoming || incoming->delivery.header.len != head->len)
+		return lane_protocol_error(lane, "a payload that was not announced");
+	if (rdma_window_close(link, TAKE_PTR(incoming->window), wc))
+		return -EPROTO;
+	cookies_remove(&lane->cookies, head->place);
+	lane_end_incoming(lane, incoming);
+	return 0;
+}
+
+static int receive_head(struct rdma_link *link, const unsigned char *data, const struct ibv_wc *wc)
+{
+	size_t len = wc->byte_len;
 	struct data_rdma head;
 
 	if (len < sizeof(head))
@@ -138,46 +192,16 @@ static int receive_head(struct rdma_link *link, const unsigned char *data, size_
 		return lane_protocol_error(link->lane, "more credits than there can be");
 	link->credits += head.credits;
 	if (head.kind == RDMA_MESSAGE)
-		return receive_message(link, &head, data, len);
+		return receive_message(link, &head, data, wc);
 	if (len != sizeof(head))
 		return lane_protocol_error(link->lane, "a head with something behind it");
 	if (head.kind == RDMA_GRANT)
 		return receive_grant(link, &head);
+	if (head.kind == RDMA_PLACED)
+		return receive_placed(link, &head, wc);
 	if (head.kind == RDMA_CREDIT)
 		return 0;
 	return lane_protocol_error(link->lane, "no such kind of message");
-}
-
-static int receive_answer_payload(struct rdma_link *link, uint32_t cookie, size_t len)
-{
-	struct lane *lane = link->lane;
-	struct call *call = cookies_find(&lane->cookies, cookie);
-
-	if (!call || call->state != CALL_FILLING || call->answer.len != len)
-		return lane_protocol_error(lane, "a payload that was not announced");
-	if (call->room && call->answer_block && call->answer.op == DATA_RESULT) {
-		memcpy(call->room, call->answer_block->data, len);
-		atomic_fetch_add_explicit(&link->rdma->bytes_copied, len, memory_order_relaxed);
-		call->answer_block = block_unref(call->answer_block);
-	}
-	lane_end_answer(lane, call);
-	return 0;
-}
-
-static int receive_payload(struct rdma_link *link, uint32_t immediate, size_t len)
-{
-	struct lane *lane = link->lane;
-	struct incoming *incoming;
-
-	atomic_fetch_add_explicit(&link->rdma->bytes_moved, len, memory_order_relaxed);
-	if (lane->makes_calls)
-		return receive_answer_payload(link, immediate, len);
-	incoming = cookies_find(&lane->cookies, immediate);
-	if (!incoming || incoming->delivery.header.len != len)
-		return lane_protocol_error(lane, "a payload that was not announced");
-	cookies_remove(&lane->cookies, immediate);
-	lane_end_incoming(lane, incoming);
-	return 0;
 }
 
 void rdma_on_received(struct rdma_link *link, const struct ibv_wc *wc)
@@ -187,10 +211,10 @@ void rdma_on_received(struct rdma_link *link, const struct ibv_wc *wc)
 	int r;
 
 	atomic_fetch_add_explicit(&lane->bytes_in, wc->byte_len, memory_order_relaxed);
-	if (wc->opcode == IBV_WC_RECV_RDMA_WITH_IMM)
-		r = receive_payload(link, ntohl(wc->imm_data), wc->byte_len);
+	if (wc->opcode == IBV_WC_RECV)
+		r = receive_head(link, rdma_receive_slot(link, i), wc);
 	else
-		r = receive_head(link, rdma_receive_slot(link, i), wc->byte_len);
+		r = lane_protocol_error(lane, "an immediate");
 	if (r || lane->is_failed)
 		return;
 	r = rdma_post_receive(link, i);

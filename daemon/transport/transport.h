@@ -20,7 +20,8 @@
  * of its own, carries signs of life alone.
  *
  * RDMA lanes come beside those of TCP where both daemons have devices and calls with parts take them. One that breaks is
- * no loss of its peer: calls that were on it are taken up over TCP, each once, and the lane is made anew after a while.
+ * no loss of its peer: calls that were on it are taken up over another, else over TCP, each once, and the lane is made anew
+ * after a while.
  */
 #pragma once
 
@@ -34,11 +35,13 @@
 struct transport;
 struct peer;
 struct lane;
+struct rdma_window;
 
 /* Memory of the other side that we may write to by RDMA; len 0: none. */
 struct rdma_room {
 	uint64_t address;
-	uint32_t key, len, immediate;
+	uint32_t key, len, place;
+	bool is_window;
 };
 
 /* Something that waits to be written to a lane. The transport's. */
@@ -94,9 +97,10 @@ struct call {
 	struct mail sent_mail;
 	struct list link;
 	struct peer *peer;
-	struct incoming *incoming; /* in-process: the delivery, until it is answered */
-	bool is_room_named;	   /* RDMA: the other side was told where room is */
-	bool is_written;	   /* payload may be reused */
+	struct incoming *incoming;  /* in-process: the delivery, until it is answered */
+	bool is_room_named;	    /* RDMA: the other side was told where room is */
+	struct rdma_window *window; /* RDMA: through which it may write there */
+	bool is_written;	    /* payload may be reused */
 	unsigned state;
 };
 
@@ -131,6 +135,9 @@ struct transport_ops {
 /* Whether parts go by RDMA. AUTO: where both ends have it, else, and when it breaks, by TCP. RDMA: by nothing else. */
 enum transport_kind { TRANSPORT_TCP, TRANSPORT_AUTO, TRANSPORT_RDMA };
 
+/* Whether peers write through memory windows. AUTO: where the device has them, but for soft-RoCE, whose are faulty. */
+enum transport_windows { TRANSPORT_WINDOWS_AUTO, TRANSPORT_WINDOWS_ON, TRANSPORT_WINDOWS_OFF };
+
 #define TRANSPORT_GID_AUTO 256u
 
 struct transport_rdma_params {
@@ -139,6 +146,7 @@ struct transport_rdma_params {
 	unsigned service_level; /* 0 to 15; InfiniBand */
 	unsigned traffic_class; /* 0 to 255 */
 	unsigned gid_index;	/* of each port, or TRANSPORT_GID_AUTO: that of its address */
+	enum transport_windows windows;
 };
 
 struct transport_params {
@@ -191,6 +199,8 @@ int transport_set_key(struct transport *transport, const void *key, size_t len);
  */
 int transport_memory_add(struct transport *transport, void *data, size_t len);
 void transport_memory_remove(struct transport *transport, void *data);
+/* With how many devices that is registered now. Any thread. */
+unsigned transport_memory_regions(const struct transport *transport, const void *data);
 /*
  * The same for memory of another device (a GPU), by the dma-buf of which it is len bytes from offset; calls name it by
  * `data`, an address that nobody else uses. Returns 0, -ENOMEM, or TRANSPORT_E_HOST, which was said in the log: some device
@@ -209,7 +219,8 @@ struct transport_rdma_counters {
 	uint64_t bytes_pinned; /* in them */
 	uint64_t links;	       /* connections that have been made */
 	uint64_t links_broken; /* that broke while their peer was alive */
-	uint64_t calls_moved;  /* to TCP, because of that */
+	uint64_t calls_moved;  /* to another of them or to TCP, because of that */
+	uint64_t registration_us; /* that registering has taken */
 };
 void transport_rdma_counters(const struct transport *transport,
 			     struct transport_rdma_counters *ret_counters);

@@ -359,7 +359,7 @@ def test_a_server_that_answers_wildly():
             in_two((dict(part=1), piece(range(300, 450), 301, step=151))), in_two((dict(part=1), piece((300, 301), 301, step=299)))]
     good = [({}, piece()), ({}, piece(())), in_two((dict(part=1), piece((2999,), 301)))]
     with Cluster(1, 1, colocated=False, start=False) as cluster:
-        cluster.daemons = [cluster.start(0)]
+        cluster.daemons = [cluster.start(0, options=['--transport=auto'])]  # also where the rest is RDMA
         now = [None]
         server = Server(cluster.addresses[1], lambda asked, payload: now[0](asked) if callable(now[0]) else now[0])
         for n, said in enumerate(good + wild):

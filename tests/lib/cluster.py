@@ -279,7 +279,11 @@ class Cluster:
 
     def start(self, i, wait=True, options=()):
         """Starts daemon i (again)."""
-        arguments = ['--cluster=' + self.source, *self.options, *options]
+        devices = os.environ.get('BPS_TEST_RDMA', '').split()  # two: cluster tests over RDMA, in scripts/vm --rdma
+        arguments = ['--cluster=' + self.source]
+        if devices and self.source != 'single' and not self.netns:
+            arguments += ['--transport=rdma', '--rdma-devices=' + devices[i % 2], '--hello-timeout=60s']
+        arguments += [*self.options, *options]
         if self.source != 'static':
             arguments.append('--roles=' + self.roles(i))
         if self.source == 'static':
@@ -292,9 +296,6 @@ class Cluster:
             arguments += ['--address=' + self.addresses[i], '--coordinator=' + coordinator]
             if i == len(self.names) - 1:
                 arguments.append('--coordinator-listen=' + coordinator)
-        devices = os.environ.get('BPS_TEST_RDMA', '').split()  # two: any cluster test over RDMA, in scripts/vm --rdma
-        if devices and self.source != 'single':
-            arguments += ['--transport=rdma', '--rdma-devices=' + devices[i % 2], '--hello-timeout=60s']
         daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
                         netns=f'{self.netns}{i}' if self.netns else None)
         if wait:

@@ -78,6 +78,8 @@ TEST(frames_of_another_protocol_are_refused)
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_AGAIN | 3 << DATA_FLAG_RAIL_SHIFT);
 	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_AGAIN);
 	EXPECT_BAD("later version", h.flags = 8);
+	EXPECT_BAD("later version", h.flags = 1 << DATA_FLAG_LAST_SHIFT);
+	EXPECT_BAD("later version", h.flags = DATA_FLAG_MOVED | 0x8000);
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_HAD);
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_MOVED | DATA_FLAG_HAD);
 	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_MOVED);

@@ -163,14 +163,20 @@ TEST_BOTH(both_ends_have_it)
 }
 
 /* Of registered memory no byte is copied by a processor; each piece of memory is one region. */
-TEST_BOTH(memory_is_used_where_it_lies)
+static void use_memory_where_it_lies(const struct pair_variant *v, bool has_windows)
 {
-	_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_RDMA);
+	struct pair_config config = { .variant = *v,
+				      .key_a = "key",
+				      .key_b = "key",
+				      .windows = has_windows ? TRANSPORT_WINDOWS_ON
+							     : TRANSPORT_WINDOWS_OFF };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_with(&config);
 	struct transport_rdma_counters before, after;
 	struct pair_call call;
 	struct block *block;
 	char *arena;
 
+	ASSERT_EQ(pair->a.transport->rdma->devices[0].has_windows, has_windows);
 	arena = mmap(NULL, 4 * LEN, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	ASSERT_TRUE(arena != MAP_FAILED);
 	ASSERT_OK(transport_memory_add(pair->a.transport, arena, 4 * LEN));
@@ -212,6 +218,47 @@ TEST_BOTH(memory_is_used_where_it_lies)
 	(void)munmap(arena, 4 * LEN);
 }
 
+TEST_BOTH(memory_is_used_where_it_lies)
+{
+	use_memory_where_it_lies(v, false);
+}
+
+TEST_BOTH(memory_is_used_where_it_lies_through_windows)
+{
+	use_memory_where_it_lies(v, true);
+}
+
+/* 5 GiB of addresses over little memory: what lies beyond 4 GiB is reached. */
+TEST_BOTH(a_region_of_more_than_4_gib)
+{
+	const size_t piece = 64 << 20, len = 80 * piece, from = len - piece, to = from + 2 * LEN;
+	_cleanup_(pair_freep) struct pair *pair = pair_of(v, TRANSPORT_RDMA);
+	int fd = memfd_create("arena", MFD_CLOEXEC);
+	struct pair_call call;
+	char *arena;
+
+	ASSERT_TRUE(fd >= 0);
+	ASSERT_OK(ftruncate(fd, (off_t)piece));
+	arena = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	ASSERT_TRUE(arena != MAP_FAILED);
+	for (size_t at = 0; at < len; at += piece)
+		ASSERT_TRUE(mmap(arena + at, piece, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_FIXED,
+				 fd, 0) == arena + at);
+	ASSERT_OK(transport_memory_add(pair->a.transport, arena, len));
+	pair->server->on_call = pair_on_call_echo;
+	pair_fill(arena + from, LEN, 3);
+	pair_call_init(&call, arena + from, LEN, arena + to, LEN);
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+	ASSERT_TRUE(pair_check(arena + to, LEN, 3));
+	ASSERT_EQ(counters_of(&pair->a).bytes_copied, 0);
+	ASSERT_INT(counters_of(&pair->a).bytes_pinned, >, len);
+	transport_memory_remove(pair->a.transport, arena);
+	(void)munmap(arena, len);
+	close(fd);
+}
+
 /* Calls that the server holds, unanswered, when the lane breaks: it gets none twice, and each answer arrives. */
 TEST_BOTH(calls_outlive_their_lane)
 {
@@ -234,6 +281,103 @@ TEST_BOTH(calls_outlive_their_lane)
 	ASSERT_EQ(pair->server->n_deliveries, 9);
 	ASSERT_INT(counters_of(&pair->a).calls_moved, ==, 9);
 	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+}
+
+static unsigned n_links(const struct pair_side *side)
+{
+	struct rdma_link *link;
+	unsigned n = 0;
+
+	list_for_each (link, &side->transport->rdma->links, link)
+		n += link->state == LINK_UP && !link->lane->is_closing;
+	return n;
+}
+
+static struct pair *pair_of_two_rails(const struct pair_variant *v, enum transport_kind kind,
+				      enum transport_windows windows)
+{
+	struct pair_config config = { .variant = *v,
+				      .key_a = "key",
+				      .key_b = "key",
+				      .kind = kind,
+				      .has_two_rails = true,
+				      .windows = windows };
+	struct pair *pair = pair_new_with(&config);
+
+	PAIR_UNTIL(pair, n_links(&pair->a) == 2 && n_links(&pair->b) == 2);
+	return pair;
+}
+
+/* Of two rails one breaks: all goes on by the other. Then that one breaks too. */
+static void lose_rails(const struct pair_variant *v, bool is_server)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_of_two_rails(v, TRANSPORT_AUTO, TRANSPORT_WINDOWS_AUTO);
+	const struct pair_side *side = is_server ? &pair->b : &pair->a;
+	struct echoes echoes;
+
+	echoes_begin(pair, &echoes, 12);
+	PAIR_UNTIL(pair, pair->server->n_deliveries == 12);
+	break_link(side);
+	PAIR_UNTIL(pair, counters_of(&pair->a).calls_moved);
+	for (size_t i = 0; i < 12; i++)
+		ASSERT_TRUE(echoes.calls[i].call.message.lane->rdma);
+	for (unsigned i = 0; i < 4; i++)
+		pair_echo(pair, pair_take(pair));
+	break_link(side);
+	PAIR_UNTIL(pair, counters_of(&pair->a).links_broken == 2);
+	for (unsigned i = 4; i < 12; i++)
+		pair_echo(pair, pair_take(pair));
+	echoes_end(pair, &echoes);
+	ASSERT_EQ(pair->server->n_deliveries, 12);
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+}
+
+TEST_BOTH(another_rail_comes_first)
+{
+	lose_rails(v, false);
+	lose_rails(v, true);
+}
+
+/* With no TCP allowed a rail less is no loss of the peer. */
+TEST_BOTH(a_must_with_two_rails)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_of_two_rails(v, TRANSPORT_RDMA, TRANSPORT_WINDOWS_AUTO);
+	struct echoes echoes;
+
+	echoes_begin(pair, &echoes, 12);
+	PAIR_UNTIL(pair, pair->server->n_deliveries == 12);
+	break_link(&pair->a);
+	PAIR_UNTIL(pair, counters_of(&pair->a).calls_moved);
+	for (unsigned i = 0; i < 12; i++)
+		pair_echo(pair, pair_take(pair));
+	echoes_end(pair, &echoes);
+	ASSERT_EQ(pair->server->n_deliveries, 12);
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+}
+
+/* Wherever in the middle of messages they break. */
+TEST_BOTH(rails_break_among_calls)
+{
+	for (unsigned turns = 0; turns < 12; turns++) {
+		_cleanup_(pair_freep) struct pair *pair =
+			pair_of_two_rails(v, TRANSPORT_AUTO, TRANSPORT_WINDOWS_AUTO);
+		struct echoes echoes;
+
+		pair->server->on_call = pair_on_call_echo;
+		echoes_begin(pair, &echoes, 24);
+		for (unsigned i = 0; i < turns; i++)
+			pair_turn(pair);
+		break_link(turns % 2 ? &pair->b : &pair->a);
+		for (unsigned i = 0; i < turns; i++)
+			pair_turn(pair);
+		if (link_of(turns % 3 ? &pair->b : &pair->a))
+			break_link(turns % 3 ? &pair->b : &pair->a);
+		echoes_end(pair, &echoes);
+		ASSERT_EQ(pair->server->n_deliveries, 24);
+		ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+	}
 }
 
 /* Wherever in the middle of messages it breaks, at either end. */
@@ -385,8 +529,9 @@ TEST_TIMEOUT(messages_that_break_the_rules, LIMIT_S)
 	wild.header.magic++;
 	wild_case(&wild, whole, "not a data header");
 	wild_init(&wild, 0);
-	wild.header.flags = DATA_FLAG_MOVED;
-	wild_case(&wild, whole, "moved");
+	wild.header.flags = DATA_FLAG_MOVED | DATA_RDMA_RAILS
+						      << DATA_FLAG_RAIL_SHIFT; /* this one */
+	wild_case(&wild, whole, "moved to or from where it cannot be");
 	wild_init(&wild, 0);
 	wild.header.op = DATA_RESULT;
 	wild_case(&wild, whole, "an answer to no call");
@@ -394,13 +539,19 @@ TEST_TIMEOUT(messages_that_break_the_rules, LIMIT_S)
 	wild.head.kind = RDMA_GRANT;
 	wild_case(&wild, sizeof(wild.head), "not offered");
 	wild_case(&wild, whole, "something behind it");
+	wild_init(&wild, LEN);
+	wild.head.flags = DATA_RDMA_WRITTEN;
+	wild_case(&wild, whole, "written nowhere");
+	wild_init(&wild, 0);
+	wild.head.kind = RDMA_PLACED;
+	wild_case(&wild, sizeof(wild.head), "not announced");
 	wild.head.kind = 77;
 	wild_case(&wild, sizeof(wild.head), "no such kind");
 	wild.head.kind = 0;
 	wild_case(&wild, sizeof(wild.head), "no such kind");
 }
 
-/* An immediate that announces nothing. */
+/* An immediate, which nobody sends. */
 TEST_TIMEOUT(a_payload_out_of_nowhere, LIMIT_S)
 {
 	_cleanup_(pair_freep) struct pair *pair = pair_of(&variants[0], TRANSPORT_AUTO);
@@ -410,7 +561,7 @@ TEST_TIMEOUT(a_payload_out_of_nowhere, LIMIT_S)
 	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));
 	ASSERT_OK(ibv_post_send(link_of(&pair->a)->qp, &wr, &bad));
 	PAIR_UNTIL(pair, pair->b.n_lost && pair->a.n_lost);
-	ASSERT_CONTAINS(pair->b.lost_why, "not announced");
+	ASSERT_CONTAINS(pair->b.lost_why, "an immediate");
 }
 
 /* Where a key does not open the memory the card itself refuses, and only the lane is lost. */
@@ -437,15 +588,162 @@ TEST_TIMEOUT(memory_that_was_not_granted, LIMIT_S)
 	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
 }
 
-/* Shook hands by TCP with one key; by then one side has another. */
+/* What b may write to of a: exactly what a call of a's named, by the connection that it came by, until it is answered. */
+
+#define WINDOW_LEN (64 << 10)
+
+struct window {
+	struct pair *pair;
+	char *arena; /* the room in the middle of it */
+	struct pair_call call;
+	struct delivery *delivery;
+	struct rdma_room room;
+	struct rdma_link *link, *other; /* b's: that of the call, and not */
+};
+
+static void window_begin(struct window *window)
+{
+	struct pair *pair = window->pair =
+		pair_of_two_rails(&variants[0], TRANSPORT_AUTO, TRANSPORT_WINDOWS_ON);
+	struct incoming *incoming;
+	struct rdma_link *link;
+
+	window->arena = mmap(NULL, 3 * WINDOW_LEN, PROT_READ | PROT_WRITE,
+			     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+	ASSERT_TRUE(window->arena != MAP_FAILED);
+	ASSERT_OK(transport_memory_add(pair->a.transport, window->arena, 3 * WINDOW_LEN));
+	pair_call_init(&window->call, NULL, 0, window->arena + WINDOW_LEN, WINDOW_LEN);
+	pair_call_begin(pair, &window->call);
+	PAIR_UNTIL(pair, pair->server->n_deliveries);
+	window->delivery = pair_take(pair);
+	incoming = container_of(window->delivery, struct incoming, delivery);
+	window->room = incoming->room;
+	window->link = incoming->lane->rdma;
+	list_for_each (link, &pair->b.transport->rdma->links, link)
+		if (link->state == LINK_UP && link != window->link)
+			window->other = link;
+	ASSERT_TRUE(window->other && window->room.is_window);
+	ASSERT_EQ(window->room.len, WINDOW_LEN);
+	ASSERT_EQ(window->room.address, (uintptr_t)window->arena + WINDOW_LEN);
+}
+
+static void window_write(const struct rdma_link *link, uint64_t address, uint32_t key)
+{
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE, .num_sge = 1 }, *bad;
+	struct ibv_sge sge = { (uintptr_t)link->memory, 64, link->mr->lkey };
+
+	memset(link->memory, 'x', 64); /* a receive's, if that should come in between */
+	wr.sg_list = &sge;
+	wr.wr.rdma.remote_addr = address;
+	wr.wr.rdma.rkey = key;
+	ASSERT_OK(ibv_post_send(link->qp, &wr, &bad));
+}
+
+/* It breaks the connection, writes nothing, and does no harm to the call. */
+static void window_refuses(struct window *window, const struct rdma_link *link, uint64_t address,
+			   uint32_t key)
+{
+	struct pair *pair = window->pair;
+
+	window_write(link, address, key);
+	PAIR_UNTIL(pair, counters_of(&pair->b).links_broken);
+	for (size_t i = 0; i < 3 * WINDOW_LEN; i++)
+		ASSERT_EQ(window->arena[i], 0);
+	if (!window->call.n_done) {
+		pair_echo(pair, window->delivery);
+		PAIR_UNTIL(pair, window->call.n_done);
+	}
+	ASSERT_OK(window->call.call.status);
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+	transport_memory_remove(pair->a.transport, window->arena);
+	(void)munmap(window->arena, 3 * WINDOW_LEN);
+	pair_free(pair);
+}
+
+TEST_TIMEOUT(a_window_is_open_to_who_was_asked, LIMIT_S)
+{
+	struct window window;
+	struct pair *pair;
+
+	window_begin(&window);
+	pair = window.pair;
+	window_write(window.link, window.room.address, window.room.key);
+	PAIR_UNTIL(pair, window.arena[WINDOW_LEN + 63] == 'x');
+	memset(window.arena, 0, 3 * WINDOW_LEN);
+	window_refuses(&window, window.other, window.room.address, window.room.key);
+}
+
+TEST_TIMEOUT(a_window_is_no_wider_than_asked_for, LIMIT_S)
+{
+	struct ibv_device_attr attr;
+	struct window window;
+
+	window_begin(&window);
+	ASSERT_OK(window.pair->a.transport->rdma->verbs->query_device(
+		link_of(&window.pair->a)->port->device->context, &attr));
+	if (rdma_is_soft(&attr)) {
+		pair_echo(window.pair, window.delivery);
+		PAIR_UNTIL(window.pair, window.call.n_done);
+		pair_free(window.pair);
+		TEST_SKIP("soft-RoCE does not look at the bounds of a window");
+	}
+	window_refuses(&window, window.link, window.room.address - WINDOW_LEN, window.room.key);
+}
+
+TEST_TIMEOUT(a_window_is_closed_by_the_answer, LIMIT_S)
+{
+	struct window window;
+
+	window_begin(&window);
+	pair_echo(window.pair, window.delivery);
+	PAIR_UNTIL(window.pair, window.call.n_done);
+	window_refuses(&window, window.link, window.room.address, window.room.key);
+}
+
+TEST_TIMEOUT(a_region_is_open_to_nobody, LIMIT_S)
+{
+	struct window window;
+	struct rdma *rdma;
+	struct ibv_mr *mr;
+
+	window_begin(&window);
+	rdma = window.pair->a.transport->rdma;
+	mr = rdma_memory_find(rdma, link_of(&window.pair->a)->port->device, window.arena,
+			      WINDOW_LEN);
+	ASSERT_TRUE(mr);
+	window_refuses(&window, window.link, (uintptr_t)window.arena, mr->rkey);
+}
+
+/* Who answers and leaves it open has broken the rules. */
+TEST_TIMEOUT(a_window_that_is_left_open, LIMIT_S)
+{
+	struct data_header answer = { .op = DATA_RESULT };
+	struct window window;
+	struct pair *pair;
+
+	window_begin(&window);
+	pair = window.pair;
+	container_of(window.delivery, struct incoming, delivery)->room.is_window = false;
+	delivery_answer(window.delivery, &answer, NULL, NULL);
+	PAIR_UNTIL(pair, pair->a.n_lost);
+	ASSERT_CONTAINS(pair->a.lost_why, "a window that was left open");
+	ASSERT_TRUE(window.call.call.status);
+	(void)munmap(window.arena, 3 * WINDOW_LEN);
+	pair_free(pair);
+}
+
+/* Shook hands by TCP with one key; by the time that a lane is made anew one side has another. */
 TEST_TIMEOUT(the_key_is_proved_once_more, LIMIT_S)
 {
 	_cleanup_(pair_freep) struct pair *pair = pair_of(&variants[0], TRANSPORT_AUTO);
 	struct pair_call call;
 
 	pair->server->on_call = pair_on_call_echo;
-	PAIR_UNTIL(pair, pair->peer->rdma);
+	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b) &&
+				 peer_find_lane(pair->peer, DATA_LANE_BEAT));
 	ASSERT_OK(transport_set_key(pair->a.transport, "another", 7));
+	break_link(&pair->a);
+	PAIR_UNTIL(pair, !link_of(&pair->a) && !link_of(&pair->b));
 	pair_call_init(&call, NULL, 0, NULL, 0);
 	pair_call_begin(pair, &call);
 	PAIR_UNTIL(pair, call.n_done);

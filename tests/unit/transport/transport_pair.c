@@ -86,8 +86,11 @@ void pair_params(struct pair *pair, const struct pair_config *config, struct pai
 		.rdma = { .kind = TRANSPORT_TCP, .gid_index = TRANSPORT_GID_AUTO },
 	};
 	if (config->variant.is_rdma) {
+		ret_params->rdma.windows = config->windows;
 		ret_params->rdma.kind = config->kind ?: TRANSPORT_RDMA;
 		ret_params->rdma.devices = rdma_device(is_a);
+		if (!is_a && config->has_two_rails)
+			ret_params->rdma.devices = getenv("BPS_TEST_RDMA");
 	}
 }
 

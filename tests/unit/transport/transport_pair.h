@@ -22,6 +22,8 @@ struct pair_config {
 	unsigned max_connections;				     /* 0: many */
 	enum transport_kind kind; /* with is_rdma; 0: RDMA alone */
 	bool no_checksums;
+	bool has_two_rails; /* b has both devices */
+	enum transport_windows windows;
 };
 
 struct pair_notice {

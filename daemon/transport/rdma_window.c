@@ -1,0 +1,83 @@
+#include "transport/rdma.h"
+
+/*
+ * Memory windows of type 2B. A region can be written to by our own device only; what a peer is to write, it writes through
+ * a window: these bytes, from this queue pair, until its SEND WITH INVALIDATE closes it, which is the same message as says
+ * that it has written. So nothing is open to anybody but what he has been asked for, and a call is not done before.
+ */
+
+static struct rdma_window *make(struct rdma_link *link)
+{
+	struct rdma_window *window;
+
+	if (!link->windows)
+		link->windows = calloc(RDMA_WINDOWS, sizeof(*link->windows));
+	if (!link->windows || link->n_windows == RDMA_WINDOWS)
+		return NULL;
+	window = &link->windows[link->n_windows];
+	window->mw = ibv_alloc_mw(link->port->device->pd, IBV_MW_TYPE_2);
+	if (!window->mw)
+		return NULL;
+	link->n_windows++;
+	metric_add(&link->rdma->metrics.windows, 1);
+	return window;
+}
+
+bool rdma_window_has(struct rdma_link *link, unsigned limit)
+{
+	if (link->n_open >= limit)
+		return false;
+	if (!link->free_windows)
+		link->free_windows = make(link);
+	return link->free_windows;
+}
+
+struct rdma_window *rdma_window_open(struct rdma_link *link, struct ibv_mr *mr, uint64_t address,
+				     uint32_t len, struct ibv_send_wr *ret_bind)
+{
+	struct rdma_window *window = link->free_windows;
+
+	link->free_windows = window->next_free;
+	link->n_open++;
+	*ret_bind = (struct ibv_send_wr){
+		.opcode = IBV_WR_BIND_MW,
+		.bind_mw = {
+			.mw = window->mw,
+			.rkey = ibv_inc_rkey(window->mw->rkey),
+			.bind_info = {
+				.mr = mr,
+				.addr = address,
+				.length = len,
+				.mw_access_flags = IBV_ACCESS_REMOTE_WRITE,
+			},
+		},
+	};
+	return window;
+}
+
+void rdma_window_bound(struct rdma_window *window, const struct ibv_send_wr *bind)
+{
+	window->mw->rkey = bind->bind_mw.rkey;
+}
+
+int rdma_window_close(struct rdma_link *link, struct rdma_window *window, const struct ibv_wc *wc)
+{
+	if (!window)
+		return 0;
+	if (!(wc->wc_flags & RDMA_WC_WITH_INV) || wc->invalidated_rkey != window->mw->rkey)
+		return lane_protocol_error(link->lane, "a window that was left open");
+	window->next_free = link->free_windows;
+	link->free_windows = window;
+	link->n_open--;
+	return 0;
+}
+
+void rdma_windows_done(struct rdma_link *link)
+{
+	for (unsigned i = 0; i < link->n_windows; i++)
+		(void)ibv_dealloc_mw(link->windows[i].mw);
+	metric_sub(&link->rdma->metrics.windows, link->n_windows);
+	link->n_windows = link->n_open = 0;
+	link->free_windows = NULL;
+	free(TAKE_PTR(link->windows));
+}
