@@ -20,7 +20,7 @@ class Rank(Session):
     def __init__(self, path, job, rank, size, memory=None):
         super().__init__(path, hello=False, timeout=DEADLINE)
         fields = self.hello(features=FEATURE_RESUME)
-        assert unpack(fields[4])[2] == FEATURE_RESUME, 'the daemon does not offer Resume'
+        assert unpack(fields[4])[2] & FEATURE_RESUME, 'the daemon does not offer Resume'
         self.name, self.rank, self.size = job, rank, size
         self.memory_fd = memory if memory is not None else memfd(N * 4)
         status, text, _ = self.share(self.memory_fd, N * 4)
@@ -197,9 +197,10 @@ def test_what_cannot_be_resumed_is_told_why():
         refused(again[0], errno.EPROTO, 'no ledger', ledger=os.open('/dev/null', os.O_RDWR))
         refused(again[0], errno.EPROTO, f'{number:016x}', number=number + 1)
         with mmap.mmap(ledger, 4096) as header:
-            header[4:8] = struct.pack('<I', 3)
-            refused(again[0], errno.ESTALE, 'version 3', 'version 2')
-            header[4:8] = struct.pack('<I', 2)
+            version, = struct.unpack('<I', header[4:8])
+            header[4:8] = struct.pack('<I', version + 1)
+            refused(again[0], errno.ESTALE, f'version {version + 1}', f'version {version}')
+            header[4:8] = struct.pack('<I', version)
         without = Session(daemon.socket)
         status, text, _ = without.request(RESUME, {1: again[0].body(), 2: number}, [ledger])
         assert status == -errno.EPROTO, text
