@@ -317,7 +317,8 @@ void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns)
 		late = &missing.all;
 		timeout_ns = MAX(timeout_ns, job->request_timeout_ns);
 	}
-	if (missing.gone != RANK_AWAY && job->shape.elastic) {
+	if (missing.gone != RANK_AWAY && job->shape.elastic &&
+	    job->shape.size - job->n_left > job->shape.min_ranks) {
 		log_notice("job %s: rank %u (pid %u) died while the daemon was away", job->name,
 			   missing.gone, missing.gone_pid);
 		ledger_leave(job->ledger, missing.gone);
