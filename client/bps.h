@@ -88,7 +88,7 @@ enum bps_operation {
 	/*
 	 * Adds the input to what servers keep of the tensor from the first time on, which was 0; output = that, with what
 	 * has come from other ranks until then. Waits for no rank, or for the slowest to come within the job's staleness. Of jobs
-	 * with `async`; the reduction is BPS_SUM.
+	 * with `asynchronous`; the reduction is BPS_SUM.
 	 */
 	BPS_ACCUMULATE = 8
 };
@@ -200,14 +200,12 @@ struct bps_join_params {
 	int gpu_reduce;	       /* enum bps_gpu_reduce; of operations on CUDA memory */
 	/*
 	 * What it does about ranks that are late; all 0: it waits. See STRAGGLERS in the manual page bps in section 7. With a
-	 * quorum or async the job goes through servers, each rank by itself, and does not outlive a daemon.
+	 * quorum or asynchronous the job goes through servers, each rank by itself, and does not outlive a daemon.
 	 */
-	uint32_t
-		quorum; /* PUSH_PULL (sum, average) goes on with so many ranks; the next one has what came too late */
-	int async;		   /* not 0: there is ACCUMULATE */
+	uint32_t quorum;  /* ranks that PUSH_PULL goes on with; the next one has what came late */
+	int asynchronous; /* not 0: there is ACCUMULATE */
 	int64_t quorum_timeout_ms; /* since the first came, before it goes on without all; 0: at once */
-	uint32_t
-		staleness; /* rounds of a tensor that the last rank may be behind. 0: quorum 8, ACCUMULATE any number */
+	uint32_t staleness;	   /* rounds the last may be behind; 0: quorum 8, ACCUMULATE any */
 	/*
 	 * Not 0: the job goes on without a rank that dies, leaves, or is later than its requests' deadline, as long as there
 	 * are min_ranks (0: 1); see bps(7), ELASTIC JOBS. newcomer not 0: this trainer asks to be let in by the next
@@ -215,7 +213,8 @@ struct bps_join_params {
 	 * not looked at, and max_ranks (0: no bound) is what the job's own ranks say.
 	 */
 	int elastic;
-	uint32_t min_ranks, max_ranks;
+	uint32_t min_ranks;
+	uint32_t max_ranks;
 	int newcomer;
 };
 

@@ -189,9 +189,9 @@ static Bps__Control__Join call_join_body(const struct bps_join_params *params,
 	stragglers->has_async = stragglers->has_staleness = true;
 	stragglers->quorum = params->quorum;
 	stragglers->quorum_timeout_ms = (uint64_t)params->quorum_timeout_ms;
-	stragglers->async = params->async != 0;
+	stragglers->async = params->asynchronous != 0;
 	stragglers->staleness = params->staleness;
-	if (params->quorum || params->async)
+	if (params->quorum || params->asynchronous)
 		join.stragglers = stragglers;
 	join.has_elastic = join.has_min_ranks = join.has_max_ranks = params->elastic != 0;
 	join.elastic = params->elastic != 0;

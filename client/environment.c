@@ -544,7 +544,7 @@ static int environment_fill(struct bps_join_params *params, int (*read)(struct e
 		.force_distributed = e.force_distributed != 0,
 		.gpu_reduce = (int)e.gpu_reduce,
 		.quorum = e.quorum,
-		.async = e.async != 0,
+		.asynchronous = e.async != 0,
 		.quorum_timeout_ms = e.quorum_timeout_ms,
 		.staleness = e.staleness,
 		.elastic = e.elastic != 0,

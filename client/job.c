@@ -82,7 +82,7 @@ static int job_check_params(const struct bps_join_params *p)
 		return error_set(-EINVAL, "quorum_timeout_ms is %lld%s",
 				 (long long)p->quorum_timeout_ms,
 				 p->quorum ? "" : ", but quorum is 0");
-	if (p->staleness && !p->quorum && !p->async)
+	if (p->staleness && !p->quorum && !p->asynchronous)
 		return error_set(-EINVAL,
 				 "staleness is %u, but the job has neither quorum nor async",
 				 p->staleness);

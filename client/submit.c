@@ -307,7 +307,7 @@ static int plan_check_kind(struct plan *plan)
 		p->reduction = BPS_SUM;
 	if (p->reduction == BPS_AVERAGE && plan->tensor->dtype == DTYPE_BOOL)
 		return plan_refuse(plan, "bool has no average");
-	if (accumulates && !plan->tensor->client->job.params.async)
+	if (accumulates && !plan->tensor->client->job.params.asynchronous)
 		return plan_refuse(plan, "the job has no async, which all ranks join with");
 	if (accumulates && (p->reduction != BPS_SUM || plan->tensor->dtype == DTYPE_BOOL))
 		return plan_refuse(plan, "it is a sum of numbers");
@@ -546,7 +546,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 	const struct bps_submit_params *p = &plan->params;
 	const struct staging_range *input_range = request->input_range;
 	const struct bps_join_params *job = &request->client->job.params;
-	bool waits_not = job->quorum || job->async;
+	bool waits_not = job->quorum || job->asynchronous;
 	struct shm_entry entry = {
 		.round = ++plan->tensor->rounds,
 		.tensor = plan->tensor->number,

@@ -149,7 +149,7 @@ static void do_join(char **words)
 		.gpu_reduce = (int)number_of(words, "gpu_reduce", 0),
 		.quorum = (uint32_t)number_of(words, "quorum", 0),
 		.quorum_timeout_ms = number_of(words, "quorum_timeout_ms", 0),
-		.async = (int)number_of(words, "async", 0),
+		.asynchronous = (int)number_of(words, "async", 0),
 		.staleness = (uint32_t)number_of(words, "staleness", 0),
 	};
 

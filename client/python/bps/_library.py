@@ -105,7 +105,7 @@ class JoinParams(ctypes.Structure):
         ("force_distributed", c_int),
         ("gpu_reduce", c_int),
         ("quorum", c_uint32),
-        ("asynchronous", c_int),  # async
+        ("asynchronous", c_int),
         ("quorum_timeout_ms", c_int64),
         ("staleness", c_uint32),
         ("elastic", c_int),

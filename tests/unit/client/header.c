@@ -45,7 +45,7 @@ static void use_client(void)
 	join.force_distributed = 0;
 	join.gpu_reduce = BPS_GPU_REDUCE_AUTO;
 	join.quorum = join.staleness = 0;
-	join.async = 0;
+	join.asynchronous = 0;
 	join.quorum_timeout_ms = 0;
 	join.elastic = join.newcomer = 0;
 	join.min_ranks = join.max_ranks = 0;

@@ -93,20 +93,20 @@ TEST(bps)
 	ASSERT_EQ(p.force_distributed, 1);
 
 	ASSERT_EQ(p.quorum, 0);
-	ASSERT_EQ(p.async, 0);
+	ASSERT_EQ(p.asynchronous, 0);
 	ENVIRONMENT("BPS_QUORUM", "3", "BPS_QUORUM_TIMEOUT", "250ms", "BPS_ASYNC", "1",
 		    "BPS_STALENESS", "4");
 	ASSERT_OK(read_params(&p));
 	ASSERT_EQ(p.quorum, 3);
 	ASSERT_EQ(p.quorum_timeout_ms, 250);
-	ASSERT_EQ(p.async, 1);
+	ASSERT_EQ(p.asynchronous, 1);
 	ASSERT_EQ(p.staleness, 4);
 	ENVIRONMENT("BYTEPS_ENABLE_ASYNC", "1");
 	ASSERT_OK(read_params(&p));
-	ASSERT_EQ(p.async, 1);
+	ASSERT_EQ(p.asynchronous, 1);
 	ENVIRONMENT("BYTEPS_ENABLE_ASYNC", "1", "BPS_ASYNC", "0");
 	ASSERT_OK(read_params(&p));
-	ASSERT_EQ(p.async, 0);
+	ASSERT_EQ(p.asynchronous, 0);
 
 	/* The least: all on this machine; or all machines alike. */
 	ENVIRONMENT("BPS_RANK", "3", "BPS_SIZE", "4");
