@@ -302,8 +302,9 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 	for (uint32_t i = 0; i < ledger_cells_used(job->ledger); i++) {
 		const struct ledger_kept *kept = ledger_cell_kept(job->ledger, i);
 
-		if (kept->taken && kept->whole && owner_of(job, kept) == server &&
-		    (kept->stale || !kept->busy))
+		/* One that is busy is a worker's to make whole; it is offered when that is done. */
+		if (kept->taken && (kept->stale || !kept->busy) && kept->whole &&
+		    owner_of(job, kept) == server)
 			pipeline_keep_offer(job, i);
 	}
 	FAILPOINT("server-attached-again");

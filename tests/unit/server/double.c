@@ -4,8 +4,9 @@ struct peer {
 	struct far *far;
 	unsigned end;
 	char name[16];
-	bool lost, killed;
+	bool killed;
 	unsigned n_no_memory;
+	struct peer *next; /* of those that were lost */
 };
 
 struct double_call {
@@ -13,9 +14,10 @@ struct double_call {
 	struct asked *asked;
 };
 
-/* Peers that were lost are kept to the end: the server must not look at them, and the sanitizer sees if it does. */
+/* Peers that were lost are kept to the end: as in the transport, none has the address of one that a delivery still names. */
 struct carrier {
 	struct peer *peers[FAR_ENDS];
+	struct peer *lost;
 };
 
 static struct peer *peer_new(struct far *far, unsigned end)
@@ -91,8 +93,14 @@ static void double_free(struct far *far)
 {
 	struct carrier *carrier = far->carrier;
 
+	struct peer *peer;
+
 	for (unsigned i = 0; i < FAR_ENDS; i++)
 		free(carrier->peers[i]);
+	while ((peer = carrier->lost)) {
+		carrier->lost = peer->next;
+		free(peer);
+	}
 	free(carrier);
 }
 
@@ -129,7 +137,8 @@ void far_lose(struct far *far, unsigned end)
 	if (!peer)
 		return;
 	server_peer_lost(far->server, peer, "connection reset");
-	free(peer);
+	peer->next = carrier->lost;
+	carrier->lost = peer;
 }
 
 bool far_killed(struct far *far, unsigned end)
