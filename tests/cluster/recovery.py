@@ -6,7 +6,7 @@ import numpy as np
 import reference as ref
 
 SEED = int(os.environ.get('BPS_SEED', '20261121'))
-PART = 65536
+PART = 65536  # two pieces a part
 
 with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
     HAS_FAILPOINTS = b'BPS_FAILPOINTS' in binary.read()

@@ -1,186 +1,21 @@
 #!/usr/bin/env python3
 """A daemon that is killed, restarted or upgraded under a job: trainers see no error, results are the same bits, and what
 had completed stays completed. Killed at every failpoint where there are any, and at random moments (seeded, printed)."""
-import contextlib, os, random, shutil, signal, struct, sys, threading, time
+import os, random, shutil, signal, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 try:
-    import numpy as np
-    import reference as ref
+    from recovery import *
 except ImportError:
     print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
     sys.exit(77)
 
-SEED = int(os.environ.get('BPS_SEED', '20261121'))
-PART = 65536  # two pieces a part
-N = 6 * PART // 4 + 12345  # float32 elements: seven parts, the last no multiple of a piece
+N = 6 * PART // 4 + 12345  # float32 elements: seven parts of two pieces, the last no multiple of a piece
 TABLE, WIDTH = 3001, 5
 
-with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
-    HAS_FAILPOINTS = b'BPS_FAILPOINTS' in binary.read()
 
-
-@contextlib.contextmanager
-def failpoints(value):
-    os.environ['BPS_FAILPOINTS'] = value
-    try:
-        yield
-    finally:
-        del os.environ['BPS_FAILPOINTS']
-
-
-class Keeper:
-    """Starts daemon 0 again whenever it has ended, as systemd does; each time with the next of armed in its environment.
-    A with-block; .restarts tells how often."""
-
-    def __init__(self, cluster, armed=(), options=()):
-        self.cluster, self.armed, self.options = cluster, list(armed), options
-        self.restarts, self.error, self.over = 0, None, threading.Event()
-        self.lock = threading.Lock()  # held while there is no daemon
-
-    def watch(self):
-        try:
-            while not self.over.is_set():
-                daemon = self.cluster.daemons[0]
-                if daemon.alive():
-                    self.over.wait(0.005)
-                    continue
-                with self.lock, failpoints(self.armed.pop(0) if self.armed else ''):
-                    self.cluster.restart(0, self.options)
-                self.restarts += 1
-        except Exception as error:
-            self.error = error
-
-    def expect(self, n, what='it was killed'):
-        """That many restarts, the last of which trainers may have seen before we have."""
-        wait_for(f'{what} {n} times', lambda: self.restarts >= n)
-
-    def __enter__(self):
-        self.thread = threading.Thread(target=self.watch)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_):
-        self.over.set()
-        self.thread.join()
-        if self.error:
-            raise self.error
-
-
-def start(armed=None, options=()):
-    cluster = Cluster(1, start=False, options=options)
-    with failpoints(armed or ''):
-        cluster.daemons = [cluster.start(0)]
-    return cluster
-
-
-# -- Work: requests of all ranks, and what each must find ----------------------------------------------------------------
-
-
-class Work:
-    """One request of every rank. give(rank) -> (bytes or None, keys of submit); want(rank) -> bytes or None."""
-
-    def __init__(self, name, dtype, elements, give, want):
-        self.name, self.dtype, self.elements, self.give, self.want = name, dtype, elements, give, want
-
-
-def push_pull(size, dtype, reduction, n, salt, inplace, shared):
-    data = [ref.random(dtype, n, (SEED, salt, k)) for k in range(size)]
-    result = ref.reduce(dtype, reduction, data, (size,)).tobytes()
-    return Work(f'pp.{salt}', dtype, n, lambda k: (data[k].tobytes(), dict(
-        op=PUSH_PULL, red=reduction, out=n, inplace=inplace, shared=shared)), lambda k: result)
-
-
-def reduce_scatter(size, dtype, reduction, n, salt, inplace, shared):
-    counts = [n // size + (7 if k == 0 else -7 if k == size - 1 and size > 1 else 0) for k in range(size)]
-    if size == 1:
-        counts = [n]
-    total = sum(counts)
-    data = [ref.random(dtype, total, (SEED, salt, k)) for k in range(size)]
-    result = ref.reduce(dtype, reduction, data, (size,))
-    before = [sum(counts[:k]) for k in range(size)]
-    return Work(f'rs.{salt}', dtype, -1, lambda k: (data[k].tobytes(), dict(
-        op=REDUCE_SCATTER, red=reduction, out=counts[k], counts=counts, inplace=inplace,
-        at=before[k] * ref.SIZE[dtype] if inplace else 0, shared=shared)),
-        lambda k: result[before[k]:before[k] + counts[k]].tobytes())
-
-
-def all_gather(size, n, salt, shared):
-    data = [ref.random(INT32, n + k, (SEED, salt, k)).tobytes() for k in range(size)]
-    counts = [n + k for k in range(size)]
-    return Work(f'ag.{salt}', INT32, -1, lambda k: (data[k], dict(
-        op=ALL_GATHER, out=sum(counts), counts=counts, shared=shared)), lambda k: b''.join(data))
-
-
-def all_to_all(size, n, salt, shared):
-    data = [ref.random(INT16, n * size, (SEED, salt, k)) for k in range(size)]
-    return Work(f'aa.{salt}', INT16, -1, lambda k: (data[k].tobytes(), dict(op=ALL_TO_ALL, out=n * size, shared=shared)),
-                lambda k: b''.join(d[k * n:(k + 1) * n].tobytes() for d in data))
-
-
-def broadcast(size, n, salt, shared):
-    root = salt % size
-    data = ref.random(UINT8, n, (SEED, salt)).tobytes()
-    return Work(f'bc.{salt}', UINT8, n, lambda k: (data if k == root else None, dict(
-        op=BROADCAST, root=root, out=n, inplace=int(k == root), shared=shared)), lambda k: data)
-
-
-def every_operation(size, salt=0):
-    """In place and not, staged and arena memory; as many tensors in flight."""
-    return [push_pull(size, FLOAT32, SUM, N, salt + 1, 1, 1), push_pull(size, FLOAT32, SUM, N, salt + 2, 1, 0),
-            push_pull(size, BFLOAT16, AVERAGE, N, salt + 3, 1, 1), push_pull(size, FLOAT64, MAX, N // 2, salt + 4, 0, 1),
-            push_pull(size, INT64, AVERAGE, 1001, salt + 5, 1, 1), reduce_scatter(size, FLOAT32, SUM, N, salt + 6, 1, 1),
-            reduce_scatter(size, FLOAT16, SUM, N, salt + 7, 0, 0), all_gather(size, N // 8, salt + 8, 1),
-            all_to_all(size, N // 8, salt + 9, 1), broadcast(size, N, salt + 10, 0)]
-
-
-def job(cluster, layout, **keys):
-    """Ranks that call the library between commands too: after a restart no rank goes on before all have come back."""
-    ranks = cluster.job(layout, join=False, **{'part_bytes': PART, **keys})
-    each(ranks, 'attend')
-    cluster.join(ranks)
-    return ranks
-
-
-def declare(ranks, works, first=0):
-    for rank in ranks:
-        for i, work in enumerate(works):
-            rank.call('tensor', first + i, work.name, work.dtype, work.elements)
-
-
-def submit(ranks, works, first=0, order=None):
-    posts = [(k, i) for k in range(len(ranks)) for i in range(len(works))]
-    if order:
-        order.shuffle(posts)
-    for k, i in posts:
-        data, keys = works[i].give(k)
-        ranks[k].submit(first + i, first + i, data, **keys)
-
-
-def each(ranks, *words):
-    """A command to all ranks at once."""
-    for rank in ranks:
-        rank.send(*words)
-    return [rank.answer(DEADLINE * 2) for rank in ranks]
-
-
-def finish(ranks, works, first=0):
-    for i in range(len(works)):
-        each(ranks, 'wait', first + i, DEADLINE * 2000)
-    for i, work in enumerate(works):
-        for k, rank in enumerate(ranks):
-            got, want = rank.result(first + i), work.want(k)
-            if got != want:
-                a, b = np.frombuffer(got, np.uint8), np.frombuffer(want, np.uint8)
-                raise AssertionError(f'{work.name} on rank {k}: {len(a)} bytes, of the reference {len(b)}, differ at '
-                                     f'{np.flatnonzero(a[:len(b)] != b[:len(a)])[:5]}')
-            rank.call('free', first + i)
-
-
-def round_trip(ranks, works, first=0, order=None):
-    declare(ranks, works, first)
-    submit(ranks, works, first, order)
-    finish(ranks, works, first)
+def start(armed='', options=()):
+    return armed_cluster((1,), 0, {0: [armed]}, options=options)
 
 
 # -- Tests ---------------------------------------------------------------------------------------------------------------
@@ -194,11 +29,11 @@ ONCE = ['job-joined', 'ledger-record-half', 'ledger-record-written', 'request-en
 
 def killed_at(armed, size, n_restarts=1, options=()):
     """All operations, with the first daemon killed at a failpoint, and those after it where armed says."""
-    with start(armed[0], options) as cluster, Keeper(cluster, armed[1:]) as keeper:
+    with start(armed[0], options) as cluster, Keeper(cluster, {0: armed[1:]}) as keeper:
         ranks = job(cluster, (size,))
-        round_trip(ranks, every_operation(size))
-        keeper.expect(n_restarts, f'{armed} killed it')
-        round_trip(ranks, every_operation(size, 50)[:3], 20)
+        round_trip(ranks, every_operation((size,)))
+        keeper.expect(n_restarts)
+        round_trip(ranks, every_operation((size,), 50)[:3], 20)
         each(ranks, 'leave')
 
 
@@ -234,10 +69,10 @@ def test_killed_with_more_parts_than_a_record_sees_at_once():
     """A window of parts slides through the operation: also when the daemon dies while it moves."""
     n = 2000 * 4096 // 4
     for at in (1, 3, 9):
-        armed = f'ledger-low-moved=kill@{at}' if HAS_FAILPOINTS else None
+        armed = f'ledger-low-moved=kill@{at}' if HAS_FAILPOINTS else ''
         with start(armed) as cluster, Keeper(cluster) as keeper:
             ranks = job(cluster, (2,), part_bytes=4096)
-            works = [push_pull(2, FLOAT32, SUM, n, 300 + i, 1, 1) for i in range(2)]
+            works = [push_pull((2,), FLOAT32, SUM, n, 300 + i, 1, 1) for i in range(2)]
             declare(ranks, works)
             submit(ranks, works)
             if not armed:
@@ -262,7 +97,7 @@ def test_killed_at_random_moments():
         try:
             turn = 0
             while turn < 6 or keeper.restarts < 5:
-                works = every_operation(4, 100 * turn)
+                works = every_operation((4,), 100 * turn)
                 rng.shuffle(works)
                 declare(ranks, works, 20 * turn)
                 submit(ranks, works, 20 * turn, rng)
@@ -272,14 +107,14 @@ def test_killed_at_random_moments():
             over.set()
             thread.join()
         print(f'{keeper.restarts} restarts in {turn} turns', flush=True)
-        round_trip(ranks, every_operation(4, 100000)[:3], 20 * turn)
+        round_trip(ranks, every_operation((4,), 100000)[:3], 20 * turn)
 
 
 def test_killed_with_many_tensors_in_flight():
     rng = random.Random(SEED + 2)
     with start() as cluster, Keeper(cluster) as keeper:
         ranks = job(cluster, (3,))
-        works = [push_pull(3, rng.choice((FLOAT32, FLOAT16, INT32)), rng.choice((SUM, AVERAGE)), rng.randrange(1, 40000), i,
+        works = [push_pull((3,), rng.choice((FLOAT32, FLOAT16, INT32)), rng.choice((SUM, AVERAGE)), rng.randrange(1, 40000), i,
                            rng.randrange(4) > 0, rng.randrange(2)) for i in range(200)]
         declare(ranks, works)
         submit(ranks[:2], works, order=rng)
@@ -298,7 +133,7 @@ def test_the_same_tensor_round_after_round():
     rng = random.Random(SEED + 1)
     with start() as cluster, Keeper(cluster) as keeper:
         ranks = job(cluster, (3,))
-        work = push_pull(3, INT32, SUM, N, 7, 1, 1)
+        work = push_pull((3,), INT32, SUM, N, 7, 1, 1)
         declare(ranks, [work])
         values = [ref.random(INT32, N, (SEED, 7, k)) for k in range(3)]
         for turn in range(12):
@@ -380,7 +215,7 @@ def test_sigterm_leaves_jobs_as_they_are():
     """Requests that wait for a rank do not keep the daemon, nor do they fail; parts under way stop at their next piece."""
     with start(options=['--drain-timeout=60m']) as cluster, Keeper(cluster) as keeper:
         ranks = job(cluster, (2,))
-        works = every_operation(2)
+        works = every_operation((2,))
         declare(ranks, works)
         submit(ranks[:1], works)
         table, (given, want) = len(works), some_rows(2, 50, 7)
@@ -404,7 +239,7 @@ def test_sigterm_leaves_jobs_as_they_are():
             assert rank.result_rows(table) == tuple(x.tobytes() for x in want)
             rank.call('free', table)
         for turn in range(3):
-            works = every_operation(2, 100 + 100 * turn)
+            works = every_operation((2,), 100 + 100 * turn)
             declare(ranks, works, 20 * turn + 20)
             submit(ranks, works, 20 * turn + 20)
             with keeper.lock:
@@ -417,7 +252,7 @@ def test_another_build_takes_over():
     """The next daemon is another file, with another number of threads and another size of parts."""
     with start(options=['--sum-threads=3']) as cluster:
         ranks = job(cluster, (4,))
-        works = every_operation(4)
+        works = every_operation((4,))
         declare(ranks, works)
         submit(ranks, works)
         cluster.daemons[0].kill()
@@ -446,7 +281,7 @@ def test_a_socket_that_outlives_the_daemon():
         try:
             ranks = job(cluster, (2,))
             for turn, number in enumerate((signal.SIGTERM, signal.SIGKILL, signal.SIGTERM)):
-                works = every_operation(2, 100 * turn)[:4]
+                works = every_operation((2,), 100 * turn)[:4]
                 declare(ranks, works, 20 * turn)
                 submit(ranks, works, 20 * turn)
                 daemon.signal(number)
@@ -461,7 +296,7 @@ def test_a_socket_that_outlives_the_daemon():
 def test_a_stopped_daemon_is_only_slow():
     with start() as cluster:
         ranks = job(cluster, (2,))
-        works = every_operation(2)
+        works = every_operation((2,))
         declare(ranks, works)
         submit(ranks, works)
         cluster.daemons[0].signal(signal.SIGSTOP)
@@ -476,7 +311,7 @@ def test_a_stopped_daemon_is_only_slow():
 def test_a_trainer_that_dies_meanwhile_is_named():
     with start() as cluster:
         ranks = job(cluster, (3,))
-        works = every_operation(3)[:2]
+        works = every_operation((3,))[:2]
         declare(ranks, works)
         submit(ranks[:2], works[:1])
         cluster.daemons[0].kill()
@@ -486,7 +321,7 @@ def test_a_trainer_that_dies_meanwhile_is_named():
             error = rank.ended(0, DEADLINE * 2000)
             assert f'rank 2 (pid {ranks[2].pid}) died meanwhile' in error.text and error.errno == errno.EPIPE, error
         again = job(cluster, (2,))
-        round_trip(again, every_operation(2)[:2])
+        round_trip(again, every_operation((2,))[:2])
 
 
 def test_a_trainer_that_does_not_call_is_waited_for():
@@ -494,7 +329,7 @@ def test_a_trainer_that_does_not_call_is_waited_for():
     for timeout_ms in (DEADLINE * 1000, 2000):
         with start() as cluster:
             ranks = cluster.job((2,), part_bytes=PART, request_timeout_ms=timeout_ms)
-            works = every_operation(2)[:1]
+            works = every_operation((2,))[:1]
             declare(ranks, works)
             submit(ranks[:1], works)
             cluster.daemons[0].kill()
@@ -516,7 +351,7 @@ def test_a_trainer_that_does_not_call_is_waited_for():
 def test_a_trainer_that_dies_after_it_came_back_is_named_at_once():
     with start() as cluster:
         ranks = job(cluster, (2,))
-        works = every_operation(2)[:1]
+        works = every_operation((2,))[:1]
         declare(ranks, works)
         submit(ranks[:1], works)
         cluster.daemons[0].kill()
@@ -532,7 +367,7 @@ def test_two_jobs_of_which_one_cannot_go_on():
     with start(options=['--resume=off']) as cluster, Keeper(cluster) as keeper:
         ranks = job(cluster, (2,))
         others = job(cluster, (2,), force_distributed=1)
-        works = every_operation(2)
+        works = every_operation((2,))
         for group in (ranks, others):
             declare(group, works)
             submit(group[:1], works)
@@ -549,7 +384,7 @@ def test_two_jobs_of_which_one_cannot_go_on():
 def test_a_rank_that_had_left_is_not_waited_for():
     with start() as cluster, Keeper(cluster) as keeper:
         ranks = job(cluster, (3,))
-        works = every_operation(3)[:2]
+        works = every_operation((3,))[:2]
         round_trip(ranks, works)
         ranks[1].call('leave')
         with keeper.lock:
@@ -569,18 +404,18 @@ def test_killed_while_ranks_leave():
     for at in (1, 2, 3):
         with start(f'job-left=kill@{at}') as cluster, Keeper(cluster) as keeper:
             ranks = job(cluster, (3,))
-            round_trip(ranks, every_operation(3)[:2])
+            round_trip(ranks, every_operation((3,))[:2])
             each(ranks, 'leave')
             keeper.expect(1)
             again = job(cluster, (2,))
-            round_trip(again, every_operation(2)[:1])
+            round_trip(again, every_operation((2,))[:1])
 
 
 def test_the_first_completion_comes_soon():
     """Printed, not asserted: from the moment the new daemon is ready."""
     with start() as cluster:
         ranks = job(cluster, (4,))
-        work = push_pull(4, FLOAT32, SUM, 1024, 1, 1, 1)
+        work = push_pull((4,), FLOAT32, SUM, 1024, 1, 1, 1)
         times = []
         for turn in range(5):
             if not turn:
@@ -618,7 +453,7 @@ def test_a_ledger_that_cannot_be_made_is_told():
             else:
                 raise AssertionError('joined')
         cluster.join(ranks)
-        round_trip(ranks, every_operation(2)[:2])
+        round_trip(ranks, every_operation((2,))[:2])
 
 
 def test_a_thousand_jobs_leave_nothing_behind():
