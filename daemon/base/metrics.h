@@ -20,6 +20,12 @@ struct metric {
 	struct list link;
 };
 
+#define METRIC_COPIED                                                             \
+	{                                                                         \
+		.name = "bps_copied_bytes_total",                                 \
+		.help = "Bytes of payloads that a CPU has copied in this process" \
+	}
+
 void metric_register(struct metric *metric);
 void metric_unregister(struct metric *metric);
 
@@ -31,6 +37,13 @@ static inline void metric_add(struct metric *metric, uint64_t amount)
 static inline void metric_sub(struct metric *metric, uint64_t amount)
 {
 	atomic_fetch_sub_explicit(&metric->value, amount, memory_order_relaxed);
+}
+
+/* memcpy(), and how much: of payloads. Each owner's is called METRIC_COPIED. */
+static inline void metric_copy(struct metric *metric, void *to, const void *from, size_t len)
+{
+	memcpy(to, from, len);
+	metric_add(metric, len);
 }
 
 static inline uint64_t metric_get(const struct metric *metric)

@@ -34,7 +34,7 @@ struct pipeline {
 	struct loop_timer newcomers_timer;
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
-	struct metric requests, failed, bytes, parts;
+	struct metric requests, failed, bytes, parts, parts_done, copied;
 	struct arrivals_spread spread; /* of ranks of one node */
 };
 

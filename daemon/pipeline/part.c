@@ -118,6 +118,7 @@ static void part_finish(struct pipeline_part *part)
 	if (!round->failure.status) {
 		job->n_bytes += part->extent.len;
 		metric_add(&job->pipeline->bytes, part->extent.len);
+		metric_add(&job->pipeline->parts_done, 1);
 	}
 	part->block = block_unref(part->block);
 	pipeline_device_give(part);
@@ -205,7 +206,9 @@ static void work_recorded(struct pipeline_part *part, unsigned thread)
 			ledger_part_staged(ledger, len);
 		}
 		for (size_t i = 0; i < part->n_outputs; i++) {
-			memcpy((char *)part->outputs[i] + ledger->done, scratch, ledger->staged);
+			metric_copy(&job_of(part)->pipeline->copied,
+				    (char *)part->outputs[i] + ledger->done, scratch,
+				    ledger->staged);
 			FAILPOINT("part-output-copied");
 		}
 		ledger_part_copied(ledger);
@@ -218,13 +221,15 @@ static void work_kept(struct pipeline_part *part)
 {
 	struct ledger *ledger = job_of(part)->ledger;
 	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+	struct metric *copied = &job_of(part)->pipeline->copied;
 
 	if (!kept->whole && part->block && kept->what.has_data)
-		memcpy(ledger_cell_data(ledger, part->cell), part->block->data, kept->what.len);
+		metric_copy(copied, ledger_cell_data(ledger, part->cell), part->block->data,
+			    kept->what.len);
 	if (!kept->whole)
 		ledger_cell_whole(ledger, part->cell);
 	for (size_t i = 0; i < part->n_outputs; i++) {
-		memcpy(part->outputs[i], part->inputs[0], part->extent.len);
+		metric_copy(copied, part->outputs[i], part->inputs[0], part->extent.len);
 		FAILPOINT("part-scattered");
 	}
 }
@@ -241,7 +246,8 @@ static void part_work(struct pipeline_part *part, unsigned thread)
 		work_recorded(part, thread);
 	} else if (part->copies) {
 		for (size_t i = 0; i < part->n_outputs; i++)
-			memcpy(part->outputs[i], part->inputs[0], part->extent.len);
+			metric_copy(&job_of(part)->pipeline->copied, part->outputs[i],
+				    part->inputs[0], part->extent.len);
 		FAILPOINT("part-copied");
 	} else {
 		sum(part, part->inputs, part->outputs, part->n_outputs, part->extent.len);

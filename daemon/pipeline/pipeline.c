@@ -20,10 +20,17 @@ static void metrics_init(struct pipeline *pipeline)
 		.help = "Parts under way for trainers of this node",
 		.is_gauge = true,
 	};
+	pipeline->parts_done = (struct metric){
+		.name = "bps_agent_parts_total",
+		.help = "Parts completed for trainers of this node",
+	};
+	pipeline->copied = (struct metric)METRIC_COPIED;
 	metric_register(&pipeline->requests);
 	metric_register(&pipeline->failed);
 	metric_register(&pipeline->bytes);
 	metric_register(&pipeline->parts);
+	metric_register(&pipeline->parts_done);
+	metric_register(&pipeline->copied);
 	arrivals_spread_init(&pipeline->spread, "bps_rank_spread_seconds",
 			     "Between the first and the last rank of a node to come to a round.");
 }
@@ -96,6 +103,8 @@ struct pipeline *pipeline_free(struct pipeline *pipeline)
 	metric_unregister(&pipeline->failed);
 	metric_unregister(&pipeline->bytes);
 	metric_unregister(&pipeline->parts);
+	metric_unregister(&pipeline->parts_done);
+	metric_unregister(&pipeline->copied);
 	arrivals_spread_done(&pipeline->spread);
 	free(pipeline);
 	return NULL;

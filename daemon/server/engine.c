@@ -41,7 +41,8 @@ static void engine_run(struct task *task)
 	struct slot *slot = container_of(task, struct slot, task);
 
 	if (slot->copy_from)
-		memcpy(slot->output, slot->copy_from, slot->header.part_len);
+		metric_copy(&slot->job->server->copied, slot->output, slot->copy_from,
+			    slot->header.part_len);
 	else
 		reduce_run(&slot->reduce);
 }

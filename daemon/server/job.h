@@ -46,7 +46,7 @@ struct server {
 	bool closed, draining;
 	struct over over[SERVER_OVER]; /* a ring */
 	unsigned next_over;
-	struct metric bytes_summed, rounds, rounds_failed, late, carried;
+	struct metric bytes_summed, rounds, rounds_failed, late, carried, copied;
 	struct arrivals_spread spread; /* of nodes */
 };
 

@@ -356,7 +356,8 @@ static int take_result(struct slot *slot, const struct delivery *delivery)
 		return 0;
 	r = block_new(job->server->params.blocks, delivery->header.len, job->quota, &slot->result);
 	if (!r)
-		memcpy(slot->result->data, delivery->payload, delivery->header.len);
+		metric_copy(&job->server->copied, slot->result->data, delivery->payload,
+			    delivery->header.len);
 	return r;
 }
 

@@ -110,8 +110,10 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 		carried_free(job, carried);
 		return r;
 	}
-	if (!delivery->payload_block)
-		carried->payload = memcpy(carried->block->data, delivery->payload, h->len);
+	if (!delivery->payload_block) {
+		metric_copy(&job->server->copied, carried->block->data, delivery->payload, h->len);
+		carried->payload = carried->block->data;
+	}
 	carried_add(&part->carried, carried);
 	metric_add(&job->server->carried, 1);
 	return 0;

@@ -34,6 +34,8 @@ int server_new(const struct server_params *params, struct server **ret_server)
 		     "Contributions that came twice, or to a round that was over.");
 	metric_start(&server->carried, "bps_server_contributions_carried_total",
 		     "Contributions that came too late for their round and are in the next.");
+	server->copied = (struct metric)METRIC_COPIED;
+	metric_register(&server->copied);
 	arrivals_spread_init(&server->spread, "bps_node_spread_seconds",
 			     "Between the first and the last node to come to a round here.");
 	*ret_server = server;
@@ -66,6 +68,7 @@ struct server *server_free(struct server *server)
 	metric_unregister(&server->rounds_failed);
 	metric_unregister(&server->late);
 	metric_unregister(&server->carried);
+	metric_unregister(&server->copied);
 	arrivals_spread_done(&server->spread);
 	free(server);
 	return NULL;

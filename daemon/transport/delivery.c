@@ -251,7 +251,8 @@ static void incoming_fill(struct incoming *incoming, const struct data_header *h
 		incoming->answer.len = 0;
 		return;
 	}
-	memcpy(incoming->answer_block->data, payload, header->len);
+	metric_copy(&incoming->delivery.peer->transport->copied, incoming->answer_block->data,
+		    payload, header->len);
 }
 
 /* From now on what counts is the answer, until it is written. Returns 0 or QUOTA_E_FULL. */

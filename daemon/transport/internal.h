@@ -141,7 +141,7 @@ struct transport {
 	unsigned n_lanes, max_connections;
 	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
 	bool has_checksums;
-	struct metric checksum_errors, lanes_broken;
+	struct metric checksum_errors, lanes_broken, copied;
 	unsigned n_damaged; /* calls; the first is said */
 
 	bool is_closed;

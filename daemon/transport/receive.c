@@ -305,7 +305,7 @@ static size_t take_some(struct lane *lane, const unsigned char *data, size_t len
 		return n;
 	case READING_PAYLOAD:
 		n = MIN(len, lane->room_len);
-		memcpy(lane->room, data, n);
+		metric_copy(&lane->transport->copied, lane->room, data, n);
 		took_payload(lane, n);
 		return n;
 	default:

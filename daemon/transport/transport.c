@@ -121,7 +121,9 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 			"another way.",
 	};
 	metric_register(&transport->checksum_errors);
+	transport->copied = (struct metric)METRIC_COPIED;
 	metric_register(&transport->lanes_broken);
+	metric_register(&transport->copied);
 
 	r = copy_params(transport, params);
 	if (!r)
@@ -183,6 +185,7 @@ struct transport *transport_free(struct transport *transport)
 	key_forget(transport);
 	metric_unregister(&transport->checksum_errors);
 	metric_unregister(&transport->lanes_broken);
+	metric_unregister(&transport->copied);
 	free(transport);
 	return NULL;
 }
