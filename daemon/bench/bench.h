@@ -69,6 +69,18 @@ double group_cpu(const struct group *group);
 /* Submits and waits to the end. */
 void group_run(struct bps_tensor *tensor, const struct bps_submit_params *params);
 
+/* -- count.c: what processes do, counted by the kernel ---------------------------------------------------------------- */
+
+enum count_of { COUNT_SYSTEM_CALLS, COUNT_SWITCHES, COUNT_ALLOCATIONS, COUNT_MAX_ };
+
+/* On all threads of a process, those to come too. Takes root; ends the program, with the reason, where it cannot. */
+struct count *count_start(pid_t process);
+/* Since the start. Reading is counted as well, where it is this process. */
+void count_read(const struct count *count, double counts[COUNT_MAX_]);
+void count_stop(struct count *count);
+/* What the daemon here has copied and completed since it started: its metrics, by bpsctl. */
+void count_read_daemon(double *ret_copied, double *ret_parts);
+
 /* -- model.c: what models are made of ----------------------------------------------------------------------------- */
 
 struct model_tensor {

@@ -42,6 +42,8 @@ static void print_help(void)
 	       "factor)\n"
 	       "      --tensors=N          so many tensors of that size at once\n"
 	       "      --copied             memory of the rank's own: copied in and out\n"
+	       "      --count              system calls, context switches, allocations, copies; as "
+	       "root\n"
 	       "\n"
 	       "ring:\n"
 	       "      --pause-us=N         so long does everybody sleep between two hops; 1000 if "

@@ -6,7 +6,7 @@ struct op_options {
 	size_t repeats, warmup;
 	uint64_t sizes[BENCH_CHOICES];
 	size_t n_sizes;
-	bool copied;
+	bool copied, counts;
 	const char *json;
 };
 
@@ -28,6 +28,11 @@ struct op_figures {
 	uint64_t bytes;
 	int64_t p50, p99, least;
 	double cpu_per_gb;
+	/* With --count. */
+	double parts;		      /* of one operation, on each node */
+	double copied;		      /* by daemons, for a byte of a rank's input */
+	double of_daemon[COUNT_MAX_]; /* for a part */
+	double of_rank[COUNT_MAX_];   /* for an operation */
 };
 
 static unsigned by_name(const char *option, const char *text, const char *(*name)(unsigned),
@@ -51,6 +56,7 @@ static void parse(struct op_options *o, int argc, char **argv)
 		{ "repeats", required_argument, NULL, 'R' },
 		{ "warmup", required_argument, NULL, 'w' },
 		{ "copied", no_argument, NULL, 'c' },
+		{ "count", no_argument, NULL, 'C' },
 		{ "json", required_argument, NULL, 'j' },
 		{ NULL, 0, NULL, 0 },
 	};
@@ -95,6 +101,9 @@ static void parse(struct op_options *o, int argc, char **argv)
 			break;
 		case 'c':
 			o->copied = true;
+			break;
+		case 'C':
+			o->counts = true;
 			break;
 		case 'j':
 			o->json = optarg;
@@ -200,6 +209,61 @@ static void step(struct group *group, const struct op_options *o, struct op_case
 		finish(&c->tensors[n_done++]);
 }
 
+static void run_counted(struct group *group, const struct op_options *o, struct op_case *c,
+			size_t times, struct count *const count[2], double counts[2][COUNT_MAX_])
+{
+	double before[2][COUNT_MAX_] = { 0 };
+
+	for (unsigned i = 0; i < 2; i++)
+		if (count[i])
+			count_read(count[i], before[i]);
+	for (size_t i = 0; i < times; i++)
+		step(group, o, c);
+	group_barrier(group);
+	for (unsigned i = 0; i < 2; i++) {
+		if (count[i])
+			count_read(count[i], counts[i]);
+		for (unsigned k = 0; k < COUNT_MAX_; k++)
+			counts[i][k] -= before[i][k];
+	}
+}
+
+/* As often again, after the times were taken, which counting would lengthen. What counting itself does is taken off. */
+static void count_steps(struct group *group, const struct op_options *o, struct op_case *c,
+			struct op_figures *f)
+{
+	double idle[2][COUNT_MAX_] = { 0 }, busy[2][COUNT_MAX_] = { 0 };
+	double copied[2] = { 0 }, parts[2] = { 0 };
+	double n = (double)o->repeats * o->n_tensors, n_nodes;
+	bool first = !group->local_rank;
+	struct count *count[2];
+
+	if (first && !group->daemon)
+		bench_die("--count: who the daemon is cannot be told: it has to run by itself, not "
+			  "behind a socket of the service manager's");
+	n_nodes = group_total(group, first);
+	if (first)
+		count_read_daemon(&copied[0], &parts[0]);
+	count[0] = first ? count_start(group->daemon) : NULL;
+	count[1] = count_start(getpid());
+	group_barrier(group);
+	run_counted(group, o, c, 0, count, idle);
+	run_counted(group, o, c, o->repeats, count, busy);
+	count_stop(count[1]);
+	if (first) {
+		count_stop(count[0]);
+		count_read_daemon(&copied[1], &parts[1]);
+	}
+	parts[1] = group_total(group, parts[1] - parts[0]);
+	f->parts = parts[1] / n / n_nodes;
+	copied[1] = group_total(group, copied[1] - copied[0]);
+	f->copied = f->bytes ? copied[1] / n / group->size / (double)f->bytes : 0;
+	for (unsigned k = 0; k < COUNT_MAX_; k++) {
+		f->of_daemon[k] = group_total(group, busy[0][k] - idle[0][k]) / MAX(parts[1], 1.0);
+		f->of_rank[k] = group_total(group, busy[1][k] - idle[1][k]) / n / group->size;
+	}
+}
+
 static void measure(struct group *group, const struct op_options *o, uint64_t bytes,
 		    struct op_figures *f)
 {
@@ -233,6 +297,8 @@ static void measure(struct group *group, const struct op_options *o, uint64_t by
 	f->least = bench_quantile(times, o->repeats, 0);
 	moved = (double)f->bytes * o->n_tensors * (double)o->repeats * group->size;
 	f->cpu_per_gb = moved > 0 ? cpu / (moved / 1e9) : 0;
+	if (o->counts)
+		count_steps(group, o, &c, f);
 	if (moves)
 		release(o, &c);
 	free(c.tensors);
@@ -253,6 +319,34 @@ static void print_row(const struct op_options *o, const struct op_figures *f)
 	       gb_s(o, f), f->cpu_per_gb);
 }
 
+static void print_counts(const struct op_options *o, const struct op_figures *figures)
+{
+	printf("\n%34s %43s %35s\n%12s %8s %12s %8s %8s %12s %12s %11s %11s %11s\n", "",
+	       "of daemons, for a part", "of a rank, for an operation", "bytes", "tensors", "parts",
+	       "calls", "switches", "allocations", "copied/byte", "calls", "switches",
+	       "allocations");
+	for (size_t i = 0; i < o->n_sizes; i++) {
+		const struct op_figures *f = &figures[i];
+		const double *d = f->of_daemon, *r = f->of_rank;
+		struct bench_size_text size;
+
+		printf("%12s %8u %12.1f %8.2f %8.2f %12.3f %12.3f %11.2f %11.2f %11.3f\n",
+		       bench_size_text(f->bytes, &size), o->n_tensors, f->parts,
+		       d[COUNT_SYSTEM_CALLS], d[COUNT_SWITCHES], d[COUNT_ALLOCATIONS], f->copied,
+		       r[COUNT_SYSTEM_CALLS], r[COUNT_SWITCHES], r[COUNT_ALLOCATIONS]);
+	}
+}
+
+static void write_counts(const double counts[COUNT_MAX_], const char *whose, const char *for_what,
+			 FILE *json)
+{
+	fprintf(json,
+		", \"%s_system_calls_%s\": %.3f, \"%s_switches_%s\": %.3f, "
+		"\"%s_allocations_%s\": %.3f",
+		whose, for_what, counts[COUNT_SYSTEM_CALLS], whose, for_what,
+		counts[COUNT_SWITCHES], whose, for_what, counts[COUNT_ALLOCATIONS]);
+}
+
 static void write_json(const struct op_options *o, const struct group *group,
 		       const struct op_figures *figures)
 {
@@ -271,9 +365,16 @@ static void write_json(const struct op_options *o, const struct group *group,
 		fprintf(json,
 			"%s\n  {\"bytes\": %llu, \"p50_us\": %.3f, \"p99_us\": %.3f, \"min_us\": "
 			"%.3f, "
-			"\"goodput_gb_s\": %.6f, \"cpu_s_per_gb\": %.6f}",
+			"\"goodput_gb_s\": %.6f, \"cpu_s_per_gb\": %.6f",
 			i ? "," : "", (unsigned long long)f->bytes, (double)f->p50 / 1e3,
 			(double)f->p99 / 1e3, (double)f->least / 1e3, gb_s(o, f), f->cpu_per_gb);
+		if (o->counts) {
+			fprintf(json, ", \"parts\": %.3f, \"copied_per_byte\": %.6f", f->parts,
+				f->copied);
+			write_counts(f->of_daemon, "daemon", "per_part", json);
+			write_counts(f->of_rank, "rank", "per_operation", json);
+		}
+		fprintf(json, "}");
 	}
 	fprintf(json, "\n]}\n");
 	bench_json_close(json);
@@ -303,6 +404,8 @@ int bench_op(int argc, char **argv)
 			print_row(&o, &figures[i]);
 		(void)fflush(stdout);
 	}
+	if (!group.rank && o.counts)
+		print_counts(&o, figures);
 	if (!group.rank)
 		write_json(&o, &group, figures);
 	group_close(&group);

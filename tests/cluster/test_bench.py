@@ -36,6 +36,22 @@ def test_every_operation():
                     assert text.count('\n') >= 2 + len(rows)
 
 
+def test_counts():
+    uprobes = '/sys/bus/event_source/devices/uprobe/type'
+    if os.geteuid() or not os.path.exists(uprobes) or not os.path.exists('/sys/kernel/tracing/events'):
+        raise Skip('counting takes root and a kernel with tracepoints and uprobes')
+    with Cluster(1) as cluster:
+        path = os.path.join(BUILD, 'daemon', 'admin') + ':' + os.environ['PATH']
+        figures, text = bench(cluster.daemons[0].socket, 'op', '--ranks', 2, '--sizes', '1M', '--repeats', 20, '--count',
+                              PATH=path, BPS_ADMIN_SOCKET=cluster.daemons[0].admin)
+        row, = figures['rows']
+        assert row['parts'] >= 1, row
+        assert row['daemon_system_calls_per_part'] > 0 and row['rank_system_calls_per_operation'] > 0, row
+        assert row['daemon_allocations_per_part'] < 1, 'the data path takes memory from the C library'
+        assert 0 <= row['copied_per_byte'] <= 1, row  # from where it is kept to each of two results
+        assert 'copied/byte' in text
+
+
 def test_over_servers():
     with Cluster(2, 1) as cluster:
         ranks = []
