@@ -23,6 +23,7 @@ struct loop {
 	int event_fd;
 	size_t n_sources;
 	struct mail *mail;	    /* taken out of the inbox, first first */
+	struct mail *deferred;	    /* last first */
 	struct loop_timer **timers; /* binary heap, the soonest on top */
 	size_t n_timers;
 	size_t timers_capacity;
@@ -266,15 +267,29 @@ static void loop_take_mail(struct loop *loop)
 	*end = taken;
 }
 
-void loop_unpost(struct loop *loop, struct mail *mail)
+void loop_defer(struct loop *loop, struct mail *mail)
 {
-	struct mail **link = &loop->mail;
+	assert(mail->run);
 
-	loop_take_mail(loop);
+	mail->next = loop->deferred;
+	loop->deferred = mail;
+}
+
+static bool loop_unlink(struct mail **link, const struct mail *mail)
+{
 	while (*link && *link != mail)
 		link = &(*link)->next;
-	if (*link)
-		*link = mail->next;
+	if (!*link)
+		return false;
+	*link = mail->next;
+	return true;
+}
+
+void loop_unpost(struct loop *loop, struct mail *mail)
+{
+	loop_take_mail(loop);
+	if (!loop_unlink(&loop->mail, mail))
+		(void)loop_unlink(&loop->deferred, mail);
 }
 
 /* Turns */
@@ -284,7 +299,17 @@ static bool loop_stopping(struct loop *loop)
 	return unlikely(atomic_load_explicit(&loop->stopping, memory_order_relaxed));
 }
 
-/* Runs the mail that was there at the start; what is posted meanwhile waits for its turn behind the descriptors. */
+static void loop_run_deferred(struct loop *loop)
+{
+	struct mail *mail;
+
+	while ((mail = loop->deferred)) {
+		loop->deferred = mail->next;
+		mail->run(mail);
+	}
+}
+
+/* Runs the mail that was there at the start; what is posted meanwhile waits for the next turn. */
 static void loop_run_mail(struct loop *loop)
 {
 	struct mail *last = loop->mail, *mail;
@@ -295,9 +320,11 @@ static void loop_run_mail(struct loop *loop)
 		last = last->next;
 	do {
 		mail = loop->mail;
+		if (!mail || loop_stopping(loop))
+			break;
 		loop->mail = mail->next;
 		mail->run(mail);
-	} while (mail != last && loop->mail && !loop_stopping(loop));
+	} while (mail != last);
 }
 
 /* At most as many as there are at the start: one that sets itself to the past again does not keep the loop. */
@@ -315,6 +342,7 @@ static void loop_run_timers(struct loop *loop)
 			return;
 		loop_timer_cancel(timer);
 		timer->expired(timer);
+		loop_run_deferred(loop);
 	}
 }
 
@@ -331,6 +359,7 @@ static void loop_run_events(struct loop *loop)
 		events = event->events & (source->events | EPOLLERR | EPOLLHUP);
 		if (events)
 			source->ready(source, events);
+		loop_run_deferred(loop);
 	}
 }
 
@@ -340,7 +369,7 @@ static int64_t loop_wait_limit_ns(const struct loop *loop, int timeout_ms)
 	int64_t limit_ns = timeout_ms < 0 ? -1 : (int64_t)timeout_ms * (int64_t)NSEC_PER_MSEC;
 	uint64_t at_ns, now_ns, left_ns;
 
-	if (loop->mail || loop->next_event < loop->n_events || timeout_ms == 0)
+	if (loop->mail || loop->deferred || loop->next_event < loop->n_events || timeout_ms == 0)
 		return 0;
 	if (!loop->n_timers || loop->timers[0]->at_ns == CLOCK_NEVER)
 		return limit_ns;
@@ -401,10 +430,11 @@ int loop_turn(struct loop *loop, int timeout_ms)
 	r = loop_wait(loop, timeout_ms);
 	if (r)
 		return error_trace(r);
-	loop_take_mail(loop);
-	loop_run_mail(loop);
 	loop_run_timers(loop);
 	loop_run_events(loop);
+	loop_take_mail(loop);
+	loop_run_mail(loop);
+	loop_run_deferred(loop);
 	return 0;
 }
 

@@ -2,8 +2,8 @@
  * The event loop of a thread: descriptors (epoll), timers, mail from other threads, and nothing else. It sleeps until
  * one of them has work and makes no wake-up of its own. All calls but loop_post() and loop_stop() belong to the thread
  * that runs the loop, or to the creator before it runs. Callbacks never block, do one unit of work and return; they may
- * remove or free any source or timer, their own too. A turn runs the mail, then the timers, then the descriptors that
-were ready at its start.
+ * remove or free any source or timer, their own too. A turn runs the timers, then the descriptors that were ready at its
+ * start, then the mail, also what these have posted.
  */
 #pragma once
 
@@ -68,5 +68,10 @@ struct mail {
 };
 
 void loop_post(struct loop *loop, struct mail *mail);
+/*
+ * Mail to the loop's own thread that runs once the descriptor, the timer, or all of the mail that it works on now is done
+ * with: for what is done once for many things. Does not defer itself. loop_unpost() takes it back, too. Loop's thread.
+ */
+void loop_defer(struct loop *loop, struct mail *mail);
 /* Takes back mail that has not run, if there is such. Its poster must have returned from loop_post(). Loop's thread. */
 void loop_unpost(struct loop *loop, struct mail *mail);

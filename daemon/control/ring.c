@@ -13,14 +13,43 @@ static struct shm_header *header_of(const struct session *session)
 
 /* -- Completion --------------------------------------------------------------------------------------------------- */
 
+static void wake_trainer(struct session *session)
+{
+	struct shm_header *header = header_of(session);
+	uint32_t armed = 1;
+	uint64_t one = 1;
+
+	/* Against the trainer's fence between arming and looking at its slot. */
+	shm_fence();
+	if (atomic_load_explicit(&header->trainer_armed, memory_order_relaxed) == 1 &&
+	    atomic_compare_exchange_strong(&header->trainer_armed, &armed, 0))
+		/* EAGAIN: it is full of wake-ups. */
+		(void)!write(session->wake_fd, &one, sizeof(one));
+}
+
+static void on_wake(struct mail *mail)
+{
+	struct session *session = container_of(mail, struct session, wake);
+
+	session->wake_posted = false;
+	wake_trainer(session);
+}
+
+/* Once for all that completes in one go: it would be woken by the first, and sleep again before the next. */
+static void wake_soon(struct session *session)
+{
+	if (session->wake_posted)
+		return;
+	session->wake_posted = true;
+	loop_defer(session->control->params.loop, &session->wake);
+}
+
 static void complete(struct session *session, uint32_t slot_number, uint64_t ticket,
 		     uint64_t n_rows, const struct pipeline_outcome *outcome,
 		     const struct failure *failure)
 {
 	struct shm_header *header = header_of(session);
 	struct shm_slot *slot = &shm_slots(session->shm)[slot_number];
-	uint32_t armed = 1;
-	uint64_t one = 1;
 
 	slot->status = failure ? failure->status : 0;
 	slot->n_rows = n_rows;
@@ -39,11 +68,7 @@ static void complete(struct session *session, uint32_t slot_number, uint64_t tic
 			      memory_order_release);
 	/* Our own count: what the trainer makes of its copy is its affair. */
 	atomic_store_explicit(&header->completions, ++session->n_completed, memory_order_release);
-	/* Against the trainer's fence between arming and looking at its slot. */
-	shm_fence();
-	if (atomic_compare_exchange_strong(&header->trainer_armed, &armed, 0))
-		/* EAGAIN: it is full of wake-ups. */
-		(void)!write(session->wake_fd, &one, sizeof(one));
+	wake_soon(session);
 }
 
 static void release(struct session_request *request)
@@ -294,7 +319,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	struct session_request *request = request_for(session, entry);
 	const struct pipeline_outcome nothing = { 0 };
 	struct session_tensor *tensor;
-	struct failure failure = { 0 };
+	struct failure failure;
 	uint64_t run;
 	int r;
 
@@ -509,6 +534,7 @@ int ring_open(struct session *session, int ret_fds[3])
 		return error_origin(-errno);
 	session->doorbell.ready = on_doorbell;
 	session->more.run = on_more;
+	session->wake.run = on_wake;
 	/* Never read: each write makes an edge, and the count need not mean anything. */
 	r = loop_add(session->control->params.loop, &session->doorbell, EPOLLIN | EPOLLET);
 	if (r)
@@ -525,6 +551,10 @@ void ring_freeze(struct session *session)
 	if (session->more_posted)
 		loop_unpost(session->control->params.loop, &session->more);
 	session->more_posted = false;
+	if (session->wake_posted) {
+		loop_unpost(session->control->params.loop, &session->wake);
+		on_wake(&session->wake);
+	}
 }
 
 void ring_close(struct session *session)

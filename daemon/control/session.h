@@ -78,6 +78,8 @@ struct session {
 	int wake_fd;	      /* write end towards the trainer */
 	uint64_t head;	      /* ring entries consumed */
 	uint64_t n_completed; /* slots */
+	struct mail wake;     /* the trainer hears of what was completed */
+	bool wake_posted;
 	bool draining;
 	size_t n_awaited; /* packets read in the middle of draining, in this turn */
 	struct mail more; /* continues draining after others had their turn */
