@@ -1,7 +1,7 @@
 /*
  * Counters and gauges that modules register and admin/ reads. Registration happens before threads start or on the
- * control thread; adding is one relaxed atomic on the caller's own counter and may happen on any thread. Metrics that
- * share a name are added up in the text, so each owner has its own.
+ * control thread; adding is one relaxed atomic on the caller's own counter and may happen on any thread, metric_count() and
+ * metric_uncount() on one thread alone. Metrics that share a name are added up in the text, so each owner has its own.
  */
 #pragma once
 
@@ -44,6 +44,19 @@ static inline void metric_copy(struct metric *metric, void *to, const void *from
 {
 	memcpy(to, from, len);
 	metric_add(metric, len);
+}
+
+/* The same for a metric that one thread alone changes: these wait for no store before them. */
+static inline void metric_count(struct metric *metric, uint64_t amount)
+{
+	uint64_t value = atomic_load_explicit(&metric->value, memory_order_relaxed);
+
+	atomic_store_explicit(&metric->value, value + amount, memory_order_relaxed);
+}
+
+static inline void metric_uncount(struct metric *metric, uint64_t amount)
+{
+	metric_count(metric, -amount);
 }
 
 static inline uint64_t metric_get(const struct metric *metric)

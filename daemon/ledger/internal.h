@@ -85,11 +85,14 @@ static inline size_t ledger_word(uint64_t part)
 	return part % LEDGER_WINDOW / 64;
 }
 
-/* No store after it is seen without those before it, whatever kills us in between. The thread sanitizer knows no fences. */
+/*
+ * No store after it is seen without those before it, whatever kills us in between. It orders stores alone: who reads them is
+ * the next process. The thread sanitizer knows no fences.
+ */
 static inline void ledger_fence(void)
 {
 #if !defined(__SANITIZE_THREAD__)
-	atomic_thread_fence(memory_order_seq_cst);
+	atomic_thread_fence(memory_order_release);
 #endif
 }
 

@@ -43,7 +43,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	list_push_back(&round->parts, &part->link);
 	round->n_parts++;
 	job->n_in_flight++;
-	metric_add(&job->pipeline->parts, 1);
+	metric_count(&job->pipeline->parts, 1);
 	pipeline_job_hold(job);
 	*ret_part = part;
 	return 0;
@@ -117,8 +117,8 @@ static void part_finish(struct pipeline_part *part)
 		let_go(part);
 	if (!round->failure.status) {
 		job->n_bytes += part->extent.len;
-		metric_add(&job->pipeline->bytes, part->extent.len);
-		metric_add(&job->pipeline->parts_done, 1);
+		metric_count(&job->pipeline->bytes, part->extent.len);
+		metric_count(&job->pipeline->parts_done, 1);
 	}
 	part->block = block_unref(part->block);
 	pipeline_device_give(part);
@@ -127,7 +127,7 @@ static void part_finish(struct pipeline_part *part)
 	list_remove(&part->link);
 	list_push_front(&job->spare_parts, &part->link);
 	job->n_in_flight--;
-	metric_sub(&job->pipeline->parts, 1);
+	metric_uncount(&job->pipeline->parts, 1);
 	pipeline_round_part_done(round);
 	if (was_unsent)
 		pipeline_deal(job);
@@ -718,36 +718,35 @@ static void push(struct pipeline_part *part, const void *payload)
 		server->ack_bytes = 0;
 	}
 	part->state = PART_CALL;
-	part->call = (struct call){
-		.header = {
-			.op = round->rows && !payload ? DATA_PULL : DATA_PUSH,
-			.len = payload ? extent->len : 0,
-			.job = job->number,
-			.key = tensor->key,
-			.round = round->number,
-			.epoch = job->data_epoch,
-			.node = job->shape.node,
-			.block = extent->block,
-			.part = extent->part,
-			.dtype = (uint8_t)tensor->dtype,
-			.operation = (uint8_t)round->partition.operation,
-			.reduction = (uint8_t)round->reduction,
-			.offset = extent->offset,
-			.total = extent->total,
-			.part_len = extent->len,
-			.root = round->partition.root,
-			.priority = round->priority,
-			.status = job->keep ? (int32_t)server->acked : 0,
-		},
-		.payload = payload,
-		.payload_block = TAKE_PTR(part->block),
-		.room = part->room,
-		.room_len = part->room ? extent->len : 0,
-		.sent = on_sent,
-		.is_repeatable = job->keep && !round->rows,
-		.is_again = part->again,
-		.done = on_answer,
+	call_clear(&part->call);
+	part->call.header = (struct data_header){
+		.op = round->rows && !payload ? DATA_PULL : DATA_PUSH,
+		.len = payload ? extent->len : 0,
+		.job = job->number,
+		.key = tensor->key,
+		.round = round->number,
+		.epoch = job->data_epoch,
+		.node = job->shape.node,
+		.block = extent->block,
+		.part = extent->part,
+		.dtype = (uint8_t)tensor->dtype,
+		.operation = (uint8_t)round->partition.operation,
+		.reduction = (uint8_t)round->reduction,
+		.offset = extent->offset,
+		.total = extent->total,
+		.part_len = extent->len,
+		.root = round->partition.root,
+		.priority = round->priority,
+		.status = job->keep ? (int32_t)server->acked : 0,
 	};
+	part->call.payload = payload;
+	part->call.payload_block = TAKE_PTR(part->block);
+	part->call.room = part->room;
+	part->call.room_len = part->room ? extent->len : 0;
+	part->call.sent = on_sent;
+	part->call.is_repeatable = job->keep && !round->rows;
+	part->call.is_again = part->again;
+	part->call.done = on_answer;
 	peer_call(part->outlet->peer, &part->call);
 }
 

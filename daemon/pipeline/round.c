@@ -54,16 +54,20 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 {
 	struct pipeline_job *job = tensor->job;
 	struct pipeline_round *round = list_first(&job->spare_rounds, struct pipeline_round, link);
-	size_t size = sizeof(*round) + job->layout.n_local * (sizeof(struct pipeline_rank) +
-							      sizeof(struct partition_rank));
+	size_t ranks = job->layout.n_local *
+		       (sizeof(struct pipeline_rank) + sizeof(struct partition_rank));
 
 	if (job->n_open_rounds >= (size_t)job->layout.n_local * ROUNDS_PER_RANK_MAX)
 		return error_origin(-EDQUOT);
 	if (round) {
 		list_remove(&round->link);
-		memset(round, 0, size);
+		/* All but the words of its failure. */
+		memset(round, 0, offsetof(struct pipeline_round, failure));
+		memset(round->ranks, 0, ranks);
+		round->failure.status = 0;
+		round->failure.text[0] = '\0';
 	} else {
-		round = calloc(1, size);
+		round = calloc(1, sizeof(*round) + ranks);
 		if (!round)
 			return error_origin(-ENOMEM);
 	}
@@ -144,9 +148,9 @@ static void request_end(struct pipeline *pipeline, struct pipeline_request *requ
 {
 	struct failure expired;
 
-	metric_add(&pipeline->requests, 1);
+	metric_count(&pipeline->requests, 1);
 	if (failure)
-		metric_add(&pipeline->failed, 1);
+		metric_count(&pipeline->failed, 1);
 	/* To a trainer ETIMEDOUT is a wait of its own that ended; a request that ran out of time says so otherwise. */
 	if (failure && failure->status == -ETIMEDOUT) {
 		expired = *failure;

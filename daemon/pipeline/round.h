@@ -53,7 +53,6 @@ struct pipeline_round {
 	uint64_t started_ns; /* the first rank came */
 	uint64_t came_ns;    /* the newest did */
 	unsigned reduction;
-	struct failure failure; /* status not 0: it fails */
 	struct partition partition;
 	bool cut; /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
@@ -71,6 +70,7 @@ struct pipeline_round {
 	uint64_t unsent; /* bytes of parts that have yet to leave for a server: deal.c's */
 	struct list parts;
 	struct partition_rank *partition_ranks; /* n_local entries */
+	struct failure failure;			/* status not 0: it fails */
 	struct pipeline_rank ranks[];		/* n_local entries */
 };
 

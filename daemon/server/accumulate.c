@@ -180,7 +180,7 @@ static void added(struct accumulator *a)
 	}
 	job->n_rounds++;
 	job->n_bytes += a->header.part_len;
-	metric_add(&job->server->rounds, 1);
+	metric_count(&job->server->rounds, 1);
 	FAILPOINT("server-accumulated");
 	answer(a);
 	add(a);
@@ -228,7 +228,7 @@ static int prepare(struct accumulator *a, size_t *ret_n)
 		.outputs = &a->output,
 		.n_outputs = 1,
 	};
-	metric_add(&job->server->bytes_summed, (uint64_t)a->header.part_len * n_new);
+	metric_count(&job->server->bytes_summed, (uint64_t)a->header.part_len * n_new);
 mark:
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		a->nodes[i].summing = a->nodes[i].delivery && !a->nodes[i].added;
@@ -286,7 +286,7 @@ static bool fits(const struct accumulator *a, struct delivery *delivery)
 	    h->offset == a->header.offset && h->total == a->header.total)
 		return true;
 	if (again)
-		metric_add(&a->job->server->late, 1);
+		metric_count(&a->job->server->late, 1);
 	refuse(delivery, again ? -EALREADY : -EINVAL,
 	       "job %s: tensor number %llu, round %llu, part %u of node %u: %s", a->job->name,
 	       (unsigned long long)h->key, (unsigned long long)h->round, h->part, h->node,

@@ -19,7 +19,7 @@ static void engine_finish(struct slot *slot)
 	part_close(slot->part, slot->header.round);
 	job->n_rounds++;
 	job->n_bytes += slot->header.part_len;
-	metric_add(&job->server->rounds, 1);
+	metric_count(&job->server->rounds, 1);
 	FAILPOINT("server-summed");
 	if (job->resume) {
 		keep_finish(slot);
@@ -76,7 +76,7 @@ static void prepare_sum(struct slot *slot)
 		.n_outputs = 1,
 		.divisor = job->size,
 	};
-	metric_add(&job->server->bytes_summed, (uint64_t)h->part_len * n);
+	metric_count(&job->server->bytes_summed, (uint64_t)h->part_len * n);
 }
 
 /* The one contribution that has data and is passed on as it is. */

@@ -94,6 +94,7 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	list_init(&job->held);
 	list_init(&job->kept);
 	list_init(&job->spare);
+	list_init(&job->spare_rounds);
 	list_init(&job->accumulators);
 	list_init(&job->late);
 	list_push_back(&server->jobs, &job->link);

@@ -102,11 +102,11 @@ struct job {
 
 	/* What is held; see store.h. */
 	struct map tensors;
-	struct list open;    /* slots that wait for contributions, oldest first */
-	struct list summing; /* slots whose set is complete */
-	struct list held;    /* slots whose result is not all pulled; see rows.h */
-	struct list spare;   /* slots for reuse */
-	size_t n_spare, n_open, n_summing;
+	struct list open;		 /* slots that wait for contributions, oldest first */
+	struct list summing;		 /* slots whose set is complete */
+	struct list held;		 /* slots whose result is not all pulled; see rows.h */
+	struct list spare, spare_rounds; /* slots and rounds for reuse */
+	size_t n_spare, n_spare_rounds, n_open, n_summing;
 	struct quota *quota;
 	uint64_t charged_parts;
 	uint32_t n_attached;

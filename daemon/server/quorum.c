@@ -115,7 +115,7 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 		carried->payload = carried->block->data;
 	}
 	carried_add(&part->carried, carried);
-	metric_add(&job->server->carried, 1);
+	metric_count(&job->server->carried, 1);
 	return 0;
 }
 

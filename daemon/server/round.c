@@ -116,7 +116,7 @@ static void round_fail(struct tensor *tensor, uint64_t number, const struct fail
 	struct round *round = round_find(tensor, number);
 
 	if (!tensor_failed(tensor, number))
-		metric_add(&tensor->job->server->rounds_failed, 1);
+		metric_count(&tensor->job->server->rounds_failed, 1);
 	tensor_failed_add(tensor, number, failure);
 	if (round)
 		round_fail_slots(round, failure);
@@ -137,7 +137,7 @@ static uint64_t first_deadline_ns(const struct job *job)
 
 static void late(struct job *job, struct delivery *delivery, int status, const char *text)
 {
-	metric_add(&job->server->late, 1);
+	metric_count(&job->server->late, 1);
 	refuse(delivery, status, "job %s: tensor number %llu, round %llu, block %u, part %u: %s",
 	       job->name, (unsigned long long)delivery->header.key,
 	       (unsigned long long)delivery->header.round, delivery->header.block,
@@ -160,7 +160,7 @@ static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t pi
 	struct slot *slot = part ? slot_find(part, h->round) : NULL;
 
 	if (failed) {
-		metric_add(&tensor->job->server->late, 1);
+		metric_count(&tensor->job->server->late, 1);
 		delivery_fail(delivery, failed->status, failed->text);
 		return false;
 	}
@@ -186,8 +186,9 @@ static bool agrees(struct tensor *tensor, struct delivery *delivery)
 	struct round *round = round_find(tensor, h->round);
 	struct part *part = part_find(tensor, h);
 	struct slot *slot = part ? slot_find(part, h->round) : NULL;
-	struct failure failure = { 0 };
+	struct failure failure;
 
+	failure.status = 0; /* without its words: this is done for every contribution */
 	if (round && !same_round(h, &round->header))
 		mismatch(tensor, h, &round->header, false, &failure);
 	else if (slot && !same_part(h, &slot->header))
@@ -301,7 +302,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	bool by_rows = h->operation == OPERATION_PUSH_PULL_ROWS, complete = true;
 	uint32_t number = h->part, node = h->node;
 	struct data_piece piece;
-	struct failure failure = { 0 };
+	struct failure failure;
 	struct tensor *tensor;
 	struct slot *slot;
 	struct data_header header;

@@ -298,7 +298,7 @@ static void rows_finish(struct slot *slot)
 	release_inputs(slot);
 	part_close(slot->part, slot->header.round);
 	job->n_rounds++;
-	metric_add(&job->server->rounds, 1);
+	metric_count(&job->server->rounds, 1);
 	for (uint64_t i = 0; i < rows->n_results; i++)
 		job->n_bytes += rows->results[i]->len;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
@@ -335,7 +335,7 @@ void rows_start(struct slot *slot)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		for (uint64_t k = 0; k < rows->nodes[i].n_pieces; k++)
 			bytes += data_rows_len(rows->nodes[i].pieces[k].n, rows->row_len);
-	metric_add(&job->server->bytes_summed, bytes);
+	metric_count(&job->server->bytes_summed, bytes);
 	if (bytes > job->server->params.inline_bytes &&
 	    !pool_post(job->server->params.pool, &slot->task))
 		return;

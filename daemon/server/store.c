@@ -6,7 +6,7 @@
 #include "server/quorum.h"
 #include "server/rows.h"
 
-#define SPARE_MAX 64 /* slots kept for reuse by a job */
+#define SPARE_MAX 1024 /* slots kept for reuse by a job, and rounds */
 
 static uint64_t part_hash(const struct data_header *header)
 {
@@ -96,8 +96,12 @@ struct round *round_find(const struct tensor *tensor, uint64_t number)
 
 struct part *part_find(const struct tensor *tensor, const struct data_header *header)
 {
-	struct map_entry *entry = map_find(&tensor->parts, part_hash(header));
+	uint64_t hash = part_hash(header);
+	struct map_entry *entry;
 
+	if (tensor->first_part && tensor->first_part->entry.hash == hash)
+		return tensor->first_part;
+	entry = map_find(&tensor->parts, hash);
 	return entry ? container_of(entry, struct part, entry) : NULL;
 }
 
@@ -158,8 +162,23 @@ int part_get(struct tensor *tensor, const struct data_header *header, struct par
 	job->charged_parts += sizeof(*part);
 	list_init(&part->slots);
 	list_init(&part->carried);
+	if (!tensor->first_part)
+		tensor->first_part = part;
 	*ret_part = part;
 	return 0;
+}
+
+static struct round *round_take(struct job *job)
+{
+	struct round *round = list_first(&job->spare_rounds, struct round, link);
+	size_t len = sizeof(*round) + job->n_nodes;
+
+	if (!round)
+		return calloc(1, len);
+	list_remove(&round->link);
+	job->n_spare_rounds--;
+	memset(round, 0, len);
+	return round;
 }
 
 static int round_get(struct tensor *tensor, const struct data_header *header,
@@ -168,7 +187,7 @@ static int round_get(struct tensor *tensor, const struct data_header *header,
 	struct round *round = round_find(tensor, header->round);
 
 	if (!round) {
-		round = calloc(1, sizeof(*round) + tensor->job->n_nodes);
+		round = round_take(tensor->job);
 		if (!round)
 			return error_origin(-ENOMEM);
 		round->header = *header;
@@ -184,10 +203,17 @@ static int round_get(struct tensor *tensor, const struct data_header *header,
 
 void round_put(struct round *round)
 {
+	struct job *job = round->tensor->job;
+
 	if (round->pinned || !list_empty(&round->slots))
 		return;
 	list_remove(&round->link);
-	free(round);
+	if (job->n_spare_rounds == SPARE_MAX) {
+		free(round);
+		return;
+	}
+	list_push_front(&job->spare_rounds, &round->link);
+	job->n_spare_rounds++;
 }
 
 size_t slot_len(const struct job *job)
@@ -298,7 +324,7 @@ void slot_free(struct slot *slot)
 		free(slot);
 		return;
 	}
-	list_push_back(&job->spare, &slot->in_job);
+	list_push_front(&job->spare, &slot->in_job);
 	job->n_spare++;
 }
 
@@ -378,6 +404,7 @@ void store_end(struct job *job)
 
 void store_free(struct job *job)
 {
+	struct round *round, *next;
 	struct slot *slot, *tmp;
 
 	accumulate_free(job);
@@ -386,4 +413,6 @@ void store_free(struct job *job)
 		slot_fail(slot, job->failure.status, job->failure.text);
 	list_for_each_safe (slot, tmp, &job->spare, in_job)
 		free(slot);
+	list_for_each_safe (round, next, &job->spare_rounds, link)
+		free(round);
 }

@@ -32,7 +32,8 @@ struct tensor {
 	struct job *job;
 	uint64_t key;
 	struct map parts;
-	struct list rounds; /* that have slots */
+	struct part *first_part; /* seen here first, or NULL; a small tensor has no other */
+	struct list rounds;	 /* that have slots */
 	struct list failed;
 	size_t n_failed;
 	uint64_t measured; /* the newest round whose contributions' times were taken */

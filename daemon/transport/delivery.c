@@ -6,6 +6,47 @@ static void incoming_send(struct incoming *incoming);
 static void incoming_deliver(struct incoming *incoming);
 static void incoming_moved(struct incoming *incoming);
 
+#define SPARE_MAX 1024
+
+/* Zeroed, or NULL. Where one thread does all they are used again, and no memory is asked for. */
+static struct incoming *incoming_take(struct transport *transport, bool is_home)
+{
+	struct incoming *incoming = NULL;
+
+	if (is_home)
+		incoming = list_first(&transport->spare_incoming, struct incoming, link);
+	if (incoming) {
+		list_remove(&incoming->link);
+		transport->n_spare_incoming--;
+		memset(incoming, 0, sizeof(*incoming));
+	} else {
+		incoming = calloc(1, sizeof(*incoming));
+	}
+	if (incoming)
+		incoming->is_home = is_home;
+	return incoming;
+}
+
+static void incoming_give(struct transport *transport, struct incoming *incoming)
+{
+	if (!incoming->is_home || transport->n_spare_incoming == SPARE_MAX) {
+		free(incoming);
+		return;
+	}
+	list_push_front(&transport->spare_incoming, &incoming->link);
+	transport->n_spare_incoming++;
+}
+
+void incoming_free_spare(struct transport *transport)
+{
+	struct incoming *incoming;
+
+	while ((incoming = list_first(&transport->spare_incoming, struct incoming, link))) {
+		list_remove(&incoming->link);
+		free(incoming);
+	}
+}
+
 int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,
 		 struct incoming **ret_incoming)
 {
@@ -14,7 +55,7 @@ int incoming_new(struct peer *peer, struct lane *lane, const struct data_header 
 
 	if (quota_charge(&peer->quota, charge))
 		return QUOTA_E_FULL;
-	incoming = calloc(1, sizeof(*incoming));
+	incoming = incoming_take(peer->transport, !lane || !lane->worker->thread);
 	if (!incoming) {
 		quota_release(&peer->quota, charge);
 		return error_origin(-ENOMEM);
@@ -37,7 +78,7 @@ struct incoming *incoming_free(struct incoming *incoming)
 	block_unref(incoming->delivery.payload_block);
 	block_unref(incoming->answer_block);
 	quota_release(&incoming->delivery.peer->quota, incoming->charged);
-	free(incoming);
+	incoming_give(incoming->delivery.peer->transport, incoming);
 	return NULL;
 }
 

@@ -152,6 +152,8 @@ struct transport {
 	struct list peers;	/* not lost */
 	struct list lost_peers; /* peer_lost() was called; calls or deliveries are left */
 	struct peer *self;
+	struct list spare_incoming; /* of those made and freed on the home thread */
+	unsigned n_spare_incoming;
 	unsigned
 		next_group; /* tells our connections of one transport_connect() from those of another */
 
@@ -550,6 +552,7 @@ struct incoming {
 	uint32_t cookie; /* that it had there */
 	bool is_answered, is_written;
 	bool is_damaged; /* its payload is not what was sent: it is to come again */
+	bool is_home;	 /* made and freed on the home thread */
 };
 
 #define RAIL_TCP UINT_MAX
@@ -558,6 +561,8 @@ struct incoming {
 int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,
 		 struct incoming **ret_incoming);
 struct incoming *incoming_free(struct incoming *incoming);
+/* Those kept for reuse. */
+void incoming_free_spare(struct transport *transport);
 /* Complete: hands it to the receiver. Home thread. */
 void incoming_arrive(struct mail *mail);
 /* The lane lets its answer go: written, or never to be on this lane. The lane's thread. */

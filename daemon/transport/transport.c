@@ -110,6 +110,7 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 	list_init(&transport->peers);
 	list_init(&transport->lost_peers);
 	list_init(&transport->handshakes);
+	list_init(&transport->spare_incoming);
 	transport->listener.fd = -1;
 	transport->checksum_errors = (struct metric){
 		.name = "bps_checksum_errors_total",
@@ -182,6 +183,7 @@ struct transport *transport_free(struct transport *transport)
 		worker_free(transport->workers[i]);
 	free(transport->workers);
 	worker_free(transport->beat);
+	incoming_free_spare(transport);
 	key_forget(transport);
 	metric_unregister(&transport->checksum_errors);
 	metric_unregister(&transport->lanes_broken);

@@ -90,8 +90,6 @@ struct call {
 	struct block *
 		answer_block; /* payload that did not go to room (set-up answers, in-process results), or NULL;
 				      * the transport's reference, dropped after done(): ref it to keep it */
-	char text[ERROR_TEXT_MAX +
-		  1]; /* why, when status is not 0: names the peer when it was lost */
 	/* The transport's. */
 	struct message message;
 	struct mail sent_mail;
@@ -102,7 +100,18 @@ struct call {
 	struct rdma_window *window; /* RDMA: through which it may write there */
 	bool is_written;	    /* payload may be reused */
 	unsigned state;
+	/* Valid in done(): why, when status is not 0; names the peer when it was lost. */
+	char text[ERROR_TEXT_MAX + 1];
 };
+
+/*
+ * For a call that is made anew and sets but a few of the above: all but the text, which is as much again, and has no meaning
+ * before done().
+ */
+static inline void call_clear(struct call *call)
+{
+	memset(call, 0, offsetof(struct call, text));
+}
 
 /*
  * A call that came from a peer. Belongs to the receiver until delivery_answer() or delivery_fail(), exactly one of
