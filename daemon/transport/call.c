@@ -90,19 +90,26 @@ static void call_move(struct call *call, unsigned rail)
 	call_send(call);
 }
 
-unsigned call_move_all(struct lane *lane)
+/* The calls of a lane, in their order. */
+static void take_calls(struct lane *lane, struct list *calls)
 {
-	struct peer *peer = lane->peer;
-	struct list calls = LIST_INIT(calls);
 	struct call *call, *next;
-	unsigned n = 0;
 
-	list_for_each_safe (call, next, &peer->calls, link) {
+	list_for_each_safe (call, next, &lane->peer->calls, link) {
 		if (call->message.lane != lane)
 			continue;
 		list_remove(&call->link);
-		list_push_back(&calls, &call->link);
+		list_push_back(calls, &call->link);
 	}
+}
+
+unsigned call_move_all(struct lane *lane)
+{
+	struct list calls = LIST_INIT(calls);
+	struct call *call;
+	unsigned n = 0;
+
+	take_calls(lane, &calls);
 	while ((call = list_first(&calls, struct call, link))) {
 		list_remove(&call->link);
 		call_move(call, lane->index);
@@ -115,7 +122,7 @@ bool call_reroute_all(struct lane *lane)
 {
 	struct peer *peer = lane->peer;
 	struct list calls = LIST_INIT(calls);
-	struct call *call, *next;
+	struct call *call;
 	char text[ERROR_TEXT_MAX + 1];
 
 	list_for_each (call, &peer->calls, link)
@@ -123,12 +130,7 @@ bool call_reroute_all(struct lane *lane)
 		    !call->is_repeatable)
 			return false;
 	(void)snprintf(text, sizeof(text), "%.180s: %.250s", peer->name, lane->broke.text);
-	list_for_each_safe (call, next, &peer->calls, link) {
-		if (call->message.lane != lane)
-			continue;
-		list_remove(&call->link);
-		list_push_back(&calls, &call->link);
-	}
+	take_calls(lane, &calls);
 	while ((call = list_first(&calls, struct call, link))) {
 		list_remove(&call->link);
 		call->message.lane = NULL;
