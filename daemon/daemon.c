@@ -119,6 +119,7 @@ static int open_transport(struct daemon *daemon, int listen_fd, const char *list
 		.peer_timeout_ms = config->peer_timeout,
 		.quota_bytes = config->peer_quota,
 		.checksums = !strcmp(config->checksum, "on"),
+		.congestion = config->congestion,
 		.rdma = {
 			.kind = transport_kind(config),
 			.devices = config->rdma_devices,

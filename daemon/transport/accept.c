@@ -241,6 +241,9 @@ int accept_start(struct transport *transport, const char *listen_on, int listen_
 		transport->port = ntohs(address.in6.sin6_port);
 	if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0)
 		return error_origin(-errno);
+	r = address_set_congestion(fd, &address, transport->congestion);
+	if (r)
+		return error_trace(r);
 
 	transport->listener = (struct loop_source){ .fd = fd, .ready = on_listener_ready };
 	transport->listener_timer.expired = on_pause_over;

@@ -110,6 +110,35 @@ void address_tune_socket(int fd, uint64_t peer_timeout_ns)
 	set_option(fd, SOL_SOCKET, SO_KEEPALIVE, 1);
 }
 
+static bool is_loopback(const struct address *address)
+{
+	const struct in6_addr *in6 = &address->in6.sin6_addr;
+	uint32_t in = address->any.sa_family == AF_INET ? ntohl(address->in.sin_addr.s_addr) : 0;
+
+	if (address->any.sa_family == AF_INET6 && IN6_IS_ADDR_V4MAPPED(in6))
+		in = (uint32_t)in6->s6_addr[12] << 24;
+	else if (address->any.sa_family == AF_INET6)
+		return IN6_IS_ADDR_LOOPBACK(in6);
+	return in >> 24 == IN_LOOPBACKNET;
+}
+
+/*
+ * Algorithms that pace what they send (bbr) set a timer for every 64 KiB. Inside a machine that takes more time than all the
+ * rest of TCP. Once a connection stands it is too late: what has been paced stays so.
+ */
+int address_set_congestion(int fd, const struct address *address, const char *name)
+{
+	if (!*name) {
+		/* Which every kernel has, and lets everyone use. Without it things are slower. */
+		if (is_loopback(address))
+			(void)setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, "reno", 4);
+		return 0;
+	}
+	if (setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, (socklen_t)strlen(name)) < 0)
+		return error_origin(-errno);
+	return 0;
+}
+
 /*
  * getaddrinfo() blocks for as long as name servers like and cannot be cancelled. So the thread is detached, and whoever
  * comes last, it or the owner, frees.

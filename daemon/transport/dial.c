@@ -268,6 +268,9 @@ static int attempt_connect(struct attempt *attempt)
 	if (fd < 0)
 		return error_origin(-errno);
 	address_tune_socket(fd, transport->peer_timeout_ns);
+	r = address_set_congestion(fd, address, transport->congestion);
+	if (r)
+		return error_trace(r);
 	if (connect(fd, &address->any, address->len) < 0 && errno != EINPROGRESS)
 		return -errno;
 	attempt->source = (struct loop_source){ .fd = fd, .ready = on_connected };

@@ -19,7 +19,8 @@
 #include <sys/socket.h>
 #include <sys/uio.h>
 
-#define TRANSPORT_ADDRESS_MAX 96 /* "host:port" with its NUL; longer ones are refused */
+#define TRANSPORT_ADDRESS_MAX  96 /* "host:port" with its NUL; longer ones are refused */
+#define ADDRESS_CONGESTION_MAX 16 /* TCP_CA_NAME_MAX of the kernel */
 #define RECEIVE_BUFFER \
 	(32u << 10) /* headers and small payloads of one read; what fits is copied, so not larger */
 #define SEND_MESSAGES 32	 /* gathered into one system call */
@@ -142,6 +143,7 @@ struct transport {
 	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
 	bool has_checksums;
 	struct metric checksum_errors, lanes_broken, copied;
+	char congestion[ADDRESS_CONGESTION_MAX]; /* empty: by address */
 	unsigned n_damaged; /* calls; the first is said */
 
 	bool is_closed;
@@ -218,6 +220,11 @@ void address_format(const struct address *address, char *text, size_t size);
 /* What every data connection has. Ignores what the socket's family does not know. */
 void address_tune_socket(int fd, uint64_t peer_timeout_ns);
 
+/*
+ * How a socket that is not connected yet, or the connections of one that listens, control congestion; name: empty: as the
+ * system says, unless its address, where it will connect to or listens, is on the loopback. Returns 0 or -errno.
+ */
+int address_set_congestion(int fd, const struct address *address, const char *name);
 /* Resolving a name on a thread of its own. */
 struct resolver;
 struct resolver_params {

@@ -1,6 +1,7 @@
 #include "transport/internal.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include <stdio.h>
 
 #define LANES_MAX  DATA_LANE_BEAT /* the low byte of hello.lane */
@@ -81,8 +82,32 @@ int transport_set_key(struct transport *transport, const void *key, size_t len)
 	return 0;
 }
 
+/* A name of which the kernel knows nothing, or that it does not let us use, is said now and not at the first connection. */
+static int set_congestion(struct transport *transport, const char *name)
+{
+	static const struct address nowhere = { .any.sa_family = AF_INET };
+	_cleanup_(fd_closep) int fd = -1;
+	int r;
+
+	(void)snprintf(transport->congestion, sizeof(transport->congestion), "%s", name ?: "");
+	if (!*transport->congestion)
+		return 0;
+	fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	if (fd < 0)
+		return error_origin(-errno);
+	r = address_set_congestion(fd, &nowhere, transport->congestion);
+	if (r)
+		log_error("congestion %s: %s. Those that may be used here are in "
+			  "/proc/sys/net/ipv4/tcp_allowed_congestion_control",
+			  transport->congestion,
+			  r == -ENOENT ? "this kernel has no such algorithm" : strerror(-r));
+	return error_trace(r);
+}
+
 static int copy_params(struct transport *transport, const struct transport_params *params)
 {
+	int r;
+
 	transport->loop = params->loop;
 	transport->blocks = params->blocks;
 	transport->ops = params->ops;
@@ -95,6 +120,9 @@ static int copy_params(struct transport *transport, const struct transport_param
 	transport->quota_bytes = params->quota_bytes;
 	transport->has_checksums = params->checksums;
 	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
+	r = set_congestion(transport, params->congestion);
+	if (r)
+		return error_trace(r);
 	return error_trace(transport_set_key(transport, params->key, params->key_len));
 }
 

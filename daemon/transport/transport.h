@@ -182,6 +182,8 @@ struct transport_params {
 		quota_bytes; /* bytes held for one peer: its calls until answered, our answers until written;
 				   * a peer over it is lost with a clear reason */
 	bool checksums; /* of all that goes by TCP, with peers that have them, too */
+	/* How TCP controls congestion; NULL or empty: as the system says, over the loopback without pacing. */
+	const char *congestion;
 	struct transport_rdma_params rdma; /* zero: TCP */
 };
 

@@ -1,5 +1,6 @@
 #include "test.h"
 #include "transport/internal.h"
+#include <netinet/tcp.h>
 
 TEST(split)
 {
@@ -124,4 +125,39 @@ TEST(resolver_given_up)
 	resolver_free(last);
 	box_drain(&box);
 	ASSERT_EQ(resolved.n, 1);
+}
+
+static const char *congestion_of(const char *text, const char *name, char ret_name[64])
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct addresses addresses;
+	socklen_t len = 64;
+	const char *why;
+
+	ASSERT_OK(address_resolve(text, true, false, &addresses, &why));
+	fd = socket(addresses.list[0].any.sa_family, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	ASSERT_INT(fd, >=, 0);
+	ASSERT_OK(address_set_congestion(fd, &addresses.list[0], name));
+	ASSERT_OK(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, ret_name, &len));
+	return ret_name;
+}
+
+/* The system's, unless all of it is on this machine or somebody says another. */
+TEST(congestion_control)
+{
+	static const struct address any = { .any.sa_family = AF_INET };
+	_cleanup_(fd_closep) int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	char systems[64], name[64];
+	socklen_t len = sizeof(systems);
+
+	ASSERT_OK(getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, systems, &len));
+	ASSERT_STR(congestion_of("192.0.2.1:1", "", name), systems);
+	ASSERT_STR(congestion_of("126.0.0.1:1", "", name), systems);
+	ASSERT_STR(congestion_of("127.255.0.1:1", "", name), "reno");
+	ASSERT_STR(congestion_of("[::ffff:127.0.0.1]:1", "", name), "reno");
+	ASSERT_STR(congestion_of("[::ffff:192.0.2.1]:1", "", name), systems);
+	ASSERT_STR(congestion_of("[::1]:1", "", name), "reno");
+	ASSERT_STR(congestion_of("[fd00::1]:1", "", name), systems);
+	ASSERT_STR(congestion_of("192.0.2.1:1", "reno", name), "reno");
+	ASSERT_EQ(address_set_congestion(fd, &any, "no-such-one"), -ENOENT);
 }

@@ -2,6 +2,7 @@
 #include "transport_pair.h"
 
 #include "transport/internal.h"
+#include <netinet/tcp.h>
 
 #define SERVER_ID 77 /* of servers made of bytes */
 
@@ -364,4 +365,47 @@ TEST(killed_while_connecting)
 	ASSERT_EQ(call.n_done, 1);
 	ASSERT_EQ(call.call.status, -ECONNRESET);
 	ASSERT_CONTAINS(call.call.text, "never mind");
+}
+
+/* Both ends of what stands: connected TCP sockets among our descriptors. */
+static unsigned count_connections(const char *congestion)
+{
+	unsigned n = 0;
+
+	for (int fd = 3; fd < 1024; fd++) {
+		struct address address = { .len = sizeof(address.storage) };
+		socklen_t len = 64;
+		char name[64];
+
+		if (getpeername(fd, &address.any, &address.len) < 0 ||
+		    getsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, name, &len) < 0)
+			continue;
+		ASSERT_STR(name, congestion);
+		n++;
+	}
+	return n;
+}
+
+TEST(connections_over_the_loopback_are_not_paced)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_new(&(struct pair_variant){ .name = "tcp", .n_lanes = 3 });
+	struct pair_call call;
+	char room[1];
+
+	pair->server->on_call = pair_on_call_echo;
+	pair_call_init(&call, "x", 1, room, 1);
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, call.n_done && count_connections("reno") >= 6);
+}
+
+TEST(a_congestion_control_that_the_kernel_does_not_have)
+{
+	_cleanup_(pair_freep) struct pair *pair = caller_new((struct pair_config){ 0 });
+	struct pair_config config = { .variant.n_lanes = 1 };
+	struct transport_params params;
+
+	pair_params(pair, &config, &pair->b, &params);
+	params.congestion = "no-such-one";
+	ASSERT_EQ(transport_new(&params, &pair->b.transport), -ENOENT);
 }
