@@ -97,6 +97,7 @@ struct batch {
 	uint32_t checks[SEND_MESSAGES]; /* of their payloads */
 	struct iovec iov[4 * SEND_MESSAGES];
 	size_t n_messages, n_iov, len;
+	bool is_cut;		 /* there is more of the last message */
 	unsigned char wrong[16]; /* failpoints: what is sent instead of the start of a payload */
 };
 
@@ -142,8 +143,8 @@ struct transport {
 	unsigned n_lanes, max_connections;
 	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
 	bool has_checksums;
-	struct metric checksum_errors, lanes_broken, copied;
 	char congestion[ADDRESS_CONGESTION_MAX]; /* empty: by address */
+	struct metric checksum_errors, lanes_broken, copied;
 	unsigned n_damaged; /* calls; the first is said */
 
 	bool is_closed;
@@ -219,12 +220,12 @@ int address_resolve(const char *text, bool numeric, bool passive, struct address
 void address_format(const struct address *address, char *text, size_t size);
 /* What every data connection has. Ignores what the socket's family does not know. */
 void address_tune_socket(int fd, uint64_t peer_timeout_ns);
-
 /*
  * How a socket that is not connected yet, or the connections of one that listens, control congestion; name: empty: as the
  * system says, unless its address, where it will connect to or listens, is on the loopback. Returns 0 or -errno.
  */
 int address_set_congestion(int fd, const struct address *address, const char *name);
+
 /* Resolving a name on a thread of its own. */
 struct resolver;
 struct resolver_params {

@@ -76,7 +76,8 @@ static void batch_add(struct lane *lane, struct batch *batch, struct message *me
 
 		if (n)
 			batch_payload(lane, batch, message, skip, n);
-		if (n < len - skip)
+		batch->is_cut = n < len - skip;
+		if (batch->is_cut)
 			return;
 	}
 	if (!tail)
@@ -106,6 +107,7 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 	int r;
 
 	batch->n_messages = batch->n_iov = batch->len = 0;
+	batch->is_cut = false;
 	if (lane->current)
 		batch_add(lane, batch, lane->current, &lane->current_wire, lane->current_done);
 	while (batch->n_messages < SEND_MESSAGES && batch->len < send_bytes(lane) &&
@@ -169,12 +171,15 @@ static bool lane_flush_once(struct lane *lane)
 {
 	struct batch *batch = &lane->worker->batch;
 	struct msghdr message = { .msg_iov = batch->iov };
+	int flags = MSG_NOSIGNAL | MSG_DONTWAIT, r;
 	ssize_t n;
-	int r;
 
 	r = lane_fill_batch(lane, batch);
 	message.msg_iovlen = batch->n_iov;
-	n = r || !batch->len ? 0 : sendmsg(lane->source.fd, &message, MSG_NOSIGNAL | MSG_DONTWAIT);
+	/* What comes next fills the last segment, which else would be a small one. */
+	if (batch->is_cut || lane->queue.n)
+		flags |= MSG_MORE;
+	n = r || !batch->len ? 0 : sendmsg(lane->source.fd, &message, flags);
 	if (n < 0)
 		r = errno == EAGAIN || errno == EINTR ? 0 : -errno;
 	lane_empty_batch(lane, batch, (size_t)MAX(n, 0));
