@@ -23,6 +23,16 @@ static unsigned n_data_threads(const struct config *config)
 	return config->data_threads ? config->data_threads : MIN(cpu_count() / 4, 4u);
 }
 
+/*
+ * Where the control thread owns the data connections, a part that has just come in is in the cache of its core, and cores are
+ * few: to wake another thread for it takes longer than to sum or copy it.
+ */
+static uint64_t remote_inline_bytes(const struct config *config)
+{
+	return n_data_threads(config) ? config->inline_size
+				      : MAX(config->inline_size, UINT64_C(2) << 20);
+}
+
 /* "" means none, in options; NULL does in parameters. */
 static const char *text_or_null(const char *text)
 {
@@ -142,7 +152,7 @@ static int open_server(struct daemon *daemon)
 		.blocks = daemon->blocks,
 		.transport = daemon->transport,
 		.part_bytes = (uint32_t)config->part_size,
-		.inline_bytes = config->inline_size,
+		.inline_bytes = remote_inline_bytes(config),
 		.job_quota_bytes = config->job_quota,
 		.max_jobs = config->max_jobs,
 		.max_tensors = config->max_tensors,
@@ -211,6 +221,7 @@ static int open_pipeline(struct daemon *daemon)
 		.id = daemon->id,
 		.part_bytes = config->part_size ? (uint32_t)config->part_size : LOCAL_PART_BYTES,
 		.inline_bytes = config->inline_size,
+		.remote_inline_bytes = remote_inline_bytes(config),
 		.ahead_bytes = config->ahead,
 		.job_quota_bytes = config->job_quota,
 		.max_jobs = config->max_jobs,

@@ -279,9 +279,11 @@ static void work_here(struct pipeline_part *part)
  */
 static bool is_little(const struct pipeline_part *part, uint64_t bytes)
 {
-	uint64_t before = part->remote ? 0 : part->round->inlined;
+	const struct pipeline_params *params = &job_of(part)->pipeline->params;
 
-	return before + bytes <= job_of(part)->pipeline->params.inline_bytes;
+	if (part->remote)
+		return bytes <= params->remote_inline_bytes;
+	return part->round->inlined + bytes <= params->inline_bytes;
 }
 
 /* Does the work here, or in the pool; then done() goes on. Large or small is decided by bytes touched. */

@@ -148,6 +148,7 @@ static void node_open_pipeline(struct node *node)
 		.id = 100 + node->number,
 		.part_bytes = options->part_bytes,
 		.inline_bytes = options->inline_bytes,
+		.remote_inline_bytes = options->inline_bytes,
 		.ahead_bytes = options->ahead_bytes,
 		.max_jobs = options->max_jobs,
 		.max_tensors = options->max_tensors,
