@@ -9,6 +9,11 @@
 
 /* Waiting flags that no lane is left for are looked at so often. */
 #define GPU_POLL_NS (1 * NSEC_PER_MSEC)
+/*
+ * The driver takes back a trainer's memory while it dies, and what of ours is at work on it then fails: its process is not
+ * known to be dead yet. So long a failure of this kind is kept back, so that the death, if there is one, is told first.
+ */
+#define GPU_DEATH_NS (2 * NSEC_PER_SEC)
 /* A worker that was told to end has so long. */
 #define GPU_END_NS (10 * NSEC_PER_SEC)
 #define GPU_PAGE   4096u
@@ -58,7 +63,9 @@ struct gpu_worker {
 	struct loop_source process; /* pidfd */
 	struct loop_timer timer;    /* something is under way, or the process is to end */
 	struct loop_timer poll;	    /* watches without a lane */
-	struct mail changed;	    /* says it from the loop */
+	struct loop_timer late;	    /* its process is dead, for the reason kept_back */
+	struct failure kept_back;
+	struct mail changed; /* says it from the loop */
 	bool changed_posted;
 	uint64_t progress_ns; /* when the last event came */
 	unsigned n_setup; /* imports, their ends and plans that were asked for and not answered */

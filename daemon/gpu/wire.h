@@ -54,7 +54,7 @@ enum gpu_event_kind {
 	GPU_EVENT_PLANNED, /* text: for each device of the plan '0' + its group, a space, words */
 	GPU_EVENT_REACHED, /* number: session; lane */
 	GPU_EVENT_DONE,	   /* ticket, as in MARK */
-	GPU_EVENT_FATAL,   /* text: it ends */
+	GPU_EVENT_FATAL, /* text: it ends; number: not 0 if a trainer's death may have brought it about */
 };
 
 struct gpu_event {

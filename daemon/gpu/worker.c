@@ -24,26 +24,60 @@ void worker_say(const struct gpu_event *event)
 	(void)frame_send(GPU_SOCKET_FD, event, len, NULL, 0);
 }
 
+static _Noreturn void end(int status, bool if_alive, const char *format, va_list args)
+{
+	struct gpu_event event = {
+		.kind = GPU_EVENT_FATAL,
+		.status = status,
+		.number = if_alive,
+	};
+
+	(void)vsnprintf(event.text, sizeof(event.text), format, args);
+	worker_say(&event);
+	_exit(1);
+}
+
 void worker_fatal(int status, const char *format, ...)
 {
-	struct gpu_event event = { .kind = GPU_EVENT_FATAL, .status = status };
 	va_list args;
 
 	va_start(args, format);
-	(void)vsnprintf(event.text, sizeof(event.text), format, args);
-	va_end(args);
-	worker_say(&event);
-	_exit(1);
+	end(status, false, format, args);
+}
+
+void worker_fatal_if_alive(int status, const char *format, ...)
+{
+	va_list args;
+
+	va_start(args, format);
+	end(status, true, format, args);
+}
+
+/* What sticks to a context: memory or another client's process is gone from under what was at work, for one. */
+static bool is_sticky(CUresult result)
+{
+	switch ((int)result) {
+	case CUDA_ERROR_ECC_UNCORRECTABLE:
+	case CUDA_ERROR_ILLEGAL_ADDRESS:
+	case CUDA_ERROR_LAUNCH_FAILED:
+	case CUDA_ERROR_CONTEXT_IS_DESTROYED:
+	case CUDA_ERROR_MPS_CLIENT_TERMINATED:
+	case CUDA_ERROR_UNKNOWN:
+		return true;
+	default:
+		return false;
+	}
 }
 
 void worker_check(CUresult result, const char *call, const struct device *device)
 {
 	if (likely(result == CUDA_SUCCESS))
 		return;
-	if (device)
-		worker_fatal(-EIO, "%s on device %d (%s): %s", call, device->number, device->name,
-			     cuda_error_name(worker.cuda, result));
-	worker_fatal(-EIO, "%s: %s", call, cuda_error_name(worker.cuda, result));
+	if (is_sticky(result))
+		worker_fatal_if_alive(-EIO, "%s on device %d (%s): %s", call, device->number,
+				      device->name, cuda_error_name(worker.cuda, result));
+	worker_fatal(-EIO, "%s on device %d (%s): %s", call, device->number, device->name,
+		     cuda_error_name(worker.cuda, result));
 }
 
 void worker_enter(const struct device *device)

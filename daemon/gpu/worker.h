@@ -87,6 +87,8 @@ extern struct worker worker;
 void worker_say(const struct gpu_event *event);
 /* Says why, and ends the process. */
 _Noreturn void worker_fatal(int status, const char *format, ...) _printf_(2, 3);
+/* The same of what a trainer's death may have brought about: the daemon waits for news of one before it believes it. */
+_Noreturn void worker_fatal_if_alive(int status, const char *format, ...) _printf_(2, 3);
 /* A call that must not fail. */
 void worker_check(CUresult result, const char *call, const struct device *device);
 /* Makes a device's context this thread's; NULL: it is not known which one is. */

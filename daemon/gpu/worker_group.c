@@ -44,9 +44,14 @@ static struct {
 
 static void check_nccl(ncclResult_t result, const char *call)
 {
-	if (unlikely(result != ncclSuccess))
-		worker_fatal(-EIO, "%s: %s: %s", call, plan.nccl->ncclGetErrorString(result),
-			     plan.nccl->ncclGetLastError(NULL));
+	if (likely(result == ncclSuccess))
+		return;
+	if (result == ncclUnhandledCudaError || result == ncclRemoteError)
+		worker_fatal_if_alive(-EIO, "%s: %s: %s", call,
+				      plan.nccl->ncclGetErrorString(result),
+				      plan.nccl->ncclGetLastError(NULL));
+	worker_fatal(-EIO, "%s: %s: %s", call, plan.nccl->ncclGetErrorString(result),
+		     plan.nccl->ncclGetLastError(NULL));
 }
 
 static void open_group(struct group *group)
@@ -69,10 +74,11 @@ static void look_at_group(const struct group *group)
 			check_nccl(plan.nccl->ncclCommGetAsyncError(group->comms[i][k], &error),
 				   "ncclCommGetAsyncError");
 			if (error != ncclSuccess && error != ncclInProgress)
-				worker_fatal(-EIO, "NCCL on device %d (%s): %s: %s",
-					     group->devices[k]->number, group->devices[k]->name,
-					     plan.nccl->ncclGetErrorString(error),
-					     plan.nccl->ncclGetLastError(group->comms[i][k]));
+				worker_fatal_if_alive(
+					-EIO, "NCCL on device %d (%s): %s: %s",
+					group->devices[k]->number, group->devices[k]->name,
+					plan.nccl->ncclGetErrorString(error),
+					plan.nccl->ncclGetLastError(group->comms[i][k]));
 		}
 	}
 }

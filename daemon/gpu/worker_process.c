@@ -141,7 +141,7 @@ static void send_packet(struct gpu_worker *worker, const void *data, size_t len,
 {
 	int r;
 
-	if (worker->state != WORKER_RUNNING)
+	if (worker->state != WORKER_RUNNING || worker->late.loop)
 		return;
 	r = worker->n_outbox ? FRAME_E_AGAIN
 			     : frame_send(worker->socket.fd, data, len, &fd, fd >= 0);
@@ -206,6 +206,27 @@ void gpu_worker_changed(struct gpu_worker *worker)
 	loop_post(worker->gpu->params.loop, &worker->changed);
 }
 
+/* It has ended, as it may have to when a trainer dies: until it is late nothing is begun or ended. */
+static void die_later(struct gpu_worker *worker, int status, const char *text)
+{
+	if (worker->closed || loop_timer_set(worker->gpu->params.loop, &worker->late,
+					     clock_now_ns() + GPU_DEATH_NS)) {
+		die(worker, status, text);
+		return;
+	}
+	(void)failure_set(&worker->kept_back, status, "%s", text);
+	loop_remove(&worker->socket);
+	loop_remove(&worker->process);
+	loop_timer_cancel(&worker->timer);
+}
+
+static void on_late(struct loop_timer *timer)
+{
+	struct gpu_worker *worker = container_of(timer, struct gpu_worker, late);
+
+	gpu_worker_die(worker, &worker->kept_back);
+}
+
 static void handle(struct gpu_worker *worker, const struct gpu_event *event)
 {
 	worker->progress_ns = clock_now_ns();
@@ -231,7 +252,10 @@ static void handle(struct gpu_worker *worker, const struct gpu_event *event)
 		gpu_task_event(worker, event);
 		break;
 	case GPU_EVENT_FATAL:
-		die(worker, event->status, event->text);
+		if (event->number)
+			die_later(worker, event->status, event->text);
+		else
+			die(worker, event->status, event->text);
 		break;
 	default:
 		die(worker, -EPROTO, "it says what it cannot");
@@ -266,7 +290,7 @@ static void on_socket(struct loop_source *source, uint32_t events)
 	if (events & EPOLLOUT)
 		send_queued(worker);
 	/* Events of one turn; then others have theirs. */
-	for (size_t i = 0; i < 64 && worker->state != WORKER_DEAD; i++) {
+	for (size_t i = 0; i < 64 && worker->state != WORKER_DEAD && !worker->late.loop; i++) {
 		r = gpu_event_receive(worker->socket.fd, &event);
 		if (r == FRAME_E_AGAIN)
 			return;
@@ -309,6 +333,7 @@ static struct gpu_worker *worker_free(struct gpu_worker *worker)
 	(void)fd_close(worker->socket.fd);
 	loop_timer_cancel(&worker->timer);
 	loop_timer_cancel(&worker->poll);
+	loop_timer_cancel(&worker->late);
 	if (worker->changed_posted)
 		loop_unpost(worker->gpu->params.loop, &worker->changed);
 	while ((packet = list_first(&worker->outbox, struct packet, link)))
@@ -372,6 +397,7 @@ void gpu_worker_die(struct gpu_worker *worker, const struct failure *why)
 	loop_remove(&worker->socket);
 	loop_timer_cancel(&worker->timer);
 	loop_timer_cancel(&worker->poll);
+	loop_timer_cancel(&worker->late);
 	if (!ended && !worker->closed)
 		worker->ops.lost(worker->user, &worker->why);
 	gpu_task_worker_died(worker);
@@ -398,10 +424,14 @@ static void on_process(struct loop_source *source, uint32_t events)
 	(void)events;
 	/* What it said last comes first. */
 	on_socket(&worker->socket, EPOLLIN);
-	if (worker->state == WORKER_DEAD)
+	if (worker->state == WORKER_DEAD || worker->late.loop)
 		return;
 	(void)waitid((idtype_t)P_PIDFD, (id_t)source->fd, &info, WEXITED | WNOHANG | WNOWAIT);
-	die(worker, -EIO, describe_end(&info, text));
+	/* A driver or NCCL may abort a process whose devices fail; SIGKILL is somebody's who meant it. */
+	if (info.si_code != CLD_EXITED && info.si_status != SIGKILL)
+		die_later(worker, -EIO, describe_end(&info, text));
+	else
+		die(worker, -EIO, describe_end(&info, text));
 }
 
 /* -- Deadlines ---------------------------------------------------------------------------------------------------- */
@@ -416,7 +446,7 @@ static uint64_t deadline_of(const struct gpu_worker *worker)
 
 void gpu_worker_expect(struct gpu_worker *worker)
 {
-	if (worker->timer.loop || worker->state == WORKER_DEAD)
+	if (worker->timer.loop || worker->late.loop || worker->state == WORKER_DEAD)
 		return;
 	worker->progress_ns = clock_now_ns();
 	(void)loop_timer_set(worker->gpu->params.loop, &worker->timer, deadline_of(worker));
@@ -488,6 +518,7 @@ int gpu_worker_start(struct gpu *gpu, const char *name, const struct gpu_worker_
 	worker->process.ready = on_process;
 	worker->timer.expired = on_timer;
 	worker->poll.expired = on_poll;
+	worker->late.expired = on_late;
 	worker->socket.fd = worker->process.fd = -1;
 	list_push_back(&gpu->workers, &worker->link);
 	gpu->n_workers++;
@@ -531,9 +562,11 @@ void gpu_worker_close(struct gpu_worker *worker)
 	if (worker->closed)
 		return;
 	worker->closed = true;
-	/* What is under way has less time now. */
+	/* What is under way has less time now, or none: the job knows why it ends. */
 	worker->progress_ns = clock_now_ns();
-	if (worker->timer.loop)
+	if (worker->late.loop)
+		(void)loop_timer_set(worker->gpu->params.loop, &worker->late, worker->progress_ns);
+	else if (worker->timer.loop)
 		(void)loop_timer_set(worker->gpu->params.loop, &worker->timer, deadline_of(worker));
 	gpu_worker_idle(worker);
 }

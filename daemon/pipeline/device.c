@@ -563,12 +563,21 @@ static void on_up(struct gpu_task *task, bool failed)
 	pipeline_part_drop(part);
 }
 
+/* What needs nobody but the devices goes up before its round is known to be cut: whether it ends where the whole does. */
+static bool ends_whole(const struct pipeline_part *part)
+{
+	unsigned operation = part->round->partition.operation;
+
+	return (operation == OPERATION_PUSH_PULL || operation == OPERATION_BROADCAST) &&
+	       part->extent.input_at + part->extent.len == part->extent.total;
+}
+
 /* Whether this is the last part of the round: then the ranks' streams can be told by ours, in order, at once. */
 static bool is_last(const struct pipeline_part *part)
 {
 	const struct pipeline_round *round = part->round;
 
-	return round->cut && !round->refilling && round->n_parts == round->n_up;
+	return (round->cut || ends_whole(part)) && round->n_parts - round->refilling == round->n_up;
 }
 
 static void tell(struct pipeline_part *part)

@@ -193,7 +193,8 @@ OTHERWISE = {
     'cuMemRelease': TOLERATED, 'nvmlInit': TOLERATED, 'nvmlDeviceGetHandleByUUID': TOLERATED,
     'nvmlDeviceGetP2PStatus': TOLERATED, 'nvmlDeviceGetTopologyCommonAncestor': TOLERATED,
 }
-CODE = {'nccl': 1, 'nvml': 999, 'cu': 1}  # a driver's error that leaves the context as it is
+# Errors that no trainer's death can have brought about, and a driver's one that leaves the context as it is.
+CODE = {'nccl': 3, 'nvml': 999, 'cu': 1}
 # Ranks, topology and kinds of memory that have all of the calls between them.
 SCENES = [(3, 'switch:2', AUTO, [ALLOC, MAPPED]), (2, 'nvlink', AUTO, [ALLOC])]
 
@@ -352,9 +353,9 @@ def kill_at(point, nth, scene, victim, what):
             os.kill(stopped, signal.SIGCONT)
         for rank in ranks:
             told = answers_of(rank)
-            # What a trainer's death makes of its memory may be met before the death itself.
+            # What a trainer's death makes of its memory may be met before the death itself, and is not what is told.
             words = {'worker': ('killed by signal 9',), 'daemon': ('has gone', 'come back'),
-                     'trainer': (f'rank {len(ranks)}', 'ILLEGAL_ADDRESS', 'nccl')}[victim]
+                     'trainer': (f'rank {len(ranks)}',)}[victim]
             # Of what was over but for a word to us, nobody needs to hear; nor of the death of one that had given all it had to.
             given = victim == 'trainer' and len(kinds) == 1
             assert told or given or point in ('gpu-memory-closed', 'gpu-tell', 'part-up'), f'{what}: nothing was told'
@@ -382,6 +383,56 @@ def test_deaths_at_every_named_point():
             kill_at(point, nth, scene, victim, what)
         except AssertionError as error:
             raise AssertionError(what) from error
+
+
+def test_whose_death_it_was():
+    """Is told, when the worker has failed of it, in either way, before the death itself was known."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    for death in ('an illegal address', 'an abort'):
+        with start_cluster(BPS_FAILPOINTS='gpu-down=stop@1', FAKECUDA_FAIL='@copy:1:700') as cluster:
+            daemon, ranks = cluster.daemons[0], make_job(cluster, 2, HOST)
+            ask(ranks, [ALLOC])
+            [worker] = wait_for('the worker', lambda: workers(daemon))
+            wait_for('it is there', lambda: state_of(worker) == 'T')
+            # All of it has happened when the daemon looks.
+            os.kill(daemon.pid, signal.SIGSTOP)
+            wait_for('the daemon stands still', lambda: state_of(daemon.pid) == 'T')
+            if death == 'an abort':
+                os.kill(worker, signal.SIGABRT)
+            os.kill(worker, signal.SIGCONT)
+            wait_for('the end of the worker', lambda: state_of(worker) == 'Z')
+            ranks[1].kill()
+            os.kill(daemon.pid, signal.SIGCONT)
+            told = answers_of(ranks[0])
+            assert told and all('rank 1' in text for text in told), f'{death}: {told}'
+            ranks[0].call('close')
+            expect_nothing_left(death, cluster)
+
+
+# -- A daemon that stands still ----------------------------------------------------------------------------------------
+
+def test_streams_are_told_by_devices():
+    """In their order, once the last part has been begun: what a trainer's stream waits for does not wait for the daemon."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    # On the devices alone, of several parts and of one; by way of the host.
+    for gpu_reduce, n in ((AUTO, N), (AUTO, 100), (HOST, 100)):
+        with start_cluster(BPS_FAILPOINTS='part-up=stop@1') as cluster:
+            daemon, ranks = cluster.daemons[0], make_job(cluster, 2, gpu_reduce)
+            data = [mine[:n] for mine in data_of(ranks)[0]]
+            for rank, mine in zip(ranks, data):
+                rank.call('tensor', 1, 'y', FLOAT32, n)
+                rank.submit(1, 1, mine.tobytes(), red=SUM, out=n, device=ALLOC)
+                rank.call('stream', 1)
+            wait_for('the daemon stands still', lambda: state_of(daemon.pid) == 'T')
+            for rank in ranks:
+                assert rank.result(1) == np.sum(data, axis=0, dtype=np.float32).tobytes(), 'wrong values'
+            assert state_of(daemon.pid) == 'T'
+            os.kill(daemon.pid, signal.SIGCONT)
+            for rank in ranks:
+                rank.wait(1)
+                rank.call('close')
 
 
 CALLS = calls_in_sources()
