@@ -114,7 +114,9 @@ enum bps_gpu_reduce {
 	BPS_GPU_REDUCE_AUTO = 0,   /* as the topology suggests */
 	BPS_GPU_REDUCE_NCCL = 1,   /* all of the node's by NCCL */
 	BPS_GPU_REDUCE_SWITCH = 2, /* those behind one PCIe switch by NCCL, then by the CPU */
-	BPS_GPU_REDUCE_HOST = 3	   /* by the CPU: the same bits as for memory of the host */
+	BPS_GPU_REDUCE_HOST = 3,   /* by the CPU: the same bits as for memory of the host */
+	BPS_GPU_REDUCE_ROOTS =
+		4 /* as AUTO, and by way of one GPU of each PCIe switch to the host */
 };
 
 /* Elements of a tensor that differ from rank to rank or from one operation to the next. */
@@ -216,14 +218,16 @@ struct bps_join_params {
 	uint32_t min_ranks;
 	uint32_t max_ranks;
 	int newcomer;
+	/* A bit for each local rank: whose GPUs' sums of NCCL go to the host and back by way of these; 0: as gpu_reduce says. */
+	uint64_t gpu_roots;
 };
 
 /*
  * Fills params from the environment: the first of these that is set, by its rank variable, and BPS_* over all of them:
  *   bps      BPS_RANK BPS_SIZE BPS_LOCAL_RANK BPS_LOCAL_SIZE BPS_NODE BPS_NODES BPS_JOB BPS_SECRET BPS_TIMEOUT
- *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED BPS_GPU_REDUCE BPS_QUORUM
- *            BPS_QUORUM_TIMEOUT BPS_ASYNC (or BYTEPS_ENABLE_ASYNC) BPS_STALENESS BPS_ELASTIC BPS_MIN_RANKS BPS_MAX_RANKS
- *            BPS_NEWCOMER
+ *            BPS_REQUEST_TIMEOUT BPS_MIN_SERVERS BPS_PART_BYTES BPS_FORCE_DISTRIBUTED BPS_GPU_REDUCE
+ *            BPS_GPU_ROOTS (or BYTEPS_REDUCE_ROOTS) BPS_QUORUM BPS_QUORUM_TIMEOUT BPS_ASYNC (or BYTEPS_ENABLE_ASYNC)
+ *            BPS_STALENESS BPS_ELASTIC BPS_MIN_RANKS BPS_MAX_RANKS BPS_NEWCOMER
  *   torchrun RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE GROUP_RANK TORCHELASTIC_RUN_ID MASTER_ADDR MASTER_PORT
  *   Open MPI OMPI_COMM_WORLD_RANK _SIZE _LOCAL_RANK _LOCAL_SIZE; MVAPICH the same with MV2
  *   MPICH    PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS, Intel MPI too

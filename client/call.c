@@ -184,6 +184,8 @@ static Bps__Control__Join call_join_body(const struct bps_join_params *params,
 	join.part_bytes = params->part_bytes;
 	join.has_gpu_reduce = params->gpu_reduce != 0;
 	join.gpu_reduce = (uint32_t)params->gpu_reduce;
+	join.has_gpu_roots = params->gpu_roots != 0;
+	join.gpu_roots = params->gpu_roots;
 	bps__control__stragglers__init(stragglers);
 	stragglers->has_quorum = stragglers->has_quorum_timeout_ms = true;
 	stragglers->has_async = stragglers->has_staleness = true;

@@ -13,6 +13,7 @@
 struct environment {
 	uint32_t rank, world_size, local_rank, local_size, node, n_nodes; /* or UNSET */
 	uint32_t min_servers, part_bytes, force_distributed, gpu_reduce;
+	uint64_t gpu_roots;
 	uint32_t quorum, async, staleness;
 	uint32_t elastic, min_ranks, max_ranks, newcomer;
 	int64_t timeout_ms, request_timeout_ms, quorum_timeout_ms;
@@ -131,7 +132,7 @@ int environment_cuda(bool *ret_blocking, bool *ret_host)
 
 static int environment_gpu_reduce(uint32_t *value)
 {
-	static const char *const names[] = { "auto", "nccl", "switch", "host" };
+	static const char *const names[] = { "auto", "nccl", "switch", "host", "roots" };
 	const char *text = environment_text("BPS_GPU_REDUCE");
 
 	if (!text)
@@ -142,7 +143,36 @@ static int environment_gpu_reduce(uint32_t *value)
 			return 0;
 		}
 	}
-	return error_set(-EINVAL, "BPS_GPU_REDUCE is \"%.40s\": auto, nccl, switch or host", text);
+	return error_set(-EINVAL, "BPS_GPU_REDUCE is \"%.40s\": auto, nccl, switch, roots or host",
+			 text);
+}
+
+/* Local ranks: "2,3". */
+static int environment_gpu_roots(const char *name, uint64_t *value)
+{
+	const char *text = environment_text(name), *at = text;
+	uint64_t roots = 0;
+
+	if (!text)
+		return 0;
+	for (;;) {
+		unsigned long rank;
+		char *end;
+
+		if (*at < '0' || *at > '9')
+			break;
+		rank = strtoul(at, &end, 10);
+		if (rank >= 64 || (*end && *end != ','))
+			break;
+		roots |= UINT64_C(1) << rank;
+		if (!*end) {
+			*value = roots;
+			return 0;
+		}
+		at = end + 1;
+	}
+	return error_set(-EINVAL, "%s is \"%.40s\": local ranks, such as 0,4, each below 64", name,
+			 text);
 }
 
 /* What differs is in front or behind, and behind more often: the end of a long name is kept. */
@@ -373,6 +403,8 @@ static int environment_settings(struct environment *e)
 	r = r ?: environment_number("BPS_FORCE_DISTRIBUTED", &e->force_distributed);
 	r = r ?: environment_scaled("BPS_PART_BYTES", byte_units, UINT32_MAX, &part_bytes);
 	r = r ?: environment_gpu_reduce(&e->gpu_reduce);
+	r = r ?: environment_gpu_roots("BYTEPS_REDUCE_ROOTS", &e->gpu_roots);
+	r = r ?: environment_gpu_roots("BPS_GPU_ROOTS", &e->gpu_roots);
 	r = r ?: environment_number("BPS_ELASTIC", &e->elastic);
 	r = r ?: environment_number("BPS_MIN_RANKS", &e->min_ranks);
 	r = r ?: environment_number("BPS_MAX_RANKS", &e->max_ranks);
@@ -551,6 +583,7 @@ static int environment_fill(struct bps_join_params *params, int (*read)(struct e
 		.min_ranks = e.min_ranks,
 		.max_ranks = e.max_ranks,
 		.newcomer = e.newcomer != 0,
+		.gpu_roots = e.gpu_roots,
 	};
 	known.secret_len = known.secret ? strlen(known.secret) : 0;
 	memset(params, 0, size);

@@ -75,6 +75,11 @@ static int job_check_params(const struct bps_join_params *p)
 	if (p->gpu_reduce < 0 || p->gpu_reduce > GPU_REDUCE_MAX_)
 		return error_set(-EINVAL, "gpu_reduce is %d, which is no enum bps_gpu_reduce",
 				 p->gpu_reduce);
+	if (p->local_size < 64 && p->gpu_roots >> p->local_size)
+		return error_set(
+			-EINVAL,
+			"gpu_roots (BPS_GPU_ROOTS) has local rank %d, but local_size is %u",
+			63 - __builtin_clzll(p->gpu_roots), p->local_size);
 	if (p->quorum > p->world_size)
 		return error_set(-EINVAL, "quorum is %u, but the job has %u ranks", p->quorum,
 				 p->world_size);

@@ -78,7 +78,8 @@ enum gpu_reduce {
 	GPU_REDUCE_NCCL = 1,   /* all GPUs of the node by NCCL */
 	GPU_REDUCE_SWITCH = 2, /* by NCCL behind each PCIe switch, by the CPU between them */
 	GPU_REDUCE_HOST = 3,   /* by the CPU: the same bits as for memory of the host */
-	GPU_REDUCE_MAX_ = 3,
+	GPU_REDUCE_ROOTS = 4,  /* as AUTO, and by way of one GPU of each PCIe switch to the host */
+	GPU_REDUCE_MAX_ = 4,
 };
 
 /* What a job does about ranks that are late: bps(7), STRAGGLERS. All zero: it waits for them. */

@@ -186,20 +186,34 @@ void gpu_task_end(struct gpu_worker *worker);
 
 /* -- Groups that reduce by NCCL ------------------------------------------------------------------------------------- */
 
+#define GPU_RANKS_MAX 64
+
+/* Of each device that was asked about: */
+struct gpu_plan {
+	uint8_t group_of[GPU_RANKS_MAX]; /* numbered by their first devices */
+	/*
+	 * Whether it has a slice of its group's sums, which it brings to the host and back. All of a group, or some: its
+	 * roots, by way of which those of the others go.
+	 */
+	bool is_root[GPU_RANKS_MAX];
+};
+
 /*
  * Asks how devices are to be grouped, once for each worker: n at most GPU_RANKS_MAX different devices, each given by memory
- * on it that is imported. changed() follows.
+ * on it that is imported. roots: bits for those that are to be roots; 0: as mode says. changed() follows.
  */
-#define GPU_RANKS_MAX 64
-void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode,
+void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode, uint64_t roots,
 		  struct gpu_memory *const *memories, size_t n);
-/* The group of each device that was asked about, numbered by their first devices; NULL: not known yet. */
-const uint8_t *gpu_plan(const struct gpu_worker *worker);
+/* NULL: not known yet. */
+const struct gpu_plan *gpu_plan(const struct gpu_worker *worker);
 /* Whether NCCL's sums are as good as ours: for sums of most types; not where a NaN has to win, or rows of bits. */
 bool gpu_collective_supports(unsigned dtype, unsigned reduction);
 
 enum gpu_collective {
-	/* Member i's output gets the i-th slice of the sum, at its place, the last one's also what does not divide. GPU_DOWN. */
+	/*
+	 * The output of the group's i-th root gets the i-th slice of the sum, at its place, the last one's also what does not
+	 * divide. GPU_DOWN.
+	 */
 	GPU_REDUCE_SCATTER,
 	/* From such slices of the outputs, in the outputs. GPU_UP. */
 	GPU_ALL_GATHER,
@@ -212,7 +226,7 @@ struct gpu_member {
 	uint64_t input_offset, output_offset;
 };
 
-/* Slices are of n_elements / n elements. members: of all of a group's devices, in order. */
+/* Slices are of n_elements / roots elements. members: of all of a group's devices, in order. */
 void gpu_task_collective(struct gpu_worker *worker, enum gpu_collective what, unsigned group,
 			 const struct gpu_member *members, size_t n, unsigned dtype,
 			 unsigned reduction, uint64_t n_elements);

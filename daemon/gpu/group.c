@@ -1,10 +1,10 @@
 #include "base/log.h"
 #include "gpu/internal.h"
 
-void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode,
+void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode, uint64_t roots,
 		  struct gpu_memory *const *memories, size_t n)
 {
-	struct gpu_command command = { .op = GPU_OP_PLAN, .kind = mode };
+	struct gpu_command command = { .op = GPU_OP_PLAN, .kind = mode, .ticket = roots };
 
 	assert(n <= GPU_DEVICES_MAX);
 	for (size_t i = 0; i < n; i++) {
@@ -20,21 +20,29 @@ void gpu_plan_ask(struct gpu_worker *worker, enum gpu_reduce mode,
 
 void gpu_plan_event(struct gpu_worker *worker, const struct gpu_event *event)
 {
-	size_t len = strcspn(event->text, " ");
+	const char *words = event->text + strcspn(event->text, " ");
+	size_t n = worker->n_planned;
+	const char *groups = event->text, *roots = groups + n;
 
-	if (worker->has_plan || len != worker->n_planned)
+	if (worker->has_plan || (size_t)(words - groups) != 2 * n)
 		return;
-	for (size_t i = 0; i < len; i++)
-		worker->plan[i] = (uint8_t)MIN((unsigned)(event->text[i] - '0'), (unsigned)i);
+	for (size_t i = 0; i < n; i++) {
+		worker->plan.group_of[i] = (uint8_t)MIN((unsigned)(groups[i] - '0'), (unsigned)i);
+		worker->plan.is_root[i] = roots[i] == '1';
+	}
 	worker->has_plan = true;
-	log_info("job %s: its GPUs here are in groups %.*s (%s)", worker->name, (int)len,
-		 event->text, event->text[len] ? event->text + len + 1 : "");
+	if (memchr(roots, '0', n))
+		log_info("job %s: its GPUs here are in groups %.*s, with roots %.*s (%s)",
+			 worker->name, (int)n, groups, (int)n, roots, *words ? words + 1 : "");
+	else
+		log_info("job %s: its GPUs here are in groups %.*s (%s)", worker->name, (int)n,
+			 groups, *words ? words + 1 : "");
 	gpu_worker_changed(worker);
 }
 
-const uint8_t *gpu_plan(const struct gpu_worker *worker)
+const struct gpu_plan *gpu_plan(const struct gpu_worker *worker)
 {
-	return worker->has_plan ? worker->plan : NULL;
+	return worker->has_plan ? &worker->plan : NULL;
 }
 
 bool gpu_collective_supports(unsigned dtype, unsigned reduction)

@@ -77,7 +77,7 @@ struct gpu_worker {
 	uint32_t n_sessions;
 
 	bool has_plan;
-	uint8_t plan[GPU_DEVICES_MAX]; /* groups */
+	struct gpu_plan plan;
 	size_t n_planned;
 
 	struct gpu_task *task; /* between begin and end */

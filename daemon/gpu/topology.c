@@ -1,4 +1,6 @@
 #include "gpu/topology.h"
+#include "gpu/gpu.h"
+#include <dirent.h>
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -136,4 +138,111 @@ unsigned gpu_topology_divide(struct gpu_topology *topology, enum gpu_reduce mode
 	for (unsigned i = 0; i < n; i++)
 		group_of[i] = (uint8_t)(group_of[i] == i ? n_groups++ : group_of[group_of[i]]);
 	return n_groups;
+}
+
+/* -- Roots -------------------------------------------------------------------------------------------------------- */
+
+/* Whether a device of this class is behind a switch that the GPU at this path is behind, too. */
+static bool have_neighbour(const char *sysfs, const char *class, const char *gpu)
+{
+	char link[PATH_MAX], path[PATH_MAX];
+	const struct dirent *entry;
+	bool found = false;
+	DIR *dir;
+
+	(void)snprintf(link, sizeof(link), "%s/class/%s", sysfs, class);
+	dir = opendir(link);
+	while (dir && !found && (entry = readdir(dir))) {
+		/* What has none is virtual. */
+		if (snprintf(link, sizeof(link), "%s/class/%s/%s/device", sysfs, class,
+			     entry->d_name) < (int)sizeof(link) &&
+		    entry->d_name[0] != '.' && realpath(link, path))
+			found = have_bridge_in_common(path, gpu);
+	}
+	if (dir)
+		(void)closedir(dir);
+	return found;
+}
+
+static bool is_beside_nic(const char *sysfs, const struct gpu_place *place)
+{
+	char path[PATH_MAX];
+
+	return pci_path(sysfs, place->bus_id, path) &&
+	       (have_neighbour(sysfs, "net", path) || have_neighbour(sysfs, "infiniband", path));
+}
+
+/* A group's switches. */
+struct switches {
+	unsigned n, n_nic;	   /* with a NIC */
+	uint8_t at[GPU_RANKS_MAX]; /* of each the first GPU */
+	bool has_nic[GPU_RANKS_MAX];
+};
+
+/*
+ * Of n bytes of sums each of s switches' links carries n / s when all GPUs copy their slices, and those of the k switches
+ * with NICs n / k more to the network. By way of the others' GPUs alone it is n / (s - k), and n / k for the NICs'.
+ */
+static bool is_better_without_nics(unsigned s, unsigned k)
+{
+	/* max(1 / k, 1 / (s - k)) < 1 / k + 1 / s */
+	return k && k < s && k * s < (s - k) * (s + k);
+}
+
+static void look_at_switches(const struct gpu_topology *topology, const struct gpu_place *places,
+			     unsigned n, const uint8_t *group_of, const uint8_t *switch_of,
+			     unsigned group, struct switches *ret)
+{
+	uint64_t seen = 0;
+
+	*ret = (struct switches){ 0 };
+	for (unsigned i = 0; i < n; i++) {
+		bool is_first = !(seen >> switch_of[i] & 1);
+
+		if (group_of[i] != group)
+			continue;
+		seen |= UINT64_C(1) << switch_of[i];
+		if (!is_first)
+			continue;
+		ret->at[ret->n] = (uint8_t)i;
+		ret->has_nic[ret->n] = is_beside_nic(topology->sysfs, &places[i]);
+		ret->n_nic += ret->has_nic[ret->n++];
+	}
+}
+
+static void choose_roots(const struct switches *switches, const uint8_t *group_of, unsigned n,
+			 bool *is_root)
+{
+	unsigned group = group_of[switches->at[0]];
+
+	for (unsigned i = 0; i < n; i++)
+		is_root[i] = is_root[i] && group_of[i] != group;
+	for (unsigned i = 0; i < switches->n; i++)
+		is_root[switches->at[i]] = !switches->has_nic[i] || switches->n_nic == switches->n;
+}
+
+void gpu_topology_roots(struct gpu_topology *topology, enum gpu_reduce mode, uint64_t asked,
+			const struct gpu_place *places, unsigned n, const uint8_t *group_of,
+			bool *is_root)
+{
+	uint8_t switch_of[GPU_RANKS_MAX];
+	struct switches switches;
+	uint64_t has_asked = 0; /* groups */
+
+	for (unsigned i = 0; i < n; i++)
+		if (asked >> i & 1)
+			has_asked |= UINT64_C(1) << group_of[i];
+	for (unsigned i = 0; i < n; i++)
+		is_root[i] = !(has_asked >> group_of[i] & 1) || asked >> i & 1;
+	if (asked || (mode != GPU_REDUCE_AUTO && mode != GPU_REDUCE_ROOTS))
+		return;
+	(void)gpu_topology_divide(topology, GPU_REDUCE_SWITCH, places, n, switch_of);
+	for (unsigned i = 0; i < n; i++) {
+		/* Once for each group. */
+		if (memchr(group_of, group_of[i], i))
+			continue;
+		look_at_switches(topology, places, n, group_of, switch_of, group_of[i], &switches);
+		if (mode == GPU_REDUCE_ROOTS || is_better_without_nics(switches.n, switches.n_nic))
+			choose_roots(&switches, group_of, n, is_root);
+	}
 }

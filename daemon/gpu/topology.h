@@ -31,3 +31,14 @@ unsigned gpu_topology_link(struct gpu_topology *topology, const struct gpu_place
  */
 unsigned gpu_topology_divide(struct gpu_topology *topology, enum gpu_reduce mode,
 			     const struct gpu_place *places, unsigned n, uint8_t *group_of);
+/*
+ * Says by way of which GPUs what such groups have summed goes to the host and back. asked: bits for those that are to be
+ * roots, in groups that have any of them. With none asked for, all are roots, but for AUTO and ROOTS:
+ *
+ *	ROOTS	one GPU of each PCIe switch, since what is behind a switch shares its link: of those switches that no NIC is
+ *		behind, if there are both, so that copies leave the NIC's link to the NIC
+ *	AUTO	the same where such a NIC's link would otherwise be the busiest
+ */
+void gpu_topology_roots(struct gpu_topology *topology, enum gpu_reduce mode, uint64_t asked,
+			const struct gpu_place *places, unsigned n, const uint8_t *group_of,
+			bool *is_root);

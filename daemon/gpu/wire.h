@@ -18,7 +18,7 @@ enum gpu_op {
 	GPU_OP_SESSION,	    /* number; beside it: its shared memory */
 	GPU_OP_OPEN,	    /* memory: number, kind, len, device, handle; answered by OPENED */
 	GPU_OP_PLAN_DEVICE, /* device: one of the plan that follows */
-	GPU_OP_PLAN,	    /* kind: enum gpu_reduce; answered by PLANNED */
+	GPU_OP_PLAN,	    /* kind: enum gpu_reduce; ticket: bits of roots; answered by PLANNED */
 	GPU_OP_CLOSE,	    /* memory: number; answered by CLOSED */
 	/* Streams, at once. memory is the number of one that is open; it also says which device is meant. */
 	GPU_OP_WATCH,  /* stream: lane; session, slot, ticket, device; answered by REACHED */
@@ -48,10 +48,11 @@ struct gpu_command {
 };
 
 enum gpu_event_kind {
-	GPU_EVENT_READY,   /* first: text says what there is; status: or why nothing is */
-	GPU_EVENT_OPENED,  /* number: memory; status, text */
-	GPU_EVENT_CLOSED,  /* number: memory */
-	GPU_EVENT_PLANNED, /* text: for each device of the plan '0' + its group, a space, words */
+	GPU_EVENT_READY,  /* first: text says what there is; status: or why nothing is */
+	GPU_EVENT_OPENED, /* number: memory; status, text */
+	GPU_EVENT_CLOSED, /* number: memory */
+	/* text: for each device of the plan '0' + its group, then for each '1' for a root and '0', a space, words */
+	GPU_EVENT_PLANNED,
 	GPU_EVENT_REACHED, /* number: session; lane */
 	GPU_EVENT_DONE,	   /* ticket, as in MARK */
 	GPU_EVENT_FATAL, /* text: it ends; number: not 0 if a trainer's death may have brought it about */

@@ -20,8 +20,9 @@ struct member {
 };
 
 struct group {
-	int n;
+	int n, n_roots;
 	struct device *devices[GPU_DEVICES_MAX];
+	int roots[GPU_DEVICES_MAX]; /* of these; all of them, or some */
 	ncclComm_t comms[GPU_STREAMS][GPU_DEVICES_MAX];
 };
 
@@ -122,9 +123,9 @@ static void look_at_places(struct gpu_place places[GPU_DEVICES_MAX])
 	}
 }
 
-/* Fills the groups' numbers, and says in words whose they are. */
-static void divide(enum gpu_reduce mode, uint8_t group_of[GPU_DEVICES_MAX], char *words,
-		   size_t size)
+/* Fills the groups' numbers and roots, and says in words whose they are. */
+static void divide(enum gpu_reduce mode, uint64_t asked, uint8_t group_of[GPU_DEVICES_MAX],
+		   bool is_root[GPU_DEVICES_MAX], char *words, size_t size)
 {
 	struct gpu_place places[GPU_DEVICES_MAX];
 	struct gpu_topology topology = { .sysfs = "/sys" };
@@ -134,6 +135,7 @@ static void divide(enum gpu_reduce mode, uint8_t group_of[GPU_DEVICES_MAX], char
 		(void)nvml_load(&topology.nvml, &reason);
 	look_at_places(places);
 	plan.n_groups = gpu_topology_divide(&topology, mode, places, plan.n, group_of);
+	gpu_topology_roots(&topology, mode, asked, places, plan.n, group_of, is_root);
 	if (mode == GPU_REDUCE_NCCL)
 		(void)snprintf(words, size, "as asked for");
 	else
@@ -144,29 +146,37 @@ static void divide(enum gpu_reduce mode, uint8_t group_of[GPU_DEVICES_MAX], char
 			       reason ? reason : "");
 }
 
-/* The answer's text has a character for each device: '0' + its group. Behind a space there are words for people. */
+static void join_group(struct group *group, struct device *device, bool is_root)
+{
+	if (is_root)
+		group->roots[group->n_roots++] = group->n;
+	group->devices[group->n++] = device;
+}
+
 void worker_plan(const struct gpu_command *command)
 {
 	struct gpu_event event = { .kind = GPU_EVENT_PLANNED };
 	uint8_t group_of[GPU_DEVICES_MAX] = { 0 };
+	bool is_root[GPU_DEVICES_MAX] = { 0 };
 	const char *reason = NULL;
 	char words[256] = "";
 
 	if (nccl_load(&plan.nccl, &reason)) {
-		for (unsigned i = 0; i < plan.n; i++)
+		for (unsigned i = 0; i < plan.n; i++) {
 			group_of[i] = (uint8_t)i;
+			is_root[i] = true;
+		}
 		plan.n_groups = 0;
 		(void)snprintf(words, sizeof(words), "%s", reason);
 	} else {
-		divide(command->kind, group_of, words, sizeof(words));
+		divide(command->kind, command->ticket, group_of, is_root, words, sizeof(words));
 	}
 	for (unsigned i = 0; i < plan.n; i++) {
-		struct group *group = &plan.groups[group_of[i]];
-
-		group->devices[group->n++] = plan.devices[i];
+		join_group(&plan.groups[group_of[i]], plan.devices[i], is_root[i]);
 		event.text[i] = (char)('0' + group_of[i]);
+		event.text[plan.n + i] = is_root[i] ? '1' : '0';
 	}
-	(void)snprintf(event.text + plan.n, sizeof(event.text) - plan.n, " %s", words);
+	(void)snprintf(event.text + 2 * plan.n, sizeof(event.text) - 2 * plan.n, " %s", words);
 	for (unsigned i = 0; i < plan.n_groups; i++)
 		open_group(&plan.groups[i]);
 	if (plan.n_groups && pthread_create(&plan.look, NULL, look_thread, NULL))
@@ -222,10 +232,37 @@ struct collective {
 	ncclRedOp_t op;
 	size_t size; /* of an element */
 	uint64_t n,
-		n_each; /* elements in all; of each member's slice, but for what does not divide */
+		n_each; /* elements in all; of each root's slice, but for what does not divide */
 };
 
-/* One member's calls. What does not divide is the last one's. */
+/* One member's calls where some of the group are roots: a slice for each. What does not divide is the last one's. */
+static void call_roots(const struct collective *c, enum gpu_collective what, int i)
+{
+	const struct nccl *nccl = plan.nccl;
+	const struct member *member = &plan.members[i];
+	ncclComm_t comm = c->group->comms[c->stream][i];
+	CUstream stream = c->group->devices[i]->waiters[c->stream].stream;
+	const char *from = (const char *)(uintptr_t)(member->input.base + member->input_offset);
+	char *to = (char *)(uintptr_t)(member->output.base + member->output_offset);
+
+	for (int k = 0; k < c->group->n_roots; k++) {
+		uint64_t first = c->n_each * (uint64_t)k, at = first * c->size;
+		uint64_t n = k == c->group->n_roots - 1 ? c->n - first : c->n_each;
+
+		if (!n)
+			continue;
+		if (what == GPU_REDUCE_SCATTER)
+			check_nccl(nccl->ncclReduce(from + at, to + at, n, c->type, c->op,
+						    c->group->roots[k], comm, stream),
+				   "ncclReduce");
+		else
+			check_nccl(nccl->ncclBroadcast(to + at, to + at, n, c->type,
+						       c->group->roots[k], comm, stream),
+				   "ncclBroadcast");
+	}
+}
+
+/* One member's calls where all of the group are. */
 static void call(const struct collective *c, enum gpu_collective what, int i)
 {
 	const struct nccl *nccl = plan.nccl;
@@ -279,7 +316,7 @@ void worker_collective(const struct gpu_command *command)
 	c.type = type_of(dtype);
 	c.op = reduction == REDUCTION_AVERAGE ? ncclAvg : ncclSum;
 	c.size = dtype_size(dtype);
-	c.n_each = c.n / (uint64_t)c.group->n;
+	c.n_each = c.n / (uint64_t)c.group->n_roots;
 	if (plan.n_members != (unsigned)c.group->n || c.group->n < 2 ||
 	    MUL_OVERFLOW(c.n, (uint64_t)c.size, &bytes))
 		worker_fatal(-EPROTO, "the daemon names %u members of %d", plan.n_members,
@@ -294,8 +331,12 @@ void worker_collective(const struct gpu_command *command)
 	}
 	FAILPOINT("gpu-collective");
 	check_nccl(plan.nccl->ncclGroupStart(), "ncclGroupStart");
-	for (int i = 0; i < c.group->n; i++)
-		call(&c, (enum gpu_collective)command->kind, i);
+	for (int i = 0; i < c.group->n; i++) {
+		if (c.group->n_roots < c.group->n && command->kind != GPU_ALL_REDUCE)
+			call_roots(&c, (enum gpu_collective)command->kind, i);
+		else
+			call(&c, (enum gpu_collective)command->kind, i);
+	}
 	check_nccl(plan.nccl->ncclGroupEnd(), "ncclGroupEnd");
 	plan.n_members = 0;
 	/* NCCL may have made another context this thread's. */

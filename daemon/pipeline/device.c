@@ -258,7 +258,7 @@ static int ask_for_plan(const struct pipeline_round *round, struct failure *fail
 		return failure_set(failure, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < n; i++)
 		memcpy(device->devices[i], device_of(round, i), DEVICE_UUID_LEN);
-	gpu_plan_ask(device->worker, job->shape.gpu_reduce, memories, n);
+	gpu_plan_ask(device->worker, job->shape.gpu_reduce, job->shape.gpu_roots, memories, n);
 	device->planned = true;
 	return DEVICE_E_WAIT;
 }
@@ -267,7 +267,7 @@ static int look_at_plan(struct pipeline_round *round, struct failure *failure)
 {
 	struct pipeline_device *device = round->tensor->job->device;
 	uint32_t n = round->tensor->job->layout.n_local;
-	const uint8_t *plan;
+	const struct gpu_plan *plan;
 
 	round->grouped = false;
 	if (!device->planned)
@@ -282,7 +282,7 @@ static int look_at_plan(struct pipeline_round *round, struct failure *failure)
 			return 0;
 	device->n_groups = 0;
 	for (uint32_t i = 0; i < n; i++)
-		device->n_groups = MAX(device->n_groups, plan[i] + 1u);
+		device->n_groups = MAX(device->n_groups, plan->group_of[i] + 1u);
 	round->grouped = device->n_groups < n;
 	return 0;
 }
@@ -393,21 +393,31 @@ static bool goes_up(const struct pipeline_part *part, uint32_t local)
 
 /* -- Collectives -------------------------------------------------------------------------------------------------- */
 
-/* Members of a group, in order. Returns how many; *ret_first: the local rank that stands for them. */
-static uint32_t members_of(const struct pipeline_part *part, unsigned group,
-			   struct gpu_member members[GPU_RANKS_MAX], uint32_t *ret_first)
-{
-	const uint8_t *plan = gpu_plan(job_of(part)->device->worker);
-	uint32_t n = 0;
+/* Members of a group, in order. */
+struct group {
+	unsigned number;
+	uint32_t first; /* the local rank that stands for them */
+	uint32_t n, n_roots;
+	struct gpu_member members[GPU_RANKS_MAX];
+	uint8_t roots[GPU_RANKS_MAX]; /* members by way of which the sum goes, a slice each */
+};
 
+static void group_fill(struct group *group, const struct pipeline_part *part, unsigned number)
+{
+	const struct gpu_plan *plan = gpu_plan(job_of(part)->device->worker);
+
+	group->number = number;
+	group->n = group->n_roots = 0;
 	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
 		const struct pipeline_rank *rank = &part->round->ranks[i];
 
-		if (plan[i] != group)
+		if (plan->group_of[i] != number)
 			continue;
-		if (!n)
-			*ret_first = i;
-		members[n++] = (struct gpu_member){
+		if (!group->n)
+			group->first = i;
+		if (plan->is_root[i])
+			group->roots[group->n_roots++] = (uint8_t)group->n;
+		group->members[group->n++] = (struct gpu_member){
 			.input = rank->input_device->device,
 			.output = rank->output_device->device,
 			.input_offset =
@@ -418,67 +428,72 @@ static uint32_t members_of(const struct pipeline_part *part, unsigned group,
 				part->extent.output_at,
 		};
 	}
-	return n;
 }
 
-/* Bytes of the i-th of n slices of a part. What does not divide is the last one's. */
-static uint64_t slice_of(const struct pipeline_part *part, uint32_t i, uint32_t n,
+/* Bytes of a part that are the i-th root's. What does not divide is the last one's. */
+static uint64_t slice_of(const struct pipeline_part *part, const struct group *group, uint32_t i,
 			 uint64_t *ret_len)
 {
-	uint64_t size = part->round->partition.element_size;
+	uint64_t size = part->round->partition.element_size, n = group->n_roots;
 	uint64_t each = part->extent.len / size / n * size;
 
 	*ret_len = i == n - 1 ? part->extent.len - i * each : each;
 	return i * each;
 }
 
-static void collective(struct pipeline_part *part, enum gpu_collective what, unsigned group,
-		       const struct gpu_member *members, uint32_t n)
+static void collective(struct pipeline_part *part, enum gpu_collective what,
+		       const struct group *group)
 {
 	struct pipeline_device *device = job_of(part)->device;
 
-	gpu_task_collective(device->worker, what, group, members, n, part->round->tensor->dtype,
+	gpu_task_collective(device->worker, what, group->number, group->members, group->n,
+			    part->round->tensor->dtype,
 			    what == GPU_ALL_REDUCE ? part->round->reduction : REDUCTION_SUM,
 			    part->extent.len / part->round->partition.element_size);
 }
 
 /* A group's sum, slice by slice, to one piece of staging. */
-static void group_down(struct pipeline_part *part, unsigned group, char *piece)
+static void group_down(struct pipeline_part *part, unsigned number, char *piece)
 {
 	struct pipeline_device *device = job_of(part)->device;
-	struct gpu_member members[GPU_RANKS_MAX];
-	uint32_t first = 0, n = members_of(part, group, members, &first);
+	const struct gpu_member *member;
+	struct group group;
 	uint64_t at, len;
 
-	part->staged[first] = piece;
-	if (n == 1) {
-		gpu_task_down(device->worker, members[0].input, members[0].input_offset, piece,
+	group_fill(&group, part, number);
+	part->staged[group.first] = piece;
+	if (group.n == 1) {
+		member = &group.members[0];
+		gpu_task_down(device->worker, member->input, member->input_offset, piece,
 			      part->extent.len);
 		return;
 	}
-	collective(part, GPU_REDUCE_SCATTER, group, members, n);
-	for (uint32_t i = 0; i < n; i++) {
-		at = slice_of(part, i, n, &len);
-		gpu_task_down(device->worker, members[i].output, members[i].output_offset + at,
+	collective(part, GPU_REDUCE_SCATTER, &group);
+	for (uint32_t i = 0; i < group.n_roots; i++) {
+		member = &group.members[group.roots[i]];
+		at = slice_of(part, &group, i, &len);
+		gpu_task_down(device->worker, member->output, member->output_offset + at,
 			      piece + at, len);
 	}
 }
 
-static void group_up(struct pipeline_part *part, unsigned group)
+static void group_up(struct pipeline_part *part, unsigned number)
 {
 	struct pipeline_device *device = job_of(part)->device;
-	struct gpu_member members[GPU_RANKS_MAX];
-	uint32_t first, n = members_of(part, group, members, &first);
 	const char *result = part->result;
+	struct group group;
 	uint64_t at, len;
 
-	for (uint32_t i = 0; i < n; i++) {
-		at = slice_of(part, i, n, &len);
-		gpu_task_up(device->worker, members[i].output, members[i].output_offset + at,
-			    result + at, len);
+	group_fill(&group, part, number);
+	for (uint32_t i = 0; i < group.n_roots; i++) {
+		const struct gpu_member *member = &group.members[group.roots[i]];
+
+		at = slice_of(part, &group, i, &len);
+		gpu_task_up(device->worker, member->output, member->output_offset + at, result + at,
+			    len);
 	}
-	if (n > 1)
-		collective(part, GPU_ALL_GATHER, group, members, n);
+	if (group.n > 1)
+		collective(part, GPU_ALL_GATHER, &group);
 }
 
 bool pipeline_device_contributes(const struct pipeline_part *part, uint32_t local)
@@ -606,11 +621,11 @@ static void end_up(struct pipeline_part *part)
 /* All ranks are here and in one group: nothing leaves the devices. */
 static void all_reduce(struct pipeline_part *part)
 {
-	struct gpu_member members[GPU_RANKS_MAX];
-	uint32_t first, n = members_of(part, 0, members, &first);
+	struct group group;
 
+	group_fill(&group, part, 0);
 	gpu_task_begin(job_of(part)->device->worker, &part->device_task);
-	collective(part, GPU_ALL_REDUCE, 0, members, n);
+	collective(part, GPU_ALL_REDUCE, &group);
 	end_up(part);
 }
 

@@ -518,6 +518,7 @@ static int next_run(struct pipeline_job *job, uint32_t size, struct pipeline_job
 		.part_bytes = job->shape.part_bytes,
 		.request_timeout_ms = job->shape.request_timeout_ms,
 		.gpu_reduce = job->shape.gpu_reduce,
+		.gpu_roots = job->shape.gpu_roots,
 		.elastic = true,
 		.min_ranks = job->shape.min_ranks,
 		.max_ranks = job->shape.max_ranks,

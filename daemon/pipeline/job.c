@@ -127,6 +127,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 		.request_timeout_ms = join->request_timeout_ms,
 		.force_distributed = join->force_distributed,
 		.gpu_reduce = join->gpu_reduce,
+		.gpu_roots = join->gpu_roots,
 		.stragglers = join->stragglers,
 		.elastic = join->elastic,
 		.min_ranks = join->min_ranks,

@@ -44,6 +44,7 @@ struct pipeline_shape {
 	uint64_t request_timeout_ms;
 	bool force_distributed;
 	unsigned gpu_reduce;
+	uint64_t gpu_roots;
 	struct stragglers stragglers;
 	bool elastic;
 	uint32_t min_ranks, max_ranks;

@@ -40,6 +40,10 @@ static int check_numbers(const struct pipeline_join *j, struct failure *failure)
 		return failure_set(failure, -EINVAL,
 				   "rank %u: %u is no way to reduce GPUs, which are 0 to %d",
 				   j->rank, j->gpu_reduce, GPU_REDUCE_MAX_);
+	if (j->local_size < 64 && j->gpu_roots >> j->local_size)
+		return failure_set(failure, -EINVAL,
+				   "rank %u: GPUs of local rank %d are to be roots, of %u", j->rank,
+				   63 - __builtin_clzll(j->gpu_roots), j->local_size);
 	if (j->stragglers.quorum > j->size)
 		return failure_set(failure, -EINVAL, "rank %u: a quorum of %u, but size is %u",
 				   j->rank, j->stragglers.quorum, j->size);
@@ -171,6 +175,9 @@ static int compare_shape(const struct pipeline_job *job, const struct pipeline_m
 	if (shape->gpu_reduce != join->gpu_reduce)
 		return differ(failure, "reduction of GPUs", other, shape->gpu_reduce, join,
 			      join->gpu_reduce);
+	if (shape->gpu_roots != join->gpu_roots)
+		return differ(failure, "roots of GPUs, as bits,", other, shape->gpu_roots, join,
+			      join->gpu_roots);
 	if (shape->elastic != join->elastic)
 		return differ(failure, "elastic", other, shape->elastic, join, join->elastic);
 	if (shape->min_ranks != join->min_ranks)

@@ -130,6 +130,7 @@ struct pipeline_join {
 	uint64_t timeout_ms, request_timeout_ms;
 	bool force_distributed;
 	unsigned gpu_reduce; /* enum gpu_reduce */
+	uint64_t gpu_roots;  /* bits: local ranks */
 	struct stragglers stragglers;
 	bool can_resume; /* the trainer can take part in a restart */
 	bool elastic, newcomer;

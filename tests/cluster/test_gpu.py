@@ -13,7 +13,7 @@ except ImportError:
     sys.exit(77)
 
 ALLOC, MAPPED, MANAGED, POOL, PIECES, PRIVATE = KINDS = range(1, 7)
-AUTO, NCCL, SWITCH, HOST = range(4)
+AUTO, NCCL, SWITCH, HOST, ROOTS = range(5)
 N = 3001  # elements: odd, several parts of 4 KiB
 SEED = 20261122
 
@@ -232,12 +232,14 @@ def stored(dtype, values):
 def test_exact_sums_by_every_plan():
     """Integers, which add up to the same in any order: NCCL where it may be, behind switches, and the CPU."""
     rng = np.random.default_rng(SEED + 7)
-    for topology in ('nvlink', 'switch:2', 'system'):
+    for topology in ('nvlink', 'switch:2', 'nvlink+switch:2', 'system'):
         os.environ['FAKECUDA_TOPOLOGY'] = topology
         try:
             with Cluster(2) as cluster:
-                for plan, layout in itertools.product((AUTO, NCCL, SWITCH, HOST), [(4,), (4, 4)]):
-                    ranks = job(cluster, layout, part_bytes=8192, gpu_reduce=plan)
+                for plan, layout in itertools.product((AUTO, NCCL, SWITCH, HOST, ROOTS), [(4,), (4, 4)]):
+                    # Those of BYTEPS_REDUCE_ROOTS=1,2 with NCCL, and whatever suits the topology with ROOTS.
+                    roots = {'gpu_roots': 6} if plan == NCCL else {}
+                    ranks = job(cluster, layout, part_bytes=8192, gpu_reduce=plan, **roots)
                     for i, (dtype, n) in enumerate(((FLOAT32, 1), (FLOAT16, 7), (BFLOAT16, 4099), (FLOAT32, 4099))):
                         data = [rng.integers(-30, 30, n).astype(np.float32) for _ in ranks]
                         want = stored(dtype, np.sum(data, axis=0, dtype=np.float32))

@@ -147,6 +147,7 @@ static void do_join(char **words)
 		.part_bytes = (uint32_t)number_of(words, "part_bytes", 0),
 		.force_distributed = (int)number_of(words, "force_distributed", 0),
 		.gpu_reduce = (int)number_of(words, "gpu_reduce", 0),
+		.gpu_roots = (uint64_t)number_of(words, "gpu_roots", 0),
 		.quorum = (uint32_t)number_of(words, "quorum", 0),
 		.quorum_timeout_ms = number_of(words, "quorum_timeout_ms", 0),
 		.asynchronous = (int)number_of(words, "async", 0),

@@ -144,6 +144,8 @@ uint64_t trainer_join(struct trainer *trainer, const struct trainer_job *job)
 	join.has_force_distributed = join.has_gpu_reduce = join.has_part_bytes = true;
 	join.force_distributed = job->force_distributed;
 	join.gpu_reduce = job->gpu_reduce;
+	join.has_gpu_roots = true;
+	join.gpu_roots = job->gpu_roots;
 	join.part_bytes = job->part_bytes;
 	join.has_request_timeout_ms = job->request_timeout_ms;
 	join.request_timeout_ms = job->request_timeout_ms;

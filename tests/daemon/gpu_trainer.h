@@ -71,6 +71,7 @@ struct trainer_job {
 	uint32_t rank, size, local_rank, local_size, node, n_nodes;
 	bool force_distributed;
 	enum gpu_reduce gpu_reduce;
+	uint64_t gpu_roots;
 	uint32_t part_bytes;
 	uint64_t request_timeout_ms;
 };

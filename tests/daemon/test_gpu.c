@@ -20,6 +20,7 @@ struct options {
 	uint32_t n;
 	bool force_distributed, one_device;
 	enum gpu_reduce gpu_reduce;
+	uint64_t gpu_roots;
 	uint32_t part_bytes;
 	uint64_t request_timeout_ms;
 	const char *topology; /* of the double's devices; NULL: NVLink between all */
@@ -41,6 +42,7 @@ static void join_all(struct world *world, const char *name, const struct options
 					      .n_nodes = 1,
 					      .force_distributed = options->force_distributed,
 					      .gpu_reduce = options->gpu_reduce,
+					      .gpu_roots = options->gpu_roots,
 					      .part_bytes = options->part_bytes,
 					      .request_timeout_ms = options->request_timeout_ms,
 				      });
@@ -273,6 +275,43 @@ TEST(groups_through_a_server)
 				.args = args,
 				.log_has = "ncclBroadcast" },
 	     MEMORY_CUDA_FD, MEMORY_CUDA_IPC);
+}
+
+/* Sums go to the host and back by way of some devices alone: those asked for, or one of each switch. */
+TEST(roots_of_a_group)
+{
+	static const char *const args[] = { "--set", "gpu_staging=1M", NULL };
+
+	sums(&(struct options){ .n = 4,
+				.force_distributed = true,
+				.gpu_roots = 0x6,
+				.args = args,
+				.log_has = "in groups 0000, with roots 0110",
+				.log_lacks = "ncclReduceScatter" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
+	sums(&(struct options){ .n = 4,
+				.force_distributed = true,
+				.topology = "nvlink+switch:2",
+				.gpu_reduce = GPU_REDUCE_ROOTS,
+				.log_has = "in groups 0000, with roots 1010",
+				.log_lacks = "ncclAllGather" },
+	     MEMORY_CUDA_FD, MEMORY_CUDA_IPC);
+	/* Each switch a group: one has a root, the other not. */
+	sums(&(struct options){ .n = 4,
+				.topology = "switch:2",
+				.gpu_roots = 0x1,
+				.log_has = "in groups 0011, with roots 1011" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
+}
+
+TEST(roots_where_nothing_leaves_the_devices)
+{
+	sums(&(struct options){ .n = 3,
+				.gpu_reduce = GPU_REDUCE_ROOTS,
+				.topology = "nvlink+switch:2",
+				.log_has = "ncclAllReduce",
+				.log_lacks = "cuMemcpy" },
+	     MEMORY_CUDA_IPC, MEMORY_CUDA_FD);
 }
 
 /* Averages of float32, whose sums are exact: as on the host, but for the division. */

@@ -5,7 +5,7 @@
  *   FAKECUDA_MEM_MB        memory of each (default 16384)
  *   FAKECUDA_VERSION       what cuDriverGetVersion() answers (default 13000)
  *   FAKECUDA_TOPOLOGY      "nvlink" (default): all are connected by it; "switch:N": N devices on each PCIe switch, the
- *                          switches on different sockets; "system": each on its own
+ *                          switches on different sockets; "nvlink+switch:N": both; "system": each on its own
  *   CUDA_VISIBLE_DEVICES   as with the real one: numbers, or UUIDs ("GPU-...")
  */
 #include "fake.h"
@@ -106,19 +106,21 @@ static void read_visible(const char *list)
 static void read_machine(void)
 {
 	const char *visible = getenv("CUDA_VISIBLE_DEVICES"),
-		   *topology = getenv("FAKECUDA_TOPOLOGY");
+		   *topology = getenv("FAKECUDA_TOPOLOGY"), *switches;
 
 	machine.n_physical = (int)number_of("FAKECUDA_DEVICES", 4);
 	if (machine.n_physical < 0 || machine.n_physical > FAKE_DEVICES_MAX)
 		machine.n_physical = FAKE_DEVICES_MAX;
 	machine.device_len = (size_t)number_of("FAKECUDA_MEM_MB", 16384) << 20;
 	machine.version = (int)number_of("FAKECUDA_VERSION", 13000);
-	machine.nvlink = !topology || !strcmp(topology, "nvlink");
-	if (topology && !strncmp(topology, "switch:", 7))
-		machine.per_switch = (int)strtol(topology + 7, NULL, 10);
-	else if (topology && !machine.nvlink && strcmp(topology, "system")) {
-		fprintf(stderr,
-			"fakecuda: FAKECUDA_TOPOLOGY is none of nvlink, switch:N, system\n");
+	topology = topology ? topology : "nvlink";
+	machine.nvlink = !strncmp(topology, "nvlink", 6);
+	switches = topology + (machine.nvlink && topology[6] == '+' ? 7 : 0);
+	if (!strncmp(switches, "switch:", 7)) {
+		machine.per_switch = (int)strtol(switches + 7, NULL, 10);
+	} else if (strcmp(topology, "nvlink") && strcmp(topology, "system")) {
+		fprintf(stderr, "fakecuda: FAKECUDA_TOPOLOGY is none of nvlink, switch:N, "
+				"nvlink+switch:N, system\n");
 		abort();
 	}
 	machine.n_visible = machine.n_physical;
@@ -150,12 +152,11 @@ int fakecuda_physical(CUdevice device)
 int fakecuda_link(int physical_a, int physical_b)
 {
 	pthread_once(&machine.once, read_machine);
-	if (machine.nvlink)
-		return FAKECUDA_LINK_NVLINK;
-	if (machine.per_switch &&
-	    physical_a / machine.per_switch == physical_b / machine.per_switch)
-		return FAKECUDA_LINK_SWITCH;
-	return FAKECUDA_LINK_SYSTEM;
+	return (machine.nvlink ? FAKECUDA_LINK_NVLINK : 0) |
+	       (machine.per_switch &&
+				physical_a / machine.per_switch == physical_b / machine.per_switch
+			? FAKECUDA_LINK_SWITCH
+			: 0);
 }
 
 /* -- Entry ---------------------------------------------------------------------------------------------------- */
@@ -374,8 +375,7 @@ CUresult cuDeviceCanAccessPeer(int *can, CUdevice device, CUdevice peer)
 	if (!is_device(device) || !is_device(peer))
 		return CUDA_ERROR_INVALID_DEVICE;
 	*can = device != peer &&
-	       fakecuda_link(fake.contexts[device].physical, fake.contexts[peer].physical) !=
-		       FAKECUDA_LINK_SYSTEM;
+	       fakecuda_link(fake.contexts[device].physical, fake.contexts[peer].physical);
 	return CUDA_SUCCESS;
 }
 

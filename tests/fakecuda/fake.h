@@ -101,8 +101,8 @@ void fake_uuid(int physical, CUuuid *ret_uuid);
 EXPORT void fakecuda_uuid_text(int physical, char text[FAKECUDA_UUID_TEXT_LEN]);
 EXPORT int fakecuda_n_physical(void);
 EXPORT int fakecuda_physical(CUdevice device);
-/* 2 on one PCIe switch, 1 on one machine, 3 by NVLink. */
-enum { FAKECUDA_LINK_SYSTEM = 1, FAKECUDA_LINK_SWITCH = 2, FAKECUDA_LINK_NVLINK = 3 };
+/* Bits; neither: on one machine. */
+enum { FAKECUDA_LINK_NVLINK = 1, FAKECUDA_LINK_SWITCH = 2 };
 EXPORT int fakecuda_link(int physical_a, int physical_b);
 
 /* -- Memory --------------------------------------------------------------------------------------------------- */

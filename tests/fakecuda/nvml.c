@@ -93,7 +93,7 @@ nvmlReturn_t nvmlDeviceGetTopologyCommonAncestor(nvmlDevice_t a, nvmlDevice_t b,
 	ENTER_NVML();
 	if (!is_device(a) || !is_device(b) || a == b)
 		return NVML_ERROR_INVALID_ARGUMENT;
-	*level = fakecuda_link(physical_of(a), physical_of(b)) == FAKECUDA_LINK_SWITCH
+	*level = fakecuda_link(physical_of(a), physical_of(b)) & FAKECUDA_LINK_SWITCH
 			 ? NVML_TOPOLOGY_SINGLE
 			 : NVML_TOPOLOGY_SYSTEM;
 	return NVML_SUCCESS;
@@ -109,10 +109,9 @@ nvmlReturn_t nvmlDeviceGetP2PStatus(nvmlDevice_t a, nvmlDevice_t b, nvmlGpuP2PCa
 		return NVML_ERROR_INVALID_ARGUMENT;
 	link = fakecuda_link(physical_of(a), physical_of(b));
 	if (what == NVML_P2P_CAPS_INDEX_NVLINK)
-		*status = link == FAKECUDA_LINK_NVLINK ? NVML_P2P_STATUS_OK
-						       : NVML_P2P_STATUS_NOT_SUPPORTED;
+		*status = link & FAKECUDA_LINK_NVLINK ? NVML_P2P_STATUS_OK
+						      : NVML_P2P_STATUS_NOT_SUPPORTED;
 	else
-		*status = link == FAKECUDA_LINK_SYSTEM ? NVML_P2P_STATUS_NOT_SUPPORTED
-						       : NVML_P2P_STATUS_OK;
+		*status = link ? NVML_P2P_STATUS_OK : NVML_P2P_STATUS_NOT_SUPPORTED;
 	return NVML_SUCCESS;
 }

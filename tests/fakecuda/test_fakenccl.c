@@ -632,3 +632,13 @@ TEST(on_two_switches)
 {
 	look("switch:2", 2, NVML_TOPOLOGY_SYSTEM, false);
 }
+
+TEST(connected_by_nvlink_and_on_one_switch)
+{
+	look("nvlink+switch:2", 1, NVML_TOPOLOGY_SINGLE, true);
+}
+
+TEST(connected_by_nvlink_from_switch_to_switch)
+{
+	look("nvlink+switch:2", 2, NVML_TOPOLOGY_SYSTEM, true);
+}

@@ -112,6 +112,7 @@ class JoinParams(ctypes.Structure):
         ("min_ranks", c_uint32),
         ("max_ranks", c_uint32),
         ("newcomer", c_int),
+        ("gpu_roots", c_uint64),
     ]
 
 

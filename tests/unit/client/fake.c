@@ -306,6 +306,7 @@ static void answer_join(struct fake *fake, struct fake_session *session, uint64_
 	fake->told.join.request_timeout_ms = join->request_timeout_ms;
 	fake->told.join.force_distributed = join->force_distributed;
 	fake->told.gpu_reduce = join->gpu_reduce;
+	fake->told.gpu_roots = join->gpu_roots;
 	fake->told.n_joins++;
 	if (fake->join_mute)
 		return;

@@ -58,6 +58,7 @@ struct fake_told {
 	uint64_t counts[64];		 /* of the last entry that had some */
 	unsigned n_devices;		 /* Shares of device memory */
 	uint32_t device_kind, gpu_reduce;
+	uint64_t gpu_roots;
 	uint8_t device[DEVICE_UUID_LEN];
 	size_t handle_len;
 };

@@ -44,6 +44,7 @@ static void use_client(void)
 	join.min_servers = join.part_bytes = 0;
 	join.force_distributed = 0;
 	join.gpu_reduce = BPS_GPU_REDUCE_AUTO;
+	join.gpu_roots = 0;
 	join.quorum = join.staleness = 0;
 	join.asynchronous = 0;
 	join.quorum_timeout_ms = 0;
@@ -129,7 +130,8 @@ static void use_constants(void)
 	static const enum bps_reduction reductions[] = { BPS_SUM, BPS_AVERAGE, BPS_MIN, BPS_MAX };
 	static const enum bps_memory_kind kinds[] = { BPS_MEMORY_HOST, BPS_MEMORY_CUDA };
 	static const enum bps_gpu_reduce plans[] = { BPS_GPU_REDUCE_AUTO, BPS_GPU_REDUCE_NCCL,
-						     BPS_GPU_REDUCE_SWITCH, BPS_GPU_REDUCE_HOST };
+						     BPS_GPU_REDUCE_SWITCH, BPS_GPU_REDUCE_HOST,
+						     BPS_GPU_REDUCE_ROOTS };
 	char version[64];
 	size_t i;
 

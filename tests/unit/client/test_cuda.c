@@ -956,9 +956,46 @@ TEST(the_plan_of_the_node_is_told_to_join)
 	ASSERT_EQ(told(fake)->gpu_reduce, GPU_REDUCE_SWITCH);
 	setenv("BPS_GPU_REDUCE", "tree", 1);
 	ASSERT_FAILS(bps_join_params_from_settings(&join), EINVAL, "BPS_GPU_REDUCE is \"tree\"");
+	setenv("BPS_GPU_REDUCE", "roots", 1);
+	ASSERT_OK(bps_join_params_from_settings(&join));
+	ASSERT_EQ(join.gpu_reduce, BPS_GPU_REDUCE_ROOTS);
 	ASSERT_OK(bps_client_leave(client));
-	join.gpu_reduce = 4;
-	ASSERT_FAILS(bps_client_join(client, &join), EINVAL, "gpu_reduce is 4");
+	join.gpu_reduce = 5;
+	ASSERT_FAILS(bps_client_join(client, &join), EINVAL, "gpu_reduce is 5");
+	bps_client_close(client);
+	fake_free(fake);
+}
+
+TEST(roots_are_told_to_join)
+{
+	static const char *const bad[] = { "x", "1,", ",1", "1 2", "-1", "64", "1,,2", "+1" };
+	struct fake *fake = fake_new();
+	struct bps_join_params join = { .size = sizeof(join) };
+	struct bps_client *client = fake_open(fake);
+
+	setenv("BYTEPS_REDUCE_ROOTS", "2,3", 1);
+	ASSERT_OK(bps_join_params_from_settings(&join));
+	ASSERT_EQ(join.gpu_roots, 0xc);
+	setenv("BPS_GPU_ROOTS", "0,63", 1);
+	ASSERT_OK(bps_join_params_from_settings(&join));
+	ASSERT_TRUE(join.gpu_roots == (UINT64_C(1) << 63 | 1));
+	for (size_t i = 0; i < ARRAY_SIZE(bad); i++) {
+		setenv("BPS_GPU_ROOTS", bad[i], 1);
+		ASSERT_FAILS(bps_join_params_from_settings(&join), EINVAL, "BPS_GPU_ROOTS is \"");
+	}
+	unsetenv("BPS_GPU_ROOTS");
+	setenv("BYTEPS_REDUCE_ROOTS", "one", 1);
+	ASSERT_FAILS(bps_join_params_from_settings(&join), EINVAL, "BYTEPS_REDUCE_ROOTS is \"one");
+	unsetenv("BYTEPS_REDUCE_ROOTS");
+	ASSERT_OK(bps_join_params_from_settings(&join));
+	ASSERT_EQ(join.gpu_roots, 0);
+	join.gpu_roots = 3;
+	ASSERT_FAILS(bps_client_join(client, &join), EINVAL,
+		     "has local rank 1, but local_size is 1");
+	join.gpu_roots = 1;
+	ASSERT_OK(bps_client_join(client, &join));
+	ASSERT_EQ(told(fake)->gpu_roots, 1);
+	ASSERT_OK(bps_client_leave(client));
 	bps_client_close(client);
 	fake_free(fake);
 }

@@ -65,6 +65,7 @@ TEST(impossible_joins_are_refused)
 	REFUSED(part_bytes, 1, "part size 1");
 	REFUSED(part_bytes, PART_BYTES_MAX + 1, "part size");
 	REFUSED(gpu_reduce, GPU_REDUCE_MAX_ + 1, "no way to reduce GPUs");
+	REFUSED(gpu_roots, 0x13, "local rank 4 are to be roots, of 4");
 	good.elastic = true;
 	good.min_ranks = 1;
 	REFUSED(stragglers.quorum, 2, "has no quorum");
@@ -100,6 +101,7 @@ TEST(ranks_of_a_node_must_agree)
 	REFUSED(force_distributed, true, -EINVAL, "force_distributed");
 	REFUSED(gpu_reduce, GPU_REDUCE_HOST, -EINVAL,
 		"rank 0 says reduction of GPUs 0, rank 1 says 3");
+	REFUSED(gpu_roots, 6, -EINVAL, "rank 0 says roots of GPUs, as bits, 0, rank 1 says 6");
 	REFUSED(stragglers.quorum, 2, -EINVAL, "rank 0 says quorum 0, rank 1 says 2");
 	REFUSED(stragglers.async, true, -EINVAL, "rank 0 says async 0, rank 1 says 1");
 	REFUSED(rank, 0, -EEXIST, "rank 0 is taken already, by pid 1000");
