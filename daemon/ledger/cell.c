@@ -147,6 +147,7 @@ int ledger_cells_init(struct ledger *ledger)
 {
 	if (!ledger->n_cells)
 		return 0;
+	(void)pthread_mutex_init(&ledger->cells_lock, NULL);
 	ledger->kept = calloc(ledger->n_cells, sizeof(ledger->kept[0]));
 	ledger->free_cells = malloc(ledger->n_cells * sizeof(ledger->free_cells[0]));
 	if (!ledger->kept || !ledger->free_cells)
@@ -192,11 +193,12 @@ uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t ro
 
 uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
 {
-	uint32_t n_free = ledger->n_free_cells + ledger->n_cells - ledger->cells_used;
-	uint32_t cell;
+	uint32_t n_free, cell = LEDGER_NO_CELL;
 
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	n_free = ledger->n_free_cells + ledger->n_cells - ledger->cells_used;
 	if (!n_free || (spare && n_free <= ledger->n_cells / 2))
-		return LEDGER_NO_CELL;
+		goto unlock;
 	/* The one that was freed last: its memory is the warmest. */
 	if (ledger->n_free_cells) {
 		cell = ledger->free_cells[--ledger->n_free_cells];
@@ -205,8 +207,16 @@ uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
 		atomic_store_explicit(&ledger_header(ledger)->cells_used, ledger->cells_used,
 				      memory_order_release);
 	}
-	ledger->kept[cell] = (struct ledger_kept){ .taken = true };
+unlock:
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
 	return cell;
+}
+
+static void put_back(struct ledger *ledger, uint32_t cell)
+{
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	ledger->free_cells[ledger->n_free_cells++] = cell;
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
 }
 
 void *ledger_cell_data(const struct ledger *ledger, uint32_t cell)
@@ -221,9 +231,14 @@ struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell)
 	return &ledger->kept[cell];
 }
 
-uint32_t ledger_cells_used(const struct ledger *ledger)
+uint32_t ledger_cells_used(struct ledger *ledger)
 {
-	return ledger->cells_used;
+	uint32_t n;
+
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	n = ledger->cells_used;
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	return n;
 }
 
 void ledger_cell_whole(struct ledger *ledger, uint32_t number)
@@ -266,7 +281,7 @@ void ledger_cell_free(struct ledger *ledger, uint32_t number)
 		FAILPOINT("ledger-cell-freed");
 	}
 	*kept = (struct ledger_kept){ 0 };
-	ledger->free_cells[ledger->n_free_cells++] = number;
+	put_back(ledger, number);
 }
 
 uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round)

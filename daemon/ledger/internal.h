@@ -3,6 +3,7 @@
 
 #include "ledger/ledger.h"
 #include "tensor/tensor.h"
+#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 
@@ -43,7 +44,8 @@ struct ledger {
 
 	/* Through servers: cell.c. */
 	uint32_t n_cells, n_tensors;
-	struct ledger_kept *kept; /* n_cells entries */
+	struct ledger_kept *kept;   /* n_cells entries */
+	pthread_mutex_t cells_lock; /* guards what is free: */
 	uint32_t *free_cells;
 	uint32_t n_free_cells, cells_used;
 	struct map stale_cells;

@@ -181,12 +181,15 @@ struct ledger_kept {
 
 #define LEDGER_NO_CELL UINT32_MAX
 
-/* A cell for a result of at most part_bytes, or LEDGER_NO_CELL. spare: only while more than half of them are free. */
+/*
+ * A cell for a result of at most part_bytes, or LEDGER_NO_CELL. spare: only while more than half of them are free. Any
+ * thread; what is kept of it is all zero.
+ */
 uint32_t ledger_cell_take(struct ledger *ledger, bool spare);
 void *ledger_cell_data(const struct ledger *ledger, uint32_t cell);
 struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell);
 /* Cells from this one on were never taken. */
-uint32_t ledger_cells_used(const struct ledger *ledger);
+uint32_t ledger_cells_used(struct ledger *ledger);
 /* The result is in the cell, with all that kept->what says. Any thread, of a cell that it works on. */
 void ledger_cell_whole(struct ledger *ledger, uint32_t cell);
 void ledger_cell_free(struct ledger *ledger, uint32_t cell);

@@ -551,7 +551,7 @@ static void keep(struct pipeline_part *part)
 		.reduction = (uint8_t)round->reduction,
 		.has_data = part->extent.len && is_for_here(part),
 	};
-	kept->busy = true;
+	kept->taken = kept->busy = true;
 	part->state = PART_SCATTER;
 	pipeline_device_down(part, !is_for_here(part), false, scatter);
 }
@@ -688,6 +688,16 @@ static void on_answer(struct call *call)
 	}
 }
 
+/* Not before the result comes: a cell that waits for one is memory that nobody uses, and cold. On the lane's thread. */
+static void *find_cell(struct call *call)
+{
+	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
+	struct ledger *ledger = job_of(part)->ledger;
+
+	part->cell = ledger_cell_take(ledger, true);
+	return part->cell == LEDGER_NO_CELL ? NULL : ledger_cell_data(ledger, part->cell);
+}
+
 static void push(struct pipeline_part *part, const void *payload)
 {
 	const struct pipeline_round *round = part->round;
@@ -711,10 +721,6 @@ static void push(struct pipeline_part *part, const void *payload)
 		part->outlet = server->outlet;
 	part->attachment = server->attachment;
 	part->room = room && !job->keep ? first_output(part) : NULL;
-	if (room && job->keep)
-		part->cell = ledger_cell_take(job->ledger, true);
-	if (part->cell != LEDGER_NO_CELL)
-		part->room = ledger_cell_data(job->ledger, part->cell);
 	if (job->keep) {
 		server->ack_sent = server->acked;
 		server->ack_bytes = 0;
@@ -744,7 +750,8 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.payload = payload;
 	part->call.payload_block = TAKE_PTR(part->block);
 	part->call.room = part->room;
-	part->call.room_len = part->room ? extent->len : 0;
+	part->call.room_len = room ? extent->len : 0;
+	part->call.find_room = room && job->keep ? find_cell : NULL;
 	part->call.sent = on_sent;
 	part->call.is_repeatable = job->keep && !round->rows;
 	part->call.is_again = part->again;

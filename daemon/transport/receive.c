@@ -41,8 +41,11 @@ static int begin_answer(struct lane *lane)
 		return lane_protocol_error(lane, "an answer to no call of ours");
 	if (!answer_fits(call, header))
 		return lane_protocol_error(lane, "an answer of the wrong kind");
-	if (header->op == DATA_RESULT && call->room && header->len > call->room_len)
+	if (header->op == DATA_RESULT && (call->room || call->find_room) &&
+	    header->len > call->room_len)
 		return lane_protocol_error(lane, "a result longer than was asked for");
+	if (header->op == DATA_RESULT && header->len && !call->room && call->find_room)
+		call->room = call->find_room(call);
 
 	call->answer = *header;
 	lane->call = call;

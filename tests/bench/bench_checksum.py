@@ -10,32 +10,6 @@ as well, which is the worst case. Both clusters stand all the time and take turn
 from harness import *
 
 
-def cpu_s(cluster):
-    """Of all its daemons so far."""
-    ticks = 0
-    for daemon in cluster.daemons:
-        with open(f'/proc/{daemon.pid}/stat') as file:
-            ticks += sum(map(int, file.read().rpartition(')')[2].split()[11:13]))
-    return ticks / os.sysconf('SC_CLK_TCK')
-
-
-def turn(cluster, options):
-    """Seconds of one operation, and CPU seconds of the daemons for each."""
-    before = cpu_s(cluster)
-    took = op_ms(cluster, (1, 1), options.bytes, repeats=options.steps, warmup=1) / 1e3
-    return took, (cpu_s(cluster) - before) / (options.steps + 1)
-
-
-def pairs(options, nets=(None, None)):
-    """Figures of (on, off), one of each turn."""
-    with Cluster(2, 1, colocated=False, options=['--checksum=on'], netns=nets[0]) as on, \
-            Cluster(2, 1, colocated=False, options=['--checksum=off'], netns=nets[1]) as off:
-        for i in range(options.repeats):
-            order = (on, off) if i % 2 else (off, on)
-            figures = {cluster: turn(cluster, options) for cluster in order}
-            yield figures[on], figures[off]
-
-
 def table(report, options, found, target):
     report.row('goodput without checksums', [options.bytes / off / 1e6 for _, (off, _) in found], 'MB/s', 0)
     report.row('goodput with checksums', [options.bytes / on / 1e6 for (on, _), _ in found], 'MB/s', 0)
@@ -52,9 +26,9 @@ def main():
     with shaped(3, options.rate, prefix=f'b{os.getpid() % 10000}on') as on, \
             shaped(3, options.rate, prefix=f'b{os.getpid() % 10000}of') as off:
         report.heading(f'push_pull of {options.bytes / MIB:g} MiB by 2 nodes and a server, links of {options.rate}')
-        table(report, options, list(pairs(options, (on, off))), 3)
+        table(report, options, list(switched('checksum', options, (on, off))), 3)
     report.heading(f'push_pull of {options.bytes / MIB:g} MiB by 2 nodes and a server, TCP on the loopback')
-    table(report, options, list(pairs(options)), None)
+    table(report, options, list(switched('checksum', options)), None)
     report.close()
 
 

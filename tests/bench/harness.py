@@ -280,3 +280,20 @@ def cpu_s(daemons):
         with open(f'/proc/{daemon.pid}/stat') as file:
             ticks += sum(map(int, file.read().rpartition(')')[2].split()[11:13]))
     return ticks / os.sysconf('SC_CLK_TCK')
+
+
+def switched(option, options, nets=(None, None), n_bytes=None, **more):
+    """
+    Pairs of turns with a daemon's option on and off, in turns: two nodes of one rank and a spare server. Yields ((seconds of
+    an operation, CPU seconds of the daemons for each) with it on, the same with it off). Both clusters stand all the time.
+    """
+    def turn(cluster):
+        before = cpu_s(cluster.daemons)
+        took = op_ms(cluster, (1, 1), n_bytes or options.bytes, repeats=options.steps, warmup=1) / 1e3
+        return took, (cpu_s(cluster.daemons) - before) / (options.steps + 1)
+
+    with Cluster(2, 1, colocated=False, options=[f'--{option}=on'], netns=nets[0], **more) as on, \
+            Cluster(2, 1, colocated=False, options=[f'--{option}=off'], netns=nets[1], **more) as off:
+        for i in range(options.repeats):
+            figures = {cluster: turn(cluster) for cluster in ((on, off) if i % 2 else (off, on))}
+            yield figures[on], figures[off]

@@ -508,6 +508,67 @@ TEST(an_answer_in_a_block_cut_short)
 	ASSERT_EQ(block_cache_used(pair->blocks), 0);
 }
 
+struct seeker {
+	struct pair_call call;
+	char room[32];
+	unsigned n_asked;
+};
+
+static void *find_room(struct call *call)
+{
+	struct seeker *seeker =
+		container_of(container_of(call, struct pair_call, call), struct seeker, call);
+
+	/* There is none the first time. */
+	return seeker->n_asked++ ? seeker->room : NULL;
+}
+
+/* A caller without a room is asked for one when the result begins to come; one that has none gets a block. */
+TEST(room_is_found_when_a_result_comes)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		int fd;
+		_cleanup_(pair_freep) struct pair *pair = caller_new(&variants[v], &fd);
+		struct {
+			struct data_header header;
+			char payload[32];
+		} answer = { .payload = "result" };
+		struct seeker seeker = { 0 };
+		struct data_header asked;
+
+		for (unsigned i = 0; i < 3; i++) {
+			unsigned n_asked = seeker.n_asked;
+
+			pair_call_init(&seeker.call, NULL, 0, NULL, sizeof(seeker.room));
+			seeker.call.call.find_room = find_room;
+			pair_call_begin(pair, &seeker.call);
+			receive_call(pair, fd, &asked);
+			ASSERT_EQ(seeker.n_asked, n_asked);
+			/* The last has nothing to put there. */
+			result_header(&answer.header, asked.cookie, i < 2 ? 32 : 0);
+			raw_send(pair, fd, &answer, i < 2 ? sizeof(answer) : sizeof(answer.header));
+			PAIR_UNTIL(pair, seeker.call.n_done);
+			ASSERT_OK(seeker.call.call.status);
+			ASSERT_EQ(seeker.n_asked, i < 2 ? i + 1 : 2);
+			ASSERT_EQ(!seeker.call.answer, i > 0);
+			if (i == 1)
+				ASSERT_TRUE(!strcmp(seeker.room, "result"));
+			(void)block_unref(seeker.call.answer);
+		}
+		/* One byte more than the caller has room for. */
+		pair_call_init(&seeker.call, NULL, 0, NULL, 31);
+		seeker.call.call.find_room = find_room;
+		pair_call_begin(pair, &seeker.call);
+		receive_call(pair, fd, &asked);
+		result_header(&answer.header, asked.cookie, 32);
+		raw_send(pair, fd, &answer, sizeof(answer));
+		PAIR_UNTIL(pair, pair->a.n_lost);
+		ASSERT_EQ(seeker.n_asked, 2);
+		ASSERT_EQ(seeker.call.n_done, 1);
+		fd_close(fd);
+	}
+}
+
 /* An errno from outside is not believed blindly. */
 TEST(an_error_number_out_of_range)
 {

@@ -1,0 +1,370 @@
+/* What a job that goes through servers keeps: cells, tensors, and what is made of them when they come from outside. */
+#include "ledger/ledger.h"
+#include "test.h"
+#include <pthread.h>
+#include <sys/mman.h>
+
+#define JOB	   42u
+#define SIZE	   2u
+#define PART_BYTES 65536u
+#define N_TENSORS  3u
+#define RECORD	   "layout, placement, view"
+
+static struct ledger *make(int *ret_fd)
+{
+	const struct ledger_far far = { RECORD, sizeof(RECORD), N_TENSORS };
+	struct ledger *ledger;
+
+	ASSERT_OK(ledger_new(JOB, SIZE, PART_BYTES, 1, &far, &ledger, ret_fd));
+	return ledger;
+}
+
+/* The process ends; what the next one finds, or a status other than 0. */
+static int reopen(struct ledger **ledger, int fd, struct failure *failure)
+{
+	*ledger = ledger_free(*ledger);
+	return ledger_open(fd, JOB, SIZE, 1, ledger, failure);
+}
+
+static struct ledger *again(struct ledger *ledger, int fd)
+{
+	struct failure failure = { 0 };
+
+	if (reopen(&ledger, fd, &failure))
+		test_fail(__FILE__, __LINE__, "%s", failure.text);
+	return ledger;
+}
+
+/* A result of this part of this round, whole. */
+static uint32_t keep(struct ledger *ledger, uint64_t key, uint64_t round, uint32_t part)
+{
+	uint32_t cell = ledger_cell_take(ledger, false);
+	struct ledger_kept *kept;
+
+	ASSERT_TRUE(cell != LEDGER_NO_CELL);
+	kept = ledger_cell_kept(ledger, cell);
+	ASSERT_TRUE(!kept->taken && !kept->whole && !kept->stale && !kept->busy);
+	kept->taken = true;
+	kept->what = (struct ledger_what){
+		.key = key,
+		.round = round,
+		.part = part,
+		.block = 5,
+		.len = 100 + part,
+		.offset = 4 * part,
+		.total = 1000,
+		.root = 1,
+		.stripe = 9,
+		.dtype = DTYPE_FLOAT32,
+		.operation = OPERATION_PUSH_PULL,
+		.reduction = REDUCTION_SUM,
+		.has_data = true,
+	};
+	memset(ledger_cell_data(ledger, cell), (int)(key + round + part), PART_BYTES);
+	ledger_cell_whole(ledger, cell);
+	return cell;
+}
+
+/* The memory itself, as a trainer has it. */
+static char *map(int fd, size_t *ret_len)
+{
+	struct ledger_header header;
+	char *memory;
+
+	ASSERT_EQ(pread(fd, &header, sizeof(header), 0), sizeof(header));
+	*ret_len = header.len;
+	memory = mmap(NULL, header.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	ASSERT_TRUE(memory != MAP_FAILED);
+	return memory;
+}
+
+static struct ledger_cell *cell_at(char *memory, uint32_t cell)
+{
+	const struct ledger_header *header = (struct ledger_header *)memory;
+
+	return (struct ledger_cell *)(memory +
+				      ledger_cell_offset(header->n_hands, header->n_tensors)) +
+	       cell;
+}
+
+static struct ledger_tensor *tensor_at(char *memory, uint32_t tensor)
+{
+	const struct ledger_header *header = (struct ledger_header *)memory;
+
+	return (struct ledger_tensor *)(memory + ledger_tensor_offset(header->n_hands)) + tensor;
+}
+
+TEST(a_whole_cell_is_found_by_the_next_process)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint32_t first = keep(ledger, 7, 3, 0), half, found;
+	const struct ledger_kept *kept;
+	const char *data;
+
+	(void)keep(ledger, 7, 3, 1);
+	half = ledger_cell_take(ledger, false);
+	memset(ledger_cell_data(ledger, half), 1, PART_BYTES);
+	ledger_cell_free(ledger, first);
+	first = keep(ledger, 8, 4, 2);
+	/* To find it among its own is nobody's need. */
+	ASSERT_EQ(ledger_cell_find(ledger, 8, 4, 5, 2), LEDGER_NO_CELL);
+	ledger = again(again(ledger, fd), fd);
+
+	found = ledger_cell_find(ledger, 8, 4, 5, 2);
+	ASSERT_EQ(found, first);
+	kept = ledger_cell_kept(ledger, found);
+	ASSERT_TRUE(kept->taken && kept->whole && kept->stale && !kept->busy && !kept->offered);
+	ASSERT_EQ(kept->what.len, 102);
+	ASSERT_EQ(kept->what.offset, 8);
+	ASSERT_EQ(kept->what.total, 1000);
+	ASSERT_EQ(kept->what.root, 1);
+	ASSERT_EQ(kept->what.stripe, 9);
+	ASSERT_TRUE(kept->what.has_data && kept->what.dtype == DTYPE_FLOAT32 &&
+		    kept->what.operation == OPERATION_PUSH_PULL &&
+		    kept->what.reduction == REDUCTION_SUM);
+	data = ledger_cell_data(ledger, found);
+	ASSERT_TRUE(data[0] == 14 && data[PART_BYTES - 1] == 14);
+
+	ASSERT_TRUE(ledger_cell_find(ledger, 7, 3, 5, 1) != LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 5, 0), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 4, 1), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_cell_find(ledger, 7, 4, 5, 1), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_cell_find(ledger, 9, 3, 5, 1), LEDGER_NO_CELL);
+	/* What was half is room again. */
+	ASSERT_EQ(ledger_cells_used(ledger), 3);
+	ASSERT_EQ(ledger_cell_take(ledger, true), half);
+	ASSERT_EQ(ledger_cell_take(ledger, true), 3);
+	ledger_free(ledger);
+}
+
+TEST(a_cell_that_was_freed_is_nothing)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint32_t cell = keep(ledger, 7, 3, 0);
+
+	ledger = again(ledger, fd);
+	ledger_cell_free(ledger, cell);
+	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 5, 0), LEDGER_NO_CELL);
+	ledger = again(ledger, fd);
+	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 5, 0), LEDGER_NO_CELL);
+	ledger_free(ledger);
+}
+
+TEST(cells_of_rounds_that_are_over_are_settled)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	unsigned n = 0;
+	uint32_t cell;
+
+	for (uint64_t round = 1; round <= 4; round++)
+		for (uint32_t part = 0; part < 3; part++)
+			(void)keep(ledger, 7 + round % 2, round, part);
+	/* One of its own is not the daemon's before. */
+	ASSERT_EQ(ledger_cell_settle(ledger, 7, 10), LEDGER_NO_CELL);
+	ledger = again(ledger, fd);
+	while ((cell = ledger_cell_settle(ledger, 8, 2)) != LEDGER_NO_CELL) {
+		const struct ledger_kept *kept = ledger_cell_kept(ledger, cell);
+
+		ASSERT_TRUE(!kept->stale && kept->taken && kept->what.key == 8 &&
+			    kept->what.round == 1);
+		n++;
+	}
+	ASSERT_EQ(n, 3);
+	ASSERT_EQ(ledger_cell_find(ledger, 8, 1, 5, 0), LEDGER_NO_CELL);
+	ASSERT_TRUE(ledger_cell_find(ledger, 8, 3, 5, 0) != LEDGER_NO_CELL);
+	ASSERT_TRUE(ledger_cell_find(ledger, 7, 2, 5, 0) != LEDGER_NO_CELL);
+	ledger_free(ledger);
+}
+
+TEST(half_of_the_cells_are_not_spare)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint32_t n = 0, all;
+	size_t len;
+	char *memory = map(fd, &len);
+
+	all = ((struct ledger_header *)memory)->n_cells;
+	while (ledger_cell_take(ledger, true) != LEDGER_NO_CELL)
+		n++;
+	ASSERT_EQ(n, all / 2);
+	while (ledger_cell_take(ledger, false) != LEDGER_NO_CELL)
+		n++;
+	ASSERT_EQ(n, all);
+	ledger_cell_free(ledger, 5);
+	ASSERT_EQ(ledger_cell_take(ledger, true), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_cell_take(ledger, false), 5);
+	(void)munmap(memory, len);
+	ledger_free(ledger);
+}
+
+static void *take_some(void *user)
+{
+	struct ledger *ledger = user;
+	uint32_t n = 0, *cells = calloc(1000, sizeof(*cells));
+
+	for (unsigned turn = 0; turn < 20; turn++) {
+		for (n = 0; n < 1000; n++) {
+			cells[n] = ledger_cell_take(ledger, true);
+			*(uint32_t *)ledger_cell_data(ledger, cells[n]) = turn + n;
+		}
+		while (n--) {
+			/* Nobody else had it meanwhile. */
+			ASSERT_EQ(*(uint32_t *)ledger_cell_data(ledger, cells[n]), turn + n);
+			ledger_cell_free(ledger, cells[n]);
+		}
+	}
+	free(cells);
+	return NULL;
+}
+
+TEST(threads_take_cells)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	pthread_t threads[3];
+
+	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+		ASSERT_OK(pthread_create(&threads[i], NULL, take_some, ledger));
+	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
+		ASSERT_OK(pthread_join(threads[i], NULL));
+	ASSERT_TRUE(ledger_cells_used(ledger) <= 3000);
+	ledger_free(ledger);
+}
+
+TEST(tensors_and_the_job_are_found_by_the_next_process)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	const struct ledger_known *known;
+	void *record;
+	size_t len;
+
+	ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
+	ASSERT_OK(ledger_tensor_add(ledger, "b", DTYPE_INT64, 5, 12, 65536));
+	ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
+	ledger = again(again(ledger, fd), fd);
+	known = ledger_tensor_find(ledger, "b");
+	ASSERT_TRUE(known && known->dtype == DTYPE_INT64 && known->elements == 5 &&
+		    known->key == 12 && known->start == 65536);
+	ASSERT_TRUE(!strcmp(ledger_tensor_at(ledger, 0)->name, "w"));
+	ASSERT_TRUE(ledger_tensor_at(ledger, 1) == known && !ledger_tensor_at(ledger, 2));
+	ASSERT_TRUE(!ledger_tensor_find(ledger, "v"));
+	ASSERT_OK(ledger_tensor_add(ledger, "v", DTYPE_INT64, 5, 13, 131072));
+	ASSERT_EQ(ledger_tensor_add(ledger, "u", DTYPE_INT64, 5, 14, 131072), -EDQUOT);
+	ASSERT_OK(ledger_read_record(ledger, &record, &len));
+	ASSERT_EQ(len, sizeof(RECORD));
+	ASSERT_TRUE(!memcmp(record, RECORD, len));
+	free(record);
+	ledger_free(ledger);
+}
+
+/* What a trainer may have written there. */
+enum harm {
+	CELL_KEY,
+	CELL_ROUND,
+	CELL_LEN,
+	CELL_OFFSET,
+	CELL_END,
+	CELL_DTYPE,
+	CELL_OPERATION,
+	CELL_REDUCTION,
+	CELL_ROOT,
+	CELL_DATA,
+	CELL_TWICE,
+	CELLS_USED,
+	TENSORS_USED,
+	TENSOR_NAME,
+	TENSOR_NO_NAME,
+	TENSOR_DTYPE,
+	TENSOR_KEY,
+	TENSOR_TWICE,
+	N_HARMS,
+};
+
+static void harm(char *memory, enum harm what)
+{
+	struct ledger_header *header = (struct ledger_header *)memory;
+	struct ledger_cell *cell = cell_at(memory, 0);
+	struct ledger_tensor *tensor = tensor_at(memory, 0);
+
+	switch (what) {
+	case CELL_KEY:
+		cell->key = 0;
+		break;
+	case CELL_ROUND:
+		cell->round = 0;
+		break;
+	case CELL_LEN:
+		cell->len = PART_BYTES + 1;
+		cell->total = UINT64_MAX;
+		break;
+	case CELL_OFFSET:
+		cell->offset = 1001;
+		break;
+	case CELL_END:
+		cell->offset = 901;
+		break;
+	case CELL_DTYPE:
+		cell->dtype = UINT8_MAX;
+		break;
+	case CELL_OPERATION:
+		cell->operation = 0;
+		break;
+	case CELL_REDUCTION:
+		cell->reduction = UINT8_MAX;
+		break;
+	case CELL_ROOT:
+		cell->root = JOB_RANKS_MAX;
+		break;
+	case CELL_DATA:
+		cell->has_data = 2;
+		break;
+	case CELL_TWICE:
+		*cell_at(memory, 1) = *cell;
+		break;
+	case CELLS_USED:
+		header->cells_used = header->n_cells + 1;
+		break;
+	case TENSORS_USED:
+		header->tensors_used = N_TENSORS + 1;
+		break;
+	case TENSOR_NAME:
+		memset(tensor->name, 'x', sizeof(tensor->name));
+		break;
+	case TENSOR_NO_NAME:
+		tensor->name[0] = 0;
+		break;
+	case TENSOR_DTYPE:
+		tensor->dtype = UINT32_MAX;
+		break;
+	case TENSOR_KEY:
+		tensor->key = 0;
+		break;
+	default:
+		*tensor_at(memory, 1) = *tensor;
+	}
+}
+
+TEST(damage_is_refused_with_words)
+{
+	for (enum harm what = 0; what < N_HARMS; what++) {
+		_cleanup_(fd_closep) int fd = -1;
+		struct ledger *ledger = make(&fd);
+		struct failure failure = { 0 };
+		size_t len;
+		char *memory = map(fd, &len);
+
+		(void)keep(ledger, 7, 3, 0);
+		(void)keep(ledger, 7, 3, 1);
+		ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
+		ASSERT_OK(ledger_tensor_add(ledger, "b", DTYPE_INT64, 5, 12, 65536));
+		harm(memory, what);
+		ASSERT_EQ(reopen(&ledger, fd, &failure), -EPROTO);
+		ASSERT_TRUE(strstr(failure.text, "the ledger is damaged"));
+		(void)munmap(memory, len);
+	}
+}
