@@ -53,6 +53,8 @@ def run_chaos(*arguments):
         print(out.stdout + out.stderr, flush=True)
         assert not out.returncode, f'status {out.returncode}'
         table = json.load(file)
+    if 'rows' in table:
+        return table
     for name in ('jobs that ended', 'differing hashes', 'lost or double rounds', 'hangs'):
         assert table[name] == 0, table
     return table
@@ -60,6 +62,11 @@ def run_chaos(*arguments):
 
 def test_twenty_faults():
     assert run_chaos('--seed', '20261121', '--kills', '20', '--no-netns')['kills'] >= 8
+
+
+def test_stalls_are_measured():
+    rows = {row['name']: row['values'] for row in run_chaos('--stalls', '1', '--no-netns')['rows']}
+    assert all(len(values) == 1 for name, values in rows.items() if not name.startswith('silent')), rows
 
 
 def test_a_few_with_etcd_and_links():

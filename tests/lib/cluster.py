@@ -282,7 +282,7 @@ class Cluster:
         devices = os.environ.get('BPS_TEST_RDMA', '').split()  # two: cluster tests over RDMA, in scripts/vm --rdma
         arguments = ['--cluster=' + self.source]
         if devices and self.source != 'single' and not self.netns:
-            arguments += ['--transport=rdma', '--rdma-devices=' + devices[i % 2], '--hello-timeout=60s']
+            arguments += ['--transport=rdma', '--rdma-devices=' + devices[i % 2], '--hello-timeout=60s', '--peer-timeout=10s']
         arguments += [*self.options, *options]
         if self.source != 'static':
             arguments.append('--roles=' + self.roles(i))
