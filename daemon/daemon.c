@@ -327,8 +327,12 @@ static int open_line(struct daemon *daemon, struct failure *failure)
 
 static void on_view(void *user, struct view *view)
 {
+	struct daemon *daemon = user;
+
 	log_notice("cluster: view %u has %zu members, %zu of them servers", view->epoch,
 		   view->n_members, view_n_servers(view));
+	if (daemon->pipeline)
+		pipeline_view_changed(daemon->pipeline);
 }
 
 /* A coordinator tells the key before the first view; only then can the data port open. */

@@ -282,6 +282,8 @@ void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round
 int pipeline_move_init(struct pipeline_job *job);
 void pipeline_move_done(struct pipeline_job *job);
 bool pipeline_move_is_in(const struct pipeline_job *job, size_t server);
+/* Whether the cluster has no such member any more: its lease is over, or it has left. */
+bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server);
 size_t pipeline_move_n_in(const struct pipeline_job *job);
 /* The job's home among the servers that are in by `moves`. Returns 0 or -ENOMEM. */
 int pipeline_move_home(const struct pipeline_job *job, const uint32_t *moves, size_t *ret_server);

@@ -46,6 +46,9 @@ static void on_retry(struct loop_timer *timer)
 	uint64_t move_ns = server->lost_ns + job->pipeline->params.move_timeout_ms * NSEC_PER_MSEC;
 	uint64_t now_ns = clock_now_ns();
 
+	/* Then nobody expects it back soon. */
+	if (pipeline_move_is_dropped(job, number_of(server)))
+		move_ns = server->lost_ns;
 	if (job->state == JOB_OVER)
 		return;
 	if (!pipeline_move_is_in(job, number_of(server))) {
@@ -222,6 +225,20 @@ void pipeline_keep_peer_lost(struct pipeline_job *job, const struct peer *peer, 
 		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
 			pipeline_keep_lost(job, i, why);
 	pipeline_job_release(job);
+}
+
+void pipeline_view_changed(struct pipeline *pipeline)
+{
+	uint64_t now_ns = clock_now_ns();
+	struct pipeline_job *job;
+
+	list_for_each (job, &pipeline->jobs, link)
+		for (size_t i = 0; job->keep && job->state == JOB_RUNNING && i < job->n_servers;
+		     i++)
+			if (job->servers[i].gone && pipeline_move_is_in(job, i) &&
+			    pipeline_move_is_dropped(job, i))
+				(void)loop_timer_set(pipeline->params.loop, &job->servers[i].timer,
+						     now_ns);
 }
 
 /* A home that has not seen the job's beginning is told of its tensors; any, of those that it has not answered. */

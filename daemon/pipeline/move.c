@@ -18,6 +18,19 @@ bool pipeline_move_is_in(const struct pipeline_job *job, size_t server)
 	return !job->moves || !(job->moves[server] & 1);
 }
 
+bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server)
+{
+	const struct view *view = cluster_view(job->pipeline->params.cluster);
+	const char *name = view_server(job->view, server)->name;
+
+	if (!view)
+		return false;
+	for (size_t i = 0; i < view->n_members; i++)
+		if (!strcmp(view->members[i].name, name))
+			return false;
+	return true;
+}
+
 size_t pipeline_move_n_in(const struct pipeline_job *job)
 {
 	size_t n = 0;

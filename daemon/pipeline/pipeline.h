@@ -60,6 +60,8 @@ DEFINE_CLEANUP(struct pipeline *, pipeline_free)
 void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 			     const struct data_header *header, const void *payload);
 void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char *why);
+/* The cluster has another view: what a server that was lost and is not in it has summed, others take over at once. */
+void pipeline_view_changed(struct pipeline *pipeline);
 
 /* Lets parts move straight from and to a buffer, by hardware that has to know it. Returns 0 or -ENOMEM. */
 int pipeline_buffer_shared(struct pipeline *pipeline, struct buffer *buffer);
