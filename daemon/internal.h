@@ -40,5 +40,7 @@ struct daemon {
 	uint64_t drain_until_ns;
 };
 
+/* drain.c: of admin_ops. */
+void drain_node(void *user, const char *node, struct admin_drain *drain);
 /* report.c: what operators are told. */
 extern const struct admin_ops report_ops;

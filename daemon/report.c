@@ -361,24 +361,11 @@ static bool report_healthy(void *user)
 	return daemon->transport && !daemon->draining;
 }
 
-static int report_drain(void *user, uint32_t *ret_moved, uint32_t *ret_stay)
-{
-	struct daemon *daemon = user;
-	const struct config *config = daemon->config;
-
-	if (*config->admin_listen && !*config->tls_ca)
-		return error_origin(-EACCES);
-	if (!daemon->server)
-		return error_origin(-ENOENT);
-	server_drain(daemon->server, ret_moved, ret_stay);
-	return 0;
-}
-
 const struct admin_ops report_ops = {
 	.status = report_status,
 	.nodes = report_nodes,
 	.jobs = report_jobs,
 	.job = report_job,
 	.healthy = report_healthy,
-	.drain = report_drain,
+	.drain = drain_node,
 };

@@ -208,6 +208,7 @@ static const char *check_body(const struct data_header *h)
 	case DATA_FAIL_ROUND:
 	case DATA_FAIL_JOB:
 		return check_failure(h);
+	case DATA_DRAIN:
 	case DATA_LEAVE:
 	case DATA_PING:
 	case DATA_PONG:

@@ -50,6 +50,8 @@ enum data_op {
 	DATA_PULL = 5,	  /* a further piece of a result by rows; DATA_RESULT answers */
 	DATA_OFFER =
 		6, /* a part's result that not all nodes may have; DATA_OK answers once all do */
+	/* Daemon to server: what it sums is to go elsewhere, as an operator wants it. DATA_OK: `block` jobs go, `part` stay. */
+	DATA_DRAIN = 7,
 	/* Answers, server to agent. */
 	DATA_OK = 16,
 	DATA_RESULT = 17, /* the part's result, fields as in PUSH; no payload if not needed there */

@@ -294,21 +294,45 @@ static void on_metrics(void *user, struct rpc_call *call, const void *data, size
 	reply(call, &message.base);
 }
 
+struct drain {
+	struct admin_drain drain;
+	struct rpc_call *call;
+};
+
+static void on_drained(struct admin_drain *admin_drain, int status, const char *text,
+		       uint32_t moved, uint32_t stay)
+{
+	struct drain *drain = container_of(admin_drain, struct drain, drain);
+	Bps__Admin__DrainReply message = BPS__ADMIN__DRAIN_REPLY__INIT;
+
+	message.moved = moved;
+	message.stay = stay;
+	if (status)
+		rpc_call_fail(drain->call, status, text);
+	else
+		reply(drain->call, &message.base);
+	free(drain);
+}
+
 static void on_drain(void *user, struct rpc_call *call, const void *data, size_t len)
 {
-	Bps__Admin__DrainReply message = BPS__ADMIN__DRAIN_REPLY__INIT;
+	_cleanup_(unpack_freep) ProtobufCMessage *request = NULL;
 	struct admin *admin = user;
+	struct drain *drain;
 	int r;
 
-	r = admin->ops->drain(admin->user, &message.moved, &message.stay);
-	if (r)
-		rpc_call_fail(call, r,
-			      r == -EACCES
-				      ? "whoever reaches admin_listen could ask for it: give it TLS"
-			      : r == -ENOENT ? "this daemon is no server"
-					     : strerror(-r));
-	else
-		reply(call, &message.base);
+	r = unpack(&bps__admin__drain_request__descriptor, data, len, &request);
+	if (r) {
+		rpc_call_fail(call, r, "not a DrainRequest");
+		return;
+	}
+	drain = malloc(sizeof(*drain));
+	if (!drain) {
+		rpc_call_fail(call, -ENOMEM, strerror(ENOMEM));
+		return;
+	}
+	*drain = (struct drain){ .drain.done = on_drained, .call = call };
+	admin->ops->drain(admin->user, ((Bps__Admin__DrainRequest *)request)->node, &drain->drain);
 }
 
 int admin_new(struct rpc *rpc, const struct admin_ops *ops, void *user, struct admin **ret_admin)

@@ -53,6 +53,12 @@ struct admin_status {
 	uint32_t roles, epoch, n_sessions, n_jobs;
 };
 
+/* A question that may take a while, admin's. */
+struct admin_drain {
+	void (*done)(struct admin_drain *drain, int status, const char *text, uint32_t moved,
+		     uint32_t stay);
+};
+
 /* Each returns 0, -ENOENT (no such job) or -ENOMEM; arrays are freed by admin. */
 struct admin_ops {
 	int (*status)(void *user, struct admin_status *ret_status);
@@ -61,8 +67,11 @@ struct admin_ops {
 	/* parts: zeroed; what is there after a failure is freed, too. */
 	int (*job)(void *user, const char *name, struct admin_job_parts *parts);
 	bool (*healthy)(void *user);
-	/* Jobs it sums for go on with other servers. Returns 0, -ENOENT (it is none), or -EACCES (anybody could ask). */
-	int (*drain)(void *user, uint32_t *ret_moved, uint32_t *ret_stay);
+	/*
+	 * Jobs that a daemon sums for go on with other servers. node: its name; NULL or empty: this one. done() comes once, now
+	 * or later, from the loop: status 0, or -errno with text.
+	 */
+	void (*drain)(void *user, const char *node, struct admin_drain *drain);
 };
 
 /* Registers its methods with rpc (which the caller then makes listen). ops and user outlive it. */

@@ -22,25 +22,25 @@ struct command {
 	const char *path;
 	const ProtobufCMessageDescriptor *reply;
 	void (*print)(const ProtobufCMessage *reply);
-	bool takes_job;
+	const char *takes; /* what an argument is, in brackets if there need be none; NULL: none */
 };
 
 static const struct command commands[] = {
 	{ "status", "this daemon: state, view, jobs, bytes", "/bps.admin.Admin/Status",
-	  &bps__admin__status_reply__descriptor, ctl_print_status, false },
+	  &bps__admin__status_reply__descriptor, ctl_print_status, NULL },
 	{ "nodes", "the daemons of the cluster, and the links to them", "/bps.admin.Admin/Nodes",
-	  &bps__admin__nodes_reply__descriptor, ctl_print_nodes, false },
+	  &bps__admin__nodes_reply__descriptor, ctl_print_nodes, NULL },
 	{ "jobs", "jobs here, and what they wait for", "/bps.admin.Admin/Jobs",
-	  &bps__admin__jobs_reply__descriptor, ctl_print_jobs, false },
+	  &bps__admin__jobs_reply__descriptor, ctl_print_jobs, NULL },
 	{ "job", "one job: its ranks and tensors", "/bps.admin.Admin/Job",
-	  &bps__admin__job_reply__descriptor, ctl_print_job, true },
+	  &bps__admin__job_reply__descriptor, ctl_print_job, "ID" },
 	{ "metrics", "all counters, as OpenMetrics text", "/bps.admin.Admin/Metrics",
-	  &bps__admin__metrics_reply__descriptor, ctl_print_metrics, false },
-	{ "drain", "moves what it sums to the other servers", "/bps.admin.Admin/Drain",
-	  &bps__admin__drain_reply__descriptor, ctl_print_drain, false },
+	  &bps__admin__metrics_reply__descriptor, ctl_print_metrics, NULL },
+	{ "drain", "moves what it, or NODE, sums to the other servers", "/bps.admin.Admin/Drain",
+	  &bps__admin__drain_reply__descriptor, ctl_print_drain, "[NODE]" },
 	{ "health", "whether it serves; the exit status says so too",
 	  "/grpc.health.v1.Health/Check", &grpc__health__v1__health_check_response__descriptor,
-	  ctl_print_health, false },
+	  ctl_print_health, NULL },
 };
 
 struct options {
@@ -50,7 +50,7 @@ struct options {
 	bool json;
 	unsigned timeout_s;
 	const struct command *command;
-	const char *job;
+	const char *argument; /* of the command, or NULL */
 };
 
 struct question {
@@ -68,8 +68,8 @@ static void print_usage(FILE *out)
 		     "\n"
 		     "Commands:\n");
 	for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
-		fprintf(out, "  %-7s %-3s %s\n", commands[i].name,
-			commands[i].takes_job ? "ID" : "", commands[i].help);
+		fprintf(out, "  %-7s %-6s %s\n", commands[i].name,
+			commands[i].takes ? commands[i].takes : "", commands[i].help);
 	fprintf(out,
 		"\n"
 		"Options:\n"
@@ -135,6 +135,8 @@ static int parse_timeout(const char *text, unsigned *ret_s)
 
 static int parse_command(struct options *options, int n, char **words)
 {
+	const char *takes;
+
 	if (!n)
 		return usage_error("no command");
 	for (size_t i = 0; i < ARRAY_SIZE(commands); i++)
@@ -142,11 +144,12 @@ static int parse_command(struct options *options, int n, char **words)
 			options->command = &commands[i];
 	if (!options->command)
 		return usage_error("no command %s", words[0]);
-	if (n != (options->command->takes_job ? 2 : 1))
-		return usage_error(options->command->takes_job ? "%s: say which, and nothing else"
-							       : "%s: takes no argument",
+	takes = options->command->takes;
+	if (n > (takes ? 2 : 1) || (n == 1 && takes && *takes != '['))
+		return usage_error(takes ? "%s: say which, and nothing else"
+					 : "%s: takes no argument",
 				   words[0]);
-	options->job = options->command->takes_job ? words[1] : NULL;
+	options->argument = n > 1 ? words[1] : NULL;
 	return 0;
 }
 
@@ -285,7 +288,8 @@ static void on_done(struct rpc_request *request, int status, const char *text, c
 		q->status = EXIT_UNREACHABLE;
 	} else {
 		fprintf(stderr, "bpsctl: %s%s%s: %s\n", options->command->name,
-			options->job ? " " : "", options->job ? options->job : "", text);
+			options->argument ? " " : "", options->argument ? options->argument : "",
+			text);
 		q->status = EXIT_REFUSED;
 	}
 	loop_stop(q->loop);
@@ -293,15 +297,17 @@ static void on_done(struct rpc_request *request, int status, const char *text, c
 
 static int pack_request(const struct options *options, void **ret_data, size_t *ret_len)
 {
-	Bps__Admin__JobRequest request = BPS__ADMIN__JOB_REQUEST__INIT;
+	Bps__Admin__DrainRequest drain = BPS__ADMIN__DRAIN_REQUEST__INIT;
+	Bps__Admin__JobRequest job = BPS__ADMIN__JOB_REQUEST__INIT;
+	bool drains = options->command->print == ctl_print_drain;
 
 	/* The others have no fields: nothing is what they are packed to. */
 	*ret_data = NULL;
 	*ret_len = 0;
-	if (!options->job)
+	if (!options->argument)
 		return 0;
-	request.job = (char *)options->job;
-	return pack(&request.base, RPC_MESSAGE_MAX, ret_data, ret_len);
+	job.job = drain.node = (char *)options->argument;
+	return pack(drains ? &drain.base : &job.base, RPC_MESSAGE_MAX, ret_data, ret_len);
 }
 
 static int ask(const struct options *options)

@@ -1,6 +1,7 @@
 #include "server/server.h"
 
 #include "base/clock.h"
+#include "base/log.h"
 #include "server/accumulate.h"
 #include "server/job.h"
 #include "server/keep.h"
@@ -104,6 +105,16 @@ static void pushed(struct job *job, struct delivery *delivery)
 		       delivery->header.node);
 }
 
+/* Another daemon was asked for it, by somebody who may. */
+static void drain_call(struct server *server, struct delivery *delivery)
+{
+	struct data_header answer = { .op = DATA_OK };
+
+	log_notice("%s asks for this server to be drained", peer_name(delivery->peer));
+	server_drain(server, &answer.block, &answer.part);
+	delivery_answer(delivery, &answer, NULL, NULL);
+}
+
 void server_call_arrived(struct server *server, struct delivery *delivery)
 {
 	struct job *job;
@@ -138,6 +149,9 @@ void server_call_arrived(struct server *server, struct delivery *delivery)
 		job = job_of_call(server, delivery);
 		if (job)
 			rows_pull(job, delivery);
+		return;
+	case DATA_DRAIN:
+		drain_call(server, delivery);
 		return;
 	default:
 		delivery_fail(delivery, -EPROTO, "not a call that a server answers");

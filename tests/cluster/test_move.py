@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A job over several nodes that goes on with other servers: one is lost for good, drains, or is back. Trainers see no error,
 results are the same bits."""
-import os, random, sys
+import os, random, signal, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 try:
@@ -99,6 +99,19 @@ def test_a_server_that_is_back_takes_its_share_again():
             each(ranks, 'leave')
 
 
+def test_a_server_that_the_cluster_drops():
+    """Nobody waits for it for move_timeout: killed, its lease is over; stopped, it leaves."""
+    layout = (1, 1)
+    for number in (signal.SIGKILL, signal.SIGTERM):
+        with Cluster(2, 3, source='coordinator', colocated=False, options=['--move-timeout=60m', '--lost-timeout=60m', '--lease=1s']) as cluster:
+            ranks = job(cluster, layout, min_servers=3)
+            turn = turns(ranks, layout, 0)
+            turn = turns(ranks, layout, turn, then=lambda: cluster.daemons[2].signal(number))
+            says(cluster, 0, 'goes on with 2 of 3 servers')
+            turns(ranks, layout, turn)
+            each(ranks, 'leave')
+
+
 def test_a_server_drains():
     """Nothing fails and nothing is lost by it; it may be stopped then."""
     layout = (2, 1)
@@ -122,6 +135,27 @@ def test_a_server_drains():
         turns(last, (1, 1), 0, 2)
         for group in ranks, others, last:
             each(group, 'leave')
+
+
+def test_a_server_drains_by_another_node():
+    """Whoever is asked: a node that is connected with the server, or was not until then."""
+    layout = (1, 1)
+    for asked in (0, 3):
+        with Cluster(2, 2, colocated=False) as cluster:
+            ranks = job(cluster, layout)
+            turn = turns(ranks, layout, 0)
+            asked = cluster.daemons[asked]
+            assert asked.ctl('drain', 's0') == {'moved': 1, 'stay': 0}
+            says(cluster, 0, 'goes on with 1 of 2 servers')
+            turns(ranks, layout, turn)
+            for node, words in (('n1', 'node n1 is no server'), ('s7', 'the cluster has no node s7')):
+                try:
+                    asked.ctl('drain', node)
+                except AssertionError as error:
+                    assert words in str(error), error
+                else:
+                    raise RuntimeError(f'{node} drains')
+            each(ranks, 'leave')
 
 
 def test_an_agent_is_killed_while_its_job_goes_on_without_a_server():

@@ -129,13 +129,12 @@ static inline bool fake_healthy(void *user)
 	return !((struct fake_daemon *)user)->sick;
 }
 
-static inline int fake_drain(void *user, uint32_t *ret_moved, uint32_t *ret_stay)
+static inline void fake_drain(void *user, const char *node, struct admin_drain *drain)
 {
 	if (((struct fake_daemon *)user)->sick)
-		return -EACCES;
-	*ret_moved = 2;
-	*ret_stay = 1;
-	return 0;
+		drain->done(drain, -EACCES, "sick", 0, 0);
+	else
+		drain->done(drain, 0, NULL, 2, node ? 3 : 1);
 }
 
 static inline void fake_start(struct fake_daemon *f)

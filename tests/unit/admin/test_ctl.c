@@ -159,6 +159,25 @@ GRPC_TEST(over_tcp)
 	fake_stop(&f);
 }
 
+GRPC_TEST(another_node_drains)
+{
+	struct fake_daemon f;
+	struct answer a;
+
+	fake_start(&f);
+	ask(&f, &a, "drain");
+	ASSERT_EQ(a.status, 0);
+	ASSERT_CONTAINS(a.text, "2 jobs moved to other servers, 1 stay");
+	ask(&f, &a, "drain b");
+	ASSERT_EQ(a.status, 0);
+	ASSERT_CONTAINS(a.text, "2 jobs moved to other servers, 3 stay");
+	f.sick = true;
+	ask(&f, &a, "drain b");
+	ASSERT_EQ(a.status, 1);
+	ASSERT_CONTAINS(a.text, "bpsctl: drain b: sick");
+	fake_stop(&f);
+}
+
 /* It is there, and does nothing: however long it takes, that is not the same as if nobody were there. */
 GRPC_TEST(a_daemon_that_is_stuck)
 {
@@ -184,6 +203,7 @@ TEST(usage)
 		{ "status now", "status: takes no argument" },
 		{ "job", "job: say which" },
 		{ "job a b", "job: say which, and nothing else" },
+		{ "drain a b", "drain: say which, and nothing else" },
 		{ "--socket /a --address b:1 status", "one of them" },
 		{ "--tls-ca x status", "TLS is for --address" },
 		{ "--address a:1 --tls-ca x status", "all or none" },
