@@ -6,10 +6,17 @@
 
 /* One runs, one waits beside it, so that the worker need not hear from the home thread between the two. */
 #define POOL_TASKS_PER_WORKER 2
+/* Shared tasks on offer; those beyond wait in the heap, where an urgent one overtakes. A power of two. */
+#define POOL_OFFERS 16u
+/* Shared tasks that a worker runs before it looks for what was given to it alone. */
+#define POOL_SHARED_AT_ONCE 4
 
 struct pool_worker {
+	struct pool *pool;
 	struct loop_thread *thread;
-	unsigned n_tasks; /* given and not yet done */
+	unsigned n_tasks;    /* given and not yet done */
+	struct mail come;    /* there are offers */
+	_Atomic bool coming; /* that is on its way */
 };
 
 struct pool {
@@ -22,25 +29,40 @@ struct pool {
 	struct task **heap; /* binary heap of the waiting tasks, the most urgent on top */
 	size_t n_heap;
 	size_t heap_capacity;
+	struct mail help; /* to the home loop: it is to take an offer */
+	bool helping;	  /* that is on its way */
+	/* The home thread fills offers[tail % POOL_OFFERS]; whoever moves head has the task there. */
+	_Atomic uint32_t tail _cache_aligned_;
+	_Atomic uint32_t head _cache_aligned_;
+	_Atomic(struct task *) offers[POOL_OFFERS];
 	unsigned n_workers;
 	struct pool_worker workers[];
 };
 
+static void pool_on_help(struct mail *mail);
+static void pool_on_come(struct mail *mail);
+
 int pool_new(struct loop *home, unsigned n_threads, struct pool **ret_pool)
 {
 	_cleanup_(pool_freep) struct pool *pool = NULL;
+	size_t size;
 	int r;
 
-	pool = calloc(1, sizeof(*pool) + n_threads * sizeof(pool->workers[0]));
+	size = align_up(sizeof(*pool) + n_threads * sizeof(pool->workers[0]), (size_t)CACHE_LINE);
+	pool = aligned_alloc(CACHE_LINE, size);
 	if (!pool)
 		return error_origin(-ENOMEM);
+	memset(pool, 0, size);
 	pool->home = home;
+	pool->help.run = pool_on_help;
 	list_init(&pool->given);
 
 	for (unsigned i = 0; i < n_threads; i++) {
 		char name[24];
 
 		(void)snprintf(name, sizeof(name), "bps-sum-%u", i);
+		pool->workers[i].pool = pool;
+		pool->workers[i].come.run = pool_on_come;
 		r = loop_thread_start(name, &pool->workers[i].thread);
 		if (r)
 			return error_trace(r);
@@ -60,6 +82,8 @@ struct pool *pool_free(struct pool *pool)
 	atomic_store_explicit(&pool->closing, true, memory_order_relaxed);
 	for (unsigned i = 0; i < pool->n_workers; i++)
 		(void)loop_thread_stop(pool->workers[i].thread);
+	if (pool->helping)
+		loop_unpost(pool->home, &pool->help);
 	list_for_each_safe (task, next, &pool->given, link) {
 		loop_unpost(pool->home, &task->mail);
 		list_remove(&task->link);
@@ -132,24 +156,23 @@ static struct task *pool_heap_pop(struct pool *pool)
 	return top;
 }
 
+static void pool_refill(struct pool *pool);
+
 /* The way of a task: given (home), run (worker), done (home) */
 
 static void pool_give(struct pool *pool, size_t worker, struct task *task);
 
 static void pool_on_done(struct mail *mail)
 {
-	struct task *task = container_of(mail, struct task, mail), *next;
+	struct task *task = container_of(mail, struct task, mail);
 	struct pool *pool = task->pool;
 	size_t worker = task->worker;
 
 	list_remove(&task->link);
 	pool->n_pending--;
-	if (worker < pool->n_workers) {
+	if (worker < pool->n_workers)
 		pool->workers[worker].n_tasks--;
-		next = pool_heap_pop(pool);
-		if (next)
-			pool_give(pool, worker, next);
-	}
+	pool_refill(pool);
 	task->done(task);
 }
 
@@ -189,24 +212,136 @@ static size_t pool_choose(const struct pool *pool)
 	return best;
 }
 
+/*
+ * Shared tasks: waiting (heap), on offer (home), run by whoever takes it, done (home). A worker is told to come by one
+ * mail however many there are, and looks again after it has said that the mail has run: no offer is overlooked.
+ */
+
+static struct task *pool_take(struct pool *pool, size_t worker)
+{
+	uint32_t head = atomic_load(&pool->head);
+	struct task *task;
+
+	do {
+		if (head == atomic_load(&pool->tail))
+			return NULL;
+		/* Another's, if we are late: then head has moved. */
+		task = atomic_load_explicit(&pool->offers[head % POOL_OFFERS],
+					    memory_order_relaxed);
+	} while (!atomic_compare_exchange_weak(&pool->head, &head, head + 1));
+	task->worker = worker;
+	return task;
+}
+
+static uint32_t pool_n_offers(struct pool *pool)
+{
+	return atomic_load(&pool->tail) - atomic_load(&pool->head);
+}
+
+static void pool_on_shared_done(struct mail *mail);
+
+static void pool_on_come(struct mail *mail)
+{
+	struct pool_worker *worker = container_of(mail, struct pool_worker, come);
+	struct pool *pool = worker->pool;
+	struct task *task;
+
+	atomic_store(&worker->coming, false);
+	for (unsigned n = 0; n < POOL_SHARED_AT_ONCE; n++) {
+		if (atomic_load_explicit(&pool->closing, memory_order_relaxed))
+			return;
+		task = pool_take(pool, (size_t)(worker - pool->workers));
+		if (!task)
+			return;
+		task->run(task);
+		task->mail.run = pool_on_shared_done;
+		loop_post(pool->home, &task->mail);
+	}
+	if (!atomic_exchange(&worker->coming, true))
+		loop_post(loop_thread_loop(worker->thread), &worker->come);
+}
+
+/* Puts a task on offer. One is for the home thread; for each other a worker is told, but for one in whose place it is. */
+static void pool_offer(struct pool *pool, struct task *task)
+{
+	uint32_t tail = atomic_load_explicit(&pool->tail, memory_order_relaxed);
+	unsigned most = MAX(pool->n_workers - 1, 1u);
+	uint32_t n;
+
+	list_push_back(&pool->given, &task->link);
+	atomic_store_explicit(&pool->offers[tail % POOL_OFFERS], task, memory_order_relaxed);
+	atomic_store(&pool->tail, tail + 1);
+	n = pool_n_offers(pool);
+	for (unsigned i = 0; i < most && i + 1 < n; i++)
+		if (!atomic_exchange(&pool->workers[i].coming, true))
+			loop_post(loop_thread_loop(pool->workers[i].thread),
+				  &pool->workers[i].come);
+	if (!pool->helping) {
+		pool->helping = true;
+		loop_post(pool->home, &pool->help);
+	}
+}
+
+/* Those that wait, as long as there is room for the most urgent. */
+static void pool_refill(struct pool *pool)
+{
+	while (pool->n_heap) {
+		size_t worker = pool_choose(pool);
+
+		if (pool->heap[0]->shared && pool_n_offers(pool) < POOL_OFFERS)
+			pool_offer(pool, pool_heap_pop(pool));
+		else if (!pool->heap[0]->shared && worker < pool->n_workers)
+			pool_give(pool, worker, pool_heap_pop(pool));
+		else
+			return;
+	}
+}
+
+static void pool_shared_done(struct pool *pool, struct task *task)
+{
+	list_remove(&task->link);
+	pool->n_pending--;
+	pool_refill(pool);
+	task->done(task);
+}
+
+static void pool_on_shared_done(struct mail *mail)
+{
+	struct task *task = container_of(mail, struct task, mail);
+
+	pool_shared_done(task->pool, task);
+}
+
+/* One in a turn: the loop has others to serve. */
+static void pool_on_help(struct mail *mail)
+{
+	struct pool *pool = container_of(mail, struct pool, help);
+	struct task *task = pool_take(pool, pool->n_workers);
+
+	pool->helping = task;
+	if (!task)
+		return;
+	loop_post(pool->home, &pool->help);
+	task->run(task);
+	pool_shared_done(pool, task);
+}
+
 int pool_post(struct pool *pool, struct task *task)
 {
-	size_t worker = pool_choose(pool);
 	int r;
 
 	assert(task->run && task->done);
 
 	task->pool = pool;
 	task->sequence = pool->sequence++;
-	task->worker = worker;
+	task->worker = 0;
 	list_init(&task->link);
-	if (worker < pool->n_workers) {
-		/* Nothing can wait while a worker has room: done() fills it. */
-		pool_give(pool, worker, task);
-	} else if (pool->n_workers) {
+	if (pool->n_workers) {
 		r = pool_heap_push(pool, task);
 		if (r)
 			return error_trace(r);
+		/* Nothing can wait while there is room: done() fills it. */
+		pool_refill(pool);
 	} else {
 		list_push_back(&pool->given, &task->link);
 		task->run(task);

@@ -2,6 +2,9 @@
  * The summation threads: a pool that runs tasks, most urgent first. Tasks are posted from one thread, the one that
  * runs the home loop, and their done() comes back there. The heap of waiting tasks belongs to the home thread; each
  * worker is given at most two at a time, so an urgent task overtakes all but those. No locks. Idle workers sleep.
+ *
+ * Short tasks may be shared: they are offered to all, and whoever comes first takes them, the home thread too, which is
+ * awake while others still have to be woken. So none waits for a thread that the scheduler does not let run.
  */
 #pragma once
 
@@ -11,15 +14,16 @@ struct pool;
 
 struct task {
 	/* Set by the poster. */
-	void (*run)(
-		struct
-		task *task); /* on a worker thread, or inside pool_post() when the pool has none */
+	/* On a worker thread; a shared one also from the home loop; inside pool_post() when the pool has no thread. */
+	void (*run)(struct task *task);
 	void (*done)(struct task *task); /* on the home loop, exactly once */
 	int32_t priority;		 /* larger first; equal: first posted first */
+	bool shared;			 /* may run at home, which waits for it: 0.1 ms at most */
 	/* The pool's; worker may be read by run(). */
 	struct pool *pool;
 	uint64_t sequence;
-	size_t worker;	  /* the thread that runs it, from 0; 0 when the pool has none */
+	/* The thread that runs it, from 0; 0 when the pool has none; of a shared one the home thread comes after all. */
+	size_t worker;
 	struct list link; /* tasks that a worker has or had, until done() */
 	struct mail mail; /* to the worker's loop, then to the home loop */
 };

@@ -10,7 +10,7 @@ except ImportError:
     print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
     sys.exit(77)
 
-N = 6 * PART // 4 + 12345  # float32 elements: seven parts of two pieces, the last no multiple of a piece
+N = 6 * PART // 4 + 12345  # float32 elements: seven parts of four pieces, the last no multiple of a piece
 TABLE, WIDTH = 3001, 5
 
 

@@ -146,6 +146,103 @@ TEST(idle_worker_is_preferred)
 	turn_until(loop, 2);
 }
 
+static struct job job_shared(int32_t priority)
+{
+	struct job job = job_new(job_run, priority);
+
+	job.task.shared = true;
+	return job;
+}
+
+/* Keeps all workers of a pool at the gate. */
+static void hold_workers(struct pool *pool, struct job *jobs, size_t n)
+{
+	ASSERT_OK(sem_init(&gate, 0, 0));
+	ASSERT_OK(sem_init(&entered, 0, 0));
+	for (size_t i = 0; i < n; i++) {
+		jobs[i] = job_new(job_run_gated, 0);
+		ASSERT_OK(pool_post(pool, &jobs[i].task));
+	}
+	for (size_t i = 0; i < n; i++)
+		ASSERT_OK(sem_wait(&entered));
+}
+
+TEST(shared_tasks_run_once_each_by_whoever_comes)
+{
+	enum { N = 3000, ROUNDS = 20 };
+	_cleanup_(freep) struct job *jobs = calloc(N, sizeof(*jobs));
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+
+	home_thread = pthread_self();
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 3, &pool));
+	for (unsigned round = 0; round < ROUNDS; round++) {
+		n_done = 0;
+		for (size_t i = 0; i < N; i++) {
+			/* Some are not: both kinds go on beside each other. */
+			jobs[i] = i % 5 ? job_shared((int32_t)(i % 7)) : job_new(job_run, 3);
+			ASSERT_OK(pool_post(pool, &jobs[i].task));
+		}
+		turn_until(loop, N);
+		ASSERT_EQ(pool_pending(pool), 0);
+		for (size_t i = 0; i < N; i++) {
+			ASSERT_EQ(jobs[i].n_runs, 1);
+			ASSERT_EQ(jobs[i].n_done, 1);
+			ASSERT_TRUE(jobs[i].task.shared || jobs[i].run_elsewhere);
+			ASSERT_INT(jobs[i].task.worker, <=, jobs[i].task.shared ? 3u : 2u);
+		}
+	}
+}
+
+TEST(shared_tasks_wait_for_no_worker)
+{
+	enum { N = 100, WORKERS = 2 };
+	struct job held[WORKERS], jobs[N];
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+
+	home_thread = pthread_self();
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, WORKERS, &pool));
+	hold_workers(pool, held, WORKERS);
+	for (size_t i = 0; i < N; i++) {
+		jobs[i] = job_shared(0);
+		ASSERT_OK(pool_post(pool, &jobs[i].task));
+	}
+	turn_until(loop, N);
+	for (size_t i = 0; i < N; i++) {
+		ASSERT_TRUE(!jobs[i].run_elsewhere);
+		ASSERT_EQ(jobs[i].task.worker, WORKERS);
+		ASSERT_EQ(jobs[i].done_as, i);
+	}
+	for (size_t i = 0; i < WORKERS; i++)
+		(void)sem_post(&gate);
+	turn_until(loop, N + WORKERS);
+}
+
+TEST(urgent_shared_tasks_overtake_all_but_those_on_offer)
+{
+	enum { N = 40, URGENT = N - 1, ON_OFFER = 16 };
+	struct job held, jobs[N];
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+
+	home_thread = pthread_self();
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 1, &pool));
+	hold_workers(pool, &held, 1);
+	for (size_t i = 0; i < N; i++) {
+		jobs[i] = job_shared(i == URGENT);
+		ASSERT_OK(pool_post(pool, &jobs[i].task));
+	}
+	turn_until(loop, N);
+	ASSERT_EQ(jobs[URGENT].done_as, ON_OFFER);
+	ASSERT_EQ(jobs[URGENT - 1].done_as, URGENT);
+	(void)sem_post(&gate);
+	turn_until(loop, N + 1);
+}
+
 static struct pool *chain_pool;
 static unsigned chain_left;
 
@@ -158,7 +255,8 @@ static void chain_done(struct task *task)
 
 TEST(done_may_post_the_task_again)
 {
-	for (unsigned n_threads = 0; n_threads < 3; n_threads++) {
+	for (unsigned i = 0; i < 6; i++) {
+		unsigned n_threads = i / 2;
 		_cleanup_(loop_freep) struct loop *loop = NULL;
 		_cleanup_(pool_freep) struct pool *pool = NULL;
 		struct job job = job_new(job_run, 0);
@@ -166,6 +264,7 @@ TEST(done_may_post_the_task_again)
 		home_thread = pthread_self();
 		n_done = 0;
 		chain_left = 500;
+		job.task.shared = i % 2;
 		job.task.done = chain_done;
 		ASSERT_OK(loop_new(&loop));
 		ASSERT_OK(pool_new(loop, n_threads, &pool));
@@ -192,14 +291,14 @@ TEST(free_takes_every_task_back)
 		ASSERT_OK(loop_new(&loop));
 		ASSERT_OK(pool_new(loop, n_threads, &pool));
 		for (size_t i = 0; i < N; i++) {
-			jobs[i] = job_new(job_run, 0);
+			jobs[i] = i % 3 ? job_shared(0) : job_new(job_run, 0);
 			ASSERT_OK(pool_post(pool, &jobs[i].task));
 		}
 		ASSERT_OK(loop_turn(loop, 0));
 		ASSERT_TRUE(!pool_free(pool));
 		for (size_t i = 0; i < N; i++) {
 			ASSERT_INT(jobs[i].n_done, <=, jobs[i].n_runs);
-			n_runs += jobs[i].n_runs;
+			n_runs += jobs[i].task.shared ? 0 : jobs[i].n_runs;
 		}
 		ASSERT_INT(n_runs, <=, n_threads ? n_done + 2 * n_threads : N);
 		free(jobs);
