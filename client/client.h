@@ -32,7 +32,13 @@
 /* How long the daemon may take to answer or to read what other ranks have no part in; then it is not to be trusted. */
 #define CLIENT_ANSWER_NS (30 * INT64_C(1000000000))
 #define CLIENT_FOREVER	 INT64_MAX /* as a deadline */
-#define NO_SLOT		 UINT32_MAX
+/* How long a wait for a request looks before it sleeps: as long as falling asleep and being woken take. */
+#define CLIENT_SPIN_NS	     (100 * INT64_C(1000))
+#define CLIENT_SPIN_SKIP_MAX 63u
+/* Who gives its core away and does not have it again after so long, shares it: it does not spin for a while. */
+#define CLIENT_SPIN_AWAY_NS (500 * INT64_C(1000))
+#define CLIENT_SPIN_REST_NS INT64_C(1000000000)
+#define NO_SLOT		    UINT32_MAX
 
 /* How far the session with the daemon has come, and so what may be said in it. */
 enum session_state {
@@ -259,9 +265,12 @@ struct bps_client {
 	pthread_mutex_t mutex;
 	pthread_cond_t turned; /* CLOCK_MONOTONIC */
 	/* All that follows is guarded by the mutex. */
-	bool leading;	    /* a thread is the leader, and may be in poll() */
-	unsigned n_waiting; /* threads on `turned` */
-	bool fd_used;	    /* bps_client_fd() was called: keep the trainer armed */
+	bool leading;	      /* a thread is the leader, and may be in poll() */
+	unsigned n_waiting;   /* threads on `turned` */
+	bool fd_used;	      /* bps_client_fd() was called: keep the trainer armed */
+	unsigned spin_skip;   /* waits that do not spin after one that did in vain */
+	unsigned spin_left;   /* how many of them are still to come */
+	int64_t spin_from_ns; /* none before */
 
 	/* The session. Descriptors change under client_fork_lock() too. */
 	struct session session;
@@ -360,6 +369,12 @@ void client_notice(struct bps_client *client, enum notice which, const char *for
 int64_t client_now_ns(void);
 int64_t client_deadline_ns(int64_t timeout_ms); /* negative: CLIENT_FOREVER */
 
+/*
+ * Whether done(request) comes true while the thread looks, at most CLIENT_SPIN_NS long; between looks it gives its core to
+ * whoever wants it. Asks no more often than it pays. (locked, may wait)
+ */
+bool client_spin(struct bps_client *client, struct bps_request *request,
+		 bool (*done)(struct bps_request *request), int64_t deadline_ns);
 /* Sleeps until something may have changed, at most until the deadline. (locked, may wait) */
 void client_turn(struct bps_client *client, int64_t deadline_ns);
 /* The same for what another thread of this process does, never the daemon: until client_wake(). */

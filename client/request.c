@@ -398,6 +398,8 @@ _public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
 
 	client = request->client;
 	CLIENT_LOCKED(client);
+	if (!request_advance(request))
+		(void)client_spin(client, request, request_advance, deadline_ns);
 	while (!request_advance(request)) {
 		if (request->state == REQUEST_COPYING) {
 			client_follow(client, CLIENT_FOREVER);

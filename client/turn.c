@@ -1,5 +1,6 @@
 #include "client.h"
 #include <poll.h>
+#include <sched.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/epoll.h>
@@ -174,6 +175,49 @@ void client_follow(struct bps_client *client, int64_t deadline_ns)
 	else
 		(void)pthread_cond_timedwait(&client->turned, &client->mutex, &deadline);
 	client->n_waiting--;
+}
+
+/* One that spun in vain doubles the number of those that do not: requests of milliseconds cost next to nothing. */
+static void spin_learn(struct bps_client *client, bool paid)
+{
+	client->spin_skip = paid ? 0 : MIN(2 * client->spin_skip + 1, CLIENT_SPIN_SKIP_MAX);
+	client->spin_left = client->spin_skip;
+}
+
+static bool spin_pays(struct bps_client *client, int64_t now_ns)
+{
+	/* With a leader it is his to look; the daemon rings for him. */
+	if (client->leading || client->session.state != SESSION_READY ||
+	    now_ns < client->spin_from_ns)
+		return false;
+	if (!client->spin_left)
+		return true;
+	client->spin_left--;
+	return false;
+}
+
+bool client_spin(struct bps_client *client, struct bps_request *request,
+		 bool (*done)(struct bps_request *request), int64_t deadline_ns)
+{
+	int64_t now_ns = client_now_ns(), before_ns;
+	int64_t until_ns = MIN(now_ns + CLIENT_SPIN_NS, deadline_ns);
+	bool paid = false;
+
+	if (!spin_pays(client, now_ns))
+		return false;
+	while (!paid && now_ns < until_ns) {
+		before_ns = now_ns;
+		client_unlock(client);
+		/* The daemon's threads, and who else has work, come first. */
+		(void)sched_yield();
+		client_lock(client);
+		paid = done(request);
+		now_ns = client_now_ns();
+		if (now_ns - before_ns > CLIENT_SPIN_AWAY_NS)
+			client->spin_from_ns = now_ns + CLIENT_SPIN_REST_NS;
+	}
+	spin_learn(client, paid);
+	return paid;
 }
 
 void client_turn(struct bps_client *client, int64_t deadline_ns)

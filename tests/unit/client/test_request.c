@@ -291,6 +291,38 @@ TEST(many_wait_at_once)
 		bps_request_free(requests[i]);
 }
 
+/* Ends each request a little later than the one before, from at once to long after a wait has gone to sleep. */
+static void *complete_later(void *arg)
+{
+	struct fake *fake = arg;
+
+	for (unsigned i = 0; i < 400; i++) {
+		struct timespec pause = { .tv_nsec = (long)(i % 100) * 2000 };
+
+		fake_await(fake, &fake->told.n_entries, i + 1);
+		(void)nanosleep(&pause, NULL);
+		fake_complete(fake, i, 0, NULL);
+	}
+	return NULL;
+}
+
+TEST(completions_meet_a_wait_at_every_stage)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	pthread_t thread;
+
+	FAKE_SET(fake, hold, true);
+	ASSERT_OK(pthread_create(&thread, NULL, complete_later, fake));
+	for (unsigned i = 0; i < 400; i++) {
+		struct bps_request *request = barrier(client);
+
+		ASSERT_OK(bps_request_wait(request, 60000));
+		bps_request_free(request);
+	}
+	ASSERT_OK(pthread_join(thread, NULL));
+}
+
 TEST(many_wait_for_one)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
