@@ -85,9 +85,10 @@ class Daemon(Process):
     def ready(self):
         end = time.monotonic() + DEADLINE
         while time.monotonic() < end:
+            ended = self.process.poll() is not None  # before we look: it may be ready and end at once
             if select.select([self.notify], [], [], 0.05)[0] and b'READY=1' in self.notify.recv(4096):
                 return
-            if self.process.poll() is not None:
+            if ended:
                 raise AssertionError(f'daemon {self.name} ended before it was ready:\n{self.text()}')
         raise AssertionError(f'daemon {self.name} was not ready within {DEADLINE} s:\n{self.text()}')
 
