@@ -2,7 +2,8 @@
 """bps beside what a user would otherwise run on one machine, and beside the machine's own limits, in turns.
 
 tcp        push_pull by 2 workers and 2 servers over loopback TCP, 64 MiB: beside the time that plain TCP and the sum need on
-           all cores together; and 4 KiB, all asleep: beside two TCP messages one way
+           all cores together; and 4 KiB, all asleep: beside two TCP messages one way. Plain TCP is as the system has it; where
+           that paces what it sends (bbr), bps does not over the loopback, so the same without pacing is there too
 allreduce  2 ranks on 2 daemons over loopback TCP, 64 MiB: beside Intel MPI, Open MPI and Gloo over the same
 local      ranks of one machine through shared memory: beside Intel MPI and Open MPI over theirs, and bare wake-ups
 Open MPI is Debian's, Intel MPI is PyPI's (.venv-mpi), Gloo is torch.distributed's: scripts/bench rivals installs them. One that is
@@ -28,14 +29,15 @@ def sum_gb_s():
 
 def tcp(options, report):
     """2 workers + 2 servers. Every byte is pushed and pulled, and summed once."""
-    n, limits, times, small, bounds, costs, plain = options.bytes, [], [], [], [], [], []
+    n, limits, times, small, bounds, costs, plain, unpaced = options.bytes, [], [], [], [], [], [], []
     with Cluster(2, 2, colocated=False) as cluster:
         for _ in range(options.repeats):
             took, cpu = stream(None, '127.0.0.1', 256 * MIB)
             plain.append(cpu / (256 * MIB / 1e9))
             moved = 2 * 2 * n / 1e9
             limits.append(1e3 * (moved * plain[-1] + n / 1e9 / sum_gb_s()) / min(4, os.cpu_count()))
-            before, rounds = cpu_s(cluster.daemons), 11
+            unpaced.append(stream(None, '127.0.0.1', 256 * MIB, congestion='reno')[1] / (256 * MIB / 1e9))
+            before, rounds = cpu_s(cluster.daemons), 21
             times.append(op_ms(cluster, (1, 1), n, repeats=rounds - 1))
             costs.append((cpu_s(cluster.daemons) - before) / (moved * rounds))
             bounds.append(2 * message_ns(4096) / 1e3)
@@ -47,6 +49,8 @@ def tcp(options, report):
     report.row('plain TCP: CPU, both ends', plain, 's/GB', 3)
     report.row('bps: CPU of the daemons, for each GB moved', costs, 's/GB', 3)
     report.against('bps / plain TCP: CPU', [c / p for c, p in zip(costs, plain)], 1.3, at_most=True)
+    report.row('plain TCP without pacing: CPU, both ends', unpaced, 's/GB', 3)
+    report.row('bps / plain TCP without pacing: CPU', [c / p for c, p in zip(costs, unpaced)], 'times')
     report.heading('the same, 4 KiB, all asleep')
     report.row('two TCP messages one way', bounds, 'us', 1)
     report.row('bps', small, 'us', 1)

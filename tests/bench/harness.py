@@ -99,11 +99,14 @@ def shaped(n, rate, **more):
         yield prefix
 
 
-def stream(prefix, address='10.88.0.2', n_bytes=32 * MIB, host=1):
-    """One TCP stream from host 0 to another, which has this address: its seconds, and the CPU seconds of both ends."""
+def stream(prefix, address='10.88.0.2', n_bytes=32 * MIB, host=1, congestion=None):
+    """
+    One TCP stream from host 0 to another, which has this address: its seconds, and the CPU seconds of both ends. congestion: how
+    TCP controls it, if not as the system says.
+    """
     listener = subprocess.Popen(inside(prefix, host, [LIMITS, 'listen', address]), stdout=subprocess.PIPE, text=True)
     port = listener.stdout.readline().strip()
-    out = subprocess.run(inside(prefix, 0, [LIMITS, 'send', address, port, n_bytes]), capture_output=True, check=True).stdout
+    out = subprocess.run(inside(prefix, 0, [LIMITS, 'send', address, port, n_bytes] + ([congestion] if congestion else [])), capture_output=True, check=True).stdout
     took, cpu = map(int, out.split())
     cpu += int(listener.communicate()[0])
     return took / 1e9, cpu / 1e9

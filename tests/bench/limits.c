@@ -3,7 +3,9 @@
  *
  *	limits copy BYTES THREADS	copies BYTES in each of THREADS threads; prints nanoseconds, the best of five
  *	limits listen HOST		accepts one stream and reads it to its end; prints its port first
- *	limits send HOST PORT BYTES	sends BYTES, waits for the other side's close; prints nanoseconds
+ *	limits send HOST PORT BYTES [CONGESTION]
+ *					sends BYTES, waits for the other side's close; prints nanoseconds. CONGESTION: how
+ *					TCP controls it (reno, bbr, ...) if not as the system says
  *	limits echo HOST BYTES		accepts one stream and sends each message back; prints its port first
  *	limits bounce HOST PORT BYTES	a message of BYTES there and back, both sides asleep while they wait; prints
  *					nanoseconds of half a round, the median
@@ -132,11 +134,14 @@ static int accept_one(const char *host)
 	return stream;
 }
 
-static int connect_to(const char *host, const char *port)
+static int connect_to(const char *host, const char *port, const char *congestion)
 {
 	struct sockaddr_in a = address(host, port);
 	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
 
+	if (congestion &&
+	    setsockopt(fd, IPPROTO_TCP, TCP_CONGESTION, congestion, (socklen_t)strlen(congestion)))
+		die(congestion);
 	if (connect(fd, (struct sockaddr *)&a, sizeof(a)) ||
 	    setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
 		die("connect");
@@ -183,11 +188,11 @@ static int read_all(int fd, char *buffer, size_t len)
 	return 1;
 }
 
-static void send_all(const char *host, const char *port)
+static void send_all(const char *host, const char *port, const char *congestion)
 {
 	size_t piece = 1 << 20;
 	char *buffer = calloc(1, piece), byte;
-	int fd = connect_to(host, port);
+	int fd = connect_to(host, port, congestion);
 	long long began = now_ns(), cpu = cpu_ns();
 
 	if (!buffer)
@@ -229,7 +234,7 @@ static void bounce(const char *host, const char *port, size_t len)
 {
 	long long times[BOUNCES];
 	char *buffer = calloc(1, len);
-	int fd = connect_to(host, port);
+	int fd = connect_to(host, port, NULL);
 
 	for (int i = -WARM_UP; i < BOUNCES; i++) {
 		long long began = now_ns();
@@ -325,9 +330,9 @@ int main(int argc, char **argv)
 		copy((unsigned)atoi(argv[3]));
 	} else if (argc == 3 && !strcmp(argv[1], "listen")) {
 		listen_once(argv[2]);
-	} else if (argc == 5 && !strcmp(argv[1], "send")) {
+	} else if ((argc == 5 || argc == 6) && !strcmp(argv[1], "send")) {
 		bytes = strtoull(argv[4], NULL, 0);
-		send_all(argv[2], argv[3]);
+		send_all(argv[2], argv[3], argv[5]);
 	} else if (argc == 4 && !strcmp(argv[1], "echo")) {
 		echo(argv[2], strtoull(argv[3], NULL, 0));
 	} else if (argc == 5 && !strcmp(argv[1], "bounce")) {
@@ -337,8 +342,9 @@ int main(int argc, char **argv)
 	} else if (argc == 2 && !strcmp(argv[1], "spin")) {
 		spin();
 	} else {
-		fprintf(stderr, "limits copy BYTES THREADS | listen HOST | send HOST PORT BYTES | "
-				"echo HOST BYTES | bounce HOST PORT BYTES | futex | spin\n");
+		fprintf(stderr,
+			"limits copy BYTES THREADS | listen HOST | send HOST PORT BYTES "
+			"[CONGESTION] | echo HOST BYTES | bounce HOST PORT BYTES | futex | spin\n");
 		return 2;
 	}
 	return 0;
