@@ -34,6 +34,7 @@ struct pipeline {
 	struct loop_timer newcomers_timer;
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
+	uint64_t turn;		   /* of the part that went to a server last: outlet.c */
 	struct metric requests, failed, bytes, parts, parts_done, copied;
 	struct arrivals_spread spread; /* of ranks of one node */
 };
@@ -153,6 +154,7 @@ struct pipeline_job {
 	struct list dealt;
 	struct pipeline_round *uncut;	/* the first with parts to be made, or NULL */
 	uint64_t unsent, unsent_before; /* bytes: of all rounds; of those before it */
+	uint64_t turn;			/* of its next part for a server: outlet.c */
 	bool dealing;
 	struct list spare_rounds, spare_parts;
 	struct quota rows_quota; /* what its push_pull_rows hold */

@@ -34,10 +34,26 @@ void pipeline_outlet_put(struct pipeline_outlet *outlet)
 
 /* -- The heap: the most urgent part on top ------------------------------------------------------------------------ */
 
+/*
+ * Of what is equally urgent each job has its turn by the bytes that it has sent: one that posts more, or earlier, waits for
+ * itself. A part's turn is the end of that of its job's part before it, or now, where the job had nothing to send; now is the
+ * turn of the part that went last. (That is start-time fair queueing.) Parts of a job come here in the order in which they
+ * should leave.
+ */
+static void take_turn(struct pipeline_part *part)
+{
+	struct pipeline_job *job = part->round->tensor->job;
+
+	part->turn = MAX(job->turn, job->pipeline->turn);
+	job->turn = part->turn + part->unsent;
+}
+
 static bool is_before(const struct pipeline_part *a, const struct pipeline_part *b)
 {
 	if (a->round->priority != b->round->priority)
 		return a->round->priority > b->round->priority;
+	if (a->turn != b->turn)
+		return a->turn < b->turn;
 	if (a->round != b->round)
 		return a->round->sequence < b->round->sequence;
 	if (a->extent.block != b->extent.block)
@@ -81,6 +97,7 @@ int pipeline_outlet_push(struct pipeline_outlet *outlet, struct pipeline_part *p
 		outlet->heap = heap;
 		outlet->heap_capacity = capacity;
 	}
+	take_turn(part);
 	outlet->n_heap++;
 	sift(outlet, part, outlet->n_heap - 1);
 	return 0;
@@ -125,6 +142,9 @@ void pipeline_outlet_pump(struct pipeline_outlet *outlet)
 	       outlet->ahead < pipeline_deal_ahead(outlet->heap[0]->round->tensor->job)) {
 		struct pipeline_part *part = outlet->heap[0];
 
+		/* What goes to our own server costs no job its turn. */
+		if (part->unsent)
+			outlet->pipeline->turn = MAX(outlet->pipeline->turn, part->turn);
 		pipeline_outlet_remove(outlet, part);
 		pipeline_part_begin(part);
 	}

@@ -21,6 +21,7 @@ struct pipeline_part {
 	size_t server;
 	struct pipeline_outlet *outlet; /* NULL: there is none now */
 	size_t heap_index;
+	uint64_t turn;	     /* among all jobs': outlet.c */
 	uint64_t charged;    /* bytes ahead in the outlet */
 	uint64_t unsent;     /* counted in its round */
 	struct block *block; /* the gathered sum, then the answer */
