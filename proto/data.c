@@ -104,7 +104,7 @@ uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n)
 	return epoch ^ (uint32_t)(digest >> 32) ^ (uint32_t)digest;
 }
 
-bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n)
+bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_servers)
 {
 	bool more = false, any = false;
 
@@ -113,12 +113,12 @@ bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n)
 			moves[i] = from[i];
 			more = true;
 		}
-		any |= !(moves[i] & 1);
+		any |= i < n_servers && !(moves[i] & 1);
 	}
 	/* Two sides of a network that was cut may each have gone on without the other's. */
-	for (size_t i = 0; i < n && !any; i++)
+	for (size_t i = 0; i < n_servers && !any; i++)
 		moves[i]++;
-	return more || (n && !any);
+	return more || (n_servers && !any);
 }
 
 void data_moves_swap(uint32_t *moves, size_t n)

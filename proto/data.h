@@ -127,7 +127,8 @@ struct data_header {
 		total; /* bytes of the whole block; all contributors must agree. push_pull_rows: part_len */
 	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
 	/*
-	 * broadcast: the source rank. push_pull of a job with a quorum, and accumulate: in PUSH 1 to wait for all nodes, in
+	 * broadcast: the source rank. Of an elastic job: all_gather: how many ranks were gone when it was submitted; in RESULT,
+	 * how many had gone when it was made; in OFFER `priority` says that. push_pull of a job with a quorum, and accumulate: in PUSH 1 to wait for all nodes, in
 	 * RESULT how many contributions are in it. Else 0.
 	 */
 	uint32_t root;
@@ -188,13 +189,17 @@ static inline size_t data_rows_len(size_t n, size_t row_len)
  * Payload of MOVE: for each server of the job's view how often it has gone and come, uint32. Odd: the job goes on without it.
  * What two say is united by taking the larger of each; all odd counts as each one more. Calls and notices about data carry in
  * `epoch` a digest of it, data_moves_epoch(), and count only where that is the receiver's.
+ *
+ * Of an elastic job as many numbers follow as the run began with ranks: 0, DATA_MOVES_LOST or DATA_MOVES_LEFT.
  */
+#define DATA_MOVES_LOST	 1u
+#define DATA_MOVES_LEFT	 3u /* in good order */
 #define DATA_MOVES_MAX	 65535u
 #define DATA_MOVES_OFTEN (1u << 30) /* more often does no server come and go */
 
 uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n);
 /* Takes over what is more in `from`. Returns whether anything was. */
-bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n);
+bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_servers);
 /* In place, both ways. */
 void data_moves_swap(uint32_t *moves, size_t n);
 

@@ -47,7 +47,7 @@
 #include <stdatomic.h>
 
 #define LEDGER_MAGIC   0x4c535042u /* "BPSL" */
-#define LEDGER_VERSION 3
+#define LEDGER_VERSION 4
 
 #define LEDGER_RECORDS \
 	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */
@@ -94,6 +94,12 @@ static_assert(sizeof(struct ledger_process) == 16, "ledger_process is a format")
 
 enum ledger_record_state { LEDGER_FREE = 0, LEDGER_MOVING = 1 };
 
+/*
+ * Of a reduction of an elastic job that goes through servers: nothing of its results is in an output before all are in
+ * cells, which then stay until all are in the outputs. Such a record marks no parts.
+ */
+enum ledger_stage { LEDGER_GATHERS = 0, LEDGER_COMMITTED = 1, LEDGER_SCATTERED = 2 };
+
 struct ledger_record {
 	_Atomic uint32_t state; /* enum ledger_record_state */
 	uint8_t dtype, operation, reduction, pad;
@@ -103,7 +109,7 @@ struct ledger_record {
 	uint64_t elements; /* of the operation, or of each block where they are equal */
 	uint64_t digest;   /* of the counts; 0: equal blocks */
 	_Atomic uint64_t low;
-	uint64_t pad3;
+	_Atomic uint64_t stage; /* enum ledger_stage | ranks that had gone << 32 */
 	_Atomic uint64_t done[LEDGER_WINDOW / 64];
 	char tensor[TENSOR_NAME_MAX + 1];
 } _cache_aligned_;
@@ -139,7 +145,7 @@ struct ledger_cell {
 	uint32_t block, part, len, root;
 	uint64_t offset, total;
 	uint8_t dtype, operation, reduction, pad2;
-	uint32_t pad3;
+	uint32_t n_gone; /* elastic job: ranks that had gone when the result was made */
 } _cache_aligned_;
 static_assert(sizeof(struct ledger_cell) == CACHE_LINE, "ledger_cell is a format");
 

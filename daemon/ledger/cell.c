@@ -254,6 +254,7 @@ void ledger_cell_whole(struct ledger *ledger, uint32_t number)
 	cell->part = what->part;
 	cell->len = what->len;
 	cell->root = what->root;
+	cell->n_gone = what->n_gone;
 	cell->offset = what->offset;
 	cell->total = what->total;
 	cell->dtype = what->dtype;
@@ -300,13 +301,38 @@ uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round)
 	return LEDGER_NO_CELL;
 }
 
+static const char *name_of(const struct ledger *ledger, uint64_t key)
+{
+	for (size_t i = 0; i < ledger->n_known; i++)
+		if (ledger->known[i]->key == key)
+			return ledger->known[i]->name;
+	return NULL;
+}
+
+void ledger_cells_drop(struct ledger *ledger)
+{
+	for (uint32_t i = 0; i < ledger->cells_used; i++) {
+		const struct ledger_kept *kept = &ledger->kept[i];
+		const struct ledger_old *old;
+		const char *name;
+
+		if (!kept->stale || !kept->what.reduction)
+			continue;
+		name = name_of(ledger, kept->what.key);
+		old = name ? ledger_find_old(ledger, name, kept->what.round) : NULL;
+		/* Without a record, the round is over here. */
+		if (old && (uint32_t)old->stage == LEDGER_GATHERS)
+			ledger_cell_free(ledger, i);
+	}
+}
+
 static bool cell_valid(const struct ledger *ledger, const struct ledger_cell *cell)
 {
 	return cell->key && cell->round && cell->len <= ledger->part_bytes &&
 	       cell->offset <= cell->total && cell->len <= cell->total - cell->offset &&
 	       cell->dtype <= DTYPE_MAX_ && cell->operation && cell->operation <= OPERATION_MAX_ &&
 	       cell->reduction <= REDUCTION_MAX_ && cell->root < JOB_RANKS_MAX &&
-	       cell->has_data <= 1;
+	       cell->n_gone < JOB_RANKS_MAX && cell->has_data <= 1;
 }
 
 static int read_cell(struct ledger *ledger, uint32_t number, struct failure *failure)
@@ -332,6 +358,7 @@ static int read_cell(struct ledger *ledger, uint32_t number, struct failure *fai
 		.part = copy.part,
 		.len = copy.len,
 		.root = copy.root,
+		.n_gone = copy.n_gone,
 		.stripe = copy.stripe,
 		.dtype = copy.dtype,
 		.operation = copy.operation,

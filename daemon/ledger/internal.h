@@ -12,6 +12,7 @@ struct ledger_old {
 	uint32_t record;
 	char tensor[TENSOR_NAME_MAX + 1];
 	uint64_t round, elements, digest, low;
+	uint64_t stage;
 	uint64_t done[LEDGER_WINDOW / 64];
 	unsigned dtype, operation, reduction;
 	uint32_t root, n_came;
@@ -103,6 +104,11 @@ static inline void ledger_fence(void)
 int ledger_take_hands(struct ledger *ledger, struct failure *failure);
 /* Clears the hands that were left in a record. */
 void ledger_drop_hands(struct ledger *ledger, uint32_t record);
+
+/* ledger.c */
+/* The record that the daemon before has left of a round, or NULL. */
+const struct ledger_old *ledger_find_old(const struct ledger *ledger, const char *tensor,
+					 uint64_t round);
 
 /* cell.c */
 /* Makes room for cells; n_cells is set. Returns 0 or -ENOMEM. */

@@ -197,6 +197,7 @@ static int read_record(struct ledger *ledger, uint32_t number, struct failure *f
 		.elements = copy.elements,
 		.digest = copy.digest,
 		.low = atomic_load_explicit(&copy.low, memory_order_relaxed),
+		.stage = atomic_load_explicit(&copy.stage, memory_order_relaxed),
 		.dtype = copy.dtype,
 		.operation = copy.operation,
 		.reduction = copy.reduction,
@@ -210,7 +211,8 @@ static int read_record(struct ledger *ledger, uint32_t number, struct failure *f
 	    !old->tensor[0] || !memchr(old->tensor, 0, sizeof(old->tensor)) ||
 	    !dtype_size(old->dtype) || !old->operation || old->operation > OPERATION_MAX_ ||
 	    (!old->reduction && !ledger->n_cells) || old->reduction > REDUCTION_MAX_ ||
-	    !old->round || old->low % 64)
+	    !old->round || old->low % 64 || (uint32_t)old->stage > LEDGER_SCATTERED ||
+	    old->stage >> 32 >= JOB_RANKS_MAX)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: record %u", number);
 	ledger->n_old++;
 	return 0;
@@ -390,6 +392,12 @@ static struct ledger_old *find_old(const struct ledger *ledger, const char *tens
 	return NULL;
 }
 
+const struct ledger_old *ledger_find_old(const struct ledger *ledger, const char *tensor,
+					 uint64_t round)
+{
+	return find_old(ledger, tensor, round, round);
+}
+
 static void record_free(struct ledger *ledger, uint32_t record)
 {
 	atomic_store_explicit(&ledger_record(ledger, record)->state, LEDGER_FREE,
@@ -454,6 +462,7 @@ static void record_write(struct ledger *ledger, uint32_t number, const struct le
 	record->elements = facts->elements;
 	record->digest = digest;
 	atomic_store_explicit(&record->low, 0, memory_order_relaxed);
+	atomic_store_explicit(&record->stage, LEDGER_GATHERS, memory_order_relaxed);
 	for (size_t i = 0; i < ARRAY_SIZE(record->done); i++)
 		atomic_store_explicit(&record->done[i], 0, memory_order_relaxed);
 	memset(record->tensor, 0, sizeof(record->tensor));
@@ -506,6 +515,8 @@ int ledger_round_begin(struct ledger *ledger, struct ledger_round *round,
 	if (old) {
 		round->record = old->record;
 		round->low = old->low;
+		round->stage = (uint32_t)old->stage;
+		round->n_gone = (uint32_t)(old->stage >> 32);
 		memcpy(round->done, old->done, sizeof(round->done));
 		old_remove(ledger, old);
 		clear_ahead(round);
@@ -538,7 +549,17 @@ bool ledger_round_reaches(const struct ledger_round *round, uint64_t part)
 
 bool ledger_round_has(const struct ledger_round *round, uint64_t part)
 {
-	return part < round->low || round->done[ledger_word(part)] & ledger_bit(part);
+	return round->stage == LEDGER_SCATTERED || part < round->low ||
+	       round->done[ledger_word(part)] & ledger_bit(part);
+}
+
+void ledger_round_set_stage(struct ledger_round *round, enum ledger_stage stage, uint32_t n_gone)
+{
+	round->stage = stage;
+	round->n_gone = n_gone;
+	atomic_store_explicit(&ledger_record(round->ledger, round->record)->stage,
+			      stage | (uint64_t)n_gone << 32, memory_order_release);
+	ledger_fence();
 }
 
 void ledger_round_advance(struct ledger_round *round, uint64_t part)

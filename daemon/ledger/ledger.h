@@ -84,6 +84,8 @@ struct ledger_round {
 	struct ledger *ledger;
 	uint32_t record;
 	uint64_t low; /* our own copy: all parts below are done */
+	enum ledger_stage stage;
+	uint32_t n_gone; /* since it is committed: ledger_what's, of its parts the most */
 	uint64_t done[LEDGER_WINDOW / 64];
 };
 
@@ -109,6 +111,9 @@ bool ledger_find_rows(const struct ledger *ledger, const char *tensor, uint64_t 
 		      uint64_t *ret_n_rows);
 /* Rounds first to last of a tensor have ended otherwise, if the daemon before had begun them. */
 void ledger_forget(struct ledger *ledger, const char *tensor, uint64_t first, uint64_t last);
+
+/* All results are in cells and stay there; or, of one whose results were, in all outputs. */
+void ledger_round_set_stage(struct ledger_round *round, enum ledger_stage stage, uint32_t n_gone);
 
 /* -- Parts ---------------------------------------------------------------------------------------------------------- */
 
@@ -163,7 +168,7 @@ void ledger_round_mark(const struct ledger_round *round, uint64_t part);
 /* What a cell holds. */
 struct ledger_what {
 	uint64_t key, round, offset, total;
-	uint32_t block, part, len, root;
+	uint32_t block, part, len, root, n_gone;
 	uint16_t stripe; /* its place in the job's placement */
 	uint8_t dtype, operation, reduction;
 	bool has_data;
@@ -193,6 +198,8 @@ uint32_t ledger_cells_used(struct ledger *ledger);
 /* The result is in the cell, with all that kept->what says. Any thread, of a cell that it works on. */
 void ledger_cell_whole(struct ledger *ledger, uint32_t cell);
 void ledger_cell_free(struct ledger *ledger, uint32_t cell);
+/* Forgets results of reductions that the daemon before had not all of: of an elastic job, they count no more. */
+void ledger_cells_drop(struct ledger *ledger);
 /*
  * Rounds of this tensor up to this one are over here: cells that the daemon before has left of them are like any other
  * from now on. Returns the next of them, or LEDGER_NO_CELL.

@@ -4,6 +4,12 @@
  * Inside, ranks keep the numbers that they have had since the run began. What a trainer is told, and says, counts only
  * those that are in the job: a number means something together with the membership in which it was counted. Memberships
  * are counted through all runs of the job; each change has its own.
+ *
+ * Over nodes, who is out stands in job->moves behind the servers (move.c): whoever knows as much has the same data_epoch, and a
+ * result is made by nodes of one data_epoch only, so of one set of ranks. When a rank is out every node attaches again, and
+ * pushes again what is not committed: a reduction is committed on a node once all its results are in cells there, and only
+ * then is an output touched. Who has committed a round offers its results to the others and does not push it, so the round
+ * ends with that set on all nodes; if nobody has, all of them do it again without the rank. Nothing has to be decided by one.
  */
 #include "base/log.h"
 #include "pipeline/device.h"
@@ -63,7 +69,17 @@ uint32_t pipeline_elastic_size(const struct pipeline_job *job)
 
 bool pipeline_elastic_is_out(const struct pipeline_job *job, uint32_t index)
 {
-	return job->out[job->layout.rank_of_local[index]];
+	return job->gone[index] || job->out[job->layout.rank_of_local[index]];
+}
+
+bool pipeline_elastic_is_first(const struct pipeline_job *job)
+{
+	uint32_t first = job->shape.n_nodes;
+
+	for (uint32_t rank = 0; rank < job->shape.size; rank++)
+		if (!job->out[rank])
+			first = MIN(first, job->layout.node_of_rank[rank]);
+	return first == job->shape.node;
 }
 
 struct pipeline_place pipeline_place(const struct pipeline_member *member)
@@ -112,13 +128,24 @@ void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index
 			      struct pipeline_request *request)
 {
 	const struct pipeline_job *job = round->tensor->job;
+	uint32_t rank = job->layout.rank_of_local[index];
 
 	if (!job->shape.elastic || pipeline_elastic_is_out(job, index))
 		return;
+	if (job->distributed && !round->failure.status) {
+		/* As it was when the result was made: all ranks are told the same. */
+		request->outcome = (struct pipeline_outcome){
+			.membership = job->first_membership + round->n_gone,
+			.size = job->shape.size - round->n_gone,
+			.rank = count(job, rank, job->first_membership + round->n_gone),
+			.n_came = job->shape.size - round->n_gone,
+		};
+		return;
+	}
 	request->outcome = (struct pipeline_outcome){
 		.membership = job->membership,
 		.size = pipeline_elastic_size(job),
-		.rank = count(job, job->layout.rank_of_local[index], job->membership),
+		.rank = count(job, rank, job->membership),
 		.n_came = round->failure.status ? 0 : round->n_in,
 		.n_waiting = n_waiting(job),
 	};
@@ -138,6 +165,38 @@ static bool needs_layout(const struct pipeline_request *request)
 	return request->operation == OPERATION_REDUCE_SCATTER ||
 	       request->operation == OPERATION_ALL_TO_ALL ||
 	       (request->operation == OPERATION_ALL_GATHER && request->counts);
+}
+
+/* What the servers are told of who is out: in job->moves, behind them. */
+static uint32_t said_of(const struct pipeline_job *job, uint32_t rank)
+{
+	return job->moves[job->n_servers + rank];
+}
+
+/* Goes on without ranks of this node: `index` was lost (RANK_AWAY: none), others that are gone have left. */
+static void go_without(struct pipeline_job *job, uint32_t index, const char *why)
+{
+	size_t n = pipeline_move_n(job);
+	_cleanup_(freep) uint32_t *moves = calloc(n, sizeof(moves[0]));
+	struct failure failure;
+
+	if (!moves) {
+		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
+		pipeline_job_fail(job, &failure, NULL);
+		return;
+	}
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->gone[i])
+			moves[job->n_servers + job->layout.rank_of_local[i]] =
+				i == index ? DATA_MOVES_LOST : DATA_MOVES_LEFT;
+	pipeline_move_unite(job, moves, n, why);
+}
+
+/* Ranks here that have left are missed only now. */
+static void settle(struct pipeline_job *job)
+{
+	if (job->distributed && job->n_gone)
+		go_without(job, RANK_AWAY, "a rank has left");
 }
 
 /* Entries for ranks that are in this membership, to which others have none, become entries for all. */
@@ -176,6 +235,12 @@ static int expand(const struct pipeline_job *job, uint32_t membership,
 	return 0;
 }
 
+static bool is_over_nodes(unsigned operation)
+{
+	return operation == OPERATION_PUSH_PULL || operation == OPERATION_BROADCAST ||
+	       operation == OPERATION_ALL_GATHER || operation == OPERATION_BARRIER;
+}
+
 int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
 			    struct pipeline_request *request, struct failure *failure)
 {
@@ -186,6 +251,11 @@ int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
 	request->n_seats = job->shape.size;
 	if (!job->shape.elastic)
 		return 0;
+	if (job->distributed && !is_over_nodes(request->operation))
+		return failure_set(failure, -EOPNOTSUPP,
+				   "an elastic job over several nodes has push_pull, broadcast, "
+				   "all_gather and barrier, and no %s",
+				   operation_name(request->operation));
 	membership = membership_of(job, request->membership);
 	request->n_seats = count(job, job->shape.size, membership);
 	request->seat = count(job, request->seat, membership);
@@ -214,8 +284,9 @@ static int check_layout(const struct pipeline_round *round, uint32_t n, struct f
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		const struct pipeline_request *request = round->ranks[i].request;
 
+		/* What ranks of other nodes give is known by the layout alone. */
 		if (!request || request->n_seats == n ||
-		    !(needs_layout(request) || is_in_place(round, request)))
+		    !(job->distributed || needs_layout(request) || is_in_place(round, request)))
 			continue;
 		return failure_set(
 			failure, -EREMCHG,
@@ -237,16 +308,39 @@ static void gather_less(struct pipeline_round *round)
 			round->ranks[i].request ? round->ranks[i].request->input_count : 0;
 }
 
-int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure)
+/* All that are in the job give as much. */
+static void gather_alike(struct pipeline_round *round, uint64_t elements)
 {
-	const struct pipeline_request *first = pipeline_round_first(round);
+	const struct pipeline_job *job = round->tensor->job;
+
+	for (uint32_t rank = 0; rank < job->shape.size; rank++)
+		round->counts[rank] = job->out[rank] ? 0 : elements;
+}
+
+/* The ranks that are in it. */
+static uint32_t n_ranks(const struct pipeline_round *round)
+{
 	const struct pipeline_job *job = round->tensor->job;
 	uint32_t n = 0;
 
-	if (!job->shape.elastic)
-		return 0;
+	if (job->distributed)
+		return pipeline_elastic_size(job);
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		n += round->ranks[i].request != NULL;
+	return n;
+}
+
+int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure)
+{
+	const struct pipeline_request *first = pipeline_round_first(round);
+	struct pipeline_job *job = round->tensor->job;
+	uint32_t n;
+
+	if (!job->shape.elastic)
+		return 0;
+	settle(job);
+	n = n_ranks(round);
+	round->n_gone_said = job->n_out;
 	if (n == job->shape.size)
 		return 0;
 	if (pipeline_device_concerns(round))
@@ -264,7 +358,9 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 		round->counts = calloc(2 * (size_t)job->shape.size, sizeof(round->counts[0]));
 		if (!round->counts)
 			return failure_set(failure, -ENOMEM, "out of memory");
-		if (first->operation == OPERATION_ALL_GATHER && !first->counts)
+		if (first->operation == OPERATION_ALL_GATHER && !first->counts && job->distributed)
+			gather_alike(round, first->input_count);
+		else if (first->operation == OPERATION_ALL_GATHER && !first->counts)
 			gather_less(round);
 		else if (first->operation == OPERATION_ALL_GATHER)
 			memcpy(round->counts, first->counts,
@@ -281,6 +377,160 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 
 /* -- Going on without a rank --------------------------------------------------------------------------------------- */
 
+void pipeline_elastic_recall(struct pipeline_job *job)
+{
+	if (!job->shape.elastic || !job->resumed)
+		return;
+	ledger_cells_drop(job->ledger);
+	job->first_membership = job->membership = ledger_membership(job->ledger);
+	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
+		uint32_t local = job->layout.local_of_rank[rank];
+
+		job->out[rank] = ledger_out(job->ledger, rank);
+		job->membership = MAX(job->membership, job->out[rank]);
+		job->n_out += job->out[rank] != 0;
+		/* Who knows better how it went says so. */
+		if (job->out[rank])
+			job->moves[job->n_servers + rank] = DATA_MOVES_LOST;
+		if (local == RANK_AWAY)
+			continue;
+		job->gone[local] = job->out[rank] || ledger_has_left(job->ledger, rank);
+		job->n_gone += job->gone[local] && !job->out[rank];
+	}
+}
+
+/* Whether any rank of this node is in the job. */
+static bool any_here(const struct pipeline_job *job)
+{
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (!job->out[job->layout.rank_of_local[i]])
+			return true;
+	return false;
+}
+
+/* A rank of this node lives, and the others go on without it. */
+static void drop_here(struct pipeline_job *job, uint32_t index, const struct failure *why)
+{
+	struct pipeline_member *member = job->members[index];
+	uint64_t number = job->number;
+
+	job->gone[index] = true;
+	if (job->ledger)
+		ledger_leave(job->ledger, member->rank);
+	pipeline_job_detach(member);
+	pipeline_round_exclude(job, index);
+	pipeline_tensor_without(job, index);
+	pipeline_round_without(job, index, why);
+	if (member->leaving)
+		member->left(member);
+	else
+		member->ended(member, number, why);
+}
+
+/* More ranks are out. Returns whether the job goes on, and here. */
+static bool goes_on(struct pipeline_job *job, bool lost, const char *why)
+{
+	struct failure failure;
+
+	if (!any_here(job)) {
+		/* The others go on: they hear no more than that. */
+		pipeline_move_tell_all(job);
+		for (size_t i = 0; i < job->n_servers; i++)
+			pipeline_keep_detach(job, i);
+		(void)failure_set(&failure, -ESTALE,
+				  "job %s goes on without the ranks of this node: %s", job->name,
+				  why);
+		pipeline_job_fail(job, &failure, NULL);
+		return false;
+	}
+	if (lost && (job->device || pipeline_elastic_size(job) < job->shape.min_ranks)) {
+		(void)failure_set(&failure, -EPIPE, "job %s: %s, and %s", job->name, why,
+				  job->device ? "memory on a device cannot be missed"
+					      : "the job has too few ranks left");
+		pipeline_job_fail(job, &failure, NULL);
+		return false;
+	}
+	return true;
+}
+
+void pipeline_elastic_go_on(struct pipeline_job *job, const char *why)
+{
+	struct failure failure;
+
+	if (!job->shape.elastic || job->state != JOB_RUNNING)
+		return;
+	(void)failure_set(&failure, -ESTALE, "this rank was dropped from job %s: %s", job->name,
+			  why);
+	pipeline_job_hold(job);
+	for (uint32_t i = 0; i < job->layout.n_local && job->state == JOB_RUNNING; i++)
+		if (job->members[i] && job->out[job->layout.rank_of_local[i]])
+			drop_here(job, i, &failure);
+	pipeline_round_prolong(job);
+	pipeline_elastic_try(job);
+	pipeline_job_release(job);
+}
+
+bool pipeline_elastic_moved(struct pipeline_job *job, const char *why)
+{
+	struct pipeline_ranks_text names = { 0 };
+	uint32_t n = 0;
+	bool lost = false;
+
+	for (uint32_t rank = 0; job->shape.elastic && rank < job->shape.size; rank++)
+		n += said_of(job, rank) & 1 && !job->out[rank];
+	if (!n)
+		return true;
+	/* As many nodes have the same results know the same ranks: so the number is theirs, too. */
+	job->membership += n;
+	job->n_out += n;
+	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
+		uint32_t local = job->layout.local_of_rank[rank];
+
+		if (!(said_of(job, rank) & 1) || job->out[rank])
+			continue;
+		lost |= said_of(job, rank) == DATA_MOVES_LOST;
+		pipeline_ranks_add(&names, rank);
+		job->out[rank] = job->membership;
+		ledger_set_out(job->ledger, rank, job->membership);
+		if (local != RANK_AWAY)
+			job->n_gone -= job->gone[local];
+	}
+	log_notice("job %s: %u of %u ranks from now on, without %s: %s", job->name,
+		   pipeline_elastic_size(job), job->shape.size, pipeline_ranks_end(&names), why);
+	return goes_on(job, lost && job->state == JOB_RUNNING, why);
+}
+
+/* After a restart: some may have died, or others may have gone on without some, meanwhile. */
+static void resumed_far(struct pipeline_job *job)
+{
+	for (uint32_t i = 0; i < job->layout.n_local && job->n_gone; i++)
+		if (job->gone[i] && !job->out[job->layout.rank_of_local[i]])
+			go_without(job, i, "a rank has died or left");
+	pipeline_elastic_go_on(job, "so the others said while this daemon was away");
+}
+
+/* The others do not know yet that this rank is gone. */
+static void drop_far(struct pipeline_job *job, uint32_t index, const struct failure *failure,
+		     bool leaves)
+{
+	if (job->gone[index])
+		return;
+	job->gone[index] = true;
+	job->n_gone++;
+	if (!leaves)
+		ledger_leave(job->ledger, job->layout.rank_of_local[index]);
+	pipeline_job_hold(job);
+	/* One that leaves is missed only when a round is to do without it: most often, all leave. */
+	if (!leaves)
+		go_without(job, index, failure->text);
+	if (job->state == JOB_RUNNING) {
+		pipeline_round_exclude(job, index);
+		pipeline_tensor_without(job, index);
+		pipeline_round_without(job, index, failure);
+	}
+	pipeline_job_release(job);
+}
+
 void pipeline_elastic_formed(struct pipeline_job *job)
 {
 	if (!job->shape.elastic)
@@ -288,6 +538,10 @@ void pipeline_elastic_formed(struct pipeline_job *job)
 	if (!job->resumed) {
 		if (job->ledger)
 			ledger_set_membership(job->ledger, job->membership);
+		return;
+	}
+	if (job->distributed) {
+		resumed_far(job);
 		return;
 	}
 	job->first_membership = job->membership = ledger_membership(job->ledger);
@@ -316,6 +570,10 @@ void pipeline_elastic_drop(struct pipeline_job *job, uint32_t index, const struc
 
 	if (job->state != JOB_RUNNING || job->out[rank])
 		return;
+	if (job->distributed) {
+		drop_far(job, index, failure, leaves);
+		return;
+	}
 	job->out[rank] = ++job->membership;
 	job->n_out++;
 	if (job->ledger)

@@ -80,6 +80,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	free(job->members);
 	free(job->left);
 	free(job->out);
+	free(job->gone);
 	free(job->node_of_rank);
 	(void)arrivals_free(job->arrivals);
 	free(job);
@@ -143,7 +144,8 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	job->members = calloc(join->local_size, sizeof(job->members[0]));
 	job->left = calloc(join->local_size, sizeof(job->left[0]));
 	job->out = calloc(join->size, sizeof(job->out[0]));
-	if (!job->members || !job->left || !job->out)
+	job->gone = calloc(join->local_size, sizeof(job->gone[0]));
+	if (!job->members || !job->left || !job->out || !job->gone)
 		return error_origin(-ENOMEM);
 	r = pipeline_join_digest(join, job->secret_digest);
 	if (r)

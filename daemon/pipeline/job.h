@@ -109,6 +109,9 @@ struct pipeline_job {
 	uint32_t membership, first_membership; /* now; when the run began */
 	uint32_t *out; /* by rank: the membership from which on it is not in the job; 0: it is */
 	uint32_t n_out, n_regrouping;
+	uint8_t *
+		gone; /* by local number: dead, or left; over servers it is not out before they know */
+	size_t n_gone;		/* of these, how many are not out */
 	uint64_t regroup_by_ns; /* CLOCK_NEVER: nobody has asked */
 	struct layout layout;	/* once RUNNING, or joined at the home server */
 
@@ -138,7 +141,8 @@ struct pipeline_job {
 	struct pipeline_failed *failed; /* a ring of PIPELINE_FAILED, or NULL */
 	size_t n_failed;		/* ever */
 	/* Which servers it goes on with: move.c. */
-	uint32_t *moves;	 /* how often each has gone and come; NULL unless keep */
+	uint32_t *
+		moves; /* how often each has gone and come; elastic: then, by rank, who is out; NULL unless keep */
 	uint32_t data_epoch;	 /* of what is said about data */
 	uint64_t n_moved;	 /* how often this node has gone over */
 	uint16_t *first_stripes; /* as the home has dealt them */
@@ -286,6 +290,10 @@ void pipeline_move_done(struct pipeline_job *job);
 bool pipeline_move_is_in(const struct pipeline_job *job, size_t server);
 /* Whether the cluster has no such member any more: its lease is over, or it has left. */
 bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server);
+/* Entries of job->moves. */
+size_t pipeline_move_n(const struct pipeline_job *job);
+/* Tells all servers, as this node attaches nowhere any more. */
+void pipeline_move_tell_all(struct pipeline_job *job);
 size_t pipeline_move_n_in(const struct pipeline_job *job);
 /* The job's home among the servers that are in by `moves`. Returns 0 or -ENOMEM. */
 int pipeline_move_home(const struct pipeline_job *job, const uint32_t *moves, size_t *ret_server);
@@ -380,6 +388,14 @@ void pipeline_elastic_drop(struct pipeline_job *job, uint32_t index, const struc
 /* The same for a member that is late, which is told. */
 void pipeline_elastic_drop_late(struct pipeline_job *job, uint32_t index,
 				const struct failure *failure);
+/* Takes what the ledger says of those who are out to job->moves. */
+void pipeline_elastic_recall(struct pipeline_job *job);
+/* job->moves has changed: perhaps more ranks are out. Returns false when the job is over by that. */
+bool pipeline_elastic_moved(struct pipeline_job *job, const char *why);
+/* The job has gone over: drops ranks here that are out. */
+void pipeline_elastic_go_on(struct pipeline_job *job, const char *why);
+/* Whether this node is the first that is in the job. */
+bool pipeline_elastic_is_first(const struct pipeline_job *job);
 /* Ranks that are in the job. */
 uint32_t pipeline_elastic_size(const struct pipeline_job *job);
 bool pipeline_elastic_is_out(const struct pipeline_job *job, uint32_t index);

@@ -73,12 +73,6 @@ static int check_elastic(const struct pipeline_join *j, struct failure *failure)
 				   "rank %u: a job that is elastic waits for all its ranks: it has "
 				   "no quorum and no async",
 				   j->rank);
-	if (j->elastic && !j->newcomer && (j->n_nodes > 1 || j->force_distributed))
-		return failure_set(
-			failure, -EOPNOTSUPP,
-			"rank %u: the ranks of an elastic job are all on one node, and go "
-			"through no server",
-			j->rank);
 	if (j->newcomer && !j->elastic)
 		return failure_set(failure, -EINVAL, "a newcomer, but the job is not elastic");
 	return 0;

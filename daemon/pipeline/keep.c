@@ -167,6 +167,30 @@ static bool count_loss(struct pipeline_server *server, uint64_t now_ns, const ch
 	return true;
 }
 
+/* What is held of it counts no more: another set of ranks may be what the next has. */
+static void unhold(struct pipeline_job *job, size_t number)
+{
+	struct pipeline_round *round;
+	struct pipeline_part *part;
+	size_t n = 0;
+
+	list_for_each (round, &job->rounds, job_link) {
+		if (!round->gated || round->committed || round->failure.status)
+			continue;
+		list_for_each (part, &round->parts, link) {
+			if (part->state != PART_HELD || part->server != number)
+				continue;
+			pipeline_part_unhold(part);
+			n++;
+		}
+	}
+	/* As many cells are free. */
+	while (n-- && (part = list_first(&job->starved, struct pipeline_part, wait))) {
+		list_remove(&part->wait);
+		pipeline_part_feed(part);
+	}
+}
+
 void pipeline_keep_detach(struct pipeline_job *job, size_t number)
 {
 	struct pipeline_server *server = &job->servers[number];
@@ -180,6 +204,7 @@ void pipeline_keep_detach(struct pipeline_job *job, size_t number)
 	pipeline_outlet_put(TAKE_PTR(server->outlet));
 	if (number == job->home_number)
 		job->home = NULL;
+	unhold(job, number);
 }
 
 void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why)
@@ -430,6 +455,7 @@ void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
 			.total = what->total,
 			.part_len = what->len,
 			.root = what->root,
+			.priority = (int32_t)what->n_gone,
 		},
 		.payload = what->has_data ? ledger_cell_data(job->ledger, cell) : NULL,
 		.done = on_offered,

@@ -31,6 +31,11 @@ bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server)
 	return true;
 }
 
+size_t pipeline_move_n(const struct pipeline_job *job)
+{
+	return job->n_servers + (job->shape.elastic ? job->shape.size : 0);
+}
+
 size_t pipeline_move_n_in(const struct pipeline_job *job)
 {
 	size_t n = 0;
@@ -120,9 +125,13 @@ int pipeline_move_init(struct pipeline_job *job)
 	job->data_epoch = job->view->epoch;
 	if (!job->keep)
 		return 0;
-	job->moves = calloc(job->n_servers, sizeof(job->moves[0]));
+	job->moves = calloc(pipeline_move_n(job), sizeof(job->moves[0]));
 	job->first_stripes = job->stripes;
-	return job->moves ? 0 : error_origin(-ENOMEM);
+	if (!job->moves)
+		return error_origin(-ENOMEM);
+	pipeline_elastic_recall(job);
+	job->data_epoch = data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job));
+	return 0;
 }
 
 void pipeline_move_done(struct pipeline_job *job)
@@ -142,7 +151,7 @@ void pipeline_move_done(struct pipeline_job *job)
 
 static void tell(struct pipeline_job *job, struct peer *peer)
 {
-	size_t n = job->n_servers;
+	size_t n = pipeline_move_n(job);
 	_cleanup_(freep) uint32_t *copy = calloc(n, sizeof(copy[0]));
 	struct data_header header = {
 		.op = DATA_MOVE,
@@ -158,6 +167,13 @@ static void tell(struct pipeline_job *job, struct peer *peer)
 	data_moves_swap(copy, n);
 	/* Without memory it hears of it from another node, or when this one attaches there again. */
 	(void)peer_notice(peer, &header, copy);
+}
+
+void pipeline_move_tell_all(struct pipeline_job *job)
+{
+	for (size_t i = 0; i < job->n_servers; i++)
+		if (job->servers[i].outlet && !job->servers[i].outlet->lost)
+			tell(job, job->servers[i].outlet->peer);
 }
 
 /* A server has what it has of a push_pull_rows from all nodes or from none: it cannot be had again. */
@@ -208,7 +224,7 @@ static void go_over(struct pipeline_job *job, const char *why)
 	uint64_t now_ns = clock_now_ns();
 	struct failure failure;
 
-	job->data_epoch = data_moves_epoch(job->view->epoch, job->moves, job->n_servers);
+	job->data_epoch = data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job));
 	job->n_moved++;
 	if (deal(job) || pipeline_move_home(job, job->moves, &job->home_number)) {
 		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
@@ -217,8 +233,12 @@ static void go_over(struct pipeline_job *job, const char *why)
 	}
 	log_notice("job %s: goes on with %zu of %zu servers: %s", job->name,
 		   pipeline_move_n_in(job), job->n_servers, why);
-	job->home = NULL;
 	pipeline_job_hold(job);
+	if (!pipeline_elastic_moved(job, why)) {
+		pipeline_job_release(job);
+		return;
+	}
+	job->home = NULL;
 	for (size_t i = 0; i < job->n_servers; i++) {
 		struct pipeline_server *server = &job->servers[i];
 		bool is_in = pipeline_move_is_in(job, i);
@@ -234,15 +254,16 @@ static void go_over(struct pipeline_job *job, const char *why)
 	}
 	sort_parked(job);
 	fail_rows(job);
+	pipeline_elastic_go_on(job, why);
 	FAILPOINT("job-moved");
 	pipeline_job_release(job);
 }
 
 void pipeline_move_unite(struct pipeline_job *job, const uint32_t *moves, size_t n, const char *why)
 {
-	if (job->state == JOB_OVER || job->suspended || !job->moves || n != job->n_servers)
+	if (job->state == JOB_OVER || job->suspended || !job->moves || n != pipeline_move_n(job))
 		return;
-	if (data_moves_unite(job->moves, moves, n))
+	if (data_moves_unite(job->moves, moves, n, job->n_servers))
 		go_over(job, why);
 }
 
@@ -267,11 +288,11 @@ bool pipeline_move_without(struct pipeline_job *job, size_t number, const char *
 	/* Who reaches none of the others is itself cut off. */
 	for (size_t i = 0; job->moves && i < job->n_servers; i++)
 		other |= i != number && job->servers[i].attached;
-	moves = other ? calloc(job->n_servers, sizeof(moves[0])) : NULL;
+	moves = other ? calloc(pipeline_move_n(job), sizeof(moves[0])) : NULL;
 	if (!moves)
 		return false;
 	moves[number] = job->moves[number] + 1;
-	pipeline_move_unite(job, moves, job->n_servers, why);
+	pipeline_move_unite(job, moves, pipeline_move_n(job), why);
 	return true;
 }
 
@@ -283,16 +304,16 @@ void pipeline_move_look(struct pipeline_job *job, size_t number)
 	_cleanup_(freep) uint32_t *moves = NULL;
 
 	/* One node is enough. */
-	if (job->shape.node)
+	if (!pipeline_elastic_is_first(job))
 		return;
 	server->return_ns =
 		MIN(MAX(2 * server->return_ns, (uint64_t)RETURN_NS), (uint64_t)RETURN_MAX_NS);
 	(void)loop_timer_set(job->pipeline->params.loop, &server->timer,
 			     clock_now_ns() + server->return_ns);
-	moves = job->state == JOB_RUNNING ? calloc(job->n_servers, sizeof(moves[0])) : NULL;
+	moves = job->state == JOB_RUNNING ? calloc(pipeline_move_n(job), sizeof(moves[0])) : NULL;
 	if (!moves)
 		return;
-	memcpy(moves, job->moves, job->n_servers * sizeof(moves[0]));
+	memcpy(moves, job->moves, pipeline_move_n(job) * sizeof(moves[0]));
 	moves[number]++;
 	(void)pipeline_setup_ask_back(job, number, moves);
 }
@@ -303,9 +324,9 @@ void pipeline_move_back(struct pipeline_job *job, size_t number)
 
 	if (pipeline_move_is_in(job, number))
 		return;
-	moves = calloc(job->n_servers, sizeof(moves[0]));
+	moves = calloc(pipeline_move_n(job), sizeof(moves[0]));
 	if (!moves)
 		return;
 	moves[number] = job->moves[number] + 1;
-	pipeline_move_unite(job, moves, job->n_servers, "one is back");
+	pipeline_move_unite(job, moves, pipeline_move_n(job), "one is back");
 }

@@ -117,7 +117,8 @@ static void part_finish(struct pipeline_part *part)
 	struct pipeline_job *job = job_of(part);
 	bool was_unsent;
 
-	if (round->ledger.ledger && !job->suspended && (part->stored || !job->distributed))
+	if (round->ledger.ledger && !round->gated && !job->suspended &&
+	    (part->stored || !job->distributed))
 		ledger_round_advance(&round->ledger, part->ledger.number);
 	if (job->keep && !job->suspended)
 		let_go(part);
@@ -262,7 +263,7 @@ static void part_work(struct pipeline_part *part, unsigned thread)
 	if (!marks)
 		return;
 	/* A round on devices is not recorded: it does not outlive this process. */
-	if (part->round->ledger.ledger)
+	if (part->round->ledger.ledger && !part->round->gated)
 		ledger_round_mark(&part->round->ledger, part->ledger.number);
 	part->stored = true;
 	FAILPOINT("part-marked");
@@ -468,12 +469,42 @@ static void *first_output(const struct pipeline_part *part)
 	return NULL;
 }
 
+void pipeline_part_end(struct pipeline_part *part)
+{
+	part_finish(part);
+}
+
+/* Its cell is the only place where the others of the round may find it, until all are in the outputs here. */
+static void scattered(struct pipeline_part *part)
+{
+	struct pipeline_round *round = part->round;
+	struct pipeline_part *next;
+
+	if (round->failure.status) {
+		part_finish(part);
+		return;
+	}
+	part->state = PART_SCATTERED;
+	if (++round->n_scattered < round->n_made)
+		return;
+	ledger_round_set_stage(&round->ledger, LEDGER_SCATTERED, round->n_gone);
+	FAILPOINT("round-scattered");
+	/* It ends with the last. */
+	round->n_parts++;
+	list_for_each_safe (part, next, &round->parts, link)
+		part_finish(part);
+	pipeline_round_part_done(round);
+}
+
 static void on_scattered(struct task *task)
 {
 	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
 
 	part->posted = false;
-	pipeline_device_up(part);
+	if (!part->round->gated)
+		pipeline_device_up(part);
+	else if (!job_of(part)->suspended)
+		scattered(part);
 }
 
 static void scatter(struct pipeline_part *part)
@@ -538,11 +569,52 @@ static void on_rows_answer(struct pipeline_part *part)
 		part_finish(part);
 }
 
+/* Its result counts, once those of all parts do. */
+static void hold(struct pipeline_part *part)
+{
+	struct ledger *ledger = job_of(part)->ledger;
+	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+
+	if (part->block && kept->what.has_data)
+		metric_copy(&job_of(part)->pipeline->copied, ledger_cell_data(ledger, part->cell),
+			    part->block->data, kept->what.len);
+	part->block = block_unref(part->block);
+	ledger_cell_whole(ledger, part->cell);
+	part->state = PART_HELD;
+	FAILPOINT("part-held");
+	pipeline_round_held(part->round);
+}
+
+void pipeline_part_unhold(struct pipeline_part *part)
+{
+	part->round->n_held--;
+	ledger_cell_free(job_of(part)->ledger, part->cell);
+	part->cell = LEDGER_NO_CELL;
+	part->number = 0;
+	pipeline_keep_park(part);
+}
+
+void pipeline_part_scatter(struct pipeline_part *part)
+{
+	part->state = PART_SCATTER;
+	scatter(part);
+}
+
+static void push_again(struct pipeline_part *part);
+
 /* A result has come, and there is a cell for it. */
 static void keep(struct pipeline_part *part)
 {
-	const struct pipeline_round *round = part->round;
+	struct pipeline_round *round = part->round;
 	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
+
+	/* It waited for the cell, and its server was lost meanwhile. */
+	if (round->gated && part->attachment != server_of(part)->attachment) {
+		push_again(part);
+		return;
+	}
+	if (job_of(part)->shape.elastic)
+		round->n_gone = MAX(round->n_gone, part->call.answer.root);
 
 	kept->what = (struct ledger_what){
 		.key = round->tensor->key,
@@ -553,6 +625,7 @@ static void keep(struct pipeline_part *part)
 		.part = part->extent.part,
 		.len = part->extent.len,
 		.root = round->partition.root,
+		.n_gone = job_of(part)->shape.elastic ? part->call.answer.root : 0,
 		.stripe = (uint16_t)stripe_of(part),
 		.dtype = (uint8_t)round->tensor->dtype,
 		.operation = (uint8_t)round->partition.operation,
@@ -560,6 +633,10 @@ static void keep(struct pipeline_part *part)
 		.has_data = part->extent.len && is_for_here(part),
 	};
 	kept->taken = kept->busy = true;
+	if (round->gated) {
+		hold(part);
+		return;
+	}
 	part->state = PART_SCATTER;
 	pipeline_device_down(part, !is_for_here(part), false, scatter);
 }
@@ -780,6 +857,11 @@ static void on_gathered(struct task *task)
 		part_finish(part);
 		return;
 	}
+	/* Who contributes here may be others now. */
+	if (part->round->gated && part->moved != job_of(part)->n_moved) {
+		push_again(part);
+		return;
+	}
 	if (part->extent.len && is_from_here(part))
 		payload = part->block ? part->block->data : part->inputs[0];
 	/* Staging is not held while other nodes are waited for, unless there is plenty. */
@@ -810,6 +892,7 @@ static void gather(struct pipeline_part *part)
 void pipeline_part_begin(struct pipeline_part *part)
 {
 	part->state = PART_GATHER;
+	part->moved = job_of(part)->n_moved;
 	if (part->round->rows) {
 		part->block = pipeline_rows_take(part->round->rows, &part->extent);
 		pipeline_outlet_charge(part->outlet, part, part->extent.len);
@@ -840,7 +923,7 @@ static bool needs_server(const struct pipeline_part *part)
 /* The daemon before has left its result: whether it goes on from there. */
 static bool start_stale(struct pipeline_part *part)
 {
-	const struct pipeline_round *round = part->round;
+	struct pipeline_round *round = part->round;
 	struct ledger *ledger = job_of(part)->ledger;
 	uint32_t cell = round->rows ? LEDGER_NO_CELL
 				    : ledger_cell_find(ledger, round->tensor->key, round->number,
@@ -856,6 +939,12 @@ static bool start_stale(struct pipeline_part *part)
 		return false;
 	part->cell = cell;
 	kept->busy = true;
+	round->n_gone = MAX(round->n_gone, kept->what.n_gone);
+	if (round->gated) {
+		part->state = PART_HELD;
+		pipeline_round_held(round);
+		return true;
+	}
 	part->state = PART_SCATTER;
 	pipeline_device_down(part, !is_for_here(part), false, scatter);
 	return true;
@@ -882,6 +971,7 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 		return error_trace(r);
 	part->ledger = ledger;
 	part->ledger.number = number;
+	round->n_made++;
 	if (!needs_server(part)) {
 		start_local(part);
 		return 0;
@@ -915,12 +1005,17 @@ void pipeline_part_drop_queued(struct pipeline_round *round)
 	struct pipeline_part *part, *next;
 
 	list_for_each_safe (part, next, &round->parts, link) {
-		if (part->state != PART_QUEUED)
-			continue;
-		if (list_linked(&part->wait))
+		if (part->state == PART_HELD) {
+			round->n_held--;
+			ledger_cell_free(job_of(part)->ledger, part->cell);
+			part->cell = LEDGER_NO_CELL;
+		} else if (part->state == PART_QUEUED && list_linked(&part->wait)) {
 			list_remove(&part->wait);
-		else
+		} else if (part->state == PART_QUEUED) {
 			pipeline_outlet_remove(part->outlet, part);
+		} else if (part->state != PART_SCATTERED) {
+			continue;
+		}
 		part_finish(part);
 	}
 }

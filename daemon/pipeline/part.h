@@ -3,13 +3,22 @@
  *
  *	local:		WORK (one sum or copy, here or in the pool)
  *	distributed:	QUEUED (in the outlet of its server) -> WORK (gather) -> CALL (push, wait, pull) -> WORK (scatter)
+ *	gated:		... CALL -> HELD (for all parts of the round) -> WORK (scatter) -> SCATTERED (the same)
  */
 #pragma once
 
 #include "gpu/gpu.h"
 #include "pipeline/round.h"
 
-enum pipeline_part_state { PART_NEW, PART_QUEUED, PART_GATHER, PART_CALL, PART_SCATTER };
+enum pipeline_part_state {
+	PART_NEW,
+	PART_QUEUED,
+	PART_GATHER,
+	PART_CALL,
+	PART_HELD, /* of a round that is gated: its result is in its cell, and in no output; */
+	PART_SCATTER,
+	PART_SCATTERED, /* and in all, and others are not */
+};
 
 struct pipeline_part {
 	struct list link; /* the round's, or the job's spare ones */
@@ -42,6 +51,7 @@ struct pipeline_part {
 	bool again; /* pushed before, on a connection that broke; the server has not been lost since */
 	uint32_t number;     /* of the result, */
 	uint64_t attachment; /* since this */
+	uint64_t moved;	     /* job's n_moved when it was begun */
 	bool stored;	     /* the result is in its cell, in the outputs, and marked */
 	bool posted;	     /* is in the pool */
 	size_t n_inputs, n_outputs;
@@ -85,6 +95,12 @@ struct pipeline_part *pipeline_part_free(struct pipeline_part *part);
 void pipeline_part_choose(struct pipeline_part *part);
 /* Its server is attached (again). */
 void pipeline_part_unpark(struct pipeline_part *part);
+/* It is held, and its round committed. */
+void pipeline_part_scatter(struct pipeline_part *part);
+/* Every part of its round is in the outputs. */
+void pipeline_part_end(struct pipeline_part *part);
+/* It is held, and counts no more, as the server that it has its result from was lost: waits for one. */
+void pipeline_part_unhold(struct pipeline_part *part);
 /* There may be a cell for its result. */
 void pipeline_part_feed(struct pipeline_part *part);
 

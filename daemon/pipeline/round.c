@@ -80,7 +80,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 	list_init(&round->parts);
 	list_init(&round->deal_link);
 	list_init(&round->device_link);
-	for (uint32_t i = 0; job->n_out && i < job->layout.n_local; i++) {
+	for (uint32_t i = 0; (job->n_out || job->n_gone) && i < job->layout.n_local; i++) {
 		round->ranks[i].came = pipeline_elastic_is_out(job, i);
 		round->n_came += round->ranks[i].came;
 	}
@@ -229,6 +229,9 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 
 	if (round->failure.status)
 		return;
+	/* It is done for all: what is left is to copy it here. */
+	if (round->scattering && job->state == JOB_RUNNING)
+		return;
 	round->failure = *failure;
 	if (tell && job->distributed && tensor->key)
 		pipeline_setup_fail_round(job, tensor->key, round->number, round->alone, failure);
@@ -253,11 +256,12 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 bool pipeline_round_can_begin_part(const struct pipeline_round *round)
 {
 	/* While it is refilled, that counts as one. */
-	unsigned n_parts = round->n_parts - round->refilling;
+	unsigned n_parts = round->n_parts - round->refilling - round->n_held;
 
 	if (round->cut || round->failure.status || job_of(round)->suspended)
 		return false;
-	if (round->ledger.ledger && !ledger_round_reaches(&round->ledger, round->n_cut))
+	if (round->ledger.ledger && !round->gated &&
+	    !ledger_round_reaches(&round->ledger, round->n_cut))
 		return false;
 	return n_parts < ROUND_PARTS_MAX && pipeline_deal_has_room(round);
 }
@@ -304,11 +308,61 @@ void pipeline_round_part_done(struct pipeline_round *round)
 		return;
 	if (!round->cut && !round->failure.status) {
 		/* Not for each single one. */
-		if (round->n_parts <= ROUND_PARTS_MAX / 2 && pipeline_round_can_begin_part(round))
+		if (round->n_parts - round->n_held <= ROUND_PARTS_MAX / 2 &&
+		    pipeline_round_can_begin_part(round))
 			pipeline_round_refill(round);
+	} else if (round->n_held && round->n_held == round->n_made && !round->failure.status) {
+		pipeline_round_commit(round);
 	} else if (!round->n_parts && !pipeline_rows_continue(round)) {
 		round_finish(round);
 	}
+}
+
+void pipeline_round_held(struct pipeline_round *round)
+{
+	round->n_held++;
+	/* As if it were done: another may begin. */
+	round->n_parts++;
+	pipeline_round_part_done(round);
+}
+
+void pipeline_round_commit(struct pipeline_round *round)
+{
+	struct pipeline_part *part, *next;
+
+	if (round->scattering || round->refilling)
+		return;
+	round->committed = round->scattering = true;
+	round->n_held = 0;
+	ledger_round_set_stage(&round->ledger, LEDGER_COMMITTED, round->n_gone);
+	FAILPOINT("round-committed");
+	round->n_parts++;
+	list_for_each_safe (part, next, &round->parts, link)
+		pipeline_part_scatter(part);
+	pipeline_round_part_done(round);
+}
+
+void pipeline_round_exclude(struct pipeline_job *job, uint32_t index)
+{
+	struct pipeline_round *round;
+
+	list_for_each (round, &job->rounds, job_link) {
+		if (round->state != ROUND_MOVING || !round->gated || round->committed ||
+		    !round->ranks[index].in)
+			continue;
+		round->ranks[index].in = false;
+		round->n_in--;
+	}
+}
+
+void pipeline_round_prolong(struct pipeline_job *job)
+{
+	uint64_t deadline_ns = clock_now_ns() + job->request_timeout_ns + SERVER_GRACE_NS;
+	struct pipeline_round *round;
+
+	list_for_each (round, &job->rounds, job_link)
+		if (round->state == ROUND_MOVING && round->deadline_ns != CLOCK_NEVER)
+			round->deadline_ns = MAX(round->deadline_ns, deadline_ns);
 }
 
 /*
@@ -357,7 +411,7 @@ static int round_record(struct pipeline_round *round, struct failure *failure)
 		.operation = first->operation,
 		.reduction = first->reduction,
 		.root = first->root,
-		.n_came = job->shape.elastic ? round->n_in : 0,
+		.n_came = job->shape.elastic && !job->distributed ? round->n_in : 0,
 	};
 
 	if (!job->ledger)
@@ -392,6 +446,10 @@ static void round_start(struct pipeline_round *round)
 		return;
 	}
 	round->state = ROUND_MOVING;
+	round->gated = job->shape.elastic && job->distributed && round->ledger.ledger &&
+		       first->operation == OPERATION_PUSH_PULL;
+	round->committed = round->gated && round->ledger.stage != LEDGER_GATHERS;
+	round->n_gone = round->ledger.n_gone;
 	round->sequence = job->pipeline->n_rounds_started++;
 	round->reduction = first->reduction;
 	round->n_contributions = job->distributed ? job->shape.size : round->n_in;
@@ -405,7 +463,7 @@ static void round_start(struct pipeline_round *round)
 		.counts = first->operation == OPERATION_ALL_GATHER && round->counts ? round->counts
 										    : first->counts,
 		.ranks = round->partition_ranks,
-		.root = first->root,
+		.root = first->operation == OPERATION_ALL_GATHER ? round->n_gone_said : first->root,
 	};
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_rank *rank = &round->ranks[i];
@@ -890,7 +948,8 @@ uint64_t pipeline_round_expire(struct pipeline_job *job, uint64_t now_ns)
 			if (round->failure.status)
 				continue;
 			/* Sums and copies on this node need no deadline. */
-			if (round->state == ROUND_MOVING && !job->distributed)
+			if (round->state == ROUND_MOVING &&
+			    (!job->distributed || round->scattering))
 				continue;
 			if (round->deadline_ns <= now_ns) {
 				expired = round;

@@ -65,7 +65,15 @@ struct pipeline_round {
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */
-	uint64_t n_cut;	  /* parts cut so far, but for empty ones: the number of the next */
+	/*
+	 * A reduction of an elastic job over nodes: its results are held in cells until all are there, so that it can be done
+	 * again without a rank that is lost meanwhile. Then it is committed, here and so for all: elastic.c.
+	 */
+	bool gated, committed, scattering;
+	unsigned n_made, n_held, n_scattered; /* of its parts */
+	uint32_t n_gone; /* elastic, over nodes: ranks that had gone when its result was made */
+	uint32_t n_gone_said; /* all_gather: when it was submitted */
+	uint64_t n_cut;	      /* parts cut so far, but for empty ones: the number of the next */
 	struct ledger_round ledger;
 	uint64_t unsent; /* bytes of parts that have yet to leave for a server: deal.c's */
 	struct list parts;
@@ -87,6 +95,14 @@ void pipeline_round_refill(struct pipeline_round *round);
 bool pipeline_round_can_begin_part(const struct pipeline_round *round);
 /* A part has gone; the round ends with its last. */
 void pipeline_round_part_done(struct pipeline_round *round);
+/* A part is held. */
+void pipeline_round_held(struct pipeline_round *round);
+/* Every result is in a cell, and all parts are made: goes on to the outputs. */
+void pipeline_round_commit(struct pipeline_round *round);
+/* This local rank is not in what is done again. */
+void pipeline_round_exclude(struct pipeline_job *job, uint32_t index);
+/* Rounds that are done again have as long as from their beginning. */
+void pipeline_round_prolong(struct pipeline_job *job);
 /* Ends the requests of rounds that had ended before a restart: tensor->past_rounds has grown. */
 void pipeline_round_settle(struct pipeline_tensor *tensor);
 /* Starts what can start. */

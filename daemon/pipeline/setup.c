@@ -212,6 +212,10 @@ static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 	m.node_name = (char *)own_name(job->view);
 	m.has_resume = job->resumable;
 	m.resume = job->resumable;
+	m.has_elastic = m.has_min_ranks = m.has_max_ranks = job->shape.elastic;
+	m.elastic = job->shape.elastic;
+	m.min_ranks = job->shape.min_ranks;
+	m.max_ranks = job->shape.max_ranks;
 	m.stragglers = stragglers_of(job, &stragglers);
 	return error_trace(setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join));
 }
@@ -332,9 +336,10 @@ static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer,
 		home.epoch = job->view->epoch;
 		home.view_digest = view_server_digest(job->view);
 		m.home = server == at_home ? &home : NULL;
-		m.n_moves = job->n_servers;
+		m.n_moves = pipeline_move_n(job);
 		m.moves = moves;
 		m.has_server = true;
+		m.has_elastic = m.elastic = job->shape.elastic;
 		m.server = (uint32_t)server;
 		m.has_asks_back = m.asks_back = moves != job->moves;
 	}

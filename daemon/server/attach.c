@@ -7,6 +7,9 @@
 #include "server/keep.h"
 #include "server/round.h"
 
+/* Elastic: nodes attach at all servers at once, but machines may be busy. */
+#define ELASTIC_ATTACH_MS UINT64_C(10000)
+
 const char *attach_differs(const struct job *job, const struct attach *attach)
 {
 	if (strcmp(job->name, attach->job))
@@ -22,6 +25,8 @@ const char *attach_differs(const struct job *job, const struct attach *attach)
 		return "layout";
 	if (!stragglers_equal(&job->stragglers, &attach->stragglers))
 		return "word on stragglers";
+	if (job->elastic != attach->elastic)
+		return "word on being elastic";
 	if (job->resume != attach->resume)
 		return "word on restarts";
 	return NULL;
@@ -49,6 +54,8 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	job->since_ns = clock_now_ns();
 	/* Elsewhere than at the home every job begins so: whether it has begun before, only its nodes know. */
 	job->resume = job->fresh = attach->resume;
+	job->elastic = attach->elastic;
+	job->lost_timeout_ms = attach->lost_timeout_ms;
 	job->home = attach->home;
 	job->part_bytes = attach->part_bytes;
 	job->epoch = attach->epoch;
@@ -62,10 +69,13 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 		job->n_moves = attach->n_moves;
 		memcpy(job->moves, attach->moves, job->n_moves * sizeof(job->moves[0]));
 	}
+	elastic_begin(job);
 	if (!r)
 		r = job_start(job, number);
+	/* A node that was lost before this server knew of the job is not waited for longer than one that it has seen. */
 	if (!r)
-		r = attach_expect(job, job->request_timeout_ms);
+		r = attach_expect(job, job->elastic ? MAX(job->lost_timeout_ms, ELASTIC_ATTACH_MS)
+						    : job->request_timeout_ms);
 	if (r)
 		return failure_set(failure, r, "job %s: out of memory", job->name);
 	*ret_job = TAKE_PTR(job);
@@ -261,6 +271,8 @@ void attach_expired(struct job *job)
 		end_left(job);
 		return;
 	}
+	if (elastic_without_absent(job))
+		return;
 	ranks_init(&missing);
 	for (uint32_t i = 0; i < job->size; i++) {
 		if (!job->nodes[job->node_of_rank[i]].attached)
@@ -295,6 +307,13 @@ uint64_t attach_lost_deadline(const struct job *job)
 	return first == CLOCK_NEVER ? first : first + job->lost_timeout_ms * NSEC_PER_MSEC;
 }
 
+int attach_lost_wake(struct job *job)
+{
+	uint64_t at_ns = attach_lost_deadline(job);
+
+	return at_ns == CLOCK_NEVER ? 0 : error_trace(job_wake_by(job, at_ns));
+}
+
 void attach_lost_expired(struct job *job, uint64_t now)
 {
 	uint64_t timeout_ns = job->lost_timeout_ms * NSEC_PER_MSEC;
@@ -302,6 +321,8 @@ void attach_lost_expired(struct job *job, uint64_t now)
 	struct seconds_text seconds;
 	struct node_text text;
 
+	if (elastic_without_lost(job, now))
+		return;
 	for (uint32_t i = 0; i < job->n_nodes && !failure.status; i++) {
 		const struct job_node *node = &job->nodes[i];
 
@@ -328,9 +349,7 @@ static int keep_places(struct job *job, const struct peer *peer, const char *why
 		log_notice("job %s: node %u: %s was lost: %s; waiting for it", job->name, node,
 			   peer_name(peer), why);
 	}
-	if (attach_lost_deadline(job) == CLOCK_NEVER)
-		return 0;
-	return error_trace(job_wake_by(job, attach_lost_deadline(job)));
+	return error_trace(attach_lost_wake(job));
 }
 
 void attach_lost(struct job *job, const struct peer *peer, const char *why)
@@ -339,7 +358,7 @@ void attach_lost(struct job *job, const struct peer *peer, const char *why)
 	struct node_text text;
 	uint32_t node;
 
-	if (job->resume && job->lost_timeout_ms && !keep_places(job, peer, why))
+	if (job->resume && (job->lost_timeout_ms || job->elastic) && !keep_places(job, peer, why))
 		return;
 	while ((node = job_node_of(job, peer)) != NODE_NONE) {
 		job->nodes[node].peer = NULL;

@@ -89,6 +89,9 @@ static int declared_new(struct job *job, const struct declare *declare,
 	declared->elements = declare->elements;
 	declared->rank = declare->rank;
 	declaring->declared = declared;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		declaring->nodes[i].said = job->nodes[i].out;
+	declaring->n_said = job->n_out;
 	declaring->since_ns = now;
 	r = job_wake_by(job, now + timeout_ns(job));
 	if (!r)
@@ -192,7 +195,8 @@ static void declare_complete(struct job *job, struct declared *declared)
 	/* Wraps round after 2^64 bytes: positions only choose servers. */
 	job->next_start += bytes_of(job, declared);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		declare_answer(declared, declaring->nodes[i].waiting);
+		if (declaring->nodes[i].waiting)
+			declare_answer(declared, declaring->nodes[i].waiting);
 	free(declaring);
 }
 
@@ -258,8 +262,8 @@ static void declare_add(struct job *job, struct declared *declared, const struct
 	said->waiting = delivery;
 	if (!failure.status)
 		(void)compare(job, declared, declare, &failure);
-	if (!failure.status)
-		(void)left_without(job, declared, &failure);
+	if (!failure.status && left_without(job, declared, &failure) && elastic_without_left(job))
+		failure.status = 0;
 	if (failure.status)
 		declare_fail(job, declared, &failure);
 	else if (declaring->n_said == job->n_nodes)
@@ -317,7 +321,7 @@ void declare_left(struct job *job)
 	struct declaring *declaring, *tmp;
 
 	list_for_each_safe (declaring, tmp, &job->declaring, link) {
-		if (left_without(job, declaring->declared, &failure))
+		if (left_without(job, declaring->declared, &failure) && !elastic_without_left(job))
 			declare_fail(job, declaring->declared, &failure);
 	}
 }

@@ -74,7 +74,7 @@ static void prepare_sum(struct slot *slot)
 		.n_inputs = n,
 		.outputs = &slot->output,
 		.n_outputs = 1,
-		.divisor = job->size,
+		.divisor = job->size - job->n_gone,
 	};
 	metric_count(&job->server->bytes_summed, (uint64_t)h->part_len * n);
 }
@@ -157,6 +157,7 @@ void engine_start(struct slot *slot)
 	bool made;
 	int r;
 
+	slot->n_gone = job->n_gone;
 	r = quorum_prepare(slot);
 	if (!r)
 		r = prepare(slot, &made);

@@ -113,6 +113,12 @@ static int check_alike(const struct job *job, const struct join *join, struct fa
 	if (!r)
 		r = differ(job, join, "size", join->size, job->size, failure);
 	if (!r)
+		r = differ(job, join, "elastic", join->elastic, job->elastic, failure);
+	if (!r)
+		r = differ(job, join, "at least ranks", join->min_ranks, job->min_ranks, failure);
+	if (!r)
+		r = differ(job, join, "at most ranks", join->max_ranks, job->max_ranks, failure);
+	if (!r)
 		r = differ(job, join, "number of nodes", join->n_nodes, job->n_nodes, failure);
 	if (!r)
 		r = differ(job, join, "part size", join->part_bytes, job->asked_part_bytes,
@@ -287,6 +293,9 @@ static int form_new(struct server *server, const struct join *join, struct job *
 	job->part_bytes = part_bytes_of(asked);
 	job->request_timeout_ms = join->request_timeout_ms;
 	job->stragglers = join->stragglers;
+	job->elastic = join->elastic;
+	job->min_ranks = join->min_ranks;
+	job->max_ranks = join->max_ranks;
 	job->join_timeout_ms = join->timeout_ms;
 	job->since_ns = clock_now_ns();
 	r = job_wake_by(job, job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC);
@@ -391,6 +400,12 @@ static int form_finish(struct job *job, struct failure *failure)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		job->resume &= job->nodes[i].join->resume;
 	joined.resume = job->resume;
+	if (job->elastic && !job->resume)
+		return failure_set(failure, -EOPNOTSUPP,
+				   "job %s: an elastic job over several nodes needs daemons whose "
+				   "option resume is on, and a session_quota that has room for its "
+				   "ledger",
+				   job->name);
 	r = form_number(job);
 	if (!r)
 		r = attach_expect(job, job->join_timeout_ms);

@@ -11,6 +11,7 @@
  *	store.c	   what is held: tensors, parts, slots
  *	engine.c   the sum, and the answers
  *	move.c	   the job goes on with other servers
+ *	elastic.c  or without some ranks
  *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
  *	quorum.c   rounds that go on without all
@@ -67,6 +68,7 @@ struct job_node {
 	struct peer *peer; /* who speaks for it; NULL: nobody yet, or lost after it left */
 	uint64_t instance;
 	bool attached, left;
+	bool out;	  /* of an elastic job: none of its ranks is in it */
 	uint64_t lost_ns; /* when its peer was, which is waited for; 0: it was not */
 	struct sent sent;
 	struct join *join;	  /* while forming: what it said last, */
@@ -119,8 +121,12 @@ struct job {
 	uint32_t *moves; /* how often each server has gone and come; NULL: never */
 	bool came_back;	 /* it had gone on without this server */
 	size_t n_moves;
-	uint32_t own_number; /* of this server among them */
-	uint32_t data_epoch; /* data_moves_epoch() */
+	/* Elastic: elastic.c. Behind the servers, `moves` says who is gone. */
+	bool elastic;
+	uint32_t min_ranks, max_ranks;
+	uint32_t n_gone, n_out; /* ranks, and nodes without ranks, that are */
+	uint32_t own_number;	/* of this server among them */
+	uint32_t data_epoch;	/* data_moves_epoch() */
 	uint64_t lost_timeout_ms;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */
@@ -201,14 +207,34 @@ bool move_is_current(const struct job *job, const struct data_header *header);
 /* A MOVE of a node. May end the job here. */
 void move_notice(struct job *job, const struct peer *from, const struct data_header *header,
 		 const void *payload);
+/* Tells all nodes that are here but one of what this server knows, or is to be known. */
+void move_tell(struct job *job, const struct peer *except, const uint32_t *moves, size_t n);
+/* Of its `moves`, how many are about servers. */
+size_t move_n_servers(const struct job *job);
 /* Asks all nodes to go on without this server. Returns whether there is another. */
 bool move_drain(struct job *job);
+/* elastic.c */
+/* Takes from job->moves who is gone: nodes without ranks are as if they had left. */
+void elastic_begin(struct job *job);
+/*
+ * Asks the other nodes of an elastic job to go on without nodes that are lost, or have left. Returns false when the job is not
+ * elastic, or no node would be left.
+ */
+bool elastic_without_lost(struct job *job, uint64_t now);
+bool elastic_without_absent(struct job *job);
+bool elastic_without_left(struct job *job);
+/* The same with nodes that have not contributed in time. */
+bool elastic_without_missing(struct job *job, const struct slot *slot);
+/* What a node knows of ranks that are gone: others hear of it. May end the job. */
+void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves);
 void attach_leave(struct job *job, uint32_t node);
 void attach_lost(struct job *job, const struct peer *peer, const char *why);
 void attach_expired(struct job *job);
 /* When the first node that was lost is waited for no longer; CLOCK_NEVER: none was. */
 uint64_t attach_lost_deadline(const struct job *job);
 void attach_lost_expired(struct job *job, uint64_t now);
+/* Has the timer expire then. Returns 0 or -ENOMEM. */
+int attach_lost_wake(struct job *job);
 /* Nodes that have joined, or will, have to attach within this time. Returns 0 or -ENOMEM. */
 int attach_expect(struct job *job, uint64_t timeout_ms);
 void declare_call(struct job *job, struct delivery *delivery);

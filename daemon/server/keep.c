@@ -99,6 +99,8 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	header.status = header.priority = 0;
 	if (stragglers_any(&job->stragglers) && slot->header.operation == OPERATION_PUSH_PULL)
 		header.root = slot->n_here + slot->n_carried;
+	if (job->elastic)
+		header.root = slot->n_gone;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->resume && delivery->peer == node->peer) {
 		uint32_t sent = 0;
@@ -138,6 +140,18 @@ static void answer_offers(struct slot *slot)
 	}
 }
 
+/* Whether those that keep it are enough: in an elastic job any of them may be lost for good. */
+static bool is_safe(const struct slot *slot)
+{
+	const struct job *job = slot->job;
+
+	for (uint32_t i = 0; job->elastic && i < job->n_nodes; i++)
+		if (set_has(job, &slot->header, i) && set_wants(job, &slot->header, i) &&
+		    !slot->acked[i])
+			return false;
+	return true;
+}
+
 /* A node keeps it. May free the slot: then returns true. */
 static bool slot_ack(struct slot *slot, uint32_t node)
 {
@@ -145,7 +159,7 @@ static bool slot_ack(struct slot *slot, uint32_t node)
 		slot->acked[node] = true;
 		slot->n_acked++;
 	}
-	if (!slot->safe && set_wants(slot->job, &slot->header, node))
+	if (!slot->safe && set_wants(slot->job, &slot->header, node) && is_safe(slot))
 		answer_safe(slot);
 	if (slot->n_acked < slot->n_expected)
 		return false;
@@ -472,7 +486,8 @@ void keep_offer(struct job *job, struct delivery *delivery)
 	}
 	slot->acked[node] = true;
 	slot->n_acked++;
-	slot->safe = true;
+	slot->safe = is_safe(slot);
+	slot->n_gone = (uint32_t)h->priority;
 	list_push_back(&slot->offers, &delivery->link);
 	keep_finish(slot);
 }

@@ -142,6 +142,9 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	join->request_timeout_ms = MIN(m->request_timeout_ms, TIMEOUT_MAX_MS);
 	join->member = m->member;
 	join->resume = m->resume;
+	join->elastic = m->elastic;
+	join->min_ranks = m->min_ranks;
+	join->max_ranks = m->max_ranks;
 	join->n_ranks = (uint32_t)m->n_ranks;
 	if (m->n_ranks)
 		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
@@ -170,10 +173,12 @@ static int check_home(const Bps__Cluster__JobAttach *m, struct failure *failure)
 
 static int check_moves(const Bps__Cluster__JobAttach *m, struct failure *failure)
 {
-	if (!m->n_moves)
+	size_t n_ranks = m->elastic ? m->size : 0;
+
+	if (!m->n_moves && !m->elastic)
 		return 0;
-	if (!m->resume || m->n_moves > DATA_MOVES_MAX || m->server >= m->n_moves ||
-	    m->moves[m->server] & 1)
+	if (!m->resume || m->n_moves > DATA_MOVES_MAX || m->n_moves <= n_ranks ||
+	    m->server >= m->n_moves - n_ranks || m->moves[m->server] & 1)
 		return failure_set(failure, -EINVAL, "job %s: servers that cannot be", m->name);
 	return 0;
 }
@@ -236,6 +241,7 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	attach->instance = m->instance;
 	attach->request_timeout_ms = MIN(m->request_timeout_ms, TIMEOUT_MAX_MS);
 	attach->resume = m->resume;
+	attach->elastic = m->elastic;
 	attach->lost_timeout_ms = MIN(m->lost_timeout_ms, TIMEOUT_MAX_MS);
 	if (m->home) {
 		attach->home = true;

@@ -20,7 +20,8 @@ struct join {
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint32_t size, n_nodes, node, local_size, epoch, part_bytes;
 	uint64_t instance, view_digest, timeout_ms, request_timeout_ms, member;
-	bool resume;
+	bool resume, elastic;
+	uint32_t min_ranks, max_ranks;
 	struct stragglers stragglers;
 	uint32_t n_ranks;
 	uint32_t ranks[]; /* distinct, below size, in increasing order */
@@ -30,7 +31,7 @@ struct attach {
 	char job[JOB_NAME_MAX + 1];
 	uint32_t size, n_nodes, node;
 	uint64_t instance, request_timeout_ms;
-	bool resume;
+	bool resume, elastic;
 	struct stragglers stragglers;
 	uint64_t lost_timeout_ms;
 	/* At the home of a job with resume. */
@@ -38,7 +39,7 @@ struct attach {
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint32_t part_bytes, epoch;
 	uint64_t view_digest;
-	/* Which servers the job goes on with: data_moves_unite(); n_moves 0: all. This one is number `server`. */
+	/* Which servers the job goes on with: data_moves_unite(); n_moves 0: all. This one is number `server`. If elastic, the last `size` are of ranks. */
 	const uint32_t *moves;
 	size_t n_moves;
 	uint32_t server;

@@ -32,7 +32,7 @@ static void tell(struct job *job, struct peer *peer, uint32_t node, const uint32
 	free(copy);
 }
 
-static void tell_others(struct job *job, const struct peer *except, const uint32_t *moves, size_t n)
+void move_tell(struct job *job, const struct peer *except, const uint32_t *moves, size_t n)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
@@ -40,6 +40,11 @@ static void tell_others(struct job *job, const struct peer *except, const uint32
 		if (node->peer && node->peer != except && !node->left)
 			tell(job, node->peer, i, moves, n);
 	}
+}
+
+size_t move_n_servers(const struct job *job)
+{
+	return job->elastic ? job->n_moves - job->size : job->n_moves;
 }
 
 static uint32_t at(const struct job *job, size_t server)
@@ -65,9 +70,11 @@ static void take_places(struct job *job, const struct job *old)
 		to->peer = from->peer;
 		to->instance = from->instance;
 		to->lost_ns = from->lost_ns;
-		to->left = to->attached = from->left;
-		job->n_left += from->left;
-		job->n_attached += from->left;
+		if (to->out || !from->left)
+			continue;
+		to->left = to->attached = true;
+		job->n_left++;
+		job->n_attached++;
 	}
 	job->lost_timeout_ms = old->lost_timeout_ms;
 	/* Without memory it is looked at when the attach is due. */
@@ -107,13 +114,14 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 		if (!old->moves)
 			return failure_set(failure, -ENOMEM, "job %s: out of memory", old->name);
 		old->n_moves = attach->n_moves;
+		memcpy(old->moves, attach->moves, old->n_moves * sizeof(old->moves[0]));
 		old->own_number = attach->server;
 		return 0;
 	}
 	if (node->instance && node->instance != attach->instance)
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   old->name, peer_name(peer), attach->node);
-	tell_others(old, peer, attach->moves, attach->n_moves);
+	move_tell(old, peer, attach->moves, attach->n_moves);
 	job_retire(old, &words);
 	r = attach_new(old->server, old->number, attach, &anew, failure);
 	if (!r) {
@@ -133,7 +141,7 @@ static void go(struct job *job, const struct peer *from, const uint32_t *moves, 
 	uint64_t number = job->number;
 
 	log_notice("job %s: it goes on without this server", job->name);
-	tell_others(job, from, moves, n);
+	move_tell(job, from, moves, n);
 	job_end(job, &words);
 	job_over_moved(server, number);
 }
@@ -152,6 +160,8 @@ void move_notice(struct job *job, const struct peer *from, const struct data_hea
 	if ((!job->moves || job->n_moves == n) && job->own_number < n &&
 	    moves[job->own_number] > at(job, job->own_number) && moves[job->own_number] & 1)
 		go(job, from, moves, n);
+	else if (job->elastic && job->n_moves == n)
+		elastic_notice(job, from, moves);
 	free(moves);
 }
 
@@ -162,7 +172,7 @@ bool move_drain(struct job *job)
 
 	if (job->state != JOB_RUNNING || !job->resume || !job->moves)
 		return false;
-	for (size_t i = 0; i < job->n_moves; i++)
+	for (size_t i = 0; i < move_n_servers(job); i++)
 		n_others += i != job->own_number && !(job->moves[i] & 1);
 	moves = n_others ? calloc(job->n_moves, sizeof(moves[0])) : NULL;
 	if (!moves)

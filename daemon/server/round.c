@@ -110,6 +110,23 @@ static void mismatch(const struct tensor *tensor, const struct data_header *a,
 		job_node_text(tensor->job, b->node, &node_b), what_b);
 }
 
+static void mismatch_round(const struct tensor *tensor, const struct data_header *a,
+			   const struct data_header *b, struct failure *failure)
+{
+	struct round_text text;
+
+	if (!tensor->job->elastic || a->operation != OPERATION_ALL_GATHER ||
+	    b->operation != OPERATION_ALL_GATHER || a->root == b->root) {
+		mismatch(tensor, a, b, false, failure);
+		return;
+	}
+	(void)failure_set(failure, -EREMCHG,
+			  "job %s: %s, round %llu: not all ranks had heard of the same losses when "
+			  "they submitted the all_gather: submit it again",
+			  tensor->job->name, tensor_text(tensor, &text),
+			  (unsigned long long)a->round);
+}
+
 /* Fails what is not complete of a round, now and later. */
 static void round_fail(struct tensor *tensor, uint64_t number, const struct failure *failure)
 {
@@ -190,7 +207,7 @@ static bool agrees(struct tensor *tensor, struct delivery *delivery)
 
 	failure.status = 0; /* without its words: this is done for every contribution */
 	if (round && !same_round(h, &round->header))
-		mismatch(tensor, h, &round->header, false, &failure);
+		mismatch_round(tensor, h, &round->header, &failure);
 	else if (slot && !same_part(h, &slot->header))
 		mismatch(tensor, h, &slot->header, true, &failure);
 	if (!failure.status)
@@ -229,6 +246,8 @@ static bool fail_left(struct tensor *tensor, const struct data_header *header,
 		return false;
 	missing = missing_text(job, header, from, true, &ranks);
 	if (!ranks.n)
+		return false;
+	if (elastic_without_left(job))
 		return false;
 	(void)failure_set(failure, -ENOTCONN, "job %s: %s, round %llu: %s %s left the job",
 			  job->name, tensor_text(tensor, &text), (unsigned long long)header->round,
@@ -294,6 +313,20 @@ static void measure(struct slot *slot, uint32_t node)
 		return;
 	round->measured = true;
 	arrivals_complete(job->arrivals, node, round->first_ns, before_ns, now_ns);
+}
+
+/* Nobody has what the rank had that is gone. */
+static void fail_gone(struct tensor *tensor, const struct data_header *header)
+{
+	struct failure failure;
+	struct round_text text;
+
+	(void)failure_set(&failure, -EREMCHG,
+			  "job %s: %s, round %llu: the rank that part of it comes from is not in "
+			  "the job any more: submit it again",
+			  tensor->job->name, tensor_text(tensor, &text),
+			  (unsigned long long)header->round);
+	round_fail(tensor, header->round, &failure);
 }
 
 void round_contribute(struct job *job, struct delivery *delivery)
@@ -376,6 +409,8 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		(void)fail_left(tensor, &header, slot->from, &failure);
 	else if (slot->n_here == slot->n_expected && by_rows)
 		rows_start(slot);
+	else if (slot->n_here == slot->n_expected && !set_is_possible(job, &header))
+		fail_gone(tensor, &header);
 	else if (slot->n_here == slot->n_expected || quorum_is_ready(slot))
 		engine_start(slot);
 }
@@ -407,7 +442,7 @@ void round_left(struct job *job, uint32_t node)
 	struct failure failure = { 0 };
 	struct slot *slot;
 
-	while ((slot = first_needing(job, node)) != NULL) {
+	while ((slot = first_needing(job, node)) != NULL && !elastic_without_left(job)) {
 		struct data_header header = slot->header;
 
 		(void)fail_left(slot->round->tensor, &header, slot->from, &failure);
@@ -433,6 +468,10 @@ void round_expired(struct job *job, uint64_t now)
 		struct round_text text;
 		const char *ranks;
 
+		if (elastic_without_missing(job, oldest)) {
+			oldest->since_ns = now;
+			continue;
+		}
 		ranks = missing_text(job, &oldest->header, oldest->from, false, &missing);
 		(void)failure_set(
 			&failure, -ETIMEDOUT,

@@ -51,6 +51,11 @@ int set_check(const struct job *job, const struct data_header *header, struct fa
 	if (header->block >= n_blocks(job, header))
 		return failure_set(failure, -EINVAL, "job %s: %s has no block %u", job->name,
 				   operation_name(header->operation), header->block);
+	if (job->elastic && (header->operation == OPERATION_REDUCE_SCATTER ||
+			     header->operation == OPERATION_ALL_TO_ALL ||
+			     header->operation == OPERATION_PUSH_PULL_ROWS))
+		return failure_set(failure, -EOPNOTSUPP, "job %s: it is elastic, and has no %s",
+				   job->name, operation_name(header->operation));
 	if (header->operation == OPERATION_BROADCAST && header->root >= job->size)
 		return failure_set(failure, -EINVAL, "job %s: broadcast from rank %u of %u",
 				   job->name, header->root, job->size);
@@ -63,6 +68,8 @@ int set_check(const struct job *job, const struct data_header *header, struct fa
 
 bool set_has(const struct job *job, const struct data_header *header, uint32_t node)
 {
+	if (job->nodes[node].out)
+		return false;
 	if (header->operation != OPERATION_ALL_TO_ALL)
 		return true;
 	return node == source(job, header) || node == target(job, header);
@@ -92,7 +99,13 @@ bool set_wants(const struct job *job, const struct data_header *header, uint32_t
 	}
 }
 
+bool set_is_possible(const struct job *job, const struct data_header *header)
+{
+	return set_reduces(header) || header->operation == OPERATION_BARRIER || !header->part_len ||
+	       !job->nodes[source(job, header)].out;
+}
+
 uint32_t set_count(const struct job *job, const struct data_header *header)
 {
-	return header->operation == OPERATION_ALL_TO_ALL ? 2 : job->n_nodes;
+	return header->operation == OPERATION_ALL_TO_ALL ? 2 : job->n_nodes - job->n_out;
 }

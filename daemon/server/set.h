@@ -9,6 +9,8 @@ int set_check(const struct job *job, const struct data_header *header, struct fa
 bool set_has(const struct job *job, const struct data_header *header, uint32_t node);
 bool set_gives(const struct job *job, const struct data_header *header, uint32_t node);
 bool set_wants(const struct job *job, const struct data_header *header, uint32_t node);
+/* Whether the node that brings the data is still in the job. */
+bool set_is_possible(const struct job *job, const struct data_header *header);
 uint32_t set_count(const struct job *job, const struct data_header *header);
 /* Data is reduced, not moved. */
 bool set_reduces(const struct data_header *header);

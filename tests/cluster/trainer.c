@@ -14,6 +14,8 @@
  *						rows, a file of int64
  *	rows REQUEST FILE			writes the numbers of the result's rows; answers how many they are
  *	contributions REQUEST			bps_request_contributions()
+ *	came REQUEST				bps_request_outcome(): membership, size, rank, how many came, how many wait
+ *	regroup
  *	barrier REQUEST TIMEOUT_MS
  *	wait REQUEST TIMEOUT_MS | poll REQUEST | cancel REQUEST | free REQUEST
  *	result REQUEST FILE			writes the output
@@ -152,6 +154,10 @@ static void do_join(char **words)
 		.quorum_timeout_ms = number_of(words, "quorum_timeout_ms", 0),
 		.asynchronous = (int)number_of(words, "async", 0),
 		.staleness = (uint32_t)number_of(words, "staleness", 0),
+		.elastic = (int)number_of(words, "elastic", 0),
+		.newcomer = (int)number_of(words, "newcomer", 0),
+		.min_ranks = (uint32_t)number_of(words, "min_ranks", 0),
+		.max_ranks = (uint32_t)number_of(words, "max_ranks", 0),
 	};
 
 	answer(bps_client_join(client, &params), "");
@@ -340,6 +346,17 @@ static void do_contributions(char **words)
 		answer_number((long)n);
 }
 
+static void do_came(char **words)
+{
+	struct bps_outcome outcome = { .size = sizeof(outcome) };
+	int r = bps_request_outcome(operations[id_of(words, 1)].request, &outcome);
+	char text[64];
+
+	snprintf(text, sizeof(text), "%u %u %u %u %u", outcome.membership, outcome.world_size,
+		 outcome.rank, outcome.n_came, outcome.n_waiting);
+	answer(r, text);
+}
+
 static void do_rows(char **words)
 {
 	struct operation *op = &operations[id_of(words, 1)];
@@ -453,6 +470,10 @@ static void run(char **words)
 		answer(0, "");
 	} else if (!strcmp(verb, "result"))
 		do_result(words);
+	else if (!strcmp(verb, "came"))
+		do_came(words);
+	else if (!strcmp(verb, "regroup"))
+		answer(bps_client_regroup(client), "");
 	else if (!strcmp(verb, "contributions"))
 		do_contributions(words);
 	else if (!strcmp(verb, "rows"))

@@ -179,16 +179,16 @@ TEST(moves_unite_in_any_order)
 		uint32_t a[3] = { 0 }, b[3] = { 0 };
 
 		for (size_t i = 0; i < 5; i++) {
-			(void)data_moves_unite(a, said[orders[o][i]], 3);
+			(void)data_moves_unite(a, said[orders[o][i]], 3, 3);
 			ASSERT_TRUE(!(a[0] & 1) || !(a[1] & 1) || !(a[2] & 1));
 		}
 		for (size_t i = 0; i < 5; i++)
-			(void)data_moves_unite(b, said[i], 3);
+			(void)data_moves_unite(b, said[i], 3, 3);
 		/* Each may have gone further by its own; told of each other they agree. */
-		(void)data_moves_unite(a, b, 3);
-		(void)data_moves_unite(b, a, 3);
+		(void)data_moves_unite(a, b, 3, 3);
+		(void)data_moves_unite(b, a, 3, 3);
 		ASSERT_MEM(a, b, sizeof(a));
-		ASSERT_TRUE(!data_moves_unite(a, b, 3));
+		ASSERT_TRUE(!data_moves_unite(a, b, 3, 3));
 		ASSERT_EQ(data_moves_epoch(7, a, 3), data_moves_epoch(7, b, 3));
 	}
 }
@@ -198,7 +198,7 @@ TEST(moves_that_cannot_be_are_not_taken)
 	uint32_t moves[2] = { 0, 2 };
 	const uint32_t wild[2] = { UINT32_MAX, DATA_MOVES_OFTEN + 1 };
 
-	ASSERT_TRUE(!data_moves_unite(moves, wild, 2));
+	ASSERT_TRUE(!data_moves_unite(moves, wild, 2, 2));
 	ASSERT_EQ(moves[0], 0);
 	ASSERT_EQ(moves[1], 2);
 	/* None: the epoch is the view's. Any two that differ in one number have different ones. */

@@ -1,0 +1,157 @@
+/*
+ * An elastic job goes on without ranks: bps(7), ELASTIC JOBS. Who is gone stands in job->moves behind the servers, so all that
+ * is said about data counts for one set of ranks only. Who learns of more says so to the others; they attach again, and the job
+ * begins anew here without those who are gone, as when its servers change.
+ */
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "server/set.h"
+#include "server/store.h"
+
+static bool is_gone(const struct job *job, uint32_t rank)
+{
+	return job->moves[move_n_servers(job) + rank] & 1;
+}
+
+void elastic_begin(struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		job->nodes[i].out = job->elastic && job->moves;
+	for (uint32_t i = 0; job->elastic && job->moves && i < job->size; i++) {
+		job->n_gone += is_gone(job, i);
+		job->nodes[job->node_of_rank[i]].out &= is_gone(job, i);
+	}
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct job_node *node = &job->nodes[i];
+
+		node->left = node->attached = node->out;
+		job->n_out += node->out;
+	}
+	job->n_left = job->n_attached = job->n_out;
+}
+
+/* Marks the ranks of a node. Returns whether that is news. */
+static bool mark(const struct job *job, uint32_t node, uint32_t how, uint32_t *moves)
+{
+	bool any = false;
+
+	for (uint32_t i = 0; i < job->size; i++) {
+		if (job->node_of_rank[i] != node || is_gone(job, i))
+			continue;
+		moves[move_n_servers(job) + i] = how;
+		any = true;
+	}
+	return any;
+}
+
+/* Nodes that are out after that, or are gone already. */
+static uint32_t n_others(const struct job *job, const bool *lost)
+{
+	uint32_t n = 0;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		n += !lost[i] && !job->nodes[i].left && job->nodes[i].peer;
+	return n;
+}
+
+/* How nodes are gone: lost (true in `lost`). Says so to the others. */
+static bool go_without(struct job *job, const bool *lost, uint32_t how)
+{
+	_cleanup_(freep) uint32_t *moves = calloc(job->n_moves, sizeof(moves[0]));
+	bool any = false;
+
+	if (!moves || !n_others(job, lost))
+		return false;
+	memcpy(moves, job->moves, job->n_moves * sizeof(moves[0]));
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct node_text text;
+
+		if (!lost[i] || !mark(job, i, how, moves))
+			continue;
+		any = true;
+		log_notice("job %s: goes on without %s, which %s", job->name,
+			   job_node_text(job, i, &text),
+			   how == DATA_MOVES_LEFT ? "left" : "was lost");
+	}
+	if (!any)
+		return false;
+	FAILPOINT("server-ranks-gone");
+	move_tell(job, NULL, moves, job->n_moves);
+	return true;
+}
+
+bool elastic_without_lost(struct job *job, uint64_t now)
+{
+	_cleanup_(freep) bool *lost = calloc(job->n_nodes, sizeof(*lost));
+	uint64_t timeout_ns = job->lost_timeout_ms * NSEC_PER_MSEC;
+
+	if (!job->elastic || !job->moves || !lost)
+		return false;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		const struct job_node *node = &job->nodes[i];
+
+		lost[i] = node->lost_ns && !node->left && node->lost_ns + timeout_ns <= now;
+	}
+	if (!go_without(job, lost, DATA_MOVES_LOST))
+		return false;
+	/* Should nobody have heard of it, they are told again. */
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (lost[i])
+			job->nodes[i].lost_ns = now;
+	return !attach_lost_wake(job);
+}
+
+bool elastic_without_absent(struct job *job)
+{
+	_cleanup_(freep) bool *lost = calloc(job->n_nodes, sizeof(*lost));
+
+	if (!job->elastic || !job->moves || !lost)
+		return false;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		lost[i] = !job->nodes[i].attached;
+	return go_without(job, lost, DATA_MOVES_LOST) &&
+	       !attach_expect(job, job->attach_timeout_ms);
+}
+
+bool elastic_without_missing(struct job *job, const struct slot *slot)
+{
+	_cleanup_(freep) bool *missing = calloc(job->n_nodes, sizeof(*missing));
+
+	if (!job->elastic || !job->moves || !missing)
+		return false;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		missing[i] = set_has(job, &slot->header, i) && !slot->from[i];
+	return go_without(job, missing, DATA_MOVES_LOST);
+}
+
+bool elastic_without_left(struct job *job)
+{
+	_cleanup_(freep) bool *left = calloc(job->n_nodes, sizeof(*left));
+
+	if (!job->elastic || !job->moves || !left)
+		return false;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		left[i] = job->nodes[i].left;
+	return go_without(job, left, DATA_MOVES_LEFT);
+}
+
+void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves)
+{
+	bool more = false, any = false;
+	struct failure failure;
+
+	for (uint32_t i = 0; i < job->size; i++) {
+		uint32_t said = moves[move_n_servers(job) + i];
+
+		more |= said & 1 && !is_gone(job, i);
+		any |= !(said & 1) && !is_gone(job, i);
+	}
+	if (any && more)
+		move_tell(job, from, moves, job->n_moves);
+	if (any)
+		return;
+	(void)failure_set(&failure, -ENOTCONN, "job %s: over: none of its ranks is left",
+			  job->name);
+	job_end(job, &failure);
+}

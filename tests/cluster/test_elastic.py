@@ -1,0 +1,312 @@
+#!/usr/bin/env python3
+"""Elastic jobs over several nodes: ranks and whole nodes are lost, and every round has one set of contributors: the same
+bits on every rank that is left, those of the reference over this set, and the same word on who came."""
+import os, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+try:
+    import numpy as np
+    import reference as ref
+except ImportError:
+    print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
+    sys.exit(77)
+from recovery import *
+
+QUICK = ('--lost-timeout=1s', '--move-timeout=300ms')
+N = 6 * PART // 4 + 12345  # several parts
+
+
+class Group:
+    """Ranks of an elastic job that submit the same rounds; some may be gone."""
+
+    def __init__(self, cluster, layout, **keys):
+        self.cluster, self.layout = cluster, layout
+        self.ranks = job(cluster, layout, elastic=1, **keys)
+        self.live, self.request = list(range(sum(layout))), 0
+
+    def each(self, *words):
+        return each([self.ranks[k] for k in self.live], *words)
+
+    def node(self, k):
+        return next(i for i in range(len(self.layout)) if k < sum(self.layout[:i + 1]))
+
+    def layout_of(self, ranks):
+        on = [sum(self.node(k) == i for k in ranks) for i in range(len(self.layout))]
+        return [n for n in on if n]
+
+    def lose(self, *ranks):
+        for k in ranks:
+            self.ranks[k].kill()
+            self.live.remove(k)
+
+    def lose_node(self, i):
+        """Daemon and trainers at once: nobody says goodbye."""
+        self.cluster.daemons[i].kill()
+        self.lose(*[k for k in self.live if self.node(k) == i])
+
+    def tensors(self):
+        self.each('tensor', 1, 'sum', FLOAT32, N)
+        self.each('tensor', 2, 'mean', BFLOAT16, N)
+        self.each('tensor', 3, 'few', INT32, 5)
+        self.each('tensor', 4, 'from', UINT8, N)
+        self.each('tensor', 5, 'pieces', INT32, -1)
+
+    def data(self, turn):
+        size = sum(self.layout)
+        return [[ref.random(dtype, n, (SEED, turn, i, k)) for k in range(size)]
+                for i, (dtype, n) in enumerate([(FLOAT32, N), (BFLOAT16, N), (INT32, 5)])]
+
+    def submit(self, turn, short=None):
+        """A round of each; in place, so that nothing can be done again once an output was touched. short: {rank: how many
+        of them it submits}."""
+        data, first = self.data(turn), self.request
+        self.request += 3
+        for k in self.live:
+            for i, reduction in list(enumerate((SUM, AVERAGE, SUM)))[:(short or {}).get(k)]:
+                self.ranks[k].submit(first + i, 1 + i, data[i][k].tobytes(), op=PUSH_PULL, red=reduction,
+                                     out=(N, N, 5)[i], inplace=1, shared=(turn + i) % 2)
+        return first
+
+    def finish(self, turn, first, before):
+        """before: who was in the job when they were submitted. Returns who came to the last of them."""
+        data, came = self.data(turn), None
+        for i, (dtype, reduction) in enumerate([(FLOAT32, SUM), (BFLOAT16, AVERAGE), (INT32, SUM)]):
+            self.each('wait', first + i, DEADLINE * 2000)
+            outcomes = [word.split() for word in self.each('came', first + i)]
+            assert all(o[:2] + o[3:] == outcomes[0][:2] + outcomes[0][3:] for o in outcomes), outcomes
+            size, n_came = int(outcomes[0][1]), int(outcomes[0][3])
+            assert size == n_came, outcomes
+            came = before if n_came == len(before) else self.live
+            assert n_came == len(came), (outcomes, before, self.live)
+            assert [int(o[2]) for o in outcomes] == [came.index(k) for k in self.live], outcomes
+            want = ref.reduce(dtype, reduction, [data[i][k] for k in came], self.layout_of(came)).tobytes()
+            for k in self.live:
+                assert self.ranks[k].result(first + i) == want, f'turn {turn}, tensor {i} on rank {k} of {came}'
+                self.ranks[k].call('free', first + i)
+        return list(came)
+
+    def turn(self, turn, then=None, short=None):
+        before = list(self.live)
+        first = self.submit(turn, short)
+        if then:
+            then()
+        return self.finish(turn, first, before)
+
+
+def says(cluster, i, text):
+    wait_for(f'{cluster.names[i]} says "{text}"', lambda: text in cluster.daemons[i].text(), 2 * DEADLINE)
+
+
+def test_a_rank_is_lost():
+    with Cluster(2, 1) as cluster:
+        group = Group(cluster, (2, 2))
+        group.tensors()
+        assert group.turn(0) == [0, 1, 2, 3]
+        assert group.turn(1, lambda: group.lose(1), {1: 1}) == [0, 2, 3]
+        assert group.turn(2) == [0, 2, 3]
+        group.turn(3, lambda: group.lose(2))
+        assert group.turn(4) == [0, 3]
+        group.each('leave')
+
+
+def test_the_last_rank_of_a_node_is_lost():
+    """Its daemon goes on summing."""
+    for colocated in (True, False):
+        with Cluster(3, 0 if colocated else 1, colocated=colocated) as cluster:
+            group = Group(cluster, (1, 2, 1))
+            group.tensors()
+            assert group.turn(0, lambda: group.lose(0), {0: 2}) == [1, 2, 3]
+            assert group.turn(1, lambda: group.lose(3), {3: 0}) == [1, 2]
+            assert group.turn(2) == [1, 2]
+            group.each('leave')
+
+
+def test_a_node_is_lost():
+    """First the job's home is somewhere, then it is lost: whichever of them it is."""
+    for victim in (0, 1, 2):
+        with Cluster(3, options=QUICK) as cluster:
+            group = Group(cluster, (2, 1, 2))
+            group.tensors()
+            group.turn(0)
+            group.turn(1, lambda: group.lose_node(victim), {k: 1 for k in range(5) if group.node(k) == victim})
+            assert group.turn(2) == group.live
+            group.each('leave')
+
+
+def test_nodes_are_lost_one_after_another_beside_spare_servers():
+    with Cluster(3, 2, colocated=False, options=QUICK) as cluster:
+        group = Group(cluster, (1, 2, 1))
+        group.tensors()
+        assert group.turn(0, lambda: group.lose_node(1), {1: 2, 2: 0}) == [0, 3]
+        assert group.turn(1, lambda: group.lose_node(0), {0: 1}) == [3]
+        assert group.turn(2) == [3]
+        group.each('leave')
+
+
+def test_a_daemon_that_comes_back_is_no_loss():
+    with Cluster(2, 1, options=('--lost-timeout=60s',)) as cluster:
+        group = Group(cluster, (2, 1))
+        group.tensors()
+
+        def again(i):
+            cluster.daemons[i].kill()
+            cluster.restart(i)
+        for turn, i in enumerate((0, 1, 2)):
+            assert group.turn(turn, lambda: again(i)) == [0, 1, 2]
+        # It remembers who is gone.
+        assert group.turn(3, lambda: group.lose(1), {1: 1}) == [0, 2]
+        assert group.turn(4, lambda: again(0)) == [0, 2]
+        assert group.turn(5, lambda: again(1)) == [0, 2]
+        group.each('leave')
+
+
+def refused(rank, *words, request=None, number=None):
+    """A call, or the end of a request, that must fail: its error."""
+    try:
+        rank.call(*words, seconds=2 * DEADLINE) if request is None else rank.wait(request, DEADLINE * 2000)
+    except BpsError as error:
+        assert number is None or error.errno == number, error
+        return error
+    raise AssertionError('completed, but should have failed')
+
+
+def test_a_node_is_lost_at_any_point():
+    """Whatever the others have of a round by then: it has one set."""
+    if not HAS_FAILPOINTS:
+        raise Skip('no failpoints')
+    for point in ('part-answered=kill@2', 'part-held=kill@3', 'part-held=kill@5', 'round-committed=kill@2', 'part-scattered=kill@4',
+                  'round-scattered=kill@3', 'ledger-cell-half=kill@6', 'server-summed=kill@3', 'server-result-answered=kill@7'):
+        with armed_cluster((1, 1, 1), 0, {1: [point]}, options=QUICK) as cluster:
+            group = Group(cluster, (1, 1, 1))
+            group.tensors()
+
+            def lost():
+                wait_for(f'daemon 1 at {point}', lambda: not cluster.daemons[1].alive())
+                group.lose(1)
+            try:
+                group.turn(0, lost)
+                assert group.turn(1) == [0, 2], point
+            except Exception as error:
+                raise AssertionError(f'{point}: {error}') from error
+            group.each('leave')
+
+
+def test_daemons_die_and_come_back_while_a_rank_is_lost():
+    """At each hand-over of the loss itself, in agents and servers."""
+    if not HAS_FAILPOINTS:
+        raise Skip('no failpoints')
+    for point in ('job-moved=kill', 'server-moved=kill', 'server-attached-again=kill@5', 'round-committed=kill@3',
+                  'part-scattered=kill@9', 'round-scattered=kill@3', 'part-held=kill@9'):
+        for i in (0, 1):
+            with armed_cluster((2, 1), 1, {i: [point]}, options=('--lost-timeout=60s', '--move-timeout=60s')) as cluster:
+                group = Group(cluster, (2, 1))
+                group.tensors()
+                with Keeper(cluster):
+                    for turn in range(3):
+                        group.turn(turn, turn == 1 and (lambda: group.lose(1)), {1: 1} if turn == 1 else None)
+                    assert group.live == [0, 2]
+                    group.each('leave')
+
+
+def test_a_rank_that_stands_still_is_dropped():
+    """After its deadline. When it wakes it is told so."""
+    with Cluster(2) as cluster:
+        group = Group(cluster, (2, 1), request_timeout_ms=3000)
+        group.tensors()
+        group.turn(0)
+        for k in (1, 2):  # beside another rank, and alone on its node
+            first = group.submit(k, {k: 0})
+            group.live.remove(k)
+            assert group.finish(k, first, group.live) == group.live
+            error = refused(group.ranks[k], 'tensor', 9, 'late', INT32, 1)
+            assert 'dropped' in error.text or 'without the ranks of this node' in error.text, error
+        group.each('leave')
+
+
+def test_too_few_are_left():
+    with Cluster(3) as cluster:
+        group = Group(cluster, (1, 1, 1), min_ranks=2)
+        group.tensors()
+        assert group.turn(0, lambda: group.lose(0), {0: 1}) == [1, 2]
+        first = group.submit(1, {2: 1})
+        group.lose(2)
+        error = refused(group.ranks[1], request=first + 2)
+        assert 'too few ranks' in error.text, error
+        # The name is free again.
+        again = Group(cluster, (1, 1, 1))
+        again.tensors()
+        assert again.turn(2) == [0, 1, 2]
+        again.each('leave')
+
+
+def test_who_leaves_is_not_waited_for():
+    with Cluster(2) as cluster:
+        group = Group(cluster, (2, 2), min_ranks=4)
+        group.tensors()
+        group.turn(0)
+        for k in (1, 2, 3):
+            group.ranks[k].call('leave')
+            group.live.remove(k)
+            assert group.turn(k) == group.live
+        group.each('leave')
+
+
+def test_operations_that_move():
+    with Cluster(2, 1) as cluster:
+        group, n = Group(cluster, (2, 1)), 777
+        group.tensors()
+        data = [ref.random(INT32, n, (SEED, 50, k)).tobytes() for k in range(3)]
+
+        def gather(request, size):
+            for k in group.live:
+                group.ranks[k].submit(request, 5, data[k], op=ALL_GATHER, out=n * size)
+
+        def gathered(request):
+            group.each('wait', request, DEADLINE * 2000)
+            for k in group.live:
+                assert group.ranks[k].result(request) == b''.join(data[j] for j in group.live)
+        gather(0, 3)
+        gathered(0)
+        group.lose(1)
+        # Not all have heard of the loss: they do it once more.
+        gather(1, 3)
+        for k in group.live:
+            refused(group.ranks[k], request=1, number=errno.EREMCHG)
+        gather(2, 2)
+        gathered(2)
+        values = ref.random(UINT8, N, (SEED, 51)).tobytes()
+        for k in group.live:
+            root = int(k == 2)
+            group.ranks[k].submit(3, 4, values if root else None, op=BROADCAST, root=1, out=N, inplace=root)
+        group.each('wait', 3, DEADLINE * 2000)
+        assert all(group.ranks[k].result(3) == values for k in group.live)
+        group.each('barrier', 4, DEADLINE * 2000)
+        # From a rank that is gone.
+        for k in group.live:
+            group.ranks[k].submit(5, 4, values if k == 2 else None, op=BROADCAST, root=1, out=N, inplace=int(k == 2))
+            break
+        group.lose(2)
+        refused(group.ranks[0], request=5, number=errno.EREMCHG)
+        for operation in (REDUCE_SCATTER, ALL_TO_ALL):
+            group.ranks[0].submit(6, 5, data[0], op=operation, out=n, **({'red': SUM} if operation == REDUCE_SCATTER else {}))
+            error = refused(group.ranks[0], request=6, number=errno.EOPNOTSUPP)
+            assert 'several nodes' in error.text, error
+            group.ranks[0].call('free', 6)
+        group.each('leave')
+
+
+def test_without_resume_it_is_refused():
+    with Cluster(2, options=('--resume=off',)) as cluster:
+        ranks = cluster.job((1, 1), join=False, elastic=1)
+        for rank in ranks:
+            rank.send('join', *(f'{key}={value}' for key, value in rank.keys.items()))
+        for rank in ranks:
+            try:
+                rank.answer()
+            except BpsError as error:
+                assert 'resume' in error.text, error
+                continue
+            raise AssertionError('joined')
+
+
+run(globals())
