@@ -96,26 +96,31 @@ void client_fail(struct bps_client *client, const char *format, ...)
 	client_wake(client);
 }
 
+/* What a look reads beside the shared memory, by its place among what client_sleep() sleeps on. */
+enum { LOOK_SOCKET = 1, LOOK_DAEMON = 2, LOOK_THREADS = 4 };
+#define LOOK_WAKEUPS (LOOK_DAEMON | LOOK_THREADS)
+
 /*
- * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep. drain: the wake-ups are
- * for the caller. While there is a leader they are for him alone: it may be another thread that wakes him.
+ * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep. Who takes the wake-ups
+ * is who was to be woken: while there is a leader they are for him alone; it may be another thread that wakes him.
  */
-static bool client_look(struct bps_client *client, bool arm, bool drain)
+static bool client_look(struct bps_client *client, bool arm, unsigned what)
 {
 	bool changed = false;
 
 	if (client->failure)
 		return true;
 
-	if (drain) {
+	if (what & LOOK_THREADS)
 		event_drain(client->wakeup);
+	if (what & LOOK_DAEMON)
 		event_drain(client->trainer_event);
-	}
 	while (session_advance(client))
 		changed = true;
 	client_arm(client, arm);
 	call_send_queued(client);
-	changed |= call_receive(client);
+	if (what & LOOK_SOCKET)
+		changed |= call_receive(client);
 	while (session_advance(client))
 		changed = true;
 	changed |= request_harvest(client, false);
@@ -130,7 +135,8 @@ bool client_progress(struct bps_client *client)
 	bool changed;
 
 	/* The leader has armed and may sleep already: it stays armed. */
-	changed = client_look(client, client->fd_used || client->leading, !client->leading);
+	changed = client_look(client, client->fd_used || client->leading,
+			      LOOK_SOCKET | (client->leading ? 0 : LOOK_WAKEUPS));
 	if (changed) {
 		if (client->fd_used)
 			event_write(client->attention);
@@ -139,9 +145,20 @@ bool client_progress(struct bps_client *client)
 	return changed;
 }
 
-static void client_sleep(struct bps_client *client, int64_t deadline_ns)
+/* Before a sleep nothing need be read that would end it: only what that is for, if somebody waits for a packet. */
+static unsigned look_before_sleep(const struct bps_client *client)
+{
+	if (client->session.state != SESSION_READY)
+		return LOOK_SOCKET | LOOK_WAKEUPS;
+	return TAILQ_EMPTY(&client->calls) ? 0 : LOOK_SOCKET;
+}
+
+/* Returns what there is to look at. */
+static unsigned client_sleep(struct bps_client *client, int64_t deadline_ns)
 {
 	struct timespec timeout, *timeoutp = NULL;
+	unsigned what = 0;
+	int r;
 	/* Another thread may lose the daemon meanwhile and close the first two: it wakes us by the third. */
 	struct pollfd fds[3] = {
 		{ .fd = client->socket, .events = POLLIN },
@@ -160,9 +177,14 @@ static void client_sleep(struct bps_client *client, int64_t deadline_ns)
 	}
 
 	client_unlock(client);
-	/* Whatever it says, EINTR too, the next look finds out. */
-	(void)!ppoll(fds, ARRAY_SIZE(fds), timeoutp, NULL);
+	r = ppoll(fds, ARRAY_SIZE(fds), timeoutp, NULL);
 	client_lock(client);
+	/* EINTR and what it may be else: the look finds out. */
+	if (r < 0)
+		return LOOK_SOCKET | LOOK_WAKEUPS;
+	for (unsigned i = 0; i < ARRAY_SIZE(fds); i++)
+		what |= fds[i].revents ? 1u << i : 0;
+	return what;
 }
 
 void client_follow(struct bps_client *client, int64_t deadline_ns)
@@ -222,6 +244,7 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 
 void client_turn(struct bps_client *client, int64_t deadline_ns)
 {
+	unsigned what;
 	bool changed;
 
 	if (client->leading) {
@@ -230,10 +253,10 @@ void client_turn(struct bps_client *client, int64_t deadline_ns)
 	}
 
 	client->leading = true;
-	changed = client_look(client, true, true);
+	changed = client_look(client, true, look_before_sleep(client));
 	if (!changed) {
-		client_sleep(client, deadline_ns);
-		changed = client_look(client, client->fd_used, true);
+		what = client_sleep(client, deadline_ns);
+		changed = client_look(client, client->fd_used, what);
 	}
 	client->leading = false;
 
@@ -270,7 +293,8 @@ _public_ int bps_client_dispatch(struct bps_client *client)
 	CLIENT_LOCKED(client);
 	if (!client->failure)
 		event_drain(client->attention);
-	if (client_look(client, client->fd_used || client->leading, !client->leading))
+	if (client_look(client, client->fd_used || client->leading,
+			LOOK_SOCKET | (client->leading ? 0 : LOOK_WAKEUPS)))
 		client_wake(client);
 	request_copy_all(client);
 	return client_failed(client);
