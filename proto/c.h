@@ -25,6 +25,13 @@
 #define CACHE_LINE	64
 #define _cache_aligned_ __attribute__((__aligned__(CACHE_LINE)))
 
+/* Fetches memory that will be written soon, or not: any address will do. */
+static inline void fetch_to_write(const void *data, size_t len)
+{
+	for (size_t i = 0; i < len; i += CACHE_LINE)
+		__builtin_prefetch((const char *)data + i, 1);
+}
+
 #define container_of(ptr, type, member) ((type *)((char *)(ptr)-offsetof(type, member)))
 
 /* Hands a pointer over: yields it and leaves NULL behind, so that a _cleanup_ finds nothing to do. */

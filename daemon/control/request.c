@@ -514,18 +514,21 @@ static void handle_declare(const struct incoming *in, const Bps__Control__Declar
 
 void session_drop_tensors(struct session *session, const struct failure *why)
 {
-	struct map_entry *entry;
+	struct map tensors = session->tensors;
+	struct map_entry *entry, *next;
 
 	session->n_runs++;
-	while ((entry = map_first(&session->tensors))) {
+	session->tensors = (struct map)MAP_INIT;
+	session->n_tensors = 0;
+	for (entry = map_first(&tensors); entry; entry = next) {
 		struct session_tensor *tensor = container_of(entry, struct session_tensor, entry);
 
-		map_remove(&session->tensors, entry);
+		next = map_next(&tensors, entry);
 		if (tensor->declare_id && why)
 			session_answer(session, tensor->declare_id, why->status, why->text);
 		free(tensor);
 	}
-	session->n_tensors = 0;
+	map_done(&tensors);
 }
 
 /* -- Cancel ------------------------------------------------------------------------------------------------------- */

@@ -379,6 +379,33 @@ static void submit(struct session *session, const struct shm_entry *entry)
 
 /* -- Draining ----------------------------------------------------------------------------------------------------- */
 
+/*
+ * What entries to come name is far apart in memory, and is fetched while those before them are worked on: at each step
+ * what the step before has made known. What they say is not to be trusted, and only looked up.
+ */
+static void fetch_ahead(const struct session *session, uint64_t tail)
+{
+	const struct shm_entry *ring = shm_ring(session->shm);
+	uint64_t n = tail - session->head;
+
+	if (n > 12)
+		map_fetch_bucket(&session->tensors,
+				 ring[(session->head + 12) % SHM_ENTRIES].tensor);
+	if (n > 8)
+		map_fetch_entry(&session->tensors, ring[(session->head + 8) % SHM_ENTRIES].tensor);
+	if (n > 4) {
+		const struct shm_entry *entry = &ring[(session->head + 4) % SHM_ENTRIES];
+		const struct session_tensor *tensor = find_tensor(session, entry->tensor);
+		uint32_t slot = *(const volatile uint32_t *)&entry->slot;
+
+		if (tensor)
+			pipeline_fetch(&tensor->declaration);
+		if (slot < SHM_SLOTS && session->requests[slot])
+			for (size_t at = 0; at < sizeof(struct session_request); at += CACHE_LINE)
+				__builtin_prefetch((char *)session->requests[slot] + at, 1);
+	}
+}
+
 /* Copies the next entry out of the trainer's reach. Returns false when there is none or the session had to be failed. */
 static bool next_entry(struct session *session, struct shm_entry *ret_entry)
 {
@@ -392,6 +419,7 @@ static bool next_entry(struct session *session, struct shm_entry *ret_entry)
 	}
 	if (tail == session->head)
 		return false;
+	fetch_ahead(session, tail);
 	memcpy(ret_entry, &shm_ring(session->shm)[session->head % SHM_ENTRIES], sizeof(*ret_entry));
 	/* The copy is what is checked and used: the compiler must not go back to the original. */
 	__asm__ volatile("" ::: "memory");

@@ -55,7 +55,7 @@ static void free_spare_parts(struct pipeline_job *job)
 struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 {
 	struct pipeline_round *round, *next;
-	struct map_entry *entry;
+	struct map_entry *entry, *next_entry;
 
 	if (!job)
 		return NULL;
@@ -66,8 +66,8 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	list_for_each_safe (round, next, &job->spare_rounds, link)
 		(void)pipeline_round_free(round);
 	free_spare_parts(job);
-	while ((entry = map_first(&job->tensors))) {
-		map_remove(&job->tensors, entry);
+	for (entry = map_first(&job->tensors); entry; entry = next_entry) {
+		next_entry = map_next(&job->tensors, entry);
 		(void)pipeline_tensor_free(container_of(entry, struct pipeline_tensor, entry));
 	}
 	map_done(&job->tensors);

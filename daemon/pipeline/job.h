@@ -35,8 +35,9 @@ struct pipeline {
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
 	uint64_t turn;		   /* of the part that went to a server last: outlet.c */
-	struct metric requests, failed, bytes, parts, parts_done, copied;
-	struct arrivals_spread spread; /* of ranks of one node */
+	struct metric requests, failed, bytes, parts, parts_done;
+	struct metric copied, copied_rows; /* of parts; in the pool, by rows */
+	struct arrivals_spread spread;	   /* of ranks of one node */
 };
 
 /* What all ranks of a job must say alike. */

@@ -27,6 +27,8 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 
 	if (part) {
 		list_remove(&part->link);
+		list_fetch_first(&job->spare_parts, struct pipeline_part, link,
+				 offsetof(struct pipeline_part, call.text));
 	} else {
 		part = calloc(1, sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
 		if (!part)
@@ -42,6 +44,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	part->outlet = NULL;
 	part->room = NULL;
 	part->remote = part->stored = part->posted = false;
+	part->n_copied = 0;
 	part->cell = LEDGER_NO_CELL;
 	part->number = 0;
 	part->unsent = 0;
@@ -127,6 +130,7 @@ static void part_finish(struct pipeline_part *part)
 		metric_count(&job->pipeline->bytes, part->extent.len);
 		metric_count(&job->pipeline->parts_done, 1);
 	}
+	metric_count(&job->pipeline->copied, part->n_copied);
 	part->block = block_unref(part->block);
 	pipeline_device_give(part);
 	was_unsent = part->unsent;
@@ -193,6 +197,13 @@ static bool is_stopped(const struct pipeline_part *part)
 	return ledger && ledger_stopped(ledger);
 }
 
+/* Counted when the part is done with, by one thread for all. */
+static void copy(struct pipeline_part *part, void *to, const void *from, size_t len)
+{
+	memcpy(to, from, len);
+	part->n_copied += len;
+}
+
 /* The sum of a part that overwrites its inputs: at any instant the ledger says how to go on. */
 static void work_recorded(struct pipeline_part *part, unsigned thread)
 {
@@ -213,9 +224,8 @@ static void work_recorded(struct pipeline_part *part, unsigned thread)
 			ledger_part_staged(ledger, len);
 		}
 		for (size_t i = 0; i < part->n_outputs; i++) {
-			metric_copy(&job_of(part)->pipeline->copied,
-				    (char *)part->outputs[i] + ledger->done, scratch,
-				    ledger->staged);
+			copy(part, (char *)part->outputs[i] + ledger->done, scratch,
+			     ledger->staged);
 			FAILPOINT("part-output-copied");
 		}
 		ledger_part_copied(ledger);
@@ -228,15 +238,13 @@ static void work_kept(struct pipeline_part *part)
 {
 	struct ledger *ledger = job_of(part)->ledger;
 	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
-	struct metric *copied = &job_of(part)->pipeline->copied;
 
 	if (!kept->whole && part->block && kept->what.has_data)
-		metric_copy(copied, ledger_cell_data(ledger, part->cell), part->block->data,
-			    kept->what.len);
+		copy(part, ledger_cell_data(ledger, part->cell), part->block->data, kept->what.len);
 	if (!kept->whole)
 		ledger_cell_whole(ledger, part->cell);
 	for (size_t i = 0; i < part->n_outputs; i++) {
-		metric_copy(copied, part->outputs[i], part->inputs[0], part->extent.len);
+		copy(part, part->outputs[i], part->inputs[0], part->extent.len);
 		FAILPOINT("part-scattered");
 	}
 }
@@ -253,8 +261,7 @@ static void part_work(struct pipeline_part *part, unsigned thread)
 		work_recorded(part, thread);
 	} else if (part->copies) {
 		for (size_t i = 0; i < part->n_outputs; i++)
-			metric_copy(&job_of(part)->pipeline->copied, part->outputs[i],
-				    part->inputs[0], part->extent.len);
+			copy(part, part->outputs[i], part->inputs[0], part->extent.len);
 		FAILPOINT("part-copied");
 	} else {
 		sum(part, part->inputs, part->outputs, part->n_outputs, part->extent.len);

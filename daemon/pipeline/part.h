@@ -37,6 +37,7 @@ struct pipeline_part {
 	struct task task;
 	struct call call;
 	bool copies;		   /* the work is copies of inputs[0], not a sum */
+	uint64_t n_copied;	   /* bytes */
 	struct ledger_part ledger; /* of a round that is recorded */
 	void *room;		   /* where the answer went, if not into the block */
 	/* What of it is on devices: device.c. */

@@ -24,13 +24,14 @@ static void metrics_init(struct pipeline *pipeline)
 		.name = "bps_agent_parts_total",
 		.help = "Parts completed for trainers of this node",
 	};
-	pipeline->copied = (struct metric)METRIC_COPIED;
+	pipeline->copied = pipeline->copied_rows = (struct metric)METRIC_COPIED;
 	metric_register(&pipeline->requests);
 	metric_register(&pipeline->failed);
 	metric_register(&pipeline->bytes);
 	metric_register(&pipeline->parts);
 	metric_register(&pipeline->parts_done);
 	metric_register(&pipeline->copied);
+	metric_register(&pipeline->copied_rows);
 	arrivals_spread_init(&pipeline->spread, "bps_rank_spread_seconds",
 			     "Between the first and the last rank of a node to come to a round.");
 }
@@ -105,6 +106,7 @@ struct pipeline *pipeline_free(struct pipeline *pipeline)
 	metric_unregister(&pipeline->parts);
 	metric_unregister(&pipeline->parts_done);
 	metric_unregister(&pipeline->copied);
+	metric_unregister(&pipeline->copied_rows);
 	arrivals_spread_done(&pipeline->spread);
 	free(pipeline);
 	return NULL;

@@ -245,6 +245,8 @@ struct pipeline_request {
 	uint64_t *expanded; /* counts of a job that has lost ranks; NULL before pipeline_submit() */
 };
 
+/* Fetches what the next pipeline_submit() of it looks at first. */
+void pipeline_fetch(const struct pipeline_declaration *declaration);
 /*
  * Submits. done() may come before it returns. invalid: what the door found wrong with this request already, or NULL: then
  * the round fails for all ranks with these words. A round that is not the declaration's next fails the job (-EPROTO); but

@@ -61,6 +61,8 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 		return error_origin(-EDQUOT);
 	if (round) {
 		list_remove(&round->link);
+		list_fetch_first(&job->spare_rounds, struct pipeline_round, link,
+				 offsetof(struct pipeline_round, failure));
 		/* All but the words of its failure. */
 		memset(round, 0, offsetof(struct pipeline_round, failure));
 		memset(round->ranks, 0, ranks);
@@ -733,6 +735,17 @@ void pipeline_round_settle(struct pipeline_tensor *tensor)
 		round_recycle(round);
 	}
 	pipeline_job_let_leave(tensor->job);
+}
+
+void pipeline_fetch(const struct pipeline_declaration *declaration)
+{
+	struct pipeline_tensor *tensor = declaration->tensor;
+
+	__builtin_prefetch(&declaration->n_rounds, 1);
+	__builtin_prefetch(&tensor->job);
+	__builtin_prefetch(&tensor->failure.status);
+	__builtin_prefetch(&tensor->rounds, 1);
+	__builtin_prefetch(&tensor->reached);
 }
 
 void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_request *request,

@@ -372,7 +372,7 @@ static int merge(struct pipeline_rows *rows, struct reduce_list *lists, struct r
 	reduce_merge_start(&merge, lists, rows->n_servers, rows->row_len, heap);
 	while (!r && reduce_merge_next(&merge, &row, &values)) {
 		for (size_t i = 0; i < takers.n; i++)
-			metric_copy(&job_of(rows)->pipeline->copied, takers.values[i], values,
+			metric_copy(&job_of(rows)->pipeline->copied_rows, takers.values[i], values,
 				    rows->row_len);
 		takers_move(&takers, row, rows->row_len);
 	}

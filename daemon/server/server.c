@@ -79,9 +79,9 @@ struct server *server_free(struct server *server)
 static struct job *job_of_call(struct server *server, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
-	const struct failure *over = job_over(server, h->job);
 	struct job *job = job_find(server, h->job);
-	struct failure failure = { 0 };
+	const struct failure *over = job ? NULL : job_over(server, h->job);
+	struct failure failure;
 
 	if (job && !move_is_current(job, h))
 		refuse(delivery, -ESHUTDOWN, "job %s: it goes on with other servers", job->name);

@@ -176,6 +176,7 @@ static struct round *round_take(struct job *job)
 	if (!round)
 		return calloc(1, len);
 	list_remove(&round->link);
+	list_fetch_first(&job->spare_rounds, struct round, link, sizeof(*round));
 	job->n_spare_rounds--;
 	memset(round, 0, len);
 	return round;
@@ -231,6 +232,7 @@ static struct slot *slot_take(struct job *job)
 
 	if (slot) {
 		list_remove(&slot->in_job);
+		list_fetch_first(&job->spare, struct slot, in_job, sizeof(*slot));
 		job->n_spare--;
 		memset(slot, 0, slot_len(job));
 	} else {

@@ -17,6 +17,8 @@ static struct incoming *incoming_take(struct transport *transport, bool is_home)
 		incoming = list_first(&transport->spare_incoming, struct incoming, link);
 	if (incoming) {
 		list_remove(&incoming->link);
+		list_fetch_first(&transport->spare_incoming, struct incoming, link,
+				 sizeof(*incoming));
 		transport->n_spare_incoming--;
 		memset(incoming, 0, sizeof(*incoming));
 	} else {

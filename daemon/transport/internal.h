@@ -115,6 +115,7 @@ struct worker {
 	struct box to_home;
 	struct batch batch;
 	struct rate rate;
+	uint64_t n_copied; /* bytes of payloads, while it receives */
 	unsigned char buffer[RECEIVE_BUFFER];
 };
 

@@ -61,6 +61,7 @@ int worker_new(struct loop *home, const char *thread, struct worker **ret_worker
 	worker->thread = NULL;
 	worker->loop = home;
 	worker->rate = (struct rate){ 0 };
+	worker->n_copied = 0;
 	box_init(&worker->to_home, home);
 	if (thread) {
 		r = loop_thread_start(thread, &worker->thread);
