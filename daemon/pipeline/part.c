@@ -583,8 +583,7 @@ static void hold(struct pipeline_part *part)
 	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
 
 	if (part->block && kept->what.has_data)
-		metric_copy(&job_of(part)->pipeline->copied, ledger_cell_data(ledger, part->cell),
-			    part->block->data, kept->what.len);
+		copy(part, ledger_cell_data(ledger, part->cell), part->block->data, kept->what.len);
 	part->block = block_unref(part->block);
 	ledger_cell_whole(ledger, part->cell);
 	part->state = PART_HELD;
