@@ -86,7 +86,7 @@ TEST(frames_of_another_protocol_are_refused)
 	EXPECT_BAD("later version", h.pad = 1);
 	EXPECT_BAD("later version", h.moved = 1);
 	EXPECT_BAD("no such message", h.op = 0, h.cookie = 1);
-	EXPECT_BAD("no such message", h.op = 7);
+	EXPECT_BAD("no such message", h.op = 15);
 	EXPECT_BAD("no such message", h.op = 255, h.cookie = 0);
 }
 
