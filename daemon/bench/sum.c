@@ -15,7 +15,7 @@
 #define ROUNDS_MAX  1000
 #define RUN_NS	    (2 * NSEC_PER_MSEC) /* a measurement repeats its work for at least so long */
 
-static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "neon" };
+static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "avx512_bf16", "neon" };
 #define MEMCPY	ARRAY_SIZE(kernel_names)
 #define COLUMNS (MEMCPY + 1)
 

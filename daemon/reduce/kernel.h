@@ -39,6 +39,8 @@ extern const struct reduce_kernels reduce_kernels_scalar;
 extern const struct reduce_kernels reduce_kernels_avx2; /* x86_64 only; needs AVX2 and F16C */
 extern const struct reduce_kernels
 	reduce_kernels_avx512; /* x86_64 only; needs AVX-512 F, BW, DQ, VL */
+extern const struct reduce_kernels
+	reduce_kernels_avx512_bf16; /* x86_64 only; needs AVX-512 BF16 as well */
 extern const struct reduce_kernels reduce_kernels_neon; /* aarch64 only */
 
 /* Divides integers in place, rounding down. dtype is one of the integer types, divisor > 0. */

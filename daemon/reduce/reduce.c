@@ -15,8 +15,7 @@
 /* Best first. */
 static const struct reduce_kernels *const kernel_sets[] = {
 #ifdef __x86_64__
-	&reduce_kernels_avx512,
-	&reduce_kernels_avx2,
+	&reduce_kernels_avx512_bf16, &reduce_kernels_avx512, &reduce_kernels_avx2,
 #endif
 #ifdef __aarch64__
 	&reduce_kernels_neon,
@@ -40,6 +39,9 @@ static bool cpu_has_f16c(void)
 static bool kernels_supported(const struct reduce_kernels *kernels)
 {
 	__builtin_cpu_init();
+	if (kernels == &reduce_kernels_avx512_bf16)
+		return __builtin_cpu_supports("avx512bf16") &&
+		       kernels_supported(&reduce_kernels_avx512);
 	if (kernels == &reduce_kernels_avx512)
 		return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
 		       __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");

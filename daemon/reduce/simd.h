@@ -2,37 +2,39 @@
  * The kernels of one instruction set, made from its primitives. A file that includes this has defined before, for its
  * own registers:
  *
- *	vec, VEC_BYTES			a register seen as bytes, and its size; float16 and bfloat16 fill half of one in
- *					memory and a whole one as float32
+ *	vec, VEC_BYTES			a register seen as bytes, and its size
  *	vec_load, vec_store, vec_stream	VEC_BYTES from and to any address; to an aligned one past the caches
  *	vec_fence			orders streamed stores before later ones
- *	f16_load f16_store bf16_...	VEC_BYTES / 2 in memory; the store rounds and has `stream` as third argument;
- *					what is stored has canonical NaNs only
+ *	f16_load f16_store bf16_...	VEC_BYTES of memory as two registers of float32, in an order of their own; the store
+ *					rounds and has `stream` as third argument. That of float16 is given canonical NaNs
+ *					only, that of bfloat16 makes them canonical and is given such as have no low bits,
+ *					as the sums of its type do
  *	f16_through, bf16_through	float32 rounded to that type and back
  *	TYPE_add, TYPE_min, TYPE_max	(acc, x) with the meaning reduce.h gives them, for f64 f32 i64 i32 i16 i8 u8
  *					(no u8_add)
  *	f32_div, f64_div, _canonical	by a scalar; NaNs made canonical
  *	bool_truth			non-zero bytes become 1
  *
- * and defines reduce_kernels_X with SIMD_KERNELS afterwards. Everything is inlined into one loop per kernel.
+ * and defines reduce_kernels_X with SIMD_KERNELS afterwards. Everything is inlined into the loops of each kernel.
  */
 #pragma once
 
 #include "reduce/kernel.h"
 
 #define SIMD_INLINE static inline __attribute__((__always_inline__))
+#define SIMD_UNROLL _Pragma("GCC unroll 4")
 
-/* What makes a kernel of the loop below; constant wherever it is used, so the calls are inlined. */
+/* What makes a kernel of the loops below; constant wherever it is used, so the calls are inlined. */
 struct simd_lanes {
-	size_t bytes; /* of memory that one register takes */
-	vec (*load)(const void *p);
+	size_t bytes; /* of memory that a pair takes */
+	struct simd_pair (*load)(const void *p);
 	vec (*step)(vec acc, vec x);
 	vec (*finish)(vec acc, const struct reduce_span *span);
-	void (*store)(void *p, vec v, bool stream);
+	void (*store)(void *p, const struct simd_pair *pairs, size_t n, bool stream);
 	unsigned dtype, reduction;
 };
 
-/* What is left at the end is less than one register: the scalar kernel gives the same bits. */
+/* What is left at the end is less than a pair: the scalar kernel gives the same bits. */
 static __attribute__((__noinline__)) void simd_tail(const struct reduce_span *whole, size_t done,
 						    unsigned dtype, unsigned reduction)
 {
@@ -44,39 +46,92 @@ static __attribute__((__noinline__)) void simd_tail(const struct reduce_span *wh
 	reduce_kernels_scalar.run[dtype][reduction](&span);
 }
 
+SIMD_INLINE struct simd_pair simd_step(const struct simd_lanes l, struct simd_pair acc,
+				       const void *p)
+{
+	struct simd_pair x = l.load(p);
+
+	return (struct simd_pair){ l.step(acc.a, x.a), l.step(acc.b, x.b) };
+}
+
+SIMD_INLINE void simd_finish(const struct simd_lanes l, const struct reduce_span *span,
+			     struct simd_pair *pairs, size_t n)
+{
+	SIMD_UNROLL for (size_t i = 0; i < n; i++)
+	{
+		pairs[i].a = l.finish(pairs[i].a, span);
+		pairs[i].b = l.finish(pairs[i].b, span);
+	}
+}
+
 /*
- * Four registers at a time: enough independent additions to hide their latency, and few enough inputs' lines in
- * flight for the prefetchers to follow.
+ * Two inputs, as most sums have: their lines are asked for in turns and four pairs at a time, which the memory and its
+ * prefetchers answer a third faster than one input after the other.
  */
-SIMD_INLINE void simd_run(const struct reduce_span *span, const struct simd_lanes l)
+SIMD_INLINE size_t simd_two(const struct reduce_span *span, const struct simd_lanes l, bool stream)
 {
 	const char *first = (const char *)span->inputs[0] + span->offset;
+	const char *second = (const char *)span->inputs[1] + span->offset;
 	char *out = (char *)span->output + span->offset;
-	size_t at = 0, n = span->n_inputs, b = l.bytes;
+	size_t at = 0, len = span->len, b = l.bytes;
 
-	for (; span->len - at >= 4 * b; at += 4 * b) {
-		vec v0 = l.load(first + at), v1 = l.load(first + at + b);
-		vec v2 = l.load(first + at + 2 * b), v3 = l.load(first + at + 3 * b);
+	for (; len - at >= 4 * b; at += 4 * b) {
+		struct simd_pair v[4];
+
+		SIMD_UNROLL for (size_t i = 0; i < 4; i++) v[i] =
+			simd_step(l, l.load(first + at + i * b), second + at + i * b);
+		simd_finish(l, span, v, 4);
+		l.store(out + at, v, 4, stream);
+	}
+	return at;
+}
+
+/*
+ * Two pairs at a time: enough independent additions to hide their latency, and few enough inputs' lines in flight for
+ * the prefetchers to follow.
+ */
+SIMD_INLINE size_t simd_many(const struct reduce_span *span, const struct simd_lanes l, bool stream)
+{
+	const void *const *inputs = span->inputs;
+	const char *first = (const char *)inputs[0] + span->offset;
+	char *out = (char *)span->output + span->offset;
+	size_t at = 0, len = span->len, b = l.bytes, n = span->n_inputs, offset = span->offset;
+
+	for (; len - at >= 2 * b; at += 2 * b) {
+		struct simd_pair v[2] = { l.load(first + at), l.load(first + at + b) };
 
 		for (size_t k = 1; k < n; k++) {
-			const char *in = (const char *)span->inputs[k] + span->offset + at;
+			const char *in = (const char *)inputs[k] + offset + at;
 
-			v0 = l.step(v0, l.load(in));
-			v1 = l.step(v1, l.load(in + b));
-			v2 = l.step(v2, l.load(in + 2 * b));
-			v3 = l.step(v3, l.load(in + 3 * b));
+			v[0] = simd_step(l, v[0], in);
+			v[1] = simd_step(l, v[1], in + b);
 		}
-		l.store(out + at, l.finish(v0, span), span->stream);
-		l.store(out + at + b, l.finish(v1, span), span->stream);
-		l.store(out + at + 2 * b, l.finish(v2, span), span->stream);
-		l.store(out + at + 3 * b, l.finish(v3, span), span->stream);
+		simd_finish(l, span, v, 2);
+		l.store(out + at, v, 2, stream);
 	}
-	for (; span->len - at >= b; at += b) {
-		vec v = l.load(first + at);
+	return at;
+}
 
-		for (size_t k = 1; k < n; k++)
-			v = l.step(v, l.load((const char *)span->inputs[k] + span->offset + at));
-		l.store(out + at, l.finish(v, span), span->stream);
+SIMD_INLINE void simd_run(const struct reduce_span *span, const struct simd_lanes l)
+{
+	size_t at, b = l.bytes;
+
+	/* Each with a constant: no loop asks. */
+	if (span->n_inputs == 2 && span->stream)
+		at = simd_two(span, l, true);
+	else if (span->n_inputs == 2)
+		at = simd_two(span, l, false);
+	else if (span->stream)
+		at = simd_many(span, l, true);
+	else
+		at = simd_many(span, l, false);
+	for (; span->len - at >= b; at += b) {
+		struct simd_pair v = l.load((const char *)span->inputs[0] + span->offset + at);
+
+		for (size_t k = 1; k < span->n_inputs; k++)
+			v = simd_step(l, v, (const char *)span->inputs[k] + span->offset + at);
+		simd_finish(l, span, &v, 1);
+		l.store((char *)span->output + span->offset + at, &v, 1, false);
 	}
 	if (at < span->len)
 		simd_tail(span, at, l.dtype, l.reduction);
@@ -84,13 +139,37 @@ SIMD_INLINE void simd_run(const struct reduce_span *span, const struct simd_lane
 		vec_fence();
 }
 
-SIMD_INLINE void whole_store(void *p, vec v, bool stream)
+SIMD_INLINE struct simd_pair whole_load(const void *p)
 {
-	if (stream)
-		vec_stream(p, v);
-	else
-		vec_store(p, v);
+	return (struct simd_pair){ vec_load(p), vec_load((const char *)p + VEC_BYTES) };
 }
+
+SIMD_INLINE void whole_store(void *p, const struct simd_pair *pairs, size_t n, bool stream)
+{
+	char *at = p;
+
+	SIMD_UNROLL for (size_t i = 0; i < n; i++, at += 2 * VEC_BYTES)
+	{
+		if (stream) {
+			vec_stream(at, pairs[i].a);
+			vec_stream(at + VEC_BYTES, pairs[i].b);
+		} else {
+			vec_store(at, pairs[i].a);
+			vec_store(at + VEC_BYTES, pairs[i].b);
+		}
+	}
+}
+
+#define SIMD_HALF_STORE(type)                                                               \
+	SIMD_INLINE void type##_store_all(void *p, const struct simd_pair *pairs, size_t n, \
+					  bool stream)                                      \
+	{                                                                                   \
+		SIMD_UNROLL for (size_t i = 0; i < n; i++)                                  \
+			type##_store((char *)p + i * VEC_BYTES, pairs[i], stream);          \
+	}
+
+SIMD_HALF_STORE(f16)
+SIMD_HALF_STORE(bf16)
 
 SIMD_INLINE vec keep(vec acc, const struct reduce_span *span)
 {
@@ -138,22 +217,22 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 	return f32_div(acc, span->divisor_f32);
 }
 
-#define SIMD_KERNEL(name, fraction_, load_, step_, finish_, store_, dtype_, reduction_) \
-	static void name(const struct reduce_span *span)                                \
-	{                                                                               \
-		simd_run(span, (struct simd_lanes){                                     \
-				       .bytes = VEC_BYTES / (fraction_),                \
-				       .load = load_,                                   \
-				       .step = step_,                                   \
-				       .finish = finish_,                               \
-				       .store = store_,                                 \
-				       .dtype = dtype_,                                 \
-				       .reduction = reduction_,                         \
-			       });                                                      \
+#define SIMD_KERNEL(name, bytes_, load_, step_, finish_, store_, dtype_, reduction_) \
+	static void name(const struct reduce_span *span)                             \
+	{                                                                            \
+		simd_run(span, (struct simd_lanes){                                  \
+				       .bytes = bytes_,                              \
+				       .load = load_,                                \
+				       .step = step_,                                \
+				       .finish = finish_,                            \
+				       .store = store_,                              \
+				       .dtype = dtype_,                              \
+				       .reduction = reduction_,                      \
+			       });                                                   \
 	}
 
 #define SIMD_WHOLE(name, step, finish, dtype, reduction) \
-	SIMD_KERNEL(name, 1, vec_load, step, finish, whole_store, dtype, reduction)
+	SIMD_KERNEL(name, 2 * VEC_BYTES, whole_load, step, finish, whole_store, dtype, reduction)
 
 #define SIMD_FLOAT(type, dtype)                                                          \
 	SIMD_WHOLE(type##_run_sum, type##_add, type##_finish, dtype, REDUCTION_SUM)      \
@@ -161,15 +240,16 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 	SIMD_WHOLE(type##_run_min, type##_min, type##_finish, dtype, REDUCTION_MIN)      \
 	SIMD_WHOLE(type##_run_max, type##_max, type##_finish, dtype, REDUCTION_MAX)
 
-#define SIMD_HALF(type, dtype)                                                                    \
-	SIMD_KERNEL(type##_run_sum, 2, type##_load, f32_add, f32_finish, type##_store, dtype,     \
-		    REDUCTION_SUM)                                                                \
-	SIMD_KERNEL(type##_run_avg, 2, type##_load, f32_add, type##_average, type##_store, dtype, \
-		    REDUCTION_AVERAGE)                                                            \
-	SIMD_KERNEL(type##_run_min, 2, type##_load, f32_min, f32_finish, type##_store, dtype,     \
-		    REDUCTION_MIN)                                                                \
-	SIMD_KERNEL(type##_run_max, 2, type##_load, f32_max, f32_finish, type##_store, dtype,     \
-		    REDUCTION_MAX)
+/* ATTRIBUTE of its functions; TYPE and ALL say how it is loaded, averaged and stored. */
+#define SIMD_HALF(attribute, name, type, finish, all, dtype)                                       \
+	attribute SIMD_KERNEL(name##_run_sum, VEC_BYTES, type##_load, f32_add, finish, all, dtype, \
+			      REDUCTION_SUM)                                                       \
+	attribute SIMD_KERNEL(name##_run_avg, VEC_BYTES, type##_load, f32_add, type##_average,     \
+			      all, dtype, REDUCTION_AVERAGE)                                       \
+	attribute SIMD_KERNEL(name##_run_min, VEC_BYTES, type##_load, f32_min, finish, all, dtype, \
+			      REDUCTION_MIN)                                                       \
+	attribute SIMD_KERNEL(name##_run_max, VEC_BYTES, type##_load, f32_max, finish, all, dtype, \
+			      REDUCTION_MAX)
 
 #define SIMD_INTEGER(type, add, dtype)                                     \
 	SIMD_WHOLE(type##_run_sum, add, keep, dtype, REDUCTION_SUM)        \
@@ -178,8 +258,8 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 
 SIMD_FLOAT(f64, DTYPE_FLOAT64)
 SIMD_FLOAT(f32, DTYPE_FLOAT32)
-SIMD_HALF(f16, DTYPE_FLOAT16)
-SIMD_HALF(bf16, DTYPE_BFLOAT16)
+SIMD_HALF(, f16, f16, f32_finish, f16_store_all, DTYPE_FLOAT16)
+SIMD_HALF(, bf16, bf16, keep, bf16_store_all, DTYPE_BFLOAT16)
 SIMD_INTEGER(i64, i64_add, DTYPE_INT64)
 SIMD_INTEGER(i32, i32_add, DTYPE_INT32)
 SIMD_INTEGER(i16, i16_add, DTYPE_INT16)
@@ -202,7 +282,8 @@ SIMD_WHOLE(bool_run_max, u8_max, truth, DTYPE_BOOL, REDUCTION_MAX)
 		[REDUCTION_MAX] = type##_run_max,                                   \
 	}
 
-#define SIMD_KERNELS(set, set_name) \
+/* bf16: what it has for bfloat16, bf16 if nothing better. */
+#define SIMD_KERNELS(set, set_name, bf16) \
 	const struct reduce_kernels set = {                                                        \
 		.name = set_name,                                                                  \
 		.run = {                                                                           \

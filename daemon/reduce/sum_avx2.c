@@ -6,6 +6,9 @@
 
 typedef __m256i vec;
 #define VEC_BYTES 32
+struct simd_pair {
+	vec a, b;
+};
 
 INLINE vec vec_load(const void *p)
 {
@@ -128,14 +131,20 @@ INLINE __m128i f16_round(vec v)
 	return _mm256_cvtps_ph(f32(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-INLINE vec f16_load(const void *p)
+INLINE struct simd_pair f16_load(const void *p)
 {
-	return f16_expand(_mm_loadu_si128(p));
+	const __m128i *halves = p;
+
+	return (struct simd_pair){ f16_expand(_mm_loadu_si128(&halves[0])),
+				   f16_expand(_mm_loadu_si128(&halves[1])) };
 }
 
-INLINE void f16_store(void *p, vec v, bool stream)
+INLINE void f16_store(void *p, struct simd_pair pair, bool stream)
 {
-	half_store(p, f16_round(v), stream);
+	__m128i *halves = p;
+
+	half_store(&halves[0], f16_round(pair.a), stream);
+	half_store(&halves[1], f16_round(pair.b), stream);
 }
 
 INLINE vec f16_through(vec v)
@@ -143,32 +152,44 @@ INLINE vec f16_through(vec v)
 	return f16_expand(f16_round(v));
 }
 
-/* By integers: right for all but NaNs that are not canonical. */
+/* By integers: right for all but NaNs with low bits. What is left of the low half means nothing. */
 INLINE vec bf16_round(vec v)
 {
 	vec odd = _mm256_and_si256(_mm256_srli_epi32(v, 16), _mm256_set1_epi32(1));
 
-	v = _mm256_add_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(0x7fff)), odd);
-	return _mm256_srli_epi32(v, 16);
+	return _mm256_add_epi32(_mm256_add_epi32(v, _mm256_set1_epi32(0x7fff)), odd);
 }
 
-INLINE vec bf16_load(const void *p)
+INLINE vec bf16_high(vec v)
 {
-	return _mm256_slli_epi32(_mm256_cvtepu16_epi32(_mm_loadu_si128(p)), 16);
+	return _mm256_and_si256(v, _mm256_set1_epi32((int)0xffff0000));
 }
 
-INLINE void bf16_store(void *p, vec v, bool stream)
+/* The elements at even places and those at odd ones: no element leaves its lane, there and back. */
+INLINE struct simd_pair bf16_load(const void *p)
 {
-	vec rounded = bf16_round(v);
-	/* The pack works on each half of the register for itself. */
-	vec packed = _mm256_permute4x64_epi64(_mm256_packus_epi32(rounded, rounded), 0x08);
+	vec v = vec_load(p);
 
-	half_store(p, _mm256_castsi256_si128(packed), stream);
+	return (struct simd_pair){ _mm256_slli_epi32(v, 16), bf16_high(v) };
+}
+
+INLINE void bf16_store(void *p, struct simd_pair pair, bool stream)
+{
+	vec even = _mm256_srli_epi32(bf16_round(pair.a), 16);
+	vec v = _mm256_blend_epi16(bf16_round(pair.b), even, 0x55);
+	vec nan = _mm256_cmpgt_epi16(_mm256_and_si256(v, _mm256_set1_epi16(0x7fff)),
+				     _mm256_set1_epi16(0x7f80));
+
+	v = _mm256_blendv_epi8(v, _mm256_set1_epi16(BF16_NAN), nan);
+	if (stream)
+		vec_stream(p, v);
+	else
+		vec_store(p, v);
 }
 
 INLINE vec bf16_through(vec v)
 {
-	return _mm256_slli_epi32(bf16_round(v), 16);
+	return bf16_high(bf16_round(v));
 }
 
 INLINE vec i64_add(vec acc, vec x)
@@ -211,4 +232,4 @@ INLINE vec bool_truth(vec v)
 
 #include "reduce/simd.h"
 
-SIMD_KERNELS(reduce_kernels_avx2, "avx2");
+SIMD_KERNELS(reduce_kernels_avx2, "avx2", bf16);

@@ -1,6 +1,6 @@
 /*
- * Built with -mavx512f -mavx512bw -mavx512dq -mavx512vl; run only where the CPU has them all. The bfloat16 instructions
- * of some (VCVTNEPS2BF16) are of no use: they take denormals for zero.
+ * Built with -mavx512f -mavx512bw -mavx512dq -mavx512vl; run only where the CPU has them all. Where it has the bfloat16
+ * instructions as well, bfloat16 has kernels of its own.
  */
 #include "reduce/kernel.h"
 #include <immintrin.h>
@@ -9,6 +9,9 @@
 
 typedef __m512i vec;
 #define VEC_BYTES 64
+struct simd_pair {
+	vec a, b;
+};
 
 INLINE vec vec_load(const void *p)
 {
@@ -131,14 +134,20 @@ INLINE __m256i f16_round(vec v)
 	return _mm512_cvtps_ph(f32(v), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-INLINE vec f16_load(const void *p)
+INLINE struct simd_pair f16_load(const void *p)
 {
-	return f16_expand(_mm256_loadu_si256(p));
+	const __m256i *halves = p;
+
+	return (struct simd_pair){ f16_expand(_mm256_loadu_si256(&halves[0])),
+				   f16_expand(_mm256_loadu_si256(&halves[1])) };
 }
 
-INLINE void f16_store(void *p, vec v, bool stream)
+INLINE void f16_store(void *p, struct simd_pair pair, bool stream)
 {
-	half_store(p, f16_round(v), stream);
+	__m256i *halves = p;
+
+	half_store(&halves[0], f16_round(pair.a), stream);
+	half_store(&halves[1], f16_round(pair.b), stream);
 }
 
 INLINE vec f16_through(vec v)
@@ -146,28 +155,49 @@ INLINE vec f16_through(vec v)
 	return f16_expand(f16_round(v));
 }
 
-/* By integers: right for all but NaNs that are not canonical. */
+/* By integers: right for all but NaNs with low bits. What is left of the low half means nothing. */
 INLINE vec bf16_round(vec v)
 {
-	vec odd = _mm512_and_si512(_mm512_srli_epi32(v, 16), _mm512_set1_epi32(1));
+	__mmask16 odd = _mm512_test_epi32_mask(v, _mm512_set1_epi32(0x10000));
 
-	v = _mm512_add_epi32(_mm512_add_epi32(v, _mm512_set1_epi32(0x7fff)), odd);
-	return _mm512_srli_epi32(v, 16);
+	v = _mm512_add_epi32(v, _mm512_set1_epi32(0x7fff));
+	return _mm512_mask_add_epi32(v, odd, v, _mm512_set1_epi32(1));
 }
 
-INLINE vec bf16_load(const void *p)
+INLINE vec bf16_high(vec v)
 {
-	return _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(p)), 16);
+	return _mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000));
 }
 
-INLINE void bf16_store(void *p, vec v, bool stream)
+/* The elements at even places and those at odd ones: no element leaves its lane, there and back. */
+INLINE struct simd_pair bf16_load(const void *p)
 {
-	half_store(p, _mm512_cvtepi32_epi16(bf16_round(v)), stream);
+	vec v = vec_load(p);
+
+	return (struct simd_pair){ _mm512_slli_epi32(v, 16), bf16_high(v) };
+}
+
+INLINE void whole_put(void *p, vec v, bool stream)
+{
+	if (stream)
+		vec_stream(p, v);
+	else
+		vec_store(p, v);
+}
+
+INLINE void bf16_store(void *p, struct simd_pair pair, bool stream)
+{
+	vec even = _mm512_srli_epi32(bf16_round(pair.a), 16);
+	vec v = _mm512_mask_mov_epi16(bf16_round(pair.b), 0x55555555, even);
+	__mmask32 nan =
+		_mm512_cmpgt_epu16_mask(_mm512_add_epi16(v, v), _mm512_set1_epi16((short)0xff00));
+
+	whole_put(p, _mm512_mask_mov_epi16(v, nan, _mm512_set1_epi16(BF16_NAN)), stream);
 }
 
 INLINE vec bf16_through(vec v)
 {
-	return _mm512_slli_epi32(bf16_round(v), 16);
+	return bf16_high(bf16_round(v));
 }
 
 #define INTEGER_OP(name, intrinsic)       \
@@ -198,4 +228,40 @@ INLINE vec bool_truth(vec v)
 
 #include "reduce/simd.h"
 
-SIMD_KERNELS(reduce_kernels_avx512, "avx512");
+SIMD_KERNELS(reduce_kernels_avx512, "avx512", bf16);
+
+#define NATIVE __attribute__((target("avx512bf16")))
+/* Of VFPCLASSPS: quiet and signalling NaNs, denormals. */
+#define CLASS_SPECIAL (0x01 | 0x80 | 0x20)
+
+/*
+ * VCVTNE2PS2BF16 rounds as we do, but takes denormals for zero and keeps what a NaN carries: where there is one among so
+ * many, they are all stored the other way.
+ */
+NATIVE INLINE void native_store_all(void *p, const struct simd_pair *pairs, size_t n, bool stream)
+{
+	static const uint16_t places[32] = {
+		0, 16, 1, 17, 2,  18, 3,  19, 4,  20, 5,  21, 6,  22, 7,  23,
+		8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31,
+	};
+	vec alternate = vec_load(places);
+	unsigned special = 0;
+
+	SIMD_UNROLL for (size_t i = 0; i < n; i++) special |=
+		_mm512_fpclass_ps_mask(f32(pairs[i].a), CLASS_SPECIAL) |
+		_mm512_fpclass_ps_mask(f32(pairs[i].b), CLASS_SPECIAL);
+	if (unlikely(special)) {
+		bf16_store_all(p, pairs, n, stream);
+		return;
+	}
+	SIMD_UNROLL for (size_t i = 0; i < n; i++)
+	{
+		vec v = (vec)_mm512_cvtne2ps_pbh(f32(pairs[i].b), f32(pairs[i].a));
+
+		whole_put((char *)p + i * VEC_BYTES, _mm512_permutexvar_epi16(alternate, v),
+			  stream);
+	}
+}
+
+SIMD_HALF(NATIVE, native, bf16, keep, native_store_all, DTYPE_BFLOAT16)
+SIMD_KERNELS(reduce_kernels_avx512_bf16, "avx512_bf16", native);

@@ -6,6 +6,9 @@
 
 typedef uint8x16_t vec;
 #define VEC_BYTES 16
+struct simd_pair {
+	vec a, b;
+};
 
 INLINE vec vec_load(const void *p)
 {
@@ -126,14 +129,22 @@ INLINE float16x4_t f16_round(vec v)
 	return vcvt_f16_f32(f32(v));
 }
 
-INLINE vec f16_load(const void *p)
+INLINE vec f16_expand(uint8x8_t v)
 {
-	return of_f32(vcvt_f32_f16(vreinterpret_f16_u8(vld1_u8(p))));
+	return of_f32(vcvt_f32_f16(vreinterpret_f16_u8(v)));
 }
 
-INLINE void f16_store(void *p, vec v, bool stream)
+INLINE struct simd_pair f16_load(const void *p)
 {
-	vst1_u8(p, vreinterpret_u8_f16(f16_round(v)));
+	vec v = vec_load(p);
+
+	return (struct simd_pair){ f16_expand(vget_low_u8(v)), f16_expand(vget_high_u8(v)) };
+}
+
+INLINE void f16_store(void *p, struct simd_pair pair, bool stream)
+{
+	vec_store(p, vcombine_u8(vreinterpret_u8_f16(f16_round(pair.a)),
+				 vreinterpret_u8_f16(f16_round(pair.b))));
 }
 
 INLINE vec f16_through(vec v)
@@ -141,27 +152,40 @@ INLINE vec f16_through(vec v)
 	return of_f32(vcvt_f32_f16(f16_round(v)));
 }
 
-/* By integers: right for all but NaNs that are not canonical. */
+/* By integers: right for all but NaNs with low bits. What is left of the low half means nothing. */
 INLINE uint32x4_t bf16_round(vec v)
 {
 	uint32x4_t odd = vandq_u32(vshrq_n_u32(u32(v), 16), vdupq_n_u32(1));
 
-	return vshrq_n_u32(vaddq_u32(vaddq_u32(u32(v), vdupq_n_u32(0x7fff)), odd), 16);
+	return vaddq_u32(vaddq_u32(u32(v), vdupq_n_u32(0x7fff)), odd);
 }
 
-INLINE vec bf16_load(const void *p)
+INLINE vec bf16_high(uint32x4_t v)
 {
-	return vreinterpretq_u8_u32(vshll_n_u16(vreinterpret_u16_u8(vld1_u8(p)), 16));
+	return vreinterpretq_u8_u32(vandq_u32(v, vdupq_n_u32(0xffff0000)));
 }
 
-INLINE void bf16_store(void *p, vec v, bool stream)
+/* The elements at even places and those at odd ones: no element leaves its lane, there and back. */
+INLINE struct simd_pair bf16_load(const void *p)
 {
-	vst1_u8(p, vreinterpret_u8_u16(vmovn_u32(bf16_round(v))));
+	vec v = vec_load(p);
+
+	return (struct simd_pair){ vreinterpretq_u8_u32(vshlq_n_u32(u32(v), 16)),
+				   bf16_high(u32(v)) };
+}
+
+INLINE void bf16_store(void *p, struct simd_pair pair, bool stream)
+{
+	uint32x4_t bits = vsriq_n_u32(bf16_round(pair.b), bf16_round(pair.a), 16);
+	uint16x8_t v = vreinterpretq_u16_u32(bits);
+	uint16x8_t nan = vcgtq_u16(vandq_u16(v, vdupq_n_u16(0x7fff)), vdupq_n_u16(0x7f80));
+
+	vec_store(p, vreinterpretq_u8_u16(vbslq_u16(nan, vdupq_n_u16(BF16_NAN), v)));
 }
 
 INLINE vec bf16_through(vec v)
 {
-	return vreinterpretq_u8_u32(vshlq_n_u32(bf16_round(v), 16));
+	return bf16_high(bf16_round(v));
 }
 
 INLINE vec i64_add(vec acc, vec x)
@@ -217,4 +241,4 @@ INLINE vec bool_truth(vec v)
 
 #include "reduce/simd.h"
 
-SIMD_KERNELS(reduce_kernels_neon, "neon");
+SIMD_KERNELS(reduce_kernels_neon, "neon", bf16);

@@ -7,7 +7,7 @@
 #define OUTPUTS_MAX 3
 #define GUARD	    64 /* bytes behind an output that nobody may touch */
 
-static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "neon" };
+static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "avx512_bf16", "neon" };
 
 /* Runs `body` with each set of kernels that this machine has. */
 #define FOR_EACH_KERNEL                                                            \
