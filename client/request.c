@@ -64,6 +64,8 @@ int request_take_slot(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
 
+	if (!client->n_slots_free)
+		(void)client_glance(client);
 	if (!client->n_slots_free) {
 		(void)client_progress(client);
 		cuda_sweep(client);
@@ -379,6 +381,8 @@ _public_ int bps_request_poll(struct bps_request *request)
 		return r;
 
 	CLIENT_LOCKED(request->client);
+	if (!request_advance(request))
+		(void)client_glance(request->client);
 	/* Also the loss of the daemon is to be seen by one who does nothing but poll. */
 	if (!request_advance(request))
 		(void)client_progress(request->client);

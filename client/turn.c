@@ -130,19 +130,28 @@ static bool client_look(struct bps_client *client, bool arm, unsigned what)
 	return changed || client->failure;
 }
 
-bool client_progress(struct bps_client *client)
+static bool client_progress_by(struct bps_client *client, unsigned what)
 {
 	bool changed;
 
 	/* The leader has armed and may sleep already: it stays armed. */
-	changed = client_look(client, client->fd_used || client->leading,
-			      LOOK_SOCKET | (client->leading ? 0 : LOOK_WAKEUPS));
+	changed = client_look(client, client->fd_used || client->leading, what);
 	if (changed) {
 		if (client->fd_used)
 			event_write(client->attention);
 		client_wake(client);
 	}
 	return changed;
+}
+
+bool client_progress(struct bps_client *client)
+{
+	return client_progress_by(client, LOOK_SOCKET | (client->leading ? 0 : LOOK_WAKEUPS));
+}
+
+bool client_glance(struct bps_client *client)
+{
+	return client_progress_by(client, 0);
 }
 
 /* Before a sleep nothing need be read that would end it: only what that is for, if somebody waits for a packet. */

@@ -2,6 +2,7 @@
 #include "proto/pack.h"
 #include <fcntl.h>
 #include <poll.h>
+#include <pthread.h>
 #include <stdio.h>
 #include <sys/mman.h>
 #include <sys/socket.h>
@@ -112,6 +113,48 @@ TEST(completion_wakes_who_sleeps_and_nobody_else)
 	/* A trainer wakes its own threads with it. */
 	ASSERT_EQ(write(wake.fd, &value, sizeof(value)), sizeof(value));
 	ASSERT_EQ(poll(&wake, 1, 0), 1);
+	ring_close(&ring);
+}
+
+enum { BATCH = 200 };
+
+struct sleeper {
+	struct trainer *trainer;
+	uint64_t completions; /* when it was woken */
+};
+
+static void *sleeper_run(void *user)
+{
+	struct sleeper *sleeper = user;
+	struct shm_header *header = sleeper->trainer->shm;
+	struct pollfd wake = { .fd = sleeper->trainer->wake, .events = POLLIN };
+
+	ASSERT_EQ(poll(&wake, 1, -1), 1);
+	sleeper->completions = atomic_load(&header->completions);
+	return NULL;
+}
+
+/* A trainer that the first of many completions wakes takes the processor from the others, and has to sleep again. */
+TEST(what_completes_together_wakes_once_behind_the_last)
+{
+	struct ring ring;
+	struct shm_header *header;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct sleeper sleeper = { .trainer = &ring.trainers[0] };
+	pthread_t thread;
+	uint32_t slot = 0;
+	uint64_t value;
+
+	ring_open(&ring, 1);
+	header = ring.trainers[0].shm;
+	for (unsigned i = 0; i < BATCH; i++, entry.round++)
+		slot = trainer_post(&ring.trainers[0], &entry);
+	atomic_store(&header->trainer_armed, 1);
+	ASSERT_OK(pthread_create(&thread, NULL, sleeper_run, &sleeper));
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], slot, NULL), 0);
+	ASSERT_OK(pthread_join(thread, NULL));
+	ASSERT_EQ(sleeper.completions, BATCH);
+	ASSERT_EQ(read(sleeper.trainer->wake, &value, sizeof(value)), sizeof(value));
 	ring_close(&ring);
 }
 
