@@ -11,7 +11,7 @@
 #define POINTS_MAX 16
 #define DELAY_MS   200
 
-enum action { ACTION_KILL, ACTION_STOP, ACTION_DELAY, ACTION_ERROR, ACTION_CORRUPT };
+enum action { ACTION_KILL, ACTION_STOP, ACTION_DELAY, ACTION_ERROR, ACTION_CORRUPT, ACTION_DROP };
 
 struct point {
 	char name[48];
@@ -28,15 +28,16 @@ static pthread_once_t once = PTHREAD_ONCE_INIT;
 /* A test that asks for what there is not would pass for no reason. */
 static void refuse(const char *word)
 {
-	(void)fprintf(stderr,
-		      "BPS_FAILPOINTS: \"%s\" is not NAME=kill|stop|delay|error|corrupt[@N[+]]\n",
-		      word);
+	(void)fprintf(
+		stderr,
+		"BPS_FAILPOINTS: \"%s\" is not NAME=kill|stop|delay|error|corrupt|drop[@N[+]]\n",
+		word);
 	abort();
 }
 
 static void parse_one(char *word)
 {
-	static const char *const names[] = { "kill", "stop", "delay", "error", "corrupt" };
+	static const char *const names[] = { "kill", "stop", "delay", "error", "corrupt", "drop" };
 	struct point *point = &points[n_points];
 	char *equals = strchr(word, '='), *at, *end;
 	size_t i;
@@ -102,6 +103,8 @@ enum failpoint failpoint_pass(const char *name)
 			return FAILPOINT_ERROR;
 		case ACTION_CORRUPT:
 			return FAILPOINT_CORRUPT;
+		case ACTION_DROP:
+			return FAILPOINT_DROP;
 		}
 	}
 	return FAILPOINT_NOTHING;

@@ -9,16 +9,18 @@
 
 #ifdef BPS_FAILPOINTS
 /* What the place itself has to do. */
-enum failpoint { FAILPOINT_NOTHING, FAILPOINT_ERROR, FAILPOINT_CORRUPT };
+enum failpoint { FAILPOINT_NOTHING, FAILPOINT_ERROR, FAILPOINT_CORRUPT, FAILPOINT_DROP };
 
 /* Passes the place once more, and does what is asked for there. Returns what is left to do. */
 enum failpoint failpoint_pass(const char *name);
 #define FAILPOINT(name) ((void)failpoint_pass(name))
-/* Whether the step is to fail; whether its bytes are to be others. */
+/* Whether the step is to fail; whether its bytes are to be others; whether what is said is not to be heard. */
 #define FAILPOINT_FAILS(name)	 (failpoint_pass(name) == FAILPOINT_ERROR)
 #define FAILPOINT_CORRUPTS(name) (failpoint_pass(name) == FAILPOINT_CORRUPT)
+#define FAILPOINT_DROPS(name)	 (failpoint_pass(name) == FAILPOINT_DROP)
 #else
 #define FAILPOINT(name)		 ((void)0)
 #define FAILPOINT_FAILS(name)	 false
 #define FAILPOINT_CORRUPTS(name) false
+#define FAILPOINT_DROPS(name)	 false
 #endif

@@ -166,7 +166,8 @@ static void tell(struct pipeline_job *job, struct peer *peer)
 	memcpy(copy, job->moves, n * sizeof(copy[0]));
 	data_moves_swap(copy, n);
 	/* Without memory it hears of it from another node, or when this one attaches there again. */
-	(void)peer_notice(peer, &header, copy);
+	if (!FAILPOINT_DROPS("move-sent"))
+		(void)peer_notice(peer, &header, copy);
 }
 
 void pipeline_move_tell_all(struct pipeline_job *job)

@@ -78,7 +78,7 @@ static void tell(struct job *job)
 			continue;
 		header.round = node->sent.released;
 		/* Without memory it hears of it with the next result. */
-		if (!peer_notice(node->peer, &header, NULL))
+		if (FAILPOINT_DROPS("release-sent") || !peer_notice(node->peer, &header, NULL))
 			node->sent.told = node->sent.released;
 	}
 }

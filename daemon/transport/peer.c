@@ -1,6 +1,7 @@
 #include "transport/internal.h"
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include <stdio.h>
 
@@ -391,7 +392,7 @@ static void lane_ping(struct lane *lane)
 	struct notice *notice = NULL;
 
 	/* Out of memory: no ping this time. */
-	if (!notice_new(&header, NULL, &notice))
+	if (!FAILPOINT_DROPS("ping-sent") && !notice_new(&header, NULL, &notice))
 		lane_send(lane, &notice->message);
 }
 

@@ -290,10 +290,16 @@ def switched(option, options, nets=(None, None), n_bytes=None, **more):
     Pairs of turns with a daemon's option on and off, in turns: two nodes of one rank and a spare server. Yields ((seconds of
     an operation, CPU seconds of the daemons for each) with it on, the same with it off). Both clusters stand all the time.
     """
-    def turn(cluster):
+    def run(cluster, steps):
         before = cpu_s(cluster.daemons)
-        took = op_ms(cluster, (1, 1), n_bytes or options.bytes, repeats=options.steps, warmup=1) / 1e3
-        return took, (cpu_s(cluster.daemons) - before) / (options.steps + 1)
+        took = op_ms(cluster, (1, 1), n_bytes or options.bytes, repeats=steps, warmup=4) / 1e3
+        return took, cpu_s(cluster.daemons) - before
+
+    def turn(cluster):
+        """Without what a job's beginning takes, and its first steps, which find no memory warm."""
+        _, beginning = run(cluster, 1)
+        took, cpu = run(cluster, 1 + options.steps)
+        return took, (cpu - beginning) / options.steps
 
     with Cluster(2, 1, colocated=False, options=[f'--{option}=on'], netns=nets[0], **more) as on, \
             Cluster(2, 1, colocated=False, options=[f'--{option}=off'], netns=nets[1], **more) as off:

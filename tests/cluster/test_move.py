@@ -193,4 +193,21 @@ def test_killed_at_each_hand_over():
                 each(ranks, 'leave')
 
 
+def test_words_that_are_not_heard():
+    """Of a server's loss, of results that all have, signs of life: nothing depends on one of them."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    layout = (1, 1)
+    armed = {0: ['move-sent=drop@1+,ping-sent=drop'], 3: ['release-sent=drop@1+']}
+    with armed_cluster(layout, 2, armed, colocated=False) as cluster:
+        ranks = job(cluster, layout)
+        turn = turns(ranks, layout, 0)
+        turn = turns(ranks, layout, turn, then=lambda: cluster.daemons[2].kill())
+        says(cluster, 0, 'goes on with 1 of 2 servers')
+        cluster.restart(2)
+        says(cluster, 0, 'goes on with 2 of 2 servers')
+        turns(ranks, layout, turn)
+        each(ranks, 'leave')
+
+
 run(globals())

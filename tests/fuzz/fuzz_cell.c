@@ -1,0 +1,121 @@
+/*
+ * What a job through servers keeps, as a trainer may give it back: the daemon must refuse it with words, or go on with it
+ * inside its own memory. The input lies over a ledger that was just made: counts in the header, two tensors (their names'
+ * starts), three cells. Then it is used as the pipeline does: results are found, settled, freed and kept anew.
+ */
+#include "base/log.h"
+#include "fuzz.h"
+#include "ledger/ledger.h"
+#include <sys/mman.h>
+
+#define JOB	   7u
+#define SIZE	   3u
+#define PART_BYTES 65536u
+#define N_TENSORS  2u
+#define N_CELLS	   3u
+#define TENSOR_LEN (offsetof(struct ledger_tensor, name) + 8) /* the rest of the name is 0 */
+
+static void lay(char *at, size_t len, const uint8_t **data, size_t *size)
+{
+	size_t n = MIN(len, *size);
+
+	memcpy(at, *data, n);
+	*data += n;
+	*size -= n;
+}
+
+static void lay_over(char *memory, const uint8_t *data, size_t size)
+{
+	const struct ledger_header *header = (const struct ledger_header *)memory;
+	char *cells = memory + ledger_cell_offset(header->n_hands, N_TENSORS);
+	char *tensors = memory + ledger_tensor_offset(header->n_hands);
+
+	lay(memory + offsetof(struct ledger_header, n_cells),
+	    sizeof(*header) - offsetof(struct ledger_header, n_cells), &data, &size);
+	for (size_t i = 0; i < N_TENSORS; i++)
+		lay(tensors + i * sizeof(struct ledger_tensor), TENSOR_LEN, &data, &size);
+	for (size_t i = 0; i < N_CELLS; i++)
+		lay(cells + i * sizeof(struct ledger_cell), sizeof(struct ledger_cell), &data,
+		    &size);
+}
+
+static void use_tensors(struct ledger *ledger)
+{
+	const struct ledger_known *known;
+	size_t n = 0;
+
+	while ((known = ledger_tensor_at(ledger, n))) {
+		FUZZ_CHECK(ledger_tensor_find(ledger, known->name) == known);
+		FUZZ_CHECK(dtype_size(known->dtype) && known->key);
+		n++;
+	}
+	FUZZ_CHECK(n <= N_TENSORS);
+	FUZZ_CHECK(ledger_tensor_add(ledger, "another", DTYPE_FLOAT32, 1, 9, 0) ==
+			   (n < N_TENSORS ? 0 : -EDQUOT) ||
+		   ledger_tensor_find(ledger, "another"));
+}
+
+static void use_cells(struct ledger *ledger)
+{
+	uint32_t n = ledger_cells_used(ledger), cell;
+
+	for (uint32_t i = 0; i < n; i++) {
+		const struct ledger_kept *kept = ledger_cell_kept(ledger, i);
+		const struct ledger_what *what = &kept->what;
+
+		FUZZ_CHECK(kept->taken == kept->stale && kept->taken == kept->whole);
+		if (!kept->taken)
+			continue;
+		FUZZ_CHECK(what->len <= PART_BYTES && what->offset <= what->total &&
+			   what->len <= what->total - what->offset);
+		FUZZ_CHECK(ledger_cell_find(ledger, what->key, what->round, what->block,
+					    what->part) == i);
+	}
+	/* Not more than there is: another process would have taken it over as it is. */
+	for (uint32_t i = 0; i < MIN(n, 4 * N_CELLS); i++) {
+		struct ledger_kept *kept = ledger_cell_kept(ledger, i);
+
+		if (!kept->taken)
+			continue;
+		cell = ledger_cell_settle(ledger, kept->what.key, kept->what.round);
+		FUZZ_CHECK(cell < n && !ledger_cell_kept(ledger, cell)->stale);
+		((char *)ledger_cell_data(ledger, cell))[PART_BYTES - 1] = 1;
+		ledger_cell_free(ledger, cell);
+	}
+	cell = ledger_cell_take(ledger, true);
+	if (cell == LEDGER_NO_CELL)
+		return;
+	ledger_cell_kept(ledger, cell)->what.key = 1;
+	ledger_cell_whole(ledger, cell);
+	ledger_cell_free(ledger, cell);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+	const struct ledger_far far = { "record", 6, N_TENSORS };
+	_cleanup_(ledger_freep) struct ledger *made = NULL, *ledger = NULL;
+	_cleanup_(freep) void *record = NULL;
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger_header header;
+	struct failure failure = { 0 };
+	size_t len;
+	char *memory;
+	int r;
+
+	log_init(LOG_LEVEL_ERROR);
+	FUZZ_CHECK(!ledger_new(JOB, SIZE, PART_BYTES, 1, &far, &made, &fd));
+	FUZZ_CHECK(pread(fd, &header, sizeof(header), 0) == sizeof(header));
+	memory = mmap(NULL, header.len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	FUZZ_CHECK(memory != MAP_FAILED);
+	lay_over(memory, data, size);
+	r = ledger_open(fd, JOB, SIZE, 1, &ledger, &failure);
+	if (r) {
+		FUZZ_CHECK(r == failure.status && failure.text[0] && r == -EPROTO);
+	} else if (ledger_is_far(ledger)) {
+		FUZZ_CHECK(!ledger_read_record(ledger, &record, &len) && len <= LEDGER_JOB_MAX);
+		use_tensors(ledger);
+		use_cells(ledger);
+	}
+	(void)munmap(memory, header.len);
+	return 0;
+}
