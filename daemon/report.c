@@ -142,6 +142,7 @@ static void add_agent_job(struct admin_job *job, const struct pipeline_job_info 
 	job->rounds = info->rounds;
 	job->bytes = info->bytes;
 	job->in_flight = info->in_flight;
+	job->ends = info->ends;
 }
 
 /* Where each rank is a node of its own, those of this daemon are apart in the agent: here they become one line. */
@@ -161,6 +162,7 @@ static void add_sibling(struct admin_job *job, const struct pipeline_job_info *i
 	job->in_flight += info->in_flight;
 	if (!*job->waiting_for)
 		(void)snprintf(job->waiting_for, sizeof(job->waiting_for), "%s", info->waiting_for);
+	job->ends = job->ends ?: info->ends;
 }
 
 /* Adds what the server knows; an agent's line of the same job takes precedence where both know. */

@@ -142,6 +142,7 @@ static void fill_job(Bps__Admin__JobSummary *to, struct admin_job *from)
 	to->bytes = from->bytes;
 	to->in_flight = from->in_flight;
 	to->waiting_for = *from->waiting_for ? from->waiting_for : NULL;
+	to->ends = (char *)from->ends;
 }
 
 static void on_jobs(void *user, struct rpc_call *call, const void *data, size_t len)

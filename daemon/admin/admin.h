@@ -18,6 +18,7 @@ struct admin_node {
 };
 struct admin_job {
 	char name[64], state[16], role[16], waiting_for[160];
+	const char *ends; /* why it ends with this daemon's process; NULL: it does not */
 	uint64_t number, rounds, bytes, in_flight;
 	uint32_t size, n_nodes, n_local;
 };

@@ -317,6 +317,8 @@ void ctl_print_job(const ProtobufCMessage *reply)
 	Bps__Admin__JobSummary *summary = job->summary;
 
 	jobs_table(&summary, 1);
+	if (summary->ends)
+		printf("It ends with this daemon's process: %s.\n", summary->ends);
 	if (job->n_ranks) {
 		printf("\n");
 		ranks_table(job->ranks, job->n_ranks);

@@ -92,15 +92,20 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 
 /*
  * What the ledger of its job may come to is charged to each rank, as memory is that it shares: the ledger lives as long
- * as any of them does. Without room for it a trainer cannot take part in a restart.
+ * as any of them does. Without room for it a trainer cannot take part in a restart: returns why it cannot, or NULL.
  */
-static void charge_ledger(struct session *session, bool through_servers)
+static const char *charge_ledger(struct session *session, bool through_servers)
 {
 	uint64_t bytes = pipeline_ledger_bytes(session->control->params.pipeline, through_servers);
 
-	if (bytes && session->features & CONTROL_FEATURE_RESUME &&
-	    !quota_charge(&session->quota, bytes))
-		session->ledger_charge = bytes;
+	if (!(session->features & CONTROL_FEATURE_RESUME))
+		return "the library of a trainer does not know of restarts";
+	if (!bytes)
+		return "resume is off";
+	if (quota_charge(&session->quota, bytes))
+		return "a trainer's session_quota has no room for a ledger";
+	session->ledger_charge = bytes;
+	return NULL;
 }
 
 static void release_ledger(struct session *session)
@@ -279,8 +284,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->size = m->size;
 	session->elastic = m->elastic;
 	(void)snprintf(session->job, sizeof(session->job), "%s", m->job);
-	charge_ledger(session, m->n_nodes > 1 || m->force_distributed);
-	join.can_resume = session->ledger_charge;
+	join.cannot_resume = charge_ledger(session, m->n_nodes > 1 || m->force_distributed);
 	if (resumed)
 		r = pipeline_resume(pipeline, &session->member, &join, resumed, in->fd, &failure);
 	else

@@ -25,7 +25,7 @@ struct pipeline_newcomer {
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint64_t deadline_ns, timeout_ms;
 	uint32_t pid;
-	bool can_resume;
+	const char *cannot_resume;
 };
 
 /* -- Counting ------------------------------------------------------------------------------------------------------ */
@@ -701,7 +701,7 @@ int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *mem
 		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
 	newcomer->member = member;
 	newcomer->pid = join->pid;
-	newcomer->can_resume = join->can_resume;
+	newcomer->cannot_resume = join->cannot_resume;
 	(void)snprintf(newcomer->job, sizeof(newcomer->job), "%s", join->job);
 	member->job = NULL;
 	list_init(&member->declarations);
@@ -792,13 +792,13 @@ static int next_run(struct pipeline_job *job, uint32_t size, struct pipeline_job
 }
 
 static void take(struct pipeline_job *job, struct pipeline_member *member, uint32_t rank,
-		 uint32_t pid, bool can_resume)
+		 uint32_t pid, const char *cannot_resume)
 {
 	struct pipeline_join join = {
 		.rank = rank,
 		.local_rank = rank,
 		.pid = pid,
-		.can_resume = can_resume,
+		.cannot_resume = cannot_resume,
 	};
 
 	pipeline_job_add(job, member, &join, job->request_timeout_ns);
@@ -833,7 +833,7 @@ static void regroup(struct pipeline_job *job)
 		if (!member)
 			continue;
 		pipeline_job_detach(member);
-		take(next, member, rank++, member->pid, job->resumable);
+		take(next, member, rank++, member->pid, job->ends);
 	}
 	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
 		struct pipeline_member *member = newcomer->member;
@@ -842,7 +842,7 @@ static void regroup(struct pipeline_job *job)
 		if (rank == size || !is_for(newcomer, job))
 			continue;
 		pipeline_elastic_forget(member);
-		take(next, member, rank++, facts.pid, facts.can_resume);
+		take(next, member, rank++, facts.pid, facts.cannot_resume);
 	}
 	log_info("job %s: regroups: %u ranks, %u of them new", job->name, size, n_new);
 	pipeline_job_over(job);

@@ -135,8 +135,10 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 		.max_ranks = join->max_ranks,
 	};
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
-	job->resumable = (!job->distributed || pipeline->params.resume) &&
-			 !stragglers_any(&join->stragglers);
+	if (stragglers_any(&join->stragglers))
+		job->ends = "it has a quorum or is asynchronous";
+	else if (job->distributed && !pipeline->params.resume)
+		job->ends = "resume is off";
 	job->request_timeout_ns = join->request_timeout_ms * NSEC_PER_MSEC;
 	job->formed_by_ns = CLOCK_NEVER;
 	job->regroup_by_ns = CLOCK_NEVER;
@@ -303,6 +305,9 @@ void pipeline_job_formed(struct pipeline_job *job)
 	log_info("job %s: run %016" PRIx64 "%s: %u ranks on %u nodes, %u here, %zu servers",
 		 job->name, job->number, job->resumed ? ", resumed" : "", job->shape.size,
 		 job->shape.n_nodes, job->n_members, job->n_servers);
+	if (pipeline_resume_ends(job))
+		log_notice("job %s: it ends with this daemon's process: %s", job->name,
+			   pipeline_resume_ends(job));
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_member *member = job->members[i];
 
@@ -424,7 +429,7 @@ void pipeline_job_add(struct pipeline_job *job, struct pipeline_member *member,
 	list_init(&member->declarations);
 	job->members[join->local_rank] = member;
 	job->n_members++;
-	job->resumable &= join->can_resume;
+	job->ends = job->ends ?: join->cannot_resume;
 	if (deadline_ns < job->formed_by_ns) {
 		job->formed_by_ns = deadline_ns;
 		job->forming_timeout_ns = timeout_ns;

@@ -124,8 +124,8 @@ struct pipeline_job {
 	uint64_t forming_timeout_ns; /* that deadline as it was given, for words */
 
 	/* A job that can be resumed, by this daemon process or the next: resume.c. */
-	bool resumable; /* FORMING: all ranks so far can take part in that */
-	bool resumed;	/* continues a run that another daemon process began */
+	const char *ends; /* why it cannot outlive this process, as far as is known; NULL: it can */
+	bool resumed;	  /* continues a run that another daemon process began */
 	uint64_t resume_began_ns;
 	bool caught_up;	       /* pipeline_resume_caught_up() */
 	bool suspended;	       /* is left to the next daemon process as it is */
@@ -349,6 +349,8 @@ void pipeline_tensor_forget(struct pipeline_member *member);
 struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor);
 
 /* resume.c */
+/* Why the job ends with this process, or NULL. A constant. */
+const char *pipeline_resume_ends(const struct pipeline_job *job);
 /* A job that is being formed here gets its ledger: a new one, unless it is resumed. Returns 0 or -errno. */
 int pipeline_resume_prepare(struct pipeline_job *job);
 /* The same for one that goes through servers, with what the next process has to know. */

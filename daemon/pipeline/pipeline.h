@@ -134,7 +134,8 @@ struct pipeline_join {
 	unsigned gpu_reduce; /* enum gpu_reduce */
 	uint64_t gpu_roots;  /* bits: local ranks */
 	struct stragglers stragglers;
-	bool can_resume; /* the trainer can take part in a restart */
+	const char *
+		cannot_resume; /* why the trainer can take part in no restart; NULL: it can. Kept */
 	bool elastic, newcomer;
 	uint32_t min_ranks, max_ranks; /* of an elastic job; max 0: no bound */
 	uint32_t pid;		       /* for messages */
@@ -266,6 +267,7 @@ struct pipeline_job_info {
 	uint32_t size, n_nodes, n_local;
 	uint64_t rounds, bytes, in_flight;
 	char waiting_for[160];
+	const char *ends; /* why it ends with this daemon's process; NULL: it does not */
 };
 struct pipeline_tensor_info {
 	char name[256];

@@ -112,6 +112,7 @@ static void describe_job(const struct pipeline_job *job, struct pipeline_job_inf
 		.rounds = job->n_rounds,
 		.bytes = job->n_bytes,
 		.in_flight = job->n_in_flight,
+		.ends = pipeline_resume_ends(job),
 	};
 	(void)snprintf(info->name, sizeof(info->name), "%s", job->name);
 	if (job->state == JOB_FORMING) {

@@ -29,6 +29,15 @@ uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline, bool through_ser
 		       : 0;
 }
 
+const char *pipeline_resume_ends(const struct pipeline_job *job)
+{
+	if (job->device)
+		return "it has handed over memory of a device";
+	if (job->ledger || job->state == JOB_FORMING)
+		return NULL;
+	return job->ends ?: "it could not be recorded";
+}
+
 bool pipeline_can_resume(const struct pipeline_member *member)
 {
 	const struct pipeline_job *job = member->job;
@@ -57,7 +66,7 @@ int pipeline_resume_prepare(struct pipeline_job *job)
 		keep_processes(job);
 		return 0;
 	}
-	if (!job->resumable)
+	if (job->ends)
 		return 0;
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
 		       NULL, &job->ledger, &job->ledger_fd);

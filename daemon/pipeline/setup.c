@@ -210,8 +210,8 @@ static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 	m.part_bytes = job->shape.part_bytes;
 	m.member = job->pipeline->params.id;
 	m.node_name = (char *)own_name(job->view);
-	m.has_resume = job->resumable;
-	m.resume = job->resumable;
+	m.has_resume = true;
+	m.resume = !job->ends;
 	m.has_elastic = m.has_min_ranks = m.has_max_ranks = job->shape.elastic;
 	m.elastic = job->shape.elastic;
 	m.min_ranks = job->shape.min_ranks;
@@ -498,7 +498,9 @@ static int use_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m
 	r = take_joined(job, m);
 	if (!r)
 		r = pipeline_job_order_members(job);
-	if (!r && m->resume && job->resumable)
+	if (!r && !m->resume && !job->ends)
+		job->ends = "another node can take part in no restart";
+	if (!r && !job->ends)
 		r = keep_record(job, m);
 	if (!r)
 		r = find_servers(job);

@@ -162,4 +162,16 @@ def test_killed_at_each_failpoint_where_agent_and_server_are_one():
         killed(0, [f'{name}=kill@5'], (1, 2), 0, colocated=True)
 
 
+def test_a_job_says_that_it_ends_with_its_daemon():
+    """And why; one that does not says nothing."""
+    for options, keys, why in ((['--session-quota=1G'], {}, "a trainer's session_quota has no room for a ledger"),
+                               (['--resume=off'], {}, 'resume is off'),
+                               ([], {'quorum': 1}, 'it has a quorum or is asynchronous'), ([], {}, None)):
+        with Cluster(2, 1, colocated=False, options=options) as cluster:
+            ranks = cluster.job((1, 1), **keys)
+            assert cluster.daemons[0].ctl('job', 'job1')['summary'].get('ends') == why
+            assert (f'job job1: it ends with this daemon\'s process: {why}' in cluster.daemons[1].text()) == bool(why)
+            each(ranks, 'leave')
+
+
 run(globals())
