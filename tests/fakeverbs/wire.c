@@ -1,0 +1,305 @@
+/* The devices at work: what is posted is taken up by a thread, one work request of each queue pair after another. */
+#include "double.h"
+
+#include <sched.h>
+
+static pthread_t thread;
+static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER;
+static bool is_running;
+static unsigned failing_in; /* this many work requests from now one fails; 0: none does */
+static enum ibv_wc_status failing_status;
+
+EXPORT void fake_fail_work(unsigned status, unsigned nth)
+{
+	pthread_mutex_lock(&fake_lock);
+	failing_in = nth;
+	failing_status = (enum ibv_wc_status)status;
+	pthread_mutex_unlock(&fake_lock);
+}
+
+static void complete(struct fake_qp *qp, const struct ibv_wc *wc, unsigned n_sends, bool is_solicited)
+{
+	struct fake_cq *cq = container_of(qp->qp.send_cq, struct fake_cq, cq);
+	struct fake_channel *channel = container_of(cq->cq.channel, struct fake_channel, channel);
+	const uint64_t one = 1;
+
+	if (cq->n == (unsigned)cq->cq.cqe)
+		fake_abort("a completion queue of %d entries runs over", cq->cq.cqe);
+	cq->entries[(cq->first + cq->n++) % (unsigned)cq->cq.cqe] =
+		(struct fake_cqe){ *wc, qp, n_sends };
+	if (!cq->is_armed ||
+	    (cq->is_solicited_only && !is_solicited && wc->status == IBV_WC_SUCCESS))
+		return;
+	cq->is_armed = false;
+	fake_worked.wake_ups++;
+	if (write(channel->channel.fd, &one, sizeof(one)) != sizeof(one))
+		fake_abort("a completion event is lost");
+}
+
+static struct fake_send *take_send(struct fake_qp *qp)
+{
+	struct fake_send *send = &qp->sends[qp->first_send];
+
+	qp->first_send = (qp->first_send + 1) % qp->cap.max_send_wr;
+	qp->n_waiting--;
+	return send;
+}
+
+static void complete_send(struct fake_qp *qp, const struct fake_send *send,
+			  enum ibv_wc_status status)
+{
+	struct ibv_wc wc = { .wr_id = send->wr.wr_id, .status = status, .qp_num = qp->qp.qp_num };
+
+	qp->n_silent++;
+	if (status == IBV_WC_SUCCESS && !(send->wr.send_flags & IBV_SEND_SIGNALED))
+		return;
+	complete(qp, &wc, qp->n_silent, false);
+	qp->n_silent = 0;
+}
+
+static uint64_t take_receive(struct fake_qp *qp, struct ibv_sge *ret_sge)
+{
+	uint64_t id = qp->receives[qp->first_receive].wr_id;
+
+	*ret_sge = qp->receive_sges[qp->first_receive];
+	qp->first_receive = (qp->first_receive + 1) % qp->cap.max_recv_wr;
+	qp->n_receives--;
+	return id;
+}
+
+static void flush(struct fake_qp *qp)
+{
+	struct ibv_wc wc = { .status = IBV_WC_WR_FLUSH_ERR, .qp_num = qp->qp.qp_num };
+	struct ibv_sge sge;
+
+	while (qp->n_waiting)
+		complete_send(qp, take_send(qp), IBV_WC_WR_FLUSH_ERR);
+	while (qp->n_receives) {
+		wc.wr_id = take_receive(qp, &sge);
+		complete(qp, &wc, 0, false);
+	}
+}
+
+void fake_qp_break(struct fake_qp *qp)
+{
+	qp->qp.state = IBV_QPS_ERR;
+	flush(qp);
+}
+
+static struct fake_qp *find(uint32_t number)
+{
+	struct fake_qp *qp;
+
+	list_for_each (qp, &fake_qps, link)
+		if (qp->qp.qp_num == number)
+			return qp;
+	return NULL;
+}
+
+static bool holds(uint64_t start, uint64_t len, uint64_t address, uint64_t n)
+{
+	return address >= start && address - start <= len && n <= len - (address - start);
+}
+
+/* Memory of our own by its local key. */
+static bool may_use(const struct fake_qp *qp, const struct ibv_sge *sge, unsigned access)
+{
+	const struct fake_mr *mr = fake_key_region(sge->lkey);
+
+	return mr && mr->mr.pd == qp->qp.pd && (mr->access & access) == access &&
+	       holds((uintptr_t)mr->mr.addr, mr->mr.length, sge->addr, sge->length);
+}
+
+/* Memory that the other end may write to: a region's, or a window's that was opened to this queue pair. */
+static bool may_be_written(const struct fake_qp *qp, uint32_t key, uint64_t address, uint32_t len)
+{
+	const struct fake_mr *mr = fake_key_region(key);
+	const struct fake_mw *mw = fake_key_window(key);
+
+	if (mr)
+		return mr->mr.pd == qp->qp.pd && (mr->access & IBV_ACCESS_REMOTE_WRITE) &&
+		       holds((uintptr_t)mr->mr.addr, mr->mr.length, address, len);
+	return mw && mw->qp == qp && holds(mw->address, mw->length, address, len);
+}
+
+static enum ibv_wc_status bind_window(struct fake_qp *qp, const struct ibv_send_wr *wr)
+{
+	const struct ibv_mw_bind_info *info = &wr->bind_mw.bind_info;
+	struct fake_mw *mw = container_of(wr->bind_mw.mw, struct fake_mw, mw);
+	struct fake_mr *mr = container_of(info->mr, struct fake_mr, mr);
+
+	if (mw->bound || wr->bind_mw.rkey >> 8 != mw->key >> 8 || wr->bind_mw.rkey == mw->key ||
+	    mw->mw.pd != qp->qp.pd || mr->mr.pd != qp->qp.pd ||
+	    !(mr->access & IBV_ACCESS_MW_BIND) || !(mr->access & IBV_ACCESS_LOCAL_WRITE) ||
+	    !holds((uintptr_t)mr->mr.addr, mr->mr.length, info->addr, info->length))
+		return IBV_WC_MW_BIND_ERR;
+	mw->bound = mr;
+	mr->n_windows++;
+	mw->key = wr->bind_mw.rkey;
+	mw->address = info->addr;
+	mw->length = info->length;
+	mw->qp = qp;
+	return IBV_WC_SUCCESS;
+}
+
+static bool close_window(const struct fake_qp *qp, uint32_t key)
+{
+	struct fake_mw *mw = fake_key_window(key);
+
+	if (!mw || mw->qp != qp)
+		return false;
+	mw->bound->n_windows--;
+	mw->bound = NULL;
+	mw->qp = NULL;
+	return true;
+}
+
+static const void *source_of(const struct fake_send *send)
+{
+	return send->wr.send_flags & IBV_SEND_INLINE ? send->inline_data
+						     : (const void *)(uintptr_t)send->sge.addr;
+}
+
+static enum ibv_wc_status write_memory(struct fake_qp *to, const struct fake_send *send, uint32_t len)
+{
+	if (!len)
+		return IBV_WC_SUCCESS;
+	if (!may_be_written(to, send->wr.wr.rdma.rkey, send->wr.wr.rdma.remote_addr, len))
+		return IBV_WC_REM_ACCESS_ERR;
+	memcpy((void *)(uintptr_t)send->wr.wr.rdma.remote_addr, source_of(send), len);
+	return IBV_WC_SUCCESS;
+}
+
+/* Into a receive that is posted. That there is none is an error at once: our end counts them, and never sends without. */
+static enum ibv_wc_status deliver(struct fake_qp *to, const struct fake_send *send, uint32_t len)
+{
+	struct ibv_wc wc = { .opcode = IBV_WC_RECV, .qp_num = to->qp.qp_num, .byte_len = len };
+	bool is_write = send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM;
+	struct ibv_sge sge;
+
+	if (!to->n_receives)
+		return IBV_WC_RNR_RETRY_EXC_ERR;
+	wc.wr_id = take_receive(to, &sge);
+	if (is_write) {
+		wc.opcode = IBV_WC_RECV_RDMA_WITH_IMM;
+		wc.wc_flags = IBV_WC_WITH_IMM;
+		wc.imm_data = send->wr.imm_data;
+	} else if (len > sge.length || !may_use(to, &sge, IBV_ACCESS_LOCAL_WRITE)) {
+		wc.status = len > sge.length ? IBV_WC_LOC_LEN_ERR : IBV_WC_LOC_PROT_ERR;
+	} else if (send->wr.opcode == IBV_WR_SEND_WITH_INV) {
+		wc.wc_flags = IBV_WC_WITH_INV;
+		wc.invalidated_rkey = send->wr.invalidate_rkey;
+		if (!close_window(to, send->wr.invalidate_rkey))
+			wc.status = IBV_WC_REM_INV_REQ_ERR;
+	}
+	if (!is_write && wc.status == IBV_WC_SUCCESS)
+		memcpy((void *)(uintptr_t)sge.addr, source_of(send), len);
+	complete(to, &wc, 0, send->wr.send_flags & IBV_SEND_SOLICITED);
+	return wc.status == IBV_WC_SUCCESS ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR;
+}
+
+static enum ibv_wc_status carry(struct fake_qp *qp, const struct fake_send *send)
+{
+	struct fake_qp *to = find(qp->remote);
+	uint32_t len = send->wr.num_sge ? send->sge.length : 0;
+	enum ibv_wc_status status;
+
+	if (len && !(send->wr.send_flags & IBV_SEND_INLINE) && !may_use(qp, &send->sge, 0))
+		return IBV_WC_LOC_PROT_ERR;
+	if (fake_wire == FAKE_WIRE_CUT || !to ||
+	    (to->qp.state != IBV_QPS_RTR && to->qp.state != IBV_QPS_RTS) ||
+	    (fake_wire == FAKE_WIRE_NARROW && qp->path_mtu > IBV_MTU_1024 && len > 1024))
+		return IBV_WC_RETRY_EXC_ERR;
+	switch (send->wr.opcode) {
+	case IBV_WR_RDMA_WRITE:
+		status = write_memory(to, send, len);
+		break;
+	case IBV_WR_RDMA_WRITE_WITH_IMM:
+		status = write_memory(to, send, len);
+		if (status == IBV_WC_SUCCESS)
+			status = deliver(to, send, len);
+		break;
+	case IBV_WR_SEND:
+	case IBV_WR_SEND_WITH_INV:
+		status = deliver(to, send, len);
+		break;
+	default:
+		fake_abort("ibv_post_send: the double does not have opcode %d", send->wr.opcode);
+	}
+	if (status == IBV_WC_REM_ACCESS_ERR || status == IBV_WC_REM_OP_ERR)
+		fake_qp_break(to);
+	return status;
+}
+
+static void take_up(struct fake_qp *qp)
+{
+	const struct fake_send *send = take_send(qp);
+	enum ibv_wc_status status;
+
+	if (failing_in && !--failing_in)
+		status = failing_status;
+	else if (send->wr.opcode == IBV_WR_BIND_MW)
+		status = bind_window(qp, &send->wr);
+	else
+		status = carry(qp, send);
+	complete_send(qp, send, status);
+	if (status != IBV_WC_SUCCESS)
+		fake_qp_break(qp);
+}
+
+/* Returns whether there was anything. */
+static bool turn(void)
+{
+	struct fake_qp *qp, *next;
+	bool has_worked = false;
+
+	list_for_each_safe (qp, next, &fake_qps, link) {
+		if (qp->qp.state == IBV_QPS_ERR) {
+			flush(qp);
+		} else if (qp->n_waiting && fake_wire != FAKE_WIRE_STILL) {
+			take_up(qp);
+			has_worked = true;
+		}
+	}
+	return has_worked;
+}
+
+static void *run(void *arg)
+{
+	pthread_mutex_lock(&fake_lock);
+	while (is_running) {
+		if (!turn()) {
+			pthread_cond_wait(&work_came, &fake_lock);
+			continue;
+		}
+		/* Others have their turn between any two. */
+		pthread_mutex_unlock(&fake_lock);
+		(void)sched_yield();
+		pthread_mutex_lock(&fake_lock);
+	}
+	pthread_mutex_unlock(&fake_lock);
+	return arg;
+}
+
+void fake_wire_wake(void)
+{
+	pthread_cond_signal(&work_came);
+}
+
+void fake_wire_start(void)
+{
+	is_running = true;
+	if (pthread_create(&thread, NULL, run, NULL))
+		fake_abort("no thread");
+}
+
+void fake_wire_stop(void)
+{
+	pthread_t last = thread;
+
+	is_running = false;
+	fake_wire_wake();
+	pthread_mutex_unlock(&fake_lock);
+	(void)pthread_join(last, NULL);
+	pthread_mutex_lock(&fake_lock);
+}
