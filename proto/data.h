@@ -74,7 +74,7 @@ enum data_op {
  * Flags of PUSH and PULL, where both sides have RDMA: the call was made before, on an RDMA connection that broke. Its first
  * one has the number `rail`, and the call's cookie there is `moved`; the last that broke is `last`. After the first it may
  * come by any other connection, after a second by TCP. Whoever knows that call answers it under its new cookie; else it
- * counts as new, unless its payload had arrived and is not sent again: then it is lost, and the answer an error.
+ * counts as new, unless its payload had arrived and is not sent again: then it is lost, and the answer an error, ENETRESET.
  */
 #define DATA_FLAG_MOVED	     1u
 #define DATA_FLAG_HAD	     2u /* with MOVED: the payload had arrived; len is 0 */

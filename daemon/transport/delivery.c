@@ -149,7 +149,7 @@ static void incoming_ask(struct incoming *incoming)
 	}
 	incoming->delivery.peer->n_deliveries++;
 	lane_begin_business(incoming->lane);
-	delivery_fail(&incoming->delivery, -EIO,
+	delivery_fail(&incoming->delivery, -ENETRESET,
 		      "the call or its answer was lost with an RDMA connection");
 }
 

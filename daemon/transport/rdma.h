@@ -21,6 +21,7 @@
 #define RDMA_RESOLVE_MS	   2000
 #define RDMA_RECEIVES	   128 /* posted for each lane */
 #define RDMA_SENDS	   128 /* messages posted at once, two work requests each at most */
+#define RDMA_WORKS	   32  /* work requests posted together */
 /* Bytes of payload offered or under way on a lane; more urgent ones overtake the rest. Enough for 200 Gbit/s over 40 us. */
 #define RDMA_AHEAD (1u << 20)
 /* Of a link: open at once. Rooms leave the last to grants, which someone waits for. */
@@ -75,6 +76,7 @@ struct rdma_memory {
 	GAUGE(windows, "windows", "Memory windows that there are, open or not.")                  \
 	METRIC(links, "connections_total", "Connections that were made.")                         \
 	METRIC(links_broken, "connections_broken_total", "Connections that broke under a peer.")  \
+	METRIC(links_still, "connections_still_total", "Of these, those that stood still.")       \
 	METRIC(calls_moved, "calls_moved_total", "Calls that went another way because of that.")
 
 #define RDMA_METRIC_(member, name, help) struct metric member;
@@ -140,7 +142,8 @@ enum rdma_link_state {
 
 struct rdma_send {
 	struct message *message; /* done with when the send is; NULL: nothing waits for it */
-	uint16_t next_free;
+	bool is_signaled;	 /* its completion will be told */
+	uint64_t posted_ns;	 /* if it will */
 };
 
 /* A piece of our memory that is, while open, writable by the other end of the link. */
@@ -182,12 +185,17 @@ struct rdma_link {
 	unsigned n_theirs; /* receives that they posted at first */
 
 	/* The worker's thread. */
-	unsigned credits; /* receives of theirs that we may use up */
-	unsigned owed;	  /* receives of ours posted since we last said so */
-	uint64_t ahead;	  /* bytes */
-	struct rdma_send sends[RDMA_SENDS];
-	unsigned n_free;
-	uint16_t first_free;
+	unsigned credits;		    /* receives of theirs that we may use up */
+	unsigned owed;			    /* receives of ours posted since we last said so */
+	uint64_t ahead;			    /* bytes */
+	struct rdma_send sends[RDMA_SENDS]; /* a ring */
+	unsigned first_send, n_sends;	    /* slots that are taken */
+	unsigned n_silent;    /* of the last of them, whose completion will not be told */
+	uint64_t progress_ns; /* when the last completion of a send was seen */
+	struct ibv_send_wr works[RDMA_WORKS]; /* prepared: posted together */
+	struct ibv_sge work_sges[RDMA_WORKS];
+	unsigned n_works;
+	bool is_armed;		   /* the channel will tell of the next completion */
 	struct list awaiting;	   /* messages, by message.link: offered, no grant yet */
 	struct list granted;	   /* messages, by message.link: to be written to their room */
 	struct rdma_grant *grants; /* to be sent */
@@ -276,6 +284,11 @@ int rdma_post_receive(struct rdma_link *link, unsigned i);
 
 void rdma_flush(struct lane *lane);
 void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc);
+/*
+ * Whether a send has not been completed for so long that its device ought to have given up: cards answer cards, however
+ * busy the processors are. To be asked when all completions have been seen.
+ */
+bool rdma_is_still(const struct rdma_link *link);
 void rdma_on_received(struct rdma_link *link, const struct ibv_wc *wc);
 
 /*
@@ -303,5 +316,7 @@ void rdma_windows_done(struct rdma_link *link);
 
 /* The wire, not the peer: what the lane held may go another way. The worker's thread. */
 void rdma_link_fail(struct rdma_link *link, const char *format, ...) _printf_(2, 3);
+/* Looks for completions in the loop's next turn. The worker's thread. */
+void rdma_poll_again(struct rdma_link *link);
 /* The wire broke: the worker is told. Home; not when the lane is closing. */
 void rdma_link_break(struct rdma_link *link, const char *why);

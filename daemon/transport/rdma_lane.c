@@ -78,7 +78,16 @@ static int poll_once(struct rdma_link *link)
 	return n;
 }
 
-static void poll_some(struct rdma_link *link)
+void rdma_poll_again(struct rdma_link *link)
+{
+	if (link->is_again_posted)
+		return;
+	link->is_again_posted = true;
+	loop_post(link->lane->worker->loop, &link->again);
+}
+
+/* Returns false when others ought to have their turn before the rest. */
+static bool poll_all(struct rdma_link *link)
 {
 	struct lane *lane = link->lane;
 	int n, total = 0;
@@ -89,12 +98,40 @@ static void poll_some(struct rdma_link *link)
 		total += MAX(n, 0);
 	} while (n > 0 && total < POLL_MAX && !lane->is_failed);
 	lane->is_flushed_soon = false;
+	if (!lane->is_failed)
+		rdma_flush(lane);
+	return n <= 0;
+}
+
+/*
+ * Asks to be woken only when there is nothing left to do, and looks once more after asking: so that what comes meanwhile is
+ * seen without a system call, and nothing is missed.
+ */
+static void poll_some(struct rdma_link *link)
+{
+	struct lane *lane = link->lane;
+	bool is_all = poll_all(link);
+
+	while (is_all && !lane->is_failed && !link->is_armed) {
+		if (ibv_req_notify_cq(link->cq, 0)) {
+			rdma_link_fail(link, "completion events cannot be asked for");
+			return;
+		}
+		link->is_armed = true;
+		is_all = poll_all(link);
+	}
 	if (lane->is_failed)
 		return;
-	rdma_flush(lane);
-	if (n > 0 && !lane->is_failed && !link->is_again_posted) {
-		link->is_again_posted = true;
-		loop_post(lane->worker->loop, &link->again);
+	if (!is_all) {
+		rdma_poll_again(link);
+		return;
+	}
+	if (rdma_is_still(link)) {
+		metric_add(&link->rdma->metrics.links_still, 1);
+		rdma_link_fail(link,
+			       "%s: it stands still: what was sent has not arrived, nor has "
+			       "the device given up",
+			       link->port->device->name);
 	}
 }
 
@@ -117,10 +154,7 @@ static void rdma_on_ready(struct loop_source *source, uint32_t events)
 	if (verbs->get_cq_event(link->channel, &cq, &context))
 		return;
 	verbs->ack_cq_events(cq, 1);
-	if (ibv_req_notify_cq(link->cq, 0)) {
-		rdma_link_fail(link, "completion events cannot be asked for");
-		return;
-	}
+	link->is_armed = false;
 	poll_some(link);
 }
 
@@ -135,8 +169,6 @@ static int rdma_start(struct lane *lane)
 		lane->source.fd = -1;
 		return error_trace(r);
 	}
-	if (ibv_req_notify_cq(link->cq, 0))
-		return error_origin(-EIO);
 	poll_some(link); /* what came before */
 	return 0;
 }
@@ -196,9 +228,10 @@ static void rdma_release(struct lane *lane)
 	drain(link);
 	rdma_link_unmake(link);
 	lane_receive_done(lane);
-	for (unsigned i = 0; i < RDMA_SENDS; i++) {
-		struct message *message = TAKE_PTR(link->sends[i].message);
+	for (; link->n_sends; link->n_sends--) {
+		struct message *message = TAKE_PTR(link->sends[link->first_send].message);
 
+		link->first_send = (link->first_send + 1) % RDMA_SENDS;
 		if (message)
 			release_message(link, message);
 	}
@@ -249,9 +282,6 @@ int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_l
 	list_init(&link->granted);
 	link->again.run = on_again;
 	link->broken.run = on_broken;
-	link->n_free = RDMA_SENDS;
-	for (unsigned i = 0; i < RDMA_SENDS; i++)
-		link->sends[i].next_free = (uint16_t)(i + 1);
 	*ret_lane = lane;
 	return 0;
 }

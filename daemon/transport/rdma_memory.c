@@ -343,6 +343,7 @@ void transport_rdma_counters(const struct transport *transport,
 	ret_counters->bytes_pinned = metric_get(&rdma->metrics.bytes_pinned);
 	ret_counters->links = metric_get(&rdma->metrics.links);
 	ret_counters->links_broken = metric_get(&rdma->metrics.links_broken);
+	ret_counters->links_still = metric_get(&rdma->metrics.links_still);
 	ret_counters->calls_moved = metric_get(&rdma->metrics.calls_moved);
 	ret_counters->registration_us = metric_get(&rdma->metrics.registration_us);
 }

@@ -5,35 +5,63 @@
 static bool has_room(const struct rdma_link *link, unsigned n_receives)
 {
 	/* The last credit is for giving credits. */
-	return link->n_free > 0 && link->credits > n_receives;
+	return link->n_sends < RDMA_SENDS && link->credits > n_receives;
 }
 
+/*
+ * Slots are a ring, as sends are completed in their order: one completion tells of all before it. So only what a message waits
+ * for asks for one, and now and then one of the others, lest the ring fills.
+ */
 static unsigned take_slot(struct rdma_link *link, struct message *message)
 {
-	unsigned i = link->first_free;
+	unsigned i = (link->first_send + link->n_sends++) % RDMA_SENDS;
+	struct rdma_send *send = &link->sends[i];
 
-	link->first_free = link->sends[i].next_free;
-	link->n_free--;
-	link->sends[i].message = message;
+	send->message = message;
+	send->is_signaled = message || ++link->n_silent >= RDMA_SENDS / 4;
+	if (send->is_signaled) {
+		link->n_silent = 0;
+		send->posted_ns = clock_now_ns();
+	}
 	return i;
 }
 
-static struct message *give_slot(struct rdma_link *link, unsigned i)
-{
-	link->sends[i].next_free = link->first_free;
-	link->first_free = (uint16_t)i;
-	link->n_free++;
-	return TAKE_PTR(link->sends[i].message);
-}
-
-static bool post(struct rdma_link *link, struct ibv_send_wr *wr)
+/* All that has been prepared goes to the device at once. Returns whether it took it; if not, the lane has failed. */
+static bool post(struct rdma_link *link)
 {
 	struct ibv_send_wr *bad;
-	int r = ibv_post_send(link->qp, wr, &bad);
+	unsigned n = link->n_works;
+	int r;
 
+	link->n_works = 0;
+	if (!n)
+		return true;
+	link->works[n - 1].next = NULL;
+	r = ibv_post_send(link->qp, link->works, &bad);
 	if (r)
 		rdma_link_fail(link, "posting a send: %s", strerrordesc_np(r));
 	return !r;
+}
+
+/* Prepares a chain of work requests. */
+static void add_works(struct rdma_link *link, const struct ibv_send_wr *wr)
+{
+	for (; wr; wr = wr->next) {
+		struct ibv_send_wr *work = &link->works[link->n_works];
+		struct ibv_sge *sge = &link->work_sges[link->n_works++];
+
+		*work = *wr;
+		work->next = work + 1;
+		if (wr->num_sge)
+			*sge = *wr->sg_list;
+		work->sg_list = sge;
+	}
+}
+
+/* At the end of what goes together. Returns whether the lane lives. */
+static bool posted(struct rdma_link *link)
+{
+	return link->n_works + 2 <= RDMA_WORKS || post(link);
 }
 
 /* The head, which carries the credits too, at the start of a slot. */
@@ -60,7 +88,8 @@ static void init_send(struct rdma_link *link, unsigned slot, size_t len, struct 
 		.sg_list = sge,
 		.num_sge = 1,
 		.opcode = IBV_WR_SEND,
-		.send_flags = IBV_SEND_SIGNALED | (len <= link->max_inline ? IBV_SEND_INLINE : 0u),
+		.send_flags = (link->sends[slot].is_signaled ? IBV_SEND_SIGNALED : 0u) |
+			      (len <= link->max_inline ? IBV_SEND_INLINE : 0u),
 	};
 	link->credits--;
 }
@@ -74,7 +103,7 @@ static void close_room(struct ibv_send_wr *send, const struct rdma_room *room)
 	send->invalidate_rkey = room->key;
 }
 
-static bool post_head(struct rdma_link *link, const struct data_rdma *head)
+static void post_head(struct rdma_link *link, const struct data_rdma *head)
 {
 	unsigned slot = take_slot(link, NULL);
 	struct ibv_send_wr wr;
@@ -82,7 +111,7 @@ static bool post_head(struct rdma_link *link, const struct data_rdma *head)
 
 	put_head(link, slot, head);
 	init_send(link, slot, sizeof(*head), &sge, &wr);
-	return post(link, &wr);
+	add_works(link, &wr);
 }
 
 /* Fills in the key that opens head->address, len of a region: of a window that is opened in front of `send`, if it has to be. */
@@ -104,14 +133,12 @@ static struct rdma_window *open_memory(struct rdma_link *link, struct ibv_mr *mr
 }
 
 /* A SEND, behind the opening of a window if there is one. */
-static bool post_opening(struct rdma_link *link, struct rdma_window *window,
-			 struct ibv_send_wr *bind, struct ibv_send_wr *send)
+static void add_opening(struct rdma_link *link, struct rdma_window *window,
+			struct ibv_send_wr *bind, struct ibv_send_wr *send)
 {
-	if (!post(link, window ? bind : send))
-		return false;
+	add_works(link, window ? bind : send);
 	if (window)
 		rdma_window_bound(window, bind);
-	return true;
 }
 
 static bool can_open(struct rdma_link *link, unsigned limit)
@@ -128,7 +155,7 @@ static void post_grant(struct rdma_link *link, struct rdma_grant *grant)
 	*grant->window = open_memory(link, grant->mr, &grant->head, &bind, &send);
 	put_head(link, slot, &grant->head);
 	init_send(link, slot, sizeof(grant->head), &sge, &send);
-	(void)post_opening(link, *grant->window, &bind, &send);
+	add_opening(link, *grant->window, &bind, &send);
 }
 
 /* A payload from where it lies, or from a copy in a block; in front of `send`. Returns 0, or has failed the lane. */
@@ -182,7 +209,7 @@ static void post_write(struct rdma_link *link, struct message *message)
 	init_send(link, slot, sizeof(head), &send_sge, &send);
 	close_room(&send, &message->room);
 	if (!init_write(link, message, &write_sge, &write, &send))
-		(void)post(link, &write);
+		add_works(link, &write);
 }
 
 /* Where a call's result is to go: told if the device knows that memory. */
@@ -247,7 +274,7 @@ static void send_call(struct rdma_link *link, struct message *message)
 		call->state = CALL_POSTED;
 	else
 		list_push_back(&link->awaiting, &message->link);
-	(void)post_opening(link, window, &bind, &send);
+	add_opening(link, window, &bind, &send);
 }
 
 /* An answer closes the room that its call named, whether it fits there or not. */
@@ -268,7 +295,7 @@ static void send_answer(struct rdma_link *link, struct message *message)
 		return;
 	if (!is_eager && !is_written)
 		list_push_back(&link->awaiting, &message->link);
-	(void)post(link, is_written ? &write : &send);
+	add_works(link, is_written ? &write : &send);
 }
 
 static void send_message(struct rdma_link *link, struct message *message)
@@ -308,35 +335,78 @@ void rdma_flush(struct lane *lane)
 	size_t n = 0;
 
 	lane->is_fresh = false;
-	for (; n < link->n_grants && !lane->is_failed && has_room(link, 1) &&
+	for (; n < link->n_grants && posted(link) && has_room(link, 1) &&
 	       can_open(link, RDMA_WINDOWS);
 	     n++)
 		post_grant(link, &link->grants[n]);
 	link->n_grants -= n;
-	memmove(link->grants, link->grants + n, link->n_grants * sizeof(*link->grants));
-	while (!lane->is_failed && has_room(link, 1) &&
+	if (n && link->n_grants)
+		memmove(link->grants, link->grants + n, link->n_grants * sizeof(*link->grants));
+	while (!lane->is_failed && posted(link) && has_room(link, 1) &&
 	       (message = list_first(&link->granted, struct message, link))) {
 		list_remove(&message->link);
 		post_write(link, message);
 	}
-	while (!lane->is_failed && next_message(link))
+	while (!lane->is_failed && posted(link) && next_message(link))
 		send_message(link, queue_pop(&lane->queue));
-	if (!lane->is_failed && link->owed >= RDMA_RECEIVES / 2 && link->n_free && link->credits)
-		(void)post_head(link, &(struct data_rdma){ .kind = RDMA_CREDIT });
+	if (!lane->is_failed && posted(link) && link->owed >= RDMA_RECEIVES / 2 &&
+	    link->n_sends < RDMA_SENDS && link->credits)
+		post_head(link, &(struct data_rdma){ .kind = RDMA_CREDIT });
+	if (!lane->is_failed && post(link) && rdma_is_still(link))
+		rdma_poll_again(link);
+	link->n_works = 0;
 }
 
-void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc)
+static void on_message_sent(struct rdma_link *link, struct message *message)
 {
-	struct message *message = give_slot(link, (uint32_t)wc->wr_id);
-	uint32_t len;
+	uint32_t len = message->header->len;
 
-	if (!message)
-		return;
-	len = message->header->len;
 	if (len > DATA_RDMA_EAGER)
 		link->ahead -= len;
 	atomic_fetch_add_explicit(&link->lane->bytes_out, RDMA_HEAD_LEN + len,
 				  memory_order_relaxed);
 	metric_add(&link->rdma->metrics.bytes_moved, len);
 	lane_message_done(link->lane, message, true);
+}
+
+void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc)
+{
+	unsigned last = (uint32_t)wc->wr_id, i;
+	struct message *message;
+
+	link->progress_ns = clock_now_ns();
+	while (link->n_sends) {
+		i = link->first_send;
+		link->first_send = (i + 1) % RDMA_SENDS;
+		link->n_sends--;
+		message = TAKE_PTR(link->sends[i].message);
+		if (message)
+			on_message_sent(link, message);
+		if (i == last)
+			break;
+	}
+}
+
+/* What a device is given for a message at least, whatever its length: 1 MiB/s. */
+static uint64_t patience_ns(const struct rdma_link *link, const struct message *message)
+{
+	uint64_t bytes = message ? message->header->len : 0;
+
+	return link->rdma->transport->peer_timeout_ns / 4 * 3 + bytes * 1000;
+}
+
+bool rdma_is_still(const struct rdma_link *link)
+{
+	uint64_t since_ns, now_ns;
+
+	for (unsigned n = 0; n < link->n_sends; n++) {
+		const struct rdma_send *send = &link->sends[(link->first_send + n) % RDMA_SENDS];
+
+		if (!send->is_signaled)
+			continue;
+		now_ns = clock_now_ns();
+		since_ns = MAX(send->posted_ns, link->progress_ns);
+		return now_ns > since_ns && now_ns - since_ns > patience_ns(link, send->message);
+	}
+	return false;
 }

@@ -132,8 +132,11 @@ static void call_on_answer(struct mail *mail)
 {
 	struct call *call = container_of(mail, struct call, message.mail);
 
-	if (call->status == -ENETRESET)
+	if (call->status == -ENETRESET && call->answer.op != DATA_ERROR)
 		call_say_damaged(call->peer);
+	/* Lost with an RDMA connection: the word of the other transport, not of a server. */
+	if (call->status == -ENETRESET && call->is_repeatable)
+		call->answer = (struct data_header){ 0 };
 	call_end(call);
 }
 

@@ -235,6 +235,7 @@ struct transport_rdma_counters {
 	uint64_t bytes_pinned; /* in them */
 	uint64_t links;	       /* connections that have been made */
 	uint64_t links_broken; /* that broke while their peer was alive */
+	uint64_t links_still;  /* of these, whose device neither delivered nor gave up */
 	uint64_t calls_moved;  /* to another of them or to TCP, because of that */
 	uint64_t registration_us; /* that registering has taken */
 };
