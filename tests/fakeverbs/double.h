@@ -86,7 +86,8 @@ struct fake_qp {
 	struct ibv_qp_cap cap;
 	uint32_t remote;
 	unsigned path_mtu;
-	struct fake_send *sends; /* a ring; n_waiting of them have not been taken up, n_used not been seen complete */
+	struct fake_send *
+		sends; /* a ring; n_waiting of them have not been taken up, n_used not been seen complete */
 	unsigned first_send, n_waiting, n_used, n_silent;
 	struct ibv_recv_wr *receives;
 	struct ibv_sge *receive_sges;

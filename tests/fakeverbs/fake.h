@@ -17,14 +17,14 @@
 
 /* The machine. To be set before there is a transport; what is not said is 0. */
 struct fake_machine {
-	bool has_none;	     /* no device */
-	bool has_no_windows; /* of type 2B */
-	bool has_odp;	     /* paging on demand */
-	bool is_ipv6;	     /* addresses */
-	bool is_infiniband;  /* ports, and their GIDs, which are no addresses */
-	bool is_down;	     /* ports */
+	bool has_none;		     /* no device */
+	bool has_no_windows;	     /* of type 2B */
+	bool has_odp;		     /* paging on demand */
+	unsigned ipv6;		     /* devices whose addresses are of IPv6, as bits */
+	bool is_infiniband;	     /* ports, and their GIDs, which are no addresses */
+	bool is_down;		     /* ports */
 	unsigned mtus[FAKE_DEVICES]; /* enum ibv_mtu of each port; 0: 4096 bytes */
-	uint64_t memlock;    /* bytes that may be pinned; 0: all */
+	uint64_t memlock;	     /* bytes that may be pinned; 0: all */
 };
 void fake_machine_set(const struct fake_machine *machine);
 
@@ -35,10 +35,10 @@ unsigned fake_n_calls(const char *call);
 
 enum fake_wire {
 	FAKE_WIRE_WHOLE,
-	FAKE_WIRE_CUT,	 /* nothing arrives: the retries of what is posted are exceeded at once */
-	FAKE_WIRE_STILL, /* nothing moves, and nobody says so */
+	FAKE_WIRE_CUT,	  /* nothing arrives: the retries of what is posted are exceeded at once */
+	FAKE_WIRE_STILL,  /* nothing moves, and nobody says so */
 	FAKE_WIRE_NARROW, /* packets of more than 1024 bytes do not pass */
-	FAKE_WIRE_DEAF,	 /* data moves; requests to connect are never answered */
+	FAKE_WIRE_DEAF,	  /* data moves; requests to connect are never answered */
 };
 void fake_wire_set(enum fake_wire wire);
 /* The nth work request from now on (1: the next) that a device takes up ends with this status (enum ibv_wc_status). */

@@ -148,7 +148,7 @@ void fake_address(unsigned device, struct sockaddr_storage *ret_address)
 	};
 
 	memset(ret_address, 0, sizeof(*ret_address));
-	if (fake_machine.is_ipv6)
+	if (fake_machine.ipv6 & (1u << device))
 		memcpy(ret_address, &in6, sizeof(in6));
 	else
 		memcpy(ret_address, &in, sizeof(in));
@@ -164,7 +164,7 @@ void fake_gid(unsigned device, union ibv_gid *ret_gid)
 		ret_gid->raw[0] = 0xfe;
 		ret_gid->raw[1] = 0x80;
 		ret_gid->raw[15] = (uint8_t)(device + 1);
-	} else if (fake_machine.is_ipv6) {
+	} else if (fake_machine.ipv6 & (1u << device)) {
 		memcpy(ret_gid->raw, &((struct sockaddr_in6 *)&address)->sin6_addr, 16);
 	} else {
 		ret_gid->raw[10] = ret_gid->raw[11] = 0xff;

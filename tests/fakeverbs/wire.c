@@ -17,7 +17,8 @@ EXPORT void fake_fail_work(unsigned status, unsigned nth)
 	pthread_mutex_unlock(&fake_lock);
 }
 
-static void complete(struct fake_qp *qp, const struct ibv_wc *wc, unsigned n_sends, bool is_solicited)
+static void complete(struct fake_qp *qp, const struct ibv_wc *wc, unsigned n_sends,
+		     bool is_solicited)
 {
 	struct fake_cq *cq = container_of(qp->qp.send_cq, struct fake_cq, cq);
 	struct fake_channel *channel = container_of(cq->cq.channel, struct fake_channel, channel);
@@ -160,7 +161,8 @@ static const void *source_of(const struct fake_send *send)
 						     : (const void *)(uintptr_t)send->sge.addr;
 }
 
-static enum ibv_wc_status write_memory(struct fake_qp *to, const struct fake_send *send, uint32_t len)
+static enum ibv_wc_status write_memory(struct fake_qp *to, const struct fake_send *send,
+				       uint32_t len)
 {
 	if (!len)
 		return IBV_WC_SUCCESS;

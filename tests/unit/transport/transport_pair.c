@@ -92,6 +92,8 @@ void pair_params(struct pair *pair, const struct pair_config *config, struct pai
 		if (!is_a && config->has_two_rails)
 			ret_params->rdma.devices = getenv("BPS_TEST_RDMA");
 	}
+	if (config->adjust)
+		config->adjust(ret_params);
 }
 
 static void side_init(struct pair *pair, struct pair_side *side)

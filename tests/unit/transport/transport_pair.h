@@ -24,6 +24,7 @@ struct pair_config {
 	bool no_checksums;
 	bool has_two_rails; /* b has both devices */
 	enum transport_windows windows;
+	void (*adjust)(struct transport_params *params); /* optional: of either side, at last */
 };
 
 struct pair_notice {
