@@ -51,8 +51,6 @@ struct rdma_port {
 struct rdma_region {
 	uintptr_t start;
 	size_t len;
-	int dmabuf; /* -1: ordinary memory */
-	uint64_t offset;
 	struct ibv_mr *mrs[RDMA_DEVICES];
 	bool is_refused[RDMA_DEVICES];
 };
@@ -302,11 +300,11 @@ void rdma_on_received(struct rdma_link *link, const struct ibv_wc *wc);
 bool rdma_window_has(struct rdma_link *link, unsigned limit);
 /*
  * Opens a window on some memory of a region, when there is one: *ret_bind is to be posted, in front of the SEND that tells
- * the key, and rdma_window_bound() called when it has been.
+ * the key, and rdma_window_bound() called when it has been: until then the window has its old key, by which providers know it.
  */
 struct rdma_window *rdma_window_open(struct rdma_link *link, struct ibv_mr *mr, uint64_t address,
 				     uint32_t len, struct ibv_send_wr *ret_bind);
-void rdma_window_bound(struct rdma_window *window, const struct ibv_send_wr *bind);
+void rdma_window_bound(const struct ibv_send_wr *bind);
 /* What arrived has to have closed it. Takes NULL. Returns 0, or has failed the lane. */
 int rdma_window_close(struct rdma_link *link, struct rdma_window *window, const struct ibv_wc *wc);
 /* Closes and frees all. Anywhere. */

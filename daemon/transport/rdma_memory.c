@@ -2,7 +2,6 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include <fcntl.h>
 #include <stdio.h>
 #include <sys/resource.h>
 
@@ -98,21 +97,6 @@ static struct rdma_region *region_of(const struct rdma_memory *memory, const voi
 	return region;
 }
 
-static struct ibv_mr *register_dmabuf(struct rdma *rdma, struct rdma_device *device,
-				      const struct rdma_region *region)
-{
-	uint64_t start_ns = clock_now_ns();
-
-	if (!rdma->verbs->reg_dmabuf_mr) {
-		errno = EOPNOTSUPP;
-		return NULL;
-	}
-	return counted(rdma,
-		       rdma->verbs->reg_dmabuf_mr(device->pd, region->offset, region->len,
-						  region->start, region->dmabuf, access_of(device)),
-		       start_ns);
-}
-
 /* First use. The lock is held for writing. */
 static void region_register(struct rdma *rdma, struct rdma_device *device,
 			    struct rdma_region *region)
@@ -123,9 +107,8 @@ static void region_register(struct rdma *rdma, struct rdma_device *device,
 
 	if (region->mrs[i] || region->is_refused[i])
 		return;
-	region->mrs[i] = region->dmabuf >= 0 ? register_dmabuf(rdma, device, region)
-					     : rdma_register(rdma, device, (void *)region->start,
-							     region->len, access_of(device));
+	region->mrs[i] =
+		rdma_register(rdma, device, (void *)region->start, region->len, access_of(device));
 	if (region->mrs[i]) {
 		log_debug("rdma: %s: registered %zu KiB in %llu us", device->name,
 			  region->len >> 10,
@@ -170,8 +153,6 @@ static void region_free(struct rdma *rdma, struct rdma_region *region)
 {
 	for (unsigned i = 0; i < RDMA_DEVICES; i++)
 		rdma_unregister(rdma, region->mrs[i]);
-	if (region->dmabuf >= 0)
-		(void)close(region->dmabuf);
 	free(region);
 }
 
@@ -237,7 +218,7 @@ void rdma_memory_remove(struct rdma *rdma, void *data)
 static void slab_added(struct block_watcher *watcher, void *data, size_t len)
 {
 	struct rdma *rdma = container_of(watcher, struct rdma, watcher);
-	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .dmabuf = -1 };
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len };
 
 	/* Out of memory: blocks in it are then not moved by RDMA, which says so. */
 	(void)rdma_memory_add(rdma, &region);
@@ -271,7 +252,7 @@ void rdma_memory_done(struct rdma *rdma)
 
 int transport_memory_add(struct transport *transport, void *data, size_t len)
 {
-	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .dmabuf = -1 };
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len };
 
 	return transport->rdma ? error_trace(rdma_memory_add(transport->rdma, &region)) : 0;
 }
@@ -280,37 +261,6 @@ void transport_memory_remove(struct transport *transport, void *data)
 {
 	if (transport->rdma)
 		rdma_memory_remove(transport->rdma, data);
-}
-
-/* Registered at once: whoever has it must know before it is named. */
-int transport_memory_add_dmabuf(struct transport *transport, void *data, size_t len, int fd,
-				uint64_t offset)
-{
-	struct rdma *rdma = transport->rdma;
-	struct rdma_region region = { .start = (uintptr_t)data, .len = len, .offset = offset };
-	int r;
-
-	if (!rdma)
-		return TRANSPORT_E_HOST;
-	region.dmabuf = fcntl(fd, F_DUPFD_CLOEXEC, 3);
-	if (region.dmabuf < 0)
-		return error_origin(-errno);
-	r = rdma_memory_add(rdma, &region);
-	if (r) {
-		(void)close(region.dmabuf);
-		return error_trace(r);
-	}
-	for (unsigned i = 0; i < rdma->n_devices; i++) {
-		if (rdma_memory_find(rdma, &rdma->devices[i], data, len))
-			continue;
-		log_notice("rdma: %s does not reach the memory of this GPU (no dma-buf, or none "
-			   "from its driver): it "
-			   "goes by way of host memory",
-			   rdma->devices[i].name);
-		rdma_memory_remove(rdma, data);
-		return TRANSPORT_E_HOST;
-	}
-	return 0;
 }
 
 unsigned transport_memory_regions(const struct transport *transport, const void *data)

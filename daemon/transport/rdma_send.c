@@ -38,9 +38,14 @@ static bool post(struct rdma_link *link)
 		return true;
 	link->works[n - 1].next = NULL;
 	r = ibv_post_send(link->qp, link->works, &bad);
-	if (r)
+	if (r) {
 		rdma_link_fail(link, "posting a send: %s", strerrordesc_np(r));
-	return !r;
+		return false;
+	}
+	for (unsigned i = 0; i < n; i++)
+		if (link->works[i].opcode == IBV_WR_BIND_MW)
+			rdma_window_bound(&link->works[i]);
+	return true;
 }
 
 /* Prepares a chain of work requests. */
@@ -132,15 +137,6 @@ static struct rdma_window *open_memory(struct rdma_link *link, struct ibv_mr *mr
 	return window;
 }
 
-/* A SEND, behind the opening of a window if there is one. */
-static void add_opening(struct rdma_link *link, struct rdma_window *window,
-			struct ibv_send_wr *bind, struct ibv_send_wr *send)
-{
-	add_works(link, window ? bind : send);
-	if (window)
-		rdma_window_bound(window, bind);
-}
-
 static bool can_open(struct rdma_link *link, unsigned limit)
 {
 	return !link->port->device->has_windows || rdma_window_has(link, limit);
@@ -155,7 +151,7 @@ static void post_grant(struct rdma_link *link, struct rdma_grant *grant)
 	*grant->window = open_memory(link, grant->mr, &grant->head, &bind, &send);
 	put_head(link, slot, &grant->head);
 	init_send(link, slot, sizeof(grant->head), &sge, &send);
-	add_opening(link, *grant->window, &bind, &send);
+	add_works(link, *grant->window ? &bind : &send);
 }
 
 /* A payload from where it lies, or from a copy in a block; in front of `send`. Returns 0, or has failed the lane. */
@@ -274,7 +270,7 @@ static void send_call(struct rdma_link *link, struct message *message)
 		call->state = CALL_POSTED;
 	else
 		list_push_back(&link->awaiting, &message->link);
-	add_opening(link, window, &bind, &send);
+	add_works(link, window ? &bind : &send);
 }
 
 /* An answer closes the room that its call named, whether it fits there or not. */

@@ -23,17 +23,16 @@ static bool load(struct rdma_verbs *verbs, char *why, size_t size)
 			dlerror());
 		return false;
 	}
-#define LOAD_(library, symbol, member, needed)                                                 \
+#define LOAD_(library, symbol, member)                                                         \
 	*(void **)&verbs->member = dlsym(library, symbol);                                     \
-	if ((needed) && !verbs->member) {                                                      \
+	if (!verbs->member) {                                                                  \
 		(void)snprintf(why, size, "%s is not in the rdma-core here, which is too old", \
 			       symbol);                                                        \
 		return false;                                                                  \
 	}
-#define VERB_(name, type, args)		 LOAD_(verbs_library, "ibv_" #name, name, true)
-#define VERB_OPTIONAL_(name, type, args) LOAD_(verbs_library, "ibv_" #name, name, false)
-#define CM_(name, type, args)		 LOAD_(cm_library, "rdma_" #name, cm_##name, true)
-	RDMA_SYMBOLS(VERB_, VERB_OPTIONAL_, CM_)
+#define VERB_(name, type, args) LOAD_(verbs_library, "ibv_" #name, name)
+#define CM_(name, type, args)	LOAD_(cm_library, "rdma_" #name, cm_##name)
+	RDMA_SYMBOLS(VERB_, CM_)
 	return true;
 }
 

@@ -8,8 +8,8 @@
 #include <infiniband/verbs.h>
 #include <rdma/rdma_cma.h>
 
-/* VERB(name, type, arguments) of libibverbs, CM of librdmacm; *_OPTIONAL may be NULL. */
-#define RDMA_SYMBOLS(VERB, VERB_OPTIONAL, CM)                                                   \
+/* VERB(name, type, arguments) of libibverbs, CM of librdmacm. */
+#define RDMA_SYMBOLS(VERB, CM)                                                                  \
 	VERB(get_device_name, const char *, (struct ibv_device *))                              \
 	VERB(query_device, int, (struct ibv_context *, struct ibv_device_attr *))               \
 	VERB(query_port, int, (struct ibv_context *, uint8_t, struct ibv_port_attr *))          \
@@ -29,8 +29,6 @@
 	VERB(modify_qp, int, (struct ibv_qp *, struct ibv_qp_attr *, int))                      \
 	VERB(destroy_qp, int, (struct ibv_qp *))                                                \
 	VERB(wc_status_str, const char *, (enum ibv_wc_status))                                 \
-	VERB_OPTIONAL(reg_dmabuf_mr, struct ibv_mr *,                                           \
-		      (struct ibv_pd *, uint64_t, size_t, uint64_t, int, int))                  \
 	CM(create_event_channel, struct rdma_event_channel *, (void))                           \
 	CM(destroy_event_channel, void, (struct rdma_event_channel *))                          \
 	CM(create_id, int,                                                                      \
@@ -54,7 +52,7 @@
 #define RDMA_VERB_(name, type, args) type(*name) args;
 #define RDMA_CM_(name, type, args)   type(*cm_##name) args;
 struct rdma_verbs {
-	RDMA_SYMBOLS(RDMA_VERB_, RDMA_VERB_, RDMA_CM_)
+	RDMA_SYMBOLS(RDMA_VERB_, RDMA_CM_)
 };
 #undef RDMA_VERB_
 #undef RDMA_CM_

@@ -55,9 +55,9 @@ struct rdma_window *rdma_window_open(struct rdma_link *link, struct ibv_mr *mr, 
 	return window;
 }
 
-void rdma_window_bound(struct rdma_window *window, const struct ibv_send_wr *bind)
+void rdma_window_bound(const struct ibv_send_wr *bind)
 {
-	window->mw->rkey = bind->bind_mw.rkey;
+	bind->bind_mw.mw->rkey = bind->bind_mw.rkey;
 }
 
 int rdma_window_close(struct rdma_link *link, struct rdma_window *window, const struct ibv_wc *wc)

@@ -217,15 +217,6 @@ int transport_memory_add(struct transport *transport, void *data, size_t len);
 void transport_memory_remove(struct transport *transport, void *data);
 /* With how many devices that is registered now. Any thread. */
 unsigned transport_memory_regions(const struct transport *transport, const void *data);
-/*
- * The same for memory of another device (a GPU), by the dma-buf of which it is len bytes from offset; calls name it by
- * `data`, an address that nobody else uses. Returns 0, -ENOMEM, or TRANSPORT_E_HOST, which was said in the log: some device
- * or its driver does not do this, so the caller must stage it through host memory.
- */
-enum { TRANSPORT_E_NONE, TRANSPORT_E_HOST };
-int transport_memory_add_dmabuf(struct transport *transport, void *data, size_t len, int fd,
-				uint64_t offset);
-
 /* For measuring; all 0 without RDMA. */
 struct transport_rdma_counters {
 	uint64_t bytes_moved; /* payloads sent and received over RDMA lanes */

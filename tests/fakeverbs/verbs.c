@@ -196,7 +196,7 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 	return 0;
 }
 
-static struct ibv_mw *alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
+static struct ibv_mw *fake_alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 {
 	struct fake_mw *mw = NULL;
 
@@ -211,7 +211,7 @@ static struct ibv_mw *alloc_mw(struct ibv_pd *pd, enum ibv_mw_type type)
 	return mw ? &mw->mw : NULL;
 }
 
-static int dealloc_mw(struct ibv_mw *ibv)
+static int fake_dealloc_mw(struct ibv_mw *ibv)
 {
 	struct fake_mw *mw = container_of(ibv, struct fake_mw, mw);
 
@@ -321,7 +321,7 @@ EXPORT void ibv_ack_cq_events(struct ibv_cq *ibv, unsigned n)
 	pthread_mutex_unlock(&fake_lock);
 }
 
-static int poll_cq(struct ibv_cq *ibv, int n_max, struct ibv_wc *wcs)
+static int fake_poll_cq(struct ibv_cq *ibv, int n_max, struct ibv_wc *wcs)
 {
 	struct fake_cq *cq = container_of(ibv, struct fake_cq, cq);
 	int n = 0;
@@ -343,7 +343,7 @@ static int poll_cq(struct ibv_cq *ibv, int n_max, struct ibv_wc *wcs)
 	return n;
 }
 
-static int req_notify_cq(struct ibv_cq *ibv, int solicited_only)
+static int fake_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 {
 	struct fake_cq *cq = container_of(ibv, struct fake_cq, cq);
 	bool fails;
@@ -492,6 +492,10 @@ static int post_one(struct fake_qp *qp, const struct ibv_send_wr *wr)
 		return EINVAL;
 	if (qp->n_used == qp->cap.max_send_wr)
 		return ENOMEM;
+	/* Providers know the window by the key that it has in front of this. */
+	if (wr->opcode == IBV_WR_BIND_MW &&
+	    wr->bind_mw.mw->rkey != container_of(wr->bind_mw.mw, struct fake_mw, mw)->key)
+		return EINVAL;
 	if (wr->num_sge > 1)
 		fake_abort("ibv_post_send: %d pieces of memory, the queue pair has one",
 			   wr->num_sge);
@@ -511,7 +515,7 @@ static int post_one(struct fake_qp *qp, const struct ibv_send_wr *wr)
 	return 0;
 }
 
-static int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
+static int fake_post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send_wr **bad)
 {
 	struct fake_qp *qp = container_of(ibv, struct fake_qp, qp);
 	int r = 0;
@@ -528,7 +532,7 @@ static int post_send(struct ibv_qp *ibv, struct ibv_send_wr *wr, struct ibv_send
 	return r;
 }
 
-static int post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
+static int fake_post_recv(struct ibv_qp *ibv, struct ibv_recv_wr *wr, struct ibv_recv_wr **bad)
 {
 	struct fake_qp *qp = container_of(ibv, struct fake_qp, qp);
 	int r = 0;
@@ -567,12 +571,12 @@ struct fake_device *fake_device(unsigned i)
 	device->verbs.sz = sizeof(device->verbs);
 	device->verbs.query_device_ex = odp_query;
 	context->abi_compat = __VERBS_ABI_IS_EXTENDED;
-	context->ops.alloc_mw = alloc_mw;
-	context->ops.dealloc_mw = dealloc_mw;
-	context->ops.poll_cq = poll_cq;
-	context->ops.req_notify_cq = req_notify_cq;
-	context->ops.post_send = post_send;
-	context->ops.post_recv = post_recv;
+	context->ops.alloc_mw = fake_alloc_mw;
+	context->ops.dealloc_mw = fake_dealloc_mw;
+	context->ops.poll_cq = fake_poll_cq;
+	context->ops.req_notify_cq = fake_req_notify_cq;
+	context->ops.post_send = fake_post_send;
+	context->ops.post_recv = fake_post_recv;
 	context->device = &device->device;
 	return device;
 }

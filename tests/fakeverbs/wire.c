@@ -266,7 +266,7 @@ static bool turn(void)
 	return has_worked;
 }
 
-static void *run(void *arg)
+static void *fake_run(void *arg)
 {
 	pthread_mutex_lock(&fake_lock);
 	while (is_running) {
@@ -291,7 +291,7 @@ void fake_wire_wake(void)
 void fake_wire_start(void)
 {
 	is_running = true;
-	if (pthread_create(&thread, NULL, run, NULL))
+	if (pthread_create(&thread, NULL, fake_run, NULL))
 		fake_abort("no thread");
 }
 
