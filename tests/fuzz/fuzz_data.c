@@ -1,4 +1,4 @@
-/* The first bytes on a data connection, and the header of each message after them. */
+/* The first bytes on a data connection, the header of each message after them, and the payload of MOVE. */
 #include "fuzz.h"
 #include "proto/data.h"
 
@@ -21,8 +21,46 @@ static void check_header(const struct data_header *h)
 		FUZZ_CHECK(dtype_size(h->dtype) && !(h->part_len % dtype_size(h->dtype)));
 		FUZZ_CHECK(h->operation >= 1 && h->operation <= OPERATION_MAX_);
 	}
+	if (h->op == DATA_MOVE)
+		FUZZ_CHECK(h->len && !(h->len % 4) && h->len / 4 <= DATA_MOVES_MAX);
+	if (h->op == DATA_ACK || h->op == DATA_RELEASE || h->op == DATA_LEAVE ||
+	    h->op == DATA_DRAIN)
+		FUZZ_CHECK(!h->len);
 	if (h->op == DATA_ERROR || h->op == DATA_FAIL_ROUND || h->op == DATA_FAIL_JOB)
 		FUZZ_CHECK(h->status > 0 && h->len <= ERROR_TEXT_MAX);
+}
+
+#define MOVES 8
+
+/* What two daemons know, the first byte says of how many servers: one hears the other, then both know as much. */
+static void unite_moves(const uint8_t *data, size_t size)
+{
+	uint32_t a[MOVES] = { 0 }, b[MOVES] = { 0 }, before[MOVES];
+	size_t n_servers = size ? data[0] % (MOVES + 1) : 0;
+	bool more, in = false;
+
+	if (!size)
+		return;
+	memcpy(a, data + 1, MIN(size - 1, sizeof(a)));
+	if (size - 1 > sizeof(a))
+		memcpy(b, data + 1 + sizeof(a), MIN(size - 1 - sizeof(a), sizeof(b)));
+	/* What it knows itself it was never told to be more than that. */
+	for (size_t i = 0; i < MOVES; i++)
+		a[i] %= DATA_MOVES_OFTEN;
+	data_moves_swap(b, MOVES);
+	memcpy(before, a, sizeof(a));
+	more = data_moves_unite(a, b, MOVES, n_servers);
+	FUZZ_CHECK(more == !!memcmp(a, before, sizeof(a)));
+	for (size_t i = 0; i < MOVES; i++) {
+		FUZZ_CHECK(a[i] >= before[i] && a[i] <= DATA_MOVES_OFTEN);
+		FUZZ_CHECK(a[i] >= b[i] || b[i] > DATA_MOVES_OFTEN);
+		in |= i < n_servers && !(a[i] & 1);
+	}
+	/* However it came to be: a job has a server. */
+	FUZZ_CHECK(in == (n_servers > 0));
+	FUZZ_CHECK(!data_moves_unite(a, b, MOVES, n_servers));
+	FUZZ_CHECK(!data_moves_unite(b, b, MOVES, 0));
+	FUZZ_CHECK(data_moves_epoch(7, a, 0) == 7);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -47,5 +85,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		else
 			FUZZ_CHECK(memchr(hello.name, 0, sizeof(hello.name)));
 	}
+	unite_moves(data, size);
 	return 0;
 }
