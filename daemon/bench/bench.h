@@ -81,6 +81,16 @@ void count_stop(struct count *count);
 /* What the daemon here has copied and completed since it started: its metrics, by bpsctl. */
 void count_read_daemon(double *ret_copied, double *ret_parts);
 
+/* -- limit.c: what the memory gives ------------------------------------------------------------------------------------ */
+
+#define LIMIT_WAYS 5
+
+/*
+ * Reads n_inputs and writes one output of len bytes, a multiple of 512, in one of LIMIT_WAYS ways; false where this
+ * machine has it not.
+ */
+bool limit_run(unsigned way, void *out, void *const *inputs, size_t n_inputs, size_t len);
+
 /* -- model.c: what models are made of ----------------------------------------------------------------------------- */
 
 struct model_tensor {

@@ -1,10 +1,12 @@
 /*
- * The sum, for each type and each set of kernels this machine has, beside memcpy of the same machine in the same run.
+ * The sum, for each type and each set of kernels this machine has, beside what the memory gives for as many reads and a
+ * write, and beside memcpy, in the same run.
  *
  *	bps-bench sum [--json FILE] [--rounds N] [--inputs N]... [--bytes N]... [--dtype NAME]... [--all-reductions]
  *
  * A number is memory traffic in GB/s, inputs read and output written, so that memcpy's (read and written) is the same
- * measure. In every round each kernel of a case runs once, memcpy among them; the medians over all rounds are printed.
+ * measure. In every round each kernel of a case runs once, the limit and memcpy among them; the medians over all rounds are
+ * printed. The limit of a round is the fastest of its ways.
  */
 #include "bench/bench.h"
 #include "reduce/reduce.h"
@@ -17,7 +19,9 @@
 
 static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "avx512_bf16", "neon" };
 #define MEMCPY	ARRAY_SIZE(kernel_names)
-#define COLUMNS (MEMCPY + 1)
+#define LIMIT	(MEMCPY + 1)
+#define COLUMNS (LIMIT + LIMIT_WAYS)
+#define TARGET	0.95 /* of the limit */
 
 struct options {
 	const char *json;
@@ -32,7 +36,8 @@ struct bench_case {
 	unsigned dtype, reduction;
 	size_t n_inputs, bytes;
 	double samples[COLUMNS][ROUNDS_MAX]; /* GB/s */
-	double median[COLUMNS];
+	double median[COLUMNS]; /* LIMIT: of the fastest way of each round; none beyond */
+	double of_limit;	/* the kernels that this machine chooses; median over the rounds */
 };
 
 struct buffers {
@@ -43,16 +48,20 @@ struct buffers {
 
 static bool column_exists(size_t column)
 {
-	return column == MEMCPY || !reduce_kernel_select(kernel_names[column]);
+	return column >= MEMCPY || !reduce_kernel_select(kernel_names[column]);
 }
 
-static void run_once(const struct bench_case *c, const struct buffers *b, size_t column)
+/* Whether there is such a column. */
+static bool run_once(const struct bench_case *c, const struct buffers *b, size_t column)
 {
+	if (column >= LIMIT)
+		return limit_run((unsigned)(column - LIMIT), b->output, b->inputs, c->n_inputs,
+				 align_up(c->bytes, (size_t)512));
 	if (column == MEMCPY) {
 		memcpy(b->output, b->inputs[0], c->bytes);
 		/* Nobody reads the copy; the compiler must not know. */
 		__asm__ volatile("" : : "r"(b->output) : "memory");
-		return;
+		return true;
 	}
 	reduce_run(&(struct reduce_params){
 		.dtype = c->dtype,
@@ -64,6 +73,7 @@ static void run_once(const struct bench_case *c, const struct buffers *b, size_t
 		.n_outputs = 1,
 		.divisor = c->n_inputs,
 	});
+	return true;
 }
 
 static double measure(const struct bench_case *c, const struct buffers *b, size_t column)
@@ -71,10 +81,12 @@ static double measure(const struct bench_case *c, const struct buffers *b, size_
 	size_t traffic = c->bytes * (column == MEMCPY ? 2 : c->n_inputs + 1), n = 0;
 	uint64_t start, now;
 
-	run_once(c, b, column); /* caches and page tables as they are in a steady state */
+	/* Caches and page tables as they are in a steady state. */
+	if (!run_once(c, b, column))
+		return 0;
 	start = clock_now_ns();
 	do {
-		run_once(c, b, column);
+		(void)run_once(c, b, column);
 		n++;
 		now = clock_now_ns();
 	} while (now - start < RUN_NS);
@@ -120,8 +132,38 @@ static int buffers_init(struct buffers *b, size_t n_inputs, size_t bytes)
 	return 0;
 }
 
+static double median(double *samples, size_t n)
+{
+	qsort(samples, n, sizeof(*samples), compare_doubles);
+	return samples[n / 2];
+}
+
+static void take_medians(struct bench_case *c, size_t rounds, size_t chosen)
+{
+	double shares[ROUNDS_MAX], *limits = c->samples[LIMIT];
+
+	for (size_t round = 0; round < rounds; round++) {
+		for (size_t way = 1; way < LIMIT_WAYS; way++)
+			limits[round] = MAX(limits[round], c->samples[LIMIT + way][round]);
+		shares[round] = c->samples[chosen][round] / limits[round];
+	}
+	c->of_limit = median(shares, rounds);
+	for (size_t column = 0; column <= LIMIT; column++)
+		c->median[column] = median(c->samples[column], rounds);
+}
+
+static size_t chosen_column(void)
+{
+	for (size_t column = 0; column < MEMCPY; column++)
+		if (!strcmp(kernel_names[column], reduce_kernel_name()))
+			return column;
+	bench_die("sum: kernels \"%s\" are none of ours", reduce_kernel_name());
+}
+
 static int bench_run(const struct options *options, struct bench_case *cases, size_t n_cases)
 {
+	size_t chosen = chosen_column();
+
 	for (size_t round = 0; round < options->rounds; round++) {
 		_cleanup_(buffers_done) struct buffers b = { 0 };
 		size_t most_inputs = 0, most_bytes = 0;
@@ -140,32 +182,38 @@ static int bench_run(const struct options *options, struct bench_case *cases, si
 						measure(&cases[i], &b, column);
 	}
 	for (size_t i = 0; i < n_cases; i++)
-		for (size_t column = 0; column < COLUMNS; column++) {
-			double *samples = cases[i].samples[column];
-
-			qsort(samples, options->rounds, sizeof(*samples), compare_doubles);
-			cases[i].median[column] = samples[options->rounds / 2];
-		}
+		take_medians(&cases[i], options->rounds, chosen);
 	return 0;
 }
 
 static void print_table(const struct bench_case *cases, size_t n_cases)
 {
-	printf("%-9s %-8s %6s %10s %8s", "dtype", "", "inputs", "bytes", "memcpy");
+	const struct bench_case *least = &cases[0];
+	size_t n_reached = 0;
+
+	printf("%-9s %-8s %6s %10s %8s %8s", "dtype", "", "inputs", "bytes", "memcpy", "limit");
 	for (size_t column = 0; column < MEMCPY; column++)
 		if (column_exists(column))
-			printf(" %8s", kernel_names[column]);
-	printf("   GB/s of memory traffic, medians\n");
+			printf(" %11s", kernel_names[column]);
+	printf(" of limit   GB/s of memory traffic, medians\n");
 	for (size_t i = 0; i < n_cases; i++) {
 		const struct bench_case *c = &cases[i];
 
-		printf("%-9s %-8s %6zu %10zu %8.2f", dtype_name(c->dtype),
-		       reduction_name(c->reduction), c->n_inputs, c->bytes, c->median[MEMCPY]);
+		printf("%-9s %-8s %6zu %10zu %8.2f %8.2f", dtype_name(c->dtype),
+		       reduction_name(c->reduction), c->n_inputs, c->bytes, c->median[MEMCPY],
+		       c->median[LIMIT]);
 		for (size_t column = 0; column < MEMCPY; column++)
 			if (column_exists(column))
-				printf(" %8.2f", c->median[column]);
-		printf("\n");
+				printf(" %11.2f", c->median[column]);
+		printf(" %6.0f %%\n", 100 * c->of_limit);
+		n_reached += c->of_limit >= TARGET;
+		if (c->of_limit < least->of_limit)
+			least = c;
 	}
+	printf("target >= %.0f %% of the limit: %zu of %zu reach it; the least is %.0f %%, %s, %zu "
+	       "inputs, %zu bytes\n",
+	       100 * TARGET, n_reached, n_cases, 100 * least->of_limit, dtype_name(least->dtype),
+	       least->n_inputs, least->bytes);
 }
 
 static int write_json(const struct options *options, const struct bench_case *cases, size_t n_cases)
@@ -186,10 +234,11 @@ static int write_json(const struct options *options, const struct bench_case *ca
 			fprintf(file,
 				"%s\n  {\"dtype\": \"%s\", \"reduction\": \"%s\", \"kernel\": "
 				"\"%s\", \"n_inputs\": %zu, "
-				"\"bytes\": %zu, \"gb_s\": %.3f, \"memcpy_gb_s\": %.3f}",
+				"\"bytes\": %zu, \"gb_s\": %.3f, \"memcpy_gb_s\": %.3f, "
+				"\"limit_gb_s\": %.3f, \"of_limit\": %.4f}",
 				separator, dtype_name(c->dtype), reduction_name(c->reduction),
 				kernel_names[column], c->n_inputs, c->bytes, c->median[column],
-				c->median[MEMCPY]);
+				c->median[MEMCPY], c->median[LIMIT], c->of_limit);
 			separator = ",";
 		}
 	fprintf(file, "\n]}\n");

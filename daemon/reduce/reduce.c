@@ -5,13 +5,6 @@
 #include <cpuid.h>
 #endif
 
-/*
- * Outputs from this size on are written past the caches. With 32 MiB of last-level cache that is 20 to 30 % faster from
- * 16 MiB on and a draw at 8 MiB (bps-bench sum); and what is smaller is read again soon, by a send or a copy to a
- * trainer.
- */
-#define REDUCE_STREAM_BYTES (16u << 20)
-
 /* Best first. */
 static const struct reduce_kernels *const kernel_sets[] = {
 #ifdef __x86_64__

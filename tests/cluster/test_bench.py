@@ -91,7 +91,8 @@ def test_replay_of_every_model():
 
 def test_sum():
     figures, text = bench('/nonexistent', 'sum', '--rounds', 1, '--bytes', 4096, '--dtype', 'float32', '--inputs', 2)
-    assert all(row['gb_s'] > 0 for row in figures['results']) and 'memcpy' in text
+    assert all(row['gb_s'] > 0 and row['limit_gb_s'] > 0 and row['of_limit'] > 0 for row in figures['results'])
+    assert 'memcpy' in text and 'of the limit' in text
 
 
 def test_wrong_usage_is_said():

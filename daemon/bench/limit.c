@@ -1,0 +1,104 @@
+/*
+ * What the memory of this machine gives for so many reads and one write, with next to nothing computed: the bytes of all
+ * inputs are or'ed. Loops as plain as STREAM's, in the ways that are fastest on some machine or other. Past the caches is
+ * written only what the sum writes so: its next reader would not find it there.
+ */
+#include "bench/bench.h"
+#include "reduce/reduce.h"
+#ifdef __x86_64__
+#include <immintrin.h>
+#endif
+
+#define UNROLL _Pragma("GCC unroll 8")
+
+/* len is a multiple of 8 registers. One function for each way and set of registers. */
+#define LIMIT_LOOPS(name, attribute, vec, bytes, load, or, store)                                  \
+	attribute static void name##_two(char *out, void *const *inputs, size_t n, size_t len)     \
+	{                                                                                          \
+		const char *a = inputs[0], *b = inputs[1];                                         \
+                                                                                                   \
+		for (size_t at = 0; at < len; at += 8 * (bytes)) {                                 \
+			vec v[8];                                                                  \
+                                                                                                   \
+			UNROLL for (size_t i = 0; i < 8; i++) v[i] =                               \
+				or (load(a + at + i * (bytes)), load(b + at + i * (bytes)));       \
+			UNROLL for (size_t i = 0; i < 8; i++) store(out + at + i * (bytes), v[i]); \
+		}                                                                                  \
+	}                                                                                          \
+	attribute static void name##_many(char *out, void *const *inputs, size_t n, size_t len)    \
+	{                                                                                          \
+		for (size_t at = 0; at < len; at += 128) {                                         \
+			vec v[128 / (bytes)];                                                      \
+                                                                                                   \
+			UNROLL for (size_t i = 0; i < 128 / (bytes); i++) v[i] =                   \
+				load((const char *)inputs[0] + at + i * (bytes));                  \
+			for (size_t k = 1; k < n; k++) {                                           \
+				const char *in = (const char *)inputs[k] + at;                     \
+                                                                                                   \
+				UNROLL for (size_t i = 0; i < 128 / (bytes); i++) v[i] =           \
+					or (v[i], load(in + i * (bytes)));                         \
+			}                                                                          \
+			UNROLL for (size_t i = 0; i < 128 / (bytes); i++)                          \
+				store(out + at + i * (bytes), v[i]);                               \
+		}                                                                                  \
+	}
+
+#ifdef __x86_64__
+#define AVX512 __attribute__((target("avx512f")))
+#define AVX2   __attribute__((target("avx2")))
+
+#define LOAD_512(p)	_mm512_loadu_si512(p)
+#define OR_512(a, b)	_mm512_or_si512(a, b)
+#define LOAD_256(p)	_mm256_loadu_si256((const __m256i *)(const void *)(p))
+#define OR_256(a, b)	_mm256_or_si256(a, b)
+#define STORE_256(p, v) _mm256_storeu_si256((__m256i *)(void *)(p), v)
+#define PAST_256(p, v)	_mm256_stream_si256((__m256i *)(void *)(p), v)
+#define PAST_512(p, v)	_mm512_stream_si512((void *)(p), v)
+
+LIMIT_LOOPS(wide, AVX512, __m512i, 64, LOAD_512, OR_512, _mm512_storeu_si512)
+LIMIT_LOOPS(wide_past, AVX512, __m512i, 64, LOAD_512, OR_512, PAST_512)
+LIMIT_LOOPS(half, AVX2, __m256i, 32, LOAD_256, OR_256, STORE_256)
+LIMIT_LOOPS(half_past, AVX2, __m256i, 32, LOAD_256, OR_256, PAST_256)
+#endif
+
+typedef uint64_t plain_vec __attribute__((vector_size(16), aligned(1), may_alias));
+#define PLAIN_LOAD(p)	  (*(const plain_vec *)(p))
+#define PLAIN_OR(a, b)	  ((a) | (b))
+#define PLAIN_STORE(p, v) (*(plain_vec *)(p) = (v))
+
+LIMIT_LOOPS(plain, , plain_vec, 16, PLAIN_LOAD, PLAIN_OR, PLAIN_STORE)
+
+static const struct limit_way {
+	bool past;
+	enum { ANY, NEEDS_AVX2, NEEDS_AVX512 } needs;
+	void (*two)(char *out, void *const *inputs, size_t n, size_t len);
+	void (*many)(char *out, void *const *inputs, size_t n, size_t len);
+} ways[] = {
+#ifdef __x86_64__
+	{ false, NEEDS_AVX512, wide_two, wide_many },
+	{ true, NEEDS_AVX512, wide_past_two, wide_past_many },
+	{ false, NEEDS_AVX2, half_two, half_many },
+	{ true, NEEDS_AVX2, half_past_two, half_past_many },
+#endif
+	{ false, ANY, plain_two, plain_many },
+};
+static_assert(ARRAY_SIZE(ways) <= LIMIT_WAYS, "all ways are tried");
+
+static bool has(unsigned needs)
+{
+#ifdef __x86_64__
+	return needs == ANY || (needs == NEEDS_AVX2 && __builtin_cpu_supports("avx2")) ||
+	       (needs == NEEDS_AVX512 && __builtin_cpu_supports("avx512f"));
+#else
+	return needs == ANY;
+#endif
+}
+
+bool limit_run(unsigned way, void *out, void *const *inputs, size_t n_inputs, size_t len)
+{
+	if (way >= ARRAY_SIZE(ways) || !has(ways[way].needs) ||
+	    (ways[way].past && len < REDUCE_STREAM_BYTES))
+		return false;
+	(n_inputs == 2 ? ways[way].two : ways[way].many)(out, inputs, n_inputs, len);
+	return true;
+}
