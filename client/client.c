@@ -256,6 +256,7 @@ static int client_prepare(struct bps_client *client, const struct bps_open_param
 	int r;
 
 	r = environment_restart_timeout(params->restart_timeout_ms, &client->restart_timeout_ms);
+	r = r ?: environment_spin(&client->spin_ns);
 	if (r)
 		return r;
 	client->path = params->socket ? strdup(params->socket) : socket_default();

@@ -30,10 +30,8 @@
 #define CLIENT_NAME_BUCKETS 512 /* of the tensors' hash table; deepest model seen: 1500 tensors */
 
 /* How long the daemon may take to answer or to read what other ranks have no part in; then it is not to be trusted. */
-#define CLIENT_ANSWER_NS (30 * INT64_C(1000000000))
-#define CLIENT_FOREVER	 INT64_MAX /* as a deadline */
-/* How long a wait for a request looks before it sleeps: as long as falling asleep and being woken take. */
-#define CLIENT_SPIN_NS	     (100 * INT64_C(1000))
+#define CLIENT_ANSWER_NS     (30 * INT64_C(1000000000))
+#define CLIENT_FOREVER	     INT64_MAX /* as a deadline */
 #define CLIENT_SPIN_SKIP_MAX 63u
 /* Who gives its core away and does not have it again after so long, shares it: it does not spin for a while. */
 #define CLIENT_SPIN_AWAY_NS (500 * INT64_C(1000))
@@ -256,6 +254,7 @@ struct bps_client {
 	uint32_t generation; /* of the process that opened it; see client_check() */
 	LIST_ENTRY(bps_client) link;
 	char *path;
+	int64_t spin_ns;	    /* 0: waits sleep at once */
 	int64_t restart_timeout_ms; /* how long a lost daemon is waited for; negative: not at all */
 	int wakeup;		    /* wakes the leader */
 	int attention; /* readable when bps_client_dispatch() is due for another reason; for ever once failed */
@@ -330,6 +329,8 @@ int error_copy_params(void *to, size_t to_size, const void *from, const char *na
 
 /* How long to wait for a lost daemon: as given, if that is not 0, else as the environment says. Negative: not at all. */
 int environment_restart_timeout(int64_t given_ms, int64_t *ret_timeout_ms);
+/* How long a wait for a request looks before it sleeps. */
+int environment_spin(int64_t *ret_spin_ns);
 /* BPS_CUDA_BLOCKING=1: streams do not wait, the host does. BPS_CUDA=host: memory on devices is copied through the host's. */
 int environment_cuda(bool *ret_blocking, bool *ret_host);
 
@@ -370,7 +371,7 @@ int64_t client_now_ns(void);
 int64_t client_deadline_ns(int64_t timeout_ms); /* negative: CLIENT_FOREVER */
 
 /*
- * Whether done(request) comes true while the thread looks, at most CLIENT_SPIN_NS long; between looks it gives its core to
+ * Whether done(request) comes true while the thread looks, at most client->spin_ns long; between looks it gives its core to
  * whoever wants it. Asks no more often than it pays. (locked, may wait)
  */
 bool client_spin(struct bps_client *client, struct bps_request *request,

@@ -8,6 +8,8 @@
 
 #define UNSET		   UINT32_MAX
 #define RESTART_TIMEOUT_MS 60000
+#define SPIN_US		   100 /* as long as falling asleep and being woken take */
+#define SPIN_US_MAX	   10000
 #define TIMEOUT_MAX_MS	   (INT64_C(366) * 24 * 3600 * 1000)
 
 struct environment {
@@ -112,6 +114,16 @@ int environment_restart_timeout(int64_t given_ms, int64_t *ret_timeout_ms)
 		*ret_timeout_ms = given_ms;
 	else if (!r)
 		*ret_timeout_ms = timeout_ms ?: -1;
+	return r;
+}
+
+int environment_spin(int64_t *ret_spin_ns)
+{
+	uint64_t spin_us = SPIN_US;
+	int r = environment_scaled("BPS_SPIN_US", no_units, SPIN_US_MAX, &spin_us);
+
+	if (!r)
+		*ret_spin_ns = (int64_t)spin_us * 1000;
 	return r;
 }
 

@@ -218,7 +218,7 @@ static void spin_learn(struct bps_client *client, bool paid)
 static bool spin_pays(struct bps_client *client, int64_t now_ns)
 {
 	/* With a leader it is his to look; the daemon rings for him. */
-	if (client->leading || client->session.state != SESSION_READY ||
+	if (!client->spin_ns || client->leading || client->session.state != SESSION_READY ||
 	    now_ns < client->spin_from_ns)
 		return false;
 	if (!client->spin_left)
@@ -231,7 +231,7 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 		 bool (*done)(struct bps_request *request), int64_t deadline_ns)
 {
 	int64_t now_ns = client_now_ns(), before_ns;
-	int64_t until_ns = MIN(now_ns + CLIENT_SPIN_NS, deadline_ns);
+	int64_t until_ns = MIN(now_ns + client->spin_ns, deadline_ns);
 	bool paid = false;
 
 	if (!spin_pays(client, now_ns))

@@ -56,7 +56,7 @@ def hop(options, report):
     posts, hops, bare, again, bare_again = [], [], [], [], []
     with Cluster(1) as cluster:
         for _ in range(options.repeats):
-            figures = run_ranks(cluster, (1,), ['ring'])
+            figures = run_ranks(cluster, (1,), ['ring'], SPIN_US=0)
             posts.append(figures['post']['p50_us'])
             hops.append(figures['hop_asleep']['p50_us'])
             bare.append(figures['bare_asleep']['p50_us'])

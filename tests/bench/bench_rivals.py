@@ -41,7 +41,7 @@ def tcp(options, report):
             times.append(op_ms(cluster, (1, 1), n, repeats=rounds - 1))
             costs.append((cpu_s(cluster.daemons) - before) / (moved * rounds))
             bounds.append(2 * message_ns(4096) / 1e3)
-            small.append(1e3 * op_ms(cluster, (1, 1), 4096, repeats=500, warmup=50))
+            small.append(1e3 * op_ms(cluster, (1, 1), 4096, repeats=500, warmup=50, SPIN_US=0))
     report.heading(f'push_pull over loopback TCP, 2 workers + 2 servers, {n >> 20} MiB')
     report.row('limit: plain TCP and the sum on all cores', limits, 'ms', 1)
     report.row('bps', times, 'ms', 1)
@@ -100,15 +100,21 @@ def local(options, report):
         report.heading(f'4 ranks of one machine, shared memory, {options.bytes >> 20} MiB')
         beside(options, report, (4,), 1, four, options.bytes,
                {'Intel MPI (shared memory)': 2, 'Open MPI (shared memory)': 4}, 5)
-    report.heading('2 ranks of one machine, shared memory, 1 KiB, all asleep')
-    wakes, times = [], []
+    wakes, times, spins, spinning = [], [], [], []
     with Cluster(1) as cluster:
         for _ in range(options.repeats):
             wakes.append(limit_ns('futex') / 1e3)
-            times.append(1e3 * op_ms(cluster, (2,), 1024, repeats=1000, warmup=50))
+            times.append(1e3 * op_ms(cluster, (2,), 1024, repeats=1000, warmup=50, SPIN_US=0))
+            spins.append(limit_ns('spin') / 1e3)
+            spinning.append(1e3 * op_ms(cluster, (2,), 1024, repeats=1000, warmup=50))
+    report.heading('2 ranks of one machine, shared memory, 1 KiB, all asleep')
     report.row('a futex wakes a thread on another core', wakes, 'us', 1)
     report.row('bps', times, 'us', 1)
     report.against('bps / a wake-up', [t / w for t, w in zip(times, wakes)], 5, at_most=True)
+    report.heading('the same, ranks that spin')
+    report.row('a word there and back between threads that spin', spins, 'us')
+    report.row('bps', spinning, 'us', 1)
+    report.against('bps / a round trip', [t / s for t, s in zip(spinning, spins)], 10, at_most=True)
 
 
 def main():

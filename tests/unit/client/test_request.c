@@ -306,7 +306,7 @@ static void *complete_later(void *arg)
 	return NULL;
 }
 
-TEST(completions_meet_a_wait_at_every_stage)
+static void meet_at_every_stage(void)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
 	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
@@ -321,6 +321,32 @@ TEST(completions_meet_a_wait_at_every_stage)
 		bps_request_free(request);
 	}
 	ASSERT_OK(pthread_join(thread, NULL));
+}
+
+TEST(completions_meet_a_wait_at_every_stage)
+{
+	meet_at_every_stage();
+}
+
+TEST(completions_meet_a_wait_that_does_not_spin)
+{
+	ASSERT_OK(setenv("BPS_SPIN_US", "0", 1));
+	meet_at_every_stage();
+}
+
+TEST(spins_of_no_length)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	struct bps_open_params params = { .size = sizeof(params), .socket = fake->path };
+	struct bps_client *client;
+
+	ASSERT_OK(setenv("BPS_SPIN_US", "long", 1));
+	ASSERT_FAILS(bps_client_open(&params, &client), EINVAL, "BPS_SPIN_US is \"long\"");
+	ASSERT_OK(setenv("BPS_SPIN_US", "10001", 1));
+	ASSERT_FAILS(bps_client_open(&params, &client), EINVAL, "too large");
+	ASSERT_OK(setenv("BPS_SPIN_US", "10000", 1));
+	ASSERT_OK(bps_client_open(&params, &client));
+	bps_client_close(client);
 }
 
 TEST(many_wait_for_one)
