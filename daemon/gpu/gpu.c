@@ -93,11 +93,6 @@ const char *gpu_describe(const struct gpu *gpu)
 	return gpu->text;
 }
 
-size_t gpu_n_workers(const struct gpu *gpu)
-{
-	return gpu->n_workers;
-}
-
 struct gpu *gpu_free(struct gpu *gpu)
 {
 	if (!gpu)

@@ -56,9 +56,6 @@ void gpu_close(struct gpu *gpu);
 /* After close, when nobody holds a worker, a memory or a lease. */
 struct gpu *gpu_free(struct gpu *gpu);
 DEFINE_CLEANUP(struct gpu *, gpu_free)
-/* For tests and operators. */
-size_t gpu_n_workers(const struct gpu *gpu);
-uint64_t gpu_staging_used(const struct gpu *gpu);
 
 /* -- Workers ------------------------------------------------------------------------------------------------------ */
 

@@ -23,7 +23,6 @@ struct gpu {
 	bool is_there, closed;
 	char text[ERROR_TEXT_MAX + 1]; /* what there is */
 	struct list workers;
-	size_t n_workers;
 	struct mail reap;
 	bool reaping;
 

@@ -203,8 +203,3 @@ uint64_t gpu_staging_len(const struct gpu_worker *worker)
 {
 	return worker->gpu->n_pages * GPU_PAGE;
 }
-
-uint64_t gpu_staging_used(const struct gpu *gpu)
-{
-	return gpu->n_used * GPU_PAGE;
-}

@@ -341,7 +341,6 @@ static struct gpu_worker *worker_free(struct gpu_worker *worker)
 	gpu_session_free_all(worker);
 	list_remove(&worker->link);
 	list_remove(&worker->wait_link);
-	worker->gpu->n_workers--;
 	if (worker->fail_posted)
 		loop_unpost(worker->gpu->params.loop, &worker->fail);
 	map_done(&worker->by_ticket);
@@ -521,7 +520,6 @@ int gpu_worker_start(struct gpu *gpu, const char *name, const struct gpu_worker_
 	worker->late.expired = on_late;
 	worker->socket.fd = worker->process.fd = -1;
 	list_push_back(&gpu->workers, &worker->link);
-	gpu->n_workers++;
 	r = gpu_process_start(gpu->params.program, &worker->pid, &worker->process.fd,
 			      &worker->socket.fd);
 	if (!r)

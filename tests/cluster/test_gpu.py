@@ -226,7 +226,8 @@ def stored(dtype, values):
     """The bytes of small integers as a type has them, all of which represent them exactly."""
     if dtype == BFLOAT16:
         return (values.view(np.uint32) >> 16).astype(np.uint16).tobytes()
-    return values.astype(np.float16 if dtype == FLOAT16 else np.float32).tobytes()
+    return values.astype({FLOAT64: np.float64, FLOAT32: np.float32, FLOAT16: np.float16, INT64: np.int64,
+                          INT32: np.int32, INT8: np.int8, UINT8: np.uint8}[dtype]).tobytes()
 
 
 def test_exact_sums_by_every_plan():
@@ -255,6 +256,29 @@ def test_exact_sums_by_every_plan():
                         rank.call('close')
         finally:
             del os.environ['FAKECUDA_TOPOLOGY']
+
+
+def test_every_type_that_nccl_adds():
+    rng = np.random.default_rng(SEED + 8)
+    with Cluster(2) as cluster:
+        ranks = job(cluster, (2, 2), part_bytes=4096)
+        for i, dtype in enumerate((FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT8, UINT8)):
+            data = [rng.integers(0, 30, N).astype(np.float32) for _ in ranks]
+            for k, rank in enumerate(ranks):
+                rank.call('tensor', i, f'x{i}', dtype, N)
+                rank.submit(i, i, stored(dtype, data[k]), red=SUM, out=N, device=ALLOC)
+            want = stored(dtype, np.sum(data, axis=0, dtype=np.float32))
+            finish(f'type {dtype}', ranks, i, [want] * len(ranks))
+
+
+def test_a_part_that_is_larger_than_staging():
+    with Cluster(1, options=['--set=gpu_staging=1M']) as cluster:
+        [rank] = job(cluster, (1,), part_bytes=4 << 20)
+        n = 2 << 20
+        rank.call('tensor', 0, 'x', UINT8, n)
+        rank.call('attend')
+        rank.submit(0, 0, bytes(n), red=SUM, out=n, device=ALLOC)
+        assert_named(rank.ended(0), 'raise gpu_staging, or ask for smaller parts')
 
 
 def assert_named(error, text):

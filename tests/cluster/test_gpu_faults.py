@@ -285,6 +285,31 @@ def test_the_driver_fails_when_the_daemon_looks_for_it():
             assert all('has no CUDA driver' in notice for notice in notices), notices
 
 
+def test_libraries_that_are_too_old_or_missing():
+    """Are named, with what is lost by it."""
+    def groups(said, **environment):
+        with start_cluster(**environment) as cluster:
+            errors, notices = run_job(cluster, 2, AUTO, [ALLOC])
+            assert not any(errors), errors
+            text = cluster.daemons[0].text()
+            assert re.search(said, text), text
+            return notices
+
+    assert groups(r'CUDA 13\.0, reduced by the CPU: NCCL is 2\.13, and 2\.14 is the oldest(?s:.*)groups 01 \(NCCL is 2\.13',
+                  FAKENCCL_VERSION='21304') == ['-', '-']
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, 'libnccl.so.2'), 'w') as file:
+            file.write('This is no library.\n' * 10)
+        before = os.environ['LD_LIBRARY_PATH']
+        os.environ['LD_LIBRARY_PATH'] = f'{folder}:{before}'
+        try:
+            assert groups(r'reduced by the CPU: .*libnccl\.so\.2(?s:.*)groups 01 \(.*libnccl\.so\.2') == ['-', '-']
+        finally:
+            os.environ['LD_LIBRARY_PATH'] = before
+    notices = groups(r'GPUs: not used.* CUDA is 11\.2, and', FAKECUDA_VERSION='11020')
+    assert all('has no CUDA driver' in notice for notice in notices), notices
+
+
 # -- Calls that never return -------------------------------------------------------------------------------------------
 
 def test_calls_that_never_return():

@@ -1,0 +1,247 @@
+/* The daemon's side of a worker, with a program in its place that does what no worker does. */
+#include "gpu/internal.h"
+#include "test.h"
+#include <signal.h>
+#include <sys/wait.h>
+
+static struct {
+	struct failure lost;
+	bool is_gone;
+	unsigned n_done, n_failed, n_granted;
+} seen;
+
+static void on_changed(void *user)
+{
+	(void)user;
+}
+
+static void on_lost(void *user, const struct failure *failure)
+{
+	(void)user;
+	seen.lost = *failure;
+}
+
+static void on_gone(void *user)
+{
+	(void)user;
+	seen.is_gone = true;
+}
+
+static const struct gpu_worker_ops ops = { on_changed, on_lost, on_gone };
+
+static void on_done(struct gpu_task *task, bool failed)
+{
+	(void)task;
+	seen.n_done++;
+	seen.n_failed += failed;
+}
+
+static void on_granted(struct gpu_lease *lease)
+{
+	(void)lease;
+	seen.n_granted++;
+}
+
+struct world {
+	struct loop *loop;
+	struct gpu *gpu;
+	struct gpu_worker *worker;
+};
+
+/* The double is there, so that a worker is looked for. */
+static struct world world_open(const char *mode, const char *program)
+{
+	struct gpu_params params = {
+		.program = program ?: getenv("FAKE_WORKER_PROGRAM"),
+		.staging_bytes = 64 << 10,
+		.timeout_ms = 60000,
+	};
+	struct world world = { 0 };
+
+	memset(&seen, 0, sizeof(seen));
+	ASSERT_OK(setenv("FAKE_WORKER", mode, 1));
+	ASSERT_OK(loop_new(&world.loop));
+	params.loop = world.loop;
+	ASSERT_OK(gpu_new(&params, &world.gpu));
+	return world;
+}
+
+static void start(struct world *world, const char *mode)
+{
+	struct failure failure;
+
+	ASSERT_OK(setenv("FAKE_WORKER", mode, 1));
+	if (gpu_worker_start(world->gpu, "j", &ops, NULL, &world->worker, &failure))
+		test_fail(__FILE__, __LINE__, "%s", failure.text);
+}
+
+#define TURN_UNTIL(world, condition)                             \
+	do {                                                     \
+		while (!(condition))                             \
+			ASSERT_OK(loop_turn((world)->loop, -1)); \
+	} while (0)
+
+static void world_close(struct world *world)
+{
+	if (world->worker) {
+		gpu_worker_close(world->worker);
+		TURN_UNTIL(world, seen.is_gone);
+	}
+	world->gpu = gpu_free(world->gpu);
+	world->loop = loop_free(world->loop);
+}
+
+TEST(a_program_that_is_no_worker)
+{
+	static const struct {
+		const char *mode, *program, *words;
+	} cases[] = {
+		{ "other", NULL, "the worker that looked for them: Protocol error" },
+		{ "short", "/bin/true", "the worker that looked for them: Broken pipe" },
+		{ "gone", NULL, "the worker that looked for them: Broken pipe" },
+		{ "done", "/dev/null/worker", "a worker cannot be started: Not a directory" },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct world world = world_open(cases[i].mode, cases[i].program);
+		struct gpu_worker *worker;
+		struct failure failure;
+
+		ASSERT_TRUE(!gpu_is_there(world.gpu));
+		ASSERT_STR(gpu_describe(world.gpu), cases[i].words);
+		ASSERT_EQ(gpu_worker_start(world.gpu, "j", &ops, NULL, &worker, &failure),
+			  -EOPNOTSUPP);
+		ASSERT_CONTAINS(failure.text, cases[i].words);
+		world_close(&world);
+	}
+}
+
+TEST(what_a_worker_cannot_say)
+{
+	static const struct {
+		const char *mode, *words;
+		int status;
+	} cases[] = {
+		{ "unknown", "it says what it cannot", -EPROTO },
+		{ "short", "it says what cannot be read", -EPROTO },
+		/* Two seconds later. */
+		{ "abort", "killed by signal 6", -EIO },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct world world = world_open("done", NULL);
+
+		ASSERT_TRUE(gpu_is_there(world.gpu));
+		start(&world, cases[i].mode);
+		TURN_UNTIL(&world, seen.lost.status);
+		ASSERT_EQ(seen.lost.status, cases[i].status);
+		ASSERT_CONTAINS(seen.lost.text, cases[i].words);
+		ASSERT_CONTAINS(seen.lost.text, "the GPU worker of job j (pid ");
+		world_close(&world);
+	}
+}
+
+static struct gpu_memory *memory_new(void)
+{
+	struct gpu_memory_params params = { .kind = MEMORY_CUDA_IPC, .fd = -1, .len = 1 << 20 };
+	struct gpu_memory *memory;
+
+	ASSERT_OK(gpu_memory_new(&params, &memory));
+	return memory;
+}
+
+static void on_freed(void *user)
+{
+	*(bool *)user = true;
+}
+
+/* More than a socket takes, while it does not read; then all of it is done, in order. */
+TEST(a_worker_that_does_not_read)
+{
+	enum { N = 5000 };
+	static struct gpu_task tasks[N];
+	struct world world = world_open("done", NULL);
+	struct gpu_memory *memory = memory_new();
+	siginfo_t info = { 0 };
+	bool freed = false;
+
+	start(&world, "done");
+	ASSERT_OK(waitid(P_PID, (id_t)world.worker->pid, &info, WSTOPPED | WNOWAIT));
+	gpu_memory_open(memory, world.worker, NULL, NULL);
+	for (size_t i = 0; i < N; i++) {
+		tasks[i].done = on_done;
+		gpu_task_begin(world.worker, &tasks[i]);
+		gpu_task_down(world.worker, memory, 0, world.gpu->staging, 4096);
+		gpu_task_end(world.worker);
+	}
+	ASSERT_TRUE(world.worker->n_outbox > 0);
+	(void)kill(world.worker->pid, SIGCONT);
+	TURN_UNTIL(&world, seen.n_done == N);
+	ASSERT_EQ(seen.n_failed, 0);
+	ASSERT_EQ(world.worker->n_outbox, 0);
+	gpu_memory_free(memory, on_freed, &freed);
+	gpu_worker_close(world.worker);
+	world_close(&world);
+	ASSERT_TRUE(freed);
+}
+
+/* And one that never will: what is under way has failed, and what was not sent is dropped. */
+TEST(a_worker_that_is_killed_before_it_reads)
+{
+	enum { N = 5000 };
+	static struct gpu_task tasks[N];
+	struct world world = world_open("done", NULL);
+	struct gpu_memory *memory = memory_new();
+	siginfo_t info = { 0 };
+
+	start(&world, "done");
+	ASSERT_OK(waitid(P_PID, (id_t)world.worker->pid, &info, WSTOPPED | WNOWAIT));
+	gpu_memory_open(memory, world.worker, NULL, NULL);
+	for (size_t i = 0; i < N; i++) {
+		tasks[i].done = on_done;
+		gpu_task_begin(world.worker, &tasks[i]);
+		gpu_task_down(world.worker, memory, 0, world.gpu->staging, 4096);
+		gpu_task_end(world.worker);
+	}
+	(void)kill(world.worker->pid, SIGKILL);
+	TURN_UNTIL(&world, seen.n_done == N);
+	ASSERT_EQ(seen.n_failed, N);
+	ASSERT_CONTAINS(seen.lost.text, "killed by signal 9");
+	gpu_memory_free(memory, NULL, NULL);
+	world_close(&world);
+}
+
+TEST(a_task_without_work_ends_from_the_loop)
+{
+	struct world world = world_open("done", NULL);
+	struct gpu_task task = { .done = on_done };
+
+	start(&world, "ready");
+	gpu_task_begin(world.worker, &task);
+	gpu_task_end(world.worker);
+	ASSERT_EQ(seen.n_done, 0);
+	TURN_UNTIL(&world, seen.n_done);
+	ASSERT_EQ(seen.n_failed, 0);
+	world_close(&world);
+}
+
+TEST(who_waits_for_staging_may_stop_waiting)
+{
+	struct world world = world_open("done", NULL);
+	struct gpu_lease all = { .granted = on_granted }, second = all, third = all;
+
+	start(&world, "ready");
+	ASSERT_EQ(gpu_lease_take(world.worker, &all, (64 << 10) + 1, false), -EMSGSIZE);
+	ASSERT_OK(gpu_lease_take(world.worker, &all, 64 << 10, false));
+	ASSERT_EQ(gpu_lease_take(world.worker, &second, 8192, false), GPU_E_WAIT);
+	ASSERT_EQ(gpu_lease_take(world.worker, &third, 4096, false), GPU_E_WAIT);
+	gpu_lease_give(&second);
+	ASSERT_EQ(seen.n_granted, 0);
+	gpu_lease_give(&all);
+	TURN_UNTIL(&world, seen.n_granted);
+	ASSERT_EQ(seen.n_granted, 1);
+	ASSERT_TRUE(third.data && !second.data);
+	gpu_lease_give(&third);
+	gpu_lease_give(&third);
+	world_close(&world);
+}

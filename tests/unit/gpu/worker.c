@@ -1,0 +1,66 @@
+/*
+ * Stands for a GPU worker: says that it is there, and then does what FAKE_WORKER says:
+ *
+ *	ready	answers each MARK
+ *	done	the same, once it has been stopped and is told to go on
+ *	unknown	says what there is not
+ *	short	says less than an event
+ *	abort	ends by SIGABRT
+ *	other	does not begin with READY
+ *	gone	ends without a word
+ */
+#include "gpu/wire.h"
+#include "proto/frame.h"
+#include <signal.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+static void say(uint32_t kind, uint64_t ticket)
+{
+	struct gpu_event event = { .kind = kind, .ticket = ticket };
+
+	(void)frame_send(GPU_SOCKET_FD, &event, offsetof(struct gpu_event, text) + 1, NULL, 0);
+}
+
+static void serve(void)
+{
+	static char packet[FRAME_MAX] __attribute__((__aligned__(8)));
+	const struct gpu_command *commands = (const void *)packet;
+	int fds[FRAME_FDS];
+
+	for (;;) {
+		size_t len = 0, n_fds = 0;
+
+		if (frame_receive(GPU_SOCKET_FD, packet, &len, fds, &n_fds))
+			return;
+		while (n_fds)
+			(void)close(fds[--n_fds]);
+		for (size_t i = 0; i < len / sizeof(*commands); i++) {
+			if (commands[i].op == GPU_OP_MARK)
+				say(GPU_EVENT_DONE, commands[i].ticket);
+			else if (commands[i].op == GPU_OP_CLOSE)
+				say(GPU_EVENT_CLOSED, commands[i].memory);
+			else if (commands[i].op == GPU_OP_END)
+				return;
+		}
+	}
+}
+
+int main(void)
+{
+	const char *mode = getenv("FAKE_WORKER");
+
+	if (!strcmp(mode, "gone"))
+		return 0;
+	say(strcmp(mode, "other") ? GPU_EVENT_READY : GPU_EVENT_DONE, 0);
+	if (!strcmp(mode, "unknown"))
+		say(99, 0);
+	if (!strcmp(mode, "short"))
+		(void)!write(GPU_SOCKET_FD, "what", 4);
+	if (!strcmp(mode, "abort"))
+		(void)raise(SIGABRT);
+	if (!strcmp(mode, "done"))
+		(void)raise(SIGSTOP);
+	serve();
+	return 0;
+}
