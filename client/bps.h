@@ -267,8 +267,8 @@ int bps_client_leave(struct bps_client *client);
  * program, with no request under way; it blocks until all have, or are dropped because they have not within the job's
  * request timeout. Then ranks and size are new: members in the order of their ranks, behind them the newcomers, who come
  * out of bps_client_join() at this moment. Tensors stay declared on those who had declared them; their rounds begin anew.
- * Fails with -EBUSY (this rank has requests under way; nothing has changed), -EINVAL (the job is not elastic), -EOPNOTSUPP
- * (it goes through servers), -ENOTCONN, or as the job did: -ESTALE when this rank was dropped from it, and may come
+ * Fails with -EBUSY (this rank has requests under way; nothing has changed), -EINVAL (the job is not elastic), -ENOTCONN, or
+ * as the job did: -ESTALE when this rank was dropped from it, and may come
  * again as a newcomer.
  */
 int bps_client_regroup(struct bps_client *client);
@@ -450,7 +450,8 @@ struct bps_outcome {
 	uint32_t rank;	     /* this trainer's */
 	uint32_t
 		n_came; /* ranks whose contribution is in the result; 0: it failed, or ended before a restart */
-	uint32_t n_waiting; /* newcomers that bps_client_regroup() would let in */
+	uint32_t
+		n_waiting; /* newcomers that bps_client_regroup() would let in; over several nodes 1 for any, of barriers alone */
 };
 
 /*

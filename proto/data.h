@@ -127,7 +127,7 @@ struct data_header {
 		total; /* bytes of the whole block; all contributors must agree. push_pull_rows: part_len */
 	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
 	/*
-	 * broadcast: the source rank. Of an elastic job: all_gather: how many ranks were gone when it was submitted; in RESULT,
+	 * broadcast: the source rank. barrier of an elastic job: 1 if newcomers wait at the node; in RESULT, `total` is 1 if any do. Of an elastic job: all_gather: how many ranks were gone when it was submitted; in RESULT,
 	 * how many had gone when it was made; in OFFER `priority` says that. push_pull of a job with a quorum, and accumulate: in PUSH 1 to wait for all nodes, in
 	 * RESULT how many contributions are in it. Else 0.
 	 */

@@ -124,6 +124,9 @@ struct ledger_hand {
 } _cache_aligned_;
 static_assert(sizeof(struct ledger_hand) == CACHE_LINE, "ledger_hand is a format");
 
+/* Beside a number of ranks that have gone: newcomers wait. Of barriers. */
+#define LEDGER_WAITING (1u << 16)
+
 enum ledger_state { LEDGER_EMPTY = 0, LEDGER_WHOLE = 1 };
 
 /* A tensor that the nodes of the job have agreed on. */

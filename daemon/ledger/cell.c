@@ -332,7 +332,7 @@ static bool cell_valid(const struct ledger *ledger, const struct ledger_cell *ce
 	       cell->offset <= cell->total && cell->len <= cell->total - cell->offset &&
 	       cell->dtype <= DTYPE_MAX_ && cell->operation && cell->operation <= OPERATION_MAX_ &&
 	       cell->reduction <= REDUCTION_MAX_ && cell->root < JOB_RANKS_MAX &&
-	       cell->n_gone < JOB_RANKS_MAX && cell->has_data <= 1;
+	       (cell->n_gone & ~LEDGER_WAITING) < JOB_RANKS_MAX && cell->has_data <= 1;
 }
 
 static int read_cell(struct ledger *ledger, uint32_t number, struct failure *failure)

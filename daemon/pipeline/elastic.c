@@ -124,6 +124,11 @@ static uint32_t n_waiting(const struct pipeline_job *job)
 	return MIN(n, room);
 }
 
+bool pipeline_elastic_waits(const struct pipeline_job *job)
+{
+	return job->shape.elastic && n_waiting(job);
+}
+
 void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index,
 			      struct pipeline_request *request)
 {
@@ -134,11 +139,14 @@ void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index
 		return;
 	if (job->distributed && !round->failure.status) {
 		/* As it was when the result was made: all ranks are told the same. */
+		uint32_t n_gone = round->n_gone & ~LEDGER_WAITING;
+
 		request->outcome = (struct pipeline_outcome){
-			.membership = job->first_membership + round->n_gone,
-			.size = job->shape.size - round->n_gone,
-			.rank = count(job, rank, job->first_membership + round->n_gone),
-			.n_came = job->shape.size - round->n_gone,
+			.membership = job->first_membership + n_gone,
+			.size = job->shape.size - n_gone,
+			.rank = count(job, rank, job->first_membership + n_gone),
+			.n_came = job->shape.size - n_gone,
+			.n_waiting = round->n_gone != n_gone,
 		};
 		return;
 	}
@@ -435,8 +443,7 @@ static bool goes_on(struct pipeline_job *job, bool lost, const char *why)
 	if (!any_here(job)) {
 		/* The others go on: they hear no more than that. */
 		pipeline_move_tell_all(job);
-		for (size_t i = 0; i < job->n_servers; i++)
-			pipeline_keep_detach(job, i);
+		job->goes = true;
 		(void)failure_set(&failure, -ESTALE,
 				  "job %s goes on without the ranks of this node: %s", job->name,
 				  why);
@@ -531,6 +538,16 @@ static void drop_far(struct pipeline_job *job, uint32_t index, const struct fail
 	pipeline_job_release(job);
 }
 
+/* It died while the ranks regrouped. */
+static void drop_absent(struct pipeline_job *job, uint32_t index)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, -EPIPE, "rank %u of job %s died while the ranks regrouped",
+			  job->layout.rank_of_local[index], job->name);
+	drop_far(job, index, &failure, false);
+}
+
 void pipeline_elastic_formed(struct pipeline_job *job)
 {
 	if (!job->shape.elastic)
@@ -538,6 +555,9 @@ void pipeline_elastic_formed(struct pipeline_job *job)
 	if (!job->resumed) {
 		if (job->ledger)
 			ledger_set_membership(job->ledger, job->membership);
+		for (uint32_t i = 0; job->distributed && i < job->layout.n_local; i++)
+			if (!job->members[i] && job->state == JOB_RUNNING)
+				drop_absent(job, i);
 		return;
 	}
 	if (job->distributed) {
@@ -720,9 +740,6 @@ void pipeline_regroup(struct pipeline_member *member)
 
 	if (!job->shape.elastic)
 		(void)failure_set(&failure, -EINVAL, "job %s is not elastic", job->name);
-	else if (job->distributed)
-		(void)failure_set(&failure, -EOPNOTSUPP,
-				  "job %s goes through servers and cannot regroup", job->name);
 	else if (member->leaving || member->regrouping)
 		(void)failure_set(&failure, -EALREADY, "rank %u %s already", member->rank,
 				  member->leaving ? "leaves" : "regroups");
@@ -765,13 +782,16 @@ uint64_t pipeline_elastic_expire(struct pipeline_job *job, uint64_t now_ns)
 }
 
 /* The next run, without members. */
-static int next_run(struct pipeline_job *job, uint32_t size, struct pipeline_job **ret_next)
+static int next_run(struct pipeline_job *job, uint32_t size, uint32_t local_size, uint32_t node,
+		    uint32_t n_nodes, struct pipeline_job **ret_next)
 {
 	struct pipeline_join join = {
 		.job = job->name,
 		.size = size,
-		.local_size = size,
-		.n_nodes = 1,
+		.local_size = local_size,
+		.node = node,
+		.n_nodes = n_nodes,
+		.force_distributed = job->distributed,
 		.min_servers = job->shape.min_servers,
 		.part_bytes = job->shape.part_bytes,
 		.request_timeout_ms = job->shape.request_timeout_ms,
@@ -792,11 +812,11 @@ static int next_run(struct pipeline_job *job, uint32_t size, struct pipeline_job
 }
 
 static void take(struct pipeline_job *job, struct pipeline_member *member, uint32_t rank,
-		 uint32_t pid, const char *cannot_resume)
+		 uint32_t local_rank, uint32_t pid, const char *cannot_resume)
 {
 	struct pipeline_join join = {
 		.rank = rank,
-		.local_rank = rank,
+		.local_rank = local_rank,
 		.pid = pid,
 		.cannot_resume = cannot_resume,
 	};
@@ -820,7 +840,7 @@ static void regroup(struct pipeline_job *job)
 		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
-	r = next_run(job, size, &next);
+	r = next_run(job, size, size, 0, 1, &next);
 	if (r) {
 		(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name,
 				  strerror(-r));
@@ -833,7 +853,8 @@ static void regroup(struct pipeline_job *job)
 		if (!member)
 			continue;
 		pipeline_job_detach(member);
-		take(next, member, rank++, member->pid, job->ends);
+		take(next, member, rank, rank, member->pid, job->ends);
+		rank++;
 	}
 	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
 		struct pipeline_member *member = newcomer->member;
@@ -842,15 +863,98 @@ static void regroup(struct pipeline_job *job)
 		if (rank == size || !is_for(newcomer, job))
 			continue;
 		pipeline_elastic_forget(member);
-		take(next, member, rank++, facts.pid, facts.cannot_resume);
+		take(next, member, rank, rank, facts.pid, facts.cannot_resume);
+		rank++;
 	}
 	log_info("job %s: regroups: %u ranks, %u of them new", job->name, size, n_new);
 	pipeline_job_over(job);
 	pipeline_job_form_here(next);
 }
 
+/* The same where ranks are on several nodes: their home puts the next run together. */
+static void regroup_far(struct pipeline_job *job)
+{
+	_cleanup_(freep) uint32_t *ranks = calloc(job->layout.n_local, sizeof(ranks[0]));
+	const struct pipeline_newcomer *newcomer;
+	bool resumable = true;
+	struct failure failure;
+	uint32_t n = 0;
+	int r = ranks ? 0 : -ENOMEM;
+
+	/* It is told when it is there. */
+	if (!job->servers[job->home_number].attached)
+		return;
+	for (uint32_t i = 0; ranks && i < job->layout.n_local; i++)
+		if (job->members[i])
+			ranks[n++] = job->layout.rank_of_local[i];
+	list_for_each (newcomer, &job->pipeline->newcomers, link)
+		resumable &= !is_for(newcomer, job) || !newcomer->cannot_resume;
+	if (!r)
+		r = pipeline_setup_regroup(job, ranks, n, n_waiting(job), resumable);
+	if (!r)
+		return;
+	(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name, strerror(-r));
+	pipeline_job_fail(job, &failure, NULL);
+}
+
 void pipeline_elastic_try(struct pipeline_job *job)
 {
-	if (job->state == JOB_RUNNING && job->n_regrouping && job->n_regrouping == job->n_members)
+	if (job->state != JOB_RUNNING || !job->n_regrouping || job->n_regrouping != job->n_members)
+		return;
+	if (job->distributed)
+		regroup_far(job);
+	else
 		regroup(job);
+}
+
+void pipeline_elastic_regroup_again(struct pipeline_job *job)
+{
+	if (job->shape.elastic)
+		pipeline_elastic_try(job);
+}
+
+/* Members that died since they asked have left gaps: they are lost in the next run. */
+static void take_members(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
+			 struct pipeline_job *next)
+{
+	for (uint32_t i = 0; i < regrouped->n && i < regrouped->n_local; i++) {
+		uint32_t local = job->layout.local_of_rank[regrouped->old_ranks[i]];
+		struct pipeline_member *member = job->members[local];
+
+		if (!member)
+			continue;
+		pipeline_job_detach(member);
+		take(next, member, regrouped->ranks[i], i, member->pid, NULL);
+	}
+}
+
+int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
+			  struct pipeline_job **ret_next)
+{
+	struct pipeline_newcomer *newcomer, *following;
+	uint32_t i = regrouped->n;
+	struct pipeline_job *next;
+	int r;
+
+	r = next_run(job, regrouped->size, regrouped->n_local, regrouped->node, regrouped->n_nodes,
+		     &next);
+	if (r)
+		return error_trace(r);
+	next->instance = regrouped->instance;
+	take_members(job, regrouped, next);
+	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
+		struct pipeline_member *member = newcomer->member;
+		struct pipeline_newcomer facts = *newcomer;
+
+		if (i >= regrouped->n_local || !is_for(newcomer, job))
+			continue;
+		pipeline_elastic_forget(member);
+		take(next, member, regrouped->ranks[i], i, facts.pid, facts.cannot_resume);
+		i++;
+	}
+	next->n_left = next->shape.local_size - next->n_members;
+	log_info("job %s: regroups: %u ranks on %u nodes, %u here", job->name, regrouped->size,
+		 regrouped->n_nodes, next->n_members);
+	*ret_next = next;
+	return 0;
 }

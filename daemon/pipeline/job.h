@@ -110,6 +110,7 @@ struct pipeline_job {
 	uint32_t membership, first_membership; /* now; when the run began */
 	uint32_t *out; /* by rank: the membership from which on it is not in the job; 0: it is */
 	uint32_t n_out, n_regrouping;
+	bool goes; /* is over here, and goes on elsewhere */
 	uint8_t *
 		gone; /* by local number: dead, or left; over servers it is not out before they know */
 	size_t n_gone;		/* of these, how many are not out */
@@ -144,6 +145,7 @@ struct pipeline_job {
 	/* Which servers it goes on with: move.c. */
 	uint32_t *
 		moves; /* how often each has gone and come; elastic: then, by rank, who is out; NULL unless keep */
+	uint32_t *moved_before;	 /* the run before: `moves` when its ranks regrouped; or NULL */
 	uint32_t data_epoch;	 /* of what is said about data */
 	uint64_t n_moved;	 /* how often this node has gone over */
 	uint16_t *first_stripes; /* as the home has dealt them */
@@ -171,7 +173,7 @@ struct pipeline_job {
 	bool querying, opened; /* asked for a view; was given one and owes a close */
 	struct view *view;
 	struct peer *home;
-	struct pipeline_setup *join; /* the newest; earlier ones do not count */
+	struct pipeline_setup *join; /* the newest, or to regroup; earlier ones do not count */
 	struct list setups;	     /* set-up calls in flight */
 	struct pipeline_server *servers;
 	size_t n_servers, n_attached;
@@ -305,6 +307,8 @@ void pipeline_move_notice(struct pipeline_job *job, const struct data_header *he
 			  const void *payload);
 /* Leaves a server out. Returns false, and nothing happens, when no other is attached. */
 bool pipeline_move_without(struct pipeline_job *job, size_t server, const char *why);
+/* It is looked for in a moment. Returns 0 or -errno. */
+int pipeline_move_look_soon(struct pipeline_job *job, size_t server);
 /* A server that is out may be back: asks it. */
 void pipeline_move_look(struct pipeline_job *job, size_t server);
 /* It is. */
@@ -315,6 +319,11 @@ void pipeline_move_back(struct pipeline_job *job, size_t server);
 int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure);
 /* A resumed job's ranks are all here: attaches at its servers. Returns 0 or -errno. */
 int pipeline_setup_reattach(struct pipeline_job *job);
+/* All ranks here regroup: tells the home, which answers when all do. Returns 0 or -errno. */
+int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint32_t n_ranks,
+			   uint32_t n_newcomers, bool resumable);
+/* Who can be told something: a server that is lost cannot, one that is about to be attached again can. Or NULL. */
+struct peer *pipeline_setup_peer(const struct pipeline_job *job, size_t server);
 /* (Again) at one server. */
 int pipeline_setup_connect(struct pipeline_job *job, size_t server);
 /* Attaches at a server that is out, with moves in which it is in: pipeline_move_back() follows if it is there. */
@@ -397,6 +406,22 @@ void pipeline_elastic_recall(struct pipeline_job *job);
 bool pipeline_elastic_moved(struct pipeline_job *job, const char *why);
 /* The job has gone over: drops ranks here that are out. */
 void pipeline_elastic_go_on(struct pipeline_job *job, const char *why);
+/* Whether newcomers wait at this node, of a job over several. */
+bool pipeline_elastic_waits(const struct pipeline_job *job);
+/* The home is there again: says once more that all ranks here regroup, if they do. */
+void pipeline_elastic_regroup_again(struct pipeline_job *job);
+/*
+ * The next run has begun: with so many ranks on so many nodes, of which this is number `node`, and has n_local, first those of the n
+ * old ranks that asked for it. Moves the members over. Returns 0 with the next job, without servers, or -errno.
+ */
+struct pipeline_regrouped {
+	uint32_t size, n_nodes, node, n_local, n;
+	const uint32_t *old_ranks; /* n entries, ascending */
+	const uint32_t *ranks; /* n_local entries, ascending: their new ones, and the newcomers' */
+	uint64_t instance;
+};
+int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
+			  struct pipeline_job **ret_next);
 /* Whether this node is the first that is in the job. */
 bool pipeline_elastic_is_first(const struct pipeline_job *job);
 /* Ranks that are in the job. */

@@ -163,7 +163,8 @@ static int compare_shape(const struct pipeline_job *job, const struct pipeline_m
 	if (shape->request_timeout_ms != join->request_timeout_ms)
 		return differ(failure, "request timeout", other, shape->request_timeout_ms, join,
 			      join->request_timeout_ms);
-	if (shape->force_distributed != join->force_distributed)
+	/* Of an elastic job it is the daemon that knows, once ranks have regrouped. */
+	if (!shape->elastic && shape->force_distributed != join->force_distributed)
 		return differ(failure, "force_distributed", other, shape->force_distributed, join,
 			      join->force_distributed);
 	if (shape->gpu_reduce != join->gpu_reduce)

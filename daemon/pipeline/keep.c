@@ -341,6 +341,8 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 		fail_again(job, number);
 	if (number == job->home_number)
 		declare_again(job, fresh);
+	if (number == job->home_number)
+		pipeline_elastic_regroup_again(job);
 	for (uint32_t i = 0; i < ledger_cells_used(job->ledger); i++) {
 		const struct ledger_kept *kept = ledger_cell_kept(job->ledger, i);
 

@@ -120,8 +120,16 @@ int pipeline_move_home(const struct pipeline_job *job, const uint32_t *moves, si
 	return 0;
 }
 
+int pipeline_move_look_soon(struct pipeline_job *job, size_t server)
+{
+	return error_trace(loop_timer_set(job->pipeline->params.loop, &job->servers[server].timer,
+					  clock_now_ns() + RETURN_NS));
+}
+
 int pipeline_move_init(struct pipeline_job *job)
 {
+	size_t n_out = 0;
+
 	job->data_epoch = job->view->epoch;
 	if (!job->keep)
 		return 0;
@@ -130,6 +138,12 @@ int pipeline_move_init(struct pipeline_job *job)
 	if (!job->moves)
 		return error_origin(-ENOMEM);
 	pipeline_elastic_recall(job);
+	for (size_t i = 0; job->moved_before && i < job->n_servers; i++) {
+		job->moves[i] = job->moved_before[i];
+		n_out += job->moves[i] & 1;
+	}
+	if (n_out && (deal(job) || pipeline_move_home(job, job->moves, &job->home_number)))
+		return error_origin(-ENOMEM);
 	job->data_epoch = data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job));
 	return 0;
 }
@@ -145,6 +159,7 @@ void pipeline_move_done(struct pipeline_job *job)
 	}
 	free(job->first_stripes ? job->first_stripes : job->stripes);
 	free(job->moves);
+	free(job->moved_before);
 }
 
 /* -- Going over --------------------------------------------------------------------------------------------------- */
@@ -172,9 +187,12 @@ static void tell(struct pipeline_job *job, struct peer *peer)
 
 void pipeline_move_tell_all(struct pipeline_job *job)
 {
-	for (size_t i = 0; i < job->n_servers; i++)
-		if (job->servers[i].outlet && !job->servers[i].outlet->lost)
-			tell(job, job->servers[i].outlet->peer);
+	for (size_t i = 0; i < job->n_servers; i++) {
+		struct peer *peer = pipeline_setup_peer(job, i);
+
+		if (peer)
+			tell(job, peer);
+	}
 }
 
 /* A server has what it has of a push_pull_rows from all nodes or from none: it cannot be had again. */

@@ -608,6 +608,17 @@ void pipeline_part_scatter(struct pipeline_part *part)
 
 static void push_again(struct pipeline_part *part);
 
+/* Who was gone when the result was made, and of a barrier whether newcomers wait. */
+static uint32_t n_gone_of(const struct pipeline_part *part)
+{
+	const struct data_header *answer = &part->call.answer;
+
+	if (!job_of(part)->shape.elastic)
+		return 0;
+	return answer->root |
+	       (answer->operation == OPERATION_BARRIER && answer->total ? LEDGER_WAITING : 0);
+}
+
 /* A result has come, and there is a cell for it. */
 static void keep(struct pipeline_part *part)
 {
@@ -620,7 +631,7 @@ static void keep(struct pipeline_part *part)
 		return;
 	}
 	if (job_of(part)->shape.elastic)
-		round->n_gone = MAX(round->n_gone, part->call.answer.root);
+		round->n_gone = MAX(round->n_gone, n_gone_of(part));
 
 	kept->what = (struct ledger_what){
 		.key = round->tensor->key,
@@ -631,7 +642,7 @@ static void keep(struct pipeline_part *part)
 		.part = part->extent.part,
 		.len = part->extent.len,
 		.root = round->partition.root,
-		.n_gone = job_of(part)->shape.elastic ? part->call.answer.root : 0,
+		.n_gone = n_gone_of(part),
 		.stripe = (uint16_t)stripe_of(part),
 		.dtype = (uint8_t)round->tensor->dtype,
 		.operation = (uint8_t)round->partition.operation,
@@ -834,7 +845,9 @@ static void push(struct pipeline_part *part, const void *payload)
 		.offset = extent->offset,
 		.total = extent->total,
 		.part_len = extent->len,
-		.root = round->partition.root,
+		.root = round->partition.operation == OPERATION_BARRIER
+				? pipeline_elastic_waits(job)
+				: round->partition.root,
 		.priority = round->priority,
 		.status = job->keep ? (int32_t)server->acked : 0,
 	};

@@ -172,14 +172,21 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 	struct pipeline_job *job = pipeline_job_find(pipeline, join);
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
 	_cleanup_(fd_closep) int kept = -1;
+	struct pipeline_join through = *join;
+	bool through_servers;
 	int r;
 
 	r = ledger_open(fd, number, join->size, n_threads(pipeline), &ledger, failure);
-	if (!r && ledger_is_far(ledger) != (join->n_nodes > 1 || join->force_distributed))
+	through_servers = join->n_nodes > 1 || join->force_distributed;
+	if (!r && join->elastic)
+		through_servers = ledger_is_far(ledger);
+	if (!r && ledger_is_far(ledger) != through_servers)
 		r = failure_set(failure, -EPROTO, "job %s: its ledger is of another kind of job",
 				join->job);
 	if (r)
 		return r;
+	/* Ranks that have regrouped may be on one node now. */
+	through.force_distributed |= join->elastic && through_servers;
 	r = check_left(ledger, join, failure);
 	if (r)
 		return r;
@@ -196,7 +203,7 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 	if (job)
 		r = pipeline_join_compare(job, join, failure);
 	else
-		r = pipeline_job_new(pipeline, join, &job, failure);
+		r = pipeline_job_new(pipeline, &through, &job, failure);
 	if (r)
 		return r;
 	/* Ranks that had not heard of its beginning have asked for a new one. */

@@ -3,6 +3,7 @@
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
 #include <stdio.h>
+#include <sys/random.h>
 
 /*
  * What is said before data moves, and about failure: the cluster query, the calls JOIN, ATTACH and DECLARE, and notices.
@@ -17,6 +18,10 @@ struct pipeline_setup {
 	size_t server;			/* ATTACH */
 	uint64_t n_moved;		/* job's, when it was sent: else it counts no more */
 	bool asks_back;			/* ATTACH: of a server that is out */
+	/* JOIN, to regroup. */
+	uint64_t instance;
+	uint32_t *ranks; /* n_ranks entries */
+	uint32_t n_ranks;
 	void *payload;
 };
 
@@ -41,7 +46,8 @@ static int setup_call(struct pipeline_job *job, struct peer *peer, enum data_op 
 		.op = (uint8_t)op,
 		.len = (uint32_t)len,
 		.job = job->number,
-		.epoch = op == DATA_DECLARE ? job->data_epoch : job->view->epoch,
+		.epoch = op == DATA_DECLARE || (op == DATA_JOIN && job->servers) ? job->data_epoch
+										 : job->view->epoch,
 		.node = job->shape.node,
 	};
 	setup->call.payload = setup->payload;
@@ -58,6 +64,7 @@ static void setup_done(struct pipeline_setup *setup)
 	struct pipeline_job *job = setup->job;
 
 	list_remove(&setup->link);
+	free(setup->ranks);
 	free(setup->payload);
 	free(setup);
 	pipeline_job_release(job);
@@ -185,11 +192,9 @@ static Bps__Cluster__Stragglers *stragglers_of(const struct pipeline_job *job,
 	return stragglers_any(s) ? m : NULL;
 }
 
-/* JOIN with these ranks; with none of them, the node takes its own back. */
-static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
+static void set_join(struct pipeline_job *job, Bps__Cluster__JobJoin *join)
 {
 	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
-	Bps__Cluster__Stragglers stragglers;
 	uint64_t now_ns = clock_now_ns();
 
 	m.job = job->name;
@@ -198,8 +203,6 @@ static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 	m.n_nodes = job->shape.n_nodes;
 	m.node = job->shape.node;
 	m.local_size = job->shape.local_size;
-	m.n_ranks = n_ranks;
-	m.ranks = ranks;
 	m.instance = job->instance;
 	m.epoch = job->view->epoch;
 	m.view_digest = view_server_digest(job->view);
@@ -216,6 +219,18 @@ static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 	m.elastic = job->shape.elastic;
 	m.min_ranks = job->shape.min_ranks;
 	m.max_ranks = job->shape.max_ranks;
+	*join = m;
+}
+
+/* JOIN with these ranks; with none of them, the node takes its own back. */
+static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
+{
+	Bps__Cluster__Stragglers stragglers;
+	Bps__Cluster__JobJoin m;
+
+	set_join(job, &m);
+	m.n_ranks = n_ranks;
+	m.ranks = ranks;
 	m.stragglers = stragglers_of(job, &stragglers);
 	return error_trace(setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join));
 }
@@ -242,7 +257,7 @@ void pipeline_setup_join(struct pipeline_job *job)
 /* The home server must not wait for ranks that have given up. Without memory it waits until its deadline. */
 static void withdraw(struct pipeline_job *job)
 {
-	if (job->join && job->home)
+	if (job->join && job->home && !job->servers)
 		(void)send_join(job, NULL, 0);
 	job->join = NULL;
 }
@@ -334,6 +349,9 @@ static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer,
 		home.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
 		home.part_bytes = job->part_bytes;
 		home.epoch = job->view->epoch;
+		home.has_min_ranks = home.has_max_ranks = job->shape.elastic;
+		home.min_ranks = job->shape.min_ranks;
+		home.max_ranks = job->shape.max_ranks;
 		home.view_digest = view_server_digest(job->view);
 		m.home = server == at_home ? &home : NULL;
 		m.n_moves = pipeline_move_n(job);
@@ -405,7 +423,8 @@ static int find_servers(struct pipeline_job *job)
 	if (!r)
 		r = pipeline_keep_init(job);
 	for (size_t i = 0; !r && i < n; i++)
-		r = connect_server(job, i);
+		r = pipeline_move_is_in(job, i) ? connect_server(job, i)
+						: pipeline_move_look_soon(job, i);
 	return error_trace(r);
 }
 
@@ -505,7 +524,8 @@ static int use_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m
 	if (!r)
 		r = find_servers(job);
 	for (size_t i = 0; !r && i < job->n_servers; i++)
-		r = attach(job, i);
+		if (pipeline_move_is_in(job, i))
+			r = attach(job, i);
 	return error_trace(r);
 }
 
@@ -638,6 +658,119 @@ static void on_joined(struct call *call)
 	setup_done(setup);
 }
 
+/* -- Regrouping --------------------------------------------------------------------------------------------------- */
+
+/* The next run of the job, and the ranks that it has here. */
+static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
+		 const Bps__Cluster__JobJoined *m)
+{
+	_cleanup_(freep) uint32_t *ranks = calloc(m->n_node_of_rank + 1, sizeof(ranks[0]));
+	struct pipeline_regrouped regrouped = {
+		.size = (uint32_t)m->n_node_of_rank,
+		.node = setup->call.answer.node,
+		.n = setup->n_ranks,
+		.old_ranks = setup->ranks,
+		.ranks = ranks,
+		.instance = setup->instance,
+	};
+	struct pipeline_job *next;
+	struct failure failure;
+	int r;
+
+	if (!ranks)
+		return error_origin(-ENOMEM);
+	for (uint32_t i = 0; i < m->n_node_of_rank; i++) {
+		regrouped.n_nodes = MAX(regrouped.n_nodes, m->node_of_rank[i] + 1);
+		if (m->node_of_rank[i] == regrouped.node)
+			ranks[regrouped.n_local++] = i;
+	}
+	if (!m->n_node_of_rank || m->n_node_of_rank > JOB_RANKS_MAX ||
+	    regrouped.n_nodes > m->n_node_of_rank || regrouped.n_local < setup->n_ranks)
+		return error_origin(-EPROTO);
+	r = pipeline_elastic_next(job, &regrouped, &next);
+	if (r)
+		return error_trace(r);
+	next->view = view_ref(job->view);
+	next->opened = job->opened;
+	job->opened = false;
+	pipeline_setup_leave(job);
+	next->moved_before = TAKE_PTR(job->moves);
+	pipeline_job_over(job);
+	r = use_joined(next, m);
+	if (!r)
+		return 0;
+	(void)failure_set(&failure, r, "job %s cannot regroup: %s", next->name, strerror(-r));
+	pipeline_job_fail(next, &failure, NULL);
+	return 0;
+}
+
+static void on_regrouped(struct call *call)
+{
+	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	struct pipeline_job *job = setup->job;
+	bool counts = job->state == JOB_RUNNING && setup == job->join;
+	int r = call->status;
+
+	if (setup == job->join)
+		job->join = NULL;
+	if (!r)
+		r = unpack_answer(call, &bps__cluster__job_joined__descriptor,
+				  (ProtobufCMessage **)&m);
+	/* The home, or another in its place, is asked again when it is attached. */
+	if (call->status && (!counts || pipeline_keep_is_loss(call) || call->status == -EALREADY)) {
+		setup_done(setup);
+		return;
+	}
+	if (!counts) {
+		if (!r && job->home)
+			disown(job, m->job);
+	} else if (call->status) {
+		fail(job, call->status, call->text);
+	} else {
+		if (!r)
+			r = go_on(job, setup, m);
+		if (r)
+			fail(job, r, strerror(-r));
+	}
+	setup_done(setup);
+}
+
+int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint32_t n_ranks,
+			   uint32_t n_newcomers, bool resumable)
+{
+	struct pipeline_setup *setup;
+	Bps__Cluster__JobJoin m;
+	uint64_t instance;
+	int r;
+
+	if (getrandom(&instance, sizeof(instance), 0) != sizeof(instance))
+		return error_origin(-errno);
+	set_join(job, &m);
+	m.ranks = (uint32_t *)ranks;
+	m.n_ranks = n_ranks;
+	m.instance = instance;
+	m.timeout_ms = job->request_timeout_ns / NSEC_PER_MSEC;
+	m.has_regroups = m.has_newcomers = true;
+	m.regroups = job->number;
+	m.newcomers = n_newcomers;
+	m.resume &= resumable;
+	r = setup_call(job, job->servers[job->home_number].outlet->peer, DATA_JOIN, &m.base,
+		       on_regrouped, &setup);
+	if (r)
+		return error_trace(r);
+	job->join = setup;
+	setup->instance = instance;
+	setup->ranks = calloc(MAX(n_ranks, 1u), sizeof(ranks[0]));
+	if (!setup->ranks) {
+		job->join = NULL;
+		return error_origin(-ENOMEM);
+	}
+	memcpy(setup->ranks, ranks, n_ranks * sizeof(ranks[0]));
+	setup->n_ranks = n_ranks;
+	return 0;
+}
+
 /* -- DECLARE ------------------------------------------------------------------------------------------------------ */
 
 static void on_declared(struct call *call)
@@ -711,6 +844,20 @@ void pipeline_setup_declare_known(struct pipeline_job *job, const struct ledger_
 
 /* -- Notices ------------------------------------------------------------------------------------------------------ */
 
+struct peer *pipeline_setup_peer(const struct pipeline_job *job, size_t number)
+{
+	const struct pipeline_server *server = &job->servers[number];
+	struct peer *peer;
+
+	if (server->outlet)
+		return server->outlet->lost ? NULL : server->outlet->peer;
+	/* The job has just gone over to other servers, or ranks: nobody else tells them. */
+	if (!job->keep || server->gone || !pipeline_move_is_in(job, number) ||
+	    peer_of(job, view_server(job->view, number), true, &peer))
+		return NULL;
+	return peer;
+}
+
 /* To every server that is still there; from has said so itself. */
 static void notify(struct pipeline_job *job, struct data_header *header, const char *text,
 		   const struct peer *from)
@@ -720,13 +867,13 @@ static void notify(struct pipeline_job *job, struct data_header *header, const c
 	header->epoch = job->servers ? job->data_epoch : 0;
 	header->len = text ? (uint32_t)strnlen(text, ERROR_TEXT_MAX) : 0;
 	for (size_t i = 0; i < job->n_servers; i++) {
-		struct pipeline_outlet *outlet = job->servers[i].outlet;
+		struct peer *peer = pipeline_setup_peer(job, i);
 
-		if (!outlet || outlet->lost || outlet->peer == from)
+		if (!peer || peer == from)
 			continue;
-		if (peer_notice(outlet->peer, header, text))
+		if (peer_notice(peer, header, text))
 			log_warning("job %s: no memory to tell %s that %s", job->name,
-				    peer_name(outlet->peer), text ? text : "its ranks have left");
+				    peer_name(peer), text ? text : "its ranks have left");
 	}
 }
 
@@ -735,6 +882,8 @@ void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *fai
 {
 	struct data_header header = { .op = DATA_FAIL_JOB, .status = -failure->status };
 
+	if (job->goes)
+		return;
 	notify(job, &header, failure->text, from);
 }
 
@@ -812,6 +961,7 @@ void pipeline_setup_free(struct pipeline_job *job)
 
 	list_for_each_safe (setup, next, &job->setups, link) {
 		list_remove(&setup->link);
+		free(setup->ranks);
 		free(setup->payload);
 		free(setup);
 	}

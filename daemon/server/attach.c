@@ -59,6 +59,8 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	job->home = attach->home;
 	job->part_bytes = attach->part_bytes;
 	job->epoch = attach->epoch;
+	job->min_ranks = attach->min_ranks;
+	job->max_ranks = attach->max_ranks;
 	job->view_digest = attach->view_digest;
 	memcpy(job->secret_digest, attach->secret_digest, SECRET_DIGEST_LEN);
 	memcpy(job->node_of_rank, attach->node_of_rank, job->size * sizeof(job->node_of_rank[0]));

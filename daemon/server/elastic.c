@@ -125,6 +125,17 @@ bool elastic_without_missing(struct job *job, const struct slot *slot)
 	return go_without(job, missing, DATA_MOVES_LOST);
 }
 
+bool elastic_without_late(struct job *job)
+{
+	_cleanup_(freep) bool *late = calloc(job->n_nodes, sizeof(*late));
+
+	if (!job->moves || !late)
+		return false;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		late[i] = !job->nodes[i].left && !job->nodes[i].joining;
+	return go_without(job, late, DATA_MOVES_LOST);
+}
+
 bool elastic_without_left(struct job *job)
 {
 	_cleanup_(freep) bool *left = calloc(job->n_nodes, sizeof(*left));

@@ -157,7 +157,7 @@ void engine_start(struct slot *slot)
 	bool made;
 	int r;
 
-	slot->n_gone = job->n_gone;
+	slot->n_gone |= job->n_gone;
 	r = quorum_prepare(slot);
 	if (!r)
 		r = prepare(slot, &made);

@@ -381,7 +381,7 @@ static void form_answer(struct job *job, const void *data, size_t len)
 }
 
 /* All are here: the job gets its number and runs. */
-static int form_finish(struct job *job, struct failure *failure)
+int form_finish(struct job *job, struct failure *failure)
 {
 	uint16_t stripes[PLACEMENT_STRIPES];
 	struct joined joined = { .node_of_rank = job->node_of_rank, .stripes = stripes };
@@ -537,6 +537,10 @@ void form_join(struct server *server, struct delivery *delivery)
 	r = join_decode(delivery->payload, delivery->header.len, &join, &failure);
 	if (r) {
 		delivery_fail(delivery, r, failure.text);
+		return;
+	}
+	if (join->regroups) {
+		regroup_join(server, TAKE_PTR(join), delivery);
 		return;
 	}
 	job = form_find(server, join->job);

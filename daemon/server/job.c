@@ -19,6 +19,7 @@ static uint64_t job_deadline(const struct job *job)
 	at = MIN(at, attach_lost_deadline(job));
 	at = MIN(at, accumulate_deadline(job));
 	at = MIN(at, quorum_deadline(job));
+	at = MIN(at, job->regroup_by_ns);
 	return MIN(at, job->attach_by_ns);
 }
 
@@ -38,6 +39,8 @@ static void job_expired(struct loop_timer *timer)
 		accumulate_expired(job, now);
 		if (!quorum_expired(job))
 			return;
+		if (job->regroup_by_ns <= now)
+			regroup_expired(job);
 		if (job->attach_by_ns <= now) {
 			attach_expired(job);
 			return;
@@ -83,6 +86,7 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	job->size = size;
 	job->n_nodes = n_nodes;
 	job->attach_by_ns = CLOCK_NEVER;
+	job->regroup_by_ns = CLOCK_NEVER;
 	job->next_key = 1;
 	job->timer.expired = job_expired;
 	for (uint32_t i = 0; i < size; i++)

@@ -12,6 +12,7 @@
  *	engine.c   the sum, and the answers
  *	move.c	   the job goes on with other servers
  *	elastic.c  or without some ranks
+ *	regroup.c  its ranks regroup: the next run
  *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
  *	quorum.c   rounds that go on without all
@@ -125,8 +126,10 @@ struct job {
 	bool elastic;
 	uint32_t min_ranks, max_ranks;
 	uint32_t n_gone, n_out; /* ranks, and nodes without ranks, that are */
-	uint32_t own_number;	/* of this server among them */
-	uint32_t data_epoch;	/* data_moves_epoch() */
+	uint64_t
+		regroup_by_ns; /* when all must have said that they regroup; CLOCK_NEVER: none has */
+	uint32_t own_number;   /* of this server among them */
+	uint32_t data_epoch;   /* data_moves_epoch() */
 	uint64_t lost_timeout_ms;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */
@@ -187,6 +190,11 @@ const char *job_node_text(const struct job *job, uint32_t node, struct node_text
 /* Calls and what else happens, each in its file. Any of them may end the job. */
 void form_join(struct server *server, struct delivery *delivery);
 void form_expired(struct job *job);
+/* All nodes are here, and their joins kept: gives the job its number and placement, and answers. Returns 0 or -errno with words. */
+int form_finish(struct job *job, struct failure *failure);
+void regroup_expired(struct job *job);
+/* regroup.c: a JOIN of a node whose ranks regroup; takes the join. May end the job. */
+void regroup_join(struct server *server, struct join *join, struct delivery *delivery);
 void form_lost(struct job *job, const struct peer *peer);
 void attach_call(struct server *server, struct delivery *delivery);
 /* Returns 0, or -EPROTO, -EACCES, -ENOTCONN with failure filled, unless peer may speak for the node. */
@@ -223,6 +231,7 @@ void elastic_begin(struct job *job);
 bool elastic_without_lost(struct job *job, uint64_t now);
 bool elastic_without_absent(struct job *job);
 bool elastic_without_left(struct job *job);
+bool elastic_without_late(struct job *job);
 /* The same with nodes that have not contributed in time. */
 bool elastic_without_missing(struct job *job, const struct slot *slot);
 /* What a node knows of ranks that are gone: others hear of it. May end the job. */

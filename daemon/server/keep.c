@@ -100,7 +100,9 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	if (stragglers_any(&job->stragglers) && slot->header.operation == OPERATION_PUSH_PULL)
 		header.root = slot->n_here + slot->n_carried;
 	if (job->elastic)
-		header.root = slot->n_gone;
+		header.root = slot->n_gone & ~LEDGER_WAITING;
+	if (slot->n_gone & LEDGER_WAITING)
+		header.total = 1;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->resume && delivery->peer == node->peer) {
 		uint32_t sent = 0;

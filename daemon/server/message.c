@@ -145,6 +145,8 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	join->elastic = m->elastic;
 	join->min_ranks = m->min_ranks;
 	join->max_ranks = m->max_ranks;
+	join->regroups = m->regroups;
+	join->newcomers = MIN(m->newcomers, JOB_RANKS_MAX);
 	join->n_ranks = (uint32_t)m->n_ranks;
 	if (m->n_ranks)
 		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
@@ -248,6 +250,8 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 		memcpy(attach->secret_digest, m->home->secret_digest.data, SECRET_DIGEST_LEN);
 		attach->part_bytes = m->home->part_bytes;
 		attach->epoch = m->home->epoch;
+		attach->min_ranks = m->home->min_ranks;
+		attach->max_ranks = m->home->max_ranks;
 		attach->view_digest = m->home->view_digest;
 	}
 	r = take_stragglers(m->stragglers, m->name, m->size, m->n_nodes, m->resume,

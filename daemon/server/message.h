@@ -22,6 +22,8 @@ struct join {
 	uint64_t instance, view_digest, timeout_ms, request_timeout_ms, member;
 	bool resume, elastic;
 	uint32_t min_ranks, max_ranks;
+	uint64_t regroups;
+	uint32_t newcomers;
 	struct stragglers stragglers;
 	uint32_t n_ranks;
 	uint32_t ranks[]; /* distinct, below size, in increasing order */
@@ -37,7 +39,7 @@ struct attach {
 	/* At the home of a job with resume. */
 	bool home;
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
-	uint32_t part_bytes, epoch;
+	uint32_t part_bytes, epoch, min_ranks, max_ranks;
 	uint64_t view_digest;
 	/* Which servers the job goes on with: data_moves_unite(); n_moves 0: all. This one is number `server`. If elastic, the last `size` are of ranks. */
 	const uint32_t *moves;

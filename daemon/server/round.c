@@ -333,7 +333,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 	bool by_rows = h->operation == OPERATION_PUSH_PULL_ROWS, complete = true;
-	uint32_t number = h->part, node = h->node;
+	uint32_t number = h->part, node = h->node, waits = 0;
 	struct data_piece piece;
 	struct failure failure;
 	struct tensor *tensor;
@@ -343,6 +343,11 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	bool first;
 	int r;
 
+	/* It is not what the nodes have to agree on. */
+	if (job->elastic && h->operation == OPERATION_BARRIER) {
+		waits = h->root ? LEDGER_WAITING : 0;
+		delivery->header.root = 0;
+	}
 	r = check(job, delivery, &failure);
 	if (!r && h->operation == OPERATION_ACCUMULATE) {
 		accumulate_contribute(job, delivery);
@@ -403,6 +408,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	if (!by_rows)
 		slot->from[h->node] = delivery;
 	slot->n_here += complete;
+	slot->n_gone |= waits;
 	measure(slot, node);
 	header = slot->header;
 	if (slot->n_here < slot->n_expected && first)

@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "proto/ledger.h"
 #include "reduce/reduce.h"
 #include "server/job.h"
 
@@ -72,7 +73,7 @@ struct slot {
 	uint64_t since_ns;	   /* when that came */
 	uint64_t charged;
 	uint32_t n_here, n_expected;
-	uint32_t n_gone; /* elastic: ranks that were, when the result was made */
+	uint32_t n_gone; /* elastic: ranks that were, when the result was made | LEDGER_WAITING */
 	bool summing, held;
 	bool late; /* of a job with a quorum: quorum.h */
 	uint32_t n_carried;

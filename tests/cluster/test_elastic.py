@@ -12,7 +12,7 @@ except ImportError:
     sys.exit(77)
 from recovery import *
 
-QUICK = ('--lost-timeout=1s', '--move-timeout=300ms')
+QUICK = ('--lost-timeout=500ms', '--move-timeout=200ms')
 N = 6 * PART // 4 + 12345  # several parts
 
 
@@ -23,15 +23,16 @@ class Group:
         self.cluster, self.layout = cluster, layout
         self.ranks = job(cluster, layout, elastic=1, **keys)
         self.live, self.request = list(range(sum(layout))), 0
+        self.nodes = [i for i, n in enumerate(layout) for _ in range(n)]  # of each rank
 
     def each(self, *words):
         return each([self.ranks[k] for k in self.live], *words)
 
     def node(self, k):
-        return next(i for i in range(len(self.layout)) if k < sum(self.layout[:i + 1]))
+        return self.nodes[k]
 
     def layout_of(self, ranks):
-        on = [sum(self.node(k) == i for k in ranks) for i in range(len(self.layout))]
+        on = [sum(self.node(k) == node for k in ranks) for node in sorted(set(self.nodes))]
         return [n for n in on if n]
 
     def lose(self, *ranks):
@@ -44,15 +45,15 @@ class Group:
         self.cluster.daemons[i].kill()
         self.lose(*[k for k in self.live if self.node(k) == i])
 
+    TENSORS = ((1, 'sum', FLOAT32, N), (2, 'mean', BFLOAT16, N), (3, 'few', INT32, 5), (4, 'from', UINT8, N),
+               (5, 'pieces', INT32, -1))
+
     def tensors(self):
-        self.each('tensor', 1, 'sum', FLOAT32, N)
-        self.each('tensor', 2, 'mean', BFLOAT16, N)
-        self.each('tensor', 3, 'few', INT32, 5)
-        self.each('tensor', 4, 'from', UINT8, N)
-        self.each('tensor', 5, 'pieces', INT32, -1)
+        for tensor in self.TENSORS:
+            self.each('tensor', *tensor)
 
     def data(self, turn):
-        size = sum(self.layout)
+        size = len(self.ranks)
         return [[ref.random(dtype, n, (SEED, turn, i, k)) for k in range(size)]
                 for i, (dtype, n) in enumerate([(FLOAT32, N), (BFLOAT16, N), (INT32, 5)])]
 
@@ -79,7 +80,8 @@ class Group:
             came = before if n_came == len(before) else self.live
             assert n_came == len(came), (outcomes, before, self.live)
             assert [int(o[2]) for o in outcomes] == [came.index(k) for k in self.live], outcomes
-            want = ref.reduce(dtype, reduction, [data[i][k] for k in came], self.layout_of(came)).tobytes()
+            by_node = sorted(came, key=lambda k: (self.node(k), k))
+            want = ref.reduce(dtype, reduction, [data[i][k] for k in by_node], self.layout_of(came)).tobytes()
             for k in self.live:
                 assert self.ranks[k].result(first + i) == want, f'turn {turn}, tensor {i} on rank {k} of {came}'
                 self.ranks[k].call('free', first + i)
@@ -174,8 +176,8 @@ def test_a_node_is_lost_at_any_point():
     """Whatever the others have of a round by then: it has one set."""
     if not HAS_FAILPOINTS:
         raise Skip('no failpoints')
-    for point in ('part-answered=kill@2', 'part-held=kill@3', 'part-held=kill@5', 'round-committed=kill@2', 'part-scattered=kill@4',
-                  'round-scattered=kill@3', 'ledger-cell-half=kill@6', 'server-summed=kill@3', 'server-result-answered=kill@7'):
+    for point in ('part-answered=kill@2', 'part-held=kill@5', 'round-committed=kill@2', 'part-scattered=kill@4',
+                  'round-scattered=kill@3', 'server-summed=kill@3', 'server-result-answered=kill@7'):
         with armed_cluster((1, 1, 1), 0, {1: [point]}, options=QUICK) as cluster:
             group = Group(cluster, (1, 1, 1))
             group.tensors()
@@ -211,7 +213,7 @@ def test_daemons_die_and_come_back_while_a_rank_is_lost():
 def test_a_rank_that_stands_still_is_dropped():
     """After its deadline. When it wakes it is told so."""
     with Cluster(2) as cluster:
-        group = Group(cluster, (2, 1), request_timeout_ms=3000)
+        group = Group(cluster, (2, 1), request_timeout_ms=1500)
         group.tensors()
         group.turn(0)
         for k in (1, 2):  # beside another rank, and alone on its node
@@ -281,6 +283,7 @@ def test_operations_that_move():
         group.each('wait', 3, DEADLINE * 2000)
         assert all(group.ranks[k].result(3) == values for k in group.live)
         group.each('barrier', 4, DEADLINE * 2000)
+        group.each('wait', 4, DEADLINE * 2000)
         # From a rank that is gone.
         for k in group.live:
             group.ranks[k].submit(5, 4, values if k == 2 else None, op=BROADCAST, root=1, out=N, inplace=int(k == 2))
@@ -292,6 +295,112 @@ def test_operations_that_move():
             error = refused(group.ranks[0], request=6, number=errno.EOPNOTSUPP)
             assert 'several nodes' in error.text, error
             group.ranks[0].call('free', 6)
+        group.each('leave')
+
+
+def regroup(group, newcomers=()):
+    """newcomers: nodes. Ranks are those of the layout again: members in their order, then the newcomers, node by node."""
+    joining = []
+    for node in newcomers:
+        rank = group.cluster.trainer(node)
+        rank.call('attend')
+        rank.send('join', f'job={group.ranks[group.live[0]].keys["job"]}', 'elastic=1', 'newcomer=1',
+                  f'timeout_ms={DEADLINE * 2000}', 'min_ranks=1')
+        joining.append(rank)
+    for i, node in enumerate(newcomers):
+        wait_for('newcomers wait', lambda: group.cluster.daemons[node].text().count('waits to be let in') >=
+                 sum(n == node for n in newcomers[:i + 1]))
+    group.each('regroup')
+    for rank in joining:
+        rank.answer(2 * DEADLINE)
+    on = [(group.ranks[k], group.node(k)) for k in group.live]
+    on += sorted(zip(joining, newcomers), key=lambda pair: pair[1])
+    group.nodes = [node for _, node in on]
+    group.ranks, group.live = [rank for rank, _ in on], list(range(len(on)))
+    assert [int(w) for w in group.each('rank')] == group.live
+    for rank in joining:
+        for number, name, dtype, n in group.TENSORS:
+            rank.send('tensor', number, name, dtype, n)
+    for rank in joining:
+        for _ in group.TENSORS:
+            rank.answer(2 * DEADLINE)
+
+
+def test_ranks_regroup():
+    with Cluster(2, 1) as cluster:
+        group = Group(cluster, (2, 1))
+        group.tensors()
+        assert group.turn(0, lambda: group.lose(0), {0: 1}) == [1, 2]
+        regroup(group)
+        assert group.turn(1) == [0, 1]
+        regroup(group, [1, 0, 1])
+        assert group.turn(2) == [0, 1, 2, 3, 4]
+        assert group.turn(3, lambda: group.lose(3), {3: 0}) == [0, 1, 2, 4]
+        regroup(group)
+        assert group.turn(4) == [0, 1, 2, 3]
+        group.each('leave')
+
+
+def test_all_are_told_that_newcomers_wait():
+    with Cluster(2) as cluster:
+        group = Group(cluster, (1, 1), max_ranks=3)
+        group.tensors()
+
+        def barrier(request):
+            group.each('barrier', request, DEADLINE * 2000)
+            group.each('wait', request, DEADLINE * 2000)
+            return [int(word.split()[4]) for word in group.each('came', request)]
+        assert barrier(0) == [0, 0]
+        rank = cluster.trainer(1)
+        rank.call('attend')
+        rank.send('join', f'job={group.ranks[0].keys["job"]}', 'elastic=1', 'newcomer=1', f'timeout_ms={DEADLINE * 2000}',
+                  'min_ranks=1')
+        says(cluster, 1, 'waits to be let in')
+        assert barrier(1) == [1, 1]
+        group.each('regroup')
+        rank.answer(2 * DEADLINE)
+        assert rank.call('rank').split()[0] == '2'
+        # There is no room for another.
+        rank.keys, other = {}, cluster.trainer(0)
+        other.send('join', f'job={group.ranks[0].keys["job"]}', 'elastic=1', 'newcomer=1', 'timeout_ms=1000', 'min_ranks=1')
+        says(cluster, 0, 'waits to be let in')
+        group.ranks.append(rank)
+        group.live.append(2)
+        assert barrier(2) == [0, 0, 0]
+        group.each('leave')
+
+
+def test_a_daemon_dies_while_ranks_regroup():
+    if not HAS_FAILPOINTS:
+        raise Skip('no failpoints')
+    # One of them is the job's home.
+    with armed_cluster((1, 1), 1, {k: ['server-regroups=kill'] for k in range(3)}, options=('--lost-timeout=60s',
+                                                                                        '--move-timeout=60s')) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        with Keeper(cluster) as keeper:
+            group.turn(0)
+            regroup(group)
+            assert keeper.restarts == 1
+            assert group.turn(1) == [0, 1]
+            group.each('leave')
+
+
+def test_they_regroup_when_a_node_is_lost():
+    """What its server has summed, the others go on with in the next run, too."""
+    with Cluster(3, options=QUICK) as cluster:
+        group = Group(cluster, (1, 2, 1))
+        group.tensors()
+        assert group.turn(0, lambda: group.lose_node(0), {0: 1}) == [1, 2, 3]
+        regroup(group, [2])
+        assert group.turn(1) == [0, 1, 2, 3]
+        # And down to one node, whose daemon dies and comes back.
+        group.turn(2, lambda: group.lose(2, 3), {2: 0, 3: 0})
+        regroup(group)
+        assert group.turn(3) == [0, 1]
+        cluster.daemons[1].kill()
+        cluster.restart(1)
+        assert group.turn(4) == [0, 1]
         group.each('leave')
 
 

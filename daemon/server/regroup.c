@@ -1,0 +1,189 @@
+/*
+ * The ranks of an elastic job regroup: bps(7), ELASTIC JOBS. Each node says which of its ranks do, and how many newcomers wait
+ * behind them. When all have, the job's home begins the next run, with its ranks numbered anew: members in their old order,
+ * then the newcomers, node by node. Control thread only.
+ */
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "server/job.h"
+
+/* An agent drops its own ranks that are late first. */
+#define GRACE_MS 1000
+
+static bool takes_part(const struct job_node *node)
+{
+	return !node->out && !node->left;
+}
+
+static bool all_here(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (takes_part(&job->nodes[i]) && !job->nodes[i].joining)
+			return false;
+	return true;
+}
+
+static int by_number(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
+}
+
+static bool regroups(const struct join *join, uint32_t rank)
+{
+	return bsearch(&rank, join->ranks, join->n_ranks, sizeof(rank), by_number);
+}
+
+/* How many ranks the next run has, and on how many nodes. */
+static uint32_t count(const struct job *job, uint32_t *ret_nodes)
+{
+	uint32_t max = job->max_ranks ? job->max_ranks : JOB_RANKS_MAX;
+	uint64_t members = 0, newcomers = 0;
+
+	*ret_nodes = 0;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (!takes_part(&job->nodes[i]))
+			continue;
+		members += job->nodes[i].join->n_ranks;
+		newcomers += job->nodes[i].join->newcomers;
+		++*ret_nodes;
+	}
+	return (uint32_t)(members + MIN(newcomers, max - MIN(max, members)));
+}
+
+/* Which node each rank of the next run is on, by the nodes' new numbers. */
+static void place(const struct job *old, const uint32_t *number, struct job *job)
+{
+	uint32_t rank = 0;
+
+	for (uint32_t i = 0; i < old->size; i++) {
+		uint32_t node = old->node_of_rank[i];
+
+		if (takes_part(&old->nodes[node]) && regroups(old->nodes[node].join, i))
+			job->node_of_rank[rank++] = number[node];
+	}
+	for (uint32_t i = 0; i < old->n_nodes; i++)
+		for (uint32_t n = 0; takes_part(&old->nodes[i]) && rank < job->size &&
+				     n < old->nodes[i].join->newcomers;
+		     n++)
+			job->node_of_rank[rank++] = number[i];
+}
+
+/* The next run; the nodes' joins become its. */
+static int next_run(struct job *old, struct job **ret_job, struct failure *failure)
+{
+	_cleanup_(freep) uint32_t *number = calloc(old->n_nodes, sizeof(number[0]));
+	_cleanup_(job_freep) struct job *job = NULL;
+	uint32_t n_nodes, size = count(old, &n_nodes), next = 0;
+	int r;
+
+	if (!number)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", old->name);
+	if (size < old->min_ranks)
+		return failure_set(failure, -EPIPE,
+				   "job %s: %u ranks regroup, fewer than the %u that it needs",
+				   old->name, size, old->min_ranks);
+	r = job_new(old->server, old->name, size, n_nodes, &job, failure);
+	if (r)
+		return r;
+	job->home = true;
+	memcpy(job->secret_digest, old->secret_digest, SECRET_DIGEST_LEN);
+	job->epoch = old->epoch;
+	job->view_digest = old->view_digest;
+	job->part_bytes = job->asked_part_bytes = old->part_bytes;
+	job->request_timeout_ms = old->request_timeout_ms;
+	job->join_timeout_ms = MAX(old->lost_timeout_ms, UINT64_C(10000));
+	job->elastic = true;
+	job->min_ranks = old->min_ranks;
+	job->max_ranks = old->max_ranks;
+	for (uint32_t i = 0; i < old->n_nodes; i++) {
+		struct job_node *node = &old->nodes[i];
+
+		if (!takes_part(node))
+			continue;
+		number[i] = next++;
+		job->nodes[number[i]] = (struct job_node){
+			.peer = node->peer,
+			.instance = node->join->instance,
+		};
+	}
+	place(old, number, job);
+	for (uint32_t i = 0; i < old->n_nodes; i++) {
+		struct job_node *node = &old->nodes[i];
+
+		if (!takes_part(node))
+			continue;
+		job->nodes[number[i]].join = TAKE_PTR(node->join);
+		job->nodes[number[i]].joining = TAKE_PTR(node->joining);
+	}
+	*ret_job = TAKE_PTR(job);
+	return 0;
+}
+
+static void regroup(struct job *old)
+{
+	struct failure failure = { 0 };
+	struct job *job = NULL;
+	int r;
+
+	r = next_run(old, &job, &failure);
+	if (r) {
+		job_fail(old, &failure, NULL);
+		return;
+	}
+	log_info("job %s: regroups: %u ranks on %u nodes", job->name, job->size, job->n_nodes);
+	FAILPOINT("server-regroups");
+	/* Where its ranks hear nothing of it: they have asked for that. */
+	(void)failure_set(&failure, -ECANCELED, "job %s: its ranks have regrouped", old->name);
+	job_end(old, &failure);
+	if (form_finish(job, &failure))
+		job_fail(job, &failure, NULL);
+}
+
+void regroup_join(struct server *server, struct join *given, struct delivery *delivery)
+{
+	_cleanup_(freep) struct join *join = given;
+	struct job *job = job_find(server, join->regroups);
+	const struct failure *over = job_over(server, join->regroups);
+	struct failure failure = { 0 };
+	struct job_node *node;
+
+	if (!job) {
+		delivery_fail(delivery, over ? over->status : -ESHUTDOWN,
+			      over ? over->text : "this server has no such job");
+		return;
+	}
+	if (!job->home || !job->elastic || !move_is_current(job, &delivery->header)) {
+		refuse(delivery, -ESHUTDOWN, "job %s: this is not its home, or knows other ranks",
+		       job->name);
+		return;
+	}
+	if (attach_check(job, delivery->peer, join->node, &failure)) {
+		delivery_fail(delivery, failure.status, failure.text);
+		return;
+	}
+	node = &job->nodes[join->node];
+	if (node->joining)
+		delivery_fail(node->joining, -EALREADY, "a newer join of the same node has come");
+	free(node->join);
+	node->join = TAKE_PTR(join);
+	node->joining = delivery;
+	if (all_here(job)) {
+		regroup(job);
+		return;
+	}
+	if (job->regroup_by_ns != CLOCK_NEVER)
+		return;
+	job->regroup_by_ns = clock_now_ns() + (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
+	/* Without memory it is looked at with the next of its deadlines. */
+	(void)job_wake_by(job, job->regroup_by_ns);
+}
+
+/* Those who have not come are missed as in any round. */
+void regroup_expired(struct job *job)
+{
+	job->regroup_by_ns = CLOCK_NEVER;
+	(void)elastic_without_late(job);
+}
