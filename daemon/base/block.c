@@ -389,11 +389,17 @@ struct block *block_unref(struct block *block)
 
 	if (!block)
 		return NULL;
-	/* What any holder did to the data comes before what the next user of the memory does. */
-	refs = atomic_fetch_sub_explicit(&block->refs, 1, memory_order_acq_rel);
+	/*
+	 * What any holder did to the data comes before what the next user of the memory does. Whoever holds the only reference
+	 * need not count it down: nobody else can take one.
+	 */
+	refs = atomic_load_explicit(&block->refs, memory_order_acquire);
 	assert(refs > 0);
-	if (refs > 1)
-		return NULL;
+	if (refs > 1) {
+		refs = atomic_fetch_sub_explicit(&block->refs, 1, memory_order_acq_rel);
+		if (refs > 1)
+			return NULL;
+	}
 
 	cache = block->cache;
 	if (block->quota)

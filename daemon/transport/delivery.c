@@ -304,9 +304,9 @@ static int incoming_recharge(struct incoming *incoming)
 	struct quota *quota = &incoming->delivery.peer->quota;
 	uint64_t charge = sizeof(*incoming) + incoming->answer.len;
 
-	quota_release(quota, incoming->charged);
-	incoming->charged = 0;
-	if (quota_charge(quota, charge))
+	if (charge <= incoming->charged)
+		quota_release(quota, incoming->charged - charge);
+	else if (quota_charge(quota, charge - incoming->charged))
 		return QUOTA_E_FULL;
 	incoming->charged = charge;
 	return 0;
