@@ -274,6 +274,9 @@ def test_operations_that_move():
         gather(1, 3)
         for k in group.live:
             refused(group.ranks[k], request=1, number=errno.EREMCHG)
+        # With the result of a barrier all have.
+        group.each('barrier', 7, DEADLINE * 2000)
+        group.each('wait', 7, DEADLINE * 2000)
         gather(2, 2)
         gathered(2)
         values = ref.random(UINT8, N, (SEED, 51)).tobytes()
