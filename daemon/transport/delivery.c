@@ -184,6 +184,7 @@ static void incoming_moved(struct incoming *incoming)
 void incoming_lane_closed(struct lane *lane)
 {
 	struct peer *peer = lane->peer;
+	struct list ready = LIST_INIT(ready);
 	struct incoming *incoming, *next;
 
 	list_for_each (incoming, &peer->arrived, link)
@@ -195,8 +196,13 @@ void incoming_lane_closed(struct lane *lane)
 			incoming_free(incoming);
 		} else if (lane->rdma && is_of_rail(incoming, lane->index)) {
 			list_remove(&incoming->link);
-			incoming_moved(incoming);
+			list_push_back(&ready, &incoming->link);
 		}
+	}
+	/* Who has to wait for another lane is put back. */
+	while ((incoming = list_first(&ready, struct incoming, link))) {
+		list_remove(&incoming->link);
+		incoming_moved(incoming);
 	}
 }
 

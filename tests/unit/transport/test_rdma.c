@@ -339,6 +339,41 @@ TEST_BOTH(another_rail_comes_first)
 }
 
 /* With no TCP allowed a rail less is no loss of the peer. */
+/*
+ * Calls that come by TCP, as two rails have failed them, before the server knows of either: it closes both, one after the
+ * other, and then looks for what they had brought.
+ */
+TEST_TIMEOUT(calls_that_two_rails_have_failed, LIMIT_S)
+{
+	_cleanup_(pair_freep) struct pair *pair =
+		pair_of_two_rails(&variants[0], TRANSPORT_AUTO, TRANSPORT_WINDOWS_AUTO);
+	struct pair_call calls[3];
+	const struct list *links = &pair->a.transport->rdma->links;
+	unsigned rail = list_first(links, struct rdma_link, link)->rail;
+	unsigned last = list_last(links, struct rdma_link, link)->rail;
+	unsigned flags = DATA_FLAG_MOVED | rail << DATA_FLAG_RAIL_SHIFT |
+			 last << DATA_FLAG_LAST_SHIFT;
+
+	ASSERT_INT(rail, !=, last);
+	pair->server->on_call = pair_on_call_echo;
+	for (uint32_t i = 0; i < 3; i++) {
+		pair_call_init(&calls[i], NULL, 0, NULL, 0);
+		calls[i].call.header.op = DATA_DECLARE; /* which goes by TCP */
+		pair_call_begin(pair, &calls[i]);
+		/* Before it is written, which the loop does. */
+		calls[i].call.header.op = DATA_PUSH;
+		calls[i].call.header.flags = (uint16_t)flags;
+		calls[i].call.header.moved = 1000 + i;
+	}
+	for (uint32_t i = 0; i < 3; i++) {
+		PAIR_UNTIL(pair, calls[i].n_done);
+		ASSERT_OK(calls[i].call.status);
+	}
+	ASSERT_EQ(pair->server->n_deliveries, 3);
+	PAIR_UNTIL(pair, counters_of(&pair->a).links_broken == 2);
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+}
+
 TEST_BOTH(a_must_with_two_rails)
 {
 	_cleanup_(pair_freep) struct pair *pair =

@@ -186,6 +186,7 @@ TEST_TIMEOUT(each_call_that_moves_messages_fails, LIMIT_S)
 			struct pair_config config = config_of(&variants[nth % 2], TRANSPORT_AUTO);
 			struct pair *pair;
 
+			config.has_two_rails = nth % 4 == 3;
 			pair = pair_up(&config);
 			fake_fail(calls[i], ENOMEM, nth, 1 + nth % 3);
 			echo_all(pair);
