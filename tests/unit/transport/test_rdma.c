@@ -351,8 +351,8 @@ TEST_TIMEOUT(calls_that_two_rails_have_failed, LIMIT_S)
 	const struct list *links = &pair->a.transport->rdma->links;
 	unsigned rail = list_first(links, struct rdma_link, link)->rail;
 	unsigned last = list_last(links, struct rdma_link, link)->rail;
-	unsigned flags = DATA_FLAG_MOVED | rail << DATA_FLAG_RAIL_SHIFT |
-			 last << DATA_FLAG_LAST_SHIFT;
+	unsigned flags =
+		DATA_FLAG_MOVED | rail << DATA_FLAG_RAIL_SHIFT | last << DATA_FLAG_LAST_SHIFT;
 
 	ASSERT_INT(rail, !=, last);
 	pair->server->on_call = pair_on_call_echo;
