@@ -78,6 +78,11 @@ struct pipeline_outlet {
 	size_t n_heap, heap_capacity;
 };
 
+static inline struct pipeline_server *pipeline_part_server(const struct pipeline_part *part)
+{
+	return &part->round->tensor->job->servers[part->server];
+}
+
 /* part.c */
 /*
  * Makes a part and sets it going; it may be done before the call returns. number: among the round's parts that are not
@@ -86,20 +91,40 @@ struct pipeline_outlet {
 int pipeline_part_start(struct pipeline_round *round, const struct extent *extent, uint64_t number);
 /* Drops a round's parts that wait in an outlet. */
 void pipeline_part_drop_queued(struct pipeline_round *round);
+/* It is done with, well or not; its round goes on, or ends with it. */
+void pipeline_part_end(struct pipeline_part *part);
 /* Ends a part in the middle, as its round has failed. */
 void pipeline_part_drop(struct pipeline_part *part);
 /* The same, and is the reason. */
 void pipeline_part_fail(struct pipeline_part *part, int status, const char *text);
-void pipeline_part_begin(struct pipeline_part *part);
 struct pipeline_part *pipeline_part_free(struct pipeline_part *part);
-/* The server that it goes to, as the job's servers are now. */
-void pipeline_part_choose(struct pipeline_part *part);
 /* Its server is attached (again). */
 void pipeline_part_unpark(struct pipeline_part *part);
+/* Its bytes have left, or are not to be sent any more. */
+void pipeline_part_left(struct pipeline_part *part);
+
+/* work.c: one sum, or copies. */
+/* Inputs: the local ranks' contributions. Outputs: of the local ranks that the part is for. */
+void pipeline_part_set_inputs(struct pipeline_part *part);
+void pipeline_part_set_outputs(struct pipeline_part *part);
+/* First local output for the answer; the others are copied from it. NULL: no rank here has one. */
+void *pipeline_part_first_output(const struct pipeline_part *part);
+/* Does the work here, or in the pool; then done() goes on. Large or small is decided by bytes touched. */
+void pipeline_part_post(struct pipeline_part *part, void (*done)(struct task *task));
+/* Counted when the part is done with, by one thread for all. */
+void pipeline_part_copy(struct pipeline_part *part, void *to, const void *from, size_t len);
+
+/* push.c: to a server and back. */
+/* Its turn in the outlet has come. */
+void pipeline_part_begin(struct pipeline_part *part);
+/* The server that it goes to, as the job's servers are now. */
+void pipeline_part_choose(struct pipeline_part *part);
+/* Whether it brings the server data of this node. */
+bool pipeline_part_is_from_here(const struct pipeline_part *part);
+/* The daemon before has left its result: whether it goes on from there. */
+bool pipeline_part_start_stale(struct pipeline_part *part);
 /* It is held, and its round committed. */
 void pipeline_part_scatter(struct pipeline_part *part);
-/* Every part of its round is in the outputs. */
-void pipeline_part_end(struct pipeline_part *part);
 /* It is held, and counts no more, as the server that it has its result from was lost: waits for one. */
 void pipeline_part_unhold(struct pipeline_part *part);
 /* There may be a cell for its result. */

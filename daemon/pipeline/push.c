@@ -1,0 +1,534 @@
+/*
+ * A part's way to its server and back: gathered, pushed, answered, kept in a cell where the job outlives its daemons, and
+ * scattered into the outputs. part.c chooses the server, outlet.c begins the part at its turn, keep.c feeds it a cell and
+ * holds it no more when its server was lost, and round.c scatters what was held.
+ */
+#include "base/failpoint.h"
+#include "pipeline/device.h"
+#include "pipeline/part.h"
+#include "pipeline/rows.h"
+
+static struct pipeline_job *job_of(const struct pipeline_part *part)
+{
+	return part->round->tensor->job;
+}
+
+/* A part's place in the job's virtual space: the same on every node. */
+static size_t stripe_of(const struct pipeline_part *part)
+{
+	const struct pipeline_tensor *tensor = part->round->tensor;
+	const struct pipeline_job *job = tensor->job;
+	uint64_t stripe = job->part_bytes, step = stripe, at;
+
+	if (tensor->elements != ELEMENTS_VARIABLE)
+		step = (part->extent.total + stripe - 1) / stripe * stripe;
+	at = tensor->start + part->extent.block * step + part->extent.part * stripe;
+	return at / stripe % job->n_stripes;
+}
+
+void pipeline_part_choose(struct pipeline_part *part)
+{
+	part->server =
+		part->round->rows ? part->extent.block : job_of(part)->stripes[stripe_of(part)];
+}
+
+bool pipeline_part_is_from_here(const struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	return part->extent.source == RANK_ALL ||
+	       layout->node_of_rank[part->extent.source] == layout->node;
+}
+
+/* Whether the answer brings data: not to the node where it comes from. */
+static bool is_for_here(const struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	if (part->extent.source != RANK_ALL && pipeline_part_is_from_here(part))
+		return false;
+	return part->extent.target == RANK_ALL ||
+	       layout->node_of_rank[part->extent.target] == layout->node;
+}
+
+/* -- Into the outputs ---------------------------------------------------------------------------------------------- */
+
+/* Its cell is the only place where the others of the round may find it, until all are in the outputs here. */
+static void scattered(struct pipeline_part *part)
+{
+	struct pipeline_round *round = part->round;
+	struct pipeline_part *next;
+
+	if (round->failure.status) {
+		pipeline_part_end(part);
+		return;
+	}
+	part->state = PART_SCATTERED;
+	if (++round->n_scattered < round->n_made)
+		return;
+	ledger_round_set_stage(&round->ledger, LEDGER_SCATTERED, round->n_gone);
+	FAILPOINT("round-scattered");
+	/* It ends with the last. */
+	round->n_parts++;
+	list_for_each_safe (part, next, &round->parts, link)
+		pipeline_part_end(part);
+	pipeline_round_part_done(round);
+}
+
+static void on_scattered(struct task *task)
+{
+	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
+
+	part->posted = false;
+	if (!part->round->gated)
+		pipeline_device_up(part);
+	else if (!job_of(part)->suspended)
+		scattered(part);
+}
+
+static void scatter(struct pipeline_part *part)
+{
+	part->copies = true;
+	part->n_inputs = part->n_outputs = 0;
+	if (part->extent.len && is_for_here(part) && part->cell != LEDGER_NO_CELL)
+		part->inputs[part->n_inputs++] = ledger_cell_data(job_of(part)->ledger, part->cell);
+	else if (part->extent.len && is_for_here(part))
+		part->inputs[part->n_inputs++] = part->block ? part->block->data : part->room;
+	else
+		pipeline_part_set_inputs(part);
+	/* A sum that is none of ours: nothing to copy from. */
+	if (part->n_inputs && part->copies)
+		pipeline_part_set_outputs(part);
+	pipeline_part_post(part, on_scattered);
+}
+
+/* Its result counts, once those of all parts do. */
+static void hold(struct pipeline_part *part)
+{
+	struct ledger *ledger = job_of(part)->ledger;
+	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+
+	if (part->block && kept->what.has_data)
+		pipeline_part_copy(part, ledger_cell_data(ledger, part->cell), part->block->data,
+				   kept->what.len);
+	part->block = block_unref(part->block);
+	ledger_cell_whole(ledger, part->cell);
+	part->state = PART_HELD;
+	FAILPOINT("part-held");
+	pipeline_round_held(part->round);
+}
+
+void pipeline_part_unhold(struct pipeline_part *part)
+{
+	part->round->n_held--;
+	ledger_cell_free(job_of(part)->ledger, part->cell);
+	part->cell = LEDGER_NO_CELL;
+	part->number = 0;
+	pipeline_keep_park(part);
+}
+
+void pipeline_part_scatter(struct pipeline_part *part)
+{
+	part->state = PART_SCATTER;
+	scatter(part);
+}
+
+bool pipeline_part_start_stale(struct pipeline_part *part)
+{
+	struct pipeline_round *round = part->round;
+	struct ledger *ledger = job_of(part)->ledger;
+	uint32_t cell = round->rows ? LEDGER_NO_CELL
+				    : ledger_cell_find(ledger, round->tensor->key, round->number,
+						       part->extent.block, part->extent.part);
+	struct ledger_kept *kept;
+
+	if (cell == LEDGER_NO_CELL)
+		return false;
+	kept = ledger_cell_kept(ledger, cell);
+	/* One that does not fit is the trainers' doing, and their own result's. */
+	if (kept->what.len != part->extent.len ||
+	    kept->what.has_data != (part->extent.len && is_for_here(part)))
+		return false;
+	part->cell = cell;
+	kept->busy = true;
+	round->n_gone = MAX(round->n_gone, kept->what.n_gone);
+	if (round->gated) {
+		part->state = PART_HELD;
+		pipeline_round_held(round);
+		return true;
+	}
+	part->state = PART_SCATTER;
+	pipeline_device_down(part, !is_for_here(part), false, scatter);
+	return true;
+}
+
+/* -- The answer ---------------------------------------------------------------------------------------------------- */
+
+static void on_sent(struct call *call)
+{
+	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
+
+	pipeline_part_left(part);
+	/* Without one, its server was lost meanwhile. */
+	if (part->outlet) {
+		pipeline_outlet_sent(part->outlet, part);
+		pipeline_outlet_pump(part->outlet);
+	}
+	pipeline_deal(job_of(part));
+}
+
+/* An answer must be what was asked for; anything else is a server that cannot be trusted with this job. */
+static bool answer_fits(const struct pipeline_part *part)
+{
+	const struct data_header *answer = &part->call.answer;
+	uint32_t len = is_for_here(part) ? part->extent.len : 0;
+
+	return answer->op == DATA_RESULT && answer->len == len &&
+	       (!part->call.answer_block || part->call.answer_block->len >= len);
+}
+
+static void answer_wild(struct pipeline_part *part)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, -EPROTO, "%s answered with something else",
+			  pipeline_server_name(job_of(part), part->server));
+	pipeline_job_fail(job_of(part), &failure, NULL);
+	pipeline_part_end(part);
+}
+
+static void on_rows_answer(struct pipeline_part *part)
+{
+	struct failure failure;
+	int r = part->round->failure.status ? 0 : pipeline_rows_answered(part, &failure);
+
+	if (r == -EPROTO)
+		answer_wild(part);
+	else if (r)
+		pipeline_part_fail(part, r, failure.text);
+	else
+		pipeline_part_end(part);
+}
+
+static void push_again(struct pipeline_part *part);
+
+/* Who was gone when the result was made, and of a barrier whether newcomers wait. */
+static uint32_t n_gone_of(const struct pipeline_part *part)
+{
+	const struct data_header *answer = &part->call.answer;
+
+	if (!job_of(part)->shape.elastic)
+		return 0;
+	return answer->root |
+	       (answer->operation == OPERATION_BARRIER && answer->total ? LEDGER_WAITING : 0);
+}
+
+/* A result has come, and there is a cell for it. */
+static void keep(struct pipeline_part *part)
+{
+	struct pipeline_round *round = part->round;
+	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
+
+	/* It waited for the cell, and its server was lost meanwhile. */
+	if (round->gated && part->attachment != pipeline_part_server(part)->attachment) {
+		push_again(part);
+		return;
+	}
+	if (job_of(part)->shape.elastic)
+		round->n_gone = MAX(round->n_gone, n_gone_of(part));
+
+	kept->what = (struct ledger_what){
+		.key = round->tensor->key,
+		.round = round->number,
+		.offset = part->extent.offset,
+		.total = part->extent.total,
+		.block = part->extent.block,
+		.part = part->extent.part,
+		.len = part->extent.len,
+		.root = round->partition.root,
+		.n_gone = n_gone_of(part),
+		.stripe = (uint16_t)stripe_of(part),
+		.dtype = (uint8_t)round->tensor->dtype,
+		.operation = (uint8_t)round->partition.operation,
+		.reduction = (uint8_t)round->reduction,
+		.has_data = part->extent.len && is_for_here(part),
+	};
+	kept->taken = kept->busy = true;
+	if (round->gated) {
+		hold(part);
+		return;
+	}
+	part->state = PART_SCATTER;
+	pipeline_device_down(part, !is_for_here(part), false, scatter);
+}
+
+void pipeline_part_feed(struct pipeline_part *part)
+{
+	struct pipeline_job *job = job_of(part);
+
+	if (part->cell == LEDGER_NO_CELL && !part->round->failure.status)
+		part->cell = ledger_cell_take(job->ledger, false);
+	if (part->round->failure.status) {
+		pipeline_part_end(part);
+	} else if (part->cell == LEDGER_NO_CELL) {
+		list_push_back(&job->starved, &part->wait);
+	} else {
+		keep(part);
+	}
+}
+
+static void on_kept_answer(struct pipeline_part *part)
+{
+	struct pipeline_server *server = pipeline_part_server(part);
+	const struct call *call = &part->call;
+
+	part->number = (uint32_t)call->answer.priority;
+	if (!part->number ||
+	    (call->answer.len && part->cell == LEDGER_NO_CELL && !call->answer_block)) {
+		answer_wild(part);
+		return;
+	}
+	part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block) : NULL;
+	pipeline_keep_released(server, (uint32_t)call->answer.status);
+	FAILPOINT("part-answered");
+	pipeline_part_feed(part);
+}
+
+/*
+ * From the start: once the server, or another in its place, is there, or at once where just one of the connections to it has
+ * broken. What the part has of a result is nothing yet.
+ */
+static void push_again(struct pipeline_part *part)
+{
+	struct pipeline_job *job = job_of(part);
+	struct pipeline_server *server;
+	size_t before = part->server;
+	bool again = part->again;
+
+	if (part->cell != LEDGER_NO_CELL) {
+		ledger_cell_free(job->ledger, part->cell);
+		part->cell = LEDGER_NO_CELL;
+	}
+	part->block = block_unref(part->block);
+	pipeline_device_give(part);
+	if (part->round->failure.status) {
+		pipeline_part_end(part);
+		return;
+	}
+	pipeline_keep_park(part);
+	server = pipeline_part_server(part);
+	if (!server->attached)
+		return;
+	/* Where it has attached since the part was sent, that is as good as never sent. */
+	if (part->server != before || part->attachment != server->attachment)
+		again = false;
+	else if (!again)
+		return;
+	list_remove(&part->wait);
+	part->again = again;
+	pipeline_part_unpark(part);
+	pipeline_outlet_pump(server->outlet);
+}
+
+/* What a server says of a result that not all ranks need be in. */
+static void count(struct pipeline_part *part)
+{
+	struct pipeline_round *round = part->round;
+	uint32_t n = part->call.answer.root;
+
+	if (!stragglers_any(&job_of(part)->shape.stragglers))
+		return;
+	round->n_contributions = round->counted ? MIN(round->n_contributions, n) : n;
+	round->counted = true;
+}
+
+static void on_answer(struct call *call)
+{
+	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
+	bool lost = job_of(part)->keep && pipeline_keep_is_loss(call);
+
+	part->again = lost && call->status == -ENETRESET;
+
+	/* It belongs to the next process now. */
+	if (job_of(part)->suspended)
+		return;
+	/* Not when it is the job that has gone elsewhere. */
+	if (lost && !part->again && part->outlet && call->answer.op != DATA_ERROR)
+		part->outlet->lost = true;
+	if (part->charged)
+		on_sent(call);
+	/* Said before we attached there again: nothing of that counts. */
+	lost |= job_of(part)->keep && part->attachment != pipeline_part_server(part)->attachment;
+	if (lost && !part->round->rows && job_of(part)->state != JOB_OVER) {
+		push_again(part);
+		return;
+	}
+	if (lost && !call->status) {
+		pipeline_part_fail(part, -ECONNRESET, "its servers changed");
+	} else if (call->status) {
+		struct failure failure;
+
+		/* The words are the server's, and name tensor and round; or the transport's, and name the peer. */
+		(void)failure_set(&failure,
+				  lost			       ? -ECONNRESET
+				  : call->status == -ETIMEDOUT ? -ETIME
+							       : call->status,
+				  "%s", call->text);
+		pipeline_round_fail(part->round, &failure, true);
+		pipeline_part_end(part);
+	} else if (part->round->rows) {
+		on_rows_answer(part);
+	} else if (!answer_fits(part)) {
+		answer_wild(part);
+	} else if (job_of(part)->keep) {
+		on_kept_answer(part);
+	} else if (part->round->failure.status) {
+		pipeline_part_end(part);
+	} else {
+		count(part);
+		part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block)
+								     : NULL;
+		part->state = PART_SCATTER;
+		/* Where the answer has no room in staging, it gets it now; so does what is copied on this node alone. */
+		pipeline_device_down(part, !is_for_here(part), false, scatter);
+	}
+}
+
+/* -- The push ------------------------------------------------------------------------------------------------------ */
+
+/* Not before the result comes: a cell that waits for one is memory that nobody uses, and cold. On the lane's thread. */
+static void *find_cell(struct call *call)
+{
+	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
+	struct ledger *ledger = job_of(part)->ledger;
+
+	part->cell = ledger_cell_take(ledger, true);
+	return part->cell == LEDGER_NO_CELL ? NULL : ledger_cell_data(ledger, part->cell);
+}
+
+static void push(struct pipeline_part *part, const void *payload)
+{
+	const struct pipeline_round *round = part->round;
+	const struct pipeline_tensor *tensor = round->tensor;
+	const struct extent *extent = &part->extent;
+	struct pipeline_job *job = tensor->job;
+	bool room = is_for_here(part) && extent->len && !round->rows;
+	struct pipeline_server *server;
+
+	if (!part->outlet)
+		pipeline_part_choose(part);
+	server = pipeline_part_server(part);
+	if (!server->attached) {
+		if (part->outlet)
+			pipeline_outlet_sent(part->outlet, part);
+		push_again(part);
+		return;
+	}
+	/* It was lost, and is back, or another is in its place. */
+	if (!part->outlet)
+		part->outlet = server->outlet;
+	part->attachment = server->attachment;
+	part->room = room && !job->keep ? pipeline_part_first_output(part) : NULL;
+	if (job->keep) {
+		server->ack_sent = server->acked;
+		server->ack_bytes = 0;
+	}
+	part->state = PART_CALL;
+	call_clear(&part->call);
+	part->call.header = (struct data_header){
+		.op = round->rows && !payload ? DATA_PULL : DATA_PUSH,
+		.len = payload ? extent->len : 0,
+		.job = job->number,
+		.key = tensor->key,
+		.round = round->number,
+		.epoch = job->data_epoch,
+		.node = job->shape.node,
+		.block = extent->block,
+		.part = extent->part,
+		.dtype = (uint8_t)tensor->dtype,
+		.operation = (uint8_t)round->partition.operation,
+		.reduction = (uint8_t)round->reduction,
+		.offset = extent->offset,
+		.total = extent->total,
+		.part_len = extent->len,
+		.root = round->partition.operation == OPERATION_BARRIER
+				? pipeline_elastic_waits(job)
+				: round->partition.root,
+		.priority = round->priority,
+		.status = job->keep ? (int32_t)server->acked : 0,
+	};
+	part->call.payload = payload;
+	part->call.payload_block = TAKE_PTR(part->block);
+	part->call.room = part->room;
+	part->call.room_len = room ? extent->len : 0;
+	part->call.find_room = room && job->keep ? find_cell : NULL;
+	part->call.sent = on_sent;
+	part->call.is_repeatable = job->keep && !round->rows;
+	part->call.is_again = part->again;
+	part->call.done = on_answer;
+	peer_call(part->outlet->peer, &part->call);
+}
+
+static void on_gathered(struct task *task)
+{
+	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
+	const void *payload = NULL;
+
+	part->posted = false;
+	if (job_of(part)->suspended)
+		return;
+	if (part->round->failure.status) {
+		on_sent(&part->call);
+		pipeline_part_end(part);
+		return;
+	}
+	/* Who contributes here may be others now. */
+	if (part->round->gated && part->moved != job_of(part)->n_moved) {
+		push_again(part);
+		return;
+	}
+	if (part->extent.len && pipeline_part_is_from_here(part))
+		payload = part->block ? part->block->data : part->inputs[0];
+	/* Staging is not held while other nodes are waited for, unless there is plenty. */
+	if (part->lease.data && !part->lease.is_long)
+		pipeline_device_give(part);
+	push(part, payload);
+}
+
+/* What the ranks here contribute is in memory of the host. */
+static void gather(struct pipeline_part *part)
+{
+	struct pipeline *pipeline = job_of(part)->pipeline;
+
+	pipeline_part_set_inputs(part);
+	/* One contribution, or a copy, leaves from where the trainer has it. */
+	if (part->n_inputs == 1 && (!part->lease.data || part->lease.is_long)) {
+		on_gathered(&part->task);
+		return;
+	}
+	if (block_new(pipeline->params.blocks, part->extent.len, NULL, &part->block)) {
+		pipeline_part_fail(part, -ENOMEM, "out of memory");
+		return;
+	}
+	part->outputs[part->n_outputs++] = part->block->data;
+	pipeline_part_post(part, on_gathered);
+}
+
+void pipeline_part_begin(struct pipeline_part *part)
+{
+	part->state = PART_GATHER;
+	part->moved = job_of(part)->n_moved;
+	if (part->round->rows) {
+		part->block = pipeline_rows_take(part->round->rows, &part->extent);
+		pipeline_outlet_charge(part->outlet, part, part->extent.len);
+		push(part, part->block ? part->block->data : NULL);
+		return;
+	}
+	if (!pipeline_part_is_from_here(part) || !part->extent.len) {
+		pipeline_part_set_inputs(part);
+		on_gathered(&part->task);
+		return;
+	}
+	pipeline_outlet_charge(part->outlet, part, part->extent.len);
+	pipeline_device_down(part, true, true, gather);
+}

@@ -1,0 +1,269 @@
+/*
+ * The work of a part: one sum of what the ranks here contribute, or copies into their outputs; at once if it is little,
+ * else in the pool. part.c calls it for parts that stay on this node, push.c before a part leaves and when its result is
+ * there.
+ */
+#include "base/failpoint.h"
+#include "pipeline/device.h"
+#include "pipeline/part.h"
+#include "reduce/reduce.h"
+
+/* Of a job on this node alone the control thread takes its share of sums of at most so many input bytes: 0.1 ms. */
+#define HOME_BYTES_MAX (2u << 20)
+/* Summed into the scratch and copied to the outputs at a time: scratch and the inputs' lines stay in the first cache. */
+#define PIECE_BYTES (16u << 10)
+static_assert(PIECE_BYTES <= LEDGER_PIECE_BYTES, "a piece fits into a hand's scratch");
+
+static struct pipeline_job *job_of(const struct pipeline_part *part)
+{
+	return part->round->tensor->job;
+}
+
+/* -- The work ------------------------------------------------------------------------------------------------------ */
+
+/* The sum of len bytes of the inputs. */
+static void sum(const struct pipeline_part *part, const void *const *inputs, void *const *outputs,
+		size_t n_outputs, uint32_t len)
+{
+	const struct pipeline_round *round = part->round;
+
+	reduce_run(&(struct reduce_params){
+		.dtype = round->tensor->dtype,
+		/* A node's share of an average is a sum; the servers divide. */
+		.reduction = job_of(part)->distributed && round->reduction == REDUCTION_AVERAGE
+				     ? REDUCTION_SUM
+				     : round->reduction,
+		.n_elements = len / round->partition.element_size,
+		.inputs = inputs,
+		.n_inputs = part->n_inputs,
+		.outputs = outputs,
+		.n_outputs = n_outputs,
+		.divisor = round->n_in,
+		.round_before_division = true,
+	});
+}
+
+/* Whether the job is left to the next daemon process: then work stops where it is. */
+static bool is_stopped(const struct pipeline_part *part)
+{
+	const struct ledger *ledger = job_of(part)->ledger;
+
+	return ledger && ledger_stopped(ledger);
+}
+
+void pipeline_part_copy(struct pipeline_part *part, void *to, const void *from, size_t len)
+{
+	memcpy(to, from, len);
+	part->n_copied += len;
+}
+
+/* The sum of a part that overwrites its inputs: at any instant the ledger says how to go on. */
+static void work_recorded(struct pipeline_part *part, unsigned thread)
+{
+	struct ledger_part *ledger = &part->ledger;
+	void *scratch;
+	uint32_t len;
+
+	ledger_part_take(ledger, thread);
+	scratch = ledger_part_scratch(ledger);
+	while (ledger->done < part->extent.len) {
+		if (is_stopped(part))
+			return;
+		if (!ledger->staged) {
+			len = MIN(part->extent.len - ledger->done, PIECE_BYTES);
+			for (size_t i = 0; i < part->n_inputs; i++)
+				part->piece[i] = (const char *)part->inputs[i] + ledger->done;
+			sum(part, part->piece, &scratch, 1, len);
+			ledger_part_staged(ledger, len);
+		}
+		for (size_t i = 0; i < part->n_outputs; i++) {
+			pipeline_part_copy(part, (char *)part->outputs[i] + ledger->done, scratch,
+					   ledger->staged);
+			FAILPOINT("part-output-copied");
+		}
+		ledger_part_copied(ledger);
+	}
+	ledger_part_done(ledger);
+}
+
+/* A result that servers have given, or that the daemon before had: kept, before an output is touched. */
+static void work_kept(struct pipeline_part *part)
+{
+	struct ledger *ledger = job_of(part)->ledger;
+	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+
+	if (!kept->whole && part->block && kept->what.has_data)
+		pipeline_part_copy(part, ledger_cell_data(ledger, part->cell), part->block->data,
+				   kept->what.len);
+	if (!kept->whole)
+		ledger_cell_whole(ledger, part->cell);
+	for (size_t i = 0; i < part->n_outputs; i++) {
+		pipeline_part_copy(part, part->outputs[i], part->inputs[0], part->extent.len);
+		FAILPOINT("part-scattered");
+	}
+}
+
+static void part_work(struct pipeline_part *part, unsigned thread)
+{
+	bool marks = part->state == PART_SCATTER && job_of(part)->keep;
+
+	if (is_stopped(part))
+		return;
+	if (part->cell != LEDGER_NO_CELL && part->state == PART_SCATTER) {
+		work_kept(part);
+	} else if (part->round->ledger.ledger && !job_of(part)->distributed) {
+		work_recorded(part, thread);
+	} else if (part->copies) {
+		for (size_t i = 0; i < part->n_outputs; i++)
+			pipeline_part_copy(part, part->outputs[i], part->inputs[0],
+					   part->extent.len);
+		FAILPOINT("part-copied");
+	} else {
+		sum(part, part->inputs, part->outputs, part->n_outputs, part->extent.len);
+		FAILPOINT("part-summed");
+	}
+	if (!marks)
+		return;
+	/* A round on devices is not recorded: it does not outlive this process. */
+	if (part->round->ledger.ledger && !part->round->gated)
+		ledger_round_mark(&part->round->ledger, part->ledger.number);
+	part->stored = true;
+	FAILPOINT("part-marked");
+}
+
+/* -- Where it is done ---------------------------------------------------------------------------------------------- */
+
+static void on_run(struct task *task)
+{
+	part_work(container_of(task, struct pipeline_part, task), (unsigned)task->worker);
+}
+
+/* The control thread comes after those of the pool. */
+static void work_here(struct pipeline_part *part)
+{
+	part_work(part, pool_n_threads(job_of(part)->pipeline->params.pool));
+}
+
+/*
+ * Whether it is so little that it is done at once. Local parts follow each other without a turn of the loop between
+ * them: for all of them together there is no more room than for one.
+ */
+static bool is_little(const struct pipeline_part *part, uint64_t bytes)
+{
+	const struct pipeline_params *params = &job_of(part)->pipeline->params;
+
+	if (part->remote)
+		return bytes <= params->remote_inline_bytes;
+	return part->round->inlined + bytes <= params->inline_bytes;
+}
+
+void pipeline_part_post(struct pipeline_part *part, void (*done)(struct task *task))
+{
+	struct pipeline *pipeline = job_of(part)->pipeline;
+	size_t n_touched = part->copies ? part->n_outputs : part->n_inputs;
+	uint64_t bytes = (uint64_t)part->extent.len * n_touched;
+
+	if (!n_touched || !part->n_outputs || !part->extent.len) {
+		/* Its result is to be kept, if only for others. */
+		if (part->state == PART_SCATTER && job_of(part)->keep) {
+			part->n_outputs = 0;
+			work_here(part);
+		}
+		done(&part->task);
+		return;
+	}
+	if (is_little(part, bytes)) {
+		part->round->inlined += bytes;
+		work_here(part);
+		done(&part->task);
+		return;
+	}
+	part->task.run = on_run;
+	part->task.done = done;
+	part->task.priority = part->round->priority;
+	/* No connection is kept waiting meanwhile. */
+	part->task.shared = !job_of(part)->distributed && bytes <= HOME_BYTES_MAX;
+	part->posted = true;
+	if (pool_post(pipeline->params.pool, &part->task)) {
+		part->posted = false;
+		/* Slower, but right. */
+		work_here(part);
+		done(&part->task);
+	}
+}
+
+/* -- What it is done with ------------------------------------------------------------------------------------------ */
+
+static void add_input(struct pipeline_part *part, uint32_t local)
+{
+	const char *input = part->round->ranks[local].input;
+
+	part->inputs[part->n_inputs++] =
+		part->staged[local] ? part->staged[local] : input + part->extent.input_at;
+}
+
+/* Where a local rank wants this part, or NULL. */
+static void *output_of(const struct pipeline_part *part, uint32_t local)
+{
+	char *output = part->round->ranks[local].output;
+
+	/* One for all devices: they copy it. */
+	if (pipeline_device_has_output(part, local))
+		return part->result;
+	return output ? output + part->extent.output_at : NULL;
+}
+
+void *pipeline_part_first_output(const struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	if (part->extent.target != RANK_ALL)
+		return output_of(part, layout->local_of_rank[part->extent.target]);
+	for (uint32_t i = 0; i < layout->n_local; i++)
+		if (output_of(part, i))
+			return output_of(part, i);
+	return NULL;
+}
+
+static void add_output(struct pipeline_part *part, void *output)
+{
+	if (!output || (part->copies && output == part->inputs[0]))
+		return;
+	for (size_t i = 0; output == part->result && i < part->n_outputs; i++)
+		if (part->outputs[i] == output)
+			return;
+	part->outputs[part->n_outputs++] = output;
+}
+
+void pipeline_part_set_inputs(struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	part->n_inputs = part->n_outputs = 0;
+	part->copies = part->extent.source != RANK_ALL;
+	if (!part->extent.len)
+		return;
+	if (part->copies) {
+		if (layout->local_of_rank[part->extent.source] != RANK_AWAY)
+			add_input(part, layout->local_of_rank[part->extent.source]);
+		return;
+	}
+	for (uint32_t i = 0; i < layout->n_local; i++)
+		if (part->round->ranks[i].in && pipeline_device_contributes(part, i))
+			add_input(part, i);
+}
+
+void pipeline_part_set_outputs(struct pipeline_part *part)
+{
+	const struct layout *layout = &job_of(part)->layout;
+
+	part->n_outputs = 0;
+	if (!part->extent.len)
+		return;
+	if (part->extent.target == RANK_ALL) {
+		for (uint32_t i = 0; i < layout->n_local; i++)
+			add_output(part, output_of(part, i));
+	} else if (layout->local_of_rank[part->extent.target] != RANK_AWAY) {
+		add_output(part, output_of(part, layout->local_of_rank[part->extent.target]));
+	}
+}
