@@ -82,12 +82,23 @@ struct pipeline_round {
 	struct pipeline_rank ranks[];		/* n_local entries */
 };
 
+static inline uint32_t pipeline_round_n_local(const struct pipeline_round *round)
+{
+	return round->tensor->job->layout.n_local;
+}
+
+/* Every local rank has come. */
+static inline bool pipeline_round_is_complete(const struct pipeline_round *round)
+{
+	return round->n_came == pipeline_round_n_local(round);
+}
+
 /* round.c */
+/* Words about a round: "tensor NAME, round N: ...". */
+void pipeline_round_describe(const struct pipeline_round *round, struct failure *failure,
+			     int status, const char *format, ...) _printf_(4, 5);
 /* The first request that is there; one is while it moves. */
 const struct pipeline_request *pipeline_round_first(const struct pipeline_round *round);
-/* This local rank will submit nothing more: it is out of the job, for this reason. */
-void pipeline_round_without(struct pipeline_job *job, uint32_t index,
-			    const struct failure *failure);
 /* Fails a round with words; tell: other nodes do not know yet. Does nothing when it failed before. */
 void pipeline_round_fail(struct pipeline_round *round, const struct failure *failure, bool tell);
 /* Creates parts as far as they may exist. */
@@ -103,19 +114,38 @@ void pipeline_round_commit(struct pipeline_round *round);
 void pipeline_round_exclude(struct pipeline_job *job, uint32_t index);
 /* Rounds that are done again have as long as from their beginning. */
 void pipeline_round_prolong(struct pipeline_job *job);
-/* Ends the requests of rounds that had ended before a restart: tensor->past_rounds has grown. */
-void pipeline_round_settle(struct pipeline_tensor *tensor);
 /* Starts what can start. */
 void pipeline_round_advance(struct pipeline_tensor *tensor);
+/* Ends one request, well (failure NULL) or not; and those of a round that are there. */
+void pipeline_request_end(struct pipeline *pipeline, struct pipeline_request *request,
+			  const struct failure *failure);
+void pipeline_round_end_requests(struct pipeline_round *round);
+/*
+ * A round that failed before it moved is remembered until all local ranks have heard of it, and, so that other nodes
+ * hear of it too, until its tensor has a key. Returns whether it is forgotten, and the round gone.
+ */
+bool pipeline_round_forget(struct pipeline_round *round);
+/* Nothing refers to it any more: it becomes a spare one. */
+void pipeline_round_recycle(struct pipeline_round *round);
+struct pipeline_round *pipeline_round_free(struct pipeline_round *round);
+
+/* submit.c */
+/* Ends the requests of rounds that had ended before a restart: tensor->past_rounds has grown. */
+void pipeline_round_settle(struct pipeline_tensor *tensor);
+/* This local rank will submit nothing more: it is out of the job, for this reason. */
+void pipeline_round_without(struct pipeline_job *job, uint32_t index,
+			    const struct failure *failure);
+
+/* expire.c */
 /* Fails what is over its deadline. Returns the next deadline, or CLOCK_NEVER. */
 uint64_t pipeline_round_expire(struct pipeline_job *job, uint64_t now_ns);
 /* Fails every open round that this local rank has submitted, or that can no longer complete without it. */
 void pipeline_round_leave(struct pipeline_job *job, const struct failure *failure);
 /* Whether a request of this local rank is open. */
 bool pipeline_round_pending(const struct pipeline_job *job, uint32_t index);
-/* Who is missing, in words; "" when nobody here is. */
+
+/* report.c: who is missing, in words; "" when nobody here is. */
 void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, size_t size);
-struct pipeline_round *pipeline_round_free(struct pipeline_round *round);
 
 /* deal.c: parts towards servers, made in order. */
 /* Bytes of the job that may wait to be sent. */

@@ -1,0 +1,402 @@
+/*
+ * Local ranks submit rounds: the first makes one, each brings its request, and with the last, or without those that will
+ * not come, it is looked at as a whole and is ready. pipeline_submit() is pipeline.h's, for control/; resume.c settles
+ * what had ended before a restart, elastic.c goes on without a rank.
+ */
+#include "pipeline/device.h"
+#include "pipeline/round.h"
+#include <inttypes.h>
+
+/* Longer deadlines are taken as this: no sum of times overflows. */
+#define TIMEOUT_MAX_MS (365ull * 24 * 3600 * 1000)
+
+static struct pipeline_job *job_of(const struct pipeline_round *round)
+{
+	return round->tensor->job;
+}
+
+static int round_new(struct pipeline_tensor *tensor, uint64_t number,
+		     struct pipeline_round **ret_round)
+{
+	struct pipeline_job *job = tensor->job;
+	struct pipeline_round *round = list_first(&job->spare_rounds, struct pipeline_round, link);
+	size_t ranks = job->layout.n_local *
+		       (sizeof(struct pipeline_rank) + sizeof(struct partition_rank));
+
+	if (job->n_open_rounds >= (size_t)job->layout.n_local * ROUNDS_PER_RANK_MAX)
+		return error_origin(-EDQUOT);
+	if (round) {
+		list_remove(&round->link);
+		list_fetch_first(&job->spare_rounds, struct pipeline_round, link,
+				 offsetof(struct pipeline_round, failure));
+		/* All but the words of its failure. */
+		memset(round, 0, offsetof(struct pipeline_round, failure));
+		memset(round->ranks, 0, ranks);
+		round->failure.status = 0;
+		round->failure.text[0] = '\0';
+	} else {
+		round = calloc(1, sizeof(*round) + ranks);
+		if (!round)
+			return error_origin(-ENOMEM);
+	}
+	round->tensor = tensor;
+	round->number = number;
+	round->partition_ranks = (struct partition_rank *)&round->ranks[job->layout.n_local];
+	round->priority = INT32_MIN;
+	round->deadline_ns = CLOCK_NEVER;
+	round->started_ns = clock_now_ns();
+	list_init(&round->parts);
+	list_init(&round->deal_link);
+	list_init(&round->device_link);
+	for (uint32_t i = 0; (job->n_out || job->n_gone) && i < job->layout.n_local; i++) {
+		round->ranks[i].came = pipeline_elastic_is_out(job, i);
+		round->n_came += round->ranks[i].came;
+	}
+	/* Each rank submits in order: a round that is not open yet is the newest. */
+	list_push_back(&tensor->rounds, &round->link);
+	list_push_back(&job->rounds, &round->job_link);
+	job->n_open_rounds++;
+	*ret_round = round;
+	return 0;
+}
+
+static struct pipeline_round *round_find(struct pipeline_tensor *tensor, uint64_t number)
+{
+	struct pipeline_round *round = list_last(&tensor->rounds, struct pipeline_round, link);
+
+	/* They are in order, and most often it is the next one. */
+	if (!round || round->number < number)
+		return NULL;
+	list_for_each (round, &tensor->rounds, link)
+		if (round->number == number)
+			return round;
+	return NULL;
+}
+
+/* -- Submitting --------------------------------------------------------------------------------------------------- */
+
+/* The earliest deadline of its requests. */
+static void add_deadline(struct pipeline_round *round, const struct pipeline_request *request)
+{
+	struct pipeline_job *job = job_of(round);
+	uint64_t deadline_ns = request->deadline_ns;
+
+	/* Once all are here it is the servers that know who is missing, and say so. */
+	if (job->distributed && pipeline_round_is_complete(round) && !request->own_deadline)
+		deadline_ns += SERVER_GRACE_NS;
+	if (deadline_ns >= round->deadline_ns)
+		return;
+	round->deadline_ns = deadline_ns;
+	round->timeout_ns = request->own_deadline ? request->timeout_ms * NSEC_PER_MSEC
+						  : job->request_timeout_ns;
+	pipeline_job_watch(job, deadline_ns);
+}
+
+static void round_ready(struct pipeline_round *round)
+{
+	round->state = ROUND_READY;
+	round->on_device = pipeline_device_concerns(round);
+	round->deadline_ns = CLOCK_NEVER;
+	for (uint32_t i = 0; i < pipeline_round_n_local(round); i++)
+		if (round->ranks[i].request)
+			add_deadline(round, round->ranks[i].request);
+	pipeline_round_advance(round->tensor);
+}
+
+/* One of several ranks has come. */
+static void measure(struct pipeline_round *round, uint32_t index, uint64_t now_ns)
+{
+	struct pipeline_tensor *tensor = round->tensor;
+	struct arrivals *arrivals = tensor->job->arrivals;
+	uint64_t before_ns = round->came_ns;
+
+	round->came_ns = now_ns;
+	if (!arrivals)
+		return;
+	if (!before_ns)
+		round->started_ns = now_ns;
+	arrivals_came(arrivals, index, now_ns - round->started_ns);
+	/* A rank that has left a round out, after a restart, was never waited for. */
+	if (!pipeline_round_is_complete(round) || !before_ns)
+		return;
+	arrivals_complete(arrivals, index, round->started_ns, before_ns, now_ns);
+	tensor->spread_ns = arrivals_average(tensor->spread_ns, now_ns - round->started_ns);
+	tensor->n_last[index]++;
+}
+
+static void round_came(struct pipeline_round *round, uint32_t index,
+		       struct pipeline_request *request)
+{
+	struct pipeline_job *job = job_of(round);
+	uint64_t timeout_ns = job->request_timeout_ns, now_ns = clock_now_ns();
+
+	request->own_deadline = request->timeout_ms;
+	request->timeout_ms = MIN(request->timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
+	if (request->own_deadline)
+		timeout_ns = request->timeout_ms * NSEC_PER_MSEC;
+	request->deadline_ns = now_ns + timeout_ns;
+	request->in = round;
+	round->ranks[index].request = request;
+	round->ranks[index].came = true;
+	round->alone = request->operation == OPERATION_ACCUMULATE;
+	round->n_came++;
+	measure(round, index, now_ns);
+	round->priority = MAX(round->priority, request->priority);
+}
+
+/* All that will come have. Returns 0, or -errno with words. */
+static int check_complete(struct pipeline_round *round, struct failure *failure)
+{
+	int r = pipeline_elastic_check(round, failure);
+
+	return r ? r : pipeline_check_round(round, failure);
+}
+
+/* The round, with the request in its place, is looked at as a whole. */
+static void round_examine(struct pipeline_round *round, uint32_t rank,
+			  const struct pipeline_request *request, const struct failure *invalid)
+{
+	struct failure failure, words;
+
+	if (invalid && invalid->status == -EREMCHG) {
+		pipeline_round_describe(round, &failure, invalid->status, "%s", invalid->text);
+		pipeline_round_fail(round, &failure, true);
+	} else if (invalid) {
+		pipeline_round_describe(round, &failure, invalid->status, "rank %u: %s", rank,
+					invalid->text);
+		pipeline_round_fail(round, &failure, true);
+	} else if (pipeline_check_request(round->tensor, rank, request, &words) ||
+		   (pipeline_round_is_complete(round) && check_complete(round, &words))) {
+		pipeline_round_describe(round, &failure, words.status, "%s", words.text);
+		pipeline_round_fail(round, &failure, true);
+	} else if (pipeline_round_is_complete(round)) {
+		round_ready(round);
+	} else {
+		add_deadline(round, request);
+	}
+}
+
+/* Nothing will ever come of it: the ranks disagree about the tensor, or one of them has left. */
+static const struct failure *hopeless(const struct pipeline_tensor *tensor)
+{
+	if (tensor->job->has_left.status)
+		return &tensor->job->has_left;
+	return tensor->failure.status ? &tensor->failure : NULL;
+}
+
+/* A round cannot be remembered: the others would wait for what nobody knows of. */
+static void round_refused(struct pipeline_tensor *tensor, struct pipeline_request *request,
+			  int status)
+{
+	const struct pipeline_round *first =
+		list_first(&tensor->rounds, struct pipeline_round, link);
+	struct pipeline_job *job = tensor->job;
+	struct pipeline_ranks_text behind = { 0 };
+	struct failure failure;
+
+	(void)failure_set(&failure, status, "tensor %s: %s", tensor->name, strerror(-status));
+	for (uint32_t i = 0; first && i < job->layout.n_local; i++)
+		if (!first->ranks[i].came)
+			pipeline_ranks_add(&behind, job->layout.rank_of_local[i]);
+	if (status == -EDQUOT && behind.n)
+		(void)failure_set(&failure, status,
+				  "tensor %s, round %" PRIu64 ": %s did not submit it, and %zu "
+				  "rounds of the job wait for some rank",
+				  tensor->name, first->number, pipeline_ranks_end(&behind),
+				  job->n_open_rounds);
+	pipeline_request_end(job->pipeline, request, &failure);
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+static void round_out_of_order(struct pipeline_declaration *declaration,
+			       struct pipeline_request *request)
+{
+	struct failure failure;
+
+	(void)failure_set(&failure, -EPROTO,
+			  "rank %u submitted round %" PRIu64
+			  " of tensor %s, but its next is %" PRIu64,
+			  declaration->member->rank, request->round, declaration->tensor->name,
+			  declaration->n_rounds + 1);
+	pipeline_request_end(declaration->tensor->job->pipeline, request, &failure);
+	pipeline_job_fail(declaration->tensor->job, &failure, NULL);
+}
+
+/*
+ * After a restart, rounds that a rank leaves out had ended for it before, and not well: so they end for the others.
+ * Returns 0; -EPROTO; or what round_new() returns.
+ */
+static int leave_out(struct pipeline_declaration *declaration, uint64_t until)
+{
+	struct pipeline_tensor *tensor = declaration->tensor;
+	struct pipeline_round *round;
+	struct failure failure;
+	int r;
+
+	if (until <= declaration->n_rounds)
+		return error_origin(-EPROTO);
+	if (until - declaration->n_rounds > 1 &&
+	    (!declaration->member->resumed || until - declaration->n_rounds > ROUNDS_PER_RANK_MAX))
+		return error_origin(-EPROTO);
+	while (declaration->n_rounds + 1 < until) {
+		uint64_t number = ++declaration->n_rounds;
+
+		if (number <= tensor->past_rounds || hopeless(tensor))
+			continue;
+		round = round_find(tensor, number);
+		r = round ? 0 : round_new(tensor, number, &round);
+		if (r)
+			return error_trace(r);
+		round->ranks[declaration->member->index].came = true;
+		round->n_came++;
+		pipeline_round_describe(round, &failure, -ECONNRESET,
+					"it had failed on rank %u before the daemon restarted",
+					declaration->member->rank);
+		if (round->state == ROUND_FAILED)
+			(void)pipeline_round_forget(round);
+		else
+			pipeline_round_fail(round, &failure, true);
+	}
+	tensor->reached[declaration->member->index] = ++declaration->n_rounds;
+	return 0;
+}
+
+/* One that had ended before a restart, for another rank. */
+static void request_settle(struct pipeline_tensor *tensor, struct pipeline_request *request)
+{
+	struct failure failure = { 0 };
+
+	pipeline_resume_outcome(tensor, request, &failure);
+	pipeline_request_end(tensor->job->pipeline, request, failure.status ? &failure : NULL);
+}
+
+void pipeline_round_settle(struct pipeline_tensor *tensor)
+{
+	struct pipeline_round *round;
+
+	/* They are in order. Who ended them does not submit them again, so none moves. */
+	while ((round = list_first(&tensor->rounds, struct pipeline_round, link)) &&
+	       round->number <= tensor->past_rounds) {
+		for (uint32_t i = 0; i < pipeline_round_n_local(round); i++) {
+			struct pipeline_request *request = TAKE_PTR(round->ranks[i].request);
+
+			if (request)
+				request_settle(tensor, request);
+		}
+		pipeline_round_recycle(round);
+	}
+	pipeline_job_let_leave(tensor->job);
+}
+
+void pipeline_fetch(const struct pipeline_declaration *declaration)
+{
+	struct pipeline_tensor *tensor = declaration->tensor;
+
+	__builtin_prefetch(&declaration->n_rounds, 1);
+	__builtin_prefetch(&tensor->job);
+	__builtin_prefetch(&tensor->failure.status);
+	__builtin_prefetch(&tensor->rounds, 1);
+	__builtin_prefetch(&tensor->reached);
+}
+
+void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_request *request,
+		     const struct failure *invalid)
+{
+	struct pipeline_tensor *tensor = declaration->tensor;
+	struct pipeline_job *job = tensor->job;
+	uint32_t index = declaration->member->index;
+	struct pipeline_round *round;
+	struct failure words;
+	int r;
+
+	r = leave_out(declaration, request->round);
+	if (r == -EPROTO) {
+		round_out_of_order(declaration, request);
+		return;
+	}
+	if (r) {
+		round_refused(tensor, request, r);
+		return;
+	}
+	if (request->round <= tensor->past_rounds) {
+		request_settle(tensor, request);
+		pipeline_job_let_leave(job);
+		return;
+	}
+	if (hopeless(tensor) && !pipeline_resume_moves(tensor, request->round)) {
+		if (job->distributed && tensor->key)
+			pipeline_setup_fail_round(job, tensor->key, request->round,
+						  request->operation == OPERATION_ACCUMULATE,
+						  hopeless(tensor));
+		pipeline_request_end(job->pipeline, request, hopeless(tensor));
+		return;
+	}
+	round = round_find(tensor, request->round);
+	r = round ? 0 : round_new(tensor, request->round, &round);
+	if (r) {
+		round_refused(tensor, request, r);
+		return;
+	}
+
+	round_came(round, index, request);
+	if (pipeline_elastic_submit(tensor, index, request, &words) && !invalid)
+		invalid = &words;
+	if (round->state == ROUND_FAILED) {
+		pipeline_round_end_requests(round);
+		if (pipeline_round_forget(round))
+			pipeline_round_advance(tensor);
+		return;
+	}
+	round_examine(round, declaration->member->rank, request, invalid);
+}
+
+/* -- Going on without a rank --------------------------------------------------------------------------------------- */
+
+/* An open round for which this rank counts, and whose contribution can still be kept out. */
+static struct pipeline_round *find_counting(const struct pipeline_job *job, uint32_t index)
+{
+	struct pipeline_round *round;
+
+	list_for_each (round, &job->rounds, job_link)
+		if (round->state != ROUND_MOVING &&
+		    (!round->ranks[index].came || round->ranks[index].request))
+			return round;
+	return NULL;
+}
+
+static void round_without(struct pipeline_round *round, uint32_t index, const struct failure *why)
+{
+	struct pipeline_request *request = TAKE_PTR(round->ranks[index].request);
+	struct pipeline_tensor *tensor = round->tensor;
+	struct failure failure, words;
+
+	if (!round->ranks[index].came)
+		round->n_came++;
+	round->ranks[index].came = true;
+	if (request) {
+		pipeline_elastic_outcome(round, index, request);
+		pipeline_request_end(tensor->job->pipeline, request, why);
+	}
+	if (round->state == ROUND_FAILED) {
+		if (pipeline_round_forget(round))
+			pipeline_round_advance(tensor);
+	} else if (!pipeline_round_is_complete(round)) {
+		return;
+	} else if (!pipeline_round_first(round)) {
+		pipeline_round_fail(round, why, true);
+	} else if (check_complete(round, &words)) {
+		pipeline_round_describe(round, &failure, words.status, "%s", words.text);
+		pipeline_round_fail(round, &failure, true);
+	} else {
+		round_ready(round);
+	}
+}
+
+void pipeline_round_without(struct pipeline_job *job, uint32_t index, const struct failure *failure)
+{
+	struct pipeline_round *round;
+
+	/* From the start after each: one that ends may take others along. */
+	while (job->state == JOB_RUNNING && (round = find_counting(job, index)))
+		round_without(round, index, failure);
+}
