@@ -30,7 +30,7 @@ struct pipeline {
 	struct list jobs;      /* not yet freed, in the order in which they began */
 	struct list outlets;   /* queues towards servers: outlet.c */
 	struct mail reap;      /* frees jobs that are over, when nobody up the stack uses them */
-	struct list newcomers; /* wait for an elastic job to let them in: elastic.c */
+	struct list newcomers; /* wait for an elastic job to let them in: regroup.c */
 	struct loop_timer newcomers_timer;
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
@@ -406,22 +406,10 @@ void pipeline_elastic_recall(struct pipeline_job *job);
 bool pipeline_elastic_moved(struct pipeline_job *job, const char *why);
 /* The job has gone over: drops ranks here that are out. */
 void pipeline_elastic_go_on(struct pipeline_job *job, const char *why);
-/* Whether newcomers wait at this node, of a job over several. */
-bool pipeline_elastic_waits(const struct pipeline_job *job);
-/* The home is there again: says once more that all ranks here regroup, if they do. */
-void pipeline_elastic_regroup_again(struct pipeline_job *job);
-/*
- * The next run has begun: with so many ranks on so many nodes, of which this is number `node`, and has n_local, first those of the n
- * old ranks that asked for it. Moves the members over. Returns 0 with the next job, without servers, or -errno.
- */
-struct pipeline_regrouped {
-	uint32_t size, n_nodes, node, n_local, n;
-	const uint32_t *old_ranks; /* n entries, ascending */
-	const uint32_t *ranks; /* n_local entries, ascending: their new ones, and the newcomers' */
-	uint64_t instance;
-};
-int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
-			  struct pipeline_job **ret_next);
+/* Ranks here that have left are missed only now. */
+void pipeline_elastic_settle(struct pipeline_job *job);
+
+/* seats.c: its ranks, counted, and what that makes of requests. */
 /* Whether this node is the first that is in the job. */
 bool pipeline_elastic_is_first(const struct pipeline_job *job);
 /* Ranks that are in the job. */
@@ -435,6 +423,12 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 /* Fills in request->outcome. */
 void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index,
 			      struct pipeline_request *request);
+
+/* regroup.c: newcomers, and the next run. */
+/* Newcomers that the job would take. */
+uint32_t pipeline_elastic_n_waiting(const struct pipeline_job *job);
+/* Whether newcomers wait at this node, of a job over several. */
+bool pipeline_elastic_waits(const struct pipeline_job *job);
 /* Puts a newcomer into the row. As pipeline_join(). */
 int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *member,
 			  const struct pipeline_join *join, struct failure *failure);
@@ -446,8 +440,22 @@ void pipeline_elastic_close(struct pipeline *pipeline, const struct failure *fai
 void pipeline_elastic_end(struct pipeline_job *job);
 /* Whether the job can regroup, which it then does. */
 void pipeline_elastic_try(struct pipeline_job *job);
+/* The home is there again: says once more that all ranks here regroup, if they do. */
+void pipeline_elastic_regroup_again(struct pipeline_job *job);
 /* Drops who has not asked to regroup in time. Returns the next deadline, or CLOCK_NEVER. */
 uint64_t pipeline_elastic_expire(struct pipeline_job *job, uint64_t now_ns);
+/*
+ * The next run has begun: with so many ranks on so many nodes, of which this is number `node`, and has n_local, first those of the n
+ * old ranks that asked for it. Moves the members over. Returns 0 with the next job, without servers, or -errno.
+ */
+struct pipeline_regrouped {
+	uint32_t size, n_nodes, node, n_local, n;
+	const uint32_t *old_ranks; /* n entries, ascending */
+	const uint32_t *ranks; /* n_local entries, ascending: their new ones, and the newcomers' */
+	uint64_t instance;
+};
+int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
+			  struct pipeline_job **ret_next);
 
 /* report.c: "rank 3", "ranks 1, 4 and 7 more". */
 struct pipeline_ranks_text {

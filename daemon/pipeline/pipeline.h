@@ -242,7 +242,7 @@ struct pipeline_request {
 	struct pipeline_round *in;
 	uint64_t deadline_ns;
 	bool own_deadline;
-	uint32_t seat, n_seats; /* rank and size where it was submitted: elastic.c */
+	uint32_t seat, n_seats; /* rank and size where it was submitted: seats.c */
 	uint64_t *expanded; /* counts of a job that has lost ranks; NULL before pipeline_submit() */
 };
 

@@ -1,0 +1,366 @@
+/*
+ * Newcomers of elastic jobs wait here, and are let in when the ranks regroup: the job's next run begins with them and
+ * without those that have gone. job.c puts newcomers into the row; pipeline_regroup() is pipeline.h's, for control/.
+ */
+#include "base/log.h"
+#include "pipeline/round.h"
+#include <openssl/crypto.h>
+#include <stdio.h>
+
+struct pipeline_newcomer {
+	struct list link;
+	struct pipeline_member *member;
+	char job[JOB_NAME_MAX + 1];
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint64_t deadline_ns, timeout_ms;
+	uint32_t pid;
+	const char *cannot_resume;
+};
+
+/* -- Newcomers ----------------------------------------------------------------------------------------------------- */
+
+static bool is_for(const struct pipeline_newcomer *newcomer, const struct pipeline_job *job)
+{
+	return !strcmp(newcomer->job, job->name) &&
+	       !CRYPTO_memcmp(newcomer->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
+}
+
+uint32_t pipeline_elastic_n_waiting(const struct pipeline_job *job)
+{
+	uint32_t max = job->shape.max_ranks ? job->shape.max_ranks : JOB_RANKS_MAX;
+	uint32_t room = max - MIN(max, pipeline_elastic_size(job)), n = 0;
+	const struct pipeline_newcomer *newcomer;
+
+	list_for_each (newcomer, &job->pipeline->newcomers, link)
+		n += is_for(newcomer, job);
+	return MIN(n, room);
+}
+
+bool pipeline_elastic_waits(const struct pipeline_job *job)
+{
+	return job->shape.elastic && pipeline_elastic_n_waiting(job);
+}
+
+void pipeline_elastic_forget(struct pipeline_member *member)
+{
+	struct pipeline_newcomer *newcomer = TAKE_PTR(member->newcomer);
+
+	list_remove(&newcomer->link);
+	free(newcomer);
+}
+
+static void newcomer_fail(struct pipeline_newcomer *newcomer, const struct failure *failure)
+{
+	struct pipeline_member *member = newcomer->member;
+
+	pipeline_elastic_forget(member);
+	member->ended(member, 0, failure);
+}
+
+void pipeline_elastic_close(struct pipeline *pipeline, const struct failure *failure)
+{
+	struct pipeline_newcomer *newcomer, *next;
+
+	loop_timer_cancel(&pipeline->newcomers_timer);
+	list_for_each_safe (newcomer, next, &pipeline->newcomers, link) {
+		if (failure)
+			newcomer_fail(newcomer, failure);
+		else
+			pipeline_elastic_forget(newcomer->member);
+	}
+}
+
+void pipeline_elastic_end(struct pipeline_job *job)
+{
+	struct pipeline_newcomer *newcomer, *next;
+	struct failure failure;
+
+	(void)failure_set(&failure, -ECANCELED,
+			  "job %s has ended, and had not let this newcomer in", job->name);
+	list_for_each_safe (newcomer, next, &job->pipeline->newcomers, link)
+		if (job->shape.elastic && is_for(newcomer, job))
+			newcomer_fail(newcomer, &failure);
+}
+
+static void on_newcomers_timer(struct loop_timer *timer)
+{
+	struct pipeline *pipeline = container_of(timer, struct pipeline, newcomers_timer);
+	uint64_t now_ns = clock_now_ns(), next_ns = CLOCK_NEVER;
+	struct pipeline_newcomer *newcomer, *next;
+	struct failure failure;
+	char time[32];
+
+	list_for_each_safe (newcomer, next, &pipeline->newcomers, link) {
+		if (newcomer->deadline_ns > now_ns) {
+			next_ns = MIN(next_ns, newcomer->deadline_ns);
+			continue;
+		}
+		(void)pipeline_time_text(time, newcomer->timeout_ms * NSEC_PER_MSEC);
+		(void)failure_set(&failure, -ETIMEDOUT,
+				  "no elastic job %s of this node and secret has let a newcomer in "
+				  "within %s: its "
+				  "ranks let them in when they regroup",
+				  newcomer->job, time);
+		newcomer_fail(newcomer, &failure);
+	}
+	if (next_ns != CLOCK_NEVER)
+		(void)loop_timer_set(pipeline->params.loop, timer, next_ns);
+}
+
+int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *member,
+			  const struct pipeline_join *join, struct failure *failure)
+{
+	_cleanup_(freep) struct pipeline_newcomer *newcomer = calloc(1, sizeof(*newcomer));
+	struct loop_timer *timer = &pipeline->newcomers_timer;
+	int r;
+
+	if (!newcomer)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", join->job);
+	r = pipeline_join_digest(join, newcomer->secret_digest);
+	newcomer->timeout_ms = join->timeout_ms;
+	newcomer->deadline_ns = clock_now_ns() + join->timeout_ms * NSEC_PER_MSEC;
+	timer->expired = on_newcomers_timer;
+	if (!r && (!timer->loop || timer->at_ns > newcomer->deadline_ns))
+		r = loop_timer_set(pipeline->params.loop, timer, newcomer->deadline_ns);
+	if (r)
+		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
+	newcomer->member = member;
+	newcomer->pid = join->pid;
+	newcomer->cannot_resume = join->cannot_resume;
+	(void)snprintf(newcomer->job, sizeof(newcomer->job), "%s", join->job);
+	member->job = NULL;
+	list_init(&member->declarations);
+	list_push_back(&pipeline->newcomers, &newcomer->link);
+	member->newcomer = TAKE_PTR(newcomer);
+	log_info("job %s: pid %u waits to be let in", join->job, join->pid);
+	return 0;
+}
+
+/* -- Regrouping ---------------------------------------------------------------------------------------------------- */
+
+void pipeline_regroup(struct pipeline_member *member)
+{
+	struct pipeline_job *job = member->job;
+	struct failure failure = { 0 };
+
+	if (!job->shape.elastic)
+		(void)failure_set(&failure, -EINVAL, "job %s is not elastic", job->name);
+	else if (member->leaving || member->regrouping)
+		(void)failure_set(&failure, -EALREADY, "rank %u %s already", member->rank,
+				  member->leaving ? "leaves" : "regroups");
+	else if (pipeline_round_pending(job, member->index))
+		(void)failure_set(&failure, -EBUSY,
+				  "rank %u of job %s has operations under way: wait for them first",
+				  member->rank, job->name);
+	if (failure.status) {
+		member->refused(member, &failure);
+		return;
+	}
+	member->regrouping = true;
+	if (!job->n_regrouping++) {
+		job->regroup_by_ns = clock_now_ns() + job->request_timeout_ns;
+		pipeline_job_watch(job, job->regroup_by_ns);
+	}
+	pipeline_elastic_try(job);
+}
+
+uint64_t pipeline_elastic_expire(struct pipeline_job *job, uint64_t now_ns)
+{
+	struct pipeline_ranks_text late = { 0 };
+	struct failure failure;
+	char time[32];
+
+	if (job->state != JOB_RUNNING || !job->n_regrouping)
+		return CLOCK_NEVER;
+	if (job->regroup_by_ns > now_ns)
+		return job->regroup_by_ns;
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->members[i] && !job->members[i]->regrouping)
+			pipeline_ranks_add(&late, job->members[i]->rank);
+	(void)failure_set(&failure, -ETIME, "%s did not regroup with the others within %s",
+			  pipeline_ranks_end(&late),
+			  pipeline_time_text(time, job->request_timeout_ns));
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->state == JOB_RUNNING && job->members[i] && !job->members[i]->regrouping)
+			pipeline_elastic_drop_late(job, i, &failure);
+	return CLOCK_NEVER;
+}
+
+/* The next run, without members. */
+static int next_run(struct pipeline_job *job, uint32_t size, uint32_t local_size, uint32_t node,
+		    uint32_t n_nodes, struct pipeline_job **ret_next)
+{
+	struct pipeline_join join = {
+		.job = job->name,
+		.size = size,
+		.local_size = local_size,
+		.node = node,
+		.n_nodes = n_nodes,
+		.force_distributed = job->distributed,
+		.min_servers = job->shape.min_servers,
+		.part_bytes = job->shape.part_bytes,
+		.request_timeout_ms = job->shape.request_timeout_ms,
+		.gpu_reduce = job->shape.gpu_reduce,
+		.gpu_roots = job->shape.gpu_roots,
+		.elastic = true,
+		.min_ranks = job->shape.min_ranks,
+		.max_ranks = job->shape.max_ranks,
+	};
+	int r;
+
+	r = pipeline_job_make(job->pipeline, &join, ret_next);
+	if (r)
+		return error_trace(r);
+	memcpy((*ret_next)->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
+	(*ret_next)->first_membership = (*ret_next)->membership = job->membership + 1;
+	return 0;
+}
+
+static void take(struct pipeline_job *job, struct pipeline_member *member, uint32_t rank,
+		 uint32_t local_rank, uint32_t pid, const char *cannot_resume)
+{
+	struct pipeline_join join = {
+		.rank = rank,
+		.local_rank = local_rank,
+		.pid = pid,
+		.cannot_resume = cannot_resume,
+	};
+
+	pipeline_job_add(job, member, &join, job->request_timeout_ns);
+}
+
+/* All members are at one place, and nothing is under way. */
+static void regroup(struct pipeline_job *job)
+{
+	uint32_t n_new = pipeline_elastic_n_waiting(job), size = job->n_members + n_new, rank = 0;
+	struct pipeline_newcomer *newcomer, *following;
+	struct pipeline_job *next;
+	struct failure failure;
+	int r;
+
+	if (size < job->shape.min_ranks) {
+		(void)failure_set(&failure, -EPIPE,
+				  "job %s: %u ranks regroup, fewer than the %u that it needs",
+				  job->name, size, job->shape.min_ranks);
+		pipeline_job_fail(job, &failure, NULL);
+		return;
+	}
+	r = next_run(job, size, size, 0, 1, &next);
+	if (r) {
+		(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name,
+				  strerror(-r));
+		pipeline_job_fail(job, &failure, NULL);
+		return;
+	}
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		struct pipeline_member *member = job->members[i];
+
+		if (!member)
+			continue;
+		pipeline_job_detach(member);
+		take(next, member, rank, rank, member->pid, job->ends);
+		rank++;
+	}
+	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
+		struct pipeline_member *member = newcomer->member;
+		struct pipeline_newcomer facts = *newcomer;
+
+		if (rank == size || !is_for(newcomer, job))
+			continue;
+		pipeline_elastic_forget(member);
+		take(next, member, rank, rank, facts.pid, facts.cannot_resume);
+		rank++;
+	}
+	log_info("job %s: regroups: %u ranks, %u of them new", job->name, size, n_new);
+	pipeline_job_over(job);
+	pipeline_job_form_here(next);
+}
+
+/* The same where ranks are on several nodes: their home puts the next run together. */
+static void regroup_far(struct pipeline_job *job)
+{
+	_cleanup_(freep) uint32_t *ranks = calloc(job->layout.n_local, sizeof(ranks[0]));
+	const struct pipeline_newcomer *newcomer;
+	bool resumable = true;
+	struct failure failure;
+	uint32_t n = 0;
+	int r = ranks ? 0 : -ENOMEM;
+
+	/* It is told when it is there. */
+	if (!job->servers[job->home_number].attached)
+		return;
+	for (uint32_t i = 0; ranks && i < job->layout.n_local; i++)
+		if (job->members[i])
+			ranks[n++] = job->layout.rank_of_local[i];
+	list_for_each (newcomer, &job->pipeline->newcomers, link)
+		resumable &= !is_for(newcomer, job) || !newcomer->cannot_resume;
+	if (!r)
+		r = pipeline_setup_regroup(job, ranks, n, pipeline_elastic_n_waiting(job),
+					   resumable);
+	if (!r)
+		return;
+	(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name, strerror(-r));
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+void pipeline_elastic_try(struct pipeline_job *job)
+{
+	if (job->state != JOB_RUNNING || !job->n_regrouping || job->n_regrouping != job->n_members)
+		return;
+	if (job->distributed)
+		regroup_far(job);
+	else
+		regroup(job);
+}
+
+void pipeline_elastic_regroup_again(struct pipeline_job *job)
+{
+	if (job->shape.elastic)
+		pipeline_elastic_try(job);
+}
+
+/* Members that died since they asked have left gaps: they are lost in the next run. */
+static void take_members(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
+			 struct pipeline_job *next)
+{
+	for (uint32_t i = 0; i < regrouped->n && i < regrouped->n_local; i++) {
+		uint32_t local = job->layout.local_of_rank[regrouped->old_ranks[i]];
+		struct pipeline_member *member = job->members[local];
+
+		if (!member)
+			continue;
+		pipeline_job_detach(member);
+		take(next, member, regrouped->ranks[i], i, member->pid, NULL);
+	}
+}
+
+int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
+			  struct pipeline_job **ret_next)
+{
+	struct pipeline_newcomer *newcomer, *following;
+	uint32_t i = regrouped->n;
+	struct pipeline_job *next;
+	int r;
+
+	r = next_run(job, regrouped->size, regrouped->n_local, regrouped->node, regrouped->n_nodes,
+		     &next);
+	if (r)
+		return error_trace(r);
+	next->instance = regrouped->instance;
+	take_members(job, regrouped, next);
+	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
+		struct pipeline_member *member = newcomer->member;
+		struct pipeline_newcomer facts = *newcomer;
+
+		if (i >= regrouped->n_local || !is_for(newcomer, job))
+			continue;
+		pipeline_elastic_forget(member);
+		take(next, member, regrouped->ranks[i], i, facts.pid, facts.cannot_resume);
+		i++;
+	}
+	next->n_left = next->shape.local_size - next->n_members;
+	log_info("job %s: regroups: %u ranks on %u nodes, %u here", job->name, regrouped->size,
+		 regrouped->n_nodes, next->n_members);
+	*ret_next = next;
+	return 0;
+}
