@@ -314,38 +314,42 @@ void pipeline_move_look(struct pipeline_job *job, size_t server);
 /* It is. */
 void pipeline_move_back(struct pipeline_job *job, size_t server);
 
-/* setup.c: cluster query, JOIN, ATTACH, DECLARE and notices. */
-/* Takes the job's facts from its ledger. Returns 0 or -errno with words. */
-int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure);
-/* A resumed job's ranks are all here: attaches at its servers. Returns 0 or -errno. */
-int pipeline_setup_reattach(struct pipeline_job *job);
-/* All ranks here regroup: tells the home, which answers when all do. Returns 0 or -errno. */
-int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint32_t n_ranks,
-			   uint32_t n_newcomers, bool resumable);
+/* setup.c: DECLARE and notices. */
 /* Who can be told something: a server that is lost cannot, one that is about to be attached again can. Or NULL. */
 struct peer *pipeline_setup_peer(const struct pipeline_job *job, size_t server);
-/* (Again) at one server. */
-int pipeline_setup_connect(struct pipeline_job *job, size_t server);
-/* Attaches at a server that is out, with moves in which it is in: pipeline_move_back() follows if it is there. */
-int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, const uint32_t *moves);
 /* Says once more that a round has failed. */
 void pipeline_setup_fail_again(struct pipeline_job *job, size_t server,
 			       const struct pipeline_failed *failed);
-/* Takes back what was said to the home, as the job goes on instead. */
-void pipeline_setup_withdraw(struct pipeline_job *job);
 /* What a tensor is, to a home that is fresh. */
 void pipeline_setup_declare_known(struct pipeline_job *job, const struct ledger_known *known);
-void pipeline_setup_open(struct pipeline_job *job);
-/* Tells the home server which ranks are here now; nothing while the home is not known. */
-void pipeline_setup_join(struct pipeline_job *job);
 void pipeline_setup_declare(struct pipeline_tensor *tensor, const struct failure *conflict);
-void pipeline_setup_close(struct pipeline_job *job);
 void pipeline_setup_free(struct pipeline_job *job);
 void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *failure,
 			     const struct peer *from);
 void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			       const struct failure *failure);
 void pipeline_setup_leave(struct pipeline_job *job);
+
+/* home.c: cluster query and JOIN. */
+void pipeline_setup_open(struct pipeline_job *job);
+/* Tells the home server which ranks are here now; nothing while the home is not known. */
+void pipeline_setup_join(struct pipeline_job *job);
+/* Takes back what was said to the home, as the job goes on instead. */
+void pipeline_setup_withdraw(struct pipeline_job *job);
+/* All ranks here regroup: tells the home, which answers when all do. Returns 0 or -errno. */
+int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint32_t n_ranks,
+			   uint32_t n_newcomers, bool resumable);
+void pipeline_setup_close(struct pipeline_job *job);
+
+/* attach.c: ATTACH. */
+/* Takes the job's facts from its ledger. Returns 0 or -errno with words. */
+int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure);
+/* A resumed job's ranks are all here: attaches at its servers. Returns 0 or -errno. */
+int pipeline_setup_reattach(struct pipeline_job *job);
+/* (Again) at one server. */
+int pipeline_setup_connect(struct pipeline_job *job, size_t server);
+/* Attaches at a server that is out, with moves in which it is in: pipeline_move_back() follows if it is there. */
+int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, const uint32_t *moves);
 
 /* declare.c */
 /* The ranks of all nodes agree, or not (failure). */

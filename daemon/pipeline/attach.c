@@ -1,0 +1,346 @@
+/*
+ * What the home server has put together: taken over, written to the ledger for the next process, or read from there by it;
+ * then the job is attached at each of its servers. Called by home.c with the home's answer, by resume.c, keep.c and move.c.
+ */
+#include "pipeline/setup.h"
+#include <stdio.h>
+
+/* -- JobJoined and ATTACH ----------------------------------------------------------------------------------------- */
+
+static void attached(struct pipeline_setup *setup)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobAttached *m = NULL;
+	struct pipeline_server *server = &setup->job->servers[setup->server];
+	struct pipeline_job *job = setup->job;
+
+	if (job->keep &&
+	    pipeline_setup_unpack(&setup->call, &bps__cluster__job_attached__descriptor,
+				  (ProtobufCMessage **)&m)) {
+		pipeline_setup_fail_answer(job, server->outlet->peer, -EPROTO,
+					   "something else than JobAttached");
+		return;
+	}
+	server->attached = true;
+	job->n_attached++;
+	if (job->keep)
+		pipeline_keep_attached(job, setup->server, m->fresh);
+	if (job->state == JOB_FORMING && job->n_attached == pipeline_move_n_in(job))
+		pipeline_job_formed(job);
+}
+
+static void on_attached(struct call *call)
+{
+	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
+	struct pipeline_job *job = setup->job;
+
+	if (setup->asks_back) {
+		if (job->state == JOB_RUNNING && !call->status)
+			pipeline_move_back(job, setup->server);
+	} else if (setup->n_moved != job->n_moved) {
+		/* Said before the job went over to other servers: it has attached again since. */
+	} else if (job->state != JOB_OVER && job->keep &&
+		   (job->resumed || job->state == JOB_RUNNING || call->answer.op == DATA_ERROR) &&
+		   pipeline_keep_is_loss(call)) {
+		/* peer_lost() follows, but where the server only shuts down, or knows of other servers. */
+		if (call->answer.op == DATA_ERROR)
+			pipeline_keep_again(job, setup->server);
+	} else if (job->state != JOB_OVER && call->status) {
+		pipeline_setup_fail(job, call->status, call->text);
+	} else if (job->state != JOB_OVER) {
+		attached(setup);
+	}
+	pipeline_setup_done(setup);
+}
+
+/* moves: which servers it is to go on with; others than the job's: one that was out is asked back. */
+static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer, uint32_t *moves,
+		     struct pipeline_setup **ret_setup)
+{
+	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
+	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
+	Bps__Cluster__Stragglers stragglers;
+	size_t at_home = 0;
+	int r;
+
+	/* One that is asked back may be the home again. */
+	r = moves ? pipeline_move_home(job, moves, &at_home) : 0;
+	if (r)
+		return error_trace(r);
+	m.name = job->name;
+	m.size = job->shape.size;
+	m.n_nodes = job->shape.n_nodes;
+	m.node = job->shape.node;
+	m.n_node_of_rank = job->layout.size;
+	m.node_of_rank = job->layout.node_of_rank;
+	m.request_timeout_ms = job->request_timeout_ns / NSEC_PER_MSEC;
+	m.instance = job->instance;
+	m.stragglers = pipeline_setup_stragglers(job, &stragglers);
+	if (job->keep) {
+		m.has_resume = m.resume = true;
+		m.has_lost_timeout_ms = true;
+		m.lost_timeout_ms = job->pipeline->params.lost_timeout_ms;
+		home.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
+		home.part_bytes = job->part_bytes;
+		home.epoch = job->view->epoch;
+		home.has_min_ranks = home.has_max_ranks = job->shape.elastic;
+		home.min_ranks = job->shape.min_ranks;
+		home.max_ranks = job->shape.max_ranks;
+		home.view_digest = view_server_digest(job->view);
+		m.home = server == at_home ? &home : NULL;
+		m.n_moves = pipeline_move_n(job);
+		m.moves = moves;
+		m.has_server = true;
+		m.has_elastic = m.elastic = job->shape.elastic;
+		m.server = (uint32_t)server;
+		m.has_asks_back = m.asks_back = moves != job->moves;
+	}
+	r = pipeline_setup_call(job, peer, DATA_ATTACH, &m.base, on_attached, ret_setup);
+	if (!r)
+		(*ret_setup)->server = server;
+	return error_trace(r);
+}
+
+static int attach(struct pipeline_job *job, size_t server)
+{
+	struct pipeline_setup *setup;
+
+	return error_trace(
+		attach_at(job, server, job->servers[server].outlet->peer, job->moves, &setup));
+}
+
+int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, const uint32_t *moves)
+{
+	struct pipeline_setup *setup;
+	struct peer *peer;
+	int r;
+
+	r = pipeline_setup_peer_of(job, view_server(job->view, server), true, &peer);
+	if (!r)
+		r = attach_at(job, server, peer, (uint32_t *)moves, &setup);
+	if (r)
+		return error_trace(r);
+	setup->asks_back = true;
+	return 0;
+}
+
+static int connect_server(struct pipeline_job *job, size_t server)
+{
+	bool again = job->resumed || job->servers[server].lost_ns;
+	struct peer *peer;
+	int r;
+
+	r = pipeline_setup_peer_of(job, view_server(job->view, server), again, &peer);
+	if (!r)
+		r = pipeline_outlet_get(job->pipeline, peer, &job->servers[server].outlet);
+	if (!r && job->keep && server == job->home_number)
+		job->home = peer;
+	return error_trace(r);
+}
+
+static int find_servers(struct pipeline_job *job)
+{
+	size_t n = view_n_servers(job->view);
+	const struct view_member *home = view_home(job->view, job->name);
+	int r;
+
+	if (!home)
+		return error_origin(-EPROTO);
+	job->servers = calloc(n, sizeof(job->servers[0]));
+	if (!job->servers)
+		return error_origin(-ENOMEM);
+	job->n_servers = n;
+	for (size_t i = 0; i < n; i++)
+		if (view_server(job->view, i) == home)
+			job->home_number = i;
+	r = pipeline_move_init(job);
+	if (!r)
+		r = pipeline_keep_init(job);
+	for (size_t i = 0; !r && i < n; i++)
+		r = pipeline_move_is_in(job, i) ? connect_server(job, i)
+						: pipeline_move_look_soon(job, i);
+	return error_trace(r);
+}
+
+int pipeline_setup_connect(struct pipeline_job *job, size_t server)
+{
+	int r;
+
+	r = connect_server(job, server);
+	if (!r)
+		r = attach(job, server);
+	return error_trace(r);
+}
+
+/* Takes over what the home server has put together, which it may have done wrong. */
+static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m)
+{
+	size_t n_servers = view_n_servers(job->view);
+	int r;
+
+	if (!m->job || m->n_node_of_rank != job->shape.size || !m->n_stripes ||
+	    m->part_bytes < PART_BYTES_MIN || m->part_bytes > PART_BYTES_MAX ||
+	    !m->request_timeout_ms)
+		return error_origin(-EPROTO);
+	for (size_t i = 0; i < m->n_stripes; i++)
+		if (m->stripes[i] >= n_servers)
+			return error_origin(-EPROTO);
+	job->stripes = calloc(m->n_stripes, sizeof(job->stripes[0]));
+	if (!job->stripes)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < m->n_stripes; i++)
+		job->stripes[i] = (uint16_t)m->stripes[i];
+	job->n_stripes = m->n_stripes;
+	job->number = m->job;
+	job->part_bytes = m->part_bytes - m->part_bytes % PART_ALIGN;
+	/* As sent, and so limited: the product does not overflow. */
+	job->request_timeout_ns =
+		MIN(m->request_timeout_ms, job->shape.request_timeout_ms) * NSEC_PER_MSEC;
+	r = layout_init(&job->layout, m->node_of_rank, job->shape.size, job->shape.n_nodes,
+			job->shape.node);
+	return error_trace(r);
+}
+
+/* What the next process has to know goes to the ledger. */
+static int keep_record(struct pipeline_job *job, const Bps__Cluster__JobJoined *joined)
+{
+	Bps__Cluster__JobRecord m = BPS__CLUSTER__JOB_RECORD__INIT;
+	Bps__Cluster__View view = BPS__CLUSTER__VIEW__INIT;
+	size_t n = job->view->n_members;
+	_cleanup_(freep) Bps__Cluster__Member *members = calloc(n, sizeof(*members));
+	_cleanup_(freep) Bps__Cluster__Member **pointers = calloc(n, sizeof(*pointers));
+	_cleanup_(freep) void *data = NULL;
+	size_t len;
+	int r;
+
+	if (!members || !pointers)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++) {
+		struct view_member *member = &job->view->members[i];
+
+		bps__cluster__member__init(&members[i]);
+		members[i].id = member->id;
+		members[i].name = member->name;
+		members[i].roles = member->roles;
+		members[i].address = member->address;
+		members[i].has_bandwidth_mbps = true;
+		members[i].bandwidth_mbps = member->bandwidth_mbps;
+		pointers[i] = &members[i];
+	}
+	view.epoch = job->view->epoch;
+	view.n_members = n;
+	view.members = pointers;
+	m.joined = (Bps__Cluster__JobJoined *)joined;
+	m.view = &view;
+	m.instance = job->instance;
+	m.n_nodes = job->shape.n_nodes;
+	m.node = job->shape.node;
+	r = pack(&m.base, LEDGER_JOB_MAX, &data, &len);
+	if (!r)
+		r = pipeline_resume_prepare_far(job, data, len);
+	if (r)
+		return error_trace(r);
+	job->keep = true;
+	return 0;
+}
+
+int pipeline_setup_use_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m)
+{
+	int r;
+
+	r = take_joined(job, m);
+	if (!r)
+		r = pipeline_job_order_members(job);
+	if (!r && !m->resume && !job->ends)
+		job->ends = "another node can take part in no restart";
+	if (!r && !job->ends)
+		r = keep_record(job, m);
+	if (!r)
+		r = find_servers(job);
+	for (size_t i = 0; !r && i < job->n_servers; i++)
+		if (pipeline_move_is_in(job, i))
+			r = attach(job, i);
+	return error_trace(r);
+}
+
+/* -- The job as the next process finds it ------------------------------------------------------------------------- */
+
+static int recall_view(struct pipeline_job *job, const Bps__Cluster__View *m)
+{
+	_cleanup_(freep) struct view_member *members = NULL;
+	const struct view *now = cluster_view(job->pipeline->params.cluster);
+	const char *own = now ? pipeline_setup_own_name(now) : NULL;
+
+	members = calloc(MAX(m->n_members, (size_t)1), sizeof(*members));
+	if (!members)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < m->n_members; i++) {
+		const Bps__Cluster__Member *from = m->members[i];
+		struct view_member *to = &members[i];
+
+		if (strlen(from->name) >= sizeof(to->name) ||
+		    strlen(from->address) >= sizeof(to->address))
+			return error_origin(-EPROTO);
+		to->id = from->id;
+		to->roles = from->roles;
+		to->bandwidth_mbps = from->bandwidth_mbps;
+		(void)snprintf(to->name, sizeof(to->name), "%s", from->name);
+		(void)snprintf(to->address, sizeof(to->address), "%s", from->address);
+		to->is_self = own && !strcmp(own, from->name);
+	}
+	return error_trace(view_new(m->epoch, members, m->n_members, &job->view));
+}
+
+static int take_record(struct pipeline_job *job, const Bps__Cluster__JobRecord *m)
+{
+	int r;
+
+	if (m->n_nodes != job->shape.n_nodes || m->node != job->shape.node ||
+	    m->joined->job != job->number || !m->instance)
+		return error_origin(-EPROTO);
+	r = recall_view(job, m->view);
+	if (!r)
+		r = take_joined(job, m->joined);
+	if (r)
+		return error_trace(r);
+	/* It is put together once all ranks are back. */
+	job->node_of_rank = TAKE_PTR(job->layout.node_of_rank);
+	layout_done(&job->layout);
+	job->layout = (struct layout){ 0 };
+	job->instance = m->instance;
+	job->keep = true;
+	return 0;
+}
+
+int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobRecord *m = NULL;
+	_cleanup_(freep) void *data = NULL;
+	size_t len;
+	int r;
+
+	if (!job->pipeline->params.cluster || !job->pipeline->params.resume)
+		return failure_set(failure, -ECONNRESET,
+				   "job %s: cannot go on after the daemon's restart: this daemon "
+				   "is in no cluster, or its option resume is off",
+				   job->name);
+	r = ledger_read_record(job->ledger, &data, &len);
+	if (!r)
+		r = unpack(&bps__cluster__job_record__descriptor, data, len,
+			   (ProtobufCMessage **)&m);
+	if (!r)
+		r = take_record(job, m);
+	if (r)
+		return failure_set(failure, r == -ENOMEM ? r : -EPROTO,
+				   "the ledger is damaged: the record of job %s", job->name);
+	return 0;
+}
+
+int pipeline_setup_reattach(struct pipeline_job *job)
+{
+	int r;
+
+	r = find_servers(job);
+	for (size_t i = 0; !r && i < job->n_servers; i++)
+		r = attach(job, i);
+	return error_trace(r);
+}

@@ -1,0 +1,351 @@
+/*
+ * A job and its home server: asks the cluster which that is, JOINs with the ranks that are here, takes that back, and joins
+ * again when they regroup. attach.c takes the home's answer. Called by job.c as ranks come and go, by resume.c and
+ * regroup.c.
+ */
+#include "pipeline/setup.h"
+#include <stdio.h>
+#include <sys/random.h>
+
+/* -- View and JOIN ------------------------------------------------------------------------------------------------ */
+
+static void on_view(struct cluster_query *query, struct view *view, const struct failure *failure)
+{
+	struct pipeline_job *job = container_of(query, struct pipeline_job, query);
+	const struct view_member *home;
+	int r;
+
+	job->querying = false;
+	if (!view) {
+		pipeline_job_fail(job, failure, NULL);
+		return;
+	}
+	job->opened = true;
+	job->view = view_ref(view);
+	home = view_home(view, job->name);
+	if (!home) {
+		pipeline_setup_fail(job, -ENOENT, "no daemon of the cluster is a server");
+		return;
+	}
+	r = pipeline_setup_peer_of(job, home, false, &job->home);
+	if (r) {
+		struct failure why;
+
+		(void)failure_set(&why, r, "job %s: cannot reach its home server %s (%s): %s",
+				  job->name, home->name, home->address, strerror(-r));
+		job->home = NULL;
+		pipeline_job_fail(job, &why, NULL);
+		return;
+	}
+	pipeline_setup_join(job);
+}
+
+void pipeline_setup_open(struct pipeline_job *job)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	if (!job->pipeline->params.cluster) {
+		pipeline_setup_fail(job, -EOPNOTSUPP, "this daemon is in no cluster");
+		return;
+	}
+	job->query = (struct cluster_query){
+		.min_servers = job->shape.min_servers,
+		.timeout_ms = (job->formed_by_ns - MIN(job->formed_by_ns, now_ns)) / NSEC_PER_MSEC,
+		.done = on_view,
+	};
+	(void)snprintf(job->query.job, sizeof(job->query.job), "%s", job->name);
+	job->querying = true;
+	cluster_open_job(job->pipeline->params.cluster, &job->query);
+}
+
+const char *pipeline_setup_own_name(const struct view *view)
+{
+	for (size_t i = 0; i < view->n_members; i++)
+		if (view->members[i].is_self)
+			return view->members[i].name;
+	return NULL;
+}
+
+static void on_joined(struct call *call);
+
+Bps__Cluster__Stragglers *pipeline_setup_stragglers(const struct pipeline_job *job,
+						    Bps__Cluster__Stragglers *m)
+{
+	const struct stragglers *s = &job->shape.stragglers;
+
+	bps__cluster__stragglers__init(m);
+	m->has_quorum = m->has_quorum_timeout_ms = m->has_async = m->has_staleness = true;
+	m->quorum = s->quorum;
+	m->quorum_timeout_ms = s->quorum_timeout_ms;
+	m->async = s->async;
+	m->staleness = s->staleness;
+	return stragglers_any(s) ? m : NULL;
+}
+
+static void set_join(struct pipeline_job *job, Bps__Cluster__JobJoin *join)
+{
+	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
+	uint64_t now_ns = clock_now_ns();
+
+	m.job = job->name;
+	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
+	m.size = job->shape.size;
+	m.n_nodes = job->shape.n_nodes;
+	m.node = job->shape.node;
+	m.local_size = job->shape.local_size;
+	m.instance = job->instance;
+	m.epoch = job->view->epoch;
+	m.view_digest = view_server_digest(job->view);
+	m.timeout_ms = MAX((job->formed_by_ns - MIN(job->formed_by_ns, now_ns)) / NSEC_PER_MSEC,
+			   (uint64_t)1);
+	m.request_timeout_ms = job->shape.request_timeout_ms;
+	m.has_part_bytes = job->shape.part_bytes != 0;
+	m.part_bytes = job->shape.part_bytes;
+	m.member = job->pipeline->params.id;
+	m.node_name = (char *)pipeline_setup_own_name(job->view);
+	m.has_resume = true;
+	m.resume = !job->ends;
+	m.has_elastic = m.has_min_ranks = m.has_max_ranks = job->shape.elastic;
+	m.elastic = job->shape.elastic;
+	m.min_ranks = job->shape.min_ranks;
+	m.max_ranks = job->shape.max_ranks;
+	*join = m;
+}
+
+/* JOIN with these ranks; with none of them, the node takes its own back. */
+static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
+{
+	Bps__Cluster__Stragglers stragglers;
+	Bps__Cluster__JobJoin m;
+
+	set_join(job, &m);
+	m.n_ranks = n_ranks;
+	m.ranks = ranks;
+	m.stragglers = pipeline_setup_stragglers(job, &stragglers);
+	return error_trace(
+		pipeline_setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join));
+}
+
+void pipeline_setup_join(struct pipeline_job *job)
+{
+	_cleanup_(freep) uint32_t *ranks = NULL;
+	size_t n_ranks = 0;
+	int r = -ENOMEM;
+
+	/* Once it has answered, the job is complete. */
+	if (!job->home || job->layout.size)
+		return;
+	ranks = calloc(job->shape.local_size, sizeof(ranks[0]));
+	for (uint32_t i = 0; ranks && i < job->shape.local_size; i++)
+		if (job->members[i])
+			ranks[n_ranks++] = job->members[i]->rank;
+	if (ranks)
+		r = send_join(job, ranks, n_ranks);
+	if (r)
+		pipeline_setup_fail(job, r, strerror(-r));
+}
+
+/* The home server must not wait for ranks that have given up. Without memory it waits until its deadline. */
+static void withdraw(struct pipeline_job *job)
+{
+	if (job->join && job->home && !job->servers)
+		(void)send_join(job, NULL, 0);
+	job->join = NULL;
+}
+
+void pipeline_setup_withdraw(struct pipeline_job *job)
+{
+	struct cluster *cluster = job->pipeline->params.cluster;
+
+	withdraw(job);
+	if (job->querying)
+		cluster_cancel(cluster, &job->query);
+	job->querying = false;
+	job->home = NULL;
+	job->view = view_unref(job->view);
+}
+
+static bool name_in_use(const struct pipeline_job *job)
+{
+	struct pipeline_job *other;
+
+	list_for_each (other, &job->pipeline->jobs, link)
+		if (other != job && other->state != JOB_OVER && !strcmp(other->name, job->name))
+			return true;
+	return false;
+}
+
+void pipeline_setup_close(struct pipeline_job *job)
+{
+	struct cluster *cluster = job->pipeline->params.cluster;
+
+	withdraw(job);
+	if (job->querying)
+		cluster_cancel(cluster, &job->query);
+	job->querying = false;
+	if (job->opened && !name_in_use(job))
+		cluster_close_job(cluster, job->name);
+	job->opened = false;
+}
+
+/* -- JobJoined ----------------------------------------------------------------------------------------------------- */
+
+/* The home server has put a run together that this node has given up meanwhile. The other nodes must not wait for it. */
+static void disown(struct pipeline_job *job, uint64_t number)
+{
+	static const char text[] = "a rank was gone before the job had begun";
+	struct data_header header = {
+		.op = DATA_FAIL_JOB,
+		.status = EPIPE,
+		.job = number,
+		.node = job->shape.node,
+		.epoch = job->view->epoch,
+		.len = sizeof(text) - 1,
+	};
+
+	(void)peer_notice(job->home, &header, text);
+}
+
+static void on_joined(struct call *call)
+{
+	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	struct pipeline_job *job = setup->job;
+	bool counts = job->state == JOB_FORMING && setup == job->join;
+	int r = call->status;
+
+	if (counts)
+		job->join = NULL;
+	if (!r)
+		r = pipeline_setup_unpack(call, &bps__cluster__job_joined__descriptor,
+					  (ProtobufCMessage **)&m);
+	/* Only the newest counts: those before it are answered with EALREADY, or too late. */
+	if (!counts) {
+		if (!r)
+			disown(job, m->job);
+	} else if (call->status) {
+		pipeline_setup_fail(job, call->status, call->text);
+	} else {
+		if (!r)
+			r = pipeline_setup_use_joined(job, m);
+		if (r)
+			pipeline_setup_fail_answer(
+				job, job->home, r,
+				r == -EPROTO ? "a job that this node cannot be part of"
+					     : strerror(-r));
+	}
+	pipeline_setup_done(setup);
+}
+
+/* -- Regrouping --------------------------------------------------------------------------------------------------- */
+
+/* The next run of the job, and the ranks that it has here. */
+static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
+		 const Bps__Cluster__JobJoined *m)
+{
+	_cleanup_(freep) uint32_t *ranks = calloc(m->n_node_of_rank + 1, sizeof(ranks[0]));
+	struct pipeline_regrouped regrouped = {
+		.size = (uint32_t)m->n_node_of_rank,
+		.node = setup->call.answer.node,
+		.n = setup->n_ranks,
+		.old_ranks = setup->ranks,
+		.ranks = ranks,
+		.instance = setup->instance,
+	};
+	struct pipeline_job *next;
+	struct failure failure;
+	int r;
+
+	if (!ranks)
+		return error_origin(-ENOMEM);
+	for (uint32_t i = 0; i < m->n_node_of_rank; i++) {
+		regrouped.n_nodes = MAX(regrouped.n_nodes, m->node_of_rank[i] + 1);
+		if (m->node_of_rank[i] == regrouped.node)
+			ranks[regrouped.n_local++] = i;
+	}
+	if (!m->n_node_of_rank || m->n_node_of_rank > JOB_RANKS_MAX ||
+	    regrouped.n_nodes > m->n_node_of_rank || regrouped.n_local < setup->n_ranks)
+		return error_origin(-EPROTO);
+	r = pipeline_elastic_next(job, &regrouped, &next);
+	if (r)
+		return error_trace(r);
+	next->view = view_ref(job->view);
+	next->opened = job->opened;
+	job->opened = false;
+	pipeline_setup_leave(job);
+	next->moved_before = TAKE_PTR(job->moves);
+	pipeline_job_over(job);
+	r = pipeline_setup_use_joined(next, m);
+	if (!r)
+		return 0;
+	(void)failure_set(&failure, r, "job %s cannot regroup: %s", next->name, strerror(-r));
+	pipeline_job_fail(next, &failure, NULL);
+	return 0;
+}
+
+static void on_regrouped(struct call *call)
+{
+	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	struct pipeline_job *job = setup->job;
+	bool counts = job->state == JOB_RUNNING && setup == job->join;
+	int r = call->status;
+
+	if (setup == job->join)
+		job->join = NULL;
+	if (!r)
+		r = pipeline_setup_unpack(call, &bps__cluster__job_joined__descriptor,
+					  (ProtobufCMessage **)&m);
+	/* The home, or another in its place, is asked again when it is attached. */
+	if (call->status && (!counts || pipeline_keep_is_loss(call) || call->status == -EALREADY)) {
+		pipeline_setup_done(setup);
+		return;
+	}
+	if (!counts) {
+		if (!r && job->home)
+			disown(job, m->job);
+	} else if (call->status) {
+		pipeline_setup_fail(job, call->status, call->text);
+	} else {
+		if (!r)
+			r = go_on(job, setup, m);
+		if (r)
+			pipeline_setup_fail(job, r, strerror(-r));
+	}
+	pipeline_setup_done(setup);
+}
+
+int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint32_t n_ranks,
+			   uint32_t n_newcomers, bool resumable)
+{
+	struct pipeline_setup *setup;
+	Bps__Cluster__JobJoin m;
+	uint64_t instance;
+	int r;
+
+	if (getrandom(&instance, sizeof(instance), 0) != sizeof(instance))
+		return error_origin(-errno);
+	set_join(job, &m);
+	m.ranks = (uint32_t *)ranks;
+	m.n_ranks = n_ranks;
+	m.instance = instance;
+	m.timeout_ms = job->request_timeout_ns / NSEC_PER_MSEC;
+	m.has_regroups = m.has_newcomers = true;
+	m.regroups = job->number;
+	m.newcomers = n_newcomers;
+	m.resume &= resumable;
+	r = pipeline_setup_call(job, job->servers[job->home_number].outlet->peer, DATA_JOIN,
+				&m.base, on_regrouped, &setup);
+	if (r)
+		return error_trace(r);
+	job->join = setup;
+	setup->instance = instance;
+	setup->ranks = calloc(MAX(n_ranks, 1u), sizeof(ranks[0]));
+	if (!setup->ranks) {
+		job->join = NULL;
+		return error_origin(-ENOMEM);
+	}
+	memcpy(setup->ranks, ranks, n_ranks * sizeof(ranks[0]));
+	setup->n_ranks = n_ranks;
+	return 0;
+}
