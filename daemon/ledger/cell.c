@@ -281,8 +281,9 @@ void ledger_cell_free(struct ledger *ledger, uint32_t number)
 		ledger_fence();
 		FAILPOINT("ledger-cell-freed");
 	}
-	*kept = (struct ledger_kept){ 0 };
-	put_back(ledger, number);
+	*kept = (struct ledger_kept){ .offered = kept->offered };
+	if (!kept->offered)
+		put_back(ledger, number);
 }
 
 uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round)

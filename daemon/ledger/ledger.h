@@ -197,6 +197,10 @@ struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell)
 uint32_t ledger_cells_used(struct ledger *ledger);
 /* The result is in the cell, with all that kept->what says. Any thread, of a cell that it works on. */
 void ledger_cell_whole(struct ledger *ledger, uint32_t cell);
+/*
+ * Forgets the result. While it is offered its memory is still being read, and whoever offers it still names the cell: then
+ * it is nobody else's before it has been freed once more, with `offered` false.
+ */
 void ledger_cell_free(struct ledger *ledger, uint32_t cell);
 /* Forgets results of reductions that the daemon before had not all of: of an elastic job, they count no more. */
 void ledger_cells_drop(struct ledger *ledger);

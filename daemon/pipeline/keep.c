@@ -408,7 +408,9 @@ static void on_offered(struct call *call)
 
 	if (!job->suspended) {
 		kept->offered = false;
-		if (!call->status)
+		if (!kept->taken) /* freed meanwhile, and now for others */
+			cell_free(job, offer->cell);
+		else if (!call->status)
 			cell_released(job, offer->cell);
 		else if (offer->server->attachment != offer->attachment)
 			pipeline_keep_offer(job, offer->cell);

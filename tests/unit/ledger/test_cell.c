@@ -152,6 +152,31 @@ TEST(a_cell_that_was_freed_is_nothing)
 	ledger_free(ledger);
 }
 
+/* Its memory is the payload of an offer: another result there, and two parts would have one cell. */
+TEST(a_cell_that_is_offered_is_nobody_elses)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint32_t cell = keep(ledger, 7, 3, 0), others[2];
+	struct ledger_kept *kept;
+
+	ledger = again(ledger, fd);
+	kept = ledger_cell_kept(ledger, cell);
+	kept->offered = true;
+	ledger_cell_free(ledger, cell);
+	ASSERT_EQ(ledger_cell_find(ledger, 7, 3, 5, 0), LEDGER_NO_CELL);
+	ASSERT_TRUE(kept->offered && !kept->taken && !kept->whole);
+	others[0] = ledger_cell_take(ledger, false);
+	ASSERT_INT(others[0], !=, cell);
+	/* Answered. */
+	kept->offered = false;
+	ledger_cell_free(ledger, cell);
+	ASSERT_EQ(ledger_cell_take(ledger, false), cell);
+	others[1] = ledger_cell_take(ledger, false);
+	ASSERT_TRUE(others[1] != cell && others[1] != others[0]);
+	ledger_free(ledger);
+}
+
 TEST(cells_of_rounds_that_are_over_are_settled)
 {
 	_cleanup_(fd_closep) int fd = -1;
