@@ -234,7 +234,8 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 	int64_t until_ns = MIN(now_ns + client->spin_ns, deadline_ns);
 	bool paid = false;
 
-	if (!spin_pays(client, now_ns))
+	/* One that may not take any time says nothing of those that do. */
+	if (until_ns <= now_ns || !spin_pays(client, now_ns))
 		return false;
 	while (!paid && now_ns < until_ns) {
 		before_ns = now_ns;

@@ -135,6 +135,8 @@ void pipeline_elastic_go_on(struct pipeline_job *job, const char *why)
 	for (uint32_t i = 0; i < job->layout.n_local && job->state == JOB_RUNNING; i++)
 		if (job->members[i] && job->out[job->layout.rank_of_local[i]])
 			drop_here(job, i, &failure);
+		else if (job->out[job->layout.rank_of_local[i]])
+			pipeline_round_exclude(job, i); /* it had left */
 	pipeline_round_prolong(job);
 	pipeline_elastic_try(job);
 	pipeline_job_release(job);
@@ -190,11 +192,15 @@ static void drop_far(struct pipeline_job *job, uint32_t index, const struct fail
 	if (!leaves)
 		ledger_leave(job->ledger, job->layout.rank_of_local[index]);
 	pipeline_job_hold(job);
-	/* One that leaves is missed only when a round is to do without it: most often, all leave. */
-	if (!leaves)
-		go_without(job, index, failure->text);
-	if (job->state == JOB_RUNNING) {
+	/*
+	 * One that leaves is missed only when a round is to do without it: most often, all leave. What it has given to rounds that
+	 * are under way counts.
+	 */
+	if (!leaves) {
 		pipeline_round_exclude(job, index);
+		go_without(job, index, failure->text);
+	}
+	if (job->state == JOB_RUNNING) {
 		pipeline_tensor_without(job, index);
 		pipeline_round_without(job, index, failure);
 	}

@@ -238,7 +238,9 @@ static const char *rank_state(const struct pipeline_job *job, uint32_t rank)
 		return "left";
 	if (job->out[rank])
 		return "gone";
-	return job->members[local] ? "here" : "missing";
+	if (!job->members[local])
+		return "missing";
+	return job->members[local]->leaving ? "leaving" : "here";
 }
 
 /* While the job forms, only those here are known. */

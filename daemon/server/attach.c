@@ -84,9 +84,20 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	return 0;
 }
 
+static void leave_older(struct job *job, const struct peer *peer)
+{
+	uint32_t node = job_node_of(job, peer);
+
+	if (node == NODE_NONE || job->nodes[node].left)
+		return;
+	keep_left(job, node);
+	attach_leave(job, node); /* it may be over now */
+}
+
 /*
  * A node that attaches with a new number has ended its part in the older run of the job; should that news have missed
- * this server, the older run would stay here for ever.
+ * this server, the older run would stay here for ever. Where the ranks of an elastic job have regrouped, that node has left it:
+ * others are still to hear of it.
  */
 static void end_older(struct server *server, uint64_t number, const struct attach *attach,
 		      const struct peer *peer)
@@ -98,7 +109,13 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 		struct job_node *node;
 
 		if (job->state != JOB_RUNNING || job->number == number ||
-		    strcmp(job->name, attach->job) || attach->node >= job->n_nodes)
+		    strcmp(job->name, attach->job))
+			continue;
+		if (job->elastic && attach->elastic) {
+			leave_older(job, peer);
+			continue;
+		}
+		if (attach->node >= job->n_nodes)
 			continue;
 		node = &job->nodes[attach->node];
 		if (node->instance == attach->instance ||

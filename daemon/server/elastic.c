@@ -95,10 +95,11 @@ bool elastic_without_lost(struct job *job, uint64_t now)
 	}
 	if (!go_without(job, lost, DATA_MOVES_LOST))
 		return false;
-	/* Should nobody have heard of it, they are told again. */
+	/* Should nobody have heard of it, they are told again, in a second at the least. */
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (lost[i])
-			job->nodes[i].lost_ns = now;
+			job->nodes[i].lost_ns =
+				now + (timeout_ns < NSEC_PER_SEC ? NSEC_PER_SEC - timeout_ns : 0);
 	return !attach_lost_wake(job);
 }
 

@@ -16,10 +16,12 @@ static bool takes_part(const struct job_node *node)
 	return !node->out && !node->left;
 }
 
+/* One whose connection was lost since it asked asks again when it is back. */
 static bool all_here(const struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (takes_part(&job->nodes[i]) && !job->nodes[i].joining)
+		if (takes_part(&job->nodes[i]) &&
+		    (!job->nodes[i].joining || job->nodes[i].joining->peer != job->nodes[i].peer))
 			return false;
 	return true;
 }
@@ -162,6 +164,15 @@ void regroup_join(struct server *server, struct join *given, struct delivery *de
 	}
 	if (attach_check(job, delivery->peer, join->node, &failure)) {
 		delivery_fail(delivery, failure.status, failure.text);
+		return;
+	}
+	for (uint32_t i = 0; i < join->n_ranks; i++) {
+		uint32_t rank = join->ranks[i];
+
+		if (rank < job->size && job->node_of_rank[rank] == join->node)
+			continue;
+		refuse(delivery, -EPROTO, "job %s: rank %u is none of node %u", job->name, rank,
+		       join->node);
 		return;
 	}
 	node = &job->nodes[join->node];

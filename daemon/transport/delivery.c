@@ -116,6 +116,7 @@ static struct incoming *find_moved(const struct peer *peer, const struct data_he
 static void take_over(struct incoming *old, struct incoming *anew)
 {
 	old->lane = anew->lane;
+	old->is_home &= anew->is_home; /* it is given back where that lane's answers are written */
 	old->room = anew->room;
 	old->delivery.header.cookie = old->answer.cookie = anew->delivery.header.cookie;
 	if (!old->lane->rdma)

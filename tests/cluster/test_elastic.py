@@ -111,6 +111,33 @@ def test_a_rank_is_lost():
         group.each('leave')
 
 
+def test_a_rank_leaves_with_a_round_under_way():
+    """What it has given counts in all parts or in none: those that left before it did, and those that leave after."""
+    n = 8 << 20
+    data = [np.random.default_rng((SEED, k)).integers(-1000, 1000, n, np.int32) for k in range(3)]
+    for who in (1, 2):  # one of two ranks of a node; the only one
+        with Cluster(2, 1, colocated=False, options=('--peer-timeout=60s',)) as cluster:
+            group = Group(cluster, (2, 1))
+            group.each('tensor', 9, 'large', INT32, n)
+            # The server takes no more than what its connections hold.
+            cluster.daemons[2].signal(signal.SIGSTOP)
+            for k in group.live:
+                group.ranks[k].submit(0, 9, data[k].tobytes(), op=PUSH_PULL, red=SUM, out=n, inplace=1, shared=1)
+            group.ranks[who].send('leave')
+            group.live.remove(who)
+            daemon, name = cluster.daemons[group.node(who)], group.ranks[who].keys['job']
+            wait_for('the daemon has heard of it', lambda: daemon.ctl('job', name)['ranks'][who]['state'] != 'here')
+            cluster.daemons[2].signal(signal.SIGCONT)
+            group.each('wait', 0, DEADLINE * 2000)
+            came = {int(word.split()[3]) for word in group.each('came', 0)}
+            assert came in ({2}, {3}), came
+            want = sum(data[k] for k in range(3) if came == {3} or k != who).tobytes()
+            for k in group.live:
+                assert group.ranks[k].result(0) == want, f'rank {who} left, {came} ranks came, on rank {k}'
+            group.ranks[who].answer(DEADLINE)
+            group.each('leave')
+
+
 def test_the_last_rank_of_a_node_is_lost():
     """Its daemon goes on summing."""
     for colocated in (True, False):
