@@ -6,6 +6,7 @@
 #include "server/accumulate.h"
 #include "server/keep.h"
 #include "server/round.h"
+#include "server/rows.h"
 
 /* Elastic: nodes attach at all servers at once, but machines may be busy. */
 #define ELASTIC_ATTACH_MS UINT64_C(10000)
@@ -90,7 +91,6 @@ static void leave_older(struct job *job, const struct peer *peer)
 
 	if (node == NODE_NONE || job->nodes[node].left)
 		return;
-	keep_left(job, node);
 	attach_leave(job, node); /* it may be over now */
 }
 
@@ -306,6 +306,8 @@ void attach_expired(struct job *job)
 
 void attach_leave(struct job *job, uint32_t node)
 {
+	rows_give_up(job, node, 0, 0);
+	keep_left(job, node);
 	job->nodes[node].left = true;
 	if (++job->n_left == job->n_nodes) {
 		end_left(job);

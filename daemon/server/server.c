@@ -201,8 +201,6 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_ACK && move_is_current(job, header)) {
 		(void)keep_ack(job, node, (uint32_t)header->round);
 	} else if (header->op == DATA_LEAVE) {
-		rows_give_up(job, node, 0, 0);
-		keep_left(job, node);
 		attach_leave(job, node);
 	}
 }
