@@ -65,13 +65,14 @@ static void inproc_take(struct call *call, struct block *block, const void *payl
 	} else if (block) {
 		call->answer_block = block_ref(block);
 	} else if (answer->op == DATA_RESULT && call->room) {
-		memcpy(call->room, payload, answer->len);
+		metric_copy(&call->peer->transport->copied, call->room, payload, answer->len);
 	} else if (block_new(call->peer->transport->blocks, answer->len, NULL,
 			     &call->answer_block)) {
 		call->status = -ENOMEM;
 		(void)strcpy(call->text, "out of memory");
 	} else {
-		memcpy(call->answer_block->data, payload, answer->len);
+		metric_copy(&call->peer->transport->copied, call->answer_block->data, payload,
+			    answer->len);
 	}
 }
 

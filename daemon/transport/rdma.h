@@ -100,6 +100,13 @@ struct rdma {
 	struct rdma_metrics metrics;
 };
 
+/* memcpy() of a payload: counted here, and with all that this process copies. */
+static inline void rdma_copy(struct rdma *rdma, void *to, const void *from, size_t len)
+{
+	metric_copy(&rdma->transport->copied, to, from, len);
+	metric_add(&rdma->metrics.bytes_copied, len);
+}
+
 /* The region that holds some memory; registers it when this is its first use. NULL: there is none. Any thread. */
 struct ibv_mr *rdma_memory_find(struct rdma *rdma, struct rdma_device *device, const void *data,
 				size_t len);

@@ -102,10 +102,8 @@ static int receive_message(struct rdma_link *link, const struct data_rdma *head,
 		lane->incoming->room = room_of(head);
 	if (is_eager) {
 		metric_add(&link->rdma->metrics.bytes_moved, lane->header.len);
-		if (lane->room_len) {
-			memcpy(lane->room, data + RDMA_HEAD_LEN, lane->header.len);
-			metric_add(&link->rdma->metrics.bytes_copied, lane->header.len);
-		}
+		if (lane->room_len)
+			rdma_copy(link->rdma, lane->room, data + RDMA_HEAD_LEN, lane->header.len);
 		lane->room_len = 0;
 		lane_end_message(lane);
 		return 0;
@@ -151,8 +149,7 @@ static int receive_answer_payload(struct rdma_link *link, const struct data_rdma
 	if (rdma_window_close(link, TAKE_PTR(call->window), wc))
 		return -EPROTO;
 	if (call->room && call->answer_block && call->answer.op == DATA_RESULT) {
-		memcpy(call->room, call->answer_block->data, head->len);
-		metric_add(&link->rdma->metrics.bytes_copied, head->len);
+		rdma_copy(link->rdma, call->room, call->answer_block->data, head->len);
 		call->answer_block = block_unref(call->answer_block);
 	}
 	lane_end_answer(lane, call);

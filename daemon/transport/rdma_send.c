@@ -167,8 +167,7 @@ static int init_write(struct rdma_link *link, struct message *message, struct ib
 	if (!mr) {
 		if (block_new(rdma->transport->blocks, len, NULL, &message->bounce))
 			return lane_out_of_memory(link->lane);
-		memcpy(message->bounce->data, payload, len);
-		metric_add(&rdma->metrics.bytes_copied, len);
+		rdma_copy(rdma, message->bounce->data, payload, len);
 		payload = message->bounce->data;
 		mr = rdma_memory_find(rdma, device, payload, len);
 		if (!mr) {
@@ -239,9 +238,8 @@ static size_t fill_slot(struct rdma_link *link, unsigned slot, const struct mess
 	data_header_encode(&wire);
 	memcpy(at + sizeof(*head), &wire, sizeof(wire));
 	if (message->header->len && message->header->len <= DATA_RDMA_EAGER) {
-		memcpy(at + len, message->payload, message->header->len);
+		rdma_copy(link->rdma, at + len, message->payload, message->header->len);
 		len += message->header->len;
-		metric_add(&link->rdma->metrics.bytes_copied, message->header->len);
 	}
 	return len;
 }
