@@ -20,15 +20,17 @@ struct opened {
 	enum count_of what;
 };
 
-struct count {
-	struct opened *opened;
-	size_t n_opened, room;
-};
-
 /* Where a function lies in the file of the library that this process runs. */
 struct place {
 	char file[PATH_MAX];
 	uint64_t inode, offset;
+};
+
+struct count {
+	struct opened *opened;
+	size_t n_opened, room;
+	uint64_t tracepoint, uprobe;
+	struct place places[ARRAY_SIZE(allocators)];
 };
 
 static uint64_t read_number(const char *path)
@@ -112,27 +114,37 @@ static void open_event(struct count *count, pid_t thread, enum count_of what,
 	count->opened[count->n_opened++] = (struct opened){ fd, what };
 }
 
-static void open_thread(struct count *count, pid_t pid, pid_t thread)
+/* What is the same for all threads of a process. */
+static void find_events(struct count *count, pid_t pid)
+{
+	struct place theirs;
+	uint64_t start;
+
+	count->tracepoint = read_number(TRACING);
+	count->uprobe = read_number(UPROBE);
+	for (size_t i = 0; i < ARRAY_SIZE(allocators); i++) {
+		struct place *place = &count->places[i];
+
+		place_of(allocators[i], place);
+		if (!find_mapping(pid, place->inode, 0, &theirs, &start))
+			bench_die("--count: process %d runs with another C library than %s", pid,
+				  place->file);
+	}
+}
+
+static void open_thread(struct count *count, pid_t thread)
 {
 	open_event(count, thread, COUNT_SYSTEM_CALLS,
 		   (struct perf_event_attr){ .type = PERF_TYPE_TRACEPOINT,
-					     .config = read_number(TRACING) });
+					     .config = count->tracepoint });
 	open_event(count, thread, COUNT_SWITCHES,
 		   (struct perf_event_attr){ .type = PERF_TYPE_SOFTWARE,
 					     .config = PERF_COUNT_SW_CONTEXT_SWITCHES });
-	for (size_t i = 0; i < ARRAY_SIZE(allocators); i++) {
-		struct place place, theirs;
-		uint64_t start;
-
-		place_of(allocators[i], &place);
-		if (!find_mapping(pid, place.inode, 0, &theirs, &start))
-			bench_die("--count: process %d runs with another C library than %s", pid,
-				  place.file);
+	for (size_t i = 0; i < ARRAY_SIZE(allocators); i++)
 		open_event(count, thread, COUNT_ALLOCATIONS,
-			   (struct perf_event_attr){ .type = (uint32_t)read_number(UPROBE),
-						     .config1 = (uintptr_t)place.file,
-						     .config2 = place.offset });
-	}
+			   (struct perf_event_attr){ .type = (uint32_t)count->uprobe,
+						     .config1 = (uintptr_t)count->places[i].file,
+						     .config2 = count->places[i].offset });
 }
 
 static void open_process(struct count *count, pid_t pid)
@@ -149,7 +161,7 @@ static void open_process(struct count *count, pid_t pid)
 		pid_t thread = (pid_t)strtol(entry->d_name, NULL, 10);
 
 		if (thread > 0)
-			open_thread(count, pid, thread);
+			open_thread(count, thread);
 	}
 	(void)closedir(threads);
 }
@@ -160,6 +172,7 @@ struct count *count_start(pid_t process)
 
 	if (!count)
 		bench_die("out of memory");
+	find_events(count, process);
 	open_process(count, process);
 	for (size_t i = 0; i < count->n_opened; i++)
 		if (ioctl(count->opened[i].fd, PERF_EVENT_IOC_ENABLE, 0))
