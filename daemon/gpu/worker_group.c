@@ -235,15 +235,31 @@ struct collective {
 		n_each; /* elements in all; of each root's slice, but for what does not divide */
 };
 
+/* One member's of it. */
+struct share {
+	ncclComm_t comm;
+	CUstream stream;
+	const char *from;
+	char *to;
+};
+
+static struct share share_of(const struct collective *c, int i)
+{
+	const struct member *member = &plan.members[i];
+
+	return (struct share){
+		.comm = c->group->comms[c->stream][i],
+		.stream = c->group->devices[i]->waiters[c->stream].stream,
+		.from = (const char *)(uintptr_t)(member->input.base + member->input_offset),
+		.to = (char *)(uintptr_t)(member->output.base + member->output_offset),
+	};
+}
+
 /* One member's calls where some of the group are roots: a slice for each. What does not divide is the last one's. */
 static void call_roots(const struct collective *c, enum gpu_collective what, int i)
 {
 	const struct nccl *nccl = plan.nccl;
-	const struct member *member = &plan.members[i];
-	ncclComm_t comm = c->group->comms[c->stream][i];
-	CUstream stream = c->group->devices[i]->waiters[c->stream].stream;
-	const char *from = (const char *)(uintptr_t)(member->input.base + member->input_offset);
-	char *to = (char *)(uintptr_t)(member->output.base + member->output_offset);
+	struct share m = share_of(c, i);
 
 	for (int k = 0; k < c->group->n_roots; k++) {
 		uint64_t first = c->n_each * (uint64_t)k, at = first * c->size;
@@ -252,12 +268,12 @@ static void call_roots(const struct collective *c, enum gpu_collective what, int
 		if (!n)
 			continue;
 		if (what == GPU_REDUCE_SCATTER)
-			check_nccl(nccl->ncclReduce(from + at, to + at, n, c->type, c->op,
-						    c->group->roots[k], comm, stream),
+			check_nccl(nccl->ncclReduce(m.from + at, m.to + at, n, c->type, c->op,
+						    c->group->roots[k], m.comm, m.stream),
 				   "ncclReduce");
 		else
-			check_nccl(nccl->ncclBroadcast(to + at, to + at, n, c->type,
-						       c->group->roots[k], comm, stream),
+			check_nccl(nccl->ncclBroadcast(m.to + at, m.to + at, n, c->type,
+						       c->group->roots[k], m.comm, m.stream),
 				   "ncclBroadcast");
 	}
 }
@@ -266,11 +282,7 @@ static void call_roots(const struct collective *c, enum gpu_collective what, int
 static void call(const struct collective *c, enum gpu_collective what, int i)
 {
 	const struct nccl *nccl = plan.nccl;
-	const struct member *member = &plan.members[i];
-	ncclComm_t comm = c->group->comms[c->stream][i];
-	CUstream stream = c->group->devices[i]->waiters[c->stream].stream;
-	const char *from = (const char *)(uintptr_t)(member->input.base + member->input_offset);
-	char *to = (char *)(uintptr_t)(member->output.base + member->output_offset);
+	struct share m = share_of(c, i);
 	uint64_t slice = c->n_each * c->size, done = slice * (uint64_t)c->group->n;
 	uint64_t n_rest = c->n - c->n_each * (uint64_t)c->group->n;
 	int last = c->group->n - 1;
@@ -278,27 +290,29 @@ static void call(const struct collective *c, enum gpu_collective what, int i)
 	switch (what) {
 	case GPU_REDUCE_SCATTER:
 		if (c->n_each)
-			check_nccl(nccl->ncclReduceScatter(from, to + slice * (uint64_t)i,
-							   c->n_each, c->type, c->op, comm, stream),
+			check_nccl(nccl->ncclReduceScatter(m.from, m.to + slice * (uint64_t)i,
+							   c->n_each, c->type, c->op, m.comm,
+							   m.stream),
 				   "ncclReduceScatter");
 		if (n_rest)
-			check_nccl(nccl->ncclReduce(from + done, to + done, n_rest, c->type, c->op,
-						    last, comm, stream),
+			check_nccl(nccl->ncclReduce(m.from + done, m.to + done, n_rest, c->type,
+						    c->op, last, m.comm, m.stream),
 				   "ncclReduce");
 		break;
 	case GPU_ALL_GATHER:
 		if (c->n_each)
-			check_nccl(nccl->ncclAllGather(to + slice * (uint64_t)i, to, c->n_each,
-						       c->type, comm, stream),
+			check_nccl(nccl->ncclAllGather(m.to + slice * (uint64_t)i, m.to, c->n_each,
+						       c->type, m.comm, m.stream),
 				   "ncclAllGather");
 		if (n_rest)
-			check_nccl(nccl->ncclBroadcast(to + done, to + done, n_rest, c->type, last,
-						       comm, stream),
+			check_nccl(nccl->ncclBroadcast(m.to + done, m.to + done, n_rest, c->type,
+						       last, m.comm, m.stream),
 				   "ncclBroadcast");
 		break;
 	case GPU_ALL_REDUCE:
-		check_nccl(nccl->ncclAllReduce(from, to, c->n, c->type, c->op, comm, stream),
-			   "ncclAllReduce");
+		check_nccl(
+			nccl->ncclAllReduce(m.from, m.to, c->n, c->type, c->op, m.comm, m.stream),
+			"ncclAllReduce");
 		break;
 	}
 }
