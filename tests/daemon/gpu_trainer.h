@@ -6,18 +6,10 @@
 #pragma once
 
 #include "control.pb-c.h"
-#include "proto/cuda_abi.h"
+#include "cu.h"
 #include "proto/shm.h"
-#include "test.h"
 
 extern const struct cuda *cu;
-
-#define CU(call)                                                                                 \
-	do {                                                                                     \
-		CUresult r_ = cu->call;                                                          \
-		if (r_)                                                                          \
-			test_fail(__FILE__, __LINE__, "%s: %s", #call, cuda_error_name(cu, r_)); \
-	} while (0)
 
 struct trainer {
 	int socket, memory, doorbell, wake;

@@ -1,8 +1,7 @@
 /* `bps-daemon --gpu-worker` by itself, with the double as driver: what the daemon says wrongly ends it, with words. */
+#include "cu.h"
 #include "gpu/internal.h"
-#include "proto/cuda_abi.h"
 #include "proto/frame.h"
-#include "test.h"
 #include <fcntl.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -13,13 +12,6 @@
 
 static const struct cuda *cu;
 static CUdeviceptr ptrs[2]; /* 0: none */
-
-#define CU(call)                                                                                 \
-	do {                                                                                     \
-		CUresult r_ = cu->call;                                                          \
-		if (r_)                                                                          \
-			test_fail(__FILE__, __LINE__, "%s: %s", #call, cuda_error_name(cu, r_)); \
-	} while (0)
 
 struct process {
 	pid_t pid;

@@ -1,17 +1,10 @@
 /* What tests of the doubles share: loading them, and calls that must succeed or fail in one way. */
 #pragma once
 
-#include "lib/test.h"
-#include "proto/cuda_abi.h"
+#include "lib/cu.h"
 
 static const struct cuda *cu;
 
-#define CU(call)                                                                                 \
-	do {                                                                                     \
-		CUresult r_ = cu->call;                                                          \
-		if (r_)                                                                          \
-			test_fail(__FILE__, __LINE__, "%s: %s", #call, cuda_error_name(cu, r_)); \
-	} while (0)
 #define CU_IS(result, call)                                                                \
 	do {                                                                               \
 		CUresult r_ = cu->call;                                                    \

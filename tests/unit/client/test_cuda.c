@@ -2,8 +2,8 @@
  * The library on the double of the driver, with the fake daemon: what is handed over and how, what streams wait for, and
  * that what a stream may still touch is not used again.
  */
+#include "cu.h"
 #include "fake.h"
-#include "proto/cuda_abi.h"
 #include <dlfcn.h>
 #include <poll.h>
 #include <sys/mman.h>
@@ -13,13 +13,6 @@
 
 static const struct cuda *cu;
 static void *(*host_of)(CUdeviceptr ptr);
-
-#define CU(call)                                                                                 \
-	do {                                                                                     \
-		CUresult r_ = cu->call;                                                          \
-		if (r_)                                                                          \
-			test_fail(__FILE__, __LINE__, "%s: %s", #call, cuda_error_name(cu, r_)); \
-	} while (0)
 
 /* The rank of a job of one, with a context of device 0, a stream, and a tensor of N float32. */
 struct fixture {
