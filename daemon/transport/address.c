@@ -94,6 +94,11 @@ static void set_option(int fd, int level, int option, unsigned value)
 	(void)setsockopt(fd, level, option, &v, sizeof(v));
 }
 
+void address_set_ahead(int fd, unsigned bytes)
+{
+	set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, bytes);
+}
+
 /*
  * The kernel looks after the silence that we do not: bytes of ours that nobody acknowledges, also into a window that stays closed
  * (which a busy peer's may do for a while), and, by keepalive, idle connections whose other end has vanished.
@@ -103,7 +108,7 @@ void address_tune_socket(int fd, uint64_t peer_timeout_ns)
 	uint64_t timeout_ms = MIN(peer_timeout_ns / NSEC_PER_MSEC * BUSY_FACTOR, (uint64_t)INT_MAX);
 
 	set_option(fd, IPPROTO_TCP, TCP_NODELAY, 1);
-	set_option(fd, IPPROTO_TCP, TCP_NOTSENT_LOWAT, TRANSPORT_AHEAD);
+	address_set_ahead(fd, TRANSPORT_AHEAD);
 	set_option(fd, IPPROTO_TCP, TCP_USER_TIMEOUT, MAX((unsigned)timeout_ms, 1u));
 	set_option(fd, IPPROTO_TCP, TCP_KEEPIDLE, 60);
 	set_option(fd, IPPROTO_TCP, TCP_KEEPINTVL, 10);

@@ -152,6 +152,7 @@ struct transport {
 	struct box box; /* home to home: what must not happen inside the caller */
 	struct worker **workers;
 	unsigned n_workers, next_worker;
+	_Atomic unsigned n_tcp_lanes; /* but for those of signs of life */
 	struct worker *beat;	/* of the lanes that carry signs of life; NULL until there is one */
 	struct list peers;	/* not lost */
 	struct list lost_peers; /* peer_lost() was called; calls or deliveries are left */
@@ -221,6 +222,8 @@ int address_resolve(const char *text, bool numeric, bool passive, struct address
 void address_format(const struct address *address, char *text, size_t size);
 /* What every data connection has. Ignores what the socket's family does not know. */
 void address_tune_socket(int fd, uint64_t peer_timeout_ns);
+/* So many bytes, and one piece more, the kernel takes ahead of what it can send. */
+void address_set_ahead(int fd, unsigned bytes);
 /*
  * How a socket that is not connected yet, or the connections of one that listens, control congestion; name: empty: as the
  * system says, unless its address, where it will connect to or listens, is on the loopback. Returns 0 or -errno.
@@ -454,6 +457,7 @@ struct lane {
 	size_t current_done;
 	struct mail flush;
 	bool is_flush_posted;
+	unsigned ahead;	      /* bytes that may wait unsent inside the kernel; 0: not set yet */
 	bool is_unblocked;    /* the socket had no room and has some now */
 	bool is_flushed_soon; /* in the middle of receiving */
 	bool is_fresh;	      /* something was queued in the middle of receiving */

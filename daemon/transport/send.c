@@ -201,9 +201,31 @@ static bool lane_flush_once(struct lane *lane)
 	return batch->len > 0;
 }
 
+/*
+ * What is unsent inside the kernel nothing overtakes, and it comes in bursts of that size: nodes that change over to a more
+ * urgent tensor at the same moment then have sent different parts of the one before, whose sums have to wait. So all
+ * connections together have what the link carries in 2 ms. By powers of two, as what is known of the link changes all the time.
+ */
+static void lane_set_ahead(struct lane *lane)
+{
+	struct transport *transport = lane->transport;
+	uint64_t bytes_s = transport_bytes_s(transport), share;
+	unsigned n = atomic_load_explicit(&transport->n_tcp_lanes, memory_order_relaxed);
+	unsigned ahead = TRANSPORT_AHEAD;
+
+	share = bytes_s / 512 / MAX(n, 1u);
+	while (bytes_s && ahead > share && ahead > TRANSPORT_AHEAD_MIN)
+		ahead /= 2;
+	if (ahead == lane->ahead)
+		return;
+	lane->ahead = ahead;
+	address_set_ahead(lane->source.fd, ahead);
+}
+
 void lane_flush(struct lane *lane)
 {
 	lane->is_fresh = false;
+	lane_set_ahead(lane);
 	for (unsigned i = 0; i < SEND_ROUNDS; i++) {
 		if (!lane->current && !lane->queue.n) {
 			lane_want(lane, EPOLLIN);

@@ -20,6 +20,8 @@ static void tcp_on_ready(struct loop_source *source, uint32_t events)
 
 static int tcp_start(struct lane *lane)
 {
+	if (lane->index != DATA_LANE_BEAT)
+		atomic_fetch_add_explicit(&lane->transport->n_tcp_lanes, 1, memory_order_relaxed);
 	return error_trace(loop_add(lane->worker->loop, &lane->source, EPOLLIN));
 }
 
@@ -31,6 +33,8 @@ static void tcp_cut(struct lane *lane)
 
 static void tcp_release(struct lane *lane)
 {
+	if (lane->index != DATA_LANE_BEAT)
+		atomic_fetch_sub_explicit(&lane->transport->n_tcp_lanes, 1, memory_order_relaxed);
 	if (lane->current)
 		lane_message_done(lane, TAKE_PTR(lane->current), false);
 	lane_receive_done(lane);

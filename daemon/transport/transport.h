@@ -8,7 +8,8 @@
  * A peer is another daemon's process (or our own: transport_self()). Several connections ("lanes") may lead to one
  * peer; the transport spreads calls over them by bytes queued. Messages waiting for a lane leave by urgency: notices,
  * set-up messages and whatever has no payload first, then by priority (an answer has that of its call), then in the
- * order posted; at most TRANSPORT_AHEAD bytes wait unsent inside the kernel, so an urgent message overtakes the rest.
+ * order posted; at most TRANSPORT_AHEAD bytes, on slow links less, wait unsent inside the kernel, so an urgent message overtakes
+ * the rest.
  * Answers return on the lane of their call. Notices to one peer arrive in the order posted.
  *
  * Who connects makes the calls: a peer from transport_connect() takes calls and notices, a peer that connected to us
@@ -30,7 +31,8 @@
 #include "base/loop.h"
 #include "proto/data.h"
 
-#define TRANSPORT_AHEAD (256u << 10)
+#define TRANSPORT_AHEAD	    (256u << 10)
+#define TRANSPORT_AHEAD_MIN (32u << 10)
 
 struct transport;
 struct peer;

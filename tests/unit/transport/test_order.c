@@ -129,8 +129,8 @@ TEST(an_urgent_message_overtakes)
 	}
 }
 
-/* What has been written and not sent stays within TRANSPORT_AHEAD, whatever the kernel's buffers would take. */
-TEST(little_waits_in_the_kernel)
+/* Posts 64 MiB, and returns what has been written and not sent when the kernel takes no more. */
+static int unsent_when_full(uint64_t link_bytes_s)
 {
 	enum { N = 64, LEN = 1 << 20 };
 	static struct pair_call calls[N];
@@ -140,6 +140,7 @@ TEST(little_waits_in_the_kernel)
 	struct lane *lane;
 	uint64_t in, out, before;
 
+	atomic_store(&pair->a.transport->workers[0]->rate.bytes_s, link_bytes_s);
 	for (unsigned i = 0; i < N; i++) {
 		pair_call_init(&calls[i], payload, LEN, NULL, 0);
 		pair_call_begin(pair, &calls[i]);
@@ -152,11 +153,22 @@ TEST(little_waits_in_the_kernel)
 	}
 	lane = list_first(&pair->peer->lanes, struct lane, link);
 	ASSERT_OK(ioctl(lane->source.fd, SIOCOUTQNSD, &unsent));
-	/* The kernel looks before it takes a piece, so up to one more than the mark. */
-	ASSERT_INT(unsent, <=, TRANSPORT_AHEAD + (64 << 10));
 	fd_close(fd);
 	PAIR_UNTIL(pair, pair->a.n_lost);
 	free(payload);
+	return unsent;
+}
+
+/* Whatever the kernel's buffers would take; the slower the link the less, down to a least. */
+TEST(little_waits_in_the_kernel)
+{
+	/* The kernel looks before it takes a piece, so up to one more than the mark. */
+	const int piece = 64 << 10;
+
+	ASSERT_INT(unsent_when_full(0), <=, (int)TRANSPORT_AHEAD + piece);
+	ASSERT_INT(unsent_when_full(100ull << 30), <=, (int)TRANSPORT_AHEAD + piece);
+	ASSERT_INT(unsent_when_full(40 << 20), <=, (64 << 10) + piece);
+	ASSERT_INT(unsent_when_full(1 << 20), <=, (int)TRANSPORT_AHEAD_MIN + piece);
 }
 
 /* Calls are spread by the bytes that wait. */
