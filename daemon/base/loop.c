@@ -4,6 +4,7 @@
 #include "base/error.h"
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+#include <sys/timerfd.h>
 
 #define LOOP_EVENTS 64 /* fetched by one epoll_wait(); more wait for the next, nothing is lost */
 
@@ -21,6 +22,12 @@ struct loop {
 	/* The loop's thread. */
 	int epoll_fd _cache_aligned_;
 	int event_fd;
+	int timer_fd;
+	/*
+	 * When timer_fd wakes the loop, never later than the soonest timer when it sleeps. Earlier if that one has gone or
+	 * was put off meanwhile, as deadlines of requests are: then it wakes for nothing, once, instead of being set for each.
+	 */
+	uint64_t alarm_ns;
 	size_t n_sources;
 	struct mail *mail;	    /* taken out of the inbox, first first */
 	struct mail *deferred;	    /* last first */
@@ -36,11 +43,14 @@ int loop_new(struct loop **ret_loop)
 {
 	struct epoll_event event = { .events = EPOLLIN | EPOLLET };
 	_cleanup_(loop_freep) struct loop *loop = aligned_alloc(CACHE_LINE, sizeof(*loop));
+	struct epoll_event alarm = event;
 
 	if (!loop)
 		return error_origin(-ENOMEM);
 	memset(loop, 0, sizeof(*loop));
-	loop->event_fd = -1;
+	loop->event_fd = loop->timer_fd = -1;
+	loop->alarm_ns = CLOCK_NEVER;
+	alarm.data.ptr = &loop->alarm_ns;
 
 	loop->epoll_fd = epoll_create1(EPOLL_CLOEXEC);
 	if (loop->epoll_fd < 0)
@@ -48,8 +58,12 @@ int loop_new(struct loop **ret_loop)
 	loop->event_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (loop->event_fd < 0)
 		return error_origin(-errno);
-	/* Edge-triggered: each write wakes once, and nobody ever needs to read the counter back to zero. */
-	if (epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->event_fd, &event) < 0)
+	loop->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
+	if (loop->timer_fd < 0)
+		return error_origin(-errno);
+	/* Edge-triggered: each write or alarm wakes once, and nobody ever needs to read the counter back to zero. */
+	if (epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->event_fd, &event) < 0 ||
+	    epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->timer_fd, &alarm) < 0)
 		return error_origin(-errno);
 
 	*ret_loop = TAKE_PTR(loop);
@@ -64,6 +78,7 @@ struct loop *loop_free(struct loop *loop)
 	assert(loop->n_timers == 0);
 
 	loop->event_fd = fd_close(loop->event_fd);
+	loop->timer_fd = fd_close(loop->timer_fd);
 	loop->epoll_fd = fd_close(loop->epoll_fd);
 	free(loop->timers);
 	free(loop);
@@ -356,6 +371,10 @@ static void loop_run_events(struct loop *loop)
 
 		if (!source) /* the eventfd, or removed */
 			continue;
+		if (event->data.ptr == &loop->alarm_ns) {
+			loop->alarm_ns = CLOCK_NEVER;
+			continue;
+		}
 		events = event->events & (source->events | EPOLLERR | EPOLLHUP);
 		if (events)
 			source->ready(source, events);
@@ -363,57 +382,41 @@ static void loop_run_events(struct loop *loop)
 	}
 }
 
-/* How long the next wait may last, with timeout_ms as the most; -1 for ever. */
-static int64_t loop_wait_limit_ns(const struct loop *loop, int timeout_ms)
+/* Sees to it that the loop is awake when the soonest timer is due. Returns whether it is due now. */
+static bool loop_set_alarm(struct loop *loop)
 {
-	int64_t limit_ns = timeout_ms < 0 ? -1 : (int64_t)timeout_ms * (int64_t)NSEC_PER_MSEC;
-	uint64_t at_ns, now_ns, left_ns;
-
-	if (loop->mail || loop->deferred || loop->next_event < loop->n_events || timeout_ms == 0)
-		return 0;
-	if (!loop->n_timers || loop->timers[0]->at_ns == CLOCK_NEVER)
-		return limit_ns;
-
-	at_ns = loop->timers[0]->at_ns;
-	now_ns = clock_now_ns();
-	left_ns = at_ns > now_ns ? MIN(at_ns - now_ns, (uint64_t)INT64_MAX) : 0;
-	return limit_ns < 0 ? (int64_t)left_ns : MIN(limit_ns, (int64_t)left_ns);
-}
-
-static int loop_epoll(struct loop *loop, int64_t limit_ns)
-{
-	struct timespec limit = {
-		.tv_sec = (time_t)(limit_ns / (int64_t)NSEC_PER_SEC),
-		.tv_nsec = (long)(limit_ns % (int64_t)NSEC_PER_SEC),
+	uint64_t at_ns = loop->n_timers ? loop->timers[0]->at_ns : CLOCK_NEVER;
+	struct itimerspec alarm = {
+		.it_value.tv_sec = (time_t)(at_ns / NSEC_PER_SEC),
+		.it_value.tv_nsec = (long)(at_ns % NSEC_PER_SEC),
 	};
-	int64_t limit_ms = limit_ns / (int64_t)NSEC_PER_MSEC + 1;
-	int n;
 
-	if (limit_ns <= 0)
-		return epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS, (int)limit_ns);
-	n = epoll_pwait2(loop->epoll_fd, loop->events, LOOP_EVENTS, &limit, NULL);
-	if (n < 0 && (errno == ENOSYS ||
-		      errno == EPERM)) /* Linux < 5.11, or a sandbox that is older than it */
-		n = epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS,
-			       (int)MIN(limit_ms, (int64_t)INT_MAX));
-	return n;
+	if (at_ns >= loop->alarm_ns)
+		return false;
+	if (at_ns <= clock_now_ns())
+		return true;
+	loop->alarm_ns = at_ns;
+	(void)timerfd_settime(loop->timer_fd, TFD_TIMER_ABSTIME, &alarm, NULL);
+	return false;
 }
 
 static int loop_wait(struct loop *loop, int timeout_ms)
 {
-	int64_t limit_ns = loop_wait_limit_ns(loop, timeout_ms);
 	int n;
 
-	if (limit_ns != 0) {
-		atomic_store(&loop->sleeping, true);
-		if (atomic_load(&loop->inbox) || atomic_load(&loop->stopping))
-			limit_ns = 0;
-	}
 	/* Events kept from a turn that was stopped come first; fetching more would overwrite them. */
 	if (loop->next_event < loop->n_events)
 		return 0;
-
-	n = loop_epoll(loop, limit_ns);
+	if (loop->mail || loop->deferred)
+		timeout_ms = 0;
+	if (timeout_ms != 0 && loop_set_alarm(loop))
+		timeout_ms = 0;
+	if (timeout_ms != 0) {
+		atomic_store(&loop->sleeping, true);
+		if (atomic_load(&loop->inbox) || atomic_load(&loop->stopping))
+			timeout_ms = 0;
+	}
+	n = epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS, timeout_ms);
 	atomic_store(&loop->sleeping, false);
 	(void)atomic_fetch_add_explicit(&loop->wakeups, 1, memory_order_relaxed);
 	loop->next_event = 0;

@@ -246,6 +246,35 @@ TEST(timer_comes_once_and_not_early)
 	ASSERT_EQ(alarm.n_calls, 1);
 }
 
+/* What wakes the loop is set once it sleeps, and not put off with the timers: it has to come neither too late nor for nobody. */
+TEST(timer_comes_after_others_that_the_loop_has_slept_for)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct alarm gone = { .timer.expired = alarm_count };
+	struct alarm soon = { .timer.expired = alarm_count };
+	struct alarm far = { .timer.expired = alarm_count };
+	uint64_t at_ns;
+
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(loop_timer_set(loop, &far.timer, clock_now_ns() + 3600 * NSEC_PER_SEC));
+	ASSERT_OK(loop_turn(loop, 1));
+	ASSERT_OK(loop_timer_set(loop, &gone.timer, clock_now_ns() + 20 * NSEC_PER_MSEC));
+	ASSERT_OK(loop_turn(loop, 1));
+	loop_timer_cancel(&gone.timer);
+	for (unsigned i = 1; i <= 2; i++) {
+		at_ns = clock_now_ns() + 40 * NSEC_PER_MSEC;
+		ASSERT_OK(loop_timer_set(loop, &soon.timer, at_ns));
+		while (soon.n_calls < i)
+			ASSERT_OK(loop_turn(loop, -1));
+		ASSERT_TRUE(clock_now_ns() >= at_ns);
+	}
+	/* Three sleeps that ended by themselves, or by the alarm of the one that was cancelled. */
+	ASSERT_TRUE(loop_wakeups(loop) <= 5);
+	ASSERT_EQ(gone.n_calls, 0);
+	ASSERT_EQ(far.n_calls, 0);
+	loop_timer_cancel(&far.timer);
+}
+
 TEST(timers_come_in_order_after_any_changes)
 {
 	enum { N = 300 };
