@@ -31,7 +31,8 @@
 
 /* How long the daemon may take to answer or to read what other ranks have no part in; then it is not to be trusted. */
 #define CLIENT_ANSWER_NS     (30 * INT64_C(1000000000))
-#define CLIENT_FOREVER	     INT64_MAX /* as a deadline */
+#define CLIENT_FOREVER	     INT64_MAX		     /* as a deadline */
+#define CLIENT_NAP_NS	     (10 * INT64_C(1000000)) /* a loss of the daemon is seen later by so much */
 #define CLIENT_SPIN_SKIP_MAX 63u
 /* Who gives its core away and does not have it again after so long, shares it: it does not spin for a while. */
 #define CLIENT_SPIN_AWAY_NS (500 * INT64_C(1000))
@@ -264,7 +265,8 @@ struct bps_client {
 	pthread_mutex_t mutex;
 	pthread_cond_t turned; /* CLOCK_MONOTONIC */
 	/* All that follows is guarded by the mutex. */
-	bool leading;	      /* a thread is the leader, and may be in poll() */
+	bool leading; /* a thread is the leader, and may sleep */
+	bool napped;  /* he slept on trainer_armed in vain: the next sleep hears the socket, too */
 	unsigned n_waiting;   /* threads on `turned` */
 	bool fd_used;	      /* bps_client_fd() was called: keep the trainer armed */
 	unsigned spin_skip;   /* waits that do not spin after one that did in vain */
@@ -395,8 +397,11 @@ void client_fail(struct bps_client *client, const char *format, ...) _printf_(2,
 /* Returns the sticky failure, with its text set, or 0. */
 int client_failed(const struct bps_client *client);
 
-/* True when the trainer's wake-up is to be used; set before the last look at what the daemon may have done. */
-void client_arm(struct bps_client *client, bool armed);
+/* How the daemon is to wake us; set before the last look at what it may have done. */
+void client_arm(struct bps_client *client, enum shm_armed how);
+
+/* Wakes a leader who sleeps on the word that says so. False: there is none, or the daemon has just woken him. */
+bool client_rouse(struct bps_client *client);
 
 /* -- session.c (locked) --------------------------------------------------------------------------------------------- */
 

@@ -50,6 +50,7 @@ void session_drop(struct bps_client *client)
 	session_close_fd(client, &client->daemon_event);
 	session_close_fd(client, &client->trainer_event);
 	session_close_fd(client, &client->timer);
+	(void)client_rouse(client);
 	if (client->shm)
 		(void)munmap(client->shm, SHM_LEN);
 	client->shm = NULL;
@@ -142,7 +143,7 @@ static int session_adopt(struct bps_client *client, int fds[3])
 				 "the daemon at %s chose version %u of the protocol, "
 				 "libbps_client " BPS_VERSION " speaks %u to %u",
 				 client->path, version, CLIENT_PROTOCOL_MIN, CLIENT_PROTOCOL);
-	client_arm(client, client->fd_used);
+	client_arm(client, client->fd_used ? SHM_ARMED : SHM_AWAKE);
 	return 0;
 }
 

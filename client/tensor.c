@@ -93,14 +93,15 @@ int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint
 	struct bps_tensor *tensor;
 	int r;
 
+	tensor = tensor_find(client, name);
 	/* A trainer may declare thousands before it waits for anything: the answers must not pile up. */
-	(void)client_progress(client);
+	if (!tensor)
+		(void)client_progress(client);
 	r = client_failed(client);
 	r = r ?: job_check(client);
 	if (r)
 		return r;
 
-	tensor = tensor_find(client, name);
 	if (tensor && (tensor->dtype != dtype || tensor->elements != elements))
 		return error_set(
 			-EINVAL,

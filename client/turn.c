@@ -6,6 +6,7 @@
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <sys/syscall.h>
 #include <time.h>
 
 #define NS_PER_S  INT64_C(1000000000)
@@ -45,15 +46,25 @@ static void event_drain(int fd)
 	(void)!read(fd, values, sizeof(values));
 }
 
-void client_arm(struct bps_client *client, bool armed)
+void client_arm(struct bps_client *client, enum shm_armed how)
 {
 	struct shm_header *header = client->shm;
 
 	if (!header)
 		return;
-	atomic_store_explicit(&header->trainer_armed, armed, memory_order_relaxed);
+	atomic_store_explicit(&header->trainer_armed, how, memory_order_relaxed);
 	/* Against the daemon's fence between its completion and its look at trainer_armed. */
 	shm_fence();
+}
+
+bool client_rouse(struct bps_client *client)
+{
+	struct shm_header *header = client->shm;
+
+	return header &&
+	       atomic_load_explicit(&header->trainer_armed, memory_order_relaxed) ==
+		       SHM_ARMED_FUTEX &&
+	       shm_disarm(header) == SHM_ARMED_FUTEX;
 }
 
 int client_failed(const struct bps_client *client)
@@ -67,7 +78,7 @@ void client_wake(struct bps_client *client)
 {
 	if (client->n_waiting)
 		(void)pthread_cond_broadcast(&client->turned);
-	if (client->leading)
+	if (client->leading && !client_rouse(client))
 		event_write(client->wakeup);
 }
 
@@ -101,10 +112,11 @@ enum { LOOK_SOCKET = 1, LOOK_DAEMON = 2, LOOK_THREADS = 4 };
 #define LOOK_WAKEUPS (LOOK_DAEMON | LOOK_THREADS)
 
 /*
- * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep. Who takes the wake-ups
- * is who was to be woken: while there is a leader they are for him alone; it may be another thread that wakes him.
+ * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep; -1 leaves that as it is.
+ * Who takes the wake-ups is who was to be woken: while there is a leader they are for him alone; it may be another thread
+ * that wakes him.
  */
-static bool client_look(struct bps_client *client, bool arm, unsigned what)
+static bool client_look(struct bps_client *client, int arm, unsigned what)
 {
 	bool changed = false;
 
@@ -117,25 +129,36 @@ static bool client_look(struct bps_client *client, bool arm, unsigned what)
 		event_drain(client->trainer_event);
 	while (session_advance(client))
 		changed = true;
-	client_arm(client, arm);
+	if (arm >= 0)
+		client_arm(client, (enum shm_armed)arm);
 	call_send_queued(client);
 	if (what & LOOK_SOCKET)
 		changed |= call_receive(client);
 	while (session_advance(client))
 		changed = true;
-	changed |= request_harvest(client, false);
+	if (request_harvest(client, false)) {
+		client->napped = false;
+		changed = true;
+	}
 	if (client->wild)
 		client_fail(client, "the daemon at %s wrote nonsense into the shared memory",
 			    client->path);
 	return changed || client->failure;
 }
 
+/* For a look by who is not the leader. He has armed as he likes, and may sleep already: that stays. */
+static int arm_of_others(const struct bps_client *client)
+{
+	if (client->fd_used)
+		return SHM_ARMED;
+	return client->leading ? -1 : SHM_AWAKE;
+}
+
 static bool client_progress_by(struct bps_client *client, unsigned what)
 {
 	bool changed;
 
-	/* The leader has armed and may sleep already: it stays armed. */
-	changed = client_look(client, client->fd_used || client->leading, what);
+	changed = client_look(client, arm_of_others(client), what);
 	if (changed) {
 		if (client->fd_used)
 			event_write(client->attention);
@@ -160,6 +183,37 @@ static unsigned look_before_sleep(const struct bps_client *client)
 	if (client->session.state != SESSION_READY)
 		return LOOK_SOCKET | LOOK_WAKEUPS;
 	return TAILQ_EMPTY(&client->calls) ? 0 : LOOK_SOCKET;
+}
+
+/*
+ * Whether the leader may sleep on trainer_armed: only for what the daemon says there. Who waits for longer is to hear his
+ * socket as well, and sleeps on descriptors.
+ */
+static bool may_nap(const struct bps_client *client)
+{
+	return client->session.state == SESSION_READY && client->n_posted && !client->napped &&
+	       !client->fd_used && TAILQ_EMPTY(&client->calls) && TAILQ_EMPTY(&client->outbox) &&
+	       client->session.hello.answer.features & CONTROL_FEATURE_FUTEX;
+}
+
+static void client_nap(struct bps_client *client, int64_t deadline_ns)
+{
+	/* It may be unmapped meanwhile: the word is left alone then, and the sleep ends at once or as it would. */
+	struct shm_header *header = client->shm;
+	struct timespec timeout = { .tv_nsec = CLIENT_NAP_NS };
+	bool woken;
+
+	if (deadline_ns != CLIENT_FOREVER) {
+		int64_t left = MAX(deadline_ns - client_now_ns(), INT64_C(0));
+
+		timeout.tv_nsec = MIN(left, CLIENT_NAP_NS);
+	}
+	client_unlock(client);
+	woken = !syscall(SYS_futex, &header->trainer_armed, FUTEX_WAIT, SHM_ARMED_FUTEX, &timeout,
+			 NULL, 0) ||
+		errno != ETIMEDOUT;
+	client_lock(client);
+	client->napped = !woken;
 }
 
 /* Returns what there is to look at. */
@@ -254,8 +308,8 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 
 void client_turn(struct bps_client *client, int64_t deadline_ns)
 {
-	unsigned what;
-	bool changed;
+	unsigned what = 0;
+	bool changed, nap;
 
 	if (client->leading) {
 		client_follow(client, deadline_ns);
@@ -263,10 +317,14 @@ void client_turn(struct bps_client *client, int64_t deadline_ns)
 	}
 
 	client->leading = true;
-	changed = client_look(client, true, look_before_sleep(client));
+	nap = may_nap(client);
+	changed = client_look(client, nap ? SHM_ARMED_FUTEX : SHM_ARMED, look_before_sleep(client));
 	if (!changed) {
-		what = client_sleep(client, deadline_ns);
-		changed = client_look(client, client->fd_used, what);
+		if (nap)
+			client_nap(client, deadline_ns);
+		else
+			what = client_sleep(client, deadline_ns);
+		changed = client_look(client, client->fd_used ? SHM_ARMED : SHM_AWAKE, what);
 	}
 	client->leading = false;
 
@@ -286,9 +344,10 @@ _public_ int bps_client_fd(struct bps_client *client)
 	CLIENT_LOCKED(client);
 	if (!client->fd_used) {
 		client->fd_used = true;
-		/* What came before nobody was told of. */
+		/* What came before nobody was told of. The leader sleeps on descriptors from now on. */
+		(void)client_rouse(client);
 		if (!client->failure)
-			client_arm(client, true);
+			client_arm(client, SHM_ARMED);
 		event_write(client->attention);
 	}
 	return client->epoll;
@@ -303,7 +362,7 @@ _public_ int bps_client_dispatch(struct bps_client *client)
 	CLIENT_LOCKED(client);
 	if (!client->failure)
 		event_drain(client->attention);
-	if (client_look(client, client->fd_used || client->leading,
+	if (client_look(client, arm_of_others(client),
 			LOOK_SOCKET | (client->leading ? 0 : LOOK_WAKEUPS)))
 		client_wake(client);
 	request_copy_all(client);

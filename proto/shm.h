@@ -15,9 +15,9 @@
  * on an entry with a number that it does not know it reads the control channel: each side's own order is kept.
  *
  * Completing: the daemon writes status and text, then stores state = SHM_DONE with release, adds 1 to completions
- * (release), full fence, and if it can change trainer_armed from 1 to 0 wakes the trainer. Waiting: the trainer stores
- * trainer_armed 1, full fence, looks at its slot again, then sleeps until it is woken or its socket has news. A slot
- * belongs to the daemon from the post until SHM_DONE, to the trainer at all other times.
+ * (release), full fence, and if it can change trainer_armed from what it is to SHM_AWAKE wakes the trainer in the way that
+ * it said. Waiting: the trainer stores trainer_armed, full fence, looks at its slot again, then sleeps until it is woken or
+ * its socket has news. A slot belongs to the daemon from the post until SHM_DONE, to the trainer at all other times.
  *
  * Device memory: an entry whose input or output is in a buffer that was shared from a device is ordered by its slot's
  * flags as well, which GPUs on both sides write and wait for (cuStreamWriteValue32, cuStreamWaitValue32) by the low 32
@@ -27,17 +27,30 @@
  * after the slot says so. A slot whose ready has not reached its ticket is not posted again: the stream's write is still
  * to come. Of a trainer that lives, only its own stream writes `ready`.
  *
- * Waking is writing 8 bytes to the other side's wake-up descriptor, which it reads 8 bytes at a time.
+ * Waking is writing 8 bytes to the other side's wake-up descriptor, which it reads 8 bytes at a time. A trainer whose daemon
+ * has CONTROL_FEATURE_FUTEX may sleep on trainer_armed itself instead (FUTEX_WAIT, shared, while it is SHM_ARMED_FUTEX): that
+ * wakes sooner, and needs one system call where the descriptor needs two. Its socket does not wake it then, so such
+ * a sleep is short: a daemon that dies wakes nobody.
  */
 #pragma once
 
 #include "proto/types.h"
+#include <linux/futex.h>
 #include <stdatomic.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 
 #define SHM_MAGIC   0x4d535042u /* "BPSM" */
 #define SHM_VERSION 2
 #define SHM_ENTRIES 4096u /* power of two; at least SHM_SLOTS, so that the ring is never full */
 #define SHM_SLOTS   4096u /* requests not yet released; deepest model seen: 1500 tensors */
+
+/* Of a trainer, how it is to be woken; the daemon wakes for no other value. */
+enum shm_armed {
+	SHM_AWAKE = 0,
+	SHM_ARMED = 1,	     /* by its wake-up descriptor */
+	SHM_ARMED_FUTEX = 2, /* by FUTEX_WAKE of this word */
+};
 
 enum shm_state {
 	SHM_FREE = 0,
@@ -57,7 +70,7 @@ struct shm_header {
 	_Atomic uint64_t tail _cache_aligned_;
 	/* 1: the daemon sleeps and wants its wake-up descriptor written. */
 	_Atomic uint32_t daemon_armed _cache_aligned_;
-	/* 1: the trainer sleeps and wants its wake-up descriptor written. */
+	/* enum shm_armed */
 	_Atomic uint32_t trainer_armed _cache_aligned_;
 	/* Daemon: slots ever completed. */
 	_Atomic uint64_t completions _cache_aligned_;
@@ -145,6 +158,22 @@ static inline void shm_fence(void)
 #else
 	atomic_thread_fence(memory_order_seq_cst);
 #endif
+}
+
+/*
+ * Takes an armed trainer's word, for the one who wakes it: what it was, or SHM_AWAKE if there is nobody to be woken or
+ * another was faster. One who sleeps on the word is woken by this, any other is still to be.
+ */
+static inline uint32_t shm_disarm(struct shm_header *header)
+{
+	uint32_t armed = atomic_load_explicit(&header->trainer_armed, memory_order_relaxed);
+
+	if ((armed != SHM_ARMED && armed != SHM_ARMED_FUTEX) ||
+	    !atomic_compare_exchange_strong(&header->trainer_armed, &armed, SHM_AWAKE))
+		return SHM_AWAKE;
+	if (armed == SHM_ARMED_FUTEX)
+		(void)syscall(SYS_futex, &header->trainer_armed, FUTEX_WAKE, 1, NULL, NULL, 0);
+	return armed;
 }
 
 static inline struct shm_entry *shm_ring(void *base)

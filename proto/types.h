@@ -62,6 +62,8 @@ enum reduction {
 #define CONTROL_FEATURE_ELASTIC \
 	UINT64_C(4) /* elastic jobs: Join's fields, Regroup, what shm_slot says of who came */
 
+#define CONTROL_FEATURE_FUTEX UINT64_C(8) /* SHM_ARMED_FUTEX of proto/shm.h; the daemon's to say */
+
 /* Memory that Share hands over. */
 enum memory_kind {
 	MEMORY_MEMFD = 0,

@@ -15,14 +15,11 @@ static struct shm_header *header_of(const struct session *session)
 
 static void wake_trainer(struct session *session)
 {
-	struct shm_header *header = header_of(session);
-	uint32_t armed = 1;
 	uint64_t one = 1;
 
 	/* Against the trainer's fence between arming and looking at its slot. */
 	shm_fence();
-	if (atomic_load_explicit(&header->trainer_armed, memory_order_relaxed) == 1 &&
-	    atomic_compare_exchange_strong(&header->trainer_armed, &armed, 0))
+	if (shm_disarm(header_of(session)) == SHM_ARMED)
 		/* EAGAIN: it is full of wake-ups. */
 		(void)!write(session->wake_fd, &one, sizeof(one));
 }

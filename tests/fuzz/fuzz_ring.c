@@ -293,7 +293,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	if (mode == 2)
 		FUZZ_CHECK(!pthread_create(&thread, NULL, spoil, &spoiler));
 
-	atomic_store(&header->trainer_armed, data[0] & 1);
+	atomic_store(&header->trainer_armed, data[0] & 3);
 	atomic_store(&header->daemon_armed, 0);
 	atomic_store(&header->tail, tail);
 	let_it_drain(&trainer);

@@ -54,11 +54,10 @@ static void fake_unlockp(struct fake **fake)
 static void session_count(struct fake_session *session)
 {
 	struct shm_header *header = session->shm;
-	uint32_t armed = 1;
 
 	atomic_fetch_add_explicit(&header->completions, 1, memory_order_release);
 	shm_fence();
-	if (atomic_compare_exchange_strong(&header->trainer_armed, &armed, 0))
+	if (shm_disarm(header) == SHM_ARMED)
 		event_write(session->trainer_event);
 }
 
@@ -642,7 +641,7 @@ struct fake *fake_new(void)
 	fake->listener = fake_listen(fake->path);
 	fake->ledger_fd = -1;
 	fake->daemon = 1;
-	fake->features = CONTROL_FEATURE_RESUME;
+	fake->features = CONTROL_FEATURE_RESUME | CONTROL_FEATURE_FUTEX;
 	fake->stop = eventfd(0, EFD_CLOEXEC);
 	ASSERT_OK(pthread_mutex_init(&fake->mutex, NULL));
 	ASSERT_OK(pthread_cond_init(&fake->changed, NULL));
@@ -683,6 +682,15 @@ static struct fake_session *fake_session(struct fake *fake)
 		if (fake->sessions[i])
 			return fake->sessions[i];
 	test_fail(__FILE__, __LINE__, "the fake has no session");
+}
+
+uint32_t fake_armed(struct fake *fake)
+{
+	struct shm_header *header;
+
+	FAKE_LOCKED(fake);
+	header = fake_session(fake)->shm;
+	return atomic_load(&header->trainer_armed);
 }
 
 void fake_complete(struct fake *fake, unsigned n, int status, const char *text)

@@ -116,6 +116,8 @@ void fake_unlock(struct fake *fake);
 
 /* A copy of what it was told so far, valid until the next. Of the test's main thread. */
 const struct fake_told *told(struct fake *fake);
+/* How its trainer is to be woken now: enum shm_armed. */
+uint32_t fake_armed(struct fake *fake);
 /* Runs the n-th held entry (from 0) and ends it; status 0 runs it. */
 void fake_complete(struct fake *fake, unsigned n, int status, const char *text);
 /* Ends a slot as only a broken daemon would: state is stored and counted as it is. */

@@ -1,6 +1,7 @@
 #include "fake.h"
 
 #include <poll.h>
+#include <sched.h>
 
 static struct bps_request *barrier(struct bps_client *client)
 {
@@ -334,6 +335,103 @@ TEST(completions_meet_a_wait_that_does_not_spin)
 	meet_at_every_stage();
 }
 
+static bool is_readable(int fd, int timeout_ms)
+{
+	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
+
+	return poll(&pollfd, 1, timeout_ms) == 1;
+}
+
+static void await_armed(struct fake *fake, uint32_t how)
+{
+	for (unsigned i = 0; fake_armed(fake) != how; i++) {
+		ASSERT_TRUE(i < 60000);
+		(void)poll(NULL, 0, 1);
+	}
+}
+
+/* Whether one who waits for the n-th request is seen asleep on the word, before it goes on to its descriptors. */
+static bool nap_is_seen(struct fake *fake, struct bps_client *client, unsigned n, bool look)
+{
+	struct bps_request *request = barrier(client);
+	struct waiter waiter = { .client = (struct bps_client *)request };
+	pthread_t thread;
+	bool seen = false;
+
+	ASSERT_OK(pthread_create(&thread, NULL, wait_only, &waiter));
+	for (uint32_t armed = SHM_AWAKE; !seen && armed != SHM_ARMED;) {
+		armed = fake_armed(fake);
+		if (armed == SHM_ARMED_FUTEX && look)
+			ASSERT_EQ(bps_request_poll(request), 0);
+		seen = armed == SHM_ARMED_FUTEX && fake_armed(fake) == SHM_ARMED_FUTEX;
+		(void)sched_yield();
+	}
+	/* In the end it hears its socket, too. */
+	await_armed(fake, SHM_ARMED);
+	fake_await(fake, &fake->told.n_entries, n + 1);
+	fake_complete(fake, n, 0, NULL);
+	ASSERT_OK(pthread_join(thread, NULL));
+	ASSERT_EQ(waiter.result, 0);
+	ASSERT_EQ(fake_armed(fake), SHM_AWAKE);
+	bps_request_free(request);
+	return seen;
+}
+
+TEST(waits_sleep_on_the_word_and_then_on_descriptors)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	unsigned n = 0;
+
+	FAKE_SET(fake, hold, true);
+	while (!nap_is_seen(fake, client, n++, false))
+		ASSERT_TRUE(n < FAKE_HELD);
+	/* One who only looks leaves it to the leader how he is woken. */
+	while (!nap_is_seen(fake, client, n++, true))
+		ASSERT_TRUE(n < FAKE_HELD);
+}
+
+TEST(waits_sleep_on_descriptors_if_the_daemon_knows_nothing_else)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = NULL;
+
+	FAKE_SET(fake, features, CONTROL_FEATURE_RESUME);
+	FAKE_SET(fake, hold, true);
+	client = fake_join(fake, 0, 2);
+	for (unsigned n = 0; n < 10; n++)
+		ASSERT_TRUE(!nap_is_seen(fake, client, n, false));
+}
+
+/* Who asks for the descriptor of a client that another thread waits for, is told of what completes. */
+TEST(fd_is_asked_for_while_another_sleeps_on_the_word)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct waiter waiter;
+	struct bps_request *request;
+	pthread_t thread;
+	int fd;
+
+	FAKE_SET(fake, hold, true);
+	request = barrier(client);
+	waiter.client = (struct bps_client *)request;
+	ASSERT_OK(pthread_create(&thread, NULL, wait_only, &waiter));
+	while (fake_armed(fake) == SHM_AWAKE)
+		(void)sched_yield();
+	fd = bps_client_fd(client);
+	ASSERT_TRUE(fd >= 0);
+	await_armed(fake, SHM_ARMED);
+	ASSERT_OK(bps_client_dispatch(client));
+	fake_await(fake, &fake->told.n_entries, 1);
+	fake_complete(fake, 0, 0, NULL);
+	ASSERT_OK(pthread_join(thread, NULL));
+	ASSERT_EQ(waiter.result, 0);
+	ASSERT_TRUE(is_readable(fd, 60000));
+	ASSERT_EQ(fake_armed(fake), SHM_ARMED);
+	bps_request_free(request);
+}
+
 TEST(spins_of_no_length)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
@@ -378,13 +476,6 @@ TEST(many_wait_for_one)
 	ASSERT_EQ(data[0], 1);
 	ASSERT_EQ(data[LEN - 1], 1);
 	bps_request_free(request);
-}
-
-static bool is_readable(int fd, int timeout_ms)
-{
-	struct pollfd pollfd = { .fd = fd, .events = POLLIN };
-
-	return poll(&pollfd, 1, timeout_ms) == 1;
 }
 
 TEST(fd_tells_of_completions)

@@ -116,6 +116,48 @@ TEST(completion_wakes_who_sleeps_and_nobody_else)
 	ring_close(&ring);
 }
 
+static void *futex_sleeper(void *user)
+{
+	struct shm_header *header = user;
+
+	/* Without a limit: a wake-up that is lost is a test that hangs. */
+	while (atomic_load(&header->trainer_armed) == SHM_ARMED_FUTEX)
+		(void)syscall(SYS_futex, &header->trainer_armed, FUTEX_WAIT, SHM_ARMED_FUTEX, NULL,
+			      NULL, 0);
+	ASSERT_EQ(atomic_load(&header->completions), 1);
+	return NULL;
+}
+
+/* Through a mapping of its own, as it has in a process of its own. */
+TEST(completion_wakes_who_sleeps_on_the_word)
+{
+	struct ring ring;
+	struct shm_header *header;
+	struct pollfd wake;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	pthread_t thread;
+	uint32_t slot;
+
+	ring_open(&ring, 1);
+	header = ring.trainers[0].shm;
+	wake = (struct pollfd){ .fd = ring.trainers[0].wake, .events = POLLIN };
+	atomic_store(&header->trainer_armed, SHM_ARMED_FUTEX);
+	ASSERT_OK(pthread_create(&thread, NULL, futex_sleeper, header));
+	slot = trainer_post(&ring.trainers[0], &entry);
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], slot, NULL), 0);
+	ASSERT_OK(pthread_join(thread, NULL));
+	ASSERT_EQ(header->trainer_armed, SHM_AWAKE);
+	/* One way is enough; and no other number is one. */
+	ASSERT_EQ(poll(&wake, 1, 0), 0);
+	atomic_store(&header->trainer_armed, 3);
+	entry.round = 2;
+	slot = trainer_post(&ring.trainers[0], &entry);
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], slot, NULL), 0);
+	ASSERT_EQ(header->trainer_armed, 3);
+	ASSERT_EQ(poll(&wake, 1, 0), 0);
+	ring_close(&ring);
+}
+
 enum { BATCH = 200 };
 
 struct sleeper {
