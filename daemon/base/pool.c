@@ -31,6 +31,8 @@ struct pool {
 	size_t heap_capacity;
 	struct mail help; /* to the home loop: it is to take an offer */
 	bool helping;	  /* that is on its way */
+	struct mail call; /* the same behind all that it offers in one go: workers are to come */
+	bool calling;
 	/* The home thread fills offers[tail % POOL_OFFERS]; whoever moves head has the task there. */
 	_Atomic uint32_t tail _cache_aligned_;
 	_Atomic uint32_t head _cache_aligned_;
@@ -40,6 +42,7 @@ struct pool {
 };
 
 static void pool_on_help(struct mail *mail);
+static void pool_on_call(struct mail *mail);
 static void pool_on_come(struct mail *mail);
 
 int pool_new(struct loop *home, unsigned n_threads, struct pool **ret_pool)
@@ -55,6 +58,7 @@ int pool_new(struct loop *home, unsigned n_threads, struct pool **ret_pool)
 	memset(pool, 0, size);
 	pool->home = home;
 	pool->help.run = pool_on_help;
+	pool->call.run = pool_on_call;
 	list_init(&pool->given);
 
 	for (unsigned i = 0; i < n_threads; i++) {
@@ -84,6 +88,8 @@ struct pool *pool_free(struct pool *pool)
 		(void)loop_thread_stop(pool->workers[i].thread);
 	if (pool->helping)
 		loop_unpost(pool->home, &pool->help);
+	if (pool->calling)
+		loop_unpost(pool->home, &pool->call);
 	list_for_each_safe (task, next, &pool->given, link) {
 		loop_unpost(pool->home, &task->mail);
 		list_remove(&task->link);
@@ -261,21 +267,34 @@ static void pool_on_come(struct mail *mail)
 		loop_post(loop_thread_loop(worker->thread), &worker->come);
 }
 
-/* Puts a task on offer. One is for the home thread; for each other a worker is told, but for one in whose place it is. */
-static void pool_offer(struct pool *pool, struct task *task)
+/*
+ * One offer is for the home thread; for each other a worker is told, but for one in whose place it is. Not until all are
+ * there: a worker that the scheduler puts onto the home thread's core would take that for each one or two of them, and sleep again.
+ */
+static void pool_on_call(struct mail *mail)
 {
-	uint32_t tail = atomic_load_explicit(&pool->tail, memory_order_relaxed);
+	struct pool *pool = container_of(mail, struct pool, call);
 	unsigned most = MAX(pool->n_workers - 1, 1u);
-	uint32_t n;
+	uint32_t n = pool_n_offers(pool);
 
-	list_push_back(&pool->given, &task->link);
-	atomic_store_explicit(&pool->offers[tail % POOL_OFFERS], task, memory_order_relaxed);
-	atomic_store(&pool->tail, tail + 1);
-	n = pool_n_offers(pool);
+	pool->calling = false;
 	for (unsigned i = 0; i < most && i + 1 < n; i++)
 		if (!atomic_exchange(&pool->workers[i].coming, true))
 			loop_post(loop_thread_loop(pool->workers[i].thread),
 				  &pool->workers[i].come);
+}
+
+static void pool_offer(struct pool *pool, struct task *task)
+{
+	uint32_t tail = atomic_load_explicit(&pool->tail, memory_order_relaxed);
+
+	list_push_back(&pool->given, &task->link);
+	atomic_store_explicit(&pool->offers[tail % POOL_OFFERS], task, memory_order_relaxed);
+	atomic_store(&pool->tail, tail + 1);
+	if (!pool->calling) {
+		pool->calling = true;
+		loop_defer(pool->home, &pool->call);
+	}
 	if (!pool->helping) {
 		pool->helping = true;
 		loop_post(pool->home, &pool->help);

@@ -1,5 +1,6 @@
 #include "base/pool.h"
 #include "test.h"
+#include <poll.h>
 #include <pthread.h>
 #include <semaphore.h>
 
@@ -219,6 +220,28 @@ TEST(shared_tasks_wait_for_no_worker)
 	for (size_t i = 0; i < WORKERS; i++)
 		(void)sem_post(&gate);
 	turn_until(loop, N + WORKERS);
+}
+
+/* A worker that comes for the first of many may take the processor of the thread that has the others still to post. */
+TEST(workers_come_for_shared_tasks_when_all_are_posted)
+{
+	enum { N = 8 };
+	struct job jobs[N];
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+
+	home_thread = pthread_self();
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 2, &pool));
+	for (size_t i = 0; i < N; i++) {
+		jobs[i] = job_shared(0);
+		ASSERT_OK(pool_post(pool, &jobs[i].task));
+	}
+	/* None has been told to come, however long it takes until the loop's turn. */
+	(void)poll(NULL, 0, 20);
+	for (size_t i = 0; i < N; i++)
+		ASSERT_EQ(jobs[i].n_runs, 0);
+	turn_until(loop, N);
 }
 
 TEST(urgent_shared_tasks_overtake_all_but_those_on_offer)
