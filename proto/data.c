@@ -104,12 +104,18 @@ uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n)
 	return epoch ^ (uint32_t)(digest >> 32) ^ (uint32_t)digest;
 }
 
+bool data_moves_valid(uint32_t moves, bool of_rank)
+{
+	return of_rank ? !moves || moves == DATA_MOVES_LOST || moves == DATA_MOVES_LEFT
+		       : moves <= DATA_MOVES_OFTEN;
+}
+
 bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_servers)
 {
 	bool more = false, any = false;
 
 	for (size_t i = 0; i < n; i++) {
-		if (from[i] > moves[i] && from[i] <= DATA_MOVES_OFTEN) {
+		if (from[i] > moves[i] && data_moves_valid(from[i], i >= n_servers)) {
 			moves[i] = from[i];
 			more = true;
 		}

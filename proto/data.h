@@ -198,7 +198,9 @@ static inline size_t data_rows_len(size_t n, size_t row_len)
 #define DATA_MOVES_OFTEN (1u << 30) /* more often does no server come and go */
 
 uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n);
-/* Takes over what is more in `from`. Returns whether anything was. */
+/* Whether an entry can be: of a rank, or of a server. */
+bool data_moves_valid(uint32_t moves, bool of_rank);
+/* Takes over what is more in `from`, of what can be. Returns whether anything was. */
 bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_servers);
 /* In place, both ways. */
 void data_moves_swap(uint32_t *moves, size_t n);

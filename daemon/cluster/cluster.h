@@ -45,6 +45,10 @@ DEFINE_CLEANUP(struct view *, view_unref)
 bool view_member_same(const struct view_member *a, const struct view_member *b);
 /* Whether they have the same members, alike but for is_self; epochs are not compared. */
 bool view_same(const struct view *a, const struct view *b);
+/* As bytes, at most max of them: free() them. Returns 0, -ENOMEM or -EMSGSIZE. */
+int view_pack(const struct view *view, size_t max, void **ret_data, size_t *ret_len);
+/* From outside. own: the name that this daemon has in it, or NULL. Returns 0, -EPROTO or -ENOMEM. */
+int view_unpack(const void *data, size_t len, const char *own, struct view **ret_view);
 /* Digest over epoch-independent facts of the servers (names, addresses): equal on nodes that have the same list. */
 uint64_t view_server_digest(const struct view *view);
 /* The i-th member that has the server role, in view order; NULL past the end. */

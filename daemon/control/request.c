@@ -114,6 +114,14 @@ static void release_ledger(struct session *session)
 	session->ledger_charge = 0;
 }
 
+static const char *on_charge(struct pipeline_member *member, bool through_servers)
+{
+	struct session *session = container_of(member, struct session, member);
+
+	release_ledger(session);
+	return charge_ledger(session, through_servers);
+}
+
 static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
 		      int ledger)
 {
@@ -276,6 +284,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->member.ended = on_ended;
 	session->member.left = on_left;
 	session->member.refused = on_refused;
+	session->member.charge = on_charge;
 	session->member.shm_fd = session->shm_fd;
 	/* Before, as the answer may come from inside. */
 	session->in_job = true;

@@ -191,6 +191,11 @@ uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t ro
 	return LEDGER_NO_CELL;
 }
 
+uint32_t ledger_n_cells(const struct ledger *ledger)
+{
+	return ledger->n_cells;
+}
+
 uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
 {
 	uint32_t n_free, cell = LEDGER_NO_CELL;
@@ -333,7 +338,7 @@ static bool cell_valid(const struct ledger *ledger, const struct ledger_cell *ce
 	       cell->offset <= cell->total && cell->len <= cell->total - cell->offset &&
 	       cell->dtype <= DTYPE_MAX_ && cell->operation && cell->operation <= OPERATION_MAX_ &&
 	       cell->reduction <= REDUCTION_MAX_ && cell->root < JOB_RANKS_MAX &&
-	       (cell->n_gone & ~LEDGER_WAITING) < JOB_RANKS_MAX && cell->has_data <= 1;
+	       (cell->n_gone & ~LEDGER_WAITING) < ledger->size && cell->has_data <= 1;
 }
 
 static int read_cell(struct ledger *ledger, uint32_t number, struct failure *failure)

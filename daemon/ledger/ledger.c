@@ -212,7 +212,7 @@ static int read_record(struct ledger *ledger, uint32_t number, struct failure *f
 	    !dtype_size(old->dtype) || !old->operation || old->operation > OPERATION_MAX_ ||
 	    (!old->reduction && !ledger->n_cells) || old->reduction > REDUCTION_MAX_ ||
 	    !old->round || old->low % 64 || (uint32_t)old->stage > LEDGER_SCATTERED ||
-	    (old->stage >> 32 & ~(uint64_t)LEDGER_WAITING) >= JOB_RANKS_MAX)
+	    (old->stage >> 32 & ~(uint64_t)LEDGER_WAITING) >= ledger->size)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: record %u", number);
 	ledger->n_old++;
 	return 0;

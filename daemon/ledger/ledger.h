@@ -186,6 +186,8 @@ struct ledger_kept {
 
 #define LEDGER_NO_CELL UINT32_MAX
 
+/* Cells that there are. */
+uint32_t ledger_n_cells(const struct ledger *ledger);
 /*
  * A cell for a result of at most part_bytes, or LEDGER_NO_CELL. spare: only while more than half of them are free. Any
  * thread; what is kept of it is all zero.

@@ -3,7 +3,6 @@
  * then the job is attached at each of its servers. Called by home.c with the home's answer, by resume.c, keep.c and move.c.
  */
 #include "pipeline/setup.h"
-#include <stdio.h>
 
 /* -- JobJoined and ATTACH ----------------------------------------------------------------------------------------- */
 
@@ -39,7 +38,8 @@ static void on_attached(struct call *call)
 	} else if (setup->n_moved != job->n_moved) {
 		/* Said before the job went over to other servers: it has attached again since. */
 	} else if (job->state != JOB_OVER && job->keep &&
-		   (job->resumed || job->state == JOB_RUNNING || call->answer.op == DATA_ERROR) &&
+		   (job->resumed || job->regrouped || job->state == JOB_RUNNING ||
+		    call->answer.op == DATA_ERROR) &&
 		   pipeline_keep_is_loss(call)) {
 		/* peer_lost() follows, but where the server only shuts down, or knows of other servers. */
 		if (call->answer.op == DATA_ERROR)
@@ -125,7 +125,8 @@ int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, const uint3
 
 static int connect_server(struct pipeline_job *job, size_t server)
 {
-	bool again = job->resumed || job->servers[server].lost_ns;
+	/* What the view says of processes is of when the job began. */
+	bool again = job->resumed || job->regrouped || job->servers[server].lost_ns;
 	struct peer *peer;
 	int r;
 
@@ -204,33 +205,15 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 static int keep_record(struct pipeline_job *job, const Bps__Cluster__JobJoined *joined)
 {
 	Bps__Cluster__JobRecord m = BPS__CLUSTER__JOB_RECORD__INIT;
-	Bps__Cluster__View view = BPS__CLUSTER__VIEW__INIT;
-	size_t n = job->view->n_members;
-	_cleanup_(freep) Bps__Cluster__Member *members = calloc(n, sizeof(*members));
-	_cleanup_(freep) Bps__Cluster__Member **pointers = calloc(n, sizeof(*pointers));
-	_cleanup_(freep) void *data = NULL;
-	size_t len;
+	_cleanup_(freep) void *view = NULL, *data = NULL;
+	size_t view_len, len;
 	int r;
 
-	if (!members || !pointers)
-		return error_origin(-ENOMEM);
-	for (size_t i = 0; i < n; i++) {
-		struct view_member *member = &job->view->members[i];
-
-		bps__cluster__member__init(&members[i]);
-		members[i].id = member->id;
-		members[i].name = member->name;
-		members[i].roles = member->roles;
-		members[i].address = member->address;
-		members[i].has_bandwidth_mbps = true;
-		members[i].bandwidth_mbps = member->bandwidth_mbps;
-		pointers[i] = &members[i];
-	}
-	view.epoch = job->view->epoch;
-	view.n_members = n;
-	view.members = pointers;
+	r = view_pack(job->view, LEDGER_JOB_MAX, &view, &view_len);
+	if (r)
+		return error_trace(r);
 	m.joined = (Bps__Cluster__JobJoined *)joined;
-	m.view = &view;
+	m.view = (ProtobufCBinaryData){ view_len, view };
 	m.instance = job->instance;
 	m.n_nodes = job->shape.n_nodes;
 	m.node = job->shape.node;
@@ -264,30 +247,12 @@ int pipeline_setup_use_joined(struct pipeline_job *job, const Bps__Cluster__JobJ
 
 /* -- The job as the next process finds it ------------------------------------------------------------------------- */
 
-static int recall_view(struct pipeline_job *job, const Bps__Cluster__View *m)
+static int recall_view(struct pipeline_job *job, const ProtobufCBinaryData *m)
 {
-	_cleanup_(freep) struct view_member *members = NULL;
 	const struct view *now = cluster_view(job->pipeline->params.cluster);
 	const char *own = now ? pipeline_setup_own_name(now) : NULL;
 
-	members = calloc(MAX(m->n_members, (size_t)1), sizeof(*members));
-	if (!members)
-		return error_origin(-ENOMEM);
-	for (size_t i = 0; i < m->n_members; i++) {
-		const Bps__Cluster__Member *from = m->members[i];
-		struct view_member *to = &members[i];
-
-		if (strlen(from->name) >= sizeof(to->name) ||
-		    strlen(from->address) >= sizeof(to->address))
-			return error_origin(-EPROTO);
-		to->id = from->id;
-		to->roles = from->roles;
-		to->bandwidth_mbps = from->bandwidth_mbps;
-		(void)snprintf(to->name, sizeof(to->name), "%s", from->name);
-		(void)snprintf(to->address, sizeof(to->address), "%s", from->address);
-		to->is_self = own && !strcmp(own, from->name);
-	}
-	return error_trace(view_new(m->epoch, members, m->n_members, &job->view));
+	return error_trace(view_unpack(m->data, m->len, own, &job->view));
 }
 
 static int take_record(struct pipeline_job *job, const Bps__Cluster__JobRecord *m)
@@ -297,7 +262,7 @@ static int take_record(struct pipeline_job *job, const Bps__Cluster__JobRecord *
 	if (m->n_nodes != job->shape.n_nodes || m->node != job->shape.node ||
 	    m->joined->job != job->number || !m->instance)
 		return error_origin(-EPROTO);
-	r = recall_view(job, m->view);
+	r = recall_view(job, &m->view);
 	if (!r)
 		r = take_joined(job, m->joined);
 	if (r)

@@ -207,6 +207,15 @@ static void drop_far(struct pipeline_job *job, uint32_t index, const struct fail
 	pipeline_job_release(job);
 }
 
+bool pipeline_elastic_drop_forming(struct pipeline_job *job, uint32_t index,
+				   const struct failure *failure)
+{
+	if (!job->shape.elastic || !job->moves || job->resumed)
+		return false;
+	drop_far(job, index, failure, false);
+	return true;
+}
+
 /* It died while the ranks regrouped. */
 static void drop_absent(struct pipeline_job *job, uint32_t index)
 {
@@ -215,6 +224,21 @@ static void drop_absent(struct pipeline_job *job, uint32_t index)
 	(void)failure_set(&failure, -EPIPE, "rank %u of job %s died while the ranks regrouped",
 			  job->layout.rank_of_local[index], job->name);
 	drop_far(job, index, &failure, false);
+}
+
+/* Some were lost before it had begun. */
+static void check_size(struct pipeline_job *job)
+{
+	struct failure failure;
+
+	if (job->state != JOB_RUNNING || pipeline_elastic_size(job) >= job->shape.min_ranks)
+		return;
+	(void)failure_set(
+		&failure, -EPIPE,
+		"job %s: %u ranks are left of those that regrouped, fewer than the %u that "
+		"it needs",
+		job->name, pipeline_elastic_size(job), job->shape.min_ranks);
+	pipeline_job_fail(job, &failure, NULL);
 }
 
 void pipeline_elastic_formed(struct pipeline_job *job)
@@ -227,6 +251,7 @@ void pipeline_elastic_formed(struct pipeline_job *job)
 		for (uint32_t i = 0; job->distributed && i < job->layout.n_local; i++)
 			if (!job->members[i] && job->state == JOB_RUNNING)
 				drop_absent(job, i);
+		check_size(job);
 		return;
 	}
 	if (job->distributed) {

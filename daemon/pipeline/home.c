@@ -190,20 +190,32 @@ void pipeline_setup_close(struct pipeline_job *job)
 
 /* -- JobJoined ----------------------------------------------------------------------------------------------------- */
 
-/* The home server has put a run together that this node has given up meanwhile. The other nodes must not wait for it. */
-static void disown(struct pipeline_job *job, uint64_t number)
+/*
+ * The home server has put a run together that this node has given up meanwhile. The other nodes must not wait for it; where
+ * ranks have regrouped they go on.
+ */
+static void disown(struct pipeline_job *job, const struct call *call, uint64_t number)
 {
 	static const char text[] = "a rank was gone before the job had begun";
 	struct data_header header = {
 		.op = DATA_FAIL_JOB,
 		.status = EPIPE,
 		.job = number,
-		.node = job->shape.node,
+		.node = call->answer.node,
 		.epoch = job->view->epoch,
 		.len = sizeof(text) - 1,
 	};
+	struct data_header left = {
+		.op = DATA_LEAVE,
+		.job = number,
+		.node = call->answer.node,
+		.epoch = job->view->epoch,
+	};
 
-	(void)peer_notice(job->home, &header, text);
+	if (job->shape.elastic && job->number)
+		(void)peer_notice(call->peer, &left, NULL);
+	else
+		(void)peer_notice(call->peer, &header, text);
 }
 
 static void on_joined(struct call *call)
@@ -222,7 +234,7 @@ static void on_joined(struct call *call)
 	/* Only the newest counts: those before it are answered with EALREADY, or too late. */
 	if (!counts) {
 		if (!r)
-			disown(job, m->job);
+			disown(job, call, m->job);
 	} else if (call->status) {
 		pipeline_setup_fail(job, call->status, call->text);
 	} else {
@@ -251,6 +263,7 @@ static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
 		.old_ranks = setup->ranks,
 		.ranks = ranks,
 		.instance = setup->instance,
+		.membership = m->membership,
 	};
 	struct pipeline_job *next;
 	struct failure failure;
@@ -264,7 +277,8 @@ static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
 			ranks[regrouped.n_local++] = i;
 	}
 	if (!m->n_node_of_rank || m->n_node_of_rank > JOB_RANKS_MAX ||
-	    regrouped.n_nodes > m->n_node_of_rank || regrouped.n_local < setup->n_ranks)
+	    regrouped.n_nodes > m->n_node_of_rank || regrouped.n_local < setup->n_ranks ||
+	    m->membership <= job->membership)
 		return error_origin(-EPROTO);
 	r = pipeline_elastic_next(job, &regrouped, &next);
 	if (r)
@@ -302,8 +316,8 @@ static void on_regrouped(struct call *call)
 		return;
 	}
 	if (!counts) {
-		if (!r && job->home)
-			disown(job, m->job);
+		if (!r)
+			disown(job, call, m->job);
 	} else if (call->status) {
 		pipeline_setup_fail(job, call->status, call->text);
 	} else {
@@ -316,15 +330,20 @@ static void on_regrouped(struct call *call)
 }
 
 int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint32_t n_ranks,
-			   uint32_t n_newcomers, bool resumable)
+			   uint32_t n_newcomers)
 {
 	struct pipeline_setup *setup;
+	_cleanup_(freep) void *view = NULL;
 	Bps__Cluster__JobJoin m;
 	uint64_t instance;
+	size_t view_len;
 	int r;
 
 	if (getrandom(&instance, sizeof(instance), 0) != sizeof(instance))
 		return error_origin(-errno);
+	r = view_pack(job->view, DATA_SETUP_MAX / 2, &view, &view_len);
+	if (r)
+		return error_trace(r);
 	set_join(job, &m);
 	m.ranks = (uint32_t *)ranks;
 	m.n_ranks = n_ranks;
@@ -333,7 +352,9 @@ int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint
 	m.has_regroups = m.has_newcomers = true;
 	m.regroups = job->number;
 	m.newcomers = n_newcomers;
-	m.resume &= resumable;
+	m.has_membership = m.has_view = true;
+	m.membership = job->membership;
+	m.view = (ProtobufCBinaryData){ view_len, view };
 	r = pipeline_setup_call(job, job->servers[job->home_number].outlet->peer, DATA_JOIN,
 				&m.base, on_regrouped, &setup);
 	if (r)

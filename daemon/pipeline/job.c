@@ -599,14 +599,17 @@ static void on_timer(struct loop_timer *timer)
 /* -- Leaving ------------------------------------------------------------------------------------------------------ */
 
 /* A rank is gone before the job was complete. */
-static void forming_without(struct pipeline_job *job, uint32_t rank, uint32_t pid, const char *how)
+static void forming_without(struct pipeline_job *job, uint32_t index, uint32_t rank, uint32_t pid,
+			    const char *how)
 {
 	struct failure failure;
 
+	(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) %s", rank, pid, how);
+	if (pipeline_elastic_drop_forming(job, index, &failure))
+		return;
 	if (!job->n_members) {
 		pipeline_job_over(job);
 	} else if (job->layout.size || job->resumed) {
-		(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) %s", rank, pid, how);
 		pipeline_job_fail(job, &failure, NULL);
 	} else if (job->distributed) {
 		/* With fewer ranks and the old number it would look like an older JOIN that was overtaken. */
@@ -654,7 +657,7 @@ void pipeline_leave(struct pipeline_member *member)
 	}
 	if (job->state == JOB_FORMING) {
 		pipeline_job_detach(member);
-		forming_without(job, rank, pid, "left");
+		forming_without(job, member->index, rank, pid, "left");
 		member->left(member);
 		return;
 	}
@@ -696,7 +699,7 @@ void pipeline_abandon(struct pipeline_member *member, const char *how)
 	if (job->suspended)
 		return;
 	if (job->state == JOB_FORMING) {
-		forming_without(job, member->rank, member->pid, how);
+		forming_without(job, index, member->rank, member->pid, how);
 		return;
 	}
 	(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) of job %s %s", member->rank,

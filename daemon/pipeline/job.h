@@ -110,7 +110,8 @@ struct pipeline_job {
 	uint32_t membership, first_membership; /* now; when the run began */
 	uint32_t *out; /* by rank: the membership from which on it is not in the job; 0: it is */
 	uint32_t n_out, n_regrouping;
-	bool goes; /* is over here, and goes on elsewhere */
+	bool goes;	/* is over here, and goes on elsewhere */
+	bool regrouped; /* began when the ranks of a run through servers regrouped */
 	uint8_t *
 		gone; /* by local number: dead, or left; over servers it is not out before they know */
 	size_t n_gone;		/* of these, how many are not out */
@@ -338,7 +339,7 @@ void pipeline_setup_join(struct pipeline_job *job);
 void pipeline_setup_withdraw(struct pipeline_job *job);
 /* All ranks here regroup: tells the home, which answers when all do. Returns 0 or -errno. */
 int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint32_t n_ranks,
-			   uint32_t n_newcomers, bool resumable);
+			   uint32_t n_newcomers);
 void pipeline_setup_close(struct pipeline_job *job);
 
 /* attach.c: ATTACH. */
@@ -401,6 +402,9 @@ void pipeline_elastic_formed(struct pipeline_job *job);
  */
 void pipeline_elastic_drop(struct pipeline_job *job, uint32_t index, const struct failure *failure,
 			   bool leaves);
+/* The same for one that is gone before the home's answer has been taken to all servers. Returns false when it is too early for that. */
+bool pipeline_elastic_drop_forming(struct pipeline_job *job, uint32_t index,
+				   const struct failure *failure);
 /* The same for a member that is late, which is told. */
 void pipeline_elastic_drop_late(struct pipeline_job *job, uint32_t index,
 				const struct failure *failure);
@@ -457,6 +461,7 @@ struct pipeline_regrouped {
 	const uint32_t *old_ranks; /* n entries, ascending */
 	const uint32_t *ranks; /* n_local entries, ascending: their new ones, and the newcomers' */
 	uint64_t instance;
+	uint32_t membership; /* with which it begins */
 };
 int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
 			  struct pipeline_job **ret_next);

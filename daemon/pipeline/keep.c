@@ -194,17 +194,22 @@ static void unhold(struct pipeline_job *job, size_t number)
 void pipeline_keep_detach(struct pipeline_job *job, size_t number)
 {
 	struct pipeline_server *server = &job->servers[number];
+	struct pipeline_outlet *outlet = server->outlet;
 
 	if (server->attached)
 		job->n_attached--;
 	server->attached = false;
 	server->attachment++;
-	if (server->outlet)
+	if (outlet)
 		leave_outlet(server);
-	pipeline_outlet_put(TAKE_PTR(server->outlet));
+	server->outlet = NULL;
 	if (number == job->home_number)
 		job->home = NULL;
 	unhold(job, number);
+	/* Other jobs' parts may have waited for what was under way of this one's. */
+	if (outlet)
+		pipeline_outlet_pump(outlet);
+	pipeline_outlet_put(outlet);
 }
 
 void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why)

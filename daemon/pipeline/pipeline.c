@@ -188,7 +188,7 @@ void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char
 	list_for_each (job, &pipeline->jobs, link) {
 		if (job->state == JOB_OVER || !uses(job, peer))
 			continue;
-		if (job->keep && (job->state == JOB_RUNNING || job->resumed))
+		if (job->keep && (job->state == JOB_RUNNING || job->resumed || job->regrouped))
 			pipeline_keep_peer_lost(job, peer, why);
 		else
 			pipeline_job_fail(job, &failure, peer);

@@ -92,6 +92,11 @@ struct pipeline_member {
 	void (*left)(struct pipeline_member *member);
 	/* Answer to pipeline_regroup(): no, and the member goes on as before. Otherwise joined() or ended() is the answer. */
 	void (*refused)(struct pipeline_member *member, const struct failure *failure);
+	/*
+	 * The member's job will be one that goes through servers, or not: takes the room for its ledger, in place of what was
+	 * taken. Returns NULL, or why the trainer can take part in no restart: a constant.
+	 */
+	const char *(*charge)(struct pipeline_member *member, bool through_servers);
 	/* Set before joining: the session's shared memory (proto/shm.h), kept by the caller while the member is in a job, or -1. */
 	int shm_fd;
 	/* The pipeline's. */

@@ -184,6 +184,7 @@ static bool answer_fits(const struct pipeline_part *part)
 	uint32_t len = is_for_here(part) ? part->extent.len : 0;
 
 	return answer->op == DATA_RESULT && answer->len == len &&
+	       (!job_of(part)->shape.elastic || answer->root <= job_of(part)->n_out) &&
 	       (!part->call.answer_block || part->call.answer_block->len >= len);
 }
 

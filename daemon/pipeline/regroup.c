@@ -25,6 +25,22 @@ static bool is_for(const struct pipeline_newcomer *newcomer, const struct pipeli
 	       !CRYPTO_memcmp(newcomer->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
 }
 
+/* Through servers a job outlives its daemons, or could not do without a rank: whoever is in it has to. */
+static int check_fit(struct pipeline_newcomer *newcomer, const struct pipeline_job *job,
+		     struct failure *failure)
+{
+	if (!job->distributed)
+		return 0;
+	newcomer->cannot_resume = newcomer->member->charge(newcomer->member, true);
+	if (!newcomer->cannot_resume)
+		return 0;
+	return failure_set(
+		failure, -EOPNOTSUPP,
+		"job %s goes through servers, and lets no newcomer in that can take part in "
+		"no restart: %s",
+		job->name, newcomer->cannot_resume);
+}
+
 uint32_t pipeline_elastic_n_waiting(const struct pipeline_job *job)
 {
 	uint32_t max = job->shape.max_ranks ? job->shape.max_ranks : JOB_RANKS_MAX;
@@ -107,11 +123,24 @@ static void on_newcomers_timer(struct loop_timer *timer)
 		(void)loop_timer_set(pipeline->params.loop, timer, next_ns);
 }
 
+/* The job that would let it in, if it is here. */
+static struct pipeline_job *find_job(struct pipeline *pipeline,
+				     const struct pipeline_newcomer *newcomer)
+{
+	struct pipeline_job *job;
+
+	list_for_each (job, &pipeline->jobs, link)
+		if (job->state == JOB_RUNNING && job->shape.elastic && is_for(newcomer, job))
+			return job;
+	return NULL;
+}
+
 int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *member,
 			  const struct pipeline_join *join, struct failure *failure)
 {
 	_cleanup_(freep) struct pipeline_newcomer *newcomer = calloc(1, sizeof(*newcomer));
 	struct loop_timer *timer = &pipeline->newcomers_timer;
+	struct pipeline_job *job;
 	int r;
 
 	if (!newcomer)
@@ -128,6 +157,9 @@ int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *mem
 	newcomer->pid = join->pid;
 	newcomer->cannot_resume = join->cannot_resume;
 	(void)snprintf(newcomer->job, sizeof(newcomer->job), "%s", join->job);
+	job = find_job(pipeline, newcomer);
+	if (job && check_fit(newcomer, job, failure))
+		return failure->status;
 	member->job = NULL;
 	list_init(&member->declarations);
 	list_push_back(&pipeline->newcomers, &newcomer->link);
@@ -188,7 +220,7 @@ uint64_t pipeline_elastic_expire(struct pipeline_job *job, uint64_t now_ns)
 
 /* The next run, without members. */
 static int next_run(struct pipeline_job *job, uint32_t size, uint32_t local_size, uint32_t node,
-		    uint32_t n_nodes, struct pipeline_job **ret_next)
+		    uint32_t n_nodes, uint32_t membership, struct pipeline_job **ret_next)
 {
 	struct pipeline_join join = {
 		.job = job->name,
@@ -212,7 +244,7 @@ static int next_run(struct pipeline_job *job, uint32_t size, uint32_t local_size
 	if (r)
 		return error_trace(r);
 	memcpy((*ret_next)->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
-	(*ret_next)->first_membership = (*ret_next)->membership = job->membership + 1;
+	(*ret_next)->first_membership = (*ret_next)->membership = membership;
 	return 0;
 }
 
@@ -245,7 +277,7 @@ static void regroup(struct pipeline_job *job)
 		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
-	r = next_run(job, size, size, 0, 1, &next);
+	r = next_run(job, size, size, 0, 1, job->membership + 1, &next);
 	if (r) {
 		(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name,
 				  strerror(-r));
@@ -276,12 +308,21 @@ static void regroup(struct pipeline_job *job)
 	pipeline_job_form_here(next);
 }
 
+/* Those that came before the job was here. */
+static void refuse_unfit(struct pipeline_job *job)
+{
+	struct pipeline_newcomer *newcomer, *next;
+	struct failure failure;
+
+	list_for_each_safe (newcomer, next, &job->pipeline->newcomers, link)
+		if (is_for(newcomer, job) && check_fit(newcomer, job, &failure))
+			newcomer_fail(newcomer, &failure);
+}
+
 /* The same where ranks are on several nodes: their home puts the next run together. */
 static void regroup_far(struct pipeline_job *job)
 {
 	_cleanup_(freep) uint32_t *ranks = calloc(job->layout.n_local, sizeof(ranks[0]));
-	const struct pipeline_newcomer *newcomer;
-	bool resumable = true;
 	struct failure failure;
 	uint32_t n = 0;
 	int r = ranks ? 0 : -ENOMEM;
@@ -292,11 +333,9 @@ static void regroup_far(struct pipeline_job *job)
 	for (uint32_t i = 0; ranks && i < job->layout.n_local; i++)
 		if (job->members[i])
 			ranks[n++] = job->layout.rank_of_local[i];
-	list_for_each (newcomer, &job->pipeline->newcomers, link)
-		resumable &= !is_for(newcomer, job) || !newcomer->cannot_resume;
+	refuse_unfit(job);
 	if (!r)
-		r = pipeline_setup_regroup(job, ranks, n, pipeline_elastic_n_waiting(job),
-					   resumable);
+		r = pipeline_setup_regroup(job, ranks, n, pipeline_elastic_n_waiting(job));
 	if (!r)
 		return;
 	(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name, strerror(-r));
@@ -343,10 +382,11 @@ int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrou
 	int r;
 
 	r = next_run(job, regrouped->size, regrouped->n_local, regrouped->node, regrouped->n_nodes,
-		     &next);
+		     regrouped->membership, &next);
 	if (r)
 		return error_trace(r);
 	next->instance = regrouped->instance;
+	next->regrouped = true;
 	take_members(job, regrouped, next);
 	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
 		struct pipeline_member *member = newcomer->member;

@@ -358,6 +358,33 @@ static int round_record(struct pipeline_round *round, struct failure *failure)
 	return ledger_round_begin(job->ledger, &round->ledger, &facts, failure);
 }
 
+/* Of an elastic job over nodes: whether it is done as a whole, which takes a cell for each of its parts. */
+static bool is_gated(const struct pipeline_round *round)
+{
+	const struct pipeline_job *job = job_of(round);
+
+	return job->shape.elastic && job->distributed && job->ledger && !round->on_device &&
+	       pipeline_round_first(round)->operation == OPERATION_PUSH_PULL;
+}
+
+static int check_cells(const struct pipeline_round *round, struct failure *failure)
+{
+	const struct pipeline_job *job = job_of(round);
+	uint64_t bytes = pipeline_check_elements(round->tensor, first_rank(round),
+						 pipeline_round_first(round)) *
+			 dtype_size(round->tensor->dtype);
+	uint64_t n = bytes / job->part_bytes + !!(bytes % job->part_bytes);
+	uint32_t n_cells = ledger_n_cells(job->ledger);
+
+	if (n <= n_cells)
+		return 0;
+	return failure_set(failure, -EMSGSIZE,
+			   "it has %" PRIu64 " parts of %u bytes, and of one push_pull an elastic "
+			   "job over several nodes holds at most %u: give the job a larger "
+			   "part_size, or cut the tensor",
+			   n, job->part_bytes, n_cells);
+}
+
 static void round_start(struct pipeline_round *round)
 {
 	struct pipeline_tensor *tensor = round->tensor;
@@ -368,14 +395,13 @@ static void round_start(struct pipeline_round *round)
 	round->n_in = 0;
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		round->n_in += round->ranks[i].in = round->ranks[i].request;
-	if (round_record(round, &words)) {
+	if ((is_gated(round) && check_cells(round, &words)) || round_record(round, &words)) {
 		pipeline_round_describe(round, &failure, words.status, "%s", words.text);
 		pipeline_round_fail(round, &failure, true);
 		return;
 	}
 	round->state = ROUND_MOVING;
-	round->gated = job->shape.elastic && job->distributed && round->ledger.ledger &&
-		       first->operation == OPERATION_PUSH_PULL;
+	round->gated = is_gated(round);
 	round->committed = round->gated && round->ledger.stage != LEDGER_GATHERS;
 	round->n_gone = round->ledger.n_gone;
 	round->sequence = job->pipeline->n_rounds_started++;

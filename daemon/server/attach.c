@@ -128,6 +128,18 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 	}
 }
 
+/* A run of an elastic job that not all nodes have left yet, for the next. */
+static struct job *find_older(struct server *server, const char *name)
+{
+	struct job *job;
+
+	list_for_each (job, &server->jobs, link)
+		if (job->state == JOB_RUNNING && job->elastic && !job->succeeded &&
+		    !strcmp(job->name, name))
+			return job;
+	return NULL;
+}
+
 /* The job that an attach is for, made if need be; or -errno with failure filled. */
 static int attach_find(struct server *server, const struct delivery *delivery,
 		       const struct attach *attach, struct job **ret_job, struct failure *failure)
@@ -145,7 +157,12 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 		return failure_set(failure, -EPROTO, "job %s: an attach without number",
 				   attach->job);
 	if (!job) {
+		struct job *older = attach->elastic ? find_older(server, attach->job) : NULL;
+		bool yielded = older && job_yield(older);
 		int r = attach_new(server, number, attach, ret_job, failure);
+
+		if (r && yielded)
+			job_take_back(older);
 
 		/* If all servers drain, all are in again: then they stay. */
 		if (!r)
@@ -233,6 +250,7 @@ void attach_call(struct server *server, struct delivery *delivery)
 	answer.node = attach->node;
 	answer.len = (uint32_t)len;
 	delivery_answer(delivery, &answer, NULL, data);
+	elastic_without_early(job);
 	if (server->draining && !job->came_back && job->n_attached == job->n_nodes)
 		(void)move_drain(job);
 }
@@ -313,6 +331,7 @@ void attach_leave(struct job *job, uint32_t node)
 		end_left(job);
 		return;
 	}
+	elastic_without_early(job);
 	declare_left(job);
 	accumulate_left(job);
 	round_left(job, node);

@@ -148,6 +148,20 @@ bool elastic_without_left(struct job *job)
 	return go_without(job, left, DATA_MOVES_LEFT);
 }
 
+void elastic_without_early(struct job *job)
+{
+	_cleanup_(freep) bool *lost = NULL;
+
+	if (!job->elastic || !job->moves || job->attach_by_ns == CLOCK_NEVER)
+		return;
+	lost = calloc(job->n_nodes, sizeof(*lost));
+	for (uint32_t i = 0; lost && i < job->n_nodes; i++)
+		lost[i] = job->nodes[i].left && !job->nodes[i].attached;
+	/* Without memory the others wait until it should have attached. */
+	if (lost)
+		(void)go_without(job, lost, DATA_MOVES_LOST);
+}
+
 void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves)
 {
 	bool more = false, any = false;

@@ -72,7 +72,7 @@ static void form_drop(struct job *job, uint32_t number, int status, const char *
 	}
 	if (node->joining)
 		delivery_fail(node->joining, status, text);
-	free(node->join);
+	(void)join_free(node->join);
 	*node = (struct job_node){ 0 };
 }
 
@@ -211,13 +211,15 @@ static int check_local_sizes(const struct job *job, const struct join *join,
 	return 0;
 }
 
-/* The view it was opened in, as this daemon knows it; NULL and failure if it does not, or not the same. */
+/* The view it was opened in, as this daemon knows it, or is told by ranks that regroup; NULL and failure if it does not, or not the same. */
 static const struct view *form_view(struct server *server, const struct join *join,
 				    struct failure *failure)
 {
 	const struct view *view = server->params.view_of(server->params.user, join->epoch);
 	struct speaker a;
 
+	if (!view && join->view && join->view->epoch == join->epoch)
+		view = join->view;
 	if (!view) {
 		(void)failure_set(failure, -ESTALE, "job %s: its home does not know view %u",
 				  join->job, join->epoch);
@@ -374,7 +376,7 @@ static void form_answer(struct job *job, const void *data, size_t len)
 
 		header.node = i;
 		delivery_answer(TAKE_PTR(node->joining), &header, NULL, data);
-		freep(&node->join);
+		node->join = join_free(node->join);
 	}
 	log_info("job %s: %u ranks on %u nodes, part size %u", job->name, job->size, job->n_nodes,
 		 job->part_bytes);
@@ -414,6 +416,7 @@ int form_finish(struct job *job, struct failure *failure)
 		joined.request_timeout_ms = job->request_timeout_ms;
 		joined.size = job->size;
 		joined.part_bytes = job->part_bytes;
+		joined.membership = job->membership;
 		r = joined_encode(&joined, &data, &len);
 	}
 	if (r)
@@ -445,7 +448,7 @@ static void form_add(struct job *job, struct join *join, struct delivery *delive
 
 	r = form_check(job, join, delivery->peer, &failure);
 	if (r) {
-		free(join);
+		(void)join_free(join);
 		delivery_fail(delivery, r, failure.text);
 		job_fail(job, &failure, NULL);
 		return;
@@ -529,7 +532,7 @@ static bool form_is_fresh(const struct job *job, const struct join *join, const 
 
 void form_join(struct server *server, struct delivery *delivery)
 {
-	_cleanup_(freep) struct join *join = NULL;
+	_cleanup_(join_freep) struct join *join = NULL;
 	struct failure failure = { 0 };
 	struct job *job;
 	int r;

@@ -116,12 +116,12 @@ struct job *job_free(struct job *job)
 		list_remove(&job->link);
 		if (job->state == JOB_RUNNING)
 			map_remove(&job->server->numbers, &job->entry);
-		if (job->state != JOB_OVER)
+		if (job->state != JOB_OVER && !job->succeeded)
 			job->server->n_jobs--;
 		store_free(job);
 	}
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++) {
-		free(job->nodes[i].join);
+		(void)join_free(job->nodes[i].join);
 		free(job->nodes[i].sent.slots);
 	}
 	job_quota_give(job->quota);
@@ -131,6 +131,27 @@ struct job *job_free(struct job *job)
 	free(job->moves);
 	free(job);
 	return NULL;
+}
+
+bool job_yield(struct job *job)
+{
+	struct job *other;
+
+	list_for_each (other, &job->server->jobs, link)
+		if (other->state == JOB_RUNNING && other->succeeded &&
+		    !strcmp(other->name, job->name))
+			return false;
+	job->succeeded = true;
+	job->server->n_jobs--;
+	return true;
+}
+
+void job_take_back(struct job *job)
+{
+	if (job->state == JOB_OVER || !job->succeeded)
+		return;
+	job->succeeded = false;
+	job->server->n_jobs++;
 }
 
 int job_start(struct job *job, uint64_t number)
@@ -200,7 +221,8 @@ void job_retire(struct job *job, const struct failure *failure)
 		map_remove(&server->numbers, &job->entry);
 	job->state = JOB_OVER;
 	job->failure = *failure;
-	server->n_jobs--;
+	if (!job->succeeded)
+		server->n_jobs--;
 	loop_timer_cancel(&job->timer);
 }
 

@@ -125,6 +125,8 @@ struct job {
 	/* Elastic: elastic.c. Behind the servers, `moves` says who is gone. */
 	bool elastic;
 	uint32_t min_ranks, max_ranks;
+	uint32_t membership; /* at the home, of a run that began when ranks regrouped: its first */
+	bool succeeded;	     /* the next run has its place among the server's jobs */
 	uint32_t n_gone, n_out; /* ranks, and nodes without ranks, that are */
 	uint64_t
 		regroup_by_ns; /* when all must have said that they regroup; CLOCK_NEVER: none has */
@@ -141,6 +143,10 @@ struct job {
 /* A job without nodes, in forming state. Returns 0, -EDQUOT with max_jobs reached, -ENOMEM; failure filled. */
 int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_nodes,
 	    struct job **ret_job, struct failure *failure);
+/* The run that follows it, here soon, takes its place among max_jobs. Returns false when another has. */
+bool job_yield(struct job *job);
+/* It does not follow after all. */
+void job_take_back(struct job *job);
 /* Only for one that never ran; the others end. */
 struct job *job_free(struct job *job);
 DEFINE_CLEANUP(struct job *, job_free)
@@ -232,6 +238,8 @@ bool elastic_without_lost(struct job *job, uint64_t now);
 bool elastic_without_absent(struct job *job);
 bool elastic_without_left(struct job *job);
 bool elastic_without_late(struct job *job);
+/* A node has left before it had attached: no round is to wait for it. */
+void elastic_without_early(struct job *job);
 /* The same with nodes that have not contributed in time. */
 bool elastic_without_missing(struct job *job, const struct slot *slot);
 /* What a node knows of ranks that are gone: others hear of it. May end the job. */

@@ -389,6 +389,13 @@ static int check_offer(const struct job *job, const struct data_header *h, struc
 	if (!set_has(job, h, h->node) || (h->len && !set_wants(job, h, h->node)))
 		return failure_set(failure, -EPROTO, "job %s: node %u has no result of block %u",
 				   job->name, h->node, h->block);
+	/* Whoever has attached knows no more of losses than we. */
+	if (job->elastic ? ((uint32_t)h->priority & ~LEDGER_WAITING) > job->n_gone : h->priority)
+		return failure_set(
+			failure, -EPROTO,
+			"job %s: node %u has a result that was made without %u ranks, and "
+			"%u are gone",
+			job->name, h->node, (uint32_t)h->priority & ~LEDGER_WAITING, job->n_gone);
 	return 0;
 }
 

@@ -110,10 +110,18 @@ static int check_ranks(const struct join *join, struct failure *failure)
 	return 0;
 }
 
+struct join *join_free(struct join *join)
+{
+	if (join)
+		(void)view_unref(join->view);
+	free(join);
+	return NULL;
+}
+
 int join_decode(const void *data, size_t len, struct join **ret_join, struct failure *failure)
 {
 	_cleanup_(unpack_freep) Bps__Cluster__JobJoin *m = NULL;
-	_cleanup_(freep) struct join *join = NULL;
+	_cleanup_(join_freep) struct join *join = NULL;
 	int r;
 
 	r = unpack(&bps__cluster__job_join__descriptor, data, len, (ProtobufCMessage **)&m);
@@ -147,11 +155,14 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	join->max_ranks = m->max_ranks;
 	join->regroups = m->regroups;
 	join->newcomers = MIN(m->newcomers, JOB_RANKS_MAX);
+	join->membership = m->membership;
 	join->n_ranks = (uint32_t)m->n_ranks;
 	if (m->n_ranks)
 		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
 	qsort(join->ranks, join->n_ranks, sizeof(join->ranks[0]), by_number);
 	r = check_ranks(join, failure);
+	if (!r && m->has_view && view_unpack(m->view.data, m->view.len, NULL, &join->view))
+		r = failure_set(failure, -EPROTO, "job %s: a view that cannot be", m->job);
 	if (!r)
 		r = take_stragglers(m->stragglers, m->job, m->size, m->n_nodes, m->resume,
 				    &join->stragglers, failure);
@@ -182,6 +193,10 @@ static int check_moves(const Bps__Cluster__JobAttach *m, struct failure *failure
 	if (!m->resume || m->n_moves > DATA_MOVES_MAX || m->n_moves <= n_ranks ||
 	    m->server >= m->n_moves - n_ranks || m->moves[m->server] & 1)
 		return failure_set(failure, -EINVAL, "job %s: servers that cannot be", m->name);
+	for (size_t i = 0; i < m->n_moves; i++)
+		if (!data_moves_valid(m->moves[i], i >= m->n_moves - n_ranks))
+			return failure_set(failure, -EINVAL, "job %s: %s that cannot be", m->name,
+					   i < m->n_moves - n_ranks ? "servers" : "ranks");
 	return 0;
 }
 
@@ -328,6 +343,8 @@ int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len)
 	m.request_timeout_ms = joined->request_timeout_ms;
 	m.has_resume = joined->resume;
 	m.resume = joined->resume;
+	m.has_membership = joined->membership;
+	m.membership = joined->membership;
 	return error_trace(pack(&m.base, DATA_SETUP_MAX, ret_data, ret_len));
 }
 

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "cluster/cluster.h"
 #include "proto/types.h"
 #include "transport/transport.h"
 
@@ -23,7 +24,8 @@ struct join {
 	bool resume, elastic;
 	uint32_t min_ranks, max_ranks;
 	uint64_t regroups;
-	uint32_t newcomers;
+	uint32_t newcomers, membership;
+	struct view *view; /* that the run that regroups is in, or NULL: not said */
 	struct stragglers stragglers;
 	uint32_t n_ranks;
 	uint32_t ranks[]; /* distinct, below size, in increasing order */
@@ -65,9 +67,13 @@ struct joined {
 	const uint16_t *stripes;
 	size_t n_stripes;
 	bool resume;
+	uint32_t membership; /* of a run that began when ranks regrouped; else 0 */
 };
 
-/* Each returns 0 (and something to be freed), or -errno with failure filled for the sender. */
+struct join *join_free(struct join *join);
+DEFINE_CLEANUP(struct join *, join_free)
+
+/* Each returns 0 (and something to be freed; a join by join_free()), or -errno with failure filled for the sender. */
 int join_decode(const void *data, size_t len, struct join **ret_join, struct failure *failure);
 int attach_decode(const void *data, size_t len, struct attach **ret_attach,
 		  struct failure *failure);

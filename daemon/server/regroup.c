@@ -73,12 +73,24 @@ static void place(const struct job *old, const uint32_t *number, struct job *job
 			job->node_of_rank[rank++] = number[i];
 }
 
+/* All nodes know of the same losses, and so of the same membership; what one is behind, if so, it catches up with here. */
+static uint32_t last_membership(const struct job *job)
+{
+	uint32_t last = 0;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (takes_part(&job->nodes[i]))
+			last = MAX(last, job->nodes[i].join->membership);
+	return last;
+}
+
 /* The next run; the nodes' joins become its. */
 static int next_run(struct job *old, struct job **ret_job, struct failure *failure)
 {
 	_cleanup_(freep) uint32_t *number = calloc(old->n_nodes, sizeof(number[0]));
 	_cleanup_(job_freep) struct job *job = NULL;
 	uint32_t n_nodes, size = count(old, &n_nodes), next = 0;
+	bool yielded;
 	int r;
 
 	if (!number)
@@ -87,9 +99,13 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 		return failure_set(failure, -EPIPE,
 				   "job %s: %u ranks regroup, fewer than the %u that it needs",
 				   old->name, size, old->min_ranks);
+	yielded = job_yield(old);
 	r = job_new(old->server, old->name, size, n_nodes, &job, failure);
-	if (r)
+	if (r) {
+		if (yielded)
+			job_take_back(old);
 		return r;
+	}
 	job->home = true;
 	memcpy(job->secret_digest, old->secret_digest, SECRET_DIGEST_LEN);
 	job->epoch = old->epoch;
@@ -100,6 +116,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 	job->elastic = true;
 	job->min_ranks = old->min_ranks;
 	job->max_ranks = old->max_ranks;
+	job->membership = last_membership(old) + 1;
 	for (uint32_t i = 0; i < old->n_nodes; i++) {
 		struct job_node *node = &old->nodes[i];
 
@@ -146,7 +163,7 @@ static void regroup(struct job *old)
 
 void regroup_join(struct server *server, struct join *given, struct delivery *delivery)
 {
-	_cleanup_(freep) struct join *join = given;
+	_cleanup_(join_freep) struct join *join = given;
 	struct job *job = job_find(server, join->regroups);
 	const struct failure *over = job_over(server, join->regroups);
 	struct failure failure = { 0 };
@@ -166,6 +183,11 @@ void regroup_join(struct server *server, struct join *given, struct delivery *de
 		delivery_fail(delivery, failure.status, failure.text);
 		return;
 	}
+	if (join->epoch != job->epoch || join->view_digest != job->view_digest) {
+		refuse(delivery, -EINVAL, "job %s: node %u regroups in another view", job->name,
+		       join->node);
+		return;
+	}
 	for (uint32_t i = 0; i < join->n_ranks; i++) {
 		uint32_t rank = join->ranks[i];
 
@@ -178,7 +200,7 @@ void regroup_join(struct server *server, struct join *given, struct delivery *de
 	node = &job->nodes[join->node];
 	if (node->joining)
 		delivery_fail(node->joining, -EALREADY, "a newer join of the same node has come");
-	free(node->join);
+	(void)join_free(node->join);
 	node->join = TAKE_PTR(join);
 	node->joining = delivery;
 	if (all_here(job)) {

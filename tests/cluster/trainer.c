@@ -472,7 +472,12 @@ static void run(char **words)
 		do_result(words);
 	else if (!strcmp(verb, "came"))
 		do_came(words);
-	else if (!strcmp(verb, "regroup"))
+	else if (!strcmp(verb, "share")) {
+		struct bps_memory *memory;
+
+		/* Kept until the process ends. */
+		answer(bps_memory_alloc(client, strtoull(words[1], NULL, 0), &memory), "");
+	} else if (!strcmp(verb, "regroup"))
 		answer(bps_client_regroup(client), "");
 	else if (!strcmp(verb, "contributions"))
 		do_contributions(words);

@@ -193,6 +193,24 @@ TEST(moves_unite_in_any_order)
 	}
 }
 
+/* A rank is there, lost, or has left in good order: another word would be believed for ever. */
+TEST(ranks_are_gone_in_two_ways)
+{
+	const uint32_t wild[] = { 2, 4, 5, 7, DATA_MOVES_OFTEN, UINT32_MAX };
+	uint32_t moves[3] = { 0 };
+
+	for (size_t i = 0; i < ARRAY_SIZE(wild); i++) {
+		const uint32_t said[3] = { 0, wild[i], 0 };
+
+		ASSERT_TRUE(!data_moves_unite(moves, said, 3, 1));
+		ASSERT_EQ(moves[1], 0);
+		ASSERT_TRUE(!data_moves_valid(wild[i], true));
+	}
+	ASSERT_TRUE(data_moves_unite(moves, (const uint32_t[3]){ 0, DATA_MOVES_LOST, 0 }, 3, 1));
+	ASSERT_TRUE(data_moves_unite(moves, (const uint32_t[3]){ 0, DATA_MOVES_LEFT, 0 }, 3, 1));
+	ASSERT_EQ(moves[1], DATA_MOVES_LEFT);
+}
+
 TEST(moves_that_cannot_be_are_not_taken)
 {
 	uint32_t moves[2] = { 0, 2 };

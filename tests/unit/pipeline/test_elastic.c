@@ -1,3 +1,4 @@
+#include "proto/ledger.h"
 #include "world.h"
 #include <stdio.h>
 
@@ -559,6 +560,44 @@ TEST(newcomers_are_told_of_the_end)
 		}
 		ASSERT_EQ(scene->world->ranks[4].failure.status, -ECANCELED);
 		ASSERT_CONTAINS(scene->world->ranks[4].failure.text, "has ended");
+	}
+}
+
+/* Over nodes a push_pull is done as a whole, which takes a place for each of its parts. */
+TEST(a_push_pull_of_too_many_parts_is_refused)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 2, .n_local = 1, .resume = true, .min_ranks = 1 });
+	uint64_t n = (uint64_t)(LEDGER_CELLS_MAX + 1) * 1024;
+	/* Nobody touches it. */
+	_cleanup_(freep) float *memory = malloc(n * sizeof(float));
+	struct declared *large, *small;
+	static float few[2][N];
+	struct asked asked[2];
+
+	ASSERT_TRUE(memory);
+	world_form(world);
+	large = world_declare(world, "large", DTYPE_FLOAT32, n);
+	small = world_declare(world, "small", DTYPE_FLOAT32, N);
+	for (uint32_t i = 0; i < 2; i++) {
+		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, memory, n, memory, n);
+		asked[i].base.membership = 1;
+		asked_submit(&asked[i], &large[i], 1);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_EQ(asked[i].failure.status, -EMSGSIZE);
+		ASSERT_CONTAINS(asked[i].failure.text, "65537 parts of 4096 bytes");
+		ASSERT_CONTAINS(asked[i].failure.text, "part_size");
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, few[i], N, few[i], N);
+		asked[i].base.membership = 1;
+		asked_submit(&asked[i], &small[i], 1);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
 	}
 }
 

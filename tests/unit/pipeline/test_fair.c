@@ -84,3 +84,88 @@ TEST(a_job_does_not_wait_for_all_of_another)
 	expect_success(first);
 	expect_success(second);
 }
+
+/* Two ranks on each of two nodes, in job `name`, with one tensor; ranks first to first + 3 of the world. */
+static void form_four(struct world *world, const char *name, uint32_t first,
+		      struct declared *declared)
+{
+	struct failure failure = { 0 };
+
+	for (uint32_t i = 0; i < 4; i++) {
+		struct pipeline_join join = world_join_of(world, i);
+
+		join.job = name;
+		ASSERT_OK(world_join(world, first + i, &join, &failure));
+	}
+	for (uint32_t i = 0; i < 4; i++) {
+		WORLD_UNTIL(world, world->ranks[first + i].joined);
+		ASSERT_OK(declared_make(&declared[i], &world->ranks[first + i], "grad",
+					DTYPE_FLOAT32, ELEMENTS, &failure));
+	}
+	for (uint32_t i = 0; i < 4; i++)
+		WORLD_UNTIL(world, declared[i].done);
+}
+
+static bool server_has(struct node *node, const char *name)
+{
+	_cleanup_(freep) struct server_job_info *jobs = NULL;
+	size_t n = 0;
+
+	ASSERT_OK(server_jobs(node->server, &jobs, &n));
+	while (n && strcmp(jobs[n - 1].name, name))
+		n--;
+	return n;
+}
+
+static bool all_done(const struct asked *asked)
+{
+	return asked[0].done && asked[1].done && asked[2].done && asked[3].done;
+}
+
+/*
+ * Both jobs have parts that are being gathered, in the pool, as much as may be under way. Returns whether the one that stays
+ * went on before the other had taken the server in again, after a second, which sets it going in any case.
+ */
+static bool stays(void)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 2, .n_local = 2, .n_threads = 1, .resume = true, .ahead_bytes = 4096 });
+	static struct declared declared[2][4];
+	static struct asked asked[2][4];
+	static float buffers[2][4][ELEMENTS];
+	uint32_t moves[2] = { 0, 1 };
+	struct data_header header = { .op = DATA_MOVE, .len = sizeof(moves) };
+	bool first = false;
+
+	form_four(world, "goes", 0, declared[0]);
+	form_four(world, "stays", 4, declared[1]);
+	header.job = world->ranks[0].number;
+	for (unsigned job = 0; job < 2; job++)
+		for (uint32_t i = 0; i < 4; i++) {
+			asked[job][i] =
+				asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, buffers[job][i],
+					 ELEMENTS, buffers[job][i], ELEMENTS);
+			asked_submit(&asked[job][i], &declared[job][i], 1);
+		}
+	pipeline_notice_arrived(world->nodes[0].pipeline, transport_self(world->nodes[0].transport),
+				&header, moves);
+	WORLD_UNTIL(world, !server_has(&world->nodes[1], "goes") || all_done(asked[1]));
+	WORLD_UNTIL(world, server_has(&world->nodes[1], "goes") || all_done(asked[1]));
+	first = all_done(asked[1]);
+	for (unsigned job = 0; job < 2; job++)
+		for (uint32_t i = 0; i < 4; i++) {
+			WORLD_UNTIL(world, asked[job][i].done);
+			ASSERT_STR(asked[job][i].failure.text, "");
+		}
+	return first;
+}
+
+/* A job that goes on without a server leaves the queue towards it: what others have in that queue goes on. */
+TEST(a_job_that_goes_elsewhere_holds_nobody_up)
+{
+	unsigned n = 0;
+
+	/* Where the machine is very busy, it may take so long in itself. */
+	while (!stays())
+		ASSERT_INT(++n, <, 20);
+}

@@ -152,6 +152,9 @@ static void node_open_pipeline(struct node *node)
 		.ahead_bytes = options->ahead_bytes,
 		.max_jobs = options->max_jobs,
 		.max_tensors = options->max_tensors,
+		.resume = options->resume,
+		.lost_timeout_ms = 60000,
+		.move_timeout_ms = 60000,
 	};
 
 	ASSERT_OK(pipeline_new(&pipeline, &node->pipeline));
@@ -292,6 +295,13 @@ static void on_refused(struct pipeline_member *member, const struct failure *fai
 	rank->failure = *failure;
 }
 
+static const char *on_charge(struct pipeline_member *member, bool through_servers)
+{
+	(void)member;
+	(void)through_servers;
+	return NULL;
+}
+
 struct pipeline_join world_join_of(const struct world *world, uint32_t rank)
 {
 	unsigned n_local = world->options.n_local;
@@ -324,7 +334,8 @@ int world_join(struct world *world, uint32_t number, const struct pipeline_join 
 		.member = { .joined = on_joined,
 			    .ended = on_ended,
 			    .left = on_left,
-			    .refused = on_refused },
+			    .refused = on_refused,
+			    .charge = on_charge },
 		.world = world,
 		.node = &world->nodes[number % world->options.n_nodes],
 		.rank = number,

@@ -53,6 +53,7 @@ struct world_options {
 	unsigned n_nodes, n_local;
 	bool distributed; /* although there is one node */
 	bool no_servers;  /* local jobs only: no transport, no server */
+	bool resume;	  /* jobs over nodes outlive their daemons' processes */
 	unsigned n_threads, n_data_threads, n_lanes;
 	uint32_t part_bytes;
 	uint64_t inline_bytes, ahead_bytes;

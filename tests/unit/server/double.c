@@ -199,7 +199,7 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		return -ENOMEM;
 	}
 	if (header->op == DATA_MOVE) {
-		ASSERT_EQ(header->len, sizeof(peer->far->told[0].moves));
+		ASSERT_TRUE(header->len <= sizeof(peer->far->told[0].moves));
 		memcpy(peer->far->told[peer->end].moves, payload, header->len);
 		peer->far->told[peer->end].n++;
 		return 0;

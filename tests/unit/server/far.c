@@ -136,6 +136,7 @@ struct asked *far_join(struct far *far, unsigned end, const struct layout *layou
 	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
 	uint32_t ranks[64], n = ranks_of(layout, node, ranks);
 	uint8_t digest[32];
+	struct asked *asked;
 	char name[16];
 
 	memset(digest, 's', sizeof(digest));
@@ -160,7 +161,40 @@ struct asked *far_join(struct far *far, unsigned end, const struct layout *layou
 	m.member = 500 + end;
 	m.node_name = c->node_name ? (char *)c->node_name : name;
 	m.has_resume = m.resume = layout->resume;
-	return call_packed(far, end, &header, &m.base);
+	m.has_elastic = m.elastic = layout->elastic;
+	m.has_min_ranks = m.min_ranks = layout->elastic;
+	m.has_max_ranks = m.max_ranks = layout->max_ranks;
+	m.has_regroups = m.regroups = c->regroups;
+	m.has_newcomers = c->has_newcomers;
+	m.newcomers = c->newcomers;
+	m.has_membership = m.membership = c->membership;
+	if (c->regroups)
+		header.epoch = far_epoch(layout);
+	if (c->view) {
+		m.has_view = true;
+		ASSERT_OK(view_pack(c->view, 1 << 20, (void **)&m.view.data, &m.view.len));
+	}
+	asked = call_packed(far, end, &header, &m.base);
+	free(m.view.data);
+	return asked;
+}
+
+/* Returns how many there are. */
+static size_t moves_of(const struct layout *layout, uint32_t *moves)
+{
+	memcpy(moves, layout->moves, sizeof(layout->moves));
+	if (!layout->elastic)
+		return FAR_SERVERS;
+	memcpy(moves + FAR_SERVERS, layout->gone, layout->size * sizeof(moves[0]));
+	return FAR_SERVERS + layout->size;
+}
+
+uint32_t far_epoch(const struct layout *layout)
+{
+	uint32_t moves[FAR_SERVERS + 64];
+	size_t n = moves_of(layout, moves);
+
+	return data_moves_epoch(FAR_EPOCH, moves, n);
 }
 
 struct asked *far_attach(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
@@ -169,6 +203,7 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 	struct data_header header = { .op = DATA_ATTACH, .job = layout->job, .epoch = FAR_EPOCH };
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
 	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
+	uint32_t moves[FAR_SERVERS + 64];
 	uint8_t digest[32];
 
 	memset(digest, 's', sizeof(digest));
@@ -176,13 +211,16 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 	home.part_bytes = layout->joined_part_bytes;
 	home.epoch = FAR_EPOCH;
 	home.view_digest = view_server_digest(far->view);
+	home.has_min_ranks = home.min_ranks = layout->elastic;
+	home.has_max_ranks = home.max_ranks = layout->max_ranks;
 	if (layout->resume) {
 		m.has_resume = m.resume = true;
 		m.has_lost_timeout_ms = true;
 		m.lost_timeout_ms = 60000;
 		m.home = &home;
-		m.n_moves = FAR_SERVERS;
-		m.moves = (uint32_t *)layout->moves;
+		m.n_moves = moves_of(layout, moves);
+		m.moves = moves;
+		m.has_elastic = m.elastic = layout->elastic;
 		m.has_asks_back = m.asks_back = layout->asks_back;
 	}
 	m.name = (char *)layout->name;
@@ -203,7 +241,7 @@ struct asked *far_declare(struct far *far, unsigned end, const struct layout *la
 		.op = DATA_DECLARE,
 		.job = layout->job,
 		.node = node,
-		.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS),
+		.epoch = far_epoch(layout),
 	};
 	Bps__Cluster__TensorDeclare m = BPS__CLUSTER__TENSOR_DECLARE__INIT;
 
@@ -272,7 +310,7 @@ struct layout far_layout(const char *name, uint32_t n_nodes, const uint32_t *per
 	return layout;
 }
 
-static void take_joined(const struct asked *asked, struct layout *layout)
+void far_take_joined(const struct asked *asked, struct layout *layout)
 {
 	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
 
@@ -299,7 +337,7 @@ void far_form(struct far *far, struct layout *layout)
 		joins[i] = far_join(far, i, layout, i, NULL);
 	for (uint32_t i = 0; i < layout->n_nodes; i++) {
 		far_expect(far, joins[i], 0, NULL);
-		take_joined(joins[i], layout);
+		far_take_joined(joins[i], layout);
 	}
 	for (uint32_t i = 0; i < layout->n_nodes; i++)
 		far_expect(far, far_attach(far, i, layout, i, FAR_INSTANCE + i), 0, NULL);

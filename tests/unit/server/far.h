@@ -72,7 +72,7 @@ struct far {
 	/* MOVE and RELEASE notices that came to each end: the last of them. */
 	struct {
 		unsigned n;
-		uint32_t moves[FAR_SERVERS];
+		uint32_t moves[FAR_SERVERS + 64];
 		uint32_t released, epoch; /* up to this number, said in this epoch */
 	} told[FAR_ENDS];
 };
@@ -87,6 +87,9 @@ struct layout {
 	bool resume; /* it outlives its daemons' processes; this server is its home */
 	bool asks_back;
 	uint32_t moves[FAR_SERVERS]; /* with which nodes attach; this server is number 0 */
+	bool elastic;		     /* resume, too: */
+	uint32_t gone[64];	     /* by rank: 0, DATA_MOVES_LOST or DATA_MOVES_LEFT */
+	uint32_t max_ranks;
 	/* Filled when joined. */
 	uint64_t job;
 	uint32_t joined_part_bytes;
@@ -101,6 +104,11 @@ struct join_change {
 	size_t n_ranks;
 	bool no_ranks;
 	const char *secret, *node_name;
+	/* Of ranks that regroup, or newcomers of a node that is new to the job. */
+	uint64_t regroups;
+	bool has_newcomers;
+	uint32_t newcomers, membership;
+	const struct view *view;
 };
 
 /* The carrier's: a server with a cluster of FAR_ENDS daemons around it; end 0 is where the server is. */
@@ -124,6 +132,8 @@ struct asked *far_join(struct far *far, unsigned end, const struct layout *layou
 		       const struct join_change *change);
 struct asked *far_attach(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
 			 uint64_t instance);
+/* What the header of a call or notice about data says of it. */
+uint32_t far_epoch(const struct layout *layout);
 struct asked *far_declare(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
 			  const char *name, unsigned dtype, uint64_t elements, uint32_t rank);
 void far_notice(struct far *far, unsigned end, unsigned op, uint64_t job, uint64_t key,
@@ -135,6 +145,8 @@ void far_expect(struct far *far, struct asked *asked, int status, const char *te
 /* Not answered, though all that was sent has arrived. */
 void far_expect_waiting(struct far *far, struct asked *asked);
 
+/* Takes what the answer to a JOIN says into a layout. */
+void far_take_joined(const struct asked *asked, struct layout *layout);
 /* Joins and attaches all nodes; node i by end i. The layout: per_node[i] ranks on node i. */
 struct layout far_layout(const char *name, uint32_t n_nodes, const uint32_t *per_node);
 void far_form(struct far *far, struct layout *layout);

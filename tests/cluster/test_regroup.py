@@ -1,0 +1,177 @@
+#!/usr/bin/env python3
+"""Ranks of elastic jobs over several nodes regroup: newcomers come in, nodes and ranks are lost meanwhile, daemons die."""
+import os, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+try:
+    import numpy as np
+    import reference as ref
+except ImportError:
+    print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
+    sys.exit(77)
+from recovery import *
+from elastic import *
+
+
+def test_ranks_regroup():
+    with Cluster(2, 1) as cluster:
+        group = Group(cluster, (2, 1))
+        group.tensors()
+        assert group.turn(0, lambda: group.lose(0), {0: 1}) == [1, 2]
+        regroup(group)
+        assert group.turn(1) == [0, 1]
+        regroup(group, [1, 0, 1])
+        assert group.turn(2) == [0, 1, 2, 3, 4]
+        assert group.turn(3, lambda: group.lose(3), {3: 0}) == [0, 1, 2, 4]
+        regroup(group)
+        assert group.turn(4) == [0, 1, 2, 3]
+        group.each('leave')
+
+
+def test_all_are_told_that_newcomers_wait():
+    with Cluster(2) as cluster:
+        group = Group(cluster, (1, 1), max_ranks=3)
+        group.tensors()
+
+        def barrier(request):
+            group.each('barrier', request, DEADLINE * 2000)
+            group.each('wait', request, DEADLINE * 2000)
+            return [int(word.split()[4]) for word in group.each('came', request)]
+        assert barrier(0) == [0, 0]
+        rank = newcomer(group, 1)
+        assert barrier(1) == [1, 1]
+        group.each('regroup')
+        rank.answer(2 * DEADLINE)
+        assert rank.call('rank').split()[0] == '2'
+        # There is no room for another.
+        rank.keys, other = {}, cluster.trainer(0)
+        other.send('join', f'job={group.ranks[0].keys["job"]}', 'elastic=1', 'newcomer=1', 'timeout_ms=1000', 'min_ranks=1')
+        says(cluster, 0, 'waits to be let in')
+        group.ranks.append(rank)
+        group.live.append(2)
+        assert barrier(2) == [0, 0, 0]
+        group.each('leave')
+
+
+def test_a_daemon_dies_while_ranks_regroup():
+    if not HAS_FAILPOINTS:
+        raise Skip('no failpoints')
+    # One of them is the job's home.
+    with armed_cluster((1, 1), 1, {k: ['server-regroups=kill'] for k in range(3)}, options=('--lost-timeout=60s',
+                                                                                        '--move-timeout=60s')) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        with Keeper(cluster) as keeper:
+            group.turn(0)
+            regroup(group)
+            assert keeper.restarts == 1
+            assert group.turn(1) == [0, 1]
+            group.each('leave')
+
+
+def test_they_regroup_when_a_node_is_lost():
+    """What its server has summed, the others go on with in the next run, too."""
+    with Cluster(3, options=QUICK) as cluster:
+        group = Group(cluster, (1, 2, 1))
+        group.tensors()
+        assert group.turn(0, lambda: group.lose_node(0), {0: 1}) == [1, 2, 3]
+        regroup(group, [2])
+        assert group.turn(1) == [0, 1, 2, 3]
+        # And down to one node, whose daemon dies and comes back.
+        group.turn(2, lambda: group.lose(2, 3), {2: 0, 3: 0})
+        regroup(group)
+        assert group.turn(3) == [0, 1]
+        cluster.daemons[1].kill()
+        cluster.restart(1)
+        assert group.turn(4) == [0, 1]
+        group.each('leave')
+
+
+def test_a_newcomer_that_cannot_be_resumed_is_refused():
+    """It is told why, before it waits or when ranks regroup; the job goes on, and lets others in."""
+    with Cluster(2, 1, options=('--session-quota=10G',)) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        # One that has no room for any ledger, and one that has room for that of a job on one node.
+        for share in ((10 << 30) - (1 << 20), 4 << 30):
+            late = newcomer(group, 1, waits=False, share=share)
+            try:
+                late.answer(2 * DEADLINE)
+                raise AssertionError('it waits')
+            except BpsError as error:
+                assert error.errno == errno.EOPNOTSUPP and 'session_quota' in error.text, error
+            late.kill()
+        regroup(group, [1])
+        assert group.turn(0) == [0, 1, 2]
+        group.each('leave')
+        # Here before the job is.
+        group.jobs, early = cluster.jobs, []
+        for share in ((10 << 30) - (1 << 20), 4 << 30):
+            group.ranks[0].keys['job'] = f'job{cluster.jobs + 1}'
+            early.append(newcomer(group, 0, share=share))
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        regroup(group)
+        for rank in early:
+            try:
+                rank.answer(2 * DEADLINE)
+                raise AssertionError('it was let in')
+            except BpsError as error:
+                assert error.errno == errno.EOPNOTSUPP and 'session_quota' in error.text, error
+        assert group.turn(1) == [0, 1]
+        group.each('leave')
+
+
+def test_there_need_be_no_room_for_another_job():
+    with Cluster(2, 1, options=('--max-jobs=1',)) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        for turn in range(3):
+            regroup(group, [1] if turn == 1 else [])
+            assert group.turn(turn) == group.live
+        group.each('leave')
+
+
+def test_after_a_rolling_restart_under_a_coordinator():
+    """Nobody is left who knows the view in which the job began, but its nodes."""
+    with Cluster(2, 1, source='coordinator', options=('--lost-timeout=60s', '--move-timeout=60s')) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        for turn, i in enumerate((0, 1, 2)):
+            cluster.daemons[i].kill()
+            cluster.restart(i)
+            assert group.turn(turn) == [0, 1]
+        regroup(group, [0])
+        assert group.turn(3) == [0, 1, 2]
+        group.each('leave')
+
+
+def stopped(daemon):
+    with open(f'/proc/{daemon.process.pid}/stat') as file:
+        return file.read().rsplit(')', 1)[1].split()[0] == 'T'
+
+
+def test_the_last_rank_of_a_node_dies_while_the_next_run_begins():
+    """Before its daemon has heard of that run, and before it is attached everywhere: the others go on."""
+    if not HAS_FAILPOINTS:
+        raise Skip('no failpoints')
+    for point in ('server-regroups=stop', 'server-attached=stop@4'):
+        with armed_cluster((1, 1, 1), 1, {3: [point]}, colocated=False, options=('--peer-timeout=60s',)) as cluster:
+            group = Group(cluster, (1, 1, 1))
+            group.tensors()
+            assert group.turn(0) == [0, 1, 2]
+            for k in group.live:
+                group.ranks[k].send('regroup')
+            wait_for(f'the server is stopped: {point}', lambda: stopped(cluster.daemons[3]))
+            group.lose(2)
+            says(cluster, 2, 'died')
+            cluster.daemons[3].signal(signal.SIGCONT)
+            for k in group.live:
+                group.ranks[k].answer(2 * DEADLINE)
+            assert group.turn(1) == [0, 1]
+            regroup(group)
+            assert group.turn(2) == [0, 1]
+            group.each('leave')
+
+
+run(globals())

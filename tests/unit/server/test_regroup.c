@@ -1,0 +1,247 @@
+/* Elastic jobs at their home: what nodes say of who is gone, and ranks that regroup. */
+#include "far.h"
+#include "proto/cluster.pb-c.h"
+#include "proto/pack.h"
+
+#define LEN    64u /* of the part that all rounds here have */
+#define FLOATS (LEN / sizeof(float))
+
+static struct layout elastic_layout(uint32_t n_nodes)
+{
+	struct layout layout = far_layout("elastic", n_nodes, NULL);
+
+	layout.resume = layout.elastic = true;
+	return layout;
+}
+
+static struct data_header part(const struct layout *layout, uint64_t key, uint64_t round,
+			       uint32_t node)
+{
+	struct data_header h = far_push(layout, key, round, node);
+
+	h.epoch = far_epoch(layout);
+	h.len = h.part_len = h.total = LEN;
+	return h;
+}
+
+static struct asked *push(struct far *far, const struct layout *layout, uint64_t key,
+			  uint64_t round, uint32_t node)
+{
+	struct data_header h = part(layout, key, round, node);
+	float data[FLOATS] = { 1 };
+
+	return far_call(far, node, &h, data);
+}
+
+static struct asked *offer(struct far *far, const struct layout *layout, uint64_t key,
+			   uint32_t node, int32_t n_gone)
+{
+	struct data_header h = part(layout, key, 1, node);
+	float data[FLOATS] = { 5 };
+
+	h.op = DATA_OFFER;
+	h.priority = n_gone;
+	return far_call(far, node, &h, data);
+}
+
+/* All ranks of these nodes regroup, as they are in the layout. */
+static struct asked *regroup(struct far *far, const struct layout *layout, uint32_t node,
+			     uint32_t membership, const struct join_change *change)
+{
+	struct join_change c = change ? *change : (struct join_change){ 0 };
+
+	c.regroups = layout->job;
+	c.has_newcomers = true;
+	c.membership = membership;
+	c.instance = c.instance ? c.instance : 7000 + node;
+	return far_join(far, node, layout, node, &c);
+}
+
+static uint32_t membership_of(const struct asked *asked)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+
+	ASSERT_OK(unpack(&bps__cluster__job_joined__descriptor, asked->data, asked->answer.len,
+			 (ProtobufCMessage **)&m));
+	return m->membership;
+}
+
+/* Its nodes attach as the next run. */
+static void attach_next(struct far *far, const struct asked *const *joins, struct layout *layout)
+{
+	layout->job = 0;
+	memset(layout->gone, 0, sizeof(layout->gone));
+	for (uint32_t i = 0; i < layout->n_nodes; i++)
+		far_take_joined(joins[i], layout);
+	for (uint32_t i = 0; i < layout->n_nodes; i++)
+		far_expect(far, far_attach(far, i, layout, i, 7000 + i), 0, NULL);
+}
+
+TEST(a_result_without_more_ranks_than_are_gone_is_none)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(3), kept = far_layout("kept", 2, NULL);
+	struct asked *a, *b;
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	layout.gone[2] = DATA_MOVES_LOST;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	far_expect(far, offer(far, &layout, key, 0, 2), -EPROTO, "made without 2 ranks, and 1");
+	far_expect(far, offer(far, &layout, key, 0, -1), -EPROTO, "and 1 are gone");
+	/* What was made with less is that. */
+	a = offer(far, &layout, key, 0, 1);
+	b = push(far, &layout, key, 1, 1);
+	far_expect(far, b, 0, NULL);
+	ASSERT_EQ(b->answer.root, 1);
+	far_expect_waiting(far, a);
+
+	kept.resume = true;
+	far_form(far, &kept);
+	key = far_tensor(far, &kept, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	far_expect(far, offer(far, &kept, key, 0, 1), -EPROTO, "made without");
+}
+
+TEST(who_is_gone_is_one_of_two_words)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2);
+
+	far_form(far, &layout);
+	layout.gone[1] = 2;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), -EINVAL,
+		   "ranks that cannot be");
+	layout.gone[1] = UINT32_MAX;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), -EINVAL,
+		   "ranks that cannot be");
+	layout.gone[1] = 0;
+	layout.moves[1] = DATA_MOVES_OFTEN + 1;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), -EINVAL,
+		   "servers that cannot be");
+	layout.moves[1] = 0;
+	layout.gone[1] = DATA_MOVES_LEFT;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
+}
+
+/* The next run takes the place of the one before it, at the home and elsewhere; once. */
+TEST(ranks_regroup_where_there_is_no_room_for_another_job)
+{
+	struct far_options options = { .max_jobs = 1 };
+	_cleanup_(far_freep) struct far *far = far_new(&options);
+	struct layout layout = elastic_layout(2), later;
+	struct asked *joins[2];
+
+	far_form(far, &layout);
+	for (uint32_t i = 0; i < 2; i++)
+		joins[i] = regroup(far, &layout, i, 1, NULL);
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, joins[i], 0, NULL);
+	attach_next(far, (const struct asked *const *)joins, &layout);
+	ASSERT_EQ(far_n_jobs(far), 1);
+
+	/* Another server hears of it from the first node that attaches; the other is still in the run before. */
+	later = layout;
+	later.job++;
+	far_expect(far, far_attach(far, 0, &later, 0, 8000), 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 2);
+	later.job++;
+	far_expect(far, far_attach(far, 0, &later, 0, 8100), -EDQUOT, "max_jobs");
+	later.job--;
+	far_expect(far, far_attach(far, 1, &later, 1, 8001), 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 1);
+	layout = far_layout("another", 1, NULL);
+	far_expect(far, far_join(far, 3, &layout, 0, NULL), -EDQUOT, "max_jobs");
+}
+
+TEST(all_nodes_are_told_one_membership)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2);
+	struct asked *a, *b;
+
+	far_form(far, &layout);
+	a = regroup(far, &layout, 0, 4, NULL);
+	b = regroup(far, &layout, 1, 6, NULL);
+	far_expect(far, a, 0, NULL);
+	far_expect(far, b, 0, NULL);
+	ASSERT_EQ(membership_of(a), 7);
+	ASSERT_EQ(membership_of(b), 7);
+}
+
+/* The home's process is another, and nobody has told it of a view that has passed long since. */
+TEST(a_home_that_does_not_know_the_view_is_told)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2);
+	struct join_change change = { 0 };
+	struct asked *a, *b;
+	uint32_t known;
+
+	far_form(far, &layout);
+	known = far->view->epoch;
+	far->view->epoch = known + 5;
+	a = regroup(far, &layout, 0, 1, NULL);
+	b = regroup(far, &layout, 1, 1, NULL);
+	far_expect(far, a, -ESTALE, "does not know view");
+	far_expect(far, b, -ESTALE, "does not know view");
+
+	far->view->epoch = known;
+	layout.job = 0;
+	far_form(far, &layout);
+	ASSERT_OK(view_new(known, far->view->members, far->view->n_members,
+			   (struct view **)&change.view));
+	far->view->epoch = known + 5;
+	a = regroup(far, &layout, 0, 1, &change);
+	b = regroup(far, &layout, 1, 1, &change);
+	far_expect(far, a, 0, NULL);
+	far_expect(far, b, 0, NULL);
+	(void)view_unref((struct view *)change.view);
+	far->view->epoch = known;
+	/* One that is not the job's is refused. */
+	layout.job = 0;
+	far_take_joined(a, &layout);
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, 7000 + i), 0, NULL);
+	change = (struct join_change){ .epoch = known + 1 };
+	far_expect(far, regroup(far, &layout, 0, 2, &change), -EINVAL, "another view");
+}
+
+/* A node whose last rank died before it heard of the next run leaves that; the others go on. */
+TEST(who_gives_the_next_run_up_ends_it_for_nobody_else)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(3);
+	struct asked *joins[3], *a, *b;
+	uint64_t key;
+
+	far_form(far, &layout);
+	for (uint32_t i = 0; i < 3; i++)
+		joins[i] = regroup(far, &layout, i, 1, NULL);
+	layout.job = 0;
+	for (uint32_t i = 0; i < 3; i++)
+		far_take_joined(joins[i], &layout);
+	far_expect(far, far_attach(far, 0, &layout, 0, 7000), 0, NULL);
+	far_notice(far, 2, DATA_LEAVE, layout.job, 0, 0, 2, 0, NULL);
+	far_expect(far, far_attach(far, 1, &layout, 1, 7001), 0, NULL);
+	for (uint32_t i = 0; i < 2; i++) {
+		ASSERT_EQ(far->failed[i].n, 0);
+		ASSERT_TRUE(far->told[i].n);
+		ASSERT_EQ(far->told[i].moves[FAR_SERVERS + 1], 0);
+		ASSERT_EQ(far->told[i].moves[FAR_SERVERS + 2], DATA_MOVES_LOST);
+	}
+	layout.gone[2] = DATA_MOVES_LOST;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, 7000 + i), 0, NULL);
+	a = far_declare(far, 0, &layout, 0, "t", DTYPE_FLOAT32, FLOATS, 0);
+	b = far_declare(far, 1, &layout, 1, "t", DTYPE_FLOAT32, FLOATS, 1);
+	far_expect(far, a, 0, NULL);
+	far_expect(far, b, 0, NULL);
+	key = 1;
+	a = push(far, &layout, key, 1, 0);
+	b = push(far, &layout, key, 1, 1);
+	far_expect(far, a, 0, NULL);
+	far_expect(far, b, 0, NULL);
+	ASSERT_EQ(b->answer.root, 1);
+}
