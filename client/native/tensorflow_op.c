@@ -19,6 +19,7 @@
 #include "client/native/tensorflow_op.h"
 #include "proto/c.h"
 #include <dlfcn.h>
+#include <errno.h>
 #include <poll.h>
 #include <pthread.h>
 #include <stdatomic.h>
@@ -49,7 +50,6 @@ static struct {
 	pthread_mutex_t mutex;
 	pthread_cond_t changed; /* n_inside */
 	struct bps_client *client;
-	int rank, size;
 	unsigned n_inside; /* kernels that use client */
 	atomic_bool closing;
 	pid_t pid;		      /* of the process that attached */
@@ -92,6 +92,17 @@ static void module_leave(void)
 	if (!--module.n_inside)
 		(void)pthread_cond_broadcast(&module.changed);
 	(void)pthread_mutex_unlock(&module.mutex);
+}
+
+/* Who we are, inside. Of an elastic job both change. */
+static int own_rank(void)
+{
+	return bps_client_rank(module.client);
+}
+
+static int job_size(void)
+{
+	return bps_client_size(module.client);
 }
 
 /* Waits for a request, inside. */
@@ -139,16 +150,24 @@ static int submit(const char *name, int dtype, uint64_t elements,
 	return failure->status;
 }
 
-/* Submits and waits, inside. */
+/* Submits and waits, inside. ret_outcome may be NULL. */
 static int submit_and_wait(const char *name, int dtype, uint64_t elements,
-			   const struct bps_submit_params *params, struct failure *failure)
+			   const struct bps_submit_params *params, struct bps_outcome *ret_outcome,
+			   struct failure *failure)
 {
+	struct bps_outcome outcome = { .size = sizeof(outcome) };
 	struct bps_request *request;
 	int r = submit(name, dtype, elements, params, &request, failure);
 
 	if (r)
 		return r;
 	r = wait_for(request, failure);
+	if (!r && ret_outcome) {
+		if (bps_request_outcome(request, &outcome))
+			r = fail_bps(failure, -EIO);
+		else
+			*ret_outcome = outcome;
+	}
 	bps_request_free(request);
 	return r;
 }
@@ -262,20 +281,19 @@ static int start_reduction(const struct kernel *kernel, const struct view *input
 {
 	_cleanup_(freep) uint64_t *counts = NULL;
 	bool scatter = kernel->operation == BPS_REDUCE_SCATTER;
-	uint64_t rows = input->rows;
+	uint64_t rows = input->rows, size = (uint64_t)job_size(), own = (uint64_t)own_rank();
 	struct view output;
 	char name[NAME_MAX_LEN];
 
 	if (scatter) {
-		counts = calloc((size_t)module.size, sizeof(*counts));
+		counts = calloc(size, sizeof(*counts));
 		if (!counts)
 			return fail(failure, -ENOMEM, "out of memory");
-		for (int rank = 0; rank < module.size; rank++) {
-			uint64_t n = input->rows / (uint64_t)module.size +
-				     ((uint64_t)rank < input->rows % (uint64_t)module.size);
+		for (uint64_t rank = 0; rank < size; rank++) {
+			uint64_t n = input->rows / size + (rank < input->rows % size);
 
 			counts[rank] = n * input->row;
-			if (rank == module.rank)
+			if (rank == own)
 				rows = n;
 		}
 		operation->output = tensor_with_rows(input, rows, &output, failure);
@@ -307,12 +325,13 @@ static int start_reduction(const struct kernel *kernel, const struct view *input
 static int start_broadcast(const struct kernel *kernel, const struct view *input,
 			   struct operation *operation, struct failure *failure)
 {
-	bool root = kernel->root == module.rank;
+	bool root = kernel->root == own_rank();
+	int size = job_size();
 	char name[NAME_MAX_LEN];
 
-	if (kernel->root < 0 || kernel->root >= module.size)
+	if (kernel->root < 0 || kernel->root >= size)
 		return fail(failure, -EINVAL, "root rank %d is not one of the %d ranks",
-			    kernel->root, module.size);
+			    kernel->root, size);
 	if (tensor_name(kernel, "broadcast", input, false, "", name, failure))
 		return failure->status;
 	if (!root)
@@ -397,30 +416,30 @@ static void result_compute(void *data, struct tf_context *context)
 
 /* -- BpsAllGather, BpsAllToAll ------------------------------------------------------------------------ */
 
-static int check_rows(const int64_t *table, const struct view *input, const char *name,
+static int check_rows(const int64_t *table, int size, const struct view *input, const char *name,
 		      struct failure *failure)
 {
-	for (int rank = 0; rank < module.size; rank++)
+	for (int rank = 0; rank < size; rank++)
 		if (table[2 * rank + 1] != (int64_t)input->row)
 			return fail(failure, -EINVAL,
 				    "%s: rank %d gives rows of %lld elements, rank %d rows of "
 				    "%llu: only the "
 				    "first dimension may differ",
-				    name, rank, (long long)table[2 * rank + 1], module.rank,
+				    name, rank, (long long)table[2 * rank + 1], own_rank(),
 				    (unsigned long long)input->row);
 	return 0;
 }
 
 /*
  * What both have in common once each rank knows the others' rows: table holds (rows, elements of a row) of what this
- * rank gets from each. Gives the outputs: the rows, one after the other, and how many came from each rank.
+ * rank gets from each of size. Gives the outputs: the rows, one after the other, and how many came from each rank.
  */
 static int gather(const struct kernel *kernel, struct bps_submit_params *params,
-		  const char *operation, const struct view *input, const int64_t *table,
+		  const char *operation, const struct view *input, const int64_t *table, int size,
 		  struct tf_tensor *outputs[2], struct failure *failure)
 {
-	_cleanup_(freep) uint64_t *counts = calloc((size_t)module.size, sizeof(*counts));
-	int64_t n_ranks = module.size;
+	_cleanup_(freep) uint64_t *counts = calloc((size_t)size, sizeof(*counts));
+	int64_t n_ranks = size;
 	uint64_t total = 0;
 	char name[NAME_MAX_LEN];
 	struct view output;
@@ -428,12 +447,12 @@ static int gather(const struct kernel *kernel, struct bps_submit_params *params,
 	if (!counts)
 		return fail(failure, -ENOMEM, "out of memory");
 	if (tensor_name(kernel, operation, input, true, "", name, failure) ||
-	    check_rows(table, input, name, failure))
+	    check_rows(table, size, input, name, failure))
 		return failure->status;
 	outputs[1] = tf.AllocateTensor(TF_INT64, &n_ranks, 1, (size_t)n_ranks * sizeof(int64_t));
 	if (!outputs[1])
 		return fail(failure, -ENOMEM, "TensorFlow has no memory for the result");
-	for (int rank = 0; rank < module.size; rank++) {
+	for (int rank = 0; rank < size; rank++) {
 		((int64_t *)tf.TensorData(outputs[1]))[rank] = table[2 * rank];
 		counts[rank] = (uint64_t)table[2 * rank] * input->row;
 		total += (uint64_t)table[2 * rank];
@@ -451,14 +470,16 @@ static int gather(const struct kernel *kernel, struct bps_submit_params *params,
 		params->counts = counts;
 	else
 		params->receive_counts = counts;
-	return submit_and_wait(name, input->dtype, BPS_VARIABLE, params, failure);
+	return submit_and_wait(name, input->dtype, BPS_VARIABLE, params, NULL, failure);
 }
 
 static int all_gather(const struct kernel *kernel, const struct view *input,
 		      struct tf_tensor *outputs[2], struct failure *failure)
 {
-	_cleanup_(freep) int64_t *table = calloc((size_t)module.size, 2 * sizeof(*table));
+	int size = job_size();
+	_cleanup_(freep) int64_t *table = calloc((size_t)size, 2 * sizeof(*table));
 	int64_t mine[2] = { (int64_t)input->rows, (int64_t)input->row };
+	struct bps_outcome outcome;
 	char name[NAME_MAX_LEN];
 	struct bps_submit_params params = {
 		.size = sizeof(params),
@@ -466,23 +487,29 @@ static int all_gather(const struct kernel *kernel, const struct view *input,
 		.input = mine,
 		.output = table,
 		.input_count = 2,
-		.output_count = 2 * (uint64_t)module.size,
+		.output_count = 2 * (uint64_t)size,
 	};
 
 	if (!table)
 		return fail(failure, -ENOMEM, "out of memory");
 	if (tensor_name(kernel, "all_gather", input, true, ".rows", name, failure) ||
-	    submit_and_wait(name, BPS_INT64, 2, &params, failure))
+	    submit_and_wait(name, BPS_INT64, 2, &params, &outcome, failure))
 		return failure->status;
+	/* Of an elastic job fewer may have come. All ranks see the same outcome, so all go on, or none. */
+	if (outcome.membership && outcome.n_came != outcome.world_size)
+		return fail(failure, -EREMCHG,
+			    "%s: the ranks of the job have changed meanwhile: do it again", name);
+	if (outcome.membership)
+		size = MIN(size, (int)outcome.n_came);
 	params = (struct bps_submit_params){ .operation = BPS_ALL_GATHER };
-	return gather(kernel, &params, "all_gather", input, table, outputs, failure);
+	return gather(kernel, &params, "all_gather", input, table, size, outputs, failure);
 }
 
 static int all_to_all(const struct kernel *kernel, const struct view *input,
 		      const struct view *splits, struct tf_tensor *outputs[2],
 		      struct failure *failure)
 {
-	uint64_t size = (uint64_t)module.size, total = 0;
+	uint64_t size = (uint64_t)job_size(), total = 0;
 	_cleanup_(freep) int64_t *sent = calloc(size, 2 * sizeof(*sent));
 	_cleanup_(freep) int64_t *received = calloc(size, 2 * sizeof(*received));
 	_cleanup_(freep) uint64_t *counts = calloc(size, sizeof(*counts));
@@ -504,12 +531,12 @@ static int all_to_all(const struct kernel *kernel, const struct view *input,
 	if (splits->n_dims != 1 || splits->count != size)
 		return fail(failure, -EINVAL,
 			    "%s: splits must have one number for each of the %d ranks", name,
-			    module.size);
+			    (int)size);
 	for (uint64_t rank = 0; rank < size; rank++) {
 		if (split[rank] < 0 || (uint64_t)split[rank] > input->rows - total)
 			return fail(failure, -EINVAL,
 				    "%s: the splits do not cut %llu rows for %d ranks", name,
-				    (unsigned long long)input->rows, module.size);
+				    (unsigned long long)input->rows, (int)size);
 		total += (uint64_t)split[rank];
 		sent[2 * rank] = split[rank];
 		sent[2 * rank + 1] = (int64_t)input->row;
@@ -517,11 +544,11 @@ static int all_to_all(const struct kernel *kernel, const struct view *input,
 	}
 	if (total != input->rows)
 		return fail(failure, -EINVAL, "%s: the splits do not cut %llu rows for %d ranks",
-			    name, (unsigned long long)input->rows, module.size);
-	if (submit_and_wait(name, BPS_INT64, 2 * size, &params, failure))
+			    name, (unsigned long long)input->rows, (int)size);
+	if (submit_and_wait(name, BPS_INT64, 2 * size, &params, NULL, failure))
 		return failure->status;
 	params = (struct bps_submit_params){ .operation = BPS_ALL_TO_ALL, .counts = counts };
-	return gather(kernel, &params, "all_to_all", input, received, outputs, failure);
+	return gather(kernel, &params, "all_to_all", input, received, (int)size, outputs, failure);
 }
 
 /* Hands outputs over, if all went well, and ends the kernel. */
@@ -573,7 +600,8 @@ static void all_to_all_compute(void *kernel, struct tf_context *context)
 static int rows_room(const struct kernel *kernel, const struct view *values, uint64_t *ret_room,
 		     struct failure *failure)
 {
-	_cleanup_(freep) int64_t *table = calloc((size_t)module.size, sizeof(*table));
+	uint64_t size = (uint64_t)job_size();
+	_cleanup_(freep) int64_t *table = calloc(size, sizeof(*table));
 	int64_t mine = (int64_t)values->rows;
 	char name[NAME_MAX_LEN];
 	struct bps_submit_params params = {
@@ -582,16 +610,16 @@ static int rows_room(const struct kernel *kernel, const struct view *values, uin
 		.input = &mine,
 		.output = table,
 		.input_count = 1,
-		.output_count = (uint64_t)module.size,
+		.output_count = size,
 	};
 
 	if (!table)
 		return fail(failure, -ENOMEM, "out of memory");
 	if (tensor_name(kernel, "push_pull_rows", values, true, ".rows", name, failure) ||
-	    submit_and_wait(name, BPS_INT64, 1, &params, failure))
+	    submit_and_wait(name, BPS_INT64, 1, &params, NULL, failure))
 		return failure->status;
 	*ret_room = 0;
-	for (int rank = 0; rank < module.size; rank++)
+	for (uint64_t rank = 0; rank < size; rank++)
 		*ret_room += (uint64_t)table[rank];
 	return 0;
 }
@@ -811,8 +839,6 @@ void bps_tensorflow_attach(struct bps_client *client)
 	}
 	module.pid = getpid();
 	module.client = client;
-	module.rank = bps_client_rank(client);
-	module.size = bps_client_size(client);
 	atomic_store(&module.closing, false);
 	(void)pthread_mutex_unlock(&module.mutex);
 }

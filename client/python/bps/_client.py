@@ -278,7 +278,7 @@ class Client:
         self.late = {}  # under the lock: requests that a stream waits for, in order; the values are of no use
         self.late_error = None  # under the lock: the first failure of those that nobody has been told
         self._watch = None  # under the lock
-        self.rank = self.size = self.local_rank = self.local_size = self.node = 0
+        self._rank = self._size = self.local_rank = self.local_size = self.node = 0
         self.n_nodes = 1
         self.elastic = False
         self.layout_size = 0  # of an elastic job: ranks when they last regrouped
@@ -301,17 +301,37 @@ class Client:
         self.quorum = params.quorum
 
     def _learn_place(self):
-        for what in ("rank", "size", "local_rank", "local_size", "node"):
+        for what in ("local_rank", "local_size", "node"):
             setattr(self, what, self.call(getattr(self.lib, f"bps_client_{what}"), self.pointer))
-        self.layout_size = self.size
+        self._learn_membership()
+        self.layout_size = self._size
+
+    def _learn_membership(self):
+        self._rank = self.call(self.lib.bps_client_rank, self.pointer)
+        self._size = self.call(self.lib.bps_client_size, self.pointer)
+
+    @property
+    def rank(self):
+        self._follow()
+        return self._rank
+
+    @property
+    def size(self):
+        self._follow()
+        return self._size
+
+    def _follow(self):
+        """Of an elastic job rank and size change with any operation that is seen complete, also by an adapter's native code."""
+        if self.elastic and not self.forked:
+            with self.lock:
+                if not self.closing:
+                    self._learn_membership()
 
     def see_outcome(self, request):
-        """Under the lock: who came to an operation of an elastic job. Rank and size are then what it says, or later."""
+        """Under the lock: who came to an operation of an elastic job. rank and size are then what it says, or later."""
         outcome = Outcome(ctypes.sizeof(Outcome))
         if self.lib.bps_request_outcome(request, ctypes.byref(outcome)) or not outcome.membership:
             return None
-        self.rank = self.call(self.lib.bps_client_rank, self.pointer)
-        self.size = self.call(self.lib.bps_client_size, self.pointer)
         return outcome
 
     def regroup(self):

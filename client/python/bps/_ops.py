@@ -14,7 +14,7 @@ import weakref
 
 from . import _client
 from ._completer import completer_of
-from ._errors import BpsError, BpsTimeoutError, BpsValueError
+from ._errors import BpsError, BpsMembershipError, BpsTimeoutError, BpsValueError
 from ._library import VARIABLE, DType, Operation, Reduction, SubmitParams
 
 
@@ -357,6 +357,11 @@ def all_gather(span, rows, row, make, name=None, timeout=None):
     table, all_of_them = _int64_span([0] * (2 * client.size))
     request = _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, timeout=timeout)
     yield _in_turn(client, request, full)
+    came = request.came
+    if came is not None:  # of an elastic job fewer may have come; all ranks see the same outcome
+        if came.n_came != came.world_size:
+            raise BpsMembershipError(errno.EREMCHG, f"{full}: the ranks of the job have changed meanwhile: do it again")
+        table = table[: 2 * came.n_came]
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))
