@@ -1,12 +1,13 @@
 """Keras, in several ranks, through one daemon, on the backend that is there: TensorFlow, else JAX, else PyTorch."""
 
 import importlib.util
+import json
 import os
 import re
 import sys
 
 import pytest
-from conftest import PYTHON, needs_build
+from conftest import PYTHON, RANKS, needs_build
 
 if importlib.util.find_spec("keras") is None:
     pytest.skip("no Keras in this Python; scripts/framework-venvs makes one", allow_module_level=True)
@@ -24,6 +25,15 @@ def test_training(run_ranks, tmp_path):
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="a minute of CPU that says the same on every backend")
 def test_fit_on_four_ranks_through_a_server(run_ranks, tmp_path):
     run_ranks("keras_training.py", 4, "check_fit=adam", BPS_TEST_FOLDER=tmp_path, BPS_FORCE_DISTRIBUTED=1, **QUIET)
+
+
+def test_a_rank_dies_and_another_comes(run_launch):
+    program = [sys.executable, RANKS / "elastic_keras.py", 11]
+    done = run_launch("-np", 2, "--min-np", 1, "--max-np", 2, *program, **QUIET)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ends = {line[1]: json.loads(line[4:]) for line in done.stdout.splitlines() if '"resets"' in line}
+    assert sorted(ends) == ["0", "2"] and ends["0"]["resets"][-1] == 2 and not ends["2"]["resets"], done.stdout + done.stderr
+    assert ends["0"]["steps"] == ends["2"]["steps"] == 8 * ends["0"]["epoch"] and ends["0"]["size"] == 2, ends
 
 
 def test_example(run_launch):

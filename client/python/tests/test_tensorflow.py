@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PYTHON, clean_environment, needs_build
+from conftest import PYTHON, RANKS, clean_environment, needs_build
 
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("no TensorFlow in this Python; scripts/framework-venvs makes one", allow_module_level=True)
@@ -39,6 +39,13 @@ def test_strategy(run_ranks):
 def test_trouble(run_ranks):
     troubles = ("ranks_disagree", "shutdown_under_a_wait", "exit_with_work_in_flight")
     run_ranks("tensorflow_trouble.py", 2, *troubles, **QUIET)
+
+
+def test_a_rank_of_an_elastic_job_dies(run_launch):
+    """In the middle of a graph, where an operation fails that depends on who is there."""
+    program = [sys.executable, RANKS / "elastic_tensorflow.py"]
+    done = run_launch("-np", 2, "--min-np", 1, "--reset-limit", 0, *program, **QUIET)
+    assert done.returncode == 0 and "[0] done" in done.stdout.splitlines(), done.stdout + done.stderr
 
 
 def test_a_rank_leaves(run_ranks):

@@ -34,7 +34,7 @@ from .. import (
     size,
 )
 from .._horovod import *  # noqa: F403
-from . import callbacks
+from . import callbacks, elastic
 from ._backend import Compression
 from ._functions import (
     allgather,
@@ -72,6 +72,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_variables",
     "callbacks",
+    "elastic",
     "is_initialized",
     "load_model",
     "local_rank",

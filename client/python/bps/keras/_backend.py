@@ -1,4 +1,5 @@
-"""What differs between Keras' backends: how a list of gradients is reduced, and which Compression there is."""
+"""What differs between Keras' backends: how a list of gradients is reduced, which Compression there is, and what becomes of
+errors."""
 
 try:
     import keras
@@ -15,14 +16,15 @@ BACKEND = keras.backend.backend()
 
 if BACKEND == "tensorflow":
     from ..tensorflow._gradients import Reducer
+    from ..tensorflow._native import as_bps_errors
     from ..tensorflow.compression import Compression
 elif BACKEND == "torch":
     from ..torch.compression import Compression
-    from ._torch import Reducer
+    from ._torch import Reducer, as_bps_errors
 elif BACKEND == "jax":
     from ..jax.compression import Compression
-    from ._jax import Reducer
+    from ._jax import Reducer, as_bps_errors
 else:
     raise ImportError(f"bps.keras works with Keras on TensorFlow, PyTorch and JAX, and this is Keras on {BACKEND}")
 
-__all__ = ["BACKEND", "Compression", "Reducer", "keras"]
+__all__ = ["BACKEND", "Compression", "Reducer", "as_bps_errors", "keras"]

@@ -34,6 +34,7 @@ from .. import (
     size,
 )
 from .._horovod import *  # noqa: F403
+from . import elastic
 from .compression import Compression
 from .functions import (
     allgather_object,
@@ -99,6 +100,7 @@ __all__ = [
     "broadcast_object",
     "broadcast_object_fn",
     "broadcast_variables",
+    "elastic",
     "grouped_allgather",
     "grouped_allreduce",
     "grouped_reducescatter",

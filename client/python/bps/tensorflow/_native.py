@@ -6,6 +6,7 @@ TensorFlow runs in the order of the program; see client/native/tensorflow_op.c f
 
 import ctypes
 import errno
+import functools
 import re
 
 MINIMUM = (2, 13)
@@ -88,6 +89,21 @@ def _call(run, /, **arguments):
             "no order, ranks would wait for each other for ever"
         )
     return run(**arguments)
+
+
+def as_bps_errors(func):
+    """func, whose failures inside graphs are BpsErrors too if they are of an operation of bps."""
+
+    @functools.wraps(func)
+    def wrapper(*args, **kwargs):
+        try:
+            return func(*args, **kwargs)
+        except tf.errors.OpError as error:
+            if not re.search(r"\bBps(Submit|Result|AllGather|AllToAll|PushPullRows)\b", error.message):
+                raise
+            raise error_from(-_ERRNO.get(error.error_code, errno.EIO), error.message) from error
+
+    return wrapper
 
 
 def to_tensor(value, what="the tensor"):

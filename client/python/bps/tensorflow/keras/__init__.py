@@ -3,3 +3,4 @@
 from ...keras import *  # noqa: F403
 from ...keras import __all__ as __all__
 from . import callbacks as callbacks
+from . import elastic as elastic
