@@ -335,6 +335,34 @@ static int report_arrivals(struct daemon *daemon, const char *name,
 	return 0;
 }
 
+static int report_servers(struct daemon *daemon, const char *name,
+			  struct admin_server **ret_servers, size_t *ret_n)
+{
+	_cleanup_(freep) struct pipeline_server_info *known = NULL;
+	struct admin_server *servers;
+	size_t n = 0;
+	int r = 0;
+
+	if (daemon->pipeline)
+		r = pipeline_servers(daemon->pipeline, name, &known, &n);
+	if (r && r != -ENOENT)
+		return error_trace(r);
+	servers = calloc(n + 1, sizeof(*servers));
+	if (!servers)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++) {
+		servers[i].share = known[i].share;
+		servers[i].added = known[i].added;
+		(void)snprintf(servers[i].name, sizeof(servers[i].name), "%s", known[i].name);
+		(void)snprintf(servers[i].address, sizeof(servers[i].address), "%s",
+			       known[i].address);
+		(void)snprintf(servers[i].state, sizeof(servers[i].state), "%s", known[i].state);
+	}
+	*ret_servers = servers;
+	*ret_n = n;
+	return 0;
+}
+
 static int report_job(void *user, const char *name, struct admin_job_parts *parts)
 {
 	_cleanup_(freep) struct admin_job *jobs = NULL;
@@ -353,6 +381,8 @@ static int report_job(void *user, const char *name, struct admin_job_parts *part
 		r = report_tensors(user, name, &parts->tensors, &parts->n_tensors);
 	if (!r)
 		r = report_arrivals(user, name, &parts->arrivals, &parts->n_arrivals);
+	if (!r)
+		r = report_servers(user, name, &parts->servers, &parts->n_servers);
 	return error_trace(r);
 }
 

@@ -94,13 +94,90 @@ void data_rdma_hello_swap(struct data_rdma_hello *hello)
 	SWAP16(hello->mtu);
 }
 
-/* All 0 leaves the epoch as it is. */
-uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n)
+uint32_t data_added_find(const struct data_added_set *set, const char *name, const char *address)
+{
+	for (uint32_t i = 0; i < set->n; i++)
+		if (!strcmp(set->servers[i].name, name) &&
+		    !strcmp(set->servers[i].address, address))
+			return i;
+	return set->n;
+}
+
+/* A text that fills its place up with NUL, and has no control characters. */
+static bool text_valid(const char *text, size_t size)
+{
+	size_t len = strnlen(text, size);
+
+	if (!len || len == size)
+		return false;
+	for (size_t i = 0; i < size; i++)
+		if (i < len ? (unsigned char)text[i] < ' ' || text[i] == 0x7f : text[i])
+			return false;
+	return true;
+}
+
+bool data_added_valid(const struct data_added *added)
+{
+	return text_valid(added->name, sizeof(added->name)) &&
+	       text_valid(added->address, sizeof(added->address)) &&
+	       added->moves <= DATA_MOVES_OFTEN;
+}
+
+bool data_added_set_valid(const struct data_added_set *set)
+{
+	if (set->n > DATA_ADDED_MAX)
+		return false;
+	for (uint32_t i = 0; i < set->n; i++)
+		if (!data_added_valid(&set->servers[i]) ||
+		    data_added_find(set, set->servers[i].name, set->servers[i].address) != i)
+			return false;
+	return true;
+}
+
+/* Whether a knows of something that b does not. */
+static bool knows_more(const struct data_added_set *a, const struct data_added_set *b)
+{
+	for (uint32_t i = 0; i < a->n; i++) {
+		const struct data_added *server = &a->servers[i];
+		uint32_t at = data_added_find(b, server->name, server->address);
+
+		if (at == b->n || server->moves > b->servers[at].moves)
+			return true;
+	}
+	return false;
+}
+
+void data_added_compare(const struct data_added_set *a, const struct data_added_set *b, bool *more,
+			bool *less)
+{
+	*more |= knows_more(b, a);
+	*less |= knows_more(a, b);
+}
+
+/* FNV-1a, with the NUL. */
+static uint64_t hash_text(uint64_t hash, const char *text)
+{
+	do
+		hash = (hash ^ (uint8_t)*text) * 0x100000001b3;
+	while (*text++);
+	return hash;
+}
+
+uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n,
+			  const struct data_added_set *added)
 {
 	uint64_t digest = 0;
 
 	for (size_t i = 0; i < n; i++)
 		digest += moves[i] * ((2 * (uint64_t)i + 1) * 0x9e3779b97f4a7c15 | 1);
+	/* Each counts them in an order of its own. */
+	for (size_t i = 0; added && i < added->n; i++) {
+		const struct data_added *server = &added->servers[i];
+		uint64_t hash =
+			hash_text(hash_text(0xcbf29ce484222325, server->name), server->address);
+
+		digest += (server->moves + UINT64_C(1)) * (hash | 1);
+	}
 	return epoch ^ (uint32_t)(digest >> 32) ^ (uint32_t)digest;
 }
 
@@ -110,7 +187,27 @@ bool data_moves_valid(uint32_t moves, bool of_rank)
 		       : moves <= DATA_MOVES_OFTEN;
 }
 
-bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_servers)
+static bool added_unite(struct data_added_set *added, const struct data_added_set *from)
+{
+	bool more = false;
+
+	for (uint32_t i = 0; i < from->n; i++) {
+		const struct data_added *server = &from->servers[i];
+		uint32_t at = data_added_find(added, server->name, server->address);
+
+		if (at == DATA_ADDED_MAX || server->moves > DATA_MOVES_OFTEN ||
+		    (at < added->n && added->servers[at].moves >= server->moves))
+			continue;
+		if (at == added->n)
+			added->servers[added->n++] = *server;
+		added->servers[at].moves = server->moves;
+		more = true;
+	}
+	return more;
+}
+
+bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_servers,
+		      struct data_added_set *added, const struct data_added_set *from_added)
 {
 	bool more = false, any = false;
 
@@ -121,10 +218,49 @@ bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_
 		}
 		any |= i < n_servers && !(moves[i] & 1);
 	}
+	if (from_added)
+		more |= added_unite(added, from_added);
+	for (uint32_t i = 0; added && i < added->n; i++)
+		any |= !(added->servers[i].moves & 1);
 	/* Two sides of a network that was cut may each have gone on without the other's. */
 	for (size_t i = 0; i < n_servers && !any; i++)
 		moves[i]++;
+	for (uint32_t i = 0; added && i < added->n && !any; i++)
+		added->servers[i].moves++;
 	return more || (n_servers && !any);
+}
+
+static void added_swap(struct data_added *added, size_t n)
+{
+	for (size_t i = 0; i < n && BYTE_ORDER == BIG_ENDIAN; i++) {
+		SWAP32(added[i].bandwidth_mbps);
+		SWAP32(added[i].moves);
+	}
+}
+
+void data_moves_encode(void *payload, const uint32_t *moves, size_t n,
+		       const struct data_added_set *added)
+{
+	uint32_t *numbers = payload;
+	struct data_added *servers = (struct data_added *)(numbers + n);
+
+	memcpy(numbers, moves, n * sizeof(numbers[0]));
+	data_moves_swap(numbers, n);
+	memcpy(servers, added->servers, added->n * sizeof(servers[0]));
+	added_swap(servers, added->n);
+}
+
+bool data_moves_decode(const struct data_header *header, const void *payload, uint32_t *moves,
+		       struct data_added_set *added)
+{
+	size_t n = data_moves_n(header);
+
+	memcpy(moves, payload, n * sizeof(moves[0]));
+	data_moves_swap(moves, n);
+	*added = (struct data_added_set){ .n = header->part };
+	memcpy(added->servers, (const uint32_t *)payload + n, added->n * sizeof(added->servers[0]));
+	added_swap(added->servers, added->n);
+	return data_added_set_valid(added);
 }
 
 void data_moves_swap(uint32_t *moves, size_t n)
@@ -197,6 +333,16 @@ static const char *check_failure(const struct data_header *h)
 	return NULL;
 }
 
+static const char *check_moves(const struct data_header *h)
+{
+	size_t added = h->part * sizeof(struct data_added);
+
+	if (h->part > DATA_ADDED_MAX || h->len <= added || h->len % sizeof(uint32_t) ||
+	    h->len - added > DATA_MOVES_MAX * sizeof(uint32_t))
+		return "no list of servers";
+	return NULL;
+}
+
 static const char *check_body(const struct data_header *h)
 {
 	switch (h->op) {
@@ -222,10 +368,7 @@ static const char *check_body(const struct data_header *h)
 	case DATA_RELEASE:
 		return h->len ? "a payload where none belongs" : NULL;
 	case DATA_MOVE:
-		return !h->len || h->len % sizeof(uint32_t) ||
-				       h->len > DATA_MOVES_MAX * sizeof(uint32_t)
-			       ? "no list of servers"
-			       : NULL;
+		return check_moves(h);
 	case DATA_RDMA:
 		return h->len && h->len != sizeof(struct data_rdma_offer)
 			       ? "an offer of another length"

@@ -190,20 +190,68 @@ static inline size_t data_rows_len(size_t n, size_t row_len)
  * What two say is united by taking the larger of each; all odd counts as each one more. Calls and notices about data carry in
  * `epoch` a digest of it, data_moves_epoch(), and count only where that is the receiver's.
  *
- * Of an elastic job as many numbers follow as the run began with ranks: 0, DATA_MOVES_LOST or DATA_MOVES_LEFT.
+ * Of an elastic job as many numbers follow as the run began with ranks: 0, DATA_MOVES_LOST or DATA_MOVES_LEFT. Then come the
+ * servers that were added to the job since it began, `part` of them: struct data_added.
  */
 #define DATA_MOVES_LOST	 1u
 #define DATA_MOVES_LEFT	 3u /* in good order */
 #define DATA_MOVES_MAX	 65535u
 #define DATA_MOVES_OFTEN (1u << 30) /* more often does no server come and go */
 
-uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n);
+/*
+ * A server that is in the job and not in its view: it came to the cluster later, or came back at another address. It is known by name
+ * and address together; each node numbers them as it hears of them, behind the view's.
+ */
+struct data_added {
+	char name[64], address[96]; /* with their NUL, which all behind it is too */
+	uint32_t bandwidth_mbps;
+	uint32_t moves; /* as of the others: odd: the job goes on without it */
+};
+static_assert(sizeof(struct data_added) == 168, "data_added is wire format");
+#define DATA_ADDED_MAX 64u
+
+struct data_added_set {
+	uint32_t n;
+	struct data_added servers[DATA_ADDED_MAX];
+};
+
+/* Its number in the set; set->n: it is not there. */
+uint32_t data_added_find(const struct data_added_set *set, const char *name, const char *address);
+/* Whether it is what it has to be, as it came from outside. */
+bool data_added_valid(const struct data_added *added);
+/* The same of sets, as one that was received: no server is in it twice. */
+bool data_added_set_valid(const struct data_added_set *set);
+/* What either knows of servers that the other does not, or of their moves: adds to *more (b knows more) and *less. */
+void data_added_compare(const struct data_added_set *a, const struct data_added_set *b, bool *more,
+			bool *less);
+
+/* All 0 and none leaves the epoch as it is. added may be NULL. */
+uint32_t data_moves_epoch(uint32_t epoch, const uint32_t *moves, size_t n,
+			  const struct data_added_set *added);
 /* Whether an entry can be: of a rank, or of a server. */
 bool data_moves_valid(uint32_t moves, bool of_rank);
-/* Takes over what is more in `from`, of what can be. Returns whether anything was. */
-bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_servers);
+/*
+ * Takes over what is more in `from` and `from_added`, of what can be; the latter may be NULL, and `added` with it. Returns whether anything was.
+ * What does not fit into `added` is left out.
+ */
+bool data_moves_unite(uint32_t *moves, const uint32_t *from, size_t n, size_t n_servers,
+		      struct data_added_set *added, const struct data_added_set *from_added);
 /* In place, both ways. */
 void data_moves_swap(uint32_t *moves, size_t n);
+/* Payload of a MOVE: its length, and to and from it. decode: header has passed data_header_check(); false: it is no such list. */
+static inline size_t data_moves_len(size_t n, const struct data_added_set *added)
+{
+	return n * sizeof(uint32_t) + added->n * sizeof(added->servers[0]);
+}
+void data_moves_encode(void *payload, const uint32_t *moves, size_t n,
+		       const struct data_added_set *added);
+/* Numbers in the payload of a MOVE. */
+static inline size_t data_moves_n(const struct data_header *header)
+{
+	return (header->len - header->part * sizeof(struct data_added)) / sizeof(uint32_t);
+}
+bool data_moves_decode(const struct data_header *header, const void *payload, uint32_t *moves,
+		       struct data_added_set *added);
 
 void data_rows_encode(struct data_rows *rows);
 void data_rows_decode(struct data_rows *rows);

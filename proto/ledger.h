@@ -15,6 +15,7 @@
  *	ledger_scratch_offset()		uint8_t[n_hands][piece_bytes]
  * and for a job that goes through servers (n_cells is not 0)
  *	ledger_job_offset()		uint8_t[LEDGER_JOB_MAX]: its JobRecord (cluster.proto), header.job_len bytes
+ *	ledger_added_offset()		struct data_added[DATA_ADDED_MAX]: servers that it was given since
  *	ledger_tensor_offset()		struct ledger_tensor[n_tensors]
  *	ledger_cell_offset()		struct ledger_cell[n_cells]
  *	ledger_data_offset()		uint8_t[n_cells][part_bytes rounded up to pages]
@@ -40,14 +41,15 @@
  *		is set in the record. A cell without that bit is copied (again), a part without a cell is pushed (again): its
  *		inputs are untouched. The cell is freed when every node of the job has the result.
  *	tensor	state is stored last. It stays as it is.
+ *	added	counts once n_added says so. It stays as it is.
  */
 #pragma once
 
-#include "proto/types.h"
+#include "proto/data.h"
 #include <stdatomic.h>
 
 #define LEDGER_MAGIC   0x4c535042u /* "BPSL" */
-#define LEDGER_VERSION 4
+#define LEDGER_VERSION 5
 
 #define LEDGER_RECORDS \
 	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */
@@ -80,8 +82,10 @@ struct ledger_header {
 	_Atomic uint32_t cells_used;   /* no cell from this one on was ever taken */
 	_Atomic uint32_t tensors_used; /* the same */
 	uint32_t membership;	       /* of an elastic job, when this run began */
+	_Atomic uint32_t n_added;
+	uint32_t pad;
 };
-static_assert(sizeof(struct ledger_header) == 80 + JOB_RANKS_MAX / 8, "ledger_header is a format");
+static_assert(sizeof(struct ledger_header) == 88 + JOB_RANKS_MAX / 8, "ledger_header is a format");
 
 /* The process of a rank: whether it can still come back. */
 struct ledger_process {
@@ -157,6 +161,8 @@ static_assert(sizeof(struct ledger_cell) == CACHE_LINE, "ledger_cell is a format
 #define LEDGER_CELL_BYTES  (UINT64_C(8) << 30) /* of data in all cells, sparse */
 #define LEDGER_TENSORS_MAX 16000000u
 #define LEDGER_JOB_MAX	   (4u << 20)
+#define LEDGER_ADDED_BYTES (16u << 10)
+static_assert(DATA_ADDED_MAX * sizeof(struct data_added) <= LEDGER_ADDED_BYTES, "all fit");
 
 #define LEDGER_PROCESS_OFFSET 4096u
 #define LEDGER_RECORD_OFFSET \
@@ -187,9 +193,14 @@ static inline uint64_t ledger_job_offset(uint32_t n_hands)
 	return align_up(ledger_len(n_hands), 4096);
 }
 
-static inline uint64_t ledger_tensor_offset(uint32_t n_hands)
+static inline uint64_t ledger_added_offset(uint32_t n_hands)
 {
 	return ledger_job_offset(n_hands) + LEDGER_JOB_MAX;
+}
+
+static inline uint64_t ledger_tensor_offset(uint32_t n_hands)
+{
+	return ledger_added_offset(n_hands) + LEDGER_ADDED_BYTES;
 }
 
 static inline uint64_t ledger_cell_offset(uint32_t n_hands, uint32_t n_tensors)

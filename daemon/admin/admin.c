@@ -210,9 +210,20 @@ static void fill_arrival(Bps__Admin__Arrival *to, struct admin_arrival *from)
 	to->is_late = from->is_late;
 }
 
+static void fill_server(Bps__Admin__JobServer *to, struct admin_server *from)
+{
+	bps__admin__job_server__init(to);
+	to->name = from->name;
+	to->address = from->address;
+	to->state = from->state;
+	to->share = from->share;
+	to->has_added = to->added = from->added;
+}
+
 static void job_parts_done(struct admin_job_parts *parts)
 {
 	free(parts->arrivals);
+	free(parts->servers);
 	free(parts->ranks);
 	free(parts->tensors);
 }
@@ -220,6 +231,7 @@ static void job_parts_done(struct admin_job_parts *parts)
 static int reply_job(struct rpc_call *call, struct admin_job_parts *parts)
 {
 	_cleanup_(array_done) struct array ranks = { 0 }, tensors = { 0 }, arrivals = { 0 };
+	_cleanup_(array_done) struct array servers = { 0 };
 	Bps__Admin__JobReply message = BPS__ADMIN__JOB_REPLY__INIT;
 	Bps__Admin__JobSummary summary;
 	_cleanup_(freep) void *data = NULL;
@@ -231,6 +243,8 @@ static int reply_job(struct rpc_call *call, struct admin_job_parts *parts)
 		r = array_init(&tensors, parts->n_tensors, sizeof(Bps__Admin__TensorInfo));
 	if (!r)
 		r = array_init(&arrivals, parts->n_arrivals, sizeof(Bps__Admin__Arrival));
+	if (!r)
+		r = array_init(&servers, parts->n_servers, sizeof(Bps__Admin__JobServer));
 	if (r)
 		return error_trace(r);
 	for (size_t i = 0; i < parts->n_ranks; i++)
@@ -239,6 +253,8 @@ static int reply_job(struct rpc_call *call, struct admin_job_parts *parts)
 		fill_tensor(tensors.pointers[i], &parts->tensors[i]);
 	for (size_t i = 0; i < parts->n_arrivals; i++)
 		fill_arrival(arrivals.pointers[i], &parts->arrivals[i]);
+	for (size_t i = 0; i < parts->n_servers; i++)
+		fill_server(servers.pointers[i], &parts->servers[i]);
 	fill_job(&summary, &parts->job);
 	message.summary = &summary;
 	message.n_ranks = parts->n_ranks;
@@ -246,6 +262,8 @@ static int reply_job(struct rpc_call *call, struct admin_job_parts *parts)
 	message.tensors = (Bps__Admin__TensorInfo **)tensors.pointers;
 	message.n_arrivals = parts->n_arrivals;
 	message.arrivals = (Bps__Admin__Arrival **)arrivals.pointers;
+	message.n_servers = parts->n_servers;
+	message.servers = (Bps__Admin__JobServer **)servers.pointers;
 	message.has_total_tensors = true;
 	message.total_tensors = parts->n_tensors;
 	/* Large models have more tensors than a message has room for. */

@@ -40,13 +40,19 @@ struct admin_arrival {
 	uint64_t rounds, last, late_us, held_ms;
 	bool is_late;
 };
+struct admin_server {
+	char name[64], address[96], state[16];
+	uint32_t share; /* thousandths */
+	bool added;
+};
 /* Arrays are freed by admin. */
 struct admin_job_parts {
 	struct admin_job job;
 	struct admin_rank *ranks;
 	struct admin_tensor *tensors;
 	struct admin_arrival *arrivals;
-	size_t n_ranks, n_tensors, n_arrivals;
+	struct admin_server *servers;
+	size_t n_ranks, n_tensors, n_arrivals, n_servers;
 };
 struct admin_status {
 	char software[64], node[64], state[16], source[16];

@@ -262,6 +262,24 @@ static void ranks_table(Bps__Admin__Rank *const *ranks, size_t n)
 	table_print(&table);
 }
 
+static void servers_table(Bps__Admin__JobServer *const *servers, size_t n)
+{
+	static const char *const headings[] = { "SERVER", "ADDRESS", "STATE", "SHARE", "" };
+	_cleanup_(table_done) struct table table;
+
+	table_init(&table, headings, ARRAY_SIZE(headings));
+	for (size_t i = 0; i < n; i++) {
+		const Bps__Admin__JobServer *server = servers[i];
+
+		cell(&table, "%s", server->name);
+		cell(&table, "%s", server->address);
+		cell(&table, "%s", server->state);
+		cell(&table, "%.1f %%", server->share / 10.0);
+		cell(&table, "%s", server->added ? "added" : "");
+	}
+	table_print(&table);
+}
+
 static void arrivals_table(Bps__Admin__Arrival *const *arrivals, size_t n)
 {
 	static const char *const headings[] = {
@@ -322,6 +340,10 @@ void ctl_print_job(const ProtobufCMessage *reply)
 	if (job->n_ranks) {
 		printf("\n");
 		ranks_table(job->ranks, job->n_ranks);
+	}
+	if (job->n_servers) {
+		printf("\n");
+		servers_table(job->servers, job->n_servers);
 	}
 	if (job->n_arrivals) {
 		printf("\n");

@@ -58,6 +58,8 @@ size_t view_n_servers(const struct view *view);
 const struct view_member *view_home(const struct view *view, const char *job);
 /* The same among those servers that are in: in[i] for view_server(i). */
 const struct view_member *view_home_among(const struct view *view, const char *job, const bool *in);
+/* How well a server's name goes with the job's: the home is the one with the highest. */
+uint64_t view_home_score(const char *job, const char *server);
 
 /*
  * Placement (pure). How much of a job's bytes each server should sum, from OSDI'20 section 4.1 generalised to unequal
@@ -68,6 +70,14 @@ const struct view_member *view_home_among(const struct view *view, const char *j
 #define PLACEMENT_STRIPES 1024
 int placement_stripes(const struct view *view, const char *const *agents, size_t n_agents,
 		      uint16_t *stripes, size_t n_stripes);
+
+/* The same for servers that are no view: stripes[] has their numbers here. */
+struct placement_server {
+	uint32_t bandwidth_mbps; /* 0: unknown */
+	bool colocated;		 /* on a machine that pushes */
+};
+int placement_deal(const struct placement_server *servers, size_t n, size_t n_agents,
+		   uint16_t *stripes, size_t n_stripes);
 
 struct cluster;
 struct rpc;

@@ -38,22 +38,19 @@ static bool is_agent(const char *name, const char *const *agents, size_t n_agent
 }
 
 /* Unknown bandwidths count as the mean of the known ones. */
-static void places_init(struct place *places, size_t n, const struct view *view,
-			const char *const *agents, size_t n_agents)
+static void places_init(struct place *places, const struct placement_server *servers, size_t n)
 {
 	double sum = 0, mean;
 	size_t n_known = 0;
 
 	for (size_t i = 0; i < n; i++) {
-		const struct view_member *server = view_server(view, i);
-
-		sum += server->bandwidth_mbps;
-		n_known += server->bandwidth_mbps > 0;
-		places[i].colocated = is_agent(server->name, agents, n_agents);
+		sum += servers[i].bandwidth_mbps;
+		n_known += servers[i].bandwidth_mbps > 0;
+		places[i].colocated = servers[i].colocated;
 	}
 	mean = n_known ? sum / (double)n_known : 1;
 	for (size_t i = 0; i < n; i++) {
-		uint32_t mbps = view_server(view, i)->bandwidth_mbps;
+		uint32_t mbps = servers[i].bandwidth_mbps;
 
 		places[i].bandwidth = mbps ? mbps / mean : 1;
 	}
@@ -157,11 +154,10 @@ static void deal(struct place *places, size_t n, uint16_t *stripes, size_t n_str
 	}
 }
 
-int placement_stripes(const struct view *view, const char *const *agents, size_t n_agents,
-		      uint16_t *stripes, size_t n_stripes)
+int placement_deal(const struct placement_server *servers, size_t n, size_t n_agents,
+		   uint16_t *stripes, size_t n_stripes)
 {
 	_cleanup_(freep) struct place *places = NULL;
-	size_t n = view_n_servers(view);
 
 	if (!n || n > UINT16_MAX)
 		return error_origin(-ENOENT);
@@ -169,11 +165,29 @@ int placement_stripes(const struct view *view, const char *const *agents, size_t
 	if (!places)
 		return error_origin(-ENOMEM);
 
-	places_init(places, n, view, agents, n_agents);
+	places_init(places, servers, n);
 	if (n_agents > 2)
 		shares_balance(places, n, n_agents);
 	else
 		shares_few(places, n, MAX(n_agents, (size_t)1));
 	deal(places, n, stripes, n_stripes);
 	return 0;
+}
+
+int placement_stripes(const struct view *view, const char *const *agents, size_t n_agents,
+		      uint16_t *stripes, size_t n_stripes)
+{
+	size_t n = view_n_servers(view);
+	_cleanup_(freep) struct placement_server *servers =
+		calloc(MAX(n, (size_t)1), sizeof(*servers));
+
+	if (!servers)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++) {
+		const struct view_member *server = view_server(view, i);
+
+		servers[i].bandwidth_mbps = server->bandwidth_mbps;
+		servers[i].colocated = is_agent(server->name, agents, n_agents);
+	}
+	return error_trace(placement_deal(servers, n, n_agents, stripes, n_stripes));
 }

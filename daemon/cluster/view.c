@@ -134,6 +134,11 @@ size_t view_n_servers(const struct view *view)
 	return n;
 }
 
+uint64_t view_home_score(const char *job, const char *server)
+{
+	return hash_finish(hash_add_string(hash_add_string(HASH_START, job), server));
+}
+
 /*
  * The server whose name goes best with the job's (rendezvous hashing): when a server comes or goes, only the jobs whose
  * home it is or was move.
@@ -150,8 +155,7 @@ const struct view_member *view_home_among(const struct view *view, const char *j
 
 		if (!(member->roles & ROLE_SERVER) || (in && !in[server++]))
 			continue;
-		score = hash_finish(
-			hash_add_string(hash_add_string(HASH_START, job), member->name));
+		score = view_home_score(job, member->name);
 		if (!home || score > best) {
 			home = member;
 			best = score;

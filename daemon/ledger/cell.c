@@ -31,6 +31,38 @@ int ledger_read_record(const struct ledger *ledger, void **ret_record, size_t *r
 	return 0;
 }
 
+/* -- Servers that were added -------------------------------------------------------------------------------------- */
+
+static struct data_added *added_of(const struct ledger *ledger)
+{
+	return (struct data_added *)(ledger->memory->data + ledger_added_offset(ledger->n_hands));
+}
+
+void ledger_added_keep(struct ledger *ledger, const struct data_added *added)
+{
+	struct ledger_header *header = ledger_header(ledger);
+	uint32_t n = atomic_load_explicit(&header->n_added, memory_order_relaxed);
+
+	if (n >= DATA_ADDED_MAX)
+		return;
+	added_of(ledger)[n] = *added;
+	atomic_store_explicit(&header->n_added, n + 1, memory_order_release);
+}
+
+int ledger_added_read(const struct ledger *ledger, struct data_added_set *ret_added)
+{
+	*ret_added = (struct data_added_set){
+		.n = atomic_load_explicit(&ledger_header(ledger)->n_added, memory_order_acquire),
+	};
+	if (ret_added->n > DATA_ADDED_MAX)
+		return error_origin(-EPROTO);
+	memcpy(ret_added->servers, added_of(ledger), ret_added->n * sizeof(ret_added->servers[0]));
+	__asm__ volatile("" ::: "memory");
+	for (uint32_t i = 0; i < ret_added->n; i++)
+		ret_added->servers[i].moves = 0;
+	return data_added_set_valid(ret_added) ? 0 : error_origin(-EPROTO);
+}
+
 /* -- Tensors ------------------------------------------------------------------------------------------------------ */
 
 static int known_add(struct ledger *ledger, struct ledger_known *known)

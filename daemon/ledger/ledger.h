@@ -162,6 +162,11 @@ int ledger_tensor_add(struct ledger *ledger, const char *name, unsigned dtype, u
 const struct ledger_known *ledger_tensor_find(const struct ledger *ledger, const char *name);
 const struct ledger_known *ledger_tensor_at(const struct ledger *ledger, size_t index);
 
+/* Keeps a server that the job was given, after those before it, of which there are fewer than DATA_ADDED_MAX. */
+void ledger_added_keep(struct ledger *ledger, const struct data_added *added);
+/* All that were kept, none of them with moves. Returns 0, or -EPROTO when they are damaged. */
+int ledger_added_read(const struct ledger *ledger, struct data_added_set *ret_added);
+
 /* Marks a part done: its result is in all outputs. Any thread; ledger_round_advance() follows on the control thread. */
 void ledger_round_mark(const struct ledger_round *round, uint64_t part);
 

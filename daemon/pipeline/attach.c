@@ -33,7 +33,9 @@ static void on_attached(struct call *call)
 	struct pipeline_job *job = setup->job;
 
 	if (setup->asks_back) {
-		if (job->state == JOB_RUNNING && !call->status)
+		if (job->state == JOB_RUNNING && !call->status && setup->added)
+			pipeline_add_take(job, setup->added);
+		else if (job->state == JOB_RUNNING && !call->status)
 			pipeline_move_back(job, setup->server);
 	} else if (setup->n_moved != job->n_moved) {
 		/* Said before the job went over to other servers: it has attached again since. */
@@ -52,18 +54,73 @@ static void on_attached(struct call *call)
 	pipeline_setup_done(setup);
 }
 
-/* moves: which servers it is to go on with; others than the job's: one that was out is asked back. */
-static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer, uint32_t *moves,
+/* Where, and with which servers it is to go on. asks_back: with others than the job's: one that was out is asked in. */
+struct place {
+	size_t server;
+	struct peer *peer;
+	struct pipeline_said *said;
+	bool asks_back;
+};
+
+/* Of a job that outlives its daemons' processes. Returns what is to be freed, or NULL without memory. */
+static void *set_kept(const struct pipeline_job *job, const struct place *place,
+		      Bps__Cluster__JobHome *home, Bps__Cluster__JobAttach *m)
+{
+	const struct data_added_set *added = &place->said->added;
+	Bps__Cluster__AddedServer *servers, **pointers;
+
+	pointers = calloc(DATA_ADDED_MAX, sizeof(*pointers) + sizeof(*servers));
+	if (!pointers)
+		return NULL;
+	servers = (Bps__Cluster__AddedServer *)(pointers + DATA_ADDED_MAX);
+	for (uint32_t i = 0; i < added->n; i++) {
+		bps__cluster__added_server__init(&servers[i]);
+		servers[i].name = (char *)added->servers[i].name;
+		servers[i].address = (char *)added->servers[i].address;
+		servers[i].moves = added->servers[i].moves;
+		servers[i].has_bandwidth_mbps = true;
+		servers[i].bandwidth_mbps = added->servers[i].bandwidth_mbps;
+		pointers[i] = &servers[i];
+	}
+	m->n_added = added->n;
+	m->added = pointers;
+	m->has_resume = m->resume = true;
+	m->has_lost_timeout_ms = true;
+	m->lost_timeout_ms = job->pipeline->params.lost_timeout_ms;
+	home->secret_digest =
+		(ProtobufCBinaryData){ SECRET_DIGEST_LEN, (uint8_t *)job->secret_digest };
+	home->part_bytes = job->part_bytes;
+	home->epoch = job->view->epoch;
+	home->has_min_ranks = home->has_max_ranks = job->shape.elastic;
+	home->min_ranks = job->shape.min_ranks;
+	home->max_ranks = job->shape.max_ranks;
+	home->view_digest = view_server_digest(job->view);
+	m->n_moves = pipeline_move_n(job);
+	m->moves = place->said->moves;
+	m->has_elastic = m->elastic = job->shape.elastic;
+	m->has_asks_back = m->asks_back = place->asks_back;
+	if (place->server < job->n_viewed) {
+		m->has_server = true;
+		m->server = (uint32_t)place->server;
+	} else {
+		m->has_added_server = true;
+		m->added_server = (uint32_t)(place->server - job->n_viewed) + 1;
+	}
+	return pointers;
+}
+
+static int attach_at(struct pipeline_job *job, const struct place *place,
 		     struct pipeline_setup **ret_setup)
 {
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
 	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
+	_cleanup_(freep) void *kept = NULL;
 	Bps__Cluster__Stragglers stragglers;
 	size_t at_home = 0;
 	int r;
 
 	/* One that is asked back may be the home again. */
-	r = moves ? pipeline_move_home(job, moves, &at_home) : 0;
+	r = place->said ? pipeline_move_home(job, place->said, &at_home) : 0;
 	if (r)
 		return error_trace(r);
 	m.name = job->name;
@@ -75,52 +132,68 @@ static int attach_at(struct pipeline_job *job, size_t server, struct peer *peer,
 	m.request_timeout_ms = job->request_timeout_ns / NSEC_PER_MSEC;
 	m.instance = job->instance;
 	m.stragglers = pipeline_setup_stragglers(job, &stragglers);
-	if (job->keep) {
-		m.has_resume = m.resume = true;
-		m.has_lost_timeout_ms = true;
-		m.lost_timeout_ms = job->pipeline->params.lost_timeout_ms;
-		home.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
-		home.part_bytes = job->part_bytes;
-		home.epoch = job->view->epoch;
-		home.has_min_ranks = home.has_max_ranks = job->shape.elastic;
-		home.min_ranks = job->shape.min_ranks;
-		home.max_ranks = job->shape.max_ranks;
-		home.view_digest = view_server_digest(job->view);
-		m.home = server == at_home ? &home : NULL;
-		m.n_moves = pipeline_move_n(job);
-		m.moves = moves;
-		m.has_server = true;
-		m.has_elastic = m.elastic = job->shape.elastic;
-		m.server = (uint32_t)server;
-		m.has_asks_back = m.asks_back = moves != job->moves;
+	if (place->said) {
+		kept = set_kept(job, place, &home, &m);
+		if (!kept)
+			return error_origin(-ENOMEM);
+		m.home = place->server == at_home ? &home : NULL;
 	}
-	r = pipeline_setup_call(job, peer, DATA_ATTACH, &m.base, on_attached, ret_setup);
+	r = pipeline_setup_call(job, place->peer, DATA_ATTACH, &m.base, on_attached, ret_setup);
 	if (!r)
-		(*ret_setup)->server = server;
+		(*ret_setup)->server = place->server;
 	return error_trace(r);
 }
 
 static int attach(struct pipeline_job *job, size_t server)
 {
+	_cleanup_(freep) struct pipeline_said *said = job->keep ? pipeline_move_said(job) : NULL;
+	struct place place = {
+		.server = server,
+		.peer = job->servers[server].outlet->peer,
+		.said = said,
+	};
 	struct pipeline_setup *setup;
 
-	return error_trace(
-		attach_at(job, server, job->servers[server].outlet->peer, job->moves, &setup));
+	if (job->keep && !said)
+		return error_origin(-ENOMEM);
+	return error_trace(attach_at(job, &place, &setup));
 }
 
-int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, const uint32_t *moves)
+/* added: NULL: it is one of the job's. */
+static int ask(struct pipeline_job *job, size_t server, const struct view_member *member,
+	       struct pipeline_said *said, const struct data_added *added)
 {
+	_cleanup_(freep) struct data_added *kept = added ? malloc(sizeof(*kept)) : NULL;
+	struct place place = { .server = server, .said = said, .asks_back = true };
 	struct pipeline_setup *setup;
-	struct peer *peer;
 	int r;
 
-	r = pipeline_setup_peer_of(job, view_server(job->view, server), true, &peer);
+	if (added && !kept)
+		return error_origin(-ENOMEM);
+	if (added)
+		*kept = *added;
+	r = pipeline_setup_peer_of(job, member, true, &place.peer);
 	if (!r)
-		r = attach_at(job, server, peer, (uint32_t *)moves, &setup);
+		r = attach_at(job, &place, &setup);
 	if (r)
 		return error_trace(r);
 	setup->asks_back = true;
+	setup->added = TAKE_PTR(kept);
 	return 0;
+}
+
+int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, struct pipeline_said *said)
+{
+	return error_trace(ask(job, server, &job->servers[server].member, said, NULL));
+}
+
+int pipeline_setup_ask_in(struct pipeline_job *job, const struct view_member *member,
+			  struct pipeline_said *said)
+{
+	uint32_t last = said->added.n - 1;
+
+	return error_trace(
+		ask(job, job->n_viewed + last, member, said, &said->added.servers[last]));
 }
 
 static int connect_server(struct pipeline_job *job, size_t server)
@@ -130,7 +203,7 @@ static int connect_server(struct pipeline_job *job, size_t server)
 	struct peer *peer;
 	int r;
 
-	r = pipeline_setup_peer_of(job, view_server(job->view, server), again, &peer);
+	r = pipeline_setup_peer_of(job, &job->servers[server].member, again, &peer);
 	if (!r)
 		r = pipeline_outlet_get(job->pipeline, peer, &job->servers[server].outlet);
 	if (!r && job->keep && server == job->home_number)
@@ -138,25 +211,45 @@ static int connect_server(struct pipeline_job *job, size_t server)
 	return error_trace(r);
 }
 
+static bool is_of_job(const struct pipeline_job *job, const struct view_member *member)
+{
+	for (uint32_t i = 0; i < job->shape.n_nodes; i++)
+		if (job->member_of_node[i] &&
+		    !strcmp(job->view->members[job->member_of_node[i] - 1].name, member->name))
+			return true;
+	return false;
+}
+
+int pipeline_setup_add_place(struct pipeline_job *job, const struct view_member *member)
+{
+	struct pipeline_server *server = &job->servers[job->n_servers++];
+
+	server->member = *member;
+	server->colocated = is_of_job(job, member);
+	return error_trace(pipeline_keep_init(job, job->n_servers - 1));
+}
+
 static int find_servers(struct pipeline_job *job)
 {
 	size_t n = view_n_servers(job->view);
 	const struct view_member *home = view_home(job->view, job->name);
-	int r;
+	int r = 0;
 
 	if (!home)
 		return error_origin(-EPROTO);
-	job->servers = calloc(n, sizeof(job->servers[0]));
+	/* They are never moved: what is under way points to them. */
+	job->servers = calloc(n + (job->keep ? DATA_ADDED_MAX : 0), sizeof(job->servers[0]));
 	if (!job->servers)
 		return error_origin(-ENOMEM);
-	job->n_servers = n;
-	for (size_t i = 0; i < n; i++)
+	job->n_viewed = n;
+	for (size_t i = 0; !r && i < n; i++) {
 		if (view_server(job->view, i) == home)
 			job->home_number = i;
-	r = pipeline_move_init(job);
+		r = pipeline_setup_add_place(job, view_server(job->view, i));
+	}
 	if (!r)
-		r = pipeline_keep_init(job);
-	for (size_t i = 0; !r && i < n; i++)
+		r = pipeline_move_init(job);
+	for (size_t i = 0; !r && i < job->n_servers; i++)
 		r = pipeline_move_is_in(job, i) ? connect_server(job, i)
 						: pipeline_move_look_soon(job, i);
 	return error_trace(r);
@@ -185,12 +278,22 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 	for (size_t i = 0; i < m->n_stripes; i++)
 		if (m->stripes[i] >= n_servers)
 			return error_origin(-EPROTO);
+	if (m->n_member_of_node > job->shape.n_nodes)
+		return error_origin(-EPROTO);
+	for (size_t i = 0; i < m->n_member_of_node; i++)
+		if (m->member_of_node[i] > job->view->n_members)
+			return error_origin(-EPROTO);
 	job->stripes = calloc(m->n_stripes, sizeof(job->stripes[0]));
 	if (!job->stripes)
 		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < m->n_stripes; i++)
 		job->stripes[i] = (uint16_t)m->stripes[i];
 	job->n_stripes = m->n_stripes;
+	job->member_of_node = calloc(job->shape.n_nodes, sizeof(job->member_of_node[0]));
+	if (!job->member_of_node)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < m->n_member_of_node; i++)
+		job->member_of_node[i] = m->member_of_node[i];
 	job->number = m->job;
 	job->part_bytes = m->part_bytes - m->part_bytes % PART_ALIGN;
 	/* As sent, and so limited: the product does not overflow. */

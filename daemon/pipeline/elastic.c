@@ -20,7 +20,7 @@
 /* What the servers are told of who is out: in job->moves, behind them. */
 static uint32_t said_of(const struct pipeline_job *job, uint32_t rank)
 {
-	return job->moves[job->n_servers + rank];
+	return job->moves[job->n_viewed + rank];
 }
 
 /* Goes on without ranks of this node: `index` was lost (RANK_AWAY: none), others that are gone have left. */
@@ -37,7 +37,7 @@ static void go_without(struct pipeline_job *job, uint32_t index, const char *why
 	}
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		if (job->gone[i])
-			moves[job->n_servers + job->layout.rank_of_local[i]] =
+			moves[job->n_viewed + job->layout.rank_of_local[i]] =
 				i == index ? DATA_MOVES_LOST : DATA_MOVES_LEFT;
 	pipeline_move_unite(job, moves, n, why);
 }
@@ -62,7 +62,7 @@ void pipeline_elastic_recall(struct pipeline_job *job)
 		job->n_out += job->out[rank] != 0;
 		/* Who knows better how it went says so. */
 		if (job->out[rank])
-			job->moves[job->n_servers + rank] = DATA_MOVES_LOST;
+			job->moves[job->n_viewed + rank] = DATA_MOVES_LOST;
 		if (local == RANK_AWAY)
 			continue;
 		job->gone[local] = job->out[rank] || ledger_has_left(job->ledger, rank);

@@ -317,6 +317,7 @@ void pipeline_job_formed(struct pipeline_job *job)
 		FAILPOINT("job-joined");
 	}
 	job->ledger_fd = fd_close(job->ledger_fd);
+	pipeline_add_look(job);
 }
 
 void pipeline_job_form_here(struct pipeline_job *job)

@@ -14,6 +14,7 @@
 #include "base/metrics.h"
 #include "ledger/ledger.h"
 #include "pipeline/pipeline.h"
+#include "proto/data.h"
 
 #define SECRET_DIGEST_LEN 32
 
@@ -66,6 +67,8 @@ struct pipeline_failed {
 #define PIPELINE_FAILED 32
 
 struct pipeline_server {
+	struct view_member member;
+	bool colocated;			/* with ranks of the job */
 	struct pipeline_outlet *outlet; /* NULL: there is no connection */
 	bool attached;
 
@@ -146,12 +149,15 @@ struct pipeline_job {
 	/* Which servers it goes on with: move.c. */
 	uint32_t *
 		moves; /* how often each has gone and come; elastic: then, by rank, who is out; NULL unless keep */
-	uint32_t *moved_before;	 /* the run before: `moves` when its ranks regrouped; or NULL */
-	uint32_t data_epoch;	 /* of what is said about data */
-	uint64_t n_moved;	 /* how often this node has gone over */
-	uint16_t *first_stripes; /* as the home has dealt them */
-	struct list placements;	 /* those after them */
-	struct mail ack_mail;	 /* tells servers what is kept */
+	struct data_added_set added; /* servers behind the view's */
+	struct loop_timer add_timer; /* when it is looked for more: add.c */
+	uint64_t add_ns;	     /* for how long it was waited, the last time */
+	uint32_t *moved_before;	     /* the run before: `moves` when its ranks regrouped; or NULL */
+	uint32_t data_epoch;	     /* of what is said about data */
+	uint64_t n_moved;	     /* how often this node has gone over */
+	uint16_t *first_stripes;     /* as the home has dealt them */
+	struct list placements;	     /* those after them */
+	struct mail ack_mail;	     /* tells servers what is kept */
 	bool acking;
 
 	struct map tensors; /* by name */
@@ -178,6 +184,8 @@ struct pipeline_job {
 	struct list setups;	     /* set-up calls in flight */
 	struct pipeline_server *servers;
 	size_t n_servers, n_attached;
+	size_t n_viewed;	  /* of them, those of the view; added ones follow */
+	uint32_t *member_of_node; /* n_nodes: member of the view, from 1; 0: none */
 	uint16_t *stripes;
 	size_t n_stripes;
 
@@ -257,8 +265,8 @@ int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET
 
 /* keep.c: a job that goes through servers outlives their processes, and this one. */
 struct pipeline_part;
-/* The home has put the job together, or the ledger has: memory for what is kept. Returns 0 or -ENOMEM. */
-int pipeline_keep_init(struct pipeline_job *job);
+/* A server of the job has its place: memory for what is kept. Returns 0 or -ENOMEM. */
+int pipeline_keep_init(struct pipeline_job *job, size_t server);
 void pipeline_keep_done(struct pipeline_job *job);
 /* A server's peer is lost, or it does not answer as it should: parts wait, and it is connected again. */
 void pipeline_keep_lost(struct pipeline_job *job, size_t server, const char *why);
@@ -294,16 +302,32 @@ void pipeline_move_done(struct pipeline_job *job);
 bool pipeline_move_is_in(const struct pipeline_job *job, size_t server);
 /* Whether the cluster has no such member any more: its lease is over, or it has left. */
 bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server);
-/* Entries of job->moves. */
+/* Entries of job->moves: the view's servers, and ranks. */
 size_t pipeline_move_n(const struct pipeline_job *job);
 /* Tells all servers, as this node attaches nowhere any more. */
 void pipeline_move_tell_all(struct pipeline_job *job);
 size_t pipeline_move_n_in(const struct pipeline_job *job);
-/* The job's home among the servers that are in by `moves`. Returns 0 or -ENOMEM. */
-int pipeline_move_home(const struct pipeline_job *job, const uint32_t *moves, size_t *ret_server);
+/* A server's number, the same on all nodes that know the same. */
+uint32_t pipeline_move_number(const struct pipeline_job *job, size_t server);
+/* What is said of its servers: who is in, and who was added. */
+struct pipeline_said {
+	struct data_added_set added;
+	uint32_t moves[]; /* pipeline_move_n() entries */
+};
+/* What the job knows, to be freed; or NULL. */
+struct pipeline_said *pipeline_move_said(const struct pipeline_job *job);
+/* How often this server has gone and come, by what is said. */
+uint32_t *pipeline_move_count(const struct pipeline_job *job, struct pipeline_said *said,
+			      size_t server);
+/* The job's home among the servers that are in by it. Returns 0 or -ENOMEM. */
+int pipeline_move_home(const struct pipeline_job *job, const struct pipeline_said *said,
+		       size_t *ret_server);
 /* What somebody knows of it; n: entries, from outside. */
 void pipeline_move_unite(struct pipeline_job *job, const uint32_t *moves, size_t n,
 			 const char *why);
+/* The same, of all. */
+void pipeline_move_take(struct pipeline_job *job, const struct pipeline_said *said,
+			const char *why);
 void pipeline_move_notice(struct pipeline_job *job, const struct data_header *header,
 			  const void *payload);
 /* Leaves a server out. Returns false, and nothing happens, when no other is attached. */
@@ -314,6 +338,18 @@ int pipeline_move_look_soon(struct pipeline_job *job, size_t server);
 void pipeline_move_look(struct pipeline_job *job, size_t server);
 /* It is. */
 void pipeline_move_back(struct pipeline_job *job, size_t server);
+
+/* add.c: servers that have come to the cluster since the job began. */
+/* Places for those that job->added has more than job->servers. Returns 0 or -ENOMEM. */
+int pipeline_add_places(struct pipeline_job *job);
+/* Asks those of the cluster that are not in the job, and asks again those that do not take part yet. */
+void pipeline_add_look(struct pipeline_job *job);
+/* The same in a moment. */
+void pipeline_add_look_soon(struct pipeline_job *job);
+/* One takes part. */
+void pipeline_add_take(struct pipeline_job *job, const struct data_added *added);
+/* Whether a daemon of the cluster is this server of the job. */
+bool pipeline_add_is(const struct pipeline_server *server, const struct view_member *member);
 
 /* setup.c: DECLARE and notices. */
 /* Who can be told something: a server that is lost cannot, one that is about to be attached again can. Or NULL. */
@@ -345,12 +381,17 @@ void pipeline_setup_close(struct pipeline_job *job);
 /* attach.c: ATTACH. */
 /* Takes the job's facts from its ledger. Returns 0 or -errno with words. */
 int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure);
+/* Gives the job one more server, in the next place. Returns 0 or -ENOMEM. */
+int pipeline_setup_add_place(struct pipeline_job *job, const struct view_member *member);
 /* A resumed job's ranks are all here: attaches at its servers. Returns 0 or -errno. */
 int pipeline_setup_reattach(struct pipeline_job *job);
 /* (Again) at one server. */
 int pipeline_setup_connect(struct pipeline_job *job, size_t server);
 /* Attaches at a server that is out, with moves in which it is in: pipeline_move_back() follows if it is there. */
-int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, const uint32_t *moves);
+int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, struct pipeline_said *said);
+/* The same at one that is not in the job: it is the last of said->added. pipeline_add_take() follows. */
+int pipeline_setup_ask_in(struct pipeline_job *job, const struct view_member *member,
+			  struct pipeline_said *said);
 
 /* declare.c */
 /* The ranks of all nodes agree, or not (failure). */

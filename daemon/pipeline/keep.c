@@ -73,28 +73,25 @@ static void on_retry(struct loop_timer *timer)
 			     MIN(move_ns, server->lost_ns + timeout_ns));
 }
 
-int pipeline_keep_init(struct pipeline_job *job)
+int pipeline_keep_init(struct pipeline_job *job, size_t number)
 {
-	for (size_t i = 0; i < job->n_servers; i++) {
-		struct pipeline_server *server = &job->servers[i];
+	struct pipeline_server *server = &job->servers[number];
 
-		server->job = job;
-		list_init(&server->parked);
-		server->timer.expired = on_retry;
-		if (!job->keep)
-			continue;
-		server->here = calloc(WINDOW / 64, sizeof(server->here[0]));
-		server->cells = calloc(WINDOW, sizeof(server->cells[0]));
-		if (!server->here || !server->cells)
-			return error_origin(-ENOMEM);
-	}
-	return 0;
+	server->job = job;
+	list_init(&server->parked);
+	server->timer.expired = on_retry;
+	if (!job->keep)
+		return 0;
+	server->here = calloc(WINDOW / 64, sizeof(server->here[0]));
+	server->cells = calloc(WINDOW, sizeof(server->cells[0]));
+	return server->here && server->cells ? 0 : error_origin(-ENOMEM);
 }
 
 void pipeline_keep_done(struct pipeline_job *job)
 {
 	if (job->acking)
 		loop_unpost(job->pipeline->params.loop, &job->ack_mail);
+	loop_timer_cancel(&job->add_timer);
 	for (size_t i = 0; i < job->n_servers; i++) {
 		loop_timer_cancel(&job->servers[i].timer);
 		free(job->servers[i].here);
@@ -262,13 +259,17 @@ void pipeline_view_changed(struct pipeline *pipeline)
 	uint64_t now_ns = clock_now_ns();
 	struct pipeline_job *job;
 
-	list_for_each (job, &pipeline->jobs, link)
-		for (size_t i = 0; job->keep && job->state == JOB_RUNNING && i < job->n_servers;
-		     i++)
+	list_for_each (job, &pipeline->jobs, link) {
+		if (!job->keep || job->state != JOB_RUNNING)
+			continue;
+		for (size_t i = 0; i < job->n_servers; i++)
 			if (job->servers[i].gone && pipeline_move_is_in(job, i) &&
 			    pipeline_move_is_dropped(job, i))
 				(void)loop_timer_set(pipeline->params.loop, &job->servers[i].timer,
 						     now_ns);
+		job->add_ns = 0;
+		pipeline_add_look(job);
+	}
 }
 
 /* A home that has not seen the job's beginning is told of its tensors; any, of those that it has not answered. */

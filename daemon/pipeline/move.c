@@ -15,25 +15,27 @@
 
 bool pipeline_move_is_in(const struct pipeline_job *job, size_t server)
 {
-	return !job->moves || !(job->moves[server] & 1);
+	if (!job->moves)
+		return true;
+	return server < job->n_viewed ? !(job->moves[server] & 1)
+				      : !(job->added.servers[server - job->n_viewed].moves & 1);
 }
 
 bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server)
 {
 	const struct view *view = cluster_view(job->pipeline->params.cluster);
-	const char *name = view_server(job->view, server)->name;
 
 	if (!view)
 		return false;
 	for (size_t i = 0; i < view->n_members; i++)
-		if (!strcmp(view->members[i].name, name))
+		if (pipeline_add_is(&job->servers[server], &view->members[i]))
 			return false;
 	return true;
 }
 
 size_t pipeline_move_n(const struct pipeline_job *job)
 {
-	return job->n_servers + (job->shape.elastic ? job->shape.size : 0);
+	return job->n_viewed + (job->shape.elastic ? job->shape.size : 0);
 }
 
 size_t pipeline_move_n_in(const struct pipeline_job *job)
@@ -47,77 +49,137 @@ size_t pipeline_move_n_in(const struct pipeline_job *job)
 
 /* -- Placement ---------------------------------------------------------------------------------------------------- */
 
-struct heir {
-	int64_t weight, credit;
-};
-
-/* By the shares that the home has given them; where they have none, alike. Returns their sum. */
-static int64_t weigh(const struct pipeline_job *job, struct heir *heirs)
+/* Each node counts the servers that were added in an order of its own; this one is the same on all. */
+static int compare(const struct pipeline_server *a, const struct pipeline_server *b)
 {
-	int64_t sum = 0;
+	int r = strcmp(a->member.name, b->member.name);
 
-	for (size_t i = 0; i < job->n_stripes; i++)
-		heirs[job->first_stripes[i]].weight++;
-	for (size_t i = 0; i < job->n_servers; i++) {
-		if (!pipeline_move_is_in(job, i))
-			heirs[i].weight = 0;
-		sum += heirs[i].weight;
-	}
-	for (size_t i = 0; !sum && i < job->n_servers; i++)
-		heirs[i].weight = pipeline_move_is_in(job, i);
-	return sum ? sum : (int64_t)pipeline_move_n_in(job);
+	return r ? r : strcmp(a->member.address, b->member.address);
 }
 
-/* The stripes of those that are out, dealt to the others: by smooth weighted round robin, the same on every node. */
+static int by_server(const void *a, const void *b)
+{
+	return compare(*(const struct pipeline_server *const *)a,
+		       *(const struct pipeline_server *const *)b);
+}
+
+uint32_t pipeline_move_number(const struct pipeline_job *job, size_t server)
+{
+	size_t number = MIN(server, job->n_viewed);
+
+	for (size_t i = job->n_viewed; server >= job->n_viewed && i < job->n_servers; i++)
+		number += compare(&job->servers[i], &job->servers[server]) < 0;
+	return (uint32_t)number;
+}
+
+/* Deals stripes to the servers that are in. Returns 0 or -errno. */
+static int deal_to(const struct pipeline_job *job, uint16_t *stripes)
+{
+	size_t n = job->n_servers, n_in = 0;
+	_cleanup_(freep) struct pipeline_server **in = calloc(n, sizeof(in[0]));
+	_cleanup_(freep) struct placement_server *servers = calloc(n, sizeof(servers[0]));
+	int r;
+
+	if (!in || !servers)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++)
+		if (pipeline_move_is_in(job, i))
+			in[n_in++] = &job->servers[i];
+	qsort(in, n_in, sizeof(in[0]), by_server);
+	for (size_t i = 0; i < n_in; i++)
+		servers[i] = (struct placement_server){
+			.bandwidth_mbps = in[i]->member.bandwidth_mbps,
+			.colocated = in[i]->colocated,
+		};
+	r = placement_deal(servers, n_in, job->shape.n_nodes, stripes, job->n_stripes);
+	for (size_t s = 0; !r && s < job->n_stripes; s++)
+		stripes[s] = (uint16_t)(in[stripes[s]] - job->servers);
+	return error_trace(r);
+}
+
+/* Deals all stripes anew: what is said about data before does not count any more, and nothing is where it was. */
 static int deal(struct pipeline_job *job)
 {
-	_cleanup_(freep) struct heir *heirs = calloc(job->n_servers, sizeof(*heirs));
-	uint16_t *stripes = calloc(job->n_stripes, sizeof(stripes[0]));
-	struct pipeline_stripes *kept = malloc(sizeof(*kept));
-	int64_t sum;
+	_cleanup_(freep) uint16_t *stripes = calloc(job->n_stripes, sizeof(stripes[0]));
+	_cleanup_(freep) struct pipeline_stripes *kept = malloc(sizeof(*kept));
+	int r;
 
-	if (!heirs || !stripes || !kept) {
-		free(stripes);
-		free(kept);
+	if (!stripes || !kept)
 		return error_origin(-ENOMEM);
-	}
-	sum = weigh(job, heirs);
-	for (size_t s = 0; s < job->n_stripes; s++) {
-		size_t richest = job->n_servers;
-
-		stripes[s] = job->first_stripes[s];
-		if (pipeline_move_is_in(job, stripes[s]))
-			continue;
-		for (size_t i = 0; i < job->n_servers; i++) {
-			heirs[i].credit += heirs[i].weight;
-			if (heirs[i].weight &&
-			    (richest == job->n_servers || heirs[i].credit > heirs[richest].credit))
-				richest = i;
-		}
-		heirs[richest].credit -= sum;
-		stripes[s] = (uint16_t)richest;
-	}
+	r = deal_to(job, stripes);
+	if (r)
+		return error_trace(r);
 	/* A thread of the pool may be reading the others: push_pull_rows. */
-	kept->stripes = stripes;
-	list_push_back(&job->placements, &kept->link);
-	job->stripes = stripes;
+	job->stripes = kept->stripes = TAKE_PTR(stripes);
+	list_push_back(&job->placements, &TAKE_PTR(kept)->link);
 	return 0;
 }
 
-int pipeline_move_home(const struct pipeline_job *job, const uint32_t *moves, size_t *ret_server)
+struct pipeline_said *pipeline_move_said(const struct pipeline_job *job)
 {
-	_cleanup_(freep) bool *in = calloc(job->n_servers, sizeof(*in));
+	size_t n = pipeline_move_n(job);
+	struct pipeline_said *said = malloc(sizeof(*said) + n * sizeof(said->moves[0]));
+
+	if (!said)
+		return NULL;
+	said->added = job->added;
+	memcpy(said->moves, job->moves, n * sizeof(said->moves[0]));
+	return said;
+}
+
+uint32_t *pipeline_move_count(const struct pipeline_job *job, struct pipeline_said *said,
+			      size_t server)
+{
+	return server < job->n_viewed ? &said->moves[server]
+				      : &said->added.servers[server - job->n_viewed].moves;
+}
+
+/* Whether a goes better with the job than b, which may be NULL. */
+static bool goes_better(const struct pipeline_job *job, const struct data_added *a,
+			const struct data_added *b)
+{
+	uint64_t score = view_home_score(job->name, a->name);
+	uint64_t other = b ? view_home_score(job->name, b->name) : 0;
+
+	return !b || score > other || (score == other && strcmp(a->address, b->address) < 0);
+}
+
+/* One that was added does not know the job's view: only where no other is left. */
+int pipeline_move_home(const struct pipeline_job *job, const struct pipeline_said *said,
+		       size_t *ret_server)
+{
+	_cleanup_(freep) bool *in = calloc(job->n_viewed, sizeof(*in));
+	const struct data_added *best = NULL;
 	const struct view_member *home;
 
 	if (!in)
 		return error_origin(-ENOMEM);
-	for (size_t i = 0; i < job->n_servers; i++)
-		in[i] = !(moves[i] & 1);
+	for (size_t i = 0; i < job->n_viewed; i++)
+		in[i] = !(said->moves[i] & 1);
 	home = view_home_among(job->view, job->name, in);
-	for (size_t i = 0; i < job->n_servers; i++)
+	for (size_t i = 0; home && i < job->n_viewed; i++)
 		if (view_server(job->view, i) == home)
 			*ret_server = i;
+	for (uint32_t i = 0; !home && i < said->added.n; i++) {
+		const struct data_added *server = &said->added.servers[i];
+
+		if ((server->moves & 1) || !goes_better(job, server, best))
+			continue;
+		best = server;
+		*ret_server = job->n_viewed + i;
+	}
 	return 0;
+}
+
+/* The servers have changed: whose are which stripes, and which is the home. */
+static int place(struct pipeline_job *job)
+{
+	_cleanup_(freep) struct pipeline_said *said = pipeline_move_said(job);
+	int r = said ? deal(job) : error_origin(-ENOMEM);
+
+	if (!r)
+		r = pipeline_move_home(job, said, &job->home_number);
+	return error_trace(r);
 }
 
 int pipeline_move_look_soon(struct pipeline_job *job, size_t server)
@@ -128,7 +190,8 @@ int pipeline_move_look_soon(struct pipeline_job *job, size_t server)
 
 int pipeline_move_init(struct pipeline_job *job)
 {
-	size_t n_out = 0;
+	bool moved = false;
+	int r = 0;
 
 	job->data_epoch = job->view->epoch;
 	if (!job->keep)
@@ -138,14 +201,19 @@ int pipeline_move_init(struct pipeline_job *job)
 	if (!job->moves)
 		return error_origin(-ENOMEM);
 	pipeline_elastic_recall(job);
-	for (size_t i = 0; job->moved_before && i < job->n_servers; i++) {
+	for (size_t i = 0; job->moved_before && i < job->n_viewed; i++) {
 		job->moves[i] = job->moved_before[i];
-		n_out += job->moves[i] & 1;
+		moved |= job->moves[i] > 0;
 	}
-	if (n_out && (deal(job) || pipeline_move_home(job, job->moves, &job->home_number)))
-		return error_origin(-ENOMEM);
-	job->data_epoch = data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job));
-	return 0;
+	if (job->resumed)
+		r = ledger_added_read(job->ledger, &job->added);
+	if (!r)
+		r = pipeline_add_places(job);
+	if (!r && (moved || job->added.n))
+		r = place(job);
+	job->data_epoch =
+		data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job), &job->added);
+	return error_trace(r);
 }
 
 void pipeline_move_done(struct pipeline_job *job)
@@ -160,6 +228,7 @@ void pipeline_move_done(struct pipeline_job *job)
 	free(job->first_stripes ? job->first_stripes : job->stripes);
 	free(job->moves);
 	free(job->moved_before);
+	free(job->member_of_node);
 }
 
 /* -- Going over --------------------------------------------------------------------------------------------------- */
@@ -167,22 +236,22 @@ void pipeline_move_done(struct pipeline_job *job)
 static void tell(struct pipeline_job *job, struct peer *peer)
 {
 	size_t n = pipeline_move_n(job);
-	_cleanup_(freep) uint32_t *copy = calloc(n, sizeof(copy[0]));
 	struct data_header header = {
 		.op = DATA_MOVE,
 		.job = job->number,
 		.node = job->shape.node,
 		.epoch = job->data_epoch,
-		.len = (uint32_t)(n * sizeof(copy[0])),
+		.part = job->added.n,
+		.len = (uint32_t)data_moves_len(n, &job->added),
 	};
+	_cleanup_(freep) void *payload = malloc(header.len);
 
-	if (!copy)
+	if (!payload)
 		return;
-	memcpy(copy, job->moves, n * sizeof(copy[0]));
-	data_moves_swap(copy, n);
+	data_moves_encode(payload, job->moves, n, &job->added);
 	/* Without memory it hears of it from another node, or when this one attaches there again. */
 	if (!FAILPOINT_DROPS("move-sent"))
-		(void)peer_notice(peer, &header, copy);
+		(void)peer_notice(peer, &header, payload);
 }
 
 void pipeline_move_tell_all(struct pipeline_job *job)
@@ -243,9 +312,10 @@ static void go_over(struct pipeline_job *job, const char *why)
 	uint64_t now_ns = clock_now_ns();
 	struct failure failure;
 
-	job->data_epoch = data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job));
+	job->data_epoch =
+		data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job), &job->added);
 	job->n_moved++;
-	if (deal(job) || pipeline_move_home(job, job->moves, &job->home_number)) {
+	if (pipeline_add_places(job) || place(job)) {
 		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
 		pipeline_job_fail(job, &failure, NULL);
 		return;
@@ -274,44 +344,54 @@ static void go_over(struct pipeline_job *job, const char *why)
 	sort_parked(job);
 	fail_rows(job);
 	pipeline_elastic_go_on(job, why);
+	pipeline_add_look_soon(job);
 	FAILPOINT("job-moved");
 	pipeline_job_release(job);
 }
 
-void pipeline_move_unite(struct pipeline_job *job, const uint32_t *moves, size_t n, const char *why)
+static void unite(struct pipeline_job *job, const uint32_t *moves, size_t n,
+		  const struct data_added_set *added, const char *why)
 {
 	if (job->state == JOB_OVER || job->suspended || !job->moves || n != pipeline_move_n(job))
 		return;
-	if (data_moves_unite(job->moves, moves, n, job->n_servers))
+	if (data_moves_unite(job->moves, moves, n, job->n_viewed, &job->added, added))
 		go_over(job, why);
+}
+
+void pipeline_move_unite(struct pipeline_job *job, const uint32_t *moves, size_t n, const char *why)
+{
+	unite(job, moves, n, NULL, why);
+}
+
+void pipeline_move_take(struct pipeline_job *job, const struct pipeline_said *said, const char *why)
+{
+	unite(job, said->moves, pipeline_move_n(job), &said->added, why);
 }
 
 void pipeline_move_notice(struct pipeline_job *job, const struct data_header *header,
 			  const void *payload)
 {
-	size_t n = header->len / sizeof(uint32_t);
-	_cleanup_(freep) uint32_t *moves = calloc(MAX(n, (size_t)1), sizeof(moves[0]));
+	size_t n = data_moves_n(header);
+	_cleanup_(freep) struct pipeline_said *said =
+		malloc(sizeof(*said) + n * sizeof(said->moves[0]));
 
-	if (!moves)
-		return;
-	memcpy(moves, payload, n * sizeof(moves[0]));
-	data_moves_swap(moves, n);
-	pipeline_move_unite(job, moves, n, "so says a server");
+	if (said && data_moves_decode(header, payload, said->moves, &said->added))
+		unite(job, said->moves, n, &said->added, "so says a server");
 }
 
 bool pipeline_move_without(struct pipeline_job *job, size_t number, const char *why)
 {
-	_cleanup_(freep) uint32_t *moves = NULL;
+	_cleanup_(freep) struct pipeline_said *said = NULL;
 	bool other = false;
 
 	/* Who reaches none of the others is itself cut off. */
 	for (size_t i = 0; job->moves && i < job->n_servers; i++)
 		other |= i != number && job->servers[i].attached;
-	moves = other ? calloc(pipeline_move_n(job), sizeof(moves[0])) : NULL;
-	if (!moves)
+	said = other ? pipeline_move_said(job) : NULL;
+	if (!said)
 		return false;
-	moves[number] = job->moves[number] + 1;
-	pipeline_move_unite(job, moves, pipeline_move_n(job), why);
+	++*pipeline_move_count(job, said, number);
+	pipeline_move_take(job, said, why);
 	return true;
 }
 
@@ -320,7 +400,7 @@ bool pipeline_move_without(struct pipeline_job *job, size_t number, const char *
 void pipeline_move_look(struct pipeline_job *job, size_t number)
 {
 	struct pipeline_server *server = &job->servers[number];
-	_cleanup_(freep) uint32_t *moves = NULL;
+	_cleanup_(freep) struct pipeline_said *said = NULL;
 
 	/* One node is enough. */
 	if (!pipeline_elastic_is_first(job))
@@ -329,23 +409,22 @@ void pipeline_move_look(struct pipeline_job *job, size_t number)
 		MIN(MAX(2 * server->return_ns, (uint64_t)RETURN_NS), (uint64_t)RETURN_MAX_NS);
 	(void)loop_timer_set(job->pipeline->params.loop, &server->timer,
 			     clock_now_ns() + server->return_ns);
-	moves = job->state == JOB_RUNNING ? calloc(pipeline_move_n(job), sizeof(moves[0])) : NULL;
-	if (!moves)
+	said = job->state == JOB_RUNNING ? pipeline_move_said(job) : NULL;
+	if (!said)
 		return;
-	memcpy(moves, job->moves, pipeline_move_n(job) * sizeof(moves[0]));
-	moves[number]++;
-	(void)pipeline_setup_ask_back(job, number, moves);
+	++*pipeline_move_count(job, said, number);
+	(void)pipeline_setup_ask_back(job, number, said);
 }
 
 void pipeline_move_back(struct pipeline_job *job, size_t number)
 {
-	_cleanup_(freep) uint32_t *moves = NULL;
+	_cleanup_(freep) struct pipeline_said *said = NULL;
 
 	if (pipeline_move_is_in(job, number))
 		return;
-	moves = calloc(pipeline_move_n(job), sizeof(moves[0]));
-	if (!moves)
+	said = pipeline_move_said(job);
+	if (!said)
 		return;
-	moves[number] = job->moves[number] + 1;
-	pipeline_move_unite(job, moves, pipeline_move_n(job), "one is back");
+	++*pipeline_move_count(job, said, number);
+	pipeline_move_take(job, said, "one is back");
 }

@@ -289,6 +289,13 @@ struct pipeline_rank_info {
 	char state[16]; /* "here", "joined" (on another node), "missing", "left" */
 };
 
+struct pipeline_server_info {
+	char name[64], address[96];
+	const char *state; /* "in", "lost" (in, and waited for), "out" */
+	uint32_t share;	   /* of the job's bytes, thousandths */
+	bool added;	   /* after the job began */
+};
+
 /* For admin; arrays to be freed. Return 0, -ENOENT (no such job), or -ENOMEM. */
 int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n);
 int pipeline_tensors(struct pipeline *pipeline, const char *job,
@@ -296,6 +303,10 @@ int pipeline_tensors(struct pipeline *pipeline, const char *job,
 
 int pipeline_ranks(struct pipeline *pipeline, const char *job,
 		   struct pipeline_rank_info **ret_ranks, size_t *ret_n);
+
+/* Its servers; *ret_n is 0 where it needs none, or is not complete. As above. */
+int pipeline_servers(struct pipeline *pipeline, const char *job,
+		     struct pipeline_server_info **ret_servers, size_t *ret_n);
 
 /* How the ranks here come to their rounds; *ret_n is 0 where there is but one. As above. */
 int pipeline_arrivals(struct pipeline *pipeline, const char *job,

@@ -444,7 +444,7 @@ static void push(struct pipeline_part *part, const void *payload)
 		.round = round->number,
 		.epoch = job->data_epoch,
 		.node = job->shape.node,
-		.block = extent->block,
+		.block = round->rows ? pipeline_move_number(job, extent->block) : extent->block,
 		.part = extent->part,
 		.dtype = (uint8_t)tensor->dtype,
 		.operation = (uint8_t)round->partition.operation,

@@ -33,7 +33,7 @@ const char *pipeline_server_name(const struct pipeline_job *job, size_t server)
 {
 	const struct pipeline_outlet *outlet = job->servers[server].outlet;
 
-	return outlet ? peer_name(outlet->peer) : view_server(job->view, server)->name;
+	return outlet ? peer_name(outlet->peer) : job->servers[server].member.name;
 }
 
 const char *pipeline_time_text(char text[32], uint64_t ns)
@@ -280,6 +280,40 @@ int pipeline_ranks(struct pipeline *pipeline, const char *name,
 		describe_here(job, ranks);
 	*ret_ranks = ranks;
 	*ret_n = job->shape.size;
+	return 0;
+}
+
+static void describe_server(const struct pipeline_job *job, size_t number,
+			    struct pipeline_server_info *info)
+{
+	const struct pipeline_server *server = &job->servers[number];
+	size_t n = 0;
+
+	for (size_t i = 0; i < job->n_stripes; i++)
+		n += job->stripes[i] == number;
+	info->share = (uint32_t)(1000 * n / job->n_stripes);
+	info->added = number >= job->n_viewed;
+	info->state = !pipeline_move_is_in(job, number) ? "out" : server->attached ? "in" : "lost";
+	(void)snprintf(info->name, sizeof(info->name), "%s", server->member.name);
+	(void)snprintf(info->address, sizeof(info->address), "%s", server->member.address);
+}
+
+int pipeline_servers(struct pipeline *pipeline, const char *name,
+		     struct pipeline_server_info **ret_servers, size_t *ret_n)
+{
+	struct pipeline_job *job = job_named(pipeline, name);
+	struct pipeline_server_info *servers;
+	size_t n = job && job->state == JOB_RUNNING ? job->n_servers : 0;
+
+	if (!job)
+		return -ENOENT;
+	servers = calloc(MAX(n, (size_t)1), sizeof(*servers));
+	if (!servers)
+		return error_origin(-ENOMEM);
+	for (size_t i = 0; i < n; i++)
+		describe_server(job, i, &servers[i]);
+	*ret_servers = servers;
+	*ret_n = n;
 	return 0;
 }
 

@@ -45,6 +45,7 @@ void pipeline_setup_done(struct pipeline_setup *setup)
 	struct pipeline_job *job = setup->job;
 
 	list_remove(&setup->link);
+	free(setup->added);
 	free(setup->ranks);
 	free(setup->payload);
 	free(setup);
@@ -179,7 +180,7 @@ struct peer *pipeline_setup_peer(const struct pipeline_job *job, size_t number)
 		return server->outlet->lost ? NULL : server->outlet->peer;
 	/* The job has just gone over to other servers, or ranks: nobody else tells them. */
 	if (!job->keep || server->gone || !pipeline_move_is_in(job, number) ||
-	    pipeline_setup_peer_of(job, view_server(job->view, number), true, &peer))
+	    pipeline_setup_peer_of(job, &job->servers[number].member, true, &peer))
 		return NULL;
 	return peer;
 }
@@ -264,6 +265,7 @@ void pipeline_setup_free(struct pipeline_job *job)
 
 	list_for_each_safe (setup, next, &job->setups, link) {
 		list_remove(&setup->link);
+		free(setup->added);
 		free(setup->ranks);
 		free(setup->payload);
 		free(setup);

@@ -16,6 +16,7 @@ struct pipeline_setup {
 	size_t server;			/* ATTACH */
 	uint64_t n_moved;		/* job's, when it was sent: else it counts no more */
 	bool asks_back;			/* ATTACH: of a server that is out */
+	struct data_added *added;	/* of one that is not in the job; or NULL */
 	/* JOIN, to regroup. */
 	uint64_t instance;
 	uint32_t *ranks; /* n_ranks entries */

@@ -66,6 +66,8 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	memcpy(job->secret_digest, attach->secret_digest, SECRET_DIGEST_LEN);
 	memcpy(job->node_of_rank, attach->node_of_rank, job->size * sizeof(job->node_of_rank[0]));
 	job->own_number = attach->server;
+	job->added = attach->added;
+	job->own_added = attach->added_server;
 	job->moves = attach->n_moves ? calloc(attach->n_moves, sizeof(job->moves[0])) : NULL;
 	r = attach->n_moves && !job->moves ? error_origin(-ENOMEM) : 0;
 	if (job->moves) {
@@ -156,6 +158,8 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 	if (!number)
 		return failure_set(failure, -EPROTO, "job %s: an attach without number",
 				   attach->job);
+	if (!job && attach->asks_back && server->draining)
+		return failure_set(failure, -ESHUTDOWN, "job %s: this server drains", attach->job);
 	if (!job) {
 		struct job *older = attach->elastic ? find_older(server, attach->job) : NULL;
 		bool yielded = older && job_yield(older);
@@ -211,7 +215,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	node->lost_ns = 0;
 	node->instance = attach->instance;
 	job->lost_timeout_ms = attach->lost_timeout_ms;
-	job->data_epoch = data_moves_epoch(epoch, job->moves, job->n_moves);
+	job->data_epoch = data_moves_epoch(epoch, job->moves, job->n_moves, &job->added);
 	if (!node->attached && ++job->n_attached == job->n_nodes)
 		job->attach_by_ns = CLOCK_NEVER;
 	node->attached = true;

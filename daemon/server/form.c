@@ -318,20 +318,21 @@ static bool form_complete(const struct job *job)
 	return true;
 }
 
-/* A node's name in the view, NULL if it is not there. */
-static const char *name_in_view(const struct view *view, const struct join *join)
+/* The number of a node among the view's members, from 1; 0: it is not there. */
+static uint32_t number_in_view(const struct view *view, const struct join *join)
 {
 	for (size_t i = 0; i < view->n_members; i++) {
 		const struct view_member *member = &view->members[i];
 
 		if (*join->node_name ? !strcmp(member->name, join->node_name)
 				     : member->id && member->id == join->member)
-			return member->name;
+			return (uint32_t)i + 1;
 	}
-	return NULL;
+	return 0;
 }
 
-static int form_stripes(struct job *job, uint16_t *stripes, size_t *ret_n, struct failure *failure)
+static int form_stripes(struct job *job, uint16_t *stripes, uint32_t *member_of_node,
+			struct failure *failure)
 {
 	_cleanup_(freep) const char **names = calloc(job->n_nodes, sizeof(*names));
 	const struct view *view = form_view(job->server, form_reference(job), failure);
@@ -341,10 +342,13 @@ static int form_stripes(struct job *job, uint16_t *stripes, size_t *ret_n, struc
 		return failure->status;
 	if (!names)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		names[i] = name_in_view(view, job->nodes[i].join);
-	*ret_n = view_n_servers(view) == 1 ? 1 : PLACEMENT_STRIPES;
-	r = placement_stripes(view, names, job->n_nodes, stripes, *ret_n);
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		uint32_t number = number_in_view(view, job->nodes[i].join);
+
+		member_of_node[i] = number;
+		names[i] = number ? view->members[number - 1].name : NULL;
+	}
+	r = placement_stripes(view, names, job->n_nodes, stripes, PLACEMENT_STRIPES);
 	if (r)
 		return failure_set(failure, r, "job %s: placement: %s", job->name, strerror(-r));
 	return 0;
@@ -386,12 +390,21 @@ static void form_answer(struct job *job, const void *data, size_t len)
 int form_finish(struct job *job, struct failure *failure)
 {
 	uint16_t stripes[PLACEMENT_STRIPES];
-	struct joined joined = { .node_of_rank = job->node_of_rank, .stripes = stripes };
+	_cleanup_(freep) uint32_t *member_of_node = calloc(job->n_nodes, sizeof(member_of_node[0]));
+	struct joined joined = {
+		.node_of_rank = job->node_of_rank,
+		.stripes = stripes,
+		.n_stripes = PLACEMENT_STRIPES,
+		.member_of_node = member_of_node,
+		.n_nodes = job->n_nodes,
+	};
 	_cleanup_(freep) void *data = NULL;
 	size_t len = 0;
 	int r;
 
-	r = form_stripes(job, stripes, &joined.n_stripes, failure);
+	if (!member_of_node)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
+	r = form_stripes(job, stripes, member_of_node, failure);
 	if (r)
 		return r;
 	/* Nobody waits longer than the least patient has asked for. */

@@ -131,7 +131,10 @@ struct job {
 	uint64_t
 		regroup_by_ns; /* when all must have said that they regroup; CLOCK_NEVER: none has */
 	uint32_t own_number;   /* of this server among them */
-	uint32_t data_epoch;   /* data_moves_epoch() */
+	/* Servers that are not in its view; one-based, which of them this is; 0: none. */
+	struct data_added_set added;
+	uint32_t own_added;
+	uint32_t data_epoch; /* data_moves_epoch() */
 	uint64_t lost_timeout_ms;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */

@@ -188,10 +188,12 @@ static int check_moves(const Bps__Cluster__JobAttach *m, struct failure *failure
 {
 	size_t n_ranks = m->elastic ? m->size : 0;
 
-	if (!m->n_moves && !m->elastic)
+	if (!m->n_moves && !m->elastic && !m->n_added && !m->added_server)
 		return 0;
 	if (!m->resume || m->n_moves > DATA_MOVES_MAX || m->n_moves <= n_ranks ||
-	    m->server >= m->n_moves - n_ranks || m->moves[m->server] & 1)
+	    (m->added_server
+		     ? m->added_server > m->n_added || m->added[m->added_server - 1]->moves & 1
+		     : m->server >= m->n_moves - n_ranks || m->moves[m->server] & 1))
 		return failure_set(failure, -EINVAL, "job %s: servers that cannot be", m->name);
 	for (size_t i = 0; i < m->n_moves; i++)
 		if (!data_moves_valid(m->moves[i], i >= m->n_moves - n_ranks))
@@ -224,6 +226,30 @@ static int check_nodes(const Bps__Cluster__JobAttach *m, struct failure *failure
 	if (n_seen != m->n_nodes)
 		return failure_set(failure, -EINVAL, "job %s: a node without ranks", m->name);
 	return 0;
+}
+
+static int take_added(const Bps__Cluster__JobAttach *m, struct attach *attach,
+		      struct failure *failure)
+{
+	struct data_added_set *set = &attach->added;
+
+	for (size_t i = 0; i < m->n_added && i < DATA_ADDED_MAX; i++) {
+		const Bps__Cluster__AddedServer *from = m->added[i];
+		struct data_added *to = &set->servers[set->n++];
+
+		if (strlen(from->name) >= sizeof(to->name) ||
+		    strlen(from->address) >= sizeof(to->address))
+			break;
+		(void)snprintf(to->name, sizeof(to->name), "%s", from->name);
+		(void)snprintf(to->address, sizeof(to->address), "%s", from->address);
+		to->bandwidth_mbps = from->bandwidth_mbps;
+		to->moves = from->moves;
+	}
+	attach->added_server = m->added_server;
+	if (set->n == m->n_added && data_added_set_valid(set))
+		return 0;
+	return failure_set(failure, -EINVAL, "job %s: %zu servers were added that cannot be",
+			   m->name, m->n_added);
 }
 
 int attach_decode(const void *data, size_t len, struct attach **ret_attach, struct failure *failure)
@@ -271,6 +297,8 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	}
 	r = take_stragglers(m->stragglers, m->name, m->size, m->n_nodes, m->resume,
 			    &attach->stragglers, failure);
+	if (!r)
+		r = take_added(m, attach, failure);
 	if (r)
 		return r;
 	memcpy(attach->node_of_rank, m->node_of_rank, m->size * sizeof(attach->node_of_rank[0]));
@@ -341,6 +369,8 @@ int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len)
 	m.n_stripes = joined->n_stripes;
 	m.stripes = stripes;
 	m.request_timeout_ms = joined->request_timeout_ms;
+	m.n_member_of_node = joined->n_nodes;
+	m.member_of_node = (uint32_t *)joined->member_of_node;
 	m.has_resume = joined->resume;
 	m.resume = joined->resume;
 	m.has_membership = joined->membership;

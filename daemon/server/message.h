@@ -47,6 +47,9 @@ struct attach {
 	const uint32_t *moves;
 	size_t n_moves;
 	uint32_t server;
+	struct data_added_set
+		added; /* servers beyond them; added_server: this one's number there, from 1; or 0 */
+	uint32_t added_server;
 	bool asks_back;
 	uint32_t node_of_rank[]; /* size entries; every node has a rank */
 };
@@ -66,6 +69,9 @@ struct joined {
 	uint32_t size, part_bytes;
 	const uint16_t *stripes;
 	size_t n_stripes;
+	const uint32_t *
+		member_of_node; /* n_nodes entries: its number among the view's members, from 1; 0: none of them */
+	uint32_t n_nodes;
 	bool resume;
 	uint32_t membership; /* of a run that began when ranks regrouped; else 0 */
 };

@@ -12,34 +12,40 @@ bool move_is_current(const struct job *job, const struct data_header *header)
 	return !job->n_moves || header->epoch == job->data_epoch;
 }
 
-static void tell(struct job *job, struct peer *peer, uint32_t node, const uint32_t *moves, size_t n)
+static void tell(struct job *job, struct peer *peer, uint32_t node, const uint32_t *moves, size_t n,
+		 const struct data_added_set *added)
 {
 	struct data_header header = {
 		.op = DATA_MOVE,
 		.job = job->number,
 		.node = node,
-		.len = (uint32_t)(n * sizeof(moves[0])),
+		.part = added->n,
+		.len = (uint32_t)data_moves_len(n, added),
 	};
-	uint32_t *copy = calloc(n, sizeof(copy[0]));
+	void *payload = malloc(MAX(header.len, 1u));
 
-	if (copy)
-		memcpy(copy, moves, n * sizeof(moves[0]));
-	if (copy)
-		data_moves_swap(copy, n);
+	if (payload)
+		data_moves_encode(payload, moves, n, added);
 	/* It has to learn of it one way or the other. */
-	if (!copy || peer_notice(peer, &header, copy))
+	if (!payload || peer_notice(peer, &header, payload))
 		peer_kill(peer, "out of memory");
-	free(copy);
+	free(payload);
 }
 
-void move_tell(struct job *job, const struct peer *except, const uint32_t *moves, size_t n)
+static void tell_others(struct job *job, const struct peer *except, const uint32_t *moves, size_t n,
+			const struct data_added_set *added)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
 
 		if (node->peer && node->peer != except && !node->left)
-			tell(job, node->peer, i, moves, n);
+			tell(job, node->peer, i, moves, n, added);
 	}
+}
+
+void move_tell(struct job *job, const struct peer *except, const uint32_t *moves, size_t n)
+{
+	tell_others(job, except, moves, n, &job->added);
 }
 
 size_t move_n_servers(const struct job *job)
@@ -102,8 +108,9 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 		more |= says > at(old, i);
 		less |= says < at(old, i);
 	}
+	data_added_compare(&old->added, &attach->added, &more, &less);
 	if (less) {
-		tell(old, peer, attach->node, old->moves, old->n_moves);
+		tell(old, peer, attach->node, old->moves, old->n_moves, &old->added);
 		*failure = words;
 		return failure->status;
 	}
@@ -121,7 +128,7 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 	if (node->instance && node->instance != attach->instance)
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   old->name, peer_name(peer), attach->node);
-	move_tell(old, peer, attach->moves, attach->n_moves);
+	tell_others(old, peer, attach->moves, attach->n_moves, &attach->added);
 	job_retire(old, &words);
 	r = attach_new(old->server, old->number, attach, &anew, failure);
 	if (!r) {
@@ -134,52 +141,74 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 	return r;
 }
 
-static void go(struct job *job, const struct peer *from, const uint32_t *moves, size_t n)
+static void go(struct job *job, const struct peer *from, const uint32_t *moves, size_t n,
+	       const struct data_added_set *added)
 {
 	struct failure words = moved_words(job);
 	struct server *server = job->server;
 	uint64_t number = job->number;
 
 	log_notice("job %s: it goes on without this server", job->name);
-	move_tell(job, from, moves, n);
+	tell_others(job, from, moves, n, added);
 	job_end(job, &words);
 	job_over_moved(server, number);
+}
+
+/* Whether they say that the job goes on without this server, which does not know it yet. */
+static bool says_go(const struct job *job, const uint32_t *moves, size_t n,
+		    const struct data_added_set *added)
+{
+	const struct data_added *own =
+		job->own_added ? &job->added.servers[job->own_added - 1] : NULL;
+	uint32_t i;
+
+	if (job->moves && job->n_moves != n)
+		return false;
+	if (!own)
+		return job->own_number < n && moves[job->own_number] & 1 &&
+		       moves[job->own_number] > at(job, job->own_number);
+	i = data_added_find(added, own->name, own->address);
+	return i < added->n && added->servers[i].moves & 1 && added->servers[i].moves > own->moves;
 }
 
 void move_notice(struct job *job, const struct peer *from, const struct data_header *header,
 		 const void *payload)
 {
-	size_t n = header->len / sizeof(uint32_t);
-	uint32_t *moves = job->resume ? calloc(n, sizeof(moves[0])) : NULL;
+	size_t n = data_moves_n(header);
+	_cleanup_(freep) uint32_t *moves = job->resume ? calloc(n, sizeof(moves[0])) : NULL;
+	_cleanup_(freep) struct data_added_set *added = moves ? malloc(sizeof(*added)) : NULL;
 
-	if (!moves)
+	if (!added || !data_moves_decode(header, payload, moves, added))
 		return;
-	memcpy(moves, payload, n * sizeof(moves[0]));
-	data_moves_swap(moves, n);
 	/* What concerns others is for the nodes, who attach again. */
-	if ((!job->moves || job->n_moves == n) && job->own_number < n &&
-	    moves[job->own_number] > at(job, job->own_number) && moves[job->own_number] & 1)
-		go(job, from, moves, n);
+	if (says_go(job, moves, n, added))
+		go(job, from, moves, n, added);
 	else if (job->elastic && job->n_moves == n)
 		elastic_notice(job, from, moves);
-	free(moves);
 }
 
 bool move_drain(struct job *job)
 {
-	uint32_t *moves;
+	_cleanup_(freep) struct data_added_set *added = NULL;
+	_cleanup_(freep) uint32_t *moves = NULL;
 	size_t n_others = 0;
 
 	if (job->state != JOB_RUNNING || !job->resume || !job->moves)
 		return false;
 	for (size_t i = 0; i < move_n_servers(job); i++)
-		n_others += i != job->own_number && !(job->moves[i] & 1);
+		n_others += (job->own_added || i != job->own_number) && !(job->moves[i] & 1);
+	for (uint32_t i = 0; i < job->added.n; i++)
+		n_others += i + 1 != job->own_added && !(job->added.servers[i].moves & 1);
 	moves = n_others ? calloc(job->n_moves, sizeof(moves[0])) : NULL;
-	if (!moves)
+	added = moves ? malloc(sizeof(*added)) : NULL;
+	if (!added)
 		return false;
 	memcpy(moves, job->moves, job->n_moves * sizeof(moves[0]));
-	moves[job->own_number]++;
-	go(job, NULL, moves, job->n_moves);
-	free(moves);
+	*added = job->added;
+	if (job->own_added)
+		added->servers[job->own_added - 1].moves++;
+	else
+		moves[job->own_number]++;
+	go(job, NULL, moves, job->n_moves, added);
 	return true;
 }

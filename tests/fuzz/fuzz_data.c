@@ -22,7 +22,8 @@ static void check_header(const struct data_header *h)
 		FUZZ_CHECK(h->operation >= 1 && h->operation <= OPERATION_MAX_);
 	}
 	if (h->op == DATA_MOVE)
-		FUZZ_CHECK(h->len && !(h->len % 4) && h->len / 4 <= DATA_MOVES_MAX);
+		FUZZ_CHECK(h->part <= DATA_ADDED_MAX && !(h->len % 4) && data_moves_n(h) &&
+			   data_moves_n(h) <= DATA_MOVES_MAX);
 	if (h->op == DATA_ACK || h->op == DATA_RELEASE || h->op == DATA_LEAVE ||
 	    h->op == DATA_DRAIN)
 		FUZZ_CHECK(!h->len);
@@ -49,7 +50,7 @@ static void unite_moves(const uint8_t *data, size_t size)
 		a[i] %= DATA_MOVES_OFTEN;
 	data_moves_swap(b, MOVES);
 	memcpy(before, a, sizeof(a));
-	more = data_moves_unite(a, b, MOVES, n_servers);
+	more = data_moves_unite(a, b, MOVES, n_servers, NULL, NULL);
 	FUZZ_CHECK(more == !!memcmp(a, before, sizeof(a)));
 	for (size_t i = 0; i < MOVES; i++) {
 		FUZZ_CHECK(a[i] >= before[i] && a[i] <= DATA_MOVES_OFTEN);
@@ -58,9 +59,32 @@ static void unite_moves(const uint8_t *data, size_t size)
 	}
 	/* However it came to be: a job has a server. */
 	FUZZ_CHECK(in == (n_servers > 0));
-	FUZZ_CHECK(!data_moves_unite(a, b, MOVES, n_servers));
-	FUZZ_CHECK(!data_moves_unite(b, b, MOVES, 0));
-	FUZZ_CHECK(data_moves_epoch(7, a, 0) == 7);
+	FUZZ_CHECK(!data_moves_unite(a, b, MOVES, n_servers, NULL, NULL));
+	FUZZ_CHECK(!data_moves_unite(b, b, MOVES, 0, NULL, NULL));
+	FUZZ_CHECK(data_moves_epoch(7, a, 0, NULL) == 7);
+}
+
+/* The payload of a MOVE with as many servers that were added as fit into it, behind one number. */
+static void decode_moves(const uint8_t *data, size_t size)
+{
+	static struct data_added_set set, empty, own;
+	struct data_header header = { .op = DATA_MOVE };
+	bool more = false, less = false;
+	uint32_t moves[1], none[1] = { 0 };
+
+	if (size < sizeof(moves))
+		return;
+	header.part = (uint32_t)MIN((size - sizeof(moves)) / sizeof(set.servers[0]),
+				    (size_t)DATA_ADDED_MAX);
+	header.len = (uint32_t)(sizeof(moves) + header.part * sizeof(set.servers[0]));
+	if (!data_moves_decode(&header, data, moves, &set))
+		return;
+	own = empty;
+	FUZZ_CHECK(set.n == header.part);
+	FUZZ_CHECK(data_moves_unite(none, none, 1, 0, &own, &set) == !!set.n && own.n == set.n);
+	FUZZ_CHECK(!data_moves_unite(none, none, 1, 0, &own, &set));
+	data_added_compare(&own, &set, &more, &less);
+	FUZZ_CHECK(!more && !less);
 }
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
@@ -85,6 +109,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		else
 			FUZZ_CHECK(memchr(hello.name, 0, sizeof(hello.name)));
 	}
+	decode_moves(data, size);
 	unite_moves(data, size);
 	return 0;
 }

@@ -242,6 +242,7 @@ class Cluster:
         self.options, self.colocated = list(options), colocated
         self.daemons, self.trainers, self.jobs = [], [], 0
         self.names = [f'n{i}' for i in range(n_nodes)] + [f's{i}' for i in range(n_spare)]
+        self.coordinated_by = len(self.names) - 1
         self.file = os.path.join(self.folder, 'cluster.conf')
         self.bandwidths = bandwidths  # of each daemon's link in Mbit/s, with a static list
         try:
@@ -292,16 +293,34 @@ class Cluster:
         elif self.source == 'etcd':
             arguments.append('--address=' + self.addresses[i])
         elif self.source == 'coordinator':
-            host, port = self.addresses[-1].rsplit(':', 1)
+            host, port = self.addresses[self.coordinated_by].rsplit(':', 1)
             coordinator = f'{host}:{int(port) + 1 if int(port) < 65535 else 1025}'
             arguments += ['--address=' + self.addresses[i], '--coordinator=' + coordinator]
-            if i == len(self.names) - 1:
+            if i == self.coordinated_by:
                 arguments.append('--coordinator-listen=' + coordinator)
         daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
                         netns=f'{self.netns}{i}' if self.netns else None)
         if wait:
             daemon.ready()
         return daemon
+
+    def grow(self, wait=True):
+        """One server more, which all that are there hear of. Returns its number."""
+        i = len(self.names)
+        self.names.append(f's{i - self.n_nodes}')
+        self.n_spare += 1
+        self.addresses.append(self.address(i))
+        self.announce()
+        self.daemons.append(self.start(i, wait))
+        return i
+
+    def announce(self):
+        """A static list has changed: all read it."""
+        if self.source == 'static':
+            self.write_file()
+            for daemon in self.daemons:
+                if daemon.alive():
+                    daemon.signal(signal.SIGHUP)
 
     def restart(self, i, options=(), wait=True):
         self.daemons[i].notify.close()

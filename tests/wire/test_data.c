@@ -179,17 +179,17 @@ TEST(moves_unite_in_any_order)
 		uint32_t a[3] = { 0 }, b[3] = { 0 };
 
 		for (size_t i = 0; i < 5; i++) {
-			(void)data_moves_unite(a, said[orders[o][i]], 3, 3);
+			(void)data_moves_unite(a, said[orders[o][i]], 3, 3, NULL, NULL);
 			ASSERT_TRUE(!(a[0] & 1) || !(a[1] & 1) || !(a[2] & 1));
 		}
 		for (size_t i = 0; i < 5; i++)
-			(void)data_moves_unite(b, said[i], 3, 3);
+			(void)data_moves_unite(b, said[i], 3, 3, NULL, NULL);
 		/* Each may have gone further by its own; told of each other they agree. */
-		(void)data_moves_unite(a, b, 3, 3);
-		(void)data_moves_unite(b, a, 3, 3);
+		(void)data_moves_unite(a, b, 3, 3, NULL, NULL);
+		(void)data_moves_unite(b, a, 3, 3, NULL, NULL);
 		ASSERT_MEM(a, b, sizeof(a));
-		ASSERT_TRUE(!data_moves_unite(a, b, 3, 3));
-		ASSERT_EQ(data_moves_epoch(7, a, 3), data_moves_epoch(7, b, 3));
+		ASSERT_TRUE(!data_moves_unite(a, b, 3, 3, NULL, NULL));
+		ASSERT_EQ(data_moves_epoch(7, a, 3, NULL), data_moves_epoch(7, b, 3, NULL));
 	}
 }
 
@@ -202,12 +202,14 @@ TEST(ranks_are_gone_in_two_ways)
 	for (size_t i = 0; i < ARRAY_SIZE(wild); i++) {
 		const uint32_t said[3] = { 0, wild[i], 0 };
 
-		ASSERT_TRUE(!data_moves_unite(moves, said, 3, 1));
+		ASSERT_TRUE(!data_moves_unite(moves, said, 3, 1, NULL, NULL));
 		ASSERT_EQ(moves[1], 0);
 		ASSERT_TRUE(!data_moves_valid(wild[i], true));
 	}
-	ASSERT_TRUE(data_moves_unite(moves, (const uint32_t[3]){ 0, DATA_MOVES_LOST, 0 }, 3, 1));
-	ASSERT_TRUE(data_moves_unite(moves, (const uint32_t[3]){ 0, DATA_MOVES_LEFT, 0 }, 3, 1));
+	ASSERT_TRUE(data_moves_unite(moves, (const uint32_t[3]){ 0, DATA_MOVES_LOST, 0 }, 3, 1,
+				     NULL, NULL));
+	ASSERT_TRUE(data_moves_unite(moves, (const uint32_t[3]){ 0, DATA_MOVES_LEFT, 0 }, 3, 1,
+				     NULL, NULL));
 	ASSERT_EQ(moves[1], DATA_MOVES_LEFT);
 }
 
@@ -216,11 +218,90 @@ TEST(moves_that_cannot_be_are_not_taken)
 	uint32_t moves[2] = { 0, 2 };
 	const uint32_t wild[2] = { UINT32_MAX, DATA_MOVES_OFTEN + 1 };
 
-	ASSERT_TRUE(!data_moves_unite(moves, wild, 2, 2));
+	ASSERT_TRUE(!data_moves_unite(moves, wild, 2, 2, NULL, NULL));
 	ASSERT_EQ(moves[0], 0);
 	ASSERT_EQ(moves[1], 2);
 	/* None: the epoch is the view's. Any two that differ in one number have different ones. */
-	ASSERT_EQ(data_moves_epoch(9, (const uint32_t[2]){ 0, 0 }, 2), 9);
-	ASSERT_TRUE(data_moves_epoch(9, (const uint32_t[2]){ 1, 0 }, 2) !=
-		    data_moves_epoch(9, (const uint32_t[2]){ 0, 1 }, 2));
+	ASSERT_EQ(data_moves_epoch(9, (const uint32_t[2]){ 0, 0 }, 2, NULL), 9);
+	ASSERT_TRUE(data_moves_epoch(9, (const uint32_t[2]){ 1, 0 }, 2, NULL) !=
+		    data_moves_epoch(9, (const uint32_t[2]){ 0, 1 }, 2, NULL));
+}
+
+static struct data_added_set added_set(const char *const *names, const uint32_t *moves, uint32_t n)
+{
+	struct data_added_set set = { .n = n };
+
+	for (uint32_t i = 0; i < n; i++) {
+		(void)snprintf(set.servers[i].name, sizeof(set.servers[i].name), "%s", names[i]);
+		(void)snprintf(set.servers[i].address, sizeof(set.servers[i].address), "%s:1",
+			       names[i]);
+		set.servers[i].moves = moves[i];
+		set.servers[i].bandwidth_mbps = 0x01020304;
+	}
+	return set;
+}
+
+/* Two nodes number them in different orders, and agree nevertheless. */
+TEST(servers_that_were_added_unite)
+{
+	struct data_added_set a = added_set((const char *[]){ "x", "y" }, (uint32_t[]){ 1, 4 }, 2);
+	struct data_added_set b =
+		added_set((const char *[]){ "z", "y", "x" }, (uint32_t[]){ 0, 3, 2 }, 3);
+	uint32_t own[2] = { 1, 0 }, other[2] = { 1, 0 };
+	bool more = false, less = false;
+
+	data_added_compare(&a, &b, &more, &less);
+	ASSERT_TRUE(more && less);
+	ASSERT_TRUE(data_moves_epoch(7, own, 2, &a) != data_moves_epoch(7, own, 2, &b));
+	ASSERT_TRUE(data_moves_unite(own, other, 2, 2, &a, &b));
+	ASSERT_TRUE(data_moves_unite(other, own, 2, 2, &b, &a));
+	ASSERT_TRUE(!data_moves_unite(own, other, 2, 2, &a, &b));
+	ASSERT_EQ(a.n, 3);
+	ASSERT_EQ(a.servers[data_added_find(&a, "x", "x:1")].moves, 2);
+	ASSERT_EQ(a.servers[data_added_find(&a, "y", "y:1")].moves, 4);
+	ASSERT_EQ(a.servers[data_added_find(&a, "z", "z:1")].moves, 0);
+	ASSERT_EQ(data_added_find(&a, "x", "y:1"), 3);
+	ASSERT_EQ(data_moves_epoch(7, own, 2, &a), data_moves_epoch(7, other, 2, &b));
+	more = less = false;
+	data_added_compare(&a, &b, &more, &less);
+	ASSERT_TRUE(!more && !less);
+	/* While one of them is in, those of the view may all be out; if none is, all are in again. */
+	ASSERT_TRUE(data_moves_unite(own, (uint32_t[]){ 1, 1 }, 2, 2, &a, NULL));
+	ASSERT_TRUE(own[0] == 1 && own[1] == 1);
+	b = added_set((const char *[]){ "x", "y", "z" }, (uint32_t[]){ 3, 5, 1 }, 3);
+	ASSERT_TRUE(data_moves_unite(own, (uint32_t[]){ 1, 1 }, 2, 2, &a, &b));
+	ASSERT_TRUE(own[0] == 2 && own[1] == 2);
+	ASSERT_EQ(a.servers[data_added_find(&a, "z", "z:1")].moves, 2);
+}
+
+TEST(moves_with_added_servers_are_these_bytes)
+{
+	struct data_added_set set = added_set((const char *[]){ "ab" }, (uint32_t[]){ 5 }, 1), got;
+	struct data_header header = { .op = DATA_MOVE, .part = 1 };
+	uint8_t bytes[8 + sizeof(struct data_added)] = { 0 };
+	uint32_t moves[2] = { 3, 4 };
+
+	header.len = (uint32_t)data_moves_len(2, &set);
+	ASSERT_EQ(header.len, sizeof(bytes));
+	data_moves_encode(bytes, moves, 2, &set);
+	ASSERT_MEM(bytes, "\3\0\0\0\4\0\0\0ab\0", 11);
+	ASSERT_MEM(bytes + 8 + 64, "ab:1\0", 5);
+	ASSERT_MEM(bytes + 8 + 160, "\4\3\2\1\5\0\0\0", 8);
+	memset(moves, 0, sizeof(moves));
+	ASSERT_EQ(data_moves_n(&header), 2);
+	ASSERT_TRUE(data_moves_decode(&header, bytes, moves, &got));
+	ASSERT_TRUE(moves[0] == 3 && moves[1] == 4 && got.n == 1);
+	ASSERT_MEM(&got.servers[0], &set.servers[0], sizeof(got.servers[0]));
+	/* Names that do not end, are empty, have something behind their end, or come twice. */
+	memset(bytes + 8, 'a', 64);
+	ASSERT_TRUE(!data_moves_decode(&header, bytes, moves, &got));
+	memset(bytes + 8, 0, 64);
+	ASSERT_TRUE(!data_moves_decode(&header, bytes, moves, &got));
+	memcpy(bytes + 8, "a\0b", 3);
+	ASSERT_TRUE(!data_moves_decode(&header, bytes, moves, &got));
+	set.servers[1] = set.servers[0];
+	set.n = 2;
+	ASSERT_TRUE(!data_added_set_valid(&set));
+	set.n = DATA_ADDED_MAX + 1;
+	ASSERT_TRUE(!data_added_set_valid(&set));
 }

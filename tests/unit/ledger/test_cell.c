@@ -374,6 +374,40 @@ static void harm(char *memory, enum harm what)
 	}
 }
 
+TEST(servers_that_were_added_are_found_by_the_next_process)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct data_added added = {
+		.name = "s1", .address = "a:1", .bandwidth_mbps = 7, .moves = 3
+	};
+	struct ledger *ledger = make(&fd);
+	struct ledger_header *header;
+	struct data_added_set set;
+	size_t len;
+
+	ASSERT_OK(ledger_added_read(ledger, &set));
+	ASSERT_EQ(set.n, 0);
+	ledger_added_keep(ledger, &added);
+	memcpy(added.name, "s2", 3);
+	ledger_added_keep(ledger, &added);
+	ledger = again(again(ledger, fd), fd);
+	ASSERT_OK(ledger_added_read(ledger, &set));
+	ASSERT_EQ(set.n, 2);
+	ASSERT_STR(set.servers[0].name, "s1");
+	ASSERT_STR(set.servers[1].name, "s2");
+	ASSERT_EQ(set.servers[1].bandwidth_mbps, 7);
+	/* How often it has gone and come others know. */
+	ASSERT_EQ(set.servers[0].moves, 0);
+
+	header = (struct ledger_header *)map(fd, &len);
+	header->n_added = DATA_ADDED_MAX + 1;
+	ASSERT_EQ(ledger_added_read(ledger, &set), -EPROTO);
+	header->n_added = 3; /* the third is empty */
+	ASSERT_EQ(ledger_added_read(ledger, &set), -EPROTO);
+	ASSERT_EQ(munmap(header, len), 0);
+	ledger_free(ledger);
+}
+
 TEST(damage_is_refused_with_words)
 {
 	for (enum harm what = 0; what < N_HARMS; what++) {

@@ -194,7 +194,7 @@ uint32_t far_epoch(const struct layout *layout)
 	uint32_t moves[FAR_SERVERS + 64];
 	size_t n = moves_of(layout, moves);
 
-	return data_moves_epoch(FAR_EPOCH, moves, n);
+	return data_moves_epoch(FAR_EPOCH, moves, n, NULL);
 }
 
 struct asked *far_attach(struct far *far, unsigned end, const struct layout *layout, uint32_t node,

@@ -21,7 +21,7 @@ static struct asked *push(struct far *far, unsigned end, const struct layout *la
 
 	for (size_t i = 0; i < FLOATS; i++)
 		data[i] = (float)(node + 1);
-	h.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS);
+	h.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS, NULL);
 	h.len = h.part_len = h.total = LEN;
 	h.status = (int32_t)acked;
 	return far_call(far, end, &h, data);
@@ -36,7 +36,7 @@ static struct asked *offer(struct far *far, unsigned end, const struct layout *l
 	for (size_t i = 0; i < FLOATS; i++)
 		data[i] = value;
 	h.op = DATA_OFFER;
-	h.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS);
+	h.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS, NULL);
 	h.len = h.part_len = h.total = LEN;
 	return far_call(far, end, &h, data);
 }

@@ -1,0 +1,142 @@
+/*
+ * A job is given servers that came to the cluster after it had begun, or came back at another address: bps(7), RESTART. They are
+ * no members of its view; everybody who knows of them knows their names and addresses, beside which servers have gone and come
+ * (move.c). One node, the first, looks at the cluster's newest view, and asks each server that the job does not have.
+ * Once it has said that it takes part the job goes over, as when one is back.
+ */
+#include "base/failpoint.h"
+#include "base/log.h"
+#include "pipeline/part.h"
+
+#define LOOK_NS \
+	NSEC_PER_SEC /* when one that did not take part is asked again; then later and later */
+#define LOOK_MAX_NS (60 * NSEC_PER_SEC)
+/* No more are asked. Others may have asked some at the same time: for these, too, there is room in a set. */
+#define ADDED_MAX (DATA_ADDED_MAX / 2)
+
+bool pipeline_add_is(const struct pipeline_server *server, const struct view_member *member)
+{
+	return !strcmp(server->member.name, member->name) &&
+	       !strcmp(server->member.address, member->address);
+}
+
+static bool is_self(const struct pipeline_job *job, const struct data_added *added)
+{
+	const struct view *view = cluster_view(job->pipeline->params.cluster);
+
+	for (size_t i = 0; view && i < view->n_members; i++) {
+		const struct view_member *member = &view->members[i];
+
+		if (member->is_self && !strcmp(member->name, added->name) &&
+		    !strcmp(member->address, added->address))
+			return true;
+	}
+	return false;
+}
+
+int pipeline_add_places(struct pipeline_job *job)
+{
+	for (uint32_t i = (uint32_t)(job->n_servers - job->n_viewed); i < job->added.n; i++) {
+		const struct data_added *added = &job->added.servers[i];
+		struct view_member member = {
+			.roles = ROLE_SERVER,
+			.bandwidth_mbps = added->bandwidth_mbps,
+			.is_self = is_self(job, added),
+		};
+		struct data_added_set known;
+		int r;
+
+		memcpy(member.name, added->name, sizeof(member.name));
+		memcpy(member.address, added->address, sizeof(member.address));
+		r = pipeline_setup_add_place(job, &member);
+		if (r)
+			return error_trace(r);
+		/* Should all others be gone when the next process looks, it has to find this one. */
+		if (ledger_added_read(job->ledger, &known) ||
+		    data_added_find(&known, added->name, added->address) == known.n)
+			ledger_added_keep(job->ledger, added);
+	}
+	return 0;
+}
+
+static bool has(const struct pipeline_job *job, const struct view_member *member)
+{
+	for (size_t i = 0; i < job->n_servers; i++)
+		if (pipeline_add_is(&job->servers[i], member))
+			return true;
+	return false;
+}
+
+static int ask(struct pipeline_job *job, const struct view_member *member)
+{
+	_cleanup_(freep) struct pipeline_said *said = pipeline_move_said(job);
+	struct data_added *added;
+
+	if (!said)
+		return error_origin(-ENOMEM);
+	added = &said->added.servers[said->added.n++];
+	*added = (struct data_added){ .bandwidth_mbps = member->bandwidth_mbps };
+	strncpy(added->name, member->name, sizeof(added->name) - 1);
+	strncpy(added->address, member->address, sizeof(added->address) - 1);
+	return error_trace(pipeline_setup_ask_in(job, member, said));
+}
+
+static void on_look(struct loop_timer *timer)
+{
+	pipeline_add_look(container_of(timer, struct pipeline_job, add_timer));
+}
+
+static void look_in(struct pipeline_job *job, uint64_t ns)
+{
+	job->add_timer.expired = on_look;
+	/* Without memory it is looked with the next view. */
+	(void)loop_timer_set(job->pipeline->params.loop, &job->add_timer, clock_now_ns() + ns);
+}
+
+void pipeline_add_look_soon(struct pipeline_job *job)
+{
+	job->add_ns = 0;
+	look_in(job, LOOK_NS);
+}
+
+void pipeline_add_look(struct pipeline_job *job)
+{
+	const struct view *view;
+	bool any = false;
+
+	if (!job->keep || job->state != JOB_RUNNING || !pipeline_elastic_is_first(job))
+		return;
+	view = cluster_view(job->pipeline->params.cluster);
+	if (!view)
+		return;
+	pipeline_job_hold(job);
+	for (size_t i = 0; i < view->n_members && job->state == JOB_RUNNING; i++) {
+		const struct view_member *member = &view->members[i];
+
+		if (!(member->roles & ROLE_SERVER) || !*member->address || has(job, member))
+			continue;
+		if (job->added.n >= ADDED_MAX) {
+			log_warning(
+				"job %s: was given %u servers since it began; %s is one too many",
+				job->name, job->added.n, member->name);
+			break;
+		}
+		any = true;
+		(void)ask(job, member);
+	}
+	job->add_ns = MIN(MAX(2 * job->add_ns, (uint64_t)LOOK_NS), (uint64_t)LOOK_MAX_NS);
+	if (any && job->state == JOB_RUNNING)
+		look_in(job, job->add_ns);
+	pipeline_job_release(job);
+}
+
+void pipeline_add_take(struct pipeline_job *job, const struct data_added *added)
+{
+	_cleanup_(freep) struct pipeline_said *said = pipeline_move_said(job);
+
+	if (!said || data_added_find(&said->added, added->name, added->address) < said->added.n)
+		return;
+	said->added.servers[said->added.n++] = *added;
+	FAILPOINT("server-added");
+	pipeline_move_take(job, said, "one has come");
+}
