@@ -348,7 +348,10 @@ struct bps_submit_params {
 	/* ALL_TO_ALL: what this rank gets from each; NULL: equal blocks of output_count, or, if 0, of input_count. */
 	const uint64_t *receive_counts;
 	uint32_t root; /* BROADCAST */
-	/* Larger is more urgent (front layers); orders the work, never changes results. */
+	/*
+	 * Larger is more urgent (front layers); orders the work, never changes results. Over servers tensors of
+	 * about the same priority, an eighth of the job's bytes at most, may go in the order of submission.
+	 */
 	int32_t priority;
 	int64_t timeout_ms; /* for the request to complete; 0: the job's setting */
 	/*

@@ -30,7 +30,7 @@ uint64_t pipeline_deal_ahead(const struct pipeline_job *job)
 
 static bool is_before(const struct pipeline_round *a, const struct pipeline_round *b)
 {
-	return a->priority != b->priority ? a->priority > b->priority : a->sequence < b->sequence;
+	return a->level != b->level ? a->level > b->level : a->sequence < b->sequence;
 }
 
 static bool is_dealt(const struct pipeline_job *job, const struct list *link)
@@ -61,7 +61,7 @@ static bool is_past(const struct pipeline_job *job, const struct pipeline_round 
 	return !job->uncut || is_before(round, job->uncut);
 }
 
-/* Most often it is the most urgent, or the newest of the same priority. */
+/* Most often it is the most urgent, or the newest of the same level. */
 static void insert(struct pipeline_job *job, struct pipeline_round *round)
 {
 	struct pipeline_round *other = list_last(&job->dealt, struct pipeline_round, deal_link);

@@ -13,6 +13,7 @@
 #include "base/map.h"
 #include "base/metrics.h"
 #include "ledger/ledger.h"
+#include "pipeline/level.h"
 #include "pipeline/pipeline.h"
 #include "proto/data.h"
 
@@ -170,6 +171,9 @@ struct pipeline_job {
 	uint64_t unsent, unsent_before; /* bytes: of all rounds; of those before it */
 	uint64_t turn;			/* of its next part for a server: outlet.c */
 	bool dealing;
+	uint64_t n_leveled,
+		n_level_rounds; /* tensors, and rounds since levels were made: level.c */
+	bool levels_stale;
 	struct list spare_rounds, spare_parts;
 	struct quota rows_quota; /* what its push_pull_rows hold */
 	struct loop_timer timer;
@@ -216,6 +220,7 @@ struct pipeline_tensor {
 	uint64_t *
 		reached; /* by local number: rounds that this rank has submitted, in the past too */
 	bool advancing;
+	struct level level;
 };
 
 /* job.c */

@@ -50,8 +50,8 @@ static void take_turn(struct pipeline_part *part)
 
 static bool is_before(const struct pipeline_part *a, const struct pipeline_part *b)
 {
-	if (a->round->priority != b->round->priority)
-		return a->round->priority > b->round->priority;
+	if (a->round->level != b->round->level)
+		return a->round->level > b->round->level;
 	if (a->turn != b->turn)
 		return a->turn < b->turn;
 	if (a->round != b->round)

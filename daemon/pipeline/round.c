@@ -432,8 +432,11 @@ static void round_start(struct pipeline_round *round)
 		rank->output_device = rank->request->output_device;
 		round->partition_ranks[i].counts = rank->request->counts;
 	}
-	if (job->distributed)
+	if (job->distributed) {
+		pipeline_level_set(round,
+				   round->partition.elements * round->partition.element_size);
 		pipeline_deal_add(round);
+	}
 	if (first->operation == OPERATION_PUSH_PULL_ROWS)
 		pipeline_rows_start(round);
 	else

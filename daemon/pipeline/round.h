@@ -49,6 +49,7 @@ struct pipeline_round {
 	uint64_t *
 		counts; /* owned; without all ranks: of an all_gather, or of who is not in an all_to_all */
 	int32_t priority; /* the most urgent of its requests */
+	int32_t level;	  /* once it moves through servers: that of its tensor, or its priority */
 	uint64_t deadline_ns, timeout_ns;
 	uint64_t started_ns; /* the first rank came */
 	uint64_t came_ns;    /* the newest did */
@@ -146,6 +147,10 @@ bool pipeline_round_pending(const struct pipeline_job *job, uint32_t index);
 
 /* report.c: who is missing, in words; "" when nobody here is. */
 void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, size_t size);
+
+/* level.c */
+/* A round is about to move through servers: sets its level. bytes are those of a contribution. */
+void pipeline_level_set(struct pipeline_round *round, uint64_t bytes);
 
 /* deal.c: parts towards servers, made in order. */
 /* Bytes of the job that may wait to be sent. */

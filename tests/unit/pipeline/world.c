@@ -404,10 +404,12 @@ struct declared *world_declare(struct world *world, const char *name, unsigned d
 
 static void on_done(struct pipeline_request *request, const struct failure *failure)
 {
+	static unsigned n_done;
 	struct asked *asked = container_of(request, struct asked, base);
 
 	ASSERT_TRUE(!asked->done);
 	asked->done = true;
+	asked->turn = n_done++;
 	if (failure) {
 		ASSERT_TRUE(failure->status < 0 && *failure->text);
 		asked->failure = *failure;

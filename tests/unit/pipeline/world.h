@@ -103,6 +103,7 @@ struct declared *world_declare(struct world *world, const char *name, unsigned d
 struct asked {
 	struct pipeline_request base;
 	bool done;
+	unsigned turn; /* how many of this process were done before it */
 	struct failure failure;
 };
 /* A request with the fields of the operation set; the caller may change them before asked_submit(). */

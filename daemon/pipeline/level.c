@@ -1,0 +1,86 @@
+#include "pipeline/level.h"
+#include "pipeline/round.h"
+
+/*
+ * Nodes that each go over to a more urgent tensor the moment it comes have sent different parts of the one before, and no
+ * part has a sum before all nodes have sent it. Where gradients come faster than the link takes them that goes on throughout the
+ * backward pass, and at its end most sums are still to come. So what is about equally urgent is one level, and goes in the
+ * order of submission, which is the same on every node. An urgent tensor waits for a LEVELS-th of a step's bytes at most;
+ * a large one is a level of its own.
+ */
+
+#define LEVELS 8
+
+static int more_urgent(const void *a, const void *b)
+{
+	const struct level *left = *(struct level *const *)a, *right = *(struct level *const *)b;
+
+	return (left->priority < right->priority) - (left->priority > right->priority);
+}
+
+void level_make(struct level **levels, size_t n)
+{
+	uint64_t all = 0, here = 0;
+	int32_t level = 0;
+
+	qsort(levels, n, sizeof(*levels), more_urgent);
+	for (size_t i = 0; i < n; i++)
+		all += levels[i]->bytes;
+	for (size_t i = 0, next; i < n; i = next) {
+		uint64_t bytes = 0;
+
+		for (next = i; next < n && levels[next]->priority == levels[i]->priority; next++)
+			bytes += levels[next]->bytes;
+		if (!i || here + bytes > all / LEVELS) {
+			here = 0;
+			level = levels[i]->priority;
+		}
+		here += bytes;
+		for (size_t k = i; k < next; k++)
+			levels[k]->level = level;
+	}
+}
+
+/* -- Of a job ------------------------------------------------------------------------------------------------------ */
+
+static void make(struct pipeline_job *job)
+{
+	struct level **levels = calloc(job->n_leveled, sizeof(struct level *));
+	struct map_entry *entry;
+	size_t n = 0;
+
+	/* Exact priorities do as well, and slower. */
+	if (!levels)
+		return;
+	map_for_each (entry, &job->tensors) {
+		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
+
+		if (tensor->level.known)
+			levels[n++] = &tensor->level;
+	}
+	level_make(levels, n);
+	free(levels);
+	job->levels_stale = false;
+}
+
+/*
+ * Made again when a step begins: when a tensor comes once more, and as many rounds have begun as there are tensors. So it
+ * takes little of a round's time, also where priorities change all the time.
+ */
+void pipeline_level_set(struct pipeline_round *round, uint64_t bytes)
+{
+	struct pipeline_tensor *tensor = round->tensor;
+	struct pipeline_job *job = tensor->job;
+	struct level *level = &tensor->level;
+
+	job->n_level_rounds++;
+	if (!level->known || level->priority != round->priority) {
+		job->n_leveled += !level->known;
+		*level = (struct level){ round->priority, round->priority, bytes, true };
+		job->levels_stale = true;
+	} else if (job->levels_stale && job->n_level_rounds > job->n_leveled) {
+		job->n_level_rounds = 0;
+		make(job);
+	}
+	round->level = level->level;
+}

@@ -1,0 +1,19 @@
+/*
+ * What is urgent alike. Private to pipeline/.
+ */
+#pragma once
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+/* How urgent a tensor is among those of its job. */
+struct level {
+	int32_t priority; /* as its trainers say; a larger one is more urgent */
+	int32_t level; /* the largest priority of those that go with it in the order of submission */
+	uint64_t bytes; /* of one contribution */
+	bool known;	/* a round of it has begun */
+};
+
+/* Finds the level of each. Sorts the array. */
+void level_make(struct level **levels, size_t n);

@@ -1,0 +1,104 @@
+#include "pipeline/level.h"
+#include "world.h"
+#include <stdio.h>
+
+/* Which tensors go together in the order of submission, and which overtake. */
+
+static void expect(const int32_t *priorities, const uint64_t *bytes, const int32_t *levels,
+		   size_t n)
+{
+	struct level all[16] = { 0 }, *sorted[16];
+
+	for (size_t i = 0; i < n; i++) {
+		all[i] = (struct level){ .priority = priorities[i], .bytes = bytes[i] };
+		sorted[n - 1 - i] = &all[i];
+	}
+	level_make(sorted, n);
+	for (size_t i = 0; i < n; i++)
+		ASSERT_EQ(all[i].level, levels[i]);
+}
+
+TEST(few_tensors_are_levels_of_their_own)
+{
+	expect((int32_t[]){ 3, 2, 1, 0 }, (uint64_t[]){ 10, 10, 10, 10 }, (int32_t[]){ 3, 2, 1, 0 },
+	       4);
+	/* However small what is urgent, and however large what is not. */
+	expect((int32_t[]){ INT32_MAX, INT32_MIN }, (uint64_t[]){ 1, 1ull << 40 },
+	       (int32_t[]){ INT32_MAX, INT32_MIN }, 2);
+	expect(NULL, NULL, NULL, 0);
+}
+
+TEST(neighbours_share_a_level_up_to_an_eighth)
+{
+	/* 160 bytes in all: two of 10 fit into 20, and the large one into none. */
+	expect((int32_t[]){ 9, 8, 7, 6, 5, 4, 3 }, (uint64_t[]){ 10, 10, 10, 100, 10, 10, 10 },
+	       (int32_t[]){ 9, 9, 7, 6, 5, 5, 3 }, 7);
+	/* Those of one priority are never torn apart. */
+	expect((int32_t[]){ 9, 5, 5, 5, 5, 5, 1 }, (uint64_t[]){ 1, 10, 10, 10, 10, 10, 1 },
+	       (int32_t[]){ 9, 5, 5, 5, 5, 5, 1 }, 7);
+	/* Empty ones harm nobody. */
+	expect((int32_t[]){ 3, 2, 1 }, (uint64_t[]){ 0, 0, 0 }, (int32_t[]){ 3, 3, 3 }, 3);
+}
+
+#define TENSORS	 32
+#define ELEMENTS 4096 /* four parts each */
+#define TOGETHER 4    /* tensors that are an eighth of all */
+
+static struct asked asked[TENSORS][2];
+
+/* The last of the tensors is born first, and the first is the most urgent, as in a backward pass. */
+static void step(struct world *world, struct declared **tensors, uint64_t round)
+{
+	static float data[2][ELEMENTS];
+
+	for (unsigned t = TENSORS; t--;)
+		for (unsigned i = 0; i < 2; i++) {
+			asked[t][i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data[i],
+					       ELEMENTS, data[i], ELEMENTS);
+			asked[t][i].base.priority = -(int32_t)t;
+			asked_submit(&asked[t][i], &tensors[t][i], round);
+		}
+	for (unsigned t = 0; t < TENSORS; t++)
+		for (unsigned i = 0; i < 2; i++) {
+			WORLD_UNTIL(world, asked[t][i].done);
+			ASSERT_OK(asked[t][i].failure.status);
+		}
+}
+
+static bool is_before(unsigned a, unsigned b)
+{
+	return asked[a][0].turn < asked[b][0].turn;
+}
+
+/* Parts of neighbours are on their way together, and what is submitted before anything else is has begun. */
+TEST(levels_are_known_from_the_second_step_on)
+{
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 2,
+						   .n_local = 1,
+						   .n_lanes = 1,
+						   .max_tensors = TENSORS,
+						   .part_bytes = 4096,
+						   .ahead_bytes = 8192 });
+	struct declared *tensors[TENSORS];
+	char name[16];
+
+	world_form(world);
+	for (unsigned t = 0; t < TENSORS; t++) {
+		(void)snprintf(name, sizeof(name), "t%u", t);
+		tensors[t] = world_declare(world, name, DTYPE_FLOAT32, ELEMENTS);
+	}
+	for (unsigned t = 0; t < TENSORS; t++)
+		for (unsigned i = 0; i < 2; i++)
+			WORLD_UNTIL(world, tensors[t][i].done);
+	for (uint64_t round = 1; round < 5; round++) {
+		step(world, tensors, round);
+		for (unsigned t = 0; t < TENSORS - TOGETHER; t += TOGETHER) {
+			unsigned last = t + TOGETHER - 1;
+
+			ASSERT_TRUE(is_before(last, t) == (round > 1));
+			if (t >= 2 * TOGETHER)
+				ASSERT_TRUE(is_before(t - 2 * TOGETHER, last));
+		}
+	}
+}
