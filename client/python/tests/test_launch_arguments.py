@@ -144,7 +144,7 @@ def test_options_of_others_without_a_meaning(given, capsys):
     [
         ("-np 2 --min-np 3 true", "--min-np must be at least 1, and at most -np, which is 2"),
         ("-np 2 --max-np 1 true", "--max-np must be at least -np, which is 2"),
-        ("--min-np 2 -H a:2 true", "the ranks of an elastic job are all on this machine"),
+        ("--min-np 2 --job x --node 0 --nodes 2 true", "need one bpslaunch that starts all ranks"),
         ("--nproc_per_node 4 train.py", "--nproc_per_node: -np N does it here"),
         ("-WH hosts true", "-WH: --hostfile FILE does it here"),
         ("--bind-to core true", "--bind-to: --bind numa"),

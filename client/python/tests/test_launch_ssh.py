@@ -1,5 +1,6 @@
 """bpslaunch over ssh: a real sshd on loopback addresses, each of which is a machine."""
 
+import json
 import os
 import pathlib
 import re
@@ -10,7 +11,7 @@ import sys
 import time
 
 import pytest
-from conftest import BUILD, LAUNCH, clean_environment, needs_build
+from conftest import BUILD, LAUNCH, RANKS, clean_environment, needs_build
 from sshd import SSHD, Sshd, children
 from test_launch import FAKE, is_gone, slow_reader
 
@@ -353,3 +354,65 @@ def test_a_machine_that_falls_silent_is_given_up(namespaces, tmp_path):
         process.kill()
         process.communicate()
         server.close()
+
+
+@pytest.fixture
+def elastic(sshd, run_launch):
+    """An elastic job of tests/ranks/elastic_steps.py."""
+    pytest.importorskip("numpy")
+
+    def run(options, *steps, then=None):
+        command = [sys.executable, str(LAUNCH), *sshd.options, *options, sys.executable, RANKS / "elastic_steps.py", "-", *steps]
+        process = subprocess.Popen(
+            [*map(str, command)], env=clean_environment(), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+            text=True,
+        )  # fmt: skip
+        lines = []
+        try:
+            for line in process.stdout:
+                lines.append((int(line[1 : line.index("]")]), json.loads(line.partition(" ")[2])))
+                if then and "step" in lines[-1][1]:
+                    then(lines[-1][1]["step"])
+            errors = process.stderr.read()
+            assert process.wait(60) == 0, f"{lines[-3:]}\n{errors}"
+        finally:
+            process.kill()
+            process.communicate()
+        return sorted(rank for rank, said in lines if "done" in said), lines, errors
+
+    return run
+
+
+@needs_build
+def test_a_rank_of_an_elastic_job_is_replaced(elastic):
+    """On the machine with room for it, and the job has ranks on both from the first to the last."""
+    done, lines, errors = elastic(["-H", f"{A}:2,{B}:2", "-np", 3, "--min-np", 1], 8, 3, "1:die@3")
+    assert done == [0, 2, 3], errors
+    assert f"rank 1 on {A} (pid " in errors and "rank 3 is started on " in errors, errors
+    last = max(said["step"] for _, said in lines if "step" in said)
+    assert all(said["came"] == [0, 2, 3] for _, said in lines if said.get("step") == last), lines[-12:]
+
+
+@needs_build
+def test_an_elastic_job_goes_on_without_a_machine(elastic, sshd):
+    """The way to one breaks; its agent ends what it has there."""
+    gone = []
+
+    def cut(step):
+        if step == 3 and not gone:
+            gone.append(sshd.sessions()[-1])
+            os.kill(gone[0], signal.SIGKILL)
+
+    done, _, errors = elastic(["-H", f"{A},{B}", "--min-np", 1], 8, 1, then=cut)
+    assert len(done) == 1 and re.search(r"with its ranks: [01]: 1 go on", errors), errors
+
+
+@needs_build
+def test_machines_of_an_elastic_job_are_asked_for(elastic, tmp_path):
+    """What the script says is how many there are to be, where."""
+    script = tmp_path / "hosts"
+    script.write_text(f"#!/bin/sh\necho {A}:1\necho {B}:2\necho stranger:7\n")
+    script.chmod(0o755)
+    done, lines, errors = elastic(["-H", f"{A},{B}", "--max-np", 3, "--host-discovery-script", script], 4, 3)
+    assert done == [0, 1, 2], errors
+    assert f"rank 2 is started on {B}" in errors and errors.count("stranger") == 1, errors

@@ -58,8 +58,8 @@ FOREIGN = (
         "a daemon's log has its time; --timestamp is for all lines",
     ),
     (("--config-file",), 1, True, "there is no file of options: give them here"),
-    (("--slots-per-host",), 1, True, "the script of --host-discovery-script says how many: localhost:4"),
-    (("--blacklist-cooldown-range",), 2, False, "this machine is never given up"),
+    (("--slots-per-host",), 1, True, "the script of --host-discovery-script says how many: a:4"),
+    (("--blacklist-cooldown-range",), 2, False, "a machine that is lost is given up, no other"),
     (("--mpi-args",), 1, True, "there is no MPI"),
     (("--binding-args",), 1, True, "--bind numa and --bind core do it here"),
     (("--allow-run-as-root", "--oversubscribe", "--tag-output", "-tag-output"), 0, False, "it is so anyway"),
@@ -196,11 +196,11 @@ def make_parser():
         help="put the time before each line of output")  # fmt: skip
     add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.N/stdout and stderr")
 
-    elastic = parser.add_argument_group("ranks that come and go, on this machine")
+    elastic = parser.add_argument_group("ranks that come and go")
     add = elastic.add_argument
     add("--min-np", "--min-num-proc", type=int, metavar="N", help="the job goes on while it has so many ranks")
     add("--max-np", "--max-num-proc", type=int, metavar="N", help="and never has more (no bound)")
-    add("--host-discovery-script", metavar="PROGRAM", help="prints localhost:SLOTS: how many ranks there are to be now")
+    add("--host-discovery-script", metavar="PROGRAM", help="prints HOST:SLOTS: how many ranks there are to be now")
     add("--elastic-timeout", type=seconds, default=os.environ.get("HOROVOD_ELASTIC_TIMEOUT", 600), metavar="S",
         help="seconds for a new rank to be let in (600)")  # fmt: skip
     add("--reset-limit", type=int, metavar="N", help="ranks that are started in the place of others, at most (no bound)")
@@ -295,11 +295,12 @@ def check_elastic(parser, options):
     )
     if not options.elastic:
         return
-    if options.hosts is not None or options.servers or options.nodes or options.coordinator:
-        parser.error("--min-np, --max-np and --host-discovery-script: the ranks of an elastic job are all on this machine")
+    if options.nodes or options.coordinator:
+        parser.error("--min-np, --max-np and --host-discovery-script need one bpslaunch that starts all ranks: here, or by -H")
     options.min_np = 1 if options.min_np is None else options.min_np
     if options.ranks is None:
-        options.ranks = options.min_np
+        slots = options.min_np if options.hosts is None else sum(host.slots for host in options.hosts)
+        options.ranks = min(slots, options.max_np or slots)
     if options.min_np < 1 or options.ranks < options.min_np:
         parser.error(f"--min-np must be at least 1, and at most -np, which is {options.ranks}")
     if options.max_np is not None and options.max_np < options.ranks:

@@ -4,6 +4,7 @@ import subprocess
 import time
 
 from . import process
+from .hosts import LOCAL
 
 FIRST_S, LONGEST_S = 1.0, 30.0  # before another rank is started; twice as long after each that came to nothing
 LOOK_S = 1.0  # between two runs of the discovery script
@@ -11,7 +12,8 @@ SCRIPT_S = 30.0  # that one may take
 
 
 class Elastic:
-    """Of a Launcher with one machine. A rank that fails is no failure of the job, which knows itself when it has too few.
+    """Of a Launcher. A rank that fails is no failure of the job, which knows itself when it has too few, nor is a machine that is
+    lost while another has ranks.
 
     The last rank that fails is the run's failure if none has ended well. When only newcomers are left that the job has not
     let in, it is over.
@@ -23,11 +25,13 @@ class Elastic:
         self.ended_well = False
         self.stopping = False
         self.waiting = set()  # newcomers that are not in the job yet
-        self.running = set()
+        self.running = {}  # rank: its machine
+        self.slots = {}  # machine: ranks that it has room for
         self.n_started = 0  # newcomers
         self.delay_s = FIRST_S
         self.wanted = self.options.ranks
-        self.script = None  # the run of it that is under way, and since when
+        self.script = None  # the run of it that is under way
+        self.strangers = set()  # machines that the script has named in vain
 
     def environment(self):
         options = self.options
@@ -37,11 +41,19 @@ class Elastic:
             "BPS_MAX_RANKS": str(options.max_np or 0),
         }
 
-    def begin(self, node):
-        self.node = node
-        self.running = set(node.ranks)
+    def begin(self, machines):
+        """machines: those with ranks."""
+        self.running = {rank: each for each in machines for rank in each.ranks}
+        if self.options.hosts is None:
+            self.slots = {machines[0]: self.wanted}
+        else:
+            slots = {host.bare: host.slots for host in self.options.hosts}
+            self.slots = {each: slots.get(each.name, self.wanted) for each in machines}
         if self.options.host_discovery_script:
             self.look()
+
+    def ranks_on(self, machine):
+        return [rank for rank, where in self.running.items() if where is machine]
 
     # -- What happens
 
@@ -49,43 +61,79 @@ class Elastic:
         self.waiting.discard(rank)
         self.delay_s = FIRST_S
 
-    def ended(self, rank, pid, status):
-        self.running.discard(rank)
+    def ended(self, machine, rank, pid, status):
+        if self.running.pop(rank, None) is None:
+            return
         was_waiting = rank in self.waiting
         self.waiting.discard(rank)
         if status == 0:
             self.ended_well = True
         elif not self.stopping:
             words, code = process.describe_end(status)
-            self.launcher.failed = f"rank {rank} (pid {pid}) {words}", code
+            where = f" on {machine.name}" if machine.name else ""
             if was_waiting:
                 self.delay_s = min(2 * self.delay_s, LONGEST_S)
-            if not self.ended_well:
-                self.launcher.say(f"rank {rank} (pid {pid}) {words}: {len(self.running)} go on")
-                self.launcher.loop.after(self.delay_s, self.fill)
-        if self.running and not self.running - self.waiting:
+            self.failed(f"rank {rank}{where} (pid {pid}) {words}", code)
+        self.look_over()
+
+    def lost(self, machine, how):
+        """With all its ranks, which its agent ends when it can."""
+        ranks = self.ranks_on(machine)
+        self.slots.pop(machine, None)
+        for rank in ranks:
+            del self.running[rank]
+            self.waiting.discard(rank)
+        if not self.stopping:
+            numbers = ", ".join(map(str, ranks))
+            self.failed(f"{machine.name}: {how}" + (f", with its ranks: {numbers}" if ranks else ""), 1)
+        self.look_over()
+
+    def failed(self, words, code):
+        self.launcher.failed = words, code
+        if not self.ended_well:
+            self.launcher.say(f"{words}: {len(self.running)} go on")
+            self.launcher.loop.after(self.delay_s, self.fill)
+
+    def look_over(self):
+        if self.running and not self.running.keys() - self.waiting:
             self.stop()
+        for rank, machine in [*self.running.items()]:
+            if rank in self.waiting and not set(self.ranks_on(machine)) - self.waiting:
+                machine.call("end_rank", rank=rank)  # nobody there could let it in
 
     def stop(self):
         if not self.stopping:
             self.stopping = True
-            self.node.call("stop")
+            for machine in self.launcher.nodes:
+                machine.call("stop")
+
+    def room(self):
+        """The machine with most room for another, or None. A newcomer needs one that has ranks in the job."""
+        free = {
+            machine: slots - len(self.ranks_on(machine))
+            for machine, slots in self.slots.items()
+            if not machine.over and set(self.ranks_on(machine)) - self.waiting
+        }
+        best = max(free, key=free.get, default=None)
+        return best if best is not None and free[best] > 0 else None
 
     def fill(self):
         """Starts what is missing."""
         options = self.options
         most = min(self.wanted, options.max_np or self.wanted)
         while self.running and not self.stopping and not self.ended_well and len(self.running) < most:
-            if options.reset_limit is not None and self.n_started >= options.reset_limit:
+            machine = self.room()
+            if machine is None or options.reset_limit is not None and self.n_started >= options.reset_limit:
                 return
             rank = options.ranks + self.n_started
             self.n_started += 1
-            self.running.add(rank)
+            self.running[rank] = machine
             self.waiting.add(rank)
             own = {**self.launcher.rank_environment(rank, rank), "BPS_NEWCOMER": "1"}
             own["BPS_TIMEOUT"] = f"{options.elastic_timeout:g}s"
-            self.launcher.say(f"rank {rank} is started, and comes in when the others regroup")
-            self.node.call("add_rank", rank=rank, own=own)
+            where = f" on {machine.name}" if machine.name else ""
+            self.launcher.say(f"rank {rank} is started{where}, and comes in when the others regroup")
+            machine.call("add_rank", rank=rank, own=own)
 
     # -- The discovery script
 
@@ -108,21 +156,39 @@ class Elastic:
         loop.after(LOOK_S if self.script is None else LOOK_S / 10, self.look)
 
     def adapt(self, said):
-        slots = slots_here(said)
-        if slots is None:
-            self.launcher.say(f"{self.options.host_discovery_script}: does not say localhost:SLOTS, and nothing changes")
+        """Slots of machines that are not named are none; the newest ranks of one that has too many end."""
+        slots, strangers = slots_of(said, self.slots)
+        script = self.options.host_discovery_script
+        if new := strangers - self.strangers:
+            self.strangers |= new
+            self.launcher.say(f"{script}: {', '.join(sorted(new))}: no machine that had ranks from the start, and not used")
+        if not any(slots.values()):
+            names = " or ".join(machine.name or "localhost" for machine in self.slots)
+            self.launcher.say(f"{script}: does not say {names}:SLOTS, and nothing changes")
             return
-        self.wanted = max(self.options.min_np, min(slots, self.options.max_np or slots))
-        for rank in sorted(self.running, reverse=True)[: max(0, len(self.running) - self.wanted)]:
-            self.node.call("end_rank", rank=rank)
+        self.slots = slots
+        total = sum(slots.values())
+        self.wanted = max(self.options.min_np, min(total, self.options.max_np or total))
+        left = len(self.running)
+        for rank, machine in sorted(self.running.items(), reverse=True):
+            crowded = len([r for r in self.ranks_on(machine) if r <= rank]) > slots.get(machine, 0)
+            if left > self.options.min_np and (crowded or left > self.wanted):
+                machine.call("end_rank", rank=rank)
+                left -= 1
         self.fill()
 
 
-def slots_here(said):
-    """Slots of the lines HOST:SLOTS, or HOST for one, that are of this machine; None if there is no such line."""
-    slots = None
+def slots_of(said, machines):
+    """({machine: slots}, other hosts) of lines HOST:SLOTS, or HOST for one."""
+    slots, strangers = dict.fromkeys(machines, 0), set()
+    here = (*LOCAL, process.host_name())
     for line in (said or "").split():
-        host, _, number = line.partition(":")
-        if host in ("localhost", "127.0.0.1", process.host_name()) and (number or "1").isdecimal():
-            slots = (slots or 0) + int(number or 1)
-    return slots
+        host, _, number = line.rpartition(":") if line.rpartition(":")[2].isdecimal() else (line, "", "1")
+        host = host.rpartition("@")[2].strip("[]")
+        for machine in machines:
+            if host == machine.name or host in here and (not machine.name or machine.name in here):
+                slots[machine] += int(number)
+                break
+        else:
+            strangers.add(host)
+    return slots, strangers

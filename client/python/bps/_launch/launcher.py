@@ -17,6 +17,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 FINISH_S = 5.0  # beyond what a daemon may take
 INPUT_MAX = 1 << 16
 NAME_RETRY_S = 0.5
+LOST_S = 10.0  # until an elastic job goes on without a machine whose daemon is gone
 
 
 class Launcher:
@@ -152,7 +153,9 @@ class Launcher:
 
     def daemon_options(self):
         level = "info" if self.options.verbose else "warning"
-        return [f"log_level={level}", *self.options.daemon_option]
+        # A private daemon of one machine of several is not started again: it need not be waited for long.
+        lost = [f"lost_timeout={LOST_S:g}s"] if self.elastic is not None and self.many else []
+        return [f"log_level={level}", *lost, *self.options.daemon_option]
 
     def start_one(self):
         options = self.options
@@ -300,7 +303,7 @@ class Launcher:
             rule=options.bind,
         )
         if self.elastic is not None:
-            self.elastic.begin(self.nodes[0])
+            self.elastic.begin(workers)
         if reader is not None and isinstance(workers[0], node.Agent):
             self.reader = workers[0]
             self.read_input()
@@ -355,6 +358,8 @@ class Launcher:
             self.read_input()
         elif kind == "daemon_ended":
             self.daemon_ended(each, **fields)
+        elif kind == "lost" and self.running and self.elastic is not None:
+            self.elastic.lost(each, fields["how"])
         elif kind in ("error", "lost"):
             text = fields["text"] if kind == "error" else fields["how"]
             text = f"{each.name}: {text}" if each.name else text
@@ -374,7 +379,7 @@ class Launcher:
 
     def rank_ended(self, each, rank, pid, status):
         if self.elastic is not None:
-            self.elastic.ended(rank, pid, status)
+            self.elastic.ended(each, rank, pid, status)
         elif status:
             words, code = process.describe_end(status)
             where = f" on {each.name}" if each.name else ""

@@ -7,6 +7,7 @@ emit(kind, data=b"", **fields). The launcher has one in its own process, or talk
     start_daemon    ready       the daemon's sockets
     start_ranks     started
     add_rank        added, then joined when it is in the job, if its program can tell
+    end_rank        ended, in time
     signal, stop, send_input (taken)
     finish          bye
 
@@ -28,7 +29,7 @@ from .output import LINE_MAX
 DRAIN_S = 2.0  # for output of what the ranks themselves left running
 SIOCGIFADDR = 0x8915
 F_GETPIPE_SZ = 1032  # fcntl knows it from Python 3.10 on
-COMMANDS = ("look", "listen", "start_daemon", "start_ranks", "add_rank", "signal", "stop", "send_input", "finish")
+COMMANDS = ("look", "listen", "start_daemon", "start_ranks", "add_rank", "end_rank", "signal", "stop", "send_input", "finish")
 
 
 def interface_address(names):
