@@ -204,7 +204,7 @@ static bool lane_flush_once(struct lane *lane)
 /*
  * What is unsent inside the kernel nothing overtakes, and it comes in bursts of that size: nodes that change over to a more
  * urgent tensor at the same moment then have sent different parts of the one before, whose sums have to wait. So all
- * connections together have what the link carries in 2 ms. By powers of two, as what is known of the link changes all the time.
+ * connections together have what the link carries in 2 ms. Up to powers of two, as what is known of the link changes all the time.
  */
 static void lane_set_ahead(struct lane *lane)
 {
@@ -214,7 +214,7 @@ static void lane_set_ahead(struct lane *lane)
 	unsigned ahead = TRANSPORT_AHEAD;
 
 	share = bytes_s / 512 / MAX(n, 1u);
-	while (bytes_s && ahead > share && ahead > TRANSPORT_AHEAD_MIN)
+	while (bytes_s && ahead / 2 >= MAX(share, (uint64_t)TRANSPORT_AHEAD_MIN))
 		ahead /= 2;
 	if (ahead == lane->ahead)
 		return;

@@ -167,7 +167,7 @@ TEST(little_waits_in_the_kernel)
 
 	ASSERT_INT(unsent_when_full(0), <=, (int)TRANSPORT_AHEAD + piece);
 	ASSERT_INT(unsent_when_full(100ull << 30), <=, (int)TRANSPORT_AHEAD + piece);
-	ASSERT_INT(unsent_when_full(40 << 20), <=, (64 << 10) + piece);
+	ASSERT_INT(unsent_when_full(30 << 20), <=, (64 << 10) + piece);
 	ASSERT_INT(unsent_when_full(1 << 20), <=, (int)TRANSPORT_AHEAD_MIN + piece);
 }
 
