@@ -269,6 +269,32 @@ void data_moves_swap(uint32_t *moves, size_t n)
 		SWAP32(moves[i]);
 }
 
+void data_roll_swap(struct data_roll *roll, uint32_t n_nodes)
+{
+	if (BYTE_ORDER != BIG_ENDIAN)
+		return;
+	SWAP64(roll->n);
+	SWAP64(roll->round);
+	for (uint32_t i = 0; i < n_nodes; i++)
+		SWAP64(roll->nodes[i]);
+}
+
+bool data_has_roll(const struct stragglers *stragglers, unsigned operation, uint32_t part_len)
+{
+	if (operation == OPERATION_ACCUMULATE)
+		return stragglers->async;
+	return stragglers->quorum && operation == OPERATION_PUSH_PULL && part_len;
+}
+
+/* A result with a data_roll; whether it is one, who knows the job looks. */
+static bool may_have_roll(const struct data_header *h)
+{
+	return (h->op == DATA_RESULT || h->op == DATA_OFFER) &&
+	       (h->operation == OPERATION_PUSH_PULL || h->operation == OPERATION_ACCUMULATE) &&
+	       h->len >= data_roll_end(h->part_len, 1) &&
+	       h->len <= data_roll_at(h->part_len) + DATA_ROLL_MAX;
+}
+
 static bool operation_reduces(unsigned operation)
 {
 	return operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER ||
@@ -312,7 +338,7 @@ static const char *check_part(const struct data_header *h)
 		return "the part is too long";
 	if (h->offset > h->total || h->part_len > h->total - h->offset)
 		return "the part does not lie within its block";
-	if (h->len && h->len != h->part_len)
+	if (h->len && h->len != h->part_len && !may_have_roll(h))
 		return "the payload is not the part";
 	if (h->op == DATA_PULL && (h->len || h->operation != OPERATION_PUSH_PULL_ROWS))
 		return "a pull of what is no result by rows";
@@ -366,6 +392,7 @@ static const char *check_body(const struct data_header *h)
 	case DATA_PONG:
 	case DATA_ACK:
 	case DATA_RELEASE:
+	case DATA_OFFERED:
 		return h->len ? "a payload where none belongs" : NULL;
 	case DATA_MOVE:
 		return check_moves(h);
@@ -399,7 +426,9 @@ static const char *check_header(const struct data_header *h)
 		return "a version that is not spoken here";
 	if (h->pad || !flags_valid(h))
 		return "a flag of a later version";
-	if (h->node >= JOB_RANKS_MAX || h->root >= JOB_RANKS_MAX)
+	if (h->node >= JOB_RANKS_MAX ||
+	    (h->root >= JOB_RANKS_MAX &&
+	     (h->op != DATA_RESULT || h->operation != OPERATION_ACCUMULATE)))
 		return "a node or rank over the limit";
 	if (!h->cookie != (h->op >= DATA_FAIL_ROUND))
 		return "a call without a cookie, or a notice with one";

@@ -39,7 +39,9 @@
 #define DATA_CHECK_LEN 4u
 
 #define DATA_PAYLOAD_MAX PART_BYTES_MAX
-#define DATA_SETUP_MAX	 (4u << 20) /* payload of a set-up message */
+#define DATA_ROLL_MAX \
+	(sizeof(struct data_roll) + JOB_RANKS_MAX * sizeof(uint64_t)) /* more: data_roll */
+#define DATA_SETUP_MAX (4u << 20) /* payload of a set-up message */
 
 enum data_op {
 	/* Calls, agent to server. */
@@ -68,6 +70,8 @@ enum data_op {
 	DATA_ACK = 38,	   /* agent to server: the results numbered 1 to round are kept here */
 	DATA_RELEASE = 39, /* server to agent: the results numbered 1 to round are on every node */
 	DATA_MOVE = 40,	   /* either way: which servers the job goes on with; data_moves */
+	DATA_OFFERED =
+		41, /* agent to server: all that is kept was offered, in `round` OFFERs; data_roll */
 };
 
 /*
@@ -143,6 +147,42 @@ static_assert(offsetof(struct data_header, job) == 16 &&
 		      offsetof(struct data_header, offset) == 64 &&
 		      offsetof(struct data_header, moved) == 92,
 	      "data_header is wire format");
+
+/*
+ * Whose contributions are in a result, where not all need be. Of a job that has a quorum or is asynchronous, and outlives its
+ * daemons' processes, it stands behind the data of each RESULT and OFFER of a push_pull that is not empty, and of each
+ * accumulate, at data_roll_at() of the part: so who has a result can tell what is in it when the server is no more.
+ *
+ * An OFFER with `priority` 1 has none: its data is what this node contributed to a round too late, and has not seen in any
+ * result since. `status` of OFFER and OFFERED is a number that grows with each ATTACH: those of one belong together. A server
+ * that is fresh makes no sum before all nodes have said OFFERED.
+ */
+struct data_roll {
+	uint64_t n;	/* contributions to this result; accumulate: since the job began */
+	uint64_t round; /* the newest of this part that has closed; accumulate: 0 */
+	/*
+	 * By node. Bit i: its contribution to that round - i is in this result, or one before. accumulate: its newest
+	 * round that is in the sum.
+	 */
+	uint64_t nodes[];
+};
+
+static inline uint32_t data_roll_at(uint32_t part_len)
+{
+	return (uint32_t)align_up((uint64_t)part_len, sizeof(uint64_t));
+}
+
+/* Bytes of a payload with one. */
+static inline uint32_t data_roll_end(uint32_t part_len, uint32_t n_nodes)
+{
+	return data_roll_at(part_len) +
+	       (uint32_t)(sizeof(struct data_roll) + n_nodes * sizeof(uint64_t));
+}
+
+/* Host order to wire order and back; in place. */
+void data_roll_swap(struct data_roll *roll, uint32_t n_nodes);
+/* Whether results of such a part have one, in a job with stragglers that outlives its daemons' processes. */
+bool data_has_roll(const struct stragglers *stragglers, unsigned operation, uint32_t part_len);
 
 /*
  * How each payload of push_pull_rows starts. Behind it come the numbers of the piece's rows (int64, ascending, each

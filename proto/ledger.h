@@ -18,7 +18,7 @@
  *	ledger_added_offset()		struct data_added[DATA_ADDED_MAX]: servers that it was given since
  *	ledger_tensor_offset()		struct ledger_tensor[n_tensors]
  *	ledger_cell_offset()		struct ledger_cell[n_cells]
- *	ledger_data_offset()		uint8_t[n_cells][part_bytes rounded up to pages]
+ *	ledger_data_offset()		uint8_t[n_cells][cell_bytes rounded up to pages]
  *
  * What is written is read after the death of a process, never of a machine: atomic stores with release order are enough.
  * At any instant, whatever was stored last:
@@ -83,7 +83,8 @@ struct ledger_header {
 	_Atomic uint32_t tensors_used; /* the same */
 	uint32_t membership;	       /* of an elastic job, when this run began */
 	_Atomic uint32_t n_added;
-	uint32_t pad;
+	uint32_t
+		cell_bytes; /* part_bytes; or, where not all need be in a result, more: ledger_cell */
 };
 static_assert(sizeof(struct ledger_header) == 88 + JOB_RANKS_MAX / 8, "ledger_header is a format");
 
@@ -142,12 +143,16 @@ struct ledger_tensor {
 } _cache_aligned_;
 static_assert(sizeof(struct ledger_tensor) == 320, "ledger_tensor is a format");
 
-/* The result of a part's round, with the fields of its DATA_PUSH (data.h). */
+/*
+ * The result of a part's round, with the fields of its DATA_PUSH (data.h). Where results have one, a data_roll stands behind it; and
+ * in the last part_bytes of the cell, while `late` is 1, what this node had contributed to the round and is in no result that
+ * is here.
+ */
 struct ledger_cell {
 	_Atomic uint32_t state; /* enum ledger_state */
 	uint16_t stripe;	/* its place in the job's placement */
 	uint8_t has_data;	/* 0: none of it was for this node */
-	uint8_t pad;
+	_Atomic uint8_t late;
 	uint64_t key, round;
 	uint32_t block, part, len, root;
 	uint64_t offset, total;
@@ -163,6 +168,7 @@ static_assert(sizeof(struct ledger_cell) == CACHE_LINE, "ledger_cell is a format
 #define LEDGER_JOB_MAX	   (4u << 20)
 #define LEDGER_ADDED_BYTES (16u << 10)
 static_assert(DATA_ADDED_MAX * sizeof(struct data_added) <= LEDGER_ADDED_BYTES, "all fit");
+#define LEDGER_CELL_MAX (2 * PART_BYTES_MAX + (1u << 20)) /* cell_bytes */
 
 #define LEDGER_PROCESS_OFFSET 4096u
 #define LEDGER_RECORD_OFFSET \
@@ -219,8 +225,8 @@ static inline uint64_t ledger_data_offset(uint32_t n_hands, uint32_t n_tensors, 
 
 /* Of a job that goes through servers. Nothing overflows within the limits above. */
 static inline uint64_t ledger_far_len(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells,
-				      uint32_t part_bytes)
+				      uint32_t cell_bytes)
 {
 	return ledger_data_offset(n_hands, n_tensors, n_cells) +
-	       n_cells * align_up((uint64_t)part_bytes, 4096);
+	       n_cells * align_up((uint64_t)cell_bytes, 4096);
 }

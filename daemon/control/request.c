@@ -293,7 +293,8 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->size = m->size;
 	session->elastic = m->elastic;
 	(void)snprintf(session->job, sizeof(session->job), "%s", m->job);
-	join.cannot_resume = charge_ledger(session, m->n_nodes > 1 || m->force_distributed);
+	join.cannot_resume = charge_ledger(session, m->n_nodes > 1 || m->force_distributed ||
+							    stragglers_any(&join.stragglers));
 	if (resumed)
 		r = pipeline_resume(pipeline, &session->member, &join, resumed, in->fd, &failure);
 	else

@@ -17,6 +17,13 @@ static struct ledger_tensor *tensor_of(const struct ledger *ledger, uint32_t ten
 	       tensor;
 }
 
+static uint64_t hash_of(uint64_t key, uint64_t round, uint32_t block, uint32_t part)
+{
+	const uint64_t words[3] = { key, round, (uint64_t)block << 32 | part };
+
+	return map_hash(words, sizeof(words));
+}
+
 int ledger_read_record(const struct ledger *ledger, void **ret_record, size_t *ret_len)
 {
 	const volatile struct ledger_header *header = ledger_header(ledger);
@@ -192,17 +199,11 @@ void ledger_cells_done(struct ledger *ledger)
 	free(ledger->kept);
 	free(ledger->free_cells);
 	map_done(&ledger->stale_cells);
+	map_done(&ledger->parts);
 	for (size_t i = 0; i < ledger->n_known; i++)
 		free(ledger->known[i]);
 	free(ledger->known);
 	map_done(&ledger->names);
-}
-
-static uint64_t hash_of(uint64_t key, uint64_t round, uint32_t block, uint32_t part)
-{
-	const uint64_t words[3] = { key, round, (uint64_t)block << 32 | part };
-
-	return map_hash(words, sizeof(words));
 }
 
 uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t round, uint32_t block,
@@ -260,7 +261,72 @@ void *ledger_cell_data(const struct ledger *ledger, uint32_t cell)
 {
 	return ledger->memory->data +
 	       ledger_data_offset(ledger->n_hands, ledger->n_tensors, ledger->n_cells) +
-	       cell * align_up((uint64_t)ledger->part_bytes, 4096);
+	       cell * align_up((uint64_t)ledger->cell_bytes, 4096);
+}
+
+void *ledger_cell_late(const struct ledger *ledger, uint32_t cell)
+{
+	return (char *)ledger_cell_data(ledger, cell) + ledger->cell_bytes - ledger->part_bytes;
+}
+
+void ledger_cell_used(struct ledger *ledger, uint32_t cell)
+{
+	atomic_store_explicit(&cell_of(ledger, cell)->late, 0, memory_order_release);
+	ledger->kept[cell].late = false;
+}
+
+/* -- By part ------------------------------------------------------------------------------------------------------ */
+
+static uint64_t part_hash(const struct ledger_what *what)
+{
+	return hash_of(what->key, 0, what->block, what->part);
+}
+
+int ledger_cell_index(struct ledger *ledger, uint32_t cell)
+{
+	struct ledger_kept *kept = &ledger->kept[cell];
+
+	if (kept->indexed)
+		return 0;
+	if (map_add(&ledger->parts, part_hash(&kept->what), &kept->by_part))
+		return error_origin(-ENOMEM);
+	kept->indexed = true;
+	return 0;
+}
+
+void ledger_cell_unindex(struct ledger *ledger, uint32_t cell)
+{
+	struct ledger_kept *kept = &ledger->kept[cell];
+
+	if (kept->indexed)
+		map_remove(&ledger->parts, &kept->by_part);
+	kept->indexed = false;
+}
+
+struct ledger_kept *ledger_cell_next(const struct ledger *ledger, const struct ledger_what *what,
+				     struct ledger_kept *kept)
+{
+	struct map_entry *entry =
+		kept ? map_find_next(&kept->by_part) : map_find(&ledger->parts, part_hash(what));
+
+	for (; entry; entry = map_find_next(entry)) {
+		struct ledger_kept *found = container_of(entry, struct ledger_kept, by_part);
+
+		if (found->what.key == what->key && found->what.block == what->block &&
+		    found->what.part == what->part)
+			return found;
+	}
+	return NULL;
+}
+
+uint32_t ledger_cell_number(const struct ledger *ledger, const struct ledger_kept *kept)
+{
+	return (uint32_t)(kept - ledger->kept);
+}
+
+bool ledger_cells_full(const struct ledger *ledger)
+{
+	return ledger->parts.n_entries >= ledger->n_cells;
 }
 
 struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell)
@@ -285,6 +351,7 @@ void ledger_cell_whole(struct ledger *ledger, uint32_t number)
 
 	cell->stripe = what->stripe;
 	cell->has_data = what->has_data;
+	atomic_store_explicit(&cell->late, ledger->kept[number].late, memory_order_relaxed);
 	cell->key = what->key;
 	cell->round = what->round;
 	cell->block = what->block;
@@ -311,6 +378,7 @@ void ledger_cell_free(struct ledger *ledger, uint32_t number)
 
 	if (kept->stale)
 		map_remove(&ledger->stale_cells, &kept->entry);
+	ledger_cell_unindex(ledger, number);
 	if (kept->whole) {
 		atomic_store_explicit(&cell_of(ledger, number)->state, LEDGER_EMPTY,
 				      memory_order_release);
@@ -370,7 +438,8 @@ static bool cell_valid(const struct ledger *ledger, const struct ledger_cell *ce
 	       cell->offset <= cell->total && cell->len <= cell->total - cell->offset &&
 	       cell->dtype <= DTYPE_MAX_ && cell->operation && cell->operation <= OPERATION_MAX_ &&
 	       cell->reduction <= REDUCTION_MAX_ && cell->root < JOB_RANKS_MAX &&
-	       (cell->n_gone & ~LEDGER_WAITING) < ledger->size && cell->has_data <= 1;
+	       (cell->n_gone & ~LEDGER_WAITING) < ledger->size && cell->has_data <= 1 &&
+	       atomic_load_explicit(&cell->late, memory_order_relaxed) <= 1;
 }
 
 static int read_cell(struct ledger *ledger, uint32_t number, struct failure *failure)
@@ -407,6 +476,10 @@ static int read_cell(struct ledger *ledger, uint32_t number, struct failure *fai
 		    &kept->entry))
 		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
 	kept->taken = kept->whole = kept->stale = true;
+	kept->late = atomic_load_explicit(&copy.late, memory_order_relaxed);
+	if ((kept->late || kept->what.operation == OPERATION_ACCUMULATE) &&
+	    ledger_cell_index(ledger, number))
+		return failure_set(failure, -ENOMEM, "out of memory for a ledger");
 	return 0;
 }
 

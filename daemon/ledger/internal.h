@@ -44,12 +44,12 @@ struct ledger {
 	size_t n_stale;
 
 	/* Through servers: cell.c. */
-	uint32_t n_cells, n_tensors;
+	uint32_t n_cells, n_tensors, cell_bytes;
 	struct ledger_kept *kept;   /* n_cells entries */
 	pthread_mutex_t cells_lock; /* guards what is free: */
 	uint32_t *free_cells;
 	uint32_t n_free_cells, cells_used;
-	struct map stale_cells;
+	struct map stale_cells, parts;
 	struct ledger_known **known;
 	size_t n_known, known_capacity;
 	struct map names;

@@ -19,9 +19,9 @@ uint64_t ledger_bytes(unsigned n_threads)
 	return ledger_len(hands_for(n_threads));
 }
 
-static uint32_t cells_for(uint32_t part_bytes)
+static uint32_t cells_for(uint32_t cell_bytes)
 {
-	uint64_t n = LEDGER_CELL_BYTES / align_up((uint64_t)part_bytes, 4096);
+	uint64_t n = LEDGER_CELL_BYTES / align_up((uint64_t)cell_bytes, 4096);
 
 	return (uint32_t)MIN(MAX(n, (uint64_t)LEDGER_CELLS_MIN), (uint64_t)LEDGER_CELLS_MAX);
 }
@@ -41,6 +41,11 @@ bool ledger_is_far(const struct ledger *ledger)
 uint32_t ledger_part_bytes(const struct ledger *ledger)
 {
 	return ledger->part_bytes;
+}
+
+uint32_t ledger_cell_bytes(const struct ledger *ledger)
+{
+	return ledger->cell_bytes;
 }
 
 bool ledger_is(const struct ledger *ledger, int fd)
@@ -92,8 +97,8 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 {
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
 	_cleanup_(fd_closep) int fd = memfd_create("bps-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	uint32_t n_hands = hands_for(n_threads), n_cells = far ? cells_for(part_bytes) : 0;
-	uint64_t len = far ? ledger_far_len(n_hands, far->n_tensors, n_cells, part_bytes)
+	uint32_t n_hands = hands_for(n_threads), n_cells = far ? cells_for(far->cell_bytes) : 0;
+	uint64_t len = far ? ledger_far_len(n_hands, far->n_tensors, n_cells, far->cell_bytes)
 			   : ledger_len(n_hands);
 	struct ledger_header *header;
 	struct failure failure = { 0 };
@@ -114,6 +119,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	ledger->n_hands = n_hands;
 	ledger->n_cells = n_cells;
 	ledger->n_tensors = far ? far->n_tensors : 0;
+	ledger->cell_bytes = far ? far->cell_bytes : 0;
 	r = ledger_cells_init(ledger);
 	if (r)
 		return error_trace(r);
@@ -134,6 +140,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	header->pid_namespace = process_namespace();
 	header->n_cells = n_cells;
 	header->n_tensors = ledger->n_tensors;
+	header->cell_bytes = ledger->cell_bytes;
 	if (far) {
 		header->job_len = (uint32_t)far->record_len;
 		memcpy(ledger->memory->data + ledger_job_offset(n_hands), far->record,
@@ -147,7 +154,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 static uint64_t len_of(const struct ledger_header *header)
 {
 	return header->n_cells ? ledger_far_len(header->n_hands, header->n_tensors, header->n_cells,
-						header->part_bytes)
+						header->cell_bytes)
 			       : ledger_len(header->n_hands);
 }
 
@@ -168,8 +175,9 @@ static int check_header(const struct ledger_header *header, uint64_t len, uint64
 	if (!header->n_hands || header->n_hands > LEDGER_HANDS_MAX ||
 	    header->part_bytes < PART_BYTES_MIN || header->part_bytes > PART_BYTES_MAX ||
 	    header->part_bytes % LEDGER_PART_ALIGN || header->n_cells > LEDGER_CELLS_MAX ||
-	    header->n_tensors > LEDGER_TENSORS_MAX || header->job_len > LEDGER_JOB_MAX ||
-	    header->len != len_of(header) || header->len != len)
+	    header->n_tensors > LEDGER_TENSORS_MAX || header->cell_bytes > LEDGER_CELL_MAX ||
+	    (header->n_cells && header->cell_bytes < header->part_bytes) ||
+	    header->job_len > LEDGER_JOB_MAX || header->len != len_of(header) || header->len != len)
 		return failure_set(failure, -EPROTO,
 				   "the ledger is damaged: %" PRIu64 " bytes, %u hands, parts of "
 				   "%u bytes",
@@ -259,7 +267,7 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 				   strerror(errno));
 	if ((uint64_t)st.st_size < LEDGER_RECORD_OFFSET ||
 	    (uint64_t)st.st_size > ledger_far_len(LEDGER_HANDS_MAX, LEDGER_TENSORS_MAX,
-						  LEDGER_CELLS_MAX, PART_BYTES_MAX))
+						  LEDGER_CELLS_MAX, LEDGER_CELL_MAX))
 		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
 	r = ledger_map(fd, (uint64_t)st.st_size, n_threads, &ledger, failure);
 	if (r)
@@ -274,6 +282,7 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	ledger->n_hands = header.n_hands;
 	ledger->n_cells = header.n_cells;
 	ledger->n_tensors = header.n_tensors;
+	ledger->cell_bytes = header.cell_bytes;
 	ledger->begun = atomic_load_explicit(&header.begun, memory_order_relaxed);
 	for (size_t i = 0; i < ARRAY_SIZE(ledger->left); i++)
 		ledger->left[i] = atomic_load_explicit(&header.left[i], memory_order_relaxed);

@@ -17,6 +17,7 @@ struct ledger_far {
 	const void *record;
 	size_t record_len; /* at most LEDGER_JOB_MAX */
 	uint32_t n_tensors;
+	uint32_t cell_bytes; /* at most LEDGER_CELL_MAX */
 };
 
 /*
@@ -41,6 +42,8 @@ uint64_t ledger_bytes(unsigned n_threads);
 /* The same for a job that goes through servers. */
 uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors);
 uint32_t ledger_part_bytes(const struct ledger *ledger);
+/* Of a job that goes through servers. */
+uint32_t ledger_cell_bytes(const struct ledger *ledger);
 /* Whether a descriptor is of the same memory. */
 bool ledger_is(const struct ledger *ledger, int fd);
 
@@ -184,9 +187,14 @@ struct ledger_kept {
 	struct map_entry entry; /* stale: by what it holds */
 	struct ledger_what what;
 	bool taken, whole;
+	bool late; /* with what this node had contributed: before it is whole, or as it was found; ledger_cell_used() ends it */
 	bool stale; /* of the daemon before; its outputs may not have it yet */
 	/* The user's; false when it is taken. */
-	bool busy, offered, released;
+	bool busy, released, pending;
+	unsigned offered; /* offers under way */
+	/* Among those of its part: ledger_cell_index(). */
+	struct map_entry by_part;
+	bool indexed;
 };
 
 #define LEDGER_NO_CELL UINT32_MAX
@@ -199,6 +207,21 @@ uint32_t ledger_n_cells(const struct ledger *ledger);
  */
 uint32_t ledger_cell_take(struct ledger *ledger, bool spare);
 void *ledger_cell_data(const struct ledger *ledger, uint32_t cell);
+/* Where its `late` contribution is, of at most part_bytes. */
+void *ledger_cell_late(const struct ledger *ledger, uint32_t cell);
+/* That is in a result now. */
+void ledger_cell_used(struct ledger *ledger, uint32_t cell);
+/*
+ * Finds cells by their part, of whatever round; those that the daemon before has left with `late`, or of an accumulate, are among them.
+ * index: returns 0 or -ENOMEM. next: the one after `kept` (NULL: the first) of the part that `what` names, or NULL.
+ */
+int ledger_cell_index(struct ledger *ledger, uint32_t cell);
+void ledger_cell_unindex(struct ledger *ledger, uint32_t cell);
+struct ledger_kept *ledger_cell_next(const struct ledger *ledger, const struct ledger_what *what,
+				     struct ledger_kept *kept);
+uint32_t ledger_cell_number(const struct ledger *ledger, const struct ledger_kept *kept);
+/* Whether all cells there may be are among them: none will be free again by itself. */
+bool ledger_cells_full(const struct ledger *ledger);
 struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell);
 /* Cells from this one on were never taken. */
 uint32_t ledger_cells_used(struct ledger *ledger);

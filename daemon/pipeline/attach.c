@@ -368,6 +368,10 @@ static int take_record(struct pipeline_job *job, const Bps__Cluster__JobRecord *
 	r = recall_view(job, &m->view);
 	if (!r)
 		r = take_joined(job, m->joined);
+	/* What the record says is not what the memory was made for. */
+	if (!r && (job->part_bytes != ledger_part_bytes(job->ledger) ||
+		   ledger_cell_bytes(job->ledger) != pipeline_roll_cell_bytes(job)))
+		r = error_origin(-EPROTO);
 	if (r)
 		return error_trace(r);
 	/* It is put together once all ranks are back. */

@@ -135,9 +135,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 		.max_ranks = join->max_ranks,
 	};
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
-	if (stragglers_any(&join->stragglers))
-		job->ends = "it has a quorum or is asynchronous";
-	else if (job->distributed && !pipeline->params.resume)
+	if (job->distributed && !pipeline->params.resume)
 		job->ends = "resume is off";
 	job->request_timeout_ns = join->request_timeout_ms * NSEC_PER_MSEC;
 	job->formed_by_ns = CLOCK_NEVER;

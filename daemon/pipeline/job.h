@@ -89,8 +89,10 @@ struct pipeline_server {
 	uint32_t ack_wanted; /* up to this one it is to be told at once */
 	uint32_t released;   /* up to this number they are on every node */
 	uint64_t ack_bytes;  /* of results that it has not been told of */
-	uint64_t *here;	     /* window of numbers behind `acked`: bit set: kept here */
-	uint32_t *cells;     /* by number modulo the window: cell + 1, or 0 */
+	uint64_t n_offered;  /* since it has attached; and cells that are still to be: roll.c */
+	uint32_t n_pending;
+	uint64_t *here;	 /* window of numbers behind `acked`: bit set: kept here */
+	uint32_t *cells; /* by number modulo the window: cell + 1, or 0 */
 };
 
 struct pipeline_job {
@@ -294,6 +296,30 @@ void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell);
 void pipeline_keep_released(struct pipeline_server *server, uint32_t number);
 /* Rounds of the tensor up to this one are over on every local rank. */
 void pipeline_keep_settle(struct pipeline_tensor *tensor, uint64_t round);
+
+/*
+ * roll.c: of a job that does not wait for all, whose contributions are in a result; what of ours is in none is kept, and so is the
+ * last of sums that accumulate.
+ */
+/* Bytes of a cell of the ledger. */
+uint32_t pipeline_roll_cell_bytes(const struct pipeline_job *job);
+/* Bytes of a part's result as it comes, is kept and offered. */
+uint32_t pipeline_roll_result_len(const struct pipeline_job *job, unsigned operation, uint32_t len);
+/* How many contributions are in it, if it says so, from its bytes; and whether ours is. */
+bool pipeline_roll_read(const struct pipeline_job *job, const struct ledger_what *what,
+			const void *result, uint32_t *ret_n, bool *ret_has_ours);
+/* A cell is whole, and in all outputs: others of the part, from before, are perhaps of no use any more. */
+void pipeline_roll_stored(struct pipeline_job *job, uint32_t cell);
+/* A server has attached: what it is to be offered of cells that are not ready yet; and this one is offered now, or gone. */
+void pipeline_roll_attached(struct pipeline_job *job, size_t server);
+void pipeline_roll_resolve(struct pipeline_job *job, uint32_t cell);
+/* A part waits for a cell: when there will never be one, its round fails. */
+bool pipeline_roll_is_full(const struct pipeline_job *job);
+/* Whose a cell's result is now. */
+struct pipeline_server *pipeline_keep_owner(const struct pipeline_job *job,
+					    const struct ledger_kept *kept);
+/* The cell is of no use any more. */
+void pipeline_keep_free(struct pipeline_job *job, uint32_t cell);
 
 /* Its parts wait; nothing that it answers from now on counts. */
 void pipeline_keep_detach(struct pipeline_job *job, size_t server);

@@ -308,9 +308,8 @@ static void fail_again(struct pipeline_job *job, size_t number)
 		pipeline_setup_fail_again(job, number, &job->failed[i % PIPELINE_FAILED]);
 }
 
-/* Whose a cell's result is now. */
-static struct pipeline_server *owner_of(const struct pipeline_job *job,
-					const struct ledger_kept *kept)
+struct pipeline_server *pipeline_keep_owner(const struct pipeline_job *job,
+					    const struct ledger_kept *kept)
 {
 	return &job->servers[job->stripes[kept->what.stripe % job->n_stripes]];
 }
@@ -339,7 +338,7 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 	server->gone = false;
 	server->attachment++;
 	server->acked = server->ack_sent = server->ack_wanted = server->released = 0;
-	server->ack_bytes = 0;
+	server->ack_bytes = server->n_offered = 0;
 	memset(server->here, 0, WINDOW / 64 * sizeof(server->here[0]));
 	memset(server->cells, 0, WINDOW * sizeof(server->cells[0]));
 	pipeline_job_hold(job);
@@ -349,14 +348,16 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 		declare_again(job, fresh);
 	if (number == job->home_number)
 		pipeline_elastic_regroup_again(job);
-	for (uint32_t i = 0; i < ledger_cells_used(job->ledger); i++) {
+	for (uint32_t i = 0;
+	     !stragglers_any(&job->shape.stragglers) && i < ledger_cells_used(job->ledger); i++) {
 		const struct ledger_kept *kept = ledger_cell_kept(job->ledger, i);
 
 		/* One that is busy is a worker's to make whole; it is offered when that is done. */
 		if (kept->taken && (kept->stale || !kept->busy) && kept->whole &&
-		    owner_of(job, kept) == server)
+		    pipeline_keep_owner(job, kept) == server)
 			pipeline_keep_offer(job, i);
 	}
+	pipeline_roll_attached(job, number);
 	FAILPOINT("server-attached-again");
 	if (job->state != JOB_OVER)
 		unpark(server);
@@ -365,10 +366,11 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 
 /* -- Cells -------------------------------------------------------------------------------------------------------- */
 
-static void cell_free(struct pipeline_job *job, uint32_t cell)
+void pipeline_keep_free(struct pipeline_job *job, uint32_t cell)
 {
 	struct pipeline_part *part;
 
+	pipeline_roll_resolve(job, cell);
 	ledger_cell_free(job->ledger, cell);
 	part = list_first(&job->starved, struct pipeline_part, wait);
 	if (!part)
@@ -382,10 +384,10 @@ static void cell_released(struct pipeline_job *job, uint32_t cell)
 {
 	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
 
-	if (kept->stale || kept->busy)
+	if (kept->stale || kept->busy || kept->late)
 		kept->released = true;
 	else
-		cell_free(job, cell);
+		pipeline_keep_free(job, cell);
 }
 
 void pipeline_keep_settle(struct pipeline_tensor *tensor, uint64_t round)
@@ -394,17 +396,38 @@ void pipeline_keep_settle(struct pipeline_tensor *tensor, uint64_t round)
 	uint32_t cell;
 
 	while ((cell = ledger_cell_settle(job->ledger, tensor->key, round)) != LEDGER_NO_CELL)
-		if (ledger_cell_kept(job->ledger, cell)->released)
-			cell_free(job, cell);
+		if (ledger_cell_kept(job->ledger, cell)->released &&
+		    !ledger_cell_kept(job->ledger, cell)->late)
+			pipeline_keep_free(job, cell);
 }
 
 struct offer {
 	struct call call;
 	struct pipeline_job *job;
 	uint32_t cell;
+	bool late; /* not the result, but what comes with it */
 	struct pipeline_server *server;
 	uint64_t attachment;
 };
+
+/* It was under way to where it counts no more. */
+static void offer_again(struct pipeline_job *job, uint32_t cell)
+{
+	const struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+
+	if (kept->whole && (kept->stale || !kept->busy))
+		pipeline_keep_offer(job, cell);
+	/* One that is busy is offered when it is not. */
+	if (!kept->busy || kept->stale)
+		pipeline_roll_resolve(job, cell);
+}
+
+/* All nodes have it; but the last of what accumulates is kept until the next. */
+static void offer_taken(struct pipeline_job *job, uint32_t cell)
+{
+	if (ledger_cell_kept(job->ledger, cell)->what.operation != OPERATION_ACCUMULATE)
+		cell_released(job, cell);
+}
 
 static void on_offered(struct call *call)
 {
@@ -413,14 +436,15 @@ static void on_offered(struct call *call)
 	struct ledger_kept *kept = ledger_cell_kept(job->ledger, offer->cell);
 
 	if (!job->suspended) {
-		kept->offered = false;
-		if (!kept->taken) /* freed meanwhile, and now for others */
-			cell_free(job, offer->cell);
-		else if (!call->status)
-			cell_released(job, offer->cell);
-		else if (offer->server->attachment != offer->attachment)
-			pipeline_keep_offer(job, offer->cell);
-		else if (!pipeline_keep_is_loss(call))
+		kept->offered--;
+		if (!kept->taken && !kept->offered) /* freed meanwhile, and now for others */
+			pipeline_keep_free(job, offer->cell);
+		else if (kept->taken && !kept->offered &&
+			 offer->server->attachment != offer->attachment)
+			offer_again(job, offer->cell);
+		else if (kept->taken && !call->status && !offer->late)
+			offer_taken(job, offer->cell);
+		else if (call->status && !pipeline_keep_is_loss(call))
 			log_warning("job %s: a result that was kept is not taken: %s", job->name,
 				    call->text);
 	}
@@ -428,29 +452,29 @@ static void on_offered(struct call *call)
 	pipeline_job_release(job);
 }
 
-void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
+/* late: not the result, but what this node had contributed to it and is in none. */
+static void offer(struct pipeline_job *job, uint32_t cell, bool late)
 {
 	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
 	const struct ledger_what *what = &kept->what;
-	struct pipeline_server *server = owner_of(job, kept);
-	struct offer *offer;
+	struct pipeline_server *server = pipeline_keep_owner(job, kept);
+	uint32_t len = late ? what->len : pipeline_roll_result_len(job, what->operation, what->len);
+	struct offer *offer = calloc(1, sizeof(*offer));
 
-	/* One that is not attached is offered all when it is. */
-	if (kept->offered || !server->attached || job->state == JOB_OVER)
-		return;
-	offer = calloc(1, sizeof(*offer));
 	/* Then it is kept until the job's end, and the others wait for it until their deadline. */
 	if (!offer)
 		return;
-	kept->offered = true;
+	kept->offered++;
+	server->n_offered++;
 	offer->job = job;
 	offer->cell = cell;
+	offer->late = late;
 	offer->server = server;
 	offer->attachment = server->attachment;
 	offer->call = (struct call){
 		.header = {
 			.op = DATA_OFFER,
-			.len = what->has_data ? what->len : 0,
+			.len = what->has_data ? len : 0,
 			.job = job->number,
 			.key = what->key,
 			.round = what->round,
@@ -461,17 +485,35 @@ void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
 			.dtype = what->dtype,
 			.operation = what->operation,
 			.reduction = what->reduction,
+			.status = (int32_t)server->attachment,
 			.offset = what->offset,
 			.total = what->total,
 			.part_len = what->len,
 			.root = what->root,
-			.priority = (int32_t)what->n_gone,
+			.priority = late ? 1 : (int32_t)what->n_gone,
 		},
-		.payload = what->has_data ? ledger_cell_data(job->ledger, cell) : NULL,
+		.payload = late		    ? ledger_cell_late(job->ledger, cell)
+			   : what->has_data ? ledger_cell_data(job->ledger, cell)
+					    : NULL,
 		.done = on_offered,
 	};
 	pipeline_job_hold(job);
 	peer_call(server->outlet->peer, &offer->call);
+}
+
+void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
+{
+	const struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+
+	/* One that is not attached is offered all when it is. */
+	if (kept->offered || !pipeline_keep_owner(job, kept)->attached || job->state == JOB_OVER)
+		return;
+	/* Both before an answer to the first. */
+	pipeline_job_hold(job);
+	if (kept->late)
+		offer(job, cell, true);
+	offer(job, cell, false);
+	pipeline_job_release(job);
 }
 
 /* -- Numbers ------------------------------------------------------------------------------------------------------ */
@@ -539,6 +581,10 @@ void pipeline_keep_stored(struct pipeline_server *server, uint32_t number, uint3
 		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
+	/* What accumulates is not freed when all nodes have it. */
+	if (cell != LEDGER_NO_CELL &&
+	    ledger_cell_kept(job->ledger, cell)->what.operation == OPERATION_ACCUMULATE)
+		cell = LEDGER_NO_CELL;
 	server->cells[number % WINDOW] = cell + 1;
 	server->ack_bytes +=
 		cell == LEDGER_NO_CELL ? 0 : ledger_cell_kept(job->ledger, cell)->what.len;

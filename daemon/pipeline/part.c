@@ -77,6 +77,7 @@ static void tell_stored(struct pipeline_part *part)
 	unsigned operation = part->extent.source != RANK_ALL || part->extent.target != RANK_ALL;
 
 	kept->busy = false;
+	pipeline_roll_stored(job, part->cell);
 	/* One of the daemon before was offered when we attached. */
 	if (kept->stale)
 		return;
@@ -84,6 +85,7 @@ static void tell_stored(struct pipeline_part *part)
 		pipeline_keep_stored(server, part->number, part->cell, operation);
 	else
 		pipeline_keep_offer(job, part->cell);
+	pipeline_roll_resolve(job, part->cell);
 }
 
 /* Of a cell and a number: also of a part whose round has failed the server is to hear, or it waits for that number. */
@@ -99,7 +101,7 @@ static void let_go(struct pipeline_part *part)
 	if (part->cell != LEDGER_NO_CELL && ledger_cell_kept(ledger, part->cell)->whole)
 		ledger_cell_kept(ledger, part->cell)->busy = false;
 	else if (part->cell != LEDGER_NO_CELL)
-		ledger_cell_free(ledger, part->cell);
+		pipeline_keep_free(job_of(part), part->cell);
 	if (part->number && part->attachment == server->attachment)
 		pipeline_keep_stored(server, part->number, LEDGER_NO_CELL, false);
 }

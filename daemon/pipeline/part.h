@@ -48,7 +48,8 @@ struct pipeline_part {
 	void *result;  /* in staging: the result for devices, while there is a lease */
 	void **staged; /* n_local entries: a rank's input in staging, or NULL */
 	/* Of a job that outlives its daemons' processes. */
-	uint32_t cell; /* for its result, or LEDGER_NO_CELL */
+	uint32_t cell;	  /* for its result, or LEDGER_NO_CELL */
+	const void *late; /* our contribution, which is to be kept beside it */
 	bool again; /* pushed before, on a connection that broke; the server has not been lost since */
 	uint32_t number;     /* of the result, */
 	uint64_t attachment; /* since this */
@@ -105,6 +106,8 @@ void pipeline_part_left(struct pipeline_part *part);
 
 /* work.c: one sum, or copies. */
 /* Inputs: the local ranks' contributions. Outputs: of the local ranks that the part is for. */
+/* What a local rank contributes to it, in memory of the host. */
+const void *pipeline_part_input(const struct pipeline_part *part, uint32_t local);
 void pipeline_part_set_inputs(struct pipeline_part *part);
 void pipeline_part_set_outputs(struct pipeline_part *part);
 /* First local output for the answer; the others are copied from it. NULL: no rank here has one. */

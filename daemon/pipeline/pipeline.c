@@ -160,6 +160,10 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 	list_for_each (job, &pipeline->jobs, link) {
 		if (!job->distributed || job->number != header->job)
 			continue;
+		/* Ranks that are nodes of their own are each told. */
+		if (header->op != DATA_FAIL_JOB && stragglers_any(&job->shape.stragglers) &&
+		    job->shape.node != header->node)
+			continue;
 		/* Who knows the number has been told it; there may be no connection of ours to it just now. */
 		if (header->op == DATA_MOVE) {
 			pipeline_move_notice(job, header, payload);

@@ -51,6 +51,15 @@ static bool is_for_here(const struct pipeline_part *part)
 	       layout->node_of_rank[part->extent.target] == layout->node;
 }
 
+/* Bytes of the answer: with its data comes who is in it, where not all need be. */
+static uint32_t answer_len(const struct pipeline_part *part)
+{
+	return is_for_here(part)
+		       ? pipeline_roll_result_len(job_of(part), part->round->partition.operation,
+						  part->extent.len)
+		       : 0;
+}
+
 /* -- Into the outputs ---------------------------------------------------------------------------------------------- */
 
 /* Its cell is the only place where the others of the round may find it, until all are in the outputs here. */
@@ -90,6 +99,9 @@ static void scatter(struct pipeline_part *part)
 {
 	part->copies = true;
 	part->n_inputs = part->n_outputs = 0;
+	if (part->cell != LEDGER_NO_CELL &&
+	    ledger_cell_kept(job_of(part)->ledger, part->cell)->late)
+		part->late = pipeline_part_input(part, 0);
 	if (part->extent.len && is_for_here(part) && part->cell != LEDGER_NO_CELL)
 		part->inputs[part->n_inputs++] = ledger_cell_data(job_of(part)->ledger, part->cell);
 	else if (part->extent.len && is_for_here(part))
@@ -133,6 +145,22 @@ void pipeline_part_scatter(struct pipeline_part *part)
 	scatter(part);
 }
 
+/* What a result that not all ranks need be in says of that. Returns false when our contribution is in none yet. */
+static bool count(struct pipeline_part *part, uint32_t n, const struct ledger_what *what,
+		  const void *result)
+{
+	struct pipeline_round *round = part->round;
+	bool has_ours = true;
+
+	if (!stragglers_any(&job_of(part)->shape.stragglers))
+		return true;
+	if (what)
+		(void)pipeline_roll_read(job_of(part), what, result, &n, &has_ours);
+	round->n_contributions = round->counted ? MIN(round->n_contributions, n) : n;
+	round->counted = true;
+	return has_ours;
+}
+
 bool pipeline_part_start_stale(struct pipeline_part *part)
 {
 	struct pipeline_round *round = part->round;
@@ -146,11 +174,11 @@ bool pipeline_part_start_stale(struct pipeline_part *part)
 		return false;
 	kept = ledger_cell_kept(ledger, cell);
 	/* One that does not fit is the trainers' doing, and their own result's. */
-	if (kept->what.len != part->extent.len ||
-	    kept->what.has_data != (part->extent.len && is_for_here(part)))
+	if (kept->what.len != part->extent.len || kept->what.has_data != !!answer_len(part))
 		return false;
 	part->cell = cell;
 	kept->busy = true;
+	(void)count(part, job_of(part)->shape.size, &kept->what, ledger_cell_data(ledger, cell));
 	round->n_gone = MAX(round->n_gone, kept->what.n_gone);
 	if (round->gated) {
 		part->state = PART_HELD;
@@ -181,7 +209,7 @@ static void on_sent(struct call *call)
 static bool answer_fits(const struct pipeline_part *part)
 {
 	const struct data_header *answer = &part->call.answer;
-	uint32_t len = is_for_here(part) ? part->extent.len : 0;
+	uint32_t len = answer_len(part);
 
 	return answer->op == DATA_RESULT && answer->len == len &&
 	       (!job_of(part)->shape.elastic || answer->root <= job_of(part)->n_out) &&
@@ -231,7 +259,8 @@ static void keep(struct pipeline_part *part)
 	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
 
 	/* It waited for the cell, and its server was lost meanwhile. */
-	if (round->gated && part->attachment != pipeline_part_server(part)->attachment) {
+	if ((round->gated || stragglers_any(&job_of(part)->shape.stragglers)) &&
+	    part->attachment != pipeline_part_server(part)->attachment) {
 		push_again(part);
 		return;
 	}
@@ -252,15 +281,18 @@ static void keep(struct pipeline_part *part)
 		.dtype = (uint8_t)round->tensor->dtype,
 		.operation = (uint8_t)round->partition.operation,
 		.reduction = (uint8_t)round->reduction,
-		.has_data = part->extent.len && is_for_here(part),
+		.has_data = answer_len(part),
 	};
 	kept->taken = kept->busy = true;
+	kept->late = !count(part, part->call.answer.root, &kept->what,
+			    part->block ? part->block->data
+					: ledger_cell_data(job_of(part)->ledger, part->cell));
 	if (round->gated) {
 		hold(part);
 		return;
 	}
 	part->state = PART_SCATTER;
-	pipeline_device_down(part, !is_for_here(part), false, scatter);
+	pipeline_device_down(part, !is_for_here(part) || kept->late, false, scatter);
 }
 
 void pipeline_part_feed(struct pipeline_part *part)
@@ -271,6 +303,10 @@ void pipeline_part_feed(struct pipeline_part *part)
 		part->cell = ledger_cell_take(job->ledger, false);
 	if (part->round->failure.status) {
 		pipeline_part_end(part);
+	} else if (part->cell == LEDGER_NO_CELL && pipeline_roll_is_full(job)) {
+		pipeline_part_fail(part, -ENOSPC,
+				   "what accumulates has more parts than the ledger of its job has "
+				   "cells: use larger parts, or turn resume off");
 	} else if (part->cell == LEDGER_NO_CELL) {
 		list_push_back(&job->starved, &part->wait);
 	} else {
@@ -331,18 +367,6 @@ static void push_again(struct pipeline_part *part)
 	pipeline_outlet_pump(server->outlet);
 }
 
-/* What a server says of a result that not all ranks need be in. */
-static void count(struct pipeline_part *part)
-{
-	struct pipeline_round *round = part->round;
-	uint32_t n = part->call.answer.root;
-
-	if (!stragglers_any(&job_of(part)->shape.stragglers))
-		return;
-	round->n_contributions = round->counted ? MIN(round->n_contributions, n) : n;
-	round->counted = true;
-}
-
 static void on_answer(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
@@ -386,7 +410,7 @@ static void on_answer(struct call *call)
 	} else if (part->round->failure.status) {
 		pipeline_part_end(part);
 	} else {
-		count(part);
+		(void)count(part, call->answer.root, NULL, NULL);
 		part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block)
 								     : NULL;
 		part->state = PART_SCATTER;
@@ -413,7 +437,7 @@ static void push(struct pipeline_part *part, const void *payload)
 	const struct pipeline_tensor *tensor = round->tensor;
 	const struct extent *extent = &part->extent;
 	struct pipeline_job *job = tensor->job;
-	bool room = is_for_here(part) && extent->len && !round->rows;
+	bool room = answer_len(part) && !round->rows;
 	struct pipeline_server *server;
 
 	if (!part->outlet)
@@ -461,7 +485,7 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.payload = payload;
 	part->call.payload_block = TAKE_PTR(part->block);
 	part->call.room = part->room;
-	part->call.room_len = room ? extent->len : 0;
+	part->call.room_len = room ? answer_len(part) : 0;
 	part->call.find_room = room && job->keep ? find_cell : NULL;
 	part->call.sent = on_sent;
 	part->call.is_repeatable = job->keep && !round->rows;

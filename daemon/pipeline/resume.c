@@ -82,6 +82,7 @@ int pipeline_resume_prepare_far(struct pipeline_job *job, const void *record, si
 		.record = record,
 		.record_len = len,
 		.n_tensors = job->pipeline->params.max_tensors,
+		.cell_bytes = pipeline_roll_cell_bytes(job),
 	};
 	int r;
 
@@ -133,13 +134,16 @@ int pipeline_resume_check_new(const struct pipeline_job *job, const struct pipel
 		join->job, join->rank);
 }
 
-static struct pipeline_job *find_run(struct pipeline *pipeline, const char *name, uint64_t number)
+/* Ranks that are nodes of their own have each its ledger. */
+static struct pipeline_job *find_run(struct pipeline *pipeline, const struct pipeline_join *join,
+				     uint64_t number)
 {
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link)
 		if (job->state != JOB_OVER && job->resumed && job->number == number &&
-		    !strcmp(job->name, name))
+		    !strcmp(job->name, join->job) &&
+		    (!stragglers_any(&join->stragglers) || job->shape.node == join->node))
 			return job;
 	return NULL;
 }
@@ -263,7 +267,7 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 		return failure_set(failure, -EPROTO,
 				   "job %s: not one that can be resumed: it has no ledger",
 				   join.job);
-	job = find_run(pipeline, join.job, number);
+	job = find_run(pipeline, &join, number);
 	if (job)
 		r = compare(job, &join, ledger, failure);
 	else

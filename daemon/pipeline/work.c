@@ -94,6 +94,10 @@ static void work_kept(struct pipeline_part *part)
 
 	if (!kept->whole && part->block && kept->what.has_data)
 		pipeline_part_copy(part, ledger_cell_data(ledger, part->cell), part->block->data,
+				   pipeline_roll_result_len(job_of(part), kept->what.operation,
+							    kept->what.len));
+	if (!kept->whole && kept->late)
+		pipeline_part_copy(part, ledger_cell_late(ledger, part->cell), part->late,
 				   kept->what.len);
 	if (!kept->whole)
 		ledger_cell_whole(ledger, part->cell);
@@ -194,12 +198,16 @@ void pipeline_part_post(struct pipeline_part *part, void (*done)(struct task *ta
 
 /* -- What it is done with ------------------------------------------------------------------------------------------ */
 
-static void add_input(struct pipeline_part *part, uint32_t local)
+const void *pipeline_part_input(const struct pipeline_part *part, uint32_t local)
 {
 	const char *input = part->round->ranks[local].input;
 
-	part->inputs[part->n_inputs++] =
-		part->staged[local] ? part->staged[local] : input + part->extent.input_at;
+	return part->staged[local] ? part->staged[local] : input + part->extent.input_at;
+}
+
+static void add_input(struct pipeline_part *part, uint32_t local)
+{
+	part->inputs[part->n_inputs++] = pipeline_part_input(part, local);
 }
 
 /* Where a local rank wants this part, or NULL. */

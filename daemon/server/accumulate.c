@@ -2,8 +2,10 @@
 
 #include "base/clock.h"
 #include "base/failpoint.h"
+#include "server/keep.h"
 #include "server/round.h"
 #include "server/store.h"
+#include "server/told.h"
 #include <stdio.h>
 
 /* A node at a part. It has one contribution under way at most: its rounds of a tensor go one after the other. */
@@ -11,6 +13,7 @@ struct accumulator_node {
 	uint64_t round;		   /* the newest that is in the sum */
 	struct delivery *delivery; /* under way, or NULL */
 	bool summing, added;	   /* it is being added; it was */
+	struct delivery *again;	   /* the same, come again while it is being added */
 	uint64_t since_ns;	   /* when it came */
 	uint64_t charged;
 	struct failure *gone; /* while it is being added: it was given up */
@@ -97,6 +100,10 @@ static struct delivery *take(struct accumulator *a, uint32_t node)
 
 static void fail(struct accumulator *a, uint32_t node, int status, const char *text)
 {
+	struct delivery *again = TAKE_PTR(a->nodes[node].again);
+
+	if (again)
+		delivery_fail(again, status, text);
 	delivery_fail(take(a, node), status, text);
 }
 
@@ -126,6 +133,20 @@ static uint64_t needed(const struct accumulator *a, uint32_t node)
 	return staleness && h->round > staleness ? h->round - staleness : 0;
 }
 
+/* Nobody but its node is to keep it. Returns false, or has refused the delivery. */
+static bool number(struct accumulator *a, struct delivery *delivery, struct data_header *header)
+{
+	struct job *job = a->job;
+	uint32_t sent = 0;
+
+	/* What goes to a node that was lost meanwhile goes nowhere. */
+	if (!job->resume || delivery->peer != job->nodes[header->node].peer ||
+	    !keep_number(job, NULL, &sent, header))
+		return false;
+	refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
+	return true;
+}
+
 static void answer(struct accumulator *a)
 {
 	uint32_t slow;
@@ -141,14 +162,41 @@ static void answer(struct accumulator *a)
 		header = delivery->header;
 		header.op = DATA_RESULT;
 		header.flags = 0;
-		header.len = a->header.part_len;
+		header.len = told_result_len(a->job, &a->header);
 		header.status = header.priority = 0;
 		header.root = a->n_contributions;
+		if (number(a, delivery, &header))
+			continue;
 		delivery_answer(delivery, &header, header.len ? a->sum : NULL, NULL);
 	}
 }
 
 static void add(struct accumulator *a);
+
+/* The sum says who is in it. */
+static void call_roll(struct accumulator *a)
+{
+	struct job *job = a->job;
+	struct data_roll *roll;
+
+	if (!told_has_roll(job, &a->header))
+		return;
+	roll = told_roll(a->sum->data, a->header.part_len);
+	roll->n = a->n_contributions;
+	roll->round = 0;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		roll->nodes[i] = a->nodes[i].round;
+	data_roll_swap(roll, job->n_nodes);
+}
+
+/* In the place of one that came before the node, or a connection of it, was lost. */
+static void replace(struct accumulator *a, uint32_t node, struct delivery *delivery)
+{
+	struct delivery *old = a->nodes[node].delivery;
+
+	a->nodes[node].delivery = delivery;
+	delivery_fail(old, -ECONNRESET, "the node has attached again");
+}
 
 /* The sum is there, unless the job has ended meanwhile. */
 static void added(struct accumulator *a)
@@ -177,7 +225,10 @@ static void added(struct accumulator *a)
 		a->n_contributions++;
 		if (node->gone)
 			fail(a, i, node->gone->status, node->gone->text);
+		else if (node->again)
+			replace(a, i, TAKE_PTR(node->again));
 	}
+	call_roll(a);
 	job->n_rounds++;
 	job->n_bytes += a->header.part_len;
 	metric_count(&job->server->rounds, 1);
@@ -208,11 +259,14 @@ static int prepare(struct accumulator *a, size_t *ret_n)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		n_new += a->nodes[i].delivery && !a->nodes[i].added;
 	*ret_n = n_new;
-	if (!n_new || !a->header.part_len)
+	if (!n_new || !told_result_len(job, &a->header))
 		goto mark;
-	r = block_new(job->server->params.blocks, a->header.part_len, job->quota, &a->next);
+	r = block_new(job->server->params.blocks, told_result_len(job, &a->header), job->quota,
+		      &a->next);
 	if (r)
 		return r;
+	if (!a->header.part_len)
+		goto mark;
 	if (a->sum)
 		a->inputs[n++] = a->sum->data;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
@@ -243,7 +297,7 @@ static void add(struct accumulator *a)
 	size_t n;
 	int r;
 
-	if (a->busy)
+	if (a->busy || !told_is_complete(job))
 		return;
 	r = prepare(a, &n);
 	if (r) {
@@ -276,6 +330,42 @@ static void add(struct accumulator *a)
 	added(a);
 }
 
+/* Of a node that was lost, or a connection of it: it may be in the sum, or have come, and the answer be lost. */
+static bool may_repeat(const struct accumulator *a, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	const struct accumulator_node *node = &a->nodes[h->node];
+
+	if (!a->job->resume || h->dtype != a->header.dtype || h->part_len != a->header.part_len)
+		return false;
+	if (!node->delivery)
+		return h->round == node->round;
+	return node->delivery->header.round == h->round &&
+	       (h->flags & DATA_FLAG_AGAIN || node->delivery->peer != delivery->peer);
+}
+
+static void repeat(struct accumulator *a, struct delivery *delivery)
+{
+	uint32_t i = delivery->header.node;
+	struct accumulator_node *node = &a->nodes[i];
+	struct delivery *again = TAKE_PTR(node->again);
+
+	if (again)
+		delivery_fail(again, -ECONNRESET, "the node has attached again");
+	if (!node->delivery) {
+		node->delivery = delivery;
+		node->added = true;
+		node->since_ns = clock_now_ns();
+	} else if (node->summing) {
+		node->again = delivery;
+		return;
+	} else {
+		replace(a, i, delivery);
+	}
+	if (told_is_complete(a->job) && node->added)
+		answer(a);
+}
+
 static bool fits(const struct accumulator *a, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
@@ -295,13 +385,12 @@ static bool fits(const struct accumulator *a, struct delivery *delivery)
 	return false;
 }
 
-void accumulate_contribute(struct job *job, struct delivery *delivery)
+void accumulate_contribute(struct tensor *tensor, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 	uint64_t len = delivery->payload_block ? h->len : 0;
+	struct job *job = tensor->job;
 	struct accumulator *a = NULL;
-	struct failure failure;
-	struct tensor *tensor;
 	uint64_t now_ns;
 	int r;
 
@@ -309,15 +398,14 @@ void accumulate_contribute(struct job *job, struct delivery *delivery)
 		refuse(delivery, -EINVAL, "job %s: accumulate in a job without async", job->name);
 		return;
 	}
-	r = tensor_get(job, h->key, &tensor, &failure);
-	if (r) {
-		delivery_fail(delivery, r, failure.text);
-		return;
-	}
 	now_ns = clock_now_ns();
 	r = accumulator_get(tensor, h, &a);
 	if (!r)
 		r = job_wake_by(job, now_ns + timeout_ns(job));
+	if (!r && may_repeat(a, delivery)) {
+		repeat(a, delivery);
+		return;
+	}
 	if (!r && quota_charge(job->quota, len))
 		r = QUOTA_E_FULL;
 	if (r == QUOTA_E_FULL) {
@@ -336,6 +424,69 @@ void accumulate_contribute(struct job *job, struct delivery *delivery)
 	a->nodes[h->node].charged = len;
 	a->nodes[h->node].since_ns = now_ns;
 	add(a);
+}
+
+/* -- What nodes bring --------------------------------------------------------------------------------------------- */
+
+/* Whether the offered sum has what ours has, and more: they follow one another. */
+static bool is_newer(const struct accumulator *a, const struct data_roll *roll)
+{
+	bool more = !a->sum;
+
+	for (uint32_t i = 0; i < a->job->n_nodes; i++)
+		more |= le64toh(roll->nodes[i]) > a->nodes[i].round;
+	return more;
+}
+
+int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	const struct data_roll *roll = told_roll((void *)delivery->payload, h->part_len);
+	struct job *job = tensor->job;
+	struct accumulator *a;
+	struct block *sum;
+	int r;
+
+	r = accumulator_get(tensor, h, &a);
+	if (r)
+		return r;
+	if (h->part_len != a->header.part_len || h->dtype != a->header.dtype)
+		return error_origin(-EPROTO);
+	if (!is_newer(a, roll))
+		return 0;
+	r = block_new(job->server->params.blocks, h->len, job->quota, &sum);
+	if (r)
+		return r;
+	metric_copy(&job->server->copied, sum->data, delivery->payload, h->len);
+	(void)block_unref(a->sum);
+	a->sum = sum;
+	a->n_contributions = (uint32_t)le64toh(roll->n);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		a->nodes[i].round = le64toh(roll->nodes[i]);
+	return 0;
+}
+
+static void told(struct accumulator *a)
+{
+	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
+		struct accumulator_node *node = &a->nodes[i];
+
+		if (node->delivery && node->delivery->header.round <= node->round)
+			node->added = true;
+	}
+	answer(a);
+	add(a);
+}
+
+void accumulate_told(struct job *job)
+{
+	struct accumulator *a, *tmp;
+
+	list_for_each_safe (a, tmp, &job->accumulators, link) {
+		told(a);
+		if (job->state != JOB_RUNNING)
+			return;
+	}
 }
 
 /* Without memory for the words it waits for its deadline. */

@@ -3,13 +3,23 @@
  * it. A contribution is added and answered with that sum, at once, or when the slowest node has come within the job's
  * staleness. Each node's rounds count by themselves. Control thread only; sums run in the pool, one at a time for a part, and
  * make a new block of it each time: what is on its way to nodes does not change.
+ *
+ * Of a job that outlives its daemons' processes each answer says whose contributions are in the sum (data_roll), and each node
+ * keeps the last that it was given: the newest of these is the sum of a server that has lost its own. What a node
+ * contributes again is answered with the sum that has it.
  */
 #pragma once
 
 #include "server/job.h"
 
+struct tensor;
+
 /* A PUSH of it, that fits the job. Answered now or later; may end the job. */
-void accumulate_contribute(struct job *job, struct delivery *delivery);
+void accumulate_contribute(struct tensor *tensor, struct delivery *delivery);
+/* An offer of a sum, before all nodes have made theirs: the newest is the one. Returns 0, QUOTA_E_FULL, -EPROTO or -ENOMEM. */
+int accumulate_offer(struct tensor *tensor, const struct delivery *delivery);
+/* All nodes have: what has waited for that is added, unless it is in it. May end the job. */
+void accumulate_told(struct job *job);
 /* A node has given up its round: what has not been added yet is not added. */
 void accumulate_give_up(struct job *job, const struct data_header *header,
 			const struct failure *failure);

@@ -7,6 +7,7 @@
 #include "server/keep.h"
 #include "server/round.h"
 #include "server/rows.h"
+#include "server/told.h"
 
 /* Elastic: nodes attach at all servers at once, but machines may be busy. */
 #define ELASTIC_ATTACH_MS UINT64_C(10000)
@@ -207,6 +208,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 				   attach->node);
 	if (node->peer != peer || !node->attached) {
 		keep_attached(job, attach->node);
+		told_attached(job, attach->node);
 		if (node->attached)
 			log_notice("job %s: node %u is back, as %s", job->name, attach->node,
 				   peer_name(peer));
@@ -338,7 +340,11 @@ void attach_leave(struct job *job, uint32_t node)
 	elastic_without_early(job);
 	declare_left(job);
 	accumulate_left(job);
+	job_hold(job);
 	round_left(job, node);
+	if (job->state == JOB_RUNNING)
+		told_left(job);
+	job_let_go(job);
 }
 
 uint64_t attach_lost_deadline(const struct job *job)

@@ -5,6 +5,7 @@
 #include "server/quorum.h"
 #include "server/round.h"
 #include "server/set.h"
+#include "server/told.h"
 
 /* The sum is there, unless the job has ended meanwhile. */
 static void engine_finish(struct slot *slot)
@@ -118,7 +119,8 @@ static int prepare(struct slot *slot, bool *ret_made)
 			return 0;
 		}
 	}
-	r = block_new(job->server->params.blocks, slot->header.part_len, job->quota, &slot->result);
+	r = block_new(job->server->params.blocks, told_result_len(job, &slot->header), job->quota,
+		      &slot->result);
 	if (r)
 		return r;
 	*ret_made = false;
@@ -165,6 +167,7 @@ void engine_start(struct slot *slot)
 		fail_whole(slot, r);
 		return;
 	}
+	quorum_call_roll(slot);
 	slot_sum(slot);
 	slot->task.run = engine_run;
 	slot->task.done = engine_done;

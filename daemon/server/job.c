@@ -293,6 +293,17 @@ void job_release(struct job *job)
 		(void)job_free(job);
 }
 
+void job_hold(struct job *job)
+{
+	job->n_summing++;
+}
+
+void job_let_go(struct job *job)
+{
+	job->n_summing--;
+	job_release(job);
+}
+
 /* Agents tell how much time is left, not what was asked for: 59.998 s is 60 s. */
 const char *job_seconds_text(uint64_t ms, struct seconds_text *ret_text)
 {

@@ -17,6 +17,7 @@
  *	rows.c	   the same for push_pull_rows
  *	quorum.c   rounds that go on without all
  *	accumulate.c  sums that are kept, and for which nobody waits
+ *	told.c	   of a fresh job of these two kinds: whether all nodes have offered what they keep
  */
 #pragma once
 
@@ -65,6 +66,13 @@ struct sent {
 		told; /* all up to this one: are kept there; are on every node; it knows that */
 };
 
+/* What a node offers a fresh server, before which no sum of a job with stragglers is made: told.c. */
+struct offers {
+	uint32_t attachment; /* the node's number of the attach that they belong to */
+	uint64_t n, due;     /* that have come; that it has made, once it has said so */
+	bool said, told;     /* it has said how many; all are here */
+};
+
 struct job_node {
 	struct peer *peer; /* who speaks for it; NULL: nobody yet, or lost after it left */
 	uint64_t instance;
@@ -72,6 +80,7 @@ struct job_node {
 	bool out;	  /* of an elastic job: none of its ranks is in it */
 	uint64_t lost_ns; /* when its peer was, which is waited for; 0: it was not */
 	struct sent sent;
+	struct offers offers;
 	struct join *join;	  /* while forming: what it said last, */
 	struct delivery *joining; /* and where the answer goes */
 };
@@ -115,7 +124,8 @@ struct job {
 	uint32_t n_attached;
 	uint64_t attach_timeout_ms;
 	struct stragglers stragglers; /* with any, each rank is a node */
-	struct list accumulators;     /* accumulate.c */
+	bool told;		  /* the offers of all nodes that have not left are here: told.c */
+	struct list accumulators; /* accumulate.c */
 	struct list late; /* slots whose result waits for those that were late; see quorum.h */
 	bool resume;	  /* outlives its daemons' processes */
 	bool fresh; /* it had begun before this process did, or goes on with other servers: move.c */
@@ -170,6 +180,9 @@ void job_retire(struct job *job, const struct failure *failure);
 void job_dismiss(struct job *job);
 /* Frees an ended job that no sum needs any more. */
 void job_release(struct job *job);
+/* As if a sum were under way: the job stays, also when it ends, until it is let go. */
+void job_hold(struct job *job);
+void job_let_go(struct job *job);
 
 /* Why a job that is not here any more is over, or NULL. */
 const struct failure *job_over(const struct server *server, uint64_t number);

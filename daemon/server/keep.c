@@ -1,8 +1,11 @@
 #include "server/keep.h"
 
 #include "base/failpoint.h"
+#include "server/accumulate.h"
+#include "server/quorum.h"
 #include "server/round.h"
 #include "server/set.h"
+#include "server/told.h"
 
 /* Results that a node keeps although every node has them, before it is told so in a message of its own. */
 #define TELL_AFTER 16
@@ -83,39 +86,49 @@ static void tell(struct job *job)
 	}
 }
 
+int keep_number(struct job *job, struct slot *slot, uint32_t *number, struct data_header *header)
+{
+	struct sent *sent = &job->nodes[header->node].sent;
+
+	if (!*number && sent_add(sent, slot, number))
+		return error_origin(-ENOMEM);
+	header->priority = (int32_t)*number;
+	header->status = (int32_t)all_have(sent);
+	return 0;
+}
+
 /* -- What is kept ------------------------------------------------------------------------------------------------- */
 
 void keep_answer(struct slot *slot, struct delivery *delivery)
 {
 	struct job *job = slot->job;
 	uint32_t number = delivery->header.node;
-	struct job_node *node = &job->nodes[number];
+	const struct job_node *node = &job->nodes[number];
 	struct data_header header = delivery->header;
 	bool wants = slot->result && set_wants(job, &slot->header, number);
 
 	header.op = DATA_RESULT;
 	header.flags = 0;
-	header.len = wants ? slot->header.part_len : 0;
+	header.len = wants ? told_result_len(job, &slot->header) : 0;
 	header.status = header.priority = 0;
 	if (stragglers_any(&job->stragglers) && slot->header.operation == OPERATION_PUSH_PULL)
 		header.root = slot->n_here + slot->n_carried;
+	/* One that was offered. */
+	if (header.len && told_has_roll(job, &slot->header))
+		header.root = (uint32_t)MIN(
+			le64toh(told_roll(slot->result->data, slot->header.part_len)->n),
+			(uint64_t)JOB_RANKS_MAX - 1);
 	if (job->elastic)
 		header.root = slot->n_gone & ~LEDGER_WAITING;
 	if (slot->n_gone & LEDGER_WAITING)
 		header.total = 1;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->resume && delivery->peer == node->peer) {
-		uint32_t sent = 0;
-
 		/* An answer that was lost with its connection comes again under its number, or those behind it would wait for it. */
-		sent = slot->number[number];
-		if (!sent && sent_add(&node->sent, slot, &sent)) {
+		if (keep_number(job, slot, &slot->number[number], &header)) {
 			refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
 			return;
 		}
-		slot->number[number] = sent;
-		header.priority = (int32_t)sent;
-		header.status = (int32_t)all_have(&node->sent);
 	}
 	FAILPOINT("server-result-answered");
 	delivery_answer(delivery, &header, wants ? slot->result : NULL, NULL);
@@ -186,21 +199,65 @@ static void slot_keep(struct slot *slot)
 	slot->charged = own;
 }
 
+/*
+ * A node has come to a slot that is kept. Where not all need to, what it brings may be in no result yet, which is found out
+ * once all nodes have offered theirs. Returns false when that has ended the job.
+ */
+static bool answer_kept(struct slot *slot, struct delivery *delivery)
+{
+	struct job *job = slot->job;
+	bool calls = told_has_roll(job, &slot->header);
+	int r;
+
+	if (calls && !told_is_complete(job)) {
+		list_push_back(&slot->again, &delivery->link);
+		return true;
+	}
+	r = calls ? quorum_catch(slot, delivery) : 0;
+	if (r) {
+		quorum_failed(job, delivery, r);
+		return false;
+	}
+	keep_answer(slot, delivery);
+	return true;
+}
+
+/* Answers who has come. Returns false when that has ended the job. */
+static bool answer_all(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct delivery *delivery;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (slot->from[i] && (slot->safe || set_wants(job, &slot->header, i)) &&
+		    !answer_kept(slot, TAKE_PTR(slot->from[i])))
+			return false;
+	if (told_has_roll(job, &slot->header) && !told_is_complete(job))
+		return true;
+	while ((delivery = list_first(&slot->again, struct delivery, link))) {
+		list_remove(&delivery->link);
+		keep_again(slot, delivery);
+		if (job->state != JOB_RUNNING)
+			return false;
+	}
+	return true;
+}
+
 void keep_finish(struct slot *slot)
 {
 	struct job *job = slot->job;
 	struct tensor *tensor = slot->round->tensor;
-	struct delivery *delivery;
+	bool goes_on;
 
 	slot_keep(slot);
 	slot->safe |= !slot->result;
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (slot->from[i] && (slot->safe || set_wants(job, &slot->header, i)))
-			keep_answer(slot, TAKE_PTR(slot->from[i]));
-	while ((delivery = list_first(&slot->again, struct delivery, link))) {
-		list_remove(&delivery->link);
-		keep_again(slot, delivery);
-	}
+	if (quorum_applies(slot))
+		FAILPOINT("server-quorum-closed");
+	job_hold(job);
+	goes_on = answer_all(slot);
+	job_let_go(job);
+	if (!goes_on)
+		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if ((tensor->past[i] >= slot->header.round || slot->acked[i] ||
 		     job->nodes[i].left) &&
@@ -239,7 +296,7 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 	uint64_t len = delivery->payload_block ? delivery->header.len : 0, old;
 
 	if (slot->kept && (slot->safe || set_wants(job, &slot->header, node))) {
-		keep_answer(slot, delivery);
+		(void)answer_kept(slot, delivery);
 	} else if (slot->kept) {
 		replace(slot, delivery);
 	} else if (slot->summing) {
@@ -386,11 +443,20 @@ static int check_offer(const struct job *job, const struct data_header *h, struc
 	r = set_check(job, h, failure);
 	if (r)
 		return r;
+	if (h->len &&
+	    h->len != (h->priority && stragglers_any(&job->stragglers) ? h->part_len
+								       : told_result_len(job, h)))
+		return failure_set(failure, -EPROTO, "job %s: node %u offers %u bytes for %u",
+				   job->name, h->node, h->len, h->part_len);
+	if (told_has_roll(job, h) && !h->len)
+		return failure_set(failure, -EPROTO, "job %s: node %u does not say who is in it",
+				   job->name, h->node);
 	if (!set_has(job, h, h->node) || (h->len && !set_wants(job, h, h->node)))
 		return failure_set(failure, -EPROTO, "job %s: node %u has no result of block %u",
 				   job->name, h->node, h->block);
 	/* Whoever has attached knows no more of losses than we. */
-	if (job->elastic ? ((uint32_t)h->priority & ~LEDGER_WAITING) > job->n_gone : h->priority)
+	if (job->elastic ? ((uint32_t)h->priority & ~LEDGER_WAITING) > job->n_gone
+			 : h->priority && !told_has_roll(job, h))
 		return failure_set(
 			failure, -EPROTO,
 			"job %s: node %u has a result that was made without %u ranks, and "
@@ -446,7 +512,35 @@ static int offer_new(struct tensor *tensor, struct delivery *delivery, struct sl
 	return 0;
 }
 
-void keep_offer(struct job *job, struct delivery *delivery)
+/* What it says beyond itself, of a job that does not wait for all. Returns false when that is all that it is for. */
+static bool take_roll(struct tensor *tensor, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct job *job = tensor->job;
+	bool is_late = h->priority && stragglers_any(&job->stragglers);
+	int r = 0;
+
+	if (!told_has_roll(job, h))
+		return true;
+	if (told_is_complete(job))
+		r = 0;
+	else if (h->operation == OPERATION_ACCUMULATE)
+		r = accumulate_offer(tensor, delivery);
+	else if (is_late)
+		r = quorum_offer_late(tensor, delivery);
+	else
+		r = quorum_offer(tensor, delivery);
+	if (r) {
+		offer_refused(job, delivery, r);
+		return false;
+	}
+	if (!is_late && h->operation != OPERATION_ACCUMULATE)
+		return true;
+	accept(delivery);
+	return false;
+}
+
+static void offer(struct job *job, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 	struct failure failure = { 0 };
@@ -463,6 +557,8 @@ void keep_offer(struct job *job, struct delivery *delivery)
 		delivery_fail(delivery, r, failure.text);
 		return;
 	}
+	if (!take_roll(tensor, delivery))
+		return;
 	if (!is_news(tensor, h)) {
 		accept(delivery);
 		return;
@@ -499,4 +595,15 @@ void keep_offer(struct job *job, struct delivery *delivery)
 	slot->n_gone = (uint32_t)h->priority;
 	list_push_back(&slot->offers, &delivery->link);
 	keep_finish(slot);
+}
+
+void keep_offer(struct job *job, struct delivery *delivery)
+{
+	struct data_header header = delivery->header;
+
+	job_hold(job);
+	offer(job, delivery);
+	if (job->state == JOB_RUNNING)
+		told_offer(job, &header);
+	job_let_go(job);
 }

@@ -27,6 +27,11 @@ bool keep_may_repeat(const struct slot *slot, const struct delivery *delivery);
 void keep_again(struct slot *slot, struct delivery *delivery);
 /* Answers a node; with its number, if the job has resume. */
 void keep_answer(struct slot *slot, struct delivery *delivery);
+/*
+ * Numbers an answer to a node, of which *number is 0 before the first time, and says what all nodes have. slot: whose result it is,
+ * which is kept until all have it; or NULL. Returns 0 or -ENOMEM.
+ */
+int keep_number(struct job *job, struct slot *slot, uint32_t *number, struct data_header *header);
 /* A node keeps all results up to this number. Returns 0, or -EPROTO when it was sent less. */
 int keep_ack(struct job *job, uint32_t node, uint32_t number);
 /* A node contributes to a round: those before are over for it. */

@@ -55,7 +55,7 @@ static int check_shape(const char *job, uint32_t size, uint32_t n_nodes, uint32_
 
 /* Of a job that does not wait for all ranks each rank is a node. */
 static int take_stragglers(const Bps__Cluster__Stragglers *m, const char *job, uint32_t size,
-			   uint32_t n_nodes, bool resume, struct stragglers *ret_stragglers,
+			   uint32_t n_nodes, struct stragglers *ret_stragglers,
 			   struct failure *failure)
 {
 	if (!m)
@@ -66,10 +66,10 @@ static int take_stragglers(const Bps__Cluster__Stragglers *m, const char *job, u
 		.async = m->async,
 		.staleness = m->staleness,
 	};
-	if (stragglers_any(ret_stragglers) && (n_nodes != size || resume || m->quorum > size))
+	if (stragglers_any(ret_stragglers) && (n_nodes != size || m->quorum > size))
 		return failure_set(failure, -EINVAL,
-				   "job %s: a quorum of %u or async, with %u nodes of %u ranks%s",
-				   job, m->quorum, n_nodes, size, resume ? ", and restarts" : "");
+				   "job %s: a quorum of %u or async, with %u nodes of %u ranks",
+				   job, m->quorum, n_nodes, size);
 	return 0;
 }
 
@@ -164,8 +164,8 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	if (!r && m->has_view && view_unpack(m->view.data, m->view.len, NULL, &join->view))
 		r = failure_set(failure, -EPROTO, "job %s: a view that cannot be", m->job);
 	if (!r)
-		r = take_stragglers(m->stragglers, m->job, m->size, m->n_nodes, m->resume,
-				    &join->stragglers, failure);
+		r = take_stragglers(m->stragglers, m->job, m->size, m->n_nodes, &join->stragglers,
+				    failure);
 	if (r)
 		return r;
 	*ret_join = TAKE_PTR(join);
@@ -295,8 +295,8 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 		attach->max_ranks = m->home->max_ranks;
 		attach->view_digest = m->home->view_digest;
 	}
-	r = take_stragglers(m->stragglers, m->name, m->size, m->n_nodes, m->resume,
-			    &attach->stragglers, failure);
+	r = take_stragglers(m->stragglers, m->name, m->size, m->n_nodes, &attach->stragglers,
+			    failure);
 	if (!r)
 		r = take_added(m, attach, failure);
 	if (r)

@@ -38,7 +38,9 @@ static void tell_others(struct job *job, const struct peer *except, const uint32
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
 
-		if (node->peer && node->peer != except && !node->left)
+		/* Who has said so may speak for nodes that have not. */
+		if (node->peer && !node->left &&
+		    (node->peer != except || stragglers_any(&job->stragglers)))
 			tell(job, node->peer, i, moves, n, added);
 	}
 }

@@ -5,6 +5,10 @@
 #include "server/engine.h"
 #include "server/keep.h"
 #include "server/round.h"
+#include "server/told.h"
+
+/* Rounds that one node may be behind in a job that outlives its daemons: a roll has 64. */
+#define BEHIND_MAX 60u
 
 static uint64_t wait_ns(const struct job *job)
 {
@@ -27,8 +31,11 @@ static bool is_behind(const struct slot *slot, uint32_t node)
 	uint32_t max = slot->job->stragglers.staleness ?: QUORUM_BEHIND, n = 0;
 	const struct slot *other;
 
+	if (slot->job->resume)
+		max = MIN(max, BEHIND_MAX);
 	list_for_each (other, &slot->part->slots, in_part)
-		n += other->late && !other->acked[node];
+		n += (other->late && !other->acked[node]) ||
+		     (other->kept && !other->acked[node] && !other->number[node]);
 	return n >= max;
 }
 
@@ -36,7 +43,8 @@ bool quorum_is_ready(const struct slot *slot)
 {
 	const struct job *job = slot->job;
 
-	if (!quorum_applies(slot) || slot->summing || slot->n_here < job->stragglers.quorum ||
+	if (!quorum_applies(slot) || slot->summing || !told_is_complete(job) ||
+	    slot->n_here < job->stragglers.quorum ||
 	    (wait_ns(job) && clock_now_ns() < slot->since_ns + wait_ns(job)))
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
@@ -119,6 +127,129 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 	return 0;
 }
 
+/* -- Who is in what ------------------------------------------------------------------------------------------------ */
+
+static int roll_get(struct part *part, struct job *job)
+{
+	uint64_t len = job->n_nodes * sizeof(part->roll[0]);
+
+	if (part->roll)
+		return 0;
+	if (quota_charge(job->quota, len))
+		return QUOTA_E_FULL;
+	part->roll = calloc(job->n_nodes, sizeof(part->roll[0]));
+	if (!part->roll) {
+		quota_release(job->quota, len);
+		return error_origin(-ENOMEM);
+	}
+	job->charged_parts += len;
+	return 0;
+}
+
+static bool roll_reaches(const struct part *part, uint64_t round)
+{
+	return round <= part->roll_round && part->roll_round - round < 64;
+}
+
+static bool roll_has(const struct part *part, uint32_t node, uint64_t round)
+{
+	return part->roll && roll_reaches(part, round) &&
+	       part->roll[node] >> (part->roll_round - round) & 1;
+}
+
+static void roll_add(struct part *part, uint32_t node, uint64_t round)
+{
+	if (roll_reaches(part, round))
+		part->roll[node] |= UINT64_C(1) << (part->roll_round - round);
+}
+
+static void roll_advance(struct part *part, uint32_t n_nodes, uint64_t round)
+{
+	uint64_t by = round - part->roll_round;
+
+	if (round <= part->roll_round)
+		return;
+	for (uint32_t i = 0; i < n_nodes; i++)
+		part->roll[i] = by < 64 ? part->roll[i] << by : 0;
+	part->roll_round = round;
+}
+
+void quorum_call_roll(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct part *part = slot->part;
+	const struct carried *carried;
+	struct data_roll *roll;
+
+	if (!slot->result || !told_has_roll(job, &slot->header))
+		return;
+	roll_advance(part, job->n_nodes, slot->header.round);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (slot->from[i])
+			roll_add(part, i, slot->header.round);
+	list_for_each (carried, &slot->carried, link)
+		roll_add(part, carried->header.node, carried->header.round);
+	roll = told_roll(slot->result->data, slot->header.part_len);
+	roll->n = slot->n_here + slot->n_carried;
+	roll->round = part->roll_round;
+	memcpy(roll->nodes, part->roll, job->n_nodes * sizeof(roll->nodes[0]));
+	data_roll_swap(roll, job->n_nodes);
+}
+
+static bool is_carried(const struct part *part, const struct data_header *h)
+{
+	const struct carried *carried;
+
+	list_for_each (carried, &part->carried, link)
+		if (carried->header.node == h->node && carried->header.round == h->round)
+			return true;
+	return false;
+}
+
+int quorum_catch(struct slot *slot, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+
+	if (roll_has(slot->part, h->node, h->round) || is_carried(slot->part, h))
+		return 0;
+	return carry(slot->part, slot->job, delivery);
+}
+
+int quorum_offer(struct tensor *tensor, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct job *job = tensor->job;
+	const struct data_roll *roll;
+	struct part *part;
+	int r;
+
+	r = part_get(tensor, h, &part);
+	if (!r)
+		r = roll_get(part, job);
+	if (r)
+		return r;
+	roll = told_roll((void *)delivery->payload, h->part_len);
+	if (le64toh(roll->round) <= part->roll_round)
+		return 0;
+	part->roll_round = le64toh(roll->round);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		part->roll[i] = le64toh(roll->nodes[i]);
+	return 0;
+}
+
+int quorum_offer_late(struct tensor *tensor, const struct delivery *delivery)
+{
+	struct part *part;
+	int r;
+
+	r = part_get(tensor, &delivery->header, &part);
+	if (!r)
+		r = roll_get(part, tensor->job);
+	if (!r && !is_carried(part, &delivery->header))
+		r = carry(part, tensor->job, delivery);
+	return r;
+}
+
 static bool fits(const struct carried *carried, const struct data_header *h)
 {
 	const struct data_header *c = &carried->header;
@@ -138,6 +269,12 @@ int quorum_prepare(struct slot *slot)
 
 	if (!reduces_same(slot))
 		return 0;
+	if (told_has_roll(slot->job, &slot->header)) {
+		int r = roll_get(slot->part, slot->job);
+
+		if (r)
+			return r;
+	}
 	list_for_each_safe (carried, tmp, &slot->part->carried, link) {
 		if (!fits(carried, &slot->header))
 			continue;
@@ -153,7 +290,7 @@ int quorum_prepare(struct slot *slot)
 
 /* -- Results ------------------------------------------------------------------------------------------------------ */
 
-static void carry_failed(struct job *job, struct delivery *delivery, int r)
+void quorum_failed(struct job *job, struct delivery *delivery, int r)
 {
 	struct failure failure;
 
@@ -174,7 +311,7 @@ static bool answer(struct slot *slot, struct delivery *delivery, bool late)
 	int r = late ? carry(slot->part, slot->job, delivery) : 0;
 
 	if (r) {
-		carry_failed(slot->job, delivery, r);
+		quorum_failed(slot->job, delivery, r);
 		return false;
 	}
 	keep_answer(slot, delivery);
@@ -238,18 +375,6 @@ static void start_ready(struct job *job, const struct part *part)
 		engine_start(slot);
 }
 
-/* As if a sum were under way: the job stays. */
-static void hold(struct job *job)
-{
-	job->n_summing++;
-}
-
-static void release(struct job *job)
-{
-	job->n_summing--;
-	job_release(job);
-}
-
 void quorum_late(struct slot *slot, struct delivery *delivery)
 {
 	uint32_t node = delivery->header.node;
@@ -261,11 +386,102 @@ void quorum_late(struct slot *slot, struct delivery *delivery)
 		slot->came_late[node] = true;
 		return;
 	}
-	hold(job);
+	job_hold(job);
 	(void)answer(slot, delivery, true);
 	/* A round that waited for somebody who was too far behind. */
 	start_ready(job, part);
-	release(job);
+	job_let_go(job);
+}
+
+void quorum_again(struct slot *slot, struct delivery *delivery)
+{
+	struct job *job = slot->job;
+	const struct part *part = slot->part;
+
+	job_hold(job);
+	keep_again(slot, delivery);
+	if (job->stragglers.quorum)
+		start_ready(job, part);
+	job_let_go(job);
+}
+
+/* -- All nodes have offered what they keep -------------------------------------------------------------------------- */
+
+/* Of what a node had contributed too late, what another has seen in a result since. Returns false when that cannot be told. */
+static bool drop_known(struct job *job, struct part *part)
+{
+	struct carried *carried, *tmp;
+
+	list_for_each_safe (carried, tmp, &part->carried, link) {
+		const struct data_header *h = &carried->header;
+
+		if (roll_has(part, h->node, h->round))
+			carried_free(job, carried);
+		else if (h->round <= part->roll_round && !roll_reaches(part, h->round))
+			return false;
+	}
+	return true;
+}
+
+static void fail_unknown(struct job *job, const struct tensor *tensor)
+{
+	const char *name = declare_name_of(job, tensor->key);
+	struct failure failure;
+
+	(void)failure_set(&failure, -ECONNRESET,
+			  "job %s: tensor %.100s: a server was lost, and a contribution that had "
+			  "come too late was not used for so long that nobody knows whether it is "
+			  "in a result: use one kind of reduction for one tensor",
+			  job->name, name ? name : "of another home");
+	job_fail(job, &failure, NULL);
+}
+
+/* The first slot with a delivery that has waited for all offers. */
+static struct slot *first_again(const struct job *job)
+{
+	struct slot *slot;
+
+	list_for_each (slot, &job->kept, in_job)
+		if (!list_empty(&slot->again))
+			return slot;
+	return NULL;
+}
+
+static struct slot *first_complete(const struct job *job)
+{
+	struct slot *slot;
+
+	list_for_each (slot, &job->open, in_job)
+		if (slot->n_expected && slot->n_here == slot->n_expected && !slot->rows)
+			return slot;
+	return NULL;
+}
+
+void quorum_told(struct job *job)
+{
+	struct map_entry *tensor_entry, *part_entry;
+	struct delivery *delivery;
+	struct slot *slot;
+
+	map_for_each (tensor_entry, &job->tensors) {
+		struct tensor *tensor = container_of(tensor_entry, struct tensor, entry);
+
+		map_for_each (part_entry, &tensor->parts) {
+			if (drop_known(job, container_of(part_entry, struct part, entry)))
+				continue;
+			fail_unknown(job, tensor);
+			return;
+		}
+	}
+	while (job->state == JOB_RUNNING && (slot = first_again(job))) {
+		delivery = list_first(&slot->again, struct delivery, link);
+		list_remove(&delivery->link);
+		keep_again(slot, delivery);
+	}
+	while (job->state == JOB_RUNNING && (slot = first_complete(job)))
+		engine_start(slot);
+	if (job->stragglers.quorum)
+		start_ready(job, NULL);
 }
 
 /* -- Time --------------------------------------------------------------------------------------------------------- */
@@ -291,9 +507,9 @@ bool quorum_expired(struct job *job)
 
 	if (!job->stragglers.quorum)
 		return true;
-	hold(job);
+	job_hold(job);
 	start_ready(job, NULL);
 	over = job->state == JOB_OVER;
-	release(job);
+	job_let_go(job);
 	return !over;
 }

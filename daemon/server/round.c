@@ -8,6 +8,7 @@
 #include "server/rows.h"
 #include "server/set.h"
 #include "server/store.h"
+#include "server/told.h"
 #include <stdio.h>
 
 /*
@@ -349,10 +350,6 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		delivery->header.root = 0;
 	}
 	r = check(job, delivery, &failure);
-	if (!r && h->operation == OPERATION_ACCUMULATE) {
-		accumulate_contribute(job, delivery);
-		return;
-	}
 	if (!r && by_rows)
 		r = rows_parse(job, delivery, &piece, &failure);
 	if (!r)
@@ -368,11 +365,17 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		       job->name, h->node);
 		return;
 	}
+	if (h->operation == OPERATION_ACCUMULATE) {
+		accumulate_contribute(tensor, delivery);
+		return;
+	}
 	if (!is_new(tensor, delivery, number) || !agrees(tensor, delivery))
 		return;
 	slot = job->resume && !by_rows ? slot_of(tensor, h) : NULL;
 	if (slot && (slot->kept || slot->from[h->node])) {
-		keep_again(slot, delivery);
+		if (job->stragglers.quorum)
+			measure(slot, node);
+		quorum_again(slot, delivery);
 		return;
 	}
 	slot = job->stragglers.quorum ? slot_of(tensor, h) : NULL;
@@ -417,7 +420,8 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		rows_start(slot);
 	else if (slot->n_here == slot->n_expected && !set_is_possible(job, &header))
 		fail_gone(tensor, &header);
-	else if (slot->n_here == slot->n_expected || quorum_is_ready(slot))
+	else if ((slot->n_here == slot->n_expected && told_is_complete(job)) ||
+		 quorum_is_ready(slot))
 		engine_start(slot);
 }
 

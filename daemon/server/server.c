@@ -8,6 +8,7 @@
 #include "server/round.h"
 #include "server/rows.h"
 #include "server/store.h"
+#include "server/told.h"
 #include <stdio.h>
 
 static void metric_start(struct metric *metric, const char *name, const char *help)
@@ -200,6 +201,8 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		move_notice(job, peer, header, payload);
 	} else if (header->op == DATA_ACK && move_is_current(job, header)) {
 		(void)keep_ack(job, node, (uint32_t)header->round);
+	} else if (header->op == DATA_OFFERED && move_is_current(job, header)) {
+		told_said(job, node, header);
 	} else if (header->op == DATA_LEAVE) {
 		attach_leave(job, node);
 	}

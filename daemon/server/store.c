@@ -365,6 +365,7 @@ static void tensor_free(struct tensor *tensor)
 
 		next = map_next(&tensor->parts, entry);
 		quorum_drop(tensor->job, &part->carried);
+		free(part->roll);
 		free(part);
 	}
 	map_done(&tensor->parts);

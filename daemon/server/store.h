@@ -46,6 +46,9 @@ struct part {
 	struct accumulator *accumulator; /* job->accumulators', or NULL: accumulate.c */
 	struct list slots;
 	struct list carried; /* contributions that were late, for the next round: quorum.h */
+	uint64_t *
+		roll; /* by node, or NULL: as in data_roll, of the newest round there is a result of, */
+	uint64_t roll_round; /* which is this one: quorum.h */
 	uint64_t newest;     /* highest round closed, 0: none */
 	uint64_t closed;     /* bit i: round newest - 1 - i is closed */
 };

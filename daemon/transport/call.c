@@ -156,7 +156,8 @@ static void call_on_sent(struct mail *mail)
 void peer_call(struct peer *peer, struct call *call)
 {
 	assert(peer->kind != PEER_CALLING);
-	assert(call->done && call->header.len <= DATA_PAYLOAD_MAX);
+	assert(call->done &&
+	       call->header.len <= DATA_PAYLOAD_MAX + DATA_ROLL_MAX + sizeof(uint64_t));
 
 	call->header.magic = DATA_MAGIC;
 	call->header.version = DATA_VERSION;

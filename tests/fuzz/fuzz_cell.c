@@ -92,7 +92,7 @@ static void use_cells(struct ledger *ledger)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	const struct ledger_far far = { "record", 6, N_TENSORS };
+	const struct ledger_far far = { "record", 6, N_TENSORS, PART_BYTES };
 	_cleanup_(ledger_freep) struct ledger *made = NULL, *ledger = NULL;
 	_cleanup_(freep) void *record = NULL;
 	_cleanup_(fd_closep) int fd = -1;

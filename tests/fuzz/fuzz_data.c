@@ -12,7 +12,9 @@ static void check_header(const struct data_header *h)
 	FUZZ_CHECK(notice == !h->cookie);
 	FUZZ_CHECK(h->node < JOB_RANKS_MAX && h->root < JOB_RANKS_MAX);
 	if (h->op == DATA_PUSH || h->op == DATA_OFFER || h->op == DATA_RESULT) {
-		FUZZ_CHECK(!h->len || h->len == h->part_len);
+		FUZZ_CHECK(!h->len || h->len == h->part_len ||
+			   ((h->op == DATA_RESULT || h->op == DATA_OFFER) && h->len > h->part_len &&
+			    h->len <= data_roll_at(h->part_len) + DATA_ROLL_MAX));
 		FUZZ_CHECK(h->offset + h->part_len >= h->offset);
 		FUZZ_CHECK(h->offset + h->part_len <= h->total);
 	}
@@ -25,7 +27,7 @@ static void check_header(const struct data_header *h)
 		FUZZ_CHECK(h->part <= DATA_ADDED_MAX && !(h->len % 4) && data_moves_n(h) &&
 			   data_moves_n(h) <= DATA_MOVES_MAX);
 	if (h->op == DATA_ACK || h->op == DATA_RELEASE || h->op == DATA_LEAVE ||
-	    h->op == DATA_DRAIN)
+	    h->op == DATA_DRAIN || h->op == DATA_OFFERED)
 		FUZZ_CHECK(!h->len);
 	if (h->op == DATA_ERROR || h->op == DATA_FAIL_ROUND || h->op == DATA_FAIL_JOB)
 		FUZZ_CHECK(h->status > 0 && h->len <= ERROR_TEXT_MAX);

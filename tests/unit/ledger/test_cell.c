@@ -12,7 +12,7 @@
 
 static struct ledger *make(int *ret_fd)
 {
-	const struct ledger_far far = { RECORD, sizeof(RECORD), N_TENSORS };
+	const struct ledger_far far = { RECORD, sizeof(RECORD), N_TENSORS, PART_BYTES };
 	struct ledger *ledger;
 
 	ASSERT_OK(ledger_new(JOB, SIZE, PART_BYTES, 1, &far, &ledger, ret_fd));
@@ -426,4 +426,49 @@ TEST(damage_is_refused_with_words)
 		ASSERT_TRUE(strstr(failure.text, "the ledger is damaged"));
 		(void)munmap(memory, len);
 	}
+}
+
+/* Of the cell that was left with it: what this node had contributed. */
+TEST(what_came_late_is_found_by_its_part_until_it_is_used)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	const struct ledger_far far = { RECORD, sizeof(RECORD), N_TENSORS, 2 * PART_BYTES + 64 };
+	struct ledger *ledger;
+	struct ledger_kept *kept;
+	uint32_t late, plain;
+
+	ASSERT_OK(ledger_new(JOB, SIZE, PART_BYTES, 1, &far, &ledger, &fd));
+	ASSERT_EQ(ledger_cell_bytes(ledger), 2 * PART_BYTES + 64);
+	late = ledger_cell_take(ledger, false);
+	kept = ledger_cell_kept(ledger, late);
+	kept->taken = kept->late = true;
+	kept->what = (struct ledger_what){
+		.key = 7,
+		.round = 3,
+		.len = 8,
+		.total = 8,
+		.dtype = DTYPE_INT64,
+		.operation = OPERATION_PUSH_PULL,
+		.reduction = REDUCTION_SUM,
+		.has_data = true,
+	};
+	memcpy(ledger_cell_data(ledger, late), "a result", 8);
+	memcpy(ledger_cell_late(ledger, late), "our part", 8);
+	ledger_cell_whole(ledger, late);
+	plain = keep(ledger, 7, 4, 0);
+	ASSERT_OK(ledger_cell_index(ledger, plain));
+
+	ledger = again(ledger, fd);
+	kept = ledger_cell_next(ledger, &ledger_cell_kept(ledger, late)->what, NULL);
+	/* The other was no accumulate, and has nothing beside it: nobody looks for it. */
+	ASSERT_TRUE(kept && ledger_cell_number(ledger, kept) == late && kept->late);
+	ASSERT_TRUE(!ledger_cell_next(ledger, &kept->what, kept));
+	ASSERT_TRUE(!memcmp(ledger_cell_data(ledger, late), "a result", 8));
+	ASSERT_TRUE(!memcmp(ledger_cell_late(ledger, late), "our part", 8));
+	ledger_cell_used(ledger, late);
+
+	ledger = again(ledger, fd);
+	ASSERT_TRUE(ledger_cell_kept(ledger, late)->whole && !ledger_cell_kept(ledger, late)->late);
+	ASSERT_TRUE(!ledger_cell_next(ledger, &ledger_cell_kept(ledger, late)->what, NULL));
+	(void)ledger_free(ledger);
 }

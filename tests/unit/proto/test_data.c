@@ -128,6 +128,28 @@ TEST(parts_lie_within_their_blocks)
 	EXPECT_BAD("barrier", h.operation = OPERATION_BARRIER, h.reduction = 0);
 }
 
+TEST(a_result_may_say_who_is_in_it)
+{
+#define ROLL 4096 + sizeof(struct data_roll)
+	ASSERT_EQ(data_roll_at(4090), 4096);
+	ASSERT_EQ(data_roll_end(4096, 3), 4096 + 16 + 3 * 8);
+	EXPECT_GOOD(h.op = DATA_RESULT, h.len = ROLL + 8);
+	EXPECT_GOOD(h.op = DATA_OFFER, h.len = ROLL + 8 * JOB_RANKS_MAX);
+	EXPECT_GOOD(h.op = DATA_OFFER, h.operation = OPERATION_ACCUMULATE, h.len = ROLL + 8);
+	EXPECT_BAD("payload", h.len = ROLL + 8);
+	EXPECT_BAD("payload", h.op = DATA_RESULT, h.len = ROLL);
+	EXPECT_BAD("payload", h.op = DATA_RESULT, h.len = ROLL + 8 * (JOB_RANKS_MAX + 1));
+	EXPECT_BAD("payload", h.op = DATA_RESULT, h.operation = OPERATION_BROADCAST,
+		   h.reduction = 0, h.len = ROLL + 8);
+	/* Of what accumulates there may be more contributions than a job has ranks. */
+	EXPECT_GOOD(h.op = DATA_RESULT, h.operation = OPERATION_ACCUMULATE, h.root = UINT32_MAX);
+	EXPECT_BAD("over the limit", h.op = DATA_OFFER, h.operation = OPERATION_ACCUMULATE,
+		   h.root = JOB_RANKS_MAX);
+	EXPECT_BAD("over the limit", h.op = DATA_RESULT, h.root = JOB_RANKS_MAX);
+	EXPECT_GOOD(h.op = DATA_OFFERED, h.cookie = h.len = 0);
+	EXPECT_BAD("payload", h.op = DATA_OFFERED, h.cookie = 0);
+}
+
 #define ROWS h.operation = OPERATION_PUSH_PULL_ROWS
 
 TEST(pulls_are_of_rows_and_carry_nothing)
