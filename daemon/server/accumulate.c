@@ -443,7 +443,7 @@ int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 	const struct data_header *h = &delivery->header;
 	const struct data_roll *roll = told_roll((void *)delivery->payload, h->part_len);
 	struct job *job = tensor->job;
-	struct accumulator *a;
+	struct accumulator *a = NULL;
 	struct block *sum;
 	int r;
 
