@@ -1,17 +1,16 @@
 #!/usr/bin/env python3
-"""Daemon and trainers in containers of their own (runc), which share the socket's folder and nothing else: no PID, IPC, mount or
-network namespace, no capability, a read-only root.
+"""The container image of scripts/image, run by runc: daemon and trainers in containers of their own, which share the socket's folder
+and nothing else: no PID, IPC, mount or network namespace, no capability, a read-only root; and no container has a network.
 
-The root is this machine's under an overlay, with the build in it; BPS_ROOTFS names one of deploy/container/rootfs instead.
+Makes the image, or takes $BPS_IMAGE.
 """
-import contextlib, json, os, shutil, subprocess, sys, tempfile
+import json, os, shutil, subprocess, sys, tarfile, tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'lib'))
 from cluster import BUILD, Skip, netns, run, wait_for
 
 TOP = os.path.abspath(os.path.join(HERE, '..', '..'))
-ROOTFS = os.environ.get('BPS_ROOTFS')
-BPS, ALICE = 9690, 4321
+BPS, ALICE, NOBODY = 9690, 4321, 4322
 LONG = 120
 
 # One rank of two. The sum has to be right, again and again.
@@ -31,71 +30,101 @@ bps.shutdown()
 print("all sums are right")
 '''
 
+# What a process of a container may do.
+LIMITS = '''
+import os
+status = dict(line.rstrip().split(":\\t", 1) for line in open("/proc/self/status") if ":\\t" in line)
+assert int(status["CapEff"], 16) == int(status["CapBnd"], 16) == 0 and status["NoNewPrivs"] == "1", status
+assert os.getuid() == 4321, os.getuid()
+for path in ("/new", "/usr/new", "/etc/new"):
+    try:
+        open(path, "w")
+        raise SystemExit(path + " can be written")
+    except OSError as error:
+        assert error.errno in (13, 30), error
+interfaces = [line.split(":")[0].strip() for line in open("/proc/net/dev") if ":" in line]
+assert interfaces == ["lo"], interfaces
+assert len([name for name in os.listdir("/proc") if name.isdigit()]) == 1
+print("it may do nothing more")
+'''
+
+
+class Image:
+    """Unpacked: its root, and what it says of the process that it is for."""
+
+    def __init__(self, archive, folder):
+        with tarfile.open(archive) as tar:
+            def document(name):
+                return json.load(tar.extractfile(name))
+
+            def blob(descriptor):
+                return 'blobs/' + descriptor['digest'].replace(':', '/')
+            manifest = document(blob(document('index.json')['manifests'][0]))
+            self.config = document(blob(manifest['config']))['config']
+            self.root = folder + '/root'
+            os.mkdir(self.root)
+            layer = subprocess.Popen(['tar', '-x', '-p', '-C', self.root], stdin=subprocess.PIPE)
+            shutil.copyfileobj(tar.extractfile(blob(manifest['layers'][0])), layer.stdin)
+            layer.stdin.close()
+            assert layer.wait() == 0
+
 
 class Containers:
-    """A with-block: an overlay for their root, and all of them gone at its end."""
+    """A with-block: containers of the image, and all of them gone at its end. With rootless, those of an ordinary user."""
+
+    def __init__(self, rootless=False):
+        self.rootless = rootless
 
     def __enter__(self):
         self.work = tempfile.mkdtemp(prefix='bps-test-containers-')
         self.running = []
-        self.stack = contextlib.ExitStack()
-        self.stack.callback(shutil.rmtree, self.work)
-        try:
-            self.prepare()
-        except BaseException:
-            self.stack.close()
-            raise
+        os.mkdir(self.work + '/bundles')
+        if self.rootless:
+            for path in (self.work, self.work + '/bundles'):
+                os.chown(path, NOBODY, NOBODY)
         return self
-
-    def prepare(self):
-        subprocess.run(['mount', '-t', 'tmpfs', '-o', 'mode=755', 'tmpfs', self.work], check=True)
-        self.stack.callback(subprocess.run, ['umount', '-l', self.work], check=True)
-        self.root = self.work + '/root'
-        for name in ('files', 'scratch', 'root', 'bundles'):
-            os.mkdir(f'{self.work}/{name}')
-        subprocess.run(['mount', '-t', 'overlay', 'overlay', '-o', f'lowerdir={ROOTFS or "/"},upperdir={self.work}/files,'
-                        f'workdir={self.work}/scratch', self.root], check=True)
-        self.stack.callback(subprocess.run, ['umount', '-l', self.root], check=True)
-        for name in ('bps', 'job'):
-            os.makedirs(f'{self.root}/run/{name}', exist_ok=True)
-        with open(self.root + '/run/job/job.py', 'w') as file:
-            file.write(JOB)
-        self.environment = ['PATH=/usr/bin:/bin']
-        if not ROOTFS:
-            for path in ('daemon/bps-daemon', 'daemon/admin/bpsctl', 'client/libbps_client.so.0'):
-                shutil.copy(f'{BUILD}/{path}', self.root + '/run/job')
-            shutil.copytree(f'{TOP}/client/python/bps', self.root + '/run/job/bps')
-            self.environment = ['PATH=/run/job:/usr/bin:/bin', 'BPS_LIBRARY=/run/job/libbps_client.so.0']
 
     def folder(self, name):
         """What containers share, owned by the daemon's user."""
         path = f'{self.work}/{name}'
         os.mkdir(path)
-        os.chown(path, BPS, BPS)
+        owner = NOBODY if self.rootless else BPS
+        os.chown(path, owner, owner)
         return path
+
+    def runc(self, *arguments):
+        """The command; of an ordinary user's, who has no more than his own number."""
+        own = ['setpriv', f'--reuid={NOBODY}', f'--regid={NOBODY}', '--clear-groups', '--bounding-set=-all', '--no-new-privs', 'env',
+               'XDG_RUNTIME_DIR=' + self.work] if self.rootless else []
+        return [*own, 'runc', '--root', self.work + '/state', *arguments]
 
     def start(self, name, args, user, shared, groups=(), namespace=None):
         bundle = f'{self.work}/bundles/{name}'
         os.mkdir(bundle)
         nothing = {kind: [] for kind in ('bounding', 'effective', 'inheritable', 'permitted', 'ambient')}
-        network = {'type': 'network', **({'path': '/run/netns/' + namespace} if namespace else {})}
+        namespaces = [{'type': kind} for kind in ('pid', 'ipc', 'uts', 'mount')]
+        namespaces.append({'type': 'network', **({'path': '/run/netns/' + namespace} if namespace else {})})
+        linux = {'namespaces': namespaces}
+        if self.rootless:
+            namespaces.append({'type': 'user'})
+            linux['uidMappings'] = linux['gidMappings'] = [{'containerID': 0, 'hostID': NOBODY, 'size': 1}]
+            user, groups = 0, ()
         config = {
             'ociVersion': '1.0.2',
             'process': {'user': {'uid': user, 'gid': user, 'additionalGids': list(groups)}, 'args': args, 'cwd': '/',
-                        'env': self.environment + ['OMP_NUM_THREADS=1'], 'capabilities': nothing, 'noNewPrivileges': True},
-            'root': {'path': self.root, 'readonly': True},
+                        'env': image.config['Env'] + ['OMP_NUM_THREADS=1'], 'capabilities': nothing, 'noNewPrivileges': True},
+            'root': {'path': image.root, 'readonly': True},
             'hostname': name,
             'mounts': [{'destination': '/proc', 'type': 'proc', 'source': 'proc'},
                        {'destination': '/dev', 'type': 'tmpfs', 'source': 'tmpfs', 'options': ['nosuid', 'mode=755']},
                        {'destination': '/run/bps', 'type': 'bind', 'source': shared, 'options': ['rbind', 'rw']}],
-            'linux': {'namespaces': [{'type': kind} for kind in ('pid', 'ipc', 'uts', 'mount')] + [network]},
+            'linux': linux,
         }
         with open(bundle + '/config.json', 'w') as file:
             json.dump(config, file)
-        log = open(bundle + '/log', 'w')
-        process = subprocess.Popen(['runc', '--root', self.work + '/state', 'run', '--bundle', bundle, self.id(name)],
-                                   stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
-        log.close()
+        with open(bundle + '/log', 'w') as log:
+            process = subprocess.Popen(self.runc('run', '--bundle', bundle, self.id(name)), stdin=subprocess.DEVNULL, stdout=log,
+                                       stderr=subprocess.STDOUT)
         self.running.append((name, process))
         return process
 
@@ -107,24 +136,28 @@ class Containers:
             return file.read()
 
     def daemon(self, name, shared, *options, namespace=None):
-        process = self.start(name, ['bps-daemon', '--config=', '--node=' + name, *options], BPS, shared, namespace=namespace)
+        """What the image is for: its program, as its user."""
+        assert image.config['User'] == f'{BPS}:{BPS}' and list(image.config['Volumes']) == ['/run/bps'], image.config
+        process = self.start(name, [*image.config['Entrypoint'], '--node=' + name, *options], BPS, shared, namespace=namespace)
 
         def serves():
             assert process.poll() is None, self.log(name)
-            return subprocess.run(['runc', '--root', self.work + '/state', 'exec', self.id(name), 'bpsctl', 'health'],
-                                  capture_output=True).returncode == 0
+            return subprocess.run(self.runc('exec', self.id(name), 'bpsctl', 'health'), capture_output=True).returncode == 0
         wait_for(f'{name} is healthy', serves, LONG)
 
+    def python(self, name, script, shared, groups=(BPS,), namespace=None):
+        return self.start(name, ['/usr/bin/python3', '-c', *script], ALICE, shared, groups, namespace)
+
     def trainer(self, rank, node, n_nodes, shared, namespace=None):
-        name = f'rank{rank}'
-        self.start(name, ['/usr/bin/python3', '/run/job/job.py', str(rank), str(node), str(n_nodes)], ALICE, shared, [BPS],
-                   namespace)
+        self.python(f'rank{rank}', [JOB, str(rank), str(node), str(n_nodes)], shared, namespace=namespace)
+
+    def ends_well(self, name, text):
+        process = dict(self.running)[name]
+        assert process.wait(LONG) == 0 and text in self.log(name), self.logs()
 
     def trainers_end_well(self):
-        for name, process in self.running:
-            if name.startswith('rank'):
-                status = process.wait(LONG)
-                assert status == 0 and 'all sums are right' in self.log(name), self.logs()
+        for rank in (0, 1):
+            self.ends_well(f'rank{rank}', 'all sums are right')
 
     def logs(self):
         return '\n'.join(f'--- {name}\n{self.log(name)}' for name, _ in self.running)
@@ -133,10 +166,10 @@ class Containers:
         if kind and kind is not Skip:
             print(self.logs())
         for name, process in self.running:
-            subprocess.run(['runc', '--root', self.work + '/state', 'delete', '--force', self.id(name)], capture_output=True)
+            subprocess.run(self.runc('delete', '--force', self.id(name)), capture_output=True)
             process.kill()
             process.wait()
-        self.stack.close()
+        shutil.rmtree(self.work)
 
 
 def test_two_trainers_and_a_daemon_of_one_host():
@@ -148,25 +181,39 @@ def test_two_trainers_and_a_daemon_of_one_host():
         host.trainers_end_well()
 
 
+def test_all_of_it_without_root():
+    """An ordinary user's: in each container, whose one user he is, he has the number 0 and no capability."""
+    with Containers(rootless=True) as host:
+        shared = host.folder('shared')
+        host.daemon('daemon', shared)
+        for rank in (0, 1):
+            host.trainer(rank, 0, 1, shared)
+        host.trainers_end_well()
+
+
+def test_a_container_may_do_nothing_more():
+    with Containers() as host:
+        host.python('limits', [LIMITS], host.folder('shared'))
+        host.ends_well('limits', 'it may do nothing more')
+
+
 def test_whoever_is_not_in_the_group_is_refused():
     with Containers() as host:
         shared = host.folder('shared')
         host.daemon('daemon', shared)
-        stranger = host.start('stranger', ['/usr/bin/python3', '-c', 'import sys; sys.path.insert(0, "/run/job")\n'
-                                           'import bps; bps.init()'], ALICE, shared)
+        stranger = host.python('stranger', ['import bps; bps.init()'], shared, groups=())
         assert stranger.wait(LONG) == 1 and 'is he in the group bps?' in host.log('stranger'), host.logs()
 
 
 def test_two_hosts():
     prefix, namespaces = netns(2)
     with namespaces, Containers() as hosts:
-        with open(hosts.root + '/run/job/cluster.conf', 'w') as file:
-            for i in range(2):
-                file.write(f'[node host{i}]\naddress = 10.88.0.{i + 1}:9690\n')
         for i in range(2):
             shared = hosts.folder(f'shared{i}')
-            hosts.daemon(f'host{i}', shared, '--cluster=static', '--cluster-file=/run/job/cluster.conf',
-                         namespace=f'{prefix}{i}')
+            with open(shared + '/cluster.conf', 'w') as file:
+                for k in range(2):
+                    file.write(f'[node host{k}]\naddress = 10.88.0.{k + 1}:9690\n')
+            hosts.daemon(f'host{i}', shared, '--cluster=static', '--cluster-file=/run/bps/cluster.conf', namespace=f'{prefix}{i}')
             hosts.trainer(i, i, 2, shared)
         hosts.trainers_end_well()
 
@@ -178,12 +225,17 @@ def refuse(reason):
 
 if os.geteuid():
     refuse('needs root')
-if not shutil.which('runc'):
-    refuse('no runc here: run scripts/deps test')
-if not os.environ.get('BPS_TEST_OWN_MOUNTS'):  # mounts of ours go with us, whatever happens
-    os.environ['BPS_TEST_OWN_MOUNTS'] = '1'
-    os.execvp('unshare', ['unshare', '-m', '--propagation', 'private', sys.executable, *sys.argv])
-if subprocess.run(['sh', '-c', 'd=$(mktemp -d) && mount -t tmpfs tmpfs $d && umount $d; s=$?; rmdir $d; exit $s'],
-                  capture_output=True).returncode:
-    refuse('nothing can be mounted here')
-run(globals())
+for program in ('runc', 'mmdebstrap'):
+    if not shutil.which(program):
+        refuse(f'no {program} here: run scripts/deps test')
+with tempfile.TemporaryDirectory(prefix='bps-test-image-') as folder:
+    os.chmod(folder, 0o755)
+    archive = os.environ.get('BPS_IMAGE')
+    if not archive:
+        archive = folder + '/bps.oci'
+        made = subprocess.run([TOP + '/scripts/image', archive, os.path.abspath(BUILD) + '/packages'], capture_output=True, text=True)
+        if made.returncode == 75:
+            refuse("Debian's packages cannot be had: " + made.stderr.strip().splitlines()[-1])
+        assert made.returncode == 0, made.stderr
+    image = Image(archive, folder)
+    run(globals())
