@@ -255,6 +255,7 @@ static int open_control(struct daemon *daemon)
 		.hello_timeout_ms = config->hello_timeout,
 		.resume_timeout_ms = config->resume_timeout,
 		.has_cuda = daemon->gpu && gpu_is_there(daemon->gpu),
+		.spin_ns = config->spin_us * NSEC_PER_USEC,
 	};
 
 	return error_trace(control_new(&params, &daemon->control));

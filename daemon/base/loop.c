@@ -2,11 +2,16 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
 #include <sys/timerfd.h>
 
 #define LOOP_EVENTS 64 /* fetched by one epoll_wait(); more wait for the next, nothing is lost */
+/* Of looks, how many go by until descriptors are asked, too. */
+#define LOOP_LOOKS 8
+/* Who gives its core away and does not have it again after so long, shares it, and sleeps. */
+#define LOOP_SPIN_AWAY_NS (500 * NSEC_PER_USEC)
 
 struct loop {
 	/* Any thread. */
@@ -29,8 +34,11 @@ struct loop {
 	 */
 	uint64_t alarm_ns;
 	size_t n_sources;
-	struct mail *mail;	    /* taken out of the inbox, first first */
-	struct mail *deferred;	    /* last first */
+	struct mail *mail;	  /* taken out of the inbox, first first */
+	struct mail *deferred;	  /* last first */
+	struct loop_watch *watch; /* or NULL: it sleeps at once */
+	uint64_t spin_ns;
+	unsigned n_looks;
 	struct loop_timer **timers; /* binary heap, the soonest on top */
 	size_t n_timers;
 	size_t timers_capacity;
@@ -400,6 +408,42 @@ static bool loop_set_alarm(struct loop *loop)
 	return false;
 }
 
+void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch)
+{
+	loop->spin_ns = spin_ns;
+	loop->watch = spin_ns ? watch : NULL;
+}
+
+/* Whether there is mail, a timer is due, or the watch has something. */
+static bool loop_look(struct loop *loop, uint64_t now_ns)
+{
+	return atomic_load_explicit(&loop->inbox, memory_order_relaxed) || loop_stopping(loop) ||
+	       loop->watch->look(loop->watch) ||
+	       (loop->n_timers && loop->timers[0]->at_ns <= now_ns);
+}
+
+/* Whether there is something to do, of which descriptors have still to be asked; else the loop may sleep. */
+static bool loop_find(struct loop *loop)
+{
+	uint64_t now_ns = clock_now_ns(), until_ns = now_ns + loop->spin_ns, before_ns;
+
+	loop->n_events = loop->next_event = 0;
+	do {
+		if (loop_look(loop, now_ns))
+			return true;
+		if (++loop->n_looks % LOOP_LOOKS == 0) {
+			loop->n_events =
+				MAX(epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS, 0), 0);
+			if (loop->n_events)
+				return true;
+		}
+		(void)sched_yield();
+		before_ns = now_ns;
+		now_ns = clock_now_ns();
+	} while (now_ns < until_ns && now_ns - before_ns < LOOP_SPIN_AWAY_NS);
+	return loop->watch->rest(loop->watch);
+}
+
 static int loop_wait(struct loop *loop, int timeout_ms)
 {
 	int n;
@@ -409,6 +453,12 @@ static int loop_wait(struct loop *loop, int timeout_ms)
 		return 0;
 	if (loop->mail || loop->deferred)
 		timeout_ms = 0;
+	if (timeout_ms != 0 && loop->watch && loop_find(loop)) {
+		/* Descriptors have their turn, however much the watch has. */
+		if (loop->n_events || ++loop->n_looks % LOOP_LOOKS)
+			return 0;
+		timeout_ms = 0;
+	}
 	if (timeout_ms != 0 && loop_set_alarm(loop))
 		timeout_ms = 0;
 	if (timeout_ms != 0) {

@@ -27,7 +27,7 @@ int loop_turn(struct loop *loop, int timeout_ms);
  * run. Any thread.
  */
 void loop_stop(struct loop *loop);
-/* Number of times epoll has returned, for tests of idleness. Any thread. */
+/* Number of times epoll has returned from a wait, for tests of idleness. Any thread. */
 uint64_t loop_wakeups(const struct loop *loop);
 
 /* A descriptor. Embedded in its user; the descriptor stays the user's and must be removed before it is closed. */
@@ -56,6 +56,21 @@ struct loop_timer {
 int loop_timer_set(struct loop *loop, struct loop_timer *timer, uint64_t at_ns);
 /* Harmless when not armed. */
 void loop_timer_cancel(struct loop_timer *timer);
+
+/* What can be seen by looking at memory, by a loop that does so before it sleeps. Embedded in its user. */
+struct loop_watch {
+	/* Whether there is something to do; mail about that has been posted or deferred then. Many times: cheap. */
+	bool (*look)(struct loop_watch *watch);
+	/* The loop is about to sleep, and is to be woken from now on. Returns as look(), which it asks once more. */
+	bool (*rest)(struct loop_watch *watch);
+};
+
+/*
+ * Whenever there is nothing left to do, the loop looks for spin_ns for more before it sleeps: at the watch, at its mail and
+ * its descriptors; between looks it gives its processor to who has work, and if it does not have that back soon, it sleeps. A
+ * loop that is idle sleeps all the same. The watch outlives the loop's runs, or is taken back by NULL.
+ */
+void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch);
 
 /*
  * Mail: a piece of work handed to the loop's thread. Embedded in its user, so posting never allocates and never fails;

@@ -27,6 +27,7 @@ struct control_params {
 	uint64_t hello_timeout_ms;    /* a connection that has not said Hello by then is closed */
 	uint64_t resume_timeout_ms;   /* the pipeline's, for Welcome */
 	bool has_cuda;		      /* memory of devices can be imported */
+	uint64_t spin_ns; /* how long the loop looks for entries before it sleeps; 0: not at all */
 };
 
 struct control_session_info {

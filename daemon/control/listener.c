@@ -263,6 +263,7 @@ int control_new(const struct control_params *params, struct control **ret_contro
 		r = loop_add(params->loop, &control->listener, EPOLLIN);
 	if (r)
 		return error_trace(r);
+	ring_watch(control);
 	*ret_control = TAKE_PTR(control);
 	return 0;
 }
@@ -306,6 +307,7 @@ struct control *control_free(struct control *control)
 		(void)session_free(session);
 	if (control->reaping)
 		loop_unpost(control->params.loop, &control->reap);
+	loop_spin(control->params.loop, 0, NULL);
 	(void)fd_close(control->spare_fd);
 	free(control);
 	return NULL;

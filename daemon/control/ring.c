@@ -460,7 +460,14 @@ static void drain_turn(struct session *session)
 	session->n_awaited = 0;
 	more = drain(session, RING_BATCH);
 	session->draining = false;
-	if (session->state != SESSION_OPEN || (!more && !arm(session)) || session->more_posted)
+	if (session->state != SESSION_OPEN || session->more_posted)
+		return;
+	if (!more && session->control->params.spin_ns) {
+		if (!list_linked(&session->awake))
+			list_push_back(&session->control->awake, &session->awake);
+		return;
+	}
+	if (!more && !arm(session))
 		return;
 	session->more_posted = true;
 	loop_post(session->control->params.loop, &session->more);
@@ -473,6 +480,47 @@ static void on_more(struct mail *mail)
 	session->more_posted = false;
 	if (session->state == SESSION_OPEN)
 		drain_turn(session);
+}
+
+static bool has_entries(const struct session *session)
+{
+	const struct shm_header *header = session->shm;
+
+	return atomic_load_explicit(&header->tail, memory_order_acquire) != session->head;
+}
+
+static bool on_look(struct loop_watch *watch)
+{
+	struct control *control = container_of(watch, struct control, watch);
+	struct session *session;
+	bool found = false;
+
+	list_for_each (session, &control->awake, awake) {
+		if (session->more_posted || !has_entries(session))
+			continue;
+		session->more_posted = found = true;
+		loop_defer(control->params.loop, &session->more);
+	}
+	return found;
+}
+
+static bool on_rest(struct loop_watch *watch)
+{
+	struct control *control = container_of(watch, struct control, watch);
+	struct session *session, *next;
+
+	list_for_each_safe (session, next, &control->awake, awake)
+		if (!arm(session))
+			list_remove(&session->awake);
+	return on_look(watch);
+}
+
+void ring_watch(struct control *control)
+{
+	list_init(&control->awake);
+	control->watch = (struct loop_watch){ .look = on_look, .rest = on_rest };
+	if (control->params.spin_ns)
+		loop_spin(control->params.loop, control->params.spin_ns, &control->watch);
 }
 
 static void on_doorbell(struct loop_source *source, uint32_t events)
@@ -573,6 +621,7 @@ int ring_open(struct session *session, int ret_fds[3])
 void ring_freeze(struct session *session)
 {
 	loop_remove(&session->doorbell);
+	list_remove(&session->awake);
 	if (session->more_posted)
 		loop_unpost(session->control->params.loop, &session->more);
 	session->more_posted = false;

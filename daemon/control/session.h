@@ -35,6 +35,9 @@ struct control {
 	size_t n_sessions;
 	struct mail reap; /* frees closed sessions, when nobody up the stack uses them */
 	bool reaping;
+	struct loop_watch watch;
+	struct list
+		awake; /* sessions whose rings the loop looks at by itself; empty unless it spins */
 	char packet[FRAME_MAX];
 };
 
@@ -84,6 +87,7 @@ struct session {
 	size_t n_awaited; /* packets read in the middle of draining, in this turn */
 	struct mail more; /* continues draining after others had their turn */
 	bool more_posted;
+	struct list awake;		   /* in control->awake: not armed */
 	struct session_request **requests; /* SHM_SLOTS entries, made as used */
 	size_t n_pending;
 	uint64_t n_requests;
@@ -141,5 +145,7 @@ int ring_open(struct session *session, int ret_fds[3]);
 void ring_close(struct session *session);
 /* Takes no entry any more. */
 void ring_freeze(struct session *session);
+/* Makes the loop look at rings before it sleeps, as control->params.spin_ns says. */
+void ring_watch(struct control *control);
 /* Takes all entries that are there now: before a request that refers to them. */
 void ring_catch_up(struct session *session);

@@ -6,6 +6,7 @@ tcp        push_pull by 2 workers and 2 servers over loopback TCP, 64 MiB: besid
            that paces what it sends (bbr), bps does not over the loopback, so the same without pacing is there too
 allreduce  2 ranks on 2 daemons over loopback TCP, 64 MiB: beside Intel MPI, Open MPI and Gloo over the same
 local      ranks of one machine through shared memory: beside Intel MPI and Open MPI over theirs, and bare wake-ups
+What binds small messages is measured beside them: processes that hand over the same in the same order and do nothing else.
 Open MPI is Debian's, Intel MPI is PyPI's (.venv-mpi), Gloo is torch.distributed's: scripts/bench rivals installs them. One that is
 missing is left out, and said so.
 """
@@ -29,7 +30,7 @@ def sum_gb_s():
 
 def tcp(options, report):
     """2 workers + 2 servers. Every byte is pushed and pulled, and summed once."""
-    n, limits, times, small, bounds, costs, plain, unpaced = options.bytes, [], [], [], [], [], [], []
+    n, limits, times, small, bounds, bare, costs, plain, unpaced = options.bytes, [], [], [], [], [], [], [], []
     with Cluster(2, 2, colocated=False) as cluster:
         for _ in range(options.repeats):
             took, cpu = stream(None, '127.0.0.1', 256 * MIB)
@@ -41,6 +42,7 @@ def tcp(options, report):
             times.append(op_ms(cluster, (1, 1), n, repeats=rounds - 1))
             costs.append((cpu_s(cluster.daemons) - before) / (moved * rounds))
             bounds.append(2 * message_ns(4096) / 1e3)
+            bare.append(limit_ns('relay', 4096) / 1e3)
             small.append(1e3 * op_ms(cluster, (1, 1), 4096, repeats=500, warmup=50, SPIN_US=0))
     report.heading(f'push_pull over loopback TCP, 2 workers + 2 servers, {n >> 20} MiB')
     report.row('limit: plain TCP and the sum on all cores', limits, 'ms', 1)
@@ -55,6 +57,8 @@ def tcp(options, report):
     report.row('two TCP messages one way', bounds, 'us', 1)
     report.row('bps', small, 'us', 1)
     report.against('bps / two messages', [t / b for t, b in zip(small, bounds)], 2, at_most=True)
+    report.row('what binds: the same wake-ups and messages by bare processes', bare, 'us', 1)
+    report.row('bps / bare processes', [t / b for t, b in zip(small, bare)], 'times')
 
 
 def beside(options, report, layout, daemons, rivals, n_bytes, targets, repeats):
@@ -100,21 +104,33 @@ def local(options, report):
         report.heading(f'4 ranks of one machine, shared memory, {options.bytes >> 20} MiB')
         beside(options, report, (4,), 1, four, options.bytes,
                {'Intel MPI (shared memory)': 2, 'Open MPI (shared memory)': 4}, 5)
-    wakes, times, spins, spinning = [], [], [], []
-    with Cluster(1) as cluster:
+    wakes, meet, times, spins, spin_meet, looking, spinning, alone = [], [], [], [], [], [], [], []
+    with Cluster(1) as cluster, Cluster(1, options=['--spin-us=100']) as awake:
         for _ in range(options.repeats):
             wakes.append(limit_ns('futex') / 1e3)
+            meet.append(limit_ns('meet', 'sleep') / 1e3)
             times.append(1e3 * op_ms(cluster, (2,), 1024, repeats=1000, warmup=50, SPIN_US=0))
+            looking.append(1e3 * op_ms(cluster, (2,), 1024, repeats=1000, warmup=50))
             spins.append(limit_ns('spin') / 1e3)
-            spinning.append(1e3 * op_ms(cluster, (2,), 1024, repeats=1000, warmup=50))
+            spin_meet.append(limit_ns('meet', 'spin') / 1e3)
+            spinning.append(1e3 * op_ms(awake, (2,), 1024, repeats=1000, warmup=50))
+            alone.append(1e3 * op_ms(awake, (1,), 1024, repeats=1000, warmup=50))
     report.heading('2 ranks of one machine, shared memory, 1 KiB, all asleep')
     report.row('a futex wakes a thread on another core', wakes, 'us', 1)
     report.row('bps', times, 'us', 1)
     report.against('bps / a wake-up', [t / w for t, w in zip(times, wakes)], 5, at_most=True)
-    report.heading('the same, ranks that spin')
+    report.row('what binds: the same wake-ups by bare processes', meet, 'us', 1)
+    report.row('bps / bare processes', [t / b for t, b in zip(times, meet)], 'times')
+    report.heading('the same, ranks that look for 0.1 ms as they do unless told otherwise')
+    report.row('bps', looking, 'us', 1)
+    report.heading('the same, ranks and daemon that spin (spin_us = 100)')
     report.row('a word there and back between threads that spin', spins, 'us')
     report.row('bps', spinning, 'us', 1)
     report.against('bps / a round trip', [t / s for t, s in zip(spinning, spins)], 10, at_most=True)
+    report.row(f'what binds: three bare processes that look and yield, {os.cpu_count()} cores', spin_meet, 'us', 1)
+    report.row('bps / bare processes', [t / b for t, b in zip(spinning, spin_meet)], 'times')
+    report.row('bps, one rank beside its daemon', alone, 'us', 1)
+    report.row('bps, one rank / a round trip', [t / s for t, s in zip(alone, spins)], 'times')
 
 
 def main():

@@ -125,9 +125,12 @@ def message_ns(n_bytes, address='127.0.0.1'):
     return int(out.stdout)
 
 
-def limit_ns(what):
-    """futex: waking a thread that sleeps on another core. spin: there and back between two that spin."""
-    return int(subprocess.run([LIMITS, what], capture_output=True, check=True).stdout)
+def limit_ns(*what):
+    """
+    futex: waking a thread that sleeps on another core. spin: there and back between two that spin. meet, sleep or spin, and relay, bytes:
+    what two ranks and their daemons hand over, by processes that do nothing else (limits.c).
+    """
+    return int(subprocess.run([LIMITS, *map(str, what)], capture_output=True, check=True).stdout)
 
 
 jobs = 0

@@ -11,6 +11,11 @@
  *					nanoseconds of half a round, the median
  *	limits futex			a wake-up of a thread that sleeps on another core; prints nanoseconds, the median
  *	limits spin			a word there and back between two threads that spin; prints nanoseconds, the median
+ *	limits meet sleep|spin		two processes that meet in a third, which answers when both have come: by a futex each way; or all
+ *					look and yield. Prints nanoseconds from a process's coming to its answer, by the slower, the median
+ *	limits relay BYTES		the same by way of five processes: each of the two has one beside it that sends BYTES to the third by
+ *					TCP over loopback, which sends as many to both when both have come. What a push_pull by two workers
+ *					and a server hands over, and nothing else
  *
  * listen and send also print, last, the nanoseconds of CPU that their process used for the stream.
  */
@@ -21,13 +26,18 @@
 #include <netinet/tcp.h>
 #include <pthread.h>
 #include <sched.h>
+#include <signal.h>
 #include <stdatomic.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/syscall.h>
+#include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -323,6 +333,188 @@ static void spin(void)
 	print_median(hand.times, BOUNCES);
 }
 
+/*
+ * Meetings. Rounds come in pairs, the first to begin the second at one time, as a barrier before what is measured.
+ * Everything between processes is in memory that they share, but for the bytes.
+ */
+#define SIDES 2
+
+static struct meeting {
+	_Atomic unsigned come[SIDES], answered[SIDES]; /* rounds */
+	_Atomic unsigned total;			       /* of all sides: what the third sleeps on */
+	long long times[SIDES][BOUNCES];
+} * meeting;
+
+static bool spins;
+
+static void wait_beyond(_Atomic unsigned *word, unsigned old)
+{
+	while (atomic_load(word) == old) {
+		if (spins)
+			sched_yield();
+		else
+			syscall(SYS_futex, word, FUTEX_WAIT, old, NULL, NULL, 0);
+	}
+}
+
+static void tell(_Atomic unsigned *word)
+{
+	atomic_fetch_add(word, 1);
+	if (!spins)
+		syscall(SYS_futex, word, FUTEX_WAKE, 1, NULL, NULL, 0);
+}
+
+static void take_part(unsigned side, _Atomic unsigned *told)
+{
+	for (unsigned round = 0; round < 2 * (WARM_UP + BOUNCES); round++) {
+		long long began = now_ns();
+		unsigned i = round / 2;
+
+		tell(told);
+		wait_beyond(&meeting->answered[side], round);
+		if (round % 2 && i >= WARM_UP)
+			meeting->times[side][i - WARM_UP] = now_ns() - began;
+	}
+	_exit(0);
+}
+
+static void answer_both(void)
+{
+	for (unsigned round = 0;; round++) {
+		unsigned total;
+
+		while ((total = atomic_load(&meeting->total)) < SIDES * (round + 1))
+			wait_beyond(&meeting->total, total);
+		for (unsigned side = 0; side < SIDES; side++)
+			tell(&meeting->answered[side]);
+	}
+}
+
+static pid_t start_child(void)
+{
+	pid_t pid = fork();
+
+	if (pid < 0)
+		die("fork");
+	if (!pid)
+		prctl(PR_SET_PDEATHSIG, SIGKILL);
+	return pid;
+}
+
+static void print_meeting(pid_t *parts, pid_t *others, size_t n_others)
+{
+	for (unsigned side = 0; side < SIDES; side++)
+		waitpid(parts[side], NULL, 0);
+	for (size_t i = 0; i < n_others; i++) {
+		kill(others[i], SIGKILL);
+		waitpid(others[i], NULL, 0);
+	}
+	for (size_t i = 0; i < BOUNCES; i++)
+		if (meeting->times[0][i] < meeting->times[1][i])
+			meeting->times[0][i] = meeting->times[1][i];
+	print_median(meeting->times[0], BOUNCES);
+}
+
+static void share_meeting(void)
+{
+	meeting = mmap(NULL, sizeof(*meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+		       -1, 0);
+	if (meeting == MAP_FAILED)
+		die("mmap");
+}
+
+static void meet(bool spin)
+{
+	pid_t parts[SIDES], third;
+
+	share_meeting();
+	spins = spin;
+	third = start_child();
+	if (!third)
+		answer_both();
+	for (unsigned side = 0; side < SIDES; side++) {
+		parts[side] = start_child();
+		if (!parts[side])
+			take_part(side, &meeting->total);
+	}
+	print_meeting(parts, &third, 1);
+}
+
+static size_t relay_len(unsigned round)
+{
+	return round % 2 ? bytes : 1;
+}
+
+static void relay_beside(unsigned side, int stream, char *buffer)
+{
+	for (unsigned round = 0;; round++) {
+		wait_beyond(&meeting->come[side], round);
+		write_all(stream, buffer, relay_len(round));
+		if (!read_all(stream, buffer, relay_len(round)))
+			_exit(0);
+		tell(&meeting->answered[side]);
+	}
+}
+
+static void relay_third(const int streams[SIDES], char *buffer)
+{
+	for (unsigned round = 0;; round++) {
+		for (unsigned side = 0; side < SIDES; side++)
+			if (!read_all(streams[side], buffer, relay_len(round)))
+				_exit(0);
+		for (unsigned side = 0; side < SIDES; side++)
+			write_all(streams[side], buffer, relay_len(round));
+	}
+}
+
+static void open_stream(int ends[2])
+{
+	struct sockaddr_in a = address("127.0.0.1", "0");
+	socklen_t len = sizeof(a);
+	int fd = socket(AF_INET, SOCK_STREAM, 0), one = 1;
+
+	ends[0] = socket(AF_INET, SOCK_STREAM, 0);
+	if (bind(fd, (struct sockaddr *)&a, sizeof(a)) || listen(fd, 1) ||
+	    getsockname(fd, (struct sockaddr *)&a, &len) ||
+	    connect(ends[0], (struct sockaddr *)&a, sizeof(a)))
+		die("stream");
+	ends[1] = accept(fd, NULL, NULL);
+	for (unsigned i = 0; i < 2; i++)
+		if (setsockopt(ends[i], IPPROTO_TCP, TCP_NODELAY, &one, sizeof(one)))
+			die("stream");
+	close(fd);
+}
+
+static void relay(void)
+{
+	pid_t parts[SIDES], others[SIDES + 1];
+	int ends[SIDES][2], far[SIDES];
+	char *buffer = calloc(1, bytes + 1);
+
+	if (!buffer)
+		die("calloc");
+	share_meeting();
+	for (unsigned side = 0; side < SIDES; side++) {
+		open_stream(ends[side]);
+		far[side] = ends[side][1];
+	}
+	others[SIDES] = start_child();
+	if (!others[SIDES])
+		relay_third(far, buffer);
+	for (unsigned side = 0; side < SIDES; side++) {
+		others[side] = start_child();
+		if (!others[side])
+			relay_beside(side, ends[side][0], buffer);
+	}
+	for (unsigned side = 0; side < SIDES; side++) {
+		parts[side] = start_child();
+		if (!parts[side])
+			take_part(side, &meeting->come[side]);
+	}
+	print_meeting(parts, others, SIDES + 1);
+	free(buffer);
+}
+
 int main(int argc, char **argv)
 {
 	if (argc == 4 && !strcmp(argv[1], "copy")) {
@@ -341,10 +533,16 @@ int main(int argc, char **argv)
 		futex();
 	} else if (argc == 2 && !strcmp(argv[1], "spin")) {
 		spin();
+	} else if (argc == 3 && !strcmp(argv[1], "meet")) {
+		meet(!strcmp(argv[2], "spin"));
+	} else if (argc == 3 && !strcmp(argv[1], "relay")) {
+		bytes = strtoull(argv[2], NULL, 0);
+		relay();
 	} else {
-		fprintf(stderr,
-			"limits copy BYTES THREADS | listen HOST | send HOST PORT BYTES "
-			"[CONGESTION] | echo HOST BYTES | bounce HOST PORT BYTES | futex | spin\n");
+		fprintf(stderr, "limits copy BYTES THREADS | listen HOST | send HOST PORT BYTES "
+				"[CONGESTION] | echo HOST BYTES | bounce HOST PORT BYTES | futex | "
+				"spin | meet sleep|spin | "
+				"relay BYTES\n");
 		return 2;
 	}
 	return 0;

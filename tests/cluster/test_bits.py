@@ -88,9 +88,9 @@ def test_part_size_does_not_matter():
 
 def test_servers_lanes_and_transport_do_not_matter():
     rng = random.Random(SEED + 3)
-    for n_spare, colocated, lanes, threads in [(1, False, 1, 0), (2, False, 4, 0), (5, False, 1, 0), (2, True, 4, 2),
-                                               (0, True, 1, 1)]:
-        options = [f'--lanes={lanes}'] + ([f'--data-threads={threads}'] if threads else [])
+    for n_spare, colocated, lanes, threads, spin_us in [(1, False, 1, 0, 0), (2, False, 4, 0, 200), (5, False, 1, 0, 0),
+                                                        (2, True, 4, 2, 200), (0, True, 1, 1, 0)]:
+        options = [f'--lanes={lanes}', f'--spin-us={spin_us}'] + ([f'--data-threads={threads}'] if threads else [])
         with Cluster(2, n_spare, colocated=colocated, options=options) as cluster:
             push_pull_all(cluster.job((2, 2), part_bytes=4096), (2, 2), rng)
 

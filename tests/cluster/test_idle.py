@@ -22,14 +22,16 @@ def expect_no_wake_ups(daemons):
 
 
 def test_idle_sessions_cause_no_wake_ups():
-    with Cluster(1) as cluster:
-        ranks = cluster.job((4,))
-        for rank in ranks:
-            rank.call('tensor', 0, 'x', FLOAT32, 1000)
-            rank.submit(0, 0, ONES, out=1000)
-        for rank in ranks:
-            rank.wait(0)
-        expect_no_wake_ups(cluster.daemons)
+    """Nor does a daemon that looks for more before it sleeps, once it does."""
+    for spin_us in (0, 1000):
+        with Cluster(1, options=[f'--spin-us={spin_us}']) as cluster:
+            ranks = cluster.job((4,))
+            for rank in ranks:
+                rank.call('tensor', 0, 'x', FLOAT32, 1000)
+                rank.submit(0, 0, ONES, out=1000)
+            for rank in ranks:
+                rank.wait(0)
+            expect_no_wake_ups(cluster.daemons)
 
 
 def test_idle_peers_cause_no_wake_ups():

@@ -610,14 +610,23 @@ static void *game_play(void *arg)
 	return loop_run(arg) ? arg : NULL;
 }
 
-TEST(no_wakeup_is_lost)
+static bool find_nothing(struct loop_watch *watch)
+{
+	(void)watch;
+	return false;
+}
+
+static void play(uint64_t spin_ns)
 {
 	struct game game = { .ball.mail.run = game_hit, .n_left = 20000 };
+	struct loop_watch watch = { .look = find_nothing, .rest = find_nothing };
 	pthread_t threads[2];
 	void *failed;
 
-	for (unsigned i = 0; i < 2; i++)
+	for (unsigned i = 0; i < 2; i++) {
 		ASSERT_OK(loop_new(&game.loops[i]));
+		loop_spin(game.loops[i], spin_ns, &watch);
+	}
 	for (unsigned i = 0; i < 2; i++)
 		ASSERT_OK(pthread_create(&threads[i], NULL, game_play, game.loops[i]));
 	loop_post(game.loops[0], &game.ball.mail);
@@ -627,6 +636,109 @@ TEST(no_wakeup_is_lost)
 	}
 	for (unsigned i = 0; i < 2; i++)
 		(void)loop_free(game.loops[i]);
+}
+
+TEST(no_wakeup_is_lost)
+{
+	play(0);
+}
+
+TEST(no_wakeup_is_lost_by_loops_that_spin)
+{
+	/* As long as a hit takes: some come while it looks, some as it goes to sleep, some after. */
+	play(5 * NSEC_PER_USEC);
+}
+
+struct watcher {
+	struct loop_watch watch;
+	struct loop *loop;
+	struct letter letter;
+	unsigned n_looks, n_rests;
+	unsigned found_at; /* the look that has something; 0: none */
+	bool rest_finds;   /* once */
+	bool always;
+};
+
+static bool watcher_look(struct loop_watch *watch)
+{
+	struct watcher *w = container_of(watch, struct watcher, watch);
+
+	if (++w->n_looks != w->found_at && !w->always)
+		return false;
+	loop_defer(w->loop, &w->letter.mail);
+	return true;
+}
+
+static bool watcher_rest(struct loop_watch *watch)
+{
+	struct watcher *w = container_of(watch, struct watcher, watch);
+
+	w->n_rests++;
+	if (!w->rest_finds)
+		return false;
+	w->rest_finds = false;
+	loop_defer(w->loop, &w->letter.mail);
+	return true;
+}
+
+TEST(watch_is_asked_before_a_sleep)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct alarm alarm = { .timer.expired = alarm_count };
+	struct watcher w = {
+		.watch = { .look = watcher_look, .rest = watcher_rest },
+		.letter.mail.run = letter_count,
+		.found_at = 3,
+	};
+
+	ASSERT_OK(loop_new(&loop));
+	w.loop = loop;
+	loop_spin(loop, 3600 * NSEC_PER_SEC, &w.watch);
+	while (!w.letter.n_runs) /* who shares his core gives up sooner, and rests */
+		ASSERT_OK(loop_turn(loop, 1));
+	ASSERT_EQ(w.n_looks, 3);
+	/* What comes between the last look and the sleep. */
+	loop_spin(loop, 1, &w.watch);
+	w.rest_finds = true;
+	w.n_rests = 0;
+	ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(w.letter.n_runs, 2);
+	ASSERT_EQ(w.n_rests, 1);
+	/* A sleep ends as ever, and the timer is not put off. */
+	ASSERT_OK(loop_timer_set(loop, &alarm.timer, clock_now_ns() + 5 * NSEC_PER_MSEC));
+	while (!alarm.n_calls)
+		ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(w.letter.n_runs, 2);
+	loop_spin(loop, 3600 * NSEC_PER_SEC, &w.watch);
+	ASSERT_OK(loop_timer_set(loop, &alarm.timer, clock_now_ns() + 5 * NSEC_PER_MSEC));
+	while (alarm.n_calls < 2)
+		ASSERT_OK(loop_turn(loop, -1));
+	/* Not asked. */
+	loop_spin(loop, 0, &w.watch);
+	w.n_looks = 0;
+	ASSERT_OK(loop_turn(loop, 1));
+	ASSERT_EQ(w.n_looks, 0);
+}
+
+TEST(watch_that_always_has_something_starves_no_descriptor)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct event event;
+	struct watcher w = {
+		.watch = { .look = watcher_look, .rest = watcher_rest },
+		.letter.mail.run = letter_count,
+		.always = true,
+	};
+
+	ASSERT_OK(loop_new(&loop));
+	w.loop = loop;
+	loop_spin(loop, NSEC_PER_SEC, &w.watch);
+	event_open(&event, event_count);
+	ASSERT_OK(loop_add(loop, &event.source, EPOLLIN));
+	for (unsigned i = 0; i < 100 && !event.n_calls; i++)
+		ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_INT(event.n_calls, >=, 1);
+	event_close(&event);
 }
 
 TEST(stop_before_run)

@@ -37,6 +37,7 @@ struct door *door_new(const struct door_options *given)
 		.listen_fd = -1,
 		.node = "node0",
 		.id = 77,
+		.spin_ns = options.spin_ns,
 		.max_sessions = options.max_sessions ? options.max_sessions : 64,
 		.max_sessions_per_uid =
 			options.max_sessions_per_uid ? options.max_sessions_per_uid : 64,

@@ -23,7 +23,7 @@ struct door {
 /* What a test may want otherwise; 0: plenty. */
 struct door_options {
 	unsigned max_sessions, max_sessions_per_uid, max_buffers, max_tensors;
-	uint64_t session_quota_bytes, hello_timeout_ms;
+	uint64_t session_quota_bytes, hello_timeout_ms, spin_ns;
 	unsigned n_threads;
 };
 

@@ -18,11 +18,11 @@ struct ring {
 	float *data[4];
 };
 
-static void ring_open(struct ring *ring, uint32_t size)
+static void ring_open_with(struct ring *ring, uint32_t size, const struct door_options *options)
 {
 	uint64_t joins[4], declares[4];
 
-	*ring = (struct ring){ .door = door_new(NULL), .size = size };
+	*ring = (struct ring){ .door = door_new(options), .size = size };
 	for (uint32_t i = 0; i < size; i++) {
 		void *data;
 
@@ -39,6 +39,11 @@ static void ring_open(struct ring *ring, uint32_t size)
 	}
 	for (uint32_t i = 0; i < size; i++)
 		ASSERT_EQ(trainer_answer(&ring->trainers[i], declares[i], NULL), 0);
+}
+
+static void ring_open(struct ring *ring, uint32_t size)
+{
+	ring_open_with(ring, size, NULL);
 }
 
 static void ring_close(struct ring *ring)
@@ -155,6 +160,28 @@ TEST(completion_wakes_who_sleeps_on_the_word)
 	ASSERT_EQ(trainer_wait(&ring.trainers[0], slot, NULL), 0);
 	ASSERT_EQ(header->trainer_armed, 3);
 	ASSERT_EQ(poll(&wake, 1, 0), 0);
+	ring_close(&ring);
+}
+
+/* While the daemon looks by itself it needs no bell; before it sleeps it asks for one. */
+TEST(ring_is_looked_at_before_the_daemon_sleeps)
+{
+	struct ring ring;
+	struct shm_header *header;
+
+	ring_open_with(&ring, 2, &(struct door_options){ .spin_ns = NSEC_PER_MSEC });
+	header = ring.trainers[0].shm;
+	for (uint64_t round = 1; round < 100; round++) {
+		expect_sum(&ring, round);
+		ASSERT_EQ(header->daemon_armed, 0);
+		if (round % 10)
+			continue;
+		/* It finds nothing, and sleeps. */
+		while (!header->daemon_armed)
+			ASSERT_OK(loop_turn(ring.door->loop, 5));
+	}
+	trainer_close(&ring.trainers[1]);
+	ASSERT_OK(loop_turn(ring.door->loop, 5));
 	ring_close(&ring);
 }
 
