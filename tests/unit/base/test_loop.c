@@ -253,6 +253,7 @@ TEST(timer_comes_after_others_that_the_loop_has_slept_for)
 	struct alarm gone = { .timer.expired = alarm_count };
 	struct alarm soon = { .timer.expired = alarm_count };
 	struct alarm far = { .timer.expired = alarm_count };
+	unsigned n_gone;
 	uint64_t at_ns;
 
 	ASSERT_OK(loop_new(&loop));
@@ -261,6 +262,7 @@ TEST(timer_comes_after_others_that_the_loop_has_slept_for)
 	ASSERT_OK(loop_timer_set(loop, &gone.timer, clock_now_ns() + 20 * NSEC_PER_MSEC));
 	ASSERT_OK(loop_turn(loop, 1));
 	loop_timer_cancel(&gone.timer);
+	n_gone = gone.n_calls; /* on a slow machine it came before */
 	for (unsigned i = 1; i <= 2; i++) {
 		at_ns = clock_now_ns() + 40 * NSEC_PER_MSEC;
 		ASSERT_OK(loop_timer_set(loop, &soon.timer, at_ns));
@@ -270,7 +272,7 @@ TEST(timer_comes_after_others_that_the_loop_has_slept_for)
 	}
 	/* Three sleeps that ended by themselves, or by the alarm of the one that was cancelled. */
 	ASSERT_TRUE(loop_wakeups(loop) <= 5);
-	ASSERT_EQ(gone.n_calls, 0);
+	ASSERT_EQ(gone.n_calls, n_gone);
 	ASSERT_EQ(far.n_calls, 0);
 	loop_timer_cancel(&far.timer);
 }
