@@ -372,7 +372,6 @@ static bool nap_is_seen(struct fake *fake, struct bps_client *client, unsigned n
 	fake_complete(fake, n, 0, NULL);
 	ASSERT_OK(pthread_join(thread, NULL));
 	ASSERT_EQ(waiter.result, 0);
-	ASSERT_EQ(fake_armed(fake), SHM_AWAKE);
 	bps_request_free(request);
 	return seen;
 }
@@ -428,6 +427,8 @@ TEST(fd_is_asked_for_while_another_sleeps_on_the_word)
 	ASSERT_OK(pthread_join(thread, NULL));
 	ASSERT_EQ(waiter.result, 0);
 	ASSERT_TRUE(is_readable(fd, 60000));
+	/* Who saw it complete need not have looked for more: that is for whom the descriptor tells. */
+	ASSERT_OK(bps_client_dispatch(client));
 	ASSERT_EQ(fake_armed(fake), SHM_ARMED);
 	bps_request_free(request);
 }
