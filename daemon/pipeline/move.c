@@ -282,7 +282,9 @@ static void fail_rows(struct pipeline_job *job)
 			break;
 		(void)failure_set(
 			&failure, -ECONNRESET,
-			"tensor %s, round %llu: its servers changed while it was under way",
+			"tensor %s, round %llu: its servers changed while it was under way, and "
+			"what "
+			"they had of a push_pull_rows is gone: submit it again, on all ranks",
 			open->tensor->name, (unsigned long long)open->number);
 		pipeline_round_fail(open, &failure, true);
 	} while (open);
@@ -403,7 +405,7 @@ void pipeline_move_look(struct pipeline_job *job, size_t number)
 	_cleanup_(freep) struct pipeline_said *said = NULL;
 
 	/* One node is enough. */
-	if (!pipeline_elastic_is_first(job))
+	if (!pipeline_elastic_is_first(job) || pipeline_add_declines(job, server->member.name))
 		return;
 	server->return_ns =
 		MIN(MAX(2 * server->return_ns, (uint64_t)RETURN_NS), (uint64_t)RETURN_MAX_NS);
@@ -420,7 +422,8 @@ void pipeline_move_back(struct pipeline_job *job, size_t number)
 {
 	_cleanup_(freep) struct pipeline_said *said = NULL;
 
-	if (pipeline_move_is_in(job, number))
+	if (pipeline_move_is_in(job, number) ||
+	    pipeline_add_declines(job, job->servers[number].member.name))
 		return;
 	said = pipeline_move_said(job);
 	if (!said)

@@ -7,6 +7,7 @@
 #include "pipeline/device.h"
 #include "pipeline/part.h"
 #include "pipeline/rows.h"
+#include <inttypes.h>
 
 static struct pipeline_job *job_of(const struct pipeline_part *part)
 {
@@ -367,6 +368,21 @@ static void push_again(struct pipeline_part *part)
 	pipeline_outlet_pump(server->outlet);
 }
 
+/* Of a push_pull_rows a server has what nobody else has. */
+static void rows_lost(struct pipeline_part *part)
+{
+	const struct pipeline_round *round = part->round;
+	struct failure failure;
+
+	(void)failure_set(&failure, -ECONNRESET,
+			  "tensor %s, round %" PRIu64 ": %s, and what servers had of a "
+			  "push_pull_rows is gone: submit it again, on all ranks",
+			  round->tensor->name, round->number,
+			  part->call.status ? part->call.text : "its servers changed");
+	pipeline_round_fail(part->round, &failure, true);
+	pipeline_part_end(part);
+}
+
 static void on_answer(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
@@ -388,7 +404,9 @@ static void on_answer(struct call *call)
 		push_again(part);
 		return;
 	}
-	if (lost && !call->status) {
+	if (lost && part->round->rows && job_of(part)->keep) {
+		rows_lost(part);
+	} else if (lost && !call->status) {
 		pipeline_part_fail(part, -ECONNRESET, "its servers changed");
 	} else if (call->status) {
 		struct failure failure;

@@ -477,6 +477,7 @@ void pipeline_rows_start(struct pipeline_round *round)
 {
 	struct failure failure, words;
 
+	round->tensor->job->by_rows |= round->tensor->job->distributed;
 	pipeline_deal_cut(round);
 	round->n_parts++;
 	if (rows_new(round, &words)) {
