@@ -2,6 +2,7 @@
  * What the home server has put together: taken over, written to the ledger for the next process, or read from there by it;
  * then the job is attached at each of its servers. Called by home.c with the home's answer, by resume.c, keep.c and move.c.
  */
+#include "base/failpoint.h"
 #include "pipeline/setup.h"
 
 /* -- JobJoined and ATTACH ----------------------------------------------------------------------------------------- */
@@ -99,6 +100,7 @@ static void *set_kept(const struct pipeline_job *job, const struct place *place,
 	m->moves = place->said->moves;
 	m->has_elastic = m->elastic = job->shape.elastic;
 	m->has_asks_back = m->asks_back = place->asks_back;
+	m->has_begins = m->begins = job->state == JOB_FORMING && !job->resumed;
 	if (place->server < job->n_viewed) {
 		m->has_server = true;
 		m->server = (uint32_t)place->server;
@@ -342,6 +344,7 @@ int pipeline_setup_use_joined(struct pipeline_job *job, const Bps__Cluster__JobJ
 		r = keep_record(job, m);
 	if (!r)
 		r = find_servers(job);
+	FAILPOINT("job-attaching");
 	for (size_t i = 0; !r && i < job->n_servers; i++)
 		if (pipeline_move_is_in(job, i))
 			r = attach(job, i);

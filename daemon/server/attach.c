@@ -198,9 +198,12 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 
 	/* Who has the node's number of the run may take the place of one that was lost, or will soon be seen to be. */
 	bool again = job->resume && node->instance && node->instance == attach->instance;
+	/* Or who begins once more, as its process ended before any of its ranks could: rejoin.c. */
+	bool anew = job->resume && attach->begins && !node->spoke && (!job->home || again);
 
-	if ((node->peer && node->peer != peer && !again) ||
-	    ((job->home || node->attached) && node->instance && node->instance != attach->instance))
+	if ((node->peer && node->peer != peer && !again && !anew) ||
+	    ((job->home || node->attached) && node->instance &&
+	     node->instance != attach->instance && !anew))
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   job->name, peer_name(peer), attach->node);
 	if (node->left)

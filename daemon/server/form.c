@@ -435,6 +435,8 @@ int form_finish(struct job *job, struct failure *failure)
 	if (r)
 		return failure_set(failure, r, "job %s: %s", job->name, strerror(-r));
 	form_answer(job, data, len);
+	job->joined = job->resume ? TAKE_PTR(data) : NULL;
+	job->joined_len = len;
 	return 0;
 }
 
@@ -494,16 +496,15 @@ static bool form_anew(struct job *job, const struct join *join, struct delivery 
 		return true;
 	}
 	if (!join->n_ranks) {
+		if (join->node < job->n_nodes)
+			rejoin_end(&job->nodes[join->node], -ECANCELED,
+				   "this node takes no part any more");
 		refuse(delivery, -ECANCELED, "job %s: node %u was not in it", job->name,
 		       join->node);
 		return true;
 	}
-	/* After a restart of the node's daemon, a rank that had not heard of the job's beginning comes before those that had. */
-	if (job->resume && join->n_ranks < join->local_size) {
-		refuse(delivery, -EAGAIN, "job %s: it runs, and not all ranks of node %u are there",
-		       job->name, join->node);
+	if (rejoin(job, join, delivery))
 		return true;
-	}
 	(void)failure_set(&failure, -ECONNRESET, "job %s: node %u has started it anew with %s",
 			  job->name, join->node, join_text(join, &ranks));
 	job_fail(job, &failure, NULL);

@@ -129,6 +129,7 @@ struct job *job_free(struct job *job)
 	free(job->nodes);
 	free(job->node_of_rank);
 	free(job->moves);
+	free(job->joined);
 	free(job);
 	return NULL;
 }
@@ -241,6 +242,7 @@ void job_dismiss(struct job *job)
 
 		if (joining)
 			delivery_fail(joining, job->failure.status, job->failure.text);
+		rejoin_end(&job->nodes[i], job->failure.status, job->failure.text);
 	}
 	declare_end(job);
 	store_end(job);

@@ -83,6 +83,9 @@ struct job_node {
 	struct offers offers;
 	struct join *join;	  /* while forming: what it said last, */
 	struct delivery *joining; /* and where the answer goes */
+	struct delivery
+		*waiting; /* of a job that runs: a JOIN without all of its ranks; rejoin.c */
+	bool spoke;	  /* it has declared a tensor, contributed, ... */
 };
 
 struct job {
@@ -144,6 +147,8 @@ struct job {
 	/* Servers that are not in its view; one-based, which of them this is; 0: none. */
 	struct data_added_set added;
 	uint32_t own_added;
+	void *joined; /* at the home of a job with `resume`: the answer to its JOINs, or NULL */
+	size_t joined_len;
 	uint32_t data_epoch; /* data_moves_epoch() */
 	uint64_t lost_timeout_ms;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
@@ -260,6 +265,10 @@ void elastic_without_early(struct job *job);
 bool elastic_without_missing(struct job *job, const struct slot *slot);
 /* What a node knows of ranks that are gone: others hear of it. May end the job. */
 void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves);
+/* rejoin.c: a JOIN for a job that runs. Returns whether it is taken. */
+bool rejoin(struct job *job, const struct join *join, struct delivery *delivery);
+/* What waits of this node is answered. */
+void rejoin_end(struct job_node *node, int status, const char *text);
 void attach_leave(struct job *job, uint32_t node);
 void attach_lost(struct job *job, const struct peer *peer, const char *why);
 void attach_expired(struct job *job);

@@ -50,7 +50,7 @@ struct attach {
 	struct data_added_set
 		added; /* servers beyond them; added_server: this one's number there, from 1; or 0 */
 	uint32_t added_server;
-	bool asks_back;
+	bool asks_back, begins;
 	uint32_t node_of_rank[]; /* size entries; every node has a rank */
 };
 

@@ -78,6 +78,7 @@ static void take_places(struct job *job, const struct job *old)
 		to->peer = from->peer;
 		to->instance = from->instance;
 		to->lost_ns = from->lost_ns;
+		to->spoke = from->spoke;
 		if (to->out || !from->left)
 			continue;
 		to->left = to->attached = true;
@@ -136,6 +137,8 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 	if (!r) {
 		take_places(anew, old);
 		anew->came_back = old->came_back;
+		anew->joined = TAKE_PTR(old->joined);
+		anew->joined_len = old->joined_len;
 		*job = anew;
 	}
 	FAILPOINT("server-moved");

@@ -88,9 +88,10 @@ static struct job *job_of_call(struct server *server, struct delivery *delivery)
 		refuse(delivery, -ESHUTDOWN, "job %s: it goes on with other servers", job->name);
 	else if (job && attach_check(job, delivery->peer, h->node, &failure))
 		delivery_fail(delivery, failure.status, failure.text);
-	else if (job)
+	else if (job) {
+		job->nodes[h->node].spoke = true;
 		return job;
-	else if (over)
+	} else if (over)
 		delivery_fail(delivery, over->status, over->text);
 	else
 		delivery_fail(delivery, -EPROTO, "this server has no such job");

@@ -162,6 +162,22 @@ def test_killed_at_each_failpoint_where_agent_and_server_are_one():
         killed(0, [f'{name}=kill@5'], (1, 2), 0, colocated=True)
 
 
+def test_killed_before_it_has_attached_everywhere():
+    """Its ranks ask to join once more, and the others, who may run already, notice nothing; it may be so on all nodes at once."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    layout = (2, 1)
+    for armed in ({0: ['job-attaching=kill']}, {0: ['server-attached-again=kill']}, {0: ['server-attached-again=kill@2']},
+                  {1: ['job-attaching=kill', 'server-attached-again=kill']}, {0: ['job-attaching=kill'], 1: ['job-attaching=kill']}):
+        with armed_cluster(layout, 2, armed, colocated=False) as cluster, \
+                Keeper(cluster, {i: places[1:] for i, places in armed.items()}) as keeper:
+            ranks = job(cluster, layout)
+            keeper.expect(sum(len(places) for places in armed.values()))
+            for turn in range(2):
+                round_trip(ranks, every_operation(layout, 50 * turn), 20 * turn)
+            each(ranks, 'leave')
+
+
 def test_a_job_says_that_it_ends_with_its_daemon():
     """And why; one that does not says nothing."""
     for options, keys, why in ((['--session-quota=1G'], {}, "a trainer's session_quota has no room for a ledger"),
