@@ -5,36 +5,9 @@
 brings the first layer's result last, so the forward pass is not overlapped: 4/3 of the time at best. The same step is worked out
 for links that never idle, nodes that work in step and parts that cost nothing but their bytes: that is the bound of this set-up.
 """
-import heapq
 from harness import *
 
 LAYERS = 50
-PART_BYTES = 32 << 10
-
-
-def ideal_ms(layer_bytes, bytes_s, forward_ms, backward_ms, latency_ms, by_priority):
-    """A step on links without loss: parts leave in order, come back in that order, and layers wait for theirs."""
-    part_ms = 1e3 * PART_BYTES / bytes_s
-    n_parts = layer_bytes / PART_BYTES
-    births = [(backward_ms * (k + 1) / LAYERS, LAYERS - 1 - k) for k in range(LAYERS)]
-    waiting, now, there = [], 0, [0.0] * LAYERS
-    while births or waiting:
-        if not waiting:
-            now = max(now, births[0][0])
-        while births and births[0][0] <= now:
-            birth, layer = births.pop(0)
-            heapq.heappush(waiting, (layer if by_priority else -layer, layer, n_parts))
-        order, layer, left = waiting[0]
-        now += min(left, 1) * part_ms
-        there[layer] = now + part_ms + latency_ms  # a result's part has to come back whole
-        if left <= 1:
-            heapq.heappop(waiting)
-        else:
-            heapq.heapreplace(waiting, (order, layer, left - 1))
-    clock = backward_ms
-    for arrival in there:
-        clock = max(clock, arrival) + forward_ms / LAYERS
-    return clock
 
 
 def main():
@@ -51,7 +24,8 @@ def main():
             latencies.append(op_ms(cluster, (1,) * n, 4, repeats=20))
             fifo.append(replay_ms(cluster, (1,) * n, 'uniform', *more, '--fifo')[0])
             priority.append(replay_ms(cluster, (1,) * n, 'uniform', *more)[0])
-    bound_fifo, bound_priority = ([ideal_ms(layer_bytes, b, exchange / 3, exchange * 2 / 3, latency, by_priority)
+    layers = [(layer_bytes, 1 / LAYERS)] * LAYERS
+    bound_fifo, bound_priority = ([ideal_step_ms(layers, b, exchange / 3, exchange * 2 / 3, 0, latency, by_priority)
                                    for b, latency in zip(links, latencies)] for by_priority in (False, True))
     report.heading(f'{n} nodes + {n} spare servers at {options.rate}: {exchange:.0f} ms of computing, as much of communication')
     report.row('one TCP stream over a link', [x / 1e6 for x in links], 'MB/s', 1)

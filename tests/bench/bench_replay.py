@@ -6,8 +6,6 @@ multiplied by 20 Gbit/s over --rate over --shrink. The bound of bps is a link th
 always carries the one that the forward pass needs first: what is born last is needed first, so even then computing may stand
 still. DDP's forward pass waits for all gradients, which take 2 (n - 1) / n M / B from the first bucket on.
 """
-import heapq
-
 from harness import *
 
 TARGETS = {'vgg16': 2.0, 'resnet50': 1.44}
@@ -15,38 +13,6 @@ TARGETS = {'vgg16': 2.0, 'resnet50': 1.44}
 
 def mbit(rate):
     return {'mbit': 1, 'gbit': 1000}[rate[-4:]] * float(rate[:-4])
-
-
-def perfect_ms(facts, bytes_s):
-    """A step in which the link always carries the most urgent gradient there is, from one backward pass to the next."""
-    tensors = facts['tensors']
-    before, shares = 0, []
-    for tensor in tensors:
-        shares.append(before)
-        before += tensor['work']
-    now, waiting, there = 0, [], {}
-    for i in reversed(range(len(tensors))):
-        born = facts['backward_ms'] * (1 - shares[i])
-        # Until then the others go on.
-        while waiting and now < born:
-            urgent, left = waiting[0]
-            took = min(left, born - now)
-            now += took
-            if took < left:
-                waiting[0] = urgent, left - took
-            else:
-                there[urgent] = now
-                heapq.heappop(waiting)
-        now = max(now, born)
-        heapq.heappush(waiting, (i, 4e3 * tensors[i]['elements'] / bytes_s))
-    while waiting:
-        urgent, left = heapq.heappop(waiting)
-        now += left
-        there[urgent] = now
-    clock = facts['backward_ms'] + facts['update_ms']
-    for i, tensor in enumerate(tensors):
-        clock = max(clock, there[i]) + facts['forward_ms'] * tensor['work']
-    return clock
 
 
 def main():
@@ -78,7 +44,8 @@ def main():
         report.heading(f'{model}: {n} nodes + {n} spare servers at {rate}, {n_bytes / 1e6:.1f} MB, times x {scale:g}')
         link = report.row('one TCP stream over a link', [x / 1e6 for x in links], 'MB/s', 1) * 1e6
         compute = report.row('computing alone', computes, 'ms', 1)
-        bound = perfect_ms(facts, link)
+        bound = ideal_step_ms([(4 * t['elements'], t['work']) for t in facts['tensors']], link, facts['forward_ms'],
+                              facts['backward_ms'], facts['update_ms'])
         ring = 1e3 * optimum_s(n, 0, n_bytes, link)
         ddp = facts['forward_ms'] + facts['update_ms'] + max(facts['backward_ms'], ring)
         step = report.row('bps: a step', steps, 'ms', 1, model=model)

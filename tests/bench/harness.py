@@ -3,7 +3,7 @@
 Everything is measured in turns inside one run: limit, bps, rival, limit, bps, rival, ... A figure is the median over the
 turns, shown with the lowest and the highest. Nothing here asserts a time.
 """
-import argparse, contextlib, json, os, platform, shutil, statistics, subprocess, sys, time
+import argparse, contextlib, heapq, json, os, platform, shutil, statistics, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import BUILD, FLOAT32, Cluster, netns, wait_for
 
@@ -193,6 +193,36 @@ def replay_ms(cluster, layout, model, *more, repeats=3, warmup=1, **environment)
     """Milliseconds of a step of a model, and of computing alone."""
     figures = run_ranks(cluster, layout, ['replay', '--model', model, '--repeats', repeats, '--warmup', warmup, *more], **environment)
     return figures['step_p50_ms'], figures['compute_ms']
+
+
+def ideal_step_ms(layers, bytes_s, forward_ms, backward_ms, update_ms=0, latency_ms=0, by_priority=True, part_bytes=32 << 10):
+    """
+    A step of layers (bytes, share of the work), in forward order, on links that lose nothing: nodes work in step, parts leave
+    most urgent first, or first come, first served, come back in that order, and layers wait for theirs.
+    """
+    births, done = [], 0
+    for layer in reversed(range(len(layers))):
+        done += layers[layer][1]
+        births.append((backward_ms * done, layer))
+    births.reverse()  # the first at the end
+    waiting, now, there = [], 0, [0.0] * len(layers)
+    while births or waiting:
+        if not waiting:
+            now = max(now, births[-1][0])
+        while births and births[-1][0] <= now:
+            birth, layer = births.pop()
+            heapq.heappush(waiting, (layer if by_priority else birth, -layer, layer, layers[layer][0]))
+        *order, layer, left = waiting[0]
+        now += 1e3 * min(left, part_bytes) / bytes_s
+        there[layer] = now + 1e3 * min(layers[layer][0], part_bytes) / bytes_s + latency_ms  # a result's part has to come back whole
+        if left <= part_bytes:
+            heapq.heappop(waiting)
+        else:
+            heapq.heapreplace(waiting, (*order, layer, left - part_bytes))
+    clock = backward_ms + update_ms
+    for arrival, (_, work) in zip(there, layers):
+        clock = max(clock, arrival) + forward_ms * work
+    return clock
 
 
 class Rival:
