@@ -49,7 +49,7 @@
 #include <stdatomic.h>
 
 #define LEDGER_MAGIC   0x4c535042u /* "BPSL" */
-#define LEDGER_VERSION 5
+#define LEDGER_VERSION 6
 
 #define LEDGER_RECORDS \
 	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */

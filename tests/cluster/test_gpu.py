@@ -353,6 +353,11 @@ def test_jobs_that_do_not_wait_for_all():
         assert taken(a, 10) == taken(b, 10) == 2
         begin(late, 10, 1, 100, op=PUSH_PULL)
         assert taken(late, 10) == 2
+        # A server of both tensors' parts dies: what was late is kept by the agent of its rank, and so are the sums.
+        cluster.daemons[2].kill()
+        cluster.restart(2)
+        begin(a, 3, 0, 1, op=ACCUMULATE)
+        assert taken(a, 3) == 24
         for rank in ranks:
             begin(rank, 11, 1, 1000, op=PUSH_PULL, all=1)
         for rank in ranks:
