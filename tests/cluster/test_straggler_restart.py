@@ -115,17 +115,20 @@ def test_they_add_up_whoever_dies():
             each(ranks, 'leave')
 
 
-def test_they_add_up_when_a_server_is_lost_for_good():
+def test_they_add_up_when_servers_change():
+    """One drains, and of the other two one is lost for good."""
     for seed, (op, keys, check) in enumerate(KINDS):
-        with Cluster(2, 2, colocated=False) as cluster:
+        with Cluster(2, 3, colocated=False) as cluster:
             ranks = job(cluster, [2, 1], **keys)
             work = Work(ranks, SEED + seed, op, 8)
             steps = 0
             while work.step():
                 steps += 1
-                if steps == 20:
+                if steps == 12:
+                    assert cluster.daemons[4].ctl('drain') == {'moved': 1, 'stay': 0}
+                if steps == 24:
                     cluster.daemons[2 + seed % 2].kill()
-            assert steps > 20
+            assert steps > 24
             check(work.finish())
             each(ranks, 'leave')
 
