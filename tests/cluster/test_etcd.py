@@ -161,8 +161,9 @@ def test_a_watch_goes_on_after_a_compaction():
     with Etcd() as etcd, cluster_of(etcd, 2, 0, lease='60s') as cluster:
         first = settled(cluster)
         cluster.daemons[1].signal(signal.SIGSTOP)
+        rdma, env = cluster.rdma(9)
         third = Daemon('late', cluster.folder, '--cluster=etcd', '--etcd-endpoints=' + etcd.endpoints,
-                       '--address=' + cluster.address(9), '--lease=60s')
+                       '--address=' + cluster.address(9), '--lease=60s', *rdma, env=env)
         cluster.daemons.append(third)
         wait_for('a third', lambda: len(names(third)) == 3, LONG)
         etcd.compact()

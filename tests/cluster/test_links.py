@@ -116,6 +116,8 @@ def test_wires_that_change_bytes():
 
 
 def test_changed_bytes_by_failpoints():
+    if RDMA:
+        raise Skip('over RDMA: what goes by TCP, where these points are, is set-up, which is not repeated')
     if not HAS_FAILPOINTS:
         raise Skip('the build has no failpoints')
     for who in (0, 2):

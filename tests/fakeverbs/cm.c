@@ -17,9 +17,10 @@ enum state { IDLE, LISTENING, RESOLVED, ROUTED, CONNECTING, REQUESTED, ACCEPTED,
 struct id {
 	struct rdma_cm_id id;
 	struct list link;
-	struct id *other;
+	struct id *other;     /* in this process */
+	struct fake_tie *tie; /* or in another; of one that listens: by which others come */
 	enum state state;
-	uint32_t qp_num, other_qp_num;
+	uint32_t other_qp_num;
 	unsigned n_unacknowledged;
 	uint8_t tos;
 };
@@ -127,6 +128,58 @@ EXPORT int rdma_create_id(struct rdma_event_channel *channel, struct rdma_cm_id 
 	return fails ? -1 : 0;
 }
 
+/* What the other end does comes to an id: its state is that of the connection, and its channel is told. */
+static void learn(struct id *id, enum rdma_cm_event_type type, int status,
+		  const struct rdma_conn_param *param)
+{
+	switch (type) {
+	case RDMA_CM_EVENT_CONNECT_RESPONSE:
+		id->other_qp_num = param->qp_num;
+		break;
+	case RDMA_CM_EVENT_ESTABLISHED:
+		id->state = UP;
+		break;
+	case RDMA_CM_EVENT_REJECTED:
+		id->state = OVER;
+		break;
+	default:
+		break;
+	}
+	tell(id, type, status, param);
+}
+
+/* Tells the other end, wherever that is. */
+static void inform(struct id *id, enum rdma_cm_event_type type, int status,
+		   const struct rdma_conn_param *param)
+{
+	struct fake_frame frame = {
+		.kind = FAKE_FRAME_CM,
+		.event = type,
+		.status = (uint32_t)status,
+		.qp_num = param ? param->qp_num : 0,
+		.len = param ? param->private_data_len : 0,
+	};
+
+	if (id->other) {
+		learn(id->other, type, status, param);
+	} else if (id->tie) {
+		memcpy(&frame.source, &id->id.route.addr.src_storage, sizeof(frame.source));
+		fake_tie_send(id->tie, &frame, param ? param->private_data : NULL);
+	}
+}
+
+/* The other end has gone without a word. */
+static void lose(struct id *id)
+{
+	if (id->state == UP || id->state == ACCEPTED)
+		tell(id, RDMA_CM_EVENT_DISCONNECTED, 0, NULL);
+	else if (id->state == CONNECTING)
+		tell(id, RDMA_CM_EVENT_REJECTED, 28, NULL);
+	id->state = OVER;
+	id->other = NULL;
+	id->tie = NULL;
+}
+
 static void id_free(struct id *id)
 {
 	struct channel *channel = channel_of(id);
@@ -142,14 +195,9 @@ static void id_free(struct id *id)
 		if (read(channel->channel.fd, &one, sizeof(one)) != sizeof(one))
 			fake_abort("an event is not there");
 	}
-	if (id->other) {
-		if (id->other->state == UP || id->other->state == ACCEPTED)
-			tell(id->other, RDMA_CM_EVENT_DISCONNECTED, 0, NULL);
-		else if (id->other->state == CONNECTING)
-			tell(id->other, RDMA_CM_EVENT_REJECTED, 28, NULL);
-		id->other->state = OVER;
-		id->other->other = NULL;
-	}
+	if (id->other)
+		lose(id->other);
+	fake_tie_free(id->tie);
 	channel->n_ids--;
 	list_remove(&id->link);
 	fake_objects--;
@@ -248,12 +296,24 @@ static int bind_id(struct id *id, struct sockaddr *address)
 	return 0;
 }
 
+/* For other processes too, which the port must not be of then. */
+static void listen_far(struct id *id)
+{
+	struct sockaddr *address = &id->id.route.addr.src_addr;
+	uint16_t port = ntohs(*port_of(address));
+
+	id->tie = fake_fabric_listen(id, address, &port);
+	*port_of(address) = htons(port);
+}
+
 EXPORT int rdma_bind_addr(struct rdma_cm_id *cm, struct sockaddr *address)
 {
 	int r;
 
 	pthread_mutex_lock(&fake_lock);
 	r = fake_fails("rdma_bind_addr") ? -1 : bind_id(id_of(cm), address);
+	if (!r)
+		listen_far(id_of(cm));
 	pthread_mutex_unlock(&fake_lock);
 	return r;
 }
@@ -356,9 +416,46 @@ static struct id *find_listener(struct sockaddr *address)
 	return NULL;
 }
 
+/* A request has come to who listens: an id of its own. */
+static struct id *request_new(struct id *listener, const struct sockaddr *source,
+			      const struct rdma_conn_param *param)
+{
+	struct id *id = id_new(listener->id.channel, NULL);
+
+	id->state = REQUESTED;
+	id->id.verbs = listener->id.verbs;
+	id->id.port_num = 1;
+	id->id.route.addr.src_storage = listener->id.route.addr.src_storage;
+	memcpy(&id->id.route.addr.dst_storage, source, len_of(source));
+	id->other_qp_num = param->qp_num;
+	tell(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, param);
+	container_of(channel_of(id)->events.prev, struct event, link)->event.listen_id =
+		&listener->id;
+	return id;
+}
+
+/* To whoever listens there, in this process or another. Returns false when nobody does. */
+static bool request(struct id *id, const struct rdma_conn_param *param)
+{
+	struct sockaddr *target = &id->id.route.addr.dst_addr;
+	struct id *listener = find_listener(target);
+
+	if (listener) {
+		id->other = request_new(listener, &id->id.route.addr.src_addr, param);
+		id->other->other = id;
+		return true;
+	}
+	id->tie = fake_fabric_connect(id, target, ntohs(*port_of(target)));
+	if (!id->tie)
+		return false;
+	fake_tie_join(id->tie, fake_qp_find(param->qp_num));
+	inform(id, RDMA_CM_EVENT_CONNECT_REQUEST, 0, param);
+	return true;
+}
+
 EXPORT int rdma_connect(struct rdma_cm_id *cm, struct rdma_conn_param *param)
 {
-	struct id *id = id_of(cm), *listener, *other;
+	struct id *id = id_of(cm);
 
 	if (result("rdma_connect"))
 		return -1;
@@ -370,28 +467,41 @@ EXPORT int rdma_connect(struct rdma_cm_id *cm, struct rdma_conn_param *param)
 	if (id->state != ROUTED)
 		fake_abort("rdma_connect: no route is resolved");
 	id->state = CONNECTING;
-	id->qp_num = param->qp_num;
-	listener = find_listener(&cm->route.addr.dst_addr);
 	if (fake_wire == FAKE_WIRE_DEAF) {
-	} else if (!listener || fake_wire == FAKE_WIRE_CUT) {
-		tell(id, listener ? RDMA_CM_EVENT_UNREACHABLE : RDMA_CM_EVENT_REJECTED,
-		     listener ? -ETIMEDOUT : 8, NULL);
-	} else {
-		other = id_new(listener->id.channel, NULL);
-		other->state = REQUESTED;
-		other->id.verbs = listener->id.verbs;
-		other->id.port_num = 1;
-		other->id.route.addr.src_storage = listener->id.route.addr.src_storage;
-		other->id.route.addr.dst_storage = cm->route.addr.src_storage;
-		other->other = id;
-		other->other_qp_num = param->qp_num;
-		id->other = other;
-		tell(other, RDMA_CM_EVENT_CONNECT_REQUEST, 0, param);
-		container_of(channel_of(other)->events.prev, struct event, link)->event.listen_id =
-			&listener->id;
+	} else if (fake_wire == FAKE_WIRE_CUT) {
+		tell(id, RDMA_CM_EVENT_UNREACHABLE, -ETIMEDOUT, NULL);
+	} else if (!request(id, param)) {
+		tell(id, RDMA_CM_EVENT_REJECTED, 8, NULL);
 	}
 	pthread_mutex_unlock(&fake_lock);
 	return 0;
+}
+
+/* From another process: of a connection that is new, or of an id's. */
+void fake_cm_arrived(struct fake_tie *tie, const struct fake_frame *frame, const void *data)
+{
+	struct rdma_conn_param param = {
+		.private_data = data,
+		.private_data_len = (uint8_t)frame->len,
+		.qp_num = frame->qp_num,
+	};
+	struct id *id = fake_tie_id(tie);
+
+	if (frame->event == RDMA_CM_EVENT_CONNECT_REQUEST) {
+		id = request_new(id, (const struct sockaddr *)&frame->source, &param);
+		id->tie = tie;
+		fake_tie_set_id(tie, id);
+		return;
+	}
+	learn(id, frame->event, (int)frame->status, frame->len ? &param : NULL);
+}
+
+void fake_cm_lost(const struct fake_tie *tie)
+{
+	struct id *id = fake_tie_id(tie);
+
+	if (id->tie == tie) /* else it listens, and the request has not come */
+		lose(id);
 }
 
 EXPORT int rdma_accept(struct rdma_cm_id *cm, struct rdma_conn_param *param)
@@ -402,11 +512,9 @@ EXPORT int rdma_accept(struct rdma_cm_id *cm, struct rdma_conn_param *param)
 		return -1;
 	pthread_mutex_lock(&fake_lock);
 	id->state = ACCEPTED;
-	id->qp_num = param->qp_num;
-	if (id->other) {
-		id->other->other_qp_num = param->qp_num;
-		tell(id->other, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, param);
-	}
+	if (id->tie)
+		fake_tie_join(id->tie, fake_qp_find(param->qp_num));
+	inform(id, RDMA_CM_EVENT_CONNECT_RESPONSE, 0, param);
 	pthread_mutex_unlock(&fake_lock);
 	return 0;
 }
@@ -419,10 +527,7 @@ EXPORT int rdma_establish(struct rdma_cm_id *cm)
 		return -1;
 	pthread_mutex_lock(&fake_lock);
 	id->state = UP;
-	if (id->other) {
-		id->other->state = UP;
-		tell(id->other, RDMA_CM_EVENT_ESTABLISHED, 0, NULL);
-	}
+	inform(id, RDMA_CM_EVENT_ESTABLISHED, 0, NULL);
 	pthread_mutex_unlock(&fake_lock);
 	return 0;
 }
@@ -434,12 +539,11 @@ EXPORT int rdma_reject(struct rdma_cm_id *cm, const void *data, uint8_t len)
 	(void)data;
 	(void)len;
 	pthread_mutex_lock(&fake_lock);
-	if (id->other) {
-		id->other->state = OVER;
-		tell(id->other, RDMA_CM_EVENT_REJECTED, 28, NULL);
+	inform(id, RDMA_CM_EVENT_REJECTED, 28, NULL);
+	if (id->other)
 		id->other->other = NULL;
-		id->other = NULL;
-	}
+	id->other = NULL;
+	fake_tie_free(TAKE_PTR(id->tie));
 	pthread_mutex_unlock(&fake_lock);
 	return 0;
 }
@@ -449,8 +553,8 @@ EXPORT int rdma_disconnect(struct rdma_cm_id *cm)
 	struct id *id = id_of(cm);
 
 	pthread_mutex_lock(&fake_lock);
-	if (id->other && id->other->state == UP)
-		tell(id->other, RDMA_CM_EVENT_DISCONNECTED, 0, NULL);
+	if (id->state == UP)
+		inform(id, RDMA_CM_EVENT_DISCONNECTED, 0, NULL);
 	pthread_mutex_unlock(&fake_lock);
 	return 0;
 }

@@ -4,6 +4,7 @@
 #include "base/list.h"
 #include "fake.h"
 #include <infiniband/verbs.h>
+#include <netinet/in.h>
 #include <pthread.h>
 #include <rdma/rdma_cma.h>
 
@@ -92,15 +93,59 @@ struct fake_qp {
 	struct ibv_recv_wr *receives;
 	struct ibv_sge *receive_sges;
 	unsigned first_receive, n_receives;
+	struct fake_tie *tie; /* to the process of the other end */
+	bool is_far;	      /* it has or had one */
+	unsigned n_far;	      /* of those waiting: the first so many are there, not answered yet */
 };
 
 extern struct list fake_qps;
+struct fake_qp *fake_qp_find(uint32_t number);
 /* Takes up what is posted, in a thread of its own while there is an event channel. The lock is held. */
 void fake_wire_start(void);
 void fake_wire_stop(void);
 void fake_wire_wake(void);
 /* To the error state: all that is posted is flushed. */
 void fake_qp_break(struct fake_qp *qp);
+
+/*
+ * Connections to other processes (fabric.c), each belonging to the id of a connection, and used by its queue pair. The device
+ * of the other end does its half of a work request and answers with the status. The lock is held throughout.
+ */
+enum fake_frame_kind { FAKE_FRAME_CM, FAKE_FRAME_WORK, FAKE_FRAME_ANSWER };
+
+struct fake_frame {
+	uint32_t kind, len; /* bytes behind it: private data, or a payload */
+	uint32_t status;
+	uint32_t event, qp_num; /* of librdmacm */
+	struct sockaddr_in6 source;
+	uint32_t opcode, flags,
+		key; /* of a work request; the other end's key, or one to invalidate */
+	uint64_t address;
+};
+
+struct fake_tie;
+struct id; /* cm.c's */
+/* Listens at an address, at this port or the next that is free. NULL: this process is alone. */
+struct fake_tie *fake_fabric_listen(struct id *id, const struct sockaddr *address, uint16_t *port);
+/* NULL: nobody listens there. */
+struct fake_tie *fake_fabric_connect(struct id *id, const struct sockaddr *address, uint16_t port);
+void fake_fabric_start(void);
+void fake_fabric_stop(void);
+/* What has arrived; waits for something if it may. Lets go of the lock meanwhile. */
+void fake_fabric_turn(bool may_wait);
+void fake_tie_free(struct fake_tie *tie); /* takes NULL */
+void fake_tie_set_id(struct fake_tie *tie, struct id *id);
+struct id *fake_tie_id(const struct fake_tie *tie);
+void fake_tie_join(struct fake_tie *tie, struct fake_qp *qp);
+void fake_tie_leave(struct fake_qp *qp);
+void fake_tie_send(struct fake_tie *tie, const struct fake_frame *frame, const void *data);
+/* Called by it: frames, and the end. The id of a request is that which listens. */
+void fake_cm_arrived(struct fake_tie *tie, const struct fake_frame *frame, const void *data);
+void fake_cm_lost(const struct fake_tie *tie);
+enum ibv_wc_status fake_work_arrived(struct fake_qp *to, const struct fake_frame *frame,
+				     const void *data);
+void fake_work_answered(struct fake_qp *qp, enum ibv_wc_status status);
+void fake_work_lost(struct fake_qp *qp);
 
 /* What a key opens now, or NULL. */
 struct fake_mr *fake_key_region(uint32_t key);

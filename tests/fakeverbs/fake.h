@@ -1,12 +1,13 @@
 /*
- * A double of RDMA in one process: the part of libibverbs and librdmacm that daemon/transport/ uses, with devices that
- * move memory of this process, and the machine's list of them. A program that links it finds it as libibverbs.so.1 and
+ * A double of RDMA: the part of libibverbs and librdmacm that daemon/transport/ uses, with devices that move memory of this
+ * process or of several, and the machine's list of them. A program that links it finds it as libibverbs.so.1 and
  * librdmacm.so.1. It keeps to the rules that real ones have: completions come later, by a thread of its own; a message needs a
  * receive that is posted, a key its memory, its protection domain and its rights; a queue that runs over, or an object that
  * goes before those made of it, ends the program with words. Times, loss and order on a wire are not there: what it
  * proves is how our end behaves, under sanitizers and with every failure, not how a device does. That is scripts/vm --rdma.
  *
- * Tests change it by the functions here, at any time and from any thread.
+ * Tests change it by the functions here, at any time and from any thread. Programs that know nothing of it have it by
+ * LD_PRELOAD; with FAKE_FABRIC, any text, the devices of all processes that have the same are joined.
  */
 #pragma once
 

@@ -423,6 +423,7 @@ EXPORT int ibv_destroy_qp(struct ibv_qp *ibv)
 	struct fake_cq *cq = container_of(ibv->send_cq, struct fake_cq, cq);
 
 	pthread_mutex_lock(&fake_lock);
+	fake_tie_leave(qp);
 	list_remove(&qp->link);
 	cq_forget(cq, qp);
 	cq->n_qps--;

@@ -1,10 +1,7 @@
 /* The devices at work: what is posted is taken up by a thread, one work request of each queue pair after another. */
 #include "double.h"
 
-#include <sched.h>
-
 static pthread_t thread;
-static pthread_cond_t work_came = PTHREAD_COND_INITIALIZER;
 static bool is_running;
 static unsigned failing_in; /* this many work requests from now one fails; 0: none does */
 static enum ibv_wc_status failing_status;
@@ -84,10 +81,11 @@ static void flush(struct fake_qp *qp)
 void fake_qp_break(struct fake_qp *qp)
 {
 	qp->qp.state = IBV_QPS_ERR;
+	qp->n_far = 0;
 	flush(qp);
 }
 
-static struct fake_qp *find(uint32_t number)
+struct fake_qp *fake_qp_find(uint32_t number)
 {
 	struct fake_qp *qp;
 
@@ -200,17 +198,12 @@ static enum ibv_wc_status deliver(struct fake_qp *to, const struct fake_send *se
 	return wc.status == IBV_WC_SUCCESS ? IBV_WC_SUCCESS : IBV_WC_REM_OP_ERR;
 }
 
-static enum ibv_wc_status carry(struct fake_qp *qp, const struct fake_send *send)
+/* At the device of the other end. */
+static enum ibv_wc_status arrive(struct fake_qp *to, const struct fake_send *send, uint32_t len)
 {
-	struct fake_qp *to = find(qp->remote);
-	uint32_t len = send->wr.num_sge ? send->sge.length : 0;
 	enum ibv_wc_status status;
 
-	if (len && !(send->wr.send_flags & IBV_SEND_INLINE) && !may_use(qp, &send->sge, 0))
-		return IBV_WC_LOC_PROT_ERR;
-	if (fake_wire == FAKE_WIRE_CUT || !to ||
-	    (to->qp.state != IBV_QPS_RTR && to->qp.state != IBV_QPS_RTS) ||
-	    (fake_wire == FAKE_WIRE_NARROW && qp->path_mtu > IBV_MTU_1024 && len > 1024))
+	if (!to || (to->qp.state != IBV_QPS_RTR && to->qp.state != IBV_QPS_RTS))
 		return IBV_WC_RETRY_EXC_ERR;
 	switch (send->wr.opcode) {
 	case IBV_WR_RDMA_WRITE:
@@ -233,20 +226,106 @@ static enum ibv_wc_status carry(struct fake_qp *qp, const struct fake_send *send
 	return status;
 }
 
-static void take_up(struct fake_qp *qp)
+static uint32_t len_of(const struct fake_send *send)
 {
-	const struct fake_send *send = take_send(qp);
-	enum ibv_wc_status status;
+	return send->wr.num_sge ? send->sge.length : 0;
+}
 
-	if (failing_in && !--failing_in)
-		status = failing_status;
-	else if (send->wr.opcode == IBV_WR_BIND_MW)
-		status = bind_window(qp, &send->wr);
-	else
-		status = carry(qp, send);
-	complete_send(qp, send, status);
+/* Returns what is wrong at this end, and with the wire. */
+static enum ibv_wc_status leave(const struct fake_qp *qp, const struct fake_send *send)
+{
+	uint32_t len = len_of(send);
+
+	if (len && !(send->wr.send_flags & IBV_SEND_INLINE) && !may_use(qp, &send->sge, 0))
+		return IBV_WC_LOC_PROT_ERR;
+	if (fake_wire == FAKE_WIRE_CUT || (qp->is_far && !qp->tie) ||
+	    (fake_wire == FAKE_WIRE_NARROW && qp->path_mtu > IBV_MTU_1024 && len > 1024))
+		return IBV_WC_RETRY_EXC_ERR;
+	return IBV_WC_SUCCESS;
+}
+
+static void done(struct fake_qp *qp, enum ibv_wc_status status)
+{
+	complete_send(qp, take_send(qp), status);
 	if (status != IBV_WC_SUCCESS)
 		fake_qp_break(qp);
+}
+
+/* To another process: its device does the rest. */
+static void send_far(struct fake_qp *qp, const struct fake_send *send)
+{
+	struct fake_frame frame = {
+		.kind = FAKE_FRAME_WORK,
+		.len = len_of(send),
+		.opcode = send->wr.opcode,
+		.flags = send->wr.send_flags & IBV_SEND_SOLICITED,
+		.key = send->wr.invalidate_rkey,
+	};
+
+	if (send->wr.opcode == IBV_WR_RDMA_WRITE) {
+		frame.key = send->wr.wr.rdma.rkey;
+		frame.address = send->wr.wr.rdma.remote_addr;
+	} else if (send->wr.opcode == IBV_WR_RDMA_WRITE_WITH_IMM) {
+		fake_abort("the double does not have immediates between processes");
+	}
+	qp->n_far++;
+	fake_tie_send(qp->tie, &frame, source_of(send));
+}
+
+enum ibv_wc_status fake_work_arrived(struct fake_qp *to, const struct fake_frame *frame,
+				     const void *data)
+{
+	struct fake_send send = {
+		.wr = { .opcode = frame->opcode, .num_sge = 1, .send_flags = frame->flags },
+		.sge = { .addr = (uintptr_t)data, .length = frame->len },
+	};
+
+	if (send.wr.opcode == IBV_WR_SEND_WITH_INV)
+		send.wr.invalidate_rkey = frame->key;
+	send.wr.wr.rdma.rkey = frame->key;
+	send.wr.wr.rdma.remote_addr = frame->address;
+	return arrive(to, &send, frame->len);
+}
+
+/* In their order; what was flushed meanwhile has been told. */
+void fake_work_answered(struct fake_qp *qp, enum ibv_wc_status status)
+{
+	if (!qp->n_far)
+		return;
+	qp->n_far--;
+	done(qp, status);
+}
+
+void fake_work_lost(struct fake_qp *qp)
+{
+	if (qp->n_far)
+		fake_work_answered(qp, IBV_WC_RETRY_EXC_ERR);
+}
+
+/*
+ * The next that is waiting, behind those that are under way to another process. Windows are opened, and what fails does, when
+ * these have come to their end. Returns whether it was taken up.
+ */
+static bool take_up(struct fake_qp *qp)
+{
+	const struct fake_send *send =
+		&qp->sends[(qp->first_send + qp->n_far) % qp->cap.max_send_wr];
+	bool is_bind = send->wr.opcode == IBV_WR_BIND_MW;
+	enum ibv_wc_status status = is_bind ? IBV_WC_SUCCESS : leave(qp, send);
+
+	if (qp->n_far && (is_bind || failing_in == 1 || status != IBV_WC_SUCCESS))
+		return false;
+	if (failing_in && !--failing_in)
+		status = failing_status;
+	else if (is_bind)
+		status = bind_window(qp, &send->wr);
+	else if (status == IBV_WC_SUCCESS && qp->tie) {
+		send_far(qp, send);
+		return true;
+	} else if (status == IBV_WC_SUCCESS)
+		status = arrive(fake_qp_find(qp->remote), send, len_of(send));
+	done(qp, status);
+	return true;
 }
 
 /* Returns whether there was anything. */
@@ -256,12 +335,10 @@ static bool turn(void)
 	bool has_worked = false;
 
 	list_for_each_safe (qp, next, &fake_qps, link) {
-		if (qp->qp.state == IBV_QPS_ERR) {
+		if (qp->qp.state == IBV_QPS_ERR)
 			flush(qp);
-		} else if (qp->n_waiting && fake_wire != FAKE_WIRE_STILL) {
-			take_up(qp);
-			has_worked = true;
-		}
+		else if (qp->n_waiting > qp->n_far && fake_wire != FAKE_WIRE_STILL)
+			has_worked |= take_up(qp);
 	}
 	return has_worked;
 }
@@ -269,28 +346,16 @@ static bool turn(void)
 static void *fake_run(void *arg)
 {
 	pthread_mutex_lock(&fake_lock);
-	while (is_running) {
-		if (!turn()) {
-			pthread_cond_wait(&work_came, &fake_lock);
-			continue;
-		}
-		/* Others have their turn between any two. */
-		pthread_mutex_unlock(&fake_lock);
-		(void)sched_yield();
-		pthread_mutex_lock(&fake_lock);
-	}
+	while (is_running)
+		fake_fabric_turn(!turn());
 	pthread_mutex_unlock(&fake_lock);
 	return arg;
-}
-
-void fake_wire_wake(void)
-{
-	pthread_cond_signal(&work_came);
 }
 
 void fake_wire_start(void)
 {
 	is_running = true;
+	fake_fabric_start();
 	if (pthread_create(&thread, NULL, fake_run, NULL))
 		fake_abort("no thread");
 }
@@ -304,4 +369,5 @@ void fake_wire_stop(void)
 	pthread_mutex_unlock(&fake_lock);
 	(void)pthread_join(last, NULL);
 	pthread_mutex_lock(&fake_lock);
+	fake_fabric_stop();
 }

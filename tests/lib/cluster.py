@@ -11,6 +11,8 @@ SCALE = int(os.environ.get('BPS_TEST_SCALE', '1'))  # of deadlines, for sanitize
 SANITIZER = os.environ.get('BPS_TEST_SANITIZER', 'none')
 TSAN, SANITIZED = 'thread' in SANITIZER, SANITIZER != 'none'
 DEADLINE = 30 * SCALE
+# Two devices: daemons of a cluster go by RDMA alone. Those of scripts/vm --rdma, or "fake0 fake1" of tests/fakeverbs.
+RDMA = os.environ.get('BPS_TEST_RDMA', '').split()
 
 FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT16, INT8, UINT8, BOOL = range(1, 11)
 PUSH_PULL, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, PUSH_PULL_ROWS, ACCUMULATE = range(1, 9)
@@ -70,7 +72,7 @@ class Process:
 
 
 class Daemon(Process):
-    def __init__(self, name, folder, *options, netns=None, wait=True):
+    def __init__(self, name, folder, *options, netns=None, wait=True, env=None):
         self.socket = os.path.join(folder, name + '.sock')
         self.admin = os.path.join(folder, name + '.admin')
         notify_path = os.path.join(folder, name + '.notify')
@@ -78,7 +80,7 @@ class Daemon(Process):
         self.notify.bind(notify_path)
         argv = [os.path.join(BUILD, 'daemon', 'bps-daemon'), '--config=', '--socket=' + self.socket,
                 '--admin-socket=' + self.admin, '--node=' + name, *options]
-        super().__init__(name, argv, folder, netns, {'NOTIFY_SOCKET': notify_path}, stdin=subprocess.DEVNULL)
+        super().__init__(name, argv, folder, netns, {**(env or {}), 'NOTIFY_SOCKET': notify_path}, stdin=subprocess.DEVNULL)
         if wait:
             self.ready()
 
@@ -232,6 +234,7 @@ class Cluster:
     server, or node 0, is it) or etcd (options say where). options: for every daemon. netns: prefix of namespaces made by scripts/netns."""
 
     count = 0
+    n_rdma = 0  # connections by RDMA that were made
 
     def __init__(self, n_nodes=1, n_spare=0, source=None, options=(), colocated=True, netns=None, start=True,
                  bandwidths=None):
@@ -281,11 +284,8 @@ class Cluster:
 
     def start(self, i, wait=True, options=()):
         """Starts daemon i (again)."""
-        devices = os.environ.get('BPS_TEST_RDMA', '').split()  # two: cluster tests over RDMA, in scripts/vm --rdma
-        arguments = ['--cluster=' + self.source]
-        if devices and self.source != 'single' and not self.netns:
-            arguments += ['--transport=rdma', '--rdma-devices=' + devices[i % 2], '--hello-timeout=60s', '--peer-timeout=10s']
-        arguments += [*self.options, *options]
+        rdma, env = self.rdma(i)
+        arguments = ['--cluster=' + self.source, *rdma, *self.options, *options]
         if self.source != 'static':
             arguments.append('--roles=' + self.roles(i))
         if self.source == 'static':
@@ -299,7 +299,7 @@ class Cluster:
             if i == self.coordinated_by:
                 arguments.append('--coordinator-listen=' + coordinator)
         daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
-                        netns=f'{self.netns}{i}' if self.netns else None)
+                        netns=f'{self.netns}{i}' if self.netns else None, env=env)
         if wait:
             daemon.ready()
         return daemon
@@ -321,6 +321,19 @@ class Cluster:
             for daemon in self.daemons:
                 if daemon.alive():
                     daemon.signal(signal.SIGHUP)
+
+    def rdma(self, i):
+        """What lets daemon i go by RDMA alone, if it is to: options, and the environment that brings the double."""
+        if not RDMA or self.source == 'single':
+            return [], {}
+        if self.netns:
+            raise Skip('over RDMA: the devices are in the first network namespace')
+        options = ['--transport=rdma', '--rdma-devices=' + RDMA[i % 2], '--hello-timeout=60s', '--peer-timeout=10s']
+        if not RDMA[0].startswith('fake'):
+            return options, {}
+        double = os.path.join(BUILD, 'tests', 'fakeverbs')
+        return options, {'LD_LIBRARY_PATH': double, 'LD_PRELOAD': os.path.join(double, 'librdmacm.so.1'),
+                         'FAKE_FABRIC': self.folder}
 
     def restart(self, i, options=(), wait=True):
         self.daemons[i].notify.close()
@@ -375,6 +388,7 @@ class Cluster:
             raise AssertionError('\n'.join(errors))
 
     def abandon(self):
+        Cluster.n_rdma += sum(len(re.findall(r': rdma: \S+ connected to ', daemon.text())) for daemon in self.daemons)
         for process in [*self.trainers, *self.daemons]:
             process.kill()
         if os.environ.get('BPS_KEEP'):
@@ -425,9 +439,11 @@ def run(names):
     for name, test in tests.items():
         if wanted and not any(word in name for word in wanted):
             continue
-        began = time.monotonic()
+        began, Cluster.n_rdma = time.monotonic(), 0
         try:
             test()
+            if RDMA and not Cluster.n_rdma:
+                raise Skip('over RDMA: no daemon calls another')
             passed += 1
             print(f'ok   {name} ({time.monotonic() - began:.1f} s)', flush=True)
         except Skip as reason:
