@@ -404,7 +404,7 @@ struct data_rdma_hello {
 };
 static_assert(sizeof(struct data_rdma_hello) == 56, "data_rdma_hello is wire format");
 
-#define DATA_RDMA_VERSION 2
+#define DATA_RDMA_VERSION 3
 
 void data_rdma_swap(struct data_rdma *head); /* both ways, as the others */
 void data_rdma_offer_swap(struct data_rdma_offer *offer);

@@ -22,6 +22,8 @@
 #define RDMA_RECEIVES	   128 /* posted for each lane */
 #define RDMA_SENDS	   128 /* messages posted at once, two work requests each at most */
 #define RDMA_WORKS	   32  /* work requests posted together */
+/* Completions of answers are seen with the next message that comes, or after this. */
+#define RDMA_LATE_NS (10 * NSEC_PER_MSEC)
 /* Bytes of payload offered or under way on a lane; more urgent ones overtake the rest. Enough for 200 Gbit/s over 40 us. */
 #define RDMA_AHEAD (1u << 20)
 /* Of a link: open at once. Rooms leave the last to grants, which someone waits for. */
@@ -145,6 +147,13 @@ enum rdma_link_state {
 	LINK_UP, /* a lane's */
 };
 
+/* Of which completions the channel will tell. */
+enum rdma_arming {
+	RDMA_ARMED_NOT,
+	RDMA_ARMED_MESSAGES, /* of what the other end sends */
+	RDMA_ARMED_ALL,	     /* of our sends too */
+};
+
 struct rdma_send {
 	struct message *message; /* done with when the send is; NULL: nothing waits for it */
 	bool is_signaled;	 /* its completion will be told */
@@ -200,9 +209,11 @@ struct rdma_link {
 	struct ibv_send_wr works[RDMA_WORKS]; /* prepared: posted together */
 	struct ibv_sge work_sges[RDMA_WORKS];
 	unsigned n_works;
-	bool is_armed;		   /* the channel will tell of the next completion */
-	struct list awaiting;	   /* messages, by message.link: offered, no grant yet */
-	struct list granted;	   /* messages, by message.link: to be written to their room */
+	enum rdma_arming arming;
+	struct loop_timer late; /* looks for completions of sends that no message brought along */
+	bool is_late;		/* it has been in vain */
+	struct list awaiting;	/* messages, by message.link: offered, no grant yet */
+	struct list granted;	/* messages, by message.link: to be written to their room */
 	struct rdma_grant *grants; /* to be sent */
 	size_t n_grants, grants_capacity;
 	struct rdma_window *windows; /* RDMA_WINDOWS, of which n_windows have been made */
@@ -289,6 +300,10 @@ int rdma_post_receive(struct rdma_link *link, unsigned i);
 
 void rdma_flush(struct lane *lane);
 void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc);
+/* Whether a completion will be told of a send. */
+bool rdma_awaits_sends(const struct rdma_link *link);
+/* Whether something cannot leave before. */
+bool rdma_is_held_up(const struct rdma_link *link);
 /*
  * Whether a send has not been completed for so long that its device ought to have given up: cards answer cards, however
  * busy the processors are. To be asked when all completions have been seen.
@@ -323,5 +338,7 @@ void rdma_windows_done(struct rdma_link *link);
 void rdma_link_fail(struct rdma_link *link, const char *format, ...) _printf_(2, 3);
 /* Looks for completions in the loop's next turn. The worker's thread. */
 void rdma_poll_again(struct rdma_link *link);
+/* Looks for completions that nobody is woken for, after RDMA_LATE_NS. The worker's thread. */
+void rdma_watch_sends(struct rdma_link *link);
 /* The wire broke: the worker is told. Home; not when the lane is closing. */
 void rdma_link_break(struct rdma_link *link, const char *why);

@@ -104,6 +104,29 @@ static bool poll_all(struct rdma_link *link)
 }
 
 /*
+ * Who calls waits for its payloads to have left, as others leave then. Who answers is not woken up to see that an answer has
+ * arrived: the next message lets it see that, unless something cannot leave before, or none has come for a while.
+ */
+static enum rdma_arming arming_of(const struct rdma_link *link)
+{
+	if (link->lane->makes_calls || rdma_is_held_up(link) ||
+	    (link->is_late && rdma_awaits_sends(link)))
+		return RDMA_ARMED_ALL;
+	return RDMA_ARMED_MESSAGES;
+}
+
+void rdma_watch_sends(struct rdma_link *link)
+{
+	if (link->arming != RDMA_ARMED_MESSAGES || !rdma_awaits_sends(link)) {
+		loop_timer_cancel(&link->late);
+		return;
+	}
+	if (!link->late.loop &&
+	    loop_timer_set(link->lane->worker->loop, &link->late, clock_now_ns() + RDMA_LATE_NS))
+		(void)lane_out_of_memory(link->lane);
+}
+
+/*
  * Asks to be woken only when there is nothing left to do, and looks once more after asking: so that what comes meanwhile is
  * seen without a system call, and nothing is missed.
  */
@@ -111,13 +134,14 @@ static void poll_some(struct rdma_link *link)
 {
 	struct lane *lane = link->lane;
 	bool is_all = poll_all(link);
+	enum rdma_arming wanted;
 
-	while (is_all && !lane->is_failed && !link->is_armed) {
-		if (ibv_req_notify_cq(link->cq, 0)) {
+	while (is_all && !lane->is_failed && link->arming < (wanted = arming_of(link))) {
+		if (ibv_req_notify_cq(link->cq, wanted == RDMA_ARMED_MESSAGES)) {
 			rdma_link_fail(link, "completion events cannot be asked for");
 			return;
 		}
-		link->is_armed = true;
+		link->arming = wanted;
 		is_all = poll_all(link);
 	}
 	if (lane->is_failed)
@@ -126,6 +150,7 @@ static void poll_some(struct rdma_link *link)
 		rdma_poll_again(link);
 		return;
 	}
+	rdma_watch_sends(link);
 	if (rdma_is_still(link)) {
 		metric_add(&link->rdma->metrics.links_still, 1);
 		rdma_link_fail(link,
@@ -133,6 +158,15 @@ static void poll_some(struct rdma_link *link)
 			       "the device given up",
 			       link->port->device->name);
 	}
+}
+
+static void on_late(struct loop_timer *timer)
+{
+	struct rdma_link *link = container_of(timer, struct rdma_link, late);
+
+	link->is_late = true;
+	poll_some(link);
+	link->is_late = false;
 }
 
 static void on_again(struct mail *mail)
@@ -154,7 +188,7 @@ static void rdma_on_ready(struct loop_source *source, uint32_t events)
 	if (verbs->get_cq_event(link->channel, &cq, &context))
 		return;
 	verbs->ack_cq_events(cq, 1);
-	link->is_armed = false;
+	link->arming = RDMA_ARMED_NOT;
 	poll_some(link);
 }
 
@@ -180,6 +214,7 @@ static void rdma_cut(struct lane *lane)
 
 	loop_remove(&lane->source);
 	lane->source.fd = -1;
+	loop_timer_cancel(&link->late);
 	if (link->qp)
 		(void)link->rdma->verbs->modify_qp(link->qp, &attr, IBV_QP_STATE);
 }
@@ -281,6 +316,7 @@ int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_l
 	list_init(&link->awaiting);
 	list_init(&link->granted);
 	link->again.run = on_again;
+	link->late.expired = on_late;
 	link->broken.run = on_broken;
 	*ret_lane = lane;
 	return 0;

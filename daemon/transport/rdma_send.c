@@ -93,7 +93,8 @@ static void init_send(struct rdma_link *link, unsigned slot, size_t len, struct 
 		.sg_list = sge,
 		.num_sge = 1,
 		.opcode = IBV_WR_SEND,
-		.send_flags = (link->sends[slot].is_signaled ? IBV_SEND_SIGNALED : 0u) |
+		.send_flags = IBV_SEND_SOLICITED |
+			      (link->sends[slot].is_signaled ? IBV_SEND_SIGNALED : 0u) |
 			      (len <= link->max_inline ? IBV_SEND_INLINE : 0u),
 	};
 	link->credits--;
@@ -346,8 +347,13 @@ void rdma_flush(struct lane *lane)
 	if (!lane->is_failed && posted(link) && link->owed >= RDMA_RECEIVES / 2 &&
 	    link->n_sends < RDMA_SENDS && link->credits)
 		post_head(link, &(struct data_rdma){ .kind = RDMA_CREDIT });
-	if (!lane->is_failed && post(link) && rdma_is_still(link))
-		rdma_poll_again(link);
+	if (!lane->is_failed && post(link)) {
+		/* Who was to be woken by messages alone may have to know more now. */
+		if (rdma_is_still(link) ||
+		    (link->arming == RDMA_ARMED_MESSAGES && rdma_is_held_up(link)))
+			rdma_poll_again(link);
+		rdma_watch_sends(link);
+	}
 	link->n_works = 0;
 }
 
@@ -387,6 +393,18 @@ static uint64_t patience_ns(const struct rdma_link *link, const struct message *
 	uint64_t bytes = message ? message->header->len : 0;
 
 	return link->rdma->transport->peer_timeout_ns / 4 * 3 + bytes * 1000;
+}
+
+bool rdma_awaits_sends(const struct rdma_link *link)
+{
+	/* Those behind the last that is signaled are silent. */
+	return link->n_sends > link->n_silent;
+}
+
+bool rdma_is_held_up(const struct rdma_link *link)
+{
+	return rdma_awaits_sends(link) &&
+	       (link->lane->queue.n || link->n_grants || !list_empty(&link->granted));
 }
 
 bool rdma_is_still(const struct rdma_link *link)

@@ -517,6 +517,7 @@ static void wild_send(struct rdma_link *link, const struct wild *wild, size_t le
 		.sg_list = &sge,
 		.num_sge = 1,
 		.opcode = IBV_WR_SEND,
+		.send_flags = IBV_SEND_SOLICITED,
 	};
 	struct ibv_send_wr *bad;
 
@@ -589,7 +590,9 @@ TEST_TIMEOUT(messages_that_break_the_rules, LIMIT_S)
 TEST_TIMEOUT(a_payload_out_of_nowhere, LIMIT_S)
 {
 	_cleanup_(pair_freep) struct pair *pair = pair_of(&variants[0], TRANSPORT_AUTO);
-	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM, .imm_data = 0x01020304 },
+	struct ibv_send_wr wr = { .opcode = IBV_WR_RDMA_WRITE_WITH_IMM,
+				  .imm_data = 0x01020304,
+				  .send_flags = IBV_SEND_SOLICITED },
 			   *bad;
 
 	PAIR_UNTIL(pair, link_of(&pair->a) && link_of(&pair->b));

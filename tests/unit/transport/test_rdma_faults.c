@@ -6,6 +6,7 @@
 #include "fake.h"
 #include "transport/rdma.h"
 #include "transport_pair.h"
+#include <sys/mman.h>
 #include <sys/resource.h>
 
 #define LEN	(100 << 10)
@@ -550,4 +551,42 @@ TEST_TIMEOUT(posts_and_wake_ups_are_few, LIMIT_S)
 	/* For each: offer, grant, write and placed, write and answer. */
 	ASSERT_INT(after.works - before.works, >=, 4 * ECHOES);
 	ASSERT_INT(after.posts - before.posts, <, after.works - before.works);
+}
+
+/* One after another: each message wakes its receiver, and a payload that has arrived its caller; an answer that has nobody. */
+TEST_TIMEOUT(answers_that_have_arrived_wake_nobody, LIMIT_S)
+{
+	struct pair_config config = config_of(&variants[0], TRANSPORT_RDMA);
+	_cleanup_(pair_freep) struct pair *pair = pair_up(&config);
+	struct fake_work before, after;
+	struct pair_call call;
+	unsigned n = 50;
+	char *arena =
+		mmap(NULL, 2 * LEN, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	ASSERT_TRUE(arena != MAP_FAILED);
+	pair_fill(arena, LEN, 9);
+	ASSERT_OK(transport_memory_add(pair->a.transport, arena, 2 * LEN));
+	pair->server->on_call = pair_on_call_echo;
+	before = fake_work();
+	for (unsigned i = 0; i < n; i++) {
+		pair_call_init(&call, arena, LEN, arena + LEN, LEN);
+		pair_call_begin(pair, &call);
+		PAIR_UNTIL(pair, call.n_done);
+		ASSERT_OK(call.call.status);
+	}
+	after = fake_work();
+	ASSERT_INT(after.wake_ups - before.wake_ups, <=, 5 * n + n / 2);
+	transport_memory_remove(pair->a.transport, arena);
+	(void)munmap(arena, 2 * LEN);
+}
+
+/* But they are looked for: what an answer held is let go without a message that comes. */
+TEST_TIMEOUT(answers_that_have_arrived_are_let_go, LIMIT_S)
+{
+	struct pair_config config = config_of(&variants[0], TRANSPORT_RDMA);
+	_cleanup_(pair_freep) struct pair *pair = pair_up(&config);
+
+	echo_all(pair);
+	PAIR_UNTIL(pair, !atomic_load(&link_of(&pair->b)->lane->queued_bytes));
 }
