@@ -247,7 +247,7 @@ void pipeline_elastic_formed(struct pipeline_job *job)
 		return;
 	if (!job->resumed) {
 		if (job->ledger)
-			ledger_set_membership(job->ledger, job->membership);
+			ledger_set_membership(job->ledger, job->first_membership);
 		for (uint32_t i = 0; job->distributed && i < job->layout.n_local; i++)
 			if (!job->members[i] && job->state == JOB_RUNNING)
 				drop_absent(job, i);

@@ -67,8 +67,9 @@ struct pipeline_place pipeline_place(const struct pipeline_member *member)
 
 	if (!job || !job->shape.elastic)
 		return (struct pipeline_place){ 0 };
+	/* The run's layout, as all are told it, also where ranks were lost before the run was formed here. */
 	return (struct pipeline_place){
-		.membership = job->membership,
+		.membership = job->first_membership,
 		.rank = member->rank,
 		.size = job->shape.size,
 		.local_rank = member->index,

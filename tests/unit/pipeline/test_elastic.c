@@ -456,6 +456,16 @@ TEST(newcomers_get_in_when_all_regroup)
 	expect(scene, 0x3d, 0x3d, false, 3);
 }
 
+/* Its rank and size count in the membership that it says: roots are understood by that. */
+TEST(a_place_is_one_of_the_run_also_when_ranks_are_lost)
+{
+	_cleanup_(scene_freep) struct scene *scene = four(1);
+
+	expect_place(scene, 2, 2, 4, 1);
+	die(scene, 0);
+	expect_place(scene, 2, 2, 4, 1);
+}
+
 TEST(no_more_newcomers_than_the_job_takes)
 {
 	_cleanup_(scene_freep) struct scene *scene = scene_new(&(struct world_options){
