@@ -393,6 +393,7 @@ static const char *check_body(const struct data_header *h)
 	case DATA_ACK:
 	case DATA_RELEASE:
 	case DATA_OFFERED:
+	case DATA_NEWCOMERS:
 		return h->len ? "a payload where none belongs" : NULL;
 	case DATA_MOVE:
 		return check_moves(h);

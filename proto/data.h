@@ -72,6 +72,8 @@ enum data_op {
 	DATA_MOVE = 40,	   /* either way: which servers the job goes on with; data_moves */
 	DATA_OFFERED =
 		41, /* agent to server: all that is kept was offered, in `round` OFFERs; data_roll */
+	DATA_NEWCOMERS =
+		42, /* an elastic job's home to agent: round newcomers wait at nodes that have no rank in it */
 };
 
 /*

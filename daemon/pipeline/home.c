@@ -293,6 +293,8 @@ static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
 	r = pipeline_setup_use_joined(next, m);
 	if (!r)
 		return 0;
+	disown(job, &setup->call, m->job);
+	next->goes = true;
 	(void)failure_set(&failure, r, "job %s cannot regroup: %s", next->name, strerror(-r));
 	pipeline_job_fail(next, &failure, NULL);
 	return 0;

@@ -33,6 +33,7 @@ struct pipeline {
 	struct list outlets;   /* queues towards servers: outlet.c */
 	struct mail reap;      /* frees jobs that are over, when nobody up the stack uses them */
 	struct list newcomers; /* wait for an elastic job to let them in: regroup.c */
+	struct list seeks;     /* jobs on other nodes that they are for: seek.c */
 	struct loop_timer newcomers_timer;
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
@@ -116,8 +117,9 @@ struct pipeline_job {
 	uint32_t membership, first_membership; /* now; when the run began */
 	uint32_t *out; /* by rank: the membership from which on it is not in the job; 0: it is */
 	uint32_t n_out, n_regrouping;
-	bool goes;	/* is over here, and goes on elsewhere */
-	bool regrouped; /* began when the ranks of a run through servers regrouped */
+	bool goes;	   /* is over here, and goes on elsewhere */
+	uint32_t n_guests; /* newcomers on nodes that have no rank in it, as its home says */
+	bool regrouped;	   /* began when the ranks of a run through servers regrouped */
 	uint8_t *
 		gone; /* by local number: dead, or left; over servers it is not out before they know */
 	size_t n_gone;		/* of these, how many are not out */
@@ -507,7 +509,34 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index,
 			      struct pipeline_request *request);
 
+/* seek.c: newcomers of a node that has no rank in their job ask its home to be let in. */
+struct pipeline_newcomer;
+/* A newcomer has come, and no job here would let it in. */
+void pipeline_seek(struct pipeline_newcomer *newcomer);
+/* One has gone, or been let in. */
+void pipeline_seek_changed(const struct pipeline_newcomer *newcomer);
+void pipeline_seek_close(struct pipeline *pipeline);
+
 /* regroup.c: newcomers, and the next run. */
+struct pipeline_newcomer {
+	struct list link;
+	struct pipeline *pipeline;
+	struct pipeline_member *member;
+	char job[JOB_NAME_MAX + 1];
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint64_t deadline_ns, timeout_ms;
+	uint32_t pid;
+	const char *cannot_resume;
+};
+bool pipeline_newcomer_is_for(const struct pipeline_newcomer *newcomer, const char *job,
+			      const uint8_t *secret_digest);
+/* It is told, and waits no more. */
+void pipeline_newcomer_fail(struct pipeline_newcomer *newcomer, const struct failure *failure);
+/* An elastic job of this name and secret that runs here, or NULL. */
+struct pipeline_job *pipeline_elastic_find(struct pipeline *pipeline, const char *name,
+					   const uint8_t *secret_digest);
+/* Lets newcomers into a job that is to have them as its local ranks from i on; ranks: numbers of all local ones. */
+void pipeline_elastic_let_in(struct pipeline_job *next, const uint32_t *ranks, uint32_t i);
 /* Newcomers that the job would take. */
 uint32_t pipeline_elastic_n_waiting(const struct pipeline_job *job);
 /* Whether newcomers wait at this node, of a job over several. */

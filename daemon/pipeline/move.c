@@ -330,6 +330,7 @@ static void go_over(struct pipeline_job *job, const char *why)
 		return;
 	}
 	job->home = NULL;
+	job->n_guests = 0;
 	for (size_t i = 0; i < job->n_servers; i++) {
 		struct pipeline_server *server = &job->servers[i];
 		bool is_in = pipeline_move_is_in(job, i);

@@ -45,6 +45,7 @@ int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pip
 	pipeline->params = *params;
 	list_init(&pipeline->jobs);
 	list_init(&pipeline->newcomers);
+	list_init(&pipeline->seeks);
 	list_init(&pipeline->outlets);
 	metrics_init(pipeline);
 	*ret_pipeline = pipeline;
@@ -155,7 +156,8 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 	struct pipeline_job *job;
 	struct failure failure;
 
-	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE && header->op != DATA_MOVE)
+	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE && header->op != DATA_MOVE &&
+	    header->op != DATA_NEWCOMERS)
 		return;
 	list_for_each (job, &pipeline->jobs, link) {
 		if (!job->distributed || job->number != header->job)
@@ -174,6 +176,12 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 		if (header->op == DATA_RELEASE) {
 			if (!job->n_moved || header->epoch == job->data_epoch)
 				released(job, peer, (uint32_t)header->round);
+			return;
+		}
+		if (header->op == DATA_NEWCOMERS) {
+			if (job->home == peer)
+				job->n_guests =
+					(uint32_t)MIN(header->round, (uint64_t)JOB_RANKS_MAX);
 			return;
 		}
 		read_failure(header, payload, &failure);

@@ -7,22 +7,18 @@
 #include <openssl/crypto.h>
 #include <stdio.h>
 
-struct pipeline_newcomer {
-	struct list link;
-	struct pipeline_member *member;
-	char job[JOB_NAME_MAX + 1];
-	uint8_t secret_digest[SECRET_DIGEST_LEN];
-	uint64_t deadline_ns, timeout_ms;
-	uint32_t pid;
-	const char *cannot_resume;
-};
-
 /* -- Newcomers ----------------------------------------------------------------------------------------------------- */
+
+bool pipeline_newcomer_is_for(const struct pipeline_newcomer *newcomer, const char *job,
+			      const uint8_t *secret_digest)
+{
+	return !strcmp(newcomer->job, job) &&
+	       !CRYPTO_memcmp(newcomer->secret_digest, secret_digest, SECRET_DIGEST_LEN);
+}
 
 static bool is_for(const struct pipeline_newcomer *newcomer, const struct pipeline_job *job)
 {
-	return !strcmp(newcomer->job, job->name) &&
-	       !CRYPTO_memcmp(newcomer->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
+	return pipeline_newcomer_is_for(newcomer, job->name, job->secret_digest);
 }
 
 /* Through servers a job outlives its daemons, or could not do without a rank: whoever is in it has to. */
@@ -54,22 +50,31 @@ uint32_t pipeline_elastic_n_waiting(const struct pipeline_job *job)
 
 bool pipeline_elastic_waits(const struct pipeline_job *job)
 {
-	return job->shape.elastic && pipeline_elastic_n_waiting(job);
+	uint32_t max = job->shape.max_ranks ? job->shape.max_ranks : JOB_RANKS_MAX;
+
+	return job->shape.elastic && (pipeline_elastic_n_waiting(job) ||
+				      (job->n_guests && pipeline_elastic_size(job) < max));
+}
+
+/* It is let in, or gives up: it is in the row no more. */
+static void take_out(struct pipeline_newcomer *newcomer)
+{
+	newcomer->member->newcomer = NULL;
+	list_remove(&newcomer->link);
+	pipeline_seek_changed(newcomer);
+	free(newcomer);
 }
 
 void pipeline_elastic_forget(struct pipeline_member *member)
 {
-	struct pipeline_newcomer *newcomer = TAKE_PTR(member->newcomer);
-
-	list_remove(&newcomer->link);
-	free(newcomer);
+	take_out(member->newcomer);
 }
 
-static void newcomer_fail(struct pipeline_newcomer *newcomer, const struct failure *failure)
+void pipeline_newcomer_fail(struct pipeline_newcomer *newcomer, const struct failure *failure)
 {
 	struct pipeline_member *member = newcomer->member;
 
-	pipeline_elastic_forget(member);
+	take_out(newcomer);
 	member->ended(member, 0, failure);
 }
 
@@ -77,12 +82,13 @@ void pipeline_elastic_close(struct pipeline *pipeline, const struct failure *fai
 {
 	struct pipeline_newcomer *newcomer, *next;
 
+	pipeline_seek_close(pipeline);
 	loop_timer_cancel(&pipeline->newcomers_timer);
 	list_for_each_safe (newcomer, next, &pipeline->newcomers, link) {
 		if (failure)
-			newcomer_fail(newcomer, failure);
+			pipeline_newcomer_fail(newcomer, failure);
 		else
-			pipeline_elastic_forget(newcomer->member);
+			take_out(newcomer);
 	}
 }
 
@@ -95,7 +101,7 @@ void pipeline_elastic_end(struct pipeline_job *job)
 			  "job %s has ended, and had not let this newcomer in", job->name);
 	list_for_each_safe (newcomer, next, &job->pipeline->newcomers, link)
 		if (job->shape.elastic && is_for(newcomer, job))
-			newcomer_fail(newcomer, &failure);
+			pipeline_newcomer_fail(newcomer, &failure);
 }
 
 static void on_newcomers_timer(struct loop_timer *timer)
@@ -112,25 +118,26 @@ static void on_newcomers_timer(struct loop_timer *timer)
 			continue;
 		}
 		(void)pipeline_time_text(time, newcomer->timeout_ms * NSEC_PER_MSEC);
-		(void)failure_set(&failure, -ETIMEDOUT,
-				  "no elastic job %s of this node and secret has let a newcomer in "
-				  "within %s: its "
-				  "ranks let them in when they regroup",
-				  newcomer->job, time);
-		newcomer_fail(newcomer, &failure);
+		(void)failure_set(
+			&failure, -ETIMEDOUT,
+			"no elastic job %s of this secret, on this node or through servers, "
+			"has let a newcomer in within %s: its ranks let them in when they "
+			"regroup",
+			newcomer->job, time);
+		pipeline_newcomer_fail(newcomer, &failure);
 	}
 	if (next_ns != CLOCK_NEVER)
 		(void)loop_timer_set(pipeline->params.loop, timer, next_ns);
 }
 
-/* The job that would let it in, if it is here. */
-static struct pipeline_job *find_job(struct pipeline *pipeline,
-				     const struct pipeline_newcomer *newcomer)
+struct pipeline_job *pipeline_elastic_find(struct pipeline *pipeline, const char *name,
+					   const uint8_t *secret_digest)
 {
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link)
-		if (job->state == JOB_RUNNING && job->shape.elastic && is_for(newcomer, job))
+		if (job->state == JOB_RUNNING && job->shape.elastic && !strcmp(name, job->name) &&
+		    !CRYPTO_memcmp(secret_digest, job->secret_digest, SECRET_DIGEST_LEN))
 			return job;
 	return NULL;
 }
@@ -153,18 +160,21 @@ int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *mem
 		r = loop_timer_set(pipeline->params.loop, timer, newcomer->deadline_ns);
 	if (r)
 		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
+	newcomer->pipeline = pipeline;
 	newcomer->member = member;
 	newcomer->pid = join->pid;
 	newcomer->cannot_resume = join->cannot_resume;
 	(void)snprintf(newcomer->job, sizeof(newcomer->job), "%s", join->job);
-	job = find_job(pipeline, newcomer);
+	job = pipeline_elastic_find(pipeline, newcomer->job, newcomer->secret_digest);
 	if (job && check_fit(newcomer, job, failure))
 		return failure->status;
 	member->job = NULL;
 	list_init(&member->declarations);
 	list_push_back(&pipeline->newcomers, &newcomer->link);
-	member->newcomer = TAKE_PTR(newcomer);
 	log_info("job %s: pid %u waits to be let in", join->job, join->pid);
+	member->newcomer = TAKE_PTR(newcomer);
+	if (!job)
+		pipeline_seek(member->newcomer);
 	return 0;
 }
 
@@ -299,8 +309,8 @@ static void regroup(struct pipeline_job *job)
 
 		if (rank == size || !is_for(newcomer, job))
 			continue;
-		pipeline_elastic_forget(member);
-		take(next, member, rank, rank, facts.pid, facts.cannot_resume);
+		take_out(newcomer);
+		take(next, member, rank, rank, facts.pid, member->charge(member, false));
 		rank++;
 	}
 	log_info("job %s: regroups: %u ranks, %u of them new", job->name, size, n_new);
@@ -316,7 +326,7 @@ static void refuse_unfit(struct pipeline_job *job)
 
 	list_for_each_safe (newcomer, next, &job->pipeline->newcomers, link)
 		if (is_for(newcomer, job) && check_fit(newcomer, job, &failure))
-			newcomer_fail(newcomer, &failure);
+			pipeline_newcomer_fail(newcomer, &failure);
 }
 
 /* The same where ranks are on several nodes: their home puts the next run together. */
@@ -373,11 +383,27 @@ static void take_members(struct pipeline_job *job, const struct pipeline_regroup
 	}
 }
 
+void pipeline_elastic_let_in(struct pipeline_job *next, const uint32_t *ranks, uint32_t i)
+{
+	struct pipeline_newcomer *newcomer, *following;
+
+	list_for_each_safe (newcomer, following, &next->pipeline->newcomers, link) {
+		struct pipeline_member *member = newcomer->member;
+		struct pipeline_newcomer facts = *newcomer;
+
+		/* One that can take part in no restart was not counted. */
+		if (i >= next->shape.local_size || !is_for(newcomer, next) || facts.cannot_resume)
+			continue;
+		take_out(newcomer);
+		take(next, member, ranks[i], i, facts.pid, NULL);
+		i++;
+	}
+	next->n_left = next->shape.local_size - next->n_members;
+}
+
 int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
 			  struct pipeline_job **ret_next)
 {
-	struct pipeline_newcomer *newcomer, *following;
-	uint32_t i = regrouped->n;
 	struct pipeline_job *next;
 	int r;
 
@@ -388,17 +414,7 @@ int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrou
 	next->instance = regrouped->instance;
 	next->regrouped = true;
 	take_members(job, regrouped, next);
-	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
-		struct pipeline_member *member = newcomer->member;
-		struct pipeline_newcomer facts = *newcomer;
-
-		if (i >= regrouped->n_local || !is_for(newcomer, job))
-			continue;
-		pipeline_elastic_forget(member);
-		take(next, member, regrouped->ranks[i], i, facts.pid, facts.cannot_resume);
-		i++;
-	}
-	next->n_left = next->shape.local_size - next->n_members;
+	pipeline_elastic_let_in(next, regrouped->ranks, regrouped->n);
 	log_info("job %s: regroups: %u ranks on %u nodes, %u here", job->name, regrouped->size,
 		 regrouped->n_nodes, next->n_members);
 	*ret_next = next;

@@ -80,10 +80,10 @@ int pipeline_setup_unpack(const struct call *call, const ProtobufCMessageDescrip
 				  call->answer.len, ret_message));
 }
 
-int pipeline_setup_peer_of(const struct pipeline_job *job, const struct view_member *member,
-			   bool again, struct peer **ret_peer)
+int pipeline_setup_peer_at(struct pipeline *pipeline, const struct view_member *member, bool again,
+			   struct peer **ret_peer)
 {
-	struct transport *transport = job->pipeline->params.transport;
+	struct transport *transport = pipeline->params.transport;
 	int r;
 
 	if (member->is_self) {
@@ -95,6 +95,12 @@ int pipeline_setup_peer_of(const struct pipeline_job *job, const struct view_mem
 		return error_trace(r);
 	peer_call_it(*ret_peer, member->name);
 	return 0;
+}
+
+int pipeline_setup_peer_of(const struct pipeline_job *job, const struct view_member *member,
+			   bool again, struct peer **ret_peer)
+{
+	return error_trace(pipeline_setup_peer_at(job->pipeline, member, again, ret_peer));
 }
 
 /* -- DECLARE ------------------------------------------------------------------------------------------------------ */

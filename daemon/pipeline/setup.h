@@ -1,5 +1,5 @@
 /*
- * What setup.c, home.c and attach.c share: calls of a job at its servers before data moves. Private to them; they are the
+ * What setup.c, home.c, attach.c and seek.c share: calls of a job at its servers before data moves. Private to them; they are the
  * only place of pipeline/ where generated names appear.
  */
 #pragma once
@@ -44,6 +44,10 @@ int pipeline_setup_unpack(const struct call *call, const ProtobufCMessageDescrip
 /* again: perhaps another process than that which the view names. */
 int pipeline_setup_peer_of(const struct pipeline_job *job, const struct view_member *member,
 			   bool again, struct peer **ret_peer);
+
+/* The same for a daemon without a job there yet. */
+int pipeline_setup_peer_at(struct pipeline *pipeline, const struct view_member *member, bool again,
+			   struct peer **ret_peer);
 
 /* home.c */
 /* The name of this daemon in the view, or NULL. */

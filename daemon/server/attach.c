@@ -259,6 +259,8 @@ void attach_call(struct server *server, struct delivery *delivery)
 	answer.node = attach->node;
 	answer.len = (uint32_t)len;
 	delivery_answer(delivery, &answer, NULL, data);
+	if (!list_empty(&job->guests))
+		guest_tell(job, job->nodes[attach->node].peer);
 	elastic_without_early(job);
 	if (server->draining && !job->came_back && job->n_attached == job->n_nodes)
 		(void)move_drain(job);

@@ -31,6 +31,11 @@ static bool digest_equal(const uint8_t *a, const uint8_t *b)
 	return !differs;
 }
 
+bool form_secret_fits(const struct job *job, const struct join *join)
+{
+	return digest_equal(job->secret_digest, join->secret_digest);
+}
+
 static struct job *form_find(struct server *server, const char *name)
 {
 	struct job *job;
@@ -430,6 +435,10 @@ int form_finish(struct job *job, struct failure *failure)
 		joined.size = job->size;
 		joined.part_bytes = job->part_bytes;
 		joined.membership = job->membership;
+		joined.min_ranks = job->min_ranks;
+		joined.max_ranks = job->max_ranks;
+		if (job->takes_guests)
+			joined.view = form_view(job->server, form_reference(job), failure);
 		r = joined_encode(&joined, &data, &len);
 	}
 	if (r)
@@ -560,8 +569,12 @@ void form_join(struct server *server, struct delivery *delivery)
 		regroup_join(server, TAKE_PTR(join), delivery);
 		return;
 	}
+	if (join->guest) {
+		guest_join(server, TAKE_PTR(join), delivery);
+		return;
+	}
 	job = form_find(server, join->job);
-	if (job && !digest_equal(job->secret_digest, join->secret_digest)) {
+	if (job && !form_secret_fits(job, join)) {
 		refuse(delivery, -EACCES, "job %s: wrong secret", job->name);
 		return;
 	}

@@ -101,6 +101,7 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	list_init(&job->spare_rounds);
 	list_init(&job->accumulators);
 	list_init(&job->late);
+	list_init(&job->guests);
 	list_push_back(&server->jobs, &job->link);
 	server->n_jobs++;
 	*ret_job = TAKE_PTR(job);
@@ -120,6 +121,8 @@ struct job *job_free(struct job *job)
 			job->server->n_jobs--;
 		store_free(job);
 	}
+	while (job->server && !list_empty(&job->guests))
+		guest_free(list_first(&job->guests, struct guest, link));
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++) {
 		(void)join_free(job->nodes[i].join);
 		free(job->nodes[i].sent.slots);
@@ -244,6 +247,7 @@ void job_dismiss(struct job *job)
 			delivery_fail(joining, job->failure.status, job->failure.text);
 		rejoin_end(&job->nodes[i], job->failure.status, job->failure.text);
 	}
+	guest_end(job);
 	declare_end(job);
 	store_end(job);
 	job_release(job);

@@ -13,6 +13,7 @@
  *	move.c	   the job goes on with other servers
  *	elastic.c  or without some ranks
  *	regroup.c  its ranks regroup: the next run
+ *	guest.c	   newcomers on other nodes than its own
  *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
  *	quorum.c   rounds that go on without all
@@ -88,6 +89,14 @@ struct job_node {
 	bool spoke;	  /* it has declared a tensor, contributed, ... */
 };
 
+/* A node that has no rank in the job, and newcomers who wait for the next run. */
+struct guest {
+	struct list link; /* job->guests, in the order in which they came */
+	struct peer *peer;
+	struct join *join;
+	struct delivery *joining;
+};
+
 struct job {
 	struct server *server;
 	struct list link;
@@ -139,6 +148,8 @@ struct job {
 	bool elastic;
 	uint32_t min_ranks, max_ranks;
 	uint32_t membership; /* at the home, of a run that began when ranks regrouped: its first */
+	struct list guests;  /* at the home: struct guest */
+	bool takes_guests;   /* it began with some */
 	bool succeeded;	     /* the next run has its place among the server's jobs */
 	uint32_t n_gone, n_out; /* ranks, and nodes without ranks, that are */
 	uint64_t
@@ -217,12 +228,24 @@ const char *job_node_text(const struct job *job, uint32_t node, struct node_text
 /* Calls and what else happens, each in its file. Any of them may end the job. */
 void form_join(struct server *server, struct delivery *delivery);
 void form_expired(struct job *job);
+bool form_secret_fits(const struct job *job, const struct join *join);
 /* All nodes are here, and their joins kept: gives the job its number and placement, and answers. Returns 0 or -errno with words. */
 int form_finish(struct job *job, struct failure *failure);
 void regroup_expired(struct job *job);
 /* regroup.c: a JOIN of a node whose ranks regroup; takes the join. May end the job. */
 void regroup_join(struct server *server, struct join *join, struct delivery *delivery);
 void form_lost(struct job *job, const struct peer *peer);
+/* guest.c */
+/* A JOIN of a node whose newcomers are to be in the next run of a job; takes the join. */
+void guest_join(struct server *server, struct join *join, struct delivery *delivery);
+void guest_free(struct guest *guest);
+/* Tells a node of the job how many newcomers wait at guests. */
+void guest_tell(const struct job *job, struct peer *peer);
+void guest_lost(struct job *job, const struct peer *peer);
+/* They wait for the job in its place. */
+void guest_go_on(struct job *job, struct job *old);
+/* The job is over. */
+void guest_end(struct job *job);
 void attach_call(struct server *server, struct delivery *delivery);
 /* Returns 0, or -EPROTO, -EACCES, -ENOTCONN with failure filled, unless peer may speak for the node. */
 int attach_check(const struct job *job, const struct peer *peer, uint32_t node,

@@ -156,6 +156,7 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	join->regroups = m->regroups;
 	join->newcomers = MIN(m->newcomers, JOB_RANKS_MAX);
 	join->membership = m->membership;
+	join->guest = m->has_newcomers && !m->regroups;
 	join->n_ranks = (uint32_t)m->n_ranks;
 	if (m->n_ranks)
 		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
@@ -358,9 +359,15 @@ int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len)
 {
 	Bps__Cluster__JobJoined m = BPS__CLUSTER__JOB_JOINED__INIT;
 	_cleanup_(freep) uint32_t *stripes = calloc(joined->n_stripes, sizeof(*stripes));
+	_cleanup_(freep) void *view = NULL;
+	size_t view_len = 0;
+	int r;
 
 	if (!stripes)
 		return error_origin(-ENOMEM);
+	r = joined->view ? view_pack(joined->view, DATA_SETUP_MAX / 2, &view, &view_len) : 0;
+	if (r)
+		return error_trace(r);
 	for (size_t i = 0; i < joined->n_stripes; i++)
 		stripes[i] = joined->stripes[i];
 	m.job = joined->job;
@@ -376,6 +383,10 @@ int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len)
 	m.resume = joined->resume;
 	m.has_membership = joined->membership;
 	m.membership = joined->membership;
+	m.has_view = m.has_min_ranks = m.has_max_ranks = joined->view != NULL;
+	m.view = (ProtobufCBinaryData){ view_len, view };
+	m.min_ranks = joined->min_ranks;
+	m.max_ranks = joined->max_ranks;
 	return error_trace(pack(&m.base, DATA_SETUP_MAX, ret_data, ret_len));
 }
 

@@ -25,6 +25,7 @@ struct join {
 	uint32_t min_ranks, max_ranks;
 	uint64_t regroups;
 	uint32_t newcomers, membership;
+	bool guest;	   /* a node without ranks in the job, which has newcomers */
 	struct view *view; /* that the run that regroups is in, or NULL: not said */
 	struct stragglers stragglers;
 	uint32_t n_ranks;
@@ -74,6 +75,9 @@ struct joined {
 	uint32_t n_nodes;
 	bool resume;
 	uint32_t membership; /* of a run that began when ranks regrouped; else 0 */
+	/* For nodes that were not in the run before; or NULL. */
+	const struct view *view;
+	uint32_t min_ranks, max_ranks;
 };
 
 struct join *join_free(struct join *join);

@@ -1,7 +1,7 @@
 /*
  * The ranks of an elastic job regroup: bps(7), ELASTIC JOBS. Each node says which of its ranks do, and how many newcomers wait
  * behind them. When all have, the job's home begins the next run, with its ranks numbered anew: members in their old order,
- * then the newcomers, node by node. Control thread only.
+ * then the newcomers, node by node, those of other nodes (guest.c) last. Control thread only.
  */
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -38,26 +38,46 @@ static bool regroups(const struct join *join, uint32_t rank)
 	return bsearch(&rank, join->ranks, join->n_ranks, sizeof(rank), by_number);
 }
 
-/* How many ranks the next run has, and on how many nodes. */
-static uint32_t count(const struct job *job, uint32_t *ret_nodes)
+/* Newcomers of a node that are let in, while there is room. */
+static uint32_t let_in(const struct join *join, uint32_t *room)
 {
-	uint32_t max = job->max_ranks ? job->max_ranks : JOB_RANKS_MAX;
-	uint64_t members = 0, newcomers = 0;
+	uint32_t n = MIN(join->newcomers, *room);
+
+	*room -= n;
+	return n;
+}
+
+/* How many ranks the next run has, and on how many nodes; *ret_room: how many newcomers it may take, most. */
+static uint32_t count(const struct job *job, uint32_t *ret_nodes, uint32_t *ret_room)
+{
+	uint32_t max = job->max_ranks ? job->max_ranks : JOB_RANKS_MAX, size = 0, room;
+	const struct guest *guest;
 
 	*ret_nodes = 0;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		if (!takes_part(&job->nodes[i]))
 			continue;
-		members += job->nodes[i].join->n_ranks;
-		newcomers += job->nodes[i].join->newcomers;
+		size += job->nodes[i].join->n_ranks;
 		++*ret_nodes;
 	}
-	return (uint32_t)(members + MIN(newcomers, max - MIN(max, members)));
+	*ret_room = room = max - MIN(max, size);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (takes_part(&job->nodes[i]))
+			size += let_in(job->nodes[i].join, &room);
+	list_for_each (guest, &job->guests, link) {
+		if (!room)
+			break;
+		size += let_in(guest->join, &room);
+		++*ret_nodes;
+	}
+	return size;
 }
 
-/* Which node each rank of the next run is on, by the nodes' new numbers. */
-static void place(const struct job *old, const uint32_t *number, struct job *job)
+/* Which node each rank of the next run is on, by the nodes' new numbers: guests come last. */
+static void place(const struct job *old, const uint32_t *number, uint32_t next, uint32_t room,
+		  struct job *job)
 {
+	const struct guest *guest;
 	uint32_t rank = 0;
 
 	for (uint32_t i = 0; i < old->size; i++) {
@@ -67,10 +87,33 @@ static void place(const struct job *old, const uint32_t *number, struct job *job
 			job->node_of_rank[rank++] = number[node];
 	}
 	for (uint32_t i = 0; i < old->n_nodes; i++)
-		for (uint32_t n = 0; takes_part(&old->nodes[i]) && rank < job->size &&
-				     n < old->nodes[i].join->newcomers;
-		     n++)
+		for (uint32_t n = takes_part(&old->nodes[i]) ? let_in(old->nodes[i].join, &room)
+							     : 0;
+		     n; n--)
 			job->node_of_rank[rank++] = number[i];
+	list_for_each (guest, &old->guests, link) {
+		for (uint32_t n = let_in(guest->join, &room); n; n--)
+			job->node_of_rank[rank++] = next;
+		next++;
+	}
+}
+
+/* Guests for whom there is a number are nodes like others; the rest go on waiting. */
+static void take_guests(struct job *old, uint32_t next, struct job *job)
+{
+	for (; next < job->n_nodes; next++) {
+		struct guest *guest = list_first(&old->guests, struct guest, link);
+
+		job->nodes[next] = (struct job_node){
+			.peer = guest->peer,
+			.instance = guest->join->instance,
+			.join = TAKE_PTR(guest->join),
+			.joining = TAKE_PTR(guest->joining),
+		};
+		guest_free(guest);
+		job->takes_guests = true;
+	}
+	guest_go_on(job, old);
 }
 
 /* All nodes know of the same losses, and so of the same membership; what one is behind, if so, it catches up with here. */
@@ -89,7 +132,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 {
 	_cleanup_(freep) uint32_t *number = calloc(old->n_nodes, sizeof(number[0]));
 	_cleanup_(job_freep) struct job *job = NULL;
-	uint32_t n_nodes, size = count(old, &n_nodes), next = 0;
+	uint32_t n_nodes, room, size = count(old, &n_nodes, &room), next = 0;
 	bool yielded;
 	int r;
 
@@ -128,7 +171,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 			.instance = node->join->instance,
 		};
 	}
-	place(old, number, job);
+	place(old, number, next, room, job);
 	for (uint32_t i = 0; i < old->n_nodes; i++) {
 		struct job_node *node = &old->nodes[i];
 
@@ -137,6 +180,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 		job->nodes[number[i]].join = TAKE_PTR(node->join);
 		job->nodes[number[i]].joining = TAKE_PTR(node->joining);
 	}
+	take_guests(old, next, job);
 	*ret_job = TAKE_PTR(job);
 	return 0;
 }

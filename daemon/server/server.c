@@ -209,6 +209,12 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	}
 }
 
+static void lost(struct job *job, struct peer *peer, const char *why)
+{
+	guest_lost(job, peer);
+	attach_lost(job, peer, why);
+}
+
 void server_peer_lost(struct server *server, struct peer *peer, const char *why)
 {
 	struct job *job, *tmp;
@@ -217,7 +223,7 @@ void server_peer_lost(struct server *server, struct peer *peer, const char *why)
 		if (job->state == JOB_FORMING && job_node_of(job, peer) != NODE_NONE)
 			form_lost(job, peer);
 		else if (job->state == JOB_RUNNING)
-			attach_lost(job, peer, why);
+			lost(job, peer, why);
 	}
 }
 

@@ -14,6 +14,7 @@ class Group:
         self.ranks = job(cluster, layout, elastic=1, **keys)
         self.live, self.request = list(range(sum(layout))), 0
         self.nodes = [i for i, n in enumerate(layout) for _ in range(n)]  # of each rank
+        self.numbers = {i: i for i in range(len(layout))}  # of nodes in the job: new ones come last
 
     def each(self, *words):
         return each([self.ranks[k] for k in self.live], *words)
@@ -22,7 +23,7 @@ class Group:
         return self.nodes[k]
 
     def layout_of(self, ranks):
-        on = [sum(self.node(k) == node for k in ranks) for node in sorted(set(self.nodes))]
+        on = [sum(self.node(k) == node for k in ranks) for node in sorted(self.numbers, key=self.numbers.get)]
         return [n for n in on if n]
 
     def lose(self, *ranks):
@@ -70,7 +71,7 @@ class Group:
             came = before if n_came == len(before) else self.live
             assert n_came == len(came), (outcomes, before, self.live)
             assert [int(o[2]) for o in outcomes] == [came.index(k) for k in self.live], outcomes
-            by_node = sorted(came, key=lambda k: (self.node(k), k))
+            by_node = sorted(came, key=lambda k: (self.numbers[self.node(k)], k))
             want = ref.reduce(dtype, reduction, [data[i][k] for k in by_node], self.layout_of(came)).tobytes()
             for k in self.live:
                 assert self.ranks[k].result(first + i) == want, f'turn {turn}, tensor {i} on rank {k} of {came}'
@@ -113,14 +114,30 @@ def newcomer(group, node, waits=True, share=0):
     return rank
 
 
+def guest(group, node, n=1):
+    """The n-th newcomer of a node that has no rank in the job, of which the job's home has heard."""
+    cluster, said = group.cluster, f'{n} newcomers wait on node {group.cluster.names[node]}\n'
+
+    def count():
+        return sum(daemon.text().count(said) for daemon in cluster.daemons)
+    before, rank = count(), newcomer(group, node)
+    wait_for('the home hears of a newcomer', lambda: count() > before)
+    return rank
+
+
 def regroup(group, newcomers=()):
-    """newcomers: nodes. Ranks are those of the layout again: members in their order, then the newcomers, node by node."""
-    joining = [newcomer(group, node) for node in newcomers]
+    """newcomers: nodes. Ranks are those of the layout again: members in their order, then the newcomers, node by node, those
+    that are new to the job last."""
+    here = sorted({group.node(k) for k in group.live}, key=group.numbers.get)
+    new = [node for i, node in enumerate(newcomers) if node not in here and node not in newcomers[:i]]
+    joining = [guest(group, node, 1 + newcomers[:i].count(node)) if node in new else newcomer(group, node)
+               for i, node in enumerate(newcomers)]
     group.each('regroup')
     for rank in joining:
         rank.answer(2 * DEADLINE)
+    group.numbers = {node: i for i, node in enumerate(here + new)}
     on = [(group.ranks[k], group.node(k)) for k in group.live]
-    on += sorted(zip(joining, newcomers), key=lambda pair: pair[1])
+    on += sorted(zip(joining, newcomers), key=lambda pair: group.numbers[pair[1]])
     group.nodes = [node for _, node in on]
     group.ranks, group.live = [rank for rank, _ in on], list(range(len(on)))
     assert [int(w) for w in group.each('rank')] == group.live

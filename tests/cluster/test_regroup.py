@@ -174,4 +174,149 @@ def test_the_last_rank_of_a_node_dies_while_the_next_run_begins():
             group.each('leave')
 
 
+def waiting(group, n):
+    """Barriers until all ranks hear whether newcomers wait."""
+    def heard():
+        group.each('barrier', 30, DEADLINE * 2000)
+        group.each('wait', 30, DEADLINE * 2000)
+        said = {int(word.split()[4]) for word in group.each('came', 30)}
+        group.each('free', 30)
+        assert len(said) == 1, said
+        return said == {n}
+    wait_for(f'all ranks hear that {n or "no"} newcomers wait', heard, 2 * DEADLINE)
+
+
+def test_newcomers_join_on_new_nodes():
+    """On nodes that no rank of the job is on: alone, beside others, and again where all ranks of a node were lost."""
+    with Cluster(4, 1) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        assert group.turn(0) == [0, 1]
+        regroup(group, [2, 2, 0, 3])
+        assert group.turn(1) == [0, 1, 2, 3, 4, 5]
+        assert [group.node(k) for k in group.live] == [0, 1, 0, 2, 2, 3]
+        # Their daemons die and come back; the first nodes are lost with all their ranks.
+        for i in (2, 4):
+            cluster.daemons[i].kill()
+            cluster.restart(i)
+        assert group.turn(2) == group.live
+        assert group.turn(3, lambda: group.lose(0, 2), {0: 1, 2: 0}) == [1, 3, 4, 5]
+        regroup(group, [0])
+        assert group.turn(4) == [0, 1, 2, 3, 4]
+        group.each('leave')
+
+
+def test_all_are_told_of_newcomers_on_new_nodes():
+    """And of one that gives up, and of more than there is room for, who wait for the run after."""
+    with Cluster(4, 1) as cluster:
+        group = Group(cluster, (1, 1), max_ranks=3)
+        group.tensors()
+        waiting(group, 0)
+        lost = newcomer(group, 2)
+        waiting(group, 1)
+        lost.kill()
+        waiting(group, 0)
+        first, second = newcomer(group, 2), newcomer(group, 3)
+        waiting(group, 1)
+        group.each('regroup')
+        wait_for('one of them is in', lambda: any('are let in here' in cluster.daemons[i].text() for i in (2, 3)), 2 * DEADLINE)
+        if 'are let in here' in cluster.daemons[3].text():
+            first, second = second, first
+        first.answer(2 * DEADLINE)
+        group.nodes, group.ranks, group.live = [0, 1, first.node], [*group.ranks, first], [0, 1, 2]
+        group.numbers = {0: 0, 1: 1, first.node: 2}
+        for number, name, dtype, n in group.TENSORS:
+            first.call('tensor', number, name, dtype, n)
+        assert group.turn(0) == [0, 1, 2]
+        # There is no room; when there is, it is told of again, and let in.
+        waiting(group, 0)
+        assert group.turn(1, lambda: group.lose(1), {1: 0}) == [0, 2]
+        waiting(group, 1)
+        group.each('regroup')
+        second.answer(2 * DEADLINE)
+        assert second.call('rank').split()[0] == '2'
+        group.each('leave')
+
+
+def test_a_newcomer_on_a_new_node_comes_before_the_job():
+    """It asks until the job is there; a wrong secret lets nobody in; and it is told of the job's end."""
+    with Cluster(3, 1) as cluster:
+        group = type('', (), {})
+        group.cluster, group.live = cluster, [0]
+        group.ranks = [type('', (), {'keys': {'job': f'job{cluster.jobs + 1}'}})]
+        early = newcomer(group, 2)
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        waiting(group, 1)
+        stranger = cluster.trainer(2)
+        stranger.send('join', f'job={group.ranks[0].keys["job"]}', 'elastic=1', 'newcomer=1', 'timeout_ms=3000',
+                      'min_ranks=1', 'secret=other')
+        group.each('regroup')
+        early.answer(2 * DEADLINE)
+        assert early.call('rank').split()[0] == '2'
+        early.call('leave')
+        error = refused_answer(stranger)
+        assert error.errno == errno.ETIMEDOUT and 'no elastic job' in error.text, error
+        group.turn(0)
+        again = newcomer(group, 2)
+        waiting(group, 1)
+        group.each('leave')
+        error = refused_answer(again)
+        assert error.errno == errno.ECANCELED and 'has ended' in error.text, error
+
+
+def refused_answer(rank):
+    try:
+        rank.answer(2 * DEADLINE)
+    except BpsError as error:
+        return error
+    raise AssertionError('let in')
+
+
+def test_a_new_node_under_a_coordinator():
+    """A daemon that starts when the job runs: it is in no view that the job knows."""
+    with Cluster(3, 1, source='coordinator', start=False) as cluster:
+        daemons = {i: cluster.start(i, wait=False) for i in (3, 1, 0)}
+        for i in (3, 1, 0):
+            daemons[i].ready()
+        cluster.daemons = [daemons[0], daemons[1], daemons[3]]
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        assert group.turn(0) == [0, 1]
+        cluster.daemons.insert(2, cluster.start(2))
+        regroup(group, [2])
+        assert group.turn(1) == [0, 1, 2]
+        cluster.daemons[2].kill()
+        cluster.restart(2)
+        assert group.turn(2) == [0, 1, 2]
+        regroup(group)
+        assert group.turn(3) == [0, 1, 2]
+        group.each('leave')
+
+
+def test_a_daemon_dies_while_a_new_node_is_let_in():
+    """One of them is the job's home: the newcomer asks the next process, and is in this run or the one after it."""
+    if not HAS_FAILPOINTS:
+        raise Skip('no failpoints')
+    with armed_cluster((1, 1, 1), 1, {k: ['server-regroups=kill'] for k in range(4)}, options=('--lost-timeout=60s',
+                                                                                        '--move-timeout=60s')) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        with Keeper(cluster) as keeper:
+            group.turn(0)
+            late = guest(group, 2)
+            group.each('regroup')
+            assert keeper.restarts == 1
+            if 'regroups: 3 ranks on 3 nodes, 1 here' not in cluster.daemons[0].text():
+                waiting(group, 1)
+                group.each('regroup')
+            late.answer(2 * DEADLINE)
+            group.ranks, group.live, group.nodes = [*group.ranks, late], [0, 1, 2], [0, 1, 2]
+            group.numbers = {0: 0, 1: 1, 2: 2}
+            for number, name, dtype, n in group.TENSORS:
+                late.call('tensor', number, name, dtype, n)
+            assert group.turn(1) == [0, 1, 2]
+            group.each('leave')
+
+
 run(globals())

@@ -198,6 +198,10 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		peer->n_no_memory--;
 		return -ENOMEM;
 	}
+	if (header->op == DATA_NEWCOMERS) {
+		peer->far->told[peer->end].newcomers = (uint32_t)header->round;
+		return 0;
+	}
 	if (header->op == DATA_MOVE) {
 		ASSERT_TRUE(header->len <= sizeof(peer->far->told[0].moves));
 		memcpy(peer->far->told[peer->end].moves, payload, header->len);

@@ -245,3 +245,91 @@ TEST(who_gives_the_next_run_up_ends_it_for_nobody_else)
 	far_expect(far, b, 0, NULL);
 	ASSERT_EQ(b->answer.root, 1);
 }
+
+/* The nodes of a layout regroup, and guests were taken in: joins[] are answered. */
+static void expect_next(struct far *far, struct layout *layout, uint32_t size,
+			const uint32_t *node_of_rank)
+{
+	struct asked *joins[FAR_ENDS];
+	uint32_t members = layout->n_nodes;
+
+	for (uint32_t i = 0; i < members; i++)
+		joins[i] = regroup(far, layout, i, 1, NULL);
+	layout->job = 0;
+	layout->size = size;
+	memcpy(layout->node_of_rank, node_of_rank, size * sizeof(node_of_rank[0]));
+	for (uint32_t i = 0; i < members; i++) {
+		far_expect(far, joins[i], 0, NULL);
+		ASSERT_EQ(joins[i]->answer.node, i);
+		far_take_joined(joins[i], layout);
+	}
+}
+
+/* Newcomers at a daemon, end, whose node has no rank in the job. */
+static struct asked *come(struct far *far, unsigned end, const struct layout *layout, uint32_t n,
+			  const char *secret)
+{
+	struct join_change c = { .size = 1, .n_nodes = 1, .local_size = 1, .no_ranks = true };
+
+	c.instance = 9000 + end;
+	c.has_newcomers = true;
+	c.newcomers = n;
+	c.secret = secret;
+	return far_join(far, end, layout, 0, &c);
+}
+
+TEST(newcomers_of_other_nodes_are_in_the_next_run)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2), all;
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	_cleanup_(view_unrefp) struct view *view = NULL;
+	struct asked *a, *b, *c, *late;
+
+	layout.max_ranks = 6;
+	far_expect(far, come(far, 4, &layout, 1, NULL), -ENOENT, "home to no elastic job");
+	far_form(far, &layout);
+	far_expect(far, come(far, 4, &layout, 1, "wrong"), -ENOENT, "home to no elastic job");
+	far_expect(far, come(far, 1, &layout, 1, NULL), -ENOENT, "this node is not in");
+	a = come(far, 4, &layout, 1, NULL);
+	b = come(far, 5, &layout, 2, NULL);
+	c = come(far, 6, &layout, 7, NULL);
+	late = come(far, 7, &layout, 1, NULL);
+	ASSERT_EQ(far->told[0].newcomers, 11);
+	ASSERT_EQ(far->told[1].newcomers, 11);
+	/* One more has come there, one has changed its mind, and one is gone. */
+	far_expect_waiting(far, a);
+	far_expect_waiting(far, late);
+	far_expect(far, come(far, 5, &layout, 0, NULL), -ENOENT, "wait no more");
+	far_expect(far, b, -EALREADY, NULL);
+	b = come(far, 4, &layout, 3, NULL);
+	far_expect(far, a, -EALREADY, "newer join");
+
+	ASSERT_EQ(far->told[0].newcomers, 11);
+
+	all = layout;
+	all.n_nodes = 2;
+	expect_next(far, &all, 6, (const uint32_t[]){ 0, 1, 2, 2, 2, 3 });
+	far_expect(far, b, 0, NULL);
+	ASSERT_EQ(b->answer.node, 2);
+	far_expect(far, c, 0, NULL);
+	ASSERT_EQ(c->answer.node, 3);
+	far_expect_waiting(far, late);
+	ASSERT_OK(unpack(&bps__cluster__job_joined__descriptor, c->data, c->answer.len,
+			 (ProtobufCMessage **)&m));
+	ASSERT_EQ(m->max_ranks, 6);
+	ASSERT_EQ(m->membership, 2);
+	ASSERT_OK(view_unpack(m->view.data, m->view.len, "end6", &view));
+	ASSERT_TRUE(view_same(view, far->view));
+
+	/* The others attach; a guest that is lost, or a job that ends, is answered. */
+	all.n_nodes = 4;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &all, i, 7000 + i), 0, NULL);
+	far_expect(far, far_attach(far, 4, &all, 2, 9004), 0, NULL);
+	far_expect(far, far_attach(far, 6, &all, 3, 9006), 0, NULL);
+	far_expect_waiting(far, late);
+	ASSERT_EQ(far->told[6].newcomers, 1);
+	far_notice(far, 0, DATA_FAIL_JOB, all.job, 0, 0, 0, EPIPE, "it fails");
+	far_expect(far, late, -ECANCELED, "has ended");
+}

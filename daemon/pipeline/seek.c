@@ -1,0 +1,368 @@
+/*
+ * Newcomers of a node that has no rank in their job: bps(7), ELASTIC JOBS. Nobody here knows where the job's home is, or whether
+ * it runs at all: every server is told how many wait, again and again, until one that is its home keeps the call. That one answers
+ * when the ranks regroup; then the job's next run is here, too, with these newcomers. Control thread only.
+ */
+#include "base/log.h"
+#include "pipeline/setup.h"
+#include <stdio.h>
+#include <sys/random.h>
+
+/* Between two rounds of asking, longer and longer. */
+#define AGAIN_NS     (100 * NSEC_PER_MSEC)
+#define AGAIN_MAX_NS (3 * NSEC_PER_SEC)
+/* A node without ranks does not shorten the request timeout of those that have some. */
+#define NO_TIMEOUT_MS (365ull * 24 * 3600 * 1000)
+
+struct seek {
+	struct list link; /* pipeline->seeks */
+	struct pipeline *pipeline;
+	char job[JOB_NAME_MAX + 1];
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	struct list calls;
+	struct loop_timer timer;
+	uint64_t again_ns;
+};
+
+struct seek_call {
+	struct list link;  /* seek->calls */
+	struct seek *seek; /* NULL: its answer counts no more */
+	struct call call;
+	uint64_t instance;
+	uint32_t n; /* newcomers, as was said */
+	void *payload;
+};
+
+static bool is_for(const struct seek *seek, const struct pipeline_newcomer *newcomer)
+{
+	return !newcomer->cannot_resume &&
+	       pipeline_newcomer_is_for(newcomer, seek->job, seek->secret_digest);
+}
+
+static uint32_t count(const struct seek *seek)
+{
+	const struct pipeline_newcomer *newcomer;
+	uint32_t n = 0;
+
+	list_for_each (newcomer, &seek->pipeline->newcomers, link)
+		n += is_for(seek, newcomer);
+	return MIN(n, JOB_RANKS_MAX);
+}
+
+/* -- The next run is here ------------------------------------------------------------------------------------------ */
+
+/* Nobody waits here any more, or the run cannot be: the others go on without this node. */
+static void disown(struct peer *peer, const struct data_header *answer, uint64_t number)
+{
+	struct data_header header = { .op = DATA_LEAVE, .job = number, .node = answer->node };
+
+	(void)peer_notice(peer, &header, NULL);
+}
+
+static int check(const Bps__Cluster__JobJoined *m, uint32_t node, uint32_t n)
+{
+	uint32_t n_local = 0;
+
+	if (!m->n_node_of_rank || m->n_node_of_rank > JOB_RANKS_MAX || !m->has_view ||
+	    !m->membership || !m->min_ranks || !m->request_timeout_ms ||
+	    m->request_timeout_ms > NO_TIMEOUT_MS)
+		return error_origin(-EPROTO);
+	for (size_t i = 0; i < m->n_node_of_rank; i++)
+		n_local += m->node_of_rank[i] == node;
+	return n_local && n_local <= n ? 0 : error_origin(-EPROTO);
+}
+
+/* The job as this node is in it, with its newcomers. */
+static int make(const struct seek *seek, const struct seek_call *call,
+		const Bps__Cluster__JobJoined *m, struct pipeline_job **ret_job)
+{
+	const struct view *view = cluster_view(seek->pipeline->params.cluster);
+	_cleanup_(freep) uint32_t *ranks = calloc(m->n_node_of_rank, sizeof(ranks[0]));
+	struct pipeline_join join = {
+		.job = seek->job,
+		.size = (uint32_t)m->n_node_of_rank,
+		.node = call->call.answer.node,
+		.force_distributed = true,
+		.request_timeout_ms = m->request_timeout_ms,
+		.elastic = true,
+		.min_ranks = m->min_ranks,
+		.max_ranks = m->max_ranks,
+	};
+	struct pipeline_job *job;
+	int r;
+
+	if (!ranks)
+		return error_origin(-ENOMEM);
+	for (uint32_t i = 0; i < join.size; i++) {
+		join.n_nodes = MAX(join.n_nodes, m->node_of_rank[i] + 1);
+		if (m->node_of_rank[i] == join.node)
+			ranks[join.local_size++] = i;
+	}
+	if (join.n_nodes > join.size)
+		return error_origin(-EPROTO);
+	r = pipeline_job_make(seek->pipeline, &join, &job);
+	if (r)
+		return error_trace(r);
+	memcpy(job->secret_digest, seek->secret_digest, SECRET_DIGEST_LEN);
+	job->first_membership = job->membership = m->membership;
+	job->instance = call->instance;
+	job->regrouped = true;
+	r = view_unpack(m->view.data, m->view.len, view ? pipeline_setup_own_name(view) : NULL,
+			&job->view);
+	if (r) {
+		(void)pipeline_job_free(job);
+		return error_trace(r);
+	}
+	pipeline_elastic_let_in(job, ranks, 0);
+	*ret_job = job;
+	return 0;
+}
+
+static void begin(const struct seek *seek, const struct seek_call *call,
+		  const Bps__Cluster__JobJoined *m)
+{
+	const struct data_header *answer = &call->call.answer;
+	struct pipeline_job *job = NULL;
+	struct failure failure;
+	int r;
+
+	r = check(m, answer->node, call->n);
+	if (!r)
+		r = make(seek, call, m, &job);
+	if (r) {
+		log_warning("job %s: %s lets newcomers in, and they cannot come: %s", seek->job,
+			    peer_name(call->call.peer), strerror(-r));
+		disown(call->call.peer, answer, m->job);
+		return;
+	}
+	if (!job->n_members) {
+		disown(call->call.peer, answer, m->job);
+		pipeline_job_over(job);
+		return;
+	}
+	log_info("job %s: %u of its %u ranks are let in here", job->name, job->n_members,
+		 job->shape.size);
+	r = pipeline_setup_use_joined(job, m);
+	if (!r)
+		return;
+	disown(call->call.peer, answer, m->job);
+	job->goes = true;
+	(void)failure_set(&failure, r, "job %s cannot let newcomers in: %s", job->name,
+			  strerror(-r));
+	pipeline_job_fail(job, &failure, NULL);
+}
+
+/* -- Asking -------------------------------------------------------------------------------------------------------- */
+
+static void end(struct seek *seek);
+
+/* The job was here, and is over: as for newcomers on its own nodes. */
+static void tell_over(const struct seek *seek, const char *text)
+{
+	struct pipeline_newcomer *newcomer, *next;
+	struct failure failure;
+
+	(void)failure_set(&failure, -ECANCELED, "%s", text);
+	list_for_each_safe (newcomer, next, &seek->pipeline->newcomers, link)
+		if (is_for(seek, newcomer))
+			pipeline_newcomer_fail(newcomer, &failure);
+}
+
+static void on_asked(struct call *done)
+{
+	struct seek_call *call = container_of(done, struct seek_call, call);
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	struct seek *seek = call->seek;
+	int r = done->status;
+
+	list_remove(&call->link);
+	if (!r)
+		r = pipeline_setup_unpack(done, &bps__cluster__job_joined__descriptor,
+					  (ProtobufCMessage **)&m);
+	if (!seek && !r) {
+		disown(done->peer, &done->answer, m->job);
+	} else if (seek && !r) {
+		begin(seek, call, m);
+		end(seek);
+	} else if (seek && done->status == -ECANCELED && done->answer.op == DATA_ERROR) {
+		tell_over(seek, done->text);
+	}
+	free(call->payload);
+	free(call);
+}
+
+static void let_go(struct seek_call *call)
+{
+	list_remove(&call->link);
+	call->seek = NULL;
+}
+
+static int ask(struct seek *seek, struct peer *peer, const struct view *view, uint32_t n)
+{
+	struct seek_call *call = calloc(1, sizeof(*call));
+	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
+	size_t len;
+	int r = -ENOMEM;
+
+	if (!call)
+		return error_origin(r);
+	if (getrandom(&call->instance, sizeof(call->instance), 0) != sizeof(call->instance)) {
+		free(call);
+		return error_origin(-EIO);
+	}
+	m.job = seek->job;
+	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, seek->secret_digest };
+	m.size = m.n_nodes = m.local_size = 1;
+	m.instance = call->instance;
+	m.epoch = view->epoch;
+	m.view_digest = view_server_digest(view);
+	m.timeout_ms = m.request_timeout_ms = NO_TIMEOUT_MS;
+	m.member = seek->pipeline->params.id;
+	m.node_name = (char *)pipeline_setup_own_name(view);
+	m.has_resume = m.resume = true;
+	m.has_elastic = m.elastic = true;
+	m.has_newcomers = true;
+	m.newcomers = n;
+	r = pack(&m.base, DATA_SETUP_MAX, &call->payload, &len);
+	if (r) {
+		free(call);
+		return error_trace(r);
+	}
+	call->n = n;
+	call->call.header = (struct data_header){
+		.op = DATA_JOIN,
+		.len = (uint32_t)len,
+		.epoch = view->epoch,
+	};
+	call->call.payload = call->payload;
+	call->call.done = on_asked;
+	if (n)
+		call->seek = seek;
+	list_init(&call->link);
+	if (n)
+		list_push_back(&seek->calls, &call->link);
+	peer_call(peer, &call->call);
+	return 0;
+}
+
+static struct seek_call *find_call(const struct seek *seek, const struct peer *peer)
+{
+	struct seek_call *call;
+
+	list_for_each (call, &seek->calls, link)
+		if (call->call.peer == peer)
+			return call;
+	return NULL;
+}
+
+/* Those that have kept a call are told that nobody waits any more. */
+static void end(struct seek *seek)
+{
+	struct view *view = cluster_view(seek->pipeline->params.cluster);
+	struct seek_call *call, *next;
+
+	list_remove(&seek->link);
+	loop_timer_cancel(&seek->timer);
+	list_for_each_safe (call, next, &seek->calls, link) {
+		let_go(call);
+		if (view)
+			(void)ask(seek, call->call.peer, view, 0);
+	}
+	free(seek);
+}
+
+static void look(struct seek *seek)
+{
+	struct pipeline *pipeline = seek->pipeline;
+	struct view *view = cluster_view(pipeline->params.cluster);
+	uint32_t n = count(seek);
+	int r = 0;
+
+	if (!n || pipeline_elastic_find(pipeline, seek->job, seek->secret_digest)) {
+		end(seek);
+		return;
+	}
+	for (size_t i = 0; view && i < view_n_servers(view); i++) {
+		struct seek_call *call;
+		struct peer *peer;
+
+		if (pipeline_setup_peer_at(pipeline, view_server(view, i), true, &peer))
+			continue;
+		call = find_call(seek, peer);
+		if (call && call->n == n)
+			continue;
+		if (call)
+			let_go(call);
+		r = ask(seek, peer, view, n);
+		if (r)
+			log_warning("job %s: cannot ask %s to let newcomers in: %s", seek->job,
+				    peer_name(peer), strerror(-r));
+	}
+	seek->again_ns = MIN(2 * seek->again_ns, (uint64_t)AGAIN_MAX_NS);
+	(void)loop_timer_set(pipeline->params.loop, &seek->timer, clock_now_ns() + seek->again_ns);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+	look(container_of(timer, struct seek, timer));
+}
+
+static struct seek *find(const struct pipeline_newcomer *newcomer)
+{
+	struct seek *seek;
+
+	list_for_each (seek, &newcomer->pipeline->seeks, link)
+		if (pipeline_newcomer_is_for(newcomer, seek->job, seek->secret_digest))
+			return seek;
+	return NULL;
+}
+
+void pipeline_seek_changed(const struct pipeline_newcomer *newcomer)
+{
+	struct seek *seek = find(newcomer);
+
+	if (seek)
+		(void)loop_timer_set(newcomer->pipeline->params.loop, &seek->timer, clock_now_ns());
+}
+
+void pipeline_seek(struct pipeline_newcomer *newcomer)
+{
+	struct pipeline *pipeline = newcomer->pipeline;
+	struct seek *seek = find(newcomer);
+
+	/* Jobs go through servers only where daemons can be in them again after a restart: elastic ones. */
+	if (!pipeline->params.cluster || !pipeline->params.transport || !pipeline->params.resume)
+		return;
+	newcomer->cannot_resume = newcomer->member->charge(newcomer->member, true);
+	if (newcomer->cannot_resume) {
+		log_notice("job %s: pid %u waits for a job on this node alone: %s", newcomer->job,
+			   newcomer->pid, newcomer->cannot_resume);
+		return;
+	}
+	if (!seek) {
+		seek = calloc(1, sizeof(*seek));
+		/* Without memory it waits for a job of this node alone. */
+		if (!seek)
+			return;
+		seek->pipeline = pipeline;
+		(void)snprintf(seek->job, sizeof(seek->job), "%s", newcomer->job);
+		memcpy(seek->secret_digest, newcomer->secret_digest, SECRET_DIGEST_LEN);
+		list_init(&seek->calls);
+		seek->timer.expired = on_timer;
+		list_push_back(&pipeline->seeks, &seek->link);
+	}
+	seek->again_ns = AGAIN_NS;
+	pipeline_seek_changed(newcomer);
+}
+
+void pipeline_seek_close(struct pipeline *pipeline)
+{
+	struct seek *seek;
+
+	/* Servers see that this daemon goes. */
+	while ((seek = list_first(&pipeline->seeks, struct seek, link))) {
+		while (!list_empty(&seek->calls))
+			let_go(list_first(&seek->calls, struct seek_call, link));
+		end(seek);
+	}
+}
