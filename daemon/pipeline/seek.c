@@ -39,6 +39,15 @@ static bool is_for(const struct seek *seek, const struct pipeline_newcomer *newc
 	       pipeline_newcomer_is_for(newcomer, seek->job, seek->secret_digest);
 }
 
+static void fail_all(const struct seek *seek, const struct failure *failure)
+{
+	struct pipeline_newcomer *newcomer, *next;
+
+	list_for_each_safe (newcomer, next, &seek->pipeline->newcomers, link)
+		if (is_for(seek, newcomer))
+			pipeline_newcomer_fail(newcomer, failure);
+}
+
 static uint32_t count(const struct seek *seek)
 {
 	const struct pipeline_newcomer *newcomer;
@@ -74,7 +83,8 @@ static int check(const Bps__Cluster__JobJoined *m, uint32_t node, uint32_t n)
 
 /* The job as this node is in it, with its newcomers. */
 static int make(const struct seek *seek, const struct seek_call *call,
-		const Bps__Cluster__JobJoined *m, struct pipeline_job **ret_job)
+		const Bps__Cluster__JobJoined *m, struct pipeline_job **ret_job,
+		struct failure *failure)
 {
 	const struct view *view = cluster_view(seek->pipeline->params.cluster);
 	_cleanup_(freep) uint32_t *ranks = calloc(m->n_node_of_rank, sizeof(ranks[0]));
@@ -92,17 +102,17 @@ static int make(const struct seek *seek, const struct seek_call *call,
 	int r;
 
 	if (!ranks)
-		return error_origin(-ENOMEM);
+		return failure_set(failure, -ENOMEM, "out of memory");
 	for (uint32_t i = 0; i < join.size; i++) {
 		join.n_nodes = MAX(join.n_nodes, m->node_of_rank[i] + 1);
 		if (m->node_of_rank[i] == join.node)
 			ranks[join.local_size++] = i;
 	}
 	if (join.n_nodes > join.size)
-		return error_origin(-EPROTO);
-	r = pipeline_job_make(seek->pipeline, &join, &job);
+		return failure_set(failure, -EPROTO, "a job of more nodes than ranks");
+	r = pipeline_job_new(seek->pipeline, &join, &job, failure);
 	if (r)
-		return error_trace(r);
+		return r;
 	memcpy(job->secret_digest, seek->secret_digest, SECRET_DIGEST_LEN);
 	job->first_membership = job->membership = m->membership;
 	job->instance = call->instance;
@@ -111,7 +121,7 @@ static int make(const struct seek *seek, const struct seek_call *call,
 			&job->view);
 	if (r) {
 		(void)pipeline_job_free(job);
-		return error_trace(r);
+		return failure_set(failure, r, "its view: %s", strerror(-r));
 	}
 	pipeline_elastic_let_in(job, ranks, 0);
 	*ret_job = job;
@@ -123,16 +133,21 @@ static void begin(const struct seek *seek, const struct seek_call *call,
 {
 	const struct data_header *answer = &call->call.answer;
 	struct pipeline_job *job = NULL;
-	struct failure failure;
+	struct failure failure, words;
 	int r;
 
 	r = check(m, answer->node, call->n);
-	if (!r)
-		r = make(seek, call, m, &job);
+	if (r)
+		(void)failure_set(&words, r, "%s answered with something else than a job",
+				  peer_name(call->call.peer));
+	else
+		r = make(seek, call, m, &job, &words);
 	if (r) {
-		log_warning("job %s: %s lets newcomers in, and they cannot come: %s", seek->job,
-			    peer_name(call->call.peer), strerror(-r));
+		(void)failure_set(&failure, r, "job %s lets newcomers in, and they cannot come: %s",
+				  seek->job, words.text);
+		log_warning("%s", failure.text);
 		disown(call->call.peer, answer, m->job);
+		fail_all(seek, &failure);
 		return;
 	}
 	if (!job->n_members) {
@@ -156,23 +171,12 @@ static void begin(const struct seek *seek, const struct seek_call *call,
 
 static void end(struct seek *seek);
 
-/* The job was here, and is over: as for newcomers on its own nodes. */
-static void tell_over(const struct seek *seek, const char *text)
-{
-	struct pipeline_newcomer *newcomer, *next;
-	struct failure failure;
-
-	(void)failure_set(&failure, -ECANCELED, "%s", text);
-	list_for_each_safe (newcomer, next, &seek->pipeline->newcomers, link)
-		if (is_for(seek, newcomer))
-			pipeline_newcomer_fail(newcomer, &failure);
-}
-
 static void on_asked(struct call *done)
 {
 	struct seek_call *call = container_of(done, struct seek_call, call);
 	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
 	struct seek *seek = call->seek;
+	struct failure over;
 	int r = done->status;
 
 	list_remove(&call->link);
@@ -185,7 +189,9 @@ static void on_asked(struct call *done)
 		begin(seek, call, m);
 		end(seek);
 	} else if (seek && done->status == -ECANCELED && done->answer.op == DATA_ERROR) {
-		tell_over(seek, done->text);
+		/* As for newcomers on its own nodes. */
+		(void)failure_set(&over, -ECANCELED, "%s", done->text);
+		fail_all(seek, &over);
 	}
 	free(call->payload);
 	free(call);

@@ -151,6 +151,24 @@ def stopped(daemon):
         return file.read().rsplit(')', 1)[1].split()[0] == 'T'
 
 
+def test_the_next_run_has_the_servers_that_came():
+    """Also where they are the only ones left."""
+    with Cluster(2, 1, colocated=False, options=QUICK) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        cluster.grow()
+        for i in (0, 1):
+            says(cluster, i, 'goes on with 2 of 2 servers')
+        assert group.turn(0) == [0, 1]
+        regroup(group, [0])
+        assert group.turn(1) == [0, 1, 2]
+        cluster.daemons[2].kill()
+        assert group.turn(2) == [0, 1, 2]
+        regroup(group)
+        assert group.turn(3) == [0, 1, 2]
+        group.each('leave')
+
+
 def test_the_last_rank_of_a_node_dies_while_the_next_run_begins():
     """Before its daemon has heard of that run, and before it is attached everywhere: the others go on."""
     if not HAS_FAILPOINTS:
