@@ -423,6 +423,7 @@ def test_strangers_at_the_data_port():
         ranks = cluster.job((1,), force_distributed=1)
         server = cluster.daemons[1]
         wait_for('the last connection of the agent', lambda: any('beat' in name for name in server.threads()))
+        wait_for('its rail', lambda: not RDMA or 'connected from' in server.text())
         fds = server.fds()
 
         def raw(data, close=False):
