@@ -186,6 +186,9 @@ def test_install():
         os.unlink('/usr/sbin/policy-rc.d')  # images of containers have one that forbids packages to start anything
     if os.path.exists('/var/lib/man-db/auto-update'):
         os.unlink('/var/lib/man-db/auto-update')  # each page of this machine would be read
+    if GUEST:  # dpkg would read the lists of all packages' files each time, for longer than it works: here it has those of ours
+        sh('mkdir -p /run/dpkg/info && cd /var/lib/dpkg && cp -a $(ls -A | grep -vx info) /run/dpkg && cp info/format /run/dpkg/info &&'
+           ' mount --bind /run/dpkg /var/lib/dpkg')
     BEFORE.update(written())
     sh(f'dpkg -i {PACKAGES}/*.deb')
     assert active(SOCKET) == 'active' and active() == 'inactive', sh(f'systemctl status {SOCKET} {UNIT}', check=False)
@@ -370,7 +373,8 @@ def test_purge_leaves_nothing():
     assert not os.path.exists(f'/proc/{daemon}')
     left = written() - BEFORE
     assert not left, sorted(left)
-    assert not sh("find /run /dev/shm -xdev -name '*bps*'"), sh("find /run /dev/shm -xdev -name '*bps*'")
+    left = sh("find /run /dev/shm -name 'bps*' -o -name 'libbps*' -o -name 'python3-bps*'")
+    assert not left, left
     assert 'bps' not in sh('getent passwd; getent group'), sh('getent passwd; getent group')
     assert not sh("systemctl list-units --all --no-legend 'bps*'"), sh("systemctl list-units --all 'bps*'")
 
