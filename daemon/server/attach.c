@@ -220,6 +220,8 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	node->lost_ns = 0;
 	node->instance = attach->instance;
 	job->lost_timeout_ms = attach->lost_timeout_ms;
+	/* Without memory it is looked at when the attach is due. */
+	(void)attach_lost_wake(job);
 	job->data_epoch = data_moves_epoch(epoch, job->moves, job->n_moves, &job->added);
 	if (!node->attached && ++job->n_attached == job->n_nodes)
 		job->attach_by_ns = CLOCK_NEVER;

@@ -420,6 +420,8 @@ int form_finish(struct job *job, struct failure *failure)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		job->resume &= job->nodes[i].join->resume;
 	joined.resume = job->resume;
+	/* Until one attaches, and says how long: a daemon that is lost now may join once more. */
+	job->lost_timeout_ms = job->resume ? job->join_timeout_ms : 0;
 	if (job->elastic && !job->resume)
 		return failure_set(failure, -EOPNOTSUPP,
 				   "job %s: an elastic job over several nodes needs daemons whose "

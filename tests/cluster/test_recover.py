@@ -168,11 +168,12 @@ def test_killed_before_it_has_attached_everywhere():
         raise Skip('the daemon was built without failpoints')
     layout = (2, 1)
     for armed in ({0: ['job-attaching=kill']}, {0: ['server-attached-again=kill']}, {0: ['server-attached-again=kill@2']},
-                  {1: ['job-attaching=kill', 'server-attached-again=kill']}, {0: ['job-attaching=kill'], 1: ['job-attaching=kill']}):
+                  {1: ['job-attaching=kill', 'server-attached-again=kill']}, {0: ['job-attaching=kill'], 1: ['job-attaching=kill']},
+                  {0: ['job-attaching=kill'], 1: ['job-attaching=delay']}):  # its home sees that before anybody has attached
         with armed_cluster(layout, 2, armed, colocated=False) as cluster, \
                 Keeper(cluster, {i: places[1:] for i, places in armed.items()}) as keeper:
             ranks = job(cluster, layout)
-            keeper.expect(sum(len(places) for places in armed.values()))
+            keeper.expect(sum(place.count('=kill') for places in armed.values() for place in places))
             for turn in range(2):
                 round_trip(ranks, every_operation(layout, 50 * turn), 20 * turn)
             each(ranks, 'leave')
