@@ -130,6 +130,9 @@ static int call_send(struct bps_client *client, struct client_call *call,
 
 	if (!call->pending)
 		TAILQ_INSERT_TAIL(&client->calls, call, link);
+	/* The leader is to hear the socket now. */
+	if (client->leading)
+		(void)client_rouse(client);
 	call->pending = true;
 	call->done = false;
 	memset(&call->answer, 0, sizeof(call->answer));

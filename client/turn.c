@@ -196,12 +196,13 @@ static bool may_nap(const struct bps_client *client)
 	       client->session.hello.answer.features & CONTROL_FEATURE_FUTEX;
 }
 
-static void client_nap(struct bps_client *client, int64_t deadline_ns)
+/* Returns what there is to look at. */
+static unsigned client_nap(struct bps_client *client, int64_t deadline_ns)
 {
 	/* It may be unmapped meanwhile: the word is left alone then, and the sleep ends at once or as it would. */
 	struct shm_header *header = client->shm;
 	struct timespec timeout = { .tv_nsec = CLIENT_NAP_NS };
-	bool woken;
+	int r;
 
 	if (deadline_ns != CLIENT_FOREVER) {
 		int64_t left = MAX(deadline_ns - client_now_ns(), INT64_C(0));
@@ -209,11 +210,14 @@ static void client_nap(struct bps_client *client, int64_t deadline_ns)
 		timeout.tv_nsec = MIN(left, CLIENT_NAP_NS);
 	}
 	client_unlock(client);
-	woken = !syscall(SYS_futex, &header->trainer_armed, FUTEX_WAIT, SHM_ARMED_FUTEX, &timeout,
-			 NULL, 0) ||
-		errno != ETIMEDOUT;
+	r = (int)syscall(SYS_futex, &header->trainer_armed, FUTEX_WAIT, SHM_ARMED_FUTEX, &timeout,
+			 NULL, 0);
+	/* Who is always interrupted by signals hears the socket, too. */
+	r = r ? errno : 0;
 	client_lock(client);
-	client->napped = !woken;
+	client->napped = r == ETIMEDOUT || r == EINTR;
+	/* Answers that nobody waits for must not fill the socket. */
+	return ++client->n_naps % CLIENT_NAPS_LOOK ? 0 : LOOK_SOCKET;
 }
 
 /* Returns what there is to look at. */
@@ -320,10 +324,7 @@ void client_turn(struct bps_client *client, int64_t deadline_ns)
 	nap = may_nap(client);
 	changed = client_look(client, nap ? SHM_ARMED_FUTEX : SHM_ARMED, look_before_sleep(client));
 	if (!changed) {
-		if (nap)
-			client_nap(client, deadline_ns);
-		else
-			what = client_sleep(client, deadline_ns);
+		what = nap ? client_nap(client, deadline_ns) : client_sleep(client, deadline_ns);
 		changed = client_look(client, client->fd_used ? SHM_ARMED : SHM_AWAKE, what);
 	}
 	client->leading = false;

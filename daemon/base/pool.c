@@ -271,17 +271,23 @@ static void pool_on_come(struct mail *mail)
  * One offer is for the home thread; for each other a worker is told, but for one in whose place it is. Not until all are
  * there: a worker that the scheduler puts onto the home thread's core would take that for each one or two of them, and sleep again.
  */
-static void pool_on_call(struct mail *mail)
+static void pool_call_workers(struct pool *pool)
 {
-	struct pool *pool = container_of(mail, struct pool, call);
 	unsigned most = MAX(pool->n_workers - 1, 1u);
 	uint32_t n = pool_n_offers(pool);
 
-	pool->calling = false;
 	for (unsigned i = 0; i < most && i + 1 < n; i++)
 		if (!atomic_exchange(&pool->workers[i].coming, true))
 			loop_post(loop_thread_loop(pool->workers[i].thread),
 				  &pool->workers[i].come);
+}
+
+static void pool_on_call(struct mail *mail)
+{
+	struct pool *pool = container_of(mail, struct pool, call);
+
+	pool->calling = false;
+	pool_call_workers(pool);
 }
 
 static void pool_offer(struct pool *pool, struct task *task)
@@ -335,8 +341,12 @@ static void pool_on_shared_done(struct mail *mail)
 static void pool_on_help(struct mail *mail)
 {
 	struct pool *pool = container_of(mail, struct pool, help);
-	struct task *task = pool_take(pool, pool->n_workers);
+	struct task *task;
 
+	/* They are not to wait for what this thread takes upon itself. */
+	if (pool->calling)
+		pool_call_workers(pool);
+	task = pool_take(pool, pool->n_workers);
 	pool->helping = task;
 	if (!task)
 		return;

@@ -443,6 +443,7 @@ def run(names):
         try:
             test()
             if RDMA and not Cluster.n_rdma:
+                assert not wanted, 'asked for by name over RDMA, and no daemon was called by RDMA'
                 raise Skip('over RDMA: no daemon calls another')
             passed += 1
             print(f'ok   {name} ({time.monotonic() - began:.1f} s)', flush=True)

@@ -14,7 +14,7 @@ TOP = os.path.abspath(os.path.join(HERE, '..', '..'))
 UNIT, SOCKET = 'bps-daemon.service', 'bps-daemon.socket'
 GROUP = '/sys/fs/cgroup/bps.slice'
 LONG = 300  # seconds; each call of systemctl takes some, on an emulated CPU
-LIMIT = 1700
+LIMIT = 1200
 STEPS = 5  # of a job that goes on
 
 # What the daemon's sandbox lets through to.
@@ -386,6 +386,7 @@ def place():
     for script in [container] if os.environ.get('BPS_SYSTEMD') == 'nspawn' else [guest, container]:
         out = subprocess.run([script, '--check'], capture_output=True, text=True)
         if out.returncode == 0:
+            print(*(f'not in a guest: {reason}' for reason in reasons), sep='\n', end='\n' * bool(reasons), flush=True)
             return [script, *(['--systemd', '--rdma'] if script == guest else []), '--timeout', str(LIMIT), '--'], script == guest
         assert out.returncode == 77, out
         reasons.append(out.stderr.strip())

@@ -435,15 +435,19 @@ def _bytes_span(buffer):
 
 def broadcast_object(obj, root, name=None, timeout=None):
     """Steps."""
-    client = _client.current()
-    data = bytearray(pickle.dumps(obj)) if client.rank == root else None
+    mine = _client.current().rank == root  # now: in an elastic job another may be root's number before this ends
+    data = bytearray(pickle.dumps(obj)) if mine else None
     size, size_span = _int64_span([len(data) if data is not None else 0])
     name = "noname" if name is None else name
     yield broadcast(size_span, root, f"{name}.size", kind="broadcast_object", timeout=timeout)
     if data is None:
         data = bytearray(size[0])
-    yield broadcast(_bytes_span(data), root, name, kind="broadcast_object", variable=True, timeout=timeout)
-    return obj if client.rank == root else pickle.loads(data)
+    if size[0]:
+        yield broadcast(_bytes_span(data), root, name, kind="broadcast_object", variable=True, timeout=timeout)
+    # A pickle begins so. Else whoever has root's number since had no object to send: all ranks see that alike.
+    if not size[0] or data[0] != 0x80:
+        raise BpsMembershipError(errno.EREMCHG, f"{name}: rank {root} was lost meanwhile: do it again")
+    return obj if mine else pickle.loads(data)
 
 
 def allgather_object(obj, name=None, timeout=None):

@@ -104,8 +104,9 @@ class ObjectState(State):
     def sync(self):
         if self._saved_state:
             self.save()
+            mine = self._rank() == 0  # now: it may be another afterwards
             state = self._bcast_object(self._saved_state)
-            if self._rank() != 0:
+            if not mine:
                 self._saved_state = state
                 self.restore()
 
@@ -127,6 +128,16 @@ def regroup():
         _client.init(**{**arguments, "newcomer": True})
 
 
+def _sync(state):
+    """state.sync(), again where ranks were lost meanwhile: whoever is rank 0 since may have sent what it had none of."""
+    while True:
+        size = _client.current().size if _client.is_initialized() else 0
+        state.sync()
+        # All ranks have the same operations behind them, and so have heard of the same ranks.
+        if not _client.is_initialized() or _client.current().size == size:
+            return
+
+
 def run_fn(func, reset):
     """func(state, ...), begun again from the last commit() when an operation fails, and from where it was when ranks change;
     before that reset() is called.
@@ -138,7 +149,7 @@ def run_fn(func, reset):
         while True:
             try:
                 if not skip_sync:
-                    state.sync()
+                    _sync(state)
                 return func(state, *args, **kwargs)
             except BpsValueError:
                 raise  # the program's own fault: it would come again

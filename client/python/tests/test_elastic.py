@@ -1,20 +1,81 @@
 """Elastic jobs: ranks are killed, stopped and added, and the others go on. Processes by hand, at a daemon by hand."""
 
+import ctypes
 import importlib.util
 import json
 import os
+import pickle
 import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+import types
 
 import pytest
 from conftest import RANKS, clean_environment, needs_build
 
 pytestmark = needs_build
 PATIENCE_S = 60
+
+
+def steps_of_rank_1(monkeypatch, losses, sent):
+    """broadcast_object() on rank 1, which is rank 0 after operation losses; sent: what of rank 0's sending it gets."""
+    from bps import _ops
+
+    client = types.SimpleNamespace(rank=1)
+    monkeypatch.setattr(_ops._client, "current", lambda: client)
+    n_done = 0
+
+    def broadcast(span, root, name, **_):
+        nonlocal n_done
+        n_done += 1
+        if sent[n_done - 1] is not None:
+            ctypes.memmove(span.address, sent[n_done - 1], len(sent[n_done - 1]))
+        if n_done == losses:
+            client.rank = 0
+
+    monkeypatch.setattr(_ops, "broadcast", broadcast)
+    steps = _ops.broadcast_object("mine", 0)
+    try:
+        while True:
+            next(steps)
+    except StopIteration as end:
+        return end.value
+
+
+def test_an_object_is_that_of_the_root_as_it_was(monkeypatch):
+    """Who is rank 0 when the broadcast has ended was not when it began."""
+    data = pickle.dumps("root's")
+    for losses in range(3):
+        assert steps_of_rank_1(monkeypatch, losses, [len(data).to_bytes(8, "little"), data]) == "root's"
+
+
+def test_an_object_whose_root_is_lost_before_it_is_sent(monkeypatch):
+    """The next rank 0 has none: everybody hears that, itself too."""
+    from bps import BpsError
+
+    data = pickle.dumps("root's")
+    for sent in ([len(data).to_bytes(8, "little"), None], [None]):
+        with pytest.raises(BpsError, match="rank 0 was lost meanwhile"):
+            steps_of_rank_1(monkeypatch, 1, sent)
+
+
+def test_what_is_shared_is_shared_again_where_a_rank_was_lost_meanwhile(monkeypatch):
+    from bps import elastic
+
+    client = types.SimpleNamespace(size=3)
+    monkeypatch.setattr(elastic._client, "current", lambda: client)
+    monkeypatch.setattr(elastic._client, "is_initialized", lambda: True)
+    sizes = [2, 1, 1]
+
+    class State:
+        def sync(self):
+            client.size = sizes.pop(0)
+
+    assert elastic.run_fn(lambda state: "trained", None)(State()) == "trained"
+    assert not sizes
 
 
 def listens(path):

@@ -2,6 +2,7 @@
 
 #include <poll.h>
 #include <sched.h>
+#include <signal.h>
 
 static struct bps_request *barrier(struct bps_client *client)
 {
@@ -387,6 +388,50 @@ TEST(waits_sleep_on_the_word_and_then_on_descriptors)
 		ASSERT_TRUE(n < FAKE_HELD);
 	/* One who only looks leaves it to the leader how he is woken. */
 	while (!nap_is_seen(fake, client, n++, true))
+		ASSERT_TRUE(n < FAKE_HELD);
+}
+
+static void on_signal(int number)
+{
+	(void)number;
+}
+
+/* Each signal ends a sleep early: it must not sleep on the word for ever, and never hear that the daemon is gone. */
+static bool nap_is_interrupted(struct fake *fake, struct bps_client *client, unsigned n)
+{
+	struct bps_request *request = barrier(client);
+	struct waiter waiter = { .client = (struct bps_client *)request };
+	uint32_t armed = SHM_AWAKE;
+	pthread_t thread;
+
+	ASSERT_OK(pthread_create(&thread, NULL, wait_only, &waiter));
+	while (armed == SHM_AWAKE) {
+		armed = fake_armed(fake);
+		(void)sched_yield();
+	}
+	for (unsigned i = 0; fake_armed(fake) != SHM_ARMED; i++) {
+		ASSERT_TRUE(i < 5000);
+		ASSERT_OK(pthread_kill(thread, SIGUSR1));
+		(void)poll(NULL, 0, 1);
+	}
+	fake_await(fake, &fake->told.n_entries, n + 1);
+	fake_complete(fake, n, 0, NULL);
+	ASSERT_OK(pthread_join(thread, NULL));
+	ASSERT_EQ(waiter.result, 0);
+	bps_request_free(request);
+	return armed == SHM_ARMED_FUTEX;
+}
+
+TEST(who_is_always_interrupted_sleeps_on_descriptors_too)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct sigaction action = { .sa_handler = on_signal };
+	unsigned n = 0;
+
+	ASSERT_OK(sigaction(SIGUSR1, &action, NULL));
+	FAKE_SET(fake, hold, true);
+	while (!nap_is_interrupted(fake, client, n++))
 		ASSERT_TRUE(n < FAKE_HELD);
 }
 
