@@ -604,9 +604,12 @@ void pipeline_keep_released(struct pipeline_server *server, uint32_t number)
 {
 	struct pipeline_job *job = server->job;
 
-	/* One that was overtaken; or it says more than it can know. */
-	if (number - server->released > server->acked - server->released)
+	/* One that was overtaken. */
+	if ((int32_t)(number - server->released) <= 0)
 		return;
+	/* What no node has to keep for others (accumulate) is released before it is stored here. */
+	if (number - server->released > server->acked - server->released)
+		number = server->acked;
 	pipeline_job_hold(job);
 	while (server->released != number) {
 		uint32_t *place = &server->cells[++server->released % WINDOW], cell = *place;
