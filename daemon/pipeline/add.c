@@ -117,7 +117,7 @@ void pipeline_add_look_soon(struct pipeline_job *job)
 void pipeline_add_look(struct pipeline_job *job)
 {
 	const struct view *view;
-	bool any = false;
+	uint32_t n_asked = 0;
 
 	if (!job->keep || job->state != JOB_RUNNING || !pipeline_elastic_is_first(job))
 		return;
@@ -132,17 +132,17 @@ void pipeline_add_look(struct pipeline_job *job)
 			continue;
 		if (pipeline_add_declines(job, member->name))
 			break;
-		if (job->added.n >= ADDED_MAX) {
-			log_warning(
-				"job %s: was given %u servers since it began; %s is one too many",
-				job->name, job->added.n, member->name);
+		if (job->added.n + n_asked >= ADDED_MAX) {
+			log_warning("job %s: may be given %u servers after it began; %s is one too "
+				    "many",
+				    job->name, ADDED_MAX, member->name);
 			break;
 		}
-		any = true;
+		n_asked++;
 		(void)ask(job, member);
 	}
 	job->add_ns = MIN(MAX(2 * job->add_ns, (uint64_t)LOOK_NS), (uint64_t)LOOK_MAX_NS);
-	if (any && job->state == JOB_RUNNING)
+	if (n_asked && job->state == JOB_RUNNING)
 		look_in(job, job->add_ns);
 	pipeline_job_release(job);
 }
@@ -153,7 +153,9 @@ void pipeline_add_take(struct pipeline_job *job, const struct data_added *added)
 
 	if (pipeline_add_declines(job, added->name))
 		return;
-	if (!said || data_added_find(&said->added, added->name, added->address) < said->added.n)
+	/* Those of an earlier look may still be asked. */
+	if (!said || said->added.n >= ADDED_MAX ||
+	    data_added_find(&said->added, added->name, added->address) < said->added.n)
 		return;
 	said->added.servers[said->added.n++] = *added;
 	FAILPOINT("server-added");

@@ -1,5 +1,6 @@
-/* Jobs that outlive their daemons' processes: what the agent keeps for servers. */
+/* Jobs that outlive their daemons' processes: what the agent keeps for servers, and the servers that it asks in. */
 #include "pipeline/part.h"
+#include "pipeline/setup.h"
 #include "world.h"
 #include <stdio.h>
 
@@ -54,5 +55,59 @@ TEST(a_job_may_do_nothing_but_accumulate)
 		/* No more than those of this round are not: there is room for the next. */
 		ASSERT_EQ(server->acked, round * PARTS);
 		ASSERT_INT(server->acked - server->released, <=, PARTS);
+	}
+}
+
+#define COME 100 /* more than a job may be given: DATA_ADDED_MAX / 2 */
+
+/* Nobody listens there. */
+static struct view_member newcomer(unsigned number)
+{
+	struct view_member member = { .id = 1000 + number, .roles = ROLE_SERVER };
+
+	(void)snprintf(member.name, sizeof(member.name), "new%u", number);
+	(void)snprintf(member.address, sizeof(member.address), "127.0.0.1:1");
+	return member;
+}
+
+static size_t n_asked(const struct pipeline_job *job)
+{
+	const struct pipeline_setup *setup;
+	size_t n = 0;
+
+	list_for_each (setup, &job->setups, link)
+		n += setup->asks_back;
+	return n;
+}
+
+TEST(of_servers_that_come_at_once_no_more_are_asked_than_there_is_room_for)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 1, .distributed = true, .resume = true });
+	static struct view_member members[1 + COME];
+
+	form(world, (struct stragglers){ 0 });
+	members[0] = cluster_view(world->nodes[0].cluster)->members[0];
+	for (unsigned i = 0; i < COME; i++)
+		members[1 + i] = newcomer(i);
+	world_view(world, 0, members, 1 + COME);
+	pipeline_view_changed(world->nodes[0].pipeline);
+	ASSERT_EQ(n_asked(job_of(world)), DATA_ADDED_MAX / 2);
+}
+
+TEST(a_job_takes_no_more_servers_than_there_is_room_for)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 1, .distributed = true, .resume = true });
+
+	form(world, (struct stragglers){ 0 });
+	for (unsigned i = 0; i < COME; i++) {
+		struct view_member member = newcomer(i);
+		struct data_added added = { .bandwidth_mbps = 1 };
+
+		memcpy(added.name, member.name, sizeof(added.name));
+		memcpy(added.address, member.address, sizeof(added.address));
+		pipeline_add_take(job_of(world), &added);
+		ASSERT_EQ(job_of(world)->added.n, MIN(i + 1, DATA_ADDED_MAX / 2u));
 	}
 }

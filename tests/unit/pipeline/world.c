@@ -178,6 +178,15 @@ static void make_view(struct world *world, struct node *self)
 	ASSERT_OK(view_new(1, members, world->options.n_nodes, &self->cluster->view));
 }
 
+void world_view(struct world *world, unsigned node, const struct view_member *members, size_t n)
+{
+	struct cluster *cluster = world->nodes[node].cluster;
+	uint32_t epoch = cluster->view->epoch + 1;
+
+	(void)view_unref(cluster->view);
+	ASSERT_OK(view_new(epoch, members, n, &cluster->view));
+}
+
 struct world *world_new(const struct world_options *options)
 {
 	struct world *world = calloc(1, sizeof(*world));

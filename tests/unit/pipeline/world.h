@@ -85,6 +85,8 @@ DEFINE_CLEANUP(struct world *, world_free)
 
 /* What rank would say of itself in a job of all. */
 struct pipeline_join world_join_of(const struct world *world, uint32_t rank);
+/* What a node knows of the cluster from now on. */
+void world_view(struct world *world, unsigned node, const struct view_member *members, size_t n);
 /* Joins one rank; as pipeline_join(). */
 int world_join(struct world *world, uint32_t rank, const struct pipeline_join *join,
 	       struct failure *failure);
