@@ -434,6 +434,13 @@ static int take_result(struct slot *slot, const struct delivery *delivery)
 	return r;
 }
 
+/* Whether it is not the result, but what a node had given to a round that went without it. */
+static bool is_late(const struct job *job, const struct data_header *header)
+{
+	return header->priority && header->operation == OPERATION_PUSH_PULL &&
+	       stragglers_any(&job->stragglers);
+}
+
 static int check_offer(const struct job *job, const struct data_header *h, struct failure *failure)
 {
 	int r;
@@ -443,9 +450,7 @@ static int check_offer(const struct job *job, const struct data_header *h, struc
 	r = set_check(job, h, failure);
 	if (r)
 		return r;
-	if (h->len &&
-	    h->len != (h->priority && stragglers_any(&job->stragglers) ? h->part_len
-								       : told_result_len(job, h)))
+	if (h->len && h->len != (is_late(job, h) ? h->part_len : told_result_len(job, h)))
 		return failure_set(failure, -EPROTO, "job %s: node %u offers %u bytes for %u",
 				   job->name, h->node, h->len, h->part_len);
 	if (told_has_roll(job, h) && !h->len)
@@ -517,7 +522,7 @@ static bool take_roll(struct tensor *tensor, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 	struct job *job = tensor->job;
-	bool is_late = h->priority && stragglers_any(&job->stragglers);
+	bool late = is_late(job, h);
 	int r = 0;
 
 	if (!told_has_roll(job, h))
@@ -526,7 +531,7 @@ static bool take_roll(struct tensor *tensor, struct delivery *delivery)
 		r = 0;
 	else if (h->operation == OPERATION_ACCUMULATE)
 		r = accumulate_offer(tensor, delivery);
-	else if (is_late)
+	else if (late)
 		r = quorum_offer_late(tensor, delivery);
 	else
 		r = quorum_offer(tensor, delivery);
@@ -534,7 +539,7 @@ static bool take_roll(struct tensor *tensor, struct delivery *delivery)
 		offer_refused(job, delivery, r);
 		return false;
 	}
-	if (!is_late && h->operation != OPERATION_ACCUMULATE)
+	if (!late && h->operation != OPERATION_ACCUMULATE)
 		return true;
 	accept(delivery);
 	return false;

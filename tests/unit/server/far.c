@@ -127,6 +127,14 @@ static uint32_t ranks_of(const struct layout *layout, uint32_t node, uint32_t *r
 	return n;
 }
 
+static Bps__Cluster__Stragglers *stragglers_of(const struct layout *layout,
+					       Bps__Cluster__Stragglers *m)
+{
+	bps__cluster__stragglers__init(m);
+	m->has_async = m->async = layout->async;
+	return layout->async ? m : NULL;
+}
+
 struct asked *far_join(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
 		       const struct join_change *change)
 {
@@ -134,6 +142,7 @@ struct asked *far_join(struct far *far, unsigned end, const struct layout *layou
 	const struct join_change *c = change ? change : &none;
 	struct data_header header = { .op = DATA_JOIN, .epoch = FAR_EPOCH };
 	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
+	Bps__Cluster__Stragglers stragglers;
 	uint32_t ranks[64], n = ranks_of(layout, node, ranks);
 	uint8_t digest[32];
 	struct asked *asked;
@@ -161,6 +170,7 @@ struct asked *far_join(struct far *far, unsigned end, const struct layout *layou
 	m.member = 500 + end;
 	m.node_name = c->node_name ? (char *)c->node_name : name;
 	m.has_resume = m.resume = layout->resume;
+	m.stragglers = stragglers_of(layout, &stragglers);
 	m.has_elastic = m.elastic = layout->elastic;
 	m.has_min_ranks = m.min_ranks = layout->elastic;
 	m.has_max_ranks = m.max_ranks = layout->max_ranks;
@@ -203,6 +213,7 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 	struct data_header header = { .op = DATA_ATTACH, .job = layout->job, .epoch = FAR_EPOCH };
 	Bps__Cluster__JobAttach m = BPS__CLUSTER__JOB_ATTACH__INIT;
 	Bps__Cluster__JobHome home = BPS__CLUSTER__JOB_HOME__INIT;
+	Bps__Cluster__Stragglers stragglers;
 	uint32_t moves[FAR_SERVERS + 64];
 	uint8_t digest[32];
 
@@ -223,6 +234,7 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 		m.has_elastic = m.elastic = layout->elastic;
 		m.has_asks_back = m.asks_back = layout->asks_back;
 	}
+	m.stragglers = stragglers_of(layout, &stragglers);
 	m.name = (char *)layout->name;
 	m.size = layout->size;
 	m.n_nodes = layout->n_nodes;

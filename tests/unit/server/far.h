@@ -87,6 +87,7 @@ struct layout {
 	uint32_t part_bytes;
 	bool resume; /* it outlives its daemons' processes; this server is its home */
 	bool asks_back;
+	bool async;		     /* it accumulates */
 	uint32_t moves[FAR_SERVERS]; /* with which nodes attach; this server is number 0 */
 	bool elastic;		     /* resume, too: */
 	uint32_t gone[64];	     /* by rank: 0, DATA_MOVES_LOST or DATA_MOVES_LEFT */

@@ -205,6 +205,66 @@ TEST(a_fresh_server_gives_what_was_offered)
 	far_expect_waiting(far, a);
 }
 
+/* -- What accumulates --------------------------------------------------------------------------------------------- */
+
+static struct data_header accumulate(const struct layout *layout, uint64_t key, uint64_t round,
+				     uint32_t node)
+{
+	struct data_header h = far_push(layout, key, round, node);
+
+	h.operation = OPERATION_ACCUMULATE;
+	h.epoch = far_epoch(layout);
+	h.len = h.part_len = h.total = LEN;
+	return h;
+}
+
+/* The sum comes with who is in it; only what is late for a quorum comes without. */
+TEST(an_offered_sum_says_who_is_in_it)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	struct {
+		float data[FLOATS];
+		uint64_t n, round, nodes[2];
+	} sum = { .n = htole64(4), .nodes = { htole64(3), htole64(1) } };
+	struct data_header h, said;
+	struct asked *asked;
+	const float *data;
+
+	static_assert(sizeof(sum) == LEN + sizeof(struct data_roll) + 2 * sizeof(uint64_t), "");
+	layout.async = true;
+	layout.job = 4711;
+	layout.joined_part_bytes = 65536;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	for (size_t i = 0; i < FLOATS; i++)
+		sum.data[i] = 7;
+	h = accumulate(&layout, 1, 3, 0);
+	h.op = DATA_OFFER;
+	for (h.priority = 0; h.priority < 2; h.priority++)
+		far_expect(far, far_call(far, 0, &h, sum.data), -EPROTO, "offers 64 bytes");
+	h.priority = 0;
+	h.len = sizeof(sum);
+	far_expect(far, far_call(far, 0, &h, &sum), 0, NULL);
+	said = (struct data_header){ .magic = DATA_MAGIC,
+				     .version = DATA_VERSION,
+				     .op = DATA_OFFERED,
+				     .job = layout.job,
+				     .epoch = far_epoch(&layout),
+				     .status = 1 };
+	for (said.node = 0; said.node < 2; said.node++)
+		far->ops->notice(far, said.node, &said, NULL);
+	h = accumulate(&layout, 1, 2, 1);
+	asked = far_call(far, 1, &h, sum.data);
+	far_expect(far, asked, 0, NULL);
+	data = asked->data;
+	ASSERT_EQ(asked->answer.root, 5);
+	for (size_t i = 0; i < FLOATS; i++)
+		ASSERT_TRUE(data[i] == 14);
+}
+
+/* -- Other servers ------------------------------------------------------------------------------------------------ */
+
 static void expect_told(const struct far *far, unsigned end, unsigned n, uint32_t a, uint32_t b)
 {
 	ASSERT_EQ(far->told[end].n, n);
