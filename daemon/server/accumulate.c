@@ -503,17 +503,16 @@ static void give_up(struct accumulator *a, uint32_t node, const struct failure *
 		*n->gone = *failure;
 }
 
-void accumulate_give_up(struct job *job, const struct data_header *header,
+void accumulate_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round,
 			const struct failure *failure)
 {
 	struct accumulator *a;
 
 	list_for_each (a, &job->accumulators, link) {
-		const struct delivery *delivery = a->nodes[header->node].delivery;
+		const struct delivery *delivery = a->nodes[node].delivery;
 
-		if (a->header.key == header->key && delivery &&
-		    delivery->header.round == header->round)
-			give_up(a, header->node, failure);
+		if (a->header.key == key && delivery && delivery->header.round == round)
+			give_up(a, node, failure);
 	}
 }
 

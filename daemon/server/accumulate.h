@@ -21,7 +21,7 @@ int accumulate_offer(struct tensor *tensor, const struct delivery *delivery);
 /* All nodes have: what has waited for that is added, unless it is in it. May end the job. */
 void accumulate_told(struct job *job);
 /* A node has given up its round: what has not been added yet is not added. */
-void accumulate_give_up(struct job *job, const struct data_header *header,
+void accumulate_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round,
 			const struct failure *failure);
 /* A node has left: nobody waits for it any more. */
 void accumulate_left(struct job *job);

@@ -194,7 +194,7 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	if (header->op == DATA_FAIL_JOB)
 		job_fail(job, &failure, peer);
 	else if (header->op == DATA_FAIL_ROUND && header->operation == OPERATION_ACCUMULATE) {
-		accumulate_give_up(job, header, &failure);
+		accumulate_give_up(job, node, header->key, header->round, &failure);
 	} else if (header->op == DATA_FAIL_ROUND) {
 		rows_give_up(job, node, header->key, header->round);
 		round_refused(job, header, &failure);

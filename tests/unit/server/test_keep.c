@@ -263,6 +263,44 @@ TEST(an_offered_sum_says_who_is_in_it)
 		ASSERT_TRUE(data[i] == 14);
 }
 
+/* Who is meant is one of its own nodes, whatever number it says. */
+TEST(a_node_gives_up_what_is_its_own)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	static const float data[FLOATS];
+	struct layout layout = kept_layout(2);
+	struct data_header h, gives_up;
+	struct asked *a, *b;
+	uint64_t key;
+
+	layout.async = true;
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	/* It waits for all to come to this round. */
+	h = accumulate(&layout, key, 1, 0);
+	h.root = 1;
+	a = far_call(far, 0, &h, data);
+	far_expect_waiting(far, a);
+	gives_up = (struct data_header){ .magic = DATA_MAGIC,
+					 .version = DATA_VERSION,
+					 .op = DATA_FAIL_ROUND,
+					 .operation = OPERATION_ACCUMULATE,
+					 .job = layout.job,
+					 .key = key,
+					 .round = 1,
+					 .status = ECANCELED };
+	/* Another's is not its to give up, nor is what does not exist. */
+	far->ops->notice(far, 1, &gives_up, NULL);
+	gives_up.node = JOB_RANKS_MAX - 1;
+	far->ops->notice(far, 1, &gives_up, NULL);
+	far_expect_waiting(far, a);
+	far->ops->notice(far, 0, &gives_up, NULL);
+	far_expect(far, a, -ECANCELED, NULL);
+	h = accumulate(&layout, key, 1, 1);
+	b = far_call(far, 1, &h, data);
+	far_expect(far, b, 0, NULL);
+}
+
 /* -- Other servers ------------------------------------------------------------------------------------------------ */
 
 static void expect_told(const struct far *far, unsigned end, unsigned n, uint32_t a, uint32_t b)
