@@ -93,12 +93,39 @@ static void take_places(struct job *job, struct job *old)
 		(void)job_wake_by(job, attach_lost_deadline(job));
 }
 
+/* In the place of the old among max_jobs: where that has given its own to its successor, it has none. */
+static int begin_anew(struct job *old, const struct attach *attach, struct job **ret_job,
+		      struct failure *failure)
+{
+	struct server *server = old->server;
+	unsigned n_jobs = server->n_jobs;
+	struct job *job;
+	int r;
+
+	if (old->succeeded && n_jobs)
+		server->n_jobs--;
+	r = attach_new(server, old->number, attach, &job, failure);
+	if (old->succeeded)
+		server->n_jobs = n_jobs;
+	if (r)
+		return r;
+	job->succeeded = old->succeeded;
+	take_places(job, old);
+	job->came_back = old->came_back;
+	job->joined = TAKE_PTR(old->joined);
+	job->joined_len = old->joined_len;
+	*ret_job = job;
+	return 0;
+}
+
 int move_attach(struct job **job, const struct attach *attach, struct peer *peer,
 		struct failure *failure)
 {
 	struct failure words = moved_words(*job);
-	struct job *old = *job, *anew;
+	struct job *old = *job;
 	const struct job_node *node = &old->nodes[attach->node];
+	/* Who begins once more after its process ended, as in attach.c. At the home its instance is known by then: rejoin.c. */
+	bool anew = attach->begins && !node->spoke && !old->home;
 	bool more = false, less = false;
 	int r;
 
@@ -130,19 +157,21 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 		old->own_number = attach->server;
 		return 0;
 	}
-	if (node->instance && node->instance != attach->instance)
+	if (node->instance && node->instance != attach->instance && !anew)
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   old->name, peer_name(peer), attach->node);
+	/* Who has left brings nothing back, and without it sums would be less than what they were made of. */
+	if (old->stragglers.async && old->n_left) {
+		(void)failure_set(failure, -ECONNRESET,
+				  "job %s: its servers change, and a rank has left: what it had "
+				  "contributed is nowhere but at servers",
+				  old->name);
+		job_fail(old, failure, NULL);
+		return failure->status;
+	}
 	tell_others(old, peer, attach->moves, attach->n_moves, &attach->added);
 	job_retire(old, &words);
-	r = attach_new(old->server, old->number, attach, &anew, failure);
-	if (!r) {
-		take_places(anew, old);
-		anew->came_back = old->came_back;
-		anew->joined = TAKE_PTR(old->joined);
-		anew->joined_len = old->joined_len;
-		*job = anew;
-	}
+	r = begin_anew(old, attach, job, failure);
 	FAILPOINT("server-moved");
 	job_dismiss(old);
 	return r;

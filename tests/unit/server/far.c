@@ -130,9 +130,13 @@ static uint32_t ranks_of(const struct layout *layout, uint32_t node, uint32_t *r
 static Bps__Cluster__Stragglers *stragglers_of(const struct layout *layout,
 					       Bps__Cluster__Stragglers *m)
 {
+	if (!layout->quorum && !layout->async)
+		return NULL;
 	bps__cluster__stragglers__init(m);
-	m->has_async = m->async = layout->async;
-	return layout->async ? m : NULL;
+	m->has_quorum = m->has_async = true;
+	m->quorum = layout->quorum;
+	m->async = layout->async;
+	return m;
 }
 
 struct asked *far_join(struct far *far, unsigned end, const struct layout *layout, uint32_t node,
@@ -228,11 +232,12 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 		m.has_resume = m.resume = true;
 		m.has_lost_timeout_ms = true;
 		m.lost_timeout_ms = 60000;
-		m.home = &home;
+		m.home = layout->elsewhere ? NULL : &home;
 		m.n_moves = moves_of(layout, moves);
 		m.moves = moves;
 		m.has_elastic = m.elastic = layout->elastic;
 		m.has_asks_back = m.asks_back = layout->asks_back;
+		m.has_begins = m.begins = layout->begins;
 	}
 	m.stragglers = stragglers_of(layout, &stragglers);
 	m.name = (char *)layout->name;

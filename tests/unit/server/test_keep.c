@@ -364,6 +364,45 @@ TEST(who_has_left_stays_so_when_the_servers_change)
 	ASSERT_EQ(far_n_jobs(far), 0);
 }
 
+TEST(who_begins_once_more_may_know_of_other_servers)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+
+	layout.elsewhere = layout.begins = true;
+	layout.job = 77;
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	far_lose(far, 1);
+	layout.moves[1] = 1;
+	far_expect(far, far_attach(far, 2, &layout, 1, 5000), 0, NULL);
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
+	/* Who has contributed cannot begin. */
+	(void)push(far, 0, &layout, 1, 1, 0, 0);
+	layout.moves[1] = 2;
+	far_expect(far, far_attach(far, 5, &layout, 0, 5001), -EACCES, "does not speak");
+}
+
+TEST(what_who_has_left_had_accumulated_is_not_lost_unsaid)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(3);
+
+	layout.async = true;
+	far_form(far, &layout);
+	layout.moves[1] = 1;
+	for (uint32_t i = 0; i < 3; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	far_notice(far, 2, DATA_LEAVE, layout.job, 0, 0, 2, 0, NULL);
+	layout.moves[1] = 2;
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), -ECONNRESET,
+		   "a rank has left");
+	ASSERT_EQ(far->failed[1].n, 1);
+	ASSERT_CONTAINS(far->failed[1].text, "a rank has left");
+	ASSERT_EQ(far->failed[2].n, 0);
+	ASSERT_EQ(far_n_jobs(far), 0);
+}
+
 static void notice_moves(struct far *far, unsigned end, const struct layout *layout, uint32_t a,
 			 uint32_t b)
 {

@@ -155,6 +155,53 @@ TEST(ranks_regroup_where_there_is_no_room_for_another_job)
 	far_expect(far, far_join(far, 3, &layout, 0, NULL), -EDQUOT, "max_jobs");
 }
 
+/* The one before goes on with other servers meanwhile: it still has no place of its own. */
+TEST(servers_change_where_there_is_room_for_the_next_run_alone)
+{
+	struct far_options options = { .max_jobs = 1 };
+	_cleanup_(far_freep) struct far *far = far_new(&options);
+	struct layout layout = elastic_layout(2), later, another = far_layout("another", 1, NULL);
+
+	far_form(far, &layout);
+	later = layout;
+	later.job++;
+	far_expect(far, far_attach(far, 0, &later, 0, 8000), 0, NULL);
+	layout.moves[1] = 1;
+	far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 2);
+	far_expect(far, far_join(far, 3, &another, 0, NULL), -EDQUOT, "max_jobs");
+	far_expect(far, far_attach(far, 1, &later, 1, 8001), 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 1);
+	far_expect(far, far_join(far, 3, &another, 0, NULL), -EDQUOT, "max_jobs");
+	for (uint32_t i = 0; i < 2; i++)
+		far_notice(far, i, DATA_LEAVE, later.job, 0, 0, i, 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 0);
+	far_expect(far, far_join(far, 3, &another, 0, NULL), 0, NULL);
+}
+
+/* How long, the nodes say only when they attach. */
+TEST(a_node_that_is_lost_as_the_next_run_begins_is_waited_for)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2);
+	struct asked *joins[2];
+
+	far_form(far, &layout);
+	for (uint32_t i = 0; i < 2; i++)
+		joins[i] = regroup(far, &layout, i, 1, NULL);
+	layout.job = 0;
+	for (uint32_t i = 0; i < 2; i++)
+		far_take_joined(joins[i], &layout);
+	far_lose(far, 1);
+	for (unsigned i = 0; i < 3; i++)
+		ASSERT_OK(loop_turn(far->loop, 10));
+	ASSERT_EQ(far->failed[0].n, 0);
+	ASSERT_EQ(far->told[0].n, 0);
+	far_expect(far, far_attach(far, 2, &layout, 1, 7001), 0, NULL);
+	far_expect(far, far_attach(far, 0, &layout, 0, 7000), 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 1);
+}
+
 TEST(all_nodes_are_told_one_membership)
 {
 	_cleanup_(far_freep) struct far *far = far_new(NULL);
