@@ -148,6 +148,8 @@ static void fail_whole(struct slot *slot, int r)
 		return;
 	}
 	(void)failure_set(&failure, r, "job %s: a result: %s", job->name, strerror(-r));
+	/* Those who had contributed that to earlier rounds were told that it was taken. */
+	quorum_undo(slot);
 	round_refused(job, &slot->header, &failure);
 }
 

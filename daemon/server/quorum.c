@@ -288,6 +288,17 @@ int quorum_prepare(struct slot *slot)
 	return slot->more_inputs ? 0 : error_origin(-ENOMEM);
 }
 
+void quorum_undo(struct slot *slot)
+{
+	struct carried *carried, *tmp;
+
+	list_for_each_safe (carried, tmp, &slot->carried, link) {
+		list_remove(&carried->link);
+		carried_add(&slot->part->carried, carried);
+	}
+	slot->n_carried = 0;
+}
+
 /* -- Results ------------------------------------------------------------------------------------------------------ */
 
 void quorum_failed(struct job *job, struct delivery *delivery, int r)

@@ -27,6 +27,8 @@ bool quorum_applies(const struct slot *slot);
 bool quorum_is_ready(const struct slot *slot);
 /* The slot is about to be summed: takes what is carried, and has room for its inputs. Returns 0, QUOTA_E_FULL or -ENOMEM. */
 int quorum_prepare(struct slot *slot);
+/* It is not summed after all: what it has taken is carried on. */
+void quorum_undo(struct slot *slot);
 /* All of its inputs are known: its result says whose they are. */
 void quorum_call_roll(struct slot *slot);
 /* The result is there: answers who came. The slot may be gone afterwards. */

@@ -234,6 +234,19 @@ static const char *missing_text(const struct job *job, const struct data_header 
 	return ranks_end(ret_ranks);
 }
 
+/* All have come, but the job is fresh here, and waits for what these nodes keep of it. */
+static const char *untold_text(const struct job *job, struct ranks_text *ret_ranks)
+{
+	ranks_init(ret_ranks);
+	for (uint32_t i = 0; i < job->size; i++) {
+		const struct job_node *node = &job->nodes[job->node_of_rank[i]];
+
+		if (!node->offers.told && !node->left)
+			ranks_add(ret_ranks, i);
+	}
+	return ranks_end(ret_ranks);
+}
+
 /* Fails a round that needs ranks which have left. Returns false when it does not. */
 static bool fail_left(struct tensor *tensor, const struct data_header *header,
 		      struct delivery *const *from, struct failure *failure)
@@ -414,7 +427,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	slot->n_gone |= waits;
 	measure(slot, node);
 	header = slot->header;
-	if (slot->n_here < slot->n_expected && first)
+	if (slot->n_here < slot->n_expected && first && job->n_left)
 		(void)fail_left(tensor, &header, slot->from, &failure);
 	else if (slot->n_here == slot->n_expected && by_rows)
 		rows_start(slot);
@@ -476,18 +489,22 @@ void round_expired(struct job *job, uint64_t now)
 		struct seconds_text seconds;
 		struct ranks_text missing;
 		struct round_text text;
-		const char *ranks;
+		const char *ranks, *what = "contributed";
 
 		if (elastic_without_missing(job, oldest)) {
 			oldest->since_ns = now;
 			continue;
 		}
 		ranks = missing_text(job, &oldest->header, oldest->from, false, &missing);
+		if (!missing.n && !told_is_complete(job)) {
+			ranks = untold_text(job, &missing);
+			what = "offered what they keep";
+		}
 		(void)failure_set(
-			&failure, -ETIMEDOUT,
-			"job %s: %s, round %llu: %s %s not contributed within %s s", job->name,
-			tensor_text(tensor, &text), (unsigned long long)oldest->header.round, ranks,
-			ranks_have(&missing), job_seconds_text(job->request_timeout_ms, &seconds));
+			&failure, -ETIMEDOUT, "job %s: %s, round %llu: %s %s not %s within %s s",
+			job->name, tensor_text(tensor, &text),
+			(unsigned long long)oldest->header.round, ranks, ranks_have(&missing), what,
+			job_seconds_text(job->request_timeout_ms, &seconds));
 		round_fail(tensor, oldest->header.round, &failure);
 	}
 }

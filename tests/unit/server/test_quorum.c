@@ -1,0 +1,96 @@
+/* Rounds that go on without all: what comes too late, and what nodes keep. */
+#include "far.h"
+
+#define LEN    64u /* of the part that all rounds here have */
+#define FLOATS (LEN / sizeof(float))
+
+static bool no_memory;
+
+int __real_block_new(struct block_cache *cache, size_t len, struct quota *quota,
+		     struct block **ret_block);
+int __wrap_block_new(struct block_cache *cache, size_t len, struct quota *quota,
+		     struct block **ret_block);
+
+int __wrap_block_new(struct block_cache *cache, size_t len, struct quota *quota,
+		     struct block **ret_block)
+{
+	return no_memory ? -ENOMEM : __real_block_new(cache, len, quota, ret_block);
+}
+
+static struct layout quorum_layout(uint32_t n_nodes)
+{
+	struct layout layout = far_layout("quorum", n_nodes, NULL);
+
+	layout.quorum = 1;
+	return layout;
+}
+
+static struct asked *push(struct far *far, const struct layout *layout, uint64_t round,
+			  uint32_t node, float value)
+{
+	struct data_header h = far_push(layout, 1, round, node);
+	float data[FLOATS];
+
+	for (size_t i = 0; i < FLOATS; i++)
+		data[i] = value;
+	if (layout->resume)
+		h.epoch = far_epoch(layout);
+	h.len = h.part_len = h.total = LEN;
+	return far_call(far, node, &h, data);
+}
+
+static void expect_result(struct far *far, struct asked *asked, float value)
+{
+	const float *data;
+
+	far_expect(far, asked, 0, NULL);
+	data = asked->data;
+	ASSERT_EQ(asked->answer.len, LEN);
+	for (size_t i = 0; i < FLOATS; i++)
+		ASSERT_TRUE(data[i] == value);
+}
+
+TEST(what_came_too_late_outlives_a_round_without_memory)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = quorum_layout(3);
+	struct asked *a;
+
+	far_form(far, &layout);
+	expect_result(far, push(far, &layout, 1, 0, 1), 1);
+	expect_result(far, push(far, &layout, 1, 2, 4), 1);
+	expect_result(far, push(far, &layout, 1, 1, 2), 1);
+	far->misalign = 4 * sizeof(float); /* what is lent needs no block */
+	no_memory = true;
+	a = push(far, &layout, 2, 0, 8);
+	no_memory = false;
+	far_expect(far, a, -ENOMEM, "a result");
+	expect_result(far, push(far, &layout, 3, 0, 16), 1 * 0 + 2 + 4 + 16);
+	expect_result(far, push(far, &layout, 4, 0, 32), 32);
+}
+
+/* All have contributed; but one of them has yet to say what was there before this server was. */
+TEST(a_round_that_waits_for_what_is_kept_says_so)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = quorum_layout(2);
+	struct data_header offered = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_OFFERED,
+	};
+	struct asked *asked[2];
+
+	layout.resume = layout.elsewhere = true;
+	layout.request_timeout_ms = 200;
+	layout.job = offered.job = 77;
+	offered.epoch = far_epoch(&layout);
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	far->ops->notice(far, 0, &offered, NULL);
+	for (uint32_t i = 0; i < 2; i++)
+		asked[i] = push(far, &layout, 1, i, 1);
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, asked[i], -ETIMEDOUT,
+			   "round 1: rank 1 has not offered what they keep within 0.2 s");
+}
