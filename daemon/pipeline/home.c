@@ -289,7 +289,6 @@ static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
 	pipeline_setup_leave(job);
 	next->moved_before = TAKE_PTR(job->moves);
 	next->added = job->added;
-	next->added = job->added;
 	pipeline_job_over(job);
 	r = pipeline_setup_use_joined(next, m);
 	if (!r)

@@ -64,6 +64,7 @@ struct pipeline_stripes {
 /* A round that failed, which servers are told again when they have attached anew. */
 struct pipeline_failed {
 	uint64_t key, round;
+	bool alone; /* struct pipeline_round */
 	struct failure failure;
 };
 #define PIPELINE_FAILED 32
@@ -327,7 +328,7 @@ void pipeline_keep_free(struct pipeline_job *job, uint32_t cell);
 /* Its parts wait; nothing that it answers from now on counts. */
 void pipeline_keep_detach(struct pipeline_job *job, size_t server);
 /* A round has failed: to be said again. */
-void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round,
+void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			  const struct failure *failure);
 
 /* move.c: a job goes on with other servers. */

@@ -289,15 +289,19 @@ static void declare_again(struct pipeline_job *job, bool fresh)
 	}
 }
 
-void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round,
+void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			  const struct failure *failure)
 {
 	if (!job->failed)
 		job->failed = calloc(PIPELINE_FAILED, sizeof(job->failed[0]));
 	/* Without memory a server that is lost never hears of it: others wait until the deadline. */
 	if (job->failed)
-		job->failed[job->n_failed++ % PIPELINE_FAILED] =
-			(struct pipeline_failed){ .key = key, .round = round, .failure = *failure };
+		job->failed[job->n_failed++ % PIPELINE_FAILED] = (struct pipeline_failed){
+			.key = key,
+			.round = round,
+			.alone = alone,
+			.failure = *failure,
+		};
 }
 
 static void fail_again(struct pipeline_job *job, size_t number)

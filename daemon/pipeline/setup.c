@@ -220,12 +220,18 @@ void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *fai
 	notify(job, &header, failure->text, from);
 }
 
+/* A server ends what this node has contributed alone, or the round of all. */
+static uint8_t operation_of_failed(bool alone)
+{
+	return alone ? OPERATION_ACCUMULATE : 0;
+}
+
 void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			       const struct failure *failure)
 {
 	struct data_header header = {
 		.op = DATA_FAIL_ROUND,
-		.operation = alone ? OPERATION_ACCUMULATE : 0,
+		.operation = operation_of_failed(alone),
 		.key = key,
 		.round = round,
 		.status = -failure->status,
@@ -233,7 +239,7 @@ void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t 
 
 	notify(job, &header, failure->text, NULL);
 	if (job->keep)
-		pipeline_keep_failed(job, key, round, failure);
+		pipeline_keep_failed(job, key, round, alone, failure);
 }
 
 void pipeline_setup_fail_again(struct pipeline_job *job, size_t server,
@@ -242,6 +248,7 @@ void pipeline_setup_fail_again(struct pipeline_job *job, size_t server,
 	const struct failure *failure = &failed->failure;
 	struct data_header header = {
 		.op = DATA_FAIL_ROUND,
+		.operation = operation_of_failed(failed->alone),
 		.job = job->number,
 		.key = failed->key,
 		.round = failed->round,
