@@ -257,5 +257,24 @@ def test_what_one_alone_has_seen_outlives_the_server():
         each(ranks, 'leave')
 
 
+def test_what_a_rank_that_has_left_gave_is_not_lost_unsaid():
+    """Nobody else could bring it when servers change."""
+    with Cluster(2, 3, colocated=False) as cluster:
+        *others, gone = ranks = job(cluster, [2, 1], **{'async': 1})
+        for rank in ranks:
+            push(rank, 0, 100, ACCUMULATE)
+            rank.wait(0)
+        gone.call('leave')
+        cluster.daemons[2].kill()
+        for rank in others:
+            try:
+                push(rank, 1, 1, ACCUMULATE)
+                rank.wait(1, 2 * DEADLINE * 1000)
+                raise AssertionError('the job went on')
+            except BpsError as error:
+                # ENOTCONN: it was over before this rank submitted.
+                assert error.errno in (errno.ECONNRESET, errno.ENOTCONN) and 'a rank has left' in error.text, error
+
+
 if __name__ == '__main__':
     run(globals())
