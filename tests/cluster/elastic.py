@@ -86,10 +86,6 @@ class Group:
         return self.finish(turn, first, before)
 
 
-def says(cluster, i, text):
-    wait_for(f'{cluster.names[i]} says "{text}"', lambda: text in cluster.daemons[i].text(), 2 * DEADLINE)
-
-
 def refused(rank, *words, request=None, number=None):
     """A call, or the end of a request, that must fail: its error."""
     try:

@@ -13,22 +13,6 @@ except ImportError:
 from recovery import *
 
 
-def turns(ranks, layout, first, n=1, then=None):
-    """n turns of every operation from number `first` on; then(): once all is submitted, in each."""
-    for turn in range(first, first + n):
-        works = every_operation(layout, 50 * turn)
-        declare(ranks, works, 20 * turn)
-        submit(ranks, works, 20 * turn)
-        if then:
-            then()
-        finish(ranks, works, 20 * turn)
-    return first + n
-
-
-def says(cluster, i, text):
-    wait_for(f'{cluster.names[i]} says "{text}"', lambda: text in cluster.daemons[i].text(), 2 * DEADLINE)
-
-
 def test_each_server_is_lost_for_good():
     """One of them is the job's home: the tensors that are declared afterwards get their numbers elsewhere."""
     layout = (2, 1)

@@ -13,22 +13,6 @@ import reference as ref
 from etcd import Etcd
 
 
-def turns(ranks, layout, first, n=1, then=None):
-    """n turns of every operation from number `first` on, compared with the reference; then(): once all is submitted, in each."""
-    for turn in range(first, first + n):
-        works = every_operation(layout, 50 * turn)
-        declare(ranks, works, 20 * turn)
-        submit(ranks, works, 20 * turn)
-        if then:
-            then()
-        finish(ranks, works, 20 * turn)
-    return first + n
-
-
-def says(cluster, i, text):
-    wait_for(f'{cluster.names[i]} says "{text}"', lambda: text in cluster.daemons[i].text(), 2 * DEADLINE)
-
-
 def went_on(cluster, n_in, n, nodes=(0, 1)):
     for node in nodes:
         says(cluster, node, f'goes on with {n_in} of {n} servers')
