@@ -1,6 +1,8 @@
 /*
  * A member of a coordinator's cluster. It keeps one stream to it, on which views come, and says at intervals that it
- * lives. While the coordinator is gone, everything goes on with the last view, but no new job can be opened.
+ * lives. While the coordinator is gone, everything goes on with the last view, but no new job can be opened. A path that
+ * swallows what is sent says nothing: a heartbeat that is not answered soon ends the connection, and each attempt to be
+ * registered again has a new one.
  *
  * A job's states: IDLE --OpenJob--> ASKED --view--> OPEN --CloseJob--> CLOSING, and from ASKED, when nobody waits any more,
  * WITHDRAWN --cancelled or not--> CLOSING. One call at a time for each job, so that a CloseJob never overtakes the OpenJob
@@ -21,6 +23,8 @@
 #define RETRY_MAX_MS 1000
 /* Of one attempt. Shorter than a lease, so that a coordinator whose machine comes back is found in time by the next one. */
 #define CONNECT_MS	 3000
+#define REGISTER_MS	 (2 * CONNECT_MS) /* of one registration, until its first message */
+#define PATIENCE_MIN_MS	 1000		  /* with one heartbeat */
 #define FAREWELL_MS	 500 /* how long stopping waits for the coordinator to hear that we leave */
 #define LEASE_MIN_MS	 30
 #define CLOSE_TIMEOUT_MS 5000
@@ -45,7 +49,8 @@ struct source {
 	struct rpc_request heartbeat;
 	bool beating; /* heartbeat is with rpc */
 	struct loop_timer beat;
-	uint64_t heard_ns;
+	uint64_t heard_ns, asked_ns;
+	uint64_t answer_ms;  /* what the last heartbeat took, or was given */
 	uint32_t told_epoch; /* by the heartbeat under way */
 	uint32_t lease_ms;
 
@@ -82,9 +87,25 @@ static void retry_later(struct source *s)
 		log_error("coordinator %s: out of memory, no more attempts", s->address);
 }
 
+/*
+ * What went by the old connection ends here: jobs that are asked for are asked for again once we are registered. Without
+ * memory for another, the old one has one more chance.
+ */
+static void connect_anew(struct source *s)
+{
+	struct rpc_channel *old = s->channel;
+	struct failure failure = { 0 };
+
+	if (!rpc_channel_new_like(old, s->address, &failure, &s->channel))
+		rpc_channel_free(old);
+}
+
 static void on_retry(struct loop_timer *timer)
 {
-	register_start(container_of(timer, struct source, retry));
+	struct source *s = container_of(timer, struct source, retry);
+
+	connect_anew(s);
+	register_start(s);
 }
 
 /* Nothing that a retry could mend, said before this daemon could ever work. */
@@ -145,24 +166,51 @@ static void register_anew(struct source *s, int status, const char *why)
 
 static void heartbeat_send(struct source *s);
 
+/*
+ * How long an answer may take: a quarter of a lease, so that nobody is dropped for a path that another connection does
+ * not take. Longer where the last was slow already: a coordinator that has much to do must not be given more by all who
+ * come anew for it.
+ */
+static uint64_t patience_ms(const struct source *s)
+{
+	uint64_t least = MAX((uint64_t)s->lease_ms / 4, (uint64_t)PATIENCE_MIN_MS);
+
+	return MIN(MAX(4 * s->answer_ms, least), (uint64_t)s->lease_ms);
+}
+
+static void not_answered(struct source *s, uint64_t ms)
+{
+	char why[96];
+
+	(void)snprintf(why, sizeof(why), "a heartbeat was not answered in %llu ms",
+		       (unsigned long long)ms);
+	register_anew(s, -ETIMEDOUT, why);
+}
+
 static void on_heartbeat_done(struct rpc_request *request, int status, const char *text,
 			      const void *data, size_t len)
 {
 	struct source *s = container_of(request, struct source, heartbeat);
 	struct wire_heard heard = { 0 };
 	struct failure failure = { 0 };
+	uint64_t now = clock_now_ns();
 
 	s->beating = false;
 	if (s->cluster->closed || !s->registered)
 		return;
+	s->answer_ms = (now - s->asked_ns) / NSEC_PER_MSEC;
 	if (!status)
 		status = wire_unpack_heard(data, len, &failure, &heard);
+	if (status == -ETIMEDOUT) {
+		not_answered(s, s->answer_ms);
+		return;
+	}
 	if (status) {
-		if (clock_now_ns() - s->heard_ns > s->lease_ms * NSEC_PER_MSEC)
+		if (now - s->heard_ns > s->lease_ms * NSEC_PER_MSEC)
 			register_anew(s, -ETIMEDOUT, "no answer for as long as a lease");
 		return;
 	}
-	s->heard_ns = clock_now_ns();
+	s->heard_ns = now;
 	if (!heard.known)
 		register_anew(s, -ENOENT, "it does not know this member any more");
 	else if (epoch_here(s) > s->told_epoch)
@@ -180,12 +228,13 @@ static void heartbeat_send(struct source *s)
 	if (s->beating || !s->registered || wire_pack_heartbeat(&message, &bytes))
 		return;
 	s->told_epoch = message.epoch;
+	s->asked_ns = clock_now_ns();
 	s->beating = true;
 	s->heartbeat = (struct rpc_request){
 		.path = "/bps.cluster.Coordinator/Heartbeat",
 		.data = bytes.data,
 		.len = bytes.len,
-		.deadline_ms = s->lease_ms,
+		.deadline_ms = patience_ms(s),
 		.done = on_heartbeat_done,
 	};
 	rpc_request_start(s->channel, &s->heartbeat);
@@ -196,6 +245,10 @@ static void on_beat(struct loop_timer *timer)
 {
 	struct source *s = container_of(timer, struct source, beat);
 
+	if (!s->registered) {
+		register_anew(s, -ETIMEDOUT, "the registration was not answered");
+		return;
+	}
 	heartbeat_send(s);
 	(void)loop_timer_set(s->cluster->params.loop, timer,
 			     clock_now_ns() + s->lease_ms * NSEC_PER_MSEC / 3);
@@ -352,6 +405,9 @@ static void register_start(struct source *s)
 		.done = on_registration_done,
 	};
 	rpc_request_start(s->channel, &s->registration);
+	/* Without memory for the timer, gRPC's own signs of life end it, later. */
+	(void)loop_timer_set(s->cluster->params.loop, &s->beat,
+			     clock_now_ns() + REGISTER_MS * NSEC_PER_MSEC);
 	FAILPOINT("cluster-registering");
 	wire_bytes_done(&bytes);
 }

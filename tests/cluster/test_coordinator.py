@@ -4,6 +4,7 @@ used twice. It is a daemon of its own here, without trainers and sums, so that n
 import contextlib, os, signal, struct, sys, threading
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
+from links import Relay, split
 
 with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
     HAS_FAILPOINTS = b'BPS_FAILPOINTS' in binary.read()
@@ -40,6 +41,28 @@ class Apart(Cluster):
             epochs = {s['epoch'] for s in status}
             return epochs.pop() if len(epochs) == 1 and nodes == [3, 3, 3] else None
         return wait_for('one view with all three', look, 4 * DEADLINE)
+
+
+class ApartByRelay(Apart):
+    """Both nodes reach the coordinator through self.relay."""
+
+    relay = None
+
+    def way(self, i, coordinator):
+        if i == 2:
+            return coordinator
+        if not self.relay:
+            host = split(coordinator)[0]
+            with socket.socket() as probe:
+                probe.bind((host, 0))
+                address = '%s:%d' % probe.getsockname()
+            self.relay = Relay(address, coordinator)
+        return '%s:%d' % self.relay.listener.getsockname()
+
+    def abandon(self):
+        super().abandon()
+        if self.relay:
+            self.relay.close()
 
 
 @contextlib.contextmanager
@@ -128,6 +151,25 @@ def test_a_stopped_coordinator_drops_nobody():
         cluster.settled()
         rounds(ranks, 2)
         finish(ranks)
+
+
+def test_a_path_that_swallows_what_is_sent():
+    """Nobody is told that connections are dead: the members come by new ones before they are dropped, and with them a job
+    that was asked for meanwhile."""
+    with ApartByRelay(lease='12s') as cluster:
+        first = cluster.settled()
+        ranks = cluster.job((1, 1))
+        declare(ranks)
+        cluster.relay.swallow()
+        rounds(ranks, 2)
+        others = cluster.job((1, 1))
+        declare(others)
+        rounds(others, 1)
+        for daemon in cluster.daemons[:2]:
+            assert 'a heartbeat was not answered' in daemon.text(), daemon.text()
+        assert 'dropped' not in cluster.coordinator.text(), cluster.coordinator.text()
+        assert cluster.settled() == first
+        finish(ranks + others)
 
 
 def test_a_job_that_forms_is_formed():

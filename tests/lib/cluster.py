@@ -295,7 +295,7 @@ class Cluster:
         elif self.source == 'coordinator':
             host, port = self.addresses[self.coordinated_by].rsplit(':', 1)
             coordinator = f'{host}:{int(port) + 1 if int(port) < 65535 else 1025}'
-            arguments += ['--address=' + self.addresses[i], '--coordinator=' + coordinator]
+            arguments += ['--address=' + self.addresses[i], '--coordinator=' + self.way(i, coordinator)]
             if i == self.coordinated_by:
                 arguments.append('--coordinator-listen=' + coordinator)
         daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
@@ -303,6 +303,10 @@ class Cluster:
         if wait:
             daemon.ready()
         return daemon
+
+    def way(self, i, coordinator):
+        """Where daemon i finds the coordinator."""
+        return coordinator
 
     def grow(self, wait=True):
         """One server more, which all that are there hear of. Returns its number."""

@@ -9,6 +9,7 @@ CHUNK = 65536
 class Connection:
     def __init__(self, near, far):
         self.ends, self.waiting, self.open = (near, far), {near: b'', far: b''}, {near: True, far: True}
+        self.held = False
 
     def other(self, end):
         return self.ends[end is self.ends[0]]
@@ -45,6 +46,12 @@ class Relay:
     def hold(self):
         """A black hole: nothing passes, and nobody is told. New connections are made and find the same."""
         self.holding = True
+
+    def swallow(self):
+        """A black hole for the connections there are, as where a translator of addresses forgets them; new ones pass."""
+        with self.lock:
+            for connection in self.connections:
+                connection.held = True
 
     def up(self):
         """What was held is dropped with its connections, as a path that has changed does."""
@@ -97,6 +104,9 @@ class Relay:
         self.connections.append(Connection(near, far))
         self.made += 1
 
+    def passing(self):
+        return [] if self.holding else [connection for connection in self.connections if not connection.held]
+
     def spoil(self, data):
         if not self.every:
             return data
@@ -133,7 +143,7 @@ class Relay:
                 with selectors.DefaultSelector() as selector:
                     selector.register(self.listener, selectors.EVENT_READ)
                     selector.register(self.wake, selectors.EVENT_READ)
-                    for connection in () if self.holding else self.connections:
+                    for connection in self.passing():
                         for end in connection.ends:
                             other = connection.other(end)
                             events = (selectors.EVENT_READ if connection.open[end] and not connection.waiting[other] else 0) | \
@@ -154,7 +164,7 @@ class Relay:
                 except BlockingIOError:
                     pass
                 self.accept()
-                for connection in () if self.holding else self.connections[:]:
+                for connection in self.passing():
                     try:
                         self.turn(connection)
                     except OSError:
