@@ -49,7 +49,7 @@ static void view_tell(struct coordinator *c)
 	if (r)
 		log_error("coordinator: view %u cannot be told: %s", c->view->epoch, strerror(-r));
 	list_for_each (member, &c->members, link)
-		if (!r && member->stream)
+		if (!r && member->stream && member->greeted)
 			rpc_call_send(member->stream, bytes.data, bytes.len);
 	wire_bytes_done(&bytes);
 	coordinator_used_done(&used);
@@ -230,23 +230,6 @@ static int member_take(struct coordinator *c, const struct wire_register *messag
 	return 0;
 }
 
-/* Before a first member, nobody has a key; members of before our start have the one that others prove too. */
-static int key_settle(struct coordinator *c, const struct wire_bytes *theirs,
-		      struct failure *failure)
-{
-	if (c->key_len)
-		return 0;
-	if (theirs->len) {
-		memcpy(c->key, theirs->data, theirs->len);
-		c->key_len = theirs->len;
-		return 0;
-	}
-	if (getrandom(c->key, KEY_LEN, 0) != KEY_LEN)
-		return failure_set(failure, -EIO, "no random numbers for a key");
-	c->key_len = KEY_LEN;
-	return 0;
-}
-
 static int hello_send(struct coordinator *c, struct member *member)
 {
 	_cleanup_(coordinator_used_done) struct coordinator_used used = { 0 };
@@ -270,8 +253,52 @@ static int hello_send(struct coordinator *c, struct member *member)
 	r = wire_pack_event(&event, &bytes);
 	if (!r)
 		rpc_call_send(member->stream, bytes.data, bytes.len);
+	member->greeted = !r;
 	wire_bytes_done(&bytes);
 	return error_trace(r);
+}
+
+static void greet(struct coordinator *c, struct member *member)
+{
+	int r = c->key_len && member->stream && !member->greeted ? hello_send(c, member) : 0;
+
+	if (r)
+		rpc_call_fail(TAKE_PTR(member->stream), r, strerror(-r));
+}
+
+static void greet_all(struct coordinator *c)
+{
+	struct member *member;
+
+	list_for_each (member, &c->members, link)
+		greet(c, member);
+}
+
+/*
+ * Members of before our start have the key that others prove too, and new ones have none. So that nobody is told a second
+ * key while others still prove the first, those without one hear nothing until one with one has come, or nobody is waited
+ * for any more: as long as for the first view.
+ */
+static void key_learn(struct coordinator *c, const struct wire_bytes *theirs)
+{
+	if (c->key_len || !theirs->len)
+		return;
+	memcpy(c->key, theirs->data, theirs->len);
+	c->key_len = theirs->len;
+	loop_timer_cancel(&c->key_wait);
+}
+
+static void on_key_wait_over(struct loop_timer *timer)
+{
+	struct coordinator *c = container_of(timer, struct coordinator, key_wait);
+
+	if (getrandom(c->key, KEY_LEN, 0) == KEY_LEN) {
+		c->key_len = KEY_LEN;
+		greet_all(c);
+		return;
+	}
+	log_error("coordinator: no random numbers for a key");
+	(void)loop_timer_set(c->loop, timer, clock_now_ns() + NSEC_PER_SEC);
 }
 
 /*
@@ -307,17 +334,12 @@ static void learn_epochs(struct coordinator *c, const struct wire_register *mess
 static int register_member(struct coordinator *c, const struct wire_register *message,
 			   struct failure *failure, struct member **ret_member)
 {
-	int r;
-
 	if (message->version_min > WIRE_VERSION || message->version < WIRE_VERSION_MIN)
 		return failure_set(failure, -EPROTO,
 				   "the coordinator speaks version %u to %u of the protocol, the "
 				   "member %u to %u: upgrade the older",
 				   WIRE_VERSION_MIN, WIRE_VERSION, message->version_min,
 				   message->version);
-	r = key_settle(c, &message->key, failure);
-	if (r)
-		return r;
 	return member_take(c, message, failure, ret_member);
 }
 
@@ -342,12 +364,10 @@ static void on_register(void *user, struct rpc_call *call, const void *data, siz
 	learn_epochs(c, &message);
 	coordinator_jobs_take(c, &message, member);
 	member->stream = call;
+	member->greeted = false;
 	rpc_call_set_user(call, member);
-	r = hello_send(c, member);
-	if (r) {
-		member->stream = NULL;
-		rpc_call_fail(call, r, strerror(-r));
-	}
+	key_learn(c, &message.key);
+	greet_all(c);
 	if (!in_view(c->view, &member->info) || c->epoch > c->view->epoch)
 		changed(c);
 	coordinator_openings_try(c);
@@ -448,6 +468,7 @@ int coordinator_new(const struct coordinator_params *params, struct failure *fai
 	c->loop = params->loop;
 	c->lease_ms = params->lease_ms;
 	c->change.expired = on_change;
+	c->key_wait.expired = on_key_wait_over;
 	list_init(&c->members);
 	list_init(&c->jobs);
 	list_init(&c->openings);
@@ -465,6 +486,10 @@ int coordinator_new(const struct coordinator_params *params, struct failure *fai
 	if (r)
 		return error_trace(r);
 	recover(c, MIN(c->lease_ms, params->wait_ms));
+	if (!c->key_len)
+		r = loop_timer_set(c->loop, &c->key_wait, c->recover_until_ns);
+	if (r)
+		return failure_set(failure, r, "coordinator: %s", strerror(-r));
 	c->epoch = cluster_first_epoch();
 	*ret_coordinator = TAKE_PTR(c);
 	return 0;
@@ -478,6 +503,7 @@ void coordinator_close(struct coordinator *c)
 		return;
 	c->closed = true;
 	loop_timer_cancel(&c->change);
+	loop_timer_cancel(&c->key_wait);
 	coordinator_openings_close(c);
 	list_for_each_safe (member, next, &c->members, link)
 		member_remove(member, -ESHUTDOWN, "the coordinator is stopping");

@@ -10,6 +10,7 @@ struct member {
 	struct coordinator *coordinator;
 	struct view_member info;
 	struct rpc_call *stream; /* of its Register; NULL while broken */
+	bool greeted;		 /* on that stream: not before there is a key */
 	struct loop_timer lease;
 	bool last_call; /* its lease is over: it is dropped unless it is heard of now */
 	uint32_t acked; /* newest view it has said to have */
@@ -25,8 +26,9 @@ struct coordinator {
 	uint64_t lease_ms;
 	uint8_t key[WIRE_KEY_MAX];
 	size_t key_len;
-	uint32_t epoch;	   /* largest ever heard of or made */
-	struct view *view; /* NULL before the first */
+	struct loop_timer key_wait; /* armed: members of before our start may yet tell their key */
+	uint32_t epoch;		    /* largest ever heard of or made */
+	struct view *view;	    /* NULL before the first */
 	struct list members, jobs, openings;
 	size_t n_members, n_jobs, n_openings;
 	struct loop_timer change;  /* armed: the members differ from the view */

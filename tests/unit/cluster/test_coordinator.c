@@ -2,7 +2,7 @@
 #include "base/clock.h"
 #include "certificates.h"
 #include "cluster/cluster.h"
-#include "cluster/coordinator.h"
+#include "cluster/coordinator_state.h"
 #include "cluster/wire.h"
 #include "grpc_test.h"
 #include "test.h"
@@ -827,6 +827,36 @@ GRPC_TEST(epochs_go_on_from_the_largest)
 }
 
 /* Two were there before; one has come back, and a newcomer's job must not be given a view without the other. */
+/* A new member comes first; one of before brings the key, and nobody is told another. */
+GRPC_TEST(restarted_coordinator_makes_no_second_key)
+{
+	static const char key[] = "the key of before";
+	struct wire_register message = registration(7, "a");
+	struct world w;
+	struct node n;
+	struct raw raw;
+
+	world_start(&w);
+	coordinator_kill(&w);
+	w.params.wait_ms = LEASE_MS;
+	ASSERT_OK(coordinator_new(&w.params, &w.failure, &w.coordinator));
+	node_start(&w, &n, "b", ROLE_AGENT | ROLE_SERVER);
+	UNTIL(&w, w.coordinator->n_members == 1);
+	ASSERT_EQ(n.n_keys, 0);
+	message.epoch = 5;
+	message.n_members = 2;
+	message.key = (struct wire_bytes){ (uint8_t *)key, sizeof(key) };
+	raw_start(&w, &raw);
+	raw_register(&raw, &message);
+	UNTIL(&w, n.n_keys && raw.n_messages);
+	ASSERT_EQ(n.n_keys, 1);
+	ASSERT_EQ(n.key_len, sizeof(key));
+	ASSERT_MEM(n.key, key, sizeof(key));
+	raw_stop(&raw);
+	node_stop(&n);
+	world_stop(&w);
+}
+
 GRPC_TEST(restarted_coordinator_waits_for_all)
 {
 	struct wire_register first = registration(5, "first"), second = registration(6, "second");
