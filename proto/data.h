@@ -174,6 +174,12 @@ static inline uint32_t data_roll_at(uint32_t part_len)
 	return (uint32_t)align_up((uint64_t)part_len, sizeof(uint64_t));
 }
 
+/* Where it is, in or behind such a payload. */
+static inline struct data_roll *data_roll_of(const void *payload, uint32_t part_len)
+{
+	return (struct data_roll *)((uintptr_t)payload + data_roll_at(part_len));
+}
+
 /* Bytes of a payload with one. */
 static inline uint32_t data_roll_end(uint32_t part_len, uint32_t n_nodes)
 {

@@ -96,6 +96,8 @@ static void *set_kept(const struct pipeline_job *job, const struct place *place,
 	home->min_ranks = job->shape.min_ranks;
 	home->max_ranks = job->shape.max_ranks;
 	home->view_digest = view_server_digest(job->view);
+	m->has_joined = job->joined != NULL;
+	m->joined = (ProtobufCBinaryData){ job->joined_len, job->joined };
 	m->n_moves = pipeline_move_n(job);
 	m->moves = place->said->moves;
 	m->has_elastic = m->elastic = job->shape.elastic;
@@ -303,6 +305,8 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 		MIN(m->request_timeout_ms, job->shape.request_timeout_ms) * NSEC_PER_MSEC;
 	r = layout_init(&job->layout, m->node_of_rank, job->shape.size, job->shape.n_nodes,
 			job->shape.node);
+	if (!r && m->regroups)
+		r = pack(&m->base, DATA_SETUP_MAX, &job->joined, &job->joined_len);
 	return error_trace(r);
 }
 

@@ -286,11 +286,15 @@ static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
 	next->view = view_ref(job->view);
 	next->opened = job->opened;
 	job->opened = false;
-	pipeline_setup_leave(job);
-	next->moved_before = TAKE_PTR(job->moves);
 	next->added = job->added;
+	next->moved_before = calloc(job->n_viewed, sizeof(next->moved_before[0]));
+	if (next->moved_before)
+		memcpy(next->moved_before, job->moves,
+		       job->n_viewed * sizeof(next->moved_before[0]));
+	r = next->moved_before ? pipeline_setup_use_joined(next, m) : error_origin(-ENOMEM);
+	/* Servers know of the next run before they hear that this node has left. */
+	pipeline_setup_leave(job);
 	pipeline_job_over(job);
-	r = pipeline_setup_use_joined(next, m);
 	if (!r)
 		return 0;
 	disown(job, &setup->call, m->job);
@@ -313,8 +317,10 @@ static void on_regrouped(struct call *call)
 	if (!r)
 		r = pipeline_setup_unpack(call, &bps__cluster__job_joined__descriptor,
 					  (ProtobufCMessage **)&m);
-	/* The home, or another in its place, is asked again when it is attached. */
-	if (call->status && (!counts || pipeline_keep_is_loss(call) || call->status == -EALREADY)) {
+	/* The home, or another in its place, is asked again when it is attached; one that has been asked again says the same. */
+	if ((call->status &&
+	     (!counts || pipeline_keep_is_loss(call) || call->status == -EALREADY)) ||
+	    (job->state == JOB_RUNNING && job->join)) {
 		pipeline_setup_done(setup);
 		return;
 	}
@@ -322,6 +328,8 @@ static void on_regrouped(struct call *call)
 		if (!r)
 			disown(job, call, m->job);
 	} else if (call->status) {
+		/* Those that go on without this node hear nothing of its end. */
+		job->goes = call->status == -ESTALE;
 		pipeline_setup_fail(job, call->status, call->text);
 	} else {
 		if (!r)

@@ -198,6 +198,8 @@ struct pipeline_job {
 	uint32_t *member_of_node; /* n_nodes: member of the view, from 1; 0: none */
 	uint16_t *stripes;
 	size_t n_stripes;
+	void *joined; /* of a run that began when ranks regrouped: JobJoined, which servers are told; or NULL */
+	size_t joined_len;
 
 	uint64_t n_rounds, n_bytes, n_in_flight; /* for operators */
 	struct arrivals *arrivals; /* of the local ranks, by local number; NULL: there is but one */

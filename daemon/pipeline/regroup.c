@@ -9,11 +9,17 @@
 
 /* -- Newcomers ----------------------------------------------------------------------------------------------------- */
 
+static bool is_same(const char *name, const uint8_t *secret_digest, const char *other,
+		    const uint8_t *others_digest)
+{
+	return !strcmp(name, other) &&
+	       !CRYPTO_memcmp(secret_digest, others_digest, SECRET_DIGEST_LEN);
+}
+
 bool pipeline_newcomer_is_for(const struct pipeline_newcomer *newcomer, const char *job,
 			      const uint8_t *secret_digest)
 {
-	return !strcmp(newcomer->job, job) &&
-	       !CRYPTO_memcmp(newcomer->secret_digest, secret_digest, SECRET_DIGEST_LEN);
+	return is_same(newcomer->job, newcomer->secret_digest, job, secret_digest);
 }
 
 static bool is_for(const struct pipeline_newcomer *newcomer, const struct pipeline_job *job)
@@ -136,8 +142,8 @@ struct pipeline_job *pipeline_elastic_find(struct pipeline *pipeline, const char
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link)
-		if (job->state == JOB_RUNNING && job->shape.elastic && !strcmp(name, job->name) &&
-		    !CRYPTO_memcmp(secret_digest, job->secret_digest, SECRET_DIGEST_LEN))
+		if (job->state == JOB_RUNNING && job->shape.elastic &&
+		    is_same(job->name, job->secret_digest, name, secret_digest))
 			return job;
 	return NULL;
 }

@@ -28,11 +28,6 @@ uint32_t pipeline_roll_result_len(const struct pipeline_job *job, unsigned opera
 	return has_roll(job, operation, len) ? data_roll_end(len, job->shape.n_nodes) : len;
 }
 
-static const struct data_roll *roll_of(const struct ledger_what *what, const void *result)
-{
-	return (const struct data_roll *)((const char *)result + data_roll_at(what->len));
-}
-
 static bool has_round(const struct pipeline_job *job, const struct data_roll *roll, uint64_t round)
 {
 	uint64_t newest = le64toh(roll->round);
@@ -44,7 +39,7 @@ static bool has_round(const struct pipeline_job *job, const struct data_roll *ro
 bool pipeline_roll_read(const struct pipeline_job *job, const struct ledger_what *what,
 			const void *result, uint32_t *ret_n, bool *ret_has_ours)
 {
-	const struct data_roll *roll = roll_of(what, result);
+	const struct data_roll *roll = data_roll_of(result, what->len);
 
 	if (!has_roll(job, what->operation, what->len))
 		return false;
@@ -76,7 +71,7 @@ void pipeline_roll_stored(struct pipeline_job *job, uint32_t cell)
 
 	if (!has_roll(job, what->operation, what->len))
 		return;
-	roll = roll_of(what, ledger_cell_data(job->ledger, cell));
+	roll = data_roll_of(ledger_cell_data(job->ledger, cell), what->len);
 	for (other = ledger_cell_next(job->ledger, what, NULL); other; other = next) {
 		next = ledger_cell_next(job->ledger, what, other);
 		if (other == kept || other->busy)

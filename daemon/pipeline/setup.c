@@ -287,5 +287,6 @@ void pipeline_setup_free(struct pipeline_job *job)
 		pipeline_outlet_put(job->servers[i].outlet);
 	free(job->servers);
 	pipeline_move_done(job);
+	free(job->joined);
 	(void)view_unref(job->view);
 }

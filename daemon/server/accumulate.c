@@ -181,7 +181,7 @@ static void call_roll(struct accumulator *a)
 
 	if (!told_has_roll(job, &a->header))
 		return;
-	roll = told_roll(a->sum->data, a->header.part_len);
+	roll = data_roll_of(a->sum->data, a->header.part_len);
 	roll->n = a->n_contributions;
 	roll->round = 0;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
@@ -441,7 +441,7 @@ static bool is_newer(const struct accumulator *a, const struct data_roll *roll)
 int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
-	const struct data_roll *roll = told_roll((void *)delivery->payload, h->part_len);
+	const struct data_roll *roll = data_roll_of(delivery->payload, h->part_len);
 	struct job *job = tensor->job;
 	struct accumulator *a = NULL;
 	struct block *sum;

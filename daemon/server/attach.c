@@ -76,6 +76,13 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 		memcpy(job->moves, attach->moves, job->n_moves * sizeof(job->moves[0]));
 	}
 	elastic_begin(job);
+	job->regroups = attach->regroups;
+	job->joined_len = attach->joined_len;
+	job->joined = attach->regroups ? malloc(attach->joined_len) : NULL;
+	if (job->joined)
+		memcpy(job->joined, attach->joined, attach->joined_len);
+	else if (attach->regroups)
+		r = error_origin(-ENOMEM);
 	if (!r)
 		r = job_start(job, number);
 	/* A node that was lost before this server knew of the job is not waited for longer than one that it has seen. */
@@ -112,7 +119,7 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 		struct job_node *node;
 
 		if (job->state != JOB_RUNNING || job->number == number ||
-		    strcmp(job->name, attach->job))
+		    strcmp(job->name, attach->job) || job->regroups == number)
 			continue;
 		if (job->elastic && attach->elastic) {
 			leave_older(job, peer);
@@ -148,7 +155,8 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 		       const struct attach *attach, struct job **ret_job, struct failure *failure)
 {
 	uint64_t number = delivery->header.job;
-	const struct failure *over = job_over(server, number);
+	/* A node may have missed that its run is over, and to hear of the next it has to be in it. */
+	const struct failure *over = heir_of(server, number) ? NULL : job_over(server, number);
 	struct job *job = job_find(server, number);
 	const char *what;
 
@@ -156,8 +164,8 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 		*failure = *over;
 		return failure->status;
 	}
-	if (!number)
-		return failure_set(failure, -EPROTO, "job %s: an attach without number",
+	if (!number || (attach->regroups && attach->joined_number != number))
+		return failure_set(failure, -EPROTO, "job %s: an attach without number, or two",
 				   attach->job);
 	if (!job && attach->asks_back && server->draining)
 		return failure_set(failure, -ESHUTDOWN, "job %s: this server drains", attach->job);
@@ -206,6 +214,11 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	     node->instance != attach->instance && !anew))
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   job->name, peer_name(peer), attach->node);
+	/* Where its ranks have regrouped, its next process may not know. */
+	if (node->left && !node->out && heir_of(job->server, job->number)) {
+		node->left = false;
+		job->n_left--;
+	}
 	if (node->left)
 		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->name,
 				   attach->node);
@@ -263,6 +276,7 @@ void attach_call(struct server *server, struct delivery *delivery)
 	delivery_answer(delivery, &answer, NULL, data);
 	if (!list_empty(&job->guests))
 		guest_tell(job, job->nodes[attach->node].peer);
+	heir_attached(job);
 	elastic_without_early(job);
 	if (server->draining && !job->came_back && job->n_attached == job->n_nodes)
 		(void)move_drain(job);

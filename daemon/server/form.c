@@ -1,6 +1,7 @@
 #include "server/job.h"
 
 #include "base/clock.h"
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "cluster/cluster.h"
 #include <stdio.h>
@@ -384,11 +385,24 @@ static void form_answer(struct job *job, const void *data, size_t len)
 		struct job_node *node = &job->nodes[i];
 
 		header.node = i;
-		delivery_answer(TAKE_PTR(node->joining), &header, NULL, data);
 		node->join = join_free(node->join);
+		if (job->regroups && FAILPOINT_DROPS("server-regroup-told"))
+			continue;
+		delivery_answer(TAKE_PTR(node->joining), &header, NULL, data);
 	}
 	log_info("job %s: %u ranks on %u nodes, part size %u", job->name, job->size, job->n_nodes,
 		 job->part_bytes);
+}
+
+/* Who the nodes were in the run before. */
+static void form_past(const struct job *job, uint32_t *old_nodes, uint64_t *guests)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		const struct join *join = job->nodes[i].join;
+
+		old_nodes[i] = join->guest ? 0 : join->node + 1;
+		guests[i] = join->guest ? join->member : 0;
+	}
 }
 
 /* All are here: the job gets its number and runs. */
@@ -396,18 +410,23 @@ int form_finish(struct job *job, struct failure *failure)
 {
 	uint16_t stripes[PLACEMENT_STRIPES];
 	_cleanup_(freep) uint32_t *member_of_node = calloc(job->n_nodes, sizeof(member_of_node[0]));
+	_cleanup_(freep) uint32_t *old_nodes = calloc(job->n_nodes, sizeof(old_nodes[0]));
+	_cleanup_(freep) uint64_t *guests = calloc(job->n_nodes, sizeof(guests[0]));
 	struct joined joined = {
 		.node_of_rank = job->node_of_rank,
 		.stripes = stripes,
 		.n_stripes = PLACEMENT_STRIPES,
 		.member_of_node = member_of_node,
 		.n_nodes = job->n_nodes,
+		.regroups = job->regroups,
+		.old_nodes = old_nodes,
+		.guests = guests,
 	};
 	_cleanup_(freep) void *data = NULL;
 	size_t len = 0;
 	int r;
 
-	if (!member_of_node)
+	if (!member_of_node || !old_nodes || !guests)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
 	r = form_stripes(job, stripes, member_of_node, failure);
 	if (r)
@@ -439,6 +458,8 @@ int form_finish(struct job *job, struct failure *failure)
 		joined.membership = job->membership;
 		joined.min_ranks = job->min_ranks;
 		joined.max_ranks = job->max_ranks;
+		if (job->regroups)
+			form_past(job, old_nodes, guests);
 		if (job->takes_guests)
 			joined.view = form_view(job->server, form_reference(job), failure);
 		r = joined_encode(&joined, &data, &len);

@@ -65,7 +65,8 @@ static struct job *find_job(struct server *server, const struct join *join)
 
 	list_for_each (job, &server->jobs, link)
 		if (job->state == JOB_RUNNING && job->home && job->elastic && job->resume &&
-		    !strcmp(job->name, join->job) && form_secret_fits(job, join))
+		    !strcmp(job->name, join->job) && form_secret_fits(job, join) &&
+		    !heir_of(server, job->number))
 			return job;
 	return NULL;
 }
@@ -101,6 +102,11 @@ void guest_join(struct server *server, struct join *given, struct delivery *deli
 		       "job %s: this server is home to no elastic job of that name and secret that "
 		       "this node is not in",
 		       join->job);
+		return;
+	}
+	if (heir_tell_guest(job, join, delivery)) {
+		if (guest)
+			forget(guest, -EALREADY, "a newer join of the same node has come");
 		return;
 	}
 	log_info("job %s: %u newcomers wait on node %s", job->name, join->newcomers,

@@ -13,6 +13,7 @@
  *	move.c	   the job goes on with other servers
  *	elastic.c  or without some ranks
  *	regroup.c  its ranks regroup: the next run
+ *	heir.c	   which not all nodes may have heard of when its home died
  *	guest.c	   newcomers on other nodes than its own
  *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
@@ -158,8 +159,9 @@ struct job {
 	/* Servers that are not in its view; one-based, which of them this is; 0: none. */
 	struct data_added_set added;
 	uint32_t own_added;
-	void *joined; /* at the home of a job with `resume`: the answer to its JOINs, or NULL */
+	void *joined; /* at the home of a job with `resume`, and of one that regrouped: the answer to its JOINs, or NULL */
 	size_t joined_len;
+	uint64_t regroups;   /* number of the run before, whose ranks regrouped; 0: none */
 	uint32_t data_epoch; /* data_moves_epoch() */
 	uint64_t lost_timeout_ms;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
@@ -235,6 +237,15 @@ void regroup_expired(struct job *job);
 /* regroup.c: a JOIN of a node whose ranks regroup; takes the join. May end the job. */
 void regroup_join(struct server *server, struct join *join, struct delivery *delivery);
 void form_lost(struct job *job, const struct peer *peer);
+/* heir.c */
+/* The run that has followed that of this number, or NULL. */
+struct job *heir_of(struct server *server, uint64_t number);
+/* A JOIN of a node that is to be in this run, as far as it knows: tells it. */
+void heir_tell(struct job *heir, const struct join *join, struct delivery *delivery);
+/* Whether a JOIN is of a node whose newcomers have been let into this run, without having heard of it: it is told. */
+bool heir_tell_guest(struct job *heir, const struct join *join, struct delivery *delivery);
+/* A node has attached: those of the run before that wait here are told. */
+void heir_attached(struct job *heir);
 /* guest.c */
 /* A JOIN of a node whose newcomers are to be in the next run of a job; takes the join. */
 void guest_join(struct server *server, struct join *join, struct delivery *delivery);

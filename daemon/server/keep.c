@@ -116,7 +116,7 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	/* One that was offered. */
 	if (header.len && told_has_roll(job, &slot->header))
 		header.root = (uint32_t)MIN(
-			le64toh(told_roll(slot->result->data, slot->header.part_len)->n),
+			le64toh(data_roll_of(slot->result->data, slot->header.part_len)->n),
 			(uint64_t)JOB_RANKS_MAX - 1);
 	if (job->elastic)
 		header.root = slot->n_gone & ~LEDGER_WAITING;

@@ -253,6 +253,63 @@ static int take_added(const Bps__Cluster__JobAttach *m, struct attach *attach,
 			   m->name, m->n_added);
 }
 
+static int unpack_joined(const void *data, size_t len, Bps__Cluster__JobJoined **ret_joined)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	int r;
+
+	r = unpack(&bps__cluster__job_joined__descriptor, data, len, (ProtobufCMessage **)&m);
+	if (r)
+		return error_trace(r);
+	if (!m->regroups || m->n_old_nodes != m->n_guests)
+		return error_origin(-EPROTO);
+	*ret_joined = TAKE_PTR(m);
+	return 0;
+}
+
+/* The nodes are those of the attach; the rest is for the node that is told. */
+static int check_joined(const Bps__Cluster__JobAttach *m, struct attach *attach,
+			struct failure *failure)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *joined = NULL;
+	int r;
+
+	if (!m->has_joined)
+		return 0;
+	r = unpack_joined(m->joined.data, m->joined.len, &joined);
+	if (!r &&
+	    (!m->resume || !m->elastic || joined->n_old_nodes != m->n_nodes ||
+	     joined->n_node_of_rank != m->size ||
+	     memcmp(joined->node_of_rank, m->node_of_rank, m->size * sizeof(m->node_of_rank[0]))))
+		r = error_origin(-EPROTO);
+	if (r)
+		return failure_set(failure, r, "job %s: a run that its ranks cannot have begun",
+				   m->name);
+	attach->regroups = joined->regroups;
+	attach->joined_number = joined->job;
+	return 0;
+}
+
+int joined_node(const void *joined, size_t len, const struct join *join, uint32_t *ret_node)
+{
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	int r;
+
+	r = unpack_joined(joined, len, &m);
+	if (r)
+		return error_trace(r);
+	for (size_t i = 0; i < m->n_old_nodes; i++) {
+		bool is_guest = !m->old_nodes[i];
+
+		if (join->regroups ? is_guest || m->old_nodes[i] - 1 != join->node
+				   : !is_guest || m->guests[i] != join->member)
+			continue;
+		*ret_node = (uint32_t)i;
+		return 0;
+	}
+	return error_origin(-ENOENT);
+}
+
 int attach_decode(const void *data, size_t len, struct attach **ret_attach, struct failure *failure)
 {
 	_cleanup_(unpack_freep) Bps__Cluster__JobAttach *m = NULL;
@@ -273,8 +330,9 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 		return r;
 	if (!m->request_timeout_ms)
 		return failure_set(failure, -EINVAL, "job %s: a request timeout of 0", m->name);
-	attach = calloc(1,
-			sizeof(*attach) + (m->size + m->n_moves) * sizeof(attach->node_of_rank[0]));
+	attach = calloc(1, sizeof(*attach) +
+				   (m->size + m->n_moves) * sizeof(attach->node_of_rank[0]) +
+				   (m->has_joined ? m->joined.len : 0));
 	if (!attach)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", m->name);
 
@@ -300,6 +358,8 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 			    failure);
 	if (!r)
 		r = take_added(m, attach, failure);
+	if (!r)
+		r = check_joined(m, attach, failure);
 	if (r)
 		return r;
 	memcpy(attach->node_of_rank, m->node_of_rank, m->size * sizeof(attach->node_of_rank[0]));
@@ -311,6 +371,12 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	if (m->n_moves)
 		memcpy(attach->node_of_rank + m->size, m->moves,
 		       m->n_moves * sizeof(attach->moves[0]));
+	if (attach->regroups) {
+		void *joined = attach->node_of_rank + m->size + m->n_moves;
+
+		attach->joined_len = m->joined.len;
+		attach->joined = memcpy(joined, m->joined.data, m->joined.len);
+	}
 	*ret_attach = TAKE_PTR(attach);
 	return 0;
 }
@@ -387,6 +453,11 @@ int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len)
 	m.view = (ProtobufCBinaryData){ view_len, view };
 	m.min_ranks = joined->min_ranks;
 	m.max_ranks = joined->max_ranks;
+	m.has_regroups = joined->regroups != 0;
+	m.regroups = joined->regroups;
+	m.n_old_nodes = m.n_guests = joined->regroups ? joined->n_nodes : 0;
+	m.old_nodes = (uint32_t *)joined->old_nodes;
+	m.guests = (uint64_t *)joined->guests;
 	return error_trace(pack(&m.base, DATA_SETUP_MAX, ret_data, ret_len));
 }
 

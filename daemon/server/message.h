@@ -52,6 +52,10 @@ struct attach {
 		added; /* servers beyond them; added_server: this one's number there, from 1; or 0 */
 	uint32_t added_server;
 	bool asks_back, begins;
+	/* Of a run that began when ranks regrouped: the run before, and JobJoined, which is of run `joined_number`. Else 0, NULL. */
+	uint64_t regroups, joined_number;
+	const void *joined;
+	size_t joined_len;
 	uint32_t node_of_rank[]; /* size entries; every node has a rank */
 };
 
@@ -78,6 +82,10 @@ struct joined {
 	/* For nodes that were not in the run before; or NULL. */
 	const struct view *view;
 	uint32_t min_ranks, max_ranks;
+	/* The run before, and of each node its number there, from 1; 0: none, but the id of its daemon. regroups 0: nothing of it. */
+	uint64_t regroups;
+	const uint32_t *old_nodes;
+	const uint64_t *guests;
 };
 
 struct join *join_free(struct join *join);
@@ -89,6 +97,12 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach,
 		  struct failure *failure);
 int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 		   struct failure *failure);
+
+/*
+ * Which node of the run that a JobJoined tells of it is that sends this join: by its number in the run before or, where it had no
+ * rank there, by its daemon. Returns 0, -ENOENT (none of them), -EPROTO or -ENOMEM.
+ */
+int joined_node(const void *joined, size_t len, const struct join *join, uint32_t *ret_node);
 
 /* Answers; newly allocated. Return 0 or -ENOMEM. */
 int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len);

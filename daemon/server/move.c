@@ -112,8 +112,10 @@ static int begin_anew(struct job *old, const struct attach *attach, struct job *
 	job->succeeded = old->succeeded;
 	take_places(job, old);
 	job->came_back = old->came_back;
-	job->joined = TAKE_PTR(old->joined);
-	job->joined_len = old->joined_len;
+	if (!job->joined) {
+		job->joined = TAKE_PTR(old->joined);
+		job->joined_len = old->joined_len;
+	}
 	*ret_job = job;
 	return 0;
 }

@@ -189,7 +189,7 @@ void quorum_call_roll(struct slot *slot)
 			roll_add(part, i, slot->header.round);
 	list_for_each (carried, &slot->carried, link)
 		roll_add(part, carried->header.node, carried->header.round);
-	roll = told_roll(slot->result->data, slot->header.part_len);
+	roll = data_roll_of(slot->result->data, slot->header.part_len);
 	roll->n = slot->n_here + slot->n_carried;
 	roll->round = part->roll_round;
 	memcpy(roll->nodes, part->roll, job->n_nodes * sizeof(roll->nodes[0]));
@@ -228,7 +228,7 @@ int quorum_offer(struct tensor *tensor, const struct delivery *delivery)
 		r = roll_get(part, job);
 	if (r)
 		return r;
-	roll = told_roll((void *)delivery->payload, h->part_len);
+	roll = data_roll_of(delivery->payload, h->part_len);
 	if (le64toh(roll->round) <= part->roll_round)
 		return 0;
 	part->roll_round = le64toh(roll->round);

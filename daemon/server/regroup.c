@@ -159,6 +159,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 	job->elastic = true;
 	job->min_ranks = old->min_ranks;
 	job->max_ranks = old->max_ranks;
+	job->regroups = old->number;
 	job->membership = last_membership(old) + 1;
 	for (uint32_t i = 0; i < old->n_nodes; i++) {
 		struct job_node *node = &old->nodes[i];
@@ -208,11 +209,15 @@ static void regroup(struct job *old)
 void regroup_join(struct server *server, struct join *given, struct delivery *delivery)
 {
 	_cleanup_(join_freep) struct join *join = given;
-	struct job *job = job_find(server, join->regroups);
+	struct job *job = job_find(server, join->regroups), *heir = heir_of(server, join->regroups);
 	const struct failure *over = job_over(server, join->regroups);
 	struct failure failure = { 0 };
 	struct job_node *node;
 
+	if (heir) {
+		heir_tell(heir, join, delivery);
+		return;
+	}
 	if (!job) {
 		delivery_fail(delivery, over ? over->status : -ESHUTDOWN,
 			      over ? over->text : "this server has no such job");

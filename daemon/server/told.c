@@ -14,11 +14,6 @@ uint32_t told_result_len(const struct job *job, const struct data_header *header
 					  : header->part_len;
 }
 
-struct data_roll *told_roll(void *data, uint32_t part_len)
-{
-	return (struct data_roll *)((char *)data + data_roll_at(part_len));
-}
-
 bool told_is_complete(const struct job *job)
 {
 	return !job->resume || !job->fresh || !stragglers_any(&job->stragglers) || job->told;

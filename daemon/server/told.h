@@ -21,5 +21,3 @@ void told_attached(struct job *job, uint32_t node);
 bool told_has_roll(const struct job *job, const struct data_header *header);
 /* Bytes of such a result, or of any other. */
 uint32_t told_result_len(const struct job *job, const struct data_header *header);
-/* Where a result of so long a part says it. */
-struct data_roll *told_roll(void *data, uint32_t part_len);

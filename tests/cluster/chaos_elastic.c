@@ -15,7 +15,7 @@
  * Ends after the round in which rank 0 has seen that the file STOP exists. SIGUSR1: it leaves after the round. Exits 0; on an
  * error that no elastic job should see it says it and exits 1.
  */
-#include "bps.h"
+#include "chaos.h"
 #include <errno.h>
 #include <signal.h>
 #include <stdbool.h>
@@ -25,9 +25,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define SLOTS	 1024 /* the first elements of each tensor: 1 in one's own */
-#define SHARED	 1    /* memory of the library */
-#define IN_PLACE 2
+#define SLOTS 1024 /* the first elements of each tensor: 1 in one's own */
 
 static const struct {
 	const char *name, *state;
@@ -88,22 +86,10 @@ static void check(int r, const char *what)
 	exit(1);
 }
 
-/* Any function of its arguments alone will do; the checker has the same. */
-static uint32_t noise(uint32_t round, uint32_t tensor, uint32_t at)
-{
-	uint32_t x =
-		(uint32_t)identity * 0x9e3779b9u ^ round * 0x85ebca6bu ^ tensor * 0xc2b2ae35u ^ at;
-
-	x ^= x >> 16;
-	x *= 0x7feb352du;
-	x ^= x >> 15;
-	return x * 0x846ca68bu;
-}
-
 static void fill(unsigned t)
 {
 	for (size_t i = 0; i < kinds[t].n; i++) {
-		uint32_t x = noise((uint32_t)progress.round, t, (uint32_t)i);
+		uint32_t x = noise((uint32_t)identity, (uint32_t)progress.round, t, (uint32_t)i);
 
 		if (kinds[t].dtype == BPS_FLOAT32)
 			((float *)tensors[t].input)[i] =
@@ -135,20 +121,12 @@ static uint64_t hash_of(unsigned t)
 	return hash;
 }
 
-static void *memory(size_t len, int flags)
+static void *given(unsigned t, int flags)
 {
-	struct bps_memory *memory; /* until the process ends */
-	void *data;
+	struct bps_memory *kept; /* until the process ends */
+	void *data = memory(client, len_of(t), flags, &kept);
 
-	if (flags & SHARED) {
-		check(bps_memory_alloc(client, len, &memory), "memory");
-		data = bps_memory_data(memory);
-	} else {
-		data = malloc(len);
-	}
-	if (!data)
-		exit(1);
-	memset(data, 0, len);
+	check(data ? 0 : -ENOMEM, "memory");
 	return data;
 }
 
@@ -162,10 +140,10 @@ static void prepare(void)
 	for (unsigned t = 0; t < N_KINDS; t++) {
 		declare(kinds[t].name, kinds[t].dtype, kinds[t].n, &tensors[t].tensor);
 		declare(kinds[t].state, kinds[t].dtype, kinds[t].n, &tensors[t].state_tensor);
-		tensors[t].input = memory(len_of(t), kinds[t].flags);
-		tensors[t].output = kinds[t].flags & IN_PLACE ? tensors[t].input
-							      : memory(len_of(t), kinds[t].flags);
-		tensors[t].state = memory(len_of(t), 0);
+		tensors[t].input = given(t, kinds[t].flags);
+		tensors[t].output =
+			kinds[t].flags & IN_PLACE ? tensors[t].input : given(t, kinds[t].flags);
+		tensors[t].state = given(t, 0);
 	}
 	declare("progress", BPS_INT64, 2, &progress_tensor);
 	declare("stop", BPS_INT32, 1, &stop_tensor);

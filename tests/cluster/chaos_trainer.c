@@ -7,7 +7,7 @@
  * LOG gets a line "ROUND TENSOR HASH NANOSECONDS" for each result (CLOCK_MONOTONIC). Ends after ROUNDS, or, if that is 0,
  * after the round in which rank 0 has seen that the file STOP exists. Exits 0; on an error says it and exits 1.
  */
-#include "bps.h"
+#include "chaos.h"
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -16,8 +16,6 @@
 #include <unistd.h>
 
 #define TIMEOUT_MS 600000
-#define SHARED	   1 /* memory of the library */
-#define IN_PLACE   2
 
 /* In place and not, small and of several parts, floating and whole numbers. */
 static const struct {
@@ -51,22 +49,10 @@ static void check(int r, const char *what)
 	exit(1);
 }
 
-/* Any function of its arguments alone will do. */
-static uint32_t noise(uint32_t round, uint32_t tensor, uint32_t at)
-{
-	uint32_t x = (uint32_t)rank_number * 0x9e3779b9u ^ round * 0x85ebca6bu ^
-		     tensor * 0xc2b2ae35u ^ at;
-
-	x ^= x >> 16;
-	x *= 0x7feb352du;
-	x ^= x >> 15;
-	return x * 0x846ca68bu;
-}
-
 static void fill(unsigned t, uint32_t round)
 {
 	for (size_t i = 0; i < kinds[t].n; i++) {
-		uint32_t x = noise(round, t, (uint32_t)i);
+		uint32_t x = noise((uint32_t)rank_number, round, t, (uint32_t)i);
 
 		if (kinds[t].dtype == BPS_FLOAT32)
 			((float *)tensors[t].input)[i] = ((float *)tensors[t].output)[i] * 0.25f +
@@ -89,33 +75,22 @@ static uint64_t hash_of(unsigned t)
 	return hash;
 }
 
-static void *memory(size_t len, int flags, struct bps_memory **ret_memory)
+static void *given(unsigned t, unsigned which)
 {
-	void *data;
+	size_t len = kinds[t].n * bps_dtype_size(kinds[t].dtype);
+	void *data = memory(client, len, kinds[t].flags, &tensors[t].memory[which]);
 
-	if (flags & SHARED) {
-		check(bps_memory_alloc(client, len, ret_memory), "memory");
-		data = bps_memory_data(*ret_memory);
-	} else {
-		data = malloc(len);
-	}
-	if (!data)
-		exit(1);
-	memset(data, 0, len);
+	check(data ? 0 : -ENOMEM, "memory");
 	return data;
 }
 
 static void prepare(unsigned t)
 {
-	size_t len = kinds[t].n * bps_dtype_size(kinds[t].dtype);
-
 	check(bps_tensor_declare(client, kinds[t].name, kinds[t].dtype, kinds[t].n,
 				 &tensors[t].tensor),
 	      "tensor");
-	tensors[t].input = memory(len, kinds[t].flags, &tensors[t].memory[0]);
-	tensors[t].output = kinds[t].flags & IN_PLACE
-				    ? tensors[t].input
-				    : memory(len, kinds[t].flags, &tensors[t].memory[1]);
+	tensors[t].input = given(t, 0);
+	tensors[t].output = kinds[t].flags & IN_PLACE ? tensors[t].input : given(t, 1);
 }
 
 static void submit(unsigned t)
