@@ -16,9 +16,17 @@ PATIENT = ('--lost-timeout=60s', '--move-timeout=60s')
 HASTY = ('--lost-timeout=60s', '--move-timeout=200ms')
 
 
+LONG = os.environ.get('BPS_LONG')
+
+
 def needs_failpoints():
     if not HAS_FAILPOINTS:
         raise Skip('no failpoints')
+
+
+def cases(*some, more=()):
+    """more: by hand alone, with BPS_LONG=1."""
+    return [*some, *(more if LONG else ())]
 
 
 def told(cluster, words):
@@ -53,7 +61,7 @@ def home_dies(cluster, dropped, back):
 def test_the_home_dies_when_it_has_told_some():
     """One, two, none or all of three nodes; its next process tells the others what these have heard."""
     needs_failpoints()
-    for dropped, point in ((1, '@1'), (1, '@2'), (1, '@3'), (2, '@2+'), (3, '@1+'), (0, '@9')):
+    for dropped, point in cases((1, '@1'), (1, '@3'), (2, '@2+'), more=((1, '@2'), (3, '@1+'), (0, '@9'))):
         with armed_cluster((1, 2, 1), 2, {k: [f'server-regroup-told=drop{point}'] for k in range(5)}, colocated=False,
                            options=PATIENT) as cluster:
             home_dies(cluster, dropped, True)
@@ -62,7 +70,7 @@ def test_the_home_dies_when_it_has_told_some():
 def test_the_home_dies_for_good_when_it_has_told_some():
     """The server in its place hears of the next run from those who know."""
     needs_failpoints()
-    for dropped, point in ((1, '@2'), (2, '@2+')):
+    for dropped, point in cases((1, '@2'), more=((2, '@2+'),)):
         with armed_cluster((1, 2, 1), 2, {k: [f'server-regroup-told=drop{point}'] for k in range(5)}, colocated=False,
                            options=HASTY) as cluster:
             home_dies(cluster, dropped, False)
@@ -71,7 +79,7 @@ def test_the_home_dies_for_good_when_it_has_told_some():
 def test_the_home_dies_while_nodes_attach():
     """The first, second or third of three."""
     needs_failpoints()
-    for n in (4, 5, 6):
+    for n in cases(4, 6, more=(5,)):
         with armed_cluster((1, 2, 1), 1, {3: [f'server-attached=kill@{n}']}, colocated=False, options=PATIENT) as cluster:
             group = Group(cluster, (1, 2, 1))
             group.tensors()
@@ -85,7 +93,7 @@ def test_the_home_dies_while_nodes_attach():
 def test_a_node_dies_when_it_has_heard():
     """Before its ranks have; that which is the home, too."""
     needs_failpoints()
-    for dying in ((0,), (1,), (0, 1)):
+    for dying in cases((1,), (0, 1), more=((0,),)):
         with armed_cluster((1, 2), 0, {k: ['job-attaching=kill@2'] for k in dying}, options=PATIENT) as cluster:
             group = Group(cluster, (1, 2))
             group.tensors()
@@ -99,7 +107,7 @@ def test_a_node_dies_when_it_has_heard():
 def test_a_newcomer_on_a_new_node_is_not_told():
     """Nor is a node that was there; the home dies, and its next process tells both."""
     needs_failpoints()
-    for point in ('@3', '@2+'):
+    for point in cases('@2+', more=('@3',)):
         with armed_cluster((1, 1, 1), 1, {k: [f'server-regroup-told=drop{point}'] for k in range(4)}, colocated=False,
                            options=PATIENT) as cluster:
             group = Group(cluster, (1, 1))
