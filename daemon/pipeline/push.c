@@ -48,7 +48,8 @@ static bool is_for_here(const struct pipeline_part *part)
 
 	if (part->extent.source != RANK_ALL && pipeline_part_is_from_here(part))
 		return false;
-	return part->extent.target == RANK_ALL ||
+	/* All nodes of an elastic job have what is reduced: any may be the last that does. */
+	return part->extent.target == RANK_ALL || job_of(part)->shape.elastic ||
 	       layout->node_of_rank[part->extent.target] == layout->node;
 }
 

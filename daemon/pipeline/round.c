@@ -362,27 +362,44 @@ static int round_record(struct pipeline_round *round, struct failure *failure)
 static bool is_gated(const struct pipeline_round *round)
 {
 	const struct pipeline_job *job = job_of(round);
+	unsigned operation = pipeline_round_first(round)->operation;
 
 	return job->shape.elastic && job->distributed && job->ledger && !round->on_device &&
-	       pipeline_round_first(round)->operation == OPERATION_PUSH_PULL;
+	       (operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER);
+}
+
+/* Whose blocks are whose, the ranks in the job say when it is submitted: servers compare how many were gone. */
+static uint32_t root_of(const struct pipeline_round *round)
+{
+	const struct pipeline_request *first = pipeline_round_first(round);
+
+	return first->operation == OPERATION_ALL_GATHER ||
+			       first->operation == OPERATION_REDUCE_SCATTER
+		       ? round->n_gone_said
+		       : first->root;
 }
 
 static int check_cells(const struct pipeline_round *round, struct failure *failure)
 {
 	const struct pipeline_job *job = job_of(round);
-	uint64_t bytes = pipeline_check_elements(round->tensor, first_rank(round),
-						 pipeline_round_first(round)) *
-			 dtype_size(round->tensor->dtype);
-	uint64_t n = bytes / job->part_bytes + !!(bytes % job->part_bytes);
+	const struct pipeline_request *first = pipeline_round_first(round);
+	bool by_blocks = first->operation == OPERATION_REDUCE_SCATTER;
+	uint64_t elements =
+		by_blocks ? first->input_count
+			  : pipeline_check_elements(round->tensor, first_rank(round), first);
+	uint64_t bytes = elements * dtype_size(round->tensor->dtype);
+	/* Each block has an end of its own, and be it empty. */
+	uint64_t n = bytes / job->part_bytes +
+		     (by_blocks ? job->shape.size : !!(bytes % job->part_bytes));
 	uint32_t n_cells = ledger_n_cells(job->ledger);
 
 	if (n <= n_cells)
 		return 0;
 	return failure_set(failure, -EMSGSIZE,
-			   "it has %" PRIu64 " parts of %u bytes, and of one push_pull an elastic "
+			   "it has %" PRIu64 " parts of %u bytes, and of one %s an elastic "
 			   "job over several nodes holds at most %u: give the job a larger "
 			   "part_size, or cut the tensor",
-			   n, job->part_bytes, n_cells);
+			   n, job->part_bytes, operation_name(first->operation), n_cells);
 }
 
 static void round_start(struct pipeline_round *round)
@@ -417,7 +434,7 @@ static void round_start(struct pipeline_round *round)
 		.counts = first->operation == OPERATION_ALL_GATHER && round->counts ? round->counts
 										    : first->counts,
 		.ranks = round->partition_ranks,
-		.root = first->operation == OPERATION_ALL_GATHER ? round->n_gone_said : first->root,
+		.root = root_of(round),
 	};
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_rank *rank = &round->ranks[i];

@@ -171,7 +171,8 @@ static int expand(const struct pipeline_job *job, uint32_t membership,
 static bool is_over_nodes(unsigned operation)
 {
 	return operation == OPERATION_PUSH_PULL || operation == OPERATION_BROADCAST ||
-	       operation == OPERATION_ALL_GATHER || operation == OPERATION_BARRIER;
+	       operation == OPERATION_ALL_GATHER || operation == OPERATION_REDUCE_SCATTER ||
+	       operation == OPERATION_BARRIER;
 }
 
 int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
@@ -187,7 +188,7 @@ int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
 	if (job->distributed && !is_over_nodes(request->operation))
 		return failure_set(failure, -EOPNOTSUPP,
 				   "an elastic job over several nodes has push_pull, broadcast, "
-				   "all_gather and barrier, and no %s",
+				   "all_gather, reduce_scatter and barrier, and no %s",
 				   operation_name(request->operation));
 	membership = membership_of(job, request->membership);
 	request->n_seats = count(job, job->shape.size, membership);

@@ -116,16 +116,16 @@ static void mismatch_round(const struct tensor *tensor, const struct data_header
 {
 	struct round_text text;
 
-	if (!tensor->job->elastic || a->operation != OPERATION_ALL_GATHER ||
-	    b->operation != OPERATION_ALL_GATHER || a->root == b->root) {
+	if (!tensor->job->elastic || a->operation != b->operation || a->root == b->root ||
+	    (a->operation != OPERATION_ALL_GATHER && a->operation != OPERATION_REDUCE_SCATTER)) {
 		mismatch(tensor, a, b, false, failure);
 		return;
 	}
 	(void)failure_set(failure, -EREMCHG,
 			  "job %s: %s, round %llu: not all ranks had heard of the same losses when "
-			  "they submitted the all_gather: submit it again",
+			  "they submitted the %s: submit it again",
 			  tensor->job->name, tensor_text(tensor, &text),
-			  (unsigned long long)a->round);
+			  (unsigned long long)a->round, operation_name(a->operation));
 }
 
 /* Fails what is not complete of a round, now and later. */
@@ -329,17 +329,18 @@ static void measure(struct slot *slot, uint32_t node)
 	arrivals_complete(job->arrivals, node, round->first_ns, before_ns, now_ns);
 }
 
-/* Nobody has what the rank had that is gone. */
+/* Nobody has what the rank had that is gone, or its block. */
 static void fail_gone(struct tensor *tensor, const struct data_header *header)
 {
 	struct failure failure;
 	struct round_text text;
 
 	(void)failure_set(&failure, -EREMCHG,
-			  "job %s: %s, round %llu: the rank that part of it comes from is not in "
-			  "the job any more: submit it again",
+			  "job %s: %s, round %llu: %s is not in the job any more: submit it again",
 			  tensor->job->name, tensor_text(tensor, &text),
-			  (unsigned long long)header->round);
+			  (unsigned long long)header->round,
+			  set_reduces(header) ? "a rank that it was submitted with"
+					      : "the rank that part of it comes from");
 	round_fail(tensor, header->round, &failure);
 }
 

@@ -51,8 +51,7 @@ int set_check(const struct job *job, const struct data_header *header, struct fa
 	if (header->block >= n_blocks(job, header))
 		return failure_set(failure, -EINVAL, "job %s: %s has no block %u", job->name,
 				   operation_name(header->operation), header->block);
-	if (job->elastic && (header->operation == OPERATION_REDUCE_SCATTER ||
-			     header->operation == OPERATION_ALL_TO_ALL ||
+	if (job->elastic && (header->operation == OPERATION_ALL_TO_ALL ||
 			     header->operation == OPERATION_PUSH_PULL_ROWS))
 		return failure_set(failure, -EOPNOTSUPP, "job %s: it is elastic, and has no %s",
 				   job->name, operation_name(header->operation));
@@ -89,6 +88,8 @@ bool set_wants(const struct job *job, const struct data_header *header, uint32_t
 	case OPERATION_ACCUMULATE:
 		return true;
 	case OPERATION_REDUCE_SCATTER:
+		/* Whoever is lost, another has what those that have ended the round have got. */
+		return job->elastic || node == target(job, header);
 	case OPERATION_ALL_TO_ALL:
 		return node == target(job, header);
 	case OPERATION_BROADCAST:
@@ -101,6 +102,9 @@ bool set_wants(const struct job *job, const struct data_header *header, uint32_t
 
 bool set_is_possible(const struct job *job, const struct data_header *header)
 {
+	/* Its blocks are those of the ranks that there were. */
+	if (job->elastic && header->operation == OPERATION_REDUCE_SCATTER)
+		return job->n_gone == header->root;
 	return set_reduces(header) || header->operation == OPERATION_BARRIER || !header->part_len ||
 	       !job->nodes[source(job, header)].out;
 }

@@ -224,12 +224,101 @@ def test_operations_that_move():
             break
         group.lose(2)
         refused(group.ranks[0], request=5, number=errno.EREMCHG)
-        for operation in (REDUCE_SCATTER, ALL_TO_ALL):
-            group.ranks[0].submit(6, 5, data[0], op=operation, out=n, **({'red': SUM} if operation == REDUCE_SCATTER else {}))
-            error = refused(group.ranks[0], request=6, number=errno.EOPNOTSUPP)
-            assert 'several nodes' in error.text, error
-            group.ranks[0].call('free', 6)
+        group.ranks[0].submit(6, 5, data[0], op=ALL_TO_ALL, out=n)
+        error = refused(group.ranks[0], request=6, number=errno.EOPNOTSUPP)
+        assert 'several nodes' in error.text, error
+        group.ranks[0].call('free', 6)
         group.each('leave')
+
+
+class Scatter:
+    """reduce_scatters of a group: blocks of many sizes, in place or not."""
+
+    def __init__(self, group):
+        self.group = group
+
+    def submit(self, turn, counts, shared=0, inplace=0, known=None):
+        """One with these counts, of all who live; known: whom they know to be in the job."""
+        group, n = self.group, sum(counts)
+        self.data = {k: ref.random(FLOAT32, n, (SEED, 60, turn, k)) for k in range(len(group.ranks))}
+        self.counts, self.request, self.came = counts, 100 + turn, list(group.live)
+        for k in group.live:
+            i = (known or group.live).index(k)
+            group.ranks[k].submit(self.request, 6, self.data[k].tobytes(), op=REDUCE_SCATTER, red=AVERAGE, out=counts[i],
+                                  counts=counts, shared=shared, inplace=inplace, at=4 * sum(counts[:i]) if inplace else 0)
+
+    def finish(self):
+        """It is that of those who had submitted it."""
+        group, came = self.group, self.came
+        group.each('wait', self.request, DEADLINE * 2000)
+        want = ref.reduce(FLOAT32, AVERAGE, [self.data[k] for k in came], group.layout_of(came))
+        for i, k in enumerate(came):
+            if k in group.live:
+                at = sum(self.counts[:i])
+                assert group.ranks[k].result(self.request) == want[at:at + self.counts[i]].tobytes(), k
+        assert {tuple(word.split()[1::2]) for word in group.each('came', self.request)} == {(str(len(came)),) * 2}
+
+    def fails(self):
+        for k in self.group.live:
+            refused(self.group.ranks[k], request=self.request, number=errno.EREMCHG)
+
+    def again(self, turn, counts):
+        """After a barrier all have heard the same."""
+        group = self.group
+        group.each('barrier', 400 + turn, DEADLINE * 2000)
+        group.each('wait', 400 + turn, DEADLINE * 2000)
+        self.submit(turn, counts)
+        self.finish()
+
+
+def test_reduce_scatter():
+    """A rank is lost before, and while others wait for it; daemons die and come back."""
+    with Cluster(3, 1, options=('--lost-timeout=60s', '--move-timeout=60s')) as cluster:
+        group = Group(cluster, (2, 1, 2))
+        group.each('tensor', 6, 'blocks', FLOAT32, -1)
+        scatter = Scatter(group)
+        for turn, keys in enumerate(({}, {'shared': 1}, {'shared': 1, 'inplace': 1})):
+            scatter.submit(turn, [N, 0, 301, N // 2, 1], **keys)
+            scatter.finish()
+        # Not all have heard of a loss.
+        group.lose(1)
+        scatter.submit(3, [N, 0, 301, N // 2, 1], known=range(5))
+        scatter.fails()
+        scatter.again(4, [N, 0, 301, N // 2])
+        # One does not come to it.
+        late = group.live.pop()
+        scatter.submit(5, [N, 0, 301, N // 2], known=[0, 2, 3, 4])
+        group.ranks[late].kill()
+        scatter.fails()
+        scatter.again(6, [N, 0, 301])
+        for i in range(4):
+            cluster.daemons[i].kill()
+            cluster.restart(i)
+            scatter.submit(7 + i, [N, 7, 301], inplace=1, shared=1)
+            scatter.finish()
+        group.each('leave')
+
+
+def test_a_node_is_lost_while_blocks_are_scattered():
+    """All others end the round, or none."""
+    if not HAS_FAILPOINTS:
+        raise Skip('no failpoints')
+    for point in ('part-held=kill@3', 'round-committed=kill', 'part-scattered=kill@2', 'round-scattered=kill'):
+        with armed_cluster((1, 2, 1), 1, {0: [point]}, colocated=False, options=QUICK) as cluster:
+            group = Group(cluster, (1, 2, 1))
+            group.each('tensor', 6, 'blocks', FLOAT32, -1)
+            scatter = Scatter(group)
+            scatter.submit(0, [N, N, N, N], inplace=1)
+            wait_for(f'a daemon dies: {point}', lambda: not cluster.daemons[0].alive(), 2 * DEADLINE)
+            group.lose(0)
+            try:
+                group.ranks[1].wait(scatter.request, DEADLINE * 2000)
+                scatter.finish()
+            except BpsError as error:
+                assert error.errno == errno.EREMCHG, error
+                scatter.fails()
+            scatter.again(1, [N, N, N])
+            group.each('leave')
 
 
 def test_without_resume_it_is_refused():
