@@ -171,6 +171,13 @@ static int staging_opened(void *user, void *data, size_t len)
 	return error_trace(transport_memory_add(daemon->transport, data, len));
 }
 
+static int staging_exported(void *user, void *data, size_t len, int dmabuf, struct failure *failure)
+{
+	struct daemon *daemon = user;
+
+	return transport_memory_add_direct(daemon->transport, data, len, dmabuf, failure);
+}
+
 static void staging_closing(void *user, void *data)
 {
 	struct daemon *daemon = user;
@@ -180,6 +187,7 @@ static void staging_closing(void *user, void *data)
 
 static const struct gpu_staging_ops staging_ops = {
 	.opened = staging_opened,
+	.exported = staging_exported,
 	.closing = staging_closing,
 };
 
@@ -198,6 +206,12 @@ static int open_gpu(struct daemon *daemon)
 
 	if (!strcmp(config->gpu, "off"))
 		return 0;
+	if (!strcmp(config->gpu_direct, "off"))
+		params.no_direct = "gpu_direct = off";
+	else if (!transport_has_rdma(daemon->transport))
+		params.no_direct = "no RDMA device is used";
+	else
+		params.direct_bytes = config->gpu_direct_staging;
 	r = gpu_new(&params, &daemon->gpu);
 	if (r)
 		return error_trace(r);

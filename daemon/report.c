@@ -143,6 +143,7 @@ static void add_agent_job(struct admin_job *job, const struct pipeline_job_info 
 	job->bytes = info->bytes;
 	job->in_flight = info->in_flight;
 	job->ends = info->ends;
+	(void)snprintf(job->gpu, sizeof(job->gpu), "%s", info->gpu);
 }
 
 /* Where each rank is a node of its own, those of this daemon are apart in the agent: here they become one line. */
@@ -163,6 +164,8 @@ static void add_sibling(struct admin_job *job, const struct pipeline_job_info *i
 	if (!*job->waiting_for)
 		(void)snprintf(job->waiting_for, sizeof(job->waiting_for), "%s", info->waiting_for);
 	job->ends = job->ends ?: info->ends;
+	if (!*job->gpu)
+		(void)snprintf(job->gpu, sizeof(job->gpu), "%s", info->gpu);
 }
 
 /* Adds what the server knows; an agent's line of the same job takes precedence where both know. */

@@ -63,7 +63,10 @@
 	X(CU_DEVICE_ATTRIBUTE_CAN_USE_HOST_POINTER_FOR_REGISTERED_MEM, 91)      \
 	X(CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED, 102)         \
 	X(CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED, 103) \
-	X(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 115)
+	X(CU_DEVICE_ATTRIBUTE_MEMORY_POOLS_SUPPORTED, 115)                      \
+	X(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS, 117)        \
+	X(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING, 118)             \
+	X(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED, 124)
 
 #define CUDA_ABI_POINTER_ATTRIBUTES(X)                         \
 	X(CU_POINTER_ATTRIBUTE_CONTEXT, 1)                     \
@@ -114,6 +117,26 @@
 	X(CU_MEM_ALLOC_GRANULARITY_MINIMUM, 0) \
 	X(CU_MEM_ALLOC_GRANULARITY_RECOMMENDED, 1)
 
+#define CUDA_ABI_RANGE_HANDLE_TYPES(X)            \
+	X(CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 1) \
+	X(CU_MEM_RANGE_HANDLE_TYPE_MAX, 0x7fffffff)
+
+#define CUDA_ABI_FLUSH_OPTIONS(X)                         \
+	X(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST, 1) \
+	X(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_MEMOPS, 2)
+
+/* How far what another device has written is in order for whom, without a flush. */
+#define CUDA_ABI_WRITES_ORDERINGS(X)                     \
+	X(CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE, 0)    \
+	X(CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER, 100) \
+	X(CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES, 200)
+
+#define CUDA_ABI_FLUSH_TARGETS(X) X(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX, 0)
+
+#define CUDA_ABI_FLUSH_SCOPES(X)                         \
+	X(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER, 100) \
+	X(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES, 200)
+
 #define CUDA_ABI_CAPTURE_STATES(X)            \
 	X(CU_STREAM_CAPTURE_STATUS_NONE, 0)   \
 	X(CU_STREAM_CAPTURE_STATUS_ACTIVE, 1) \
@@ -158,6 +181,11 @@ typedef enum { CUDA_ABI_ALLOCATION_TYPES(CUDA_ABI_ENUMERATOR_) } CUmemAllocation
 typedef enum { CUDA_ABI_LOCATION_TYPES(CUDA_ABI_ENUMERATOR_) } CUmemLocationType;
 typedef enum { CUDA_ABI_ACCESS_FLAGS(CUDA_ABI_ENUMERATOR_) } CUmemAccess_flags;
 typedef enum { CUDA_ABI_GRANULARITIES(CUDA_ABI_ENUMERATOR_) } CUmemAllocationGranularity_flags;
+typedef enum { CUDA_ABI_RANGE_HANDLE_TYPES(CUDA_ABI_ENUMERATOR_) } CUmemRangeHandleType;
+typedef enum { CUDA_ABI_FLUSH_OPTIONS(CUDA_ABI_ENUMERATOR_) } CUflushGPUDirectRDMAWritesOptions;
+typedef enum { CUDA_ABI_WRITES_ORDERINGS(CUDA_ABI_ENUMERATOR_) } CUGPUDirectRDMAWritesOrdering;
+typedef enum { CUDA_ABI_FLUSH_TARGETS(CUDA_ABI_ENUMERATOR_) } CUflushGPUDirectRDMAWritesTarget;
+typedef enum { CUDA_ABI_FLUSH_SCOPES(CUDA_ABI_ENUMERATOR_) } CUflushGPUDirectRDMAWritesScope;
 typedef enum { CUDA_ABI_CAPTURE_STATES(CUDA_ABI_ENUMERATOR_) } CUstreamCaptureStatus;
 enum { CUDA_ABI_FLAGS(CUDA_ABI_ENUMERATOR_) };
 enum { CUDA_ABI_MACROS(CUDA_ABI_ENUMERATOR_) };
@@ -313,7 +341,12 @@ typedef struct {
 	  (CUmemGenericAllocationHandle * handle, void *ptr))                                     \
 	X(optional, cuMemAllocManaged, , (CUdeviceptr * ptr, size_t len, unsigned int flags))     \
 	X(optional, cuMemAllocAsync, , (CUdeviceptr * ptr, size_t len, CUstream))                 \
-	X(optional, cuMemFreeAsync, , (CUdeviceptr ptr, CUstream))
+	X(optional, cuMemFreeAsync, , (CUdeviceptr ptr, CUstream))                                \
+	X(optional, cuMemGetHandleForAddressRange, ,                                              \
+	  (void *handle, CUdeviceptr ptr, size_t len, CUmemRangeHandleType type,                  \
+	   unsigned long long flags))                                                             \
+	X(optional, cuFlushGPUDirectRDMAWrites, ,                                                 \
+	  (CUflushGPUDirectRDMAWritesTarget target, CUflushGPUDirectRDMAWritesScope scope))
 
 #ifndef CUDA_VERSION
 

@@ -143,6 +143,7 @@ static void fill_job(Bps__Admin__JobSummary *to, struct admin_job *from)
 	to->in_flight = from->in_flight;
 	to->waiting_for = *from->waiting_for ? from->waiting_for : NULL;
 	to->ends = (char *)from->ends;
+	to->gpu = *from->gpu ? from->gpu : NULL;
 }
 
 static void on_jobs(void *user, struct rpc_call *call, const void *data, size_t len)

@@ -19,6 +19,7 @@ struct admin_node {
 struct admin_job {
 	char name[64], state[16], role[16], waiting_for[160];
 	const char *ends; /* why it ends with this daemon's process; NULL: it does not */
+	char gpu[200]; /* how bytes go between GPUs here and servers, and why; "": there are none */
 	uint64_t number, rounds, bytes, in_flight;
 	uint32_t size, n_nodes, n_local;
 };

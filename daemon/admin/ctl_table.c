@@ -337,6 +337,8 @@ void ctl_print_job(const ProtobufCMessage *reply)
 	jobs_table(&summary, 1);
 	if (summary->ends)
 		printf("It ends with this daemon's process: %s.\n", summary->ends);
+	if (summary->gpu)
+		printf("GPU memory goes to servers and back %s.\n", summary->gpu);
 	if (job->n_ranks) {
 		printf("\n");
 		ranks_table(job->ranks, job->n_ranks);

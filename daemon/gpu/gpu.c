@@ -16,13 +16,15 @@ static int await_ready(int socket, struct gpu_event *ret_event)
 {
 	uint64_t until = clock_now_ns() + PROBE_NS, now;
 	struct pollfd poll_fd = { .fd = socket, .events = POLLIN };
-	int r;
+	int fd, r;
 
 	while ((now = clock_now_ns()) < until) {
 		if (poll(&poll_fd, 1, (int)((until - now) / NSEC_PER_MSEC) + 1) < 0 &&
 		    errno != EINTR)
 			return error_origin(-errno);
-		r = gpu_event_receive(socket, ret_event);
+		r = gpu_event_receive(socket, ret_event, &fd);
+		if (!r)
+			(void)fd_close(fd);
 		if (r == FRAME_E_EOF)
 			return error_origin(-EPIPE);
 		if (r != FRAME_E_AGAIN)
@@ -71,8 +73,19 @@ int gpu_new(const struct gpu_params *params, struct gpu **ret_gpu)
 		return error_origin(-ENOMEM);
 	gpu->params = *params;
 	gpu->staging_fd = -1;
-	gpu->n_pages = params->staging_bytes / GPU_PAGE;
+	gpu->pages.n = params->staging_bytes / GPU_PAGE;
+	gpu->bytes_staged = (struct metric){
+		.name = "bps_gpu_staged_bytes_total",
+		.help = "Bytes copied between GPUs and staging in the host's memory.",
+	};
+	gpu->bytes_direct = (struct metric){
+		.name = "bps_gpu_direct_bytes_total",
+		.help = "Bytes that went between GPUs and RDMA devices without the host's memory.",
+	};
+	metric_register(&gpu->bytes_staged);
+	metric_register(&gpu->bytes_direct);
 	list_init(&gpu->workers);
+	list_init(&gpu->arenas);
 	list_init(&gpu->waiting);
 	/* This loads the driver's library, and calls nothing that makes a context. */
 	if (cuda_load(&cuda, &reason))
@@ -103,6 +116,8 @@ struct gpu *gpu_free(struct gpu *gpu)
 	if (gpu->granting)
 		loop_unpost(gpu->params.loop, &gpu->grant);
 	gpu_staging_close(gpu);
+	metric_unregister(&gpu->bytes_staged);
+	metric_unregister(&gpu->bytes_direct);
 	free(gpu);
 	return NULL;
 }

@@ -9,6 +9,7 @@
  *	session	   a trainer as its job's worker knows it: the flags of proto/shm.h
  *	memory	   an allocation that a trainer shared; imported by the worker of the job that its session is in
  *	lease	   a piece of staging memory, for a part under way
+ *	arena	   staging in the memory of a device, for one worker, which RDMA devices read and write: direct.c
  *	task	   work of a worker's streams: begun, given commands, ended; done() comes when all of them are
  *
  * Control thread only. A worker's own threads are in worker.c. Nothing here waits for a worker, but for gpu_new(), once,
@@ -29,6 +30,12 @@ struct gpu_session;
 struct gpu_staging_ops {
 	/* Returns 0 or -ENOMEM; then no worker starts. */
 	int (*opened)(void *user, void *data, size_t len);
+	/*
+	 * The same of an arena, len bytes of a dma-buf, whose descriptor stays the caller's. data: addresses that are reserved
+	 * for it, where there is nothing. Returns 0, or -errno with the reason; then the arena is not used.
+	 */
+	int (*exported)(void *user, void *data, size_t len, int dmabuf, struct failure *failure);
+	/* Of either. */
 	void (*closing)(void *user, void *data);
 };
 
@@ -36,6 +43,8 @@ struct gpu_params {
 	struct loop *loop;
 	const char *program;	/* what is run with --gpu-worker; NULL: this program */
 	uint64_t staging_bytes; /* for all jobs */
+	uint64_t direct_bytes;	/* of an arena; 0: there are none, */
+	const char *no_direct;	/* for this reason; static */
 	const struct gpu_staging_ops *staging_ops; /* or NULL */
 	void *user;				   /* theirs */
 	uint64_t
@@ -132,10 +141,12 @@ void gpu_memory_free(struct gpu_memory *memory, void (*freed)(void *user), void 
 
 enum { GPU_E_NONE, GPU_E_WAIT };
 
+struct gpu_arena;
 struct gpu_lease {
 	void (*granted)(struct gpu_lease *lease); /* after GPU_E_WAIT; from the loop */
 	/* gpu/'s; data may be read while it is held. */
 	struct gpu *gpu;
+	struct gpu_arena *arena;   /* that it is in, or NULL */
 	struct gpu_worker *worker; /* while it waits */
 	void *data;		   /* NULL: not held */
 	uint64_t offset, len;
@@ -152,6 +163,24 @@ int gpu_lease_take(struct gpu_worker *worker, struct gpu_lease *lease, uint64_t 
 /* Gives it back, or stops waiting. Harmless when it is neither held nor waited for. */
 void gpu_lease_give(struct gpu_lease *lease);
 uint64_t gpu_staging_len(const struct gpu_worker *worker);
+
+/* -- Arenas ------------------------------------------------------------------------------------------------------- */
+
+enum gpu_direct_state { GPU_DIRECT_AWAY, GPU_DIRECT_OPENING, GPU_DIRECT_OPEN, GPU_DIRECT_REFUSED };
+
+/* Whether the worker has an arena on the device of this memory, which is imported; changed() comes after OPENING. */
+enum gpu_direct_state gpu_direct_state(const struct gpu_worker *worker,
+				       const struct gpu_memory *memory);
+/* Asks for it: AWAY. Out of memory: it is REFUSED. */
+void gpu_direct_open(struct gpu_worker *worker, const struct gpu_memory *memory);
+/*
+ * Takes staging from there: data of such a lease is a name for gpu_task_*() and transport/, and nothing for the CPU. It may be
+ * held as long as it takes. Returns 0; or GPU_E_WAIT when there is none now, for which nobody waits: there is the other staging.
+ */
+int gpu_lease_take_direct(struct gpu_worker *worker, const struct gpu_memory *memory,
+			  struct gpu_lease *lease, uint64_t len);
+/* For people: which way bytes go between this worker's devices and servers, and why. */
+void gpu_direct_describe(const struct gpu_worker *worker, char *text, size_t size);
 
 /* -- Work --------------------------------------------------------------------------------------------------------- */
 
@@ -171,11 +200,14 @@ enum gpu_stream { GPU_DOWN, GPU_UP, GPU_STREAMS };
 
 /* Begins a task. Commands until gpu_task_end() are its; none of them fails, as a worker that cannot dies. */
 void gpu_task_begin(struct gpu_worker *worker, struct gpu_task *task);
-/* Copies len bytes from a device to staging, or back. data: inside a lease. */
+/* Copies len bytes from a device to staging, or back. data: inside a lease, of an arena on this device if it is one's. */
 void gpu_task_down(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,
 		   void *data, uint64_t len);
 void gpu_task_up(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,
 		 const void *data, uint64_t len);
+/* From an arena, on the device of this memory, to staging of the host. GPU_DOWN. */
+void gpu_task_spill(struct gpu_worker *worker, struct gpu_memory *memory, const void *from,
+		    void *data, uint64_t len);
 /* After what is in the up-stream of the memory's device: tells the trainer's stream. */
 void gpu_task_tell(struct gpu_worker *worker, struct gpu_memory *memory,
 		   struct gpu_session *session, uint32_t slot, uint64_t ticket);

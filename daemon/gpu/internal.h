@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "base/metrics.h"
 #include "gpu/wire.h"
 #include "proto/shm.h"
 
@@ -18,22 +19,41 @@
 #define GPU_END_NS (10 * NSEC_PER_SEC)
 #define GPU_PAGE   4096u
 
+/* What of some memory is in use: one bit for each page. */
+struct gpu_pages {
+	uint64_t n, n_used, next;
+	uint64_t *used;
+};
+
 struct gpu {
 	struct gpu_params params;
 	bool is_there, closed;
 	char text[ERROR_TEXT_MAX + 1]; /* what there is */
-	struct list workers;
+	struct list workers, arenas;
+	struct metric bytes_staged, bytes_direct;
 	struct mail reap;
 	bool reaping;
 
-	/* Staging: one bit for each page in use. */
 	int staging_fd;
 	char *staging; /* NULL until the first worker */
-	uint64_t n_pages, n_used, n_long, next;
-	uint64_t *used;
+	struct gpu_pages pages;
+	uint64_t n_long;
 	struct list waiting; /* workers with leases that wait, in turn */
 	struct mail grant;
 	bool granting;
+};
+
+/* Staging in the memory of a device. */
+struct gpu_arena {
+	struct list link; /* gpu->arenas */
+	struct gpu *gpu;
+	struct gpu_worker *worker; /* NULL: its process is no more; it goes with its last lease */
+	uint32_t number;	   /* of its worker's */
+	uint8_t device[DEVICE_UUID_LEN];
+	enum gpu_direct_state state;
+	char *data; /* reserved addresses; NULL: not open */
+	struct gpu_pages pages;
+	struct failure why; /* REFUSED */
 };
 
 enum gpu_worker_state { WORKER_RUNNING, WORKER_ENDING, WORKER_DEAD };
@@ -69,6 +89,7 @@ struct gpu_worker {
 	uint64_t progress_ns; /* when the last event came */
 	unsigned n_setup; /* imports, their ends and plans that were asked for and not answered */
 
+	uint32_t n_arenas;
 	struct list memories; /* that it has, or is about to */
 	struct gpu_memory **by_number;
 	uint32_t n_numbers;
@@ -118,6 +139,28 @@ struct gpu_memory {
 	void *opened_user, *freed_user;
 };
 
+/* pages.c */
+int gpu_pages_init(struct gpu_pages *pages, uint64_t n); /* returns 0 or -ENOMEM */
+void gpu_pages_done(struct gpu_pages *pages);
+/* Takes n pages that follow one another. Returns whether there are such. */
+bool gpu_pages_take(struct gpu_pages *pages, uint64_t n, uint64_t *ret_page);
+void gpu_pages_give(struct gpu_pages *pages, uint64_t page, uint64_t n);
+static inline uint64_t gpu_pages_of(uint64_t len)
+{
+	return (len + GPU_PAGE - 1) / GPU_PAGE;
+}
+
+/* direct.c */
+/* Takes the descriptor. */
+void gpu_direct_event(struct gpu_worker *worker, const struct gpu_event *event, int fd);
+void gpu_direct_give(struct gpu_lease *lease);
+/* Whether somebody has a lease of one of the worker's arenas. */
+bool gpu_direct_is_used(const struct gpu_worker *worker);
+/* No process of the worker has them, or it is about to end; nobody names those that no lease is of. */
+void gpu_direct_close(struct gpu_worker *worker);
+/* The one that data is in, or NULL. */
+const struct gpu_arena *gpu_direct_find(const struct gpu_worker *worker, const void *data);
+
 /* staging.c */
 int gpu_staging_open(struct gpu *gpu);
 void gpu_staging_close(struct gpu *gpu);
@@ -142,7 +185,7 @@ void gpu_worker_idle(struct gpu_worker *worker);
 /* Runs the worker's program. Returns 0 or -errno. */
 int gpu_process_start(const char *program, pid_t *ret_pid, int *ret_pidfd, int *ret_socket);
 /* The next event. Returns as frame_receive(). */
-int gpu_event_receive(int socket, struct gpu_event *ret_event);
+int gpu_event_receive(int socket, struct gpu_event *ret_event, int *ret_fd);
 
 /* task.c, memory.c, session.c: events; and a worker that ends. */
 void gpu_task_event(struct gpu_worker *worker, const struct gpu_event *event);

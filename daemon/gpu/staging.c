@@ -2,22 +2,18 @@
 #include <fcntl.h>
 #include <sys/mman.h>
 
-/*
- * One memfd for all jobs, mapped here and in every worker, which registers it with the driver. A bit for each page says
- * whether it is in use; pieces are looked for from where the last one was found.
- */
+/* One memfd for all jobs, mapped here and in every worker, which registers it with the driver. */
 
 int gpu_staging_open(struct gpu *gpu)
 {
-	uint64_t len = gpu->n_pages * GPU_PAGE;
+	uint64_t len = gpu->pages.n * GPU_PAGE;
 	_cleanup_(fd_closep) int fd = -1;
 	void *data;
 
 	if (gpu->staging)
 		return 0;
-	gpu->used = calloc((gpu->n_pages + 63) / 64, sizeof(gpu->used[0]));
-	if (!gpu->used)
-		return error_origin(-ENOMEM);
+	if (gpu_pages_init(&gpu->pages, gpu->pages.n))
+		return error_trace(-ENOMEM);
 	fd = memfd_create("bps-gpu-staging", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	if (fd < 0 || ftruncate(fd, (off_t)len) ||
 	    fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL)) {
@@ -49,65 +45,23 @@ void gpu_staging_close(struct gpu *gpu)
 	if (gpu->staging && gpu->params.staging_ops)
 		gpu->params.staging_ops->closing(gpu->params.user, gpu->staging);
 	if (gpu->staging)
-		(void)munmap(gpu->staging, gpu->n_pages * GPU_PAGE);
+		(void)munmap(gpu->staging, gpu->pages.n * GPU_PAGE);
 	gpu->staging = NULL;
 	gpu->staging_fd = fd_close(gpu->staging_fd);
-	free(gpu->used);
-	gpu->used = NULL;
-}
-
-static bool is_used(const struct gpu *gpu, uint64_t page)
-{
-	return gpu->used[page / 64] >> page % 64 & 1;
-}
-
-static void set_used(struct gpu *gpu, uint64_t page, uint64_t n, bool used)
-{
-	for (; n--; page++) {
-		if (used)
-			gpu->used[page / 64] |= UINT64_C(1) << page % 64;
-		else
-			gpu->used[page / 64] &= ~(UINT64_C(1) << page % 64);
-	}
-}
-
-/* Finds n free pages that begin in [from, to). Returns whether there are such. */
-static bool find_between(const struct gpu *gpu, uint64_t from, uint64_t to, uint64_t n,
-			 uint64_t *ret_page)
-{
-	uint64_t run = 0;
-
-	for (uint64_t page = from; page < gpu->n_pages && page < to + n - 1; page++) {
-		if (!run && !(page % 64) && gpu->used[page / 64] == UINT64_MAX) {
-			page += 63;
-			continue;
-		}
-		run = is_used(gpu, page) ? 0 : run + 1;
-		if (run == n) {
-			*ret_page = page + 1 - n;
-			return true;
-		}
-	}
-	return false;
+	gpu_pages_done(&gpu->pages);
 }
 
 static bool take(struct gpu_lease *lease)
 {
 	struct gpu *gpu = lease->gpu;
-	uint64_t n = (lease->len + GPU_PAGE - 1) / GPU_PAGE, page;
+	uint64_t n = gpu_pages_of(lease->len), page;
 
-	if (lease->is_long && gpu->n_long + n > gpu->n_pages / 2)
+	if (lease->is_long && gpu->n_long + n > gpu->pages.n / 2)
 		return false;
-	if (n > gpu->n_pages - gpu->n_used)
+	if (!gpu_pages_take(&gpu->pages, n, &page))
 		return false;
-	if (!find_between(gpu, gpu->next, gpu->n_pages, n, &page) &&
-	    !find_between(gpu, 0, gpu->next, n, &page))
-		return false;
-	set_used(gpu, page, n, true);
-	gpu->n_used += n;
 	if (lease->is_long)
 		gpu->n_long += n;
-	gpu->next = page + n < gpu->n_pages ? page + n : 0;
 	lease->offset = page * GPU_PAGE;
 	lease->data = gpu->staging + lease->offset;
 	return true;
@@ -118,12 +72,13 @@ int gpu_lease_take(struct gpu_worker *worker, struct gpu_lease *lease, uint64_t 
 	struct gpu *gpu = worker->gpu;
 
 	lease->gpu = gpu;
+	lease->arena = NULL;
 	lease->worker = worker;
 	lease->len = len;
 	lease->is_long = is_long;
 	lease->waits = false;
 	lease->data = NULL;
-	if (len > gpu->n_pages * GPU_PAGE)
+	if (len > gpu->pages.n * GPU_PAGE)
 		return error_origin(-EMSGSIZE);
 	/* Who waits comes first. */
 	if (list_empty(&gpu->waiting) && take(lease))
@@ -179,6 +134,10 @@ void gpu_lease_give(struct gpu_lease *lease)
 	struct gpu *gpu;
 	uint64_t n;
 
+	if (lease->arena) {
+		gpu_direct_give(lease);
+		return;
+	}
 	if (lease->waits) {
 		list_remove(&lease->link);
 		lease->waits = false;
@@ -190,9 +149,8 @@ void gpu_lease_give(struct gpu_lease *lease)
 	if (!lease->data)
 		return;
 	gpu = lease->gpu;
-	n = (lease->len + GPU_PAGE - 1) / GPU_PAGE;
-	set_used(gpu, lease->offset / GPU_PAGE, n, false);
-	gpu->n_used -= n;
+	n = gpu_pages_of(lease->len);
+	gpu_pages_give(&gpu->pages, lease->offset / GPU_PAGE, n);
 	if (lease->is_long)
 		gpu->n_long -= n;
 	lease->data = NULL;
@@ -201,5 +159,5 @@ void gpu_lease_give(struct gpu_lease *lease)
 
 uint64_t gpu_staging_len(const struct gpu_worker *worker)
 {
-	return worker->gpu->n_pages * GPU_PAGE;
+	return worker->gpu->pages.n * GPU_PAGE;
 }

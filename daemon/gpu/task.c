@@ -24,6 +24,7 @@ void gpu_task_use(struct gpu_worker *worker, const struct gpu_memory *memory,
 static void copy(struct gpu_worker *worker, enum gpu_op op, enum gpu_stream stream,
 		 const struct gpu_memory *memory, uint64_t offset, const void *data, uint64_t len)
 {
+	const struct gpu_arena *arena;
 	struct gpu_command *command;
 
 	if (!len)
@@ -33,8 +34,12 @@ static void copy(struct gpu_worker *worker, enum gpu_op op, enum gpu_stream stre
 	command->stream = stream;
 	command->memory = memory->number;
 	command->offset = offset;
-	command->staging = (uint64_t)((const char *)data - worker->gpu->staging);
 	command->len = len;
+	arena = gpu_direct_find(worker, data);
+	command->kind = arena ? GPU_AT_DEVICE : GPU_AT_HOST;
+	command->staging =
+		(uint64_t)((const char *)data - (arena ? arena->data : worker->gpu->staging));
+	metric_add(arena ? &worker->gpu->bytes_direct : &worker->gpu->bytes_staged, len);
 	gpu_task_use(worker, memory, stream);
 }
 
@@ -48,6 +53,26 @@ void gpu_task_up(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t 
 		 const void *data, uint64_t len)
 {
 	copy(worker, GPU_OP_UP, GPU_UP, memory, offset, data, len);
+}
+
+void gpu_task_spill(struct gpu_worker *worker, struct gpu_memory *memory, const void *from,
+		    void *data, uint64_t len)
+{
+	const struct gpu_arena *arena = gpu_direct_find(worker, from);
+	struct gpu_command *command;
+
+	/* Without one the worker is dead, and so ends the task. */
+	if (!arena)
+		return;
+	command = gpu_worker_add(worker);
+	command->op = GPU_OP_SPILL;
+	command->stream = GPU_DOWN;
+	command->memory = memory->number;
+	command->offset = (uint64_t)((const char *)from - arena->data);
+	command->staging = (uint64_t)((char *)data - worker->gpu->staging);
+	command->len = len;
+	metric_add(&worker->gpu->bytes_staged, len);
+	gpu_task_use(worker, memory, GPU_DOWN);
 }
 
 void gpu_task_tell(struct gpu_worker *worker, struct gpu_memory *memory,

@@ -20,10 +20,13 @@ enum gpu_op {
 	GPU_OP_PLAN_DEVICE, /* device: one of the plan that follows */
 	GPU_OP_PLAN,	    /* kind: enum gpu_reduce; ticket: bits of roots; answered by PLANNED */
 	GPU_OP_CLOSE,	    /* memory: number; answered by CLOSED */
+	GPU_OP_ARENA,	    /* number in slot; device, len; answered by ARENA */
+	GPU_OP_ARENA_DROP,  /* device: it is not used, and freed */
 	/* Streams, at once. memory is the number of one that is open; it also says which device is meant. */
 	GPU_OP_WATCH,  /* stream: lane; session, slot, ticket, device; answered by REACHED */
-	GPU_OP_DOWN,   /* memory + offset to staging, len */
-	GPU_OP_UP,     /* staging to memory + offset, len */
+	GPU_OP_DOWN,   /* memory + offset to staging, len; kind: enum gpu_side, of staging */
+	GPU_OP_UP,     /* staging to memory + offset, len; the same */
+	GPU_OP_SPILL,  /* arena of memory's device + offset to staging, len */
 	GPU_OP_TELL,   /* session, slot, ticket */
 	GPU_OP_MARK,   /* stream; answered by DONE when all before it in the stream is done */
 	GPU_OP_MEMBER, /* memory + offset: input; session + staging: output, the same way; of the collective that follows */
@@ -31,6 +34,8 @@ enum gpu_op {
 	/* Leave. */
 	GPU_OP_END,
 };
+
+enum gpu_side { GPU_AT_HOST, GPU_AT_DEVICE };
 
 struct gpu_command {
 	uint32_t op;	 /* enum gpu_op */
@@ -53,6 +58,7 @@ enum gpu_event_kind {
 	GPU_EVENT_CLOSED, /* number: memory */
 	/* text: for each device of the plan '0' + its group, then for each '1' for a root and '0', a space, words */
 	GPU_EVENT_PLANNED,
+	GPU_EVENT_ARENA,   /* number; beside it: a dma-buf; or status, text */
 	GPU_EVENT_REACHED, /* number: session; lane */
 	GPU_EVENT_DONE,	   /* ticket, as in MARK */
 	GPU_EVENT_FATAL, /* text: it ends; number: not 0 if a trainer's death may have brought it about */

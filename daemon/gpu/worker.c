@@ -16,12 +16,17 @@ struct worker worker = {
 
 /* -- What it says ------------------------------------------------------------------------------------------------- */
 
-void worker_say(const struct gpu_event *event)
+void worker_say_with(const struct gpu_event *event, int fd)
 {
 	size_t len = offsetof(struct gpu_event, text) + strlen(event->text) + 1;
 
 	/* That the daemon is gone is seen by who reads. */
-	(void)frame_send(GPU_SOCKET_FD, event, len, NULL, 0);
+	(void)frame_send(GPU_SOCKET_FD, event, len, &fd, fd >= 0);
+}
+
+void worker_say(const struct gpu_event *event)
+{
+	worker_say_with(event, -1);
 }
 
 static _Noreturn void end(int status, bool if_alive, const char *format, va_list args)
@@ -197,6 +202,8 @@ static void handle(const struct gpu_command *command, int fd)
 	case GPU_OP_SESSION:
 	case GPU_OP_OPEN:
 	case GPU_OP_CLOSE:
+	case GPU_OP_ARENA:
+	case GPU_OP_ARENA_DROP:
 	case GPU_OP_PLAN_DEVICE:
 	case GPU_OP_PLAN:
 		worker_setup_post(command, fd);

@@ -31,7 +31,11 @@ struct device {
 	CUdevice number;
 	CUuuid uuid;
 	char name[64];
-	CUcontext context; /* NULL: not opened */
+	CUcontext context;	  /* NULL: not opened */
+	CUdeviceptr arena_memory; /* as allocated, with a page more; 0: none */
+	CUdeviceptr arena;	  /* the daemon's arena here: worker.lock */
+	uint64_t arena_len;
+	bool must_flush; /* before it is read what others have written there */
 	struct waiter waiters[GPU_STREAMS];
 };
 
@@ -85,6 +89,8 @@ extern struct worker worker;
 /* worker.c */
 /* Tells the daemon. */
 void worker_say(const struct gpu_event *event);
+/* Beside it a descriptor, which stays the caller's. */
+void worker_say_with(const struct gpu_event *event, int fd);
 /* Says why, and ends the process. */
 _Noreturn void worker_fatal(int status, const char *format, ...) _printf_(2, 3);
 /* The same of what a trainer's death may have brought about: the daemon waits for news of one before it believes it. */
@@ -101,6 +107,10 @@ struct device *worker_device(const uint8_t uuid[DEVICE_UUID_LEN]);
 void worker_setup_start(void);
 /* Hands over a command and what came beside it, or -1. */
 void worker_setup_post(const struct gpu_command *command, int fd);
+
+/* worker_arena.c: on the set-up thread. The device is open. */
+void worker_arena_open(struct device *device, const struct gpu_command *command);
+void worker_arena_drop(struct device *device);
 
 /* worker_group.c: the first two on the set-up thread, the others on main. */
 void worker_plan_device(const struct gpu_command *command);

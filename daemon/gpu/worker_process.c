@@ -227,9 +227,15 @@ static void on_late(struct loop_timer *timer)
 	gpu_worker_die(worker, &worker->kept_back);
 }
 
-static void handle(struct gpu_worker *worker, const struct gpu_event *event)
+static void handle(struct gpu_worker *worker, const struct gpu_event *event, int fd)
 {
 	worker->progress_ns = clock_now_ns();
+	if (event->kind == GPU_EVENT_ARENA) {
+		worker->n_setup -= worker->n_setup > 0;
+		gpu_direct_event(worker, event, fd);
+		return;
+	}
+	(void)fd_close(fd);
 	switch (event->kind) {
 	case GPU_EVENT_READY:
 		worker->is_ready = !event->status;
@@ -262,15 +268,18 @@ static void handle(struct gpu_worker *worker, const struct gpu_event *event)
 	}
 }
 
-int gpu_event_receive(int socket, struct gpu_event *ret_event)
+int gpu_event_receive(int socket, struct gpu_event *ret_event, int *ret_fd)
 {
+	_cleanup_(fd_closep) int fd = -1;
 	int fds[FRAME_FDS], r;
 	size_t len = 0, n_fds = 0;
 	char packet[FRAME_MAX];
 
 	r = frame_receive(socket, packet, &len, fds, &n_fds);
-	for (size_t i = 0; !r && i < n_fds; i++)
+	for (size_t i = 1; !r && i < n_fds; i++)
 		(void)fd_close(fds[i]);
+	if (!r && n_fds)
+		fd = fds[0];
 	if (r)
 		return r;
 	if (len < offsetof(struct gpu_event, text) || len > sizeof(*ret_event))
@@ -278,6 +287,7 @@ int gpu_event_receive(int socket, struct gpu_event *ret_event)
 	*ret_event = (struct gpu_event){ 0 };
 	memcpy(ret_event, packet, len);
 	ret_event->text[sizeof(ret_event->text) - 1] = 0;
+	*ret_fd = TAKE_FD(fd);
 	return 0;
 }
 
@@ -285,13 +295,13 @@ static void on_socket(struct loop_source *source, uint32_t events)
 {
 	struct gpu_worker *worker = container_of(source, struct gpu_worker, socket);
 	struct gpu_event event;
-	int r;
+	int fd, r;
 
 	if (events & EPOLLOUT)
 		send_queued(worker);
 	/* Events of one turn; then others have theirs. */
 	for (size_t i = 0; i < 64 && worker->state != WORKER_DEAD && !worker->late.loop; i++) {
-		r = gpu_event_receive(worker->socket.fd, &event);
+		r = gpu_event_receive(worker->socket.fd, &event, &fd);
 		if (r == FRAME_E_AGAIN)
 			return;
 		if (r == FRAME_E_EOF) {
@@ -303,7 +313,7 @@ static void on_socket(struct loop_source *source, uint32_t events)
 			die(worker, r, "it says what cannot be read");
 			return;
 		}
-		handle(worker, &event);
+		handle(worker, &event, fd);
 	}
 }
 
@@ -401,6 +411,7 @@ void gpu_worker_die(struct gpu_worker *worker, const struct failure *why)
 		worker->ops.lost(worker->user, &worker->why);
 	gpu_task_worker_died(worker);
 	gpu_memory_worker_died(worker);
+	gpu_direct_close(worker);
 	free_later(worker->gpu);
 }
 
@@ -466,7 +477,7 @@ static void on_timer(struct loop_timer *timer)
 	char text[96];
 
 	if (worker->state == WORKER_RUNNING && list_empty(&worker->tasks)) {
-		if (!worker->n_setup)
+		if (!worker->n_setup && !worker->closed)
 			return;
 		/* The driver makes some calls wait for all streams, and some of these for a trainer. */
 		if (gpu_session_any_waits(worker))
@@ -491,7 +502,7 @@ static void on_poll(struct loop_timer *timer)
 int gpu_worker_start(struct gpu *gpu, const char *name, const struct gpu_worker_ops *ops,
 		     void *user, struct gpu_worker **ret_worker, struct failure *failure)
 {
-	struct gpu_command command = { .op = GPU_OP_STAGING, .len = gpu->n_pages * GPU_PAGE };
+	struct gpu_command command = { .op = GPU_OP_STAGING, .len = gpu->pages.n * GPU_PAGE };
 	struct gpu_worker *worker;
 	int r;
 
@@ -549,6 +560,12 @@ void gpu_worker_idle(struct gpu_worker *worker)
 	}
 	if (worker->state == WORKER_ENDING)
 		return;
+	/* A server may not have answered yet. */
+	if (gpu_direct_is_used(worker)) {
+		gpu_worker_expect(worker);
+		return;
+	}
+	gpu_direct_close(worker);
 	gpu_worker_send(worker, &command, -1);
 	worker->state = WORKER_ENDING;
 	loop_timer_cancel(&worker->timer);

@@ -254,6 +254,19 @@ static void run_session(const struct gpu_command *command, int fd)
 
 /* -- The thread --------------------------------------------------------------------------------------------------- */
 
+static void run_arena(const struct gpu_command *command)
+{
+	struct device *device = worker_device(command->device);
+
+	if (!device || !device->context)
+		worker_fatal(-EPROTO, "the daemon names a device that it does not use");
+	worker_enter(device);
+	if (command->op == GPU_OP_ARENA)
+		worker_arena_open(device, command);
+	else
+		worker_arena_drop(device);
+}
+
 static void run(const struct gpu_command *command, int fd)
 {
 	switch (command->op) {
@@ -269,6 +282,10 @@ static void run(const struct gpu_command *command, int fd)
 		break;
 	case GPU_OP_CLOSE:
 		run_close(command);
+		break;
+	case GPU_OP_ARENA:
+	case GPU_OP_ARENA_DROP:
+		run_arena(command);
 		break;
 	case GPU_OP_PLAN_DEVICE:
 		worker_plan_device(command);

@@ -191,6 +191,66 @@ static void *staging_at(const struct gpu_command *command)
 	return worker.staging + command->staging;
 }
 
+static CUdeviceptr arena_at(const struct device *device, uint64_t at, uint64_t len)
+{
+	CUdeviceptr arena;
+	uint64_t arena_len;
+
+	(void)pthread_mutex_lock(&worker.lock);
+	arena = device->arena;
+	arena_len = device->arena_len;
+	(void)pthread_mutex_unlock(&worker.lock);
+	if (len > arena_len || at > arena_len - len)
+		worker_fatal(-EPROTO, "the daemon names bytes beyond the end of an arena");
+	return arena + at;
+}
+
+/* What a RDMA device has written is there for what is put into streams from here on. */
+static void flush(const struct device *device)
+{
+	if (device->must_flush)
+		worker_check(worker.cuda->cuFlushGPUDirectRDMAWrites(
+				     CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+				     CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
+			     "cuFlushGPUDirectRDMAWrites", device);
+}
+
+/* Between memory and staging, or an arena on its device. */
+static void copy(const struct gpu_command *command, const struct memory *memory, CUstream stream)
+{
+	const struct device *device = memory->device;
+	CUdeviceptr at = memory->base + command->offset, arena;
+	bool is_down = command->op == GPU_OP_DOWN;
+	const struct cuda *cuda = worker.cuda;
+
+	if (command->kind == GPU_AT_HOST && is_down) {
+		worker_check(cuda->cuMemcpyDtoHAsync(staging_at(command), at, command->len, stream),
+			     "cuMemcpyDtoHAsync", device);
+		return;
+	}
+	if (command->kind == GPU_AT_HOST) {
+		worker_check(cuda->cuMemcpyHtoDAsync(at, staging_at(command), command->len, stream),
+			     "cuMemcpyHtoDAsync", device);
+		return;
+	}
+	arena = arena_at(device, command->staging, command->len);
+	if (!is_down)
+		flush(device);
+	worker_check(cuda->cuMemcpyDtoDAsync(is_down ? arena : at, is_down ? at : arena,
+					     command->len, stream),
+		     "cuMemcpyDtoDAsync", device);
+}
+
+static void spill(const struct gpu_command *command, const struct device *device, CUstream stream)
+{
+	CUdeviceptr from = arena_at(device, command->offset, command->len);
+
+	flush(device);
+	worker_check(
+		worker.cuda->cuMemcpyDtoHAsync(staging_at(command), from, command->len, stream),
+		"cuMemcpyDtoHAsync", device);
+}
+
 void worker_stream_run(const struct gpu_command *command)
 {
 	const struct cuda *cuda = worker.cuda;
@@ -214,7 +274,8 @@ void worker_stream_run(const struct gpu_command *command)
 		worker_collective(command);
 		return;
 	}
-	memory = memory_of(command);
+	/* Of what spills it says the device. */
+	memory = command->op == GPU_OP_SPILL ? memory_at(command->memory) : memory_of(command);
 	if (command->stream >= GPU_STREAMS)
 		worker_fatal(-EPROTO, "the daemon names a stream that there is not");
 	waiter = &memory.device->waiters[command->stream];
@@ -222,17 +283,15 @@ void worker_stream_run(const struct gpu_command *command)
 	switch (command->op) {
 	case GPU_OP_DOWN:
 		FAILPOINT("gpu-down");
-		worker_check(cuda->cuMemcpyDtoHAsync(staging_at(command),
-						     memory.base + command->offset, command->len,
-						     waiter->stream),
-			     "cuMemcpyDtoHAsync", memory.device);
+		copy(command, &memory, waiter->stream);
 		break;
 	case GPU_OP_UP:
 		FAILPOINT("gpu-up");
-		worker_check(cuda->cuMemcpyHtoDAsync(memory.base + command->offset,
-						     staging_at(command), command->len,
-						     waiter->stream),
-			     "cuMemcpyHtoDAsync", memory.device);
+		copy(command, &memory, waiter->stream);
+		break;
+	case GPU_OP_SPILL:
+		FAILPOINT("gpu-spill");
+		spill(command, memory.device, waiter->stream);
 		break;
 	case GPU_OP_TELL:
 		FAILPOINT("gpu-tell");

@@ -322,6 +322,8 @@ int pipeline_device_ready(struct pipeline_round *round, struct failure *failure)
 	if (!r)
 		r = look_at_plan(round, failure);
 	if (!r)
+		r = pipeline_direct_ready(round);
+	if (!r)
 		r = look_at_all(round, look_at_stream, failure);
 	if (r == DEVICE_E_WAIT && !list_linked(&round->device_link))
 		list_push_back(&job->device->waiting, &round->device_link);
@@ -527,7 +529,7 @@ static void on_down(struct gpu_task *task, bool failed)
 static void copy_down(struct pipeline_part *part)
 {
 	struct pipeline_device *device = job_of(part)->device;
-	char *piece = part->lease.data;
+	char *piece = part->direct.data ?: part->lease.data;
 
 	part->result = piece;
 	if (!part->device_inputs) {
@@ -629,7 +631,7 @@ static void all_reduce(struct pipeline_part *part)
 	end_up(part);
 }
 
-static void too_large(struct pipeline_part *part, uint64_t len)
+void pipeline_device_too_large(struct pipeline_part *part, uint64_t len)
 {
 	char text[160];
 
@@ -647,7 +649,7 @@ void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
 	bool outputs = false;
 	int r = GPU_E_WAIT;
 
-	if (part->round->on_device && part->extent.len && !part->lease.data) {
+	if (part->round->on_device && part->extent.len && !part->lease.data && !part->direct.data) {
 		for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
 			n_inputs += inputs && input_on_device(part, i) && is_source(part, i);
 			outputs |= goes_up(part, i);
@@ -669,13 +671,17 @@ void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
 	len = n * part->extent.len;
 	part->device_then = then;
 	part->device_inputs = n_inputs;
+	if (is_long && n_inputs == 1 && pipeline_direct_take(part)) {
+		copy_down(part);
+		return;
+	}
 	part->lease.granted = on_granted;
 	if (is_long)
 		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, true);
 	if (r == GPU_E_WAIT)
 		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, false);
 	if (r < 0)
-		too_large(part, len);
+		pipeline_device_too_large(part, len);
 	else if (!r)
 		copy_down(part);
 }
@@ -685,6 +691,7 @@ void pipeline_device_give(struct pipeline_part *part)
 	if (!part->round->on_device)
 		return;
 	gpu_lease_give(&part->lease);
+	gpu_lease_give(&part->direct);
 	part->result = NULL;
 	memset(part->staged, 0, job_of(part)->layout.n_local * sizeof(part->staged[0]));
 }

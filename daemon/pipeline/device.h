@@ -48,10 +48,28 @@ void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
 void pipeline_device_up(struct pipeline_part *part);
 /* Gives the staging back. Harmless without. */
 void pipeline_device_give(struct pipeline_part *part);
+/* Its staging is more than there is: ends it. */
+void pipeline_device_too_large(struct pipeline_part *part, uint64_t len);
 /* Whether a local rank's input counts, or is in that of its group. */
 bool pipeline_device_contributes(const struct pipeline_part *part, uint32_t local);
 /* Whether a local rank has its output on a device. */
 bool pipeline_device_has_output(const struct pipeline_part *part, uint32_t local);
+
+/* -- Between a device and a server, without the host: direct.c ------------------------------------------------------ */
+
+/* Returns 0; or DEVICE_E_WAIT until it is known whether its device has staging that RDMA devices know. */
+int pipeline_direct_ready(struct pipeline_round *round);
+/* Whether part->direct is its staging, as all that it has here is on one device and goes by RDMA to another node. */
+bool pipeline_direct_take(struct pipeline_part *part);
+/* Whether it may still go so. */
+bool pipeline_direct_goes(const struct pipeline_part *part);
+/*
+ * Brings what is in part->direct, which is given back, to memory of the host: to part->block, or to staging that may be held,
+ * at part->result; then calls then(). A part that cannot is finished in the place of then().
+ */
+void pipeline_direct_spill(struct pipeline_part *part, void (*then)(struct pipeline_part *part));
+/* For people: the way of the job's bytes between devices and servers; "" without devices. */
+void pipeline_direct_describe(const struct pipeline_job *job, char *text, size_t size);
 
 /* -- Jobs --------------------------------------------------------------------------------------------------------- */
 

@@ -43,6 +43,7 @@ struct pipeline_part {
 	/* What of it is on devices: device.c. */
 	struct gpu_task device_task;
 	struct gpu_lease lease;
+	struct gpu_lease direct; /* what is there goes to the server from the device: direct.c */
 	void (*device_then)(struct pipeline_part *part);
 	bool device_inputs;
 	void *result;  /* in staging: the result for devices, while there is a lease */

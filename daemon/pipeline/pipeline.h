@@ -273,6 +273,7 @@ struct pipeline_job_info {
 	uint64_t rounds, bytes, in_flight;
 	char waiting_for[160];
 	const char *ends; /* why it ends with this daemon's process; NULL: it does not */
+	char gpu[200]; /* how bytes go between GPUs here and servers, and why; "": there are none */
 };
 struct pipeline_tensor_info {
 	char name[256];

@@ -199,6 +199,9 @@ static void on_sent(struct call *call)
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
 
 	pipeline_part_left(part);
+	/* Its result comes to a cell. */
+	if (part->direct.data && job_of(part)->keep)
+		pipeline_device_give(part);
 	/* Without one, its server was lost meanwhile. */
 	if (part->outlet) {
 		pipeline_outlet_sent(part->outlet, part);
@@ -384,6 +387,31 @@ static void rows_lost(struct pipeline_part *part)
 	pipeline_part_end(part);
 }
 
+/* The call can go on by TCP: what it names is in memory of the host now. */
+static void call_on(struct pipeline_part *part)
+{
+	struct call *call = &part->call;
+	bool had_room = call->is_room_direct;
+
+	if (job_of(part)->suspended)
+		return;
+	/* Its server was lost meanwhile. */
+	if (!part->outlet || part->outlet->lost ||
+	    part->attachment != pipeline_part_server(part)->attachment) {
+		if (job_of(part)->keep)
+			push_again(part);
+		else
+			pipeline_part_fail(part, -ECONNRESET, "its server was lost");
+		return;
+	}
+	if (had_room)
+		call->room = part->room = pipeline_part_first_output(part);
+	call->payload = !call->header.len ? NULL : part->block ? part->block->data : part->result;
+	call->payload_block = TAKE_PTR(part->block);
+	call->is_payload_direct = call->is_room_direct = false;
+	peer_call_on(call);
+}
+
 static void on_answer(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
@@ -394,6 +422,12 @@ static void on_answer(struct call *call)
 	/* It belongs to the next process now. */
 	if (job_of(part)->suspended)
 		return;
+	if (part->direct.data && call->status == -ENOLINK && call->answer.op != DATA_ERROR) {
+		pipeline_direct_spill(part, call_on);
+		return;
+	}
+	if (part->direct.data && job_of(part)->keep)
+		pipeline_device_give(part);
 	/* Not when it is the job that has gone elsewhere. */
 	if (lost && !part->again && part->outlet && call->answer.op != DATA_ERROR)
 		part->outlet->lost = true;
@@ -440,6 +474,20 @@ static void on_answer(struct call *call)
 
 /* -- The push ------------------------------------------------------------------------------------------------------ */
 
+static void push(struct pipeline_part *part, const void *payload);
+
+static void push_spilled(struct pipeline_part *part)
+{
+	if (job_of(part)->suspended)
+		return;
+	if (part->round->failure.status) {
+		on_sent(&part->call);
+		pipeline_part_end(part);
+		return;
+	}
+	push(part, part->block ? part->block->data : part->result);
+}
+
 /* Not before the result comes: a cell that waits for one is memory that nobody uses, and cold. On the lane's thread. */
 static void *find_cell(struct call *call)
 {
@@ -471,6 +519,10 @@ static void push(struct pipeline_part *part, const void *payload)
 	/* It was lost, and is back, or another is in its place. */
 	if (!part->outlet)
 		part->outlet = server->outlet;
+	if (part->direct.data && !pipeline_direct_goes(part)) {
+		pipeline_direct_spill(part, push_spilled);
+		return;
+	}
 	part->attachment = server->attachment;
 	part->room = room && !job->keep ? pipeline_part_first_output(part) : NULL;
 	if (job->keep) {
@@ -509,6 +561,8 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.sent = on_sent;
 	part->call.is_repeatable = job->keep && !round->rows;
 	part->call.is_again = part->again;
+	part->call.is_payload_direct = part->direct.data;
+	part->call.is_room_direct = part->direct.data && part->room;
 	part->call.done = on_answer;
 	peer_call(part->outlet->peer, &part->call);
 }

@@ -57,12 +57,14 @@ struct pipeline_round {
 	struct partition partition;
 	bool cut; /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
-	bool alone;		    /* no other rank's round has to do with it: accumulate */
-	bool counted;		    /* n_contributions is what servers said, */
-	uint32_t n_contributions;   /* that are in the result: the least of its parts */
-	bool on_device;		    /* some of its memory is: device.c */
-	bool grouped;		    /* and devices reduce among themselves */
-	unsigned n_up;		    /* parts whose result is being copied to devices */
+	bool alone;		  /* no other rank's round has to do with it: accumulate */
+	bool counted;		  /* n_contributions is what servers said, */
+	uint32_t n_contributions; /* that are in the result: the least of its parts */
+	bool on_device;		  /* some of its memory is: device.c */
+	struct gpu_memory
+		*direct; /* once such a one is ready: its parts may go by its device; or NULL */
+	bool grouped;	 /* and devices reduce among themselves */
+	unsigned n_up;	 /* parts whose result is being copied to devices */
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */

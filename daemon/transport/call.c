@@ -46,12 +46,23 @@ static struct lane *pick_lane(const struct peer *peer, const struct data_header 
 	return best;
 }
 
+/* What no processor can touch goes by RDMA or not at all. */
+static bool needs_rdma(const struct call *call)
+{
+	return (call->is_payload_direct && call->header.len) ||
+	       (call->is_room_direct && call->room);
+}
+
 void call_send(struct call *call)
 {
 	struct lane *lane = pick_lane(call->peer, &call->header);
 
 	if (!lane) {
 		peer_wait_for_lane(call->peer, call);
+		return;
+	}
+	if (!lane->rdma && needs_rdma(call)) {
+		call_fail(call, -ENOLINK, "no connection by RDMA is left");
 		return;
 	}
 	call->state = CALL_QUEUED;
@@ -176,6 +187,24 @@ void peer_call(struct peer *peer, struct call *call)
 		call_send(call);
 	else
 		peer_wait_for_lane(peer, call);
+}
+
+bool peer_takes_direct(const struct peer *peer, uint64_t len)
+{
+	return peer->state == PEER_UP && peer->rdma && len > DATA_RDMA_EAGER &&
+	       (peer_n_rails(peer) || rdma_is_strict(peer->transport->rdma));
+}
+
+void peer_call_on(struct call *call)
+{
+	assert(call->status == -ENOLINK);
+	call->status = 0;
+	call->text[0] = '\0';
+	call_message_init(call);
+	if (call->peer->state == PEER_UP)
+		call_send(call);
+	else
+		peer_wait_for_lane(call->peer, call);
 }
 
 /* What the answer says. The text comes from outside and goes into logs. */

@@ -53,7 +53,7 @@ struct rdma_port {
 struct rdma_region {
 	uintptr_t start;
 	size_t len;
-	struct ibv_mr *mrs[RDMA_DEVICES];
+	struct ibv_mr *mrs[RDMA_DEVICES]; /* of another device's memory: all from the start */
 	bool is_refused[RDMA_DEVICES];
 };
 

@@ -248,7 +248,59 @@ void rdma_memory_done(struct rdma *rdma)
 	(void)pthread_rwlock_destroy(&memory->lock);
 }
 
+/* Memory of other devices: peers write to it with the region's key, as the kernel opens no windows on such regions. */
+
+static struct ibv_mr *register_direct(struct rdma *rdma, struct rdma_device *device,
+				      const struct rdma_region *region, int dmabuf)
+{
+	uint64_t start_ns = clock_now_ns();
+	struct ibv_mr *mr;
+
+	mr = rdma->verbs->reg_dmabuf_mr(device->pd, 0, region->len, region->start, dmabuf,
+					IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE);
+	return counted(rdma, mr, start_ns);
+}
+
+static int add_direct(struct rdma *rdma, struct rdma_region *region, int dmabuf,
+		      struct failure *failure)
+{
+	char text[320];
+	int r;
+
+	for (unsigned i = 0; i < rdma->n_devices; i++) {
+		region->mrs[i] = register_direct(rdma, &rdma->devices[i], region, dmabuf);
+		if (region->mrs[i])
+			continue;
+		r = -(errno ?: EIO);
+		rdma_explain(-r, "its dma-buf cannot be registered", text, sizeof(text));
+		return failure_set(failure, r, "%s: %s", rdma->devices[i].name, text);
+	}
+	r = rdma_memory_add(rdma, region);
+	return r ? failure_set(failure, r, "out of memory") : 0;
+}
+
 /* The interface */
+
+int transport_memory_add_direct(struct transport *transport, void *data, size_t len, int dmabuf,
+				struct failure *failure)
+{
+	struct rdma_region region = { .start = (uintptr_t)data, .len = len };
+	struct rdma *rdma = transport->rdma;
+	int r;
+
+	if (!rdma)
+		return failure_set(failure, -ENODEV, "no RDMA device is used");
+	if (!rdma->verbs->reg_dmabuf_mr)
+		return failure_set(failure, -EOPNOTSUPP,
+				   "the rdma-core here has no ibv_reg_dmabuf_mr, 34 has it");
+	if (rdma->params.windows == TRANSPORT_WINDOWS_ON)
+		return failure_set(failure, -EOPNOTSUPP,
+				   "rdma_windows = on, and a dma-buf cannot have windows");
+	r = add_direct(rdma, &region, dmabuf, failure);
+	for (unsigned i = 0; r && i < RDMA_DEVICES; i++)
+		rdma_unregister(rdma, region.mrs[i]);
+	return r;
+}
 
 int transport_memory_add(struct transport *transport, void *data, size_t len)
 {
@@ -261,6 +313,11 @@ void transport_memory_remove(struct transport *transport, void *data)
 {
 	if (transport->rdma)
 		rdma_memory_remove(transport->rdma, data);
+}
+
+bool transport_has_rdma(const struct transport *transport)
+{
+	return transport->rdma;
 }
 
 unsigned transport_memory_regions(const struct transport *transport, const void *data)

@@ -96,6 +96,10 @@ static int receive_message(struct rdma_link *link, const struct data_rdma *head,
 	if (lane->call && rdma_window_close(link, TAKE_PTR(lane->call->window), wc))
 		return -EPROTO;
 	is_eager = lane->header.len <= DATA_RDMA_EAGER;
+	/* We could not bring it there. */
+	if (lane->call && lane->call->is_room_direct && lane->header.op == DATA_RESULT &&
+	    (is_eager || !(head->flags & DATA_RDMA_WRITTEN)))
+		return lane_protocol_error(lane, "a result that was not written to its room");
 	if (len != RDMA_HEAD_LEN + (is_eager ? lane->header.len : 0))
 		return lane_protocol_error(lane, "a message of another length than it says");
 	if (lane->incoming)

@@ -166,6 +166,8 @@ static int init_write(struct rdma_link *link, struct message *message, struct ib
 	struct ibv_mr *mr = rdma_memory_find(rdma, device, payload, len);
 
 	if (!mr) {
+		assert(message->kind != MESSAGE_CALL ||
+		       !container_of(message, struct call, message)->is_payload_direct);
 		if (block_new(rdma->transport->blocks, len, NULL, &message->bounce))
 			return lane_out_of_memory(link->lane);
 		rdma_copy(rdma, message->bounce->data, payload, len);
@@ -216,7 +218,7 @@ static struct rdma_window *name_room(struct rdma_link *link, struct call *call,
 	struct ibv_mr *mr;
 
 	if (!call->room || call->room_len <= DATA_RDMA_EAGER || call->room_len > UINT32_MAX ||
-	    !can_open(link, RDMA_ROOM_WINDOWS))
+	    (!call->is_room_direct && !can_open(link, RDMA_ROOM_WINDOWS)))
 		return NULL;
 	mr = rdma_memory_find(link->rdma, link->port->device, call->room, call->room_len);
 	if (!mr)
@@ -224,6 +226,10 @@ static struct rdma_window *name_room(struct rdma_link *link, struct call *call,
 	head->address = (uintptr_t)call->room;
 	head->len = (uint32_t)call->room_len;
 	call->is_room_named = true;
+	if (call->is_room_direct) {
+		head->key = mr->rkey;
+		return NULL;
+	}
 	return call->window = open_memory(link, mr, head, bind, send);
 }
 

@@ -33,6 +33,7 @@ static bool load(struct rdma_verbs *verbs, char *why, size_t size)
 #define VERB_(name, type, args) LOAD_(verbs_library, "ibv_" #name, name)
 #define CM_(name, type, args)	LOAD_(cm_library, "rdma_" #name, cm_##name)
 	RDMA_SYMBOLS(VERB_, CM_)
+	*(void **)&verbs->reg_dmabuf_mr = dlsym(verbs_library, "ibv_reg_dmabuf_mr");
 	return true;
 }
 

@@ -53,6 +53,8 @@
 #define RDMA_CM_(name, type, args)   type(*cm_##name) args;
 struct rdma_verbs {
 	RDMA_SYMBOLS(RDMA_VERB_, RDMA_CM_)
+	/* NULL before rdma-core 34. */
+	struct ibv_mr *(*reg_dmabuf_mr)(struct ibv_pd *, uint64_t, size_t, uint64_t, int, int);
 };
 #undef RDMA_VERB_
 #undef RDMA_CM_

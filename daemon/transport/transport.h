@@ -91,6 +91,11 @@ struct call {
 	 * with its peer.
 	 */
 	bool is_repeatable, is_again;
+	/*
+	 * Where payload or room is memory of transport_memory_add_direct(), which no processor can touch. Only where
+	 * peer_takes_direct() says so. When no RDMA lane is left the call ends with -ENOLINK, for peer_call_on().
+	 */
+	bool is_payload_direct, is_room_direct;
 	/* Valid in done(). */
 	int status; /* 0, or a negative errno: from DATA_ERROR, or -ECONNRESET when the peer was lost */
 	struct data_header answer; /* when status is 0, or from DATA_ERROR */
@@ -217,8 +222,17 @@ int transport_set_key(struct transport *transport, const void *key, size_t len);
  */
 int transport_memory_add(struct transport *transport, void *data, size_t len);
 void transport_memory_remove(struct transport *transport, void *data);
+/*
+ * The same of memory of another device, len bytes of a dma-buf (whose descriptor stays the caller's): at `data` are addresses
+ * which are reserved, and by which calls name it. It is registered with all RDMA devices now, or with none. Its key is its
+ * region's, as there are no windows on such. Control thread. Returns 0, or -errno with the reason.
+ */
+int transport_memory_add_direct(struct transport *transport, void *data, size_t len, int dmabuf,
+				struct failure *failure);
 /* With how many devices that is registered now. Any thread. */
 unsigned transport_memory_regions(const struct transport *transport, const void *data);
+/* Whether there is a device that parts may go by. */
+bool transport_has_rdma(const struct transport *transport);
 /* For measuring; all 0 without RDMA. */
 struct transport_rdma_counters {
 	uint64_t bytes_moved; /* payloads sent and received over RDMA lanes */
@@ -261,6 +275,13 @@ struct peer *transport_self(struct transport *transport);
 /* Starts a call on a peer from transport_connect() or transport_self(). Never fails and never calls done() before it
  * returns. */
 void peer_call(struct peer *peer, struct call *call);
+/* Whether a call with len bytes of payload, and as many of result, may name direct memory now: they would go by RDMA. */
+bool peer_takes_direct(const struct peer *peer, uint64_t len);
+/*
+ * Goes on with a call that ended with -ENOLINK. payload and room are now, and is_*_direct does not say otherwise, memory of
+ * the host with the same bytes; nothing else of it has been changed. Its peer has not been lost.
+ */
+void peer_call_on(struct call *call);
 /* Sends a notice; the payload (at most DATA_SETUP_MAX bytes) is copied. Returns 0 or -ENOMEM; lost peers take it too. */
 int peer_notice(struct peer *peer, const struct data_header *header, const void *payload);
 uint64_t peer_id(const struct peer *peer);

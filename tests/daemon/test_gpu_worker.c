@@ -22,9 +22,11 @@ static struct gpu_event hear(const struct process *process)
 {
 	struct pollfd pollfd = { .fd = process->socket, .events = POLLIN };
 	struct gpu_event event;
+	int fd;
 
 	ASSERT_EQ(poll(&pollfd, 1, (int)test_scale_s(60) * 1000), 1);
-	ASSERT_OK(gpu_event_receive(process->socket, &event));
+	ASSERT_OK(gpu_event_receive(process->socket, &event, &fd));
+	ASSERT_EQ(fd, -1);
 	return event;
 }
 

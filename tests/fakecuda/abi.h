@@ -44,6 +44,11 @@ struct abi_facts {
 	CUDA_ABI_ACCESS_FLAGS(ABI_CONSTANT)                                                       \
 	CUDA_ABI_GRANULARITIES(ABI_CONSTANT)                                                      \
 	CUDA_ABI_CAPTURE_STATES(ABI_CONSTANT)                                                     \
+	CUDA_ABI_RANGE_HANDLE_TYPES(ABI_CONSTANT)                                                 \
+	CUDA_ABI_FLUSH_OPTIONS(ABI_CONSTANT)                                                      \
+	CUDA_ABI_WRITES_ORDERINGS(ABI_CONSTANT)                                                   \
+	CUDA_ABI_FLUSH_TARGETS(ABI_CONSTANT)                                                      \
+	CUDA_ABI_FLUSH_SCOPES(ABI_CONSTANT)                                                       \
 	CUDA_ABI_FLAGS(ABI_CONSTANT)                                                              \
 	CUDA_ABI_MACROS(ABI_CONSTANT)                                                             \
 	ABI_INTEGER(CUresult), ABI_INTEGER(CUdevice_attribute), ABI_INTEGER(CUpointer_attribute), \
@@ -51,12 +56,13 @@ struct abi_facts {
 		ABI_INTEGER(CUmemAllocationType), ABI_INTEGER(CUmemLocationType),                 \
 		ABI_INTEGER(CUmemAccess_flags), ABI_INTEGER(CUmemAllocationGranularity_flags),    \
 		ABI_INTEGER(CUstreamCaptureStatus), ABI_INTEGER(CUdevice),                        \
-		ABI_INTEGER(CUdeviceptr), ABI_INTEGER(CUmemGenericAllocationHandle),              \
-		ABI_SIZE(CUcontext), ABI_SIZE(CUstream), ABI_SIZE(CUevent), ABI_SIZE(CUhostFn),   \
-		ABI_SIZE(CUuuid), ABI_FIELD(CUuuid, bytes), ABI_SIZE(CUipcMemHandle),             \
-		ABI_SIZE(CUmemLocation), ABI_FIELD(CUmemLocation, type),                          \
-		ABI_FIELD(CUmemLocation, id), ABI_SIZE(CUmemAllocationProp),                      \
-		ABI_FIELD(CUmemAllocationProp, type),                                             \
+		ABI_INTEGER(CUmemRangeHandleType), ABI_INTEGER(CUflushGPUDirectRDMAWritesTarget), \
+		ABI_INTEGER(CUflushGPUDirectRDMAWritesScope), ABI_INTEGER(CUdeviceptr),           \
+		ABI_INTEGER(CUmemGenericAllocationHandle), ABI_SIZE(CUcontext),                   \
+		ABI_SIZE(CUstream), ABI_SIZE(CUevent), ABI_SIZE(CUhostFn), ABI_SIZE(CUuuid),      \
+		ABI_FIELD(CUuuid, bytes), ABI_SIZE(CUipcMemHandle), ABI_SIZE(CUmemLocation),      \
+		ABI_FIELD(CUmemLocation, type), ABI_FIELD(CUmemLocation, id),                     \
+		ABI_SIZE(CUmemAllocationProp), ABI_FIELD(CUmemAllocationProp, type),              \
 		ABI_FIELD(CUmemAllocationProp, requestedHandleTypes),                             \
 		ABI_FIELD(CUmemAllocationProp, location),                                         \
 		ABI_FIELD(CUmemAllocationProp, allocFlags),                                       \

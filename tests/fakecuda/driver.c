@@ -6,6 +6,8 @@
  *   FAKECUDA_VERSION       what cuDriverGetVersion() answers (default 13000)
  *   FAKECUDA_TOPOLOGY      "nvlink" (default): all are connected by it; "switch:N": N devices on each PCIe switch, the
  *                          switches on different sockets; "nvlink+switch:N": both; "system": each on its own
+ *   FAKECUDA_RDMA          "none": memory cannot be handed to other devices; "unordered": it can, and what they write has
+ *                          to be flushed; without: it can, and is in order
  *   CUDA_VISIBLE_DEVICES   as with the real one: numbers, or UUIDs ("GPU-...")
  */
 #include "fake.h"
@@ -22,7 +24,7 @@ static struct {
 	int version;
 	size_t device_len;
 	int per_switch; /* 0: no switches */
-	bool nvlink;
+	bool nvlink, has_no_dmabuf, is_unordered;
 } machine = { .once = PTHREAD_ONCE_INIT };
 
 static pthread_key_t thread_key;
@@ -106,7 +108,8 @@ static void read_visible(const char *list)
 static void read_machine(void)
 {
 	const char *visible = getenv("CUDA_VISIBLE_DEVICES"),
-		   *topology = getenv("FAKECUDA_TOPOLOGY"), *switches;
+		   *topology = getenv("FAKECUDA_TOPOLOGY"), *switches,
+		   *rdma = getenv("FAKECUDA_RDMA");
 
 	machine.n_physical = (int)number_of("FAKECUDA_DEVICES", 4);
 	if (machine.n_physical < 0 || machine.n_physical > FAKE_DEVICES_MAX)
@@ -128,6 +131,8 @@ static void read_machine(void)
 		machine.visible[i] = i;
 	if (visible)
 		read_visible(visible);
+	machine.has_no_dmabuf = rdma && !strcmp(rdma, "none");
+	machine.is_unordered = rdma && !strcmp(rdma, "unordered");
 }
 
 int fake_visible(int physical)
@@ -347,6 +352,16 @@ CUresult cuDeviceGetAttribute(int *value, CUdevice_attribute attribute, CUdevice
 		break;
 	case CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR:
 		*value = 0;
+		break;
+	case CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED:
+		*value = !machine.has_no_dmabuf;
+		break;
+	case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING:
+		*value = machine.is_unordered ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_NONE
+					      : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
+		break;
+	case CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS:
+		*value = CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST;
 		break;
 	case CU_DEVICE_ATTRIBUTE_UNIFIED_ADDRESSING:
 	case CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED:

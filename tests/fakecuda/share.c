@@ -401,6 +401,46 @@ CUresult cuMemExportToShareableHandle(void *shareable, CUmemGenericAllocationHan
 	return r;
 }
 
+/*
+ * For other devices. A descriptor of a memfd says nothing of a range in it, so here it is of an allocation from its start;
+ * what was opened of another process cannot be exported again.
+ */
+CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr ptr, size_t len,
+				       CUmemRangeHandleType type, unsigned long long flags)
+{
+	struct fake_range *range;
+	CUcontext context;
+	int fd = -1;
+
+	ENTER_CONTEXT(&context);
+	if (type != CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD || flags || !len || ptr % 4096 ||
+	    len % 4096)
+		return CUDA_ERROR_INVALID_VALUE;
+	pthread_mutex_lock(&fake.lock);
+	range = fake_find(ptr);
+	if (range && range->start == ptr && len <= range->len &&
+	    (range->kind == FAKE_DEVICE || range->kind == FAKE_MAPPED))
+		fd = fcntl(range->backing->fd, F_DUPFD_CLOEXEC, 3);
+	pthread_mutex_unlock(&fake.lock);
+	if (fd < 0)
+		return CUDA_ERROR_INVALID_VALUE;
+	*(int *)handle = fd;
+	return CUDA_SUCCESS;
+}
+
+CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
+				    CUflushGPUDirectRDMAWritesScope scope)
+{
+	CUcontext context;
+
+	ENTER_CONTEXT(&context);
+	return target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX &&
+			       (scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER ||
+				scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES)
+		       ? CUDA_SUCCESS
+		       : CUDA_ERROR_INVALID_VALUE;
+}
+
 /* The descriptor stays the caller's. */
 CUresult cuMemImportFromShareableHandle(CUmemGenericAllocationHandle *handle, void *shareable,
 					CUmemAllocationHandleType type)

@@ -41,6 +41,7 @@ struct fake_mr {
 	struct ibv_mr mr;
 	unsigned access, n_windows;
 	bool is_pinned;
+	char *alias; /* of a dma-buf, whose addresses are the caller's fancy: where it is mapped here */
 };
 
 struct fake_mw {

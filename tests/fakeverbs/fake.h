@@ -7,7 +7,8 @@
  * proves is how our end behaves, under sanitizers and with every failure, not how a device does. That is scripts/vm --rdma.
  *
  * Tests change it by the functions here, at any time and from any thread. Programs that know nothing of it have it by
- * LD_PRELOAD; with FAKE_FABRIC, any text, the devices of all processes that have the same are joined.
+ * LD_PRELOAD; with FAKE_FABRIC, any text, the devices of all processes that have the same are joined; with FAKE_FAIL,
+ * "CALL:ERRNO", a call fails whenever it is made, with FAKE_FAIL_WORK, "STATUS:NTH", that work request.
  */
 #pragma once
 

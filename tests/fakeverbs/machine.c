@@ -47,10 +47,31 @@ static struct call_count *count_of(const char *name)
 	fake_abort("more than %u calls", CALLS);
 }
 
+/* FAKE_FAIL: "CALL:ERRNO", a call that always fails. */
+static void read_environment(void)
+{
+	static bool is_read;
+	static char name[64];
+	const char *fail = getenv("FAKE_FAIL");
+	struct call_count *count;
+	int error;
+
+	if (is_read || !fail)
+		return;
+	is_read = true;
+	if (sscanf(fail, "%63[^:]:%d", name, &error) != 2)
+		fake_abort("FAKE_FAIL is not of the form CALL:ERRNO");
+	count = count_of(name);
+	count->until = UINT_MAX;
+	count->error = error;
+}
+
 bool fake_fails(const char *call)
 {
-	struct call_count *count = count_of(call);
+	struct call_count *count;
 
+	read_environment();
+	count = count_of(call);
 	count->n++;
 	if (count->n < count->from || count->n >= count->until)
 		return false;

@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 
 struct list fake_qps = LIST_INIT(fake_qps);
 static struct key {
@@ -181,6 +182,36 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *data, size_t len, int 
 	return mr ? &mr->mr : NULL;
 }
 
+/* A dma-buf is whatever can be mapped. The kernel takes no other rights, of which a window's is none. */
+EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len,
+					uint64_t iova, int fd, int access)
+{
+	const int allowed = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_READ |
+			    IBV_ACCESS_REMOTE_WRITE | IBV_ACCESS_REMOTE_ATOMIC |
+			    IBV_ACCESS_RELAXED_ORDERING;
+	struct fake_mr *mr = NULL;
+	void *alias;
+
+	pthread_mutex_lock(&fake_lock);
+	if (fake_fails("ibv_reg_dmabuf_mr")) {
+	} else if ((access & ~allowed) || !len || offset % 4096 != iova % 4096) {
+		errno = EINVAL;
+	} else {
+		alias = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, (off_t)offset);
+		if (alias != MAP_FAILED) {
+			mr = calloc(1, sizeof(*mr));
+			mr->mr = (struct ibv_mr){ pd->context, pd, (void *)(uintptr_t)iova, len, 0,
+						  0,	       0 };
+			mr->mr.lkey = mr->mr.rkey = key_new(mr, false);
+			mr->access = (unsigned)access;
+			mr->alias = alias;
+			pd_count(pd, 1);
+		}
+	}
+	pthread_mutex_unlock(&fake_lock);
+	return mr ? &mr->mr : NULL;
+}
+
 EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 {
 	struct fake_mr *mr = container_of(ibv, struct fake_mr, mr);
@@ -190,6 +221,8 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 		fake_abort("ibv_dereg_mr: %u windows are open on it", mr->n_windows);
 	key_free(mr->mr.rkey);
 	pinned -= mr->is_pinned ? mr->mr.length : 0;
+	if (mr->alias)
+		(void)munmap(mr->alias, mr->mr.length);
 	pd_count(mr->mr.pd, -1);
 	pthread_mutex_unlock(&fake_lock);
 	free(mr);

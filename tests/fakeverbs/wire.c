@@ -1,6 +1,8 @@
 /* The devices at work: what is posted is taken up by a thread, one work request of each queue pair after another. */
 #include "double.h"
 
+#include <stdio.h>
+
 static pthread_t thread;
 static bool is_running;
 static unsigned failing_in; /* this many work requests from now one fails; 0: none does */
@@ -153,10 +155,20 @@ static bool close_window(const struct fake_qp *qp, uint32_t key)
 	return true;
 }
 
+/* Where a device reads and writes what is at this address of a region. */
+static void *memory_at(const struct fake_mr *mr, uint64_t address)
+{
+	if (!mr || !mr->alias)
+		return (void *)(uintptr_t)address;
+	return mr->alias + (address - (uintptr_t)mr->mr.addr);
+}
+
+/* The key of what came from another process says nothing here. */
 static const void *source_of(const struct fake_send *send)
 {
-	return send->wr.send_flags & IBV_SEND_INLINE ? send->inline_data
-						     : (const void *)(uintptr_t)send->sge.addr;
+	if (send->wr.send_flags & IBV_SEND_INLINE)
+		return send->inline_data;
+	return memory_at(send->sge.lkey ? fake_key_region(send->sge.lkey) : NULL, send->sge.addr);
 }
 
 static enum ibv_wc_status write_memory(struct fake_qp *to, const struct fake_send *send,
@@ -166,7 +178,8 @@ static enum ibv_wc_status write_memory(struct fake_qp *to, const struct fake_sen
 		return IBV_WC_SUCCESS;
 	if (!may_be_written(to, send->wr.wr.rdma.rkey, send->wr.wr.rdma.remote_addr, len))
 		return IBV_WC_REM_ACCESS_ERR;
-	memcpy((void *)(uintptr_t)send->wr.wr.rdma.remote_addr, source_of(send), len);
+	memcpy(memory_at(fake_key_region(send->wr.wr.rdma.rkey), send->wr.wr.rdma.remote_addr),
+	       source_of(send), len);
 	return IBV_WC_SUCCESS;
 }
 
@@ -343,6 +356,21 @@ static bool turn(void)
 	return has_worked;
 }
 
+/* FAKE_FAIL_WORK: "STATUS:NTH", as of fake_fail_work(). */
+static void read_environment(void)
+{
+	const char *fail = getenv("FAKE_FAIL_WORK");
+	unsigned status;
+	static bool is_read;
+
+	if (is_read || !fail)
+		return;
+	is_read = true;
+	if (sscanf(fail, "%u:%u", &status, &failing_in) != 2)
+		fake_abort("FAKE_FAIL_WORK is not of the form STATUS:NTH");
+	failing_status = (enum ibv_wc_status)status;
+}
+
 static void *fake_run(void *arg)
 {
 	pthread_mutex_lock(&fake_lock);
@@ -355,6 +383,7 @@ static void *fake_run(void *arg)
 void fake_wire_start(void)
 {
 	is_running = true;
+	read_environment();
 	fake_fabric_start();
 	if (pthread_create(&thread, NULL, fake_run, NULL))
 		fake_abort("no thread");

@@ -88,6 +88,58 @@ static void answer(int fd, uint64_t number)
 	tell(fd, &note, -1);
 }
 
+static int attribute_of(CUdevice_attribute attribute)
+{
+	int value = -1;
+
+	CU(cuDeviceGetAttribute(&value, attribute, 0));
+	return value;
+}
+
+static const char *export_range(CUdeviceptr at, size_t len)
+{
+	int fd = -1;
+
+	if (!cu->cuMemGetHandleForAddressRange)
+		return "no such call";
+	return name_of(cu->cuMemGetHandleForAddressRange(&fd, at, len,
+							 CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+}
+
+static void run_dmabuf(void)
+{
+	start(0);
+	seen("%d, %s", attribute_of(CU_DEVICE_ATTRIBUTE_DMA_BUF_SUPPORTED),
+	     export_range(pattern_new(LEN, 1), LEN));
+}
+
+static void run_dmabuf_again(void)
+{
+	struct note note;
+	int fd;
+
+	(void)peer_new(exporter, &fd);
+	start(0);
+	note = ask(fd, LEN, 7);
+	seen("%s", export_range(opened(&note), LEN));
+}
+
+static void run_dmabuf_order(void)
+{
+	int order, options;
+
+	start(0);
+	order = attribute_of(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
+	options = attribute_of(CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
+	if (order >= CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER)
+		seen("it is");
+	if (!(options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST))
+		seen("neither");
+	CU(cuFlushGPUDirectRDMAWrites(CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+				      CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER));
+	seen("it can");
+}
+
 /* Small ones may lie in one block, which is what is exported. */
 static void run_small(void)
 {
@@ -616,6 +668,12 @@ const struct rule memory_rules[] = {
 	  run_pool_capable },
 	{ "managed-capable", "cuMemAllocManaged(): the same", "0, CUDA_ERROR_INVALID_VALUE", false,
 	  1, run_managed_capable },
+	{ "dmabuf", "cuMemGetHandleForAddressRange() of cuMemAlloc(), and the driver's word on it",
+	  "1, CUDA_SUCCESS", false, 1, run_dmabuf },
+	{ "dmabuf-again", "the same of what another process has exported",
+	  "CUDA_ERROR_INVALID_VALUE", false, 1, run_dmabuf_again },
+	{ "dmabuf-order", "what other devices write is in order for its owner, or can be flushed",
+	  "it is", false, 1, run_dmabuf_order },
 	{ "buffer-id", "buffer ids of allocations at one address", "another each time", true, 1,
 	  run_id },
 	{ "stack", "cuPointerGetAttributes() of memory that is not CUDA's",

@@ -415,6 +415,152 @@ TEST_TIMEOUT(a_jobs_memory_cannot_be_locked, LIMIT_S)
 	transport_memory_remove(pair->a.transport, arena);
 }
 
+/* Memory of another device: addresses where there is nothing, and what is behind them for who knows. */
+struct device {
+	int fd;
+	char *data, *behind;
+};
+
+static struct device device_new(void)
+{
+	struct device device = { .fd = memfd_create("device", MFD_CLOEXEC) };
+
+	ASSERT_OK(ftruncate(device.fd, ECHOES * LEN));
+	device.data = mmap(NULL, ECHOES * LEN, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+	device.behind = mmap(NULL, ECHOES * LEN, PROT_READ | PROT_WRITE, MAP_SHARED, device.fd, 0);
+	ASSERT_TRUE(device.data != MAP_FAILED && device.behind != MAP_FAILED);
+	return device;
+}
+
+static void device_free(struct device *device)
+{
+	ASSERT_OK(munmap(device->data, ECHOES * LEN));
+	ASSERT_OK(munmap(device->behind, ECHOES * LEN));
+	ASSERT_OK(close(device->fd));
+}
+
+static void begin_directly(struct pair *pair, struct pair_call *call, char *at, uint64_t round)
+{
+	ASSERT_TRUE(peer_takes_direct(pair->peer, LEN));
+	ASSERT_TRUE(!peer_takes_direct(pair->peer, DATA_RDMA_EAGER));
+	pair_call_init(call, at, LEN, at, LEN);
+	call->call.header.round = round;
+	call->call.is_payload_direct = call->call.is_room_direct = true;
+	call->call.is_repeatable = true;
+	pair_call_begin(pair, call);
+}
+
+/* Waits for its end; goes on from the host if it has to, or makes it again from there. Returns whether it had to. */
+static bool end_by_host(struct pair *pair, struct pair_call *call, const char *behind, char *host)
+{
+	uint64_t round = call->call.header.round;
+
+	PAIR_UNTIL(pair, call->n_done);
+	if (call->call.status != -ENOLINK && !is_to_be_repeated(call))
+		return false;
+	memcpy(host, behind, LEN);
+	if (call->call.status == -ENOLINK) {
+		call->call.payload = call->call.room = host;
+		call->call.is_payload_direct = call->call.is_room_direct = false;
+		call->n_done = 0;
+		peer_call_on(&call->call);
+		PAIR_UNTIL(pair, call->n_done);
+	}
+	while (is_to_be_repeated(call)) {
+		pair_call_init(call, host, LEN, host, LEN);
+		call->call.header.round = round;
+		call->call.is_repeatable = call->call.is_again = true;
+		pair_call_begin(pair, call);
+		PAIR_UNTIL(pair, call->n_done);
+	}
+	return true;
+}
+
+/* Each call from and to a piece of it. Returns how many had to be brought to the host. */
+static unsigned echo_directly(struct pair *pair, const struct device *device)
+{
+	static char host[LEN];
+	struct pair_call calls[ECHOES];
+	unsigned n_spilled = 0;
+
+	pair->server->on_call = pair_on_call_echo;
+	for (size_t i = 0; i < ECHOES; i++) {
+		pair_fill(device->behind + i * LEN, LEN, i);
+		begin_directly(pair, &calls[i], device->data + i * LEN, i + 1);
+	}
+	for (size_t i = 0; i < ECHOES; i++) {
+		const char *behind = device->behind + i * LEN;
+		bool is_spilled = end_by_host(pair, &calls[i], behind, host);
+
+		ASSERT_OK(calls[i].call.status);
+		ASSERT_EQ(calls[i].call.answer.len, LEN);
+		ASSERT_EQ(calls[i].call.answer.round, i + 1);
+		ASSERT_TRUE(pair_check(is_spilled ? host : behind, LEN, i));
+		n_spilled += is_spilled;
+	}
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+	return n_spilled;
+}
+
+/* Nobody but devices touches it; where the connection breaks, what was under way goes on from the host, by TCP. */
+TEST_TIMEOUT(memory_of_another_device, LIMIT_S)
+{
+	struct device device = device_new();
+	unsigned n_spilled = 0;
+
+	for (unsigned nth = 0; nth <= 24; nth++) {
+		struct pair_config config = config_of(&variants[nth % 2], TRANSPORT_AUTO);
+		struct pair *pair;
+		struct failure failure;
+		unsigned n;
+
+		config.has_two_rails = nth % 8 == 3;
+		pair = pair_up(&config);
+		ASSERT_OK(transport_memory_add_direct(pair->a.transport, device.data, ECHOES * LEN,
+						      device.fd, &failure));
+		ASSERT_INT(transport_memory_regions(pair->a.transport, device.data), >=, 1);
+		if (nth)
+			fake_fail_work(IBV_WC_RETRY_EXC_ERR, nth);
+		n = echo_directly(pair, &device);
+		if (!nth) {
+			ASSERT_EQ(n, 0);
+			ASSERT_EQ(counters_of(&pair->a).bytes_copied, 0);
+		}
+		n_spilled += n;
+		transport_memory_remove(pair->a.transport, device.data);
+		pair_free(pair);
+		ASSERT_EQ(fake_n_objects(), 0);
+	}
+	ASSERT_INT(n_spilled, >, 0);
+	device_free(&device);
+}
+
+/* In words, and with nothing left behind; what is not direct goes on. */
+TEST_TIMEOUT(memory_of_another_device_that_is_refused, LIMIT_S)
+{
+	struct device device = device_new();
+
+	for (unsigned i = 0; i < 2; i++) {
+		struct pair_config config = config_of(&variants[0], TRANSPORT_AUTO);
+		struct failure failure;
+		struct pair *pair;
+
+		config.windows = i ? TRANSPORT_WINDOWS_ON : TRANSPORT_WINDOWS_AUTO;
+		pair = pair_up(&config);
+		fake_fail("ibv_reg_dmabuf_mr", EOPNOTSUPP, 1, 1);
+		ASSERT_EQ(transport_memory_add_direct(pair->a.transport, device.data, LEN,
+						      device.fd, &failure),
+			  -EOPNOTSUPP);
+		ASSERT_CONTAINS(failure.text, i ? "rdma_windows = on" : "cannot be registered");
+		ASSERT_EQ(transport_memory_regions(pair->a.transport, device.data), 0);
+		echo_all(pair);
+		pair_free(pair);
+		fake_fail("ibv_reg_dmabuf_mr", 0, 1, 0);
+		ASSERT_EQ(fake_n_objects(), 0);
+	}
+	device_free(&device);
+}
+
 TEST_TIMEOUT(paging_on_demand_where_nothing_can_be_locked, LIMIT_S)
 {
 	struct pair_config config = config_of(&variants[0], TRANSPORT_RDMA);

@@ -1,0 +1,219 @@
+#include "base/log.h"
+#include "gpu/internal.h"
+#include <inttypes.h>
+#include <stdio.h>
+#include <sys/mman.h>
+
+/*
+ * Memory of a device that other devices read and write, by a dma-buf. A worker allocates it, one piece for each device that its
+ * job needs it on; trainers' own memory, which it has imported, cannot be exported again. In this process it is nothing but
+ * addresses: whoever touches them ends it. Other devices know the memory by the same addresses.
+ *
+ * What is registered holds the memory, so a lease that outlives its worker, as of a part that a server has not answered, is
+ * safe; an arena goes with its last.
+ */
+
+static struct gpu_arena *arena_of(const struct gpu_worker *worker, const uint8_t *device)
+{
+	struct gpu_arena *arena;
+
+	list_for_each (arena, &worker->gpu->arenas, link)
+		if (arena->worker == worker && !memcmp(arena->device, device, DEVICE_UUID_LEN))
+			return arena;
+	return NULL;
+}
+
+static void arena_free(struct gpu_arena *arena)
+{
+	struct gpu *gpu = arena->gpu;
+
+	if (arena->state == GPU_DIRECT_OPEN)
+		gpu->params.staging_ops->closing(gpu->params.user, arena->data);
+	if (arena->data)
+		(void)munmap(arena->data, arena->pages.n * GPU_PAGE);
+	gpu_pages_done(&arena->pages);
+	list_remove(&arena->link);
+	free(arena);
+}
+
+enum gpu_direct_state gpu_direct_state(const struct gpu_worker *worker,
+				       const struct gpu_memory *memory)
+{
+	const struct gpu_arena *arena;
+
+	if (!worker->gpu->params.direct_bytes)
+		return GPU_DIRECT_REFUSED;
+	arena = arena_of(worker, memory->params.device);
+	return arena ? arena->state : GPU_DIRECT_AWAY;
+}
+
+void gpu_direct_open(struct gpu_worker *worker, const struct gpu_memory *memory)
+{
+	struct gpu_command command = { .op = GPU_OP_ARENA, .slot = worker->n_arenas };
+	struct gpu *gpu = worker->gpu;
+	struct gpu_arena *arena = calloc(1, sizeof(*arena));
+
+	if (!arena) {
+		struct failure why;
+
+		(void)failure_set(&why, -ENOMEM, "no memory for what is under way");
+		gpu_worker_die(worker, &why);
+		return;
+	}
+	arena->gpu = gpu;
+	arena->worker = worker;
+	arena->number = worker->n_arenas++;
+	arena->pages.n = gpu->params.direct_bytes / GPU_PAGE;
+	arena->state = GPU_DIRECT_OPENING;
+	memcpy(arena->device, memory->params.device, sizeof(arena->device));
+	list_push_back(&gpu->arenas, &arena->link);
+	command.len = arena->pages.n * GPU_PAGE;
+	memcpy(command.device, arena->device, sizeof(command.device));
+	gpu_worker_send(worker, &command, -1);
+	gpu_worker_expect_setup(worker);
+}
+
+/* Returns 0, or -errno with the reason. */
+static int arena_open(struct gpu_arena *arena, int fd, struct failure *failure)
+{
+	struct gpu *gpu = arena->gpu;
+	uint64_t len = arena->pages.n * GPU_PAGE;
+	void *data;
+
+	if (gpu_pages_init(&arena->pages, arena->pages.n))
+		return failure_set(failure, -ENOMEM, "out of memory");
+	data = mmap(NULL, len, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+	if (data == MAP_FAILED)
+		return failure_set(failure, -errno, "%" PRIu64 " bytes of addresses: %s", len,
+				   strerror(errno));
+	arena->data = data;
+	return gpu->params.staging_ops->exported(gpu->params.user, data, len, fd, failure);
+}
+
+static void refuse(struct gpu_arena *arena, const struct failure *why)
+{
+	struct gpu_command command = { .op = GPU_OP_ARENA_DROP };
+
+	arena->state = GPU_DIRECT_REFUSED;
+	arena->why = *why;
+	memcpy(command.device, arena->device, sizeof(command.device));
+	gpu_worker_send(arena->worker, &command, -1);
+	log_notice("job %s: GPU memory goes to servers by way of the host: %s", arena->worker->name,
+		   why->text);
+}
+
+void gpu_direct_event(struct gpu_worker *worker, const struct gpu_event *event, int fd)
+{
+	_cleanup_(fd_closep) int owned = fd;
+	struct gpu_arena *arena, *found = NULL;
+	struct failure why = { 0 };
+
+	list_for_each (arena, &worker->gpu->arenas, link)
+		if (arena->worker == worker && arena->number == event->number)
+			found = arena;
+	if (!found || found->state != GPU_DIRECT_OPENING)
+		return;
+	if (event->status)
+		(void)failure_set(&why, event->status, "%s", event->text);
+	else if (owned < 0)
+		(void)failure_set(&why, -EPROTO, "the worker handed over no dma-buf");
+	else
+		(void)arena_open(found, owned, &why);
+	if (why.status) {
+		refuse(found, &why);
+	} else {
+		found->state = GPU_DIRECT_OPEN;
+		log_info("job %s: GPU memory goes to servers directly, by %" PRIu64
+			 " MiB that RDMA devices know",
+			 worker->name, found->pages.n * GPU_PAGE >> 20);
+	}
+	gpu_worker_changed(worker);
+}
+
+int gpu_lease_take_direct(struct gpu_worker *worker, const struct gpu_memory *memory,
+			  struct gpu_lease *lease, uint64_t len)
+{
+	struct gpu_arena *arena = arena_of(worker, memory->params.device);
+	uint64_t page;
+
+	if (!arena || arena->state != GPU_DIRECT_OPEN ||
+	    !gpu_pages_take(&arena->pages, gpu_pages_of(len), &page))
+		return GPU_E_WAIT;
+	lease->gpu = worker->gpu;
+	lease->arena = arena;
+	lease->worker = NULL;
+	lease->len = len;
+	lease->is_long = true;
+	lease->waits = false;
+	lease->offset = page * GPU_PAGE;
+	lease->data = arena->data + lease->offset;
+	return 0;
+}
+
+void gpu_direct_give(struct gpu_lease *lease)
+{
+	struct gpu_arena *arena = TAKE_PTR(lease->arena);
+
+	lease->data = NULL;
+	gpu_pages_give(&arena->pages, lease->offset / GPU_PAGE, gpu_pages_of(lease->len));
+	if (arena->pages.n_used)
+		return;
+	if (arena->worker)
+		gpu_worker_idle(arena->worker);
+	else
+		arena_free(arena);
+}
+
+bool gpu_direct_is_used(const struct gpu_worker *worker)
+{
+	const struct gpu_arena *arena;
+
+	list_for_each (arena, &worker->gpu->arenas, link)
+		if (arena->worker == worker && arena->pages.n_used)
+			return true;
+	return false;
+}
+
+void gpu_direct_close(struct gpu_worker *worker)
+{
+	struct gpu_arena *arena, *next;
+
+	list_for_each_safe (arena, next, &worker->gpu->arenas, link) {
+		if (arena->worker != worker)
+			continue;
+		arena->worker = NULL;
+		if (!arena->pages.n_used)
+			arena_free(arena);
+	}
+}
+
+const struct gpu_arena *gpu_direct_find(const struct gpu_worker *worker, const void *data)
+{
+	const struct gpu_arena *arena;
+
+	list_for_each (arena, &worker->gpu->arenas, link)
+		if (arena->worker == worker && arena->state == GPU_DIRECT_OPEN &&
+		    (const char *)data >= arena->data &&
+		    (const char *)data < arena->data + arena->pages.n * GPU_PAGE)
+			return arena;
+	return NULL;
+}
+
+void gpu_direct_describe(const struct gpu_worker *worker, char *text, size_t size)
+{
+	const struct gpu *gpu = worker->gpu;
+	const struct gpu_arena *arena;
+
+	(void)snprintf(text, size, "by way of the host%s%s", gpu->params.no_direct ? ": " : "",
+		       gpu->params.no_direct ?: "");
+	list_for_each (arena, &gpu->arenas, link) {
+		if (arena->worker != worker)
+			continue;
+		if (arena->state == GPU_DIRECT_OPEN) {
+			(void)snprintf(text, size, "directly");
+		} else if (arena->state == GPU_DIRECT_REFUSED) {
+			(void)snprintf(text, size, "by way of the host: %s", arena->why.text);
+			return;
+		}
+	}
+}

@@ -1,0 +1,153 @@
+/*
+ * Parts that go between a device and a server without the host's memory: RDMA devices read and write staging on the device
+ * itself. That takes a sum which is whole on one device, of one rank or of a group that reduces to it, and a server on another
+ * node that is reached by RDMA; whatever else there is goes by way of the host, as does what has begun when RDMA is gone.
+ */
+#include "pipeline/device.h"
+
+static struct pipeline_job *job_of(const struct pipeline_part *part)
+{
+	return part->round->tensor->job;
+}
+
+/* -- Whether it can be -------------------------------------------------------------------------------------------- */
+
+static bool same_device(const struct buffer *a, const struct buffer *b)
+{
+	return a && b &&
+	       !memcmp(gpu_memory_device(a->device), gpu_memory_device(b->device), DEVICE_UUID_LEN);
+}
+
+/* Memory on the one device where sums of the round begin and end, or NULL. */
+static struct gpu_memory *sole_memory(const struct pipeline_round *round)
+{
+	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_request *request = round->ranks[0].request;
+	const struct gpu_plan *plan;
+	uint32_t root = 0, n_roots = 0;
+
+	if (!request || !job->distributed || request->operation != OPERATION_PUSH_PULL ||
+	    stragglers_any(&job->shape.stragglers))
+		return NULL;
+	if (!round->grouped)
+		return job->layout.n_local == 1 &&
+				       same_device(request->input_device, request->output_device)
+			       ? request->output_device->device
+			       : NULL;
+	plan = gpu_plan(job->device->worker);
+	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+		if (!plan->is_root[i])
+			continue;
+		root = i;
+		n_roots++;
+	}
+	return job->device->n_groups == 1 && n_roots == 1
+		       ? round->ranks[root].request->output_device->device
+		       : NULL;
+}
+
+int pipeline_direct_ready(struct pipeline_round *round)
+{
+	struct gpu_worker *worker = round->tensor->job->device->worker;
+
+	round->direct = sole_memory(round);
+	if (!round->direct)
+		return 0;
+	switch (gpu_direct_state(worker, round->direct)) {
+	case GPU_DIRECT_AWAY:
+		gpu_direct_open(worker, round->direct);
+		return DEVICE_E_WAIT;
+	case GPU_DIRECT_OPENING:
+		return DEVICE_E_WAIT;
+	case GPU_DIRECT_OPEN:
+	case GPU_DIRECT_REFUSED:
+		break;
+	}
+	return 0;
+}
+
+bool pipeline_direct_goes(const struct pipeline_part *part)
+{
+	return part->outlet && peer_takes_direct(part->outlet->peer, part->extent.len);
+}
+
+bool pipeline_direct_take(struct pipeline_part *part)
+{
+	struct gpu_memory *memory = part->round->direct;
+
+	return memory && pipeline_direct_goes(part) &&
+	       !gpu_lease_take_direct(job_of(part)->device->worker, memory, &part->direct,
+				      part->extent.len);
+}
+
+/* -- The way back to the host ------------------------------------------------------------------------------------- */
+
+/* Staging is not held while other nodes are waited for, unless there is plenty. */
+static bool move_to_block(struct pipeline_part *part)
+{
+	if (block_new(job_of(part)->pipeline->params.blocks, part->extent.len, NULL, &part->block))
+		return false;
+	pipeline_part_copy(part, part->block->data, part->lease.data, part->extent.len);
+	pipeline_device_give(part);
+	return true;
+}
+
+static void on_spilled(struct gpu_task *task, bool failed)
+{
+	struct pipeline_part *part = container_of(task, struct pipeline_part, device_task);
+
+	/* The job has failed with its worker. */
+	if (failed) {
+		pipeline_part_drop(part);
+		return;
+	}
+	gpu_lease_give(&part->direct);
+	part->result = part->lease.data;
+	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++)
+		if (part->staged[i])
+			part->staged[i] = part->result;
+	if (!part->lease.is_long && !move_to_block(part)) {
+		pipeline_part_fail(part, -ENOMEM, "out of memory");
+		return;
+	}
+	part->device_then(part);
+}
+
+static void spill(struct pipeline_part *part)
+{
+	struct gpu_worker *worker = job_of(part)->device->worker;
+
+	gpu_task_begin(worker, &part->device_task);
+	gpu_task_spill(worker, part->round->direct, part->direct.data, part->lease.data,
+		       part->extent.len);
+	part->device_task.done = on_spilled;
+	gpu_task_end(worker);
+}
+
+static void on_granted(struct gpu_lease *lease)
+{
+	spill(container_of(lease, struct pipeline_part, lease));
+}
+
+void pipeline_direct_spill(struct pipeline_part *part, void (*then)(struct pipeline_part *part))
+{
+	struct gpu_worker *worker = job_of(part)->device->worker;
+	int r;
+
+	part->device_then = then;
+	part->lease.granted = on_granted;
+	r = gpu_lease_take(worker, &part->lease, part->extent.len, true);
+	if (r == GPU_E_WAIT)
+		r = gpu_lease_take(worker, &part->lease, part->extent.len, false);
+	if (r < 0)
+		pipeline_device_too_large(part, part->extent.len);
+	else if (!r)
+		spill(part);
+}
+
+void pipeline_direct_describe(const struct pipeline_job *job, char *text, size_t size)
+{
+	*text = '\0';
+	if (job->device && job->device->worker && job->distributed)
+		gpu_direct_describe(job->device->worker, text, size);
+}

@@ -1,0 +1,247 @@
+#!/usr/bin/env python3
+"""Memory of GPUs that RDMA devices read and write themselves, on both test doubles: the bits are those of the way through the
+host, no processor touches the bytes (where they are in a daemon there is nothing mapped), and where it cannot be it is said.
+"""
+import os, re, sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
+from cluster import *
+try:
+    import numpy as np
+    import reference as ref
+except ImportError:
+    print('skip all: numpy is not installed\n0 passed, 0 failed, 1 skipped')
+    sys.exit(77)
+
+ALLOC, MAPPED, MANAGED = 1, 2, 3
+AUTO, HOST, ROOTS = 0, 3, 4
+N = 70001  # elements: odd, several parts of 64 KiB
+PART = 64 << 10
+SEED = 20261122
+DOUBLE = os.path.join(BUILD, 'tests', 'fakeverbs')
+FAKECUDA = os.path.join(BUILD, 'tests', 'fakecuda')
+
+
+class DirectCluster(Cluster):
+    """Agents n_nodes, one server that is none. env: for agents, whose workers inherit it, or of each."""
+
+    def __init__(self, n_nodes=2, options=(), env=None, transport='rdma', n_spare=1):
+        self.env, self.transport = env or {}, transport
+        super().__init__(n_nodes, n_spare, colocated=False, options=options)
+
+    def env_of(self, i):
+        if i >= self.n_nodes:
+            return {}
+        return self.env[i] if isinstance(self.env, tuple) else self.env
+
+    def rdma(self, i):
+        env = {'LD_LIBRARY_PATH': f'{DOUBLE}:{FAKECUDA}', 'LD_PRELOAD': os.path.join(DOUBLE, 'librdmacm.so.1'),
+               'FAKE_FABRIC': self.folder, **self.env_of(i)}
+        return [f'--transport={self.transport}', f'--rdma-devices=fake{i % 2}', '--hello-timeout=60s',
+                '--peer-timeout=10s'], env
+
+
+def job(cluster, layout, devices=None, **keys):
+    ranks = cluster.job(layout, join=False, part_bytes=PART, **keys)
+    for k, rank in enumerate(ranks):
+        rank.call('device', devices[k] if devices else rank.keys['local_rank'])
+    cluster.join(ranks)
+    rng = np.random.default_rng(SEED)
+    # Sums of which are exact, in whatever order.
+    data = [rng.integers(-1000, 1000, N).astype(np.float32) for _ in ranks]
+    for rank in ranks:
+        rank.call('tensor', 0, 'x', FLOAT32, N)
+    return ranks, data
+
+
+def turn(ranks, data, request, kind=ALLOC, inplace=0, n=N):
+    """One round, of which all have the sum."""
+    for rank, mine in zip(ranks, data):
+        rank.submit(request, 0, (mine * (request + 1)).tobytes(), red=SUM, out=n, device=kind, inplace=inplace)
+    want = (np.sum(data, axis=0, dtype=np.float32) * (request + 1)).tobytes()
+    for k, rank in enumerate(ranks):
+        rank.call('stream', request)
+        got = rank.result(request)
+        assert got == want, f'round {request}, rank {k}: other bits'
+        rank.wait(request)
+        rank.call('free', request)
+
+
+def metric(daemon, name):
+    return daemon.ctl('metrics').get(name, 0)
+
+
+def way(cluster, node=0):
+    """How bytes go between GPUs and servers, by bpsctl."""
+    [job] = [job for job in cluster.daemons[node].ctl('jobs')['jobs'] if job['n_local']]
+    return job['gpu']
+
+
+def test_pushed_and_pulled_without_the_host():
+    """Nothing passes through staging, nothing is copied, and memory is registered once."""
+    with DirectCluster(options=['--resume=off']) as cluster:
+        ranks, data = job(cluster, (1, 1))
+        turn(ranks, data, 0)
+        registered = [metric(daemon, 'bps_rdma_registrations_total') for daemon in cluster.daemons[:2]]
+        for r in range(1, 6):
+            turn(ranks, data, r, kind=(ALLOC, MAPPED)[r % 2], inplace=r % 3 == 0)
+        for node, daemon in enumerate(cluster.daemons[:2]):
+            assert way(cluster, node) == 'directly', way(cluster, node)
+            assert metric(daemon, 'bps_gpu_direct_bytes_total') == 6 * 2 * 4 * N
+            assert metric(daemon, 'bps_gpu_staged_bytes_total') == 0
+            # Small messages alone: the last part is longer than they are.
+            assert metric(daemon, 'bps_rdma_copied_bytes_total') == 0, metric(daemon, 'bps_rdma_copied_bytes_total')
+            assert metric(daemon, 'bps_rdma_registrations_total') == registered[node]
+            assert daemon.text().count('GPU memory goes to servers directly') == 1
+        for rank in ranks:
+            rank.call('close')
+
+
+def test_results_that_are_kept_go_by_the_host():
+    """With resume: pushed directly, and back by way of the cell."""
+    with DirectCluster() as cluster:
+        ranks, data = job(cluster, (1, 1))
+        for r in range(4):
+            turn(ranks, data, r, inplace=r % 2)
+        for daemon in cluster.daemons[:2]:
+            assert metric(daemon, 'bps_gpu_direct_bytes_total') == 4 * 4 * N
+            assert metric(daemon, 'bps_gpu_staged_bytes_total') == 4 * 4 * N
+
+
+def test_a_group_with_one_root():
+    """Which NCCL reduces to a device and gathers from there; with two roots each has its slice, and goes by the host."""
+    for roots, direct in ((2, True), (3, False)):
+        with DirectCluster(options=['--resume=off']) as cluster:
+            ranks, data = job(cluster, (2, 2), gpu_reduce=AUTO, gpu_roots=roots)
+            for r in range(3):
+                turn(ranks, data, r, inplace=r % 2)
+            for daemon in cluster.daemons[:2]:
+                assert (metric(daemon, 'bps_gpu_staged_bytes_total') == 0) == direct
+                assert (metric(daemon, 'bps_gpu_direct_bytes_total') > 0) == direct
+
+
+def test_where_it_cannot_be_it_is_said():
+    """On each node for another reason."""
+    for options, envs, words in (
+            (['--set=gpu_direct=off'], ({}, {}), ('gpu_direct = off', 'gpu_direct = off')),
+            ([], ({'FAKECUDA_RDMA': 'none'}, {'FAKECUDA_FAIL': 'cuMemGetHandleForAddressRange:0:801'}),
+             ('the driver has no dma-bufs of its memory', 'cuMemGetHandleForAddressRange: CUDA_ERROR_NOT_SUPPORTED')),
+            ([], ({'FAKECUDA_FAIL': 'cuMemAlloc:0:2'}, {'FAKE_FAIL': 'ibv_reg_dmabuf_mr:95'}),
+             ('cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY', 'its dma-buf cannot be registered: Operation not supported'))):
+        with DirectCluster(options=['--resume=off', *options], env=envs) as cluster:
+            ranks, data = job(cluster, (1, 1))
+            for r in range(2):
+                turn(ranks, data, r)
+            for node, daemon in enumerate(cluster.daemons[:2]):
+                assert re.match('by way of the host: .*' + words[node], way(cluster, node)), way(cluster, node)
+                assert metric(daemon, 'bps_gpu_direct_bytes_total') == 0
+                assert metric(daemon, 'bps_gpu_staged_bytes_total') == 2 * 2 * 4 * N
+                said = daemon.text().count('GPU memory goes to servers by way of the host')
+                assert said == (not options), daemon.text()
+
+
+def test_writes_that_are_not_in_order_are_flushed():
+    with DirectCluster(options=['--resume=off'], env={'FAKECUDA_RDMA': 'unordered', 'FAKECUDA_TRACE': '1'}) as cluster:
+        ranks, data = job(cluster, (1, 1))
+        turn(ranks, data, 0)
+        for daemon in cluster.daemons[:2]:
+            assert metric(daemon, 'bps_gpu_staged_bytes_total') == 0
+            # Once for each part that comes up.
+            n_parts = -(-4 * N // PART)
+            assert daemon.text().count(': cuFlushGPUDirectRDMAWrites') == n_parts
+
+
+def test_more_than_there_is_room_for():
+    """What does not fit goes by the host; nobody waits for anybody."""
+    with DirectCluster(options=['--resume=off', '--set=gpu_direct_staging=1M']) as cluster:
+        ranks = cluster.job((1, 1), join=False, part_bytes=1 << 20)
+        for rank in ranks:
+            rank.call('device', 0)
+        cluster.join(ranks)
+        n = 4 << 20
+        for rank in ranks:
+            rank.call('tensor', 0, 'x', UINT8, n)
+        data = [np.full(n, k + 1, np.uint8) for k in range(2)]
+        for r in range(2):
+            for rank, mine in zip(ranks, data):
+                rank.submit(r, 0, mine.tobytes(), red=SUM, out=n, device=ALLOC)
+            for rank in ranks:
+                rank.call('stream', r)
+                assert rank.result(r) == bytes([3]) * n
+                rank.wait(r)
+        for daemon in cluster.daemons[:2]:
+            assert metric(daemon, 'bps_gpu_direct_bytes_total') + metric(daemon, 'bps_gpu_staged_bytes_total') == 2 * 2 * n
+            assert metric(daemon, 'bps_gpu_direct_bytes_total') > 0
+
+
+def test_a_connection_breaks():
+    """At any work request: what was under way is brought to the host, and goes on by TCP, with the same bits."""
+    for keep, nth in (('off', 3), ('off', 14), ('on', 9), ('on', 22)):
+        env = {'FAKE_FAIL_WORK': f'12:{nth}'}  # IBV_WC_RETRY_EXC_ERR
+        with DirectCluster(options=['--resume=' + keep], env=env, transport='auto') as cluster:
+            ranks, data = job(cluster, (1, 1))
+            # The first round may be over before there is a connection by RDMA.
+            wait_for('rdma', lambda: all('connected to' in daemon.text() for daemon in cluster.daemons[:2]))
+            for r in range(4):
+                turn(ranks, data, r, inplace=r % 2)
+            for daemon in cluster.daemons[:2]:
+                assert metric(daemon, 'bps_rdma_connections_broken_total')
+                # What was under way; with resume all results.
+                assert metric(daemon, 'bps_gpu_staged_bytes_total') >= (4 * 4 * N if keep == 'on' else 1)
+
+
+def test_the_server_is_killed():
+    with DirectCluster() as cluster:
+        ranks, data = job(cluster, (1, 1))
+        turn(ranks, data, 0)
+        for r in range(1, 4):
+            for rank, mine in zip(ranks, data):
+                rank.submit(r, 0, (mine * (r + 1)).tobytes(), red=SUM, out=N, device=ALLOC)
+            cluster.daemons[2].kill()
+            cluster.restart(2)
+            want = (np.sum(data, axis=0, dtype=np.float32) * (r + 1)).tobytes()
+            for rank in ranks:
+                rank.call('stream', r)
+                assert rank.result(r) == want, f'round {r}: other bits'
+                rank.wait(r)
+
+
+def worker_pid(daemon):
+    return int(re.findall(r'GPU worker: pid (\d+)', daemon.text())[-1])
+
+
+def test_a_worker_is_killed():
+    """In the middle: its job ends in words, nothing stays registered, and the next one goes the same way."""
+    with DirectCluster(options=['--resume=off']) as cluster:
+        daemon = cluster.daemons[0]
+        ranks, data = job(cluster, (1, 1))
+        turn(ranks, data, 0)
+        regions = metric(daemon, 'bps_rdma_regions')
+        for rank in ranks:
+            rank.call('attend')
+        ranks[0].submit(1, 0, data[0].tobytes(), red=SUM, out=N, device=ALLOC)  # alone: the server waits
+        os.kill(worker_pid(daemon), signal.SIGKILL)
+        error = ranks[0].ended(1)
+        assert 'GPU worker' in error.text, error.text
+        for rank in ranks:
+            rank.call('close')
+        wait_for('the end of its memory', lambda: metric(daemon, 'bps_rdma_regions') < regions)
+        ranks, data = job(cluster, (1, 1))
+        turn(ranks, data, 0)
+        assert way(cluster) == 'directly', way(cluster)
+        assert metric(daemon, 'bps_rdma_regions') == regions
+
+
+def test_a_job_ends_and_its_memory_with_it():
+    with DirectCluster(options=['--resume=off']) as cluster:
+        daemon = cluster.daemons[0]
+        for _ in range(2):
+            ranks, data = job(cluster, (1, 1))
+            turn(ranks, data, 0)
+            regions, pid = metric(daemon, 'bps_rdma_regions'), worker_pid(daemon)
+            for rank in ranks:
+                rank.call('close')
+            wait_for('the end of its memory', lambda: metric(daemon, 'bps_rdma_regions') == regions - 1)
+            wait_for('the end of its worker', lambda: not os.path.exists(f'/proc/{pid}'))
+
+
+run(globals())
