@@ -231,6 +231,45 @@ def test_a_worker_is_killed():
         assert metric(daemon, 'bps_rdma_regions') == regions
 
 
+def test_a_worker_is_killed_while_it_brings_parts_to_the_host():
+    """The connection has broken, and now the worker goes: its job ends, in words, and the next one goes by TCP."""
+    with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
+        if b'BPS_FAILPOINTS' not in binary.read():
+            raise Skip('built without failpoints')
+    env = ({'FAKE_FAIL_WORK': '12:5', 'BPS_FAILPOINTS': 'gpu-spill=kill'}, {})
+    with DirectCluster(options=['--resume=off'], env=env, transport='auto') as cluster:
+        ranks, data = job(cluster, (1, 1))
+        wait_for('rdma', lambda: all('connected to' in daemon.text() for daemon in cluster.daemons[:2]))
+        for rank in ranks:
+            rank.call('attend')
+        ranks[0].submit(0, 0, data[0].tobytes(), red=SUM, out=N, device=ALLOC)
+        error = ranks[0].ended(0)
+        assert 'GPU worker' in error.text, error.text
+        for rank in ranks:
+            rank.call('close')
+        ranks, data = job(cluster, (1, 1))
+        turn(ranks, data, 0)
+
+
+def test_the_server_is_killed_of_a_job_that_does_not_outlive_it():
+    """Results would have come to the GPU: what is under way ends, in words, and its memory can be used again."""
+    with DirectCluster(options=['--resume=off']) as cluster:
+        ranks, data = job(cluster, (1, 1))
+        turn(ranks, data, 0)
+        for rank in ranks:
+            rank.call('attend')
+        ranks[0].submit(1, 0, data[0].tobytes(), red=SUM, out=N, device=ALLOC)  # alone: the server waits
+        cluster.daemons[2].kill()
+        error = ranks[0].ended(1)
+        assert 's0' in error.text, error.text
+        for rank in ranks:
+            rank.call('close')
+        cluster.restart(2)
+        ranks, data = job(cluster, (1, 1))
+        turn(ranks, data, 0)
+        assert way(cluster) == 'directly', way(cluster)
+
+
 def test_a_job_ends_and_its_memory_with_it():
     with DirectCluster(options=['--resume=off']) as cluster:
         daemon = cluster.daemons[0]

@@ -535,6 +535,37 @@ TEST_TIMEOUT(memory_of_another_device, LIMIT_S)
 	device_free(&device);
 }
 
+static void on_call_short(struct pair_side *side, struct delivery *delivery)
+{
+	struct data_header header = delivery->header;
+	static const char bytes[100];
+
+	(void)side;
+	header.op = DATA_RESULT;
+	header.len = header.part_len = sizeof(bytes);
+	delivery_answer(delivery, &header, NULL, bytes);
+}
+
+/* A result that comes along with its message would have to be copied to where nothing is. */
+TEST_TIMEOUT(a_result_that_is_not_written_to_another_device, LIMIT_S)
+{
+	struct pair_config config = config_of(&variants[0], TRANSPORT_RDMA);
+	_cleanup_(pair_freep) struct pair *pair = pair_up(&config);
+	struct device device = device_new();
+	struct failure failure;
+	struct pair_call call;
+
+	ASSERT_OK(transport_memory_add_direct(pair->a.transport, device.data, LEN, device.fd,
+					      &failure));
+	pair->server->on_call = on_call_short;
+	begin_directly(pair, &call, device.data, 1);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_EQ(call.call.status, -ECONNRESET);
+	ASSERT_CONTAINS(call.call.text, "a result that was not written to its room");
+	transport_memory_remove(pair->a.transport, device.data);
+	device_free(&device);
+}
+
 /* In words, and with nothing left behind; what is not direct goes on. */
 TEST_TIMEOUT(memory_of_another_device_that_is_refused, LIMIT_S)
 {
