@@ -416,3 +416,17 @@ def test_machines_of_an_elastic_job_are_asked_for(elastic, tmp_path):
     done, lines, errors = elastic(["-H", f"{A},{B}", "--max-np", 3, "--host-discovery-script", script], 4, 3)
     assert done == [0, 1, 2], errors
     assert f"rank 2 is started on {B}" in errors and errors.count("stranger") == 1, errors
+
+
+@needs_build
+def test_machines_without_a_rank_at_the_start_get_some(elastic, tmp_path):
+    """When more are asked for than the first has room for; and where all ranks of a machine have failed."""
+    script = tmp_path / "hosts"
+    script.write_text(f"#!/bin/sh\necho {A}:1\necho {B}:2\n")
+    script.chmod(0o755)
+    options = ["-H", f"{A},{B}:2", "-np", 1, "--max-np", 3, "--host-discovery-script", script]
+    done, _, errors = elastic(options, 4, 3)
+    assert done == [0, 1, 2], errors
+    assert f"rank 1 is started on {B}" in errors and f"rank 2 is started on {B}" in errors, errors
+    done, _, errors = elastic(["-H", f"{A},{B}", "--min-np", 1], 8, 2, "1:die@3")
+    assert done == [0, 2] and f"rank 2 is started on {B}" in errors, errors

@@ -39,10 +39,12 @@ class Elastic:
             "BPS_ELASTIC": "1",
             "BPS_MIN_RANKS": str(options.min_np),
             "BPS_MAX_RANKS": str(options.max_np or 0),
+            # Through servers newcomers come in on any machine, also where all ranks are on one at the start.
+            **({"BPS_FORCE_DISTRIBUTED": "1"} if self.launcher.many else {}),
         }
 
     def begin(self, machines):
-        """machines: those with ranks."""
+        """machines: those that have ranks, or may have some later."""
         self.running = {rank: each for each in machines for rank in each.ranks}
         if self.options.hosts is None:
             self.slots = {machines[0]: self.wanted}
@@ -88,6 +90,10 @@ class Elastic:
             self.failed(f"{machine.name}: {how}" + (f", with its ranks: {numbers}" if ranks else ""), 1)
         self.look_over()
 
+    def deaf(self, machine):
+        """Its daemon is gone for good: no rank could do anything there."""
+        self.slots.pop(machine, None)
+
     def failed(self, words, code):
         self.launcher.failed = words, code
         if not self.ended_well:
@@ -97,9 +103,6 @@ class Elastic:
     def look_over(self):
         if self.running and not self.running.keys() - self.waiting:
             self.stop()
-        for rank, machine in [*self.running.items()]:
-            if rank in self.waiting and not set(self.ranks_on(machine)) - self.waiting:
-                machine.call("end_rank", rank=rank)  # nobody there could let it in
 
     def stop(self):
         if not self.stopping:
@@ -108,14 +111,13 @@ class Elastic:
                 machine.call("stop")
 
     def room(self):
-        """The machine with most room for another, or None. A newcomer needs one that has ranks in the job."""
+        """The machine with most room for another, before others one that has ranks in the job; or None."""
         free = {
-            machine: slots - len(self.ranks_on(machine))
+            machine: (bool(set(self.ranks_on(machine)) - self.waiting), slots - len(self.ranks_on(machine)))
             for machine, slots in self.slots.items()
-            if not machine.over and set(self.ranks_on(machine)) - self.waiting
+            if not machine.over and slots > len(self.ranks_on(machine))
         }
-        best = max(free, key=free.get, default=None)
-        return best if best is not None and free[best] > 0 else None
+        return max(free, key=free.get, default=None)
 
     def fill(self):
         """Starts what is missing."""
@@ -133,6 +135,7 @@ class Elastic:
             own["BPS_TIMEOUT"] = f"{options.elastic_timeout:g}s"
             where = f" on {machine.name}" if machine.name else ""
             self.launcher.say(f"rank {rank} is started{where}, and comes in when the others regroup")
+            machine.idle = False
             machine.call("add_rank", rank=rank, own=own)
 
     # -- The discovery script
@@ -161,7 +164,7 @@ class Elastic:
         script = self.options.host_discovery_script
         if new := strangers - self.strangers:
             self.strangers |= new
-            self.launcher.say(f"{script}: {', '.join(sorted(new))}: no machine that had ranks from the start, and not used")
+            self.launcher.say(f"{script}: {', '.join(sorted(new))}: no machine of the run, and not used")
         if not any(slots.values()):
             names = " or ".join(machine.name or "localhost" for machine in self.slots)
             self.launcher.say(f"{script}: does not say {names}:SLOTS, and nothing changes")

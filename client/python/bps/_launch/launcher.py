@@ -27,6 +27,7 @@ class Launcher:
         self.options = options
         self.loop = Loop()
         self.nodes = []
+        self.workers = []  # of these, those with ranks, and the machines of an elastic job that may have some later
         self.running = False  # ranks are being started, or were
         self.failed = None  # (in words, exit status) of the first
         self.streams = {}  # (node, source, target): Lines
@@ -41,11 +42,14 @@ class Launcher:
             self.look()
             self.start_daemons()
             self.start_ranks()
-            while not all(each.idle or each.over for each in self.nodes):
+            while not all(self.is_done(each) for each in self.nodes):
                 self.loop.turn()
         finally:
             self.end()
         return self.report()
+
+    def is_done(self, each):
+        return each.over or each.idle and not (self.elastic is not None and self.elastic.ranks_on(each))
 
     def say(self, text):
         print(f"bpslaunch: {text}", file=sys.stderr, flush=True)
@@ -57,18 +61,22 @@ class Launcher:
         if options.hosts is None:
             first = options.node * options.ranks
             self.size, self.n_nodes, self.first_node = options.ranks * options.nodes, options.nodes, options.node
-            self.nodes = [node.Here(self.loop, list(range(first, first + options.ranks)), self.on_event)]
+            self.nodes = self.workers = [node.Here(self.loop, list(range(first, first + options.ranks)), self.on_event)]
             return
         placed = hosts.assign(options.hosts, options.ranks)
         self.size, self.n_nodes, self.first_node = sum(len(ranks) for _, ranks in placed), len(placed), 0
+        if self.elastic is not None:  # the others may have ranks later
+            used = [host for host, _ in placed]
+            placed += [(host, []) for host in options.hosts if host not in used]
         if all(host.is_local for host, _ in placed) and not options.servers and len(placed) == 1:
-            self.nodes = [node.Here(self.loop, placed[0][1], self.on_event)]
+            self.nodes = self.workers = [node.Here(self.loop, placed[0][1], self.on_event)]
             return
         for host, ranks in [*placed, *((host, []) for host in options.servers)]:
             command, starter = node.agent_command(host, options, options.launch_file)
             if options.verbose:
                 self.say(f"{host.bare}: {len(ranks)} ranks, by {' '.join(command)}")
             self.nodes.append(node.Agent(self.loop, host, command, ranks, self.on_event, starter))
+        self.workers = self.nodes[: len(placed)]
         self.heart = node.Heart(self.nodes)
         self.heart.start()
         self.loop.after(node.BEAT_S, self.check_silence)
@@ -207,7 +215,7 @@ class Launcher:
         self.ask(self.nodes, "listen", "listening", "no port for data", address=addresses.get)
         text = "".join(
             f"[node {names[each]}]\naddress = {bracket(addresses[each])}:{each.facts['listening']['port']}\n"
-            f"roles = {'agent, server' if each.ranks else 'server'}\n"
+            f"roles = {'agent, server' if each in self.workers else 'server'}\n"
             for each in self.nodes
         )
         if self.options.verbose:
@@ -278,12 +286,12 @@ class Launcher:
         if admin_path is not None:
             environment["BPS_ADMIN_SOCKET"] = admin_path
         if "OMP_NUM_THREADS" not in os.environ:
-            environment["OMP_NUM_THREADS"] = str(max(1, each.facts["machine"]["cores"] // len(each.ranks)))
+            environment["OMP_NUM_THREADS"] = str(max(1, each.facts["machine"]["cores"] // max(1, len(each.ranks))))
         return environment
 
     def start_ranks(self):
         options, common = self.options, self.job_environment()
-        workers = [each for each in self.nodes if each.ranks]
+        workers = self.workers
         reader = None if os.isatty(0) else workers[0].ranks[0]
         if reader != 0 and isinstance(workers[0], node.Here):
             reader = None
@@ -393,6 +401,8 @@ class Launcher:
         if ranks or not each.ranks:
             again = ": another takes its place" if restarted else ""
             self.say(f"bps-daemon{where} {words} while ranks were running{again}")
+        if self.elastic is not None and not restarted:
+            self.elastic.deaf(each)
 
     def fail(self, words, code):
         """The first failure is the job's, and ends it."""

@@ -159,6 +159,9 @@ class Machine:
     def add_rank(self, rank, own):
         """Another like those that start_ranks() was told of. It says by a pipe that it is in the job."""
         joined, writer = os.pipe()
+        if self.drain_timer is not None:
+            self.drain_timer.cancel()
+            self.drain_timer = None
 
         def readable():
             if os.read(joined, 1):

@@ -36,8 +36,8 @@ class Node:
         self.over = False  # nothing more will come
 
     def event(self, kind, data=b"", /, **fields):
-        if kind == "idle":
-            self.idle = True
+        if kind in ("idle", "added"):
+            self.idle = kind == "idle"  # that may have been on its way when another rank was asked for
         self.facts[kind] = fields
         self.on_event(self, kind, data, fields)
 
