@@ -37,7 +37,7 @@ class DirectCluster(Cluster):
         env = {'LD_LIBRARY_PATH': f'{DOUBLE}:{FAKECUDA}', 'LD_PRELOAD': os.path.join(DOUBLE, 'librdmacm.so.1'),
                'FAKE_FABRIC': self.folder, **self.env_of(i)}
         return [f'--transport={self.transport}', f'--rdma-devices=fake{i % 2}', '--hello-timeout=60s',
-                '--peer-timeout=10s'], env
+                '--peer-timeout=60s'], env
 
 
 def job(cluster, layout, devices=None, **keys):
@@ -72,7 +72,7 @@ def metric(daemon, name):
 
 def way(cluster, node=0):
     """How bytes go between GPUs and servers, by bpsctl."""
-    [job] = [job for job in cluster.daemons[node].ctl('jobs')['jobs'] if job['n_local']]
+    [job] = [job for job in cluster.daemons[node].ctl('jobs')['jobs'] if job['state'] == 'running' and job['n_local']]
     return job['gpu']
 
 
