@@ -115,7 +115,7 @@ class Daemon(Process):
         if TSAN:  # gRPC is not instrumented, and so slow under it that connections time out
             raise Skip('bpsctl is not run under the thread sanitizer')
         out = subprocess.run([os.path.join(BUILD, 'daemon', 'admin', 'bpsctl'), '--socket', self.admin, '--json',
-                              *arguments], capture_output=True, text=True, timeout=DEADLINE)
+                              f'--timeout={DEADLINE}', *arguments], capture_output=True, text=True, timeout=DEADLINE)
         if out.returncode:
             raise AssertionError(f'bpsctl {arguments}: {out.stderr}')
         import json
