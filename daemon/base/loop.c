@@ -36,6 +36,7 @@ struct loop {
 	size_t n_sources;
 	struct mail *mail;	  /* taken out of the inbox, first first */
 	struct mail *deferred;	  /* last first */
+	struct mail *finishing;	  /* for the end of the turn, first first */
 	struct loop_watch *watch; /* or NULL: it sleeps at once */
 	uint64_t spin_ns;
 	unsigned n_looks;
@@ -271,10 +272,17 @@ void loop_post(struct loop *loop, struct mail *mail)
 	loop_wake(loop);
 }
 
+static void loop_append(struct mail **list, struct mail *mail)
+{
+	while (*list)
+		list = &(*list)->next;
+	*list = mail;
+}
+
 /* Appends the inbox to the mail taken before, turning it round: the first posted runs first. */
 static void loop_take_mail(struct loop *loop)
 {
-	struct mail *posted = NULL, *taken = NULL, **end = &loop->mail;
+	struct mail *posted = NULL, *taken = NULL;
 
 	if (atomic_load_explicit(&loop->inbox, memory_order_relaxed))
 		posted = atomic_exchange(&loop->inbox, NULL);
@@ -285,9 +293,7 @@ static void loop_take_mail(struct loop *loop)
 		taken = posted;
 		posted = next;
 	}
-	while (*end)
-		end = &(*end)->next;
-	*end = taken;
+	loop_append(&loop->mail, taken);
 }
 
 void loop_defer(struct loop *loop, struct mail *mail)
@@ -296,6 +302,14 @@ void loop_defer(struct loop *loop, struct mail *mail)
 
 	mail->next = loop->deferred;
 	loop->deferred = mail;
+}
+
+void loop_finish(struct loop *loop, struct mail *mail)
+{
+	assert(mail->run);
+
+	mail->next = NULL;
+	loop_append(&loop->finishing, mail);
 }
 
 static bool loop_unlink(struct mail **link, const struct mail *mail)
@@ -311,8 +325,8 @@ static bool loop_unlink(struct mail **link, const struct mail *mail)
 void loop_unpost(struct loop *loop, struct mail *mail)
 {
 	loop_take_mail(loop);
-	if (!loop_unlink(&loop->mail, mail))
-		(void)loop_unlink(&loop->deferred, mail);
+	if (!loop_unlink(&loop->mail, mail) && !loop_unlink(&loop->deferred, mail))
+		(void)loop_unlink(&loop->finishing, mail);
 }
 
 /* Turns */
@@ -348,6 +362,16 @@ static void loop_run_mail(struct loop *loop)
 		loop->mail = mail->next;
 		mail->run(mail);
 	} while (mail != last);
+}
+
+/* As mail behind all other. */
+static void loop_run_finishing(struct loop *loop)
+{
+	if (!loop->finishing)
+		return;
+	loop_append(&loop->mail, TAKE_PTR(loop->finishing));
+	loop_run_mail(loop);
+	loop_run_deferred(loop);
 }
 
 /* At most as many as there are at the start: one that sets itself to the past again does not keep the loop. */
@@ -451,7 +475,7 @@ static int loop_wait(struct loop *loop, int timeout_ms)
 	/* Events kept from a turn that was stopped come first; fetching more would overwrite them. */
 	if (loop->next_event < loop->n_events)
 		return 0;
-	if (loop->mail || loop->deferred)
+	if (loop->mail || loop->deferred || loop->finishing)
 		timeout_ms = 0;
 	if (timeout_ms != 0 && loop->watch && loop_find(loop)) {
 		/* Descriptors have their turn, however much the watch has. */
@@ -488,6 +512,7 @@ int loop_turn(struct loop *loop, int timeout_ms)
 	loop_take_mail(loop);
 	loop_run_mail(loop);
 	loop_run_deferred(loop);
+	loop_run_finishing(loop);
 	return 0;
 }
 

@@ -3,7 +3,7 @@
  * one of them has work and makes no wake-up of its own. All calls but loop_post() and loop_stop() belong to the thread
  * that runs the loop, or to the creator before it runs. Callbacks never block, do one unit of work and return; they may
  * remove or free any source or timer, their own too. A turn runs the timers, then the descriptors that were ready at its
- * start, then the mail, also what these have posted.
+ * start, then the mail, also what these have posted, and last what is done once for the turn (loop_finish()).
  */
 #pragma once
 
@@ -88,5 +88,11 @@ void loop_post(struct loop *loop, struct mail *mail);
  * with: for what is done once for many things. Does not defer itself. loop_unpost() takes it back, too. Loop's thread.
  */
 void loop_defer(struct loop *loop, struct mail *mail);
+/*
+ * Mail to the loop's own thread that runs at the end of the turn, after all of its mail; what is posted so meanwhile, at the
+ * end of the next, which does not wait. So it takes no turn of its own, as loop_post() does. loop_unpost() takes it back,
+ * too. Loop's thread.
+ */
+void loop_finish(struct loop *loop, struct mail *mail);
 /* Takes back mail that has not run, if there is such. Its poster must have returned from loop_post(). Loop's thread. */
 void loop_unpost(struct loop *loop, struct mail *mail);

@@ -139,8 +139,8 @@ static void lane_on_flush(struct mail *mail)
 }
 
 /*
- * Written in the loop's next turn, so that what is posted in one turn leaves in one system call; or after receiving,
- * where what was received is answered at once.
+ * Written at the end of the loop's turn, so that what is posted in one leaves in one system call; or after receiving, where
+ * what was received is answered at once.
  */
 static void lane_post_flush(struct lane *lane)
 {
@@ -151,7 +151,7 @@ static void lane_post_flush(struct lane *lane)
 		return;
 	}
 	lane->is_flush_posted = true;
-	loop_post(lane->worker->loop, &lane->flush);
+	loop_finish(lane->worker->loop, &lane->flush);
 }
 
 void lane_enqueue(struct lane *lane, struct message *message)

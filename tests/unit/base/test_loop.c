@@ -541,6 +541,45 @@ TEST(deferred_mail_runs_behind_what_deferred_it)
 	event_close(&b.event);
 }
 
+static void letter_finish(struct mail *mail)
+{
+	struct letter *letter = container_of(mail, struct letter, mail);
+
+	letter_count(mail);
+	loop_finish(letter->loop, &letter->victim->mail);
+}
+
+/* With the turn that it was posted in: no other turn, and no epoll, for it. */
+TEST(finishing_mail_runs_at_the_end_of_its_turn)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct letter last = { .mail.run = letter_count }, taken = { .mail.run = letter_count };
+	struct letter second = { .mail.run = letter_unpost_victim, .victim = &taken };
+	struct letter first = { .mail.run = letter_finish, .victim = &last };
+	struct letter again = { .mail.run = letter_finish, .victim = &last };
+	uint64_t wakeups;
+
+	ASSERT_OK(loop_new(&loop));
+	first.loop = second.loop = again.loop = loop;
+	wakeups = loop_wakeups(loop);
+	loop_post(loop, &first.mail);
+	loop_post(loop, &second.mail);
+	loop_finish(loop, &taken.mail);
+	ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(last.n_runs, 1);
+	ASSERT_EQ(second.n_runs, 1);
+	ASSERT_EQ(taken.n_runs, 0);
+	ASSERT_EQ(loop_wakeups(loop), wakeups + 1);
+
+	/* What finishing mail posts so comes with the next turn, which does not wait for anything else. */
+	loop_finish(loop, &again.mail);
+	ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(again.n_runs, 1);
+	ASSERT_EQ(last.n_runs, 1);
+	ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(last.n_runs, 2);
+}
+
 TEST(mail_left_at_the_end_is_dropped)
 {
 	struct letter letter = { .mail.run = letter_count };
