@@ -495,7 +495,7 @@ void lane_fail(struct lane *lane, int status, const char *format, ...) _printf_(
 /* Lets go of a message: written, or never to be. */
 void lane_message_done(struct lane *lane, struct message *message, bool is_written);
 void lane_enqueue(struct lane *lane, struct message *message);
-void lane_heard(struct lane *lane);
+void lane_heard(struct lane *lane, uint64_t now_ns);
 /* A call is given its cookie when it is about to be written. Returns 0 or -errno. */
 int lane_prepare(struct lane *lane, struct message *message);
 /* Something the peer must not do. Fails the lane, and with it the peer; returns -EPROTO. */

@@ -115,9 +115,9 @@ void lane_fail(struct lane *lane, int status, const char *format, ...)
 	box_post(&lane->worker->to_home, &lane->lost);
 }
 
-void lane_heard(struct lane *lane)
+void lane_heard(struct lane *lane, uint64_t now_ns)
 {
-	atomic_store_explicit(&lane->heard_ns, clock_now_ns(), memory_order_relaxed);
+	atomic_store_explicit(&lane->heard_ns, now_ns, memory_order_relaxed);
 }
 
 static void lane_on_start(struct mail *mail)

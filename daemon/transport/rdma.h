@@ -20,6 +20,7 @@
 #define RDMA_RETRIES	   7 /* of a packet; the most there is */
 #define RDMA_RESOLVE_MS	   2000
 #define RDMA_RECEIVES	   128 /* posted for each lane */
+#define RDMA_RECEIVE_BATCH 16  /* posted together */
 #define RDMA_SENDS	   128 /* messages posted at once, two work requests each at most */
 #define RDMA_WORKS	   32  /* work requests posted together */
 /* Completions of answers are seen with the next message that comes, or after this. */
@@ -204,8 +205,9 @@ struct rdma_link {
 	uint64_t ahead;			    /* bytes */
 	struct rdma_send sends[RDMA_SENDS]; /* a ring */
 	unsigned first_send, n_sends;	    /* slots that are taken */
-	unsigned n_silent;    /* of the last of them, whose completion will not be told */
-	uint64_t progress_ns; /* when the last completion of a send was seen */
+	unsigned n_silent; /* of the last of them, whose completion will not be told */
+	uint64_t now_ns;   /* at the last flush, or poll that had something: read once for many */
+	uint64_t progress_ns;		      /* when the last completion of a send was seen */
 	struct ibv_send_wr works[RDMA_WORKS]; /* prepared: posted together */
 	struct ibv_sge work_sges[RDMA_WORKS];
 	unsigned n_works;
@@ -221,6 +223,9 @@ struct rdma_link {
 	struct rdma_window *free_windows;
 	struct mail again; /* more to poll */
 	bool is_again_posted;
+	struct mail rest; /* nothing is left: asks to be woken */
+	bool is_resting;
+	unsigned n_events; /* of the channel, still to be acknowledged */
 };
 
 /* rdma_port.c */
@@ -293,8 +298,8 @@ int rdma_link_make(struct rdma_link *link, char *why, size_t size);
 void rdma_link_unmake(struct rdma_link *link);
 unsigned char *rdma_receive_slot(const struct rdma_link *link, unsigned i);
 unsigned char *rdma_send_slot(const struct rdma_link *link, unsigned i);
-/* Returns 0 or -errno. */
-int rdma_post_receive(struct rdma_link *link, unsigned i);
+/* n of 1 to RDMA_RECEIVE_BATCH. Returns 0 or -errno. */
+int rdma_post_receives(struct rdma_link *link, const unsigned *slots, unsigned n);
 
 /* rdma_send.c, rdma_receive.c */
 
@@ -302,7 +307,7 @@ void rdma_flush(struct lane *lane);
 void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc);
 /* Whether a completion will be told of a send. */
 bool rdma_awaits_sends(const struct rdma_link *link);
-/* Whether something cannot leave before. */
+/* Whether something cannot leave before one is. */
 bool rdma_is_held_up(const struct rdma_link *link);
 /*
  * Whether a send has not been completed for so long that its device ought to have given up: cards answer cards, however
@@ -336,6 +341,8 @@ void rdma_windows_done(struct rdma_link *link);
 
 /* The wire, not the peer: what the lane held may go another way. The worker's thread. */
 void rdma_link_fail(struct rdma_link *link, const char *format, ...) _printf_(2, 3);
+/* Of which completions the worker has to be told, as things are. */
+enum rdma_arming rdma_arming_wanted(const struct rdma_link *link);
 /* Looks for completions in the loop's next turn. The worker's thread. */
 void rdma_poll_again(struct rdma_link *link);
 /* Looks for completions that nobody is woken for, after RDMA_LATE_NS. The worker's thread. */

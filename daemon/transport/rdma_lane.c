@@ -4,7 +4,8 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 
-#define POLL_BATCH 16
+#define POLL_BATCH RDMA_RECEIVE_BATCH
+#define ACK_BATCH  64
 #define POLL_MAX   256 /* completions before others on this loop have their turn */
 
 /*
@@ -54,25 +55,39 @@ static void on_error(struct rdma_link *link, const struct ibv_wc *wc)
 	}
 }
 
+/* Receives whose messages have been read. */
+static void post_again(struct rdma_link *link, const unsigned *slots, unsigned n)
+{
+	int r;
+
+	lane_heard(link->lane, link->now_ns);
+	r = rdma_post_receives(link, slots, n);
+	if (r)
+		rdma_link_fail(link, "posting a receive: %s", strerrordesc_np(-r));
+	link->owed += n;
+}
+
 /* Returns how many there were. */
 static int poll_once(struct rdma_link *link)
 {
+	unsigned received[POLL_BATCH], n_received = 0;
 	struct ibv_wc wcs[POLL_BATCH];
-	bool has_heard = false;
 	int n = ibv_poll_cq(link->cq, POLL_BATCH, wcs);
 
+	if (n > 0)
+		link->now_ns = clock_now_ns();
 	for (int i = 0; i < n; i++) {
 		if (wcs[i].status != IBV_WC_SUCCESS) {
 			on_error(link, &wcs[i]);
 		} else if (wcs[i].wr_id >> 32 == RDMA_WR_SEND) {
 			rdma_on_sent(link, &wcs[i]);
 		} else {
-			has_heard = true;
 			rdma_on_received(link, &wcs[i]);
+			received[n_received++] = (uint32_t)wcs[i].wr_id;
 		}
 	}
-	if (has_heard)
-		lane_heard(link->lane);
+	if (n_received && !link->lane->is_failed)
+		post_again(link, received, n_received);
 	if (n < 0)
 		rdma_link_fail(link, "polling completions failed");
 	return n;
@@ -105,14 +120,17 @@ static bool poll_all(struct rdma_link *link)
 
 /*
  * Who calls waits for its payloads to have left, as others leave then. Who answers is not woken up to see that an answer has
- * arrived: the next message lets it see that, unless something cannot leave before, or none has come for a while.
+ * arrived: the next message lets it see that, unless something cannot leave before, or none has come for a while. Nor is who
+ * calls as long as grants are to come, which are such messages.
  */
-static enum rdma_arming arming_of(const struct rdma_link *link)
+enum rdma_arming rdma_arming_wanted(const struct rdma_link *link)
 {
-	if (link->lane->makes_calls || rdma_is_held_up(link) ||
-	    (link->is_late && rdma_awaits_sends(link)))
+	if (link->is_late && rdma_awaits_sends(link))
 		return RDMA_ARMED_ALL;
-	return RDMA_ARMED_MESSAGES;
+	if (!list_empty(&link->awaiting) && link->n_sends < RDMA_SENDS / 2)
+		return RDMA_ARMED_MESSAGES;
+	return link->lane->makes_calls || rdma_is_held_up(link) ? RDMA_ARMED_ALL
+								: RDMA_ARMED_MESSAGES;
 }
 
 void rdma_watch_sends(struct rdma_link *link)
@@ -127,16 +145,16 @@ void rdma_watch_sends(struct rdma_link *link)
 }
 
 /*
- * Asks to be woken only when there is nothing left to do, and looks once more after asking: so that what comes meanwhile is
- * seen without a system call, and nothing is missed.
+ * Asks to be woken when there is nothing left to do, and looks once more after asking: so that what comes meanwhile is seen
+ * without a system call, and nothing is missed.
  */
-static void poll_some(struct rdma_link *link)
+static void rest(struct rdma_link *link)
 {
 	struct lane *lane = link->lane;
 	bool is_all = poll_all(link);
 	enum rdma_arming wanted;
 
-	while (is_all && !lane->is_failed && link->arming < (wanted = arming_of(link))) {
+	while (is_all && !lane->is_failed && link->arming < (wanted = rdma_arming_wanted(link))) {
 		if (ibv_req_notify_cq(link->cq, wanted == RDMA_ARMED_MESSAGES)) {
 			rdma_link_fail(link, "completion events cannot be asked for");
 			return;
@@ -160,12 +178,32 @@ static void poll_some(struct rdma_link *link)
 	}
 }
 
+static void on_rest(struct mail *mail)
+{
+	struct rdma_link *link = container_of(mail, struct rdma_link, rest);
+
+	link->is_resting = false;
+	if (!link->lane->is_failed)
+		rest(link);
+}
+
+/* What the loop has to do beside is done before it asks to be woken: meanwhile more comes, most likely. */
+static void poll_some(struct rdma_link *link)
+{
+	if (!poll_all(link)) {
+		rdma_poll_again(link);
+	} else if (!link->lane->is_failed && !link->is_resting) {
+		link->is_resting = true;
+		loop_finish(link->lane->worker->loop, &link->rest);
+	}
+}
+
 static void on_late(struct loop_timer *timer)
 {
 	struct rdma_link *link = container_of(timer, struct rdma_link, late);
 
 	link->is_late = true;
-	poll_some(link);
+	rest(link);
 	link->is_late = false;
 }
 
@@ -187,7 +225,11 @@ static void rdma_on_ready(struct loop_source *source, uint32_t events)
 
 	if (verbs->get_cq_event(link->channel, &cq, &context))
 		return;
-	verbs->ack_cq_events(cq, 1);
+	/* Many at once: each time takes a lock. */
+	if (++link->n_events == ACK_BATCH) {
+		verbs->ack_cq_events(cq, ACK_BATCH);
+		link->n_events = 0;
+	}
 	link->arming = RDMA_ARMED_NOT;
 	poll_some(link);
 }
@@ -260,6 +302,8 @@ static void rdma_release(struct lane *lane)
 
 	if (link->is_again_posted)
 		loop_unpost(lane->worker->loop, &link->again);
+	if (link->is_resting)
+		loop_unpost(lane->worker->loop, &link->rest);
 	drain(link);
 	rdma_link_unmake(link);
 	lane_receive_done(lane);
@@ -316,6 +360,7 @@ int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_l
 	list_init(&link->awaiting);
 	list_init(&link->granted);
 	link->again.run = on_again;
+	link->rest.run = on_rest;
 	link->late.expired = on_late;
 	link->broken.run = on_broken;
 	*ret_lane = lane;

@@ -20,19 +20,27 @@ unsigned char *rdma_send_slot(const struct rdma_link *link, unsigned i)
 	return link->memory + (size_t)(RDMA_RECEIVES + i) * RDMA_SLOT_LEN;
 }
 
-int rdma_post_receive(struct rdma_link *link, unsigned i)
+int rdma_post_receives(struct rdma_link *link, const unsigned *slots, unsigned n)
 {
-	struct ibv_sge sge = {
-		.addr = (uintptr_t)rdma_receive_slot(link, i),
-		.length = RDMA_SLOT_LEN,
-		.lkey = link->mr->lkey,
-	};
-	struct ibv_recv_wr wr = { .wr_id = rdma_wr_id(RDMA_WR_RECEIVE, i),
-				  .sg_list = &sge,
-				  .num_sge = 1 },
-			   *bad;
+	struct ibv_recv_wr wrs[RDMA_RECEIVE_BATCH], *bad;
+	struct ibv_sge sges[RDMA_RECEIVE_BATCH];
 
-	return -ibv_post_recv(link->qp, &wr, &bad);
+	assert(n && n <= RDMA_RECEIVE_BATCH);
+
+	for (unsigned i = 0; i < n; i++) {
+		sges[i] = (struct ibv_sge){
+			.addr = (uintptr_t)rdma_receive_slot(link, slots[i]),
+			.length = RDMA_SLOT_LEN,
+			.lkey = link->mr->lkey,
+		};
+		wrs[i] = (struct ibv_recv_wr){
+			.wr_id = rdma_wr_id(RDMA_WR_RECEIVE, slots[i]),
+			.next = i + 1 < n ? &wrs[i + 1] : NULL,
+			.sg_list = &sges[i],
+			.num_sge = 1,
+		};
+	}
+	return -ibv_post_recv(link->qp, wrs, &bad);
 }
 
 static int make_queue_pair(struct rdma_link *link)
@@ -64,6 +72,7 @@ static int make_queue_pair(struct rdma_link *link)
 static int init_queue_pair(struct rdma_link *link)
 {
 	struct ibv_qp_attr attr = { .qp_state = IBV_QPS_INIT };
+	unsigned slots[RDMA_RECEIVE_BATCH], n;
 	int mask, r = 0;
 
 	if (link->rdma->verbs->cm_init_qp_attr(link->id, &attr, &mask))
@@ -71,8 +80,11 @@ static int init_queue_pair(struct rdma_link *link)
 	attr.qp_access_flags = IBV_ACCESS_LOCAL_WRITE | IBV_ACCESS_REMOTE_WRITE;
 	if (link->rdma->verbs->modify_qp(link->qp, &attr, mask | IBV_QP_ACCESS_FLAGS))
 		return -errno;
-	for (unsigned i = 0; i < RDMA_RECEIVES && !r; i++)
-		r = rdma_post_receive(link, i);
+	for (unsigned i = 0; i < RDMA_RECEIVES && !r; i += n) {
+		for (n = 0; n < RDMA_RECEIVE_BATCH && i + n < RDMA_RECEIVES; n++)
+			slots[n] = i + n;
+		r = rdma_post_receives(link, slots, n);
+	}
 	return r;
 }
 
@@ -126,6 +138,9 @@ void rdma_link_unmake(struct rdma_link *link)
 	rdma_windows_done(link);
 	if (link->qp)
 		(void)verbs->destroy_qp(TAKE_PTR(link->qp));
+	if (link->n_events) /* else its end would wait for that */
+		verbs->ack_cq_events(link->cq, link->n_events);
+	link->n_events = 0;
 	if (link->cq)
 		(void)verbs->destroy_cq(TAKE_PTR(link->cq));
 	if (link->channel)

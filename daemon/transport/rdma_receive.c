@@ -207,19 +207,11 @@ static int receive_head(struct rdma_link *link, const unsigned char *data, const
 
 void rdma_on_received(struct rdma_link *link, const struct ibv_wc *wc)
 {
-	unsigned i = (uint32_t)wc->wr_id;
 	struct lane *lane = link->lane;
-	int r;
 
 	atomic_fetch_add_explicit(&lane->bytes_in, wc->byte_len, memory_order_relaxed);
 	if (wc->opcode == IBV_WC_RECV)
-		r = receive_head(link, rdma_receive_slot(link, i), wc);
+		(void)receive_head(link, rdma_receive_slot(link, (uint32_t)wc->wr_id), wc);
 	else
-		r = lane_protocol_error(lane, "an immediate");
-	if (r || lane->is_failed)
-		return;
-	r = rdma_post_receive(link, i);
-	if (r)
-		rdma_link_fail(link, "posting a receive: %s", strerrordesc_np(-r));
-	link->owed++;
+		(void)lane_protocol_error(lane, "an immediate");
 }

@@ -21,7 +21,7 @@ static unsigned take_slot(struct rdma_link *link, struct message *message)
 	send->is_signaled = message || ++link->n_silent >= RDMA_SENDS / 4;
 	if (send->is_signaled) {
 		link->n_silent = 0;
-		send->posted_ns = clock_now_ns();
+		send->posted_ns = link->now_ns;
 	}
 	return i;
 }
@@ -335,6 +335,7 @@ void rdma_flush(struct lane *lane)
 	struct message *message;
 	size_t n = 0;
 
+	link->now_ns = clock_now_ns();
 	lane->is_fresh = false;
 	for (; n < link->n_grants && posted(link) && has_room(link, 1) &&
 	       can_open(link, RDMA_WINDOWS);
@@ -355,8 +356,8 @@ void rdma_flush(struct lane *lane)
 		post_head(link, &(struct data_rdma){ .kind = RDMA_CREDIT });
 	if (!lane->is_failed && post(link)) {
 		/* Who was to be woken by messages alone may have to know more now. */
-		if (rdma_is_still(link) ||
-		    (link->arming == RDMA_ARMED_MESSAGES && rdma_is_held_up(link)))
+		if (rdma_is_still(link) || (link->arming == RDMA_ARMED_MESSAGES &&
+					    rdma_arming_wanted(link) == RDMA_ARMED_ALL))
 			rdma_poll_again(link);
 		rdma_watch_sends(link);
 	}
@@ -380,7 +381,7 @@ void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc)
 	unsigned last = (uint32_t)wc->wr_id, i;
 	struct message *message;
 
-	link->progress_ns = clock_now_ns();
+	link->progress_ns = link->now_ns;
 	while (link->n_sends) {
 		i = link->first_send;
 		link->first_send = (i + 1) % RDMA_SENDS;
@@ -415,16 +416,16 @@ bool rdma_is_held_up(const struct rdma_link *link)
 
 bool rdma_is_still(const struct rdma_link *link)
 {
-	uint64_t since_ns, now_ns;
+	uint64_t since_ns;
 
 	for (unsigned n = 0; n < link->n_sends; n++) {
 		const struct rdma_send *send = &link->sends[(link->first_send + n) % RDMA_SENDS];
 
 		if (!send->is_signaled)
 			continue;
-		now_ns = clock_now_ns();
 		since_ns = MAX(send->posted_ns, link->progress_ns);
-		return now_ns > since_ns && now_ns - since_ns > patience_ns(link, send->message);
+		return link->now_ns > since_ns &&
+		       link->now_ns - since_ns > patience_ns(link, send->message);
 	}
 	return false;
 }

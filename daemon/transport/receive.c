@@ -1,5 +1,6 @@
 #include "transport/internal.h"
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include <endian.h>
@@ -411,7 +412,7 @@ void lane_receive(struct lane *lane)
 {
 	uint64_t before = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
 
-	lane_heard(lane);
+	lane_heard(lane, clock_now_ns());
 	for (unsigned i = 0; i < RECEIVE_ROUNDS && lane_receive_once(lane); i++)
 		;
 	metric_add(&lane->transport->copied, lane->worker->n_copied);

@@ -1,5 +1,6 @@
 #include "transport/internal.h"
 
+#include "base/clock.h"
 #include "base/crc32c.h"
 #include "base/failpoint.h"
 #include <endian.h>
@@ -191,7 +192,7 @@ static bool lane_flush_once(struct lane *lane)
 		atomic_fetch_add_explicit(&lane->bytes_out, (uint64_t)n, memory_order_relaxed);
 		/* Room came of acknowledged bytes: a long message on a slow link is no silence. */
 		if (lane->is_unblocked)
-			lane_heard(lane);
+			lane_heard(lane, clock_now_ns());
 	}
 	lane->is_unblocked = false;
 	if ((size_t)MAX(n, 0) < batch->len) {

@@ -758,6 +758,38 @@ TEST_TIMEOUT(answers_that_have_arrived_wake_nobody, LIMIT_S)
 	(void)munmap(arena, 2 * LEN);
 }
 
+/* Who calls is woken by what has left, but not while grants are to come; nobody is by answers, unless they are in the way. */
+TEST(who_is_woken_by_what)
+{
+	struct lane lane = { .makes_calls = true };
+	struct rdma_link *link = calloc(1, sizeof(*link));
+	struct message offered = { 0 };
+
+	ASSERT_TRUE(link);
+	link->lane = &lane;
+	list_init(&link->awaiting);
+	list_init(&link->granted);
+	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_ALL);
+	list_push_back(&link->awaiting, &offered.link);
+	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_MESSAGES);
+	link->n_sends = RDMA_SENDS /
+			2; /* soon no slot is free: not even for a credit, which a grant may need */
+	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_ALL);
+	link->n_sends = 1;
+	link->is_late = true;
+	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_ALL);
+	link->is_late = false;
+	list_remove(&offered.link);
+
+	lane.makes_calls = false;
+	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_MESSAGES);
+	link->n_grants = 1;
+	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_ALL);
+	link->n_sends = 0;
+	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_MESSAGES);
+	free(link);
+}
+
 /* But they are looked for: what an answer held is let go without a message that comes. */
 TEST_TIMEOUT(answers_that_have_arrived_are_let_go, LIMIT_S)
 {
