@@ -52,9 +52,12 @@ struct fake_asked {
 	bool is_global;
 };
 struct fake_asked fake_asked(void);
-/* Work requests that devices have taken up, and posts that they came by (a post rings the doorbell once). */
+/*
+ * Work requests that devices have taken up, posts that they came by (a post rings the doorbell once), how often completion
+ * events were asked for, and came.
+ */
 struct fake_work {
-	uint64_t works, posts, wake_ups;
+	uint64_t works, posts, notifies, wake_ups;
 };
 struct fake_work fake_work(void);
 /* What is left of what was made: 0 when all is freed. */

@@ -383,6 +383,7 @@ static int fake_req_notify_cq(struct ibv_cq *ibv, int solicited_only)
 
 	pthread_mutex_lock(&fake_lock);
 	fails = fake_fails("ibv_req_notify_cq");
+	fake_worked.notifies++;
 	if (!fails) {
 		cq->is_armed = true;
 		cq->is_solicited_only = solicited_only;
