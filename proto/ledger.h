@@ -18,7 +18,8 @@
  *	ledger_added_offset()		struct data_added[DATA_ADDED_MAX]: servers that it was given since
  *	ledger_tensor_offset()		struct ledger_tensor[n_tensors]
  *	ledger_cell_offset()		struct ledger_cell[n_cells]
- *	ledger_data_offset()		uint8_t[n_cells][cell_bytes rounded up to pages]
+ *	ledger_small_offset()		uint8_t[n_cells][LEDGER_SMALL_BYTES]: what a cell has of a small part, see ledger_is_small()
+ *	ledger_data_offset()		uint8_t[n_cells][cell_bytes rounded up to pages]: of any other
  *
  * What is written is read after the death of a process, never of a machine: atomic stores with release order are enough.
  * At any instant, whatever was stored last:
@@ -49,7 +50,7 @@
 #include <stdatomic.h>
 
 #define LEDGER_MAGIC   0x4c535042u /* "BPSL" */
-#define LEDGER_VERSION 6
+#define LEDGER_VERSION 7
 
 #define LEDGER_RECORDS \
 	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */
@@ -161,6 +162,7 @@ struct ledger_cell {
 } _cache_aligned_;
 static_assert(sizeof(struct ledger_cell) == CACHE_LINE, "ledger_cell is a format");
 
+#define LEDGER_SMALL_BYTES 1024u
 #define LEDGER_CELLS_MIN   64u
 #define LEDGER_CELLS_MAX   65536u
 #define LEDGER_CELL_BYTES  (UINT64_C(8) << 30) /* of data in all cells, sparse */
@@ -216,11 +218,27 @@ static inline uint64_t ledger_cell_offset(uint32_t n_hands, uint32_t n_tensors)
 			4096);
 }
 
-static inline uint64_t ledger_data_offset(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells)
+static inline uint64_t ledger_small_offset(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells)
 {
 	return align_up(ledger_cell_offset(n_hands, n_tensors) +
 				(uint64_t)n_cells * sizeof(struct ledger_cell),
 			4096);
+}
+
+static inline uint64_t ledger_data_offset(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells)
+{
+	return align_up(ledger_small_offset(n_hands, n_tensors, n_cells) +
+				(uint64_t)n_cells * LEDGER_SMALL_BYTES,
+			4096);
+}
+
+/*
+ * Whether a cell has the result of a part of len bytes among the small ones. They lie side by side: at the starts of cells of
+ * their own, thousands of them would share a few sets of the processor's caches, and need a page each.
+ */
+static inline bool ledger_is_small(uint32_t len, uint32_t part_bytes, uint32_t cell_bytes)
+{
+	return len <= LEDGER_SMALL_BYTES && cell_bytes == part_bytes;
 }
 
 /* Of a job that goes through servers. Nothing overflows within the limits above. */

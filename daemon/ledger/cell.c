@@ -257,16 +257,25 @@ static void put_back(struct ledger *ledger, uint32_t cell)
 	(void)pthread_mutex_unlock(&ledger->cells_lock);
 }
 
-void *ledger_cell_data(const struct ledger *ledger, uint32_t cell)
+static char *whole_of(const struct ledger *ledger, uint32_t cell)
 {
-	return ledger->memory->data +
+	return (char *)ledger->memory->data +
 	       ledger_data_offset(ledger->n_hands, ledger->n_tensors, ledger->n_cells) +
 	       cell * align_up((uint64_t)ledger->cell_bytes, 4096);
 }
 
+void *ledger_cell_data(const struct ledger *ledger, uint32_t cell, uint32_t len)
+{
+	if (!ledger_is_small(len, ledger->part_bytes, ledger->cell_bytes))
+		return whole_of(ledger, cell);
+	return (char *)ledger->memory->data +
+	       ledger_small_offset(ledger->n_hands, ledger->n_tensors, ledger->n_cells) +
+	       (uint64_t)cell * LEDGER_SMALL_BYTES;
+}
+
 void *ledger_cell_late(const struct ledger *ledger, uint32_t cell)
 {
-	return (char *)ledger_cell_data(ledger, cell) + ledger->cell_bytes - ledger->part_bytes;
+	return whole_of(ledger, cell) + ledger->cell_bytes - ledger->part_bytes;
 }
 
 void ledger_cell_used(struct ledger *ledger, uint32_t cell)

@@ -536,6 +536,10 @@ int ledger_round_begin(struct ledger *ledger, struct ledger_round *round,
 	if (!ledger->n_free)
 		return failure_set(failure, -EDQUOT, "%u rounds move already", LEDGER_RECORDS);
 	round->record = ledger->free_records[--ledger->n_free];
+	/* Many rounds begin one after the other: the next one's record is there when it does. */
+	if (ledger->n_free)
+		fetch_to_write(ledger_record(ledger, ledger->free_records[ledger->n_free - 1]),
+			       sizeof(struct ledger_record));
 	record_write(ledger, round->record, facts, digest);
 	return 0;
 }
@@ -579,9 +583,16 @@ void ledger_round_advance(struct ledger_round *round, uint64_t part)
 	slide(round);
 }
 
-void ledger_round_mark(const struct ledger_round *round, uint64_t part)
+void ledger_round_mark(const struct ledger_round *round, uint64_t part, bool only)
 {
-	(void)atomic_fetch_or_explicit(
-		&ledger_record(round->ledger, round->record)->done[ledger_word(part)],
-		ledger_bit(part), memory_order_release);
+	_Atomic uint64_t *word =
+		&ledger_record(round->ledger, round->record)->done[ledger_word(part)];
+
+	/* Nobody else writes the word: what is locked would wait for all that was stored before, in outputs and cells. */
+	if (only)
+		atomic_store_explicit(
+			word, atomic_load_explicit(word, memory_order_relaxed) | ledger_bit(part),
+			memory_order_release);
+	else
+		(void)atomic_fetch_or_explicit(word, ledger_bit(part), memory_order_release);
 }

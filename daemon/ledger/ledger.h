@@ -170,8 +170,11 @@ void ledger_added_keep(struct ledger *ledger, const struct data_added *added);
 /* All that were kept, none of them with moves. Returns 0, or -EPROTO when they are damaged. */
 int ledger_added_read(const struct ledger *ledger, struct data_added_set *ret_added);
 
-/* Marks a part done: its result is in all outputs. Any thread; ledger_round_advance() follows on the control thread. */
-void ledger_round_mark(const struct ledger_round *round, uint64_t part);
+/*
+ * Marks a part done: its result is in all outputs. Any thread; ledger_round_advance() follows on the control thread. only: the
+ * round has no other part.
+ */
+void ledger_round_mark(const struct ledger_round *round, uint64_t part, bool only);
 
 /* What a cell holds. */
 struct ledger_what {
@@ -206,7 +209,8 @@ uint32_t ledger_n_cells(const struct ledger *ledger);
  * thread; what is kept of it is all zero.
  */
 uint32_t ledger_cell_take(struct ledger *ledger, bool spare);
-void *ledger_cell_data(const struct ledger *ledger, uint32_t cell);
+/* Where the result of a part of len bytes, what.len, is: the same place whoever asks. */
+void *ledger_cell_data(const struct ledger *ledger, uint32_t cell, uint32_t len);
 /* Where its `late` contribution is, of at most part_bytes. */
 void *ledger_cell_late(const struct ledger *ledger, uint32_t cell);
 /* That is in a result now. */

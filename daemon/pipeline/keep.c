@@ -497,7 +497,7 @@ static void offer(struct pipeline_job *job, uint32_t cell, bool late)
 			.priority = late ? 1 : (int32_t)what->n_gone,
 		},
 		.payload = late		    ? ledger_cell_late(job->ledger, cell)
-			   : what->has_data ? ledger_cell_data(job->ledger, cell)
+			   : what->has_data ? ledger_cell_data(job->ledger, cell, what->len)
 					    : NULL,
 		.done = on_offered,
 	};

@@ -105,7 +105,8 @@ static void scatter(struct pipeline_part *part)
 	    ledger_cell_kept(job_of(part)->ledger, part->cell)->late)
 		part->late = pipeline_part_input(part, 0);
 	if (part->extent.len && is_for_here(part) && part->cell != LEDGER_NO_CELL)
-		part->inputs[part->n_inputs++] = ledger_cell_data(job_of(part)->ledger, part->cell);
+		part->inputs[part->n_inputs++] =
+			ledger_cell_data(job_of(part)->ledger, part->cell, part->extent.len);
 	else if (part->extent.len && is_for_here(part))
 		part->inputs[part->n_inputs++] = part->block ? part->block->data : part->room;
 	else
@@ -123,8 +124,8 @@ static void hold(struct pipeline_part *part)
 	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
 
 	if (part->block && kept->what.has_data)
-		pipeline_part_copy(part, ledger_cell_data(ledger, part->cell), part->block->data,
-				   kept->what.len);
+		pipeline_part_copy(part, ledger_cell_data(ledger, part->cell, kept->what.len),
+				   part->block->data, kept->what.len);
 	part->block = block_unref(part->block);
 	ledger_cell_whole(ledger, part->cell);
 	part->state = PART_HELD;
@@ -180,7 +181,8 @@ bool pipeline_part_start_stale(struct pipeline_part *part)
 		return false;
 	part->cell = cell;
 	kept->busy = true;
-	(void)count(part, job_of(part)->shape.size, &kept->what, ledger_cell_data(ledger, cell));
+	(void)count(part, job_of(part)->shape.size, &kept->what,
+		    ledger_cell_data(ledger, cell, kept->what.len));
 	round->n_gone = MAX(round->n_gone, kept->what.n_gone);
 	if (round->gated) {
 		part->state = PART_HELD;
@@ -289,9 +291,10 @@ static void keep(struct pipeline_part *part)
 		.has_data = answer_len(part),
 	};
 	kept->taken = kept->busy = true;
-	kept->late = !count(part, part->call.answer.root, &kept->what,
-			    part->block ? part->block->data
-					: ledger_cell_data(job_of(part)->ledger, part->cell));
+	kept->late = !count(
+		part, part->call.answer.root, &kept->what,
+		part->block ? part->block->data
+			    : ledger_cell_data(job_of(part)->ledger, part->cell, kept->what.len));
 	if (round->gated) {
 		hold(part);
 		return;
@@ -495,7 +498,9 @@ static void *find_cell(struct call *call)
 	struct ledger *ledger = job_of(part)->ledger;
 
 	part->cell = ledger_cell_take(ledger, true);
-	return part->cell == LEDGER_NO_CELL ? NULL : ledger_cell_data(ledger, part->cell);
+	return part->cell == LEDGER_NO_CELL
+		       ? NULL
+		       : ledger_cell_data(ledger, part->cell, part->extent.len);
 }
 
 static void push(struct pipeline_part *part, const void *payload)
@@ -564,6 +569,12 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.is_payload_direct = part->direct.data;
 	part->call.is_room_direct = part->direct.data && part->room;
 	part->call.done = on_answer;
+	part->call.soon[0] = &round->tensor;
+	part->call.soon[1] = &round->partition.operation;
+	part->call.soon[2] = &round->n_parts;
+	part->call.soon[3] = round->ranks;
+	part->call.soon[4] = &tensor->n_rounds;
+	part->call.soon[5] = round->ranks[0].request;
 	peer_call(part->outlet->peer, &part->call);
 }
 

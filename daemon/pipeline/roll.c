@@ -71,7 +71,7 @@ void pipeline_roll_stored(struct pipeline_job *job, uint32_t cell)
 
 	if (!has_roll(job, what->operation, what->len))
 		return;
-	roll = data_roll_of(ledger_cell_data(job->ledger, cell), what->len);
+	roll = data_roll_of(ledger_cell_data(job->ledger, cell, what->len), what->len);
 	for (other = ledger_cell_next(job->ledger, what, NULL); other; other = next) {
 		next = ledger_cell_next(job->ledger, what, other);
 		if (other == kept || other->busy)

@@ -294,6 +294,7 @@ void pipeline_fetch(const struct pipeline_declaration *declaration)
 
 	__builtin_prefetch(&declaration->n_rounds, 1);
 	__builtin_prefetch(&tensor->job);
+	__builtin_prefetch(&tensor->elements);
 	__builtin_prefetch(&tensor->failure.status);
 	__builtin_prefetch(&tensor->rounds, 1);
 	__builtin_prefetch(&tensor->reached);

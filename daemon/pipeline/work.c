@@ -93,7 +93,8 @@ static void work_kept(struct pipeline_part *part)
 	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
 
 	if (!kept->whole && part->block && kept->what.has_data)
-		pipeline_part_copy(part, ledger_cell_data(ledger, part->cell), part->block->data,
+		pipeline_part_copy(part, ledger_cell_data(ledger, part->cell, kept->what.len),
+				   part->block->data,
 				   pipeline_roll_result_len(job_of(part), kept->what.operation,
 							    kept->what.len));
 	if (!kept->whole && kept->late)
@@ -105,6 +106,15 @@ static void work_kept(struct pipeline_part *part)
 		pipeline_part_copy(part, part->outputs[i], part->inputs[0], part->extent.len);
 		FAILPOINT("part-scattered");
 	}
+}
+
+/* Whether its round has no other part. */
+static bool is_only(const struct pipeline_part *part)
+{
+	unsigned operation = part->round->partition.operation;
+
+	return part->extent.len == part->extent.total &&
+	       (operation == OPERATION_PUSH_PULL || operation == OPERATION_BROADCAST);
 }
 
 static void part_work(struct pipeline_part *part, unsigned thread)
@@ -130,7 +140,7 @@ static void part_work(struct pipeline_part *part, unsigned thread)
 		return;
 	/* A round on devices is not recorded: it does not outlive this process. */
 	if (part->round->ledger.ledger && !part->round->gated)
-		ledger_round_mark(&part->round->ledger, part->ledger.number);
+		ledger_round_mark(&part->round->ledger, part->ledger.number, is_only(part));
 	part->stored = true;
 	FAILPOINT("part-marked");
 }

@@ -127,6 +127,7 @@ struct job {
 
 	/* What is held; see store.h. */
 	struct map tensors;
+	struct tensor *last_tensor;	 /* that a contribution came to, or NULL */
 	struct list open;		 /* slots that wait for contributions, oldest first */
 	struct list summing;		 /* slots whose set is complete */
 	struct list held;		 /* slots whose result is not all pulled; see rows.h */

@@ -33,6 +33,8 @@ struct tensor {
 	struct job *job;
 	uint64_t key;
 	struct map parts;
+	struct tensor *
+		next; /* which was asked for after it, the last time; they stay as long as their job */
 	struct part *first_part; /* seen here first, or NULL; a small tensor has no other */
 	struct list rounds;	 /* that have slots */
 	struct list failed;

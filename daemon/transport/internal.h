@@ -60,6 +60,8 @@ struct queue {
 int queue_push(struct queue *queue, struct message *message);
 /* NULL when empty. */
 struct message *queue_pop(struct queue *queue);
+/* Fetches what the next to be taken leads to. */
+void queue_fetch(const struct queue *queue);
 void queue_done(struct queue *queue);
 
 /* Cookies: the calls that wait for an answer on a lane; on an RDMA lane that takes calls, those that arrive. */

@@ -67,6 +67,21 @@ struct message *queue_pop(struct queue *queue)
 	return top;
 }
 
+void queue_fetch(const struct queue *queue)
+{
+	const struct message *next;
+
+	if (!queue->n)
+		return;
+	next = queue->heap[0].message;
+	__builtin_prefetch(next->header);
+	__builtin_prefetch((const char *)next->header + CACHE_LINE);
+	__builtin_prefetch(next->payload);
+	/* One of these is next then. */
+	for (size_t i = 1; i < MIN(queue->n, (size_t)3); i++)
+		fetch_to_write(queue->heap[i].message, sizeof(*next));
+}
+
 void queue_done(struct queue *queue)
 {
 	assert(!queue->n);

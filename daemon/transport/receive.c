@@ -299,21 +299,41 @@ static size_t take(void *at, size_t size, size_t *have, const unsigned char *dat
 	return n;
 }
 
-/* Behind this payload the next message may be here already: what it is the answer to is fetched meanwhile. */
+/* The call that the message at `data` is the answer to; NULL: there is no such call, or no such message here yet. */
+static struct call *call_ahead(const struct lane *lane, const unsigned char *data, size_t len)
+{
+	uint32_t cookie;
+
+	if (len < sizeof(struct data_header))
+		return NULL;
+	memcpy(&cookie, data + offsetof(struct data_header, cookie), sizeof(cookie));
+	return cookies_find(&lane->cookies, le32toh(cookie));
+}
+
+/*
+ * Behind this payload the next messages may be here already: what the call is that the second of them is the answer to is
+ * fetched, and what that of the first leads to. Nothing that they say is trusted.
+ */
 static void fetch_next(const struct lane *lane, const unsigned char *data, size_t len)
 {
-	size_t at = lane->room_len + (lane->has_checksums ? DATA_CHECK_LEN : 0);
+	size_t check = lane->has_checksums ? DATA_CHECK_LEN : 0, at = lane->room_len + check;
 	const struct call *call;
-	uint32_t cookie;
+	uint32_t payload;
 
 	if (!lane->makes_calls || len < at + sizeof(struct data_header))
 		return;
-	memcpy(&cookie, data + at + offsetof(struct data_header, cookie), sizeof(cookie));
-	call = cookies_find(&lane->cookies, le32toh(cookie));
+	call = call_ahead(lane, data + at, len - at);
+	for (size_t i = 0; call && i < CALL_SOON; i++)
+		__builtin_prefetch(call->soon[i], 1);
+	memcpy(&payload, data + at + offsetof(struct data_header, len), sizeof(payload));
+	payload = le32toh(payload);
+	at += sizeof(struct data_header) + check + payload + (payload ? check : 0);
+	call = at < len ? call_ahead(lane, data + at, len - at) : NULL;
 	if (!call)
 		return;
 	__builtin_prefetch(&call->header);
 	__builtin_prefetch(&call->room);
+	__builtin_prefetch(&call->soon[0]);
 	__builtin_prefetch(&call->answer, 1);
 	__builtin_prefetch(&call->link);
 	__builtin_prefetch(&call->state);

@@ -115,6 +115,7 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 	       (message = queue_pop(&lane->queue))) {
 		struct wire *wire = &batch->wire[batch->n_messages];
 
+		queue_fetch(&lane->queue);
 		r = lane_prepare(lane, message);
 		if (r) {
 			(void)queue_push(&lane->queue, message);

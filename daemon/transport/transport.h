@@ -67,6 +67,7 @@ struct message {
  * A call: a header and payload out, an answer back. Embedded in its user; belongs to the transport from peer_call()
  * until done(), which comes exactly once, also when the peer is lost.
  */
+#define CALL_SOON 6
 struct call {
 	/* Set by the caller. */
 	struct data_header
@@ -85,6 +86,8 @@ struct call {
 		struct
 		call *call); /* optional: payload may be reused; before done(); not called after a loss */
 	void (*done)(struct call *call);
+	/* Optional: memory that done() will look at, fetched when the answer is seen to come. */
+	const void *soon[CALL_SOON];
 	/*
 	 * A PUSH that its caller can make again, with is_again: where its payload or that of its answer is damaged on the way, or
 	 * one of several connections breaks, it may end with -ENETRESET, and the peer lives on. Another call would be lost

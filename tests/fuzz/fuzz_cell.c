@@ -79,7 +79,7 @@ static void use_cells(struct ledger *ledger)
 			continue;
 		cell = ledger_cell_settle(ledger, kept->what.key, kept->what.round);
 		FUZZ_CHECK(cell < n && !ledger_cell_kept(ledger, cell)->stale);
-		((char *)ledger_cell_data(ledger, cell))[PART_BYTES - 1] = 1;
+		((char *)ledger_cell_data(ledger, cell, PART_BYTES))[PART_BYTES - 1] = 1;
 		ledger_cell_free(ledger, cell);
 	}
 	cell = ledger_cell_take(ledger, true);

@@ -60,7 +60,7 @@ static uint32_t keep(struct ledger *ledger, uint64_t key, uint64_t round, uint32
 		.reduction = REDUCTION_SUM,
 		.has_data = true,
 	};
-	memset(ledger_cell_data(ledger, cell), (int)(key + round + part), PART_BYTES);
+	memset(ledger_cell_data(ledger, cell, PART_BYTES), (int)(key + round + part), PART_BYTES);
 	ledger_cell_whole(ledger, cell);
 	return cell;
 }
@@ -104,7 +104,7 @@ TEST(a_whole_cell_is_found_by_the_next_process)
 
 	(void)keep(ledger, 7, 3, 1);
 	half = ledger_cell_take(ledger, false);
-	memset(ledger_cell_data(ledger, half), 1, PART_BYTES);
+	memset(ledger_cell_data(ledger, half, PART_BYTES), 1, PART_BYTES);
 	ledger_cell_free(ledger, first);
 	first = keep(ledger, 8, 4, 2);
 	/* To find it among its own is nobody's need. */
@@ -123,7 +123,7 @@ TEST(a_whole_cell_is_found_by_the_next_process)
 	ASSERT_TRUE(kept->what.has_data && kept->what.dtype == DTYPE_FLOAT32 &&
 		    kept->what.operation == OPERATION_PUSH_PULL &&
 		    kept->what.reduction == REDUCTION_SUM);
-	data = ledger_cell_data(ledger, found);
+	data = ledger_cell_data(ledger, found, PART_BYTES);
 	ASSERT_TRUE(data[0] == 14 && data[PART_BYTES - 1] == 14);
 
 	ASSERT_TRUE(ledger_cell_find(ledger, 7, 3, 5, 1) != LEDGER_NO_CELL);
@@ -234,11 +234,12 @@ static void *take_some(void *user)
 	for (unsigned turn = 0; turn < 20; turn++) {
 		for (n = 0; n < 1000; n++) {
 			cells[n] = ledger_cell_take(ledger, true);
-			*(uint32_t *)ledger_cell_data(ledger, cells[n]) = turn + n;
+			*(uint32_t *)ledger_cell_data(ledger, cells[n], PART_BYTES) = turn + n;
 		}
 		while (n--) {
 			/* Nobody else had it meanwhile. */
-			ASSERT_EQ(*(uint32_t *)ledger_cell_data(ledger, cells[n]), turn + n);
+			ASSERT_EQ(*(uint32_t *)ledger_cell_data(ledger, cells[n], PART_BYTES),
+				  turn + n);
 			ledger_cell_free(ledger, cells[n]);
 		}
 	}
@@ -428,6 +429,34 @@ TEST(damage_is_refused_with_words)
 	}
 }
 
+/* As small ones they are close together; neither overwrites the other's, nor what is beside them. */
+TEST(small_results_have_a_place_of_their_own)
+{
+	enum { N = 3 };
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+
+	for (uint32_t i = 0; i < N; i++)
+		ASSERT_EQ(keep(ledger, 7, 1, i), i);
+	for (uint32_t i = 0; i < N; i++)
+		memset(ledger_cell_data(ledger, i, LEDGER_SMALL_BYTES), 100 + (int)i,
+		       LEDGER_SMALL_BYTES);
+	ledger = again(ledger, fd);
+	for (uint32_t i = 0; i < N; i++) {
+		const char *small = ledger_cell_data(ledger, i, 1);
+		const char *whole = ledger_cell_data(ledger, i, LEDGER_SMALL_BYTES + 1);
+
+		ASSERT_TRUE(small == ledger_cell_data(ledger, i, LEDGER_SMALL_BYTES));
+		ASSERT_TRUE(whole == ledger_cell_data(ledger, i, PART_BYTES));
+		for (uint32_t at = 0; at < LEDGER_SMALL_BYTES; at++)
+			ASSERT_EQ(small[at], 100 + i);
+		for (uint32_t at = 0; at < PART_BYTES; at++)
+			ASSERT_EQ(whole[at], 8 + i);
+		ASSERT_EQ(small - (char *)ledger_cell_data(ledger, 0, 1), i * LEDGER_SMALL_BYTES);
+	}
+	(void)ledger_free(ledger);
+}
+
 /* Of the cell that was left with it: what this node had contributed. */
 TEST(what_came_late_is_found_by_its_part_until_it_is_used)
 {
@@ -439,6 +468,8 @@ TEST(what_came_late_is_found_by_its_part_until_it_is_used)
 
 	ASSERT_OK(ledger_new(JOB, SIZE, PART_BYTES, 1, &far, &ledger, &fd));
 	ASSERT_EQ(ledger_cell_bytes(ledger), 2 * PART_BYTES + 64);
+	/* What stands behind its result is found from there, however short it is. */
+	ASSERT_TRUE(ledger_cell_data(ledger, 0, 8) == ledger_cell_data(ledger, 0, PART_BYTES));
 	late = ledger_cell_take(ledger, false);
 	kept = ledger_cell_kept(ledger, late);
 	kept->taken = kept->late = true;
@@ -452,7 +483,7 @@ TEST(what_came_late_is_found_by_its_part_until_it_is_used)
 		.reduction = REDUCTION_SUM,
 		.has_data = true,
 	};
-	memcpy(ledger_cell_data(ledger, late), "a result", 8);
+	memcpy(ledger_cell_data(ledger, late, PART_BYTES), "a result", 8);
 	memcpy(ledger_cell_late(ledger, late), "our part", 8);
 	ledger_cell_whole(ledger, late);
 	plain = keep(ledger, 7, 4, 0);
@@ -463,7 +494,7 @@ TEST(what_came_late_is_found_by_its_part_until_it_is_used)
 	/* The other was no accumulate, and has nothing beside it: nobody looks for it. */
 	ASSERT_TRUE(kept && ledger_cell_number(ledger, kept) == late && kept->late);
 	ASSERT_TRUE(!ledger_cell_next(ledger, &kept->what, kept));
-	ASSERT_TRUE(!memcmp(ledger_cell_data(ledger, late), "a result", 8));
+	ASSERT_TRUE(!memcmp(ledger_cell_data(ledger, late, PART_BYTES), "a result", 8));
 	ASSERT_TRUE(!memcmp(ledger_cell_late(ledger, late), "our part", 8));
 	ledger_cell_used(ledger, late);
 
