@@ -90,6 +90,11 @@ void count_read_daemon(double *ret_copied, double *ret_parts);
  * machine has it not.
  */
 bool limit_run(unsigned way, void *out, void *const *inputs, size_t n_inputs, size_t len);
+/*
+ * Converts and adds what a sum of n_inputs of len bytes, a multiple of 512, has to, and neither reads nor writes them; false where
+ * the type needs none, or this machine's way is none of ours.
+ */
+bool limit_convert(unsigned dtype, size_t n_inputs, size_t len);
 
 /* -- model.c: what models are made of ----------------------------------------------------------------------------- */
 

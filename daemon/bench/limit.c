@@ -2,6 +2,9 @@
  * What the memory of this machine gives for so many reads and one write, with next to nothing computed: the bytes of all
  * inputs are or'ed. Loops as plain as STREAM's, in the ways that are fastest on some machine or other. Past the caches is
  * written only what the sum writes so: its next reader would not find it there.
+ *
+ * And what the processor gives for sums of types that it cannot add: nothing but the conversions and additions of each element, from
+ * two lines of the first cache and to nowhere.
  */
 #include "bench/bench.h"
 #include "reduce/reduce.h"
@@ -102,3 +105,122 @@ bool limit_run(unsigned way, void *out, void *const *inputs, size_t n_inputs, si
 	(n_inputs == 2 ? ways[way].two : ways[way].many)(out, inputs, n_inputs, len);
 	return true;
 }
+
+#ifdef __x86_64__
+
+#define CONVERT_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define CONVERT_AVX2   __attribute__((target("avx2,f16c")))
+
+/* Two registers of float32, of one piece of memory. */
+struct pair_512 {
+	__m512 a, b;
+};
+struct pair_256 {
+	__m256 a, b;
+};
+
+CONVERT_AVX512 static inline struct pair_512 f16_of_512(const char *p)
+{
+	return (struct pair_512){
+		_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p)),
+		_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)(p + 32))),
+	};
+}
+
+CONVERT_AVX512 static inline void f16_to_512(struct pair_512 v)
+{
+	__m256i low = _mm512_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT);
+	__m256i high = _mm512_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT);
+
+	__asm__ volatile("" : : "v"(low), "v"(high));
+}
+
+CONVERT_AVX512 static inline struct pair_512 bf16_of_512(const char *p)
+{
+	__m512i v = _mm512_loadu_si512(p);
+
+	return (struct pair_512){
+		_mm512_castsi512_ps(_mm512_slli_epi32(v, 16)),
+		_mm512_castsi512_ps(_mm512_and_si512(v, _mm512_set1_epi32((int)0xffff0000))),
+	};
+}
+
+CONVERT_AVX512 static inline void bf16_to_512(struct pair_512 v)
+{
+	__m512bh both = _mm512_cvtne2ps_pbh(v.b, v.a);
+
+	__asm__ volatile("" : : "v"(both));
+}
+
+CONVERT_AVX2 static inline struct pair_256 f16_of_256(const char *p)
+{
+	return (struct pair_256){
+		_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)),
+		_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)(p + 16))),
+	};
+}
+
+CONVERT_AVX2 static inline void f16_to_256(struct pair_256 v)
+{
+	__m128i low = _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT);
+	__m128i high = _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT);
+
+	__asm__ volatile("" : : "x"(low), "x"(high));
+}
+
+#define ADD_512(a, b) _mm512_fmadd_ps(b, _mm512_set1_ps(1), a)
+#define ADD_256(a, b) _mm256_add_ps(a, b)
+
+/* The compiler must not see that a line stays as it is. Two pieces at once, so that no addition waits for another. */
+#define CONVERT_LOOP(name, attribute, pair, bytes, of, add, to)                           \
+	attribute static void name(size_t n, size_t len)                                  \
+	{                                                                                 \
+		static const char lines[128] __attribute__((__aligned__(64)));            \
+                                                                                          \
+		for (size_t at = 0; at < len; at += 2 * (bytes)) {                        \
+			const char *p = lines;                                            \
+			struct pair v[2];                                                 \
+                                                                                          \
+			__asm__ volatile("" : "+r"(p));                                   \
+			UNROLL for (size_t i = 0; i < 2; i++) v[i] = of(p + i * (bytes)); \
+			for (size_t k = 1; k < n; k++) {                                  \
+				__asm__ volatile("" : "+r"(p));                           \
+				UNROLL for (size_t i = 0; i < 2; i++)                     \
+				{                                                         \
+					struct pair x = of(p + i * (bytes));              \
+                                                                                          \
+					v[i].a = add(v[i].a, x.a);                        \
+					v[i].b = add(v[i].b, x.b);                        \
+				}                                                         \
+			}                                                                 \
+			UNROLL for (size_t i = 0; i < 2; i++) to(v[i]);                   \
+		}                                                                         \
+	}
+
+CONVERT_LOOP(f16_512, CONVERT_AVX512, pair_512, 64, f16_of_512, ADD_512, f16_to_512)
+CONVERT_LOOP(bf16_512, CONVERT_AVX512, pair_512, 64, bf16_of_512, ADD_512, bf16_to_512)
+CONVERT_LOOP(f16_256, CONVERT_AVX2, pair_256, 32, f16_of_256, ADD_256, f16_to_256)
+
+bool limit_convert(unsigned dtype, size_t n_inputs, size_t len)
+{
+	bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
+
+	if (dtype == DTYPE_FLOAT16 && wide)
+		f16_512(n_inputs, len);
+	else if (dtype == DTYPE_FLOAT16 && has(NEEDS_AVX2) && __builtin_cpu_supports("f16c"))
+		f16_256(n_inputs, len);
+	else if (dtype == DTYPE_BFLOAT16 && wide)
+		bf16_512(n_inputs, len);
+	else
+		return false;
+	return true;
+}
+
+#else
+
+bool limit_convert(unsigned dtype, size_t n_inputs, size_t len)
+{
+	return false;
+}
+
+#endif

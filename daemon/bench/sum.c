@@ -7,6 +7,8 @@
  * A number is memory traffic in GB/s, inputs read and output written, so that memcpy's (read and written) is the same
  * measure. In every round each kernel of a case runs once, the limit and memcpy among them; the medians over all rounds are
  * printed. The limit of a round is the fastest of its ways.
+ *
+ * What is converted to be added has another bound, the conversions themselves (convert). The bound is the lesser of the two.
  */
 #include "bench/bench.h"
 #include "reduce/reduce.h"
@@ -20,7 +22,8 @@
 static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "avx512_bf16", "neon" };
 #define MEMCPY	ARRAY_SIZE(kernel_names)
 #define LIMIT	(MEMCPY + 1)
-#define COLUMNS (LIMIT + LIMIT_WAYS)
+#define CONVERT (LIMIT + LIMIT_WAYS)
+#define COLUMNS (CONVERT + 1)
 #define TARGET	0.95 /* of the limit */
 
 struct options {
@@ -37,7 +40,9 @@ struct bench_case {
 	size_t n_inputs, bytes;
 	double samples[COLUMNS][ROUNDS_MAX]; /* GB/s */
 	double median[COLUMNS]; /* LIMIT: of the fastest way of each round; none beyond */
+	double convert;		/* median of that column; 0: none */
 	double of_limit;	/* the kernels that this machine chooses; median over the rounds */
+	double of_bound;	/* the same, of the lesser of limit and convert */
 };
 
 struct buffers {
@@ -54,6 +59,8 @@ static bool column_exists(size_t column)
 /* Whether there is such a column. */
 static bool run_once(const struct bench_case *c, const struct buffers *b, size_t column)
 {
+	if (column == CONVERT)
+		return limit_convert(c->dtype, c->n_inputs, align_up(c->bytes, (size_t)512));
 	if (column >= LIMIT)
 		return limit_run((unsigned)(column - LIMIT), b->output, b->inputs, c->n_inputs,
 				 align_up(c->bytes, (size_t)512));
@@ -140,14 +147,21 @@ static double median(double *samples, size_t n)
 
 static void take_medians(struct bench_case *c, size_t rounds, size_t chosen)
 {
-	double shares[ROUNDS_MAX], *limits = c->samples[LIMIT];
+	double shares[ROUNDS_MAX], of_bound[ROUNDS_MAX], *limits = c->samples[LIMIT];
 
 	for (size_t round = 0; round < rounds; round++) {
+		double convert;
+
 		for (size_t way = 1; way < LIMIT_WAYS; way++)
 			limits[round] = MAX(limits[round], c->samples[LIMIT + way][round]);
 		shares[round] = c->samples[chosen][round] / limits[round];
+		convert = c->samples[CONVERT][round];
+		of_bound[round] = c->samples[chosen][round] /
+				  (convert ? MIN(convert, limits[round]) : limits[round]);
 	}
 	c->of_limit = median(shares, rounds);
+	c->of_bound = median(of_bound, rounds);
+	c->convert = median(c->samples[CONVERT], rounds);
 	for (size_t column = 0; column <= LIMIT; column++)
 		c->median[column] = median(c->samples[column], rounds);
 }
@@ -191,21 +205,26 @@ static void print_table(const struct bench_case *cases, size_t n_cases)
 	const struct bench_case *least = &cases[0];
 	size_t n_reached = 0;
 
-	printf("%-9s %-8s %6s %10s %8s %8s", "dtype", "", "inputs", "bytes", "memcpy", "limit");
+	printf("%-9s %-8s %6s %10s %8s %8s %8s", "dtype", "", "inputs", "bytes", "memcpy", "limit",
+	       "convert");
 	for (size_t column = 0; column < MEMCPY; column++)
 		if (column_exists(column))
 			printf(" %11s", kernel_names[column]);
-	printf(" of limit   GB/s of memory traffic, medians\n");
+	printf(" of limit of bound   GB/s of memory traffic, medians\n");
 	for (size_t i = 0; i < n_cases; i++) {
 		const struct bench_case *c = &cases[i];
 
 		printf("%-9s %-8s %6zu %10zu %8.2f %8.2f", dtype_name(c->dtype),
 		       reduction_name(c->reduction), c->n_inputs, c->bytes, c->median[MEMCPY],
 		       c->median[LIMIT]);
+		if (c->convert)
+			printf(" %8.2f", c->convert);
+		else
+			printf(" %8s", "-");
 		for (size_t column = 0; column < MEMCPY; column++)
 			if (column_exists(column))
 				printf(" %11.2f", c->median[column]);
-		printf(" %6.0f %%\n", 100 * c->of_limit);
+		printf(" %6.0f %% %6.0f %%\n", 100 * c->of_limit, 100 * c->of_bound);
 		n_reached += c->of_limit >= TARGET;
 		if (c->of_limit < least->of_limit)
 			least = c;
@@ -235,10 +254,12 @@ static int write_json(const struct options *options, const struct bench_case *ca
 				"%s\n  {\"dtype\": \"%s\", \"reduction\": \"%s\", \"kernel\": "
 				"\"%s\", \"n_inputs\": %zu, "
 				"\"bytes\": %zu, \"gb_s\": %.3f, \"memcpy_gb_s\": %.3f, "
-				"\"limit_gb_s\": %.3f, \"of_limit\": %.4f}",
+				"\"limit_gb_s\": %.3f, \"convert_gb_s\": %.3f, "
+				"\"of_limit\": %.4f, \"of_bound\": %.4f}",
 				separator, dtype_name(c->dtype), reduction_name(c->reduction),
 				kernel_names[column], c->n_inputs, c->bytes, c->median[column],
-				c->median[MEMCPY], c->median[LIMIT], c->of_limit);
+				c->median[MEMCPY], c->median[LIMIT], c->convert, c->of_limit,
+				c->of_bound);
 			separator = ",";
 		}
 	fprintf(file, "\n]}\n");

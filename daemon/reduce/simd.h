@@ -6,9 +6,10 @@
  *	vec_load, vec_store, vec_stream	VEC_BYTES from and to any address; to an aligned one past the caches
  *	vec_fence			orders streamed stores before later ones
  *	f16_load f16_store bf16_...	VEC_BYTES of memory as two registers of float32, in an order of their own; the store
- *					rounds and has `stream` as third argument. That of float16 is given canonical NaNs
- *					only, that of bfloat16 makes them canonical and is given such as have no low bits,
- *					as the sums of its type do
+ *					rounds, makes NaNs canonical, and has `stream` as its last argument. That of float16
+ *					is given n pairs, that of bfloat16 one, without NaNs that have low bits, as the sums of
+ *					its type
+ *	f16_add				as f32_add, of what f16_load gives and sums of that
  *	f16_through, bf16_through	float32 rounded to that type and back
  *	TYPE_add, TYPE_min, TYPE_max	(acc, x) with the meaning reduce.h gives them, for f64 f32 i64 i32 i16 i8 u8
  *					(no u8_add)
@@ -161,16 +162,11 @@ SIMD_INLINE void whole_store(void *p, const struct simd_pair *pairs, size_t n, b
 	}
 }
 
-#define SIMD_HALF_STORE(type)                                                               \
-	SIMD_INLINE void type##_store_all(void *p, const struct simd_pair *pairs, size_t n, \
-					  bool stream)                                      \
-	{                                                                                   \
-		SIMD_UNROLL for (size_t i = 0; i < n; i++)                                  \
-			type##_store((char *)p + i * VEC_BYTES, pairs[i], stream);          \
-	}
-
-SIMD_HALF_STORE(f16)
-SIMD_HALF_STORE(bf16)
+SIMD_INLINE void bf16_store_all(void *p, const struct simd_pair *pairs, size_t n, bool stream)
+{
+	SIMD_UNROLL for (size_t i = 0; i < n; i++)
+		bf16_store((char *)p + i * VEC_BYTES, pairs[i], stream);
+}
 
 SIMD_INLINE vec keep(vec acc, const struct reduce_span *span)
 {
@@ -241,15 +237,15 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 	SIMD_WHOLE(type##_run_min, type##_min, type##_finish, dtype, REDUCTION_MIN)      \
 	SIMD_WHOLE(type##_run_max, type##_max, type##_finish, dtype, REDUCTION_MAX)
 
-/* ATTRIBUTE of its functions; TYPE and ALL say how it is loaded, averaged and stored. */
-#define SIMD_HALF(attribute, name, type, finish, all, dtype)                                       \
-	attribute SIMD_KERNEL(name##_run_sum, VEC_BYTES, type##_load, f32_add, finish, all, dtype, \
-			      REDUCTION_SUM)                                                       \
-	attribute SIMD_KERNEL(name##_run_avg, VEC_BYTES, type##_load, f32_add, type##_average,     \
-			      all, dtype, REDUCTION_AVERAGE)                                       \
-	attribute SIMD_KERNEL(name##_run_min, VEC_BYTES, type##_load, f32_min, finish, all, dtype, \
-			      REDUCTION_MIN)                                                       \
-	attribute SIMD_KERNEL(name##_run_max, VEC_BYTES, type##_load, f32_max, finish, all, dtype, \
+/* ATTRIBUTE of its functions; TYPE, ADD and ALL say how it is loaded and averaged, added, and stored. */
+#define SIMD_HALF(attribute, name, type, add, all, dtype)                                        \
+	attribute SIMD_KERNEL(name##_run_sum, VEC_BYTES, type##_load, add, keep, all, dtype,     \
+			      REDUCTION_SUM)                                                     \
+	attribute SIMD_KERNEL(name##_run_avg, VEC_BYTES, type##_load, add, type##_average, all,  \
+			      dtype, REDUCTION_AVERAGE)                                          \
+	attribute SIMD_KERNEL(name##_run_min, VEC_BYTES, type##_load, f32_min, keep, all, dtype, \
+			      REDUCTION_MIN)                                                     \
+	attribute SIMD_KERNEL(name##_run_max, VEC_BYTES, type##_load, f32_max, keep, all, dtype, \
 			      REDUCTION_MAX)
 
 #define SIMD_INTEGER(type, add, dtype)                                     \
@@ -259,8 +255,8 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 
 SIMD_FLOAT(f64, DTYPE_FLOAT64)
 SIMD_FLOAT(f32, DTYPE_FLOAT32)
-SIMD_HALF(, f16, f16, f32_finish, f16_store_all, DTYPE_FLOAT16)
-SIMD_HALF(, bf16, bf16, keep, bf16_store_all, DTYPE_BFLOAT16)
+SIMD_HALF(, f16, f16, f16_add, f16_store, DTYPE_FLOAT16)
+SIMD_HALF(, bf16, bf16, f32_add, bf16_store_all, DTYPE_BFLOAT16)
 SIMD_INTEGER(i64, i64_add, DTYPE_INT64)
 SIMD_INTEGER(i32, i32_add, DTYPE_INT32)
 SIMD_INTEGER(i16, i16_add, DTYPE_INT16)

@@ -139,12 +139,20 @@ INLINE struct simd_pair f16_load(const void *p)
 				   f16_expand(_mm_loadu_si128(&halves[1])) };
 }
 
-INLINE void f16_store(void *p, struct simd_pair pair, bool stream)
+INLINE void f16_store(void *p, const struct simd_pair *pairs, size_t n, bool stream)
 {
 	__m128i *halves = p;
 
-	half_store(&halves[0], f16_round(pair.a), stream);
-	half_store(&halves[1], f16_round(pair.b), stream);
+	_Pragma("GCC unroll 4")
+	for (size_t i = 0; i < n; i++) {
+		half_store(&halves[2 * i], f16_round(f32_canonical(pairs[i].a)), stream);
+		half_store(&halves[2 * i + 1], f16_round(f32_canonical(pairs[i].b)), stream);
+	}
+}
+
+INLINE vec f16_add(vec acc, vec x)
+{
+	return f32_add(acc, x);
 }
 
 INLINE vec f16_through(vec v)

@@ -141,10 +141,17 @@ INLINE struct simd_pair f16_load(const void *p)
 	return (struct simd_pair){ f16_expand(vget_low_u8(v)), f16_expand(vget_high_u8(v)) };
 }
 
-INLINE void f16_store(void *p, struct simd_pair pair, bool stream)
+INLINE void f16_store(void *p, const struct simd_pair *pairs, size_t n, bool stream)
 {
-	vec_store(p, vcombine_u8(vreinterpret_u8_f16(f16_round(pair.a)),
-				 vreinterpret_u8_f16(f16_round(pair.b))));
+	for (size_t i = 0; i < n; i++)
+		vec_store((char *)p + i * VEC_BYTES,
+			  vcombine_u8(vreinterpret_u8_f16(f16_round(f32_canonical(pairs[i].a))),
+				      vreinterpret_u8_f16(f16_round(f32_canonical(pairs[i].b)))));
+}
+
+INLINE vec f16_add(vec acc, vec x)
+{
+	return f32_add(acc, x);
 }
 
 INLINE vec f16_through(vec v)
