@@ -342,8 +342,11 @@ static const char *check_part(const struct data_header *h)
 		return "the payload is not the part";
 	if (h->op == DATA_PULL && (h->len || h->operation != OPERATION_PUSH_PULL_ROWS))
 		return "a pull of what is no result by rows";
-	if (h->op == DATA_OFFER && h->operation == OPERATION_PUSH_PULL_ROWS)
+	if (h->op == DATA_OFFER && h->operation == OPERATION_PUSH_PULL_ROWS &&
+	    h->block != DATA_ROWS_DONE)
 		return "an offer of a result by rows";
+	if (data_is_done(h) && (h->len || h->total))
+		return "rows where none belong";
 	return h->op == DATA_RESULT ? NULL : check_push(h);
 }
 
@@ -395,6 +398,9 @@ static const char *check_body(const struct data_header *h)
 	case DATA_OFFERED:
 	case DATA_NEWCOMERS:
 		return h->len ? "a payload where none belongs" : NULL;
+	case DATA_HAVE:
+		return h->len || !h->key || !h->round ? "no result by rows that a node may have"
+						      : NULL;
 	case DATA_MOVE:
 		return check_moves(h);
 	case DATA_RDMA:

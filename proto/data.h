@@ -74,6 +74,8 @@ enum data_op {
 		41, /* agent to server: all that is kept was offered, in `round` OFFERs; data_roll */
 	DATA_NEWCOMERS =
 		42, /* an elastic job's home to agent: round newcomers wait at nodes that have no rank in it */
+	DATA_HAVE =
+		43, /* agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE */
 };
 
 /*
@@ -100,6 +102,12 @@ static inline unsigned data_flags_last(unsigned flags)
 	return flags >> DATA_FLAG_LAST_SHIFT & DATA_RAIL_MAX;
 }
 
+/* Of push_pull_rows, see data_rows: the block in which nodes say that they have the result. */
+#define DATA_ROWS_DONE 65536u
+/* In `root` of PUSH: pieces of this list may have come before; and the node has the result, and wants none. */
+#define DATA_ROWS_AGAIN 1u
+#define DATA_ROWS_HAS	2u
+
 /* All integers little-endian on the wire. New fields mean a new version. A field without meaning for an op is 0. */
 struct data_header {
 	uint32_t magic;
@@ -115,7 +123,7 @@ struct data_header {
 	uint32_t node;	 /* the contributing node's number in the job */
 	/*
 	 * push_pull, broadcast, barrier: 0; all_gather: source rank; reduce_scatter: target rank; all_to_all: source
-	 * rank * size + target rank; push_pull_rows: the server's number in the job's placement
+	 * rank * size + target rank; push_pull_rows: the server's number in the job's placement, or DATA_ROWS_DONE
 	 */
 	uint32_t block;
 	uint32_t part; /* number of the part, or of the piece of a list of rows, inside its block */
@@ -135,7 +143,7 @@ struct data_header {
 	/*
 	 * broadcast: the source rank. barrier of an elastic job: 1 if newcomers wait at the node; in RESULT, `total` is 1 if any do. Of an elastic job: all_gather: how many ranks were gone when it was submitted; in RESULT,
 	 * how many had gone when it was made; in OFFER `priority` says that. push_pull of a job with a quorum, and accumulate: in PUSH 1 to wait for all nodes, in
-	 * RESULT how many contributions are in it. Else 0.
+	 * RESULT how many contributions are in it. PUSH of push_pull_rows: DATA_ROWS_AGAIN and so on. Else 0.
 	 */
 	uint32_t root;
 	/* Larger is more urgent; a hint, never part of the result. In RESULT: its number, from 1 for each node; 0: not kept. */
@@ -187,6 +195,12 @@ static inline uint32_t data_roll_end(uint32_t part_len, uint32_t n_nodes)
 	       (uint32_t)(sizeof(struct data_roll) + n_nodes * sizeof(uint64_t));
 }
 
+/* Whether it says of a push_pull_rows that the node has the result. */
+static inline bool data_is_done(const struct data_header *header)
+{
+	return header->operation == OPERATION_PUSH_PULL_ROWS && header->block == DATA_ROWS_DONE;
+}
+
 /* Host order to wire order and back; in place. */
 void data_roll_swap(struct data_roll *roll, uint32_t n_nodes);
 /* Whether results of such a part have one, in a job with stragglers that outlives its daemons' processes. */
@@ -200,6 +214,10 @@ bool data_has_roll(const struct stragglers *stragglers, unsigned operation, uint
  * pushes to each server that a row of the table belongs to its rows there. All pieces but the last are answered at once,
  * without payload; the last, when the round is complete, with the first piece of the result, which may be of other
  * length and step. Further pieces are asked for with PULL.
+ *
+ * Of a job that outlives its daemons' processes a server holds its result until each node has said HAVE. A node does when all
+ * results of all servers are in its trainers' memory; then it makes one more contribution to the round, without data, of block
+ * DATA_ROWS_DONE: the round is over when all nodes have, and until then each can contribute again, should a server be lost.
  */
 struct data_rows {
 	uint64_t rows;	/* of the table */

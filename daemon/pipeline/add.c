@@ -59,21 +59,6 @@ int pipeline_add_places(struct pipeline_job *job)
 	return 0;
 }
 
-/*
- * A push_pull_rows that is under way when servers change fails: move.c. Nobody should have to reckon with that because
- * the cluster has become larger.
- */
-bool pipeline_add_declines(struct pipeline_job *job, const char *server)
-{
-	if (job->by_rows && !job->by_rows_told)
-		log_notice(
-			"job %s: goes on without server %s: it sums by rows, and a push_pull_rows "
-			"that is under way when its servers change would fail",
-			job->name, server);
-	job->by_rows_told |= job->by_rows;
-	return job->by_rows;
-}
-
 static bool has(const struct pipeline_job *job, const struct view_member *member)
 {
 	for (size_t i = 0; i < job->n_servers; i++)
@@ -130,8 +115,6 @@ void pipeline_add_look(struct pipeline_job *job)
 
 		if (!(member->roles & ROLE_SERVER) || !*member->address || has(job, member))
 			continue;
-		if (pipeline_add_declines(job, member->name))
-			break;
 		if (job->added.n + n_asked >= ADDED_MAX) {
 			log_warning("job %s: may be given %u servers after it began; %s is one too "
 				    "many",
@@ -151,8 +134,6 @@ void pipeline_add_take(struct pipeline_job *job, const struct data_added *added)
 {
 	_cleanup_(freep) struct pipeline_said *said = pipeline_move_said(job);
 
-	if (pipeline_add_declines(job, added->name))
-		return;
 	/* Those of an earlier look may still be asked. */
 	if (!said || said->added.n >= ADDED_MAX ||
 	    data_added_find(&said->added, added->name, added->address) < said->added.n)

@@ -158,7 +158,6 @@ struct pipeline_job {
 	struct data_added_set added; /* servers behind the view's */
 	struct loop_timer add_timer; /* when it is looked for more: add.c */
 	uint64_t add_ns;	     /* for how long it was waited, the last time */
-	bool by_rows, by_rows_told;  /* it has summed by rows; that has been said */
 	uint32_t *moved_before;	     /* the run before: `moves` when its ranks regrouped; or NULL */
 	uint32_t data_epoch;	     /* of what is said about data */
 	uint64_t n_moved;	     /* how often this node has gone over */
@@ -385,8 +384,6 @@ void pipeline_add_look(struct pipeline_job *job);
 void pipeline_add_look_soon(struct pipeline_job *job);
 /* One takes part. */
 void pipeline_add_take(struct pipeline_job *job, const struct data_added *added);
-/* Whether the job, as it sums by rows, goes on without this server, which could take part. */
-bool pipeline_add_declines(struct pipeline_job *job, const char *server);
 /* Whether a daemon of the cluster is this server of the job. */
 bool pipeline_add_is(const struct pipeline_server *server, const struct view_member *member);
 
@@ -467,8 +464,10 @@ bool pipeline_resume_caught_up(struct pipeline_job *job);
 /* How a round of at most tensor->past_rounds ended for this request. ret_failure: set unless it is well. */
 void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
 			     struct failure *ret_failure);
-/* The round's requests are about to end. */
-void pipeline_resume_finish(struct pipeline_round *round);
+/* A push_pull_rows has its result in all outputs here. Returns 0, or as ledger_round_begin(). */
+int pipeline_resume_record_rows(struct pipeline_round *round, struct failure *failure);
+/* Its requests are about to end. */
+void pipeline_resume_finish_rows(struct pipeline_round *round);
 /* Whether the daemon before was moving this round, so that it can only go on. */
 bool pipeline_resume_moves(const struct pipeline_tensor *tensor, uint64_t round);
 

@@ -6,6 +6,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "pipeline/part.h"
+#include "pipeline/rows.h"
 
 /* Numbers of results that may be kept, or be on their way, behind the last that is acknowledged. */
 #define WINDOW LEDGER_CELLS_MAX
@@ -203,6 +204,7 @@ void pipeline_keep_detach(struct pipeline_job *job, size_t number)
 	if (number == job->home_number)
 		job->home = NULL;
 	unhold(job, number);
+	pipeline_rows_lost(job, number);
 	/* Other jobs' parts may have waited for what was under way of this one's. */
 	if (outlet)
 		pipeline_outlet_pump(outlet);

@@ -264,32 +264,6 @@ void pipeline_move_tell_all(struct pipeline_job *job)
 	}
 }
 
-/* A server has what it has of a push_pull_rows from all nodes or from none: it cannot be had again. */
-static void fail_rows(struct pipeline_job *job)
-{
-	struct pipeline_round *round, *open;
-	struct failure failure;
-
-	do {
-		open = NULL;
-		list_for_each (round, &job->rounds, job_link) {
-			if (!round->rows || round->state != ROUND_MOVING || round->failure.status)
-				continue;
-			open = round;
-			break;
-		}
-		if (!open)
-			break;
-		(void)failure_set(
-			&failure, -ECONNRESET,
-			"tensor %s, round %llu: its servers changed while it was under way, and "
-			"what "
-			"they had of a push_pull_rows is gone: submit it again, on all ranks",
-			open->tensor->name, (unsigned long long)open->number);
-		pipeline_round_fail(open, &failure, true);
-	} while (open);
-}
-
 /* Parts that wait for a server wait for that which is theirs now. */
 static void sort_parked(struct pipeline_job *job)
 {
@@ -345,7 +319,6 @@ static void go_over(struct pipeline_job *job, const char *why)
 				     is_in ? now_ns : now_ns + RETURN_NS);
 	}
 	sort_parked(job);
-	fail_rows(job);
 	pipeline_elastic_go_on(job, why);
 	pipeline_add_look_soon(job);
 	FAILPOINT("job-moved");
@@ -406,7 +379,7 @@ void pipeline_move_look(struct pipeline_job *job, size_t number)
 	_cleanup_(freep) struct pipeline_said *said = NULL;
 
 	/* One node is enough. */
-	if (!pipeline_elastic_is_first(job) || pipeline_add_declines(job, server->member.name))
+	if (!pipeline_elastic_is_first(job))
 		return;
 	server->return_ns =
 		MIN(MAX(2 * server->return_ns, (uint64_t)RETURN_NS), (uint64_t)RETURN_MAX_NS);
@@ -423,8 +396,7 @@ void pipeline_move_back(struct pipeline_job *job, size_t number)
 {
 	_cleanup_(freep) struct pipeline_said *said = NULL;
 
-	if (pipeline_move_is_in(job, number) ||
-	    pipeline_add_declines(job, job->servers[number].member.name))
+	if (pipeline_move_is_in(job, number))
 		return;
 	said = pipeline_move_said(job);
 	if (!said)

@@ -4,6 +4,7 @@
  */
 #include "pipeline/part.h"
 #include "pipeline/device.h"
+#include "pipeline/rows.h"
 #include <inttypes.h>
 
 static struct pipeline_job *job_of(const struct pipeline_part *part)
@@ -38,7 +39,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	part->state = PART_NEW;
 	part->outlet = NULL;
 	part->room = NULL;
-	part->remote = part->stored = part->posted = false;
+	part->remote = part->stored = part->posted = part->again = false;
 	part->n_copied = 0;
 	part->cell = LEDGER_NO_CELL;
 	part->number = 0;
@@ -131,6 +132,8 @@ void pipeline_part_end(struct pipeline_part *part)
 	list_push_front(&job->spare_parts, &part->link);
 	job->n_in_flight--;
 	metric_uncount(&job->pipeline->parts, 1);
+	if (round->rows)
+		pipeline_rows_part_end(part);
 	pipeline_round_part_done(round);
 	if (was_unsent)
 		pipeline_deal(job);
@@ -231,7 +234,7 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 	}
 	part->outlet = pipeline_part_server(part)->outlet;
 	/* Our own server takes nothing over a wire. */
-	if ((part->round->rows || pipeline_part_is_from_here(part)) &&
+	if ((pipeline_part_is_rows(part) || pipeline_part_is_from_here(part)) &&
 	    !peer_is_self(part->outlet->peer)) {
 		part->unsent = extent->len;
 		pipeline_deal_queued(part->round, part->unsent);

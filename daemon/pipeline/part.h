@@ -55,6 +55,7 @@ struct pipeline_part {
 	uint32_t number;     /* of the result, */
 	uint64_t attachment; /* since this */
 	uint64_t moved;	     /* job's n_moved when it was begun */
+	uint64_t attempt;    /* of a piece of rows: rows.c */
 	bool stored;	     /* the result is in its cell, in the outputs, and marked */
 	bool posted;	     /* is in the pool */
 	size_t n_inputs, n_outputs;

@@ -29,8 +29,8 @@ static size_t stripe_of(const struct pipeline_part *part)
 
 void pipeline_part_choose(struct pipeline_part *part)
 {
-	part->server =
-		part->round->rows ? part->extent.block : job_of(part)->stripes[stripe_of(part)];
+	part->server = pipeline_part_is_rows(part) ? part->extent.block
+						   : job_of(part)->stripes[stripe_of(part)];
 }
 
 bool pipeline_part_is_from_here(const struct pipeline_part *part)
@@ -168,9 +168,10 @@ bool pipeline_part_start_stale(struct pipeline_part *part)
 {
 	struct pipeline_round *round = part->round;
 	struct ledger *ledger = job_of(part)->ledger;
-	uint32_t cell = round->rows ? LEDGER_NO_CELL
-				    : ledger_cell_find(ledger, round->tensor->key, round->number,
-						       part->extent.block, part->extent.part);
+	uint32_t cell = pipeline_part_is_rows(part)
+				? LEDGER_NO_CELL
+				: ledger_cell_find(ledger, round->tensor->key, round->number,
+						   part->extent.block, part->extent.part);
 	struct ledger_kept *kept;
 
 	if (cell == LEDGER_NO_CELL)
@@ -375,21 +376,6 @@ static void push_again(struct pipeline_part *part)
 	pipeline_outlet_pump(server->outlet);
 }
 
-/* Of a push_pull_rows a server has what nobody else has. */
-static void rows_lost(struct pipeline_part *part)
-{
-	const struct pipeline_round *round = part->round;
-	struct failure failure;
-
-	(void)failure_set(&failure, -ECONNRESET,
-			  "tensor %s, round %" PRIu64 ": %s, and what servers had of a "
-			  "push_pull_rows is gone: submit it again, on all ranks",
-			  round->tensor->name, round->number,
-			  part->call.status ? part->call.text : "its servers changed");
-	pipeline_round_fail(part->round, &failure, true);
-	pipeline_part_end(part);
-}
-
 /* The call can go on by TCP: what it names is in memory of the host now. */
 static void call_on(struct pipeline_part *part)
 {
@@ -438,13 +424,18 @@ static void on_answer(struct call *call)
 		on_sent(call);
 	/* Said before we attached there again: nothing of that counts. */
 	lost |= job_of(part)->keep && part->attachment != pipeline_part_server(part)->attachment;
-	if (lost && !part->round->rows && job_of(part)->state != JOB_OVER) {
-		push_again(part);
+	if (pipeline_part_is_rows(part) && !lost && pipeline_rows_is_past(part)) {
+		pipeline_part_end(part);
 		return;
 	}
-	if (lost && part->round->rows && job_of(part)->keep) {
-		rows_lost(part);
-	} else if (lost && !call->status) {
+	if (lost && job_of(part)->state != JOB_OVER) {
+		if (pipeline_part_is_rows(part))
+			pipeline_rows_part_lost(part);
+		else
+			push_again(part);
+		return;
+	}
+	if (lost && !call->status) {
 		pipeline_part_fail(part, -ECONNRESET, "its servers changed");
 	} else if (call->status) {
 		struct failure failure;
@@ -457,7 +448,7 @@ static void on_answer(struct call *call)
 				  "%s", call->text);
 		pipeline_round_fail(part->round, &failure, true);
 		pipeline_part_end(part);
-	} else if (part->round->rows) {
+	} else if (pipeline_part_is_rows(part)) {
 		on_rows_answer(part);
 	} else if (!answer_fits(part)) {
 		answer_wild(part);
@@ -509,7 +500,7 @@ static void push(struct pipeline_part *part, const void *payload)
 	const struct pipeline_tensor *tensor = round->tensor;
 	const struct extent *extent = &part->extent;
 	struct pipeline_job *job = tensor->job;
-	bool room = answer_len(part) && !round->rows;
+	bool by_rows = pipeline_part_is_rows(part), room = answer_len(part) && !by_rows;
 	struct pipeline_server *server;
 
 	if (!part->outlet)
@@ -518,7 +509,10 @@ static void push(struct pipeline_part *part, const void *payload)
 	if (!server->attached) {
 		if (part->outlet)
 			pipeline_outlet_sent(part->outlet, part);
-		push_again(part);
+		if (by_rows)
+			pipeline_rows_part_lost(part);
+		else
+			push_again(part);
 		return;
 	}
 	/* It was lost, and is back, or another is in its place. */
@@ -537,14 +531,14 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->state = PART_CALL;
 	call_clear(&part->call);
 	part->call.header = (struct data_header){
-		.op = round->rows && !payload ? DATA_PULL : DATA_PUSH,
+		.op = by_rows && !payload ? DATA_PULL : DATA_PUSH,
 		.len = payload ? extent->len : 0,
 		.job = job->number,
 		.key = tensor->key,
 		.round = round->number,
 		.epoch = job->data_epoch,
 		.node = job->shape.node,
-		.block = round->rows ? pipeline_move_number(job, extent->block) : extent->block,
+		.block = by_rows ? pipeline_move_number(job, extent->block) : extent->block,
 		.part = extent->part,
 		.dtype = (uint8_t)tensor->dtype,
 		.operation = (uint8_t)round->partition.operation,
@@ -554,7 +548,8 @@ static void push(struct pipeline_part *part, const void *payload)
 		.part_len = extent->len,
 		.root = round->partition.operation == OPERATION_BARRIER
 				? pipeline_elastic_waits(job)
-				: round->partition.root,
+			: by_rows ? pipeline_rows_flags(round->rows)
+				  : round->partition.root,
 		.priority = round->priority,
 		.status = job->keep ? (int32_t)server->acked : 0,
 	};
@@ -564,7 +559,7 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.room_len = room ? answer_len(part) : 0;
 	part->call.find_room = room && job->keep ? find_cell : NULL;
 	part->call.sent = on_sent;
-	part->call.is_repeatable = job->keep && !round->rows;
+	part->call.is_repeatable = job->keep && !by_rows;
 	part->call.is_again = part->again;
 	part->call.is_payload_direct = part->direct.data;
 	part->call.is_room_direct = part->direct.data && part->room;
@@ -627,8 +622,8 @@ void pipeline_part_begin(struct pipeline_part *part)
 {
 	part->state = PART_GATHER;
 	part->moved = job_of(part)->n_moved;
-	if (part->round->rows) {
-		part->block = pipeline_rows_take(part->round->rows, &part->extent);
+	if (pipeline_part_is_rows(part)) {
+		pipeline_rows_begin(part);
 		pipeline_outlet_charge(part->outlet, part, part->extent.len);
 		push(part, part->block ? part->block->data : NULL);
 		return;

@@ -508,9 +508,10 @@ void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeli
 
 /*
  * Of push_pull_rows, which is otherwise done again from the start, ranks are told how many rows there are, and some that
- * they had no room: what the first has heard, the others must hear after a restart.
+ * they had no room: what the first has heard, the others must hear after a restart. Through servers other nodes are told that this
+ * one has the result.
  */
-void pipeline_resume_finish(struct pipeline_round *round)
+int pipeline_resume_record_rows(struct pipeline_round *round, struct failure *failure)
 {
 	const struct pipeline_tensor *tensor = round->tensor;
 	struct ledger *ledger = tensor->job->ledger;
@@ -522,11 +523,19 @@ void pipeline_resume_finish(struct pipeline_round *round)
 		.reduction = round->reduction,
 	};
 
-	if (!ledger || !round->rows || round->failure.status)
-		return;
-	facts.elements = pipeline_rows_n(round->rows);
-	ledger_forget(ledger, tensor->name, round->number, round->number);
-	(void)ledger_round_begin(ledger, &round->ledger, &facts, &round->failure);
+	if (!ledger)
+		return 0;
+	facts.elements = round->rows->n_result;
+	return ledger_round_begin(ledger, &round->rows->ledger, &facts, failure);
+}
+
+void pipeline_resume_finish_rows(struct pipeline_round *round)
+{
+	/* Nobody is to hear of a good end. */
+	if (round->failure.status)
+		ledger_round_end(&round->rows->ledger);
+	else if (!round->rows->ledger.ledger)
+		(void)pipeline_resume_record_rows(round, &round->failure);
 }
 
 bool pipeline_resume_moves(const struct pipeline_tensor *tensor, uint64_t round)

@@ -139,9 +139,10 @@ static void round_finish(struct pipeline_round *round)
 		tensor->n_rounds++;
 		job->n_rounds++;
 	}
-	pipeline_resume_finish(round);
+	if (round->rows)
+		pipeline_resume_finish_rows(round);
 	pipeline_round_end_requests(round);
-	ledger_round_end(&round->ledger);
+	ledger_round_end(round->rows ? &round->rows->ledger : &round->ledger);
 	if (job->keep)
 		pipeline_keep_settle(tensor, round->number);
 	round->rows = pipeline_rows_free(round->rows);
@@ -241,7 +242,8 @@ void pipeline_round_part_done(struct pipeline_round *round)
 			pipeline_round_refill(round);
 	} else if (round->n_held && round->n_held == round->n_made && !round->failure.status) {
 		pipeline_round_commit(round);
-	} else if (!round->n_parts && !pipeline_rows_continue(round)) {
+	} else if (round->rows ? !pipeline_rows_continue(round) && !round->n_parts
+			       : !round->n_parts) {
 		round_finish(round);
 	}
 }

@@ -1,4 +1,5 @@
 #include "pipeline/rows.h"
+#include "base/failpoint.h"
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -46,30 +47,39 @@ static int charge(struct pipeline_rows *rows, uint64_t n, uint64_t each, struct 
 	return 0;
 }
 
-static void place(struct pipeline_rows *rows)
+/* To whom rows go now. Returns 0 or -ENOMEM. */
+static int place(struct pipeline_rows *rows)
 {
 	const struct pipeline_tensor *tensor = rows->round->tensor;
 	const struct pipeline_job *job = tensor->job;
 	uint64_t group_bytes = MIN(job->part_bytes, ROWS_GROUP_BYTES), n_groups;
 
+	rows->n_servers = job->distributed ? job->n_servers : 0;
+	rows->stripes = job->stripes;
+	rows->servers = calloc(MAX(rows->n_servers, (size_t)1), sizeof(rows->servers[0]));
+	if (!rows->servers)
+		return error_origin(-ENOMEM);
 	rows->push_step = data_rows_step(job->part_bytes, rows->row_len);
 	rows->per_group = MAX(group_bytes / rows->row_len, UINT64_C(1));
 	rows->first_stripe = tensor->start / job->part_bytes;
 	/* Also of a table without rows somebody sees to it that all have come. */
 	n_groups = MAX(rows->n_rows / rows->per_group + !!(rows->n_rows % rows->per_group),
 		       UINT64_C(1));
-	for (uint64_t i = 0; rows->n_servers && i < MIN(n_groups, (uint64_t)job->n_stripes); i++)
-		rows->servers[rows->stripes[(rows->first_stripe + i) % job->n_stripes]].in_use =
-			true;
+	for (uint64_t i = 0; rows->n_servers && i < MIN(n_groups, (uint64_t)job->n_stripes); i++) {
+		struct pipeline_rows_server *server =
+			&rows->servers[rows->stripes[(rows->first_stripe + i) % job->n_stripes]];
+
+		server->in_use = server->due = true;
+		server->attempt = rows->attempt;
+	}
+	return 0;
 }
 
 static int rows_new(struct pipeline_round *round, struct failure *failure)
 {
 	const struct pipeline_tensor *tensor = round->tensor;
 	struct pipeline_job *job = tensor->job;
-	size_t n_servers = job->distributed ? job->n_servers : 0;
-	struct pipeline_rows *rows =
-		calloc(1, sizeof(*rows) + n_servers * sizeof(rows->servers[0]));
+	struct pipeline_rows *rows = calloc(1, sizeof(*rows));
 	uint64_t n = 0;
 
 	if (!rows)
@@ -77,14 +87,13 @@ static int rows_new(struct pipeline_round *round, struct failure *failure)
 	round->rows = rows;
 	rows->round = round;
 	rows->quota = &job->rows_quota;
-	rows->n_servers = n_servers;
-	rows->stripes = job->stripes;
 	rows->width = (uint32_t)pipeline_round_first(round)->width;
 	rows->row_len = rows->width * dtype_size(tensor->dtype);
 	rows->n_rows = tensor->elements / rows->width;
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		n += rows_in(rows, i);
-	place(rows);
+	if (place(rows))
+		return failure_set(failure, -ENOMEM, "out of memory");
 	return charge(rows, n, 2 * sizeof(struct reduce_entry) + sizeof(int64_t) + rows->row_len,
 		      failure);
 }
@@ -96,17 +105,33 @@ static void free_blocks(struct block **blocks, uint64_t n)
 	free(blocks);
 }
 
+/* As if nothing had gone there, or come from there. */
+static void server_reset(struct pipeline_rows *rows, struct pipeline_rows_server *server)
+{
+	free_blocks(server->pieces, server->n_pieces);
+	free_blocks(server->result_blocks, server->n_result_pieces);
+	free(server->result);
+	quota_release(rows->quota, server->charged);
+	rows->charged -= server->charged;
+	*server = (struct pipeline_rows_server){
+		.in_use = server->in_use,
+		.due = true,
+		.attempt = rows->attempt,
+	};
+}
+
+static void servers_free(struct pipeline_rows *rows)
+{
+	for (size_t i = 0; rows->servers && i < rows->n_servers; i++)
+		server_reset(rows, &rows->servers[i]);
+	free(TAKE_PTR(rows->servers));
+}
+
 struct pipeline_rows *pipeline_rows_free(struct pipeline_rows *rows)
 {
 	if (!rows)
 		return NULL;
-	for (size_t i = 0; i < rows->n_servers; i++) {
-		struct pipeline_rows_server *server = &rows->servers[i];
-
-		free_blocks(server->pieces, server->n_pieces);
-		free_blocks(server->result_blocks, server->n_result_pieces);
-		free(server->result);
-	}
+	servers_free(rows);
 	quota_release(rows->quota, rows->charged);
 	free(rows);
 	return NULL;
@@ -224,10 +249,13 @@ static int cut(struct pipeline_rows *rows, struct walk walk)
 	struct walk count = walk;
 	int r = 0;
 
-	while (walk_next(&count))
-		rows->servers[server_of(rows, count.row)].n++;
+	while (walk_next(&count)) {
+		struct pipeline_rows_server *server = &rows->servers[server_of(rows, count.row)];
+
+		server->n += server->due;
+	}
 	for (size_t i = 0; !r && i < rows->n_servers; i++)
-		if (rows->servers[i].in_use)
+		if (rows->servers[i].due)
 			r = make_pieces(rows, &rows->servers[i]);
 	if (r)
 		return r;
@@ -235,6 +263,8 @@ static int cut(struct pipeline_rows *rows, struct walk walk)
 		struct pipeline_rows_server *server = &rows->servers[server_of(rows, walk.row)];
 		void *values;
 
+		if (!server->due)
+			continue;
 		*next_place(rows, server, &values) = walk.row;
 		sum.inputs = walk.inputs;
 		sum.n_inputs = walk.n_inputs;
@@ -412,6 +442,8 @@ static void on_done(struct task *task)
 	rows->working = false;
 	if (job->suspended && job->distributed)
 		return;
+	if (rows->step == ROWS_MERGE)
+		FAILPOINT("rows-merged");
 	if (rows->status && !rows->round->failure.status)
 		fail(rows, rows->status, *rows->text ? rows->text : strerror(-rows->status));
 	pipeline_round_part_done(rows->round);
@@ -444,46 +476,291 @@ static void begin_parts(struct pipeline_rows *rows, uint64_t first_piece)
 	pipeline_round_refill(rows->round);
 }
 
+/* -- Until all have it -------------------------------------------------------------------------------------------- */
+
+static bool any_lost(const struct pipeline_rows *rows)
+{
+	for (size_t i = 0; i < rows->n_servers; i++)
+		if (rows->servers[i].lost)
+			return true;
+	return false;
+}
+
+bool pipeline_rows_is_past(const struct pipeline_part *part)
+{
+	const struct pipeline_rows *rows = part->round->rows;
+
+	return rows->has_result || part->extent.block >= rows->n_servers ||
+	       rows->servers[part->extent.block].attempt != part->attempt;
+}
+
+/*
+ * Whether nothing is under way that the next step has to wait for. While a server is to be given its rows anew that is not what
+ * waits at others for other nodes: they may wait for us there.
+ */
+static bool is_idle(const struct pipeline_rows *rows)
+{
+	const struct pipeline_round *round = rows->round;
+	const struct pipeline_part *part;
+	unsigned n = round->n_parts - rows->agreeing;
+	bool lost = any_lost(rows);
+
+	if (!n || rows->working || (!lost && !rows->repeats))
+		return !n;
+	list_for_each (part, &round->parts, link) {
+		const struct pipeline_rows_server *server;
+
+		if (!pipeline_part_is_rows(part) || part->state != PART_CALL)
+			continue;
+		if (pipeline_rows_is_past(part)) {
+			n--;
+			continue;
+		}
+		server = &rows->servers[part->extent.block];
+		n -= server->lost ||
+		     ((rows->step == ROWS_SORT || (rows->step == ROWS_PUSH && lost)) &&
+		      part->extent.part + UINT64_C(1) == server->n_pieces);
+	}
+	return !n;
+}
+
+/* The rows of servers that were lost once more; of all, where they belong to others now. */
+static bool sort_again(struct pipeline_rows *rows)
+{
+	const struct pipeline_job *job = job_of(rows);
+	struct pipeline_round *round = rows->round;
+	struct failure failure;
+
+	rows->repeats = true;
+	rows->attempt++;
+	if (rows->stripes != job->stripes || rows->n_servers != job->n_servers) {
+		servers_free(rows);
+		if (place(rows)) {
+			rows->n_servers = 0;
+			pipeline_round_describe(round, &failure, -ENOMEM, "out of memory");
+			pipeline_round_fail(round, &failure, true);
+			return false;
+		}
+	} else {
+		for (size_t i = 0; i < rows->n_servers; i++) {
+			struct pipeline_rows_server *server = &rows->servers[i];
+
+			/* Also what was sorted, and is not pushed yet. */
+			server->due &= rows->step <= ROWS_SORT;
+			if (server->lost || server->due)
+				server_reset(rows, server);
+		}
+	}
+	rows->step = ROWS_SORT;
+	begin_task(rows, run_sort, entries_of(rows));
+	return true;
+}
+
+/* A part without data, of which all nodes have to bring one. */
+static bool begin_agreeing(struct pipeline_rows *rows)
+{
+	const struct extent extent = {
+		.block = DATA_ROWS_DONE,
+		.source = RANK_ALL,
+		.target = RANK_ALL,
+	};
+	struct pipeline_round *round = rows->round;
+	struct failure failure;
+	int r;
+
+	rows->agreeing = true;
+	/* It may be over before the call returns. */
+	round->n_parts++;
+	r = pipeline_part_start(round, &extent, 0);
+	round->n_parts--;
+	if (!r)
+		return !rows->agreed;
+	rows->agreeing = false;
+	pipeline_round_describe(round, &failure, r, "%s", strerror(-r));
+	pipeline_round_fail(round, &failure, true);
+	return false;
+}
+
+/* Servers need not hold it for this node, which can do without this process. */
+static void tell_servers(const struct pipeline_rows *rows)
+{
+	const struct pipeline_tensor *tensor = rows->round->tensor;
+	struct pipeline_job *job = tensor->job;
+	struct data_header header = {
+		.op = DATA_HAVE,
+		.job = job->number,
+		.key = tensor->key,
+		.round = rows->round->number,
+		.epoch = job->data_epoch,
+		.node = job->shape.node,
+	};
+
+	/* Without memory they hold it until the next round. */
+	for (size_t i = 0; i < rows->n_servers; i++)
+		if (rows->servers[i].in_use && job->servers[i].attached)
+			(void)peer_notice(job->servers[i].outlet->peer, &header, NULL);
+}
+
+/* The result is in the outputs here. Returns false when there is nothing more to do. */
+static bool agree(struct pipeline_rows *rows)
+{
+	struct pipeline_round *round = rows->round;
+	struct failure failure;
+
+	if (!job_of(rows)->keep)
+		return false;
+	if (pipeline_resume_record_rows(round, &failure)) {
+		pipeline_round_fail(round, &failure, true);
+		return false;
+	}
+	rows->has_result = true;
+	FAILPOINT("rows-recorded");
+	tell_servers(rows);
+	return begin_agreeing(rows);
+}
+
+void pipeline_rows_part_end(const struct pipeline_part *part)
+{
+	struct pipeline_rows *rows = part->round->rows;
+
+	if (pipeline_part_is_rows(part))
+		return;
+	rows->agreeing = false;
+	rows->agreed = part->stored;
+	if (!rows->agreed)
+		return;
+	FAILPOINT("rows-agreed");
+	/* What is done for others nobody needs any more. */
+	pipeline_part_drop_queued(part->round);
+}
+
+void pipeline_rows_part_lost(struct pipeline_part *part)
+{
+	struct pipeline_rows *rows = part->round->rows;
+
+	if (part->extent.block < rows->n_servers &&
+	    rows->servers[part->extent.block].attempt == part->attempt)
+		rows->servers[part->extent.block].lost = true;
+	pipeline_part_end(part);
+}
+
+/* Those that wait for it are of an old cut. */
+static void drop_queued(struct pipeline_round *round, size_t server)
+{
+	struct pipeline_part *part, *next;
+
+	list_for_each_safe (part, next, &round->parts, link) {
+		if (!pipeline_part_is_rows(part) || part->server != server ||
+		    part->state != PART_QUEUED)
+			continue;
+		if (list_linked(&part->wait))
+			list_remove(&part->wait);
+		else
+			pipeline_outlet_remove(part->outlet, part);
+		pipeline_part_end(part);
+	}
+}
+
+static struct pipeline_round *next_jolted(const struct pipeline_job *job)
+{
+	struct pipeline_round *round;
+
+	list_for_each (round, &job->rounds, job_link)
+		if (round->rows && round->rows->jolted)
+			return round;
+	return NULL;
+}
+
+void pipeline_rows_lost(struct pipeline_job *job, size_t server)
+{
+	struct pipeline_round *round;
+
+	if (!job->keep || job->suspended)
+		return;
+	list_for_each (round, &job->rounds, job_link) {
+		struct pipeline_rows *rows = round->rows;
+
+		if (!rows || round->state != ROUND_MOVING || round->failure.status ||
+		    rows->agreed || server >= rows->n_servers || !rows->servers[server].in_use)
+			continue;
+		rows->servers[server].lost = rows->jolted = true;
+	}
+	while ((round = next_jolted(job))) {
+		round->rows->jolted = false;
+		/* Not finished under our feet. */
+		round->n_parts++;
+		drop_queued(round, server);
+		pipeline_round_part_done(round);
+	}
+}
+
+uint32_t pipeline_rows_flags(const struct pipeline_rows *rows)
+{
+	return (rows->repeats ? DATA_ROWS_AGAIN : 0) | (rows->has_result ? DATA_ROWS_HAS : 0);
+}
+
 bool pipeline_rows_continue(struct pipeline_round *round)
 {
 	struct pipeline_rows *rows = round->rows;
 
-	if (!rows || round->failure.status)
+	if (round->failure.status || rows->agreed)
 		return false;
-	switch (rows->step++) {
+	if (!is_idle(rows))
+		return true;
+	if (rows->step == ROWS_MERGE && !rows->has_result && !agree(rows))
+		return false;
+	if (any_lost(rows))
+		return sort_again(rows);
+	switch (rows->step) {
 	case ROWS_NEW:
+		rows->step = ROWS_SORT;
 		begin_task(rows, run_sort, entries_of(rows));
 		return true;
 	case ROWS_SORT:
 		if (!rows->n_servers)
 			return false;
+		rows->step = ROWS_PUSH;
 		begin_parts(rows, 0);
 		return true;
 	case ROWS_PUSH:
-		for (size_t i = 0; i < rows->n_servers; i++)
-			rows->n_result += rows->servers[i].n_result;
+		if (rows->has_result)
+			break;
 		/* Also when nobody here has room for them: servers hold the rest until it has been pulled. */
+		rows->step = ROWS_PULL;
 		begin_parts(rows, 1);
 		return true;
 	case ROWS_PULL:
+		rows->step = ROWS_MERGE;
+		rows->n_result = 0;
+		for (size_t i = 0; i < rows->n_servers; i++)
+			rows->n_result += rows->servers[i].n_result;
 		begin_task(rows, run_merge, rows->n_result);
 		return true;
 	default:
-		return false;
+		break;
 	}
+	/* Only the others are waited for. */
+	rows->step = ROWS_AGREE;
+	return rows->agreeing;
 }
 
 void pipeline_rows_start(struct pipeline_round *round)
 {
+	const struct pipeline_job *job = round->tensor->job;
 	struct failure failure, words;
 
-	round->tensor->job->by_rows |= round->tensor->job->distributed;
 	pipeline_deal_cut(round);
 	round->n_parts++;
 	if (rows_new(round, &words)) {
 		(void)failure_set(&failure, words.status, "tensor %s, round %" PRIu64 ": %s",
 				  round->tensor->name, round->number, words.text);
 		pipeline_round_fail(round, &failure, true);
+	} else if (job->keep) {
+		/* By this process or the one before. */
+		round->rows->repeats = job->resumed;
+		if (ledger_find_rows(job->ledger, round->tensor->name, round->number,
+				     &round->rows->n_result))
+			(void)agree(round->rows);
 	}
 	pipeline_round_part_done(round);
 }
@@ -497,9 +774,14 @@ bool pipeline_rows_next(struct pipeline_rows *rows, struct extent *ret_extent)
 	for (; rows->next_server < rows->n_servers; rows->next_server++) {
 		const struct pipeline_rows_server *server = &rows->servers[rows->next_server];
 		uint64_t n_pieces = pull ? server->n_result_pieces : server->n_pieces;
-		uint64_t piece = rows->next_piece;
+		uint64_t piece;
 
-		if (piece >= n_pieces) {
+		/* Some may have been pulled before another server was lost. */
+		while (pull && rows->next_piece < n_pieces &&
+		       server->result_blocks[rows->next_piece])
+			rows->next_piece++;
+		piece = rows->next_piece;
+		if ((!pull && !server->due) || server->lost || piece >= n_pieces) {
 			rows->next_piece = pull;
 			continue;
 		}
@@ -517,23 +799,27 @@ bool pipeline_rows_next(struct pipeline_rows *rows, struct extent *ret_extent)
 	return false;
 }
 
-struct block *pipeline_rows_take(struct pipeline_rows *rows, const struct extent *extent)
+void pipeline_rows_begin(struct pipeline_part *part)
 {
-	if (rows->step == ROWS_PULL)
-		return NULL;
-	return TAKE_PTR(rows->servers[extent->block].pieces[extent->part]);
+	struct pipeline_rows *rows = part->round->rows;
+	struct pipeline_rows_server *server = &rows->servers[part->extent.block];
+
+	part->attempt = server->attempt;
+	part->block = rows->step == ROWS_PULL ? NULL : TAKE_PTR(server->pieces[part->extent.part]);
 }
 
 /* The first piece of a server's result says how much it is. */
 static int begin_result(struct pipeline_rows *rows, struct pipeline_rows_server *server,
 			const struct data_piece *piece, struct failure *failure)
 {
+	uint64_t before = rows->charged;
 	int r;
 
 	r = charge(rows, piece->list.n, sizeof(int64_t) + rows->row_len, failure);
 	if (!r)
 		r = charge(rows, piece->n_pieces, sizeof(struct block *) + sizeof(*server->result),
 			   failure);
+	server->charged = rows->charged - before;
 	if (r)
 		return r;
 	server->result_blocks = calloc(piece->n_pieces, sizeof(struct block *));
@@ -614,9 +900,4 @@ const struct failure *pipeline_rows_verdict(const struct pipeline_round *round,
 	if (!rows || pipeline_rows_outcome(round->tensor, request, rows->n_result, ret_failure))
 		return NULL;
 	return ret_failure;
-}
-
-uint64_t pipeline_rows_n(const struct pipeline_rows *rows)
-{
-	return rows->n_result;
 }

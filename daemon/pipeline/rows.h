@@ -5,6 +5,11 @@
  *	PUSH	the rows of each server go there in pieces; the call of the last piece brings the first of the result
  *	PULL	the other pieces of the results
  *	MERGE	in the pool: the servers' results, in the order of rows, go to each local rank that has room
+ *	AGREE	of a job that outlives its daemons' processes: all nodes have the result
+ *
+ * Inputs are as they were until all nodes agree. So until then all can be done again: when a server was lost its rows are
+ * sorted and pushed once more, when servers have changed all rows are, to where they belong now. A node that has the
+ * result already does it for the others alone. That it has, the ledger says, for the next process.
  *
  * A row belongs to a server by its place: rows go to the stripes of the job's placement in groups, so that the rows in
  * use are spread wherever they are in the table.
@@ -17,11 +22,14 @@
 /* Bytes of neighbouring rows that stay together: a small table costs one message, not one to each server. */
 #define ROWS_GROUP_BYTES (64u << 10)
 
-enum pipeline_rows_step { ROWS_NEW, ROWS_SORT, ROWS_PUSH, ROWS_PULL, ROWS_MERGE, ROWS_DONE };
+enum pipeline_rows_step { ROWS_NEW, ROWS_SORT, ROWS_PUSH, ROWS_PULL, ROWS_MERGE, ROWS_AGREE };
 
 /* Towards one server, and back. */
 struct pipeline_rows_server {
 	bool in_use;	   /* rows of the table belong to it */
+	bool due;	   /* its rows are to be pushed, and its result to be had */
+	bool lost;	   /* what it had is gone: once more */
+	uint64_t attempt;  /* the newest of the round's in which it is due */
 	uint64_t n;	   /* rows that go there */
 	uint64_t n_pieces; /* of them */
 	struct block **pieces;
@@ -29,6 +37,7 @@ struct pipeline_rows_server {
 	/* Its result. */
 	uint64_t n_result, n_result_pieces;
 	uint32_t result_step;
+	uint64_t charged; /* for it */
 	struct block **result_blocks;
 	struct reduce_piece *result; /* in the blocks */
 };
@@ -44,6 +53,13 @@ struct pipeline_rows {
 	struct quota *quota; /* the job's */
 	uint64_t charged;
 	uint64_t n_result; /* rows, once known */
+	bool repeats;	   /* some may be at servers from before */
+	bool jolted;	   /* to be looked at, as a server was lost */
+	uint64_t attempt;  /* counts */
+	bool has_result;   /* in the outputs, and the ledger says so */
+	bool agreeing;	   /* there is a part that says so; it is not a piece of rows */
+	bool agreed;
+	struct ledger_round ledger;
 	/* The task's outcome. */
 	int status;
 	char text[160];
@@ -52,17 +68,33 @@ struct pipeline_rows {
 	uint64_t next_piece;
 	const uint16_t *stripes; /* the job's, as it began */
 	size_t n_servers;	 /* 0: on this node alone */
-	struct pipeline_rows_server servers[];
+	struct pipeline_rows_server *servers;
 };
+
+/* Whether it is a piece of rows: of such a round, but not the part by which nodes agree. */
+static inline bool pipeline_part_is_rows(const struct pipeline_part *part)
+{
+	return part->round->rows && part->extent.block != DATA_ROWS_DONE;
+}
 
 /* Begins a round that was just set moving. */
 void pipeline_rows_start(struct pipeline_round *round);
-/* Begins the next step of a moving round that has no parts. Returns false when there is nothing more to do. */
+/* A part or a task of a moving round is done with: begins the next step, if it is time. Returns false when there is nothing to do. */
 bool pipeline_rows_continue(struct pipeline_round *round);
+/* What this server had of the job's rounds is gone, or is to go elsewhere. */
+void pipeline_rows_lost(struct pipeline_job *job, size_t server);
+/* A piece was lost with its connection. */
+void pipeline_rows_part_lost(struct pipeline_part *part);
+/* Whether what is said of a piece that has been pushed counts no more. */
+bool pipeline_rows_is_past(const struct pipeline_part *part);
+/* A part of such a round is about to be freed. */
+void pipeline_rows_part_end(const struct pipeline_part *part);
+/* DATA_ROWS_* for its pieces. */
+uint32_t pipeline_rows_flags(const struct pipeline_rows *rows);
 /* The next piece to be pushed or pulled, as a part. Returns false at the end of the step. */
 bool pipeline_rows_next(struct pipeline_rows *rows, struct extent *ret_extent);
-/* A part begins: what it pushes, for the part to release; NULL for a pull. */
-struct block *pipeline_rows_take(struct pipeline_rows *rows, const struct extent *extent);
+/* A part begins: sets what it pushes, for the part to release; NULL for a pull. */
+void pipeline_rows_begin(struct pipeline_part *part);
 /*
  * An answer without an error has come. Returns 0; -EPROTO when it cannot be one to this part; -EDQUOT or -ENOMEM, with
  * words, when the result cannot be held.
@@ -75,7 +107,5 @@ const struct failure *pipeline_rows_verdict(const struct pipeline_round *round,
 /* The same of a result of so many rows: tells the request of them. Returns whether they fit; else with words. */
 bool pipeline_rows_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
 			   uint64_t n_rows, struct failure *ret_failure);
-/* Rows of the result, once it is there. */
-uint64_t pipeline_rows_n(const struct pipeline_rows *rows);
 /* Returns NULL; takes NULL. */
 struct pipeline_rows *pipeline_rows_free(struct pipeline_rows *rows);

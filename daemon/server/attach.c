@@ -225,6 +225,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	if (node->peer != peer || !node->attached) {
 		keep_attached(job, attach->node);
 		told_attached(job, attach->node);
+		rows_attached(job, attach->node);
 		if (node->attached)
 			log_notice("job %s: node %u is back, as %s", job->name, attach->node,
 				   peer_name(peer));

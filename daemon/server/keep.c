@@ -4,6 +4,7 @@
 #include "server/accumulate.h"
 #include "server/quorum.h"
 #include "server/round.h"
+#include "server/rows.h"
 #include "server/set.h"
 #include "server/told.h"
 
@@ -376,6 +377,7 @@ void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
 		list_for_each_safe (slot, tmp, &round->slots, in_round)
 			if (slot->kept && set_has(slot->job, &slot->header, node))
 				(void)slot_ack(slot, node);
+		rows_past(round, node);
 		round->pinned = false;
 		round_put(round);
 	}
@@ -445,7 +447,7 @@ static int check_offer(const struct job *job, const struct data_header *h, struc
 {
 	int r;
 
-	if (!job->resume || h->operation == OPERATION_PUSH_PULL_ROWS)
+	if (!job->resume || (h->operation == OPERATION_PUSH_PULL_ROWS && !data_is_done(h)))
 		return failure_set(failure, -EPROTO, "job %s: it takes no offers", job->name);
 	r = set_check(job, h, failure);
 	if (r)

@@ -344,11 +344,24 @@ static void fail_gone(struct tensor *tensor, const struct data_header *header)
 	round_fail(tensor, header->round, &failure);
 }
 
+/*
+ * Whether all nodes have the result of a push_pull_rows. Each contributed, or nobody would have it; so one that has left did
+ * not do so before its own requests had ended.
+ */
+static bool is_done(const struct slot *slot)
+{
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
+		if (!slot->from[i] && !slot->job->nodes[i].left)
+			return false;
+	return true;
+}
+
 void round_contribute(struct job *job, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
-	bool by_rows = h->operation == OPERATION_PUSH_PULL_ROWS, complete = true;
-	uint32_t number = h->part, node = h->node, waits = 0;
+	bool by_rows = h->operation == OPERATION_PUSH_PULL_ROWS && !data_is_done(h);
+	bool complete = true;
+	uint32_t number = h->part, node = h->node, waits = 0, flags = 0;
 	struct data_piece piece;
 	struct failure failure;
 	struct tensor *tensor;
@@ -361,6 +374,10 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	/* It is not what the nodes have to agree on. */
 	if (job->elastic && h->operation == OPERATION_BARRIER) {
 		waits = h->root ? LEDGER_WAITING : 0;
+		delivery->header.root = 0;
+	}
+	if (by_rows && job->resume) {
+		flags = h->root;
 		delivery->header.root = 0;
 	}
 	r = check(job, delivery, &failure);
@@ -383,6 +400,8 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		accumulate_contribute(tensor, delivery);
 		return;
 	}
+	if (flags && rows_again(tensor, delivery, &piece, number, flags))
+		return;
 	if (!is_new(tensor, delivery, number) || !agrees(tensor, delivery))
 		return;
 	slot = job->resume && !by_rows ? slot_of(tensor, h) : NULL;
@@ -401,7 +420,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	priority = h->priority;
 	r = slot_get(tensor, delivery, &slot);
 	if (!r && by_rows)
-		r = rows_take(slot, delivery, &piece, number, &complete);
+		r = rows_take(slot, delivery, &piece, number, flags, &complete);
 	if (r == QUOTA_E_FULL) {
 		round_over_quota(job, delivery);
 		return;
@@ -428,7 +447,9 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	slot->n_gone |= waits;
 	measure(slot, node);
 	header = slot->header;
-	if (slot->n_here < slot->n_expected && first && job->n_left)
+	if (data_is_done(&header) && is_done(slot))
+		engine_start(slot);
+	else if (slot->n_here < slot->n_expected && first && job->n_left)
 		(void)fail_left(tensor, &header, slot->from, &failure);
 	else if (slot->n_here == slot->n_expected && by_rows)
 		rows_start(slot);
@@ -455,7 +476,8 @@ static struct slot *first_needing(struct job *job, uint32_t node)
 	struct slot *slot;
 
 	list_for_each (slot, &job->open, in_job) {
-		if (set_has(job, &slot->header, node) && !slot->from[node])
+		if (set_has(job, &slot->header, node) && !slot->from[node] &&
+		    !data_is_done(&slot->header) && !rows_is_idle(slot))
 			return slot;
 	}
 	return NULL;
@@ -464,8 +486,11 @@ static struct slot *first_needing(struct job *job, uint32_t node)
 void round_left(struct job *job, uint32_t node)
 {
 	struct failure failure = { 0 };
-	struct slot *slot;
+	struct slot *slot, *next;
 
+	list_for_each_safe (slot, next, &job->open, in_job)
+		if (data_is_done(&slot->header) && is_done(slot))
+			engine_start(slot);
 	while ((slot = first_needing(job, node)) != NULL && !elastic_without_left(job)) {
 		struct data_header header = slot->header;
 
@@ -494,6 +519,11 @@ void round_expired(struct job *job, uint64_t now)
 
 		if (elastic_without_missing(job, oldest)) {
 			oldest->since_ns = now;
+			continue;
+		}
+		if (rows_is_idle(oldest)) {
+			part_close(oldest->part, oldest->header.round);
+			slot_free(oldest);
 			continue;
 		}
 		ranks = missing_text(job, &oldest->header, oldest->from, false, &missing);

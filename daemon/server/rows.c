@@ -1,5 +1,6 @@
 #include "server/rows.h"
 
+#include "base/failpoint.h"
 #include "server/round.h"
 
 /* -- What comes --------------------------------------------------------------------------------------------------- */
@@ -70,9 +71,18 @@ static int node_begin(struct slot *slot, struct rows_node *from, const struct da
 		return error_origin(-ENOMEM);
 	}
 	from->n_pieces = n_pieces;
+	from->charged = len;
 	from->n = piece->list.n;
 	from->step = piece->list.step;
 	return 0;
+}
+
+static void free_blocks(struct rows_node *from)
+{
+	for (uint64_t k = 0; k < from->n_pieces && from->blocks; k++)
+		(void)block_unref(from->blocks[k]);
+	free(TAKE_PTR(from->blocks));
+	free(TAKE_PTR(from->pieces));
 }
 
 static void answer_empty(struct delivery *delivery)
@@ -86,7 +96,7 @@ static void answer_empty(struct delivery *delivery)
 }
 
 int rows_take(struct slot *slot, struct delivery *delivery, const struct data_piece *piece,
-	      uint32_t part, bool *ret_complete)
+	      uint32_t part, unsigned flags, bool *ret_complete)
 {
 	uint32_t node = delivery->header.node;
 	struct rows_node *from;
@@ -104,7 +114,10 @@ int rows_take(struct slot *slot, struct delivery *delivery, const struct data_pi
 
 	from->blocks[part] = block_ref(delivery->payload_block);
 	from->pieces[part] = (struct reduce_piece){ piece->rows, piece->values, piece->n };
-	if (part == from->n_pieces - 1)
+	from->charged += delivery->header.len;
+	from->gone = flags & DATA_ROWS_HAS;
+	FAILPOINT("server-rows-taken");
+	if (part == from->n_pieces - 1 && !from->gone)
 		from->last = delivery;
 	else
 		answer_empty(delivery);
@@ -256,14 +269,8 @@ static void release_inputs(struct slot *slot)
 	struct rows *rows = slot->rows;
 	struct job *job = slot->job;
 
-	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		struct rows_node *from = &rows->nodes[i];
-
-		for (uint64_t k = 0; k < from->n_pieces && from->blocks; k++)
-			(void)block_unref(from->blocks[k]);
-		free(TAKE_PTR(from->blocks));
-		free(TAKE_PTR(from->pieces));
-	}
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		free_blocks(&rows->nodes[i]);
 	free(TAKE_PTR(rows->lists));
 	free(TAKE_PTR(rows->cursors));
 	quota_release(job->quota, slot->charged - rows->slot_len);
@@ -274,11 +281,42 @@ static void release_inputs(struct slot *slot)
 static void release_held(struct slot *slot)
 {
 	const struct rows *rows = slot->rows;
+	const struct job *job = slot->job;
 
-	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
-		if (!rows->nodes[i].gone && rows->nodes[i].n_pulled < rows->n_results - 1)
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (!rows->nodes[i].gone && !job->nodes[i].left &&
+		    (job->resume || rows->nodes[i].n_pulled < rows->n_results - 1))
 			return;
 	slot_free(slot);
+}
+
+/* Of a job that outlives its daemons' processes: to a node that may have been answered before, and has not got it. */
+static void answer_held(struct slot *slot, struct delivery *delivery)
+{
+	slot->rows->nodes[delivery->header.node].gone = false;
+	answer_piece(slot, delivery, 0);
+}
+
+static void answer_all(struct slot *slot)
+{
+	struct rows *rows = slot->rows;
+	struct delivery *again;
+
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
+		if (slot->from[i]) {
+			answer_piece(slot, TAKE_PTR(slot->from[i]), 0);
+			FAILPOINT("server-rows-answered");
+		}
+	while ((again = list_first(&slot->again, struct delivery, link))) {
+		list_remove(&again->link);
+		answer_held(slot, again);
+	}
+	if (rows->n_results > 1 || slot->job->resume) {
+		slot_hold(slot);
+		release_held(slot);
+	} else {
+		slot_free(slot);
+	}
 }
 
 static void rows_finish(struct slot *slot)
@@ -301,14 +339,8 @@ static void rows_finish(struct slot *slot)
 	metric_count(&job->server->rounds, 1);
 	for (uint64_t i = 0; i < rows->n_results; i++)
 		job->n_bytes += rows->results[i]->len;
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		answer_piece(slot, TAKE_PTR(slot->from[i]), 0);
-	if (rows->n_results > 1) {
-		slot_hold(slot);
-		release_held(slot);
-	} else {
-		slot_free(slot);
-	}
+	FAILPOINT("server-rows-merged");
+	answer_all(slot);
 }
 
 static void rows_done(struct task *task)
@@ -322,6 +354,12 @@ void rows_start(struct slot *slot)
 	struct job *job = slot->job;
 	uint64_t bytes = 0;
 
+	/* All have the result: another daemon's loss was behind it. */
+	if (rows_is_idle(slot)) {
+		part_close(slot->part, slot->header.round);
+		slot_free(slot);
+		return;
+	}
 	slot_sum(slot);
 	slot->task.run = rows_run;
 	slot->task.done = rows_done;
@@ -364,7 +402,7 @@ void rows_pull(struct job *job, struct delivery *delivery)
 	struct rows_node *node = slot ? &slot->rows->nodes[h->node] : NULL;
 
 	/* Who pulls a piece twice will miss another: pieces are counted, not remembered. */
-	if (!node || node->gone || node->n_pulled >= slot->rows->n_results - 1) {
+	if (!node || node->gone || (!job->resume && node->n_pulled >= slot->rows->n_results - 1)) {
 		refuse(delivery, -ESTALE,
 		       "job %s: tensor number %llu, round %llu, block %u: its result is not held",
 		       job->name, (unsigned long long)h->key, (unsigned long long)h->round,
@@ -378,6 +416,7 @@ void rows_pull(struct job *job, struct delivery *delivery)
 	}
 	node->n_pulled++;
 	answer_piece(slot, delivery, h->part);
+	FAILPOINT("server-rows-pulled");
 	release_held(slot);
 }
 
@@ -398,6 +437,101 @@ void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round)
 			continue;
 		slot->rows->nodes[node].gone = true;
 		release_held(slot);
+	}
+}
+
+/* -- What comes again --------------------------------------------------------------------------------------------- */
+
+/* The call of a last piece, in the place of one that was lost. */
+static void wait_again(struct slot *slot, struct delivery *delivery)
+{
+	struct rows_node *from = &slot->rows->nodes[delivery->header.node];
+	struct delivery **place =
+		from->n_here == from->n_pieces ? &slot->from[delivery->header.node] : &from->last;
+	struct delivery *old = *place;
+
+	*place = delivery;
+	from->gone = false;
+	if (old)
+		delivery_fail(old, -ECONNRESET, "the node contributes again");
+}
+
+bool rows_again(struct tensor *tensor, struct delivery *delivery, const struct data_piece *piece,
+		uint32_t part, unsigned flags)
+{
+	const struct data_header *h = &delivery->header;
+	struct part *known = part_find(tensor, h);
+	struct slot *slot = known ? slot_find(known, h->round) : NULL;
+	bool waits = part == piece->n_pieces - 1 && !(flags & DATA_ROWS_HAS);
+
+	/* Who has the result of a round can be told nothing about it; what others lack of it they do not get from one that has left. */
+	if ((flags & DATA_ROWS_HAS) &&
+	    (tensor_failed(tensor, h->round) || (slot && slot->held) ||
+	     (!slot && ((known && part_is_closed(known, h->round)) || tensor->job->n_left)))) {
+		if (slot)
+			rows_give_up(tensor->job, h->node, h->key, h->round);
+		answer_empty(delivery);
+		return true;
+	}
+	if (!slot || !slot->rows || (!slot->summing && !rows_has(slot, h->node, part)))
+		return false;
+	if (!waits)
+		answer_empty(delivery);
+	else if (slot->held)
+		answer_held(slot, delivery);
+	else if (slot->summing)
+		list_push_back(&slot->again, &delivery->link);
+	else
+		wait_again(slot, delivery);
+	return true;
+}
+
+bool rows_is_idle(const struct slot *slot)
+{
+	for (uint32_t i = 0; slot->rows && i < slot->job->n_nodes; i++)
+		if (slot->from[i] || slot->rows->nodes[i].last)
+			return false;
+	return slot->rows;
+}
+
+static void forget_node(struct slot *slot, uint32_t node)
+{
+	struct rows_node *from = &slot->rows->nodes[node];
+	struct delivery *waiting =
+		slot->from[node] ? TAKE_PTR(slot->from[node]) : TAKE_PTR(from->last);
+
+	slot->n_here -= from->n_pieces && from->n_here == from->n_pieces;
+	free_blocks(from);
+	quota_release(slot->job->quota, from->charged);
+	slot->charged -= from->charged;
+	*from = (struct rows_node){ 0 };
+	if (waiting)
+		delivery_fail(waiting, -ECONNRESET, "the node has attached again");
+}
+
+void rows_attached(struct job *job, uint32_t node)
+{
+	struct slot *slot;
+
+	list_for_each (slot, &job->open, in_job)
+		if (slot->rows && slot->rows->nodes[node].n_pieces)
+			forget_node(slot, node);
+}
+
+void rows_past(struct round *round, uint32_t node)
+{
+	struct slot *slot, *next;
+
+	list_for_each_safe (slot, next, &round->slots, in_round) {
+		if (!slot->rows)
+			continue;
+		if (slot->held) {
+			slot->rows->nodes[node].gone = true;
+			release_held(slot);
+		} else if (!slot->summing && rows_is_idle(slot)) {
+			part_close(slot->part, slot->header.round);
+			slot_free(slot);
+		}
 	}
 }
 

@@ -2,7 +2,12 @@
  * push_pull_rows at the server: lists of rows come in pieces from every node; when all are there, they are merged and each
  * row is reduced in the order of nodes; the result goes back in pieces. A slot of such a round has a struct rows beside
  * it. Once the first pieces of a longer result have been answered the slot is held, in job->held, until every node has
- * pulled the rest, or given up. Control thread only; the merge runs in the pool.
+ * pulled the rest, or given up. Of a job that outlives its daemons' processes every result is held, until every node has it
+ * where it outlasts a daemon. Control thread only; the merge runs in the pool.
+ *
+ * There a node may contribute again: after a loss it does not know what has come. Pieces that are here stay; its last one
+ * waits, or is answered from what is held. A node that has the result already contributes for the others, and waits
+ * for nothing. A slot in which nobody waits is no round that is open: it ends without a word.
  */
 #pragma once
 
@@ -17,8 +22,9 @@ struct rows_node {
 	struct reduce_piece *pieces; /* by number; of those that are here */
 	struct block **blocks;
 	struct delivery *last; /* the call of the last piece, while others are missing */
+	uint64_t charged;      /* to the slot for it */
 	uint64_t n_pulled;     /* pieces of the result, beyond the first */
-	bool gone;	       /* wants no more */
+	bool gone;	       /* wants no more, or has all */
 };
 
 struct rows {
@@ -43,20 +49,32 @@ struct rows {
  */
 int rows_parse(const struct job *job, struct delivery *delivery, struct data_piece *ret_piece,
 	       struct failure *failure);
+/*
+ * A piece of a node that may have contributed before (flags: DATA_ROWS_*). Returns whether that is all there is to do:
+ * then it has been answered, or waits.
+ */
+bool rows_again(struct tensor *tensor, struct delivery *delivery, const struct data_piece *piece,
+		uint32_t part, unsigned flags);
 /* Whether this piece is here. */
 bool rows_has(const struct slot *slot, uint32_t node, uint32_t part);
 /*
  * Puts a piece that is new into its slot; it has been charged. Answers it unless it is the last one. Returns 0,
  * QUOTA_E_FULL, -ENOMEM, or -EPROTO when it is of another list than the node's pieces before (then it has not been
- * answered). *ret_complete: the node has brought all.
+ * answered). flags: DATA_ROWS_*. *ret_complete: the node has brought all.
  */
 int rows_take(struct slot *slot, struct delivery *delivery, const struct data_piece *piece,
-	      uint32_t part, bool *ret_complete);
+	      uint32_t part, unsigned flags, bool *ret_complete);
 /* All nodes have brought all. May end the job. */
 void rows_start(struct slot *slot);
+/* Whether it is of rows, and nobody waits for its result. */
+bool rows_is_idle(const struct slot *slot);
+/* A node has attached, perhaps again: what it had brought to open rounds comes again, and may be cut otherwise. */
+void rows_attached(struct job *job, uint32_t node);
+/* The round is over for this node, so all nodes have its result. */
+void rows_past(struct round *round, uint32_t node);
 /* A PULL of a node that attach_check() has passed. */
 void rows_pull(struct job *job, struct delivery *delivery);
-/* A node pulls nothing of this round any more (round 0: of any round), as it has failed there or the node has left. */
+/* A node wants nothing of this round any more (round 0: of any round): it has all, the round has failed, or the node left. */
 void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round);
 /* Answers what is not in slot->from. */
 void rows_fail(struct slot *slot, int status, const char *text);

@@ -204,6 +204,8 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		(void)keep_ack(job, node, (uint32_t)header->round);
 	} else if (header->op == DATA_OFFERED && move_is_current(job, header)) {
 		told_said(job, node, header);
+	} else if (header->op == DATA_HAVE && move_is_current(job, header)) {
+		rows_give_up(job, node, header->key, header->round);
 	} else if (header->op == DATA_LEAVE) {
 		attach_leave(job, node);
 	}

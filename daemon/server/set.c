@@ -9,7 +9,7 @@ bool set_reduces(const struct data_header *header)
 }
 
 /* A job's placement numbers its servers in 16 bits. */
-#define SERVERS_MAX (UINT16_MAX + 1u)
+static_assert(DATA_ROWS_DONE == UINT16_MAX + 1u, "no server has this number");
 
 /* Blocks that an operation has, or may have. */
 static uint64_t n_blocks(const struct job *job, const struct data_header *header)
@@ -21,7 +21,7 @@ static uint64_t n_blocks(const struct job *job, const struct data_header *header
 	case OPERATION_ALL_TO_ALL:
 		return (uint64_t)job->size * job->size;
 	case OPERATION_PUSH_PULL_ROWS:
-		return SERVERS_MAX;
+		return DATA_ROWS_DONE + 1;
 	default:
 		return 1;
 	}
