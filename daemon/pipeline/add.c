@@ -11,7 +11,10 @@
 #define LOOK_NS \
 	NSEC_PER_SEC /* when one that did not take part is asked again; then later and later */
 #define LOOK_MAX_NS (60 * NSEC_PER_SEC)
-/* No more are asked. Others may have asked some at the same time: for these, too, there is room in a set. */
+/*
+ * No more are added, or asked at a time: the next look goes on behind them, as all of them may decline. Others may have asked some
+ * at the same time: for these, too, there is room in a set.
+ */
 #define ADDED_MAX (DATA_ADDED_MAX / 2)
 
 bool pipeline_add_is(const struct pipeline_server *server, const struct view_member *member)
@@ -103,6 +106,7 @@ void pipeline_add_look(struct pipeline_job *job)
 {
 	const struct view *view;
 	uint32_t n_asked = 0;
+	size_t first;
 
 	if (!job->keep || job->state != JOB_RUNNING || !pipeline_elastic_is_first(job))
 		return;
@@ -110,18 +114,23 @@ void pipeline_add_look(struct pipeline_job *job)
 	if (!view)
 		return;
 	pipeline_job_hold(job);
+	first = job->add_from;
 	for (size_t i = 0; i < view->n_members && job->state == JOB_RUNNING; i++) {
-		const struct view_member *member = &view->members[i];
+		size_t number = (first + i) % view->n_members;
+		const struct view_member *member = &view->members[number];
 
 		if (!(member->roles & ROLE_SERVER) || !*member->address || has(job, member))
 			continue;
-		if (job->added.n + n_asked >= ADDED_MAX) {
+		if (job->added.n >= ADDED_MAX) {
 			log_warning("job %s: may be given %u servers after it began; %s is one too "
 				    "many",
 				    job->name, ADDED_MAX, member->name);
 			break;
 		}
+		if (job->added.n + n_asked >= ADDED_MAX)
+			break;
 		n_asked++;
+		job->add_from = number + 1;
 		(void)ask(job, member);
 	}
 	job->add_ns = MIN(MAX(2 * job->add_ns, (uint64_t)LOOK_NS), (uint64_t)LOOK_MAX_NS);

@@ -158,12 +158,13 @@ struct pipeline_job {
 	struct data_added_set added; /* servers behind the view's */
 	struct loop_timer add_timer; /* when it is looked for more: add.c */
 	uint64_t add_ns;	     /* for how long it was waited, the last time */
-	uint32_t *moved_before;	     /* the run before: `moves` when its ranks regrouped; or NULL */
-	uint32_t data_epoch;	     /* of what is said about data */
-	uint64_t n_moved;	     /* how often this node has gone over */
-	uint16_t *first_stripes;     /* as the home has dealt them */
-	struct list placements;	     /* those after them */
-	struct mail ack_mail;	     /* tells servers what is kept */
+	size_t add_from; /* member of the newest view with which it begins: others were asked */
+	uint32_t *moved_before;	 /* the run before: `moves` when its ranks regrouped; or NULL */
+	uint32_t data_epoch;	 /* of what is said about data */
+	uint64_t n_moved;	 /* how often this node has gone over */
+	uint16_t *first_stripes; /* as the home has dealt them */
+	struct list placements;	 /* those after them */
+	struct mail ack_mail;	 /* tells servers what is kept */
 	bool acking;
 
 	struct map tensors; /* by name */

@@ -70,6 +70,17 @@ static struct view_member newcomer(unsigned number)
 	return member;
 }
 
+static bool is_asked(const struct pipeline_job *job, unsigned number)
+{
+	struct view_member member = newcomer(number);
+	const struct pipeline_setup *setup;
+
+	list_for_each (setup, &job->setups, link)
+		if (setup->asks_back && setup->added && !strcmp(setup->added->name, member.name))
+			return true;
+	return false;
+}
+
 static size_t n_asked(const struct pipeline_job *job)
 {
 	const struct pipeline_setup *setup;
@@ -93,6 +104,30 @@ TEST(of_servers_that_come_at_once_no_more_are_asked_than_there_is_room_for)
 	world_view(world, 0, members, 1 + COME);
 	pipeline_view_changed(world->nodes[0].pipeline);
 	ASSERT_EQ(n_asked(job_of(world)), DATA_ADDED_MAX / 2);
+}
+
+/* All that were asked may decline, so others are next. */
+TEST(servers_that_decline_do_not_stand_in_the_way_of_others)
+{
+	enum { AT_ONCE = DATA_ADDED_MAX / 2 };
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 1, .distributed = true, .resume = true });
+	static struct view_member members[1 + COME];
+
+	form(world, (struct stragglers){ 0 });
+	members[0] = cluster_view(world->nodes[0].cluster)->members[0];
+	for (unsigned i = 0; i < COME; i++)
+		members[1 + i] = newcomer(i);
+	world_view(world, 0, members, 1 + COME);
+	/* None is asked twice before all were. */
+	for (unsigned look = 1, n_seen = 0; n_seen < COME; look++) {
+		n_seen = 0;
+		pipeline_add_look(job_of(world));
+		ASSERT_EQ(n_asked(job_of(world)), look * AT_ONCE);
+		for (unsigned i = 0; i < COME; i++)
+			n_seen += is_asked(job_of(world), i);
+		ASSERT_EQ(n_seen, MIN(look * AT_ONCE, (unsigned)COME));
+	}
 }
 
 TEST(a_job_takes_no_more_servers_than_there_is_room_for)
