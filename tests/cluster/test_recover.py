@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """A job over several nodes whose daemons are killed and restarted: servers, agents, and those that are both. Trainers see no
 error, results are the same bits. Killed at every failpoint where there are any, and at random moments (seeded, printed)."""
-import collections, contextlib, os, random, signal, sys, threading, time
+import collections, contextlib, errno, os, random, signal, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 try:
@@ -177,6 +177,29 @@ def test_killed_before_it_has_attached_everywhere():
             for turn in range(2):
                 round_trip(ranks, every_operation(layout, 50 * turn), 20 * turn)
             each(ranks, 'leave')
+
+
+def test_a_round_that_failed_while_its_server_was_away():
+    """The server that comes back has never heard of it: it is told again, and the other node hears why, in those words."""
+    layout = (1, 1)
+    with Cluster(2, 1, colocated=False) as cluster:
+        ranks = job(cluster, layout, request_timeout_ms=20000)
+        works = every_operation(layout)[:1]
+        round_trip(ranks, works)
+        declare(ranks, works, 1)
+        cluster.daemons[2].kill()
+        says(cluster, 0, 'was lost')
+        data, keys = works[0].give(0)
+        ranks[0].submit(1, 1, data, timeout=100, **keys)
+        mine = ranks[0].ended(1)
+        assert mine.errno == errno.ETIME, mine
+        cluster.restart(2)
+        says(cluster, 0, 'is back, and fresh')
+        ranks[1].submit(1, 1, works[0].give(1)[0], **keys)
+        other = ranks[1].ended(1)
+        assert other.text == mine.text, (mine, other)
+        round_trip(ranks, works, 2)
+        each(ranks, 'leave')
 
 
 def test_a_job_says_that_it_ends_with_its_daemon():
