@@ -12,6 +12,9 @@
 #define LOOP_LOOKS 8
 /* Who gives its core away and does not have it again after so long, shares it, and sleeps. */
 #define LOOP_SPIN_AWAY_NS (500 * NSEC_PER_USEC)
+/* The same for who lingers; and how long it does so no more. */
+#define LOOP_LINGER_AWAY_NS (100 * NSEC_PER_USEC)
+#define LOOP_LINGER_REST_NS NSEC_PER_SEC
 
 struct loop {
 	/* Any thread. */
@@ -37,8 +40,10 @@ struct loop {
 	struct mail *mail;	  /* taken out of the inbox, first first */
 	struct mail *deferred;	  /* last first */
 	struct mail *finishing;	  /* for the end of the turn, first first */
-	struct loop_watch *watch; /* or NULL: it sleeps at once */
+	struct loop_watch *watch; /* or NULL */
 	uint64_t spin_ns;
+	uint64_t linger_until_ns; /* 0: it does not linger */
+	uint64_t linger_from_ns;  /* until then it does not */
 	unsigned n_looks;
 	struct loop_timer **timers; /* binary heap, the soonest on top */
 	size_t n_timers;
@@ -435,27 +440,49 @@ static bool loop_set_alarm(struct loop *loop)
 void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch)
 {
 	loop->spin_ns = spin_ns;
-	loop->watch = spin_ns ? watch : NULL;
+	loop->watch = watch;
+}
+
+void loop_linger(struct loop *loop, uint64_t until_ns)
+{
+	if (until_ns > loop->linger_from_ns)
+		loop->linger_until_ns = MAX(loop->linger_until_ns, until_ns);
+}
+
+bool loop_lingers(const struct loop *loop)
+{
+	return loop->linger_until_ns;
 }
 
 /* Whether there is mail, a timer is due, or the watch has something. */
 static bool loop_look(struct loop *loop, uint64_t now_ns)
 {
 	return atomic_load_explicit(&loop->inbox, memory_order_relaxed) || loop_stopping(loop) ||
-	       loop->watch->look(loop->watch) ||
+	       (loop->watch && loop->watch->look(loop->watch)) ||
 	       (loop->n_timers && loop->timers[0]->at_ns <= now_ns);
+}
+
+/* Whether a loop that has given its processor away for so long is to sleep. */
+static bool loop_shares(struct loop *loop, uint64_t now_ns, uint64_t away_ns)
+{
+	if (loop->linger_until_ns && away_ns >= LOOP_LINGER_AWAY_NS) {
+		loop->linger_until_ns = now_ns;
+		loop->linger_from_ns = now_ns + LOOP_LINGER_REST_NS;
+	}
+	return away_ns >= LOOP_SPIN_AWAY_NS;
 }
 
 /* Whether there is something to do, of which descriptors have still to be asked; else the loop may sleep. */
 static bool loop_find(struct loop *loop)
 {
-	uint64_t now_ns = clock_now_ns(), until_ns = now_ns + loop->spin_ns, before_ns;
+	uint64_t now_ns = clock_now_ns(), spin_until_ns = now_ns + loop->spin_ns, before_ns;
 
 	loop->n_events = loop->next_event = 0;
-	do {
+	while (now_ns < MAX(spin_until_ns, loop->linger_until_ns)) {
 		if (loop_look(loop, now_ns))
 			return true;
-		if (++loop->n_looks % LOOP_LOOKS == 0) {
+		/* Who lingers knows not by what way that comes which is to come. */
+		if (++loop->n_looks % LOOP_LOOKS == 0 || loop->linger_until_ns) {
 			loop->n_events =
 				MAX(epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS, 0), 0);
 			if (loop->n_events)
@@ -464,8 +491,13 @@ static bool loop_find(struct loop *loop)
 		(void)sched_yield();
 		before_ns = now_ns;
 		now_ns = clock_now_ns();
-	} while (now_ns < until_ns && now_ns - before_ns < LOOP_SPIN_AWAY_NS);
-	return loop->watch->rest(loop->watch);
+		if (loop_shares(loop, now_ns, now_ns - before_ns))
+			break;
+	}
+	if (loop->watch && loop->watch->rest(loop->watch))
+		return true;
+	loop->linger_until_ns = 0;
+	return false;
 }
 
 static int loop_wait(struct loop *loop, int timeout_ms)
@@ -477,7 +509,7 @@ static int loop_wait(struct loop *loop, int timeout_ms)
 		return 0;
 	if (loop->mail || loop->deferred || loop->finishing)
 		timeout_ms = 0;
-	if (timeout_ms != 0 && loop->watch && loop_find(loop)) {
+	if (timeout_ms != 0 && (loop->spin_ns || loop->linger_until_ns) && loop_find(loop)) {
 		/* Descriptors have their turn, however much the watch has. */
 		if (loop->n_events || ++loop->n_looks % LOOP_LOOKS)
 			return 0;

@@ -71,6 +71,13 @@ struct loop_watch {
  * loop that is idle sleeps all the same. The watch outlives the loop's runs, or is taken back by NULL.
  */
 void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch);
+/*
+ * Something is to come very soon: once there is nothing left to do the loop looks, as above, until then before it
+ * sleeps. Not for a second after it had to wait for its processor meanwhile: asleep it would have been woken sooner. Until it
+ * sleeps, loop_lingers() is true, and it will ask the watch to rest. Loop's thread.
+ */
+void loop_linger(struct loop *loop, uint64_t until_ns);
+bool loop_lingers(const struct loop *loop);
 
 /*
  * Mail: a piece of work handed to the loop's thread. Embedded in its user, so posting never allocates and never fails;

@@ -1,5 +1,6 @@
 #include "base/pool.h"
 
+#include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
 #include <stdio.h>
@@ -10,6 +11,11 @@
 #define POOL_OFFERS 16u
 /* Shared tasks that a worker runs before it looks for what was given to it alone. */
 #define POOL_SHARED_AT_ONCE 4
+/*
+ * To wake a thread on another core takes 2 to 20 us, which is worth while for long tasks only. So the home thread looks for so
+ * long for the end of shared ones, and a worker for more of them that was called again as soon the last time.
+ */
+#define POOL_LINGER_NS (100 * NSEC_PER_USEC)
 
 struct pool_worker {
 	struct pool *pool;
@@ -17,6 +23,9 @@ struct pool_worker {
 	unsigned n_tasks;    /* given and not yet done */
 	struct mail come;    /* there are offers */
 	_Atomic bool coming; /* that is on its way */
+	/* The worker's: */
+	uint64_t rested_ns; /* when it saw no more offers; 0: it has not since it was called */
+	bool soon;	    /* after that it was called */
 };
 
 struct pool {
@@ -25,6 +34,7 @@ struct pool {
 	/* The home thread's. */
 	uint64_t sequence;
 	size_t n_pending;
+	size_t n_shared;    /* offered, and not yet done */
 	struct list given;  /* tasks that a worker has or had, until done() */
 	struct task **heap; /* binary heap of the waiting tasks, the most urgent on top */
 	size_t n_heap;
@@ -253,12 +263,20 @@ static void pool_on_come(struct mail *mail)
 	struct task *task;
 
 	atomic_store(&worker->coming, false);
+	if (worker->rested_ns)
+		worker->soon = clock_now_ns() - worker->rested_ns <= POOL_LINGER_NS;
+	worker->rested_ns = 0;
 	for (unsigned n = 0; n < POOL_SHARED_AT_ONCE; n++) {
 		if (atomic_load_explicit(&pool->closing, memory_order_relaxed))
 			return;
 		task = pool_take(pool, (size_t)(worker - pool->workers));
-		if (!task)
+		if (!task) {
+			worker->rested_ns = clock_now_ns();
+			if (worker->soon)
+				loop_linger(loop_thread_loop(worker->thread),
+					    worker->rested_ns + POOL_LINGER_NS);
 			return;
+		}
 		task->run(task);
 		task->mail.run = pool_on_shared_done;
 		loop_post(pool->home, &task->mail);
@@ -295,6 +313,7 @@ static void pool_offer(struct pool *pool, struct task *task)
 	uint32_t tail = atomic_load_explicit(&pool->tail, memory_order_relaxed);
 
 	list_push_back(&pool->given, &task->link);
+	pool->n_shared++;
 	atomic_store_explicit(&pool->offers[tail % POOL_OFFERS], task, memory_order_relaxed);
 	atomic_store(&pool->tail, tail + 1);
 	if (!pool->calling) {
@@ -326,6 +345,7 @@ static void pool_shared_done(struct pool *pool, struct task *task)
 {
 	list_remove(&task->link);
 	pool->n_pending--;
+	pool->n_shared--;
 	pool_refill(pool);
 	task->done(task);
 }
@@ -348,8 +368,11 @@ static void pool_on_help(struct mail *mail)
 		pool_call_workers(pool);
 	task = pool_take(pool, pool->n_workers);
 	pool->helping = task;
-	if (!task)
+	if (!task) {
+		if (pool->n_shared)
+			loop_linger(pool->home, clock_now_ns() + POOL_LINGER_NS);
 		return;
+	}
 	loop_post(pool->home, &pool->help);
 	task->run(task);
 	pool_shared_done(pool, task);

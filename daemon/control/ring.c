@@ -452,6 +452,7 @@ static bool arm(struct session *session)
 
 static void drain_turn(struct session *session)
 {
+	struct control *control = session->control;
 	bool more;
 
 	if (session->draining)
@@ -462,15 +463,15 @@ static void drain_turn(struct session *session)
 	session->draining = false;
 	if (session->state != SESSION_OPEN || session->more_posted)
 		return;
-	if (!more && session->control->params.spin_ns) {
+	if (!more && (control->params.spin_ns || loop_lingers(control->params.loop))) {
 		if (!list_linked(&session->awake))
-			list_push_back(&session->control->awake, &session->awake);
+			list_push_back(&control->awake, &session->awake);
 		return;
 	}
 	if (!more && !arm(session))
 		return;
 	session->more_posted = true;
-	loop_post(session->control->params.loop, &session->more);
+	loop_post(control->params.loop, &session->more);
 }
 
 static void on_more(struct mail *mail)
@@ -519,8 +520,7 @@ void ring_watch(struct control *control)
 {
 	list_init(&control->awake);
 	control->watch = (struct loop_watch){ .look = on_look, .rest = on_rest };
-	if (control->params.spin_ns)
-		loop_spin(control->params.loop, control->params.spin_ns, &control->watch);
+	loop_spin(control->params.loop, control->params.spin_ns, &control->watch);
 }
 
 static void on_doorbell(struct loop_source *source, uint32_t events)

@@ -9,6 +9,9 @@
 
 /* Longer deadlines are taken as this: no sum of times overflows. */
 #define TIMEOUT_MAX_MS (365ull * 24 * 3600 * 1000)
+/* Ranks whose spread is at most this are waited for awake, so much longer than it: a few wake-ups of a thread. */
+#define EXPECT_MAX_NS  (50 * NSEC_PER_USEC)
+#define EXPECT_MORE_NS (20 * NSEC_PER_USEC)
 
 static struct pipeline_job *job_of(const struct pipeline_round *round)
 {
@@ -103,6 +106,16 @@ static void round_ready(struct pipeline_round *round)
 	pipeline_round_advance(round->tensor);
 }
 
+/* Where the others have been coming soon after, a sleep would not be worth its wake-up. */
+static void expect_others(const struct pipeline_round *round, uint64_t now_ns)
+{
+	uint64_t spread_ns = round->tensor->spread_ns;
+
+	if (!pipeline_round_is_complete(round) && spread_ns <= EXPECT_MAX_NS)
+		loop_linger(job_of(round)->pipeline->params.loop,
+			    now_ns + spread_ns + EXPECT_MORE_NS);
+}
+
 /* One of several ranks has come. */
 static void measure(struct pipeline_round *round, uint32_t index, uint64_t now_ns)
 {
@@ -115,6 +128,7 @@ static void measure(struct pipeline_round *round, uint32_t index, uint64_t now_n
 		return;
 	if (!before_ns)
 		round->started_ns = now_ns;
+	expect_others(round, now_ns);
 	arrivals_came(arrivals, index, now_ns - round->started_ns);
 	/* A rank that has left a round out, after a restart, was never waited for. */
 	if (!pipeline_round_is_complete(round) || !before_ns)

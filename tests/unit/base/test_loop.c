@@ -631,12 +631,15 @@ struct game {
 	struct letter ball;
 	struct loop *loops[2];
 	unsigned n_left;
+	uint64_t linger_ns; /* or 0 */
 };
 
 static void game_hit(struct mail *mail)
 {
 	struct game *game = container_of(mail, struct game, ball.mail);
 
+	if (game->linger_ns)
+		loop_linger(game->loops[game->n_left % 2], clock_now_ns() + game->linger_ns);
 	if (game->n_left == 0) {
 		loop_stop(game->loops[0]);
 		loop_stop(game->loops[1]);
@@ -657,9 +660,9 @@ static bool find_nothing(struct loop_watch *watch)
 	return false;
 }
 
-static void play(uint64_t spin_ns)
+static void play(uint64_t spin_ns, uint64_t linger_ns)
 {
-	struct game game = { .ball.mail.run = game_hit, .n_left = 20000 };
+	struct game game = { .ball.mail.run = game_hit, .n_left = 20000, .linger_ns = linger_ns };
 	struct loop_watch watch = { .look = find_nothing, .rest = find_nothing };
 	pthread_t threads[2];
 	void *failed;
@@ -681,13 +684,18 @@ static void play(uint64_t spin_ns)
 
 TEST(no_wakeup_is_lost)
 {
-	play(0);
+	play(0, 0);
 }
 
 TEST(no_wakeup_is_lost_by_loops_that_spin)
 {
 	/* As long as a hit takes: some come while it looks, some as it goes to sleep, some after. */
-	play(5 * NSEC_PER_USEC);
+	play(5 * NSEC_PER_USEC, 0);
+}
+
+TEST(no_wakeup_is_lost_by_loops_that_linger)
+{
+	play(0, 5 * NSEC_PER_USEC);
 }
 
 struct watcher {
@@ -759,6 +767,54 @@ TEST(watch_is_asked_before_a_sleep)
 	w.n_looks = 0;
 	ASSERT_OK(loop_turn(loop, 1));
 	ASSERT_EQ(w.n_looks, 0);
+}
+
+TEST(loop_lingers_until_it_sleeps)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct watcher w = {
+		.watch = { .look = watcher_look, .rest = watcher_rest },
+		.letter.mail.run = letter_count,
+		.found_at = 1,
+	};
+
+	ASSERT_OK(loop_new(&loop));
+	w.loop = loop;
+	loop_spin(loop, 0, &w.watch);
+	ASSERT_OK(loop_turn(loop, 1));
+	ASSERT_TRUE(!loop_lingers(loop));
+	ASSERT_EQ(w.n_looks, 0);
+	ASSERT_EQ(w.n_rests, 0);
+	/* What is there is found at the first look, and the rest is still to come. */
+	loop_linger(loop, CLOCK_NEVER);
+	ASSERT_TRUE(loop_lingers(loop));
+	ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(w.n_looks, 1);
+	ASSERT_EQ(w.letter.n_runs, 1);
+	ASSERT_EQ(w.n_rests, 0);
+	ASSERT_TRUE(loop_lingers(loop));
+	(void)loop_free(loop);
+
+	/* What comes between the last look and the sleep; then it sleeps, once. */
+	ASSERT_OK(loop_new(&loop));
+	w.loop = loop;
+	w.rest_finds = true;
+	loop_spin(loop, 0, &w.watch);
+	loop_linger(loop, clock_now_ns());
+	ASSERT_OK(loop_turn(loop, -1));
+	ASSERT_EQ(w.letter.n_runs, 2);
+	ASSERT_EQ(w.n_rests, 1);
+	ASSERT_TRUE(loop_lingers(loop));
+	ASSERT_OK(loop_turn(loop, 1));
+	ASSERT_EQ(w.n_rests, 2);
+	ASSERT_TRUE(!loop_lingers(loop));
+	ASSERT_OK(loop_turn(loop, 1));
+	ASSERT_EQ(w.n_rests, 2);
+	/* Without a watch, too. */
+	loop_spin(loop, 0, NULL);
+	loop_linger(loop, clock_now_ns());
+	ASSERT_OK(loop_turn(loop, 1));
+	ASSERT_TRUE(!loop_lingers(loop));
 }
 
 TEST(watch_that_always_has_something_starves_no_descriptor)

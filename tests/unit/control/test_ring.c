@@ -185,6 +185,29 @@ TEST(ring_is_looked_at_before_the_daemon_sleeps)
 	ring_close(&ring);
 }
 
+/* Nor does it while it lingers. */
+TEST(ring_is_looked_at_by_a_daemon_that_lingers)
+{
+	struct ring ring;
+	struct shm_header *header;
+
+	ring_open(&ring, 2);
+	header = ring.trainers[0].shm;
+	for (uint64_t round = 1; round < 4; round++) {
+		/* Under load it may lose its processor, and does not linger for a while. */
+		while (!loop_lingers(ring.door->loop)) {
+			loop_linger(ring.door->loop, clock_now_ns() + NSEC_PER_MSEC);
+			if (!loop_lingers(ring.door->loop))
+				ASSERT_OK(loop_turn(ring.door->loop, 5));
+		}
+		expect_sum(&ring, round);
+		while (loop_lingers(ring.door->loop))
+			ASSERT_OK(loop_turn(ring.door->loop, 5));
+		ASSERT_EQ(header->daemon_armed, 1);
+	}
+	ring_close(&ring);
+}
+
 enum { BATCH = 200 };
 
 struct sleeper {
