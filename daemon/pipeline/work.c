@@ -11,7 +11,8 @@
 /* Of a job on this node alone the control thread takes its share of sums of at most so many input bytes: 0.1 ms. */
 #define HOME_BYTES_MAX (2u << 20)
 /* Summed into the scratch and copied to the outputs at a time: scratch and the inputs' lines stay in the first cache. */
-#define PIECE_BYTES (16u << 10)
+#define PIECE_BYTES    (16u << 10)
+#define COPIES_AT_ONCE 2u
 static_assert(PIECE_BYTES <= LEDGER_PIECE_BYTES, "a piece fits into a hand's scratch");
 
 static struct pipeline_job *job_of(const struct pipeline_part *part)
@@ -57,6 +58,21 @@ void pipeline_part_copy(struct pipeline_part *part, void *to, const void *from, 
 	part->n_copied += len;
 }
 
+/* What is staged, to all outputs; each piece goes to several at once. */
+static void copy_piece(struct pipeline_part *part, const void *scratch)
+{
+	for (size_t i = 0, n; i < part->n_outputs; i += n) {
+		void *to[COPIES_AT_ONCE];
+
+		n = MIN(part->n_outputs - i, (size_t)COPIES_AT_ONCE);
+		for (size_t k = 0; k < n; k++)
+			to[k] = (char *)part->outputs[i + k] + part->ledger.done;
+		reduce_copy(to, n, scratch, part->ledger.staged);
+		part->n_copied += n * part->ledger.staged;
+		FAILPOINT("part-output-copied");
+	}
+}
+
 /* The sum of a part that overwrites its inputs: at any instant the ledger says how to go on. */
 static void work_recorded(struct pipeline_part *part, unsigned thread)
 {
@@ -76,11 +92,7 @@ static void work_recorded(struct pipeline_part *part, unsigned thread)
 			sum(part, part->piece, &scratch, 1, len);
 			ledger_part_staged(ledger, len);
 		}
-		for (size_t i = 0; i < part->n_outputs; i++) {
-			pipeline_part_copy(part, (char *)part->outputs[i] + ledger->done, scratch,
-					   ledger->staged);
-			FAILPOINT("part-output-copied");
-		}
+		copy_piece(part, scratch);
 		ledger_part_copied(ledger);
 	}
 	ledger_part_done(ledger);

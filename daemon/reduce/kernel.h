@@ -31,6 +31,8 @@ typedef void reduce_span_fn(const struct reduce_span *span);
 
 struct reduce_kernels {
 	const char *name;
+	/* Copies len bytes to two places, which overlap neither each other nor from. */
+	void (*copy_two)(void *a, void *b, const void *from, size_t len);
 	/* NULL where there is none: integer averages are a sum and reduce_divide(). */
 	reduce_span_fn *run[DTYPE_MAX_ + 1][REDUCTION_MAX_ + 1];
 };

@@ -175,3 +175,13 @@ void reduce_run(const struct reduce_params *params)
 		span_copy(kernels, params, &span, stream);
 	}
 }
+
+void reduce_copy(void *const *outputs, size_t n_outputs, const void *input, size_t len)
+{
+	size_t i = 0;
+
+	for (; i + 2 <= n_outputs; i += 2)
+		kernels_get()->copy_two(outputs[i], outputs[i + 1], input, len);
+	if (i < n_outputs)
+		memcpy(outputs[i], input, len);
+}

@@ -48,6 +48,12 @@ struct reduce_params {
 
 void reduce_run(const struct reduce_params *params);
 
+/*
+ * Copies len bytes that are in the cache to n_outputs places, two in one pass. They overlap neither each other nor the input, at
+ * any address.
+ */
+void reduce_copy(void *const *outputs, size_t n_outputs, const void *input, size_t len);
+
 /* Whether the type can be reduced so (average of bool cannot). */
 bool reduce_supported(unsigned dtype, unsigned reduction);
 

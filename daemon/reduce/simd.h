@@ -268,6 +268,30 @@ SIMD_WHOLE(bool_run_sum, u8_max, truth, DTYPE_BOOL, REDUCTION_SUM)
 SIMD_WHOLE(bool_run_min, u8_min, truth, DTYPE_BOOL, REDUCTION_MIN)
 SIMD_WHOLE(bool_run_max, u8_max, truth, DTYPE_BOOL, REDUCTION_MAX)
 
+/* Each register is loaded once for both; four at a time. */
+static void copy_two(void *a, void *b, const void *from, size_t len)
+{
+	const size_t step = 4 * VEC_BYTES;
+	size_t at = 0;
+
+	for (; len - at >= step; at += step) {
+		const char *p = (const char *)from + at;
+		vec v0 = vec_load(p), v1 = vec_load(p + VEC_BYTES);
+		vec v2 = vec_load(p + 2 * VEC_BYTES), v3 = vec_load(p + 3 * VEC_BYTES);
+		char *to[2] = { (char *)a + at, (char *)b + at };
+
+		SIMD_UNROLL for (unsigned i = 0; i < 2; i++)
+		{
+			vec_store(to[i], v0);
+			vec_store(to[i] + VEC_BYTES, v1);
+			vec_store(to[i] + 2 * VEC_BYTES, v2);
+			vec_store(to[i] + 3 * VEC_BYTES, v3);
+		}
+	}
+	memcpy((char *)a + at, (const char *)from + at, len - at);
+	memcpy((char *)b + at, (const char *)from + at, len - at);
+}
+
 #define SIMD_FLOAT_ROW(type)                                                            \
 	{                                                                               \
 		[REDUCTION_SUM] = type##_run_sum, [REDUCTION_AVERAGE] = type##_run_avg, \
@@ -283,6 +307,7 @@ SIMD_WHOLE(bool_run_max, u8_max, truth, DTYPE_BOOL, REDUCTION_MAX)
 #define SIMD_KERNELS(set, set_name, bf16) \
 	const struct reduce_kernels set = {                                                        \
 		.name = set_name,                                                                  \
+		.copy_two = copy_two,                                                              \
 		.run = {                                                                           \
 			[DTYPE_FLOAT64] = SIMD_FLOAT_ROW(f64),                                     \
 			[DTYPE_FLOAT32] = SIMD_FLOAT_ROW(f32),                                     \

@@ -167,8 +167,15 @@ KERNEL(bool_and, uint8_t, uint8_t, SAME, LESSER, TRUTH, SAME)
 		[REDUCTION_SUM] = sum, [REDUCTION_MIN] = type##_min, [REDUCTION_MAX] = type##_max, \
 	}
 
+static void copy_two(void *a, void *b, const void *from, size_t len)
+{
+	memcpy(a, from, len);
+	memcpy(b, from, len);
+}
+
 const struct reduce_kernels reduce_kernels_scalar = {
 	.name = "scalar",
+	.copy_two = copy_two,
 	.run = {
 		[DTYPE_FLOAT64] = FLOAT_ROW(f64),
 		[DTYPE_FLOAT32] = FLOAT_ROW(f32),

@@ -467,6 +467,37 @@ TEST(the_same_output_twice_is_written_once_and_right)
 	ASSERT_MEM(a, ((int32_t[]){ 11, 22, 33 }), sizeof(a));
 }
 
+TEST(copies_are_whole_at_any_length_and_address)
+{
+	enum { LEN_MAX = 3000 };
+	unsigned char input[LEN_MAX + 8], outputs[4][LEN_MAX + GUARD];
+
+	for (size_t i = 0; i < sizeof(input); i++)
+		input[i] = (unsigned char)random_bits();
+	FOR_EACH_KERNEL
+	{
+		for (size_t n = 0; n <= 4; n++) {
+			for (size_t len = 0; len < LEN_MAX; len += 1 + len / 4) {
+				const unsigned char *from = input + len % 8;
+				void *to[4];
+
+				memset(outputs, 0xaa, sizeof(outputs));
+				for (size_t o = 0; o < n; o++)
+					to[o] = outputs[o] + o;
+				reduce_copy(to, n, from, len);
+				for (size_t o = 0; o < 4; o++) {
+					size_t end = o < n ? o + len : 0;
+
+					ASSERT_TRUE(o >= n || !memcmp(to[o], from, len));
+					for (size_t i = 0; i < sizeof(outputs[o]); i++)
+						ASSERT_TRUE((i >= MIN(o, end) && i < end) ||
+							    outputs[o][i] == 0xaa);
+				}
+			}
+		}
+	}
+}
+
 TEST(the_order_of_inputs_is_the_order_of_sums)
 {
 	float big = 1e8f, less = -1e8f, one = 1.0f, left = 0, right = 0;
