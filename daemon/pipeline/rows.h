@@ -107,5 +107,12 @@ const struct failure *pipeline_rows_verdict(const struct pipeline_round *round,
 /* The same of a result of so many rows: tells the request of them. Returns whether they fit; else with words. */
 bool pipeline_rows_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
 			   uint64_t n_rows, struct failure *ret_failure);
+
+/* rows_work.c, in the pool: sets rows->status, and words. */
+void pipeline_rows_sort(struct task *task);
+void pipeline_rows_merge(struct task *task);
+/* Rows that the local ranks gave, repeats counted. Control thread, too. */
+uint64_t pipeline_rows_n_given(const struct pipeline_rows *rows);
+
 /* Returns NULL; takes NULL. */
 struct pipeline_rows *pipeline_rows_free(struct pipeline_rows *rows);
