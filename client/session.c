@@ -167,9 +167,8 @@ static int session_welcome(struct bps_client *client)
 
 /* -- The first ----------------------------------------------------------------------------------------------------- */
 
-static int session_find(struct bps_client *client, int64_t timeout_ms)
+static int session_find(struct bps_client *client, int64_t deadline_ns)
 {
-	int64_t deadline_ns = client_deadline_ns(timeout_ms);
 	int r;
 
 	for (;;) {
@@ -190,12 +189,11 @@ static int session_find(struct bps_client *client, int64_t timeout_ms)
 	return 0;
 }
 
-int session_open(struct bps_client *client, int64_t timeout_ms)
+static int session_begin(struct bps_client *client, int64_t deadline_ns)
 {
-	int64_t deadline_ns = client_deadline_ns(timeout_ms);
 	int r;
 
-	r = session_find(client, timeout_ms);
+	r = session_find(client, deadline_ns);
 	r = r ?: session_greet(client);
 	if (r)
 		return r;
@@ -209,6 +207,20 @@ int session_open(struct bps_client *client, int64_t timeout_ms)
 			return error_set(-ETIMEDOUT, "the daemon at %s does not answer",
 					 client->path);
 		(void)poll(&readable, 1, (int)MIN(left_ms, INT64_C(1000000)));
+	}
+	return r;
+}
+
+int session_open(struct bps_client *client, int64_t timeout_ms)
+{
+	int64_t deadline_ns = client_deadline_ns(timeout_ms);
+	int r;
+
+	/* One that dies before it has answered is about to restart, like one that does not listen. */
+	while ((r = session_begin(client, deadline_ns)) == -ECONNRESET &&
+	       client_now_ns() < deadline_ns) {
+		session_close_fd(client, &client->socket);
+		(void)poll(NULL, 0, RETRY_MS);
 	}
 	if (r)
 		return r;

@@ -207,10 +207,32 @@ static void drop_far(struct pipeline_job *job, uint32_t index, const struct fail
 	pipeline_job_release(job);
 }
 
-bool pipeline_elastic_drop_forming(struct pipeline_job *job, uint32_t index,
+/* It had come back after a restart, and not all others have; or not all servers. When they are, the job goes on without it. */
+static bool drop_resuming(struct pipeline_job *job, uint32_t index, uint32_t rank,
+			  const struct failure *failure)
+{
+	if (!job->n_members || job->shape.size - job->n_left <= job->shape.min_ranks)
+		return false;
+	log_notice("job %s: %s, and had just come back after a restart", job->name, failure->text);
+	ledger_leave(job->ledger, rank);
+	if (job->layout.size) {
+		job->n_gone += !job->gone[index];
+		job->gone[index] = true;
+		return true;
+	}
+	job->n_left++;
+	pipeline_resume_form(job);
+	return true;
+}
+
+bool pipeline_elastic_drop_forming(struct pipeline_job *job, uint32_t index, uint32_t rank,
 				   const struct failure *failure)
 {
-	if (!job->shape.elastic || !job->moves || job->resumed)
+	if (!job->shape.elastic)
+		return false;
+	if (job->resumed)
+		return drop_resuming(job, index, rank, failure);
+	if (!job->moves)
 		return false;
 	drop_far(job, index, failure, false);
 	return true;

@@ -604,7 +604,7 @@ static void forming_without(struct pipeline_job *job, uint32_t index, uint32_t r
 	struct failure failure;
 
 	(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) %s", rank, pid, how);
-	if (pipeline_elastic_drop_forming(job, index, &failure))
+	if (pipeline_elastic_drop_forming(job, index, rank, &failure))
 		return;
 	if (!job->n_members) {
 		pipeline_job_over(job);

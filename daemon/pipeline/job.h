@@ -482,8 +482,11 @@ void pipeline_elastic_formed(struct pipeline_job *job);
  */
 void pipeline_elastic_drop(struct pipeline_job *job, uint32_t index, const struct failure *failure,
 			   bool leaves);
-/* The same for one that is gone before the home's answer has been taken to all servers. Returns false when it is too early for that. */
-bool pipeline_elastic_drop_forming(struct pipeline_job *job, uint32_t index,
+/*
+ * The same for one that is gone before the home's answer has been taken to all servers, or when it had come back after a restart.
+ * index is not looked at before the layout is known. Returns false when it is too early for that, or too few are left.
+ */
+bool pipeline_elastic_drop_forming(struct pipeline_job *job, uint32_t index, uint32_t rank,
 				   const struct failure *failure);
 /* The same for a member that is late, which is told. */
 void pipeline_elastic_drop_late(struct pipeline_job *job, uint32_t index,

@@ -141,6 +141,29 @@ def test_daemons_die_and_come_back_while_a_rank_is_lost():
                     group.each('leave')
 
 
+def test_a_rank_dies_that_had_come_back_after_a_restart():
+    """Before all others of its node have; over nodes, and where the node has all."""
+    for layout in ((3, 1), (3,)):
+        with Cluster(len(layout), options=('--lost-timeout=60s', '--move-timeout=60s')) as cluster:
+            group = Group(cluster, layout)
+            group.tensors()
+            assert group.turn(0) == group.live
+            name = group.ranks[0].keys['job']
+            group.ranks[2].signal(signal.SIGSTOP)
+            cluster.daemons[0].kill()
+            cluster.restart(0)
+
+            def back():
+                jobs = [job for job in cluster.daemons[0].ctl('jobs')['jobs'] if job['job'] == name]
+                return jobs and sum(rank['state'] == 'here' for rank in cluster.daemons[0].ctl('job', name)['ranks']) == 2
+            wait_for('two are back', back, 2 * DEADLINE)
+            group.lose(0)
+            says(cluster, 0, 'had just come back')
+            group.ranks[2].signal(signal.SIGCONT)
+            assert group.turn(1) == group.live
+            group.each('leave')
+
+
 def test_a_rank_that_stands_still_is_dropped():
     """After its deadline. When it wakes it is told so."""
     with Cluster(2) as cluster:

@@ -257,7 +257,8 @@ static void answer_hello(struct fake *fake, struct fake_session *session, uint64
 
 	if (fake->hello_mute)
 		return;
-	if (fake->hang_up) {
+	if (fake->hang_up || fake->hang_ups) {
+		fake->hang_ups -= !!fake->hang_ups;
 		(void)shutdown(session->socket, SHUT_RDWR);
 		return;
 	}

@@ -84,6 +84,7 @@ struct fake {
 	bool ledger;							 /* jobs can be resumed */
 	bool hello_garbage; /* answers in no protocol at all */
 	bool hang_up;	    /* closes instead of Welcome */
+	unsigned hang_ups;  /* so often */
 	bool declare_mute;  /* keeps the answers for fake_declared() */
 	bool unsealed;	    /* shares memory that could shrink under the trainer */
 	uint32_t shm_version;

@@ -133,6 +133,19 @@ TEST(bad_welcomes)
 	ASSERT_FAILS(open_at(fake), ECONNRESET, "hung up");
 }
 
+TEST(a_daemon_that_dies_before_it_answers_is_found_again)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	struct bps_open_params params = { .size = sizeof(params),
+					  .socket = fake->path,
+					  .timeout_ms = 60000 };
+	struct bps_client *client;
+
+	FAKE_SET(fake, hang_ups, 3);
+	ASSERT_OK(bps_client_open(&params, &client));
+	bps_client_close(client);
+}
+
 TEST(newer_params)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
