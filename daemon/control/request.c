@@ -91,27 +91,30 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 /* -- Job ---------------------------------------------------------------------------------------------------------- */
 
 /*
- * What the ledger of its job may come to is charged to each rank, as memory is that it shares: the ledger lives as long
- * as any of them does. Without room for it a trainer cannot take part in a restart: returns why it cannot, or NULL.
+ * What the ledger of its job takes is charged to each rank, as memory is that it shares: the ledger lives as long
+ * as any of them does. Without room for all that it may come to, a trainer cannot take part in a restart: returns why, or
+ * NULL.
  */
 static const char *charge_ledger(struct session *session, bool through_servers)
 {
-	uint64_t bytes = pipeline_ledger_bytes(session->control->params.pipeline, through_servers);
+	uint64_t most, bytes = pipeline_ledger_bytes(session->control->params.pipeline,
+						     through_servers, &most);
 
 	if (!(session->features & CONTROL_FEATURE_RESUME))
 		return "the library of a trainer does not know of restarts";
 	if (!bytes)
 		return "resume is off";
-	if (quota_charge(&session->quota, bytes))
+	if (quota_charge(&session->quota, most))
 		return "a trainer's session_quota has no room for a ledger";
+	quota_release(&session->quota, most - bytes);
 	session->ledger_charge = bytes;
 	return NULL;
 }
 
 static void release_ledger(struct session *session)
 {
-	quota_release(&session->quota, session->ledger_charge);
-	session->ledger_charge = 0;
+	quota_release(&session->quota, session->ledger_charge + session->more_charge);
+	session->ledger_charge = session->more_charge = 0;
 }
 
 static const char *on_charge(struct pipeline_member *member, bool through_servers)
@@ -120,6 +123,19 @@ static const char *on_charge(struct pipeline_member *member, bool through_server
 
 	release_ledger(session);
 	return charge_ledger(session, through_servers);
+}
+
+static int on_charge_more(struct pipeline_member *member, uint64_t bytes)
+{
+	struct session *session = container_of(member, struct session, member);
+
+	if (bytes > session->more_charge &&
+	    quota_charge(&session->quota, bytes - session->more_charge))
+		return error_origin(-EDQUOT);
+	if (bytes < session->more_charge)
+		quota_release(&session->quota, session->more_charge - bytes);
+	session->more_charge = bytes;
+	return 0;
 }
 
 static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
@@ -285,6 +301,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->member.left = on_left;
 	session->member.refused = on_refused;
 	session->member.charge = on_charge;
+	session->member.charge_more = on_charge_more;
 	session->member.shm_fd = session->shm_fd;
 	/* Before, as the answer may come from inside. */
 	session->in_job = true;

@@ -96,8 +96,8 @@ struct session {
 	size_t n_buffers;
 	size_t n_releasing; /* unshared, or of a closed session, and still imported by a worker */
 	int shm_fd;	    /* what shm is of, for workers; -1: it cannot come to that */
-	struct quota quota; /* bytes mapped, and what its job's ledger may come to */
-	uint64_t ledger_charge;
+	struct quota quota; /* bytes mapped, and what its job's ledger takes */
+	uint64_t ledger_charge, more_charge;
 	struct map tensors;
 	size_t n_tensors;
 

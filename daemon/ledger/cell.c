@@ -189,8 +189,10 @@ int ledger_cells_init(struct ledger *ledger)
 	(void)pthread_mutex_init(&ledger->cells_lock, NULL);
 	ledger->kept = calloc(ledger->n_cells, sizeof(ledger->kept[0]));
 	ledger->free_cells = malloc(ledger->n_cells * sizeof(ledger->free_cells[0]));
-	if (!ledger->kept || !ledger->free_cells)
+	ledger->returned_cells = malloc(ledger->n_cells * sizeof(ledger->returned_cells[0]));
+	if (!ledger->kept || !ledger->free_cells || !ledger->returned_cells)
 		return error_origin(-ENOMEM);
+	ledger->n_allowed = ledger_cells_first(ledger);
 	return 0;
 }
 
@@ -198,6 +200,7 @@ void ledger_cells_done(struct ledger *ledger)
 {
 	free(ledger->kept);
 	free(ledger->free_cells);
+	free(ledger->returned_cells);
 	map_done(&ledger->stale_cells);
 	map_done(&ledger->parts);
 	for (size_t i = 0; i < ledger->n_known; i++)
@@ -224,44 +227,11 @@ uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t ro
 	return LEDGER_NO_CELL;
 }
 
-uint32_t ledger_n_cells(const struct ledger *ledger)
-{
-	return ledger->n_cells;
-}
-
-uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
-{
-	uint32_t n_free, cell = LEDGER_NO_CELL;
-
-	(void)pthread_mutex_lock(&ledger->cells_lock);
-	n_free = ledger->n_free_cells + ledger->n_cells - ledger->cells_used;
-	if (!n_free || (spare && n_free <= ledger->n_cells / 2))
-		goto unlock;
-	/* The one that was freed last: its memory is the warmest. */
-	if (ledger->n_free_cells) {
-		cell = ledger->free_cells[--ledger->n_free_cells];
-	} else {
-		cell = ledger->cells_used++;
-		atomic_store_explicit(&ledger_header(ledger)->cells_used, ledger->cells_used,
-				      memory_order_release);
-	}
-unlock:
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
-	return cell;
-}
-
-static void put_back(struct ledger *ledger, uint32_t cell)
-{
-	(void)pthread_mutex_lock(&ledger->cells_lock);
-	ledger->free_cells[ledger->n_free_cells++] = cell;
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
-}
-
 static char *whole_of(const struct ledger *ledger, uint32_t cell)
 {
 	return (char *)ledger->memory->data +
 	       ledger_data_offset(ledger->n_hands, ledger->n_tensors, ledger->n_cells) +
-	       cell * align_up((uint64_t)ledger->cell_bytes, 4096);
+	       cell * ledger_cell_stride(ledger);
 }
 
 void *ledger_cell_data(const struct ledger *ledger, uint32_t cell, uint32_t len)
@@ -333,9 +303,9 @@ uint32_t ledger_cell_number(const struct ledger *ledger, const struct ledger_kep
 	return (uint32_t)(kept - ledger->kept);
 }
 
-bool ledger_cells_full(const struct ledger *ledger)
+bool ledger_cells_full(struct ledger *ledger)
 {
-	return ledger->parts.n_entries >= ledger->n_cells;
+	return ledger->parts.n_entries >= ledger_cells_allowed(ledger);
 }
 
 struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell)
@@ -397,7 +367,7 @@ void ledger_cell_free(struct ledger *ledger, uint32_t number)
 	}
 	*kept = (struct ledger_kept){ .offered = kept->offered };
 	if (!kept->offered)
-		put_back(ledger, number);
+		ledger_cell_put_back(ledger, number);
 }
 
 uint32_t ledger_cell_settle(struct ledger *ledger, uint64_t key, uint64_t round)
@@ -506,6 +476,7 @@ int ledger_cells_open(struct ledger *ledger, struct failure *failure)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: %u of %u cells", n,
 				   ledger->n_cells);
 	ledger->cells_used = n;
+	ledger->n_allowed = MAX(ledger->n_allowed, n);
 	for (uint32_t i = n; i--;) {
 		r = read_cell(ledger, i, failure);
 		if (r)

@@ -47,8 +47,12 @@ struct ledger {
 	uint32_t n_cells, n_tensors, cell_bytes;
 	struct ledger_kept *kept;   /* n_cells entries */
 	pthread_mutex_t cells_lock; /* guards what is free: */
-	uint32_t *free_cells;
-	uint32_t n_free_cells, cells_used;
+	uint32_t *
+		free_cells; /* used before, and their memory is still there; the last freed is the last */
+	uint32_t *returned_cells; /* used before, and their memory is not */
+	uint32_t n_free_cells, n_returned_cells, cells_used;
+	uint32_t n_allowed,
+		n_peak; /* that may be taken at once; that were, since it was last asked */
 	struct map stale_cells, parts;
 	struct ledger_known **known;
 	size_t n_known, known_capacity;
@@ -109,6 +113,16 @@ void ledger_drop_hands(struct ledger *ledger, uint32_t record);
 /* The record that the daemon before has left of a round, or NULL. */
 const struct ledger_old *ledger_find_old(const struct ledger *ledger, const char *tensor,
 					 uint64_t round);
+
+/* Of a cell's data, in memory. */
+static inline uint64_t ledger_cell_stride(const struct ledger *ledger)
+{
+	return align_up((uint64_t)ledger->cell_bytes, 4096);
+}
+
+/* stock.c */
+/* It is free again, with its memory. */
+void ledger_cell_put_back(struct ledger *ledger, uint32_t cell);
 
 /* cell.c */
 /* Makes room for cells; n_cells is set. Returns 0 or -ENOMEM. */

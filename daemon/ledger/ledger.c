@@ -26,11 +26,11 @@ static uint32_t cells_for(uint32_t cell_bytes)
 	return (uint32_t)MIN(MAX(n, (uint64_t)LEDGER_CELLS_MIN), (uint64_t)LEDGER_CELLS_MAX);
 }
 
-/* The size of parts is not known yet: at most so much. */
+/* The size of parts is not known yet: room for one cell at least. */
 uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors)
 {
 	return ledger_data_offset(hands_for(n_threads), n_tensors, LEDGER_CELLS_MAX) +
-	       LEDGER_CELL_BYTES;
+	       align_up((uint64_t)LEDGER_CELL_MAX, 4096);
 }
 
 bool ledger_is_far(const struct ledger *ledger)

@@ -39,7 +39,7 @@ DEFINE_CLEANUP(struct ledger *, ledger_free)
 
 /* Bytes that its memory may come to, for so many threads: what its holder is charged. */
 uint64_t ledger_bytes(unsigned n_threads);
-/* The same for a job that goes through servers. */
+/* The same for a job that goes through servers, with its first cells: ledger_cells_bytes(). */
 uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors);
 uint32_t ledger_part_bytes(const struct ledger *ledger);
 /* Of a job that goes through servers. */
@@ -205,8 +205,24 @@ struct ledger_kept {
 /* Cells that there are. */
 uint32_t ledger_n_cells(const struct ledger *ledger);
 /*
- * A cell for a result of at most part_bytes, or LEDGER_NO_CELL. spare: only while more than half of them are free. Any
- * thread; what is kept of it is all zero.
+ * Cells that may be taken at once: at first those that ledger_far_bytes() has room for, and of one taken over those that
+ * have memory. Control thread.
+ */
+uint32_t ledger_cells_allowed(struct ledger *ledger);
+/* Allows more, at most all there are. */
+void ledger_cells_allow(struct ledger *ledger, uint32_t n);
+/* Allows fewer, but those that are taken; memory of others goes back to the system. Returns how many there may be now. */
+uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n);
+/* Whether half of those that may be taken are. */
+bool ledger_cells_scarce(struct ledger *ledger);
+/* The most that were taken at once since this was last asked. */
+uint32_t ledger_cells_peak(struct ledger *ledger);
+/* Of all cells the first, and bytes that so many take beyond those. */
+uint32_t ledger_cells_first(const struct ledger *ledger);
+uint64_t ledger_cells_bytes(const struct ledger *ledger, uint32_t n);
+/*
+ * A cell for a result of at most part_bytes, or LEDGER_NO_CELL. spare: only while more than half of those that may be taken are free.
+ * Any thread; what is kept of it is all zero.
  */
 uint32_t ledger_cell_take(struct ledger *ledger, bool spare);
 /* Where the result of a part of len bytes, what.len, is: the same place whoever asks. */
@@ -224,8 +240,8 @@ void ledger_cell_unindex(struct ledger *ledger, uint32_t cell);
 struct ledger_kept *ledger_cell_next(const struct ledger *ledger, const struct ledger_what *what,
 				     struct ledger_kept *kept);
 uint32_t ledger_cell_number(const struct ledger *ledger, const struct ledger_kept *kept);
-/* Whether all cells there may be are among them: none will be free again by itself. */
-bool ledger_cells_full(const struct ledger *ledger);
+/* Whether all cells that may be taken are among them: none will be free again by itself. */
+bool ledger_cells_full(struct ledger *ledger);
 struct ledger_kept *ledger_cell_kept(const struct ledger *ledger, uint32_t cell);
 /* Cells from this one on were never taken. */
 uint32_t ledger_cells_used(struct ledger *ledger);

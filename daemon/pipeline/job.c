@@ -72,6 +72,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	}
 	map_done(&job->tensors);
 	pipeline_keep_done(job);
+	pipeline_room_done(job);
 	pipeline_setup_free(job);
 	pipeline_device_free(job);
 	layout_done(&job->layout);
@@ -117,6 +118,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	list_init(&job->setups);
 	list_init(&job->starved);
 	list_init(&job->placements);
+	pipeline_room_init(job);
 	(void)snprintf(job->name, sizeof(job->name), "%s", join->job);
 	job->shape = (struct pipeline_shape){
 		.size = join->size,

@@ -150,6 +150,8 @@ struct pipeline_job {
 	uint32_t *node_of_rank;		/* from the ledger, when resumed */
 	size_t home_number;		/* of its home among its servers */
 	struct list starved;		/* parts whose result waits for a cell */
+	struct loop_timer room_timer;	/* whether cells are not needed any more: room.c */
+	uint32_t room_target;		/* so many cells are to stay */
 	struct pipeline_failed *failed; /* a ring of PIPELINE_FAILED, or NULL */
 	size_t n_failed;		/* ever */
 	/* Which servers it goes on with: move.c. */
@@ -275,6 +277,17 @@ int pipeline_join_check(const struct pipeline_join *join, struct failure *failur
 int pipeline_join_compare(const struct pipeline_job *job, const struct pipeline_join *join,
 			  struct failure *failure);
 int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET_DIGEST_LEN]);
+
+/* room.c: what results take in the ledger. */
+void pipeline_room_init(struct pipeline_job *job);
+void pipeline_room_done(struct pipeline_job *job);
+/* A rank comes back to a job whose ledger may have more than its session is charged for: 0, or -EDQUOT with words. */
+int pipeline_room_join(struct pipeline_job *job, struct pipeline_member *member,
+		       struct failure *failure);
+/* So many results are to have room at once, of those there may ever be: 0, or -EDQUOT. */
+int pipeline_room_for(struct pipeline_job *job, uint32_t n);
+/* Makes more room when it becomes scarce: 0, or -EDQUOT. */
+int pipeline_room_look(struct pipeline_job *job);
 
 /* keep.c: a job that goes through servers outlives their processes, and this one. */
 struct pipeline_part;

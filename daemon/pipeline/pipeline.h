@@ -97,6 +97,11 @@ struct pipeline_member {
 	 * taken. Returns NULL, or why the trainer can take part in no restart: a constant.
 	 */
 	const char *(*charge)(struct pipeline_member *member, bool through_servers);
+	/*
+	 * The ledger takes so many bytes more than that: takes the room for them, in place of what was taken, or gives room back.
+	 * Returns 0; or, where it is more, -EDQUOT.
+	 */
+	int (*charge_more)(struct pipeline_member *member, uint64_t bytes);
 	/* Set before joining: the session's shared memory (proto/shm.h), kept by the caller while the member is in a job, or -1. */
 	int shm_fd;
 	/* The pipeline's. */
@@ -163,8 +168,9 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 		    struct failure *failure);
 /* Whether the member's job would go on with the next daemon process. */
 bool pipeline_can_resume(const struct pipeline_member *member);
-/* Bytes that a ledger may come to. */
-uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline, bool through_servers);
+/* Bytes that a ledger takes when it is made, and that it may come to; 0: there is none. */
+uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline, bool through_servers,
+			       uint64_t *ret_most);
 /*
  * Imports a buffer of a device into the worker of the member's job. Returns whether it will: then imported() comes, unless
  * the buffer is given up before; NULL: all is well. Else it is imported when it is used.

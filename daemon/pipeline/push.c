@@ -307,11 +307,18 @@ static void keep(struct pipeline_part *part)
 void pipeline_part_feed(struct pipeline_part *part)
 {
 	struct pipeline_job *job = job_of(part);
+	int r = 0;
 
-	if (part->cell == LEDGER_NO_CELL && !part->round->failure.status)
+	if (part->cell == LEDGER_NO_CELL && !part->round->failure.status) {
+		r = pipeline_room_look(job);
 		part->cell = ledger_cell_take(job->ledger, false);
+	}
 	if (part->round->failure.status) {
 		pipeline_part_end(part);
+	} else if (part->cell == LEDGER_NO_CELL && r) {
+		pipeline_part_fail(part, r,
+				   "a trainer's session_quota has no room for its result in the "
+				   "ledger of the job: make it larger, or turn resume off");
 	} else if (part->cell == LEDGER_NO_CELL && pipeline_roll_is_full(job)) {
 		pipeline_part_fail(part, -ENOSPC,
 				   "what accumulates has more parts than the ledger of its job has "

@@ -20,13 +20,19 @@ static unsigned n_threads(const struct pipeline *pipeline)
 	return pool_n_threads(pipeline->params.pool) + 1;
 }
 
-uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline, bool through_servers)
+uint64_t pipeline_ledger_bytes(const struct pipeline *pipeline, bool through_servers,
+			       uint64_t *ret_most)
 {
+	uint64_t bytes = ledger_bytes(n_threads(pipeline));
+
+	*ret_most = bytes;
 	if (!through_servers)
-		return ledger_bytes(n_threads(pipeline));
-	return pipeline->params.resume
-		       ? ledger_far_bytes(n_threads(pipeline), pipeline->params.max_tensors)
-		       : 0;
+		return bytes;
+	if (!pipeline->params.resume)
+		return 0;
+	bytes = ledger_far_bytes(n_threads(pipeline), pipeline->params.max_tensors);
+	*ret_most = bytes + LEDGER_CELL_BYTES;
+	return bytes;
 }
 
 const char *pipeline_resume_ends(const struct pipeline_job *job)
@@ -275,6 +281,14 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 	if (r)
 		return r;
 
+	r = pipeline_room_join(job, member, failure);
+	if (r) {
+		struct failure why = *failure;
+
+		/* It cannot go on without that rank. */
+		pipeline_job_fail(job, &why, NULL);
+		return r;
+	}
 	FAILPOINT("resume-accepted");
 	pipeline_job_add(job, member, &join, LOOK_NS);
 	member->resumed = true;

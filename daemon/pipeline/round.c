@@ -383,7 +383,7 @@ static uint32_t root_of(const struct pipeline_round *round)
 
 static int check_cells(const struct pipeline_round *round, struct failure *failure)
 {
-	const struct pipeline_job *job = job_of(round);
+	struct pipeline_job *job = job_of(round);
 	const struct pipeline_request *first = pipeline_round_first(round);
 	bool by_blocks = first->operation == OPERATION_REDUCE_SCATTER;
 	uint64_t elements =
@@ -395,6 +395,13 @@ static int check_cells(const struct pipeline_round *round, struct failure *failu
 		     (by_blocks ? job->shape.size : !!(bytes % job->part_bytes));
 	uint32_t n_cells = ledger_n_cells(job->ledger);
 
+	if (n <= n_cells && pipeline_room_for(job, (uint32_t)n))
+		return failure_set(
+			failure, -EDQUOT,
+			"it has %" PRIu64 " parts of %u bytes, which an elastic job over "
+			"several nodes holds at once, and a trainer's session_quota has no "
+			"room for them",
+			n, job->part_bytes);
 	if (n <= n_cells)
 		return 0;
 	return failure_set(failure, -EMSGSIZE,

@@ -202,6 +202,33 @@ def test_a_round_that_failed_while_its_server_was_away():
         each(ranks, 'leave')
 
 
+def held(cluster, node=0):
+    """Bytes that the rank of a node is charged for."""
+    return cluster.daemons[node].ctl('job', 'job1')['ranks'][0]['bytes_held']
+
+
+def test_results_have_the_room_that_they_need():
+    """Parts are so large that a ledger begins with few cells. More are charged when they are needed, and again by the next daemon."""
+    if TSAN:
+        raise Skip('bpsctl is asked')
+    large = {'part_bytes': 32 << 20}
+    with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, (1, 1), **large)
+        least = held(cluster)
+        round_trip(ranks, every_operation((1, 1)))
+        most = held(cluster)
+        assert most >= least + (32 << 20), (least, most)
+        works = every_operation((1, 1), 50)
+        declare(ranks, works, 20)
+        submit(ranks, works, 20)
+        keeper.kill(0)
+        finish(ranks, works, 20)
+        round_trip(ranks, every_operation((1, 1), 100), 40)
+        assert held(cluster) >= least + (32 << 20), (least, held(cluster))
+        each(ranks, 'leave')
+        wait_for('it is given back', lambda: not cluster.daemons[0].ctl('jobs')['jobs'])
+
+
 def test_a_job_says_that_it_ends_with_its_daemon():
     """And why; one that does not says nothing."""
     for options, keys, why in ((['--session-quota=1G'], {}, "a trainer's session_quota has no room for a ledger"),

@@ -2,7 +2,9 @@
 #include "ledger/ledger.h"
 #include "test.h"
 #include <pthread.h>
+#include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 
 #define JOB	   42u
 #define SIZE	   2u
@@ -213,6 +215,9 @@ TEST(half_of_the_cells_are_not_spare)
 	char *memory = map(fd, &len);
 
 	all = ((struct ledger_header *)memory)->n_cells;
+	ASSERT_TRUE(ledger_cells_first(ledger) < all);
+	ledger_cells_allow(ledger, UINT32_MAX);
+	ASSERT_EQ(ledger_cells_allowed(ledger), all);
 	while (ledger_cell_take(ledger, true) != LEDGER_NO_CELL)
 		n++;
 	ASSERT_EQ(n, all / 2);
@@ -223,6 +228,84 @@ TEST(half_of_the_cells_are_not_spare)
 	ASSERT_EQ(ledger_cell_take(ledger, true), LEDGER_NO_CELL);
 	ASSERT_EQ(ledger_cell_take(ledger, false), 5);
 	(void)munmap(memory, len);
+	ledger_free(ledger);
+}
+
+static uint64_t memory_of(int fd)
+{
+	struct stat st;
+
+	ASSERT_OK(fstat(fd, &st));
+	return (uint64_t)st.st_blocks * 512;
+}
+
+TEST(no_more_cells_are_taken_than_are_allowed)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint32_t first = ledger_cells_first(ledger), n = 0, cell, last = LEDGER_NO_CELL;
+
+	ASSERT_EQ(ledger_cells_allowed(ledger), first);
+	ASSERT_EQ(ledger_cells_bytes(ledger, first), 0);
+	ASSERT_EQ(ledger_cells_bytes(ledger, first + 3), 3 * PART_BYTES);
+	ASSERT_TRUE(!ledger_cells_scarce(ledger));
+	while ((cell = ledger_cell_take(ledger, false)) != LEDGER_NO_CELL) {
+		last = cell;
+		n++;
+	}
+	ASSERT_EQ(n, first);
+	ASSERT_TRUE(ledger_cells_scarce(ledger));
+	ledger_cells_allow(ledger, first + 1);
+	last = ledger_cell_take(ledger, false);
+	ASSERT_TRUE(last != LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_cell_take(ledger, false), LEDGER_NO_CELL);
+	ASSERT_EQ(ledger_cells_peak(ledger), first + 1);
+	/* What is taken stays allowed. */
+	ASSERT_EQ(ledger_cells_trim(ledger, 1), first + 1);
+	ledger_cell_free(ledger, last);
+	ASSERT_EQ(ledger_cells_trim(ledger, 1), first);
+	ASSERT_EQ(ledger_cell_take(ledger, false), LEDGER_NO_CELL);
+	ledger_free(ledger);
+}
+
+TEST(memory_of_cells_that_are_too_many_is_given_back)
+{
+	enum { N = 40 };
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint64_t before = memory_of(fd);
+	uint32_t cells[N];
+
+	for (uint32_t i = 0; i < N; i++) {
+		cells[i] = ledger_cell_take(ledger, false);
+		memset(ledger_cell_data(ledger, cells[i], PART_BYTES), 1 + (int)i, PART_BYTES);
+	}
+	ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)N * PART_BYTES);
+	ASSERT_EQ(ledger_cells_peak(ledger), N);
+	for (uint32_t i = 4; i < N; i++)
+		ledger_cell_free(ledger, cells[i]);
+	ASSERT_EQ(ledger_cells_trim(ledger, 10), 10);
+	ASSERT_TRUE(memory_of(fd) < before + (uint64_t)16 * PART_BYTES);
+	ASSERT_EQ(ledger_cells_peak(ledger), N);
+	ASSERT_EQ(ledger_cells_peak(ledger), 4);
+	/* Those in use have theirs; the rest are as good as new. */
+	for (uint32_t i = 0; i < 4; i++)
+		ASSERT_EQ(((unsigned char *)ledger_cell_data(ledger, cells[i],
+							     PART_BYTES))[PART_BYTES - 1],
+			  1 + i);
+	ledger_cells_allow(ledger, N);
+	for (uint32_t i = 4; i < N; i++) {
+		cells[i] = ledger_cell_take(ledger, false);
+		ASSERT_TRUE(cells[i] < N);
+		memset(ledger_cell_data(ledger, cells[i], PART_BYTES), 1 + (int)i, PART_BYTES);
+	}
+	ASSERT_EQ(ledger_cell_take(ledger, false), LEDGER_NO_CELL);
+	for (uint32_t i = 0; i < N; i++)
+		ASSERT_EQ(((unsigned char *)ledger_cell_data(ledger, cells[i], PART_BYTES))[0],
+			  1 + i);
+	/* The next process may take as many as there are. */
+	ledger = again(ledger, fd);
+	ASSERT_EQ(ledger_cells_allowed(ledger), ledger_cells_first(ledger));
 	ledger_free(ledger);
 }
 
@@ -253,6 +336,7 @@ TEST(threads_take_cells)
 	struct ledger *ledger = make(&fd);
 	pthread_t threads[3];
 
+	ledger_cells_allow(ledger, UINT32_MAX);
 	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
 		ASSERT_OK(pthread_create(&threads[i], NULL, take_some, ledger));
 	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)

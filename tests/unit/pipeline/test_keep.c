@@ -25,6 +25,47 @@ static void form(struct world *world, struct stragglers stragglers)
 	ASSERT_STR(world->ranks[0].failure.text, "");
 }
 
+/* What accumulates stays in its cell. */
+static void accumulate(struct world *world, const char *name, struct asked *ret_asked)
+{
+	static float input[100], output[100];
+
+	*ret_asked = asked_of(OPERATION_ACCUMULATE, REDUCTION_SUM, input, 100, output, 100);
+	asked_submit(ret_asked, world_declare(world, name, DTYPE_FLOAT32, 100), 1);
+	WORLD_UNTIL(world, ret_asked->done);
+}
+
+TEST(a_round_fails_when_its_results_have_no_room)
+{
+	enum { PART = 8 << 20 };
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = 1,
+						   .distributed = true,
+						   .resume = true,
+						   .part_bytes = PART,
+						   .room = UINT64_C(10) * 2 * PART });
+	struct asked asked;
+	uint32_t first, most, n = 0;
+	char name[16];
+
+	form(world, (struct stragglers){ .async = true });
+	first = ledger_cells_first(job_of(world)->ledger);
+	ASSERT_EQ(ledger_cells_allowed(job_of(world)->ledger), first);
+	do {
+		(void)snprintf(name, sizeof(name), "t%u", n++);
+		accumulate(world, name, &asked);
+		ASSERT_INT(n, <, 100);
+	} while (!asked.failure.status);
+	/* Cells are a little larger than two parts. */
+	most = ledger_cells_allowed(job_of(world)->ledger);
+	ASSERT_TRUE(most > first && most <= first + 10);
+	ASSERT_EQ(n, most + 1);
+	ASSERT_EQ(asked.failure.status, -EDQUOT);
+	ASSERT_TRUE(strstr(asked.failure.text, "session_quota has no room for its result"));
+	ASSERT_EQ(job_of(world)->state, JOB_RUNNING);
+}
+
 /*
  * Nobody keeps an accumulate for others, so it is released before it is stored. A server numbers results without end, and no
  * more than LEDGER_CELLS_MAX of them may be behind the last that was released.

@@ -195,6 +195,8 @@ struct world *world_new(const struct world_options *options)
 	world->options = *options;
 	world->size = options->n_nodes * options->n_local;
 	ASSERT_TRUE(world->size <= WORLD_RANKS);
+	if (!world->options.room)
+		world->options.room = UINT64_MAX;
 	if (!world->options.part_bytes)
 		world->options.part_bytes = 4096;
 	if (!world->options.ahead_bytes)
@@ -311,6 +313,11 @@ static const char *on_charge(struct pipeline_member *member, bool through_server
 	return NULL;
 }
 
+static int on_charge_more(struct pipeline_member *member, uint64_t bytes)
+{
+	return bytes > container_of(member, struct rank, member)->world->options.room ? -EDQUOT : 0;
+}
+
 struct pipeline_join world_join_of(const struct world *world, uint32_t rank)
 {
 	unsigned n_local = world->options.n_local;
@@ -344,7 +351,8 @@ int world_join(struct world *world, uint32_t number, const struct pipeline_join 
 			    .ended = on_ended,
 			    .left = on_left,
 			    .refused = on_refused,
-			    .charge = on_charge },
+			    .charge = on_charge,
+			    .charge_more = on_charge_more },
 		.world = world,
 		.node = &world->nodes[number % world->options.n_nodes],
 		.rank = number,

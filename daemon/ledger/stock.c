@@ -1,0 +1,139 @@
+/*
+ * Which cells are free, and how many may be taken at once: their memory is charged before it is used, and goes back to the
+ * system where it has not been used for long. Of any thread but for what changes how many.
+ */
+#include "ledger/internal.h"
+#include <sys/mman.h>
+
+uint32_t ledger_n_cells(const struct ledger *ledger)
+{
+	return ledger->n_cells;
+}
+
+uint32_t ledger_cells_first(const struct ledger *ledger)
+{
+	return (uint32_t)MIN(align_up((uint64_t)LEDGER_CELL_MAX, 4096) / ledger_cell_stride(ledger),
+			     (uint64_t)ledger->n_cells);
+}
+
+uint64_t ledger_cells_bytes(const struct ledger *ledger, uint32_t n)
+{
+	uint32_t first = ledger_cells_first(ledger);
+
+	return n > first ? (n - first) * ledger_cell_stride(ledger) : 0;
+}
+
+/* The lock is held. */
+static uint32_t n_taken(const struct ledger *ledger)
+{
+	return ledger->cells_used - ledger->n_free_cells - ledger->n_returned_cells;
+}
+
+uint32_t ledger_cells_allowed(struct ledger *ledger)
+{
+	uint32_t n;
+
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	n = ledger->n_allowed;
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	return n;
+}
+
+void ledger_cells_allow(struct ledger *ledger, uint32_t n)
+{
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	ledger->n_allowed = MAX(ledger->n_allowed, MIN(n, ledger->n_cells));
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+}
+
+bool ledger_cells_scarce(struct ledger *ledger)
+{
+	bool scarce;
+
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	scarce = n_taken(ledger) >= ledger->n_allowed - ledger->n_allowed / 2;
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	return scarce;
+}
+
+uint32_t ledger_cells_peak(struct ledger *ledger)
+{
+	uint32_t n;
+
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	n = ledger->n_peak;
+	ledger->n_peak = n_taken(ledger);
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	return n;
+}
+
+/* The cell that has been free for longest, of those that are too many: nobody's meanwhile. */
+static uint32_t take_coldest(struct ledger *ledger)
+{
+	uint32_t cell = LEDGER_NO_CELL;
+
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	if (ledger->n_free_cells &&
+	    ledger->cells_used - ledger->n_returned_cells > ledger->n_allowed) {
+		cell = ledger->free_cells[0];
+		memmove(ledger->free_cells, ledger->free_cells + 1,
+			--ledger->n_free_cells * sizeof(ledger->free_cells[0]));
+	}
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	return cell;
+}
+
+uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n)
+{
+	uint32_t cell;
+
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	ledger->n_allowed = MIN(MAX(n, n_taken(ledger)), ledger->n_allowed);
+	n = ledger->n_allowed;
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	while ((cell = take_coldest(ledger)) != LEDGER_NO_CELL) {
+		/* What cannot be given back is used again all the same. */
+		(void)madvise(ledger_cell_data(ledger, cell, ledger->part_bytes),
+			      ledger_cell_stride(ledger), MADV_REMOVE);
+		(void)pthread_mutex_lock(&ledger->cells_lock);
+		ledger->returned_cells[ledger->n_returned_cells++] = cell;
+		(void)pthread_mutex_unlock(&ledger->cells_lock);
+	}
+	return n;
+}
+
+/* The one that was freed last: its memory is the warmest. The lock is held. */
+static uint32_t choose(struct ledger *ledger)
+{
+	uint32_t cell;
+
+	if (ledger->n_free_cells)
+		return ledger->free_cells[--ledger->n_free_cells];
+	if (ledger->n_returned_cells)
+		return ledger->returned_cells[--ledger->n_returned_cells];
+	cell = ledger->cells_used++;
+	atomic_store_explicit(&ledger_header(ledger)->cells_used, ledger->cells_used,
+			      memory_order_release);
+	return cell;
+}
+
+uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
+{
+	uint32_t n_free, cell = LEDGER_NO_CELL;
+
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	n_free = ledger->n_allowed - MIN(n_taken(ledger), ledger->n_allowed);
+	if (n_free && !(spare && n_free <= ledger->n_allowed / 2)) {
+		cell = choose(ledger);
+		ledger->n_peak = MAX(ledger->n_peak, n_taken(ledger));
+	}
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	return cell;
+}
+
+void ledger_cell_put_back(struct ledger *ledger, uint32_t cell)
+{
+	(void)pthread_mutex_lock(&ledger->cells_lock);
+	ledger->free_cells[ledger->n_free_cells++] = cell;
+	(void)pthread_mutex_unlock(&ledger->cells_lock);
+}

@@ -1,0 +1,114 @@
+/*
+ * The room that results of a job take in its ledger. A session is charged for the first cells when it joins; for more, twice
+ * as many each time, when half of them are in use; and for fewer again where most have not been used for a while. Where all are
+ * in use and a session's quota has no room for more, a round fails: it would wait for nodes that wait for it.
+ */
+#include "pipeline/part.h"
+
+/* How often it is looked for cells that are not needed any more. */
+#define LOOK_NS (10 * NSEC_PER_SEC)
+/* Memory goes back in steps, since parts wait meanwhile: 3 ms each, and some time between them. */
+#define STEP_BYTES (UINT64_C(64) << 20)
+#define STEP_NS	   (50 * NSEC_PER_MSEC)
+
+static int charge(struct pipeline_job *job, uint32_t n, uint32_t before)
+{
+	uint64_t bytes = ledger_cells_bytes(job->ledger, n);
+	uint32_t i;
+
+	for (i = 0; i < job->layout.n_local; i++)
+		if (job->members[i] && job->members[i]->charge_more(job->members[i], bytes))
+			break;
+	if (i == job->layout.n_local)
+		return 0;
+	bytes = ledger_cells_bytes(job->ledger, before);
+	while (i--)
+		if (job->members[i])
+			(void)job->members[i]->charge_more(job->members[i], bytes);
+	return -EDQUOT;
+}
+
+static void look_again(struct pipeline_job *job, uint64_t in_ns)
+{
+	/* Without memory, what is charged stays so until the job's end. */
+	(void)loop_timer_set(job->pipeline->params.loop, &job->room_timer, clock_now_ns() + in_ns);
+}
+
+/* A quarter of them was enough since we looked last: half of them go. */
+static void on_look(struct loop_timer *timer)
+{
+	struct pipeline_job *job = container_of(timer, struct pipeline_job, room_timer);
+	uint64_t step = STEP_BYTES / align_up((uint64_t)ledger_cell_bytes(job->ledger), 4096);
+	uint32_t first = ledger_cells_first(job->ledger);
+	uint32_t before = ledger_cells_allowed(job->ledger), n = before;
+
+	/* Or it is the next process's now. */
+	if (job->state != JOB_RUNNING || job->suspended || before <= first)
+		return;
+	if (before <= job->room_target)
+		job->room_target = ledger_cells_peak(job->ledger) <= before / 4
+					   ? MAX(before / 2, first)
+					   : before;
+	if (before > job->room_target)
+		n = ledger_cells_trim(job->ledger,
+				      MAX(before - (uint32_t)MIN(MAX(step, UINT64_C(1)), before),
+					  job->room_target));
+	/* The rest is in use. */
+	if (n == before)
+		job->room_target = n;
+	(void)charge(job, n, n);
+	if (n > first)
+		look_again(job, n > job->room_target ? STEP_NS : LOOK_NS);
+}
+
+void pipeline_room_init(struct pipeline_job *job)
+{
+	job->room_timer.expired = on_look;
+}
+
+void pipeline_room_done(struct pipeline_job *job)
+{
+	loop_timer_cancel(&job->room_timer);
+}
+
+int pipeline_room_join(struct pipeline_job *job, struct pipeline_member *member,
+		       struct failure *failure)
+{
+	uint32_t n;
+
+	if (!job->ledger || !ledger_is_far(job->ledger))
+		return 0;
+	n = ledger_cells_allowed(job->ledger);
+	if (!member->charge_more(member, ledger_cells_bytes(job->ledger, n)))
+		return 0;
+	return failure_set(failure, -EDQUOT,
+			   "job %s: session_quota has no room for the %u results that its ledger "
+			   "may have",
+			   job->name, n);
+}
+
+int pipeline_room_for(struct pipeline_job *job, uint32_t n)
+{
+	uint32_t now = ledger_cells_allowed(job->ledger);
+	uint32_t more = n > now ? MAX(n, 2 * now) : now;
+
+	more = MIN(more, ledger_n_cells(job->ledger));
+	if (more <= now)
+		return 0;
+	while (charge(job, more, now)) {
+		if (more <= n || more <= now + 1)
+			return -EDQUOT;
+		more = MAX(n, now + (more - now) / 2);
+	}
+	ledger_cells_allow(job->ledger, more);
+	job->room_target = more;
+	look_again(job, LOOK_NS);
+	return 0;
+}
+
+int pipeline_room_look(struct pipeline_job *job)
+{
+	return ledger_cells_scarce(job->ledger)
+		       ? pipeline_room_for(job, ledger_cells_allowed(job->ledger) + 1)
+		       : 0;
+}
