@@ -21,6 +21,7 @@ static void attached(struct pipeline_setup *setup)
 		return;
 	}
 	server->attached = true;
+	peer_set_parts(server->outlet->peer, job->part_bytes, job->shape.n_nodes);
 	job->n_attached++;
 	if (job->keep)
 		pipeline_keep_attached(job, setup->server, m->fresh);
@@ -135,6 +136,8 @@ static int attach_at(struct pipeline_job *job, const struct place *place,
 	m.node_of_rank = job->layout.node_of_rank;
 	m.request_timeout_ms = job->request_timeout_ns / NSEC_PER_MSEC;
 	m.instance = job->instance;
+	m.has_part_bytes = true;
+	m.part_bytes = job->part_bytes;
 	m.stragglers = pipeline_setup_stragglers(job, &stragglers);
 	if (place->said) {
 		kept = set_kept(job, place, &home, &m);

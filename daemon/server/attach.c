@@ -230,6 +230,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 			log_notice("job %s: node %u is back, as %s", job->name, attach->node,
 				   peer_name(peer));
 	}
+	peer_set_parts(peer, attach->sent_part_bytes, job->n_nodes);
 	node->peer = peer;
 	node->lost_ns = 0;
 	node->instance = attach->instance;

@@ -367,6 +367,7 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	attach->server = m->server;
 	attach->asks_back = m->asks_back;
 	attach->begins = m->begins;
+	attach->sent_part_bytes = MIN(m->part_bytes, PART_BYTES_MAX);
 	attach->moves = attach->node_of_rank + m->size;
 	if (m->n_moves)
 		memcpy(attach->node_of_rank + m->size, m->moves,

@@ -56,7 +56,8 @@ struct attach {
 	uint64_t regroups, joined_number;
 	const void *joined;
 	size_t joined_len;
-	uint32_t node_of_rank[]; /* size entries; every node has a rank */
+	uint32_t sent_part_bytes; /* of what comes and goes, said everywhere; or 0 */
+	uint32_t node_of_rank[];  /* size entries; every node has a rank */
 };
 
 struct declare {

@@ -111,6 +111,16 @@ struct rate {
 
 void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns);
 
+/* What bounds a connection's bytes inside the kernel, unsent or unacknowledged: flight.c. */
+struct flight {
+	uint32_t part_bytes, n_nodes; /* of the newest job with the peer; 0: not known */
+	uint64_t bytes_s;	      /* known of the link, or 0 */
+	uint32_t rtt_us;	      /* there and back; UINT32_MAX: not known */
+};
+
+/* How many there may be; 0: as many as the kernel likes. */
+uint64_t flight_bytes(const struct flight *flight);
+
 struct worker {
 	struct loop *loop;
 	struct loop_thread *thread; /* NULL: loop is home */
@@ -317,6 +327,7 @@ struct peer {
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
 	struct quota quota;	 /* any thread */
+	_Atomic uint64_t parts;	 /* any thread: part_bytes << 32 | n_nodes of its newest job */
 	struct mail mail;
 	bool is_posted;
 	struct failure failure; /* why it is lost */
@@ -460,6 +471,8 @@ struct lane {
 	struct mail flush;
 	bool is_flush_posted;
 	unsigned ahead;	      /* bytes that may wait unsent inside the kernel; 0: not set yet */
+	uint64_t flight;      /* and be on their way as well; 0: as the kernel likes */
+	uint64_t flight_ns;   /* when that was last looked at */
 	bool is_unblocked;    /* the socket had no room and has some now */
 	bool is_flushed_soon; /* in the middle of receiving */
 	bool is_fresh;	      /* something was queued in the middle of receiving */
@@ -513,6 +526,8 @@ void lane_end_answer(struct lane *lane, struct call *call);
 void lane_end_incoming(struct lane *lane, struct incoming *incoming);
 /* TCP only */
 void lane_flush(struct lane *lane);
+/* Now and then: bounds what it may have on its way. flight.c. */
+void lane_set_flight(struct lane *lane, uint64_t now_ns);
 void lane_want(struct lane *lane, uint32_t events);
 void lane_receive(struct lane *lane);
 /* Lets go of what is half read. */

@@ -228,6 +228,7 @@ void lane_flush(struct lane *lane)
 {
 	lane->is_fresh = false;
 	lane_set_ahead(lane);
+	lane_set_flight(lane, clock_now_ns());
 	for (unsigned i = 0; i < SEND_ROUNDS; i++) {
 		if (!lane->current && !lane->queue.n) {
 			lane_want(lane, EPOLLIN);

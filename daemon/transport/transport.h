@@ -293,6 +293,11 @@ const char *peer_name(const struct peer *peer);
 /* What messages call a peer until it has told its node's name itself: before, they only have its address. */
 void peer_call_it(struct peer *peer, const char *node);
 bool peer_is_self(const struct peer *peer);
+/*
+ * A job of n_nodes nodes has been attached that exchanges parts of so many bytes with the peer: TCP connections then have no more
+ * on their way than that needs. To be said at both ends: what one may have there the other may.
+ */
+void peer_set_parts(struct peer *peer, uint32_t part_bytes, uint32_t n_nodes);
 void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out);
 
 /*
