@@ -147,9 +147,25 @@ static void job_close_ledger(struct job *job)
 	client_fork_unlock();
 }
 
+/* Others on this node had been told of the next run by the daemon that has gone: this is what Regroup would have been answered. */
+static bool job_has_regrouped(const struct job *job, const struct client_call *call)
+{
+	return !call->status && job->state == JOB_JOINED && job->regroup.pending &&
+	       call->answer.ledger >= 0 && call->answer.job != job->number &&
+	       (int32_t)(call->answer.membership - job->membership) > 0;
+}
+
 /* The answer to Resume. */
 static void job_resumed(struct bps_client *client, const struct client_call *call)
 {
+	if (!client->failure && job_has_regrouped(&client->job, call)) {
+		request_end_all(client, -ECANCELED, "the ranks have regrouped meanwhile");
+		client->job.regroup.answer = call->answer;
+		call_finish(client, &client->job.regroup, 0, NULL);
+		client->job.resumed = true;
+		session_resumed(client);
+		return;
+	}
 	/* One that comes is of another version of the daemon, or the first once more. */
 	fd_close(call->answer.ledger);
 	if (client->failure)

@@ -536,6 +536,18 @@ void pipeline_seek(struct pipeline_newcomer *newcomer);
 void pipeline_seek_changed(const struct pipeline_newcomer *newcomer);
 void pipeline_seek_close(struct pipeline *pipeline);
 
+/* untold.c: ranks that had not heard of the run that has begun when they regrouped, when the daemon's process died. */
+/* A run of an elastic job of this name and secret that waits for its ranks to come back, or NULL. */
+struct pipeline_job *pipeline_untold_find(struct pipeline *pipeline, const char *name,
+					  const uint8_t *secret_digest);
+/* The place that such a run has for the process join->pid, of whom nobody has heard: sets its ranks, or returns false. */
+bool pipeline_untold_place(const struct pipeline_job *job, struct pipeline_join *join);
+/* A rank has come back that was told of it: those that have come as of the run before, which ends, and newcomers are in it. */
+void pipeline_untold_take(struct pipeline_job *job);
+/* The same when a newcomer has come. */
+void pipeline_untold_let_in(struct pipeline *pipeline, const char *name,
+			    const uint8_t *secret_digest);
+
 /* regroup.c: newcomers, and the next run. */
 struct pipeline_newcomer {
 	struct list link;

@@ -179,7 +179,8 @@ int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *mem
 	list_push_back(&pipeline->newcomers, &newcomer->link);
 	log_info("job %s: pid %u waits to be let in", join->job, join->pid);
 	member->newcomer = TAKE_PTR(newcomer);
-	if (!job)
+	pipeline_untold_let_in(pipeline, member->newcomer->job, member->newcomer->secret_digest);
+	if (!job && member->newcomer)
 		pipeline_seek(member->newcomer);
 	return 0;
 }

@@ -175,15 +175,39 @@ static int check_left(const struct ledger *ledger, const struct pipeline_join *j
 	return 0;
 }
 
-/* The job of the first rank that comes back: a new one, or one that ranks without a past have begun to form. */
-static int begin(struct pipeline *pipeline, const struct pipeline_join *join, uint64_t number,
-		 int fd, struct pipeline_job **ret_job, struct failure *failure)
+/*
+ * Ranks of an elastic job may come back as of two runs, if the daemon's process died while it told them of the next: untold.c. Returns
+ * that of the others who wait for it, and whether it is the next.
+ */
+static struct pipeline_job *find_other_run(struct pipeline *pipeline,
+					   const struct pipeline_join *join,
+					   const struct ledger *ledger, bool *ret_is_next)
 {
-	struct pipeline_job *job = pipeline_job_find(pipeline, join);
+	uint8_t digest[SECRET_DIGEST_LEN];
+	struct pipeline_job *job;
+
+	if (!join->elastic || pipeline_join_digest(join, digest))
+		return NULL;
+	job = pipeline_untold_find(pipeline, join->job, digest);
+	if (!job || ledger_is_far(job->ledger) != ledger_is_far(ledger) ||
+	    ledger_membership(job->ledger) == ledger_membership(ledger))
+		return NULL;
+	*ret_is_next = ledger_membership(job->ledger) > ledger_membership(ledger);
+	return job;
+}
+
+/*
+ * The job of the first rank that comes back: a new one, or one that ranks without a past have begun to form; or the next run, in
+ * which join->rank and join->local_rank are others.
+ */
+static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t number, int fd,
+		 struct pipeline_job **ret_job, struct failure *failure)
+{
+	struct pipeline_job *job = pipeline_job_find(pipeline, join), *other;
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
 	_cleanup_(fd_closep) int kept = -1;
 	struct pipeline_join through = *join;
-	bool through_servers;
+	bool through_servers, is_next = false;
 	int r;
 
 	r = ledger_open(fd, number, join->size, n_threads(pipeline), &ledger, failure);
@@ -200,6 +224,13 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 	r = check_left(ledger, join, failure);
 	if (r)
 		return r;
+	other = find_other_run(pipeline, join, ledger, &is_next);
+	if (other && is_next && pipeline_untold_place(other, join)) {
+		*ret_job = other;
+		return 0;
+	}
+	if (other && !is_next && job == other)
+		job = NULL;
 	kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (kept < 0)
 		return failure_set(failure, -errno, "cannot keep the ledger: %s", strerror(errno));
@@ -212,8 +243,12 @@ static int begin(struct pipeline *pipeline, const struct pipeline_join *join, ui
 			join->job);
 	if (job)
 		r = pipeline_join_compare(job, join, failure);
+	else if (other) /* in its place */
+		r = pipeline_job_make(pipeline, &through, &job);
 	else
 		r = pipeline_job_new(pipeline, &through, &job, failure);
+	if (r && other && !job)
+		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
 	if (r)
 		return r;
 	/* Ranks that had not heard of its beginning have asked for a new one. */
@@ -290,9 +325,14 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 		return r;
 	}
 	FAILPOINT("resume-accepted");
+	if (job->number != number)
+		log_notice("job %s: rank %u had not heard that ranks have regrouped", job->name,
+			   join.rank);
 	pipeline_job_add(job, member, &join, LOOK_NS);
-	member->resumed = true;
-	pipeline_resume_form(job);
+	member->resumed = job->number == number;
+	pipeline_untold_take(job);
+	if (job->state == JOB_FORMING)
+		pipeline_resume_form(job);
 	return 0;
 }
 

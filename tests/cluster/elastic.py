@@ -105,7 +105,7 @@ def newcomer(group, node, waits=True, share=0):
     if share:
         rank.call('share', share)
     rank.send('join', f'job={group.ranks[group.live[0]].keys["job"]}', 'elastic=1', 'newcomer=1',
-              f'timeout_ms={DEADLINE * 2000}', 'min_ranks=1')
+              f'timeout_ms={DEADLINE * 2000}', 'min_ranks=1', f'part_bytes={PART}')
     if waits:
         wait_for('a newcomer waits', lambda: daemon.text().count('waits to be let in') > before)
     return rank
