@@ -543,7 +543,7 @@ static void push(struct pipeline_part *part, const void *payload)
 		.job = job->number,
 		.key = tensor->key,
 		.round = round->number,
-		.epoch = job->data_epoch,
+		.epoch = by_rows ? round->rows->epoch : job->data_epoch,
 		.node = job->shape.node,
 		.block = by_rows ? pipeline_move_number(job, extent->block) : extent->block,
 		.part = extent->part,

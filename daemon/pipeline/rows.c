@@ -33,6 +33,7 @@ static int place(struct pipeline_rows *rows)
 
 	rows->n_servers = job->distributed ? job->n_servers : 0;
 	rows->stripes = job->stripes;
+	rows->epoch = job->data_epoch;
 	rows->servers = calloc(MAX(rows->n_servers, (size_t)1), sizeof(rows->servers[0]));
 	if (!rows->servers)
 		return error_origin(-ENOMEM);
@@ -64,6 +65,7 @@ static int rows_new(struct pipeline_round *round, struct failure *failure)
 	round->rows = rows;
 	rows->round = round;
 	rows->quota = &job->rows_quota;
+	rows->attempt = 1;
 	rows->width = (uint32_t)pipeline_round_first(round)->width;
 	rows->row_len = rows->width * dtype_size(tensor->dtype);
 	rows->n_rows = tensor->elements / rows->width;

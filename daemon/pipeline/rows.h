@@ -29,7 +29,7 @@ struct pipeline_rows_server {
 	bool in_use;	   /* rows of the table belong to it */
 	bool due;	   /* its rows are to be pushed, and its result to be had */
 	bool lost;	   /* what it had is gone: once more */
-	uint64_t attempt;  /* the newest of the round's in which it is due */
+	uint64_t attempt;  /* the newest of the round's in which it is due; 0: none */
 	uint64_t n;	   /* rows that go there */
 	uint64_t n_pieces; /* of them */
 	struct block **pieces;
@@ -55,7 +55,7 @@ struct pipeline_rows {
 	uint64_t n_result; /* rows, once known */
 	bool repeats;	   /* some may be at servers from before */
 	bool jolted;	   /* to be looked at, as a server was lost */
-	uint64_t attempt;  /* counts */
+	uint64_t attempt;  /* counts, from 1 on */
 	bool has_result;   /* in the outputs, and the ledger says so */
 	bool agreeing;	   /* there is a part that says so; it is not a piece of rows */
 	bool agreed;
@@ -66,8 +66,10 @@ struct pipeline_rows {
 	/* Where the next part comes from. */
 	size_t next_server;
 	uint64_t next_piece;
-	const uint16_t *stripes; /* the job's, as it began */
-	size_t n_servers;	 /* 0: on this node alone */
+	/* The job's, as rows were cut. A server that knows of another placement refuses them. */
+	const uint16_t *stripes;
+	uint32_t epoch;
+	size_t n_servers; /* 0: on this node alone */
 	struct pipeline_rows_server *servers;
 };
 
