@@ -13,8 +13,8 @@
 #include "proto/types.h"
 
 #define DATA_MAGIC	 0x31535042u /* "BPS1" in the byte stream */
-#define DATA_VERSION	 1
-#define DATA_VERSION_MIN 1 /* oldest we can talk to */
+#define DATA_VERSION	 2
+#define DATA_VERSION_MIN 2 /* oldest we can talk to; 1: a push_pull_rows did not begin anew */
 
 /* Feature bits of a hello; a sender uses a feature only if both sides have it. */
 #define DATA_FEATURE_NONE 0ull

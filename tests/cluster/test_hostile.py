@@ -447,7 +447,7 @@ def test_strangers_at_the_data_port():
         peer = Peer(cluster.addresses[1], shake=False)
         peer.socket.sendall(peer.hello('x', version=9, version_min=8))
         theirs = wire.HELLO_BYTES.unpack(peer.exactly(152))
-        assert theirs[0] == wire.MAGIC and theirs[1] == 1 and theirs[2] == 1
+        assert theirs[0] == wire.MAGIC and theirs[1] == theirs[2] == wire.DATA_VERSION
         peer.close()
         wait_for('descriptors given back', lambda: server.fds() <= fds)
         ranks[0].call('tensor', 0, 'x', FLOAT32, 1024)
@@ -460,7 +460,7 @@ def test_messages_that_break_the_protocol():
     with Cluster(1, 1) as cluster:
         ranks = cluster.job((1,), force_distributed=1)
         ranks[0].call('tensor', 0, 'x', FLOAT32, 1024)
-        headers = [dict(magic=1), dict(version=2), dict(op=0), dict(op=99), dict(op=wire.D_RESULT), dict(flags=1),
+        headers = [dict(magic=1), dict(version=wire.DATA_VERSION + 1), dict(op=0), dict(op=99), dict(op=wire.D_RESULT), dict(flags=1),
                    dict(len=(64 << 20) + 1), dict(len=(1 << 32) - 1), dict(op=wire.D_JOIN, len=(4 << 20) + 1),
                    dict(op=wire.D_PUSH, dtype=77, part_len=4, total=4), dict(op=wire.D_PUSH, dtype=2, operation=99),
                    dict(op=wire.D_PUSH, dtype=2, operation=1, reduction=1, offset=(1 << 64) - 1, part_len=64, total=64),

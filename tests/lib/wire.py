@@ -226,7 +226,7 @@ def memfd(length, seal=True):
 
 # -- a daemon's data connection ------------------------------------------------------------------------------------
 
-MAGIC = 0x31535042
+MAGIC, DATA_VERSION = 0x31535042, 2
 D_JOIN, D_ATTACH, D_DECLARE, D_PUSH, D_PULL = 1, 2, 3, 4, 5
 D_OK, D_RESULT, D_ERROR = 16, 17, 18
 D_FAIL_ROUND, D_FAIL_JOB, D_LEAVE, D_PING, D_PONG = range(32, 37)
@@ -249,7 +249,7 @@ class Peer:
         if shake:
             self.shake(key, name)
 
-    def hello(self, name, magic=MAGIC, version=1, version_min=1):
+    def hello(self, name, magic=MAGIC, version=DATA_VERSION, version_min=DATA_VERSION):
         return HELLO_BYTES.pack(magic, version, version_min, 0, 0, self.sender, name.encode(), os.urandom(32), b'')
 
     def shake(self, key, name):
@@ -271,7 +271,7 @@ class Peer:
 
     def header(self, op, payload=b'', cookie=0, **fields):
         values = dict.fromkeys(HEADER_FIELDS, 0)
-        values.update(magic=MAGIC, version=1, op=op, len=len(payload), cookie=cookie)
+        values.update(magic=MAGIC, version=DATA_VERSION, op=op, len=len(payload), cookie=cookie)
         values.update(fields)
         return HEADER.pack(*(values[name] for name in HEADER_FIELDS))
 

@@ -8,7 +8,7 @@
 /* Every field has a value of its own, and every byte of the field too. */
 static const uint8_t header_bytes[96] = {
 	0x42, 0x50, 0x53, 0x31,				/* magic "BPS1" */
-	0x01,						/* version */
+	0x02,						/* version */
 	0x04,						/* op PUSH */
 	0x00, 0x00,					/* flags */
 	0x04, 0x03, 0x02, 0x01,				/* len */
@@ -35,7 +35,7 @@ static const uint8_t header_bytes[96] = {
 
 static const struct data_header header_values = {
 	.magic = DATA_MAGIC,
-	.version = 1,
+	.version = 2,
 	.op = DATA_PUSH,
 	.len = 0x01020304,
 	.cookie = 0x11121314,
