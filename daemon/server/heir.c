@@ -46,6 +46,9 @@ void heir_tell(struct job *heir, const struct join *join, struct delivery *deliv
 
 	if (r == -ENOMEM)
 		refuse(delivery, r, "job %s: out of memory", heir->name);
+	else if (strcmp(heir->name, join->job))
+		refuse(delivery, -EPROTO, "job %s: the run that regroups is of job %s", join->job,
+		       heir->name);
 	else if (r || node >= heir->n_nodes || is_too_late(heir, node))
 		refuse(delivery, -ESTALE,
 		       "job %s: its ranks have regrouped without those of this node", heir->name);
@@ -81,6 +84,9 @@ void heir_attached(struct job *heir)
 {
 	struct job *old = heir->regroups ? job_find(heir->server, heir->regroups) : NULL;
 
+	/* A number from outside: what waits for another job is none of its. */
+	if (old && strcmp(old->name, heir->name))
+		old = NULL;
 	if (old)
 		tell_guests(heir, old);
 	for (uint32_t i = 0; old && i < old->n_nodes; i++) {

@@ -278,8 +278,8 @@ static int check_joined(const Bps__Cluster__JobAttach *m, struct attach *attach,
 		return 0;
 	r = unpack_joined(m->joined.data, m->joined.len, &joined);
 	if (!r &&
-	    (!m->resume || !m->elastic || joined->n_old_nodes != m->n_nodes ||
-	     joined->n_node_of_rank != m->size ||
+	    (!m->resume || !m->elastic || joined->regroups == joined->job ||
+	     joined->n_old_nodes != m->n_nodes || joined->n_node_of_rank != m->size ||
 	     memcmp(joined->node_of_rank, m->node_of_rank, m->size * sizeof(m->node_of_rank[0]))))
 		r = error_origin(-EPROTO);
 	if (r)

@@ -238,6 +238,8 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 		m.has_elastic = m.elastic = layout->elastic;
 		m.has_asks_back = m.asks_back = layout->asks_back;
 		m.has_begins = m.begins = layout->begins;
+		m.has_joined = layout->joined != NULL;
+		m.joined = (ProtobufCBinaryData){ layout->joined_len, (uint8_t *)layout->joined };
 	}
 	m.stragglers = stragglers_of(layout, &stragglers);
 	m.name = (char *)layout->name;

@@ -92,8 +92,11 @@ struct layout {
 	bool elastic;		     /* resume, too: */
 	uint32_t gone[64];	     /* by rank: 0, DATA_MOVES_LOST or DATA_MOVES_LEFT */
 	uint32_t max_ranks;
-	bool elsewhere;	 /* resume, too: another server is its home */
-	bool begins;	 /* nodes attach for the first time */
+	bool elsewhere; /* resume, too: another server is its home */
+	bool begins;	/* nodes attach for the first time */
+	/* Resume, too: JobJoined of a run that began when ranks regrouped; or NULL. */
+	const void *joined;
+	size_t joined_len;
 	uint32_t quorum; /* each rank is a node, as with async */
 	/* Filled when joined. */
 	uint64_t job;

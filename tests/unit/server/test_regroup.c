@@ -380,3 +380,170 @@ TEST(newcomers_of_other_nodes_are_in_the_next_run)
 	far_notice(far, 0, DATA_FAIL_JOB, all.job, 0, 0, 0, EPIPE, "it fails");
 	far_expect(far, late, -ECANCELED, "has ended");
 }
+
+/* -- JobJoined beside ATTACH ---------------------------------------------------------------------------------------- */
+
+#define OLD_RUN	 77u
+#define NEXT_RUN 88u
+
+/* Node 0 of a run of two nodes brings it to a server that is not its home. */
+static struct asked *bring(struct far *far, struct layout *layout, const void *joined, size_t len)
+{
+	layout->elsewhere = true;
+	layout->job = NEXT_RUN;
+	layout->joined = joined;
+	layout->joined_len = len;
+	return far_attach(far, 0, layout, 0, 7000);
+}
+
+static struct asked *bring_message(struct far *far, struct layout *layout,
+				   const Bps__Cluster__JobJoined *m)
+{
+	_cleanup_(freep) void *data = NULL;
+	struct asked *asked;
+	size_t len;
+
+	ASSERT_OK(pack(&m->base, 1 << 20, &data, &len));
+	asked = bring(far, layout, data, len);
+	far_wait(far, asked);
+	return asked;
+}
+
+/* As a home would say it. */
+static Bps__Cluster__JobJoined next_run(void)
+{
+	static uint32_t nodes[] = { 0, 1 }, stripes[] = { 0, 1 }, old_nodes[] = { 1, 2 };
+	static uint64_t guests[] = { 0, 0 };
+	Bps__Cluster__JobJoined m = BPS__CLUSTER__JOB_JOINED__INIT;
+
+	m.job = NEXT_RUN;
+	m.n_node_of_rank = m.n_stripes = m.n_old_nodes = m.n_guests = 2;
+	m.node_of_rank = nodes;
+	m.part_bytes = 65536;
+	m.stripes = stripes;
+	m.request_timeout_ms = 60000;
+	m.has_membership = m.has_regroups = true;
+	m.membership = 2;
+	m.regroups = OLD_RUN;
+	m.old_nodes = old_nodes;
+	m.guests = guests;
+	return m;
+}
+
+/* Node 1, which had not heard. */
+static struct asked *ask(struct far *far, const struct layout *layout, const char *name)
+{
+	struct layout old = *layout;
+
+	old.name = name;
+	old.job = OLD_RUN;
+	return regroup(far, &old, 1, 1, NULL);
+}
+
+TEST(a_next_run_that_cannot_be_is_refused)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2), kept;
+	uint32_t others[] = { 1, 0 };
+	Bps__Cluster__JobJoined m;
+	static const char text[] = "a run that its ranks cannot have begun";
+
+	far_expect(far, bring(far, &layout, "", 0), -EPROTO, text);
+	far_expect(far, bring(far, &layout, "\xff\xff\xff", 3), -EPROTO, text);
+	m = next_run();
+	m.has_regroups = false;
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
+	m = next_run();
+	m.regroups = NEXT_RUN;
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
+	m = next_run();
+	m.n_guests = 1;
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
+	m = next_run();
+	m.n_guests = m.n_old_nodes = 1;
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
+	m = next_run();
+	m.n_node_of_rank = 1;
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
+	m = next_run();
+	m.node_of_rank = others;
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
+	m = next_run();
+	m.job = NEXT_RUN + 1;
+	far_expect(far, bring_message(far, &layout, &m), -EPROTO, "without number, or two");
+	kept = layout;
+	kept.elastic = false;
+	m = next_run();
+	far_expect(far, bring_message(far, &kept, &m), -EPROTO, text);
+	ASSERT_EQ(far_n_jobs(far), 0);
+	/* And one that can is none of these. */
+	m = next_run();
+	far_expect(far, bring_message(far, &layout, &m), 0, NULL);
+	far_expect(far, ask(far, &layout, "other"), -EPROTO, "is of job elastic");
+	far_expect(far, ask(far, &layout, "elastic"), 0, NULL);
+}
+
+/* Whatever is said of the nodes of before: who is none of them is told so. */
+TEST(a_next_run_of_nodes_that_there_are_not)
+{
+	uint32_t given[][2] = { { 1, 1 }, { 1, UINT32_MAX }, { 1, 0 }, { 0, 0 }, { 1, 3 } };
+
+	for (size_t i = 0; i < ARRAY_SIZE(given); i++) {
+		_cleanup_(far_freep) struct far *far = far_new(NULL);
+		struct layout layout = elastic_layout(2);
+		Bps__Cluster__JobJoined m = next_run();
+
+		m.old_nodes = given[i];
+		far_expect(far, bring_message(far, &layout, &m), 0, NULL);
+		far_expect(far, ask(far, &layout, "elastic"), -ESTALE,
+			   "without those of this node");
+	}
+}
+
+/* What waits for another job, whose number it says, goes on waiting. */
+TEST(a_next_run_of_another_job)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2), other = elastic_layout(2);
+	Bps__Cluster__JobJoined m = next_run();
+	struct asked *guest, *waits;
+
+	other.name = "other";
+	far_form(far, &other);
+	guest = come(far, 4, &other, 1, NULL);
+	waits = regroup(far, &other, 1, 1, NULL);
+	m.regroups = other.job;
+	far_expect(far, bring_message(far, &layout, &m), 0, NULL);
+	far_expect_waiting(far, guest);
+	far_expect_waiting(far, waits);
+}
+
+/* Each byte of one is another, and each beginning of it is all there is: it is refused, or taken as it is. */
+TEST(a_next_run_of_any_bytes)
+{
+	_cleanup_(freep) uint8_t *data = NULL;
+	Bps__Cluster__JobJoined m = next_run();
+	unsigned n_taken = 0, n_refused = 0;
+	size_t len;
+
+	ASSERT_OK(pack(&m.base, 1 << 20, (void **)&data, &len));
+	for (size_t i = 0; i < 2 * len; i++) {
+		_cleanup_(far_freep) struct far *far = far_new(NULL);
+		struct layout layout = elastic_layout(2);
+		uint8_t was = data[i % len];
+		struct asked *asked;
+
+		data[i % len] ^= i < len ? 1u << i % 8 : 0;
+		asked = bring(far, &layout, data, i < len ? len : i - len);
+		data[i % len] = was;
+		far_wait(far, asked);
+		ASSERT_TRUE(asked->status == -EPROTO || (!asked->status && i < len));
+		n_taken += !asked->status;
+		n_refused += asked->status != 0;
+		asked = ask(far, &layout, "elastic");
+		far_wait(far, asked);
+		ASSERT_TRUE(!asked->status || asked->status == -ESTALE ||
+			    asked->status == -ESHUTDOWN);
+	}
+	ASSERT_TRUE(n_taken && n_refused > len);
+}
