@@ -130,53 +130,56 @@ def test_a_newcomer_on_a_new_node_is_not_told():
             group.each('leave')
 
 
-def dies_amid_its_ranks(layout, newcomers, n):
+def dies_amid_its_ranks(layout, newcomers, n, told_first):
     """The daemon of the last node dies when it has told n of its ranks of the next run: the others, and newcomers, are taken
-    into it as they come back, in whatever order."""
+    into it as they come back, after those that were told or before."""
     last = len(layout) - 1
     with armed_cluster(layout, 0, {last: [f'job-joined=kill@{layout[last] + n}']}, options=PATIENT) as cluster:
         group = Group(cluster, layout)
         group.tensors()
         group.turn(0)
         late = [newcomer(group, last) for _ in range(newcomers)]
-        with Keeper(cluster) as keeper:
-            for k in group.live:
-                group.ranks[k].send('regroup')
-            keeper.expect(1)
-            for rank in late:
+        here = [rank for rank, node in zip(group.ranks, group.nodes) if node == last] + late
+        group.ranks, group.nodes = group.ranks + late, group.nodes + [last] * newcomers
+        for k in group.live:
+            group.ranks[k].send('regroup')
+        wait_for('the daemon dies', lambda: not cluster.daemons[last].alive(), 2 * DEADLINE)
+        held = here[n:] if told_first else here[:n]
+        for rank in held:
+            rank.signal(signal.SIGSTOP)
+        cluster.restart(last)
+        says(cluster, last, 'is the first to come back' if told_first or n < layout[last] else 'waits to be let in')
+        for rank in held:
+            rank.signal(signal.SIGCONT)
+        for rank in group.ranks:
+            rank.answer(2 * DEADLINE)
+        group.live = list(range(len(group.ranks)))
+        assert [int(word) for word in group.each('rank')] == group.live
+        for rank in late:
+            for tensor in group.TENSORS:
+                rank.send('tensor', *tensor)
+        for rank in late:
+            for _ in group.TENSORS:
                 rank.answer(2 * DEADLINE)
-            group.ranks += late
-            group.live = list(range(len(group.ranks)))
-            group.nodes += [last] * newcomers
-            for k in group.live[:len(group.live) - newcomers]:
-                group.ranks[k].answer(2 * DEADLINE)
-            assert sorted(int(word) for word in group.each('rank')) == group.live
-            # Ranks of one node that were not told may come back in any order.
-            group.ranks.sort(key=lambda rank: int(rank.call('rank').split()[0]))
-            for rank in late:
-                for tensor in group.TENSORS:
-                    rank.send('tensor', *tensor)
-            for rank in late:
-                for _ in group.TENSORS:
-                    rank.answer(2 * DEADLINE)
-            assert group.turn(1) == group.live
-            # And it is the next process's like any other run.
-            keeper.kill(last)
-            keeper.expect(2)
-            assert group.turn(2) == group.live
-            group.each('leave')
+        assert group.turn(1) == group.live
+        # And it is the next process's like any other run.
+        cluster.daemons[last].kill()
+        cluster.restart(last)
+        assert group.turn(2) == group.live
+        group.each('leave')
 
 
 def test_a_node_dies_when_it_has_told_some_of_its_ranks():
     needs_failpoints()
-    for layout, newcomers, n in cases(((1, 3), 0, 1), ((1, 2), 2, 3), more=(((1, 3), 0, 2), ((1, 2), 2, 1), ((2, 2), 1, 2))):
-        dies_amid_its_ranks(layout, newcomers, n)
+    for case in cases(((1, 3), 0, 1, False), ((1, 2), 1, 1, True),
+                      more=(((1, 3), 0, 2, True), ((1, 2), 2, 3, False), ((1, 2), 2, 2, False), ((2, 2), 1, 2, True))):
+        dies_amid_its_ranks(*case)
 
 
 def test_the_only_node_dies_when_it_has_told_some_of_its_ranks():
     needs_failpoints()
-    for newcomers, n in cases((1, 1), more=((0, 1), (0, 2), (1, 2), (1, 3))):
-        dies_amid_its_ranks((3,), newcomers, n)
+    for case in cases(((3,), 1, 2, False), more=(((3,), 0, 1, True), ((3,), 0, 2, False), ((3,), 2, 4, True), ((3,), 2, 3, False))):
+        dies_amid_its_ranks(*case)
 
 
 run(globals())
