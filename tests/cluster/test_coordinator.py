@@ -156,7 +156,7 @@ def test_a_stopped_coordinator_drops_nobody():
 def test_a_path_that_swallows_what_is_sent():
     """Nobody is told that connections are dead: the members come by new ones before they are dropped, and with them a job
     that was asked for meanwhile."""
-    with ApartByRelay(lease='12s') as cluster:
+    with ApartByRelay(lease='24s') as cluster:
         first = cluster.settled()
         ranks = cluster.job((1, 1))
         declare(ranks)
