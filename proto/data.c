@@ -391,6 +391,7 @@ static const char *check_body(const struct data_header *h)
 		return check_failure(h);
 	case DATA_DRAIN:
 	case DATA_LEAVE:
+	case DATA_LEFT:
 	case DATA_PING:
 	case DATA_PONG:
 	case DATA_ACK:

@@ -62,8 +62,9 @@ enum data_op {
 	/* Notices. */
 	DATA_FAIL_ROUND = 32, /* agent to server: round of key fails; status and text say why */
 	DATA_FAIL_JOB = 33,   /* either way: the job is over; status and text say why */
-	DATA_LEAVE = 34,      /* agent to server: this node's ranks have left in good order */
-	DATA_PING = 35,	      /* either way: nothing heard for a while; DATA_PONG answers */
+	DATA_LEAVE =
+		34, /* agent to server: this node's ranks have left in good order; round 1: tell the other nodes */
+	DATA_PING = 35, /* either way: nothing heard for a while; DATA_PONG answers */
 	DATA_PONG = 36,
 	DATA_RDMA =
 		37, /* without payload, connecting side: offer RDMA; with, accepting side: data_rdma_offer */
@@ -76,6 +77,7 @@ enum data_op {
 		42, /* an elastic job's home to agent: round newcomers wait at nodes that have no rank in it */
 	DATA_HAVE =
 		43, /* agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE */
+	DATA_LEFT = 44, /* either way: node number `round` has left in good order */
 };
 
 /*

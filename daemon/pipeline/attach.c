@@ -25,6 +25,8 @@ static void attached(struct pipeline_setup *setup)
 	job->n_attached++;
 	if (job->keep)
 		pipeline_keep_attached(job, setup->server, m->fresh);
+	if (job->unsaid)
+		pipeline_job_end_left(job);
 	if (job->state == JOB_FORMING && job->n_attached == pipeline_move_n_in(job))
 		pipeline_job_formed(job);
 }
@@ -308,6 +310,8 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 		MIN(m->request_timeout_ms, job->shape.request_timeout_ms) * NSEC_PER_MSEC;
 	r = layout_init(&job->layout, m->node_of_rank, job->shape.size, job->shape.n_nodes,
 			job->shape.node);
+	if (!r)
+		r = pipeline_left_init(job);
 	if (!r && m->regroups)
 		r = pack(&m->base, DATA_SETUP_MAX, &job->joined, &job->joined_len);
 	return error_trace(r);

@@ -293,7 +293,7 @@ static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
 		       job->n_viewed * sizeof(next->moved_before[0]));
 	r = next->moved_before ? pipeline_setup_use_joined(next, m) : error_origin(-ENOMEM);
 	/* Servers know of the next run before they hear that this node has left. */
-	pipeline_setup_leave(job);
+	pipeline_left_say(job);
 	pipeline_job_over(job);
 	if (!r)
 		return 0;

@@ -83,6 +83,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	free(job->out);
 	free(job->gone);
 	free(job->node_of_rank);
+	free(job->left_nodes);
 	(void)arrivals_free(job->arrivals);
 	free(job);
 	return NULL;
@@ -619,6 +620,23 @@ static void forming_without(struct pipeline_job *job, uint32_t index, uint32_t r
 	}
 }
 
+void pipeline_job_end_left(struct pipeline_job *job)
+{
+	if (job->n_members || job->state != JOB_RUNNING)
+		return;
+	/* The others would wait for this node, had nobody heard that it has left. */
+	if (job->keep && !job->n_attached && !job->shape.elastic) {
+		job->unsaid = true;
+		log_notice("job %s: left by all its ranks here; waiting for a server to tell it",
+			   job->name);
+		return;
+	}
+	log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->name, job->number);
+	pipeline_left_say(job);
+	pipeline_job_over(job);
+	pipeline_elastic_end(job);
+}
+
 void pipeline_job_let_leave(struct pipeline_job *job)
 {
 	if (job->state != JOB_RUNNING || !job->n_leaving || !pipeline_resume_caught_up(job))
@@ -635,13 +653,7 @@ void pipeline_job_let_leave(struct pipeline_job *job)
 		pipeline_job_detach(member);
 		member->left(member);
 	}
-	if (!job->n_members && job->state == JOB_RUNNING) {
-		log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->name,
-			 job->number);
-		pipeline_setup_leave(job);
-		pipeline_job_over(job);
-		pipeline_elastic_end(job);
-	}
+	pipeline_job_end_left(job);
 	pipeline_elastic_try(job);
 }
 
@@ -712,7 +724,7 @@ void pipeline_abandon(struct pipeline_member *member, const char *how)
 	pipeline_job_hold(job);
 	pipeline_elastic_drop(job, index, &failure, was_leaving);
 	if (!job->n_members && job->state == JOB_RUNNING) {
-		pipeline_setup_leave(job);
+		pipeline_left_say(job);
 		pipeline_job_over(job);
 	}
 	pipeline_elastic_try(job);

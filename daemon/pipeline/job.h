@@ -114,6 +114,7 @@ struct pipeline_job {
 	uint32_t n_members;
 	uint32_t n_leaving;
 	uint8_t *left; /* by local number: this rank has left */
+	bool unsaid;   /* all have, and no server was there to be told */
 	/* Elastic: elastic.c. Inside, ranks keep their numbers while the run lasts; members count those that are in it. */
 	uint32_t membership, first_membership; /* now; when the run began */
 	uint32_t *out; /* by rank: the membership from which on it is not in the job; 0: it is */
@@ -198,6 +199,7 @@ struct pipeline_job {
 	size_t n_servers, n_attached;
 	size_t n_viewed;	  /* of them, those of the view; added ones follow */
 	uint32_t *member_of_node; /* n_nodes: member of the view, from 1; 0: none */
+	bool *left_nodes;	  /* n_nodes: others that have left in good order: left.c */
 	uint16_t *stripes;
 	size_t n_stripes;
 	void *joined; /* of a run that began when ranks regrouped: JobJoined, which servers are told; or NULL */
@@ -241,6 +243,8 @@ void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 		       const struct peer *from);
 /* The home server has put the job together, and every server knows it (or none is needed). */
 void pipeline_job_formed(struct pipeline_job *job);
+/* All ranks here have left: says so, once a server is there to hear it, and the job is over here. */
+void pipeline_job_end_left(struct pipeline_job *job);
 /* Members that leave do so once their requests have ended. */
 void pipeline_job_let_leave(struct pipeline_job *job);
 /* Arms the timer for a deadline, unless it is armed for an earlier one. */
@@ -384,6 +388,8 @@ void pipeline_move_notice(struct pipeline_job *job, const struct data_header *he
 bool pipeline_move_without(struct pipeline_job *job, size_t server, const char *why);
 /* It is looked for in a moment. Returns 0 or -errno. */
 int pipeline_move_look_soon(struct pipeline_job *job, size_t server);
+/* The same for all that are out, or not in the job yet: this node is the first now. */
+void pipeline_move_look_again(struct pipeline_job *job);
 /* A server that is out may be back: asks it. */
 void pipeline_move_look(struct pipeline_job *job, size_t server);
 /* It is. */
@@ -415,7 +421,17 @@ void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *fai
 			     const struct peer *from);
 void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			       const struct failure *failure);
-void pipeline_setup_leave(struct pipeline_job *job);
+
+/* left.c: nodes that leave in good order. */
+/* Once the layout is known, and before the job attaches. Returns 0 or -ENOMEM. */
+int pipeline_left_init(struct pipeline_job *job);
+bool pipeline_left_has(const struct pipeline_job *job, uint32_t node);
+/* A server says so; node: as it came from outside. */
+void pipeline_left_heard(struct pipeline_job *job, uint64_t node);
+/* A server has attached: tells it who has left, where it may not know. */
+void pipeline_left_attached(struct pipeline_job *job, size_t server);
+/* This node leaves: to every server that is still there. */
+void pipeline_left_say(struct pipeline_job *job);
 
 /* home.c: cluster query and JOIN. */
 void pipeline_setup_open(struct pipeline_job *job);

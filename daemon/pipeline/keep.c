@@ -350,6 +350,7 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 	pipeline_job_hold(job);
 	if (server->attachment > 1)
 		fail_again(job, number);
+	pipeline_left_attached(job, number);
 	if (number == job->home_number)
 		declare_again(job, fresh);
 	if (number == job->home_number)

@@ -188,6 +188,15 @@ int pipeline_move_look_soon(struct pipeline_job *job, size_t server)
 					  clock_now_ns() + RETURN_NS));
 }
 
+void pipeline_move_look_again(struct pipeline_job *job)
+{
+	/* Without memory they are looked for when the job goes over next. */
+	for (size_t i = 0; i < job->n_servers; i++)
+		if (!pipeline_move_is_in(job, i))
+			(void)pipeline_move_look_soon(job, i);
+	pipeline_add_look_soon(job);
+}
+
 int pipeline_move_init(struct pipeline_job *job)
 {
 	bool moved = false;

@@ -157,7 +157,7 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 	struct failure failure;
 
 	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE && header->op != DATA_MOVE &&
-	    header->op != DATA_NEWCOMERS)
+	    header->op != DATA_NEWCOMERS && header->op != DATA_LEFT)
 		return;
 	list_for_each (job, &pipeline->jobs, link) {
 		if (!job->distributed || job->number != header->job)
@@ -169,6 +169,10 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 		/* Who knows the number has been told it; there may be no connection of ours to it just now. */
 		if (header->op == DATA_MOVE) {
 			pipeline_move_notice(job, header, payload);
+			return;
+		}
+		if (header->op == DATA_LEFT) {
+			pipeline_left_heard(job, header->round);
 			return;
 		}
 		if (!uses(job, peer))

@@ -56,7 +56,7 @@ bool pipeline_elastic_is_first(const struct pipeline_job *job)
 	uint32_t first = job->shape.n_nodes;
 
 	for (uint32_t rank = 0; rank < job->shape.size; rank++)
-		if (!job->out[rank])
+		if (!job->out[rank] && !pipeline_left_has(job, job->layout.node_of_rank[rank]))
 			first = MIN(first, job->layout.node_of_rank[rank]);
 	return first == job->shape.node;
 }

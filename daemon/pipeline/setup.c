@@ -198,7 +198,7 @@ static void notify(struct pipeline_job *job, struct data_header *header, const c
 	header->job = job->number;
 	header->node = job->shape.node;
 	header->epoch = job->servers ? job->data_epoch : 0;
-	header->len = text ? (uint32_t)strnlen(text, ERROR_TEXT_MAX) : 0;
+	header->len = (uint32_t)strnlen(text, ERROR_TEXT_MAX);
 	for (size_t i = 0; i < job->n_servers; i++) {
 		struct peer *peer = pipeline_setup_peer(job, i);
 
@@ -206,7 +206,7 @@ static void notify(struct pipeline_job *job, struct data_header *header, const c
 			continue;
 		if (peer_notice(peer, header, text))
 			log_warning("job %s: no memory to tell %s that %s", job->name,
-				    peer_name(peer), text ? text : "its ranks have left");
+				    peer_name(peer), text);
 	}
 }
 
@@ -261,13 +261,6 @@ void pipeline_setup_fail_again(struct pipeline_job *job, size_t server,
 	if (peer_notice(job->servers[server].outlet->peer, &header, failure->text))
 		log_warning("job %s: no memory to tell %s that a round has failed", job->name,
 			    pipeline_server_name(job, server));
-}
-
-void pipeline_setup_leave(struct pipeline_job *job)
-{
-	struct data_header header = { .op = DATA_LEAVE };
-
-	notify(job, &header, NULL, NULL);
 }
 
 /* -- The end ------------------------------------------------------------------------------------------------------ */

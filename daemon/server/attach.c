@@ -101,7 +101,7 @@ static void leave_older(struct job *job, const struct peer *peer)
 
 	if (node == NODE_NONE || job->nodes[node].left)
 		return;
-	attach_leave(job, node); /* it may be over now */
+	leave(job, node); /* it may be over now */
 }
 
 /*
@@ -276,6 +276,7 @@ void attach_call(struct server *server, struct delivery *delivery)
 	answer.node = attach->node;
 	answer.len = (uint32_t)len;
 	delivery_answer(delivery, &answer, NULL, data);
+	leave_attached(job, attach->node);
 	if (!list_empty(&job->guests))
 		guest_tell(job, job->nodes[attach->node].peer);
 	heir_attached(job);
@@ -307,14 +308,6 @@ static bool any_lives(const struct job *job)
 	return false;
 }
 
-static void end_left(struct job *job)
-{
-	struct failure failure = { 0 };
-
-	(void)failure_set(&failure, -ENOTCONN, "job %s: over: all its ranks have left", job->name);
-	job_end(job, &failure);
-}
-
 int attach_expect(struct job *job, uint64_t timeout_ms)
 {
 	job->attach_timeout_ms = timeout_ms;
@@ -334,7 +327,7 @@ void attach_expired(struct job *job)
 	const char *ranks;
 
 	if (!any_lives(job)) {
-		end_left(job);
+		leave_end(job);
 		return;
 	}
 	if (elastic_without_absent(job))
@@ -349,25 +342,6 @@ void attach_expired(struct job *job)
 			  job->name, ranks, ranks_have(&missing),
 			  job_seconds_text(job->attach_timeout_ms, &seconds));
 	job_fail(job, &failure, NULL);
-}
-
-void attach_leave(struct job *job, uint32_t node)
-{
-	rows_give_up(job, node, 0, 0);
-	keep_left(job, node);
-	job->nodes[node].left = true;
-	if (++job->n_left == job->n_nodes) {
-		end_left(job);
-		return;
-	}
-	elastic_without_early(job);
-	declare_left(job);
-	accumulate_left(job);
-	job_hold(job);
-	round_left(job, node);
-	if (job->state == JOB_RUNNING)
-		told_left(job);
-	job_let_go(job);
 }
 
 uint64_t attach_lost_deadline(const struct job *job)

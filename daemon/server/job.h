@@ -5,7 +5,8 @@
  * way gets the reason. Control thread only.
  *
  *	form.c	   JOIN: nodes come, disagree, are late; the job gets its number and placement
- *	attach.c   ATTACH and LEAVE; who speaks for which node
+ *	attach.c   ATTACH; who speaks for which node
+ *	leave.c	   LEAVE, and LEFT, which others say of a node
  *	declare.c  DECLARE: tensors get their keys
  *	round.c	   PUSH: which contributions a part's round waits for, and when it fails
  *	store.c	   what is held: tensors, parts, slots
@@ -304,7 +305,16 @@ void elastic_notice(struct job *job, const struct peer *from, const uint32_t *mo
 bool rejoin(struct job *job, const struct join *join, struct delivery *delivery);
 /* What waits of this node is answered. */
 void rejoin_end(struct job_node *node, int status, const char *text);
-void attach_leave(struct job *job, uint32_t node);
+/* leave.c. Any of them may end the job. */
+void leave(struct job *job, uint32_t node);
+/* A node says so itself; the other nodes are told if it asks for that. */
+void leave_call(struct job *job, uint32_t node, const struct data_header *header);
+/* Another says so, of a node of which this process may know nothing else. node: as it came from outside. */
+void leave_heard(struct job *job, uint64_t node);
+/* A node has attached: it may not know who has left. */
+void leave_attached(const struct job *job, uint32_t node);
+/* All have left: nothing is to be said. */
+void leave_end(struct job *job);
 void attach_lost(struct job *job, const struct peer *peer, const char *why);
 void attach_expired(struct job *job);
 /* When the first node that was lost is waited for no longer; CLOCK_NEVER: none was. */

@@ -207,7 +207,9 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_HAVE && move_is_current(job, header)) {
 		rows_give_up(job, node, header->key, header->round);
 	} else if (header->op == DATA_LEAVE) {
-		attach_leave(job, node);
+		leave_call(job, node, header);
+	} else if (header->op == DATA_LEFT) {
+		leave_heard(job, header->round);
 	}
 }
 

@@ -202,6 +202,11 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		peer->far->told[peer->end].newcomers = (uint32_t)header->round;
 		return 0;
 	}
+	if (header->op == DATA_LEFT) {
+		ASSERT_TRUE(header->round < 32);
+		peer->far->told[peer->end].left |= 1u << header->round;
+		return 0;
+	}
 	if (header->op == DATA_MOVE) {
 		ASSERT_TRUE(header->len <= sizeof(peer->far->told[0].moves));
 		memcpy(peer->far->told[peer->end].moves, payload, header->len);

@@ -74,6 +74,7 @@ struct far {
 		unsigned n;
 		uint32_t moves[FAR_SERVERS + 64];
 		uint32_t newcomers;
+		uint32_t left;		  /* LEFT: bit by node */
 		uint32_t released, epoch; /* up to this number, said in this epoch */
 	} told[FAR_ENDS];
 };

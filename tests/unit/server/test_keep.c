@@ -364,6 +364,58 @@ TEST(who_has_left_stays_so_when_the_servers_change)
 	ASSERT_EQ(far_n_jobs(far), 0);
 }
 
+TEST(who_asks_for_it_has_the_others_told_that_it_leaves)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(3);
+
+	far_form(far, &layout);
+	for (uint32_t i = 0; i < 3; i++)
+		far_expect(far, far_attach(far, i, &layout, i, FAR_INSTANCE + i), 0, NULL);
+	far_notice(far, 2, DATA_LEAVE, layout.job, 0, 1, 2, 0, NULL);
+	ASSERT_EQ(far->told[0].left, 4);
+	ASSERT_EQ(far->told[1].left, 4);
+	ASSERT_EQ(far->told[2].left, 0);
+	far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, 1, 0, NULL);
+	ASSERT_EQ(far->told[0].left, 4);
+	/* Who attaches again hears of all. */
+	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
+	ASSERT_EQ(far->told[0].left, 6);
+}
+
+TEST(a_server_that_begins_anew_hears_who_has_left)
+{
+	for (unsigned async = 0; async < 2; async++) {
+		_cleanup_(far_freep) struct far *far = far_new(NULL);
+		struct layout layout = kept_layout(3);
+
+		layout.elsewhere = true;
+		layout.job = 77;
+		layout.async = async;
+		far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
+		far_notice(far, 0, DATA_LEFT, layout.job, 0, 3, 0, 0, NULL);
+		far_notice(far, 0, DATA_LEFT, layout.job, 0, UINT64_MAX, 0, 0, NULL);
+		ASSERT_EQ(far_n_jobs(far), 1);
+		far_notice(far, 0, DATA_LEFT, layout.job, 0, 2, 0, 0, NULL);
+		if (async) {
+			/* What it had contributed is nowhere. */
+			ASSERT_EQ(far->failed[0].n, 1);
+			ASSERT_CONTAINS(far->failed[0].text, "a rank has left");
+			ASSERT_EQ(far_n_jobs(far), 0);
+			continue;
+		}
+		far_notice(far, 0, DATA_LEFT, layout.job, 0, 2, 0, 0, NULL);
+		far_expect(far, push(far, 0, &layout, 1, 1, 0, 0), -ENOTCONN, "left the job");
+		far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
+		ASSERT_EQ(far->told[1].left, 4);
+		far_expect(far, far_attach(far, 2, &layout, 2, FAR_INSTANCE + 2), -ENOTCONN,
+			   "has left");
+		far_notice(far, 0, DATA_LEAVE, layout.job, 0, 0, 0, 0, NULL);
+		far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, 1, 0, NULL);
+		ASSERT_EQ(far_n_jobs(far), 0);
+	}
+}
+
 TEST(who_begins_once_more_may_know_of_other_servers)
 {
 	_cleanup_(far_freep) struct far *far = far_new(NULL);

@@ -1,0 +1,108 @@
+/*
+ * Nodes leave in good order: bps(7), RESTART. Servers hear it from the node itself, and the other nodes from servers: they say it to
+ * a server that may be another process since, which would wait for that node.
+ */
+#include <inttypes.h>
+
+#include "base/log.h"
+#include "pipeline/part.h"
+
+/* How many servers tell the other nodes. Two, as one may be lost just then. */
+#define TELLERS 2
+
+bool pipeline_left_has(const struct pipeline_job *job, uint32_t node)
+{
+	return job->left_nodes && job->left_nodes[node];
+}
+
+/* Of an elastic job the ledger has who is out of it, which is said in other words: elastic.c. */
+static bool is_recorded(const struct pipeline_job *job)
+{
+	return job->ledger && !job->shape.elastic;
+}
+
+int pipeline_left_init(struct pipeline_job *job)
+{
+	const uint32_t *node_of_rank = job->layout.node_of_rank;
+
+	job->left_nodes = calloc(job->shape.n_nodes, sizeof(job->left_nodes[0]));
+	if (!job->left_nodes)
+		return error_origin(-ENOMEM);
+	for (uint32_t rank = 0; job->resumed && is_recorded(job) && rank < job->shape.size; rank++)
+		if (node_of_rank[rank] != job->shape.node && ledger_out(job->ledger, rank))
+			job->left_nodes[node_of_rank[rank]] = true;
+	return 0;
+}
+
+static void tell(const struct pipeline_job *job, size_t server, uint32_t node)
+{
+	struct peer *peer = pipeline_setup_peer(job, server);
+	struct data_header header = {
+		.op = DATA_LEFT,
+		.job = job->number,
+		.node = job->shape.node,
+		.epoch = job->data_epoch,
+		.round = node,
+	};
+
+	if (peer && peer_notice(peer, &header, NULL))
+		log_warning("job %s: no memory to tell %s that node %u has left", job->name,
+			    peer_name(peer), node);
+}
+
+/* Whether its process may be another than that which the job began with. */
+static bool may_be_fresh(const struct pipeline_job *job, size_t server)
+{
+	return job->resumed || job->servers[server].attachment > 1;
+}
+
+void pipeline_left_attached(struct pipeline_job *job, size_t server)
+{
+	for (uint32_t node = 0; node < job->shape.n_nodes && may_be_fresh(job, server); node++)
+		if (pipeline_left_has(job, node))
+			tell(job, server, node);
+}
+
+void pipeline_left_heard(struct pipeline_job *job, uint64_t node)
+{
+	bool was_first;
+
+	if (!job->keep || !job->layout.size || job->state == JOB_OVER ||
+	    node >= job->shape.n_nodes || node == job->shape.node || job->left_nodes[node])
+		return;
+	log_info("job %s: node %" PRIu64 " has left", job->name, node);
+	was_first = pipeline_elastic_is_first(job);
+	job->left_nodes[node] = true;
+	for (uint32_t rank = 0; is_recorded(job) && rank < job->shape.size; rank++)
+		if (job->layout.node_of_rank[rank] == node)
+			ledger_set_out(job->ledger, rank, 1);
+	for (size_t i = 0; i < job->n_servers; i++)
+		if (job->servers[i].attached && may_be_fresh(job, i))
+			tell(job, i, (uint32_t)node);
+	/* It is for the first node to ask servers in. */
+	if (!was_first && pipeline_elastic_is_first(job))
+		pipeline_move_look_again(job);
+}
+
+void pipeline_left_say(struct pipeline_job *job)
+{
+	struct data_header header = {
+		.op = DATA_LEAVE,
+		.job = job->number,
+		.node = job->shape.node,
+		.epoch = job->servers ? job->data_epoch : 0,
+	};
+	uint32_t n = 0;
+
+	for (size_t i = 0; i < job->n_servers; i++) {
+		size_t server = (job->home_number + i) % job->n_servers;
+		struct peer *peer = pipeline_setup_peer(job, server);
+
+		if (!peer)
+			continue;
+		header.round = job->keep && job->servers[server].attached && n++ < TELLERS;
+		if (peer_notice(peer, &header, NULL))
+			log_warning("job %s: no memory to tell %s that its ranks have left",
+				    job->name, peer_name(peer));
+	}
+}

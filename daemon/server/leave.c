@@ -1,0 +1,103 @@
+/*
+ * A node leaves in good order: nobody waits for it any more. A process of this server that begins after that hears of it from the
+ * other nodes, which were told by servers: bps(7), RESTART. Control thread only.
+ */
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "server/accumulate.h"
+#include "server/keep.h"
+#include "server/round.h"
+#include "server/rows.h"
+#include "server/told.h"
+
+void leave_end(struct job *job)
+{
+	struct failure failure = { 0 };
+
+	(void)failure_set(&failure, -ENOTCONN, "job %s: over: all its ranks have left", job->name);
+	job_end(job, &failure);
+}
+
+void leave(struct job *job, uint32_t node)
+{
+	rows_give_up(job, node, 0, 0);
+	keep_left(job, node);
+	job->nodes[node].left = true;
+	if (++job->n_left == job->n_nodes) {
+		leave_end(job);
+		return;
+	}
+	elastic_without_early(job);
+	declare_left(job);
+	accumulate_left(job);
+	job_hold(job);
+	round_left(job, node);
+	if (job->state == JOB_RUNNING)
+		told_left(job);
+	job_let_go(job);
+}
+
+static void tell(const struct job *job, uint32_t to, uint32_t node)
+{
+	struct data_header header = {
+		.op = DATA_LEFT,
+		.job = job->number,
+		.node = to,
+		.round = node,
+	};
+
+	/* It has to learn of it one way or the other. */
+	if (peer_notice(job->nodes[to].peer, &header, NULL))
+		peer_kill(job->nodes[to].peer, "out of memory");
+}
+
+/* Each that is here, also those of one peer: ranks that are nodes of their own. */
+static void tell_others(const struct job *job, uint32_t node)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (i != node && job->nodes[i].peer && !job->nodes[i].left)
+			tell(job, i, node);
+}
+
+void leave_attached(const struct job *job, uint32_t node)
+{
+	for (uint32_t i = 0; job->resume && job->n_left && i < job->n_nodes; i++)
+		if (job->nodes[i].left && !job->nodes[i].out)
+			tell(job, node, i);
+}
+
+void leave_call(struct job *job, uint32_t node, const struct data_header *header)
+{
+	if (job->resume && header->round)
+		tell_others(job, node);
+	FAILPOINT("server-node-left");
+	leave(job, node);
+}
+
+/* Without what it had contributed sums would be less than what they were made of. */
+static void fail_async(struct job *job)
+{
+	struct failure failure = { 0 };
+
+	(void)failure_set(&failure, -ECONNRESET,
+			  "job %s: a server was lost, and a rank has left: what it had contributed "
+			  "was nowhere but at servers",
+			  job->name);
+	job_fail(job, &failure, NULL);
+}
+
+void leave_heard(struct job *job, uint64_t node)
+{
+	if (!job->resume || node >= job->n_nodes || job->nodes[node].left)
+		return;
+	if (!job->nodes[node].attached) {
+		if (job->stragglers.async) {
+			fail_async(job);
+			return;
+		}
+		job->nodes[node].attached = true;
+		if (++job->n_attached == job->n_nodes)
+			job->attach_by_ns = CLOCK_NEVER;
+	}
+	leave(job, (uint32_t)node);
+}
