@@ -158,8 +158,9 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 
 	if (round->failure.status)
 		return;
-	/* It is done for all: what is left is to copy it here. */
-	if (round->scattering && job->state == JOB_RUNNING)
+	/* It is done for all: what is left is to copy it here, or what was begun for others. */
+	if ((round->scattering || (round->rows && round->rows->agreed)) &&
+	    job->state == JOB_RUNNING)
 		return;
 	round->failure = *failure;
 	if (tell && job->distributed && tensor->key)

@@ -449,7 +449,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	header = slot->header;
 	if (data_is_done(&header) && is_done(slot))
 		engine_start(slot);
-	else if (slot->n_here < slot->n_expected && first && job->n_left)
+	else if (!data_is_done(&header) && slot->n_here < slot->n_expected && first && job->n_left)
 		(void)fail_left(tensor, &header, slot->from, &failure);
 	else if (slot->n_here == slot->n_expected && by_rows)
 		rows_start(slot);

@@ -474,3 +474,27 @@ TEST(whoever_left_is_missed)
 	far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, 1, 0, NULL);
 	far_expect(far, a, -ENOTCONN, "rank 1 has left");
 }
+
+/* One that had the result and has left, while the server that had heard so is gone: no word is wanted of it. */
+TEST(whoever_left_has_agreed)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 3, NULL);
+	struct data_header done;
+	struct asked *a, *b;
+
+	layout.resume = true;
+	far_form(far, &layout);
+	for (uint32_t node = 0; node < 2; node++)
+		far_expect(far, far_attach(far, node, &layout, node, FAR_INSTANCE + node), 0, NULL);
+	done = header_of(&layout, 1, 0);
+	done.block = DATA_ROWS_DONE;
+	done.epoch = far_epoch(&layout);
+	far_notice(far, 2, DATA_LEAVE, layout.job, 0, 0, 2, 0, NULL);
+	a = far_call(far, 0, &done, NULL);
+	far_expect_waiting(far, a);
+	done.node = 1;
+	b = far_call(far, 1, &done, NULL);
+	far_expect(far, a, 0, NULL);
+	far_expect(far, b, 0, NULL);
+}
