@@ -97,9 +97,10 @@ static void refuse(struct gpu_arena *arena, const struct failure *why)
 	arena->state = GPU_DIRECT_REFUSED;
 	arena->why = *why;
 	memcpy(command.device, arena->device, sizeof(command.device));
-	gpu_worker_send(arena->worker, &command, -1);
 	log_notice("job %s: GPU memory goes to servers by way of the host: %s", arena->worker->name,
 		   why->text);
+	/* Which may end the worker, and the arena with it. */
+	gpu_worker_send(arena->worker, &command, -1);
 }
 
 void gpu_direct_event(struct gpu_worker *worker, const struct gpu_event *event, int fd)

@@ -109,6 +109,8 @@ void gpu_staging_grant(struct gpu *gpu)
 		if (!list_empty(&worker->leases))
 			list_push_back(&gpu->waiting, &worker->wait_link);
 		lease->granted(lease);
+		/* The last that kept a dead one, perhaps. */
+		gpu_worker_idle(worker);
 	}
 }
 
@@ -143,6 +145,7 @@ void gpu_lease_give(struct gpu_lease *lease)
 		lease->waits = false;
 		if (list_empty(&lease->worker->leases))
 			list_remove(&lease->worker->wait_link);
+		gpu_worker_idle(lease->worker);
 		grant_later(lease->gpu);
 		return;
 	}

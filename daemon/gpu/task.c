@@ -61,7 +61,8 @@ void gpu_task_spill(struct gpu_worker *worker, struct gpu_memory *memory, const 
 	const struct gpu_arena *arena = gpu_direct_find(worker, from);
 	struct gpu_command *command;
 
-	/* Without one the worker is dead, and so ends the task. */
+	/* Without one the worker is dead: nothing is copied, and what is marked ends the task as failed. */
+	gpu_task_use(worker, memory, GPU_DOWN);
 	if (!arena)
 		return;
 	command = gpu_worker_add(worker);
@@ -72,7 +73,6 @@ void gpu_task_spill(struct gpu_worker *worker, struct gpu_memory *memory, const 
 	command->staging = (uint64_t)((char *)data - worker->gpu->staging);
 	command->len = len;
 	metric_add(&worker->gpu->bytes_staged, len);
-	gpu_task_use(worker, memory, GPU_DOWN);
 }
 
 void gpu_task_tell(struct gpu_worker *worker, struct gpu_memory *memory,

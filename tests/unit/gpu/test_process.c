@@ -48,12 +48,33 @@ struct world {
 	struct gpu_worker *worker;
 };
 
+static int on_opened(void *user, void *data, size_t len)
+{
+	(void)user, (void)data, (void)len;
+	return 0;
+}
+
+static int on_exported(void *user, void *data, size_t len, int dmabuf, struct failure *failure)
+{
+	(void)user, (void)data, (void)len, (void)dmabuf, (void)failure;
+	return 0;
+}
+
+static void on_closing(void *user, void *data)
+{
+	(void)user, (void)data;
+}
+
+static const struct gpu_staging_ops staging_ops = { on_opened, on_exported, on_closing };
+
 /* The double is there, so that a worker is looked for. */
 static struct world world_open(const char *mode, const char *program)
 {
 	struct gpu_params params = {
 		.program = program ?: getenv("FAKE_WORKER_PROGRAM"),
 		.staging_bytes = 64 << 10,
+		.direct_bytes = 64 << 10,
+		.staging_ops = &staging_ops,
 		.timeout_ms = 60000,
 	};
 	struct world world = { 0 };
@@ -243,5 +264,82 @@ TEST(who_waits_for_staging_may_stop_waiting)
 	ASSERT_TRUE(third.data && !second.data);
 	gpu_lease_give(&third);
 	gpu_lease_give(&third);
+	world_close(&world);
+}
+
+/* It is let go of when the last that waited has stopped. */
+TEST(a_worker_dies_while_staging_is_waited_for)
+{
+	for (int is_granted = 0; is_granted < 2; is_granted++) {
+		struct world world = world_open("done", NULL);
+		struct gpu_lease all = { .granted = on_granted }, second = all;
+
+		start(&world, "ready");
+		ASSERT_OK(gpu_lease_take(world.worker, &all, 64 << 10, false));
+		ASSERT_EQ(gpu_lease_take(world.worker, &second, 4096, false), GPU_E_WAIT);
+		(void)kill(world.worker->pid, SIGKILL);
+		TURN_UNTIL(&world, seen.lost.status);
+		gpu_worker_close(world.worker);
+		/* Behind what was to be done by now. */
+		while (world.gpu->reaping)
+			ASSERT_OK(loop_turn(world.loop, -1));
+		ASSERT_TRUE(!seen.is_gone);
+		if (is_granted) {
+			gpu_lease_give(&all);
+			TURN_UNTIL(&world, seen.n_granted);
+		}
+		gpu_lease_give(&second);
+		TURN_UNTIL(&world, seen.is_gone);
+		gpu_lease_give(&all);
+		world.worker = NULL;
+		world_close(&world);
+	}
+}
+
+/* Nothing has been copied then, whatever its mark would say. */
+TEST(what_spills_has_failed_when_its_worker_is_dead)
+{
+	struct world world = world_open("done", NULL);
+	struct gpu_memory *memory = memory_new();
+	struct gpu_lease direct = { 0 }, staging = { .granted = on_granted };
+	struct gpu_task task = { .done = on_done };
+
+	start(&world, "ready");
+	gpu_direct_open(world.worker, memory);
+	TURN_UNTIL(&world, gpu_direct_state(world.worker, memory) != GPU_DIRECT_OPENING);
+	ASSERT_EQ(gpu_direct_state(world.worker, memory), GPU_DIRECT_OPEN);
+	ASSERT_OK(gpu_lease_take_direct(world.worker, memory, &direct, 4096));
+	ASSERT_OK(gpu_lease_take(world.worker, &staging, 4096, false));
+	(void)kill(world.worker->pid, SIGKILL);
+	TURN_UNTIL(&world, seen.lost.status);
+	gpu_task_begin(world.worker, &task);
+	gpu_task_spill(world.worker, memory, direct.data, staging.data, 4096);
+	gpu_task_end(world.worker);
+	TURN_UNTIL(&world, seen.n_done);
+	ASSERT_EQ(seen.n_failed, 1);
+	gpu_lease_give(&direct);
+	gpu_lease_give(&staging);
+	gpu_memory_free(memory, NULL, NULL);
+	world_close(&world);
+}
+
+/* When there is no more room for what it is told, the answer to its refusal is its end. */
+TEST(a_worker_that_refuses_and_does_not_read)
+{
+	enum { OUTBOX_MAX = 65536 };
+	struct world world = world_open("done", NULL);
+	struct gpu_memory *memory = memory_new();
+	struct gpu_command command = { .op = GPU_OP_MARK };
+	siginfo_t info = { 0 };
+
+	start(&world, "refuse");
+	ASSERT_OK(waitid(P_PID, (id_t)world.worker->pid, &info, WSTOPPED | WNOWAIT));
+	gpu_direct_open(world.worker, memory);
+	while (world.worker->n_outbox < OUTBOX_MAX)
+		gpu_worker_send(world.worker, &command, -1);
+	ASSERT_EQ(seen.lost.status, 0);
+	TURN_UNTIL(&world, seen.lost.status);
+	ASSERT_CONTAINS(seen.lost.text, "no memory or no descriptor for its commands");
+	gpu_memory_free(memory, NULL, NULL);
 	world_close(&world);
 }

@@ -8,9 +8,12 @@
  *	abort	ends by SIGABRT
  *	other	does not begin with READY
  *	gone	ends without a word
+ *	refuse	says that it has no memory for other devices before it is asked, and is stopped
+ *	arena	as ready, and says that it has; what it hands over is a descriptor of something else
  */
 #include "gpu/wire.h"
 #include "proto/frame.h"
+#include <errno.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <unistd.h>
@@ -20,6 +23,14 @@ static void say(uint32_t kind, uint64_t ticket)
 	struct gpu_event event = { .kind = kind, .ticket = ticket };
 
 	(void)frame_send(GPU_SOCKET_FD, &event, offsetof(struct gpu_event, text) + 1, NULL, 0);
+}
+
+static void say_arena(int status)
+{
+	struct gpu_event event = { .kind = GPU_EVENT_ARENA, .status = status };
+	int fd = STDIN_FILENO;
+
+	(void)frame_send(GPU_SOCKET_FD, &event, offsetof(struct gpu_event, text) + 1, &fd, !status);
 }
 
 static void serve(void)
@@ -40,6 +51,8 @@ static void serve(void)
 				say(GPU_EVENT_DONE, commands[i].ticket);
 			else if (commands[i].op == GPU_OP_CLOSE)
 				say(GPU_EVENT_CLOSED, commands[i].memory);
+			else if (commands[i].op == GPU_OP_ARENA)
+				say_arena(0);
 			else if (commands[i].op == GPU_OP_END)
 				return;
 		}
@@ -59,7 +72,9 @@ int main(void)
 		(void)!write(GPU_SOCKET_FD, "what", 4);
 	if (!strcmp(mode, "abort"))
 		(void)raise(SIGABRT);
-	if (!strcmp(mode, "done"))
+	if (!strcmp(mode, "refuse"))
+		say_arena(-EOPNOTSUPP);
+	if (!strcmp(mode, "done") || !strcmp(mode, "refuse"))
 		(void)raise(SIGSTOP);
 	serve();
 	return 0;
