@@ -139,6 +139,36 @@ def test_where_it_cannot_be_it_is_said():
                 assert said == (not options), daemon.text()
 
 
+def test_calls_of_the_worker_that_fail():
+    """Those that it makes for this alone, beside the ones above: without them the way is another, or the job ends in words."""
+    for call, more, outcome in (
+            ('cuDeviceGetAttribute', {}, 'by way of the host: .*the driver has no dma-bufs of its memory'),
+            ('cuPointerSetAttribute', {}, 'directly'),
+            ('cuMemcpyDtoDAsync', {}, None),
+            ('cuFlushGPUDirectRDMAWrites', {'FAKECUDA_RDMA': 'unordered'}, None),
+            ('cuMemFree', {'FAKE_FAIL': 'ibv_reg_dmabuf_mr:95'}, None)):
+        with DirectCluster(options=['--resume=off'], env=({'FAKECUDA_FAIL': f'{call}:0:1', **more}, {})) as cluster:
+            ranks, data = job(cluster, (1, 1))
+            if outcome:
+                turn(ranks, data, 0)
+                assert re.match(outcome, way(cluster)), f'{call}: {way(cluster)}'
+                continue
+            for rank in ranks:
+                rank.call('attend')
+            told = []
+            for rank, mine in zip(ranks, data):
+                # The job may be over by now, as some calls come with the first of them.
+                try:
+                    rank.submit(0, 0, mine.tobytes(), red=SUM, out=N, device=ALLOC)
+                except BpsError as error:
+                    told.append(error.text)
+            if not told:
+                told.append(ranks[0].ended(0).text)
+            assert f'{call} on device 0' in told[0], f'{call}: {told}'
+            for rank in ranks:
+                rank.call('close')
+
+
 def test_writes_that_are_not_in_order_are_flushed():
     with DirectCluster(options=['--resume=off'], env={'FAKECUDA_RDMA': 'unordered', 'FAKECUDA_TRACE': '1'}) as cluster:
         ranks, data = job(cluster, (1, 1))
