@@ -65,7 +65,7 @@ bool pipeline_direct_take(struct pipeline_part *part);
 bool pipeline_direct_goes(const struct pipeline_part *part);
 /*
  * Brings what is in part->direct, which is given back, to memory of the host: to part->block, or to staging that may be held,
- * at part->result; then calls then(). A part that cannot is finished in the place of then().
+ * at part->result; then calls then(). A part that cannot, or whose round has failed, is finished in the place of then().
  */
 void pipeline_direct_spill(struct pipeline_part *part, void (*then)(struct pipeline_part *part));
 /* For people: the way of the job's bytes between devices and servers; "" without devices. */

@@ -96,8 +96,8 @@ static void on_spilled(struct gpu_task *task, bool failed)
 {
 	struct pipeline_part *part = container_of(task, struct pipeline_part, device_task);
 
-	/* The job has failed with its worker. */
-	if (failed) {
+	/* Whatever failed the round, its worker among others: nothing more of it leaves this node. */
+	if (failed || part->round->failure.status) {
 		pipeline_part_drop(part);
 		return;
 	}
@@ -126,7 +126,13 @@ static void spill(struct pipeline_part *part)
 
 static void on_granted(struct gpu_lease *lease)
 {
-	spill(container_of(lease, struct pipeline_part, lease));
+	struct pipeline_part *part = container_of(lease, struct pipeline_part, lease);
+
+	/* Its worker may have died while it waited. */
+	if (part->round->failure.status)
+		pipeline_part_drop(part);
+	else
+		spill(part);
 }
 
 void pipeline_direct_spill(struct pipeline_part *part, void (*then)(struct pipeline_part *part))
@@ -134,6 +140,11 @@ void pipeline_direct_spill(struct pipeline_part *part, void (*then)(struct pipel
 	struct gpu_worker *worker = job_of(part)->device->worker;
 	int r;
 
+	/* What was at a server when its worker died may come back when there is none any more. */
+	if (part->round->failure.status || !worker) {
+		pipeline_part_drop(part);
+		return;
+	}
 	part->device_then = then;
 	part->lease.granted = on_granted;
 	r = gpu_lease_take(worker, &part->lease, part->extent.len, true);

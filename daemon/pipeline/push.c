@@ -481,11 +481,6 @@ static void push_spilled(struct pipeline_part *part)
 {
 	if (job_of(part)->suspended)
 		return;
-	if (part->round->failure.status) {
-		on_sent(&part->call);
-		pipeline_part_end(part);
-		return;
-	}
 	push(part, part->block ? part->block->data : part->result);
 }
 

@@ -281,6 +281,115 @@ def test_a_worker_is_killed_while_it_brings_parts_to_the_host():
         turn(ranks, data, 0)
 
 
+def break_rdma(cluster):
+    """The next work request of node 0, whose environment names the file, fails: IBV_WC_RETRY_EXC_ERR."""
+    file = os.path.join(cluster.folder, 'fail-work')
+    with open(file + '.new', 'w') as out:
+        out.write('12:1')
+    os.rename(file + '.new', file)
+
+
+class BreakableCluster(DirectCluster):
+    """break_rdma() has an effect, and so have faults of workers in fail-cuda."""
+
+    def env_of(self, i):
+        return {} if i else {'FAKE_FAIL_WORK_FILE': os.path.join(self.folder, 'fail-work'),
+                             'FAKECUDA_FAIL_FILE': os.path.join(self.folder, 'fail-cuda')}
+
+
+def expect_that_all_goes_on(cluster, ranks):
+    """Their job ends, and nothing of it stays; the next one goes by TCP."""
+    for rank in ranks:
+        rank.call('close')
+    wait_for('the end of the job', lambda: not cluster.daemons[0].ctl('jobs')['jobs'])
+    ranks, data = job(cluster, (1, 1))
+    turn(ranks, data, 0)
+
+
+def test_a_worker_is_killed_and_then_the_connection_breaks():
+    """What is at the server has no worker any more that could bring it to the host."""
+    with BreakableCluster(options=['--resume=off'], transport='auto') as cluster:
+        daemon, server = cluster.daemons[0], cluster.daemons[2]
+        ranks, data = job(cluster, (1, 1))
+        others = cluster.job((1, 1), part_bytes=PART)
+        for rank in others:
+            rank.call('tensor', 0, 'y', FLOAT32, N)
+        wait_for('rdma', lambda: all('connected to' in each.text() for each in cluster.daemons[:2]))
+        turn(ranks, data, 0)
+        copied = metric(daemon, 'bps_gpu_direct_bytes_total')
+        for rank in ranks:
+            rank.call('attend')
+        ranks[0].submit(1, 0, data[0].tobytes(), red=SUM, out=N, device=ALLOC)  # alone: the server waits
+        wait_for('all on its way', lambda: metric(daemon, 'bps_gpu_direct_bytes_total') == copied + 4 * N)
+        # What the job's end would make of it does not come back.
+        server.signal(signal.SIGSTOP)
+        pid = worker_pid(daemon)
+        os.kill(pid, signal.SIGKILL)
+        wait_for('the end of the worker', lambda: not os.path.exists(f'/proc/{pid}'))
+        # And what follows from it, in the daemon's own time.
+        daemon.ctl('metrics')
+        break_rdma(cluster)
+        for rank, mine in zip(others, data):
+            rank.submit(0, 0, mine.tobytes(), red=SUM, out=N)
+        wait_for('the break', lambda: not os.path.exists(os.path.join(cluster.folder, 'fail-work')))
+        daemon.ctl('metrics')
+        server.signal(signal.SIGCONT)
+        want = np.sum(data, axis=0, dtype=np.float32).tobytes()
+        for rank in others:
+            rank.wait(0)
+            assert rank.result(0) == want
+            rank.call('close')
+        assert metric(daemon, 'bps_rdma_connections_broken_total')
+        error = ranks[0].ended(1)
+        assert 'GPU worker' in error.text, error.text
+        expect_that_all_goes_on(cluster, ranks)
+
+
+def test_a_worker_is_killed_while_its_parts_wait_for_staging():
+    """On their way to the host, when all staging is another job's; they leave no more when it is theirs."""
+    staging = 1 << 20
+    with BreakableCluster(options=['--resume=off', '--set=gpu_staging=1M', '--set=gpu_timeout=600s'],
+                          transport='auto') as cluster:
+        daemon = cluster.daemons[0]
+        ranks, data = job(cluster, (1, 1))
+        wait_for('rdma', lambda: all('connected to' in each.text() for each in cluster.daemons[:2]))
+        turn(ranks, data, 0)
+        pid = worker_pid(daemon)
+        # On node 0 alone, by the host; its worker comes to its first copy and no further.
+        with open(os.path.join(cluster.folder, 'fail-cuda'), 'w') as out:
+            out.write('@copy:1:hang')
+        others = cluster.job((2,), join=False, part_bytes=PART, gpu_reduce=HOST)
+        for rank in others:
+            rank.call('device', rank.keys['local_rank'])
+            rank.call('attend')
+        cluster.join(others)
+        for rank in others:
+            rank.call('tensor', 0, 'y', UINT8, 2 * staging)
+        staged = metric(daemon, 'bps_gpu_staged_bytes_total')
+        for rank in others:
+            rank.submit(0, 0, bytes(2 * staging), red=SUM, out=2 * staging, device=ALLOC)
+        wait_for('no staging left', lambda: metric(daemon, 'bps_gpu_staged_bytes_total') == staged + staging)
+        sent = daemon.ctl('status')['bytes_out']
+        for rank in ranks:
+            rank.call('attend')
+        break_rdma(cluster)
+        ranks[0].submit(1, 0, data[0].tobytes(), red=SUM, out=N, device=ALLOC)
+        wait_for('the break', lambda: metric(daemon, 'bps_rdma_connections_broken_total'))
+        os.kill(pid, signal.SIGKILL)
+        wait_for('the end of the worker', lambda: not os.path.exists(f'/proc/{pid}'))
+        os.kill(worker_pid(daemon), signal.SIGKILL)
+        for rank in others:
+            error = rank.ended(0)
+            assert 'GPU worker' in error.text, error.text
+            rank.call('close')
+        error = ranks[0].ended(1)
+        assert 'GPU worker' in error.text, error.text
+        # Words, and no part.
+        sent = daemon.ctl('status')['bytes_out'] - sent
+        assert sent < PART, f'{sent} bytes of a job that had failed left the node'
+        expect_that_all_goes_on(cluster, ranks)
+
+
 def test_the_server_is_killed_of_a_job_that_does_not_outlive_it():
     """Results would have come to the GPU: what is under way ends, in words, and its memory can be used again."""
     with DirectCluster(options=['--resume=off']) as cluster:

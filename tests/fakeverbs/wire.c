@@ -2,6 +2,7 @@
 #include "double.h"
 
 #include <stdio.h>
+#include <unistd.h>
 
 static pthread_t thread;
 static bool is_running;
@@ -315,6 +316,27 @@ void fake_work_lost(struct fake_qp *qp)
 		fake_work_answered(qp, IBV_WC_RETRY_EXC_ERR);
 }
 
+/* FAKE_FAIL_WORK_FILE: "STATUS:NTH", as of fake_fail_work(), from now on. */
+static void read_file(void)
+{
+	static const char *path;
+	static bool is_known;
+	unsigned status;
+	FILE *file;
+
+	if (!is_known)
+		path = getenv("FAKE_FAIL_WORK_FILE");
+	is_known = true;
+	file = path ? fopen(path, "re") : NULL;
+	if (!file)
+		return;
+	if (fscanf(file, "%u:%u", &status, &failing_in) != 2)
+		fake_abort("%s is not of the form STATUS:NTH", path);
+	failing_status = (enum ibv_wc_status)status;
+	(void)fclose(file);
+	(void)unlink(path);
+}
+
 /*
  * The next that is waiting, behind those that are under way to another process. Windows are opened, and what fails does, when
  * these have come to their end. Returns whether it was taken up.
@@ -326,6 +348,7 @@ static bool take_up(struct fake_qp *qp)
 	bool is_bind = send->wr.opcode == IBV_WR_BIND_MW;
 	enum ibv_wc_status status = is_bind ? IBV_WC_SUCCESS : leave(qp, send);
 
+	read_file();
 	if (qp->n_far && (is_bind || failing_in == 1 || status != IBV_WC_SUCCESS))
 		return false;
 	if (failing_in && !--failing_in)
