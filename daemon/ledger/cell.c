@@ -476,11 +476,14 @@ int ledger_cells_open(struct ledger *ledger, struct failure *failure)
 		return failure_set(failure, -EPROTO, "the ledger is damaged: %u of %u cells", n,
 				   ledger->n_cells);
 	ledger->cells_used = n;
-	ledger->n_allowed = MAX(ledger->n_allowed, n);
 	for (uint32_t i = n; i--;) {
 		r = read_cell(ledger, i, failure);
 		if (r)
 			return r;
 	}
+	/* Ranks are charged for those that hold something. The rest may have memory from before. */
+	ledger->n_peak = n - ledger->n_free_cells;
+	ledger->n_allowed = MAX(ledger->n_allowed, ledger->n_peak);
+	(void)ledger_cells_trim(ledger, ledger->n_allowed);
 	return read_tensors(ledger, failure);
 }

@@ -51,6 +51,7 @@ struct ledger {
 		free_cells; /* used before, and their memory is still there; the last freed is the last */
 	uint32_t *returned_cells; /* used before, and their memory is not */
 	uint32_t n_free_cells, n_returned_cells, cells_used;
+	uint32_t n_leaving_cells; /* whose memory is just being given back */
 	uint32_t n_allowed,
 		n_peak; /* that may be taken at once; that were, since it was last asked */
 	struct map stale_cells, parts;

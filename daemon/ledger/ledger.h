@@ -206,7 +206,7 @@ struct ledger_kept {
 uint32_t ledger_n_cells(const struct ledger *ledger);
 /*
  * Cells that may be taken at once: at first those that ledger_far_bytes() has room for, and of one taken over those that
- * have memory. Control thread.
+ * hold something, where they are more. Control thread.
  */
 uint32_t ledger_cells_allowed(struct ledger *ledger);
 /* Allows more, at most all there are. */

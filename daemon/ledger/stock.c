@@ -3,7 +3,11 @@
  * system where it has not been used for long. Of any thread but for what changes how many.
  */
 #include "ledger/internal.h"
+#include <stdlib.h>
 #include <sys/mman.h>
+
+/* As many go back at once: others wait for the lock while they are taken out. */
+#define STEP_CELLS 256
 
 uint32_t ledger_n_cells(const struct ledger *ledger)
 {
@@ -26,7 +30,15 @@ uint64_t ledger_cells_bytes(const struct ledger *ledger, uint32_t n)
 /* The lock is held. */
 static uint32_t n_taken(const struct ledger *ledger)
 {
-	return ledger->cells_used - ledger->n_free_cells - ledger->n_returned_cells;
+	return ledger->cells_used - ledger->n_free_cells - ledger->n_leaving_cells -
+	       ledger->n_returned_cells;
+}
+
+static int compare_cells(const void *a, const void *b)
+{
+	uint32_t x = *(const uint32_t *)a, y = *(const uint32_t *)b;
+
+	return (x > y) - (x < y);
 }
 
 uint32_t ledger_cells_allowed(struct ledger *ledger)
@@ -67,36 +79,53 @@ uint32_t ledger_cells_peak(struct ledger *ledger)
 	return n;
 }
 
-/* The cell that has been free for longest, of those that are too many: nobody's meanwhile. */
-static uint32_t take_coldest(struct ledger *ledger)
+/*
+ * Takes out at most n of those that have been free for longest, as long as more have memory than are allowed: nobody's meanwhile, and
+ * sorted. Returns how many.
+ */
+static uint32_t take_coldest(struct ledger *ledger, uint32_t *cells, uint32_t n)
 {
-	uint32_t cell = LEDGER_NO_CELL;
+	uint32_t have;
 
 	(void)pthread_mutex_lock(&ledger->cells_lock);
-	if (ledger->n_free_cells &&
-	    ledger->cells_used - ledger->n_returned_cells > ledger->n_allowed) {
-		cell = ledger->free_cells[0];
-		memmove(ledger->free_cells, ledger->free_cells + 1,
-			--ledger->n_free_cells * sizeof(ledger->free_cells[0]));
-	}
+	have = n_taken(ledger) + ledger->n_free_cells;
+	n = MIN(MIN(n, ledger->n_free_cells), have - MIN(have, ledger->n_allowed));
+	memcpy(cells, ledger->free_cells, n * sizeof(cells[0]));
+	ledger->n_free_cells -= n;
+	ledger->n_leaving_cells = n;
+	memmove(ledger->free_cells, ledger->free_cells + n,
+		ledger->n_free_cells * sizeof(cells[0]));
 	(void)pthread_mutex_unlock(&ledger->cells_lock);
-	return cell;
+	qsort(cells, n, sizeof(cells[0]), compare_cells);
+	return n;
+}
+
+/* Neighbours together. What cannot be given back is used again all the same. */
+static void give_back(const struct ledger *ledger, const uint32_t *cells, uint32_t n)
+{
+	for (uint32_t i = 0, end; i < n; i = end) {
+		for (end = i + 1; end < n && cells[end] == cells[end - 1] + 1;)
+			end++;
+		(void)madvise(ledger_cell_data(ledger, cells[i], ledger->part_bytes),
+			      (end - i) * ledger_cell_stride(ledger), MADV_REMOVE);
+	}
 }
 
 uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n)
 {
-	uint32_t cell;
+	uint32_t cells[STEP_CELLS], n_cells;
 
 	(void)pthread_mutex_lock(&ledger->cells_lock);
 	ledger->n_allowed = MIN(MAX(n, n_taken(ledger)), ledger->n_allowed);
 	n = ledger->n_allowed;
 	(void)pthread_mutex_unlock(&ledger->cells_lock);
-	while ((cell = take_coldest(ledger)) != LEDGER_NO_CELL) {
-		/* What cannot be given back is used again all the same. */
-		(void)madvise(ledger_cell_data(ledger, cell, ledger->part_bytes),
-			      ledger_cell_stride(ledger), MADV_REMOVE);
+	while ((n_cells = take_coldest(ledger, cells, STEP_CELLS))) {
+		give_back(ledger, cells, n_cells);
 		(void)pthread_mutex_lock(&ledger->cells_lock);
-		ledger->returned_cells[ledger->n_returned_cells++] = cell;
+		memcpy(ledger->returned_cells + ledger->n_returned_cells, cells,
+		       n_cells * sizeof(cells[0]));
+		ledger->n_returned_cells += n_cells;
+		ledger->n_leaving_cells = 0;
 		(void)pthread_mutex_unlock(&ledger->cells_lock);
 	}
 	return n;

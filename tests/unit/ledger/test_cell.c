@@ -309,6 +309,48 @@ TEST(memory_of_cells_that_are_too_many_is_given_back)
 	ledger_free(ledger);
 }
 
+/* Those that hold nothing are of nobody's charge any more: neither they nor their memory count. */
+TEST(the_next_process_is_allowed_what_holds_something)
+{
+	enum { MORE = 600, KEPT = 3, USED = 16384 };
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(&fd);
+	uint32_t first = ledger_cells_first(ledger), n = first + MORE, cell;
+	_cleanup_(freep) uint32_t *cells = calloc(n, sizeof(cells[0]));
+	uint64_t before = memory_of(fd);
+
+	ASSERT_TRUE(cells);
+	ledger_cells_allow(ledger, n);
+	for (uint32_t i = 0; i < KEPT; i++)
+		(void)keep(ledger, 7, 1 + i, 0);
+	for (uint32_t i = KEPT; i < n; i++) {
+		cells[i] = ledger_cell_take(ledger, false);
+		ASSERT_TRUE(cells[i] != LEDGER_NO_CELL);
+		if (i >= first)
+			memset(ledger_cell_data(ledger, cells[i], PART_BYTES), 1, USED);
+	}
+	for (uint32_t i = KEPT; i < n; i++)
+		ledger_cell_free(ledger, cells[i]);
+	ASSERT_TRUE(memory_of(fd) >= before + (uint64_t)MORE * USED);
+	ledger = again(ledger, fd);
+	ASSERT_EQ(ledger_cells_allowed(ledger), first);
+	ASSERT_TRUE(memory_of(fd) < before + (uint64_t)MORE * USED / 2);
+	ASSERT_EQ(ledger_cells_peak(ledger), KEPT);
+	for (uint32_t i = 0; i < KEPT; i++) {
+		cell = ledger_cell_find(ledger, 7, 1 + i, 5, 0);
+		ASSERT_TRUE(cell != LEDGER_NO_CELL);
+		ASSERT_EQ(*(char *)ledger_cell_data(ledger, cell, PART_BYTES), (char)(8 + i));
+	}
+	/* As many as are allowed, and each of them once. */
+	memset(cells, 0, n * sizeof(cells[0]));
+	for (uint32_t i = KEPT; i < first; i++) {
+		cell = ledger_cell_take(ledger, false);
+		ASSERT_TRUE(cell < n && !cells[cell]++);
+	}
+	ASSERT_EQ(ledger_cell_take(ledger, false), LEDGER_NO_CELL);
+	ledger_free(ledger);
+}
+
 static void *take_some(void *user)
 {
 	struct ledger *ledger = user;
@@ -334,14 +376,21 @@ TEST(threads_take_cells)
 {
 	_cleanup_(fd_closep) int fd = -1;
 	struct ledger *ledger = make(&fd);
+	static uint32_t cells[10000];
 	pthread_t threads[3];
 
 	ledger_cells_allow(ledger, UINT32_MAX);
+	for (size_t i = 0; i < ARRAY_SIZE(cells); i++)
+		cells[i] = ledger_cell_take(ledger, false);
+	for (size_t i = 0; i < ARRAY_SIZE(cells); i++)
+		ledger_cell_free(ledger, cells[i]);
 	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
 		ASSERT_OK(pthread_create(&threads[i], NULL, take_some, ledger));
+	/* More than twice what they take, and none fewer while memory of others is given back. */
+	ASSERT_EQ(ledger_cells_trim(ledger, 6100), 6100);
 	for (size_t i = 0; i < ARRAY_SIZE(threads); i++)
 		ASSERT_OK(pthread_join(threads[i], NULL));
-	ASSERT_TRUE(ledger_cells_used(ledger) <= 3000);
+	ASSERT_EQ(ledger_cells_used(ledger), ARRAY_SIZE(cells));
 	ledger_free(ledger);
 }
 
