@@ -301,6 +301,7 @@ void pipeline_job_formed(struct pipeline_job *job)
 {
 	job->state = JOB_RUNNING;
 	pipeline_elastic_formed(job);
+	pipeline_room_formed(job);
 	(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
 			     clock_now_ns() + TIMER_IDLE_NS);
 	log_info("job %s: run %016" PRIx64 "%s: %u ranks on %u nodes, %u here, %zu servers",

@@ -285,6 +285,8 @@ int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET
 /* room.c: what results take in the ledger. */
 void pipeline_room_init(struct pipeline_job *job);
 void pipeline_room_done(struct pipeline_job *job);
+/* The job runs: what it has from before a restart is given back where it is not needed. */
+void pipeline_room_formed(struct pipeline_job *job);
 /* A rank comes back to a job whose ledger may have more than its session is charged for: 0, or -EDQUOT with words. */
 int pipeline_room_join(struct pipeline_job *job, struct pipeline_member *member,
 		       struct failure *failure);

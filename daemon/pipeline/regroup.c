@@ -275,6 +275,8 @@ static void take(struct pipeline_job *job, struct pipeline_member *member, uint3
 		.cannot_resume = cannot_resume,
 	};
 
+	/* The next ledger has its first cells alone, whatever the one before had come to. */
+	(void)member->charge_more(member, 0);
 	pipeline_job_add(job, member, &join, job->request_timeout_ns);
 }
 

@@ -9,7 +9,18 @@
 #define LOOK_NS (10 * NSEC_PER_SEC)
 /* Memory goes back in steps, since parts wait meanwhile: 3 ms each, and some time between them. */
 #define STEP_BYTES (UINT64_C(64) << 20)
+#define STEP_CELLS 256u
 #define STEP_NS	   (50 * NSEC_PER_MSEC)
+
+/* No more than before: a session that has no room for what it was charged with all the same keeps no other from what it gets back. */
+static void charge_fewer(struct pipeline_job *job, uint32_t n)
+{
+	uint64_t bytes = ledger_cells_bytes(job->ledger, n);
+
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->members[i])
+			(void)job->members[i]->charge_more(job->members[i], bytes);
+}
 
 static int charge(struct pipeline_job *job, uint32_t n, uint32_t before)
 {
@@ -38,7 +49,9 @@ static void look_again(struct pipeline_job *job, uint64_t in_ns)
 static void on_look(struct loop_timer *timer)
 {
 	struct pipeline_job *job = container_of(timer, struct pipeline_job, room_timer);
-	uint64_t step = STEP_BYTES / align_up((uint64_t)ledger_cell_bytes(job->ledger), 4096);
+	uint32_t step =
+		(uint32_t)MIN(STEP_BYTES / align_up((uint64_t)ledger_cell_bytes(job->ledger), 4096),
+			      (uint64_t)STEP_CELLS);
 	uint32_t first = ledger_cells_first(job->ledger);
 	uint32_t before = ledger_cells_allowed(job->ledger), n = before;
 
@@ -51,12 +64,11 @@ static void on_look(struct loop_timer *timer)
 					   : before;
 	if (before > job->room_target)
 		n = ledger_cells_trim(job->ledger,
-				      MAX(before - (uint32_t)MIN(MAX(step, UINT64_C(1)), before),
-					  job->room_target));
+				      MAX(before - MIN(MAX(step, 1u), before), job->room_target));
 	/* The rest is in use. */
 	if (n == before)
 		job->room_target = n;
-	(void)charge(job, n, n);
+	charge_fewer(job, n);
 	if (n > first)
 		look_again(job, n > job->room_target ? STEP_NS : LOOK_NS);
 }
@@ -69,6 +81,15 @@ void pipeline_room_init(struct pipeline_job *job)
 void pipeline_room_done(struct pipeline_job *job)
 {
 	loop_timer_cancel(&job->room_timer);
+}
+
+void pipeline_room_formed(struct pipeline_job *job)
+{
+	if (!job->ledger || !ledger_is_far(job->ledger))
+		return;
+	job->room_target = ledger_cells_allowed(job->ledger);
+	if (job->room_target > ledger_cells_first(job->ledger))
+		look_again(job, LOOK_NS);
 }
 
 int pipeline_room_join(struct pipeline_job *job, struct pipeline_member *member,

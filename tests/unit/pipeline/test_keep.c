@@ -25,6 +25,25 @@ static void form(struct world *world, struct stragglers stragglers)
 	ASSERT_STR(world->ranks[0].failure.text, "");
 }
 
+/* Room for more results than at first, by that many. */
+static void make_room(struct world *world, uint32_t more)
+{
+	struct pipeline_job *job = job_of(world);
+
+	ASSERT_OK(pipeline_room_for(job, ledger_cells_first(job->ledger) + more));
+	ASSERT_EQ(world->ranks[0].charged,
+		  ledger_cells_bytes(job->ledger, ledger_cells_allowed(job->ledger)));
+	ASSERT_TRUE(world->ranks[0].charged);
+}
+
+/* As if as long had gone by as the job waits before it looks what it needs. */
+static void look(struct pipeline_job *job)
+{
+	ASSERT_TRUE(job->room_timer.loop);
+	loop_timer_cancel(&job->room_timer);
+	job->room_timer.expired(&job->room_timer);
+}
+
 /* What accumulates stays in its cell. */
 static void accumulate(struct world *world, const char *name, struct asked *ret_asked)
 {
@@ -64,6 +83,99 @@ TEST(a_round_fails_when_its_results_have_no_room)
 	ASSERT_EQ(asked.failure.status, -EDQUOT);
 	ASSERT_TRUE(strstr(asked.failure.text, "session_quota has no room for its result"));
 	ASSERT_EQ(job_of(world)->state, JOB_RUNNING);
+}
+
+TEST(after_a_restart_no_more_is_charged_than_holds_something)
+{
+	enum { PART = 8 << 20 };
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = 1,
+						   .distributed = true,
+						   .resume = true,
+						   .part_bytes = PART });
+	struct pipeline_join join = world_join_of(world, 0);
+	struct failure failure = { 0 };
+	struct asked asked;
+	uint32_t first, n, cells[5];
+	char name[16];
+
+	join.stragglers = (struct stragglers){ .async = true };
+	form(world, join.stragglers);
+	first = ledger_cells_first(job_of(world)->ledger);
+	for (n = 0; n < 2 * first; n++) {
+		(void)snprintf(name, sizeof(name), "t%u", n);
+		accumulate(world, name, &asked);
+		ASSERT_STR(asked.failure.text, "");
+	}
+	ASSERT_TRUE(ledger_cells_allowed(job_of(world)->ledger) > 2 * first);
+	/* Some hold nothing any more. */
+	for (n = 0; n < ARRAY_SIZE(cells); n++)
+		cells[n] = ledger_cell_take(job_of(world)->ledger, false);
+	while (n--)
+		ledger_cell_free(job_of(world)->ledger, cells[n]);
+	world_restart(world, 0);
+	if (world_resume(world, 0, &join, &failure))
+		test_fail(__FILE__, __LINE__, "%s", failure.text);
+	WORLD_UNTIL(world, world->ranks[0].joined || world->ranks[0].ended);
+	ASSERT_STR(world->ranks[0].failure.text, "");
+	ASSERT_EQ(ledger_cells_allowed(job_of(world)->ledger), 2 * first);
+	ASSERT_EQ(world->ranks[0].charged, ledger_cells_bytes(job_of(world)->ledger, 2 * first));
+	/* And is looked at as what came later is. */
+	look(job_of(world));
+	ASSERT_EQ(ledger_cells_allowed(job_of(world)->ledger), 2 * first);
+	ASSERT_TRUE(job_of(world)->room_timer.loop);
+}
+
+TEST(room_that_is_not_needed_goes_back_for_all)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 3, .distributed = true, .resume = true });
+	struct pipeline_job *job;
+	uint64_t before;
+
+	world_form(world);
+	make_room(world, 1000);
+	job = job_of(world);
+	before = world->ranks[0].charged;
+	/* A session that was charged for none, and has no room. */
+	world->ranks[0].charged = 0;
+	world->options.room = 1;
+	while (ledger_cells_allowed(job->ledger) > ledger_cells_first(job->ledger)) {
+		uint32_t was = ledger_cells_allowed(job->ledger);
+
+		look(job);
+		ASSERT_INT(was - ledger_cells_allowed(job->ledger), <=, 256);
+		for (unsigned rank = 1; rank < 3; rank++)
+			ASSERT_EQ(
+				world->ranks[rank].charged,
+				ledger_cells_bytes(job->ledger, ledger_cells_allowed(job->ledger)));
+	}
+	ASSERT_INT(world->ranks[2].charged, <, before);
+	ASSERT_EQ(world->ranks[2].charged, 0);
+	ASSERT_TRUE(!job->room_timer.loop);
+}
+
+TEST(who_regroups_is_charged_for_its_new_ledger)
+{
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = 2,
+						   .distributed = true,
+						   .resume = true,
+						   .min_ranks = 1,
+						   .max_ranks = 4 });
+
+	world_form(world);
+	make_room(world, 1000);
+	ASSERT_TRUE(world->ranks[1].charged);
+	for (unsigned i = 0; i < 2; i++)
+		pipeline_regroup(&world->ranks[i].member);
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, world->ranks[i].n_joined == 2 || world->ranks[i].ended);
+		ASSERT_STR(world->ranks[i].failure.text, "");
+		ASSERT_EQ(world->ranks[i].charged, 0);
+	}
 }
 
 /*

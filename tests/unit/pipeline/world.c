@@ -195,6 +195,8 @@ struct world *world_new(const struct world_options *options)
 	world->options = *options;
 	world->size = options->n_nodes * options->n_local;
 	ASSERT_TRUE(world->size <= WORLD_RANKS);
+	for (unsigned i = 0; i < WORLD_RANKS; i++)
+		world->ranks[i].ledger = -1;
 	if (!world->options.room)
 		world->options.room = UINT64_MAX;
 	if (!world->options.part_bytes)
@@ -228,6 +230,17 @@ void world_kill(struct world *world, unsigned node)
 	transport_close(world->nodes[node].transport);
 }
 
+void world_restart(struct world *world, unsigned number)
+{
+	struct node *node = &world->nodes[number];
+
+	pipeline_suspend(node->pipeline);
+	WORLD_UNTIL(world, !pipeline_n_suspended(node->pipeline));
+	pipeline_close(node->pipeline);
+	node->pipeline = pipeline_free(node->pipeline);
+	node_open_pipeline(node);
+}
+
 /* In the order of daemon.c. */
 struct world *world_free(struct world *world)
 {
@@ -256,6 +269,8 @@ struct world *world_free(struct world *world)
 		block_cache_free(node->blocks);
 	}
 	loop_free(world->loop);
+	for (unsigned i = 0; i < WORLD_RANKS; i++)
+		(void)fd_close(world->ranks[i].ledger);
 	while (world->tensors) {
 		struct tensor *tensor = world->tensors;
 
@@ -277,6 +292,11 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 	rank->joined = true;
 	rank->n_joined++;
 	rank->number = number;
+	if (ledger >= 0) {
+		(void)fd_close(rank->ledger);
+		rank->ledger = dup(ledger);
+		ASSERT_TRUE(rank->ledger >= 0);
+	}
 	rank->n_servers = n_servers;
 }
 
@@ -315,7 +335,12 @@ static const char *on_charge(struct pipeline_member *member, bool through_server
 
 static int on_charge_more(struct pipeline_member *member, uint64_t bytes)
 {
-	return bytes > container_of(member, struct rank, member)->world->options.room ? -EDQUOT : 0;
+	struct rank *rank = container_of(member, struct rank, member);
+
+	if (bytes > rank->charged && bytes > rank->world->options.room)
+		return -EDQUOT;
+	rank->charged = bytes;
+	return 0;
 }
 
 struct pipeline_join world_join_of(const struct world *world, uint32_t rank)
@@ -341,8 +366,7 @@ struct pipeline_join world_join_of(const struct world *world, uint32_t rank)
 	};
 }
 
-int world_join(struct world *world, uint32_t number, const struct pipeline_join *join,
-	       struct failure *failure)
+static struct rank *rank_new(struct world *world, uint32_t number, int ledger)
 {
 	struct rank *rank = &world->ranks[number];
 
@@ -356,8 +380,29 @@ int world_join(struct world *world, uint32_t number, const struct pipeline_join 
 		.world = world,
 		.node = &world->nodes[number % world->options.n_nodes],
 		.rank = number,
+		.ledger = ledger,
 	};
+	return rank;
+}
+
+int world_join(struct world *world, uint32_t number, const struct pipeline_join *join,
+	       struct failure *failure)
+{
+	struct rank *rank;
+
+	(void)fd_close(world->ranks[number].ledger);
+	rank = rank_new(world, number, -1);
 	return pipeline_join(rank->node->pipeline, &rank->member, join, failure);
+}
+
+int world_resume(struct world *world, uint32_t number, const struct pipeline_join *join,
+		 struct failure *failure)
+{
+	uint64_t run = world->ranks[number].number;
+	struct rank *rank = rank_new(world, number, world->ranks[number].ledger);
+
+	return pipeline_resume(rank->node->pipeline, &rank->member, join, run, rank->ledger,
+			       failure);
 }
 
 void world_form(struct world *world)

@@ -44,6 +44,8 @@ struct rank {
 	uint32_t rank;
 	bool joined, ended, left, refused;
 	unsigned n_joined; /* runs of an elastic job */
+	int ledger;	   /* of its run, or -1 */
+	uint64_t charged;  /* for results beyond the first of its ledger */
 	uint64_t number;
 	uint32_t n_servers;
 	struct failure failure; /* how it ended */
@@ -93,6 +95,11 @@ int world_join(struct world *world, uint32_t rank, const struct pipeline_join *j
 	       struct failure *failure);
 /* The transport of a node goes down, as if its process were killed. */
 void world_kill(struct world *world, unsigned node);
+/* A process of the node's agent ends, and another begins. Its ranks are in no job until they come back. */
+void world_restart(struct world *world, unsigned node);
+/* A rank comes back with the ledger that it had; as pipeline_resume(). */
+int world_resume(struct world *world, uint32_t rank, const struct pipeline_join *join,
+		 struct failure *failure);
 /* All ranks are in job "job". */
 void world_form(struct world *world);
 
