@@ -385,6 +385,20 @@ static int message_status(const Bps__Control__Message *message, const char **ret
 	return status;
 }
 
+static void call_take_terms(struct client_call *call, const Bps__Control__Terms *terms)
+{
+	call->answer.has_terms = terms && terms->request_timeout_ms <= INT64_MAX;
+	if (!call->answer.has_terms)
+		return;
+	call->answer.request_timeout_ms = (int64_t)terms->request_timeout_ms;
+	call->answer.min_servers = terms->min_servers;
+	call->answer.part_bytes = terms->part_bytes;
+	call->answer.gpu_reduce = terms->gpu_reduce;
+	call->answer.gpu_roots = terms->gpu_roots;
+	call->answer.min_ranks = terms->min_ranks;
+	call->answer.max_ranks = terms->max_ranks;
+}
+
 /* fd: what came beside the message, or -1. */
 static void call_answer(struct bps_client *client, struct client_call *call,
 			const Bps__Control__Message *message, int *fd)
@@ -413,6 +427,7 @@ static void call_answer(struct bps_client *client, struct client_call *call,
 		call->answer.local_size = message->joined->local_size;
 		call->answer.node = message->joined->node;
 		call->answer.n_nodes = message->joined->n_nodes;
+		call_take_terms(call, message->joined->terms);
 	} else if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_DECLARED) {
 		call->answer.key = message->declared->key;
 		call->answer.part_bytes = message->declared->part_bytes;

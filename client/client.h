@@ -73,8 +73,12 @@ struct client_call {
 		uint32_t n_servers;
 		int ledger; /* -1, or owned by `answered` */
 		uint32_t membership, rank, size, local_rank, local_size, node, n_nodes;
+		bool has_terms; /* and what they are, for a newcomer */
+		uint32_t min_servers, min_ranks, max_ranks, gpu_reduce;
+		uint64_t gpu_roots;
+		int64_t request_timeout_ms;
 		uint64_t key;
-		uint32_t part_bytes;
+		uint32_t part_bytes; /* of terms or of a tensor */
 	} answer;
 };
 

@@ -190,6 +190,15 @@ static void job_place(struct job *job, const struct client_call *call)
 	job->local_size = job->params.local_size = call->answer.local_size;
 	job->node = job->params.node = call->answer.node;
 	job->params.n_nodes = call->answer.n_nodes;
+	if (job->params.newcomer && call->answer.has_terms) {
+		job->params.request_timeout_ms = call->answer.request_timeout_ms;
+		job->params.min_servers = call->answer.min_servers;
+		job->params.part_bytes = call->answer.part_bytes;
+		job->params.gpu_reduce = (int)call->answer.gpu_reduce;
+		job->params.gpu_roots = call->answer.gpu_roots;
+		job->params.min_ranks = call->answer.min_ranks;
+		job->params.max_ranks = call->answer.max_ranks;
+	}
 	job->params.newcomer = 0;
 }
 

@@ -144,7 +144,7 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 	struct session *session = container_of(member, struct session, member);
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	Bps__Control__Joined joined = BPS__CONTROL__JOINED__INIT;
-
+	Bps__Control__Terms terms = BPS__CONTROL__TERMS__INIT;
 	struct pipeline_place place = pipeline_place(member);
 
 	joined.job = number;
@@ -160,6 +160,14 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 		joined.local_size = place.local_size;
 		joined.node = place.node;
 		joined.n_nodes = place.n_nodes;
+		terms.request_timeout_ms = place.terms.request_timeout_ms;
+		terms.min_servers = place.terms.min_servers;
+		terms.part_bytes = place.terms.part_bytes;
+		terms.gpu_reduce = place.terms.gpu_reduce;
+		terms.gpu_roots = place.terms.gpu_roots;
+		terms.min_ranks = place.terms.min_ranks;
+		terms.max_ranks = place.terms.max_ranks;
+		joined.terms = &terms;
 	}
 	message.id = session->join_id ? session->join_id : session->regroup_id;
 	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;

@@ -116,10 +116,18 @@ struct pipeline_member {
 	struct pipeline_newcomer *newcomer; /* waits to be let in: then it is in no job */
 };
 
+/* What all ranks of an elastic job on a node say alike, and newcomers are told. */
+struct pipeline_terms {
+	uint32_t min_servers, part_bytes, min_ranks, max_ranks;
+	uint64_t request_timeout_ms, gpu_roots;
+	unsigned gpu_reduce;
+};
+
 /* What a member is in its job now. */
 struct pipeline_place {
 	uint32_t membership; /* 0: the job is not elastic */
 	uint32_t rank, size, local_rank, local_size, node, n_nodes;
+	struct pipeline_terms terms;
 };
 struct pipeline_place pipeline_place(const struct pipeline_member *member);
 

@@ -64,18 +64,29 @@ bool pipeline_elastic_is_first(const struct pipeline_job *job)
 struct pipeline_place pipeline_place(const struct pipeline_member *member)
 {
 	const struct pipeline_job *job = member->job;
+	const struct pipeline_shape *shape;
 
 	if (!job || !job->shape.elastic)
 		return (struct pipeline_place){ 0 };
+	shape = &job->shape;
 	/* The run's layout, as all are told it, also where ranks were lost before the run was formed here. */
 	return (struct pipeline_place){
 		.membership = job->first_membership,
 		.rank = member->rank,
-		.size = job->shape.size,
+		.size = shape->size,
 		.local_rank = member->index,
-		.local_size = job->shape.local_size,
-		.node = job->shape.node,
-		.n_nodes = job->shape.n_nodes,
+		.local_size = shape->local_size,
+		.node = shape->node,
+		.n_nodes = shape->n_nodes,
+		.terms = {
+			.min_servers = shape->min_servers,
+			.part_bytes = shape->part_bytes,
+			.min_ranks = shape->min_ranks,
+			.max_ranks = shape->max_ranks,
+			.request_timeout_ms = shape->request_timeout_ms,
+			.gpu_roots = shape->gpu_roots,
+			.gpu_reduce = shape->gpu_reduce,
+		},
 	};
 }
 

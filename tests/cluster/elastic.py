@@ -97,15 +97,17 @@ def refused(rank, *words, request=None, number=None):
     raise AssertionError('completed, but should have failed')
 
 
-def newcomer(group, node, waits=True, share=0):
-    """A trainer that asks to be let in; share: bytes that it shares before. waits: until its daemon has heard that it does."""
+def newcomer(group, node, waits=True, share=0, **keys):
+    """A trainer that asks to be let in; share: bytes that it shares before. waits: until its daemon has heard that it does. What
+    else it says the job does not ask for."""
     daemon, rank = group.cluster.daemons[node], group.cluster.trainer(node)
     before = daemon.text().count('waits to be let in')
     rank.call('attend')
     if share:
         rank.call('share', share)
     rank.send('join', f'job={group.ranks[group.live[0]].keys["job"]}', 'elastic=1', 'newcomer=1',
-              f'timeout_ms={DEADLINE * 2000}', 'min_ranks=1', f'part_bytes={PART}')
+              f'timeout_ms={DEADLINE * 2000}',
+              *(f'{k}={v}' for k, v in keys.items()))
     if waits:
         wait_for('a newcomer waits', lambda: daemon.text().count('waits to be let in') > before)
     return rank
@@ -122,12 +124,12 @@ def guest(group, node, n=1):
     return rank
 
 
-def regroup(group, newcomers=()):
-    """newcomers: nodes. Ranks are those of the layout again: members in their order, then the newcomers, node by node, those
+def regroup(group, newcomers=(), **keys):
+    """newcomers: nodes; keys: what those of the job's nodes say. Ranks are those of the layout again: members in their order, then the newcomers, node by node, those
     that are new to the job last."""
     here = sorted({group.node(k) for k in group.live}, key=group.numbers.get)
     new = [node for i, node in enumerate(newcomers) if node not in here and node not in newcomers[:i]]
-    joining = [guest(group, node, 1 + newcomers[:i].count(node)) if node in new else newcomer(group, node)
+    joining = [guest(group, node, 1 + newcomers[:i].count(node)) if node in new else newcomer(group, node, **keys)
                for i, node in enumerate(newcomers)]
     group.each('regroup')
     for rank in joining:

@@ -69,6 +69,21 @@ def test_a_daemon_dies_while_ranks_regroup():
             group.each('leave')
 
 
+def test_newcomers_go_by_what_the_job_has_asked_for():
+    """Also after a restart, when a rank says again what it said."""
+    with Cluster(2, 1, colocated=False) as cluster:
+        group = Group(cluster, (1, 1))
+        group.tensors()
+        group.turn(0)
+        regroup(group, [1, 0], part_bytes=2 * PART, min_ranks=2, max_ranks=7, request_timeout_ms=DEADLINE * 1500, min_servers=1)
+        group.turn(1)
+        for i in range(2):
+            cluster.daemons[i].kill()
+            cluster.restart(i)
+            assert group.turn(2 + i) == [0, 1, 2, 3]
+        group.each('leave')
+
+
 def test_they_regroup_when_a_node_is_lost():
     """What its server has summed, the others go on with in the next run, too."""
     with Cluster(3, options=QUICK) as cluster:
