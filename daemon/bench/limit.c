@@ -6,6 +6,7 @@
  * And what the processor gives for sums of types that it cannot add: nothing but the conversions and additions of each element, from
  * two lines of the first cache and to nowhere.
  */
+#include "base/cpu.h"
 #include "bench/bench.h"
 #include "reduce/reduce.h"
 #ifdef __x86_64__
@@ -207,7 +208,7 @@ bool limit_convert(unsigned dtype, size_t n_inputs, size_t len)
 
 	if (dtype == DTYPE_FLOAT16 && wide)
 		f16_512(n_inputs, len);
-	else if (dtype == DTYPE_FLOAT16 && has(NEEDS_AVX2) && __builtin_cpu_supports("f16c"))
+	else if (dtype == DTYPE_FLOAT16 && has(NEEDS_AVX2) && cpu_has_f16c())
 		f16_256(n_inputs, len);
 	else if (dtype == DTYPE_BFLOAT16 && wide)
 		bf16_512(n_inputs, len);

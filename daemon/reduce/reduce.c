@@ -1,9 +1,7 @@
 #include "reduce/reduce.h"
+#include "base/cpu.h"
 #include "reduce/kernel.h"
 #include <stdatomic.h>
-#ifdef __x86_64__
-#include <cpuid.h>
-#endif
 
 /* Best first. */
 static const struct reduce_kernels *const kernel_sets[] = {
@@ -20,14 +18,6 @@ static const struct reduce_kernels *const kernel_sets[] = {
 static _Atomic(const struct reduce_kernels *) chosen;
 
 #ifdef __x86_64__
-static bool cpu_has_f16c(void)
-{
-	unsigned a, b, c, d;
-
-	/* Not every compiler's __builtin_cpu_supports() knows the name. */
-	return __get_cpuid(1, &a, &b, &c, &d) && (c & bit_F16C);
-}
-
 /* __builtin_cpu_supports() also asks whether the kernel saves the wide registers. */
 static bool kernels_supported(const struct reduce_kernels *kernels)
 {
