@@ -66,7 +66,7 @@ static void declared_remove(struct job *job, struct declared *declared)
 
 static uint64_t timeout_ns(const struct job *job)
 {
-	return job->request_timeout_ms * NSEC_PER_MSEC;
+	return job->elastic ? job_patience_ns(job) : job->request_timeout_ms * NSEC_PER_MSEC;
 }
 
 static int declared_new(struct job *job, const struct declare *declare,

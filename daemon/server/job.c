@@ -8,6 +8,8 @@
 #include "server/store.h"
 #include <stdio.h>
 
+#define GRACE_MS 1000
+
 /* All its deadlines are here; each handler deals with its own that have passed. */
 static uint64_t job_deadline(const struct job *job)
 {
@@ -62,6 +64,11 @@ int job_wake_by(struct job *job, uint64_t at_ns)
 	if (job->timer.loop && job->timer.at_ns <= at_ns)
 		return 0;
 	return error_trace(loop_timer_set(job->server->params.loop, &job->timer, at_ns));
+}
+
+uint64_t job_patience_ns(const struct job *job)
+{
+	return (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
 }
 
 int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_nodes,

@@ -220,6 +220,11 @@ const char *job_seconds_text(uint64_t ms, struct seconds_text *ret_text);
 
 /* Makes its timer expire at at_ns at the latest. Returns 0 or -ENOMEM. */
 int job_wake_by(struct job *job, uint64_t at_ns);
+/*
+ * How long a node may keep the others waiting: beyond the job's request timeout, since an agent that waits for a local rank gives
+ * up first, and drops it or says which it was, where this server could only name all ranks of the node.
+ */
+uint64_t job_patience_ns(const struct job *job);
 
 /* The node that peer speaks for, or NODE_NONE. */
 uint32_t job_node_of(const struct job *job, const struct peer *peer);

@@ -8,9 +8,6 @@
 #include "base/log.h"
 #include "server/job.h"
 
-/* An agent drops its own ranks that are late first. */
-#define GRACE_MS 1000
-
 static bool takes_part(const struct job_node *node)
 {
 	return !node->out && !node->left;
@@ -258,7 +255,7 @@ void regroup_join(struct server *server, struct join *given, struct delivery *de
 	}
 	if (job->regroup_by_ns != CLOCK_NEVER)
 		return;
-	job->regroup_by_ns = clock_now_ns() + (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
+	job->regroup_by_ns = clock_now_ns() + job_patience_ns(job);
 	/* Without memory it is looked at with the next of its deadlines. */
 	(void)job_wake_by(job, job->regroup_by_ns);
 }

@@ -11,12 +11,6 @@
 #include "server/told.h"
 #include <stdio.h>
 
-/*
- * Beyond the job's request timeout: an agent that waits for a local rank gives up first and says which, where this
- * server could only name all ranks of the node.
- */
-#define GRACE_MS 1000
-
 struct round_text {
 	char text[160];
 };
@@ -140,17 +134,12 @@ static void round_fail(struct tensor *tensor, uint64_t number, const struct fail
 		round_fail_slots(round, failure);
 }
 
-static uint64_t timeout_ns(const struct job *job)
-{
-	return (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
-}
-
 /* A round is to be looked at then, if it has not closed. */
 static uint64_t first_deadline_ns(const struct job *job)
 {
 	uint64_t quorum_ns = job->stragglers.quorum_timeout_ms * NSEC_PER_MSEC;
 
-	return quorum_ns ? MIN(quorum_ns, timeout_ns(job)) : timeout_ns(job);
+	return quorum_ns ? MIN(quorum_ns, job_patience_ns(job)) : job_patience_ns(job);
 }
 
 static void late(struct job *job, struct delivery *delivery, int status, const char *text)
@@ -502,7 +491,7 @@ uint64_t round_deadline(const struct job *job)
 {
 	const struct slot *oldest = list_first(&job->open, struct slot, in_job);
 
-	return oldest ? oldest->since_ns + timeout_ns(job) : CLOCK_NEVER;
+	return oldest ? oldest->since_ns + job_patience_ns(job) : CLOCK_NEVER;
 }
 
 void round_expired(struct job *job, uint64_t now)

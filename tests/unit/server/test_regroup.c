@@ -1,4 +1,5 @@
 /* Elastic jobs at their home: what nodes say of who is gone, and ranks that regroup. */
+#include "base/clock.h"
 #include "far.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
@@ -546,4 +547,19 @@ TEST(a_next_run_of_any_bytes)
 			    asked->status == -ESHUTDOWN);
 	}
 	ASSERT_TRUE(n_taken && n_refused > len);
+}
+
+/* Its node drops it when the deadline has come: only later is it nobody's. */
+TEST(a_declaration_outlasts_the_dropping_of_who_is_late)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = elastic_layout(2);
+	uint64_t began;
+
+	layout.request_timeout_ms = 60;
+	far_form(far, &layout);
+	began = clock_now_ns();
+	far_expect(far, far_declare(far, 0, &layout, 0, "t", DTYPE_FLOAT32, 1, 0), -ETIMEDOUT,
+		   "rank 1 has not declared it within 0.06 s");
+	ASSERT_TRUE(clock_now_ns() - began >= 60 * NSEC_PER_MSEC + NSEC_PER_SEC);
 }
