@@ -581,6 +581,9 @@ bool pipeline_newcomer_is_for(const struct pipeline_newcomer *newcomer, const ch
 			      const uint8_t *secret_digest);
 /* It is told, and waits no more. */
 void pipeline_newcomer_fail(struct pipeline_newcomer *newcomer, const struct failure *failure);
+/* Whether it is the job that somebody means by this name and with this secret. */
+bool pipeline_job_is(const struct pipeline_job *job, const char *name,
+		     const uint8_t *secret_digest);
 /* An elastic job of this name and secret that runs here, or NULL. */
 struct pipeline_job *pipeline_elastic_find(struct pipeline *pipeline, const char *name,
 					   const uint8_t *secret_digest);

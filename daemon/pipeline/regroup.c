@@ -16,6 +16,11 @@ static bool is_same(const char *name, const uint8_t *secret_digest, const char *
 	       !CRYPTO_memcmp(secret_digest, others_digest, SECRET_DIGEST_LEN);
 }
 
+bool pipeline_job_is(const struct pipeline_job *job, const char *name, const uint8_t *secret_digest)
+{
+	return is_same(job->name, job->secret_digest, name, secret_digest);
+}
+
 bool pipeline_newcomer_is_for(const struct pipeline_newcomer *newcomer, const char *job,
 			      const uint8_t *secret_digest)
 {
@@ -143,7 +148,7 @@ struct pipeline_job *pipeline_elastic_find(struct pipeline *pipeline, const char
 
 	list_for_each (job, &pipeline->jobs, link)
 		if (job->state == JOB_RUNNING && job->shape.elastic &&
-		    is_same(job->name, job->secret_digest, name, secret_digest))
+		    pipeline_job_is(job, name, secret_digest))
 			return job;
 	return NULL;
 }

@@ -6,13 +6,6 @@
  */
 #include "base/log.h"
 #include "pipeline/job.h"
-#include <openssl/crypto.h>
-
-static bool is_same(const struct pipeline_job *job, const char *name, const uint8_t *secret_digest)
-{
-	return !strcmp(job->name, name) &&
-	       !CRYPTO_memcmp(job->secret_digest, secret_digest, SECRET_DIGEST_LEN);
-}
 
 static bool waits_for_ranks(const struct pipeline_job *job)
 {
@@ -25,7 +18,7 @@ struct pipeline_job *pipeline_untold_find(struct pipeline *pipeline, const char 
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link)
-		if (waits_for_ranks(job) && is_same(job, name, secret_digest))
+		if (waits_for_ranks(job) && pipeline_job_is(job, name, secret_digest))
 			return job;
 	return NULL;
 }
@@ -127,7 +120,7 @@ static struct pipeline_job *find_before(const struct pipeline_job *job)
 
 	list_for_each (before, &job->pipeline->jobs, link)
 		if (before != job && waits_for_ranks(before) &&
-		    is_same(before, job->name, job->secret_digest))
+		    pipeline_job_is(before, job->name, job->secret_digest))
 			return before;
 	return NULL;
 }

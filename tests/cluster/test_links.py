@@ -19,12 +19,7 @@ QUICK = ['--lost-timeout=10m']
 
 def turn(ranks, n, meanwhile=None, layout=(1, 1)):
     """Every operation at once, while something happens."""
-    works = every_operation(layout, 50 * n)
-    declare(ranks, works, 20 * n)
-    submit(ranks, works, 20 * n)
-    if meanwhile:
-        meanwhile()
-    finish(ranks, works, 20 * n)
+    turns(ranks, layout, n, 1, meanwhile)
 
 
 def said(cluster, text, n=1):

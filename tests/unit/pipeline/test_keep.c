@@ -234,6 +234,17 @@ static bool is_asked(const struct pipeline_job *job, unsigned number)
 	return false;
 }
 
+/* COME servers beside the one that there is. */
+static void servers_come(struct world *world)
+{
+	static struct view_member members[1 + COME];
+
+	members[0] = cluster_view(world->nodes[0].cluster)->members[0];
+	for (unsigned i = 0; i < COME; i++)
+		members[1 + i] = newcomer(i);
+	world_view(world, 0, members, 1 + COME);
+}
+
 static size_t n_asked(const struct pipeline_job *job)
 {
 	const struct pipeline_setup *setup;
@@ -248,13 +259,9 @@ TEST(of_servers_that_come_at_once_no_more_are_asked_than_there_is_room_for)
 {
 	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
 		.n_nodes = 1, .n_local = 1, .distributed = true, .resume = true });
-	static struct view_member members[1 + COME];
 
 	form(world, (struct stragglers){ 0 });
-	members[0] = cluster_view(world->nodes[0].cluster)->members[0];
-	for (unsigned i = 0; i < COME; i++)
-		members[1 + i] = newcomer(i);
-	world_view(world, 0, members, 1 + COME);
+	servers_come(world);
 	pipeline_view_changed(world->nodes[0].pipeline);
 	ASSERT_EQ(n_asked(job_of(world)), DATA_ADDED_MAX / 2);
 }
@@ -265,13 +272,9 @@ TEST(servers_that_decline_do_not_stand_in_the_way_of_others)
 	enum { AT_ONCE = DATA_ADDED_MAX / 2 };
 	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
 		.n_nodes = 1, .n_local = 1, .distributed = true, .resume = true });
-	static struct view_member members[1 + COME];
 
 	form(world, (struct stragglers){ 0 });
-	members[0] = cluster_view(world->nodes[0].cluster)->members[0];
-	for (unsigned i = 0; i < COME; i++)
-		members[1 + i] = newcomer(i);
-	world_view(world, 0, members, 1 + COME);
+	servers_come(world);
 	/* None is asked twice before all were. */
 	for (unsigned look = 1, n_seen = 0; n_seen < COME; look++) {
 		n_seen = 0;
