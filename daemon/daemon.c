@@ -206,11 +206,10 @@ static int open_gpu(struct daemon *daemon)
 
 	if (!strcmp(config->gpu, "off"))
 		return 0;
-	if (!strcmp(config->gpu_direct, "off"))
-		params.no_direct = "gpu_direct = off";
-	else if (!transport_has_rdma(daemon->transport))
-		params.no_direct = "no RDMA device is used";
-	else
+	params.no_direct = !strcmp(config->gpu_direct, "off")
+				   ? "gpu_direct = off"
+				   : transport_no_direct(daemon->transport);
+	if (!params.no_direct)
 		params.direct_bytes = config->gpu_direct_staging;
 	r = gpu_new(&params, &daemon->gpu);
 	if (r)
@@ -220,6 +219,9 @@ static int open_gpu(struct daemon *daemon)
 	else
 		log_info("GPUs: not used, trainers copy to the host: %s",
 			 gpu_describe(daemon->gpu));
+	if (gpu_is_there(daemon->gpu) && params.no_direct)
+		log_info("GPUs: their memory goes to servers by way of the host: %s",
+			 params.no_direct);
 	return 0;
 }
 

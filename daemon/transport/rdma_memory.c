@@ -281,21 +281,29 @@ static int add_direct(struct rdma *rdma, struct rdma_region *region, int dmabuf,
 
 /* The interface */
 
+const char *transport_no_direct(const struct transport *transport)
+{
+	const struct rdma *rdma = transport->rdma;
+
+	if (!rdma)
+		return "no RDMA device is used";
+	if (!rdma->verbs->reg_dmabuf_mr)
+		return "the rdma-core here has no ibv_reg_dmabuf_mr, 34 has it";
+	if (rdma->params.windows == TRANSPORT_WINDOWS_ON)
+		return "rdma_windows = on, and a dma-buf cannot have windows";
+	return NULL;
+}
+
 int transport_memory_add_direct(struct transport *transport, void *data, size_t len, int dmabuf,
 				struct failure *failure)
 {
 	struct rdma_region region = { .start = (uintptr_t)data, .len = len };
+	const char *why = transport_no_direct(transport);
 	struct rdma *rdma = transport->rdma;
 	int r;
 
-	if (!rdma)
-		return failure_set(failure, -ENODEV, "no RDMA device is used");
-	if (!rdma->verbs->reg_dmabuf_mr)
-		return failure_set(failure, -EOPNOTSUPP,
-				   "the rdma-core here has no ibv_reg_dmabuf_mr, 34 has it");
-	if (rdma->params.windows == TRANSPORT_WINDOWS_ON)
-		return failure_set(failure, -EOPNOTSUPP,
-				   "rdma_windows = on, and a dma-buf cannot have windows");
+	if (why)
+		return failure_set(failure, -EOPNOTSUPP, "%s", why);
 	r = add_direct(rdma, &region, dmabuf, failure);
 	for (unsigned i = 0; r && i < RDMA_DEVICES; i++)
 		rdma_unregister(rdma, region.mrs[i]);
@@ -313,11 +321,6 @@ void transport_memory_remove(struct transport *transport, void *data)
 {
 	if (transport->rdma)
 		rdma_memory_remove(transport->rdma, data);
-}
-
-bool transport_has_rdma(const struct transport *transport)
-{
-	return transport->rdma;
 }
 
 unsigned transport_memory_regions(const struct transport *transport, const void *data)

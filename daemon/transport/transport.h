@@ -234,8 +234,8 @@ int transport_memory_add_direct(struct transport *transport, void *data, size_t 
 				struct failure *failure);
 /* With how many devices that is registered now. Any thread. */
 unsigned transport_memory_regions(const struct transport *transport, const void *data);
-/* Whether there is a device that parts may go by. */
-bool transport_has_rdma(const struct transport *transport);
+/* NULL, or why that is refused whatever the memory is. */
+const char *transport_no_direct(const struct transport *transport);
 /* For measuring; all 0 without RDMA. */
 struct transport_rdma_counters {
 	uint64_t bytes_moved; /* payloads sent and received over RDMA lanes */

@@ -33,8 +33,10 @@ class DirectCluster(Cluster):
             return {}
         return self.env[i] if isinstance(self.env, tuple) else self.env
 
+    double = DOUBLE
+
     def rdma(self, i):
-        env = {'LD_LIBRARY_PATH': f'{DOUBLE}:{FAKECUDA}', 'LD_PRELOAD': os.path.join(DOUBLE, 'librdmacm.so.1'),
+        env = {'LD_LIBRARY_PATH': f'{self.double}:{FAKECUDA}', 'LD_PRELOAD': os.path.join(self.double, 'librdmacm.so.1'),
                'FAKE_FABRIC': self.folder, **self.env_of(i)}
         return [f'--transport={self.transport}', f'--rdma-devices=fake{i % 2}', '--hello-timeout=60s',
                 '--peer-timeout=60s'], env
@@ -137,6 +139,31 @@ def test_where_it_cannot_be_it_is_said():
                 assert metric(daemon, 'bps_gpu_staged_bytes_total') == 2 * 2 * 4 * N
                 said = daemon.text().count('GPU memory goes to servers by way of the host')
                 assert said == (not options), daemon.text()
+
+
+class OldCluster(DirectCluster):
+    """Whose rdma-core has no dma-bufs."""
+    double = os.path.join(DOUBLE, 'old')
+
+
+def test_an_rdma_core_without_dma_bufs():
+    """Is known from the start, said once whatever jobs there are, and nothing of a device is taken for it."""
+    with OldCluster(options=['--resume=off'], env={'FAKECUDA_TRACE': '1'}) as cluster:
+        words = 'by way of the host: the rdma-core here has no ibv_reg_dmabuf_mr, 34 has it'
+        for _ in range(2):
+            ranks, data = job(cluster, (1, 1))
+            turn(ranks, data, 0)
+            for node in range(2):
+                assert way(cluster, node) == words, way(cluster, node)
+            for rank in ranks:
+                rank.call('close')
+            wait_for('the end of the job', lambda: not any(daemon.ctl('jobs')['jobs'] for daemon in cluster.daemons[:2]))
+        for daemon in cluster.daemons[:2]:
+            assert metric(daemon, 'bps_gpu_staged_bytes_total') == 2 * 2 * 4 * N
+            assert daemon.text().count(words) == 1, daemon.text()
+            assert 'cuMemGetHandleForAddressRange' not in daemon.text()
+            # Parts go by RDMA all the same, from staging of the host.
+            assert metric(daemon, 'bps_rdma_bytes_total') > 0
 
 
 def test_calls_of_the_worker_that_fail():

@@ -9,7 +9,8 @@
  * Tests change it by the functions here, at any time and from any thread. Programs that know nothing of it have it by
  * LD_PRELOAD; with FAKE_FABRIC, any text, the devices of all processes that have the same are joined; with FAKE_FAIL,
  * "CALL:ERRNO", a call fails whenever it is made, with FAKE_FAIL_WORK, "STATUS:NTH", that work request. FAKE_FAIL_WORK_FILE is the
- * path of a file that holds the same: it counts from when it is there, which ends with it.
+ * path of a file that holds the same: it counts from when it is there, which ends with it. In old/ is one of an rdma-core before
+ * version 34, which has no ibv_reg_dmabuf_mr().
  */
 #pragma once
 

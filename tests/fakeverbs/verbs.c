@@ -182,6 +182,7 @@ EXPORT struct ibv_mr *ibv_reg_mr(struct ibv_pd *pd, void *data, size_t len, int 
 	return mr ? &mr->mr : NULL;
 }
 
+#ifndef FAKE_OLD
 /* A dma-buf is whatever can be mapped. The kernel takes no other rights, of which a window's is none. */
 EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size_t len,
 					uint64_t iova, int fd, int access)
@@ -211,6 +212,8 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 	pthread_mutex_unlock(&fake_lock);
 	return mr ? &mr->mr : NULL;
 }
+
+#endif
 
 EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 {
