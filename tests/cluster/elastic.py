@@ -2,8 +2,7 @@
 what every one that is left must find."""
 from recovery import *
 
-SLOW = max(1, SCALE // 2)  # as fast under sanitizers; in a guest a server that lives does not answer within half a second
-QUICK = (f'--lost-timeout={500 * SLOW}ms', f'--move-timeout={200 * SLOW}ms')
+QUICK = (f'--lost-timeout={500 * SLOW}ms', f'--move-timeout={200 * SLOW}ms')  # a server that lives answers sooner
 N = 6 * PART // 4 + 12345  # several parts
 
 

@@ -77,7 +77,7 @@ def killed_at_random(layout, n_spare, colocated, victims, turns=6, kills=6, seed
 
         def killer():  # at most some times in a turn: on a busy machine a daemon may take longer to come back than to be killed
             killed = collections.Counter()
-            while not over.wait(rng.uniform(0.02, 0.4)):
+            while not over.wait(rng.uniform(0.02, 0.4) * SLOW):
                 if killed[turn] < 2 * kills:
                     killed[turn] += 1
                     keeper.kill(rng.choice(victims))

@@ -89,7 +89,7 @@ def test_killed_at_random_moments():
         over = threading.Event()
 
         def killer():
-            while not over.wait(rng.uniform(0.02, 0.4)):
+            while not over.wait(rng.uniform(0.02, 0.4) * SLOW):
                 with keeper.lock:
                     cluster.daemons[0].signal(signal.SIGKILL)
         thread = threading.Thread(target=killer)
