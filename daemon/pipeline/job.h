@@ -224,6 +224,7 @@ struct pipeline_tensor {
 	struct list waiting;	/* declarations not yet answered */
 	struct list rounds;	/* open, by number */
 	uint64_t n_rounds;	/* completed */
+	uint64_t rows_had;	/* newest push_pull_rows that no server need hold; 0: none */
 	uint64_t spread_ns;	/* between its first and its last rank, averaged */
 	uint64_t *n_last;	/* by local number: rounds to which this rank came last */
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end; the newest of these. */

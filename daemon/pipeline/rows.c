@@ -277,41 +277,55 @@ static bool begin_agreeing(struct pipeline_rows *rows)
 	return false;
 }
 
-/* Servers need not hold it for this node, which can do without this process. */
-static void tell_servers(const struct pipeline_rows *rows)
+/* The server need not hold it for this node, which can do without this process. */
+static void tell_server(const struct pipeline_tensor *tensor, const struct pipeline_server *server)
 {
-	const struct pipeline_tensor *tensor = rows->round->tensor;
-	struct pipeline_job *job = tensor->job;
+	const struct pipeline_job *job = tensor->job;
 	struct data_header header = {
 		.op = DATA_HAVE,
 		.job = job->number,
 		.key = tensor->key,
-		.round = rows->round->number,
+		.round = tensor->rows_had,
 		.epoch = job->data_epoch,
 		.node = job->shape.node,
 	};
 
-	/* Without memory they hold it until the next round. */
-	for (size_t i = 0; i < rows->n_servers; i++)
-		if (rows->servers[i].in_use && job->servers[i].attached)
-			(void)peer_notice(job->servers[i].outlet->peer, &header, NULL);
+	/* Without memory it holds it until the next round. */
+	(void)peer_notice(server->outlet->peer, &header, NULL);
+}
+
+void pipeline_rows_attached(struct pipeline_job *job, size_t server)
+{
+	struct map_entry *entry;
+
+	/* A node pushes a tensor's next round to the same servers only when it has the one before: they know of older ones. */
+	map_for_each (entry, &job->tensors) {
+		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
+
+		if (tensor->rows_had)
+			tell_server(tensor, &job->servers[server]);
+	}
 }
 
 /* The result is in the outputs here. Returns false when there is nothing more to do. */
 static bool agree(struct pipeline_rows *rows)
 {
 	struct pipeline_round *round = rows->round;
+	struct pipeline_tensor *tensor = round->tensor;
 	struct failure failure;
 
-	if (!job_of(rows)->keep)
+	if (!tensor->job->keep)
 		return false;
 	if (pipeline_resume_record_rows(round, &failure)) {
 		pipeline_round_fail(round, &failure, true);
 		return false;
 	}
 	rows->has_result = true;
+	tensor->rows_had = round->number;
 	FAILPOINT("rows-recorded");
-	tell_servers(rows);
+	for (size_t i = 0; i < rows->n_servers; i++)
+		if (rows->servers[i].in_use && tensor->job->servers[i].attached)
+			tell_server(tensor, &tensor->job->servers[i]);
 	return begin_agreeing(rows);
 }
 

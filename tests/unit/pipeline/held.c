@@ -1,0 +1,14 @@
+#include "held.h"
+
+#include "server/job.h"
+
+size_t held_at(const struct server *server)
+{
+	const struct job *job = list_first(&server->jobs, struct job, link);
+	const struct list *link;
+	size_t n = 0;
+
+	for (link = job->held.next; link != &job->held; link = link->next)
+		n++;
+	return n;
+}
