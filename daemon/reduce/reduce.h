@@ -57,7 +57,7 @@ void reduce_copy(void *const *outputs, size_t n_outputs, const void *input, size
 /* Whether the type can be reduced so (average of bool cannot). */
 bool reduce_supported(unsigned dtype, unsigned reduction);
 
-/* Name of the chosen kernels: "scalar", "avx2", "avx512", "avx512_bf16", "neon". */
+/* Name of the chosen kernels: "scalar", "avx2", "avx512", "avx512_bf16", "avx512_256", "neon". */
 const char *reduce_kernel_name(void);
 /* Chooses by name; for tests and the config option. Returns 0, or -ENOTSUP where this CPU or build has no such. */
 int reduce_kernel_select(const char *name);

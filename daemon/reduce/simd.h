@@ -215,7 +215,7 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 }
 
 #define SIMD_KERNEL(name, bytes_, load_, step_, finish_, store_, dtype_, reduction_) \
-	static void name(const struct reduce_span *span)                             \
+	void name(const struct reduce_span *span)                                    \
 	{                                                                            \
 		simd_run(span, (struct simd_lanes){                                  \
 				       .bytes = bytes_,                              \
@@ -228,8 +228,9 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 			       });                                                   \
 	}
 
-#define SIMD_WHOLE(name, step, finish, dtype, reduction) \
-	SIMD_KERNEL(name, 2 * VEC_BYTES, whole_load, step, finish, whole_store, dtype, reduction)
+#define SIMD_WHOLE(name, step, finish, dtype, reduction)                                      \
+	static SIMD_KERNEL(name, 2 * VEC_BYTES, whole_load, step, finish, whole_store, dtype, \
+			   reduction)
 
 #define SIMD_FLOAT(type, dtype)                                                          \
 	SIMD_WHOLE(type##_run_sum, type##_add, type##_finish, dtype, REDUCTION_SUM)      \
@@ -237,7 +238,7 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 	SIMD_WHOLE(type##_run_min, type##_min, type##_finish, dtype, REDUCTION_MIN)      \
 	SIMD_WHOLE(type##_run_max, type##_max, type##_finish, dtype, REDUCTION_MAX)
 
-/* ATTRIBUTE of its functions; TYPE, ADD and ALL say how it is loaded and averaged, added, and stored. */
+/* ATTRIBUTE (static or not) of its functions; TYPE, ADD and ALL say how it is loaded and averaged, added, and stored. */
 #define SIMD_HALF(attribute, name, type, add, all, dtype)                                        \
 	attribute SIMD_KERNEL(name##_run_sum, VEC_BYTES, type##_load, add, keep, all, dtype,     \
 			      REDUCTION_SUM)                                                     \
@@ -255,8 +256,8 @@ SIMD_INLINE vec bf16_average(vec acc, const struct reduce_span *span)
 
 SIMD_FLOAT(f64, DTYPE_FLOAT64)
 SIMD_FLOAT(f32, DTYPE_FLOAT32)
-SIMD_HALF(, f16, f16, f16_add, f16_store, DTYPE_FLOAT16)
-SIMD_HALF(, bf16, bf16, f32_add, bf16_store_all, DTYPE_BFLOAT16)
+SIMD_HALF(static, f16, f16, f16_add, f16_store, DTYPE_FLOAT16)
+SIMD_HALF(static __attribute__((__unused__)), bf16, bf16, f32_add, bf16_store_all, DTYPE_BFLOAT16)
 SIMD_INTEGER(i64, i64_add, DTYPE_INT64)
 SIMD_INTEGER(i32, i32_add, DTYPE_INT32)
 SIMD_INTEGER(i16, i16_add, DTYPE_INT16)

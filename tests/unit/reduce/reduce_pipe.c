@@ -11,7 +11,8 @@
 
 static int print_kernels(void)
 {
-	static const char *const names[] = { "scalar", "avx2", "avx512", "avx512_bf16", "neon" };
+	static const char *const names[] = { "scalar",	    "avx2",	  "avx512",
+					     "avx512_bf16", "avx512_256", "neon" };
 
 	for (size_t i = 0; i < ARRAY_SIZE(names); i++)
 		if (!reduce_kernel_select(names[i]))

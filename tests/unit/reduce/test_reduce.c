@@ -7,7 +7,8 @@
 #define OUTPUTS_MAX 3
 #define GUARD	    64 /* bytes behind an output that nobody may touch */
 
-static const char *const kernel_names[] = { "scalar", "avx2", "avx512", "avx512_bf16", "neon" };
+static const char *const kernel_names[] = { "scalar",	   "avx2",	 "avx512",
+					    "avx512_bf16", "avx512_256", "neon" };
 
 /* Runs `body` with each set of kernels that this machine has. */
 #define FOR_EACH_KERNEL                                                            \
@@ -546,6 +547,26 @@ TEST(kernels_are_chosen_by_name)
 	ASSERT_EQ(reduce_kernel_select(""), -ENOTSUP);
 	ASSERT_STR(reduce_kernel_name(), "scalar");
 }
+
+#ifdef __x86_64__
+TEST(half_registers_are_had_wherever_bfloat16_is)
+{
+	bool has = !reduce_kernel_select("avx512_bf16");
+
+	ASSERT_EQ(reduce_kernel_select("avx512_256"), has ? 0 : -ENOTSUP);
+}
+
+/* Nothing has been chosen yet in this process. */
+TEST(zen_4_sums_by_half_registers)
+{
+	__builtin_cpu_init();
+	if (!__builtin_cpu_supports("avx512bf16"))
+		ASSERT_TRUE(strncmp(reduce_kernel_name(), "avx512_", strlen("avx512_")));
+	else
+		ASSERT_STR(reduce_kernel_name(),
+			   __builtin_cpu_is("amdfam19h") ? "avx512_256" : "avx512_bf16");
+}
+#endif
 
 static void *sum_once(void *arg)
 {
