@@ -97,7 +97,11 @@ def local(options, report):
                'Open MPI (shared memory)': rival(stack, report, 'Open MPI', mpi('open', 2))}
         for n_bytes, target in ((options.bytes, 1.8), (MIB, 1.5)):
             report.heading(f'2 ranks of one machine, shared memory, {n_bytes >> 20} MiB')
-            beside(options, report, (2,), 1, two, n_bytes, {'Intel MPI (shared memory)': target}, 20)
+            times = beside(options, report, (2,), 1, two, n_bytes, {'Intel MPI (shared memory)': target}, 20)
+            if n_bytes <= MIB:
+                bare = [limit_ns('halves', n_bytes) / 1e6 for _ in range(options.repeats)]
+                report.row('what binds: two bare processes that sum half each', bare, 'ms', 3)
+                report.row('bps / bare processes', [t / b for t, b in zip(times, bare)], 'times')
     with contextlib.ExitStack() as stack:
         four = {'Intel MPI (shared memory)': rival(stack, report, 'Intel MPI', mpi('intel', 4)),
                 'Open MPI (shared memory)': rival(stack, report, 'Open MPI', mpi('open', 4))}

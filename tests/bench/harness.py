@@ -127,7 +127,7 @@ def message_ns(n_bytes, address='127.0.0.1'):
 
 def limit_ns(*what):
     """
-    futex: waking a thread that sleeps on another core. spin: there and back between two that spin. meet, sleep or spin, and relay, bytes:
+    futex: waking a thread that sleeps on another core. spin: there and back between two that spin. meet, sleep or spin, halves, bytes, and relay, bytes:
     what two ranks and their daemons hand over, by processes that do nothing else (limits.c).
     """
     return int(subprocess.run([LIMITS, *map(str, what)], capture_output=True, check=True).stdout)

@@ -13,7 +13,10 @@
  *	limits spin			a word there and back between two threads that spin; prints nanoseconds, the median
  *	limits meet sleep|spin		two processes that meet in a third, which answers when both have come: by a futex each way; or all
  *					look and yield. Prints nanoseconds from a process's coming to its answer, by the slower, the median
- *	limits relay BYTES		the same by way of five processes: each of the two has one beside it that sends BYTES to the third by
+ *	limits halves BYTES		two processes that meet, sum half of BYTES each, from both's memory to both's, and meet again: all that
+ *					a sum of two ranks of one machine needs, where they trust each other. Prints nanoseconds, by the slower,
+ *					the median
+ *	limits relay BYTES		as meet, by way of five processes: each of the two has one beside it that sends BYTES to the third by
  *					TCP over loopback, which sends as many to both when both have come. What a push_pull by two workers
  *					and a server hands over, and nothing else
  *
@@ -415,12 +418,18 @@ static void print_meeting(pid_t *parts, pid_t *others, size_t n_others)
 	print_median(meeting->times[0], BOUNCES);
 }
 
+static void *share(size_t len)
+{
+	void *memory = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+
+	if (memory == MAP_FAILED)
+		die("mmap");
+	return memory;
+}
+
 static void share_meeting(void)
 {
-	meeting = mmap(NULL, sizeof(*meeting), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-		       -1, 0);
-	if (meeting == MAP_FAILED)
-		die("mmap");
+	meeting = share(sizeof(*meeting));
 }
 
 static void meet(bool spin)
@@ -438,6 +447,54 @@ static void meet(bool spin)
 			take_part(side, &meeting->total);
 	}
 	print_meeting(parts, &third, 1);
+}
+
+/* Waits for the others' as many meetings, met of which have been. */
+static void meet_others(unsigned *met)
+{
+	atomic_fetch_add(&meeting->total, 1);
+	*met += SIDES;
+	while (atomic_load(&meeting->total) < *met)
+		sched_yield();
+}
+
+static void sum_half(unsigned side, float *const inputs[SIDES], float *const outputs[SIDES])
+{
+	size_t n = bytes / sizeof(float) / SIDES;
+
+	for (size_t i = side * n; i < (side + 1) * n; i++)
+		outputs[0][i] = outputs[1][i] = inputs[0][i] + inputs[1][i];
+}
+
+static void halves(void)
+{
+	float *inputs[SIDES], *outputs[SIDES];
+	pid_t parts[SIDES];
+
+	share_meeting();
+	for (unsigned side = 0; side < SIDES; side++) {
+		inputs[side] = share(bytes);
+		outputs[side] = share(bytes);
+	}
+	for (unsigned side = 0; side < SIDES; side++) {
+		unsigned met = 0;
+
+		parts[side] = start_child();
+		if (parts[side])
+			continue;
+		for (int i = -WARM_UP; i < BOUNCES; i++) {
+			long long began;
+
+			meet_others(&met);
+			began = now_ns();
+			meet_others(&met);
+			sum_half(side, inputs, outputs);
+			meet_others(&met);
+			meeting->times[side][i < 0 ? 0 : i] = now_ns() - began;
+		}
+		_exit(0);
+	}
+	print_meeting(parts, NULL, 0);
 }
 
 static size_t relay_len(unsigned round)
@@ -535,13 +592,16 @@ int main(int argc, char **argv)
 		spin();
 	} else if (argc == 3 && !strcmp(argv[1], "meet")) {
 		meet(!strcmp(argv[2], "spin"));
+	} else if (argc == 3 && !strcmp(argv[1], "halves")) {
+		bytes = strtoull(argv[2], NULL, 0);
+		halves();
 	} else if (argc == 3 && !strcmp(argv[1], "relay")) {
 		bytes = strtoull(argv[2], NULL, 0);
 		relay();
 	} else {
 		fprintf(stderr, "limits copy BYTES THREADS | listen HOST | send HOST PORT BYTES "
 				"[CONGESTION] | echo HOST BYTES | bounce HOST PORT BYTES | futex | "
-				"spin | meet sleep|spin | "
+				"spin | meet sleep|spin | halves BYTES | "
 				"relay BYTES\n");
 		return 2;
 	}
