@@ -38,6 +38,7 @@
 	X(CUDA_ERROR_NOT_READY, 600)                      \
 	X(CUDA_ERROR_ILLEGAL_ADDRESS, 700)                \
 	X(CUDA_ERROR_LAUNCH_TIMEOUT, 702)                 \
+	X(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, 704)    \
 	X(CUDA_ERROR_CONTEXT_IS_DESTROYED, 709)           \
 	X(CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED, 712) \
 	X(CUDA_ERROR_HOST_MEMORY_NOT_REGISTERED, 713)     \
@@ -261,6 +262,7 @@ typedef struct {
 	X(required, cuCtxPushCurrent, _v2, (CUcontext context))                                   \
 	X(required, cuCtxPopCurrent, _v2, (CUcontext * context))                                  \
 	X(required, cuCtxGetDevice, , (CUdevice * device))                                        \
+	X(required, cuCtxEnablePeerAccess, , (CUcontext peer, unsigned int flags))                \
 	X(required, cuCtxSynchronize, , (void))                                                   \
 	X(required, cuCtxGetStreamPriorityRange, , (int *least, int *greatest))                   \
 	X(required, cuMemGetInfo, _v2, (size_t * free_len, size_t * total_len))                   \

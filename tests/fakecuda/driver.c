@@ -432,6 +432,7 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 	pthread_mutex_lock(&fake.lock);
 	fake_memory_free_all(context);
 	context->used = 0;
+	context->peers = 0;
 	atomic_store(&context->sticky, 0);
 	pthread_mutex_unlock(&fake.lock);
 	return CUDA_SUCCESS;
@@ -501,6 +502,26 @@ CUresult cuCtxPopCurrent_v2(CUcontext *context)
 	if (context)
 		*context = thread->stack[thread->depth];
 	return CUDA_SUCCESS;
+}
+
+CUresult cuCtxEnablePeerAccess(CUcontext peer, unsigned int flags)
+{
+	CUcontext context;
+	CUresult r = CUDA_SUCCESS;
+
+	ENTER_CONTEXT(&context);
+	if (flags)
+		return CUDA_ERROR_INVALID_VALUE;
+	if (!is_context(peer) || peer == context || !peer->refs)
+		return CUDA_ERROR_INVALID_CONTEXT;
+	if (!fakecuda_link(context->physical, peer->physical))
+		return CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+	pthread_mutex_lock(&fake.lock);
+	if (context->peers >> peer->device & 1)
+		r = CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED;
+	context->peers |= UINT64_C(1) << peer->device;
+	pthread_mutex_unlock(&fake.lock);
+	return r;
 }
 
 CUresult cuCtxGetDevice(CUdevice *device)

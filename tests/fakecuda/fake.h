@@ -36,7 +36,8 @@ struct CUctx_st {
 	_Atomic int sticky; /* CUresult of what went wrong in a stream; 0: nothing */
 	struct CUstream_st *streams;
 	struct CUstream_st *legacy, *per_thread;
-	size_t used; /* bytes of device memory */
+	size_t used;	/* bytes of device memory */
+	uint64_t peers; /* bits of the devices whose memory it may use */
 };
 
 struct fake {

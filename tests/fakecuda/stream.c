@@ -795,11 +795,30 @@ CUresult cuMemcpyDtoHAsync_v2(void *to, CUdeviceptr from, size_t len, CUstream h
 			len);
 }
 
+/*
+ * A driver copies what a device cannot reach by way of the host, and says nothing: who forgets to ask for access is found
+ * out here.
+ */
+static bool is_in_reach(CUcontext context, CUdeviceptr ptr)
+{
+	const struct fake_range *range;
+	bool is = true;
+
+	pthread_mutex_lock(&fake.lock);
+	range = fake_find(ptr);
+	if (range && range->kind == FAKE_DEVICE && range->context != context)
+		is = context->peers >> range->context->device & 1;
+	pthread_mutex_unlock(&fake.lock);
+	return is;
+}
+
 CUresult cuMemcpyDtoDAsync_v2(CUdeviceptr to, CUdeviceptr from, size_t len, CUstream handle)
 {
 	CUcontext context;
 
 	ENTER_CONTEXT(&context);
+	if (!is_in_reach(context, to) || !is_in_reach(context, from))
+		return CUDA_ERROR_INVALID_VALUE;
 	return put_copy(context, handle, to, FAKE_SIDE_DEVICE, from, FAKE_SIDE_DEVICE, len);
 }
 

@@ -825,6 +825,32 @@ TEST(nothing_without_a_context)
 	CU_IS(CUDA_ERROR_CONTEXT_IS_DESTROYED, cuMemAlloc(&a, LEN));
 }
 
+/* By way of the host it would be said by nobody: here it fails. */
+TEST(memory_of_another_device)
+{
+	CUcontext first, second;
+	CUdeviceptr a, b;
+
+	start(0);
+	CU(cuMemAlloc(&a, LEN));
+	CU(cuCtxGetCurrent(&first));
+	CU(cuDevicePrimaryCtxRetain(&second, 1));
+	CU_IS(CUDA_ERROR_INVALID_CONTEXT, cuCtxEnablePeerAccess(first, 0));
+	CU(cuCtxSetCurrent(second));
+	CU(cuMemAlloc(&b, LEN));
+	CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoDAsync(b, a, LEN, NULL));
+	CU(cuCtxEnablePeerAccess(first, 0));
+	CU_IS(CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED, cuCtxEnablePeerAccess(first, 0));
+	CU(cuMemcpyDtoDAsync(b, a, LEN, NULL));
+	CU(cuMemcpyDtoDAsync(a, b, LEN, NULL));
+	CU(cuStreamSynchronize(NULL));
+	/* Which is so one way. */
+	CU(cuCtxSetCurrent(first));
+	CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoDAsync(b, a, LEN, NULL));
+	CU(cuDevicePrimaryCtxRelease(1));
+	CU(cuDevicePrimaryCtxRelease(0));
+}
+
 TEST(faults_are_injected)
 {
 	CUdeviceptr a;
