@@ -202,19 +202,25 @@ const struct gpu_arena *gpu_direct_find(const struct gpu_worker *worker, const v
 
 void gpu_direct_describe(const struct gpu_worker *worker, char *text, size_t size)
 {
-	const struct gpu *gpu = worker->gpu;
-	const struct gpu_arena *arena;
+	const char *no_direct = worker->gpu->params.no_direct;
+	const struct gpu_arena *arena, *refused = NULL;
+	unsigned n = 0, n_open = 0;
 
-	(void)snprintf(text, size, "by way of the host%s%s", gpu->params.no_direct ? ": " : "",
-		       gpu->params.no_direct ?: "");
-	list_for_each (arena, &gpu->arenas, link) {
+	list_for_each (arena, &worker->gpu->arenas, link) {
 		if (arena->worker != worker)
 			continue;
-		if (arena->state == GPU_DIRECT_OPEN) {
-			(void)snprintf(text, size, "directly");
-		} else if (arena->state == GPU_DIRECT_REFUSED) {
-			(void)snprintf(text, size, "by way of the host: %s", arena->why.text);
-			return;
-		}
+		n++;
+		n_open += arena->state == GPU_DIRECT_OPEN;
+		if (arena->state == GPU_DIRECT_REFUSED)
+			refused = arena;
 	}
+	if (n_open && refused)
+		(void)snprintf(text, size, "directly, by %u of %u GPUs: %s", n_open, n,
+			       refused->why.text);
+	else if (n_open)
+		(void)snprintf(text, size, "directly");
+	else
+		(void)snprintf(text, size, "by way of the host%s%s",
+			       refused || no_direct ? ": " : "",
+			       refused ? refused->why.text : (no_direct ?: ""));
 }

@@ -200,7 +200,7 @@ enum gpu_stream { GPU_DOWN, GPU_UP, GPU_STREAMS };
 
 /* Begins a task. Commands until gpu_task_end() are its; none of them fails, as a worker that cannot dies. */
 void gpu_task_begin(struct gpu_worker *worker, struct gpu_task *task);
-/* Copies len bytes from a device to staging, or back. data: inside a lease, of an arena on this device if it is one's. */
+/* Copies len bytes from a device to staging, or back. data: inside a lease; of an arena, also on another root of the group. */
 void gpu_task_down(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,
 		   void *data, uint64_t len);
 void gpu_task_up(struct gpu_worker *worker, struct gpu_memory *memory, uint64_t offset,

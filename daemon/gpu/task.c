@@ -37,6 +37,7 @@ static void copy(struct gpu_worker *worker, enum gpu_op op, enum gpu_stream stre
 	command->len = len;
 	arena = gpu_direct_find(worker, data);
 	command->kind = arena ? GPU_AT_DEVICE : GPU_AT_HOST;
+	command->slot = arena ? arena->number : 0;
 	command->staging =
 		(uint64_t)((const char *)data - (arena ? arena->data : worker->gpu->staging));
 	metric_add(arena ? &worker->gpu->bytes_direct : &worker->gpu->bytes_staged, len);
@@ -69,6 +70,7 @@ void gpu_task_spill(struct gpu_worker *worker, struct gpu_memory *memory, const 
 	command->op = GPU_OP_SPILL;
 	command->stream = GPU_DOWN;
 	command->memory = memory->number;
+	command->slot = arena->number;
 	command->offset = (uint64_t)((const char *)from - arena->data);
 	command->staging = (uint64_t)((char *)data - worker->gpu->staging);
 	command->len = len;

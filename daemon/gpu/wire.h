@@ -24,9 +24,9 @@ enum gpu_op {
 	GPU_OP_ARENA_DROP,  /* device: it is not used, and freed */
 	/* Streams, at once. memory is the number of one that is open; it also says which device is meant. */
 	GPU_OP_WATCH,  /* stream: lane; session, slot, ticket, device; answered by REACHED */
-	GPU_OP_DOWN,   /* memory + offset to staging, len; kind: enum gpu_side, of staging */
+	GPU_OP_DOWN,   /* memory + offset to staging, len; kind: enum gpu_side; slot: arena */
 	GPU_OP_UP,     /* staging to memory + offset, len; the same */
-	GPU_OP_SPILL,  /* arena of memory's device + offset to staging, len */
+	GPU_OP_SPILL,  /* slot: arena of memory's device + offset to staging, len */
 	GPU_OP_TELL,   /* session, slot, ticket */
 	GPU_OP_MARK,   /* stream; answered by DONE when all before it in the stream is done */
 	GPU_OP_MEMBER, /* memory + offset: input; session + staging: output, the same way; of the collective that follows */

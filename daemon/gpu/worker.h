@@ -35,7 +35,7 @@ struct device {
 	CUdeviceptr arena_memory; /* as allocated, with a page more; 0: none */
 	CUdeviceptr arena;	  /* the daemon's arena here: worker.lock */
 	uint64_t arena_len;
-	bool must_flush; /* before it is read what others have written there */
+	int order; /* for whom what RDMA devices write there is in order, without a flush */
 	struct waiter waiters[GPU_STREAMS];
 };
 
@@ -63,8 +63,9 @@ struct worker {
 	struct device devices[GPU_DEVICES_MAX];
 	int n_devices;
 
-	pthread_mutex_t lock;	 /* of what set-up writes and main reads: */
-	struct memory *memories; /* by number */
+	pthread_mutex_t lock;			/* of what set-up writes and main reads: */
+	struct memory *memories;		/* by number */
+	struct device *arenas[GPU_DEVICES_MAX]; /* by their numbers: whose they are */
 	size_t n_memories;
 	struct session *sessions[GPU_SESSIONS_MAX];
 	uint32_t n_sessions;
@@ -112,9 +113,14 @@ void worker_setup_post(const struct gpu_command *command, int fd);
 void worker_arena_open(struct device *device, const struct gpu_command *command);
 void worker_arena_drop(struct device *device);
 
-/* worker_group.c: the first two on the set-up thread, the others on main. */
+/* worker_group.c: the first three on the set-up thread, the others on main. */
 void worker_plan_device(const struct gpu_command *command);
 void worker_plan(const struct gpu_command *command);
+/*
+ * Lets the other roots of its group use memory that this device's context has. Returns false, with words, when one cannot;
+ * *ret_any: whether there are others.
+ */
+bool worker_reach(const struct device *device, char *text, size_t size, bool *ret_any);
 void worker_member(const struct memory *input, const struct memory *output,
 		   const struct gpu_command *command);
 void worker_collective(const struct gpu_command *command);

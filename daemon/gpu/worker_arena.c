@@ -22,17 +22,17 @@ static int attribute_of(const struct device *device, CUdevice_attribute attribut
 	return value;
 }
 
-/* What others have written is in order for the device itself, or is when it has been flushed. */
-static bool is_ordered(struct device *device)
+/* What RDMA devices write is in order for whoever reads it here, or is when it has been flushed. */
+static bool is_ordered(struct device *device, bool for_others)
 {
 	int options =
 		attribute_of(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
 
-	device->must_flush =
-		attribute_of(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING) <
-		CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER;
-	return !device->must_flush || ((options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) &&
-				       worker.cuda->cuFlushGPUDirectRDMAWrites);
+	device->order = attribute_of(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
+	return device->order >= (for_others ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES
+					    : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) ||
+	       ((options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) &&
+		worker.cuda->cuFlushGPUDirectRDMAWrites);
 }
 
 static int failed(char *text, const struct device *device, const char *call, CUresult result)
@@ -66,6 +66,8 @@ static int allocate(struct device *device, uint64_t len, char *text)
 
 static int export(struct device *device, uint64_t len, char *text, int *ret_fd)
 {
+	bool has_others;
+	char why[200];
 	CUresult result;
 	int fd = -1, r;
 
@@ -74,7 +76,9 @@ static int export(struct device *device, uint64_t len, char *text, int *ret_fd)
 		return refuse(text, device,
 			      "the driver has no dma-bufs of its memory (NVIDIA's open kernel "
 			      "modules have)");
-	if (!is_ordered(device))
+	if (!worker_reach(device, why, sizeof(why), &has_others))
+		return refuse(text, device, why);
+	if (!is_ordered(device, has_others))
 		return refuse(text, device, "what others write into its memory cannot be flushed");
 	r = allocate(device, len, text);
 	if (r)
@@ -92,6 +96,11 @@ void worker_arena_open(struct device *device, const struct gpu_command *command)
 	struct gpu_event event = { .kind = GPU_EVENT_ARENA, .number = command->slot };
 	_cleanup_(fd_closep) int fd = -1;
 
+	if (command->slot >= ARRAY_SIZE(worker.arenas))
+		worker_fatal(-EPROTO, "the daemon asks for more arenas than there are devices");
+	(void)pthread_mutex_lock(&worker.lock);
+	worker.arenas[command->slot] = device;
+	(void)pthread_mutex_unlock(&worker.lock);
 	event.status = export(device, command->len, event.text, &fd);
 	worker_say_with(&event, fd);
 }

@@ -153,6 +153,47 @@ static void join_group(struct group *group, struct device *device, bool is_root)
 	group->devices[group->n++] = device;
 }
 
+static bool reach(const struct device *from, const struct device *to, char *text, size_t size)
+{
+	CUresult r;
+	int can = 0;
+
+	(void)worker.cuda->cuDeviceCanAccessPeer(&can, from->number, to->number);
+	worker_enter(from);
+	r = can ? worker.cuda->cuCtxEnablePeerAccess(to->context, 0)
+		: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED;
+	worker_enter(to);
+	if (r == CUDA_SUCCESS || r == CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED)
+		return true;
+	(void)snprintf(text, size, "device %d (%s) cannot use its memory: %s", from->number,
+		       from->name, cuda_error_name(worker.cuda, r));
+	return false;
+}
+
+static bool is_root(const struct group *group, const struct device *device)
+{
+	for (int i = 0; i < group->n_roots; i++)
+		if (group->devices[group->roots[i]] == device)
+			return true;
+	return false;
+}
+
+bool worker_reach(const struct device *device, char *text, size_t size, bool *ret_any)
+{
+	const struct group *group = plan.groups;
+
+	while (group < plan.groups + plan.n_groups && !is_root(group, device))
+		group++;
+	*ret_any = group < plan.groups + plan.n_groups && group->n_roots > 1;
+	for (int i = 0; *ret_any && i < group->n_roots; i++) {
+		const struct device *other = group->devices[group->roots[i]];
+
+		if (other != device && !reach(other, device, text, size))
+			return false;
+	}
+	return true;
+}
+
 void worker_plan(const struct gpu_command *command)
 {
 	struct gpu_event event = { .kind = GPU_EVENT_PLANNED };

@@ -191,34 +191,53 @@ static void *staging_at(const struct gpu_command *command)
 	return worker.staging + command->staging;
 }
 
-static CUdeviceptr arena_at(const struct device *device, uint64_t at, uint64_t len)
+static CUdeviceptr arena_at(uint32_t number, uint64_t at, uint64_t len,
+			    const struct device **ret_owner)
 {
-	CUdeviceptr arena;
-	uint64_t arena_len;
+	const struct device *owner = NULL;
+	CUdeviceptr arena = 0;
+	uint64_t arena_len = 0;
 
 	(void)pthread_mutex_lock(&worker.lock);
-	arena = device->arena;
-	arena_len = device->arena_len;
+	if (number < ARRAY_SIZE(worker.arenas))
+		owner = worker.arenas[number];
+	if (owner) {
+		arena = owner->arena;
+		arena_len = owner->arena_len;
+	}
 	(void)pthread_mutex_unlock(&worker.lock);
-	if (len > arena_len || at > arena_len - len)
+	if (!owner || len > arena_len || at > arena_len - len)
 		worker_fatal(-EPROTO, "the daemon names bytes beyond the end of an arena");
+	*ret_owner = owner;
 	return arena + at;
 }
 
-/* What a RDMA device has written is there for what is put into streams from here on. */
-static void flush(const struct device *device)
+/*
+ * What a RDMA device has written to the owner's arena is there for what is put into streams of the reader from here on. The
+ * reader's context is the current one.
+ */
+static void flush(const struct device *owner, const struct device *reader)
 {
-	if (device->must_flush)
-		worker_check(worker.cuda->cuFlushGPUDirectRDMAWrites(
-				     CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-				     CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
-			     "cuFlushGPUDirectRDMAWrites", device);
+	bool is_own = owner == reader;
+
+	if (owner->order >= (is_own ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
+				    : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES))
+		return;
+	if (!is_own)
+		worker_enter(owner);
+	worker_check(worker.cuda->cuFlushGPUDirectRDMAWrites(
+			     CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
+			     is_own ? CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
+				    : CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES),
+		     "cuFlushGPUDirectRDMAWrites", owner);
+	if (!is_own)
+		worker_enter(reader);
 }
 
-/* Between memory and staging, or an arena on its device. */
+/* Between memory and staging, or an arena on its device, or on another that it reaches. */
 static void copy(const struct gpu_command *command, const struct memory *memory, CUstream stream)
 {
-	const struct device *device = memory->device;
+	const struct device *device = memory->device, *owner;
 	CUdeviceptr at = memory->base + command->offset, arena;
 	bool is_down = command->op == GPU_OP_DOWN;
 	const struct cuda *cuda = worker.cuda;
@@ -233,9 +252,9 @@ static void copy(const struct gpu_command *command, const struct memory *memory,
 			     "cuMemcpyHtoDAsync", device);
 		return;
 	}
-	arena = arena_at(device, command->staging, command->len);
+	arena = arena_at(command->slot, command->staging, command->len, &owner);
 	if (!is_down)
-		flush(device);
+		flush(owner, device);
 	worker_check(cuda->cuMemcpyDtoDAsync(is_down ? arena : at, is_down ? at : arena,
 					     command->len, stream),
 		     "cuMemcpyDtoDAsync", device);
@@ -243,9 +262,10 @@ static void copy(const struct gpu_command *command, const struct memory *memory,
 
 static void spill(const struct gpu_command *command, const struct device *device, CUstream stream)
 {
-	CUdeviceptr from = arena_at(device, command->offset, command->len);
+	const struct device *owner;
+	CUdeviceptr from = arena_at(command->slot, command->offset, command->len, &owner);
 
-	flush(device);
+	flush(owner, device);
 	worker_check(
 		worker.cuda->cuMemcpyDtoHAsync(staging_at(command), from, command->len, stream),
 		"cuMemcpyDtoHAsync", device);

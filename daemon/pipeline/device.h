@@ -57,9 +57,9 @@ bool pipeline_device_has_output(const struct pipeline_part *part, uint32_t local
 
 /* -- Between a device and a server, without the host: direct.c ------------------------------------------------------ */
 
-/* Returns 0; or DEVICE_E_WAIT until it is known whether its device has staging that RDMA devices know. */
+/* Returns 0; or DEVICE_E_WAIT until it is known whether its devices have staging that RDMA devices know. */
 int pipeline_direct_ready(struct pipeline_round *round);
-/* Whether part->direct is its staging, as all that it has here is on one device and goes by RDMA to another node. */
+/* Whether part->direct is its staging, as all that it has here is on devices that bring it to one, and it goes by RDMA to another node. */
 bool pipeline_direct_take(struct pipeline_part *part);
 /* Whether it may still go so. */
 bool pipeline_direct_goes(const struct pipeline_part *part);

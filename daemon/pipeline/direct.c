@@ -1,7 +1,7 @@
 /*
  * Parts that go between a device and a server without the host's memory: RDMA devices read and write staging on the device
- * itself. That takes a sum which is whole on one device, of one rank or of a group that reduces to it, and a server on another
- * node that is reached by RDMA; whatever else there is goes by way of the host, as does what has begun when RDMA is gone.
+ * itself. That takes a sum of one rank, or of a group that reduces to its roots, and a server on another node that is reached by
+ * RDMA; whatever else there is goes by way of the host, as does what has begun when RDMA is gone.
  */
 #include "pipeline/device.h"
 
@@ -18,52 +18,71 @@ static bool same_device(const struct buffer *a, const struct buffer *b)
 	       !memcmp(gpu_memory_device(a->device), gpu_memory_device(b->device), DEVICE_UUID_LEN);
 }
 
-/* Memory on the one device where sums of the round begin and end, or NULL. */
-static struct gpu_memory *sole_memory(const struct pipeline_round *round)
+static struct gpu_memory *memory_of(const struct pipeline_round *round, uint32_t local)
+{
+	return round->ranks[local].request->output_device->device;
+}
+
+/* Local ranks on whose devices sums of the round begin and end, as bits; 0: it has to do with more than these. */
+static uint64_t roots_of(const struct pipeline_round *round)
 {
 	const struct pipeline_job *job = round->tensor->job;
 	const struct pipeline_request *request = round->ranks[0].request;
 	const struct gpu_plan *plan;
-	uint32_t root = 0, n_roots = 0;
+	uint64_t roots = 0;
 
 	if (!request || !job->distributed || request->operation != OPERATION_PUSH_PULL ||
 	    stragglers_any(&job->shape.stragglers))
-		return NULL;
+		return 0;
 	if (!round->grouped)
 		return job->layout.n_local == 1 &&
-				       same_device(request->input_device, request->output_device)
-			       ? request->output_device->device
-			       : NULL;
+		       same_device(request->input_device, request->output_device);
 	plan = gpu_plan(job->device->worker);
-	for (uint32_t i = 0; i < job->layout.n_local; i++) {
-		if (!plan->is_root[i])
-			continue;
-		root = i;
-		n_roots++;
-	}
-	return job->device->n_groups == 1 && n_roots == 1
-		       ? round->ranks[root].request->output_device->device
-		       : NULL;
+	for (uint32_t i = 0; job->device->n_groups == 1 && i < job->layout.n_local; i++)
+		roots |= (uint64_t)plan->is_root[i] << i;
+	return roots;
 }
 
 int pipeline_direct_ready(struct pipeline_round *round)
 {
 	struct gpu_worker *worker = round->tensor->job->device->worker;
+	bool waits = false;
 
-	round->direct = sole_memory(round);
-	if (!round->direct)
-		return 0;
-	switch (gpu_direct_state(worker, round->direct)) {
-	case GPU_DIRECT_AWAY:
-		gpu_direct_open(worker, round->direct);
-		return DEVICE_E_WAIT;
-	case GPU_DIRECT_OPENING:
-		return DEVICE_E_WAIT;
-	case GPU_DIRECT_OPEN:
-	case GPU_DIRECT_REFUSED:
-		break;
+	round->direct = 0;
+	for (uint64_t left = roots_of(round); left; left &= left - 1) {
+		uint32_t local = (uint32_t)__builtin_ctzll(left);
+		struct gpu_memory *memory = memory_of(round, local);
+
+		switch (gpu_direct_state(worker, memory)) {
+		case GPU_DIRECT_AWAY:
+			gpu_direct_open(worker, memory);
+			waits = true;
+			break;
+		case GPU_DIRECT_OPENING:
+			waits = true;
+			break;
+		case GPU_DIRECT_OPEN:
+			round->direct |= UINT64_C(1) << local;
+			break;
+		case GPU_DIRECT_REFUSED:
+			break;
+		}
 	}
-	return 0;
+	return waits ? DEVICE_E_WAIT : 0;
+}
+
+/*
+ * Roots bring their slices of a part to one of them, as it goes to its server in one piece, and get their slices of the
+ * result from there: a part to this, the next to that, so that all have the same to do. The sums are made as ever, so it is
+ * the same bits by whichever.
+ */
+static struct gpu_memory *memory_for(const struct pipeline_part *part)
+{
+	uint64_t left = part->round->direct, n = (uint64_t)__builtin_popcountll(left);
+
+	for (n = (part->round->tensor->key + part->extent.part) % n; n; n--)
+		left &= left - 1;
+	return memory_of(part->round, (uint32_t)__builtin_ctzll(left));
 }
 
 bool pipeline_direct_goes(const struct pipeline_part *part)
@@ -73,10 +92,8 @@ bool pipeline_direct_goes(const struct pipeline_part *part)
 
 bool pipeline_direct_take(struct pipeline_part *part)
 {
-	struct gpu_memory *memory = part->round->direct;
-
-	return memory && pipeline_direct_goes(part) &&
-	       !gpu_lease_take_direct(job_of(part)->device->worker, memory, &part->direct,
+	return part->round->direct && pipeline_direct_goes(part) &&
+	       !gpu_lease_take_direct(job_of(part)->device->worker, memory_for(part), &part->direct,
 				      part->extent.len);
 }
 
@@ -118,7 +135,7 @@ static void spill(struct pipeline_part *part)
 	struct gpu_worker *worker = job_of(part)->device->worker;
 
 	gpu_task_begin(worker, &part->device_task);
-	gpu_task_spill(worker, part->round->direct, part->direct.data, part->lease.data,
+	gpu_task_spill(worker, memory_for(part), part->direct.data, part->lease.data,
 		       part->extent.len);
 	part->device_task.done = on_spilled;
 	gpu_task_end(worker);

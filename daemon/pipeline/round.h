@@ -61,10 +61,10 @@ struct pipeline_round {
 	bool counted;		  /* n_contributions is what servers said, */
 	uint32_t n_contributions; /* that are in the result: the least of its parts */
 	bool on_device;		  /* some of its memory is: device.c */
-	struct gpu_memory
-		*direct; /* once such a one is ready: its parts may go by its device; or NULL */
-	bool grouped;	 /* and devices reduce among themselves */
-	unsigned n_up;	 /* parts whose result is being copied to devices */
+	uint64_t
+		direct; /* bits of local ranks: once such a one is ready, its parts may go by their devices */
+	bool grouped;		    /* and devices reduce among themselves */
+	unsigned n_up;		    /* parts whose result is being copied to devices */
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	unsigned n_parts; /* that exist */

@@ -9,7 +9,7 @@ from numpy_or_skip import np
 import reference as ref
 
 ALLOC, MAPPED, MANAGED = 1, 2, 3
-AUTO, HOST, ROOTS = 0, 3, 4
+AUTO, HOST = 0, 3
 N = 70001  # elements: odd, several parts of 64 KiB
 PART = 64 << 10
 SEED = 20261122
@@ -105,16 +105,64 @@ def test_results_that_are_kept_go_by_the_host():
             assert metric(daemon, 'bps_gpu_staged_bytes_total') == 4 * 4 * N
 
 
-def test_a_group_with_one_root():
-    """Which NCCL reduces to a device and gathers from there; with two roots each has its slice, and goes by the host."""
-    for roots, direct in ((2, True), (3, False)):
-        with DirectCluster(options=['--resume=off']) as cluster:
-            ranks, data = job(cluster, (2, 2), gpu_reduce=AUTO, gpu_roots=roots)
+def test_groups():
+    """Which NCCL reduces to their roots, each a slice: one of them, another for each part, has them all for the server."""
+    for n, roots in ((2, 2), (2, 0), (4, 0), (4, 0b0110)):
+        n_roots = bin(roots).count('1') or n
+        with DirectCluster(options=['--resume=off'], env={'FAKECUDA_TRACE': '1'}) as cluster:
+            ranks, data = job(cluster, (n, n), gpu_reduce=AUTO, gpu_roots=roots)
             for r in range(3):
-                turn(ranks, data, r, inplace=r % 2)
+                turn(ranks, data, r, kind=(ALLOC, MAPPED)[r % 2], inplace=r % 2)
+            for node, daemon in enumerate(cluster.daemons[:2]):
+                assert way(cluster, node) == 'directly', way(cluster, node)
+                assert metric(daemon, 'bps_gpu_staged_bytes_total') == 0
+                assert metric(daemon, 'bps_gpu_direct_bytes_total') == 3 * 2 * 4 * N
+                text = daemon.text()
+                assert text.count('GPU memory goes to servers directly') == n_roots, text
+                # What is in order for the GPU that has it is not for the others, which read their slices there.
+                assert text.count(': cuFlushGPUDirectRDMAWrites') == 3 * -(-4 * N // PART) * (n_roots - 1)
+            for rank in ranks:
+                rank.call('close')
+
+
+def test_groups_have_the_bits_of_the_way_through_the_host():
+    """Of sums that go by their order; also where some parts go the one way and some the other."""
+    rng = np.random.default_rng(SEED)
+    data = [(rng.standard_normal(N) * 10.0 ** rng.integers(-3, 4, N)).astype(np.float32) for _ in range(8)]
+    results = []
+    for options in (['--set=gpu_direct=off'], [], ['--set=gpu_direct_staging=1M']):
+        with DirectCluster(options=['--resume=off', *options]) as cluster:
+            ranks, _ = job(cluster, (4, 4), gpu_reduce=AUTO)
+            for rank in ranks:
+                rank.call('tensor', 1, 'large', UINT8, 8 << 20)
+            for rank, mine in zip(ranks, data):
+                rank.submit(0, 1, bytes(8 << 20), red=SUM, out=8 << 20, device=ALLOC)
+                rank.submit(1, 0, mine.tobytes(), red=SUM, out=N, device=ALLOC)
+            for rank in ranks:
+                for request in range(2):
+                    rank.call('stream', request)
+                results.append(rank.result(1))
+                for request in range(2):
+                    rank.wait(request)
             for daemon in cluster.daemons[:2]:
-                assert (metric(daemon, 'bps_gpu_staged_bytes_total') == 0) == direct
-                assert (metric(daemon, 'bps_gpu_direct_bytes_total') > 0) == direct
+                assert (metric(daemon, 'bps_gpu_direct_bytes_total') > 0) == (not options or '1M' in options[0])
+    assert len(set(results)) == 1
+
+
+def test_a_root_that_others_cannot_reach():
+    """Parts go by those that can be reached; by the host when there are none, and it is said."""
+    for env, staged, words in (
+            ({'FAKECUDA_FAIL': 'cuCtxEnablePeerAccess:1:217'}, 0,
+             'directly, by 1 of 2 GPUs: .*device 1 .* cannot use its memory: CUDA_ERROR_PEER_ACCESS_UNSUPPORTED'),
+            ({'FAKECUDA_FAIL': 'cuCtxEnablePeerAccess:0:217'}, 2 * 2 * 4 * N,
+             'by way of the host: .* cannot use its memory'),
+            ({'FAKECUDA_FAIL': 'cuDeviceCanAccessPeer:0:1'}, 2 * 2 * 4 * N, 'by way of the host: .* cannot use its memory')):
+        with DirectCluster(options=['--resume=off'], env=(env, {})) as cluster:
+            ranks, data = job(cluster, (2, 2), gpu_reduce=AUTO)
+            for r in range(2):
+                turn(ranks, data, r, inplace=r % 2)
+            assert re.match(words, way(cluster)), way(cluster)
+            assert metric(cluster.daemons[0], 'bps_gpu_staged_bytes_total') == staged
 
 
 def test_where_it_cannot_be_it_is_said():
@@ -228,10 +276,11 @@ def test_more_than_there_is_room_for():
 
 def test_a_connection_breaks():
     """At any work request: what was under way is brought to the host, and goes on by TCP, with the same bits."""
-    for keep, nth in (('off', 3), ('off', 14), ('on', 9), ('on', 22)):
+    for keep, nth, layout in (('off', 3, (1, 1)), ('off', 14, (1, 1)), ('on', 9, (1, 1)), ('on', 22, (1, 1)), ('off', 5, (2, 2)),
+                              ('on', 9, (2, 2))):
         env = {'FAKE_FAIL_WORK': f'12:{nth}'}  # IBV_WC_RETRY_EXC_ERR
         with DirectCluster(options=['--resume=' + keep], env=env, transport='auto') as cluster:
-            ranks, data = job(cluster, (1, 1))
+            ranks, data = job(cluster, layout)
             # The first round may be over before there is a connection by RDMA.
             wait_for('rdma', lambda: all('connected to' in daemon.text() for daemon in cluster.daemons[:2]))
             for r in range(4):
@@ -289,13 +338,19 @@ def test_a_worker_is_killed_while_it_brings_parts_to_the_host():
     with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
         if b'BPS_FAILPOINTS' not in binary.read():
             raise Skip('built without failpoints')
+    for n in (1, 2):
+        spill_and_die(n)
+
+
+def spill_and_die(n):
     env = ({'FAKE_FAIL_WORK': '12:5', 'BPS_FAILPOINTS': 'gpu-spill=kill'}, {})
     with DirectCluster(options=['--resume=off'], env=env, transport='auto') as cluster:
-        ranks, data = job(cluster, (1, 1))
+        ranks, data = job(cluster, (n, n))
         wait_for('rdma', lambda: all('connected to' in daemon.text() for daemon in cluster.daemons[:2]))
         for rank in ranks:
             rank.call('attend')
-        ranks[0].submit(0, 0, data[0].tobytes(), red=SUM, out=N, device=ALLOC)
+        for k in range(n):
+            ranks[k].submit(0, 0, data[k].tobytes(), red=SUM, out=N, device=ALLOC)
         error = ranks[0].ended(0)
         assert 'GPU worker' in error.text, error.text
         for rank in ranks:

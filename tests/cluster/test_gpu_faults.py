@@ -206,7 +206,7 @@ def calls_in_sources():
     found -= {'ncclGetErrorString', 'ncclGetLastError', 'nvmlErrorString', 'cuDriverGetVersion', 'ncclGetVersion'}
     # Those that are made for RDMA devices alone fail in test_gpu_direct.py.
     found -= {'cuDeviceGetAttribute', 'cuPointerSetAttribute', 'cuMemAlloc', 'cuMemFree', 'cuMemGetHandleForAddressRange',
-              'cuMemcpyDtoDAsync', 'cuFlushGPUDirectRDMAWrites'}
+              'cuMemcpyDtoDAsync', 'cuFlushGPUDirectRDMAWrites', 'cuDeviceCanAccessPeer', 'cuCtxEnablePeerAccess'}
     return found - {'cuStreamCreate', 'cuStreamWaitValue32', 'cuLaunchHostFunc', 'ncclCommGetAsyncError'}
 
 
