@@ -28,9 +28,14 @@ uint64_t pipeline_deal_ahead(const struct pipeline_job *job)
 		   (uint64_t)AHEAD_PARTS * job->part_bytes);
 }
 
+/* Within a level by priority only what is of one pass that is over: level.c. */
 static bool is_before(const struct pipeline_round *a, const struct pipeline_round *b)
 {
-	return a->level != b->level ? a->level > b->level : a->sequence < b->sequence;
+	if (a->level != b->level)
+		return a->level > b->level;
+	if (a->pass == b->pass && a->pass < a->tensor->job->n_passes && a->priority != b->priority)
+		return a->priority > b->priority;
+	return a->sequence < b->sequence;
 }
 
 static bool is_dealt(const struct pipeline_job *job, const struct list *link)
@@ -95,6 +100,30 @@ void pipeline_deal_add(struct pipeline_round *round)
 	for (const struct list *link = round->deal_link.next; link != last; link = link->next)
 		job->unsent_before -= round_of(link)->unsent;
 	job->uncut = round;
+}
+
+/* What was submitted in the order of urgency, or in the opposite one, finds its place at once. */
+void pipeline_deal_sort(struct pipeline_job *job)
+{
+	struct list *first = NULL, *next, *at;
+
+	for (struct list *link = job->dealt.next; is_dealt(job, link); link = next) {
+		const struct pipeline_round *round = round_of(link);
+
+		next = link->next;
+		if (!first || round_of(first)->level != round->level)
+			first = link;
+		if (link == first || is_before(round_of(link->prev), round))
+			continue;
+		list_remove(link);
+		for (at = first; is_before(round_of(at), round);)
+			at = at->next;
+		list_insert_before(at, link);
+		if (at == first)
+			first = link;
+	}
+	job->unsent_before = 0;
+	find_uncut(job, job->dealt.next);
 }
 
 void pipeline_deal_remove(struct pipeline_round *round)

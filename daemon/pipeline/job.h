@@ -183,6 +183,10 @@ struct pipeline_job {
 	uint64_t n_leveled,
 		n_level_rounds; /* tensors, and rounds since levels were made: level.c */
 	bool levels_stale;
+	int32_t urgent_priority; /* the largest */
+	uint64_t n_urgent,
+		n_urgent_rounds; /* tensors that have it, 0: not known; rounds of them in this pass */
+	uint32_t n_passes;	 /* that are over */
 	struct list spare_rounds, spare_parts;
 	struct quota rows_quota; /* what its push_pull_rows hold */
 	struct loop_timer timer;

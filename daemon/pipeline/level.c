@@ -59,8 +59,31 @@ static void make(struct pipeline_job *job)
 			levels[n++] = &tensor->level;
 	}
 	level_make(levels, n);
+	job->urgent_priority = levels[0]->priority;
+	for (job->n_urgent = 0; job->n_urgent < n; job->n_urgent++)
+		if (levels[job->n_urgent]->priority != job->urgent_priority)
+			break;
+	job->n_urgent_rounds = 0;
 	free(levels);
 	job->levels_stale = false;
+}
+
+/*
+ * A backward pass is over with the tensor that is needed first: nothing comes any more that could overtake, and all nodes know it
+ * at the same place of their order. So what is left of each level goes by priority then: the forward pass needs it like that.
+ */
+static void count_pass(struct pipeline_round *round)
+{
+	struct pipeline_job *job = round->tensor->job;
+
+	round->pass = job->n_passes;
+	/* Where all are alike there is nothing to sort. */
+	if (!job->n_urgent || job->n_urgent >= job->n_leveled ||
+	    round->priority != job->urgent_priority || ++job->n_urgent_rounds < job->n_urgent)
+		return;
+	job->n_urgent_rounds = 0;
+	job->n_passes++;
+	pipeline_deal_sort(job);
 }
 
 /*
@@ -83,4 +106,5 @@ void pipeline_level_set(struct pipeline_round *round, uint64_t bytes)
 		make(job);
 	}
 	round->level = level->level;
+	count_pass(round);
 }

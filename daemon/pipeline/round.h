@@ -50,6 +50,7 @@ struct pipeline_round {
 		counts; /* owned; without all ranks: of an all_gather, or of who is not in an all_to_all */
 	int32_t priority; /* the most urgent of its requests */
 	int32_t level;	  /* once it moves through servers: that of its tensor, or its priority */
+	uint32_t pass;	  /* job->n_passes then */
 	uint64_t deadline_ns, timeout_ns;
 	uint64_t started_ns; /* the first rank came */
 	uint64_t came_ns;    /* the newest did */
@@ -159,6 +160,8 @@ void pipeline_level_set(struct pipeline_round *round, uint64_t bytes);
 uint64_t pipeline_deal_ahead(const struct pipeline_job *job);
 /* A round begins to move, or has parts to be made again: round->cut is false. */
 void pipeline_deal_add(struct pipeline_round *round);
+/* What is_before() says of some of them has changed: job->n_passes has grown. */
+void pipeline_deal_sort(struct pipeline_job *job);
 /* It ends. */
 void pipeline_deal_remove(struct pipeline_round *round);
 /* All its parts are made: sets round->cut. */

@@ -44,25 +44,48 @@ TEST(neighbours_share_a_level_up_to_an_eighth)
 #define ELEMENTS 4096 /* four parts each */
 #define TOGETHER 4    /* tensors that are an eighth of all */
 
-static struct asked asked[TENSORS][2];
+static struct asked asked[TENSORS + 1][2];
 
-/* The last of the tensors is born first, and the first is the most urgent, as in a backward pass. */
-static void step(struct world *world, struct declared **tensors, uint64_t round)
+static size_t elements_of(unsigned t)
 {
-	static float data[2][ELEMENTS];
+	return t < TENSORS ? ELEMENTS : (size_t)TOGETHER * ELEMENTS;
+}
 
+static void submit(struct declared **tensors, unsigned t, uint64_t round)
+{
+	static float data[2][TOGETHER * ELEMENTS];
+
+	for (unsigned i = 0; i < 2; i++) {
+		asked[t][i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data[i], elements_of(t),
+				       data[i], elements_of(t));
+		asked[t][i].base.priority = t < TENSORS ? -(int32_t)t : 1;
+		asked_submit(&asked[t][i], &tensors[t][i], round);
+	}
+}
+
+static void finish(struct world *world, unsigned t)
+{
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, asked[t][i].done);
+		ASSERT_OK(asked[t][i].failure.status);
+	}
+}
+
+/*
+ * The last of the tensors is born first, as in a backward pass, and the most urgent one, which is a level of its own, ends it: before
+ * results of the others come, or not until they are there.
+ */
+static void step(struct world *world, struct declared **tensors, uint64_t round, bool is_over)
+{
 	for (unsigned t = TENSORS; t--;)
-		for (unsigned i = 0; i < 2; i++) {
-			asked[t][i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data[i],
-					       ELEMENTS, data[i], ELEMENTS);
-			asked[t][i].base.priority = -(int32_t)t;
-			asked_submit(&asked[t][i], &tensors[t][i], round);
-		}
+		submit(tensors, t, round);
+	if (is_over)
+		submit(tensors, TENSORS, round);
 	for (unsigned t = 0; t < TENSORS; t++)
-		for (unsigned i = 0; i < 2; i++) {
-			WORLD_UNTIL(world, asked[t][i].done);
-			ASSERT_OK(asked[t][i].failure.status);
-		}
+		finish(world, t);
+	if (!is_over)
+		submit(tensors, TENSORS, round);
+	finish(world, TENSORS);
 }
 
 static bool is_before(unsigned a, unsigned b)
@@ -70,35 +93,42 @@ static bool is_before(unsigned a, unsigned b)
 	return asked[a][0].turn < asked[b][0].turn;
 }
 
-/* Parts of neighbours are on their way together, and what is submitted before anything else is has begun. */
-TEST(levels_are_known_from_the_second_step_on)
+/*
+ * Parts of neighbours are on their way together, and what is submitted before anything else is has begun. Levels are known from the
+ * second step on, and count until the most urgent tensor is there.
+ */
+TEST(a_level_goes_by_submission_until_the_pass_is_over)
 {
 	_cleanup_(world_freep) struct world *world =
 		world_new(&(struct world_options){ .n_nodes = 2,
 						   .n_local = 1,
 						   .n_lanes = 1,
-						   .max_tensors = TENSORS,
+						   .max_tensors = TENSORS + 1,
 						   .part_bytes = 4096,
 						   .ahead_bytes = 8192 });
-	struct declared *tensors[TENSORS];
+	struct declared *tensors[TENSORS + 1];
 	char name[16];
 
 	world_form(world);
-	for (unsigned t = 0; t < TENSORS; t++) {
+	for (unsigned t = 0; t <= TENSORS; t++) {
 		(void)snprintf(name, sizeof(name), "t%u", t);
-		tensors[t] = world_declare(world, name, DTYPE_FLOAT32, ELEMENTS);
+		tensors[t] = world_declare(world, name, DTYPE_FLOAT32, elements_of(t));
 	}
-	for (unsigned t = 0; t < TENSORS; t++)
+	for (unsigned t = 0; t <= TENSORS; t++)
 		for (unsigned i = 0; i < 2; i++)
 			WORLD_UNTIL(world, tensors[t][i].done);
-	for (uint64_t round = 1; round < 5; round++) {
-		step(world, tensors, round);
+	for (uint64_t round = 1; round < 8; round++) {
+		bool is_over = round % 3 == 0, by_level = round > 1 && !is_over;
+
+		step(world, tensors, round, is_over);
 		for (unsigned t = 0; t < TENSORS - TOGETHER; t += TOGETHER) {
 			unsigned last = t + TOGETHER - 1;
 
 			/* Of each server by itself: what both have answered comes in batches, one's before the other's. */
-			ASSERT_TRUE(is_before(last - 1, t) == (round > 1));
-			ASSERT_TRUE(is_before(last, t + 1) == (round > 1));
+			ASSERT_TRUE(is_before(last - 1, t) == by_level);
+			/* Parts of a level's first have left before anything else of it was there. */
+			if (!is_over)
+				ASSERT_TRUE(is_before(last, t + 1) == by_level);
 			if (t < 2 * TOGETHER)
 				continue;
 			ASSERT_TRUE(is_before(t - 2 * TOGETHER, last - 1));
