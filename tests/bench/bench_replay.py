@@ -44,11 +44,14 @@ def main():
         report.heading(f'{model}: {n} nodes + {n} spare servers at {rate}, {n_bytes / 1e6:.1f} MB, times x {scale:g}')
         link = report.row('one TCP stream over a link', [x / 1e6 for x in links], 'MB/s', 1) * 1e6
         compute = report.row('computing alone', computes, 'ms', 1)
-        bound = ideal_step_ms([(4 * t['elements'], t['work']) for t in facts['tensors']], link, facts['forward_ms'],
-                              facts['backward_ms'], facts['update_ms'])
+        layers = [(4 * t['elements'], t['work']) for t in facts['tensors']]
+        times = facts['forward_ms'], facts['backward_ms'], facts['update_ms']
+        bound = ideal_step_ms(layers, link, *times)
+        way = ideal_step_ms(layers, link, *times, WAY_MS, levels=levels_of(layers))
         ring = 1e3 * optimum_s(n, 0, n_bytes, link)
         ddp = facts['forward_ms'] + facts['update_ms'] + max(facts['backward_ms'], ring)
         step = report.row('bps: a step', steps, 'ms', 1, model=model)
+        report.row(f'what binds: eight levels, {WAY_MS} ms on the way: share of its bound', [100 * bound / way], '%', 1, model=model)
         report.against('bps: share of its bound', [100 * bound / s for s in steps], 95, unit='%', digits=1, model=model)
         if others:
             report.row('DDP on Gloo: a step', others, 'ms', 1, model=model)

@@ -195,11 +195,31 @@ def replay_ms(cluster, layout, model, *more, repeats=3, warmup=1, **environment)
     return figures['step_p50_ms'], figures['compute_ms']
 
 
-def ideal_step_ms(layers, bytes_s, forward_ms, backward_ms, update_ms=0, latency_ms=0, by_priority=True, part_bytes=32 << 10):
+# What the daemon lets be on a part's way at links below some Gbit/s, in ms of a link (bps(7), ORDER OF WORK): unsent, 4 of the
+# daemon's and 2 in the kernel; 5 to the server; 5 back.
+WAY_MS = 16
+LEVELS = 8
+
+
+def levels_of(layers):
+    """The level of each layer: neighbours, which are a LEVELS-th of all bytes at most."""
+    levels, here = [], 0
+    for i, (n_bytes, _) in enumerate(layers):
+        here += n_bytes
+        if not i or here > sum(b for b, _ in layers) / LEVELS:
+            level, here = i, n_bytes
+        levels.append(level)
+    return levels
+
+
+def ideal_step_ms(layers, bytes_s, forward_ms, backward_ms, update_ms=0, latency_ms=0, by_priority=True, part_bytes=32 << 10,
+                  levels=None):
     """
     A step of layers (bytes, share of the work), in forward order, on links that lose nothing: nodes work in step, parts leave
-    most urgent first, or first come, first served, come back in that order, and layers wait for theirs.
+    most urgent first, or first come, first served, come back in that order, and layers wait for theirs. With levels, what is of
+    one leaves first come, first served until the backward pass is over.
     """
+    levels = levels or (range(len(layers)) if by_priority else [0] * len(layers))
     births, done = [], 0
     for layer in reversed(range(len(layers))):
         done += layers[layer][1]
@@ -211,7 +231,9 @@ def ideal_step_ms(layers, bytes_s, forward_ms, backward_ms, update_ms=0, latency
             now = max(now, births[-1][0])
         while births and births[-1][0] <= now:
             birth, layer = births.pop()
-            heapq.heappush(waiting, (layer if by_priority else birth, -layer, layer, layers[layer][0]))
+            heapq.heappush(waiting, (levels[layer], birth, -layer, layer, layers[layer][0]))
+            if not births and by_priority:
+                waiting = sorted((level, 0, layer, layer, left) for level, _, _, layer, left in waiting)
         *order, layer, left = waiting[0]
         now += 1e3 * min(left, part_bytes) / bytes_s
         there[layer] = now + 1e3 * min(layers[layer][0], part_bytes) / bytes_s + latency_ms  # a result's part has to come back whole
