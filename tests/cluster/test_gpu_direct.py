@@ -32,7 +32,7 @@ class DirectCluster(Cluster):
     double = DOUBLE
 
     def rdma(self, i):
-        env = {'LD_LIBRARY_PATH': f'{self.double}:{FAKECUDA}', 'LD_PRELOAD': os.path.join(self.double, 'librdmacm.so.1'),
+        env = {'LD_LIBRARY_PATH': f'{self.double}:{FAKECUDA}', 'LD_PRELOAD': preload(os.path.join(self.double, 'librdmacm.so.1')),
                'FAKE_FABRIC': self.folder, **self.env_of(i)}
         return [f'--transport={self.transport}', f'--rdma-devices=fake{i % 2}', '--hello-timeout=60s',
                 '--peer-timeout=60s'], env

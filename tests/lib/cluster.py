@@ -20,6 +20,12 @@ PUSH_PULL, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, PUSH_PULL
 SUM, AVERAGE, MIN, MAX = range(1, 5)
 
 
+def preload(library):
+    """What LD_PRELOAD is for a daemon: of a build with a sanitizer, its library has to come first."""
+    used = subprocess.run(['ldd', os.path.join(BUILD, 'daemon', 'bps-daemon')], capture_output=True, text=True, check=True).stdout
+    return ' '.join([*re.findall(r'=> (\S*/lib(?:asan|tsan)\.\S+)', used), library])
+
+
 class Skip(Exception):
     pass
 
@@ -337,7 +343,7 @@ class Cluster:
         if not RDMA[0].startswith('fake'):
             return options, {}
         double = os.path.join(BUILD, 'tests', 'fakeverbs')
-        return options, {'LD_LIBRARY_PATH': double, 'LD_PRELOAD': os.path.join(double, 'librdmacm.so.1'),
+        return options, {'LD_LIBRARY_PATH': double, 'LD_PRELOAD': preload(os.path.join(double, 'librdmacm.so.1')),
                          'FAKE_FABRIC': self.folder}
 
     def restart(self, i, options=(), wait=True):
