@@ -62,9 +62,12 @@ static inline void list_remove(struct list *node)
 #define list_last(head, type, member) \
 	(list_empty(head) ? NULL : container_of((head)->prev, type, member))
 
-/* Fetches the first len bytes of the first entry, if there is one: it will be taken, and written, soon. */
+/* Fetches the first len bytes of the first or last entry, if there is one: it will be taken, and written, soon. */
 #define list_fetch_first(head, type, member, len) \
 	fetch_to_write(container_of((head)->next, type, member), len)
+
+#define list_fetch_last(head, type, member, len) \
+	fetch_to_write(container_of((head)->prev, type, member), len)
 
 #define list_for_each(entry, head, member)                                   \
 	for (entry = container_of((head)->next, __typeof__(*entry), member); \

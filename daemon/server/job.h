@@ -80,8 +80,9 @@ struct job_node {
 	struct peer *peer; /* who speaks for it; NULL: nobody yet, or lost after it left */
 	uint64_t instance;
 	bool attached, left;
-	bool out;	  /* of an elastic job: none of its ranks is in it */
-	uint64_t lost_ns; /* when its peer was, which is waited for; 0: it was not */
+	bool out;		    /* of an elastic job: none of its ranks is in it */
+	uint64_t lost_ns;	    /* when its peer was, which is waited for; 0: it was not */
+	struct tensor *last_tensor; /* that it contributed to, or NULL */
 	struct sent sent;
 	struct offers offers;
 	struct join *join;	  /* while forming: what it said last, */
@@ -128,7 +129,6 @@ struct job {
 
 	/* What is held; see store.h. */
 	struct map tensors;
-	struct tensor *last_tensor;	 /* that a contribution came to, or NULL */
 	struct list open;		 /* slots that wait for contributions, oldest first */
 	struct list summing;		 /* slots whose set is complete */
 	struct list held;		 /* slots whose result is not all pulled; see rows.h */

@@ -559,7 +559,7 @@ static void offer(struct job *job, struct delivery *delivery)
 
 	r = check_offer(job, h, &failure);
 	if (!r)
-		r = tensor_get(job, h->key, &tensor, &failure);
+		r = tensor_get(job, NULL, h->key, &tensor, &failure);
 	if (r) {
 		delivery_fail(delivery, r, failure.text);
 		return;

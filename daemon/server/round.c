@@ -373,7 +373,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	if (!r && by_rows)
 		r = rows_parse(job, delivery, &piece, &failure);
 	if (!r)
-		r = tensor_get(job, h->key, &tensor, &failure);
+		r = tensor_get(job, &job->nodes[h->node], h->key, &tensor, &failure);
 	if (r) {
 		delivery_fail(delivery, r, failure.text);
 		return;
@@ -455,7 +455,7 @@ void round_refused(struct job *job, const struct data_header *header, const stru
 	struct tensor *tensor;
 
 	/* Out of memory, or of tensors: then contributions to it are refused as well. */
-	if (tensor_get(job, header->key, &tensor, &ignored))
+	if (tensor_get(job, NULL, header->key, &tensor, &ignored))
 		return;
 	round_fail(tensor, header->round, failure);
 }

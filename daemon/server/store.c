@@ -13,53 +13,86 @@ static uint64_t part_hash(const struct data_header *header)
 	return (uint64_t)header->block << 32 | header->part;
 }
 
-/* What comes behind it, if it is as it was: its memory, and then what that leads to. */
+/* All but the last have come, or have the result: then it is answered, or freed. */
+static void fetch_slot(const struct slot *slot)
+{
+	for (uint32_t i = 0; !slot->kept && i < slot->job->n_nodes; i++)
+		if (slot->from[i])
+			fetch_to_write(slot->from[i], sizeof(*slot->from[i]));
+	__builtin_prefetch(slot->result, 1);
+}
+
+/*
+ * What comes behind it, if it is as it was. Each step looks only at what was fetched with the one before. Of a part there is
+ * most often the slot of this round, the last, and that of the one before, which not all nodes have yet.
+ */
 static void fetch_behind(const struct tensor *tensor)
 {
 	const struct tensor *next = tensor->next;
+	const struct part *part;
 
 	if (!next)
 		return;
-	if (next->first_part)
-		list_fetch_first(&next->first_part->slots, struct slot, in_part,
-				 sizeof(struct slot));
+	part = next->first_part;
+	if (part && !list_empty(&part->slots)) {
+		fetch_slot(list_first(&part->slots, struct slot, in_part));
+		fetch_slot(list_last(&part->slots, struct slot, in_part));
+	}
+	next = next->next;
+	if (!next)
+		return;
+	part = next->first_part;
+	if (part && !list_empty(&part->slots)) {
+		list_fetch_first(&part->slots, struct slot, in_part, sizeof(struct slot));
+		list_fetch_last(&part->slots, struct slot, in_part, sizeof(struct slot));
+	}
 	next = next->next;
 	if (!next)
 		return;
 	__builtin_prefetch(next->first_part, 1);
 	list_fetch_first(&next->rounds, struct round, link, sizeof(struct round));
+	list_fetch_last(&next->rounds, struct round, link, sizeof(struct round));
 	if (next->next)
 		fetch_to_write(next->next,
 			       sizeof(*next) + next->job->n_nodes * sizeof(next->past[0]));
 }
 
-/* Nodes' contributions come in the same order in each step, mostly: then neither is searched nor waited for. */
-static bool tensor_find(struct job *job, uint64_t key, struct tensor **ret_tensor)
+/* A node's contributions come in the same order in each step, mostly: then none is searched or waited for. */
+static struct tensor *tensor_after(struct job_node *node, uint64_t key)
 {
-	struct tensor *last = job->last_tensor, *tensor = last ? last->next : NULL;
-	struct map_entry *entry;
+	struct tensor *tensor = node->last_tensor ? node->last_tensor->next : NULL;
 
-	if (!tensor || tensor->key != key) {
-		entry = map_find(&job->tensors, key);
-		if (!entry)
-			return false;
-		tensor = container_of(entry, struct tensor, entry);
-		if (last)
-			last->next = tensor;
-	}
-	job->last_tensor = tensor;
-	fetch_behind(tensor);
-	*ret_tensor = tensor;
-	return true;
+	return tensor && tensor->key == key ? tensor : NULL;
 }
 
-int tensor_get(struct job *job, uint64_t key, struct tensor **ret_tensor, struct failure *failure)
+static struct tensor *tensor_find(const struct job *job, struct job_node *node, uint64_t key)
+{
+	struct tensor *tensor = node ? tensor_after(node, key) : NULL;
+	struct map_entry *entry = tensor ? NULL : map_find(&job->tensors, key);
+
+	if (entry) {
+		tensor = container_of(entry, struct tensor, entry);
+		if (node && node->last_tensor)
+			node->last_tensor->next = tensor;
+	}
+	if (!tensor || !node)
+		return tensor;
+	node->last_tensor = tensor;
+	fetch_behind(tensor);
+	return tensor;
+}
+
+int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tensor **ret_tensor,
+	       struct failure *failure)
 {
 	_cleanup_(freep) struct tensor *tensor = NULL;
 	unsigned max = job->server->params.max_tensors;
 
-	if (tensor_find(job, key, ret_tensor))
+	tensor = tensor_find(job, node, key);
+	if (tensor) {
+		*ret_tensor = TAKE_PTR(tensor);
 		return 0;
+	}
 	if (job->tensors.n_entries >= max)
 		return failure_set(failure, -EDQUOT,
 				   "job %s: %u tensors are in use already, its max_tensors",
@@ -438,7 +471,8 @@ void store_end(struct job *job)
 		tensor_free(container_of(entry, struct tensor, entry));
 	}
 	map_done(&job->tensors);
-	job->last_tensor = NULL;
+	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++)
+		job->nodes[i].last_tensor = NULL;
 	quota_release(job->quota, job->charged_parts);
 	job->charged_parts = 0;
 }

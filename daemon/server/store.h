@@ -34,7 +34,7 @@ struct tensor {
 	uint64_t key;
 	struct map parts;
 	struct tensor *
-		next; /* which was asked for after it, the last time; they stay as long as their job */
+		next; /* which a node contributed to after it, the last time; they stay as long as their job */
 	struct part *first_part; /* seen here first, or NULL; a small tensor has no other */
 	struct list rounds;	 /* that have slots */
 	struct list failed;
@@ -108,8 +108,12 @@ struct slot {
 	struct delivery *from[]; /* by node; then the inputs, numbers, acked, came_late */
 };
 
-/* The tensor, made if need be. Returns 0, -EDQUOT at max_tensors, -ENOMEM; failure filled. */
-int tensor_get(struct job *job, uint64_t key, struct tensor **ret_tensor, struct failure *failure);
+/*
+ * The tensor, made if need be. node: who contributes to it, or NULL: what comes next from a node is most often what came next before.
+ * Returns 0, -EDQUOT at max_tensors, -ENOMEM; failure filled.
+ */
+int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tensor **ret_tensor,
+	       struct failure *failure);
 struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number);
 /* Remembers a failed round as well as memory allows. */
 void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct failure *failure);
