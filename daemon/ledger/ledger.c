@@ -461,6 +461,7 @@ static void record_write(struct ledger *ledger, uint32_t number, const struct le
 			 uint64_t digest)
 {
 	struct ledger_record *record = ledger_record(ledger, number);
+	size_t len = strnlen(facts->tensor, TENSOR_NAME_MAX);
 
 	record->dtype = (uint8_t)facts->dtype;
 	record->operation = (uint8_t)facts->operation;
@@ -474,8 +475,9 @@ static void record_write(struct ledger *ledger, uint32_t number, const struct le
 	atomic_store_explicit(&record->stage, LEDGER_GATHERS, memory_order_relaxed);
 	for (size_t i = 0; i < ARRAY_SIZE(record->done); i++)
 		atomic_store_explicit(&record->done[i], 0, memory_order_relaxed);
-	memset(record->tensor, 0, sizeof(record->tensor));
-	memcpy(record->tensor, facts->tensor, strnlen(facts->tensor, TENSOR_NAME_MAX));
+	/* What is behind its end is of no name, whoever had the record before. */
+	memcpy(record->tensor, facts->tensor, len);
+	record->tensor[len] = 0;
 	FAILPOINT("ledger-record-half");
 	atomic_store_explicit(&record->state, LEDGER_MOVING, memory_order_release);
 	ledger_fence();
@@ -539,7 +541,7 @@ int ledger_round_begin(struct ledger *ledger, struct ledger_round *round,
 	/* Many rounds begin one after the other: the next one's record is there when it does. */
 	if (ledger->n_free)
 		fetch_to_write(ledger_record(ledger, ledger->free_records[ledger->n_free - 1]),
-			       sizeof(struct ledger_record));
+			       offsetof(struct ledger_record, tensor) + 1);
 	record_write(ledger, round->record, facts, digest);
 	return 0;
 }
@@ -583,10 +585,19 @@ void ledger_round_advance(struct ledger_round *round, uint64_t part)
 	slide(round);
 }
 
+static _Atomic uint64_t *word_of(const struct ledger_round *round, uint64_t part)
+{
+	return &ledger_record(round->ledger, round->record)->done[ledger_word(part)];
+}
+
+const void *ledger_round_place(const struct ledger_round *round, uint64_t part)
+{
+	return round->ledger ? word_of(round, part) : NULL;
+}
+
 void ledger_round_mark(const struct ledger_round *round, uint64_t part, bool only)
 {
-	_Atomic uint64_t *word =
-		&ledger_record(round->ledger, round->record)->done[ledger_word(part)];
+	_Atomic uint64_t *word = word_of(round, part);
 
 	/* Nobody else writes the word: what is locked would wait for all that was stored before, in outputs and cells. */
 	if (only)

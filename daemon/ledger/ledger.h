@@ -176,6 +176,9 @@ int ledger_added_read(const struct ledger *ledger, struct data_added_set *ret_ad
  */
 void ledger_round_mark(const struct ledger_round *round, uint64_t part, bool only);
 
+/* The memory that this writes; NULL: the round is not recorded. */
+const void *ledger_round_place(const struct ledger_round *round, uint64_t part);
+
 /* What a cell holds. */
 struct ledger_what {
 	uint64_t key, round, offset, total;

@@ -211,6 +211,26 @@ TEST(a_round_that_is_another_now_is_refused)
 	}
 }
 
+TEST(a_record_has_the_name_of_its_round_alone)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(1, &fd);
+	struct ledger_round round = { 0 };
+	struct ledger_facts longer = facts;
+	char name[TENSOR_NAME_MAX + 1] = { 0 };
+
+	memset(name, 'w', TENSOR_NAME_MAX);
+	longer.tensor = name;
+	ASSERT_OK(ledger_round_begin(ledger, &round, &longer, &(struct failure){ 0 }));
+	ledger_round_end(&round);
+	/* The record that was freed last is taken first. */
+	begin(ledger, &round);
+	ledger_free(ledger);
+	ledger = reopen(fd, 1);
+	ASSERT_TRUE(ledger_remembers(ledger, "w", 3) && !ledger_remembers(ledger, name, 3));
+	ledger_free(ledger);
+}
+
 TEST(records_and_hands_come_back)
 {
 	_cleanup_(fd_closep) int fd = -1;
