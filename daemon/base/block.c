@@ -291,10 +291,13 @@ static struct block *block_from_cache(struct block_cache *cache, uint32_t class_
 
 	(void)pthread_mutex_lock(&class->lock);
 	block = class->free;
-	if (block)
+	if (block) {
 		class->free = block->next;
-	else if (!list_empty(&class->slabs))
+		/* What is kept for a round is cold when it comes back. */
+		__builtin_prefetch(class->free, 1);
+	} else if (!list_empty(&class->slabs)) {
 		beyond = slab_take(list_first(&class->slabs, struct block_slab, class_link));
+	}
 	(void)pthread_mutex_unlock(&class->lock);
 	if (!block && !beyond)
 		return NULL;

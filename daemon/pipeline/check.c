@@ -436,7 +436,7 @@ static int compare(const struct pair *p)
 
 int pipeline_check_round(const struct pipeline_round *round, struct failure *failure)
 {
-	const struct layout *layout = &round->tensor->job->layout;
+	const struct layout *layout = &round->job->layout;
 	/* All are compared with the first; who exchanges, with everyone, themselves too. */
 	bool all = pipeline_round_first(round)->operation == OPERATION_ALL_TO_ALL;
 	uint32_t first = 0;

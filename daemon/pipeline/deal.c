@@ -33,7 +33,7 @@ static bool is_before(const struct pipeline_round *a, const struct pipeline_roun
 {
 	if (a->level != b->level)
 		return a->level > b->level;
-	if (a->pass == b->pass && a->pass < a->tensor->job->n_passes && a->priority != b->priority)
+	if (a->pass == b->pass && a->pass < a->job->n_passes && a->priority != b->priority)
 		return a->priority > b->priority;
 	return a->sequence < b->sequence;
 }
@@ -48,13 +48,33 @@ static struct pipeline_round *round_of(const struct list *link)
 	return container_of(link, struct pipeline_round, deal_link);
 }
 
+/* What comes behind it has its turn soon: the memory of the second after it, and what that of the first leads to. */
+static void fetch_behind(const struct pipeline_job *job, const struct list *link)
+{
+	const struct pipeline_round *next;
+
+	link = link->next;
+	if (!is_dealt(job, link))
+		return;
+	next = round_of(link);
+	__builtin_prefetch(&next->tensor->key);
+	__builtin_prefetch(next->ranks[0].input);
+	if (!is_dealt(job, link->next))
+		return;
+	next = round_of(link->next);
+	fetch_to_write(next, offsetof(struct pipeline_round, failure) + 1);
+	fetch_to_write(next->ranks, sizeof(next->ranks[0]));
+}
+
 /* The first from this place on that has parts to be made. */
 static void find_uncut(struct pipeline_job *job, const struct list *link)
 {
 	for (; is_dealt(job, link); link = link->next) {
 		job->uncut = round_of(link);
-		if (!job->uncut->cut)
+		if (!job->uncut->cut) {
+			fetch_behind(job, link);
 			return;
+		}
 		job->unsent_before += job->uncut->unsent;
 	}
 	job->uncut = NULL;
@@ -85,7 +105,7 @@ static void insert(struct pipeline_job *job, struct pipeline_round *round)
 
 void pipeline_deal_add(struct pipeline_round *round)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 	const struct list *last = job->uncut ? &job->uncut->deal_link : &job->dealt;
 
 	if (list_linked(&round->deal_link))
@@ -128,7 +148,7 @@ void pipeline_deal_sort(struct pipeline_job *job)
 
 void pipeline_deal_remove(struct pipeline_round *round)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 
 	if (!list_linked(&round->deal_link))
 		return;
@@ -141,7 +161,7 @@ void pipeline_deal_remove(struct pipeline_round *round)
 
 void pipeline_deal_cut(struct pipeline_round *round)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 
 	round->cut = true;
 	if (round == job->uncut)
@@ -152,7 +172,7 @@ void pipeline_deal_cut(struct pipeline_round *round)
 
 void pipeline_deal_queued(struct pipeline_round *round, uint64_t bytes)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 
 	pipeline_deal_add(round);
 	round->unsent += bytes;
@@ -163,7 +183,7 @@ void pipeline_deal_queued(struct pipeline_round *round, uint64_t bytes)
 
 void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 
 	if (!bytes)
 		return;
@@ -177,7 +197,7 @@ void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes)
 
 bool pipeline_deal_has_room(const struct pipeline_round *round)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 	const uint64_t ahead = pipeline_deal_ahead(job);
 	const struct list *link = &round->deal_link;
 	uint64_t unsent = job->unsent_before;

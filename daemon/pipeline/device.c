@@ -5,7 +5,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_part *part)
 {
-	return part->round->tensor->job;
+	return part->job;
 }
 
 /* -- The job's worker --------------------------------------------------------------------------------------------- */
@@ -140,7 +140,7 @@ static struct buffer *buffer_of(const struct pipeline_request *request)
 
 bool pipeline_device_concerns(const struct pipeline_round *round)
 {
-	for (uint32_t i = 0; i < round->tensor->job->layout.n_local; i++)
+	for (uint32_t i = 0; i < round->job->layout.n_local; i++)
 		if (round->ranks[i].request && buffer_of(round->ranks[i].request))
 			return true;
 	return false;
@@ -209,7 +209,7 @@ static bool is_float(unsigned dtype)
 /* Whether NCCL may take a part in this round, if devices are in groups. */
 static bool may_be_grouped(const struct pipeline_round *round)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 	const struct pipeline_request *first = round->ranks[0].request;
 	uint32_t n = job->layout.n_local;
 	unsigned reduction = first->reduction;
@@ -238,7 +238,7 @@ static const uint8_t *device_of(const struct pipeline_round *round, uint32_t loc
  */
 static int ask_for_plan(const struct pipeline_round *round, struct failure *failure)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 	struct pipeline_device *device = job->device;
 	struct gpu_memory *memories[GPU_RANKS_MAX];
 	uint32_t n = job->layout.n_local;
@@ -265,8 +265,8 @@ static int ask_for_plan(const struct pipeline_round *round, struct failure *fail
 
 static int look_at_plan(struct pipeline_round *round, struct failure *failure)
 {
-	struct pipeline_device *device = round->tensor->job->device;
-	uint32_t n = round->tensor->job->layout.n_local;
+	struct pipeline_device *device = round->job->device;
+	uint32_t n = round->job->layout.n_local;
 	const struct gpu_plan *plan;
 
 	round->grouped = false;
@@ -296,7 +296,7 @@ static int look_at_all(struct pipeline_round *round,
 				   struct pipeline_request *request, struct failure *failure),
 		       struct failure *failure)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 	bool waits = false;
 	int r = 0;
 
@@ -313,7 +313,7 @@ static int look_at_all(struct pipeline_round *round,
 
 int pipeline_device_ready(struct pipeline_round *round, struct failure *failure)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 	int r;
 
 	r = device_open(job, failure);
@@ -332,7 +332,7 @@ int pipeline_device_ready(struct pipeline_round *round, struct failure *failure)
 
 void pipeline_device_waiting_for(const struct pipeline_round *round, char *text, size_t size)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 	struct pipeline_ranks_text late = { 0 };
 
 	text[0] = 0;

@@ -7,7 +7,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_part *part)
 {
-	return part->round->tensor->job;
+	return part->job;
 }
 
 /* -- Whether it can be -------------------------------------------------------------------------------------------- */
@@ -26,7 +26,7 @@ static struct gpu_memory *memory_of(const struct pipeline_round *round, uint32_t
 /* Local ranks on whose devices sums of the round begin and end, as bits; 0: it has to do with more than these. */
 static uint64_t roots_of(const struct pipeline_round *round)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 	const struct pipeline_request *request = round->ranks[0].request;
 	const struct gpu_plan *plan;
 	uint64_t roots = 0;
@@ -45,7 +45,7 @@ static uint64_t roots_of(const struct pipeline_round *round)
 
 int pipeline_direct_ready(struct pipeline_round *round)
 {
-	struct gpu_worker *worker = round->tensor->job->device->worker;
+	struct gpu_worker *worker = round->job->device->worker;
 	bool waits = false;
 
 	round->direct = 0;

@@ -9,7 +9,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_round *round)
 {
-	return round->tensor->job;
+	return round->job;
 }
 
 void pipeline_cancel(struct pipeline_request *request)

@@ -217,27 +217,28 @@ struct pipeline_job {
 struct pipeline_tensor {
 	struct map_entry entry;
 	struct pipeline_job *job;
-	char name[TENSOR_NAME_MAX + 1];
+	/* What each round looks at stands together: there may be thousands of tensors, each of which has its turn once in a step. */
 	unsigned dtype;
+	bool advancing;
 	uint64_t elements;
-	uint32_t first_rank;	/* who declared it first */
-	uint32_t n_declared;	/* local ranks that have */
-	uint8_t *declared;	/* by local number */
-	uint64_t key, start;	/* key 0: not agreed yet */
-	struct failure failure; /* status not 0: ranks disagree, for good */
-	struct list waiting;	/* declarations not yet answered */
-	struct list rounds;	/* open, by number */
-	uint64_t n_rounds;	/* completed */
-	uint64_t rows_had;	/* newest push_pull_rows that no server need hold; 0: none */
-	uint64_t spread_ns;	/* between its first and its last rank, averaged */
-	uint64_t *n_last;	/* by local number: rounds to which this rank came last */
-	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end; the newest of these. */
-	struct pipeline_past *pasts;
-	uint64_t past_rounds;
+	uint64_t key, start;  /* key 0: not agreed yet */
+	struct list rounds;   /* open, by number */
+	uint64_t n_rounds;    /* completed */
+	uint64_t past_rounds; /* resumed: the newest of pasts */
 	uint64_t *
 		reached; /* by local number: rounds that this rank has submitted, in the past too */
-	bool advancing;
 	struct level level;
+	struct failure failure; /* status not 0: ranks disagree, for good */
+	char name[TENSOR_NAME_MAX + 1];
+	uint32_t first_rank; /* who declared it first */
+	uint32_t n_declared; /* local ranks that have */
+	uint8_t *declared;   /* by local number */
+	struct list waiting; /* declarations not yet answered */
+	uint64_t rows_had;   /* newest push_pull_rows that no server need hold; 0: none */
+	uint64_t spread_ns;  /* between its first and its last rank, averaged */
+	uint64_t *n_last;    /* by local number: rounds to which this rank came last */
+	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end. */
+	struct pipeline_past *pasts;
 };
 
 /* job.c */

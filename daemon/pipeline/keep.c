@@ -115,7 +115,7 @@ void pipeline_keep_park(struct pipeline_part *part)
 	struct pipeline_server *server;
 
 	pipeline_part_choose(part);
-	server = &part->round->tensor->job->servers[part->server];
+	server = &part->job->servers[part->server];
 	part->state = PART_QUEUED;
 	part->again = false;
 	part->outlet = NULL;

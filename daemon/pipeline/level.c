@@ -74,7 +74,7 @@ static void make(struct pipeline_job *job)
  */
 static void count_pass(struct pipeline_round *round)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 
 	round->pass = job->n_passes;
 	/* Where all are alike there is nothing to sort. */

@@ -42,7 +42,7 @@ void pipeline_outlet_put(struct pipeline_outlet *outlet)
  */
 static void take_turn(struct pipeline_part *part)
 {
-	struct pipeline_job *job = part->round->tensor->job;
+	struct pipeline_job *job = part->job;
 
 	part->turn = MAX(job->turn, job->pipeline->turn);
 	job->turn = part->turn + part->unsent;
@@ -139,7 +139,7 @@ void pipeline_outlet_pump(struct pipeline_outlet *outlet)
 	outlet->pumping = true;
 	outlet->refs++;
 	while (!outlet->lost && outlet->n_heap &&
-	       outlet->ahead < pipeline_deal_ahead(outlet->heap[0]->round->tensor->job)) {
+	       outlet->ahead < pipeline_deal_ahead(outlet->heap[0]->job)) {
 		struct pipeline_part *part = outlet->heap[0];
 
 		/* What goes to our own server costs no job its turn. */

@@ -9,7 +9,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_part *part)
 {
-	return part->round->tensor->job;
+	return part->job;
 }
 
 /* -- Making and unmaking ------------------------------------------------------------------------------------------ */
@@ -17,7 +17,7 @@ static struct pipeline_job *job_of(const struct pipeline_part *part)
 static int part_new(struct pipeline_round *round, const struct extent *extent,
 		    struct pipeline_part **ret_part)
 {
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 	struct pipeline_part *part = list_first(&job->spare_parts, struct pipeline_part, link);
 	uint32_t n = job->layout.n_local;
 
@@ -35,6 +35,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 		part->staged = &part->pointers[3 * n];
 	}
 	part->round = round;
+	part->job = job;
 	part->extent = *extent;
 	part->state = PART_NEW;
 	part->outlet = NULL;
@@ -210,7 +211,7 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 	struct pipeline_part *part = NULL;
 	int r = 0;
 
-	if (round->ledger.ledger && !round->tensor->job->distributed)
+	if (round->ledger.ledger && !round->job->distributed)
 		r = ledger_part_find(&round->ledger, number, extent->len, &ledger);
 	if (!r)
 		r = part_new(round, extent, &part);
@@ -225,7 +226,7 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 	}
 	part->remote = true;
 	pipeline_part_choose(part);
-	if (round->tensor->job->keep && pipeline_part_start_stale(part))
+	if (round->job->keep && pipeline_part_start_stale(part))
 		return 0;
 	part->state = PART_QUEUED;
 	if (!pipeline_part_server(part)->attached) {

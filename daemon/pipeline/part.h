@@ -24,6 +24,7 @@ struct pipeline_part {
 	struct list link; /* the round's, or the job's spare ones */
 	struct list wait; /* a server's parked ones, or the job's starved ones */
 	struct pipeline_round *round;
+	struct pipeline_job *job; /* the round's, without a look at the round */
 	struct extent extent;
 	enum pipeline_part_state state;
 	bool remote; /* needs a server: */
@@ -83,7 +84,7 @@ struct pipeline_outlet {
 
 static inline struct pipeline_server *pipeline_part_server(const struct pipeline_part *part)
 {
-	return &part->round->tensor->job->servers[part->server];
+	return &part->job->servers[part->server];
 }
 
 /* part.c */

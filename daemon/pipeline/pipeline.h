@@ -248,8 +248,12 @@ struct pipeline_request {
 	/* The buffer that input or output is in, if it is a device's: kept until done(). */
 	struct buffer *input_device, *output_device;
 	uint32_t slot; /* of a request on a device, whose flags order it */
+	bool watched;  /* false; the pipeline's */
+	uint64_t
+		deadline_ns; /* the pipeline's, from here on to done(): looked at together when it ends */
+	uint64_t *expanded; /* counts of a job that has lost ranks; NULL before pipeline_submit() */
+	struct pipeline_round *in;
 	uint64_t ticket;
-	bool watched; /* false; the pipeline's */
 	/* Exactly once; nobody touches the memory any more. failure: NULL if all is well. */
 	void (*done)(struct pipeline_request *request, const struct failure *failure);
 	uint64_t
@@ -258,11 +262,8 @@ struct pipeline_request {
 		membership; /* of an elastic job: low bits of that in which ranks are counted here; else 0 */
 	struct pipeline_outcome outcome; /* in done(), of an elastic job; zero before */
 	/* The pipeline's. */
-	struct pipeline_round *in;
-	uint64_t deadline_ns;
 	bool own_deadline;
 	uint32_t seat, n_seats; /* rank and size where it was submitted: seats.c */
-	uint64_t *expanded; /* counts of a job that has lost ranks; NULL before pipeline_submit() */
 };
 
 /* Fetches what the next pipeline_submit() of it looks at first. */

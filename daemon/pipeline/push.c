@@ -11,7 +11,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_part *part)
 {
-	return part->round->tensor->job;
+	return part->job;
 }
 
 /* A part's place in the job's virtual space: the same on every node. */
@@ -496,6 +496,25 @@ static void *find_cell(struct call *call)
 		       : ledger_cell_data(ledger, part->cell, part->extent.len);
 }
 
+/* What on_sent() and on_answer() look at, in memory that others will have driven out of the cache by then. */
+static void fetch_then(struct pipeline_part *part)
+{
+	const struct pipeline_round *round = part->round;
+	const struct pipeline_request *request = round->ranks[0].request;
+	const void **soon = part->call.soon;
+
+	soon[0] = &round->deal_link;
+	soon[1] = &round->partition.operation;
+	soon[2] = &round->parts;
+	soon[3] = round->ranks;
+	soon[4] = &round->tensor->n_rounds;
+	soon[5] = ledger_round_place(&round->ledger, part->ledger.number);
+	if (!request)
+		return;
+	soon[6] = &request->in;
+	soon[7] = request + 1; /* what it is embedded in goes on there */
+}
+
 static void push(struct pipeline_part *part, const void *payload)
 {
 	const struct pipeline_round *round = part->round;
@@ -566,12 +585,7 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.is_payload_direct = part->direct.data;
 	part->call.is_room_direct = part->direct.data && part->room;
 	part->call.done = on_answer;
-	part->call.soon[0] = &round->tensor;
-	part->call.soon[1] = &round->partition.operation;
-	part->call.soon[2] = &round->n_parts;
-	part->call.soon[3] = round->ranks;
-	part->call.soon[4] = &tensor->n_rounds;
-	part->call.soon[5] = round->ranks[0].request;
+	fetch_then(part);
 	peer_call(part->outlet->peer, &part->call);
 }
 

@@ -13,7 +13,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_round *round)
 {
-	return round->tensor->job;
+	return round->job;
 }
 
 const struct pipeline_request *pipeline_round_first(const struct pipeline_round *round)

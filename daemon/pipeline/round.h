@@ -36,28 +36,33 @@ struct pipeline_rank {
 };
 
 struct pipeline_round {
+	/* What others' turns, and parts of it that have left or come back, look at first: one line of the cache. */
+	struct list deal_link; /* job->dealt, while parts of it are to be made or to be sent */
+	struct pipeline_tensor *tensor;
+	struct pipeline_job *job;
+	uint64_t sequence; /* among those that moved */
+	uint64_t unsent;   /* bytes of parts that have yet to leave for a server: deal.c's */
+	int32_t level;	   /* once it moves through servers: that of its tensor, or its priority */
+	int32_t priority;  /* the most urgent of its requests */
+	uint32_t pass;	   /* job->n_passes when it began to move through servers */
+	bool cut;	   /* partition has no more: pipeline_deal_cut() */
+	bool refilling;
+
+	unsigned n_parts; /* that exist */
+	enum pipeline_round_state state;
 	struct list link;	 /* the tensor's */
 	struct list job_link;	 /* the job's */
 	struct list device_link; /* job->device->waiting */
-	struct list deal_link;	 /* job->dealt, while parts of it are to be made or to be sent */
-	struct pipeline_tensor *tensor;
-	enum pipeline_round_state state;
 	uint64_t number;
-	uint64_t sequence; /* among those that moved */
 	uint32_t n_came;
 	uint32_t n_in; /* once it moves: contributions */
 	uint64_t *
 		counts; /* owned; without all ranks: of an all_gather, or of who is not in an all_to_all */
-	int32_t priority; /* the most urgent of its requests */
-	int32_t level;	  /* once it moves through servers: that of its tensor, or its priority */
-	uint32_t pass;	  /* job->n_passes then */
 	uint64_t deadline_ns, timeout_ns;
 	uint64_t started_ns; /* the first rank came */
 	uint64_t came_ns;    /* the newest did */
 	unsigned reduction;
 	struct partition partition;
-	bool cut; /* partition has no more: pipeline_deal_cut() */
-	bool refilling;
 	bool alone;		  /* no other rank's round has to do with it: accumulate */
 	bool counted;		  /* n_contributions is what servers said, */
 	uint32_t n_contributions; /* that are in the result: the least of its parts */
@@ -68,7 +73,6 @@ struct pipeline_round {
 	unsigned n_up;		    /* parts whose result is being copied to devices */
 	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
-	unsigned n_parts; /* that exist */
 	/*
 	 * A reduction of an elastic job over nodes: its results are held in cells until all are there, so that it can be done
 	 * again without a rank that is lost meanwhile. Then it is committed, here and so for all: elastic.c.
@@ -79,16 +83,17 @@ struct pipeline_round {
 	uint32_t n_gone_said; /* all_gather: when it was submitted */
 	uint64_t n_cut;	      /* parts cut so far, but for empty ones: the number of the next */
 	struct ledger_round ledger;
-	uint64_t unsent; /* bytes of parts that have yet to leave for a server: deal.c's */
 	struct list parts;
 	struct partition_rank *partition_ranks; /* n_local entries */
 	struct failure failure;			/* status not 0: it fails */
 	struct pipeline_rank ranks[];		/* n_local entries */
 };
+static_assert(offsetof(struct pipeline_round, refilling) < CACHE_LINE,
+	      "what deal.c looks at of each round is one line");
 
 static inline uint32_t pipeline_round_n_local(const struct pipeline_round *round)
 {
-	return round->tensor->job->layout.n_local;
+	return round->job->layout.n_local;
 }
 
 /* Every local rank has come. */

@@ -5,7 +5,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_rows *rows)
 {
-	return rows->round->tensor->job;
+	return rows->round->job;
 }
 
 /* -- Making and unmaking ------------------------------------------------------------------------------------------ */
@@ -456,7 +456,7 @@ bool pipeline_rows_continue(struct pipeline_round *round)
 
 void pipeline_rows_start(struct pipeline_round *round)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 	struct failure failure, words;
 
 	pipeline_deal_cut(round);

@@ -8,7 +8,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_rows *rows)
 {
-	return rows->round->tensor->job;
+	return rows->round->job;
 }
 
 static const struct pipeline_request *request_of(const struct pipeline_rows *rows, uint32_t local)

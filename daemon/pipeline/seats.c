@@ -100,7 +100,7 @@ uint32_t pipeline_n_counts(const struct pipeline_member *member, uint16_t member
 void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index,
 			      struct pipeline_request *request)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 	uint32_t rank = job->layout.rank_of_local[index];
 
 	if (!job->shape.elastic || pipeline_elastic_is_out(job, index))
@@ -224,7 +224,7 @@ static bool is_in_place(const struct pipeline_round *round, const struct pipelin
 /* Who has a block in it, and who is somewhere in its memory, must be the same for all. */
 static int check_layout(const struct pipeline_round *round, uint32_t n, struct failure *failure)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		const struct pipeline_request *request = round->ranks[i].request;
@@ -246,7 +246,7 @@ static int check_layout(const struct pipeline_round *round, uint32_t n, struct f
 /* Pieces of those who came follow one another. */
 static void gather_less(struct pipeline_round *round)
 {
-	const struct layout *layout = &round->tensor->job->layout;
+	const struct layout *layout = &round->job->layout;
 
 	for (uint32_t i = 0; i < layout->n_local; i++)
 		round->counts[layout->rank_of_local[i]] =
@@ -256,7 +256,7 @@ static void gather_less(struct pipeline_round *round)
 /* All that are in the job give as much. */
 static void gather_alike(struct pipeline_round *round, uint64_t elements)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 
 	for (uint32_t rank = 0; rank < job->shape.size; rank++)
 		round->counts[rank] = job->out[rank] ? 0 : elements;
@@ -265,7 +265,7 @@ static void gather_alike(struct pipeline_round *round, uint64_t elements)
 /* The ranks that are in it. */
 static uint32_t n_ranks(const struct pipeline_round *round)
 {
-	const struct pipeline_job *job = round->tensor->job;
+	const struct pipeline_job *job = round->job;
 	uint32_t n = 0;
 
 	if (job->distributed)
@@ -278,7 +278,7 @@ static uint32_t n_ranks(const struct pipeline_round *round)
 int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure)
 {
 	const struct pipeline_request *first = pipeline_round_first(round);
-	struct pipeline_job *job = round->tensor->job;
+	struct pipeline_job *job = round->job;
 	uint32_t n;
 
 	if (!job->shape.elastic)

@@ -15,7 +15,7 @@
 
 static struct pipeline_job *job_of(const struct pipeline_round *round)
 {
-	return round->tensor->job;
+	return round->job;
 }
 
 static int round_new(struct pipeline_tensor *tensor, uint64_t number,
@@ -24,7 +24,8 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 	struct pipeline_job *job = tensor->job;
 	struct pipeline_round *round = list_first(&job->spare_rounds, struct pipeline_round, link);
 	size_t ranks = job->layout.n_local *
-		       (sizeof(struct pipeline_rank) + sizeof(struct partition_rank));
+		       (sizeof(struct pipeline_rank) + sizeof(struct partition_rank)),
+	       len = align_up(sizeof(*round) + ranks, (size_t)CACHE_LINE);
 
 	if (job->n_open_rounds >= (size_t)job->layout.n_local * ROUNDS_PER_RANK_MAX)
 		return error_origin(-EDQUOT);
@@ -38,11 +39,13 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 		round->failure.status = 0;
 		round->failure.text[0] = '\0';
 	} else {
-		round = calloc(1, sizeof(*round) + ranks);
+		round = aligned_alloc(CACHE_LINE, len);
 		if (!round)
 			return error_origin(-ENOMEM);
+		memset(round, 0, len);
 	}
 	round->tensor = tensor;
+	round->job = job;
 	round->number = number;
 	round->partition_ranks = (struct partition_rank *)&round->ranks[job->layout.n_local];
 	round->priority = INT32_MIN;
@@ -307,11 +310,9 @@ void pipeline_fetch(const struct pipeline_declaration *declaration)
 	struct pipeline_tensor *tensor = declaration->tensor;
 
 	__builtin_prefetch(&declaration->n_rounds, 1);
-	__builtin_prefetch(&tensor->job);
-	__builtin_prefetch(&tensor->elements);
-	__builtin_prefetch(&tensor->failure.status);
-	__builtin_prefetch(&tensor->rounds, 1);
-	__builtin_prefetch(&tensor->reached);
+	fetch_to_write(&tensor->job, offsetof(struct pipeline_tensor, failure.text) -
+					     offsetof(struct pipeline_tensor, job));
+	__builtin_prefetch(tensor->name);
 }
 
 void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_request *request,

@@ -17,7 +17,7 @@ static_assert(PIECE_BYTES <= LEDGER_PIECE_BYTES, "a piece fits into a hand's scr
 
 static struct pipeline_job *job_of(const struct pipeline_part *part)
 {
-	return part->round->tensor->job;
+	return part->job;
 }
 
 /* -- The work ------------------------------------------------------------------------------------------------------ */

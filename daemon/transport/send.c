@@ -132,6 +132,15 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 	return 0;
 }
 
+/* Its call is told soon that it was sent. */
+static void fetch_done(const struct message *message)
+{
+	const struct call *call = container_of(message, struct call, message);
+
+	if (message->kind == MESSAGE_CALL)
+		__builtin_prefetch(call->soon[0], 1);
+}
+
 /*
  * What was written of the batch is done with; what was begun is the lane's current message; the rest goes back into
  * the queue, where more urgent ones may still come before it. In that order from the back, since whoever is told that
@@ -164,8 +173,11 @@ static void lane_empty_batch(struct lane *lane, struct batch *batch, size_t writ
 		lane->current = batch->messages[i];
 		lane->current_done = skip + left;
 	}
-	for (size_t i = 0; i < n_done; i++)
+	for (size_t i = 0; i < n_done; i++) {
+		if (i + 2 < n_done)
+			fetch_done(batch->messages[i + 2]);
 		lane_message_done(lane, batch->messages[i], true);
+	}
 }
 
 /* Returns whether there may be more to write, and the kernel took all it was offered. */

@@ -67,7 +67,7 @@ struct message {
  * A call: a header and payload out, an answer back. Embedded in its user; belongs to the transport from peer_call()
  * until done(), which comes exactly once, also when the peer is lost.
  */
-#define CALL_SOON 6
+#define CALL_SOON 8
 struct call {
 	/* Set by the caller. */
 	struct data_header
@@ -86,7 +86,7 @@ struct call {
 		struct
 		call *call); /* optional: payload may be reused; before done(); not called after a loss */
 	void (*done)(struct call *call);
-	/* Optional: memory that done() will look at, fetched when the answer is seen to come. */
+	/* Optional: memory that done() will look at, fetched when the answer is seen to come; sent(), too, at the first. */
 	const void *soon[CALL_SOON];
 	/*
 	 * A PUSH that its caller can make again, with is_again: where its payload or that of its answer is damaged on the way, or
