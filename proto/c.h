@@ -25,8 +25,11 @@
 #define CACHE_LINE	64
 #define _cache_aligned_ __attribute__((__aligned__(CACHE_LINE)))
 
+/* Of functions that do nothing but fetch: gcc takes a call of one for a call without effect, and drops it, unless it is inlined first. */
+#define _fetches_ inline __attribute__((__always_inline__))
+
 /* Fetches memory that will be written soon, or not: any address will do. */
-static inline void fetch_to_write(const void *data, size_t len)
+static _fetches_ void fetch_to_write(const void *data, size_t len)
 {
 	for (size_t i = 0; i < len; i += CACHE_LINE)
 		__builtin_prefetch((const char *)data + i, 1);

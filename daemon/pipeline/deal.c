@@ -49,7 +49,7 @@ static struct pipeline_round *round_of(const struct list *link)
 }
 
 /* What comes behind it has its turn soon: the memory of the second after it, and what that of the first leads to. */
-static void fetch_behind(const struct pipeline_job *job, const struct list *link)
+static _fetches_ void fetch_behind(const struct pipeline_job *job, const struct list *link)
 {
 	const struct pipeline_round *next;
 

@@ -14,7 +14,7 @@ static uint64_t part_hash(const struct data_header *header)
 }
 
 /* All but the last have come, or have the result: then it is answered, or freed. */
-static void fetch_slot(const struct slot *slot)
+static _fetches_ void fetch_slot(const struct slot *slot)
 {
 	for (uint32_t i = 0; !slot->kept && i < slot->job->n_nodes; i++)
 		if (slot->from[i])
@@ -26,7 +26,7 @@ static void fetch_slot(const struct slot *slot)
  * What comes behind it, if it is as it was. Each step looks only at what was fetched with the one before. Of a part there is
  * most often the slot of this round, the last, and that of the one before, which not all nodes have yet.
  */
-static void fetch_behind(const struct tensor *tensor)
+static _fetches_ void fetch_behind(const struct tensor *tensor)
 {
 	const struct tensor *next = tensor->next;
 	const struct part *part;
@@ -43,13 +43,14 @@ static void fetch_behind(const struct tensor *tensor)
 		return;
 	part = next->first_part;
 	if (part && !list_empty(&part->slots)) {
-		list_fetch_first(&part->slots, struct slot, in_part, sizeof(struct slot));
-		list_fetch_last(&part->slots, struct slot, in_part, sizeof(struct slot));
+		list_fetch_first(&part->slots, struct slot, in_part, slot_len(next->job));
+		list_fetch_last(&part->slots, struct slot, in_part, slot_len(next->job));
 	}
 	next = next->next;
 	if (!next)
 		return;
-	__builtin_prefetch(next->first_part, 1);
+	if (next->first_part)
+		fetch_to_write(next->first_part, sizeof(*next->first_part));
 	list_fetch_first(&next->rounds, struct round, link, sizeof(struct round));
 	list_fetch_last(&next->rounds, struct round, link, sizeof(struct round));
 	if (next->next)

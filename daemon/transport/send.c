@@ -133,7 +133,7 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 }
 
 /* Its call is told soon that it was sent. */
-static void fetch_done(const struct message *message)
+static _fetches_ void fetch_done(const struct message *message)
 {
 	const struct call *call = container_of(message, struct call, message);
 
