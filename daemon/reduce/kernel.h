@@ -43,8 +43,9 @@ extern const struct reduce_kernels
 	reduce_kernels_avx512; /* x86_64 only; needs AVX-512 F, BW, DQ, VL */
 extern const struct reduce_kernels
 	reduce_kernels_avx512_bf16; /* x86_64 only; needs AVX-512 BF16 as well */
-extern const struct reduce_kernels reduce_kernels_avx512_256; /* x86_64 only; needs the same */
-extern const struct reduce_kernels reduce_kernels_neon;	      /* aarch64 only */
+extern const struct reduce_kernels
+	reduce_kernels_avx512_256;			/* x86_64 only; needs that, FMA and F16C */
+extern const struct reduce_kernels reduce_kernels_neon; /* aarch64 only */
 
 /* Divides integers in place, rounding down. dtype is one of the integer types, divisor > 0. */
 void reduce_divide(unsigned dtype, void *data, size_t n_elements, uint64_t divisor);

@@ -23,7 +23,10 @@ static _Atomic(const struct reduce_kernels *) chosen;
 static bool kernels_supported(const struct reduce_kernels *kernels)
 {
 	__builtin_cpu_init();
-	if (kernels == &reduce_kernels_avx512_bf16 || kernels == &reduce_kernels_avx512_256)
+	if (kernels == &reduce_kernels_avx512_256)
+		return __builtin_cpu_supports("fma") && cpu_has_f16c() &&
+		       kernels_supported(&reduce_kernels_avx512_bf16);
+	if (kernels == &reduce_kernels_avx512_bf16)
 		return __builtin_cpu_supports("avx512bf16") &&
 		       kernels_supported(&reduce_kernels_avx512);
 	if (kernels == &reduce_kernels_avx512)
