@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """scripts/rdma-check on both doubles: memory of a GPU, and in words what there is not. Its figures are not asked for."""
-import os, re, subprocess, sys
+import os, re, subprocess, sys, tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 
@@ -35,6 +35,23 @@ def test_what_there_is_not_is_said():
         text = check(**env)
         assert re.search('^gpu left out: .*' + re.escape(words), text, re.M), text
         assert 'mib_s' not in text, text
+
+
+def test_perftest_beside_it():
+    """Whose help ends with 1, also where it was built with CUDA."""
+    for options, words in (('--use_cuda_dmabuf', '1234.50'), ('', 'left out: the one here was built without CUDA (--use_cuda_dmabuf)')):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, 'ib_write_bw')
+            with open(path, 'w') as out:
+                out.write(f"""#!/bin/sh
+case "$*" in
+--help) echo 'Usage: {options}' && exit 1 ;;
+*' --use_cuda=0 --use_cuda_dmabuf 127.0.0.1') echo ' 131072 40 1300.00 1234.50 0.009' ;;
+esac
+""")
+            os.chmod(path, 0o755)
+            rows = check(PATH=f'{folder}:{os.environ["PATH"]}').splitlines()
+            assert [row for row in rows if row.startswith('ib_write_bw')] == ['ib_write_bw gpu_to_gpu_mib_s ' + words], rows
 
 
 def test_parts_that_always_go_by_the_host():
