@@ -1,3 +1,4 @@
+#include "base/failpoint.h"
 #include "base/log.h"
 #include "gpu/internal.h"
 #include <inttypes.h>
@@ -51,13 +52,10 @@ void gpu_direct_open(struct gpu_worker *worker, const struct gpu_memory *memory)
 {
 	struct gpu_command command = { .op = GPU_OP_ARENA, .slot = worker->n_arenas };
 	struct gpu *gpu = worker->gpu;
-	struct gpu_arena *arena = calloc(1, sizeof(*arena));
+	struct gpu_arena *arena = FAILPOINT_FAILS("gpu-arena") ? NULL : calloc(1, sizeof(*arena));
 
 	if (!arena) {
-		struct failure why;
-
-		(void)failure_set(&why, -ENOMEM, "no memory for what is under way");
-		gpu_worker_die(worker, &why);
+		gpu_worker_die_soon(worker, "no memory for what is under way");
 		return;
 	}
 	arena->gpu = gpu;

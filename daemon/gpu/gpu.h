@@ -171,7 +171,7 @@ enum gpu_direct_state { GPU_DIRECT_AWAY, GPU_DIRECT_OPENING, GPU_DIRECT_OPEN, GP
 /* Whether the worker has an arena on the device of this memory, which is imported; changed() comes after OPENING. */
 enum gpu_direct_state gpu_direct_state(const struct gpu_worker *worker,
 				       const struct gpu_memory *memory);
-/* Asks for it: AWAY. Out of memory: it is REFUSED. */
+/* Asks for it: AWAY. Out of memory: the worker is lost. */
 void gpu_direct_open(struct gpu_worker *worker, const struct gpu_memory *memory);
 /*
  * Takes staging from there: data of such a lease is a name for gpu_task_*() and transport/, and nothing for the CPU. It may be

@@ -84,6 +84,9 @@ struct gpu_worker {
 	struct loop_timer poll;	    /* watches without a lane */
 	struct loop_timer late;	    /* its process is dead, for the reason kept_back */
 	struct failure kept_back;
+	struct mail soon; /* ends it for want of memory: from the loop */
+	bool dies_soon;
+	const char *no_memory;
 	struct mail changed; /* says it from the loop */
 	bool changed_posted;
 	uint64_t progress_ns; /* when the last event came */
@@ -175,6 +178,8 @@ void gpu_worker_flush(struct gpu_worker *worker);
 struct gpu_command *gpu_worker_add(struct gpu_worker *worker);
 void gpu_worker_changed(struct gpu_worker *worker);
 void gpu_worker_die(struct gpu_worker *worker, const struct failure *why);
+/* From within a call of its user, who hears of it from the loop; until then nothing is sent. no_memory: for what; static. */
+void gpu_worker_die_soon(struct gpu_worker *worker, const char *no_memory);
 
 /* Something is under way, a task or n_setup: from now on it is to be heard of. */
 void gpu_worker_expect(struct gpu_worker *worker);

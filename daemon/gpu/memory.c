@@ -65,16 +65,12 @@ void gpu_memory_open(struct gpu_memory *memory, struct gpu_worker *worker,
 	memory->opened_user = user;
 	memory->worker = worker;
 	list_push_back(&worker->memories, &memory->link);
+	memory->state = GPU_MEMORY_OPENING;
 	if (take_number(worker, memory)) {
-		struct failure why;
-
-		(void)failure_set(&why, -ENOMEM, "no memory for what it imports");
 		memory->number = UINT32_MAX;
-		memory->state = GPU_MEMORY_OPENING;
-		gpu_worker_die(worker, &why);
+		gpu_worker_die_soon(worker, "no memory for what it imports");
 		return;
 	}
-	memory->state = GPU_MEMORY_OPENING;
 	command.memory = memory->number;
 	memcpy(command.device, memory->params.device, sizeof(command.device));
 	memcpy(command.handle, memory->params.handle, sizeof(command.handle));

@@ -118,15 +118,10 @@ void gpu_task_end(struct gpu_worker *worker)
 		worker->progress_ns = clock_now_ns();
 	task->ticket = ++worker->n_begun;
 	list_push_back(&worker->tasks, &task->link);
-	if (map_add(&worker->by_ticket, task->ticket, &task->entry)) {
-		struct failure why;
-
-		(void)failure_set(&why, -ENOMEM, "no memory for what is under way");
-		task->is_mapped = false;
-		gpu_worker_die(worker, &why);
-		return;
-	}
-	task->is_mapped = true;
+	task->n_pending = worker->n_marks;
+	task->is_mapped = !map_add(&worker->by_ticket, task->ticket, &task->entry);
+	if (!task->is_mapped)
+		gpu_worker_die_soon(worker, "no memory for what is under way");
 	for (unsigned i = 0; i < worker->n_marks; i++) {
 		struct gpu_command *command = gpu_worker_add(worker);
 
@@ -135,7 +130,6 @@ void gpu_task_end(struct gpu_worker *worker)
 		command->memory = worker->marks[i].memory->number;
 		command->ticket = task->ticket;
 	}
-	task->n_pending = worker->n_marks;
 	if (worker->state != WORKER_RUNNING || !task->n_pending)
 		end_later(worker);
 	gpu_worker_flush(worker);

@@ -126,7 +126,7 @@ static void queue(struct gpu_worker *worker, const void *data, size_t len, int f
 	if (!packet || (fd >= 0 && kept < 0) || worker->n_outbox >= OUTBOX_MAX) {
 		(void)fd_close(kept);
 		free(packet);
-		die(worker, -ENOMEM, "no memory or no descriptor for its commands");
+		gpu_worker_die_soon(worker, "no memory or no descriptor for its commands");
 		return;
 	}
 	packet->fd = kept;
@@ -141,7 +141,7 @@ static void send_packet(struct gpu_worker *worker, const void *data, size_t len,
 {
 	int r;
 
-	if (worker->state != WORKER_RUNNING || worker->late.loop)
+	if (worker->state != WORKER_RUNNING || worker->late.loop || worker->dies_soon)
 		return;
 	r = worker->n_outbox ? FRAME_E_AGAIN
 			     : frame_send(worker->socket.fd, data, len, &fd, fd >= 0);
@@ -353,6 +353,8 @@ static struct gpu_worker *worker_free(struct gpu_worker *worker)
 	list_remove(&worker->wait_link);
 	if (worker->fail_posted)
 		loop_unpost(worker->gpu->params.loop, &worker->fail);
+	if (worker->dies_soon)
+		loop_unpost(worker->gpu->params.loop, &worker->soon);
 	map_done(&worker->by_ticket);
 	free(worker->by_number);
 	free(worker);
@@ -413,6 +415,24 @@ void gpu_worker_die(struct gpu_worker *worker, const struct failure *why)
 	gpu_memory_worker_died(worker);
 	gpu_direct_close(worker);
 	free_later(worker->gpu);
+}
+
+static void on_soon(struct mail *mail)
+{
+	struct gpu_worker *worker = container_of(mail, struct gpu_worker, soon);
+
+	worker->dies_soon = false;
+	die(worker, -ENOMEM, worker->no_memory);
+}
+
+void gpu_worker_die_soon(struct gpu_worker *worker, const char *no_memory)
+{
+	if (worker->dies_soon || worker->state == WORKER_DEAD)
+		return;
+	worker->dies_soon = true;
+	worker->no_memory = no_memory;
+	worker->soon.run = on_soon;
+	loop_post(worker->gpu->params.loop, &worker->soon);
 }
 
 static const char *describe_end(const siginfo_t *info, char text[64])

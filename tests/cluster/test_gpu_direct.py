@@ -333,13 +333,36 @@ def test_a_worker_is_killed():
         assert metric(daemon, 'bps_rdma_regions') == regions
 
 
-def test_a_worker_is_killed_while_it_brings_parts_to_the_host():
-    """The connection has broken, and now the worker goes: its job ends, in words, and the next one goes by TCP."""
+def need_failpoints():
     with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
         if b'BPS_FAILPOINTS' not in binary.read():
             raise Skip('built without failpoints')
+
+
+def test_a_worker_is_killed_while_it_brings_parts_to_the_host():
+    """The connection has broken, and now the worker goes: its job ends, in words, and the next one goes by TCP."""
+    need_failpoints()
     for n in (1, 2):
         spill_and_die(n)
+
+
+def test_no_memory_for_a_root():
+    """The daemon hears of it while it asks for one after another: the job ends in words, and the next one goes as ever."""
+    need_failpoints()
+    env = ({'BPS_FAILPOINTS': 'gpu-arena=error'}, {})
+    with DirectCluster(options=['--resume=off'], env=env) as cluster:
+        ranks, data = job(cluster, (2, 2), gpu_reduce=AUTO)
+        for rank in ranks:
+            rank.call('attend')
+        for k in range(2):
+            ranks[k].submit(0, 0, data[k].tobytes(), red=SUM, out=N, device=ALLOC)
+        error = ranks[0].ended(0)
+        assert 'no memory for what is under way' in error.text, error.text
+        for rank in ranks:
+            rank.call('close')
+        ranks, data = job(cluster, (2, 2), gpu_reduce=AUTO)
+        turn(ranks, data, 0)
+        assert way(cluster) == 'directly', way(cluster)
 
 
 def spill_and_die(n):

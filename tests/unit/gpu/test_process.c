@@ -42,6 +42,23 @@ static void on_granted(struct gpu_lease *lease)
 	seen.n_granted++;
 }
 
+static bool no_memory;
+
+void *__real_calloc(size_t n, size_t size);
+void *__wrap_calloc(size_t n, size_t size);
+void *__real_reallocarray(void *old, size_t n, size_t size);
+void *__wrap_reallocarray(void *old, size_t n, size_t size);
+
+void *__wrap_calloc(size_t n, size_t size)
+{
+	return no_memory ? NULL : __real_calloc(n, size);
+}
+
+void *__wrap_reallocarray(void *old, size_t n, size_t size)
+{
+	return no_memory ? NULL : __real_reallocarray(old, n, size);
+}
+
 struct world {
 	struct loop *loop;
 	struct gpu *gpu;
@@ -323,23 +340,72 @@ TEST(what_spills_has_failed_when_its_worker_is_dead)
 	world_close(&world);
 }
 
-/* When there is no more room for what it is told, the answer to its refusal is its end. */
-TEST(a_worker_that_refuses_and_does_not_read)
+enum { OUTBOX_MAX = 65536 };
+
+static void fill_outbox(struct gpu_worker *worker)
 {
-	enum { OUTBOX_MAX = 65536 };
-	struct world world = world_open("done", NULL);
-	struct gpu_memory *memory = memory_new();
 	struct gpu_command command = { .op = GPU_OP_MARK };
 	siginfo_t info = { 0 };
 
+	ASSERT_OK(waitid(P_PID, (id_t)worker->pid, &info, WSTOPPED | WNOWAIT));
+	while (worker->n_outbox < OUTBOX_MAX)
+		gpu_worker_send(worker, &command, -1);
+}
+
+/* When there is no more room for what it is told, the answer to its refusal is its end. */
+TEST(a_worker_that_refuses_and_does_not_read)
+{
+	struct world world = world_open("done", NULL);
+	struct gpu_memory *memory = memory_new();
+
 	start(&world, "refuse");
-	ASSERT_OK(waitid(P_PID, (id_t)world.worker->pid, &info, WSTOPPED | WNOWAIT));
 	gpu_direct_open(world.worker, memory);
-	while (world.worker->n_outbox < OUTBOX_MAX)
-		gpu_worker_send(world.worker, &command, -1);
+	fill_outbox(world.worker);
 	ASSERT_EQ(seen.lost.status, 0);
 	TURN_UNTIL(&world, seen.lost.status);
 	ASSERT_CONTAINS(seen.lost.text, "no memory or no descriptor for its commands");
 	gpu_memory_free(memory, NULL, NULL);
 	world_close(&world);
+}
+
+/* Who calls goes on with what it has: it hears from the loop that there is no worker any more. */
+TEST(a_worker_without_memory_is_lost_from_the_loop)
+{
+	static const struct {
+		bool is_full;
+		const char *words;
+	} cases[] = {
+		{ true, "no memory or no descriptor for its commands" },
+		{ false, "no memory for what is under way" },
+	};
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		struct world world = world_open("done", NULL);
+		struct gpu_memory *memory = memory_new(), *other = memory_new();
+		struct gpu_task tasks[2] = { { .done = on_done }, { .done = on_done } };
+
+		start(&world, "done");
+		gpu_memory_open(memory, world.worker, NULL, NULL);
+		if (cases[i].is_full)
+			fill_outbox(world.worker);
+		no_memory = !cases[i].is_full;
+		for (int k = 0; k < 2; k++)
+			gpu_direct_open(world.worker, memory);
+		gpu_memory_open(other, world.worker, NULL, NULL);
+		for (size_t k = 0; k < ARRAY_SIZE(tasks); k++) {
+			gpu_task_begin(world.worker, &tasks[k]);
+			gpu_task_down(world.worker, memory, 0, world.gpu->staging, 4096);
+			gpu_task_end(world.worker);
+		}
+		no_memory = false;
+		ASSERT_EQ(seen.lost.status, 0);
+		ASSERT_EQ(seen.n_done, 0);
+		TURN_UNTIL(&world, seen.n_done == ARRAY_SIZE(tasks));
+		ASSERT_EQ(seen.n_failed, ARRAY_SIZE(tasks));
+		ASSERT_EQ(seen.lost.status, -ENOMEM);
+		ASSERT_CONTAINS(seen.lost.text, cases[i].words);
+		gpu_memory_free(memory, NULL, NULL);
+		gpu_memory_free(other, NULL, NULL);
+		world_close(&world);
+	}
 }
