@@ -95,10 +95,27 @@ static void refuse(struct gpu_arena *arena, const struct failure *why)
 	arena->state = GPU_DIRECT_REFUSED;
 	arena->why = *why;
 	memcpy(command.device, arena->device, sizeof(command.device));
-	log_notice("job %s: GPU memory goes to servers by way of the host: %s", arena->worker->name,
-		   why->text);
-	/* Which may end the worker, and the arena with it. */
 	gpu_worker_send(arena->worker, &command, -1);
+}
+
+static bool any_is(const struct gpu_worker *worker, enum gpu_direct_state state)
+{
+	const struct gpu_arena *arena;
+
+	list_for_each (arena, &worker->gpu->arenas, link)
+		if (arena->worker == worker && arena->state == state)
+			return true;
+	return false;
+}
+
+/* Once for all of them: what came of one says nothing of where parts go. */
+static void tell_way(const struct gpu_worker *worker)
+{
+	char text[512];
+
+	gpu_direct_describe(worker, text, sizeof(text));
+	log_line(any_is(worker, GPU_DIRECT_REFUSED) ? LOG_LEVEL_NOTICE : LOG_LEVEL_INFO,
+		 "job %s: GPU memory goes to servers %s", worker->name, text);
 }
 
 void gpu_direct_event(struct gpu_worker *worker, const struct gpu_event *event, int fd)
@@ -118,14 +135,12 @@ void gpu_direct_event(struct gpu_worker *worker, const struct gpu_event *event, 
 		(void)failure_set(&why, -EPROTO, "the worker handed over no dma-buf");
 	else
 		(void)arena_open(found, owned, &why);
-	if (why.status) {
+	if (why.status)
 		refuse(found, &why);
-	} else {
+	else
 		found->state = GPU_DIRECT_OPEN;
-		log_info("job %s: GPU memory goes to servers directly, by %" PRIu64
-			 " MiB that RDMA devices know",
-			 worker->name, found->pages.n * GPU_PAGE >> 20);
-	}
+	if (!any_is(worker, GPU_DIRECT_OPENING))
+		tell_way(worker);
 	gpu_worker_changed(worker);
 }
 
