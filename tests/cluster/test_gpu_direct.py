@@ -39,7 +39,7 @@ class DirectCluster(Cluster):
 
 
 def job(cluster, layout, devices=None, **keys):
-    ranks = cluster.job(layout, join=False, part_bytes=PART, **keys)
+    ranks = cluster.job(layout, join=False, **{'part_bytes': PART, **keys})
     for k, rank in enumerate(ranks):
         rank.call('device', devices[k] if devices else rank.keys['local_rank'])
     cluster.join(ranks)
@@ -130,9 +130,10 @@ def test_groups_have_the_bits_of_the_way_through_the_host():
     rng = np.random.default_rng(SEED)
     data = [(rng.standard_normal(N) * 10.0 ** rng.integers(-3, 4, N)).astype(np.float32) for _ in range(8)]
     results = []
-    for options in (['--set=gpu_direct=off'], [], ['--set=gpu_direct_staging=1M']):
+    for options, expected in ((['--set=gpu_direct=off'], (False, True)), ([], (True, False)),
+                              (['--set=gpu_direct_staging=1M'], (True, True))):
         with DirectCluster(options=['--resume=off', *options]) as cluster:
-            ranks, _ = job(cluster, (4, 4), gpu_reduce=AUTO)
+            ranks, _ = job(cluster, (4, 4), gpu_reduce=AUTO, part_bytes=1 << 20)
             for rank in ranks:
                 rank.call('tensor', 1, 'large', UINT8, 8 << 20)
             for rank, mine in zip(ranks, data):
@@ -145,7 +146,8 @@ def test_groups_have_the_bits_of_the_way_through_the_host():
                 for request in range(2):
                     rank.wait(request)
             for daemon in cluster.daemons[:2]:
-                assert (metric(daemon, 'bps_gpu_direct_bytes_total') > 0) == (not options or '1M' in options[0])
+                direct, staged = (metric(daemon, f'bps_gpu_{way}_bytes_total') for way in ('direct', 'staged'))
+                assert (direct > 0, staged > 0) == expected, f'{options}: {direct} directly, {staged} by the host'
     assert len(set(results)) == 1
 
 
