@@ -35,7 +35,8 @@ struct device {
 	CUdeviceptr arena_memory; /* as allocated, with a page more; 0: none */
 	CUdeviceptr arena;	  /* the daemon's arena here: worker.lock */
 	uint64_t arena_len;
-	int order; /* for whom what RDMA devices write there is in order, without a flush */
+	int order;	 /* for whom what RDMA devices write there is in order, without a flush */
+	bool has_others; /* other devices read there, too */
 	struct waiter waiters[GPU_STREAMS];
 };
 

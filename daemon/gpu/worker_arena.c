@@ -23,14 +23,14 @@ static int attribute_of(const struct device *device, CUdevice_attribute attribut
 }
 
 /* What RDMA devices write is in order for whoever reads it here, or is when it has been flushed. */
-static bool is_ordered(struct device *device, bool for_others)
+static bool is_ordered(struct device *device)
 {
 	int options =
 		attribute_of(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_FLUSH_WRITES_OPTIONS);
 
 	device->order = attribute_of(device, CU_DEVICE_ATTRIBUTE_GPU_DIRECT_RDMA_WRITES_ORDERING);
-	return device->order >= (for_others ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES
-					    : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) ||
+	return device->order >= (device->has_others ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES
+						    : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER) ||
 	       ((options & CU_FLUSH_GPU_DIRECT_RDMA_WRITES_OPTION_HOST) &&
 		worker.cuda->cuFlushGPUDirectRDMAWrites);
 }
@@ -66,7 +66,6 @@ static int allocate(struct device *device, uint64_t len, char *text)
 
 static int export(struct device *device, uint64_t len, char *text, int *ret_fd)
 {
-	bool has_others;
 	char why[200];
 	CUresult result;
 	int fd = -1, r;
@@ -76,9 +75,9 @@ static int export(struct device *device, uint64_t len, char *text, int *ret_fd)
 		return refuse(text, device,
 			      "the driver has no dma-bufs of its memory (NVIDIA's open kernel "
 			      "modules have)");
-	if (!worker_reach(device, why, sizeof(why), &has_others))
+	if (!worker_reach(device, why, sizeof(why), &device->has_others))
 		return refuse(text, device, why);
-	if (!is_ordered(device, has_others))
+	if (!is_ordered(device))
 		return refuse(text, device, "what others write into its memory cannot be flushed");
 	r = allocate(device, len, text);
 	if (r)

@@ -213,26 +213,28 @@ static CUdeviceptr arena_at(uint32_t number, uint64_t at, uint64_t len,
 }
 
 /*
- * What a RDMA device has written to the owner's arena is there for what is put into streams of the reader from here on. The
- * reader's context is the current one.
+ * What a RDMA device has written to the owner's arena is there for what is put into streams from here on: of the owner, or of all
+ * that read there. The reader's context is the current one.
  */
-static void flush(const struct device *owner, const struct device *reader)
+static void flush(const struct device *owner, const struct device *reader, bool for_others)
 {
-	bool is_own = owner == reader;
-
-	if (owner->order >= (is_own ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER
-				    : CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES))
+	if (owner->order >= (for_others ? CU_GPU_DIRECT_RDMA_WRITES_ORDERING_ALL_DEVICES
+					: CU_GPU_DIRECT_RDMA_WRITES_ORDERING_OWNER))
 		return;
-	if (!is_own)
-		worker_enter(owner);
+	worker_enter(owner);
 	worker_check(worker.cuda->cuFlushGPUDirectRDMAWrites(
 			     CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX,
-			     is_own ? CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER
-				    : CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES),
+			     for_others ? CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES
+					: CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER),
 		     "cuFlushGPUDirectRDMAWrites", owner);
-	if (!is_own)
-		worker_enter(reader);
+	worker_enter(reader);
 }
+
+/*
+ * Whose arena a task has been flushed of: all that it copies from there had come before it was begun. With its first mark it has
+ * no more.
+ */
+static const struct device *flushed;
 
 /* Between memory and staging, or an arena on its device, or on another that it reaches. */
 static void copy(const struct gpu_command *command, const struct memory *memory, CUstream stream)
@@ -253,8 +255,10 @@ static void copy(const struct gpu_command *command, const struct memory *memory,
 		return;
 	}
 	arena = arena_at(command->slot, command->staging, command->len, &owner);
-	if (!is_down)
-		flush(owner, device);
+	if (!is_down && flushed != owner) {
+		flush(owner, device, owner->has_others);
+		flushed = owner;
+	}
 	worker_check(cuda->cuMemcpyDtoDAsync(is_down ? arena : at, is_down ? at : arena,
 					     command->len, stream),
 		     "cuMemcpyDtoDAsync", device);
@@ -265,7 +269,7 @@ static void spill(const struct gpu_command *command, const struct device *device
 	const struct device *owner;
 	CUdeviceptr from = arena_at(command->slot, command->offset, command->len, &owner);
 
-	flush(owner, device);
+	flush(owner, device, false);
 	worker_check(
 		worker.cuda->cuMemcpyDtoHAsync(staging_at(command), from, command->len, stream),
 		"cuMemcpyDtoHAsync", device);
@@ -322,6 +326,7 @@ void worker_stream_run(const struct gpu_command *command)
 			     "cuStreamWriteValue32", memory.device);
 		break;
 	case GPU_OP_MARK:
+		flushed = NULL;
 		mark(waiter, command->ticket);
 		break;
 	default:
