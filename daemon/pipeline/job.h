@@ -151,6 +151,7 @@ struct pipeline_job {
 	uint32_t *node_of_rank;		/* from the ledger, when resumed */
 	size_t home_number;		/* of its home among its servers */
 	struct list starved;		/* parts whose result waits for a cell */
+	bool feeding;			/* pipeline_keep_feed() is under way */
 	struct loop_timer room_timer;	/* whether cells are not needed any more: room.c */
 	uint32_t room_target;		/* so many cells are to stay */
 	struct pipeline_failed *failed; /* a ring of PIPELINE_FAILED, or NULL */
@@ -349,6 +350,8 @@ bool pipeline_roll_is_full(const struct pipeline_job *job);
 /* Whose a cell's result is now. */
 struct pipeline_server *pipeline_keep_owner(const struct pipeline_job *job,
 					    const struct ledger_kept *kept);
+/* There may be cells for those that wait, until one gets none. */
+void pipeline_keep_feed(struct pipeline_job *job);
 /* The cell is of no use any more. */
 void pipeline_keep_free(struct pipeline_job *job, uint32_t cell);
 

@@ -170,23 +170,15 @@ static void unhold(struct pipeline_job *job, size_t number)
 {
 	struct pipeline_round *round;
 	struct pipeline_part *part;
-	size_t n = 0;
 
 	list_for_each (round, &job->rounds, job_link) {
 		if (!round->gated || round->committed || round->failure.status)
 			continue;
-		list_for_each (part, &round->parts, link) {
-			if (part->state != PART_HELD || part->server != number)
-				continue;
-			pipeline_part_unhold(part);
-			n++;
-		}
+		list_for_each (part, &round->parts, link)
+			if (part->state == PART_HELD && part->server == number)
+				pipeline_part_unhold(part);
 	}
-	/* As many cells are free. */
-	while (n-- && (part = list_first(&job->starved, struct pipeline_part, wait))) {
-		list_remove(&part->wait);
-		pipeline_part_feed(part);
-	}
+	pipeline_keep_feed(job);
 }
 
 void pipeline_keep_detach(struct pipeline_job *job, size_t number)
@@ -375,17 +367,27 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 
 /* -- Cells -------------------------------------------------------------------------------------------------------- */
 
-void pipeline_keep_free(struct pipeline_job *job, uint32_t cell)
+void pipeline_keep_feed(struct pipeline_job *job)
 {
 	struct pipeline_part *part;
 
+	/* One that ends may free cells, and fail others: for that, it is not begun once more. */
+	if (job->feeding)
+		return;
+	job->feeding = true;
+	while ((part = list_first(&job->starved, struct pipeline_part, wait))) {
+		list_remove(&part->wait);
+		if (!pipeline_part_feed(part))
+			break;
+	}
+	job->feeding = false;
+}
+
+void pipeline_keep_free(struct pipeline_job *job, uint32_t cell)
+{
 	pipeline_roll_resolve(job, cell);
 	ledger_cell_free(job->ledger, cell);
-	part = list_first(&job->starved, struct pipeline_part, wait);
-	if (!part)
-		return;
-	list_remove(&part->wait);
-	pipeline_part_feed(part);
+	pipeline_keep_feed(job);
 }
 
 /* All nodes have it. Of what the daemon before has left, the outputs here may not. */

@@ -251,14 +251,18 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 
 void pipeline_part_drop_queued(struct pipeline_round *round)
 {
+	struct pipeline_job *job = round->job;
 	struct pipeline_part *part, *next;
+	bool freed = false;
 
 	list_for_each_safe (part, next, &round->parts, link) {
 		if (part->state == PART_HELD) {
 			round->n_held--;
-			ledger_cell_free(job_of(part)->ledger, part->cell);
+			ledger_cell_free(job->ledger, part->cell);
 			part->cell = LEDGER_NO_CELL;
-		} else if (part->state == PART_QUEUED && list_linked(&part->wait)) {
+			freed = true;
+		} else if ((part->state == PART_QUEUED || part->state == PART_CALL) &&
+			   list_linked(&part->wait)) { /* for its server, or for a cell */
 			list_remove(&part->wait);
 		} else if (part->state == PART_QUEUED) {
 			pipeline_outlet_remove(part->outlet, part);
@@ -267,4 +271,6 @@ void pipeline_part_drop_queued(struct pipeline_round *round)
 		}
 		pipeline_part_end(part);
 	}
+	if (freed && job->state != JOB_OVER)
+		pipeline_keep_feed(job);
 }

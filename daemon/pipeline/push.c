@@ -266,12 +266,6 @@ static void keep(struct pipeline_part *part)
 	struct pipeline_round *round = part->round;
 	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
 
-	/* It waited for the cell, and its server was lost meanwhile. */
-	if ((round->gated || stragglers_any(&job_of(part)->shape.stragglers)) &&
-	    part->attachment != pipeline_part_server(part)->attachment) {
-		push_again(part);
-		return;
-	}
 	if (job_of(part)->shape.elastic)
 		round->n_gone = MAX(round->n_gone, n_gone_of(part));
 
@@ -304,11 +298,18 @@ static void keep(struct pipeline_part *part)
 	pipeline_device_down(part, !is_for_here(part) || kept->late, false, scatter);
 }
 
-void pipeline_part_feed(struct pipeline_part *part)
+bool pipeline_part_feed(struct pipeline_part *part)
 {
 	struct pipeline_job *job = job_of(part);
 	int r = 0;
 
+	/* It waited for a cell, and its server was lost meanwhile: it needs none. */
+	if (!part->round->failure.status &&
+	    (part->round->gated || stragglers_any(&job->shape.stragglers)) &&
+	    part->attachment != pipeline_part_server(part)->attachment) {
+		push_again(part);
+		return true;
+	}
 	if (part->cell == LEDGER_NO_CELL && !part->round->failure.status) {
 		r = pipeline_room_look(job);
 		part->cell = ledger_cell_take(job->ledger, false);
@@ -325,9 +326,11 @@ void pipeline_part_feed(struct pipeline_part *part)
 				   "cells: use larger parts, or turn resume off");
 	} else if (part->cell == LEDGER_NO_CELL) {
 		list_push_back(&job->starved, &part->wait);
+		return false;
 	} else {
 		keep(part);
 	}
+	return true;
 }
 
 static void on_kept_answer(struct pipeline_part *part)
@@ -344,7 +347,7 @@ static void on_kept_answer(struct pipeline_part *part)
 	part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block) : NULL;
 	pipeline_keep_released(server, (uint32_t)call->answer.status);
 	FAILPOINT("part-answered");
-	pipeline_part_feed(part);
+	(void)pipeline_part_feed(part);
 }
 
 /*
@@ -356,12 +359,12 @@ static void push_again(struct pipeline_part *part)
 	struct pipeline_job *job = job_of(part);
 	struct pipeline_server *server;
 	size_t before = part->server;
+	uint32_t cell = part->cell;
 	bool again = part->again;
 
-	if (part->cell != LEDGER_NO_CELL) {
-		ledger_cell_free(job->ledger, part->cell);
-		part->cell = LEDGER_NO_CELL;
-	}
+	part->cell = LEDGER_NO_CELL;
+	if (cell != LEDGER_NO_CELL)
+		pipeline_keep_free(job, cell);
 	part->block = block_unref(part->block);
 	pipeline_device_give(part);
 	if (part->round->failure.status) {

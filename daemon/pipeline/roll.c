@@ -85,12 +85,9 @@ void pipeline_roll_stored(struct pipeline_job *job, uint32_t cell)
 	/* Without memory it is kept to the end of the job. */
 	if (accumulates || kept->late)
 		(void)ledger_cell_index(job->ledger, cell);
-	while (pipeline_roll_is_full(job) && !list_empty(&job->starved)) {
-		struct pipeline_part *part = list_first(&job->starved, struct pipeline_part, wait);
-
-		list_remove(&part->wait);
-		pipeline_part_feed(part);
-	}
+	/* Then there will be none for who waits, either. */
+	if (pipeline_roll_is_full(job))
+		pipeline_keep_feed(job);
 }
 
 bool pipeline_roll_is_full(const struct pipeline_job *job)

@@ -211,6 +211,149 @@ TEST(a_job_may_do_nothing_but_accumulate)
 	}
 }
 
+/* -- Cells that are scarce ------------------------------------------------------------------------------------------ */
+
+static uint32_t taken[LEDGER_CELLS_MAX], n_taken;
+
+/* All that there are, but for so many. */
+static void take_cells(struct pipeline_job *job, uint32_t n_left)
+{
+	ASSERT_OK(pipeline_room_for(job, ledger_n_cells(job->ledger)));
+	for (n_taken = 0; n_taken < ledger_n_cells(job->ledger) - n_left; n_taken++) {
+		taken[n_taken] = ledger_cell_take(job->ledger, false);
+		ASSERT_INT(taken[n_taken], !=, LEDGER_NO_CELL);
+	}
+}
+
+/* So many parts have a result that waits for a cell, from that server. */
+static size_t n_starved_of(const struct pipeline_job *job, uint32_t server)
+{
+	const struct pipeline_part *part;
+	size_t n = 0;
+
+	list_for_each (part, &job->starved, wait)
+		n += part->server == server;
+	return n;
+}
+
+static size_t n_starved(const struct pipeline_job *job)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < job->n_servers; i++)
+		n += n_starved_of(job, i);
+	return n;
+}
+
+static void fail(struct asked *asked)
+{
+	pipeline_round_fail(asked->base.in, &(struct failure){ .status = -EIO, .text = "failed" },
+			    false);
+}
+
+TEST(a_round_that_fails_waits_for_no_cells)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 1, .distributed = true, .resume = true });
+	static float input[100], output[2][100];
+	struct pipeline_job *job;
+	struct asked asked[2];
+
+	world_form(world);
+	job = job_of(world);
+	take_cells(job, 0);
+	for (unsigned i = 0; i < 2; i++) {
+		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, 100, output[i], 100);
+		asked_submit(&asked[i], world_declare(world, i ? "b" : "a", DTYPE_FLOAT32, 100), 1);
+	}
+	WORLD_UNTIL(world, n_starved(job) == 2);
+	fail(&asked[0]);
+	WORLD_UNTIL(world, asked[0].done);
+	ASSERT_EQ(asked[0].failure.status, -EIO);
+	ASSERT_EQ(n_starved(job), 1);
+	/* The next that is free is for the one that goes on. */
+	pipeline_keep_free(job, taken[--n_taken]);
+	WORLD_UNTIL(world, asked[1].done);
+	ASSERT_STR(asked[1].failure.text, "");
+	while (n_taken)
+		pipeline_keep_free(job, taken[--n_taken]);
+}
+
+/*
+ * Of a job whose rounds are decided on by all nodes: what the first has of a result is held until then. Its other parts, and the
+ * second tensor's, find no cell.
+ */
+#define PARTS 8
+
+static struct pipeline_job *form_held(struct world *world, struct asked (*asked)[2])
+{
+	static float input[2][PARTS * 1024], output[2][2][PARTS * 1024];
+	struct pipeline_job *job;
+
+	world_form(world);
+	job = job_of(world);
+	take_cells(job, 1);
+	for (unsigned i = 0; i < 2; i++) {
+		uint64_t n = i ? 100 : PARTS * 1024;
+		struct declared *declared = world_declare(world, i ? "b" : "a", DTYPE_FLOAT32, n);
+
+		for (unsigned rank = 0; rank < 2; rank++) {
+			asked[i][rank] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input[rank],
+						  n, output[i][rank], n);
+			asked[i][rank].base.membership = 1;
+			asked_submit(&asked[i][rank], &declared[rank], 1);
+		}
+		WORLD_UNTIL(world, n_starved(job) == PARTS - 1 + i);
+	}
+	ASSERT_EQ(asked[0][0].base.in->n_held, 1);
+	return job;
+}
+
+static struct world *world_of_two(void)
+{
+	return world_new(&(struct world_options){ .n_nodes = 2,
+						  .n_local = 1,
+						  .resume = true,
+						  .part_bytes = 4096,
+						  .min_ranks = 1,
+						  .max_ranks = 2 });
+}
+
+TEST(cells_of_a_round_that_fails_are_for_others)
+{
+	_cleanup_(world_freep) struct world *world = world_of_two();
+	struct asked asked[2][2];
+	struct pipeline_job *job = form_held(world, asked);
+
+	fail(&asked[0][0]);
+	WORLD_UNTIL(world, asked[0][0].done && asked[1][0].done);
+	ASSERT_EQ(asked[0][0].failure.status, -EIO);
+	ASSERT_STR(asked[1][0].failure.text, "");
+	while (n_taken)
+		pipeline_keep_free(job, taken[--n_taken]);
+}
+
+TEST(what_was_held_of_a_lost_server_is_room_for_others)
+{
+	_cleanup_(world_freep) struct world *world = world_of_two();
+	const struct pipeline_part *part;
+	struct asked asked[2][2];
+	struct pipeline_job *job = form_held(world, asked);
+	const struct pipeline_round *round = asked[0][0].base.in;
+	uint32_t lost = UINT32_MAX;
+	size_t n;
+
+	list_for_each (part, &round->parts, link)
+		if (part->state == PART_HELD)
+			lost = part->server;
+	ASSERT_INT(lost, <, 2);
+	n = n_starved_of(job, !lost);
+	ASSERT_TRUE(n && n_starved_of(job, lost));
+	pipeline_keep_lost(job, lost, "a test cuts it off");
+	ASSERT_EQ(n_starved_of(job, lost), 0);
+	ASSERT_EQ(n_starved_of(job, !lost), n - 1);
+}
+
 #define COME 100 /* more than a job may be given: DATA_ADDED_MAX / 2 */
 
 /* Nobody listens there. */
