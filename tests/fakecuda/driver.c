@@ -7,7 +7,7 @@
  *   FAKECUDA_TOPOLOGY      "nvlink" (default): all are connected by it; "switch:N": N devices on each PCIe switch, the
  *                          switches on different sockets; "nvlink+switch:N": both; "system": each on its own
  *   FAKECUDA_RDMA          "none": memory cannot be handed to other devices; "unordered": it can, and what they write has
- *                          to be flushed; without: it can, and is in order
+ *                          to be flushed; without: it can, and is in order for the device that has it alone
  *   CUDA_VISIBLE_DEVICES   as with the real one: numbers, or UUIDs ("GPU-...")
  */
 #include "fake.h"
@@ -133,6 +133,11 @@ static void read_machine(void)
 		read_visible(visible);
 	machine.has_no_dmabuf = rdma && !strcmp(rdma, "none");
 	machine.is_unordered = rdma && !strcmp(rdma, "unordered");
+}
+
+bool fake_is_unordered(void)
+{
+	return machine.is_unordered;
 }
 
 int fake_visible(int physical)

@@ -13,6 +13,7 @@
  */
 #pragma once
 
+#include "dmabuf.h"
 #include "proto/cuda_abi.h"
 #include <pthread.h>
 #include <stdatomic.h>
@@ -95,6 +96,7 @@ EXPORT void fakecuda_trace(const char *function);
 void fake_delay(void);
 
 /* Physical numbers: "GPU 3" of the machine is the same for all processes. */
+bool fake_is_unordered(void);
 int fake_visible(int physical); /* as this process counts, or -1 */
 void fake_uuid(int physical, CUuuid *ret_uuid);
 /* "GPU-..." */
@@ -108,22 +110,13 @@ EXPORT int fakecuda_link(int physical_a, int physical_b);
 
 /* -- Memory --------------------------------------------------------------------------------------------------- */
 
-/* At the end of each memfd, seen by all that map it. */
-struct fake_shared {
-	uint64_t magic;
-	uint64_t nonce;
-	uint64_t len;
-	int32_t physical;
-	uint32_t handle_types; /* that it may be exported as; 0: cuMemAlloc() */
-	_Atomic uint32_t freed;
-};
-
 /* Memory as such. Counted: by the map, by handles of cuMemCreate(), by operations in streams. */
 struct fake_backing {
 	_Atomic unsigned refs;
 	int fd;
 	char *alias;
 	size_t len;
+	fake_mark *marks;
 	struct fake_shared *shared;
 	int exporter_pidfd; /* of imported legacy memory; else -1 */
 };
@@ -158,6 +151,7 @@ struct fake_range {
 	CUmemAccess_flags access; /* FAKE_MAPPED */
 	unsigned opened;	  /* FAKE_IMPORT: times */
 	uint64_t nonce;		  /* FAKE_IMPORT: of the handle */
+	bool exported;		  /* to devices that are none of ours */
 	struct fake_range *next;
 };
 
@@ -194,6 +188,11 @@ struct fake_span {
 enum fake_side { FAKE_SIDE_ANY, FAKE_SIDE_DEVICE, FAKE_SIDE_HOST };
 /* The first piece of [ptr, ptr + len). With fake.lock. */
 CUresult fake_resolve(CUdeviceptr ptr, size_t len, enum fake_side side, struct fake_span *ret_span);
+/*
+ * Whether a copy that this context puts into a stream reads all of it in order. A device reads stale bytes, and says nothing: who
+ * forgets to flush is found out here.
+ */
+bool fake_is_in_order(CUcontext context, const struct fake_span *span);
 /* Whether all of [ptr, ptr + len) can be resolved. Without locks. */
 CUresult fake_check(CUdeviceptr ptr, size_t len, enum fake_side side);
 

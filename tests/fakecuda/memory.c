@@ -7,24 +7,29 @@
 #include <sys/random.h>
 #include <sys/stat.h>
 
-#define PAGE	     ((size_t)4096)
-#define SHARED_MAGIC UINT64_C(0x66616b6563756461) /* "fakecuda" */
+#define PAGE FAKE_PAGE
 
 static struct fake_range *map; /* with fake.lock */
 static uint64_t last_id;
 
 /* -- Memory as such ------------------------------------------------------------------------------------------- */
 
+static size_t file_len(size_t len)
+{
+	return align_up(len, PAGE) + fake_marks_len(len) + PAGE;
+}
+
 static int backing_map(struct fake_backing *backing)
 {
-	size_t rounded = align_up(backing->len, PAGE);
+	size_t len = file_len(backing->len);
 	char *p;
 
-	p = mmap(NULL, rounded + PAGE, PROT_READ | PROT_WRITE, MAP_SHARED, backing->fd, 0);
+	p = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, backing->fd, 0);
 	if (p == MAP_FAILED)
 		return -errno;
 	backing->alias = p;
-	backing->shared = (struct fake_shared *)(p + rounded);
+	backing->marks = (fake_mark *)(p + align_up(backing->len, PAGE));
+	backing->shared = (struct fake_shared *)(p + len - PAGE);
 	return 0;
 }
 
@@ -41,7 +46,7 @@ int fake_backing_new(size_t len, int physical, uint32_t handle_types, struct fak
 	backing->exporter_pidfd = -1;
 	snprintf(name, sizeof(name), "fakecuda-gpu%d-%zu", physical, len);
 	backing->fd = memfd_create(name, MFD_CLOEXEC);
-	if (backing->fd < 0 || ftruncate(backing->fd, (off_t)(align_up(len, PAGE) + PAGE))) {
+	if (backing->fd < 0 || ftruncate(backing->fd, (off_t)file_len(len))) {
 		r = -errno;
 		(void)fd_close(backing->fd);
 		free(backing);
@@ -58,7 +63,7 @@ int fake_backing_new(size_t len, int physical, uint32_t handle_types, struct fak
 	backing->shared->handle_types = handle_types;
 	if (getrandom(&backing->shared->nonce, sizeof(backing->shared->nonce), 0) < 0)
 		abort();
-	backing->shared->magic = SHARED_MAGIC;
+	backing->shared->magic = FAKE_SHARED_MAGIC;
 	*ret = backing;
 	return 0;
 }
@@ -67,15 +72,8 @@ int fake_backing_import(int fd, struct fake_backing **ret)
 {
 	struct fake_backing *backing;
 	struct fake_shared shared;
-	struct stat status;
 
-	if (fstat(fd, &status) || status.st_size < (off_t)(2 * PAGE) ||
-	    status.st_size % (off_t)PAGE)
-		return -EINVAL;
-	if (pread(fd, &shared, sizeof(shared), status.st_size - (off_t)PAGE) !=
-		    (ssize_t)sizeof(shared) ||
-	    shared.magic != SHARED_MAGIC ||
-	    align_up(shared.len, PAGE) + PAGE != (uint64_t)status.st_size)
+	if (fake_shared_read(fd, &shared))
 		return -EINVAL;
 	backing = calloc(1, sizeof(*backing));
 	if (!backing)
@@ -103,7 +101,7 @@ void fake_backing_unref(struct fake_backing *backing)
 {
 	if (!backing || atomic_fetch_sub(&backing->refs, 1) != 1)
 		return;
-	(void)munmap(backing->alias, align_up(backing->len, PAGE) + PAGE);
+	(void)munmap(backing->alias, file_len(backing->len));
 	(void)fd_close(backing->fd);
 	(void)fd_close(backing->exporter_pidfd);
 	free(backing);
@@ -195,6 +193,49 @@ bool fake_range_alive(const struct fake_range *range)
 		return false;
 	exporter = (struct pollfd){ .fd = range->backing->exporter_pidfd, .events = POLLIN };
 	return poll(&exporter, 1, 0) == 0;
+}
+
+bool fake_is_in_order(CUcontext context, const struct fake_span *span)
+{
+	const struct fake_range *range = span->range;
+	bool is_own = range && range->context == context;
+	uint8_t mask = is_own ? FAKE_NOT_FOR_OWNER : FAKE_NOT_FOR_OTHERS;
+	size_t at;
+
+	if (!range || !range->exported || (is_own && !fake_is_unordered()))
+		return true;
+	at = (size_t)(span->host - range->backing->alias);
+	for (size_t i = at / PAGE; i <= (at + span->len - 1) / PAGE; i++)
+		if (atomic_load(&range->backing->marks[i]) & mask)
+			return false;
+	return true;
+}
+
+static void flush_range(const struct fake_range *range, uint8_t mask)
+{
+	for (size_t i = 0; i < align_up(range->backing->len, PAGE) / PAGE; i++)
+		atomic_fetch_and(&range->backing->marks[i], (uint8_t)~mask);
+}
+
+CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
+				    CUflushGPUDirectRDMAWritesScope scope)
+{
+	uint8_t mask = FAKE_NOT_FOR_OWNER;
+	CUcontext context;
+
+	ENTER_CONTEXT(&context);
+	if (target != CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX ||
+	    (scope != CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER &&
+	     scope != CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES))
+		return CUDA_ERROR_INVALID_VALUE;
+	if (scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES)
+		mask |= FAKE_NOT_FOR_OTHERS;
+	pthread_mutex_lock(&fake.lock);
+	for (const struct fake_range *range = map; range; range = range->next)
+		if (range->exported && range->context == context)
+			flush_range(range, mask);
+	pthread_mutex_unlock(&fake.lock);
+	return CUDA_SUCCESS;
 }
 
 /* Host memory is known by both its addresses. */

@@ -419,26 +419,15 @@ CUresult cuMemGetHandleForAddressRange(void *handle, CUdeviceptr ptr, size_t len
 	pthread_mutex_lock(&fake.lock);
 	range = fake_find(ptr);
 	if (range && range->start == ptr && len <= range->len &&
-	    (range->kind == FAKE_DEVICE || range->kind == FAKE_MAPPED))
+	    (range->kind == FAKE_DEVICE || range->kind == FAKE_MAPPED)) {
 		fd = fcntl(range->backing->fd, F_DUPFD_CLOEXEC, 3);
+		range->exported = true;
+	}
 	pthread_mutex_unlock(&fake.lock);
 	if (fd < 0)
 		return CUDA_ERROR_INVALID_VALUE;
 	*(int *)handle = fd;
 	return CUDA_SUCCESS;
-}
-
-CUresult cuFlushGPUDirectRDMAWrites(CUflushGPUDirectRDMAWritesTarget target,
-				    CUflushGPUDirectRDMAWritesScope scope)
-{
-	CUcontext context;
-
-	ENTER_CONTEXT(&context);
-	return target == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX &&
-			       (scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER ||
-				scope == CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES)
-		       ? CUDA_SUCCESS
-		       : CUDA_ERROR_INVALID_VALUE;
 }
 
 /* The descriptor stays the caller's. */

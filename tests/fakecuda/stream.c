@@ -754,6 +754,8 @@ static CUresult put_copy(CUcontext context, CUstream handle, CUdeviceptr to, enu
 		r = fake_resolve(to, len, to_side, &op->to);
 		if (!r)
 			r = fake_resolve(from, len, from_side, &op->from);
+		if (!r && !fake_is_in_order(context, &op->from))
+			r = CUDA_ERROR_INVALID_VALUE;
 		pthread_mutex_unlock(&fake.lock);
 		if (r) {
 			op_free(op);

@@ -1,4 +1,5 @@
 /* The test double itself: that it does what the rules of CUDA say, and fails where a GPU would. */
+#include "dmabuf.h"
 #include "double.h"
 
 #include <dlfcn.h>
@@ -80,6 +81,70 @@ TEST(copies_all_ways)
 	CU(cuMemFreeHost(to));
 	CU(cuStreamDestroy(stream));
 	CU(cuDevicePrimaryCtxRelease(0));
+}
+
+/* What an RDMA device has written is read by nobody for whom it is not in order, until a flush that is for them. */
+static void write_and_flush(CUresult of_owner)
+{
+	const CUflushGPUDirectRDMAWritesTarget current =
+		CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TARGET_CURRENT_CTX;
+	const CUflushGPUDirectRDMAWritesScope
+		to_owner = CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_OWNER,
+		to_all = CU_FLUSH_GPU_DIRECT_RDMA_WRITES_TO_ALL_DEVICES;
+	CUcontext owner, other = start(1);
+	CUdeviceptr a, own, far;
+	fake_mark *marks;
+	size_t n_marks;
+	void *host;
+	int fd;
+
+	CU(cuMemAlloc(&far, LEN));
+	owner = start(0);
+	CU(cuMemAlloc(&a, LEN));
+	CU(cuMemAlloc(&own, LEN));
+	host = pinned(LEN);
+	CU(cuMemGetHandleForAddressRange(&fd, a, LEN, CU_MEM_RANGE_HANDLE_TYPE_DMA_BUF_FD, 0));
+	marks = fake_marks_map(fd, &n_marks);
+	ASSERT_TRUE(marks);
+	CU(cuCtxSetCurrent(other));
+	CU(cuCtxEnablePeerAccess(owner, 0));
+	CU(cuMemcpyDtoDAsync(far, a, LEN, NULL));
+
+	fake_marks_set(marks, 4096 + 4095, 2);
+	CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoDAsync(far, a, LEN, NULL));
+	CU(cuMemcpyDtoDAsync(far, a, 4096, NULL));
+	CU(cuMemcpyDtoDAsync(far, a + (CUdeviceptr)3 * 4096, 4096, NULL));
+	/* Of a context that does not have it. */
+	CU(cuFlushGPUDirectRDMAWrites(current, to_all));
+	CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoDAsync(far, a + 8192, 1, NULL));
+	CU(cuCtxSetCurrent(owner));
+	CU_IS(of_owner, cuMemcpyDtoDAsync(own, a, LEN, NULL));
+	CU_IS(of_owner, cuMemcpyDtoHAsync(host, a, LEN, NULL));
+	CU(cuFlushGPUDirectRDMAWrites(current, to_owner));
+	CU(cuMemcpyDtoDAsync(own, a, LEN, NULL));
+	CU(cuCtxSetCurrent(other));
+	CU_IS(CUDA_ERROR_INVALID_VALUE, cuMemcpyDtoDAsync(far, a, LEN, NULL));
+	CU(cuCtxSetCurrent(owner));
+	CU(cuFlushGPUDirectRDMAWrites(current, to_all));
+	CU(cuCtxSetCurrent(other));
+	CU(cuMemcpyDtoDAsync(far, a, LEN, NULL));
+	CU(cuCtxSynchronize());
+
+	ASSERT_OK(munmap(marks, n_marks));
+	ASSERT_OK(close(fd));
+	CU(cuDevicePrimaryCtxRelease(0));
+	CU(cuDevicePrimaryCtxRelease(1));
+}
+
+TEST(what_was_written_is_in_order_for_its_owner)
+{
+	write_and_flush(CUDA_SUCCESS);
+}
+
+TEST(what_was_written_is_in_order_for_nobody)
+{
+	ASSERT_OK(setenv("FAKECUDA_RDMA", "unordered", 1));
+	write_and_flush(CUDA_ERROR_INVALID_VALUE);
 }
 
 /* In a child, since it is killed. */

@@ -3,6 +3,7 @@
 
 #include "base/list.h"
 #include "fake.h"
+#include "tests/fakecuda/dmabuf.h"
 #include <infiniband/verbs.h>
 #include <netinet/in.h>
 #include <pthread.h>
@@ -42,6 +43,8 @@ struct fake_mr {
 	unsigned access, n_windows;
 	bool is_pinned;
 	char *alias; /* of a dma-buf, whose addresses are the caller's fancy: where it is mapped here */
+	fake_mark *marks; /* of the double of the driver's memory, n_marks bytes, or NULL */
+	size_t n_marks, offset;
 };
 
 struct fake_mw {

@@ -206,6 +206,8 @@ EXPORT struct ibv_mr *ibv_reg_dmabuf_mr(struct ibv_pd *pd, uint64_t offset, size
 			mr->mr.lkey = mr->mr.rkey = key_new(mr, false);
 			mr->access = (unsigned)access;
 			mr->alias = alias;
+			mr->marks = fake_marks_map(fd, &mr->n_marks);
+			mr->offset = offset;
 			pd_count(pd, 1);
 		}
 	}
@@ -226,6 +228,8 @@ EXPORT int ibv_dereg_mr(struct ibv_mr *ibv)
 	pinned -= mr->is_pinned ? mr->mr.length : 0;
 	if (mr->alias)
 		(void)munmap(mr->alias, mr->mr.length);
+	if (mr->marks)
+		(void)munmap(mr->marks, mr->n_marks);
 	pd_count(mr->mr.pd, -1);
 	pthread_mutex_unlock(&fake_lock);
 	free(mr);

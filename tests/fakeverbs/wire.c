@@ -175,12 +175,17 @@ static const void *source_of(const struct fake_send *send)
 static enum ibv_wc_status write_memory(struct fake_qp *to, const struct fake_send *send,
 				       uint32_t len)
 {
+	const uint64_t address = send->wr.wr.rdma.remote_addr;
+	const struct fake_mr *mr;
+
 	if (!len)
 		return IBV_WC_SUCCESS;
-	if (!may_be_written(to, send->wr.wr.rdma.rkey, send->wr.wr.rdma.remote_addr, len))
+	if (!may_be_written(to, send->wr.wr.rdma.rkey, address, len))
 		return IBV_WC_REM_ACCESS_ERR;
-	memcpy(memory_at(fake_key_region(send->wr.wr.rdma.rkey), send->wr.wr.rdma.remote_addr),
-	       source_of(send), len);
+	mr = fake_key_region(send->wr.wr.rdma.rkey);
+	memcpy(memory_at(mr, address), source_of(send), len);
+	if (mr && mr->marks)
+		fake_marks_set(mr->marks, mr->offset + (address - (uintptr_t)mr->mr.addr), len);
 	return IBV_WC_SUCCESS;
 }
 
