@@ -13,22 +13,27 @@ static uint64_t part_hash(const struct data_header *header)
 	return (uint64_t)header->block << 32 | header->part;
 }
 
-/* All but the last have come, or have the result: then it is answered, or freed. */
+/* What has come is looked at when the last comes; the result, when the last has it. */
 static _fetches_ void fetch_slot(const struct slot *slot)
 {
-	for (uint32_t i = 0; !slot->kept && i < slot->job->n_nodes; i++)
+	__builtin_prefetch(slot->result, 1);
+	if (slot->kept || slot->n_here + 1 != slot->n_expected)
+		return;
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		if (slot->from[i])
 			fetch_to_write(slot->from[i], sizeof(*slot->from[i]));
-	__builtin_prefetch(slot->result, 1);
 }
 
 /*
  * What comes behind it, if it is as it was. Each step looks only at what was fetched with the one before. Of a part there is
- * most often the slot of this round, the last, and that of the one before, which not all nodes have yet.
+ * most often the slot of this round, the last, and that of the one before, which not all nodes have yet. How much is fetched does
+ * not grow with the nodes: each of them contributes.
  */
 static _fetches_ void fetch_behind(const struct tensor *tensor)
 {
 	const struct tensor *next = tensor->next;
+	const size_t len = MIN(slot_len(tensor->job), sizeof(struct slot) + CACHE_LINE);
+	const size_t past = MIN(tensor->job->n_nodes * sizeof(next->past[0]), (size_t)CACHE_LINE);
 	const struct part *part;
 
 	if (!next)
@@ -43,8 +48,8 @@ static _fetches_ void fetch_behind(const struct tensor *tensor)
 		return;
 	part = next->first_part;
 	if (part && !list_empty(&part->slots)) {
-		list_fetch_first(&part->slots, struct slot, in_part, slot_len(next->job));
-		list_fetch_last(&part->slots, struct slot, in_part, slot_len(next->job));
+		list_fetch_first(&part->slots, struct slot, in_part, len);
+		list_fetch_last(&part->slots, struct slot, in_part, len);
 	}
 	next = next->next;
 	if (!next)
@@ -54,8 +59,7 @@ static _fetches_ void fetch_behind(const struct tensor *tensor)
 	list_fetch_first(&next->rounds, struct round, link, sizeof(struct round));
 	list_fetch_last(&next->rounds, struct round, link, sizeof(struct round));
 	if (next->next)
-		fetch_to_write(next->next,
-			       sizeof(*next) + next->job->n_nodes * sizeof(next->past[0]));
+		fetch_to_write(next->next, sizeof(*next) + past);
 }
 
 /* A node's contributions come in the same order in each step, mostly: then none is searched or waited for. */
