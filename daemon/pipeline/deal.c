@@ -122,25 +122,70 @@ void pipeline_deal_add(struct pipeline_round *round)
 	job->uncut = round;
 }
 
-/* What was submitted in the order of urgency, or in the opposite one, finds its place at once. */
+/* -- Sorting: by merging, of lists that end with NULL and have no way back ------------------------------------------ */
+
+#define RUNS_LOG2 32
+
+static bool link_is_before(const struct list *a, const struct list *b)
+{
+	return is_before(round_of(a), round_of(b));
+}
+
+/* Takes what is in order, or in the opposite one, from the start of a list: so most rounds are submitted. */
+static struct list *take_run(struct list **rest)
+{
+	struct list *first = *rest, *last = first, *next;
+
+	while ((next = last->next) && link_is_before(last, next))
+		last = next;
+	while (last == *rest && (next = last->next) && link_is_before(next, first)) {
+		last->next = next->next;
+		next->next = first;
+		first = next;
+	}
+	*rest = last->next;
+	last->next = NULL;
+	return first;
+}
+
+static struct list *merge(struct list *a, struct list *b)
+{
+	struct list *first, **end = &first;
+
+	while (a && b) {
+		struct list **from = link_is_before(b, a) ? &b : &a;
+
+		*end = *from;
+		end = &(*from)->next;
+		*from = *end;
+	}
+	*end = a ? a : b;
+	return first;
+}
+
+/* There may be thousands, and other jobs wait. */
 void pipeline_deal_sort(struct pipeline_job *job)
 {
-	struct list *first = NULL, *next, *at;
+	struct list *runs[RUNS_LOG2] = { NULL }; /* of each 2^i, or NULL */
+	struct list *link, *sorted = NULL, *rest = job->dealt.next;
 
-	for (struct list *link = job->dealt.next; is_dealt(job, link); link = next) {
-		const struct pipeline_round *round = round_of(link);
+	if (list_empty(&job->dealt))
+		return;
+	job->dealt.prev->next = NULL;
+	while (rest) {
+		unsigned i;
 
-		next = link->next;
-		if (!first || round_of(first)->level != round->level)
-			first = link;
-		if (link == first || is_before(round_of(link->prev), round))
-			continue;
-		list_remove(link);
-		for (at = first; is_before(round_of(at), round);)
-			at = at->next;
-		list_insert_before(at, link);
-		if (at == first)
-			first = link;
+		link = take_run(&rest);
+		for (i = 0; runs[i]; i++)
+			link = merge(TAKE_PTR(runs[i]), link);
+		runs[i] = link;
+	}
+	for (unsigned i = 0; i < RUNS_LOG2; i++)
+		sorted = merge(runs[i], sorted);
+	list_init(&job->dealt);
+	while ((link = sorted)) {
+		sorted = link->next;
+		list_push_back(&job->dealt, link);
 	}
 	job->unsent_before = 0;
 	find_uncut(job, job->dealt.next);

@@ -1,0 +1,116 @@
+#include "pipeline/round.h"
+#include "test.h"
+#include <stdlib.h>
+
+/* The order of rounds of which parts are to be made. */
+
+/* Were each compared with each, the test would not end in time. */
+#define MANY 200000
+
+enum { RANDOM, RISING, FALLING };
+
+static struct pipeline_tensor tensor;
+
+static uint64_t next_random(void)
+{
+	static uint64_t state = 1;
+
+	state = state * 6364136223846793005ull + 1442695040888963407ull;
+	return state >> 33;
+}
+
+static int32_t next_priority(unsigned how, size_t i)
+{
+	if (how == RANDOM)
+		return (int32_t)(next_random() % 1000);
+	return how == RISING ? (int32_t)i : -(int32_t)i;
+}
+
+/* As they are while the pass goes on: by level, and within it by submission. In a third of them nothing is left to be made. */
+static struct pipeline_round **submit(struct pipeline_job *job, size_t n, unsigned n_levels,
+				      unsigned how)
+{
+	struct pipeline_round **rounds = calloc(n, sizeof(*rounds));
+
+	ASSERT_TRUE(rounds);
+	list_init(&job->dealt);
+	for (size_t i = 0; i < n; i++) {
+		struct pipeline_round *round =
+			aligned_alloc(CACHE_LINE, align_up(sizeof(*round) + sizeof(round->ranks[0]),
+							   (size_t)CACHE_LINE));
+
+		ASSERT_TRUE(round);
+		*round = (struct pipeline_round){
+			.tensor = &tensor,
+			.job = job,
+			.sequence = i,
+			.unsent = 1 + next_random() % 100,
+			.level = (int32_t)(n_levels - i * n_levels / n),
+			.priority = next_priority(how, i),
+			.pass = i >= n - n / 8,
+			.cut = next_random() % 3 == 0,
+		};
+		round->ranks[0] = (struct pipeline_rank){ 0 };
+		list_push_back(&job->dealt, &round->deal_link);
+		rounds[i] = round;
+	}
+	return rounds;
+}
+
+/* The eighth that came last is of a pass that goes on. */
+static int by_order(const void *left, const void *right)
+{
+	const struct pipeline_round *a = *(struct pipeline_round *const *)left,
+				    *b = *(struct pipeline_round *const *)right;
+
+	if (a->level != b->level)
+		return a->level > b->level ? -1 : 1;
+	if (a->pass != b->pass)
+		return a->pass < b->pass ? -1 : 1;
+	if (!a->pass && a->priority != b->priority)
+		return a->priority > b->priority ? -1 : 1;
+	return a->sequence < b->sequence ? -1 : 1;
+}
+
+static void check(size_t n, unsigned n_levels, unsigned how)
+{
+	struct pipeline_job job = { .n_passes = 1 };
+	struct pipeline_round **rounds = submit(&job, n, n_levels, how), *uncut = NULL;
+	const struct list *link = &job.dealt;
+	uint64_t unsent = 0;
+
+	pipeline_deal_sort(&job);
+	qsort(rounds, n, sizeof(*rounds), by_order);
+	for (size_t i = 0; i < n; i++) {
+		ASSERT_TRUE(link->next == &rounds[i]->deal_link);
+		ASSERT_TRUE(link->next->prev == link);
+		link = link->next;
+		if (uncut)
+			continue;
+		if (rounds[i]->cut)
+			unsent += rounds[i]->unsent;
+		else
+			uncut = rounds[i];
+	}
+	ASSERT_TRUE(link->next == &job.dealt);
+	ASSERT_TRUE(job.dealt.prev == link);
+	ASSERT_TRUE(job.uncut == uncut);
+	ASSERT_EQ(job.unsent_before, unsent);
+	for (size_t i = 0; i < n; i++)
+		free(rounds[i]);
+	free(rounds);
+}
+
+TEST(rounds_of_a_pass_that_is_over_go_by_priority)
+{
+	for (unsigned how = RANDOM; how <= FALLING; how++)
+		for (size_t n = 0; n < 70; n++)
+			for (unsigned n_levels = 1; n_levels < 4; n_levels++)
+				check(n, n_levels, how);
+}
+
+TEST(thousands_are_sorted)
+{
+	for (unsigned how = RANDOM; how <= FALLING; how++)
+		check(MANY, 1, how);
+}
