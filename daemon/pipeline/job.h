@@ -186,7 +186,7 @@ struct pipeline_job {
 	bool levels_stale;
 	int32_t urgent_priority; /* the largest */
 	uint64_t n_urgent,
-		n_urgent_rounds; /* tensors that have it, 0: not known; rounds of them in this pass */
+		n_urgent_rounds; /* tensors that have it and come, 0: not known; that came in this pass */
 	uint32_t n_passes;	 /* that are over */
 	struct list spare_rounds, spare_parts;
 	struct quota rows_quota; /* what its push_pull_rows hold */

@@ -43,6 +43,13 @@ void level_make(struct level **levels, size_t n)
 
 /* -- Of a job ------------------------------------------------------------------------------------------------------ */
 
+static void end_pass(struct pipeline_job *job)
+{
+	job->n_urgent_rounds = 0;
+	job->n_passes++;
+	pipeline_deal_sort(job);
+}
+
 static void make(struct pipeline_job *job)
 {
 	struct level **levels = calloc(job->n_leveled, sizeof(struct level *));
@@ -63,27 +70,35 @@ static void make(struct pipeline_job *job)
 	for (job->n_urgent = 0; job->n_urgent < n; job->n_urgent++)
 		if (levels[job->n_urgent]->priority != job->urgent_priority)
 			break;
-	job->n_urgent_rounds = 0;
 	free(levels);
 	job->levels_stale = false;
+	end_pass(job);
 }
 
 /*
- * A backward pass is over with the tensor that is needed first: nothing comes any more that could overtake, and all nodes know it
+ * A backward pass is over with the tensors that are needed first: nothing comes any more that could overtake, and all nodes know it
  * at the same place of their order. So what is left of each level goes by priority then: the forward pass needs it like that.
+ * Of the tensors that are as urgent some may have come but once, like a variable that was broadcast, or come now and then: where
+ * one comes a second time before the others, those do not come.
  */
 static void count_pass(struct pipeline_round *round)
 {
 	struct pipeline_job *job = round->job;
-
-	round->pass = job->n_passes;
+	struct level *level = &round->tensor->level;
 	/* Where all are alike there is nothing to sort. */
-	if (!job->n_urgent || job->n_urgent >= job->n_leveled ||
-	    round->priority != job->urgent_priority || ++job->n_urgent_rounds < job->n_urgent)
+	bool urgent = job->n_urgent && job->n_urgent < job->n_leveled &&
+		      round->priority == job->urgent_priority;
+
+	if (urgent && level->urgent_pass == job->n_passes + 1) {
+		job->n_urgent = job->n_urgent_rounds;
+		end_pass(job);
+	}
+	round->pass = job->n_passes;
+	if (!urgent)
 		return;
-	job->n_urgent_rounds = 0;
-	job->n_passes++;
-	pipeline_deal_sort(job);
+	level->urgent_pass = job->n_passes + 1;
+	if (++job->n_urgent_rounds >= job->n_urgent)
+		end_pass(job);
 }
 
 /*
@@ -99,7 +114,10 @@ void pipeline_level_set(struct pipeline_round *round, uint64_t bytes)
 	job->n_level_rounds++;
 	if (!level->known || level->priority != round->priority) {
 		job->n_leveled += !level->known;
-		*level = (struct level){ round->priority, round->priority, bytes, true };
+		*level = (struct level){ .priority = round->priority,
+					 .level = round->priority,
+					 .bytes = bytes,
+					 .known = true };
 		job->levels_stale = true;
 	} else if (job->levels_stale && job->n_level_rounds > job->n_leveled) {
 		job->n_level_rounds = 0;

@@ -93,17 +93,36 @@ static bool is_before(unsigned a, unsigned b)
 	return asked[a][0].turn < asked[b][0].turn;
 }
 
+/* Variables that are broadcast before the first step have a priority, too. */
+static void broadcast(struct world *world, const char *name, int32_t priority)
+{
+	struct declared *tensor = world_declare(world, name, DTYPE_FLOAT32, 1);
+	struct asked all[2];
+	float data[2];
+
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, tensor[i].done);
+		all[i] = asked_of(OPERATION_BROADCAST, 0, &data[i], 1, &data[i], 1);
+		all[i].base.priority = priority;
+		asked_submit(&all[i], &tensor[i], 1);
+	}
+	for (unsigned i = 0; i < 2; i++) {
+		WORLD_UNTIL(world, all[i].done);
+		ASSERT_OK(all[i].failure.status);
+	}
+}
+
 /*
  * Parts of neighbours are on their way together, and what is submitted before anything else is has begun. Levels are known from the
  * second step on, and count until the most urgent tensor is there.
  */
-TEST(a_level_goes_by_submission_until_the_pass_is_over)
+static void train(bool after_broadcasts)
 {
 	_cleanup_(world_freep) struct world *world =
 		world_new(&(struct world_options){ .n_nodes = 2,
 						   .n_local = 1,
 						   .n_lanes = 1,
-						   .max_tensors = TENSORS + 1,
+						   .max_tensors = TENSORS + 4,
 						   .part_bytes = 4096,
 						   .ahead_bytes = 8192 });
 	struct declared *tensors[TENSORS + 1];
@@ -117,6 +136,11 @@ TEST(a_level_goes_by_submission_until_the_pass_is_over)
 	for (unsigned t = 0; t <= TENSORS; t++)
 		for (unsigned i = 0; i < 2; i++)
 			WORLD_UNTIL(world, tensors[t][i].done);
+	if (after_broadcasts) {
+		broadcast(world, "v0", 1);
+		broadcast(world, "v1", 1);
+		broadcast(world, "v2", 1);
+	}
 	for (uint64_t round = 1; round < 8; round++) {
 		bool is_over = round % 3 == 0, by_level = round > 1 && !is_over;
 
@@ -135,4 +159,14 @@ TEST(a_level_goes_by_submission_until_the_pass_is_over)
 			ASSERT_TRUE(is_before(t - 2 * TOGETHER + 1, last));
 		}
 	}
+}
+
+TEST(a_level_goes_by_submission_until_the_pass_is_over)
+{
+	train(false);
+}
+
+TEST(who_was_as_urgent_once_is_not_waited_for)
+{
+	train(true);
 }
