@@ -3,6 +3,7 @@
 import functools
 import os
 import signal
+import subprocess
 import sys
 import time
 
@@ -11,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bps.jax as bps
+from bps._launch.daemon import find_program
 
 summed = jax.jit(functools.partial(bps.allreduce, op=bps.Sum, name="x"))
 ones = np.ones(1000, np.float32)
@@ -42,6 +44,13 @@ def raise_flag(name="flag"):
 
 def await_flag(name="flag"):
     while not os.path.exists(flag(name)):
+        time.sleep(0.01)
+
+
+def await_operation():
+    """Until one is under way that lacks rank 1's part: JAX begins it when it likes."""
+    ask = [find_program("bpsctl", folder="daemon/admin"), "--json", "jobs"]
+    while b"rank 1" not in subprocess.check_output(ask):
         time.sleep(0.01)
 
 
@@ -133,6 +142,7 @@ def shutdown_under_way():
     summed(ones).block_until_ready()
     if bps.rank() == 0:
         late = later("x")(ones)
+        await_operation()
         bps.shutdown()
         expect(jax.errors.JaxRuntimeError, lambda: late, "CANCELLED")
         bps.init(job=f"after-{os.getpid()}", rank=0, size=1, local_rank=0, local_size=1, node=0, nodes=1)
