@@ -70,7 +70,7 @@ def stands_alone(path):
         return False
     try:
         done = subprocess.run(
-            [bpsctl, "--socket", admin, "--json", "--timeout", "2", "status"],
+            [bpsctl, "--socket", admin, "--json", "--timeout", "8", "status"],
             capture_output=True,
             timeout=10,
             stdin=subprocess.DEVNULL,
