@@ -267,7 +267,10 @@ void keep_finish(struct slot *slot)
 	tell(job);
 }
 
-/* In the place of one that came before the node was lost. */
+/*
+ * In the place of one that came before the node was lost, or its connection broke. Where several broke, the one that is here may be
+ * the later: then its node, which waits for it, makes it once more.
+ */
 static void replace(struct slot *slot, struct delivery *delivery)
 {
 	uint32_t node = delivery->header.node;
@@ -275,7 +278,7 @@ static void replace(struct slot *slot, struct delivery *delivery)
 
 	slot->from[node] = delivery;
 	if (old)
-		delivery_fail(old, -ECONNRESET, "the node has attached again");
+		delivery_fail(old, -ENETRESET, "it has come again");
 }
 
 bool keep_may_repeat(const struct slot *slot, const struct delivery *delivery)

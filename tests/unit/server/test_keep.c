@@ -122,7 +122,7 @@ TEST(a_contribution_that_comes_again_counts_once)
 	far_lose(far, 0);
 	far_expect(far, far_attach(far, 4, &layout, 0, FAR_INSTANCE), 0, NULL);
 	b = push(far, 4, &layout, key, 1, 0, 0);
-	far_expect(far, a, -ECONNRESET, "attached again");
+	far_expect(far, a, -ENETRESET, "come again");
 	far_expect(far, push(far, 4, &layout, key, 1, 0, 0), -EALREADY, "here already");
 	c = push(far, 1, &layout, key, 1, 1, 0);
 	far_expect_waiting(far, b);
