@@ -195,7 +195,7 @@ static void replace(struct accumulator *a, uint32_t node, struct delivery *deliv
 	struct delivery *old = a->nodes[node].delivery;
 
 	a->nodes[node].delivery = delivery;
-	delivery_fail(old, -ECONNRESET, "the node has attached again");
+	delivery_fail(old, -ENETRESET, "it has come again");
 }
 
 /* The sum is there, unless the job has ended meanwhile. */
@@ -351,7 +351,7 @@ static void repeat(struct accumulator *a, struct delivery *delivery)
 	struct delivery *again = TAKE_PTR(node->again);
 
 	if (again)
-		delivery_fail(again, -ECONNRESET, "the node has attached again");
+		delivery_fail(again, -ENETRESET, "it has come again");
 	if (!node->delivery) {
 		node->delivery = delivery;
 		node->added = true;
