@@ -151,7 +151,7 @@ struct pipeline_job {
 	uint32_t *node_of_rank;		/* from the ledger, when resumed */
 	size_t home_number;		/* of its home among its servers */
 	struct list starved;		/* parts whose result waits for a cell */
-	bool feeding;			/* pipeline_keep_feed() is under way */
+	bool feeding;			/* starved parts are gone through, or not to be */
 	struct loop_timer room_timer;	/* whether cells are not needed any more: room.c */
 	uint32_t room_target;		/* so many cells are to stay */
 	struct pipeline_failed *failed; /* a ring of PIPELINE_FAILED, or NULL */

@@ -377,8 +377,10 @@ void pipeline_keep_feed(struct pipeline_job *job)
 	job->feeding = true;
 	while ((part = list_first(&job->starved, struct pipeline_part, wait))) {
 		list_remove(&part->wait);
-		if (!pipeline_part_feed(part))
-			break;
+		if (pipeline_part_feed(part))
+			continue;
+		list_push_front(&job->starved, &part->wait);
+		break;
 	}
 	job->feeding = false;
 }

@@ -253,14 +253,15 @@ void pipeline_part_drop_queued(struct pipeline_round *round)
 {
 	struct pipeline_job *job = round->job;
 	struct pipeline_part *part, *next;
-	bool freed = false;
+	bool feeding = job->feeding;
 
+	/* Cells go to others when all are through: they may be for parts of this round. */
+	job->feeding = true;
 	list_for_each_safe (part, next, &round->parts, link) {
 		if (part->state == PART_HELD) {
 			round->n_held--;
 			ledger_cell_free(job->ledger, part->cell);
 			part->cell = LEDGER_NO_CELL;
-			freed = true;
 		} else if ((part->state == PART_QUEUED || part->state == PART_CALL) &&
 			   list_linked(&part->wait)) { /* for its server, or for a cell */
 			list_remove(&part->wait);
@@ -271,6 +272,7 @@ void pipeline_part_drop_queued(struct pipeline_round *round)
 		}
 		pipeline_part_end(part);
 	}
-	if (freed && job->state != JOB_OVER)
+	job->feeding = feeding;
+	if (job->state != JOB_OVER)
 		pipeline_keep_feed(job);
 }

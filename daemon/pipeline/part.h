@@ -133,7 +133,7 @@ bool pipeline_part_start_stale(struct pipeline_part *part);
 void pipeline_part_scatter(struct pipeline_part *part);
 /* It is held, and counts no more, as the server that it has its result from was lost: waits for one. */
 void pipeline_part_unhold(struct pipeline_part *part);
-/* There may be a cell for its result. Returns whether it waits for one no longer; the part may have ended. */
+/* There may be a cell for its result. Returns false when there is none, else the part may have ended. */
 bool pipeline_part_feed(struct pipeline_part *part);
 
 /* outlet.c */

@@ -325,7 +325,6 @@ bool pipeline_part_feed(struct pipeline_part *part)
 				   "what accumulates has more parts than the ledger of its job has "
 				   "cells: use larger parts, or turn resume off");
 	} else if (part->cell == LEDGER_NO_CELL) {
-		list_push_back(&job->starved, &part->wait);
 		return false;
 	} else {
 		keep(part);
@@ -347,7 +346,8 @@ static void on_kept_answer(struct pipeline_part *part)
 	part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block) : NULL;
 	pipeline_keep_released(server, (uint32_t)call->answer.status);
 	FAILPOINT("part-answered");
-	(void)pipeline_part_feed(part);
+	if (!pipeline_part_feed(part))
+		list_push_back(&job_of(part)->starved, &part->wait);
 }
 
 /*
