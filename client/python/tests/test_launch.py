@@ -13,6 +13,7 @@ import pytest
 from conftest import LAUNCH, clean_environment
 
 from bps._launch import arguments
+from bps._launch.daemon import find_bpsctl
 
 FAKE = str(pathlib.Path(__file__).parent / "fake_daemon.py")
 
@@ -287,6 +288,22 @@ def test_check_build(run):
         and "    [ ] a daemon that listens  (/nonexistent/bps.sock)" in done.stdout
     )
     assert re.search(r"^    \[.\] PyTorch", done.stdout, re.M)
+
+
+@pytest.mark.parametrize("place", ["bpsctl", "admin/bpsctl"])
+def test_bpsctl_belongs_to_the_daemon(place, tmp_path, monkeypatch):
+    """Installed beside it, or built with it, whatever is on PATH and whichever build folder is newest."""
+    mine = tmp_path / place
+    other = tmp_path / "bin" / "bpsctl"
+    for path in (mine, other):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("#!/bin/sh\n")
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(other.parent))
+    monkeypatch.setenv("BPS_DAEMON", str(tmp_path / "bps-daemon"))
+    assert find_bpsctl() == str(mine)
+    monkeypatch.setenv("BPS_DAEMON", str(tmp_path / "elsewhere" / "bps-daemon"))
+    assert find_bpsctl() != str(mine)
 
 
 def test_version(run):

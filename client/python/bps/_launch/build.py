@@ -6,7 +6,7 @@ import shutil
 import sys
 
 from . import topology
-from .daemon import find_program, somebody_listens, usual_socket
+from .daemon import find_bpsctl, find_program, somebody_listens, usual_socket
 
 FRAMEWORKS = (
     ("PyTorch", "torch"),
@@ -38,7 +38,7 @@ def library():
 def report():
     loaded, words = library()
     daemon = find_program("bps-daemon", "BPS_DAEMON")
-    bpsctl = find_program("bpsctl", folder="daemon/admin")
+    bpsctl = find_bpsctl()
     path = os.environ.get("BPS_SOCKET") or usual_socket()
     listens = somebody_listens(path)
     ssh = shutil.which("ssh")

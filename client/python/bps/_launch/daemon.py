@@ -48,6 +48,16 @@ def find_program(name, variable=None, folder="daemon"):
     return None
 
 
+def find_bpsctl():
+    """The path of bpsctl, or None. Where BPS_DAEMON names a daemon, the one that was installed or built with it comes first."""
+    if daemon := os.environ.get("BPS_DAEMON"):
+        home = os.path.dirname(daemon)
+        for path in (os.path.join(home, "bpsctl"), os.path.join(home, "admin", "bpsctl")):
+            if os.access(path, os.X_OK):
+                return path
+    return find_program("bpsctl", folder="daemon/admin")
+
+
 def find_daemon():
     if found := find_program("bps-daemon", "BPS_DAEMON"):
         return found

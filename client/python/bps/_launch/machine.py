@@ -23,7 +23,7 @@ import struct
 import subprocess
 
 from . import LaunchError, bind, process
-from .daemon import KILL_AFTER_S, Daemon, find_program, somebody_listens, usual_socket
+from .daemon import KILL_AFTER_S, Daemon, find_bpsctl, somebody_listens, usual_socket
 from .output import LINE_MAX
 
 DRAIN_S = 2.0  # for output of what the ranks themselves left running
@@ -64,7 +64,7 @@ def own_address(interfaces, towards):
 
 def stands_alone(path):
     """Whether the daemon that listens there says that it is in no cluster; False also where it cannot be asked."""
-    bpsctl = find_program("bpsctl", folder="daemon/admin")
+    bpsctl = find_bpsctl()
     admin = os.environ.get("BPS_ADMIN_SOCKET") or os.path.join(os.path.dirname(path), "admin.sock")
     if not bpsctl or not os.path.exists(admin):
         return False

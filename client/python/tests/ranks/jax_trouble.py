@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import bps.jax as bps
-from bps._launch.daemon import find_program
+from bps._launch.daemon import find_bpsctl
 
 summed = jax.jit(functools.partial(bps.allreduce, op=bps.Sum, name="x"))
 ones = np.ones(1000, np.float32)
@@ -49,7 +49,7 @@ def await_flag(name="flag"):
 
 def await_operation():
     """Until one is under way that lacks rank 1's part: JAX begins it when it likes."""
-    ask = [find_program("bpsctl", folder="daemon/admin"), "--json", "jobs"]
+    ask = [find_bpsctl(), "--json", "jobs"]
     while b"rank 1" not in subprocess.check_output(ask):
         time.sleep(0.01)
 
