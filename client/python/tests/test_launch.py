@@ -304,6 +304,7 @@ def test_bpsctl_belongs_to_the_daemon(place, tmp_path, monkeypatch):
     assert find_bpsctl() == str(mine)
     monkeypatch.setenv("BPS_DAEMON", str(tmp_path / "elsewhere" / "bps-daemon"))
     assert find_bpsctl() != str(mine)
+    assert find_bpsctl(str(tmp_path / "bps-daemon")) == str(mine)
 
 
 def test_version(run):

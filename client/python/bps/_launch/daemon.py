@@ -48,9 +48,9 @@ def find_program(name, variable=None, folder="daemon"):
     return None
 
 
-def find_bpsctl():
-    """The path of bpsctl, or None. Where BPS_DAEMON names a daemon, the one that was installed or built with it comes first."""
-    if daemon := os.environ.get("BPS_DAEMON"):
+def find_bpsctl(daemon=None):
+    """The path of bpsctl, or None. The one that was installed or built with this daemon, or $BPS_DAEMON, comes first."""
+    if daemon := daemon or os.environ.get("BPS_DAEMON"):
         home = os.path.dirname(daemon)
         for path in (os.path.join(home, "bpsctl"), os.path.join(home, "admin", "bpsctl")):
             if os.access(path, os.X_OK):

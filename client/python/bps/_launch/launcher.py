@@ -124,6 +124,7 @@ class Launcher:
             interfaces=self.options.interfaces,
             towards=towards,
             cluster=self.meets,
+            program=os.environ.get("BPS_DAEMON"),
         )
 
     # -- Daemons

@@ -62,9 +62,9 @@ def own_address(interfaces, towards):
     return None
 
 
-def stands_alone(path):
+def stands_alone(path, program):
     """Whether the daemon that listens there says that it is in no cluster; False also where it cannot be asked."""
-    bpsctl = find_bpsctl()
+    bpsctl = find_bpsctl(program)
     admin = os.environ.get("BPS_ADMIN_SOCKET") or os.path.join(os.path.dirname(path), "admin.sock")
     if not bpsctl or not os.path.exists(admin):
         return False
@@ -93,15 +93,15 @@ class Machine:
 
     # -- The machine
 
-    def look(self, path, interfaces=(), towards=None, cluster=False):
-        """cluster: whether the run has other machines too."""
+    def look(self, path, interfaces=(), towards=None, cluster=False, program=None):
+        """cluster: whether the run has other machines too. program: the bps-daemon that it would start."""
         path = path or os.environ.get("BPS_SOCKET") or usual_socket()
         listens = somebody_listens(path)
         self.emit(
             "machine",
             socket=path,
             listens=listens,
-            alone=listens and cluster and stands_alone(path),
+            alone=listens and cluster and stands_alone(path, program),
             cores=len(os.sched_getaffinity(0)),
             address=own_address(interfaces, towards) if cluster else None,
         )
