@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/accumulate.h"
+#include "server/keep.h"
 #include "server/quorum.h"
 #include "server/round.h"
 #include "server/store.h"
@@ -121,6 +122,7 @@ struct job *job_free(struct job *job)
 		return NULL;
 	if (job->server) {
 		loop_timer_cancel(&job->timer);
+		keep_end(job);
 		list_remove(&job->link);
 		if (job->state == JOB_RUNNING)
 			map_remove(&job->server->numbers, &job->entry);

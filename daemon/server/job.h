@@ -166,6 +166,8 @@ struct job {
 	uint64_t regroups;   /* number of the run before, whose ranks regrouped; 0: none */
 	uint32_t data_epoch; /* data_moves_epoch() */
 	uint64_t lost_timeout_ms;
+	struct mail telling; /* is_telling: nodes what all of them have; keep.c */
+	bool is_telling;
 	struct list kept;      /* slots whose result not every node has; see keep.h */
 	uint64_t attach_by_ns; /* when every node must have attached; CLOCK_NEVER: they have */
 

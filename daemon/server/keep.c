@@ -64,8 +64,13 @@ static uint32_t all_have(struct sent *sent)
 }
 
 /* Tells who would otherwise hear of it too late. */
-static void tell(struct job *job)
+static void on_tell(struct mail *mail)
 {
+	struct job *job = container_of(mail, struct job, telling);
+
+	job->is_telling = false;
+	if (job->state != JOB_RUNNING)
+		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
 		struct data_header header = {
@@ -85,6 +90,23 @@ static void tell(struct job *job)
 		if (FAILPOINT_DROPS("release-sent") || !peer_notice(node->peer, &header, NULL))
 			node->sent.told = node->sent.released;
 	}
+}
+
+/* At the end of this turn of the loop: then it is often for many, and those that are answered meanwhile know it already. */
+static void tell(struct job *job)
+{
+	if (job->is_telling)
+		return;
+	job->is_telling = true;
+	job->telling.run = on_tell;
+	loop_finish(job->server->params.loop, &job->telling);
+}
+
+void keep_end(struct job *job)
+{
+	if (job->is_telling)
+		loop_unpost(job->server->params.loop, &job->telling);
+	job->is_telling = false;
 }
 
 int keep_number(struct job *job, struct slot *slot, uint32_t *number, struct data_header *header)

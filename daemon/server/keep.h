@@ -42,6 +42,8 @@ void keep_attached(struct job *job, uint32_t node);
 void keep_left(struct job *job, uint32_t node);
 /* An OFFER of a node that attach_check() has passed. */
 void keep_offer(struct job *job, struct delivery *delivery);
+/* The job is about to be freed: nobody is told any more. */
+void keep_end(struct job *job);
 /* The slot is about to be freed. */
 void keep_forget(struct slot *slot);
 /* Answers what is not in slot->from. */

@@ -216,6 +216,7 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 	if (header->op == DATA_RELEASE) {
 		peer->far->told[peer->end].released = (uint32_t)header->round;
 		peer->far->told[peer->end].epoch = header->epoch;
+		peer->far->told[peer->end].n_releases++;
 		return 0;
 	}
 	ASSERT_EQ(header->op, DATA_FAIL_JOB);

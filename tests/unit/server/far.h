@@ -75,7 +75,8 @@ struct far {
 		uint32_t moves[FAR_SERVERS + 64];
 		uint32_t newcomers;
 		uint32_t left;		  /* LEFT: bit by node */
-		uint32_t released, epoch; /* up to this number, said in this epoch */
+		uint32_t released, epoch; /* up to this number, said in this epoch, */
+		unsigned n_releases;	  /* so often */
 	} told[FAR_ENDS];
 };
 

@@ -145,6 +145,35 @@ TEST(more_is_kept_than_was_sent)
 	expect_result(far, push(far, 1, &layout, key, 1, 1, 0), 3, 1);
 }
 
+TEST(what_many_acknowledgements_release_is_told_once)
+{
+	enum { N = 100 };
+	_cleanup_(far_freep) struct far *far = far_new(&(struct far_options){ .max_tensors = N });
+	struct layout layout = kept_layout(2);
+
+	far_form(far, &layout);
+	for (uint32_t i = 0; i < N; i++) {
+		char name[16];
+		uint64_t key;
+
+		(void)snprintf(name, sizeof(name), "t%u", i);
+		key = far_tensor(far, &layout, name, DTYPE_FLOAT32, FLOATS, NULL);
+		(void)push(far, 0, &layout, key, 1, 0, 0);
+		expect_result(far, push(far, 1, &layout, key, 1, 1, 0), 3, i + 1);
+	}
+	for (uint32_t i = 0; i < N; i++) {
+		ack(far, 0, &layout, 0, i + 1, FAR_EPOCH);
+		ack(far, 1, &layout, 1, i + 1, FAR_EPOCH);
+	}
+	for (unsigned end = 0; end < 2; end++)
+		ASSERT_EQ(far->told[end].n_releases, 0);
+	ASSERT_OK(loop_turn(far->loop, 0));
+	for (unsigned end = 0; end < 2; end++) {
+		ASSERT_EQ(far->told[end].n_releases, 1);
+		ASSERT_EQ(far->told[end].released, N);
+	}
+}
+
 /* The memory of a broadcast's source is the only other place where the data is: it may not be given back before. */
 TEST(a_source_waits_until_another_keeps_the_data)
 {
