@@ -18,7 +18,7 @@ static struct pipeline_job *job_of(const struct pipeline_round *round)
 	return round->job;
 }
 
-static int round_new(struct pipeline_tensor *tensor, uint64_t number,
+static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t now_ns,
 		     struct pipeline_round **ret_round)
 {
 	struct pipeline_job *job = tensor->job;
@@ -50,7 +50,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number,
 	round->partition_ranks = (struct partition_rank *)&round->ranks[job->layout.n_local];
 	round->priority = INT32_MIN;
 	round->deadline_ns = CLOCK_NEVER;
-	round->started_ns = clock_now_ns();
+	round->started_ns = now_ns;
 	list_init(&round->parts);
 	list_init(&round->deal_link);
 	list_init(&round->device_link);
@@ -141,11 +141,11 @@ static void measure(struct pipeline_round *round, uint32_t index, uint64_t now_n
 	tensor->n_last[index]++;
 }
 
-static void round_came(struct pipeline_round *round, uint32_t index,
+static void round_came(struct pipeline_round *round, uint32_t index, uint64_t now_ns,
 		       struct pipeline_request *request)
 {
 	struct pipeline_job *job = job_of(round);
-	uint64_t timeout_ns = job->request_timeout_ns, now_ns = clock_now_ns();
+	uint64_t timeout_ns = job->request_timeout_ns;
 
 	request->own_deadline = request->timeout_ms;
 	request->timeout_ms = MIN(request->timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
@@ -261,7 +261,7 @@ static int leave_out(struct pipeline_declaration *declaration, uint64_t until)
 		if (number <= tensor->past_rounds || hopeless(tensor))
 			continue;
 		round = round_find(tensor, number);
-		r = round ? 0 : round_new(tensor, number, &round);
+		r = round ? 0 : round_new(tensor, number, clock_now_ns(), &round);
 		if (r)
 			return error_trace(r);
 		round->ranks[declaration->member->index].came = true;
@@ -323,6 +323,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	uint32_t index = declaration->member->index;
 	struct pipeline_round *round;
 	struct failure words;
+	uint64_t now_ns;
 	int r;
 
 	r = leave_out(declaration, request->round);
@@ -347,14 +348,15 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 		pipeline_request_end(job->pipeline, request, hopeless(tensor));
 		return;
 	}
+	now_ns = clock_now_ns();
 	round = round_find(tensor, request->round);
-	r = round ? 0 : round_new(tensor, request->round, &round);
+	r = round ? 0 : round_new(tensor, request->round, now_ns, &round);
 	if (r) {
 		round_refused(tensor, request, r);
 		return;
 	}
 
-	round_came(round, index, request);
+	round_came(round, index, now_ns, request);
 	if (pipeline_elastic_submit(tensor, index, request, &words) && !invalid)
 		invalid = &words;
 	if (round->state == ROUND_FAILED) {

@@ -271,6 +271,25 @@ void round_over_quota(struct job *job, struct delivery *delivery)
 	job_fail(job, &failure, NULL);
 }
 
+/* Its job is woken when the time is up that it has. */
+static int new_slot(struct tensor *tensor, const struct data_header *header, struct slot **ret_slot)
+{
+	struct job *job = tensor->job;
+	struct slot *slot;
+	int r;
+
+	r = slot_new(tensor, header, &slot);
+	if (r)
+		return r;
+	r = job_wake_by(job, slot->since_ns + first_deadline_ns(job));
+	if (r) {
+		slot_free(slot);
+		return r;
+	}
+	*ret_slot = slot;
+	return 0;
+}
+
 /* The slot for it, charged with its payload. A positive or negative result leaves nothing charged. */
 static int slot_get(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot)
 {
@@ -284,9 +303,7 @@ static int slot_get(struct tensor *tensor, const struct delivery *delivery, stru
 
 	if (quota_charge(job->quota, len))
 		return QUOTA_E_FULL;
-	r = slot ? 0 : job_wake_by(job, clock_now_ns() + first_deadline_ns(job));
-	if (!r && !slot)
-		r = slot_new(tensor, h, &slot);
+	r = slot ? 0 : new_slot(tensor, h, &slot);
 	if (r) {
 		quota_release(job->quota, len);
 		return r;
