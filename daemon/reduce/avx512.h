@@ -197,11 +197,13 @@ INLINE void f16_store(void *p, const struct simd_pair *pairs, size_t n, bool str
 
 /*
  * x times 1, and acc, rounded once: the sum, to the bit. Conversions take the places where additions are done, and leave those of
- * multiplications free. Sums of float16 are multiples of 2^-24, so no denormal of float32 makes it slow.
+ * multiplications free. Sums of float16 are multiples of 2^-24, so no denormal of float32 makes it slow. Written as the
+ * instruction: compilers make x the result, and then copy all sums once more for each input.
  */
 INLINE vec f16_add(vec acc, vec x)
 {
-	return of_f32(MM(fmadd_ps)(f32(x), MM(set1_ps)(1), f32(acc)));
+	__asm__("vfmadd231ps %2, %1, %0" : "+v"(acc) : "v"(x), "v"(MM(set1_ps)(1)));
+	return acc;
 }
 
 INLINE vec f16_through(vec v)

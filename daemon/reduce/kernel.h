@@ -50,6 +50,8 @@ extern const struct reduce_kernels reduce_kernels_neon; /* aarch64 only */
 /* Divides integers in place, rounding down. dtype is one of the integer types, divisor > 0. */
 void reduce_divide(unsigned dtype, void *data, size_t n_elements, uint64_t divisor);
 
-/* Those of avx512_bf16 for bfloat16. */
+/* Those of avx512_bf16 and of avx512_256 for bfloat16. */
 reduce_span_fn reduce_bf16_native_run_sum, reduce_bf16_native_run_avg, reduce_bf16_native_run_min,
 	reduce_bf16_native_run_max;
+reduce_span_fn reduce_bf16_fma_run_sum, reduce_bf16_fma_run_avg, reduce_bf16_fma_run_min,
+	reduce_bf16_fma_run_max;

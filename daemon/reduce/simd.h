@@ -102,6 +102,11 @@ SIMD_INLINE size_t simd_many(const struct reduce_span *span, const struct simd_l
 		const char *in = (const char *)inputs[0] + offset + at;
 		struct simd_pair v[4];
 
+		/* Before conversions fill the window in which the processor sees what comes. */
+		if (!stream && b < 2 * VEC_BYTES) {
+			__builtin_prefetch(out + at, 1);
+			__builtin_prefetch(out + at + 64, 1);
+		}
 		SIMD_UNROLL for (size_t i = 0; i < n_pairs; i++) v[i] = l.load(in + i * b);
 		for (size_t k = 1; k < n; k++) {
 			in = (const char *)inputs[k] + offset + at;

@@ -43,4 +43,6 @@ NATIVE INLINE void native_store_all(void *p, const struct simd_pair *pairs, size
 }
 
 SIMD_HALF(NATIVE, reduce_bf16_native, bf16, f32_add, native_store_all, DTYPE_BFLOAT16)
+/* For processors that shift where they add, and multiply denormals as fast as other numbers. */
+SIMD_HALF(NATIVE, reduce_bf16_fma, bf16, f16_add, native_store_all, DTYPE_BFLOAT16)
 SIMD_KERNELS(reduce_kernels_avx512_bf16, "avx512_bf16", reduce_bf16_native);

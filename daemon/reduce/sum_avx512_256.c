@@ -8,4 +8,4 @@
 
 #include "reduce/simd.h"
 
-SIMD_KERNELS(reduce_kernels_avx512_256, "avx512_256", reduce_bf16_native);
+SIMD_KERNELS(reduce_kernels_avx512_256, "avx512_256", reduce_bf16_fma);
