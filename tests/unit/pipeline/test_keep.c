@@ -15,14 +15,19 @@ static struct pipeline_job *job_of(struct world *world)
 
 static void form(struct world *world, struct stragglers stragglers)
 {
-	struct pipeline_join join = world_join_of(world, 0);
 	struct failure failure = { 0 };
 
-	join.stragglers = stragglers;
-	if (world_join(world, 0, &join, &failure))
-		test_fail(__FILE__, __LINE__, "%s", failure.text);
-	WORLD_UNTIL(world, world->ranks[0].joined || world->ranks[0].ended);
-	ASSERT_STR(world->ranks[0].failure.text, "");
+	for (uint32_t rank = 0; rank < world->size; rank++) {
+		struct pipeline_join join = world_join_of(world, rank);
+
+		join.stragglers = stragglers;
+		if (world_join(world, rank, &join, &failure))
+			test_fail(__FILE__, __LINE__, "%s", failure.text);
+	}
+	for (uint32_t rank = 0; rank < world->size; rank++) {
+		WORLD_UNTIL(world, world->ranks[rank].joined || world->ranks[rank].ended);
+		ASSERT_STR(world->ranks[rank].failure.text, "");
+	}
 }
 
 /* Room for more results than at first, by that many. */
@@ -353,6 +358,101 @@ TEST(what_was_held_of_a_lost_server_is_room_for_others)
 	ASSERT_EQ(n_starved_of(job, lost), 0);
 	ASSERT_EQ(n_starved_of(job, !lost), n - 1);
 }
+
+/* -- Contributions that overtake one another ---------------------------------------------------------------------- */
+
+/* What went by a connection that broke, and is at the server after what its node sent by another in its place. */
+struct late {
+	struct call call;
+	bool done;
+};
+
+static void on_late(struct call *call)
+{
+	container_of(call, struct late, call)->done = true;
+}
+
+/* A part that is at the server of the other node. */
+static const struct pipeline_part *part_away(const struct pipeline_round *round)
+{
+	const struct pipeline_part *part;
+
+	list_for_each (part, &round->parts, link)
+		if (part->state == PART_CALL && !peer_is_self(part->outlet->peer))
+			return part;
+	return NULL;
+}
+
+/* The server has it in the place of the one that is waited for, which is not known to be the last: that one is made once more. */
+static void overtake(struct world *world, const struct pipeline_round *round)
+{
+	const struct pipeline_part *part = part_away(round);
+	struct late late;
+
+	ASSERT_TRUE(part);
+	late = (struct late){ .call = { .header = part->call.header,
+					.payload = part->call.payload,
+					.is_repeatable = true,
+					.is_again = true,
+					.done = on_late } };
+	peer_call(part->outlet->peer, &late.call);
+	WORLD_UNTIL(world, late.done);
+	ASSERT_EQ(late.call.status, -ENETRESET);
+	ASSERT_CONTAINS(late.call.text, "come again");
+}
+
+static void submit(struct asked *asked, struct declared *declared, unsigned operation,
+		   uint64_t round, float *output)
+{
+	static float input[PARTS * 1024];
+
+	for (unsigned i = 0; i < PARTS * 1024; i++)
+		input[i] = (float)(i % 7);
+	*asked = asked_of(operation, REDUCTION_SUM, input, PARTS * 1024, output, PARTS * 1024);
+	asked_submit(asked, declared, round);
+}
+
+static void expect_sum(struct world *world, const struct asked *asked, const float *output,
+		       unsigned n)
+{
+	WORLD_UNTIL(world, asked->done);
+	ASSERT_STR(asked->failure.text, "");
+	for (unsigned i = 0; i < PARTS * 1024; i++)
+		ASSERT_TRUE(output[i] == (float)(n * (i % 7)));
+}
+
+TEST(what_was_overtaken_is_pushed_once_more_and_counts_once)
+{
+	for (unsigned async = 0; async < 2; async++) {
+		_cleanup_(world_freep) struct world *world =
+			world_new(&(struct world_options){ .n_nodes = 2,
+							   .n_local = 1,
+							   .n_lanes = 1,
+							   .resume = true,
+							   .part_bytes = 4096 });
+		unsigned operation = async ? OPERATION_ACCUMULATE : OPERATION_PUSH_PULL;
+		static float output[2][PARTS * 1024];
+		struct declared *declared;
+		struct asked asked[2];
+
+		form(world, (struct stragglers){ .async = async, .staleness = async });
+		declared = world_declare(world, "t", DTYPE_FLOAT32, PARTS * 1024);
+		/* Nobody is waited for in the first round of what accumulates. */
+		if (async) {
+			submit(&asked[0], &declared[0], operation, 1, output[0]);
+			expect_sum(world, &asked[0], output[0], 1);
+		}
+		submit(&asked[0], &declared[0], operation, 1 + async, output[0]);
+		WORLD_UNTIL(world, asked[0].base.in && part_away(asked[0].base.in));
+		overtake(world, asked[0].base.in);
+		ASSERT_TRUE(!asked[0].done);
+		submit(&asked[1], &declared[1], operation, 1, output[1]);
+		expect_sum(world, &asked[0], output[0], 2 + async);
+		expect_sum(world, &asked[1], output[1], 2 + async);
+	}
+}
+
+/* -- Servers that come -------------------------------------------------------------------------------------------- */
 
 #define COME 100 /* more than a job may be given: DATA_ADDED_MAX / 2 */
 

@@ -13,18 +13,35 @@ static struct layout kept_layout(uint32_t n_nodes)
 }
 
 /* Node i gives i + 1, so that three nodes' sum is 6. */
+static struct asked *contribute(struct far *far, unsigned end, const struct layout *layout,
+				struct data_header *h)
+{
+	float data[FLOATS];
+
+	for (size_t i = 0; i < FLOATS; i++)
+		data[i] = (float)(h->node + 1);
+	h->epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS, NULL);
+	h->len = h->part_len = h->total = LEN;
+	return far_call(far, end, h, data);
+}
+
 static struct asked *push(struct far *far, unsigned end, const struct layout *layout, uint64_t key,
 			  uint64_t round, uint32_t node, uint32_t acked)
 {
 	struct data_header h = far_push(layout, key, round, node);
-	float data[FLOATS];
 
-	for (size_t i = 0; i < FLOATS; i++)
-		data[i] = (float)(node + 1);
-	h.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS, NULL);
-	h.len = h.part_len = h.total = LEN;
 	h.status = (int32_t)acked;
-	return far_call(far, end, &h, data);
+	return contribute(far, end, layout, &h);
+}
+
+/* It may have come before, on a connection that broke. */
+static struct asked *push_again(struct far *far, unsigned end, const struct layout *layout,
+				uint64_t key, uint64_t round, uint32_t node)
+{
+	struct data_header h = far_push(layout, key, round, node);
+
+	h.flags = DATA_FLAG_AGAIN;
+	return contribute(far, end, layout, &h);
 }
 
 static struct asked *offer(struct far *far, unsigned end, const struct layout *layout, uint64_t key,
@@ -129,6 +146,31 @@ TEST(a_contribution_that_comes_again_counts_once)
 	expect_result(far, push(far, 2, &layout, key, 1, 2, 0), 6, 1);
 	expect_result(far, b, 6, 1);
 	expect_result(far, c, 6, 1);
+}
+
+/* The node has lost the connection by which the first came, and then another: what it sent by the latter is there before what went by
+ * the one between. Only its last is waited for, and it cannot know which that is. */
+TEST(a_contribution_that_was_overtaken_is_asked_for_once_more)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	struct asked *first, *between, *last, *more, *other;
+	uint64_t key;
+
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	first = push(far, 0, &layout, key, 1, 0, 0);
+	last = push_again(far, 0, &layout, key, 1, 0);
+	far_expect(far, first, -ENETRESET, "come again");
+	between = push_again(far, 0, &layout, key, 1, 0);
+	far_expect(far, last, -ENETRESET, "come again");
+	more = push_again(far, 0, &layout, key, 1, 0);
+	far_expect(far, between, -ENETRESET, "come again");
+	far_expect_waiting(far, more);
+	other = push(far, 1, &layout, key, 1, 1, 0);
+	expect_result(far, more, 3, 1);
+	expect_result(far, other, 3, 1);
+	ASSERT_EQ(n_summed(far), 1);
 }
 
 TEST(more_is_kept_than_was_sent)
@@ -290,6 +332,51 @@ TEST(an_offered_sum_says_who_is_in_it)
 	ASSERT_EQ(asked->answer.root, 5);
 	for (size_t i = 0; i < FLOATS; i++)
 		ASSERT_TRUE(data[i] == 14);
+}
+
+static void expect_sum(struct far *far, struct asked *asked, float value)
+{
+	const float *data;
+
+	far_expect(far, asked, 0, NULL);
+	data = asked->data;
+	for (size_t i = 0; i < FLOATS; i++)
+		ASSERT_TRUE(data[i] == value);
+}
+
+/* Also while the first is being added. */
+TEST(what_accumulates_and_was_overtaken_is_asked_for_once_more)
+{
+	for (unsigned in_pool = 0; in_pool < 2; in_pool++) {
+		_cleanup_(far_freep) struct far *far = far_new(&(struct far_options){
+			.inline_bytes = in_pool ? 0 : UINT64_MAX, .n_threads = in_pool });
+		struct layout layout = kept_layout(2);
+		struct asked *first, *between, *last, *more, *other;
+		struct data_header h;
+		uint64_t key;
+
+		layout.async = true;
+		far_form(far, &layout);
+		key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+		h = accumulate(&layout, key, 1, 0);
+		/* It waits for all to come to this round. */
+		h.root = 1;
+		first = contribute(far, 0, &layout, &h);
+		h.flags = DATA_FLAG_AGAIN;
+		last = contribute(far, 0, &layout, &h);
+		between = contribute(far, 0, &layout, &h);
+		ASSERT_EQ(first->done, !in_pool);
+		far_expect(far, last, -ENETRESET, "come again");
+		far_expect(far, first, -ENETRESET, "come again");
+		more = contribute(far, 0, &layout, &h);
+		far_expect(far, between, -ENETRESET, "come again");
+		far_expect_waiting(far, more);
+		h = accumulate(&layout, key, 1, 1);
+		other = contribute(far, 1, &layout, &h);
+		expect_sum(far, more, 3);
+		expect_sum(far, other, 3);
+		ASSERT_EQ(more->answer.root, 2);
+	}
 }
 
 /* Who is meant is one of its own nodes, whatever number it says. */
