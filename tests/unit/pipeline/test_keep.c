@@ -218,6 +218,8 @@ TEST(a_job_may_do_nothing_but_accumulate)
 
 /* -- Cells that are scarce ------------------------------------------------------------------------------------------ */
 
+#define PARTS 8 /* of 4096 bytes, of a tensor that has more than one */
+
 static uint32_t taken[LEDGER_CELLS_MAX], n_taken;
 
 /* All that there are, but for so many. */
@@ -256,22 +258,49 @@ static void fail(struct asked *asked)
 			    false);
 }
 
+/* Submits tensors of one rank, of so many elements each, whose results all wait for a cell. */
+static void starve(struct world *world, struct asked *asked, const uint64_t *n_elements, unsigned n)
+{
+	static float input[PARTS * 1024], output[3][PARTS * 1024];
+	size_t n_parts = 0;
+	char name[16];
+
+	world_form(world);
+	take_cells(job_of(world), 0);
+	for (unsigned i = 0; i < n; i++) {
+		(void)snprintf(name, sizeof(name), "t%u", i);
+		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, n_elements[i],
+				    output[i], n_elements[i]);
+		asked_submit(&asked[i], world_declare(world, name, DTYPE_FLOAT32, n_elements[i]),
+			     1);
+		n_parts += (n_elements[i] + 1023) / 1024;
+		WORLD_UNTIL(world, n_starved(job_of(world)) == n_parts);
+	}
+}
+
+static struct world *world_of_one(void)
+{
+	return world_new(&(struct world_options){ .n_nodes = 1,
+						  .n_local = 1,
+						  .distributed = true,
+						  .resume = true,
+						  .part_bytes = 4096 });
+}
+
+static void give_cells(struct pipeline_job *job)
+{
+	while (n_taken)
+		pipeline_keep_free(job, taken[--n_taken]);
+}
+
 TEST(a_round_that_fails_waits_for_no_cells)
 {
-	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
-		.n_nodes = 1, .n_local = 1, .distributed = true, .resume = true });
-	static float input[100], output[2][100];
+	_cleanup_(world_freep) struct world *world = world_of_one();
 	struct pipeline_job *job;
 	struct asked asked[2];
 
-	world_form(world);
+	starve(world, asked, (uint64_t[]){ 100, 100 }, 2);
 	job = job_of(world);
-	take_cells(job, 0);
-	for (unsigned i = 0; i < 2; i++) {
-		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, input, 100, output[i], 100);
-		asked_submit(&asked[i], world_declare(world, i ? "b" : "a", DTYPE_FLOAT32, 100), 1);
-	}
-	WORLD_UNTIL(world, n_starved(job) == 2);
 	fail(&asked[0]);
 	WORLD_UNTIL(world, asked[0].done);
 	ASSERT_EQ(asked[0].failure.status, -EIO);
@@ -280,16 +309,70 @@ TEST(a_round_that_fails_waits_for_no_cells)
 	pipeline_keep_free(job, taken[--n_taken]);
 	WORLD_UNTIL(world, asked[1].done);
 	ASSERT_STR(asked[1].failure.text, "");
-	while (n_taken)
+	give_cells(job);
+}
+
+TEST(who_finds_no_cell_stays_the_first)
+{
+	_cleanup_(world_freep) struct world *world = world_of_one();
+	struct pipeline_job *job;
+	struct asked asked[3];
+
+	starve(world, asked, (uint64_t[]){ 100, 100, 100 }, 3);
+	job = job_of(world);
+	/* The others are looked at, and there is none for them. */
+	fail(&asked[0]);
+	for (unsigned i = 1; i < 3; i++) {
+		ASSERT_EQ(n_starved(job), 3 - i);
+		ASSERT_TRUE(list_first(&job->starved, struct pipeline_part, wait)->round ==
+			    asked[i].base.in);
 		pipeline_keep_free(job, taken[--n_taken]);
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+	}
+	give_cells(job);
+}
+
+void __real_pipeline_round_part_done(struct pipeline_round *round);
+void __wrap_pipeline_round_part_done(struct pipeline_round *round);
+
+static bool frees; /* the next time that a part has ended */
+
+void __wrap_pipeline_round_part_done(struct pipeline_round *round)
+{
+	struct pipeline_job *job = round->job;
+
+	__real_pipeline_round_part_done(round);
+	if (frees) {
+		frees = false;
+		pipeline_keep_free(job, taken[--n_taken]);
+	}
+}
+
+/* The next that waits for a cell is its very next part, which it is about to end itself. */
+TEST(a_cell_that_becomes_free_while_a_round_fails_is_for_others)
+{
+	_cleanup_(world_freep) struct world *world = world_of_one();
+	struct pipeline_job *job;
+	struct asked asked[2];
+
+	starve(world, asked, (uint64_t[]){ PARTS * 1024, 100 }, 2);
+	job = job_of(world);
+	frees = true;
+	fail(&asked[0]);
+	ASSERT_TRUE(!frees);
+	ASSERT_EQ(n_starved(job), 0);
+	for (unsigned i = 0; i < 2; i++)
+		WORLD_UNTIL(world, asked[i].done);
+	ASSERT_EQ(asked[0].failure.status, -EIO);
+	ASSERT_STR(asked[1].failure.text, "");
+	give_cells(job);
 }
 
 /*
  * Of a job whose rounds are decided on by all nodes: what the first has of a result is held until then. Its other parts, and the
  * second tensor's, find no cell.
  */
-#define PARTS 8
-
 static struct pipeline_job *form_held(struct world *world, struct asked (*asked)[2])
 {
 	static float input[2][PARTS * 1024], output[2][2][PARTS * 1024];
@@ -334,8 +417,7 @@ TEST(cells_of_a_round_that_fails_are_for_others)
 	WORLD_UNTIL(world, asked[0][0].done && asked[1][0].done);
 	ASSERT_EQ(asked[0][0].failure.status, -EIO);
 	ASSERT_STR(asked[1][0].failure.text, "");
-	while (n_taken)
-		pipeline_keep_free(job, taken[--n_taken]);
+	give_cells(job);
 }
 
 TEST(what_was_held_of_a_lost_server_is_room_for_others)
