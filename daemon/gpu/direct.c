@@ -108,13 +108,18 @@ static bool any_is(const struct gpu_worker *worker, enum gpu_direct_state state)
 	return false;
 }
 
-/* Once for all of them: what came of one says nothing of where parts go. */
-static void tell_way(const struct gpu_worker *worker)
+/* Once for all of them: what came of one says nothing of where parts go. One more that goes where others do is no news. */
+static void tell_way(struct gpu_worker *worker)
 {
+	unsigned refused = any_is(worker, GPU_DIRECT_REFUSED);
+	unsigned ways = 1 + any_is(worker, GPU_DIRECT_OPEN) + 2 * refused;
 	char text[512];
 
+	if (worker->told_ways == ways)
+		return;
+	worker->told_ways = ways;
 	gpu_direct_describe(worker, text, sizeof(text));
-	log_line(any_is(worker, GPU_DIRECT_REFUSED) ? LOG_LEVEL_NOTICE : LOG_LEVEL_INFO,
+	log_line(refused ? LOG_LEVEL_NOTICE : LOG_LEVEL_INFO,
 		 "job %s: GPU memory goes to servers %s", worker->name, text);
 }
 

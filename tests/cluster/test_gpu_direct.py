@@ -94,6 +94,22 @@ def test_pushed_and_pulled_without_the_host():
             rank.call('close')
 
 
+def test_a_further_device_is_no_news():
+    """Unless its memory goes another way than that of those before."""
+    fault = {'FAKECUDA_FAIL': 'cuMemGetHandleForAddressRange:3:801'}
+    with DirectCluster(options=['--resume=off'], env=({}, fault)) as cluster:
+        ranks, data = job(cluster, (1, 1))
+        for device in range(4):
+            for rank in ranks:
+                rank.call('device', device)
+            turn(ranks, data, device)
+        for node, ways in enumerate((['directly'], ['directly', 'directly, by 2 of 3 GPUs: .*'])):
+            said = re.findall('GPU memory goes to servers (.*)', cluster.daemons[node].text())
+            assert len(said) == len(ways) and all(map(re.fullmatch, ways, said)), said
+        for rank in ranks:
+            rank.call('close')
+
+
 def test_results_that_are_kept_go_by_the_host():
     """With resume: pushed directly, and back by way of the cell."""
     with DirectCluster() as cluster:
