@@ -188,6 +188,7 @@ struct pipeline_job {
 	uint64_t n_urgent,
 		n_urgent_rounds; /* tensors that have it and come, 0: not known; that came in this pass */
 	uint32_t n_passes;	 /* that are over */
+	bool pass_is_counted; /* the last one was, as all of n_urgent had come, and none has come since */
 	struct list spare_rounds, spare_parts;
 	struct quota rows_quota; /* what its push_pull_rows hold */
 	struct loop_timer timer;

@@ -46,6 +46,7 @@ void level_make(struct level **levels, size_t n)
 static void end_pass(struct pipeline_job *job)
 {
 	job->n_urgent_rounds = 0;
+	job->pass_is_counted = false;
 	job->n_passes++;
 	pipeline_deal_sort(job);
 }
@@ -79,7 +80,8 @@ static void make(struct pipeline_job *job)
  * A backward pass is over with the tensors that are needed first: nothing comes any more that could overtake, and all nodes know it
  * at the same place of their order. So what is left of each level goes by priority then: the forward pass needs it like that.
  * Of the tensors that are as urgent some may have come but once, like a variable that was broadcast, or come now and then: where
- * one comes a second time before the others, those do not come.
+ * one comes a second time before the others, those do not come. One that was not there when as many had come as were to, and comes
+ * before any of them does again, is to come from then on.
  */
 static void count_pass(struct pipeline_round *round)
 {
@@ -96,9 +98,18 @@ static void count_pass(struct pipeline_round *round)
 	round->pass = job->n_passes;
 	if (!urgent)
 		return;
+	if (job->pass_is_counted && level->urgent_pass != job->n_passes) {
+		level->urgent_pass = job->n_passes;
+		round->pass--;
+		job->n_urgent++;
+		return;
+	}
+	job->pass_is_counted = false;
 	level->urgent_pass = job->n_passes + 1;
-	if (++job->n_urgent_rounds >= job->n_urgent)
-		end_pass(job);
+	if (++job->n_urgent_rounds < job->n_urgent)
+		return;
+	end_pass(job);
+	job->pass_is_counted = true;
 }
 
 /*

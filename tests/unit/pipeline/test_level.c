@@ -187,3 +187,66 @@ TEST(who_was_as_urgent_once_is_not_waited_for)
 {
 	train(true);
 }
+
+/* -- Which tensors end a pass --------------------------------------------------------------------------------------- */
+
+#define URGENT 4 /* tensors, and as many others */
+
+/* Each of those tensors that are in the mask comes once; returns how many passes each of the urgent ones has ended, a bit each. */
+static unsigned come(struct world *world, struct declared **tensors, uint64_t *rounds,
+		     unsigned mask)
+{
+	struct pipeline_job *job =
+		list_first(&world->nodes[0].pipeline->jobs, struct pipeline_job, link);
+	static float data[1];
+	unsigned ended = 0;
+
+	for (unsigned t = 2 * URGENT; t--;) {
+		struct asked one = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data, 1, data, 1);
+		uint32_t before = job->n_passes;
+
+		if (!(mask >> t & 1))
+			continue;
+		one.base.priority = t < URGENT;
+		asked_submit(&one, tensors[t], ++rounds[t]);
+		ASSERT_INT(job->n_passes, <=, before + 1);
+		ended |= (job->n_passes - before) << t;
+		WORLD_UNTIL(world, one.done);
+		ASSERT_OK(one.failure.status);
+	}
+	return ended;
+}
+
+TEST(who_stays_out_once_is_waited_for_again)
+{
+	_cleanup_(world_freep) struct world *world = world_new(
+		&(struct world_options){ .n_nodes = 1, .n_local = 1, .distributed = true });
+	struct declared *tensors[2 * URGENT];
+	uint64_t rounds[2 * URGENT] = { 0 };
+	const unsigned all = (1u << 2 * URGENT) - 1;
+	char name[16];
+
+	world_form(world);
+	for (unsigned t = 0; t < 2 * URGENT; t++) {
+		(void)snprintf(name, sizeof(name), "t%u", t);
+		tensors[t] = world_declare(world, name, DTYPE_FLOAT32, 1);
+	}
+	for (unsigned step = 0; step < 3; step++)
+		(void)come(world, tensors, rounds, all);
+	ASSERT_EQ(come(world, tensors, rounds, all), 1);
+	/* The last ones, 1 and 0, do not come, which is seen when the first, 3, comes again. With 2 there seem to be all. */
+	ASSERT_EQ(come(world, tensors, rounds, all & ~3u), 0);
+	ASSERT_EQ(come(world, tensors, rounds, all), 1 << 3 | 1 << 2);
+	/* They were late, and are waited for. */
+	for (unsigned step = 0; step < 3; step++)
+		ASSERT_EQ(come(world, tensors, rounds, all), 1);
+	/* One in the middle. */
+	ASSERT_EQ(come(world, tensors, rounds, all & ~2u), 0);
+	ASSERT_EQ(come(world, tensors, rounds, all), 1 << 3 | 1 << 1);
+	for (unsigned step = 0; step < 3; step++)
+		ASSERT_EQ(come(world, tensors, rounds, all), 1);
+	/* Who comes no more is not waited for. */
+	ASSERT_EQ(come(world, tensors, rounds, all & ~1u), 0);
+	ASSERT_EQ(come(world, tensors, rounds, all & ~1u), 1 << 3 | 1 << 1);
+	ASSERT_EQ(come(world, tensors, rounds, all & ~1u), 1 << 1);
+}
