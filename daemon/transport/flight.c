@@ -7,9 +7,9 @@
 /*
  * What a connection has on its way nothing overtakes, and it waits in the queues of the network, where one that has more takes
  * more of the link. A server's answers then reach some nodes long before others; these begin their next step earlier, and what
- * they send has no sum before the last has sent his. So each has as much there as keeps links busy, and all the same: eight parts
- * among the nodes, which are about 5 ms of a link, for pauses of the processes at both ends, and twice what a link carries while
- * a byte goes there and its acknowledgement comes back.
+ * they send has no sum before the last has sent his. So each has as much there as keeps links busy, and all the same: four parts
+ * among the nodes, which are some 2 ms of a link, for pauses of the processes at both ends, and twice what a link carries while
+ * a byte goes there and its acknowledgement comes back. Eight keep links no busier, and all that is urgent comes later.
  *
  * Acknowledgements wait behind what goes the other way. If one end could have more on its way than the other it would fill its
  * own queue, and its peer would be slow for that. So the bound follows from what all nodes of a job know alike, and not from what
@@ -17,9 +17,9 @@
  * that are small for the link say nothing about it.
  */
 
-#define FLIGHT_PARTS	  8
-#define FLIGHT_MIN	  (32u << 10)
-#define FLIGHT_MAX	  (384u << 10) /* below what systems let everybody set */
+#define FLIGHT_PARTS	  4
+#define FLIGHT_MIN	  (16u << 10)
+#define FLIGHT_MAX	  (256u << 10) /* below what systems let everybody set */
 #define FLIGHT_PARTS_S	  1600 /* parts of a size that follows from the link are so many a second */
 #define FLIGHT_FASTER	  4
 #define FLIGHT_RTT_MAX_US 10000
@@ -35,7 +35,7 @@ uint64_t flight_bytes(const struct flight *flight)
 	bytes = MAX((uint64_t)FLIGHT_PARTS * flight->part_bytes / flight->n_nodes,
 		    (uint64_t)FLIGHT_MIN) +
 		2 * bytes_s * flight->rtt_us / 1000000;
-	return bytes > FLIGHT_MAX ? 0 : bytes;
+	return bytes >= FLIGHT_MAX ? 0 : bytes;
 }
 
 void peer_set_parts(struct peer *peer, uint32_t part_bytes, uint32_t n_nodes)

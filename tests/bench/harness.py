@@ -196,8 +196,8 @@ def replay_ms(cluster, layout, model, *more, repeats=3, warmup=1, **environment)
 
 
 # What the daemon lets be on a part's way at links below some Gbit/s, in ms of a link (bps(7), ORDER OF WORK): unsent, 4 of the
-# daemon's and 2 in the kernel; 5 to the server; 5 back.
-WAY_MS = 16
+# daemon's and 2 in the kernel; 2 to the server; 2 back.
+WAY_MS = 10
 LEVELS = 8
 
 
