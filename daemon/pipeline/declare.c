@@ -1,5 +1,6 @@
 #include "base/log.h"
 #include "pipeline/round.h"
+#include "pipeline/rows.h"
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -109,6 +110,8 @@ static void take_key(struct pipeline_tensor *tensor, uint64_t key, uint64_t star
 		log_warning("job %s: tensor %s: no memory to keep its number: the job will not "
 			    "outlive this process",
 			    job->name, tensor->name);
+	if (job->keep && job->resumed)
+		pipeline_rows_resumed(tensor);
 	list_for_each (round, &tensor->rounds, link)
 		if (round->failure.status)
 			pipeline_setup_fail_round(job, key, round->number, round->alone,

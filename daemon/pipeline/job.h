@@ -503,6 +503,8 @@ int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor 
  * seen, the daemon process after this one would not be told.
  */
 bool pipeline_resume_caught_up(struct pipeline_job *job);
+/* The newest round that some rank had seen end well, or 0. */
+uint64_t pipeline_resume_newest(const struct pipeline_tensor *tensor);
 /* How a round of at most tensor->past_rounds ended for this request. ret_failure: set unless it is well. */
 void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeline_request *request,
 			     struct failure *ret_failure);

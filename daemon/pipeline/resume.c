@@ -496,12 +496,11 @@ int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor 
 	return 0;
 }
 
-/* The newest round that some rank had seen end well, or 0. */
-static uint64_t newest_well(const struct pipeline_tensor *tensor)
+uint64_t pipeline_resume_newest(const struct pipeline_tensor *tensor)
 {
 	uint64_t newest = 0;
 
-	for (uint32_t i = 0; i < tensor->job->layout.n_local; i++) {
+	for (uint32_t i = 0; tensor->pasts && i < tensor->job->layout.n_local; i++) {
 		const struct pipeline_past *past = &tensor->pasts[i];
 		unsigned age = past->failed == UINT64_MAX
 				       ? PAST_BITS
@@ -522,7 +521,7 @@ bool pipeline_resume_caught_up(struct pipeline_job *job)
 	map_for_each (entry, &job->tensors) {
 		const struct pipeline_tensor *tensor =
 			container_of(entry, struct pipeline_tensor, entry);
-		uint64_t newest = tensor->pasts ? newest_well(tensor) : 0;
+		uint64_t newest = pipeline_resume_newest(tensor);
 
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
 			if (job->members[i] && tensor->reached[i] < newest)

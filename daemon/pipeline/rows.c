@@ -307,6 +307,16 @@ void pipeline_rows_attached(struct pipeline_job *job, size_t server)
 	}
 }
 
+void pipeline_rows_resumed(struct pipeline_tensor *tensor)
+{
+	struct pipeline_job *job = tensor->job;
+
+	tensor->rows_had = pipeline_resume_newest(tensor);
+	for (size_t i = 0; tensor->rows_had && i < job->n_servers; i++)
+		if (job->servers[i].attached)
+			tell_server(tensor, &job->servers[i]);
+}
+
 /* The result is in the outputs here. Returns false when there is nothing more to do. */
 static bool agree(struct pipeline_rows *rows)
 {

@@ -99,3 +99,35 @@ TEST(that_a_node_has_a_result_is_said_again_when_it_attaches)
 	rows(world, declared, 3);
 	WORLD_UNTIL(world, !n_held(world));
 }
+
+/* Its agent was killed before that was on its way, and the next process has no more of the round than that its ranks had seen it. */
+TEST(that_a_node_has_a_result_is_said_by_its_next_process)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 2, .n_local = 1, .distributed = true, .resume = true });
+	struct pipeline_past past = { .rounds = 2 };
+	struct failure failure = { 0 };
+	struct declared *declared;
+	struct pipeline_join join;
+
+	world_form(world);
+	join = world_join_of(world, 0);
+	declared = world_declare(world, "table", DTYPE_FLOAT32, TABLE * WIDTH);
+	loses = true;
+	rows(world, declared, 1);
+	rows(world, declared, 2);
+	loses = false;
+	attach_again(world, 1);
+	ASSERT_EQ(n_held(world), 1);
+	world_restart(world, 0);
+	if (world_resume(world, 0, &join, &failure))
+		test_fail(__FILE__, __LINE__, "%s", failure.text);
+	WORLD_UNTIL(world, world->ranks[0].joined || world->ranks[0].ended);
+	ASSERT_STR(world->ranks[0].failure.text, "");
+	ASSERT_EQ(n_held(world), 1);
+	ASSERT_OK(declared_again(&declared[0], &world->ranks[0], "table", DTYPE_FLOAT32,
+				 TABLE * WIDTH, &past, &failure));
+	WORLD_UNTIL(world, !n_held(world));
+	rows(world, declared, 3);
+	WORLD_UNTIL(world, !n_held(world));
+}

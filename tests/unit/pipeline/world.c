@@ -438,12 +438,18 @@ static void on_declared(struct pipeline_declaration *declaration, const struct f
 		declared->failure = *failure;
 }
 
+int declared_again(struct declared *declared, struct rank *rank, const char *name, unsigned dtype,
+		   uint64_t elements, const struct pipeline_past *past, struct failure *failure)
+{
+	*declared = (struct declared){ .base.declared = on_declared };
+	return pipeline_declare(&rank->member, &declared->base, name, dtype, elements, past,
+				failure);
+}
+
 int declared_make(struct declared *declared, struct rank *rank, const char *name, unsigned dtype,
 		  uint64_t elements, struct failure *failure)
 {
-	*declared = (struct declared){ .base.declared = on_declared };
-	return pipeline_declare(&rank->member, &declared->base, name, dtype, elements, NULL,
-				failure);
+	return declared_again(declared, rank, name, dtype, elements, NULL, failure);
 }
 
 struct declared *world_declare(struct world *world, const char *name, unsigned dtype,

@@ -103,9 +103,11 @@ int world_resume(struct world *world, uint32_t rank, const struct pipeline_join 
 /* All ranks are in job "job". */
 void world_form(struct world *world);
 
-/* Declares one rank's; as pipeline_declare(). */
+/* Declares one rank's; as pipeline_declare(). The second: of a rank that was resumed. */
 int declared_make(struct declared *declared, struct rank *rank, const char *name, unsigned dtype,
 		  uint64_t elements, struct failure *failure);
+int declared_again(struct declared *declared, struct rank *rank, const char *name, unsigned dtype,
+		   uint64_t elements, const struct pipeline_past *past, struct failure *failure);
 /* Declares on all ranks; by rank; the world's. Does not wait. */
 struct declared *world_declare(struct world *world, const char *name, unsigned dtype,
 			       uint64_t elements);
