@@ -376,6 +376,11 @@ int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct
 	return 0;
 }
 
+void block_lend(struct block *block, void *data, size_t len, void (*gone)(struct block *block))
+{
+	*block = (struct block){ .refs = 1, .len = len, .data = data, .gone = gone };
+}
+
 struct block *block_ref(struct block *block)
 {
 	_unused_ uint32_t refs;
@@ -404,6 +409,10 @@ struct block *block_unref(struct block *block)
 			return NULL;
 	}
 
+	if (block->gone) {
+		block->gone(block);
+		return NULL;
+	}
 	cache = block->cache;
 	if (block->quota)
 		quota_release(block->quota, block->len);

@@ -19,9 +19,10 @@ struct block {
 	size_t len; /* bytes in use, set by block_new() */
 	void *data;
 	struct block_cache *cache;
-	struct quota *quota;	 /* charged with len until the last unref; NULL: nobody */
-	struct block *next;	 /* the cache's */
-	struct block_slab *slab; /* whose piece it is; NULL: a piece of its own */
+	struct quota *quota;		   /* charged with len until the last unref; NULL: nobody */
+	struct block *next;		   /* the cache's */
+	struct block_slab *slab;	   /* whose piece it is; NULL: a piece of its own */
+	void (*gone)(struct block *block); /* of block_lend() */
 };
 
 /* limit: most bytes kept cached while unused. */
@@ -53,6 +54,11 @@ void block_cache_unwatch(struct block_cache *cache, struct block_watcher *watche
  * Returns 0, QUOTA_E_FULL, or -ENOMEM.
  */
 int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct block **ret_block);
+/*
+ * Memory of somebody else's as a block, which is embedded in what is theirs, with one reference. Both stay until gone(), on
+ * whatever thread drops the last one.
+ */
+void block_lend(struct block *block, void *data, size_t len, void (*gone)(struct block *block));
 struct block *block_ref(struct block *block);
 /* Returns NULL; takes NULL. */
 struct block *block_unref(struct block *block);

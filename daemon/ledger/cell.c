@@ -365,8 +365,8 @@ void ledger_cell_free(struct ledger *ledger, uint32_t number)
 		ledger_fence();
 		FAILPOINT("ledger-cell-freed");
 	}
-	*kept = (struct ledger_kept){ .offered = kept->offered };
-	if (!kept->offered)
+	*kept = (struct ledger_kept){ .offered = kept->offered, .lent = kept->lent };
+	if (!kept->offered && !kept->lent)
 		ledger_cell_put_back(ledger, number);
 }
 

@@ -198,6 +198,7 @@ struct ledger_kept {
 	/* The user's; false when it is taken. */
 	bool busy, released, pending;
 	unsigned offered; /* offers under way */
+	bool lent;	  /* a server sums into it, or sends it to others */
 	/* Among those of its part: ledger_cell_index(). */
 	struct map_entry by_part;
 	bool indexed;
@@ -251,8 +252,8 @@ uint32_t ledger_cells_used(struct ledger *ledger);
 /* The result is in the cell, with all that kept->what says. Any thread, of a cell that it works on. */
 void ledger_cell_whole(struct ledger *ledger, uint32_t cell);
 /*
- * Forgets the result. While it is offered its memory is still being read, and whoever offers it still names the cell: then
- * it is nobody else's before it has been freed once more, with `offered` false.
+ * Forgets the result. While it is offered or lent its memory is still in use, and whoever uses it still names the cell: then
+ * it is nobody else's before it has been freed once more, with neither.
  */
 void ledger_cell_free(struct ledger *ledger, uint32_t cell);
 /* Forgets results of reductions that the daemon before had not all of: of an elastic job, they count no more. */

@@ -71,6 +71,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 		(void)pipeline_tensor_free(container_of(entry, struct pipeline_tensor, entry));
 	}
 	map_done(&job->tensors);
+	pipeline_lend_done(job);
 	pipeline_keep_done(job);
 	pipeline_room_done(job);
 	pipeline_setup_free(job);
@@ -118,6 +119,8 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	list_init(&job->spare_parts);
 	list_init(&job->setups);
 	list_init(&job->starved);
+	list_init(&job->lent);
+	list_init(&job->spare_lent);
 	list_init(&job->placements);
 	pipeline_room_init(job);
 	(void)snprintf(job->name, sizeof(job->name), "%s", join->job);

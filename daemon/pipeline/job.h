@@ -152,6 +152,7 @@ struct pipeline_job {
 	size_t home_number;		/* of its home among its servers */
 	struct list starved;		/* parts whose result waits for a cell */
 	bool feeding;			/* starved parts are gone through, or not to be */
+	struct list lent, spare_lent;	/* cells, to servers in this process: lend.c */
 	struct loop_timer room_timer;	/* whether cells are not needed any more: room.c */
 	uint32_t room_target;		/* so many cells are to stay */
 	struct pipeline_failed *failed; /* a ring of PIPELINE_FAILED, or NULL */
@@ -302,6 +303,9 @@ int pipeline_room_join(struct pipeline_job *job, struct pipeline_member *member,
 int pipeline_room_for(struct pipeline_job *job, uint32_t n);
 /* Makes more room when it becomes scarce: 0, or -EDQUOT. */
 int pipeline_room_look(struct pipeline_job *job);
+
+/* lend.c: nothing that was lent is in use any more. */
+void pipeline_lend_done(struct pipeline_job *job);
 
 /* keep.c: a job that goes through servers outlives their processes, and this one. */
 struct pipeline_part;

@@ -450,7 +450,8 @@ static void on_offered(struct call *call)
 
 	if (!job->suspended) {
 		kept->offered--;
-		if (!kept->taken && !kept->offered) /* freed meanwhile, and now for others */
+		if (!kept->taken && !kept->offered &&
+		    !kept->lent) /* freed meanwhile, and now for others */
 			pipeline_keep_free(job, offer->cell);
 		else if (kept->taken && !kept->offered &&
 			 offer->server->attachment != offer->attachment)

@@ -83,7 +83,7 @@ static void tell_stored(struct pipeline_part *part)
 	/* One of the daemon before was offered when we attached. */
 	if (kept->stale)
 		return;
-	if (part->attachment == server->attachment)
+	if (part->number && part->attachment == server->attachment)
 		pipeline_keep_stored(server, part->number, part->cell, operation);
 	else
 		pipeline_keep_offer(job, part->cell);
@@ -95,17 +95,23 @@ static void let_go(struct pipeline_part *part)
 {
 	struct pipeline_server *server = pipeline_part_server(part);
 	struct ledger *ledger = job_of(part)->ledger;
+	bool is_numbered = part->number && part->attachment == server->attachment;
+	uint32_t cell = LEDGER_NO_CELL;
 
 	if (part->cell != LEDGER_NO_CELL && part->stored) {
 		tell_stored(part);
 		return;
 	}
-	if (part->cell != LEDGER_NO_CELL && ledger_cell_kept(ledger, part->cell)->whole)
+	/* Whole, it goes when all nodes have it, as any. */
+	if (part->cell != LEDGER_NO_CELL && ledger_cell_kept(ledger, part->cell)->whole &&
+	    (is_numbered || ledger_cell_kept(ledger, part->cell)->stale)) {
 		ledger_cell_kept(ledger, part->cell)->busy = false;
-	else if (part->cell != LEDGER_NO_CELL)
+		cell = is_numbered ? part->cell : LEDGER_NO_CELL;
+	} else if (part->cell != LEDGER_NO_CELL) {
 		pipeline_keep_free(job_of(part), part->cell);
-	if (part->number && part->attachment == server->attachment)
-		pipeline_keep_stored(server, part->number, LEDGER_NO_CELL, false);
+	}
+	if (is_numbered)
+		pipeline_keep_stored(server, part->number, cell, false);
 }
 
 void pipeline_part_end(struct pipeline_part *part)

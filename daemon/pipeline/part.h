@@ -136,6 +136,13 @@ void pipeline_part_unhold(struct pipeline_part *part);
 /* There may be a cell for its result. Returns false when there is none, else the part may have ended. */
 bool pipeline_part_feed(struct pipeline_part *part);
 
+/* What its cell holds, or is to hold. */
+void pipeline_part_name_cell(struct pipeline_part *part);
+
+/* lend.c: call.lend and call.filled of a part whose result is kept, see transport.h. */
+struct block *pipeline_lend(struct call *call, uint32_t len);
+bool pipeline_lend_filled(struct call *call);
+
 /* outlet.c */
 int pipeline_outlet_get(struct pipeline *pipeline, struct peer *peer,
 			struct pipeline_outlet **ret_outlet);

@@ -260,16 +260,11 @@ static uint32_t n_gone_of(const struct pipeline_part *part)
 	       (answer->operation == OPERATION_BARRIER && answer->total ? LEDGER_WAITING : 0);
 }
 
-/* A result has come, and there is a cell for it. */
-static void keep(struct pipeline_part *part)
+void pipeline_part_name_cell(struct pipeline_part *part)
 {
-	struct pipeline_round *round = part->round;
-	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
+	const struct pipeline_round *round = part->round;
 
-	if (job_of(part)->shape.elastic)
-		round->n_gone = MAX(round->n_gone, n_gone_of(part));
-
-	kept->what = (struct ledger_what){
+	ledger_cell_kept(job_of(part)->ledger, part->cell)->what = (struct ledger_what){
 		.key = round->tensor->key,
 		.round = round->number,
 		.offset = part->extent.offset,
@@ -285,6 +280,18 @@ static void keep(struct pipeline_part *part)
 		.reduction = (uint8_t)round->reduction,
 		.has_data = answer_len(part),
 	};
+}
+
+/* A result has come, and there is a cell for it. */
+static void keep(struct pipeline_part *part)
+{
+	struct pipeline_round *round = part->round;
+	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
+
+	if (job_of(part)->shape.elastic)
+		round->n_gone = MAX(round->n_gone, n_gone_of(part));
+
+	pipeline_part_name_cell(part);
 	kept->taken = kept->busy = true;
 	kept->late = !count(
 		part, part->call.answer.root, &kept->what,
@@ -343,11 +350,22 @@ static void on_kept_answer(struct pipeline_part *part)
 		answer_wild(part);
 		return;
 	}
-	part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block) : NULL;
+	/* What came as a block and has a cell is there: lend.c. */
+	part->block = call->answer_block && call->answer.len && part->cell == LEDGER_NO_CELL
+			      ? block_ref(call->answer_block)
+			      : NULL;
 	pipeline_keep_released(server, (uint32_t)call->answer.status);
 	FAILPOINT("part-answered");
 	if (!pipeline_part_feed(part))
 		list_push_back(&job_of(part)->starved, &part->wait);
+}
+
+/* With what is whole in its cell. */
+static void go_on(struct pipeline_part *part)
+{
+	part->number = 0;
+	part->state = PART_SCATTER;
+	pipeline_device_down(part, !is_for_here(part), false, scatter);
 }
 
 /*
@@ -362,6 +380,12 @@ static void push_again(struct pipeline_part *part)
 	uint32_t cell = part->cell;
 	bool again = part->again;
 
+	/* It is kept, and others may have it already: what they go on with is this, whoever their server is. */
+	if (cell != LEDGER_NO_CELL && !part->round->failure.status &&
+	    ledger_cell_kept(job->ledger, cell)->whole) {
+		go_on(part);
+		return;
+	}
 	part->cell = LEDGER_NO_CELL;
 	if (cell != LEDGER_NO_CELL)
 		pipeline_keep_free(job, cell);
@@ -582,6 +606,10 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.room = part->room;
 	part->call.room_len = room ? answer_len(part) : 0;
 	part->call.find_room = room && job->keep ? find_cell : NULL;
+	if (room && job->keep) {
+		part->call.lend = pipeline_lend;
+		part->call.filled = pipeline_lend_filled;
+	}
 	part->call.sent = on_sent;
 	part->call.is_repeatable = job->keep && !by_rows;
 	part->call.is_again = part->again;

@@ -22,6 +22,8 @@ static void engine_finish(struct slot *slot)
 	job->n_bytes += slot->header.part_len;
 	metric_count(&job->server->rounds, 1);
 	FAILPOINT("server-summed");
+	if (slot->lender)
+		(void)delivery_filled(TAKE_PTR(slot->lender));
 	if (job->resume) {
 		keep_finish(slot);
 		return;
@@ -100,6 +102,30 @@ static bool anyone_wants(const struct slot *slot)
 }
 
 /*
+ * Memory of a node of this process that keeps the result, which is then kept before anybody has it. Not where it comes with more
+ * than itself, or is sent by RDMA, which knows our own blocks.
+ */
+static struct block *borrow(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct delivery *lender = NULL;
+
+	if (!job->resume || job->elastic || stragglers_any(&job->stragglers))
+		return NULL;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (!slot->from[i])
+			continue;
+		if (peer_is_self(slot->from[i]->peer))
+			lender = slot->from[i];
+		else if (peer_takes_direct(slot->from[i]->peer, slot->header.part_len))
+			return NULL;
+	}
+	slot->result = lender ? delivery_lend(lender, slot->header.part_len) : NULL;
+	slot->lender = slot->result ? lender : NULL;
+	return slot->result;
+}
+
+/*
  * Where the result comes from. Sets slot->result, and slot->copy_from or the sum's parameters if it has yet to be made.
  * Returns 0, QUOTA_E_FULL, or -ENOMEM.
  */
@@ -119,8 +145,10 @@ static int prepare(struct slot *slot, bool *ret_made)
 			return 0;
 		}
 	}
-	r = block_new(job->server->params.blocks, told_result_len(job, &slot->header), job->quota,
-		      &slot->result);
+	r = from || !borrow(slot)
+		    ? block_new(job->server->params.blocks, told_result_len(job, &slot->header),
+				job->quota, &slot->result)
+		    : 0;
 	if (r)
 		return r;
 	*ret_made = false;

@@ -101,6 +101,8 @@ struct slot {
 	struct task task;
 	struct reduce_params reduce;
 	struct block *result; /* NULL: none has data */
+	struct delivery
+		*lender; /* while it is made: of a node of this process, in whose memory it is */
 	void *output;
 	const void *copy_from; /* moved unchanged instead of reduced */
 	const void **inputs;   /* room for one of each node */

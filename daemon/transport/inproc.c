@@ -116,3 +116,24 @@ void inproc_notice(struct peer *peer, struct notice *notice)
 	notice->message.mail.run = inproc_on_notice;
 	box_post(&peer->transport->box, &notice->message.mail);
 }
+
+/* -- Memory of the caller's ---------------------------------------------------------------------------------------- */
+
+static struct call *call_of(struct delivery *delivery)
+{
+	return container_of(delivery, struct incoming, delivery)->call;
+}
+
+struct block *delivery_lend(struct delivery *delivery, uint32_t len)
+{
+	struct call *call = call_of(delivery);
+
+	return call && call->lend ? call->lend(call, len) : NULL;
+}
+
+bool delivery_filled(struct delivery *delivery)
+{
+	struct call *call = call_of(delivery);
+
+	return call && call->filled && call->filled(call);
+}

@@ -82,6 +82,9 @@ struct call {
 	 * On whatever thread reads it. Not asked for in-process.
 	 */
 	void *(*find_room)(struct call *call);
+	/* Optional, in-process: delivery_lend(), delivery_filled(). Home thread. */
+	struct block *(*lend)(struct call *call, uint32_t len);
+	bool (*filled)(struct call *call);
 	void (*sent)(
 		struct
 		call *call); /* optional: payload may be reused; before done(); not called after a loss */
@@ -327,3 +330,10 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		     struct block *block, const void *payload);
 /* Answers with DATA_ERROR: status is a negative errno. */
 void delivery_fail(struct delivery *delivery, int status, const char *text);
+/*
+ * A block of len bytes for the result of a call from this process, in memory of its caller's, who gets the result there and
+ * outlives it; the reference is the receiver's. NULL: there is none. No quota is charged.
+ */
+struct block *delivery_lend(struct delivery *delivery, uint32_t len);
+/* The result is in the block that was lent, before anybody is answered. Returns whether the caller keeps it from now on. */
+bool delivery_filled(struct delivery *delivery);

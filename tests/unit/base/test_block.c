@@ -183,3 +183,27 @@ TEST(threads_share_the_cache_but_no_block)
 	ASSERT_EQ(block_cache_used(cache), 0);
 	ASSERT_EQ(quota_used(&quota), 0);
 }
+
+static unsigned n_gone;
+
+static void on_gone(struct block *block)
+{
+	n_gone++;
+	memset(block->data, 0, block->len);
+	memset(block, 0xee, sizeof(*block));
+}
+
+TEST(memory_of_somebody_else_goes_back_with_the_last_reference)
+{
+	struct block block;
+	char data[100];
+
+	block_lend(&block, data, sizeof(data), on_gone);
+	ASSERT_EQ(block.len, sizeof(data));
+	ASSERT_TRUE(block.data == data);
+	ASSERT_TRUE(block_ref(&block) == &block);
+	ASSERT_TRUE(!block_unref(&block));
+	ASSERT_EQ(n_gone, 0);
+	ASSERT_TRUE(!block_unref(&block));
+	ASSERT_EQ(n_gone, 1);
+}

@@ -627,3 +627,55 @@ TEST(a_job_takes_no_more_servers_than_there_is_room_for)
 		ASSERT_EQ(job_of(world)->added.n, MIN(i + 1, DATA_ADDED_MAX / 2u));
 	}
 }
+
+enum { TWO_PART = 32 << 10, TWO = 4 * TWO_PART / sizeof(float) };
+
+/* Two nodes that sum for each other; each is the server of half of the parts. */
+static struct world *two_new(void)
+{
+	struct world *world = world_new(&(struct world_options){
+		.n_nodes = 2, .n_local = 1, .resume = true, .part_bytes = TWO_PART });
+
+	world_form(world);
+	return world;
+}
+
+/* One push_pull in place. */
+static void two_sum(struct world *world, struct declared *tensor, uint64_t round)
+{
+	static float data[2][TWO];
+	struct asked asked[2];
+
+	for (unsigned i = 0; i < 2; i++) {
+		for (unsigned k = 0; k < TWO; k++)
+			data[i][k] = (float)((i + 1) * (k + round));
+		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data[i], TWO, data[i], TWO);
+		asked_submit(&asked[i], &tensor[i], round);
+	}
+	WORLD_UNTIL(world, asked[0].done && asked[1].done);
+	for (unsigned i = 0; i < 2; i++) {
+		ASSERT_STR(asked[i].failure.text, "");
+		for (unsigned k = 0; k < TWO; k++)
+			ASSERT_TRUE(data[i][k] == (float)(3 * (k + round)));
+	}
+}
+
+static uint64_t copied(struct world *world)
+{
+	uint64_t n = 0;
+
+	for (unsigned i = 0; i < 2; i++)
+		n += metric_get(&world->nodes[i].pipeline->copied);
+	return n;
+}
+
+TEST(a_result_that_is_summed_here_is_copied_once)
+{
+	_cleanup_(world_freep) struct world *world = two_new();
+	struct declared *tensor = world_declare(world, "t", DTYPE_FLOAT32, TWO);
+
+	for (uint64_t round = 1; round < 4; round++)
+		two_sum(world, tensor, round);
+	/* From its cell, like one that comes from elsewhere. */
+	ASSERT_EQ(copied(world), 3 * 2 * sizeof(float) * TWO);
+}

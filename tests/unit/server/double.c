@@ -6,6 +6,9 @@ struct peer {
 	char name[16];
 	bool killed;
 	unsigned n_no_memory;
+	bool is_self, keeps; /* far_lend() */
+	struct block *block;
+	unsigned n_filled;
 	struct peer *next; /* of those that were lost */
 };
 
@@ -141,6 +144,20 @@ void far_lose(struct far *far, unsigned end)
 	carrier->lost = peer;
 }
 
+void far_lend(struct far *far, unsigned end, struct block *block, bool keeps)
+{
+	struct peer *peer = peer_of(far, end);
+
+	peer->is_self = true;
+	peer->block = block;
+	peer->keeps = keeps;
+}
+
+unsigned far_filled(struct far *far, unsigned end)
+{
+	return peer_of(far, end)->n_filled;
+}
+
 bool far_killed(struct far *far, unsigned end)
 {
 	return peer_of(far, end)->killed;
@@ -190,6 +207,36 @@ void delivery_fail(struct delivery *delivery, int status, const char *text)
 	ASSERT_TRUE(text && *text && strlen(text) <= ERROR_TEXT_MAX);
 	(void)snprintf(asked->text, sizeof(asked->text), "%s", text);
 	answered(delivery, status);
+}
+
+struct block *delivery_lend(struct delivery *delivery, uint32_t len)
+{
+	struct block *block = delivery->peer->block;
+
+	return block && block->len == len ? block_ref(block) : NULL;
+}
+
+bool delivery_filled(struct delivery *delivery)
+{
+	const struct far *far = delivery->peer->far;
+
+	for (const struct asked *asked = far->all; asked; asked = asked->next)
+		ASSERT_TRUE(!asked->done || asked->answer.op != DATA_RESULT ||
+			    asked->answer.round != delivery->header.round);
+	delivery->peer->n_filled++;
+	return delivery->peer->keeps;
+}
+
+bool peer_is_self(const struct peer *peer)
+{
+	return peer->is_self;
+}
+
+bool peer_takes_direct(const struct peer *peer, uint64_t len)
+{
+	(void)peer;
+	(void)len;
+	return false;
 }
 
 int peer_notice(struct peer *peer, const struct data_header *header, const void *payload)

@@ -7,3 +7,10 @@
 bool far_killed(struct far *far, unsigned end);
 /* The next notice to an end finds no memory. */
 void far_no_memory(struct far *far, unsigned end);
+/*
+ * The end is of the server's process from now on, and its calls lend this block, which stays the test's, for their results; NULL: none.
+ * Whether it keeps what is there.
+ */
+void far_lend(struct far *far, unsigned end, struct block *block, bool keeps);
+/* How often the block was said to have a result, before anybody was answered. */
+unsigned far_filled(struct far *far, unsigned end);

@@ -1,5 +1,5 @@
 /* A job that outlives its daemons' processes: what is kept, for how long, and that it goes on with other servers. */
-#include "far.h"
+#include "double.h"
 
 #define LEN    64u /* of the part that all rounds here have */
 #define FLOATS (LEN / sizeof(float))
@@ -649,4 +649,39 @@ TEST(a_server_that_drains_is_left_by_the_jobs_that_can)
 	a = push(far, 0, &back, 1, 1, 0, 0);
 	expect_result(far, push(far, 1, &back, 1, 1, 1, 0), 3, 1);
 	expect_result(far, a, 3, 1);
+}
+
+TEST(a_result_is_made_where_a_node_of_this_process_keeps_it)
+{
+	_cleanup_(far_freep) struct far *far = far_new(NULL);
+	struct layout layout = kept_layout(2);
+	_cleanup_(block_unrefp) struct block *block = NULL;
+	struct asked *a, *b;
+	uint64_t key;
+
+	ASSERT_OK(block_new(far->blocks, LEN, NULL, &block));
+	far_form(far, &layout);
+	key = far_tensor(far, &layout, "t", DTYPE_FLOAT32, FLOATS, NULL);
+	far_lend(far, 1, block, true);
+	a = push(far, 0, &layout, key, 1, 0, 0);
+	ASSERT_EQ(block->refs, 1);
+	b = push(far, 1, &layout, key, 1, 1, 0);
+	expect_result(far, a, 3, 1);
+	expect_result(far, b, 3, 1);
+	for (size_t i = 0; i < FLOATS; i++)
+		ASSERT_TRUE(((float *)block->data)[i] == 3);
+	/* Not before all keep it, nobody is sent it any more. */
+	ASSERT_EQ(far_filled(far, 1), 1);
+	ASSERT_EQ(block->refs, 2);
+	ack(far, 1, &layout, 1, 1, FAR_EPOCH);
+	ASSERT_EQ(block->refs, 2);
+	ack(far, 0, &layout, 0, 1, FAR_EPOCH);
+	ASSERT_EQ(block->refs, 1);
+	/* One that has none, or another length, does without. */
+	far_lend(far, 1, NULL, true);
+	a = push(far, 0, &layout, key, 2, 0, 1);
+	b = push(far, 1, &layout, key, 2, 1, 1);
+	expect_result(far, a, 3, 2);
+	expect_result(far, b, 3, 2);
+	ASSERT_EQ(far_filled(far, 1), 1);
 }
