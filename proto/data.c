@@ -418,10 +418,10 @@ static bool flags_valid(const struct data_header *h)
 	unsigned again = h->op == DATA_PUSH ? DATA_FLAG_AGAIN : 0;
 	unsigned flags = h->flags & (DATA_FLAG_MOVED | DATA_FLAG_HAD);
 
-	if (!(h->flags & ~again))
+	if (!(h->flags & ~again) || (h->op == DATA_RESULT && h->flags == DATA_FLAG_KEPT))
 		return !h->moved;
 	if ((h->op != DATA_PUSH && h->op != DATA_PULL) ||
-	    (h->flags & (DATA_FLAGS_UNUSED | (DATA_FLAG_AGAIN & ~again))))
+	    (h->flags & (DATA_FLAG_KEPT | (DATA_FLAG_AGAIN & ~again))))
 		return false;
 	return flags == DATA_FLAG_MOVED || (flags == (DATA_FLAG_MOVED | DATA_FLAG_HAD) && !h->len);
 }

@@ -22,6 +22,7 @@
 	1ull /* DATA_RDMA, the flags below, and what stands at the end of this file */
 #define DATA_FEATURE_CHECKSUM 2ull /* over TCP each message has checksums: DATA_CHECK_LEN */
 #define DATA_FEATURE_RAILS    4ull /* DATA_LANE_BEAT, DATA_FLAG_AGAIN */
+#define DATA_FEATURE_KEPT     8ull /* DATA_FLAG_KEPT */
 
 /*
  * With DATA_FEATURE_RAILS a connection with another number than 0 may break, and be made anew, without loss of the peer; the
@@ -91,8 +92,12 @@ enum data_op {
 #define DATA_FLAG_AGAIN	     4u /* in PUSH: it may have come before, on a connection that broke */
 #define DATA_FLAG_RAIL_SHIFT 3
 #define DATA_FLAG_LAST_SHIFT 9
-#define DATA_FLAGS_UNUSED    0x8000u
-#define DATA_RAIL_MAX	     63u
+/*
+ * In RESULT, alone, and only where both have DATA_FEATURE_KEPT: another node has the result in a ledger that outlives this server's
+ * process, until all nodes say that they have it. The part has no other result from now on, whatever is contributed to it.
+ */
+#define DATA_FLAG_KEPT 0x8000u
+#define DATA_RAIL_MAX  63u
 
 static inline unsigned data_flags_rail(unsigned flags)
 {
@@ -115,7 +120,7 @@ struct data_header {
 	uint32_t magic;
 	uint8_t version;
 	uint8_t op;
-	uint16_t flags;	 /* DATA_FLAG_*; 0 but in what was moved */
+	uint16_t flags;	 /* DATA_FLAG_* */
 	uint32_t len;	 /* bytes of payload after this header */
 	uint32_t cookie; /* names a call on its connection, echoed by the answer; 0: notice */
 	uint64_t job;	 /* incarnation number that the home server gave the job; 0 before that */

@@ -324,9 +324,9 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t server, bool fresh)
 bool pipeline_keep_is_loss(const struct call *call);
 /* A part waits until its server is attached. */
 void pipeline_keep_park(struct pipeline_part *part);
-/* A result is kept in this cell. Or need not be: LEDGER_NO_CELL. */
+/* A result of len bytes is kept in this cell. Or need not be: LEDGER_NO_CELL. */
 void pipeline_keep_stored(struct pipeline_server *server, uint32_t number, uint32_t cell,
-			  bool soon);
+			  uint32_t len, bool soon);
 /* A result that the server does not know to be kept here. */
 void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell);
 /* A server says that these are on every node. */

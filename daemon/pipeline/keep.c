@@ -583,7 +583,8 @@ static bool take_here(struct pipeline_server *server, uint32_t number)
 	return here;
 }
 
-void pipeline_keep_stored(struct pipeline_server *server, uint32_t number, uint32_t cell, bool soon)
+void pipeline_keep_stored(struct pipeline_server *server, uint32_t number, uint32_t cell,
+			  uint32_t len, bool soon)
 {
 	struct pipeline_job *job = server->job;
 	struct failure failure;
@@ -597,11 +598,12 @@ void pipeline_keep_stored(struct pipeline_server *server, uint32_t number, uint3
 	}
 	/* What accumulates is not freed when all nodes have it. */
 	if (cell != LEDGER_NO_CELL &&
-	    ledger_cell_kept(job->ledger, cell)->what.operation == OPERATION_ACCUMULATE)
+	    ledger_cell_kept(job->ledger, cell)->what.operation == OPERATION_ACCUMULATE) {
 		cell = LEDGER_NO_CELL;
+		len = 0;
+	}
 	server->cells[number % WINDOW] = cell + 1;
-	server->ack_bytes +=
-		cell == LEDGER_NO_CELL ? 0 : ledger_cell_kept(job->ledger, cell)->what.len;
+	server->ack_bytes += len;
 	set_here(server, number);
 	while (take_here(server, server->acked + 1))
 		server->acked++;

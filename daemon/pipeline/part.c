@@ -43,6 +43,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	part->remote = part->stored = part->posted = part->again = false;
 	part->n_copied = 0;
 	part->cell = LEDGER_NO_CELL;
+	part->is_straight = false;
 	part->number = 0;
 	part->unsent = 0;
 	list_init(&part->wait);
@@ -70,24 +71,28 @@ void pipeline_part_left(struct pipeline_part *part)
 	part->unsent = 0;
 }
 
-/* The result is kept: whoever is to know that, is told. */
+/* The result is kept, or another node does that until all say that they have it: whoever is to know that, is told. */
 static void tell_stored(struct pipeline_part *part)
 {
 	struct pipeline_server *server = pipeline_part_server(part);
 	struct pipeline_job *job = job_of(part);
-	struct ledger_kept *kept = ledger_cell_kept(job->ledger, part->cell);
 	unsigned operation = part->extent.source != RANK_ALL || part->extent.target != RANK_ALL;
 
-	kept->busy = false;
-	pipeline_roll_stored(job, part->cell);
-	/* One of the daemon before was offered when we attached. */
-	if (kept->stale)
-		return;
+	if (part->cell != LEDGER_NO_CELL) {
+		struct ledger_kept *kept = ledger_cell_kept(job->ledger, part->cell);
+
+		kept->busy = false;
+		pipeline_roll_stored(job, part->cell);
+		/* One of the daemon before was offered when we attached. */
+		if (kept->stale)
+			return;
+	}
 	if (part->number && part->attachment == server->attachment)
-		pipeline_keep_stored(server, part->number, part->cell, operation);
-	else
+		pipeline_keep_stored(server, part->number, part->cell, part->extent.len, operation);
+	else if (part->cell != LEDGER_NO_CELL)
 		pipeline_keep_offer(job, part->cell);
-	pipeline_roll_resolve(job, part->cell);
+	if (part->cell != LEDGER_NO_CELL)
+		pipeline_roll_resolve(job, part->cell);
 }
 
 /* Of a cell and a number: also of a part whose round has failed the server is to hear, or it waits for that number. */
@@ -98,7 +103,7 @@ static void let_go(struct pipeline_part *part)
 	bool is_numbered = part->number && part->attachment == server->attachment;
 	uint32_t cell = LEDGER_NO_CELL;
 
-	if (part->cell != LEDGER_NO_CELL && part->stored) {
+	if (part->stored && (part->cell != LEDGER_NO_CELL || part->is_straight)) {
 		tell_stored(part);
 		return;
 	}
@@ -111,7 +116,7 @@ static void let_go(struct pipeline_part *part)
 		pipeline_keep_free(job_of(part), part->cell);
 	}
 	if (is_numbered)
-		pipeline_keep_stored(server, part->number, cell, false);
+		pipeline_keep_stored(server, part->number, cell, 0, false);
 }
 
 void pipeline_part_end(struct pipeline_part *part)

@@ -51,6 +51,7 @@ struct pipeline_part {
 	void **staged; /* n_local entries: a rank's input in staging, or NULL */
 	/* Of a job that outlives its daemons' processes. */
 	uint32_t cell;	  /* for its result, or LEDGER_NO_CELL */
+	bool is_straight; /* another node keeps the result, it comes to an output here */
 	const void *late; /* our contribution, which is to be kept beside it */
 	bool again; /* pushed before, on a connection that broke; the server has not been lost since */
 	uint32_t number;     /* of the result, */

@@ -345,8 +345,8 @@ static void on_kept_answer(struct pipeline_part *part)
 	const struct call *call = &part->call;
 
 	part->number = (uint32_t)call->answer.priority;
-	if (!part->number ||
-	    (call->answer.len && part->cell == LEDGER_NO_CELL && !call->answer_block)) {
+	if (!part->number || (call->answer.len && part->cell == LEDGER_NO_CELL &&
+			      !part->is_straight && !call->answer_block)) {
 		answer_wild(part);
 		return;
 	}
@@ -356,7 +356,11 @@ static void on_kept_answer(struct pipeline_part *part)
 			      : NULL;
 	pipeline_keep_released(server, (uint32_t)call->answer.status);
 	FAILPOINT("part-answered");
-	if (!pipeline_part_feed(part))
+	if (part->is_straight && part->round->failure.status)
+		pipeline_part_end(part);
+	else if (part->is_straight)
+		pipeline_part_scatter(part);
+	else if (!pipeline_part_feed(part))
 		list_push_back(&job_of(part)->starved, &part->wait);
 }
 
@@ -511,12 +515,29 @@ static void push_spilled(struct pipeline_part *part)
 	push(part, part->block ? part->block->data : part->result);
 }
 
+/*
+ * Whether the result may come to where this node wants it, though that be over what it contributes: who keeps it gives it to us again,
+ * and to no sum is anything contributed any more.
+ */
+static bool goes_straight(const struct pipeline_part *part)
+{
+	const struct data_header *answer = &part->call.answer;
+
+	return answer->flags & DATA_FLAG_KEPT && answer->len == part->extent.len &&
+	       part->round->ledger.ledger && !part->round->gated;
+}
+
 /* Not before the result comes: a cell that waits for one is memory that nobody uses, and cold. On the lane's thread. */
-static void *find_cell(struct call *call)
+static void *find_room(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
 	struct ledger *ledger = job_of(part)->ledger;
 
+	if (goes_straight(part)) {
+		part->is_straight = true;
+		FAILPOINT("part-straight");
+		return part->room = pipeline_part_first_output(part);
+	}
 	part->cell = ledger_cell_take(ledger, true);
 	return part->cell == LEDGER_NO_CELL
 		       ? NULL
@@ -571,6 +592,7 @@ static void push(struct pipeline_part *part, const void *payload)
 		return;
 	}
 	part->attachment = server->attachment;
+	part->is_straight = false;
 	part->room = room && !job->keep ? pipeline_part_first_output(part) : NULL;
 	if (job->keep) {
 		server->ack_sent = server->acked;
@@ -605,7 +627,7 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.payload_block = TAKE_PTR(part->block);
 	part->call.room = part->room;
 	part->call.room_len = room ? answer_len(part) : 0;
-	part->call.find_room = room && job->keep ? find_cell : NULL;
+	part->call.find_room = room && job->keep ? find_room : NULL;
 	if (room && job->keep) {
 		part->call.lend = pipeline_lend;
 		part->call.filled = pipeline_lend_filled;

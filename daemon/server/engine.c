@@ -23,7 +23,7 @@ static void engine_finish(struct slot *slot)
 	metric_count(&job->server->rounds, 1);
 	FAILPOINT("server-summed");
 	if (slot->lender)
-		(void)delivery_filled(TAKE_PTR(slot->lender));
+		slot->is_kept_here = delivery_filled(TAKE_PTR(slot->lender));
 	if (job->resume) {
 		keep_finish(slot);
 		return;

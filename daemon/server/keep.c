@@ -131,7 +131,7 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	bool wants = slot->result && set_wants(job, &slot->header, number);
 
 	header.op = DATA_RESULT;
-	header.flags = 0;
+	header.flags = slot->is_kept_here ? DATA_FLAG_KEPT : 0;
 	header.len = wants ? told_result_len(job, &slot->header) : 0;
 	header.status = header.priority = 0;
 	if (stragglers_any(&job->stragglers) && slot->header.operation == OPERATION_PUSH_PULL)

@@ -103,6 +103,7 @@ struct slot {
 	struct block *result; /* NULL: none has data */
 	struct delivery
 		*lender; /* while it is made: of a node of this process, in whose memory it is */
+	bool is_kept_here; /* that node keeps it until all have it, whatever becomes of this process */
 	void *output;
 	const void *copy_from; /* moved unchanged instead of reduced */
 	const void **inputs;   /* room for one of each node */

@@ -287,7 +287,7 @@ static void incoming_fill(struct incoming *incoming, const struct data_header *h
 	incoming->answer.magic = DATA_MAGIC;
 	incoming->answer.version = DATA_VERSION;
 	incoming->answer.cookie = incoming->delivery.header.cookie;
-	incoming->answer.flags = 0;
+	incoming->answer.flags &= incoming->delivery.peer->has_kept ? DATA_FLAG_KEPT : 0;
 	if (!header->len)
 		return;
 	if (block) {

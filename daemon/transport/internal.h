@@ -324,6 +324,7 @@ struct peer {
 	uint64_t again_ns,
 		again_pause_ns;	 /* when a lane was last to be made anew, after what pause */
 	bool has_rails;		 /* the other side knows DATA_FEATURE_RAILS */
+	bool has_kept;		 /* the same, of DATA_FEATURE_KEPT */
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
 	struct quota quota;	 /* any thread */

@@ -188,6 +188,7 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, 
 	lane->can_repeat = features & DATA_FEATURE_RAILS;
 	lane->is_spare = index && (features & DATA_FEATURE_RAILS);
 	peer->has_rails = features & DATA_FEATURE_RAILS;
+	peer->has_kept = features & DATA_FEATURE_KEPT;
 	if (index == DATA_LANE_BEAT) {
 		r = transport_beat_worker(peer->transport, &lane->worker);
 		if (r) {

@@ -45,10 +45,9 @@ static int begin_answer(struct lane *lane)
 	if (header->op == DATA_RESULT && (call->room || call->find_room) &&
 	    header->len > call->room_len)
 		return lane_protocol_error(lane, "a result longer than was asked for");
+	call->answer = *header;
 	if (header->op == DATA_RESULT && header->len && !call->room && call->find_room)
 		call->room = call->find_room(call);
-
-	call->answer = *header;
 	lane->call = call;
 	lane->room_len = header->len;
 	if (header->op == DATA_ERROR) {
@@ -245,6 +244,8 @@ static void took_payload(struct lane *lane, size_t n)
 		lane->payload_check = crc32c(lane->payload_check, lane->room, n);
 	lane->room = (char *)lane->room + n;
 	lane->room_len -= n;
+	if (lane->room_len && lane->call)
+		FAILPOINT("answer-half");
 	if (lane->room_len)
 		return;
 	if (lane->has_checksums)

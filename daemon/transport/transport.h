@@ -78,7 +78,7 @@ struct call {
 	void *room;	 /* where the payload of a DATA_RESULT goes; NULL: into answer_block */
 	size_t room_len; /* of room; a longer result is a protocol error of the peer */
 	/*
-	 * Optional, while room is NULL: room for a result that has begun to come, of room_len bytes, or NULL for answer_block.
+	 * Optional, while room is NULL: room for a result that has begun to come, of answer.len bytes, or NULL for answer_block.
 	 * On whatever thread reads it. Not asked for in-process.
 	 */
 	void *(*find_room)(struct call *call);

@@ -158,6 +158,38 @@ def test_killed_at_each_failpoint_where_agent_and_server_are_one():
         killed(0, [f'{name}=kill@5'], (1, 2), 0, colocated=True)
 
 
+def straight(layout, places, lost, salt):
+    """In place; daemon 0 ends at a place, then the others that are lost with it, and all come back."""
+    with armed_cluster(layout, 0, {0: [places]}, colocated=True) as cluster:
+        ranks = job(cluster, layout)
+        works = [push_pull(layout, INT32, SUM, 2 * N, salt + i, 1, i) for i in range(2)]
+        declare(ranks, works)
+        submit(ranks, works)
+        wait_for(f'daemon 0 ends at {places}', lambda: not cluster.daemons[0].alive())
+        for i in lost:
+            cluster.daemons[i].kill()
+        for i in (0, *lost):
+            cluster.restart(i, wait=False)
+        for i in (0, *lost):
+            cluster.daemons[i].ready()
+        finish(ranks, works)
+        round_trip(ranks, every_operation(layout, salt + 10)[:3], 20)
+        each(ranks, 'leave')
+
+
+def test_a_result_that_comes_over_its_contribution_is_with_the_server_s_node():
+    """It came half, or whole and nobody knows: the agent is lost, alone or with all that knew of it but trainers' memory."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    places = ['part-straight=kill', 'part-straight=kill@4', 'answer-half=kill', 'answer-half=kill@5', 'part-answered=kill@4',
+              'part-answered=kill@7', 'part-marked=kill@3', 'part-marked=kill@6']
+    for i, place in enumerate(places):
+        straight((1, 1), place, (1,) if i % 2 else (), 500 * i)
+        straight((2, 1), place, () if i % 2 else (1,), 500 * i + 100)
+        if LONG:
+            straight((1, 2, 1), place, (1, 2), 500 * i + 200)
+
+
 def test_killed_before_it_has_attached_everywhere():
     """Its ranks ask to join once more, and the others, who may run already, notice nothing; it may be so on all nodes at once."""
     if not HAS_FAILPOINTS:

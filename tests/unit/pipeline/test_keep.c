@@ -641,22 +641,34 @@ static struct world *two_new(void)
 }
 
 /* One push_pull in place. */
-static void two_sum(struct world *world, struct declared *tensor, uint64_t round)
-{
-	static float data[2][TWO];
+struct two {
+	float data[2][TWO];
 	struct asked asked[2];
+};
 
+static void two_submit(struct two *two, struct declared *tensor, uint64_t round)
+{
 	for (unsigned i = 0; i < 2; i++) {
+		float *data = two->data[i];
+
 		for (unsigned k = 0; k < TWO; k++)
-			data[i][k] = (float)((i + 1) * (k + round));
-		asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data[i], TWO, data[i], TWO);
-		asked_submit(&asked[i], &tensor[i], round);
+			data[k] = (float)((i + 1) * (k + round));
+		two->asked[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data, TWO, data, TWO);
+		asked_submit(&two->asked[i], &tensor[i], round);
 	}
-	WORLD_UNTIL(world, asked[0].done && asked[1].done);
+}
+
+static bool two_done(const struct two *two)
+{
+	return two->asked[0].done && two->asked[1].done;
+}
+
+static void two_check(const struct two *two, uint64_t round)
+{
 	for (unsigned i = 0; i < 2; i++) {
-		ASSERT_STR(asked[i].failure.text, "");
+		ASSERT_STR(two->asked[i].failure.text, "");
 		for (unsigned k = 0; k < TWO; k++)
-			ASSERT_TRUE(data[i][k] == (float)(3 * (k + round)));
+			ASSERT_TRUE(two->data[i][k] == (float)(3 * (k + round)));
 	}
 }
 
@@ -669,13 +681,54 @@ static uint64_t copied(struct world *world)
 	return n;
 }
 
-TEST(a_result_that_is_summed_here_is_copied_once)
+TEST(a_result_is_copied_where_it_is_summed_alone)
 {
 	_cleanup_(world_freep) struct world *world = two_new();
 	struct declared *tensor = world_declare(world, "t", DTYPE_FLOAT32, TWO);
 
-	for (uint64_t round = 1; round < 4; round++)
-		two_sum(world, tensor, round);
-	/* From its cell, like one that comes from elsewhere. */
-	ASSERT_EQ(copied(world), 3 * 2 * sizeof(float) * TWO);
+	for (uint64_t round = 1; round < 4; round++) {
+		static struct two two;
+
+		two_submit(&two, tensor, round);
+		WORLD_UNTIL(world, two_done(&two));
+		two_check(&two, round);
+	}
+	/* There from its cell to the output; the other node's comes to its output. */
+	ASSERT_EQ(copied(world), 3 * sizeof(float) * TWO);
+}
+
+/* A part of node 0 whose result is in its cell, and which has not heard so. */
+static struct pipeline_part *told_others(struct world *world)
+{
+	struct pipeline_job *job = job_of(world);
+	struct pipeline_round *round;
+	struct pipeline_part *part;
+
+	list_for_each (round, &job->rounds, job_link)
+		list_for_each (part, &round->parts, link)
+			if (part->state == PART_CALL && part->cell != LEDGER_NO_CELL &&
+			    ledger_cell_kept(job->ledger, part->cell)->whole)
+				return part;
+	return NULL;
+}
+
+/* The other node may have it over its contribution already: so no server may be asked to sum it once more. */
+TEST(what_others_may_have_is_kept_although_its_server_is_lost)
+{
+	static struct two two;
+	_cleanup_(world_freep) struct world *world = two_new();
+	struct declared *tensor = world_declare(world, "t", DTYPE_FLOAT32, TWO);
+	const struct ledger_kept *kept;
+	struct pipeline_part *part;
+
+	two_submit(&two, tensor, 1);
+	WORLD_UNTIL(world, (part = told_others(world)) || two_done(&two));
+	ASSERT_TRUE(part);
+	kept = ledger_cell_kept(job_of(world)->ledger, part->cell);
+	pipeline_keep_again(job_of(world), part->server);
+	while (!two_done(&two)) {
+		ASSERT_OK(loop_turn(world->loop, 1000));
+		ASSERT_TRUE(kept->whole && kept->what.round == 1);
+	}
+	two_check(&two, 1);
 }

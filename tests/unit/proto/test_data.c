@@ -77,6 +77,12 @@ TEST(frames_of_another_protocol_are_refused)
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_AGAIN, h.moved = 77);
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_AGAIN | 3 << DATA_FLAG_RAIL_SHIFT);
 	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_AGAIN);
+	EXPECT_GOOD(h.op = DATA_RESULT, h.flags = DATA_FLAG_KEPT);
+	EXPECT_BAD("later version", h.flags = DATA_FLAG_KEPT);
+	EXPECT_BAD("later version", h.op = DATA_OK, h.flags = DATA_FLAG_KEPT);
+	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_KEPT, h.moved = 1);
+	EXPECT_BAD("later version", h.op = DATA_RESULT, h.flags = DATA_FLAG_KEPT | DATA_FLAG_MOVED,
+		   h.moved = 1);
 	EXPECT_BAD("later version", h.flags = 8);
 	EXPECT_BAD("later version", h.flags = 1 << DATA_FLAG_LAST_SHIFT);
 	EXPECT_BAD("later version", h.flags = DATA_FLAG_MOVED | 0x8000);
