@@ -60,6 +60,98 @@ void data_hello_decode(struct data_hello *hello)
 		hello_swap(hello);
 }
 
+#define PACKED_FLAGS (DATA_FLAG_AGAIN | DATA_FLAG_KEPT)
+
+bool data_may_pack(const struct data_header *h)
+{
+	return (h->op == DATA_PUSH || h->op == DATA_RESULT) && h->len <= DATA_PACKED_MAX &&
+	       !(h->flags & ~PACKED_FLAGS) && !h->block && !h->part && !h->offset &&
+	       h->total == h->part_len;
+}
+
+bool data_packs_with(const struct data_header *a, const struct data_header *b)
+{
+	return data_may_pack(b) && a->op == b->op && a->job == b->job && a->epoch == b->epoch &&
+	       a->node == b->node;
+}
+
+void data_pack_header(const struct data_header *first, uint32_t n, uint32_t len,
+		      struct data_header *ret_header)
+{
+	*ret_header = (struct data_header){
+		.magic = first->magic,
+		.version = first->version,
+		.op = DATA_PACK,
+		.len = n * (uint32_t)sizeof(struct data_packed) + len,
+		.job = first->job,
+		.epoch = first->epoch,
+		.node = first->node,
+		.block = first->op,
+		.part = n,
+	};
+}
+
+void data_pack(const struct data_header *h, uint32_t check, struct data_packed *ret_packed)
+{
+	*ret_packed = (struct data_packed){
+		.cookie = htole32(h->cookie),
+		.len = htole16((uint16_t)h->len),
+		.flags = htole16(h->flags),
+		.key = htole64(h->key),
+		.round = htole64(h->round),
+		.part_len = htole32(h->part_len),
+		.root = htole32(h->root),
+		.status = (int32_t)htole32((uint32_t)h->status),
+		.priority = (int32_t)htole32((uint32_t)h->priority),
+		.check = htole32(check),
+		.dtype = h->dtype,
+		.operation = h->operation,
+		.reduction = h->reduction,
+	};
+}
+
+void data_unpack(const struct data_header *pack, const struct data_packed *packed,
+		 struct data_header *ret_header, uint32_t *ret_check)
+{
+	*ret_header = (struct data_header){
+		.magic = pack->magic,
+		.version = pack->version,
+		.op = (uint8_t)pack->block,
+		.flags = le16toh(packed->flags),
+		.len = le16toh(packed->len),
+		.cookie = le32toh(packed->cookie),
+		.job = pack->job,
+		.key = le64toh(packed->key),
+		.round = le64toh(packed->round),
+		.epoch = pack->epoch,
+		.node = pack->node,
+		.dtype = packed->dtype,
+		.operation = packed->operation,
+		.reduction = packed->reduction,
+		.status = (int32_t)le32toh((uint32_t)packed->status),
+		.total = le32toh(packed->part_len),
+		.part_len = le32toh(packed->part_len),
+		.root = le32toh(packed->root),
+		.priority = (int32_t)le32toh((uint32_t)packed->priority),
+	};
+	*ret_check = le32toh(packed->check);
+}
+
+bool data_packed_fit(const struct data_header *pack, const struct data_packed *packed)
+{
+	uint32_t left = pack->len - pack->part * (uint32_t)sizeof(*packed);
+
+	for (uint32_t i = 0; i < pack->part; i++) {
+		uint16_t len = le16toh(packed[i].len);
+
+		if (len > DATA_PACKED_MAX || len > left || packed[i].pad ||
+		    (le16toh(packed[i].flags) & ~PACKED_FLAGS))
+			return false;
+		left -= len;
+	}
+	return !left;
+}
+
 void data_rdma_swap(struct data_rdma *head)
 {
 	if (BYTE_ORDER != BIG_ENDIAN)
@@ -372,6 +464,19 @@ static const char *check_moves(const struct data_header *h)
 	return NULL;
 }
 
+/* What it holds is looked at when it is here. */
+static const char *check_pack(const struct data_header *h)
+{
+	if (h->block != DATA_PUSH && h->block != DATA_RESULT)
+		return "a pack of what is not packed";
+	if (h->part < 2 || h->part > DATA_PACK_MAX)
+		return "a pack of too few messages, or too many";
+	if (h->len < h->part * sizeof(struct data_packed) ||
+	    h->len > h->part * sizeof(struct data_packed) + DATA_PACKED_LEN)
+		return "a pack of another length than its messages have";
+	return NULL;
+}
+
 static const char *check_body(const struct data_header *h)
 {
 	switch (h->op) {
@@ -404,6 +509,8 @@ static const char *check_body(const struct data_header *h)
 						      : NULL;
 	case DATA_MOVE:
 		return check_moves(h);
+	case DATA_PACK:
+		return check_pack(h);
 	case DATA_RDMA:
 		return h->len && h->len != sizeof(struct data_rdma_offer)
 			       ? "an offer of another length"

@@ -20,9 +20,10 @@
 #define DATA_FEATURE_NONE 0ull
 #define DATA_FEATURE_RDMA \
 	1ull /* DATA_RDMA, the flags below, and what stands at the end of this file */
-#define DATA_FEATURE_CHECKSUM 2ull /* over TCP each message has checksums: DATA_CHECK_LEN */
-#define DATA_FEATURE_RAILS    4ull /* DATA_LANE_BEAT, DATA_FLAG_AGAIN */
-#define DATA_FEATURE_KEPT     8ull /* DATA_FLAG_KEPT */
+#define DATA_FEATURE_CHECKSUM 2ull  /* over TCP each message has checksums: DATA_CHECK_LEN */
+#define DATA_FEATURE_RAILS    4ull  /* DATA_LANE_BEAT, DATA_FLAG_AGAIN */
+#define DATA_FEATURE_KEPT     8ull  /* DATA_FLAG_KEPT */
+#define DATA_FEATURE_PACKS    16ull /* DATA_PACK, over TCP */
 
 /*
  * With DATA_FEATURE_RAILS a connection with another number than 0 may break, and be made anew, without loss of the peer; the
@@ -79,6 +80,8 @@ enum data_op {
 	DATA_HAVE =
 		43, /* agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE */
 	DATA_LEFT = 44, /* either way: node number `round` has left in good order */
+	/* Either way: small PUSHes, or small RESULTs, in one message: data_packed. */
+	DATA_PACK = 45,
 };
 
 /*
@@ -164,6 +167,49 @@ static_assert(offsetof(struct data_header, job) == 16 &&
 		      offsetof(struct data_header, offset) == 64 &&
 		      offsetof(struct data_header, moved) == 92,
 	      "data_header is wire format");
+
+/*
+ * With DATA_FEATURE_PACKS small calls, or small answers, that leave together make one message over TCP. Its header has what they
+ * have in common (`job`, `epoch`, `node`), their op in `block` and their number in `part`. So many data_packed follow, then the payloads
+ * in the same order; `len` is all of that. Each is a call or an answer as if it had come by itself, with its own cookie: it is
+ * answered, refused or made again alone. All of its block, which is block and part 0, lies in it.
+ *
+ * With checksums one of the data_packed stands behind these, and each says that of its payload; nothing follows a payload.
+ */
+struct data_packed {
+	uint32_t cookie;
+	uint16_t len;	/* of its payload */
+	uint16_t flags; /* DATA_FLAG_AGAIN, DATA_FLAG_KEPT */
+	uint64_t key;
+	uint64_t round;
+	uint32_t part_len; /* and `total` */
+	uint32_t root;
+	int32_t status;
+	int32_t priority;
+	uint32_t check; /* CRC-32C of the payload; 0: without checksums */
+	uint8_t dtype;
+	uint8_t operation;
+	uint8_t reduction;
+	uint8_t pad;
+};
+static_assert(sizeof(struct data_packed) == 48, "data_packed is wire format");
+
+#define DATA_PACK_MAX	32u    /* messages in one */
+#define DATA_PACKED_MAX 4096u  /* payload of each */
+#define DATA_PACKED_LEN 32768u /* payloads of all */
+
+/* Whether it may go with others; whether two may go together. Host order. */
+bool data_may_pack(const struct data_header *header);
+bool data_packs_with(const struct data_header *a, const struct data_header *b);
+/* Of n messages, of which `first` is one, with so many bytes of payload. */
+void data_pack_header(const struct data_header *first, uint32_t n, uint32_t len,
+		      struct data_header *ret_header);
+/* In wire order; and back, with a header that has passed data_header_check(). What comes out has still to pass it. */
+void data_pack(const struct data_header *header, uint32_t check, struct data_packed *ret_packed);
+void data_unpack(const struct data_header *pack, const struct data_packed *packed,
+		 struct data_header *ret_header, uint32_t *ret_check);
+/* Whether the lengths that n data_packed, in wire order, say come to what the header says of all. */
+bool data_packed_fit(const struct data_header *pack, const struct data_packed *packed);
 
 /*
  * Whose contributions are in a result, where not all need be. Of a job that has a quorum or is asynchronous, and outlives its

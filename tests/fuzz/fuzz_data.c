@@ -1,4 +1,4 @@
-/* The first bytes on a data connection, the header of each message after them, and the payload of MOVE. */
+/* The first bytes on a data connection, the header of each message after them, and the payloads of MOVE and of packs. */
 #include "fuzz.h"
 #include "proto/data.h"
 
@@ -98,6 +98,32 @@ static void decode_moves(const uint8_t *data, size_t size)
 	FUZZ_CHECK(!more && less == (set.n && !any));
 }
 
+/* A header as it has to be, and behind it what stands for each message: what fits comes out as it went in. */
+static void unpack(const struct data_header *pack, const uint8_t *data, size_t size)
+{
+	struct data_packed packed[DATA_PACK_MAX] = { 0 }, again;
+	uint32_t len = 0, check;
+
+	memcpy(packed, data, MIN(size, sizeof(packed)));
+	if (!data_packed_fit(pack, packed))
+		return;
+	for (uint32_t i = 0; i < pack->part; i++) {
+		struct data_header h;
+		const char *why;
+
+		data_unpack(pack, &packed[i], &h, &check);
+		len += h.len;
+		FUZZ_CHECK(h.len <= DATA_PACKED_MAX && len <= DATA_PACKED_LEN);
+		if (data_header_check(&h, &why))
+			continue;
+		check_header(&h);
+		FUZZ_CHECK(data_may_pack(&h) && data_packs_with(&h, &h));
+		data_pack(&h, check, &again);
+		FUZZ_CHECK(!memcmp(&again, &packed[i], sizeof(again)));
+	}
+	FUZZ_CHECK(len == pack->len - pack->part * sizeof(packed[0]));
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
 	struct data_header header;
@@ -111,6 +137,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			FUZZ_CHECK(why && *why);
 		else
 			check_header(&header);
+		if (!data_header_check(&header, &why) && header.op == DATA_PACK)
+			unpack(&header, data + sizeof(header), size - sizeof(header));
 	}
 	if (size >= sizeof(hello)) {
 		memcpy(&hello, data, sizeof(hello));

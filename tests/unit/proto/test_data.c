@@ -1,5 +1,6 @@
 #include "proto/data.h"
 #include "test.h"
+#include <endian.h>
 
 static struct data_header push(void)
 {
@@ -339,4 +340,138 @@ TEST(hellos_need_a_common_version_and_a_name)
 	EXPECT_HELLO(-EPROTO, h.name[2] = '\n');
 	EXPECT_HELLO(-EPROTO, h.name[2] = '\x1b');
 	EXPECT_HELLO(-EPROTO, h.name[2] = (char)0xff);
+}
+
+/* -- Packs -------------------------------------------------------------------------------------------------------- */
+
+static struct data_header small(void)
+{
+	struct data_header h = push();
+
+	h.offset = 0;
+	h.total = h.part_len = h.len;
+	return h;
+}
+
+TEST(what_is_packed_comes_out_as_it_was)
+{
+	struct data_header h = small(), pack, out;
+	struct data_packed packed;
+	uint32_t check;
+
+	h.cookie = 0x1234567;
+	h.round = UINT64_C(1) << 40;
+	h.epoch = 17;
+	h.node = 3;
+	h.root = 5;
+	h.status = -7;
+	h.priority = INT32_MIN;
+	h.flags = DATA_FLAG_AGAIN;
+	data_pack_header(&h, 2, 2 * h.len, &pack);
+	expect_good(&pack);
+	data_pack(&h, 0xabcdef01, &packed);
+	data_unpack(&pack, &packed, &out, &check);
+	ASSERT_MEM(&out, &h, sizeof(h));
+	ASSERT_EQ(check, 0xabcdef01);
+	expect_good(&out);
+	h.op = DATA_RESULT;
+	h.flags = DATA_FLAG_KEPT;
+	ASSERT_TRUE(data_may_pack(&h));
+	data_pack_header(&h, 2, 2 * h.len, &pack);
+	data_pack(&h, 0, &packed);
+	data_unpack(&pack, &packed, &out, &check);
+	ASSERT_MEM(&out, &h, sizeof(h));
+	expect_good(&out);
+}
+
+#define EXPECT_ALONE(...)                        \
+	do {                                     \
+		struct data_header h = small();  \
+		ASSERT_TRUE(data_may_pack(&h));  \
+		__VA_ARGS__;                     \
+		ASSERT_TRUE(!data_may_pack(&h)); \
+	} while (0)
+
+TEST(what_a_pack_cannot_say_goes_alone)
+{
+	EXPECT_ALONE(h.op = DATA_OFFER);
+	EXPECT_ALONE(h.op = DATA_ERROR);
+	EXPECT_ALONE(h.op = DATA_PULL);
+	EXPECT_ALONE(h.len = DATA_PACKED_MAX + 1);
+	EXPECT_ALONE(h.block = 1);
+	EXPECT_ALONE(h.part = 1);
+	EXPECT_ALONE(h.offset = 4);
+	EXPECT_ALONE(h.total++);
+	EXPECT_ALONE(h.flags = DATA_FLAG_MOVED);
+}
+
+#define EXPECT_APART(...)                              \
+	do {                                           \
+		struct data_header a = small(), h = a; \
+		ASSERT_TRUE(data_packs_with(&a, &h));  \
+		__VA_ARGS__;                           \
+		ASSERT_TRUE(!data_packs_with(&a, &h)); \
+	} while (0)
+
+TEST(a_pack_is_of_one_sender_about_one_job)
+{
+	EXPECT_APART(h.op = DATA_RESULT);
+	EXPECT_APART(h.job++);
+	EXPECT_APART(h.epoch++);
+	EXPECT_APART(h.node++);
+	EXPECT_APART(h.part = 1);
+}
+
+#define EXPECT_BAD_PACK(words, ...)                             \
+	do {                                                    \
+		struct data_header first = small(), h;          \
+		data_pack_header(&first, 3, 3 * first.len, &h); \
+		expect_good(&h);                                \
+		__VA_ARGS__;                                    \
+		expect_bad(&h, words);                          \
+	} while (0)
+
+TEST(bad_packs_are_refused)
+{
+	EXPECT_BAD_PACK("with one", h.cookie = 1);
+	EXPECT_BAD_PACK("later version", h.flags = DATA_FLAG_AGAIN);
+	EXPECT_BAD_PACK("node or rank", h.node = JOB_RANKS_MAX);
+	EXPECT_BAD_PACK("not packed", h.block = DATA_ERROR);
+	EXPECT_BAD_PACK("not packed", h.block = DATA_PUSH + 256);
+	EXPECT_BAD_PACK("too few", h.part = 1);
+	EXPECT_BAD_PACK("too few", h.part = DATA_PACK_MAX + 1);
+	EXPECT_BAD_PACK("another length", h.len = 3 * sizeof(struct data_packed) - 1);
+	EXPECT_BAD_PACK("another length",
+			h.len = 3 * sizeof(struct data_packed) + DATA_PACKED_LEN + 1);
+}
+
+TEST(lengths_of_a_pack_come_to_its_own)
+{
+	struct data_header first = small(), pack;
+	struct data_packed packed[2];
+
+	data_pack_header(&first, 2, 100, &pack);
+	data_pack(&first, 0, &packed[0]);
+	data_pack(&first, 0, &packed[1]);
+	packed[0].len = htole16(40);
+	packed[1].len = htole16(60);
+	ASSERT_TRUE(data_packed_fit(&pack, packed));
+	packed[1].len = htole16(59);
+	ASSERT_TRUE(!data_packed_fit(&pack, packed));
+	packed[1].len = htole16(61);
+	ASSERT_TRUE(!data_packed_fit(&pack, packed));
+	packed[0].len = htole16(UINT16_MAX);
+	packed[1].len = htole16(101);
+	ASSERT_TRUE(!data_packed_fit(&pack, packed));
+	pack.len += UINT16_MAX + 1;
+	ASSERT_TRUE(!data_packed_fit(&pack, packed));
+	pack.len -= UINT16_MAX + 1;
+	packed[0].len = htole16(40);
+	packed[1].len = htole16(60);
+	ASSERT_TRUE(data_packed_fit(&pack, packed));
+	packed[1].flags = htole16(DATA_FLAG_MOVED);
+	ASSERT_TRUE(!data_packed_fit(&pack, packed));
+	packed[1].flags = 0;
+	packed[1].pad = 1;
+	ASSERT_TRUE(!data_packed_fit(&pack, packed));
 }
