@@ -86,7 +86,7 @@ static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
 		.lane = (uint16_t)h->lane,
 		.features = (h->transport->rdma ? DATA_FEATURE_RDMA : 0) |
 			    (h->transport->has_checksums ? DATA_FEATURE_CHECKSUM : 0) |
-			    DATA_FEATURE_RAILS | DATA_FEATURE_KEPT,
+			    DATA_FEATURE_RAILS | DATA_FEATURE_KEPT | DATA_FEATURE_PACKS,
 		.sender = h->transport->id,
 	};
 

@@ -56,6 +56,8 @@ struct queue {
 	size_t capacity;
 };
 
+/* NULL when empty. */
+struct message *queue_first(const struct queue *queue);
 /* Returns 0 or -ENOMEM. A message that was popped last and is pushed back takes no memory. */
 int queue_push(struct queue *queue, struct message *message);
 /* NULL when empty. */
@@ -93,12 +95,37 @@ struct wire {
 	uint32_t check;
 };
 
+/* What goes under one header: a message, or several small ones. */
+struct parcel {
+	struct message **messages;
+	const struct wire *wire;
+	const struct data_packed *packed; /* of several: as many, */
+	const uint32_t *packed_check;	  /* and what is behind them; */
+	uint32_t wire_len;		  /* all of that and its payloads */
+	unsigned n;
+};
+
+/* One of which a part was written. */
+struct begun {
+	struct parcel parcel; /* n 0: none. It leads to what follows */
+	unsigned n_done;      /* of its messages, if several: written to their end, */
+	size_t at;	      /* which is here */
+	size_t done;	      /* bytes of it that are written */
+	struct message *messages[DATA_PACK_MAX];
+	struct wire wire;
+	struct data_packed packed[DATA_PACK_MAX];
+	uint32_t packed_check;
+};
+
 struct batch {
 	struct message *messages[SEND_MESSAGES];
+	struct parcel parcels[SEND_MESSAGES +
+			      1]; /* the one that was begun is the first, if there is one */
 	struct wire wire[SEND_MESSAGES];
-	uint32_t checks[SEND_MESSAGES]; /* of their payloads */
-	struct iovec iov[4 * SEND_MESSAGES];
-	size_t n_messages, n_iov, len;
+	struct data_packed packed[SEND_MESSAGES];
+	uint32_t checks[SEND_MESSAGES + 1]; /* by parcel: behind its payload, or its data_packed */
+	struct iovec iov[4 * (SEND_MESSAGES + DATA_PACK_MAX)];
+	size_t n_messages, n_parcels, n_iov, len;
 	bool is_cut;		 /* there is more of the last message */
 	unsigned char wrong[16]; /* failpoints: what is sent instead of the start of a payload */
 };
@@ -414,7 +441,14 @@ enum call_state {
 };
 
 /* What comes next of a message over TCP. */
-enum reading { READING_HEADER, READING_HEADER_CHECK, READING_PAYLOAD, READING_PAYLOAD_CHECK };
+enum reading {
+	READING_HEADER,
+	READING_HEADER_CHECK,
+	READING_PACKED, /* of a pack; then payloads */
+	READING_PACKED_CHECK,
+	READING_PAYLOAD,
+	READING_PAYLOAD_CHECK,
+};
 
 /* The worker's thread. */
 struct lane_ops {
@@ -441,6 +475,7 @@ struct lane {
 	bool has_checksums;
 	bool is_spare;	 /* the peer can do without */
 	bool can_repeat; /* the other side knows what to do about a payload that was damaged */
+	bool has_packs;
 
 	/* Home. */
 	struct list link;
@@ -466,9 +501,7 @@ struct lane {
 	struct queue queue;
 	uint64_t next_sequence;
 	struct cookies cookies;
-	struct message *current; /* partly written */
-	struct wire current_wire;
-	size_t current_done;
+	struct begun begun;
 	struct mail flush;
 	bool is_flush_posted;
 	unsigned ahead;	      /* bytes that may wait unsent inside the kernel; 0: not set yet */
@@ -485,6 +518,14 @@ struct lane {
 		header; /* being read; then of the message whose payload is being read, in host order */
 	enum reading reading;
 	size_t header_len; /* of it that is here */
+	struct pack {
+		struct data_header header;
+		struct data_packed packed[DATA_PACK_MAX];
+		size_t len;	/* of these that is here */
+		uint32_t n;	/* 0: nothing is being read of one */
+		uint32_t next;	/* is read after the message that is being read, */
+		uint32_t check; /* whose payload has this */
+	} pack;
 	unsigned char check[DATA_CHECK_LEN];
 	size_t check_len;
 	unsigned n_damaged;	/* payloads, one after the other */
@@ -522,6 +563,8 @@ int lane_out_of_memory(struct lane *lane);
  * incoming, room, room_len). Returns 0, or has failed the lane. lane_end_message() when the payload is there.
  */
 int lane_begin_message(struct lane *lane);
+/* The same when it is in host order. */
+int lane_begin_decoded(struct lane *lane);
 void lane_end_message(struct lane *lane);
 void lane_end_answer(struct lane *lane, struct call *call);
 void lane_end_incoming(struct lane *lane, struct incoming *incoming);

@@ -186,6 +186,7 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, 
 		return error_trace(r);
 	lane->has_checksums = peer->transport->has_checksums && (features & DATA_FEATURE_CHECKSUM);
 	lane->can_repeat = features & DATA_FEATURE_RAILS;
+	lane->has_packs = features & DATA_FEATURE_PACKS;
 	lane->is_spare = index && (features & DATA_FEATURE_RAILS);
 	peer->has_rails = features & DATA_FEATURE_RAILS;
 	peer->has_kept = features & DATA_FEATURE_KEPT;

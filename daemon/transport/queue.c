@@ -43,6 +43,11 @@ int queue_push(struct queue *queue, struct message *message)
 	return 0;
 }
 
+struct message *queue_first(const struct queue *queue)
+{
+	return queue->n ? queue->heap[0].message : NULL;
+}
+
 struct message *queue_pop(struct queue *queue)
 {
 	struct queue_entry *heap = queue->heap, last;

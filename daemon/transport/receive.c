@@ -106,9 +106,14 @@ static void queue_pong(struct lane *lane)
 
 int lane_begin_message(struct lane *lane)
 {
+	data_header_decode(&lane->header);
+	return lane_begin_decoded(lane);
+}
+
+int lane_begin_decoded(struct lane *lane)
+{
 	const char *why;
 
-	data_header_decode(&lane->header);
 	if (data_header_check(&lane->header, &why))
 		return lane_protocol_error(lane, why);
 	lane->room = NULL;
@@ -123,6 +128,8 @@ int lane_begin_message(struct lane *lane)
 		return 0;
 	case DATA_PONG:
 		return 0;
+	case DATA_PACK:
+		return lane_protocol_error(lane, "a pack where none belongs");
 	default:
 		return begin_incoming(lane);
 	}
@@ -198,14 +205,94 @@ static bool check_fits(const struct lane *lane, uint32_t check)
 	return !memcmp(lane->check, &wire, sizeof(wire));
 }
 
+/* The call that this cookie is said to answer, once it is looked up; and what is looked at when its answer is here. */
+static struct call *call_of(const struct lane *lane, uint32_t cookie)
+{
+	return lane->makes_calls ? cookies_find(&lane->cookies, le32toh(cookie)) : NULL;
+}
+
+static void fetch_soon(const struct call *call)
+{
+	for (size_t i = 0; call && i < CALL_SOON; i++)
+		__builtin_prefetch(call->soon[i], 1);
+}
+
+static void fetch_call(const struct call *call)
+{
+	if (!call)
+		return;
+	__builtin_prefetch(&call->header);
+	__builtin_prefetch(&call->room);
+	__builtin_prefetch(&call->soon[0]);
+	__builtin_prefetch(&call->answer, 1);
+	__builtin_prefetch(&call->link);
+	__builtin_prefetch(&call->state);
+}
+
+/* Goes on with a pack, up to a payload; behind its last message comes a header. */
+static void begin_packed(struct lane *lane)
+{
+	struct pack *pack = &lane->pack;
+
+	while (!lane->is_failed && pack->next < pack->n) {
+		uint32_t i = pack->next++;
+
+		if (i + 2 < pack->n)
+			fetch_call(call_of(lane, pack->packed[i + 2].cookie));
+		if (i + 1 < pack->n)
+			fetch_soon(call_of(lane, pack->packed[i + 1].cookie));
+		data_unpack(&pack->header, &pack->packed[i], &lane->header, &pack->check);
+		if (lane_begin_decoded(lane))
+			return;
+		lane->payload_check = 0;
+		lane->reading = READING_PAYLOAD;
+		if (lane->room_len)
+			return;
+		lane_end_message(lane);
+	}
+	pack->n = 0;
+	lane->reading = READING_HEADER;
+}
+
+/* What comes behind a message. */
+static void next_message(struct lane *lane)
+{
+	lane->header_len = 0;
+	if (lane->pack.n)
+		begin_packed(lane);
+	else
+		lane->reading = READING_HEADER;
+}
+
 static void end_message(struct lane *lane)
 {
-	lane->reading = READING_HEADER;
 	lane_end_message(lane);
+	next_message(lane);
+}
+
+static void begin_pack(struct lane *lane)
+{
+	struct pack *pack = &lane->pack;
+	const char *why;
+
+	data_header_decode(&lane->header);
+	if (data_header_check(&lane->header, &why)) {
+		(void)lane_protocol_error(lane, why);
+		return;
+	}
+	pack->header = lane->header;
+	pack->n = lane->header.part;
+	pack->len = pack->next = 0;
+	lane->check_len = 0;
+	lane->reading = READING_PACKED;
 }
 
 static void begin_message(struct lane *lane)
 {
+	if (lane->has_packs && lane->header.op == DATA_PACK) {
+		begin_pack(lane);
+		return;
+	}
 	if (lane_begin_message(lane))
 		return;
 	lane->payload_check = 0;
@@ -213,6 +300,17 @@ static void begin_message(struct lane *lane)
 	lane->reading = READING_PAYLOAD;
 	if (!lane->room_len)
 		end_message(lane);
+}
+
+/* Of a pack all that is in front of its payloads is here. */
+static void took_packed(struct lane *lane)
+{
+	struct pack *pack = &lane->pack;
+
+	if (data_packed_fit(&pack->header, pack->packed))
+		begin_packed(lane);
+	else
+		(void)lane_protocol_error(lane, "a pack of other messages than its header says");
 }
 
 static void took_header(struct lane *lane)
@@ -226,32 +324,22 @@ static void took_header(struct lane *lane)
 		begin_message(lane);
 }
 
+static void took_packed_check(struct lane *lane)
+{
+	const struct pack *pack = &lane->pack;
+
+	if (check_fits(lane, crc32c(0, pack->packed, pack->n * sizeof(pack->packed[0]))))
+		took_packed(lane);
+	else
+		checksum_error(lane, "header");
+}
+
 static void took_header_check(struct lane *lane)
 {
 	if (check_fits(lane, crc32c(0, &lane->header, sizeof(lane->header))))
 		begin_message(lane);
 	else
 		checksum_error(lane, "header");
-}
-
-/* n more bytes of the payload are where they belong. */
-static void took_payload(struct lane *lane, size_t n)
-{
-	if (FAILPOINT_CORRUPTS("payload-received"))
-		((unsigned char *)lane->room)[n / 2] ^= 0x10;
-	/* They are in the cache still. */
-	if (lane->has_checksums)
-		lane->payload_check = crc32c(lane->payload_check, lane->room, n);
-	lane->room = (char *)lane->room + n;
-	lane->room_len -= n;
-	if (lane->room_len && lane->call)
-		FAILPOINT("answer-half");
-	if (lane->room_len)
-		return;
-	if (lane->has_checksums)
-		lane->reading = READING_PAYLOAD_CHECK;
-	else
-		end_message(lane);
 }
 
 /* Where the message ends is known, so it alone comes again, where the other side knows how. Returns whether it does. */
@@ -273,21 +361,42 @@ static bool repeat_damaged(struct lane *lane)
 		return true;
 	}
 	lane->call = NULL;
-	lane->header_len = 0;
-	lane->reading = READING_HEADER;
 	call_damaged(call);
 	lane_end_answer(lane, call);
+	next_message(lane);
 	return true;
 }
 
-static void took_payload_check(struct lane *lane)
+static void took_payload_check(struct lane *lane, bool fits)
 {
-	if (check_fits(lane, lane->payload_check)) {
+	if (fits) {
 		lane->n_damaged = 0;
 		end_message(lane);
 	} else if (!repeat_damaged(lane)) {
 		checksum_error(lane, "payload");
 	}
+}
+
+/* n more bytes of the payload are where they belong. */
+static void took_payload(struct lane *lane, size_t n)
+{
+	if (FAILPOINT_CORRUPTS("payload-received"))
+		((unsigned char *)lane->room)[n / 2] ^= 0x10;
+	/* They are in the cache still. */
+	if (lane->has_checksums)
+		lane->payload_check = crc32c(lane->payload_check, lane->room, n);
+	lane->room = (char *)lane->room + n;
+	lane->room_len -= n;
+	if (lane->room_len && lane->call)
+		FAILPOINT("answer-half");
+	if (lane->room_len)
+		return;
+	if (!lane->has_checksums)
+		end_message(lane);
+	else if (lane->pack.n)
+		took_payload_check(lane, lane->payload_check == lane->pack.check);
+	else
+		lane->reading = READING_PAYLOAD_CHECK;
 }
 
 /* As many bytes as are still missing of a piece of `size` at `at`. Returns how many were taken. */
@@ -308,7 +417,7 @@ static struct call *call_ahead(const struct lane *lane, const unsigned char *dat
 	if (len < sizeof(struct data_header))
 		return NULL;
 	memcpy(&cookie, data + offsetof(struct data_header, cookie), sizeof(cookie));
-	return cookies_find(&lane->cookies, le32toh(cookie));
+	return call_of(lane, cookie);
 }
 
 /*
@@ -318,26 +427,16 @@ static struct call *call_ahead(const struct lane *lane, const unsigned char *dat
 static void fetch_next(const struct lane *lane, const unsigned char *data, size_t len)
 {
 	size_t check = lane->has_checksums ? DATA_CHECK_LEN : 0, at = lane->room_len + check;
-	const struct call *call;
 	uint32_t payload;
 
-	if (!lane->makes_calls || len < at + sizeof(struct data_header))
+	if (!lane->makes_calls || lane->pack.n || len < at + sizeof(struct data_header))
 		return;
-	call = call_ahead(lane, data + at, len - at);
-	for (size_t i = 0; call && i < CALL_SOON; i++)
-		__builtin_prefetch(call->soon[i], 1);
+	fetch_soon(call_ahead(lane, data + at, len - at));
 	memcpy(&payload, data + at + offsetof(struct data_header, len), sizeof(payload));
 	payload = le32toh(payload);
 	at += sizeof(struct data_header) + check + payload + (payload ? check : 0);
-	call = at < len ? call_ahead(lane, data + at, len - at) : NULL;
-	if (!call)
-		return;
-	__builtin_prefetch(&call->header);
-	__builtin_prefetch(&call->room);
-	__builtin_prefetch(&call->soon[0]);
-	__builtin_prefetch(&call->answer, 1);
-	__builtin_prefetch(&call->link);
-	__builtin_prefetch(&call->state);
+	if (at < len)
+		fetch_call(call_ahead(lane, data + at, len - at));
 }
 
 /* The next bytes of what is being read. Returns how many. */
@@ -350,6 +449,16 @@ static size_t take_some(struct lane *lane, const unsigned char *data, size_t len
 		n = take(&lane->header, sizeof(lane->header), &lane->header_len, data, len);
 		if (lane->header_len == sizeof(lane->header))
 			took_header(lane);
+		return n;
+	case READING_PACKED:
+		n = take(lane->pack.packed, lane->pack.n * sizeof(lane->pack.packed[0]),
+			 &lane->pack.len, data, len);
+		if (lane->pack.len < lane->pack.n * sizeof(lane->pack.packed[0]))
+			return n;
+		if (lane->has_checksums)
+			lane->reading = READING_PACKED_CHECK;
+		else
+			took_packed(lane);
 		return n;
 	case READING_PAYLOAD:
 		n = MIN(len, lane->room_len);
@@ -364,8 +473,10 @@ static size_t take_some(struct lane *lane, const unsigned char *data, size_t len
 			return n;
 		if (lane->reading == READING_HEADER_CHECK)
 			took_header_check(lane);
+		else if (lane->reading == READING_PACKED_CHECK)
+			took_packed_check(lane);
 		else
-			took_payload_check(lane);
+			took_payload_check(lane, check_fits(lane, lane->payload_check));
 		return n;
 	}
 }
@@ -410,8 +521,9 @@ static bool lane_receive_once(struct lane *lane)
 	}
 	if (n == 0 || FAILPOINT_FAILS("connection-read")) {
 		lane_fail(lane, -ECONNRESET,
-			  lane->header_len ? "closed the connection inside a message"
-					   : "closed the connection");
+			  lane->header_len || lane->pack.n
+				  ? "closed the connection inside a message"
+				  : "closed the connection");
 		return false;
 	}
 	len = (size_t)n;

@@ -35,8 +35,9 @@ static void tcp_release(struct lane *lane)
 {
 	if (lane->index != DATA_LANE_BEAT)
 		atomic_fetch_sub_explicit(&lane->transport->n_tcp_lanes, 1, memory_order_relaxed);
-	if (lane->current)
-		lane_message_done(lane, TAKE_PTR(lane->current), false);
+	for (unsigned i = lane->begun.n_done; i < lane->begun.parcel.n; i++)
+		lane_message_done(lane, lane->begun.messages[i], false);
+	lane->begun.parcel.n = 0;
 	lane_receive_done(lane);
 }
 

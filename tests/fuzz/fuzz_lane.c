@@ -1,14 +1,21 @@
 /*
  * The receive path of a data connection, over a socket pair. The first byte chooses what the bytes are: those of a
  * stranger who connects, those of a server's handshake, a caller's messages, or a server's answers and notices to calls
- * that are out. The second one is the size of the pieces they come in.
+ * that are out; messages with or without packs. The second one is the size of the pieces they come in.
  */
 #include "base/clock.h"
 #include "base/log.h"
 #include "fuzz.h"
 #include "transport/internal.h"
 
-enum { FUZZ_STRANGER, FUZZ_SERVER_HELLO, FUZZ_CALLER, FUZZ_SERVER, FUZZ_MODES };
+enum {
+	FUZZ_STRANGER,
+	FUZZ_SERVER_HELLO,
+	FUZZ_CALLER,
+	FUZZ_SERVER,
+	FUZZ_MODES,
+	FUZZ_PACKS = FUZZ_MODES, /* added to the mode */
+};
 
 #define N_CALLS	 4
 #define N_HELD	 64
@@ -177,7 +184,8 @@ static void fuzz_stranger(int *fds, const uint8_t *data, size_t size, size_t pie
 
 static void fuzz_peer(int mode, int *fds, const uint8_t *data, size_t size, size_t piece)
 {
-	bool is_caller = mode == FUZZ_CALLER;
+	uint64_t features = mode & FUZZ_PACKS ? DATA_FEATURE_PACKS : DATA_FEATURE_NONE;
+	bool is_caller = mode % FUZZ_MODES == FUZZ_CALLER;
 	struct fuzz_call calls[N_CALLS];
 	struct peer *peer;
 
@@ -185,7 +193,7 @@ static void fuzz_peer(int mode, int *fds, const uint8_t *data, size_t size, size
 	FUZZ_CHECK(!peer_new(transport, is_caller ? PEER_CALLING : PEER_CALLED, "a fuzzer", &peer));
 	list_push_back(&transport->peers, &peer->link);
 	transport->n_accepted += is_caller;
-	FUZZ_CHECK(!peer_add_lane(peer, TAKE_FD(fds[0]), 0, 0, is_caller));
+	FUZZ_CHECK(!peer_add_lane(peer, TAKE_FD(fds[0]), 0, features, is_caller));
 	if (!is_caller)
 		begin_calls(peer, calls);
 	FUZZ_CHECK(!loop_turn(loop, 0));
@@ -226,14 +234,14 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 		start();
 	if (size < 2)
 		return 0;
-	mode = data[0] % FUZZ_MODES;
+	mode = data[0] % (2 * FUZZ_MODES);
 	piece = data[1] ? data[1] : SIZE_MAX;
 	data += 2;
 	size -= 2;
 	FUZZ_CHECK(!socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, fds));
-	if (mode == FUZZ_STRANGER)
+	if (mode % FUZZ_MODES == FUZZ_STRANGER)
 		fuzz_stranger(fds, data, size, piece);
-	else if (mode == FUZZ_SERVER_HELLO)
+	else if (mode % FUZZ_MODES == FUZZ_SERVER_HELLO)
 		fuzz_server_hello(fds, data, size, piece);
 	else
 		fuzz_peer(mode, fds, data, size, piece);
