@@ -33,6 +33,7 @@
 #define CLIENT_ANSWER_NS     (30 * INT64_C(1000000000))
 #define CLIENT_FOREVER	     INT64_MAX /* as a deadline */
 #define CLIENT_NAPS_LOOK     64	       /* naps for one look at the socket that nothing calls for */
+#define CLIENT_FULL_LOOK     64	       /* submissions in vain for one such look, too */
 #define CLIENT_NAP_NS	     (10 * INT64_C(1000000)) /* a loss of the daemon is seen later by so much */
 #define CLIENT_SPIN_SKIP_MAX 63u
 /* Who gives its core away and does not have it again after so long, shares it: it does not spin for a while. */
@@ -272,6 +273,7 @@ struct bps_client {
 	/* All that follows is guarded by the mutex. */
 	bool leading; /* a thread is the leader, and may sleep */
 	unsigned n_naps;
+	unsigned n_full; /* submissions that found no slot free */
 	bool napped; /* he slept on trainer_armed in vain: the next sleep hears the socket, too */
 	unsigned n_waiting;   /* threads on `turned` */
 	bool fd_used;	      /* bps_client_fd() was called: keep the trainer armed */

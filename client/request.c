@@ -66,10 +66,11 @@ int request_take_slot(struct bps_request *request)
 
 	if (!client->n_slots_free)
 		(void)client_glance(client);
-	if (!client->n_slots_free) {
+	/* Most who find none wait for one, and hear all that there is to hear there; who only tries again does so now and then. */
+	if (!client->n_slots_free && !(client->n_full++ % CLIENT_FULL_LOOK))
 		(void)client_progress(client);
+	if (!client->n_slots_free)
 		cuda_sweep(client);
-	}
 	if (!client->n_slots_free)
 		return error_set(-EAGAIN, "%u requests are outstanding: wait for one", SHM_SLOTS);
 	request->slot = client->slots_free[--client->n_slots_free];

@@ -202,6 +202,28 @@ TEST(outstanding_requests_have_a_limit)
 		bps_request_free(requests[i]);
 }
 
+/* Who only tries again asks the system now and then: what comes by the socket is heard, and not at every try. */
+TEST(what_is_heard_by_who_only_tries_again)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	static struct bps_request *requests[SHM_SLOTS];
+	struct bps_request *refused;
+	unsigned n_tries = 1;
+
+	FAKE_SET(fake, hold, true);
+	for (unsigned i = 0; i < SHM_SLOTS; i++)
+		requests[i] = barrier(client);
+	ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "4096 requests");
+	fake_job_failed(fake, 1, -ECONNRESET, "rank 1 died");
+	while (bps_barrier(client, 0, &refused) == -EAGAIN)
+		n_tries++;
+	ASSERT_EQ(n_tries, 1 + 64);
+	fake_die(fake, NULL);
+	for (unsigned i = 0; i < SHM_SLOTS; i++)
+		bps_request_free(requests[i]);
+}
+
 struct waiter {
 	struct bps_client *client;
 	struct fake *fake;
