@@ -15,7 +15,10 @@
 #define AHEAD_MAX     (8u << 20)
 #define AHEAD_PARTS   4
 
-/* What the link carries in 4 ms: enough for pauses of this process, and servers stay in step within as much. */
+/*
+ * What the link carries in 2.5 ms: enough for pauses of this process, beside what the kernel has. Servers stay in step within as
+ * much, and what is urgent waits no longer.
+ */
 uint64_t pipeline_deal_ahead(const struct pipeline_job *job)
 {
 	const struct pipeline_params *params = &job->pipeline->params;
@@ -24,7 +27,7 @@ uint64_t pipeline_deal_ahead(const struct pipeline_job *job)
 	if (params->ahead_bytes)
 		return params->ahead_bytes;
 	bytes_s = transport_bytes_s(params->transport);
-	return MAX(bytes_s ? MIN(bytes_s / 256, (uint64_t)AHEAD_MAX) : AHEAD_UNKNOWN,
+	return MAX(bytes_s ? MIN(bytes_s / 400, (uint64_t)AHEAD_MAX) : AHEAD_UNKNOWN,
 		   (uint64_t)AHEAD_PARTS * job->part_bytes);
 }
 

@@ -195,9 +195,9 @@ def replay_ms(cluster, layout, model, *more, repeats=3, warmup=1, **environment)
     return figures['step_p50_ms'], figures['compute_ms']
 
 
-# What the daemon lets be on a part's way at links below some Gbit/s, in ms of a link (bps(7), ORDER OF WORK): unsent, 4 of the
-# daemon's and 2 in the kernel; 2 to the server; 2 back.
-WAY_MS = 10
+# What the daemon lets be on a part's way at links below some Gbit/s, in ms of a link (bps(7), ORDER OF WORK): unsent, 2.5 of
+# the daemon's and 2 in the kernel; 2 to the server; 2 back.
+WAY_MS = 8.5
 LEVELS = 8
 
 

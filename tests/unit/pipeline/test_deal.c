@@ -2,7 +2,7 @@
 #include "test.h"
 #include <stdlib.h>
 
-/* The order of rounds of which parts are to be made. */
+/* The order of rounds of which parts are to be made, and how many bytes are made ahead. */
 
 /* Were each compared with each, the test would not end in time. */
 #define MANY 200000
@@ -113,4 +113,58 @@ TEST(thousands_are_sorted)
 {
 	for (unsigned how = RANDOM; how <= FALLING; how++)
 		check(MANY, 1, how);
+}
+
+/* -- How many bytes wait to be sent -------------------------------------------------------------------------------- */
+
+static uint64_t link_bytes_s;
+
+uint64_t __wrap_transport_bytes_s(const struct transport *transport);
+uint64_t __wrap_transport_bytes_s(const struct transport *transport)
+{
+	return link_bytes_s;
+}
+
+static uint64_t ahead(uint64_t bytes_s, uint32_t part_bytes, uint64_t as_set)
+{
+	struct pipeline pipeline = { .params.ahead_bytes = as_set };
+	struct pipeline_job job = { .pipeline = &pipeline, .part_bytes = part_bytes };
+
+	link_bytes_s = bytes_s;
+	return pipeline_deal_ahead(&job);
+}
+
+TEST(what_waits_follows_from_the_link)
+{
+	ASSERT_EQ(ahead(60000000, 16 << 10, 0), 60000000 / 400);
+	for (uint64_t bytes_s = 1000000; bytes_s < 100000000000; bytes_s *= 3) {
+		uint64_t bytes = ahead(bytes_s, 4096, 0);
+
+		/* What is urgent does not wait longer than this, and there is work for pauses of 2 ms. */
+		ASSERT_INT(bytes, <=, MAX(bytes_s / 400, 4 * 4096ull));
+		ASSERT_INT(bytes, >=, MIN(bytes_s / 500, 8ull << 20));
+	}
+	ASSERT_EQ(ahead(UINT64_MAX, 4096, 0), 8 << 20);
+}
+
+TEST(four_parts_wait_however_slow_the_link)
+{
+	ASSERT_EQ(ahead(1, 16 << 10, 0), 64 << 10);
+	ASSERT_EQ(ahead(60000000, 1 << 20, 0), 4 << 20);
+	ASSERT_EQ(ahead(UINT64_MAX, 64 << 20, 0), 256ull << 20);
+	/* Parts of a size that follows from the link say no more than the link does. */
+	for (uint64_t part_bytes = 16 << 10; part_bytes <= 512 << 10; part_bytes *= 2)
+		ASSERT_EQ(ahead(part_bytes * 1600, (uint32_t)part_bytes, 0), part_bytes * 4);
+}
+
+TEST(what_waits_on_a_link_that_is_not_known)
+{
+	ASSERT_EQ(ahead(0, 16 << 10, 0), 512 << 10);
+	ASSERT_EQ(ahead(0, 1 << 20, 0), 4 << 20);
+}
+
+TEST(what_waits_as_the_operator_says)
+{
+	ASSERT_EQ(ahead(60000000, 1 << 20, 4096), 4096);
+	ASSERT_EQ(ahead(0, 4096, 1 << 30), 1 << 30);
 }
