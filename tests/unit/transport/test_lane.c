@@ -624,3 +624,33 @@ TEST(one_lane_of_four_breaks)
 		ASSERT_EQ(pair->b.n_lost, 1);
 	}
 }
+
+/* What the other side has not said that it knows is not said to it; what is of calls, to nobody. */
+TEST(answers_have_the_flags_that_both_sides_know)
+{
+	static const uint64_t features[] = { DATA_FEATURE_NONE, DATA_FEATURE_KEPT };
+
+	for (size_t i = 0; i < ARRAY_SIZE(features); i++) {
+		_cleanup_(pair_freep) struct pair *pair =
+			server_new(&(struct pair_variant){ 0 }, 0);
+		struct data_header header, answer;
+		struct delivery *delivery;
+		int fd = raw_shake_with(pair, transport_port(pair->b.transport), NULL, 5, 0,
+					features[i]);
+
+		raw_push_header(&header, 1, 0);
+		data_header_encode(&header);
+		raw_send(pair, fd, &header, sizeof(header));
+		delivery = pair_take(pair);
+		answer = delivery->header;
+		answer.op = DATA_RESULT;
+		answer.flags = DATA_FLAG_KEPT | DATA_FLAG_AGAIN;
+		delivery_answer(delivery, &answer, NULL, NULL);
+		ASSERT_EQ(raw_receive(pair, fd, &answer, sizeof(answer)), sizeof(answer));
+		data_header_decode(&answer);
+		ASSERT_EQ(answer.op, DATA_RESULT);
+		ASSERT_EQ(answer.flags, features[i] ? DATA_FLAG_KEPT : 0);
+		fd_close(fd);
+		PAIR_UNTIL(pair, pair->b.n_lost);
+	}
+}
