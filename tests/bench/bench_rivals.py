@@ -61,11 +61,19 @@ def tcp(options, report):
     report.row('bps / bare processes', [t / b for t, b in zip(small, bare)], 'times')
 
 
-def beside(options, report, layout, daemons, rivals, n_bytes, targets, repeats):
-    """bps and rivals in turns. targets: by name, what rival / bps should be."""
-    times, others = [], {name: [] for name, made in rivals.items() if made}
+def transfer_limit_ms(n_bytes, tcp_bytes, copied):
+    """What plain TCP of so many bytes, a sum of n_bytes and copies take on all cores, were none ever idle."""
+    cores = min(4, os.cpu_count())
+    tcp = stream(None, '127.0.0.1', 256 * MIB, congestion='reno')[1] / (256 * MIB)
+    return 1e3 * (tcp_bytes * tcp + n_bytes / 1e9 / sum_gb_s() + copied * limit_ns('copy', 64 * MIB, 1) / 1e9 / (64 * MIB)) / cores
+
+
+def beside(options, report, layout, daemons, rivals, n_bytes, targets, repeats, limit_ms=None):
+    """bps and rivals in turns. targets: by name, what rival / bps should be. limit_ms(): what binds, measured with them."""
+    times, limits, others = [], [], {name: [] for name, made in rivals.items() if made}
     with Cluster(daemons) as cluster:
         for _ in range(options.repeats):
+            limits += [limit_ms()] if limit_ms else []
             times.append(op_ms(cluster, layout, n_bytes, repeats=repeats))
             for name in others:
                 others[name].append(rivals[name].ms(n_bytes, repeats))
@@ -78,6 +86,9 @@ def beside(options, report, layout, daemons, rivals, n_bytes, targets, repeats):
             report.against(f'{name} / bps', ratios, targets[name])
         else:
             report.row(f'{name} / bps', ratios, 'times')
+    if limits:
+        report.row('what binds: plain TCP, the sum and one copy on all cores', limits, 'ms', 1)
+        report.row('bps / what binds', [t / x for t, x in zip(times, limits)], 'times')
     return times
 
 
@@ -88,7 +99,9 @@ def allreduce(options, report):
                   'Gloo (torch.distributed)': rival(stack, report, 'PyTorch', gloo(None, 2))}
         report.heading(f'all-reduce over loopback TCP, 2 ranks on 2 daemons, {options.bytes >> 20} MiB')
         beside(options, report, (1, 1), 2, rivals, options.bytes,
-               {'Intel MPI (ofi/tcp)': 1.1, 'Gloo (torch.distributed)': 1.4}, 10)
+               {'Intel MPI (ofi/tcp)': 1.1, 'Gloo (torch.distributed)': 1.4}, 10,
+               # Each node pushes half and is sent half; half of each result is copied, which is what going on after a restart costs.
+               lambda: transfer_limit_ms(options.bytes, 2 * options.bytes, options.bytes))
 
 
 def local(options, report):
