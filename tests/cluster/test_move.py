@@ -117,6 +117,23 @@ def test_a_server_drains():
             each(group, 'leave')
 
 
+def test_servers_beside_ranks_drain_while_results_overwrite_contributions():
+    """What a node has half of, over what it gave, it asks the next server for; who keeps it brings it there."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    layout = (1, 1, 2)
+    with armed_cluster(layout, 0, {0: ['answer-half=delay@3+']}, colocated=True) as cluster:
+        ranks = job(cluster, layout, part_bytes=1 << 18)
+        work = push_pull(layout, INT32, SUM, 1 << 19, 1, 1, 0)
+        declare(ranks, [work])
+        for victim in (None, 2, 1):
+            submit(ranks, [work])
+            if victim:
+                assert cluster.daemons[victim].ctl('drain') == {'moved': 1, 'stay': 0}
+            finish(ranks, [work])
+        each(ranks, 'leave')
+
+
 def test_a_server_drains_by_another_node():
     """Whoever is asked: a node that is connected with the server, or was not until then."""
     layout = (1, 1)
