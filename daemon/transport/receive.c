@@ -377,14 +377,18 @@ static void took_payload_check(struct lane *lane, bool fits)
 	}
 }
 
-/* n more bytes of the payload are where they belong. */
-static void took_payload(struct lane *lane, size_t n)
+/* n more bytes of the payload, before they are copied to memory that is far: they are in the cache. */
+static void check_payload(struct lane *lane, void *data, size_t n)
 {
 	if (FAILPOINT_CORRUPTS("payload-received"))
-		((unsigned char *)lane->room)[n / 2] ^= 0x10;
-	/* They are in the cache still. */
+		((unsigned char *)data)[n / 2] ^= 0x10;
 	if (lane->has_checksums)
-		lane->payload_check = crc32c(lane->payload_check, lane->room, n);
+		lane->payload_check = crc32c(lane->payload_check, data, n);
+}
+
+/* They are where they belong. */
+static void took_payload(struct lane *lane, size_t n)
+{
 	lane->room = (char *)lane->room + n;
 	lane->room_len -= n;
 	if (lane->room_len && lane->call)
@@ -440,7 +444,7 @@ static void fetch_next(const struct lane *lane, const unsigned char *data, size_
 }
 
 /* The next bytes of what is being read. Returns how many. */
-static size_t take_some(struct lane *lane, const unsigned char *data, size_t len)
+static size_t take_some(struct lane *lane, unsigned char *data, size_t len)
 {
 	size_t n;
 
@@ -463,6 +467,7 @@ static size_t take_some(struct lane *lane, const unsigned char *data, size_t len
 	case READING_PAYLOAD:
 		n = MIN(len, lane->room_len);
 		fetch_next(lane, data, len);
+		check_payload(lane, data, n);
 		memcpy(lane->room, data, n);
 		lane->worker->n_copied += n;
 		took_payload(lane, n);
@@ -508,7 +513,7 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 /* Returns whether there may be more to read. */
 static bool lane_receive_once(struct lane *lane)
 {
-	const unsigned char *data = lane->worker->buffer;
+	unsigned char *data = lane->worker->buffer;
 	size_t offered, len, direct = 0;
 	ssize_t n;
 
@@ -530,6 +535,7 @@ static bool lane_receive_once(struct lane *lane)
 	atomic_fetch_add_explicit(&lane->bytes_in, len, memory_order_relaxed);
 	if (lane->reading == READING_PAYLOAD) {
 		direct = MIN(len, lane->room_len);
+		check_payload(lane, lane->room, direct);
 		took_payload(lane, direct);
 	}
 	for (size_t left = len - direct; left > 0 && !lane->is_failed;) {
