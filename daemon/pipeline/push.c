@@ -539,9 +539,10 @@ static void *find_room(struct call *call)
 		return part->room = pipeline_part_first_output(part);
 	}
 	part->cell = ledger_cell_take(ledger, true);
-	return part->cell == LEDGER_NO_CELL
-		       ? NULL
-		       : ledger_cell_data(ledger, part->cell, part->extent.len);
+	if (part->cell == LEDGER_NO_CELL)
+		return NULL;
+	fetch_to_write(ledger_cell_kept(ledger, part->cell), sizeof(struct ledger_kept));
+	return ledger_cell_data(ledger, part->cell, part->extent.len);
 }
 
 /* What on_sent() and on_answer() look at, in memory that others will have driven out of the cache by then. */
@@ -552,15 +553,19 @@ static void fetch_then(struct pipeline_part *part)
 	const void **soon = part->call.soon;
 
 	soon[0] = &round->deal_link;
-	soon[1] = &round->partition.operation;
+	soon[1] = &round->n_parts;
 	soon[2] = &round->parts;
-	soon[3] = round->ranks;
-	soon[4] = &round->tensor->n_rounds;
-	soon[5] = ledger_round_place(&round->ledger, part->ledger.number);
+	soon[3] = &round->n_made;
+	soon[4] = &round->partition;
+	soon[5] = &round->failure.status;
+	soon[6] = round->ranks;
+	soon[7] = &round->tensor->n_rounds;
+	soon[8] = ledger_round_place(&round->ledger, part->ledger.number);
+	soon[9] = &part->job;
 	if (!request)
 		return;
-	soon[6] = &request->in;
-	soon[7] = request + 1; /* what it is embedded in goes on there */
+	soon[10] = &request->in;
+	soon[11] = request + 1; /* what it is embedded in goes on there */
 }
 
 static void push(struct pipeline_part *part, const void *payload)

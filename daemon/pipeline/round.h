@@ -48,48 +48,54 @@ struct pipeline_round {
 	bool cut;	   /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
 
+	/* What an answer to a part of it looks at, too, as far as ledger.low, partition.operation, failure.status and ranks. */
 	unsigned n_parts; /* that exist */
 	enum pipeline_round_state state;
-	struct list link;	 /* the tensor's */
-	struct list job_link;	 /* the job's */
-	struct list device_link; /* job->device->waiting */
-	uint64_t number;
-	uint32_t n_came;
-	uint32_t n_in; /* once it moves: contributions */
+	struct list link;	    /* the tensor's */
+	struct list job_link;	    /* the job's */
+	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
 	uint64_t *
 		counts; /* owned; without all ranks: of an all_gather, or of who is not in an all_to_all */
-	uint64_t deadline_ns, timeout_ns;
-	uint64_t started_ns; /* the first rank came */
-	uint64_t came_ns;    /* the newest did */
-	unsigned reduction;
-	struct partition partition;
-	bool alone;		  /* no other rank's round has to do with it: accumulate */
-	bool counted;		  /* n_contributions is what servers said, */
-	uint32_t n_contributions; /* that are in the result: the least of its parts */
-	bool on_device;		  /* some of its memory is: device.c */
-	uint64_t
-		direct; /* bits of local ranks: once such a one is ready, its parts may go by their devices */
-	bool grouped;		    /* and devices reduce among themselves */
-	unsigned n_up;		    /* parts whose result is being copied to devices */
-	struct pipeline_rows *rows; /* push_pull_rows, while it moves */
-	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
+	uint64_t number;
+	struct list parts;
+	struct partition_rank *partition_ranks; /* n_local entries */
 	/*
 	 * A reduction of an elastic job over nodes: its results are held in cells until all are there, so that it can be done
 	 * again without a rank that is lost meanwhile. Then it is committed, here and so for all: elastic.c.
 	 */
 	bool gated, committed, scattering;
-	unsigned n_made, n_held, n_scattered; /* of its parts */
+	bool alone;		  /* no other rank's round has to do with it: accumulate */
+	bool counted;		  /* n_contributions is what servers said, */
+	bool on_device;		  /* some of its memory is: device.c */
+	bool grouped;		  /* and devices reduce among themselves */
+	uint32_t n_contributions; /* that are in the result: the least of its parts */
+	uint32_t n_came;
+	uint32_t n_in;	 /* once it moves: contributions */
 	uint32_t n_gone; /* elastic, over nodes: ranks that had gone when its result was made */
-	uint32_t n_gone_said; /* all_gather: when it was submitted */
-	uint64_t n_cut;	      /* parts cut so far, but for empty ones: the number of the next */
+	unsigned reduction;
+	unsigned n_up;	/* parts whose result is being copied to devices */
+	uint64_t n_cut; /* parts cut so far, but for empty ones: the number of the next */
+	unsigned n_made, n_held, n_scattered; /* of its parts; of one that is gated */
+	uint32_t n_gone_said;		      /* all_gather: when it was submitted */
 	struct ledger_round ledger;
-	struct list parts;
-	struct partition_rank *partition_ranks; /* n_local entries */
-	struct failure failure;			/* status not 0: it fails */
-	struct pipeline_rank ranks[];		/* n_local entries */
+	struct list device_link; /* job->device->waiting */
+	struct partition partition;
+	uint64_t
+		direct; /* bits of local ranks: once such a one is ready, its parts may go by their devices */
+	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
+	uint64_t deadline_ns, timeout_ns;
+	uint64_t started_ns;				   /* the first rank came */
+	uint64_t came_ns;				   /* the newest did */
+	struct failure failure;				   /* status not 0: it fails */
+	_Alignas(CACHE_LINE) struct pipeline_rank ranks[]; /* n_local entries */
 };
 static_assert(offsetof(struct pipeline_round, refilling) < CACHE_LINE,
 	      "what deal.c looks at of each round is one line");
+static_assert(!(offsetof(struct pipeline_round, n_parts) % CACHE_LINE ||
+		offsetof(struct pipeline_round, parts) % CACHE_LINE ||
+		offsetof(struct pipeline_round, n_made) % CACHE_LINE ||
+		offsetof(struct pipeline_round, partition) % CACHE_LINE),
+	      "what push.c has fetched of a round begins with lines");
 
 static inline uint32_t pipeline_round_n_local(const struct pipeline_round *round)
 {
