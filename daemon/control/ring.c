@@ -385,6 +385,12 @@ static void fetch_ahead(const struct session *session, uint64_t tail)
 	const struct shm_entry *ring = shm_ring(session->shm);
 	uint64_t n = tail - session->head;
 
+	if (n > 20) {
+		const struct shm_entry *entry = &ring[(session->head + 20) % SHM_ENTRIES];
+
+		for (size_t at = 0; at < sizeof(*entry); at += CACHE_LINE)
+			__builtin_prefetch((const char *)entry + at);
+	}
 	if (n > 12)
 		map_fetch_bucket(&session->tensors,
 				 ring[(session->head + 12) % SHM_ENTRIES].tensor);

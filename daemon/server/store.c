@@ -21,7 +21,7 @@ static _fetches_ void fetch_slot(const struct slot *slot)
 		return;
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		if (slot->from[i])
-			fetch_to_write(slot->from[i], sizeof(*slot->from[i]));
+			delivery_fetch(slot->from[i]);
 }
 
 /*

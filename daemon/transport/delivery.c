@@ -376,6 +376,13 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		incoming_send(incoming);
 }
 
+void delivery_fetch(const struct delivery *delivery)
+{
+	const struct incoming *incoming = container_of(delivery, struct incoming, delivery);
+
+	fetch_to_write(incoming, sizeof(*incoming));
+}
+
 void delivery_fail(struct delivery *delivery, int status, const char *text)
 {
 	const struct data_header *asked = &delivery->header;

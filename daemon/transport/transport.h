@@ -328,6 +328,8 @@ void peer_kill(struct peer *peer, const char *why);
  */
 void delivery_answer(struct delivery *delivery, const struct data_header *header,
 		     struct block *block, const void *payload);
+/* Fetches what answering it will look at. */
+void delivery_fetch(const struct delivery *delivery);
 /* Answers with DATA_ERROR: status is a negative errno. */
 void delivery_fail(struct delivery *delivery, int status, const char *text);
 /*

@@ -199,6 +199,11 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	answered(delivery, 0);
 }
 
+void delivery_fetch(const struct delivery *delivery)
+{
+	(void)delivery;
+}
+
 void delivery_fail(struct delivery *delivery, int status, const char *text)
 {
 	struct asked *asked = container_of(delivery, struct double_call, delivery)->asked;
