@@ -36,11 +36,12 @@
  *
  * A part goes on in the hand it was found in. A hand whose part is done, or whose record is free, means nothing.
  *
- * A job that goes through servers has no use for hands: a part's result is whole in a cell before any output is touched.
+ * A job that goes through servers has no use for hands: a part's result is whole in a cell before any output is touched, here or in
+ * the ledger of another node, which offers it to any server (DATA_FLAG_KEPT).
  *
  *	cell	state is stored last, when the result is there. Then the result is copied to the outputs, and the part's bit
  *		is set in the record. A cell without that bit is copied (again), a part without a cell is pushed (again): its
- *		inputs are untouched. The cell is freed when every node of the job has the result.
+ *		inputs are untouched, or count no more. The cell is freed when every node of the job has the result.
  *	tensor	state is stored last. It stays as it is.
  *	added	counts once n_added says so. It stays as it is.
  */
