@@ -157,18 +157,6 @@ struct map_entry *map_find(const struct map *map, uint64_t hash)
 	return map_walk(map->buckets[map_bucket(map, hash)], hash);
 }
 
-void map_fetch_bucket(const struct map *map, uint64_t hash)
-{
-	if (map->n_entries)
-		__builtin_prefetch(&map->buckets[map_bucket(map, hash)]);
-}
-
-void map_fetch_entry(const struct map *map, uint64_t hash)
-{
-	if (map->n_entries)
-		__builtin_prefetch(map->buckets[map_bucket(map, hash)]);
-}
-
 struct map_entry *map_find_next(const struct map_entry *entry)
 {
 	return map_walk(entry->next, entry->hash);

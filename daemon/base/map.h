@@ -36,12 +36,6 @@ void map_remove(struct map *map, struct map_entry *entry);
 /* First entry with this hash, or NULL; then the next with the same hash. */
 struct map_entry *map_find(const struct map *map, uint64_t hash);
 struct map_entry *map_find_next(const struct map_entry *entry);
-/*
- * Fetch what map_find() will look at, long before it does: first the bucket, later the entry that is first in it. For who
- * knows what he will look for: with thousands of entries each look waits for memory otherwise.
- */
-void map_fetch_bucket(const struct map *map, uint64_t hash);
-void map_fetch_entry(const struct map *map, uint64_t hash);
 /* Any entry, then the next in no order; NULL at the end. The map must not change in between. */
 struct map_entry *map_first(const struct map *map);
 struct map_entry *map_next(const struct map *map, const struct map_entry *entry);

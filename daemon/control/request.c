@@ -6,6 +6,7 @@
 
 #define PROTOCOL_VERSION     1
 #define PROTOCOL_VERSION_MIN 1
+#define NUMBERED_MIN	     64
 
 /* One request packet, being handled. */
 struct incoming {
@@ -519,6 +520,34 @@ static int check_declare(const struct session *session, const Bps__Control__Decl
 	return 0;
 }
 
+/* How much memory that takes follows from how many there are. Without it, it is found among all. */
+static void number_tensor(struct session *session, struct session_tensor *tensor)
+{
+	size_t n = MAX(session->n_numbered, (size_t)NUMBERED_MIN);
+	struct session_tensor **grown;
+
+	if (tensor->number >= 2 * session->n_tensors + NUMBERED_MIN)
+		return;
+	while (n <= tensor->number)
+		n *= 2;
+	if (n > session->n_numbered) {
+		grown = reallocarray(session->numbered, n, sizeof(grown[0]));
+		if (!grown)
+			return;
+		memset(grown + session->n_numbered, 0,
+		       (n - session->n_numbered) * sizeof(grown[0]));
+		session->numbered = grown;
+		session->n_numbered = n;
+	}
+	session->numbered[tensor->number] = tensor;
+}
+
+static void unnumber_tensor(struct session *session, const struct session_tensor *tensor)
+{
+	if (tensor->number < session->n_numbered && session->numbered[tensor->number] == tensor)
+		session->numbered[tensor->number] = NULL;
+}
+
 static void handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
 {
 	struct pipeline_past past = { .rounds = m->rounds, .failed = m->failed };
@@ -542,10 +571,12 @@ static void handle_declare(const struct incoming *in, const Bps__Control__Declar
 	tensor->element_size = dtype_size(m->dtype);
 	tensor->declare_id = in->id;
 	tensor->declaration.declared = on_declared;
+	number_tensor(session, tensor);
 	if (pipeline_declare(&session->member, &tensor->declaration, m->name, m->dtype, m->elements,
 			     &past, &failure)) {
 		map_remove(&session->tensors, &tensor->entry);
 		session->n_tensors--;
+		unnumber_tensor(session, tensor);
 		free(tensor);
 		refuse(in, &failure);
 	}
@@ -559,6 +590,8 @@ void session_drop_tensors(struct session *session, const struct failure *why)
 	session->n_runs++;
 	session->tensors = (struct map)MAP_INIT;
 	session->n_tensors = 0;
+	freep(&session->numbered);
+	session->n_numbered = 0;
 	for (entry = map_first(&tensors); entry; entry = next) {
 		struct session_tensor *tensor = container_of(entry, struct session_tensor, entry);
 

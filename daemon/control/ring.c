@@ -93,8 +93,11 @@ static void on_done(struct pipeline_request *base, const struct failure *failure
 
 static struct session_tensor *find_tensor(const struct session *session, uint32_t number)
 {
-	struct map_entry *entry = map_find(&session->tensors, number);
+	struct map_entry *entry;
 
+	if (number < session->n_numbered && session->numbered[number])
+		return session->numbered[number];
+	entry = map_find(&session->tensors, number);
 	return entry ? container_of(entry, struct session_tensor, entry) : NULL;
 }
 
@@ -391,11 +394,21 @@ static void fetch_ahead(const struct session *session, uint64_t tail)
 		for (size_t at = 0; at < sizeof(*entry); at += CACHE_LINE)
 			__builtin_prefetch((const char *)entry + at);
 	}
-	if (n > 12)
-		map_fetch_bucket(&session->tensors,
-				 ring[(session->head + 12) % SHM_ENTRIES].tensor);
-	if (n > 8)
-		map_fetch_entry(&session->tensors, ring[(session->head + 8) % SHM_ENTRIES].tensor);
+	if (n > 12) {
+		uint32_t tensor =
+			*(const volatile uint32_t *)&ring[(session->head + 12) % SHM_ENTRIES]
+				 .tensor;
+
+		if (tensor < session->n_numbered)
+			__builtin_prefetch(&session->numbered[tensor]);
+	}
+	if (n > 8) {
+		uint32_t tensor =
+			*(const volatile uint32_t *)&ring[(session->head + 8) % SHM_ENTRIES].tensor;
+
+		if (tensor < session->n_numbered)
+			fetch_to_write(session->numbered[tensor], sizeof(struct session_tensor));
+	}
 	if (n > 4) {
 		const struct shm_entry *entry = &ring[(session->head + 4) % SHM_ENTRIES];
 		const struct session_tensor *tensor = find_tensor(session, entry->tensor);

@@ -100,6 +100,9 @@ struct session {
 	uint64_t ledger_charge, more_charge;
 	struct map tensors;
 	size_t n_tensors;
+	/* Those with numbers as libraries give them, one after the other: in a step each is looked for. NULL: see tensors. */
+	struct session_tensor **numbered;
+	size_t n_numbered;
 
 	struct pipeline_member member;
 	char job[JOB_NAME_MAX + 1];

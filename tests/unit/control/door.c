@@ -27,7 +27,7 @@ struct door *door_new(const struct door_options *given)
 		.inline_bytes = 64 << 10,
 		.ahead_bytes = 1 << 20,
 		.max_jobs = 8,
-		.max_tensors = 64,
+		.max_tensors = MAX(64u, options.max_tensors),
 	};
 	ASSERT_OK(pipeline_new(&pipeline, &door->pipeline));
 	control = (struct control_params){

@@ -313,6 +313,49 @@ TEST(entries_may_overtake_the_packets_that_explain_them)
 	ring_close(&ring);
 }
 
+/* In sequence, as libraries give them, or any others. */
+TEST(tensors_have_whatever_numbers)
+{
+	static const uint32_t odd[] = { 63, 64, 66, 5000, 1000000, UINT32_MAX };
+	struct ring ring;
+	struct trainer *trainer = &ring.trainers[0];
+	struct shm_entry entries[200 + ARRAY_SIZE(odd)];
+	uint32_t slots[ARRAY_SIZE(entries)];
+	size_t n = 0;
+
+	ring_open_with(&ring, 1, &(struct door_options){ .max_tensors = 300 });
+	for (uint32_t i = 0; i < ARRAY_SIZE(entries); i++) {
+		uint32_t number = i < ARRAY_SIZE(odd) ? odd[i] : 2 + i - (uint32_t)ARRAY_SIZE(odd);
+		char name[16];
+
+		if (i >= ARRAY_SIZE(odd) && (number == 63 || number == 64 || number == 66))
+			continue;
+		(void)snprintf(name, sizeof(name), "t%u", number);
+		ASSERT_EQ(trainer_declare(trainer, number, name, DTYPE_FLOAT32, 1, NULL), 0);
+		ASSERT_EQ(trainer_declare(trainer, number, name, DTYPE_FLOAT32, 1, NULL), -EEXIST);
+		entries[n] = trainer_entry(number, 1, 1, 1, 1);
+		entries[n].input_offset = 4 * n;
+		entries[n].output_offset = LEN / 2 + 4 * n;
+		ring.data[0][n] = (float)number;
+		n++;
+	}
+	for (uint64_t round = 1; round <= 3; round++) {
+		memset((char *)ring.data[0] + LEN / 2, 0, LEN / 2);
+		for (size_t i = 0; i < n; i++) {
+			entries[i].round = round;
+			slots[i] = trainer_post(trainer, &entries[i]);
+		}
+		for (size_t i = 0; i < n; i++) {
+			ASSERT_EQ(trainer_wait(trainer, slots[i], NULL), 0);
+			ASSERT_TRUE(ring.data[0][LEN / 8 + i] == ring.data[0][i]);
+		}
+	}
+	entries[0] = trainer_entry(4999, 1, 1, 1, 1);
+	ASSERT_EQ(trainer_wait(trainer, trainer_post(trainer, &entries[0]), NULL), -EINVAL);
+	expect_sum(&ring, 1);
+	ring_close(&ring);
+}
+
 /* -- Wrong entries: the request fails, with words ------------------------------------------------------------------ */
 
 static void expect_refused(struct ring *ring, uint64_t *round, const struct shm_entry *given,
