@@ -563,7 +563,7 @@ TEST(wrong_answers_are_refused)
 /* -- Bytes that change on their way ------------------------------------------------------------------------------- */
 
 /* Of a payload that one message comes again, and no other; without what stands in front nothing is known. */
-TEST(every_byte_counts)
+TEST(bytes_that_change_are_seen)
 {
 	_cleanup_(freep) struct wire_pack *pack = calloc(1, sizeof(*pack));
 	size_t head =
@@ -572,7 +572,7 @@ TEST(every_byte_counts)
 
 	make(pack, DATA_PUSH, 1, 3);
 	write_pack(pack, true, &bytes);
-	for (size_t at = 0; at < bytes.len; at += at < head ? 1 : 97) {
+	for (size_t at = 0; at < bytes.len; at += at < head ? 5 : 97) {
 		size_t wrong = at < head ? 3 : (at - head) / LEN;
 		int fd;
 		_cleanup_(pair_freep) struct pair *pair =
