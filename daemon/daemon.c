@@ -108,6 +108,13 @@ static enum transport_windows transport_windows(const struct config *config)
 	return !strcmp(config->rdma_windows, "on") ? TRANSPORT_WINDOWS_ON : TRANSPORT_WINDOWS_OFF;
 }
 
+static enum transport_checksums transport_checksums(const struct config *config)
+{
+	if (!strcmp(config->checksum, "auto"))
+		return TRANSPORT_CHECKSUMS_AUTO;
+	return !strcmp(config->checksum, "on") ? TRANSPORT_CHECKSUMS_ON : TRANSPORT_CHECKSUMS_OFF;
+}
+
 static int open_transport(struct daemon *daemon, int listen_fd, const char *listen)
 {
 	const struct config *config = daemon->config;
@@ -128,7 +135,7 @@ static int open_transport(struct daemon *daemon, int listen_fd, const char *list
 		.handshake_timeout_ms = config->hello_timeout,
 		.peer_timeout_ms = config->peer_timeout,
 		.quota_bytes = config->peer_quota,
-		.checksums = !strcmp(config->checksum, "on"),
+		.checksums = transport_checksums(config),
 		.congestion = config->congestion,
 		.rdma = {
 			.kind = transport_kind(config),

@@ -69,7 +69,7 @@ static int adopt_lane(struct handshake *h)
 	struct peer *peer = find_caller(transport, h->theirs.sender, group);
 	int r;
 
-	bool is_spare = index && (h->theirs.features & DATA_FEATURE_RAILS);
+	bool is_spare = index && (h->features & DATA_FEATURE_RAILS);
 
 	if (peer && is_spare) {
 		struct lane *lane = peer_find_lane(peer, index);
@@ -89,8 +89,8 @@ static int adopt_lane(struct handshake *h)
 		if (r)
 			return error_trace(r);
 	}
-	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, h->theirs.features, true);
-	if (!r && transport->rdma && (h->theirs.features & DATA_FEATURE_RDMA))
+	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, h->features, true);
+	if (!r && (h->features & DATA_FEATURE_RDMA))
 		r = rdma_begin(peer);
 	if (r && list_empty(&peer->lanes))
 		peer_lose(peer, r, "out of memory");

@@ -127,6 +127,15 @@ static bool is_loopback(const struct address *address)
 	return in >> 24 == IN_LOOPBACKNET;
 }
 
+bool address_is_inside(int fd)
+{
+	struct address ours = { 0 }, theirs = { 0 };
+	socklen_t len = sizeof(ours), their_len = sizeof(theirs);
+
+	return !getsockname(fd, &ours.any, &len) && !getpeername(fd, &theirs.any, &their_len) &&
+	       is_loopback(&ours) && is_loopback(&theirs);
+}
+
 /*
  * Algorithms that pace what they send (bbr) set a timer for every 64 KiB. Inside a machine that takes more time than all the
  * rest of TCP. Once a connection stands it is too late: what has been paced stays so.

@@ -183,7 +183,7 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 		peer->id = h->theirs.sender;
 		peer_set_node(peer, h->theirs.name);
 	}
-	if (peer->transport->rdma && (h->theirs.features & DATA_FEATURE_RDMA)) {
+	if (h->features & DATA_FEATURE_RDMA) {
 		r = rdma_begin(peer);
 	} else if (rdma_is_strict(peer->transport->rdma)) {
 		peer_lose(peer, -EPROTONOSUPPORT, "it has no RDMA, and transport = rdma wants it");
@@ -191,8 +191,7 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 	}
 	peer->addresses = attempt->dial->addresses;
 	if (!r)
-		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, h->theirs.features,
-				  false);
+		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, h->features, false);
 	if (r)
 		peer_lose(peer, r, "out of memory");
 	else

@@ -77,6 +77,17 @@ static int prove(const struct handshake *h, const char *label, unsigned char *re
 			       &h->accepting, ret_proof);
 }
 
+static uint64_t features_of(const struct transport *transport, int fd)
+{
+	bool is_checked =
+		transport->checksums == TRANSPORT_CHECKSUMS_ON ||
+		(transport->checksums == TRANSPORT_CHECKSUMS_AUTO && !address_is_inside(fd));
+
+	return (transport->rdma ? DATA_FEATURE_RDMA : 0) |
+	       (is_checked ? DATA_FEATURE_CHECKSUM : 0) | DATA_FEATURE_RAILS | DATA_FEATURE_KEPT |
+	       DATA_FEATURE_PACKS;
+}
+
 static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
 {
 	struct data_hello hello = {
@@ -84,9 +95,7 @@ static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
 		.version = DATA_VERSION,
 		.version_min = DATA_VERSION_MIN,
 		.lane = (uint16_t)h->lane,
-		.features = (h->transport->rdma ? DATA_FEATURE_RDMA : 0) |
-			    (h->transport->has_checksums ? DATA_FEATURE_CHECKSUM : 0) |
-			    DATA_FEATURE_RAILS | DATA_FEATURE_KEPT | DATA_FEATURE_PACKS,
+		.features = h->our_features,
 		.sender = h->transport->id,
 	};
 
@@ -201,6 +210,7 @@ static void got_hello(struct handshake *h)
 		return;
 	}
 	h->theirs = hello;
+	h->features = h->our_features & hello.features;
 	if (h->is_accepting)
 		send_accepting_hello(h, HANDSHAKE_SENDING_HELLO);
 	else
@@ -348,6 +358,7 @@ int handshake_start(struct handshake *h, int fd, uint64_t deadline_ns)
 	h->timer.expired = handshake_on_timeout;
 	h->state = HANDSHAKE_READING_HELLO;
 	h->in_len = 0;
+	h->our_features = features_of(h->transport, fd);
 	if (!h->is_accepting) {
 		h->state = HANDSHAKE_SENDING_HELLO;
 		h->out = &h->connecting;

@@ -182,7 +182,7 @@ struct transport {
 	size_t key_len;
 	unsigned n_lanes, max_connections;
 	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
-	bool has_checksums;
+	enum transport_checksums checksums;
 	char congestion[ADDRESS_CONGESTION_MAX]; /* empty: by address */
 	struct metric checksum_errors, lanes_broken, copied;
 	unsigned n_damaged; /* calls; the first is said */
@@ -259,6 +259,8 @@ int address_split(const char *text, char *ret_host, const char **ret_port);
 int address_resolve(const char *text, bool numeric, bool passive, struct addresses *ret_addresses,
 		    const char **ret_why);
 void address_format(const struct address *address, char *text, size_t size);
+/* Whether a connected socket's bytes stay inside this machine. */
+bool address_is_inside(int fd);
 /* What every data connection has. Ignores what the socket's family does not know. */
 void address_tune_socket(int fd, uint64_t peer_timeout_ns);
 /* So many bytes, and one piece more, the kernel takes ahead of what it can send. */
@@ -302,6 +304,7 @@ struct handshake {
 	unsigned state;
 	struct data_hello connecting, accepting; /* wire order */
 	struct data_hello theirs;		 /* host order, once checked; zero before */
+	uint64_t our_features, features;	 /* DATA_FEATURE_*; what both have, once checked */
 	unsigned char proof[DATA_PROOF_LEN];
 	const void *out;
 	size_t out_len, in_len;
@@ -368,7 +371,7 @@ void peer_free_if_unused(struct peer *peer);
 struct peer *peer_free(struct peer *peer);
 /* A node's name is known: from here on it is part of the peer's. */
 void peer_set_node(struct peer *peer, const char *node);
-/* A socket that has proved itself becomes a lane; features: the other side's. Takes the socket over, also on failure. Returns 0 or -errno. */
+/* A socket that has proved itself becomes a lane; features: what both sides have. Takes the socket over, also on failure. Returns 0 or -errno. */
 int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, bool is_accepted);
 /* A link of an RDMA port that has proved itself becomes a lane, which owns it then. Returns 0 or -errno. */
 int peer_add_rdma_lane(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);

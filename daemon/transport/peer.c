@@ -184,7 +184,7 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, 
 	r = tcp_lane_new(peer, fd, &lane);
 	if (r)
 		return error_trace(r);
-	lane->has_checksums = peer->transport->has_checksums && (features & DATA_FEATURE_CHECKSUM);
+	lane->has_checksums = features & DATA_FEATURE_CHECKSUM;
 	lane->can_repeat = features & DATA_FEATURE_RAILS;
 	lane->has_packs = features & DATA_FEATURE_PACKS;
 	lane->is_spare = index && (features & DATA_FEATURE_RAILS);

@@ -118,7 +118,7 @@ static int copy_params(struct transport *transport, const struct transport_param
 	transport->handshake_timeout_ns = params->handshake_timeout_ms * NSEC_PER_MSEC;
 	transport->peer_timeout_ns = params->peer_timeout_ms * NSEC_PER_MSEC;
 	transport->quota_bytes = params->quota_bytes;
-	transport->has_checksums = params->checksums;
+	transport->checksums = params->checksums;
 	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
 	r = set_congestion(transport, params->congestion);
 	if (r)

@@ -165,6 +165,13 @@ enum transport_kind { TRANSPORT_TCP, TRANSPORT_AUTO, TRANSPORT_RDMA };
 /* Whether peers write through memory windows. AUTO: where the device has them, but for soft-RoCE, whose are faulty. */
 enum transport_windows { TRANSPORT_WINDOWS_AUTO, TRANSPORT_WINDOWS_ON, TRANSPORT_WINDOWS_OFF };
 
+/* Whether messages over TCP have checksums. AUTO: except over the loopback. */
+enum transport_checksums {
+	TRANSPORT_CHECKSUMS_AUTO,
+	TRANSPORT_CHECKSUMS_ON,
+	TRANSPORT_CHECKSUMS_OFF
+};
+
 #define TRANSPORT_GID_AUTO 256u
 
 struct transport_rdma_params {
@@ -199,7 +206,8 @@ struct transport_params {
 	uint64_t
 		quota_bytes; /* bytes held for one peer: its calls until answered, our answers until written;
 				   * a peer over it is lost with a clear reason */
-	bool checksums; /* of all that goes by TCP, with peers that have them, too */
+	enum transport_checksums
+		checksums; /* of what goes by TCP, with peers that want them, too */
 	/* How TCP controls congestion; NULL or empty: as the system says, over the loopback without pacing. */
 	const char *congestion;
 	struct transport_rdma_params rdma; /* zero: TCP */

@@ -134,7 +134,7 @@ static void open_node(struct node *node, char **argv)
 		.handshake_timeout_ms = TIMEOUT_MS,
 		.peer_timeout_ms = TIMEOUT_MS,
 		.quota_bytes = QUOTA,
-		.checksums = true,
+		.checksums = TRANSPORT_CHECKSUMS_AUTO,
 	};
 	struct server_params server = {
 		.inline_bytes = REMOTE_INLINE_BYTES,

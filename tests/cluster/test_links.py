@@ -9,7 +9,7 @@ import numpy_or_skip  # noqa: F401
 from recovery import *
 
 LONG = 'BPS_LONG' in os.environ
-QUICK = ['--lost-timeout=10m']
+QUICK = ['--lost-timeout=10m', '--checksum=on']
 
 
 def turn(ranks, n, meanwhile=None, layout=(1, 1)):
@@ -120,6 +120,21 @@ def test_changed_bytes_by_failpoints():
             for what in 'header', 'payload':
                 assert said(cluster, f'a {what} arrived with other bytes than its checksum says', 2), cluster.logs()
             each(ranks, 'leave')
+
+
+def test_machines_check_what_they_send_each_other():
+    """Without being told to."""
+    if RDMA:
+        raise Skip('over RDMA: what goes by TCP is set-up, which is not repeated')
+    if not HAS_FAILPOINTS:
+        raise Skip('the build has no failpoints')
+    prefix, network = netns(3)
+    with network, armed_cluster((1, 1), 1, {2: ['payload-received=corrupt@8']}, colocated=False, netns=prefix,
+                                options=['--lost-timeout=10m']) as cluster:
+        ranks = job(cluster, (1, 1))
+        turn(ranks, 0)
+        assert said(cluster, 'a payload arrived with other bytes than its checksum says', 2), cluster.logs()
+        each(ranks, 'leave')
 
 
 def test_a_wire_that_is_never_right():

@@ -142,6 +142,35 @@ static const char *congestion_of(const char *text, const char *name, char ret_na
 	return ret_name;
 }
 
+static bool is_inside(const char *address)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct addresses addresses;
+	const char *why;
+
+	ASSERT_OK(address_resolve(address, true, false, &addresses, &why));
+	fd = socket(addresses.list[0].any.sa_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
+	ASSERT_TRUE(fd >= 0);
+	ASSERT_TRUE(!address_is_inside(fd)); /* not connected */
+	ASSERT_OK(connect(fd, &addresses.list[0].any, addresses.list[0].len));
+	return address_is_inside(fd);
+}
+
+TEST(inside_the_machine)
+{
+	_cleanup_(fd_closep) int a = -1, b = -1;
+	int pair[2];
+
+	ASSERT_TRUE(is_inside("127.0.0.1:9"));
+	ASSERT_TRUE(is_inside("127.1.2.3:9"));
+	ASSERT_TRUE(is_inside("[::1]:9"));
+	ASSERT_TRUE(is_inside("[::ffff:127.0.0.1]:9"));
+	ASSERT_OK(socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, pair));
+	a = pair[0];
+	b = pair[1];
+	ASSERT_TRUE(!address_is_inside(a) && !address_is_inside(b));
+}
+
 /* The system's, unless all of it is on this machine or somebody says another. */
 TEST(congestion_control)
 {

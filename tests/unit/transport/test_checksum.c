@@ -269,12 +269,20 @@ TEST(what_was_damaged_comes_again)
 	}
 }
 
-/* Who has none is talked to without. */
+/* Who has none is talked to without; who is asked over the loopback has none, unless it always has. */
 TEST(both_ends_must_have_them)
 {
-	for (unsigned off = 0; off < 2; off++) {
-		struct pair_config config = { .no_checksums = off },
-				   other = { .no_checksums = !off };
+	static const struct pair_config configs[][2] = {
+		{ { .no_checksums = false }, { .no_checksums = true } },
+		{ { .no_checksums = true }, { .no_checksums = false } },
+		{ { .auto_checksums = true }, { .auto_checksums = true } },
+		{ { .auto_checksums = true }, { .auto_checksums = false } },
+		{ { .auto_checksums = false }, { .auto_checksums = true } },
+		{ { .auto_checksums = false }, { .auto_checksums = false } },
+	};
+
+	for (size_t i = 0; i < sizeof(configs) / sizeof(configs[0]); i++) {
+		struct pair_config config = configs[i][0], other = configs[i][1];
 		_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
 		char payload[1000], room[1000];
 		struct pair_call call;
@@ -287,6 +295,7 @@ TEST(both_ends_must_have_them)
 		PAIR_UNTIL(pair, call.n_done);
 		ASSERT_OK(call.call.status);
 		ASSERT_TRUE(pair_check(room, sizeof(room), 3));
-		ASSERT_TRUE(!list_first(&pair->peer->lanes, struct lane, link)->has_checksums);
+		ASSERT_EQ(list_first(&pair->peer->lanes, struct lane, link)->has_checksums,
+			  i == sizeof(configs) / sizeof(configs[0]) - 1);
 	}
 }

@@ -82,7 +82,9 @@ void pair_params(struct pair *pair, const struct pair_config *config, struct pai
 		.handshake_timeout_ms = config->handshake_timeout_ms ?: 60000,
 		.peer_timeout_ms = config->peer_timeout_ms ?: 60000,
 		.quota_bytes = config->quota_bytes ?: UINT64_MAX,
-		.checksums = !config->no_checksums,
+		.checksums = config->no_checksums     ? TRANSPORT_CHECKSUMS_OFF
+			     : config->auto_checksums ? TRANSPORT_CHECKSUMS_AUTO
+						      : TRANSPORT_CHECKSUMS_ON,
 		.rdma = { .kind = TRANSPORT_TCP, .gid_index = TRANSPORT_GID_AUTO },
 	};
 	if (config->variant.is_rdma) {

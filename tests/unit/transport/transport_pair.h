@@ -20,9 +20,9 @@ struct pair_config {
 	const char *key_a, *key_b;				     /* NULL: none */
 	uint64_t handshake_timeout_ms, peer_timeout_ms, quota_bytes; /* 0: long, much */
 	unsigned max_connections;				     /* 0: many */
-	enum transport_kind kind; /* with is_rdma; 0: RDMA alone */
-	bool no_checksums;
-	bool has_two_rails; /* b has both devices */
+	enum transport_kind kind;	   /* with is_rdma; 0: RDMA alone */
+	bool no_checksums, auto_checksums; /* neither: on */
+	bool has_two_rails;		   /* b has both devices */
 	enum transport_windows windows;
 	void (*adjust)(struct transport_params *params); /* optional: of either side, at last */
 };
