@@ -77,8 +77,11 @@ enum data_op {
 		41, /* agent to server: all that is kept was offered, in `round` OFFERs; data_roll */
 	DATA_NEWCOMERS =
 		42, /* an elastic job's home to agent: round newcomers wait at nodes that have no rank in it */
-	DATA_HAVE =
-		43, /* agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE */
+	/*
+	 * Agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE. With `root` 1 it has all results of key up
+	 * to that round, of whatever operation. The server need not hold them for it.
+	 */
+	DATA_HAVE = 43,
 	DATA_LEFT = 44, /* either way: node number `round` has left in good order */
 	/* Either way: small PUSHes, or small RESULTs, in one message: data_packed. */
 	DATA_PACK = 45,

@@ -111,7 +111,7 @@ static void take_key(struct pipeline_tensor *tensor, uint64_t key, uint64_t star
 			    "outlive this process",
 			    job->name, tensor->name);
 	if (job->keep && job->resumed)
-		pipeline_rows_resumed(tensor);
+		pipeline_had_resumed(tensor);
 	list_for_each (round, &tensor->rounds, link)
 		if (round->failure.status)
 			pipeline_setup_fail_round(job, key, round->number, round->alone,

@@ -238,8 +238,9 @@ struct pipeline_tensor {
 	uint8_t *declared;   /* by local number */
 	struct list waiting; /* declarations not yet answered */
 	uint64_t rows_had;   /* newest push_pull_rows that no server need hold; 0: none */
-	uint64_t spread_ns;  /* between its first and its last rank, averaged */
-	uint64_t *n_last;    /* by local number: rounds to which this rank came last */
+	uint64_t had; /* no server need hold a round up to this, of whatever operation; 0: none */
+	uint64_t spread_ns; /* between its first and its last rank, averaged */
+	uint64_t *n_last;   /* by local number: rounds to which this rank came last */
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end. */
 	struct pipeline_past *pasts;
 };

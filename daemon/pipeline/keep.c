@@ -340,10 +340,9 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 	memset(server->here, 0, WINDOW / 64 * sizeof(server->here[0]));
 	memset(server->cells, 0, WINDOW * sizeof(server->cells[0]));
 	pipeline_job_hold(job);
-	if (server->attachment > 1) {
+	if (server->attachment > 1)
 		fail_again(job, number);
-		pipeline_rows_attached(job, number);
-	}
+	pipeline_had_attached(job, number);
 	pipeline_left_attached(job, number);
 	if (number == job->home_number)
 		declare_again(job, fresh);

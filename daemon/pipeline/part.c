@@ -95,6 +95,19 @@ static void tell_stored(struct pipeline_part *part)
 		pipeline_roll_resolve(job, part->cell);
 }
 
+/*
+ * Whether the cell of a part whose round fails goes when all nodes have the result, as any. One that was lent does, whether we have
+ * heard of the result or not: others may have been told that it is kept.
+ */
+static bool outlives_round(const struct pipeline_part *part, bool is_numbered)
+{
+	const struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
+
+	return kept->whole &&
+	       (is_numbered || kept->stale ||
+		!(part->round->gated || stragglers_any(&job_of(part)->shape.stragglers)));
+}
+
 /* Of a cell and a number: also of a part whose round has failed the server is to hear, or it waits for that number. */
 static void let_go(struct pipeline_part *part)
 {
@@ -107,11 +120,14 @@ static void let_go(struct pipeline_part *part)
 		tell_stored(part);
 		return;
 	}
-	/* Whole, it goes when all nodes have it, as any. */
-	if (part->cell != LEDGER_NO_CELL && ledger_cell_kept(ledger, part->cell)->whole &&
-	    (is_numbered || ledger_cell_kept(ledger, part->cell)->stale)) {
-		ledger_cell_kept(ledger, part->cell)->busy = false;
-		cell = is_numbered ? part->cell : LEDGER_NO_CELL;
+	if (part->cell != LEDGER_NO_CELL && outlives_round(part, is_numbered)) {
+		struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
+
+		kept->busy = false;
+		if (is_numbered)
+			cell = part->cell;
+		else if (!kept->stale)
+			pipeline_keep_offer(job_of(part), part->cell);
 	} else if (part->cell != LEDGER_NO_CELL) {
 		pipeline_keep_free(job_of(part), part->cell);
 	}

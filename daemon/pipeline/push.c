@@ -385,9 +385,11 @@ static void push_again(struct pipeline_part *part)
 	bool again = part->again;
 
 	/* It is kept, and others may have it already: what they go on with is this, whoever their server is. */
-	if (cell != LEDGER_NO_CELL && !part->round->failure.status &&
-	    ledger_cell_kept(job->ledger, cell)->whole) {
-		go_on(part);
+	if (cell != LEDGER_NO_CELL && ledger_cell_kept(job->ledger, cell)->whole) {
+		if (part->round->failure.status)
+			pipeline_part_end(part);
+		else
+			go_on(part);
 		return;
 	}
 	part->cell = LEDGER_NO_CELL;

@@ -141,6 +141,7 @@ static void round_finish(struct pipeline_round *round)
 	}
 	if (round->rows)
 		pipeline_resume_finish_rows(round);
+	pipeline_had_round(round);
 	pipeline_round_end_requests(round);
 	ledger_round_end(round->rows ? &round->rows->ledger : &round->ledger);
 	if (job->keep)
@@ -218,8 +219,10 @@ void pipeline_round_refill(struct pipeline_round *round)
 		if (!extent.len && !distributed)
 			continue;
 		number = round->n_cut++;
-		if (round->ledger.ledger && ledger_round_has(&round->ledger, number))
+		if (round->ledger.ledger && ledger_round_has(&round->ledger, number)) {
+			round->untold = true;
 			continue;
+		}
 		r = pipeline_part_start(round, &extent, number);
 		if (!r)
 			continue;
@@ -434,7 +437,7 @@ static void round_start(struct pipeline_round *round)
 	round->sequence = job->pipeline->n_rounds_started++;
 	round->reduction = first->reduction;
 	round->n_contributions = job->distributed ? job->shape.size : round->n_in;
-	round->counted = false;
+	round->counted = round->untold = false;
 	round->partition = (struct partition){
 		.layout = &job->layout,
 		.operation = first->operation,

@@ -64,6 +64,7 @@ struct pipeline_round {
 	 * again without a rank that is lost meanwhile. Then it is committed, here and so for all: elastic.c.
 	 */
 	bool gated, committed, scattering;
+	bool untold; /* that some result is here may not have been said, or was said on a connection that is gone */
 	bool alone;		  /* no other rank's round has to do with it: accumulate */
 	bool counted;		  /* n_contributions is what servers said, */
 	bool on_device;		  /* some of its memory is: device.c */
@@ -165,6 +166,16 @@ void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, 
 /* level.c */
 /* A round is about to move through servers: sets its level. bytes are those of a contribution. */
 void pipeline_level_set(struct pipeline_round *round, uint64_t bytes);
+
+/* had.c: what a node has, said once more. */
+/* Of a push_pull_rows, whose result is recorded: this server need not hold it for us. */
+void pipeline_had_rows(struct pipeline_tensor *tensor, uint64_t round, size_t server);
+/* A round has ended here. */
+void pipeline_had_round(struct pipeline_round *round);
+/* A server is attached: what was said of results to the one before may not have arrived, or it is the same process. */
+void pipeline_had_attached(struct pipeline_job *job, size_t server);
+/* All ranks have declared a tensor again to a process that is not the job's first: what the one before has said may not have arrived. */
+void pipeline_had_resumed(struct pipeline_tensor *tensor);
 
 /* deal.c: parts towards servers, made in order. */
 /* Bytes of the job that may wait to be sent. */

@@ -277,46 +277,6 @@ static bool begin_agreeing(struct pipeline_rows *rows)
 	return false;
 }
 
-/* The server need not hold it for this node, which can do without this process. */
-static void tell_server(const struct pipeline_tensor *tensor, const struct pipeline_server *server)
-{
-	const struct pipeline_job *job = tensor->job;
-	struct data_header header = {
-		.op = DATA_HAVE,
-		.job = job->number,
-		.key = tensor->key,
-		.round = tensor->rows_had,
-		.epoch = job->data_epoch,
-		.node = job->shape.node,
-	};
-
-	/* Without memory it holds it until the next round. */
-	(void)peer_notice(server->outlet->peer, &header, NULL);
-}
-
-void pipeline_rows_attached(struct pipeline_job *job, size_t server)
-{
-	struct map_entry *entry;
-
-	/* A node pushes a tensor's next round to the same servers only when it has the one before: they know of older ones. */
-	map_for_each (entry, &job->tensors) {
-		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
-
-		if (tensor->rows_had)
-			tell_server(tensor, &job->servers[server]);
-	}
-}
-
-void pipeline_rows_resumed(struct pipeline_tensor *tensor)
-{
-	struct pipeline_job *job = tensor->job;
-
-	tensor->rows_had = pipeline_resume_newest(tensor);
-	for (size_t i = 0; tensor->rows_had && i < job->n_servers; i++)
-		if (job->servers[i].attached)
-			tell_server(tensor, &job->servers[i]);
-}
-
 /* The result is in the outputs here. Returns false when there is nothing more to do. */
 static bool agree(struct pipeline_rows *rows)
 {
@@ -331,11 +291,10 @@ static bool agree(struct pipeline_rows *rows)
 		return false;
 	}
 	rows->has_result = true;
-	tensor->rows_had = round->number;
 	FAILPOINT("rows-recorded");
 	for (size_t i = 0; i < rows->n_servers; i++)
-		if (rows->servers[i].in_use && tensor->job->servers[i].attached)
-			tell_server(tensor, &tensor->job->servers[i]);
+		if (rows->servers[i].in_use)
+			pipeline_had_rows(tensor, round->number, i);
 	return begin_agreeing(rows);
 }
 

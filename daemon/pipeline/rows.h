@@ -85,13 +85,6 @@ void pipeline_rows_start(struct pipeline_round *round);
 bool pipeline_rows_continue(struct pipeline_round *round);
 /* What this server had of the job's rounds is gone, or is to go elsewhere. */
 void pipeline_rows_lost(struct pipeline_job *job, size_t server);
-/*
- * All ranks have declared a tensor again to a process that is not the job's first, and so attached at its servers: what the one before
- * has said of results may not have arrived. Of other operations than push_pull_rows servers hold none.
- */
-void pipeline_rows_resumed(struct pipeline_tensor *tensor);
-/* A server is attached again: what was said of results to the one before may not have arrived, or it is the same process. */
-void pipeline_rows_attached(struct pipeline_job *job, size_t server);
 /* A piece was lost with its connection. */
 void pipeline_rows_part_lost(struct pipeline_part *part);
 /* Whether what is said of a piece that has been pushed counts no more. */

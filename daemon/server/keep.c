@@ -426,6 +426,16 @@ void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
 	tell(tensor->job);
 }
 
+void keep_had(struct job *job, uint32_t node, const struct data_header *header)
+{
+	struct tensor *tensor;
+	struct failure words;
+
+	/* Without memory it is known with the next round. It may come before what was offered, which then is for the others. */
+	if (header->root && job->resume && !tensor_get(job, NULL, header->key, &tensor, &words))
+		keep_past(tensor, node, header->round + 1);
+}
+
 void keep_attached(struct job *job, uint32_t number)
 {
 	struct sent *sent = &job->nodes[number].sent;

@@ -36,6 +36,8 @@ int keep_number(struct job *job, struct slot *slot, uint32_t *number, struct dat
 int keep_ack(struct job *job, uint32_t node, uint32_t number);
 /* A node contributes to a round: those before are over for it. */
 void keep_past(struct tensor *tensor, uint32_t node, uint64_t round);
+/* DATA_HAVE, of a node of the job. */
+void keep_had(struct job *job, uint32_t node, const struct data_header *header);
 /* A node has attached, perhaps again. */
 void keep_attached(struct job *job, uint32_t node);
 /* It has left. */

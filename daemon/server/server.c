@@ -206,6 +206,7 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		told_said(job, node, header);
 	} else if (header->op == DATA_HAVE && move_is_current(job, header)) {
 		rows_give_up(job, node, header->key, header->round);
+		keep_had(job, node, header);
 	} else if (header->op == DATA_LEAVE) {
 		leave_call(job, node, header);
 	} else if (header->op == DATA_LEFT) {

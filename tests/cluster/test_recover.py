@@ -190,6 +190,39 @@ def test_a_result_that_comes_over_its_contribution_is_with_the_server_s_node():
             straight((1, 2, 1), place, (1, 2), 500 * i + 200)
 
 
+def held(cluster):
+    return sum(cluster.daemons[i].ctl('job', 'job1')['ranks'][i]['bytes_held'] for i in range(2))
+
+
+def holds_no_more(places, deaths, once):
+    """What one node has of a tensor that comes once is not known to the other when their connection is lost, in the middle or after."""
+    layout = (1, 1)
+    with armed_cluster(layout, 0, {1: places} if places else {}, colocated=True) as cluster, Keeper(cluster) as keeper:
+        ranks = job(cluster, layout, part_bytes=1 << 20)
+        round_trip(ranks, [push_pull(layout, INT32, SUM, once, 7, 1, 1)])
+        if not places:
+            keeper.kill(1)
+        keeper.expect(deaths)
+        often = [push_pull(layout, INT32, SUM, 4 << 20, 8, 1, 1)]
+        declare(ranks, often, 5)
+        before = None
+        for n in range(20):
+            submit(ranks, often, 5)
+            finish(ranks, often, 5)
+            before = held(cluster) if n == 5 else before
+        assert held(cluster) <= before + (64 << 20), (before, held(cluster), cluster.logs())
+        each(ranks, 'leave')
+
+
+def test_nothing_is_kept_for_who_has_said_that_he_has_it_in_vain():
+    holds_no_more([], 1, 1 << 19)
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    holds_no_more(['part-marked=kill@8'], 1, 4 << 20)
+    for n in 40, 80:
+        holds_no_more([f'connection-read=error@{n}'], 0, 4 << 20)
+
+
 def test_killed_before_it_has_attached_everywhere():
     """Its ranks ask to join once more, and the others, who may run already, notice nothing; it may be so on all nodes at once."""
     if not HAS_FAILPOINTS:
