@@ -85,17 +85,19 @@ struct pipeline_round {
 		direct; /* bits of local ranks: once such a one is ready, its parts may go by their devices */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
 	uint64_t deadline_ns, timeout_ns;
-	uint64_t started_ns;				   /* the first rank came */
-	uint64_t came_ns;				   /* the newest did */
-	struct failure failure;				   /* status not 0: it fails */
-	_Alignas(CACHE_LINE) struct pipeline_rank ranks[]; /* n_local entries */
+	uint64_t started_ns;	      /* the first rank came */
+	uint64_t came_ns;	      /* the newest did */
+	struct failure failure;	      /* status not 0: it fails */
+	uint64_t unused[6];	      /* ranks begin a line, too */
+	struct pipeline_rank ranks[]; /* n_local entries */
 };
 static_assert(offsetof(struct pipeline_round, refilling) < CACHE_LINE,
 	      "what deal.c looks at of each round is one line");
 static_assert(!(offsetof(struct pipeline_round, n_parts) % CACHE_LINE ||
 		offsetof(struct pipeline_round, parts) % CACHE_LINE ||
 		offsetof(struct pipeline_round, n_made) % CACHE_LINE ||
-		offsetof(struct pipeline_round, partition) % CACHE_LINE),
+		offsetof(struct pipeline_round, partition) % CACHE_LINE ||
+		offsetof(struct pipeline_round, ranks) % CACHE_LINE),
 	      "what push.c has fetched of a round begins with lines");
 
 static inline uint32_t pipeline_round_n_local(const struct pipeline_round *round)
