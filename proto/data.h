@@ -211,7 +211,7 @@ void data_pack_header(const struct data_header *first, uint32_t n, uint32_t len,
 void data_pack(const struct data_header *header, uint32_t check, struct data_packed *ret_packed);
 void data_unpack(const struct data_header *pack, const struct data_packed *packed,
 		 struct data_header *ret_header, uint32_t *ret_check);
-/* Whether the lengths that n data_packed, in wire order, say come to what the header says of all. */
+/* Whether the messages of a pack, in wire order, have lengths that come to what its header says of all, and nothing unknown. */
 bool data_packed_fit(const struct data_header *pack, const struct data_packed *packed);
 
 /*

@@ -530,6 +530,7 @@ TEST(wrong_answers_are_refused)
 {
 	FOR_EACH_VARIANT(n_threads, wrong)
 	{
+		uint32_t cookie;
 		int fd;
 		_cleanup_(pair_freep) struct pair *pair =
 			caller_new(n_threads, true, FEATURES, &fd);
@@ -540,15 +541,10 @@ TEST(wrong_answers_are_refused)
 			pair_call_begin(pair, &calls->call[i]);
 		for (unsigned n = 0; n < 2;)
 			n += receive_message(pair, fd, true, pack);
-		if (pack->header.op == DATA_PACK) {
-			uint32_t cookie = le32toh(pack->packed[0].cookie);
-
-			make(pack, wrong ? DATA_PUSH : DATA_RESULT, cookie, 2);
-			pack->packed[1].cookie = pack->packed[0].cookie;
-		} else {
-			make(pack, wrong ? DATA_PUSH : DATA_RESULT, pack->header.cookie, 2);
-			pack->packed[1].cookie = pack->packed[0].cookie;
-		}
+		cookie = pack->header.op == DATA_PACK ? le32toh(pack->packed[0].cookie)
+						      : pack->header.cookie;
+		make(pack, wrong ? DATA_PUSH : DATA_RESULT, cookie, 2);
+		pack->packed[1].cookie = pack->packed[0].cookie;
 		send_pack(pair, fd, pack, true);
 		PAIR_UNTIL(pair, pair->a.n_lost);
 		ASSERT_CONTAINS(pair->a.lost_why, wrong ? "a call from the side that answers"
