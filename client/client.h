@@ -19,6 +19,7 @@
 #include "proto/c.h"
 
 #include "bps.h"
+#include "proto/allowance.h"
 #include "proto/shm.h"
 #include <pthread.h>
 #include <sys/queue.h>
@@ -30,16 +31,12 @@
 #define CLIENT_NAME_BUCKETS 512 /* of the tensors' hash table; deepest model seen: 1500 tensors */
 
 /* How long the daemon may take to answer or to read what other ranks have no part in; then it is not to be trusted. */
-#define CLIENT_ANSWER_NS     (30 * INT64_C(1000000000))
-#define CLIENT_FOREVER	     INT64_MAX /* as a deadline */
-#define CLIENT_NAPS_LOOK     64	       /* naps for one look at the socket that nothing calls for */
-#define CLIENT_FULL_LOOK     64	       /* submissions in vain for one such look, too */
-#define CLIENT_NAP_NS	     (10 * INT64_C(1000000)) /* a loss of the daemon is seen later by so much */
-#define CLIENT_SPIN_SKIP_MAX 63u
-/* Who gives its core away and does not have it again after so long, shares it: it does not spin for a while. */
-#define CLIENT_SPIN_AWAY_NS (500 * INT64_C(1000))
-#define CLIENT_SPIN_REST_NS INT64_C(1000000000)
-#define NO_SLOT		    UINT32_MAX
+#define CLIENT_ANSWER_NS (30 * INT64_C(1000000000))
+#define CLIENT_FOREVER	 INT64_MAX /* as a deadline */
+#define CLIENT_NAPS_LOOK 64	   /* naps for one look at the socket that nothing calls for */
+#define CLIENT_FULL_LOOK 64	   /* submissions in vain for one such look, too */
+#define CLIENT_NAP_NS	 (10 * INT64_C(1000000)) /* a loss of the daemon is seen later by so much */
+#define NO_SLOT		 UINT32_MAX
 
 /* How far the session with the daemon has come, and so what may be said in it. */
 enum session_state {
@@ -275,11 +272,10 @@ struct bps_client {
 	unsigned n_naps;
 	unsigned n_full; /* submissions that found no slot free */
 	bool napped; /* he slept on trainer_armed in vain: the next sleep hears the socket, too */
-	unsigned n_waiting;   /* threads on `turned` */
-	bool fd_used;	      /* bps_client_fd() was called: keep the trainer armed */
-	unsigned spin_skip;   /* waits that do not spin after one that did in vain */
-	unsigned spin_left;   /* how many of them are still to come */
-	int64_t spin_from_ns; /* none before */
+	unsigned n_waiting; /* threads on `turned` */
+	bool fd_used;	    /* bps_client_fd() was called: keep the trainer armed */
+	/* For spinning. */
+	struct allowance allowance;
 
 	/* The session. Descriptors change under client_fork_lock() too. */
 	struct session session;

@@ -266,34 +266,21 @@ void client_follow(struct bps_client *client, int64_t deadline_ns)
 	client->n_waiting--;
 }
 
-/* One that spun in vain doubles the number of those that do not: requests of milliseconds cost next to nothing. */
-static void spin_learn(struct bps_client *client, bool paid)
-{
-	client->spin_skip = paid ? 0 : MIN(2 * client->spin_skip + 1, CLIENT_SPIN_SKIP_MAX);
-	client->spin_left = client->spin_skip;
-}
-
-static bool spin_pays(struct bps_client *client, int64_t now_ns)
+static bool spin_pays(const struct bps_client *client, int64_t now_ns)
 {
 	/* With a leader it is his to look; the daemon rings for him. */
-	if (!client->spin_ns || client->leading || client->session.state != SESSION_READY ||
-	    now_ns < client->spin_from_ns)
-		return false;
-	if (!client->spin_left)
-		return true;
-	client->spin_left--;
-	return false;
+	return client->spin_ns && !client->leading && client->session.state == SESSION_READY &&
+	       allowance_left(&client->allowance, now_ns);
 }
 
 bool client_spin(struct bps_client *client, struct bps_request *request,
 		 bool (*done)(struct bps_request *request), int64_t deadline_ns)
 {
-	int64_t now_ns = client_now_ns(), before_ns;
-	int64_t until_ns = MIN(now_ns + client->spin_ns, deadline_ns);
+	int64_t start_ns = client_now_ns(), now_ns = start_ns, before_ns = start_ns;
+	int64_t until_ns = MIN(start_ns + client->spin_ns, deadline_ns);
 	bool paid = false;
 
-	/* One that may not take any time says nothing of those that do. */
-	if (until_ns <= now_ns || !spin_pays(client, now_ns))
+	if (until_ns <= start_ns || !spin_pays(client, start_ns))
 		return false;
 	while (!paid && now_ns < until_ns) {
 		before_ns = now_ns;
@@ -303,10 +290,9 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 		client_lock(client);
 		paid = done(request);
 		now_ns = client_now_ns();
-		if (now_ns - before_ns > CLIENT_SPIN_AWAY_NS)
-			client->spin_from_ns = now_ns + CLIENT_SPIN_REST_NS;
 	}
-	spin_learn(client, paid);
+	allowance_settle(&client->allowance, now_ns, paid, MIN(now_ns, until_ns) - start_ns,
+			 now_ns - before_ns);
 	return paid;
 }
 

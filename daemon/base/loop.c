@@ -2,6 +2,7 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "proto/allowance.h"
 #include <sched.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
@@ -12,9 +13,6 @@
 #define LOOP_LOOKS 8
 /* Who gives its core away and does not have it again after so long, shares it, and sleeps. */
 #define LOOP_SPIN_AWAY_NS (500 * NSEC_PER_USEC)
-/* The same for who lingers; and how long it does so no more. */
-#define LOOP_LINGER_AWAY_NS (100 * NSEC_PER_USEC)
-#define LOOP_LINGER_REST_NS NSEC_PER_SEC
 
 struct loop {
 	/* Any thread. */
@@ -42,8 +40,8 @@ struct loop {
 	struct mail *finishing;	  /* for the end of the turn, first first */
 	struct loop_watch *watch; /* or NULL */
 	uint64_t spin_ns;
-	uint64_t linger_until_ns; /* 0: it does not linger */
-	uint64_t linger_from_ns;  /* until then it does not */
+	uint64_t linger_until_ns;   /* 0: it does not linger */
+	struct allowance allowance; /* for lingering */
 	unsigned n_looks;
 	struct loop_timer **timers; /* binary heap, the soonest on top */
 	size_t n_timers;
@@ -443,10 +441,12 @@ void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch)
 	loop->watch = watch;
 }
 
-void loop_linger(struct loop *loop, uint64_t until_ns)
+bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns)
 {
-	if (until_ns > loop->linger_from_ns)
-		loop->linger_until_ns = MAX(loop->linger_until_ns, until_ns);
+	if (!allowance_left(&loop->allowance, (int64_t)now_ns))
+		return false;
+	loop->linger_until_ns = MAX(loop->linger_until_ns, now_ns + linger_ns);
+	return true;
 }
 
 bool loop_lingers(const struct loop *loop)
@@ -462,38 +462,45 @@ static bool loop_look(struct loop *loop, uint64_t now_ns)
 	       (loop->n_timers && loop->timers[0]->at_ns <= now_ns);
 }
 
-/* Whether a loop that has given its processor away for so long is to sleep. */
-static bool loop_shares(struct loop *loop, uint64_t now_ns, uint64_t away_ns)
+/* A look since start_ns is over. away_ns: how long the processor was given away before that, the last time. */
+static void loop_settle(struct loop *loop, uint64_t start_ns, uint64_t now_ns, uint64_t away_ns,
+			bool found)
 {
-	if (loop->linger_until_ns && away_ns >= LOOP_LINGER_AWAY_NS) {
-		loop->linger_until_ns = now_ns;
-		loop->linger_from_ns = now_ns + LOOP_LINGER_REST_NS;
-	}
-	return away_ns >= LOOP_SPIN_AWAY_NS;
+	uint64_t until_ns = MIN(now_ns, loop->linger_until_ns);
+
+	if (loop->linger_until_ns)
+		allowance_settle(&loop->allowance, (int64_t)now_ns, found,
+				 until_ns > start_ns ? (int64_t)(until_ns - start_ns) : 0,
+				 (int64_t)away_ns);
 }
 
 /* Whether there is something to do, of which descriptors have still to be asked; else the loop may sleep. */
 static bool loop_find(struct loop *loop)
 {
-	uint64_t now_ns = clock_now_ns(), spin_until_ns = now_ns + loop->spin_ns, before_ns;
+	uint64_t start_ns = clock_now_ns(), now_ns = start_ns, before_ns = start_ns;
+	uint64_t until_ns = MAX(start_ns + loop->spin_ns, loop->linger_until_ns);
+	bool found;
 
 	loop->n_events = loop->next_event = 0;
-	while (now_ns < MAX(spin_until_ns, loop->linger_until_ns)) {
-		if (loop_look(loop, now_ns))
-			return true;
+	while (start_ns < until_ns) {
+		found = loop_look(loop, now_ns);
 		/* Who lingers knows not by what way that comes which is to come. */
-		if (++loop->n_looks % LOOP_LOOKS == 0 || loop->linger_until_ns) {
+		if (!found && (++loop->n_looks % LOOP_LOOKS == 0 || loop->linger_until_ns)) {
 			loop->n_events =
 				MAX(epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS, 0), 0);
-			if (loop->n_events)
-				return true;
+			found = loop->n_events;
 		}
+		if (found) {
+			loop_settle(loop, start_ns, now_ns, now_ns - before_ns, true);
+			return true;
+		}
+		if (now_ns >= until_ns || now_ns - before_ns >= LOOP_SPIN_AWAY_NS)
+			break;
 		(void)sched_yield();
 		before_ns = now_ns;
 		now_ns = clock_now_ns();
-		if (loop_shares(loop, now_ns, now_ns - before_ns))
-			break;
 	}
+	loop_settle(loop, start_ns, now_ns, now_ns - before_ns, false);
 	if (loop->watch && loop->watch->rest(loop->watch))
 		return true;
 	loop->linger_until_ns = 0;

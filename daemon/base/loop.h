@@ -72,11 +72,11 @@ struct loop_watch {
  */
 void loop_spin(struct loop *loop, uint64_t spin_ns, struct loop_watch *watch);
 /*
- * Something is to come very soon: once there is nothing left to do the loop looks, as above, until then before it
- * sleeps. Not for a second after it had to wait for its processor meanwhile: asleep it would have been woken sooner. Until it
- * sleeps, loop_lingers() is true, and it will ask the watch to rest. Loop's thread.
+ * Something is to come very soon: once there is nothing left to do the loop looks, as above, for so long before it sleeps.
+ * Returns whether it will: not where that has been in vain too often, or costly (proto/allowance.h). Until it sleeps,
+ * loop_lingers() is true, and it will ask the watch to rest. Loop's thread.
  */
-void loop_linger(struct loop *loop, uint64_t until_ns);
+bool loop_linger(struct loop *loop, uint64_t now_ns, uint64_t linger_ns);
 bool loop_lingers(const struct loop *loop);
 
 /*

@@ -13,7 +13,7 @@
 #define POOL_SHARED_AT_ONCE 4
 /*
  * To wake a thread on another core takes 2 to 20 us, which is worth while for long tasks only. So the home thread looks for so
- * long for the end of shared ones, and a worker for more of them that was called again as soon the last time.
+ * long for the end of shared ones, and a worker for more of them.
  */
 #define POOL_LINGER_NS (100 * NSEC_PER_USEC)
 
@@ -23,9 +23,6 @@ struct pool_worker {
 	unsigned n_tasks;    /* given and not yet done */
 	struct mail come;    /* there are offers */
 	_Atomic bool coming; /* that is on its way */
-	/* The worker's: */
-	uint64_t rested_ns; /* when it saw no more offers; 0: it has not since it was called */
-	bool soon;	    /* after that it was called */
 };
 
 struct pool {
@@ -263,18 +260,13 @@ static void pool_on_come(struct mail *mail)
 	struct task *task;
 
 	atomic_store(&worker->coming, false);
-	if (worker->rested_ns)
-		worker->soon = clock_now_ns() - worker->rested_ns <= POOL_LINGER_NS;
-	worker->rested_ns = 0;
 	for (unsigned n = 0; n < POOL_SHARED_AT_ONCE; n++) {
 		if (atomic_load_explicit(&pool->closing, memory_order_relaxed))
 			return;
 		task = pool_take(pool, (size_t)(worker - pool->workers));
 		if (!task) {
-			worker->rested_ns = clock_now_ns();
-			if (worker->soon)
-				loop_linger(loop_thread_loop(worker->thread),
-					    worker->rested_ns + POOL_LINGER_NS);
+			(void)loop_linger(loop_thread_loop(worker->thread), clock_now_ns(),
+					  POOL_LINGER_NS);
 			return;
 		}
 		task->run(task);
@@ -370,7 +362,7 @@ static void pool_on_help(struct mail *mail)
 	pool->helping = task;
 	if (!task) {
 		if (pool->n_shared)
-			loop_linger(pool->home, clock_now_ns() + POOL_LINGER_NS);
+			(void)loop_linger(pool->home, clock_now_ns(), POOL_LINGER_NS);
 		return;
 	}
 	loop_post(pool->home, &pool->help);

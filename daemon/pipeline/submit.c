@@ -115,8 +115,8 @@ static void expect_others(const struct pipeline_round *round, uint64_t now_ns)
 	uint64_t spread_ns = round->tensor->spread_ns;
 
 	if (!pipeline_round_is_complete(round) && spread_ns <= EXPECT_MAX_NS)
-		loop_linger(job_of(round)->pipeline->params.loop,
-			    now_ns + spread_ns + EXPECT_MORE_NS);
+		(void)loop_linger(job_of(round)->pipeline->params.loop, now_ns,
+				  spread_ns + EXPECT_MORE_NS);
 }
 
 /* One of several ranks has come. */

@@ -639,7 +639,7 @@ static void game_hit(struct mail *mail)
 	struct game *game = container_of(mail, struct game, ball.mail);
 
 	if (game->linger_ns)
-		loop_linger(game->loops[game->n_left % 2], clock_now_ns() + game->linger_ns);
+		(void)loop_linger(game->loops[game->n_left % 2], clock_now_ns(), game->linger_ns);
 	if (game->n_left == 0) {
 		loop_stop(game->loops[0]);
 		loop_stop(game->loops[1]);
@@ -786,7 +786,7 @@ TEST(loop_lingers_until_it_sleeps)
 	ASSERT_EQ(w.n_looks, 0);
 	ASSERT_EQ(w.n_rests, 0);
 	/* What is there is found at the first look, and the rest is still to come. */
-	loop_linger(loop, CLOCK_NEVER);
+	ASSERT_TRUE(loop_linger(loop, clock_now_ns(), 3600 * NSEC_PER_SEC));
 	ASSERT_TRUE(loop_lingers(loop));
 	ASSERT_OK(loop_turn(loop, -1));
 	ASSERT_EQ(w.n_looks, 1);
@@ -800,7 +800,7 @@ TEST(loop_lingers_until_it_sleeps)
 	w.loop = loop;
 	w.rest_finds = true;
 	loop_spin(loop, 0, &w.watch);
-	loop_linger(loop, clock_now_ns());
+	ASSERT_TRUE(loop_linger(loop, clock_now_ns(), 0));
 	ASSERT_OK(loop_turn(loop, -1));
 	ASSERT_EQ(w.letter.n_runs, 2);
 	ASSERT_EQ(w.n_rests, 1);
@@ -812,7 +812,7 @@ TEST(loop_lingers_until_it_sleeps)
 	ASSERT_EQ(w.n_rests, 2);
 	/* Without a watch, too. */
 	loop_spin(loop, 0, NULL);
-	loop_linger(loop, clock_now_ns());
+	ASSERT_TRUE(loop_linger(loop, clock_now_ns(), 0));
 	ASSERT_OK(loop_turn(loop, 1));
 	ASSERT_TRUE(!loop_lingers(loop));
 }

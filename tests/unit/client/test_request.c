@@ -3,6 +3,8 @@
 #include <poll.h>
 #include <sched.h>
 #include <signal.h>
+#include <sys/syscall.h>
+#include <time.h>
 
 static struct bps_request *barrier(struct bps_client *client)
 {
@@ -498,6 +500,74 @@ TEST(fd_is_asked_for_while_another_sleeps_on_the_word)
 	ASSERT_OK(bps_client_dispatch(client));
 	ASSERT_EQ(fake_armed(fake), SHM_ARMED);
 	bps_request_free(request);
+}
+
+static _Atomic unsigned n_yields;
+
+/* The library's, too. */
+__attribute__((__visibility__("default"))) int sched_yield(void)
+{
+	n_yields++;
+	return (int)syscall(SYS_sched_yield);
+}
+
+static int64_t now_ns(void)
+{
+	struct timespec now;
+
+	(void)clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * INT64_C(1000000000) + now.tv_nsec;
+}
+
+/* How often one who waits in vain looks. */
+static unsigned looks_in_vain(struct bps_request *request)
+{
+	n_yields = 0;
+	ASSERT_FAILS(bps_request_wait(request, 1), ETIMEDOUT, "under way");
+	return n_yields;
+}
+
+TEST(waits_in_vain_spin_for_a_share_of_the_time)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	struct bps_client *client;
+	struct bps_request *request;
+
+	FAKE_SET(fake, hold, true);
+	client = fake_join(fake, 0, 2);
+	request = barrier(client);
+	/* One tenth of a millisecond each: a job's first waits may all be in vain. */
+	for (unsigned i = 0; i < 20; i++)
+		ASSERT_TRUE(looks_in_vain(request) > 0);
+	fake_complete(fake, 0, 0, NULL);
+	bps_request_free(request);
+	bps_client_close(client);
+}
+
+TEST(who_has_spun_in_vain_for_long_sleeps)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	struct bps_client *client;
+	struct bps_request *request;
+	unsigned n = 0;
+	int64_t before_ns;
+
+	ASSERT_OK(setenv("BPS_SPIN_US", "10000", 1));
+	FAKE_SET(fake, hold, true);
+	client = fake_join(fake, 0, 2);
+	request = barrier(client);
+	/* In a row, and before some of it was made good by time. */
+	do {
+		before_ns = now_ns();
+		for (unsigned i = 0; i < 6; i++)
+			(void)looks_in_vain(request);
+		for (n = 0; n < 8 && !looks_in_vain(request); n++)
+			;
+	} while (n < 8 && now_ns() - before_ns > 100 * INT64_C(1000000));
+	ASSERT_EQ(n, 8);
+	fake_complete(fake, 0, 0, NULL);
+	bps_request_free(request);
+	bps_client_close(client);
 }
 
 TEST(spins_of_no_length)

@@ -196,8 +196,7 @@ TEST(ring_is_looked_at_by_a_daemon_that_lingers)
 	for (uint64_t round = 1; round < 4; round++) {
 		/* Under load it may lose its processor, and does not linger for a while. */
 		while (!loop_lingers(ring.door->loop)) {
-			loop_linger(ring.door->loop, clock_now_ns() + NSEC_PER_MSEC);
-			if (!loop_lingers(ring.door->loop))
+			if (!loop_linger(ring.door->loop, clock_now_ns(), NSEC_PER_MSEC))
 				ASSERT_OK(loop_turn(ring.door->loop, 5));
 		}
 		expect_sum(&ring, round);
