@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/error.h"
 #include "base/thread.h"
+#include <sched.h>
 #include <stdio.h>
 
 /* One runs, one waits beside it, so that the worker need not hear from the home thread between the two. */
@@ -16,6 +17,8 @@
  * long for the end of shared ones, and a worker for more of them.
  */
 #define POOL_LINGER_NS (100 * NSEC_PER_USEC)
+/* A worker moves to another processor, which takes longer than that, once in so long at most. */
+#define POOL_MOVE_NS (10 * NSEC_PER_MSEC)
 
 struct pool_worker {
 	struct pool *pool;
@@ -23,6 +26,7 @@ struct pool_worker {
 	unsigned n_tasks;    /* given and not yet done */
 	struct mail come;    /* there are offers */
 	_Atomic bool coming; /* that is on its way */
+	uint64_t moved_ns;   /* the worker's: when it last left the home thread's processor */
 };
 
 struct pool {
@@ -43,6 +47,7 @@ struct pool {
 	/* The home thread fills offers[tail % POOL_OFFERS]; whoever moves head has the task there. */
 	_Atomic uint32_t tail _cache_aligned_;
 	_Atomic uint32_t head _cache_aligned_;
+	_Atomic int home_cpu; /* where the home thread last ran a shared task */
 	_Atomic(struct task *) offers[POOL_OFFERS];
 	unsigned n_workers;
 	struct pool_worker workers[];
@@ -64,6 +69,7 @@ int pool_new(struct loop *home, unsigned n_threads, struct pool **ret_pool)
 		return error_origin(-ENOMEM);
 	memset(pool, 0, size);
 	pool->home = home;
+	pool->home_cpu = -1;
 	pool->help.run = pool_on_help;
 	pool->call.run = pool_on_call;
 	list_init(&pool->given);
@@ -253,6 +259,33 @@ static uint32_t pool_n_offers(struct pool *pool)
 
 static void pool_on_shared_done(struct mail *mail);
 
+/*
+ * Leaves the processor that the home thread is on, for another that it may be on: here it would run only when the home
+ * thread does not, and be of no use. The scheduler sees to that only when one of the processors is idle.
+ */
+static void pool_move(struct pool_worker *worker, uint64_t now_ns)
+{
+	int cpu = sched_getcpu();
+	cpu_set_t all, others;
+
+	if (cpu < 0 || cpu != atomic_load_explicit(&worker->pool->home_cpu, memory_order_relaxed) ||
+	    now_ns < worker->moved_ns + POOL_MOVE_NS || sched_getaffinity(0, sizeof(all), &all))
+		return;
+	worker->moved_ns = now_ns;
+	others = all;
+	CPU_CLR((unsigned)cpu, &others);
+	if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
+		(void)sched_setaffinity(0, sizeof(all), &all);
+}
+
+static void pool_await_offers(struct pool_worker *worker)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	if (loop_linger(loop_thread_loop(worker->thread), now_ns, POOL_LINGER_NS))
+		pool_move(worker, now_ns);
+}
+
 static void pool_on_come(struct mail *mail)
 {
 	struct pool_worker *worker = container_of(mail, struct pool_worker, come);
@@ -265,8 +298,7 @@ static void pool_on_come(struct mail *mail)
 			return;
 		task = pool_take(pool, (size_t)(worker - pool->workers));
 		if (!task) {
-			(void)loop_linger(loop_thread_loop(worker->thread), clock_now_ns(),
-					  POOL_LINGER_NS);
+			pool_await_offers(worker);
 			return;
 		}
 		task->run(task);
@@ -366,6 +398,7 @@ static void pool_on_help(struct mail *mail)
 		return;
 	}
 	loop_post(pool->home, &pool->help);
+	atomic_store_explicit(&pool->home_cpu, sched_getcpu(), memory_order_relaxed);
 	task->run(task);
 	pool_shared_done(pool, task);
 }

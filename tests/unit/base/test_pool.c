@@ -1,7 +1,9 @@
+#include "base/clock.h"
 #include "base/pool.h"
 #include "test.h"
 #include <poll.h>
 #include <pthread.h>
+#include <sched.h>
 #include <semaphore.h>
 
 struct job {
@@ -264,6 +266,65 @@ TEST(urgent_shared_tasks_overtake_all_but_those_on_offer)
 	ASSERT_EQ(jobs[URGENT - 1].done_as, URGENT);
 	(void)sem_post(&gate);
 	turn_until(loop, N + 1);
+}
+
+static _Atomic int cpu = -1; /* that all threads say they are on; -1: the real one */
+static _Atomic unsigned n_leaves, n_returns;
+
+int __real_sched_getcpu(void);
+int __wrap_sched_getcpu(void);
+int __wrap_sched_getcpu(void)
+{
+	return cpu < 0 ? __real_sched_getcpu() : cpu;
+}
+
+int __wrap_sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set);
+int __wrap_sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set)
+{
+	if (pid || size != sizeof(*set))
+		test_fail(__FILE__, __LINE__, "of whom?");
+	if (!CPU_COUNT(set))
+		test_fail(__FILE__, __LINE__, "nowhere");
+	n_returns += CPU_ISSET((unsigned)cpu, set) && n_leaves > n_returns;
+	n_leaves += !CPU_ISSET((unsigned)cpu, set);
+	return 0;
+}
+
+/* Shared tasks, for so long that a worker must have come. */
+static void share_until(struct loop *loop, struct pool *pool, unsigned leaves)
+{
+	struct job jobs[8];
+
+	do {
+		n_done = 0;
+		for (size_t i = 0; i < ARRAY_SIZE(jobs); i++) {
+			jobs[i] = job_shared(0);
+			ASSERT_OK(pool_post(pool, &jobs[i].task));
+		}
+		turn_until(loop, ARRAY_SIZE(jobs));
+	} while (n_leaves < leaves || n_returns < leaves);
+}
+
+/* Where it would run only when the home thread does not. */
+TEST(worker_leaves_the_processor_of_the_home_thread)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+	uint64_t start_ns;
+	cpu_set_t all;
+
+	home_thread = pthread_self();
+	ASSERT_OK(sched_getaffinity(0, sizeof(all), &all));
+	if (CPU_COUNT(&all) < 2)
+		test_skip("one processor");
+	cpu = __real_sched_getcpu();
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 1, &pool));
+	start_ns = clock_now_ns();
+	share_until(loop, pool, 3);
+	/* It does not do so all the time, should it be put back. */
+	ASSERT_INT(n_leaves, <=, (clock_now_ns() - start_ns) / (10 * NSEC_PER_MSEC) + 1);
+	cpu = -1;
 }
 
 static struct pool *chain_pool;
