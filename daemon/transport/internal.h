@@ -520,6 +520,7 @@ struct lane {
 	struct data_header
 		header; /* being read; then of the message whose payload is being read, in host order */
 	enum reading reading;
+	bool is_bulk;	   /* the last message that began has much payload, so the next may */
 	size_t header_len; /* of it that is here */
 	struct pack {
 		struct data_header header;

@@ -7,7 +7,8 @@
 #include <sys/epoll.h>
 
 #define DAMAGED_MAX    8 /* damaged payloads one after the other, before the connection is given up */
-#define RECEIVE_ROUNDS 8 /* system calls before others on this loop have their turn */
+#define BULK_BYTES     (16u << 10) /* of a payload: to copy them costs more than a system call */
+#define RECEIVE_ROUNDS 8	   /* system calls before others on this loop have their turn */
 
 /* One message, of which the header is known. Each returns 0, or has failed the lane. */
 
@@ -290,11 +291,13 @@ static void begin_pack(struct lane *lane)
 static void begin_message(struct lane *lane)
 {
 	if (lane->has_packs && lane->header.op == DATA_PACK) {
+		lane->is_bulk = false;
 		begin_pack(lane);
 		return;
 	}
 	if (lane_begin_message(lane))
 		return;
+	lane->is_bulk = lane->room_len >= BULK_BYTES;
 	lane->payload_check = 0;
 	lane->check_len = 0;
 	lane->reading = READING_PAYLOAD;
@@ -486,14 +489,39 @@ static size_t take_some(struct lane *lane, unsigned char *data, size_t len)
 	}
 }
 
+/*
+ * How much of the buffer is offered for what comes behind a payload, or in front of one. What is as large as the buffer would all
+ * be copied out of it where messages come one by one. So behind a large payload no more is read than tells where the next one
+ * is to go.
+ */
+static size_t buffer_len(const struct lane *lane)
+{
+	size_t check = lane->has_checksums ? DATA_CHECK_LEN : 0;
+	size_t head = sizeof(struct data_header) + check;
+
+	if (!lane->is_bulk)
+		return sizeof(lane->worker->buffer);
+	switch (lane->reading) {
+	case READING_HEADER:
+		return head - lane->header_len;
+	case READING_HEADER_CHECK:
+		return check - lane->check_len;
+	case READING_PAYLOAD_CHECK:
+		return check - lane->check_len + head;
+	default:
+		return check + head;
+	}
+}
+
 /* What is left of a payload goes straight to its place, what comes behind it into the buffer. */
 static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 {
 	struct worker *worker = lane->worker;
+	size_t behind = buffer_len(lane);
 	struct iovec iov[2];
 	int n = 0;
 
-	*ret_offered = sizeof(worker->buffer);
+	*ret_offered = behind;
 	if (lane->reading == READING_PAYLOAD) {
 		size_t len = lane->room_len;
 
@@ -506,7 +534,7 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 		}
 		*ret_offered += len;
 	}
-	iov[n++] = (struct iovec){ .iov_base = worker->buffer, .iov_len = sizeof(worker->buffer) };
+	iov[n++] = (struct iovec){ .iov_base = worker->buffer, .iov_len = behind };
 	return readv(lane->source.fd, iov, n);
 }
 

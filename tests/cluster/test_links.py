@@ -111,7 +111,7 @@ def test_changed_bytes_by_failpoints():
     if not HAS_FAILPOINTS:
         raise Skip('the build has no failpoints')
     for who in (0, 2):
-        places = ['header-sent=corrupt@9', 'payload-sent=corrupt@5', 'header-received=corrupt@17', 'payload-received=corrupt@8',
+        places = ['header-sent=corrupt@9', 'payload-sent=corrupt@5', 'header-received=corrupt@17', 'payload-received=corrupt@20',
                   'connection-read=error@25']
         with armed_cluster((1, 1), 1, {who: [','.join(places)]}, colocated=False, options=QUICK) as cluster:
             ranks = job(cluster, (1, 1))
@@ -129,7 +129,7 @@ def test_machines_check_what_they_send_each_other():
     if not HAS_FAILPOINTS:
         raise Skip('the build has no failpoints')
     prefix, network = netns(3)
-    with network, armed_cluster((1, 1), 1, {2: ['payload-received=corrupt@8']}, colocated=False, netns=prefix,
+    with network, armed_cluster((1, 1), 1, {2: ['payload-received=corrupt@20']}, colocated=False, netns=prefix,
                                 options=['--lost-timeout=10m']) as cluster:
         ranks = job(cluster, (1, 1))
         turn(ranks, 0)

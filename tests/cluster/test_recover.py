@@ -159,10 +159,14 @@ def test_killed_at_each_failpoint_where_agent_and_server_are_one():
 
 
 def straight(layout, places, lost, salt):
-    """In place; daemon 0 ends at a place, then the others that are lost with it, and all come back."""
-    with armed_cluster(layout, 0, {0: [places]}, colocated=True) as cluster:
-        ranks = job(cluster, layout)
-        works = [push_pull(layout, INT32, SUM, 2 * N, salt + i, 1, i) for i in range(2)]
+    """
+    In place; daemon 0 ends at a place, then the others that are lost with it, and all come back. With checksums no more than 256 KiB
+    are read at once, so larger parts come in pieces.
+    """
+    half = 'half' in places
+    with armed_cluster(layout, 0, {0: [places]}, colocated=True, options=['--checksum=on'] if half else []) as cluster:
+        ranks = job(cluster, layout, **{'part_bytes': 1 << 20} if half else {})
+        works = [push_pull(layout, INT32, SUM, 1 << 20 if half else 2 * N, salt + i, 1, i) for i in range(2)]
         declare(ranks, works)
         submit(ranks, works)
         wait_for(f'daemon 0 ends at {places}', lambda: not cluster.daemons[0].alive())
