@@ -1,4 +1,5 @@
 #include "base/clock.h"
+#include "base/heap.h"
 #include "base/log.h"
 #include "config.h"
 #include "daemon.h"
@@ -369,6 +370,7 @@ int main(int argc, char **argv)
 	/* Not for people: the daemon runs itself so. */
 	if (argc == 2 && !strcmp(argv[1], "--gpu-worker"))
 		return gpu_worker_main();
+	heap_init();
 	status = special_argument(argc, argv);
 	if (status >= 0)
 		return status;

@@ -1,3 +1,4 @@
+#include "base/heap.h"
 #include "base/log.h"
 #include "pipeline/round.h"
 #include "pipeline/rows.h"
@@ -30,6 +31,7 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 		tensor->declared[i] = pipeline_elastic_is_out(job, i);
 		tensor->n_declared += tensor->declared[i];
 	}
+	heap_look();
 	*ret_tensor = TAKE_PTR(tensor);
 	return 0;
 }

@@ -1,6 +1,7 @@
 #include "server/store.h"
 
 #include "base/clock.h"
+#include "base/heap.h"
 #include "server/accumulate.h"
 #include "server/keep.h"
 #include "server/quorum.h"
@@ -109,6 +110,7 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 	tensor->key = key;
 	list_init(&tensor->rounds);
 	list_init(&tensor->failed);
+	heap_look();
 	*ret_tensor = TAKE_PTR(tensor);
 	return 0;
 }
