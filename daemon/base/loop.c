@@ -484,8 +484,8 @@ static bool loop_find(struct loop *loop)
 	loop->n_events = loop->next_event = 0;
 	while (start_ns < until_ns) {
 		found = loop_look(loop, now_ns);
-		/* Who lingers knows not by what way that comes which is to come. */
-		if (!found && (++loop->n_looks % LOOP_LOOKS == 0 || loop->linger_until_ns)) {
+		/* Who does not always look may be told of what is to come by a descriptor. */
+		if (!found && (++loop->n_looks % LOOP_LOOKS == 0 || !loop->spin_ns)) {
 			loop->n_events =
 				MAX(epoll_wait(loop->epoll_fd, loop->events, LOOP_EVENTS, 0), 0);
 			found = loop->n_events;

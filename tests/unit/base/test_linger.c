@@ -3,6 +3,7 @@
 #include "base/loop.h"
 #include "test.h"
 #include <sched.h>
+#include <sys/epoll.h>
 
 static uint64_t now_ns; /* 0: the real one */
 static uint64_t away_ns;
@@ -29,6 +30,16 @@ int __wrap_sched_yield(void)
 	if (gift_loop)
 		loop_post(gift_loop, &gift);
 	return 0;
+}
+
+static unsigned n_asks; /* of the kernel, for descriptors */
+
+int __real_epoll_wait(int epoll, struct epoll_event *events, int n, int timeout_ms);
+int __wrap_epoll_wait(int epoll, struct epoll_event *events, int n, int timeout_ms);
+int __wrap_epoll_wait(int epoll, struct epoll_event *events, int n, int timeout_ms)
+{
+	n_asks += !timeout_ms;
+	return __real_epoll_wait(epoll, events, n, timeout_ms);
 }
 
 static void on_gift(struct mail *mail)
@@ -114,4 +125,18 @@ TEST(what_it_finds_makes_good_for_what_it_did_not)
 	gift_loop = NULL;
 	ASSERT_EQ(n_gifts, 9);
 	ASSERT_EQ(linger(loop), 10);
+}
+
+TEST(who_always_looks_need_not_ask_for_descriptors_each_time)
+{
+	_cleanup_(loop_freep) struct loop *loop = start();
+
+	away_ns = NSEC_PER_USEC;
+	ASSERT_EQ(linger(loop), 100);
+	ASSERT_EQ(n_asks, 101);
+	n_asks = 0;
+	loop_spin(loop, NSEC_PER_USEC, NULL);
+	ASSERT_EQ(linger(loop), 100);
+	ASSERT_INT(n_asks, >=, 12);
+	ASSERT_INT(n_asks, <=, 13);
 }
