@@ -5,6 +5,10 @@ Models, times of computing and the link keep the ratio of V100s behind 20 Gbit/s
 multiplied by 20 Gbit/s over --rate over --shrink. The bound of bps is a link that is never idle while a gradient waits and
 always carries the one that the forward pass needs first: what is born last is needed first, so even then computing may stand
 still. DDP's forward pass waits for all gradients, which take 2 (n - 1) / n M / B from the first bucket on.
+
+All hosts and their links share this machine's processors. What a step takes of these is said, too, beside what it would be if its
+bytes were TCP streams that nobody sums: where that is not much less than there is, hosts wait for each other's processors, which hosts
+of their own would not. Then --rate 250mbit shows more of what bps does, as all takes twice as long.
 """
 from harness import *
 
@@ -13,6 +17,18 @@ TARGETS = {'vgg16': 2.0, 'resnet50': 1.44}
 
 def mbit(rate):
     return {'mbit': 1, 'gbit': 1000}[rate[-4:]] * float(rate[:-4])
+
+
+def costs_s(cluster, run, repeats):
+    """What `repeats` steps cost of daemons, of trainers and of the emulated links: of a run, without what a shorter one costs."""
+    def total(repeats):
+        before = *spent_s(cluster), interrupts_s()
+        figures = run(repeats)
+        return figures, [b - a for a, b in zip(before, (*spent_s(cluster), interrupts_s()))]
+
+    _, short = total(1)
+    figures, long = total(1 + repeats)
+    return figures, [(l - s) / repeats for s, l in zip(short, long)]
 
 
 def main():
@@ -27,7 +43,7 @@ def main():
                               check=True).stdout
         facts = json.loads(text)
         n_bytes = 4 * sum(t['elements'] for t in facts['tensors'])
-        links, steps, others, computes = [], [], [], []
+        links, steps, others, computes, costs, bare = [], [], [], [], [], []
         with shaped(2 * n, rate) as prefix, contextlib.ExitStack() as stack:
             cluster = stack.enter_context(Cluster(n, n, colocated=False, netns=prefix))
             argv = [python, os.path.join(HERE, 'rival_ddp.py'), json.dumps(facts), str(options.shrink)]
@@ -35,10 +51,14 @@ def main():
                 {'RANK': str(i), 'WORLD_SIZE': str(n), 'MASTER_ADDR': '10.88.0.1', 'MASTER_PORT': '29412',
                  'GLOO_SOCKET_IFNAME': 'eth0', 'OMP_NUM_THREADS': '1'} for i in range(n)]))
             for _ in range(options.repeats):
-                links.append(link_bytes_s(prefix))
-                step, compute = replay_ms(cluster, (1,) * n, model, *more)
+                quiet = interrupts_s()
+                took, cpu = stream(prefix)
+                links.append(32 * MIB / took)
+                bare.append((cpu + interrupts_s() - quiet) / (32 * MIB) * 2 * n * n_bytes)
+                (step, compute), cost = costs_s(cluster, lambda k: replay_ms(cluster, (1,) * n, model, *more, repeats=k), 3)
                 steps.append(step)
                 computes.append(compute)
+                costs.append(cost)
                 if rival:
                     others.append(rival.ms(0, 2))
         report.heading(f'{model}: {n} nodes + {n} spare servers at {rate}, {n_bytes / 1e6:.1f} MB, times x {scale:g}')
@@ -52,6 +72,11 @@ def main():
         ddp = facts['forward_ms'] + facts['update_ms'] + max(facts['backward_ms'], ring)
         step = report.row('bps: a step', steps, 'ms', 1, model=model)
         report.row(f'what binds: eight levels, {WAY_MS} ms on the way: share of its bound', [100 * bound / way], '%', 1, model=model)
+        for name, column in zip(('the daemons', 'the trainers', 'the emulated links'), zip(*costs)):
+            report.row(f'CPU of {name} for a step', column, 's', model=model)
+        report.row('CPU of TCP streams with as many bytes, links and all', bare, 's', model=model)
+        report.row(f'what binds: that CPU, on {os.cpu_count()} cores: share of a step',
+                   [1e5 * sum(c) / os.cpu_count() / s for c, s in zip(costs, steps)], '%', 1, model=model)
         report.against('bps: share of its bound', [100 * bound / s for s in steps], 95, unit='%', digits=1, model=model)
         if others:
             report.row('DDP on Gloo: a step', others, 'ms', 1, model=model)

@@ -1,16 +1,9 @@
 #!/usr/bin/env python3
 """Many small tensors beside the same bytes as one tensor, in turns: on a shaped cluster, over loopback, on one machine."""
 from harness import *
-import resource
 
 MORE = 4  # rounds by which one run is longer than the other
 HEAD_BYTES = 96 + 4 + 4  # struct data_header and two checksums, each way
-
-
-def spent_s(cluster):
-    """CPU seconds so far: of the daemons, and of ranks that have ended."""
-    ranks = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return cpu_s(cluster.daemons), ranks.ru_utime + ranks.ru_stime
 
 
 def run(cluster, layout, options, repeats):

@@ -3,7 +3,7 @@
 Everything is measured in turns inside one run: limit, bps, rival, limit, bps, rival, ... A figure is the median over the
 turns, shown with the lowest and the highest. Nothing here asserts a time.
 """
-import argparse, contextlib, heapq, json, os, platform, shutil, statistics, subprocess, sys, time
+import argparse, contextlib, heapq, json, os, platform, resource, shutil, statistics, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import BUILD, FLOAT32, Cluster, netns, wait_for
 
@@ -338,6 +338,18 @@ def cpu_s(daemons):
         with open(f'/proc/{daemon.pid}/stat') as file:
             ticks += sum(map(int, file.read().rpartition(')')[2].split()[11:13]))
     return ticks / os.sysconf('SC_CLK_TCK')
+
+
+def spent_s(cluster):
+    """CPU seconds so far: of the daemons, and of ranks that have ended."""
+    ranks = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return cpu_s(cluster.daemons), ranks.ru_utime + ranks.ru_stime
+
+
+def interrupts_s():
+    """CPU seconds of this machine so far in which the kernel moved packets of the links that it emulates, in nobody's name."""
+    with open('/proc/stat') as file:
+        return sum(map(int, file.readline().split()[6:8])) / os.sysconf('SC_CLK_TCK')
 
 
 def switched(option, options, nets=(None, None), n_bytes=None, **more):
