@@ -17,7 +17,7 @@
  * long for the end of shared ones, and a worker for more of them.
  */
 #define POOL_LINGER_NS (100 * NSEC_PER_USEC)
-/* A worker moves to another processor, which takes longer than that, once in so long at most. */
+/* A worker is moved to another processor once in so long at most: each time takes two system calls, and its cache. */
 #define POOL_MOVE_NS (10 * NSEC_PER_MSEC)
 
 struct pool_worker {
@@ -26,7 +26,8 @@ struct pool_worker {
 	unsigned n_tasks;    /* given and not yet done */
 	struct mail come;    /* there are offers */
 	_Atomic bool coming; /* that is on its way */
-	uint64_t moved_ns;   /* the worker's: when it last left the home thread's processor */
+	_Atomic pid_t tid;   /* its own; 0: it has not come yet */
+	uint64_t moved_ns;   /* by the home thread, the last time */
 };
 
 struct pool {
@@ -47,7 +48,6 @@ struct pool {
 	/* The home thread fills offers[tail % POOL_OFFERS]; whoever moves head has the task there. */
 	_Atomic uint32_t tail _cache_aligned_;
 	_Atomic uint32_t head _cache_aligned_;
-	_Atomic int home_cpu; /* where the home thread last ran a shared task */
 	_Atomic(struct task *) offers[POOL_OFFERS];
 	unsigned n_workers;
 	struct pool_worker workers[];
@@ -69,7 +69,6 @@ int pool_new(struct loop *home, unsigned n_threads, struct pool **ret_pool)
 		return error_origin(-ENOMEM);
 	memset(pool, 0, size);
 	pool->home = home;
-	pool->home_cpu = -1;
 	pool->help.run = pool_on_help;
 	pool->call.run = pool_on_call;
 	list_init(&pool->given);
@@ -259,33 +258,6 @@ static uint32_t pool_n_offers(struct pool *pool)
 
 static void pool_on_shared_done(struct mail *mail);
 
-/*
- * Leaves the processor that the home thread is on, for another that it may be on: here it would run only when the home
- * thread does not, and be of no use. The scheduler sees to that only when one of the processors is idle.
- */
-static void pool_move(struct pool_worker *worker, uint64_t now_ns)
-{
-	int cpu = sched_getcpu();
-	cpu_set_t all, others;
-
-	if (cpu < 0 || cpu != atomic_load_explicit(&worker->pool->home_cpu, memory_order_relaxed) ||
-	    now_ns < worker->moved_ns + POOL_MOVE_NS || sched_getaffinity(0, sizeof(all), &all))
-		return;
-	worker->moved_ns = now_ns;
-	others = all;
-	CPU_CLR((unsigned)cpu, &others);
-	if (CPU_COUNT(&others) && !sched_setaffinity(0, sizeof(others), &others))
-		(void)sched_setaffinity(0, sizeof(all), &all);
-}
-
-static void pool_await_offers(struct pool_worker *worker)
-{
-	uint64_t now_ns = clock_now_ns();
-
-	if (loop_linger(loop_thread_loop(worker->thread), now_ns, POOL_LINGER_NS))
-		pool_move(worker, now_ns);
-}
-
 static void pool_on_come(struct mail *mail)
 {
 	struct pool_worker *worker = container_of(mail, struct pool_worker, come);
@@ -293,12 +265,15 @@ static void pool_on_come(struct mail *mail)
 	struct task *task;
 
 	atomic_store(&worker->coming, false);
+	if (!atomic_load_explicit(&worker->tid, memory_order_relaxed))
+		atomic_store_explicit(&worker->tid, gettid(), memory_order_relaxed);
 	for (unsigned n = 0; n < POOL_SHARED_AT_ONCE; n++) {
 		if (atomic_load_explicit(&pool->closing, memory_order_relaxed))
 			return;
 		task = pool_take(pool, (size_t)(worker - pool->workers));
 		if (!task) {
-			pool_await_offers(worker);
+			(void)loop_linger(loop_thread_loop(worker->thread), clock_now_ns(),
+					  POOL_LINGER_NS);
 			return;
 		}
 		task->run(task);
@@ -381,11 +356,33 @@ static void pool_on_shared_done(struct mail *mail)
 	pool_shared_done(task->pool, task);
 }
 
+/*
+ * All is taken, and the worker that was called has not come. Should it be on this processor, it is moved to another that it
+ * may be on: here it runs only when this thread does not, and comes too late each time. The scheduler sees to that only
+ * where a processor is idle, and none is where trainers look for their results.
+ */
+static void pool_move(struct pool_worker *worker, uint64_t now_ns)
+{
+	pid_t tid = atomic_load_explicit(&worker->tid, memory_order_relaxed);
+	int cpu = sched_getcpu();
+	cpu_set_t all, others;
+
+	if (cpu < 0 || !tid || now_ns < worker->moved_ns + POOL_MOVE_NS ||
+	    sched_getaffinity(tid, sizeof(all), &all))
+		return;
+	worker->moved_ns = now_ns;
+	others = all;
+	CPU_CLR((unsigned)cpu, &others);
+	if (CPU_COUNT(&others) && !sched_setaffinity(tid, sizeof(others), &others))
+		(void)sched_setaffinity(tid, sizeof(all), &all);
+}
+
 /* One in a turn: the loop has others to serve. */
 static void pool_on_help(struct mail *mail)
 {
 	struct pool *pool = container_of(mail, struct pool, help);
 	struct task *task;
+	uint64_t now_ns;
 
 	/* They are not to wait for what this thread takes upon itself. */
 	if (pool->calling)
@@ -393,12 +390,15 @@ static void pool_on_help(struct mail *mail)
 	task = pool_take(pool, pool->n_workers);
 	pool->helping = task;
 	if (!task) {
+		now_ns = clock_now_ns();
 		if (pool->n_shared)
-			(void)loop_linger(pool->home, clock_now_ns(), POOL_LINGER_NS);
+			(void)loop_linger(pool->home, now_ns, POOL_LINGER_NS);
+		for (unsigned i = 0; i < pool->n_workers; i++)
+			if (atomic_load_explicit(&pool->workers[i].coming, memory_order_relaxed))
+				pool_move(&pool->workers[i], now_ns);
 		return;
 	}
 	loop_post(pool->home, &pool->help);
-	atomic_store_explicit(&pool->home_cpu, sched_getcpu(), memory_order_relaxed);
 	task->run(task);
 	pool_shared_done(pool, task);
 }

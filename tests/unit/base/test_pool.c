@@ -268,8 +268,8 @@ TEST(urgent_shared_tasks_overtake_all_but_those_on_offer)
 	turn_until(loop, N + 1);
 }
 
-static _Atomic int cpu = -1; /* that all threads say they are on; -1: the real one */
-static _Atomic unsigned n_leaves, n_returns;
+static int cpu = -1; /* that the home thread says it is on; -1: the real one */
+static unsigned n_leaves, n_returns;
 
 int __real_sched_getcpu(void);
 int __wrap_sched_getcpu(void);
@@ -281,36 +281,44 @@ int __wrap_sched_getcpu(void)
 int __wrap_sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set);
 int __wrap_sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set)
 {
-	if (pid || size != sizeof(*set))
-		test_fail(__FILE__, __LINE__, "of whom?");
+	if (pid == gettid() || pid <= 0 || size != sizeof(*set))
+		test_fail(__FILE__, __LINE__, "not the worker");
 	if (!CPU_COUNT(set))
 		test_fail(__FILE__, __LINE__, "nowhere");
-	n_returns += CPU_ISSET((unsigned)cpu, set) && n_leaves > n_returns;
-	n_leaves += !CPU_ISSET((unsigned)cpu, set);
+	if (CPU_ISSET((unsigned)cpu, set))
+		n_returns++;
+	else
+		n_leaves++;
 	return 0;
 }
 
-/* Shared tasks, for so long that a worker must have come. */
-static void share_until(struct loop *loop, struct pool *pool, unsigned leaves)
+/* Returns whether another than the home thread ran one. */
+static bool share(struct loop *loop, struct pool *pool)
 {
 	struct job jobs[8];
+	bool elsewhere = false;
+	unsigned before = n_done;
 
-	do {
-		n_done = 0;
-		for (size_t i = 0; i < ARRAY_SIZE(jobs); i++) {
-			jobs[i] = job_shared(0);
-			ASSERT_OK(pool_post(pool, &jobs[i].task));
-		}
-		turn_until(loop, ARRAY_SIZE(jobs));
-	} while (n_leaves < leaves || n_returns < leaves);
+	for (size_t i = 0; i < ARRAY_SIZE(jobs); i++) {
+		jobs[i] = job_shared(0);
+		ASSERT_OK(pool_post(pool, &jobs[i].task));
+	}
+	turn_until(loop, before + ARRAY_SIZE(jobs));
+	/* In which the home thread sees that all is taken. */
+	ASSERT_OK(loop_turn(loop, 0));
+	for (size_t i = 0; i < ARRAY_SIZE(jobs); i++)
+		elsewhere |= jobs[i].run_elsewhere;
+	return elsewhere;
 }
 
-/* Where it would run only when the home thread does not. */
-TEST(worker_leaves_the_processor_of_the_home_thread)
+/* It may be on the processor of the home thread, where it runs only when that does not. */
+TEST(worker_that_does_not_come_is_moved)
 {
 	_cleanup_(loop_freep) struct loop *loop = NULL;
 	_cleanup_(pool_freep) struct pool *pool = NULL;
-	uint64_t start_ns;
+	uint64_t start_ns = clock_now_ns();
+	unsigned n_shared;
+	struct job held;
 	cpu_set_t all;
 
 	home_thread = pthread_self();
@@ -320,11 +328,17 @@ TEST(worker_leaves_the_processor_of_the_home_thread)
 	cpu = __real_sched_getcpu();
 	ASSERT_OK(loop_new(&loop));
 	ASSERT_OK(pool_new(loop, 1, &pool));
-	start_ns = clock_now_ns();
-	share_until(loop, pool, 3);
-	/* It does not do so all the time, should it be put back. */
+	while (!share(loop, pool))
+		;
+	hold_workers(pool, &held, 1);
+	/* Until that is seen, and then some more: not each time. */
+	for (n_shared = 0; n_shared < 100 || !n_leaves; n_shared++)
+		ASSERT_TRUE(!share(loop, pool));
+	ASSERT_EQ(n_leaves, n_returns);
 	ASSERT_INT(n_leaves, <=, (clock_now_ns() - start_ns) / (10 * NSEC_PER_MSEC) + 1);
-	cpu = -1;
+	(void)sem_post(&gate);
+	while (pool_pending(pool))
+		ASSERT_OK(loop_turn(loop, -1));
 }
 
 static struct pool *chain_pool;
