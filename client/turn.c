@@ -288,8 +288,9 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 		/* The daemon's threads, and who else has work, come first. */
 		(void)sched_yield();
 		client_lock(client);
-		paid = done(request);
+		/* Not behind done(), which may copy a result: that is no time in which others had the processor. */
 		now_ns = client_now_ns();
+		paid = done(request);
 	}
 	allowance_settle(&client->allowance, now_ns, paid, MIN(now_ns, until_ns) - start_ns,
 			 now_ns - before_ns);
