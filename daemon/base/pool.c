@@ -28,6 +28,7 @@ struct pool_worker {
 	_Atomic bool coming; /* that is on its way */
 	_Atomic pid_t tid;   /* its own; 0: it has not come yet */
 	uint64_t moved_ns;   /* by the home thread, the last time */
+	cpu_set_t moved_to;  /* what it was given then */
 };
 
 struct pool {
@@ -357,6 +358,20 @@ static void pool_on_shared_done(struct mail *mail)
 }
 
 /*
+ * Whether the worker may be where the home thread may, but for what has changed for all threads since it was moved: the kernel
+ * remembers what a thread was given, and when its control group has more processors again it does not have them, as the
+ * home thread does. Where somebody else has put it, it stays.
+ */
+static bool pool_may_move(const struct pool_worker *worker, const cpu_set_t *its,
+			  const cpu_set_t *homes)
+{
+	cpu_set_t left;
+
+	CPU_AND(&left, &worker->moved_to, homes);
+	return CPU_EQUAL(its, homes) || CPU_EQUAL(its, &left);
+}
+
+/*
  * All is taken, and the worker that was called has not come. Should it be on this processor, it is moved to another that it
  * may be on: here it runs only when this thread does not, and comes too late each time. The scheduler sees to that only
  * where a processor is idle, and none is where trainers look for their results.
@@ -365,16 +380,21 @@ static void pool_move(struct pool_worker *worker, uint64_t now_ns)
 {
 	pid_t tid = atomic_load_explicit(&worker->tid, memory_order_relaxed);
 	int cpu = sched_getcpu();
-	cpu_set_t all, others;
+	cpu_set_t its, homes, others;
 
-	if (cpu < 0 || !tid || now_ns < worker->moved_ns + POOL_MOVE_NS ||
-	    sched_getaffinity(tid, sizeof(all), &all))
+	if (cpu < 0 || !tid || now_ns < worker->moved_ns + POOL_MOVE_NS)
 		return;
 	worker->moved_ns = now_ns;
-	others = all;
+	if (sched_getaffinity(tid, sizeof(its), &its) ||
+	    sched_getaffinity(0, sizeof(homes), &homes) || !pool_may_move(worker, &its, &homes))
+		return;
+	others = homes;
 	CPU_CLR((unsigned)cpu, &others);
-	if (CPU_COUNT(&others) && !sched_setaffinity(tid, sizeof(others), &others))
-		(void)sched_setaffinity(tid, sizeof(all), &all);
+	if (!CPU_COUNT(&others) || sched_setaffinity(tid, sizeof(others), &others))
+		return;
+	worker->moved_to = others;
+	if (!sched_setaffinity(tid, sizeof(homes), &homes))
+		worker->moved_to = homes;
 }
 
 /* One in a turn: the loop has others to serve. */

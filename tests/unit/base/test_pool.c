@@ -270,6 +270,18 @@ TEST(urgent_shared_tasks_overtake_all_but_those_on_offer)
 
 static int cpu = -1; /* that the home thread says it is on; -1: the real one */
 static unsigned n_leaves, n_returns;
+static cpu_set_t homes,
+	its; /* where the home thread and the worker say they may be; none: really */
+
+int __real_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *ret);
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *ret);
+int __wrap_sched_getaffinity(pid_t pid, size_t size, cpu_set_t *ret)
+{
+	if (!CPU_COUNT(&homes))
+		return __real_sched_getaffinity(pid, size, ret);
+	*ret = pid ? its : homes;
+	return 0;
+}
 
 int __real_sched_getcpu(void);
 int __wrap_sched_getcpu(void);
@@ -289,6 +301,7 @@ int __wrap_sched_setaffinity(pid_t pid, size_t size, const cpu_set_t *set)
 		n_returns++;
 	else
 		n_leaves++;
+	its = *set;
 	return 0;
 }
 
@@ -336,6 +349,55 @@ TEST(worker_that_does_not_come_is_moved)
 		ASSERT_TRUE(!share(loop, pool));
 	ASSERT_EQ(n_leaves, n_returns);
 	ASSERT_INT(n_leaves, <=, (clock_now_ns() - start_ns) / (10 * NSEC_PER_MSEC) + 1);
+	(void)sem_post(&gate);
+	while (pool_pending(pool))
+		ASSERT_OK(loop_turn(loop, -1));
+}
+
+static cpu_set_t first_cpus(unsigned n)
+{
+	cpu_set_t set;
+
+	CPU_ZERO(&set);
+	for (unsigned i = 0; i < n; i++)
+		CPU_SET(i, &set);
+	return set;
+}
+
+/* With a control group's processors the kernel takes some from all threads; it gives them back to those that nobody moved. */
+TEST(worker_that_was_moved_may_be_wherever_the_home_thread_may)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+	cpu_set_t few = first_cpus(2), many = first_cpus(4);
+	uint64_t start_ns;
+	struct job held;
+	unsigned leaves;
+
+	home_thread = pthread_self();
+	cpu = 0;
+	homes = its = many;
+	ASSERT_OK(loop_new(&loop));
+	ASSERT_OK(pool_new(loop, 1, &pool));
+	while (!share(loop, pool))
+		;
+	hold_workers(pool, &held, 1);
+	while (!n_returns)
+		(void)share(loop, pool);
+	homes = its = few;
+	for (leaves = n_returns; n_returns == leaves;)
+		(void)share(loop, pool);
+	ASSERT_TRUE(CPU_EQUAL(&its, &few));
+	homes = many;
+	for (leaves = n_returns; n_returns == leaves;)
+		(void)share(loop, pool);
+	ASSERT_TRUE(CPU_EQUAL(&its, &many));
+	/* Who puts it elsewhere has his will. */
+	its = first_cpus(3);
+	start_ns = clock_now_ns();
+	for (leaves = n_leaves; clock_now_ns() < start_ns + 50 * NSEC_PER_MSEC;)
+		(void)share(loop, pool);
+	ASSERT_EQ(n_leaves, leaves);
 	(void)sem_post(&gate);
 	while (pool_pending(pool))
 		ASSERT_OK(loop_turn(loop, -1));
