@@ -1,5 +1,4 @@
 #include "base/clock.h"
-#include "base/heap.h"
 #include "base/log.h"
 #include "config.h"
 #include "daemon.h"
@@ -370,7 +369,6 @@ int main(int argc, char **argv)
 	/* Not for people: the daemon runs itself so. */
 	if (argc == 2 && !strcmp(argv[1], "--gpu-worker"))
 		return gpu_worker_main();
-	heap_init();
 	status = special_argument(argc, argv);
 	if (status >= 0)
 		return status;

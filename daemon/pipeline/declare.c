@@ -1,4 +1,3 @@
-#include "base/heap.h"
 #include "base/log.h"
 #include "pipeline/round.h"
 #include "pipeline/rows.h"
@@ -31,7 +30,6 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 		tensor->declared[i] = pipeline_elastic_is_out(job, i);
 		tensor->n_declared += tensor->declared[i];
 	}
-	heap_look();
 	*ret_tensor = TAKE_PTR(tensor);
 	return 0;
 }

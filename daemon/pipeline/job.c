@@ -1,6 +1,5 @@
 #include "pipeline/job.h"
 #include "base/failpoint.h"
-#include "base/heap.h"
 #include "base/log.h"
 #include "pipeline/device.h"
 #include "pipeline/part.h"
@@ -57,11 +56,9 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 {
 	struct pipeline_round *round, *next;
 	struct map_entry *entry, *next_entry;
-	const struct pipeline *pipeline;
 
 	if (!job)
 		return NULL;
-	pipeline = job->pipeline;
 	list_remove(&job->link);
 	loop_timer_cancel(&job->timer);
 	list_for_each_safe (round, next, &job->rounds, job_link)
@@ -90,8 +87,6 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	free(job->left_nodes);
 	(void)arrivals_free(job->arrivals);
 	free(job);
-	if (list_empty(&pipeline->jobs))
-		heap_rest();
 	return NULL;
 }
 DEFINE_CLEANUP(struct pipeline_job *, pipeline_job_free)

@@ -1,7 +1,6 @@
 #include "server/job.h"
 
 #include "base/clock.h"
-#include "base/heap.h"
 #include "base/log.h"
 #include "server/accumulate.h"
 #include "server/keep.h"
@@ -119,11 +118,8 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 
 struct job *job_free(struct job *job)
 {
-	const struct server *server;
-
 	if (!job)
 		return NULL;
-	server = job->server;
 	if (job->server) {
 		loop_timer_cancel(&job->timer);
 		keep_end(job);
@@ -147,8 +143,6 @@ struct job *job_free(struct job *job)
 	free(job->moves);
 	free(job->joined);
 	free(job);
-	if (server && list_empty(&server->jobs))
-		heap_rest();
 	return NULL;
 }
 

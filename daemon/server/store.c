@@ -1,7 +1,6 @@
 #include "server/store.h"
 
 #include "base/clock.h"
-#include "base/heap.h"
 #include "server/accumulate.h"
 #include "server/keep.h"
 #include "server/quorum.h"
@@ -110,7 +109,6 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 	tensor->key = key;
 	list_init(&tensor->rounds);
 	list_init(&tensor->failed);
-	heap_look();
 	*ret_tensor = TAKE_PTR(tensor);
 	return 0;
 }
