@@ -7,8 +7,8 @@ always carries the one that the forward pass needs first: what is born last is n
 still. DDP's forward pass waits for all gradients, which take 2 (n - 1) / n M / B from the first bucket on.
 
 All hosts and their links share this machine's processors. What a step takes of these is said, too, beside what it would be if its
-bytes were TCP streams that nobody sums: where that is not much less than there is, hosts wait for each other's processors, which hosts
-of their own would not. Then --rate 250mbit shows more of what bps does, as all takes twice as long.
+bytes were TCP streams that nobody sums; so nothing else is to run here. Where it is not much less than there is, hosts wait for each
+other's processors, which hosts of their own would not. Then --rate 250mbit shows more of what bps does, as all takes twice as long.
 """
 from harness import *
 
@@ -20,11 +20,11 @@ def mbit(rate):
 
 
 def costs_s(cluster, run, repeats):
-    """What `repeats` steps cost of daemons, of trainers and of the emulated links: of a run, without what a shorter one costs."""
+    """Of daemons, of trainers and of the machine's processors for a step: what a run costs, without what a shorter one does."""
     def total(repeats):
-        before = *spent_s(cluster), interrupts_s()
+        before = *spent_s(cluster), busy_s()
         figures = run(repeats)
-        return figures, [b - a for a, b in zip(before, (*spent_s(cluster), interrupts_s()))]
+        return figures, [b - a for a, b in zip(before, (*spent_s(cluster), busy_s()))]
 
     _, short = total(1)
     figures, long = total(1 + repeats)
@@ -51,10 +51,9 @@ def main():
                 {'RANK': str(i), 'WORLD_SIZE': str(n), 'MASTER_ADDR': '10.88.0.1', 'MASTER_PORT': '29412',
                  'GLOO_SOCKET_IFNAME': 'eth0', 'OMP_NUM_THREADS': '1'} for i in range(n)]))
             for _ in range(options.repeats):
-                quiet = interrupts_s()
-                took, cpu = stream(prefix)
-                links.append(32 * MIB / took)
-                bare.append((cpu + interrupts_s() - quiet) / (32 * MIB) * 2 * n * n_bytes)
+                before = busy_s()
+                links.append(32 * MIB / stream(prefix)[0])
+                bare.append((busy_s() - before) / (32 * MIB) * 2 * n * n_bytes)
                 (step, compute), cost = costs_s(cluster, lambda k: replay_ms(cluster, (1,) * n, model, *more, repeats=k), 3)
                 steps.append(step)
                 computes.append(compute)
@@ -72,11 +71,11 @@ def main():
         ddp = facts['forward_ms'] + facts['update_ms'] + max(facts['backward_ms'], ring)
         step = report.row('bps: a step', steps, 'ms', 1, model=model)
         report.row(f'what binds: eight levels, {WAY_MS} ms on the way: share of its bound', [100 * bound / way], '%', 1, model=model)
-        for name, column in zip(('the daemons', 'the trainers', 'the emulated links'), zip(*costs)):
-            report.row(f'CPU of {name} for a step', column, 's', model=model)
-        report.row('CPU of TCP streams with as many bytes, links and all', bare, 's', model=model)
-        report.row(f'what binds: that CPU, on {os.cpu_count()} cores: share of a step',
-                   [1e5 * sum(c) / os.cpu_count() / s for c, s in zip(costs, steps)], '%', 1, model=model)
+        for name, column in zip(('CPU of the daemons', 'CPU of the trainers', 'processors busy, links and all'), zip(*costs)):
+            report.row(f'{name}, for a step', column, 's', model=model)
+        report.row('the same for TCP streams with as many bytes', bare, 's', model=model)
+        report.row(f'what binds: {os.cpu_count()} processors: busy of a step',
+                   [1e5 * busy / os.cpu_count() / s for (_, _, busy), s in zip(costs, steps)], '%', 1, model=model)
         report.against('bps: share of its bound', [100 * bound / s for s in steps], 95, unit='%', digits=1, model=model)
         if others:
             report.row('DDP on Gloo: a step', others, 'ms', 1, model=model)
