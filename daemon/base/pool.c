@@ -17,7 +17,7 @@
  * long for the end of shared ones, and a worker for more of them.
  */
 #define POOL_LINGER_NS (100 * NSEC_PER_USEC)
-/* A worker is moved to another processor once in so long at most: each time takes two system calls, and its cache. */
+/* A worker is moved to another processor once in so long at most: each time takes four system calls, and its cache. */
 #define POOL_MOVE_NS (10 * NSEC_PER_MSEC)
 
 struct pool_worker {
