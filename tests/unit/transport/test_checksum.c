@@ -34,13 +34,8 @@ static void make_push(struct checked *push, uint32_t cookie)
 static struct pair *server_new(unsigned n_threads)
 {
 	struct pair_config config = { .variant.n_threads = n_threads };
-	struct pair *pair = pair_new_alone(&config);
-	struct transport_params params;
 
-	pair_params(pair, &config, &pair->b, &params);
-	ASSERT_OK(transport_new(&params, &pair->b.transport));
-	pair->server = &pair->b;
-	return pair;
+	return pair_new_serving(&config);
 }
 
 static int call_server(struct pair *pair)
@@ -171,19 +166,15 @@ static unsigned calls_over_wrong_wire(bool checksums, bool repeatable, bool towa
 				      size_t wrong_at, uint64_t *ret_errors, unsigned *ret_lost)
 {
 	struct pair_config config = { .no_checksums = !checksums };
-	_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
+	_cleanup_(pair_freep) struct pair *pair = pair_new_serving(&config);
 	static char payloads[N_CALLS][CALL_LEN], rooms[N_CALLS][CALL_LEN];
 	struct pair_call calls[N_CALLS];
 	struct direction *ways = calloc(2, sizeof(*ways));
-	struct transport_params params;
 	unsigned n_wrong = 0, n_done;
 	uint16_t port;
 	int listener = raw_listen(&port), caller, server;
 
 	ASSERT_TRUE(ways);
-	pair_params(pair, &config, &pair->b, &params);
-	ASSERT_OK(transport_new(&params, &pair->b.transport));
-	pair->server = &pair->b;
 	pair->server->on_call = pair_on_call_echo;
 	(void)snprintf(pair->address, sizeof(pair->address), "127.0.0.1:%u", port);
 	ASSERT_OK(transport_connect(pair->a.transport, pair->address, 0, &pair->peer));

@@ -59,18 +59,6 @@ TEST(small_ones_are_copied)
 	ASSERT_INT(copied(&pair->b), >=, (N_CALLS - 1) * 100);
 }
 
-static struct pair *server_new(const struct pair_variant *variant)
-{
-	struct pair_config config = { .variant = *variant };
-	struct pair *pair = pair_new_alone(&config);
-	struct transport_params params;
-
-	pair_params(pair, &config, &pair->b, &params);
-	ASSERT_OK(transport_new(&params, &pair->b.transport));
-	pair->server = &pair->b;
-	return pair;
-}
-
 /* The same bytes cut elsewhere each time: large behind large, small behind large, and back. */
 TEST(large_and_small_in_pieces)
 {
@@ -79,7 +67,8 @@ TEST(large_and_small_in_pieces)
 	static unsigned char bytes[ARRAY_SIZE(lens) * (sizeof(struct data_header) + LEN)];
 
 	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
-		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v]);
+		struct pair_config config = { .variant = variants[v] };
+		_cleanup_(pair_freep) struct pair *pair = pair_new_serving(&config);
 		int fd = raw_shake(pair, transport_port(pair->b.transport), NULL, 5, 0);
 
 		for (unsigned p = 0; p < ARRAY_SIZE(pieces); p++) {

@@ -12,13 +12,8 @@ static const struct pair_variant variants[] = { { "home", false, 0, 1 },
 static struct pair *server_new(const struct pair_variant *variant, uint64_t quota_bytes)
 {
 	struct pair_config config = { .variant = *variant, .quota_bytes = quota_bytes };
-	struct pair *pair = pair_new_alone(&config);
-	struct transport_params params;
 
-	pair_params(pair, &config, &pair->b, &params);
-	ASSERT_OK(transport_new(&params, &pair->b.transport));
-	pair->server = &pair->b;
-	return pair;
+	return pair_new_serving(&config);
 }
 
 static int call_server(struct pair *pair)

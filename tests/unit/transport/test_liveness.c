@@ -128,14 +128,10 @@ TEST(our_own_silence_is_not_the_peers)
 TEST(a_silent_caller_is_lost)
 {
 	struct pair_config config = { .peer_timeout_ms = 150 };
-	_cleanup_(pair_freep) struct pair *pair = pair_new_alone(&config);
-	struct transport_params params;
+	_cleanup_(pair_freep) struct pair *pair = pair_new_serving(&config);
 	struct data_header header;
 	int fd;
 
-	pair_params(pair, &config, &pair->b, &params);
-	ASSERT_OK(transport_new(&params, &pair->b.transport));
-	pair->server = &pair->b;
 	fd = raw_shake(pair, transport_port(pair->b.transport), NULL, 5, 0);
 	raw_push_header(&header, 1, 0);
 	raw_send(pair, fd, &header, sizeof(header));

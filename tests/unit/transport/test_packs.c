@@ -128,15 +128,11 @@ static void config_with(struct pair_config *ret_config, unsigned n_threads, bool
 /* A server (pair->b) whose caller is a socket. */
 static struct pair *server_new(unsigned n_threads, bool checks, uint64_t features, int *ret_fd)
 {
-	struct transport_params params;
 	struct pair_config config;
 	struct pair *pair;
 
 	config_with(&config, n_threads, checks);
-	pair = pair_new_alone(&config);
-	pair_params(pair, &config, &pair->b, &params);
-	ASSERT_OK(transport_new(&params, &pair->b.transport));
-	pair->server = &pair->b;
+	pair = pair_new_serving(&config);
 	*ret_fd = raw_shake_with(pair, transport_port(pair->b.transport), NULL, 5, 0, features);
 	return pair;
 }

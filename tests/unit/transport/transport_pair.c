@@ -120,6 +120,17 @@ struct pair *pair_new_alone(const struct pair_config *config)
 	return pair;
 }
 
+struct pair *pair_new_serving(const struct pair_config *config)
+{
+	struct pair *pair = pair_new_alone(config);
+	struct transport_params params;
+
+	pair_params(pair, config, &pair->b, &params);
+	ASSERT_OK(transport_new(&params, &pair->b.transport));
+	pair->server = &pair->b;
+	return pair;
+}
+
 void pair_serve(struct pair *pair, const struct pair_config *config)
 {
 	struct transport_params params;

@@ -71,6 +71,8 @@ struct pair *pair_new_with(const struct pair_config *config);
 struct pair *pair_new(const struct pair_variant *variant);
 /* Without b, and without a peer: for servers made of bytes. */
 struct pair *pair_new_alone(const struct pair_config *config);
+/* With b, which serves, but without a peer: for callers made of bytes. */
+struct pair *pair_new_serving(const struct pair_config *config);
 /* Gives it b with this configuration, to which a connects. */
 void pair_serve(struct pair *pair, const struct pair_config *config);
 /* Fails what is held, closes and frees. */
