@@ -503,13 +503,14 @@ TEST(fd_is_asked_for_while_another_sleeps_on_the_word)
 }
 
 static _Atomic unsigned n_yields;
-static struct fake *giver; /* ends what is in this slot meanwhile */
+/* Ends what is in this slot meanwhile. Any thread of a test may look. */
+static struct fake *_Atomic giver;
 static uint32_t given_slot;
 
 /* The library's, too. */
 __attribute__((__visibility__("default"))) int sched_yield(void)
 {
-	struct fake *fake = TAKE_PTR(giver);
+	struct fake *fake = atomic_exchange(&giver, NULL);
 
 	n_yields++;
 	if (!fake)
