@@ -2,10 +2,19 @@
 #include <getopt.h>
 #include <signal.h>
 #include <sys/eventfd.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 
 #define POSTS 256u /* at a time: the daemon is then busy with those before */
+
+/*
+ * Cache lines of code, the kernel's apart, that a hop runs through on each side, and the pages they lie in, by single steps through a
+ * release for x86-64. After a pause none may be in a cache, and what comes next is known only when a line is there.
+ */
+enum { DAEMON_LINES = 334, DAEMON_PAGES = 45, RANK_LINES = 216, RANK_PAGES = 32 };
+#define PAGE 4096u
+#define LINE 64u
 
 struct ring_options {
 	unsigned n_ranks;
@@ -57,24 +66,61 @@ static void parse(struct ring_options *o, int argc, char **argv)
 		bench_usage("ring: \"%s\" is too much", argv[optind]);
 }
 
-/* The other side of a bare wake-up: answers each 8 bytes with 8 bytes. */
-static void echo(int from, int to)
+/* So many lines, spread over so many pages, each of which leads to the next and the last to the first. */
+static void **chain_new(size_t lines, size_t pages)
 {
+	size_t in_page = (lines + pages - 1) / pages;
+	char *memory = mmap(NULL, pages * PAGE, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS,
+			    -1, 0);
+	void **first = NULL, **last = NULL;
+
+	if (memory == MAP_FAILED)
+		bench_die("out of memory");
+	for (size_t i = 0; i < lines; i++) {
+		size_t page = i / in_page, line = (i % in_page * 7 + page * 13) % (PAGE / LINE);
+		void **next = (void **)(void *)(memory + page * PAGE + line * LINE);
+
+		first = first ?: next;
+		if (last)
+			*last = next;
+		last = next;
+	}
+	*last = first;
+	return first;
+}
+
+static void *volatile walked;
+
+static void chain_walk(void **chain, size_t lines)
+{
+	while (lines--)
+		chain = *chain;
+	walked = (void *)chain;
+}
+
+/* The other side of a bare wake-up: answers each 8 bytes with 8 bytes. */
+static void echo(int from, int to, bool walks)
+{
+	void **chain = walks ? chain_new(DAEMON_LINES, DAEMON_PAGES) : NULL;
 	uint64_t value;
 
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-	while (read(from, &value, sizeof(value)) == sizeof(value) &&
-	       write(to, &value, sizeof(value)) == sizeof(value))
-		;
+	while (read(from, &value, sizeof(value)) == sizeof(value)) {
+		if (walks)
+			chain_walk(chain, DAEMON_LINES);
+		if (write(to, &value, sizeof(value)) != sizeof(value))
+			break;
+	}
 	_exit(0);
 }
 
 struct bare {
 	int there, back;
 	pid_t pid;
+	void **chain; /* NULL: nobody walks along one */
 };
 
-static void bare_open(struct bare *bare)
+static void bare_open(struct bare *bare, bool walks)
 {
 	bare->there = eventfd(0, EFD_CLOEXEC);
 	bare->back = eventfd(0, EFD_CLOEXEC);
@@ -82,7 +128,8 @@ static void bare_open(struct bare *bare)
 	if (bare->pid < 0)
 		bench_die("cannot measure a bare wake-up: %m");
 	if (!bare->pid)
-		echo(bare->there, bare->back);
+		echo(bare->there, bare->back, walks);
+	bare->chain = walks ? chain_new(RANK_LINES, RANK_PAGES) : NULL;
 }
 
 static void bare_close(struct bare *bare)
@@ -91,12 +138,16 @@ static void bare_close(struct bare *bare)
 	(void)waitpid(bare->pid, NULL, 0);
 	(void)fd_close(bare->there);
 	(void)fd_close(bare->back);
+	if (bare->chain)
+		(void)munmap((void *)bare->chain, RANK_PAGES * PAGE);
 }
 
 static void bare_hop(struct bare *bare)
 {
 	uint64_t value = 1;
 
+	if (bare->chain)
+		chain_walk(bare->chain, RANK_LINES);
 	if (write(bare->there, &value, sizeof(value)) != sizeof(value) ||
 	    read(bare->back, &value, sizeof(value)) != sizeof(value))
 		bench_die("the other side of a bare wake-up has gone");
@@ -127,27 +178,24 @@ static void hop_close(struct hop *hop)
 	bps_memory_free(hop->memory);
 }
 
-/* In turns: a hop and a bare wake-up see the same machine. */
-static void measure_hops(const struct ring_options *o, struct hop *hop, struct bare *bare,
-			 bool asleep, int64_t *hops, int64_t *bares)
+/* In turns, so that all see the same machine: a hop, a bare wake-up, and one on whose way lines are walked along. */
+static void measure_hops(const struct ring_options *o, struct hop *hop, struct bare bares[2],
+			 bool asleep, int64_t *times[3])
 {
 	for (size_t i = 0; i < o->warmup + o->repeats; i++) {
-		uint64_t began, between, ended;
+		for (unsigned k = 0; k < 3; k++) {
+			uint64_t began;
 
-		if (asleep)
-			(void)usleep(o->pause_us);
-		began = clock_now_ns();
-		group_run(hop->tensor, &hop->submit);
-		between = clock_now_ns();
-		if (i >= o->warmup)
-			hops[i - o->warmup] = (int64_t)(between - began);
-		if (asleep)
-			(void)usleep(o->pause_us);
-		began = clock_now_ns();
-		bare_hop(bare);
-		ended = clock_now_ns();
-		if (i >= o->warmup)
-			bares[i - o->warmup] = (int64_t)(ended - began);
+			if (asleep)
+				(void)usleep(o->pause_us);
+			began = clock_now_ns();
+			if (k)
+				bare_hop(&bares[k - 1]);
+			else
+				group_run(hop->tensor, &hop->submit);
+			if (i >= o->warmup)
+				times[k][i - o->warmup] = (int64_t)(clock_now_ns() - began);
+		}
 	}
 }
 
@@ -202,19 +250,22 @@ int bench_ring(int argc, char **argv)
 		{ "post", "bps_submit() beside a busy daemon", 0, 0 },
 		{ "hop_asleep", "submit, daemon, completion; both asleep before", 0, 0 },
 		{ "bare_asleep", "eventfd to another process and back; both asleep before", 0, 0 },
+		{ "lines_asleep", "the same, through as many lines as a hop has of code", 0, 0 },
 		{ "hop_at_once", "submit, daemon, completion; one after the other", 0, 0 },
 		{ "bare_at_once", "eventfd to another process and back; one after the other", 0,
 		  0 },
+		{ "lines_at_once", "the same, through as many lines as a hop has of code", 0, 0 },
 	};
 	int64_t *times[ARRAY_SIZE(rows)];
 	struct ring_options o;
 	struct group group;
-	struct bare bare;
+	struct bare bares[2];
 	struct hop hop;
 
 	parse(&o, argc, argv);
 	group_start(o.n_ranks ?: (getenv("BPS_RANK") ? 0 : 1));
-	bare_open(&bare);
+	bare_open(&bares[0], false);
+	bare_open(&bares[1], true);
 	group_open(&group);
 	hop_open(&group, &hop);
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
@@ -222,8 +273,8 @@ int bench_ring(int argc, char **argv)
 		if (!times[i])
 			bench_die("out of memory");
 	}
-	measure_hops(&o, &hop, &bare, true, times[1], times[2]);
-	measure_hops(&o, &hop, &bare, false, times[3], times[4]);
+	measure_hops(&o, &hop, bares, true, &times[1]);
+	measure_hops(&o, &hop, bares, false, &times[4]);
 	measure_posts(&o, &hop, times[0]);
 	for (size_t i = 0; i < ARRAY_SIZE(rows); i++) {
 		group_largest(&group, times[i], o.repeats);
@@ -234,7 +285,8 @@ int bench_ring(int argc, char **argv)
 	if (!group.rank)
 		print(&o, &group, rows, ARRAY_SIZE(rows));
 	hop_close(&hop);
-	bare_close(&bare);
+	bare_close(&bares[0]);
+	bare_close(&bares[1]);
 	group_close(&group);
 	return 0;
 }

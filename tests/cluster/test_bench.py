@@ -69,7 +69,7 @@ def test_over_servers():
 def test_ring():
     with Cluster(1) as cluster:
         figures, text = bench(cluster.daemons[0].socket, 'ring', '--repeats', 300, '--warmup', 5, '--pause-us', 100)
-        for name in ('post', 'hop_asleep', 'bare_asleep', 'hop_at_once', 'bare_at_once'):
+        for name in ('post', 'hop_asleep', 'bare_asleep', 'lines_asleep', 'hop_at_once', 'bare_at_once', 'lines_at_once'):
             assert 0 < figures[name]['p50_us'] <= figures[name]['p99_us'], figures
         assert 'both asleep / bare wake-up' in text
 
