@@ -45,8 +45,8 @@ def step(buckets):
 
 
 buckets = make_buckets()
-print('ready', flush=True)
 step(buckets)
+print('ready', flush=True)
 for line in sys.stdin:
     repeats = int(line.split()[1])
     times = []
