@@ -24,6 +24,19 @@
 #define DATA_FEATURE_RAILS    4ull  /* DATA_LANE_BEAT, DATA_FLAG_AGAIN */
 #define DATA_FEATURE_KEPT     8ull  /* DATA_FLAG_KEPT */
 #define DATA_FEATURE_PACKS    16ull /* DATA_PACK, over TCP */
+#define DATA_FEATURE_PROBE \
+	32ull /* DATA_PROBE_MORE; the accepting side has it only if it wants one */
+
+/*
+ * With DATA_FEATURE_PROBE, behind the connecting side's proof: pieces of DATA_PROBE_LEN bytes, DATA_PROBE_PIECES at most, which
+ * begin with DATA_PROBE_MORE and mean nothing else, then the byte DATA_PROBE_LAST. When that has come the accepting side says
+ * DATA_PROBE_LAST, too, and messages may follow. From when the pieces come it knows how fast its link is. Whoever connects stops
+ * soon where links are slow.
+ */
+#define DATA_PROBE_MORE	  1u
+#define DATA_PROBE_LAST	  2u
+#define DATA_PROBE_LEN	  (16u << 10)
+#define DATA_PROBE_PIECES 128u
 
 /*
  * With DATA_FEATURE_RAILS a connection with another number than 0 may break, and be made anew, without loss of the peer; the

@@ -207,6 +207,7 @@ static void begin_handshake(struct attempt *attempt)
 	*h = (struct handshake){
 		.transport = attempt->dial->peer->transport,
 		.lane = attempt->dial->peer->group << 8 | attempt->lane,
+		.offers_probe = attempt->dial->peer->offers_probe && !attempt->lane,
 		.done = on_handshake,
 	};
 	r = handshake_start(h, fd, deadline_of(attempt->dial));

@@ -8,8 +8,8 @@
 #include <sys/random.h>
 
 /*
- *	connecting:  SENDING_HELLO -> READING_HELLO -> SENDING_PROOF -> done
- *	accepting:   READING_HELLO -> SENDING_HELLO -> READING_PROOF -> done
+ *	connecting:  SENDING_HELLO -> READING_HELLO -> SENDING_PROOF [-> SENDING_PROBE -> READING_LAST] -> done
+ *	accepting:   READING_HELLO -> SENDING_HELLO -> READING_PROOF [-> READING_PROBE -> SENDING_LAST] -> done
  *	             READING_HELLO -> SENDING_REFUSAL -> LINGERING -> done with an error
  *
  * Nothing is read beyond the handshake: what follows stays in the kernel for the lane. An accepting side that refuses
@@ -21,6 +21,10 @@ enum handshake_state {
 	HANDSHAKE_SENDING_HELLO,
 	HANDSHAKE_READING_PROOF,
 	HANDSHAKE_SENDING_PROOF,
+	HANDSHAKE_READING_PROBE,
+	HANDSHAKE_SENDING_PROBE,
+	HANDSHAKE_SENDING_LAST,
+	HANDSHAKE_READING_LAST,
 	HANDSHAKE_SENDING_REFUSAL,
 	HANDSHAKE_LINGERING,
 	HANDSHAKE_REFUSING, /* connecting, and the proof sent is one of zeros: the other side shall know too */
@@ -31,6 +35,7 @@ enum handshake_state {
 #define HELLO_HEAD_LEN offsetof(struct data_hello, lane)
 
 static const unsigned char no_proof[DATA_PROOF_LEN];
+static const unsigned char last_of_probe = DATA_PROBE_LAST;
 
 int handshake_sign(const void *key, size_t key_len, const char *label, const struct iovec *data,
 		   size_t n, unsigned char ret_proof[DATA_PROOF_LEN])
@@ -77,15 +82,17 @@ static int prove(const struct handshake *h, const char *label, unsigned char *re
 			       &h->accepting, ret_proof);
 }
 
-static uint64_t features_of(const struct transport *transport, int fd)
+/* But for what depends on the other side's hello: a probe that is wanted. */
+static uint64_t features_of(const struct handshake *h, int fd)
 {
+	const struct transport *transport = h->transport;
 	bool is_checked =
 		transport->checksums == TRANSPORT_CHECKSUMS_ON ||
 		(transport->checksums == TRANSPORT_CHECKSUMS_AUTO && !address_is_inside(fd));
 
 	return (transport->rdma ? DATA_FEATURE_RDMA : 0) |
 	       (is_checked ? DATA_FEATURE_CHECKSUM : 0) | DATA_FEATURE_RAILS | DATA_FEATURE_KEPT |
-	       DATA_FEATURE_PACKS;
+	       DATA_FEATURE_PACKS | (h->offers_probe ? DATA_FEATURE_PROBE : 0);
 }
 
 static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
@@ -107,11 +114,18 @@ static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
 	return 0;
 }
 
+static void let_others_probe(struct handshake *h)
+{
+	if (h->is_accepting && h->transport->probing == h)
+		h->transport->probing = NULL;
+}
+
 /* The end. Nothing of the handshake may be touched after it. */
 static void handshake_over(struct handshake *h, int r, bool is_final, const char *why)
 {
 	loop_remove(&h->source);
 	loop_timer_cancel(&h->timer);
+	let_others_probe(h);
 	h->state = HANDSHAKE_OVER;
 	if (r)
 		h->source.fd = fd_close(h->source.fd);
@@ -136,6 +150,14 @@ static void begin_sending(struct handshake *h, enum handshake_state state, const
 	h->out = out;
 	h->out_len = len;
 	if (want(h, EPOLLOUT))
+		handshake_fail(h, -ENOMEM, "out of memory");
+}
+
+static void begin_probe(struct handshake *h, enum handshake_state state)
+{
+	h->state = state;
+	probe_begin(h);
+	if (want(h, h->is_accepting ? EPOLLIN : EPOLLOUT))
 		handshake_fail(h, -ENOMEM, "out of memory");
 }
 
@@ -211,6 +233,11 @@ static void got_hello(struct handshake *h)
 	}
 	h->theirs = hello;
 	h->features = h->our_features & hello.features;
+	if (h->is_accepting && probe_is_wanted(h)) {
+		h->transport->probing = h;
+		h->our_features |= DATA_FEATURE_PROBE;
+		h->features |= DATA_FEATURE_PROBE;
+	}
 	if (h->is_accepting)
 		send_accepting_hello(h, HANDSHAKE_SENDING_HELLO);
 	else
@@ -247,6 +274,8 @@ static void got_proof(struct handshake *h)
 		handshake_fail(h, -ENOMEM, "out of memory");
 	else if (!handshake_proofs_equal(expected, h->proof))
 		handshake_fail(h, -EKEYREJECTED, "the cluster keys differ");
+	else if (h->features & DATA_FEATURE_PROBE)
+		begin_probe(h, HANDSHAKE_READING_PROBE);
 	else
 		handshake_over(h, 0, false, "");
 }
@@ -260,6 +289,47 @@ static void handshake_broken(struct handshake *h, int status)
 		handshake_over(h, status, false, strerrordesc_np(-status));
 	else
 		handshake_over(h, -ECONNRESET, false, "closed the connection during the handshake");
+}
+
+static void handshake_read_probe(struct handshake *h)
+{
+	int r = probe_read(h);
+
+	if (r == -EPROTO)
+		handshake_fail(h, r, "sent other bytes than a probe has");
+	else if (r < 0)
+		handshake_broken(h, r == -ECONNRESET ? 0 : r);
+	if (r <= 0)
+		return;
+	probe_end(h);
+	let_others_probe(h);
+	begin_sending(h, HANDSHAKE_SENDING_LAST, &last_of_probe, sizeof(last_of_probe));
+}
+
+/* From here on the lanes that are made behind this one find its peer. */
+static void handshake_read_last(struct handshake *h)
+{
+	unsigned char byte = 0;
+	ssize_t n = recv(h->source.fd, &byte, sizeof(byte), 0);
+
+	if (n < 0 && (errno == EAGAIN || errno == EINTR))
+		return;
+	if (n <= 0)
+		handshake_broken(h, n < 0 ? -errno : 0);
+	else if (byte != last_of_probe)
+		handshake_fail(h, -EPROTO, "answered a probe with another byte than its last");
+	else
+		handshake_over(h, 0, false, "");
+}
+
+static void handshake_write_probe(struct handshake *h)
+{
+	int r = probe_write(h);
+
+	if (r < 0)
+		handshake_broken(h, r);
+	else if (r)
+		begin_reading(h, HANDSHAKE_READING_LAST);
 }
 
 static void handshake_read(struct handshake *h)
@@ -307,6 +377,12 @@ static void handshake_sent(struct handshake *h)
 	case HANDSHAKE_REFUSING:
 		handshake_fail(h, -EKEYREJECTED, "the cluster keys differ");
 		return;
+	case HANDSHAKE_SENDING_PROOF:
+		if (h->features & DATA_FEATURE_PROBE)
+			begin_probe(h, HANDSHAKE_SENDING_PROBE);
+		else
+			handshake_over(h, 0, false, "");
+		return;
 	default:
 		handshake_over(h, 0, false, "");
 		return;
@@ -333,10 +409,23 @@ static void handshake_on_ready(struct loop_source *source, uint32_t events)
 {
 	struct handshake *h = container_of(source, struct handshake, source);
 
-	if (h->source.events & EPOLLOUT)
-		handshake_write(h);
-	else
-		handshake_read(h);
+	switch (h->state) {
+	case HANDSHAKE_READING_PROBE:
+		handshake_read_probe(h);
+		return;
+	case HANDSHAKE_SENDING_PROBE:
+		handshake_write_probe(h);
+		return;
+	case HANDSHAKE_READING_LAST:
+		handshake_read_last(h);
+		return;
+	default:
+		if (h->source.events & EPOLLOUT)
+			handshake_write(h);
+		else
+			handshake_read(h);
+		return;
+	}
 }
 
 static void handshake_on_timeout(struct loop_timer *timer)
@@ -358,7 +447,7 @@ int handshake_start(struct handshake *h, int fd, uint64_t deadline_ns)
 	h->timer.expired = handshake_on_timeout;
 	h->state = HANDSHAKE_READING_HELLO;
 	h->in_len = 0;
-	h->our_features = features_of(h->transport, fd);
+	h->our_features = features_of(h, fd);
 	if (!h->is_accepting) {
 		h->state = HANDSHAKE_SENDING_HELLO;
 		h->out = &h->connecting;
@@ -376,6 +465,7 @@ int handshake_start(struct handshake *h, int fd, uint64_t deadline_ns)
 
 void handshake_done(struct handshake *h)
 {
+	let_others_probe(h);
 	loop_remove(&h->source);
 	loop_timer_cancel(&h->timer);
 	if (h->source.fd >= 0)

@@ -134,9 +134,19 @@ struct batch {
 struct rate {
 	uint64_t since_ns, last_ns, bytes;
 	_Atomic uint64_t bytes_s; /* any thread; 0: not known */
+	_Atomic uint64_t *probed; /* what a probe has said, or NULL: samples let that fade */
 };
 
 void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns);
+
+/* When each piece of a probe was here: probe.c. */
+struct probe {
+	uint64_t at_ns[DATA_PROBE_PIECES];
+	unsigned n;
+};
+
+/* 0: they do not tell. rtt_ns: there and back on the way that they came. */
+uint64_t probe_bytes_s(const struct probe *probe, uint64_t rtt_ns);
 
 /* What bounds a connection's bytes inside the kernel, unsent or unacknowledged: flight.c. */
 struct flight {
@@ -183,6 +193,9 @@ struct transport {
 	unsigned n_lanes, max_connections;
 	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
 	enum transport_checksums checksums;
+	enum transport_probes probes;
+	struct handshake *probing;		 /* the one that wants a probe, or NULL */
+	_Atomic uint64_t probed_bytes_s;	 /* any thread; 0: not known */
 	char congestion[ADDRESS_CONGESTION_MAX]; /* empty: by address */
 	struct metric checksum_errors, lanes_broken, copied;
 	unsigned n_damaged; /* calls; the first is said */
@@ -289,7 +302,8 @@ struct handshake {
 	/* Set by the owner before handshake_start(). */
 	struct transport *transport;
 	bool is_accepting;
-	unsigned lane; /* hello.lane, when connecting */
+	unsigned lane;	   /* hello.lane, when connecting */
+	bool offers_probe; /* when connecting */
 	/*
 	 * Once: r is 0 and the socket is to be taken with TAKE_FD(source.fd), or a negative errno with the reason. is_final:
 	 * trying again will not help. May free the handshake.
@@ -308,6 +322,8 @@ struct handshake {
 	unsigned char proof[DATA_PROOF_LEN];
 	const void *out;
 	size_t out_len, in_len;
+	struct probe probe;
+	uint64_t probed_since_ns;
 	struct failure failure;
 };
 
@@ -318,6 +334,15 @@ void handshake_done(struct handshake *handshake);
 /* HMAC-SHA256(key, label || data). Returns 0 or -ENOMEM. */
 int handshake_sign(const void *key, size_t key_len, const char *label, const struct iovec *data,
 		   size_t n, unsigned char ret_proof[DATA_PROOF_LEN]);
+/* Accepting: whether it shall have DATA_FEATURE_PROBE, too. */
+bool probe_is_wanted(const struct handshake *handshake);
+/* After the proof, in either role, if both have DATA_FEATURE_PROBE. */
+void probe_begin(struct handshake *handshake);
+/* To be called while there is something to read or room. 0: there is more to come; 1: that was all; -errno: it failed. */
+int probe_read(struct handshake *handshake);
+int probe_write(struct handshake *handshake);
+/* Accepting: all has come. Takes what it tells. */
+void probe_end(struct handshake *handshake);
 bool handshake_proofs_equal(const unsigned char *a, const unsigned char *b);
 /* HMAC-SHA256(key, label || connecting || accepting with its proof zeroed). Returns 0 or -errno. */
 int handshake_prove(const void *key, size_t key_len, const char *label,
@@ -353,6 +378,7 @@ struct peer {
 	uint64_t bytes_in, bytes_out; /* of lanes that are gone */
 	uint64_t again_ns,
 		again_pause_ns;	 /* when a lane was last to be made anew, after what pause */
+	bool offers_probe;	 /* peer_offer_probe() */
 	bool has_rails;		 /* the other side knows DATA_FEATURE_RAILS */
 	bool has_kept;		 /* the same, of DATA_FEATURE_KEPT */
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */

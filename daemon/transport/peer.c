@@ -90,6 +90,11 @@ const char *peer_name(const struct peer *peer)
 	return peer->name;
 }
 
+void peer_offer_probe(struct peer *peer)
+{
+	peer->offers_probe = true;
+}
+
 bool peer_is_self(const struct peer *peer)
 {
 	return peer->kind == PEER_SELF;

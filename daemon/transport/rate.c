@@ -4,7 +4,8 @@
 
 /*
  * How fast this node's link is: the most that has come in by TCP over a while in which something came all the time. Less
- * than was known counts a little, so that a link which has become slower is known for that after seconds of work.
+ * than was known counts a little, so that a link which has become slower is known for that after seconds of work. What a probe has
+ * said, before there was such a while, fades in the same way.
  */
 
 #define GAP_NS (8 * NSEC_PER_MSEC) /* that long without a byte is no work */
@@ -30,6 +31,10 @@ void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns)
 	bytes_s = (uint64_t)((double)rate->bytes * (double)NSEC_PER_SEC / (double)took_ns);
 	known = bytes_s > known ? bytes_s : known - (known - bytes_s) / FORGET;
 	atomic_store_explicit(&rate->bytes_s, known, memory_order_relaxed);
+	if (rate->probed) {
+		known = atomic_load_explicit(rate->probed, memory_order_relaxed);
+		atomic_store_explicit(rate->probed, known - known / FORGET, memory_order_relaxed);
+	}
 	rate->since_ns = now_ns;
 	rate->bytes = 0;
 }
@@ -41,5 +46,5 @@ uint64_t transport_bytes_s(const struct transport *transport)
 	for (unsigned i = 0; i < transport->n_workers; i++)
 		bytes_s += atomic_load_explicit(&transport->workers[i]->rate.bytes_s,
 						memory_order_relaxed);
-	return bytes_s;
+	return MAX(bytes_s, atomic_load_explicit(&transport->probed_bytes_s, memory_order_relaxed));
 }

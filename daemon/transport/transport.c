@@ -40,6 +40,7 @@ static int start_workers(struct transport *transport, unsigned n_threads)
 			       &transport->workers[transport->n_workers]);
 		if (r)
 			return error_trace(r);
+		transport->workers[transport->n_workers]->rate.probed = &transport->probed_bytes_s;
 	}
 	return 0;
 }
@@ -119,6 +120,7 @@ static int copy_params(struct transport *transport, const struct transport_param
 	transport->peer_timeout_ns = params->peer_timeout_ms * NSEC_PER_MSEC;
 	transport->quota_bytes = params->quota_bytes;
 	transport->checksums = params->checksums;
+	transport->probes = params->probes;
 	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
 	r = set_congestion(transport, params->congestion);
 	if (r)

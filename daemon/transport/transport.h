@@ -172,6 +172,12 @@ enum transport_checksums {
 	TRANSPORT_CHECKSUMS_OFF
 };
 
+/*
+ * Whether a peer that connects is asked to send bytes that mean nothing, as long as nothing is known of this node's link
+ * (transport_bytes_s()). AUTO: not over the loopback, nor where parts go by RDMA.
+ */
+enum transport_probes { TRANSPORT_PROBES_OFF, TRANSPORT_PROBES_AUTO, TRANSPORT_PROBES_ON };
+
 #define TRANSPORT_GID_AUTO 256u
 
 struct transport_rdma_params {
@@ -208,6 +214,7 @@ struct transport_params {
 				   * a peer over it is lost with a clear reason */
 	enum transport_checksums
 		checksums; /* of what goes by TCP, with peers that want them, too */
+	enum transport_probes probes;
 	/* How TCP controls congestion; NULL or empty: as the system says, over the loopback without pacing. */
 	const char *congestion;
 	struct transport_rdma_params rdma; /* zero: TCP */
@@ -265,7 +272,7 @@ void transport_rdma_counters(const struct transport *transport,
 
 /*
  * Bytes that this node's link carries in a second, one way, by what has come in over TCP since the start; the more there
- * was to do, the nearer to what it can. 0: not known.
+ * was to do, the nearer to what it can; before, by a probe. 0: not known.
  */
 uint64_t transport_bytes_s(const struct transport *transport);
 
@@ -285,6 +292,11 @@ int transport_connect(struct transport *transport, const char *address, uint64_t
  * before transport_close(): it hands their memory back.
  */
 struct peer *transport_self(struct transport *transport);
+/*
+ * What is told this peer next should know of its link: where it does not, and it is not connected yet, it is sent a probe first,
+ * if it wants one. To be said at once after transport_connect().
+ */
+void peer_offer_probe(struct peer *peer);
 
 /* Starts a call on a peer from transport_connect() or transport_self(). Never fails and never calls done() before it
  * returns. */
