@@ -282,14 +282,10 @@ static int form_new(struct server *server, const struct join *join, struct job *
 		    struct failure *failure)
 {
 	_cleanup_(job_freep) struct job *job = NULL;
-	uint32_t asked = join->part_bytes ? join->part_bytes : server->params.part_bytes;
-	const struct view *view = form_view(server, join, failure);
 	int r;
 
-	if (!view)
+	if (!form_view(server, join, failure))
 		return failure->status;
-	if (!asked)
-		asked = part_bytes_by_link(server, view);
 	r = job_new(server, join->job, join->size, join->n_nodes, &job, failure);
 	if (r)
 		return r;
@@ -298,7 +294,6 @@ static int form_new(struct server *server, const struct join *join, struct job *
 	job->epoch = join->epoch;
 	job->view_digest = join->view_digest;
 	job->asked_part_bytes = join->part_bytes;
-	job->part_bytes = part_bytes_of(asked);
 	job->request_timeout_ms = join->request_timeout_ms;
 	job->stragglers = join->stragglers;
 	job->elastic = join->elastic;
@@ -337,6 +332,15 @@ static uint32_t number_in_view(const struct view *view, const struct join *join)
 	return 0;
 }
 
+/* Now that all are here: that tells how fast the link is where nothing else did, as they have connected (transport_params.probes). */
+static void form_parts(struct job *job, const struct view *view)
+{
+	uint32_t asked =
+		job->asked_part_bytes ? job->asked_part_bytes : job->server->params.part_bytes;
+
+	job->part_bytes = part_bytes_of(asked ? asked : part_bytes_by_link(job->server, view));
+}
+
 static int form_stripes(struct job *job, uint16_t *stripes, uint32_t *member_of_node,
 			struct failure *failure)
 {
@@ -346,6 +350,7 @@ static int form_stripes(struct job *job, uint16_t *stripes, uint32_t *member_of_
 
 	if (!view)
 		return failure->status;
+	form_parts(job, view);
 	if (!names)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
