@@ -115,9 +115,23 @@ static enum transport_checksums transport_checksums(const struct config *config)
 	return !strcmp(config->checksum, "on") ? TRANSPORT_CHECKSUMS_ON : TRANSPORT_CHECKSUMS_OFF;
 }
 
+/* This daemon in the current view; NULL before the first. */
+static const struct view_member *own_member(const struct daemon *daemon)
+{
+	const struct view *view = cluster_view(daemon->cluster);
+
+	for (size_t i = 0; view && i < view->n_members; i++) {
+		if (view->members[i].is_self)
+			return &view->members[i];
+	}
+	return NULL;
+}
+
 static int open_transport(struct daemon *daemon, int listen_fd, const char *listen)
 {
 	const struct config *config = daemon->config;
+	const struct view_member *self = own_member(daemon);
+	bool is_link_known = config->bandwidth || (self && self->bandwidth_mbps);
 	struct transport_params params = {
 		.loop = daemon->loop,
 		.blocks = daemon->blocks,
@@ -136,6 +150,7 @@ static int open_transport(struct daemon *daemon, int listen_fd, const char *list
 		.peer_timeout_ms = config->peer_timeout,
 		.quota_bytes = config->peer_quota,
 		.checksums = transport_checksums(config),
+		.probes = is_link_known ? TRANSPORT_PROBES_OFF : TRANSPORT_PROBES_AUTO,
 		.congestion = config->congestion,
 		.rdma = {
 			.kind = transport_kind(config),
@@ -282,18 +297,6 @@ static int open_control(struct daemon *daemon)
 	};
 
 	return error_trace(control_new(&params, &daemon->control));
-}
-
-/* This daemon in the current view; NULL before the first. */
-static const struct view_member *own_member(const struct daemon *daemon)
-{
-	const struct view *view = cluster_view(daemon->cluster);
-
-	for (size_t i = 0; view && i < view->n_members; i++) {
-		if (view->members[i].is_self)
-			return &view->members[i];
-	}
-	return NULL;
 }
 
 /* Where other daemons reach us: as configured, or as the static file says. Empty: nobody does. */

@@ -37,6 +37,8 @@ static void on_view(struct cluster_query *query, struct view *view, const struct
 		pipeline_job_fail(job, &why, NULL);
 		return;
 	}
+	/* It decides how large parts are, by its link. */
+	peer_offer_probe(job->home);
 	pipeline_setup_join(job);
 }
 

@@ -137,6 +137,19 @@ def test_machines_check_what_they_send_each_other():
         each(ranks, 'leave')
 
 
+def test_the_first_job_knows_how_fast_links_are():
+    """What the parts of later jobs will be, its own are: nothing has been sent before it."""
+    if RDMA:
+        raise Skip('over RDMA: nothing goes by TCP that would tell')
+    prefix, network = netns(4, '100mbit')
+    with network:
+        for bandwidths, size in (None, 16 << 10), ([1000] * 4, 64 << 10):
+            with Cluster(2, 2, colocated=False, netns=prefix, bandwidths=bandwidths) as cluster:
+                each(cluster.job((1, 1)), 'leave')
+                assert said(cluster, f'part size {size}'), cluster.logs()
+                assert said(cluster, 'link: ') == (not bandwidths), cluster.logs()
+
+
 def test_a_wire_that_is_never_right():
     """Given up at last, with words that say why."""
     if not HAS_FAILPOINTS:
