@@ -1,27 +1,10 @@
 #include "base/block.h"
 
 #include "base/error.h"
+#include "base/pages.h"
+#include "base/poison.h"
 #include <pthread.h>
 #include <sys/mman.h>
-
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer)
-#define BLOCK_POISON 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__)
-#define BLOCK_POISON 1
-#endif
-
-/* A cached block is free memory: make the sanitizer say so when somebody still uses it. */
-#if defined(BLOCK_POISON)
-#include <sanitizer/asan_interface.h>
-#define block_poison(data, len)	  ASAN_POISON_MEMORY_REGION(data, len)
-#define block_unpoison(data, len) ASAN_UNPOISON_MEMORY_REGION(data, len)
-#else
-#define block_poison(data, len)	  ((void)0)
-#define block_unpoison(data, len) ((void)0)
-#endif
 
 #define BLOCK_MIN_SHIFT 8  /* smallest class: 256 bytes */
 #define BLOCK_MAX_SHIFT 40 /* largest: 1 TiB, more than any part can be */
@@ -33,7 +16,6 @@
 #define SLAB_SMALL     ((size_t)1 << 20) /* for blocks up to SLAB_SMALL_MAX */
 #define SLAB_LARGE     ((size_t)4 << 20) /* for larger ones, at least */
 #define SLAB_SMALL_MAX ((size_t)32 << 10)
-#define HUGE_PAGE      ((size_t)2 << 20)
 
 /*
  * A piece of memory that is cut into blocks of one class. What is cached within the limit is in the class's list, as
@@ -92,25 +74,6 @@ static size_t block_class_size(uint32_t class_index)
 
 /* Slabs */
 
-static void *slab_map(size_t len)
-{
-	size_t slack = len >= HUGE_PAGE ? HUGE_PAGE : 0, before;
-	char *data;
-
-	data = mmap(NULL, len + slack, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-	if (data == MAP_FAILED)
-		return NULL;
-	if (!slack)
-		return data;
-	before = (size_t)(align_up((uintptr_t)data, HUGE_PAGE) - (uintptr_t)data);
-	if (before)
-		(void)munmap(data, before);
-	if (slack - before)
-		(void)munmap(data + before + len, slack - before);
-	(void)madvise(data + before, len, MADV_HUGEPAGE);
-	return data + before;
-}
-
 /* All of its blocks are free and in its own list. Watchers know it. */
 static struct block_slab *slab_new(struct block_cache *cache, uint32_t class_index)
 {
@@ -121,7 +84,7 @@ static struct block_slab *slab_new(struct block_cache *cache, uint32_t class_ind
 
 	if (!slab)
 		return NULL;
-	slab->data = slab_map(len);
+	slab->data = pages_map(len);
 	if (!slab->data) {
 		free(slab);
 		return NULL;
@@ -139,7 +102,7 @@ static struct block_slab *slab_new(struct block_cache *cache, uint32_t class_ind
 		};
 		slab->free = &slab->blocks[i];
 	}
-	block_poison(slab->data, len);
+	poison(slab->data, len);
 	(void)pthread_mutex_lock(&cache->slab_lock);
 	list_push_back(&cache->slabs, &slab->link);
 	list_for_each (watcher, &cache->watchers, link)
@@ -157,7 +120,7 @@ static void slab_free(struct block_cache *cache, struct block_slab *slab)
 		watcher->slab_removed(watcher, slab->data);
 	list_remove(&slab->link);
 	(void)pthread_mutex_unlock(&cache->slab_lock);
-	block_unpoison(slab->data, slab->len);
+	unpoison(slab->data, slab->len);
 	(void)munmap(slab->data, slab->len);
 	free(slab);
 }
@@ -179,7 +142,7 @@ static void slab_give(struct block_slab *slab, struct block *block)
 	struct block_class *class = &cache->classes[block->class_index];
 	bool is_whole;
 
-	block_poison(block->data, block_class_size(block->class_index));
+	poison(block->data, block_class_size(block->class_index));
 	(void)pthread_mutex_lock(&class->lock);
 	block->next = slab->free;
 	slab->free = block;
@@ -206,7 +169,7 @@ static struct block *block_from_slab(struct block_cache *cache, uint32_t class_i
 		list_push_back(&class->slabs, &slab->class_link);
 	block = slab_take(slab);
 	(void)pthread_mutex_unlock(&class->lock);
-	block_unpoison(block->data, block_class_size(class_index));
+	unpoison(block->data, block_class_size(class_index));
 	return block;
 }
 
@@ -244,7 +207,7 @@ static void block_release_memory(struct block *block)
 		slab_give(block->slab, block);
 		return;
 	}
-	block_unpoison(block->data, block_class_size(block->class_index));
+	unpoison(block->data, block_class_size(block->class_index));
 	free(block);
 }
 
@@ -307,7 +270,7 @@ static struct block *block_from_cache(struct block_cache *cache, uint32_t class_
 						memory_order_relaxed);
 	else
 		block = beyond;
-	block_unpoison(block->data, block_class_size(class_index));
+	unpoison(block->data, block_class_size(class_index));
 	return block;
 }
 
@@ -322,7 +285,7 @@ static bool block_to_cache(struct block_cache *cache, struct block *block)
 		(void)atomic_fetch_sub_explicit(&cache->cached, size, memory_order_relaxed);
 		return false;
 	}
-	block_poison(block->data, size);
+	poison(block->data, size);
 	(void)pthread_mutex_lock(&class->lock);
 	block->next = class->free;
 	class->free = block;

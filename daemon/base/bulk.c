@@ -1,0 +1,76 @@
+#include "base/bulk.h"
+
+#include "base/pages.h"
+#include "base/poison.h"
+#include "proto/c.h"
+#include <stdlib.h>
+#include <sys/mman.h>
+
+/* In small pages, of which those cost nothing that are not touched: a job of a few hundred tensors needs no huge ones. */
+#define PIECE_FIRST ((size_t)512 << 10)
+#define PIECE	    HUGE_PAGE
+
+/* What is written beyond an end meets poison. */
+#define GAP (POISON_IS_SEEN ? (size_t)CACHE_LINE : 0)
+
+struct bulk_piece {
+	struct bulk_piece *next;
+	size_t len;
+} _cache_aligned_;
+
+/* The sanitizer looks for pointers in what malloc() gives. */
+static struct bulk_piece *piece_new(size_t len)
+{
+	struct bulk_piece *piece = POISON_IS_SEEN ? aligned_alloc(CACHE_LINE, len) : pages_map(len);
+
+	if (!piece)
+		return NULL;
+	if (POISON_IS_SEEN)
+		memset(piece, 0, len);
+	piece->len = len;
+	poison(piece + 1, len - sizeof(*piece));
+	return piece;
+}
+
+static void piece_free(struct bulk_piece *piece)
+{
+	unpoison(piece, piece->len);
+	if (POISON_IS_SEEN)
+		free(piece);
+	else
+		(void)munmap(piece, piece->len);
+}
+
+void *bulk_take(struct bulk *bulk, size_t len)
+{
+	size_t room = align_up(len, (size_t)CACHE_LINE) + GAP;
+	struct bulk_piece *piece;
+	void *data;
+
+	if (bulk->left < room) {
+		piece = piece_new(MAX(bulk->pieces ? PIECE : PIECE_FIRST,
+				      align_up(sizeof(*piece) + room, (size_t)4096)));
+		if (!piece)
+			return NULL;
+		piece->next = bulk->pieces;
+		bulk->pieces = piece;
+		bulk->next = (char *)(piece + 1);
+		bulk->left = piece->len - sizeof(*piece);
+	}
+	data = bulk->next;
+	bulk->next += room;
+	bulk->left -= room;
+	unpoison(data, len);
+	return data;
+}
+
+void bulk_done(struct bulk *bulk)
+{
+	struct bulk_piece *piece;
+
+	while ((piece = bulk->pieces)) {
+		bulk->pieces = piece->next;
+		piece_free(piece);
+	}
+	*bulk = (struct bulk){ 0 };
+}
