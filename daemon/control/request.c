@@ -559,9 +559,10 @@ static void handle_declare(const struct incoming *in, const Bps__Control__Declar
 		refuse(in, &failure);
 		return;
 	}
-	tensor = calloc(1, sizeof(*tensor));
+	tensor = TAKE_PTR(session->spare_tensor)
+			 ?: bulk_take(&session->tensor_bulk, sizeof(*tensor));
 	if (!tensor || map_add(&session->tensors, m->tensor, &tensor->entry)) {
-		free(tensor);
+		session->spare_tensor = tensor;
 		session_answer(session, in->id, -ENOMEM, "out of memory");
 		return;
 	}
@@ -577,7 +578,8 @@ static void handle_declare(const struct incoming *in, const Bps__Control__Declar
 		map_remove(&session->tensors, &tensor->entry);
 		session->n_tensors--;
 		unnumber_tensor(session, tensor);
-		free(tensor);
+		*tensor = (struct session_tensor){ 0 };
+		session->spare_tensor = tensor;
 		refuse(in, &failure);
 	}
 }
@@ -585,22 +587,25 @@ static void handle_declare(const struct incoming *in, const Bps__Control__Declar
 void session_drop_tensors(struct session *session, const struct failure *why)
 {
 	struct map tensors = session->tensors;
-	struct map_entry *entry, *next;
+	struct bulk bulk = session->tensor_bulk;
+	struct map_entry *entry;
 
 	session->n_runs++;
 	session->tensors = (struct map)MAP_INIT;
+	session->tensor_bulk = (struct bulk){ 0 };
+	session->spare_tensor = NULL;
 	session->n_tensors = 0;
 	freep(&session->numbered);
 	session->n_numbered = 0;
-	for (entry = map_first(&tensors); entry; entry = next) {
-		struct session_tensor *tensor = container_of(entry, struct session_tensor, entry);
+	map_for_each (entry, &tensors) {
+		const struct session_tensor *tensor =
+			container_of(entry, struct session_tensor, entry);
 
-		next = map_next(&tensors, entry);
 		if (tensor->declare_id && why)
 			session_answer(session, tensor->declare_id, why->status, why->text);
-		free(tensor);
 	}
 	map_done(&tensors);
+	bulk_done(&bulk);
 }
 
 /* -- Cancel ------------------------------------------------------------------------------------------------------- */

@@ -297,7 +297,7 @@ static struct session_request *request_for(struct session *session, const struct
 	}
 	request = session->requests[entry->slot];
 	if (!request) {
-		request = calloc(1, sizeof(*request));
+		request = bulk_take(&session->bulk, sizeof(*request));
 		if (!request) {
 			session_fail(session, "no memory for its requests");
 			return NULL;

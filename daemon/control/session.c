@@ -347,8 +347,8 @@ static void free_requests(struct session *session)
 		(void)buffer_unref(request->input_rows);
 		(void)buffer_unref(request->output_rows);
 		free(request->counts);
-		free(request);
 	}
+	bulk_done(&session->bulk);
 	free(session->requests);
 }
 

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "base/bulk.h"
 #include "base/clock.h"
 #include "base/list.h"
 #include "base/map.h"
@@ -88,7 +89,8 @@ struct session {
 	struct mail more; /* continues draining after others had their turn */
 	bool more_posted;
 	struct list awake;		   /* in control->awake: not armed */
-	struct session_request **requests; /* SHM_SLOTS entries, made as used */
+	struct session_request **requests; /* SHM_SLOTS entries, made as used, in bulk */
+	struct bulk bulk;
 	size_t n_pending;
 	uint64_t n_requests;
 
@@ -100,6 +102,9 @@ struct session {
 	uint64_t ledger_charge, more_charge;
 	struct map tensors;
 	size_t n_tensors;
+	struct bulk tensor_bulk; /* these */
+	struct session_tensor
+		*spare_tensor; /* whose declaration was refused, for the next; or NULL */
 	/* Those with numbers as libraries give them, one after the other: in a step each is looked for. NULL: see tensors. */
 	struct session_tensor **numbered;
 	size_t n_numbered;

@@ -7,13 +7,14 @@
 static int tensor_new(struct pipeline_job *job, const char *name,
 		      struct pipeline_tensor **ret_tensor)
 {
-	_cleanup_(freep) struct pipeline_tensor *tensor = calloc(1, sizeof(*tensor));
-	_cleanup_(freep) uint8_t *declared = calloc(job->layout.n_local, sizeof(*declared));
-	_cleanup_(freep) uint64_t *reached = calloc(job->layout.n_local, sizeof(*reached));
-	_cleanup_(freep) uint64_t *n_last = calloc(job->layout.n_local, sizeof(*n_last));
+	uint32_t n = job->layout.n_local;
+	struct pipeline_tensor *tensor =
+		bulk_take(&job->bulk, sizeof(*tensor) + n * (sizeof(tensor->n_last[0]) +
+							     sizeof(tensor->reached[0]) +
+							     sizeof(tensor->declared[0])));
 	int r;
 
-	if (!tensor || !declared || !reached || !n_last)
+	if (!tensor)
 		return error_origin(-ENOMEM);
 	tensor->job = job;
 	(void)snprintf(tensor->name, sizeof(tensor->name), "%s", name);
@@ -23,27 +24,14 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 	if (r)
 		return error_trace(r);
 	job->n_tensors++;
-	tensor->declared = TAKE_PTR(declared);
-	tensor->reached = TAKE_PTR(reached);
-	tensor->n_last = TAKE_PTR(n_last);
-	for (uint32_t i = 0; i < job->layout.n_local; i++) {
+	tensor->n_last = &tensor->reached[n];
+	tensor->declared = (uint8_t *)&tensor->n_last[n];
+	for (uint32_t i = 0; i < n; i++) {
 		tensor->declared[i] = pipeline_elastic_is_out(job, i);
 		tensor->n_declared += tensor->declared[i];
 	}
-	*ret_tensor = TAKE_PTR(tensor);
+	*ret_tensor = tensor;
 	return 0;
-}
-
-struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor)
-{
-	if (!tensor)
-		return NULL;
-	free(tensor->declared);
-	free(tensor->reached);
-	free(tensor->n_last);
-	free(tensor->pasts);
-	free(tensor);
-	return NULL;
 }
 
 static struct pipeline_tensor *tensor_find(const struct pipeline_job *job, const char *name)

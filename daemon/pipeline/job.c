@@ -42,34 +42,19 @@ void pipeline_job_release(struct pipeline_job *job)
 	loop_post(pipeline->params.loop, &pipeline->reap);
 }
 
-static void free_spare_parts(struct pipeline_job *job)
-{
-	struct pipeline_part *part, *next;
-
-	list_for_each_safe (part, next, &job->spare_parts, link) {
-		list_remove(&part->link);
-		(void)pipeline_part_free(part);
-	}
-}
-
 struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 {
-	struct pipeline_round *round, *next;
-	struct map_entry *entry, *next_entry;
+	struct pipeline_round *round;
+	struct map_entry *entry;
 
 	if (!job)
 		return NULL;
 	list_remove(&job->link);
 	loop_timer_cancel(&job->timer);
-	list_for_each_safe (round, next, &job->rounds, job_link)
-		(void)pipeline_round_free(round);
-	list_for_each_safe (round, next, &job->spare_rounds, link)
-		(void)pipeline_round_free(round);
-	free_spare_parts(job);
-	for (entry = map_first(&job->tensors); entry; entry = next_entry) {
-		next_entry = map_next(&job->tensors, entry);
-		(void)pipeline_tensor_free(container_of(entry, struct pipeline_tensor, entry));
-	}
+	list_for_each (round, &job->rounds, job_link)
+		pipeline_round_drop(round);
+	map_for_each (entry, &job->tensors)
+		free(container_of(entry, struct pipeline_tensor, entry)->pasts);
 	map_done(&job->tensors);
 	pipeline_lend_done(job);
 	pipeline_keep_done(job);
@@ -86,6 +71,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	free(job->node_of_rank);
 	free(job->left_nodes);
 	(void)arrivals_free(job->arrivals);
+	bulk_done(&job->bulk);
 	free(job);
 	return NULL;
 }

@@ -9,6 +9,7 @@
 #pragma once
 
 #include "base/arrivals.h"
+#include "base/bulk.h"
 #include "base/clock.h"
 #include "base/map.h"
 #include "base/metrics.h"
@@ -191,6 +192,7 @@ struct pipeline_job {
 	uint32_t n_passes;	 /* that are over */
 	bool pass_is_counted; /* the last one was, as all of n_urgent had come, and none has come since */
 	struct list spare_rounds, spare_parts;
+	struct bulk bulk;	 /* rounds, parts and tensors, for the job's life */
 	struct quota rows_quota; /* what its push_pull_rows hold */
 	struct loop_timer timer;
 	unsigned holds; /* calls and parts in flight, and 1 until OVER; at 0 it is reaped */
@@ -228,8 +230,6 @@ struct pipeline_tensor {
 	struct list rounds;   /* open, by number */
 	uint64_t n_rounds;    /* completed */
 	uint64_t past_rounds; /* resumed: the newest of pasts */
-	uint64_t *
-		reached; /* by local number: rounds that this rank has submitted, in the past too */
 	struct level level;
 	struct failure failure; /* status not 0: ranks disagree, for good */
 	char name[TENSOR_NAME_MAX + 1];
@@ -243,6 +243,8 @@ struct pipeline_tensor {
 	uint64_t *n_last;   /* by local number: rounds to which this rank came last */
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end. */
 	struct pipeline_past *pasts;
+	uint64_t reached
+		[]; /* by local number: rounds that this rank has submitted, in the past too; then n_last, declared */
 };
 
 /* job.c */
@@ -484,7 +486,6 @@ void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure
 void pipeline_tensor_without(struct pipeline_job *job, uint32_t index);
 /* Forgets a member's declarations. */
 void pipeline_tensor_forget(struct pipeline_member *member);
-struct pipeline_tensor *pipeline_tensor_free(struct pipeline_tensor *tensor);
 
 /* resume.c */
 /* Why the job ends with this process, or NULL. A constant. */

@@ -26,7 +26,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 		list_fetch_first(&job->spare_parts, struct pipeline_part, link,
 				 offsetof(struct pipeline_part, call.text));
 	} else {
-		part = calloc(1, sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
+		part = bulk_take(&job->bulk, sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
 		if (!part)
 			return error_origin(-ENOMEM);
 		part->inputs = (const void **)part->pointers;
@@ -54,15 +54,6 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	pipeline_job_hold(job);
 	*ret_part = part;
 	return 0;
-}
-
-struct pipeline_part *pipeline_part_free(struct pipeline_part *part)
-{
-	if (!part)
-		return NULL;
-	(void)block_unref(part->block);
-	free(part);
-	return NULL;
 }
 
 void pipeline_part_left(struct pipeline_part *part)

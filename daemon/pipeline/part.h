@@ -102,7 +102,6 @@ void pipeline_part_end(struct pipeline_part *part);
 void pipeline_part_drop(struct pipeline_part *part);
 /* The same, and is the reason. */
 void pipeline_part_fail(struct pipeline_part *part, int status, const char *text);
-struct pipeline_part *pipeline_part_free(struct pipeline_part *part);
 /* Its server is attached (again). */
 void pipeline_part_unpark(struct pipeline_part *part);
 /* Its bytes have left, or are not to be sent any more. */

@@ -39,22 +39,14 @@ void pipeline_round_describe(const struct pipeline_round *round, struct failure 
 
 /* -- Ending ------------------------------------------------------------------------------------------------------- */
 
-struct pipeline_round *pipeline_round_free(struct pipeline_round *round)
+void pipeline_round_drop(struct pipeline_round *round)
 {
-	struct pipeline_part *part, *next;
+	struct pipeline_part *part;
 
-	if (!round)
-		return NULL;
-	list_for_each_safe (part, next, &round->parts, link) {
-		list_remove(&part->link);
-		(void)pipeline_part_free(part);
-	}
-	list_remove(&round->link);
-	list_remove(&round->job_link);
-	(void)pipeline_rows_free(round->rows);
-	free(round->counts);
-	free(round);
-	return NULL;
+	list_for_each (part, &round->parts, link)
+		part->block = block_unref(part->block);
+	round->rows = pipeline_rows_free(round->rows);
+	freep(&round->counts);
 }
 
 static void round_unlink(struct pipeline_round *round)

@@ -145,7 +145,8 @@ void pipeline_round_end_requests(struct pipeline_round *round);
 bool pipeline_round_forget(struct pipeline_round *round);
 /* Nothing refers to it any more: it becomes a spare one. */
 void pipeline_round_recycle(struct pipeline_round *round);
-struct pipeline_round *pipeline_round_free(struct pipeline_round *round);
+/* The same at the end of its job, with what it and its parts refer to. */
+void pipeline_round_drop(struct pipeline_round *round);
 
 /* submit.c */
 /* Ends the requests of rounds that had ended before a restart: tensor->past_rounds has grown. */

@@ -24,8 +24,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 	struct pipeline_job *job = tensor->job;
 	struct pipeline_round *round = list_first(&job->spare_rounds, struct pipeline_round, link);
 	size_t ranks = job->layout.n_local *
-		       (sizeof(struct pipeline_rank) + sizeof(struct partition_rank)),
-	       len = align_up(sizeof(*round) + ranks, (size_t)CACHE_LINE);
+		       (sizeof(struct pipeline_rank) + sizeof(struct partition_rank));
 
 	if (job->n_open_rounds >= (size_t)job->layout.n_local * ROUNDS_PER_RANK_MAX)
 		return error_origin(-EDQUOT);
@@ -39,10 +38,9 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 		round->failure.status = 0;
 		round->failure.text[0] = '\0';
 	} else {
-		round = aligned_alloc(CACHE_LINE, len);
+		round = bulk_take(&job->bulk, sizeof(*round) + ranks);
 		if (!round)
 			return error_origin(-ENOMEM);
-		memset(round, 0, len);
 	}
 	round->tensor = tensor;
 	round->job = job;

@@ -25,6 +25,7 @@
 #pragma once
 
 #include "base/arrivals.h"
+#include "base/bulk.h"
 #include "base/error.h"
 #include "base/list.h"
 #include "base/map.h"
@@ -133,7 +134,8 @@ struct job {
 	struct list summing;		 /* slots whose set is complete */
 	struct list held;		 /* slots whose result is not all pulled; see rows.h */
 	struct list spare, spare_rounds; /* slots and rounds for reuse */
-	size_t n_spare, n_spare_rounds, n_open, n_summing;
+	struct bulk bulk; /* these, and tensors and their parts, for the job's life */
+	size_t n_open, n_summing;
 	struct quota *quota;
 	uint64_t charged_parts;
 	uint32_t n_attached;

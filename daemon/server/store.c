@@ -6,8 +6,6 @@
 #include "server/quorum.h"
 #include "server/rows.h"
 
-#define SPARE_MAX 1024 /* slots kept for reuse by a job, and rounds */
-
 static uint64_t part_hash(const struct data_header *header)
 {
 	return (uint64_t)header->block << 32 | header->part;
@@ -90,26 +88,26 @@ static struct tensor *tensor_find(const struct job *job, struct job_node *node, 
 int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tensor **ret_tensor,
 	       struct failure *failure)
 {
-	_cleanup_(freep) struct tensor *tensor = NULL;
+	struct tensor *tensor;
 	unsigned max = job->server->params.max_tensors;
 
 	tensor = tensor_find(job, node, key);
 	if (tensor) {
-		*ret_tensor = TAKE_PTR(tensor);
+		*ret_tensor = tensor;
 		return 0;
 	}
 	if (job->tensors.n_entries >= max)
 		return failure_set(failure, -EDQUOT,
 				   "job %s: %u tensors are in use already, its max_tensors",
 				   job->name, max);
-	tensor = calloc(1, sizeof(*tensor) + job->n_nodes * sizeof(tensor->past[0]));
+	tensor = bulk_take(&job->bulk, sizeof(*tensor) + job->n_nodes * sizeof(tensor->past[0]));
 	if (!tensor || map_add(&job->tensors, key, &tensor->entry))
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
 	tensor->job = job;
 	tensor->key = key;
 	list_init(&tensor->rounds);
 	list_init(&tensor->failed);
-	*ret_tensor = TAKE_PTR(tensor);
+	*ret_tensor = tensor;
 	return 0;
 }
 
@@ -228,10 +226,9 @@ int part_get(struct tensor *tensor, const struct data_header *header, struct par
 	}
 	if (quota_charge(job->quota, sizeof(*part)))
 		return QUOTA_E_FULL;
-	part = calloc(1, sizeof(*part));
+	part = bulk_take(&job->bulk, sizeof(*part));
 	if (!part || map_add(&tensor->parts, part_hash(header), &part->entry)) {
 		quota_release(job->quota, sizeof(*part));
-		free(part);
 		return error_origin(-ENOMEM);
 	}
 	job->charged_parts += sizeof(*part);
@@ -249,10 +246,9 @@ static struct round *round_take(struct job *job)
 	size_t len = sizeof(*round) + job->n_nodes;
 
 	if (!round)
-		return calloc(1, len);
+		return bulk_take(&job->bulk, len);
 	list_remove(&round->link);
 	list_fetch_first(&job->spare_rounds, struct round, link, sizeof(*round));
-	job->n_spare_rounds--;
 	memset(round, 0, len);
 	return round;
 }
@@ -284,12 +280,7 @@ void round_put(struct round *round)
 	if (round->pinned || !list_empty(&round->slots))
 		return;
 	list_remove(&round->link);
-	if (job->n_spare_rounds == SPARE_MAX) {
-		free(round);
-		return;
-	}
 	list_push_front(&job->spare_rounds, &round->link);
-	job->n_spare_rounds++;
 }
 
 size_t slot_len(const struct job *job)
@@ -300,7 +291,7 @@ size_t slot_len(const struct job *job)
 			       2 * sizeof(uint8_t) + 2 * sizeof(struct slot *));
 }
 
-/* In the steady state slots come from the spare ones. */
+/* In the steady state slots come from the spare ones, of which there are as many as there were slots at once. */
 static struct slot *slot_take(struct job *job)
 {
 	struct slot *slot = list_first(&job->spare, struct slot, in_job);
@@ -308,10 +299,9 @@ static struct slot *slot_take(struct job *job)
 	if (slot) {
 		list_remove(&slot->in_job);
 		list_fetch_first(&job->spare, struct slot, in_job, sizeof(*slot));
-		job->n_spare--;
 		memset(slot, 0, slot_len(job));
 	} else {
-		slot = calloc(1, slot_len(job));
+		slot = bulk_take(&job->bulk, slot_len(job));
 	}
 	return slot;
 }
@@ -333,7 +323,8 @@ int slot_new(struct tensor *tensor, const struct data_header *header, struct slo
 	r = slot ? round_get(tensor, header, &round) : error_origin(-ENOMEM);
 	if (r) {
 		quota_release(job->quota, slot_len(job));
-		free(slot);
+		if (slot)
+			list_push_front(&job->spare, &slot->in_job);
 		return r;
 	}
 	slot->job = job;
@@ -397,12 +388,7 @@ void slot_free(struct slot *slot)
 		job->n_summing -= !slot->held;
 	else
 		job->n_open--;
-	if (job->n_spare == SPARE_MAX) {
-		free(slot);
-		return;
-	}
 	list_push_front(&job->spare, &slot->in_job);
-	job->n_spare++;
 }
 
 void slot_fail(struct slot *slot, int status, const char *text)
@@ -431,27 +417,24 @@ void round_fail_slots(struct round *round, const struct failure *failure)
 	round_put(round);
 }
 
-static void tensor_free(struct tensor *tensor)
+static void tensor_drop(struct tensor *tensor)
 {
-	struct map_entry *entry, *next;
+	struct map_entry *entry;
 
-	for (entry = map_first(&tensor->parts); entry; entry = next) {
+	map_for_each (entry, &tensor->parts) {
 		struct part *part = container_of(entry, struct part, entry);
 
-		next = map_next(&tensor->parts, entry);
 		quorum_drop(tensor->job, &part->carried);
 		free(part->roll);
-		free(part);
 	}
 	map_done(&tensor->parts);
 	while (tensor->n_failed)
 		failed_pop(tensor);
-	free(tensor);
 }
 
 void store_end(struct job *job)
 {
-	struct map_entry *entry, *next;
+	struct map_entry *entry;
 	struct slot *slot, *tmp;
 
 	accumulate_end(job);
@@ -471,10 +454,8 @@ void store_end(struct job *job)
 		list_remove(&slot->in_round);
 		round_put(round);
 	}
-	for (entry = map_first(&job->tensors); entry; entry = next) {
-		next = map_next(&job->tensors, entry);
-		tensor_free(container_of(entry, struct tensor, entry));
-	}
+	map_for_each (entry, &job->tensors)
+		tensor_drop(container_of(entry, struct tensor, entry));
 	map_done(&job->tensors);
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++)
 		job->nodes[i].last_tensor = NULL;
@@ -484,15 +465,11 @@ void store_end(struct job *job)
 
 void store_free(struct job *job)
 {
-	struct round *round, *next;
 	struct slot *slot, *tmp;
 
 	accumulate_free(job);
 	/* With the pool gone nobody sums these any more. */
 	list_for_each_safe (slot, tmp, &job->summing, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);
-	list_for_each_safe (slot, tmp, &job->spare, in_job)
-		free(slot);
-	list_for_each_safe (round, next, &job->spare_rounds, link)
-		free(round);
+	bulk_done(&job->bulk);
 }

@@ -6,24 +6,34 @@ static void incoming_send(struct incoming *incoming);
 static void incoming_deliver(struct incoming *incoming);
 static void incoming_moved(struct incoming *incoming);
 
-#define SPARE_MAX 1024
+/* As many are kept for reuse: some MiB. */
+#define KEPT_MAX 8192
 
-/* Zeroed, or NULL. Where one thread does all they are used again, and no memory is asked for. */
-static struct incoming *incoming_take(struct transport *transport, bool is_home)
+/* Zeroed, or NULL. */
+static struct incoming *take_kept(struct transport *transport)
 {
-	struct incoming *incoming = NULL;
+	struct incoming *incoming = list_first(&transport->spare_incoming, struct incoming, link);
 
-	if (is_home)
-		incoming = list_first(&transport->spare_incoming, struct incoming, link);
 	if (incoming) {
 		list_remove(&incoming->link);
 		list_fetch_first(&transport->spare_incoming, struct incoming, link,
 				 sizeof(*incoming));
-		transport->n_spare_incoming--;
 		memset(incoming, 0, sizeof(*incoming));
-	} else {
-		incoming = calloc(1, sizeof(*incoming));
+	} else if (transport->n_incoming < KEPT_MAX) {
+		incoming = bulk_take(&transport->incoming_bulk, sizeof(*incoming));
+		transport->n_incoming += !!incoming;
 	}
+	if (incoming)
+		incoming->is_kept = true;
+	return incoming;
+}
+
+/* Zeroed, or NULL. Where one thread does all they are used again, and no memory is asked for. */
+static struct incoming *incoming_take(struct transport *transport, bool is_home)
+{
+	struct incoming *incoming =
+		(is_home ? take_kept(transport) : NULL) ?: calloc(1, sizeof(*incoming));
+
 	if (incoming)
 		incoming->is_home = is_home;
 	return incoming;
@@ -31,22 +41,11 @@ static struct incoming *incoming_take(struct transport *transport, bool is_home)
 
 static void incoming_give(struct transport *transport, struct incoming *incoming)
 {
-	if (!incoming->is_home || transport->n_spare_incoming == SPARE_MAX) {
+	if (!incoming->is_kept)
 		free(incoming);
-		return;
-	}
-	list_push_front(&transport->spare_incoming, &incoming->link);
-	transport->n_spare_incoming++;
-}
-
-void incoming_free_spare(struct transport *transport)
-{
-	struct incoming *incoming;
-
-	while ((incoming = list_first(&transport->spare_incoming, struct incoming, link))) {
-		list_remove(&incoming->link);
-		free(incoming);
-	}
+	else if (incoming->is_home)
+		list_push_front(&transport->spare_incoming, &incoming->link);
+	/* Else its lane broke, and it ends on another's thread: its place stays empty. */
 }
 
 int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,

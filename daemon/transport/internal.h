@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "base/bulk.h"
 #include "base/metrics.h"
 #include "base/quota.h"
 #include "transport/transport.h"
@@ -210,7 +211,8 @@ struct transport {
 	struct list lost_peers; /* peer_lost() was called; calls or deliveries are left */
 	struct peer *self;
 	struct list spare_incoming; /* of those made and freed on the home thread */
-	unsigned n_spare_incoming;
+	struct bulk incoming_bulk;  /* which these are from, */
+	unsigned n_incoming;	    /* so many, in use or spare */
 	unsigned
 		next_group; /* tells our connections of one transport_connect() from those of another */
 
@@ -518,7 +520,7 @@ struct lane {
 
 	/* Any thread. */
 	_Atomic uint64_t queued_bytes; /* to be written */
-	_Atomic uint64_t heard_ns;     /* last sign of life */
+	_Atomic uint64_t heard_ns; /* last sign of life */
 	_Atomic uint64_t bytes_in, bytes_out;
 
 	/* The worker's thread. */
@@ -657,6 +659,7 @@ struct incoming {
 	bool is_answered, is_written;
 	bool is_damaged; /* its payload is not what was sent: it is to come again */
 	bool is_home;	 /* made and freed on the home thread */
+	bool is_kept;	 /* spare when it is free; others are memory of their own */
 };
 
 #define RAIL_TCP UINT_MAX
@@ -665,8 +668,6 @@ struct incoming {
 int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,
 		 struct incoming **ret_incoming);
 struct incoming *incoming_free(struct incoming *incoming);
-/* Those kept for reuse. */
-void incoming_free_spare(struct transport *transport);
 /* Complete: hands it to the receiver. Home thread. */
 void incoming_arrive(struct mail *mail);
 /* The lane lets its answer go: written, or never to be on this lane. The lane's thread. */

@@ -213,7 +213,7 @@ struct transport *transport_free(struct transport *transport)
 		worker_free(transport->workers[i]);
 	free(transport->workers);
 	worker_free(transport->beat);
-	incoming_free_spare(transport);
+	bulk_done(&transport->incoming_bulk);
 	key_forget(transport);
 	metric_unregister(&transport->checksum_errors);
 	metric_unregister(&transport->lanes_broken);
