@@ -65,9 +65,9 @@ static void spread_add(struct arrivals_spread *spread, uint64_t ns)
 {
 	for (unsigned i = 0; i < ARRIVALS_BUCKETS; i++)
 		if (ns <= bounds[i].ns)
-			metric_add(&spread->metrics[i], 1);
-	metric_add(&spread->metrics[ARRIVALS_BUCKETS], 1);
-	metric_add(&spread->metrics[ARRIVALS_BUCKETS + 1], ns);
+			metric_count(&spread->metrics[i], 1);
+	metric_count(&spread->metrics[ARRIVALS_BUCKETS], 1);
+	metric_count(&spread->metrics[ARRIVALS_BUCKETS + 1], ns);
 }
 
 static void measure(struct arrivals *arrivals, struct arrival *one)
@@ -194,8 +194,8 @@ void arrivals_complete(struct arrivals *arrivals, uint32_t last, uint64_t first_
 	one->held_until_ns = now_ns;
 	one->window_last++;
 	one->window_held_ns += held_ns;
-	metric_add(&one->last, 1);
-	metric_add(&one->held, held_ns);
+	metric_count(&one->last, 1);
+	metric_count(&one->held, held_ns);
 	if (!arrivals->window_ns)
 		arrivals->window_ns = now_ns;
 	else if (now_ns - arrivals->window_ns >= ARRIVALS_WINDOW_NS)

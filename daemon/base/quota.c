@@ -41,7 +41,7 @@ int quota_charge(struct quota *quota, uint64_t amount)
 
 void quota_release(struct quota *quota, uint64_t amount)
 {
-	for (; quota; quota = quota->parent)
+	for (; quota && amount; quota = quota->parent)
 		quota_release_one(quota, amount);
 }
 

@@ -36,7 +36,7 @@ static struct lane *pick_lane(const struct peer *peer, const struct data_header 
 	list_for_each (lane, &peer->lanes, link) {
 		if (!lane->rdma == is_rdma || lane->is_closing || lane->index == DATA_LANE_BEAT)
 			continue;
-		bytes = atomic_load_explicit(&lane->queued_bytes, memory_order_relaxed);
+		bytes = lane_queued(lane);
 		if (!best || bytes < best_bytes ||
 		    (bytes == best_bytes && lane->n_business < best->n_business)) {
 			best = lane;

@@ -519,7 +519,8 @@ struct lane {
 	struct mail start, close;
 
 	/* Any thread. */
-	_Atomic uint64_t queued_bytes; /* to be written */
+	_Atomic uint64_t given_bytes,
+		done_bytes;	   /* to be written, in all; written, or never to be */
 	_Atomic uint64_t heard_ns; /* last sign of life */
 	_Atomic uint64_t bytes_in, bytes_out;
 
@@ -578,6 +579,8 @@ struct lane *lane_free(struct lane *lane);
 void lane_start(struct lane *lane);
 void lane_close(struct lane *lane);
 void lane_send(struct lane *lane, struct message *message);
+/* Bytes of messages that it was given and has not let go of. Home thread. */
+uint64_t lane_queued(const struct lane *lane);
 
 /* The rest on the worker's thread. */
 void lane_fail(struct lane *lane, int status, const char *format, ...) _printf_(3, 4);

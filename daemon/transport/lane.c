@@ -46,9 +46,19 @@ struct lane *lane_free(struct lane *lane)
 	return NULL;
 }
 
-static uint64_t message_len(const struct message *message)
+/* One thread alone writes each count: home what is given, the worker what is done. */
+static void count_bytes(_Atomic uint64_t *count, const struct message *message)
 {
-	return sizeof(struct data_header) + message->header->len;
+	uint64_t before = atomic_load_explicit(count, memory_order_relaxed);
+
+	atomic_store_explicit(count, before + sizeof(struct data_header) + message->header->len,
+			      memory_order_relaxed);
+}
+
+uint64_t lane_queued(const struct lane *lane)
+{
+	return atomic_load_explicit(&lane->given_bytes, memory_order_relaxed) -
+	       atomic_load_explicit(&lane->done_bytes, memory_order_relaxed);
 }
 
 /* From home */
@@ -75,7 +85,7 @@ static void message_on_mail(struct mail *mail)
 
 void lane_send(struct lane *lane, struct message *message)
 {
-	atomic_fetch_add_explicit(&lane->queued_bytes, message_len(message), memory_order_relaxed);
+	count_bytes(&lane->given_bytes, message);
 	message->lane = lane;
 	message->mail.run = message_on_mail;
 	worker_post(lane->worker, &message->mail);
@@ -187,8 +197,7 @@ void lane_message_done(struct lane *lane, struct message *message, bool is_writt
 {
 	message->bounce = block_unref(message->bounce);
 	if (message->kind != MESSAGE_PONG)
-		atomic_fetch_sub_explicit(&lane->queued_bytes, message_len(message),
-					  memory_order_relaxed);
+		count_bytes(&lane->done_bytes, message);
 	switch ((enum message_kind)message->kind) {
 	case MESSAGE_PONG:
 		lane->is_pong_queued = false;

@@ -797,5 +797,5 @@ TEST_TIMEOUT(answers_that_have_arrived_are_let_go, LIMIT_S)
 	_cleanup_(pair_freep) struct pair *pair = pair_up(&config);
 
 	echo_all(pair);
-	PAIR_UNTIL(pair, !atomic_load(&link_of(&pair->b)->lane->queued_bytes));
+	PAIR_UNTIL(pair, !lane_queued(link_of(&pair->b)->lane));
 }
