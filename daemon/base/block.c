@@ -1,6 +1,7 @@
 #include "base/block.h"
 
 #include "base/error.h"
+#include "base/latch.h"
 #include "base/pages.h"
 #include "base/poison.h"
 #include <pthread.h>
@@ -23,7 +24,7 @@
  */
 struct block_slab {
 	struct list link;	/* of all slabs; slab_lock */
-	struct list class_link; /* of those with free blocks; the class's lock */
+	struct list class_link; /* of those with free blocks; the latch */
 	struct block *free;
 	size_t n_free, n;
 	void *data;
@@ -32,37 +33,35 @@ struct block_slab {
 };
 
 struct block_class {
-	pthread_mutex_t lock; /* guards what is below */
 	struct block *free;
 	struct list slabs; /* that have free blocks */
-} _cache_aligned_;
+};
 
 struct block_cache {
+	struct latch
+		latch; /* guards classes, what slabs say of free blocks, and the next two; taken alone */
+	_Atomic uint64_t used; /* sum of len of the blocks alive; read by anybody */
+	uint64_t cached;       /* sum of the class sizes of the blocks in free lists */
+	size_t limit;
 	struct block_class classes[BLOCK_CLASSES];
 	pthread_mutex_t slab_lock; /* guards slabs and watchers; taken alone */
 	struct list slabs, watchers;
 	atomic_bool is_watched;
-	size_t limit;
-	_Atomic uint64_t used;	 /* sum of len of the blocks alive */
-	_Atomic uint64_t cached; /* sum of the class sizes of the blocks in free lists */
 };
 
 int block_cache_new(size_t limit, struct block_cache **ret_cache)
 {
-	struct block_cache *cache = aligned_alloc(CACHE_LINE, sizeof(*cache));
+	struct block_cache *cache = calloc(1, sizeof(*cache));
 
 	if (!cache)
 		return error_origin(-ENOMEM);
 
-	memset(cache, 0, sizeof(*cache));
 	cache->limit = limit;
 	(void)pthread_mutex_init(&cache->slab_lock, NULL);
 	list_init(&cache->slabs);
 	list_init(&cache->watchers);
-	for (size_t i = 0; i < BLOCK_CLASSES; i++) {
-		(void)pthread_mutex_init(&cache->classes[i].lock, NULL);
+	for (size_t i = 0; i < BLOCK_CLASSES; i++)
 		list_init(&cache->classes[i].slabs);
-	}
 	*ret_cache = cache;
 	return 0;
 }
@@ -125,7 +124,7 @@ static void slab_free(struct block_cache *cache, struct block_slab *slab)
 	free(slab);
 }
 
-/* Under the class's lock. */
+/* Under the latch. */
 static struct block *slab_take(struct block_slab *slab)
 {
 	struct block *block = slab->free;
@@ -143,7 +142,7 @@ static void slab_give(struct block_slab *slab, struct block *block)
 	bool is_whole;
 
 	poison(block->data, block_class_size(block->class_index));
-	(void)pthread_mutex_lock(&class->lock);
+	latch_take(&cache->latch);
 	block->next = slab->free;
 	slab->free = block;
 	if (!slab->n_free++)
@@ -151,7 +150,7 @@ static void slab_give(struct block_slab *slab, struct block *block)
 	is_whole = slab->n_free == slab->n;
 	if (is_whole)
 		list_remove(&slab->class_link);
-	(void)pthread_mutex_unlock(&class->lock);
+	latch_drop(&cache->latch);
 	if (is_whole)
 		slab_free(cache, slab);
 }
@@ -164,11 +163,11 @@ static struct block *block_from_slab(struct block_cache *cache, uint32_t class_i
 
 	if (!slab)
 		return NULL;
-	(void)pthread_mutex_lock(&class->lock);
+	latch_take(&cache->latch);
 	if (slab->n > 1)
 		list_push_back(&class->slabs, &slab->class_link);
 	block = slab_take(slab);
-	(void)pthread_mutex_unlock(&class->lock);
+	latch_drop(&cache->latch);
 	unpoison(block->data, block_class_size(class_index));
 	return block;
 }
@@ -226,7 +225,6 @@ struct block_cache *block_cache_free(struct block_cache *cache)
 			block_release_memory(block);
 		}
 		assert(list_empty(&class->slabs));
-		(void)pthread_mutex_destroy(&class->lock);
 	}
 	assert(list_empty(&cache->slabs) && list_empty(&cache->watchers));
 	(void)pthread_mutex_destroy(&cache->slab_lock);
@@ -247,50 +245,52 @@ static uint32_t block_class_of(size_t len)
 	return (uint32_t)(64 - __builtin_clzll((unsigned long long)len - 1)) - BLOCK_MIN_SHIFT;
 }
 
-static struct block *block_from_cache(struct block_cache *cache, uint32_t class_index)
+/* Under the latch. */
+static void block_count(struct block_cache *cache, uint64_t len)
+{
+	atomic_store_explicit(&cache->used, block_cache_used(cache) + len, memory_order_relaxed);
+}
+
+static struct block *block_from_cache(struct block_cache *cache, uint32_t class_index, size_t len)
 {
 	struct block_class *class = &cache->classes[class_index];
-	struct block *block, *beyond = NULL;
+	struct block *block;
 
-	(void)pthread_mutex_lock(&class->lock);
+	latch_take(&cache->latch);
 	block = class->free;
 	if (block) {
 		class->free = block->next;
 		/* What is kept for a round is cold when it comes back. */
 		__builtin_prefetch(class->free, 1);
+		cache->cached -= block_class_size(class_index);
 	} else if (!list_empty(&class->slabs)) {
-		beyond = slab_take(list_first(&class->slabs, struct block_slab, class_link));
+		block = slab_take(list_first(&class->slabs, struct block_slab, class_link));
 	}
-	(void)pthread_mutex_unlock(&class->lock);
-	if (!block && !beyond)
-		return NULL;
-
+	block_count(cache, len);
+	latch_drop(&cache->latch);
 	if (block)
-		(void)atomic_fetch_sub_explicit(&cache->cached, block_class_size(class_index),
-						memory_order_relaxed);
-	else
-		block = beyond;
-	unpoison(block->data, block_class_size(class_index));
+		unpoison(block->data, block_class_size(class_index));
 	return block;
 }
 
+/* Returns whether there is room for it in the cache, which it is in then. */
 static bool block_to_cache(struct block_cache *cache, struct block *block)
 {
 	struct block_class *class = &cache->classes[block->class_index];
 	size_t size = block_class_size(block->class_index);
-	uint64_t cached;
+	bool has_room;
 
-	cached = atomic_fetch_add_explicit(&cache->cached, size, memory_order_relaxed);
-	if (cached + size > cache->limit) {
-		(void)atomic_fetch_sub_explicit(&cache->cached, size, memory_order_relaxed);
-		return false;
-	}
 	poison(block->data, size);
-	(void)pthread_mutex_lock(&class->lock);
-	block->next = class->free;
-	class->free = block;
-	(void)pthread_mutex_unlock(&class->lock);
-	return true;
+	latch_take(&cache->latch);
+	block_count(cache, -(uint64_t)block->len);
+	has_room = cache->cached + size <= cache->limit;
+	if (has_room) {
+		cache->cached += size;
+		block->next = class->free;
+		class->free = block;
+	}
+	latch_drop(&cache->latch);
+	return has_room;
 }
 
 static struct block *block_allocate(struct block_cache *cache, uint32_t class_index)
@@ -321,10 +321,13 @@ int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct
 		return QUOTA_E_FULL;
 
 	class_index = block_class_of(len);
-	block = block_from_cache(cache, class_index);
+	block = block_from_cache(cache, class_index, len);
 	if (!block)
 		block = block_allocate(cache, class_index);
 	if (!block) {
+		latch_take(&cache->latch);
+		block_count(cache, -(uint64_t)len);
+		latch_drop(&cache->latch);
 		if (quota)
 			quota_release(quota, len);
 		return error_origin(-ENOMEM);
@@ -334,7 +337,6 @@ int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct
 	block->quota = quota;
 	block->next = NULL;
 	atomic_store_explicit(&block->refs, 1, memory_order_relaxed);
-	(void)atomic_fetch_add_explicit(&cache->used, len, memory_order_relaxed);
 	*ret_block = block;
 	return 0;
 }
@@ -355,7 +357,6 @@ struct block *block_ref(struct block *block)
 
 struct block *block_unref(struct block *block)
 {
-	struct block_cache *cache;
 	uint32_t refs;
 
 	if (!block)
@@ -376,11 +377,9 @@ struct block *block_unref(struct block *block)
 		block->gone(block);
 		return NULL;
 	}
-	cache = block->cache;
 	if (block->quota)
 		quota_release(block->quota, block->len);
-	(void)atomic_fetch_sub_explicit(&cache->used, block->len, memory_order_relaxed);
-	if (!block_to_cache(cache, block))
+	if (!block_to_cache(block->cache, block))
 		block_release_memory(block);
 	return NULL;
 }

@@ -186,7 +186,6 @@ int ledger_cells_init(struct ledger *ledger)
 {
 	if (!ledger->n_cells)
 		return 0;
-	(void)pthread_mutex_init(&ledger->cells_lock, NULL);
 	ledger->kept = calloc(ledger->n_cells, sizeof(ledger->kept[0]));
 	ledger->free_cells = malloc(ledger->n_cells * sizeof(ledger->free_cells[0]));
 	ledger->returned_cells = malloc(ledger->n_cells * sizeof(ledger->returned_cells[0]));
@@ -317,9 +316,9 @@ uint32_t ledger_cells_used(struct ledger *ledger)
 {
 	uint32_t n;
 
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	n = ledger->cells_used;
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 	return n;
 }
 

@@ -1,9 +1,9 @@
 /* What ledger.c and hand.c share. */
 #pragma once
 
+#include "base/latch.h"
 #include "ledger/ledger.h"
 #include "tensor/tensor.h"
-#include <pthread.h>
 #include <stdatomic.h>
 #include <sys/types.h>
 
@@ -45,8 +45,8 @@ struct ledger {
 
 	/* Through servers: cell.c. */
 	uint32_t n_cells, n_tensors, cell_bytes;
-	struct ledger_kept *kept;   /* n_cells entries */
-	pthread_mutex_t cells_lock; /* guards what is free: */
+	struct ledger_kept *kept; /* n_cells entries */
+	struct latch cells_latch; /* guards what is free: */
 	uint32_t *
 		free_cells; /* used before, and their memory is still there; the last freed is the last */
 	uint32_t *returned_cells; /* used before, and their memory is not */

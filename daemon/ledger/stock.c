@@ -27,7 +27,7 @@ uint64_t ledger_cells_bytes(const struct ledger *ledger, uint32_t n)
 	return n > first ? (n - first) * ledger_cell_stride(ledger) : 0;
 }
 
-/* The lock is held. */
+/* The latch is taken. */
 static uint32_t n_taken(const struct ledger *ledger)
 {
 	return ledger->cells_used - ledger->n_free_cells - ledger->n_leaving_cells -
@@ -45,26 +45,26 @@ uint32_t ledger_cells_allowed(struct ledger *ledger)
 {
 	uint32_t n;
 
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	n = ledger->n_allowed;
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 	return n;
 }
 
 void ledger_cells_allow(struct ledger *ledger, uint32_t n)
 {
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	ledger->n_allowed = MAX(ledger->n_allowed, MIN(n, ledger->n_cells));
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 }
 
 bool ledger_cells_scarce(struct ledger *ledger)
 {
 	bool scarce;
 
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	scarce = n_taken(ledger) >= ledger->n_allowed - ledger->n_allowed / 2;
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 	return scarce;
 }
 
@@ -72,10 +72,10 @@ uint32_t ledger_cells_peak(struct ledger *ledger)
 {
 	uint32_t n;
 
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	n = ledger->n_peak;
 	ledger->n_peak = n_taken(ledger);
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 	return n;
 }
 
@@ -87,7 +87,7 @@ static uint32_t take_coldest(struct ledger *ledger, uint32_t *cells, uint32_t n)
 {
 	uint32_t have;
 
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	have = n_taken(ledger) + ledger->n_free_cells;
 	n = MIN(MIN(n, ledger->n_free_cells), have - MIN(have, ledger->n_allowed));
 	memcpy(cells, ledger->free_cells, n * sizeof(cells[0]));
@@ -95,7 +95,7 @@ static uint32_t take_coldest(struct ledger *ledger, uint32_t *cells, uint32_t n)
 	ledger->n_leaving_cells = n;
 	memmove(ledger->free_cells, ledger->free_cells + n,
 		ledger->n_free_cells * sizeof(cells[0]));
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 	qsort(cells, n, sizeof(cells[0]), compare_cells);
 	return n;
 }
@@ -115,23 +115,23 @@ uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n)
 {
 	uint32_t cells[STEP_CELLS], n_cells;
 
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	ledger->n_allowed = MIN(MAX(n, n_taken(ledger)), ledger->n_allowed);
 	n = ledger->n_allowed;
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 	while ((n_cells = take_coldest(ledger, cells, STEP_CELLS))) {
 		give_back(ledger, cells, n_cells);
-		(void)pthread_mutex_lock(&ledger->cells_lock);
+		latch_take(&ledger->cells_latch);
 		memcpy(ledger->returned_cells + ledger->n_returned_cells, cells,
 		       n_cells * sizeof(cells[0]));
 		ledger->n_returned_cells += n_cells;
 		ledger->n_leaving_cells = 0;
-		(void)pthread_mutex_unlock(&ledger->cells_lock);
+		latch_drop(&ledger->cells_latch);
 	}
 	return n;
 }
 
-/* The one that was freed last: its memory is the warmest. The lock is held. */
+/* The one that was freed last: its memory is the warmest. The latch is taken. */
 static uint32_t choose(struct ledger *ledger)
 {
 	uint32_t cell;
@@ -150,19 +150,19 @@ uint32_t ledger_cell_take(struct ledger *ledger, bool spare)
 {
 	uint32_t n_free, cell = LEDGER_NO_CELL;
 
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	n_free = ledger->n_allowed - MIN(n_taken(ledger), ledger->n_allowed);
 	if (n_free && !(spare && n_free <= ledger->n_allowed / 2)) {
 		cell = choose(ledger);
 		ledger->n_peak = MAX(ledger->n_peak, n_taken(ledger));
 	}
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 	return cell;
 }
 
 void ledger_cell_put_back(struct ledger *ledger, uint32_t cell)
 {
-	(void)pthread_mutex_lock(&ledger->cells_lock);
+	latch_take(&ledger->cells_latch);
 	ledger->free_cells[ledger->n_free_cells++] = cell;
-	(void)pthread_mutex_unlock(&ledger->cells_lock);
+	latch_drop(&ledger->cells_latch);
 }
