@@ -328,8 +328,14 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	tensor = await_tensor(session, entry->tensor);
 	if (session->state != SESSION_OPEN)
 		return;
-	if (!tensor) {
-		if (!session->in_job && session->last.status)
+	if (!tensor || pipeline_is_void(&tensor->declaration)) {
+		if (tensor)
+			(void)failure_set(
+				&failure, -ENOTCONN,
+				"tensor %u was declared before the ranks regroup: declare "
+				"it again when they have",
+				entry->tensor);
+		else if (!session->in_job && session->last.status)
 			failure = session->last;
 		else
 			(void)failure_set(&failure, session->in_job ? -EINVAL : -ENOTCONN,
@@ -414,7 +420,7 @@ static void fetch_ahead(const struct session *session, uint64_t tail)
 		const struct session_tensor *tensor = find_tensor(session, entry->tensor);
 		uint32_t slot = *(const volatile uint32_t *)&entry->slot;
 
-		if (tensor)
+		if (tensor && !pipeline_is_void(&tensor->declaration))
 			pipeline_fetch(&tensor->declaration);
 		if (slot < SHM_SLOTS && session->requests[slot])
 			for (size_t at = 0; at < sizeof(struct session_request); at += CACHE_LINE)

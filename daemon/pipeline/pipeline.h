@@ -199,7 +199,7 @@ void pipeline_leave(struct pipeline_member *member);
  */
 void pipeline_abandon(struct pipeline_member *member, const char *how);
 
-/* A member's declaration of a tensor. Void when the member is out of its job. */
+/* A member's declaration of a tensor. Void when the member is out of its job, or on its way to the next run of it: not to be used then. */
 struct pipeline_declaration {
 	/* Exactly once unless the job ends before: the key, or why the ranks do not agree. May come from pipeline_declare(). */
 	void (*declared)(struct pipeline_declaration *declaration, const struct failure *failure,
@@ -212,6 +212,11 @@ struct pipeline_declaration {
 	struct list link;    /* the member's */
 	struct list waiting; /* the tensor's */
 };
+
+static inline bool pipeline_is_void(const struct pipeline_declaration *declaration)
+{
+	return !declaration->tensor;
+}
 
 /* What a rank that was resumed had seen of a tensor's rounds. */
 struct pipeline_past {

@@ -43,9 +43,10 @@ def with_daemon(test, *options):
         wait_for('mappings given back', lambda: SANITIZED or daemon.maps() <= maps + 8)  # a sanitizer maps memory itself
 
 
-def ready(daemon, length=1 << 16, **join):
+def ready(daemon, length=1 << 16, features=0, **join):
     """A session by hand with a buffer and a tensor, ready to post."""
-    session = Session(daemon.socket)
+    session = Session(daemon.socket, hello=False)
+    session.hello(features=features)
     status, text, _ = session.join(**join)
     assert status == 0, text
     fd = memfd(length)
@@ -239,6 +240,29 @@ def rows_entry(**change):
     """push_pull_rows of two rows out of 256, of 4 elements each: a good entry, and what is changed about it."""
     return dict(operation=7, width=4, input_count=8, output_count=64, input_offset=4096, output_offset=8192,
                 input_rows_buffer=1, input_rows_offset=0, output_rows_buffer=1, output_rows_offset=1024, **change)
+
+
+def test_what_is_posted_while_ranks_regroup():
+    """What was declared is of the run before then, and nobody knows of the next."""
+    with Cluster(1, 2, colocated=False) as cluster:
+        daemon, servers = cluster.daemons[0], cluster.daemons[1:]
+        session = ready(daemon, features=wire.FEATURE_RESUME, job='regroups', fields={11: 1, 15: 1})
+        session.post(session.entry())
+        assert session.completion() == (0, ''), session.completion()
+        # Its home puts the next run together, and the other server lets it wait.
+        wait_for('its home is known', lambda: any('part size' in server.text() for server in servers))
+        _, other = sorted(servers, key=lambda server: 'part size' not in server.text())
+        other.signal(signal.SIGSTOP)
+        session.post_request(wire.REGROUP, {})
+        wait_for('the run before is over', lambda: 'job regroups: regroups' in daemon.text())
+        slots = range(1, 41)
+        for n in slots:
+            session.post(session.entry(ticket=1 + n, round=1 + n, slot=n), slot=n, ticket=1 + n)
+        said = [session.completion(n) for n in slots]
+        assert all(one and one[0] == -errno.ENOTCONN and 'regroup' in one[1] for one in said), said
+        assert daemon.alive()
+        other.signal(signal.SIGCONT)
+        session.close()
 
 
 def test_rows_with_wild_numbers():

@@ -76,7 +76,7 @@ def zigzag(value):
 
 # -- a trainer's session -------------------------------------------------------------------------------------------
 
-HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE, RESUME = range(2, 10)
+HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE, RESUME, REGROUP = range(2, 11)
 FEATURE_RESUME = 1
 ENTRY = struct.Struct('<QQIIBBHiIIIIQQQQQQQQQII')
 RING, ENTRIES, SLOT, SLOTS = 4096, 4096, 4096 + 4096 * 128, 4096
