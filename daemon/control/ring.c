@@ -84,8 +84,7 @@ static void on_done(struct pipeline_request *base, const struct failure *failure
 
 	release(request);
 	if (session->state == SESSION_OPEN)
-		complete(session, request->slot, base->ticket, base->n_rows, &base->outcome,
-			 failure);
+		complete(session, base->slot, base->ticket, base->n_rows, &base->outcome, failure);
 	session_request_ended(session);
 }
 
@@ -201,7 +200,7 @@ static int take_counts(struct session *session, struct session_request *request,
 		if (!counts)
 			return failure_set(failure, -ENOMEM, "out of memory");
 		request->counts = counts;
-		request->n_counts = n;
+		request->n_counts = (uint32_t)n;
 	}
 	memcpy(request->counts, data, n * sizeof(uint64_t));
 	/* The copy is what is checked and used: the compiler must not go back to the original. */
@@ -303,7 +302,6 @@ static struct session_request *request_for(struct session *session, const struct
 			return NULL;
 		}
 		request->session = session;
-		request->slot = entry->slot;
 		request->base.done = on_done;
 		session->requests[entry->slot] = request;
 	}

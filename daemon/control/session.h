@@ -48,12 +48,13 @@ enum session_state { SESSION_GREETING, SESSION_OPEN, SESSION_CLOSED };
 struct session_request {
 	struct pipeline_request base;
 	struct session *session;
-	uint32_t slot;
 	bool busy;
-	struct buffer *input, *output, *input_rows, *output_rows; /* held, or NULL */
+	uint32_t n_counts; /* allocated */
 	uint64_t *counts;
-	size_t n_counts; /* allocated */
+	struct buffer *input, *output, *input_rows, *output_rows; /* held, or NULL */
 };
+static_assert(sizeof(struct session_request) <= 4 * CACHE_LINE,
+	      "of thousands of requests each is a few lines of the cache");
 
 struct session_tensor {
 	struct map_entry entry; /* by the trainer's number */

@@ -231,21 +231,24 @@ struct pipeline_tensor {
 	uint64_t n_rounds;    /* completed */
 	uint64_t past_rounds; /* resumed: the newest of pasts */
 	struct level level;
+	uint64_t had; /* no server need hold a round up to this, of whatever operation; 0: none */
 	struct failure failure; /* status not 0: ranks disagree, for good */
+	uint32_t first_rank;	/* who declared it first */
 	char name[TENSOR_NAME_MAX + 1];
-	uint32_t first_rank; /* who declared it first */
 	uint32_t n_declared; /* local ranks that have */
 	uint8_t *declared;   /* by local number */
 	struct list waiting; /* declarations not yet answered */
 	uint64_t rows_had;   /* newest push_pull_rows that no server need hold; 0: none */
-	uint64_t had; /* no server need hold a round up to this, of whatever operation; 0: none */
-	uint64_t spread_ns; /* between its first and its last rank, averaged */
-	uint64_t *n_last;   /* by local number: rounds to which this rank came last */
+	uint64_t spread_ns;  /* between its first and its last rank, averaged */
+	uint64_t *n_last;    /* by local number: rounds to which this rank came last */
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end. */
 	struct pipeline_past *pasts;
 	uint64_t reached
 		[]; /* by local number: rounds that this rank has submitted, in the past too; then n_last, declared */
 };
+static_assert(offsetof(struct pipeline_tensor, failure.text) <= 2 * CACHE_LINE &&
+		      !(offsetof(struct pipeline_tensor, name) % CACHE_LINE),
+	      "what each round looks at of a tensor is two lines, and its name");
 
 /* job.c */
 void pipeline_job_hold(struct pipeline_job *job);

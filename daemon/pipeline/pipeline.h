@@ -252,8 +252,9 @@ struct pipeline_request {
 	int64_t *output_rows;
 	/* The buffer that input or output is in, if it is a device's: kept until done(). */
 	struct buffer *input_device, *output_device;
-	uint32_t slot; /* of a request on a device, whose flags order it */
-	bool watched;  /* false; the pipeline's */
+	uint32_t slot;	   /* of a request on a device, whose flags order it */
+	bool watched;	   /* false; the pipeline's */
+	bool own_deadline; /* the pipeline's, too */
 	uint64_t
 		deadline_ns; /* the pipeline's, from here on to done(): looked at together when it ends */
 	uint64_t *expanded; /* counts of a job that has lost ranks; NULL before pipeline_submit() */
@@ -267,7 +268,6 @@ struct pipeline_request {
 		membership; /* of an elastic job: low bits of that in which ranks are counted here; else 0 */
 	struct pipeline_outcome outcome; /* in done(), of an elastic job; zero before */
 	/* The pipeline's. */
-	bool own_deadline;
 	uint32_t seat, n_seats; /* rank and size where it was submitted: seats.c */
 };
 

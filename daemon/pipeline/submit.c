@@ -311,6 +311,7 @@ void pipeline_fetch(const struct pipeline_declaration *declaration)
 	fetch_to_write(&tensor->job, offsetof(struct pipeline_tensor, failure.text) -
 					     offsetof(struct pipeline_tensor, job));
 	__builtin_prefetch(tensor->name);
+	__builtin_prefetch(&tensor->reached[declaration->member->index], 1);
 }
 
 void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_request *request,
