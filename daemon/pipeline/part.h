@@ -20,27 +20,47 @@ enum pipeline_part_state {
 	PART_SCATTERED, /* and in all, and others are not */
 };
 
+/* What a part on its way to a server and back is asked for stands in front of its call, in whole lines of the cache. */
 struct pipeline_part {
 	struct list link; /* the round's, or the job's spare ones */
 	struct list wait; /* a server's parked ones, or the job's starved ones */
 	struct pipeline_round *round;
 	struct pipeline_job *job; /* the round's, without a look at the round */
+	size_t heap_index;
+	uint64_t turn; /* among all jobs': outlet.c */
+
 	struct extent extent;
 	enum pipeline_part_state state;
-	bool remote; /* needs a server: */
+	bool remote;	  /* needs a server: */
+	bool copies;	  /* the work is copies of inputs[0], not a sum */
+	bool is_straight; /* another node keeps the result, it comes to an output here */
+	bool again; /* pushed before, on a connection that broke; the server has not been lost since */
+
 	size_t server;
 	struct pipeline_outlet *outlet; /* NULL: there is none now */
-	size_t heap_index;
-	uint64_t turn;	     /* among all jobs': outlet.c */
-	uint64_t charged;    /* bytes ahead in the outlet */
-	uint64_t unsent;     /* counted in its round */
-	struct block *block; /* the gathered sum, then the answer */
-	struct task task;
-	struct call call;
-	bool copies;		   /* the work is copies of inputs[0], not a sum */
-	uint64_t n_copied;	   /* bytes */
+	uint64_t charged;		/* bytes ahead in the outlet */
+	uint64_t unsent;		/* counted in its round */
+	struct block *block;		/* the gathered sum, then the answer */
+	void *room;			/* where the answer went, if not into the block */
+	/* Of a job that outlives its daemons' processes. */
+	uint64_t attachment; /* since which the result has its number */
+	uint32_t number;
+	uint32_t cell; /* for the result, or LEDGER_NO_CELL */
+
 	struct ledger_part ledger; /* of a round that is recorded */
-	void *room;		   /* where the answer went, if not into the block */
+	uint64_t n_copied;	   /* bytes */
+	bool stored;		   /* the result is in its cell, in the outputs, and marked */
+	bool posted;		   /* is in the pool */
+	uint32_t n_inputs, n_outputs;
+	const void **inputs; /* n_local entries */
+
+	struct call call;
+	struct task task;
+	void **outputs;	    /* n_local entries */
+	const void **piece; /* n_local entries: inputs of the piece that is being summed */
+	const void *late;   /* our contribution, which is to be kept beside the result */
+	uint64_t moved;	    /* job's n_moved when it was begun */
+	uint64_t attempt;   /* of a piece of rows: rows.c */
 	/* What of it is on devices: device.c. */
 	struct gpu_task device_task;
 	struct gpu_lease lease;
@@ -49,23 +69,12 @@ struct pipeline_part {
 	bool device_inputs;
 	void *result;  /* in staging: the result for devices, while there is a lease */
 	void **staged; /* n_local entries: a rank's input in staging, or NULL */
-	/* Of a job that outlives its daemons' processes. */
-	uint32_t cell;	  /* for its result, or LEDGER_NO_CELL */
-	bool is_straight; /* another node keeps the result, it comes to an output here */
-	const void *late; /* our contribution, which is to be kept beside it */
-	bool again; /* pushed before, on a connection that broke; the server has not been lost since */
-	uint32_t number;     /* of the result, */
-	uint64_t attachment; /* since this */
-	uint64_t moved;	     /* job's n_moved when it was begun */
-	uint64_t attempt;    /* of a piece of rows: rows.c */
-	bool stored;	     /* the result is in its cell, in the outputs, and marked */
-	bool posted;	     /* is in the pool */
-	size_t n_inputs, n_outputs;
-	const void **inputs; /* n_local entries */
-	void **outputs;	     /* n_local entries */
-	const void **piece;  /* n_local entries: inputs of the piece that is being summed */
 	void *pointers[];
 };
+static_assert(!(offsetof(struct pipeline_part, extent) % CACHE_LINE ||
+		offsetof(struct pipeline_part, server) % CACHE_LINE ||
+		offsetof(struct pipeline_part, ledger) % CACHE_LINE),
+	      "what push.c has fetched of a part begins with lines");
 
 /*
  * Towards one server, of all jobs: parts wait here until little enough is under way that an urgent part, once it comes,

@@ -564,10 +564,13 @@ static void fetch_then(struct pipeline_part *part)
 	soon[7] = &round->tensor->n_rounds;
 	soon[8] = ledger_round_place(&round->ledger, part->ledger.number);
 	soon[9] = &part->job;
+	soon[10] = &part->extent;
+	soon[11] = &part->server;
+	soon[12] = &part->ledger;
 	if (!request)
 		return;
-	soon[10] = &request->in;
-	soon[11] = request + 1; /* what it is embedded in goes on there */
+	soon[13] = &request->in;
+	soon[14] = request + 1; /* what it is embedded in goes on there */
 }
 
 static void push(struct pipeline_part *part, const void *payload)
