@@ -2,6 +2,8 @@
 
 #include "base/clock.h"
 #include "base/log.h"
+#include <linux/errqueue.h>
+#include <linux/net_tstamp.h>
 #include <linux/tcp.h>
 #include <stdlib.h>
 #include <sys/socket.h>
@@ -68,7 +70,7 @@ bool probe_is_wanted(const struct handshake *h)
 
 void probe_begin(struct handshake *h)
 {
-	int on = 1;
+	int on = SOF_TIMESTAMPING_RX_SOFTWARE | SOF_TIMESTAMPING_SOFTWARE;
 
 	h->probe.n = 0;
 	h->in_len = 0;
@@ -76,16 +78,16 @@ void probe_begin(struct handshake *h)
 	h->out_len = sizeof(more);
 	h->probed_since_ns = clock_now_ns();
 	if (h->is_accepting)
-		(void)setsockopt(h->source.fd, SOL_SOCKET, SO_TIMESTAMPNS, &on, sizeof(on));
+		(void)setsockopt(h->source.fd, SOL_SOCKET, SO_TIMESTAMPING, &on, sizeof(on));
 }
 
-/* When the last of these bytes came, or now. */
+/* When the last of these bytes came, by the first of three stamps, or now. */
 static uint64_t came_ns(struct msghdr *message)
 {
 	struct timespec at = { 0 };
 
 	for (struct cmsghdr *c = CMSG_FIRSTHDR(message); c; c = CMSG_NXTHDR(message, c)) {
-		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_TIMESTAMPNS)
+		if (c->cmsg_level == SOL_SOCKET && c->cmsg_type == SCM_TIMESTAMPING)
 			memcpy(&at, CMSG_DATA(c), sizeof(at));
 	}
 	if (!at.tv_sec)
@@ -99,7 +101,7 @@ static ssize_t read_some(struct handshake *h, unsigned char *piece, uint64_t *re
 	struct iovec iov = { piece, h->in_len ? DATA_PROBE_LEN - h->in_len : 1 };
 	union {
 		struct cmsghdr first;
-		char space[CMSG_SPACE(sizeof(struct timespec))];
+		char space[CMSG_SPACE(sizeof(struct scm_timestamping))];
 	} control;
 	struct msghdr message = {
 		.msg_iov = &iov,
@@ -179,7 +181,8 @@ void probe_end(struct handshake *h)
 	uint64_t bytes_s;
 	int off = 0;
 
-	(void)setsockopt(h->source.fd, SOL_SOCKET, SO_TIMESTAMPNS, &off, sizeof(off));
+	/* Of all ways to ask for stamps the one that can be let go of: while any socket asks, each packet of the machine gets one. */
+	(void)setsockopt(h->source.fd, SOL_SOCKET, SO_TIMESTAMPING, &off, sizeof(off));
 	if (getsockopt(h->source.fd, IPPROTO_TCP, TCP_INFO, &info, &len))
 		return;
 	bytes_s = probe_bytes_s(&h->probe, info.tcpi_min_rtt * (uint64_t)1000);

@@ -141,6 +141,19 @@ static uint64_t known(const struct pair_side *side)
 	return transport_bytes_s(side->transport);
 }
 
+/* While one asks, each packet of the machine is stamped. */
+static bool any_asks_for_stamps(void)
+{
+	for (int fd = 0; fd < 1024; fd++) {
+		int asked = 0;
+		socklen_t len = sizeof(asked);
+
+		if (!getsockopt(fd, SOL_SOCKET, SO_TIMESTAMPING, &asked, &len) && asked)
+			return true;
+	}
+	return false;
+}
+
 /* However many connections: the first is there before the others are. */
 TEST(it_is_known_before_anything_is_said)
 {
@@ -157,6 +170,7 @@ TEST(it_is_known_before_anything_is_said)
 		pair_call_begin(pair, &call);
 		pair_echo(pair, pair_take(pair));
 		ASSERT_INT(known(&pair->b), >, 0);
+		ASSERT_TRUE(!any_asks_for_stamps());
 		PAIR_UNTIL(pair, call.n_done);
 		ASSERT_OK(call.call.status);
 		ASSERT_EQ(known(&pair->a), 0);
