@@ -80,6 +80,24 @@ unsigned test_scale_s(unsigned seconds)
 #endif
 }
 
+bool test_is_huge(const void *data)
+{
+	FILE *file = fopen("/proc/self/smaps", "re");
+	unsigned long long at = (uintptr_t)data, start, end;
+	bool is_there = false, is_huge = false;
+	char line[512];
+
+	ASSERT_TRUE(file);
+	while (fgets(line, sizeof(line), file)) {
+		if (sscanf(line, "%llx-%llx ", &start, &end) == 2)
+			is_there = at >= start && at < end;
+		else if (is_there && !strncmp(line, "VmFlags:", 8))
+			is_huge = strstr(line, " hg");
+	}
+	(void)fclose(file);
+	return is_huge;
+}
+
 static uint64_t test_now_ms(void)
 {
 	struct timespec ts;

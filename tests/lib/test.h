@@ -32,6 +32,8 @@ _Noreturn void test_skip(const char *format, ...) _printf_(1, 2);
 const char *test_dir(void);
 /* A limit of so many seconds, longer in builds with a sanitizer. */
 unsigned test_scale_s(unsigned seconds);
+/* Whether the kernel has been asked for huge pages where some memory lies. */
+bool test_is_huge(const void *data);
 
 #define TEST_TIMEOUT(test_name, seconds)                                                           \
 	static void test_run_##test_name(void);                                                    \

@@ -21,25 +21,6 @@ TEST(sizes_and_alignment)
 	ASSERT_EQ(block_cache_used(cache), 0);
 }
 
-/* Whether the kernel has been asked for huge pages where some memory lies; a skip where it has none. */
-static bool is_huge(const void *data)
-{
-	FILE *file = fopen("/proc/self/smaps", "re");
-	unsigned long long at = (uintptr_t)data, start, end;
-	bool is_there = false, is_huge = false;
-	char line[512];
-
-	ASSERT_TRUE(file);
-	while (fgets(line, sizeof(line), file)) {
-		if (sscanf(line, "%llx-%llx ", &start, &end) == 2)
-			is_there = at >= start && at < end;
-		else if (is_there && !strncmp(line, "VmFlags:", 8))
-			is_huge = strstr(line, " hg");
-	}
-	(void)fclose(file);
-	return is_huge;
-}
-
 static void slab_added(struct block_watcher *watcher, void *data, size_t len)
 {
 	(void)watcher;
@@ -65,7 +46,7 @@ TEST(large_blocks_of_slabs_lie_in_huge_pages)
 	block_cache_watch(cache, &watcher);
 	ASSERT_OK(block_new(cache, 4 << 20, NULL, &block));
 	ASSERT_EQ((uintptr_t)block->data % (2 << 20), 0);
-	ASSERT_TRUE(is_huge(block->data));
+	ASSERT_TRUE(test_is_huge(block->data));
 	block = block_unref(block);
 	block_cache_unwatch(cache, &watcher);
 }

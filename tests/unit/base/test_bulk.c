@@ -37,25 +37,6 @@ TEST(what_is_taken_is_zero_and_apart)
 	bulk_done(&bulk);
 }
 
-/* Whether huge pages have been asked for where it lies. */
-static bool is_huge(const char *data)
-{
-	FILE *file = fopen("/proc/self/smaps", "re");
-	unsigned long long at = (uintptr_t)data, start, end;
-	bool is_there = false, is_huge = false;
-	char line[512];
-
-	ASSERT_TRUE(file);
-	while (fgets(line, sizeof(line), file)) {
-		if (sscanf(line, "%llx-%llx ", &start, &end) == 2)
-			is_there = at >= start && at < end;
-		else if (is_there && !strncmp(line, "VmFlags:", 8))
-			is_huge = strstr(line, " hg");
-	}
-	(void)fclose(file);
-	return is_huge;
-}
-
 TEST(many_lie_in_huge_pages_and_few_do_not)
 {
 	struct bulk bulk = { 0 };
@@ -67,11 +48,11 @@ TEST(many_lie_in_huge_pages_and_few_do_not)
 		TEST_SKIP("this kernel has no transparent huge pages");
 	data = bulk_take(&bulk, LEN);
 	ASSERT_TRUE(data);
-	ASSERT_TRUE(!is_huge(data));
+	ASSERT_TRUE(!test_is_huge(data));
 	for (size_t i = 0; i < HUGE_PAGE / LEN; i++)
 		data = bulk_take(&bulk, LEN);
 	ASSERT_TRUE(data);
-	ASSERT_TRUE(is_huge(data));
+	ASSERT_TRUE(test_is_huge(data));
 	bulk_done(&bulk);
 }
 

@@ -17,18 +17,6 @@ static uint16_t port_of(const struct pair *pair)
 	return transport_port(pair->b.transport);
 }
 
-/* The caller that pair_new_with() made must be connected, or it would count as a stranger. */
-static void settle(struct pair *pair)
-{
-	struct pair_call call;
-
-	pair_call_init(&call, NULL, 0, NULL, 0);
-	pair_call_begin(pair, &call);
-	pair_echo(pair, pair_take(pair));
-	PAIR_UNTIL(pair, call.n_done);
-	ASSERT_OK(call.call.status);
-}
-
 static void expect_closed(struct pair *pair, int fd)
 {
 	char rest[1000];
@@ -49,14 +37,14 @@ TEST(strangers_are_closed_at_once)
 	};
 	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
 
-	settle(pair);
+	pair_settle(pair);
 	for (unsigned i = 0; i < ARRAY_SIZE(words); i++) {
 		int fd = raw_connect(pair, port_of(pair));
 
 		raw_send(pair, fd, words[i], strlen(words[i]));
 		expect_closed(pair, fd);
 	}
-	settle(pair);
+	pair_settle(pair);
 	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
 }
 
@@ -69,7 +57,7 @@ TEST(silence_ends_at_the_time_limit)
 
 	/* The caller is patient: on a busy machine its own handshakes may take a few attempts. */
 	pair_serve(pair, &config);
-	settle(pair);
+	pair_settle(pair);
 	raw_hello(&hello, 5, 0);
 	silent = raw_connect(pair, port_of(pair));
 	half = raw_connect(pair, port_of(pair));
@@ -79,7 +67,7 @@ TEST(silence_ends_at_the_time_limit)
 	expect_closed(pair, silent);
 	expect_closed(pair, half);
 	expect_closed(pair, unproved);
-	settle(pair);
+	pair_settle(pair);
 }
 
 /* One that goes in the middle of its handshake, after each number of bytes. */
@@ -89,7 +77,7 @@ TEST(handshakes_cut_short)
 		server_new((struct pair_config){ .max_connections = 3 });
 	struct data_hello hello;
 
-	settle(pair);
+	pair_settle(pair);
 	raw_hello(&hello, 5, 0);
 	for (size_t len = 0; len <= sizeof(hello); len++) {
 		int fd = raw_connect(pair, port_of(pair));
@@ -98,7 +86,7 @@ TEST(handshakes_cut_short)
 		ASSERT_OK(shutdown(fd, SHUT_WR));
 		expect_closed(pair, fd);
 	}
-	settle(pair);
+	pair_settle(pair);
 }
 
 /* Byte by byte is slow, not wrong. */
@@ -111,7 +99,7 @@ TEST(a_handshake_in_small_pieces)
 	unsigned char proof[DATA_PROOF_LEN];
 	int fd = raw_connect(pair, port_of(pair));
 
-	settle(pair);
+	pair_settle(pair);
 	raw_hello(&mine, 5, 0);
 	for (size_t i = 0; i < sizeof(mine); i++) {
 		raw_send(pair, fd, (char *)&mine + i, 1);
@@ -139,7 +127,7 @@ TEST(another_version_gets_our_hello)
 	struct data_hello hello;
 	int fd;
 
-	settle(pair);
+	pair_settle(pair);
 	raw_hello(&hello, 5, 0);
 	hello.version = 9;
 	hello.version_min = 8;
@@ -150,7 +138,7 @@ TEST(another_version_gets_our_hello)
 	ASSERT_EQ(hello.version, DATA_VERSION);
 	ASSERT_EQ(hello.version_min, DATA_VERSION_MIN);
 	expect_closed(pair, fd);
-	settle(pair);
+	pair_settle(pair);
 }
 
 TEST(a_hello_with_a_bad_name)
@@ -159,13 +147,13 @@ TEST(a_hello_with_a_bad_name)
 	struct data_hello hello;
 	int fd;
 
-	settle(pair);
+	pair_settle(pair);
 	raw_hello(&hello, 5, 0);
 	memset(hello.name, 'x', sizeof(hello.name));
 	fd = raw_connect(pair, port_of(pair));
 	raw_send(pair, fd, &hello, sizeof(hello));
 	expect_closed(pair, fd);
-	settle(pair);
+	pair_settle(pair);
 }
 
 TEST(a_wrong_proof)
@@ -176,7 +164,7 @@ TEST(a_wrong_proof)
 	unsigned char proof[DATA_PROOF_LEN];
 	int fd;
 
-	settle(pair);
+	pair_settle(pair);
 	fd = raw_connect(pair, port_of(pair));
 	raw_hello(&mine, 5, 0);
 	raw_send(pair, fd, &mine, sizeof(mine));
@@ -191,7 +179,7 @@ TEST(a_wrong_proof)
 	ASSERT_EQ(raw_receive(pair, fd, &theirs, sizeof(theirs)), sizeof(theirs));
 	raw_send(pair, fd, theirs.proof, sizeof(theirs.proof));
 	expect_closed(pair, fd);
-	settle(pair);
+	pair_settle(pair);
 	ASSERT_EQ(pair->b.n_lost, 0);
 }
 
@@ -218,12 +206,12 @@ TEST(no_more_than_max_connections)
 		server_new((struct pair_config){ .max_connections = 4 });
 	int fds[3], more;
 
-	settle(pair);
+	pair_settle(pair);
 	for (unsigned i = 0; i < ARRAY_SIZE(fds); i++)
 		fds[i] = raw_connect(pair, port_of(pair));
 	more = raw_connect(pair, port_of(pair));
 	expect_closed(pair, more);
-	settle(pair);
+	pair_settle(pair);
 	for (unsigned i = 0; i < ARRAY_SIZE(fds); i++)
 		fd_close(fds[i]);
 	/* Their places are free again. */
@@ -247,7 +235,7 @@ TEST(the_same_lane_again_is_a_new_peer)
 	struct data_header header;
 	int old, new;
 
-	settle(pair);
+	pair_settle(pair);
 	old = raw_shake(pair, port_of(pair), NULL, 5, 0x0300);
 	raw_push_header(&header, 1, 0);
 	raw_send(pair, old, &header, sizeof(header));
@@ -271,7 +259,7 @@ TEST(lanes_are_grouped)
 	struct data_header header;
 	int fds[3];
 
-	settle(pair);
+	pair_settle(pair);
 	raw_push_header(&header, 1, 0);
 	for (unsigned i = 0; i < 3; i++) {
 		fds[i] = raw_shake(pair, port_of(pair), NULL, 5, lanes[i]);

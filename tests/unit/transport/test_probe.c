@@ -125,17 +125,6 @@ static void probes_auto(struct transport_params *params)
 	params->probes = TRANSPORT_PROBES_AUTO;
 }
 
-static void settle(struct pair *pair)
-{
-	struct pair_call call;
-
-	pair_call_init(&call, NULL, 0, NULL, 0);
-	pair_call_begin(pair, &call);
-	pair_echo(pair, pair_take(pair));
-	PAIR_UNTIL(pair, call.n_done);
-	ASSERT_OK(call.call.status);
-}
-
 static uint64_t known(const struct pair_side *side)
 {
 	return transport_bytes_s(side->transport);
@@ -174,7 +163,7 @@ TEST(it_is_known_before_anything_is_said)
 		PAIR_UNTIL(pair, call.n_done);
 		ASSERT_OK(call.call.status);
 		ASSERT_EQ(known(&pair->a), 0);
-		settle(pair);
+		pair_settle(pair);
 	}
 }
 
@@ -183,7 +172,7 @@ TEST(who_does_not_offer_is_not_asked)
 	struct pair_config config = { .variant = { "tcp", false, 0, 1 }, .adjust = probes_on };
 	_cleanup_(pair_freep) struct pair *pair = pair_new_with(&config);
 
-	settle(pair);
+	pair_settle(pair);
 	ASSERT_EQ(known(&pair->b), 0);
 }
 
@@ -197,7 +186,7 @@ TEST(who_does_not_want_one_gets_none)
 		_cleanup_(pair_freep) struct pair *pair = pair_new_with(&config);
 
 		peer_offer_probe(pair->peer);
-		settle(pair);
+		pair_settle(pair);
 		ASSERT_EQ(known(&pair->b), 0);
 	}
 }

@@ -253,6 +253,17 @@ void pair_echo(struct pair *pair, struct delivery *delivery)
 	delivery_answer(delivery, &header, delivery->payload_block, delivery->payload);
 }
 
+void pair_settle(struct pair *pair)
+{
+	struct pair_call call;
+
+	pair_call_init(&call, NULL, 0, NULL, 0);
+	pair_call_begin(pair, &call);
+	pair_echo(pair, pair_take(pair));
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+}
+
 /* A pattern of 64-bit words, the last one cut. */
 void pair_fill(void *data, size_t len, uint64_t seed)
 {

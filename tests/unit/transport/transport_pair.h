@@ -95,6 +95,8 @@ struct delivery *pair_take(struct pair *pair);
 /* RESULT with the same payload, by reference where there is a block. */
 void pair_echo(struct pair *pair, struct delivery *delivery);
 void pair_on_call_echo(struct pair_side *side, struct delivery *delivery);
+/* One call there and back: the caller that pair_new_with() made is connected then, and no stranger. */
+void pair_settle(struct pair *pair);
 
 void pair_fill(void *data, size_t len, uint64_t seed);
 bool pair_check(const void *data, size_t len, uint64_t seed);
