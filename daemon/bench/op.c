@@ -12,7 +12,6 @@ struct op_options {
 
 struct op_tensor {
 	struct bps_tensor *tensor;
-	struct bps_submit_params submit;
 	struct bps_request *request;
 };
 
@@ -21,7 +20,8 @@ struct op_case {
 	struct op_tensor *tensors;
 	struct bps_memory *memory;
 	char *own, *data;
-	size_t len; /* of one tensor's part of it */
+	size_t len;			 /* of one tensor's part of it */
+	struct bps_submit_params submit; /* of the first */
 };
 
 struct op_figures {
@@ -158,19 +158,19 @@ static void prepare(struct group *group, const struct op_options *o, uint64_t el
 	take_memory(group, o, c);
 	for (unsigned i = 0; i < o->n_tensors; i++) {
 		struct op_tensor *t = &c->tensors[i];
-		char name[64], *data = c->data + i * c->len;
+		char name[64];
 
 		(void)snprintf(name, sizeof(name), "bench.%llu.%u", (unsigned long long)input, i);
 		bench_check(bps_tensor_declare(group->client, name, (int)o->dtype, elements,
 					       &t->tensor));
-		t->submit = (struct bps_submit_params){
-			.size = sizeof(t->submit),
-			.operation = (int)o->operation,
-			.reduction = reduces(o) ? (int)o->reduction : 0,
-			.input = data,
-			.output = in_place(o) ? data : data + input,
-		};
 	}
+	c->submit = (struct bps_submit_params){
+		.size = sizeof(c->submit),
+		.operation = (int)o->operation,
+		.reduction = reduces(o) ? (int)o->reduction : 0,
+		.input = c->data,
+		.output = in_place(o) ? c->data : c->data + input,
+	};
 }
 
 static void release(const struct op_options *o, struct op_case *c)
@@ -189,6 +189,7 @@ static void finish(struct op_tensor *t)
 
 static void step(struct group *group, const struct op_options *o, struct op_case *c)
 {
+	struct bps_submit_params submit = c->submit;
 	unsigned n_done = 0;
 
 	if (o->operation == OPERATION_BARRIER) {
@@ -200,10 +201,11 @@ static void step(struct group *group, const struct op_options *o, struct op_case
 		int r;
 
 		/* As many are under way as there may be. */
-		while ((r = bps_submit(t->tensor, &t->submit, &t->request)) == -EAGAIN &&
-		       n_done < i)
+		while ((r = bps_submit(t->tensor, &submit, &t->request)) == -EAGAIN && n_done < i)
 			finish(&c->tensors[n_done++]);
 		bench_check(r);
+		submit.input = (const char *)submit.input + c->len;
+		submit.output = (char *)submit.output + c->len;
 	}
 	while (n_done < o->n_tensors)
 		finish(&c->tensors[n_done++]);
