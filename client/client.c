@@ -154,6 +154,7 @@ static void client_disconnect(struct bps_client *client)
 	client_fork_unlock();
 
 	client_close_fds(client);
+	request_free_spare(client);
 	free(client->frame);
 	client->frame = NULL;
 	free(client->memories);
@@ -211,6 +212,7 @@ static int client_new(struct bps_client **ret_client)
 	staging_init(&client->staging, STAGING_ARENA_MIN, NULL);
 	TAILQ_INIT(&client->posted);
 	TAILQ_INIT(&client->ended);
+	TAILQ_INIT(&client->spare);
 	for (uint32_t i = SHM_SLOTS; i--;)
 		client->slots_free[client->n_slots_free++] = i;
 

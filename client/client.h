@@ -34,7 +34,7 @@
 #define CLIENT_ANSWER_NS (30 * INT64_C(1000000000))
 #define CLIENT_FOREVER	 INT64_MAX /* as a deadline */
 #define CLIENT_NAPS_LOOK 64	   /* naps for one look at the socket that nothing calls for */
-#define CLIENT_FULL_LOOK 64	   /* submissions in vain for one such look, too */
+#define CLIENT_FULL_LOOK 64 /* submissions in vain, while nothing ends, for one such look, too */
 #define CLIENT_NAP_NS	 (10 * INT64_C(1000000)) /* a loss of the daemon is seen later by so much */
 #define NO_SLOT		 UINT32_MAX
 
@@ -152,7 +152,7 @@ enum job_state {
 
 struct job {
 	enum job_state state;
-	uint64_t run; /* counts joins: a tensor of another run is void */
+	uint32_t run; /* counts joins: a tensor of another run is void */
 	uint64_t number;
 	uint32_t rank, size, local_rank, local_size, node;
 	int status; /* why it failed */
@@ -171,22 +171,28 @@ struct job {
 };
 
 struct bps_tensor {
-	struct bps_client *client; /* counted */
-	LIST_ENTRY(bps_tensor) link;
-	char *name;
-	unsigned dtype;
-	uint64_t elements; /* or ELEMENTS_VARIABLE */
+	/* What each operation needs is one line of the cache: there may be thousands of tensors. */
+	struct bps_client *client _cache_aligned_; /* counted */
+	uint64_t elements;			   /* or ELEMENTS_VARIABLE */
 	uint32_t number;
-	uint64_t run;
-	uint64_t packet; /* number of the packet that declares it */
+	uint32_t run;
+	uint8_t dtype;
 	/* Guarded by the client's mutex. */
+	bool refused;	 /* by the daemon: declare says why */
 	unsigned refs;	 /* the caller's, each posted request's, and one while it is in the table */
 	uint64_t rounds; /* submitted so far */
 	uint64_t ended;	 /* the last round that has ended; ones before it may be under way */
 	uint64_t failed; /* bit n: round ended - n failed */
+	const void
+		*after; /* the tensor that was submitted after it, to be fetched; it may be gone */
+
+	LIST_ENTRY(bps_tensor) link;
+	char *name;
+	uint64_t packet;  /* number of the packet that declares it */
 	uint64_t settled; /* of SESSION_DECLARING: all rounds up to it had ended */
 	struct client_call declare;
 };
+static_assert(offsetof(struct bps_tensor, link) == CACHE_LINE, "one line of the cache");
 
 /*
  * A request is born in bps_submit() as NEW, is the daemon's while POSTED, has ENDED once its slot says so (the slot is
@@ -201,35 +207,43 @@ enum request_state {
 };
 
 struct bps_request {
-	struct bps_client *client;     /* counted */
-	TAILQ_ENTRY(bps_request) link; /* in client->posted or client->ended */
+	struct bps_client *client _cache_aligned_; /* by client->n_requests */
+	TAILQ_ENTRY(bps_request) link;		   /* in client->posted, ended or spare */
 	/* Guarded by the client's mutex. */
-	enum request_state state;
-	bool orphan; /* released by the caller: nobody copies, the library frees it at its end */
-	bool cancelled;
-	int status;
-	char *text; /* NULL where there is none */
-	uint32_t slot;
-	uint64_t ticket;
 	struct bps_tensor *tensor; /* counted; while it is posted */
-	struct shm_entry entry;	   /* but for slot and ticket */
+	struct cuda_use *cuda; /* owned; NULL: in host memory, or nothing of the device's is left */
+	uint64_t round;	       /* of its tensor */
+	uint32_t run;	       /* of its tensor */
+	uint32_t slot;
+	int status;
+	uint8_t state; /* enum request_state */
+	bool orphan;   /* released by the caller: nobody copies, the library frees it at its end */
+	bool cancelled;
+	bool counted; /* the daemon says how many contributions are in the result */
+
 	/* What it holds until it has ended; ranges with a staged result until it is complete. */
 	struct bps_memory *input_memory, *output_memory;
-	struct staging_range *input_range, *output_range,
-		*counts_range; /* in place: no input_range */
-	void *output;	       /* the caller's, when the result is staged */
+	struct staging_range *input_range, *output_range; /* in place: no input_range */
+	void *output; /* the caller's, when the result is staged */
 	size_t output_len;
-	/* PUSH_PULL_ROWS: the same for the numbers of rows. */
+	size_t row_len;	 /* 0: another operation than PUSH_PULL_ROWS */
+	uint64_t n_rows; /* or contributions */
+
+	struct bps_outcome outcome; /* once it has ended */
+	char *text;		    /* NULL where there is none */
+	struct staging_range *counts_range;
+	uint64_t ticket;
+
+	struct shm_entry entry _cache_aligned_; /* but for slot and ticket */
+	/* PUSH_PULL_ROWS, else NULL: the same as above for the numbers of rows. */
 	struct bps_memory *input_rows_memory, *output_rows_memory;
 	struct staging_range *input_rows_range, *output_rows_range;
 	int64_t *output_rows;
-	size_t row_len;		    /* 0: another operation */
-	uint64_t n_rows;	    /* or contributions */
-	bool counted;		    /* the daemon says how many contributions are in the result */
-	struct bps_outcome outcome; /* once it has ended */
-	uint64_t run;		    /* of its tensor */
-	struct cuda_use *cuda; /* owned; NULL: in host memory, or nothing of the device's is left */
 };
+static_assert(offsetof(struct bps_request, input_memory) == CACHE_LINE &&
+		      offsetof(struct bps_request, outcome) == 2 * CACHE_LINE &&
+		      offsetof(struct bps_request, entry) == 3 * CACHE_LINE,
+	      "what most requests need is whole lines of the cache");
 
 TAILQ_HEAD(request_list, bps_request);
 
@@ -270,7 +284,7 @@ struct bps_client {
 	/* All that follows is guarded by the mutex. */
 	bool leading; /* a thread is the leader, and may sleep */
 	unsigned n_naps;
-	unsigned n_full; /* submissions that found no slot free */
+	unsigned n_full; /* submissions in a row that found no slot free, while nothing ended */
 	bool napped; /* he slept on trainer_armed in vain: the next sleep hears the socket, too */
 	unsigned n_waiting; /* threads on `turned` */
 	bool fd_used;	    /* bps_client_fd() was called: keep the trainer armed */
@@ -312,6 +326,11 @@ struct bps_client {
 	/* Of the session. */
 	uint64_t tail;	    /* entries ever posted; the ring's copy is never read */
 	uint64_t harvested; /* slots seen done */
+
+	struct request_list spare; /* given back, for the next: those last used first */
+	unsigned n_spare;
+	size_t n_requests; /* the caller's and orphans; while there are any, one of refs is theirs */
+	struct bps_tensor *submitted; /* the last */
 
 	uint64_t next_ticket;
 	uint32_t n_slots_free;
@@ -526,15 +545,18 @@ static inline void *staging_data(const struct staging_range *range)
 /* -- request.c (locked) ------------------------------------------------------------------------------------------ */
 
 int request_new(struct bps_client *client, struct bps_request **ret_request);
-/* For a request that is not under way: gives back what it holds. NULL is allowed; returns NULL. */
-struct bps_request *request_free(struct bps_request *request);
+/* For a request that is not under way: gives back what it holds. The caller has another reference to the client. */
+void request_free(struct bps_request *request);
+/* Those that are spare. */
+void request_free_spare(struct bps_client *client);
 /* Gives back the memory of one that was not posted, to look for other. */
 void request_release_memory(struct bps_request *request);
-/* Takes a slot. 0 or -EAGAIN. */
+/* Whether there is a slot: 0 or -EAGAIN. */
+int request_find_slot(struct bps_client *client);
+/* Takes one. */
 int request_take_slot(struct bps_request *request);
-/* Hands it to the daemon, now or when there is one; entry is complete but for the slot and the ticket. */
-void request_post(struct bps_request *request, struct bps_tensor *tensor,
-		  const struct shm_entry *entry);
+/* Hands it to the daemon, now or when there is one; its entry is complete but for the slot and the ticket. */
+void request_post(struct bps_request *request, struct bps_tensor *tensor);
 /* Posts all that are under way again, at another daemon, and cancels those that were. 0 or a negative errno. */
 int request_post_all(struct bps_client *client);
 /*

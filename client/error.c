@@ -13,6 +13,11 @@ int error_set(int error, const char *format, ...)
 {
 	va_list args;
 
+	/* One that says the same each time, as that of a full ring, which a trainer may meet thousands of times in a step. */
+	if (!strchr(format, '%')) {
+		(void)stpncpy(error_text, format, ERROR_TEXT_MAX);
+		return error;
+	}
 	/* An argument may be the text itself, when it is passed on with more words. */
 	char text[sizeof(error_text)];
 	va_start(args, format);
@@ -38,7 +43,8 @@ int error_copy_params(void *to, size_t to_size, const void *from, const char *na
 					 " does not know: it is of a newer bps.h",
 					 name);
 
-	memset(to, 0, to_size);
+	if (size < to_size)
+		memset(to, 0, to_size);
 	memcpy(to, from, MIN(size, to_size));
 	return 0;
 }

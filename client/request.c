@@ -1,15 +1,65 @@
 #include "cuda.h"
 
-int request_new(struct bps_client *client, struct bps_request **ret_request)
+#define EAGAIN_TEXT "4096 requests are outstanding: wait for one"
+static_assert(SHM_SLOTS == 4096, "EAGAIN_TEXT says how many");
+
+#define SPARE_MAX \
+	(2 *      \
+	 SHM_SLOTS) /* who waits for the oldest has as many that are complete as are under way */
+#define FETCH_AHEAD UINT64_C(8) /* requests: as many misses as may be under way at once */
+
+/* One that is spare holds nothing, and what only PUSH_PULL_ROWS has is NULL. */
+static struct bps_request *request_take_spare(struct bps_client *client)
 {
-	struct bps_request *request = calloc(1, sizeof(*request));
+	struct bps_request *request = TAILQ_FIRST(&client->spare);
 
 	if (!request)
-		return error_set(-ENOMEM, "out of memory");
-	request->client = client_ref(client);
+		return NULL;
+	TAILQ_REMOVE(&client->spare, request, link);
+	client->n_spare--;
+	fetch_to_write(TAILQ_FIRST(&client->spare),
+		       offsetof(struct bps_request, input_rows_memory));
+	return request;
+}
+
+int request_new(struct bps_client *client, struct bps_request **ret_request)
+{
+	struct bps_request *request = request_take_spare(client);
+
+	if (!request) {
+		request = aligned_alloc(CACHE_LINE, sizeof(*request));
+		if (!request)
+			return error_set(-ENOMEM, "out of memory");
+		memset(request, 0, sizeof(*request));
+	}
+	if (!client->n_requests++)
+		(void)client_ref(client);
+	/* By hand: a whole structure of which most stays as it is would be cleared before. */
+	request->client = client;
+	request->state = REQUEST_NEW;
+	request->orphan = request->cancelled = request->counted = false;
+	request->tensor = NULL;
+	request->cuda = NULL;
 	request->slot = NO_SLOT;
+	request->status = 0;
+	request->input_memory = request->output_memory = NULL;
+	request->input_range = request->output_range = request->counts_range = NULL;
+	request->row_len = request->n_rows = 0;
+	request->outcome = (struct bps_outcome){ 0 };
+	request->text = NULL;
 	*ret_request = request;
 	return 0;
+}
+
+void request_free_spare(struct bps_client *client)
+{
+	struct bps_request *request;
+
+	while ((request = TAILQ_FIRST(&client->spare))) {
+		TAILQ_REMOVE(&client->spare, request, link);
+		free(request);
+	}
+	client->n_spare = 0;
 }
 
 void request_release_memory(struct bps_request *request)
@@ -25,11 +75,13 @@ static void request_release_inputs(struct bps_request *request)
 {
 	memory_unuse(TAKE_PTR(request->input_memory));
 	memory_unuse(TAKE_PTR(request->output_memory));
+	request->input_range = staging_free(request->input_range);
+	request->counts_range = staging_free(request->counts_range);
+	if (!request->row_len)
+		return;
 	memory_unuse(TAKE_PTR(request->input_rows_memory));
 	memory_unuse(TAKE_PTR(request->output_rows_memory));
-	request->input_range = staging_free(request->input_range);
 	request->input_rows_range = staging_free(request->input_rows_range);
-	request->counts_range = staging_free(request->counts_range);
 }
 
 static void request_release_outputs(struct bps_request *request)
@@ -37,44 +89,66 @@ static void request_release_outputs(struct bps_request *request)
 	if (request->cuda && !cuda_release_output(request))
 		return; /* request_settle() comes */
 	request->output_range = staging_free(request->output_range);
-	request->output_rows_range = staging_free(request->output_rows_range);
+	if (request->row_len)
+		request->output_rows_range = staging_free(request->output_rows_range);
 }
 
-struct bps_request *request_free(struct bps_request *request)
+/* True when it was the client's last: then the reference that requests have is the caller's to give back. */
+static bool request_put(struct bps_request *request)
 {
-	struct bps_client *client;
+	struct bps_client *client = request->client;
 
-	if (!request)
-		return NULL;
-	client = request->client;
 	if (request->cuda)
 		cuda_end(request, 0);
-	if (request->slot != NO_SLOT)
-		client->slots_free[client->n_slots_free++] = request->slot;
-	request_release_inputs(request);
-	request_release_outputs(request);
-	free(request->text);
-	free(request);
-	/* The caller has another reference. */
-	client_unref(client);
-	return NULL;
+	/* One that is complete holds no more than what a stream is still to copy. */
+	if (request->state != REQUEST_COMPLETE || request->cuda) {
+		if (request->slot != NO_SLOT)
+			client->slots_free[client->n_slots_free++] = request->slot;
+		request_release_inputs(request);
+		request_release_outputs(request);
+	}
+	if (request->status)
+		free(request->text);
+	if (client->n_spare < SPARE_MAX && !client->failure) {
+		client->n_spare++;
+		TAILQ_INSERT_HEAD(&client->spare, request, link);
+	} else {
+		free(request);
+	}
+	return !--client->n_requests;
+}
+
+void request_free(struct bps_request *request)
+{
+	struct bps_client *client = request->client;
+
+	if (request_put(request))
+		client_unref(client);
+}
+
+int request_find_slot(struct bps_client *client)
+{
+	if (likely(client->n_slots_free))
+		return 0;
+	(void)client_glance(client);
+	/* Most who find none wait for one, and hear all that there is to hear there; who only tries again does so now and then. */
+	if (!client->n_slots_free && !(++client->n_full % CLIENT_FULL_LOOK))
+		(void)client_progress(client);
+	if (!client->n_slots_free)
+		cuda_sweep(client);
+	if (!client->n_slots_free)
+		return error_set(-EAGAIN, EAGAIN_TEXT);
+	return 0;
 }
 
 int request_take_slot(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
+	int r = request_find_slot(client);
 
-	if (!client->n_slots_free)
-		(void)client_glance(client);
-	/* Most who find none wait for one, and hear all that there is to hear there; who only tries again does so now and then. */
-	if (!client->n_slots_free && !(client->n_full++ % CLIENT_FULL_LOOK))
-		(void)client_progress(client);
-	if (!client->n_slots_free)
-		cuda_sweep(client);
-	if (!client->n_slots_free)
-		return error_set(-EAGAIN, "%u requests are outstanding: wait for one", SHM_SLOTS);
-	request->slot = client->slots_free[--client->n_slots_free];
-	return 0;
+	if (!r)
+		request->slot = client->slots_free[--client->n_slots_free];
+	return r;
 }
 
 /* Puts its entry into the ring. The daemon is not woken yet. */
@@ -109,13 +183,30 @@ static void request_wake_daemon(const struct bps_client *client)
 		(void)!write(client->daemon_event, &one, sizeof(one));
 }
 
-void request_post(struct bps_request *request, struct bps_tensor *tensor,
-		  const struct shm_entry *entry)
+/* Where the next is written, and the tensor that came behind this one the last time, as it will again. */
+static _fetches_ void request_fetch_next(struct bps_client *client, struct bps_tensor *tensor)
+{
+	struct bps_tensor *before = client->submitted;
+
+	if (before && before->after != tensor)
+		before->after = tensor;
+	client->submitted = tensor;
+	if (tensor->after)
+		fetch_to_write(tensor->after, CACHE_LINE);
+	fetch_to_write(&shm_ring(client->shm)[client->tail % SHM_ENTRIES],
+		       sizeof(struct shm_entry));
+	if (client->n_slots_free)
+		fetch_to_write(
+			&shm_slots(client->shm)[client->slots_free[client->n_slots_free - 1]],
+			CACHE_LINE);
+}
+
+void request_post(struct bps_request *request, struct bps_tensor *tensor)
 {
 	struct bps_client *client = request->client;
 
-	request->entry = *entry;
 	request->tensor = tensor;
+	request->round = request->entry.round;
 	request->run = tensor->run;
 	tensor->refs++;
 	request->state = REQUEST_POSTED;
@@ -124,6 +215,7 @@ void request_post(struct bps_request *request, struct bps_tensor *tensor,
 	/* Else session.c posts it, when there is a daemon that knows the tensor. */
 	if (client->session.state == SESSION_READY) {
 		request_write(request);
+		request_fetch_next(client, tensor);
 		request_wake_daemon(client);
 	}
 }
@@ -168,7 +260,7 @@ static void request_end(struct bps_request *request, int status, const char *tex
 	request->status = status;
 	if (status)
 		request->text = strdup(text);
-	tensor_ended(request->tensor, request->entry.round, status);
+	tensor_ended(request->tensor, request->round, status);
 	tensor_put(TAKE_PTR(request->tensor));
 	request_release_inputs(request);
 
@@ -193,6 +285,23 @@ void request_settle(struct bps_request *request)
 	} else {
 		request_release_outputs(request);
 	}
+}
+
+/* What the daemon says in a slot of an elastic job; nothing, if that cannot be. */
+static struct bps_outcome slot_outcome(const struct shm_slot *slot)
+{
+	struct bps_outcome outcome = {
+		.size = sizeof(outcome),
+		.membership = *(const volatile uint32_t *)&slot->membership,
+		.world_size = *(const volatile uint32_t *)&slot->size,
+		.rank = *(const volatile uint32_t *)&slot->rank,
+		.n_came = *(const volatile uint32_t *)&slot->n_came,
+		.n_waiting = *(const volatile uint32_t *)&slot->n_waiting,
+	};
+
+	if (outcome.world_size > JOB_RANKS_MAX || outcome.rank >= outcome.world_size)
+		return (struct bps_outcome){ .size = sizeof(outcome) };
+	return outcome;
 }
 
 /* Looks at the slot of one request under way. True when it has ended; it may be gone then. */
@@ -248,34 +357,38 @@ static bool request_look(struct bps_request *request)
 		}
 	}
 
-	request->outcome = (struct bps_outcome){
-		.size = sizeof(request->outcome),
-		.membership = *(const volatile uint32_t *)&slot->membership,
-		.world_size = *(const volatile uint32_t *)&slot->size,
-		.rank = *(const volatile uint32_t *)&slot->rank,
-		.n_came = *(const volatile uint32_t *)&slot->n_came,
-		.n_waiting = *(const volatile uint32_t *)&slot->n_waiting,
-	};
-	if (!client->job.membership)
-		request->outcome = (struct bps_outcome){
-			.size = sizeof(request->outcome),
-			.world_size = client->job.size,
-			.rank = client->job.rank,
-			.n_came = status ? 0 : client->job.size,
-		};
-	else if (request->outcome.world_size > JOB_RANKS_MAX ||
-		 request->outcome.rank >= request->outcome.world_size)
-		request->outcome = (struct bps_outcome){ .size = sizeof(request->outcome) };
+	request->outcome = client->job.membership ? slot_outcome(slot)
+						  : (struct bps_outcome){
+							    .size = sizeof(request->outcome),
+							    .world_size = client->job.size,
+							    .rank = client->job.rank,
+							    .n_came = status ? 0 : client->job.size,
+						    };
 	client->harvested++;
+	client->n_full = 0;
 	request_end(request, status, text);
 	return true;
+}
+
+/* What it takes to look at a request and to end it, and to come from it to the next, which is returned. */
+static _fetches_ struct bps_request *request_fetch(const struct bps_request *request)
+{
+	const struct shm_slot *slot = &shm_slots(request->client->shm)[request->slot];
+
+	__builtin_prefetch(slot);
+	__builtin_prefetch(&slot->n_rows);
+	fetch_to_write(request->tensor, CACHE_LINE);
+	fetch_to_write(&request->input_memory, 2 * CACHE_LINE);
+	fetch_to_write(TAILQ_NEXT(request, link), CACHE_LINE);
+	return TAILQ_NEXT(request, link);
 }
 
 bool request_harvest(struct bps_client *client, bool last)
 {
 	struct shm_header *header = client->shm;
-	struct bps_request *request, *next;
+	struct bps_request *request, *next, *ahead;
 	uint64_t completions;
+	uint64_t n_ahead = 0;
 	bool ended = false;
 
 	if (!client->n_posted || client->session.state != SESSION_READY)
@@ -283,10 +396,17 @@ bool request_harvest(struct bps_client *client, bool last)
 
 	/* A hint where to stop. Slots are done before they are counted, so there may be one more than it says. */
 	completions = atomic_load_explicit(&header->completions, memory_order_acquire);
-	for (request = TAILQ_FIRST(&client->posted);
-	     request && (last || (int64_t)(completions - client->harvested) > 0); request = next) {
+	ahead = TAILQ_FIRST(&client->posted);
+	for (request = ahead; request && (last || (int64_t)(completions - client->harvested) > 0);
+	     request = next) {
+		/* Not slots beyond those that can be done: the daemon is about to write them. */
+		uint64_t n = last ? FETCH_AHEAD : completions - client->harvested;
+
+		for (int i = 0; i < 2 && ahead && n_ahead < MIN(n, FETCH_AHEAD); i++, n_ahead++)
+			ahead = request_fetch(ahead);
 		next = TAILQ_NEXT(request, link);
 		ended |= request_look(request);
+		n_ahead--;
 	}
 	return ended;
 }
@@ -347,8 +467,11 @@ void request_copy_all(struct bps_client *client)
 /* Brings it as far as it gets without waiting for the daemon. True when it is complete. (locked, may wait) */
 static bool request_advance(struct bps_request *request)
 {
-	if (request->state == REQUEST_POSTED)
-		(void)request_look(request);
+	struct bps_client *client = request->client;
+
+	/* Where one has ended so have others, which are waited for next: all at once, what they take can be fetched. */
+	if (request->state == REQUEST_POSTED && request_look(request) && client->n_posted)
+		(void)request_harvest(client, false);
 	if (request->state == REQUEST_ENDED)
 		request_copy(request);
 	return request->state == REQUEST_COMPLETE;
@@ -504,11 +627,12 @@ _public_ int bps_request_cancel(struct bps_request *request)
 _public_ void bps_request_free(struct bps_request *request)
 {
 	struct bps_client *client;
+	bool last = false;
 
 	if (!request || client_check(request->client))
 		return;
 
-	client = client_ref(request->client);
+	client = request->client;
 	client_lock(client);
 	/* The copy goes to memory that is the caller's again when this returns. */
 	while (request->state == REQUEST_COPYING)
@@ -518,8 +642,9 @@ _public_ void bps_request_free(struct bps_request *request)
 	} else {
 		if (request->state == REQUEST_ENDED)
 			TAILQ_REMOVE(&client->ended, request, link);
-		request_free(request);
+		last = request_put(request);
 	}
 	client_unlock(client);
-	client_unref(client);
+	if (last)
+		client_unref(client);
 }

@@ -332,22 +332,14 @@ static int plan_check_kind(struct plan *plan)
 	return 0;
 }
 
-/* Where on which device. */
-static int plan_places(struct plan *plan)
+/* Where on which device, without the mutex. */
+static int plan_look(struct plan *plan, const struct cuda *api)
 {
 	const struct bps_submit_params *p = &plan->params;
-	struct bps_client *client = plan->tensor->client;
-	const struct cuda *api;
-	int r;
+	int r = 0;
 
-	if (p->memory != BPS_MEMORY_CUDA || (!plan->input_len && !plan->output_len))
-		return 0;
-	plan->cuda = true;
-	client_lock(client);
-	r = cuda_open(client);
-	api = r ? NULL : client->cuda->api;
-	client_unlock(client);
-	if (!r && plan->input_len)
+	plan->input_place = plan->output_place = (struct cuda_place){ 0 };
+	if (plan->input_len)
 		r = cuda_look(api, p->input, plan->input_len, "input", p->stream,
 			      &plan->input_place);
 	if (!r && plan->output_len)
@@ -363,6 +355,24 @@ static int plan_places(struct plan *plan)
 		return plan_refuse(plan, "input is on CUDA device %d, output on %d",
 				   plan->input_place.device, plan->output_place.device);
 	return 0;
+}
+
+/* (locked, may wait) */
+static int plan_places(struct plan *plan)
+{
+	struct bps_client *client = plan->tensor->client;
+	int r;
+
+	if (plan->params.memory != BPS_MEMORY_CUDA || (!plan->input_len && !plan->output_len))
+		return 0;
+	plan->cuda = true;
+	r = cuda_open(client);
+	if (r)
+		return r;
+	client_unlock(client);
+	r = plan_look(plan, client->cuda->api);
+	client_lock(client);
+	return r;
 }
 
 static int plan_check(struct plan *plan)
@@ -382,24 +392,29 @@ static int plan_check(struct plan *plan)
 	return r ?: plan_memory(plan);
 }
 
-static int plan_new(struct bps_tensor *tensor, const struct bps_submit_params *given,
-		    struct plan *plan)
+/* Of plan->params. (locked, may wait) */
+static int plan_new(struct bps_tensor *tensor, struct plan *plan)
 {
 	struct bps_client *client = tensor->client;
 	int r;
 
-	*plan = (struct plan){ .tensor = tensor, .element_len = dtype_size(tensor->dtype) };
-	r = error_copy_params(&plan->params, sizeof(plan->params), given, "bps_submit_params");
-	if (r)
-		return r;
-
-	client_lock(client);
+	/* By hand: a whole structure would be cleared before, places and all. */
+	plan->tensor = tensor;
 	plan->rank = client->job.rank;
 	plan->size = client->job.size;
 	plan->membership = client->job.membership;
-	r = tensor_check(tensor);
-	client_unlock(client);
+	plan->element_len = dtype_size(tensor->dtype);
+	plan->input_count = plan->output_count = 0;
+	plan->input_len = plan->output_len = 0;
+	plan->send_each = plan->receive_each = 0;
+	plan->input_before = plan->output_before = 0;
+	plan->in_place = plan->stage_output = false;
+	plan->input_rows_len = plan->output_rows_len = 0;
+	plan->cuda = false;
 
+	r = tensor_check(tensor);
+	/* Who has to try again is told at once. */
+	r = r ?: request_find_slot(client);
 	r = r ?: plan_check(plan);
 	return r ?: plan_places(plan);
 }
@@ -465,6 +480,11 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 				   p->operation == BPS_ACCUMULATE);
 	int r = 0;
 
+	request->output = p->output;
+	request->output_len = plan->output_len;
+	request->output_rows = p->output_rows;
+	request->row_len = p->width * plan->element_len;
+	request->counted = p->operation == BPS_PUSH_PULL || p->operation == BPS_ACCUMULATE;
 	if (plan->cuda)
 		r = cuda_use_new(request, &plan->input_place, p->stream,
 				 p->operation == BPS_PUSH_PULL_ROWS);
@@ -488,11 +508,6 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 				   &request->output_rows_memory, &request->output_rows_range);
 	if (!r && plan->cuda)
 		cuda_use_slot(request);
-	request->output = p->output;
-	request->output_len = plan->output_len;
-	request->output_rows = p->output_rows;
-	request->row_len = p->width * plan->element_len;
-	request->counted = p->operation == BPS_PUSH_PULL || p->operation == BPS_ACCUMULATE;
 	return r;
 }
 
@@ -529,16 +544,21 @@ static int submit_copy(const struct plan *plan, struct bps_request *request)
 	return cuda_begin(request, p->input, input, plan->input_len);
 }
 
-static void submit_locate(const struct bps_memory *memory, const struct staging_range *range,
-			  const void *data, uint32_t *ret_buffer, uint64_t *ret_offset)
+/* As the daemon calls it. */
+struct location {
+	uint32_t buffer;
+	uint64_t offset;
+};
+
+static struct location submit_locate(const struct bps_memory *memory,
+				     const struct staging_range *range, const void *data)
 {
-	if (memory) {
-		*ret_buffer = memory->number;
-		*ret_offset = (uint64_t)((const char *)data - memory->data);
-	} else if (range) {
-		*ret_buffer = range->arena->memory->number;
-		*ret_offset = range->offset;
-	}
+	if (memory)
+		return (struct location){ memory->number,
+					  (uint64_t)((const char *)data - memory->data) };
+	if (range)
+		return (struct location){ range->arena->memory->number, range->offset };
+	return (struct location){ 0, 0 };
 }
 
 static void submit_post(const struct plan *plan, struct bps_request *request)
@@ -547,8 +567,22 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 	const struct staging_range *input_range = request->input_range;
 	const struct bps_join_params *job = &request->client->job.params;
 	bool waits_not = job->quorum || job->asynchronous;
-	struct shm_entry entry = {
+	struct location input, output, counts, input_rows, output_rows;
+
+	if (plan->input_len && !request->input_memory && !input_range)
+		input_range = request->output_range; /* in place */
+	input = submit_locate(request->input_memory, input_range, p->input);
+	output = submit_locate(request->output_memory, request->output_range, p->output);
+	counts = submit_locate(NULL, request->counts_range, NULL);
+	input_rows =
+		submit_locate(request->input_rows_memory, request->input_rows_range, p->input_rows);
+	output_rows = submit_locate(request->output_rows_memory, request->output_rows_range,
+				    p->output_rows);
+	/* All of it: what is left out would have to be cleared before. */
+	request->entry = (struct shm_entry){
+		.ticket = 0,
 		.round = ++plan->tensor->rounds,
+		.slot = 0,
 		.tensor = plan->tensor->number,
 		.operation = (uint8_t)p->operation,
 		.reduction = (uint8_t)p->reduction,
@@ -556,31 +590,63 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		.priority = p->priority,
 		.root = p->operation == BPS_BROADCAST ? p->root
 						      : (uint32_t)(p->all_ranks && waits_not),
+		.input_buffer = input.buffer,
+		.output_buffer = output.buffer,
+		.counts_buffer = counts.buffer,
+		.input_offset = input.offset,
 		.input_count = plan->input_count,
+		.output_offset = output.offset,
 		.output_count = plan->output_count,
+		.counts_offset = counts.offset,
 		.timeout_ms = (uint64_t)p->timeout_ms,
 		.width = p->width,
+		.input_rows_offset = input_rows.offset,
+		.output_rows_offset = output_rows.offset,
+		.input_rows_buffer = input_rows.buffer,
+		.output_rows_buffer = output_rows.buffer,
 	};
+	request_post(request, plan->tensor);
+}
 
-	if (plan->input_len && !request->input_memory && !input_range)
-		input_range = request->output_range; /* in place */
-	submit_locate(request->input_memory, input_range, p->input, &entry.input_buffer,
-		      &entry.input_offset);
-	submit_locate(request->output_memory, request->output_range, p->output,
-		      &entry.output_buffer, &entry.output_offset);
-	submit_locate(request->input_rows_memory, request->input_rows_range, p->input_rows,
-		      &entry.input_rows_buffer, &entry.input_rows_offset);
-	submit_locate(request->output_rows_memory, request->output_rows_range, p->output_rows,
-		      &entry.output_rows_buffer, &entry.output_rows_offset);
-	submit_locate(NULL, request->counts_range, NULL, &entry.counts_buffer,
-		      &entry.counts_offset);
-	request_post(request, plan->tensor, &entry);
+/* Whether there is anything to do without the mutex. */
+static bool submit_is_staged(const struct plan *plan, const struct bps_request *request)
+{
+	return plan->cuda || request->input_range || request->output_range ||
+	       request->counts_range || request->row_len;
+}
+
+/* (locked, may wait) */
+static int submit(struct bps_tensor *tensor, struct plan *plan, struct bps_request **ret_request)
+{
+	struct bps_client *client = tensor->client;
+	struct bps_request *request;
+	int r;
+
+	r = plan_new(tensor, plan);
+	r = r ?: request_new(client, &request);
+	if (r)
+		return r;
+
+	r = submit_acquire(plan, request);
+	if (!r && submit_is_staged(plan, request)) {
+		client_unlock(client);
+		r = submit_copy(plan, request);
+		client_lock(client);
+	}
+	/* The job may have ended in all this. */
+	r = r ?: tensor_check(tensor);
+	if (r) {
+		request_free(request);
+		return r;
+	}
+	submit_post(plan, request);
+	*ret_request = request;
+	return 0;
 }
 
 _public_ int bps_submit(struct bps_tensor *tensor, const struct bps_submit_params *params,
 			struct bps_request **ret_request)
 {
-	struct bps_request *request;
 	struct bps_client *client;
 	struct plan plan;
 	int r;
@@ -592,26 +658,13 @@ _public_ int bps_submit(struct bps_tensor *tensor, const struct bps_submit_param
 					   : "ret_request");
 	client = tensor->client;
 	r = client_check(client);
-	r = r ?: plan_new(tensor, params, &plan);
-	r = r ?: request_new(client, &request);
+	r = r ?: error_copy_params(&plan.params, sizeof(plan.params), params, "bps_submit_params");
 	if (r)
 		return r;
 
 	client_lock(client);
-	r = submit_acquire(&plan, request);
+	r = submit(tensor, &plan, ret_request);
 	client_unlock(client);
-	r = r ?: submit_copy(&plan, request);
-
-	client_lock(client);
-	/* The job may have ended meanwhile. */
-	r = r ?: tensor_check(tensor);
-	if (!r)
-		submit_post(&plan, request);
-	else
-		request_free(request);
-	client_unlock(client);
-	if (!r)
-		*ret_request = request;
 	return r;
 }
 

@@ -43,6 +43,8 @@ static struct bps_tensor *tensor_free(struct bps_tensor *tensor)
 	if (!tensor)
 		return NULL;
 	call_forget(tensor->client, &tensor->declare);
+	if (tensor->client->submitted == tensor)
+		tensor->client->submitted = NULL;
 	client_unref(tensor->client);
 	free(tensor->name);
 	free(tensor);
@@ -57,17 +59,25 @@ void tensor_put(struct bps_tensor *tensor)
 		tensor_free(tensor);
 }
 
+static void tensor_answered(_unused_ struct bps_client *client, struct client_call *call)
+{
+	container_of(call, struct bps_tensor, declare)->refused = call->status;
+}
+
 static int tensor_new(struct bps_client *client, const char *name, unsigned dtype,
 		      uint64_t elements, struct bps_tensor **ret_tensor)
 {
-	_cleanup_(tensor_freep) struct bps_tensor *tensor = calloc(1, sizeof(*tensor));
+	_cleanup_(tensor_freep) struct bps_tensor *tensor =
+		aligned_alloc(CACHE_LINE, sizeof(*tensor));
 	int r;
 
 	if (!tensor)
 		return error_set(-ENOMEM, "out of memory");
+	memset(tensor, 0, sizeof(*tensor));
 	tensor->client = client_ref(client);
 	tensor->name = strdup(name);
-	tensor->dtype = dtype;
+	tensor->dtype = (uint8_t)dtype;
+	tensor->declare.answered = tensor_answered;
 	tensor->elements = elements;
 	tensor->run = client->job.run;
 	if (!tensor->name)
@@ -175,9 +185,10 @@ int tensor_declare_all(struct bps_client *client)
 		LIST_FOREACH(tensor, &client->tensors[i], link)
 		{
 			/* One that was refused stays so, whatever is said of it now. */
-			bool refused = tensor->declare.done && tensor->declare.status;
-
-			r = r ?: call_declare(client, refused ? NULL : &tensor->declare, tensor);
+			r = r
+				    ?: call_declare(client,
+						    tensor->refused ? NULL : &tensor->declare,
+						    tensor);
 			tensor->packet = client->n_packets;
 		}
 	return r;
@@ -192,6 +203,7 @@ int tensor_declare_anew(struct bps_client *client)
 		LIST_FOREACH(tensor, &client->tensors[i], link)
 		{
 			tensor->rounds = tensor->ended = tensor->failed = tensor->settled = 0;
+			tensor->refused = false;
 			r = r ?: call_declare(client, &tensor->declare, tensor);
 			tensor->packet = client->n_packets;
 		}
@@ -211,7 +223,7 @@ int tensor_check(const struct bps_tensor *tensor)
 		return error_set(-ENOTCONN,
 				 "tensor \"%s\" is of a job that was left: declare it again",
 				 tensor->name);
-	if (tensor->declare.done && tensor->declare.status)
+	if (tensor->refused)
 		return error_set(tensor->declare.status, "%s", tensor->declare.text);
 	return 0;
 }

@@ -204,7 +204,10 @@ TEST(outstanding_requests_have_a_limit)
 		bps_request_free(requests[i]);
 }
 
-/* Who only tries again asks the system now and then: what comes by the socket is heard, and not at every try. */
+/*
+ * Who only tries again asks the system now and then: what comes by the socket is heard, and not at every try, and not by who
+ * gets on.
+ */
 TEST(what_is_heard_by_who_only_tries_again)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
@@ -216,14 +219,111 @@ TEST(what_is_heard_by_who_only_tries_again)
 	FAKE_SET(fake, hold, true);
 	for (unsigned i = 0; i < SHM_SLOTS; i++)
 		requests[i] = barrier(client);
+	fake_await(fake, &fake->told.n_entries, SHM_SLOTS);
+	for (unsigned i = 0; i < 40; i++)
+		ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "4096 requests");
+	fake_complete(fake, 0, 0, NULL);
+	bps_request_free(requests[0]);
+	requests[0] = barrier(client);
 	ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "4096 requests");
 	fake_job_failed(fake, 1, -ECONNRESET, "rank 1 died");
 	while (bps_barrier(client, 0, &refused) == -EAGAIN)
 		n_tries++;
-	ASSERT_EQ(n_tries, 1 + 64);
+	ASSERT_EQ(n_tries, 64);
 	fake_die(fake, NULL);
 	for (unsigned i = 0; i < SHM_SLOTS; i++)
 		bps_request_free(requests[i]);
+}
+
+/* That the daemon has gone gives back all slots: it is no room for another request. */
+TEST(who_only_tries_again_hears_that_the_daemon_has_gone)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	static struct bps_request *requests[SHM_SLOTS];
+	struct bps_request *refused;
+	int r;
+
+	FAKE_SET(fake, hold, true);
+	for (unsigned i = 0; i < SHM_SLOTS; i++)
+		requests[i] = barrier(client);
+	fake_await(fake, &fake->told.n_entries, SHM_SLOTS);
+	fake_die(fake, NULL);
+	while ((r = bps_barrier(client, 0, &refused)) == -EAGAIN) {
+	}
+	ASSERT_EQ(r, -ESHUTDOWN);
+	for (unsigned i = 0; i < SHM_SLOTS; i++)
+		bps_request_free(requests[i]);
+}
+
+/* A request that is given back is the next: nothing of what it was is in that. */
+TEST(what_is_left_of_one_before)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	_cleanup_(bps_memory_freep) struct bps_memory *memory = NULL;
+	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_PUSH_PULL };
+	struct bps_submit_params rows = {
+		.size = sizeof(rows),
+		.operation = BPS_PUSH_PULL_ROWS,
+		.input_count = 4,
+		.output_count = 8,
+		.width = 4,
+	};
+	struct bps_outcome outcome = { .size = sizeof(outcome) };
+	int64_t numbers[3] = { 0, 7, 7 };
+	float staged[12] = { 0 };
+	struct bps_tensor *tensor, *table;
+	struct bps_request *request;
+	uint64_t n;
+
+	FAKE_SET(fake, hold, true);
+	ASSERT_OK(bps_memory_alloc(client, 64, &memory));
+	ASSERT_OK(bps_tensor_declare(client, "t", BPS_FLOAT32, 4, &tensor));
+	ASSERT_OK(bps_tensor_declare(client, "rows", BPS_FLOAT32, 8, &table));
+	params.input = params.output = bps_memory_data(memory);
+	rows.input = staged;
+	rows.output = staged + 4;
+	rows.input_rows = numbers;
+	rows.output_rows = numbers + 1;
+
+	/* Of rows, staged, cancelled, failed, and released before its end. */
+	ASSERT_OK(bps_submit(table, &rows, &request));
+	fake_await(fake, &fake->told.n_entries, 1);
+	ASSERT_TRUE(told(fake)->entry.width && told(fake)->entry.output_rows_buffer);
+	ASSERT_OK(bps_request_cancel(request));
+	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ECANCELED, "cancelled");
+	bps_request_free(request);
+	ASSERT_OK(bps_submit(tensor, &params, &request));
+	bps_request_free(request);
+	fake_await(fake, &fake->told.n_entries, 2);
+	fake_complete(fake, 1, -EIO, "an orphan's end");
+	ASSERT_OK(bps_client_dispatch(client));
+
+	ASSERT_OK(bps_submit(tensor, &params, &request));
+	fake_await(fake, &fake->told.n_entries, 3);
+	ASSERT_TRUE(!told(fake)->entry.width && !told(fake)->entry.input_rows_buffer);
+	ASSERT_TRUE(!told(fake)->entry.output_rows_buffer && !told(fake)->entry.input_rows_offset);
+	ASSERT_EQ(bps_request_poll(request), 0);
+	ASSERT_STR(bps_request_error(request), "");
+	ASSERT_FAILS(bps_request_rows(request, &n), EINVAL, "no push_pull_rows");
+	ASSERT_OK(bps_request_cancel(request));
+	fake_await(fake, &fake->told.n_cancels, 2);
+	ASSERT_FAILS(bps_request_wait(request, BPS_FOREVER), ECANCELED, "cancelled");
+	bps_request_free(request);
+
+	ASSERT_OK(bps_submit(tensor, &params, &request));
+	fake_await(fake, &fake->told.n_entries, 4);
+	fake_complete(fake, 3, 0, NULL);
+	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+	ASSERT_STR(bps_request_error(request), "");
+	ASSERT_OK(bps_request_contributions(request, &n));
+	ASSERT_EQ(n, 0);
+	ASSERT_OK(bps_request_outcome(request, &outcome));
+	ASSERT_EQ(outcome.n_came, 2);
+	bps_request_free(request);
+	bps_tensor_free(tensor);
+	bps_tensor_free(table);
 }
 
 struct waiter {

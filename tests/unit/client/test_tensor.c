@@ -27,6 +27,38 @@ TEST(declare)
 	bps_tensor_free(c);
 }
 
+/* A tensor is expected behind the one that it followed before, also when either is gone. */
+TEST(tensors_that_were_submitted_and_are_gone)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_PUSH_PULL };
+	float data[3] = { 0 };
+
+	params.input = params.output = data;
+	for (unsigned run = 0; run < 3; run++) {
+		struct bps_tensor *tensors[3];
+		struct bps_request *request;
+
+		for (unsigned i = 0; i < ARRAY_SIZE(tensors); i++) {
+			char name[2] = { (char)('a' + i), 0 };
+
+			ASSERT_OK(bps_tensor_declare(client, name, BPS_FLOAT32, 3, &tensors[i]));
+		}
+		/* The last of a run follows the first. */
+		for (unsigned i = 0; i < 7; i++) {
+			ASSERT_OK(bps_submit(tensors[i % 3], &params, &request));
+			ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+			bps_request_free(request);
+		}
+		for (unsigned i = 0; i < ARRAY_SIZE(tensors); i++)
+			bps_tensor_free(tensors[i]);
+		ASSERT_OK(bps_client_leave(client));
+		ASSERT_OK(bps_client_join(client, NULL));
+	}
+	ASSERT_EQ(told(fake)->n_declares, 9);
+}
+
 TEST(declarations_that_do_not_fit)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
