@@ -11,12 +11,22 @@
 #define BLOCK_MAX_SHIFT 40 /* largest: 1 TiB, more than any part can be */
 #define BLOCK_CLASSES	(BLOCK_MAX_SHIFT - BLOCK_MIN_SHIFT + 1)
 
-/* The block and its data are one allocation, the data from the first cache line boundary after the block. */
+/* The block and its data are one allocation, the data from a cache line boundary after the block. */
 #define BLOCK_HEAD_LEN ((sizeof(struct block) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE)
 
 #define SLAB_SMALL     ((size_t)1 << 20) /* for blocks up to SLAB_SMALL_MAX */
 #define SLAB_LARGE     ((size_t)4 << 20) /* for larger ones, at least */
 #define SLAB_SMALL_MAX ((size_t)32 << 10)
+
+/*
+ * A sum reads a block of each node and writes one. Were they at one place of their pages, as powers of two are, all lines that it is
+ * at would share the few ways of one set of the first cache: so each block begins an odd number of lines further into its page than
+ * the one made before it. What malloc() gives that is smaller has its head and others' between.
+ */
+#define COLOUR_SPAN	((size_t)4096)
+#define COLOUR_STEP	((size_t)5 * CACHE_LINE)
+#define COLOUR_SLAB_MIN ((size_t)4 << 10)
+#define COLOUR_HEAP_MIN ((size_t)64 << 10)
 
 /*
  * A piece of memory that is cut into blocks of one class. What is cached within the limit is in the class's list, as
@@ -47,6 +57,7 @@ struct block_cache {
 	pthread_mutex_t slab_lock; /* guards slabs and watchers; taken alone */
 	struct list slabs, watchers;
 	atomic_bool is_watched;
+	_Atomic size_t n_coloured; /* blocks so far; it wraps */
 };
 
 int block_cache_new(size_t limit, struct block_cache **ret_cache)
@@ -71,6 +82,22 @@ static size_t block_class_size(uint32_t class_index)
 	return (size_t)1 << (class_index + BLOCK_MIN_SHIFT);
 }
 
+/* What a block that malloc() gives takes after its head. */
+static size_t block_heap_len(uint32_t class_index)
+{
+	size_t size = block_class_size(class_index);
+
+	return size < COLOUR_HEAP_MIN ? size : size + COLOUR_SPAN;
+}
+
+/* How far into its page the first of the next n blocks begins; each that follows, COLOUR_STEP further. */
+static size_t cache_colour(struct block_cache *cache, size_t n)
+{
+	size_t before = atomic_fetch_add_explicit(&cache->n_coloured, n, memory_order_relaxed);
+
+	return before * COLOUR_STEP % COLOUR_SPAN;
+}
+
 /* Slabs */
 
 /* All of its blocks are free and in its own list. Watchers know it. */
@@ -80,9 +107,15 @@ static struct block_slab *slab_new(struct block_cache *cache, uint32_t class_ind
 	size_t len = MAX(size <= SLAB_SMALL_MAX ? SLAB_SMALL : SLAB_LARGE, size), n = len / size;
 	struct block_slab *slab = calloc(1, sizeof(*slab) + n * sizeof(struct block));
 	struct block_watcher *watcher;
+	size_t first = 0, stride = size;
 
 	if (!slab)
 		return NULL;
+	if (size >= COLOUR_SLAB_MIN) {
+		first = cache_colour(cache, n);
+		stride += COLOUR_STEP;
+		len = align_up(first + n * stride, COLOUR_SPAN);
+	}
 	slab->data = pages_map(len);
 	if (!slab->data) {
 		free(slab);
@@ -94,7 +127,7 @@ static struct block_slab *slab_new(struct block_cache *cache, uint32_t class_ind
 	for (size_t i = n; i-- > 0;) {
 		slab->blocks[i] = (struct block){
 			.class_index = class_index,
-			.data = (char *)slab->data + i * size,
+			.data = (char *)slab->data + first + i * stride,
 			.cache = cache,
 			.next = slab->free,
 			.slab = slab,
@@ -206,7 +239,7 @@ static void block_release_memory(struct block *block)
 		slab_give(block->slab, block);
 		return;
 	}
-	unpoison(block->data, block_class_size(block->class_index));
+	unpoison((char *)block + BLOCK_HEAD_LEN, block_heap_len(block->class_index));
 	free(block);
 }
 
@@ -296,17 +329,19 @@ static bool block_to_cache(struct block_cache *cache, struct block *block)
 static struct block *block_allocate(struct block_cache *cache, uint32_t class_index)
 {
 	struct block *block;
+	char *data;
 
 	if (atomic_load_explicit(&cache->is_watched, memory_order_relaxed))
 		return block_from_slab(cache, class_index);
-	block = aligned_alloc(CACHE_LINE, BLOCK_HEAD_LEN + block_class_size(class_index));
+	block = aligned_alloc(CACHE_LINE, BLOCK_HEAD_LEN + block_heap_len(class_index));
 	if (!block)
 		return NULL;
-	*block = (struct block){
-		.class_index = class_index,
-		.data = (char *)block + BLOCK_HEAD_LEN,
-		.cache = cache,
-	};
+	data = (char *)block + BLOCK_HEAD_LEN;
+	poison(data, block_heap_len(class_index));
+	if (block_class_size(class_index) >= COLOUR_HEAP_MIN)
+		data += (cache_colour(cache, 1) - (uintptr_t)data) % COLOUR_SPAN;
+	*block = (struct block){ .class_index = class_index, .data = data, .cache = cache };
+	unpoison(data, block_class_size(class_index));
 	return block;
 }
 

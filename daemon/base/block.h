@@ -1,8 +1,9 @@
 /*
  * Blocks: counted pieces of memory that hold a part's bytes while it travels inside the daemon (gathered sums,
  * contributions, results). They come from a cache of power-of-two classes so that the steady state neither calls
- * malloc nor faults pages in; what is cached beyond a limit goes back to the system. Data is aligned to 64 bytes.
- * Any thread: the count is atomic, the cache has a latch.
+ * malloc nor faults pages in; what is cached beyond a limit goes back to the system. Data is aligned to 64 bytes, and to
+ * no more: large blocks begin at different places of their pages. Any thread: the count is atomic, the cache has a
+ * latch.
  */
 #pragma once
 

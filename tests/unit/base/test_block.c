@@ -44,10 +44,53 @@ TEST(large_blocks_of_slabs_lie_in_huge_pages)
 		TEST_SKIP("this kernel has no transparent huge pages");
 	ASSERT_OK(block_cache_new(16 << 20, &cache));
 	block_cache_watch(cache, &watcher);
-	ASSERT_OK(block_new(cache, 4 << 20, NULL, &block));
-	ASSERT_EQ((uintptr_t)block->data % (2 << 20), 0);
-	ASSERT_TRUE(test_is_huge(block->data));
-	block = block_unref(block);
+	for (size_t i = 0; i < 3; i++) {
+		ASSERT_OK(block_new(cache, 4 << 20, NULL, &block));
+		/* It begins in the first page of the first of them. */
+		ASSERT_TRUE((uintptr_t)block->data % (2 << 20) < 4096);
+		ASSERT_TRUE(test_is_huge(block->data));
+		ASSERT_TRUE(test_is_huge((char *)block->data + (4 << 20) - 4096));
+		block = block_unref(block);
+	}
+	block_cache_unwatch(cache, &watcher);
+}
+
+/* Whether any two of more blocks than a set of the first cache has ways would share one, line for line. */
+static bool share_a_set(struct block_cache *cache, size_t len)
+{
+	struct block *blocks[17];
+	bool taken[4096 / CACHE_LINE] = { false }, share = false;
+
+	for (size_t i = 0; i < ARRAY_SIZE(blocks); i++) {
+		size_t set;
+
+		ASSERT_OK(block_new(cache, len, NULL, &blocks[i]));
+		ASSERT_EQ((uintptr_t)blocks[i]->data % CACHE_LINE, 0);
+		memset(blocks[i]->data, (int)i, len); /* the address sanitizer looks */
+		set = (uintptr_t)blocks[i]->data % 4096 / CACHE_LINE;
+		share |= taken[set];
+		taken[set] = true;
+	}
+	for (size_t i = 0; i < ARRAY_SIZE(blocks); i++) {
+		for (size_t at = 0; at < len; at += 97)
+			ASSERT_EQ(((unsigned char *)blocks[i]->data)[at], i);
+		ASSERT_TRUE(!block_unref(blocks[i]));
+	}
+	return share;
+}
+
+TEST(blocks_of_one_sum_share_no_set_of_the_first_cache)
+{
+	struct block_watcher watcher = { .slab_added = slab_added, .slab_removed = slab_removed };
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+
+	ASSERT_OK(block_cache_new(0, &cache));
+	for (size_t len = 64 << 10; len <= 8 << 20; len *= 2)
+		ASSERT_TRUE(!share_a_set(cache, len));
+	block_cache_watch(cache, &watcher);
+	/* Of some, many are in a slab; of others, each is in one of its own. */
+	for (size_t len = 4 << 10; len <= 8 << 20; len *= 2)
+		ASSERT_TRUE(!share_a_set(cache, len));
 	block_cache_unwatch(cache, &watcher);
 }
 
