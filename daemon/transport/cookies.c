@@ -41,6 +41,8 @@ int cookies_add(struct cookies *cookies, void *user, uint32_t *ret_cookie)
 	*ret_cookie = slot->generation << COOKIE_INDEX_BITS | (cookies->free - 1);
 	slot->user = user;
 	cookies->free = slot->next_free;
+	if (cookies->free)
+		__builtin_prefetch(&cookies->slots[cookies->free - 1], 1);
 	return 0;
 }
 
@@ -52,6 +54,14 @@ void *cookies_find(const struct cookies *cookies, uint32_t cookie)
 	    cookies->slots[index].generation != cookie >> COOKIE_INDEX_BITS)
 		return NULL;
 	return cookies->slots[index].user;
+}
+
+void cookies_fetch(const struct cookies *cookies, uint32_t cookie)
+{
+	uint32_t index = cookie & COOKIE_INDEX_MASK;
+
+	if (index < cookies->n_slots)
+		__builtin_prefetch(&cookies->slots[index], 1);
 }
 
 void cookies_remove(struct cookies *cookies, uint32_t cookie)

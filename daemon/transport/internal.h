@@ -49,21 +49,26 @@ struct queue_entry {
 	uint64_t rank;
 	uint64_t sequence;
 	struct message *message;
+	const struct data_header *header; /* the message's: to be fetched without a look at that */
 };
 
+/* Most come in the order in which they leave, or in the reverse: they stand in line. */
 struct queue {
+	size_t n;		  /* in all */
+	struct queue_entry *line; /* a ring */
+	size_t first, n_line;
+	size_t line_capacity; /* 0 or a power of two */
 	struct queue_entry *heap;
-	size_t n;
-	size_t capacity;
+	size_t n_heap, capacity;
 };
 
 /* NULL when empty. */
 struct message *queue_first(const struct queue *queue);
-/* Returns 0 or -ENOMEM. A message that was popped last and is pushed back takes no memory. */
+/* Returns 0 or -ENOMEM. Those that were popped last and are pushed back, the last first, need no memory. */
 int queue_push(struct queue *queue, struct message *message);
 /* NULL when empty. */
 struct message *queue_pop(struct queue *queue);
-/* Fetches what the next to be taken leads to. */
+/* Fetches what will soon be taken, and what that leads to. */
 void queue_fetch(const struct queue *queue);
 void queue_done(struct queue *queue);
 
@@ -85,6 +90,8 @@ struct cookies {
 int cookies_add(struct cookies *cookies, void *user, uint32_t *ret_cookie);
 /* What was added under a cookie from outside, or NULL. */
 void *cookies_find(const struct cookies *cookies, uint32_t cookie);
+/* Fetches what cookies_find() will look at. */
+void cookies_fetch(const struct cookies *cookies, uint32_t cookie);
 void cookies_remove(struct cookies *cookies, uint32_t cookie);
 void cookies_done(struct cookies *cookies);
 

@@ -319,7 +319,7 @@ static void send_message(struct rdma_link *link, struct message *message)
 static struct message *next_message(const struct rdma_link *link)
 {
 	const struct queue *queue = &link->lane->queue;
-	struct message *message = queue->n ? queue->heap[0].message : NULL;
+	struct message *message = queue_first(queue);
 
 	if (!message || !has_room(link, 2))
 		return NULL;

@@ -225,8 +225,9 @@ static void fetch_call(const struct call *call)
 	__builtin_prefetch(&call->header);
 	__builtin_prefetch(&call->room);
 	__builtin_prefetch(&call->soon[0]);
-	__builtin_prefetch(&call->answer, 1);
-	__builtin_prefetch(&call->link);
+	fetch_to_write(&call->answer, sizeof(call->answer));
+	__builtin_prefetch(&call->message.lane);
+	__builtin_prefetch(&call->link, 1);
 	__builtin_prefetch(&call->state);
 }
 
@@ -310,6 +311,8 @@ static void took_packed(struct lane *lane)
 {
 	struct pack *pack = &lane->pack;
 
+	for (uint32_t i = 0; lane->makes_calls && i < pack->n; i++)
+		cookies_fetch(&lane->cookies, le32toh(pack->packed[i].cookie));
 	if (data_packed_fit(&pack->header, pack->packed))
 		begin_packed(lane);
 	else

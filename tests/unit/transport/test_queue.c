@@ -41,6 +41,36 @@ TEST(what_is_pushed_back_keeps_its_place)
 	queue_done(&queue);
 }
 
+/* However many stood in line and how many did not. */
+TEST(all_that_was_taken_is_pushed_back)
+{
+	enum { N = 200 };
+	static struct message messages[N];
+	struct message *taken[N];
+	struct queue queue = { 0 };
+
+	for (unsigned first = 1; first <= N; first += 37) {
+		for (unsigned i = 0; i < N; i++) {
+			messages[i] = message(false, (int32_t)(i * 7 % 11), i);
+			ASSERT_OK(queue_push(&queue, &messages[i]));
+		}
+		for (unsigned i = 0; i < first; i++)
+			taken[i] = queue_pop(&queue);
+		for (unsigned i = first; i-- > 0;)
+			ASSERT_OK(queue_push(&queue, taken[i]));
+		for (unsigned i = 0; i < first; i++)
+			ASSERT_TRUE(queue_pop(&queue) == taken[i]);
+		for (unsigned i = first; i < N; i++)
+			taken[i] = queue_pop(&queue);
+		for (unsigned i = 1; i < N; i++)
+			ASSERT_TRUE(taken[i - 1]->priority > taken[i]->priority ||
+				    (taken[i - 1]->priority == taken[i]->priority &&
+				     taken[i - 1]->sequence < taken[i]->sequence));
+		ASSERT_TRUE(!queue_pop(&queue));
+	}
+	queue_done(&queue);
+}
+
 /* Against a plain search for the first. */
 TEST(random_pushes_and_pops)
 {
