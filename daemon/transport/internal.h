@@ -142,6 +142,7 @@ struct batch {
 struct rate {
 	uint64_t since_ns, last_ns, bytes;
 	_Atomic uint64_t bytes_s; /* any thread; 0: not known */
+	_Atomic uint64_t *sum;	  /* of all rates, which this is one of; or NULL */
 	_Atomic uint64_t *probed; /* what a probe has said, or NULL: samples let that fade */
 };
 
@@ -204,6 +205,7 @@ struct transport {
 	enum transport_probes probes;
 	struct handshake *probing;		 /* the one that wants a probe, or NULL */
 	_Atomic uint64_t probed_bytes_s;	 /* any thread; 0: not known */
+	_Atomic uint64_t bytes_s;		 /* the same; the workers' together */
 	char congestion[ADDRESS_CONGESTION_MAX]; /* empty: by address */
 	struct metric checksum_errors, lanes_broken, copied;
 	unsigned n_damaged; /* calls; the first is said */

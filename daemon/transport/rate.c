@@ -29,8 +29,11 @@ void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns)
 	if (took_ns < SAMPLE_NS)
 		return;
 	bytes_s = (uint64_t)((double)rate->bytes * (double)NSEC_PER_SEC / (double)took_ns);
-	known = bytes_s > known ? bytes_s : known - (known - bytes_s) / FORGET;
-	atomic_store_explicit(&rate->bytes_s, known, memory_order_relaxed);
+	if (bytes_s < known)
+		bytes_s = known - (known - bytes_s) / FORGET;
+	atomic_store_explicit(&rate->bytes_s, bytes_s, memory_order_relaxed);
+	if (rate->sum)
+		atomic_fetch_add_explicit(rate->sum, bytes_s - known, memory_order_relaxed);
 	if (rate->probed) {
 		known = atomic_load_explicit(rate->probed, memory_order_relaxed);
 		atomic_store_explicit(rate->probed, known - known / FORGET, memory_order_relaxed);
@@ -41,10 +44,7 @@ void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns)
 
 uint64_t transport_bytes_s(const struct transport *transport)
 {
-	uint64_t bytes_s = 0;
+	uint64_t bytes_s = atomic_load_explicit(&transport->bytes_s, memory_order_relaxed);
 
-	for (unsigned i = 0; i < transport->n_workers; i++)
-		bytes_s += atomic_load_explicit(&transport->workers[i]->rate.bytes_s,
-						memory_order_relaxed);
 	return MAX(bytes_s, atomic_load_explicit(&transport->probed_bytes_s, memory_order_relaxed));
 }

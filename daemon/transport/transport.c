@@ -40,6 +40,7 @@ static int start_workers(struct transport *transport, unsigned n_threads)
 			       &transport->workers[transport->n_workers]);
 		if (r)
 			return error_trace(r);
+		transport->workers[transport->n_workers]->rate.sum = &transport->bytes_s;
 		transport->workers[transport->n_workers]->rate.probed = &transport->probed_bytes_s;
 	}
 	return 0;

@@ -127,7 +127,7 @@ TEST(the_kernel_is_told)
 
 	/* So small parts that a slow machine's time there and back does not matter. */
 	peer_set_parts(peer, 1024, 4);
-	atomic_store(&worker->rate.bytes_s, 1000000);
+	atomic_store(&transport->bytes_s, 1000000);
 	lane_set_flight(lane, now_ns);
 	ASSERT_INT(lane->flight, >=, 16 * KIB);
 	ASSERT_EQ((uint64_t)option(fds[0], SO_SNDBUF), lane->flight & ~1ull);
@@ -144,7 +144,7 @@ TEST(the_kernel_is_told)
 
 	/* A link that is faster than the parts are for. */
 	peer_set_parts(peer, 1024, 4);
-	atomic_store(&worker->rate.bytes_s, 12500000000);
+	atomic_store(&transport->bytes_s, 12500000000);
 	now_ns += NSEC_PER_SEC;
 	lane_set_flight(lane, now_ns);
 	ASSERT_EQ(lane->flight, 0);

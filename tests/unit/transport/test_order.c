@@ -140,7 +140,7 @@ static int unsent_when_full(uint64_t link_bytes_s)
 	struct lane *lane;
 	uint64_t in, out, before;
 
-	atomic_store(&pair->a.transport->workers[0]->rate.bytes_s, link_bytes_s);
+	atomic_store(&pair->a.transport->bytes_s, link_bytes_s);
 	for (unsigned i = 0; i < N; i++) {
 		pair_call_init(&calls[i], payload, LEN, NULL, 0);
 		pair_call_begin(pair, &calls[i]);

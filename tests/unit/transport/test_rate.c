@@ -56,3 +56,18 @@ TEST(more_counts_at_once_and_less_by_and_by)
 	(void)come(&rate, now_ns, 100000, 10000);
 	ASSERT_INT(known(&rate), <, 15000000);
 }
+
+/* Each data thread has one, and all come by one link. */
+TEST(those_of_all_threads_together_are_the_link)
+{
+	_Atomic uint64_t sum = 0;
+	struct rate a = { .sum = &sum }, b = { .sum = &sum };
+	uint64_t now_ns = come(&a, 1000 * MS, 70, 50000);
+
+	ASSERT_EQ(sum, 50000000);
+	now_ns = come(&b, now_ns, 70, 30000);
+	ASSERT_EQ(sum, 80000000);
+	(void)come(&a, now_ns, 20000, 10000);
+	ASSERT_INT(known(&a), <, 50000000);
+	ASSERT_EQ(sum, known(&a) + known(&b));
+}
