@@ -113,27 +113,25 @@ void data_pack(const struct data_header *h, uint32_t check, struct data_packed *
 void data_unpack(const struct data_header *pack, const struct data_packed *packed,
 		 struct data_header *ret_header, uint32_t *ret_check)
 {
-	*ret_header = (struct data_header){
-		.magic = pack->magic,
-		.version = pack->version,
-		.op = (uint8_t)pack->block,
-		.flags = le16toh(packed->flags),
-		.len = le16toh(packed->len),
-		.cookie = le32toh(packed->cookie),
-		.job = pack->job,
-		.key = le64toh(packed->key),
-		.round = le64toh(packed->round),
-		.epoch = pack->epoch,
-		.node = pack->node,
-		.dtype = packed->dtype,
-		.operation = packed->operation,
-		.reduction = packed->reduction,
-		.status = (int32_t)le32toh((uint32_t)packed->status),
-		.total = le32toh(packed->part_len),
-		.part_len = le32toh(packed->part_len),
-		.root = le32toh(packed->root),
-		.priority = (int32_t)le32toh((uint32_t)packed->priority),
-	};
+	struct data_header h = *pack;
+
+	h.op = (uint8_t)pack->block;
+	h.flags = le16toh(packed->flags);
+	h.len = le16toh(packed->len);
+	h.cookie = le32toh(packed->cookie);
+	h.key = le64toh(packed->key);
+	h.round = le64toh(packed->round);
+	h.block = h.part = h.moved = 0;
+	h.offset = 0;
+	h.dtype = packed->dtype;
+	h.operation = packed->operation;
+	h.reduction = packed->reduction;
+	h.pad = 0;
+	h.status = (int32_t)le32toh((uint32_t)packed->status);
+	h.total = h.part_len = le32toh(packed->part_len);
+	h.root = le32toh(packed->root);
+	h.priority = (int32_t)le32toh((uint32_t)packed->priority);
+	*ret_header = h;
 	*ret_check = le32toh(packed->check);
 }
 
