@@ -18,6 +18,7 @@
 #define _printf_(f, a)	__attribute__((__format__(__printf__, f, a)))
 #define _unused_	__attribute__((__unused__))
 #define _noinline_	__attribute__((__noinline__))
+#define _cold_		__attribute__((__cold__)) /* what leads to it stands apart from what is often run */
 #define _must_check_	__attribute__((__warn_unused_result__))
 #define likely(x)	__builtin_expect(!!(x), 1)
 #define unlikely(x)	__builtin_expect(!!(x), 0)

@@ -10,7 +10,7 @@
 
 #include "proto/c.h"
 
-int error_trace_at(int r, const char *file, int line, const char *function);
+_cold_ int error_trace_at(int r, const char *file, int line, const char *function);
 
 #define error_origin(r) error_trace_at((r), __FILE__, __LINE__, __func__)
 #define error_trace(r)                                                                           \
@@ -31,4 +31,4 @@ struct failure {
 };
 
 /* Fills a failure (negative errno and format). Returns status, so that it can be returned at once. */
-int failure_set(struct failure *failure, int status, const char *format, ...) _printf_(3, 4);
+_cold_ int failure_set(struct failure *failure, int status, const char *format, ...) _printf_(3, 4);

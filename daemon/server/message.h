@@ -115,4 +115,4 @@ void notice_decode(const struct data_header *header, const void *payload,
 		   struct failure *ret_failure);
 
 /* Refuses a call with words. */
-void refuse(struct delivery *delivery, int status, const char *format, ...) _printf_(3, 4);
+_cold_ void refuse(struct delivery *delivery, int status, const char *format, ...) _printf_(3, 4);

@@ -592,7 +592,7 @@ void lane_send(struct lane *lane, struct message *message);
 uint64_t lane_queued(const struct lane *lane);
 
 /* The rest on the worker's thread. */
-void lane_fail(struct lane *lane, int status, const char *format, ...) _printf_(3, 4);
+_cold_ void lane_fail(struct lane *lane, int status, const char *format, ...) _printf_(3, 4);
 /* Lets go of a message: written, or never to be. */
 void lane_message_done(struct lane *lane, struct message *message, bool is_written);
 void lane_enqueue(struct lane *lane, struct message *message);
@@ -600,8 +600,8 @@ void lane_heard(struct lane *lane, uint64_t now_ns);
 /* A call is given its cookie when it is about to be written. Returns 0 or -errno. */
 int lane_prepare(struct lane *lane, struct message *message);
 /* Something the peer must not do. Fails the lane, and with it the peer; returns -EPROTO. */
-int lane_protocol_error(struct lane *lane, const char *why);
-int lane_out_of_memory(struct lane *lane);
+_cold_ int lane_protocol_error(struct lane *lane, const char *why);
+_cold_ int lane_out_of_memory(struct lane *lane);
 /*
  * A message whose header, in wire order, is in lane->header: checks it and finds where its payload goes (call or
  * incoming, room, room_len). Returns 0, or has failed the lane. lane_end_message() when the payload is there.

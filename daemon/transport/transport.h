@@ -340,7 +340,7 @@ int transport_peers(const struct transport *transport, struct transport_peer_inf
 
 /* Drops a peer that broke the rules; peer_lost() follows from the loop. A peer that is lost already takes it too,
  * and our own process is not dropped. */
-void peer_kill(struct peer *peer, const char *why);
+_cold_ void peer_kill(struct peer *peer, const char *why);
 
 /*
  * Answers a call. header: op, status and the echo fields that matter (cookie, magic, version are the transport's);
@@ -351,7 +351,7 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 /* Fetches what answering it will look at. */
 void delivery_fetch(const struct delivery *delivery);
 /* Answers with DATA_ERROR: status is a negative errno. */
-void delivery_fail(struct delivery *delivery, int status, const char *text);
+_cold_ void delivery_fail(struct delivery *delivery, int status, const char *text);
 /*
  * A block of len bytes for the result of a call from this process, in memory of its caller's, who gets the result there and
  * outlives it; the reference is the receiver's. NULL: there is none. No quota is charged.
