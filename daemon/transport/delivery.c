@@ -9,7 +9,7 @@ static void incoming_moved(struct incoming *incoming);
 /* As many are kept for reuse: some MiB. */
 #define KEPT_MAX 8192
 
-/* Zeroed, or NULL. */
+/* What it holds is nothing, or of one before it; or NULL. */
 static struct incoming *take_kept(struct transport *transport)
 {
 	struct incoming *incoming = list_first(&transport->spare_incoming, struct incoming, link);
@@ -18,24 +18,36 @@ static struct incoming *take_kept(struct transport *transport)
 		list_remove(&incoming->link);
 		list_fetch_first(&transport->spare_incoming, struct incoming, link,
 				 sizeof(*incoming));
-		memset(incoming, 0, sizeof(*incoming));
 	} else if (transport->n_incoming < KEPT_MAX) {
 		incoming = bulk_take(&transport->incoming_bulk, sizeof(*incoming));
 		transport->n_incoming += !!incoming;
 	}
-	if (incoming)
-		incoming->is_kept = true;
 	return incoming;
 }
 
-/* Zeroed, or NULL. Where one thread does all they are used again, and no memory is asked for. */
+/* All but the message, which is made when the answer is, and what the caller sets. */
+static void incoming_init(struct incoming *incoming, bool is_home, bool is_kept)
+{
+	incoming->delivery.payload = NULL;
+	incoming->delivery.payload_block = NULL;
+	incoming->delivery.link = (struct list){ 0 };
+	incoming->message.room = (struct rdma_room){ 0 };
+	incoming->call = NULL;
+	incoming->window = NULL;
+	incoming->cookie = 0;
+	incoming->is_answered = incoming->is_written = incoming->is_damaged = false;
+	incoming->is_home = is_home;
+	incoming->is_kept = is_kept;
+}
+
+/* Where one thread does all they are used again, and no memory is asked for. */
 static struct incoming *incoming_take(struct transport *transport, bool is_home)
 {
-	struct incoming *incoming =
-		(is_home ? take_kept(transport) : NULL) ?: calloc(1, sizeof(*incoming));
+	struct incoming *kept = is_home ? take_kept(transport) : NULL;
+	struct incoming *incoming = kept ?: calloc(1, sizeof(*incoming));
 
 	if (incoming)
-		incoming->is_home = is_home;
+		incoming_init(incoming, is_home, kept);
 	return incoming;
 }
 
@@ -65,7 +77,7 @@ int incoming_new(struct peer *peer, struct lane *lane, const struct data_header 
 	incoming->delivery.header = *header;
 	incoming->lane = lane;
 	incoming->charged = charge;
-	incoming->mail.run = incoming_arrive;
+	incoming->message.mail.run = incoming_arrive;
 	incoming->rail = RAIL_TCP;
 	list_init(&incoming->link);
 	*ret_incoming = incoming;
@@ -77,7 +89,6 @@ struct incoming *incoming_free(struct incoming *incoming)
 	if (!incoming)
 		return NULL;
 	block_unref(incoming->delivery.payload_block);
-	block_unref(incoming->answer_block);
 	quota_release(&incoming->delivery.peer->quota, incoming->charged);
 	incoming_give(incoming->delivery.peer->transport, incoming);
 	return NULL;
@@ -116,8 +127,8 @@ static void take_over(struct incoming *old, struct incoming *anew)
 {
 	old->lane = anew->lane;
 	old->is_home &= anew->is_home; /* it is given back where that lane's answers are written */
-	old->room = anew->room;
-	old->delivery.header.cookie = old->answer.cookie = anew->delivery.header.cookie;
+	old->message.room = anew->message.room;
+	old->delivery.header.cookie = anew->delivery.header.cookie;
 	if (!old->lane->rdma)
 		list_remove(&old->link);
 	incoming_free(anew);
@@ -224,7 +235,7 @@ void incoming_peer_lost(struct peer *peer)
 
 static void incoming_on_written(struct mail *mail)
 {
-	struct incoming *incoming = container_of(mail, struct incoming, mail);
+	struct incoming *incoming = container_of(mail, struct incoming, message.mail);
 
 	/* Not written: it waits to be asked for, or for the end of its peer. */
 	if (!incoming->is_written && list_linked(&incoming->link))
@@ -240,13 +251,13 @@ void incoming_written(struct incoming *incoming, bool is_written)
 		return;
 	}
 	incoming->is_written = is_written;
-	incoming->mail.run = incoming_on_written;
-	box_post(&incoming->lane->worker->to_home, &incoming->mail);
+	incoming->message.mail.run = incoming_on_written;
+	box_post(&incoming->lane->worker->to_home, &incoming->message.mail);
 }
 
 void incoming_arrive(struct mail *mail)
 {
-	struct incoming *incoming = container_of(mail, struct incoming, mail);
+	struct incoming *incoming = container_of(mail, struct incoming, message.mail);
 	struct delivery *delivery = &incoming->delivery;
 	struct peer *peer = delivery->peer;
 	struct transport *transport = peer->transport;
@@ -280,35 +291,38 @@ void incoming_arrive(struct mail *mail)
 static void incoming_fill(struct incoming *incoming, const struct data_header *header,
 			  struct block *block, const void *payload)
 {
-	struct block_cache *blocks = incoming->delivery.peer->transport->blocks;
+	struct transport *transport = incoming->delivery.peer->transport;
+	struct block *asked = incoming->delivery.payload_block;
+	struct data_header *answer = &incoming->delivery.header;
+	uint32_t cookie = answer->cookie;
 
-	incoming->answer = *header;
-	incoming->answer.magic = DATA_MAGIC;
-	incoming->answer.version = DATA_VERSION;
-	incoming->answer.cookie = incoming->delivery.header.cookie;
-	incoming->answer.flags &= incoming->delivery.peer->has_kept ? DATA_FLAG_KEPT : 0;
-	if (!header->len)
-		return;
-	if (block) {
-		assert(header->len <= block->len);
-		incoming->answer_block = block_ref(block);
-		return;
+	incoming->message.priority = answer->priority;
+	*answer = *header;
+	answer->magic = DATA_MAGIC;
+	answer->version = DATA_VERSION;
+	answer->cookie = cookie;
+	answer->flags &= incoming->delivery.peer->has_kept ? DATA_FLAG_KEPT : 0;
+	incoming->delivery.payload_block = NULL;
+	if (answer->len && block) {
+		assert(answer->len <= block->len);
+		incoming->delivery.payload_block = block_ref(block);
+	} else if (answer->len && block_new(transport->blocks, answer->len, NULL,
+					    &incoming->delivery.payload_block)) {
+		answer->op = DATA_ERROR;
+		answer->status = ENOMEM;
+		answer->len = 0;
+	} else if (answer->len) {
+		metric_copy(&transport->copied, incoming->delivery.payload_block->data, payload,
+			    answer->len);
 	}
-	if (block_new(blocks, header->len, NULL, &incoming->answer_block)) {
-		incoming->answer.op = DATA_ERROR;
-		incoming->answer.status = ENOMEM;
-		incoming->answer.len = 0;
-		return;
-	}
-	metric_copy(&incoming->delivery.peer->transport->copied, incoming->answer_block->data,
-		    payload, header->len);
+	block_unref(asked);
 }
 
 /* From now on what counts is the answer, until it is written. Returns 0 or QUOTA_E_FULL. */
 static int incoming_recharge(struct incoming *incoming)
 {
 	struct quota *quota = &incoming->delivery.peer->quota;
-	uint64_t charge = sizeof(*incoming) + incoming->answer.len;
+	uint64_t charge = sizeof(*incoming) + incoming->delivery.header.len;
 
 	if (charge <= incoming->charged)
 		quota_release(quota, incoming->charged - charge);
@@ -318,17 +332,21 @@ static int incoming_recharge(struct incoming *incoming)
 	return 0;
 }
 
+/* Its priority and room are set. */
 static void incoming_send(struct incoming *incoming)
 {
-	incoming->message = (struct message){
-		.header = &incoming->answer,
-		.payload = incoming->answer_block ? incoming->answer_block->data : NULL,
-		.priority = incoming->delivery.header.priority,
-		.kind = MESSAGE_ANSWER,
-		.urgent = !incoming->answer.len || incoming->answer.op != DATA_RESULT,
-		.room = incoming->room,
-	};
-	lane_send(incoming->lane, &incoming->message);
+	const struct data_header *header = &incoming->delivery.header;
+	const struct block *block = incoming->delivery.payload_block;
+	struct message *message = &incoming->message;
+
+	message->header = header;
+	message->payload = block ? block->data : NULL;
+	message->link = (struct list){ 0 };
+	message->bounce = NULL;
+	message->check = message->check_done = 0;
+	message->kind = MESSAGE_ANSWER;
+	message->urgent = !header->len || header->op != DATA_RESULT;
+	lane_send(incoming->lane, message);
 }
 
 void delivery_answer(struct delivery *delivery, const struct data_header *header,
@@ -360,7 +378,6 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		return;
 	}
 	incoming_fill(incoming, header, block, payload);
-	delivery->payload_block = block_unref(delivery->payload_block);
 	if (incoming_recharge(incoming)) {
 		list_remove(&incoming->link);
 		incoming_free(incoming);

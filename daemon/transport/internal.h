@@ -651,17 +651,16 @@ int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_l
 
 /* Deliveries (delivery.c) */
 
+/* Thousands wait for an answer at once: what is done with when the answer is made gives its place to that. */
 struct incoming {
+	/* Once answered its header and block are the answer's. */
 	struct delivery delivery;
-	struct message message;	   /* the answer */
-	struct data_header answer; /* host order */
-	struct block *answer_block;
-	struct mail mail;  /* to home */
+	struct message
+		message; /* the answer. Before, its mail goes home, and its room is where the result shall go */
 	struct lane *lane; /* NULL: from ourselves */
 	struct call *call; /* in-process: who waits; NULL once it was ended without us */
 	uint64_t charged;
 	/* Of calls that came over an RDMA lane, or a spare one; home but for room and window. */
-	struct rdma_room room;	    /* for the result, in their memory */
 	struct rdma_window *window; /* the worker's: through which the payload comes */
 	struct list
 		link; /* of the peer's arrived ones until its answer is written; or moved ones */

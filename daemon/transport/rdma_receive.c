@@ -103,7 +103,7 @@ static int receive_message(struct rdma_link *link, const struct data_rdma *head,
 	if (len != RDMA_HEAD_LEN + (is_eager ? lane->header.len : 0))
 		return lane_protocol_error(lane, "a message of another length than it says");
 	if (lane->incoming)
-		lane->incoming->room = room_of(head);
+		lane->incoming->message.room = room_of(head);
 	if (is_eager) {
 		metric_add(&link->rdma->metrics.bytes_moved, lane->header.len);
 		if (lane->room_len)

@@ -169,7 +169,7 @@ void lane_end_answer(struct lane *lane, struct call *call)
 
 void lane_end_incoming(struct lane *lane, struct incoming *incoming)
 {
-	worker_post_home(lane->worker, &incoming->mail);
+	worker_post_home(lane->worker, &incoming->message.mail);
 }
 
 void lane_end_message(struct lane *lane)

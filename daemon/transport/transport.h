@@ -142,7 +142,6 @@ struct delivery {
 	struct block *
 		payload_block; /* holds payload, or NULL when in-process and the caller lent its own memory */
 	struct list link; /* free for the receiver's use */
-	void *user;	  /* free for the receiver's use */
 };
 
 struct transport_ops {

@@ -654,7 +654,7 @@ static void window_begin(struct window *window)
 	PAIR_UNTIL(pair, pair->server->n_deliveries);
 	window->delivery = pair_take(pair);
 	incoming = container_of(window->delivery, struct incoming, delivery);
-	window->room = incoming->room;
+	window->room = incoming->message.room;
 	window->link = incoming->lane->rdma;
 	list_for_each (link, &pair->b.transport->rdma->links, link)
 		if (link->state == LINK_UP && link != window->link)
@@ -769,7 +769,7 @@ TEST_TIMEOUT(a_window_that_is_left_open, LIMIT_S)
 
 	window_begin(&window);
 	pair = window.pair;
-	container_of(window.delivery, struct incoming, delivery)->room.is_window = false;
+	container_of(window.delivery, struct incoming, delivery)->message.room.is_window = false;
 	delivery_answer(window.delivery, &answer, NULL, NULL);
 	PAIR_UNTIL(pair, pair->a.n_lost);
 	ASSERT_CONTAINS(pair->a.lost_why, "a window that was left open");
