@@ -125,6 +125,20 @@ static struct block *borrow(struct slot *slot)
 	return slot->result;
 }
 
+/* A contribution's, which is read for the sum anyway. Not where what was contributed may be asked for later, or the result is longer. */
+static struct block *share(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	for (uint32_t i = 0; i < job->n_nodes && !stragglers_any(&job->stragglers); i++) {
+		if (!slot->from[i] || !delivery_is_own(slot->from[i]))
+			continue;
+		slot->is_shared = true;
+		return slot->result = block_ref(slot->from[i]->payload_block);
+	}
+	return NULL;
+}
+
 /*
  * Where the result comes from. Sets slot->result, and slot->copy_from or the sum's parameters if it has yet to be made.
  * Returns 0, QUOTA_E_FULL, or -ENOMEM.
@@ -142,10 +156,11 @@ static int prepare(struct slot *slot, bool *ret_made)
 		from = giver(slot);
 		if (from->payload_block && from->payload_block->data == from->payload) {
 			slot->result = block_ref(from->payload_block);
+			slot->is_shared = true;
 			return 0;
 		}
 	}
-	r = from || !borrow(slot)
+	r = from || !(borrow(slot) ?: share(slot))
 		    ? block_new(job->server->params.blocks, told_result_len(job, &slot->header),
 				job->quota, &slot->result)
 		    : 0;

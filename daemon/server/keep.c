@@ -211,13 +211,13 @@ static bool slot_ack(struct slot *slot, uint32_t node)
 static void slot_keep(struct slot *slot)
 {
 	struct job *job = slot->job;
-	uint64_t own = slot_len(job);
+	uint64_t own = slot_len(job) + (slot->is_shared ? slot->header.part_len : 0);
 
 	list_remove(&slot->in_job);
 	list_push_back(&job->kept, &slot->in_job);
 	job->n_summing--;
 	slot->held = slot->kept = true;
-	/* The contributions go; the result is charged by itself. */
+	/* The contributions go, but for one that the result is in; else that is charged by itself. */
 	quota_release(job->quota, slot->charged - own);
 	slot->charged = own;
 }

@@ -22,6 +22,22 @@ static _fetches_ void fetch_slot(const struct slot *slot)
 			delivery_fetch(slot->from[i]);
 }
 
+/* What is about to be summed: where each begins, and what counts it. */
+static _fetches_ void fetch_inputs(const struct slot *slot)
+{
+	if (slot->kept || slot->n_here + 1 != slot->n_expected)
+		return;
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
+		const struct delivery *from = slot->from[i];
+
+		if (!from)
+			continue;
+		__builtin_prefetch(from->payload_block, 1);
+		for (size_t at = 0; at < MIN(from->header.len, 4u * CACHE_LINE); at += CACHE_LINE)
+			__builtin_prefetch((const char *)from->payload + at);
+	}
+}
+
 /*
  * What comes behind it, if it is as it was. Each step looks only at what was fetched with the one before. Of a part there is
  * most often the slot of this round, the last, and that of the one before, which not all nodes have yet. How much is fetched does
@@ -32,8 +48,10 @@ static _fetches_ void fetch_behind(const struct tensor *tensor)
 	const struct tensor *next = tensor->next;
 	const size_t len = MIN(slot_len(tensor->job), sizeof(struct slot) + CACHE_LINE);
 	const size_t past = MIN(tensor->job->n_nodes * sizeof(next->past[0]), (size_t)CACHE_LINE);
-	const struct part *part;
+	const struct part *part = tensor->first_part;
 
+	if (part && !list_empty(&part->slots))
+		fetch_inputs(list_last(&part->slots, struct slot, in_part));
 	if (!next)
 		return;
 	part = next->first_part;

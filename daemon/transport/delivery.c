@@ -392,6 +392,13 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		incoming_send(incoming);
 }
 
+bool delivery_is_own(const struct delivery *delivery)
+{
+	const struct incoming *incoming = container_of(delivery, struct incoming, delivery);
+
+	return delivery->payload_block && incoming->lane && incoming->rail == RAIL_TCP;
+}
+
 void delivery_fetch(const struct delivery *delivery)
 {
 	const struct incoming *incoming = container_of(delivery, struct incoming, delivery);

@@ -347,6 +347,11 @@ _cold_ void peer_kill(struct peer *peer, const char *why);
  */
 void delivery_answer(struct delivery *delivery, const struct data_header *header,
 		     struct block *block, const void *payload);
+/*
+ * Whether the memory of its payload is the receiver's alone, to write to, and to keep by a reference to payload_block: neither the
+ * caller's nor open to its RDMA device.
+ */
+bool delivery_is_own(const struct delivery *delivery);
 /* Fetches what answering it will look at. */
 void delivery_fetch(const struct delivery *delivery);
 /* Answers with DATA_ERROR: status is a negative errno. */

@@ -15,6 +15,7 @@ struct peer {
 struct double_call {
 	struct delivery delivery;
 	struct asked *asked;
+	void *lent; /* a copy of what was lent, or NULL */
 };
 
 /* Peers that were lost are kept to the end: as in the transport, none has the address of one that a delivery still names. */
@@ -64,6 +65,9 @@ static void double_call(struct far *far, unsigned end, struct asked *asked,
 		asked->payload = malloc(header->len + far->misalign);
 		call->delivery.payload =
 			memcpy((char *)asked->payload + far->misalign, payload, header->len);
+		call->lent = malloc(header->len);
+		ASSERT_TRUE(call->lent);
+		memcpy(call->lent, payload, header->len);
 	}
 	call->delivery.payload_block = block;
 	if (header->op == DATA_PUSH) {
@@ -177,7 +181,11 @@ static void answered(struct delivery *delivery, int status)
 	ASSERT_TRUE(!call->asked->done);
 	call->asked->done = true;
 	call->asked->status = status;
-	/* What was lent is the trainer's again, and it writes to it. */
+	/* What was lent nobody has written to. */
+	if (call->lent)
+		ASSERT_TRUE(!memcmp(call->lent, delivery->payload, delivery->header.len));
+	free(call->lent);
+	/* It is the trainer's again, and it writes to it. */
 	if (call->asked->payload)
 		memset(call->asked->payload, 0xee, delivery->header.len);
 	block_unref(delivery->payload_block);
@@ -197,6 +205,11 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 		memcpy(asked->data, from, header->len);
 	}
 	answered(delivery, 0);
+}
+
+bool delivery_is_own(const struct delivery *delivery)
+{
+	return delivery->payload_block && !delivery->peer->is_self;
 }
 
 void delivery_fetch(const struct delivery *delivery)

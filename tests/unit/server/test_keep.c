@@ -126,6 +126,36 @@ TEST(a_node_that_is_back_gets_the_result_that_is_there)
 	ASSERT_EQ(n_summed(far), 2);
 }
 
+static struct asked *push_long(struct far *far, const struct layout *layout, uint64_t key,
+			       uint32_t node)
+{
+	struct data_header h = far_push(layout, key, 1, node);
+	static const float data[2048];
+
+	h.epoch = data_moves_epoch(FAR_EPOCH, layout->moves, FAR_SERVERS, NULL);
+	h.len = h.part_len = h.total = sizeof(data);
+	return far_call(far, node, &h, data);
+}
+
+/* Of two contributions one is lent; the sum is in the other, and as long as it is kept there is no quota for one more. */
+TEST(what_is_kept_is_charged_wherever_it_is)
+{
+	_cleanup_(far_freep) struct far *far =
+		far_new(&(struct far_options){ .quota_bytes = 14000 });
+	struct layout layout = kept_layout(2);
+	struct asked *a, *b;
+
+	far_form(far, &layout);
+	a = push_long(far, &layout, 1, 0);
+	b = push_long(far, &layout, 1, 1);
+	far_expect(far, a, 0, NULL);
+	far_expect(far, b, 0, NULL);
+	a = push_long(far, &layout, 2, 0);
+	b = push_long(far, &layout, 2, 1);
+	far_expect(far, b, -EDQUOT, NULL);
+	far_expect(far, a, -EDQUOT, "raise job_quota");
+}
+
 TEST(a_contribution_that_comes_again_counts_once)
 {
 	_cleanup_(far_freep) struct far *far = far_new(NULL);

@@ -10,7 +10,7 @@ static const uint32_t two_each[] = { 2, 2, 2, 2 };
 static struct asked *push_as(struct far *far, unsigned end, struct data_header header, float value,
 			     uint32_t n)
 {
-	float values[64];
+	float values[2048];
 
 	for (uint32_t i = 0; i < n; i++)
 		values[i] = value;
@@ -659,6 +659,22 @@ TEST(result_over_quota_ends_the_job)
 	h.len = h.part_len = h.total = 8192;
 	far_expect(far, far_call(far, 0, &h, data), -EDQUOT, "raise job_quota");
 	ASSERT_EQ(far_n_jobs(far), 0);
+}
+
+/* Of two contributions one is lent, and the other has room for the sum. */
+TEST(sum_takes_no_memory_of_its_own)
+{
+	FAR = far_new(&(struct far_options){ .quota_bytes = 12000 });
+	struct layout layout = far_layout("job", 2, NULL);
+	struct asked *a;
+
+	far_form(far, &layout);
+	for (uint64_t round = 1; round < 10; round++) {
+		a = push_as(far, 0, far_push(&layout, 1, round, 0), 1, 2048);
+		expect_values(far, push_as(far, 1, far_push(&layout, 1, round, 1), 2, 2048), 3,
+			      2048);
+		expect_values(far, a, 3, 2048);
+	}
 }
 
 TEST(tensors_are_limited)
