@@ -40,20 +40,18 @@ void pipeline_outlet_put(struct pipeline_outlet *outlet)
  * turn of the part that went last. (That is start-time fair queueing.) Parts of a job come here in the order in which they
  * should leave.
  */
-static void take_turn(struct pipeline_part *part)
+static uint64_t take_turn(const struct pipeline_part *part)
 {
 	struct pipeline_job *job = part->job;
+	uint64_t turn = MAX(job->turn, job->pipeline->turn);
 
-	part->turn = MAX(job->turn, job->pipeline->turn);
-	job->turn = part->turn + part->unsent;
+	job->turn = turn + part->unsent;
+	return turn;
 }
 
-static bool is_before(const struct pipeline_part *a, const struct pipeline_part *b)
+/* What has the same turn: parts that go to our own server, or bring it nothing. */
+static bool part_is_before(const struct pipeline_part *a, const struct pipeline_part *b)
 {
-	if (a->round->level != b->round->level)
-		return a->round->level > b->round->level;
-	if (a->turn != b->turn)
-		return a->turn < b->turn;
 	if (a->round != b->round)
 		return a->round->sequence < b->round->sequence;
 	if (a->extent.block != b->extent.block)
@@ -61,54 +59,70 @@ static bool is_before(const struct pipeline_part *a, const struct pipeline_part 
 	return a->extent.part < b->extent.part;
 }
 
-static void place(struct pipeline_outlet *outlet, struct pipeline_part *part, size_t index)
+static bool is_before(const struct pipeline_waiting *a, const struct pipeline_waiting *b)
 {
-	outlet->heap[index] = part;
-	part->heap_index = index;
+	if (a->level != b->level)
+		return a->level > b->level;
+	if (a->turn != b->turn)
+		return a->turn < b->turn;
+	return part_is_before(a->part, b->part);
 }
 
 /* Puts a part at index, or above or below it, where it belongs. */
-static void sift(struct pipeline_outlet *outlet, struct pipeline_part *part, size_t index)
+static void sift(struct pipeline_outlet *outlet, struct pipeline_part *part, uint64_t turn,
+		 int32_t level, size_t index)
 {
-	for (; index && is_before(part, outlet->heap[(index - 1) / 2]); index = (index - 1) / 2)
-		place(outlet, outlet->heap[(index - 1) / 2], index);
+	const struct pipeline_waiting waiting = { part, turn, level };
+	struct pipeline_waiting *heap = outlet->heap;
+
+	for (; index && is_before(&waiting, &heap[(index - 1) / 2]); index = (index - 1) / 2)
+		heap[index] = heap[(index - 1) / 2];
 	for (;;) {
 		size_t child = 2 * index + 1;
 
-		if (child + 1 < outlet->n_heap &&
-		    is_before(outlet->heap[child + 1], outlet->heap[child]))
+		if (child + 1 < outlet->n_heap && is_before(&heap[child + 1], &heap[child]))
 			child++;
-		if (child >= outlet->n_heap || !is_before(outlet->heap[child], part))
+		if (child >= outlet->n_heap || !is_before(&heap[child], &waiting))
 			break;
-		place(outlet, outlet->heap[child], index);
+		heap[index] = heap[child];
 		index = child;
 	}
-	place(outlet, part, index);
+	heap[index] = waiting;
 }
 
 int pipeline_outlet_push(struct pipeline_outlet *outlet, struct pipeline_part *part)
 {
 	if (outlet->n_heap == outlet->heap_capacity) {
 		size_t capacity = outlet->heap_capacity ? 2 * outlet->heap_capacity : 64;
-		struct pipeline_part **heap = reallocarray(outlet->heap, capacity, sizeof(*heap));
+		struct pipeline_waiting *heap = reallocarray(outlet->heap, capacity, sizeof(*heap));
 
 		if (!heap)
 			return error_origin(-ENOMEM);
 		outlet->heap = heap;
 		outlet->heap_capacity = capacity;
 	}
-	take_turn(part);
 	outlet->n_heap++;
-	sift(outlet, part, outlet->n_heap - 1);
+	sift(outlet, part, take_turn(part), part->round->level, outlet->n_heap - 1);
 	return 0;
 }
 
-void pipeline_outlet_remove(struct pipeline_outlet *outlet, struct pipeline_part *part)
+static void remove_at(struct pipeline_outlet *outlet, size_t index)
 {
-	struct pipeline_part *last = outlet->heap[--outlet->n_heap];
+	const struct pipeline_waiting *last = &outlet->heap[--outlet->n_heap];
 
-	if (last != part)
-		sift(outlet, last, part->heap_index);
+	if (index < outlet->n_heap)
+		sift(outlet, last->part, last->turn, last->level, index);
+}
+
+/* Of a round that has failed: then they are looked for. */
+void pipeline_outlet_remove(struct pipeline_outlet *outlet, const struct pipeline_part *part)
+{
+	for (size_t i = 0; i < outlet->n_heap; i++) {
+		if (outlet->heap[i].part == part) {
+			remove_at(outlet, i);
+			return;
+		}
+	}
 }
 
 /* -- What is under way -------------------------------------------------------------------------------------------- */
@@ -139,13 +153,13 @@ void pipeline_outlet_pump(struct pipeline_outlet *outlet)
 	outlet->pumping = true;
 	outlet->refs++;
 	while (!outlet->lost && outlet->n_heap &&
-	       outlet->ahead < pipeline_deal_ahead(outlet->heap[0]->job)) {
-		struct pipeline_part *part = outlet->heap[0];
+	       outlet->ahead < pipeline_deal_ahead(outlet->heap[0].part->job)) {
+		struct pipeline_part *part = outlet->heap[0].part;
 
 		/* What goes to our own server costs no job its turn. */
 		if (part->unsent)
-			outlet->pipeline->turn = MAX(outlet->pipeline->turn, part->turn);
-		pipeline_outlet_remove(outlet, part);
+			outlet->pipeline->turn = MAX(outlet->pipeline->turn, outlet->heap[0].turn);
+		remove_at(outlet, 0);
 		pipeline_part_begin(part);
 	}
 	outlet->pumping = false;

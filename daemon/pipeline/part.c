@@ -14,6 +14,16 @@ static struct pipeline_job *job_of(const struct pipeline_part *part)
 
 /* -- Making and unmaking ------------------------------------------------------------------------------------------ */
 
+/* The next one that is made is likely this: its beginning, and its end. */
+static _fetches_ void fetch_next(const struct pipeline_job *job)
+{
+	const struct pipeline_part *next =
+		container_of(job->spare_parts.next, struct pipeline_part, link);
+
+	fetch_to_write(next, offsetof(struct pipeline_part, call.text));
+	fetch_to_write(&next->late, CACHE_LINE);
+}
+
 static int part_new(struct pipeline_round *round, const struct extent *extent,
 		    struct pipeline_part **ret_part)
 {
@@ -23,8 +33,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 
 	if (part) {
 		list_remove(&part->link);
-		list_fetch_first(&job->spare_parts, struct pipeline_part, link,
-				 offsetof(struct pipeline_part, call.text));
+		fetch_next(job);
 	} else {
 		part = bulk_take(&job->bulk, sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
 		if (!part)

@@ -26,8 +26,8 @@ struct pipeline_part {
 	struct list wait; /* a server's parked ones, or the job's starved ones */
 	struct pipeline_round *round;
 	struct pipeline_job *job; /* the round's, without a look at the round */
-	size_t heap_index;
-	uint64_t turn; /* among all jobs': outlet.c */
+	void **outputs;		  /* n_local entries */
+	uint64_t moved;		  /* job's n_moved when it was begun */
 
 	struct extent extent;
 	enum pipeline_part_state state;
@@ -56,25 +56,33 @@ struct pipeline_part {
 
 	struct call call;
 	struct task task;
-	void **outputs;	    /* n_local entries */
-	const void **piece; /* n_local entries: inputs of the piece that is being summed */
-	const void *late;   /* our contribution, which is to be kept beside the result */
-	uint64_t moved;	    /* job's n_moved when it was begun */
-	uint64_t attempt;   /* of a piece of rows: rows.c */
-	/* What of it is on devices: device.c. */
+	uint64_t attempt; /* of a piece of rows: rows.c */
+	/* What of it is on devices, where anything of its round is: device.c. */
 	struct gpu_task device_task;
 	struct gpu_lease lease;
 	struct gpu_lease direct; /* what is there goes to the server from the device: direct.c */
 	void (*device_then)(struct pipeline_part *part);
 	bool device_inputs;
-	void *result;  /* in staging: the result for devices, while there is a lease */
-	void **staged; /* n_local entries: a rank's input in staging, or NULL */
+	uint64_t unused[3];
+
+	const void *late;   /* our contribution, which is to be kept beside the result */
+	const void **piece; /* n_local entries: inputs of the piece that is being summed */
+	void **staged;	    /* n_local entries: a rank's input in staging, or NULL */
+	void *result;	    /* in staging: the result for devices, while there is a lease */
 	void *pointers[];
 };
 static_assert(!(offsetof(struct pipeline_part, extent) % CACHE_LINE ||
 		offsetof(struct pipeline_part, server) % CACHE_LINE ||
-		offsetof(struct pipeline_part, ledger) % CACHE_LINE),
-	      "what push.c has fetched of a part begins with lines");
+		offsetof(struct pipeline_part, ledger) % CACHE_LINE ||
+		offsetof(struct pipeline_part, late) % CACHE_LINE),
+	      "what is fetched of a part begins with lines");
+
+/* A part in an outlet, and what is compared: of the part itself nothing is looked at, where its turn is its own. */
+struct pipeline_waiting {
+	struct pipeline_part *part;
+	uint64_t turn; /* among all jobs': outlet.c */
+	int32_t level;
+};
 
 /*
  * Towards one server, of all jobs: parts wait here until little enough is under way that an urgent part, once it comes,
@@ -88,13 +96,24 @@ struct pipeline_outlet {
 	unsigned refs;	/* jobs */
 	uint64_t ahead; /* bytes gathered, or being gathered, and not yet sent */
 	bool pumping;
-	struct pipeline_part **heap;
+	struct pipeline_waiting *heap;
 	size_t n_heap, heap_capacity;
 };
 
 static inline struct pipeline_server *pipeline_part_server(const struct pipeline_part *part)
 {
 	return &part->job->servers[part->server];
+}
+
+/* It has staging; what is there goes to its server from the device. */
+static inline bool pipeline_part_is_staged(const struct pipeline_part *part)
+{
+	return part->round->on_device && part->lease.data;
+}
+
+static inline bool pipeline_part_is_direct(const struct pipeline_part *part)
+{
+	return part->round->on_device && part->direct.data;
 }
 
 /* part.c */
@@ -157,7 +176,7 @@ int pipeline_outlet_get(struct pipeline *pipeline, struct peer *peer,
 			struct pipeline_outlet **ret_outlet);
 void pipeline_outlet_put(struct pipeline_outlet *outlet);
 int pipeline_outlet_push(struct pipeline_outlet *outlet, struct pipeline_part *part);
-void pipeline_outlet_remove(struct pipeline_outlet *outlet, struct pipeline_part *part);
+void pipeline_outlet_remove(struct pipeline_outlet *outlet, const struct pipeline_part *part);
 /* Bytes of a part are on their way to the server, or have left. */
 void pipeline_outlet_charge(struct pipeline_outlet *outlet, struct pipeline_part *part,
 			    uint64_t len);

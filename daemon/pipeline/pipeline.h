@@ -15,6 +15,7 @@
 #include "base/loop.h"
 #include "base/pool.h"
 #include "cluster/cluster.h"
+#include "proto/shm.h"
 #include "tensor/tensor.h"
 #include "transport/transport.h"
 
@@ -237,26 +238,30 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 struct pipeline_request {
 	/* Set by the caller; from outside, but for the pointers, which are good for the counts or NULL. */
 	uint64_t round;
-	unsigned operation, reduction;
-	int32_t priority;
+	uint8_t operation, reduction;
+	uint16_t
+		membership; /* of an elastic job: low bits of that in which ranks are counted here; else 0 */
 	uint32_t root;
+	int32_t priority;
+	bool watched;	   /* false; the pipeline's */
+	bool own_deadline; /* the pipeline's, too */
 	const void *input;
 	void *output;
 	uint64_t input_count, output_count;
 	const uint64_t
 		*counts; /* NULL; or size entries, for all_to_all 2 * size: stays until done() */
+
 	uint64_t timeout_ms;
+	uint64_t deadline_ns; /* the pipeline's */
 	/* push_pull_rows: elements of a row; input_count / width numbers, room for output_count / width. */
 	uint64_t width;
 	const int64_t *input_rows;
 	int64_t *output_rows;
 	/* The buffer that input or output is in, if it is a device's: kept until done(). */
 	struct buffer *input_device, *output_device;
-	uint32_t slot;	   /* of a request on a device, whose flags order it */
-	bool watched;	   /* false; the pipeline's */
-	bool own_deadline; /* the pipeline's, too */
-	uint64_t
-		deadline_ns; /* the pipeline's, from here on to done(): looked at together when it ends */
+	const struct shm_slot *slot_memory; /* what done() writes, fetched before; or NULL */
+
+	/* From here on it is looked at when it ends. */
 	uint64_t *expanded; /* counts of a job that has lost ranks; NULL before pipeline_submit() */
 	struct pipeline_round *in;
 	uint64_t ticket;
@@ -264,12 +269,15 @@ struct pipeline_request {
 	void (*done)(struct pipeline_request *request, const struct failure *failure);
 	uint64_t
 		n_rows; /* in done(): rows of a push_pull_rows' result, also when there was no room for it (-ENOSPC); else contributions */
-	uint16_t
-		membership; /* of an elastic job: low bits of that in which ranks are counted here; else 0 */
+	uint32_t slot;	/* of a request on a device, whose flags order it */
 	struct pipeline_outcome outcome; /* in done(), of an elastic job; zero before */
+
 	/* The pipeline's. */
 	uint32_t seat, n_seats; /* rank and size where it was submitted: seats.c */
 };
+static_assert(!(offsetof(struct pipeline_request, expanded) % CACHE_LINE ||
+		offsetof(struct pipeline_request, seat) % CACHE_LINE),
+	      "what is fetched of a request begins with lines");
 
 /* Fetches what the next pipeline_submit() of it looks at first. */
 void pipeline_fetch(const struct pipeline_declaration *declaration);

@@ -203,7 +203,7 @@ static void on_sent(struct call *call)
 
 	pipeline_part_left(part);
 	/* Its result comes to a cell. */
-	if (part->direct.data && job_of(part)->keep)
+	if (pipeline_part_is_direct(part) && job_of(part)->keep)
 		pipeline_device_give(part);
 	/* Without one, its server was lost meanwhile. */
 	if (part->outlet) {
@@ -451,11 +451,12 @@ static void on_answer(struct call *call)
 	/* It belongs to the next process now. */
 	if (job_of(part)->suspended)
 		return;
-	if (part->direct.data && call->status == -ENOLINK && call->answer.op != DATA_ERROR) {
+	if (pipeline_part_is_direct(part) && call->status == -ENOLINK &&
+	    call->answer.op != DATA_ERROR) {
 		pipeline_direct_spill(part, call_on);
 		return;
 	}
-	if (part->direct.data && job_of(part)->keep)
+	if (pipeline_part_is_direct(part) && job_of(part)->keep)
 		pipeline_device_give(part);
 	/* Not when it is the job that has gone elsewhere. */
 	if (lost && !part->again && part->outlet && call->answer.op != DATA_ERROR)
@@ -552,6 +553,7 @@ static void fetch_then(struct pipeline_part *part)
 {
 	const struct pipeline_round *round = part->round;
 	const struct pipeline_request *request = round->ranks[0].request;
+	const struct shm_slot *slot = round->slot_memory;
 	const void **soon = part->call.soon;
 
 	soon[0] = &round->deal_link;
@@ -567,10 +569,14 @@ static void fetch_then(struct pipeline_part *part)
 	soon[10] = &part->extent;
 	soon[11] = &part->server;
 	soon[12] = &part->ledger;
-	if (!request)
+	soon[13] = &part->late;
+	soon[14] = &round->tensor->key;
+	if (!request || !slot)
 		return;
-	soon[13] = &request->in;
-	soon[14] = request + 1; /* what it is embedded in goes on there */
+	soon[15] = &request->expanded;
+	soon[16] = &request->seat; /* what it is embedded in goes on there */
+	soon[17] = &slot->state;
+	soon[18] = &slot->n_rows;
 }
 
 static void push(struct pipeline_part *part, const void *payload)
@@ -597,7 +603,7 @@ static void push(struct pipeline_part *part, const void *payload)
 	/* It was lost, and is back, or another is in its place. */
 	if (!part->outlet)
 		part->outlet = server->outlet;
-	if (part->direct.data && !pipeline_direct_goes(part)) {
+	if (pipeline_part_is_direct(part) && !pipeline_direct_goes(part)) {
 		pipeline_direct_spill(part, push_spilled);
 		return;
 	}
@@ -645,8 +651,8 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->call.sent = on_sent;
 	part->call.is_repeatable = job->keep && !by_rows;
 	part->call.is_again = part->again;
-	part->call.is_payload_direct = part->direct.data;
-	part->call.is_room_direct = part->direct.data && part->room;
+	part->call.is_payload_direct = pipeline_part_is_direct(part);
+	part->call.is_room_direct = part->call.is_payload_direct && part->room;
 	part->call.done = on_answer;
 	fetch_then(part);
 	peer_call(part->outlet->peer, &part->call);
@@ -673,7 +679,7 @@ static void on_gathered(struct task *task)
 	if (part->extent.len && pipeline_part_is_from_here(part))
 		payload = part->block ? part->block->data : part->inputs[0];
 	/* Staging is not held while other nodes are waited for, unless there is plenty. */
-	if (part->lease.data && !part->lease.is_long)
+	if (pipeline_part_is_staged(part) && !part->lease.is_long)
 		pipeline_device_give(part);
 	push(part, payload);
 }
@@ -685,7 +691,7 @@ static void gather(struct pipeline_part *part)
 
 	pipeline_part_set_inputs(part);
 	/* One contribution, or a copy, leaves from where the trainer has it. */
-	if (part->n_inputs == 1 && (!part->lease.data || part->lease.is_long)) {
+	if (part->n_inputs == 1 && (!pipeline_part_is_staged(part) || part->lease.is_long)) {
 		on_gathered(&part->task);
 		return;
 	}

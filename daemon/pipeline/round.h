@@ -81,6 +81,8 @@ struct pipeline_round {
 	struct ledger_round ledger;
 	struct list device_link; /* job->device->waiting */
 	struct partition partition;
+	const struct shm_slot
+		*slot_memory; /* where the newest of its requests will be answered; or NULL */
 	uint64_t
 		direct; /* bits of local ranks: once such a one is ready, its parts may go by their devices */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
@@ -88,7 +90,7 @@ struct pipeline_round {
 	uint64_t started_ns;	      /* the first rank came */
 	uint64_t came_ns;	      /* the newest did */
 	struct failure failure;	      /* status not 0: it fails */
-	uint64_t unused[6];	      /* ranks begin a line, too */
+	uint64_t unused[5];	      /* ranks begin a line, too */
 	struct pipeline_rank ranks[]; /* n_local entries */
 };
 static_assert(offsetof(struct pipeline_round, refilling) < CACHE_LINE,

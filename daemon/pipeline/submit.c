@@ -18,6 +18,16 @@ static struct pipeline_job *job_of(const struct pipeline_round *round)
 	return round->job;
 }
 
+/* The next one that is made is likely this. */
+static _fetches_ void fetch_next(const struct pipeline_job *job, size_t ranks)
+{
+	const struct pipeline_round *next =
+		container_of(job->spare_rounds.next, struct pipeline_round, link);
+
+	fetch_to_write(next, offsetof(struct pipeline_round, failure.text) + 1);
+	fetch_to_write(next->ranks, ranks);
+}
+
 static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t now_ns,
 		     struct pipeline_round **ret_round)
 {
@@ -30,8 +40,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 		return error_origin(-EDQUOT);
 	if (round) {
 		list_remove(&round->link);
-		list_fetch_first(&job->spare_rounds, struct pipeline_round, link,
-				 offsetof(struct pipeline_round, failure));
+		fetch_next(job, ranks);
 		/* All but the words of its failure. */
 		memset(round, 0, offsetof(struct pipeline_round, failure));
 		memset(round->ranks, 0, ranks);
@@ -153,6 +162,7 @@ static void round_came(struct pipeline_round *round, uint32_t index, uint64_t no
 	request->in = round;
 	round->ranks[index].request = request;
 	round->ranks[index].came = true;
+	round->slot_memory = request->slot_memory;
 	round->alone = request->operation == OPERATION_ACCUMULATE;
 	round->n_came++;
 	measure(round, index, now_ns);

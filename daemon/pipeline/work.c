@@ -199,7 +199,8 @@ void pipeline_part_post(struct pipeline_part *part, void (*done)(struct task *ta
 		return;
 	}
 	if (is_little(part, bytes)) {
-		part->round->inlined += bytes;
+		if (!part->remote)
+			part->round->inlined += bytes;
 		work_here(part);
 		done(&part->task);
 		return;
@@ -224,7 +225,8 @@ const void *pipeline_part_input(const struct pipeline_part *part, uint32_t local
 {
 	const char *input = part->round->ranks[local].input;
 
-	return part->staged[local] ? part->staged[local] : input + part->extent.input_at;
+	return part->round->on_device && part->staged[local] ? part->staged[local]
+							     : input + part->extent.input_at;
 }
 
 static void add_input(struct pipeline_part *part, uint32_t local)

@@ -224,7 +224,8 @@ static void fetch_call(const struct call *call)
 		return;
 	__builtin_prefetch(&call->header);
 	__builtin_prefetch(&call->room);
-	__builtin_prefetch(&call->soon[0]);
+	for (size_t i = 0; i < CALL_SOON; i += CACHE_LINE / sizeof(call->soon[0]))
+		__builtin_prefetch(&call->soon[i]);
 	fetch_to_write(&call->answer, sizeof(call->answer));
 	__builtin_prefetch(&call->message.lane);
 	__builtin_prefetch(&call->link, 1);

@@ -67,7 +67,7 @@ struct message {
  * A call: a header and payload out, an answer back. Embedded in its user; belongs to the transport from peer_call()
  * until done(), which comes exactly once, also when the peer is lost.
  */
-#define CALL_SOON 15
+#define CALL_SOON 19
 struct call {
 	/* Set by the caller. */
 	struct data_header
