@@ -347,6 +347,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	run = session->n_runs;
 	request->base.slot = entry->slot;
 	request->base.ticket = entry->ticket;
+	request->base.slot_memory = &shm_slots(session->shm)[entry->slot];
 	request->base.input_device = NULL;
 	request->base.output_device = NULL;
 	request->base.watched = false;
@@ -399,30 +400,32 @@ static void fetch_ahead(const struct session *session, uint64_t tail)
 			__builtin_prefetch((const char *)entry + at);
 	}
 	if (n > 12) {
-		uint32_t tensor =
-			*(const volatile uint32_t *)&ring[(session->head + 12) % SHM_ENTRIES]
-				 .tensor;
+		const struct shm_entry *entry = &ring[(session->head + 12) % SHM_ENTRIES];
+		uint32_t tensor = *(const volatile uint32_t *)&entry->tensor;
+		uint32_t slot = *(const volatile uint32_t *)&entry->slot;
 
 		if (tensor < session->n_numbered)
 			__builtin_prefetch(&session->numbered[tensor]);
+		if (slot < SHM_SLOTS)
+			__builtin_prefetch(&session->requests[slot]);
 	}
 	if (n > 8) {
-		uint32_t tensor =
-			*(const volatile uint32_t *)&ring[(session->head + 8) % SHM_ENTRIES].tensor;
+		const struct shm_entry *entry = &ring[(session->head + 8) % SHM_ENTRIES];
+		uint32_t tensor = *(const volatile uint32_t *)&entry->tensor;
+		uint32_t slot = *(const volatile uint32_t *)&entry->slot;
 
 		if (tensor < session->n_numbered)
 			fetch_to_write(session->numbered[tensor], sizeof(struct session_tensor));
+		if (slot < SHM_SLOTS)
+			fetch_to_write(session->requests[slot], sizeof(struct session_request));
 	}
 	if (n > 4) {
-		const struct shm_entry *entry = &ring[(session->head + 4) % SHM_ENTRIES];
-		const struct session_tensor *tensor = find_tensor(session, entry->tensor);
-		uint32_t slot = *(const volatile uint32_t *)&entry->slot;
+		uint32_t number =
+			*(const volatile uint32_t *)&ring[(session->head + 4) % SHM_ENTRIES].tensor;
+		const struct session_tensor *tensor = find_tensor(session, number);
 
 		if (tensor && !pipeline_is_void(&tensor->declaration))
 			pipeline_fetch(&tensor->declaration);
-		if (slot < SHM_SLOTS && session->requests[slot])
-			for (size_t at = 0; at < sizeof(struct session_request); at += CACHE_LINE)
-				__builtin_prefetch((char *)session->requests[slot] + at, 1);
 	}
 }
 
