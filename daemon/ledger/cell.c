@@ -364,7 +364,9 @@ void ledger_cell_free(struct ledger *ledger, uint32_t number)
 		ledger_fence();
 		FAILPOINT("ledger-cell-freed");
 	}
-	*kept = (struct ledger_kept){ .offered = kept->offered, .lent = kept->lent };
+	kept->what = (struct ledger_what){ 0 };
+	kept->taken = kept->whole = kept->late = kept->stale = false;
+	kept->busy = kept->released = kept->pending = false;
 	if (!kept->offered && !kept->lent)
 		ledger_cell_put_back(ledger, number);
 }

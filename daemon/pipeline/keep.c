@@ -531,6 +531,9 @@ void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
 
 /* -- Numbers ------------------------------------------------------------------------------------------------------ */
 
+/* Results are mostly released one after the other: what is kept of one so many later is fetched. */
+#define RELEASE_AHEAD 4
+
 static void send_ack(struct pipeline_server *server)
 {
 	struct pipeline_job *job = server->job;
@@ -628,7 +631,11 @@ void pipeline_keep_released(struct pipeline_server *server, uint32_t number)
 	pipeline_job_hold(job);
 	while (server->released != number) {
 		uint32_t *place = &server->cells[++server->released % WINDOW], cell = *place;
+		uint32_t later = server->cells[(server->released + RELEASE_AHEAD) % WINDOW];
 
+		if (later)
+			fetch_to_write(ledger_cell_kept(job->ledger, later - 1),
+				       sizeof(struct ledger_kept));
 		*place = 0;
 		if (cell)
 			cell_released(job, cell - 1);
