@@ -154,7 +154,7 @@ int call_hello(struct bps_client *client, struct client_call *call)
 
 	hello.version = CLIENT_PROTOCOL;
 	hello.version_min = CLIENT_PROTOCOL_MIN;
-	hello.features = CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC;
+	hello.features = CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_ORDER;
 	if (client->restart_timeout_ms >= 0)
 		hello.features |= CONTROL_FEATURE_RESUME;
 	hello.software = software;

@@ -326,6 +326,8 @@ struct bps_client {
 	/* Of the session. */
 	uint64_t tail;	    /* entries ever posted; the ring's copy is never read */
 	uint64_t harvested; /* slots seen done */
+	uint64_t seen;	    /* completions whose order was looked at */
+	bool ordered;	    /* the daemon says it, and what is done in brief */
 
 	struct request_list spare; /* given back, for the next: those last used first */
 	unsigned n_spare;
@@ -334,7 +336,8 @@ struct bps_client {
 
 	uint64_t next_ticket;
 	uint32_t n_slots_free;
-	uint32_t slots_free[SHM_SLOTS]; /* a stack */
+	uint32_t slots_free[SHM_SLOTS];		/* a stack */
+	struct bps_request *of_slot[SHM_SLOTS]; /* under way; else NULL */
 	struct request_list posted, ended;
 	size_t n_posted;
 };

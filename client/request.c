@@ -6,7 +6,10 @@ static_assert(SHM_SLOTS == 4096, "EAGAIN_TEXT says how many");
 #define SPARE_MAX \
 	(2 *      \
 	 SHM_SLOTS) /* who waits for the oldest has as many that are complete as are under way */
-#define FETCH_AHEAD UINT64_C(8) /* requests: as many misses as may be under way at once */
+/* So many requests ahead of the one that is looked at. */
+#define FETCH_SLOT    INT64_C(12)
+#define FETCH_REQUEST INT64_C(8)
+#define FETCH_TENSOR  INT64_C(4)
 
 /* One that is spare holds nothing, and what only PUSH_PULL_ROWS has is NULL. */
 static struct bps_request *request_take_spare(struct bps_client *client)
@@ -210,8 +213,12 @@ void request_post(struct bps_request *request, struct bps_tensor *tensor)
 	request->run = tensor->run;
 	tensor->refs++;
 	request->state = REQUEST_POSTED;
+	/* With none under way, what is counted was seen. */
+	if (!client->n_posted)
+		client->seen = client->harvested;
 	TAILQ_INSERT_TAIL(&client->posted, request, link);
 	client->n_posted++;
+	client->of_slot[request->slot] = request;
 	/* Else session.c posts it, when there is a daemon that knows the tensor. */
 	if (client->session.state == SESSION_READY) {
 		request_write(request);
@@ -252,6 +259,7 @@ static void request_end(struct bps_request *request, int status, const char *tex
 
 	TAILQ_REMOVE(&client->posted, request, link);
 	client->n_posted--;
+	client->of_slot[request->slot] = NULL;
 	if (request->cuda)
 		cuda_end(request, status);
 	if (request->slot != NO_SLOT)
@@ -311,6 +319,7 @@ static bool request_look(struct bps_request *request)
 	const struct shm_slot *slot;
 	char text[ERROR_TEXT_MAX + 1];
 	uint32_t state;
+	bool brief;
 	int status;
 
 	if (client->session.state != SESSION_READY)
@@ -345,10 +354,11 @@ static bool request_look(struct bps_request *request)
 		status = -EPROTO;
 		(void)stpcpy(text, "the daemon ended the request before its stream had come to it");
 	}
-	if (request->counted)
-		request->n_rows = *(const volatile uint64_t *)&slot->n_rows;
+	brief = client->ordered && !status && *(const volatile uint32_t *)&slot->brief;
+	if (request->counted || request->row_len)
+		request->n_rows =
+			*(const volatile uint64_t *)(brief ? &slot->brief_rows : &slot->n_rows);
 	if (request->row_len) {
-		request->n_rows = *(const volatile uint64_t *)&slot->n_rows;
 		if (!status && request->n_rows > request->output_len / request->row_len) {
 			status = -EPROTO;
 			(void)stpcpy(text, "the daemon gave more rows than there was room for");
@@ -357,58 +367,98 @@ static bool request_look(struct bps_request *request)
 		}
 	}
 
-	request->outcome = client->job.membership ? slot_outcome(slot)
-						  : (struct bps_outcome){
-							    .size = sizeof(request->outcome),
-							    .world_size = client->job.size,
-							    .rank = client->job.rank,
-							    .n_came = status ? 0 : client->job.size,
-						    };
+	request->outcome = (struct bps_outcome){ .size = sizeof(request->outcome) };
+	if (!client->job.membership) {
+		request->outcome.world_size = client->job.size;
+		request->outcome.rank = client->job.rank;
+		request->outcome.n_came = status ? 0 : client->job.size;
+	} else if (!brief) {
+		request->outcome = slot_outcome(slot);
+	}
 	client->harvested++;
 	client->n_full = 0;
 	request_end(request, status, text);
 	return true;
 }
 
-/* What it takes to look at a request and to end it, and to come from it to the next, which is returned. */
-static _fetches_ struct bps_request *request_fetch(const struct bps_request *request)
+/* Those that are under way, until so many are done as there may be. */
+static bool harvest_all(struct bps_client *client, uint64_t completions, bool last)
 {
-	const struct shm_slot *slot = &shm_slots(request->client->shm)[request->slot];
+	struct bps_request *request, *next;
+	bool ended = false;
 
-	__builtin_prefetch(slot);
-	__builtin_prefetch(&slot->n_rows);
-	fetch_to_write(request->tensor, CACHE_LINE);
-	fetch_to_write(&request->input_memory, 2 * CACHE_LINE);
-	fetch_to_write(TAILQ_NEXT(request, link), CACHE_LINE);
-	return TAILQ_NEXT(request, link);
+	for (request = TAILQ_FIRST(&client->posted);
+	     request && (last || (int64_t)(completions - client->harvested) > 0); request = next) {
+		next = TAILQ_NEXT(request, link);
+		ended |= request_look(request);
+	}
+	return ended;
+}
+
+/* Whose slot was the n-th to be done; NULL if it was seen already, or is none. */
+static inline struct bps_request *request_of(const struct bps_client *client, uint64_t n)
+{
+	struct shm_header *header = client->shm;
+	uint16_t slot = atomic_load_explicit(&header->order[n % SHM_ORDER], memory_order_acquire);
+
+	return slot < SHM_SLOTS ? client->of_slot[slot] : NULL;
+}
+
+/* What it takes to look at the requests to come and to end them, the nearer the more: each has what the one before it led to. */
+static _fetches_ void harvest_fetch(const struct bps_client *client, int64_t n_left, uint64_t n)
+{
+	const struct shm_header *header = client->shm;
+	const struct bps_request *request;
+	uint16_t slot;
+
+	if (n_left > FETCH_SLOT) {
+		slot = header->order[(n + FETCH_SLOT) % SHM_ORDER];
+		__builtin_prefetch(&shm_slots(client->shm)[slot % SHM_SLOTS]);
+		__builtin_prefetch(&client->of_slot[slot % SHM_SLOTS]);
+	}
+	if (n_left > FETCH_REQUEST && (request = request_of(client, n + FETCH_REQUEST)))
+		fetch_to_write(request, 3 * CACHE_LINE);
+	if (n_left > FETCH_TENSOR && (request = request_of(client, n + FETCH_TENSOR)))
+		fetch_to_write(request->tensor, CACHE_LINE);
+}
+
+static bool harvest_in_order(struct bps_client *client, uint64_t completions)
+{
+	struct shm_header *header = client->shm;
+	uint64_t first = client->seen;
+	int64_t n = (int64_t)(completions - first);
+	bool ended = false;
+
+	if (n <= 0)
+		return false;
+	for (int64_t i = -MIN(n, FETCH_SLOT); n < SHM_ORDER && i < n; i++) {
+		struct bps_request *request =
+			i < 0 ? NULL : request_of(client, first + (uint64_t)i);
+
+		harvest_fetch(client, n - i, first + (uint64_t)i);
+		ended |= request && request_look(request);
+	}
+	client->seen = completions;
+	/* The daemon was faster: some were written over, or what they were is unknown. */
+	completions = atomic_load_explicit(&header->completions, memory_order_acquire);
+	if (completions - first >= SHM_ORDER)
+		ended |= harvest_all(client, completions, true);
+	return ended;
 }
 
 bool request_harvest(struct bps_client *client, bool last)
 {
 	struct shm_header *header = client->shm;
-	struct bps_request *request, *next, *ahead;
 	uint64_t completions;
-	uint64_t n_ahead = 0;
-	bool ended = false;
 
 	if (!client->n_posted || client->session.state != SESSION_READY)
 		return false;
 
 	/* A hint where to stop. Slots are done before they are counted, so there may be one more than it says. */
 	completions = atomic_load_explicit(&header->completions, memory_order_acquire);
-	ahead = TAILQ_FIRST(&client->posted);
-	for (request = ahead; request && (last || (int64_t)(completions - client->harvested) > 0);
-	     request = next) {
-		/* Not slots beyond those that can be done: the daemon is about to write them. */
-		uint64_t n = last ? FETCH_AHEAD : completions - client->harvested;
-
-		for (int i = 0; i < 2 && ahead && n_ahead < MIN(n, FETCH_AHEAD); i++, n_ahead++)
-			ahead = request_fetch(ahead);
-		next = TAILQ_NEXT(request, link);
-		ended |= request_look(request);
-		n_ahead--;
-	}
-	return ended;
+	if (client->ordered && !last)
+		return harvest_in_order(client, completions);
+	return harvest_all(client, completions, last);
 }
 
 void request_end_all(struct bps_client *client, int status, const char *text)

@@ -129,7 +129,8 @@ static int session_adopt(struct bps_client *client, int fds[3])
 
 	client->daemon_event = fds[1];
 	client->trainer_event = fds[2];
-	client->tail = client->harvested = 0;
+	client->tail = client->harvested = client->seen = 0;
+	client->ordered = client->session.hello.answer.features & CONTROL_FEATURE_ORDER;
 	/* Another process made them: a write or read must not block, whatever they are. */
 	if (fcntl(client->daemon_event, F_SETFL, O_NONBLOCK) ||
 	    fcntl(client->trainer_event, F_SETFL, O_NONBLOCK))

@@ -44,6 +44,7 @@
 #define SHM_VERSION 2
 #define SHM_ENTRIES 4096u /* power of two; at least SHM_SLOTS, so that the ring is never full */
 #define SHM_SLOTS   4096u /* requests not yet released; deepest model seen: 1500 tensors */
+#define SHM_ORDER   1024u /* power of two; completions that are known by their order */
 
 /* Of a trainer, how it is to be woken; the daemon wakes for no other value. */
 enum shm_armed {
@@ -74,6 +75,11 @@ struct shm_header {
 	_Atomic uint32_t trainer_armed _cache_aligned_;
 	/* Daemon: slots ever completed. */
 	_Atomic uint64_t completions _cache_aligned_;
+	/*
+	 * Daemon: which slot was the n-th, from 0, at n % SHM_ORDER; written before n + 1 are counted. A hint: the slot may be the
+	 * trainer's again. Who then finds SHM_ORDER or more counted since the first that he read has to look at all slots.
+	 */
+	_Atomic uint16_t order[SHM_ORDER] _cache_aligned_;
 };
 
 /* One submission. Offsets and lengths in bytes, counts in elements. */
@@ -114,8 +120,17 @@ struct shm_slot {
 	_Atomic uint32_t state; /* enum shm_state */
 	int32_t status;		/* 0 or a negative errno, valid in SHM_DONE */
 	uint64_t ticket;
-	/* Why, when status is not 0; the reader terminates it itself. */
-	char text[ERROR_TEXT_MAX + 1];
+	union {
+		/* Why, when status is not 0; the reader terminates it itself. */
+		char text[ERROR_TEXT_MAX + 1];
+		/* When it is 0, and both have CONTROL_FEATURE_ORDER: all that there is to say, in the line of the cache that is read anyway. */
+		struct {
+			uint32_t no_text;
+			uint32_t
+				brief; /* 1: what follows is said, what is behind the text is not */
+			uint64_t brief_rows; /* n_rows */
+		};
+	};
 	uint64_t
 		n_rows; /* push_pull_rows: of the result, also when there was no room for it; else contributions in it */
 	/* Of an elastic job: its members when the round ended, and who contributed to it. */

@@ -64,6 +64,9 @@ enum reduction {
 
 #define CONTROL_FEATURE_FUTEX UINT64_C(8) /* SHM_ARMED_FUTEX of proto/shm.h; the daemon's to say */
 
+/* shm_header's order, the daemon's to say; what shm_slot says in brief, where both do. */
+#define CONTROL_FEATURE_ORDER UINT64_C(16)
+
 /* Memory that Share hands over. */
 enum memory_kind {
 	MEMORY_MEMFD = 0,

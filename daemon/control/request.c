@@ -23,6 +23,7 @@ static void refuse(const struct incoming *in, const struct failure *failure)
 static uint64_t features_of(const struct session *session)
 {
 	return CONTROL_FEATURE_RESUME | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_FUTEX |
+	       CONTROL_FEATURE_ORDER |
 	       (session->control->params.has_cuda ? CONTROL_FEATURE_CUDA : 0);
 }
 

@@ -47,23 +47,33 @@ static void complete(struct session *session, uint32_t slot_number, uint64_t tic
 {
 	struct shm_header *header = header_of(session);
 	struct shm_slot *slot = &shm_slots(session->shm)[slot_number];
+	bool brief = !failure && !outcome->membership && session->features & CONTROL_FEATURE_ORDER;
 
 	slot->status = failure ? failure->status : 0;
-	slot->n_rows = n_rows;
-	slot->membership = outcome->membership;
-	slot->size = outcome->size;
-	slot->rank = outcome->rank;
-	slot->n_came = outcome->n_came;
-	slot->n_waiting = outcome->n_waiting;
-	if (failure)
+	if (failure) {
 		(void)snprintf(slot->text, sizeof(slot->text), "%s", failure->text);
-	else
-		slot->text[0] = 0;
+	} else {
+		slot->no_text = 0;
+		slot->brief = brief;
+		slot->brief_rows = n_rows;
+	}
+	/* Another line of the cache, of each of thousands. */
+	if (!brief) {
+		slot->n_rows = n_rows;
+		slot->membership = outcome->membership;
+		slot->size = outcome->size;
+		slot->rank = outcome->rank;
+		slot->n_came = outcome->n_came;
+		slot->n_waiting = outcome->n_waiting;
+	}
 	atomic_store_explicit(&slot->state, SHM_DONE, memory_order_release);
 	/* Lets the trainer's stream go on, whether or not one of ours has told it; of no use for memory of the host. */
-	atomic_store_explicit(&shm_flags(session->shm)[slot_number].done, (uint32_t)ticket,
-			      memory_order_release);
+	if (session->features & CONTROL_FEATURE_CUDA)
+		atomic_store_explicit(&shm_flags(session->shm)[slot_number].done, (uint32_t)ticket,
+				      memory_order_release);
 	/* Our own count: what the trainer makes of its copy is its affair. */
+	atomic_store_explicit(&header->order[session->n_completed % SHM_ORDER],
+			      (uint16_t)slot_number, memory_order_relaxed);
 	atomic_store_explicit(&header->completions, ++session->n_completed, memory_order_release);
 	wake_soon(session);
 }

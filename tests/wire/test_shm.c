@@ -34,6 +34,7 @@ TEST(the_header_stays)
 	ASSERT_AT(shm_header, daemon_armed, 128, 4);
 	ASSERT_AT(shm_header, trainer_armed, 192, 4);
 	ASSERT_AT(shm_header, completions, 256, 8);
+	ASSERT_AT(shm_header, order, 320, 2 * 1024);
 }
 
 TEST(an_entry_stays)
@@ -71,6 +72,9 @@ TEST(a_slot_stays)
 	ASSERT_AT(shm_slot, status, 4, 4);
 	ASSERT_AT(shm_slot, ticket, 8, 8);
 	ASSERT_AT(shm_slot, text, 16, 448);
+	ASSERT_AT(shm_slot, no_text, 16, 4);
+	ASSERT_AT(shm_slot, brief, 20, 4);
+	ASSERT_AT(shm_slot, brief_rows, 24, 8);
 	ASSERT_AT(shm_slot, n_rows, 464, 8);
 	ASSERT_EQ(SHM_FREE, 0);
 	ASSERT_EQ(SHM_PENDING, 1);

@@ -51,11 +51,15 @@ static void fake_unlockp(struct fake **fake)
 
 /* -- Shared memory ------------------------------------------------------------------------------------------------ */
 
-static void session_count(struct fake_session *session)
+static void session_count(struct fake_session *session, uint32_t number)
 {
 	struct shm_header *header = session->shm;
+	uint64_t n = atomic_load_explicit(&header->completions, memory_order_relaxed);
 
-	atomic_fetch_add_explicit(&header->completions, 1, memory_order_release);
+	if (session->ordered)
+		atomic_store_explicit(&header->order[n % SHM_ORDER], (uint16_t)number,
+				      memory_order_relaxed);
+	atomic_store_explicit(&header->completions, n + 1, memory_order_release);
 	shm_fence();
 	if (shm_disarm(header) == SHM_ARMED)
 		event_write(session->trainer_event);
@@ -67,8 +71,14 @@ static void session_end(struct fake_session *session, uint32_t number, int statu
 
 	slot->status = status;
 	(void)snprintf(slot->text, sizeof(slot->text), "%s", text ? text : "");
+	if (!status && session->ordered) {
+		slot->no_text = 0;
+		slot->brief = 1;
+		slot->brief_rows = slot->n_rows;
+		slot->n_rows = 0; /* not said */
+	}
 	atomic_store_explicit(&slot->state, SHM_DONE, memory_order_release);
-	session_count(session);
+	session_count(session, number);
 }
 
 static char *session_data(struct fake_session *session, uint32_t number, uint64_t offset,
@@ -458,6 +468,8 @@ static void session_request(struct fake *fake, struct fake_session *session,
 	switch (request->body_case) {
 	case BPS__CONTROL__REQUEST__BODY_HELLO:
 		fake->told.hello_features = request->hello->features;
+		session->ordered =
+			fake->features & request->hello->features & CONTROL_FEATURE_ORDER;
 		answer_hello(fake, session, request->id);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_JOIN:
@@ -642,7 +654,7 @@ struct fake *fake_new(void)
 	fake->listener = fake_listen(fake->path);
 	fake->ledger_fd = -1;
 	fake->daemon = 1;
-	fake->features = CONTROL_FEATURE_RESUME | CONTROL_FEATURE_FUTEX;
+	fake->features = CONTROL_FEATURE_RESUME | CONTROL_FEATURE_FUTEX | CONTROL_FEATURE_ORDER;
 	fake->stop = eventfd(0, EFD_CLOEXEC);
 	ASSERT_OK(pthread_mutex_init(&fake->mutex, NULL));
 	ASSERT_OK(pthread_cond_init(&fake->changed, NULL));
@@ -711,7 +723,17 @@ void fake_scribble(struct fake *fake, uint32_t slot, uint32_t state, int status)
 	s->status = status;
 	memset(s->text, 'x', sizeof(s->text)); /* without an end */
 	atomic_store(&s->state, state);
-	session_count(session);
+	session_count(session, slot);
+}
+
+void fake_scribble_order(struct fake *fake, uint64_t n)
+{
+	FAKE_LOCKED(fake);
+	struct shm_header *header = fake_session(fake)->shm;
+
+	for (unsigned i = 0; i < SHM_ORDER; i++)
+		atomic_store(&header->order[i], (uint16_t)(UINT16_MAX - i));
+	atomic_fetch_add(&header->completions, n);
 }
 
 void fake_declared(struct fake *fake, int status, const char *text)

@@ -33,7 +33,7 @@ struct fake_session {
 	struct fake_buffer buffers[FAKE_BUFFERS];
 	unsigned n_buffers;
 	uint8_t dtypes[FAKE_TENSORS]; /* by number */
-	bool joined;
+	bool joined, ordered;
 };
 
 /* What it was told. */
@@ -123,6 +123,8 @@ uint32_t fake_armed(struct fake *fake);
 void fake_complete(struct fake *fake, unsigned n, int status, const char *text);
 /* Ends a slot as only a broken daemon would: state is stored and counted as it is. */
 void fake_scribble(struct fake *fake, uint32_t slot, uint32_t state, int status);
+/* Says an order of completions that cannot be, and counts n more. */
+void fake_scribble_order(struct fake *fake, uint64_t n);
 void fake_declared(struct fake *fake, int status, const char *text);
 void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text);
 /* A packet of no protocol. */

@@ -205,6 +205,109 @@ TEST(outstanding_requests_have_a_limit)
 }
 
 /*
+ * Completions that come in another order than submissions, few or many at once, also more than the daemon tells the order of:
+ * all are seen, of requests that nobody waits for, too.
+ */
+static void complete_in_another_order(uint64_t features)
+{
+	static const unsigned bursts[] = { 1, 2, 13, 100, 1023, 1024, 1500, SHM_SLOTS };
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = NULL;
+	static unsigned under_way[SHM_SLOTS]; /* as the fake has it */
+	unsigned n_posted = 0, n_done = 0;
+	struct bps_request *refused;
+
+	FAKE_SET(fake, features, features);
+	FAKE_SET(fake, hold, true);
+	client = fake_join(fake, 0, 2);
+	for (; n_posted < SHM_SLOTS; n_posted++) {
+		bps_request_free(barrier(client));
+		under_way[n_posted] = n_posted;
+	}
+	for (unsigned i = 0; i < ARRAY_SIZE(bursts); i++) {
+		fake_await(fake, &fake->told.n_entries, n_posted);
+		for (unsigned k = 0; k < bursts[i]; k++) {
+			/* Prime to SHM_SLOTS: each once, and far from the one before. */
+			unsigned at = 1531 * n_done++ % SHM_SLOTS;
+
+			fake_complete(fake, under_way[at] % FAKE_HELD, 0, NULL);
+			under_way[at] = n_posted + k;
+		}
+		if (i % 2)
+			ASSERT_OK(bps_client_dispatch(client));
+		for (unsigned k = 0; k < bursts[i]; k++)
+			bps_request_free(barrier(client));
+		ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "4096 requests");
+		n_posted += bursts[i];
+	}
+}
+
+TEST(completions_in_another_order)
+{
+	complete_in_another_order(CONTROL_FEATURE_RESUME | CONTROL_FEATURE_ORDER);
+}
+
+TEST(completions_of_a_daemon_that_does_not_tell_their_order)
+{
+	complete_in_another_order(CONTROL_FEATURE_RESUME);
+}
+
+/* What the order says may have been seen before, and the slot be another request's. */
+TEST(order_of_what_was_seen)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *first, *second, *third;
+	uint32_t slot;
+
+	FAKE_SET(fake, hold, true);
+	first = barrier(client);
+	fake_await(fake, &fake->told.n_entries, 1);
+	slot = told(fake)->entry.slot;
+	second = barrier(client);
+	fake_await(fake, &fake->told.n_entries, 2);
+	fake_complete(fake, 0, 0, NULL);
+	bps_request_free(first);
+	third = barrier(client);
+	fake_await(fake, &fake->told.n_entries, 3);
+	ASSERT_EQ(told(fake)->entry.slot, slot);
+	ASSERT_OK(bps_client_dispatch(client));
+	ASSERT_EQ(bps_request_poll(third), 0);
+	ASSERT_EQ(bps_request_poll(second), 0);
+	fake_complete(fake, 2, -EIO, "the third");
+	fake_complete(fake, 1, 0, NULL);
+	ASSERT_FAILS(bps_request_wait(third, BPS_FOREVER), EIO, "the third");
+	ASSERT_OK(bps_request_wait(second, BPS_FOREVER));
+	bps_request_free(second);
+	bps_request_free(third);
+}
+
+/* Nonsense of the daemon's: no request ends by it, and none is lost. */
+TEST(wild_order)
+{
+	static const uint64_t counts[] = { 1, 5, SHM_ORDER, UINT64_C(1) << 63, -UINT64_C(7) };
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	unsigned n = 0;
+
+	FAKE_SET(fake, hold, true);
+	for (unsigned i = 0; i < ARRAY_SIZE(counts); i++) {
+		struct bps_request *a = barrier(client), *b = barrier(client);
+
+		fake_await(fake, &fake->told.n_entries, n += 2);
+		fake_scribble_order(fake, counts[i]);
+		ASSERT_OK(bps_client_dispatch(client));
+		ASSERT_EQ(bps_request_poll(a), 0);
+		fake_complete(fake, n - 1, 0, NULL);
+		ASSERT_OK(bps_request_wait(b, BPS_FOREVER));
+		fake_complete(fake, n - 2, 0, NULL);
+		ASSERT_OK(bps_request_wait(a, BPS_FOREVER));
+		bps_request_free(a);
+		bps_request_free(b);
+	}
+}
+
+/*
  * Who only tries again asks the system now and then: what comes by the socket is heard, and not at every try, and not by who
  * gets on.
  */

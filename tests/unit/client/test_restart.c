@@ -84,8 +84,9 @@ TEST(without_a_job)
 
 	ASSERT_OK(bps_memory_alloc(client, 100, &memory));
 	memset(bps_memory_data(memory), 7, 100);
-	ASSERT_EQ(told(fake)->hello_features,
-		  CONTROL_FEATURE_RESUME | CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC);
+	ASSERT_EQ(told(fake)->hello_features, CONTROL_FEATURE_RESUME | CONTROL_FEATURE_CUDA |
+						      CONTROL_FEATURE_ELASTIC |
+						      CONTROL_FEATURE_ORDER);
 	fake_restart(fake);
 	ASSERT_OK(bps_memory_alloc(client, 100, &other));
 	ASSERT_EQ(told(fake)->n_sessions, 2);
@@ -397,15 +398,17 @@ TEST(timeout_from_the_environment)
 
 	ASSERT_OK(setenv("BPS_RESTART_TIMEOUT", "0", 1));
 	client = join_with(fake, 0);
-	ASSERT_EQ(told(fake)->hello_features, CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC);
+	ASSERT_EQ(told(fake)->hello_features,
+		  CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_ORDER);
 	fake_restart(fake);
 	ASSERT_FAILS(bps_client_leave(client), ESHUTDOWN, "has gone");
 	bps_client_close(client);
 
 	/* What the caller says counts. */
 	client = join_with(fake, 30000);
-	ASSERT_EQ(told(fake)->hello_features,
-		  CONTROL_FEATURE_RESUME | CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC);
+	ASSERT_EQ(told(fake)->hello_features, CONTROL_FEATURE_RESUME | CONTROL_FEATURE_CUDA |
+						      CONTROL_FEATURE_ELASTIC |
+						      CONTROL_FEATURE_ORDER);
 	fake_restart(fake);
 	ASSERT_OK(bps_client_leave(client));
 	bps_client_close(client);

@@ -49,6 +49,7 @@ struct door *door_new(const struct door_options *given)
 			options.hello_timeout_ms ? options.hello_timeout_ms : 3600 * 1000,
 	};
 	ASSERT_OK(control_new(&control, &door->control));
+	door->features = options.features;
 	return door;
 }
 
@@ -179,6 +180,7 @@ void trainer_open(struct trainer *trainer, struct door *door)
 
 	trainer_connect(trainer, door);
 	hello.version = hello.version_min = 1;
+	hello.features = door->features;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_HELLO;
 	request.hello = &hello;
 	(void)trainer_send(trainer, &request, NULL, 0);

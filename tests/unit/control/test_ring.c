@@ -121,6 +121,47 @@ TEST(completion_wakes_who_sleeps_and_nobody_else)
 	ring_close(&ring);
 }
 
+/* The order is told to all; what is said in brief, only to those who know to read it. */
+TEST(completions_are_told_in_their_order)
+{
+	for (unsigned brief = 0; brief < 2; brief++) {
+		const struct door_options options = { .features =
+							      brief ? CONTROL_FEATURE_ORDER : 0 };
+		struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+		struct trainer *trainer;
+		struct shm_header *header;
+		struct ring ring;
+
+		ring_open_with(&ring, 1, &options);
+		trainer = &ring.trainers[0];
+		header = trainer->shm;
+		for (uint64_t round = 1; round < 2 * SHM_ORDER + 3; round++) {
+			/* Not the slot that the number of the completion would be. */
+			uint32_t slot = trainer->next_slot = (uint32_t)(round * 7 % SHM_SLOTS);
+			struct shm_slot *s = &shm_slots(trainer->shm)[slot];
+
+			s->n_rows = 77;
+			(void)stpcpy(s->text, "what was there before");
+			entry.round = round;
+			ASSERT_EQ(trainer_post(trainer, &entry), slot);
+			ASSERT_EQ(trainer_wait(trainer, slot, NULL), 0);
+			ASSERT_EQ(header->completions, round);
+			ASSERT_EQ(header->order[(round - 1) % SHM_ORDER], slot);
+			ASSERT_EQ(s->text[0], 0);
+			ASSERT_EQ(s->brief, brief);
+			ASSERT_EQ(s->n_rows, brief ? 77 : 1);
+			ASSERT_EQ(s->brief_rows, 1);
+		}
+		/* What failed says why, and all. */
+		entry.round = 1;
+		trainer->next_slot = 5;
+		ASSERT_EQ(trainer_post(trainer, &entry), 5);
+		ASSERT_TRUE(trainer_wait(trainer, 5, NULL) < 0);
+		ASSERT_EQ(shm_slots(trainer->shm)[5].n_rows, 0);
+		ring_close(&ring);
+	}
+}
+
 static void *futex_sleeper(void *user)
 {
 	struct shm_header *header = user;
