@@ -248,7 +248,7 @@ static bool request_has_result(const struct bps_request *request)
 {
 	if (request->status)
 		return false;
-	return request->output_rows_range ||
+	return (request->row_len && request->output_rows_range) ||
 	       (request->output_range && !(request->cuda && request->cuda->streamed));
 }
 

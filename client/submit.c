@@ -567,17 +567,19 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 	const struct staging_range *input_range = request->input_range;
 	const struct bps_join_params *job = &request->client->job.params;
 	bool waits_not = job->quorum || job->asynchronous;
-	struct location input, output, counts, input_rows, output_rows;
+	struct location input, output, counts, input_rows = { 0, 0 }, output_rows = { 0, 0 };
 
 	if (plan->input_len && !request->input_memory && !input_range)
 		input_range = request->output_range; /* in place */
 	input = submit_locate(request->input_memory, input_range, p->input);
 	output = submit_locate(request->output_memory, request->output_range, p->output);
 	counts = submit_locate(NULL, request->counts_range, NULL);
-	input_rows =
-		submit_locate(request->input_rows_memory, request->input_rows_range, p->input_rows);
-	output_rows = submit_locate(request->output_rows_memory, request->output_rows_range,
-				    p->output_rows);
+	if (request->row_len) {
+		input_rows = submit_locate(request->input_rows_memory, request->input_rows_range,
+					   p->input_rows);
+		output_rows = submit_locate(request->output_rows_memory, request->output_rows_range,
+					    p->output_rows);
+	}
 	/* All of it: what is left out would have to be cleared before. */
 	request->entry = (struct shm_entry){
 		.ticket = 0,
