@@ -406,6 +406,9 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 		 bool (*done)(struct bps_request *request), int64_t deadline_ns);
 /* Sleeps until something may have changed, at most until the deadline. (locked, may wait) */
 void client_turn(struct bps_client *client, int64_t deadline_ns);
+/* The same for who waits for a request alone: not until any of thousands has ended, where the daemon knows the difference. */
+void client_turn_for(struct bps_client *client, const struct bps_request *request,
+		     int64_t deadline_ns);
 /* The same for what another thread of this process does, never the daemon: until client_wake(). */
 void client_follow(struct bps_client *client, int64_t deadline_ns);
 

@@ -582,7 +582,7 @@ _public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
 		if (request->state == REQUEST_COPYING) {
 			client_follow(client, CLIENT_FOREVER);
 		} else if (client_now_ns() < deadline_ns) {
-			client_turn(client, deadline_ns);
+			client_turn_for(client, request, deadline_ns);
 		} else {
 			(void)client_progress(client);
 			if (!request_advance(request) && request->state != REQUEST_COPYING)

@@ -52,9 +52,42 @@ void client_arm(struct bps_client *client, enum shm_armed how)
 
 	if (!header)
 		return;
-	atomic_store_explicit(&header->trainer_armed, how, memory_order_relaxed);
+	atomic_store_explicit(&header->trainer_slot, 0, memory_order_relaxed);
+	atomic_store_explicit(&header->trainer_armed, how, memory_order_release);
 	/* Against the daemon's fence between its completion and its look at trainer_armed. */
 	shm_fence();
+}
+
+/*
+ * For a nap, which is short. Who waits for one of thousands is woken for it, and for a part of them that is worth it: they give
+ * back slots. Others who wait are woken by him, so then it is for any.
+ */
+static void client_arm_for(struct bps_client *client, const struct bps_request *request)
+{
+	struct shm_header *header = client->shm;
+	uint64_t enough = client->harvested + MAX(client->n_posted / 4, (size_t)1);
+
+	if (!request || request->state != REQUEST_POSTED || client->n_waiting) {
+		client_arm(client, SHM_ARMED_FUTEX);
+		return;
+	}
+	atomic_store_explicit(&header->trainer_enough, (uint32_t)enough, memory_order_relaxed);
+	atomic_store_explicit(&header->trainer_slot, request->slot + 1, memory_order_relaxed);
+	atomic_store_explicit(&header->trainer_armed, SHM_ARMED_FUTEX, memory_order_release);
+	shm_fence();
+}
+
+/* The leader may sleep for something else than who comes now. True when that has come meanwhile. */
+static bool client_join_leader(struct bps_client *client)
+{
+	struct shm_header *header = client->shm;
+
+	if (!header || !atomic_load_explicit(&header->trainer_slot, memory_order_relaxed))
+		return false;
+	atomic_store_explicit(&header->trainer_slot, 0, memory_order_relaxed);
+	/* As in client_arm(). */
+	shm_fence();
+	return client_glance(client);
 }
 
 bool client_rouse(struct bps_client *client)
@@ -299,17 +332,26 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 
 void client_turn(struct bps_client *client, int64_t deadline_ns)
 {
+	client_turn_for(client, NULL, deadline_ns);
+}
+
+void client_turn_for(struct bps_client *client, const struct bps_request *request,
+		     int64_t deadline_ns)
+{
 	unsigned what = 0;
 	bool changed, nap;
 
 	if (client->leading) {
-		client_follow(client, deadline_ns);
+		if (!client_join_leader(client))
+			client_follow(client, deadline_ns);
 		return;
 	}
 
 	client->leading = true;
 	nap = may_nap(client);
-	changed = client_look(client, nap ? SHM_ARMED_FUTEX : SHM_ARMED, look_before_sleep(client));
+	if (nap)
+		client_arm_for(client, request);
+	changed = client_look(client, nap ? -1 : SHM_ARMED, look_before_sleep(client));
 	if (!changed) {
 		what = nap ? client_nap(client, deadline_ns) : client_sleep(client, deadline_ns);
 		changed = client_look(client, client->fd_used ? SHM_ARMED : SHM_AWAKE, what);

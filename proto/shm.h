@@ -73,6 +73,12 @@ struct shm_header {
 	_Atomic uint32_t daemon_armed _cache_aligned_;
 	/* enum shm_armed */
 	_Atomic uint32_t trainer_armed _cache_aligned_;
+	/*
+	 * Trainer, before it arms: what it is woken for. The slot, counted from 1, and completions (their low bits) that are
+	 * enough without it; 0: any. Some daemons wake for any always.
+	 */
+	_Atomic uint32_t trainer_slot;
+	_Atomic uint32_t trainer_enough;
 	/* Daemon: slots ever completed. */
 	_Atomic uint64_t completions _cache_aligned_;
 	/*
@@ -204,6 +210,24 @@ static inline struct shm_slot *shm_slots(void *base)
 static inline struct shm_flag *shm_flags(void *base)
 {
 	return (struct shm_flag *)((char *)base + SHM_FLAG_OFFSET);
+}
+
+/* Whether an armed trainer is to be woken, when so many slots have been completed in all. */
+static inline bool shm_is_awaited(void *base, uint64_t completions)
+{
+	struct shm_header *header = (struct shm_header *)base;
+	uint32_t slot;
+
+	/* What it waits for is read after that it does. */
+	if (atomic_load_explicit(&header->trainer_armed, memory_order_acquire) == SHM_AWAKE)
+		return false;
+	slot = atomic_load_explicit(&header->trainer_slot, memory_order_relaxed);
+	if (!slot || slot > SHM_SLOTS)
+		return true;
+	return (int32_t)((uint32_t)completions - atomic_load_explicit(&header->trainer_enough,
+								      memory_order_relaxed)) >= 0 ||
+	       atomic_load_explicit(&shm_slots(base)[slot - 1].state, memory_order_relaxed) !=
+		       SHM_PENDING;
 }
 
 /* Whether a flag has reached a ticket. */

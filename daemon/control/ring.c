@@ -19,6 +19,8 @@ static void wake_trainer(struct session *session)
 
 	/* Against the trainer's fence between arming and looking at its slot. */
 	shm_fence();
+	if (!shm_is_awaited(session->shm, session->n_completed))
+		return;
 	if (shm_disarm(header_of(session)) == SHM_ARMED)
 		/* EAGAIN: it is full of wake-ups. */
 		(void)!write(session->wake_fd, &one, sizeof(one));

@@ -33,6 +33,8 @@ TEST(the_header_stays)
 	ASSERT_AT(shm_header, tail, 64, 8);
 	ASSERT_AT(shm_header, daemon_armed, 128, 4);
 	ASSERT_AT(shm_header, trainer_armed, 192, 4);
+	ASSERT_AT(shm_header, trainer_slot, 196, 4);
+	ASSERT_AT(shm_header, trainer_enough, 200, 4);
 	ASSERT_AT(shm_header, completions, 256, 8);
 	ASSERT_AT(shm_header, order, 320, 2 * 1024);
 }

@@ -61,7 +61,7 @@ static void session_count(struct fake_session *session, uint32_t number)
 				      memory_order_relaxed);
 	atomic_store_explicit(&header->completions, n + 1, memory_order_release);
 	shm_fence();
-	if (shm_disarm(header) == SHM_ARMED)
+	if (shm_is_awaited(header, n + 1) && shm_disarm(header) == SHM_ARMED)
 		event_write(session->trainer_event);
 }
 
@@ -695,6 +695,15 @@ static struct fake_session *fake_session(struct fake *fake)
 		if (fake->sessions[i])
 			return fake->sessions[i];
 	test_fail(__FILE__, __LINE__, "the fake has no session");
+}
+
+uint32_t fake_awaited(struct fake *fake)
+{
+	struct shm_header *header;
+
+	FAKE_LOCKED(fake);
+	header = fake_session(fake)->shm;
+	return atomic_load(&header->trainer_slot);
 }
 
 uint32_t fake_armed(struct fake *fake)

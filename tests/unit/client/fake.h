@@ -119,6 +119,8 @@ void fake_unlock(struct fake *fake);
 const struct fake_told *told(struct fake *fake);
 /* How its trainer is to be woken now: enum shm_armed. */
 uint32_t fake_armed(struct fake *fake);
+/* For which slot, from 1; 0: for any. */
+uint32_t fake_awaited(struct fake *fake);
 /* Runs the n-th held entry (from 0) and ends it; status 0 runs it. */
 void fake_complete(struct fake *fake, unsigned n, int status, const char *text);
 /* Ends a slot as only a broken daemon would: state is stored and counted as it is. */

@@ -604,6 +604,51 @@ static bool nap_is_seen(struct fake *fake, struct bps_client *client, unsigned n
 	return seen;
 }
 
+static void *wait_for_one(void *data)
+{
+	ASSERT_OK(bps_request_wait(data, BPS_FOREVER));
+	return NULL;
+}
+
+/* Who waits for one of many sleeps for it, and not for any; another who waits meanwhile is woken for his, too. */
+TEST(waits_sleep_for_one_of_many)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	static struct bps_request *requests[1000];
+	pthread_t first, second;
+	unsigned n = 1;
+	uint32_t slot;
+
+	FAKE_SET(fake, hold, true);
+	requests[0] = barrier(client);
+	fake_await(fake, &fake->told.n_entries, 1);
+	slot = told(fake)->entry.slot;
+	for (unsigned i = 1; i < ARRAY_SIZE(requests); i++)
+		requests[i] = barrier(client);
+	fake_await(fake, &fake->told.n_entries, ARRAY_SIZE(requests));
+	ASSERT_OK(pthread_create(&first, NULL, wait_for_one, requests[0]));
+	/* After 10 ms in vain it sleeps on descriptors, for any: until one comes. */
+	while (fake_awaited(fake) != slot + 1) {
+		if (fake_armed(fake) == SHM_ARMED) {
+			ASSERT_TRUE(n < 500);
+			fake_complete(fake, n++, 0, NULL);
+		}
+		(void)sched_yield();
+	}
+	ASSERT_OK(pthread_create(&second, NULL, wait_for_one, requests[900]));
+	fake_complete(fake, 800, 0, NULL);
+	fake_complete(fake, 900, 0, NULL);
+	ASSERT_OK(pthread_join(second, NULL));
+	ASSERT_EQ(bps_request_poll(requests[0]), 0);
+	fake_complete(fake, 0, 0, NULL);
+	ASSERT_OK(pthread_join(first, NULL));
+	ASSERT_EQ(bps_request_poll(requests[800]), 1);
+	ASSERT_EQ(bps_request_poll(requests[700]), 0);
+	for (unsigned i = 0; i < ARRAY_SIZE(requests); i++)
+		bps_request_free(requests[i]);
+}
+
 TEST(waits_sleep_on_the_word_and_then_on_descriptors)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();

@@ -162,6 +162,42 @@ TEST(completions_are_told_in_their_order)
 	}
 }
 
+/* A trainer may sleep for one slot, and for so many completions. */
+TEST(completion_wakes_who_sleeps_for_it)
+{
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct trainer *trainer;
+	struct shm_header *header;
+	struct ring ring;
+
+	ring_open(&ring, 1);
+	trainer = &ring.trainers[0];
+	header = trainer->shm;
+	atomic_store(&shm_slots(trainer->shm)[100].state, SHM_PENDING);
+	for (uint32_t kind = 0; kind < 4; kind++) {
+		/* The third that is completed, the third of all, a slot that there is not, any. */
+		static const uint32_t slots[] = { 0, 101, SHM_SLOTS + 1, 0 };
+		uint32_t first = trainer->next_slot;
+		uint32_t enough = (uint32_t)header->completions + (kind == 1 ? 3 : 100);
+
+		for (uint32_t i = 0; i < 3; i++) {
+			if (!i) {
+				atomic_store(&header->trainer_enough, enough);
+				atomic_store(&header->trainer_slot, kind ? slots[kind] : first + 3);
+				atomic_store(&shm_slots(trainer->shm)[first + 2].state,
+					     SHM_PENDING);
+				atomic_store(&header->trainer_armed, SHM_ARMED);
+			}
+			ASSERT_EQ(trainer_wait(trainer, trainer_post(trainer, &entry), NULL), 0);
+			entry.round++;
+			if (i == 1)
+				ASSERT_EQ(header->trainer_armed, kind < 2 ? SHM_ARMED : SHM_AWAKE);
+		}
+		DOOR_UNTIL(ring.door, header->trainer_armed == SHM_AWAKE);
+	}
+	ring_close(&ring);
+}
+
 static void *futex_sleeper(void *user)
 {
 	struct shm_header *header = user;
