@@ -116,6 +116,15 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	return 0;
 }
 
+static void lose_number(struct job *job)
+{
+	struct server *server = job->server;
+
+	map_remove(&server->numbers, &job->entry);
+	if (server->found == job)
+		server->found = NULL;
+}
+
 struct job *job_free(struct job *job)
 {
 	if (!job)
@@ -125,7 +134,7 @@ struct job *job_free(struct job *job)
 		keep_end(job);
 		list_remove(&job->link);
 		if (job->state == JOB_RUNNING)
-			map_remove(&job->server->numbers, &job->entry);
+			lose_number(job);
 		if (job->state != JOB_OVER && !job->succeeded)
 			job->server->n_jobs--;
 		store_free(job);
@@ -185,9 +194,16 @@ int job_start(struct job *job, uint64_t number)
 
 struct job *job_find(struct server *server, uint64_t number)
 {
-	struct map_entry *entry = map_find(&server->numbers, number);
+	struct job *found = server->found;
+	struct map_entry *entry;
 
-	return entry ? container_of(entry, struct job, entry) : NULL;
+	/* One contribution after another is of one job. */
+	if (found && found->number == number)
+		return found;
+	entry = map_find(&server->numbers, number);
+	if (!entry)
+		return NULL;
+	return server->found = container_of(entry, struct job, entry);
 }
 
 const struct failure *job_over(const struct server *server, uint64_t number)
@@ -231,7 +247,7 @@ void job_retire(struct job *job, const struct failure *failure)
 	struct server *server = job->server;
 
 	if (job->state == JOB_RUNNING)
-		map_remove(&server->numbers, &job->entry);
+		lose_number(job);
 	job->state = JOB_OVER;
 	job->failure = *failure;
 	if (!job->succeeded)

@@ -49,6 +49,7 @@ struct server {
 	struct server_params params;
 	struct list jobs;
 	struct map numbers; /* running jobs */
+	struct job *found;  /* of them, the last that was looked up; or NULL */
 	unsigned n_jobs;    /* forming or running */
 	bool closed, draining;
 	struct over over[SERVER_OVER]; /* a ring */
