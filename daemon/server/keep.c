@@ -127,34 +127,34 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	struct job *job = slot->job;
 	uint32_t number = delivery->header.node;
 	const struct job_node *node = &job->nodes[number];
-	struct data_header header = delivery->header;
+	struct data_header *header = &delivery->header; /* becomes the answer's where it is */
 	bool wants = slot->result && set_wants(job, &slot->header, number);
 
-	header.op = DATA_RESULT;
-	header.flags = slot->is_kept_here ? DATA_FLAG_KEPT : 0;
-	header.len = wants ? told_result_len(job, &slot->header) : 0;
-	header.status = header.priority = 0;
+	header->op = DATA_RESULT;
+	header->flags = slot->is_kept_here ? DATA_FLAG_KEPT : 0;
+	header->len = wants ? told_result_len(job, &slot->header) : 0;
+	header->status = header->priority = 0;
 	if (stragglers_any(&job->stragglers) && slot->header.operation == OPERATION_PUSH_PULL)
-		header.root = slot->n_here + slot->n_carried;
+		header->root = slot->n_here + slot->n_carried;
 	/* One that was offered. */
-	if (header.len && told_has_roll(job, &slot->header))
-		header.root = (uint32_t)MIN(
+	if (header->len && told_has_roll(job, &slot->header))
+		header->root = (uint32_t)MIN(
 			le64toh(data_roll_of(slot->result->data, slot->header.part_len)->n),
 			(uint64_t)JOB_RANKS_MAX - 1);
 	if (job->elastic)
-		header.root = slot->n_gone & ~LEDGER_WAITING;
+		header->root = slot->n_gone & ~LEDGER_WAITING;
 	if (slot->n_gone & LEDGER_WAITING)
-		header.total = 1;
+		header->total = 1;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->resume && delivery->peer == node->peer) {
 		/* An answer that was lost with its connection comes again under its number, or those behind it would wait for it. */
-		if (keep_number(job, slot, &slot->number[number], &header)) {
+		if (keep_number(job, slot, &slot->number[number], header)) {
 			refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
 			return;
 		}
 	}
 	FAILPOINT("server-result-answered");
-	delivery_answer(delivery, &header, wants ? slot->result : NULL, NULL);
+	delivery_answer(delivery, header, wants ? slot->result : NULL, NULL);
 }
 
 static void answer_safe(struct slot *slot)

@@ -60,11 +60,11 @@ static void incoming_give(struct transport *transport, struct incoming *incoming
 	/* Else its lane broke, and it ends on another's thread: its place stays empty. */
 }
 
-int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,
+int incoming_new(struct peer *peer, struct lane *lane, uint32_t payload_len,
 		 struct incoming **ret_incoming)
 {
 	struct incoming *incoming;
-	uint64_t charge = lane ? sizeof(*incoming) + header->len : 0;
+	uint64_t charge = lane ? sizeof(*incoming) + payload_len : 0;
 
 	if (quota_charge(&peer->quota, charge))
 		return QUOTA_E_FULL;
@@ -74,7 +74,6 @@ int incoming_new(struct peer *peer, struct lane *lane, const struct data_header 
 		return error_origin(-ENOMEM);
 	}
 	incoming->delivery.peer = peer;
-	incoming->delivery.header = *header;
 	incoming->lane = lane;
 	incoming->charged = charge;
 	incoming->message.mail.run = incoming_arrive;
@@ -296,8 +295,8 @@ static void incoming_fill(struct incoming *incoming, const struct data_header *h
 	struct data_header *answer = &incoming->delivery.header;
 	uint32_t cookie = answer->cookie;
 
-	incoming->message.priority = answer->priority;
-	*answer = *header;
+	if (answer != header)
+		*answer = *header;
 	answer->magic = DATA_MAGIC;
 	answer->version = DATA_VERSION;
 	answer->cookie = cookie;

@@ -21,10 +21,11 @@ static void inproc_on_call(struct mail *mail)
 		call_fail(call, -EPROTO, why);
 		return;
 	}
-	if (incoming_new(peer, NULL, &call->header, &incoming)) {
+	if (incoming_new(peer, NULL, call->header.len, &incoming)) {
 		call_fail(call, -ENOMEM, "out of memory");
 		return;
 	}
+	incoming->delivery.header = call->header;
 	incoming->delivery.payload = call->header.len ? call->payload : NULL;
 	if (call->payload_block)
 		incoming->delivery.payload_block = block_ref(call->payload_block);

@@ -656,7 +656,7 @@ struct incoming {
 	/* Once answered its header and block are the answer's. */
 	struct delivery delivery;
 	struct message
-		message; /* the answer. Before, its mail goes home, and its room is where the result shall go */
+		message; /* the answer. Before, its mail goes home, and its room and priority are as asked for */
 	struct lane *lane; /* NULL: from ourselves */
 	struct call *call; /* in-process: who waits; NULL once it was ended without us */
 	uint64_t charged;
@@ -675,8 +675,8 @@ struct incoming {
 
 #define RAIL_TCP UINT_MAX
 
-/* Charges the peer's quota. Returns 0, QUOTA_E_FULL, or -ENOMEM. */
-int incoming_new(struct peer *peer, struct lane *lane, const struct data_header *header,
+/* With room for a header, which the caller writes. Charges the peer's quota. Returns 0, QUOTA_E_FULL, or -ENOMEM. */
+int incoming_new(struct peer *peer, struct lane *lane, uint32_t payload_len,
 		 struct incoming **ret_incoming);
 struct incoming *incoming_free(struct incoming *incoming);
 /* Complete: hands it to the receiver. Home thread. */

@@ -34,6 +34,21 @@ static bool answer_fits(const struct call *call, const struct data_header *answe
 				      : DATA_OK);
 }
 
+/*
+ * The header of the message that begins, where it stays. That of a pack is made once more: to copy in large pieces what was
+ * written in small ones just now waits for all that was stored before it.
+ */
+static void put_header(const struct lane *lane, struct data_header *to)
+{
+	const struct pack *pack = &lane->pack;
+	uint32_t check;
+
+	if (pack->n)
+		data_unpack(&pack->header, &pack->packed[pack->next - 1], to, &check);
+	else
+		*to = lane->header;
+}
+
 static int begin_answer(struct lane *lane)
 {
 	const struct data_header *header = &lane->header;
@@ -46,7 +61,7 @@ static int begin_answer(struct lane *lane)
 	if (header->op == DATA_RESULT && (call->room || call->find_room) &&
 	    header->len > call->room_len)
 		return lane_protocol_error(lane, "a result longer than was asked for");
-	call->answer = *header;
+	put_header(lane, &call->answer);
 	if (header->op == DATA_RESULT && header->len && !call->room && call->find_room)
 		call->room = call->find_room(call);
 	lane->call = call;
@@ -71,7 +86,7 @@ static int begin_incoming(struct lane *lane)
 
 	if (header->cookie && lane->makes_calls)
 		return lane_protocol_error(lane, "a call from the side that answers");
-	r = incoming_new(lane->peer, lane, header, &incoming);
+	r = incoming_new(lane->peer, lane, header->len, &incoming);
 	if (r == QUOTA_E_FULL) {
 		lane_fail(lane, -EDQUOT, "it would have us hold more than %" PRIu64 " bytes for it",
 			  lane->peer->quota.limit);
@@ -79,6 +94,8 @@ static int begin_incoming(struct lane *lane)
 	}
 	if (r)
 		return lane_out_of_memory(lane);
+	put_header(lane, &incoming->delivery.header);
+	incoming->message.priority = header->priority;
 	lane->incoming = incoming;
 	if (!header->len)
 		return 0;

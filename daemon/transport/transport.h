@@ -343,7 +343,7 @@ _cold_ void peer_kill(struct peer *peer, const char *why);
 
 /*
  * Answers a call. header: op, status and the echo fields that matter (cookie, magic, version are the transport's);
- * header->len bytes of payload, either in block (a reference is taken) or, with block NULL, copied.
+ * header->len bytes of payload, either in block (a reference is taken) or, with block NULL, copied. header may be the delivery's own.
  */
 void delivery_answer(struct delivery *delivery, const struct data_header *header,
 		     struct block *block, const void *payload);

@@ -15,7 +15,8 @@ struct peer {
 struct double_call {
 	struct delivery delivery;
 	struct asked *asked;
-	void *lent; /* a copy of what was lent, or NULL */
+	uint32_t len; /* of its payload; the header may become the answer's */
+	void *lent;   /* a copy of what was lent, or NULL */
 };
 
 /* Peers that were lost are kept to the end: as in the transport, none has the address of one that a delivery still names. */
@@ -57,6 +58,7 @@ static void double_call(struct far *far, unsigned end, struct asked *asked,
 	call->delivery.header.magic = DATA_MAGIC;
 	call->delivery.header.version = DATA_VERSION;
 	call->delivery.header.cookie = 1;
+	call->len = header->len;
 	if (header->len && in_block) {
 		ASSERT_OK(block_new(far->blocks, header->len, NULL, &block));
 		memcpy(block->data, payload, header->len);
@@ -183,11 +185,11 @@ static void answered(struct delivery *delivery, int status)
 	call->asked->status = status;
 	/* What was lent nobody has written to. */
 	if (call->lent)
-		ASSERT_TRUE(!memcmp(call->lent, delivery->payload, delivery->header.len));
+		ASSERT_TRUE(!memcmp(call->lent, delivery->payload, call->len));
 	free(call->lent);
 	/* It is the trainer's again, and it writes to it. */
 	if (call->asked->payload)
-		memset(call->asked->payload, 0xee, delivery->header.len);
+		memset(call->asked->payload, 0xee, call->len);
 	block_unref(delivery->payload_block);
 	free(call);
 }
