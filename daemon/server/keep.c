@@ -558,7 +558,7 @@ static int offer_new(struct tensor *tensor, struct delivery *delivery, struct sl
 	int r = 0;
 
 	if (!*slot)
-		r = slot_new(tensor, &delivery->header, slot);
+		r = slot_new(tensor, delivery, slot);
 	if (!r)
 		r = take_result(*slot, delivery);
 	if (r && *slot && !(*slot)->n_expected)

@@ -272,13 +272,13 @@ void round_over_quota(struct job *job, struct delivery *delivery)
 }
 
 /* Its job is woken when the time is up that it has. */
-static int new_slot(struct tensor *tensor, const struct data_header *header, struct slot **ret_slot)
+static int new_slot(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot)
 {
 	struct job *job = tensor->job;
 	struct slot *slot;
 	int r;
 
-	r = slot_new(tensor, header, &slot);
+	r = slot_new(tensor, delivery, &slot);
 	if (r)
 		return r;
 	r = job_wake_by(job, slot->since_ns + first_deadline_ns(job));
@@ -303,7 +303,7 @@ static int slot_get(struct tensor *tensor, const struct delivery *delivery, stru
 
 	if (quota_charge(job->quota, len))
 		return QUOTA_E_FULL;
-	r = slot ? 0 : new_slot(tensor, h, &slot);
+	r = slot ? 0 : new_slot(tensor, delivery, &slot);
 	if (r) {
 		quota_release(job->quota, len);
 		return r;
@@ -314,7 +314,7 @@ static int slot_get(struct tensor *tensor, const struct delivery *delivery, stru
 }
 
 /* A node has come to a part. Its first part of the round counts, for rounds that all nodes come to. */
-static void measure(struct slot *slot, uint32_t node)
+static void measure(struct slot *slot, uint32_t node, uint64_t at_ns)
 {
 	struct job *job = slot->job;
 	struct round *round = slot->round;
@@ -323,7 +323,8 @@ static void measure(struct slot *slot, uint32_t node)
 	if (!job->arrivals || round->measured || round->arrived[node] ||
 	    slot->n_expected < job->n_nodes)
 		return;
-	now_ns = round->n_arrived ? clock_now_ns() : slot->since_ns;
+	/* Threads that read side by side may hand over the earlier one last. */
+	now_ns = MAX(at_ns, before_ns);
 	if (!round->n_arrived)
 		round->first_ns = now_ns;
 	round->newest_ns = now_ns;
@@ -368,6 +369,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	bool by_rows = h->operation == OPERATION_PUSH_PULL_ROWS && !data_is_done(h);
 	bool complete = true;
 	uint32_t number = h->part, node = h->node, waits = 0, flags = 0;
+	uint64_t at_ns = delivery->at_ns;
 	struct data_piece piece;
 	struct failure failure;
 	struct tensor *tensor;
@@ -413,13 +415,13 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	slot = job->resume && !by_rows ? slot_of(tensor, h) : NULL;
 	if (slot && (slot->kept || slot->from[h->node])) {
 		if (job->stragglers.quorum)
-			measure(slot, node);
+			measure(slot, node, at_ns);
 		quorum_again(slot, delivery);
 		return;
 	}
 	slot = job->stragglers.quorum ? slot_of(tensor, h) : NULL;
 	if (slot && slot->late) {
-		measure(slot, node);
+		measure(slot, node, at_ns);
 		quorum_late(slot, delivery);
 		return;
 	}
@@ -438,7 +440,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		return;
 	}
 	if (!by_rows && slot->summing) {
-		measure(slot, node);
+		measure(slot, node, at_ns);
 		quorum_late(slot, delivery);
 		return;
 	}
@@ -451,7 +453,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		slot->from[h->node] = delivery;
 	slot->n_here += complete;
 	slot->n_gone |= waits;
-	measure(slot, node);
+	measure(slot, node, at_ns);
 	header = slot->header;
 	if (data_is_done(&header) && is_done(slot))
 		engine_start(slot);

@@ -1,6 +1,5 @@
 #include "server/store.h"
 
-#include "base/clock.h"
 #include "server/accumulate.h"
 #include "server/keep.h"
 #include "server/quorum.h"
@@ -324,8 +323,9 @@ static struct slot *slot_take(struct job *job)
 	return slot;
 }
 
-int slot_new(struct tensor *tensor, const struct data_header *header, struct slot **ret_slot)
+int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot)
 {
+	const struct data_header *header = &delivery->header;
 	struct job *job = tensor->job;
 	struct round *round = NULL;
 	struct part *part = NULL;
@@ -349,7 +349,7 @@ int slot_new(struct tensor *tensor, const struct data_header *header, struct slo
 	slot->part = part;
 	slot->round = round;
 	slot->header = *header;
-	slot->since_ns = clock_now_ns();
+	slot->since_ns = delivery->at_ns;
 	slot->charged = slot_len(job);
 	slot->inputs = (const void **)(slot->from + job->n_nodes);
 	slot->number = (uint32_t *)(slot->inputs + job->n_nodes);

@@ -137,7 +137,7 @@ struct slot *slot_find(const struct part *part, uint64_t number);
  * A slot for the first contribution to a part's round, with part and round made if need be. Returns 0, QUOTA_E_FULL,
  * or -ENOMEM.
  */
-int slot_new(struct tensor *tensor, const struct data_header *header, struct slot **ret_slot);
+int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot);
 /* All have come. */
 void slot_sum(struct slot *slot);
 /* What a slot of the job is charged with for itself. */

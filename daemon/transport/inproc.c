@@ -1,5 +1,7 @@
 #include "transport/internal.h"
 
+#include "base/clock.h"
+
 /*
  * Our own process as a peer: a call is a mail to ourselves, its answer another one. Never at once, so that callbacks
  * are not called from inside the functions that cause them, as over a wire.
@@ -26,6 +28,7 @@ static void inproc_on_call(struct mail *mail)
 		return;
 	}
 	incoming->delivery.header = call->header;
+	incoming->delivery.at_ns = clock_now_ns();
 	incoming->delivery.payload = call->header.len ? call->payload : NULL;
 	if (call->payload_block)
 		incoming->delivery.payload_block = block_ref(call->payload_block);

@@ -95,6 +95,7 @@ static int begin_incoming(struct lane *lane)
 	if (r)
 		return lane_out_of_memory(lane);
 	put_header(lane, &incoming->delivery.header);
+	incoming->delivery.at_ns = atomic_load_explicit(&lane->heard_ns, memory_order_relaxed);
 	incoming->message.priority = header->priority;
 	lane->incoming = incoming;
 	if (!header->len)
@@ -581,6 +582,7 @@ static bool lane_receive_once(struct lane *lane)
 		return false;
 	}
 	len = (size_t)n;
+	lane_heard(lane, clock_now_ns());
 	atomic_fetch_add_explicit(&lane->bytes_in, len, memory_order_relaxed);
 	if (lane->reading == READING_PAYLOAD) {
 		direct = MIN(len, lane->room_len);
@@ -600,7 +602,6 @@ void lane_receive(struct lane *lane)
 {
 	uint64_t before = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
 
-	lane_heard(lane, clock_now_ns());
 	for (unsigned i = 0; i < RECEIVE_ROUNDS && lane_receive_once(lane); i++)
 		;
 	metric_add(&lane->transport->copied, lane->worker->n_copied);

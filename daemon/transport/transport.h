@@ -142,6 +142,7 @@ struct delivery {
 	struct block *
 		payload_block; /* holds payload, or NULL when in-process and the caller lent its own memory */
 	struct list link; /* free for the receiver's use */
+	uint64_t at_ns;	  /* when it was read, with what came together with it */
 };
 
 struct transport_ops {

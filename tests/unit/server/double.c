@@ -1,5 +1,7 @@
 #include "double.h"
 
+#include "base/clock.h"
+
 struct peer {
 	struct far *far;
 	unsigned end;
@@ -58,6 +60,7 @@ static void double_call(struct far *far, unsigned end, struct asked *asked,
 	call->delivery.header.magic = DATA_MAGIC;
 	call->delivery.header.version = DATA_VERSION;
 	call->delivery.header.cookie = 1;
+	call->delivery.at_ns = clock_now_ns();
 	call->len = header->len;
 	if (header->len && in_block) {
 		ASSERT_OK(block_new(far->blocks, header->len, NULL, &block));
