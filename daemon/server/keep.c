@@ -154,7 +154,7 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 		}
 	}
 	FAILPOINT("server-result-answered");
-	delivery_answer(delivery, header, wants ? slot->result : NULL, NULL);
+	delivery_answer_also(delivery, header, wants ? slot->result : NULL, &slot->check);
 }
 
 static void answer_safe(struct slot *slot)

@@ -1,5 +1,6 @@
 #include "transport/internal.h"
 
+#include "base/crc32c.h"
 #include <stdio.h>
 
 static void incoming_send(struct incoming *incoming);
@@ -332,7 +333,7 @@ static int incoming_recharge(struct incoming *incoming)
 }
 
 /* Its priority and room are set. */
-static void incoming_send(struct incoming *incoming)
+static void incoming_begin(struct incoming *incoming)
 {
 	const struct data_header *header = &incoming->delivery.header;
 	const struct block *block = incoming->delivery.payload_block;
@@ -345,11 +346,31 @@ static void incoming_send(struct incoming *incoming)
 	message->check = message->check_done = 0;
 	message->kind = MESSAGE_ANSWER;
 	message->urgent = !header->len || header->op != DATA_RESULT;
-	lane_send(incoming->lane, message);
 }
 
-void delivery_answer(struct delivery *delivery, const struct data_header *header,
-		     struct block *block, const void *payload)
+static void incoming_send(struct incoming *incoming)
+{
+	incoming_begin(incoming);
+	lane_send(incoming->lane, &incoming->message);
+}
+
+/* What is larger is read for it when it leaves, by the thread that sends it. */
+static void take_check(struct incoming *incoming, struct answer_check *check)
+{
+	const struct delivery *delivery = &incoming->delivery;
+	uint32_t len = delivery->header.len;
+
+	if (!incoming->lane->has_checksums || !len || len > DATA_PACKED_MAX)
+		return;
+	if (!check->is_known)
+		check->value = crc32c(0, delivery->payload_block->data, len);
+	check->is_known = true;
+	incoming->message.check = check->value;
+	incoming->message.check_done = len;
+}
+
+static void answer(struct delivery *delivery, const struct data_header *header, struct block *block,
+		   const void *payload, struct answer_check *check)
 {
 	struct incoming *incoming = container_of(delivery, struct incoming, delivery);
 	struct peer *peer = delivery->peer;
@@ -387,8 +408,24 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	if (incoming->rail == RAIL_TCP)
 		list_remove(&incoming->link);
 	/* A lane that closes takes nothing: the answer waits to be asked for. */
-	if (incoming->lane && !incoming->lane->is_closing)
-		incoming_send(incoming);
+	if (!incoming->lane || incoming->lane->is_closing)
+		return;
+	incoming_begin(incoming);
+	if (check)
+		take_check(incoming, check);
+	lane_send(incoming->lane, &incoming->message);
+}
+
+void delivery_answer(struct delivery *delivery, const struct data_header *header,
+		     struct block *block, const void *payload)
+{
+	answer(delivery, header, block, payload, NULL);
+}
+
+void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
+			  struct block *block, struct answer_check *check)
+{
+	answer(delivery, header, block, NULL, check);
 }
 
 bool delivery_is_own(const struct delivery *delivery)

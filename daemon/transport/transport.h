@@ -349,6 +349,16 @@ _cold_ void peer_kill(struct peer *peer, const char *why);
 void delivery_answer(struct delivery *delivery, const struct data_header *header,
 		     struct block *block, const void *payload);
 /*
+ * The same of one of several calls that have one answer, which nobody changes: what its payload's checksum is, where one is needed
+ * and it is small, is found out once. check: zero before the first.
+ */
+struct answer_check {
+	uint32_t value;
+	bool is_known;
+};
+void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
+			  struct block *block, struct answer_check *check);
+/*
  * Whether the memory of its payload is the receiver's alone, to write to, and to keep by a reference to payload_block: neither the
  * caller's nor open to its RDMA device.
  */

@@ -217,6 +217,13 @@ bool delivery_is_own(const struct delivery *delivery)
 	return delivery->payload_block && !delivery->peer->is_self;
 }
 
+void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
+			  struct block *block, struct answer_check *check)
+{
+	(void)check;
+	delivery_answer(delivery, header, block, NULL);
+}
+
 void delivery_fetch(const struct delivery *delivery)
 {
 	(void)delivery;
