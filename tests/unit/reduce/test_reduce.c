@@ -214,7 +214,7 @@ static void expect(struct run *run, void *expected)
 static void check_shapes(struct run *run, size_t n_elements)
 {
 	static const size_t lengths[] = { 0,  1,  2,  3,  7,   8,   15,	 17, 31,
-					  33, 63, 64, 65, 127, 129, 255, 300 };
+					  33, 63, 64, 65, 127, 129, 255, 340 };
 	static const int same[][OUTPUTS_MAX] = {
 		{ -1 }, { 0 }, { INPUTS_MAX }, { -1, 0 }, { 0, -1, INPUTS_MAX }
 	};
@@ -235,7 +235,7 @@ static void check_shapes(struct run *run, size_t n_elements)
 
 static void check_type(unsigned dtype)
 {
-	enum { N = 300 };
+	enum { N = 340 };
 	_cleanup_(freep) char *data = malloc(INPUTS_MAX * N * 8);
 	_cleanup_(freep) void *expected = malloc(N * 8);
 	struct run run = { .dtype = dtype };
