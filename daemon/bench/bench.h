@@ -83,7 +83,7 @@ void count_read_daemon(double *ret_copied, double *ret_parts);
 
 /* -- limit.c: what the memory gives ------------------------------------------------------------------------------------ */
 
-#define LIMIT_WAYS   5
+#define LIMIT_WAYS   10
 #define CONVERT_WAYS 2
 
 /*

@@ -15,7 +15,7 @@
 
 #define UNROLL _Pragma("GCC unroll 8")
 
-/* len is a multiple of 8 registers. One function for each way and set of registers. */
+/* len is a multiple of 8 registers, and of what is read of each of many. One function for each way and set of registers. */
 #define LIMIT_LOOPS(name, attribute, vec, bytes, load, or, store)                                  \
 	attribute static void name##_two(char *out, void *const *inputs, size_t n, size_t len)     \
 	{                                                                                          \
@@ -29,22 +29,26 @@
 			UNROLL for (size_t i = 0; i < 8; i++) store(out + at + i * (bytes), v[i]); \
 		}                                                                                  \
 	}                                                                                          \
-	attribute static void name##_many(char *out, void *const *inputs, size_t n, size_t len)    \
-	{                                                                                          \
-		for (size_t at = 0; at < len; at += 128) {                                         \
-			vec v[128 / (bytes)];                                                      \
-                                                                                                   \
-			UNROLL for (size_t i = 0; i < 128 / (bytes); i++) v[i] =                   \
-				load((const char *)inputs[0] + at + i * (bytes));                  \
-			for (size_t k = 1; k < n; k++) {                                           \
-				const char *in = (const char *)inputs[k] + at;                     \
-                                                                                                   \
-				UNROLL for (size_t i = 0; i < 128 / (bytes); i++) v[i] =           \
-					or (v[i], load(in + i * (bytes)));                         \
-			}                                                                          \
-			UNROLL for (size_t i = 0; i < 128 / (bytes); i++)                          \
-				store(out + at + i * (bytes), v[i]);                               \
-		}                                                                                  \
+	LIMIT_MANY(name##_many, 128, attribute, vec, bytes, load, or, store)                       \
+	LIMIT_MANY(name##_more, 256, attribute, vec, bytes, load, or, store)
+
+#define LIMIT_MANY(name, step, attribute, vec, bytes, load, or, store)                      \
+	attribute static void name(char *out, void *const *inputs, size_t n, size_t len)    \
+	{                                                                                   \
+		for (size_t at = 0; at < len; at += (step)) {                               \
+			vec v[(step) / (bytes)];                                            \
+                                                                                            \
+			UNROLL for (size_t i = 0; i < (step) / (bytes); i++) v[i] =         \
+				load((const char *)inputs[0] + at + i * (bytes));           \
+			for (size_t k = 1; k < n; k++) {                                    \
+				const char *in = (const char *)inputs[k] + at;              \
+                                                                                            \
+				UNROLL for (size_t i = 0; i < (step) / (bytes); i++) v[i] = \
+					or (v[i], load(in + i * (bytes)));                  \
+			}                                                                   \
+			UNROLL for (size_t i = 0; i < (step) / (bytes); i++)                \
+				store(out + at + i * (bytes), v[i]);                        \
+		}                                                                           \
 	}
 
 #ifdef __x86_64__
@@ -75,16 +79,21 @@ LIMIT_LOOPS(plain, , plain_vec, 16, PLAIN_LOAD, PLAIN_OR, PLAIN_STORE)
 static const struct limit_way {
 	bool past;
 	enum { ANY, NEEDS_AVX2, NEEDS_AVX512 } needs;
-	void (*two)(char *out, void *const *inputs, size_t n, size_t len);
+	void (*two)(char *out, void *const *inputs, size_t n, size_t len); /* or NULL */
 	void (*many)(char *out, void *const *inputs, size_t n, size_t len);
 } ways[] = {
 #ifdef __x86_64__
 	{ false, NEEDS_AVX512, wide_two, wide_many },
+	{ false, NEEDS_AVX512, NULL, wide_more },
 	{ true, NEEDS_AVX512, wide_past_two, wide_past_many },
+	{ true, NEEDS_AVX512, NULL, wide_past_more },
 	{ false, NEEDS_AVX2, half_two, half_many },
+	{ false, NEEDS_AVX2, NULL, half_more },
 	{ true, NEEDS_AVX2, half_past_two, half_past_many },
+	{ true, NEEDS_AVX2, NULL, half_past_more },
 #endif
 	{ false, ANY, plain_two, plain_many },
+	{ false, ANY, NULL, plain_more },
 };
 static_assert(ARRAY_SIZE(ways) <= LIMIT_WAYS, "all ways are tried");
 
@@ -100,10 +109,15 @@ static bool has(unsigned needs)
 
 bool limit_run(unsigned way, void *out, void *const *inputs, size_t n_inputs, size_t len)
 {
+	void (*run)(char *out, void *const *inputs, size_t n, size_t len);
+
 	if (way >= ARRAY_SIZE(ways) || !has(ways[way].needs) ||
 	    (ways[way].past && len < REDUCE_STREAM_BYTES))
 		return false;
-	(n_inputs == 2 ? ways[way].two : ways[way].many)(out, inputs, n_inputs, len);
+	run = n_inputs == 2 ? ways[way].two : ways[way].many;
+	if (!run)
+		return false;
+	run(out, inputs, n_inputs, len);
 	return true;
 }
 

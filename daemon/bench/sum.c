@@ -2,14 +2,18 @@
  * The sum, for each type and each set of kernels this machine has, beside what the memory gives for as many reads and a
  * write, and beside memcpy, in the same run.
  *
- *	bps-bench sum [--json FILE] [--rounds N] [--inputs N]... [--bytes N]... [--dtype NAME]... [--all-reductions]
+ *	bps-bench sum [--json FILE] [--rounds N] [--inputs N]... [--bytes N]... [--dtype NAME]... [--all-reductions] [--alike]
  *
  * A number is memory traffic in GB/s, inputs read and output written, so that memcpy's (read and written) is the same
  * measure. In every round each kernel of a case runs once, the limit and memcpy among them; the medians over all rounds are
  * printed. The limit of a round is the fastest of its ways.
  *
+ * All of them get the same memory: blocks, as a server's contributions and results lie in. With --alike, pages, as a node's ranks
+ * have: a line of each input and of the output meet in one set of the first cache.
+ *
  * What is converted to be added has another bound, the conversions themselves (convert). The bound is the lesser of the two.
  */
+#include "base/block.h"
 #include "bench/bench.h"
 #include "reduce/reduce.h"
 #include <getopt.h>
@@ -17,6 +21,7 @@
 #define INPUTS_MAX  64
 #define CHOICES_MAX 16
 #define ROUNDS_MAX  1000
+#define PAGE	    4096
 #define RUN_NS	    (2 * NSEC_PER_MSEC) /* a measurement repeats its work for at least so long */
 
 static const char *const kernel_names[] = { "scalar",	   "avx2",	 "avx512",
@@ -34,6 +39,7 @@ struct options {
 	size_t bytes[CHOICES_MAX], n_bytes;
 	bool dtypes[DTYPE_MAX_ + 1];
 	unsigned last_reduction;
+	bool alike;
 };
 
 struct bench_case {
@@ -47,9 +53,10 @@ struct bench_case {
 };
 
 struct buffers {
+	struct block_cache *cache;
+	struct block *blocks[INPUTS_MAX + 1]; /* that of the output last */
 	void *inputs[INPUTS_MAX];
 	void *output;
-	size_t n_inputs;
 };
 
 static bool column_exists(size_t column)
@@ -111,33 +118,47 @@ static int compare_doubles(const void *a, const void *b)
 
 static void buffers_done(struct buffers *b)
 {
-	for (size_t i = 0; i < b->n_inputs; i++)
-		free(b->inputs[i]);
-	free(b->output);
+	for (size_t i = 0; i < ARRAY_SIZE(b->blocks); i++)
+		(void)block_unref(b->blocks[i]);
+	(void)block_cache_free(b->cache);
+}
+
+/* Room for a page more: from its first whole one on, it is as memory that was taken by the page. */
+static int buffer_new(struct buffers *b, size_t i, size_t bytes, bool alike, void **ret_data)
+{
+	size_t len = align_up(bytes, (size_t)PAGE);
+
+	if (block_new(b->cache, alike ? len + PAGE : len, NULL, &b->blocks[i]))
+		return -ENOMEM;
+	*ret_data = b->blocks[i]->data;
+	if (alike)
+		*ret_data = (void *)align_up((uintptr_t)*ret_data, (uintptr_t)PAGE);
+	return 0;
 }
 
 /* Positive numbers of moderate size in every type. */
-static int buffers_init(struct buffers *b, size_t n_inputs, size_t bytes)
+static int buffers_init(struct buffers *b, size_t n_inputs, size_t bytes, bool alike)
 {
 	uint32_t x = 2463534242u;
 
-	b->output = aligned_alloc(4096, align_up(bytes, 4096));
-	if (!b->output)
+	if (block_cache_new(0, &b->cache))
 		return -ENOMEM;
-	memset(b->output, 0, bytes);
-	for (; b->n_inputs < n_inputs; b->n_inputs++) {
-		uint8_t *p = aligned_alloc(4096, align_up(bytes, 4096));
+	for (size_t i = 0; i < n_inputs; i++) {
+		uint8_t *p;
 
-		if (!p)
+		if (buffer_new(b, i, bytes, alike, &b->inputs[i]))
 			return -ENOMEM;
-		for (size_t i = 0; i < bytes; i++) {
+		p = b->inputs[i];
+		for (size_t at = 0; at < bytes; at++) {
 			x ^= x << 13;
 			x ^= x >> 17;
 			x ^= x << 5;
-			p[i] = (uint8_t)(0x30 | (x & 0x0f));
+			p[at] = (uint8_t)(0x30 | (x & 0x0f));
 		}
-		b->inputs[b->n_inputs] = p;
 	}
+	if (buffer_new(b, n_inputs, bytes, alike, &b->output))
+		return -ENOMEM;
+	memset(b->output, 0, bytes);
 	return 0;
 }
 
@@ -179,27 +200,45 @@ static size_t chosen_column(void)
 	bench_die("sum: kernels \"%s\" are none of ours", reduce_kernel_name());
 }
 
+/* How many cases there are of the first one's size. */
+static size_t same_bytes(const struct bench_case *cases, size_t n_cases)
+{
+	size_t n = 1;
+
+	while (n < n_cases && cases[n].bytes == cases[0].bytes)
+		n++;
+	return n;
+}
+
+/* Cases of one size, in new memory: which pages it gets moves the numbers by some per cent. */
+static int measure_all(struct bench_case *cases, size_t n_cases, size_t round, bool alike)
+{
+	_cleanup_(buffers_done) struct buffers b = { 0 };
+	size_t most_inputs = 0;
+
+	for (size_t i = 0; i < n_cases; i++)
+		most_inputs = MAX(most_inputs, cases[i].n_inputs);
+	if (buffers_init(&b, most_inputs, cases[0].bytes, alike))
+		return -ENOMEM;
+	for (size_t i = 0; i < n_cases; i++)
+		for (size_t column = 0; column < COLUMNS; column++)
+			if (column_exists(column))
+				cases[i].samples[column][round] = measure(&cases[i], &b, column);
+	return 0;
+}
+
 static int bench_run(const struct options *options, struct bench_case *cases, size_t n_cases)
 {
 	size_t chosen = chosen_column();
+	int r;
 
-	for (size_t round = 0; round < options->rounds; round++) {
-		_cleanup_(buffers_done) struct buffers b = { 0 };
-		size_t most_inputs = 0, most_bytes = 0;
-
-		for (size_t i = 0; i < n_cases; i++) {
-			most_inputs = MAX(most_inputs, cases[i].n_inputs);
-			most_bytes = MAX(most_bytes, cases[i].bytes);
+	for (size_t round = 0; round < options->rounds; round++)
+		for (size_t i = 0, n; i < n_cases; i += n) {
+			n = same_bytes(&cases[i], n_cases - i);
+			r = measure_all(&cases[i], n, round, options->alike);
+			if (r)
+				return r;
 		}
-		/* New memory each round: which pages it gets moves the numbers by some per cent. */
-		if (buffers_init(&b, most_inputs, most_bytes))
-			return -ENOMEM;
-		for (size_t i = 0; i < n_cases; i++)
-			for (size_t column = 0; column < COLUMNS; column++)
-				if (column_exists(column))
-					cases[i].samples[column][round] =
-						measure(&cases[i], &b, column);
-	}
 	for (size_t i = 0; i < n_cases; i++)
 		take_medians(&cases[i], options->rounds, chosen);
 	return 0;
@@ -247,8 +286,10 @@ static int write_json(const struct options *options, const struct bench_case *ca
 
 	if (!file)
 		return -errno;
-	fprintf(file, "{\"unit\": \"GB/s of memory traffic\", \"rounds\": %zu, \"results\": [",
-		options->rounds);
+	fprintf(file,
+		"{\"unit\": \"GB/s of memory traffic\", \"rounds\": %zu, \"memory\": \"%s\", "
+		"\"results\": [",
+		options->rounds, options->alike ? "pages" : "blocks");
 	for (size_t i = 0; i < n_cases; i++)
 		for (size_t column = 0; column < MEMCPY; column++) {
 			const struct bench_case *c = &cases[i];
@@ -321,6 +362,9 @@ static bool parse_option(struct options *options, int option)
 	case 'a':
 		options->last_reduction = REDUCTION_MAX_;
 		return true;
+	case 'p':
+		options->alike = true;
+		return true;
 	default:
 		return false;
 	}
@@ -335,6 +379,7 @@ static bool parse_options(struct options *options, int argc, char **argv)
 		{ "bytes", required_argument, NULL, 'b' },
 		{ "dtype", required_argument, NULL, 'd' },
 		{ "all-reductions", no_argument, NULL, 'a' },
+		{ "alike", no_argument, NULL, 'p' },
 		{ NULL, 0, NULL, 0 },
 	};
 	int option;
@@ -391,7 +436,8 @@ int bench_sum(int argc, char **argv)
 
 	if (!parse_options(&options, argc, argv))
 		bench_usage("sum: wrong usage");
-	printf("kernels chosen on this machine: %s\n", reduce_kernel_name());
+	printf("kernels chosen on this machine: %s; inputs and outputs are %s\n",
+	       reduce_kernel_name(), options.alike ? "pages, all alike" : "blocks of the daemon");
 	n_cases = list_cases(&options, NULL);
 	cases = calloc(n_cases, sizeof(*cases));
 	if (!cases)

@@ -90,9 +90,13 @@ def test_replay_of_every_model():
 
 
 def test_sum():
-    figures, text = bench('/nonexistent', 'sum', '--rounds', 1, '--bytes', 4096, '--dtype', 'float32', '--inputs', 2)
-    assert all(row['gb_s'] > 0 and row['limit_gb_s'] > 0 and row['of_limit'] > 0 for row in figures['results'])
-    assert 'memcpy' in text and 'of the limit' in text
+    for memory, more in (('blocks', ()), ('pages', ('--alike',))):
+        figures, text = bench('/nonexistent', 'sum', '--rounds', 1, '--bytes', 4096, '--dtype', 'float32', '--inputs', 2,
+                              '--inputs', 9, *more)
+        assert {row['n_inputs'] for row in figures['results']} == {2, 9}
+        assert all(row['gb_s'] > 0 and row['limit_gb_s'] > 0 and row['of_limit'] > 0 for row in figures['results'])
+        assert figures['memory'] == memory and memory in text
+        assert 'memcpy' in text and 'of the limit' in text
 
 
 def test_wrong_usage_is_said():
