@@ -416,6 +416,8 @@ void client_follow(struct bps_client *client, int64_t deadline_ns);
 bool client_progress(struct bps_client *client);
 /* The same for what can be seen without asking the system: requests that are complete. */
 bool client_glance(struct bps_client *client);
+/* What was seen otherwise: who polls bps_client_fd() is to hear of it, as nothing else tells once it has been seen. */
+void client_tell(struct bps_client *client);
 
 /* Wakes every thread that waits, the leader too: call it after a change made outside client_turn(). */
 void client_wake(struct bps_client *client);

@@ -520,8 +520,9 @@ static bool request_advance(struct bps_request *request)
 	struct bps_client *client = request->client;
 
 	/* Where one has ended so have others, which are waited for next: all at once, what they take can be fetched. */
-	if (request->state == REQUEST_POSTED && request_look(request) && client->n_posted)
-		(void)request_harvest(client, false);
+	if (request->state == REQUEST_POSTED && request_look(request) &&
+	    request_harvest(client, false))
+		client_tell(client);
 	if (request->state == REQUEST_ENDED)
 		request_copy(request);
 	return request->state == REQUEST_COMPLETE;

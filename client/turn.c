@@ -187,14 +187,19 @@ static int arm_of_others(const struct bps_client *client)
 	return client->leading ? -1 : SHM_AWAKE;
 }
 
+void client_tell(struct bps_client *client)
+{
+	if (client->fd_used)
+		event_write(client->attention);
+}
+
 static bool client_progress_by(struct bps_client *client, unsigned what)
 {
 	bool changed;
 
 	changed = client_look(client, arm_of_others(client), what);
 	if (changed) {
-		if (client->fd_used)
-			event_write(client->attention);
+		client_tell(client);
 		client_wake(client);
 	}
 	return changed;
@@ -361,8 +366,8 @@ void client_turn_for(struct bps_client *client, const struct bps_request *reques
 	/* Also without a change: one of the others has to lead now. */
 	if (client->n_waiting)
 		(void)pthread_cond_broadcast(&client->turned);
-	if (changed && client->fd_used)
-		event_write(client->attention);
+	if (changed)
+		client_tell(client);
 }
 
 _public_ int bps_client_fd(struct bps_client *client)

@@ -714,6 +714,36 @@ TEST(fd_tells_of_what_a_waiter_saw)
 	bps_request_free(waited);
 }
 
+/* So it must of what was seen beside one that was asked for, though the daemon's word for it has been taken since. */
+TEST(fd_tells_of_what_was_seen_beside)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 2);
+	struct bps_request *awaited, *polled, *waiting;
+	int fd = bps_client_fd(client);
+
+	FAKE_SET(fake, hold, true);
+	awaited = barrier(client);
+	polled = barrier(client);
+	waiting = barrier(client);
+	fake_await(fake, &fake->told.n_entries, 3);
+	do {
+		ASSERT_OK(bps_client_dispatch(client));
+	} while (is_readable(fd, 0));
+	fake_complete(fake, 0, 0, NULL);
+	fake_complete(fake, 1, 0, NULL);
+	ASSERT_EQ(bps_request_poll(polled), 1);
+	ASSERT_EQ(bps_request_poll(waiting), 0);
+	ASSERT_TRUE(is_readable(fd, 60000));
+	ASSERT_OK(bps_client_dispatch(client));
+	ASSERT_EQ(bps_request_poll(awaited), 1);
+	fake_complete(fake, 2, 0, NULL);
+	ASSERT_OK(bps_request_wait(waiting, BPS_FOREVER));
+	bps_request_free(awaited);
+	bps_request_free(polled);
+	bps_request_free(waiting);
+}
+
 TEST(loop_without_wait)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
