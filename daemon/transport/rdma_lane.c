@@ -60,7 +60,6 @@ static void post_again(struct rdma_link *link, const unsigned *slots, unsigned n
 {
 	int r;
 
-	lane_heard(link->lane, link->now_ns);
 	r = rdma_post_receives(link, slots, n);
 	if (r)
 		rdma_link_fail(link, "posting a receive: %s", strerrordesc_np(-r));
@@ -82,6 +81,8 @@ static int poll_once(struct rdma_link *link)
 		} else if (wcs[i].wr_id >> 32 == RDMA_WR_SEND) {
 			rdma_on_sent(link, &wcs[i]);
 		} else {
+			/* Before it is read: its call says when that was. */
+			lane_heard(link->lane, link->now_ns);
 			rdma_on_received(link, &wcs[i]);
 			received[n_received++] = (uint32_t)wcs[i].wr_id;
 		}

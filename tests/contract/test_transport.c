@@ -1,6 +1,9 @@
 /* What transport.h promises, held against every transport; with TEST_OVER_RDMA against RDMA alone, which needs devices. */
 #include "transport_pair.h"
 
+#include "base/clock.h"
+#include <poll.h>
+
 #define N_MANY 300
 
 #if defined(TEST_OVER_RDMA)
@@ -128,6 +131,32 @@ TEST_FOR_EACH_TRANSPORT(a_call_without_payload)
 	ASSERT_OK(call.call.status);
 	ASSERT_EQ(call.call.answer.len, 0);
 	ASSERT_TRUE(!call.answer);
+}
+
+/* However long nothing had come before. */
+TEST_FOR_EACH_TRANSPORT(a_delivery_says_when_it_was_read)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_new(variant);
+	static const size_t lens[] = { 0, 1000, 300000 };
+	static char payload[300000];
+
+	for (size_t i = 0; i < 3 * ARRAY_SIZE(lens); i++) {
+		size_t len = lens[i % ARRAY_SIZE(lens)];
+		struct pair_call call;
+		struct delivery *delivery;
+		uint64_t before_ns;
+
+		(void)poll(NULL, 0, 20);
+		before_ns = clock_now_ns();
+		pair_call_init(&call, payload, len, NULL, 0);
+		pair_call_begin(pair, &call);
+		delivery = pair_take(pair);
+		ASSERT_TRUE(delivery->at_ns >= before_ns && delivery->at_ns <= clock_now_ns());
+		pair_echo(pair, delivery);
+		PAIR_UNTIL(pair, call.n_done);
+		ASSERT_OK(call.call.status);
+		call_done(&call);
+	}
 }
 
 /* A reference moves to the transport, which lets it go in the end. */
