@@ -73,9 +73,10 @@ static void complete(struct session *session, uint32_t slot_number, uint64_t tic
 	if (session->features & CONTROL_FEATURE_CUDA)
 		atomic_store_explicit(&shm_flags(session->shm)[slot_number].done, (uint32_t)ticket,
 				      memory_order_release);
-	/* Our own count: what the trainer makes of its copy is its affair. */
+	/* Not before the count that it comes after: by that one who reads it knows what it has been written over. */
 	atomic_store_explicit(&header->order[session->n_completed % SHM_ORDER],
-			      (uint16_t)slot_number, memory_order_relaxed);
+			      (uint16_t)slot_number, memory_order_release);
+	/* Our own count: what the trainer makes of its copy is its affair. */
 	atomic_store_explicit(&header->completions, ++session->n_completed, memory_order_release);
 	wake_soon(session);
 }
