@@ -162,34 +162,44 @@ static int buffers_init(struct buffers *b, size_t n_inputs, size_t bytes, bool a
 	return 0;
 }
 
-static double median(double *samples, size_t n)
+static double median(const double *samples, size_t n)
 {
-	qsort(samples, n, sizeof(*samples), compare_doubles);
-	return samples[n / 2];
+	double sorted[ROUNDS_MAX];
+
+	memcpy(sorted, samples, n * sizeof(*samples));
+	qsort(sorted, n, sizeof(*sorted), compare_doubles);
+	return sorted[n / 2];
+}
+
+/* Of so many ways from this column on, the one that is the fastest: the best of all samples of all of them would be chance's. */
+static size_t fastest(const struct bench_case *c, size_t first, size_t n_ways, size_t rounds)
+{
+	size_t best = first;
+
+	for (size_t column = first + 1; column < first + n_ways; column++)
+		if (median(c->samples[column], rounds) > median(c->samples[best], rounds))
+			best = column;
+	return best;
 }
 
 static void take_medians(struct bench_case *c, size_t rounds, size_t chosen)
 {
-	double shares[ROUNDS_MAX], of_bound[ROUNDS_MAX], *limits = c->samples[LIMIT];
-	double *converts = c->samples[CONVERT];
+	const double *limits = c->samples[fastest(c, LIMIT, LIMIT_WAYS, rounds)];
+	const double *converts = c->samples[fastest(c, CONVERT, CONVERT_WAYS, rounds)];
+	double shares[ROUNDS_MAX], of_bound[ROUNDS_MAX];
 
 	for (size_t round = 0; round < rounds; round++) {
-		double convert;
+		double reached = c->samples[chosen][round], convert = converts[round];
 
-		for (size_t way = 1; way < LIMIT_WAYS; way++)
-			limits[round] = MAX(limits[round], c->samples[LIMIT + way][round]);
-		shares[round] = c->samples[chosen][round] / limits[round];
-		for (size_t way = 1; way < CONVERT_WAYS; way++)
-			converts[round] = MAX(converts[round], c->samples[CONVERT + way][round]);
-		convert = converts[round];
-		of_bound[round] = c->samples[chosen][round] /
-				  (convert ? MIN(convert, limits[round]) : limits[round]);
+		shares[round] = reached / limits[round];
+		of_bound[round] = reached / (convert ? MIN(convert, limits[round]) : limits[round]);
 	}
 	c->of_limit = median(shares, rounds);
 	c->of_bound = median(of_bound, rounds);
 	c->convert = median(converts, rounds);
-	for (size_t column = 0; column <= LIMIT; column++)
+	for (size_t column = 0; column < LIMIT; column++)
 		c->median[column] = median(c->samples[column], rounds);
+	c->median[LIMIT] = median(limits, rounds);
 }
 
 static size_t chosen_column(void)
