@@ -95,8 +95,9 @@ class Daemon(Process):
         end = time.monotonic() + DEADLINE
         while time.monotonic() < end:
             ended = self.process.poll() is not None  # before we look: it may be ready and end at once
-            if select.select([self.notify], [], [], 0.05)[0] and b'READY=1' in self.notify.recv(4096):
-                return
+            while select.select([self.notify], [], [], 0.05)[0]:  # all that it has said: something else may come first
+                if b'READY=1' in self.notify.recv(4096):
+                    return
             if ended:
                 raise AssertionError(f'daemon {self.name} ended before it was ready:\n{self.text()}')
         raise AssertionError(f'daemon {self.name} was not ready within {DEADLINE} s:\n{self.text()}')
