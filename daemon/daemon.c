@@ -560,33 +560,61 @@ static size_t pending(const struct daemon *daemon)
 static void on_drain_timer(struct loop_timer *timer)
 {
 	struct daemon *daemon = container_of(timer, struct daemon, drain_timer);
+	size_t n_pending = pending(daemon);
+	size_t n_busy = !n_pending && daemon->server ? server_stop(daemon->server) : 0;
+	bool is_first = n_busy && !daemon->n_busy;
 	struct failure none = { 0 };
 	uint64_t now = clock_now_ns();
 
-	if (pending(daemon) && now < daemon->drain_until_ns &&
+	daemon->n_busy = n_busy;
+	if (is_first)
+		log_notice("stop: other nodes are to have their last results first, of jobs that "
+			   "ranks have left: %zu",
+			   n_busy);
+	if ((n_pending || n_busy) && now < daemon->drain_until_ns &&
 	    !loop_timer_set(daemon->loop, timer, now + DRAIN_INTERVAL_NS))
 		return;
-	if (pending(daemon))
+	if (n_pending)
 		log_warning("stop: %zu requests did not finish within drain_timeout, ending them",
-			    pending(daemon));
+			    n_pending);
+	if (n_busy)
+		log_warning("stop: %zu nodes did not have their last results within drain_timeout: "
+			    "ranks there may fail, as others have left their job",
+			    n_busy);
 	ended(daemon, &none);
+}
+
+/* In the next turn of the loop. */
+static void drain_by(struct daemon *daemon, void (*expired)(struct loop_timer *timer))
+{
+	daemon->drain_timer.expired = expired;
+	if (loop_timer_set(daemon->loop, &daemon->drain_timer, clock_now_ns() + 1))
+		on_drain_timer(&daemon->drain_timer);
+}
+
+/* What ranks had said before the signal came, that they leave above all, is read in this turn, after its timers. */
+static void on_drain_begun(struct loop_timer *timer)
+{
+	drain_by(container_of(timer, struct daemon, drain_timer), on_drain_timer);
 }
 
 void daemon_drain(struct daemon *daemon)
 {
 	uint64_t now = clock_now_ns();
 
+	if (daemon->ended)
+		return;
+	loop_timer_cancel(&daemon->drain_timer);
 	if (daemon->draining) {
 		daemon->drain_until_ns = now;
-	} else {
-		daemon->draining = true;
-		daemon->drain_until_ns = now + daemon->config->drain_timeout * NSEC_PER_MSEC;
-		daemon->drain_timer.expired = on_drain_timer;
-		if (daemon->control)
-			control_stop_accepting(daemon->control);
+		on_drain_timer(&daemon->drain_timer);
+		return;
 	}
-	loop_timer_cancel(&daemon->drain_timer);
-	on_drain_timer(&daemon->drain_timer);
+	daemon->draining = true;
+	daemon->drain_until_ns = now + daemon->config->drain_timeout * NSEC_PER_MSEC;
+	if (daemon->control)
+		control_stop_accepting(daemon->control);
+	drain_by(daemon, on_drain_begun);
 }
 
 int daemon_reload(struct daemon *daemon, struct failure *failure)
@@ -605,7 +633,7 @@ void daemon_describe(const struct daemon *daemon, char *buffer, size_t len)
 
 	if (n > 0 && (size_t)n < len && daemon->draining)
 		(void)snprintf(buffer + n, len - (size_t)n, "; stopping, %zu requests under way",
-			       pending(daemon));
+			       pending(daemon) + daemon->n_busy);
 	else if (n > 0 && (size_t)n < len && n_trainers)
 		(void)snprintf(buffer + n, len - (size_t)n, "; %zu trainers", n_trainers);
 }

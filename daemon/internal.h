@@ -38,6 +38,7 @@ struct daemon {
 	bool draining, ended;
 	struct loop_timer drain_timer;
 	uint64_t drain_until_ns;
+	size_t n_busy; /* draining: nodes that server_stop() waits for */
 };
 
 /* drain.c: of admin_ops. */

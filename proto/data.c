@@ -501,6 +501,8 @@ static const char *check_body(const struct data_header *h)
 	case DATA_RELEASE:
 	case DATA_OFFERED:
 	case DATA_NEWCOMERS:
+	case DATA_STOPPING:
+	case DATA_IDLE:
 		return h->len ? "a payload where none belongs" : NULL;
 	case DATA_HAVE:
 		return h->len || !h->key || !h->round ? "no result by rows that a node may have"

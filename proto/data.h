@@ -26,6 +26,7 @@
 #define DATA_FEATURE_PACKS    16ull /* DATA_PACK, over TCP */
 #define DATA_FEATURE_PROBE \
 	32ull /* DATA_PROBE_MORE; the accepting side has it only if it wants one */
+#define DATA_FEATURE_STOPPING 64ull /* DATA_STOPPING, DATA_IDLE */
 
 /*
  * With DATA_FEATURE_PROBE, behind the connecting side's proof: pieces of DATA_PROBE_LEN bytes, DATA_PROBE_PIECES at most, which
@@ -98,6 +99,9 @@ enum data_op {
 	DATA_LEFT = 44, /* either way: node number `round` has left in good order */
 	/* Either way: small PUSHes, or small RESULTs, in one message: data_packed. */
 	DATA_PACK = 45,
+	/* Server to agent: its process is about to end, and nodes have left the job. DATA_IDLE is to come when it may. */
+	DATA_STOPPING = 46,
+	DATA_IDLE = 47, /* agent to server: of the job nothing is under way at this node */
 };
 
 /*

@@ -80,6 +80,7 @@ struct pipeline_server {
 	struct pipeline_job *job;
 	uint64_t attachment; /* how often it has attached, or was given up */
 	bool gone;	     /* its connection was lost, and it has not attached since */
+	bool stopping;	     /* its process ends when it hears that nothing is under way here */
 	uint64_t
 		return_ns; /* while the job goes on without it: how long until it is looked for again */
 	uint64_t lost_ns;  /* since when it is lost; 0: it is not */
@@ -177,6 +178,7 @@ struct pipeline_job {
 	uint64_t n_tensors, n_keys;
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
+	bool tells_idle; /* servers that stop, when that is 0 */
 	/* Rounds that move through servers: deal.c. */
 	struct list dealt;
 	struct pipeline_round *uncut;	/* the first with parts to be made, or NULL */
@@ -452,6 +454,10 @@ bool pipeline_left_has(const struct pipeline_job *job, uint32_t node);
 void pipeline_left_heard(struct pipeline_job *job, uint64_t node);
 /* A server has attached: tells it who has left, where it may not know. */
 void pipeline_left_attached(struct pipeline_job *job, size_t server);
+/* A server of a job that nodes have left asks to be told when nothing of the job is under way here. */
+void pipeline_left_stopping(struct pipeline_job *job, const struct peer *peer);
+/* Tells those that asked. */
+void pipeline_left_idle(struct pipeline_job *job);
 /* This node leaves: to every server that is still there. */
 void pipeline_left_say(struct pipeline_job *job);
 

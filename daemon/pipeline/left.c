@@ -84,6 +84,35 @@ void pipeline_left_heard(struct pipeline_job *job, uint64_t node)
 		pipeline_move_look_again(job);
 }
 
+void pipeline_left_idle(struct pipeline_job *job)
+{
+	struct data_header header = {
+		.op = DATA_IDLE,
+		.job = job->number,
+		.node = job->shape.node,
+		.epoch = job->data_epoch,
+	};
+
+	job->tells_idle = false;
+	for (size_t i = 0; i < job->n_servers; i++) {
+		struct pipeline_server *server = &job->servers[i];
+
+		/* Without memory for it, it waits in vain, and not for long. */
+		if (server->stopping && server->outlet)
+			(void)peer_notice(server->outlet->peer, &header, NULL);
+		server->stopping = false;
+	}
+}
+
+void pipeline_left_stopping(struct pipeline_job *job, const struct peer *peer)
+{
+	for (size_t i = 0; i < job->n_servers; i++)
+		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
+			job->servers[i].stopping = job->tells_idle = true;
+	if (!job->n_open_rounds)
+		pipeline_left_idle(job);
+}
+
 void pipeline_left_say(struct pipeline_job *job)
 {
 	struct data_header header = {

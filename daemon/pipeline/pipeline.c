@@ -157,7 +157,7 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 	struct failure failure;
 
 	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE && header->op != DATA_MOVE &&
-	    header->op != DATA_NEWCOMERS && header->op != DATA_LEFT)
+	    header->op != DATA_NEWCOMERS && header->op != DATA_LEFT && header->op != DATA_STOPPING)
 		return;
 	list_for_each (job, &pipeline->jobs, link) {
 		if (!job->distributed || job->number != header->job)
@@ -177,6 +177,10 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 		}
 		if (!uses(job, peer))
 			continue;
+		if (header->op == DATA_STOPPING) {
+			pipeline_left_stopping(job, peer);
+			return;
+		}
 		if (header->op == DATA_RELEASE) {
 			if (!job->n_moved || header->epoch == job->data_epoch)
 				released(job, peer, (uint32_t)header->round);

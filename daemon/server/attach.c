@@ -232,6 +232,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	}
 	peer_set_parts(peer, attach->sent_part_bytes, job->n_nodes);
 	node->peer = peer;
+	node->asked = node->idle = false;
 	node->lost_ns = 0;
 	node->instance = attach->instance;
 	job->lost_timeout_ms = attach->lost_timeout_ms;

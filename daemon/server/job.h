@@ -92,6 +92,8 @@ struct job_node {
 	struct delivery
 		*waiting; /* of a job that runs: a JOIN without all of its ranks; rejoin.c */
 	bool spoke;	  /* it has declared a tensor, contributed, ... */
+	bool asked,
+		idle; /* it was told that this process is about to end; and has said that it may */
 };
 
 /* A node that has no rank in the job, and newcomers who wait for the next run. */
@@ -325,6 +327,8 @@ void leave_heard(struct job *job, uint64_t node);
 void leave_attached(const struct job *job, uint32_t node);
 /* All have left: nothing is to be said. */
 void leave_end(struct job *job);
+/* server_stop() for a job. */
+size_t leave_stop(struct job *job);
 void attach_lost(struct job *job, const struct peer *peer, const char *why);
 void attach_expired(struct job *job);
 /* When the first node that was lost is waited for no longer; CLOCK_NEVER: none was. */

@@ -74,6 +74,33 @@ void leave_call(struct job *job, uint32_t node, const struct data_header *header
 	leave(job, node);
 }
 
+/* Whether it was asked and has not answered. One of this process ends with it, and one that cannot be asked is not waited for. */
+static bool is_busy(struct job *job, uint32_t number)
+{
+	struct job_node *node = &job->nodes[number];
+	struct data_header header = {
+		.op = DATA_STOPPING,
+		.job = job->number,
+		.node = number,
+	};
+
+	if (node->left || !node->peer || peer_is_self(node->peer) ||
+	    !peer_knows_stopping(node->peer))
+		return false;
+	if (!node->asked)
+		node->asked = !peer_notice(node->peer, &header, NULL);
+	return !node->idle;
+}
+
+size_t leave_stop(struct job *job)
+{
+	size_t n = 0;
+
+	for (uint32_t i = 0; job->n_left > job->n_out && i < job->n_nodes; i++)
+		n += is_busy(job, i);
+	return n;
+}
+
 /* Without what it had contributed sums would be less than what they were made of. */
 static void fail_async(struct job *job)
 {

@@ -207,6 +207,8 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_HAVE && move_is_current(job, header)) {
 		rows_give_up(job, node, header->key, header->round);
 		keep_had(job, node, header);
+	} else if (header->op == DATA_IDLE) {
+		job->nodes[node].idle = job->nodes[node].asked;
 	} else if (header->op == DATA_LEAVE) {
 		leave_call(job, node, header);
 	} else if (header->op == DATA_LEFT) {
@@ -248,6 +250,17 @@ void server_drain(struct server *server, uint32_t *ret_moved, uint32_t *ret_stay
 	}
 	*ret_moved = moved;
 	*ret_stay = stay;
+}
+
+size_t server_stop(struct server *server)
+{
+	struct job *job;
+	size_t n = 0;
+
+	list_for_each (job, &server->jobs, link)
+		if (job->state == JOB_RUNNING)
+			n += leave_stop(job);
+	return n;
 }
 
 static const char *joining_text(const struct job *job, struct ranks_text *ret_missing)

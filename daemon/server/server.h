@@ -69,6 +69,13 @@ void server_peer_lost(struct server *server, struct peer *peer, const char *why)
  */
 void server_drain(struct server *server, uint32_t *ret_moved, uint32_t *ret_stay);
 
+/*
+ * This process is about to end. Of jobs that some nodes have left, nobody could make again what the others have no result of yet:
+ * asks these to say when nothing is under way with them. Returns how many have not; it is to be called again, now and then, and
+ * goes on serving them meanwhile.
+ */
+size_t server_stop(struct server *server);
+
 /* Jobs known here, for admin; array to be freed. Returns 0 or -ENOMEM. */
 int server_jobs(struct server *server, struct server_job_info **ret_jobs, size_t *ret_n);
 /* How the nodes of a job come to their rounds here; *ret_n is 0 where there is none, or one. As above. */

@@ -392,6 +392,7 @@ struct peer {
 	bool offers_probe;	 /* peer_offer_probe() */
 	bool has_rails;		 /* the other side knows DATA_FEATURE_RAILS */
 	bool has_kept;		 /* the same, of DATA_FEATURE_KEPT */
+	bool has_stopping;	 /* and of DATA_FEATURE_STOPPING */
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
 	struct quota quota;	 /* any thread */

@@ -100,6 +100,11 @@ bool peer_is_self(const struct peer *peer)
 	return peer->kind == PEER_SELF;
 }
 
+bool peer_knows_stopping(const struct peer *peer)
+{
+	return peer->has_stopping;
+}
+
 void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out)
 {
 	const struct lane *lane;
@@ -195,6 +200,7 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, 
 	lane->is_spare = index && (features & DATA_FEATURE_RAILS);
 	peer->has_rails = features & DATA_FEATURE_RAILS;
 	peer->has_kept = features & DATA_FEATURE_KEPT;
+	peer->has_stopping = features & DATA_FEATURE_STOPPING;
 	if (index == DATA_LANE_BEAT) {
 		r = transport_beat_worker(peer->transport, &lane->worker);
 		if (r) {

@@ -316,6 +316,8 @@ const char *peer_name(const struct peer *peer);
 /* What messages call a peer until it has told its node's name itself: before, they only have its address. */
 void peer_call_it(struct peer *peer, const char *node);
 bool peer_is_self(const struct peer *peer);
+/* Whether it may be sent a DATA_STOPPING. */
+bool peer_knows_stopping(const struct peer *peer);
 /*
  * A job of n_nodes nodes has been attached that exchanges parts of so many bytes with the peer: TCP connections then have no more
  * on their way than that needs. To be said at both ends: what one may have there the other may.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """The ranks of a node leave, and then servers are lost, restart, or come: who has not heard of it hears it from the others, and
 waits for nobody who is gone."""
-import errno, os, struct, sys
+import contextlib, errno, os, signal, struct, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 import numpy_or_skip  # noqa: F401
@@ -25,11 +25,11 @@ def push(ranks, request, op=PUSH_PULL, **keys):
         rank.submit(request, 0, struct.pack(f'<{N}q', *[10 ** k] * N), op=op, out=N, inplace=1, **keys)
 
 
-def results(ranks, request):
+def results(ranks, request, n=N):
     values = []
     for rank in ranks:
         rank.wait(request, 2 * DEADLINE * 1000)
-        got = set(struct.unpack(f'<{N}q', rank.result(request)))
+        got = set(struct.unpack(f'<{n}q', rank.result(request)))
         assert len(got) == 1, sorted(got)[:8]
         values.append(got.pop())
         rank.call('free', request)
@@ -165,6 +165,68 @@ def test_what_accumulated_ends_at_once():
             except BpsError as error:
                 # ENOTCONN: it was over before this rank submitted.
                 assert error.errno in (errno.ECONNRESET, errno.ENOTCONN) and 'a rank has left' in error.text, error
+
+
+HEADER = 96  # bytes, of a message between daemons
+LARGE = 1 << 20  # elements: more than the kernels take of what is not read
+
+
+@contextlib.contextmanager
+def unread(*options):
+    """Nodes 0 and 1 have summed, have their results and are told to stop, while node 2 is stopped and has read nothing."""
+    with Cluster(3, options=(f'--peer-timeout={DEADLINE}s', *options), start=False) as cluster:
+        cluster.roles = lambda i: 'agent' if i == 2 else 'agent,server'
+        cluster.write_file()
+        cluster.daemons = [cluster.start(i) for i in range(3)]
+        servers, ranks = cluster.daemons[:2], make(cluster, (1, 1, 1), part_bytes=65536)
+        for rank in ranks:
+            rank.call('tensor', 0, 'x', INT64, LARGE, seconds=2 * DEADLINE)
+        received = lambda: sum(int(server.ctl('status')['bytes_in']) for server in servers)
+        before = received()
+        give = lambda k: ranks[k].submit(0, 0, struct.pack('<q', 10 ** k) * LARGE, op=PUSH_PULL, out=LARGE, inplace=1)
+        give(2)
+        wait_for('all contributions of node 2', lambda: received() >= before + 8 * LARGE + 8 * LARGE // 65536 * HEADER)
+        cluster.daemons[2].signal(signal.SIGSTOP)
+        for k in 0, 1:
+            give(k)
+        for rank in ranks[:2]:
+            rank.wait(0, DEADLINE * 1000)
+        for rank in ranks[:2]:
+            rank.call('leave')
+        for server in servers:
+            server.signal(signal.SIGTERM)
+        for server in servers:
+            wait_for('a word', lambda: not server.alive() or 'last results first' in server.text())
+        yield cluster, ranks[2]
+
+
+def test_daemons_that_stop_let_others_have_their_last_results():
+    for more in (), ('--resume=off',):
+        with unread('--drain-timeout=60m', *more) as (cluster, rank):
+            assert all(daemon.alive() for daemon in cluster.daemons)
+            cluster.daemons[2].signal(signal.SIGCONT)
+            assert results([rank], 0, LARGE) == [111]
+            for server in cluster.daemons[:2]:
+                wait_for('its end', lambda: not server.alive())
+
+
+def test_a_daemon_that_stops_does_not_wait_for_who_has_nothing_under_way():
+    with Cluster(2, options=['--drain-timeout=60m']) as cluster:
+        ranks = job(cluster, (1, 1))
+        push(ranks, 0)
+        assert results(ranks, 0) == [11, 11]
+        ranks[0].call('leave')
+        cluster.daemons[0].signal(signal.SIGTERM)
+        wait_for('its end', lambda: not cluster.daemons[0].alive())
+        ranks[1].call('leave')
+
+
+def test_a_daemon_that_stops_waits_no_longer_than_it_was_told():
+    with unread('--drain-timeout=300ms') as (cluster, rank):
+        for server in cluster.daemons[:2]:
+            wait_for('its end', lambda: not server.alive())
+            assert 'nodes did not have their last results within drain_timeout' in server.text()
+        cluster.daemons[2].signal(signal.SIGCONT)
 
 
 if __name__ == '__main__':

@@ -33,7 +33,7 @@ static void check_header(const struct data_header *h)
 			   data_moves_n(h) <= DATA_MOVES_MAX);
 	if (h->op == DATA_ACK || h->op == DATA_RELEASE || h->op == DATA_LEAVE ||
 	    h->op == DATA_LEFT || h->op == DATA_DRAIN || h->op == DATA_OFFERED ||
-	    h->op == DATA_HAVE)
+	    h->op == DATA_HAVE || h->op == DATA_STOPPING || h->op == DATA_IDLE)
 		FUZZ_CHECK(!h->len);
 	if (h->op == DATA_ERROR || h->op == DATA_FAIL_ROUND || h->op == DATA_FAIL_JOB)
 		FUZZ_CHECK(h->status > 0 && h->len <= ERROR_TEXT_MAX);

@@ -6,7 +6,7 @@ struct peer {
 	struct far *far;
 	unsigned end;
 	char name[16];
-	bool killed;
+	bool killed, is_old;
 	unsigned n_no_memory;
 	bool is_self, keeps; /* far_lend() */
 	struct block *block;
@@ -177,6 +177,11 @@ void far_no_memory(struct far *far, unsigned end)
 	peer_of(far, end)->n_no_memory = 1;
 }
 
+void far_old(struct far *far, unsigned end, bool is_old)
+{
+	peer_of(far, end)->is_old = is_old;
+}
+
 /* What the server calls of transport.h. */
 
 static void answered(struct delivery *delivery, int status)
@@ -262,6 +267,11 @@ bool peer_is_self(const struct peer *peer)
 	return peer->is_self;
 }
 
+bool peer_knows_stopping(const struct peer *peer)
+{
+	return !peer->is_old;
+}
+
 bool peer_takes_direct(const struct peer *peer, uint64_t len)
 {
 	(void)peer;
@@ -277,6 +287,10 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 	}
 	if (header->op == DATA_NEWCOMERS) {
 		peer->far->told[peer->end].newcomers = (uint32_t)header->round;
+		return 0;
+	}
+	if (header->op == DATA_STOPPING) {
+		peer->far->told[peer->end].stopping++;
 		return 0;
 	}
 	if (header->op == DATA_LEFT) {

@@ -77,6 +77,7 @@ struct far {
 		uint32_t left;		  /* LEFT: bit by node */
 		uint32_t released, epoch; /* up to this number, said in this epoch, */
 		unsigned n_releases;	  /* so often */
+		unsigned stopping;	  /* how often it was asked */
 	} told[FAR_ENDS];
 };
 

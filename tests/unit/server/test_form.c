@@ -629,6 +629,45 @@ TEST(all_leave)
 	far_form(far, &layout);
 }
 
+/* Of a job that some have left, the others are asked whether they need this process any more: once, until they attach anew. */
+TEST(a_server_stops_when_nothing_is_under_way)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 3, NULL), other = far_layout("other", 2, NULL);
+
+	far_form(far, &layout);
+	far_form(far, &other);
+	ASSERT_EQ(server_stop(far->server), 0);
+	far_notice(far, 0, DATA_LEAVE, layout.job, 0, 0, 0, 0, NULL);
+	/* What it was not asked says nothing. */
+	far_notice(far, 1, DATA_IDLE, layout.job, 0, 0, 1, 0, NULL);
+	ASSERT_EQ(server_stop(far->server), 2);
+	ASSERT_EQ(server_stop(far->server), 2);
+	for (unsigned i = 0; i < 3; i++)
+		ASSERT_EQ(far->told[i].stopping, i ? 1 : 0);
+	far_notice(far, 1, DATA_IDLE, layout.job, 0, 0, 1, 0, NULL);
+	ASSERT_EQ(server_stop(far->server), 1);
+	/* Another speaks for itself alone. */
+	far_notice(far, 1, DATA_IDLE, layout.job, 0, 0, 2, 0, NULL);
+	ASSERT_EQ(server_stop(far->server), 1);
+	far_notice(far, 2, DATA_LEAVE, layout.job, 0, 0, 2, 0, NULL);
+	ASSERT_EQ(server_stop(far->server), 0);
+	far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, 1, 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 1);
+	/* One that would not understand, or has no memory for it at first; one that is lost. */
+	far_notice(far, 0, DATA_LEAVE, other.job, 0, 0, 0, 0, NULL);
+	far_old(far, 1, true);
+	ASSERT_EQ(server_stop(far->server), 0);
+	far_old(far, 1, false);
+	far_no_memory(far, 1);
+	ASSERT_EQ(server_stop(far->server), 1);
+	ASSERT_EQ(far->told[1].stopping, 1);
+	ASSERT_EQ(server_stop(far->server), 1);
+	ASSERT_EQ(far->told[1].stopping, 2);
+	far_lose(far, 1);
+	ASSERT_EQ(server_stop(far->server), 0);
+}
+
 /* All that attached here have left, the others never came: it does not stay for ever. */
 TEST(abandoned_job_is_given_up)
 {

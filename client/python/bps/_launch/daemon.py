@@ -9,7 +9,7 @@ import tempfile
 
 from . import LaunchError, process
 
-KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
+KILL_AFTER_S = 40.0  # between SIGTERM and SIGKILL: drain_timeout, and time to end in order
 RESTARTS_MAX = 3  # of one daemon: what kills it more often is not an accident
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
