@@ -9,7 +9,7 @@ import tempfile
 
 from . import LaunchError, process
 
-KILL_AFTER_S = 40.0  # between SIGTERM and SIGKILL: drain_timeout, and time to end in order
+STOP_S = 40.0  # between SIGTERM and SIGKILL: drain_timeout, and time to end in order
 RESTARTS_MAX = 3  # of one daemon: what kills it more often is not an accident
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -140,7 +140,7 @@ class Daemon:
         if self.process is not None and self.process.poll() is None:
             self.process.send_signal(signal.SIGTERM)
             try:
-                self.process.wait(KILL_AFTER_S)
+                self.process.wait(STOP_S)
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()

@@ -9,8 +9,9 @@ import time
 
 from . import LaunchError, hosts, node, process
 from .elastic import Elastic
-from .daemon import KILL_AFTER_S
+from .daemon import STOP_S
 from .loop import Loop
+from .machine import KILL_AFTER_S
 from .output import Lines, rank_file
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
@@ -419,7 +420,7 @@ class Launcher:
             self.heart.stopped.set()
         for each in self.nodes:
             each.call("finish")
-        deadline = time.monotonic() + KILL_AFTER_S + FINISH_S
+        deadline = time.monotonic() + STOP_S + FINISH_S
         agents = [each for each in self.nodes if isinstance(each, node.Agent)]
         answering = [each for each in agents if each.reader.greeted]  # the others have started nothing
         while any("bye" not in each.facts and not each.over for each in answering) and time.monotonic() < deadline:

@@ -23,9 +23,10 @@ import struct
 import subprocess
 
 from . import LaunchError, bind, process
-from .daemon import KILL_AFTER_S, Daemon, find_bpsctl, somebody_listens, usual_socket
+from .daemon import Daemon, find_bpsctl, somebody_listens, usual_socket
 from .output import LINE_MAX
 
+KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
 DRAIN_S = 2.0  # for output of what the ranks themselves left running
 SIOCGIFADDR = 0x8915
 F_GETPIPE_SZ = 1032  # fcntl knows it from Python 3.10 on
