@@ -578,9 +578,10 @@ static void on_drain_timer(struct loop_timer *timer)
 		log_warning("stop: %zu requests did not finish within drain_timeout, ending them",
 			    n_pending);
 	if (n_busy)
-		log_warning("stop: %zu nodes did not have their last results within drain_timeout: "
-			    "ranks there may fail, as others have left their job",
-			    n_busy);
+		log_warning(
+			"stop: %zu nodes have not said within drain_timeout that they have their "
+			"last results: ranks there may fail, as others have left their job",
+			n_busy);
 	ended(daemon, &none);
 }
 

@@ -178,7 +178,7 @@ struct pipeline_job {
 	uint64_t n_tensors, n_keys;
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
-	bool tells_idle; /* servers that stop, when that is 0 */
+	bool tells_idle; /* servers that stop, when nothing is under way */
 	/* Rounds that move through servers: deal.c. */
 	struct list dealt;
 	struct pipeline_round *uncut;	/* the first with parts to be made, or NULL */
@@ -455,9 +455,10 @@ void pipeline_left_heard(struct pipeline_job *job, uint64_t node);
 /* A server has attached: tells it who has left, where it may not know. */
 void pipeline_left_attached(struct pipeline_job *job, size_t server);
 /* A server of a job that nodes have left asks to be told when nothing of the job is under way here. */
-void pipeline_left_stopping(struct pipeline_job *job, const struct peer *peer);
-/* Tells those that asked. */
+void pipeline_left_stopping(struct pipeline_job *job, struct peer *peer);
+/* A round has ended, or failed: tells those that asked, if it was the last. */
 void pipeline_left_idle(struct pipeline_job *job);
+void pipeline_left_tell_idle(struct peer *peer, uint64_t number, uint32_t node);
 /* This node leaves: to every server that is still there. */
 void pipeline_left_say(struct pipeline_job *job);
 

@@ -84,33 +84,51 @@ void pipeline_left_heard(struct pipeline_job *job, uint64_t node)
 		pipeline_move_look_again(job);
 }
 
+void pipeline_left_tell_idle(struct peer *peer, uint64_t number, uint32_t node)
+{
+	struct data_header header = { .op = DATA_IDLE, .job = number, .node = node };
+
+	/* Without memory for it, the server waits in vain, and not for long. */
+	(void)peer_notice(peer, &header, NULL);
+}
+
+/* No round has contributions of this node and no result. */
+static bool is_idle(struct pipeline_job *job)
+{
+	const struct pipeline_round *round;
+
+	if (job->state != JOB_RUNNING || !pipeline_resume_caught_up(job))
+		return false;
+	list_for_each (round, &job->rounds, job_link)
+		if (round->state == ROUND_READY || round->state == ROUND_MOVING)
+			return false;
+	return true;
+}
+
 void pipeline_left_idle(struct pipeline_job *job)
 {
-	struct data_header header = {
-		.op = DATA_IDLE,
-		.job = job->number,
-		.node = job->shape.node,
-		.epoch = job->data_epoch,
-	};
-
+	if (!job->tells_idle || !is_idle(job))
+		return;
 	job->tells_idle = false;
 	for (size_t i = 0; i < job->n_servers; i++) {
 		struct pipeline_server *server = &job->servers[i];
 
-		/* Without memory for it, it waits in vain, and not for long. */
-		if (server->stopping && server->outlet)
-			(void)peer_notice(server->outlet->peer, &header, NULL);
+		if (server->stopping && server->outlet && !server->outlet->lost)
+			pipeline_left_tell_idle(server->outlet->peer, job->number, job->shape.node);
 		server->stopping = false;
 	}
 }
 
-void pipeline_left_stopping(struct pipeline_job *job, const struct peer *peer)
+void pipeline_left_stopping(struct pipeline_job *job, struct peer *peer)
 {
+	if (job->state == JOB_OVER) {
+		pipeline_left_tell_idle(peer, job->number, job->shape.node);
+		return;
+	}
 	for (size_t i = 0; i < job->n_servers; i++)
 		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
 			job->servers[i].stopping = job->tells_idle = true;
-	if (!job->n_open_rounds)
-		pipeline_left_idle(job);
+	pipeline_left_idle(job);
 }
 
 void pipeline_left_say(struct pipeline_job *job)

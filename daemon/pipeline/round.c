@@ -55,9 +55,8 @@ static void round_unlink(struct pipeline_round *round)
 	list_remove(&round->job_link);
 	pipeline_deal_remove(round);
 	list_remove(&round->device_link);
+	job_of(round)->n_open_rounds--;
 	freep(&round->counts);
-	if (!--job_of(round)->n_open_rounds && job_of(round)->tells_idle)
-		pipeline_left_idle(job_of(round));
 }
 
 void pipeline_round_recycle(struct pipeline_round *round)
