@@ -15,10 +15,14 @@
  * own queue, and its peer would be slow for that. So the bound follows from what all nodes of a job know alike, and not from what
  * each has measured. That decides only whether there is one: where much may be on its way queues are short beside it, and parts
  * that are small for the link say nothing about it.
+ *
+ * Less than two full segments the other side does not acknowledge at once, but some 40 ms later. So there may always be a few: much
+ * where they are large, as jumbo frames, or the loopback's of 64 KiB.
  */
 
 #define FLIGHT_PARTS	  4
 #define FLIGHT_MIN	  (16u << 10)
+#define FLIGHT_SEGMENTS	  4
 #define FLIGHT_MAX	  (256u << 10) /* below what systems let everybody set */
 #define FLIGHT_PARTS_S	  1600 /* parts of a size that follows from the link are so many a second */
 #define FLIGHT_FASTER	  4
@@ -35,6 +39,7 @@ uint64_t flight_bytes(const struct flight *flight)
 	bytes = MAX((uint64_t)FLIGHT_PARTS * flight->part_bytes / flight->n_nodes,
 		    (uint64_t)FLIGHT_MIN) +
 		2 * bytes_s * flight->rtt_us / 1000000;
+	bytes = MAX(bytes, (uint64_t)FLIGHT_SEGMENTS * flight->segment);
 	return bytes >= FLIGHT_MAX ? 0 : bytes;
 }
 
@@ -44,16 +49,17 @@ void peer_set_parts(struct peer *peer, uint32_t part_bytes, uint32_t n_nodes)
 			      memory_order_relaxed);
 }
 
-/* The shortest of the last minutes; UINT32_MAX where it is not known. */
-static uint32_t shortest_rtt_us(int fd)
+/* The way: its shortest of the last minutes, and its segments. */
+static void look(int fd, struct flight *flight)
 {
 	struct tcp_info info;
 	socklen_t len = sizeof(info);
 
 	if (getsockopt(fd, IPPROTO_TCP, TCP_INFO, &info, &len) ||
 	    len < offsetof(struct tcp_info, tcpi_min_rtt) + sizeof(info.tcpi_min_rtt))
-		return UINT32_MAX;
-	return info.tcpi_min_rtt;
+		return;
+	flight->rtt_us = info.tcpi_min_rtt;
+	flight->segment = info.tcpi_snd_mss;
 }
 
 /* 0: as the kernel likes, which it may again once the lock is off; before Linux 5.18, as much as there may be. */
@@ -70,16 +76,18 @@ static void set(int fd, uint64_t bytes)
 void lane_set_flight(struct lane *lane, uint64_t now_ns)
 {
 	uint64_t parts = atomic_load_explicit(&lane->peer->parts, memory_order_relaxed), bytes;
+	struct flight flight = {
+		.part_bytes = (uint32_t)(parts >> 32),
+		.n_nodes = (uint32_t)parts,
+		.bytes_s = transport_bytes_s(lane->transport),
+		.rtt_us = UINT32_MAX,
+	};
 
 	if (!parts || (lane->flight_ns && now_ns - lane->flight_ns < FLIGHT_NEW_NS))
 		return;
 	lane->flight_ns = now_ns;
-	bytes = flight_bytes(&(struct flight){
-		.part_bytes = (uint32_t)(parts >> 32),
-		.n_nodes = (uint32_t)parts,
-		.bytes_s = transport_bytes_s(lane->transport),
-		.rtt_us = shortest_rtt_us(lane->source.fd),
-	});
+	look(lane->source.fd, &flight);
+	bytes = flight_bytes(&flight);
 	if (bytes == lane->flight)
 		return;
 	lane->flight = bytes;

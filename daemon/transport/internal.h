@@ -162,6 +162,7 @@ struct flight {
 	uint32_t part_bytes, n_nodes; /* of the newest job with the peer; 0: not known */
 	uint64_t bytes_s;	      /* known of the link, or 0 */
 	uint32_t rtt_us;	      /* there and back; UINT32_MAX: not known */
+	uint32_t segment;	      /* bytes of a full one */
 };
 
 /* How many there may be; 0: as many as the kernel likes. */

@@ -4,6 +4,7 @@
 
 #include "base/clock.h"
 #include <arpa/inet.h>
+#include <netinet/tcp.h>
 #include <sys/socket.h>
 
 #define KIB	    1024ull
@@ -11,7 +12,7 @@
 
 static uint64_t bytes(uint32_t part_bytes, uint32_t n_nodes, uint64_t bytes_s, uint32_t rtt_us)
 {
-	return flight_bytes(&(struct flight){ part_bytes, n_nodes, bytes_s, rtt_us });
+	return flight_bytes(&(struct flight){ part_bytes, n_nodes, bytes_s, rtt_us, 1448 });
 }
 
 TEST(nodes_share_the_link)
@@ -53,6 +54,18 @@ TEST(what_was_measured_does_not_change_it)
 		ASSERT_EQ(bytes(32 * KIB, 4, bytes_s, 0), 32 * KIB);
 }
 
+/* Else the other side, which has not two of them, waits with its acknowledgement. */
+TEST(some_segments_fit)
+{
+	struct flight jumbo = { 128 * KIB, 1000, 1, 0, 8948 },
+		      loopback = { 128 * KIB, 16, 1, 0, 65483 };
+
+	ASSERT_EQ(flight_bytes(&jumbo), 4 * 8948);
+	jumbo.n_nodes = 4;
+	ASSERT_EQ(flight_bytes(&jumbo), 128 * KIB);
+	ASSERT_EQ(flight_bytes(&loopback), 4 * 65483);
+}
+
 TEST(a_long_way_holds_more)
 {
 	/* Parts of 32 KiB are those of some 52 MB/s: 52 kB for each millisecond, and twice that, whatever the number of nodes. */
@@ -92,12 +105,14 @@ static void connect_pair(int fds[2])
 	struct sockaddr_in in = { .sin_family = AF_INET,
 				  .sin_addr.s_addr = htonl(INADDR_LOOPBACK) };
 	socklen_t len = sizeof(in);
-	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	int listener = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0), segment = 1448;
 
 	ASSERT_EQ(bind(listener, (struct sockaddr *)&in, sizeof(in)), 0);
 	ASSERT_EQ(listen(listener, 1), 0);
 	ASSERT_EQ(getsockname(listener, (struct sockaddr *)&in, &len), 0);
 	fds[0] = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+	/* As on an Ethernet. */
+	ASSERT_EQ(setsockopt(fds[0], IPPROTO_TCP, TCP_MAXSEG, &segment, sizeof(segment)), 0);
 	ASSERT_EQ(connect(fds[0], (struct sockaddr *)&in, sizeof(in)), 0);
 	fds[1] = accept4(listener, NULL, NULL, SOCK_CLOEXEC);
 	ASSERT_INT(fds[1], >=, 0);
