@@ -562,15 +562,10 @@ static void on_drain_timer(struct loop_timer *timer)
 	struct daemon *daemon = container_of(timer, struct daemon, drain_timer);
 	size_t n_pending = pending(daemon);
 	size_t n_busy = !n_pending && daemon->server ? server_stop(daemon->server) : 0;
-	bool is_first = n_busy && !daemon->n_busy;
 	struct failure none = { 0 };
 	uint64_t now = clock_now_ns();
 
 	daemon->n_busy = n_busy;
-	if (is_first)
-		log_notice("stop: other nodes are to have their last results first, of jobs that "
-			   "ranks have left: %zu",
-			   n_busy);
 	if ((n_pending || n_busy) && now < daemon->drain_until_ns &&
 	    !loop_timer_set(daemon->loop, timer, now + DRAIN_INTERVAL_NS))
 		return;

@@ -629,8 +629,7 @@ void pipeline_job_end_left(struct pipeline_job *job)
 
 void pipeline_job_let_leave(struct pipeline_job *job)
 {
-	if (job->tells_idle)
-		pipeline_left_idle(job);
+	pipeline_left_idle(job);
 	if (job->state != JOB_RUNNING || !job->n_leaving || !pipeline_resume_caught_up(job))
 		return;
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {

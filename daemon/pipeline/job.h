@@ -455,7 +455,7 @@ void pipeline_left_heard(struct pipeline_job *job, uint64_t node);
 /* A server has attached: tells it who has left, where it may not know. */
 void pipeline_left_attached(struct pipeline_job *job, size_t server);
 /* A server of a job that nodes have left asks to be told when nothing of the job is under way here. */
-void pipeline_left_stopping(struct pipeline_job *job, struct peer *peer);
+void pipeline_left_stopping(struct pipeline_job *job, const struct peer *peer);
 /* A round has ended, or failed: tells those that asked, if it was the last. */
 void pipeline_left_idle(struct pipeline_job *job);
 void pipeline_left_tell_idle(struct peer *peer, uint64_t number, uint32_t node);

@@ -97,6 +97,8 @@ static bool is_idle(struct pipeline_job *job)
 {
 	const struct pipeline_round *round;
 
+	if (job->state == JOB_OVER)
+		return true;
 	if (job->state != JOB_RUNNING || !pipeline_resume_caught_up(job))
 		return false;
 	list_for_each (round, &job->rounds, job_link)
@@ -119,12 +121,8 @@ void pipeline_left_idle(struct pipeline_job *job)
 	}
 }
 
-void pipeline_left_stopping(struct pipeline_job *job, struct peer *peer)
+void pipeline_left_stopping(struct pipeline_job *job, const struct peer *peer)
 {
-	if (job->state == JOB_OVER) {
-		pipeline_left_tell_idle(peer, job->number, job->shape.node);
-		return;
-	}
 	for (size_t i = 0; i < job->n_servers; i++)
 		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
 			job->servers[i].stopping = job->tells_idle = true;

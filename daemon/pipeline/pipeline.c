@@ -175,12 +175,12 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 			pipeline_left_heard(job, header->round);
 			return;
 		}
+		if (!uses(job, peer))
+			continue;
 		if (header->op == DATA_STOPPING) {
 			pipeline_left_stopping(job, peer);
 			return;
 		}
-		if (!uses(job, peer))
-			continue;
 		if (header->op == DATA_RELEASE) {
 			if (!job->n_moved || header->epoch == job->data_epoch)
 				released(job, peer, (uint32_t)header->round);
@@ -196,7 +196,7 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 		pipeline_job_fail(job, &failure, peer);
 		return;
 	}
-	/* Of a job that it has nothing of any more. */
+	/* Of a job that is over, or goes without that server. */
 	if (header->op == DATA_STOPPING)
 		pipeline_left_tell_idle(peer, header->job, header->node);
 }

@@ -4,6 +4,7 @@
  */
 #include "base/clock.h"
 #include "base/failpoint.h"
+#include "base/log.h"
 #include "server/accumulate.h"
 #include "server/keep.h"
 #include "server/round.h"
@@ -74,31 +75,44 @@ void leave_call(struct job *job, uint32_t node, const struct data_header *header
 	leave(job, node);
 }
 
-/* Whether it was asked and has not answered. One of this process ends with it, and one that cannot be asked is not waited for. */
-static bool is_busy(struct job *job, uint32_t number)
+/* One of this process ends with it, and one that cannot be asked is not waited for. */
+static bool can_be_asked(const struct job_node *node)
 {
-	struct job_node *node = &job->nodes[number];
+	return !node->left && node->peer && !peer_is_self(node->peer) &&
+	       peer_knows_stopping(node->peer);
+}
+
+static bool ask(const struct job *job, uint32_t node)
+{
 	struct data_header header = {
 		.op = DATA_STOPPING,
 		.job = job->number,
-		.node = number,
+		.node = node,
 	};
 
-	if (node->left || !node->peer || peer_is_self(node->peer) ||
-	    !peer_knows_stopping(node->peer))
-		return false;
-	if (!node->asked)
-		node->asked = !peer_notice(node->peer, &header, NULL);
-	return !node->idle;
+	return !peer_notice(job->nodes[node].peer, &header, NULL);
 }
 
 size_t leave_stop(struct job *job)
 {
-	size_t n = 0;
+	size_t n_busy = 0, n_asked = 0;
 
-	for (uint32_t i = 0; job->n_left > job->n_out && i < job->n_nodes; i++)
-		n += is_busy(job, i);
-	return n;
+	for (uint32_t i = 0; job->n_left > job->n_out && i < job->n_nodes; i++) {
+		struct job_node *node = &job->nodes[i];
+
+		if (!can_be_asked(node))
+			continue;
+		if (!node->asked) {
+			node->asked = ask(job, i);
+			n_asked += node->asked;
+		}
+		n_busy += !node->idle;
+	}
+	if (n_asked)
+		log_notice(
+			"job %s: ranks have left: other nodes have their last results first: %zu",
+			job->name, n_asked);
+	return n_busy;
 }
 
 /* Without what it had contributed sums would be less than what they were made of. */
