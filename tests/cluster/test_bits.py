@@ -233,6 +233,7 @@ def test_coordinator_source():
         push_pull_all(cluster.job((2, 2), part_bytes=4096, min_servers=2), (2, 2), rng)
 
 
+@full_tier('12 GiB of memory, and over 30 s')
 def test_more_than_4_gib():
     """One part more than 2^32 bytes: lengths and offsets must not wrap, here and on the way to a server."""
     with open('/proc/meminfo') as file:

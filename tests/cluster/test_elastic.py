@@ -60,6 +60,7 @@ def test_the_last_rank_of_a_node_is_lost():
             group.each('leave')
 
 
+@full_tier('signs of life: who is silent for 200 or 500 ms is lost')
 def test_a_node_is_lost():
     """First the job's home is somewhere, then it is lost: whichever of them it is."""
     for victim in (0, 1, 2):
@@ -72,6 +73,7 @@ def test_a_node_is_lost():
             group.each('leave')
 
 
+@full_tier('signs of life: who is silent for 200 or 500 ms is lost')
 def test_nodes_are_lost_one_after_another_beside_spare_servers():
     with Cluster(3, 2, colocated=False, options=QUICK) as cluster:
         group = Group(cluster, (1, 2, 1))
@@ -99,6 +101,7 @@ def test_a_daemon_that_comes_back_is_no_loss():
         group.each('leave')
 
 
+@full_tier('signs of life: who is silent for 200 or 500 ms is lost')
 def test_a_node_is_lost_at_any_point():
     """Whatever the others have of a round by then: it has one set."""
     if not HAS_FAILPOINTS:
@@ -160,6 +163,7 @@ def test_a_rank_dies_that_had_come_back_after_a_restart():
             group.each('leave')
 
 
+@full_tier('a deadline of 1500 ms that something good must meet')
 def test_a_rank_that_stands_still_is_dropped():
     """After its deadline. When it wakes it is told so."""
     with Cluster(2) as cluster:
@@ -318,6 +322,7 @@ def test_reduce_scatter():
         group.each('leave')
 
 
+@full_tier('signs of life: who is silent for 200 or 500 ms is lost')
 def test_a_node_is_lost_while_blocks_are_scattered():
     """All others end the round, or none."""
     if not HAS_FAILPOINTS:

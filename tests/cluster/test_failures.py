@@ -54,6 +54,7 @@ def expect(trainer, *words):
     raise AssertionError('completed, but should have failed')
 
 
+@full_tier('a deadline of 3 s that something good must meet')
 def test_a_rank_that_does_not_join_is_named():
     for layout, absent in [((4,), 2), ((2, 2), 3), ((2, 1), 2)]:
         with Cluster(len(layout)) as cluster:
@@ -67,6 +68,7 @@ def test_a_rank_that_does_not_join_is_named():
             next_job_runs(cluster, layout)
 
 
+@full_tier('joins are given up after 3 s, and must have been refused by then')
 def test_ranks_that_disagree_about_the_job_are_named():
     with Cluster(2) as cluster:
         for layout, key, value, words in [((2,), 'world_size', 3, ('2', '3')), ((1, 1), 'world_size', 4, ('2', '4')),
@@ -90,6 +92,7 @@ def test_ranks_that_disagree_about_the_job_are_named():
         next_job_runs(cluster, (1, 1))
 
 
+@full_tier('a join is given up after 1.5 s, and must have been refused by then')
 def test_a_wrong_secret_gets_nowhere():
     for layout in [(2,), (1, 1)]:
         with Cluster(len(layout)) as cluster:
@@ -145,6 +148,7 @@ def test_different_operations_on_one_round_are_an_error():
                 assert error.errno == errno.EINVAL, error
 
 
+@full_tier('a deadline of 1.5 s that something good must meet')
 def test_a_rank_that_does_not_submit_is_named():
     for layout, absent in [((3,), 1), ((2, 2), 3), ((1, 1), 1), ((2, 2), 0)]:
         with Cluster(len(layout)) as cluster:
@@ -200,6 +204,7 @@ def test_a_dead_trainer_in_the_middle_of_its_data():
         next_job_runs(cluster, (2, 1))
 
 
+@full_tier('a deadline of 1.5 s that something good must meet')
 def test_a_stopped_trainer_is_named_at_the_deadline():
     for layout, victim in [((2,), 1), ((1, 1), 1)]:
         with Cluster(len(layout)) as cluster:
@@ -213,6 +218,7 @@ def test_a_stopped_trainer_is_named_at_the_deadline():
             next_job_runs(cluster, layout)
 
 
+@full_tier('a deadline of 6 s that something good must meet')
 def test_a_rank_that_leaves_is_named():
     for layout in [(2,), (1, 1)]:
         with Cluster(len(layout)) as cluster:
@@ -240,6 +246,7 @@ def test_cancel_names_the_canceller():
                 rank.wait(1)
 
 
+@full_tier('a lost-timeout of 1 s')
 def test_a_dead_server_is_named():
     for source in ('static', 'coordinator'):
         with Cluster(2, 2, source=source, colocated=False,
@@ -255,6 +262,7 @@ def test_a_dead_server_is_named():
             next_job_runs(cluster, (1, 1), min_servers=2)
 
 
+@full_tier('a lost-timeout of 1 s')
 def test_a_dead_agent_is_named():
     # One that does not come back in time, and one that is not waited for.
     for option, name in (('--lost-timeout=1s', 'rank 1'), ('--resume=off', 'n1')):
@@ -275,6 +283,7 @@ def a_dead_agent_is_named(options, name):
         next_job_runs(cluster, (1, 1))
 
 
+@full_tier('signs of life: who is silent for 3 s is lost')
 def test_a_stopped_server_is_named():
     with Cluster(2, 1, colocated=False, options=['--peer-timeout=3s', '--lost-timeout=1s']) as cluster:
         ranks = cluster.job((1, 1))
@@ -288,6 +297,7 @@ def test_a_stopped_server_is_named():
         next_job_runs(cluster, (1, 1))
 
 
+@full_tier('a hello-timeout of 2 s, which those that are well must meet')
 def test_a_server_that_is_not_there_is_named():
     with Cluster(2, 1, colocated=False, options=['--hello-timeout=2s']) as cluster:
         cluster.daemons[2].stop()
@@ -300,6 +310,7 @@ def test_a_server_that_is_not_there_is_named():
         next_job_runs(cluster, (1, 1))
 
 
+@full_tier('joins are given up after 1.5 s, and must have heard why by then')
 def test_a_dead_coordinator_stops_new_jobs_only():
     with Cluster(2, 2, source='coordinator', colocated=False) as cluster:
         # The last daemon is the coordinator. A server too, so take its sums away first: the job has one server.
@@ -319,6 +330,7 @@ def test_a_dead_coordinator_stops_new_jobs_only():
         next_job_runs(cluster, (1, 1), min_servers=2)
 
 
+@full_tier('signs of life: who is silent for 3 s is lost')
 def test_a_cut_link_is_noticed():
     prefix, network = netns(3)
     options = ['--peer-timeout=3s', '--lost-timeout=1s']

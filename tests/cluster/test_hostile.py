@@ -348,6 +348,7 @@ def test_a_ring_with_wild_indexes():
     with_daemon(test)
 
 
+@full_tier('random moments: a thread changes what the daemon reads')
 def test_memory_that_changes_while_it_is_read():
     """One thread scribbles over ring, slots and data while entries are posted: any outcome but harm to others."""
     def test(cluster, daemon, beside):
@@ -389,6 +390,7 @@ def test_a_trainer_that_does_not_read_its_answers():
     with_daemon(test)
 
 
+@full_tier('a hello-timeout of 2 s, which those that are well must meet')
 def test_connections_that_say_nothing():
     def test(cluster, daemon, beside):
         silent = [Session(daemon.socket, hello=False) for _ in range(20)]
@@ -398,6 +400,7 @@ def test_connections_that_say_nothing():
     with_daemon(test, '--hello-timeout=2s')
 
 
+@full_tier('ten thousand sessions: it takes long')
 def test_ten_thousand_sessions():
     def test(cluster, daemon, beside):
         sessions, refused = [], 0
@@ -439,6 +442,7 @@ def test_quotas_are_kept():
     with_daemon(test, '--session-quota=2M', '--max-buffers=8')
 
 
+@full_tier('strangers are cut off after 500 ms, before which they must have spoken')
 def test_strangers_at_the_data_port():
     """A port scanner, a browser, TLS, half a hello, a foreign version, a wrong key: closed, and no more."""
     with Cluster(1, 1, start=False) as cluster:
@@ -522,6 +526,7 @@ def test_messages_that_break_the_protocol():
         assert all(daemon.alive() for daemon in cluster.daemons)
 
 
+@full_tier('joins are given up after 3 s, and must have heard of the key by then')
 def test_a_wrong_key_keeps_a_daemon_out():
     with Cluster(2, start=False) as cluster:
         keys = []

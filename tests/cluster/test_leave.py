@@ -221,6 +221,7 @@ def test_a_daemon_that_stops_does_not_wait_for_who_has_nothing_under_way():
         ranks[1].call('leave')
 
 
+@full_tier('a drain-timeout of 300 ms, of which others must have been told')
 def test_a_daemon_that_stops_waits_no_longer_than_it_was_told():
     for more in (), ('--resume=off',):
         with unread('--drain-timeout=300ms', *more) as (cluster, rank):

@@ -79,6 +79,7 @@ def test_a_server_that_is_back_takes_its_share_again():
             each(ranks, 'leave')
 
 
+@full_tier('leases of 1 s, which those that are well must renew')
 def test_a_server_that_the_cluster_drops():
     """Nobody waits for it for move_timeout: killed, its lease is over; stopped, it leaves."""
     layout = (1, 1)

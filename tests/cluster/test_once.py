@@ -130,6 +130,7 @@ def test_a_repeat_of_a_closed_round_is_stale():
         complete(made, (5, 6), 3)
 
 
+@full_tier('that nothing comes is seen for 0.3 s only')
 def test_an_early_contribution_waits_for_its_round():
     with server() as cluster:
         a, b = nodes(cluster, 2)
@@ -171,6 +172,7 @@ def test_a_foreign_contribution_is_refused():
         complete(made, (5, 6), 2)
 
 
+@full_tier('a deadline of 5 s that runs out, and must not before')
 def test_an_undeclared_key_ends_by_itself():
     """Only the home server knows keys; a server that is not takes it, waits for the other node, and says who is missing."""
     with server() as cluster:
@@ -274,6 +276,7 @@ def test_nodes_that_disagree_whether_to_wait_for_all():
         a.refused(first, errno.EINVAL)
 
 
+@full_tier('that nothing comes is seen for 0.3 s only')
 def test_what_is_accumulated_counts_once():
     with server() as cluster:
         a, b = nodes(cluster, 2, stragglers={3: 1})

@@ -24,6 +24,7 @@ def test_ranks_regroup():
         group.each('leave')
 
 
+@full_tier('a newcomer gives up after 1 s, and all must have heard of it by then')
 def test_all_are_told_that_newcomers_wait():
     with Cluster(2) as cluster:
         group = Group(cluster, (1, 1), max_ranks=3)
@@ -80,6 +81,7 @@ def test_newcomers_go_by_what_the_job_has_asked_for():
         group.each('leave')
 
 
+@full_tier('signs of life: who is silent for 200 or 500 ms is lost')
 def test_they_regroup_when_a_node_is_lost():
     """What its server has summed, the others go on with in the next run, too."""
     with Cluster(3, options=QUICK) as cluster:
@@ -150,6 +152,7 @@ def test_there_need_be_no_room_for_another_job():
         group.each('leave')
 
 
+@full_tier("a coordinator's leases, which those that are well must renew")
 def test_after_a_rolling_restart_under_a_coordinator():
     """Nobody is left who knows the view in which the job began, but its nodes."""
     with Cluster(2, 1, source='coordinator', options=('--lost-timeout=60s', '--move-timeout=60s')) as cluster:
@@ -169,6 +172,7 @@ def stopped(daemon):
         return file.read().rsplit(')', 1)[1].split()[0] == 'T'
 
 
+@full_tier('signs of life: who is silent for 200 or 500 ms is lost')
 def test_the_next_run_has_the_servers_that_came():
     """Also where they are the only ones left."""
     with Cluster(2, 1, colocated=False, options=QUICK) as cluster:
@@ -274,6 +278,7 @@ def test_all_are_told_of_newcomers_on_new_nodes():
         group.each('leave')
 
 
+@full_tier('a stranger gives up after 3 s, in which the job must be there')
 def test_a_newcomer_on_a_new_node_comes_before_the_job():
     """It asks until the job is there; a wrong secret lets nobody in; and it is told of the job's end."""
     with Cluster(3, 1) as cluster:
@@ -309,6 +314,7 @@ def refused_answer(rank):
     raise AssertionError('let in')
 
 
+@full_tier("a coordinator's leases, which those that are well must renew")
 def test_a_new_node_under_a_coordinator():
     """A daemon that starts when the job runs: it is in no view that the job knows."""
     with Cluster(3, 1, source='coordinator', start=False) as cluster:

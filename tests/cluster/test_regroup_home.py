@@ -62,6 +62,7 @@ def test_the_home_dies_when_it_has_told_some():
             home_dies(cluster, dropped, True)
 
 
+@full_tier('signs of life: a server that is silent for 200 ms is lost')
 def test_the_home_dies_for_good_when_it_has_told_some():
     """The server in its place hears of the next run from those who know."""
     needs_failpoints()

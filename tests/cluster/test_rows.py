@@ -267,6 +267,7 @@ def test_ranks_that_disagree():
                      'average')
 
 
+@full_tier('a deadline of 700 ms that something good must meet')
 def test_a_missing_rank_is_named():
     with Cluster(2, 1, colocated=False) as cluster:
         for layout in [(2,), (1, 1)]:

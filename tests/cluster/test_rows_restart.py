@@ -171,6 +171,7 @@ def random_kills(seconds, seed):
         print(f'     seed {seed}: {turn} rounds, {keeper.restarts} daemons were killed')
 
 
+@full_tier('random moments, and as many as 6 s have')
 def test_random_kills():
     random_kills(float(os.environ.get('BPS_LONG', 0)) * 60 or 6, SEED)
 

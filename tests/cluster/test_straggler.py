@@ -148,6 +148,7 @@ def test_a_rank_is_ahead_by_its_staleness_and_no_more():
             accumulate(fast, 4 + r, 1)
 
 
+@full_tier('deadlines of 300 and 20 ms that something good must meet')
 def test_who_waits_for_staleness_hears_for_whom():
     with Cluster(1) as cluster:
         fast, slow = ranks = cluster.job([2], **{'async': 1, 'staleness': 1, 'request_timeout_ms': 300})
@@ -201,6 +202,7 @@ def test_a_rank_that_dies_ends_the_job_of_all():
             job['state'] == 'running' for daemon in cluster.daemons for job in daemon.ctl('jobs').get('jobs', [])))
 
 
+@full_tier('a lost-timeout of 1 s')
 def test_a_daemon_that_does_not_come_back_ends_the_job_of_all():
     """One that does is tests/cluster/test_straggler_restart.py."""
     with Cluster(2, options=['--lost-timeout=1s']) as cluster:
@@ -238,6 +240,7 @@ def test_other_operations_wait_for_all():
             rank.wait(2)
 
 
+@full_tier('joins are given up after 2 s, and must have been refused by then')
 def test_ranks_that_disagree():
     with Cluster(2) as cluster:
         for layout in ([2], [1, 1]):
@@ -382,6 +385,7 @@ def test_a_minimum_waits_for_all():
             assert taken(rank, 0) == 4
 
 
+@full_tier('random orders, in waits of 20 ms: it takes long on a busy machine')
 def test_whatever_is_late_is_in_some_round_once():
     """Two nodes, two servers, many parts, ranks in a random order: all get the same of each round, and all that was given
     is in the sum over the rounds."""

@@ -512,7 +512,7 @@ TEST(memory_shared_before_the_job_is_imported_when_it_is_used)
 	world_close(&world);
 }
 
-TEST(a_stream_that_never_comes_to_it)
+TEST_FULL_TIER(a_stream_that_never_comes_to_it, "a deadline of 3 s that other ranks must meet")
 {
 	struct memory memories[RANKS_MAX];
 	char text[ERROR_TEXT_MAX + 1];

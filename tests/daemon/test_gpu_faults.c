@@ -263,7 +263,8 @@ TEST(an_import_that_fails_leaves_the_job_alone)
 	}
 }
 
-TEST(a_call_that_hangs_ends_with_its_worker)
+TEST_FULL_TIER(a_call_that_hangs_ends_with_its_worker,
+	       "calls that never return are given up after 1 s, which others must meet")
 {
 	static const char *const args[] = { "--set", "gpu_timeout=1s", NULL };
 	struct memory memories[RANKS_MAX];

@@ -352,10 +352,12 @@ static enum test_result test_run(const struct test *test)
 
 static bool test_selected(const struct test *test, int n_names, char *const names[])
 {
+	const char *tier = getenv("BPS_TEST_TIER");
+
 	for (int i = 0; i < n_names; i++)
 		if (!strcmp(test->name, names[i]))
 			return true;
-	return n_names == 0;
+	return n_names == 0 && !(test->full_tier && tier && !strcmp(tier, "gate"));
 }
 
 static bool test_names_exist(int n_names, char *const names[])
@@ -401,7 +403,8 @@ int main(int argc, char **argv)
 {
 	if (argc == 2 && !strcmp(argv[1], "--list")) {
 		for (const struct test *test = tests; test; test = test->next)
-			(void)printf("%s\n", test->name);
+			if (test_selected(test, 0, NULL))
+				(void)printf("%s\n", test->name);
 		return EXIT_SUCCESS;
 	}
 	if (!test_names_exist(argc - 1, argv + 1))

@@ -4,9 +4,10 @@
  *
  *	PROGRAM			runs all tests, prints one line each and last "N passed, N failed, N skipped"
  *	PROGRAM NAME...		runs those
- *	PROGRAM --list		prints the names
+ *	PROGRAM --list		prints the names of all that run without names
  *
- * TEST_SKIP("reason") ends a test as skipped. BPS_TEST_TIMEOUT_S changes the limit (default 60; sanitizer builds x 5).
+ * TEST_FULL_TIER(name, "why") registers one that the gate leaves out (BPS_TEST_TIER=gate, unless it is named): its verdict depends
+ * on how fast the machine is, or it takes long. TEST_SKIP("reason") ends a test as skipped. BPS_TEST_TIMEOUT_S changes the limit (default 60; sanitizer builds x 5).
  * What a test leaves running in its process group is killed, and then the test has failed.
  */
 #pragma once
@@ -18,7 +19,8 @@
 struct test {
 	const char *name;
 	void (*run)(void);
-	unsigned timeout_s; /* 0: default */
+	unsigned timeout_s;    /* 0: default */
+	const char *full_tier; /* why the gate leaves it out; NULL: the gate runs it */
 	struct test *next;
 };
 
@@ -35,16 +37,18 @@ unsigned test_scale_s(unsigned seconds);
 /* Whether the kernel has been asked for huge pages where some memory lies. */
 bool test_is_huge(const void *data);
 
-#define TEST_TIMEOUT(test_name, seconds)                                                           \
-	static void test_run_##test_name(void);                                                    \
-	static struct test test_##test_name = { #test_name, test_run_##test_name, seconds, NULL }; \
-	__attribute__((constructor)) static void test_ctor_##test_name(void)                       \
-	{                                                                                          \
-		test_register(&test_##test_name);                                                  \
-	}                                                                                          \
+#define TEST_REGISTER(test_name, ...)                                                            \
+	static void test_run_##test_name(void);                                                  \
+	static struct test test_##test_name = { #test_name, test_run_##test_name, __VA_ARGS__ }; \
+	__attribute__((constructor)) static void test_ctor_##test_name(void)                     \
+	{                                                                                        \
+		test_register(&test_##test_name);                                                \
+	}                                                                                        \
 	static void test_run_##test_name(void)
-#define TEST(test_name) TEST_TIMEOUT(test_name, 0)
-#define TEST_SKIP(...)	test_skip(__VA_ARGS__)
+#define TEST(test_name)			 TEST_REGISTER(test_name, 0)
+#define TEST_TIMEOUT(test_name, seconds) TEST_REGISTER(test_name, seconds)
+#define TEST_FULL_TIER(test_name, why)	 TEST_REGISTER(test_name, 0, why)
+#define TEST_SKIP(...)			 test_skip(__VA_ARGS__)
 
 #define ASSERT_TRUE(x)                                                       \
 	do {                                                                 \

@@ -48,10 +48,22 @@ TEST(names_select)
 	expect("passes skips", 0, "1 passed, 0 failed, 1 skipped\n");
 	expect("fails passes", 1, "1 passed, 1 failed, 0 skipped\n");
 	expect("passes nothing", 2, "no test has the name nothing\n");
+	ASSERT_OK(unsetenv("BPS_TEST_TIER"));
 	expect("--list", 0,
 	       "passes\nfails\nskips\ncrashes\nexits\nleaks_a_descriptor\ncloses_a_descriptor_"
 	       "late\nnever_ends\n"
-	       "leaves_a_process\nleaves_files\n");
+	       "leaves_a_process\nleaves_files\nis_timed\n");
+}
+
+TEST(the_gate_leaves_out_the_full_tier)
+{
+	_cleanup_(freep) char *names = NULL;
+
+	ASSERT_OK(setenv("BPS_TEST_TIER", "gate", 1));
+	ASSERT_EQ(run_sample("--list", &names), 0);
+	ASSERT_CONTAINS(names, "leaves_files\n");
+	ASSERT_TRUE(!strstr(names, "is_timed"));
+	expect("is_timed", 0, "ok is_timed\n1 passed, 0 failed, 0 skipped\n");
 }
 
 TEST(process_left_behind_fails_and_is_killed)

@@ -529,7 +529,8 @@ static unsigned looks_in_vain(struct bps_request *request)
 	return n_yields;
 }
 
-TEST(waits_in_vain_spin_for_a_share_of_the_time)
+TEST_FULL_TIER(waits_in_vain_spin_for_a_share_of_the_time,
+	       "who loses the processor while he looks, looks no more")
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
 	struct bps_client *client;
@@ -609,7 +610,8 @@ static unsigned looks_for_copies(void)
 }
 
 /* What it takes to copy a result is no time in which others had the processor. Now and then some have it in just that moment. */
-TEST(who_copies_results_goes_on_to_spin)
+TEST_FULL_TIER(who_copies_results_goes_on_to_spin,
+	       "who loses the processor while he looks, looks no more")
 {
 	unsigned n = 0;
 

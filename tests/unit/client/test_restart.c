@@ -361,7 +361,7 @@ TEST(comes_and_does_not_speak)
 	bps_request_free(request);
 }
 
-TEST(comes_and_goes)
+TEST_FULL_TIER(comes_and_goes, "a deadline of 1 s, within which it must have tried some times")
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();
 	_cleanup_(bps_client_closep) struct bps_client *client = join_with(fake, 1000);

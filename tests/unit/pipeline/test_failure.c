@@ -219,7 +219,7 @@ TEST(failed_before_it_was_declared)
 
 /* -- Somebody does not come ----------------------------------------------------------------------------------------- */
 
-TEST(late_rank_is_named)
+TEST_FULL_TIER(late_rank_is_named, "a deadline of 500 ms that declarations must meet")
 {
 	FOR_EACH_WORLD_IN(scene, 500)
 	{
@@ -257,7 +257,8 @@ TEST(request_may_be_less_patient_than_its_job)
 	}
 }
 
-TEST(rank_that_has_not_declared_is_named)
+TEST_FULL_TIER(rank_that_has_not_declared_is_named,
+	       "a deadline of 500 ms that other declarations must meet")
 {
 	FOR_EACH_WORLD_IN(scene, 500)
 	{

@@ -216,7 +216,8 @@ TEST(operators_see_who_is_missing)
 
 /* -- Several nodes ----------------------------------------------------------------------------------------------------- */
 
-TEST(missing_ranks_of_other_nodes_are_named)
+TEST_FULL_TIER(missing_ranks_of_other_nodes_are_named,
+	       "a deadline of 1 s, within which all nodes must have spoken")
 {
 	_cleanup_(world_freep) struct world *world = new_world(2, 2);
 

@@ -243,11 +243,12 @@ GRPC_TEST(deadline_ends_both_sides)
 	struct rpc_channel *channel;
 	struct question q;
 	uint64_t start_ns, deadline_ms = 100;
+	unsigned n_asked = 0;
 
 	start(&f, NULL);
 	channel = channel_to(&f, f.address, NULL);
 	/* Where it is over before the other end has heard of it, more time is given. */
-	for (; !f.n_called; deadline_ms *= 2) {
+	for (; !f.n_called; deadline_ms *= 2, n_asked++) {
 		question_init(&q, "/test.Test/Never", "", 0);
 		q.request.deadline_ms = deadline_ms;
 		start_ns = clock_now_ns();
@@ -256,9 +257,9 @@ GRPC_TEST(deadline_ends_both_sides)
 		ASSERT_EQ(q.status, -ETIMEDOUT);
 		ASSERT_INT(clock_now_ns() - start_ns, >=, deadline_ms * 9 / 10 * NSEC_PER_MSEC);
 	}
-	UNTIL(&f, f.n_cancelled);
-	ASSERT_EQ(f.n_called, 1);
-	ASSERT_EQ(f.n_cancelled, 1);
+	/* It may hear late of those before, too. */
+	UNTIL(&f, f.n_cancelled == f.n_called);
+	ASSERT_INT(f.n_called, <=, n_asked);
 	rpc_channel_free(channel);
 	stop(&f);
 }

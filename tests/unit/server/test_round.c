@@ -491,7 +491,7 @@ TEST(deadline_names_the_missing)
 }
 
 /* A round that closed leaves the timer to one that began later. */
-TEST(deadline_is_each_rounds_own)
+TEST_FULL_TIER(deadline_is_each_rounds_own, "a deadline of a second that another round must meet")
 {
 	FAR = far_new(NULL);
 	struct layout layout = far_layout("job", 2, NULL);

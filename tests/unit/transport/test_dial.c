@@ -22,7 +22,7 @@ static struct peer *connect_to(struct pair *pair, uint16_t port, uint64_t expect
 	return peer;
 }
 
-TEST(nobody_there)
+TEST_FULL_TIER(nobody_there, "a deadline of 1.5 s, within which the first attempt must have failed")
 {
 	_cleanup_(pair_freep) struct pair *pair = caller_new(
 		(struct pair_config){ .handshake_timeout_ms = 1500, .variant.n_lanes = 3 });
@@ -209,7 +209,8 @@ TEST(not_a_daemon)
 }
 
 /* It accepts (the kernel does) and says nothing. */
-TEST(a_server_that_stays_silent)
+TEST_FULL_TIER(a_server_that_stays_silent,
+	       "a deadline of 1.5 s, within which it must have connected")
 {
 	_cleanup_(pair_freep) struct pair *pair =
 		caller_new((struct pair_config){ .handshake_timeout_ms = 1500 });
@@ -245,7 +246,7 @@ TEST(a_server_that_closes_is_tried_again)
 }
 
 /* Fewer lanes than wished for are better than none. */
-TEST(a_server_with_room_for_one_lane)
+TEST_FULL_TIER(a_server_with_room_for_one_lane, "a deadline of 1.5 s that the first lane must meet")
 {
 	struct pair_config config = {
 		.handshake_timeout_ms = 1500,
@@ -286,7 +287,8 @@ TEST(a_name_is_resolved)
 }
 
 /* A label of a name has 63 characters at most: no name server needs to be asked about this one. */
-TEST(a_name_that_cannot_exist)
+TEST_FULL_TIER(a_name_that_cannot_exist,
+	       "a deadline of 1.5 s, within which the resolver must have answered")
 {
 	_cleanup_(pair_freep) struct pair *pair =
 		caller_new((struct pair_config){ .handshake_timeout_ms = 1500 });

@@ -277,7 +277,8 @@ TEST_TIMEOUT(a_wire_that_is_cut, LIMIT_S)
 }
 
 /* Nobody says that nothing arrives, while the peer is alive: what was sent is not waited for as a busy peer would be. */
-TEST_TIMEOUT(a_queue_pair_that_stands_still, LIMIT_S)
+TEST_REGISTER(a_queue_pair_that_stands_still, LIMIT_S,
+	      "signs of life: who is silent for 3 s is lost")
 {
 	wire_changes(FAKE_WIRE_STILL, 3000, true);
 }
@@ -300,7 +301,8 @@ TEST_TIMEOUT(packets_that_do_not_pass, LIMIT_S)
 }
 
 /* Who does not answer requests is asked again later; parts go by TCP. */
-TEST_TIMEOUT(requests_that_are_not_answered, LIMIT_S)
+TEST_REGISTER(requests_that_are_not_answered, LIMIT_S,
+	      "a deadline of 500 ms that connections by TCP must meet")
 {
 	struct pair_config config = config_of(&variants[1], TRANSPORT_AUTO);
 	_cleanup_(pair_freep) struct pair *pair = NULL;
