@@ -3,7 +3,10 @@
 
 #include "transport/internal.h"
 #include <linux/sockios.h>
+#include <linux/tcp.h>
+#include <poll.h>
 #include <sys/ioctl.h>
+#include <sys/socket.h>
 
 #define SERVER_ID 77
 
@@ -81,6 +84,82 @@ TEST(most_urgent_first)
 	}
 }
 
+/* What the kernel knows of the first lane's socket. */
+static struct tcp_info lane_info(const struct pair *pair)
+{
+	const struct lane *lane = list_first(&pair->peer->lanes, struct lane, link);
+	struct tcp_info info = { 0 };
+	socklen_t len = sizeof(info);
+
+	ASSERT_OK(getsockopt(lane->source.fd, IPPROTO_TCP, TCP_INFO, &info, &len));
+	return info;
+}
+
+/*
+ * Whether the kernel takes no more before the receiver reads: all that was sent is acknowledged, more waits and does not
+ * leave, as the receiver's window is closed, and the socket is not writable. Then the lane has counted what the kernel took.
+ */
+static bool is_full(const struct pair *pair, uint64_t handshake_len, uint64_t *ret_out)
+{
+	const struct tcp_info info = lane_info(pair);
+	struct pollfd pollfd = { .events = POLLOUT };
+	uint64_t in;
+
+	pollfd.fd = list_first(&pair->peer->lanes, struct lane, link)->source.fd;
+	if (info.tcpi_unacked || !info.tcpi_notsent_bytes || poll(&pollfd, 1, 0))
+		return false;
+	peer_counters(pair->peer, &in, ret_out);
+	return *ret_out == info.tcpi_bytes_acked + info.tcpi_notsent_bytes - handshake_len;
+}
+
+/* Posts so many calls of len bytes each, and turns until the kernel takes no more. */
+static void fill(struct pair *pair, struct pair_call *calls, unsigned n, const void *payload,
+		 size_t len)
+{
+	uint64_t in, out;
+
+	PAIR_UNTIL(pair, !lane_info(pair).tcpi_unacked);
+	peer_counters(pair->peer, &in, &out);
+	const uint64_t handshake_len = lane_info(pair).tcpi_bytes_acked - out;
+
+	for (unsigned i = 0; i < n; i++) {
+		pair_call_init(&calls[i], payload, len, NULL, 0);
+		pair_call_begin(pair, &calls[i]);
+	}
+	PAIR_UNTIL(pair, is_full(pair, handshake_len, &out));
+}
+
+struct notice_of_turn {
+	struct mail there, back;
+	struct worker *worker;
+	bool is_back;
+};
+
+static void on_back(struct mail *mail)
+{
+	container_of(mail, struct notice_of_turn, back)->is_back = true;
+}
+
+static void on_there(struct mail *mail)
+{
+	struct notice_of_turn *notice = container_of(mail, struct notice_of_turn, there);
+
+	worker_post_home(notice->worker, &notice->back);
+}
+
+/* Until the first lane's thread has seen all that was posted to it before. Returns the bytes that the kernel has taken by then. */
+static uint64_t until_seen(struct pair *pair)
+{
+	struct worker *worker = list_first(&pair->peer->lanes, struct lane, link)->worker;
+	struct notice_of_turn notice = { { .run = on_there }, { .run = on_back }, worker, false };
+	uint64_t in, out;
+
+	worker_post(worker, &notice.there);
+	PAIR_UNTIL(pair, notice.is_back);
+	peer_counters(pair->peer, &in, &out);
+	return out;
+}
+
 /*
  * 64 MiB of parts are posted and the receiver's and the sender's buffers are full. Then something urgent: behind what
  * the kernel had already sent on (which nobody can take back) come at most TRANSPORT_AHEAD and the message begun.
@@ -97,21 +176,10 @@ TEST(an_urgent_message_overtakes)
 			notice = { .op = DATA_FAIL_ROUND, .key = 999, .round = 1, .status = EIO };
 		char *payload = calloc(1, LEN);
 		struct pair_call urgent;
-		uint64_t in, out, before;
+		uint64_t out;
 		size_t ahead;
 
-		for (unsigned i = 0; i < N; i++) {
-			pair_call_init(&calls[i], payload, LEN, NULL, 0);
-			pair_call_begin(pair, &calls[i]);
-		}
-		/* Until the kernel takes no more. */
-		peer_counters(pair->peer, &in, &out);
-		for (unsigned still = 0; still < 5; still = out == before && out ? still + 1 : 0) {
-			before = out;
-			pair_turn(pair);
-			peer_counters(pair->peer, &in, &out);
-		}
-		ASSERT_INT(out, <, N * (uint64_t)LEN / 2);
+		fill(pair, calls, N, payload, LEN);
 		pair_call_init(&urgent, payload, LEN, NULL, 0);
 		urgent.call.header.key = 999;
 		urgent.call.header.priority = 1;
@@ -119,6 +187,9 @@ TEST(an_urgent_message_overtakes)
 			pair_call_begin(pair, &urgent);
 		else
 			ASSERT_OK(peer_notice(pair->peer, &notice, NULL));
+		/* More, if the receiver's kernel has found room since then. */
+		out = until_seen(pair);
+		ASSERT_INT(out, <, N * (uint64_t)LEN / 2);
 		ahead = bytes_before(pair, fd, 999, &header);
 		ASSERT_EQ(header.op, what ? DATA_PUSH : DATA_FAIL_ROUND);
 		/* What had left, the rest of the message begun, and one more that was begun when room came. */
@@ -138,19 +209,9 @@ static int unsent_when_full(uint64_t link_bytes_s)
 	_cleanup_(pair_freep) struct pair *pair = caller_new(0, &fd);
 	char *payload = calloc(1, LEN);
 	struct lane *lane;
-	uint64_t in, out, before;
 
 	atomic_store(&pair->a.transport->bytes_s, link_bytes_s);
-	for (unsigned i = 0; i < N; i++) {
-		pair_call_init(&calls[i], payload, LEN, NULL, 0);
-		pair_call_begin(pair, &calls[i]);
-	}
-	peer_counters(pair->peer, &in, &out);
-	for (unsigned still = 0; still < 5; still = out == before && out ? still + 1 : 0) {
-		before = out;
-		pair_turn(pair);
-		peer_counters(pair->peer, &in, &out);
-	}
+	fill(pair, calls, N, payload, LEN);
 	lane = list_first(&pair->peer->lanes, struct lane, link);
 	ASSERT_OK(ioctl(lane->source.fd, SIOCOUTQNSD, &unsent));
 	fd_close(fd);
