@@ -13,7 +13,8 @@
  * how soon one piece came behind another tells. Only one does so at a time, as several would share the link. Whoever reads may
  * have been late, so the kernel's word counts for when bytes came. The first half does not count, in which the connection gets up
  * to speed, and which a shaper may let through at once as it has been idle. Of the other half counts what is usual: if a process
- * or a packet is late nothing comes for a while, and then much.
+ * or a packet is late nothing comes for a while, and then much. Of what came all at once after a standstill counts how
+ * fast it was with that: a shaper may have saved it up while a process could not run. Too little is mended by what goes later.
  */
 
 /* Unless there are too few pieces by then, as the processor was with others. */
@@ -37,6 +38,34 @@ static int compare(const void *a, const void *b)
 	return (*x > *y) - (*x < *y);
 }
 
+/* How long nothing came in front of any of the pieces from `first` up to `end`. */
+static uint64_t longest_gap_ns(const struct probe *probe, unsigned first, unsigned end)
+{
+	uint64_t longest_ns = 0;
+
+	for (unsigned i = first + 1; i < end; i++) {
+		if (probe->at_ns[i] > probe->at_ns[i - 1])
+			longest_ns = MAX(longest_ns, probe->at_ns[i] - probe->at_ns[i - 1]);
+	}
+	return longest_ns;
+}
+
+/*
+ * How fast the pieces from `first` on came at least, if a shaper may have saved them up: when nothing came for longer than they
+ * took, and for longer than acknowledgements account for, they need not have come through the link one behind another.
+ */
+static uint64_t saved_bytes_s(const struct probe *probe, unsigned first, unsigned n,
+			      uint64_t rtt_ns)
+{
+	uint64_t gap_ns = longest_gap_ns(probe, 0, n),
+		 took_ns = probe->at_ns[n - 1] - probe->at_ns[first];
+
+	if (!rtt_ns || gap_ns <= RTTS * rtt_ns ||
+	    gap_ns <= took_ns - longest_gap_ns(probe, first, n))
+		return UINT64_MAX;
+	return (n - first) * (uint64_t)DATA_PROBE_LEN * NSEC_PER_SEC / gap_ns;
+}
+
 uint64_t probe_bytes_s(const struct probe *probe, uint64_t rtt_ns)
 {
 	unsigned n = MIN(probe->n, DATA_PROBE_PIECES), first = n / 2, width = n / SHARE, taken = 0;
@@ -54,7 +83,7 @@ uint64_t probe_bytes_s(const struct probe *probe, uint64_t rtt_ns)
 	bytes_s = width * (uint64_t)DATA_PROBE_LEN * NSEC_PER_SEC / took_ns[taken / 2];
 	if (bytes_s < PLENTY && probe->at_ns[n - 1] - probe->at_ns[first] < RTTS * rtt_ns)
 		return 0;
-	return bytes_s;
+	return MIN(bytes_s, saved_bytes_s(probe, first, n, rtt_ns));
 }
 
 bool probe_is_wanted(const struct handshake *h)

@@ -69,6 +69,20 @@ TEST(a_pause_does_not_count)
 	}
 }
 
+/* Whoever sends could not run, before any piece or between any two that count, and then a shaper lets through what it saved. */
+TEST(what_came_at_once_after_a_standstill_is_as_fast_as_with_that)
+{
+	for (unsigned at = 1; at < MIN_PIECES; at++) {
+		struct probe probe = { 0 };
+
+		come(&probe, at, MS);
+		come(&probe, 1, 60 * MS);
+		come(&probe, MIN_PIECES - probe.n, US);
+		ASSERT_INT(probe_bytes_s(&probe, 50 * US), <=, DATA_PROBE_LEN * 1000);
+		ASSERT_INT(probe_bytes_s(&probe, 50 * US), >, DATA_PROBE_LEN * 100);
+	}
+}
+
 /* Four at a time, as systems put packets together. */
 TEST(pieces_that_come_together)
 {
@@ -344,7 +358,7 @@ TEST(others_go_on_without)
 	PAIR_UNTIL(pair, pair->b.n_lost == 3);
 }
 
-TEST(silence_ends_at_the_time_limit)
+TEST_FULL_TIER(silence_ends_at_the_time_limit, "a deadline of 100 ms that a handshake must meet")
 {
 	_cleanup_(pair_freep) struct pair *pair = server_new(100);
 	int fd = shake(pair, 10);
@@ -453,10 +467,14 @@ TEST(on_a_slow_link_it_is_short)
 {
 	int listener, fd, small = 4096;
 	_cleanup_(pair_freep) struct pair *pair = caller_new(0, &listener);
-	const uint64_t until_ns = clock_now_ns() + 600 * MS;
+	uint64_t until_ns;
+	char first;
 
 	ASSERT_OK(setsockopt(listener, SOL_SOCKET, SO_RCVBUF, &small, sizeof(small)));
 	fd = accept_from(pair, listener, DATA_FEATURE_PROBE);
+	/* It has begun. */
+	PAIR_UNTIL(pair, recv(fd, &first, 1, MSG_PEEK) == 1);
+	until_ns = clock_now_ns() + 600 * MS;
 	while (clock_now_ns() < until_ns)
 		pair_turn(pair);
 	ASSERT_INT(read_probe(pair, fd), <, DATA_PROBE_PIECES);
@@ -486,7 +504,7 @@ TEST(a_server_that_dies_is_tried_again)
 	PAIR_UNTIL(pair, call.n_done);
 }
 
-TEST(a_server_that_says_nothing)
+TEST_FULL_TIER(a_server_that_says_nothing, "a deadline of 300 ms that a handshake must meet")
 {
 	int listener;
 	_cleanup_(pair_freep) struct pair *pair = caller_new(300, &listener);
