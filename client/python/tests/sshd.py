@@ -20,12 +20,10 @@ class Sshd:
         for name in ("host", "user"):
             subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", self.folder / name], check=True)
         os.makedirs("/run/sshd", exist_ok=True) if os.geteuid() == 0 else None  # where it gives up its privileges
-        for _ in range(5):  # somebody else may take the port in between
-            self.port = port or free_port(addresses[0])
-            self._configure(addresses)
-            if self._start():
-                return
-        raise AssertionError(f"sshd does not start: {self._log()}")
+        self.port = port or free_port()
+        self._configure(addresses)
+        if not self._start():
+            raise AssertionError(f"sshd does not start: {self._log()}")
 
     def _configure(self, addresses):
         lines = [f"Port {self.port}", *(f"ListenAddress {address}" for address in addresses)]
@@ -84,10 +82,18 @@ class Sshd:
         self.process.wait()
 
 
-def free_port(address):
-    with socket.socket() as probe:
-        probe.bind((address, 0))
-        return probe.getsockname()[1]
+_reserved = []
+
+
+def free_port():
+    """A TCP port that the kernel gives to no other program while this process lives.
+
+    A socket stays bound to it. Who names the port and sets SO_REUSEADDR can listen there all the same.
+    """
+    _reserved.append(socket.socket())
+    _reserved[-1].setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    _reserved[-1].bind(("", 0))
+    return _reserved[-1].getsockname()[1]
 
 
 def children(pid):

@@ -205,7 +205,7 @@ def test_ranks_are_killed_and_others_come(tmp_path):
 
 
 def test_a_rank_that_stops_is_dropped_and_comes_back(tmp_path):
-    with Job(tmp_path, BPS_REQUEST_TIMEOUT=5) as job:
+    with Job(tmp_path, BPS_REQUEST_TIMEOUT=10) as job:
         ranks = [job.start(i, 8, 3, *(["stop@3"] if i == 1 else []), rank=i, size=3) for i in range(3)]
         job.until("a step without the one", lambda: any(line.get("came") == [0, 2] for line in ranks[0].lines))
         ranks[1].process.send_signal(signal.SIGCONT)

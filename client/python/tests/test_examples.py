@@ -11,6 +11,7 @@ from conftest import PYTHON, clean_environment, needs_build
 
 torch = pytest.importorskip("torch")
 pytestmark = needs_build
+PRELOADED = ("torch", "torch._dynamo", "torch.distributed")
 EXAMPLES = PYTHON / "examples"
 SIX_WAYS = EXAMPLES / "six_ways"
 needs_images = pytest.mark.skipif(

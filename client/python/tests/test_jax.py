@@ -10,6 +10,7 @@ from conftest import PYTHON, RANKS, TOP, clean_environment, needs_build
 
 jax = pytest.importorskip("jax")
 pytestmark = needs_build
+PRELOADED = ("jax",)
 EXAMPLES = PYTHON / "examples"
 
 
@@ -54,7 +55,10 @@ def test_training_of_more_or_less_ranks(run, ranks):
     "trouble",
     (
         ("many_operations_wait_at_once", "ranks_disagree", "shutdown_and_init_again"),
-        ("a_rank_does_not_come", "exit_with_work_under_way"),
+        pytest.param(
+            ("a_rank_does_not_come", "exit_with_work_under_way"),
+            marks=pytest.mark.full_tier("each rank has 3 s to compile"),
+        ),
         ("exit_with_work_that_nobody_joins",),
         ("shutdown_under_way",),
     ),

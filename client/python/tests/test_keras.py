@@ -15,6 +15,7 @@ pytestmark = needs_build
 BACKEND = os.environ.get("KERAS_BACKEND") or next(
     b for b in ("tensorflow", "jax", "torch") if importlib.util.find_spec(b)
 )
+PRELOADED = ("torch", "torch._dynamo", "keras") if BACKEND == "torch" else ("keras",)
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": BACKEND}
 
 

@@ -170,7 +170,7 @@ def test_address_of_a_server(outer):
 
 @needs_build
 def test_scheduler_of_kubernetes_listens_everywhere(start):
-    port = free_port("127.0.0.1")
+    port = free_port()
     more = {
         "DMLC_ROLE": "scheduler",
         "DMLC_PS_ROOT_URI": "localhost",
@@ -233,7 +233,7 @@ def outputs(*processes):
 
 @needs_build
 def test_private_daemons_meet_at_the_coordinator(start):
-    coordinator = f"127.0.0.1:{free_port('127.0.0.1')}"
+    coordinator = f"127.0.0.1:{free_port()}"
     both = [
         start("-np", 2, "--node", node, "--nodes", 2, "--job", "j", "--coordinator", coordinator, TRAINER)
         for node in (1, 0)
@@ -263,7 +263,7 @@ def test_a_coordinator_whose_name_is_not_known(run_launch, outer):
 
 @needs_build
 def test_daemons_of_the_machines_are_used(start, tmp_path):
-    ports = [free_port("127.0.0.1") for _ in range(2)]
+    ports = [free_port() for _ in range(2)]
     (tmp_path / "cluster.conf").write_text("".join(f"[node n{i}]\naddress = 127.0.0.1:{ports[i]}\n" for i in range(2)))
     options = ["--config=", "--cluster=static", f"--cluster-file={tmp_path}/cluster.conf"]
     daemons = [
@@ -304,7 +304,7 @@ def test_a_private_daemon_alone_is_refused(start):
 @needs_build
 def test_launch_lines_of_byteps(start):
     """scheduler, server and two workers, each started by hand, in no good order."""
-    common = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port("127.0.0.1"))}
+    common = {"DMLC_PS_ROOT_URI": "127.0.0.1", "DMLC_PS_ROOT_PORT": str(free_port())}
     common.update(DMLC_NUM_WORKER="2", DMLC_NUM_SERVER="1", BYTEPS_NUMA_ON="0")
     workers = [
         start(TRAINER, **common, DMLC_ROLE="worker", DMLC_WORKER_ID=str(i), NVIDIA_VISIBLE_DEVICES="0,1")

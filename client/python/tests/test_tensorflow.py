@@ -12,6 +12,7 @@ from conftest import PYTHON, RANKS, clean_environment, needs_build
 if importlib.util.find_spec("tensorflow") is None:
     pytest.skip("no TensorFlow in this Python; scripts/framework-venvs makes one", allow_module_level=True)
 pytestmark = needs_build
+PRELOADED = ("tensorflow", "keras")
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2"}
 
 

