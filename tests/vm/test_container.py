@@ -230,7 +230,7 @@ if os.geteuid():
     refuse('needs root')
 for program in ('runc', 'mmdebstrap'):
     if not shutil.which(program):
-        refuse(f'no {program} here: run scripts/deps test')
+        refuse(f'no {program} here: run scripts/deps full')
 if subprocess.run(['unshare', '--mount', '--propagation', 'private', 'mount', '-t', 'tmpfs', 'tmpfs', '/mnt'],
                   capture_output=True).returncode:
     refuse('nothing can be mounted here')

@@ -25,7 +25,7 @@ def unit(path):
 
 def analyze(*arguments):
     if not shutil.which('systemd-analyze'):
-        raise Skip('no systemd-analyze here: run scripts/deps test')
+        raise Skip('no systemd-analyze here: run scripts/deps full')
     return subprocess.run(['systemd-analyze', *arguments], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60)
 
 

@@ -1,0 +1,76 @@
+"""What is in each tier. The gate has every test whose verdict is a function of the code; the full tier has everything."""
+from .group import DOUBLES, N_PROCESSORS, PLAIN, Command, Fuzz, Install, Programs, Pytest
+
+PYTHON = '/usr/bin/python3'  # Debian's, to which Debian's numpy and pytest belong
+T = 'client/python/tests'
+# What runs threads of its own beside its callers.
+THREADED = ('unit base ', 'unit transport ', 'unit control ', 'unit client ', 'contract ')
+
+
+def suites(test):
+    return {suite.rpartition(':')[2] for suite in test['suite']}
+
+
+def is_judged_by_code(test):
+    """Not of the suites full-tier, which go by time or take long; vm, in guests; bench, that measure; python, which start an
+    interpreter that a sanitizer would have to be loaded into."""
+    return not suites(test) & {'full-tier', 'vm', 'bench', 'python'}
+
+
+def is_threaded(test):
+    # gRPC is not built with the thread sanitizer. The double of RDMA is one thread.
+    return (is_judged_by_code(test) and 'grpc' not in suites(test) and test['name'].startswith(THREADED) and
+            'rdma' not in test['name'])
+
+
+def gate():
+    """Lists of groups: those of one list run beside each other."""
+    return [
+        [Programs('C, ASan and UBSan', 'gate', 'build-asan', is_judged_by_code)],
+        [Programs('C with threads, TSan', 'gate', 'build-tsan', is_threaded)],
+        [Pytest('Python', 'gate', PYTHON, package_paths(), ['-n', str(2 * N_PROCESSORS)])],
+        [Pytest('PyTorch', 'gate', 'keras-torch', [f'{T}/test_torch.py', f'{T}/test_torch_process_group.py'],
+                ['-n', str(N_PROCESSORS)])],
+        [Command('demo', 'gate', 'scripts/demo', '--small', builds={'build': PLAIN})],
+    ]
+
+
+def package_paths():
+    """All that needs no framework."""
+    frameworks = ('examples', 'keras', 'tensorflow', 'jax', 'mxnet')
+    return ['tests/driver', T, f'--ignore-glob={T}/test_torch*.py', *(f'--ignore={T}/test_{name}.py' for name in frameworks)]
+
+
+def is_guest(test):
+    return 'vm' in suites(test)
+
+
+def sanitized(test):
+    """Tests that start Python cannot run under a sanitizer, nor can guests, whose processor is emulated, and what measures."""
+    return not suites(test) & {'python', 'vm', 'bench'}
+
+
+def full():
+    def some(name, environment, *files):
+        return Pytest(name, 'full', environment, [f'{T}/{file}' for file in files])
+
+    return [
+        [Programs('C', 'full', 'build', lambda test: not is_guest(test), 3 * N_PROCESSORS)],
+        # Each has times when it only waits, or uses one processor. What takes longest begins first.
+        [some('PyTorch and Keras', 'keras-torch', 'test_torch.py', 'test_torch_process_group.py', 'test_examples.py', 'test_keras.py'),
+         Programs('guests and containers', 'full', 'build', is_guest),
+         some('TensorFlow', 'tensorflow', 'test_tensorflow.py', 'test_keras.py', 'test_names.py'),
+         Pytest('Python', 'full', 'keras-torch', package_paths()),
+         some('JAX', 'jax', 'test_jax.py', 'test_keras.py'),
+         some('MXNet', 'mxnet', 'test_mxnet.py', 'test_names.py')],
+        [Programs('C, ASan and UBSan', 'full', 'build-asan', sanitized, 2 * N_PROCESSORS)],
+        [Programs('C, TSan', 'full', 'build-tsan', lambda test: sanitized(test) and 'grpc' not in suites(test), 2 * N_PROCESSORS)],
+        [Command('clang', 'full', 'true', builds={'build-clang': []})],
+        [Install('release and install', 'full')],
+        [Fuzz('fuzzers', 'full')],
+        [Command('manifests', 'full', 'scripts/check-manifests', 'build', builds={'build': PLAIN})],
+        [Command('demo', 'full', 'scripts/demo', builds={'build': [*PLAIN, *DOUBLES]})],
+    ]
+
+
+TIERS = {'gate': gate, 'full': full}
