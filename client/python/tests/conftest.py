@@ -127,7 +127,7 @@ class ForkServer:
 
 @pytest.fixture(scope="module")
 def fork_servers():
-    """The fork servers of a module of tests, by what is fixed of their environment. Its PRELOADED is what they import."""
+    """The fork servers of a module of tests, by their fixed environment. They import its PRELOADED."""
     servers = {}
     yield servers
     for server in servers.values():
@@ -138,7 +138,7 @@ def fork_servers():
 def run_launch(request, fork_servers):
     """Runs bpslaunch with these arguments to its end.
 
-    In a module of tests with a variable PRELOADED, ranks are forked from a process that has imported the modules it names.
+    In a module of tests with a variable PRELOADED, ranks are forked from a process that has imported what it names.
     """
     preloaded = getattr(request.module, "PRELOADED", None)
 

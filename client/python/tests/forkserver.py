@@ -30,7 +30,8 @@ MESSAGE_MAX = 1 << 17
 PR_SET_PDEATHSIG = 1
 # The variables that may differ between the server and a rank. No module reads them while it is imported.
 OWN = re.compile(
-    r"BPS_.*|BYTEPS_.*|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|PYTHONPATH|PYTHONUNBUFFERED|TEST_.*|PYTEST_.*"
+    r"BPS_.*|BYTEPS_.*|(LOCAL_)?RANK|(LOCAL_)?WORLD_SIZE|MASTER_(ADDR|PORT)|"
+    r"PYTHONPATH|PYTHONUNBUFFERED|TEST_.*|PYTEST_.*"
 )
 
 
@@ -133,7 +134,7 @@ def become(arguments, environment, folder):
 
 
 def serve(requests):
-    """Answers requests until the tests end. Returns only in launchers and ranks: (code, globals) that they are to run."""
+    """Answers requests until the tests end. Returns only in launchers and ranks: (code, globals) for them to run."""
     while True:
         data, streams, _, _ = socket.recv_fds(requests, MESSAGE_MAX, 2)
         if not data:

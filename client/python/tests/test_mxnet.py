@@ -38,7 +38,7 @@ def test_all_of_four_ranks_through_a_server_in_small_parts(run):
 @pytest.mark.parametrize(
     "trouble",
     (
-        pytest.param(("a_rank_does_not_come",), marks=pytest.mark.full_tier("the ranks must be within 3 s of each other")),
+        pytest.param(("a_rank_does_not_come",), marks=pytest.mark.full_tier("ranks must be within 3 s of each other")),
         ("ranks_disagree", "exit_with_work_under_way"),
         ("exit_with_work_that_nobody_joins",),
         ("shutdown_and_init_again",),
