@@ -19,7 +19,7 @@ COMPILER = {'build-clang': 'clang', 'build-fuzz': 'clang'}
 
 def environment(**more):
     """In which what is compiled in one clone is found in ccache by the next."""
-    return {**os.environ, 'CCACHE_BASEDIR': str(TOP), 'CCACHE_NOHASHDIR': '1', **more}
+    return {**os.environ, 'CCACHE_BASEDIR': str(TOP), 'CCACHE_NOHASHDIR': '1', 'CCACHE_SLOPPINESS': 'locale', **more}
 
 
 class Build:

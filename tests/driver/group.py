@@ -1,7 +1,7 @@
 """Groups of tests: each knows what it needs built, runs it, and tells what came of it."""
 import concurrent.futures, os, re, select, signal, subprocess, tempfile, time
 
-from .build import TOP, Build, environment
+from .build import TOP, Build, BuildError, environment
 from .outcome import Outcome, read_testlog
 
 N_PROCESSORS = os.cpu_count() or 1
@@ -11,9 +11,6 @@ SANITIZER = {
     'build-asan': {'ASAN_OPTIONS': 'detect_leaks=1:abort_on_error=1', 'UBSAN_OPTIONS': 'halt_on_error=1:print_stacktrace=1'},
     'build-tsan': {'TSAN_OPTIONS': f'halt_on_error=1:suppressions={TOP}/tests/tsan.supp'},
 }
-PLAIN = ['daemon/bps-daemon', 'daemon/admin/bpsctl', 'daemon/bench/bps-bench', 'client/libbps_client.so.0.1.0',
-         'client/native/libbps_tensorflow.so', 'client/native/libbps_jax.so']
-DOUBLES = ['tests/fakecuda/libcuda.so.1', 'tests/fakecuda/libnccl.so.2', 'tests/fakecuda/libnvidia-ml.so.1']
 
 
 def run(command, env, folder=TOP, seconds=AGAIN_S):
@@ -34,6 +31,15 @@ def run(command, env, folder=TOP, seconds=AGAIN_S):
         output.seek(0)
         text = output.read() + (f'\nwas given up after {seconds} s' if is_late else '')
         return process.returncode, text, usage.ru_utime + usage.ru_stime
+
+
+def make_products():
+    """Whatever is no test, in the plain build, and the double of CUDA."""
+    build = Build('build')
+    targets = [target for target in build.introspect('targets') if target['type'] in ('executable', 'shared library')]
+    folders = str(TOP / 'tests'), str(TOP / 'tests/fakecuda')
+    build.make([build.within(file) for target in targets for file in target['filename']
+                if not target['defined_in'].startswith(folders[0]) or target['defined_in'].startswith(folders[1])])
 
 
 class Group:
@@ -103,7 +109,7 @@ class Pytest(Group):
         self.python, self.paths, self.options, self.only = python, paths, list(options), only
 
     def make(self):
-        Build('build').make([*PLAIN, *DOUBLES])
+        make_products()
         if not os.path.isabs(self.python):
             link = TOP / ('.venv' if self.python == 'keras-torch' else f'.venv-{self.python}')
             subprocess.run([TOP / 'scripts/framework-venvs', self.python, link], check=True)
@@ -133,26 +139,34 @@ class Pytest(Group):
         return status == 0, text
 
 
-class Command(Group):
-    """A program that succeeds or fails as a whole. builds: {folder: files}, what it needs; no files: all."""
-
-    def __init__(self, name, tier, *command, builds=None):
-        super().__init__(name, tier)
-        self.command, self.builds = command, builds or {}
-
-    def make(self):
-        for folder, files in self.builds.items():
-            Build(folder).make(files)
+class Whole(Group):
+    """What succeeds or fails as a whole. again(): whether it did, and its log."""
 
     def run(self, outcome):
-        status, text, outcome.cpu_seconds = run(self.command, self.env())
-        if status == 0:
+        good, text = self.again()
+        if good:
             outcome.count(1, 0, 0)
         else:
             outcome.fail(self.name, text, self.again)
 
+
+class Command(Whole):
+    """A program that uses the products."""
+
+    def __init__(self, name, tier, *command):
+        super().__init__(name, tier)
+        self.command = command
+
+    def make(self):
+        make_products()
+
+    def run(self, outcome):
+        self.outcome = outcome
+        super().run(outcome)
+
     def again(self):
-        status, text, _ = run(self.command, self.env())
+        status, text, cpu_seconds = run(self.command, self.env())
+        self.outcome.cpu_seconds += cpu_seconds
         return status == 0, text
 
 
@@ -189,19 +203,26 @@ class Fuzz(Group):
         return status == 0, text
 
 
-class Install(Group):
+class Compile(Whole):
+    """A build folder in which everything can be built."""
+
+    def make(self):
+        self.build = Build(self.name)
+
+    def again(self):
+        try:
+            self.build.make()
+            return True, ''
+        except BuildError as error:
+            return False, str(error)
+
+
+class Install(Whole):
     """What `meson install` of a release puts in place, by scripts/check-install."""
 
     def make(self):
         self.build = Build('build-release')
         self.build.make()
-
-    def run(self, outcome):
-        good, text = self.again()
-        if good:
-            outcome.count(1, 0, 0)
-        else:
-            outcome.fail(self.name, text, self.again)
 
     def again(self):
         with tempfile.TemporaryDirectory(prefix='bps-install-') as root:

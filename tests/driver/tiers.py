@@ -1,5 +1,5 @@
 """What is in each tier. The gate has every test whose verdict is a function of the code; the full tier has everything."""
-from .group import DOUBLES, N_PROCESSORS, PLAIN, Command, Fuzz, Install, Programs, Pytest
+from .group import N_PROCESSORS, Command, Compile, Fuzz, Install, Programs, Pytest
 
 PYTHON = '/usr/bin/python3'  # Debian's, to which Debian's numpy and pytest belong
 T = 'client/python/tests'
@@ -31,7 +31,7 @@ def gate():
         [Pytest('Python', 'gate', PYTHON, package_paths(), ['-n', str(2 * N_PROCESSORS)])],
         [Pytest('PyTorch', 'gate', 'keras-torch', [f'{T}/test_torch.py', f'{T}/test_torch_process_group.py'],
                 ['-n', str(N_PROCESSORS)])],
-        [Command('demo', 'gate', 'scripts/demo', '--small', builds={'build': PLAIN})],
+        [Command('demo', 'gate', 'scripts/demo', '--small')],
     ]
 
 
@@ -65,11 +65,11 @@ def full():
          some('MXNet', 'mxnet', 'test_mxnet.py', 'test_names.py')],
         [Programs('C, ASan and UBSan', 'full', 'build-asan', sanitized, 2 * N_PROCESSORS)],
         [Programs('C, TSan', 'full', 'build-tsan', lambda test: sanitized(test) and 'grpc' not in suites(test), 2 * N_PROCESSORS)],
-        [Command('clang', 'full', 'true', builds={'build-clang': []})],
+        [Compile('build-clang', 'full')],
         [Install('release and install', 'full')],
         [Fuzz('fuzzers', 'full')],
-        [Command('manifests', 'full', 'scripts/check-manifests', 'build', builds={'build': PLAIN})],
-        [Command('demo', 'full', 'scripts/demo', builds={'build': [*PLAIN, *DOUBLES]})],
+        [Command('manifests', 'full', 'scripts/check-manifests', 'build')],
+        [Command('demo', 'full', 'scripts/demo')],
     ]
 
 
