@@ -18,7 +18,7 @@ from ._errors import BpsCanceledError
 def outcome(handle):
     """(result, error) of a handle that is complete."""
     try:
-        return handle.wait(0), None
+        return handle.wait(), None  # not wait(0): another thread may hold the handle for a moment, to poll it
     except Exception as error:  # whatever it is, the one who waits for the future is to hear of it
         return None, error
 

@@ -6,6 +6,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import tempfile
 import time
 
 SSHD = shutil.which("sshd") or ("/usr/sbin/sshd" if os.path.exists("/usr/sbin/sshd") else None)
@@ -29,6 +30,7 @@ class Sshd:
         lines = [f"Port {self.port}", *(f"ListenAddress {address}" for address in addresses)]
         lines += [f"HostKey {self.folder}/host", f"AuthorizedKeysFile {self.folder}/user.pub", "PidFile none", "UsePAM no"]
         lines += ["StrictModes no", "PasswordAuthentication no", "KbdInteractiveAuthentication no", "MaxStartups 100"]
+        lines += [f"SetEnv TMPDIR={tempfile.gettempdir()}"]  # or what is killed leaves its folder elsewhere
         self._write("sshd.conf", *lines)
         public = " ".join((self.folder / "host.pub").read_text().split()[:2])
         self._write("known", *(f"[{address}]:{self.port} {public}" for address in addresses))
