@@ -51,6 +51,7 @@ def push_pull_all(ranks, layout, rng, salt=0, shared=1, inplace=0, base=0):
     return results
 
 
+@gate_tier
 def test_every_type_and_reduction_in_every_layout():
     rng = random.Random(SEED)
     with Cluster(4, 1) as cluster:
@@ -61,6 +62,7 @@ def test_every_type_and_reduction_in_every_layout():
                 rank.call('close')
 
 
+@gate_tier
 def test_memory_of_any_kind():
     rng = random.Random(SEED + 1)
     with Cluster(2, 1) as cluster:
@@ -72,6 +74,7 @@ def test_memory_of_any_kind():
                     rank.call('close')
 
 
+@gate_tier
 def test_part_size_does_not_matter():
     rng = random.Random(SEED + 2)
     with Cluster(2, 1) as cluster:
@@ -82,6 +85,7 @@ def test_part_size_does_not_matter():
                 rank.call('close')
 
 
+@gate_tier
 def test_servers_lanes_and_transport_do_not_matter():
     rng = random.Random(SEED + 3)
     for n_spare, colocated, lanes, threads, spin_us in [(1, False, 1, 0, 0), (2, False, 4, 0, 200), (5, False, 1, 0, 0),
@@ -91,6 +95,7 @@ def test_servers_lanes_and_transport_do_not_matter():
             push_pull_all(cluster.job((2, 2), part_bytes=4096), (2, 2), rng)
 
 
+@gate_tier
 def test_in_process_server_gives_the_same_as_none():
     """One node: reduced where it is, or by way of a server in the same process, or over TCP."""
     rng = random.Random(SEED + 4)
@@ -102,6 +107,7 @@ def test_in_process_server_gives_the_same_as_none():
     assert alone == inside == over_tcp
 
 
+@gate_tier
 def test_kernels_do_not_matter():
     rng = random.Random(SEED + 5)
     for kernel in ('scalar', 'avx2', 'auto'):
@@ -137,6 +143,7 @@ def test_many_rounds_of_free_running_ranks():
                 done[k] += 1
 
 
+@gate_tier
 def test_broadcast_gather_scatter_all_to_all():
     rng = random.Random(SEED + 7)
     with Cluster(3, 1) as cluster:
@@ -227,6 +234,7 @@ def test_zero_length_and_one_element():
                     check(f'{n} elements', rank.result(n), ref.reduce(FLOAT32, SUM, x, layout).tobytes())
 
 
+@gate_tier
 def test_coordinator_source():
     rng = random.Random(SEED + 8)
     with Cluster(2, 2, source='coordinator', colocated=False) as cluster:

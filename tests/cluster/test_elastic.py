@@ -9,6 +9,7 @@ import reference as ref
 from recovery import *
 from elastic import *
 
+@gate_tier
 def test_a_rank_is_lost():
     with Cluster(2, 1) as cluster:
         group = Group(cluster, (2, 2))
@@ -21,6 +22,7 @@ def test_a_rank_is_lost():
         group.each('leave')
 
 
+@gate_tier
 def test_a_rank_leaves_with_a_round_under_way():
     """What it has given counts in all parts or in none: those that left before it did, and those that leave after."""
     n = 8 << 20
@@ -48,6 +50,7 @@ def test_a_rank_leaves_with_a_round_under_way():
             group.each('leave')
 
 
+@gate_tier
 def test_the_last_rank_of_a_node_is_lost():
     """Its daemon goes on summing."""
     for colocated in (True, False):
@@ -84,6 +87,7 @@ def test_nodes_are_lost_one_after_another_beside_spare_servers():
         group.each('leave')
 
 
+@gate_tier
 def test_a_daemon_that_comes_back_is_no_loss():
     with Cluster(2, 1, options=('--lost-timeout=60s',)) as cluster:
         group = Group(cluster, (2, 1))
@@ -123,6 +127,7 @@ def test_a_node_is_lost_at_any_point():
             group.each('leave')
 
 
+@gate_tier
 def test_daemons_die_and_come_back_while_a_rank_is_lost():
     """At each hand-over of the loss itself, in agents and servers."""
     if not HAS_FAILPOINTS:
@@ -140,6 +145,7 @@ def test_daemons_die_and_come_back_while_a_rank_is_lost():
                     group.each('leave')
 
 
+@gate_tier
 def test_a_rank_dies_that_had_come_back_after_a_restart():
     """Before all others of its node have; over nodes, and where the node has all."""
     for layout in ((3, 1), (3,)):

@@ -111,6 +111,7 @@ def test_a_wrong_secret_gets_nowhere():
             ranks[0].answer()
 
 
+@gate_tier
 def test_a_mismatched_declaration_is_an_error_on_every_rank():
     for layout in [(2,), (1, 1), (2, 2)]:
         with Cluster(len(layout)) as cluster:
@@ -171,6 +172,7 @@ def test_a_rank_that_does_not_submit_is_named():
                 rank.wait(1)
 
 
+@gate_tier
 def test_a_dead_trainer_is_named_to_all():
     for layout, victim in [((3,), 1), ((2, 2), 3), ((1, 1), 0)]:
         with Cluster(len(layout), 1) as cluster:
@@ -187,6 +189,7 @@ def test_a_dead_trainer_is_named_to_all():
             next_job_runs(cluster, layout)
 
 
+@gate_tier
 def test_a_dead_trainer_in_the_middle_of_its_data():
     """Killed while 64 MiB are under way: nobody may get a wrong sum, hang, or crash the daemon."""
     n = 16 << 20

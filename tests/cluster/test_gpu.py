@@ -63,6 +63,7 @@ def push_pull_all(ranks, layout, rng, kind, inplace=0, n=N, cases=None, base=0):
                [want] * len(ranks))
 
 
+@gate_tier
 def test_every_type_and_reduction_in_every_layout():
     rng = random.Random(SEED)
     with Cluster(2, 1) as cluster:
@@ -74,6 +75,7 @@ def test_every_type_and_reduction_in_every_layout():
                 rank.call('close')
 
 
+@gate_tier
 def test_memory_of_any_kind():
     """Handed over, or copied on its device first, which is said. Sizes of one byte and more than a piece, too."""
     rng = random.Random(SEED + 1)
@@ -187,6 +189,7 @@ def test_ranks_with_and_without_devices():
         finish('mixed', ranks, 0, [ref.reduce(FLOAT32, SUM, data, (3,)).tobytes()] * 3)
 
 
+@gate_tier
 def test_many_rounds_of_free_running_ranks():
     """In flight by the dozen, and memory that is freed and allocated again, often at an address that was there before."""
     layout, phases, rounds, n = (2, 1), 3, 16, 5000
@@ -226,6 +229,7 @@ def stored(dtype, values):
                           INT32: np.int32, INT8: np.int8, UINT8: np.uint8}[dtype]).tobytes()
 
 
+@gate_tier
 def test_exact_sums_by_every_plan():
     """Integers, which add up to the same in any order: NCCL where it may be, behind switches, and the CPU."""
     rng = np.random.default_rng(SEED + 7)
@@ -255,6 +259,7 @@ def test_exact_sums_by_every_plan():
             del os.environ['FAKECUDA_TOPOLOGY']
 
 
+@gate_tier
 def test_every_type_that_nccl_adds():
     rng = np.random.default_rng(SEED + 8)
     with Cluster(2) as cluster:
@@ -320,6 +325,7 @@ def test_the_daemon_is_killed():
         cluster.daemons.clear()
 
 
+@gate_tier
 def test_jobs_that_do_not_wait_for_all():
     """accumulate and a push_pull with a quorum: what is late, and what is kept, is the same as for memory of the host."""
     n = 3000

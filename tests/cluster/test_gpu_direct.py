@@ -74,6 +74,7 @@ def way(cluster, node=0):
     return job['gpu']
 
 
+@gate_tier
 def test_pushed_and_pulled_without_the_host():
     """Nothing passes through staging, nothing is copied, and memory is registered once."""
     with DirectCluster(options=['--resume=off']) as cluster:
@@ -94,6 +95,7 @@ def test_pushed_and_pulled_without_the_host():
             rank.call('close')
 
 
+@gate_tier
 def test_a_further_device_is_no_news():
     """Unless its memory goes another way than that of those before."""
     fault = {'FAKECUDA_FAIL': 'cuMemGetHandleForAddressRange:3:801'}
@@ -110,6 +112,7 @@ def test_a_further_device_is_no_news():
             rank.call('close')
 
 
+@gate_tier
 def test_results_that_are_kept_go_by_the_host():
     """With resume: pushed directly, and back by way of the cell."""
     with DirectCluster() as cluster:
@@ -121,6 +124,7 @@ def test_results_that_are_kept_go_by_the_host():
             assert metric(daemon, 'bps_gpu_staged_bytes_total') == 4 * 4 * N
 
 
+@gate_tier
 def test_groups():
     """Which NCCL reduces to their roots, each a slice: one of them, another for each part, has them all for the server."""
     for n, roots, ordering in ((2, 2, {}), (2, 0, {}), (4, 0, {}), (4, 0b0110, {}), (2, 0, {'FAKECUDA_RDMA': 'unordered'})):
@@ -142,6 +146,7 @@ def test_groups():
                 rank.call('close')
 
 
+@gate_tier
 def test_groups_have_the_bits_of_the_way_through_the_host():
     """Of sums that go by their order; also where some parts go the one way and some the other."""
     rng = np.random.default_rng(SEED)
@@ -168,6 +173,7 @@ def test_groups_have_the_bits_of_the_way_through_the_host():
     assert len(set(results)) == 1
 
 
+@gate_tier
 def test_a_root_that_others_cannot_reach():
     """Parts go by those that can be reached; by the host when there are none, and it is said."""
     for env, staged, words in (
@@ -187,6 +193,7 @@ def test_a_root_that_others_cannot_reach():
             assert metric(cluster.daemons[0], 'bps_gpu_staged_bytes_total') == staged
 
 
+@gate_tier
 def test_where_it_cannot_be_it_is_said():
     """On each node for another reason."""
     for options, envs, words in (
@@ -296,6 +303,7 @@ def test_more_than_there_is_room_for():
             assert metric(daemon, 'bps_gpu_direct_bytes_total') > 0
 
 
+@gate_tier
 def test_a_connection_breaks():
     """At any work request: what was under way is brought to the host, and goes on by TCP, with the same bits."""
     for keep, nth, layout in (('off', 3, (1, 1)), ('off', 14, (1, 1)), ('on', 9, (1, 1)), ('on', 22, (1, 1)), ('off', 5, (2, 2)),

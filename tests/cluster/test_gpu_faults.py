@@ -250,6 +250,7 @@ def fail_call(cluster, file, scene, call, nth):
     expect_next_job(what, cluster)
 
 
+@gate_tier
 def test_every_call_of_the_worker_fails():
     """By name, the first and one later on (BPS_LONG: those between, too)."""
     seen = set()
@@ -284,6 +285,7 @@ def test_the_driver_fails_when_the_daemon_looks_for_it():
             assert all('has no CUDA driver' in notice for notice in notices), notices
 
 
+@gate_tier
 def test_libraries_that_are_too_old_or_missing():
     """Are named, with what is lost by it."""
     def groups(said, **environment):
@@ -399,6 +401,7 @@ def kill_at(point, nth, scene, victim, what):
             expect_next_job(what, cluster)
 
 
+@gate_tier
 def test_deaths_at_every_named_point():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')

@@ -82,6 +82,7 @@ def begin(cluster, kind):
     return gone, others
 
 
+@gate_tier
 def test_a_server_restarts():
     """Alone; when the daemon of those who left has stopped; and when the others' daemons begin anew with it."""
     for kind in KINDS:
@@ -101,6 +102,7 @@ def test_a_server_restarts():
                 over(cluster, others)
 
 
+@gate_tier
 def test_a_server_takes_over_that_came_later():
     """The first node has left: another asks it in."""
     for kind in KINDS:
@@ -118,6 +120,7 @@ def test_a_server_takes_over_that_came_later():
             over(cluster, others, grown)
 
 
+@gate_tier
 def test_no_server_is_there_to_hear_it():
     """The rank need not wait for one; its agent does."""
     for kind in ('fixed', 'quorum'):
@@ -134,6 +137,7 @@ def test_no_server_is_there_to_hear_it():
             over(cluster, others)
 
 
+@gate_tier
 def test_a_server_dies_as_it_hears_it():
     """Either of two; the other tells those that are left."""
     if not HAS_FAILPOINTS:
@@ -200,6 +204,7 @@ def unread(*options):
         yield cluster, ranks[2]
 
 
+@gate_tier
 def test_daemons_that_stop_let_others_have_their_last_results():
     for more in (), ('--resume=off',):
         with unread('--drain-timeout=60m', *more) as (cluster, rank):

@@ -9,6 +9,7 @@ import reference as ref
 from recovery import *
 
 
+@gate_tier
 def test_each_server_is_lost_for_good():
     """One of them is the job's home: the tensors that are declared afterwards get their numbers elsewhere."""
     layout = (2, 1)
@@ -22,6 +23,7 @@ def test_each_server_is_lost_for_good():
             each(ranks, 'leave')
 
 
+@gate_tier
 def test_one_after_another_is_lost_until_one_is_left():
     layout = (1, 1)
     with Cluster(2, 3, colocated=False) as cluster:
@@ -33,6 +35,7 @@ def test_one_after_another_is_lost_until_one_is_left():
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_those_beside_the_ranks_take_over():
     """Of the servers on machines of their own none is left."""
     layout = (1, 1, 1)
@@ -43,6 +46,7 @@ def test_those_beside_the_ranks_take_over():
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_the_same_tensors_round_after_round():
     layout, n = (2, 1), 6 * PART // 4 + 12345
     with Cluster(2, 3, colocated=False) as cluster:
@@ -64,6 +68,7 @@ def test_the_same_tensors_round_after_round():
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_a_server_that_is_back_takes_its_share_again():
     layout = (1, 1)
     for victim, other in ((2, 3), (3, 2)):  # one of them is the job's home
@@ -93,6 +98,7 @@ def test_a_server_that_the_cluster_drops():
             each(ranks, 'leave')
 
 
+@gate_tier
 def test_a_server_drains():
     """Nothing fails and nothing is lost by it; it may be stopped then."""
     layout = (2, 1)
@@ -118,6 +124,7 @@ def test_a_server_drains():
             each(group, 'leave')
 
 
+@gate_tier
 def test_servers_beside_ranks_drain_while_results_overwrite_contributions():
     """What a node has half of, over what it gave, it asks the next server for; who keeps it brings it there."""
     if not HAS_FAILPOINTS:
@@ -135,6 +142,7 @@ def test_servers_beside_ranks_drain_while_results_overwrite_contributions():
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_a_server_drains_by_another_node():
     """Whoever is asked: a node that is connected with the server, or was not until then."""
     layout = (1, 1)
@@ -176,6 +184,7 @@ HAND_OVERS = ((0, ('server-lost=kill', 'job-moved=kill', 'server-attached-again=
               (3, ('server-moved=kill', 'server-attached=kill@3')))
 
 
+@gate_tier
 def test_killed_at_each_hand_over():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
@@ -191,6 +200,7 @@ def test_killed_at_each_hand_over():
                 each(ranks, 'leave')
 
 
+@gate_tier
 def test_words_that_are_not_heard():
     """Of a server's loss, of results that all have, signs of life: nothing depends on one of them."""
     if not HAS_FAILPOINTS:

@@ -31,12 +31,14 @@ def killed(index, armed, layout, n_spare, n_restarts=1, **keys):
         work(cluster, keeper, layout, n_restarts=n_restarts)
 
 
+@gate_tier
 def test_nothing_happens():
     for layout, spare, colocated in (((1, 1), 1, False), ((2, 2), 0, True), ((2, 1, 1), 2, True)):
         with Cluster(len(layout), spare, colocated=colocated) as cluster, Keeper(cluster) as keeper:
             work(cluster, keeper, layout)
 
 
+@gate_tier
 def test_a_server_is_killed_and_comes_back():
     for layout in ((1, 1), (2, 1)):
         with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
@@ -51,6 +53,7 @@ def test_a_server_is_killed_and_comes_back():
             each(ranks, 'leave')
 
 
+@gate_tier
 def test_an_agent_is_killed_and_comes_back():
     for layout in ((1, 1), (2, 1)):
         with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
@@ -146,6 +149,7 @@ OF_AGENT = ['ledger-tensor-kept', 'ledger-cell-half', 'ledger-cell-whole', 'part
 OF_SERVER = ['server-summed', 'server-result-answered', 'server-result-released']
 
 
+@gate_tier
 def test_killed_at_each_failpoint():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
@@ -155,6 +159,7 @@ def test_killed_at_each_failpoint():
                 killed(index, [f'{name}=kill@{at}'], (2, 1), 1, colocated=False)
 
 
+@gate_tier
 def test_killed_at_each_failpoint_where_agent_and_server_are_one():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
@@ -185,6 +190,7 @@ def straight(layout, places, lost, salt):
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_a_result_that_comes_over_its_contribution_is_with_the_server_s_node():
     """It came half, or whole and nobody knows: the agent is lost, alone or with all that knew of it but trainers' memory."""
     if not HAS_FAILPOINTS:
@@ -234,6 +240,7 @@ def test_nothing_is_kept_for_who_has_said_that_he_has_it_in_vain():
         holds_no_more([f'connection-read=error@{n}'], 0, 4 << 20)
 
 
+@gate_tier
 def test_killed_before_it_has_attached_everywhere():
     """Its ranks ask to join once more, and the others, who may run already, notice nothing; it may be so on all nodes at once."""
     if not HAS_FAILPOINTS:
@@ -303,6 +310,7 @@ def test_results_have_the_room_that_they_need():
         wait_for('it is given back', lambda: not cluster.daemons[0].ctl('jobs')['jobs'])
 
 
+@gate_tier
 def test_a_job_says_that_it_ends_with_its_daemon():
     """And why; one that does not says nothing."""
     for options, keys, why in ((['--session-quota=1G'], {}, "a trainer's session_quota has no room for a ledger"),

@@ -9,6 +9,7 @@ from recovery import *
 from elastic import *
 
 
+@gate_tier
 def test_ranks_regroup():
     with Cluster(2, 1) as cluster:
         group = Group(cluster, (2, 1))
@@ -50,6 +51,7 @@ def test_all_are_told_that_newcomers_wait():
         group.each('leave')
 
 
+@gate_tier
 def test_a_daemon_dies_while_ranks_regroup():
     if not HAS_FAILPOINTS:
         raise Skip('no failpoints')
@@ -66,6 +68,7 @@ def test_a_daemon_dies_while_ranks_regroup():
             group.each('leave')
 
 
+@gate_tier
 def test_newcomers_go_by_what_the_job_has_asked_for():
     """Also after a restart, when a rank says again what it said."""
     with Cluster(2, 1, colocated=False) as cluster:
@@ -93,6 +96,7 @@ def test_they_regroup_when_a_node_is_lost():
         group.each('leave')
 
 
+@gate_tier
 def test_they_regroup_down_to_one_node():
     """Its daemon dies and comes back."""
     with Cluster(2, options=('--lost-timeout=60s',)) as cluster:
@@ -191,6 +195,7 @@ def test_the_next_run_has_the_servers_that_came():
         group.each('leave')
 
 
+@gate_tier
 def test_the_last_rank_of_a_node_dies_while_the_next_run_begins():
     """Before its daemon has heard of that run, and before it is attached everywhere: the others go on."""
     if not HAS_FAILPOINTS:
@@ -226,6 +231,7 @@ def waiting(group, n):
     wait_for(f'all ranks hear that {n or "no"} newcomers wait', heard, 2 * DEADLINE)
 
 
+@gate_tier
 def test_newcomers_join_on_new_nodes():
     """On nodes that no rank of the job is on: alone, beside others, and again where all ranks of a node were lost."""
     with Cluster(4, 1) as cluster:
@@ -246,6 +252,7 @@ def test_newcomers_join_on_new_nodes():
         group.each('leave')
 
 
+@gate_tier
 def test_all_are_told_of_newcomers_on_new_nodes():
     """And of one that gives up, and of more than there is room for, who wait for the run after."""
     with Cluster(4, 1) as cluster:
@@ -336,6 +343,7 @@ def test_a_new_node_under_a_coordinator():
         group.each('leave')
 
 
+@gate_tier
 def test_a_daemon_dies_while_a_new_node_is_let_in():
     """One of them is the job's home: the newcomer asks the next process, and is in this run or the one after it."""
     if not HAS_FAILPOINTS:

@@ -53,6 +53,7 @@ def home_dies(cluster, dropped, back):
     goes_on(group, 4)
 
 
+@gate_tier
 def test_the_home_dies_when_it_has_told_some():
     """One, two, none or all of three nodes; its next process tells the others what these have heard."""
     needs_failpoints()
@@ -72,6 +73,7 @@ def test_the_home_dies_for_good_when_it_has_told_some():
             home_dies(cluster, dropped, False)
 
 
+@gate_tier
 def test_the_home_dies_while_nodes_attach():
     """The first, second or third of three."""
     needs_failpoints()
@@ -86,6 +88,7 @@ def test_the_home_dies_while_nodes_attach():
                 goes_on(group, 4)
 
 
+@gate_tier
 def test_a_node_dies_when_it_has_heard():
     """Before its ranks have; that which is the home, too."""
     needs_failpoints()
@@ -100,6 +103,7 @@ def test_a_node_dies_when_it_has_heard():
                 goes_on(group, 3)
 
 
+@gate_tier
 def test_a_newcomer_on_a_new_node_is_not_told():
     """Nor is a node that was there; the home dies, and its next process tells both."""
     needs_failpoints()
@@ -165,6 +169,7 @@ def dies_amid_its_ranks(layout, newcomers, n, told_first):
         group.each('leave')
 
 
+@gate_tier
 def test_a_node_dies_when_it_has_told_some_of_its_ranks():
     needs_failpoints()
     for case in cases(((1, 3), 0, 1, False), ((1, 2), 1, 1, True),

@@ -34,6 +34,7 @@ def killed_at(armed, size, n_restarts=1, options=()):
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_killed_at_each_failpoint():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
@@ -45,6 +46,7 @@ def test_killed_at_each_failpoint():
             killed_at([f'{name}=kill@{at}'], 4)
 
 
+@gate_tier
 def test_killed_again_before_it_has_caught_up():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
@@ -53,6 +55,7 @@ def test_killed_again_before_it_has_caught_up():
                    'ledger-record-continued=kill@2', 'job-joined=kill@1'], 2, 3)
 
 
+@gate_tier
 def test_killed_with_one_and_two_ranks():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
@@ -62,6 +65,7 @@ def test_killed_with_one_and_two_ranks():
         killed_at([f'{name}=kill@1'], 1)
 
 
+@gate_tier
 def test_killed_with_more_parts_than_a_record_sees_at_once():
     """A window of parts slides through the operation: also when the daemon dies while it moves."""
     n = 2000 * 4096 // 4
@@ -108,6 +112,7 @@ def test_killed_at_random_moments():
         round_trip(ranks, every_operation((4,), 100000)[:3], 20 * turn)
 
 
+@gate_tier
 def test_killed_with_many_tensors_in_flight():
     rng = random.Random(SEED + 2)
     with start() as cluster, Keeper(cluster) as keeper:
@@ -211,6 +216,7 @@ def test_what_a_rank_was_told_the_others_are_told():
             keeper.expect(1)
 
 
+@gate_tier
 def test_sigterm_leaves_jobs_as_they_are():
     """Requests that wait for a rank do not keep the daemon, nor do they fail; parts under way stop at their next piece."""
     with start(options=['--drain-timeout=60m']) as cluster, Keeper(cluster) as keeper:
@@ -263,6 +269,7 @@ def test_another_build_takes_over():
         finish(ranks, works)
 
 
+@gate_tier
 def test_a_socket_that_outlives_the_daemon():
     """As systemd keeps it: connections wait in it until the next daemon is there."""
     with Cluster(1, start=False) as cluster, socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as door:
@@ -308,6 +315,7 @@ def test_a_stopped_daemon_is_only_slow():
         finish(ranks, works)
 
 
+@gate_tier
 def test_a_trainer_that_dies_meanwhile_is_named():
     with start() as cluster:
         ranks = job(cluster, (3,))
@@ -398,6 +406,7 @@ def test_a_rank_that_had_left_is_not_waited_for():
         each([ranks[0], ranks[2]], 'leave')
 
 
+@gate_tier
 def test_killed_while_ranks_leave():
     """Before the first is told that it has left, and after; to leave a job that has been left already is no error."""
     if not HAS_FAILPOINTS:

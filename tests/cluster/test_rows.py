@@ -60,6 +60,7 @@ def rows_all(ranks, layout, rng, wanted=None, sizes=(700, 0, 401, 90, 1, 333), s
     return results
 
 
+@gate_tier
 def test_every_type_and_reduction_in_every_layout():
     rng = random.Random(SEED)
     with Cluster(4, 1) as cluster:
@@ -70,6 +71,7 @@ def test_every_type_and_reduction_in_every_layout():
                 rank.call('close')
 
 
+@gate_tier
 def test_servers_lanes_and_transport_do_not_matter():
     rng = random.Random(SEED + 1)
     some = [(FLOAT32, SUM), (BFLOAT16, AVERAGE), (FLOAT16, SUM), (INT32, AVERAGE), (FLOAT64, MAX)]
@@ -85,6 +87,7 @@ def test_servers_lanes_and_transport_do_not_matter():
     assert all(one == got[0] for one in got)
 
 
+@gate_tier
 def test_in_process_server_gives_the_same_as_none():
     rng = random.Random(SEED + 2)
     with Cluster(1) as cluster:
@@ -113,6 +116,7 @@ def test_rows_wider_than_a_part():
             rows_all(ranks, (2, 1), rng, [(FLOAT32, SUM), (INT8, MIN)], sizes=(40, 33, 7), salt=salt, table=101, width=width)
 
 
+@gate_tier
 def test_more_pieces_than_may_be_under_way():
     """Each node has more than 256 pieces for one server, and so has the result."""
     rng = random.Random(SEED + 5)
@@ -208,6 +212,7 @@ def test_dense_and_by_rows_on_one_tensor():
             check('between', rank.result_rows(1), ref.reduce_rows(FLOAT32, AVERAGE, data, (1, 1)))
 
 
+@gate_tier
 def test_many_rounds_of_free_running_ranks():
     layout, rounds = (1, 1, 1), 40
     rng = random.Random(SEED + 6)
@@ -376,6 +381,7 @@ def test_a_server_that_answers_wildly():
         server.listener.close()
 
 
+@gate_tier
 def test_bytes_on_the_wire_follow_the_rows():
     """1 % of the rows of a table, against all of it."""
     table, width = 20000, 64

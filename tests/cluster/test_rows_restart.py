@@ -55,6 +55,7 @@ def rounds(ranks, layout, first, n, then=None, **keys):
     return first + n
 
 
+@gate_tier
 def test_a_server_is_lost_for_good():
     """And the servers that are left sum what it had."""
     layout = (2, 1)
@@ -70,6 +71,7 @@ def test_a_server_is_lost_for_good():
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_a_server_comes_and_goes():
     """Also between two pieces of a list; requests that are under way end on the servers that there are."""
     layout = (1, 2)
@@ -93,6 +95,7 @@ def all_say(cluster, text, times):
         wait_for(f'both agents say "{text}"', lambda: daemon.text().count(text) >= times, 2 * DEADLINE)
 
 
+@gate_tier
 def test_a_server_leaves_a_request_and_returns_to_it():
     """What it says as it goes is of the rows it had: it gets none that were cut for others, and in the end its own."""
     layout = (1, 1)
@@ -126,6 +129,7 @@ PLACES = (((2, 1), 2, False, {2: SERVER, 3: SERVER[2:]}), ((1, 2), 1, False, {1:
           ((2, 1), 0, True, {0: SERVER + AGENT}))
 
 
+@gate_tier
 def test_killed_at_every_step():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
@@ -143,6 +147,7 @@ def test_killed_at_every_step():
                 each(ranks, 'leave')
 
 
+@gate_tier
 def test_each_step_is_the_end_of_a_server():
     """It does not come back: the others do what is left, and who has the result gives its rows once more."""
     if not HAS_FAILPOINTS:

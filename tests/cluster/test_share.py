@@ -55,6 +55,7 @@ def comes_and_goes(cluster, layout, **keys):
     each(ranks, 'leave')
 
 
+@gate_tier
 def test_a_server_comes_to_a_static_list():
     with Cluster(2, 1, colocated=False) as cluster:
         comes_and_goes(cluster, (2, 1))
@@ -110,6 +111,7 @@ def test_a_server_comes_back_at_another_address():
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_an_agent_is_killed_when_only_those_that_came_are_left():
     """Its next process knows of them from the ledger: nobody else could tell it."""
     layout = (2, 1)
@@ -130,6 +132,7 @@ def test_an_agent_is_killed_when_only_those_that_came_are_left():
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_one_that_came_drains():
     layout = (1, 1)
     with Cluster(2, 1, colocated=False) as cluster:
@@ -146,6 +149,7 @@ def test_one_that_came_drains():
         each(ranks, 'leave')
 
 
+@gate_tier
 def test_several_come_one_after_another():
     """More than one under way at a time, and beside the ranks too."""
     layout = (2, 1, 1)
@@ -168,6 +172,7 @@ FEW = ((0, ['server-added=kill', 'server-attached-again=kill@3']), (1, ['job-mov
        (3, ['server-summed=kill@2']))
 
 
+@gate_tier
 def test_killed_while_a_server_comes():
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
@@ -187,6 +192,7 @@ def test_killed_while_a_server_comes():
                     each(ranks, 'leave')
 
 
+@gate_tier
 def test_another_is_killed_while_one_comes():
     layout = (2, 1)
     for victim in 2, 3:

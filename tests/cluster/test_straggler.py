@@ -39,6 +39,7 @@ def rounds_in_order(cluster, ranks, daemon, job, late, who, rounds):
             assert rank.result(r) == floats(len(ranks) + 1)
 
 
+@gate_tier
 def test_the_last_rank_of_a_node_is_counted():
     with Cluster(1) as cluster:
         ranks = cluster.job([3])
@@ -58,6 +59,7 @@ def test_the_last_rank_of_a_node_is_counted():
         assert metrics['bps_rank_held_seconds_total{job="job1",rank="1"}'] > 0
 
 
+@gate_tier
 def test_the_last_node_of_a_job_is_counted():
     with Cluster(3, 1, colocated=False) as cluster:
         ranks = cluster.job([1, 1, 1])
@@ -106,6 +108,7 @@ def test_async_waits_for_nobody():
         assert taken(a, 20) == 10520
 
 
+@gate_tier
 def test_nothing_is_lost_or_doubled():
     """Sum over all that was contributed, of two nodes and many parts, at any interleaving; all_ranks gives all the same."""
     n, rounds = 40000, 12

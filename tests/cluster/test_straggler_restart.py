@@ -91,6 +91,7 @@ KINDS = [(PUSH_PULL, {'quorum': 2}, Work.check_rounds), (ACCUMULATE, {'async': 1
          (ACCUMULATE, {'async': 1, 'staleness': 2}, Work.check_sums)]
 
 
+@gate_tier
 def test_they_add_up_whoever_dies():
     """Any daemon, at any time, and several at once."""
     for seed, (op, keys, check) in enumerate(KINDS):
@@ -111,6 +112,7 @@ def test_they_add_up_whoever_dies():
             each(ranks, 'leave')
 
 
+@gate_tier
 def test_they_add_up_when_servers_change():
     """One drains, and of the other two one is lost for good."""
     for seed, (op, keys, check) in enumerate(KINDS):
@@ -129,6 +131,7 @@ def test_they_add_up_when_servers_change():
             each(ranks, 'leave')
 
 
+@gate_tier
 def test_they_add_up_on_one_machine():
     """Each rank of it is a node of its own, with a ledger of its own."""
     for seed, (op, keys, check) in enumerate(KINDS[:2]):
@@ -154,6 +157,7 @@ SERVER = {PUSH_PULL: ['server-summed', 'server-result-answered', 'server-result-
           ACCUMULATE: ['server-accumulated', 'server-attached', 'server-accumulated', 'server-accumulated']}
 
 
+@gate_tier
 def test_they_add_up_wherever_one_dies():
     """In each place at which an agent or a server can stand: it dies there, and so does the next process a little later."""
     if not HAS_FAILPOINTS:
@@ -192,6 +196,7 @@ def push(rank, request, value, op=PUSH_PULL, **keys):
     rank.submit(request, 0, ints(value), op=op, out=N, inplace=1, **keys)
 
 
+@gate_tier
 def test_a_late_contribution_outlives_its_server_and_its_agent():
     """It is answered, so its rank has overwritten it; and in no result yet."""
     for victims in ([2], [0], [0, 2], [0, 1, 2]):
@@ -228,6 +233,7 @@ def test_a_late_contribution_outlives_its_server_and_its_agent():
             each(ranks, 'leave')
 
 
+@gate_tier
 def test_what_one_alone_has_seen_outlives_the_server():
     """Of a sum that accumulates: the rank that has the newest is the one who knows."""
     with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:

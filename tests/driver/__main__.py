@@ -1,8 +1,10 @@
-"""Runs the tests: scripts/test, which has set up what this needs, says how. Argument: the tier."""
-import subprocess, sys, time
+"""Runs the tests: scripts/test, which has set up what this needs, says how. Arguments: gate, full, "names" NAME..., or "changed" [COMMIT]."""
+import signal, subprocess, sys, time
 
+from . import select
 from .build import BuildError
 from .group import together
+from .leftovers import run_folder
 from .outcome import Outcome
 from .report import print_outcomes, total
 from .tiers import TIERS
@@ -13,6 +15,12 @@ BEGAN = time.monotonic()
 
 def say(text):
     print(f'\n== {text}   ({time.monotonic() - BEGAN:.0f} s)', flush=True)
+
+
+def chosen(how, *words):
+    if how == 'names':
+        return select.by_names(words)
+    return select.by_change(*words or [None]) if how == 'changed' else TIERS[how]()
 
 
 def run_groups(lists):
@@ -65,12 +73,19 @@ def is_green(all):
 
 
 def main(arguments):
-    outcomes = run_groups(TIERS[arguments[0]]())
-    run_again(outcomes)
+    for number in signal.SIGTERM, signal.SIGHUP:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    try:
+        with run_folder():
+            outcomes = run_groups(chosen(*arguments))
+            run_again(outcomes)
+    except (select.Unknown, BuildError) as error:
+        print(f'test: {error}', file=sys.stderr)
+        return 2
     print_outcomes(outcomes)
     all = total(outcomes)
     print(f'{all.passed} passed, {all.failed} failed, {all.skipped} skipped')
-    return 0 if is_green(all) else 1
+    return 0 if is_green(all) or not outcomes else 1  # nothing depends on what has changed
 
 
 if __name__ == '__main__':

@@ -25,7 +25,7 @@ def environment(**more):
 class Build:
     def __init__(self, name):
         self.name, self.folder = name, TOP / name
-        self.is_set_up = False
+        self.is_set_up, self.described = False, {}
 
     def set_up(self):
         """A folder that is there may be scripts/demo's, or an older one, with other options."""
@@ -54,7 +54,9 @@ class Build:
 
     def introspect(self, what):
         self.set_up()
-        return json.loads(self.run('meson', 'introspect', self.folder, '--' + what))
+        if what not in self.described:
+            self.described[what] = json.loads(self.run('meson', 'introspect', self.folder, '--' + what))
+        return self.described[what]
 
     def tests(self):
         """All test programs, by name, as meson describes them."""

@@ -1,5 +1,5 @@
 """Groups of tests: each knows what it needs built, runs it, and tells what came of it."""
-import concurrent.futures, os, re, select, signal, subprocess, tempfile, time
+import concurrent.futures, itertools, os, re, select, signal, subprocess, tempfile, time
 
 from .build import TOP, Build, BuildError, environment
 from .outcome import Outcome, read_testlog
@@ -43,7 +43,7 @@ def make_products():
 
 
 class Group:
-    """name: as in the table. tier: 'gate' leaves out what is marked for the full tier alone."""
+    """name: as in the table. tier: quick, gate or full: what is marked for a higher one is left out."""
 
     def __init__(self, name, tier):
         self.name, self.tier = name, tier
@@ -76,10 +76,11 @@ class Programs(Group):
         self.build.make(self.build.files_of(self.tests.values()))
 
     def run(self, outcome):
-        whole = [name for name in self.tests if name not in self.only]
+        parts = {name: words for name, words in self.only.items() if name in self.tests}
+        whole = [name for name in self.tests if name not in parts]
         if whole:
             self.run_programs(outcome, whole, [])
-        for name, words in self.only.items():
+        for name, words in parts.items():
             self.run_programs(outcome, [name], words)
 
     def run_programs(self, outcome, names, words):
@@ -104,6 +105,8 @@ class Programs(Group):
 class Pytest(Group):
     """Tests of the Python package. python: the interpreter, or the name of an environment of scripts/framework-venvs."""
 
+    count = itertools.count()
+
     def __init__(self, name, tier, python, paths, options=(), only=None):
         super().__init__(name, tier)
         self.python, self.paths, self.options, self.only = python, paths, list(options), only
@@ -119,7 +122,9 @@ class Pytest(Group):
         return {**super().env(), 'BPS_BUILD_DIR': str(TOP / 'build'), 'BPS_PYTHON': self.python, 'OMP_NUM_THREADS': '1'}
 
     def command(self, *arguments):
-        return [self.python, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--rootdir={TOP}', *arguments]
+        # Shorter than pytest's own, as names of sockets lie below it.
+        folder = os.path.join(tempfile.gettempdir(), f'p{next(self.count)}')
+        return [self.python, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--rootdir={TOP}', f'--basetemp={folder}', *arguments]
 
     def run(self, outcome):
         junit = TOP / 'build' / f'pytest-{self.name.replace(" ", "-").replace(",", "")}.xml'

@@ -1,6 +1,6 @@
 /*
  * Runs a fuzz target over the files of a folder, so that every target is a test with any compiler: each file as it is,
- * every shorter beginning of it, and with each of its bytes turned over; with BPS_TEST_TIER=gate CUTS_GATE of each at most, evenly.
+ * every shorter beginning of it, and with each of its bytes turned over; with a BPS_TEST_TIER other than full CUTS_GATE of each at most, evenly.
  *
  *	PROGRAM DIRECTORY
  */
@@ -44,7 +44,7 @@ static int run_file(const char *directory, const char *name)
 	(void)fclose(file);
 
 	r = run_bytes(data, len, SIZE_MAX);
-	step = tier && !strcmp(tier, "gate") ? 1 + len / CUTS_GATE : 1;
+	step = tier && strcmp(tier, "full") ? 1 + len / CUTS_GATE : 1;
 	for (size_t i = 0; !r && len <= CUTS_MAX && i < len; i += step) {
 		r = run_bytes(data, i, SIZE_MAX);
 		if (!r)

@@ -2,7 +2,8 @@
 
 A test file is a program: its functions named test_* run in order, each in a Cluster of its own making; run(globals())
 prints one line each and last "N passed, N failed, N skipped"; with arguments those of them that have such a name, or if none has,
-whose names contain one. With BPS_TEST_TIER=gate it leaves out, unless they are named, those marked @full_tier. No sleep is used to synchronise: daemons say READY=1 by
+whose names contain one. Unless they are named, it leaves out those that are marked as of a higher tier than BPS_TEST_TIER: quick,
+gate or full. No sleep is used to synchronise: daemons say READY=1 by
 sd_notify, trainers answer each command.
 """
 import errno, fcntl, os, re, select, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback
@@ -10,7 +11,8 @@ import errno, fcntl, os, re, select, shutil, signal, socket, subprocess, sys, te
 BUILD = os.environ.get('BPS_BUILD_DIR') or os.path.join(os.path.dirname(__file__), '..', '..', 'build')
 SCALE = int(os.environ.get('BPS_TEST_SCALE', '1'))  # of deadlines, for sanitizer builds
 SANITIZER = os.environ.get('BPS_TEST_SANITIZER', 'none')
-GATE = os.environ.get('BPS_TEST_TIER') == 'gate'
+TIER = os.environ.get('BPS_TEST_TIER', 'full')
+GATE = TIER != 'full'
 TSAN, SANITIZED = 'thread' in SANITIZER, SANITIZER != 'none'
 DEADLINE = 30 * SCALE
 SLOW = max(1, SCALE // 2)  # of times that are part of a test: as fast under sanitizers; in a guest all takes longer
@@ -28,6 +30,12 @@ def preload(library):
     return ' '.join([*re.findall(r'=> (\S*/lib(?:asan|tsan)\.\S+)', used), library])
 
 
+def make_folder(prefix):
+    """In memory, where there is a place for that; of a run of all tests (tests/driver/leftovers.py), with its other folders."""
+    places = [os.path.join('/dev/shm', os.path.basename(os.environ.get('TMPDIR', ''))), '/dev/shm']
+    return tempfile.mkdtemp(prefix=prefix, dir=next(filter(os.path.isdir, places), None))
+
+
 class Skip(Exception):
     pass
 
@@ -35,9 +43,15 @@ class Skip(Exception):
 def full_tier(why):
     """Marks a test that the gate leaves out: its verdict depends on how fast the machine is, or it takes long."""
     def mark(test):
-        test.full_tier = why
+        test.left_out = ('quick', 'gate')
         return test
     return mark
+
+
+def gate_tier(test):
+    """Marks a test that scripts/test --changed leaves out: a daemon depends on nearly all there is, and this takes seconds."""
+    test.left_out = ('quick',)
+    return test
 
 
 def some(all, few):
@@ -262,7 +276,7 @@ class Cluster:
     def __init__(self, n_nodes=1, n_spare=0, source=None, options=(), colocated=True, netns=None, start=True,
                  bandwidths=None):
         Cluster.count += 1
-        self.folder = tempfile.mkdtemp(prefix='bps-test-', dir='/dev/shm' if os.path.isdir('/dev/shm') else None)
+        self.folder = make_folder('bps-test-')
         self.n_nodes, self.n_spare, self.netns = n_nodes, n_spare, netns
         self.source = source or ('single' if n_nodes + n_spare == 1 else 'static')
         self.options, self.colocated = list(options), colocated
@@ -467,7 +481,7 @@ def run(names):
     for name, test in tests.items():
         if wanted and not (name in wanted if exact else any(word in name for word in wanted)):
             continue
-        if GATE and not wanted and hasattr(test, 'full_tier'):
+        if not wanted and TIER in getattr(test, 'left_out', ()):
             continue
         began, Cluster.n_rdma = time.monotonic(), 0
         try:

@@ -1,7 +1,7 @@
 """etcd for tests: Debian's etcd-server with a data directory of its own, on an address of the loopback that is this process's.
 Spoken to over its JSON gateway."""
-import base64, json, os, shutil, signal, subprocess, tempfile, urllib.request
-from cluster import Skip, wait_for, DEADLINE
+import base64, json, os, shutil, signal, subprocess, urllib.request
+from cluster import DEADLINE, Skip, make_folder, wait_for
 
 
 class Etcd:
@@ -13,7 +13,7 @@ class Etcd:
         if not shutil.which('etcd'):
             raise Skip('etcd-server is not installed')
         Etcd.count += 1
-        self.folder = tempfile.mkdtemp(prefix='bps-etcd-', dir='/dev/shm' if os.path.isdir('/dev/shm') else None)
+        self.folder = make_folder('bps-etcd-')
         self.hosts = hosts or [f'127.{os.getpid() >> 8 & 127}.{os.getpid() & 255}.{200 + Etcd.count % 10 * 5 + i}'
                                for i in range(n)]
         self.netns, self.options, self.election_ms = netns, list(options), election_ms

@@ -6,7 +6,7 @@
  *	PROGRAM NAME...		runs those
  *	PROGRAM --list		prints the names of all that run without names
  *
- * TEST_FULL_TIER(name, "why") registers one that the gate leaves out (BPS_TEST_TIER=gate, unless it is named): its verdict depends
+ * TEST_FULL_TIER(name, "why") registers one that the gate leaves out (BPS_TEST_TIER other than full, unless it is named): its verdict depends
  * on how fast the machine is, or it takes long. TEST_SKIP("reason") ends a test as skipped. BPS_TEST_TIMEOUT_S changes the limit (default 60; sanitizer builds x 5).
  * What a test leaves running in its process group is killed, and then the test has failed.
  */
