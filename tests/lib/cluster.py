@@ -266,6 +266,10 @@ class Trainer(Process):
         raise AssertionError(f'{self.name}: request {request} completed, but should have failed')
 
 
+# A machine that stands still for seconds is no loss. Tests about losses, leases and silence say what they want instead.
+PATIENT = ('--peer-timeout=60s', '--hello-timeout=60s', '--lease=60s')
+
+
 class Cluster:
     """n_nodes daemons for trainers and n_spare that only sum. source: single, static, coordinator (the last spare
     server, or node 0, is it) or etcd (options say where). options: for every daemon. netns: prefix of namespaces made by scripts/netns."""
@@ -322,7 +326,7 @@ class Cluster:
     def start(self, i, wait=True, options=()):
         """Starts daemon i (again)."""
         rdma, env = self.rdma(i)
-        arguments = ['--cluster=' + self.source, *rdma, *self.options, *options]
+        arguments = ['--cluster=' + self.source, *PATIENT, *rdma, *self.options, *options]
         if self.source != 'static':
             arguments.append('--roles=' + self.roles(i))
         if self.source == 'static':
