@@ -1,7 +1,7 @@
 """Runs the tests: scripts/test, which has set up what this needs, says how. Arguments: gate, full, "names" NAME..., or "changed" [COMMIT]."""
 import signal, subprocess, sys, time
 
-from . import select
+from . import select, standing
 from .build import BuildError
 from .group import together
 from .leftovers import run_folder
@@ -82,6 +82,8 @@ def main(arguments):
     except (select.Unknown, BuildError) as error:
         print(f'test: {error}', file=sys.stderr)
         return 2
+    if arguments[0] == 'full':
+        standing.write(outcomes)
     print_outcomes(outcomes)
     all = total(outcomes)
     print(f'{all.passed} passed, {all.failed} failed, {all.skipped} skipped')
