@@ -1,5 +1,5 @@
 """Build folders: one for each way to compile, made with ccache, of which only what a group of tests needs is built."""
-import json, os, pathlib, subprocess
+import json, os, pathlib, shutil, subprocess
 
 TOP = pathlib.Path(__file__).resolve().parent.parent.parent
 
@@ -28,11 +28,12 @@ class Build:
         self.is_set_up, self.described = False, {}
 
     def set_up(self):
-        """A folder that is there may be scripts/demo's, or an older one, with other options."""
+        """A folder that is there may be scripts/demo's, or an older one, with other options, or one that was never finished."""
         if self.is_set_up:
             return
         options, stamp = OPTIONS[self.name], self.folder / '.options'
         if not (self.folder / 'build.ninja').exists():
+            shutil.rmtree(self.folder, ignore_errors=True)
             self.run('meson', 'setup', self.folder, *options)
         elif not stamp.exists() or stamp.read_text() != ' '.join(options):
             self.run('meson', 'configure', self.folder, *options)

@@ -6,7 +6,7 @@ whose names contain one. Unless they are named, it leaves out those that are mar
 gate or full. No sleep is used to synchronise: daemons say READY=1 by
 sd_notify, trainers answer each command.
 """
-import errno, fcntl, os, re, select, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback
+import errno, fcntl, functools, os, re, select, shutil, signal, socket, subprocess, sys, tempfile, threading, time, traceback
 
 BUILD = os.environ.get('BPS_BUILD_DIR') or os.path.join(os.path.dirname(__file__), '..', '..', 'build')
 SCALE = int(os.environ.get('BPS_TEST_SCALE', '1'))  # of deadlines, for sanitizer builds
@@ -24,6 +24,7 @@ PUSH_PULL, BROADCAST, ALL_GATHER, REDUCE_SCATTER, ALL_TO_ALL, BARRIER, PUSH_PULL
 SUM, AVERAGE, MIN, MAX = range(1, 5)
 
 
+@functools.cache
 def preload(library):
     """What LD_PRELOAD is for a daemon: of a build with a sanitizer, its library has to come first."""
     used = subprocess.run(['ldd', os.path.join(BUILD, 'daemon', 'bps-daemon')], capture_output=True, text=True, check=True).stdout
@@ -69,14 +70,15 @@ class BpsError(Exception):
 
 def wait_for(what, condition, seconds=DEADLINE):
     """Polls a condition that nobody signals (a file of /proc, a table of bpsctl); fails when it does not come true."""
-    end = time.monotonic() + seconds
+    end, pause = time.monotonic() + seconds, 0.005
     while True:
         value = condition()
         if value:
             return value
         if time.monotonic() > end:
             raise AssertionError(f'{what}: not within {seconds} s')
-        select.select([], [], [], 0.01)
+        time.sleep(pause)
+        pause = min(1.5 * pause, 0.1)  # a look may cost a process
 
 
 class Process:

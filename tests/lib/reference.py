@@ -3,6 +3,8 @@
 Arrays are numpy arrays of storage type: bfloat16 travels as uint16 bit patterns. reduce(contributions, layout, ...) takes
 one array a rank, in rank order.
 """
+import functools
+
 import numpy as np
 
 FLOAT64, FLOAT32, FLOAT16, BFLOAT16, INT64, INT32, INT16, INT8, UINT8, BOOL = range(1, 11)
@@ -69,60 +71,79 @@ def divide(dtype, x, n):
     return (x.astype(object) // n).astype(x.dtype) if dtype == INT64 else (x.astype(np.int64) // n).astype(x.dtype)
 
 
+@np.errstate(all='ignore')
 def reduce(dtype, reduction, contributions, layout):
     """layout[k]: ranks on node k; ranks are numbered node by node."""
-    with np.errstate(all='ignore'):
-        partials, at = [], 0
-        for local_size in layout:
-            ranks = [widen(dtype, x) for x in contributions[at:at + local_size]]
-            partials.append(narrow(dtype, fold(dtype, reduction, ranks)))
-            at += local_size
-        total = fold(dtype, reduction, [widen(dtype, p) for p in partials])
-        if reduction == AVERAGE:
-            total = divide(dtype, total, sum(layout))
-        return narrow(dtype, total)
+    partials, at = [], 0
+    for local_size in layout:
+        ranks = [widen(dtype, x) for x in contributions[at:at + local_size]]
+        partials.append(narrow(dtype, fold(dtype, reduction, ranks)))
+        at += local_size
+    total = fold(dtype, reduction, [widen(dtype, p) for p in partials])
+    if reduction == AVERAGE:
+        total = divide(dtype, total, sum(layout))
+    return narrow(dtype, total)
 
 
+@np.errstate(all='ignore')
 def reduce_rows(dtype, reduction, contributions, layout):
     """push_pull_rows: contributions are (rows, values) of each rank, values of shape (len(rows), width). Returns the rows of
     the result, ascending, and their values."""
-    with np.errstate(all='ignore'):
-        given, at = {}, 0  # row: {node: what its ranks gave for it, in their order}
-        for node, local_size in enumerate(layout):
-            for rows, values in contributions[at:at + local_size]:
-                for row, value in zip(rows.tolist(), values):
-                    given.setdefault(row, {}).setdefault(node, []).append(widen(dtype, value))
-            at += local_size
-        result = []
-        for row in sorted(given):
-            partials = [narrow(dtype, fold(dtype, reduction, given[row][node])) for node in sorted(given[row])]
-            total = fold(dtype, reduction, [widen(dtype, p) for p in partials])
-            if reduction == AVERAGE:
-                total = divide(dtype, total, sum(layout))
-            result.append(narrow(dtype, total))
-    width = contributions[0][1].shape[1]
-    return np.array(sorted(given), np.int64), np.array(result, STORAGE[dtype]).reshape(len(given), width)
+    width, partials, at = contributions[0][1].shape[1], [], 0
+    for local_size in layout:
+        ranks = contributions[at:at + local_size]
+        rows = np.concatenate([rows for rows, _ in ranks])
+        values = np.concatenate([widen(dtype, values) for _, values in ranks])
+        rows, total = fold_rows(dtype, reduction, rows, values)
+        partials.append((rows, widen(dtype, narrow(dtype, total))))
+        at += local_size
+    rows, total = fold_rows(dtype, reduction, *map(np.concatenate, zip(*partials)))
+    if reduction == AVERAGE:
+        total = divide(dtype, total, sum(layout))
+    return rows, narrow(dtype, total).reshape(len(rows), width)
+
+
+def fold_rows(dtype, reduction, rows, values):
+    """Those of one row left to right: first the first of each row, then to these the second of those that have one, and so on."""
+    found, inverse = np.unique(rows, return_inverse=True)
+    order = np.argsort(inverse, kind='stable')
+    begins = np.searchsorted(inverse[order], np.arange(len(found)))
+    ends = np.append(begins[1:], len(rows))
+    total = values[order[begins]]
+    for k in range(1, max(ends - begins, default=0)):
+        more = np.flatnonzero(begins + k < ends)
+        total[more] = fold(dtype, reduction, [total[more], values[order[begins[more] + k]]])
+    return found, total
 
 
 def random(dtype, n, seed):
-    """Values of all sizes, with infinities, NaNs of several payloads, denormals and both zeros mixed in."""
-    rng = np.random.default_rng(seed)
+    """Values of all sizes, with infinities, NaNs of several payloads, denormals and both zeros mixed in: a pool of them, laid end
+    to end from a place that the seed chooses. The length of the pool is a prime, so that no two parts of a tensor are alike."""
+    return np.resize(np.roll(pool(dtype), np.random.default_rng(seed).integers(POOL)), n)
+
+
+POOL = 65521
+
+
+@functools.cache
+def pool(dtype):
+    rng = np.random.default_rng(dtype)
     if dtype == BOOL:
-        return rng.integers(0, 3, n).astype(np.uint8)
+        return rng.integers(0, 3, POOL).astype(np.uint8)
     storage = STORAGE[dtype]
     if dtype not in FLOATS:
         info = np.iinfo(storage)
-        return rng.integers(info.min, info.max, n, dtype=storage, endpoint=True)
-    x = (rng.standard_normal(n) * np.exp2(rng.integers(-12, 12, n))).astype(np.float32)
+        return rng.integers(info.min, info.max, POOL, dtype=storage, endpoint=True)
+    x = (rng.standard_normal(POOL) * np.exp2(rng.integers(-12, 12, POOL))).astype(np.float32)
     x = narrow(dtype, x.astype(np.float64) if dtype == FLOAT64 else x)
     bits_type = CANONICAL[dtype][0]
     bits = x.view(bits_type)
     width = bits.dtype.itemsize * 8
-    wild = rng.random(n) < 0.1  # any bit pattern at all: denormals, huge numbers, NaNs with payloads
+    wild = rng.random(POOL) < 0.1  # any bit pattern at all: denormals, huge numbers, NaNs with payloads
     bits[wild] = rng.integers(0, 2 ** width, int(wild.sum()), dtype=np.uint64).astype(bits_type)
     exponent = {FLOAT64: 0x7ff << 52, FLOAT32: 0xff << 23, FLOAT16: 0x1f << 10, BFLOAT16: 0xff << 7}[dtype]
     sign = 1 << (width - 1)
     specials = np.array([0, sign, 1, sign | 1, exponent, sign | exponent, exponent | 1, sign | exponent | 5], bits_type)
-    some = rng.random(n) < 0.05
+    some = rng.random(POOL) < 0.05
     bits[some] = rng.choice(specials, int(some.sum()))
     return x
