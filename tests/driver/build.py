@@ -12,9 +12,13 @@ OPTIONS = {
     'build-tsan': ['-Db_sanitize=thread', *SANITIZER],
     'build-clang': ['-Dbuildtype=debug'],
     'build-release': ['-Dbuildtype=release'],
+    # Counters in files that processes map, so that those count, too, that are killed.
+    'build-coverage': ['-Dfailpoints=true', '-Dwerror=false', '-Doptimization=1', '-Ddebug=true',
+                       '-Dc_args=-fprofile-instr-generate -fcoverage-mapping -mllvm -runtime-counter-relocation=true',
+                       '-Dc_link_args=-fprofile-instr-generate'],
     'build-fuzz': ['-Dfuzz=true', '-Db_sanitize=address,undefined', '-Db_lundef=false'],
 }
-COMPILER = {'build-clang': 'clang', 'build-fuzz': 'clang'}
+COMPILER = {'build-clang': 'clang', 'build-coverage': 'clang', 'build-fuzz': 'clang'}
 
 
 def environment(**more):

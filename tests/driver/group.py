@@ -33,13 +33,11 @@ def run(command, env, folder=TOP, seconds=AGAIN_S):
         return process.returncode, text, usage.ru_utime + usage.ru_stime
 
 
-def make_products():
-    """Whatever is no test, in the plain build, and the double of CUDA."""
-    build = Build('build')
-    targets = [target for target in build.introspect('targets') if target['type'] in ('executable', 'shared library')]
-    folders = str(TOP / 'tests'), str(TOP / 'tests/fakecuda')
-    build.make([build.within(file) for target in targets for file in target['filename']
-                if not target['defined_in'].startswith(folders[0]) or target['defined_in'].startswith(folders[1])])
+def make_products(build):
+    """Whatever is no test, and the double of CUDA."""
+    tests, double = str(TOP / 'tests'), str(TOP / 'tests/fakecuda')
+    build.make([build.within(file) for target in build.introspect('targets') if target['type'] in ('executable', 'shared library')
+                for file in target['filename'] if not target['defined_in'].startswith(tests) or target['defined_in'].startswith(double)])
 
 
 class Group:
@@ -109,17 +107,17 @@ class Pytest(Group):
 
     def __init__(self, name, tier, python, paths, options=(), only=None):
         super().__init__(name, tier)
-        self.python, self.paths, self.options, self.only = python, paths, list(options), only
+        self.build, self.python, self.paths, self.options, self.only = Build('build'), python, paths, list(options), only
 
     def make(self):
-        make_products()
+        make_products(self.build)
         if not os.path.isabs(self.python):
             link = TOP / ('.venv' if self.python == 'keras-torch' else f'.venv-{self.python}')
             subprocess.run([TOP / 'scripts/framework-venvs', self.python, link], check=True)
             self.python = str(link / 'bin/python')
 
     def env(self):
-        return {**super().env(), 'BPS_BUILD_DIR': str(TOP / 'build'), 'BPS_PYTHON': self.python, 'OMP_NUM_THREADS': '1'}
+        return {**super().env(), 'BPS_BUILD_DIR': str(self.build.folder), 'BPS_PYTHON': self.python, 'OMP_NUM_THREADS': '1'}
 
     def command(self, *arguments):
         # Shorter than pytest's own, as names of sockets lie below it.
@@ -127,7 +125,7 @@ class Pytest(Group):
         return [self.python, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--rootdir={TOP}', f'--basetemp={folder}', *arguments]
 
     def run(self, outcome):
-        junit = TOP / 'build' / f'pytest-{self.name.replace(" ", "-").replace(",", "")}.xml'
+        junit = self.build.folder / f'pytest-{self.name.replace(" ", "-").replace(",", "")}.xml'
         junit.unlink(missing_ok=True)
         command = self.command(f'--junitxml={junit}', *self.options, *self.paths)
         _, text, outcome.cpu_seconds = run(command, self.env(), seconds=GROUP_S)
@@ -163,7 +161,7 @@ class Command(Whole):
         self.command = command
 
     def make(self):
-        make_products()
+        make_products(Build('build'))
 
     def run(self, outcome):
         self.outcome = outcome

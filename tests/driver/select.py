@@ -26,7 +26,7 @@ class Unknown(Exception):
 
 
 def sources(build):
-    """{program: the files that only it, or it first, is made of}, of programs and of tests in Python."""
+    """{test program: the source files of its own target, or the script that it is}. Those of libraries that it links are not among them."""
     made_of = {}
     for target in build.introspect('targets'):
         files = {pathlib.Path(path) for group in target['target_sources'] for path in group.get('sources', [])}

@@ -28,10 +28,11 @@ def gate():
     return [
         [Programs('C, ASan and UBSan', 'gate', 'build-asan', is_judged_by_code)],
         [Programs('C with threads, TSan', 'gate', 'build-tsan', is_threaded)],
-        [Pytest('Python', 'gate', PYTHON, package_paths(), ['-n', str(2 * N_PROCESSORS)])],
-        [Pytest('PyTorch', 'gate', 'keras-torch', [f'{T}/test_torch.py', f'{T}/test_torch_process_group.py'],
-                ['-n', str(N_PROCESSORS), '--dist', 'loadfile'])],
-        [Command('demo', 'gate', 'scripts/demo', '--small')],
+        # Each has times when it only waits.
+        [Pytest('Python', 'gate', PYTHON, package_paths(), ['-n', str(2 * N_PROCESSORS)]),
+         Pytest('PyTorch', 'gate', 'keras-torch', [f'{T}/test_torch.py', f'{T}/test_torch_process_group.py'],
+                ['-n', str(N_PROCESSORS), '--dist', 'loadfile']),
+         Command('demo', 'gate', 'scripts/demo', '--small')],
     ]
 
 
