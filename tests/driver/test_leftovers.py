@@ -9,15 +9,17 @@ import pytest
 
 from tests.driver import leftovers
 
-# A run with a file, memory, a process that outlives it, and a note of network namespaces, which says so and waits.
+# A run with a file, memory, a process that outlives it, and, of root, a network namespace; which says so and waits.
 RUN = """
-import pathlib, signal, subprocess, sys, time
+import os, pathlib, signal, subprocess, sys
 from tests.driver import leftovers
 leftovers.PLACES[:] = sys.argv[1:]
 with leftovers.run_folder() as folder:
     memory = pathlib.Path(leftovers.PLACES[1], pathlib.Path(folder).name)
     (memory / 'x').write_text('x')
     pathlib.Path(folder, 'y').write_text('y')
+    if os.geteuid() == 0:
+        subprocess.run(['scripts/netns', 'up', '1'], env={**os.environ, 'BPS_NETNS': f't{os.getpid()}x'}, check=True)
     child = subprocess.Popen(['sleep', '1000'], start_new_session=True)
     print(folder, child.pid, flush=True)
     signal.pause()
@@ -46,17 +48,24 @@ def is_there(pid):
         return False
 
 
+def namespaces(run):
+    if os.geteuid():
+        return []
+    listed = subprocess.run(['ip', 'netns', 'list'], capture_output=True, text=True, check=True).stdout
+    return [line for line in listed.splitlines() if line.startswith(f't{run.pid}x')]
+
+
 def test_a_living_run_is_left_alone_and_a_dead_one_swept(places, capsys):
     run, folder, pid = start(places)
     try:
         leftovers.sweep()
-        assert (folder / 'y').exists() and is_there(pid) and not capsys.readouterr().out
+        assert (folder / 'y').exists() and is_there(pid) and (namespaces(run) or os.geteuid()) and not capsys.readouterr().out
         run.kill()
         run.wait()
         assert is_there(pid)
         leftovers.sweep()
         assert str(folder) in capsys.readouterr().out
-        assert [os.listdir(place) for place in places] == [[], []]
+        assert [os.listdir(place) for place in places] == [[], []] and not namespaces(run)
         while is_there(pid):  # it has been killed
             os.sched_yield()
     finally:
@@ -65,6 +74,8 @@ def test_a_living_run_is_left_alone_and_a_dead_one_swept(places, capsys):
         run.stdout.close()
         if is_there(pid):
             os.kill(pid, signal.SIGKILL)
+        if namespaces(run):
+            subprocess.run(['scripts/netns', 'down'], cwd=leftovers.TOP, env={**os.environ, 'BPS_NETNS': f't{run.pid}x'}, check=True)
 
 
 def test_a_run_leaves_nothing(places):
