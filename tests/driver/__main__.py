@@ -72,9 +72,16 @@ def is_green(all):
     return all.passed and not all.failed and len(all.flaky) <= MAX_FLAKY
 
 
-def main(arguments):
-    for number in signal.SIGTERM, signal.SIGHUP:
+def take_signals():
+    """Tests send these to what they start. A shell that runs us in the background has them ignored, which all that we start
+    would inherit; a handler of ours they do not."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP:
         signal.signal(number, lambda number, _: sys.exit(128 + number))
+
+
+def main(arguments):
+    take_signals()
     try:
         with run_folder():
             outcomes = run_groups(chosen(*arguments))

@@ -1,7 +1,12 @@
 """What the driver makes of what tests print: counts, names, and what is never run again."""
+import signal
+import subprocess
+import sys
+
 import pytest
 
 from tests.driver import __main__ as driver
+from tests.driver.build import TOP
 from tests.driver.outcome import Outcome
 from tests.driver.report import total
 
@@ -99,3 +104,15 @@ def test_junit(tmp_path):
     assert (outcome.passed, outcome.failed, outcome.skipped) == (1, 1, 1) and outcome.reasons == ['no moon']
     outcome.failures[0].again()
     assert asked == ['client/python/tests/test_a.py::test_one[x y]']
+
+
+def test_tests_get_signals_in_the_background_too():
+    code = 'from tests.driver.__main__ import take_signals; from tests.driver.group import run; import os; take_signals(); ' \
+        'print(*run(["grep", "SigIgn", "/proc/self/status"], os.environ))'
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGQUIT, signal.SIG_IGN)
+    try:
+        ignored = subprocess.run([sys.executable, '-c', code], cwd=TOP, capture_output=True, text=True, check=True).stdout
+    finally:
+        signal.signal(signal.SIGINT, before[0])
+        signal.signal(signal.SIGQUIT, before[1])
+    assert not int(ignored.split()[2], 16) & (1 << signal.SIGINT - 1 | 1 << signal.SIGQUIT - 1), ignored
