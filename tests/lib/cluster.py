@@ -37,6 +37,10 @@ def make_folder(prefix):
     return tempfile.mkdtemp(prefix=prefix, dir=next(filter(os.path.isdir, places), None))
 
 
+# A process that looks for leaks takes as long to end as to start. In the gate only the first process of each kind looks for leaks.
+NO_LEAKS_SOUGHT = {'ASAN_OPTIONS': os.environ.get('ASAN_OPTIONS', '') + ':detect_leaks=0'} if GATE else {}
+
+
 class Skip(Exception):
     pass
 
@@ -154,7 +158,8 @@ class Daemon(Process):
         if TSAN:  # gRPC is not instrumented, and so slow under it that connections time out
             raise Skip('bpsctl is not run under the thread sanitizer')
         out = subprocess.run([os.path.join(BUILD, 'daemon', 'admin', 'bpsctl'), '--socket', self.admin, '--json',
-                              f'--timeout={DEADLINE}', *arguments], capture_output=True, text=True, timeout=DEADLINE)
+                              f'--timeout={DEADLINE}', *arguments], capture_output=True, text=True, timeout=DEADLINE,
+                             env={**os.environ, **NO_LEAKS_SOUGHT})
         if out.returncode:
             raise AssertionError(f'bpsctl {arguments}: {out.stderr}')
         import json
@@ -342,10 +347,15 @@ class Cluster:
             if i == self.coordinated_by:
                 arguments.append('--coordinator-listen=' + coordinator)
         daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
-                        netns=f'{self.netns}{i}' if self.netns else None, env=env)
+                        netns=f'{self.netns}{i}' if self.netns else None,
+                        env={**({} if self.is_first_of_its_kind(i) else NO_LEAKS_SOUGHT), **env})
         if wait:
             daemon.ready()
         return daemon
+
+    def is_first_of_its_kind(self, i):
+        """Of the nodes with ranks, or of the spare servers."""
+        return i in (0, self.n_nodes)
 
     def way(self, i, coordinator):
         """Where daemon i finds the coordinator."""
@@ -391,7 +401,8 @@ class Cluster:
 
     def trainer(self, node=0, name=None, open=True, env=None):
         name = name or f't{len(self.trainers)}'
-        trainer = Trainer(name, self.folder, f'{self.netns}{node}' if self.netns else None, env)
+        trainer = Trainer(name, self.folder, f'{self.netns}{node}' if self.netns else None,
+                          {**(NO_LEAKS_SOUGHT if self.trainers else {}), **(env or {})})
         self.trainers.append(trainer)
         trainer.node = node
         if open:

@@ -35,12 +35,15 @@ def test_optimizer_of_four_ranks_through_a_server(run_ranks):
     run_ranks("torch_optimizer.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1)
 
 
-@pytest.mark.parametrize("ranks", [1, 2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 18 s"))])
+ONE_RANK = pytest.param(1, marks=pytest.mark.full_tier("one rank: two pass the same lines"))
+
+
+@pytest.mark.parametrize("ranks", [ONE_RANK, 2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 18 s"))])
 def test_parallel(run_ranks, ranks):
     run_ranks("torch_parallel.py", ranks, BPS_REQUEST_TIMEOUT=200)
 
 
-@pytest.mark.parametrize("ranks", [1, pytest.param(3, marks=pytest.mark.full_tier("three ranks, takes 12 s"))])
+@pytest.mark.parametrize("ranks", [ONE_RANK, pytest.param(3, marks=pytest.mark.full_tier("three ranks, takes 12 s"))])
 def test_layers(run_ranks, ranks):
     run_ranks("torch_layers.py", ranks, BPS_REQUEST_TIMEOUT=200)
 

@@ -31,7 +31,10 @@ def run_group(run_ranks, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("n", [1, 2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 10 s"))])
+ONE_RANK = pytest.param(1, marks=pytest.mark.full_tier("one rank: two pass the same lines"))
+
+
+@pytest.mark.parametrize("n", [ONE_RANK, 2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 10 s"))])
 def test_operations(run_group, n):
     run_group("process_group_ops.py", n)
 
