@@ -1,10 +1,10 @@
 """Runs the tests: scripts/test, which has set up what this needs, says how. Arguments: gate, full, "names" NAME..., or "changed" [COMMIT]."""
-import signal, subprocess, sys, time
+import subprocess, sys, time
 
 from . import select, standing
 from .build import BuildError
 from .group import together
-from .leftovers import run_folder
+from .leftovers import run_folder, take_signals
 from .outcome import Outcome
 from .report import print_outcomes, total
 from .tiers import TIERS
@@ -70,14 +70,6 @@ def run_again(outcomes):
 
 def is_green(all):
     return all.passed and not all.failed and len(all.flaky) <= MAX_FLAKY
-
-
-def take_signals():
-    """Tests send these to what they start. A shell that runs us in the background has them ignored, which all that we start
-    would inherit; a handler of ours they do not."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 def main(arguments):

@@ -9,8 +9,8 @@ import collections, os, re, shutil, subprocess, sys
 
 from .build import TOP, Build
 from .group import Programs, Pytest, together
-from .leftovers import run_folder
-from .report import print_outcomes
+from .leftovers import run_folder, take_signals
+from .report import print_outcomes, total
 from .tiers import TIERS, is_guest
 
 PRODUCT = re.compile(r'^(daemon|client)/')
@@ -36,7 +36,7 @@ def groups_of(tier, build):
 
 
 def run(tier, build):
-    """Runs a tier's groups with counters of their own."""
+    """Runs a tier's groups with counters of their own. Returns how many tests failed."""
     folder = build.folder / tier
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -52,6 +52,7 @@ def run(tier, build):
     finally:
         del os.environ['LLVM_PROFILE_FILE']
     print_outcomes(outcomes)
+    return total(outcomes).failed
 
 
 def lines_met(build, *tiers):
@@ -81,32 +82,33 @@ def failpoints(path, lines):
 
 
 def print_table(gate, full):
-    table, missed = collections.defaultdict(lambda: [0, 0, 0]), []
+    folders, failing = collections.defaultdict(dict), {}
     for path, lines in sorted(full.items()):
-        met = gate.get(path, {})
-        for name, chosen in (os.path.dirname(path), lines), ('failpoints', failpoints(path, lines)):
-            for number, count in chosen.items():
-                for row in (table[name], *([table['all lines']] if name != 'failpoints' else [])):
-                    row[0] += 1
-                    row[1] += count > 0
-                    row[2] += count > 0 and met.get(number, 0) > 0
-                if name == 'failpoints' and count and not met.get(number):
-                    missed.append(f'{path}:{number}')
-    rows = [name for name in table if name not in ('all lines', 'failpoints')] + ['all lines', 'failpoints']
+        found = {(path, number): (count, gate.get(path, {}).get(number, 0)) for number, count in lines.items()}
+        folders[os.path.dirname(path)] |= found
+        failing |= {(path, number): found[path, number] for number in failpoints(path, lines)}
+    everything = {place: counts for found in folders.values() for place, counts in found.items()}
     print(f'{"":20} {"lines":>7} {"full":>7} {"gate":>7}  gate of full')
-    for name in rows:
-        there, by_full, by_gate = table[name]
-        print(f'{name:20} {there:7} {by_full:7} {by_gate:7} {100 * by_gate / max(by_full, 1):7.1f} %')
-    for place in missed:
-        print(f'failpoint that only the full tier meets: {place}')
+    for name, found in [*folders.items(), ('all lines', everything), ('failpoints', failing)]:
+        by_full = [by_gate for count, by_gate in found.values() if count]
+        met = sum(map(bool, by_full))
+        print(f'{name:20} {len(found):7} {len(by_full):7} {met:7} {100 * met / max(len(by_full), 1):7.1f} %')
+    for (path, number), (count, by_gate) in failing.items():
+        if count and not by_gate:
+            print(f'failpoint that only the full tier meets: {path}:{number}')
 
 
 def main(tiers):
-    build = Build('build-coverage')
+    take_signals()
+    build, failed = Build('build-coverage'), 0
     for tier in tiers or TIERS:
-        run(tier, build)
+        failed += run(tier, build)
+    without = [tier for tier in TIERS if not any((build.folder / tier).glob('*.profraw'))]
+    if without:
+        print(f'coverage: no counters of tier {", ".join(without)}: run scripts/coverage {without[0]} too', file=sys.stderr)
+        return 1
     print_table(lines_met(build, 'gate'), lines_met(build, 'gate', 'full'))
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == '__main__':

@@ -3,12 +3,20 @@
 A run holds the lock of its folder as long as it lives, which the kernel lets go of when it does not, after a reboot as well. Tests
 find the folder as TMPDIR. By that name their processes are found, and scripts/netns notes there what it makes.
 """
-import contextlib, fcntl, glob, os, shutil, signal, subprocess, tempfile
+import contextlib, fcntl, glob, os, shutil, signal, subprocess, sys, tempfile
 
 from .build import TOP
 
 PREFIX = 'bps-run-'
 PLACES = ['/tmp', '/dev/shm']  # tests/lib/cluster.py uses the second, under the same name
+
+
+def take_signals():
+    """A run that is asked to end removes its folder first. Handlers are not inherited, while a shell has what it runs in the
+    background ignore SIGINT and SIGQUIT, and so would each child of the run that a test interrupts."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    for number in signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(number, lambda number, _: sys.exit(128 + number))
 
 
 @contextlib.contextmanager

@@ -107,7 +107,7 @@ def test_junit(tmp_path):
 
 
 def test_tests_get_signals_in_the_background_too():
-    code = 'from tests.driver.__main__ import take_signals; from tests.driver.group import run; import os; take_signals(); ' \
+    code = 'from tests.driver.leftovers import take_signals; from tests.driver.group import run; import os; take_signals(); ' \
         'print(*run(["grep", "SigIgn", "/proc/self/status"], os.environ))'
     before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     try:
