@@ -3,7 +3,7 @@
 Arrays are numpy arrays of storage type: bfloat16 travels as uint16 bit patterns. reduce(contributions, layout, ...) takes
 one array a rank, in rank order.
 """
-import functools
+import functools, os
 
 import numpy as np
 
@@ -104,7 +104,7 @@ def reduce_rows(dtype, reduction, contributions, layout):
 
 
 def fold_rows(dtype, reduction, rows, values):
-    """Those of one row left to right: first the first of each row, then to these the second of those that have one, and so on."""
+    """Adds up the values of each row left to right: in turn k, the k-th value of each row that has so many is added to its total."""
     found, inverse = np.unique(rows, return_inverse=True)
     order = np.argsort(inverse, kind='stable')
     begins = np.searchsorted(inverse[order], np.arange(len(found)))
@@ -116,18 +116,18 @@ def fold_rows(dtype, reduction, rows, values):
     return found, total
 
 
+POOL = 65521
+
+
 def random(dtype, n, seed):
     """Values of all sizes, with infinities, NaNs of several payloads, denormals and both zeros mixed in: a pool of them, laid end
     to end from a place that the seed chooses. The length of the pool is a prime, so that no two parts of a tensor are alike."""
     return np.resize(np.roll(pool(dtype), np.random.default_rng(seed).integers(POOL)), n)
 
 
-POOL = 65521
-
-
 @functools.cache
 def pool(dtype):
-    rng = np.random.default_rng(dtype)
+    rng = np.random.default_rng((dtype, int(os.environ.get('BPS_SEED', '0'))))
     if dtype == BOOL:
         return rng.integers(0, 3, POOL).astype(np.uint8)
     storage = STORAGE[dtype]
