@@ -105,9 +105,9 @@ class Pytest(Group):
 
     count = itertools.count()
 
-    def __init__(self, name, tier, python, paths, options=(), only=None):
+    def __init__(self, name, tier, python, paths, options=()):
         super().__init__(name, tier)
-        self.build, self.python, self.paths, self.options, self.only = Build('build'), python, paths, list(options), only
+        self.build, self.python, self.paths, self.options = Build('build'), python, paths, list(options)
 
     def make(self):
         make_products(self.build)
