@@ -301,10 +301,14 @@ void pipeline_elastic_formed(struct pipeline_job *job)
 void pipeline_elastic_drop(struct pipeline_job *job, uint32_t index, const struct failure *failure,
 			   bool leaves)
 {
-	uint32_t rank = job->layout.rank_of_local[index];
 	struct failure last;
+	uint32_t rank;
 
-	if (job->state != JOB_RUNNING || job->out[rank])
+	/* A job that is over may never have had a layout. */
+	if (job->state != JOB_RUNNING)
+		return;
+	rank = job->layout.rank_of_local[index];
+	if (job->out[rank])
 		return;
 	if (job->distributed) {
 		drop_far(job, index, failure, leaves);

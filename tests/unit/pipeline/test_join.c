@@ -137,6 +137,36 @@ TEST(missing_local_ranks_are_named)
 	world_form(world);
 }
 
+/* The first to hear of a job's end finds rank 2 dead, and rank 3 on its way out, before these have heard. */
+static void on_ended_before_others(struct pipeline_member *member, uint64_t number,
+				   const struct failure *failure)
+{
+	struct rank *rank = container_of(member, struct rank, member);
+
+	rank->ended = true;
+	rank->failure = *failure;
+	pipeline_abandon(&rank->world->ranks[2].member, "died");
+	pipeline_leave(&rank->world->ranks[3].member);
+}
+
+TEST(ranks_go_while_an_elastic_job_that_never_formed_ends)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 4, .no_servers = true, .min_ranks = 1 });
+
+	for (uint32_t i = 1; i < 4; i++) {
+		struct pipeline_join join = world_join_of(world, i);
+
+		join.timeout_ms = 30;
+		ASSERT_OK(world_join(world, i, &join, &(struct failure){ 0 }));
+	}
+	world->ranks[1].member.ended = on_ended_before_others;
+	expect_ended(world, 1, -ETIMEDOUT, "rank 0 did not join within 30 ms");
+	WORLD_UNTIL(world, world->ranks[3].left);
+	ASSERT_TRUE(!world->ranks[2].ended && !world->ranks[2].member.job);
+	world_form(world);
+}
+
 TEST(rank_that_gives_up_makes_room)
 {
 	_cleanup_(world_freep) struct world *world = new_world(1, 2);
