@@ -379,11 +379,12 @@ struct peer {
 	char address[TRANSPORT_ADDRESS_MAX];
 	char name[192];
 	struct list lanes;
-	struct list arrived; /* incoming by RDMA lanes, until their answers are written */
-	struct list moved;   /* incoming that were moved off a lane that is being closed */
-	struct list calls;   /* on a lane, or with ourselves delivered */
-	struct list waiting; /* calls for which there is no lane yet, or never will be */
-	struct list notices; /* the same */
+	struct list arrived;	/* incoming by RDMA lanes, until their answers are written */
+	struct list moved;	/* incoming that were moved off a lane that is being closed */
+	struct list calls;	/* on a lane, or with ourselves delivered */
+	struct list waiting;	/* calls for which there is no lane yet, or never will be */
+	struct list notices;	/* the same */
+	uint64_t next_sequence; /* of what waits for a lane, calls and notices */
 	size_t n_deliveries;
 	struct dial *dial;	      /* lanes being made, or NULL */
 	struct addresses addresses;   /* where the last lane was made */

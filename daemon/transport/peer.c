@@ -155,25 +155,33 @@ unsigned peer_n_rails(const struct peer *peer)
 	return n;
 }
 
-/* What was asked for while there was no lane, or none for it: that waits on. */
-void peer_send_waiting(struct peer *peer)
+static void send_notices(struct peer *peer, uint64_t before)
 {
-	struct list calls = LIST_INIT(calls);
 	struct notice *notice;
-	struct call *call;
 
-	while ((notice = list_first(&peer->notices, struct notice, link))) {
+	while ((notice = list_first(&peer->notices, struct notice, link)) &&
+	       notice->message.sequence < before) {
 		list_remove(&notice->link);
 		lane_send(list_first(&peer->lanes, struct lane, link), &notice->message);
 	}
+}
+
+/* What was asked for while there was no lane, in that order; or none for it: that waits on. */
+void peer_send_waiting(struct peer *peer)
+{
+	struct list calls = LIST_INIT(calls);
+	struct call *call;
+
 	while ((call = list_first(&peer->waiting, struct call, link))) {
 		list_remove(&call->link);
 		list_push_back(&calls, &call->link);
 	}
 	while ((call = list_first(&calls, struct call, link))) {
+		send_notices(peer, call->message.sequence);
 		list_remove(&call->link);
 		call_send(call);
 	}
+	send_notices(peer, UINT64_MAX);
 }
 
 static void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index, bool is_accepted)
@@ -389,14 +397,16 @@ void peer_kill(struct peer *peer, const char *why)
 void peer_wait_for_lane(struct peer *peer, struct call *call)
 {
 	call->state = CALL_WAITING;
+	call->message.sequence = peer->next_sequence++;
 	list_push_back(&peer->waiting, &call->link);
 	if (peer->state == PEER_LOST)
 		peer_post(peer);
 }
 
 /*
- * Silence. Nobody is asked for a sign of life while nothing is wanted from him: the timer runs while there is business
- * on some lane, and once more after it, so that the many short calls do not each set and cancel it.
+ * Silence. Nobody is asked for a sign of life while nothing is wanted from him: the timer runs
+ * while there is business on some lane, and once more after it, so that the many short calls do not
+ * each set and cancel it.
  */
 
 static void lane_ping(struct lane *lane)
@@ -540,11 +550,13 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 	r = notice_new(header, payload, &notice);
 	if (r)
 		return error_trace(r);
-	if (peer->kind == PEER_SELF)
+	if (peer->kind == PEER_SELF) {
 		inproc_notice(peer, notice);
-	else if (peer->state == PEER_UP)
+	} else if (peer->state == PEER_UP) {
 		lane_send(list_first(&peer->lanes, struct lane, link), &notice->message);
-	else
+	} else {
+		notice->message.sequence = peer->next_sequence++;
 		list_push_back(&peer->notices, &notice->link);
+	}
 	return 0;
 }

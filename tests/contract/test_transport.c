@@ -364,6 +364,35 @@ TEST_FOR_EACH_TRANSPORT(notices_arrive_in_order)
 	}
 }
 
+/* Notices that had come when each call did. */
+static unsigned notices_before[20], n_calls_in;
+
+static void count_notices(struct pair_side *side, struct delivery *delivery)
+{
+	notices_before[n_calls_in++] = side->n_notices;
+	delivery_fail(delivery, -ECANCELED, "counted");
+}
+
+/* Also those that wait for the connection. */
+TEST_FOR_EACH_TRANSPORT(notices_stay_in_order_with_calls_that_set_up)
+{
+	_cleanup_(pair_freep) struct pair *pair = pair_new(variant);
+	struct data_header header = { .op = DATA_FAIL_ROUND, .key = 1, .round = 1, .status = EIO };
+	struct pair_call calls[ARRAY_SIZE(notices_before)];
+
+	pair->server->on_call = count_notices;
+	n_calls_in = 0;
+	for (unsigned i = 0; i < ARRAY_SIZE(calls); i++) {
+		pair_call_init(&calls[i], "name", 4, NULL, 0);
+		calls[i].call.header.op = DATA_DECLARE;
+		pair_call_begin(pair, &calls[i]);
+		ASSERT_OK(peer_notice(pair->peer, &header, NULL));
+	}
+	PAIR_UNTIL(pair, n_calls_in == ARRAY_SIZE(calls) && calls[n_calls_in - 1].n_done);
+	for (unsigned i = 0; i < ARRAY_SIZE(calls); i++)
+		ASSERT_EQ(notices_before[i], i);
+}
+
 /* The called side can speak to whoever called. */
 TEST_FOR_EACH_TRANSPORT(notices_go_back_to_the_caller)
 {
