@@ -30,12 +30,18 @@
 	(256u         \
 	 << 10) /* the same, sent or received, with checksums: the cache of a core still has them */
 
-/* Boxes: mail to home that transport_close() can still find. */
+/* Boxes: mail to home that transport_close() can still find. A turn of the loop runs no more of it than takes a moment. */
 
 struct box {
 	struct loop *loop;
 	_Atomic(struct mail *) posted; /* last first */
 	struct mail mail;	       /* in the loop while posted is not empty */
+	/* Home thread. */
+	struct mail *first,
+		**last; /* taken out, and still to be run; last: where the next is put */
+	struct mail
+		more; /* in the loop while goes_on: the rest of these is left to the next turn */
+	bool goes_on;
 };
 
 void box_init(struct box *box, struct loop *loop);

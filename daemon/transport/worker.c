@@ -1,10 +1,20 @@
+/*
+ * A worker: the loop of a data thread, or the home loop in its place. And the box in which its mail
+ * to home lies, of which home runs a bounded time in each turn.
+ */
 #include "transport/internal.h"
 
+#include "base/clock.h"
 #include "base/thread.h"
 
-static void box_run(struct box *box)
+/* Mails are run for so long, about a round of a small job, until others that the loop serves have their turn. */
+#define BOX_TURN_NS (100 * NSEC_PER_USEC)
+#define BOX_UNTIMED 4 /* mails between two looks at the clock */
+
+/* What was posted, in that order, behind what is still to be run. */
+static void box_take(struct box *box)
 {
-	struct mail *posted = atomic_exchange(&box->posted, NULL), *first = NULL;
+	struct mail *posted = atomic_exchange(&box->posted, NULL), *last = posted, *first = NULL;
 
 	while (posted) {
 		struct mail *next = posted->next;
@@ -13,22 +23,52 @@ static void box_run(struct box *box)
 		first = posted;
 		posted = next;
 	}
-	while (first) {
-		struct mail *mail = first;
+	*box->last = first;
+	if (last)
+		box->last = &last->next;
+}
 
-		first = mail->next;
+/* Returns whether all of it was run by then. */
+static bool box_run(struct box *box, uint64_t until_ns)
+{
+	for (unsigned n = 1; box->first; n++) {
+		struct mail *mail = box->first;
+
+		if (n % BOX_UNTIMED == 0 && clock_now_ns() >= until_ns)
+			return false;
+		box->first = mail->next;
+		if (!box->first)
+			box->last = &box->first;
 		mail->run(mail);
 	}
+	return true;
+}
+
+static void box_go_on(struct box *box)
+{
+	box->goes_on = !box_run(box, clock_now_ns() + BOX_TURN_NS);
+	if (box->goes_on)
+		loop_post(box->loop, &box->more);
+}
+
+static void box_on_more(struct mail *mail)
+{
+	box_go_on(container_of(mail, struct box, more));
 }
 
 static void box_on_mail(struct mail *mail)
 {
-	box_run(container_of(mail, struct box, mail));
+	struct box *box = container_of(mail, struct box, mail);
+
+	box_take(box);
+	if (!box->goes_on)
+		box_go_on(box);
 }
 
 void box_init(struct box *box, struct loop *loop)
 {
-	*box = (struct box){ .loop = loop, .mail.run = box_on_mail };
+	*box = (struct box){ .loop = loop, .mail.run = box_on_mail, .more.run = box_on_more };
+	box->last = &box->first;
 }
 
 /* Whoever finds the box empty puts it into the loop; it leaves the loop before it is emptied. */
@@ -45,9 +85,17 @@ void box_post(struct box *box, struct mail *mail)
 
 void box_drain(struct box *box)
 {
-	while (atomic_load(&box->posted)) {
-		loop_unpost(box->loop, &box->mail);
-		box_run(box);
+	if (box->goes_on)
+		loop_unpost(box->loop, &box->more);
+	box->goes_on = false;
+	for (;;) {
+		if (atomic_load(&box->posted)) {
+			loop_unpost(box->loop, &box->mail);
+			box_take(box);
+		}
+		if (!box->first)
+			return;
+		(void)box_run(box, CLOCK_NEVER);
 	}
 }
 
