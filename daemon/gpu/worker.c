@@ -1,7 +1,10 @@
 #include "gpu/worker.h"
 
+#include "base/failpoint.h"
 #include "gpu/nccl_abi.h"
 #include "proto/frame.h"
+#include <errno.h>
+#include <poll.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/prctl.h>
@@ -29,6 +32,41 @@ void worker_say(const struct gpu_event *event)
 	worker_say_with(event, -1);
 }
 
+/*
+ * The daemon is gone, and nobody else can tell the streams that wait for it: what was submitted has
+ * ended, and the library says so with the next call.
+ */
+static _Noreturn void release_all(void)
+{
+	(void)pthread_mutex_lock(&worker.lock);
+	for (uint32_t i = 0; i < worker.n_sessions; i++) {
+		void *shm = worker.sessions[i]->shm;
+
+		for (uint32_t slot = 0; slot < SHM_SLOTS; slot++) {
+			struct shm_slot *s = &shm_slots(shm)[slot];
+
+			if (atomic_load(&s->state) == SHM_PENDING)
+				atomic_store(&shm_flags(shm)[slot].done,
+					     (uint32_t) * (volatile uint64_t *)&s->ticket);
+		}
+	}
+	_exit(0);
+}
+
+/*
+ * The daemon ends a worker that has failed, with SIGKILL, once it has read why. A worker that ended
+ * by itself could leave words that nobody reads, as the daemon may die first: then the streams of
+ * its trainers would wait for ever.
+ */
+static _Noreturn void await_end(void)
+{
+	struct pollfd daemon = { .fd = GPU_SOCKET_FD };
+
+	while (poll(&daemon, 1, -1) < 0 && errno == EINTR)
+		;
+	release_all();
+}
+
 static _Noreturn void end(int status, bool if_alive, const char *format, va_list args)
 {
 	struct gpu_event event = {
@@ -39,7 +77,8 @@ static _Noreturn void end(int status, bool if_alive, const char *format, va_list
 
 	(void)vsnprintf(event.text, sizeof(event.text), format, args);
 	worker_say(&event);
-	_exit(1);
+	FAILPOINT("gpu-fatal");
+	await_end();
 }
 
 void worker_fatal(int status, const char *format, ...)
@@ -172,27 +211,6 @@ static int look_around(char *text)
 			       worker.n_devices, worker.devices[0].name, version / 1000,
 			       version % 1000 / 10);
 	return 0;
-}
-
-/*
- * The daemon is gone, and nobody else can tell the streams that wait for it: what was submitted has ended, and the
- * library says so with the next call.
- */
-static _Noreturn void release_all(void)
-{
-	(void)pthread_mutex_lock(&worker.lock);
-	for (uint32_t i = 0; i < worker.n_sessions; i++) {
-		void *shm = worker.sessions[i]->shm;
-
-		for (uint32_t slot = 0; slot < SHM_SLOTS; slot++) {
-			struct shm_slot *s = &shm_slots(shm)[slot];
-
-			if (atomic_load(&s->state) == SHM_PENDING)
-				atomic_store(&shm_flags(shm)[slot].done,
-					     (uint32_t) * (volatile uint64_t *)&s->ticket);
-		}
-	}
-	_exit(0);
 }
 
 static void handle(const struct gpu_command *command, int fd)

@@ -143,14 +143,17 @@ static bool is_too_short(const struct memory *memory, uint64_t *ret_len)
 	return *ret_len < memory->len;
 }
 
+/* (worker.lock) */
 static struct memory *memory_at(uint32_t number)
 {
 	if (number >= worker.n_memories) {
 		size_t n = MAX((size_t)number + 1, 2 * worker.n_memories);
 		struct memory *grown = reallocarray(worker.memories, n, sizeof(*grown));
 
-		if (!grown)
+		if (!grown) {
+			(void)pthread_mutex_unlock(&worker.lock);
 			worker_fatal(-ENOMEM, "out of memory");
+		}
 		memset(&grown[worker.n_memories], 0, (n - worker.n_memories) * sizeof(*grown));
 		worker.memories = grown;
 		worker.n_memories = n;

@@ -153,27 +153,36 @@ def expect_next_job(what, cluster):
 
 def ask(ranks, kinds):
     """Leaves the ranks at work; answers_of() says how it went."""
-    data, _ = data_of(ranks)
+    data, want = data_of(ranks)
     for rank, mine in zip(ranks, data):
-        path = os.path.join(rank.folder, f'{rank.name}.in')
+        path, rank.want = os.path.join(rank.folder, f'{rank.name}.in'), want
         with open(path, 'wb') as file:
             file.write(mine.tobytes())
         rank.asked = []
         for request, kind in enumerate(kinds):
             for words in (('submit', request, 0, f'in={path}', f'red={SUM}', f'out={N}', f'device={kind}'),
-                          ('stream', request), ('wait', request, DEADLINE * 1000), ('free', request), ('release',)):
+                          ('stream', request), ('result', request, output_of(rank, request)),
+                          ('wait', request, DEADLINE * 1000), ('free', request), ('release',)):
                 rank.send(*words)
-                rank.asked.append(words[0])
+                rank.asked.append((words[0], request))
+
+
+def output_of(rank, request):
+    return os.path.join(rank.folder, f'{rank.name}.{request}.out')
 
 
 def answers_of(rank):
-    """What it was told: words of errors; what was answered well is not among them."""
-    told = []
-    for _ in rank.asked:
+    """What it was told: words of errors. What was answered well is not among them, and has the right values."""
+    told, failed, asked = [], set(), {request for _, request in rank.asked}
+    for word, request in rank.asked:
         try:
             rank.answer(2 * DEADLINE)
         except BpsError as error:
             told.append(error.text)
+            failed |= {request} if word not in ('free', 'release') else set()
+    for request in asked - failed:
+        with open(output_of(rank, request), 'rb') as file:
+            assert file.read() == rank.want, f'{rank.name}: request {request} ended well with wrong values'
     return told
 
 
@@ -414,29 +423,56 @@ def test_deaths_at_every_named_point():
             raise AssertionError(what) from error
 
 
+@contextlib.contextmanager
+def before_a_failure():
+    """A job at work: the worker is stopped before a copy that will fail, and the daemon is, too."""
+    with start_cluster(BPS_FAILPOINTS='gpu-down=stop@1,gpu-fatal=stop', FAKECUDA_FAIL='@copy:1:700') as cluster:
+        daemon, ranks = cluster.daemons[0], make_job(cluster, 2, HOST)
+        ask(ranks, [ALLOC])
+        [worker] = wait_for('the worker', lambda: workers(daemon))
+        wait_for('it is there', lambda: state_of(worker) == 'T')
+        os.kill(daemon.pid, signal.SIGSTOP)
+        wait_for('the daemon stands still', lambda: state_of(daemon.pid) == 'T')
+        yield cluster, daemon, ranks, worker
+
+
 def test_whose_death_it_was():
     """Is told, when the worker has failed of it, in either way, before the death itself was known."""
     if not HAS_FAILPOINTS:
         raise Skip('the daemon was built without failpoints')
     for death in ('an illegal address', 'an abort'):
-        with start_cluster(BPS_FAILPOINTS='gpu-down=stop@1', FAKECUDA_FAIL='@copy:1:700') as cluster:
-            daemon, ranks = cluster.daemons[0], make_job(cluster, 2, HOST)
-            ask(ranks, [ALLOC])
-            [worker] = wait_for('the worker', lambda: workers(daemon))
-            wait_for('it is there', lambda: state_of(worker) == 'T')
+        with before_a_failure() as (cluster, daemon, ranks, worker):
             # All of it has happened when the daemon looks.
-            os.kill(daemon.pid, signal.SIGSTOP)
-            wait_for('the daemon stands still', lambda: state_of(daemon.pid) == 'T')
             if death == 'an abort':
                 os.kill(worker, signal.SIGABRT)
             os.kill(worker, signal.SIGCONT)
-            wait_for('the end of the worker', lambda: state_of(worker) == 'Z')
+            wait_for('the worker has told it, or has ended', lambda: 'failpoint gpu-fatal met' in daemon.text()
+                     or state_of(worker) == 'Z')
             ranks[1].kill()
             os.kill(daemon.pid, signal.SIGCONT)
             told = answers_of(ranks[0])
             assert told and all('rank 1' in text for text in told), f'{death}: {told}'
             ranks[0].call('close')
             expect_nothing_left(death, cluster)
+
+
+def test_a_daemon_that_dies_before_it_hears_of_a_failure():
+    """Its worker, which has told it, lets go of the streams that wait for them both."""
+    if not HAS_FAILPOINTS:
+        raise Skip('the daemon was built without failpoints')
+    with before_a_failure() as (cluster, daemon, ranks, worker):
+        os.kill(worker, signal.SIGCONT)
+        wait_for('the worker has told it', lambda: 'failpoint gpu-fatal met' in daemon.text() and state_of(worker) == 'T')
+        daemon.process.kill()
+        daemon.process.wait()
+        os.kill(worker, signal.SIGCONT)
+        cluster.restart(0)
+        for rank in ranks:
+            told = answers_of(rank)
+            assert any('has gone' in text or 'come back' in text for text in told), told
+            rank.call('close')
+        wait_for('the end of the worker', lambda: is_gone(worker))
+        cluster.trainers.clear()
 
 
 # -- A daemon that stands still ----------------------------------------------------------------------------------------
