@@ -1,19 +1,24 @@
 #include "base/clock.h"
+#include "base/crash.h"
 #include "base/log.h"
 #include "config.h"
 #include "daemon.h"
 #include "gpu/gpu.h"
+#include <fcntl.h>
 #include <grp.h>
 #include <pwd.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/prctl.h>
+#include <sys/resource.h>
 #include <sys/signalfd.h>
 #include <systemd/sd-daemon.h>
 
 #define DEFAULT_FILE  "/etc/bps/bps-daemon.conf"
 #define USEC_PER_MSEC 1000ull
-#define STOP_USEC     30000000ull /* for what is left to do when requests are waited for no longer */
+/* For so many the table of descriptors has room from the start: half a MiB. */
+#define DESCRIPTORS 65536
+#define STOP_USEC   30000000ull /* for what is left to do when requests are waited for no longer */
 
 /* The process: arguments, signals, systemd. What it serves is daemon.c's. */
 struct process {
@@ -360,12 +365,26 @@ static void process_done(struct process *process)
 	config_done(&process->config);
 }
 
+/*
+ * Once a process has threads, a table of descriptors that grows keeps whoever opens one waiting until the kernel has heard of all
+ * processors, on a busy machine for a second. So the table grows before.
+ */
+static void reserve_descriptors(void)
+{
+	struct rlimit limit;
+
+	if (!getrlimit(RLIMIT_NOFILE, &limit) && limit.rlim_cur)
+		fd_close(fcntl(STDERR_FILENO, F_DUPFD_CLOEXEC,
+			       (int)MIN(limit.rlim_cur, (rlim_t)DESCRIPTORS) - 1));
+}
+
 int main(int argc, char **argv)
 {
 	struct process process = { .argc = argc, .argv = argv, .signals.fd = -1 };
 	struct failure failure = { 0 };
 	int level = LOG_LEVEL_INFO, status;
 
+	crash_tell();
 	/* Not for people: the daemon runs itself so. */
 	if (argc == 2 && !strcmp(argv[1], "--gpu-worker"))
 		return gpu_worker_main();
@@ -380,6 +399,7 @@ int main(int argc, char **argv)
 	}
 	(void)log_level_parse(process.config.log_level, &level);
 	log_init(level);
+	reserve_descriptors();
 	if (serve(&process, &failure)) {
 		log_error("%s", failure.text);
 		process.status = 1;

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """The daemon as a process: socket activation, readiness, watchdog, reload, and what it says of wrong options."""
-import errno, os, signal, socket, subprocess, sys, tempfile
+import errno, os, re, resource, signal, socket, subprocess, sys, tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 
@@ -85,6 +85,14 @@ def server_door(file):
         except BpsError as error:
             assert error.errno == errno.EOPNOTSUPP and 'role agent' in error.text, error
         cluster.listener.close()
+
+
+def test_the_table_of_descriptors_does_not_grow():
+    """With threads the kernel would keep who opens one waiting meanwhile."""
+    limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], 65536)
+    with Cluster(1) as cluster, open(f'/proc/{cluster.daemons[0].pid}/status') as status:
+        room = int(re.search(r'^FDSize:\s+(\d+)', status.read(), re.M)[1])
+        assert room >= limit, (room, limit)
 
 
 def test_watchdog():
