@@ -7,6 +7,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from checks import chosen
 
 import bps as plain
 import bps.jax as bps
@@ -281,7 +282,7 @@ def check_names():
 
 if __name__ == "__main__":
     bps.init()
-    for name in sys.argv[1:] or [name for name in dir() if name.startswith("check_")]:
-        globals()[name]()
+    for name, check in chosen(globals(), sys.argv[1:]):
+        check()
         print(f"{name} {time.process_time():.1f} s", flush=True)
     print("done", flush=True)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from checks import chosen
 
 import bps.jax as bps
 
@@ -179,7 +180,7 @@ def check_uneven_data():
 
 if __name__ == "__main__":
     bps.init()
-    for name in sys.argv[1:] or [name for name in dir() if name.startswith("check_")]:
-        globals()[name]()
+    for name, check in chosen(globals(), sys.argv[1:]):
+        check()
         print(f"{name} {time.process_time():.1f} s", flush=True)
     print("done", flush=True)

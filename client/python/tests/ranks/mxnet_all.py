@@ -5,6 +5,7 @@ import time
 
 import mxnet as mx
 import numpy as np
+from checks import chosen
 from mxnet import autograd, gluon
 
 import bps as plain
@@ -303,8 +304,8 @@ def check_fork_by_a_data_loader():
 
 if __name__ == "__main__":
     bps.init()
-    for name in sys.argv[1:] or [name for name in dir() if name.startswith("check_")]:
-        globals()[name]()
+    for name, check in chosen(globals(), sys.argv[1:]):
+        check()
         plain.barrier()
         print(f"{name} {time.process_time():.1f} s", flush=True)
     print("done", flush=True)

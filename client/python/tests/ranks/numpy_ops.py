@@ -6,6 +6,7 @@ import sys
 import time
 
 import numpy as np
+from checks import chosen
 
 import bps
 
@@ -271,10 +272,9 @@ def check_disagreements():
 
 def main():
     bps.init()
-    for name, check in list(globals().items()):
-        if name.startswith("check_") and (len(sys.argv) < 2 or name in sys.argv[1:]):
-            check()
-            print(f"ok {name[6:]}", flush=True)
+    for name, check in chosen(globals(), sys.argv[1:]):
+        check()
+        print(f"ok {name[6:]}", flush=True)
     bps.barrier()
     print("done", flush=True)
 

@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
+from checks import chosen
 
 import bps.tensorflow as bps
 
@@ -253,9 +254,8 @@ def check_sync_batch_norm():
 def main():
     tf.get_logger().setLevel("ERROR")
     bps.init()
-    wanted = sys.argv[1:] or [name for name in globals() if name.startswith("check_")]
-    for name in wanted:
-        globals()[name]()
+    for _, check in chosen(globals(), sys.argv[1:]):
+        check()
     print("done")
 
 

@@ -6,6 +6,7 @@ import warnings
 
 import torch
 import torch.nn.functional as F
+from checks import chosen
 
 import bps.torch as bps
 
@@ -93,9 +94,8 @@ def run_checks(checks):
     warnings.simplefilter("error")
     torch.set_num_threads(1)
     bps.init()
-    for name, check in list(checks.items()):
-        if name.startswith("check_") and (len(sys.argv) < 2 or name in sys.argv[1:]):
-            check()
-            print(f"ok {name[6:]}", flush=True)
+    for name, check in chosen(checks, sys.argv[1:]):
+        check()
+        print(f"ok {name[6:]}", flush=True)
     bps.barrier()
     print("done", flush=True)
