@@ -1,15 +1,18 @@
 """Who watches handles for those that cannot wait: other libraries, which want to be called.
 
-One thread for each client, begun with the first handle, watches the client's descriptor, sees to what has come and
-tells the outcome; what that calls runs in it. It sleeps while no handle waits, and ends with the client: in shutdown(),
-which also happens at exit. What is not complete then fails with BpsCanceledError. In a child made by fork there is no
-thread, and no client.
+Threads of each client, the first begun with the first handle, take turns: one watches the client's descriptor, and when
+a handle is complete it lets another watch and tells the outcome itself; what that calls runs in it. So what is called may
+wait for other handles, and keeps no other handle's outcome from being told: the PowerSGD hook of PyTorch does. There are two threads, and one more for each callback that waits.
+They sleep while no handle waits, and end with the client: in shutdown(), which also happens at exit. What is not complete
+then fails with BpsCanceledError. In a child made by fork there is no thread, and no client.
 """
 
 import errno
 import os
 import select
+import sys
 import threading
+import time
 
 from ._client import CLOSE_TIMEOUT_S, SLICE_MS
 from ._errors import BpsCanceledError
@@ -32,7 +35,7 @@ def completer_of(client):
 
 
 class Completer:
-    """The thread of a client. add() may be called from any thread; everything else is the thread's own.
+    """The threads of a client. add() and stop() may be called from any thread; everything else is theirs.
 
     A future is whatever has set_result((result, error)).
     """
@@ -40,13 +43,17 @@ class Completer:
     def __init__(self, client):
         self._client = client
         self._fd = client.call(client.lib.bps_client_fd, client.pointer)
-        self._lock = threading.Lock()
-        self._added = []  # under the lock: what the thread has not seen yet
+        self._watch = threading.Lock()  # of the thread that watches
+        self._pending = []  # under _watch: (handle, future)
+        self._lock = threading.Lock()  # taken last
+        self._added = []  # under the lock: what no thread has seen yet
         self._stopping = False  # under the lock
-        self._pending = []  # (handle, future)
+        self._closed = False  # under the lock: no thread watches any more
+        self._threads = []  # under the lock
+        self._n_waiting = 0  # under the lock: threads that are to watch next
         self._wake_read, self._wake_write = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._thread = threading.Thread(target=self._run, name="bps-futures", daemon=True)
-        self._thread.start()
+        with self._lock:
+            self._begin_thread()
 
     def add(self, handle, future):
         with self._lock:
@@ -57,39 +64,85 @@ class Completer:
         future.set_result((None, _shut_down()))
 
     def stop(self):
-        """Ends the thread. Whatever is under way fails; it is the daemon's until the client is closed."""
+        """Ends the threads. Whatever is under way fails; it is the daemon's until the client is closed."""
         with self._lock:
             if not self._stopping:
                 self._stopping = True
                 self._wake()
-        if threading.current_thread() is not self._thread:
-            self._thread.join(CLOSE_TIMEOUT_S)
+            threads = [t for t in self._threads if t is not threading.current_thread()]
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        for thread in threads:
+            thread.join(max(0.0, deadline - time.monotonic()))
+
+    def _begin_thread(self):
+        """With the lock."""
+        thread = threading.Thread(target=self._run, name="bps-futures", daemon=True)
+        self._threads = [t for t in self._threads if t.is_alive()] + [thread]
+        self._n_waiting += 1
+        thread.start()
 
     def _wake(self):
+        """With the lock, before _closed."""
         try:
             os.write(self._wake_write, b"x")
         except BlockingIOError:
             pass  # it is full: readable already
 
     def _run(self):
+        told = False
+        while not told or self._waits_again():
+            with self._watch:
+                ended = self._ended()
+            if not ended:
+                break
+            for future, what in ended:
+                try:
+                    future.set_result(what)
+                except Exception:  # of what it calls: others are to hear of theirs all the same
+                    _report()
+            told = True
+
+    def _waits_again(self):
+        """Whether this thread, which has told what it had to, is needed: one that watches and one that waits to are enough."""
+        with self._lock:
+            if self._n_waiting:
+                return False
+            self._n_waiting += 1
+            return True
+
+    def _ended(self):
+        """[(future, (result, error))] of a handle that is complete, once there is one; at the end of all; then of none."""
+        with self._lock:
+            self._n_waiting -= 1
+            if self._closed:
+                return []
+        ended = []
         try:
-            while self._take_added():
+            while not ended and self._take_added():
                 self._client.dispatch()
-                self._complete()
-                self._sleep()
-            self._client.dispatch()
-            self._complete()
+                ended = self._complete(1)
+                if not ended:
+                    self._sleep()
+            if not ended:
+                self._client.dispatch()
+                return self._complete(len(self._pending)) + self._close(_shut_down())
         except Exception as error:  # whoever waits must not wait for a thread that is gone
-            self._fail_all(error)
-            raise
-        finally:
-            with self._lock:
-                self._stopping = True
-                self._pending += self._added
-                self._added = []
-                os.close(self._wake_write)
-                os.close(self._wake_read)
-            self._fail_all(_shut_down())
+            _report()
+            return self._close(error)
+        with self._lock:
+            if not self._n_waiting:
+                self._begin_thread()
+        return ended
+
+    def _close(self, error):
+        """What is left, which fails. Nothing is added afterwards."""
+        with self._lock:
+            self._stopping = self._closed = True
+            left = self._pending + self._added
+            self._pending, self._added = [], []
+            os.close(self._wake_write)
+            os.close(self._wake_read)
+        return [(future, (None, error)) for _, future in left]
 
     def _take_added(self):
         with self._lock:
@@ -97,14 +150,16 @@ class Completer:
             self._added = []
             return not self._stopping
 
-    def _complete(self):
-        still = []
+    def _complete(self, most):
+        """Takes out the first that are complete."""
+        ended, still = [], []
         for handle, future in self._pending:
-            if handle.poll():
-                future.set_result(outcome(handle))
+            if len(ended) < most and handle.poll():
+                ended.append((future, outcome(handle)))
             else:
                 still.append((handle, future))
         self._pending = still
+        return ended
 
     def _sleep(self):
         poll = select.poll()
@@ -119,10 +174,10 @@ class Completer:
         except BlockingIOError:
             pass
 
-    def _fail_all(self, error):
-        pending, self._pending = self._pending, []
-        for _, future in pending:
-            future.set_result((None, error))
+
+def _report():
+    """The exception at hand, as of a thread that it ends."""
+    threading.excepthook(threading.ExceptHookArgs((*sys.exc_info(), threading.current_thread())))
 
 
 def _shut_down():

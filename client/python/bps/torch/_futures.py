@@ -15,7 +15,7 @@ def future_of(handle, client=None, of=None):
 
     The future fails as the operation does, for C++ as for Python: with a RuntimeError whose text holds the BpsError's.
     (A Future on which Python calls set_exception() looks complete and well to C++, so that is not what is done here.)
-    Callbacks run in the thread that completes it and must not wait for other futures of bps.
+    Callbacks run in the thread that completes it, and may wait for other futures of bps.
     """
     if of is not None and _devices.device_of(of):
         return _devices.platform.future_of(handle, of.device)

@@ -17,6 +17,7 @@ import errno
 import os
 import threading
 import time
+import types
 import weakref
 
 import torch
@@ -164,6 +165,15 @@ class _Pair:
             _futures.fail(promise, self._error)
 
 
+def _untraced(cls):
+    """torch.compile runs what is called here and does not look into it: no model's code, and called by C++ besides."""
+    for name, method in list(vars(cls).items()):
+        if isinstance(method, types.FunctionType) and name != "__init__":
+            setattr(cls, name, torch.compiler.disable(method))
+    return cls
+
+
+@_untraced
 class Work(c10d.Work):
     """A call under way. Has a handle, or a future, or first the one and then the other."""
 
@@ -250,6 +260,7 @@ class _Backend(c10d.Backend):
         return "bps"
 
 
+@_untraced
 class ProcessGroupBps(dist.ProcessGroup):
     """One group of ranks. Names and arguments are those that C++ and torch.distributed call."""
 

@@ -6,6 +6,7 @@ import sys
 import threading
 
 import torch
+from checks import chosen
 
 import bps.torch as bps
 from bps.torch._futures import future_of
@@ -34,6 +35,26 @@ def check_results_and_callbacks():
         assert torch.equal(future.wait(), ones(n) * total)
         assert sums.wait() == n * total
     assert torch.futures.wait_all(futures)[-1].numel() == 59
+
+
+def check_callbacks_that_wait():
+    """As deep as they like: each in turn starts an operation and waits for it."""
+
+    def deeper(name, depth):
+        def then(future):
+            x = future.value() / bps.size()
+            if depth == 0:
+                return x
+            name_of_this = f"{name}.{depth}"
+            inner = future_of(bps.push_pull_async(x, average=False, name=name_of_this)).then(deeper(name, depth - 1))
+            return inner.wait()
+
+        return then
+
+    started = [future_of(bps.push_pull_async(ones(n), average=False, name=f"w.{n}")) for n in range(1, 9)]
+    ended = [f.then(deeper(f"w.{n}", 3)) for n, f in enumerate(started, 1)]
+    for n, future in enumerate(ended, 1):
+        assert torch.equal(future.wait(), ones(n))
 
 
 def check_operations_of_several_steps():
@@ -120,10 +141,9 @@ def main():
     bps.init()
     if len(sys.argv) > 1:
         return globals()[sys.argv[1]]()
-    for name, check in list(globals().items()):
-        if name.startswith("check_"):
-            check()
-            print(f"ok {name[6:]}", flush=True)
+    for name, check in chosen(globals(), ()):
+        check()
+        print(f"ok {name[6:]}", flush=True)
     bps.barrier()
     print("done", flush=True)
 
