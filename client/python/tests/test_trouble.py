@@ -37,6 +37,12 @@ def test_a_rank_is_killed(run_launch):
     assert re.fullmatch(r"rank 1 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", done.stderr.splitlines()[-1])
 
 
+def test_the_status_of_the_rank_that_left_is_the_jobs(run_launch):
+    done = run_launch("-np", 3, sys.executable, RANKS / "trouble.py", "an_exit_after_shutdown")
+    assert done.returncode == 3, done.stderr
+    assert re.fullmatch(r"rank 1 \(pid \d+\) exited with status 3", done.stderr.splitlines()[-1])
+
+
 def test_an_exception_ends_the_job(run_launch):
     done = run_launch("-np", 2, sys.executable, RANKS / "trouble.py", "an_exception")
     assert done.returncode == 1

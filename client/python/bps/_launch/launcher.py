@@ -18,6 +18,7 @@ FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signa
 FINISH_S = 5.0  # beyond what a daemon may take
 INPUT_MAX = 1 << 16
 NAME_RETRY_S = 0.5
+UNCAUGHT, UNCAUGHT_S = 1, 3.0  # the status of an uncaught exception; how long others may tell of a better one
 LOST_S = 10.0  # until an elastic job goes on without a machine whose daemon is gone
 
 
@@ -31,6 +32,8 @@ class Launcher:
         self.workers = []  # of these, those with ranks, and the machines of an elastic job that may have some later
         self.running = False  # ranks are being started, or were
         self.failed = None  # (in words, exit status) of the first
+        self.patience = None  # the timer of what may follow it
+        self.stopping = False  # ranks are told to end
         self.streams = {}  # (node, source, target): Lines
         self.deadline = time.monotonic() + options.start_timeout
         self.heart = None
@@ -393,7 +396,7 @@ class Launcher:
         elif status:
             words, code = process.describe_end(status)
             where = f" on {each.name}" if each.name else ""
-            self.fail(f"rank {rank}{where} (pid {pid}) {words}", code)
+            self.fail(f"rank {rank}{where} (pid {pid}) {words}", code, UNCAUGHT_S if status == UNCAUGHT else 0)
 
     def daemon_ended(self, each, status, ready, ranks, restarted):
         where = f" on {each.name}" if each.name else ""
@@ -406,10 +409,22 @@ class Launcher:
         if self.elastic is not None and not restarted:
             self.elastic.deaf(each)
 
-    def fail(self, words, code):
-        """The first failure is the job's, and ends it."""
-        if self.failed is None:
+    def fail(self, words, code, patience=0):
+        """The first failure is the job's, and ends it. patience, in seconds: for one that says more. A rank that has left the job, of
+        which this one has heard, may be slower to end.
+        """
+        if self.stopping:
+            return
+        if self.failed is None or not patience:
             self.failed = words, code
+        if not patience:
+            self.stop_ranks()
+        elif self.patience is None:
+            self.patience = self.loop.after(patience, self.stop_ranks)
+
+    def stop_ranks(self):
+        if not self.stopping:
+            self.stopping = True
             for each in self.nodes:
                 each.call("stop", after=KILL_AFTER_S)
 

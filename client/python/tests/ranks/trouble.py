@@ -265,6 +265,16 @@ def an_exception():
     bps.push_pull(ones(), name="x")
 
 
+def an_exit_after_shutdown():
+    bps.init()
+    bps.barrier()
+    if bps.rank() == 1:
+        bps.shutdown()
+        time.sleep(0.3)  # others end before it
+        sys.exit(3)
+    bps.push_pull(ones(), name="x")
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
     print("done", flush=True)
