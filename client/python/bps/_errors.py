@@ -1,10 +1,12 @@
-"""What goes wrong, as exceptions. All are OSErrors with an errno and a text that says who and why."""
+"""What goes wrong, as exceptions. All are OSErrors with an errno and a text that says who and why, and RuntimeErrors, as what
+Horovod and PyTorch raise.
+"""
 
 import errno
 import os
 
 
-class BpsError(OSError):
+class BpsError(OSError, RuntimeError):
     """An operation of bps failed. errno says how, strerror says why in words."""
 
 
@@ -32,7 +34,7 @@ class BpsDroppedError(BpsError):
     """This rank was late, and its elastic job goes on without it. bps.elastic.run comes again, as a newcomer."""
 
 
-class BpsNotInitializedError(BpsError, RuntimeError):
+class BpsNotInitializedError(BpsError):
     """The call needs bps.init() before it."""
 
 

@@ -1,8 +1,11 @@
 """Operations on TensorFlow's tensors, in eager code and inside tf.function, with gradients."""
 
+import errno
+
 import tensorflow as tf
 
 from .. import _client
+from .._errors import BpsValueError
 from .._horovod import check_process_set, global_process_set
 from .._library import Reduction
 from .._ops import choose_reduction, equal_splits
@@ -11,12 +14,15 @@ from .compression import Compression
 
 
 def scaled(tensor, factor):
-    """Integers are scaled as float64."""
+    """Integers are scaled as float64, floats of two bytes as float32: a factor may lie beyond what these can hold."""
     if factor == 1.0:
         return tensor
-    if tensor.dtype.is_floating:
-        return tensor * tf.cast(factor, tensor.dtype)
-    return tf.cast(tf.cast(tensor, tf.float64) * factor, tensor.dtype)
+    wide = tensor.dtype
+    if not (wide.is_floating or wide.is_complex):
+        wide = tf.float64
+    elif wide.size < 4:
+        wide = tf.float32
+    return tf.cast(tf.cast(tensor, wide) * tf.cast(factor, wide), tensor.dtype)
 
 
 def check_differentiable(reduction):
@@ -297,7 +303,10 @@ def reducescatter(
 
         return _native.reduce_scatter(tensor, reduction, name), gradient
 
-    packed, ctx = compression.compress(scaled(_native.to_tensor(tensor), prescale_factor))
+    tensor = _native.to_tensor(tensor)
+    if tensor.shape.rank == 0:
+        raise BpsValueError(errno.EINVAL, "reducescatter: a tensor without dimensions has no rows to be scattered")
+    packed, ctx = compression.compress(scaled(tensor, prescale_factor))
     return scaled(compression.decompress(run(packed), ctx), postscale_factor)
 
 

@@ -6,6 +6,7 @@ travels as bytes, so that tensors of any type can; what is summed travels in the
 """
 
 import ctypes
+import operator
 
 import torch
 from torch.distributed import ReduceOp
@@ -379,14 +380,15 @@ def all_to_all_list(outputs, inputs, rank, size):
 
 
 def _row_bytes(what, tensor, splits, size):
-    """Bytes for each rank: splits count rows, and empty means equal parts."""
+    """Bytes for each rank: splits, a sequence of any kind, count rows, and empty means equal parts."""
     rows = tensor.shape[0] if tensor.dim() else 1
+    splits = [operator.index(n) for n in splits] if splits is not None else []
     if not splits:
         if rows % size:
             raise ValueError(f"{what} has {rows} rows, which cannot be cut evenly for {size} ranks: give split sizes")
         splits = [rows // size] * size
     if len(splits) != size or min(splits) < 0 or sum(splits) != rows:
-        raise ValueError(f"the split sizes {list(splits)} do not cut the {rows} rows of {what} for {size} ranks")
+        raise ValueError(f"the split sizes {splits} do not cut the {rows} rows of {what} for {size} ranks")
     row = _size(tensor) // rows if rows else 0
     return [n * row for n in splits]
 

@@ -10,9 +10,12 @@ missing. None: the job's. process_set is there for programs written for Horovod:
 of all ranks is the one that there is.
 """
 
+import errno
+
 import torch
 
 from .. import _client, _ops
+from .._errors import BpsValueError
 from .._horovod import check_process_set
 from .._library import DType, Reduction
 from .._ops import Handle, Span, choose_reduction
@@ -33,7 +36,14 @@ DTYPES = {
 }
 
 
+def check_kind(tensor, what="the tensor"):
+    if not isinstance(tensor, torch.Tensor):
+        kind = type(tensor).__name__
+        raise TypeError(f"bps.torch takes tensors, and {what} is of type {kind}: torch.as_tensor() makes one of it")
+
+
 def check_tensor(tensor, what="the tensor"):
+    check_kind(tensor, what)
     if tensor.layout != torch.strided:
         raise TypeError(f"{what} is sparse, or of another layout than bps takes here: call to_dense() on it")
     if tensor.dtype not in DTYPES:
@@ -105,6 +115,7 @@ class _Reducing:
         return self.prescale * self.postscale * each
 
     def start(self, tensor, in_place):
+        check_kind(tensor)
         if sparse.is_sparse(tensor):
             return sparse.start(tensor, self, in_place)
         source = _scaled(_brought(tensor), self.prescale)
@@ -153,6 +164,7 @@ byteps_push_pull = push_pull_async_inplace
 
 def push_pull(tensor, average=True, name=None, version=0, priority=0, compression=Compression.none, timeout=None):
     """The average (or sum) of tensor over all ranks, as a new tensor. Can be differentiated."""
+    check_kind(tensor)
     wire, ctx = compression.compress(tensor)
     result = _Reduce.apply(wire, _Reducing(choose_reduction(average, None), name, priority, timeout=timeout))
     return compression.decompress(result, ctx)
@@ -240,6 +252,7 @@ def allreduce(
     timeout=None,
 ):
     """The reduction of tensor over all ranks: op is Average, Sum, Min or Max. Sums and averages can be differentiated."""
+    check_kind(tensor)
     check_process_set(process_set)
     how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     wire, ctx = compression.compress(tensor)
@@ -558,6 +571,9 @@ def alltoall(tensor, splits=None, name=None, process_set=None, timeout=None):
 
 
 def _start_reducescatter(tensor, how):
+    check_kind(tensor)
+    if not tensor.dim():
+        raise BpsValueError(errno.EINVAL, "reducescatter: a tensor without dimensions has no rows to be scattered")
     source = _scaled(_brought(tensor), how.prescale)
     count, row = _rows(source)
     rows = _ops.scatter_rows(count)

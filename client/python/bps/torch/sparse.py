@@ -1,13 +1,13 @@
 """Sparse tensors and gradients: what nn.Embedding(sparse=True) and EmbeddingBag make. Only their rows travel.
 
-A sparse tensor here is of layout torch.sparse_coo with one sparse dimension, the first: rows of a table. It need not be
+A sparse tensor here is of layout torch.sparse_coo: its sparse dimensions number the rows of a table. It need not be
 coalesced; the result is. Rows that several ranks, or one rank several times, have are summed at the servers.
 """
 
 import torch
 
 from .. import _ops
-from .._library import DType
+from .._library import DType, Reduction
 from .._ops import Handle, Rows, Span
 from . import _devices
 
@@ -27,8 +27,8 @@ def _tensor(numbers, values, shape):
 
 
 def _check(tensor, dtypes):
-    if not travels_by_rows(tensor):
-        raise TypeError(f"the tensor has {tensor.sparse_dim()} sparse dimensions; bps takes one, the rows of a table")
+    if not tensor.sparse_dim():
+        raise TypeError("the tensor has no sparse dimension: call to_dense() on it")
     if tensor.dtype not in dtypes:
         raise TypeError(f"bps has no element type for the tensor, which is of {tensor.dtype}")
 
@@ -40,6 +40,22 @@ def _rows(numbers, values, dtypes):
         Span(values.data_ptr(), dtypes[values.dtype], values.numel(), values),
         values.shape[1:].numel(),
     )
+
+
+def _numbers(indices, shape):
+    """Of rows that have an index in each of several dimensions, one number each, as if the dimensions were one."""
+    numbers = indices[0]
+    for extent, index in zip(shape[1:], indices[1:]):
+        numbers = numbers * extent + index
+    return numbers.contiguous()
+
+
+def _indices(numbers, shape):
+    indices = []
+    for extent in reversed(shape[1:]):
+        indices.append(numbers % extent)
+        numbers = numbers.div(extent, rounding_mode="floor")
+    return torch.stack([numbers, *reversed(indices)])
 
 
 class Exchange:
@@ -57,30 +73,38 @@ class Exchange:
             _devices.say_staging(tensor.device)
         self.shape, self.dtype, self.device = tensor.shape, tensor.dtype, tensor.device
         # As they are: repeated rows need not be summed first.
-        numbers = tensor._indices()[0].cpu().contiguous()
+        self.of_rows = self.shape[: tensor.sparse_dim()]
+        numbers = _numbers(tensor._indices().cpu(), self.of_rows)
         values = tensor._values().cpu()
         if scale != 1.0:
             values = (values * scale).to(self.dtype)
         values = values.to(wire_dtype or self.dtype).contiguous()
-        table = self.shape[0]
+        table = self.of_rows.numel()
         # What the result does not fill costs address space alone.
         self.numbers = torch.empty(table, dtype=torch.int64)
-        self.values = torch.empty((table, *self.shape[1:]), dtype=values.dtype)
+        self.values = torch.empty((table, *self.shape[tensor.sparse_dim() :]), dtype=values.dtype)
         source, target = _rows(numbers, values, DTYPES), _rows(self.numbers, self.values, DTYPES)
         self.request = _ops.push_pull_rows(source, table, target, reduction, name, priority, timeout, full)
 
     def result(self, scale=1.0):
         n = self.request.rows
-        numbers = self.numbers[:n].to(self.device).unsqueeze(0)
+        numbers = _indices(self.numbers[:n], self.of_rows).to(self.device)
         values = self.values[:n].to(self.device, self.dtype)
         if scale != 1.0:
             values = (values * scale).to(self.dtype)
         return _tensor(numbers, values, self.shape)._coalesced_(True)
 
 
+class _Callable(Handle):
+    """What Horovod gives for a sparse tensor is called to wait."""
+
+    def __call__(self):
+        return self.wait()
+
+
 def start(tensor, how, in_place):
     """A Handle whose result is the reduction of a sparse tensor over all ranks: sparse, and coalesced. how: as ops has it."""
-    exchange = Exchange(tensor, how.reduction, how.name, how.priority, how.timeout, how.prescale)
+    exchange = Exchange(tensor, Reduction(how.reduction), how.name, how.priority, how.timeout, how.prescale)
 
     def steps():
         yield exchange.request
@@ -90,7 +114,7 @@ def start(tensor, how, in_place):
         with torch.no_grad():
             return tensor.copy_(result)
 
-    return Handle(steps())
+    return _Callable(steps())
 
 
 class SparseGradient:

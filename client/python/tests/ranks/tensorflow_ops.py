@@ -4,6 +4,7 @@ import sys
 
 import numpy as np
 import tensorflow as tf
+from checks import chosen
 
 import bps.tensorflow as bps
 
@@ -159,6 +160,12 @@ def check_arguments():
         same(part, total[:5])
     scaled = bps.allreduce(tf.constant([3, 5]), op=bps.Sum, prescale_factor=0.5)
     same(scaled, np.array([1, 2], "int32") * bps.size())
+    for dtype in (tf.float16, tf.bfloat16):
+        large, factor = tf.constant([48000.0 // bps.size(), 100.0], dtype), 1e-8  # the factor is none of float16's
+        expected = tf.cast(tf.cast(large, tf.float32) * factor, dtype)
+        same(bps.allreduce(large, op=bps.Average, prescale_factor=factor), expected.numpy())
+        same(bps.allreduce(large, op=bps.Average, postscale_factor=factor), expected.numpy())
+    expect(ValueError, lambda: bps.reducescatter(tf.constant(1.0)), "no rows")
     expect(ValueError, lambda: bps.allreduce(mine, average=True, op=bps.Sum), "not both")
     expect(ValueError, lambda: bps.push_pull(mine, enable_async=True), "asynchronous")
     if bps.size() > 1:
@@ -364,9 +371,8 @@ def check_state():
 def main():
     tf.get_logger().setLevel("ERROR")  # the same function is traced for many types on purpose
     bps.init()
-    wanted = sys.argv[1:] or [name for name in globals() if name.startswith("check_")]
-    for name in wanted:
-        globals()[name]()
+    for _, check in chosen(globals(), sys.argv[1:]):
+        check()
     print("done")
 
 

@@ -4,6 +4,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from checks import chosen
 
 import bps.torch as bps
 
@@ -36,6 +37,21 @@ def check_allreduce():
                 torch.testing.assert_close(result.to_dense().double(), dense / divisor, rtol=1e-2, atol=1e-2)
                 if op == bps.Sum:
                     assert torch.equal(result.to_dense().double(), dense)
+
+
+def check_several_sparse_dimensions():
+    size, rank = bps.size(), bps.rank()
+    for shape, sparse_dim in (((5, 4), 2), ((5, 4, 3), 2), ((2, 3, 4), 3)):
+        tensors = []
+        for r in range(size):
+            generator = torch.Generator().manual_seed(r)
+            dense = torch.randint(-9, 10, shape, generator=generator).float()
+            tensors.append((dense * (torch.rand(shape, generator=generator) < 0.3)).to_sparse(sparse_dim))
+        result = bps.allreduce(tensors[rank], op=bps.Sum, name=f"of {sparse_dim} of {shape}")
+        assert result.sparse_dim() == sparse_dim and result.is_coalesced()
+        assert torch.equal(result.coalesce().to_dense(), sum(t.to_dense() for t in tensors))
+        mine = torch.sparse_coo_tensor(result.indices(), result.values(), shape, check_invariants=True)
+        assert torch.equal(mine.coalesce().to_dense(), result.to_dense())
 
 
 def check_push_pull_names():
@@ -72,13 +88,11 @@ def check_nothing():
 
 
 def check_wrong_tensors():
-    both = torch.eye(4).to_sparse()  # two sparse dimensions
-    for tensor in (both, torch.eye(4).to_sparse_csr()):
-        try:
-            bps.allreduce(tensor, name="wrong")
-            raise AssertionError("taken")
-        except TypeError as error:
-            assert "sparse" in str(error), error
+    try:
+        bps.allreduce(torch.eye(4).to_sparse_csr(), name="wrong")
+        raise AssertionError("taken")
+    except TypeError as error:
+        assert "sparse" in str(error), error
     bps.barrier()
 
 
@@ -187,7 +201,8 @@ def check_sparse_as_dense():
 def check_compression_and_predivide():
     make = MAKERS["sgd"][1]
     net = train(Mixed, make, compression=bps.Compression.fp16)
-    same(net, train_alone(Mixed, make), rtol=2e-2, atol=2e-2)
+    # A table whose gradients are not summed is off by 0.01 or more, those that travel in 16 bits by 0.00005.
+    same(net, train_alone(Mixed, make), rtol=1e-3, atol=1e-3)
     net = train(Mixed, make, gradient_predivide_factor=4.0)
     same(net, train_alone(Mixed, make))
 
@@ -210,10 +225,9 @@ def check_a_rank_that_does_not_use_it():
 
 def main():
     bps.init()
-    for name, check in list(globals().items()):
-        if name.startswith("check_") and (len(sys.argv) < 2 or name in sys.argv[1:]):
-            check()
-            print(f"ok {name[6:]}", flush=True)
+    for name, check in chosen(globals(), sys.argv[1:]):
+        check()
+        print(f"ok {name[6:]}", flush=True)
     bps.barrier()
     print("done", flush=True)
 
