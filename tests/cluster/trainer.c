@@ -327,7 +327,9 @@ static void do_result(char **words)
 		output = copy = malloc(op->output_len + 1);
 		device_read(copy, op->output, op->output_len);
 	}
-	if (!file || fwrite(output, 1, op->output_len, file) != op->output_len || fclose(file)) {
+	/* An operation that was refused has no output. */
+	if (!file || (op->output_len && fwrite(output, op->output_len, 1, file) != 1) ||
+	    fclose(file)) {
 		perror(words[2]);
 		exit(2);
 	}
