@@ -420,6 +420,19 @@ TEST(cells_of_a_round_that_fails_are_for_others)
 	give_cells(job);
 }
 
+/* Parts of two servers come in any order. From here on those of this one wait in front. */
+static void put_first(struct pipeline_job *job, uint32_t server)
+{
+	struct pipeline_part *part, *next;
+
+	list_for_each_safe (part, next, &job->starved, wait) {
+		if (part->server != server)
+			continue;
+		list_remove(&part->wait);
+		list_push_front(&job->starved, &part->wait);
+	}
+}
+
 TEST(what_was_held_of_a_lost_server_is_room_for_others)
 {
 	_cleanup_(world_freep) struct world *world = world_of_two();
@@ -436,6 +449,7 @@ TEST(what_was_held_of_a_lost_server_is_room_for_others)
 	ASSERT_INT(lost, <, 2);
 	n = n_starved_of(job, !lost);
 	ASSERT_TRUE(n && n_starved_of(job, lost));
+	put_first(job, lost);
 	pipeline_keep_lost(job, lost, "a test cuts it off");
 	ASSERT_EQ(n_starved_of(job, lost), 0);
 	ASSERT_EQ(n_starved_of(job, !lost), n - 1);
