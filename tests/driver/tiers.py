@@ -66,11 +66,9 @@ def full():
          some('MXNet', 'mxnet', 'test_mxnet.py', 'test_names.py')],
         [Programs('C, ASan and UBSan', 'full', 'build-asan', sanitized, 3 * N_PROCESSORS)],
         [Programs('C, TSan', 'full', 'build-tsan', lambda test: sanitized(test) and 'grpc' not in suites(test), 3 * N_PROCESSORS)],
-        [Compile('build-clang', 'full')],
-        [Install('release and install', 'full')],
+        [Compile('build-clang', 'full'), Install('release and install', 'full'),
+         Command('manifests', 'full', 'scripts/check-manifests', 'build'), Command('demo', 'full', 'scripts/demo')],
         [Fuzz('fuzzers', 'full')],
-        [Command('manifests', 'full', 'scripts/check-manifests', 'build')],
-        [Command('demo', 'full', 'scripts/demo')],
     ]
 
 
