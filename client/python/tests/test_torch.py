@@ -3,9 +3,11 @@
 import argparse
 import importlib.util
 import json
+import os
 import pathlib
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import BUILD, PYTHON, RANKS, clean_environment, needs_build
@@ -41,6 +43,24 @@ ONE_RANK = pytest.param(1, marks=pytest.mark.full_tier("one rank: two pass the s
 @pytest.mark.parametrize("ranks", [ONE_RANK, 2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 18 s"))])
 def test_parallel(run_ranks, ranks):
     run_ranks("torch_parallel.py", ranks, BPS_REQUEST_TIMEOUT=200)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.full_tier("four ranks, takes 15 s"))])
+def test_steps(run_ranks, ranks):
+    run_ranks("torch_steps.py", ranks, BPS_REQUEST_TIMEOUT=200)
+
+
+@pytest.mark.parametrize("front", ["optimizer", "cross", "ddp", "hook"])
+def test_loops(run_ranks, front):
+    """Always the same: what is found is the change's."""
+    run_ranks("torch_loops.py", 2, front, "0", "25", BPS_REQUEST_TIMEOUT=200)
+
+
+@pytest.mark.full_tier("new seeds each time")
+@pytest.mark.parametrize("front", ["optimizer", "cross", "ddp", "hook"])
+def test_new_loops(run_ranks, front):
+    first = int(os.environ.get("BPS_SEED", time.time_ns() // 10**9))
+    run_ranks("torch_loops.py", 2, front, str(first), str(first + 150), BPS_REQUEST_TIMEOUT=200)
 
 
 @pytest.mark.parametrize("ranks", [ONE_RANK, pytest.param(3, marks=pytest.mark.full_tier("three ranks, takes 12 s"))])

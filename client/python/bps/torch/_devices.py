@@ -99,7 +99,7 @@ def address_of(tensor):
 
 def empty(shape, dtype, like):
     """A new tensor where the daemon finds it: on the device of another one, or on the host."""
-    return platform.empty(shape, dtype, like) if platform.handles(like) else torch.empty(shape, dtype=dtype)
+    return platform.empty(shape, dtype, like) if platform.handles(like) else torch.empty(shape, dtype=dtype, device="cpu")
 
 
 def as_now(tensor):

@@ -1,21 +1,22 @@
-"""Gradients of a set of parameters, born in memory that the daemon reads, and on their way as soon as they are ready.
+"""Gradients of a set of parameters, on their way as soon as they are ready, and waited for when they are used.
 
-Each parameter has a Slot. Its gradient (p.grad) is a view into an arena, of shared memory or on the parameter's CUDA device,
-which autograd adds into where it is. Slots that travel together are a Bucket, a piece of the arena; most have a bucket of their own. A hook that runs
-when a gradient is complete submits its bucket with the last of them, so that communication goes on beside the rest of
-the backward pass. Parameters that come first in the model are needed first by the next forward pass and get the most
-urgent priority, though their gradients are ready last.
+Each parameter has a Slot. Slots that travel together are a Bucket, a piece of an arena: of shared memory, or on the parameters'
+CUDA device. Most have a bucket of their own. A hook that runs when a backward pass has added to a gradient, behind the user's own,
+submits the bucket with the last of its slots, so that communication goes on beside the rest of the backward pass. Parameters
+that come first in the model are needed first by the next forward pass and get the most urgent priority, though their gradients
+are ready last.
 
-Between submission and synchronize() a gradient belongs to the daemon. On a CUDA device, both mean the place in the stream
-that is current.
+To the user it is as if backward() had averaged the gradients. What p.grad is when a gradient is sent is what counts, wherever that
+lies; using it before the average is there waits (UnderWay); a backward pass that adds to a gradient on its way adds to the
+average; what the user has put into p.grad meanwhile stays. On a CUDA device, all this means the place in the stream that is current.
 
-Beside the gradients of a step the ranks send a note: who trains still, and which parameters were used. It is what lets
-join() find out that all have come to their end. It is waited for at the end of the step; if all gradients are on devices, where
-nobody waits on the host, before the next one.
+Which parameters there are is looked up at the end of each step, where the ranks send notes, too (Notes): who trains still, which
+gradients there are, and which of them this rank has. What no rank has stays None. All have to be ready for the same gradients.
 """
 
 import errno
 import gc
+import operator
 import threading
 import time
 import weakref
@@ -24,115 +25,201 @@ import torch
 
 from .. import _client, _ops
 from .._client import Arena
-from .._errors import BpsTimeoutError
+from .._errors import BpsTimeoutError, BpsValueError
 from .._library import SIZES, Reduction
-from . import _devices, ops, sparse
+from . import _devices, _notes, _passes, _slot, ops, sparse
+from ._slot import Slot
 from .compression import Compression
 
 ALIGNMENT = 64  # of each gradient in its arena: a cache line, and the widest vector register
-FIRST = 2**31 - 1  # the priority of what is small and awaited by all
 
-# The Gradients that each parameter's hook belongs to, by id(parameter): whoever wraps a parameter again takes it over.
-_owners = weakref.WeakValueDictionary()
+# The slot of each parameter that has one, by id(parameter).
+_slots = weakref.WeakValueDictionary()
 # All of a client, in the order in which they were made. The number of each is in its tensors' names.
 _made = weakref.WeakKeyDictionary()
-
-
-class Slot:
-    """One parameter. grad: its gradient where the daemon finds it; None where it lives on another accelerator than CUDA's.
-
-    wire: what the daemon works on; the same tensor as grad if that can be.
-    """
-
-    __slots__ = ("parameter", "name", "grad", "wire", "ctx", "bucket", "passes_left", "hook", "watch", "keep", "rows")
-
-    def __init__(self, parameter, name, passes):
-        self.parameter = parameter
-        self.name = name
-        self.passes_left = passes
-        self.grad = self.wire = self.ctx = self.bucket = self.hook = self.watch = self.keep = None
-        self.rows = None  # a SparseGradient, once one has come
 
 
 class Bucket:
     """Slots that are sent as one tensor. wire: all of theirs, with what lies between them."""
 
-    __slots__ = ("slots", "name", "priority", "wire", "missing", "start", "request")
+    __slots__ = ("slots", "name", "priority", "wire", "missing", "start", "request", "has_come")
 
     def __init__(self, slots, priority):
         self.slots = slots
         self.name = slots[0].name if len(slots) == 1 else f"{slots[0].name}+{len(slots) - 1}"
         self.priority = priority
         self.missing = len(slots)  # whose gradients are not complete
+        self.has_come = False  # in this step, before its end, and no backward pass has added to it since
         self.wire = self.start = self.request = None
         for slot in slots:
             slot.bucket = self
 
 
 class Gradients:
-    """named_parameters: pairs. groups: lists of parameters that travel together. track_use: the ranks tell one another
-    which parameters they used; those that nobody did are in unused() after synchronize(). sparse_as_dense: gradients that
-    are sparse are added to dense ones and travel whole.
+    """named_parameters: pairs. parameters(): all that there are now, of which those that require a gradient have one here;
+    name_of(parameter): the name of one that has come since. groups: lists of parameters that travel together.
+    sparse_as_dense: gradients that are sparse are added to dense ones and travel whole.
     """
-
-    attaches = True  # p.grad is in shared memory before the first backward pass, not from then on
 
     def __init__(
         self,
         named_parameters,
+        parameters,
+        name_of,
         compression,
         passes,
         op,
         predivide,
         groups=(),
-        track_use=False,
         sparse_as_dense=False,
     ):
         self.compression = compression
-        self.passes = passes
+        self.passes = self.passes_left = passes
         self.op = op
         self.predivide = predivide
-        self.track_use = track_use
         self.sparse_as_dense = sparse_as_dense
         self.slots = []
         self.buckets = []
-        self.arenas = []  # uint8 tensors that hold nothing but gradients
         self.synchronized = False  # and no gradient has come since
         self.listening = True  # False: backward passes add up and nothing is sent
+        self.in_pass = self._was_reached = False  # a backward pass runs that adds to gradients; and these are to be sent
         self.last_active = None  # the highest rank that took part in the last step
         self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
-        self._notes = self._notes_start = None
-        self._ending = False  # from the beginning of synchronize() until it has ended well, from one call to the next
+        self._parameters, self._name_of = parameters, name_of
+        self._groups = groups
+        self._digest = None  # of what the ranks have to have alike; None: to be made anew
+        self._seen = []  # those that required a gradient when they were last looked at
+        self._lenders = []  # other Gradients, weakly, which have gradients of some of these parameters
+        self._ending = False  # from begin() until synchronize() has ended well
+        self._sent, self._steps = 0, _notes.ANY  # buckets sent and steps taken, since the last note
+        self._was_changed = False  # a gradient that was under way, since the last note
         self._note = None  # this rank's, meanwhile
-        self._put_off = None  # that of the last step, which is to be read before the next
+        self._answer = None  # what was heard in this step
+        self._put_off = None  # the note of the last step, which is to be read before the next
         self._failure = None  # the first of those that it has met
         made = _made.setdefault(_client.current(), [])
         made.append(weakref.ref(self))
-        self.prefix = "Gradient." if len(made) == 1 else f"Gradient{len(made)}."
-        self.add(named_parameters, groups)
+        self.number = len(made)
+        self.prefix = "Gradient." if self.number == 1 else f"Gradient{self.number}."
+        _passes.watch()
+        self._notes = _notes.Notes(self.prefix)
+        self.look(named_parameters)
 
-    # -- Setting up
+    def __del__(self):
+        for slot in getattr(self, "slots", ()):
+            slot.deafen()
+            slot.bucket = None  # ends the cycle, so that parameters and memory go at once
 
-    def add(self, named_parameters, groups=()):
-        first = len(self.slots)
-        slots = [Slot(p, self.prefix + name, self.passes) for name, p in named_parameters]
+    # -- Which there are
+
+    def look(self, named=None):
+        """Parameters that have come get slots, those that are gone lose theirs, and what has changed moves."""
+        parameters = self._parameters()
+        now = [p for p in parameters if p.requires_grad]
+        gone = any(lender() is None for lender in self._lenders)
+        if gone or len(now) != len(self._seen) or not all(map(operator.is_, now, self._seen)):
+            self._seen = now
+            self._meet(parameters, now, named)
+        for bucket in self.buckets[:]:
+            if bucket.request is None:
+                self._follow(bucket)
+
+    def _meet(self, parameters, now, named):
+        self._digest = None
+        there = set(map(id, parameters))
+        for slot in self.slots[:]:
+            if id(slot.parameter) not in there:
+                self._release(slot)
+        new = []
+        self._lenders = []
+        for p in now:
+            slot = _slots.get(id(p))
+            if slot is None or slot.parameter is not p or slot.owner() is None:
+                new.append(p)
+            elif slot.owner() is not self and slot.owner not in self._lenders:
+                self._lenders.append(slot.owner)
+        if new:
+            wanted = set(map(id, new))
+            known = {id(p): name for name, p in named or ()}
+            order = [p for _, p in named if id(p) in wanted] if named else new
+            self._add([(known[id(p)] if named else self._name_of(p), p) for p in order])
+        order = {id(p): i for i, p in enumerate(parameters)}
+        self.slots.sort(key=lambda slot: order[id(slot.parameter)])
+
+    def lenders(self):
+        """Those that send gradients of parameters that are wrapped twice, which both have to want alike."""
+        found = [lender for lender in (each() for each in self._lenders) if lender is not None]
+        for lender in found:
+            mine, others = self._settings(), lender._settings()
+            if mine != others:
+                raise ValueError(f"a parameter is wrapped twice, here with {mine} and before with {others}: wrap it alike")
+        return found
+
+    def _settings(self):
+        return f"op={self.op.name}, compression={self.compression.__name__}, predivide={self.predivide}"
+
+    def _add(self, named_parameters):
+        slots = [Slot(p, self.prefix + name, self) for name, p in named_parameters]
         for slot in slots:
             if slot.parameter.dtype not in ops.DTYPES:
                 raise TypeError(f"bps has no element type for {slot.name}, which is of {slot.parameter.dtype}")
+        first = len(self.slots)
         buckets = [
-            Bucket(members, -(first + position)) for position, members in _grouped(slots, groups, self._compresses())
+            Bucket(members, -(first + position))
+            for position, members in _grouped(slots, self._groups, self._compresses())
         ]
-        self._place([b for b in buckets if _devices.is_known(b.slots[0].parameter)], "grad", lambda p: p.dtype)
+        self._furnish(buckets)
         for slot in slots:
-            if slot.grad is not None and self.attaches:
-                self._restore(slot)
+            _slots[id(slot.parameter)] = slot
+        self.slots += slots
+        self.buckets += buckets
+
+    def _furnish(self, buckets):
+        """Memory, names and hooks."""
+        self._place([b for b in buckets if _devices.is_known(b.slots[0].parameter)], Slot.settle_in, lambda p: p.dtype)
         self._place_wires(buckets)
         for bucket in buckets:
             self._declare(bucket)
+            for slot in bucket.slots:
+                slot.listen(type(self).arriving, type(self).ready)
+
+    def _follow(self, bucket):
+        """Of a bucket at rest, parameters may have moved: autograd may have forgotten the hooks, and another type needs other memory."""
+        moved = [slot for slot in bucket.slots if slot.has_moved()]
+        if not all(slot.is_current() for slot in moved):
+            self._renew(bucket)
+            return
+        for slot in moved:
+            slot.listen(type(self).arriving, type(self).ready)
+
+    def _renew(self, bucket):
+        """Of a bucket at rest, parameters have moved to another type, device or layout."""
+        self._digest = None
+        at = self.buckets.index(bucket)
+        slots = bucket.slots
         for slot in slots:
-            self._hook(slot)
-        self.slots += slots
-        self.buckets += buckets
+            slot.home = slot.wire = slot.rows = None
+        group = [[slot.parameter for slot in slots]]
+        anew = [Bucket(members, bucket.priority) for _, members in _grouped(slots, group, self._compresses())]
+        self._furnish(anew)
+        for each in anew:
+            each.missing = sum(not slot.is_complete for slot in each.slots)
+        self.buckets[at : at + 1] = anew
+
+    def _release(self, slot):
+        """Gives up a parameter. Those that travelled with it travel alone from now on."""
+        self._digest = None
+        self.buckets.remove(slot.bucket)
+        for other in slot.bucket.slots:
+            if other is slot:
+                slot.deafen()
+                self.slots.remove(slot)
+            else:
+                self.buckets.append(Bucket([other], slot.bucket.priority))
+                other.bucket.wire = other.wire
+                self._declare(other.bucket)
+
+    # -- Memory
 
     def _compresses(self):
         """Whether a compressor of the caller's own makes of a gradient what it likes."""
@@ -142,15 +229,15 @@ class Gradients:
         cast = self.compression.wire_dtype
         return cast if cast is not None and self.compression.applies_to(parameter.dtype) else parameter.dtype
 
-    def _place(self, buckets, what, dtype_of):
-        """Gives each slot its attribute `what`: a zeroed view into an arena of its device, where buckets lie side by side."""
+    def _place(self, buckets, give, dtype_of):
+        """give(slot, memory): a zeroed view into an arena of the slot's device, where buckets lie side by side."""
         by_device = {}
         for bucket in buckets:
             by_device.setdefault(_devices.device_of(bucket.slots[0].parameter), []).append(bucket)
         for device, members in by_device.items():
-            self._place_beside(members, what, dtype_of, device)
+            self._place_beside(members, give, dtype_of, device)
 
-    def _place_beside(self, buckets, what, dtype_of, device):
+    def _place_beside(self, buckets, give, dtype_of, device):
         places, end = [], 0
         for slot in (slot for bucket in buckets for slot in bucket.slots):
             dtype = dtype_of(slot.parameter)
@@ -161,11 +248,9 @@ class Gradients:
             arena = torch.frombuffer(Arena.buffer(_client.current(), max(end, ALIGNMENT)), dtype=torch.uint8)
         else:
             arena = _devices.empty([max(end, ALIGNMENT)], torch.uint8, buckets[0].slots[0].parameter).zero_()
-        if what == "grad":
-            self.arenas.append(arena)
         ends = {}
         for slot, dtype, offset, length in places:
-            setattr(slot, what, _view(arena[offset : offset + length].view(dtype), slot.parameter))
+            give(slot, _slot.laid_out(arena[offset : offset + length].view(dtype), slot.parameter))
             low, _, _ = ends.get(slot.bucket, (offset, 0, None))
             ends[slot.bucket] = low, offset + length, dtype
         for bucket, (low, high, dtype) in ends.items():
@@ -180,82 +265,91 @@ class Gradients:
                 _devices.say_staging(parameter.device)
             elif self._wire_dtype(parameter) == parameter.dtype:
                 for slot in bucket.slots:
-                    slot.wire = slot.grad
+                    slot.wire = slot.home
                 continue
             apart.append(bucket)
-        self._place(apart, "wire", self._wire_dtype)
+        self._place(apart, lambda slot, memory: setattr(slot, "wire", memory), self._wire_dtype)
 
     def _declare(self, bucket):
         """So that the daemons agree on it before the first gradient comes."""
         if self._compresses():
             # A compressor of the caller's own is asked what it makes of a gradient of zeros.
             packed, _ = self.compression.compress(torch.zeros_like(bucket.slots[0].parameter))
-            name = f"push_pull.{bucket.name}"
-            _client.current().declare(name, ops.DTYPES[packed.dtype], packed.numel())
+            dtype, count = ops.DTYPES[packed.dtype], packed.numel()
+        else:
+            dtype, count = ops.DTYPES[bucket.wire.dtype], bucket.wire.numel()
+        client, name, number = _client.current(), bucket.name, 1
+        while client.stands_for_another(_ops.tensor_name("push_pull", bucket.name, dtype, count), dtype, count):
+            number += 1
+            bucket.name = f"{name}.{number}"  # the parameter was of another type before
+        if self._compresses():
+            client.declare(_ops.tensor_name("push_pull", bucket.name, dtype, count), dtype, count)
         else:
             bucket.start = self._prepared(bucket)
 
     def _prepared(self, bucket):
         return _ops.prepared_push_pull(ops.span_of(bucket.wire), self.op, bucket.name, bucket.priority)
 
-    def _hook(self, slot):
-        parameter, mine = slot.parameter, weakref.ref(self)
-        before = _owners.get(id(parameter))
-        if before is not None:
-            before.release(parameter)
-        _owners[id(parameter)] = self
+    # -- Backward passes
 
-        def ready(*_):
-            gradients = mine()
-            if gradients is not None:
-                gradients.ready(slot)
+    def arriving(self, slot, grad):
+        """A backward pass is about to add to a gradient."""
+        if not self.in_pass:
+            if not _passes.accumulates():
+                return
+            self._enter_pass()
+        if slot.bucket.request is not None:
+            self._receive_early(slot.bucket)
+        if slot.has_moved():
+            self._follow(slot.bucket)
+        if sparse.travels_by_rows(grad):
+            self.send_rows(slot)
 
-        def before_ready(grad):
-            gradients = mine()
-            if gradients is not None and sparse.travels_by_rows(grad):
-                gradients.send_rows(slot)
+    def _enter_pass(self):
+        """What a pass before has sent is waited for, by all ranks: this one adds to the average."""
+        self.in_pass = True
+        self._was_reached = self.listening
+        _passes.enter(self.number, self)
+        self.settle_now()
 
-        slot.watch = parameter.register_hook(before_ready)
-        if hasattr(parameter, "register_post_accumulate_grad_hook"):
-            slot.hook = parameter.register_post_accumulate_grad_hook(ready)
-        else:
-            accumulate = parameter.expand_as(parameter).grad_fn.next_functions[0][0]
-            slot.hook = accumulate.register_hook(ready)
-            slot.keep = accumulate  # autograd itself holds it weakly
-
-    def release(self, parameter):
-        """Gives up a parameter that another takes over. Those that travelled with it travel alone from now on."""
-        given_up = next((s.bucket for s in self.slots if s.parameter is parameter), None)
-        if given_up is None:
+    def ready(self, slot):
+        """A backward pass has added to a gradient."""
+        if not self.listening:
             return
-        self.buckets.remove(given_up)
-        for slot in given_up.slots:
-            if slot.parameter is parameter:
-                slot.hook.remove()
-                slot.watch.remove()
-                self.slots.remove(slot)
-            else:
-                self.buckets.append(Bucket([slot], given_up.priority))
-                slot.bucket.wire = slot.wire
-                self._declare(slot.bucket)
+        self.synchronized = False
+        bucket = slot.bucket
+        bucket.has_come = False
+        if self.passes_left == 1 and not slot.is_complete:
+            slot.is_complete = True
+            bucket.missing -= 1
+            if not bucket.missing:
+                self._submit(bucket)
+
+    def leave_pass(self, ended_well):
+        """The outermost backward pass has come to its end. With the last of a step's, all that it has not reached is sent."""
+        self.in_pass = False
+        if self._was_reached and ended_well:
+            self.passes_left -= 1
+            if not self.passes_left:
+                self.begin()
+
+    def pass_has_ended(self, ended_well):
+        """All that the pass has reached have left it."""
 
     def send_rows(self, slot):
         """A gradient that is about to be added is the first that is sparse: of this one only rows travel from now on."""
-        alone = len(slot.bucket.slots) == 1 and slot.passes_left == self.passes
+        alone = len(slot.bucket.slots) == 1 and self.passes_left == self.passes
         if slot.rows is not None or self.sparse_as_dense or self._compresses() or not alone:
             return
         dtype = self._wire_dtype(slot.parameter)
         full = _ops.tensor_name("push_pull", slot.bucket.name, ops.DTYPES[dtype], slot.parameter.numel())
         slot.rows = sparse.SparseGradient(slot.parameter, self.op, full, slot.bucket.priority, self.predivide, dtype)
-        if slot.grad is not None:
-            self.arenas = sparse.without(self.arenas, slot.grad)
-        if slot.parameter.grad is slot.grad:
+        if slot.parameter.grad is slot.given:
             slot.parameter.grad = None
-
-    # -- Each step
+        slot.home = slot.wire = slot.bucket.wire = None
 
     def set_passes(self, passes):
-        self.passes = passes
+        self.passes = self.passes_left = passes
         self._expect_all()
 
     def _expect_all(self):
@@ -265,100 +359,139 @@ class Gradients:
     def _expect(self, bucket):
         bucket.missing = len(bucket.slots)
         for slot in bucket.slots:
-            slot.passes_left = self.passes
+            slot.is_complete = False
 
-    def ready(self, slot):
-        """A backward pass has added to the gradient."""
-        if not self.listening:
-            return
-        if slot.passes_left <= 0 or slot.bucket.request is not None:
-            raise RuntimeError(
-                f"{slot.name} was computed again before step() or synchronize(): more backward passes than "
-                f"backward_passes_per_step={self.passes}"
-            )
-        self.synchronized = False
-        slot.passes_left -= 1
-        if slot.passes_left == 0:
-            slot.bucket.missing -= 1
-            if slot.bucket.missing == 0:
-                self._submit(slot.bucket)
+    # -- Buckets
 
-    @torch.no_grad()
-    def _restore(self, slot):
-        """Sees to it that p.grad is the view in shared memory, with the values that p.grad has."""
-        grad = slot.parameter.grad
-        if grad is slot.grad:
-            return
-        if grad is None:
-            slot.grad.zero_()
-        elif grad.layout is not torch.strided:
-            slot.grad.zero_().add_(grad)
-        elif grad.data_ptr() != slot.grad.data_ptr():
-            slot.grad.copy_(grad)
-        slot.parameter.grad = slot.grad
-
-    @torch.no_grad()
     def _submit(self, bucket):
         """Decides how a bucket's gradients are sent, and sends them."""
         if bucket.slots[0].rows is not None:
-            bucket.request = bucket.slots[0].rows.start()
-            return
+            bucket.slots[0].absent = bucket.slots[0].parameter.grad is None
+            with torch.no_grad():
+                bucket.request = bucket.slots[0].rows.start()
+        else:
+            for slot in bucket.slots:
+                self._pack(slot)
+            if self._compresses():
+                bucket.wire = bucket.slots[0].wire
+                bucket.start = self._prepared(bucket)
+            bucket.request = bucket.start()
         for slot in bucket.slots:
-            self._pack(slot)
-        if self._compresses():
-            bucket.wire = bucket.slots[0].wire
-            bucket.start = self._prepared(bucket)
-        bucket.request = bucket.start()
+            slot.lend()
+        self._sent += 1
 
     def _pack(self, slot):
         """Brings a gradient to where it is sent from."""
-        if slot.grad is not None:
-            self._restore(slot)
-        elif slot.parameter.grad is None:
-            slot.parameter.grad = torch.zeros_like(slot.parameter)
-        grad = slot.parameter.grad
-        if self.predivide != 1.0:
+        slot.absent = not slot.bring()
+        grad = torch.zeros_like(slot.parameter) if slot.absent and self._compresses() else slot.given
+        if self.predivide != 1.0 and not slot.absent:
             grad.mul_(1.0 / self.predivide)
         if self._compresses():
             packed, slot.ctx = self.compression.compress(grad)
             # Of the caller's own making, and perhaps the caller's: what the daemon writes into is not.
             packed = _devices.brought(packed.detach())
             slot.wire = _devices.empty(packed.shape, packed.dtype, packed).copy_(packed)
-        elif slot.wire is not grad:
+        elif slot.absent:
+            slot.wire.zero_()
+        elif slot.wire is not slot.home:
             # Where a parameter is not laid out in rows, its gradient is not either: the order in memory is what is sent.
             slot.wire.copy_(grad)
 
-    @torch.no_grad()
     def _unpack(self, slot):
+        """The result becomes p.grad."""
         if slot.rows is not None:
-            slot.rows.finish()
+            with torch.no_grad():
+                slot.rows.finish()
             return
-        grad = slot.parameter.grad
-        result = self.compression.decompress(slot.wire, slot.ctx) if self._compresses() else slot.wire
-        if result is not grad:
-            grad.copy_(result)
+        if slot.wire is not slot.home:
+            slot.given.copy_(self.compression.decompress(slot.wire, slot.ctx) if self._compresses() else slot.wire)
         if self.predivide != 1.0:
-            grad.mul_(self.predivide)
+            slot.given.mul_(self.predivide)
+        slot.parameter.grad = slot.given
 
     def receive(self, bucket, deadline=None, timeout=None):
         """Waits for a bucket that is under way. How it failed, or None: then its gradients are there."""
         _await(bucket.request, bucket.name, deadline, timeout)
         error, bucket.request = bucket.request.outcome(), None
         self._expect(bucket)
-        if error is None:
-            for slot in bucket.slots:
+        for slot in bucket.slots:
+            if slot.was_changed():
+                self._was_changed = True
+                error = error or _changed(f"{slot.name} was changed")
+            if not slot.is_lent():
+                continue
+            if error is None and (not slot.absent or self._is_used(slot)):
                 self._unpack(slot)
+            else:
+                slot.take_back()
         return error
 
-    def begin(self):
-        """Begins the end of a step: sends what no backward pass has reached, which other ranks may have, and a note."""
-        self._read_put_off()
-        used = [slot.passes_left < self.passes for slot in self.slots] if self.track_use else ()
+    def _receive_early(self, bucket):
+        self._failure = self.receive(bucket) or self._failure
+        bucket.has_come = True
+
+    def touched(self):
+        """A gradient that is under way is used."""
+        if _passes.is_running():  # in the middle of a backward pass, which has not come to its end
+            for bucket in self.buckets:
+                if bucket.request is not None:
+                    self._receive_early(bucket)
+            return
+        self.settle_now()
+
+    def settle_now(self):
+        """Has nothing under way."""
+        settle = self.settle and self.settle()
+        if settle:
+            settle()
+        if self.under_way():
+            self.synchronize()
+
+    def has_begun_to_end(self):
+        """Whether all is on its way that is to be averaged."""
+        return self._ending
+
+    def has_begun(self):
+        """Whether a backward pass has added to gradients of the next step."""
+        return self.passes_left != self.passes or self.under_way()
+
+    def under_way(self):
+        return self._ending or any(bucket.request is not None for bucket in self.buckets)
+
+    def zeroed(self):
+        """Gradients have been zeroed, or dropped: a step begins anew."""
+        if any(lender() is None for lender in self._lenders):
+            self.look()  # so that hooks are there for the next backward pass
+        self.synchronized = False
+        self.passes_left = self.passes
         for bucket in self.buckets:
-            if bucket.request is None:
+            bucket.has_come = False
+        self._expect_all()
+
+    # -- The end of a step
+
+    def stepped(self):
+        """A step has been taken with the averages."""
+        self.synchronized = False
+        if self._steps != _notes.ANY:
+            self._steps += 1
+
+    def begin(self):
+        """Sends what backward passes have not reached, which other ranks may have, and a note."""
+        self.passes_left = self.passes
+        self._read_put_off()
+        self.look()
+        self._agree()
+        for bucket in self.buckets[:]:
+            if bucket.request is None and not bucket.has_come:
                 self._submit(bucket)
+        self._answer = None
         if self._sends_notes():
-            self._note = self._submit_note(_client.current().rank + 1, used)
+            absent = any(slot.absent for slot in self.slots)
+            used = [int(not slot.absent) for slot in self.slots] if absent else 1
+            self._note = self._notes.send(True, self._sent, self._steps, changed=self._was_changed, used=used)
+            self._steps, self._was_changed = 0, False
+        self._sent = 0
         self._ending = True
 
     def synchronize(self, timeout=None):
@@ -367,8 +500,14 @@ class Gradients:
         When some fail, all are waited for, and the first failure is raised.
         """
         deadline = None if timeout is None else time.monotonic() + timeout
+        for lender in self.lenders():
+            if not lender.synchronized:
+                lender.settle_now()
+                lender.synchronize(timeout)
         if not self._ending:
             self.begin()
+        if not self._may_put_off():
+            self._hear(deadline, timeout)
         for bucket in self.buckets:
             if bucket.request is not None:
                 error = self.receive(bucket, deadline, timeout)
@@ -380,6 +519,8 @@ class Gradients:
         """The end of a step whose gradients have been received: waits for the ranks' notes. Raises its first failure."""
         if not self._ending:
             return
+        for bucket in self.buckets:
+            bucket.has_come = False
         if self._note is not None and self._failure is None and self._may_put_off():
             self._ending = False
             self._put_off, self._note = self._note, None
@@ -387,23 +528,71 @@ class Gradients:
             with client.lock:
                 client.add_late(self._put_off)
             return
-        if self._note is not None:
-            _await(self._note, f"{self.prefix}notes", deadline, timeout)
-        note, self._note, self._ending = self._note, None, False
-        failure, self._failure = self._failure or (note and note.error), None
+        heard = self._hear(deadline, timeout)
+        self._ending = False
+        failure, self._failure = self._failure or heard, None
         if failure is not None:
             raise failure
-        if note is not None:
-            self._read_note()
+
+    def _hear(self, deadline=None, timeout=None):
+        """Waits for the ranks' notes, and raises what they say of all. How the notes failed, or None."""
+        if self._note is None:
+            return None
+        name = next((b.name for b in self.buckets if b.request and not b.request.poll()), self._notes.name)
+        _await(self._note, name, deadline, timeout)
+        note, self._note = self._note, None
+        if note.error is None:
+            self._take_answer()
+        return note.error
+
+    def _take_answer(self):
+        self._answer = answer = self._notes.read()
+        if answer.last is not None:
+            self.last_active = answer.last
+        if not answer.same_slots:
+            self._give_up(self._difference())
+        if answer.changed is not None and self._failure is None:
+            self._failure = _changed(f"rank {answer.changed} has changed a gradient in the step before this")
+        if not answer.same_steps:
+            self._give_up("some ranks have taken a step since their last backward pass, and others have not")
+        if not answer.same_sent:
+            self._give_up("the ranks' backward passes do not match: in this step they have sent different numbers of gradients")
+
+    def _give_up(self, words):
+        self._ending = False
+        raise BpsValueError(errno.EINVAL, f"{self.prefix.rstrip('.')}: {words}")
+
+    def _difference(self):
+        return _notes.difference(_ops.Handle(_ops.allgather_object(self._describe(), f"{self.prefix}slots")).wait())
+
+    def _describe(self):
+        return [self._settings(), *(slot.describe() for slot in self.slots)]
+
+    def _agree(self):
+        """Where slots have changed, the ranks have to say so before anything of the new ones is waited for."""
+        if self._digest is not None:
+            return
+        self._digest = digest = _notes.digest_of(self._describe())
+        if digest == self._notes.digest:
+            return
+        if self._notes.digest is not None and self._sends_notes():
+            self._note = self._notes.send(True, 0, digest=digest)
+            error = self._hear()
+            if error is not None:
+                raise error
+        self._notes.agree_on(digest, len(self.slots))
 
     def _sends_notes(self):
-        """With a quorum nobody waits for all ranks, as notes do; but who tracks use has to know."""
-        return self.track_use or not _client.current().quorum
+        """With a quorum nobody waits for all ranks, as notes do."""
+        return not _client.current().quorum
 
     def _may_put_off(self):
         """Whether nobody is to wait on the host, nor wants to know the note's answer now."""
-        return not self.track_use and all(
-            bucket.slots[0].rows is None and bucket.wire is not None and _devices.device_of(bucket.wire)
+        return all(
+            bucket.slots[0].rows is None
+            and bucket.wire is not None
+            and _devices.device_of(bucket.wire)
+            and not any(slot.absent for slot in bucket.slots)
             for bucket in self.buckets
         )
 
@@ -413,49 +602,14 @@ class Gradients:
         if note is not None:
             note.wait()
             note.check()
-            self._read_note()
+            self._take_answer()
 
-    def under_way(self):
-        return self._ending or any(bucket.request is not None for bucket in self.buckets)
+    def _is_used(self, slot):
+        """Whether some rank has this gradient, which this one has not."""
+        self._hear()
+        return self._answer is None or bool(self._answer.used[self.slots.index(slot)])
 
-    @torch.no_grad()
-    def zero(self):
-        if self.under_way():
-            raise AssertionError(
-                "zero_grad() between backward() and step() or synchronize(): gradients are on their way"
-            )
-        self.synchronized = False
-        for arena in self.arenas:
-            arena.zero_()
-        for slot in self.slots:
-            if slot.rows is None and slot.grad is not None:
-                slot.parameter.grad = slot.grad
-            else:
-                zero_one(slot.parameter)
-
-    # -- Notes: [1 + this rank while it trains, else 0; and 1 for each parameter that it used]. Their maximum is known to all.
-
-    def _submit_note(self, who, used=()):
-        count = 1 + (len(self.slots) if self.track_use else 0)
-        if self._notes is None or self._notes.numel() != count:
-            buffer = Arena.buffer(_client.current(), 4 * count)
-            self._notes = torch.frombuffer(buffer, dtype=torch.int32)
-            name = f"{self.prefix}notes.{count}"
-            self._notes_start = _ops.prepared_push_pull(ops.span_of(self._notes), Reduction.MAX, name, FIRST)
-        self._notes[0] = who
-        if self.track_use:
-            self._notes[1:] = torch.tensor(used, dtype=torch.int32) if used else 0
-        return self._notes_start()
-
-    def _read_note(self):
-        highest = int(self._notes[0])
-        if highest:
-            self.last_active = highest - 1
-        return highest
-
-    def unused(self):
-        """The slots that no rank used in the last step. With track_use only."""
-        return [slot for slot, used in zip(self.slots, self._notes[1:].tolist()) if not used]
+    # -- The end of training
 
     def join(self, each_step=None):
         """Adds nothing to the others' steps, until no rank trains any more. The highest rank that took part last.
@@ -469,41 +623,42 @@ class Gradients:
         if self.under_way():
             raise AssertionError("join() between backward() and step(): gradients are on their way")
         self._read_put_off()
-        self.zero()
+        for slot in self.slots:
+            slot.parameter.grad = None
+        self.zeroed()
+        self.look()
+        self._agree()
         while True:
             if each_step is not None:
                 each_step()
-            self._contribute_nothing()
-            if not self._read_note():
+            if self._contribute_nothing().last is None:
                 break
-        self.zero()
         return _client.current().size - 1 if self.last_active is None else self.last_active
 
     @torch.no_grad()
     def _contribute_nothing(self):
-        """A step of a rank that has joined."""
+        """A step of a rank that has joined. Returns the answer."""
         for bucket in self.buckets:
-            if self._compresses() or bucket.slots[0].rows is not None:
-                self._submit(bucket)  # of gradients that join() has zeroed
-                continue
-            bucket.wire.zero_()
-            bucket.request = bucket.start()
-        requests = [bucket.request for bucket in self.buckets] + [self._submit_note(0)]
+            self._submit(bucket)
+        note, self._sent = self._notes.send(False, self._sent), 0
+        requests = [bucket.request for bucket in self.buckets] + [note]
         for bucket in self.buckets:
             bucket.request = None
+        for slot in self.slots:
+            slot.take_back()
         for request in requests:
             request.wait()
         for request in requests:
             request.check()
+        self._take_answer()
+        return self._answer
 
 
-def zero_one(parameter):
-    if parameter.grad is None:
-        return
-    if sparse.is_sparse(parameter.grad):
-        parameter.grad = None
-    else:
-        parameter.grad.zero_()
+def _changed(what):
+    return BpsValueError(
+        errno.EINVAL,
+        f"{what} while it was under way, by a tensor over its memory: call synchronize() between backward() and such a change",
+    )
 
 
 def _await(request, name, deadline, timeout):
@@ -553,12 +708,3 @@ def _grouped(slots, groups, each_alone):
         key = position if group is None or each_alone else (group, p.dtype, p.device)
         members.setdefault(key, (position, []))[1].append(slot)
     return list(members.values())
-
-
-def _view(flat, like):
-    """flat, laid out in memory as like is."""
-    for layout in (torch.channels_last, torch.channels_last_3d):
-        if like.dim() in (4, 5) and like.dim() == (4 if layout is torch.channels_last else 5):
-            if like.is_contiguous(memory_format=layout) and not like.is_contiguous():
-                return flat.as_strided(like.size(), like.stride())
-    return flat.view(like.size())

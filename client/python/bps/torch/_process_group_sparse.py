@@ -48,10 +48,10 @@ def all_reduce(tensor, op, rank, size, before, submit):
     if before is not None:
         yield before
     own = tensor.detach().coalesce().cpu()
-    counts = torch.empty(size, dtype=torch.int64)
-    yield submit("sparse.count", [moves.all_gather_single(counts, torch.tensor([own._nnz()]), rank, size)])
-    indices = [torch.empty(own.sparse_dim(), n, dtype=torch.int64) for n in counts.tolist()]
-    values = [torch.empty(n, *own.shape[own.sparse_dim() :], dtype=own.dtype) for n in counts.tolist()]
+    counts = torch.empty(size, dtype=torch.int64, device="cpu")
+    yield submit("sparse.count", [moves.all_gather_single(counts, torch.tensor([own._nnz()], device="cpu"), rank, size)])
+    indices = [torch.empty(own.sparse_dim(), n, dtype=torch.int64, device="cpu") for n in counts.tolist()]
+    values = [torch.empty(n, *own.shape[own.sparse_dim() :], dtype=own.dtype, device="cpu") for n in counts.tolist()]
     gathers = [
         moves.all_gather_list(indices, own.indices(), rank, size),
         moves.all_gather_list(values, own.values(), rank, size),

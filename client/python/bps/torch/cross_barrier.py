@@ -10,9 +10,10 @@ import bps.torch.cross_barrier as bps     # BytePS's way: all names of bps.torch
 import weakref
 
 import torch
+from torch.optim import optimizer as _torch_optimizer
 from torch.overrides import TorchFunctionMode
 
-from ._gradients import zero_one
+from . import _slot
 from .compression import Compression
 from .optimizer import DistributedOptimizer, _Distributed
 
@@ -49,32 +50,42 @@ class _Steps:
     """Steps of an optimizer that are still to be taken."""
 
     def __init__(self, optimizer, step):
-        self._optimizer = optimizer
+        self._optimizer = weakref.ref(optimizer)
         self._step = step  # of the optimizer's own class
         self._groups = []  # param_groups as they were at step(), without the parameters
         self._group_of = {}  # id of a parameter: index of its group
         self._watch = None  # while it is on the stack of modes
-        self._zero_after = False  # zero_grad() has come since step()
+        self._zero_after = None  # set_to_none of a zero_grad() that has come since step()
+        self.is_new = True  # something has come since step()
+        self._is_open = False  # a step has begun whose end has not been waited for
         self.pending = {}  # id of a parameter: its bucket; in the order of the model
 
     def begin(self):
         """What step() does: gradients are under way, or, after synchronize(), there."""
-        optimizer, gradients = self._optimizer, self._optimizer._bps
+        optimizer, gradients = self._optimizer(), self._optimizer()._bps
         # A scheduler may change them before a parameter is used.
         self._groups = [
             {k: v.clone() if torch.is_tensor(v) else v for k, v in group.items() if k != "params"}
             for group in optimizer.param_groups
         ]
         self._group_of = {id(p): i for i, group in enumerate(optimizer.param_groups) for p in group["params"]}
-        self._zero_after = False
+        self._zero_after, self.is_new = None, False
         sent = {id(slot.parameter) for slot in gradients.slots}
         self._apply([p for group in optimizer.param_groups for p in group["params"] if id(p) not in sent])
         if gradients.synchronized:
             self._apply([slot.parameter for slot in gradients.slots])
-            gradients.synchronized = False
+            gradients.stepped()
             return
-        gradients.begin()
-        self.pending = {id(slot.parameter): bucket for bucket in gradients.buckets for slot in bucket.slots}
+        for lender in gradients.lenders():
+            lender.synchronize()
+        if not gradients.has_begun_to_end():
+            gradients.begin()
+        gradients.stepped()
+        self._is_open = True
+        # What the user has put into p.grad by now is of this step, and there already.
+        self._apply([slot.parameter for slot in gradients.slots if not slot.is_lent()])
+        lent = [slot for bucket in gradients.buckets for slot in bucket.slots if slot.is_lent()]
+        self.pending = {id(slot.parameter): slot.bucket for slot in lent}
         if self._watch is None:
             self._watch = _Watch(self)
             self._watch.__enter__()
@@ -98,36 +109,52 @@ class _Steps:
         if self._watch is not None and torch.overrides._get_current_function_mode() is self._watch:
             self._watch.__exit__(None, None, None)
             self._watch = None
-        self._optimizer._bps.end()
+        self.end()
+
+    def end(self):
+        """Where no step is pending."""
+        if self._is_open:
+            self._is_open = False
+            gradients = self._optimizer()._bps
+            for bucket in gradients.buckets:
+                if bucket.request is not None:
+                    gradients.receive(bucket)
+            gradients.end()
 
     def _take(self, buckets):
         # Not as the caller has it: states that begin now must outlive an inference mode.
         with torch.inference_mode(False), torch.no_grad():
-            for bucket in buckets:
-                for slot in bucket.slots:
-                    del self.pending[id(slot.parameter)]
-                error = self._optimizer._bps.receive(bucket)
-                if error is not None:
-                    self._abandon()
-                    raise error
-            slots = [slot for bucket in buckets for slot in bucket.slots]
+            slots = [slot for bucket in buckets for slot in bucket.slots if id(slot.parameter) in self.pending]
+            for slot in slots:
+                del self.pending[id(slot.parameter)]
+            # What is p.grad by now, if anything, is of the next step.
+            later = [(slot, slot.parameter.grad) for slot in slots if not slot.is_lent()]
+            for slot, _ in later:
+                slot.parameter.grad = slot.lent
+            errors = [self._optimizer()._bps.receive(bucket) for bucket in buckets]
+            for error in filter(None, errors):
+                self._abandon()
+                raise error
             self._apply([slot.parameter for slot in slots])
-            if self._zero_after:
+            if self._zero_after is not None:
                 for slot in slots:
-                    zero_one(slot.parameter)
+                    _slot.zero(slot.parameter, self._zero_after)
+            for slot, grad in later:
+                slot.parameter.grad = grad
 
     def _abandon(self):
         """Ends a step of which a part has failed. The parameters can be used, as they are; the failure is raised once."""
         left, self.pending = dict.fromkeys(self.pending.values()), {}
         for bucket in left:
-            self._optimizer._bps.receive(bucket)
+            self._optimizer()._bps.receive(bucket)
 
-    def zero_after(self):
+    def zero_after(self, set_to_none):
         """zero_grad() while steps are pending."""
-        self._zero_after = True
-        for slot in self._optimizer._bps.slots:
-            if id(slot.parameter) not in self.pending:
-                zero_one(slot.parameter)
+        self._zero_after = set_to_none
+        for group in self._optimizer().param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in self.pending:
+                    _slot.zero(parameter, set_to_none)
 
     def _apply(self, parameters):
         """The optimizer's own step, for these parameters: by another of its class, with the same states."""
@@ -136,8 +163,8 @@ class _Steps:
         groups = [{**group, "params": []} for group in self._groups]
         for p in parameters:
             groups[self._group_of[id(p)]]["params"].append(p)
-        part = object.__new__(self._optimizer._bps_base)
-        part.__dict__ = {**vars(self._optimizer), "param_groups": [group for group in groups if group["params"]]}
+        part = object.__new__(self._optimizer()._bps_base)
+        part.__dict__ = {**vars(self._optimizer()), "param_groups": [group for group in groups if group["params"]]}
         self._step(part)
 
 
@@ -152,13 +179,13 @@ class _CrossBarrier(_Distributed):
         self._bps_steps.begin()
 
     def synchronize(self, timeout=None):
-        """Takes all pending steps; waits for the gradients of a backward pass whose step() has not come.
+        """Takes all pending steps. Unless it comes right after step(), waits for the gradients of the next, too.
 
         To be called after the last step, to end the watch over calls of torch, and before gradients are clipped: the
         step that follows is then taken at once.
         """
         self._bps_steps.take_all()
-        if self._bps.under_way():
+        if self._bps_steps.is_new or self._bps.has_begun():
             super().synchronize(timeout)
 
     def _bps_before_unscale(self):
@@ -166,11 +193,20 @@ class _CrossBarrier(_Distributed):
         super()._bps_before_unscale()
 
     def zero_grad(self, set_to_none=True):
+        self._bps_steps.is_new = True
         if self._bps_steps.pending:
-            self._bps_steps.zero_after()
+            self._bps_steps.zero_after(set_to_none)
+            self._bps.zeroed()
         else:
-            self._bps.end()
+            self._bps_steps.end()
             super().zero_grad(set_to_none)
+
+    def _bps_before_step(self, args, kwargs):
+        """Hooks of others see averages, and what they make of these is what the step uses."""
+        if self._optimizer_step_pre_hooks or len(_torch_optimizer._global_optimizer_pre_hooks) > 1:
+            self._bps_steps.take_all()
+            if not self._bps.synchronized:
+                super().synchronize()
 
     def state_dict(self):
         self._bps_steps.take_all()
@@ -231,7 +267,6 @@ def CrossBarrier(
         optimizer = DistributedOptimizer(optimizer, named, compression, backward_passes_per_step)
     base = optimizer._bps_base
     step = _own_step(base, independent)
-    optimizer._bps_hook.remove()
     optimizer.__class__ = type(base.__name__, (_CrossBarrier, base), {"__module__": base.__module__})
     optimizer._bps_steps = _Steps(optimizer, step)
     optimizer._bps.settle = weakref.WeakMethod(optimizer._bps_steps.take_all)

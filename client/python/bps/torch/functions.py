@@ -123,7 +123,7 @@ def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter.", model=N
     skeleton = broadcast_object(skeleton, root_rank, f"{prefix}optimizer")
     if not mine:
         tensors = [
-            torch.empty(hole.shape, dtype=hole.dtype) for hole in sorted(_holes(skeleton), key=lambda h: h.number)
+            torch.empty(hole.shape, dtype=hole.dtype, device="cpu") for hole in sorted(_holes(skeleton), key=lambda h: h.number)
         ]
     # Their names hold what they are, because an optimizer may have other state the next time.
     handles = []

@@ -50,7 +50,10 @@ class DDPHookState:
 
         def steps():
             yield request
-            return buffer if wire is buffer else buffer.copy_(wire)
+            if wire is not buffer:
+                buffer.copy_(wire)
+            _bring_all(bucket)
+            return buffer
 
         return future_of(Handle(steps()), of=buffer)
 
@@ -67,7 +70,7 @@ class DDPHookState:
         client, wire = self._wires.get(number, (None, None))
         if client is not _client.current() or wire.numel() != buffer.numel() or wire.dtype != dtype:
             client = _client.current()
-            memory = Arena.buffer(client, max(1, buffer.numel() * torch.empty((), dtype=dtype).element_size()))
+            memory = Arena.buffer(client, max(1, buffer.numel() * dtype.itemsize))
             wire = torch.frombuffer(memory, dtype=dtype, count=buffer.numel())
             self._wires[number] = client, wire
         return wire
@@ -83,6 +86,16 @@ class DDPHookState:
             return
         shared = _shared_storage.share(buffer.untyped_storage())
         self._shared[number] = shared if shared is not None else address
+
+
+def _bring_all(bucket):
+    """torch brings no results to parameters that its own group did not use. That group is this process; others may have used them."""
+    for parameter, result in zip(bucket.parameters(), bucket.gradients()):
+        if parameter.grad is None:
+            if result.any():
+                parameter.grad = result.clone()
+        elif parameter.grad.data_ptr() != result.data_ptr():
+            parameter.grad.copy_(result)
 
 
 _default = None

@@ -534,7 +534,7 @@ def _start_alltoall(tensor, splits, name, timeout):
     def steps():
         make = _maker(source)
         result, received = yield from _ops.all_to_all(span_of(source), rows, row, cut, make, name, timeout)
-        return _bring_back(result, tensor), torch.tensor(received, dtype=torch.int32)
+        return _bring_back(result, tensor), torch.tensor(received, dtype=torch.int32, device="cpu")
 
     return Handle(steps())
 

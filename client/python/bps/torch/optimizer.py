@@ -1,8 +1,10 @@
 """DistributedOptimizer: an optimizer that steps with gradients averaged over all ranks."""
 
 import contextlib
+import weakref
 
 import torch
+from torch.optim import optimizer as _torch_optimizer
 
 from .. import _client
 from .._horovod import check_process_set
@@ -42,51 +44,68 @@ class _Distributed:
         self._bps.set_passes(passes)
 
     def zero_grad(self, set_to_none=True):
-        """Zeroes the gradients. They stay where they are, in shared memory, whatever set_to_none says."""
-        self._bps.zero()
-        ours = {id(slot.parameter) for slot in self._bps.slots}
-        for group in self.param_groups:
-            for parameter in group["params"]:
-                if id(parameter) not in ours and parameter.grad is not None:
-                    parameter.grad = None if set_to_none else parameter.grad.zero_()
+        """As the optimizer's own. Gradients that are on their way are waited for, as other ranks may use them."""
+        for gradients in (*self._bps.lenders(), self._bps):
+            gradients.settle_now()
+        super().zero_grad(set_to_none)
+        self._bps.zeroed()
 
     def add_param_group(self, param_group):
         super().add_param_group(param_group)
-        group = self.param_groups[-1]["params"]
-        first = sum(len(g["params"]) for g in self.param_groups[:-1])
-        self._bps.add([(f"noname.{first + i}", p) for i, p in enumerate(group) if p.requires_grad])
+        self._bps.look()
+
+    def _bps_before_step(self, args, kwargs):
+        gradients = self._bps
+        closure = args[1] if len(args) > 1 else kwargs.get("closure")
+        if closure is None:
+            if not self._bps_skips and not gradients.synchronized:
+                gradients.synchronize()
+            gradients.stepped()
+            return None
+        if gradients.under_way():
+            gradients.synchronize()
+
+        def synchronized_closure():
+            loss = closure()
+            gradients.synchronize()
+            gradients.stepped()
+            return loss
+
+        if len(args) > 1:
+            return (args[0], synchronized_closure, *args[2:]), kwargs
+        return args, {**kwargs, "closure": synchronized_closure}
 
     def __reduce__(self):
         raise TypeError("a DistributedOptimizer cannot be pickled: save its state_dict()")
 
 
 def _before_step(optimizer, args, kwargs):
-    """Runs before step(), however that was wrapped. args starts with the optimizer itself."""
-    gradients = optimizer._bps
-    closure = args[1] if len(args) > 1 else kwargs.get("closure")
-    if closure is None:
-        if not optimizer._bps_skips and not gradients.synchronized:
-            gradients.synchronize()
-        gradients.synchronized = False
-        return None
-    if gradients.under_way():
-        gradients.synchronize()
+    """Runs before step() of any optimizer, however that was wrapped, and before other hooks. args starts with the optimizer."""
+    if isinstance(optimizer, _Distributed):
+        return optimizer._bps_before_step(args, kwargs)
+    return None
 
-    def synchronized_closure():
-        loss = closure()
-        gradients.synchronize()
-        return loss
 
-    if len(args) > 1:
-        return (args[0], synchronized_closure, *args[2:]), kwargs
-    return args, {**kwargs, "closure": synchronized_closure}
+_hook = None
+
+
+def _come_first():
+    """Has _before_step() run before all hooks that there are by now."""
+    global _hook
+    if _hook is None:
+        _hook = _torch_optimizer.register_optimizer_step_pre_hook(_before_step)
+    _torch_optimizer._global_optimizer_pre_hooks.move_to_end(_hook.id, last=False)
+
+
+def _trained(optimizer):
+    return [p for group in optimizer.param_groups for p in group["params"]]
 
 
 def _named(optimizer, named_parameters):
     """(name, parameter) of what the optimizer trains, in the order of named_parameters: the order of priority."""
-    trained = [p for group in optimizer.param_groups for p in group["params"]]
+    trained = _trained(optimizer)
     if named_parameters is None:
-        return [(f"noname.{i}", p) for i, p in enumerate(trained) if p.requires_grad]
+        return [(f"noname.{i}", p) for i, p in enumerate(trained)]
     named = list(named_parameters)
     if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
         raise ValueError("named_parameters must be pairs of name and parameter, as model.named_parameters() gives them")
@@ -99,7 +118,30 @@ def _named(optimizer, named_parameters):
     if missing:
         raise ValueError(f"named_parameters lacks {missing} of the parameters that the optimizer trains")
     ours = {id(p) for p in trained}
-    return [(name, p) for name, p in named if id(p) in ours and p.requires_grad]
+    return [(name, p) for name, p in named if id(p) in ours]
+
+
+class _Names:
+    """Of the parameters that an optimizer has, and may have later."""
+
+    def __init__(self, named, optimizer):
+        self._known = {id(p): (name, p) for name, p in named}
+        self._optimizer = weakref.ref(optimizer)
+
+    def parameters(self):
+        optimizer = self._optimizer()
+        return _trained(optimizer) if optimizer is not None else []
+
+    def name_of(self, parameter):
+        if id(parameter) in self._known:
+            return self._known[id(parameter)][0]
+        taken = {name for name, _ in self._known.values()}
+        at = next(i for i, p in enumerate(self.parameters()) if p is parameter)
+        name = f"noname.{at}"
+        while name in taken:
+            name += "'"  # the parameter that was there is another's
+        self._known[id(parameter)] = name, parameter
+        return name
 
 
 def _groups(named, groups):
@@ -159,14 +201,18 @@ def DistributedOptimizer(
         raise ValueError("gradient_predivide_factor needs op=Average")
     if isinstance(optimizer, (_Distributed, _asynchronous._Asynchronous)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
-    named = _named(optimizer, named_parameters)
+    known = _named(optimizer, named_parameters)
+    named = [(name, p) for name, p in known if p.requires_grad]
     if asynchronous is None:
         asynchronous = _client.current().asynchronous
     if asynchronous:
         return _asynchronous.wrap(optimizer, named)
     groups = _groups(named, num_groups if groups is None else groups)
+    names = _Names(known, optimizer)
     optimizer._bps = Gradients(
         named,
+        names.parameters,
+        names.name_of,
         compression,
         backward_passes_per_step,
         op,
@@ -178,7 +224,7 @@ def DistributedOptimizer(
         for slot in optimizer._bps.slots:
             optimizer._bps.send_rows(slot)
     optimizer._bps_skips = False
-    optimizer._bps_hook = optimizer.register_step_pre_hook(_before_step)
+    _come_first()
     amp.synchronize_first()
     base = optimizer._bps_base = optimizer.__class__
     optimizer.__class__ = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})

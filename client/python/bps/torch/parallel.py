@@ -19,59 +19,18 @@ MB = 1 << 20
 class _Reducer(Gradients):
     """Gradients that are waited for at the end of the backward pass which they come from."""
 
-    attaches = False  # what no backward pass has reached is None, as in one process
-
     def __init__(self, *arguments, **options):
         # Whether a parameter is alone in its bucket is a matter of sizes: what is sparse stays so with an optimizer only.
         super().__init__(*arguments, sparse_as_dense=True, **options)
-        self.in_backward = False
-        self.cut_short = False  # a backward pass has reached parameters and has not come to its end
+        self.cut_short = False  # the last backward pass ended with an exception while its gradients were on their way
+        self.awaited = False  # a forward pass whose backward pass is to send has had none yet
 
-    def enter(self):
-        """A backward pass has begun, or has reached a parameter. _end() comes with the end of the outermost."""
-        if self.listening and not self.in_backward:
-            self.in_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end)
-
-    def ready(self, slot):
-        self.enter()
-        self.cut_short = self.listening
-        super().ready(slot)
-
-    def forget(self):
-        """The backward pass that began is no more."""
-        self.in_backward = self.cut_short = False
-
-    def _end(self):
-        reached = self.cut_short
-        self.forget()
-        if not reached:
-            return  # it was for gradients of something else: torch.autograd.grad()
-        absent = [slot for slot in self.slots if slot.parameter.grad is None] if self.track_use else ()
-        self.begin()
-        # Waits when all instances that this pass went through have begun: ranks may come to them in different orders.
-        torch.autograd.Variable._execution_engine.queue_callback(lambda: self._finish(absent))
-
-    def _finish(self, absent):
-        self.synchronize()
-        if absent:
-            nobody = {id(slot) for slot in self.unused()}
-            for slot in absent:
-                if id(slot) in nobody:
-                    slot.parameter.grad = None  # as in one process, where an optimizer then leaves the parameter alone
-
-
-def _tensors(value):
-    if torch.is_tensor(value):
-        yield value
-    elif isinstance(value, dict):
-        for item in value.values():
-            yield from _tensors(item)
-    elif isinstance(value, (list, tuple)):
-        for item in value:
-            yield from _tensors(item)
-    elif hasattr(value, "__dataclass_fields__"):
-        yield from _tensors(vars(value))
+    def pass_has_ended(self, ended_well):
+        if self.has_begun_to_end():
+            self.awaited = False
+            self.synchronize()
+        else:
+            self.cut_short = not ended_well and self.under_way()
 
 
 def _moved(value, device):
@@ -110,9 +69,8 @@ class DistributedDataParallel(torch.nn.Module):
                      check_reduction have no effect, as in torch with one device
     broadcast_buffers  buffers of rank 0 for all before each forward pass that a backward pass is to follow
     bucket_cap_mb    gradients travel together up to so many MB
-    find_unused_parameters  a parameter that no rank used keeps p.grad None, as in one process; else it gets zeros. One
-                     that only some ranks used is averaged either way
-    gradient_as_bucket_view, static_graph  have no effect: gradients are always views
+    find_unused_parameters, gradient_as_bucket_view, static_graph  have no effect: a parameter that no rank used keeps p.grad as
+                     it was, as in one process, one that only some ranks used is averaged, and gradients are views
     """
 
     def __init__(
@@ -146,13 +104,7 @@ class DistributedDataParallel(torch.nn.Module):
         if bucket_cap_mb < 0:
             raise ValueError(f"bucket_cap_mb={bucket_cap_mb} is negative")
         ignored = set(getattr(module, "_ddp_params_and_buffers_to_ignore", ()))
-        self._state = [
-            (name, tensor)
-            for named in (module.named_parameters(), module.named_buffers())
-            for name, tensor in named
-            if name not in ignored
-        ]
-        trained = [(name, p) for name, p in self._state if isinstance(p, torch.nn.Parameter) and p.requires_grad]
+        trained = [(name, p) for name, p in module.named_parameters() if name not in ignored and p.requires_grad]
         if not trained:
             raise RuntimeError("no parameter of the module requires a gradient: there is nothing to average")
         self.module = module
@@ -166,18 +118,20 @@ class DistributedDataParallel(torch.nn.Module):
         self._sends = True
         self._gradients = _Reducer(
             trained,
+            *_ways_to_parameters(module, ignored),
             compression,
             1,
             Reduction.AVERAGE,
             1.0,
             _buckets(trained, bucket_cap_mb * MB),
-            track_use=find_unused_parameters,
         )
         if init_sync:
             self._broadcast_state(0)
 
     def _broadcast_state(self, root):
-        broadcast_parameters(self._state, root, prefix=f"{self._gradients.prefix}state.")
+        state = [*self.module.named_parameters(), *self.module.named_buffers()]
+        state = [(name, tensor) for name, tensor in state if name not in self._ignored]
+        broadcast_parameters(state, root, prefix=f"{self._gradients.prefix}state.")
 
     # -- Buffers
 
@@ -208,27 +162,20 @@ class DistributedDataParallel(torch.nn.Module):
 
     def forward(self, *inputs, **options):
         sends = self._sends and torch.is_grad_enabled()
-        if self._gradients.in_backward and not _inside_backward():
-            if self._gradients.cut_short:
-                raise RuntimeError(
-                    "the last backward pass ended with an exception while its gradients were on their way: call "
-                    "synchronize(), which completes it for the other ranks, before the next forward pass"
-                )
-            self._gradients.forget()
-        if torch.is_grad_enabled():
-            # As torch has it, the forward pass decides: no_sync() around it is what counts.
-            self._gradients.listening = sends
+        if self._gradients.cut_short:
+            raise RuntimeError(
+                "the last backward pass ended with an exception while its gradients were on their way: call "
+                "synchronize(), which completes it for the other ranks, before the next forward pass"
+            )
+        if sends or (torch.is_grad_enabled() and not self._gradients.awaited):
+            # As torch has it, the forward pass decides: no_sync() around it is what counts, unless the backward pass of one
+            # before is still to come.
+            self._gradients.listening = self._gradients.awaited = sends
         if sends and self.broadcast_buffers:
             self._broadcast_buffers()
         if self.device is not None:
             inputs, options = _moved(inputs, self.device), _moved(options, self.device)
-        output = self.module(*inputs, **options)
-        if sends:
-            # So that the end of a backward pass inside another one (of a checkpoint) does not count as the end.
-            for tensor in _tensors(output):
-                if tensor.requires_grad:
-                    tensor.register_hook(_enter(self._gradients))
-        return output
+        return self.module(*inputs, **options)
 
     @contextlib.contextmanager
     def no_sync(self):
@@ -242,7 +189,7 @@ class DistributedDataParallel(torch.nn.Module):
     def synchronize(self):
         """Waits for gradients; backward() has done so unless an exception has ended it. What it did not come to is zero."""
         if self._gradients.cut_short:
-            self._gradients.forget()
+            self._gradients.cut_short = False
             self._gradients.synchronize()
 
     @contextlib.contextmanager
@@ -269,18 +216,19 @@ class DistributedDataParallel(torch.nn.Module):
         raise TypeError("a DistributedDataParallel cannot be pickled: save the state_dict() of its module")
 
 
-def _inside_backward():
-    return torch._C._current_graph_task_id() != -1
+def _ways_to_parameters(module, ignored):
+    """How Gradients finds the parameters that there are now, and their names. They do not keep the module."""
+    module = weakref.ref(module)
 
+    def parameters():
+        there = module()
+        if there is None:
+            return []
+        if not ignored:
+            return list(there.parameters())
+        return [p for name, p in there.named_parameters() if name not in ignored]
 
-def _enter(gradients):
-    """The hook of an output, which may live longer than the wrapper."""
-    mine = weakref.ref(gradients)
+    def name_of(parameter):
+        return next(name for name, p in module().named_parameters() if p is parameter)
 
-    def enter(grad):
-        gradients = mine()
-        if gradients is not None:
-            gradients.enter()
-        return grad
-
-    return enter
+    return parameters, name_of

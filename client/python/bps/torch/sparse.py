@@ -23,7 +23,7 @@ def travels_by_rows(tensor):
 
 def _tensor(numbers, values, shape):
     # The daemon has looked at the numbers.
-    return torch.sparse_coo_tensor(numbers, values, shape, check_invariants=False)
+    return torch.sparse_coo_tensor(numbers, values, shape, device=values.device, check_invariants=False)
 
 
 def _check(tensor, dtypes):
@@ -81,8 +81,8 @@ class Exchange:
         values = values.to(wire_dtype or self.dtype).contiguous()
         table = self.of_rows.numel()
         # What the result does not fill costs address space alone.
-        self.numbers = torch.empty(table, dtype=torch.int64)
-        self.values = torch.empty((table, *self.shape[tensor.sparse_dim() :]), dtype=values.dtype)
+        self.numbers = torch.empty(table, dtype=torch.int64, device="cpu")
+        self.values = torch.empty((table, *self.shape[tensor.sparse_dim() :]), dtype=values.dtype, device="cpu")
         source, target = _rows(numbers, values, DTYPES), _rows(self.numbers, self.values, DTYPES)
         self.request = _ops.push_pull_rows(source, table, target, reduction, name, priority, timeout, full)
 
@@ -131,7 +131,7 @@ class SparseGradient:
         grad = self.parameter.grad
         if grad is None:
             values = self.parameter.detach()[:0]
-            grad = _tensor(torch.empty((1, 0), dtype=torch.int64), values, self.parameter.shape)
+            grad = _tensor(torch.empty((1, 0), dtype=torch.int64, device="cpu"), values, self.parameter.shape)
         elif not is_sparse(grad):
             grad = grad.to_sparse(1)
         self._exchange = Exchange(grad, scale=1.0 / self.predivide, **self._send)

@@ -147,12 +147,11 @@ def check_unused_parameters():
             together.zero_grad(set_to_none=set_to_none)
             loss(mine, bps.rank()).backward()
             average_in_turn(alone, [lambda net, rank=rank: loss(net, rank) for rank in range(bps.size())])
-            # Nobody's stays as it is in one process; without the search it is zero.
-            if find:
-                alone.nobody.weight.grad = alone.nobody.bias.grad = None
-                if bps.size() == 1:
-                    alone.a.weight.grad = alone.a.bias.grad = None
-                assert mine.module.nobody.weight.grad is None
+            # Nobody's stays as it is in one process.
+            alone.nobody.weight.grad = alone.nobody.bias.grad = None
+            if bps.size() == 1:
+                alone.a.weight.grad = alone.a.bias.grad = None
+            assert mine.module.nobody.weight.grad is None
             together.step()
             apart.step()
         assert_same(mine, alone, find)
