@@ -49,8 +49,8 @@ static_assert(BPS_VARIABLE == ELEMENTS_VARIABLE, "bps.h repeats proto/types.h");
 
 /*
  * Fork. The child of a trainer must not keep the trainer's socket open: the daemon would not see the trainer die. So
- * every open client is in this list, and the child closes what it inherited. It cannot touch anything else: the thread
- * that held the client's mutex may not exist any more.
+ * every open client is in this list, and the child closes what it inherited, and has copies of what is shared. It cannot
+ * touch anything else: the thread that held the client's mutex may not exist any more.
  */
 static pthread_mutex_t clients_mutex = PTHREAD_MUTEX_INITIALIZER;
 static LIST_HEAD(, bps_client) clients;
@@ -86,6 +86,7 @@ static void fork_child(void)
 	LIST_FOREACH(client, &clients, link)
 	client_close_fds(client);
 	LIST_INIT(&clients);
+	memory_forked();
 	client_fork_unlock();
 }
 

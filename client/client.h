@@ -102,9 +102,10 @@ struct bps_memory {
 	struct bps_client *client; /* counted, if it is the caller's */
 	char *data;
 	size_t len;
-	bool ours;		  /* mapped by the library */
-	int fd;			  /* to share it again; owned */
-	struct cuda_memory *cuda; /* NULL: of the host; owned */
+	bool ours;		       /* mapped by the library */
+	int fd;			       /* to share it again; owned */
+	LIST_ENTRY(bps_memory) mapped; /* if it is ours; guarded by client_fork_lock() */
+	struct cuda_memory *cuda;      /* NULL: of the host; owned */
 	/* Guarded by the client's mutex. */
 	TAILQ_ENTRY(bps_memory) link; /* in client->shared */
 	struct client_call share;
@@ -529,6 +530,8 @@ int memory_share(struct bps_memory *memory);
 /* Makes memory and gives it to the daemon. (locked, may wait) */
 int memory_new(struct bps_client *client, size_t len, struct bps_memory **ret_memory);
 struct bps_memory *memory_free(struct bps_memory *memory);
+/* In a child of fork(), under client_fork_lock(). */
+void memory_forked(void);
 /* The caller's memory that holds len bytes at data, or NULL. */
 struct bps_memory *memory_find(struct bps_client *client, const void *data, size_t len);
 void memory_use(struct bps_memory *memory);

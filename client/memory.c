@@ -59,6 +59,39 @@ int memory_share(struct bps_memory *memory)
 	return r;
 }
 
+/*
+ * A child of fork() has copies of what its parent has in memory of its own, and of no other: what the child writes must not
+ * change gradients of the parent. So the child maps memory anew that the library has mapped.
+ */
+static LIST_HEAD(, bps_memory) all_mapped; /* guarded by client_fork_lock() */
+
+static void memory_copy(struct bps_memory *memory)
+{
+	void *data = mmap(memory->data, memory->len, PROT_READ | PROT_WRITE,
+			  MAP_PRIVATE | MAP_FIXED, memory->fd, 0);
+
+	/* No memory is better than the parent's. */
+	if (data == MAP_FAILED)
+		(void)munmap(memory->data, memory->len);
+}
+
+void memory_forked(void)
+{
+	struct bps_memory *memory;
+
+	LIST_FOREACH(memory, &all_mapped, mapped)
+	memory_copy(memory);
+	LIST_INIT(&all_mapped);
+}
+
+static void memory_unmap(struct bps_memory *memory)
+{
+	client_fork_lock();
+	LIST_REMOVE(memory, mapped);
+	(void)munmap(memory->data, memory->len);
+	client_fork_unlock();
+}
+
 int memory_new(struct bps_client *client, size_t len, struct bps_memory **ret_memory)
 {
 	_cleanup_(fd_closep) int fd = -1;
@@ -87,9 +120,12 @@ int memory_new(struct bps_client *client, size_t len, struct bps_memory **ret_me
 		.ours = true,
 		.fd = fd,
 	};
+	client_fork_lock();
+	LIST_INSERT_HEAD(&all_mapped, memory, mapped);
+	client_fork_unlock();
 	r = memory_share(memory);
 	if (r) {
-		(void)munmap(data, len);
+		memory_unmap(memory);
 		free(memory);
 		return r;
 	}
@@ -110,9 +146,9 @@ struct bps_memory *memory_free(struct bps_memory *memory)
 	}
 	if (!memory->client->failure)
 		(void)call_unshare(memory->client, NULL, memory->number);
-	fd_close(memory->fd);
 	if (memory->ours)
-		(void)munmap(memory->data, memory->len);
+		memory_unmap(memory);
+	fd_close(memory->fd);
 	free(memory);
 	return NULL;
 }

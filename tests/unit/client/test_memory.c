@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <sys/mman.h>
+#include <sys/wait.h>
 
 #define MIB (UINT64_C(1) << 20)
 
@@ -29,6 +30,35 @@ TEST(alloc)
 	ASSERT_EQ(told(fake)->n_shares, 2);
 	ASSERT_FAILS(bps_memory_alloc(client, 1, NULL), EINVAL, "NULL");
 	ASSERT_TRUE(!bps_memory_data(NULL) && !bps_memory_len(NULL));
+}
+
+TEST(a_child_of_fork_has_a_copy)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_open(fake);
+	_cleanup_(bps_memory_freep) struct bps_memory *kept = NULL, *gone = NULL;
+	char *data;
+	pid_t pid;
+	int status;
+
+	ASSERT_OK(bps_memory_alloc(client, 3 * MIB, &kept));
+	ASSERT_OK(bps_memory_alloc(client, 1, &gone));
+	bps_memory_free(TAKE_PTR(gone));
+	data = bps_memory_data(kept);
+	memset(data, 1, 3 * MIB);
+	pid = fork();
+	ASSERT_TRUE(pid >= 0);
+	if (!pid) {
+		bool same = data[0] == 1 && data[3 * MIB - 1] == 1;
+
+		memset(data, 2, 2 * MIB);
+		_exit(same && data[0] == 2 && data[3 * MIB - 1] == 1 ? 7 : 1);
+	}
+	ASSERT_EQ(waitpid(pid, &status, 0), pid);
+	ASSERT_TRUE(WIFEXITED(status));
+	ASSERT_EQ(WEXITSTATUS(status), 7);
+	for (size_t i = 0; i < 3 * MIB; i += 4096)
+		ASSERT_EQ(data[i], 1);
 }
 
 TEST(daemon_that_refuses_memory)

@@ -17,6 +17,7 @@ gradients there are, and which of them this rank has. What no rank has stays Non
 import errno
 import gc
 import operator
+import os
 import threading
 import time
 import weakref
@@ -84,6 +85,7 @@ class Gradients:
         self.listening = True  # False: backward passes add up and nothing is sent
         self.in_pass = self._was_reached = False  # a backward pass runs that adds to gradients; and these are to be sent
         self.last_active = None  # the highest rank that took part in the last step
+        self.has_let_go = False
         self.settle = None  # a weakref.WeakMethod: ends what its owner has put off
         self._parameters, self._name_of = parameters, name_of
         self._groups = groups
@@ -104,6 +106,17 @@ class Gradients:
         _passes.watch()
         self._notes = _notes.Notes(self.prefix)
         self.look(named_parameters)
+
+    def let_go(self):
+        """In a child of fork(), which has copies of gradients and no job: what it does is its own."""
+        for slot in self.slots:
+            slot.deafen()
+            if slot.is_lent():
+                slot.take_back()
+        self.slots, self.buckets, self._lenders = [], [], []
+        self._parameters = list
+        self._seen = []
+        self._ending, self._note, self._put_off, self.has_let_go = False, None, None, True
 
     def __del__(self):
         for slot in getattr(self, "slots", ()):
@@ -499,6 +512,8 @@ class Gradients:
 
         When some fail, all are waited for, and the first failure is raised.
         """
+        if self.has_let_go:
+            return
         deadline = None if timeout is None else time.monotonic() + timeout
         for lender in self.lenders():
             if not lender.synchronized:
@@ -652,6 +667,15 @@ class Gradients:
             request.check()
         self._take_answer()
         return self._answer
+
+
+def _let_go_after_fork():
+    for made in list(_made.values()):
+        for gradients in filter(None, (each() for each in made)):
+            gradients.let_go()
+
+
+os.register_at_fork(after_in_child=_let_go_after_fork)
 
 
 def _changed(what):

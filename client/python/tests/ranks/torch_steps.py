@@ -1,6 +1,7 @@
 """What may be done between backward() and step(), what is refused, and what goes when a model goes. Two ranks, or four."""
 
 import gc
+import os
 import weakref
 
 import torch
@@ -211,6 +212,28 @@ def check_what_is_dropped_goes_at_once():
             assert [each() for each in (*gone, arena)] == [None] * 3, kind
     finally:
         gc.enable()
+
+
+def check_a_forked_child_has_its_own():
+    """Whatever it does with the model, it does to a copy, and by itself."""
+    net = linear()
+    optimizer = wrapped(net)
+    backward(net, 1 + bps.rank())
+    optimizer.step()
+    before = net.weight.grad.clone(), net.weight.detach().clone()
+    child = os.fork()
+    if not child:
+        net.weight.grad.mul_(100)
+        optimizer.zero_grad()
+        backward(net, 3)
+        optimizer.step()
+        os._exit(7 if torch.equal(net.weight.detach(), before[1] - 3) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert torch.equal(net.weight.grad, before[0]) and torch.equal(net.weight.detach(), before[1])
+    optimizer.zero_grad()
+    backward(net, 2)
+    optimizer.step()
+    assert net.weight.grad.tolist() == [[2.0] * 3]
 
 
 def check_other_defaults():
