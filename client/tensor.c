@@ -1,5 +1,5 @@
 #include "client.h"
-#include <ctype.h>
+#include "proto/text.h"
 #include <stdio.h>
 
 #define NAME_RESERVED "bps:" /* names of tensors that the library itself declares */
@@ -11,10 +11,10 @@ static int tensor_check_name(const char *name)
 	if (!len || len > TENSOR_NAME_MAX)
 		return error_set(-EINVAL, "a tensor's name has %zu bytes: 1 to %u", len,
 				 TENSOR_NAME_MAX);
-	for (const char *c = name; *c; c++)
-		if (iscntrl((unsigned char)*c))
-			return error_set(-EINVAL, "a tensor's name has the control character %u",
-					 (unsigned char)*c);
+	if (!text_is_plain(name, len))
+		return error_set(-EINVAL,
+				 "a tensor's name is UTF-8 of printable characters, without "
+				 "any that control, turn or hide text");
 	return 0;
 }
 

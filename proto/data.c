@@ -1,4 +1,5 @@
 #include "proto/data.h"
+#include "proto/text.h"
 #include <endian.h>
 
 #define SWAP16(field) ((field) = __builtin_bswap16(field))
@@ -193,15 +194,15 @@ uint32_t data_added_find(const struct data_added_set *set, const char *name, con
 	return set->n;
 }
 
-/* A text that fills its place up with NUL, and has no control characters. */
+/* A text that may be shown, and fills its place up with NUL. */
 static bool text_valid(const char *text, size_t size)
 {
 	size_t len = strnlen(text, size);
 
-	if (!len || len == size)
+	if (!len || len == size || !text_is_plain(text, len))
 		return false;
-	for (size_t i = 0; i < size; i++)
-		if (i < len ? (unsigned char)text[i] < ' ' || text[i] == 0x7f : text[i])
+	for (size_t i = len; i < size; i++)
+		if (text[i])
 			return false;
 	return true;
 }

@@ -1,6 +1,7 @@
 #include "admin/ctl.h"
 #include "proto/admin.pb-c.h"
 #include "proto/health.pb-c.h"
+#include "proto/text.h"
 
 #include <inttypes.h>
 #include <stdarg.h>
@@ -12,9 +13,7 @@
 /* Text from elsewhere, harmless to a terminal. */
 static void clean(char *text)
 {
-	for (; *text; text++)
-		if ((unsigned char)*text < 0x20 || *text == 0x7f)
-			*text = '?';
+	text_make_plain(text, strlen(text));
 }
 
 /* A table whose columns are as wide as their widest cell. A cell that is a number is aligned to the right. */

@@ -1,6 +1,7 @@
 #include "base/error.h"
 
 #include "base/log.h"
+#include "proto/text.h"
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -37,6 +38,8 @@ int failure_set(struct failure *failure, int status, const char *format, ...)
 	va_start(args, format);
 	if (vsnprintf(failure->text, sizeof(failure->text), format, args) < 0)
 		failure->text[0] = '\0';
+	/* A failure may hold words of others, and ends up with trainers, peers and operators. */
+	text_make_plain(failure->text, strlen(failure->text));
 	va_end(args);
 	return status;
 }

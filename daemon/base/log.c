@@ -1,4 +1,5 @@
 #include "base/log.h"
+#include "proto/text.h"
 
 #include <poll.h>
 #include <pthread.h>
@@ -158,9 +159,7 @@ static bool log_emit(int level, const char *format, va_list args)
 	len = MIN(head + (size_t)n, sizeof(line) - 1);
 
 	/* Texts come from peers and trainers too: none of them may forge a line or drive a terminal. */
-	for (size_t i = head; i < len; i++)
-		if ((unsigned char)line[i] < 0x20 || line[i] == 0x7f)
-			line[i] = '?';
+	text_make_plain(line + head, len - head);
 	line[len++] = '\n';
 	return log_write(line, len);
 }

@@ -4,6 +4,7 @@
  */
 #include "base/error.h"
 #include "cluster/cluster.h"
+#include "proto/text.h"
 
 /* FNV-1a, finished by the mixer of SplitMix64. Names in a view come from the operator, not from an adversary. */
 #define HASH_START 0xcbf29ce484222325ull
@@ -39,7 +40,9 @@ static int by_name(const void *a, const void *b)
 static bool member_valid(const struct view_member *member)
 {
 	return *member->name && memchr(member->name, 0, sizeof(member->name)) &&
-	       memchr(member->address, 0, sizeof(member->address));
+	       memchr(member->address, 0, sizeof(member->address)) &&
+	       text_is_plain(member->name, strlen(member->name)) &&
+	       text_is_plain(member->address, strlen(member->address));
 }
 
 int view_new(uint32_t epoch, const struct view_member *members, size_t n_members,

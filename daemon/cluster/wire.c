@@ -3,6 +3,7 @@
 #include "cluster/member.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
+#include "proto/text.h"
 #include "proto/types.h"
 #include "rpc/rpc.h"
 
@@ -45,7 +46,7 @@ static int copy_bytes(ProtobufCBinaryData from, struct wire_bytes *ret_bytes)
 	return 0;
 }
 
-/* Jobs are named by their users: any bytes but control characters, as in the control protocol. */
+/* Jobs are named by their users: any text that may be shown, as in the control protocol. */
 static int read_job_name(const char *from, char to[64], struct failure *failure)
 {
 	size_t len = strlen(from);
@@ -53,10 +54,9 @@ static int read_job_name(const char *from, char to[64], struct failure *failure)
 	if (!len || len > JOB_NAME_MAX)
 		return failure_set(failure, -EINVAL, "a job's name has 1 to %d bytes",
 				   JOB_NAME_MAX);
-	for (size_t i = 0; i < len; i++)
-		if ((unsigned char)from[i] < 0x20 || from[i] == 0x7f)
-			return failure_set(failure, -EINVAL,
-					   "a job's name with a control character");
+	if (!text_is_plain(from, len))
+		return failure_set(failure, -EINVAL,
+				   "job %s: a name is UTF-8 of printable characters", from);
 	memcpy(to, from, len + 1);
 	return 0;
 }

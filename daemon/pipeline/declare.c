@@ -1,6 +1,7 @@
 #include "base/log.h"
 #include "pipeline/round.h"
 #include "pipeline/rows.h"
+#include "proto/text.h"
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -144,10 +145,11 @@ static int check(const char *name, unsigned dtype, uint64_t elements, struct fai
 	if (!len || len > TENSOR_NAME_MAX)
 		return failure_set(failure, -EINVAL, "the name of a tensor is 1 to %d bytes",
 				   TENSOR_NAME_MAX);
-	for (size_t i = 0; i < len; i++)
-		if ((unsigned char)name[i] < ' ' || name[i] == 0x7f)
-			return failure_set(failure, -EINVAL,
-					   "the name of a tensor has no control characters");
+	if (!text_is_plain(name, len))
+		return failure_set(failure, -EINVAL,
+				   "tensor %s: a name is UTF-8 of printable characters, without "
+				   "any that control, turn or hide text",
+				   name);
 	if (!dtype_size(dtype))
 		return failure_set(failure, -EINVAL, "tensor %s: no element type %u", name, dtype);
 	if (elements != ELEMENTS_VARIABLE &&

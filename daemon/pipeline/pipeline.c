@@ -1,5 +1,6 @@
 #include "pipeline/pipeline.h"
 #include "pipeline/part.h"
+#include "proto/text.h"
 
 static void metrics_init(struct pipeline *pipeline)
 {
@@ -128,16 +129,17 @@ static void read_failure(const struct data_header *header, const void *payload,
 			 struct failure *ret_failure)
 {
 	size_t len = MIN((size_t)header->len, sizeof(ret_failure->text) - 1);
-	const unsigned char *text = payload;
 
 	/* Linux has no larger errno. */
 	ret_failure->status = header->status > 0 && header->status < 4096 ? -header->status : -EIO;
-	for (size_t i = 0; i < len; i++)
-		ret_failure->text[i] = text[i] < ' ' || text[i] == 0x7f ? '?' : (char)text[i];
-	ret_failure->text[len] = 0;
-	if (!len)
+	if (!len) {
 		(void)failure_set(ret_failure, ret_failure->status, "%s",
 				  strerror(-ret_failure->status));
+		return;
+	}
+	memcpy(ret_failure->text, payload, len);
+	ret_failure->text[len] = 0;
+	text_make_plain(ret_failure->text, len);
 }
 
 static void released(struct pipeline_job *job, const struct peer *peer, uint32_t number)

@@ -2,6 +2,7 @@
 
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
+#include "proto/text.h"
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -14,18 +15,11 @@ static bool job_name_valid(const char *name)
 		       len;
 }
 
-/* UTF-8 or not: no control characters, as names go into texts and logs. */
 static bool text_valid(const char *text, size_t max)
 {
 	size_t len = strlen(text);
 
-	if (!len || len > max)
-		return false;
-	for (size_t i = 0; i < len; i++) {
-		if ((unsigned char)text[i] < ' ' || text[i] == 0x7f)
-			return false;
-	}
-	return true;
+	return len && len <= max && text_is_plain(text, len);
 }
 
 static int by_number(const void *a, const void *b)
@@ -393,9 +387,10 @@ int declare_decode(const void *data, size_t len, struct declare *ret_declare,
 	if (r)
 		return failure_set(failure, r, "not a TensorDeclare: %s", strerror(-r));
 	if (!text_valid(m->name, TENSOR_NAME_MAX))
-		return failure_set(failure, -EINVAL,
-				   "a tensor's name is 1 to %d bytes without control characters",
-				   TENSOR_NAME_MAX);
+		return failure_set(
+			failure, -EINVAL,
+			"a tensor's name is 1 to %d bytes of UTF-8 without control characters",
+			TENSOR_NAME_MAX);
 	if (!dtype_size(m->dtype))
 		return failure_set(failure, -EINVAL, "tensor %s: no element type %u", m->name,
 				   m->dtype);
@@ -483,19 +478,17 @@ void notice_decode(const struct data_header *header, const void *payload,
 		   struct failure *ret_failure)
 {
 	size_t len = MIN((size_t)header->len, sizeof(ret_failure->text) - 1);
-	const char *text = payload;
 
 	/* Linux has no larger errno; strerror() of what comes out of here must make sense. */
 	ret_failure->status = header->status > 0 && header->status < 4096 ? -header->status : -EIO;
-	for (size_t i = 0; i < len; i++) {
-		unsigned char c = (unsigned char)text[i];
-
-		ret_failure->text[i] = c < ' ' || c == 0x7f ? '?' : text[i];
-	}
-	ret_failure->text[len] = 0;
-	if (!len)
+	if (!len) {
 		(void)failure_set(ret_failure, ret_failure->status, "%s",
 				  strerror(-ret_failure->status));
+		return;
+	}
+	memcpy(ret_failure->text, payload, len);
+	ret_failure->text[len] = 0;
+	text_make_plain(ret_failure->text, len);
 }
 
 void refuse(struct delivery *delivery, int status, const char *format, ...)

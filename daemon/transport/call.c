@@ -1,6 +1,7 @@
 #include "transport/internal.h"
 
 #include "base/log.h"
+#include "proto/text.h"
 #include <stdio.h>
 
 static void call_message_init(struct call *call)
@@ -217,9 +218,7 @@ void call_take_answer(struct call *call)
 		return;
 	call->status = status > 0 && status < 4096 ? -status : -EREMOTEIO;
 	call->text[len] = '\0';
-	for (size_t i = 0; i < len; i++)
-		if ((unsigned char)call->text[i] < ' ' || call->text[i] == 0x7f)
-			call->text[i] = '?';
+	text_make_plain(call->text, len);
 	if (!len)
 		(void)snprintf(call->text, sizeof(call->text), "%s",
 			       strerrordesc_np(-call->status) ?: "an error without a name");

@@ -208,6 +208,22 @@ def test_declarations_that_make_no_sense():
     with_daemon(test)
 
 
+def test_names_cannot_hurt_who_reads_them():
+    """Neither in what is said of them nor in the log: U+009B drives a terminal, U+202E turns the line, U+200B is not seen, the
+    last is no UTF-8."""
+    def test(cluster, daemon, beside):
+        session = Session(daemon.socket)
+        assert session.join()[0] == 0
+        for tensor, name in enumerate((b'a\xc2\x9b31m', b'a\xe2\x80\xaeb', b'a\xe2\x80\x8b', b'\xff'), 1):
+            status, text, _ = session.request(wire.DECLARE, {1: tensor, 2: name, 3: FLOAT32, 4: 1024})
+            assert status == -errno.EINVAL and 'a name is UTF-8 of printable characters' in text, text
+            assert text.isprintable(), text
+        assert session.answer(session.declare(9, 'Gewicht \u00fc'))[0] == 0
+        session.close()
+        assert all(line.isprintable() for line in daemon.text().splitlines())
+    with_daemon(test)
+
+
 def test_entries_with_wild_numbers():
     wild = (1 << 32) - 1
     changes = [dict(tensor=7), dict(tensor=wild), dict(tensor=0), dict(operation=0), dict(operation=8), dict(operation=255),

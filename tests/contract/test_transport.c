@@ -237,10 +237,10 @@ TEST_FOR_EACH_TRANSPORT(an_error_has_status_and_text)
 
 	pair_call_init(&call, NULL, 0, NULL, 0);
 	pair_call_begin(pair, &call);
-	delivery_fail(pair_take(pair), -ESTALE, "round 3 is\nover");
+	delivery_fail(pair_take(pair), -ESTALE, "round 3 is\nover\xc2\x9b");
 	PAIR_UNTIL(pair, call.n_done);
 	ASSERT_EQ(call.call.status, -ESTALE);
-	ASSERT_STR(call.call.text, "round 3 is?over");
+	ASSERT_STR(call.call.text, "round 3 is?over??");
 	ASSERT_EQ(call.call.answer.key, 1);
 
 	memset(text, 'x', sizeof(text));

@@ -292,12 +292,14 @@ TEST(moves_with_added_servers_are_these_bytes)
 	ASSERT_TRUE(data_moves_decode(&header, bytes, moves, &got));
 	ASSERT_TRUE(moves[0] == 3 && moves[1] == 4 && got.n == 1);
 	ASSERT_MEM(&got.servers[0], &set.servers[0], sizeof(got.servers[0]));
-	/* Names that do not end, are empty, have something behind their end, or come twice. */
+	/* Names that do not end, are empty, have something behind their end, may not be shown, or come twice. */
 	memset(bytes + 8, 'a', 64);
 	ASSERT_TRUE(!data_moves_decode(&header, bytes, moves, &got));
 	memset(bytes + 8, 0, 64);
 	ASSERT_TRUE(!data_moves_decode(&header, bytes, moves, &got));
 	memcpy(bytes + 8, "a\0b", 3);
+	ASSERT_TRUE(!data_moves_decode(&header, bytes, moves, &got));
+	memcpy(bytes + 8, "\xc2\x9b", 3);
 	ASSERT_TRUE(!data_moves_decode(&header, bytes, moves, &got));
 	set.servers[1] = set.servers[0];
 	set.n = 2;

@@ -71,6 +71,7 @@ TEST(declarations_that_do_not_fit)
 	ASSERT_FAILS(bps_tensor_declare(client, "", BPS_INT8, 1, &a), EINVAL, "0 bytes");
 	ASSERT_FAILS(bps_tensor_declare(client, NULL, BPS_INT8, 1, &a), EINVAL, "0 bytes");
 	ASSERT_FAILS(bps_tensor_declare(client, "a\nb", BPS_INT8, 1, &a), EINVAL, "control");
+	ASSERT_FAILS(bps_tensor_declare(client, "\xc2\x9b", BPS_INT8, 1, &a), EINVAL, "control");
 	ASSERT_FAILS(bps_tensor_declare(client, "bps:barrier", BPS_INT8, 1, &a), EINVAL, "own");
 	ASSERT_FAILS(bps_tensor_declare(client, "t", 0, 1, &a), EINVAL, "0 is no element type");
 	ASSERT_FAILS(bps_tensor_declare(client, "t", 11, 1, &a), EINVAL, "11 is no element type");

@@ -118,6 +118,8 @@ TEST(malformed_declarations_are_refused)
 	far_expect(far, far_declare(far, 0, &layout, 0, "", DTYPE_FLOAT32, 1, 0), -EINVAL, "255");
 	far_expect(far, far_declare(far, 0, &layout, 0, "a\x01", DTYPE_FLOAT32, 1, 0), -EINVAL,
 		   "control characters");
+	far_expect(far, far_declare(far, 0, &layout, 0, "\xe2\x80\xae", DTYPE_FLOAT32, 1, 0),
+		   -EINVAL, "control characters");
 	far_expect(far, far_declare(far, 0, &layout, 0, "t", 11, 1, 0), -EINVAL, "type 11");
 	far_expect(far, far_declare(far, 0, &layout, 0, "t", DTYPE_FLOAT64, 1ull << 61, 0), -EINVAL,
 		   "too many");

@@ -1,0 +1,13 @@
+/*
+ * Text from outside: names that trainers and peers give, and what they say. The one rule of what may be shown: UTF-8 of
+ * printable characters. What drives a terminal, forges a line, is not seen or turns the direction of what is beside it is
+ * refused in names, and shown as '?' everywhere else. Any thread.
+ */
+#pragma once
+
+#include "proto/c.h"
+
+/* Whether all of a text may be shown. */
+bool text_is_plain(const char *text, size_t len);
+/* Puts '?' in the place of each byte that may not be shown. */
+void text_make_plain(char *text, size_t len);
