@@ -199,3 +199,34 @@ void log_line(int level, const char *format, ...)
 		(void)atomic_fetch_add_explicit(&log_dropped, dropped + 1, memory_order_relaxed);
 	errno = saved;
 }
+
+/* The generic cell rate algorithm (ITU-T I.371), with the time of a line's turn as its state. */
+static bool log_place_takes(struct log_place *place, uint64_t now_ns)
+{
+	uint64_t due_ns = atomic_load_explicit(&place->due_ns, memory_order_relaxed), next_ns;
+
+	do {
+		next_ns = MAX(due_ns, now_ns) + LOG_INTERVAL_NS;
+		if (next_ns > now_ns + LOG_BURST * LOG_INTERVAL_NS)
+			return false;
+	} while (!atomic_compare_exchange_weak_explicit(
+		&place->due_ns, &due_ns, next_ns, memory_order_relaxed, memory_order_relaxed));
+	return true;
+}
+
+bool log_passes(struct log_place *place, int level)
+{
+	uint64_t n_left_out;
+
+	if (level > log_get_level())
+		return false;
+	if (!log_place_takes(place, clock_now_ns())) {
+		(void)atomic_fetch_add_explicit(&place->n_left_out, 1, memory_order_relaxed);
+		return false;
+	}
+	n_left_out = atomic_exchange_explicit(&place->n_left_out, 0, memory_order_relaxed);
+	if (n_left_out)
+		log_line(level, "log: left out %llu lines like the next",
+			 (unsigned long long)n_left_out);
+	return true;
+}

@@ -119,8 +119,8 @@ static void tell_way(struct gpu_worker *worker)
 		return;
 	worker->told_ways = ways;
 	gpu_direct_describe(worker, text, sizeof(text));
-	log_line(refused ? LOG_LEVEL_NOTICE : LOG_LEVEL_INFO,
-		 "job %s: GPU memory goes to servers %s", worker->name, text);
+	log_at(refused ? LOG_LEVEL_NOTICE : LOG_LEVEL_INFO, "job %s: GPU memory goes to servers %s",
+	       worker->name, text);
 }
 
 void gpu_direct_event(struct gpu_worker *worker, const struct gpu_event *event, int fd)

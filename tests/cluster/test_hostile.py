@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Promise 5: nothing from outside is trusted. Trainers and strangers that say what no client of ours would get a clear error
 or are cut off, what they held is freed, and a well-behaved job beside them goes on."""
-import errno, mmap, os, random, struct, sys, threading
+import errno, mmap, os, random, struct, sys, threading, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 import wire
@@ -221,6 +221,25 @@ def test_names_cannot_hurt_who_reads_them():
         assert session.answer(session.declare(9, 'Gewicht \u00fc'))[0] == 0
         session.close()
         assert all(line.isprintable() for line in daemon.text().splitlines())
+    with_daemon(test)
+
+
+@full_tier('sessions must come faster than 20 a second')
+def test_the_log_is_not_one_tenants():
+    """Who breaks the protocol again and again is in it 200 times, then 20 times a second; how often besides, is said."""
+    def test(cluster, daemon, beside):
+        def break_it():
+            session = Session(daemon.socket, hello=False)
+            session.send(b'?')
+            assert session.receive()[0] is None, 'goes on'
+            session.close()
+
+        began = time.monotonic()
+        for _ in range(800):
+            break_it()
+        n = daemon.text().count('closed: ')
+        assert 200 <= n <= 200 + 20 * (time.monotonic() - began) + 1, n
+        wait_for('the others are counted', lambda: break_it() or ' lines like the next' in daemon.text())
     with_daemon(test)
 
 

@@ -156,6 +156,79 @@ TEST(long_line_is_cut_and_ended)
 	close_both(fds);
 }
 
+static void log_from_here(unsigned i)
+{
+	log_info("trainer %u is wrong", i);
+}
+
+static unsigned n_lines_in(const char *text)
+{
+	unsigned n = 0;
+
+	for (; (text = strchr(text, '\n')); text++)
+		n++;
+	return n;
+}
+
+TEST(place_that_logs_often_leaves_the_log_to_others)
+{
+	const unsigned n_wanted = 5000;
+	static char text[1 << 20];
+	char path[128];
+	uint64_t began_ns, took_ns;
+	unsigned n_lines;
+	int fd;
+
+	(void)snprintf(path, sizeof(path), "%s/log", test_dir());
+	fd = open(path, O_RDWR | O_CREAT | O_APPEND | O_CLOEXEC, 0600);
+	ASSERT_INT(fd, >=, 0);
+	log_catch(fd);
+	log_init(LOG_LEVEL_DEBUG);
+	began_ns = clock_now_ns();
+	for (unsigned i = 0; i < n_wanted; i++)
+		log_from_here(i);
+	took_ns = clock_now_ns() - began_ns;
+	log_info("another place");
+	log_release();
+
+	(void)lseek(fd, 0, SEEK_SET);
+	(void)read_all(fd, text, sizeof(text));
+	ASSERT_CONTAINS(text, " info: trainer 0 is wrong\n");
+	ASSERT_CONTAINS(text, " info: another place\n");
+	n_lines = n_lines_in(text) - 1;
+	ASSERT_INT(n_lines, >=, LOG_BURST);
+	/* One more for each interval that has passed, and one that tells of those that were left out. */
+	ASSERT_INT(n_lines, <=, LOG_BURST + 2 * (took_ns / LOG_INTERVAL_NS + 1));
+	(void)fd_close(fd);
+}
+
+TEST(lines_left_out_are_counted)
+{
+	struct log_place place = { 0 };
+	unsigned n_left_out = 0;
+	char text[512], said[64];
+	int fds[2];
+
+	log_open_pipe(fds);
+	log_catch(fds[1]);
+	log_init(LOG_LEVEL_INFO);
+	ASSERT_TRUE(!log_passes(&place, LOG_LEVEL_DEBUG));
+	ASSERT_EQ(place.due_ns, 0);
+	place.due_ns = CLOCK_NEVER / 2; /* all that it may say for long, it has said */
+	for (; n_left_out < 7; n_left_out++)
+		ASSERT_TRUE(!log_passes(&place, LOG_LEVEL_INFO));
+	place.due_ns = 0; /* long ago */
+	ASSERT_TRUE(log_passes(&place, LOG_LEVEL_INFO));
+	ASSERT_TRUE(log_passes(&place, LOG_LEVEL_INFO));
+	log_release();
+	(void)read_all(fds[0], text, sizeof(text));
+	(void)snprintf(said, sizeof(said), " info: log: left out %u lines like the next\n",
+		       n_left_out);
+	ASSERT_CONTAINS(text, said);
+	ASSERT_EQ(n_lines_in(text), 1);
+	close_both(fds);
+}
+
 /* Logs until well past what the reader's buffer holds; a logger that waits for the reader hits the time limit. */
 static void log_stuck_reader(int fds[static 2])
 {
@@ -167,7 +240,7 @@ static void log_stuck_reader(int fds[static 2])
 	log_catch(fds[1]);
 	log_init(LOG_LEVEL_INFO);
 	for (unsigned i = 0; i < n_posted; i++)
-		log_info("line");
+		log_line(LOG_LEVEL_INFO, "line");
 	log_release();
 	(void)read_all(fds[0], text, sizeof(text));
 	for (line = text; (line = strstr(line, "info: line\n")); line++)
