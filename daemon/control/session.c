@@ -302,7 +302,7 @@ void session_fail(struct session *session, const char *format, ...)
 	else
 		log_notice("session of pid %u (uid %u): closed: %s", session->pid, session->uid,
 			   text);
-	(void)snprintf(how, sizeof(how), "was cut off: it %s", text);
+	(void)snprintf(how, sizeof(how), "was cut off: %s", text);
 	session_close(session, how);
 }
 

@@ -224,6 +224,17 @@ def test_names_cannot_hurt_who_reads_them():
     with_daemon(test)
 
 
+def test_why_a_rank_was_cut_off_is_a_sentence():
+    def test(cluster, daemon, beside):
+        session = ready(daemon)
+        struct.pack_into('<Q', session.memory, 64, 1 << 40)
+        session.wake()
+        wait_for('cut off', session.closed)
+        session.close()
+        wait_for('said', lambda: 'was cut off: its ring says that' in daemon.text())
+    with_daemon(test)
+
+
 @full_tier('sessions must come faster than 20 a second')
 def test_the_log_is_not_one_tenants():
     """Who breaks the protocol again and again is in it 200 times, then 20 times a second; how often besides, is said."""
