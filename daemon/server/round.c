@@ -523,7 +523,7 @@ void round_expired(struct job *job, uint64_t now)
 		struct seconds_text seconds;
 		struct ranks_text missing;
 		struct round_text text;
-		const char *ranks, *what = "contributed";
+		const char *ranks, *what;
 
 		if (elastic_without_missing(job, oldest)) {
 			oldest->since_ns = now;
@@ -535,6 +535,8 @@ void round_expired(struct job *job, uint64_t now)
 			continue;
 		}
 		ranks = missing_text(job, &oldest->header, oldest->from, false, &missing);
+		/* A node contributes when all its ranks have: which of them has not, its agent knows. */
+		what = missing.n > 1 ? "all contributed" : "contributed";
 		if (!missing.n && !told_is_complete(job)) {
 			ranks = untold_text(job, &missing);
 			what = "offered what they keep";

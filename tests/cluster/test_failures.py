@@ -152,6 +152,9 @@ def test_different_operations_on_one_round_are_an_error():
 @full_tier('a deadline of 1.5 s that something good must meet')
 def test_a_rank_that_does_not_submit_is_named():
     for layout, absent in [((3,), 1), ((2, 2), 3), ((1, 1), 1), ((2, 2), 0)]:
+        first = absent - absent % layout[0]
+        node = ', '.join(str(rank) for rank in range(first, first + layout[0]))
+        of_server = f'ranks {node} have not all contributed within'
         with Cluster(len(layout)) as cluster:
             ranks = cluster.job(layout, request_timeout_ms=TIMEOUT)
             tensor(ranks)
@@ -162,7 +165,9 @@ def test_a_rank_that_does_not_submit_is_named():
                 if k != absent:
                     error = rank.ended(0)
                     assert error.errno == errno.ETIME, error
-                    names(error, f'rank {absent}')
+                    # The absent rank's agent names that rank. A server knows of nodes alone; it waits GRACE_MS longer than the
+                    # agent, which may be later still on a busy machine.
+                    assert f'rank {absent}' in error.text or len(layout) > 1 and of_server in error.text, error.text
             # The round is over for the late one too, and the job goes on with the next.
             submit(ranks[absent])
             ranks[absent].ended(0)
