@@ -1,5 +1,6 @@
 #include "transport/internal.h"
 
+#include "base/clock.h"
 #include "base/log.h"
 #include "proto/text.h"
 #include <stdio.h>
@@ -224,6 +225,8 @@ void call_take_answer(struct call *call)
 			       strerrordesc_np(-call->status) ?: "an error without a name");
 }
 
+#define DAMAGED_NS (10 * NSEC_PER_SEC) /* between two lines about damaged payloads */
+
 const char call_damaged_text[] = "a payload arrived with other bytes than its checksum says";
 
 void call_damaged(struct call *call)
@@ -236,9 +239,17 @@ void call_damaged(struct call *call)
 
 void call_say_damaged(const struct peer *peer)
 {
-	if (!peer->transport->n_damaged++)
-		log_warning("%s: %s, and is sent again; bps_checksum_errors_total counts them",
-			    peer->name, call_damaged_text);
+	struct transport *transport = peer->transport;
+	uint64_t now_ns = clock_now_ns();
+
+	transport->n_damaged++;
+	if (transport->damaged_ns && now_ns - transport->damaged_ns < DAMAGED_NS)
+		return;
+	log_warning("%s: %s, and is sent again (%u since this was last said; "
+		    "bps_checksum_errors_total counts all)",
+		    peer->name, call_damaged_text, transport->n_damaged);
+	transport->damaged_ns = now_ns;
+	transport->n_damaged = 0;
 }
 
 void call_end(struct call *call)

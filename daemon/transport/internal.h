@@ -215,7 +215,8 @@ struct transport {
 	_Atomic uint64_t bytes_s;		 /* the same; the workers' together */
 	char congestion[ADDRESS_CONGESTION_MAX]; /* empty: by address */
 	struct metric checksum_errors, lanes_broken, copied;
-	unsigned n_damaged; /* calls; the first is said */
+	unsigned n_damaged;  /* calls, since the log last spoke of them */
+	uint64_t damaged_ns; /* when the log last spoke of them; 0: not yet */
 
 	bool is_closed;
 	struct box box; /* home to home: what must not happen inside the caller */
