@@ -316,6 +316,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	/* Before, as the answer may come from inside. */
 	session->in_job = true;
 	session->join_id = in->id;
+	session->run = 0;
 	session->rank = m->rank;
 	session->size = m->size;
 	session->elastic = m->elastic;
