@@ -15,7 +15,6 @@
 #endif
 
 #define BACKLOG		128
-#define ACCEPT_BATCH	16
 #define ACCEPT_RETRY_NS (100 * NSEC_PER_MSEC)
 
 /* -- Who connects ------------------------------------------------------------------------------------------------- */
@@ -134,26 +133,19 @@ static void refuse_one(struct control *control)
 		pause_accepting(control);
 }
 
+/* One connection a turn: who does nothing but connect takes turns with all else that the loop has. */
 static void on_connection(struct loop_source *source, uint32_t events)
 {
 	struct control *control = container_of(source, struct control, listener);
+	int socket = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 
 	(void)events;
-	for (size_t i = 0; i < ACCEPT_BATCH; i++) {
-		int socket = accept4(source->fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
-
-		if (socket >= 0) {
-			admit(control, socket);
-		} else if (errno == EMFILE || errno == ENFILE) {
-			refuse_one(control);
-			return;
-		} else if (errno == ENOMEM || errno == ENOBUFS) {
-			pause_accepting(control);
-			return;
-		} else if (errno != EINTR && errno != ECONNABORTED) {
-			return;
-		}
-	}
+	if (socket >= 0)
+		admit(control, socket);
+	else if (errno == EMFILE || errno == ENFILE)
+		refuse_one(control);
+	else if (errno == ENOMEM || errno == ENOBUFS)
+		pause_accepting(control);
 }
 
 /* -- The socket --------------------------------------------------------------------------------------------------- */

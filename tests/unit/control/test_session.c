@@ -170,6 +170,22 @@ TEST(limits_of_sessions)
 	}
 }
 
+TEST(who_connects_takes_turns)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainers[8];
+
+	for (size_t i = 0; i < ARRAY_SIZE(trainers); i++)
+		trainer_connect(&trainers[i], door);
+	for (size_t i = 0; i < ARRAY_SIZE(trainers); i++) {
+		ASSERT_EQ(control_n_sessions(door->control), i);
+		ASSERT_OK(loop_turn(door->loop, 1000));
+	}
+	ASSERT_EQ(control_n_sessions(door->control), ARRAY_SIZE(trainers));
+	for (size_t i = 0; i < ARRAY_SIZE(trainers); i++)
+		trainer_close(&trainers[i]);
+}
+
 TEST(without_descriptors_is_refused_and_comes_back)
 {
 	_cleanup_(door_freep) struct door *door = door_new(NULL);
