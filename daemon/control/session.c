@@ -268,7 +268,7 @@ static void reap_later(struct control *control)
 
 void session_close(struct session *session, const char *how)
 {
-	struct map_entry *entry;
+	struct map_entry *entry, *next;
 
 	if (session->state == SESSION_CLOSED)
 		return;
@@ -277,11 +277,12 @@ void session_close(struct session *session, const char *how)
 	pipeline_abandon(&session->member, how);
 	session->in_job = false;
 	session_drop_tensors(session, NULL);
-	/* What is in flight holds its own. */
-	while ((entry = map_first(&session->buffers))) {
-		map_remove(&session->buffers, entry);
+	/* What is in flight holds its own. All go at once: to find the first that is left takes as long as there are gone. */
+	for (entry = map_first(&session->buffers); entry; entry = next) {
+		next = map_next(&session->buffers, entry);
 		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
 	}
+	map_done(&session->buffers);
 	if (!session->n_pending && !session->n_releasing)
 		reap_later(session->control);
 }
