@@ -150,12 +150,14 @@ bool session_receive_one(struct session *session)
 static void on_socket(struct loop_source *source, uint32_t events)
 {
 	struct session *session = container_of(source, struct session, socket);
+	uint64_t until_ns;
 
 	if (events & EPOLLOUT)
 		send_queued(session);
 	if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
 		return;
-	for (size_t i = 0; i < PACKET_BATCH; i++)
+	until_ns = clock_now_ns() + PACKET_TURN_NS;
+	for (size_t i = 0; i < PACKET_BATCH && clock_now_ns() < until_ns; i++)
 		if (!session_receive_one(session))
 			return;
 }

@@ -21,6 +21,8 @@
 #define RING_BATCH 256
 /* Packets of one turn. */
 #define PACKET_BATCH 16
+/* A session that has had so long of a turn has no further packet taken in that turn. */
+#define PACKET_TURN_NS (2 * NSEC_PER_MSEC)
 /* Packets that entries of one turn wait for: more than a ring's entries need, and a socket holds beside. */
 #define AWAIT_MAX 8192
 /* Packets that a trainer may leave unread: more than it can have unanswered requests for at once in good faith. */
