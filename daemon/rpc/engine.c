@@ -1,11 +1,15 @@
 #include "rpc/engine.h"
 
+#include "base/clock.h"
 #include <fcntl.h>
 #include <grpc/support/time.h>
 #include <poll.h>
 #include <signal.h>
 #include <sys/epoll.h>
 #include <sys/eventfd.h>
+
+/* What completions may take of one turn of the loop. */
+#define TURN_NS (2 * NSEC_PER_MSEC)
 
 void rpc_engine_wake(struct rpc *rpc)
 {
@@ -144,22 +148,34 @@ void rpc_engine_release(struct rpc *rpc)
 		stop(rpc);
 }
 
+static struct rpc_op *take_done(struct rpc *rpc)
+{
+	struct rpc_op *op;
+
+	(void)pthread_mutex_lock(&rpc->lock);
+	op = rpc->done;
+	if (op)
+		rpc->done = op->next;
+	if (!rpc->done)
+		rpc->done_tail = &rpc->done;
+	(void)pthread_mutex_unlock(&rpc->lock);
+	return op;
+}
+
+/* Others make as many calls as they like: what is done in a turn is bounded, the rest is left to the next. */
 static void run_done(struct rpc *rpc)
 {
-	struct rpc_op *op, *next;
-	uint64_t count;
+	uint64_t count, end_ns = clock_now_ns() + TURN_NS;
+	struct rpc_op *op;
 
 	(void)!read(rpc->source.fd, &count, sizeof(count));
 	follow_thread(rpc);
-	(void)pthread_mutex_lock(&rpc->lock);
-	op = rpc->done;
-	rpc->done = NULL;
-	rpc->done_tail = &rpc->done;
-	(void)pthread_mutex_unlock(&rpc->lock);
-
-	for (; op; op = next) {
-		next = op->next;
+	while ((op = take_done(rpc))) {
 		op->complete(op, op->ok);
+		if (clock_now_ns() < end_ns)
+			continue;
+		rpc_engine_wake(rpc);
+		break;
 	}
 	rpc_unix_proceed(rpc);
 	/* Started for a client that has hung up meanwhile, or for nobody any more. */
