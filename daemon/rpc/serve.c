@@ -272,8 +272,6 @@ static void on_received(struct rpc_op *op, bool ok)
 		call_finish(call, GRPC_STATUS_UNAVAILABLE, "the daemon is stopping");
 	} else if (!call->method) {
 		call_finish(call, GRPC_STATUS_UNIMPLEMENTED, "no such method here");
-	} else if (call->server->n_open > RPC_CALLS_MAX) {
-		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "too many calls at once");
 	} else if (rpc_buffer_read(call->message, &data, &len)) {
 		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory");
 	} else {
@@ -304,7 +302,10 @@ static void on_requested(struct rpc_op *op, bool ok)
 	list_push_back(&call->server->open, &call->link);
 	call->server->n_open++;
 	call_start(call, &call->closed, &close, 1);
-	call_start(call, &call->received, &receive, 1);
+	if (call->server->n_open > RPC_CALLS_MAX)
+		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "too many calls at once");
+	else
+		call_start(call, &call->received, &receive, 1);
 }
 
 /* Lets gRPC take one more call. */
