@@ -9,6 +9,9 @@
 #include <grpc/support/time.h>
 #include <limits.h>
 
+/* Between two attempts of a channel: longer than users wait before they make another channel. */
+#define BACKOFF_MS 1500
+
 /* Loop's thread only. */
 struct credentials {
 	unsigned refs;
@@ -269,8 +272,9 @@ static int channel_make(struct rpc *rpc, const char *address, uint64_t connect_m
 			struct rpc_channel **ret_channel)
 {
 	/*
-	 * A proxy from the environment is for the web, not for us. Reconnects are quick, our users have their own
-	 * patience. What gRPC calls the least backoff is in truth the longest time that an attempt to connect may take.
+	 * A proxy from the environment is for the web, not for us. A channel that has failed to connect does not try again
+	 * before its user makes another: gRPC leaks the connection of a channel that is freed between the handshakes of TCP
+	 * and of HTTP/2. What gRPC calls the least backoff is in truth the longest time that an attempt to connect may take.
 	 * Pings find a coordinator whose machine is gone; no look-up of service configuration in DNS.
 	 */
 	int attempt_ms = connect_ms ? (int)MIN(connect_ms, (uint64_t)INT_MAX) : INT_MAX;
@@ -280,9 +284,9 @@ static int channel_make(struct rpc *rpc, const char *address, uint64_t connect_m
 		INTEGER_ARG(GRPC_ARG_SERVICE_CONFIG_DISABLE_RESOLUTION, 1),
 		INTEGER_ARG(GRPC_ARG_ENABLE_RETRIES, 0),
 		INTEGER_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RPC_MESSAGE_MAX),
-		INTEGER_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, 100),
+		INTEGER_ARG(GRPC_ARG_INITIAL_RECONNECT_BACKOFF_MS, BACKOFF_MS),
 		INTEGER_ARG(GRPC_ARG_MIN_RECONNECT_BACKOFF_MS, attempt_ms),
-		INTEGER_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, 500),
+		INTEGER_ARG(GRPC_ARG_MAX_RECONNECT_BACKOFF_MS, BACKOFF_MS),
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 20000),
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
 		INTEGER_ARG(GRPC_ARG_HTTP2_MAX_PINGS_WITHOUT_DATA, 0),
