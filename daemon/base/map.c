@@ -72,7 +72,7 @@ uint64_t map_hash(const void *data, size_t len)
 }
 
 /* Numbers are their own hash, so they are mixed here, keyed too. Called only once there are buckets. */
-static size_t map_bucket(const struct map *map, uint64_t hash)
+static size_t map_mix(uint64_t hash)
 {
 	uint64_t x = hash ^ map_seed[0];
 
@@ -81,33 +81,62 @@ static size_t map_bucket(const struct map *map, uint64_t hash)
 	x ^= x >> 32;
 	x *= map_seed[1] | 1;
 	x ^= x >> 32;
-	return (size_t)x & (map->n_buckets - 1);
+	return (size_t)x;
 }
 
-static int map_grow(struct map *map)
+/* The chain of a hash. */
+static struct map_entry **map_chain(const struct map *map, uint64_t hash)
 {
-	struct map old = *map;
-	size_t n_buckets = old.n_buckets ? 2 * old.n_buckets : MAP_MIN_BUCKETS;
-	struct map_entry **buckets = calloc(n_buckets, sizeof(*buckets));
+	size_t x = map_mix(hash);
 
-	if (!buckets)
-		return -ENOMEM;
+	if (unlikely(map->old)) {
+		size_t at = x & (map->n_buckets / 2 - 1);
 
-	(void)pthread_once(&map_seed_once, map_seed_fill);
-	map->buckets = buckets;
-	map->n_buckets = n_buckets;
-	for (size_t i = 0; i < old.n_buckets; i++) {
-		struct map_entry *entry = old.buckets[i], *next;
+		if (at >= map->n_moved)
+			return &map->old[at];
+	}
+	return &map->buckets[x & (map->n_buckets - 1)];
+}
+
+/* Moves some chains to where they belong. */
+static void map_move(struct map *map)
+{
+	size_t n_old = map->n_buckets / 2, end = MIN(map->n_moved + MAP_STEP, n_old);
+
+	while (map->n_moved < end) {
+		struct map_entry *entry = map->old[map->n_moved++], *next;
 
 		for (; entry; entry = next) {
-			struct map_entry **head = &buckets[map_bucket(map, entry->hash)];
+			struct map_entry **head = map_chain(map, entry->hash);
 
 			next = entry->next;
 			entry->next = *head;
 			*head = entry;
 		}
 	}
-	free(old.buckets);
+	if (map->n_moved == n_old) {
+		free(map->old);
+		map->old = NULL;
+	}
+}
+
+/* Until a map grows again, at least as many entries come as there were buckets: all chains have moved by then. */
+static int map_grow(struct map *map)
+{
+	size_t n_buckets = map->n_buckets ? 2 * map->n_buckets : MAP_MIN_BUCKETS;
+	struct map_entry **buckets;
+
+	assert(!map->old);
+
+	buckets = calloc(n_buckets, sizeof(*buckets));
+	if (!buckets)
+		return -ENOMEM;
+
+	(void)pthread_once(&map_seed_once, map_seed_fill);
+	map->old = map->buckets;
+	map->n_moved = 0;
+	map->buckets = buckets;
+	map->n_buckets = n_buckets;
 	return 0;
 }
 
@@ -116,10 +145,12 @@ int map_add(struct map *map, uint64_t hash, struct map_entry *entry)
 	struct map_entry **head;
 
 	/* Chains that stay long for want of memory are slow, not wrong: only the first buckets are needed. */
-	if (map->n_entries >= map->n_buckets && map_grow(map) < 0 && !map->n_buckets)
+	if (unlikely(map->old))
+		map_move(map);
+	else if (map->n_entries >= map->n_buckets && map_grow(map) < 0 && !map->n_buckets)
 		return -ENOMEM;
 
-	head = &map->buckets[map_bucket(map, hash)];
+	head = map_chain(map, hash);
 	entry->hash = hash;
 	entry->next = *head;
 	*head = entry;
@@ -133,7 +164,7 @@ void map_remove(struct map *map, struct map_entry *entry)
 
 	assert(map->n_entries > 0);
 
-	link = &map->buckets[map_bucket(map, entry->hash)];
+	link = map_chain(map, entry->hash);
 	while (*link != entry) {
 		assert(*link);
 		link = &(*link)->next;
@@ -154,12 +185,21 @@ struct map_entry *map_find(const struct map *map, uint64_t hash)
 {
 	if (!map->n_entries)
 		return NULL;
-	return map_walk(map->buckets[map_bucket(map, hash)], hash);
+	return map_walk(*map_chain(map, hash), hash);
 }
 
 struct map_entry *map_find_next(const struct map_entry *entry)
 {
 	return map_walk(entry->next, entry->hash);
+}
+
+/* The first entry of those that have not moved, from a bucket on. They come before the rest. */
+static struct map_entry *map_first_old(const struct map *map, size_t bucket)
+{
+	for (; map->old && bucket < map->n_buckets / 2; bucket++)
+		if (map->old[bucket])
+			return map->old[bucket];
+	return NULL;
 }
 
 static struct map_entry *map_first_from(const struct map *map, size_t bucket)
@@ -172,18 +212,26 @@ static struct map_entry *map_first_from(const struct map *map, size_t bucket)
 
 struct map_entry *map_first(const struct map *map)
 {
-	return map->n_entries ? map_first_from(map, 0) : NULL;
+	if (!map->n_entries)
+		return NULL;
+	return map_first_old(map, map->n_moved) ?: map_first_from(map, 0);
 }
 
 struct map_entry *map_next(const struct map *map, const struct map_entry *entry)
 {
+	struct map_entry **chain;
+
 	if (entry->next)
 		return entry->next;
-	return map_first_from(map, map_bucket(map, entry->hash) + 1);
+	chain = map_chain(map, entry->hash);
+	if (map->old && chain >= map->old && chain < map->old + map->n_buckets / 2)
+		return map_first_old(map, (size_t)(chain - map->old) + 1) ?: map_first_from(map, 0);
+	return map_first_from(map, (size_t)(chain - map->buckets) + 1);
 }
 
 void map_done(struct map *map)
 {
+	free(map->old);
 	free(map->buckets);
 	*map = (struct map)MAP_INIT;
 }

@@ -1,11 +1,15 @@
 /*
  * Intrusive hash map: entries with a 64-bit hash, chained, growing by doubling. Keys that are numbers are their own
  * hash (mixed inside); keys that are strings use map_hash() and are told apart by the caller, who walks the entries of
- * one hash. Seeded per process, so that names from outside cannot be chosen to collide. One thread at a time.
+ * one hash. Seeded per process, so that names from outside cannot be chosen to collide. To grow costs no call more than
+ * MAP_STEP chains: the old buckets are emptied as entries are added, and until then both are looked at. One thread at a
+ * time.
  */
 #pragma once
 
 #include "proto/c.h"
+
+#define MAP_STEP 4
 
 struct map_entry {
 	struct map_entry *next;
@@ -15,6 +19,9 @@ struct map_entry {
 struct map {
 	struct map_entry **buckets;
 	size_t n_buckets; /* 0 or a power of two */
+	/* While the map grows: half as many, of which those before n_moved are empty. Else NULL. */
+	struct map_entry **old;
+	size_t n_moved;
 	size_t n_entries;
 };
 

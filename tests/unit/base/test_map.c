@@ -68,6 +68,43 @@ TEST(chains_stay_short)
 	map_done(&map);
 }
 
+/* No call has thousands of entries to move, and between two none is out of sight. */
+TEST(it_grows_in_steps)
+{
+	enum { N = 3 << 12 };
+	_cleanup_(freep) struct item *items = calloc(N, sizeof(*items));
+	struct map map = MAP_INIT;
+	unsigned n_growing = 0;
+
+	for (uint64_t i = 0; i < N; i++) {
+		size_t n = 0, moved = map.n_moved;
+		bool grows = map.old;
+		struct map_entry *entry;
+
+		ASSERT_OK(map_add(&map, i << 40, &items[i].entry));
+		if (!map.old)
+			continue;
+		ASSERT_EQ(map.n_moved, grows ? moved + MAP_STEP : 0);
+		if (n_growing++ % 64)
+			continue;
+		for (uint64_t k = 0; k <= i; k++)
+			ASSERT_TRUE(item_of(map_find(&map, k << 40)) == &items[k]);
+		map_for_each (entry, &map) {
+			ASSERT_TRUE(!item_of(entry)->seen);
+			item_of(entry)->seen = true;
+			n++;
+		}
+		ASSERT_EQ(n, i + 1);
+		for (uint64_t k = 0; k <= i; k++)
+			items[k].seen = false;
+		map_remove(&map, &items[i / 2].entry);
+		ASSERT_TRUE(!map_find(&map, (i / 2) << 40));
+		ASSERT_OK(map_add(&map, (i / 2) << 40, &items[i / 2].entry));
+	}
+	ASSERT_INT(n_growing, >, N / 8);
+	map_done(&map);
+}
+
 TEST(equal_hashes_live_side_by_side)
 {
 	struct item items[3] = { { 1 }, { 2 }, { 3 } };
