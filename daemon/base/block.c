@@ -11,9 +11,6 @@
 #define BLOCK_MAX_SHIFT 40 /* largest: 1 TiB, more than any part can be */
 #define BLOCK_CLASSES	(BLOCK_MAX_SHIFT - BLOCK_MIN_SHIFT + 1)
 
-/* The block and its data are one allocation, the data from a cache line boundary after the block. */
-#define BLOCK_HEAD_LEN ((sizeof(struct block) + CACHE_LINE - 1) / CACHE_LINE * CACHE_LINE)
-
 #define SLAB_SMALL     ((size_t)1 << 20) /* for blocks up to SLAB_SMALL_MAX */
 #define SLAB_LARGE     ((size_t)4 << 20) /* for larger ones, at least */
 #define SLAB_SMALL_MAX ((size_t)32 << 10)
@@ -21,12 +18,14 @@
 /*
  * A sum reads a block of each node and writes one. Were they at one place of their pages, as powers of two are, all lines that it is
  * at would share the few ways of one set of the first cache: so each block begins an odd number of lines further into its page than
- * the one made before it. What malloc() gives that is smaller has its head and others' between.
+ * the one made before it. Of smaller ones several begin in a page, and few at one place of it.
  */
 #define COLOUR_SPAN	((size_t)4096)
 #define COLOUR_STEP	((size_t)5 * CACHE_LINE)
 #define COLOUR_SLAB_MIN ((size_t)4 << 10)
-#define COLOUR_HEAP_MIN ((size_t)64 << 10)
+
+/* A block of so many bytes, or more, goes back to the system by itself; a smaller one, with its slab. */
+#define DROP_MIN ((size_t)64 << 10)
 
 /*
  * A piece of memory that is cut into blocks of one class. What is cached within the limit is in the class's list, as
@@ -56,7 +55,6 @@ struct block_cache {
 	struct block_class classes[BLOCK_CLASSES];
 	pthread_mutex_t slab_lock; /* guards slabs and watchers; taken alone */
 	struct list slabs, watchers;
-	atomic_bool is_watched;
 	_Atomic size_t n_coloured; /* blocks so far; it wraps */
 };
 
@@ -80,14 +78,6 @@ int block_cache_new(size_t limit, struct block_cache **ret_cache)
 static size_t block_class_size(uint32_t class_index)
 {
 	return (size_t)1 << (class_index + BLOCK_MIN_SHIFT);
-}
-
-/* What a block that malloc() gives takes after its head. */
-static size_t block_heap_len(uint32_t class_index)
-{
-	size_t size = block_class_size(class_index);
-
-	return size < COLOUR_HEAP_MIN ? size : size + COLOUR_SPAN;
 }
 
 /* How far into its page the first of the next n blocks begins; each that follows, COLOUR_STEP further. */
@@ -157,6 +147,22 @@ static void slab_free(struct block_cache *cache, struct block_slab *slab)
 	free(slab);
 }
 
+/*
+ * A free block's bytes go back to the system, and its addresses stay: others of its slab may be used for long. While somebody
+ * must know where blocks lie, the bytes stay, too.
+ */
+static void slab_drop_pages(struct block_cache *cache, const struct block *block)
+{
+	uintptr_t first = align_up((uintptr_t)block->data, page_size());
+	uintptr_t end = (uintptr_t)block->data + block_class_size(block->class_index);
+
+	end -= end % page_size();
+	(void)pthread_mutex_lock(&cache->slab_lock);
+	if (list_empty(&cache->watchers))
+		(void)madvise((void *)first, end - first, MADV_DONTNEED);
+	(void)pthread_mutex_unlock(&cache->slab_lock);
+}
+
 /* Under the latch. */
 static struct block *slab_take(struct block_slab *slab)
 {
@@ -175,6 +181,8 @@ static void slab_give(struct block_slab *slab, struct block *block)
 	bool is_whole;
 
 	poison(block->data, block_class_size(block->class_index));
+	if (slab->n > 1 && block_class_size(block->class_index) >= DROP_MIN)
+		slab_drop_pages(cache, block);
 	latch_take(&cache->latch);
 	block->next = slab->free;
 	slab->free = block;
@@ -213,7 +221,6 @@ void block_cache_watch(struct block_cache *cache, struct block_watcher *watcher)
 	list_for_each (slab, &cache->slabs, link)
 		watcher->slab_added(watcher, slab->data, slab->len);
 	list_push_back(&cache->watchers, &watcher->link);
-	atomic_store(&cache->is_watched, true);
 	(void)pthread_mutex_unlock(&cache->slab_lock);
 }
 
@@ -227,21 +234,10 @@ void block_cache_unwatch(struct block_cache *cache, struct block_watcher *watche
 	list_remove(&watcher->link);
 	list_for_each (slab, &cache->slabs, link)
 		watcher->slab_removed(watcher, slab->data);
-	atomic_store(&cache->is_watched, !list_empty(&cache->watchers));
 	(void)pthread_mutex_unlock(&cache->slab_lock);
 }
 
 /* Blocks */
-
-static void block_release_memory(struct block *block)
-{
-	if (block->slab) {
-		slab_give(block->slab, block);
-		return;
-	}
-	unpoison((char *)block + BLOCK_HEAD_LEN, block_heap_len(block->class_index));
-	free(block);
-}
 
 struct block_cache *block_cache_free(struct block_cache *cache)
 {
@@ -255,7 +251,7 @@ struct block_cache *block_cache_free(struct block_cache *cache)
 
 		while ((block = class->free)) {
 			class->free = block->next;
-			block_release_memory(block);
+			slab_give(block->slab, block);
 		}
 		assert(list_empty(&class->slabs));
 	}
@@ -326,25 +322,6 @@ static bool block_to_cache(struct block_cache *cache, struct block *block)
 	return has_room;
 }
 
-static struct block *block_allocate(struct block_cache *cache, uint32_t class_index)
-{
-	struct block *block;
-	char *data;
-
-	if (atomic_load_explicit(&cache->is_watched, memory_order_relaxed))
-		return block_from_slab(cache, class_index);
-	block = aligned_alloc(CACHE_LINE, BLOCK_HEAD_LEN + block_heap_len(class_index));
-	if (!block)
-		return NULL;
-	data = (char *)block + BLOCK_HEAD_LEN;
-	poison(data, block_heap_len(class_index));
-	if (block_class_size(class_index) >= COLOUR_HEAP_MIN)
-		data += (cache_colour(cache, 1) - (uintptr_t)data) % COLOUR_SPAN;
-	*block = (struct block){ .class_index = class_index, .data = data, .cache = cache };
-	unpoison(data, block_class_size(class_index));
-	return block;
-}
-
 int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct block **ret_block)
 {
 	struct block *block;
@@ -358,7 +335,7 @@ int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct
 	class_index = block_class_of(len);
 	block = block_from_cache(cache, class_index, len);
 	if (!block)
-		block = block_allocate(cache, class_index);
+		block = block_from_slab(cache, class_index);
 	if (!block) {
 		latch_take(&cache->latch);
 		block_count(cache, -(uint64_t)len);
@@ -415,6 +392,6 @@ struct block *block_unref(struct block *block)
 	if (block->quota)
 		quota_release(block->quota, block->len);
 	if (!block_to_cache(block->cache, block))
-		block_release_memory(block);
+		slab_give(block->slab, block);
 	return NULL;
 }

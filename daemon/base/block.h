@@ -1,9 +1,9 @@
 /*
  * Blocks: counted pieces of memory that hold a part's bytes while it travels inside the daemon (gathered sums,
  * contributions, results). They come from a cache of power-of-two classes so that the steady state neither calls
- * malloc nor faults pages in; what is cached beyond a limit goes back to the system. Data is aligned to 64 bytes, and to
- * no more: large blocks begin at different places of their pages. Any thread: the count is atomic, the cache has a
- * latch.
+ * malloc nor faults pages in. They are cut from slabs of some MiB, huge pages where the system has them; what is cached
+ * beyond a limit goes back to the system. Data is aligned to 64 bytes, and to no more: large blocks begin at different
+ * places of their pages. Any thread: the count is atomic, the cache has a latch.
  */
 #pragma once
 
@@ -22,7 +22,7 @@ struct block {
 	struct block_cache *cache;
 	struct quota *quota;		   /* charged with len until the last unref; NULL: nobody */
 	struct block *next;		   /* the cache's */
-	struct block_slab *slab;	   /* whose piece it is; NULL: a piece of its own */
+	struct block_slab *slab;	   /* whose piece it is; NULL: lent */
 	void (*gone)(struct block *block); /* of block_lend() */
 };
 
@@ -35,10 +35,9 @@ DEFINE_CLEANUP(struct block_cache *, block_cache_free)
 uint64_t block_cache_used(const struct block_cache *cache);
 
 /*
- * Somebody who must know where blocks lie, as hardware that moves them: while there is one, blocks are cut from slabs of
- * some MiB, huge pages where the system has them, and each slab is told before the first of its blocks is given out, and
- * again before it is unmapped. Embedded in its user. Callbacks come on any thread, under a lock: they must not make or
- * release blocks.
+ * Somebody who must know where blocks lie, as hardware that moves them: each slab is told before the first of its blocks
+ * is given out, and again before it is unmapped. Embedded in its user. Callbacks come on any thread, under a lock: they
+ * must not make or release blocks.
  */
 struct block_watcher {
 	void (*slab_added)(struct block_watcher *watcher, void *data, size_t len);

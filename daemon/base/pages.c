@@ -2,6 +2,12 @@
 
 #include "proto/c.h"
 #include <sys/mman.h>
+#include <unistd.h>
+
+size_t page_size(void)
+{
+	return (size_t)sysconf(_SC_PAGESIZE);
+}
 
 void *pages_map(size_t len)
 {

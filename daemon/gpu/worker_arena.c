@@ -1,3 +1,4 @@
+#include "base/pages.h"
 #include "gpu/worker.h"
 
 #include <stdio.h>
@@ -46,7 +47,7 @@ static int failed(char *text, const struct device *device, const char *call, CUr
 /* A range that is exported begins and ends at pages of the host. */
 static int allocate(struct device *device, uint64_t len, char *text)
 {
-	uint64_t page = (uint64_t)sysconf(_SC_PAGESIZE);
+	uint64_t page = page_size();
 	const unsigned int yes = 1;
 	CUdeviceptr memory;
 	CUresult r;

@@ -12,15 +12,6 @@
 #include <sys/wait.h>
 #include <time.h>
 
-#if defined(__has_feature)
-#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-#define TEST_SANITIZED 1
-#endif
-#endif
-#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-#define TEST_SANITIZED 1
-#endif
-
 #define TEST_TIMEOUT_S	60
 #define TEST_EXIT_SKIP	77   /* meson's number too */
 #define TEST_DIR_MAX	64   /* so that names of sockets below it fit */

@@ -16,6 +16,15 @@
 #include <inttypes.h>
 #include <stdio.h>
 
+#if defined(__has_feature)
+#if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+#define TEST_SANITIZED 1
+#endif
+#endif
+#if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+#define TEST_SANITIZED 1
+#endif
+
 struct test {
 	const char *name;
 	void (*run)(void);

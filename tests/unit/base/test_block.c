@@ -1,6 +1,8 @@
 #include "base/block.h"
+#include "base/pages.h"
 #include "test.h"
 #include <pthread.h>
+#include <stdio.h>
 
 TEST(sizes_and_alignment)
 {
@@ -138,6 +140,49 @@ TEST(cache_keeps_no_more_than_its_limit)
 	ASSERT_OK(block_new(cache, 1024, NULL, &block));
 	ASSERT_TRUE(block == blocks[1]);
 	(void)block_unref(block);
+}
+
+static size_t resident(void)
+{
+	FILE *file = fopen("/proc/self/statm", "re");
+	size_t all, here;
+
+	ASSERT_TRUE(file);
+	ASSERT_EQ(fscanf(file, "%zu %zu", &all, &here), 2);
+	ASSERT_OK(fclose(file));
+	return here * page_size();
+}
+
+/* Also where some that were made between them are still used. */
+TEST_FULL_TIER(what_is_not_cached_goes_back_to_the_system,
+	       "in the gate what is resident is the sanitizer's")
+{
+	enum { N = 256, LEN = 256 << 10 };
+	struct block_cache *cache;
+	struct block *blocks[N];
+	size_t before;
+
+#ifdef TEST_SANITIZED
+	TEST_SKIP("what is resident is the sanitizer's");
+#endif
+	ASSERT_OK(block_cache_new(0, &cache));
+	/* malloc() would keep it once it has given the same back. */
+	ASSERT_OK(block_new(cache, LEN, NULL, &blocks[0]));
+	(void)block_unref(blocks[0]);
+	before = resident();
+	for (size_t i = 0; i < N; i++) {
+		ASSERT_OK(block_new(cache, LEN, NULL, &blocks[i]));
+		memset(blocks[i]->data, 1, LEN);
+	}
+	ASSERT_INT(resident(), >=, before + N * LEN);
+	for (size_t i = 0; i < N; i++)
+		if (i % 8)
+			(void)block_unref(blocks[i]);
+	ASSERT_INT(resident(), <, before + N * LEN / 4);
+	for (size_t i = 0; i < N; i += 8)
+		(void)block_unref(blocks[i]);
+	ASSERT_INT(resident(), <, before + N * LEN / 16);
+	block_cache_free(cache);
 }
 
 TEST(quota_is_charged_until_the_last_reference)
