@@ -302,24 +302,43 @@ static struct block *block_from_cache(struct block_cache *cache, uint32_t class_
 	return block;
 }
 
-/* Returns whether there is room for it in the cache, which it is in then. */
-static bool block_to_cache(struct block_cache *cache, struct block *block)
+/* Under the latch. The largest that is cached of larger ones than those of a class, or NULL: it is in the cache no more. */
+static struct block *cache_evict(struct block_cache *cache, uint32_t class_index)
+{
+	for (uint32_t i = BLOCK_CLASSES; --i > class_index;) {
+		struct block *block = cache->classes[i].free;
+
+		if (!block)
+			continue;
+		cache->classes[i].free = block->next;
+		cache->cached -= block_class_size(i);
+		return block;
+	}
+	return NULL;
+}
+
+/*
+ * Returns what goes back to the system: nothing where there is room in the cache; else a larger block, or else this one. To make
+ * a slab for a small one again and again costs a hundred times what the block does, and one large one makes room for many.
+ */
+static struct block *block_to_cache(struct block_cache *cache, struct block *block)
 {
 	struct block_class *class = &cache->classes[block->class_index];
 	size_t size = block_class_size(block->class_index);
-	bool has_room;
+	struct block *out = NULL;
 
 	poison(block->data, size);
 	latch_take(&cache->latch);
 	block_count(cache, -(uint64_t)block->len);
-	has_room = cache->cached + size <= cache->limit;
-	if (has_room) {
+	if (cache->cached + size > cache->limit)
+		out = cache_evict(cache, block->class_index) ?: block;
+	if (out != block) {
 		cache->cached += size;
 		block->next = class->free;
 		class->free = block;
 	}
 	latch_drop(&cache->latch);
-	return has_room;
+	return out;
 }
 
 int block_new(struct block_cache *cache, size_t len, struct quota *quota, struct block **ret_block)
@@ -391,7 +410,8 @@ struct block *block_unref(struct block *block)
 	}
 	if (block->quota)
 		quota_release(block->quota, block->len);
-	if (!block_to_cache(block->cache, block))
+	block = block_to_cache(block->cache, block);
+	if (block)
 		slab_give(block->slab, block);
 	return NULL;
 }

@@ -142,6 +142,56 @@ TEST(cache_keeps_no_more_than_its_limit)
 	(void)block_unref(block);
 }
 
+struct slabs {
+	struct block_watcher watcher;
+	unsigned n_added, n_removed;
+};
+
+static void count_added(struct block_watcher *watcher, void *data, size_t len)
+{
+	ASSERT_TRUE(data && len);
+	container_of(watcher, struct slabs, watcher)->n_added++;
+}
+
+static void count_removed(struct block_watcher *watcher, void *data)
+{
+	ASSERT_TRUE(data);
+	container_of(watcher, struct slabs, watcher)->n_removed++;
+}
+
+/* Small blocks come and go without the system, though what is cached was left by larger ones. */
+TEST(large_ones_in_the_cache_make_room_for_smaller_ones)
+{
+	struct slabs slabs = { { .slab_added = count_added, .slab_removed = count_removed } };
+	_cleanup_(block_cache_freep) struct block_cache *cache = NULL;
+	struct block *blocks[4];
+
+	ASSERT_OK(block_cache_new(2 * (8 << 20), &cache));
+	block_cache_watch(cache, &slabs.watcher);
+	for (size_t i = 0; i < 2; i++)
+		ASSERT_OK(block_new(cache, 8 << 20, NULL, &blocks[i]));
+	for (size_t i = 0; i < 2; i++)
+		(void)block_unref(blocks[i]);
+	ASSERT_EQ(slabs.n_added, 2);
+	ASSERT_EQ(slabs.n_removed, 0);
+	for (unsigned turn = 0; turn < 10; turn++) {
+		for (size_t i = 0; i < ARRAY_SIZE(blocks); i++)
+			ASSERT_OK(block_new(cache, 1000, NULL, &blocks[i]));
+		for (size_t i = 0; i < ARRAY_SIZE(blocks); i++)
+			(void)block_unref(blocks[i]);
+		ASSERT_EQ(slabs.n_added, 3);
+		ASSERT_EQ(slabs.n_removed, 1);
+	}
+	/* Not the other way round: one large one would take the place of thousands. */
+	for (size_t i = 0; i < 2; i++)
+		ASSERT_OK(block_new(cache, 8 << 20, NULL, &blocks[i]));
+	for (size_t i = 0; i < 2; i++)
+		(void)block_unref(blocks[i]);
+	ASSERT_EQ(slabs.n_added, 4);
+	ASSERT_EQ(slabs.n_removed, 2);
+	block_cache_unwatch(cache, &slabs.watcher);
+}
+
 static size_t resident(void)
 {
 	FILE *file = fopen("/proc/self/statm", "re");
