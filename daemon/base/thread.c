@@ -25,11 +25,39 @@ static void *loop_thread_main(void *arg)
 	return NULL;
 }
 
+/* The thread inherits the mask: no instant in which it could take a signal meant for the control thread. */
+static int create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *user),
+		  void *user)
+{
+	sigset_t all, old;
+	int r;
+
+	(void)sigfillset(&all);
+	(void)pthread_sigmask(SIG_SETMASK, &all, &old);
+	r = pthread_create(thread, attributes, run, user);
+	(void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+	return r ? error_origin(-r) : 0;
+}
+
+int thread_detach(void *(*run)(void *user), void *user)
+{
+	pthread_attr_t attributes;
+	pthread_t thread;
+	int r;
+
+	r = pthread_attr_init(&attributes);
+	if (r)
+		return error_origin(-r);
+	(void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
+	r = create(&thread, &attributes, run, user);
+	(void)pthread_attr_destroy(&attributes);
+	return error_trace(r);
+}
+
 int loop_thread_start(const char *name, struct loop_thread **ret_thread)
 {
 	_cleanup_(freep) struct loop_thread *thread = calloc(1, sizeof(*thread));
 	_cleanup_(loop_freep) struct loop *loop = NULL;
-	sigset_t all, old;
 	int r;
 
 	if (!thread)
@@ -40,13 +68,9 @@ int loop_thread_start(const char *name, struct loop_thread **ret_thread)
 	thread->loop = loop;
 	(void)snprintf(thread->name, sizeof(thread->name), "%s", name);
 
-	/* The thread inherits the mask: no instant in which it could take a signal meant for the control thread. */
-	(void)sigfillset(&all);
-	(void)pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&thread->thread, NULL, loop_thread_main, thread);
-	(void)pthread_sigmask(SIG_SETMASK, &old, NULL);
+	r = create(&thread->thread, NULL, loop_thread_main, thread);
 	if (r)
-		return error_origin(-r);
+		return error_trace(r);
 	(void)pthread_setname_np(thread->thread, thread->name);
 
 	(void)TAKE_PTR(loop);

@@ -1,4 +1,7 @@
-/* Threads with a name that run one loop, signals blocked. start ... stop (asks the loop to stop and waits). */
+/*
+ * Threads, signals blocked. Those with a name run one loop: start ... stop (asks the loop to stop and waits). Others run a
+ * function, and nobody waits for them.
+ */
 #pragma once
 
 #include "base/loop.h"
@@ -14,3 +17,6 @@ struct loop *loop_thread_loop(struct loop_thread *thread);
  */
 struct loop_thread *loop_thread_stop(struct loop_thread *thread);
 DEFINE_CLEANUP(struct loop_thread *, loop_thread_stop)
+
+/* A thread that nobody waits for. Returns 0, -ENOMEM or -EAGAIN. */
+int thread_detach(void *(*run)(void *user), void *user);

@@ -1,11 +1,11 @@
 #include "transport/internal.h"
 
 #include "base/clock.h"
+#include "base/thread.h"
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/tcp.h>
 #include <pthread.h>
-#include <signal.h>
 #include <stdio.h>
 
 int address_split(const char *text, char *ret_host, const char **ret_port)
@@ -210,9 +210,6 @@ static void *resolver_main(void *arg)
 int resolver_start(const struct resolver_params *params, struct resolver **ret_resolver)
 {
 	_cleanup_(freep) struct resolver *resolver = calloc(1, sizeof(*resolver));
-	pthread_attr_t attributes;
-	sigset_t all, old;
-	pthread_t thread;
 	int r;
 
 	if (!resolver)
@@ -223,16 +220,10 @@ int resolver_start(const struct resolver_params *params, struct resolver **ret_r
 	(void)snprintf(resolver->address, sizeof(resolver->address), "%s", params->address);
 	(void)pthread_mutex_init(&resolver->lock, NULL);
 
-	(void)pthread_attr_init(&attributes);
-	(void)pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
-	(void)sigfillset(&all);
-	(void)pthread_sigmask(SIG_SETMASK, &all, &old);
-	r = pthread_create(&thread, &attributes, resolver_main, resolver);
-	(void)pthread_sigmask(SIG_SETMASK, &old, NULL);
-	(void)pthread_attr_destroy(&attributes);
+	r = thread_detach(resolver_main, resolver);
 	if (r) {
 		(void)pthread_mutex_destroy(&resolver->lock);
-		return error_origin(-r);
+		return error_trace(r);
 	}
 	*ret_resolver = TAKE_PTR(resolver);
 	return 0;
