@@ -1,5 +1,6 @@
 #include "tensor/tensor.h"
 
+#include "base/unmap.h"
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>
@@ -112,7 +113,7 @@ static void buffer_free(void *user)
 
 	if (buffer->leaving)
 		buffer->leaving(buffer);
-	(void)munmap(buffer->data, (size_t)buffer->len);
+	unmap(buffer->data, (size_t)buffer->len);
 	if (buffer->quota)
 		quota_release(buffer->quota, buffer->len);
 	if (buffer->released)

@@ -1,0 +1,78 @@
+/*
+ * The list of mappings that wait to be unmapped, and the thread that unmaps them in slices. The
+ * thread starts with the first mapping and ends with the last. tensor/buffer.c gives trainers'
+ * memory here.
+ */
+#include "base/unmap.h"
+
+#include "base/thread.h"
+#include <pthread.h>
+#include <sys/mman.h>
+
+/* To unmap less takes some 30 us, and to wake a thread nearly as long. */
+#define UNMAP_HERE (256u << 10)
+/* Unmapped in one call: whoever maps something meanwhile waits for the end of that. */
+#define UNMAP_SLICE ((size_t)32 << 20)
+
+struct mapping {
+	struct mapping *next;
+	char *data;
+	size_t len;
+};
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
+static struct mapping *waiting;
+static bool running; /* the thread */
+
+static struct mapping *take(void)
+{
+	struct mapping *mapping;
+
+	(void)pthread_mutex_lock(&lock);
+	mapping = waiting;
+	waiting = mapping ? mapping->next : NULL;
+	running = mapping;
+	(void)pthread_mutex_unlock(&lock);
+	return mapping;
+}
+
+static void *unmap_all(void *unused)
+{
+	struct mapping *mapping;
+
+	(void)unused;
+	while ((mapping = take())) {
+		for (size_t at = 0; at < mapping->len; at += UNMAP_SLICE)
+			(void)munmap(mapping->data + at, MIN(mapping->len - at, UNMAP_SLICE));
+		free(mapping);
+	}
+	return NULL;
+}
+
+/* Returns false when there is no thread to be had. */
+static bool hand_over(struct mapping *mapping)
+{
+	bool taken;
+
+	(void)pthread_mutex_lock(&lock);
+	taken = running = running || !thread_detach(unmap_all, NULL);
+	if (taken) {
+		mapping->next = waiting;
+		waiting = mapping;
+	}
+	(void)pthread_mutex_unlock(&lock);
+	return taken;
+}
+
+void unmap(void *data, size_t len)
+{
+	struct mapping *mapping = len > UNMAP_HERE ? malloc(sizeof(*mapping)) : NULL;
+
+	if (mapping) {
+		*mapping = (struct mapping){ .data = data, .len = len };
+		if (hand_over(mapping))
+			return;
+		free(mapping);
+	}
+	(void)munmap(data, len);
+}
