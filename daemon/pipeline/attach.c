@@ -37,7 +37,9 @@ static void on_attached(struct call *call)
 	struct pipeline_job *job = setup->job;
 
 	if (setup->asks_back) {
-		if (job->state == JOB_RUNNING && !call->status && setup->added)
+		if (job->state == JOB_OVER && !call->status)
+			pipeline_left_asked(job, call->peer);
+		else if (job->state == JOB_RUNNING && !call->status && setup->added)
 			pipeline_add_take(job, setup->added);
 		else if (job->state == JOB_RUNNING && !call->status)
 			pipeline_move_back(job, setup->server);

@@ -461,6 +461,8 @@ void pipeline_left_idle(struct pipeline_job *job);
 void pipeline_left_tell_idle(struct peer *peer, uint64_t number, uint32_t node);
 /* This node leaves: to every server that is still there. */
 void pipeline_left_say(struct pipeline_job *job);
+/* A server that was asked in answers when the job is over here: nobody else would tell it. */
+void pipeline_left_asked(const struct pipeline_job *job, struct peer *peer);
 
 /* home.c: cluster query and JOIN. */
 void pipeline_setup_open(struct pipeline_job *job);

@@ -129,25 +129,36 @@ void pipeline_left_stopping(struct pipeline_job *job, const struct peer *peer)
 	pipeline_left_idle(job);
 }
 
-void pipeline_left_say(struct pipeline_job *job)
+/* tells: the server is to tell the other nodes. */
+static void say(const struct pipeline_job *job, struct peer *peer, bool tells)
 {
 	struct data_header header = {
 		.op = DATA_LEAVE,
 		.job = job->number,
 		.node = job->shape.node,
 		.epoch = job->servers ? job->data_epoch : 0,
+		.round = tells,
 	};
+
+	if (peer_notice(peer, &header, NULL))
+		log_warning("job %s: no memory to tell %s that its ranks have left", job->name,
+			    peer_name(peer));
+}
+
+void pipeline_left_asked(const struct pipeline_job *job, struct peer *peer)
+{
+	say(job, peer, false);
+}
+
+void pipeline_left_say(struct pipeline_job *job)
+{
 	uint32_t n = 0;
 
 	for (size_t i = 0; i < job->n_servers; i++) {
 		size_t server = (job->home_number + i) % job->n_servers;
 		struct peer *peer = pipeline_setup_peer(job, server);
 
-		if (!peer)
-			continue;
-		header.round = job->keep && job->servers[server].attached && n++ < TELLERS;
-		if (peer_notice(peer, &header, NULL))
-			log_warning("job %s: no memory to tell %s that its ranks have left",
-				    job->name, peer_name(peer));
+		if (peer)
+			say(job, peer, job->keep && job->servers[server].attached && n++ < TELLERS);
 	}
 }
