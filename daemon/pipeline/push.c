@@ -705,12 +705,17 @@ static void gather(struct pipeline_part *part)
 
 void pipeline_part_begin(struct pipeline_part *part)
 {
+	struct pipeline_round *round = part->round;
+
 	part->state = PART_GATHER;
 	part->moved = job_of(part)->n_moved;
 	if (pipeline_part_is_rows(part)) {
+		/* A server that was lost meanwhile may have waited for no more than that its rows go out. */
+		round->n_parts++;
 		pipeline_rows_begin(part);
 		pipeline_outlet_charge(part->outlet, part, part->extent.len);
 		push(part, part->block ? part->block->data : NULL);
+		pipeline_round_part_done(round);
 		return;
 	}
 	if (!pipeline_part_is_from_here(part) || !part->extent.len) {
