@@ -69,12 +69,7 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	job->own_number = attach->server;
 	job->added = attach->added;
 	job->own_added = attach->added_server;
-	job->moves = attach->n_moves ? calloc(attach->n_moves, sizeof(job->moves[0])) : NULL;
-	r = attach->n_moves && !job->moves ? error_origin(-ENOMEM) : 0;
-	if (job->moves) {
-		job->n_moves = attach->n_moves;
-		memcpy(job->moves, attach->moves, job->n_moves * sizeof(job->moves[0]));
-	}
+	r = move_begin(job, attach);
 	elastic_begin(job);
 	job->regroups = attach->regroups;
 	job->joined_len = attach->joined_len;
@@ -278,6 +273,7 @@ void attach_call(struct server *server, struct delivery *delivery)
 	answer.len = (uint32_t)len;
 	delivery_answer(delivery, &answer, NULL, data);
 	leave_attached(job, attach->node);
+	elastic_attached(job, attach->node);
 	if (!list_empty(&job->guests))
 		guest_tell(job, job->nodes[attach->node].peer);
 	heir_attached(job);

@@ -32,14 +32,15 @@ void elastic_begin(struct job *job)
 }
 
 /* Marks the ranks of a node. Returns whether that is news. */
-static bool mark(const struct job *job, uint32_t node, uint32_t how, uint32_t *moves)
+static bool mark(struct job *job, uint32_t node, uint32_t how)
 {
 	bool any = false;
 
 	for (uint32_t i = 0; i < job->size; i++) {
 		if (job->node_of_rank[i] != node || is_gone(job, i))
 			continue;
-		moves[move_n_servers(job) + i] = how;
+		if (!(job->told_moves[move_n_servers(job) + i] & 1))
+			job->told_moves[move_n_servers(job) + i] = how;
 		any = true;
 	}
 	return any;
@@ -51,23 +52,22 @@ static uint32_t n_others(const struct job *job, const bool *lost)
 	uint32_t n = 0;
 
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		n += !lost[i] && !job->nodes[i].left && job->nodes[i].peer;
+		n += !lost[i] && !job->nodes[i].left && job->nodes[i].peer &&
+		     !elastic_is_gone(job, i);
 	return n;
 }
 
 /* How nodes are gone: lost (true in `lost`). Says so to the others. */
 static bool go_without(struct job *job, const bool *lost, uint32_t how)
 {
-	_cleanup_(freep) uint32_t *moves = calloc(job->n_moves, sizeof(moves[0]));
 	bool any = false;
 
-	if (!moves || !n_others(job, lost))
+	if (!n_others(job, lost))
 		return false;
-	memcpy(moves, job->moves, job->n_moves * sizeof(moves[0]));
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct node_text text;
 
-		if (!lost[i] || !mark(job, i, how, moves))
+		if (!lost[i] || !mark(job, i, how))
 			continue;
 		any = true;
 		log_notice("job %s: goes on without %s, which %s", job->name,
@@ -77,7 +77,7 @@ static bool go_without(struct job *job, const bool *lost, uint32_t how)
 	if (!any)
 		return false;
 	FAILPOINT("server-ranks-gone");
-	move_tell(job, NULL, moves, job->n_moves);
+	move_tell(job, NULL, job->told_moves, job->n_moves);
 	return true;
 }
 
@@ -162,21 +162,48 @@ void elastic_without_early(struct job *job)
 		(void)go_without(job, lost, DATA_MOVES_LOST);
 }
 
+bool elastic_is_gone(const struct job *job, uint32_t node)
+{
+	if (!job->elastic || !job->moves)
+		return false;
+	for (uint32_t i = 0; i < job->size; i++)
+		if (job->node_of_rank[i] == node && !(job->told_moves[move_n_servers(job) + i] & 1))
+			return false;
+	return true;
+}
+
+static bool knows_more(const struct job *job)
+{
+	size_t n_servers = move_n_servers(job);
+
+	return job->elastic && job->moves &&
+	       memcmp(job->told_moves + n_servers, job->moves + n_servers,
+		      job->size * sizeof(job->moves[0]));
+}
+
+void elastic_attached(struct job *job, uint32_t node)
+{
+	if (knows_more(job))
+		move_tell_node(job, node, job->told_moves, job->n_moves);
+}
+
 void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves)
 {
-	bool more = false, any = false;
+	bool more = false;
 	struct failure failure;
 
 	for (uint32_t i = 0; i < job->size; i++) {
-		uint32_t said = moves[move_n_servers(job) + i];
+		size_t at = move_n_servers(job) + i;
 
-		more |= said & 1 && !is_gone(job, i);
-		any |= !(said & 1) && !is_gone(job, i);
+		more |= moves[at] & 1 && !is_gone(job, i);
+		if (!(job->told_moves[at] & 1))
+			job->told_moves[at] = moves[at];
 	}
-	if (any && more)
-		move_tell(job, from, moves, job->n_moves);
-	if (any)
+	if (!leave_is_over(job)) {
+		if (more)
+			move_tell(job, from, job->told_moves, job->n_moves);
 		return;
+	}
 	(void)failure_set(&failure, -ENOTCONN, "job %s: over: none of its ranks is left",
 			  job->name);
 	job_end(job, &failure);

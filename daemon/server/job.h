@@ -151,6 +151,8 @@ struct job {
 	bool fresh; /* it had begun before this process did, or goes on with other servers: move.c */
 	uint32_t *moves; /* how often each server has gone and come; NULL: never */
 	bool came_back;	 /* it had gone on without this server */
+	/* Elastic: `moves` with ranks that are said to be gone, which no attach has said yet. */
+	uint32_t *told_moves;
 	size_t n_moves;
 	/* Elastic: elastic.c. Behind the servers, `moves` says who is gone. */
 	bool elastic;
@@ -290,6 +292,10 @@ bool move_is_current(const struct job *job, const struct data_header *header);
 /* A MOVE of a node. May end the job here. */
 void move_notice(struct job *job, const struct peer *from, const struct data_header *header,
 		 const void *payload);
+/* Takes what an attach says of servers and ranks. Returns 0 or -ENOMEM. */
+int move_begin(struct job *job, const struct attach *attach);
+/* Tells one node, which has attached, of what this server knows, or is to be known. */
+void move_tell_node(struct job *job, uint32_t node, const uint32_t *moves, size_t n);
 /* Tells all nodes that are here but one of what this server knows, or is to be known. */
 void move_tell(struct job *job, const struct peer *except, const uint32_t *moves, size_t n);
 /* Of its `moves`, how many are about servers. */
@@ -313,12 +319,18 @@ void elastic_without_early(struct job *job);
 bool elastic_without_missing(struct job *job, const struct slot *slot);
 /* What a node knows of ranks that are gone: others hear of it. May end the job. */
 void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves);
+/* A node that has attached hears what was said while it was away. */
+void elastic_attached(struct job *job, uint32_t node);
+/* Whether all ranks of a node are said to be gone. */
+bool elastic_is_gone(const struct job *job, uint32_t node);
 /* rejoin.c: a JOIN for a job that runs. Returns whether it is taken. */
 bool rejoin(struct job *job, const struct join *join, struct delivery *delivery);
 /* What waits of this node is answered. */
 void rejoin_end(struct job_node *node, int status, const char *text);
 /* leave.c. Any of them may end the job. */
 void leave(struct job *job, uint32_t node);
+/* No node will ask for anything: each has left, or has no rank in the job any more. */
+bool leave_is_over(const struct job *job);
 /* A node says so itself; the other nodes are told if it asks for that. */
 void leave_call(struct job *job, uint32_t node, const struct data_header *header);
 /* Another says so, of a node of which this process may know nothing else. node: as it came from outside. */

@@ -19,12 +19,21 @@ void leave_end(struct job *job)
 	job_end(job, &failure);
 }
 
+bool leave_is_over(const struct job *job)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (!job->nodes[i].left && !elastic_is_gone(job, i))
+			return false;
+	return true;
+}
+
 void leave(struct job *job, uint32_t node)
 {
 	rows_give_up(job, node, 0, 0);
 	keep_left(job, node);
 	job->nodes[node].left = true;
-	if (++job->n_left == job->n_nodes) {
+	job->n_left++;
+	if (leave_is_over(job)) {
 		leave_end(job);
 		return;
 	}

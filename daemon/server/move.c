@@ -50,6 +50,27 @@ void move_tell(struct job *job, const struct peer *except, const uint32_t *moves
 	tell_others(job, except, moves, n, &job->added);
 }
 
+void move_tell_node(struct job *job, uint32_t node, const uint32_t *moves, size_t n)
+{
+	tell(job, job->nodes[node].peer, node, moves, n, &job->added);
+}
+
+int move_begin(struct job *job, const struct attach *attach)
+{
+	size_t n = attach->n_moves, len = n * sizeof(job->moves[0]);
+
+	if (!n)
+		return 0;
+	job->moves = malloc(2 * len);
+	if (!job->moves)
+		return error_origin(-ENOMEM);
+	job->told_moves = job->moves + n;
+	memcpy(job->moves, attach->moves, len);
+	memcpy(job->told_moves, attach->moves, len);
+	job->n_moves = n;
+	return 0;
+}
+
 size_t move_n_servers(const struct job *job)
 {
 	return job->elastic ? job->n_moves - job->size : job->n_moves;
@@ -151,11 +172,8 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 	if (!more && (old->moves || !attach->n_moves))
 		return 0;
 	if (!more) {
-		old->moves = calloc(attach->n_moves, sizeof(old->moves[0]));
-		if (!old->moves)
+		if (move_begin(old, attach))
 			return failure_set(failure, -ENOMEM, "job %s: out of memory", old->name);
-		old->n_moves = attach->n_moves;
-		memcpy(old->moves, attach->moves, old->n_moves * sizeof(old->moves[0]));
 		old->own_number = attach->server;
 		return 0;
 	}
