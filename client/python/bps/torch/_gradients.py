@@ -10,8 +10,8 @@ To the user it is as if backward() had averaged the gradients. What p.grad is wh
 lies; using it before the average is there waits (UnderWay); a backward pass that adds to a gradient on its way adds to the
 average; what the user has put into p.grad meanwhile stays. On a CUDA device, all this means the place in the stream that is current.
 
-Which parameters there are is looked up at the end of each step, where the ranks send notes, too (Notes): who trains still, which
-gradients there are, and which of them this rank has. What no rank has stays None. All have to be ready for the same gradients.
+Which parameters there are is looked up at the end of each backward pass, where the ranks send notes, too (Notes): who trains still,
+which gradients there are, and which of them this rank has. What no rank has stays None. All ranks have to have the same ones.
 """
 
 import errno
@@ -292,11 +292,11 @@ class Gradients:
         else:
             dtype, count = ops.DTYPES[bucket.wire.dtype], bucket.wire.numel()
         client, name, number = _client.current(), bucket.name, 1
-        while client.stands_for_another(_ops.tensor_name("push_pull", bucket.name, dtype, count), dtype, count):
+        while client.stands_for_another(full := _ops.tensor_name("push_pull", bucket.name, dtype, count), dtype, count):
             number += 1
             bucket.name = f"{name}.{number}"  # the parameter was of another type before
         if self._compresses():
-            client.declare(_ops.tensor_name("push_pull", bucket.name, dtype, count), dtype, count)
+            client.declare(full, dtype, count)
         else:
             bucket.start = self._prepared(bucket)
 
@@ -452,11 +452,15 @@ class Gradients:
             return
         self.settle_now()
 
-    def settle_now(self):
-        """Has nothing under way."""
+    def take_put_off(self):
+        """Ends what the owner has put off."""
         settle = self.settle and self.settle()
         if settle:
             settle()
+
+    def settle_now(self):
+        """Has nothing under way."""
+        self.take_put_off()
         if self.under_way():
             self.synchronize()
 
@@ -515,10 +519,7 @@ class Gradients:
         if self.has_let_go:
             return
         deadline = None if timeout is None else time.monotonic() + timeout
-        for lender in self.lenders():
-            if not lender.synchronized:
-                lender.settle_now()
-                lender.synchronize(timeout)
+        self.synchronize_lenders(timeout)
         if not self._ending:
             self.begin()
         if not self._may_put_off():
@@ -529,6 +530,13 @@ class Gradients:
                 self._failure = self._failure or error
         self.end(deadline, timeout)
         self.synchronized = True
+
+    def synchronize_lenders(self, timeout=None):
+        """One round of each, on all ranks, whether it has begun by a backward pass here or not."""
+        for lender in self.lenders():
+            lender.take_put_off()
+            if not lender.synchronized:
+                lender.synchronize(timeout)
 
     def end(self, deadline=None, timeout=None):
         """The end of a step whose gradients have been received: waits for the ranks' notes. Raises its first failure."""
@@ -700,9 +708,7 @@ def join_all():
     live = [gradients for gradients in (made() for made in _made.get(_client.current(), ())) if gradients]
     live = [gradients for gradients in live if gradients.buckets]
     for gradients in live:
-        settle = gradients.settle and gradients.settle()
-        if settle:
-            settle()
+        gradients.take_put_off()
     outcomes = []
 
     def run(gradients):

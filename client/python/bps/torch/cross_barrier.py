@@ -76,8 +76,7 @@ class _Steps:
             self._apply([slot.parameter for slot in gradients.slots])
             gradients.stepped()
             return
-        for lender in gradients.lenders():
-            lender.synchronize()
+        gradients.synchronize_lenders()
         if not gradients.has_begun_to_end():
             gradients.begin()
         gradients.stepped()

@@ -169,9 +169,25 @@ def check_a_change_behind_our_back_is_told():
         assert "call synchronize() between backward() and such a change" in str(error)
     else:
         optimizer.step()
-    optimizer._bps.stepped() if bps.rank() == last else None  # a script that goes on nevertheless
+    if bps.rank() == last:
+        optimizer._bps.stepped()  # a script that goes on nevertheless
     backward(net, 1)
     expect(bps.BpsError, f"rank {last} has changed a gradient in the step before", optimizer.step)
+
+
+def check_a_rank_without_a_batch_and_two_optimizers():
+    """Each step is one round of what both have, on ranks that have a gradient as on those that have none."""
+    net = linear()
+    first, second = wrapped(net), wrapped(net)
+    for step in range(3):
+        first.zero_grad()
+        second.zero_grad()
+        if bps.rank() == 0:
+            backward(net, bps.size())
+        second.step()
+        assert net.weight.grad.tolist() == [[1.0] * 3], step
+    assert net.weight.tolist() == [[-3.0] * 3]
+    del first
 
 
 def check_settings_that_differ():
