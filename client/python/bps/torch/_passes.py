@@ -4,6 +4,7 @@ PyTorch tells a hook neither whether the pass that it runs in is one inside anot
 come to its end, also by an exception. So its engine, a Python object, is replaced by one of a class that says so.
 """
 
+import os
 import threading
 
 import torch
@@ -49,6 +50,16 @@ class _Engine(type(Variable._execution_engine)):
         finally:
             with _lock:
                 _apart -= 1
+
+
+def _forget_after_fork():
+    """Passes of the parent's other threads do not end here."""
+    global _lock, _depth, _apart
+    _lock, _depth, _apart = threading.Lock(), 0, 0
+    _entered.clear()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def watch():

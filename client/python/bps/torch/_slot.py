@@ -150,10 +150,16 @@ class Slot:
         if self.absent and not self.parameter.requires_grad:
             return
         if self.home is None:
-            self.given = torch.zeros_like(self.parameter) if self.absent else self.parameter.grad
+            self.given = self._nothing() if self.absent else self.parameter.grad
             self._lend_out()
         self._version = self.given._version
         self.parameter.grad = self.lent
+
+    def _nothing(self):
+        """Zeros, which the result is copied to unless rows of its own come; then they take no memory of a table's size."""
+        if self.rows is None:
+            return torch.zeros_like(self.parameter)
+        return self.parameter.detach().new_zeros(()).expand(self.parameter.size())
 
     def is_lent(self):
         """Whether p.grad is to become the result: else the user has put something else there, or nothing."""
@@ -238,5 +244,3 @@ def zero(parameter, set_to_none):
         parameter.grad = None
     else:
         parameter.grad.zero_()
-
-

@@ -8,7 +8,7 @@ import torch
 
 from .. import _client, _ops
 from .._client import Arena
-from .._library import Reduction
+from .._library import SIZES, Reduction
 from .._ops import Handle
 from . import _devices, _shared_storage, ops
 from ._futures import future_of
@@ -70,7 +70,7 @@ class DDPHookState:
         client, wire = self._wires.get(number, (None, None))
         if client is not _client.current() or wire.numel() != buffer.numel() or wire.dtype != dtype:
             client = _client.current()
-            memory = Arena.buffer(client, max(1, buffer.numel() * dtype.itemsize))
+            memory = Arena.buffer(client, max(1, buffer.numel() * SIZES[ops.DTYPES[dtype]]))
             wire = torch.frombuffer(memory, dtype=dtype, count=buffer.numel())
             self._wires[number] = client, wire
         return wire

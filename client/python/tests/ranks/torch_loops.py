@@ -4,7 +4,7 @@
 
 A seed makes a program: actions of a user around a training loop (ACTIONS), with their settings. Each program is right, refused (an
 error on all ranks, with words), or wrong; a wrong one is made as short as it can be, and printed. The status is 1 if one was wrong,
-or more than MOST_REFUSED of them refused.
+or more than MOST_REFUSED of them refused. LOOPS_SAY=1: each rank prints each program before it runs, which tells where one hangs.
 """
 
 import copy
