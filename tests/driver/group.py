@@ -46,6 +46,10 @@ class Group:
     def __init__(self, name, tier):
         self.name, self.tier = name, tier
 
+    def base(self):
+        """Of files' names that are the group's alone: two groups of one build folder may run beside each other."""
+        return self.name.replace(' ', '-').replace(',', '')
+
     def env(self):
         return environment(BPS_TEST_TIER=self.tier)
 
@@ -82,10 +86,11 @@ class Programs(Group):
             self.run_programs(outcome, [name], words)
 
     def run_programs(self, outcome, names, words):
-        log = self.build.folder / 'meson-logs' / 'tests.json'
+        base = self.base()
+        log = self.build.folder / 'meson-logs' / f'{base}.json'
         log.unlink(missing_ok=True)
         slower = 5 if self.build.name in SANITIZER else 2
-        command = ['meson', 'test', '-C', self.build.folder, '--no-rebuild', '--logbase', 'tests', '--num-processes', self.at_once,
+        command = ['meson', 'test', '-C', self.build.folder, '--no-rebuild', '--logbase', base, '--num-processes', self.at_once,
                    '--timeout-multiplier', slower, *(['--test-args', ' '.join(words)] if words else []), *names]
         _, text, cpu_seconds = run(command, self.env(), seconds=GROUP_S)
         outcome.cpu_seconds += cpu_seconds
@@ -125,7 +130,7 @@ class Pytest(Group):
         return [self.python, '-m', 'pytest', '-q', '-p', 'no:cacheprovider', f'--rootdir={TOP}', f'--basetemp={folder}', *arguments]
 
     def run(self, outcome):
-        junit = self.build.folder / f'pytest-{self.name.replace(" ", "-").replace(",", "")}.xml'
+        junit = self.build.folder / f'pytest-{self.base()}.xml'
         junit.unlink(missing_ok=True)
         command = self.command(f'--junitxml={junit}', *self.options, *self.paths)
         _, text, outcome.cpu_seconds = run(command, self.env(), seconds=GROUP_S)

@@ -5,6 +5,10 @@ PYTHON = '/usr/bin/python3'  # Debian's, to which Debian's numpy and pytest belo
 T = 'client/python/tests'
 # What runs threads of its own beside its callers.
 THREADED = ('unit base ', 'unit transport ', 'unit control ', 'unit client ', 'contract ')
+# The thread sanitizer can see nothing in what computes much on one thread. BUT_THREADED: programs among these with more threads,
+# and which of a program's tests have them; none: all.
+ONE_THREAD = ('unit reduce ', 'fuzz ')
+BUT_THREADED = {'unit reduce reduce': ['threads_choose_the_same_kernels'], 'fuzz lane': [], 'fuzz ring': []}
 
 
 def suites(test):
@@ -51,21 +55,28 @@ def sanitized(test):
     return not suites(test) & {'python', 'vm', 'bench'}
 
 
+def thread_sanitized(test):
+    # gRPC is not built with the thread sanitizer.
+    return (sanitized(test) and 'grpc' not in suites(test) and
+            (not test['name'].startswith(ONE_THREAD) or test['name'] in BUT_THREADED))
+
+
 def full():
     def some(name, environment, *files):
         return Pytest(name, 'full', environment, [f'{T}/{file}' for file in files])
 
     return [
-        [Programs('C', 'full', 'build', lambda test: not is_guest(test), 3 * N_PROCESSORS)],
         # Each has times when it only waits, or uses one processor. What takes longest begins first.
-        [some('PyTorch and Keras', 'keras-torch', 'test_torch.py', 'test_torch_process_group.py', 'test_examples.py', 'test_keras.py'),
-         Programs('guests and containers', 'full', 'build', is_guest),
+        [Programs('guests and containers', 'full', 'build', is_guest),
+         some('PyTorch and Keras', 'keras-torch', 'test_torch.py', 'test_torch_process_group.py', 'test_examples.py', 'test_keras.py'),
+         Programs('C', 'full', 'build', lambda test: not is_guest(test), 2 * N_PROCESSORS),
          some('TensorFlow', 'tensorflow', 'test_tensorflow.py', 'test_keras.py', 'test_names.py'),
          Pytest('Python', 'full', 'keras-torch', package_paths()),
          some('JAX', 'jax', 'test_jax.py', 'test_keras.py'),
          some('MXNet', 'mxnet', 'test_mxnet.py', 'test_names.py')],
         [Programs('C, ASan and UBSan', 'full', 'build-asan', sanitized, 3 * N_PROCESSORS)],
-        [Programs('C, TSan', 'full', 'build-tsan', lambda test: sanitized(test) and 'grpc' not in suites(test), 3 * N_PROCESSORS)],
+        [Programs('C, TSan', 'full', 'build-tsan', thread_sanitized, 3 * N_PROCESSORS,
+                  {name: tests for name, tests in BUT_THREADED.items() if tests})],
         [Compile('build-clang', 'full'), Install('release and install', 'full'),
          Command('manifests', 'full', 'scripts/check-manifests', 'build'), Command('demo', 'full', 'scripts/demo')],
         [Fuzz('fuzzers', 'full')],

@@ -14,7 +14,7 @@ TOP = os.path.abspath(os.path.join(HERE, '..', '..'))
 UNIT, SOCKET = 'bps-daemon.service', 'bps-daemon.socket'
 GROUP = '/sys/fs/cgroup/bps.slice'
 LONG = 300  # seconds; each call of systemctl takes some, on an emulated CPU
-LIMIT = 1200
+LIMIT = 1800
 STEPS = 5  # of a job that goes on
 
 # What the daemon's sandbox lets through to.
