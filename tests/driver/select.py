@@ -8,6 +8,7 @@ from .tiers import PYTHON, is_judged_by_code, suites
 PACKAGE = TOP / 'client/python'
 C_TEST = re.compile(r'^TEST(?:_\w+)?\((\w+)[,)]', re.M)
 PYTHON_TEST = re.compile(r'^def (test_\w+)', re.M)
+PYTEST_FILES = sorted([*PACKAGE.glob('tests/test_*.py'), *TOP.glob('tests/driver/test_*.py')])
 IMPORT = re.compile(r'^\s*(?:from|import) ([\w.]+)', re.M)
 # In which environment a file of the package's tests runs, by what its name begins with; the others need no framework.
 ENVIRONMENT = {'test_torch': 'keras-torch', 'test_examples': 'keras-torch', 'test_keras': 'keras-torch',
@@ -58,7 +59,7 @@ def by_names(names):
                 elif path.suffix in ('.c', '.py') and 'tests' in path.parts and name in tests_in(path):
                     parts.setdefault(program, []).append(name)
                     found = True
-        for path in sorted(PACKAGE.glob('tests/test_*.py')):
+        for path in PYTEST_FILES:
             if (TOP / name.partition('::')[0]).resolve() == path:
                 nodes.append((path, name.partition('::')[2]))
                 found = True
@@ -116,7 +117,7 @@ def by_change(commit):
     tests = {name: test for name, test in build.tests().items() if is_judged_by_code(test)}
     depends = dependencies(build, tests)
     whole = {name for name in tests if depends[name] & changed}
-    nodes = [(path, '') for path in sorted(PACKAGE.glob('tests/test_*.py')) if depends_on(path, changed)]
+    nodes = [(path, '') for path in PYTEST_FILES if depends_on(path, changed)]
     print(f'{len(changed)} files have changed, on which {len(whole)} test programs and {len(nodes)} files of the package depend')
     return [[Programs('C, ASan and UBSan', 'quick', 'build-asan', lambda test: test['name'] in whole)]] * bool(whole) + pytests(nodes)
 
