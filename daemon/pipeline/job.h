@@ -370,6 +370,7 @@ void pipeline_keep_free(struct pipeline_job *job, uint32_t cell);
 
 /* Its parts wait; nothing that it answers from now on counts. */
 void pipeline_keep_detach(struct pipeline_job *job, size_t server);
+void pipeline_keep_detach_all(struct pipeline_job *job);
 /* A round has failed: to be said again. */
 void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			  const struct failure *failure);

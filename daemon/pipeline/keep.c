@@ -181,26 +181,46 @@ static void unhold(struct pipeline_job *job, size_t number)
 	pipeline_keep_feed(job);
 }
 
-void pipeline_keep_detach(struct pipeline_job *job, size_t number)
+static void detach(struct pipeline_job *job, size_t number)
 {
 	struct pipeline_server *server = &job->servers[number];
-	struct pipeline_outlet *outlet = server->outlet;
 
 	if (server->attached)
 		job->n_attached--;
 	server->attached = false;
 	server->attachment++;
-	if (outlet)
+	if (server->outlet)
 		leave_outlet(server);
-	server->outlet = NULL;
 	if (number == job->home_number)
 		job->home = NULL;
+}
+
+/* What had come from the server, or waited for it, begins anew. */
+static void begin_anew(struct pipeline_job *job, size_t number)
+{
+	struct pipeline_outlet *outlet = TAKE_PTR(job->servers[number].outlet);
+
 	unhold(job, number);
 	pipeline_rows_lost(job, number);
 	/* Other jobs' parts may have waited for what was under way of this one's. */
 	if (outlet)
 		pipeline_outlet_pump(outlet);
 	pipeline_outlet_put(outlet);
+}
+
+void pipeline_keep_detach(struct pipeline_job *job, size_t number)
+{
+	detach(job, number);
+	begin_anew(job, number);
+}
+
+void pipeline_keep_detach_all(struct pipeline_job *job)
+{
+	/* Rows that begin anew go to no server that the job is still attached to as before. */
+	for (size_t i = 0; i < job->n_servers; i++)
+		detach(job, i);
+	for (size_t i = 0; i < job->n_servers; i++)
+		begin_anew(job, i);
 }
 
 void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why)

@@ -316,11 +316,15 @@ static void go_over(struct pipeline_job *job, const char *why)
 	job->n_guests = 0;
 	for (size_t i = 0; i < job->n_servers; i++) {
 		struct pipeline_server *server = &job->servers[i];
+
+		if (!pipeline_move_is_in(job, i) && server->outlet && !server->outlet->lost)
+			tell(job, server->outlet->peer);
+	}
+	pipeline_keep_detach_all(job);
+	for (size_t i = 0; i < job->n_servers; i++) {
+		struct pipeline_server *server = &job->servers[i];
 		bool is_in = pipeline_move_is_in(job, i);
 
-		if (!is_in && server->outlet && !server->outlet->lost)
-			tell(job, server->outlet->peer);
-		pipeline_keep_detach(job, i);
 		server->lost_ns = is_in ? (server->lost_ns ? server->lost_ns : now_ns) : 0;
 		server->gone &= is_in;
 		server->return_ns = 0;

@@ -610,7 +610,8 @@ static void push(struct pipeline_part *part, const void *payload)
 	part->attachment = server->attachment;
 	part->is_straight = false;
 	part->room = room && !job->keep ? pipeline_part_first_output(part) : NULL;
-	if (job->keep) {
+	/* Which results are kept here: servers do not read that in a pull of rows. */
+	if (job->keep && (!by_rows || payload)) {
 		server->ack_sent = server->acked;
 		server->ack_bytes = 0;
 	}

@@ -236,7 +236,7 @@ static bool left_without(const struct job *job, const struct declared *declared,
 	if (!ranks.n)
 		return false;
 	text = ranks_end(&ranks);
-	(void)failure_set(failure, -ENOTCONN, "job %s: tensor %s: %s %s left the job", job->name,
+	(void)failure_set(failure, -EPIPE, "job %s: tensor %s: %s %s left the job", job->name,
 			  declared->name, text, ranks_have(&ranks));
 	return true;
 }

@@ -168,11 +168,11 @@ TEST(leaving_ends_the_wait)
 	both = far_declare(far, 1, &layout, 1, "both", DTYPE_FLOAT32, 1, 2);
 	a = far_declare(far, 0, &layout, 0, "t", DTYPE_FLOAT32, 1, 0);
 	far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, 1, 0, NULL);
-	far_expect(far, a, -ENOTCONN, "tensor t: ranks 2, 3 have left the job");
-	far_expect(far, far_declare(far, 0, &layout, 0, "u", DTYPE_FLOAT32, 1, 0), -ENOTCONN,
+	far_expect(far, a, -EPIPE, "tensor t: ranks 2, 3 have left the job");
+	far_expect(far, far_declare(far, 0, &layout, 0, "u", DTYPE_FLOAT32, 1, 0), -EPIPE,
 		   "tensor u: ranks 2, 3 have left the job");
 	/* Who has left cannot speak, what it said before still counts. */
-	far_expect(far, far_declare(far, 1, &layout, 1, "v", DTYPE_FLOAT32, 1, 2), -ENOTCONN,
+	far_expect(far, far_declare(far, 1, &layout, 1, "v", DTYPE_FLOAT32, 1, 2), -EPIPE,
 		   "node 1 has left");
 	far_expect_waiting(far, both);
 	far_expect(far, far_declare(far, 2, &layout, 2, "both", DTYPE_INT8, 1, 4), -EINVAL,

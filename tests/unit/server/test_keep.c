@@ -505,7 +505,7 @@ TEST(who_has_left_stays_so_when_the_servers_change)
 	far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, 1, 0, NULL);
 	layout.moves[1] = 3;
 	far_expect(far, far_attach(far, 0, &layout, 0, FAR_INSTANCE), 0, NULL);
-	far_expect(far, push(far, 0, &layout, key, 1, 0, 0), -ENOTCONN, "left the job");
+	far_expect(far, push(far, 0, &layout, key, 1, 0, 0), -EPIPE, "left the job");
 	far_notice(far, 0, DATA_LEAVE, layout.job, 0, 0, 0, 0, NULL);
 	ASSERT_EQ(far_n_jobs(far), 0);
 }
@@ -551,7 +551,7 @@ TEST(a_server_that_begins_anew_hears_who_has_left)
 			continue;
 		}
 		far_notice(far, 0, DATA_LEFT, layout.job, 0, 2, 0, 0, NULL);
-		far_expect(far, push(far, 0, &layout, 1, 1, 0, 0), -ENOTCONN, "left the job");
+		far_expect(far, push(far, 0, &layout, 1, 1, 0, 0), -EPIPE, "left the job");
 		far_expect(far, far_attach(far, 1, &layout, 1, FAR_INSTANCE + 1), 0, NULL);
 		ASSERT_EQ(far->told[1].left, 4);
 		far_expect(far, far_attach(far, 2, &layout, 2, FAR_INSTANCE + 2), -ENOTCONN,

@@ -472,7 +472,7 @@ TEST(whoever_left_is_missed)
 	expect_empty(far, push_part(far, &layout, 1, 1, 0, &many, 2 * STEP));
 	far_expect_waiting(far, a);
 	far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, 1, 0, NULL);
-	far_expect(far, a, -ENOTCONN, "rank 1 has left");
+	far_expect(far, a, -EPIPE, "rank 1 has left");
 }
 
 /* One that had the result and has left, while the server that had heard so is gone: no word is wanted of it. */
