@@ -124,6 +124,22 @@ static bool uses(const struct pipeline_job *job, const struct peer *peer)
 	return false;
 }
 
+/*
+ * Whether a peer is a server of the job, in it now or not. Who connects to us tells its own name and id, so that such a peer is none,
+ * whatever it says that it is: a server answers where we have called it.
+ */
+static bool serves(const struct pipeline_job *job, const struct peer *peer)
+{
+	const char *address = peer_called_at(peer);
+
+	if (peer_is_self(peer) || uses(job, peer))
+		return true;
+	for (size_t i = 0; address && i < job->n_servers; i++)
+		if (!strcmp(job->servers[i].member.address, address))
+			return true;
+	return false;
+}
+
 /* What a peer says may be anything: its words go to logs and trainers. */
 static void read_failure(const struct data_header *header, const void *payload,
 			 struct failure *ret_failure)
@@ -168,7 +184,9 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 		if (header->op != DATA_FAIL_JOB && stragglers_any(&job->shape.stragglers) &&
 		    job->shape.node != header->node)
 			continue;
-		/* Who knows the number has been told it; there may be no connection of ours to it just now. */
+		if (!serves(job, peer))
+			continue;
+		/* The job may have no use for that server just now. */
 		if (header->op == DATA_MOVE) {
 			pipeline_move_notice(job, header, payload);
 			return;

@@ -1,3 +1,7 @@
+/*
+ * The data port: connections accepted, bounded while they have not proved themselves, and made
+ * lanes of the peer that they belong to. transport.c starts and stops the port. Home thread.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"
@@ -10,6 +14,12 @@
 #define ACCEPT_BATCH	16		      /* connections taken in one go */
 #define ACCEPT_PAUSE_NS (200 * NSEC_PER_MSEC) /* when there are no descriptors left; a guess */
 #define COMPLAIN_NS	NSEC_PER_SEC
+/*
+ * Connections that have not proved themselves, in all and from one address: as many as the nodes of
+ * a large job make at once from behind one translator of addresses.
+ */
+#define UNPROVED_MAX	1024
+#define UNPROVED_OF_ONE 256
 
 void transport_complain(struct transport *transport, const char *format, ...)
 {
@@ -55,6 +65,7 @@ static int make_caller(struct transport *transport, const struct handshake *h,
 		return error_trace(r);
 	peer->id = h->theirs.sender;
 	peer->group = h->theirs.lane >> 8;
+	(void)memcpy(peer->source, h->from, sizeof(peer->source));
 	peer->state = PEER_UP;
 	peer_set_node(peer, h->theirs.name);
 	list_push_back(&transport->peers, &peer->link);
@@ -80,7 +91,10 @@ static int adopt_lane(struct handshake *h)
 		/* Its first connection has broken: the other side will see that. */
 		return -ECONNRESET;
 	} else if (peer && peer_has_lane(peer, index)) {
-		/* Groups have come round: what is left of the old one is dead, the other side just has not said so. */
+		/*
+		 * Groups have come round: what is left of the old one is dead, the other side just
+		 * has not said so.
+		 */
 		peer_lose(peer, -ECONNRESET, "connected anew");
 		peer = NULL;
 	}
@@ -97,21 +111,87 @@ static int adopt_lane(struct handshake *h)
 	return error_trace(r);
 }
 
+static void complain_full(struct transport *transport)
+{
+	transport_complain(transport, "data port %u: %u connections, no more are accepted",
+			   transport->port, transport->n_accepted);
+}
+
+/* It is the one that has waited longest, and its place is another's now. */
+static void give_way(struct handshake *h)
+{
+	struct transport *transport = h->transport;
+
+	transport_complain(
+		transport,
+		"connection from %s closed: it had not proved itself while %u others came",
+		h->address, transport->n_unproved);
+	transport->n_unproved--;
+	list_remove(&h->link);
+	handshake_done(h);
+	free(h);
+}
+
+/*
+ * Nobody who has proved himself, and nobody from elsewhere, waits for strangers: the oldest of one
+ * address, or of all, gives way.
+ */
+static void make_place(struct transport *transport, const char *source)
+{
+	struct handshake *h, *oldest = NULL;
+	unsigned n = 0;
+
+	list_for_each (h, &transport->handshakes, link) {
+		if (strcmp(h->from, source))
+			continue;
+		oldest = oldest ?: h;
+		n++;
+	}
+	if (n >= UNPROVED_OF_ONE)
+		give_way(oldest);
+	else if (transport->n_unproved >= UNPROVED_MAX)
+		give_way(list_first(&transport->handshakes, struct handshake, link));
+}
+
+/* Whoever is at one address leaves a quarter of all connections to others. */
+static bool has_its_share(const struct transport *transport, const char *source)
+{
+	unsigned n = 0, share = transport->max_connections - transport->max_connections / 4;
+	const struct peer *peer;
+	const struct lane *lane;
+
+	list_for_each (peer, &transport->peers, link) {
+		if (peer->kind != PEER_CALLING || strcmp(peer->source, source))
+			continue;
+		list_for_each (lane, &peer->lanes, link)
+			n += lane->is_accepted;
+	}
+	return n >= share;
+}
+
 static void on_handshake(struct handshake *h, int r, bool is_final, const char *why)
 {
 	struct transport *transport = h->transport;
 
 	(void)is_final;
-	if (!r) {
+	transport->n_unproved--;
+	if (!r && transport->n_accepted >= transport->max_connections) {
+		complain_full(transport);
+	} else if (!r && has_its_share(transport, h->from)) {
+		transport_complain(transport,
+				   "connection from %s refused: node %s: three quarters of the %u "
+				   "connections (max_connections) are from %s already",
+				   h->address, h->theirs.name, transport->max_connections, h->from);
+	} else if (!r) {
+		transport->n_accepted++;
 		r = adopt_lane(h);
-		why = "out of memory";
+		if (r)
+			transport->n_accepted--;
 	} else if (why) {
 		transport_complain(transport, "connection from %s refused: %s%s%s%s", h->address,
 				   *h->theirs.name ? "node " : "", h->theirs.name,
 				   *h->theirs.name ? ": " : "", why);
 	}
-	if (r)
-		transport->n_accepted--;
 	list_remove(&h->link);
 	handshake_done(h);
 	free(h);
@@ -134,6 +214,8 @@ int accept_adopt(struct transport *transport, int fd)
 	if (getpeername(fd, &address.any, &address.len) < 0)
 		address.any.sa_family = AF_UNSPEC;
 	address_format(&address, h->address, sizeof(h->address));
+	source_text(&address.storage, h->from);
+	make_place(transport, h->from);
 	address_tune_socket(fd, transport->peer_timeout_ns);
 	r = handshake_start(h, fd, clock_now_ns() + transport->handshake_timeout_ns);
 	if (r) {
@@ -141,11 +223,14 @@ int accept_adopt(struct transport *transport, int fd)
 		return error_trace(r);
 	}
 	list_push_back(&transport->handshakes, &h->link);
-	transport->n_accepted++;
+	transport->n_unproved++;
 	return 0;
 }
 
-/* A full table leaves the connection in the backlog, and the listener readable for ever: look away for a while. */
+/*
+ * A full table leaves the connection in the backlog, and the listener readable for ever: look away
+ * for a while.
+ */
 static void accept_pause(struct transport *transport, int why)
 {
 	transport_complain(transport, "data port %u: accept: %s", transport->port,
@@ -179,9 +264,7 @@ static void on_listener_ready(struct loop_source *source, uint32_t events)
 		}
 		if (transport->n_accepted >= transport->max_connections) {
 			fd_close(fd);
-			transport_complain(transport,
-					   "data port %u: %u connections, no more are accepted",
-					   transport->port, transport->n_accepted);
+			complain_full(transport);
 			continue;
 		}
 		(void)accept_adopt(transport, fd);
@@ -204,7 +287,10 @@ static int listen_at(const struct address *address)
 	return TAKE_FD(fd);
 }
 
-/* The first address that can be listened at. The name is our own: asking for it may block, at start. */
+/*
+ * The first address that can be listened at. The name is our own: asking for it may block, at
+ * start.
+ */
 static int listen_on_any(const char *text)
 {
 	struct addresses addresses;
@@ -267,6 +353,6 @@ void accept_stop(struct transport *transport)
 		list_remove(&h->link);
 		handshake_done(h);
 		free(h);
-		transport->n_accepted--;
+		transport->n_unproved--;
 	}
 }

@@ -14,6 +14,7 @@
 #include "base/bulk.h"
 #include "base/metrics.h"
 #include "base/quota.h"
+#include "base/source.h"
 #include "transport/transport.h"
 #include <inttypes.h>
 #include <netinet/in.h>
@@ -239,7 +240,8 @@ struct transport {
 	struct loop_timer listener_timer; /* out of descriptors: when to accept again */
 	uint16_t port;
 	struct list handshakes; /* of accepted connections */
-	unsigned n_accepted;	/* accepted connections that are open */
+	unsigned n_unproved;	/* of these; the oldest first */
+	unsigned n_accepted;	/* accepted connections that have proved themselves, and are open */
 	uint64_t complained_ns;
 	unsigned n_unsaid; /* complaints since that were not logged */
 };
@@ -331,6 +333,7 @@ struct handshake {
 	void *user;
 	struct list link;
 	char address[TRANSPORT_ADDRESS_MAX];
+	char from[SOURCE_MAX]; /* when accepting: base/source.h */
 	/* The handshake's. */
 	struct loop_source source;
 	struct loop_timer timer;
@@ -384,6 +387,7 @@ struct peer {
 	unsigned group; /* high byte of hello.lane */
 	char node[64];
 	char address[TRANSPORT_ADDRESS_MAX];
+	char source[SOURCE_MAX]; /* where it connects from; "": not known, or it does not */
 	char name[192];
 	struct list lanes;
 	struct list arrived;	/* incoming by RDMA lanes, until their answers are written */
@@ -570,6 +574,11 @@ struct lane {
 	enum reading reading;
 	bool is_bulk;	   /* the last message that began has much payload, so the next may */
 	size_t header_len; /* of it that is here */
+	/* Of a message that is not all here: how far it was when that was last looked at. lane_watch(). */
+	struct loop_timer watch;
+	uint64_t n_begun, watched_begun; /* headers, which tell one message from the next */
+	uint64_t watched_bytes;
+	unsigned n_stalls;
 	struct pack {
 		struct data_header header;
 		struct data_packed packed[DATA_PACK_MAX];
@@ -628,6 +637,8 @@ void lane_flush(struct lane *lane);
 void lane_set_flight(struct lane *lane, uint64_t now_ns);
 void lane_want(struct lane *lane, uint32_t events);
 void lane_receive(struct lane *lane);
+/* A message has begun and is not all here: from now on it has to come on, until it is. */
+void lane_watch(struct lane *lane);
 /* Lets go of what is half read. */
 void lane_receive_done(struct lane *lane);
 

@@ -10,6 +10,7 @@ static void lane_on_close(struct mail *mail);
 static void lane_on_lost(struct mail *mail);
 static void lane_on_closed(struct mail *mail);
 static void lane_on_flush(struct mail *mail);
+static void lane_on_watch(struct loop_timer *timer);
 
 int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_lane)
 {
@@ -27,6 +28,7 @@ int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_la
 	lane->lost.run = lane_on_lost;
 	lane->closed.run = lane_on_closed;
 	lane->flush.run = lane_on_flush;
+	lane->watch.expired = lane_on_watch;
 	list_init(&lane->link);
 	*ret_lane = lane;
 	return 0;
@@ -190,6 +192,48 @@ static void lane_call_written(struct lane *lane, struct call *call)
 		worker_post_home(lane->worker, &call->sent_mail);
 	if (call->state == CALL_ANSWERED)
 		worker_post_home(lane->worker, &call->message.mail);
+}
+
+/*
+ * Half a message holds memory, and a peer that owes nothing is asked for no sign of life. So the message has to come on: another
+ * message begins, or WATCH_BYTES more are here, in each time limit of a peer. The lane fails after WATCH_STALLS limits in a row
+ * without progress; what lies in the socket is read between them, since this process may have been stopped itself.
+ */
+#define WATCH_BYTES  4096
+#define WATCH_STALLS 3
+
+static bool is_inside(const struct lane *lane)
+{
+	return lane->header_len || lane->reading != READING_HEADER;
+}
+
+void lane_watch(struct lane *lane)
+{
+	if (lane->watch.loop || lane->is_failed || !is_inside(lane))
+		return;
+	lane->watched_begun = lane->n_begun;
+	lane->watched_bytes = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
+	if (loop_timer_set(lane->worker->loop, &lane->watch,
+			   clock_now_ns() + lane->transport->peer_timeout_ns))
+		lane_fail(lane, -ENOMEM, "out of memory");
+}
+
+static void lane_on_watch(struct loop_timer *timer)
+{
+	struct lane *lane = container_of(timer, struct lane, watch);
+	uint64_t bytes = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
+	bool comes_on =
+		lane->n_begun != lane->watched_begun || bytes - lane->watched_bytes >= WATCH_BYTES;
+
+	lane->n_stalls = comes_on || !is_inside(lane) ? 0 : lane->n_stalls + 1;
+	if (lane->n_stalls == WATCH_STALLS)
+		lane_fail(lane, -ETIMEDOUT,
+			  "connection %u: stopped in the middle of a message for %" PRIu64 " ms",
+			  lane->index,
+			  (uint64_t)(WATCH_STALLS * lane->transport->peer_timeout_ns /
+				     NSEC_PER_MSEC));
+	else
+		lane_watch(lane);
 }
 
 /* Calls that are not written stay home's, which ends them. */

@@ -100,6 +100,11 @@ bool peer_is_self(const struct peer *peer)
 	return peer->kind == PEER_SELF;
 }
 
+const char *peer_called_at(const struct peer *peer)
+{
+	return peer->kind == PEER_CALLED ? peer->address : NULL;
+}
+
 bool peer_knows_stopping(const struct peer *peer)
 {
 	return peer->has_stopping;

@@ -475,6 +475,7 @@ static size_t take_some(struct lane *lane, unsigned char *data, size_t len)
 
 	switch (lane->reading) {
 	case READING_HEADER:
+		lane->n_begun += !lane->header_len;
 		n = take(&lane->header, sizeof(lane->header), &lane->header_len, data, len);
 		if (lane->header_len == sizeof(lane->header))
 			took_header(lane);
@@ -604,6 +605,7 @@ void lane_receive(struct lane *lane)
 
 	for (unsigned i = 0; i < RECEIVE_ROUNDS && lane_receive_once(lane); i++)
 		;
+	lane_watch(lane);
 	metric_add(&lane->transport->copied, lane->worker->n_copied);
 	lane->worker->n_copied = 0;
 	rate_count(&lane->worker->rate,

@@ -27,6 +27,7 @@ static int tcp_start(struct lane *lane)
 
 static void tcp_cut(struct lane *lane)
 {
+	loop_timer_cancel(&lane->watch);
 	loop_remove(&lane->source);
 	lane->source.fd = fd_close(lane->source.fd);
 }

@@ -316,6 +316,8 @@ const char *peer_name(const struct peer *peer);
 /* What messages call a peer until it has told its node's name itself: before, they only have its address. */
 void peer_call_it(struct peer *peer, const char *node);
 bool peer_is_self(const struct peer *peer);
+/* Where transport_connect() has sought the peer; NULL: the peer has connected to us, under whatever name, or is our own process. */
+const char *peer_called_at(const struct peer *peer);
 /* Whether it may be sent a DATA_STOPPING. */
 bool peer_knows_stopping(const struct peer *peer);
 /*

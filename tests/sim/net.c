@@ -1181,6 +1181,11 @@ bool peer_is_self(const struct peer *peer)
 	return peer->kind == PEER_SELF;
 }
 
+const char *peer_called_at(const struct peer *peer)
+{
+	return peer->kind == PEER_CALLED ? peer->address : NULL;
+}
+
 bool peer_knows_stopping(const struct peer *peer)
 {
 	(void)peer;

@@ -200,15 +200,24 @@ TEST(the_proof_is_the_documented_one)
 	ASSERT_MEM(proof, expected, sizeof(proof));
 }
 
+/* And from one address no more than three quarters of them. */
 TEST(no_more_than_max_connections)
 {
 	_cleanup_(pair_freep) struct pair *pair =
-		server_new((struct pair_config){ .max_connections = 4 });
-	int fds[3], more;
+		server_new((struct pair_config){ .max_connections = 6 });
+	int fds[4], more;
 
 	pair_settle(pair);
-	for (unsigned i = 0; i < ARRAY_SIZE(fds); i++)
-		fds[i] = raw_connect(pair, port_of(pair));
+	for (unsigned i = 0; i < 3; i++)
+		fds[i] = raw_shake(pair, port_of(pair), NULL, 10 + i, 0);
+	/* Two are the pair's. */
+	PAIR_UNTIL(pair, pair->b.transport->n_accepted == 5);
+	more = raw_shake(pair, port_of(pair), NULL, 20, 0);
+	expect_closed(pair, more);
+	ASSERT_EQ(pair->b.transport->n_accepted, 5);
+	pair->raw_from = htonl(INADDR_LOOPBACK + 1);
+	fds[3] = raw_shake(pair, port_of(pair), NULL, 21, 0);
+	PAIR_UNTIL(pair, pair->b.transport->n_accepted == 6);
 	more = raw_connect(pair, port_of(pair));
 	expect_closed(pair, more);
 	pair_settle(pair);
@@ -226,6 +235,36 @@ TEST(no_more_than_max_connections)
 		fd_close(more);
 	}
 	fd_close(more);
+}
+
+/* Strangers who say nothing take nobody's place but their own: more of them than there may be connections. */
+TEST(the_silent_give_way)
+{
+	enum { N = 300 };
+	_cleanup_(pair_freep) struct pair *pair = server_new(
+		(struct pair_config){ .max_connections = 4, .handshake_timeout_ms = 600000 });
+	struct transport *transport = pair->b.transport;
+	int fds[N], honest;
+	unsigned char byte;
+
+	pair_settle(pair);
+	PAIR_UNTIL(pair, transport->n_accepted == 2); /* the pair's */
+	for (unsigned i = 0; i < N; i++)
+		fds[i] = raw_connect(pair, port_of(pair));
+	PAIR_UNTIL(pair, recv(fds[N - 257], &byte, 1, MSG_DONTWAIT) == 0);
+	ASSERT_EQ(transport->n_unproved, 256);
+	ASSERT_EQ(transport->n_accepted, 2);
+	honest = raw_shake(pair, port_of(pair), NULL, 5, 0);
+	PAIR_UNTIL(pair, transport->n_accepted == 3);
+	ASSERT_EQ(transport->n_unproved, 255);
+	/* The oldest are gone, the youngest are not. */
+	ASSERT_EQ(recv(fds[0], &byte, 1, MSG_DONTWAIT), 0);
+	ASSERT_INT(recv(fds[N - 1], &byte, 1, MSG_DONTWAIT), <, 0);
+	for (unsigned i = 0; i < N; i++)
+		fd_close(fds[i]);
+	PAIR_UNTIL(pair, !transport->n_unproved);
+	fd_close(honest);
+	PAIR_UNTIL(pair, pair->b.n_lost);
 }
 
 /* Groups of lanes that come round after 256 connects: the old peer ends, the new one lives. */

@@ -198,3 +198,84 @@ TEST(a_slow_reader_is_alive)
 	free(payload);
 	free(rest);
 }
+
+/* -- Half a message ----------------------------------------------------------------------------------------------- */
+
+/* A peer that has proved itself begins a message and goes no further: what was made for the message is given up, and the peer with it. */
+static void stop_at(unsigned n_threads, size_t n)
+{
+	struct pair_config config = { .variant.n_threads = n_threads,
+				      .peer_timeout_ms = 100,
+				      .no_checksums = true };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_serving(&config);
+	struct {
+		struct data_header header;
+		unsigned char payload[1 << 20];
+	} *push = calloc(1, sizeof(*push));
+	int fd = raw_shake(pair, transport_port(pair->b.transport), NULL, 5, 0);
+
+	ASSERT_TRUE(push);
+	raw_push_header(&push->header, 1, sizeof(push->payload));
+	data_header_encode(&push->header);
+	raw_send(pair, fd, push, n);
+	PAIR_UNTIL(pair, pair->b.n_lost);
+	ASSERT_CONTAINS(pair->b.lost_why, "stopped in the middle of a message for 300 ms");
+	ASSERT_EQ(pair->b.n_deliveries, 0);
+	ASSERT_EQ(block_cache_used(pair->blocks), 0);
+	fd_close(fd);
+	free(push);
+}
+
+TEST(half_a_message_ends_its_connection)
+{
+	static const size_t at[] = { 1, sizeof(struct data_header), 1 << 18 };
+
+	for (size_t i = 0; i < ARRAY_SIZE(at); i++)
+		stop_at(i % 2, at[i]);
+}
+
+/* So does one that comes a byte at a time. */
+TEST(a_message_that_drips_ends_its_connection)
+{
+	struct pair_config config = { .peer_timeout_ms = 100, .no_checksums = true };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_serving(&config);
+	int fd = raw_shake(pair, transport_port(pair->b.transport), NULL, 5, 0);
+	struct data_header header;
+	uint64_t next_ns = 0;
+
+	raw_push_header(&header, 1, 1 << 20);
+	data_header_encode(&header);
+	raw_send(pair, fd, &header, sizeof(header));
+	while (!pair->b.n_lost) {
+		ASSERT_OK(loop_turn(pair->loop, 10));
+		if (clock_now_ns() < next_ns)
+			continue;
+		(void)send(fd, "x", 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+		next_ns = clock_now_ns() + 5 * NSEC_PER_MSEC;
+	}
+	ASSERT_CONTAINS(pair->b.lost_why, "stopped in the middle of a message");
+	fd_close(fd);
+}
+
+/* Between two messages there is nothing to wait for. */
+TEST(silence_between_messages_is_none)
+{
+	struct pair_config config = { .peer_timeout_ms = 60, .no_checksums = true };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_serving(&config);
+	int fd = raw_shake(pair, transport_port(pair->b.transport), NULL, 5, 0);
+	struct data_header header;
+	uint64_t begun_ns;
+
+	raw_push_header(&header, 1, 0);
+	data_header_encode(&header);
+	for (size_t i = 0; i < sizeof(header); i += 48) {
+		raw_send(pair, fd, (char *)&header + i, 48);
+		pair_turn(pair);
+	}
+	pair_echo(pair, pair_take(pair));
+	begun_ns = clock_now_ns();
+	PAIR_UNTIL(pair, clock_now_ns() - begun_ns > 500 * NSEC_PER_MSEC);
+	ASSERT_EQ(pair->b.n_lost, 0);
+	fd_close(fd);
+	PAIR_UNTIL(pair, pair->b.n_lost);
+}

@@ -299,10 +299,11 @@ static struct sockaddr_in loopback(uint16_t port)
 int raw_connect(struct pair *pair, uint16_t port)
 {
 	struct sockaddr_in address = loopback(port);
+	struct sockaddr_in from = { .sin_family = AF_INET, .sin_addr.s_addr = pair->raw_from };
 	int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
 
-	(void)pair;
 	ASSERT_TRUE(fd >= 0);
+	ASSERT_OK(bind(fd, (struct sockaddr *)&from, sizeof(from)));
 	ASSERT_OK(connect(fd, (struct sockaddr *)&address, sizeof(address)));
 	ASSERT_OK(fcntl(fd, F_SETFL, O_NONBLOCK));
 	return fd;
