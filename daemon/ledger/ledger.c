@@ -262,6 +262,9 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	struct stat st;
 	int r;
 
+	/* First: files of all kinds answer this at once. */
+	if (fcntl(fd, F_GET_SEALS) < 0)
+		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
 	if (fstat(fd, &st))
 		return failure_set(failure, -errno, "cannot look at the ledger: %s",
 				   strerror(errno));

@@ -17,15 +17,16 @@ static int check_memory(int fd, uint64_t len, struct failure *failure)
 	struct stat st;
 	int seals;
 
+	/* First: files of all kinds answer this at once. What has seals is memory, and answers the rest at once, too. */
+	seals = fcntl(fd, F_GET_SEALS);
+	if (seals < 0)
+		return failure_set(failure, -EINVAL, "the descriptor is not a memfd");
 	if (fstat(fd, &st) || fstatfs(fd, &fs))
 		return failure_set(failure, -errno, "cannot look at the descriptor: %s",
 				   strerror(errno));
 	if (!S_ISREG(st.st_mode) || fs.f_type != TMPFS_MAGIC)
 		return failure_set(failure, -EINVAL,
 				   "the descriptor is not a memfd of normal pages");
-	seals = fcntl(fd, F_GET_SEALS);
-	if (seals < 0)
-		return failure_set(failure, -EINVAL, "the descriptor is not a memfd");
 	if (!(seals & F_SEAL_SHRINK))
 		return failure_set(failure, -EPERM, "the memfd is not sealed against shrinking");
 	if (!len || len > SIZE_MAX / 2)
