@@ -11,19 +11,20 @@ longer the one of that name, and begins again.
 """
 
 import fcntl
+import hashlib
 import os
 import signal
 import socket
 import stat
 import subprocess
 import sys
-import tempfile
 import time
 
 from ._errors import BpsConnectionError, BpsError, BpsTimeoutError
 
 TIMEOUT_S = 30.0
 RETRY_S = 0.02
+NAME_MAX = 64  # of a folder, in bytes: sockets in it have paths of 107 at most
 MUTEX, RANKS = 0, 1
 PACKAGE = os.path.dirname(os.path.abspath(__file__))
 
@@ -31,10 +32,12 @@ _held = {}  # folder: the descriptor of its lock
 
 
 def folder_of(job):
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if not base or not os.access(base, os.W_OK):
-        base = tempfile.gettempdir()
-    return os.path.join(base, f"bps-{os.getuid()}-{job}")
+    from ._launch.daemon import folder_for_sockets
+
+    name = f"bps-{os.getuid()}-{job}"
+    if len(os.fsencode(name)) > NAME_MAX or "/" in job:
+        name = f"bps-{os.getuid()}-{hashlib.sha256(os.fsencode(job)).hexdigest()[:40]}"
+    return os.path.join(folder_for_sockets(name), name)
 
 
 def _own_folder(path):
@@ -89,9 +92,13 @@ def _is_at(fd, path):
 
 def join(job):
     """Makes sure that the job's daemon runs, and goes on while this process does or until leave(). Returns its socket."""
+    from ._launch import LaunchError
     from ._launch.daemon import somebody_listens
 
-    folder = folder_of(job)
+    try:
+        folder = folder_of(job)
+    except LaunchError as error:
+        raise BpsConnectionError(111, f"no daemon listens, and one could not be started: {error}") from None
     path = os.path.join(folder, "bps.sock")
     if folder in _held:
         return path

@@ -184,15 +184,76 @@ def test_exit_by_signal(run):
     assert re.fullmatch(r"rank 0 \(pid \d+\) was killed by signal 9 \(SIGKILL\)", done.stderr.splitlines()[-1])
 
 
-def test_the_stubborn_are_killed():
-    code = f"import sys; sys.argv[0] = 'x'; sys.path.insert(0, {str(LAUNCH.parent.parent)!r})\n"
-    code += "from bps import launch; launch.launcher.KILL_AFTER_S = 0.3\n"
-    code += "sys.exit(launch.main(['-np', '2', 'sh', '-c', "
-    code += "'trap \"\" TERM; [ $BPS_RANK != 1 ] || exit 4; while :; do sleep 0.1; done']))"
-    environment = clean_environment(BPS_DAEMON=FAKE)
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+def test_the_stubborn_are_killed(run):
+    stubborn = "trap '' TERM; [ $BPS_RANK != 1 ] || exit 4; while :; do sleep 0.1; done"
+    done = run("-np", 2, "--grace", 0.3, "sh", "-c", stubborn)
     assert done.returncode == 4
     assert "rank 1 (pid" in done.stderr.splitlines()[-1]
+
+
+def is_reaped(pid):
+    deadline = time.monotonic() + 120
+    while os.path.exists(f"/proc/{pid}") and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return not os.path.exists(f"/proc/{pid}")
+
+
+def test_a_rank_that_saves_after_sigterm_has_its_time(start, tmp_path):
+    """Another that ends by the signal does not have this one told again, and killed."""
+    script = f"""
+        [ $BPS_RANK = 0 ] || {{ echo $$; exec sleep 100; }}
+        trap 'echo heard' TERM; echo ready
+        while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo saved"""
+    process = start("-np", 2, "sh", "-c", script)
+    first = sorted(process.stdout.readline() for _ in range(2))
+    process.send_signal(signal.SIGTERM)
+    assert process.stdout.readline() == "[0] heard\n"
+    assert is_reaped(int(first[1].split()[1]))
+    (tmp_path / "go").touch()
+    out, err = process.communicate(timeout=120)
+    assert out == "[0] saved\n"
+    assert process.returncode == 128 + signal.SIGTERM, err
+
+
+@pytest.mark.parametrize("where", [(), ("-H", "localhost:1")], ids=["here", "by an agent"])
+def test_what_nohup_has_ignored_stays_so(tmp_path, where):
+    script = f"echo ready; while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; kill -HUP $$; echo alive"
+    if where:  # two, since one machine that is this one needs no agent
+        where = ("-H", "localhost:1,127.0.0.1:1")
+    process = subprocess.Popen(
+        ["nohup", sys.executable, str(LAUNCH), "-np", "2", *where, "sh", "-c", script],
+        env=clean_environment(XDG_RUNTIME_DIR=tmp_path, **({} if where else {"BPS_DAEMON": FAKE})),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert sorted(process.stdout.readline() for _ in range(2)) == ["[0] ready\n", "[1] ready\n"]
+        process.send_signal(signal.SIGHUP)
+        (tmp_path / "go").touch()
+        out, err = process.communicate(timeout=120)
+    finally:
+        process.kill()
+        process.communicate()
+    assert sorted(out.splitlines()) == ["[0] alive", "[1] alive"], err
+    assert process.returncode == 0, err
+
+
+def test_a_long_tmpdir(run_launch, tmp_path):
+    """Batch systems set one; sockets in it would have too long a path."""
+    long = tmp_path / ("scratch-of-job-" * 5) / ("x" * 60)
+    long.mkdir(parents=True)
+    done = run_launch("sh", "-c", "echo $BPS_SOCKET", BPS_DAEMON=FAKE, XDG_RUNTIME_DIR=long, TMPDIR=long)
+    path = done.stdout.split()[1]
+    assert done.returncode == 0, done.stderr
+    assert len(path) < 100 and not os.path.exists(os.path.dirname(path))
+    assert not list(long.iterdir())
+
+
+def test_a_prompt_shows_before_its_line_ends(start):
+    process = start("sh", "-c", "printf 'go on? '; read never </dev/zero")
+    assert os.read(process.stdout.fileno(), 100) == b"[0] go on? "
 
 
 def test_program_that_does_not_exist(run):

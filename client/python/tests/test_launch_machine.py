@@ -65,6 +65,31 @@ def test_stop_kills_what_does_not_end(run):
     run.start("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     while b"ready" not in run.output:
         run.loop.turn(time.monotonic() + 0.1)
-    run.machine.stop(after=0.2)
+    run.machine.grace = 0.2
+    run.machine.stop()
     run.until("idle")
     assert run.kinds.count("ended") == 1
+
+
+def test_sigterm_is_for_a_rank_and_what_it_has_left_is_told_then(run):
+    """A DataLoader's workers are needed until the rank has ended; the program behind a shell would never hear of it."""
+    child = "trap 'echo child told; exit' TERM; echo child; while :; do sleep 0.05; done"
+    run.start("sh", "-c", f'sh -c "{child}" & trap "sleep 0.5; echo saved; exit 0" TERM; echo rank; while :; do sleep 0.05; done')
+    while b"child" not in run.output or b"rank" not in run.output:
+        run.loop.turn(time.monotonic() + 0.1)
+    run.output = b""
+    run.machine.signal(signal.SIGTERM)
+    run.until("idle")
+    assert run.output == b"saved\nchild told\n"
+
+
+def test_ctrl_c_is_for_all_of_a_rank(run):
+    child = "trap 'echo child told; exit' INT; echo child; while :; do sleep 0.05; done"
+    parent = f"import signal, subprocess; signal.signal(2, lambda *_: 0); subprocess.call({child!r}, shell=True); print('end')"
+    run.start(sys.executable, "-c", parent)
+    while b"child" not in run.output:
+        run.loop.turn(time.monotonic() + 0.1)
+    run.output = b""
+    run.machine.signal(signal.SIGINT)
+    run.until("idle")
+    assert run.output == b"child told\nend\n"

@@ -6,7 +6,7 @@ import os
 import sys
 
 from .. import __version__
-from . import LaunchError, bind, byteps, hosts, placement
+from . import LaunchError, bind, byteps, hosts, machine, placement
 
 EPILOG = "See bpslaunch(1), also for what becomes of the options of horovodrun, mpirun, torchrun and BytePS."
 
@@ -194,6 +194,8 @@ def make_parser():
     add("--bind", choices=bind.RULES, help="what each rank may run on: numa, core, none, auto, byteps (none)")
     add("--timestamp", "--prefix-output-with-timestamp", "-prefix-timestamp", action="store_true",
         help="put the time before each line of output")  # fmt: skip
+    add("--grace", type=seconds, default=machine.GRACE_S, metavar="S",
+        help=f"seconds between SIGTERM and SIGKILL for ranks that have to end ({machine.GRACE_S:g})")  # fmt: skip
     add("--output-filename", metavar="DIR", help="also write each rank's output to DIR/rank.N/stdout and stderr")
 
     elastic = parser.add_argument_group("ranks that come and go")

@@ -12,7 +12,7 @@ import signal
 from . import LaunchError, placement
 from .loop import Loop
 from .machine import Machine, interface_address, own_address
-from .output import Lines
+from .output import Lines, target_of
 
 ROLES = ("worker", "server", "scheduler", "joint")
 
@@ -97,8 +97,8 @@ def daemon_options(role, coordinator, machine):
 
 def serve(options):
     """Runs a server or a scheduler until a signal comes. Returns its exit status."""
-    lines = Lines("[daemon] ", 2, options.timestamp)
     loop, ended = Loop(), []
+    lines = Lines("[daemon] ", target_of(2), loop, options.timestamp)
 
     def emit(kind, data=b"", **fields):
         if kind == "output":

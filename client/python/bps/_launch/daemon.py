@@ -10,6 +10,8 @@ import tempfile
 from . import LaunchError, process
 
 STOP_S = 40.0  # between SIGTERM and SIGKILL: drain_timeout, and time to end in order
+SOCKET_PATH_MAX = 107  # bytes of sun_path, unix(7), but for the one that ends it
+SOCKET_LONGEST = "notify.sock"  # of the names of sockets in a folder
 RESTARTS_MAX = 3  # of one daemon: what kills it more often is not an accident
 PACKAGE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 
@@ -64,11 +66,24 @@ def find_daemon():
     raise LaunchError("no daemon is running, and there is no bps-daemon to start: install it, or set BPS_DAEMON to it")
 
 
+def folder_for_sockets(name):
+    """The folder in which a folder of this name leaves room for the names of sockets in it: batch systems set long ones. It is
+    the same for all processes with the same environment.
+    """
+    folders = [os.environ.get("XDG_RUNTIME_DIR"), tempfile.gettempdir(), "/tmp", "/var/tmp", "/dev/shm"]
+    folders = [each for each in folders if each and os.access(each, os.W_OK)]
+    for folder in folders:
+        if len(os.fsencode(os.path.join(folder, name, SOCKET_LONGEST))) <= SOCKET_PATH_MAX:
+            return folder
+    raise LaunchError(
+        f"no folder for the sockets of a private daemon: {', '.join(folders) or 'none'} can be written, and must be "
+        f"shorter; set TMPDIR to one of {SOCKET_PATH_MAX - len(os.fsencode(name)) - len(SOCKET_LONGEST) - 2} characters at most"
+    )
+
+
 def private_folder():
-    base = os.environ.get("XDG_RUNTIME_DIR")
-    if not base or not os.access(base, os.W_OK):
-        base = None
-    return tempfile.mkdtemp(prefix="bpslaunch-", dir=base)  # with mode 0700
+    prefix = "bpslaunch-"
+    return tempfile.mkdtemp(prefix=prefix, dir=folder_for_sockets(prefix + "x" * 8))  # with mode 0700
 
 
 class Daemon:

@@ -11,8 +11,7 @@ from . import LaunchError, hosts, node, process
 from .elastic import Elastic
 from .daemon import STOP_S
 from .loop import Loop
-from .machine import KILL_AFTER_S
-from .output import Lines, rank_file
+from .output import Lines, rank_file, target_of
 
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
 FINISH_S = 5.0  # beyond what a daemon may take
@@ -56,7 +55,7 @@ class Launcher:
         return each.over or each.idle and not (self.elastic is not None and self.elastic.ranks_on(each))
 
     def say(self, text):
-        print(f"bpslaunch: {text}", file=sys.stderr, flush=True)
+        target_of(2).say(f"bpslaunch: {text}")
 
     # -- Machines
 
@@ -314,6 +313,7 @@ class Launcher:
             reader=reader,
             inherit=lambda each: isinstance(each, node.Here),
             rule=options.bind,
+            grace=options.grace,
         )
         if self.elastic is not None:
             self.elastic.begin(workers)
@@ -387,7 +387,7 @@ class Launcher:
             folder, file = self.options.output_filename, None
             if folder and source != "daemon":
                 file = rank_file(folder, source, self.size, "stdout" if target == 1 else "stderr")
-            self.streams[key] = Lines(f"[{name}] ", target, self.options.timestamp, file)
+            self.streams[key] = Lines(f"[{name}] ", target_of(target), self.loop, self.options.timestamp, file)
         return self.streams[key]
 
     def rank_ended(self, each, rank, pid, status):
@@ -426,7 +426,7 @@ class Launcher:
         if not self.stopping:
             self.stopping = True
             for each in self.nodes:
-                each.call("stop", after=KILL_AFTER_S)
+                each.call("stop")
 
     # -- The end
 
@@ -452,7 +452,7 @@ class Launcher:
         if self.failed is None:
             return 0
         words, code = self.failed
-        print(words, file=sys.stderr, flush=True)
+        target_of(2).say(words)
         return code
 
 

@@ -7,6 +7,8 @@ import signal
 import socket
 import time
 
+MAY_BE_IGNORED = (signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+
 
 class Timer:
     """Of Loop.after(); cancel() may be called at any time."""
@@ -32,6 +34,9 @@ class Loop:
         self.watch(self.wakeup, lambda: [callback(number) for number in self.wakeup.recv(4096)])
         signal.set_wakeup_fd(self.wakeup_writer.fileno(), warn_on_full_buffer=False)
         for number in numbers:
+            # What nohup, or a shell in the background, has us ignore stays ignored, here and in the ranks.
+            if number in MAY_BE_IGNORED and signal.getsignal(number) is signal.SIG_IGN:
+                continue
             signal.signal(number, lambda *_: None)  # the wakeup socket tells the loop
 
     def watch(self, file, callback, events=selectors.EVENT_READ):

@@ -26,7 +26,11 @@ from . import LaunchError, bind, process
 from .daemon import Daemon, find_bpsctl, somebody_listens, usual_socket
 from .output import LINE_MAX
 
-KILL_AFTER_S = 10.0  # between SIGTERM and SIGKILL
+GRACE_S = 30.0  # between SIGTERM and SIGKILL, if nobody says otherwise
+LEFT_S = 0.1  # how often what ranks have left running is looked at, once they were told to end
+# A terminal sends these to all processes of a rank. The others reach the rank alone: workers of a DataLoader that end by a signal
+# of which the rank knows would take its last step with them.
+TO_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
 DRAIN_S = 2.0  # for output of what the ranks themselves left running
 SIOCGIFADDR = 0x8915
 F_GETPIPE_SZ = 1032  # fcntl knows it from Python 3.10 on
@@ -81,6 +85,14 @@ def stands_alone(path, program):
         return False
 
 
+def send(how, pid, number):
+    """how: os.kill or os.killpg."""
+    try:
+        how(pid, number)
+    except ProcessLookupError:
+        pass  # about to be reaped
+
+
 class Machine:
     def __init__(self, loop, emit):
         self.loop = loop
@@ -89,6 +101,9 @@ class Machine:
         self.ranks = {}  # rank: process, of those that run
         self.pipes = {}  # of ranks: pipe: (callback, source, target)
         self.input = None  # of the rank that gets it
+        self.told = {}  # pid of a rank: the last signal that was passed on to it
+        self.left = set()  # process groups of ranks that were told to end and have, with others of the group still there
+        self.grace = GRACE_S
         self.kill_timer = self.drain_timer = None
         self.paused = self.restarts = False
 
@@ -143,10 +158,12 @@ class Machine:
 
     # -- Its ranks
 
-    def start_ranks(self, ranks, command, environment, folder=None, reader=None, inherit=False, rule="none"):
+    def start_ranks(self, ranks, command, environment, folder=None, reader=None, inherit=False, rule="none", grace=GRACE_S):
         """ranks: [[rank, its own variables]], by local rank. environment: what all get, over that of this process. reader:
         the rank that send_input() is for, or with inherit the one that has our own standard input. rule: of bind.plan().
+        grace: seconds between SIGTERM and SIGKILL.
         """
+        self.grace = grace
         cpus = bind.plan(rule, len(ranks))
         for (rank, own), set_of_cpus in zip(ranks, cpus):
             # A child in the background that reads from the terminal is stopped, so a terminal is nobody's input.
@@ -181,7 +198,7 @@ class Machine:
     def end_rank(self, rank):
         """SIGTERM for one."""
         if rank in self.ranks:
-            os.killpg(self.ranks[rank].pid, signal.SIGTERM)
+            self._tell(self.ranks[rank].pid, signal.SIGTERM)
 
     def _start_rank(self, rank, command, environment, folder, stdin, cpus, **options):
         child = process.start(
@@ -261,18 +278,23 @@ class Machine:
             self.input = None
 
     def signal(self, number):
-        """To every rank and what it has started."""
+        """To every rank, and to what ranks have left."""
         for child in self.ranks.values():
-            try:
-                os.killpg(child.pid, number)
-            except ProcessLookupError:
-                pass  # about to be reaped
+            self._tell(child.pid, number)
+        for group in self.left:
+            send(os.killpg, group, number)
 
-    def stop(self, after=KILL_AFTER_S):
-        """SIGTERM for the ranks, and SIGKILL after so many seconds."""
-        if self.ranks and self.kill_timer is None:
-            self.signal(signal.SIGTERM)
-            self.kill_timer = self.loop.after(after, lambda: self.signal(signal.SIGKILL))
+    def _tell(self, pid, number):
+        self.told[pid] = number
+        send(os.killpg if number in TO_ALL else os.kill, pid, number)
+
+    def stop(self):
+        """SIGTERM for the ranks that have not had it, and SIGKILL when their time is over."""
+        if (self.ranks or self.left) and self.kill_timer is None:
+            for child in self.ranks.values():
+                if self.told.get(child.pid) != signal.SIGTERM:
+                    self._tell(child.pid, signal.SIGTERM)
+            self.kill_timer = self.loop.after(self.grace, lambda: self.signal(signal.SIGKILL))
 
     # -- The end
 
@@ -286,9 +308,24 @@ class Machine:
         for rank, child, status in ended:
             if status is not None:
                 del self.ranks[rank]
+                self._tell_rest(child.pid)
                 self.emit("ended", rank=rank, pid=child.pid, status=status)
         if not self.ranks and any(status is not None for *_, status in ended):
             self._close_input()
+            self._look_left()
+
+    def _tell_rest(self, group):
+        """A rank that was told to end has: so is now what it has started, which may be the program behind a shell."""
+        number = self.told.pop(group, None)
+        if number is not None and process.group_runs(group):
+            send(os.killpg, group, number)
+            self.left.add(group)
+
+    def _look_left(self):
+        self.left = {group for group in self.left if process.group_runs(group)}
+        if self.left:
+            self.loop.after(LEFT_S, self._look_left)
+        elif not self.ranks:
             if self.kill_timer is not None:
                 self.kill_timer.cancel()
             # What ranks have started may hold their pipes open for ever.

@@ -11,7 +11,7 @@ import time
 
 from . import LaunchError, process, wire
 from .machine import Machine
-from .output import Lines
+from .output import Lines, target_of
 
 BEAT_S = 5.0
 SILENCE_S = 60.0  # a machine not heard of for so long is given up, and so are we by its agent
@@ -72,7 +72,7 @@ class Agent(Node):
         self.out_lock = threading.Lock()
         self.reader = wire.Reader(greeting=True)
         self.heard = time.monotonic()
-        self.errors = Lines(f"[{self.name}] ", 2)
+        self.errors = Lines(f"[{self.name}] ", target_of(2), loop)
         self.child = process.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )

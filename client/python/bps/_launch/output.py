@@ -1,34 +1,107 @@
 """Lines of ranks and daemons: a prefix before each on the terminal, and as they are into files."""
 
 import os
+import re
 import selectors
 import time
 
 LINE_MAX = 1 << 16
+SHOW_S = 0.2  # after which the beginning of a line is shown: a prompt, or a bar that goes on
+PIECES = re.compile(rb"[^\r\n]+|[\r\n]")
+
+
+class Target:
+    """A file descriptor that lines of many streams go to. open_line: of those Lines whose last line has no end there yet, or None."""
+
+    def __init__(self, fd):
+        self.fd = fd
+        self.open_line = None
+
+    def write(self, data):
+        write_all(self.fd, data)
+
+    def say(self, text):
+        """A line of our own."""
+        end = b"\n" if self.open_line else b""
+        self.open_line = None
+        self.write(end + os.fsencode(text) + b"\n")
+
+
+_targets = {}
+
+
+def target_of(fd):
+    """The Target of standard output or error. Both are one where they lead to one place."""
+    found = os.fstat(fd)
+    return _targets.setdefault((found.st_dev, found.st_ino), Target(fd))
 
 
 class Lines:
-    """One stream of one process. Cuts what comes into lines."""
+    """One stream of one process. Passes lines on when they have ended, by \\n, or by \\r, after which they are written over; and what has
+    not ended after SHOW_S. Where another stream has written meanwhile, the rest is a line of its own, with the prefix again.
+    """
 
-    def __init__(self, prefix, target, timestamp=False, file=None):
+    def __init__(self, prefix, target, loop, timestamp=False, file=None):
         self.prefix = prefix.encode()
-        self.target = target  # a file descriptor
+        self.target = target
+        self.loop = loop
         self.timestamp = timestamp
         self.file = file  # a binary file that gets the same bytes, or None
-        self.rest = b""
+        self.rest = b""  # not shown yet
+        self.returns = False  # what comes next is written over the line
+        self.timer = None
 
     def feed(self, data):
         """data is b"" at the end of the stream."""
         if self.file is not None:
             self.file.write(data)
             self.file.flush()
-        *lines, self.rest = (self.rest + data).split(b"\n")
-        if self.rest and (not data or len(self.rest) >= LINE_MAX):
-            lines.append(self.rest)
-            self.rest = b""
-        if lines:
-            before = self.prefix + self._time()
-            write_all(self.target, b"".join(before + line + b"\n" for line in lines))
+        out = []
+        for piece in PIECES.findall(data):
+            if piece == b"\n":
+                out += self._end()
+            elif piece == b"\r":
+                out += self._shown()
+                self.returns = True
+            else:
+                self.rest += piece
+        if len(self.rest) >= LINE_MAX or not data and (self.rest or self.target.open_line is self):
+            out += self._end()
+        if out:
+            self.target.write(b"".join(out))
+        if self.rest and self.timer is None:
+            self.timer = self.loop.after(SHOW_S, self._show)
+
+    def _show(self):
+        self.timer = None
+        if out := self._shown():
+            self.target.write(b"".join(out))
+
+    def _shown(self):
+        """What there is of the line."""
+        return [*self._begin(), self._taken()] if self.rest else []
+
+    def _end(self):
+        """The same, and its end."""
+        begin = self._begin() if self.rest or self.target.open_line is not self else ()
+        self.target.open_line = None
+        self.returns = False
+        return [*begin, self._taken(), b"\n"]
+
+    def _taken(self):
+        rest, self.rest = self.rest, b""
+        return rest
+
+    def _begin(self):
+        """What comes before text: nothing where the line goes on."""
+        target = self.target
+        if target.open_line is self:
+            before = b"\r" if self.returns else None
+        else:
+            before = b"\n" if target.open_line else b""
+        self.returns = False
+        target.open_line = self
+        return () if before is None else (before + self.prefix + self._time(),)
 
     def _time(self):
         if not self.timestamp:

@@ -36,6 +36,20 @@ def start(command, *, cpus=None, **options):
         raise LaunchError(f"cannot start {command[0]} on the cores {sorted(cpus or ())}: {error}") from error
 
 
+def group_runs(group):
+    """Whether a process of this group runs. Dead ones that nobody reaps do not count."""
+    for entry in os.scandir("/proc"):
+        if entry.name.isdigit():
+            try:
+                with open(f"{entry.path}/stat") as file:
+                    state, _, its_group = file.read().rpartition(")")[2].split()[:3]
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            if int(its_group) == group and state not in "ZX":
+                return True
+    return False
+
+
 def describe_end(status):
     """A status of Popen in words, and as an exit status of our own."""
     if status >= 0:
