@@ -233,8 +233,8 @@ def push_pull_rows(rows, values, table, average=None, name=None, *, op=None, roo
 
 def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0, timeout=None):
     """Starts broadcast()."""
-    source = _Tensor(x)
-    target = source.like() if output is None else _Tensor(output, writable=True)
+    source = _Tensor(x, moves=True)
+    target = source.like() if output is None else _Tensor(output, writable=True, moves=True)
     if target.dtype != source.dtype or target.span.count != source.span.count:
         raise ValueError("output must have the type and the number of elements of the input")
     if target.object is not source.object and rank() == root_rank and source.span.count:
@@ -243,13 +243,16 @@ def broadcast_async(x, root_rank=0, name=None, *, output=None, priority=0, timeo
 
 
 def broadcast(x, root_rank=0, name=None, *, output=None, priority=0, timeout=None):
-    """x of rank root_rank, on every rank. The result is a new object of x's kind, or output, which may be x itself."""
+    """x of rank root_rank, on every rank. The result is a new object of x's kind, or output, which may be x itself.
+
+    As allgather() and alltoall() it only moves, and takes arrays of any type but object.
+    """
     return broadcast_async(x, root_rank, name, output=output, priority=priority, timeout=timeout).wait()
 
 
 def allgather_async(x, name=None, *, timeout=None):
     """Starts allgather()."""
-    source = _Tensor(x)
+    source = _Tensor(x, moves=True)
 
     def steps():
         result, _ = yield from _ops.all_gather(
@@ -272,7 +275,7 @@ def _made(source, rows):
 
 def alltoall_async(x, splits=None, name=None, *, timeout=None):
     """Starts alltoall()."""
-    source = _Tensor(x)
+    source = _Tensor(x, moves=True)
     cut = _ops.equal_splits(source.rows) if splits is None else [int(n) for n in splits]
 
     def steps():

@@ -11,6 +11,7 @@ _BY_NUMPY_NAME = {t.name.lower(): t for t in DType}
 _BY_NUMPY_NAME["bool_"] = DType.BOOL
 _FLOATS = {2: DType.FLOAT16, 4: DType.FLOAT32, 8: DType.FLOAT64}
 _INTEGERS = {1: DType.INT8, 2: DType.INT16, 4: DType.INT32, 8: DType.INT64}
+_UNSIGNED = ("H", "I", "L", "Q")
 
 
 def _is_numpy(x):
@@ -22,7 +23,7 @@ def _no_type(what):
     return TypeError(f"bps has no element type for {what}; there are: {', '.join(t.name.lower() for t in DType)}")
 
 
-def _dtype_of_view(view):
+def _dtype_of_view(view, moves):
     code = view.format.lstrip("@=")
     if code in ("f", "d", "e"):
         return _FLOATS[view.itemsize]
@@ -32,14 +33,20 @@ def _dtype_of_view(view):
         return DType.UINT8
     if code == "?":
         return DType.BOOL
+    if code in _UNSIGNED and moves:
+        return _INTEGERS[view.itemsize]
     raise _no_type(f"items of format {view.format!r}")
 
 
 class Tensor:
-    """An object of the caller and where its elements are."""
+    """An object of the caller and where its elements are. moves: for an operation that only moves, so that an element of a type that bps
+    does not know is `pieces` of one that it knows.
+    """
 
-    def __init__(self, x, writable=False):
+    def __init__(self, x, writable=False, moves=False):
         self.object = x
+        self.moves = moves
+        self.pieces = 1
         if _is_numpy(x):
             self._describe_numpy(x, writable)
         else:
@@ -47,8 +54,11 @@ class Tensor:
 
     def _describe_numpy(self, x, writable):
         self.shape = x.shape
-        self.dtype = _BY_NUMPY_NAME.get(x.dtype.name)
-        if self.dtype is None or not x.dtype.isnative:
+        self.dtype = _BY_NUMPY_NAME.get(x.dtype.name) if x.dtype.isnative else None
+        if self.dtype is None and self.moves and not x.dtype.hasobject and x.dtype.itemsize:
+            self.dtype = _INTEGERS.get(x.dtype.itemsize, DType.UINT8)
+            self.pieces = x.dtype.itemsize // SIZES[self.dtype]
+        if self.dtype is None:
             raise _no_type(f"a NumPy array of {x.dtype.str} ({x.dtype.name})")
         if writable and not x.flags.writeable:
             raise TypeError("the array is read-only")
@@ -56,7 +66,7 @@ class Tensor:
             if writable:
                 raise TypeError("an output array must be contiguous")
             x = x.copy(order="C")
-        self.span = Span(x.ctypes.data, self.dtype, x.size, x)
+        self.span = Span(x.ctypes.data, self.dtype, x.size * self.pieces, x)
 
     def _describe_buffer(self, x, writable):
         try:
@@ -67,7 +77,7 @@ class Tensor:
                 "memoryview, and bps.torch takes tensors"
             ) from None
         self.shape = view.shape
-        self.dtype = _dtype_of_view(view)
+        self.dtype = _dtype_of_view(view, self.moves)
         count = view.nbytes // view.itemsize
         if writable and (view.readonly or not view.c_contiguous):
             raise TypeError("an output must be writable and contiguous")
@@ -86,7 +96,7 @@ class Tensor:
     @property
     def row(self):
         """Elements of one row: of everything but the first dimension."""
-        n = 1
+        n = self.pieces
         for extent in self.shape[1:]:
             n *= extent
         return n
@@ -96,13 +106,13 @@ class Tensor:
         shape = self.shape if rows is None else (rows, *self.shape[1:])
         x = self.object
         if _is_numpy(x):
-            return Tensor(sys.modules["numpy"].empty(shape, x.dtype), writable=True)
+            return Tensor(sys.modules["numpy"].empty(shape, x.dtype), writable=True, moves=self.moves)
         count = 1
         for extent in shape:
             count *= extent
         data = bytes(count * SIZES[self.dtype])
         if isinstance(x, array.array):
-            return Tensor(array.array(x.typecode, data), writable=True)
+            return Tensor(array.array(x.typecode, data), writable=True, moves=self.moves)
         data = bytearray(data)
         if isinstance(x, (bytes, bytearray)):
             return Tensor(data, writable=True)
@@ -110,4 +120,4 @@ class Tensor:
             return Tensor(memoryview(data), writable=True)
         code = memoryview(x).format.lstrip("@=")
         flat = memoryview(data) if code == "B" and len(shape) == 1 else memoryview(data).cast(code, shape)
-        return Tensor(flat, writable=True)
+        return Tensor(flat, writable=True, moves=self.moves)

@@ -62,7 +62,8 @@ def _compiled(**params):
 
 @operation_p.def_impl
 def _run(*operands, **params):
-    return _compiled(**params)(*operands)
+    with jax.disable_jit(False):  # without a program of its own, binding would come back here
+        return _compiled(**params)(*operands)
 
 
 @operation_p.def_effectful_abstract_eval

@@ -77,13 +77,40 @@ def _transformation(init, update):
     return optax.GradientTransformation(init, update)
 
 
+def _with_mean_gradient(op):
+    """A function that returns its tree, whose gradient is what the op of all ranks' is."""
+
+    @jax.custom_vjp
+    def same(tree):
+        return tree
+
+    same.defvjp(lambda tree: (tree, None), lambda _, gradients: (allreduce(gradients, op=op),))
+    return same
+
+
+def _of_all_ranks(extra, reduce, op):
+    """What optax's line searches and schedules take beside the gradients, of all ranks: the loss, its gradients, and the function itself."""
+    extra = dict(extra)
+    if extra.get("value") is not None:
+        extra["value"] = allreduce(extra["value"], op=op)
+    if extra.get("grad") is not None:
+        extra["grad"] = reduce(extra["grad"])
+    if extra.get("value_fn") is not None:
+        local, same = extra["value_fn"], _with_mean_gradient(op)
+        extra["value_fn"] = lambda params, *args, **more: allreduce(local(same(params), *args, **more), op=op)
+    return extra
+
+
 def distributed(optimizer=None, *, op=Reduction.AVERAGE, name=None, compression=Compression.none, **more):
     """A gradient transformation whose update() averages the gradients over all ranks first.
 
     optimizer: one of optax, or whatever else has init(params) and update(gradients, state, params). Its own class is
     kept where it is a named tuple, as optax's are. Without one, it only averages: a first link for optax.chain(). The
-    state is the optimizer's. more: gradient_predivide_factor.
+    state is the optimizer's. more: gradient_predivide_factor. update()'s value, grad and value_fn, of line searches (optax.lbfgs) and
+    of optax.contrib.reduce_on_plateau, are each rank's own as well, and averaged.
     """
+
+    op = Reduction(op)
 
     def reduce(gradients):
         return allreduce_gradients(gradients, op, name, compression, **more)
@@ -92,7 +119,7 @@ def distributed(optimizer=None, *, op=Reduction.AVERAGE, name=None, compression=
         return _transformation(lambda params: (), lambda updates, state, params=None: (reduce(updates), state))
 
     def update(updates, state, params=None, **extra):
-        return optimizer.update(reduce(updates), state, params, **extra)
+        return optimizer.update(reduce(updates), state, params, **_of_all_ranks(extra, reduce, op))
 
     if hasattr(optimizer, "_replace"):
         return optimizer._replace(update=update)

@@ -31,6 +31,36 @@ def _leaves(tree):
     return arrays, lambda results: jax.tree_util.tree_unflatten(structure, results)
 
 
+def _as_moved(array):
+    """(array, function that makes its like of another such): of a type that bps does not know (unsigned, complex, float8, random keys)
+    the same bits as elements that it does know. For operations that only move.
+    """
+    dtype = array.dtype
+    if dtype in DTYPES:
+        return array, lambda moved: moved
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key):
+        bits, back = _as_moved(jax.random.key_data(array))
+        kind = jax.random.key_impl(array)
+        return bits, lambda moved: jax.random.wrap_key_data(back(moved), impl=kind)
+    if jnp.issubdtype(dtype, jnp.complexfloating):
+        parts = jnp.stack([array.real, array.imag], axis=-1)
+        return parts, lambda moved: jax.lax.complex(moved[..., 0], moved[..., 1])
+    if dtype.name in ("int2", "int4", "uint2", "uint4"):  # not stored as bytes
+        return array.astype(jnp.int8), lambda moved: moved.astype(dtype)
+    integer = jnp.dtype(f"int{8 * dtype.itemsize}")
+    return jax.lax.bitcast_convert_type(array, integer), lambda moved: jax.lax.bitcast_convert_type(moved, dtype)
+
+
+def _moved_leaves(tree):
+    """As _leaves(), of what only moves."""
+    leaves, structure = jax.tree_util.tree_flatten(tree)
+    arrays = [leaf if isinstance(leaf, jax.Array) else jnp.asarray(leaf) for leaf in leaves]
+    moved, backs = zip(*map(_as_moved, arrays)) if arrays else ((), ())
+    return list(moved), lambda results: jax.tree_util.tree_unflatten(
+        structure, [back(result) for back, result in zip(backs, results)]
+    )
+
+
 def _leaf_names(tree, name):
     if name is None:
         return [None] * len(jax.tree_util.tree_leaves(tree))
@@ -109,18 +139,28 @@ def _check_root(root_rank):
 def broadcast(tree, root_rank=0, name=None, priority=0):
     """The arrays of rank root_rank, on every rank. Can be differentiated."""
     _check_root(root_rank)
-    arrays, back = _leaves(tree)
+    arrays, back = _moved_leaves(tree)
     return back(_bind(arrays, _leaf_names(tree, name), Operation.BROADCAST, root=root_rank, priority=priority))
 
 
 def broadcast_parameters(params, root_rank=0, name="Parameter."):
-    """params of rank root_rank, on every rank: a new tree. Leaves that are no arrays stay as they are."""
-    is_array = [isinstance(leaf, (jax.Array, np.ndarray, np.generic)) for leaf in jax.tree_util.tree_leaves(params)]
+    """params of rank root_rank, on every rank: a new tree. Arrays and scalars of NumPy stay NumPy's, of the type that they have there.
+    Leaves that are no arrays stay as they are.
+    """
     leaves, structure = jax.tree_util.tree_flatten(params)
-    moved = iter(broadcast([leaf for leaf, yes in zip(leaves, is_array) if yes], root_rank, name))
-    return jax.tree_util.tree_unflatten(
-        structure, [next(moved) if yes else leaf for leaf, yes in zip(leaves, is_array)]
-    )
+    arrays = iter(broadcast([leaf for leaf in leaves if isinstance(leaf, jax.Array)], root_rank, name))
+    host = [np.array(leaf) for leaf in leaves if isinstance(leaf, (np.ndarray, np.generic))]
+    names = [f"{name}numpy.{i}.{array.dtype.str}.{array.size}" for i, array in enumerate(host)]
+    host = iter(_on_host(host, names, lambda array, name: bps.broadcast_async(array, root_rank, name, output=array)))
+
+    def given(leaf):
+        if isinstance(leaf, jax.Array):
+            return next(arrays)
+        if isinstance(leaf, np.ndarray):
+            return next(host)
+        return next(host)[()] if isinstance(leaf, np.generic) else leaf
+
+    return jax.tree_util.tree_unflatten(structure, [given(leaf) for leaf in leaves])
 
 
 # -- allgather, alltoall, reducescatter: along the first dimension
@@ -131,6 +171,7 @@ def _is_traced(arrays):
 
 
 def _with_rows(array):
+    array = array if isinstance(array, jax.Array) else jnp.asarray(array)
     return array.reshape(1) if array.ndim == 0 else array
 
 
@@ -151,9 +192,9 @@ def allgather(tree, name=None):
     Outside of jit, grad and vmap it may differ from rank to rank; inside it has to be the same, because a compiled
     program has to know the size of the result. Can be differentiated.
     """
-    arrays, back = _leaves(tree)
+    tree = jax.tree_util.tree_map(_with_rows, tree)
+    arrays, back = _moved_leaves(tree)
     names = _leaf_names(tree, name)
-    arrays = [_with_rows(array) for array in arrays]
     if not _is_traced(arrays):
         names = _numbered(names) if len(names) > 1 else names
         return back([jnp.asarray(x) for x in _on_host(arrays, names, bps.allgather_async)])
@@ -172,15 +213,15 @@ def alltoall(x, splits=None, name=None):
     Without splits, x is cut evenly, and this works inside of jit, grad and vmap and can be differentiated. With splits,
     it works outside only, and returns (rows, how many came from each rank).
     """
-    (array,), back = _leaves([x])
-    array = _with_rows(array)
+    x = _with_rows(x)
+    (array,), back = _moved_leaves([x])
     if splits is not None:
         if _is_traced([array]) or isinstance(splits, jax.core.Tracer):
             raise TypeError(
                 "alltoall with splits works outside of jit, grad and vmap only: the size of its result is not known"
             )
         rows, received = bps.alltoall(np.asarray(array), np.asarray(splits).tolist(), name)
-        return jnp.asarray(rows), np.asarray(received, np.int32)
+        return back([jnp.asarray(rows)])[0], np.asarray(received, np.int32)
     _ops.equal_splits(array.shape[0])
     return back(_bind([array], _leaf_names([x], name), Operation.ALL_TO_ALL))[0]
 

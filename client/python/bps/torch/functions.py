@@ -60,7 +60,8 @@ def broadcast_parameters(params, root_rank, prefix="Parameter."):
 
 def _name_for(tensor, name):
     """name; where that stands for a tensor of another model already, with its type and size. All ranks decide alike."""
-    dtype, count = ops.DTYPES.get(tensor.dtype), tensor.numel()
+    moved = ops.as_moved(tensor)
+    dtype, count = ops.DTYPES.get(moved.dtype), moved.numel()
     full = _ops.tensor_name("broadcast", name, dtype, count)
     if not _client.current().stands_for_another(full, dtype, count):
         return name

@@ -50,6 +50,31 @@ def check_tensor(tensor, what="the tensor"):
         raise TypeError(f"bps has no element type for {what}, which is of {tensor.dtype}")
 
 
+# By the bytes of an element: what those types travel as that bps does not know, where they only move.
+_MOVED_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def as_moved(tensor):
+    """The tensor, without its history; of a type that bps does not know (complex, unsigned, float8) a view with elements that it
+    does know, or a copy where the tensor is conjugated or negated on demand. For operations that only move.
+    """
+    check_kind(tensor)
+    tensor = tensor.detach()
+    if tensor.layout != torch.strided or tensor.dtype in DTYPES or tensor.is_quantized:
+        return tensor
+    tensor = tensor.resolve_conj().resolve_neg()
+    if tensor.dtype == torch.complex128:
+        return torch.view_as_real(tensor)
+    return tensor.view(_MOVED_AS[tensor.element_size()])
+
+
+def from_moved(moved, dtype):
+    """A view of what as_moved() made of a tensor of this type, as a tensor of this type again."""
+    if dtype == torch.complex128:
+        return torch.view_as_complex(moved)
+    return moved if moved.dtype == dtype else moved.view(dtype)
+
+
 def span_of(tensor):
     """Of a tensor without holes, where the daemon finds it; its elements in the order in which they lie in memory."""
     device = _devices.device_of(tensor)
@@ -393,14 +418,15 @@ def grouped_allreduce(
 
 
 def _start_broadcast(tensor, root_rank, name, priority, in_place, timeout=None):
-    target = _brought(tensor)
+    target = _brought(as_moved(tensor))
     if not in_place and target.data_ptr() == tensor.data_ptr():
         target = _like(target).copy_(target)
     request = _ops.broadcast(span_of(target), root_rank, name, priority, timeout=timeout)
 
     def steps():
         yield request
-        return _write_back(target, tensor) if in_place else _bring_back(target, tensor)
+        result = from_moved(target, tensor.dtype)
+        return _write_back(result, tensor) if in_place else _bring_back(result, tensor)
 
     return Handle(steps())
 
@@ -445,10 +471,15 @@ def broadcast(tensor, root_rank, name=None, process_set=None, timeout=None):
 # -- allgather, alltoall, reducescatter: along the first dimension
 
 
+def _with_rows(tensor):
+    """A tensor without dimensions is one row."""
+    check_kind(tensor)
+    return tensor if tensor.dim() else tensor.reshape(1)
+
+
 def _rows(tensor):
     """(rows, elements of one row)"""
-    rows = tensor.shape[0] if tensor.dim() else 1
-    row = 1
+    rows, row = tensor.shape[0], 1
     for extent in tensor.shape[1:]:
         row *= extent
     return rows, row
@@ -467,11 +498,11 @@ def _maker(source):
 
 def _start_allgather(tensor, name, finish, timeout):
     """A Handle whose result is finish(tensor, rows of each rank)."""
-    source = _brought(tensor)
+    source = _brought(as_moved(_with_rows(tensor)))
 
     def steps():
         result, rows = yield from _ops.all_gather(span_of(source), *_rows(source), _maker(source), name, timeout)
-        return finish(_bring_back(result, tensor), rows)
+        return finish(_bring_back(from_moved(result, tensor.dtype), tensor), rows)
 
     return Handle(steps())
 
@@ -527,14 +558,14 @@ def grouped_allgather(tensors, name=None, process_set=None, timeout=None):
 
 def _start_alltoall(tensor, splits, name, timeout):
     """A Handle whose result is (tensor, rows from each rank)."""
-    source = _brought(tensor)
+    source = _brought(as_moved(_with_rows(tensor)))
     rows, row = _rows(source)
     cut = _ops.equal_splits(rows) if splits is None else [int(n) for n in splits]
 
     def steps():
         make = _maker(source)
         result, received = yield from _ops.all_to_all(span_of(source), rows, row, cut, make, name, timeout)
-        return _bring_back(result, tensor), torch.tensor(received, dtype=torch.int32, device="cpu")
+        return _bring_back(from_moved(result, tensor.dtype), tensor), torch.tensor(received, dtype=torch.int32, device="cpu")
 
     return Handle(steps())
 

@@ -147,16 +147,17 @@ class DistributedDataParallel(torch.nn.Module):
         """Those of one type and device travel as one tensor."""
         under_way = []
         for number, ((dtype, _), buffers) in enumerate(self._buffers_by_type().items()):
-            flat = torch.cat([buffer.detach().reshape(-1) for buffer in buffers])
+            moved = [ops.as_moved(buffer) for buffer in buffers]
+            flat = torch.cat([buffer.reshape(-1) for buffer in moved])
             name = f"{self._gradients.prefix}buffers.{number}.{str(dtype)[6:]}.{flat.numel()}"
-            under_way.append((buffers, ops.broadcast_async_(flat, 0, name)))
-        for buffers, handle in under_way:
-            pieces = handle.wait().split([buffer.numel() for buffer in buffers])
+            under_way.append((buffers, moved, ops.broadcast_async_(flat, 0, name)))
+        for buffers, moved, handle in under_way:
+            pieces = handle.wait().split([buffer.numel() for buffer in moved])
             if _client.current().rank == 0:
                 continue
-            for buffer, piece in zip(buffers, pieces):
+            for buffer, place, piece in zip(buffers, moved, pieces):
                 # Through .data, since a graph of an earlier forward pass may hold the buffer.
-                buffer.data.copy_(piece.view(buffer.shape))
+                buffer.data.copy_(ops.from_moved(piece.view(place.shape), buffer.dtype))
 
     # -- Passes
 

@@ -172,6 +172,42 @@ def check_moves():
     jax.jit(lambda x: (bps.barrier(), x)[1])(1.0)
 
 
+def check_what_only_moves():
+    rank, size = bps.rank(), bps.size()
+
+    def states(r):
+        return {
+            "key": jax.random.PRNGKey(r),
+            "typed key": jax.random.key(r),
+            "uint32": jnp.uint32(2**32 - 1 - r),
+            "uint64": jnp.arange(3, dtype="uint64") + 2**63 + r,
+            "complex": jnp.array([1j, 2 - 1j]) * (1 + r),
+            "float8": (jnp.arange(4.0) + r).astype("float8_e4m3fn"),
+            "int4": jnp.arange(-4, 4, dtype="int4") + jnp.int4(r),
+            "NumPy": {"loss": np.float64(0.1) * (r + 1), "step": np.int64(2**40 + r), "table": np.arange(3, dtype="uint16") + r},
+            "others": (3 + r, None, "word"),
+        }
+
+    def bits(x):
+        return np.asarray(jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x).tobytes()
+
+    got, wanted = bps.broadcast_parameters(states(rank), size - 1), states(size - 1)
+    assert got.pop("others") == (3 + rank, None, "word") and wanted.pop("others")
+    for (path, a), (_, b) in zip(*(jax.tree_util.tree_flatten_with_path(tree)[0] for tree in (got, wanted))):
+        assert type(a) is type(b) and a.dtype == b.dtype and a.shape == b.shape and bits(a) == bits(b), (path, a, b)
+    inside = jax.jit(lambda x: bps.broadcast(x, 0))(jnp.arange(3, dtype="uint32") + rank)
+    equal(inside, np.arange(3, dtype="uint32"))
+    gathered = bps.allgather(jnp.array([1j * (rank + 1)] * (rank + 1)))
+    equal(gathered, np.concatenate([[1j * (r + 1)] * (r + 1) for r in range(size)]))
+    rows = bps.alltoall(jnp.arange(size, dtype="uint32") + 100 * rank)
+    equal(rows, (rank + 100 * np.arange(size)).astype("uint32"))
+
+
+def check_without_jit():
+    with jax.disable_jit():
+        equal(jax.jit(bps.allreduce)(jnp.ones(3) * bps.rank()), np.full(3, np.arange(bps.size()).mean()))
+
+
 def check_derivatives():
     """For every linear operation A: the sum over ranks of <A x, y> is that of <x, A' y>; the tangent is A itself."""
     size = bps.size()

@@ -1,5 +1,6 @@
 """Training through bps.jax against one process that takes the whole batch. Run by name, or all of it."""
 
+import functools
 import sys
 import time
 from typing import NamedTuple
@@ -163,6 +164,34 @@ def check_options():
         except (TypeError, ValueError):
             continue
         raise AssertionError("not refused")
+
+
+def check_line_searches():
+    """They take the loss, its gradient and the function, which are each rank's own, and have to go on alike on all ranks."""
+    try:
+        import optax
+    except ImportError:
+        return
+
+    def search(optimizer, batch, params):
+        loss = functools.partial(loss_of, batch=batch)
+
+        @jax.jit
+        def step(params, state):
+            value, gradients = jax.value_and_grad(loss)(params)
+            updates, state = optimizer.update(gradients, state, params, value=value, grad=gradients, value_fn=loss)
+            return optax.apply_updates(params, updates), state
+
+        state = optimizer.init(params)
+        for _ in range(4):
+            params, state = step(params, state)
+        return params
+
+    batch = next(batches())
+    for make in (optax.lbfgs, lambda: optax.chain(optax.sgd(1.0), optax.scale_by_backtracking_linesearch(max_backtracking_steps=8))):
+        got = search(bps.DistributedOptimizer(make()), share(batch), new_params())
+        same_on_all_ranks(got)
+        close(got, search(make(), batch, new_params()), 1e-3, 1e-4)
 
 
 def check_uneven_data():

@@ -129,6 +129,34 @@ def check_broadcast_moves_bits():
     np.testing.assert_array_equal(result.view("uint16"), bits.view("uint16"))
 
 
+def check_types_that_only_move():
+    for dtype in ("uint16", "uint32", "uint64", "complex64", "complex128", ">f4", "U3", "M8[s]", [("a", "i4"), ("b", "f8")]):
+        dtype = np.dtype(dtype)
+
+        def bits(rank, *shape):
+            random = np.random.default_rng(rank).integers(65, 91, (*shape, dtype.itemsize // (4 if dtype.kind == "U" else 1)))
+            return (random.astype("uint32") if dtype.kind == "U" else random.astype("uint8")).view(dtype).reshape(shape)
+
+        root = bps.size() - 1
+        name = "".join(c if c.isalnum() else "." for c in str(dtype))
+        got = bps.broadcast(bits(bps.rank(), 4, 3), root, f"moved.{name}")
+        assert got.dtype == dtype and got.tobytes() == bits(root, 4, 3).tobytes(), dtype
+        got = bps.allgather(bits(bps.rank(), bps.rank() + 1, 2), f"gathered.{name}")
+        wanted = np.concatenate([bits(r, r + 1, 2) for r in range(bps.size())])
+        assert got.dtype == dtype and got.shape == wanted.shape and got.tobytes() == wanted.tobytes(), dtype
+        got = bps.alltoall(bits(bps.rank(), bps.size(), 2), name=f"cut.{name}")
+        wanted = np.stack([bits(r, bps.size(), 2)[bps.rank()] for r in range(bps.size())])
+        assert got.dtype == dtype and got.tobytes() == wanted.tobytes(), dtype
+    numbers = bps.broadcast(array.array("I", [1 + bps.rank(), 2**32 - 1]), 0, "array of I")
+    assert numbers.typecode == "I" and list(numbers) == [1, 2**32 - 1]
+    for refused in (lambda: bps.push_pull(np.ones(2, "complex64"), name="c"), lambda: bps.broadcast(np.array([None]), 0, "o")):
+        try:
+            refused()
+            raise AssertionError("was taken")
+        except TypeError as error:
+            assert "no element type" in str(error)
+
+
 def check_allgather():
     for dtype in DTYPES:
         for rows in ([2] * bps.size(), list(range(bps.size())), [1000 * (r == 1) for r in range(bps.size())]):

@@ -249,6 +249,51 @@ def check_broadcast():
     assert torch.equal(columns[:, 3:], given(bps.rank(), torch.float32, 6, 5)[:, 3:])
 
 
+def moving(dtype, rank, *shape):
+    """Bits of any kind, of a type that bps sums or not."""
+    generator = torch.Generator().manual_seed(rank + 1)
+    size = torch.empty(0, dtype=dtype).element_size()
+    return torch.randint(0, 256, (*shape, size), generator=generator, dtype=torch.uint8).view(dtype).reshape(shape)
+
+
+def same_bits(a, b):
+    return a.dtype == b.dtype and a.shape == b.shape and torch.equal(bytes_of(a), bytes_of(b))
+
+
+def bytes_of(tensor):
+    return tensor.reshape(-1).contiguous().view(torch.uint8)
+
+
+def check_types_that_only_move():
+    names = ("complex64", "complex128", "uint16", "uint32", "uint64", "float8_e4m3fn", "float8_e5m2")
+    for dtype in [getattr(torch, name) for name in names if hasattr(torch, name)]:
+        root = bps.size() - 1
+        mine, wanted = moving(dtype, bps.rank(), 5, 3), moving(dtype, root, 5, 3)
+        assert same_bits(bps.broadcast(mine, root, name=f"moved.{dtype}"), wanted), dtype
+        assert same_bits(bps.broadcast_(mine.clone(), root, name=f"moved in place.{dtype}"), wanted), dtype
+        across = mine.clone().t()
+        bps.broadcast_(across, root, name=f"moved across.{dtype}")
+        assert same_bits(across, wanted.t()), dtype
+        one = moving(dtype, bps.rank())
+        assert same_bits(bps.broadcast(one, root, name=f"one moved.{dtype}"), moving(dtype, root)), dtype
+        rows = torch.cat([bytes_of(moving(dtype, r, r + 1, 2)) for r in range(bps.size())]).view(dtype).view(-1, 2)
+        assert same_bits(bps.allgather(moving(dtype, bps.rank(), bps.rank() + 1, 2), name=f"rows.{dtype}"), rows), dtype
+        ones = torch.cat([bytes_of(moving(dtype, r)) for r in range(bps.size())]).view(dtype)
+        assert same_bits(bps.allgather(one, name=f"ones.{dtype}"), ones), dtype
+        cut = [moving(dtype, r, bps.size(), 2)[bps.rank()] for r in range(bps.size())]
+        cut = torch.cat(list(map(bytes_of, cut))).view(dtype).view(-1, 2)
+        assert same_bits(bps.alltoall(moving(dtype, bps.rank(), bps.size(), 2), name=f"cut.{dtype}"), cut), dtype
+    conjugated = torch.tensor([1 + 2j, 3 - 1j]).conj() * (1 + bps.rank())
+    target = conjugated.conj()  # on demand
+    bps.broadcast_(target, 0, name="conjugated")
+    assert torch.equal(target, torch.tensor([1 + 2j, 3 - 1j]))
+    try:
+        bps.broadcast(torch.quantize_per_tensor(torch.ones(3), 0.1, 0, torch.qint8), 0, name="quantized")
+        raise AssertionError("a quantized tensor was taken")
+    except TypeError as error:
+        assert "qint8" in str(error)
+
+
 def check_gather_and_scatter():
     n, rank = bps.size(), bps.rank()
     for dtype in DTYPES:
