@@ -10,13 +10,14 @@ from . import _engine, ops
 from .compression import Compression, from_params
 
 
-def _after_init(parameter, function):
-    """Has function(parameter) called when a deferred initialization has been made up for."""
+def _after_init(parameter, function, always):
+    """Has function(parameter) called when a deferred initialization has been made up for; always: and after every other one."""
     init = parameter._init_impl
 
     def init_and_call(self, *arguments, **more):
         init(*arguments, **more)
-        self._init_impl = init
+        if not always:
+            self._init_impl = init
         function(self)
 
     parameter._init_impl = types.MethodType(init_and_call, parameter)
@@ -29,6 +30,11 @@ def broadcast_parameters(params, root_rank=0, prefix=None):
     whose initialization is deferred is broadcast when that is made up for. Ranks must have them in the same order;
     prefix tells several models apart.
     """
+    _broadcast(params, root_rank, prefix)
+
+
+def _broadcast(params, root_rank, prefix, always=False):
+    """always: Parameters that are initialized anew later are broadcast again."""
     if isinstance(params, ParameterDict) or isinstance(params, dict):
         named = sorted(params.items())
     else:
@@ -42,8 +48,11 @@ def broadcast_parameters(params, root_rank=0, prefix=None):
             continue
         try:
             arrays.append(ops.broadcast_(value.data(), root_rank, name))
+            is_there = True
         except DeferredInitializationError:
-            _after_init(value, lambda p, name=name: ops.broadcast_(p.data(), root_rank, name).wait_to_read())
+            is_there = False
+        if always or not is_there:
+            _after_init(value, lambda p, name=name: ops.broadcast_(p.data(), root_rank, name).wait_to_read(), always)
     for array in arrays:
         array.wait_to_read()
 
@@ -121,7 +130,8 @@ def _average(grad, name, priority, factor, compression):
 class DistributedTrainer(mxnet.gluon.Trainer):
     """Gluon's Trainer with gradients averaged over all ranks: step(batch_size) takes the size of this rank's share.
 
-    Parameters are those of root_rank from the first step at the latest, those of deferred initialization from that on.
+    Parameters are those of root_rank from the first step at the latest, those of deferred initialization from that on, and again
+    when they are initialized anew (force_reinit), which all ranks have to do.
     First parameters are the most urgent. compression_params: {"fp16": True}, BytePS's other compressors are refused;
     Horovod's compression says the same. prefix tells several trainers of a program apart. num_groups has no effect: the
     daemon packs small tensors by itself.
@@ -152,9 +162,8 @@ class DistributedTrainer(mxnet.gluon.Trainer):
         super().__init__(params, optimizer, optimizer_params=optimizer_params, kvstore=None)
         if len(self._contexts) > 1:
             raise ValueError(f"parameters are on {len(self._contexts)} devices: start one process for each instead")
-        broadcast_parameters(
-            {f"{i:08}": parameter for i, parameter in enumerate(self._params)}, root_rank, f"{self._bps_prefix}trainer."
-        )
+        params = {f"{i:08}": parameter for i, parameter in enumerate(self._params)}
+        _broadcast(params, root_rank, f"{self._bps_prefix}trainer.", always=True)
 
     def _allreduce_grads(self):
         _engine.raise_failure()

@@ -7,7 +7,7 @@ from .._horovod import check_process_set, global_process_set
 from .._library import Reduction
 from . import _native
 from .compression import Compression
-from .ops import allreduce_sparse, scaled
+from .ops import allreduce_sparse, reduce_all, scaled
 
 
 class Reducer:
@@ -73,7 +73,7 @@ class Reducer:
             tensors = [packed[i][0] for i in batch]
             # What comes first in the model is needed first by the next step.
             priorities = [-i for i in batch]
-            results = _native.push_pull_all(tensors, self.op, [names[i] for i in batch], priorities)
+            results = reduce_all(tensors, self.op, [names[i] for i in batch], priorities)
             reduced.update(zip(batch, results))
         return [scaled(self.compression.decompress(reduced[i], packed[i][1]), self.predivide) for i in dense]
 

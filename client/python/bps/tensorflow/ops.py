@@ -37,23 +37,23 @@ def _grad_name(name):
 # -- push_pull, allreduce
 
 
-def _reduce_all(tensors, reduction, names):
+def reduce_all(tensors, reduction, names, priorities=None):
     """Every rank's result depends on every rank's input alike, so gradients are reduced as the values were."""
 
     @tf.custom_gradient
     def run(*inputs):
         def gradient(*grads):
             check_differentiable(reduction)
-            return _reduce_all([tf.convert_to_tensor(g) for g in grads], reduction, [_grad_name(n) for n in names])
+            return reduce_all([tf.convert_to_tensor(g) for g in grads], reduction, [_grad_name(n) for n in names])
 
-        return _native.push_pull_all(inputs, reduction, names, [0] * len(inputs)), gradient
+        return _native.push_pull_all(inputs, reduction, names, priorities or [0] * len(inputs)), gradient
 
     return list(run(*tensors)) if tensors else []
 
 
 def _allreduce_dense(tensors, reduction, names, compression, prescale, postscale):
     packed = [compression.compress(scaled(_native.to_tensor(tensor), prescale)) for tensor in tensors]
-    reduced = _reduce_all([tensor for tensor, _ in packed], reduction, names)
+    reduced = reduce_all([tensor for tensor, _ in packed], reduction, names)
     return [scaled(compression.decompress(tensor, ctx), postscale) for tensor, (_, ctx) in zip(reduced, packed)]
 
 

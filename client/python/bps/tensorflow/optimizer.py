@@ -29,6 +29,19 @@ class _DistributedV2:
     _aggregate_gradients = aggregate_gradients  # the legacy ones call it so
 
 
+class _DistributedV2LossScale:
+    """The same for its LossScaleOptimizer, which has to see the sum: an overflow on one rank skips the step on all."""
+
+    def apply_gradients(self, grads_and_vars, *args, **kwargs):
+        """As the optimizer's own, of the gradients reduced over all ranks."""
+        gradients, variables = zip(*grads_and_vars)
+        return super().apply_gradients(list(zip(self._bps(gradients, variables), variables)), *args, **kwargs)
+
+
+def _scales_loss(optimizer):
+    return any(c.__name__ == "BaseLossScaleOptimizer" for c in type(optimizer).__mro__)
+
+
 def _is_keras_2(optimizer):
     return any(c.__module__.startswith("tf_keras.") for c in type(optimizer).__mro__)
 
@@ -78,9 +91,9 @@ def DistributedOptimizer(
             "backward_passes_per_step: an optimizer of TensorFlow 1 or Keras 2 steps with every gradient it is given; "
             "add them up before, or use one of Keras 3"
         )
-    mixin = _DistributedV1 if v1 else _DistributedV2
+    mixin = _DistributedV1 if v1 else _DistributedV2LossScale if _scales_loss(optimizer) else _DistributedV2
     base = optimizer.__class__
-    if issubclass(base, (_DistributedV1, _DistributedV2)):
+    if issubclass(base, (_DistributedV1, _DistributedV2, _DistributedV2LossScale)):
         raise ValueError("the optimizer is a DistributedOptimizer already")
     reducer = Reducer(
         compression, sparse_as_dense, op, gradient_predivide_factor, groups, process_set, scale_local_gradients

@@ -18,8 +18,26 @@ class _Distributed:
     def gradient(self, target, sources, output_gradients=None, *args, use_generic_names=False, **kwargs):
         """As tf.GradientTape.gradient(), reduced over all ranks."""
         gradients = super().gradient(target, sources, output_gradients, *args, **kwargs)
-        flat = self._bps(_flatten(gradients), _flatten(sources))
-        return tf.nest.pack_sequence_as(sources, flat)
+        return gradients if self._bps_whole else self._reduced(gradients, sources)
+
+    def jacobian(self, target, sources, *args, **kwargs):
+        """As tf.GradientTape.jacobian(), reduced over all ranks."""
+        return self._reduced(self._as_a_whole(super().jacobian, target, sources, *args, **kwargs), sources)
+
+    def batch_jacobian(self, target, source, *args, **kwargs):
+        """As tf.GradientTape.batch_jacobian(), reduced over all ranks."""
+        return self._reduced(self._as_a_whole(super().batch_jacobian, target, source, *args, **kwargs), source)
+
+    def _as_a_whole(self, derive, *args, **kwargs):
+        """derive() calls gradient() for each row, perhaps as one vectorized program: rows are reduced together, afterwards."""
+        self._bps_whole = True
+        try:
+            return derive(*args, **kwargs)
+        finally:
+            self._bps_whole = False
+
+    def _reduced(self, gradients, sources):
+        return tf.nest.pack_sequence_as(sources, self._bps(_flatten(gradients), _flatten(sources)))
 
 
 def _flatten(structure):
@@ -32,6 +50,7 @@ def _distribute(gradtape, reducer):
     base = gradtape.__class__
     gradtape.__class__ = type(base.__name__, (_Distributed, base), {"__module__": base.__module__})
     gradtape._bps = reducer
+    gradtape._bps_whole = False
     return gradtape
 
 

@@ -213,6 +213,17 @@ def check_trainer_equals_one_process():
             np.testing.assert_array_equal(a, b)
 
 
+def check_initialized_anew():
+    net = new_net(3 + bps.rank())
+    trainer = bps.DistributedTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, prefix="anew.")
+    mx.random.seed(100 + bps.rank())
+    net.initialize(mx.init.Normal(1), force_reinit=True)
+    train(net, trainer, [(share(x), share(y)) for x, y in batches()])
+    theirs = bps.broadcast_object(parameters(net), root_rank=0)
+    for a, b in zip(parameters(net), theirs):
+        np.testing.assert_array_equal(a, b)
+
+
 def check_trainer_options():
     x, y = next(batches())
     wanted = train(new_net(), gluon.Trainer((alone := new_net()).collect_params(), "sgd", kvstore=None), [])

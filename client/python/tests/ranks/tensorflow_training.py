@@ -163,6 +163,32 @@ def check_tape_forms():
             assert words in str(error)
 
 
+def check_derivatives_of_gradients():
+    xs = [np.array([1.0, 2.0, 3.0], "float32") * (r + 1) - r for r in range(bps.size())]
+    x, mean = tf.constant(xs[bps.rank()]), sum(xs) / bps.size()
+    w = tf.Variable([0.5, 1.0, -1.0])
+
+    def penalized():
+        with bps.DistributedGradientTape(tf.GradientTape()) as outer:
+            with bps.DistributedGradientTape(tf.GradientTape()) as inner:
+                loss = tf.reduce_sum(w**3 * x)
+            total = loss + tf.reduce_sum(inner.gradient(loss, w))
+        return outer.gradient(total, w)
+
+    for run in (penalized, tf.function(penalized)):
+        np.testing.assert_allclose(run(), (3 * w**2 + 6 * w) * mean, rtol=1e-5)
+    for more in ({}, {"experimental_use_pfor": False}):
+        with bps.DistributedGradientTape(tf.GradientTape(persistent=True)) as tape:
+            y = w**2 * x
+        np.testing.assert_allclose(tape.jacobian(y, w, **more), np.diag(2 * w.numpy() * mean), rtol=1e-5)
+        np.testing.assert_allclose(tape.gradient(y, w), 2 * w.numpy() * mean, rtol=1e-5)  # not as a whole any more
+    rows = tf.Variable(np.arange(6, dtype="float32").reshape(2, 3))
+    with bps.DistributedGradientTape(tf.GradientTape()) as tape:
+        y = rows**2 * x
+    wanted = np.stack([np.diag(2 * row * mean) for row in rows.numpy()])
+    np.testing.assert_allclose(tape.batch_jacobian(y, rows), wanted, rtol=1e-5)
+
+
 def check_optimizer_of_tensorflow_1():
     def step_of(net):
         optimizer = bps.DistributedOptimizer(tf.compat.v1.train.GradientDescentOptimizer(0.3))
@@ -199,6 +225,33 @@ def check_optimizers_of_keras_2():
             return tf.function(minimize)
 
         close(train(Net(3), step_of, share=True), alone())
+
+
+def check_loss_scales_of_keras_2():
+    """Averaged as any other; what overflows on one rank is a step of none."""
+    try:
+        import tf_keras
+    except ImportError:
+        print("no tf_keras")
+        return
+    for inner in (tf_keras.optimizers.SGD(0.05), tf_keras.optimizers.legacy.SGD(0.05)):
+        w = tf.Variable([1.0, 2.0])
+        optimizer = bps.DistributedOptimizer(tf_keras.mixed_precision.LossScaleOptimizer(inner, initial_scale=8.0))
+
+        @tf.function
+        def step(x, w=w, optimizer=optimizer):
+            with tf.GradientTape() as tape:
+                loss = optimizer.get_scaled_loss(tf.reduce_sum(w * x))
+            gradients = optimizer.get_unscaled_gradients(tape.gradient(loss, [w]))
+            optimizer.apply_gradients(zip(gradients, [w]))
+
+        step(tf.constant([1.0, 2.0]) * (bps.rank() + 1))
+        mean = np.array([1.0, 2.0]) * (1 + bps.size()) / 2
+        np.testing.assert_allclose(w.numpy(), [1, 2] - 0.05 * mean, rtol=1e-6)
+        before = w.numpy()
+        step(tf.constant([1.0, np.inf if bps.rank() == 0 else 1.0]))
+        np.testing.assert_array_equal(w.numpy(), before)
+        assert float(optimizer.loss_scale) == 4.0
 
 
 def check_optimizer_of_keras():
