@@ -1,5 +1,8 @@
 """Values and state of models, between ranks. They go through NumPy, which all of Keras' backends have in common."""
 
+import json
+import zipfile
+
 import numpy as np
 
 from .. import _client
@@ -10,7 +13,7 @@ from .. import reducescatter as _reducescatter
 from .._library import Reduction
 from .._ops import choose_reduction
 from ._backend import keras
-from ._optimizer import DistributedOptimizer
+from ._optimizer import DistributedOptimizer, is_distributed, saved_options, undistributed
 
 
 def _array(value):
@@ -89,7 +92,8 @@ def broadcast_global_variables(root_rank):
 
 
 def load_model(filepath, custom_optimizers=None, custom_objects=None, compression=None, legacy_opts=False):
-    """keras.models.load_model(), with the optimizer, its state too, as a DistributedOptimizer.
+    """keras.models.load_model(), with the optimizer, its state too, as a DistributedOptimizer, with the options (but groups) that it
+    had when it was saved.
 
     custom_optimizers: classes of the caller's own among which the optimizer may be.
     """
@@ -97,11 +101,41 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
         raise ValueError("legacy_opts: there are no legacy optimizers in Keras 3")
     objects = {cls.__name__: cls for cls in custom_optimizers or ()}
     objects.update(custom_objects or {})
+    name, registered = _saved_optimizer(filepath)
+    if name in objects:
+        objects.setdefault(registered, objects[name])
     model = keras.models.load_model(filepath, custom_objects=objects)
     if getattr(model, "optimizer", None) is None:
         raise ValueError(
             f"{filepath}: the model was saved without an optimizer; compile it with a DistributedOptimizer"
         )
-    options = {} if compression is None else {"compression": compression}
-    DistributedOptimizer(model.optimizer, **options)
+    options, sums_passes = saved_options(registered)
+    if compression is not None:
+        options["compression"] = compression
+    optimizer = model.optimizer
+    if is_distributed(optimizer) and compression is None:
+        return model
+    if is_distributed(optimizer):
+        undistributed(optimizer)
+    if sums_passes:
+        options["backward_passes_per_step"] = optimizer.gradient_accumulation_steps or 1
+    DistributedOptimizer(optimizer, **options)
     return model
+
+
+def _saved_optimizer(filepath):
+    """(name of its class, the name under which that is registered) of the optimizer in a file of model.save(); "" where there is none."""
+    try:
+        if zipfile.is_zipfile(filepath):
+            with zipfile.ZipFile(filepath) as file:
+                config = json.loads(file.read("config.json"))
+            optimizer = (config.get("compile_config") or {}).get("optimizer") or {}
+            return optimizer.get("class_name", ""), optimizer.get("registered_name") or ""
+        import h5py
+
+        with h5py.File(filepath) as file:
+            config = json.loads(file.attrs["training_config"])["optimizer_config"]
+        registered = config["class_name"]
+        return registered.rpartition(">")[2].partition("?")[0], registered
+    except (OSError, KeyError, ValueError, TypeError, ImportError):
+        return "", ""  # what is wrong with the file Keras says

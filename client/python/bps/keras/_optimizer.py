@@ -1,5 +1,8 @@
 """DistributedOptimizer: an optimizer of Keras 3 that steps with gradients averaged over all ranks."""
 
+import functools
+from urllib.parse import parse_qsl, urlencode
+
 from .._horovod import global_process_set
 from .._library import Reduction
 from ._backend import BACKEND, Compression, Reducer, keras
@@ -33,27 +36,30 @@ class _Distributed:
         self._bps.register_local(variable)
 
 
-class _DistributedLossScale:
-    """The same for a LossScaleOptimizer, which has to see the sum: an overflow on one rank skips the step on all."""
+class _DistributedApply:
+    """The same for an optimizer with an apply() of its own, such as a MultiOptimizer: gradients are reduced before that."""
 
     def apply(self, grads, trainable_variables=None):
         return super().apply(self._bps_reduced(grads, trainable_variables), trainable_variables)
 
-    def stateless_apply(self, optimizer_variables, grads, trainable_variables):  # what JAX calls instead
-        return super().stateless_apply(optimizer_variables, self._bps_reduced(grads), trainable_variables)
-
     def _bps_reduced(self, grads, variables=None):
-        return self._bps(list(grads), list(variables or self.inner_optimizer._trainable_variables))
+        known = getattr(self, "inner_optimizer", self)._trainable_variables
+        return self._bps(list(grads), list(variables or known))
 
     def register_local_var(self, variable):
         """The gradient of variable stays on its rank; it is divided by the number of ranks (scale_local_gradients)."""
         self._bps.register_local(variable)
 
 
-def _needs_loss_scale(optimizer):
-    """Keras would wrap the optimizer, and then decide on each rank by itself whether there was an overflow."""
-    policy = keras.config.dtype_policy()
-    return policy.name == "mixed_float16" and not isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+class _DistributedLossScale(_DistributedApply):
+    """The same for a LossScaleOptimizer, which has to see the sum: an overflow on one rank skips the step on all."""
+
+    def stateless_apply(self, optimizer_variables, grads, trainable_variables):  # what JAX calls instead
+        return super().stateless_apply(optimizer_variables, self._bps_reduced(grads), trainable_variables)
+
+
+def is_distributed(optimizer):
+    return isinstance(optimizer, (_Distributed, _DistributedApply))
 
 
 def DistributedOptimizer(
@@ -83,14 +89,8 @@ def DistributedOptimizer(
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise TypeError(f"{optimizer!r} is no optimizer of Keras {keras.__version__}")
     base = optimizer.__class__
-    if issubclass(base, (_Distributed, _DistributedLossScale)):
+    if is_distributed(optimizer):
         raise ValueError("the optimizer is a DistributedOptimizer already")
-    if _needs_loss_scale(optimizer):
-        raise ValueError(
-            "with the policy mixed_float16 give DistributedOptimizer a LossScaleOptimizer: "
-            "DistributedOptimizer(keras.optimizers.LossScaleOptimizer(optimizer)). What Keras would put around it "
-            "decides on each rank by itself whether a step is skipped"
-        )
     missing = [hook for hook in _HOOKS if not hasattr(base, hook)]
     if missing:
         raise ImportError(f"bps.keras does not know Keras {keras.__version__}: its optimizers have no {missing[0]}()")
@@ -105,19 +105,106 @@ def DistributedOptimizer(
         process_set,
         scale_local_gradients,
     )
-    scales = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    mixin = _mixin(base)
+    scales = mixin is _DistributedLossScale
+    if mixin is _DistributedApply and backward_passes_per_step > 1:
+        raise ValueError(f"backward_passes_per_step: give the optimizers in {base.__name__} gradient_accumulation_steps")
     _accumulate(optimizer.inner_optimizer if scales else optimizer, backward_passes_per_step)
-    if scales and backward_passes_per_step > 1 and not average_aggregated_gradients:
+    # An optimizer that was made to add up passes takes the mean of them, as without bps.
+    averages = average_aggregated_gradients or backward_passes_per_step == 1
+    if scales and not averages:
         raise ValueError("a LossScaleOptimizer averages over passes: give average_aggregated_gradients=True")
-    # In the class, so that a copy made by from_config() is distributed too.
+    optimizer.__class__ = _distributed_class(mixin, base, reducer, averages)
+    return optimizer
+
+
+def _mixin(base):
+    if issubclass(base, keras.optimizers.LossScaleOptimizer):
+        return _DistributedLossScale
+    return _Distributed if base.apply is keras.optimizers.Optimizer.apply else _DistributedApply
+
+
+def _distributed_class(mixin, base, reducer, averages):
+    """A class, so that a copy made by from_config() is distributed too, and those that Keras makes of what it has saved or cloned
+    in this process: Keras finds it by the name under which it is registered. Other processes find base there or, if options are
+    in the name, by base's module.
+    """
     members = {
         "__module__": base.__module__,
         "_bps": reducer,
         "_bps_variables": None,
-        "_bps_averages_passes": average_aggregated_gradients,
+        "_bps_averages_passes": averages,
     }
-    optimizer.__class__ = type(base.__name__, (_DistributedLossScale if scales else _Distributed, base), members)
+    made = type(base.__name__, (mixin, base), members)
+    options = _options_of(reducer, averages)
+    package, _, name = keras.saving.get_registered_name(base).rpartition(">")
+    if options:
+        package, name = PACKAGE, f"{base.__name__}?{urlencode(options)}"
+    if package:
+        keras.saving.register_keras_serializable(package, name)(made)
+    else:
+        keras.saving.get_custom_objects()[name] = made
+    return made
+
+
+PACKAGE = "bps"
+_COMPRESSIONS = ("none", "fp16", "bf16")
+
+
+def _options_of(reducer, averages):
+    """{name: value} of those that differ from what DistributedOptimizer() takes without them."""
+    options = {
+        "op": "" if reducer.op == Reduction.AVERAGE else reducer.op.name,
+        "compression": next((n for n in _COMPRESSIONS[1:] if reducer.compression is getattr(Compression, n, None)), ""),
+        "gradient_predivide_factor": "" if reducer.predivide == 1.0 else repr(float(reducer.predivide)),
+        "sparse_as_dense": "1" if getattr(reducer, "sparse_as_dense", False) else "",
+        "scale_local_gradients": "" if reducer.scale_local_gradients else "0",
+        "sums_passes": "" if averages else "1",
+    }
+    return {name: value for name, value in options.items() if value}
+
+
+def saved_options(registered_name):
+    """The arguments of DistributedOptimizer() that a registered name has."""
+    package, _, rest = registered_name.partition(">")
+    options = dict(parse_qsl(rest.partition("?")[2])) if package == PACKAGE else {}
+    read = {
+        "op": lambda value: Reduction[value],
+        "compression": lambda value: getattr(Compression, value),
+        "gradient_predivide_factor": float,
+        "sparse_as_dense": lambda value: value == "1",
+        "scale_local_gradients": lambda value: value == "1",
+    }
+    return {name: read[name](value) for name, value in options.items() if name in read}, "sums_passes" in options
+
+
+def undistributed(optimizer):
+    """Undoes DistributedOptimizer()."""
+    optimizer.__class__ = type(optimizer).__bases__[1]
     return optimizer
+
+
+def _take_distribution_out(init):
+    """Of LossScaleOptimizer, which Keras puts around an optimizer where the policy is mixed_float16 by the time of compile(), or users
+    do. Inside, ranks would decide on each by itself whether a step is skipped, and wait for each other: so the
+    LossScaleOptimizer is distributed in the place of what is inside.
+    """
+
+    @functools.wraps(init)
+    def __init__(self, inner_optimizer, *arguments, **more):
+        init(self, inner_optimizer, *arguments, **more)
+        if not isinstance(inner_optimizer, _Distributed):
+            return
+        reducer, averages = inner_optimizer._bps, inner_optimizer._bps_averages_passes
+        if not averages:
+            raise ValueError("a LossScaleOptimizer averages over passes: give DistributedOptimizer average_aggregated_gradients=True")
+        undistributed(inner_optimizer)
+        self.__class__ = _distributed_class(_DistributedLossScale, type(self), reducer, averages)
+
+    return __init__
+
+
+keras.optimizers.LossScaleOptimizer.__init__ = _take_distribution_out(keras.optimizers.LossScaleOptimizer.__init__)
 
 
 def _accumulate(optimizer, passes):

@@ -1,6 +1,7 @@
 """bps.keras against one process that takes the whole batch: model.fit, callbacks, files. On Keras' backend."""
 
 import os
+import subprocess
 import sys
 import tempfile
 
@@ -144,8 +145,10 @@ def check_files():
     fit(model, together=True, callbacks=[callback])
     path = os.path.join(FLAG, f"model.{bps.rank()}.keras")
     model.save(path)
-    plain = keras.models.load_model(path)
-    assert isinstance(plain.optimizer, keras.optimizers.SGD) and not hasattr(plain.optimizer, "_bps")
+    code = "import keras, sys; m = keras.models.load_model(sys.argv[1]); print(type(m.optimizer).__mro__[0], int(m.optimizer.iterations))"
+    there = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    plain = subprocess.run([sys.executable, "-c", code, path], env=there, capture_output=True, text=True)
+    assert f"SGD'> {int(model.optimizer.iterations)}" in plain.stdout, plain.stderr
     loaded = bps.load_model(path)
     assert isinstance(loaded.optimizer, keras.optimizers.SGD) and hasattr(loaded.optimizer, "_bps")
     close(weights(loaded), weights(model), 0)
@@ -162,6 +165,78 @@ def check_files():
     if bps.rank() == 0:
         model.load_weights(best)
     assert os.path.exists(best) == (bps.rank() == 0)
+
+
+@keras.saving.register_keras_serializable("tests")
+class Own(keras.optimizers.Adam):
+    pass
+
+
+def check_options_that_were_saved():
+    """They are in the file, or, of a class of the user's, also where that is not registered."""
+    options = {"op": bps.Sum, "gradient_predivide_factor": 1.0, "compression": bps.Compression.fp16, "backward_passes_per_step": 2}
+    model = compiled(new_model(1), bps.DistributedOptimizer(Own(0.01), **options))
+    fit(model, together=True)
+    path = os.path.join(FLAG, f"options.{bps.rank()}.keras")
+    model.save(path)
+    registered = keras.saving.get_registered_name(type(model.optimizer))
+    for forgotten in (False, True):  # as in another process
+        if forgotten:
+            keras.saving.get_custom_objects().pop(registered)
+        loaded = bps.load_model(path).optimizer
+        assert isinstance(loaded, Own) and loaded._bps.op == bps.Sum and loaded._bps.compression is bps.Compression.fp16
+        assert loaded.gradient_accumulation_steps == 2 and not loaded._bps_averages_passes
+        assert bps.load_model(path, compression=bps.Compression.none).optimizer._bps.op == bps.Sum
+    assert isinstance(bps.load_model(path, custom_optimizers=[Own]).optimizer, Own)
+
+
+def check_copies():
+    """What Keras makes of a distributed optimizer in this process is one."""
+    for make in (keras.optimizers.Adam, Own):
+        model = compiled(new_model(1), bps.DistributedOptimizer(make(0.01)))
+        fit(model, together=True)
+        again = type(model.optimizer).from_config(model.optimizer.get_config())
+        clone = keras.models.clone_model(model)
+        clone.set_weights(model.get_weights())
+        for optimizer in (again, getattr(clone, "optimizer", None)):
+            if optimizer is not None:
+                fit(compiled(clone, optimizer), together=True)
+                agree(clone)
+
+
+def check_several_optimizers():
+    """A MultiOptimizer, which has an apply() of its own, and passes that Keras' own optimizers add up."""
+
+    def several():
+        return keras.optimizers.MultiOptimizer(
+            keras.optimizers.OptimizerMap(keras.optimizers.SGD(0.05), {".*bias": keras.optimizers.Adam(0.01)})
+        )
+
+    for make in (several, lambda: keras.optimizers.SGD(0.05, gradient_accumulation_steps=2)):
+        alone, model = compiled(new_model(1), make()), compiled(new_model(1), bps.DistributedOptimizer(make()))
+        fit(alone, together=False)
+        fit(model, together=True)
+        agree(model)
+        close(weights(model), weights(alone))
+
+
+def check_policy_of_later():
+    """Keras puts a LossScaleOptimizer around one that is distributed already: a step that one rank skips all skip."""
+    optimizer = bps.DistributedOptimizer(keras.optimizers.SGD(0.005))
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = compiled(new_model(1), optimizer)
+    finally:
+        keras.config.set_dtype_policy("float32")
+    x, y = data()
+    x, y = shares(x, bps.rank()).copy(), shares(y, bps.rank())
+    if bps.rank() == 0:
+        x[SHARE + 1] = np.inf
+    before = weights(model)
+    model.fit(x[: 2 * SHARE], y[: 2 * SHARE], SHARE, 1, verbose=0, shuffle=False)
+    agree(model)
+    assert int(model.optimizer.iterations) == 1 and any((a != b).any() for a, b in zip(before, weights(model)))
+    assert not any(np.isnan(w).any() for w in weights(model))
 
 
 def check_learning_rates():
@@ -234,9 +309,10 @@ def check_refusals():
     expect(
         ValueError, lambda: bps.DistributedOptimizer(built, backward_passes_per_step=2), "gradient_accumulation_steps"
     )
-    keras.config.set_dtype_policy("mixed_float16")
-    expect(ValueError, lambda: bps.DistributedOptimizer(keras.optimizers.SGD()), "LossScaleOptimizer")
-    keras.config.set_dtype_policy("float32")
+    sums = bps.DistributedOptimizer(keras.optimizers.SGD(), backward_passes_per_step=2)
+    expect(ValueError, lambda: keras.optimizers.LossScaleOptimizer(sums), "average_aggregated_gradients=True")
+    several = keras.optimizers.MultiOptimizer(keras.optimizers.OptimizerMap(keras.optimizers.SGD()))
+    expect(ValueError, lambda: bps.DistributedOptimizer(several, backward_passes_per_step=2), "gradient_accumulation_steps")
     if bps.size() > 1:
         sizes = [keras.Variable(np.zeros(2 + bps.rank()))]
         if bps.rank() > 0:
