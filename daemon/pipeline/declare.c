@@ -213,8 +213,11 @@ static int find_or_make(struct pipeline_member *member, const char *name, unsign
 				   name, member->rank);
 	if (!tensor) {
 		if (job->n_tensors >= job->pipeline->params.max_tensors)
-			return failure_set(failure, -EDQUOT, "job %s has %u tensors already",
-					   job->name, job->pipeline->params.max_tensors);
+			return failure_set(failure, -EDQUOT,
+					   "tensor %s: job %s has %u tensors already, as many as "
+					   "max_tensors allows: give a step the names of the step "
+					   "before, or none",
+					   name, job->name, job->pipeline->params.max_tensors);
 		r = tensor_new(job, name, &tensor);
 		if (r)
 			return failure_set(failure, r, "tensor %s: %s", name, strerror(-r));
