@@ -517,11 +517,12 @@ static int check_declare(const struct session *session, const Bps__Control__Decl
 		return failure_set(failure, -EEXIST, "tensor %s: number %u is %s", m->name,
 				   m->tensor, m->tensor ? "in use" : "none");
 	if (session->n_tensors >= session->control->params.max_tensors)
-		return failure_set(failure, -EDQUOT,
-				   "tensor %s: %u tensors are declared already, as many as "
-				   "max_tensors allows: give a step the names of the step before, or "
-				   "none",
-				   m->name, session->control->params.max_tensors);
+		return failure_set(
+			failure, -EDQUOT,
+			"tensor %s: %u tensors are declared already, as many as "
+			"max_tensors allows: give a step the names of the step before, or "
+			"none",
+			m->name, session->control->params.max_tensors);
 	return 0;
 }
 
