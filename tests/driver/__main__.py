@@ -3,7 +3,7 @@ import subprocess, sys, time
 
 from . import select, standing
 from .build import BuildError
-from .group import together
+from .group import kill_running, together
 from .leftovers import run_folder, take_signals
 from .outcome import Outcome
 from .report import print_outcomes, total
@@ -73,7 +73,7 @@ def is_green(all):
 
 
 def main(arguments):
-    take_signals()
+    take_signals(kill_running)
     try:
         with run_folder():
             outcomes = run_groups(chosen(*arguments))

@@ -8,7 +8,7 @@ what the gate has met, too, as all that the gate runs is in it.
 import collections, os, re, shutil, subprocess, sys
 
 from .build import TOP, Build
-from .group import Programs, Pytest, together
+from .group import Programs, Pytest, kill_running, together
 from .leftovers import run_folder, take_signals
 from .report import print_outcomes, total
 from .tiers import TIERS, is_guest
@@ -99,7 +99,7 @@ def print_table(gate, full):
 
 
 def main(tiers):
-    take_signals()
+    take_signals(kill_running)
     build, failed = Build('build-coverage'), 0
     for tier in tiers or TIERS:
         failed += run(tier, build)

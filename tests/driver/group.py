@@ -1,5 +1,5 @@
 """Groups of tests: each knows what it needs built, runs it, and tells what came of it."""
-import concurrent.futures, itertools, os, re, select, signal, subprocess, tempfile, time
+import concurrent.futures, contextlib, itertools, os, re, select, signal, subprocess, tempfile, time
 
 from .build import TOP, Build, BuildError, environment
 from .outcome import Outcome, read_testlog
@@ -13,6 +13,16 @@ SANITIZER = {
 }
 
 
+_running = set()  # process groups of commands
+
+
+def kill_running():
+    """Ends all commands: a thread that waits for one goes on, however this process is to end."""
+    for group in list(_running):
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
 def run(command, env, folder=TOP, seconds=AGAIN_S):
     """A command in a session of its own, which is killed after so many seconds, or with us. Returns its exit status, as
     subprocess has it, what it printed, and the CPU seconds of it and of all that it has waited for."""
@@ -20,12 +30,14 @@ def run(command, env, folder=TOP, seconds=AGAIN_S):
         process = subprocess.Popen(list(map(str, command)), env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
                                    stderr=subprocess.STDOUT, start_new_session=True)
         pidfd, is_late = os.pidfd_open(process.pid), True
+        _running.add(process.pid)
         try:
             is_late = not select.select([pidfd], [], [], seconds)[0]
         finally:
             if is_late:
                 os.killpg(process.pid, signal.SIGKILL)
             os.close(pidfd)
+            _running.discard(process.pid)
             _, status, usage = os.wait4(process.pid, 0)
         process.returncode = os.waitstatus_to_exitcode(status)
         output.seek(0)

@@ -11,12 +11,14 @@ PREFIX = 'bps-run-'
 PLACES = ['/tmp', '/dev/shm']  # tests/lib/cluster.py uses the second, under the same name
 
 
-def take_signals():
-    """A run that is asked to end removes its folder first. Handlers are not inherited, while a shell has what it runs in the
+def take_signals(let_go):
+    """A run that is asked to end calls let_go() and removes its folder first. Handlers are not inherited, while a shell has what it runs in the
     background ignore SIGINT and SIGQUIT, and so would each child of the run that a test interrupts."""
-    signal.signal(signal.SIGINT, signal.default_int_handler)
-    for number in signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP:
-        signal.signal(number, lambda number, _: sys.exit(128 + number))
+    def end(number, _):
+        let_go()
+        sys.exit(128 + number)
+    for number in signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP:
+        signal.signal(number, end)
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 import signal
 import subprocess
 import sys
+import time
 
 import pytest
 
@@ -107,7 +108,7 @@ def test_junit(tmp_path):
 
 
 def test_tests_get_signals_in_the_background_too():
-    code = 'from tests.driver.leftovers import take_signals; from tests.driver.group import run; import os; take_signals(); ' \
+    code = 'from tests.driver.leftovers import take_signals; from tests.driver.group import kill_running, run; import os; take_signals(kill_running); ' \
         'print(*run(["grep", "SigIgn", "/proc/self/status"], os.environ))'
     before = signal.signal(signal.SIGINT, signal.SIG_IGN), signal.signal(signal.SIGQUIT, signal.SIG_IGN)
     try:
@@ -116,3 +117,15 @@ def test_tests_get_signals_in_the_background_too():
         signal.signal(signal.SIGINT, before[0])
         signal.signal(signal.SIGQUIT, before[1])
     assert not int(ignored.split()[2], 16) & (1 << signal.SIGINT - 1 | 1 << signal.SIGQUIT - 1), ignored
+
+
+def test_a_run_that_is_asked_to_end_does_not_wait_for_its_commands(tmp_path):
+    code = 'import os, sys; from tests.driver.leftovers import take_signals; from tests.driver.group import *; take_signals(kill_running)\n' \
+        'class Sleeper(Group):\n' \
+        '    def run(self, outcome): run(["sh", "-c", f"echo > {sys.argv[1]}; exec sleep 1000"], os.environ)\n' \
+        'together([Sleeper("a", "gate"), Sleeper("b", "gate")])'
+    run = subprocess.Popen([sys.executable, '-c', code, tmp_path / 'begun'], cwd=TOP)
+    while not (tmp_path / 'begun').exists():
+        time.sleep(0.01)
+    run.terminate()
+    assert run.wait(120) == 128 + signal.SIGTERM

@@ -67,7 +67,7 @@ def full():
 
     return [
         # Each has times when it only waits, or uses one processor. What takes longest begins first.
-        [Programs('guests and containers', 'full', 'build', is_guest),
+        [Programs('guests and containers', 'full', 'build', is_guest, 2),
          some('PyTorch and Keras', 'keras-torch', 'test_torch.py', 'test_torch_process_group.py', 'test_examples.py', 'test_keras.py'),
          Programs('C', 'full', 'build', lambda test: not is_guest(test), 2 * N_PROCESSORS),
          some('TensorFlow', 'tensorflow', 'test_tensorflow.py', 'test_keras.py', 'test_names.py'),
