@@ -26,6 +26,7 @@ class Loop:
 
     def after(self, _, callback):
         self.callbacks.append(callback)
+        return callback
 
     def time_passes(self):
         callbacks, self.callbacks = self.callbacks, []
@@ -61,6 +62,20 @@ def test_a_beginning_shows_after_a_moment(place):
     second.feed(b"other\n")
     first.feed(b" and half\n")
     assert target.taken() == b"[0] half\n[1] other\n[0]  and half\n"
+
+
+def test_what_grows_is_waited_for_but_not_for_long(place):
+    target, loop, first, second = place
+    first.feed(b"begin")
+    first.feed(b" and")
+    loop.time_passes()
+    second.feed(b"other\n")
+    first.feed(b" end\n")
+    assert target.taken() == b"[1] other\n[0] begin and end\n"
+    for _ in range(2 * output.SHOW_MAX):
+        first.feed(b".")
+        loop.time_passes()
+    assert target.taken().startswith(b"[0] " + b"." * output.SHOW_MAX)
 
 
 def test_a_bar_is_written_over(place):
