@@ -147,8 +147,12 @@ def broadcast_parameters(params, root_rank=0, name="Parameter."):
     """params of rank root_rank, on every rank: a new tree. Arrays and scalars of NumPy stay NumPy's, of the type that they have there.
     Leaves that are no arrays stay as they are.
     """
+    _check_root(root_rank)
     leaves, structure = jax.tree_util.tree_flatten(params)
-    arrays = iter(broadcast([leaf for leaf in leaves if isinstance(leaf, jax.Array)], root_rank, name))
+    moved, back = _moved_leaves([leaf for leaf in leaves if isinstance(leaf, jax.Array)])
+    # By type and size as well: a program may have several states.
+    names = [f"{name}{i}.{array.dtype.name}.{array.size}" for i, array in enumerate(moved)]
+    arrays = iter(back(_bind(moved, names, Operation.BROADCAST, root=root_rank)))
     host = [np.array(leaf) for leaf in leaves if isinstance(leaf, (np.ndarray, np.generic))]
     names = [f"{name}numpy.{i}.{array.dtype.str}.{array.size}" for i, array in enumerate(host)]
     host = iter(_on_host(host, names, lambda array, name: bps.broadcast_async(array, root_rank, name, output=array)))
