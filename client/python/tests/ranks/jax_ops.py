@@ -180,7 +180,7 @@ def check_what_only_moves():
             "key": jax.random.PRNGKey(r),
             "typed key": jax.random.key(r),
             "uint32": jnp.uint32(2**32 - 1 - r),
-            "uint64": jnp.arange(3, dtype="uint64") + 2**63 + r,
+            "uint64": jnp.asarray(np.arange(3, dtype="uint64") + np.uint64(2**63 + r)),
             "complex": jnp.array([1j, 2 - 1j]) * (1 + r),
             "float8": (jnp.arange(4.0) + r).astype("float8_e4m3fn"),
             "int4": jnp.arange(-4, 4, dtype="int4") + jnp.int4(r),
