@@ -252,9 +252,9 @@ static bool fail_left(struct tensor *tensor, const struct data_header *header,
 		return false;
 	if (elastic_without_left(job))
 		return false;
-	(void)failure_set(failure, -EPIPE, "job %s: %s, round %llu: %s %s left the job",
-			  job->name, tensor_text(tensor, &text), (unsigned long long)header->round,
-			  missing, ranks_have(&ranks));
+	(void)failure_set(failure, -EPIPE, "job %s: %s, round %llu: %s %s left the job", job->name,
+			  tensor_text(tensor, &text), (unsigned long long)header->round, missing,
+			  ranks_have(&ranks));
 	round_fail(tensor, header->round, failure);
 	return true;
 }

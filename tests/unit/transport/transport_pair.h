@@ -47,7 +47,8 @@ struct pair_side {
 };
 
 struct pair {
-	uint32_t raw_from; /* where raw_connect() comes from, in network order; 0: as the system likes */
+	uint32_t
+		raw_from; /* where raw_connect() comes from, in network order; 0: as the system likes */
 	struct loop *loop;
 	struct block_cache *blocks;
 	struct pair_side a, b;	  /* a calls b; in-process b is a */
