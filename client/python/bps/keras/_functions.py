@@ -101,7 +101,7 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
         raise ValueError("legacy_opts: there are no legacy optimizers in Keras 3")
     objects = {cls.__name__: cls for cls in custom_optimizers or ()}
     objects.update(custom_objects or {})
-    name, registered = _saved_optimizer(filepath)
+    name, registered, module = _saved_optimizer(filepath)
     if name in objects:
         objects.setdefault(registered, objects[name])
     model = keras.models.load_model(filepath, custom_objects=objects)
@@ -109,13 +109,11 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
         raise ValueError(
             f"{filepath}: the model was saved without an optimizer; compile it with a DistributedOptimizer"
         )
-    options, sums_passes = saved_options(registered)
+    options, sums_passes = saved_options(registered, module)
     if compression is not None:
         options["compression"] = compression
     optimizer = model.optimizer
-    if is_distributed(optimizer) and compression is None:
-        return model
-    if is_distributed(optimizer):
+    if is_distributed(optimizer):  # of a class that was distributed in this process, perhaps with other options
         undistributed(optimizer)
     if sums_passes:
         options["backward_passes_per_step"] = optimizer.gradient_accumulation_steps or 1
@@ -124,18 +122,20 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
 
 
 def _saved_optimizer(filepath):
-    """(name of its class, the name under which that is registered) of the optimizer in a file of model.save(); "" where there is none."""
+    """(name of its class, the name under which that is registered, its module) of the optimizer in a file of model.save(); "" for what
+    there is none of.
+    """
     try:
         if zipfile.is_zipfile(filepath):
             with zipfile.ZipFile(filepath) as file:
                 config = json.loads(file.read("config.json"))
             optimizer = (config.get("compile_config") or {}).get("optimizer") or {}
-            return optimizer.get("class_name", ""), optimizer.get("registered_name") or ""
+            return [optimizer.get(key) or "" for key in ("class_name", "registered_name", "module")]
         import h5py
 
         with h5py.File(filepath) as file:
             config = json.loads(file.attrs["training_config"])["optimizer_config"]
         registered = config["class_name"]
-        return registered.rpartition(">")[2].partition("?")[0], registered
+        return registered.rpartition(">")[2].partition("?")[0], registered, ""
     except (OSError, KeyError, ValueError, TypeError, ImportError):
-        return "", ""  # what is wrong with the file Keras says
+        return "", "", ""  # what is wrong with the file Keras says

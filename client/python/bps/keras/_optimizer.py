@@ -126,20 +126,21 @@ def _mixin(base):
 
 def _distributed_class(mixin, base, reducer, averages):
     """A class, so that a copy made by from_config() is distributed too, and those that Keras makes of what it has saved or cloned
-    in this process: Keras finds it by the name under which it is registered. Other processes find base there or, if options are
-    in the name, by base's module.
+    in this process: Keras finds it by the name under which it is registered. Other processes find base there. Options are in what
+    Keras does not need to find base: of its own classes, which lie in their modules, in the registered name; of others in the module.
     """
+    options = urlencode(_options_of(reducer, averages))
+    is_keras = base.__module__.partition(".")[0] == "keras"
     members = {
-        "__module__": base.__module__,
+        "__module__": f"{base.__module__}?{options}" if options and not is_keras else base.__module__,
         "_bps": reducer,
         "_bps_variables": None,
         "_bps_averages_passes": averages,
     }
     made = type(base.__name__, (mixin, base), members)
-    options = _options_of(reducer, averages)
     package, _, name = keras.saving.get_registered_name(base).rpartition(">")
-    if options:
-        package, name = PACKAGE, f"{base.__name__}?{urlencode(options)}"
+    if options and is_keras:
+        package, name = PACKAGE, f"{base.__name__}?{options}"
     if package:
         keras.saving.register_keras_serializable(package, name)(made)
     else:
@@ -164,10 +165,9 @@ def _options_of(reducer, averages):
     return {name: value for name, value in options.items() if value}
 
 
-def saved_options(registered_name):
-    """The arguments of DistributedOptimizer() that a registered name has."""
-    package, _, rest = registered_name.partition(">")
-    options = dict(parse_qsl(rest.partition("?")[2])) if package == PACKAGE else {}
+def saved_options(registered_name, module):
+    """(the arguments of DistributedOptimizer() that these have, whether passes are summed)"""
+    options = dict(parse_qsl(registered_name.partition("?")[2] or module.partition("?")[2]))
     read = {
         "op": lambda value: Reduction[value],
         "compression": lambda value: getattr(Compression, value),

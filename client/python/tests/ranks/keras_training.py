@@ -173,21 +173,26 @@ class Own(keras.optimizers.Adam):
 
 
 def check_options_that_were_saved():
-    """They are in the file, or, of a class of the user's, also where that is not registered."""
-    options = {"op": bps.Sum, "gradient_predivide_factor": 1.0, "compression": bps.Compression.fp16, "backward_passes_per_step": 2}
-    model = compiled(new_model(1), bps.DistributedOptimizer(Own(0.01), **options))
-    fit(model, together=True)
-    path = os.path.join(FLAG, f"options.{bps.rank()}.keras")
-    model.save(path)
-    registered = keras.saving.get_registered_name(type(model.optimizer))
-    for forgotten in (False, True):  # as in another process
-        if forgotten:
-            keras.saving.get_custom_objects().pop(registered)
-        loaded = bps.load_model(path).optimizer
-        assert isinstance(loaded, Own) and loaded._bps.op == bps.Sum and loaded._bps.compression is bps.Compression.fp16
-        assert loaded.gradient_accumulation_steps == 2 and not loaded._bps_averages_passes
-        assert bps.load_model(path, compression=bps.Compression.none).optimizer._bps.op == bps.Sum
-    assert isinstance(bps.load_model(path, custom_optimizers=[Own]).optimizer, Own)
+    """They are in the file, also for another process, and for one that has made others of the class meanwhile."""
+    options = {"op": bps.Sum, "compression": bps.Compression.fp16, "backward_passes_per_step": 2}
+    known = keras.saving.get_custom_objects()
+    for kind in (keras.optimizers.Adam, Own):
+        model = compiled(new_model(1), bps.DistributedOptimizer(kind(0.01), **options))
+        fit(model, together=True)
+        path = os.path.join(FLAG, f"options.{kind.__name__}.{bps.rank()}.keras")
+        model.save(path)
+        registered = keras.saving.get_registered_name(type(model.optimizer))
+        for meanwhile in (
+            lambda: None,
+            lambda: bps.DistributedOptimizer(kind()),
+            lambda: known.update({registered: Own}) if kind is Own else known.pop(registered),
+            lambda: known.pop(registered, None),
+        ):
+            meanwhile()
+            loaded = bps.load_model(path, custom_optimizers=[Own]).optimizer
+            assert isinstance(loaded, kind) and loaded._bps.op == bps.Sum and loaded._bps.compression is bps.Compression.fp16
+            assert loaded.gradient_accumulation_steps == 2 and not loaded._bps_averages_passes
+        assert bps.load_model(path, [Own], compression=bps.Compression.none).optimizer._bps.op == bps.Sum
 
 
 def check_copies():
