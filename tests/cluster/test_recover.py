@@ -44,6 +44,7 @@ def test_a_server_is_killed_and_comes_back():
         with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
             ranks = job(cluster, layout)
             for turn in range(4):
+                keeper.expect(turn)  # whom the turn before has killed, perhaps when its results were all there
                 works = every_operation(layout, 50 * turn)
                 declare(ranks, works, 20 * turn)
                 submit(ranks, works, 20 * turn)
@@ -59,6 +60,7 @@ def test_an_agent_is_killed_and_comes_back():
         with Cluster(2, 1, colocated=False) as cluster, Keeper(cluster) as keeper:
             ranks = job(cluster, layout)
             for turn in range(4):
+                keeper.expect(turn)  # whom the turn before has killed, perhaps when its results were all there
                 works = every_operation(layout, 50 * turn)
                 declare(ranks, works, 20 * turn)
                 submit(ranks, works, 20 * turn)

@@ -1,5 +1,5 @@
 """Groups of tests: each knows what it needs built, runs it, and tells what came of it."""
-import concurrent.futures, contextlib, itertools, os, re, select, signal, subprocess, tempfile, time
+import concurrent.futures, contextlib, itertools, os, re, select, signal, subprocess, tempfile, threading, time
 
 from .build import TOP, Build, BuildError, environment
 from .outcome import Outcome, read_testlog
@@ -14,10 +14,12 @@ SANITIZER = {
 
 
 _running = set()  # process groups of commands
+_is_ending = threading.Event()
 
 
 def kill_running():
-    """Ends all commands: a thread that waits for one goes on, however this process is to end."""
+    """Ends all commands, and those that are started later: a thread that waits for one goes on, however this process is to end."""
+    _is_ending.set()
     for group in list(_running):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
@@ -31,6 +33,8 @@ def run(command, env, folder=TOP, seconds=AGAIN_S):
                                    stderr=subprocess.STDOUT, start_new_session=True)
         pidfd, is_late = os.pidfd_open(process.pid), True
         _running.add(process.pid)
+        if _is_ending.is_set():
+            os.killpg(process.pid, signal.SIGKILL)
         try:
             is_late = not select.select([pidfd], [], [], seconds)[0]
         finally:

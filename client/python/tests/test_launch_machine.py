@@ -61,6 +61,28 @@ def test_an_endless_writer_in_the_background_does_not_hold_the_run(run):
         pass  # ended by SIGPIPE
 
 
+def test_who_begins_a_line_and_waits_is_told_of(run):
+    """But not for as long as more comes of it, up to a moment."""
+    run.start(sys.executable, "-c", "import time; print('go on? ', end='', flush=True); time.sleep(1000)")
+    run.until("quiet")
+    assert run.output == b"go on? " and run.kinds[-1] == "quiet"
+    quiet, told = machine.Quiet(run.machine, 0, 1), run.kinds.count("quiet")
+    quiet.heard(b"begin")
+    for _ in range(machine.QUIET_MAX):
+        assert run.kinds.count("quiet") == told
+        quiet.heard(b".")
+        quiet._over()
+    assert run.kinds.count("quiet") == told + 1
+    quiet.heard(b"end\n")
+    quiet._over()
+    quiet.heard(b"begin")
+    run.machine.paused = True
+    quiet._over()
+    assert run.kinds.count("quiet") == told + 1
+    run.machine.paused = False
+    run.machine.ranks[0].kill()
+
+
 def test_stop_kills_what_does_not_end(run):
     run.start("sh", "-c", "trap '' TERM; echo ready; while :; do sleep 0.05; done")
     while b"ready" not in run.output:

@@ -181,7 +181,8 @@ def test_output_of_any_size_arrives(run):
     code = "import sys; sys.stdout.write(('x' * 99 + '\\n') * 50000)"
     done = run("-H", f"{A},{B}", sys.executable, "-c", code)
     assert done.returncode == 0
-    assert len(done.stdout) == 2 * 50000 * 104
+    # On a machine that stands still for a while a line may come in two.
+    assert done.stdout.count("x") == 2 * 50000 * 99 and done.stdout.count("\n[0]") + done.stdout.count("\n[1]") >= 2 * 50000 - 1
 
 
 def test_nothing_is_lost_on_a_slow_reader(sshd):

@@ -98,7 +98,7 @@ def daemon_options(role, coordinator, machine):
 def serve(options):
     """Runs a server or a scheduler until a signal comes. Returns its exit status."""
     loop, ended = Loop(), []
-    lines = Lines("[daemon] ", target_of(2), loop, options.timestamp)
+    lines = Lines("[daemon] ", target_of(2), options.timestamp)
 
     def emit(kind, data=b"", **fields):
         if kind == "output":

@@ -363,6 +363,8 @@ class Launcher:
     def on_event(self, each, kind, data, fields):
         if kind == "output":
             self.stream(each, fields["source"], fields["target"]).feed(data)
+        elif kind == "quiet":
+            self.stream(each, fields["source"], fields["target"]).show()
         elif kind == "ended":
             self.rank_ended(each, **fields)
         elif kind == "joined":
@@ -387,7 +389,7 @@ class Launcher:
             folder, file = self.options.output_filename, None
             if folder and source != "daemon":
                 file = rank_file(folder, source, self.size, "stdout" if target == 1 else "stderr")
-            self.streams[key] = Lines(f"[{name}] ", target_of(target), self.loop, self.options.timestamp, file)
+            self.streams[key] = Lines(f"[{name}] ", target_of(target), self.options.timestamp, file)
         return self.streams[key]
 
     def rank_ended(self, each, rank, pid, status):

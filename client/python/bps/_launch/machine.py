@@ -11,7 +11,8 @@ emit(kind, data=b"", **fields). The launcher has one in its own process, or talk
     signal, stop, send_input (taken)
     finish          bye
 
-In between: output (of a rank or of the daemon), ended (a rank), daemon_ended, and idle: no rank runs, and all has been said.
+In between: output (of a rank or of the daemon), quiet (no more of a line that has begun comes for a while), ended (a rank),
+daemon_ended, and idle: no rank runs, and all has been said.
 """
 
 import fcntl
@@ -31,6 +32,8 @@ LEFT_S = 0.1  # how often what ranks have left running is looked at, once they w
 # A terminal sends these to all processes of a rank. The others reach the rank alone: workers of a DataLoader that end by a signal
 # of which the rank knows would take its last step with them.
 TO_ALL = (signal.SIGINT, signal.SIGHUP, signal.SIGKILL)
+QUIET_S = 0.2  # until the beginning of a line counts as all that comes of it for a while
+QUIET_MAX = 4  # so many times that, while it grows
 DRAIN_S = 2.0  # for output of what the ranks themselves left running
 SIOCGIFADDR = 0x8915
 F_GETPIPE_SZ = 1032  # fcntl knows it from Python 3.10 on
@@ -91,6 +94,37 @@ def send(how, pid, number):
         how(pid, number)
     except ProcessLookupError:
         pass  # about to be reaped
+
+
+class Quiet:
+    """Tells when a stream has begun a line and says no more of it: it waits, as for an answer to a prompt."""
+
+    def __init__(self, machine, source, target):
+        self.machine, self.source, self.target = machine, source, target
+        self.timer = None
+        self.is_open = self.grows = False  # a line has begun; more of it has come since the timer was set
+        self.waited = 0
+
+    def heard(self, data):
+        self.is_open = bool(data) and not data.endswith(b"\n")
+        self.grows = True
+        if b"\n" in data:
+            self.waited = 0
+        if self.is_open and self.timer is None:
+            self._wait()
+
+    def _wait(self):
+        self.grows = False
+        self.waited += 1
+        self.timer = self.machine.loop.after(QUIET_S, self._over)
+
+    def _over(self):
+        self.timer = None
+        if self.is_open and (self.machine.paused or self.grows and self.waited < QUIET_MAX):
+            self._wait()
+        elif self.is_open:
+            self.waited = 0
+            self.machine.emit("quiet", source=self.source, target=self.target)
 
 
 class Machine:
@@ -220,6 +254,7 @@ class Machine:
 
     def _watch_pipe(self, pipe, source, target):
         os.set_blocking(pipe.fileno(), False)
+        quiet = Quiet(self, source, target)
 
         def readable():
             try:
@@ -227,6 +262,7 @@ class Machine:
             except BlockingIOError:
                 return
             self.emit("output", data, source=source, target=target)
+            quiet.heard(data)
             if not data:
                 self.loop.forget(pipe)
                 self.pipes.pop(pipe, None)

@@ -72,7 +72,7 @@ class Agent(Node):
         self.out_lock = threading.Lock()
         self.reader = wire.Reader(greeting=True)
         self.heard = time.monotonic()
-        self.errors = Lines(f"[{self.name}] ", target_of(2), loop)
+        self.errors = Lines(f"[{self.name}] ", target_of(2))
         self.child = process.start(
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, bufsize=0
         )

@@ -6,8 +6,6 @@ import selectors
 import time
 
 LINE_MAX = 1 << 16
-SHOW_S = 0.2  # of silence, after which the beginning of a line is shown: a prompt, or a bar that goes on
-SHOW_MAX = 4  # so many times as long it is not shown while more of it comes
 PIECES = re.compile(rb"[^\r\n]+|[\r\n]")
 
 
@@ -38,21 +36,17 @@ def target_of(fd):
 
 
 class Lines:
-    """One stream of one process. Passes lines on when they have ended, by \\n, or by \\r, after which they are written over; and what has
-    not ended after SHOW_S, or while it grows SHOW_MAX times that. Where another stream has written meanwhile, the rest is a line of its own, with the prefix again.
+    """One stream of one process. Passes lines on when they have ended, by \\n, or by \\r, after which they are written over; what has not
+    ended by show(). Where another stream has written meanwhile, the rest is a line of its own, with the prefix again.
     """
 
-    def __init__(self, prefix, target, loop, timestamp=False, file=None):
+    def __init__(self, prefix, target, timestamp=False, file=None):
         self.prefix = prefix.encode()
         self.target = target
-        self.loop = loop
         self.timestamp = timestamp
         self.file = file  # a binary file that gets the same bytes, or None
         self.rest = b""  # not shown yet
         self.returns = False  # what comes next is written over the line
-        self.timer = None
-        self.grows = False  # since the timer was set
-        self.waited = 0  # how often it was set for this line
 
     def feed(self, data):
         """data is b"" at the end of the stream."""
@@ -72,20 +66,10 @@ class Lines:
             out += self._end()
         if out:
             self.target.write(b"".join(out))
-        self.grows = True
-        if self.rest and self.timer is None:
-            self._wait()
 
-    def _wait(self):
-        self.grows = False
-        self.waited += 1
-        self.timer = self.loop.after(SHOW_S, self._show)
-
-    def _show(self):
-        self.timer = None
-        if self.rest and self.grows and self.waited < SHOW_MAX:
-            self._wait()
-        elif out := self._shown():
+    def show(self):
+        """The beginning of a line: a prompt, or a bar that goes on."""
+        if out := self._shown():
             self.target.write(b"".join(out))
 
     def _shown(self):
@@ -100,7 +84,7 @@ class Lines:
         return [*begin, self._taken(), b"\n"]
 
     def _taken(self):
-        rest, self.rest, self.waited = self.rest, b"", 0
+        rest, self.rest = self.rest, b""
         return rest
 
     def _begin(self):
