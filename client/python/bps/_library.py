@@ -11,6 +11,7 @@ import os
 from ctypes import POINTER, c_char_p, c_int, c_int32, c_int64, c_size_t, c_uint32, c_uint64, c_void_p
 
 from ._errors import BpsValueError
+from ._install import WAY_OUT
 
 SONAME = "libbps_client.so.0"
 VARIABLE = 2**64 - 1  # BPS_VARIABLE
@@ -232,7 +233,7 @@ def _open():
             return ctypes.CDLL(path)
         except OSError as error:
             tried.append(f"{where}: {error}")
-    raise ImportError(f"cannot load {SONAME}, the library of bps; set BPS_LIBRARY to it. Tried " + "; ".join(tried))
+    raise ImportError(f"cannot load {SONAME}, the library of bps. Tried {'; '.join(tried)}. {WAY_OUT}, or set BPS_LIBRARY to it")
 
 
 def native_path(name):

@@ -7,6 +7,9 @@ import socket
 import sys
 
 arguments = sys.argv[1:]
+if arguments == ["--version"]:
+    print("bps-daemon 0.0")
+    sys.exit()
 path = arguments[arguments.index("--socket") + 1]
 print("arguments " + " ".join(arguments[5:]), flush=True)
 listener = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -345,7 +345,7 @@ def test_check_build(run):
     done = run("--check-build")
     assert done.returncode == 0
     assert (
-        "    [X] bps-daemon  (" in done.stdout
+        f"    [X] bps-daemon  (0.0, {FAKE})" in done.stdout
         and "    [ ] a daemon that listens  (/nonexistent/bps.sock)" in done.stdout
     )
     assert re.search(r"^    \[.\] PyTorch", done.stdout, re.M)

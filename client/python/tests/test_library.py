@@ -85,7 +85,8 @@ def test_a_library_that_is_not_there(tmp_path):
     environment.pop("BPS_LIBRARY", None)
     code = "import bps\ntry: bps.init()\nexcept ImportError as error: print(error)"
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, cwd=tmp_path)
-    assert done.stdout.startswith("cannot load libbps_client.so.0, the library of bps; set BPS_LIBRARY to it. Tried")
+    assert done.stdout.startswith("cannot load libbps_client.so.0, the library of bps. Tried")
+    assert "pip install ./client/python" in done.stdout and done.stdout.endswith("or set BPS_LIBRARY to it\n")
     done = python(code, BPS_LIBRARY="/no/lib.so")
     assert "$BPS_LIBRARY: /no/lib.so: cannot open shared object file" in done.stdout
 
@@ -166,7 +167,7 @@ def test_pure_wheel_and_bundle(tmp_path):
     (tree / "lib").mkdir(parents=True)
     for name in ("libbps_client.so.0", "libbps_jax.so", "libbps_tensorflow.so"):
         (tree / "lib" / name).write_bytes(b"library")
-    for program in ("bps-daemon", "bpsctl"):
+    for program in ("bps-daemon", "bpsctl", "bps-bench"):
         (tree / program).write_bytes(program.encode())
         (tree / program).chmod(0o755)
 
@@ -186,7 +187,7 @@ def test_pure_wheel_and_bundle(tmp_path):
     assert "bps/torch/optimizer.py" in listing and "bps/_launch/agent.py" in listing and "_bundled" not in listing and "tests" not in listing
     path, listing = wheel(BPS_BUNDLE_DIR=str(tree))
     assert re.fullmatch(rf"bps-{re.escape(bps.__version__)}-py3-none-linux_\w+\.whl", path.name)
-    bundled = ("libbps_client.so.0", "libbps_jax.so", "libbps_tensorflow.so", "bps-daemon", "bpsctl")
+    bundled = ("libbps_client.so.0", "libbps_jax.so", "libbps_tensorflow.so", "bps-daemon", "bpsctl", "bps-bench")
     assert all(f"bps/_bundled/{name}" in listing for name in bundled)
     installed = tmp_path / "installed"
     command = [sys.executable, "-m", "pip", "install", "--no-deps", "--no-index", "--target", installed, path]

@@ -3,8 +3,11 @@
 import importlib.util
 import os
 import shutil
+import subprocess
 import sys
 
+from .. import __version__
+from .._install import WAY_OUT
 from . import topology
 from .daemon import find_bpsctl, find_program, somebody_listens, usual_socket
 
@@ -35,6 +38,16 @@ def library():
     return True, f"{lib.bps_version().decode()}, {lib._name}"
 
 
+def program(path):
+    """The version of a program and its path."""
+    try:
+        said = subprocess.run([path, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=10)
+        version = said.stdout.split()[-1]
+    except (OSError, subprocess.TimeoutExpired, IndexError):
+        version = "of unknown version"
+    return f"{version}, {path}"
+
+
 def report():
     loaded, words = library()
     daemon = find_program("bps-daemon", "BPS_DAEMON")
@@ -54,7 +67,7 @@ def report():
 
     return "\n".join(
         [
-            f"bps for Python {sys.version.split()[0]}:",
+            f"bps {__version__} for Python {sys.version.split()[0]}:",
             "",
             "Available frameworks:",
             line(available("numpy"), "NumPy"),
@@ -62,8 +75,8 @@ def report():
             "",
             "Available parts:",
             line(loaded, "libbps_client", words),
-            line(daemon is not None, "bps-daemon", daemon or "not found: no private daemons"),
-            line(bpsctl is not None, "bpsctl", bpsctl or "not found"),
+            line(daemon is not None, "bps-daemon", program(daemon) if daemon else f"not found: no private daemons. {WAY_OUT}"),
+            line(bpsctl is not None, "bpsctl", program(bpsctl) if bpsctl else f"not found. {WAY_OUT}"),
             line(listens, "a daemon that listens", path),
             "",
             "Available to bpslaunch:",

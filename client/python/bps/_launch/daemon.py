@@ -7,6 +7,7 @@ import socket
 import subprocess
 import tempfile
 
+from .._install import WAY_OUT
 from . import LaunchError, process
 
 STOP_S = 40.0  # between SIGTERM and SIGKILL: drain_timeout, and time to end in order
@@ -63,7 +64,7 @@ def find_bpsctl(daemon=None):
 def find_daemon():
     if found := find_program("bps-daemon", "BPS_DAEMON"):
         return found
-    raise LaunchError("no daemon is running, and there is no bps-daemon to start: install it, or set BPS_DAEMON to it")
+    raise LaunchError(f"no daemon is running, and there is no bps-daemon to start. {WAY_OUT}, or set BPS_DAEMON to it")
 
 
 def folder_for_sockets(name):
