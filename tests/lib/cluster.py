@@ -64,6 +64,12 @@ def some(all, few):
     return few if GATE else all
 
 
+def need_failpoints():
+    with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
+        if b'BPS_FAILPOINTS' not in binary.read():
+            raise Skip('the daemon was built without failpoints')
+
+
 class BpsError(Exception):
     """What a trainer's command answered instead of ok."""
 
@@ -114,13 +120,13 @@ class Process:
 
 
 class Daemon(Process):
-    def __init__(self, name, folder, *options, netns=None, wait=True, env=None):
+    def __init__(self, name, folder, *options, netns=None, wait=True, env=None, binary=None):
         self.socket = os.path.join(folder, name + '.sock')
         self.admin = os.path.join(folder, name + '.admin')
         notify_path = os.path.join(folder, name + '.notify')
         self.notify = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
         self.notify.bind(notify_path)
-        argv = [os.path.join(BUILD, 'daemon', 'bps-daemon'), '--config=', '--socket=' + self.socket,
+        argv = [binary or os.path.join(BUILD, 'daemon', 'bps-daemon'), '--config=', '--socket=' + self.socket,
                 '--admin-socket=' + self.admin, '--node=' + name, *options]
         super().__init__(name, argv, folder, netns, {**(env or {}), 'NOTIFY_SOCKET': notify_path}, stdin=subprocess.DEVNULL)
         if wait:
@@ -179,6 +185,19 @@ class Daemon(Process):
     def maps(self):
         with open(f'/proc/{self.pid}/maps') as file:
             return sum(1 for _ in file)
+
+    def state(self):
+        """As the kernel calls it: T is stopped."""
+        with open(f'/proc/{self.pid}/stat') as file:
+            return file.read().rsplit(')', 1)[1].split()[0]
+
+    def alarms(self):
+        """Seconds until each timer that is set goes off."""
+        left = []
+        for fd in os.listdir(f'/proc/{self.pid}/fdinfo'):
+            with open(f'/proc/{self.pid}/fdinfo/{fd}') as file:
+                left += [int(s) + int(ns) / 1e9 for s, ns in re.findall(r'^it_value: \((\d+), (\d+)\)', file.read(), re.M)]
+        return [seconds for seconds in left if seconds]
 
     def rss(self):
         with open(f'/proc/{self.pid}/status') as file:
@@ -285,12 +304,14 @@ class Cluster:
     n_rdma = 0  # connections by RDMA that were made
 
     def __init__(self, n_nodes=1, n_spare=0, source=None, options=(), colocated=True, netns=None, start=True,
-                 bandwidths=None):
+                 bandwidths=None, failpoints=None):
         Cluster.count += 1
         self.folder = make_folder('bps-test-')
         self.n_nodes, self.n_spare, self.netns = n_nodes, n_spare, netns
         self.source = source or ('single' if n_nodes + n_spare == 1 else 'static')
         self.options, self.colocated = list(options), colocated
+        self.failpoints = dict(failpoints or {})  # of each daemon's next process
+        self.binary = None  # what daemons are started from, if not the build's
         self.daemons, self.trainers, self.jobs = [], [], 0
         self.names = [f'n{i}' for i in range(n_nodes)] + [f's{i}' for i in range(n_spare)]
         self.coordinated_by = len(self.names) - 1
@@ -333,6 +354,8 @@ class Cluster:
     def start(self, i, wait=True, options=()):
         """Starts daemon i (again)."""
         rdma, env = self.rdma(i)
+        if i in self.failpoints:
+            env = {**env, 'BPS_FAILPOINTS': self.failpoints.pop(i)}
         arguments = ['--cluster=' + self.source, *PATIENT, *rdma, *self.options, *options]
         if self.source != 'static':
             arguments.append('--roles=' + self.roles(i))
@@ -348,7 +371,7 @@ class Cluster:
                 arguments.append('--coordinator-listen=' + coordinator)
         daemon = Daemon(self.names[i], self.folder, *arguments, wait=False,
                         netns=f'{self.netns}{i}' if self.netns else None,
-                        env={**({} if self.is_first_of_its_kind(i) else NO_LEAKS_SOUGHT), **env})
+                        env={**({} if self.is_first_of_its_kind(i) else NO_LEAKS_SOUGHT), **env}, binary=self.binary)
         if wait:
             daemon.ready()
         return daemon
