@@ -8,41 +8,43 @@ ONES = b'\x00\x00\x80\x3f' * 1000
 JOBS = int(os.environ.get('BPS_TEST_JOBS', '200' if SANITIZED else '1000'))
 
 
+# Longer than any timer that somebody could set again and again, with the peers' timeout of OPTIONS.
+QUIET = 12
+OPTIONS = ['--peer-timeout=10s']
+
+
 def expect_no_wake_ups(daemons):
-    """While nobody asks for anything, no daemon wakes in two seconds: from when what was asked before has settled, which
-    takes as long as it takes. One that wakes every now and then never gets there."""
+    """While nobody asks for anything, no daemon wakes: from when what was asked before has settled, with timers that were set for it
+    and go off once. One that wakes every now and then never gets there."""
     if TSAN:
         raise Skip('the thread sanitizer has a thread of its own that wakes')
 
     def quiet():
+        soon = [seconds for daemon in daemons for seconds in daemon.alarms() if seconds < QUIET + 1]
+        time.sleep(max(soon, default=0) + 0.1)
         before = [daemon.switches() for daemon in daemons]
-        time.sleep(2)
+        time.sleep(QUIET)
         return [daemon.switches() for daemon in daemons] == before
-    wait_for('two seconds without a wake-up', quiet)
+    wait_for(f'{QUIET} seconds without a wake-up', quiet, 10 * QUIET)
 
 
-def test_idle_sessions_cause_no_wake_ups():
-    """Nor does a daemon that looks for more before it sleeps, once it does."""
-    for spin_us in (0, 1000):
-        with Cluster(1, options=[f'--spin-us={spin_us}']) as cluster:
-            ranks = cluster.job((4,))
-            for rank in ranks:
-                rank.call('tensor', 0, 'x', FLOAT32, 1000)
-                rank.submit(0, 0, ONES, out=1000)
-            for rank in ranks:
-                rank.wait(0)
-            expect_no_wake_ups(cluster.daemons)
+def at_rest(cluster, layout):
+    """A job that has done a round."""
+    ranks = cluster.job(layout)
+    for rank in ranks:
+        rank.call('tensor', 0, 'x', FLOAT32, 1000)
+        rank.submit(0, 0, ONES, out=1000)
+    for rank in ranks:
+        rank.wait(0)
 
 
-def test_idle_peers_cause_no_wake_ups():
-    with Cluster(2, 1) as cluster:
-        ranks = cluster.job((1, 1))
-        for rank in ranks:
-            rank.call('tensor', 0, 'x', FLOAT32, 1000)
-            rank.submit(0, 0, ONES, out=1000)
-        for rank in ranks:
-            rank.wait(0)
-        expect_no_wake_ups(cluster.daemons)
+def test_idle_sessions_and_peers_cause_no_wake_ups():
+    """Nor does a daemon that looks for more before it sleeps, once it does. All at once, as it takes its time."""
+    with Cluster(1) as one, Cluster(1, options=['--spin-us=1000']) as spinning, Cluster(2, 1, options=OPTIONS) as several:
+        at_rest(one, (4,))
+        at_rest(spinning, (4,))
+        at_rest(several, (1, 1))
+        expect_no_wake_ups([*one.daemons, *spinning.daemons, *several.daemons])
 
 
 def round_trip(cluster, layout, trainers, number):
@@ -68,7 +70,7 @@ def round_trip(cluster, layout, trainers, number):
 
 def no_leaks(cluster, layout, jobs):
     trainers = [cluster.trainer(node, open=False) for node, n in enumerate(layout) for _ in range(n)]
-    for i in range(jobs // 10):
+    for i in range(max(jobs // 4, 20)):
         round_trip(cluster, layout, trainers, i)
 
     def settled():
@@ -82,8 +84,8 @@ def no_leaks(cluster, layout, jobs):
     for daemon, (fds, maps, rss) in zip(cluster.daemons, before):
         assert daemon.fds() <= fds + 2, f'{daemon.name}: {fds} descriptors became {daemon.fds()}'
         assert SANITIZED or daemon.maps() <= maps + 24, f'{daemon.name}: {maps} mappings became {daemon.maps()}'
-        # A sanitizer keeps freed memory for a while; it reports leaks itself when the daemon ends.
-        assert SANITIZED or daemon.rss() <= rss + (16 << 20), f'{daemon.name}: {rss} bytes became {daemon.rss()}'
+        # A sanitizer keeps freed memory for a while; it reports leaks itself when the daemon ends. Others grow by a tenth of this.
+        assert SANITIZED or daemon.rss() <= rss + (1 << 20) + 1024 * jobs, f'{daemon.name}: {rss} bytes became {daemon.rss()}'
 
 
 def test_a_thousand_jobs_leave_nothing():
