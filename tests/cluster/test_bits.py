@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 """Promise 1: results are the same bits, whatever arrives when, however it is cut, wherever it is summed."""
-import itertools, os, random, sys
+import itertools, os, random, re, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 from numpy_or_skip import np
@@ -107,16 +107,47 @@ def test_in_process_server_gives_the_same_as_none():
     assert alone == inside == over_tcp
 
 
+def kernel_does_not_matter(kernel):
+    """Skipped where the processor does not have it."""
+    try:
+        cluster = Cluster(3, options=['--kernel=' + kernel])
+    except AssertionError as error:
+        if 'does not have it' in str(error):
+            raise Skip(f'this processor does not have {kernel}') from None
+        raise
+    with cluster:
+        assert re.search(rf'sums by {kernel}\b', cluster.daemons[0].text()), 'it sums by another kernel'
+        push_pull_all(cluster.job((2, 1, 1), part_bytes=4096), (2, 1, 1), random.Random(SEED + 5))
+
+
 @gate_tier
-def test_kernels_do_not_matter():
-    rng = random.Random(SEED + 5)
-    for kernel in ('scalar', 'avx2', 'auto'):
-        try:
-            with Cluster(2, options=['--kernel=' + kernel]) as cluster:
-                push_pull_all(cluster.job((2, 1), part_bytes=4096), (2, 1), rng)
-        except AssertionError as error:
-            if 'does not have it' not in str(error):
-                raise
+def test_kernel_scalar_does_not_matter():
+    kernel_does_not_matter('scalar')
+
+
+@gate_tier
+def test_kernel_avx2_does_not_matter():
+    kernel_does_not_matter('avx2')
+
+
+@gate_tier
+def test_kernel_avx512_does_not_matter():
+    kernel_does_not_matter('avx512')
+
+
+@gate_tier
+def test_kernel_avx512_bf16_does_not_matter():
+    kernel_does_not_matter('avx512_bf16')
+
+
+@gate_tier
+def test_kernel_avx512_256_does_not_matter():
+    kernel_does_not_matter('avx512_256')
+
+
+@gate_tier
+def test_kernel_neon_does_not_matter():
+    kernel_does_not_matter('neon')
 
 
 def test_many_rounds_of_free_running_ranks():

@@ -8,7 +8,7 @@ THREADED = ('unit base ', 'unit transport ', 'unit control ', 'unit client ', 'c
 # The thread sanitizer can see nothing in what computes much on one thread. BUT_THREADED: programs among these with more threads,
 # and which of a program's tests have them; none: all.
 ONE_THREAD = ('unit reduce ', 'fuzz ')
-BUT_THREADED = {'unit reduce reduce': ['threads_choose_the_same_kernels'], 'fuzz lane': [], 'fuzz ring': []}
+BUT_THREADED = {'unit reduce reduce scalar': ['threads_choose_the_same_kernels'], 'fuzz lane': [], 'fuzz ring': []}
 
 
 def suites(test):

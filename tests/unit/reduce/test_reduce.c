@@ -10,10 +10,26 @@
 static const char *const kernel_names[] = { "scalar",	   "avx2",	 "avx512",
 					    "avx512_bf16", "avx512_256", "neon" };
 
-/* Runs `body` with each set of kernels that this machine has. */
+/*
+ * Whether this run is to examine a set of kernels: the one that BPS_TEST_KERNEL names, which has to be here (check_kernel.sh), or
+ * each that is here.
+ */
+static bool is_examined(const char *name)
+{
+	const char *only = getenv("BPS_TEST_KERNEL");
+
+	if (only && strcmp(only, name))
+		return false;
+	if (!reduce_kernel_select(name))
+		return true;
+	ASSERT_TRUE(!only);
+	return false;
+}
+
+/* Runs `body` with each set of kernels that is examined. */
 #define FOR_EACH_KERNEL                                                            \
 	for (size_t kernel_i = 0; kernel_i < ARRAY_SIZE(kernel_names); kernel_i++) \
-		if (!reduce_kernel_select(kernel_names[kernel_i]))
+		if (is_examined(kernel_names[kernel_i]))
 
 static uint64_t random_state = 88172645463325252ull;
 
