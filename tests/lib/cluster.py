@@ -45,6 +45,16 @@ class Skip(Exception):
     pass
 
 
+def has_failpoints():
+    with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
+        return b'BPS_FAILPOINTS' in binary.read()
+
+
+def need_failpoints():
+    if not has_failpoints():
+        raise Skip('the daemon was built without failpoints')
+
+
 def full_tier(why):
     """Marks a test that the gate leaves out: its verdict depends on how fast the machine is, or it takes long."""
     def mark(test):
@@ -302,6 +312,7 @@ class Cluster:
 
     count = 0
     n_rdma = 0  # connections by RDMA that were made
+    patience = PATIENT
 
     def __init__(self, n_nodes=1, n_spare=0, source=None, options=(), colocated=True, netns=None, start=True,
                  bandwidths=None, failpoints=None):
@@ -356,7 +367,7 @@ class Cluster:
         rdma, env = self.rdma(i)
         if i in self.failpoints:
             env = {**env, 'BPS_FAILPOINTS': self.failpoints.pop(i)}
-        arguments = ['--cluster=' + self.source, *PATIENT, *rdma, *self.options, *options]
+        arguments = ['--cluster=' + self.source, *self.patience, *rdma, *self.options, *options]
         if self.source != 'static':
             arguments.append('--roles=' + self.roles(i))
         if self.source == 'static':
