@@ -2,10 +2,11 @@
  * A rank that trains by itself while daemons die around it (scripts/chaos): what it gives to a round is made of the last
  * round's result, so that a round which was lost, done twice or wrong in one bit shows in every one after it.
  *
- *	chaos_trainer SOCKET JOB RANK SIZE NODE N_NODES LOCAL_RANK LOCAL_SIZE LOG STOP ROUNDS
+ *	chaos_trainer SOCKET JOB RANK SIZE NODE N_NODES LOCAL_RANK LOCAL_SIZE LOG STOP WHO
  *
- * LOG gets a line "ROUND TENSOR HASH NANOSECONDS" for each result (CLOCK_MONOTONIC). Ends after ROUNDS, or, if that is 0,
- * after the round in which rank 0 has seen that the file STOP exists. Exits 0; on an error says it and exits 1.
+ * LOG gets a line "ROUND TENSOR DIGEST NANOSECONDS" for each result (CLOCK_MONOTONIC). WHO is a number that no other rank of any job
+ * has: what it gives is made of it. Ends after the round in which rank 0 has seen that the file STOP exists. Exits 0; on an error
+ * says it and exits 1.
  */
 #include "chaos.h"
 #include <errno.h>
@@ -39,7 +40,7 @@ static struct {
 	void *input, *output;
 } tensors[N_KINDS];
 static struct bps_client *client;
-static unsigned long rank_number;
+static unsigned long rank_number, who;
 
 static void check(int r, const char *what)
 {
@@ -47,32 +48,6 @@ static void check(int r, const char *what)
 		return;
 	fprintf(stderr, "chaos_trainer: rank %lu: %s: %s\n", rank_number, what, bps_error());
 	exit(1);
-}
-
-static void fill(unsigned t, uint32_t round)
-{
-	for (size_t i = 0; i < kinds[t].n; i++) {
-		uint32_t x = noise((uint32_t)rank_number, round, t, (uint32_t)i);
-
-		if (kinds[t].dtype == BPS_FLOAT32)
-			((float *)tensors[t].input)[i] = ((float *)tensors[t].output)[i] * 0.25f +
-							 (float)(x >> 8) / 16777216.0f;
-		else
-			((int32_t *)tensors[t].input)[i] =
-				(int32_t)((uint32_t)((int32_t *)tensors[t].output)[i] / 3u +
-					  (x & 0xffff));
-	}
-}
-
-/* FNV-1a. */
-static uint64_t hash_of(unsigned t)
-{
-	const uint8_t *at = tensors[t].output;
-	uint64_t hash = 0xcbf29ce484222325ull;
-
-	for (size_t i = 0; i < kinds[t].n * bps_dtype_size(kinds[t].dtype); i++)
-		hash = (hash ^ at[i]) * 0x100000001b3ull;
-	return hash;
 }
 
 static void *given(unsigned t, unsigned which)
@@ -115,17 +90,19 @@ static void complete(unsigned t, uint32_t round, FILE *log)
 	bps_request_free(tensors[t].request);
 	clock_gettime(CLOCK_MONOTONIC, &now);
 	fprintf(log, "%u %s %016llx %lld%09ld\n", round, kinds[t].name,
-		(unsigned long long)hash_of(t), (long long)now.tv_sec, now.tv_nsec);
+		(unsigned long long)digest(tensors[t].output, kinds[t].n), (long long)now.tv_sec,
+		now.tv_nsec);
 }
 
-static void train(FILE *log, const char *stop, uint32_t n_rounds)
+static void train(FILE *log, const char *stop)
 {
 	const struct timespec pause = { .tv_nsec = 10000000 }; /* the work between two rounds */
 
-	for (uint32_t round = 0; !n_rounds || round < n_rounds; round++) {
+	for (uint32_t round = 0;; round++) {
 		for (unsigned t = 0; t < STOP; t++)
-			fill(t, round);
-		*(int32_t *)tensors[STOP].input = !n_rounds && !rank_number && !access(stop, F_OK);
+			give(kinds[t].dtype, tensors[t].input, tensors[t].output, kinds[t].n,
+			     (uint32_t)who, round, t);
+		*(int32_t *)tensors[STOP].input = !rank_number && !access(stop, F_OK);
 		for (unsigned t = 0; t < N_KINDS; t++)
 			submit(t);
 		for (unsigned t = 0; t < STOP; t++)
@@ -172,7 +149,8 @@ int main(int argc, char **argv)
 	check(bps_client_join(client, &join), "join");
 	for (unsigned t = 0; t < N_KINDS; t++)
 		prepare(t);
-	train(log, argv[10], (uint32_t)strtoul(argv[11], NULL, 10));
+	who = strtoul(argv[11], NULL, 10);
+	train(log, argv[10]);
 	check(bps_client_leave(client), "leave");
 	for (unsigned t = 0; t < N_KINDS; t++) {
 		bps_tensor_free(tensors[t].tensor);

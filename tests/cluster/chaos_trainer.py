@@ -1,29 +1,26 @@
 #!/usr/bin/env python3
-"""The same as chaos_trainer.c, by the Python package and NumPy: rank, size and so on by BPS_*; arguments LOG STOP ROUNDS."""
-import hashlib, os, sys, time
+"""The same as chaos_trainer.c, by the Python package and NumPy: rank, size and so on by BPS_*; arguments LOG STOP WHO."""
+import os, sys, time
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.realpath(__file__)), '..', 'lib'))
 import numpy as np
 import bps
+import reference
+from chaos_values import TENSORS, digest, give
 
-TENSORS = [('weights', np.float32, 40000, bps.Average), ('bias', np.float32, 301, bps.Sum), ('counts', np.int32, 20000, bps.Sum)]
+OPS = {reference.SUM: bps.Sum, reference.AVERAGE: bps.Average}
 
 
-def main(log, stop, n_rounds):
+def main(log, stop, who):
     bps.init(timeout=600, request_timeout=600)
-    rank, round_number, last = bps.rank(), 0, {}
-    while not n_rounds or round_number < n_rounds:
-        handles = []
-        for t, (name, dtype, n, op) in enumerate(TENSORS):
-            noise = np.random.default_rng((rank, round_number, t))
-            if dtype == np.float32:
-                data = noise.random(n, np.float32) + last.get(name, np.zeros(n, dtype)) * np.float32(0.25)
-            else:
-                data = noise.integers(0, 65536, n, dtype) + last.get(name, np.zeros(n, dtype)) // 3
-            handles.append((name, bps.push_pull_async(data, op=op, name=name)))
-        end = np.array([not n_rounds and not rank and os.path.exists(stop)], np.int32)
+    round_number, last = 0, [np.zeros(n, reference.STORAGE[dtype]) for _, dtype, _, n in TENSORS]
+    while True:
+        handles = [bps.push_pull_async(give(who, round_number, t, last[t]), op=OPS[op], name=name)
+                   for t, (name, _, op, _) in enumerate(TENSORS)]
+        end = np.array([not bps.rank() and os.path.exists(stop)], np.int32)
         end = bps.push_pull_async(end, op=bps.Max, name='stop')
-        for name, handle in handles:
-            last[name] = np.asarray(bps.synchronize(handle))
-            log.write(f'{round_number} {name} {hashlib.blake2b(last[name].tobytes(), digest_size=8).hexdigest()} {time.monotonic_ns()}\n')
+        for t, handle in enumerate(handles):
+            last[t] = np.asarray(bps.synchronize(handle))
+            log.write(f'{round_number} {TENSORS[t][0]} {digest(last[t])} {time.monotonic_ns()}\n')
         log.flush()
         if np.asarray(bps.synchronize(end))[0]:
             break

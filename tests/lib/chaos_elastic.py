@@ -1,11 +1,12 @@
 """scripts/chaos --elastic: ranks, nodes and daemons of one elastic job die, and others come. Each rank's log (tests/cluster/chaos_elastic.c)
 says what it gave, what it got and who was in it; judge() makes every result again, from nothing but who was in it."""
 import json, os, random, signal, subprocess, threading, time
-from cluster import BUILD, Cluster, Process, wait_for
+from cluster import BUILD, DEADLINE, wait_for
+import chaos_world
+from chaos_world import Watch, longest_round
 
 TENSORS = ('weights', 'bias', 'counts')
 SLOTS = 1024
-HANG = 120  # seconds in which nothing gets on
 LOST_S, REQUEST_S = 3, 4  # until a daemon that is gone is lost, and until a rank that is late is dropped
 FEWEST, MOST = 3, 6  # ranks: with fewer than FEWEST others are started before the next fault
 KINDS = {'rank': 4, 'come': 3, 'node': 2, 'daemon': 3, 'server': 2, 'leave': 1, 'late': 1}
@@ -22,7 +23,7 @@ def schedule(seed, n, points):
         if kind in ('daemon', 'server'):
             fault['how'] = rng.choice(['kill', 'kill', 'term', 'stop', 'point', 'point'])
             if fault['how'] == 'point':
-                fault['point'] = f'{rng.choice(points[kind])}=kill@{rng.choice((1, 2, 3, 7, 20))}' if points[kind] else ''
+                fault['point'] = f'{rng.choice(points[kind])}=kill@{rng.choice((1, 1, 2, 3, 7))}' if points[kind] else ''
             elif fault['how'] == 'stop':
                 fault['during'] = round(rng.uniform(0.1, 1.5), 3)
         elif kind == 'node':  # back soon, or after the others have gone on without it
@@ -35,12 +36,12 @@ def schedule(seed, n, points):
     return faults
 
 
-class Rank(Process):
+class Rank(chaos_world.Rank):
     """Of identity number `identity`, on a node. A place (rank, size, local rank, local size, nodes), or None for a newcomer."""
 
     def __init__(self, world, identity, node, place):
-        self.identity, self.node, self.path = identity, node, os.path.join(world.folder, f'rank.{identity}')
-        self.known, self.read, self.killed = [], 0, False
+        self.identity, self.node, self.killed = identity, node, False
+        path = os.path.join(world.folder, f'rank.{identity}')
         env = {'OMP_NUM_THREADS': '1', 'BPS_JOB': 'elastic', 'BPS_ELASTIC': '1', 'BPS_TIMEOUT': '10min',
                'BPS_REQUEST_TIMEOUT': f'{REQUEST_S}s', 'BPS_PART_BYTES': '64K', 'BPS_MIN_SERVERS': '2'}
         if place:
@@ -48,21 +49,8 @@ class Rank(Process):
                        BPS_NODE=str(node))
         else:
             env['BPS_NEWCOMER'] = '1'
-        argv = [os.path.join(BUILD, 'tests', 'cluster', 'chaos_elastic'), world.daemons[node].socket, str(identity), self.path,
-                world.stop]
-        super().__init__(f'rank.{identity}.err', argv, world.folder, None, env, stdin=subprocess.DEVNULL)
-
-    def lines(self):
-        """What is written in full, as lists of words. Reads what is new: logs grow long."""
-        try:
-            with open(self.path) as file:
-                file.seek(self.read)
-                new, whole, _ = file.read().rpartition('\n')
-        except FileNotFoundError:
-            return self.known
-        self.read += len((new + whole).encode())
-        self.known += [line.split() for line in new.split('\n')] if whole else []
-        return self.known
+        argv = [os.path.join(BUILD, 'tests', 'cluster', 'chaos_elastic'), world.daemons[node].socket, str(identity), path, world.stop]
+        super().__init__(path, f'rank.{identity}.err', argv, world.folder, None, env, stdin=subprocess.DEVNULL)
 
     def alive(self):
         return self.process.poll() is None and not self.killed
@@ -71,14 +59,12 @@ class Rank(Process):
         return self.alive() and any(line[0] == 'begin' for line in self.lines())
 
 
-
-class World(Cluster):
+class World(chaos_world.World):
     """Three nodes that sum as well, and two that only sum."""
 
     layout = (2, 1, 2)
 
     def __init__(self):
-        self.lock, self.armed, self.away, self.deaths, self.starts = threading.RLock(), {}, set(), 0, 0
         self.everybody = []
         super().__init__(len(NODES), len(SERVERS), options=[f'--lost-timeout={LOST_S}s', '--move-timeout=500ms'])
         self.stop = os.path.join(self.folder, 'stop')
@@ -89,27 +75,9 @@ class World(Cluster):
                 rank += 1
 
     def add(self, node, place=None):
-        with self.lock:  # a daemon that is started just now has failpoints in the environment
-            rank = Rank(self, len(self.everybody), node, place)
+        rank = Rank(self, len(self.everybody), node, place)
         self.everybody.append(rank)
         self.trainers.append(rank)
-
-    def start(self, i, wait=True, options=()):
-        with self.lock:
-            os.environ['BPS_FAILPOINTS'] = self.armed.pop(i, '')
-            try:
-                return super().start(i, wait, options)
-            finally:
-                del os.environ['BPS_FAILPOINTS']
-
-    def keep(self, over):
-        """Starts again whatever has ended."""
-        while not over.wait(0.005):
-            for i, daemon in enumerate(self.daemons):
-                with self.lock:
-                    if not daemon.alive() and i not in self.away:
-                        self.deaths += 1
-                        self.restart(i, wait=False)
 
     def live(self):
         return [rank for rank in self.everybody if rank.alive()]
@@ -123,7 +91,8 @@ class Hang(Exception):
 
 
 class Run:
-    def __init__(self, seed, say):
+    def __init__(self, seed, say, longest):
+        self.watch = Watch(longest)
         self.rng, self.say = random.Random(seed), say  # of what the schedule does not say: where newcomers come
         self.n_faults = self.n_kills = 0
         self.counts = dict.fromkeys(KINDS, 0)
@@ -150,21 +119,20 @@ class Run:
             self.errors.append(f'{error!r}')
 
     def until(self, what, condition):
-        """Waits as long as any rank gets on."""
-        counts, since = {}, time.monotonic()
+        """Waits for as long as every rank gets on."""
         while not condition():
             bad = [rank for rank in self.world.everybody if not rank.killed and rank.process.poll()]
-            if bad or self.errors:
-                self.errors += [f'rank {rank.identity} on node {rank.node} ended: {rank.text().strip()[-300:]}' for rank in bad]
-                raise Hang
-            now = {rank.identity: (len(rank.lines()), rank.process.poll()) for rank in self.world.everybody}
-            if now != counts:
-                counts, since = now, time.monotonic()
-            elif time.monotonic() - since > HANG:
-                self.errors.append(f'hangs: {what}; alive: ' + ', '.join(
-                    f'{rank.identity} on node {rank.node} ({" ".join((rank.lines() or [["nothing"]])[-1][:3])})' for rank in self.world.live()))
+            standing = self.watch.standing(self.world.live())
+            self.errors += [f'rank {rank.identity} on node {rank.node} ended: {rank.text().strip()[-300:]}' for rank in bad]
+            self.errors += [f'rank {rank.identity} on node {rank.node} hangs for {self.watch.longest} s, while it is waited until {what}; '
+                            f'its last words: {" ".join((rank.lines() or [["none"]])[-1][:3])}' for rank in standing]
+            if self.errors:
                 raise Hang
             time.sleep(0.02)
+
+    def sleep(self, seconds):
+        end = time.monotonic() + seconds
+        self.until('the next fault', lambda: time.monotonic() > end)
 
     def settle(self):
         """All who live are in the job, and have done some rounds since: it has got over the fault before."""
@@ -178,7 +146,7 @@ class Run:
             for fault in faults:
                 if settled:
                     self.settle()
-                time.sleep(fault['before'])
+                self.sleep(fault['before'])
                 self.fill()
                 self.strike(fault)
                 self.n_faults += 1
@@ -203,7 +171,7 @@ class Run:
         self.until('newcomers are in', enough)
 
     def come(self, node):
-        wait_for(f'daemon {node} is there', lambda: self.world.daemons[node].alive() or self.errors, HANG)
+        wait_for(f'daemon {node} is there', lambda: self.world.daemons[node].alive() or self.errors, 4 * DEADLINE)
         self.world.add(node)
 
     def strike(self, fault):
@@ -279,11 +247,11 @@ class Run:
 
     def hit(self, i, fault):
         world = self.world
-        wait_for(f'daemon {i} is there', lambda: world.daemons[i].alive() or self.errors, HANG)
-        deaths = world.deaths
+        wait_for(f'daemon {i} is there', lambda: world.daemons[i].alive() or self.errors, 4 * DEADLINE)
+        n_deaths = len(world.deaths)
         with world.lock:
             if fault['how'] == 'point' and fault['point']:
-                world.armed[i] = fault['point']  # its next process dies there, if it comes by
+                world.arm(i, fault['point'])
             daemon = world.daemons[i]
             daemon.signal({'term': signal.SIGTERM, 'stop': signal.SIGSTOP}.get(fault['how'], signal.SIGKILL))
         if fault['how'] == 'stop':
@@ -291,59 +259,13 @@ class Run:
             daemon.signal(signal.SIGCONT)
         else:
             self.n_kills += 1
-            wait_for(f'daemon {i} is dead', lambda: world.deaths > deaths or self.errors, HANG)
+            wait_for(f'daemon {i} is dead', lambda: len(world.deaths) > n_deaths or self.errors, 4 * DEADLINE)
 
     def logs(self):
         return {rank.identity: rank.lines() for rank in self.world.everybody}
 
 
 # -- The judge
-
-
-def noise(identity, round_number, tensor, n, np):
-    """As chaos_elastic.c's."""
-    with np.errstate(over='ignore'):
-        x = np.uint32(identity) * np.uint32(0x9e3779b9) ^ np.uint32(round_number) * np.uint32(0x85ebca6b)
-        x = (x ^ np.uint32(tensor) * np.uint32(0xc2b2ae35)) ^ np.arange(n, dtype=np.uint32)
-        x ^= x >> np.uint32(16)
-        x *= np.uint32(0x7feb352d)
-        x ^= x >> np.uint32(15)
-        return x * np.uint32(0x846ca68b)
-
-
-class Reference:
-    """The results of rounds, made again: by numpy and tests/lib/reference.py."""
-
-    def __init__(self):
-        import numpy
-        import reference
-        self.np, self.ref = numpy, reference
-        sizes = [SLOTS + 40000, SLOTS + 301, SLOTS + 20000]
-        self.kinds = [(reference.FLOAT32, reference.AVERAGE), (reference.FLOAT32, reference.SUM), (reference.INT32, reference.SUM)]
-        self.state = [numpy.zeros(n, reference.STORAGE[dtype]) for n, (dtype, _) in zip(sizes, self.kinds)]
-        self.factors = (numpy.uint64(0x9e3779b97f4a7c15) * numpy.arange(1, max(sizes) + 1, dtype=numpy.uint64)) | numpy.uint64(1)
-
-    def given(self, identity, round_number, t):
-        np, state = self.np, self.state[t]
-        x = noise(identity, round_number, t, len(state), np)
-        if state.dtype == np.float32:
-            data = state * np.float32(0.25) + (x >> np.uint32(8)).astype(np.float32) / np.float32(16777216)
-        else:
-            data = (state.view(np.uint32) // np.uint32(3) + (x & np.uint32(0xffff))).view(np.int32)
-        data[:SLOTS] = 0
-        data[identity] = 1
-        return data
-
-    def result(self, round_number, t, who):
-        """who: (identity, node), node by node and in the order of ranks there."""
-        dtype, reduction = self.kinds[t]
-        nodes = [node for _, node in who]
-        layout = [nodes.count(node) for node in sorted(set(nodes))]
-        return self.ref.reduce(dtype, reduction, [self.given(identity, round_number, t) for identity, _ in who], layout)
-
-    def hash(self, data):
-        np = self.np
-        return f'{int((data.view(np.uint32).astype(np.uint64) * self.factors[:len(data)]).sum(dtype=np.uint64)):016x}'
 
 
 class Judge:
@@ -396,7 +318,8 @@ class Judge:
 
     def judge(self):
         """All logs together."""
-        reference, at = Reference(), 0
+        from chaos_values import Reference, digest
+        self.digest, reference, at = digest, Reference(SLOTS), 0
         for key in self.done.keys() & self.failed.keys():
             self.wrong.append(f'round {key[1]} of run {key[0]} is done for {self.done[key]}, and failed for {self.failed[key]}')
         for run in sorted(self.began):
@@ -440,10 +363,12 @@ class Judge:
         for identity, words in said.items():
             if int(words[5]) and int(words[3]) == len(who) and int(words[4]) != by_rank.index(identity):
                 self.complain(identity, f'is rank {words[4]} in {name}, of {by_rank}')
-        by_node = sorted(by_rank, key=lambda identity: self.places[run, identity][1])
-        value = reference.result(round_number, t, [(identity, self.places[run, identity][1]) for identity in by_node])
-        if reference.hash(value) not in values:
-            self.differing.append(f'{name} is not the reduction over {by_node}')
+        nodes = {}
+        for identity in by_rank:
+            nodes.setdefault(self.places[run, identity][1], []).append(identity)
+        value = reference.result(round_number, t, [nodes[node] for node in sorted(nodes)])
+        if self.digest(value) not in values:
+            self.differing.append(f'{name} is not the reduction over {nodes}')
         return value
 
 
@@ -451,29 +376,37 @@ def main(args, points):
     """Returns the exit status."""
     faults = schedule(args.seed, args.kills, points)
     print(f'seed {args.seed}: scripts/chaos --elastic --seed {args.seed} --kills {args.kills}'
-          f'{" --settled" if args.settled else ""}', flush=True)
+          f'{" --settled" if args.settled else ""}{" --without-failpoints" if args.without_failpoints else ""}', flush=True)
     if args.print:
         for fault in faults:
             print(json.dumps(fault))
         return 0
     began = time.monotonic()
-    with Run(args.seed, lambda text: print(text, flush=True)) as run:
+    with Run(args.seed, lambda text: print(text, flush=True), args.longest) as run:
         run.train(faults, args.settled)
         logs = run.logs()
         trained = time.monotonic() - began
         found = Judge(logs).judge()
+        longest = max((longest_round([int(line[-1]) for line in lines if line[0] == 'result']) for lines in logs.values()), default=0)
+        if longest > args.longest:
+            run.errors.append(f'a round took {longest:.0f} s')
+        unmet = run.world.unmet()
         run.errors += [] if not (found.wrong or found.differing) else ['see the logs']
     table = {
         'seed': args.seed, 'faults': run.n_faults, **{f'of them {kind}': n for kind, n in run.counts.items()},
         'kills': run.n_kills, 'processes of ranks': len(logs), 'runs': len(found.began), 'rounds': found.rounds,
         'rounds done again': len(found.failed), 'ranks dropped': found.dropped, 'ranks that left': found.left,
         'differing results': len(found.differing), 'lost or double rounds': len(found.wrong),
-        'hangs and bad ends': len(run.errors), 'seconds': round(trained),
+        'hangs and bad ends': len(run.errors), 'seconds': round(trained), 'longest round, s': round(longest, 1),
+        'failpoints armed': len(run.world.points), 'of them not met': len(unmet),
     }
     for name, value in table.items():
         print(f'{name:32}{value}')
+    for text in unmet:
+        print('not met:', text)
     for text in [*found.differing[:10], *found.wrong[:10], *run.errors]:
         print('!!', text)
+    table['not met'] = unmet
     table['ok'] = not (found.differing or found.wrong or run.errors)
     if args.json:
         with open(args.json, 'w') as file:
