@@ -457,7 +457,8 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int n, const int *devices)
 		if (context)
 			(void)cuDevicePrimaryCtxRelease_v2(device);
 	}
-	(void)cuCtxSetCurrent(before);
+	if (cuCtxSetCurrent(before) && !r)
+		r = fail(ncclUnhandledCudaError, "cuCtxSetCurrent to the context before");
 	if (r)
 		for (size_t i = 0; i < thread->group.n_inits; i++)
 			comm_leave(thread->group.inits[i].comm, FAILED);
@@ -663,14 +664,16 @@ static ncclResult_t enqueue(struct call *call)
 	comm->in_flight++;
 	pthread_mutex_unlock(&comm->lock);
 	(void)cuCtxGetCurrent(&before);
-	(void)cuCtxSetCurrent(comm->context);
-	if (fakecuda_stream_device(call->stream) != comm->device)
+	r = cuCtxSetCurrent(comm->context);
+	if (!r && fakecuda_stream_device(call->stream) != comm->device)
 		r = CUDA_ERROR_INVALID_HANDLE;
-	else
-		r = fakecuda_enqueue(call->stream, run, call);
-	(void)cuCtxSetCurrent(before);
 	if (!r)
-		return ncclSuccess;
+		r = fakecuda_enqueue(call->stream, run, call);
+	if (!r)
+		return cuCtxSetCurrent(before) ? fail(ncclUnhandledCudaError,
+						      "cuCtxSetCurrent to the context before")
+					       : ncclSuccess;
+	(void)cuCtxSetCurrent(before);
 	pthread_mutex_lock(&comm->lock);
 	comm->in_flight--;
 	pthread_mutex_unlock(&comm->lock);

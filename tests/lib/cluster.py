@@ -74,12 +74,6 @@ def some(all, few):
     return few if GATE else all
 
 
-def need_failpoints():
-    with open(os.path.join(BUILD, 'daemon', 'bps-daemon'), 'rb') as binary:
-        if b'BPS_FAILPOINTS' not in binary.read():
-            raise Skip('the daemon was built without failpoints')
-
-
 class BpsError(Exception):
     """What a trainer's command answered instead of ok."""
 

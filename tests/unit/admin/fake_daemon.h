@@ -11,7 +11,7 @@ struct fake_daemon {
 	struct loop *loop;
 	struct rpc *rpc;
 	struct admin *admin;
-	struct metric metric;
+	struct metric metric, time;
 	bool sick;
 	size_t n_tensors;
 	char path[96], target[112];
@@ -99,9 +99,12 @@ static inline int fake_job(void *user, const char *name, struct admin_job_parts 
 	parts->arrivals = calloc(1, sizeof(*parts->arrivals));
 	if (!parts->ranks || !parts->tensors || !parts->arrivals)
 		return -ENOMEM;
-	parts->ranks[0] = (struct admin_rank){
-		.rank = 0, .pid = 1234, .state = "here", .n_requests = 17, .n_pending = 1
-	};
+	parts->ranks[0] = (struct admin_rank){ .rank = 0,
+					       .pid = 1234,
+					       .state = "here",
+					       .n_requests = 17,
+					       .n_pending = 1,
+					       .n_regions = 5 };
 	parts->ranks[1] = (struct admin_rank){ .rank = 3, .node = 1, .state = "missing" };
 	for (size_t i = 0; i < f->n_tensors; i++) {
 		parts->tensors[i] = (struct admin_tensor){ .key = i + 1,
@@ -156,11 +159,15 @@ static inline void fake_start(struct fake_daemon *f)
 	f->metric = (struct metric){ .name = "bps_things_total", .help = "Things." };
 	metric_register(&f->metric);
 	metric_add(&f->metric, 42);
+	f->time = (struct metric){ .name = "bps_spent_total", .help = "Time.", .is_time = true };
+	metric_register(&f->time);
+	metric_add(&f->time, 1500000000);
 }
 
 /* In the daemon's order: admin goes before the rpc that it answers on. */
 static inline void fake_stop(struct fake_daemon *f)
 {
+	metric_unregister(&f->time);
 	metric_unregister(&f->metric);
 	rpc_close(f->rpc);
 	admin_free(f->admin);

@@ -1,3 +1,7 @@
+/*
+ * The methods of the admin service and the health service, over gRPC, with structs that the test
+ * has filled.
+ */
 #include "fake_daemon.h"
 #include "grpc_test.h"
 #include "proto/admin.pb-c.h"
@@ -153,6 +157,9 @@ GRPC_TEST(job)
 	ASSERT_EQ(job->summary->number, 99);
 	ASSERT_EQ(job->n_ranks, 2);
 	ASSERT_EQ(job->ranks[0]->pid, 1234);
+	ASSERT_EQ(job->ranks[0]->requests, 17);
+	ASSERT_EQ(job->ranks[0]->pending, 1);
+	ASSERT_EQ(job->ranks[0]->regions, 5);
 	ASSERT_TRUE(!job->ranks[1]->has_pid);
 	ASSERT_EQ(job->n_tensors, 2);
 	ASSERT_EQ(job->total_tensors, 2);
@@ -232,20 +239,24 @@ GRPC_TEST(health_watch)
 {
 	struct fake_daemon f;
 	struct rpc_channel *channel;
-	struct question q, other;
+	struct question q, second, other;
 
 	fake_start(&f);
 	channel = connect_to(&f);
 	question_start(channel, &q, "/grpc.health.v1.Health/Watch", NULL, "", 0);
 	q.request.deadline_ms = 0;
 	UNTIL(&f, q.n_messages == 1);
+	question_start(channel, &second, "/grpc.health.v1.Health/Watch", NULL, ask_admin,
+		       sizeof(ask_admin) - 1);
+	UNTIL(&f, second.n_messages == 1);
 	f.sick = true;
-	UNTIL(&f, q.n_messages == 2);
+	UNTIL(&f, q.n_messages == 2 && second.n_messages == 2);
 	f.sick = false;
-	UNTIL(&f, q.n_messages == 3);
+	UNTIL(&f, q.n_messages == 3 && second.n_messages == 3);
 	ASSERT_EQ(q.health[0], 1);
 	ASSERT_EQ(q.health[1], 2);
 	ASSERT_EQ(q.health[2], 1);
+	ASSERT_EQ(second.health[1], 2);
 	question_start(channel, &other, "/grpc.health.v1.Health/Watch", NULL, ask_unknown,
 		       sizeof(ask_unknown) - 1);
 	UNTIL(&f, other.n_messages == 1);
@@ -256,6 +267,6 @@ GRPC_TEST(health_watch)
 	ASSERT_TRUE(!other.is_done);
 	rpc_close(f.rpc);
 	rpc_channel_free(channel);
-	ASSERT_TRUE(other.is_done);
+	ASSERT_TRUE(second.is_done && other.is_done);
 	fake_stop(&f);
 }

@@ -106,9 +106,11 @@ GRPC_TEST(json)
 	ASSERT_CONTAINS(a.text, "\"job\": \"resnet\"");
 	ask(&f, &a, "-j job resnet");
 	ASSERT_CONTAINS(a.text, "\"pid\": 1234");
+	ASSERT_CONTAINS(a.text, "\"bytes_held\": 0");
 	ASSERT_CONTAINS(a.text, "\"total_tensors\": 2");
 	ask(&f, &a, "-j metrics");
 	ASSERT_CONTAINS(a.text, "\"bps_things_total\": 42");
+	ASSERT_CONTAINS(a.text, "\"bps_spent_total\": 1.5");
 	fake_stop(&f);
 }
 

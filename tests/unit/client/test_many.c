@@ -22,12 +22,14 @@ TEST(outstanding_requests_have_a_limit)
 		requests[i] = barrier(client);
 	ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "4096 requests");
 	fake_await(fake, &fake->told.n_entries, SHM_SLOTS);
-	/* Complete is enough: it need not be released. */
+	/* Complete is enough, by an error too: it need not be released. */
 	for (unsigned i = 0; i < 10; i++) {
-		fake_complete(fake, 100 * i, 0, NULL);
+		int status = i % 2 ? -ETIME : 0;
+
+		fake_complete(fake, 100 * i, status, NULL);
 		requests[SHM_SLOTS + i] = barrier(client);
 		ASSERT_FAILS(bps_barrier(client, 0, &refused), EAGAIN, "wait for one");
-		ASSERT_OK(bps_request_wait(requests[100 * i], 0));
+		ASSERT_EQ(bps_request_wait(requests[100 * i], 0), status);
 	}
 	/* Orphans are reaped. */
 	bps_request_free(requests[1]);

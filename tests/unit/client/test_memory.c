@@ -354,6 +354,42 @@ TEST(staging_under_load)
 		bps_request_free(requests[i]);
 }
 
+/* What two requests beside each other had, in whatever order they end, is enough for one of both their sizes. */
+TEST(staged_ranges_are_joined)
+{
+	enum { QUARTER = 16 * MIB };
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *one = NULL, *two = NULL;
+	char *data = calloc(2, QUARTER);
+	struct bps_request *requests[3];
+	unsigned n_done = 0;
+
+	ASSERT_OK(bps_tensor_declare(client, "one", BPS_UINT8, QUARTER, &one));
+	ASSERT_OK(bps_tensor_declare(client, "two", BPS_UINT8, 2 * QUARTER, &two));
+	FAKE_SET(fake, hold, true);
+	for (unsigned first = 0; first < 2; first++) {
+		for (unsigned i = 0; i < 3; i++)
+			requests[i] = push_pull(one, data, data);
+		fake_await(fake, &fake->told.n_entries, n_done + 3);
+		for (unsigned i = 0; i < 2; i++) {
+			fake_complete(fake, n_done + (first ^ i), 0, NULL);
+			ASSERT_OK(bps_request_wait(requests[first ^ i], BPS_FOREVER));
+			bps_request_free(requests[first ^ i]);
+		}
+		requests[0] = push_pull(two, data, data);
+		ASSERT_EQ(told(fake)->shared_len, 4 * QUARTER);
+		fake_await(fake, &fake->told.n_entries, n_done + 4);
+		for (unsigned i = 0; i < 2; i++) {
+			fake_complete(fake, n_done + 2 + i, 0, NULL);
+			ASSERT_OK(bps_request_wait(requests[2 - 2 * i], BPS_FOREVER));
+			bps_request_free(requests[2 - 2 * i]);
+		}
+		n_done += 4;
+	}
+	free(data);
+}
+
 TEST(staging_grows_and_is_trimmed)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();

@@ -377,6 +377,24 @@ TEST_FULL_TIER(comes_and_goes, "a deadline of 1 s, within which it must have tri
 	bps_request_free(request);
 }
 
+TEST(comes_and_goes_before_it_resumes)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = join_with(fake, 1000);
+	struct bps_request *request;
+	unsigned n = 0;
+
+	FAKE_SET(fake, hold, true);
+	ASSERT_OK(bps_barrier(client, 0, &request));
+	FAKE_SET(fake, resume_mute, true);
+	do {
+		fake_restart(fake);
+		ASSERT_INT(++n, <, 60);
+	} while (bps_request_wait(request, 100) == -ETIMEDOUT);
+	ASSERT_CONTAINS(bps_error(), "did not come back within 1 s");
+	bps_request_free(request);
+}
+
 TEST(timeout_from_the_environment)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();

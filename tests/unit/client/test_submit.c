@@ -1,3 +1,4 @@
+/* Each operation as it stands in the ring, and the words for what does not fit. */
 #include "fake.h"
 
 static int try_submit(struct bps_tensor *tensor, struct bps_submit_params params)
@@ -249,6 +250,9 @@ TEST(in_place_with_blocks)
 	ASSERT_EQ(told(f.fake)->entry.input_offset, told(f.fake)->entry.output_offset);
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_GATHER, .input = input, .output = input));
 	ASSERT_TRUE(told(f.fake)->entry.input_offset != told(f.fake)->entry.output_offset);
+	/* Others write where this rank has not been read yet. */
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_TO_ALL, .input = bytes, .output = bytes));
+	ASSERT_TRUE(told(f.fake)->entry.input_buffer != told(f.fake)->entry.output_buffer);
 	/* Where a block lies in its own place, nothing is copied. */
 	ASSERT_OK(TRY(f.fixed, .operation = BPS_ALL_GATHER, .input = bytes + 48, .output = bytes));
 	ASSERT_EQ(told(f.fake)->entry.input_buffer, told(f.fake)->entry.output_buffer);

@@ -1,3 +1,4 @@
+/* Views: order, comparison, digest, the homes of jobs. */
 #include "cluster/cluster.h"
 #include "test.h"
 
@@ -52,6 +53,30 @@ TEST(names_are_unique_and_there)
 	ASSERT_EQ(view_new(0, twice, 1, &view), -EINVAL);
 	ASSERT_EQ(view_new(1, twice, SIZE_MAX / 4, &view), -EINVAL);
 	ASSERT_TRUE(!view);
+}
+
+TEST(views_differ_in_anything_of_a_member)
+{
+	struct view_member same = member("a", "x:1", ROLE_SERVER), others[] = {
+		same, same, same, same, same,
+	};
+
+	(void)snprintf(others[0].name, sizeof(others[0].name), "b");
+	(void)snprintf(others[1].address, sizeof(others[1].address), "x:2");
+	others[2].roles = ROLE_AGENT;
+	others[3].bandwidth_mbps = 100;
+	others[4].id = 1;
+	_cleanup_(view_unrefp) struct view *view = view_of(1, &same, 1);
+	_cleanup_(view_unrefp) struct view *again = view_of(2, &same, 1);
+	_cleanup_(view_unrefp) struct view *empty = view_of(1, NULL, 0);
+
+	ASSERT_TRUE(view_same(view, again));
+	ASSERT_TRUE(!view_same(view, empty));
+	for (size_t i = 0; i < ARRAY_SIZE(others); i++) {
+		_cleanup_(view_unrefp) struct view *other = view_of(1, &others[i], 1);
+
+		ASSERT_TRUE(!view_same(view, other));
+	}
 }
 
 TEST(references_are_counted)

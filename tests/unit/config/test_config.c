@@ -1,3 +1,4 @@
+/* Options from files and arguments, refusals and their words, reload, the sample file. */
 #include "config.h"
 #include "test.h"
 #include <fcntl.h>
@@ -66,11 +67,15 @@ TEST(bad_values_are_refused_with_an_example)
 		{ "part_size = -1\n", "such as 4096", -EINVAL },
 		{ "part_size = 1K\n", "between 4K and 64M", -ERANGE },
 		{ "part_size = 99999999999999999999\n", "between", -ERANGE },
+		{ "part_size = 65M\n", "between 4K and 64M", -ERANGE },
 		{ "part_size = 99999999999T\n", "between", -ERANGE },
+		/* 2^64 and 1M. */
+		{ "part_size = 18014398509483008K\n", "between", -ERANGE },
 		{ "max_jobs = 0\n", "between 1 and", -ERANGE },
 		{ "lease = 5\n", "such as 500ms", -EINVAL },
 		{ "bandwidth = 10Gb\n", "such as 100Mbit", -EINVAL },
 		{ "cluster = etcd3\n", "single|static|coordinator", -EINVAL },
+		{ "cluster = stat\n", "is not one of", -EINVAL },
 		{ "cluster = single|static\n", "is not one of", -EINVAL },
 		{ "socket =\n", "must not be empty", -EINVAL },
 		{ "[daemon]\nnode = a\n", "no sections", -EINVAL },

@@ -579,16 +579,21 @@ static void post_twice(struct trainer *trainer)
 	trainer_post_raw(trainer, &entry);
 }
 
+/* Nothing else is wrong with the entry. */
 static void jump(struct trainer *trainer)
 {
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+
 	trainer->tail += SHM_ENTRIES;
-	post_wild_slot(trainer);
+	trainer_post_raw(trainer, &entry);
 }
 
 static void go_back(struct trainer *trainer)
 {
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+
 	trainer->tail -= 2;
-	post_wild_slot(trainer);
+	trainer_post_raw(trainer, &entry);
 }
 
 TEST(wild_slot_ends_the_session)

@@ -405,6 +405,8 @@ TEST(tensors_and_the_job_are_found_by_the_next_process)
 	ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
 	ASSERT_OK(ledger_tensor_add(ledger, "b", DTYPE_INT64, 5, 12, 65536));
 	ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
+	known = ledger_tensor_find(ledger, "b");
+	ASSERT_TRUE(known && known->key == 12 && known->start == 65536);
 	ledger = again(again(ledger, fd), fd);
 	known = ledger_tensor_find(ledger, "b");
 	ASSERT_TRUE(known && known->dtype == DTYPE_INT64 && known->elements == 5 &&
@@ -555,6 +557,8 @@ TEST(damage_is_refused_with_words)
 		(void)keep(ledger, 7, 3, 1);
 		ASSERT_OK(ledger_tensor_add(ledger, "w", DTYPE_FLOAT32, 1000, 11, 0));
 		ASSERT_OK(ledger_tensor_add(ledger, "b", DTYPE_INT64, 5, 12, 65536));
+		/* As many as there is room for, so that one more is not merely empty. */
+		ASSERT_OK(ledger_tensor_add(ledger, "v", DTYPE_INT64, 5, 13, 131072));
 		harm(memory, what);
 		ASSERT_EQ(reopen(&ledger, fd, &failure), -EPROTO);
 		ASSERT_TRUE(strstr(failure.text, "the ledger is damaged"));

@@ -1,4 +1,8 @@
-#include "ledger/ledger.h"
+/*
+ * A ledger left by one process and taken over by the next: in-place journals, records, damage, what
+ * concerns the job.
+ */
+#include "ledger/internal.h"
 #include "test.h"
 #include <sys/mman.h>
 
@@ -98,6 +102,9 @@ TEST(a_part_goes_on_in_the_hand_it_was_left_in)
 	ledger_part_take(&part, 1);
 	ASSERT_TRUE(part.hand != fresh.hand);
 	ASSERT_EQ(*(uint8_t *)ledger_part_scratch(&part), 1);
+	ledger_part_copied(&part);
+	ASSERT_EQ(part.done, 4096 + 512);
+	ASSERT_EQ(part.staged, 0);
 	ASSERT_OK(ledger_part_find(&round, 2, PART_BYTES, &part));
 	ASSERT_EQ(part.done, 8192);
 	ASSERT_EQ(part.staged, 0);
@@ -118,6 +125,46 @@ TEST(a_hand_beyond_its_part_is_damage)
 	begin(ledger, &round);
 	ASSERT_EQ(ledger_part_find(&round, 0, 4604, &part), -EPROTO);
 	ledger_free(ledger);
+}
+
+static void expect_damaged(int fd, const char *words)
+{
+	struct failure failure = { 0 };
+	struct ledger *ledger;
+
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE, 1, &ledger, &failure), -EPROTO);
+	ASSERT_CONTAINS(failure.text, words);
+}
+
+TEST(a_hand_in_the_middle_of_an_element_is_damage)
+{
+	static const uint32_t at[][2] = { { 4096, 511 }, { 4094, 512 } };
+
+	for (size_t i = 0; i < ARRAY_SIZE(at); i++) {
+		_cleanup_(fd_closep) int fd = -1;
+		struct ledger *ledger = make(1, &fd);
+		struct ledger_round round = { 0 };
+
+		begin(ledger, &round);
+		leave_part(&round, 0, 0, at[i][0], at[i][1]);
+		ledger_free(ledger);
+		expect_damaged(fd, "the ledger is damaged: hand 0 is at byte");
+	}
+}
+
+TEST(a_low_mark_within_a_word_is_damage)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct ledger *ledger = make(1, &fd);
+	struct ledger_round round = { 0 };
+	uint32_t i = 0;
+
+	begin(ledger, &round);
+	while (atomic_load(&ledger_record(ledger, i)->state) != LEDGER_MOVING)
+		i++;
+	atomic_store(&ledger_record(ledger, i)->low, 32);
+	ledger_free(ledger);
+	expect_damaged(fd, "the ledger is damaged: record");
 }
 
 /* A round fails that had such parts: the next in its record must not be taken for it. */
@@ -277,6 +324,20 @@ TEST(too_few_hands_are_told)
 	ASSERT_TRUE(strstr(failure.text, "64 hands, 1 of them full"));
 	ledger = reopen(fd, LEDGER_HANDS_MIN - 1);
 	ledger_free(ledger);
+}
+
+TEST(another_jobs_is_refused)
+{
+	_cleanup_(fd_closep) int fd = -1;
+	struct failure failure = { 0 };
+	struct ledger *ledger;
+
+	ledger_free(make(1, &fd));
+	ASSERT_EQ(ledger_open(fd, JOB + 1, SIZE, 1, &ledger, &failure), -EPROTO);
+	ASSERT_TRUE(strstr(failure.text, "the ledger is of run"));
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE + 1, 1, &ledger, &failure), -EPROTO);
+	ASSERT_TRUE(strstr(failure.text, "the ledger is of run"));
+	ledger_free(reopen(fd, 1));
 }
 
 TEST(what_concerns_the_job_is_kept)

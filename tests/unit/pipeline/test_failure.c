@@ -156,6 +156,7 @@ TEST(roots_differ)
 
 TEST(one_request_is_wrong_in_itself)
 {
+	static const uint64_t counts[] = { N, N, N, UINT64_MAX - 3 * N + 1 };
 	struct failure invalid;
 
 	(void)failure_set(&invalid, -EINVAL, "the door did not like it");
@@ -175,7 +176,22 @@ TEST(one_request_is_wrong_in_itself)
 		}
 		expect_all_failed(scene, -EINVAL,
 				  "tensor grad, round 2: rank 3: the door did not like it");
-		expect_sum(scene, 3);
+
+		for (uint32_t i = 0; i < 4; i++)
+			(void)ask(scene, i);
+		scene->asked[2].base.output = scene->input[2] + 1;
+		for (uint32_t i = 0; i < 4; i++)
+			submit(scene, i, 3);
+		expect_all_failed(scene, -EINVAL, "rank 2: input and output of push_pull overlap");
+
+		for (uint32_t i = 0; i < 4; i++) {
+			scene->asked[i] = asked_of(OPERATION_ALL_GATHER, 0, scene->input[i], N,
+						   scene->output[i], N);
+			scene->asked[i].base.counts = counts;
+			submit(scene, i, 4);
+		}
+		expect_all_failed(scene, -EINVAL, "the counts overflow");
+		expect_sum(scene, 5);
 	}
 }
 

@@ -90,6 +90,29 @@ TEST(a_round_fails_when_its_results_have_no_room)
 	ASSERT_EQ(job_of(world)->state, JOB_RUNNING);
 }
 
+static int on_charge_more_refused(struct pipeline_member *member, uint64_t bytes)
+{
+	(void)member;
+	(void)bytes;
+	return -EDQUOT;
+}
+
+TEST(where_one_rank_has_no_room_no_other_is_charged)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 1, .n_local = 2, .distributed = true, .resume = true });
+	struct pipeline_job *job;
+	uint32_t first;
+
+	world_form(world);
+	job = job_of(world);
+	world->ranks[1].member.charge_more = on_charge_more_refused;
+	first = ledger_cells_first(job->ledger);
+	ASSERT_EQ(pipeline_room_for(job, first + 1), -EDQUOT);
+	ASSERT_EQ(world->ranks[0].charged, 0);
+	ASSERT_EQ(ledger_cells_allowed(job->ledger), first);
+}
+
 TEST(after_a_restart_no_more_is_charged_than_holds_something)
 {
 	enum { PART = 8 << 20 };
@@ -688,6 +711,22 @@ static void two_check(const struct two *two, uint64_t round)
 		for (unsigned k = 0; k < TWO; k++)
 			ASSERT_TRUE(two->data[i][k] == (float)(3 * (k + round)));
 	}
+}
+
+/* Each time it is back at once. */
+TEST(a_server_that_is_lost_again_and_again_is_given_up)
+{
+	_cleanup_(world_freep) struct world *world = two_new(0);
+	struct pipeline_job *job = job_of(world);
+	size_t server = job->servers[0].member.is_self;
+	unsigned n = 0;
+
+	while (job->state == JOB_RUNNING && pipeline_move_is_in(job, server)) {
+		ASSERT_INT(n++, <, 200);
+		WORLD_UNTIL(world, job->servers[server].attached);
+		pipeline_keep_lost(job, server, "a test");
+	}
+	ASSERT_EQ(n, 101);
 }
 
 static uint64_t copied(struct world *world)

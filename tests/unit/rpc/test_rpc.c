@@ -1,3 +1,7 @@
+/*
+ * gRPC between two ends in this process and with another: calls, streams, deadlines, cancellation,
+ * the Unix socket, strangers.
+ */
 #include "base/clock.h"
 #include "certificates.h"
 #include "grpc_test.h"
@@ -336,6 +340,8 @@ GRPC_TEST(slow_reader_is_cut_off)
 	rpc_request_start(channel, &q.request);
 	UNTIL(&f, q.is_done && f.n_cancelled);
 	ASSERT_INT(q.status, <, 0);
+	/* Not by its own deadline. */
+	ASSERT_TRUE(q.status != -ETIMEDOUT);
 	rpc_channel_free(channel);
 	stop(&f);
 }
@@ -658,6 +664,21 @@ GRPC_TEST(unix_path_in_use)
 	stop(&g);
 }
 
+/* Whether a client of ours, which trusts the server, is still connected after some seconds in which it says nothing. */
+static bool is_kept(const struct fixture *f, const struct certificates *c, bool has_certificate,
+		    unsigned seconds)
+{
+	char command[512], own[192] = "";
+
+	if (has_certificate)
+		(void)snprintf(own, sizeof(own), "-cert %s -key %s", c->cert, c->key);
+	(void)snprintf(command, sizeof(command),
+		       "timeout %u openssl s_client -connect %s -CAfile %s %s -alpn h2 -ign_eof "
+		       "</dev/null >/dev/null 2>&1; test $? = 124",
+		       seconds, f->address, c->ca, own);
+	return !system(command);
+}
+
 GRPC_TEST(mutual_tls)
 {
 	struct certificates c;
@@ -686,6 +707,9 @@ GRPC_TEST(mutual_tls)
 	ASSERT_INT(q.status, <, 0);
 	rpc_channel_free(channel);
 	ASSERT_EQ(f.n_called, 1);
+	/* Nor is one kept that has no certificate at all, as one with a certificate is. */
+	ASSERT_TRUE(!is_kept(&f, &c, false, 20));
+	ASSERT_TRUE(is_kept(&f, &c, true, 1));
 	stop(&f);
 }
 
@@ -706,6 +730,11 @@ GRPC_TEST(tls_files_are_named)
 				  &f.failure, &channel),
 		  -EINVAL);
 	ASSERT_CONTAINS(f.failure.text, "TLS key");
+	ASSERT_EQ(rpc_channel_new(f.rpc, "127.0.0.1:1", 0,
+				  &(struct rpc_tls){ c.ca, c.cert, "/etc/passwd" }, &f.failure,
+				  &channel),
+		  -EINVAL);
+	ASSERT_CONTAINS(f.failure.text, "TLS key /etc/passwd: not a PEM file");
 	/* A certificate with the key of another. */
 	ASSERT_INT(rpc_listen(f.rpc, "127.0.0.1:0", &(struct rpc_tls){ c.ca, c.cert, c.other_key },
 			      &f.port, &f.failure),

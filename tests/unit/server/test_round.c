@@ -459,10 +459,25 @@ TEST(unaligned_data_is_refused)
 	far_expect(far, far_call(far, 0, &h, (const double[]){ 1 }), -EINVAL, "not aligned");
 }
 
+struct overdue {
+	struct loop_timer timer;
+	const struct asked *asked;
+	bool is_open; /* it was not answered before */
+};
+
+/* Timers come in their order, however busy the machine is. */
+static void on_overdue(struct loop_timer *timer)
+{
+	struct overdue *overdue = container_of(timer, struct overdue, timer);
+
+	overdue->is_open = !overdue->asked->done;
+}
+
 TEST(deadline_names_the_missing)
 {
 	FAR = far_new(NULL);
 	struct layout layout = far_layout("job", 4, two_each);
+	struct overdue overdue = { .timer.expired = on_overdue };
 	struct asked *a, *b, *part;
 	struct data_header h;
 	uint64_t start;
@@ -476,10 +491,14 @@ TEST(deadline_names_the_missing)
 	h = far_push(&layout, 1, 1, 0);
 	h.part = 1;
 	part = push_as(far, 0, h, 1, 4);
+	overdue.asked = a;
+	ASSERT_OK(loop_timer_set(far->loop, &overdue.timer, clock_now_ns() + 1100 * NSEC_PER_MSEC));
 	far_expect(far, a, -ETIMEDOUT,
 		   "job job: tensor w, round 1: ranks 2, 3, 6, 7 have not all contributed within "
 		   "0.1 s");
 	ASSERT_INT(clock_now_ns() - start, >=, 1100 * NSEC_PER_MSEC);
+	ASSERT_TRUE(!overdue.is_open);
+	loop_timer_cancel(&overdue.timer);
 	far_expect(far, b, -ETIMEDOUT, NULL);
 	far_expect(far, part, -ETIMEDOUT, NULL);
 	/* The late ones hear it too, and the job goes on. */

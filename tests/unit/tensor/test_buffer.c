@@ -52,6 +52,7 @@ TEST(refusal_charges_nothing)
 	int fd = sealed(4096);
 
 	quota_init(&quota, 4095, NULL);
+	ASSERT_EQ(buffer_map(fd, 4097, &quota, &buffer, &failure), -EINVAL);
 	ASSERT_EQ(buffer_map(fd, 4096, &quota, &buffer, &failure), -EDQUOT);
 	quota_init(&quota, 1 << 20, NULL);
 	ASSERT_OK(fcntl(fd, F_ADD_SEALS, F_SEAL_WRITE));
