@@ -14,7 +14,7 @@ SANITIZER = os.environ.get('BPS_TEST_SANITIZER', 'none')
 TIER = os.environ.get('BPS_TEST_TIER', 'full')
 GATE = TIER != 'full'
 TSAN, SANITIZED = 'thread' in SANITIZER, SANITIZER != 'none'
-DEADLINE = 30 * SCALE
+DEADLINE = int(os.environ.get('BPS_TEST_DEADLINE', '30')) * SCALE
 SLOW = max(1, SCALE // 2)  # of times that are part of a test: as fast under sanitizers; in a guest all takes longer
 # Two devices: daemons of a cluster go by RDMA alone. Those of scripts/vm --rdma, or "fake0 fake1" of tests/fakeverbs.
 RDMA = os.environ.get('BPS_TEST_RDMA', '').split()
