@@ -7,7 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from conftest import PYTHON, clean_environment, needs_build
+from conftest import PYTHON, RANKS, clean_environment, needs_build
 
 torch = pytest.importorskip("torch")
 pytestmark = needs_build
@@ -31,6 +31,20 @@ def launch(run_launch):
     return run
 
 
+@pytest.fixture
+def train(launch):
+    """As launch(); all ranks must come to the same parameters, as those that reduce nothing do not."""
+
+    def run(n, script, *arguments):
+        output = launch(n, RANKS / "parameters.py", script, *arguments)
+        digests = re.findall(r"^parameters (\w+)$", output, re.M)
+        assert len(digests) == n, output
+        assert len(set(digests)) == 1, f"ranks got different results: {output}"
+        return output
+
+    return run
+
+
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
     """Images of MNIST as a folder for each class, as ImageNet comes."""
@@ -50,20 +64,20 @@ def folders(tmp_path_factory):
 
 
 @needs_images
-def test_imagenet_trains_and_goes_on_from_its_checkpoint(launch, folders, tmp_path):
+def test_imagenet_trains_and_goes_on_from_its_checkpoint(train, folders, tmp_path):
     checkpoint = tmp_path / "run.pt"
     small = "--size 28 --blocks 1,1,1,1 --width 16 --batch-size 10 --lr 0.02 --warmup 1 --workers 1".split()
     where = ["--train", folders / "train", "--val", folders / "val", "--checkpoint", checkpoint]
-    first = launch(2, EXAMPLES / "train_imagenet.py", *where, *small, "--epochs", 3)
+    first = train(2, EXAMPLES / "train_imagenet.py", *where, *small, "--epochs", 3)
     losses = [float(loss) for loss in re.findall(r"^epoch \d+: loss ([\d.]+)", first, re.M)]
     assert len(losses) == 3 and losses[-1] < losses[0]
     assert first.count("of 51 images") == 3  # an odd number, on two ranks: each image once
-    second = launch(2, EXAMPLES / "train_imagenet.py", *where, *small, "--epochs", 4)
+    second = train(2, EXAMPLES / "train_imagenet.py", *where, *small, "--epochs", 4)
     assert re.findall(r"^epoch (\d+): loss", second, re.M) == ["4"]
 
 
-def test_gpt_learns(launch):
-    output = launch(2, EXAMPLES / "train_gpt.py", "--steps", 100, "--accumulate", 2, "--layers", 2, "--width", 64)
+def test_gpt_learns(train):
+    output = train(2, EXAMPLES / "train_gpt.py", "--steps", 100, "--accumulate", 2, "--layers", 2, "--width", 64)
     losses = [float(loss) for loss in re.findall(r"^step \d+: mean loss ([\d.]+)", output, re.M)]
     assert losses[-1] < losses[0]
     assert float(re.search(r"held-out loss ([\d.]+)", output)[1]) < 4  # 5.5 is no knowledge at all
@@ -121,8 +135,8 @@ def test_spawn(one_process, tmp_path):
 
 @needs_images
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
-def test_mixed_precision(launch, one_process, precision):
-    check_curve(launch(2, SIX_WAYS / "mixed_precision.py", "--precision", precision), one_process, 0.05)
+def test_mixed_precision(train, one_process, precision):
+    check_curve(train(2, SIX_WAYS / "mixed_precision.py", "--precision", precision), one_process, 0.05)
 
 
 @needs_images
