@@ -210,7 +210,7 @@ struct bps_join_params {
 	uint32_t staleness;	   /* rounds the last may be behind; 0: quorum 8, ACCUMULATE any */
 	/*
 	 * Not 0: the job goes on without a rank that dies, leaves, or is later than its requests' deadline, as long as there
-	 * are min_ranks (0: 1); see bps(7), ELASTIC JOBS. newcomer not 0: this trainer asks to be let in by the next
+	 * are min_ranks (0: 1); see bps-recovery(7), ELASTIC JOBS. newcomer not 0: this trainer asks to be let in by the next
 	 * bps_client_regroup() of such a job, which need not run yet, within timeout_ms; rank, world_size and where it is are
 	 * not looked at, and max_ranks (0: no bound) is what the job's own ranks say, as are min_ranks, min_servers, part_bytes,
 	 * request_timeout_ms, gpu_reduce and gpu_roots.

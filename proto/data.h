@@ -163,7 +163,7 @@ struct data_header {
 	uint8_t pad;
 	/*
 	 * DATA_ERROR, DATA_FAIL_*: positive errno. Of a job that outlives its daemons' processes, numbers modulo 2^32: in
-	 * PUSH what DATA_ACK says, in RESULT what DATA_RELEASE says. See RESULTS in bps-protocol(7).
+	 * PUSH what DATA_ACK says, in RESULT what DATA_RELEASE says. See bps-protocol(7), DAEMON AND DAEMON.
 	 */
 	int32_t status;
 	uint64_t offset; /* of this part in its block, bytes; push_pull_rows: 0 */

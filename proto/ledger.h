@@ -1,7 +1,7 @@
 /*
  * The ledger of a job: how far its sums have come, so that the next daemon process can go on with them when this one is
  * killed, restarted or upgraded. Needed because an in-place reduction overwrites its own inputs: begun and not finished,
- * it can neither be left nor be done again from the start. See bps(7), RESTART.
+ * it can neither be left nor be done again from the start. See bps-recovery(7), RESTART.
  *
  * One memfd per job that can be resumed, made by the daemon, sealed (SHRINK | GROW | SEAL), sparse. Its descriptor goes
  * to every rank beside Joined and comes back beside Resume; trainers keep it and never map it. One daemon process at a

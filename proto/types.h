@@ -87,7 +87,7 @@ enum gpu_reduce {
 	GPU_REDUCE_MAX_ = 4,
 };
 
-/* What a job does about ranks that are late: bps(7), STRAGGLERS. All zero: it waits for them. */
+/* What a job does about ranks that are late: bps-recovery(7), STRAGGLERS. All zero: it waits for them. */
 struct stragglers {
 	uint32_t quorum; /* PUSH_PULL goes on with so many; 0: waits for all */
 	uint32_t staleness;

@@ -1,7 +1,7 @@
 /*
  * Places where a test ends, stops or delays the process, or makes a step fail: FAILPOINT("ledger-part-done") in the code
  * and BPS_FAILPOINTS="ledger-part-done=kill@3" in the environment. Built in by the option `failpoints` alone; without
- * it they are nothing. Any thread. See bps(7), FAILPOINTS.
+ * it they are nothing. Any thread. See bps-testing(7), FAILPOINTS.
  */
 #pragma once
 

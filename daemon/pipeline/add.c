@@ -1,8 +1,8 @@
 /*
- * A job is given servers that came to the cluster after it had begun, or came back at another address: bps(7), RESTART. They are
- * no members of its view; everybody who knows of them knows their names and addresses, beside which servers have gone and come
- * (move.c). One node, the first, looks at the cluster's newest view, and asks each server that the job does not have.
- * Once it has said that it takes part the job goes over, as when one is back.
+ * A job is given servers that came to the cluster after it had begun, or came back at another address: bps-recovery(7), CHANGE
+ * OF SERVERS. They are no members of its view; everybody who knows of them knows their names and addresses, beside which
+ * servers have gone and come (move.c). One node, the first, looks at the cluster's newest view, and asks each server that the
+ * job does not have. Once it has said that it takes part the job goes over, as when one is back.
  */
 #include "base/failpoint.h"
 #include "base/log.h"

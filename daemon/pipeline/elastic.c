@@ -1,5 +1,5 @@
 /*
- * Elastic jobs: they go on without a rank that dies, leaves or is late. See bps(7), ELASTIC JOBS.
+ * Elastic jobs: they go on without a rank that dies, leaves or is late. See bps-recovery(7), ELASTIC JOBS.
  *
  * Inside, ranks keep the numbers that they have had since the run began. What a trainer is told, and says, counts only
  * those that are in the job: a number means something together with the membership in which it was counted. Memberships

@@ -1,7 +1,7 @@
 /*
- * A job that goes through servers outlives their processes, and this one: bps(7), RESTART. A server that is lost is
- * connected and attached again. Meanwhile its parts wait; then those without a result are pushed once more, and results that
- * not all nodes may have are offered. What is kept for that, in cells of the ledger, is forgotten when the server says so.
+ * A job that goes through servers outlives their processes, and this one: bps-recovery(7), THROUGH SERVERS. A server that is
+ * lost is connected and attached again. Meanwhile its parts wait; then those without a result are pushed once more, and results
+ * that not all nodes may have are offered. What is kept for that, in cells of the ledger, is forgotten when the server says so.
  */
 #include "base/failpoint.h"
 #include "base/log.h"

@@ -1,6 +1,6 @@
 /*
- * Nodes leave in good order: bps(7), RESTART. Servers hear it from the node itself, and the other nodes from servers: they say it to
- * a server that may be another process since, which would wait for that node.
+ * Nodes leave in good order: bps-recovery(7), NODES THAT LEAVE. Servers hear it from the node itself, and the other nodes from
+ * servers: they say it to a server that may be another process since, which would wait for that node.
  */
 #include <inttypes.h>
 

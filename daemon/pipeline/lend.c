@@ -1,7 +1,7 @@
 /*
  * Cells that are lent: where the server that sums a part is in this process, it makes the result in the cell where it is kept.
- * So it is not copied there, and it is kept before any node is answered: bps(7), RESTART. A cell that was freed meanwhile is
- * nobody else's before the server has let go of it.
+ * So it is not copied there, and it is kept before any node is answered: bps-recovery(7), THROUGH SERVERS. A cell that was
+ * freed meanwhile is nobody else's before the server has let go of it.
  */
 #include "base/block.h"
 #include "pipeline/part.h"

@@ -1,9 +1,10 @@
 /*
- * Which of its servers a job goes on with: bps(7), RESTART. A server that was lost for good, or drains, is left out; one that is
- * back is taken in again. Each node knows how often each server has gone and come, and unites that with what others say: whoever
- * knows as much has the same placement and home, so nothing has to be decided, and no boundary agreed on. Then all is as if every
- * server's process were another: nodes attach, offer the results that not all nodes may have, and push what they have no
- * result of. Results are functions of the contributions alone; so it does not matter where, or how often, a sum is made.
+ * Which of its servers a job goes on with: bps-recovery(7), CHANGE OF SERVERS. A server that was lost for good, or drains, is
+ * left out; one that is back is taken in again. Each node knows how often each server has gone and come, and unites that with
+ * what others say: whoever knows as much has the same placement and home, so nothing has to be decided, and no boundary agreed
+ * on. Then all is as if every server's process were another: nodes attach, offer the results that not all nodes may have, and
+ * push what they have no result of. Results are functions of the contributions alone; so it does not matter where, or how
+ * often, a sum is made.
  */
 #include "base/failpoint.h"
 #include "base/log.h"

@@ -1,5 +1,5 @@
 /*
- * A job goes on with another daemon process: bps(7), RESTART. What is here is about jobs and tensors; parts that were
+ * A job goes on with another daemon process: bps-recovery(7), RESTART. What is here is about jobs and tensors; parts that were
  * under way are continued where parts begin (round.c, part.c).
  */
 #include "base/failpoint.h"

@@ -1,9 +1,9 @@
 /*
- * A job with a quorum, or an asynchronous one, that outlives its daemons' processes (bps(7), RESTART). Servers hold what nobody
- * else has: contributions that came too late for their round, and sums that accumulate. So each result says whose
+ * A job with a quorum, or an asynchronous one, that outlives its daemons' processes (bps-recovery(7), STRAGGLERS). Servers hold
+ * what nobody else has: contributions that came too late for their round, and sums that accumulate. So each result says whose
  * contributions have been in it or before (data_roll), and stays here, in its cell, for longer than others: with what this node
- * contributed to it too late, until that is in another; and, of what accumulates, the last of each part. A server that is
- * fresh is offered all of it, and told when that was all.
+ * contributed to it too late, until that is in another; and, of what accumulates, the last of each part. A server that is fresh
+ * is offered all of it, and told when that was all.
  */
 #include "pipeline/part.h"
 #include "proto/data.h"

@@ -1,7 +1,7 @@
 /*
- * Newcomers of a node that has no rank in their job: bps(7), ELASTIC JOBS. Nobody here knows where the job's home is, or whether
- * it runs at all: every server is told how many wait, again and again, until one that is its home keeps the call. That one answers
- * when the ranks regroup; then the job's next run is here, too, with these newcomers. Control thread only.
+ * Newcomers of a node that has no rank in their job: bps-recovery(7), ELASTIC JOBS. Nobody here knows where the job's home is,
+ * or whether it runs at all: every server is told how many wait, again and again, until one that is its home keeps the call.
+ * That one answers when the ranks regroup; then the job's next run is here, too, with these newcomers. Control thread only.
  */
 #include "base/log.h"
 #include "pipeline/setup.h"

@@ -1,8 +1,8 @@
 /*
- * The daemon's process may die when it has told some of its ranks of the run that has begun when they regrouped, and not others:
- * bps(7), ELASTIC JOBS. Those bring the ledger of the run before, and newcomers none; the run that was told has them by their
- * processes, and they are told now. No round of it can have completed: each needs every rank. Called by resume.c, and by
- * regroup.c when a newcomer has come. Control thread only.
+ * The daemon's process may die when it has told some of its ranks of the run that has begun when they regrouped, and not
+ * others: bps-recovery(7), ELASTIC JOBS. Those bring the ledger of the run before, and newcomers none; the run that was told
+ * has them by their processes, and they are told now. No round of it can have completed: each needs every rank. Called by
+ * resume.c, and by regroup.c when a newcomer has come. Control thread only.
  */
 #include "base/log.h"
 #include "pipeline/job.h"

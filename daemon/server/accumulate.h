@@ -1,8 +1,8 @@
 /*
- * Accumulation (bps(7), STRAGGLERS): of each part of a tensor the server keeps the sum of all that was ever contributed to
- * it. A contribution is added and answered with that sum, at once, or when the slowest node has come within the job's
- * staleness. Each node's rounds count by themselves. Control thread only; sums run in the pool, one at a time for a part, and
- * make a new block of it each time: what is on its way to nodes does not change.
+ * Accumulation (bps-recovery(7), STRAGGLERS): of each part of a tensor the server keeps the sum of all that was ever
+ * contributed to it. A contribution is added and answered with that sum, at once, or when the slowest node has come within the
+ * job's staleness. Each node's rounds count by themselves. Control thread only; sums run in the pool, one at a time for a part,
+ * and make a new block of it each time: what is on its way to nodes does not change.
  *
  * Of a job that outlives its daemons' processes each answer says whose contributions are in the sum (data_roll), and each node
  * keeps the last that it was given: the newest of these is the sum of a server that has lost its own. What a node

@@ -1,7 +1,7 @@
 /*
- * An elastic job goes on without ranks: bps(7), ELASTIC JOBS. Who is gone stands in job->moves behind the servers, so all that
- * is said about data counts for one set of ranks only. Who learns of more says so to the others; they attach again, and the job
- * begins anew here without those who are gone, as when its servers change.
+ * An elastic job goes on without ranks: bps-recovery(7), ELASTIC JOBS. Who is gone stands in job->moves behind the servers, so
+ * all that is said about data counts for one set of ranks only. Who learns of more says so to the others; they attach again,
+ * and the job begins anew here without those who are gone, as when its servers change.
  */
 #include "base/clock.h"
 #include "base/failpoint.h"

@@ -1,7 +1,7 @@
 /*
- * Newcomers of an elastic job on nodes that have no rank in it: bps(7), ELASTIC JOBS. Such a node, a guest, tells the job's home
- * how many wait there. The home tells the job's nodes, which tell their ranks with the next barrier, and takes guests in when the
- * ranks regroup: regroup.c. Control thread only.
+ * Newcomers of an elastic job on nodes that have no rank in it: bps-recovery(7), ELASTIC JOBS. Such a node, a guest, tells the
+ * job's home how many wait there. The home tells the job's nodes, which tell their ranks with the next barrier, and takes
+ * guests in when the ranks regroup: regroup.c. Control thread only.
  */
 #include "base/log.h"
 #include "server/job.h"

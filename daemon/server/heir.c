@@ -1,8 +1,8 @@
 /*
- * The home of an elastic job may die while it tells the nodes of the run that has begun when ranks regrouped: bps(7), ELASTIC JOBS.
- * Who has heard attaches, and brings JobJoined to every server of the job. Who has not asks again, at the next home, and is told
- * there what the others were. The same goes for a node whose daemon has died before it had told its ranks, and for one whose
- * connection was lost. Control thread only.
+ * The home of an elastic job may die while it tells the nodes of the run that has begun when ranks regrouped: bps-recovery(7),
+ * ELASTIC JOBS. Who has heard attaches, and brings JobJoined to every server of the job. Who has not asks again, at the next
+ * home, and is told there what the others were. The same goes for a node whose daemon has died before it had told its ranks,
+ * and for one whose connection was lost. Control thread only.
  */
 #include "base/log.h"
 #include "server/job.h"

@@ -1,6 +1,6 @@
 /*
- * Jobs that outlive their daemons' processes (bps(7), RESTART). A result is kept until every node of its set has said that
- * it keeps it, too: whoever dies, there is always one who can give it to those that have not got it.
+ * Jobs that outlive their daemons' processes (bps-recovery(7), THROUGH SERVERS). A result is kept until every node of its set
+ * has said that it keeps it, too: whoever dies, there is always one who can give it to those that have not got it.
  *
  * Each result has a number for each node that it is sent to, counted from 1 since the node attached. The node says up to
  * which number it has all (in its pushes, or by DATA_ACK), and is told up to which number all nodes have all (in results,

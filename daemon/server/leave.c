@@ -1,6 +1,6 @@
 /*
- * A node leaves in good order: nobody waits for it any more. A process of this server that begins after that hears of it from the
- * other nodes, which were told by servers: bps(7), RESTART. Control thread only.
+ * A node leaves in good order: nobody waits for it any more. A process of this server that begins after that hears of it from
+ * the other nodes, which were told by servers: bps-recovery(7), NODES THAT LEAVE. Control thread only.
  */
 #include "base/clock.h"
 #include "base/failpoint.h"

@@ -1,6 +1,7 @@
 /*
- * A job goes on with other servers: bps(7), RESTART. What is held here is dropped, as if this process were another; nodes
- * attach again, offer what they keep, and push what they have no result of. Words about the job as it was count no more.
+ * A job goes on with other servers: bps-recovery(7), CHANGE OF SERVERS. What is held here is dropped, as if this process were
+ * another; nodes attach again, offer what they keep, and push what they have no result of. Words about the job as it was count
+ * no more.
  */
 #include "base/clock.h"
 #include "base/failpoint.h"

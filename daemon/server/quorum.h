@@ -1,7 +1,7 @@
 /*
- * Rounds that go on without all (bps(7), STRAGGLERS): sums and averages of push_pull, in jobs with a quorum. A round closes with
- * what has come, when that is enough and it has waited for long enough; but not when somebody would fall behind further
- * than the job allows. Its result is kept until every node has come for it. What comes too late is carried: it is among
+ * Rounds that go on without all (bps-recovery(7), STRAGGLERS): sums and averages of push_pull, in jobs with a quorum. A round
+ * closes with what has come, when that is enough and it has waited for long enough; but not when somebody would fall behind
+ * further than the job allows. Its result is kept until every node has come for it. What comes too late is carried: it is among
  * the contributions of the part's next round that is not closed yet.
  *
  * Of a job that outlives its daemons' processes such a result is kept like any other (keep.h), and says whose contributions are

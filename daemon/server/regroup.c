@@ -1,7 +1,7 @@
 /*
- * The ranks of an elastic job regroup: bps(7), ELASTIC JOBS. Each node says which of its ranks do, and how many newcomers wait
- * behind them. When all have, the job's home begins the next run, with its ranks numbered anew: members in their old order,
- * then the newcomers, node by node, those of other nodes (guest.c) last. Control thread only.
+ * The ranks of an elastic job regroup: bps-recovery(7), ELASTIC JOBS. Each node says which of its ranks do, and how many
+ * newcomers wait behind them. When all have, the job's home begins the next run, with its ranks numbered anew: members in their
+ * old order, then the newcomers, node by node, those of other nodes (guest.c) last. Control thread only.
  */
 #include "base/clock.h"
 #include "base/failpoint.h"

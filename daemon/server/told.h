@@ -1,7 +1,7 @@
 /*
- * A job with a quorum, or an asynchronous one, that had begun before this server knew of it (bps(7), RESTART): what a sum is made
- * of depends on what has been in others, and that only nodes know. So none is made before each node has offered what it
- * keeps, and said how much that is. The other half of this file is about how they know: data_roll. Control thread only.
+ * A job with a quorum, or an asynchronous one, that had begun before this server knew of it (bps-recovery(7), STRAGGLERS): what
+ * a sum is made of depends on what has been in others, and that only nodes know. So none is made before each node has offered
+ * what it keeps, and said how much that is. The other half of this file is about how they know: data_roll. Control thread only.
  */
 #pragma once
 

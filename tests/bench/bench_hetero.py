@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """One of 8 links at a quarter of the speed: placement by bandwidth beside equal placement and beside the optimum, in turns.
 
-n nodes and n spare servers; the first spare server's link is the slow one. The optimum is that of unequal links (bps(7),
+n nodes and n spare servers; the first spare server's link is the slow one. The optimum is that of unequal links (bps-internals(7),
 PLACEMENT), in which the nodes sum a little, too. Equal placement is what the same daemons do when nobody tells them the links'
 speeds. Before the slow link several senders meet. Algorithms that fill the queue there until something is lost (cubic) make all
 wait for it at the end; so daemons run with --congestion (bbr if not given), and, for comparison, as the network says (cubic,

@@ -173,7 +173,7 @@ def optimum_s(n, k, n_bytes, bytes_s):
 
 
 def optimum_of_links_s(nodes, spares, n_bytes):
-    """The same for unequal links: payload rates in bytes/s of the nodes' links and of the spare servers' (see bps(7))."""
+    """The same for unequal links: payload rates in bytes/s of the nodes' links and of the spare servers' (bps-internals(7), PLACEMENT)."""
     n = len(nodes)
 
     def fits(t):
@@ -195,7 +195,7 @@ def replay_ms(cluster, layout, model, *more, repeats=3, warmup=1, **environment)
     return figures['step_p50_ms'], figures['compute_ms']
 
 
-# What the daemon lets be on a part's way at links below some Gbit/s, in ms of a link (bps(7), ORDER OF WORK): unsent, 2.5 of
+# What the daemon lets be on a part's way at links below some Gbit/s, in ms of a link (bps-internals(7), ORDER OF WORK): unsent, 2.5 of
 # the daemon's and 2 in the kernel; 2 to the server; 2 back.
 WAY_MS = 8.5
 LEVELS = 8

@@ -9,7 +9,7 @@
 #define SETTLE_NS (70 * NSEC_PER_SEC)
 /*
  * A job that does not wait for all ranks ends with any change of its servers once a rank has left:
- * bps(7), STRAGGLERS. So ranks leave when such changes are over.
+ * bps-recovery(7), STRAGGLERS. So ranks leave when such changes are over.
  */
 #define CALM_NS	   (90 * NSEC_PER_SEC)
 #define EVENTS_MAX 20000000
@@ -55,7 +55,7 @@ static void make_fault(struct schedule *schedule, struct rng *rng, struct fault 
 								   : 4 * NSEC_PER_SEC),
 	};
 	/*
-	 * What a node that has left did not bring to all is lost with a server: bps(7), RESTART. So is
+	 * What a node that has left did not bring to all is lost with a server: bps-recovery(7), NODES THAT LEAVE. So is
 	 * which rounds had failed.
 	 */
 	if ((schedule->kind == JOB_LEAVES || schedule->kind == JOB_FAILS) &&
@@ -364,7 +364,7 @@ static _Noreturn void fail_late(const char *what)
 }
 
 /*
- * What others lack when a node leaves is lost with a server: bps(7), RESTART. So where there are
+ * What others lack when a node leaves is lost with a server: bps-recovery(7), NODES THAT LEAVE. So where there are
  * faults no rank leaves before all have all; else each leaves when its rounds are done.
  */
 static bool may_leave(void)

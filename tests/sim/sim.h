@@ -3,7 +3,7 @@
  * of it made from one seed. The code of agents, servers, ledgers, placement and tensors is the
  * daemon's own; what that code stands on is replaced when the program is linked: the clock, random
  * numbers and the log (env.c), base/loop (loop.c), base/pool (pool.c), transport/ (net.c) and the
- * source of members (member.c). See bps(7), THE SIMULATED WORLD.
+ * source of members (member.c). See bps-testing(7), THE SIMULATED WORLD.
  *
  * Whatever happens is an event at a time; between two events nothing happens. Events of one time
  * come in an order that the seed decides.
