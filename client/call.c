@@ -1,3 +1,8 @@
+/*
+ * Calls to the daemon: each call_*() sends one request of control.proto over the session's
+ * socket and remembers where its answer goes; call_receive() takes answers and events. What the
+ * socket has no room for is queued. The library's other files call with the client's mutex held.
+ */
 #include "control.pb-c.h"
 #include "cuda.h"
 #include "proto/frame.h"

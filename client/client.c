@@ -1,3 +1,9 @@
+/*
+ * A client from bps_client_open() to bps_client_close(): its memory, mutex and references, and
+ * what fork(2) must not leave in a child. Also asserts that bps.h has the numbers of
+ * proto/types.h. client.h says how threads share a client; session.c opens the session with the
+ * daemon.
+ */
 #include "cuda.h"
 #include "proto/frame.h"
 #include <stdarg.h>

@@ -1,3 +1,8 @@
+/*
+ * Where CUDA memory lies, and how the daemon reaches it: exports of whole allocations, arenas
+ * that stand in for what cannot be exported, and the end of both. submit.c asks for each
+ * operation, staging.c has its arenas on devices from here. Streams are in cuda_order.c.
+ */
 #include "cuda.h"
 #include <poll.h>
 #include <stdio.h>

@@ -1,3 +1,8 @@
+/*
+ * The order between streams of the caller and the daemon: flags in shared memory, and what a
+ * stream does before the daemon reads an input and after it has written an output. submit.c
+ * begins the use of a stream, request.c ends it. cuda.h has the rules.
+ */
 #include "cuda.h"
 #include <stdio.h>
 #include <sys/mman.h>

@@ -1,3 +1,7 @@
+/*
+ * The text of a thread's last error, which bps_error() returns and every failing function of the
+ * library sets. Also copies a caller's struct, which may be of an older or newer bps.h.
+ */
 #include "client.h"
 #include <stdarg.h>
 #include <stdio.h>

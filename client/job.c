@@ -1,3 +1,8 @@
+/*
+ * The client's job: its parameters are checked and kept for the next daemon; ranks join, regroup
+ * and leave; the job ends with an error. call.c brings the daemon's word of a failed job,
+ * session.c gives up a job that cannot be resumed.
+ */
 #include "cuda.h"
 #include <stdio.h>
 

@@ -1,3 +1,8 @@
+/*
+ * Memory of the host that the daemon maps: allocated here or the caller's memfd, found by
+ * address, counted by the requests that use it. submit.c looks for inputs and outputs here,
+ * staging.c has its arenas from here, session.c shares all of it with the next daemon.
+ */
 #include "cuda.h"
 #include <fcntl.h>
 #include <sys/mman.h>

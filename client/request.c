@@ -1,3 +1,8 @@
+/*
+ * A request from its slot in the ring to its end: posted, seen as complete in shared memory, its
+ * result copied to the caller, freed or kept for the next. submit.c makes requests, turn.c
+ * harvests completions, session.c posts again what a lost daemon had not answered.
+ */
 #include "cuda.h"
 
 #define EAGAIN_TEXT "4096 requests are outstanding: wait for one"

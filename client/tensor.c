@@ -1,3 +1,8 @@
+/*
+ * Tensors by name: declared once for all who ask, declared again to the next daemon and for the
+ * next run, and the record of which recent rounds have failed. submit.c checks a tensor,
+ * request.c reports how its rounds end.
+ */
 #include "client.h"
 #include "proto/text.h"
 #include <stdio.h>

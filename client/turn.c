@@ -1,3 +1,9 @@
+/*
+ * How threads wait inside the library. One of them, the leader, polls and sleeps for all; it
+ * takes what the daemon sent and wakes the others. Every wait is client_turn() or client_spin()
+ * around a condition; bps_client_fd() and bps_client_dispatch() let the caller's own event loop
+ * do the leader's work. A lost session is noticed here.
+ */
 #include "client.h"
 #include <poll.h>
 #include <sched.h>

@@ -1,3 +1,7 @@
+/*
+ * Parses options, checks them and prints them, all by the table that config.def makes. main.c
+ * reads command line and file at the start and the file again on SIGHUP.
+ */
 #include "config.h"
 #include <ctype.h>
 #include <ini.h>

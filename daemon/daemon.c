@@ -1,3 +1,7 @@
+/*
+ * Makes the modules in order from the options, hands each the callbacks that it needs of others,
+ * and takes them down in the reverse order; drains before. main.c owns the one struct daemon.
+ */
 #include "daemon.h"
 #include "base/clock.h"
 #include "base/cpu.h"

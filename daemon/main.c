@@ -1,3 +1,8 @@
+/*
+ * The program bps-daemon: arguments and options, user, signals, systemd's sockets, notifications
+ * and watchdog. daemon.c has what is served; with --gpu-worker this program is a GPU worker
+ * (gpu/worker.c).
+ */
 #include "base/clock.h"
 #include "base/crash.h"
 #include "base/log.h"

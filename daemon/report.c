@@ -1,11 +1,10 @@
+/*
+ * What operators are told: each function fills admin's plain structs from the modules. Agent and
+ * server know different halves of a job; here they become one line. admin/ calls by report_ops.
+ */
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "internal.h"
-
-/*
- * What operators are told: each function fills admin's plain structs from the modules. Agent and server know different
- * halves of a job; here they become one line.
- */
 
 /* Bytes over all data connections. */
 static int add_traffic(const struct daemon *daemon, struct admin_status *status)

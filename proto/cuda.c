@@ -1,3 +1,8 @@
+/*
+ * Loads the CUDA driver's library, once in a process, and finds its functions. Called by the
+ * client library for memory of a device, by the daemon to see whether there is a driver, and by
+ * its GPU workers. Any thread.
+ */
 #include "proto/cuda_abi.h"
 
 #include "proto/dl.h"

@@ -1,3 +1,8 @@
+/*
+ * Byte order and checks of everything in data.h, the merging of what nodes know of lost and
+ * added servers, and small messages packed as one. transport/ decodes and checks what comes in,
+ * agent and server compare and merge. Pure functions; any thread.
+ */
 #include "proto/data.h"
 #include "proto/text.h"
 #include <endian.h>

@@ -1,3 +1,7 @@
+/*
+ * Opens a library and fills a table with its functions: CUDA's driver (cuda.c), NCCL and NVML
+ * (daemon/gpu/bind.c).
+ */
 #include "proto/dl.h"
 
 #include <dlfcn.h>

@@ -1,3 +1,8 @@
+/*
+ * Packets over a socket pair or the control socket, with descriptors beside them. Called by the
+ * client library and the daemon's sessions for requests and answers, and by the daemon for its
+ * GPU workers.
+ */
 #include "proto/frame.h"
 #include <sys/socket.h>
 

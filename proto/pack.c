@@ -1,3 +1,7 @@
+/*
+ * Protobuf through an arena: a message from outside is unpacked into a few chunks of bounded
+ * size and freed whole. Every module that speaks protobuf calls here.
+ */
 #include "proto/pack.h"
 
 #define ARENA_ALIGN 16

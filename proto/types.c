@@ -1,3 +1,4 @@
+/* Names of element types, operations and reductions, for messages. */
 #include "proto/types.h"
 
 static const char *name_of(const char *const *names, size_t n_names, unsigned number)

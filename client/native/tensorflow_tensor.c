@@ -1,3 +1,8 @@
+/*
+ * TensorFlow's C API as tensorflow_op.c uses it: the table of its functions, views of tensors,
+ * results to be filled, and errors of the library as TensorFlow's. Called inside kernels, on
+ * TensorFlow's threads.
+ */
 #include "client/native/tensorflow_op.h"
 #include <stdarg.h>
 #include <stdio.h>

@@ -1,3 +1,8 @@
+/*
+ * The methods of admin.proto. Each asks daemon/report.c for plain structs by struct admin_ops
+ * and packs these as the answer; types of admin.proto stay in this folder. daemon.c makes the
+ * one struct admin, rpc/ calls its methods.
+ */
 #include "admin/admin.h"
 #include "admin/health.h"
 #include "base/metrics.h"

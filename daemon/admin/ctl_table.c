@@ -1,3 +1,8 @@
+/*
+ * What bpsctl prints for people: a reply of each kind as lines and tables. Text of other
+ * processes is made harmless to a terminal first. ctl.c calls the function that goes with its
+ * command, or ctl_json.c's for programs.
+ */
 #include "admin/ctl.h"
 #include "proto/admin.pb-c.h"
 #include "proto/health.pb-c.h"

@@ -1,3 +1,7 @@
+/*
+ * Check and Watch of the health service. A watcher hears the state at once; a timer looks for
+ * changes while there is a watcher. admin.c owns the struct health.
+ */
 #include "admin/health.h"
 #include "base/clock.h"
 #include "proto/health.pb-c.h"

@@ -1,3 +1,8 @@
+/*
+ * Times at which members of a job come to its rounds, and the judgement, window by window, which
+ * of them are late. The agent has such a record of its ranks, the server one of a job's nodes;
+ * both show up in metrics and bpsctl.
+ */
 #include "base/arrivals.h"
 
 #include "base/error.h"

@@ -1,3 +1,8 @@
+/*
+ * The cache of blocks: free lists by size, slabs that are cut into blocks, and watchers that
+ * hear of slabs. transport/ takes blocks for payloads and registers slabs with RDMA devices;
+ * agent and server take blocks for sums and results.
+ */
 #include "base/block.h"
 
 #include "base/error.h"

@@ -1,3 +1,7 @@
+/*
+ * Cuts large pieces of memory into objects. Owners of tensors, rounds, slots and requests take
+ * from here and keep their own free lists.
+ */
 #include "base/bulk.h"
 
 #include "base/pages.h"

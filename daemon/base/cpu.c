@@ -1,3 +1,7 @@
+/*
+ * Counts the processors that this process may use: by its affinity and by the bandwidth of its
+ * control groups. daemon.c makes as many threads as follow from that.
+ */
 #include "base/cpu.h"
 
 #include <fcntl.h>

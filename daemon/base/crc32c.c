@@ -1,3 +1,8 @@
+/*
+ * CRC-32C in three ways: by carry-less multiplication of wide vectors, by the processor's CRC
+ * instruction, by tables. The first call finds out what this processor has. transport/ and
+ * daemon/ledger/ call.
+ */
 #include "base/crc32c.h"
 
 #include <endian.h>

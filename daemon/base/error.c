@@ -1,3 +1,4 @@
+/* Prints where an error passes, at log level debug, and writes the text of a struct failure. */
 #include "base/error.h"
 
 #include "base/log.h"

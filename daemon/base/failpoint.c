@@ -1,3 +1,7 @@
+/*
+ * Reads BPS_FAILPOINTS when the first point is passed, counts each point's passes, and does what
+ * the test asked for. Empty in a build without failpoints.
+ */
 #include "base/failpoint.h"
 
 #ifdef BPS_FAILPOINTS

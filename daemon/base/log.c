@@ -1,3 +1,7 @@
+/*
+ * Formats log lines and writes them to stderr or the journal without waiting for their reader;
+ * bounds what one place in the code may log.
+ */
 #include "base/log.h"
 #include "proto/text.h"
 

@@ -1,3 +1,7 @@
+/*
+ * The hash map and its hash: buckets that grow by steps, so that no call is slow, and
+ * SipHash-1-3 under a seed of the process.
+ */
 #include "base/map.h"
 
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* The list of registered metrics, and their text as OpenMetrics has it, which admin/ serves. */
 #include "base/metrics.h"
 
 #include "base/error.h"

@@ -1,3 +1,7 @@
+/*
+ * The page size, and anonymous memory that is aligned for huge pages where it is large. block.c
+ * and bulk.c map their memory here.
+ */
 #include "base/pages.h"
 
 #include "proto/c.h"

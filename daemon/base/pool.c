@@ -1,3 +1,8 @@
+/*
+ * A task reaches a worker in one of two ways: the home thread gives each worker up to two tasks
+ * of the queue; short tasks are on offer in a ring of slots, from which workers and the home
+ * thread take them. The agent and the server post tasks.
+ */
 #include "base/pool.h"
 
 #include "base/clock.h"

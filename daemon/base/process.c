@@ -1,3 +1,7 @@
+/*
+ * Identifies a process by its number and start time, from /proc and pidfds. ledger/ finds out
+ * with it which ranks of a job are still the processes that they were.
+ */
 #include "base/process.h"
 #include <poll.h>
 #include <stdio.h>

@@ -1,3 +1,4 @@
+/* Charges and releases along a chain of quotas, by atomic counters and no lock. */
 #include "base/quota.h"
 
 void quota_init(struct quota *quota, uint64_t limit, struct quota *parent)

@@ -1,3 +1,7 @@
+/*
+ * What the commands of bps-bench share: errors, options in sizes and numbers, quantiles, the
+ * JSON file.
+ */
 #include "bench/bench.h"
 #include <stdarg.h>
 

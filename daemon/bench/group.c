@@ -1,3 +1,7 @@
+/*
+ * The ranks that measure together: forked here or started by a launcher, joined to one job, with
+ * barriers, sums and maxima through bps itself, and the CPU time of ranks and daemon.
+ */
 #include "bench/bench.h"
 #include <signal.h>
 #include <sys/prctl.h>

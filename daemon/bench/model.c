@@ -1,9 +1,9 @@
-#include "bench/bench.h"
-
 /*
- * The tensors of well-known models, made from their architecture, and the work of each in a forward pass of one example
- * (a multiplication and an addition for each weight and each place that it is applied to).
+ * The tensors of well-known models, made from their architecture, and the work of each in a
+ * forward pass of one example (a multiplication and an addition for each weight and each place
+ * that it is applied to). replay.c plays them.
  */
+#include "bench/bench.h"
 
 struct maker {
 	struct model *model;

@@ -1,3 +1,7 @@
+/*
+ * bps-bench op: one operation over all ranks, for a list of sizes and a number of tensors. With
+ * --count, the steps are made once more and the kernel counts what they cost.
+ */
 #include "bench/bench.h"
 #include <getopt.h>
 

@@ -1,3 +1,7 @@
+/*
+ * bps-bench replay: training steps of a real model with its tensors in the order of the layers.
+ * In place of the GPU the rank sleeps. model.c has the models, group.c the ranks.
+ */
 #include "bench/bench.h"
 #include <getopt.h>
 #include <sys/prctl.h>

@@ -1,3 +1,8 @@
+/*
+ * bps-bench ring: a request's way to the daemon and back, beside a bare wake-up of another
+ * process, and the time that a post takes. Both ways are measured in turns, so that they see one
+ * state of the machine.
+ */
 #include "bench/bench.h"
 #include <getopt.h>
 #include <signal.h>

@@ -1,3 +1,8 @@
+/*
+ * What all sources of members share: the views that are kept, jobs and the queries that wait for
+ * a job's view, and the choice of a source. daemon.c and the agent call from above, source_*.c
+ * from below.
+ */
 #include "base/clock.h"
 #include "cluster/source.h"
 #include "cluster/wire.h"

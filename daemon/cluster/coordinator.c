@@ -1,3 +1,8 @@
+/*
+ * The coordinator's members and views: registration, leases, the key of data connections, and a
+ * new view for each change. source_coordinator.c makes the coordinator in the daemon that is
+ * one; coordinator_job.c fixes the views of jobs.
+ */
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"

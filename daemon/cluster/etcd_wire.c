@@ -1,3 +1,4 @@
+/* Packs requests to etcd and unpacks its answers. Types of etcd.proto appear here alone. */
 #include "cluster/etcd_wire.h"
 #include "proto/etcd.pb-c.h"
 #include "proto/pack.h"

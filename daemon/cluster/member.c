@@ -1,3 +1,7 @@
+/*
+ * The rules for names, addresses and members. cluster_file.c checks what a file says by them,
+ * wire.c and source_etcd.c what comes over the network.
+ */
 #include "cluster/member.h"
 
 static bool is_alnum(char c)

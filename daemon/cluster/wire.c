@@ -1,3 +1,7 @@
+/*
+ * Packs, unpacks and checks the messages of cluster.proto between coordinator and members, and
+ * what members keep in etcd. coordinator*.c and source_*.c call.
+ */
 #include "cluster/wire.h"
 #include "cluster/cluster_file.h"
 #include "cluster/member.h"

@@ -1,3 +1,8 @@
+/*
+ * The socket that trainers connect to: opened or taken from systemd, connections accepted,
+ * counted and refused. Also makes and ends struct control, for daemon.c, and tells of sessions,
+ * for report.c.
+ */
 #include "base/log.h"
 #include "control/session.h"
 #include "proto/pack.h"

@@ -1,3 +1,8 @@
+/*
+ * Packets of a trainer: one handler for each message of control.proto checks the message, calls
+ * the agent with plain arguments and answers. Types of control.proto go no further. session.c
+ * brings the packets.
+ */
 #include "base/log.h"
 #include "control/session.h"
 #include "proto/pack.h"

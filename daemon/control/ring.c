@@ -1,3 +1,8 @@
+/*
+ * The ring of a session, in memory that the trainer can write at any time. Entries are copied
+ * out, checked and submitted to the agent; completed requests are written to their slots and the
+ * trainer is woken.
+ */
 #include "control/session.h"
 #include <fcntl.h>
 #include <inttypes.h>

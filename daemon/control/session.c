@@ -1,3 +1,8 @@
+/*
+ * A session from its connection to its end: packets in and out, the trainer's process, its
+ * buffers and tensors. listener.c makes sessions, request.c handles their packets, ring.c their
+ * entries.
+ */
 #include "control/session.h"
 #include "base/log.h"
 #include "proto/pack.h"

@@ -1,3 +1,7 @@
+/*
+ * Loads NCCL and NVML, once in a process, and finds their functions. Only GPU workers use these
+ * libraries: worker.c and worker_group.c call.
+ */
 #include "gpu/nccl_abi.h"
 #include "gpu/nvml_abi.h"
 #include "proto/dl.h"

@@ -1,18 +1,20 @@
+/*
+ * Memory of a device that other devices read and write, by a dma-buf: arenas, one for each
+ * device that a job needs one on. The job's worker allocates them; trainers' own memory, which
+ * the worker has imported, cannot be exported again. In this process an arena is nothing but
+ * addresses: a thread that touches them ends the process. Other devices know the memory by the
+ * same addresses.
+ *
+ * An RDMA device that has registered an arena holds the memory. So a lease that outlives the
+ * worker, as that of a part that a server has not answered, is safe. An arena goes with its last
+ * lease.
+ */
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "gpu/internal.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <sys/mman.h>
-
-/*
- * Memory of a device that other devices read and write, by a dma-buf. A worker allocates it, one piece for each device that its
- * job needs it on; trainers' own memory, which it has imported, cannot be exported again. In this process it is nothing but
- * addresses: whoever touches them ends it. Other devices know the memory by the same addresses.
- *
- * What is registered holds the memory, so a lease that outlives its worker, as of a part that a server has not answered, is
- * safe; an arena goes with its last.
- */
 
 static struct gpu_arena *arena_of(const struct gpu_worker *worker, const uint8_t *device)
 {

@@ -1,3 +1,7 @@
+/*
+ * Makes and frees the one struct gpu, for daemon.c. A first worker is started to see whether
+ * there is a GPU that can be used, and why not, and is let go.
+ */
 #include "base/log.h"
 #include "gpu/internal.h"
 #include "proto/cuda_abi.h"

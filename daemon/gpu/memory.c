@@ -1,3 +1,8 @@
+/*
+ * Allocations that trainers have shared: kept while shared, given a number and imported by a
+ * job's worker when first used, taken back when the worker ends. tensor/buffer.c makes and frees
+ * them, the agent's device.c has them opened.
+ */
 #include "gpu/internal.h"
 #include <fcntl.h>
 

@@ -1,3 +1,7 @@
+/*
+ * Which pages of a piece of memory are in use, one bit for each: staging.c and direct.c take
+ * runs of free pages here. The search begins where the last run was found.
+ */
 #include "gpu/internal.h"
 
 /* Pieces are looked for from where the last one was found. */

@@ -1,12 +1,12 @@
+/*
+ * Whether a trainer's stream has come to a submission is seen by a flag in its shared memory.
+ * Streams that do nothing else wait for flags, a few (lanes) for each session: in a stream that
+ * copies, what waits for one rank would stop what another waits for, and ranks may submit in
+ * different orders. A timer looks at the flags beyond these streams, so that nothing depends on
+ * which submissions the streams happen to wait for.
+ */
 #include "gpu/internal.h"
 #include <sys/mman.h>
-
-/*
- * Whether a trainer's stream has come to a submission is seen by a flag in its shared memory. It is waited for in streams
- * that do nothing else, a few for each session: in a stream that copies, what waits for one rank would stop what another
- * waits for, and ranks may submit in different orders. Flags beyond these streams are looked at by a timer, so that
- * nothing depends on which submissions the streams happen to wait for.
- */
 
 int gpu_session_open(struct gpu_worker *worker, int memfd, struct gpu_session **ret_session)
 {

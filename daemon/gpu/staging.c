@@ -1,8 +1,10 @@
+/*
+ * Staging: one memfd for all jobs, mapped here and in every worker, which registers it with the
+ * driver. The agent's device.c takes leases of it for parts; jobs whose leases wait take turns.
+ */
 #include "gpu/internal.h"
 #include <fcntl.h>
 #include <sys/mman.h>
-
-/* One memfd for all jobs, mapped here and in every worker, which registers it with the driver. */
 
 int gpu_staging_open(struct gpu *gpu)
 {

@@ -1,3 +1,8 @@
+/*
+ * A task from its first command to its end: copies and flags are added as commands to the
+ * worker's batch, and a mark behind them in each stream in use tells when all is done. The
+ * agent's device.c and direct.c make tasks.
+ */
 #include "gpu/internal.h"
 
 void gpu_task_begin(struct gpu_worker *worker, struct gpu_task *task)

@@ -1,3 +1,8 @@
+/*
+ * The main thread of a GPU worker: starts the others, reads commands and passes them to set-up
+ * or to streams. Also how any thread of a worker sends events, reports an error, and what a
+ * worker does when the daemon is gone. main.c starts the program here.
+ */
 #include "gpu/worker.h"
 
 #include "base/failpoint.h"

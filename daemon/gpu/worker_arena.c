@@ -1,10 +1,12 @@
+/*
+ * Arenas in a worker: memory of a device that RDMA devices read and write, allocated and
+ * exported as a dma-buf. Set-up thread. direct.c is the daemon's side.
+ */
 #include "base/pages.h"
 #include "gpu/worker.h"
 
 #include <stdio.h>
 #include <unistd.h>
-
-/* Memory of a device that others read and write; see direct.c. */
 
 static int refuse(char *text, const struct device *device, const char *why)
 {

@@ -1,3 +1,9 @@
+/*
+ * Groups of devices that reduce by NCCL. A plan says which device of the job is in which group:
+ * all in one, those behind one PCIe switch, or each alone. A group has two communicators, one
+ * for each stream, so that what comes up never waits behind what goes down. The set-up thread
+ * makes the plan, main runs collectives, one more thread looks for those that cannot go on.
+ */
 #include "base/failpoint.h"
 #include "gpu/nccl_abi.h"
 #include "gpu/topology.h"

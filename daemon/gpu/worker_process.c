@@ -1,3 +1,8 @@
+/*
+ * A GPU worker as the daemon sees it: its process started and killed, commands out, events in,
+ * and the deadlines of what was asked. Events go to memory.c, task.c, session.c, group.c and
+ * direct.c. The agent's device.c has one worker for each job.
+ */
 #include "base/log.h"
 #include "gpu/internal.h"
 #include "proto/frame.h"

@@ -1,3 +1,8 @@
+/*
+ * The set-up thread of a worker, which makes the calls that may wait for a device: contexts,
+ * imports and their end, sessions, staging, arenas and plans, one after the other. Main posts
+ * the commands here.
+ */
 #include "base/failpoint.h"
 #include "gpu/worker.h"
 #include <stdio.h>

@@ -1,3 +1,8 @@
+/*
+ * The streams of a worker: copies, flags that are waited for or stored, and marks. Main puts
+ * commands into streams; one waiter thread for each stream that copies tells the daemon when a
+ * mark is reached.
+ */
 #include "base/failpoint.h"
 #include "gpu/worker.h"
 

@@ -1,3 +1,9 @@
+/*
+ * In-place journals (hands) of a job on one node, one for each thread that sums: how far the
+ * thread has come with a part whose outputs may be its inputs. A daemon that takes the ledger
+ * over goes on from there. The agent's part.c finds a part's journal on the control thread; its
+ * work.c keeps the journal on the thread that sums.
+ */
 #include "base/failpoint.h"
 #include "ledger/internal.h"
 #include <inttypes.h>

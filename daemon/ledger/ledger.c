@@ -1,3 +1,8 @@
+/*
+ * A job's ledger made, or taken over and checked; what it says of the job and its ranks; a
+ * record for each round under way. cell.c has retained results, hand.c in-place journals. Called
+ * by the agent.
+ */
 #include "base/failpoint.h"
 #include "ledger/internal.h"
 #include <fcntl.h>

@@ -1,3 +1,8 @@
+/*
+ * Checks requests: a request against its tensor and job, then the requests of one round against
+ * each other. Words of an error name both ranks and what differs. submit.c calls for each
+ * request and once for each round.
+ */
 #include "pipeline/round.h"
 #include "proto/data.h"
 #include "reduce/reduce.h"

@@ -1,15 +1,16 @@
-#include "pipeline/round.h"
-
 /*
- * Which parts are made next. Parts come into being in the order in which they should leave, of all rounds of the job, and
- * only as many as are worth ahead_bytes unsent. A fast server so cannot be served much beyond a slow one: at each moment
- * each has been sent the share of the bytes that placement has given it, and all links are busy to the end. It bounds
- * what is unsent, never what is unanswered: two nodes may submit their tensors in different orders.
+ * Which parts are made next. Parts come into being in the order in which they should leave, of
+ * all rounds of the job, and only as many as are worth ahead_bytes unsent. So a fast server
+ * cannot be served much beyond a slow one: at each moment each has been sent the share of the
+ * bytes that placement has given it, and all links are busy to the end. The bound is on what is
+ * unsent, never on what is unanswered: two nodes may submit their tensors in different orders.
  *
- * job->dealt has the rounds with parts to be made or bytes unsent, the most urgent first. The first of them with parts to be
- * made, and how much of those before it is unsent, are known at each moment: thousands of small rounds may wait, and they
- * are not to be gone through for each part that leaves.
+ * job->dealt has the rounds with parts to be made or bytes unsent, the most urgent first. The
+ * first of them with parts to be made, and how much of those before it is unsent, are known at
+ * each moment: thousands of small rounds may wait, and they are not to be gone through for each
+ * part that leaves.
  */
+#include "pipeline/round.h"
 
 #define AHEAD_UNKNOWN (512u << 10)
 #define AHEAD_MAX     (8u << 20)

@@ -1,3 +1,8 @@
+/*
+ * Tensors of a job: made by the first rank that declares one, agreed on here and then with the
+ * other nodes, and failed where ranks differ. pipeline_declare() is pipeline.h's, for control/;
+ * setup.c brings the home's answer.
+ */
 #include "base/log.h"
 #include "pipeline/round.h"
 #include "pipeline/rows.h"

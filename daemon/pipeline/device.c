@@ -1,3 +1,8 @@
+/*
+ * What a round and a part need of gpu/: the job's worker, imports, streams that have come,
+ * groups, and copies between devices and staging. round.c asks whether a round may move; part.c
+ * and push.c have parts brought down and up.
+ */
 #include "pipeline/device.h"
 #include "base/failpoint.h"
 #include <inttypes.h>

@@ -1,3 +1,9 @@
+/*
+ * A job on this node from its first rank to its end: it is formed, fails, expires or is left,
+ * and is freed when nothing of it is in flight. pipeline_join(), pipeline_leave() and
+ * pipeline_abandon() are pipeline.h's, for control/. home.c, attach.c and setup.c talk to
+ * servers about the job.
+ */
 #include "pipeline/job.h"
 #include "base/failpoint.h"
 #include "base/log.h"

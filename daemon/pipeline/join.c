@@ -1,3 +1,7 @@
+/*
+ * What a rank says when it joins: checked in itself, its secret made a digest, and compared with
+ * what the job's other ranks have said. job.c and resume.c call.
+ */
 #include "base/log.h"
 #include "pipeline/job.h"
 #include <openssl/crypto.h>

@@ -1,3 +1,7 @@
+/*
+ * Priority classes (levels) of a job's tensors, made anew when a step begins. round.c asks for a
+ * round's class, deal.c and outlet.c order by classes.
+ */
 #include "pipeline/level.h"
 #include "pipeline/round.h"
 

@@ -1,3 +1,8 @@
+/*
+ * The send queue towards one server of a job: parts that wait for their turn, and how many bytes
+ * of those that went are still unsent. attach.c makes one when it connects a server, part.c and
+ * push.c put parts in and account for them.
+ */
 #include "pipeline/part.h"
 
 int pipeline_outlet_get(struct pipeline *pipeline, struct peer *peer,

@@ -1,3 +1,7 @@
+/*
+ * Makes and frees the agent, with its metrics; passes notices and lost peers to the jobs that
+ * they concern, and has the transport register trainers' memory. daemon.c and control/ call.
+ */
 #include "pipeline/pipeline.h"
 #include "pipeline/part.h"
 #include "proto/text.h"

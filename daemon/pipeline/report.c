@@ -1,3 +1,7 @@
+/*
+ * The agent in words and plain structs: what a round waits for, for errors; jobs, tensors, ranks
+ * and servers, for operators. The agent's other files and daemon/report.c call.
+ */
 #include "base/clock.h"
 #include "pipeline/device.h"
 #include "pipeline/part.h"

@@ -1,3 +1,8 @@
+/*
+ * Rounds of push_pull_rows, step by step as rows.h has them: what goes to which server, what has
+ * come back, what is done again after a loss. round.c and push.c call; the work of a step is
+ * rows_work.c's, in the pool.
+ */
 #include "pipeline/rows.h"
 #include "base/failpoint.h"
 #include <inttypes.h>

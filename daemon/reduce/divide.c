@@ -1,10 +1,11 @@
+/*
+ * Floor of an integer over a divisor by way of a floating-point type, which vectorises where
+ * integer division does not. Exact: a quotient that is not whole is at least one part in 2^31
+ * (2^15) away from the next whole number, and float64 (float32) keeps 2^53 (2^24). reduce.c
+ * divides sums of averages so.
+ */
 #include "reduce/kernel.h"
 
-/*
- * Floor of an integer over a divisor by way of a floating-point type, which vectorises where integer division does not.
- * Exact: a quotient that is not whole is at least one part in 2^31 (2^15) away from the next whole number, and float64
- * (float32) keeps 2^53 (2^24).
- */
 #define DIVIDE(name, type, float_t)                                                 \
 	static void name(type *p, size_t n, float_t divisor)                        \
 	{                                                                           \

@@ -1,3 +1,8 @@
+/*
+ * Chooses the set of kernels once, and runs a sum by them: which bytes are written past the
+ * caches, the division of an integer average, the copies to further outputs. The agent and the
+ * server call, in the pool or on the control thread.
+ */
 #include "reduce/reduce.h"
 #include "base/cpu.h"
 #include "reduce/kernel.h"

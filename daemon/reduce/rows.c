@@ -1,3 +1,7 @@
+/*
+ * Rows by number: a stable radix sort, the check of a sorted list, and the merge of several.
+ * rows_work.c of the agent and rows.c of the server call, in the pool.
+ */
 #include "reduce/reduce.h"
 
 #define DIGIT_BITS 11

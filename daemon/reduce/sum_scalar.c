@@ -1,3 +1,7 @@
+/*
+ * The kernels in plain C, for every type and reduction, for processors without others. The sets
+ * for wider registers have to yield the same bits.
+ */
 #include "reduce/convert.h"
 #include "reduce/kernel.h"
 #include <float.h>

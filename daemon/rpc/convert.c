@@ -1,3 +1,7 @@
+/*
+ * Between gRPC's terms and ours: byte buffers, status codes, TLS credentials from PEM files, and
+ * the library's log. Loop's thread, but for the log.
+ */
 #include "base/log.h"
 #include "rpc/engine.h"
 

@@ -1,3 +1,8 @@
+/*
+ * gRPC's library while it is in use: started for the first server or channel, stopped after the
+ * last, its completions run on the loop for a bounded time each turn. serve.c and channel.c
+ * call; struct rpc is made here for daemon.c and bpsctl.
+ */
 #include "rpc/engine.h"
 
 #include "base/clock.h"

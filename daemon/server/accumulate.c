@@ -1,3 +1,8 @@
+/*
+ * Asynchronous sums, part by part: contributions are added one sum at a time and answered with
+ * that sum. round.c brings contributions, keep.c what nodes offer, job.c deadlines and the job's
+ * end.
+ */
 #include "server/accumulate.h"
 
 #include "base/clock.h"

@@ -1,3 +1,8 @@
+/*
+ * ATTACH: which peer speaks for which node of a job, and what follows when a node does not come
+ * or its peer is lost. A job begins here at servers other than its home. server.c calls for each
+ * ATTACH and each lost peer, job.c when the time is up.
+ */
 #include "server/job.h"
 
 #include "base/clock.h"

@@ -1,3 +1,8 @@
+/*
+ * DECLARE, at the home of a job: what the nodes say of a tensor is compared, and with the last
+ * node's word the tensor has its key and its place. server.c brings declarations, job.c
+ * deadlines, leave.c nodes that have left.
+ */
 #include "server/job.h"
 
 #include "base/clock.h"

@@ -1,3 +1,7 @@
+/*
+ * Where the memory of a result comes from, the sum of a slot's contributions, and what follows
+ * when it is made. round.c starts the engine when all have come, quorum.c when enough have.
+ */
 #include "server/engine.h"
 
 #include "base/failpoint.h"

@@ -1,3 +1,8 @@
+/*
+ * JOIN, at the home of a job: what the nodes say is compared, missing ranks are named, and with
+ * the last node the job has its number, part size and placement. server.c brings JOINs and lost
+ * peers, job.c deadlines; regroup.c has the next run formed here.
+ */
 #include "server/job.h"
 
 #include "base/clock.h"

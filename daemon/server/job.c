@@ -1,3 +1,8 @@
+/*
+ * A job at this server as an object: made, found by number, woken for its deadlines, ended, and
+ * remembered with the reason. form.c and attach.c make jobs; the job's timer and whichever file
+ * meets a failure end them.
+ */
 #include "server/job.h"
 
 #include "base/clock.h"

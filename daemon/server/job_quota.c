@@ -1,3 +1,7 @@
+/*
+ * The quota of a job, which is kept for another job and never freed: a data thread may be about
+ * to release the last charge when the job goes. job.c takes and gives.
+ */
 #include "server/job.h"
 
 #include <pthread.h>

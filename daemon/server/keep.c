@@ -1,3 +1,8 @@
+/*
+ * Retained results of a job that outlives its daemons' processes: numbered for each node,
+ * acknowledged, released, offered after a loss. engine.c comes here with a result, round.c with
+ * contributions that come again, server.c with offers and acknowledgements.
+ */
 #include "server/keep.h"
 
 #include "base/failpoint.h"

@@ -1,3 +1,7 @@
+/*
+ * JOIN, ATTACH and DECLARE as plain structs and back: every field is checked here before server/
+ * sees it. form.c, attach.c, declare.c and regroup.c call.
+ */
 #include "server/message.h"
 
 #include "proto/cluster.pb-c.h"

@@ -1,3 +1,8 @@
+/*
+ * Rounds of a job with a quorum: when a slot may close without all nodes, what happens to what
+ * comes too late, and contributor sets. round.c, engine.c and keep.c come here where a job has a
+ * quorum.
+ */
 #include "server/quorum.h"
 
 #include "base/clock.h"

@@ -1,3 +1,7 @@
+/*
+ * Writes ranks as text, neighbours as a range, cut short where there are too many. Errors that
+ * name missing or differing ranks have their words from here.
+ */
 #include "server/ranks.h"
 
 #include <stdio.h>

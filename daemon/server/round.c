@@ -1,3 +1,8 @@
+/*
+ * Contributions: each is checked against the job and its round and put into a slot, and the last
+ * starts the sum. Rounds fail here when nodes differ, have left or do not come in time. server.c
+ * brings contributions, job.c deadlines, leave.c nodes that have left.
+ */
 #include "server/round.h"
 
 #include "base/clock.h"

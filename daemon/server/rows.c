@@ -1,3 +1,7 @@
+/*
+ * The lists of a round of push_pull_rows: pieces in, the merge, pieces out, and what is held in
+ * between. round.c brings the pieces of contributions, server.c the calls that pull.
+ */
 #include "server/rows.h"
 
 #include "base/failpoint.h"

@@ -1,3 +1,8 @@
+/*
+ * Where calls, notices and lost peers come in: each is taken to the job it is for, if its sender
+ * may speak for the node. Also draining, and what operators are told of jobs. daemon.c makes the
+ * server and calls from the transport's callbacks.
+ */
 #include "server/server.h"
 
 #include "base/clock.h"

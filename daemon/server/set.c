@@ -1,3 +1,7 @@
+/*
+ * The nodes that give to a part and those that want its result, by operation and block. round.c,
+ * engine.c, keep.c and elastic.c ask.
+ */
 #include "server/set.h"
 
 bool set_reduces(const struct data_header *header)

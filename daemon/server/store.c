@@ -1,3 +1,8 @@
+/*
+ * Tensors, parts, rounds and slots of a job: found or made for each contribution, moved from
+ * list to list, freed. A lookup tries first what came next in the step before, and fetches
+ * ahead. round.c, keep.c, quorum.c and engine.c call.
+ */
 #include "server/store.h"
 
 #include "server/accumulate.h"

@@ -1,3 +1,7 @@
+/*
+ * Counts what each node has offered against the number that the node has announced. keep.c,
+ * quorum.c and accumulate.c make no sum before all nodes are done.
+ */
 #include "server/told.h"
 
 #include "server/accumulate.h"

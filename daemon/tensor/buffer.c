@@ -1,3 +1,8 @@
+/*
+ * Memory of trainers: a memfd checked and mapped, or addresses for memory of a device; counted,
+ * and unmapped when neither shared nor in use. control/ makes buffers; ledger/ has a ledger
+ * mapped as a buffer.
+ */
 #include "tensor/tensor.h"
 
 #include "base/unmap.h"

@@ -1,3 +1,7 @@
+/*
+ * Makes the layout of a job from the node of each rank. The agent does so when a job is formed,
+ * attached or resumed.
+ */
 #include "tensor/tensor.h"
 
 int layout_init(struct layout *layout, const uint32_t *node_of_rank, uint32_t size,

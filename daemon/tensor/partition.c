@@ -1,3 +1,7 @@
+/*
+ * Cuts an operation into parts, block by block. The agent's round.c takes one part after the
+ * other, as there is room for it.
+ */
 #include "tensor/tensor.h"
 
 static uint64_t count_of(const struct partition *p, uint32_t rank)

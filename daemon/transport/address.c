@@ -1,3 +1,8 @@
+/*
+ * Addresses as text and as the kernel has them, the options of data sockets, and names resolved
+ * on a thread of their own. accept.c, dial.c and transport.c call on the home thread, send.c
+ * sets an option on the lane's worker.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

@@ -1,3 +1,8 @@
+/*
+ * Calls: put on a lane, moved to another when the lane breaks, ended by an answer or an error.
+ * peer_call() and peer_call_on() are transport.h's, for the agent and drain.c. Home thread, but
+ * for what internal.h says otherwise.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

@@ -1,3 +1,8 @@
+/*
+ * The numbers by which a lane knows its unanswered calls: a table of slots with a free list.
+ * send.c adds a call, receive.c finds and removes it; rdma_receive.c does so with calls whose
+ * payload is to come. Worker's thread.
+ */
 #include "transport/internal.h"
 
 /*

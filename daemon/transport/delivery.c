@@ -1,3 +1,9 @@
+/*
+ * Calls and notices that come in, from the memory of their payload to the answer that was
+ * written. An RDMA or spare lane may break in between: then the call is known when the other
+ * side asks again. delivery_*() are transport.h's, for the server. Home thread, but for
+ * incoming_new(), incoming_free() and incoming_written().
+ */
 #include "transport/internal.h"
 
 #include "base/crc32c.h"

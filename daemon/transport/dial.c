@@ -1,3 +1,11 @@
+/*
+ * The lanes of a peer being made. Names are resolved first, once for all lanes; then each lane
+ * tries the addresses in turn, and again after a pause that doubles, until the time for it is
+ * over: the other daemon may just be starting. A lane that cannot be made is done without, but
+ * for the first, which the others wait for. What trying again does not mend (wrong key, version
+ * or daemon) loses the peer at once. One that broke later is tried until the peer is lost.
+ * transport.c and peer.c start it. Home thread.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

@@ -1,3 +1,8 @@
+/*
+ * The bytes that a TCP connection may have in the kernel, unsent or unacknowledged. send.c has
+ * this bound set now and then, on the lane's worker; agent and server say by peer_set_parts()
+ * how large a job's parts are.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

@@ -1,3 +1,8 @@
+/*
+ * A data connection until it has proved itself, in either role: hello, hello, proof, and a probe
+ * of the link where that is wanted. accept.c and dial.c own a struct handshake for each
+ * connection. Home thread.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

@@ -1,11 +1,11 @@
+/*
+ * Our own process as a peer: a call is a mail to ourselves, its answer another one. Neither
+ * happens at once, so that, as over a wire, callbacks are not called from inside the functions
+ * that cause them. Home thread.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"
-
-/*
- * Our own process as a peer: a call is a mail to ourselves, its answer another one. Never at once, so that callbacks
- * are not called from inside the functions that cause them, as over a wire.
- */
 
 static void inproc_on_call(struct mail *mail)
 {

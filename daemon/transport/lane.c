@@ -1,3 +1,9 @@
+/*
+ * What lanes of TCP and RDMA have in common. Home starts and closes a lane and gives it
+ * messages; on the worker's thread messages wait in its queue, are let go when written, and a
+ * message that is half here and does not come on fails the lane. The rest is behind lane_ops:
+ * tcp.c, rdma_lane.c.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

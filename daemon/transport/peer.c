@@ -1,3 +1,8 @@
+/*
+ * Peers: names and lanes, what waits for a lane, silence, the loss of a lane or of the whole
+ * peer, and notices out. Home thread. call.c has a peer's calls, dial.c makes its lanes,
+ * accept.c gives it those that came.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

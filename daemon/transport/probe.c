@@ -1,3 +1,12 @@
+/*
+ * How fast this node's link is, for a daemon through which nothing has gone yet: the connecting
+ * side sends up to 2 MiB in one go, and how soon one piece came behind another tells. Only one
+ * connection does so at a time, as several would share the link. The process that reads may have
+ * been late, so the kernel's word counts for when bytes came. The first half does not count, in
+ * which the connection gets up to speed, and which a shaper may let through at once as it has
+ * been idle. Of the other half counts what is usual: if a process or a packet is late nothing
+ * comes for a while, and then much. handshake.c calls.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"
@@ -7,15 +16,6 @@
 #include <linux/tcp.h>
 #include <stdlib.h>
 #include <sys/socket.h>
-
-/*
- * How fast this node's link is, for a daemon through which nothing has gone yet: who connects sends up to 2 MiB in one go, and
- * how soon one piece came behind another tells. Only one does so at a time, as several would share the link. Whoever reads may
- * have been late, so the kernel's word counts for when bytes came. The first half does not count, in which the connection gets up
- * to speed, and which a shaper may let through at once as it has been idle. Of the other half counts what is usual: if a process
- * or a packet is late nothing comes for a while, and then much. Of what came all at once after a standstill counts how
- * fast it was with that: a shaper may have saved it up while a process could not run. Too little is mended by what goes later.
- */
 
 /* Unless there are too few pieces by then, as the processor was with others. */
 #define ENOUGH_NS   (50 * NSEC_PER_MSEC)

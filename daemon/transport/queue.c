@@ -1,3 +1,9 @@
+/*
+ * The queue of messages of a lane: most urgent first, equal ones in order of their sequence.
+ * Most come in the order in which they leave, or in the reverse: those stand in a line, the
+ * others in a heap. lane.c puts messages in, send.c and rdma_send.c take them out. Worker's
+ * thread.
+ */
 #include "transport/internal.h"
 
 /* Urgent ones first, then the larger priority. */

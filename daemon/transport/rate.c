@@ -1,12 +1,12 @@
+/*
+ * How fast this node's link is: the most that has come in by TCP over a while in which something
+ * came all the time. Less than was known counts a little, so that a link which has become slower
+ * is known for that after seconds of work. What a probe has said, before there was such a while,
+ * fades in the same way. receive.c counts on each worker's thread; any thread asks.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"
-
-/*
- * How fast this node's link is: the most that has come in by TCP over a while in which something came all the time. Less
- * than was known counts a little, so that a link which has become slower is known for that after seconds of work. What a probe has
- * said, before there was such a while, fades in the same way.
- */
 
 #define GAP_NS (8 * NSEC_PER_MSEC) /* that long without a byte is no work */
 #define SAMPLE_NS \

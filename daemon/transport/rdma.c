@@ -1,3 +1,8 @@
+/*
+ * RDMA as a whole: opened if the libraries, a device and a port are there, else said to be
+ * missing; closed with the transport. Events of connections come in here and go to rdma_accept.c
+ * and rdma_link.c. Home thread.
+ */
 #include "transport/rdma.h"
 
 #include "base/log.h"

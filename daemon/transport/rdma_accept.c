@@ -1,3 +1,7 @@
+/*
+ * The accepting side of RDMA: offers our ports to a peer over TCP, and accepts a connection
+ * whose hello proves that it answers an offer. Home thread.
+ */
 #include "transport/rdma.h"
 
 #include <stdio.h>

@@ -1,9 +1,12 @@
+/*
+ * The connecting side of RDMA: makes a link to each port of a peer's offer that has none, finds
+ * its route, and checks the answer's proof. rdma_peer.c brings offers, rdma_link.c events. Home
+ * thread.
+ */
 #include "transport/rdma.h"
 
 #include "base/log.h"
 #include <stdio.h>
-
-/* The connecting side. */
 
 static int link_dial(struct rdma_link *link, const struct data_rdma_rail *rail)
 {

@@ -1,3 +1,11 @@
+/*
+ * A lane over a reliable connection. A message leaves in a slot of registered memory: its head,
+ * header and, when short, payload. A longer payload is only offered; once the other side has
+ * said where it goes (with the call, for a result) it is written there from where it lies. A
+ * slot is free again when its sending is completed; a message is done with when the sending that
+ * carried its payload is. Completions wake the loop by a channel; while they keep coming they
+ * are polled. Worker's thread.
+ */
 #include "transport/rdma.h"
 
 #include <stdarg.h>

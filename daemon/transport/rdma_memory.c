@@ -1,3 +1,8 @@
+/*
+ * Memory that RDMA devices read and write: regions by address, registered with a device when the
+ * device first uses one. Slabs of blocks are added by the watcher of blocks; daemon.c and the
+ * agent add staging, arenas and trainers' memory. Any thread.
+ */
 #include "transport/rdma.h"
 
 #include "base/clock.h"

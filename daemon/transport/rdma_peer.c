@@ -1,3 +1,7 @@
+/*
+ * What a peer has of RDMA beside its lanes: offers, and the timer that asks for another when a
+ * lane broke. peer.c, dial.c and accept.c call. Home thread.
+ */
 #include "transport/rdma.h"
 
 #include "base/clock.h"

@@ -1,3 +1,7 @@
+/*
+ * Devices, and those of their ports that can be used: active ones with an IP address, which
+ * librdmacm goes by. rdma.c looks for them at the start. Home thread.
+ */
 #include "transport/rdma.h"
 
 #include "base/log.h"

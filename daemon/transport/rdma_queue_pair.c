@@ -1,9 +1,11 @@
+/*
+ * What a link has of the device: its queue pair, completions, and the memory of its messages.
+ * Made on the home thread for rdma_accept.c and rdma_dial.c; then the worker's.
+ */
 #include "transport/rdma.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>
-
-/* What a link has of the device: its queue pair, completions, and the memory of its messages. */
 
 static size_t memory_len(void)
 {

@@ -1,6 +1,9 @@
+/*
+ * The way in of an RDMA lane: heads of messages, grants of room for payloads, and payloads that
+ * lie in their room. rdma_lane.c calls for each receive that is completed. Each function fails
+ * the lane when it does not return 0. Worker's thread.
+ */
 #include "transport/rdma.h"
-
-/* The way in of a lane. Each function fails the lane when it does not return 0. */
 
 static struct rdma_room room_of(const struct data_rdma *head)
 {

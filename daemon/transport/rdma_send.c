@@ -1,6 +1,9 @@
+/*
+ * The way out of an RDMA lane: messages, grants and payloads become work requests, posted
+ * together as far as slots and credits reach. rdma_lane.c calls to flush, and for each send that
+ * is completed. Worker's thread.
+ */
 #include "transport/rdma.h"
-
-/* The way out of a lane. */
 
 static bool has_room(const struct rdma_link *link, unsigned n_receives)
 {

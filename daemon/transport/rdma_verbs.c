@@ -1,3 +1,7 @@
+/*
+ * Finds the functions of libibverbs and librdmacm by dlopen(3), once; rdma.c asks first and says
+ * what is missing.
+ */
 #include "transport/rdma_verbs.h"
 
 #include <dlfcn.h>

@@ -1,10 +1,11 @@
-#include "transport/rdma.h"
-
 /*
- * Memory windows of type 2B. A region can be written to by our own device only; what a peer is to write, it writes through
- * a window: these bytes, from this queue pair, until its SEND WITH INVALIDATE closes it, which is the same message as says
- * that it has written. So nothing is open to anybody but what he has been asked for, and a call is not done before.
+ * Memory windows of type 2B. A region can be written to by our own device only. What a peer is
+ * to write goes through a window: certain bytes, from one queue pair, until the peer's SEND WITH
+ * INVALIDATE closes it. That message also says that the bytes are written. So nothing is open to
+ * a peer but what the peer was asked for, and a call is not done before its window is closed.
+ * Worker's thread.
  */
+#include "transport/rdma.h"
 
 static struct rdma_window *make(struct rdma_link *link)
 {

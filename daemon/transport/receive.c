@@ -1,3 +1,8 @@
+/*
+ * The way in of a lane: bytes of a TCP connection become messages, their checksums are checked,
+ * payloads go to where they belong, and calls and notices go to home. rdma_receive.c calls
+ * lane_begin_message() and lane_end_message() for messages of RDMA lanes. Worker's thread.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

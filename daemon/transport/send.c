@@ -1,3 +1,8 @@
+/*
+ * The way out of a TCP lane: what waits in the queue leaves in batches of one system call each,
+ * small messages as packs, with checksums. What a system call has not begun to write goes back
+ * into the queue. lane_prepare() is for RDMA lanes, too. Worker's thread.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

@@ -1,9 +1,11 @@
+/*
+ * A lane over a TCP connection; send.c and receive.c hold its two directions. peer.c makes the
+ * lane, the rest runs on the worker's thread.
+ */
 #include "transport/internal.h"
 
 #include <stdio.h>
 #include <sys/epoll.h>
-
-/* A lane over a TCP connection; send.c and receive.c hold its two directions. */
 
 static void tcp_on_ready(struct loop_source *source, uint32_t events)
 {

@@ -1,3 +1,8 @@
+/*
+ * Makes and closes the transport, for daemon.c: its workers, the peer that stands for this
+ * process, the key, the port. The agent and drain.c find peers by transport_connect(). Home
+ * thread.
+ */
 #include "transport/internal.h"
 
 #include "base/clock.h"

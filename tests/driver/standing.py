@@ -1,16 +1,15 @@
-"""Where the full tier stands: tests/full.json, which its runs write, and the table of it that bps-testing(7) has.
+"""Where the full tier stands: tests/full.json, which its runs write, and the table of it that README.md has.
 
     python3 -m tests.driver.standing            prints the table
-    python3 -m tests.driver.standing --check    fails where the page has another
+    python3 -m tests.driver.standing --check    fails where README.md has another
 """
 import collections, datetime, json, os, re, subprocess, sys
 
 from .build import TOP
 
 FILE = TOP / 'tests/full.json'
-PAGE = TOP / 'man/bps-testing.7.scd'
+PAGE = TOP / 'README.md'
 COLUMNS = ['group', 'passed', 'failed', 'flaky', 'skipped', 'seconds', 'cpu_seconds']
-HEADS = ['*group*', '*passed*', '*failed*', '*flaky*', '*skipped*', '*s*', '*CPU-s*']
 
 
 def write(outcomes):
@@ -31,13 +30,12 @@ def write(outcomes):
 
 
 def table():
-    """As a page has it."""
+    """As Markdown."""
     run = json.loads(FILE.read_text())
-    lines = [f'The full tier of {run["date"]}, commit {run["commit"][:7]}, {run["machine"]}:', '']
-    for i, row in enumerate([HEADS, *([str(group[column]) for column in COLUMNS] for group in run['groups'])]):
-        begins = ['|[', *[':]'] * (len(row) - 1)] if not i else ['| ', *[': '] * (len(row) - 1)]
-        lines += [f'{begin} {cell}' for begin, cell in zip(begins, row)]
-    return '\n'.join(lines).replace('_', '\\_') + '\n'
+    lines = [f'The full tier of {run["date"]}, commit {run["commit"][:7]}, {run["machine"]}:', '',
+             '| group | passed | failed | flaky | skipped | s | CPU-s |', '| --- | --- | --- | --- | --- | --- | --- |']
+    lines += ['| ' + ' | '.join(str(group[column]) for column in COLUMNS) + ' |' for group in run['groups']]
+    return '\n'.join(lines) + '\n'
 
 
 def main(arguments):
