@@ -95,12 +95,11 @@ def of_each_rank(output, n):
 @pytest.fixture
 def installed(tmp_path):
     """What pip knows of an installed package, beside the package in the source tree: its entry points."""
-    text = (PYTHON / "pyproject.toml").read_text()
-    value = re.search(r'^\[project.entry-points."torch.backends"\]\n(bps = "(.*)")$', text, re.M)[2]
+    entry = re.search(r'"torch.backends": \["(bps = .*)"\]', (PYTHON / "setup.py").read_text())[1]
     folder = tmp_path / "bps-0.1.0.dist-info"
     folder.mkdir()
     (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: bps\nVersion: 0.1.0\n")
-    (folder / "entry_points.txt").write_text(f"[torch.backends]\nbps = {value}\n")
+    (folder / "entry_points.txt").write_text(f"[torch.backends]\n{entry}\n")
     return os.pathsep.join([str(PYTHON), str(tmp_path)])
 
 
@@ -114,10 +113,10 @@ def test_unchanged_script_under_torchrun(run_launch, installed):
 
 
 @pytest.mark.full_tier("three processes import PyTorch, takes 14 s")
-def test_unchanged_script_that_spawns(installed):
-    """Without bpslaunch, and without a daemon until the script starts."""
+def test_unchanged_script_that_spawns():
+    """Without bpslaunch, without a daemon until the script starts, and from the source tree, which pip does not know."""
     environment = clean_environment(
-        PYTHONPATH=installed, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), BPS_START_DAEMON=1, PYTHONUNBUFFERED=1
+        PYTHONPATH=str(PYTHON), MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(), BPS_START_DAEMON=1, PYTHONUNBUFFERED=1
     )
     done = subprocess.run(
         [sys.executable, RANKS / "process_group_script.py", "2"],
