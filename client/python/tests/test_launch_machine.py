@@ -105,6 +105,36 @@ def test_sigterm_is_for_a_rank_and_what_it_has_left_is_told_then(run):
     assert run.output.startswith(b"saved\n") and b"child told\n" in run.output
 
 
+def test_a_signal_that_ends_a_shell_is_told_to_its_program(run):
+    run.start("sh", "-c", "sh -c \"trap 'echo told; exit' USR1; echo child; while :; do sleep 0.05; done\"; :")
+    while b"child" not in run.output:
+        run.loop.turn(time.monotonic() + 0.1)
+    run.output = b""
+    run.machine.signal(signal.SIGUSR1)
+    run.until("idle")
+    assert b"told\n" in run.output
+
+
+def test_what_does_not_end_when_its_rank_has_is_killed(run):
+    """By SIGTERM, which was for the rank to be saved by: nobody says stop()."""
+    child = "trap '' TERM; echo child; while :; do sleep 0.05; done"
+    run.machine.start_ranks([[0, {}]], ["sh", "-c", f'sh -c "{child}" & trap "exit 0" TERM; while :; do sleep 0.05; done'], {}, grace=0.3)
+    while b"child" not in run.output:
+        run.loop.turn(time.monotonic() + 0.1)
+    run.machine.signal(signal.SIGTERM)
+    run.until("idle")
+    assert not run.machine.left
+
+
+def test_who_has_heard_a_signal_and_ended_later_leaves_what_it_likes(run):
+    run.start("sh", "-c", "trap 'exec 1>&-; exit 0' USR1; sleep 1000 >/dev/null 2>&1 & echo $!; while :; do sleep 0.05; done")
+    while b"\n" not in run.output:
+        run.loop.turn(time.monotonic() + 0.1)
+    run.machine.signal(signal.SIGUSR1)
+    run.until("idle")
+    os.kill(int(run.output.split()[0]), signal.SIGKILL)  # it was there
+
+
 def test_ctrl_c_is_for_all_of_a_rank(run):
     child = "trap 'echo child told; exit' INT; echo child; while :; do sleep 0.05; done"
     parent = f"import signal, subprocess; signal.signal(2, lambda *_: 0); subprocess.call({child!r}, shell=True); print('end')"

@@ -135,7 +135,7 @@ class Machine:
         self.ranks = {}  # rank: process, of those that run
         self.pipes = {}  # of ranks: pipe: (callback, source, target)
         self.input = None  # of the rank that gets it
-        self.told = {}  # pid of a rank: the last signal that was passed on to it
+        self.told = {}  # pid of a rank: the last signal that was passed on to it alone, and not to its process group
         self.left = set()  # process groups of ranks that were told to end and have, with others of the group still there
         self.grace = GRACE_S
         self.kill_timer = self.drain_timer = None
@@ -321,8 +321,11 @@ class Machine:
             send(os.killpg, group, number)
 
     def _tell(self, pid, number):
-        self.told[pid] = number
-        send(os.killpg if number in TO_ALL else os.kill, pid, number)
+        if number in TO_ALL:
+            send(os.killpg, pid, number)
+        else:
+            self.told[pid] = number
+            send(os.kill, pid, number)
 
     def stop(self):
         """SIGTERM for the ranks that have not had it, and SIGKILL when their time is over."""
@@ -330,7 +333,10 @@ class Machine:
             for child in self.ranks.values():
                 if self.told.get(child.pid) != signal.SIGTERM:
                     self._tell(child.pid, signal.SIGTERM)
-            self.kill_timer = self.loop.after(self.grace, lambda: self.signal(signal.SIGKILL))
+            self._kill_later()
+
+    def _kill_later(self):
+        self.kill_timer = self.loop.after(self.grace, lambda: self.signal(signal.SIGKILL))
 
     # -- The end
 
@@ -344,26 +350,31 @@ class Machine:
         for rank, child, status in ended:
             if status is not None:
                 del self.ranks[rank]
-                self._tell_rest(child.pid)
+                self._tell_rest(child.pid, status)
                 self.emit("ended", rank=rank, pid=child.pid, status=status)
         if not self.ranks and any(status is not None for *_, status in ended):
             self._close_input()
             self._look_left()
 
-    def _tell_rest(self, group):
-        """A rank that was told to end has: so is now what it has started, which may be the program behind a shell."""
+    def _tell_rest(self, group, status):
+        """A rank has ended after SIGTERM, or by another signal that came to it alone: what it has started gets that signal now, since it
+        may be the program behind a shell. What a rank that ends otherwise leaves is its own affair.
+        """
         number = self.told.pop(group, None)
-        if number is not None and process.group_runs(group):
+        if (number == signal.SIGTERM or number and status == -number) and process.group_runs(group):
             send(os.killpg, group, number)
             self.left.add(group)
 
     def _look_left(self):
         self.left = {group for group in self.left if process.group_runs(group)}
         if self.left:
+            if not self.ranks and self.kill_timer is None:
+                self._kill_later()
             self.loop.after(LEFT_S, self._look_left)
         elif not self.ranks:
             if self.kill_timer is not None:
                 self.kill_timer.cancel()
+                self.kill_timer = None
             # What ranks have started may hold their pipes open for ever.
             self.drain_timer = self.loop.after(DRAIN_S, self._drained)
             self._look_idle()
