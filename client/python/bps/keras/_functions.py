@@ -109,7 +109,10 @@ def load_model(filepath, custom_optimizers=None, custom_objects=None, compressio
         raise ValueError(
             f"{filepath}: the model was saved without an optimizer; compile it with a DistributedOptimizer"
         )
-    options, sums_passes = saved_options(registered, module)
+    try:
+        options, sums_passes = saved_options(registered, module)
+    except ValueError as error:
+        raise ValueError(f"{filepath}: {error}") from None
     if compression is not None:
         options["compression"] = compression
     optimizer = model.optimizer

@@ -8,9 +8,17 @@ from .._library import Reduction
 from ._backend import BACKEND, Compression, Reducer, keras
 
 _HOOKS = ("_clip_gradients", "_backend_apply_gradients")
+_PACKAGE = "bps"  # of registered names
+_COMPRESSIONS = ("fp16", "bf16")
 
 
-class _Distributed:
+class _Local:
+    def register_local_var(self, variable):
+        """The gradient of variable stays on its rank; it is divided by the number of ranks (scale_local_gradients)."""
+        self._bps.register_local(variable)
+
+
+class _Distributed(_Local):
     """What DistributedOptimizer adds to the class of an optimizer.
 
     Gradients are reduced where Keras clips them: when those of several passes have been added up, and before they are
@@ -31,12 +39,8 @@ class _Distributed:
             reduced = [None if g is None else g * passes for g in reduced]  # Keras has divided by it
         return super()._clip_gradients(reduced)
 
-    def register_local_var(self, variable):
-        """The gradient of variable stays on its rank; it is divided by the number of ranks (scale_local_gradients)."""
-        self._bps.register_local(variable)
 
-
-class _DistributedApply:
+class _DistributedApply(_Local):
     """The same for an optimizer with an apply() of its own, such as a MultiOptimizer: gradients are reduced before that."""
 
     def apply(self, grads, trainable_variables=None):
@@ -45,10 +49,6 @@ class _DistributedApply:
     def _bps_reduced(self, grads, variables=None):
         known = getattr(self, "inner_optimizer", self)._trainable_variables
         return self._bps(list(grads), list(variables or known))
-
-    def register_local_var(self, variable):
-        """The gradient of variable stays on its rank; it is divided by the number of ranks (scale_local_gradients)."""
-        self._bps.register_local(variable)
 
 
 class _DistributedLossScale(_DistributedApply):
@@ -140,7 +140,7 @@ def _distributed_class(mixin, base, reducer, averages):
     made = type(base.__name__, (mixin, base), members)
     package, _, name = keras.saving.get_registered_name(base).rpartition(">")
     if options and is_keras:
-        package, name = PACKAGE, f"{base.__name__}?{options}"
+        package, name = _PACKAGE, f"{base.__name__}?{options}"
     if package:
         keras.saving.register_keras_serializable(package, name)(made)
     else:
@@ -148,15 +148,11 @@ def _distributed_class(mixin, base, reducer, averages):
     return made
 
 
-PACKAGE = "bps"
-_COMPRESSIONS = ("none", "fp16", "bf16")
-
-
 def _options_of(reducer, averages):
     """{name: value} of those that differ from what DistributedOptimizer() takes without them."""
     options = {
         "op": "" if reducer.op == Reduction.AVERAGE else reducer.op.name,
-        "compression": next((n for n in _COMPRESSIONS[1:] if reducer.compression is getattr(Compression, n, None)), ""),
+        "compression": next((n for n in _COMPRESSIONS if reducer.compression is getattr(Compression, n, None)), ""),
         "gradient_predivide_factor": "" if reducer.predivide == 1.0 else repr(float(reducer.predivide)),
         "sparse_as_dense": "1" if getattr(reducer, "sparse_as_dense", False) else "",
         "scale_local_gradients": "" if reducer.scale_local_gradients else "0",
@@ -166,16 +162,20 @@ def _options_of(reducer, averages):
 
 
 def saved_options(registered_name, module):
-    """(the arguments of DistributedOptimizer() that these have, whether passes are summed)"""
+    """(the arguments of DistributedOptimizer() that these have, whether passes are summed). ValueError: there are no such arguments."""
     options = dict(parse_qsl(registered_name.partition("?")[2] or module.partition("?")[2]))
     read = {
-        "op": lambda value: Reduction[value],
-        "compression": lambda value: getattr(Compression, value),
+        "op": {how.name: how for how in Reduction}.__getitem__,
+        "compression": {n: getattr(Compression, n) for n in _COMPRESSIONS if hasattr(Compression, n)}.__getitem__,
         "gradient_predivide_factor": float,
         "sparse_as_dense": lambda value: value == "1",
         "scale_local_gradients": lambda value: value == "1",
     }
-    return {name: read[name](value) for name, value in options.items() if name in read}, "sums_passes" in options
+    sums_passes = options.pop("sums_passes", None) is not None
+    try:
+        return {name: read[name](value) for name, value in options.items()}, sums_passes
+    except (KeyError, ValueError):
+        raise ValueError(f"bps does not know these options of a DistributedOptimizer: {options}") from None
 
 
 def undistributed(optimizer):
@@ -184,7 +184,7 @@ def undistributed(optimizer):
     return optimizer
 
 
-def _take_distribution_out(init):
+def _distributes_outermost(init):
     """Of LossScaleOptimizer, which Keras puts around an optimizer where the policy is mixed_float16 by the time of compile(), or users
     do. Inside, ranks would decide on each by itself whether a step is skipped, and wait for each other: so the
     LossScaleOptimizer is distributed in the place of what is inside.
@@ -204,7 +204,7 @@ def _take_distribution_out(init):
     return __init__
 
 
-keras.optimizers.LossScaleOptimizer.__init__ = _take_distribution_out(keras.optimizers.LossScaleOptimizer.__init__)
+keras.optimizers.LossScaleOptimizer.__init__ = _distributes_outermost(keras.optimizers.LossScaleOptimizer.__init__)
 
 
 def _accumulate(optimizer, passes):
