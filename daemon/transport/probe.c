@@ -5,7 +5,9 @@
  * been late, so the kernel's word counts for when bytes came. The first half does not count, in
  * which the connection gets up to speed, and which a shaper may let through at once as it has
  * been idle. Of the other half counts what is usual: if a process or a packet is late nothing
- * comes for a while, and then much. handshake.c calls.
+ * comes for a while, and then much. What came all at once after a standstill counts as fast as it
+ * was with that: a shaper may have saved it up while a process could not run. Too little is mended
+ * by what goes later. handshake.c calls.
  */
 #include "transport/internal.h"
 
