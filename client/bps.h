@@ -162,6 +162,12 @@ int bps_client_open(const struct bps_open_params *params, struct bps_client **re
  * after. NULL is allowed. No other thread may be inside a call on this client.
  */
 void bps_client_close(struct bps_client *client);
+/*
+ * Does what bps_client_close() does, because of an error that is about to end the process. error: that error in UTF-8, one
+ * line, of which 300 bytes are told; NULL or "": an unknown one. The other ranks of the job are told "rank 1 (pid 4711) of job
+ * x ended by an error: " and the line. The daemon may write to buffers of requests that are not complete for a moment after.
+ */
+void bps_client_abort(struct bps_client *client, const char *error);
 
 /*
  * A descriptor for the caller's own poll(2) loop: readable when bps_client_dispatch() has something to do. It is the

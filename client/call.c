@@ -250,6 +250,7 @@ int call_leave(struct bps_client *client)
 			  &job->leave.timeout_ns) ||
 	     ADD_OVERFLOW(job->leave.timeout_ns, CLIENT_ANSWER_NS, &job->leave.timeout_ns)))
 		job->leave.timeout_ns = CLIENT_FOREVER;
+	leave.error = (char *)job->error;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_LEAVE;
 	request.leave = &leave;
 	return call_send(client, &job->leave, &request, 0, -1, SESSION_READY);

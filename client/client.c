@@ -310,14 +310,22 @@ _public_ int bps_client_open(const struct bps_open_params *params, struct bps_cl
 	return 0;
 }
 
-_public_ void bps_client_close(struct bps_client *client)
+/* error: of what the process is about to end, or NULL. */
+static void client_end(struct bps_client *client, const char *error)
 {
+	char told[LEAVE_ERROR_MAX + 1];
+
 	/* In a child there is nothing that could be touched safely. */
 	if (!client || client_check(client))
 		return;
 
 	client_lock(client);
+	if (error) {
+		(void)snprintf(told, sizeof(told), "%s", error);
+		client->job.error = told;
+	}
 	(void)job_leave(client, client_now_ns() + LEAVE_NS);
+	client->job.error = NULL;
 	request_end_all(client, -ECANCELED, "the client was closed");
 	request_copy_all(client);
 	client_fail(client, "the client was closed");
@@ -327,6 +335,16 @@ _public_ void bps_client_close(struct bps_client *client)
 	client_disconnect(client);
 	client_unlock(client);
 	client_unref(client);
+}
+
+_public_ void bps_client_close(struct bps_client *client)
+{
+	client_end(client, NULL);
+}
+
+_public_ void bps_client_abort(struct bps_client *client, const char *error)
+{
+	client_end(client, error && *error ? error : "unknown");
 }
 
 void client_notice(struct bps_client *client, enum notice which, const char *format, ...)

@@ -160,6 +160,7 @@ struct job {
 	char text[ERROR_TEXT_MAX + 1];
 	struct client_call join; /* or Resume */
 	struct client_call leave;
+	const char *error; /* while the client is ended because of one: Leave says it */
 	struct client_call regroup;
 	uint32_t membership; /* in which rank and size are counted; 0: the job is not elastic */
 	int ledger;	     /* or -1: the job ends with the daemon's process */

@@ -279,7 +279,7 @@ void session_lost(struct bps_client *client)
 	/* What the daemon had completed before it went is complete. */
 	(void)request_harvest(client, true);
 	if (client->wild || client->restart_timeout_ms < 0 || cuda_is_sharing(client) ||
-	    !job_survives(client)) {
+	    !job_survives(client) || client->job.error) {
 		client_fail(client, "the daemon at %s has gone%s", client->path, client->farewell);
 		return;
 	}

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "control/session.h"
 #include "proto/pack.h"
+#include "proto/text.h"
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -351,7 +352,20 @@ static void handle_resume(const struct incoming *in, const Bps__Control__Resume 
 		handle_join(in, m->join, m->job);
 }
 
-static void handle_leave(const struct incoming *in)
+/* The trainer's process is about to end: its session ends as it would then, with more to say. */
+static void end_by_error(const struct incoming *in, const char *error)
+{
+	struct session *session = in->session;
+	char how[ERROR_TEXT_MAX + 1];
+	int n;
+
+	n = snprintf(how, sizeof(how), "ended by an error: %.*s", LEAVE_ERROR_MAX, error);
+	text_make_plain(how, (size_t)n);
+	session_answer(session, in->id, 0, NULL);
+	session_close(session, how);
+}
+
+static void handle_leave(const struct incoming *in, const Bps__Control__Leave *leave)
 {
 	struct session *session = in->session;
 
@@ -367,6 +381,10 @@ static void handle_leave(const struct incoming *in)
 		return;
 	if (!session->in_job) {
 		session_answer(session, in->id, -ENOTCONN, session->last.text);
+		return;
+	}
+	if (leave->error) {
+		end_by_error(in, leave->error);
 		return;
 	}
 	session->leave_id = in->id;
@@ -663,7 +681,7 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 		handle_cancel(in, request->cancel);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_LEAVE:
-		handle_leave(in);
+		handle_leave(in, request->leave);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_REGROUP:
 		handle_regroup(in);

@@ -82,6 +82,10 @@ TEST(requests_that_open_a_session)
 		       "\x38\x05\x40\x06\x48"
 		       "\x01\x50\x02\x58\x01\x60\x07\x68\x80\x20\x70\x03\xc8\x01\x05");
 	EXPECT_REQUEST(LEAVE, &leave, "\x08\xac\x02\x42\x00");
+	leave.error = (char *)"e";
+	EXPECT_REQUEST(LEAVE, &leave,
+		       "\x08\xac\x02\x42\x03\x0a\x01"
+		       "e");
 }
 
 TEST(request_to_resume)

@@ -14,8 +14,10 @@ import atexit
 import ctypes
 import errno
 import os
+import sys
 import threading
 import time
+import traceback
 import warnings
 import weakref
 
@@ -523,7 +525,11 @@ class Client:
                 self.lock.wait(SLICE_MS / 1000)
             if self.inside:
                 return  # a thread is stuck in the library: closing under its feet would crash, exiting will not
-            self.lib.bps_client_close(self.pointer)
+            error = _what_ends_the_process()
+            if error:
+                self.lib.bps_client_abort(self.pointer, error.encode())
+            else:
+                self.lib.bps_client_close(self.pointer)
             self.closed = True
             for request in list(self.outstanding):
                 request._settle(-errno.ECANCELED, "bps was shut down before it was complete")
@@ -531,6 +537,15 @@ class Client:
                 self.lib.bps_tensor_free(tensor)
             self.tensors.clear()
             self.pointer = None
+
+
+def _what_ends_the_process():
+    """The exception, in a line, that the interpreter has shown, having run the program to its end; or ""."""
+    error = getattr(sys, "last_value", None)
+    if error is None or hasattr(sys, "ps1") or threading.main_thread().is_alive():
+        return ""
+    text = traceback.format_exception_only(type(error), error)[-1].splitlines()[0]
+    return "".join(c if c.isprintable() else " " for c in text)
 
 
 _clients = weakref.WeakSet()

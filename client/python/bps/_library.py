@@ -157,6 +157,7 @@ _PROTOTYPES = {
     "bps_error": (c_char_p, []),
     "bps_version": (c_char_p, []),
     "bps_client_open": (c_int, [POINTER(OpenParams), _OUT]),
+    "bps_client_abort": (None, [c_void_p, c_char_p]),
     "bps_client_close": (None, [c_void_p]),
     "bps_client_fd": (c_int, [c_void_p]),
     "bps_client_dispatch": (c_int, [c_void_p]),

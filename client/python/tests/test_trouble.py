@@ -43,6 +43,13 @@ def test_the_status_of_the_rank_that_left_is_the_jobs(run_launch):
     assert re.fullmatch(r"rank 1 \(pid \d+\) exited with status 3", done.stderr.splitlines()[-1])
 
 
+def test_others_are_told_of_an_exception(run_launch):
+    done = run_launch("-np", 3, sys.executable, RANKS / "trouble.py", "an_exception_is_told")
+    assert done.returncode == 1
+    told = [line for line in done.stdout.splitlines() if line.endswith("] told")]
+    assert sorted(told) == ["[0] told", "[2] told"], done.stdout + done.stderr
+
+
 def test_an_exception_ends_the_job(run_launch):
     done = run_launch("-np", 2, sys.executable, RANKS / "trouble.py", "an_exception")
     assert done.returncode == 1

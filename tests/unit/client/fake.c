@@ -446,14 +446,22 @@ static void send_declared(struct fake_session *session, uint64_t id, int status,
 	session_send(session, &message, status, text, NULL, 0);
 }
 
-static void answer_leave(struct fake *fake, struct fake_session *session, uint64_t id)
+static void answer_leave(struct fake *fake, struct fake_session *session, uint64_t id,
+			 const char *error)
 {
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 
 	message.id = id;
 	fake->told.n_leaves++;
+	(void)snprintf(fake->told.leave_error, sizeof(fake->told.leave_error), "%s",
+		       error ? error : "");
 	if (fake->leave_mute)
 		return;
+	if (error) { /* its requests end with the session */
+		session_send(session, &message, 0, NULL, NULL, 0);
+		(void)shutdown(session->socket, SHUT_RDWR);
+		return;
+	}
 	if (fake->hold)
 		for (uint32_t i = 0; i < SHM_SLOTS; i++)
 			if (atomic_load(&shm_slots(session->shm)[i].state) == SHM_PENDING)
@@ -511,7 +519,7 @@ static void session_request(struct fake *fake, struct fake_session *session,
 		break;
 	case BPS__CONTROL__REQUEST__BODY_LEAVE:
 		(void)session_drain(fake, session, false);
-		answer_leave(fake, session, request->id);
+		answer_leave(fake, session, request->id, request->leave->error);
 		break;
 	default:
 		test_fail(__FILE__, __LINE__, "a request of kind %d", (int)request->body_case);

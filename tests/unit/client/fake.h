@@ -40,6 +40,7 @@ struct fake_session {
 struct fake_told {
 	unsigned n_sessions, n_gone, n_joins, n_leaves, n_shares, n_unshares, n_declares, n_cancels,
 		n_entries;
+	char leave_error[64]; /* of the last Leave; "": in good order */
 	uint64_t shared_len;
 	struct {
 		char job[64], secret[256];

@@ -62,6 +62,7 @@ static void use_client(void)
 	EXPECT(bps_client_node(client) < 0);
 	EXPECT(bps_client_notice(client) == NULL);
 	EXPECT(bps_cuda_release(client, NULL, 0) < 0);
+	bps_client_abort(client, "an error");
 	bps_client_close(client);
 }
 

@@ -190,6 +190,41 @@ TEST(job_that_fails)
 	bps_request_free(request);
 }
 
+/* With a request under way, which ends with the session. */
+static void expect_abort(const char *error, const char *told_error)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	struct bps_client *client = fake_join(fake, 1, 2);
+	struct bps_request *request;
+
+	FAKE_SET(fake, hold, true);
+	ASSERT_OK(bps_barrier(client, 0, &request));
+	bps_client_abort(client, error);
+	ASSERT_EQ(bps_request_wait(request, 0), -ECANCELED);
+	bps_request_free(request);
+	fake_await(fake, &fake->told.n_gone, 1);
+	ASSERT_EQ(told(fake)->n_leaves, 1);
+	ASSERT_EQ(told(fake)->n_sessions, 1);
+	ASSERT_STR(told(fake)->leave_error, told_error);
+}
+
+TEST(abort_says_of_what_error)
+{
+	expect_abort("ValueError: no such file", "ValueError: no such file");
+	expect_abort("", "unknown");
+	expect_abort(NULL, "unknown");
+}
+
+TEST(abort_without_a_job_closes)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+
+	bps_client_abort(fake_open(fake), "ValueError");
+	fake_await(fake, &fake->told.n_gone, 1);
+	ASSERT_EQ(told(fake)->n_leaves, 0);
+	bps_client_abort(NULL, "ValueError");
+}
+
 TEST(leave_ends_requests)
 {
 	_cleanup_(fake_freep) struct fake *fake = fake_new();

@@ -747,6 +747,50 @@ TEST(leave_ends_requests_and_later_ones_name_who_left)
 	ring_close(&ring);
 }
 
+/* With its requests under way, as an exception finds them. */
+static void expect_error_told(const char *error, const char *told)
+{
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+	Bps__Control__Leave leave = BPS__CONTROL__LEAVE__INIT;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	char text[ERROR_TEXT_MAX + 1], words[ERROR_TEXT_MAX + 1];
+	struct ring ring;
+	uint32_t slot;
+
+	ring_open(&ring, 3);
+	slot = trainer_post(&ring.trainers[0], &entry);
+	(void)trainer_post(&ring.trainers[1], &entry);
+	request.body_case = BPS__CONTROL__REQUEST__BODY_LEAVE;
+	request.leave = &leave;
+	leave.error = (char *)error;
+	ASSERT_EQ(trainer_answer(&ring.trainers[1],
+				 trainer_send(&ring.trainers[1], &request, NULL, 0), NULL),
+		  0);
+	trainer_expect_end(&ring.trainers[1]);
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], slot, text), -EPIPE);
+	(void)snprintf(words, sizeof(words), "rank 1 (pid %d) of job job ended by an error: %s",
+		       getpid(), told);
+	ASSERT_STR(text, words);
+	/* So are requests that come after it. */
+	ASSERT_EQ(trainer_wait(&ring.trainers[2], trainer_post(&ring.trainers[2], &entry), text),
+		  -EPIPE);
+	ASSERT_STR(text, words);
+	ring_close(&ring);
+}
+
+TEST(error_that_ends_a_rank_is_told_to_the_others)
+{
+	char longer[2000], cut[301];
+
+	expect_error_told("ValueError: no such file", "ValueError: no such file");
+	expect_error_told("a\n<0>b\x1b[2J \xc3\xa4", "a?<0>b?[2J \xc3\xa4");
+	memset(longer, 'x', sizeof(longer) - 1);
+	longer[sizeof(longer) - 1] = '\0';
+	memset(cut, 'x', sizeof(cut) - 1);
+	cut[sizeof(cut) - 1] = '\0';
+	expect_error_told(longer, cut);
+}
+
 /* An entry waits for the packet that explains it, but not for as many as the trainer likes to send. */
 TEST(packets_without_end_do_not_keep_the_loop)
 {

@@ -275,6 +275,21 @@ def an_exit_after_shutdown():
     bps.push_pull(ones(), name="x")
 
 
+def an_exception_is_told():
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # by which the launcher ends the others
+    bps.init()
+    bps.barrier()
+    if bps.rank() == 1:
+        under_way = bps.push_pull_async(ones(), name="z")
+        assert not under_way.poll()
+        raise ZeroDivisionError("out of ideas,\nand of more")
+    words = "rank 1", "ended by an error: ZeroDivisionError: out of ideas,"
+    for name in "xy":
+        error = expect(bps.BpsError, lambda name=name: bps.push_pull(ones(), name=name), *words)
+        assert "left" not in str(error), error
+    print("told", flush=True)
+
+
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
     print("done", flush=True)
