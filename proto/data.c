@@ -410,6 +410,10 @@ static const char *check_push(const struct data_header *h)
 		return "the reduction does not fit the operation";
 	if (h->reduction == REDUCTION_AVERAGE && h->dtype == DTYPE_BOOL)
 		return "bool has no average";
+	if (data_scale(h->reduction) > 1 &&
+	    (data_reduction(h->reduction) != REDUCTION_AVERAGE || h->dtype != DTYPE_FLOAT16 ||
+	     data_scale(h->reduction) > JOB_RANKS_MAX))
+		return "a scale of something else than an average of float16";
 	if (h->operation == OPERATION_ACCUMULATE && h->reduction != REDUCTION_SUM)
 		return "an accumulation that is no sum";
 	if (h->operation == OPERATION_BARRIER)
@@ -428,7 +432,7 @@ static const char *check_part(const struct data_header *h)
 		return "no such element type";
 	if (h->operation > OPERATION_MAX_)
 		return "no such operation";
-	if (h->reduction > REDUCTION_MAX_)
+	if (data_reduction(h->reduction) > REDUCTION_MAX_)
 		return "no such reduction";
 	if (h->part_len > PART_BYTES_MAX)
 		return "the part is too long";

@@ -26,7 +26,8 @@
 #define DATA_FEATURE_PACKS    16ull /* DATA_PACK, over TCP */
 #define DATA_FEATURE_PROBE \
 	32ull /* DATA_PROBE_MORE; the accepting side has it only if it wants one */
-#define DATA_FEATURE_STOPPING 64ull /* DATA_STOPPING, DATA_IDLE */
+#define DATA_FEATURE_STOPPING 64ull  /* DATA_STOPPING, DATA_IDLE */
+#define DATA_FEATURE_SCALES   256ull /* DATA_SCALE_SHIFT; used if all servers of a job have it */
 
 /*
  * With DATA_FEATURE_PROBE, behind the connecting side's proof: pieces of DATA_PROBE_LEN bytes, DATA_PROBE_PIECES at most, which
@@ -138,6 +139,29 @@ static inline unsigned data_flags_last(unsigned flags)
 #define DATA_ROWS_AGAIN 1u
 #define DATA_ROWS_HAS	2u
 
+/*
+ * With DATA_FEATURE_SCALES, of an average of float16: above DATA_SCALE_SHIFT in `reduction` is the exponent of the power of two by
+ * which each node has divided the sum of its ranks, so that the sum is a number of float16; the same from all nodes.
+ */
+#define DATA_SCALE_SHIFT 4
+
+static inline unsigned data_reduction(uint8_t reduction)
+{
+	return reduction & ((1u << DATA_SCALE_SHIFT) - 1);
+}
+
+static inline uint32_t data_scale(uint8_t reduction)
+{
+	return 1u << (reduction >> DATA_SCALE_SHIFT);
+}
+
+/* scale: a power of two up to JOB_RANKS_MAX, or 0, which is 1. */
+static inline uint8_t data_reduction_scaled(unsigned reduction, uint32_t scale)
+{
+	return (uint8_t)(reduction | (scale ? (unsigned)__builtin_ctz(scale) : 0)
+					     << DATA_SCALE_SHIFT);
+}
+
 /* All integers little-endian on the wire. New fields mean a new version. A field without meaning for an op is 0. */
 struct data_header {
 	uint32_t magic;
@@ -159,7 +183,7 @@ struct data_header {
 	uint32_t part; /* number of the part, or of the piece of a list of rows, inside its block */
 	uint8_t dtype; /* enum dtype */
 	uint8_t operation; /* enum operation */
-	uint8_t reduction; /* enum reduction; 0 where nothing is reduced */
+	uint8_t reduction; /* enum reduction | exponent << DATA_SCALE_SHIFT; 0 where nothing is reduced */
 	uint8_t pad;
 	/*
 	 * DATA_ERROR, DATA_FAIL_*: positive errno. Of a job that outlives its daemons' processes, numbers modulo 2^32: in

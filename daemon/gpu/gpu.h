@@ -255,10 +255,13 @@ struct gpu_member {
 	uint64_t input_offset, output_offset;
 };
 
-/* Slices are of n_elements / roots elements. members: of all of a group's devices, in order. */
+/*
+ * Slices are of n_elements / roots elements. members: of all of a group's devices, in order. scale: of a sum of float16, a power
+ * of two by which each element is divided before; 0 or 1: by nothing.
+ */
 void gpu_task_collective(struct gpu_worker *worker, enum gpu_collective what, unsigned group,
 			 const struct gpu_member *members, size_t n, unsigned dtype,
-			 unsigned reduction, uint64_t n_elements);
+			 unsigned reduction, uint32_t scale, uint64_t n_elements);
 
 /* -- The worker's process ------------------------------------------------------------------------------------------ */
 

@@ -57,7 +57,7 @@ bool gpu_collective_supports(unsigned dtype, unsigned reduction)
 
 void gpu_task_collective(struct gpu_worker *worker, enum gpu_collective what, unsigned group,
 			 const struct gpu_member *members, size_t n, unsigned dtype,
-			 unsigned reduction, uint64_t n_elements)
+			 unsigned reduction, uint32_t scale, uint64_t n_elements)
 {
 	enum gpu_stream stream = what == GPU_REDUCE_SCATTER ? GPU_DOWN : GPU_UP;
 	struct gpu_command *command;
@@ -77,5 +77,5 @@ void gpu_task_collective(struct gpu_worker *worker, enum gpu_collective what, un
 	command->stream = stream;
 	command->slot = group;
 	command->len = n_elements;
-	command->ticket = dtype | reduction << 8;
+	command->ticket = dtype | reduction << 8 | (uint64_t)scale << 16;
 }

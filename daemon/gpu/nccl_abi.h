@@ -38,11 +38,16 @@
 	X(ncclFloat64, 8) \
 	X(ncclBfloat16, 9)
 
+#define NCCL_ABI_RESIDENCES(X) \
+	X(ncclScalarDevice, 0) \
+	X(ncclScalarHostImmediate, 1)
+
 #ifndef NCCL_VERSION_CODE
 
 typedef enum { NCCL_ABI_RESULTS(CUDA_ABI_ENUMERATOR_) } ncclResult_t;
 typedef enum { NCCL_ABI_OPERATIONS(CUDA_ABI_ENUMERATOR_) ncclMaxRedOp = 0x7fffffff } ncclRedOp_t;
 typedef enum { NCCL_ABI_TYPES(CUDA_ABI_ENUMERATOR_) } ncclDataType_t;
+typedef enum { NCCL_ABI_RESIDENCES(CUDA_ABI_ENUMERATOR_) } ncclScalarResidence_t;
 
 #define NCCL_UNIQUE_ID_BYTES 128
 typedef struct {
@@ -87,6 +92,10 @@ typedef struct {
 	X(required, ncclCommCount, ncclResult_t, (const ncclComm_t comm, int *n))                 \
 	X(required, ncclCommUserRank, ncclResult_t, (const ncclComm_t comm, int *rank))           \
 	X(required, ncclCommCuDevice, ncclResult_t, (const ncclComm_t comm, int *device))         \
+	X(required, ncclRedOpCreatePreMulSum, ncclResult_t,                                       \
+	  (ncclRedOp_t * op, void *scalar, ncclDataType_t type, ncclScalarResidence_t residence,  \
+	   ncclComm_t comm))                                                                      \
+	X(required, ncclRedOpDestroy, ncclResult_t, (ncclRedOp_t op, ncclComm_t comm))            \
 	X(required, ncclAllReduce, ncclResult_t,                                                  \
 	  (const void *from, void *to, size_t n, ncclDataType_t type, ncclRedOp_t op,             \
 	   ncclComm_t comm, cudaStream_t stream))                                                 \

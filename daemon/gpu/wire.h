@@ -30,7 +30,7 @@ enum gpu_op {
 	GPU_OP_TELL,   /* session, slot, ticket */
 	GPU_OP_MARK,   /* stream; answered by DONE when all before it in the stream is done */
 	GPU_OP_MEMBER, /* memory + offset: input; session + staging: output, the same way; of the collective that follows */
-	GPU_OP_COLLECTIVE, /* kind: enum gpu_collective; slot: group; len: elements; ticket: dtype | reduction << 8 */
+	GPU_OP_COLLECTIVE, /* kind: enum gpu_collective; slot: group; len: elements; ticket: dtype | reduction << 8 | scale << 16 */
 	/* Leave. */
 	GPU_OP_END,
 };

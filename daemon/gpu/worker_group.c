@@ -276,8 +276,8 @@ struct collective {
 	const struct group *group;
 	enum gpu_stream stream;
 	ncclDataType_t type;
-	ncclRedOp_t op;
-	size_t size; /* of an element */
+	ncclRedOp_t ops[GPU_DEVICES_MAX]; /* one for each member's communicator */
+	size_t size;			  /* of an element */
 	uint64_t n,
 		n_each; /* elements in all; of each root's slice, but for what does not divide */
 };
@@ -285,6 +285,7 @@ struct collective {
 /* One member's of it. */
 struct share {
 	ncclComm_t comm;
+	ncclRedOp_t op;
 	CUstream stream;
 	const char *from;
 	char *to;
@@ -296,6 +297,7 @@ static struct share share_of(const struct collective *c, int i)
 
 	return (struct share){
 		.comm = c->group->comms[c->stream][i],
+		.op = c->ops[i],
 		.stream = c->group->devices[i]->waiters[c->stream].stream,
 		.from = (const char *)(uintptr_t)(member->input.base + member->input_offset),
 		.to = (char *)(uintptr_t)(member->output.base + member->output_offset),
@@ -315,7 +317,7 @@ static void call_roots(const struct collective *c, enum gpu_collective what, int
 		if (!n)
 			continue;
 		if (what == GPU_REDUCE_SCATTER)
-			check_nccl(nccl->ncclReduce(m.from + at, m.to + at, n, c->type, c->op,
+			check_nccl(nccl->ncclReduce(m.from + at, m.to + at, n, c->type, m.op,
 						    c->group->roots[k], m.comm, m.stream),
 				   "ncclReduce");
 		else
@@ -338,12 +340,12 @@ static void call(const struct collective *c, enum gpu_collective what, int i)
 	case GPU_REDUCE_SCATTER:
 		if (c->n_each)
 			check_nccl(nccl->ncclReduceScatter(m.from, m.to + slice * (uint64_t)i,
-							   c->n_each, c->type, c->op, m.comm,
+							   c->n_each, c->type, m.op, m.comm,
 							   m.stream),
 				   "ncclReduceScatter");
 		if (n_rest)
 			check_nccl(nccl->ncclReduce(m.from + done, m.to + done, n_rest, c->type,
-						    c->op, last, m.comm, m.stream),
+						    m.op, last, m.comm, m.stream),
 				   "ncclReduce");
 		break;
 	case GPU_ALL_GATHER:
@@ -357,25 +359,54 @@ static void call(const struct collective *c, enum gpu_collective what, int i)
 				   "ncclBroadcast");
 		break;
 	case GPU_ALL_REDUCE:
-		check_nccl(
-			nccl->ncclAllReduce(m.from, m.to, c->n, c->type, c->op, m.comm, m.stream),
-			"ncclAllReduce");
+		check_nccl(nccl->ncclAllReduce(m.from, m.to, c->n, c->type, m.op, m.comm, m.stream),
+			   "ncclAllReduce");
 		break;
 	}
 }
 
+/* A power of two up to JOB_RANKS_MAX: what it divides float16 by is a normal number of float16. */
+static bool scale_is_valid(unsigned dtype, unsigned reduction, uint64_t scale)
+{
+	return scale <= 1 || (dtype == DTYPE_FLOAT16 && reduction == REDUCTION_SUM &&
+			      scale <= JOB_RANKS_MAX && !(scale & (scale - 1)));
+}
+
+static void make_ops(struct collective *c, unsigned reduction, uint64_t scale)
+{
+	/* 1 / scale: the exponent alone. */
+	uint16_t factor = (uint16_t)(scale > 1 ? (15 - __builtin_ctzll(scale)) << 10 : 0);
+
+	for (int i = 0; i < c->group->n; i++) {
+		c->ops[i] = reduction == REDUCTION_AVERAGE ? ncclAvg : ncclSum;
+		if (factor)
+			check_nccl(plan.nccl->ncclRedOpCreatePreMulSum(
+					   &c->ops[i], &factor, c->type, ncclScalarHostImmediate,
+					   c->group->comms[c->stream][i]),
+				   "ncclRedOpCreatePreMulSum");
+	}
+}
+
+static void drop_ops(const struct collective *c, uint64_t scale)
+{
+	for (int i = 0; scale > 1 && i < c->group->n; i++)
+		check_nccl(plan.nccl->ncclRedOpDestroy(c->ops[i], c->group->comms[c->stream][i]),
+			   "ncclRedOpDestroy");
+}
+
 void worker_collective(const struct gpu_command *command)
 {
-	unsigned dtype = command->ticket & 0xff, reduction = command->ticket >> 8;
+	unsigned dtype = command->ticket & 0xff, reduction = command->ticket >> 8 & 0xff;
+	uint64_t scale = command->ticket >> 16;
 	struct collective c = { .stream = command->stream, .n = command->len };
 	uint64_t bytes;
 
 	if (!atomic_load_explicit(&plan.made, memory_order_acquire) ||
-	    command->slot >= plan.n_groups || command->stream >= GPU_STREAMS || !dtype_size(dtype))
+	    command->slot >= plan.n_groups || command->stream >= GPU_STREAMS ||
+	    !dtype_size(dtype) || !scale_is_valid(dtype, reduction, scale))
 		worker_fatal(-EPROTO, "the daemon names a group that there is not");
 	c.group = &plan.groups[command->slot];
 	c.type = type_of(dtype);
-	c.op = reduction == REDUCTION_AVERAGE ? ncclAvg : ncclSum;
 	c.size = dtype_size(dtype);
 	c.n_each = c.n / (uint64_t)c.group->n_roots;
 	if (plan.n_members != (unsigned)c.group->n || c.group->n < 2 ||
@@ -391,6 +422,7 @@ void worker_collective(const struct gpu_command *command)
 			worker_fatal(-EPROTO, "the daemon names bytes that a member does not have");
 	}
 	FAILPOINT("gpu-collective");
+	make_ops(&c, reduction, scale);
 	check_nccl(plan.nccl->ncclGroupStart(), "ncclGroupStart");
 	for (int i = 0; i < c.group->n; i++) {
 		if (c.group->n_roots < c.group->n && command->kind != GPU_ALL_REDUCE)
@@ -399,6 +431,7 @@ void worker_collective(const struct gpu_command *command)
 			call(&c, (enum gpu_collective)command->kind, i);
 	}
 	check_nccl(plan.nccl->ncclGroupEnd(), "ncclGroupEnd");
+	drop_ops(&c, scale);
 	plan.n_members = 0;
 	/* NCCL may have made another context this thread's. */
 	worker_enter(NULL);

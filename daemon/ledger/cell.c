@@ -417,7 +417,7 @@ static bool cell_valid(const struct ledger *ledger, const struct ledger_cell *ce
 	return cell->key && cell->round && cell->len <= ledger->part_bytes &&
 	       cell->offset <= cell->total && cell->len <= cell->total - cell->offset &&
 	       cell->dtype <= DTYPE_MAX_ && cell->operation && cell->operation <= OPERATION_MAX_ &&
-	       cell->reduction <= REDUCTION_MAX_ && cell->root < JOB_RANKS_MAX &&
+	       data_reduction(cell->reduction) <= REDUCTION_MAX_ && cell->root < JOB_RANKS_MAX &&
 	       (cell->n_gone & ~LEDGER_WAITING) < ledger->size && cell->has_data <= 1 &&
 	       atomic_load_explicit(&cell->late, memory_order_relaxed) <= 1;
 }

@@ -21,6 +21,8 @@ static void attached(struct pipeline_setup *setup)
 		return;
 	}
 	server->attached = true;
+	server->scales = peer_is_self(server->outlet->peer) ||
+			 peer_knows(server->outlet->peer, DATA_FEATURE_SCALES);
 	peer_set_parts(server->outlet->peer, job->part_bytes, job->shape.n_nodes);
 	job->n_attached++;
 	if (job->keep)

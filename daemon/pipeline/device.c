@@ -211,6 +211,13 @@ static bool is_float(unsigned dtype)
 	return dtype >= DTYPE_FLOAT64 && dtype <= DTYPE_BFLOAT16;
 }
 
+/* What is divided before it is added, so that it fits: NCCL does so, but not for sums that are then added to others. */
+static bool is_scaled(const struct pipeline_round *round)
+{
+	return round->tensor->dtype == DTYPE_FLOAT16 &&
+	       pipeline_round_first(round)->reduction == REDUCTION_AVERAGE;
+}
+
 /* Whether NCCL may take a part in this round, if devices are in groups. */
 static bool may_be_grouped(const struct pipeline_round *round)
 {
@@ -288,7 +295,7 @@ static int look_at_plan(struct pipeline_round *round, struct failure *failure)
 	device->n_groups = 0;
 	for (uint32_t i = 0; i < n; i++)
 		device->n_groups = MAX(device->n_groups, plan->group_of[i] + 1u);
-	round->grouped = device->n_groups < n;
+	round->grouped = device->n_groups < n && (device->n_groups == 1 || !is_scaled(round));
 	return 0;
 }
 
@@ -456,6 +463,7 @@ static void collective(struct pipeline_part *part, enum gpu_collective what,
 	gpu_task_collective(device->worker, what, group->number, group->members, group->n,
 			    part->round->tensor->dtype,
 			    what == GPU_ALL_REDUCE ? part->round->reduction : REDUCTION_SUM,
+			    what == GPU_REDUCE_SCATTER ? part->round->scale : 0,
 			    part->extent.len / part->round->partition.element_size);
 }
 
@@ -676,7 +684,8 @@ void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
 	len = n * part->extent.len;
 	part->device_then = then;
 	part->device_inputs = n_inputs;
-	if (is_long && n_inputs == 1 && pipeline_direct_take(part)) {
+	if (is_long && n_inputs == 1 && pipeline_round_takes_one(part->round) &&
+	    pipeline_direct_take(part)) {
 		copy_down(part);
 		return;
 	}

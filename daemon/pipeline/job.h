@@ -75,6 +75,7 @@ struct pipeline_server {
 	bool colocated;			/* with ranks of the job */
 	struct pipeline_outlet *outlet; /* NULL: there is no connection */
 	bool attached;
+	bool scales; /* has DATA_FEATURE_SCALES */
 
 	/* Of a job that outlives its daemons' processes: keep.c. */
 	struct pipeline_job *job;

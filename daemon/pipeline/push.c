@@ -277,7 +277,7 @@ void pipeline_part_name_cell(struct pipeline_part *part)
 		.stripe = (uint16_t)stripe_of(part),
 		.dtype = (uint8_t)round->tensor->dtype,
 		.operation = (uint8_t)round->partition.operation,
-		.reduction = (uint8_t)round->reduction,
+		.reduction = pipeline_round_reduction(round),
 		.has_data = answer_len(part),
 	};
 }
@@ -629,7 +629,7 @@ static void push(struct pipeline_part *part, const void *payload)
 		.part = extent->part,
 		.dtype = (uint8_t)tensor->dtype,
 		.operation = (uint8_t)round->partition.operation,
-		.reduction = (uint8_t)round->reduction,
+		.reduction = pipeline_round_reduction(round),
 		.offset = extent->offset,
 		.total = extent->total,
 		.part_len = extent->len,
@@ -692,7 +692,8 @@ static void gather(struct pipeline_part *part)
 
 	pipeline_part_set_inputs(part);
 	/* One contribution, or a copy, leaves from where the trainer has it. */
-	if (part->n_inputs == 1 && (!pipeline_part_is_staged(part) || part->lease.is_long)) {
+	if (part->n_inputs == 1 && pipeline_round_takes_one(part->round) &&
+	    (!pipeline_part_is_staged(part) || part->lease.is_long)) {
 		on_gathered(&part->task);
 		return;
 	}

@@ -356,6 +356,20 @@ static int round_record(struct pipeline_round *round, struct failure *failure)
 	return ledger_round_begin(job->ledger, &round->ledger, &facts, failure);
 }
 
+uint32_t pipeline_round_scale(const struct pipeline_round *round)
+{
+	const struct pipeline_job *job = job_of(round);
+	uint32_t scale = reduce_scale(job->layout.n_most);
+
+	if (scale == 1 || pipeline_round_first(round)->reduction != REDUCTION_AVERAGE ||
+	    round->tensor->dtype != DTYPE_FLOAT16 || !job->distributed)
+		return 0;
+	for (size_t i = 0; i < job->n_servers; i++)
+		if (!job->servers[i].scales)
+			return 0;
+	return scale;
+}
+
 /* Of an elastic job over nodes: whether it is done as a whole, which takes a cell for each of its parts. */
 static bool is_gated(const struct pipeline_round *round)
 {
@@ -427,7 +441,8 @@ static void round_start(struct pipeline_round *round)
 	round->committed = round->gated && round->ledger.stage != LEDGER_GATHERS;
 	round->n_gone = round->ledger.n_gone;
 	round->sequence = job->pipeline->n_rounds_started++;
-	round->reduction = first->reduction;
+	round->reduction = (uint8_t)first->reduction;
+	round->scale = (uint16_t)pipeline_round_scale(round);
 	round->n_contributions = job->distributed ? job->shape.size : round->n_in;
 	round->counted = round->untold = false;
 	round->partition = (struct partition){

@@ -13,6 +13,7 @@
 
 #include "base/clock.h"
 #include "pipeline/job.h"
+#include "reduce/reduce.h"
 
 /* Parts of a round that exist at once: bounds memory, and is plenty to keep every server and thread busy. */
 #define ROUND_PARTS_MAX 256
@@ -73,7 +74,8 @@ struct pipeline_round {
 	uint32_t n_came;
 	uint32_t n_in;	 /* once it moves: contributions */
 	uint32_t n_gone; /* elastic, over nodes: ranks that had gone when its result was made */
-	unsigned reduction;
+	uint8_t reduction;
+	uint16_t scale; /* once it moves: pipeline_round_scale() */
 	unsigned n_up;	/* parts whose result is being copied to devices */
 	uint64_t n_cut; /* parts cut so far, but for empty ones: the number of the next */
 	unsigned n_made, n_held, n_scattered; /* of its parts; of one that is gated */
@@ -108,6 +110,18 @@ static inline uint32_t pipeline_round_n_local(const struct pipeline_round *round
 }
 
 /* Every local rank has come. */
+/* What servers are told once the round moves: `reduction` of data_header. */
+static inline uint8_t pipeline_round_reduction(const struct pipeline_round *round)
+{
+	return data_reduction_scaled(round->reduction, round->scale);
+}
+
+/* Once it moves: one contribution is its own sum, as it lies there. */
+static inline bool pipeline_round_takes_one(const struct pipeline_round *round)
+{
+	return !round->scale || round->grouped;
+}
+
 static inline bool pipeline_round_is_complete(const struct pipeline_round *round)
 {
 	return round->n_came == pipeline_round_n_local(round);
@@ -119,6 +133,16 @@ void pipeline_round_describe(const struct pipeline_round *round, struct failure 
 			     int status, const char *format, ...) _printf_(4, 5);
 /* The first request that is there; one is while it moves. */
 const struct pipeline_request *pipeline_round_first(const struct pipeline_round *round);
+/*
+ * What each node's sum is divided by: of averages of float16 through servers, if some node has several ranks and all servers have
+ * DATA_FEATURE_SCALES; else 0. Some request is there.
+ */
+uint32_t pipeline_round_scale(const struct pipeline_round *round);
+/*
+ * What is done here with the contributions of this node, but for inputs and outputs: all of it, or, of an average, the sum that
+ * servers divide. Once the round moves; in the pool, too.
+ */
+struct reduce_params pipeline_round_sum(const struct pipeline_round *round);
 /* Fails a round with words; tell: other nodes do not know yet. Does nothing when it failed before. */
 void pipeline_round_fail(struct pipeline_round *round, const struct failure *failure, bool tell);
 /* Creates parts as far as they may exist. */

@@ -93,17 +93,10 @@ static bool walk_next(struct walk *walk)
 
 static struct reduce_params sum_of(const struct pipeline_rows *rows)
 {
-	bool here = !rows->n_servers;
-	unsigned reduction = rows->round->reduction;
+	struct reduce_params params = pipeline_round_sum(rows->round);
 
-	return (struct reduce_params){
-		.dtype = rows->round->tensor->dtype,
-		/* A node's share of an average is a sum; the servers divide. */
-		.reduction = !here && reduction == REDUCTION_AVERAGE ? REDUCTION_SUM : reduction,
-		.n_elements = rows->width,
-		.divisor = rows->round->n_in,
-		.round_before_division = true,
-	};
+	params.n_elements = rows->width;
+	return params;
 }
 
 static int make_pieces(struct pipeline_rows *rows, struct pipeline_rows_server *server)

@@ -22,26 +22,39 @@ static struct pipeline_job *job_of(const struct pipeline_part *part)
 
 /* -- The work ------------------------------------------------------------------------------------------------------ */
 
+struct reduce_params pipeline_round_sum(const struct pipeline_round *round)
+{
+	bool divides = round->reduction == REDUCTION_AVERAGE && !round->job->distributed;
+	struct reduce_params params = {
+		.dtype = round->tensor->dtype,
+		.reduction = round->reduction,
+	};
+
+	if (divides) {
+		params.divisor = round->n_in;
+		params.scale =
+			params.dtype == DTYPE_FLOAT16 ? reduce_scale(round->job->layout.n_most) : 1;
+		params.round_before_division = true;
+	} else if (!pipeline_round_takes_one(round)) {
+		params.divisor = round->scale;
+	} else if (round->reduction == REDUCTION_AVERAGE) {
+		params.reduction = REDUCTION_SUM;
+	}
+	return params;
+}
+
 /* The sum of len bytes of the inputs. */
 static void sum(const struct pipeline_part *part, const void *const *inputs, void *const *outputs,
 		size_t n_outputs, uint32_t len)
 {
-	const struct pipeline_round *round = part->round;
+	struct reduce_params params = pipeline_round_sum(part->round);
 
-	reduce_run(&(struct reduce_params){
-		.dtype = round->tensor->dtype,
-		/* A node's share of an average is a sum; the servers divide. */
-		.reduction = job_of(part)->distributed && round->reduction == REDUCTION_AVERAGE
-				     ? REDUCTION_SUM
-				     : round->reduction,
-		.n_elements = len / round->partition.element_size,
-		.inputs = inputs,
-		.n_inputs = part->n_inputs,
-		.outputs = outputs,
-		.n_outputs = n_outputs,
-		.divisor = round->n_in,
-		.round_before_division = true,
-	});
+	params.n_elements = len / part->round->partition.element_size;
+	params.inputs = inputs;
+	params.n_inputs = part->n_inputs;
+	params.outputs = outputs;
+	params.n_outputs = n_outputs;
+	reduce_run(&params);
 }
 
 /* Whether the job is left to the next daemon process: then work stops where it is. */

@@ -18,9 +18,10 @@ struct reduce_span {
 	const void *const *inputs;
 	size_t n_inputs;
 	void *output;
-	size_t offset; /* of the span in the output and in every input, bytes */
-	size_t len;    /* bytes, whole elements */
-	float divisor_f32;
+	size_t offset;	   /* of the span in the output and in every input, bytes */
+	size_t len;	   /* bytes, whole elements */
+	float divisor_f32; /* over scale */
+	float scale_f16; /* by which a sum of float16 is divided before it is rounded; see reduce_params */
 	double divisor_f64;
 	bool round_before_division;
 	/* The output is aligned to REDUCE_STREAM_ALIGN at offset and too large to be found in a cache later. */

@@ -157,11 +157,13 @@ void reduce_run(const struct reduce_params *params)
 	bool stream = len >= REDUCE_STREAM_BYTES && !outputs_alias(params);
 	reduce_span_fn *run = kernels->run[params->dtype][params->reduction];
 	bool divide = !run;
+	float scale = (float)(params->scale ?: 1);
 	struct reduce_span span = {
 		.inputs = params->inputs,
 		.n_inputs = params->n_inputs,
 		.output = params->outputs[0],
-		.divisor_f32 = (float)params->divisor,
+		.divisor_f32 = (float)params->divisor / scale,
+		.scale_f16 = scale,
 		.divisor_f64 = (double)params->divisor,
 		.round_before_division = params->round_before_division,
 	};
@@ -169,6 +171,7 @@ void reduce_run(const struct reduce_params *params)
 	assert(reduce_supported(params->dtype, params->reduction));
 	assert(params->n_inputs && params->n_outputs);
 	assert(params->reduction != REDUCTION_AVERAGE || params->divisor);
+	assert(params->scale <= 1 || params->dtype == DTYPE_FLOAT16);
 	if (params->n_outputs == 1 && !divide) {
 		span.len = len;
 		span.stream = stream;

@@ -5,8 +5,8 @@
  *   Order	input 0, then 1, ... strictly left to right for each element.
  *   Sum	float64 and float32 add in their own type; float16 and bfloat16 add in float32 and round once at the end
  *		(to nearest, ties to even). Integers wrap modulo 2^bits. bool: or.
- *   Average	the sum, divided by divisor before the final rounding (IEEE division; float64 in float64, the others in
- *		float32). Integers: floor division of the wrapped signed (uint8: unsigned) sum. bool: not allowed.
+ *   Average	the sum, divided by divisor / scale before the final rounding (IEEE division; float64 in float64, the
+ *		others in float32). Integers: floor division of the wrapped signed (uint8: unsigned) sum. bool: not allowed.
  *   Min, max	the first of equal values wins (so -0 and +0 keep their order); a NaN wins over all numbers.
  *		bool: and, or.
  *   NaN	every NaN in an output is the canonical quiet one (0x7ff8..., 0x7fc00000, 0x7e00, 0x7fc0).
@@ -40,11 +40,26 @@ struct reduce_params {
 	size_t n_outputs;
 	uint64_t divisor; /* AVERAGE only */
 	/*
-	 * The inputs' sum is first rounded to the element type and then divided: what two hops (one on a node, one at
-	 * the server) would give when there is one node only. Matters for float16 and bfloat16 averages.
+	 * AVERAGE of float16 only, 0 is 1: the job's reduce_scale(). The inputs are sums of nodes that are divided by it already;
+	 * with round_before_division their sum is.
+	 */
+	uint32_t scale;
+	/*
+	 * The inputs' sum is first divided by scale, rounded to the element type, and then divided by divisor / scale: what two
+	 * hops (one on a node, one at the server) would give when there is one node only. Matters for float16 and bfloat16
+	 * averages.
 	 */
 	bool round_before_division;
 };
+
+/*
+ * What each node's sum for an average of float16 is divided by before it is rounded, where no node has more than n_local ranks:
+ * the least power of two that is no less. So the sum of finite numbers is finite, and no bit but of denormals is lost.
+ */
+static inline uint32_t reduce_scale(uint32_t n_local)
+{
+	return n_local > 1 ? 1u << (32 - __builtin_clz(n_local - 1)) : 1;
+}
 
 void reduce_run(const struct reduce_params *params);
 

@@ -224,7 +224,7 @@ SIMD_INLINE vec f16_average(vec acc, const struct reduce_span *span)
 {
 	acc = f32_canonical(acc);
 	if (span->round_before_division)
-		acc = f16_through(acc);
+		acc = f16_through(f32_div(acc, span->scale_f16));
 	return f32_div(acc, span->divisor_f32);
 }
 

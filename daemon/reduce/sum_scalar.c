@@ -97,7 +97,8 @@ static inline float f32_average(float acc, const struct reduce_span *span)
 
 static inline float f16_average(float acc, const struct reduce_span *span)
 {
-	acc = span->round_before_division ? f32_of_f16(f16_of_f32(acc)) : f32_canonical(acc);
+	acc = span->round_before_division ? f32_of_f16(f16_of_f32(acc / span->scale_f16))
+					  : f32_canonical(acc);
 	return acc / span->divisor_f32;
 }
 

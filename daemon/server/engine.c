@@ -59,6 +59,20 @@ static void engine_done(struct task *task)
 	engine_finish(container_of(task, struct slot, task));
 }
 
+struct reduce_params engine_sum(struct slot *slot, uint32_t divisor)
+{
+	const struct data_header *h = &slot->header;
+
+	return (struct reduce_params){
+		.dtype = h->dtype,
+		.reduction = data_reduction(h->reduction),
+		.outputs = &slot->output,
+		.n_outputs = 1,
+		.divisor = divisor,
+		.scale = data_scale(h->reduction),
+	};
+}
+
 /* All inputs, in the order of nodes; then what came too late for earlier rounds. */
 static void prepare_sum(struct slot *slot)
 {
@@ -73,16 +87,10 @@ static void prepare_sum(struct slot *slot)
 			inputs[n++] = slot->from[i]->payload;
 	list_for_each (carried, &slot->carried, link)
 		inputs[n++] = carried->payload;
-	slot->reduce = (struct reduce_params){
-		.dtype = h->dtype,
-		.reduction = h->reduction,
-		.n_elements = h->part_len / dtype_size(h->dtype),
-		.inputs = inputs,
-		.n_inputs = n,
-		.outputs = &slot->output,
-		.n_outputs = 1,
-		.divisor = job->size - job->n_gone,
-	};
+	slot->reduce = engine_sum(slot, job->size - job->n_gone);
+	slot->reduce.n_elements = h->part_len / dtype_size(h->dtype);
+	slot->reduce.inputs = inputs;
+	slot->reduce.n_inputs = n;
 	metric_count(&job->server->bytes_summed, (uint64_t)h->part_len * n);
 }
 

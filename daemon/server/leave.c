@@ -88,7 +88,7 @@ void leave_call(struct job *job, uint32_t node, const struct data_header *header
 static bool can_be_asked(const struct job_node *node)
 {
 	return !node->left && node->peer && !peer_is_self(node->peer) &&
-	       peer_knows_stopping(node->peer);
+	       peer_knows(node->peer, DATA_FEATURE_STOPPING);
 }
 
 static bool ask(const struct job *job, uint32_t node)

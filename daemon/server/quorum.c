@@ -24,10 +24,11 @@ bool quorum_applies(const struct slot *slot)
 {
 	const struct data_header *h = &slot->header;
 	uint32_t quorum = slot->job->stragglers.quorum;
+	unsigned reduction = data_reduction(h->reduction);
 
 	/* A minimum that comes late would stand for a round that is over. */
 	return quorum && quorum < slot->job->n_nodes && h->operation == OPERATION_PUSH_PULL &&
-	       (h->reduction == REDUCTION_SUM || h->reduction == REDUCTION_AVERAGE) && !h->root;
+	       reduction != REDUCTION_MIN && reduction != REDUCTION_MAX && !h->root;
 }
 
 /* Whether a node would fall behind further than it may, if this round went on without it. */

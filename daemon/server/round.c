@@ -51,9 +51,10 @@ static int check(const struct job *job, const struct delivery *delivery, struct 
 				   h->node, h->len, len);
 	if (!set_reduces(h))
 		return 0;
-	if (!reduce_supported(h->dtype, h->reduction))
+	if (!reduce_supported(h->dtype, data_reduction(h->reduction)))
 		return failure_set(failure, -EINVAL, "job %s: %s of %s cannot be reduced",
-				   job->name, reduction_name(h->reduction), dtype_name(h->dtype));
+				   job->name, reduction_name(data_reduction(h->reduction)),
+				   dtype_name(h->dtype));
 	if (h->len && (uintptr_t)delivery->payload % dtype_size(h->dtype))
 		return failure_set(failure, -EINVAL, "job %s: data is not aligned to its elements",
 				   job->name);
@@ -89,7 +90,7 @@ static void describe(const struct data_header *h, bool part, char *buffer, size_
 		(void)snprintf(buffer, len, "%s of %s from rank %u", operation, type, h->root);
 	else if (set_reduces(h))
 		(void)snprintf(buffer, len, "%s (%s) of %s", operation,
-			       reduction_name(h->reduction), type);
+			       reduction_name(data_reduction(h->reduction)), type);
 	else
 		(void)snprintf(buffer, len, "%s of %s", operation, type);
 }

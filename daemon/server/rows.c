@@ -3,6 +3,7 @@
  * between. round.c brings the pieces of contributions, server.c the calls that pull.
  */
 #include "server/rows.h"
+#include "server/engine.h"
 
 #include "base/failpoint.h"
 #include "server/round.h"
@@ -171,16 +172,10 @@ static void fill_results(struct slot *slot, uint64_t n, uint32_t step)
 {
 	struct rows *rows = slot->rows;
 	struct reduce_merge merge;
-	struct reduce_params sum = {
-		.dtype = slot->header.dtype,
-		.reduction = slot->header.reduction,
-		.n_elements = rows->list.width,
-		.inputs = slot->inputs,
-		.outputs = &slot->output,
-		.n_outputs = 1,
-		.divisor = slot->job->size,
-	};
+	struct reduce_params sum = engine_sum(slot, slot->job->size);
 
+	sum.n_elements = rows->list.width;
+	sum.inputs = slot->inputs;
 	reduce_merge_start(&merge, rows->lists, slot->job->n_nodes, rows->row_len, rows->cursors);
 	for (uint64_t i = 0; i < n; i++) {
 		char *data = rows->results[i / step]->data;

@@ -19,6 +19,7 @@
 /* Ranks of a job grouped by node, seen from one node. Local ranks are numbered in rank order: that is the order of sums. */
 struct layout {
 	uint32_t size, n_nodes, node, n_local;
+	uint32_t n_most;	 /* ranks of the node that has the most */
 	uint32_t *node_of_rank;	 /* size entries */
 	uint32_t *local_of_rank; /* size entries: local number, or RANK_AWAY */
 	uint32_t *rank_of_local; /* n_local entries */

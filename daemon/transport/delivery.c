@@ -307,7 +307,8 @@ static void incoming_fill(struct incoming *incoming, const struct data_header *h
 	answer->magic = DATA_MAGIC;
 	answer->version = DATA_VERSION;
 	answer->cookie = cookie;
-	answer->flags &= incoming->delivery.peer->has_kept ? DATA_FLAG_KEPT : 0;
+	answer->flags &=
+		peer_knows(incoming->delivery.peer, DATA_FEATURE_KEPT) ? DATA_FLAG_KEPT : 0;
 	incoming->delivery.payload_block = NULL;
 	if (answer->len && block) {
 		assert(answer->len <= block->len);

@@ -99,7 +99,7 @@ static int begin_others(struct dial *dial)
 	for (unsigned i = 1; i < dial->n_attempts && !r; i++) {
 		struct attempt *attempt = &dial->attempts[i];
 
-		if (attempt->lane == DATA_LANE_BEAT && !dial->peer->has_rails)
+		if (attempt->lane == DATA_LANE_BEAT && !peer_knows(dial->peer, DATA_FEATURE_RAILS))
 			dial->n_over++;
 		else
 			r = loop_timer_set(loop, &attempt->timer, now_ns);

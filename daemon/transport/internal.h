@@ -403,9 +403,7 @@ struct peer {
 	uint64_t again_ns,
 		again_pause_ns;	 /* when a lane was last to be made anew, after what pause */
 	bool offers_probe;	 /* peer_offer_probe() */
-	bool has_rails;		 /* the other side knows DATA_FEATURE_RAILS */
-	bool has_kept;		 /* the same, of DATA_FEATURE_KEPT */
-	bool has_stopping;	 /* and of DATA_FEATURE_STOPPING */
+	uint64_t features;	 /* DATA_FEATURE_* of both sides */
 	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
 	struct loop_timer timer; /* armed while there is business, and one turn longer */
 	struct quota quota;	 /* any thread */

@@ -110,9 +110,9 @@ const char *peer_called_at(const struct peer *peer)
 	return peer->kind == PEER_CALLED ? peer->address : NULL;
 }
 
-bool peer_knows_stopping(const struct peer *peer)
+bool peer_knows(const struct peer *peer, uint64_t feature)
 {
-	return peer->has_stopping;
+	return peer->features & feature;
 }
 
 void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out)
@@ -216,9 +216,7 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, 
 	lane->can_repeat = features & DATA_FEATURE_RAILS;
 	lane->has_packs = features & DATA_FEATURE_PACKS;
 	lane->is_spare = index && (features & DATA_FEATURE_RAILS);
-	peer->has_rails = features & DATA_FEATURE_RAILS;
-	peer->has_kept = features & DATA_FEATURE_KEPT;
-	peer->has_stopping = features & DATA_FEATURE_STOPPING;
+	peer->features = features;
 	if (index == DATA_LANE_BEAT) {
 		r = transport_beat_worker(peer->transport, &lane->worker);
 		if (r) {

@@ -318,8 +318,8 @@ void peer_call_it(struct peer *peer, const char *node);
 bool peer_is_self(const struct peer *peer);
 /* Where transport_connect() has sought the peer; NULL: the peer has connected to us, under whatever name, or is our own process. */
 const char *peer_called_at(const struct peer *peer);
-/* Whether it may be sent a DATA_STOPPING. */
-bool peer_knows_stopping(const struct peer *peer);
+/* Whether the other side has a DATA_FEATURE_*, too. Of our own process it has none. */
+bool peer_knows(const struct peer *peer, uint64_t feature);
 /*
  * A job of n_nodes nodes has been attached that exchanges parts of so many bytes with the peer: TCP connections then have no more
  * on their way than that needs. To be said at both ends: what one may have there the other may.

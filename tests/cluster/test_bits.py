@@ -150,6 +150,30 @@ def test_kernel_neon_does_not_matter():
     kernel_does_not_matter('neon')
 
 
+def test_averages_of_float16():
+    """The largest numbers, which do not add up to a number: on one node, and on nodes of one and of several ranks. """
+    n, largest = 5000, np.float16(65504)
+    data = np.where(np.arange(n) % 2, largest, -largest)
+    with Cluster(3, 1) as cluster:
+        for base, layout in enumerate([(4,), (1, 1, 1), (3, 1), (2, 2, 2), (1, 3)]):
+            ranks = cluster.job(layout, part_bytes=4096)
+            for rank in ranks:
+                rank.call('tensor', 0, f'x{base}', FLOAT16, n)
+            for rank in ranks:
+                rank.submit(0, 0, data.tobytes(), red=AVERAGE, out=n)
+            for k, rank in enumerate(ranks):
+                rank.wait(0)
+                check(f'rank {k} of {layout}', rank.result(0), data.tobytes())
+            some = [ref.random(FLOAT16, n, (SEED, k)) for k in range(len(ranks))]
+            for k, rank in enumerate(ranks):
+                rank.submit(1, 0, some[k].tobytes(), red=AVERAGE, out=n)
+            for k, rank in enumerate(ranks):
+                rank.wait(1)
+                check(f'any numbers, rank {k} of {layout}', rank.result(1),
+                      ref.reduce(FLOAT16, AVERAGE, some, layout).tobytes())
+                rank.call('close')
+
+
 def test_many_rounds_of_free_running_ranks():
     """No barrier between rounds: a late answer of round r must not show data of round r + 1."""
     layout, rounds, n = (1, 1, 1), 60, 5000

@@ -249,10 +249,15 @@ def test_exact_sums_by_every_plan():
                             rank.call('tensor', i, f'x{i}', dtype, n)
                             rank.submit(i, i, stored(dtype, data[k]), red=SUM, out=n, device=ALLOC)
                         finish(f'{topology} plan {plan} {layout} {n}', ranks, i, [want] * len(ranks))
+                    largest = np.full(4099, 65504, np.float16).tobytes()
+                    for rank in ranks:
+                        rank.call('tensor', 9, 'half', FLOAT16, 4099)
+                        rank.submit(9, 9, largest, red=AVERAGE, out=4099, device=ALLOC)
+                    finish(f'{topology} plan {plan} {layout} average', ranks, 9, [largest] * len(ranks))
                     if plan == HOST:
                         # Any values, by the way that has the bits of memory of the host.
                         push_pull_all(ranks, layout, random.Random(SEED), MAPPED, n=4099, base=10,
-                                      cases=[(FLOAT16, SUM), (BFLOAT16, AVERAGE), (FLOAT32, AVERAGE)])
+                                      cases=[(FLOAT16, SUM), (FLOAT16, AVERAGE), (BFLOAT16, AVERAGE), (FLOAT32, AVERAGE)])
                     for rank in ranks:
                         rank.call('close')
         finally:

@@ -48,22 +48,24 @@ def is_gone(pid):
     return not os.path.exists(f'/proc/{pid}')
 
 
-def make_job(cluster, n_ranks, gpu_reduce):
-    ranks = cluster.job((n_ranks,), join=False, part_bytes=4096, gpu_reduce=gpu_reduce)
+def make_job(cluster, n_ranks, gpu_reduce, halves=False):
+    """halves: averages of float16, through a server."""
+    ranks = cluster.job((n_ranks,), join=False, part_bytes=4096, gpu_reduce=gpu_reduce, force_distributed=int(halves))
     for k, rank in enumerate(ranks):
+        rank.halves = halves
         rank.call('device', k)
         rank.call('attend')
     cluster.join(ranks)
     for rank in ranks:
-        rank.call('tensor', 0, 'x', FLOAT32, N)
+        rank.call('tensor', 0, 'x', FLOAT16 if halves else FLOAT32, N)
     return ranks
 
 
 def data_of(ranks):
     """Whose sums are exact, in whatever order."""
     rng = np.random.default_rng(len(ranks))
-    data = [rng.integers(-100, 100, N).astype(np.float32) for _ in ranks]
-    return data, np.sum(data, axis=0, dtype=np.float32).tobytes()
+    data = [rng.integers(-100, 100, N).astype(np.float16 if ranks[0].halves else np.float32) for _ in ranks]
+    return data, (np.mean if ranks[0].halves else np.sum)(data, axis=0, dtype=np.float32).astype(data[0].dtype).tobytes()
 
 
 def submit_all(ranks, kind, request=0):
@@ -71,7 +73,7 @@ def submit_all(ranks, kind, request=0):
     errors, (data, _) = [], data_of(ranks)
     for rank, mine in zip(ranks, data):
         try:
-            rank.submit(request, 0, mine.tobytes(), red=SUM, out=N, device=kind)
+            rank.submit(request, 0, mine.tobytes(), red=AVERAGE if rank.halves else SUM, out=N, device=kind)
             errors.append(None)
         except BpsError as error:
             errors.append(error)
@@ -94,9 +96,9 @@ def finish(rank, request=0):
     return got
 
 
-def run_job(cluster, n_ranks, gpu_reduce, kinds):
+def run_job(cluster, n_ranks, gpu_reduce, kinds, halves=False):
     """A job to its end: for each rank the first error that it was told, or None if all was well; and notices."""
-    ranks = make_job(cluster, n_ranks, gpu_reduce)
+    ranks = make_job(cluster, n_ranks, gpu_reduce, halves)
     want, errors = data_of(ranks)[1], [None] * n_ranks
 
     def note(k, error):
@@ -200,8 +202,8 @@ OTHERWISE = {
 }
 # Errors that no trainer's death can have brought about, and a driver's one that leaves the context as it is.
 CODE = {'nccl': 3, 'nvml': 999, 'cu': 1}
-# Ranks, topology and kinds of memory that have all of the calls between them.
-SCENES = [(3, 'switch:2', AUTO, [ALLOC, MAPPED]), (2, 'nvlink', AUTO, [ALLOC])]
+# Ranks, topology, kinds of memory, and halves, that have all of the calls between them.
+SCENES = [(3, 'switch:2', AUTO, [ALLOC, MAPPED], False), (2, 'nvlink', AUTO, [ALLOC], False), (2, 'nvlink', AUTO, [ALLOC], True)]
 
 
 def calls_in_sources():
@@ -225,9 +227,9 @@ def base_name(call):
 
 def count_calls(scene):
     """How often a worker makes each call in a job in which nothing fails."""
-    n_ranks, topology, gpu_reduce, kinds = scene
+    n_ranks, topology, gpu_reduce, kinds, halves = scene
     with start_cluster(FAKECUDA_TRACE='1', FAKECUDA_TOPOLOGY=topology) as cluster:
-        errors, notices = run_job(cluster, n_ranks, gpu_reduce, kinds)
+        errors, notices = run_job(cluster, n_ranks, gpu_reduce, kinds, halves)
         assert not any(errors) and set(notices) == {'-'}, (errors, notices)
         [worker] = workers(cluster.daemons[0])
         wait_for('the end of the worker', lambda: is_gone(worker))
@@ -239,12 +241,12 @@ def count_calls(scene):
 
 
 def fail_call(cluster, file, scene, call, nth):
-    n_ranks, _, gpu_reduce, kinds = scene
+    n_ranks, _, gpu_reduce, kinds, halves = scene
     code = next(code for prefix, code in CODE.items() if call.startswith(prefix))
     what = f'{call}, call {nth}'
     with open(file, 'w') as out:
         out.write(f'{call}:{nth}:{code}')
-    errors, notices = run_job(cluster, n_ranks, gpu_reduce, kinds)
+    errors, notices = run_job(cluster, n_ranks, gpu_reduce, kinds, halves)
     assert not os.path.exists(file), f'{what}: was not made'
     outcome = OTHERWISE.get(call)
     if outcome is None:
@@ -327,7 +329,7 @@ def test_calls_that_never_return():
     """The worker is killed when nothing has come of its work for gpu_timeout, at whatever it is. All at once, as it takes a
     while: the time must be enough for workers that are well on a busy machine."""
     cases = [('cuIpcOpenMemHandle', 2), ('cuIpcCloseMemHandle', 1), ('ncclCommInitAll', 1), ('ncclGroupEnd', 2), ('@copy', 3)]
-    n_ranks, topology, gpu_reduce, kinds = SCENES[0]
+    n_ranks, topology, gpu_reduce, kinds, _ = SCENES[0]
     with contextlib.ExitStack() as stack:
         folder, begun = stack.enter_context(tempfile.TemporaryDirectory()), []
         for call, nth in cases:
@@ -367,7 +369,7 @@ POINTS = [
 
 
 def kill_at(point, nth, scene, victim, what):
-    n_ranks, topology, gpu_reduce, kinds = SCENES[scene]
+    n_ranks, topology, gpu_reduce, kinds, _ = SCENES[scene]
     with start_cluster(BPS_FAILPOINTS=f'{point}=stop@{nth}', FAKECUDA_TOPOLOGY=topology) as cluster:
         daemon = cluster.daemons[0]
         ranks = make_job(cluster, n_ranks, gpu_reduce)

@@ -72,14 +72,15 @@ struct abi_facts {
 		{ "CU_STREAM_PER_THREAD", (intptr_t)CU_STREAM_PER_THREAD },
 
 /* Of ncclConfig_t the part that ours has; a newer one is longer. */
-#define ABI_NCCL_FACTS                                                                       \
-	NCCL_ABI_RESULTS(ABI_CONSTANT)                                                       \
-	NCCL_ABI_OPERATIONS(ABI_CONSTANT)                                                    \
-	NCCL_ABI_TYPES(ABI_CONSTANT)                                                         \
-	ABI_INTEGER(ncclResult_t), ABI_INTEGER(ncclRedOp_t), ABI_INTEGER(ncclDataType_t),    \
-		ABI_SIZE(ncclUniqueId), ABI_SIZE(ncclComm_t), ABI_FIELD(ncclConfig_t, size), \
-		ABI_FIELD(ncclConfig_t, magic), ABI_FIELD(ncclConfig_t, version),            \
-		ABI_FIELD(ncclConfig_t, blocking),
+#define ABI_NCCL_FACTS                                                                            \
+	NCCL_ABI_RESULTS(ABI_CONSTANT)                                                            \
+	NCCL_ABI_OPERATIONS(ABI_CONSTANT)                                                         \
+	NCCL_ABI_TYPES(ABI_CONSTANT)                                                              \
+	NCCL_ABI_RESIDENCES(ABI_CONSTANT)                                                         \
+	ABI_INTEGER(ncclResult_t), ABI_INTEGER(ncclRedOp_t), ABI_INTEGER(ncclDataType_t),         \
+		ABI_INTEGER(ncclScalarResidence_t), ABI_SIZE(ncclUniqueId), ABI_SIZE(ncclComm_t), \
+		ABI_FIELD(ncclConfig_t, size), ABI_FIELD(ncclConfig_t, magic),                    \
+		ABI_FIELD(ncclConfig_t, version), ABI_FIELD(ncclConfig_t, blocking),
 
 /* Its magic number, which only an initialiser holds. */
 #define ABI_DEFINE_NCCL_MAGIC(name)                                         \

@@ -26,10 +26,11 @@
 #define NCCL_DECLARE_(need, name, result, parameters) EXPORT result name parameters;
 NCCL_ABI_FUNCTIONS(NCCL_DECLARE_)
 
-#define RANKS_MAX 64
-#define CHUNK	  ((size_t)64 << 10)
-#define MAGIC	  UINT64_C(0x66616b656e63636c) /* "fakenccl" */
-#define JOIN_S	  120			       /* until all ranks must have come */
+#define RANKS_MAX   64
+#define CHUNK	    ((size_t)64 << 10)
+#define MAGIC	    UINT64_C(0x66616b656e63636c) /* "fakenccl" */
+#define FACTORS_MAX 16
+#define JOIN_S	    120 /* until all ranks must have come */
 
 enum kind { ALL_REDUCE = 1, REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST };
 static const char *const kind_names[] = { "",		"all-reduce", "reduce", "reduce-scatter",
@@ -79,6 +80,10 @@ struct ncclComm {
 	uint32_t phase;	   /* of the stream's thread */
 	_Atomic int error; /* asynchronous */
 	_Atomic bool aborted;
+	struct {
+		ncclDataType_t type;
+		double by;	/* 0: free */
+	} factors[FACTORS_MAX]; /* of ncclRedOpCreatePreMulSum(): operation ncclAvg + 1 + i */
 	pthread_mutex_t lock;
 	pthread_cond_t idle;
 	unsigned in_flight;
@@ -91,6 +96,7 @@ struct call {
 	char *to;
 	ncclDataType_t type;
 	ncclRedOp_t op;
+	double factor; /* not 0: of each element, before the sum */
 	uint64_t n;
 	int root;
 	CUstream stream;
@@ -552,13 +558,18 @@ static bool store(struct ncclComm *comm, char *to, const void *from, size_t len)
 static bool store_sum(const struct call *call, char *to, size_t n)
 {
 	char sum[CHUNK] __attribute__((aligned(16)));
+	char next[CHUNK] __attribute__((aligned(16)));
 	struct ncclComm *comm = call->comm;
 	size_t size = values_size(call->type);
 
-	memcpy(sum, staging(comm, 0), n * size);
-	for (int i = 1; i < comm->n_ranks; i++)
-		values_combine(sum, staging(comm, i), n, call->type, call->op);
-	if (call->op == ncclAvg)
+	for (int i = 0; i < comm->n_ranks; i++) {
+		memcpy(i ? next : sum, staging(comm, i), n * size);
+		if (call->factor != 0)
+			values_multiply(i ? next : sum, n, call->type, call->factor);
+		if (i)
+			values_combine(sum, next, n, call->type, call->op);
+	}
+	if (call->op == ncclAvg && call->factor == 0)
 		values_divide(sum, n, call->type, comm->n_ranks);
 	return store(comm, to, sum, n * size);
 }
@@ -713,6 +724,24 @@ static ncclResult_t check(const struct call *call)
 	return ncclSuccess;
 }
 
+/* Operations of the communicator's own; and averages of floating-point numbers, which NCCL makes as one of them. */
+static ncclResult_t look_up(struct call *call)
+{
+	unsigned int i = (unsigned int)call->op - (ncclAvg + 1);
+
+	if (call->op == ncclAvg && call->type >= ncclFloat16) {
+		call->factor = 1.0 / call->comm->n_ranks;
+	} else if ((unsigned int)call->op > ncclAvg) {
+		if (i >= FACTORS_MAX || call->comm->factors[i].by == 0 ||
+		    call->comm->factors[i].type != call->type)
+			return fail(ncclInvalidArgument, "%s: type %d, op %d",
+				    kind_names[call->kind], (int)call->type, (int)call->op);
+		call->factor = call->comm->factors[i].by;
+		call->op = ncclSum;
+	}
+	return ncclSuccess;
+}
+
 static ncclResult_t submit(struct call given_call)
 {
 	struct thread *thread = own_thread();
@@ -722,7 +751,9 @@ static ncclResult_t submit(struct call given_call)
 
 	if (!comm)
 		return fail(ncclInvalidArgument, "no communicator");
-	r = check(&given_call);
+	r = look_up(&given_call);
+	if (!r)
+		r = check(&given_call);
 	if (!r && atomic_load(&comm->error))
 		r = fail(ncclInvalidUsage, "the communicator has failed before");
 	if (!r && !thread->group.depth && thread->alone.nonce == comm->clique->nonce &&
@@ -756,26 +787,57 @@ static ncclResult_t submit(struct call given_call)
 	return ncclSuccess;
 }
 
+ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t type,
+				      ncclScalarResidence_t residence, ncclComm_t comm)
+{
+	double by;
+	int i = 0;
+
+	ENTER_NCCL();
+	by = values_get(scalar, type);
+	while (i < FACTORS_MAX && comm->factors[i].by != 0)
+		i++;
+	if (residence != ncclScalarHostImmediate || by == 0 || i == FACTORS_MAX)
+		return fail(ncclInvalidArgument, "an operation of type %d, factor %g, residence %d",
+			    (int)type, by, (int)residence);
+	comm->factors[i].type = type;
+	comm->factors[i].by = by;
+	*op = (ncclRedOp_t)(ncclAvg + 1 + i);
+	return ncclSuccess;
+}
+
+ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
+{
+	unsigned int i = (unsigned int)op - (ncclAvg + 1);
+
+	ENTER_NCCL();
+	if (i >= FACTORS_MAX || comm->factors[i].by == 0)
+		return fail(ncclInvalidArgument, "op %d is not the communicator's own", (int)op);
+	comm->factors[i].by = 0;
+	return ncclSuccess;
+}
+
 ncclResult_t ncclAllReduce(const void *from, void *to, size_t n, ncclDataType_t type,
 			   ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
 	ENTER_NCCL();
-	return submit((struct call){ comm, ALL_REDUCE, from, to, type, op, n, 0, stream, { 0 } });
+	return submit(
+		(struct call){ comm, ALL_REDUCE, from, to, type, op, 0, n, 0, stream, { 0 } });
 }
 
 ncclResult_t ncclReduce(const void *from, void *to, size_t n, ncclDataType_t type, ncclRedOp_t op,
 			int root, ncclComm_t comm, cudaStream_t stream)
 {
 	ENTER_NCCL();
-	return submit((struct call){ comm, REDUCE, from, to, type, op, n, root, stream, { 0 } });
+	return submit((struct call){ comm, REDUCE, from, to, type, op, 0, n, root, stream, { 0 } });
 }
 
 ncclResult_t ncclReduceScatter(const void *from, void *to, size_t n_to, ncclDataType_t type,
 			       ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream)
 {
 	ENTER_NCCL();
-	return submit(
-		(struct call){ comm, REDUCE_SCATTER, from, to, type, op, n_to, 0, stream, { 0 } });
+	return submit((struct call){
+		comm, REDUCE_SCATTER, from, to, type, op, 0, n_to, 0, stream, { 0 } });
 }
 
 ncclResult_t ncclAllGather(const void *from, void *to, size_t n_from, ncclDataType_t type,
@@ -783,15 +845,15 @@ ncclResult_t ncclAllGather(const void *from, void *to, size_t n_from, ncclDataTy
 {
 	ENTER_NCCL();
 	return submit((struct call){
-		comm, ALL_GATHER, from, to, type, ncclSum, n_from, 0, stream, { 0 } });
+		comm, ALL_GATHER, from, to, type, ncclSum, 0, n_from, 0, stream, { 0 } });
 }
 
 ncclResult_t ncclBroadcast(const void *from, void *to, size_t n, ncclDataType_t type, int root,
 			   ncclComm_t comm, cudaStream_t stream)
 {
 	ENTER_NCCL();
-	return submit(
-		(struct call){ comm, BROADCAST, from, to, type, ncclSum, n, root, stream, { 0 } });
+	return submit((struct call){
+		comm, BROADCAST, from, to, type, ncclSum, 0, n, root, stream, { 0 } });
 }
 
 ncclResult_t ncclGroupStart(void)

@@ -195,6 +195,32 @@ TEST(all_reduce_of_all_types)
 	free(in);
 }
 
+/* By half, which keeps the sum of the two largest a number; then the operation is gone. */
+TEST(elements_are_multiplied_before)
+{
+	uint16_t half = 0x3800, largest = 0x7bff, nothing = 0;
+	struct rank ranks[RANKS];
+	ncclRedOp_t ops[RANKS];
+
+	ranks_new(ranks, 64);
+	for (int r = 0; r < RANKS; r++) {
+		upload(&ranks[r], r < 2 ? &largest : &nothing, 2);
+		NCCL(ncclRedOpCreatePreMulSum(&ops[r], &half, ncclFloat16, ncclScalarHostImmediate,
+					      ranks[r].comm));
+	}
+	NCCL(ncclGroupStart());
+	for (int r = 0; r < RANKS; r++)
+		NCCL(ncclAllReduce((void *)(uintptr_t)ranks[r].in, (void *)(uintptr_t)ranks[r].out,
+				   1, ncclFloat16, ops[r], ranks[r].comm, ranks[r].stream));
+	NCCL(ncclGroupEnd());
+	for (int r = 0; r < RANKS; r++) {
+		ASSERT_EQ(*(const uint16_t *)download(&ranks[r], ranks[r].out, 2), largest);
+		NCCL(ncclRedOpDestroy(ops[r], ranks[r].comm));
+		NCCL_IS(ncclInvalidArgument, ncclRedOpDestroy(ops[r], ranks[r].comm));
+	}
+	ranks_free(ranks);
+}
+
 /* Half types round after each addition: to nearest, ties to even. */
 TEST(half_types_round)
 {

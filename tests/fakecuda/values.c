@@ -141,6 +141,43 @@ void values_combine(void *to, const void *from, size_t n, ncclDataType_t type, n
 	}
 }
 
+void values_multiply(void *to, size_t n, ncclDataType_t type, double by)
+{
+	for (size_t i = 0; i < n; i++) {
+		switch (type) {
+		case ncclFloat16:
+			((uint16_t *)to)[i] =
+				to_float16(from_float16(((uint16_t *)to)[i]) * (float)by);
+			break;
+		case ncclBfloat16:
+			((uint16_t *)to)[i] =
+				to_bfloat16(from_bfloat16(((uint16_t *)to)[i]) * (float)by);
+			break;
+		case ncclFloat32:
+			((float *)to)[i] *= (float)by;
+			break;
+		default:
+			((double *)to)[i] *= by;
+		}
+	}
+}
+
+double values_get(const void *from, ncclDataType_t type)
+{
+	switch ((int)type) {
+	case ncclFloat16:
+		return (double)from_float16(*(const uint16_t *)from);
+	case ncclBfloat16:
+		return (double)from_bfloat16(*(const uint16_t *)from);
+	case ncclFloat32:
+		return (double)*(const float *)from;
+	case ncclFloat64:
+		return *(const double *)from;
+	default:
+		return 0;
+	}
+}
+
 #define DIVIDE(c_type, load, store, by)                                    \
 	for (size_t i = 0; i < n; i++)                                     \
 		((c_type *)to)[i] = store(load(((c_type *)to)[i]) / (by)); \

@@ -63,25 +63,34 @@ def fold(dtype, reduction, arrays):
     return total
 
 
-def divide(dtype, x, n):
+def divide(dtype, x, n, scale):
     if dtype in (FLOAT64,):
         return x / np.float64(n)
     if dtype in FLOATS:
-        return x / np.float32(n)
+        return x / np.float32(n / scale)
     return (x.astype(object) // n).astype(x.dtype) if dtype == INT64 else (x.astype(np.int64) // n).astype(x.dtype)
+
+
+def scale_of(dtype, reduction, layout):
+    """What sums of nodes are divided by: for averages of float16, the least power of two that is no less than the ranks of any."""
+    return 1 << (max(layout) - 1).bit_length() if dtype == FLOAT16 and reduction == AVERAGE else 1
+
+
+def scaled(total, scale):
+    return total if scale == 1 else total / np.float32(scale)
 
 
 @np.errstate(all='ignore')
 def reduce(dtype, reduction, contributions, layout):
     """layout[k]: ranks on node k; ranks are numbered node by node."""
-    partials, at = [], 0
+    partials, at, scale = [], 0, scale_of(dtype, reduction, layout)
     for local_size in layout:
         ranks = [widen(dtype, x) for x in contributions[at:at + local_size]]
-        partials.append(narrow(dtype, fold(dtype, reduction, ranks)))
+        partials.append(narrow(dtype, scaled(fold(dtype, reduction, ranks), scale)))
         at += local_size
     total = fold(dtype, reduction, [widen(dtype, p) for p in partials])
     if reduction == AVERAGE:
-        total = divide(dtype, total, sum(layout))
+        total = divide(dtype, total, sum(layout), scale)
     return narrow(dtype, total)
 
 
@@ -89,17 +98,17 @@ def reduce(dtype, reduction, contributions, layout):
 def reduce_rows(dtype, reduction, contributions, layout):
     """push_pull_rows: contributions are (rows, values) of each rank, values of shape (len(rows), width). Returns the rows of
     the result, ascending, and their values."""
-    width, partials, at = contributions[0][1].shape[1], [], 0
+    width, partials, at, scale = contributions[0][1].shape[1], [], 0, scale_of(dtype, reduction, layout)
     for local_size in layout:
         ranks = contributions[at:at + local_size]
         rows = np.concatenate([rows for rows, _ in ranks])
         values = np.concatenate([widen(dtype, values) for _, values in ranks])
         rows, total = fold_rows(dtype, reduction, rows, values)
-        partials.append((rows, widen(dtype, narrow(dtype, total))))
+        partials.append((rows, widen(dtype, narrow(dtype, scaled(total, scale)))))
         at += local_size
     rows, total = fold_rows(dtype, reduction, *map(np.concatenate, zip(*partials)))
     if reduction == AVERAGE:
-        total = divide(dtype, total, sum(layout))
+        total = divide(dtype, total, sum(layout), scale)
     return rows, narrow(dtype, total).reshape(len(rows), width)
 
 

@@ -1186,9 +1186,10 @@ const char *peer_called_at(const struct peer *peer)
 	return peer->kind == PEER_CALLED ? peer->address : NULL;
 }
 
-bool peer_knows_stopping(const struct peer *peer)
+bool peer_knows(const struct peer *peer, uint64_t feature)
 {
 	(void)peer;
+	(void)feature;
 	return true;
 }
 

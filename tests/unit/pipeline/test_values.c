@@ -94,6 +94,8 @@ static void *reduced(const struct run *run, uint64_t n)
 	const struct world *world = run->world;
 	unsigned n_nodes = world->options.n_nodes;
 	bool average = run->reduction == REDUCTION_AVERAGE;
+	uint32_t scale =
+		average && run->dtype == DTYPE_FLOAT16 ? expected_scale(world->options.n_local) : 1;
 	void *partials[WORLD_NODES] = { 0 }, *result = malloc(n * run->element_size + 1);
 	const void *inputs[WORLD_RANKS];
 
@@ -102,11 +104,12 @@ static void *reduced(const struct run *run, uint64_t n)
 		ASSERT_TRUE(result && partials[node]);
 		for (uint32_t i = 0; i < world->options.n_local; i++)
 			inputs[i] = run->inputs[i * n_nodes + node];
-		expected_reduce(run->dtype, average ? REDUCTION_SUM : run->reduction, world->size,
-				inputs, world->options.n_local, n, partials[node]);
+		/* Dividing by the scale is an average of so many. */
+		expected_reduce(run->dtype, average && scale == 1 ? REDUCTION_SUM : run->reduction,
+				scale, 1, inputs, world->options.n_local, n, partials[node]);
 	}
-	expected_reduce(run->dtype, run->reduction, world->size, (const void *const *)partials,
-			n_nodes, n, result);
+	expected_reduce(run->dtype, run->reduction, world->size, scale,
+			(const void *const *)partials, n_nodes, n, result);
 	for (unsigned node = 0; node < n_nodes; node++)
 		free(partials[node]);
 	return result;

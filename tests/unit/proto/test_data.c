@@ -115,6 +115,14 @@ TEST(numbers_that_are_none_of_ours_are_refused)
 	EXPECT_BAD("reduction", h.reduction = REDUCTION_MAX_ + 1);
 	EXPECT_BAD("reduction", h.operation = OPERATION_ALL_GATHER);
 	EXPECT_BAD("average", h.dtype = DTYPE_BOOL, h.reduction = REDUCTION_AVERAGE);
+	EXPECT_BAD("scale", h.dtype = DTYPE_FLOAT32,
+		   h.reduction = data_reduction_scaled(REDUCTION_AVERAGE, 2));
+	EXPECT_BAD("scale", h.dtype = DTYPE_FLOAT16,
+		   h.reduction = data_reduction_scaled(REDUCTION_SUM, 2));
+	EXPECT_BAD("scale", h.dtype = DTYPE_FLOAT16,
+		   h.reduction = data_reduction_scaled(REDUCTION_AVERAGE, 2 * JOB_RANKS_MAX));
+	EXPECT_GOOD(h.dtype = DTYPE_FLOAT16,
+		    h.reduction = data_reduction_scaled(REDUCTION_AVERAGE, JOB_RANKS_MAX));
 	EXPECT_BAD("key or round", h.key = 0);
 	EXPECT_BAD("key or round", h.round = 0);
 	EXPECT_BAD("over the limit", h.node = JOB_RANKS_MAX);

@@ -16,7 +16,7 @@ except ImportError as error:
     sys.exit(77)
 
 SUM, AVERAGE, MIN, MAX = 1, 2, 3, 4
-BFLOAT16, BOOL = 4, 10
+FLOAT16, BFLOAT16, BOOL = 3, 4, 10
 TYPES = {1: np.float64, 2: np.float32, 3: np.float16, BFLOAT16: np.uint16, 5: np.int64, 6: np.int32,
          7: np.int16, 8: np.int8, 9: np.uint8, BOOL: np.uint8}
 CANONICAL = {1: 0x7FF8000000000000, 2: 0x7FC00000, 3: 0x7E00, BFLOAT16: 0x7FC0}
@@ -53,6 +53,11 @@ def extreme(dtype, reduction, acc, x):
     return np.where(better, x, acc)
 
 
+def scale_of(dtype, reduction, divisor):
+    """Of averages of float16: the least power of two that is not less."""
+    return 1 << (divisor - 1).bit_length() if dtype == FLOAT16 and reduction == AVERAGE else 1
+
+
 def expected(dtype, reduction, inputs, divisor, before):
     if dtype == BOOL:
         truth = inputs != 0
@@ -62,9 +67,10 @@ def expected(dtype, reduction, inputs, divisor, before):
         x = wide(dtype, row)
         acc = acc + x if reduction in (SUM, AVERAGE) else extreme(dtype, reduction, acc, x)
     if reduction == AVERAGE and is_float(dtype):
+        scale = scale_of(dtype, reduction, divisor)
         if before:
-            acc = wide(dtype, narrow(dtype, acc))
-        acc = acc / acc.dtype.type(divisor)
+            acc = wide(dtype, narrow(dtype, acc / acc.dtype.type(scale)))
+        acc = acc / acc.dtype.type(divisor / scale)
     elif reduction == AVERAGE:
         acc = acc // acc.dtype.type(divisor)
     nan = np.isnan(acc) if is_float(dtype) else np.zeros(acc.shape, bool)
@@ -93,7 +99,7 @@ def check(pipe, kernel, rng, dtype, reduction, n_inputs, before):
     divisor = int(rng.integers(1, 100))
     inputs = make_inputs(rng, dtype, n_inputs, n_elements)
     run = subprocess.run([pipe, kernel, str(dtype), str(reduction), str(n_inputs), str(n_elements), str(divisor),
-                          str(int(before))], input=inputs.tobytes(), stdout=subprocess.PIPE, check=True)
+                          str(scale_of(dtype, reduction, divisor)), str(int(before))], input=inputs.tobytes(), stdout=subprocess.PIPE, check=True)
     with np.errstate(all="ignore"):
         want = expected(dtype, reduction, inputs, divisor, before)
     bits = BITS[want.itemsize]

@@ -1,7 +1,7 @@
 /*
  * One reduction for a script: inputs one after the other on stdin, the output on stdout.
  *
- *	reduce_pipe KERNEL DTYPE REDUCTION N_INPUTS N_ELEMENTS DIVISOR ROUND_BEFORE_DIVISION
+ *	reduce_pipe KERNEL DTYPE REDUCTION N_INPUTS N_ELEMENTS DIVISOR SCALE ROUND_BEFORE_DIVISION
  *	reduce_pipe			prints the kernels this machine has
  *
  * DTYPE and REDUCTION are numbers of proto/types.h. Exit status 77 where there is no such kernel.
@@ -31,7 +31,7 @@ int main(int argc, char **argv)
 
 	if (argc == 1)
 		return print_kernels();
-	if (argc != 8)
+	if (argc != 9)
 		return 2;
 	if (reduce_kernel_select(argv[1]))
 		return 77;
@@ -41,7 +41,8 @@ int main(int argc, char **argv)
 		.n_inputs = strtoul(argv[4], NULL, 10),
 		.n_elements = strtoul(argv[5], NULL, 10),
 		.divisor = strtoull(argv[6], NULL, 10),
-		.round_before_division = argv[7][0] == '1',
+		.scale = (uint32_t)strtoul(argv[7], NULL, 10),
+		.round_before_division = argv[8][0] == '1',
 		.n_outputs = 1,
 	};
 	if (!reduce_supported(params.dtype, params.reduction) || !params.n_inputs)

@@ -63,11 +63,9 @@ static double add(unsigned dtype, double a, double b)
 	return dtype == DTYPE_FLOAT64 ? a + b : to_single(a + b);
 }
 
-static double divide(unsigned dtype, double a, uint64_t divisor)
+static double divide(unsigned dtype, double a, double divisor)
 {
-	if (dtype == DTYPE_FLOAT64)
-		return a / (double)divisor;
-	return to_single(a / to_single((double)divisor));
+	return dtype == DTYPE_FLOAT64 ? a / divisor : to_single(a / to_single(divisor));
 }
 
 static double number_of(unsigned dtype, uint64_t bits)
@@ -105,7 +103,7 @@ static uint64_t bits_of(unsigned dtype, double x)
 }
 
 static uint64_t reduce_float(unsigned dtype, unsigned reduction, const uint64_t *bits, size_t n,
-			     uint64_t divisor, bool round_before_division)
+			     uint64_t divisor, uint32_t scale, bool round_before_division)
 {
 	double acc = number_of(dtype, bits[0]);
 
@@ -121,8 +119,8 @@ static uint64_t reduce_float(unsigned dtype, unsigned reduction, const uint64_t 
 	}
 	if (reduction == REDUCTION_AVERAGE) {
 		if (round_before_division)
-			acc = number_of(dtype, bits_of(dtype, acc));
-		acc = divide(dtype, acc, divisor);
+			acc = number_of(dtype, bits_of(dtype, acc / scale));
+		acc = divide(dtype, acc, (double)divisor / scale);
 	}
 	return bits_of(dtype, acc);
 }
@@ -169,12 +167,12 @@ static uint64_t reduce_bool(unsigned reduction, const uint64_t *bits, size_t n)
 }
 
 uint64_t reference_reduce(unsigned dtype, unsigned reduction, const uint64_t *bits, size_t n_inputs,
-			  uint64_t divisor, bool round_before_division)
+			  uint64_t divisor, uint32_t scale, bool round_before_division)
 {
 	if (dtype == DTYPE_BOOL)
 		return reduce_bool(reduction, bits, n_inputs);
 	if (dtype <= DTYPE_BFLOAT16)
-		return reduce_float(dtype, reduction, bits, n_inputs, divisor,
+		return reduce_float(dtype, reduction, bits, n_inputs, divisor, scale,
 				    round_before_division);
 	return reduce_integer(dtype, reduction, bits, n_inputs, divisor);
 }

@@ -8,4 +8,4 @@
 #include "proto/types.h"
 
 uint64_t reference_reduce(unsigned dtype, unsigned reduction, const uint64_t *bits, size_t n_inputs,
-			  uint64_t divisor, bool round_before_division);
+			  uint64_t divisor, uint32_t scale, bool round_before_division);

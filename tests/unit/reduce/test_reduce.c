@@ -127,6 +127,7 @@ struct run {
 	size_t start;	       /* elements by which the arrays are off their alignment */
 	int same[OUTPUTS_MAX]; /* the input that this output is, or -1 */
 	uint64_t divisor;
+	uint32_t scale;
 	bool round_before_division;
 	const void *data[INPUTS_MAX]; /* what the inputs hold */
 	const void *expected;
@@ -179,6 +180,7 @@ static void check_run(const struct run *run)
 		.outputs = a.outputs,
 		.n_outputs = run->n_outputs,
 		.divisor = run->divisor,
+		.scale = run->scale,
 		.round_before_division = run->round_before_division,
 	});
 
@@ -221,7 +223,7 @@ static void expect(struct run *run, void *expected)
 			bits[k] = get(run->data[k], size, i);
 		put(expected, size, i,
 		    reference_reduce(run->dtype, run->reduction, bits, run->n_inputs, run->divisor,
-				     run->round_before_division));
+				     run->scale ?: 1, run->round_before_division));
 	}
 	run->expected = expected;
 }
@@ -270,6 +272,9 @@ static void check_type(unsigned dtype)
 					continue;
 				run.round_before_division = before;
 				run.divisor = run.n_inputs + 5 * (run.n_inputs % 2);
+				run.scale = dtype == DTYPE_FLOAT16
+						    ? reduce_scale((uint32_t)run.divisor)
+						    : 1;
 				run.n_elements = N;
 				expect(&run, expected);
 				check_shapes(&run, N);
@@ -308,6 +313,7 @@ static void check_exhaustive(unsigned dtype, unsigned reduction, uint64_t other,
 		.n_elements = N,
 		.same = { -1 },
 		.divisor = 3,
+		.scale = dtype == DTYPE_FLOAT16 ? 4 : 1,
 		.round_before_division = before,
 	};
 
@@ -387,6 +393,58 @@ TEST(rounding_to_half_sees_what_lies_below_the_last_bit)
 		expect(&run, expected);
 		FOR_EACH_KERNEL check_run(&run);
 	}
+}
+
+/* On one node in two hops, on a node of several, and at the server: of numbers that are all the largest that there is. */
+TEST(averages_of_float16_are_finite)
+{
+	enum { LARGEST = 0x7bff };
+	uint16_t largest = LARGEST, output;
+	const void *inputs[INPUTS_MAX];
+	void *outputs[] = { &output };
+	struct reduce_params params = {
+		.dtype = DTYPE_FLOAT16,
+		.reduction = REDUCTION_AVERAGE,
+		.n_elements = 1,
+		.inputs = inputs,
+		.outputs = outputs,
+		.n_outputs = 1,
+	};
+
+	FOR_EACH_KERNEL for (uint32_t n = 1; n <= INPUTS_MAX; n++)
+	{
+		for (uint32_t i = 0; i < n; i++)
+			inputs[i] = &largest;
+		params.n_inputs = params.divisor = n;
+		params.scale = reduce_scale(n);
+		params.round_before_division = true;
+		reduce_run(&params);
+		/* Each hop rounds. */
+		ASSERT_INT(output, <=, LARGEST);
+		ASSERT_INT(output, >=, LARGEST - 1);
+		/* On a node of several. */
+		params.divisor = reduce_scale(n);
+		params.scale = 1;
+		params.round_before_division = false;
+		reduce_run(&params);
+		ASSERT_INT(output, <=, LARGEST);
+		/* At the server, of nodes with four ranks each. */
+		params.divisor = 4 * n;
+		params.scale = 4;
+		reduce_run(&params);
+		ASSERT_EQ(output, LARGEST);
+	}
+}
+
+TEST(scale_is_the_least_power_of_two)
+{
+	ASSERT_EQ(reduce_scale(1), 1);
+	ASSERT_EQ(reduce_scale(2), 2);
+	ASSERT_EQ(reduce_scale(3), 4);
+	ASSERT_EQ(reduce_scale(4), 4);
+	ASSERT_EQ(reduce_scale(5), 8);
+	ASSERT_EQ(reduce_scale(JOB_RANKS_MAX), JOB_RANKS_MAX);
+	ASSERT_EQ(reduce_scale(0), 1);
 }
 
 TEST(integers_divide_downwards)

@@ -267,7 +267,7 @@ bool peer_is_self(const struct peer *peer)
 	return peer->is_self;
 }
 
-bool peer_knows_stopping(const struct peer *peer)
+bool peer_knows(const struct peer *peer, uint64_t feature)
 {
 	return !peer->is_old;
 }

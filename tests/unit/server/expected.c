@@ -81,7 +81,7 @@ static void store_float(unsigned dtype, void *output, size_t i, float value)
 		((float *)output)[i] = value;
 }
 
-static void reduce_floats(unsigned dtype, unsigned reduction, uint32_t size,
+static void reduce_floats(unsigned dtype, unsigned reduction, uint32_t size, uint32_t scale,
 			  const void *const *inputs, size_t n_inputs, size_t n, void *output)
 {
 	for (size_t i = 0; i < n; i++) {
@@ -97,7 +97,7 @@ static void reduce_floats(unsigned dtype, unsigned reduction, uint32_t size,
 				value = isnan(value) ? value : next;
 		}
 		if (reduction == REDUCTION_AVERAGE)
-			value = value / (float)size;
+			value = value * (float)scale / (float)size;
 		store_float(dtype, output, i, value);
 	}
 }
@@ -192,13 +192,22 @@ static void reduce_integers(unsigned dtype, unsigned reduction, uint32_t size,
 	}
 }
 
-void expected_reduce(unsigned dtype, unsigned reduction, uint32_t size, const void *const *inputs,
-		     size_t n_inputs, size_t n, void *output)
+uint32_t expected_scale(uint32_t n_local)
+{
+	uint32_t scale = 1;
+
+	while (scale < n_local)
+		scale *= 2;
+	return scale;
+}
+
+void expected_reduce(unsigned dtype, unsigned reduction, uint32_t size, uint32_t scale,
+		     const void *const *inputs, size_t n_inputs, size_t n, void *output)
 {
 	if (dtype == DTYPE_FLOAT64)
 		reduce_doubles(reduction, size, (const double *const *)inputs, n_inputs, n, output);
 	else if (dtype <= DTYPE_BFLOAT16)
-		reduce_floats(dtype, reduction, size, inputs, n_inputs, n, output);
+		reduce_floats(dtype, reduction, size, scale, inputs, n_inputs, n, output);
 	else
 		reduce_integers(dtype, reduction, size, inputs, n_inputs, n, output);
 }

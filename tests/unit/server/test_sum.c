@@ -141,8 +141,9 @@ static void plan_check(struct far *far, struct plan *plan, uint32_t n_nodes)
 
 		for (uint32_t i = 0; i < n_nodes; i++)
 			inputs[i] = c[i].data;
-		expected_reduce(plan->dtype, plan->reduction, plan->layout.size, inputs, n_nodes,
-				len / dtype_size(plan->dtype), expected);
+		expected_reduce(plan->dtype, data_reduction((uint8_t)plan->reduction),
+				plan->layout.size, data_scale((uint8_t)plan->reduction), inputs,
+				n_nodes, len / dtype_size(plan->dtype), expected);
 		for (uint32_t i = 0; i < n_nodes; i++) {
 			bool gets = plan->operation == OPERATION_PUSH_PULL ||
 				    plan->layout.node_of_rank[0] == i;
@@ -180,6 +181,20 @@ static void run_types(const struct far_options *options, uint32_t n_nodes)
 				continue;
 			state = dtype * 100 + reduction * 10 + n_nodes;
 			run(options, OPERATION_PUSH_PULL, dtype, reduction, n_nodes);
+		}
+	}
+}
+
+/* What nodes have divided by a power of two. */
+TEST(scaled_averages_of_float16)
+{
+	for (uint32_t n = 1; n <= FAR_ENDS; n++) {
+		for (uint32_t scale = 1; scale <= JOB_RANKS_MAX; scale *= 4) {
+			unsigned reduction = data_reduction_scaled(REDUCTION_AVERAGE, scale);
+
+			state = n;
+			run(NULL, OPERATION_PUSH_PULL, DTYPE_FLOAT16, reduction, n);
+			run(NULL, OPERATION_REDUCE_SCATTER, DTYPE_FLOAT16, reduction, n);
 		}
 	}
 }

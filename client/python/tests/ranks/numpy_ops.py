@@ -298,11 +298,25 @@ def check_disagreements():
     bps.barrier()
 
 
+def check_averages_of_halves():
+    """The largest numbers, whose sum is none."""
+    for count in COUNTS:
+        largest = np.full(count, 65504, "float16")
+        np.testing.assert_array_equal(bps.push_pull(largest, name=f"half.{count}"), largest)
+        np.testing.assert_array_equal(bps.push_pull(-largest, name=f"half.{count}"), -largest)
+        scattered = bps.reducescatter(np.tile(largest, bps.size()), name=f"half.{count}")
+        np.testing.assert_array_equal(scattered, largest)
+
+
 def main():
     bps.init()
     for name, check in chosen(globals(), sys.argv[1:]):
         check()
         print(f"ok {name[6:]}", flush=True)
+    bps.barrier()
+    bps.shutdown()
+    bps.init(force_distributed=True)  # the same by a server
+    check_averages_of_halves()
     bps.barrier()
     print("done", flush=True)
 
