@@ -94,7 +94,8 @@ enum bps_operation {
 };
 
 /*
- * Reductions of BPS_PUSH_PULL, BPS_REDUCE_SCATTER and BPS_PUSH_PULL_ROWS. Integers wrap; their average is floor(sum / size). A NaN in a
+ * Reductions of BPS_PUSH_PULL, BPS_REDUCE_SCATTER and BPS_PUSH_PULL_ROWS. Integers wrap; their average does not,
+ * and is floor(sum / size); through servers it fails with -ERANGE if a node's sum is no number of their type. A NaN in a
  * result is the canonical quiet NaN. bool: sum and max are or, min is and; it has no average.
  */
 enum bps_reduction { BPS_SUM = 1, BPS_AVERAGE = 2, BPS_MIN = 3, BPS_MAX = 4 };
@@ -405,7 +406,7 @@ int bps_request_poll(struct bps_request *request);
  * Waits for completion. 0: done, the output holds the result. -ETIMEDOUT with the request still under way when
  * timeout_ms passed (BPS_FOREVER waits on; the request's own deadline still ends it). Otherwise how the request ended:
  * -EREMCHG (elastic job: its members have changed, and the operation depends on who is which; the text says what to do),
- * -ESTALE (this rank was dropped from an elastic job, as it was late), -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ENOSPC (PUSH_PULL_ROWS: the
+ * -ESTALE (this rank was dropped from an elastic job, as it was late), -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ERANGE (an average of integers), -ENOSPC (PUSH_PULL_ROWS: the
  * result has more rows than there is room for here), -ECONNRESET or -EPIPE (a rank or server died; the text names it),
  * -ESHUTDOWN. May be called again and by several threads.
  */

@@ -226,8 +226,8 @@ static bool may_be_grouped(const struct pipeline_round *round)
 	uint32_t n = job->layout.n_local;
 	unsigned reduction = first->reduction;
 
-	/* Servers divide, or NCCL does; of integers it would not be the floor. */
-	if (reduction == REDUCTION_AVERAGE && (job->distributed || is_float(round->tensor->dtype)))
+	/* Servers divide, or NCCL does; of integers it would not be the floor, and NCCL does not say that a sum has wrapped. */
+	if (reduction == REDUCTION_AVERAGE && is_float(round->tensor->dtype))
 		reduction = REDUCTION_SUM;
 	if (first->operation != OPERATION_PUSH_PULL || job->shape.gpu_reduce == GPU_REDUCE_HOST ||
 	    n < 2 || n > GPU_RANKS_MAX || !gpu_collective_supports(round->tensor->dtype, reduction))

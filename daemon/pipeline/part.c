@@ -50,6 +50,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	part->outlet = NULL;
 	part->room = NULL;
 	part->remote = part->stored = part->posted = part->again = false;
+	part->out_of_range = false;
 	part->n_copied = 0;
 	part->cell = LEDGER_NO_CELL;
 	part->is_straight = false;

@@ -51,6 +51,7 @@ struct pipeline_part {
 	uint64_t n_copied;	   /* bytes */
 	bool stored;		   /* the result is in its cell, in the outputs, and marked */
 	bool posted;		   /* is in the pool */
+	bool out_of_range;	   /* the gathered sum is not a number of its type */
 	uint32_t n_inputs, n_outputs;
 	const void **inputs; /* n_local entries */
 

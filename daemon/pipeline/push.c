@@ -659,6 +659,19 @@ static void push(struct pipeline_part *part, const void *payload)
 	peer_call(part->outlet->peer, &part->call);
 }
 
+/* Servers would have another number. */
+static void fail_range(const struct pipeline_part *part)
+{
+	const struct pipeline_tensor *tensor = part->round->tensor;
+	struct failure failure;
+
+	pipeline_round_describe(part->round, &failure, -ERANGE,
+				"the ranks of node %u have a sum that is no %s, for an average of "
+				"them: give numbers of a wider type",
+				job_of(part)->shape.node, dtype_name(tensor->dtype));
+	pipeline_round_fail(part->round, &failure, true);
+}
+
 static void on_gathered(struct task *task)
 {
 	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
@@ -667,6 +680,8 @@ static void on_gathered(struct task *task)
 	part->posted = false;
 	if (job_of(part)->suspended)
 		return;
+	if (part->out_of_range)
+		fail_range(part);
 	if (part->round->failure.status) {
 		on_sent(&part->call);
 		pipeline_part_end(part);

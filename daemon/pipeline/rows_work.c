@@ -158,7 +158,7 @@ static int cut(struct pipeline_rows *rows, struct walk walk)
 			r = make_pieces(rows, &rows->servers[i]);
 	if (r)
 		return r;
-	while (walk_next(&walk)) {
+	while (!r && walk_next(&walk)) {
 		struct pipeline_rows_server *server = &rows->servers[server_of(rows, walk.row)];
 		void *values;
 
@@ -169,9 +169,9 @@ static int cut(struct pipeline_rows *rows, struct walk walk)
 		sum.n_inputs = walk.n_inputs;
 		sum.outputs = &values;
 		sum.n_outputs = 1;
-		reduce_run(&sum);
+		r = reduce_run(&sum);
 	}
-	return 0;
+	return r;
 }
 
 /* Local ranks with room for the result: room for one pointer each, to numbers and to values. */
@@ -231,7 +231,7 @@ static int finish_here(struct pipeline_rows *rows, struct walk walk)
 		sum.n_inputs = walk.n_inputs;
 		sum.outputs = takers.values;
 		sum.n_outputs = takers.n;
-		reduce_run(&sum);
+		r = reduce_run(&sum);
 		takers_move(&takers, walk.row, rows->row_len);
 	}
 	takers_done(&takers);
@@ -253,6 +253,11 @@ void pipeline_rows_sort(struct task *task)
 	reduce_sort_rows(entries, scratch, n, rows->n_rows);
 	walk.inputs = (const void **)scratch;
 	rows->status = rows->n_servers ? cut(rows, walk) : finish_here(rows, walk);
+	if (rows->status == -ERANGE)
+		(void)snprintf(rows->text, sizeof(rows->text),
+			       "a row's values have a sum that is no %s, for an average of them: "
+			       "give numbers of a wider type",
+			       dtype_name(rows->round->tensor->dtype));
 }
 
 /* -- Merging, ----------------------------------------------------------------------------------------- */

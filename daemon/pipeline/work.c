@@ -37,6 +37,8 @@ struct reduce_params pipeline_round_sum(const struct pipeline_round *round)
 		params.round_before_division = true;
 	} else if (!pipeline_round_takes_one(round)) {
 		params.divisor = round->scale;
+	} else if (round->reduction == REDUCTION_AVERAGE && params.dtype > DTYPE_BFLOAT16) {
+		params.divisor = 1; /* a sum that is told if it wraps */
 	} else if (round->reduction == REDUCTION_AVERAGE) {
 		params.reduction = REDUCTION_SUM;
 	}
@@ -44,7 +46,7 @@ struct reduce_params pipeline_round_sum(const struct pipeline_round *round)
 }
 
 /* The sum of len bytes of the inputs. */
-static void sum(const struct pipeline_part *part, const void *const *inputs, void *const *outputs,
+static void sum(struct pipeline_part *part, const void *const *inputs, void *const *outputs,
 		size_t n_outputs, uint32_t len)
 {
 	struct reduce_params params = pipeline_round_sum(part->round);
@@ -54,7 +56,7 @@ static void sum(const struct pipeline_part *part, const void *const *inputs, voi
 	params.n_inputs = part->n_inputs;
 	params.outputs = outputs;
 	params.n_outputs = n_outputs;
-	reduce_run(&params);
+	part->out_of_range |= reduce_run(&params) != 0;
 }
 
 /* Whether the job is left to the next daemon process: then work stops where it is. */

@@ -34,7 +34,7 @@ struct reduce_kernels {
 	const char *name;
 	/* Copies len bytes to two places, which overlap neither each other nor from. */
 	void (*copy_two)(void *a, void *b, const void *from, size_t len);
-	/* NULL where there is none: integer averages are a sum and reduce_divide(). */
+	/* NULL where there is none: averages of integers are reduce_average(). */
 	reduce_span_fn *run[DTYPE_MAX_ + 1][REDUCTION_MAX_ + 1];
 };
 
@@ -48,8 +48,11 @@ extern const struct reduce_kernels
 	reduce_kernels_avx512_256;			/* x86_64 only; needs that, FMA and F16C */
 extern const struct reduce_kernels reduce_kernels_neon; /* aarch64 only */
 
-/* Divides integers in place, rounding down. dtype is one of the integer types, divisor > 0. */
-void reduce_divide(unsigned dtype, void *data, size_t n_elements, uint64_t divisor);
+/*
+ * The average of integers, rounded down: dtype is one of theirs, divisor > 0. Like a kernel, but for `stream`. Whether all are
+ * numbers of the type; what is not is written modulo 2^bits.
+ */
+bool reduce_average(unsigned dtype, const struct reduce_span *span, uint64_t divisor);
 
 /* Those of avx512_bf16 and of avx512_256 for bfloat16. */
 reduce_span_fn reduce_bf16_native_run_sum, reduce_bf16_native_run_avg, reduce_bf16_native_run_min,

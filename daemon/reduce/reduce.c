@@ -150,13 +150,13 @@ static void span_copy(const struct reduce_kernels *kernels, const struct reduce_
 	}
 }
 
-void reduce_run(const struct reduce_params *params)
+int reduce_run(const struct reduce_params *params)
 {
 	const struct reduce_kernels *kernels = kernels_get();
 	size_t size = dtype_size(params->dtype), len = params->n_elements * size;
 	bool stream = len >= REDUCE_STREAM_BYTES && !outputs_alias(params);
 	reduce_span_fn *run = kernels->run[params->dtype][params->reduction];
-	bool divide = !run;
+	bool fits = true;
 	float scale = (float)(params->scale ?: 1);
 	struct reduce_span span = {
 		.inputs = params->inputs,
@@ -172,24 +172,23 @@ void reduce_run(const struct reduce_params *params)
 	assert(params->n_inputs && params->n_outputs);
 	assert(params->reduction != REDUCTION_AVERAGE || params->divisor);
 	assert(params->scale <= 1 || params->dtype == DTYPE_FLOAT16);
-	if (params->n_outputs == 1 && !divide) {
+	if (params->n_outputs == 1 && run) {
 		span.len = len;
 		span.stream = stream;
 		span_run(run, &span);
-		return;
+		return 0;
 	}
 
-	if (divide)
-		run = kernels->run[params->dtype][REDUCTION_SUM];
-	/* What is read again, by the division or the copies, must stay in the cache: the first output never streams. */
+	/* What is read again, by the copies, must stay in the cache: the first output never streams. */
 	for (; span.offset < len; span.offset += span.len) {
 		span.len = MIN(len - span.offset, (size_t)REDUCE_PIECE_BYTES);
-		span_run(run, &span);
-		if (divide)
-			reduce_divide(params->dtype, (char *)span.output + span.offset,
-				      span.len / size, params->divisor);
+		if (run)
+			span_run(run, &span);
+		else
+			fits &= reduce_average(params->dtype, &span, params->divisor);
 		span_copy(kernels, params, &span, stream);
 	}
+	return fits ? 0 : -ERANGE;
 }
 
 void reduce_copy(void *const *outputs, size_t n_outputs, const void *input, size_t len)

@@ -6,7 +6,7 @@
  *   Sum	float64 and float32 add in their own type; float16 and bfloat16 add in float32 and round once at the end
  *		(to nearest, ties to even). Integers wrap modulo 2^bits. bool: or.
  *   Average	the sum, divided by divisor / scale before the final rounding (IEEE division; float64 in float64, the
- *		others in float32). Integers: floor division of the wrapped signed (uint8: unsigned) sum. bool: not allowed.
+ *		others in float32). Integers: floor division of the sum, which does not wrap. bool: not allowed.
  *   Min, max	the first of equal values wins (so -0 and +0 keep their order); a NaN wins over all numbers.
  *		bool: and, or.
  *   NaN	every NaN in an output is the canonical quiet one (0x7ff8..., 0x7fc00000, 0x7e00, 0x7fc0).
@@ -61,7 +61,11 @@ static inline uint32_t reduce_scale(uint32_t n_local)
 	return n_local > 1 ? 1u << (32 - __builtin_clz(n_local - 1)) : 1;
 }
 
-void reduce_run(const struct reduce_params *params);
+/*
+ * Returns 0, or -ERANGE: an average of integers is not a number of their type, which can be where the divisor is less than the
+ * number of inputs. It is then written modulo 2^bits.
+ */
+int reduce_run(const struct reduce_params *params);
 
 /*
  * Copies len bytes that are in the cache to n_outputs places, two in one pass. They overlap neither each other nor the input, at

@@ -86,7 +86,7 @@ class Work:
 
 
 def push_pull(layout, dtype, reduction, n, salt, inplace, shared):
-    data = [ref.random(dtype, n, (SEED, salt, k)) for k in range(sum(layout))]
+    data = [ref.fitting(dtype, reduction, ref.random(dtype, n, (SEED, salt, k))) for k in range(sum(layout))]
     result = ref.reduce(dtype, reduction, data, layout).tobytes()
     return Work(f'pp.{salt}', dtype, n, lambda k: (data[k].tobytes(), dict(
         op=PUSH_PULL, red=reduction, out=n, inplace=inplace, shared=shared)), lambda k: result)

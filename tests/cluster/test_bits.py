@@ -29,7 +29,7 @@ def check(what, got, want):
 def push_pull_all(ranks, layout, rng, salt=0, shared=1, inplace=0, base=0):
     """Every type and reduction, submitted in a random order by each rank. Returns all results."""
     cases = [(d, r) for d in range(FLOAT64, BOOL + 1) for r in (SUM, AVERAGE, MIN, MAX) if supported(d, r)]
-    data = {d: inputs(d, layout, salt=salt) for d in range(FLOAT64, BOOL + 1)}
+    data = {(d, r): [ref.fitting(d, r, x) for x in inputs(d, layout, salt=salt)] for d, r in cases}
     for rank in ranks:
         for i, (dtype, reduction) in enumerate(cases):
             rank.call('tensor', base + i, f't.{base + i}', dtype, N)
@@ -37,11 +37,11 @@ def push_pull_all(ranks, layout, rng, salt=0, shared=1, inplace=0, base=0):
     rng.shuffle(posts)
     for k, i in posts:
         dtype, reduction = cases[i]
-        ranks[k].submit(base + i, base + i, data[dtype][k].tobytes(), op=PUSH_PULL, red=reduction, out=N, shared=shared,
+        ranks[k].submit(base + i, base + i, data[cases[i]][k].tobytes(), op=PUSH_PULL, red=reduction, out=N, shared=shared,
                         inplace=inplace, priority=rng.randrange(-5, 5))
     results = {}
     for i, (dtype, reduction) in enumerate(cases):
-        want = ref.reduce(dtype, reduction, data[dtype], layout).tobytes()
+        want = ref.reduce(dtype, reduction, data[dtype, reduction], layout).tobytes()
         for k, rank in enumerate(ranks):
             rank.wait(base + i)
             got = rank.result(base + i)
@@ -171,6 +171,32 @@ def test_averages_of_float16():
                 rank.wait(1)
                 check(f'any numbers, rank {k} of {layout}', rank.result(1),
                       ref.reduce(FLOAT16, AVERAGE, some, layout).tobytes())
+                rank.call('close')
+
+
+def test_averages_of_integers():
+    """They do not wrap on one node, nor at servers; what a node cannot tell a server is an error, and the next round goes on."""
+    with Cluster(3, 1) as cluster:
+        for base, (layout, fails) in enumerate([((4,), False), ((1, 1, 1), False), ((2, 1), True)]):
+            ranks = cluster.job(layout, part_bytes=4096)
+            for i, dtype in enumerate((INT8, UINT8, INT16, INT32, INT64)):
+                largest = np.full(N, np.iinfo(ref.STORAGE[dtype]).max, ref.STORAGE[dtype]).tobytes()
+                for rank in ranks:
+                    rank.call('tensor', i, f'{base}.{i}', dtype, N)
+                    rank.submit(i, i, largest, red=AVERAGE, out=N)
+                for k, rank in enumerate(ranks):
+                    if fails:
+                        error = rank.ended(i)
+                        assert str(error).startswith('ERANGE') and f'no {ref.NAMES[dtype]}' in error.text, error
+                    else:
+                        rank.wait(i)
+                        check(f'{ref.NAMES[dtype]}, rank {k} of {layout}', rank.result(i), largest)
+                    rank.call('free', i)
+            for rank in ranks:
+                rank.submit(0, 0, bytes(N), red=AVERAGE, out=N)
+            for k, rank in enumerate(ranks):
+                rank.wait(0)
+                check(f'the next round, rank {k} of {layout}', rank.result(0), bytes(N))
                 rank.call('close')
 
 

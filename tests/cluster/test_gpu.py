@@ -47,7 +47,7 @@ def push_pull_all(ranks, layout, rng, kind, inplace=0, n=N, cases=None, base=0):
     """Types and reductions, submitted in a random order by each rank, all under way together."""
     cases = cases or [(d, r) for d in range(FLOAT64, BOOL + 1) for r in (SUM, AVERAGE, MIN, MAX)
                       if not (d == BOOL and r == AVERAGE)]
-    data = {d: inputs(d, layout, n) for d, _ in cases}
+    data = {(d, r): [ref.fitting(d, r, x) for x in inputs(d, layout, n)] for d, r in cases}
     for rank in ranks:
         for i, (dtype, _) in enumerate(cases):
             rank.call('tensor', base + i, f't.{base + i}', dtype, n)
@@ -55,10 +55,10 @@ def push_pull_all(ranks, layout, rng, kind, inplace=0, n=N, cases=None, base=0):
     rng.shuffle(posts)
     for k, i in posts:
         dtype, reduction = cases[i]
-        ranks[k].submit(base + i, base + i, data[dtype][k].tobytes(), op=PUSH_PULL, red=reduction, out=n, device=kind,
+        ranks[k].submit(base + i, base + i, data[cases[i]][k].tobytes(), op=PUSH_PULL, red=reduction, out=n, device=kind,
                         inplace=inplace, priority=rng.randrange(-5, 5))
     for i, (dtype, reduction) in enumerate(cases):
-        want = ref.reduce(dtype, reduction, data[dtype], layout).tobytes()
+        want = ref.reduce(dtype, reduction, data[dtype, reduction], layout).tobytes()
         finish(f'{ref.NAMES[dtype]} reduction {reduction} layout {layout} kind {kind}', ranks, base + i,
                [want] * len(ranks))
 

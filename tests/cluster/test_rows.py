@@ -36,22 +36,22 @@ def check(what, got, want):
 
 def rows_all(ranks, layout, rng, wanted=None, sizes=(700, 0, 401, 90, 1, 333), salt=0, table=TABLE, width=WIDTH):
     wanted = wanted or cases()
-    data = {d: [give(d, k, sizes[(k + salt) % len(sizes)], salt, table, width) for k in range(len(ranks))]
-            for d, _ in wanted}
+    data = {(d, r): [give(d, k, sizes[(k + salt) % len(sizes)], salt, table, width) for k in range(len(ranks))]
+            for d, r in wanted}
+    data = {case: [(rows, ref.fitting(*case, values, 6)) for rows, values in given] for case, given in data.items()}
     for rank in ranks:
         for i, (dtype, _) in enumerate(wanted):
             rank.call('tensor', i, f'{salt}.{i}', dtype, table * width)
     posts = [(k, i) for k in range(len(ranks)) for i in range(len(wanted))]
     rng.shuffle(posts)
-    room = sum(len(rows) for rows, _ in data[wanted[0][0]])
+    room = sum(len(rows) for rows, _ in data[wanted[0]])
     for k, i in posts:
-        dtype, reduction = wanted[i]
-        rows, values = data[dtype][k]
-        ranks[k].submit_rows(i, i, rows.tobytes(), values.tobytes(), width, room + rng.randrange(3), red=reduction,
+        rows, values = data[wanted[i]][k]
+        ranks[k].submit_rows(i, i, rows.tobytes(), values.tobytes(), width, room + rng.randrange(3), red=wanted[i][1],
                              shared=rng.randrange(2), priority=rng.randrange(-5, 5))
     results = {}
     for i, (dtype, reduction) in enumerate(wanted):
-        want = ref.reduce_rows(dtype, reduction, data[dtype], layout)
+        want = ref.reduce_rows(dtype, reduction, data[dtype, reduction], layout)
         for k, rank in enumerate(ranks):
             rank.wait(i)
             check(f'{ref.NAMES[dtype]} reduction {reduction} layout {layout} rank {k}', rank.result_rows(i), want)

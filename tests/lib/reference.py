@@ -68,7 +68,21 @@ def divide(dtype, x, n, scale):
         return x / np.float64(n)
     if dtype in FLOATS:
         return x / np.float32(n / scale)
-    return (x.astype(object) // n).astype(x.dtype) if dtype == INT64 else (x.astype(np.int64) // n).astype(x.dtype)
+    return (x // n).astype(STORAGE[dtype])
+
+
+def is_exact(dtype, reduction):
+    """Averages of integers, whose sums do not wrap."""
+    return reduction == AVERAGE and dtype not in FLOATS
+
+
+def exact(dtype, x):
+    return x.astype(object if dtype == INT64 else np.int64)
+
+
+def fitting(dtype, reduction, x, bits=3):
+    """Of x, what 2^bits contributions of a node can average through servers: their sum is a number of its type."""
+    return x >> bits if is_exact(dtype, reduction) else x
 
 
 def scale_of(dtype, reduction, layout):
@@ -83,6 +97,8 @@ def scaled(total, scale):
 @np.errstate(all='ignore')
 def reduce(dtype, reduction, contributions, layout):
     """layout[k]: ranks on node k; ranks are numbered node by node."""
+    if is_exact(dtype, reduction):
+        return divide(dtype, sum(exact(dtype, x) for x in contributions), sum(layout), 1)
     partials, at, scale = [], 0, scale_of(dtype, reduction, layout)
     for local_size in layout:
         ranks = [widen(dtype, x) for x in contributions[at:at + local_size]]
@@ -102,9 +118,12 @@ def reduce_rows(dtype, reduction, contributions, layout):
     for local_size in layout:
         ranks = contributions[at:at + local_size]
         rows = np.concatenate([rows for rows, _ in ranks])
-        values = np.concatenate([widen(dtype, values) for _, values in ranks])
+        values = np.concatenate([exact(dtype, values) if is_exact(dtype, reduction) else widen(dtype, values)
+                                 for _, values in ranks])
         rows, total = fold_rows(dtype, reduction, rows, values)
-        partials.append((rows, widen(dtype, narrow(dtype, scaled(total, scale)))))
+        if not is_exact(dtype, reduction):
+            total = widen(dtype, narrow(dtype, scaled(total, scale)))
+        partials.append((rows, total))
         at += local_size
     rows, total = fold_rows(dtype, reduction, *map(np.concatenate, zip(*partials)))
     if reduction == AVERAGE:

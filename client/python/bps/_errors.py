@@ -47,6 +47,7 @@ _CLASSES = {
     errno.EPIPE: BpsConnectionError,
     errno.ESHUTDOWN: BpsConnectionError,
     errno.EINVAL: BpsValueError,
+    errno.ERANGE: BpsValueError,
     errno.ECANCELED: BpsCanceledError,
     errno.EREMCHG: BpsMembershipError,
     errno.ESTALE: BpsDroppedError,

@@ -45,6 +45,21 @@ static void run_free(struct run *run)
 	}
 }
 
+/* Of integers, what a node of eight ranks can average: its sum is a number of the type. */
+static void make_fitting(const struct run *run, void *data, uint64_t n)
+{
+	uint8_t *bytes = data;
+	size_t size = run->element_size;
+
+	if (run->reduction != REDUCTION_AVERAGE || run->dtype <= DTYPE_BFLOAT16)
+		return;
+	for (uint64_t i = 0; i < n; i++) {
+		uint8_t *top = &bytes[i * size + size - 1];
+
+		*top = run->dtype == DTYPE_UINT8 ? *top >> 3 : (uint8_t)((int8_t)*top >> 3);
+	}
+}
+
 static void run_alloc(struct run *run)
 {
 	run->element_size = dtype_size(run->dtype);
@@ -56,6 +71,7 @@ static void run_alloc(struct run *run)
 		run->outputs[i] = malloc(out + 1);
 		ASSERT_TRUE(run->inputs[i] && run->outputs[i]);
 		fill(run->inputs[i], in);
+		make_fitting(run, run->inputs[i], run->input_counts[i]);
 		memset(run->outputs[i], 0xa5, out + 1);
 	}
 }

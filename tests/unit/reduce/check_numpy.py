@@ -72,7 +72,7 @@ def expected(dtype, reduction, inputs, divisor, before):
             acc = wide(dtype, narrow(dtype, acc / acc.dtype.type(scale)))
         acc = acc / acc.dtype.type(divisor / scale)
     elif reduction == AVERAGE:
-        acc = acc // acc.dtype.type(divisor)
+        acc = sum(row.astype(object) for row in inputs) // divisor
     nan = np.isnan(acc) if is_float(dtype) else np.zeros(acc.shape, bool)
     out = narrow(dtype, acc).copy()
     if nan.any():
@@ -96,7 +96,7 @@ def make_inputs(rng, dtype, n_inputs, n_elements):
 
 def check(pipe, kernel, rng, dtype, reduction, n_inputs, before):
     n_elements = int(rng.integers(1000, 3000))
-    divisor = int(rng.integers(1, 100))
+    divisor = int(rng.integers(n_inputs, 100))
     inputs = make_inputs(rng, dtype, n_inputs, n_elements)
     run = subprocess.run([pipe, kernel, str(dtype), str(reduction), str(n_inputs), str(n_elements), str(divisor),
                           str(scale_of(dtype, reduction, divisor)), str(int(before))], input=inputs.tobytes(), stdout=subprocess.PIPE, check=True)

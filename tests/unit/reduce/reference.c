@@ -144,13 +144,13 @@ static uint64_t reduce_integer(unsigned dtype, unsigned reduction, const uint64_
 		__int128 x = integer_of(dtype, bits[i]);
 
 		if (reduction == REDUCTION_SUM || reduction == REDUCTION_AVERAGE)
-			acc = integer_of(dtype, acc + x);
+			acc = reduction == REDUCTION_SUM ? integer_of(dtype, acc + x) : acc + x;
 		else if (reduction == REDUCTION_MIN ? x < acc : x > acc)
 			acc = x;
 	}
 	if (reduction == REDUCTION_AVERAGE) {
-		quotient = acc / divisor;
-		if (quotient * divisor > acc)
+		quotient = acc / (__int128)divisor;
+		if (quotient * (__int128)divisor > acc)
 			quotient--;
 		acc = quotient;
 	}

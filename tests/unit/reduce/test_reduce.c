@@ -482,6 +482,55 @@ TEST(integers_divide_downwards)
 	}
 }
 
+TEST(averages_of_integers_do_not_wrap)
+{
+	static const struct {
+		unsigned dtype;
+		int64_t least, most;
+	} types[] = {
+		{ DTYPE_INT64, INT64_MIN, INT64_MAX }, { DTYPE_INT32, INT32_MIN, INT32_MAX },
+		{ DTYPE_INT16, INT16_MIN, INT16_MAX }, { DTYPE_INT8, INT8_MIN, INT8_MAX },
+		{ DTYPE_UINT8, 0, UINT8_MAX },
+	};
+	enum { N = 1000 };
+
+	FOR_EACH_KERNEL for (size_t t = 0; t < ARRAY_SIZE(types); t++)
+	{
+		_cleanup_(freep) char *data = malloc(N * 8), *sum = malloc(N * 8);
+		size_t size = dtype_size(types[t].dtype);
+		const void *inputs[INPUTS_MAX];
+		void *outputs[] = { sum };
+		struct reduce_params params = {
+			.dtype = types[t].dtype,
+			.reduction = REDUCTION_AVERAGE,
+			.n_elements = N,
+			.inputs = inputs,
+			.n_inputs = INPUTS_MAX,
+			.outputs = outputs,
+			.n_outputs = 1,
+			.divisor = INPUTS_MAX,
+		};
+
+		for (size_t i = 0; i < N; i++)
+			put(data, size, i,
+			    (uint64_t)(i % 2 ? types[t].least : types[t].most) &
+				    (UINT64_MAX >> (64 - 8 * size)));
+		for (size_t i = 0; i < INPUTS_MAX; i++)
+			inputs[i] = data;
+		ASSERT_OK(reduce_run(&params));
+		ASSERT_MEM(sum, data, N * size);
+		/* A sum of so many is none of the type, in one element as well as in all. */
+		params.divisor = 1;
+		ASSERT_EQ(reduce_run(&params), -ERANGE);
+		for (size_t i = 0; i < N; i++)
+			put(data, size, i, i == N - 1 ? (uint64_t)types[t].most : 0);
+		ASSERT_EQ(reduce_run(&params), -ERANGE);
+		params.n_inputs = 1;
+		ASSERT_OK(reduce_run(&params));
+		ASSERT_MEM(sum, data, N * size);
+	}
+}
+
 /* Larger than a piece, and larger than what is written past the caches; the ends are not aligned. */
 static void check_large(size_t len, unsigned reduction, size_t n_outputs)
 {

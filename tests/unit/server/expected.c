@@ -146,22 +146,28 @@ static int64_t load_integer(unsigned dtype, const void *input, size_t i)
 	}
 }
 
-/* Wraps to the type; returns what is stored. */
-static int64_t store_integer(unsigned dtype, void *output, size_t i, int64_t value)
+/* Wraps to the type. */
+static void store_integer(unsigned dtype, void *output, size_t i, int64_t value)
 {
 	switch (dtype) {
 	case DTYPE_INT64:
-		return ((int64_t *)output)[i] = value;
+		((int64_t *)output)[i] = value;
+		break;
 	case DTYPE_INT32:
-		return ((int32_t *)output)[i] = (int32_t)value;
+		((int32_t *)output)[i] = (int32_t)value;
+		break;
 	case DTYPE_INT16:
-		return ((int16_t *)output)[i] = (int16_t)value;
+		((int16_t *)output)[i] = (int16_t)value;
+		break;
 	case DTYPE_INT8:
-		return ((int8_t *)output)[i] = (int8_t)value;
+		((int8_t *)output)[i] = (int8_t)value;
+		break;
 	case DTYPE_BOOL:
-		return ((uint8_t *)output)[i] = value != 0;
+		((uint8_t *)output)[i] = value != 0;
+		break;
 	default:
-		return ((uint8_t *)output)[i] = (uint8_t)value;
+		((uint8_t *)output)[i] = (uint8_t)value;
+		break;
 	}
 }
 
@@ -169,7 +175,7 @@ static void reduce_integers(unsigned dtype, unsigned reduction, uint32_t size,
 			    const void *const *inputs, size_t n_inputs, size_t n, void *output)
 {
 	for (size_t i = 0; i < n; i++) {
-		int64_t value = load_integer(dtype, inputs[0], i);
+		__int128 value = load_integer(dtype, inputs[0], i);
 
 		for (size_t k = 1; k < n_inputs; k++) {
 			int64_t next = load_integer(dtype, inputs[k], i);
@@ -179,16 +185,11 @@ static void reduce_integers(unsigned dtype, unsigned reduction, uint32_t size,
 			else if (reduction == REDUCTION_MAX)
 				value = MAX(value, next);
 			else
-				value = (int64_t)((uint64_t)value + (uint64_t)next);
+				value += next;
 		}
-		value = store_integer(dtype, output, i, value);
-		if (reduction == REDUCTION_AVERAGE) {
-			int64_t quotient = value / size;
-
-			if (value < 0 && quotient * (int64_t)size != value)
-				quotient--;
-			(void)store_integer(dtype, output, i, quotient);
-		}
+		if (reduction == REDUCTION_AVERAGE)
+			value = value / size - (value % size < 0);
+		store_integer(dtype, output, i, (int64_t)value);
 	}
 }
 
