@@ -3,13 +3,14 @@
 DistributedDataParallel of torch owns its buckets and has views into them all over; what can be changed is the memory under
 their address. torch itself moves a storage into POSIX shared memory, page by page and apart from everything else, but
 such memory cannot be sealed and the daemon does not take it; so a memfd is mapped over it at the same address. When torch
-releases the storage it unmaps that range, as it would have unmapped its own.
+releases the storage it unmaps that range, as it would have unmapped its own. A child of fork() has a copy, as of what torch owns.
 """
 
 import ctypes
 import errno
 import mmap
 import os
+import weakref
 
 from .. import _client
 from .._errors import BpsError
@@ -22,22 +23,33 @@ _libc.mmap.restype = ctypes.c_void_p
 _libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int, ctypes.c_int, ctypes.c_long]
 _MAP_FIXED = 0x10
 
+_live = weakref.WeakSet()
+
 
 class SharedStorage:
-    """Keeps the storage as long as the daemon's side of it. release() ends both; so does its end."""
+    """Keeps the storage as long as the daemon's side of it. release() ends both; so does its end. fd: the memfd, now its own."""
 
-    def __init__(self, client, storage, pointer):
+    def __init__(self, client, storage, pointer, fd):
         self.client = client
         self.address = storage.data_ptr()
         self._storage = storage
         self._pointer = pointer
+        self._fd = fd
+        _live.add(self)
 
     def release(self):
         pointer, self._pointer = self._pointer, None
-        if pointer is not None and not self.client.forked:
-            with self.client.lock:
-                self.client.lib.bps_memory_free(pointer)
+        if pointer is not None:
+            os.close(self._fd)
+            if not self.client.forked:
+                with self.client.lock:
+                    self.client.lib.bps_memory_free(pointer)
         self._storage = None
+
+    def copy(self):
+        """In a child of fork(): what either process writes from now on is its own."""
+        if self._pointer is not None:
+            _map(self._storage, mmap.MAP_PRIVATE, self._fd)
 
     def __del__(self):
         self.release()
@@ -58,12 +70,12 @@ def share(storage):
     try:
         os.ftruncate(theirs, 0)  # torch's, which stays open; nobody has it mapped any more
         return _imported(storage, ours)
-    except BpsError as error:
-        if error.errno not in NO_ROOM:
+    except BaseException as error:
+        _map(storage, mmap.MAP_PRIVATE, ours)  # as it was
+        os.close(ours)
+        if not isinstance(error, BpsError) or error.errno not in NO_ROOM:
             raise
         return None
-    finally:
-        os.close(ours)
 
 
 def _has_room(length):
@@ -85,13 +97,17 @@ def _memfd_over(storage):
         written = 0
         while written < length:
             written += os.pwrite(fd, content[written:], written)
-        protection = mmap.PROT_READ | mmap.PROT_WRITE
-        if _libc.mmap(address, length, protection, mmap.MAP_SHARED | _MAP_FIXED, fd, 0) != address:
-            raise OSError(ctypes.get_errno(), f"cannot map {length} bytes: {os.strerror(ctypes.get_errno())}")
+        _map(storage, mmap.MAP_SHARED, fd)
     except BaseException:
         os.close(fd)
         raise
     return fd
+
+
+def _map(storage, kind, fd):
+    length, address = storage.nbytes(), storage.data_ptr()
+    if _libc.mmap(address, length, mmap.PROT_READ | mmap.PROT_WRITE, kind | _MAP_FIXED, fd, 0) != address:
+        raise OSError(ctypes.get_errno(), f"cannot map {length} bytes: {os.strerror(ctypes.get_errno())}")
 
 
 def _imported(storage, fd):
@@ -101,4 +117,12 @@ def _imported(storage, fd):
     with client.lock:
         client.check_open()
         client.call(client.lib.bps_memory_import, client.pointer, fd, storage.data_ptr(), length, ctypes.byref(pointer))
-    return SharedStorage(client, storage, pointer.value)
+    return SharedStorage(client, storage, pointer.value, fd)
+
+
+def _copy_after_fork():
+    for storage in list(_live):
+        storage.copy()
+
+
+os.register_at_fork(after_in_child=_copy_after_fork)

@@ -334,6 +334,18 @@ def is_mapped(address):
     raise AssertionError("not mapped at all")
 
 
+def expect_own_after_fork(ddp):
+    """What a child of fork() does to gradients, it does to copies."""
+    before = [p.grad.clone() for p in ddp.parameters()]
+    child = os.fork()
+    if not child:
+        for p in ddp.parameters():
+            p.grad.fill_(100)
+        os._exit(7 if all(bool((p.grad == 100).all()) for p in ddp.parameters()) else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert all(torch.equal(p.grad, q) for p, q in zip(ddp.parameters(), before))
+
+
 def check_hook_of_torch():
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
 
@@ -360,6 +372,7 @@ def check_hook_of_torch():
         assert_same(ddp, alone)
         if view:
             assert all(is_mapped(p.grad.data_ptr()) for p in ddp.parameters())
+        expect_own_after_fork(ddp)
         grads = [p.grad for p in ddp.parameters()]
         del ddp, together, state  # the buckets' memory is unmapped with its last view
         assert all(g.isfinite().all() for g in grads)
@@ -387,6 +400,8 @@ def check_hook_of_torch():
         average_in_turn(alone, [lambda net, r=r: loss(net, 0, r) for r in range(bps.size())])
         assert_same_gradients(ddp, alone)
         assert all(is_mapped(p.grad.data_ptr()) == mapped for p in ddp.parameters())
+        if mapped:
+            expect_own_after_fork(ddp)
 
     for compression, bound in ((bps.Compression.fp16, 2e-3), (bps.Compression.bf16, 2e-2)):
         ddp, alone = (
