@@ -50,17 +50,24 @@ def test_steps(run_ranks, ranks):
     run_ranks("torch_steps.py", ranks, BPS_REQUEST_TIMEOUT=200)
 
 
-@pytest.mark.parametrize("front", ["optimizer", "cross", "ddp", "hook"])
-def test_loops(run_ranks, front):
+FRONTS = ["optimizer", "cross", "ddp", "hook", "group"]
+
+
+def run_loops(run_ranks, front, first, last, store):
+    run_ranks("torch_loops.py", 2, front, str(first), str(last), store, BPS_REQUEST_TIMEOUT=200)
+
+
+@pytest.mark.parametrize("front", FRONTS)
+def test_loops(run_ranks, tmp_path, front):
     """Always the same: what is found is the change's."""
-    run_ranks("torch_loops.py", 2, front, "0", "25", BPS_REQUEST_TIMEOUT=200)
+    run_loops(run_ranks, front, 0, 25, tmp_path / "store")
 
 
 @pytest.mark.full_tier("new seeds each time")
-@pytest.mark.parametrize("front", ["optimizer", "cross", "ddp", "hook"])
-def test_new_loops(run_ranks, front):
+@pytest.mark.parametrize("front", FRONTS)
+def test_new_loops(run_ranks, tmp_path, front):
     first = int(os.environ.get("BPS_SEED", time.time_ns() // 10**9))
-    run_ranks("torch_loops.py", 2, front, str(first), str(first + 150), BPS_REQUEST_TIMEOUT=200)
+    run_loops(run_ranks, front, first, first + 60, tmp_path / "store")
 
 
 @pytest.mark.parametrize("ranks", [ONE_RANK, pytest.param(3, marks=pytest.mark.full_tier("three ranks, takes 12 s"))])

@@ -1,6 +1,8 @@
 """Random training loops on all ranks, each against one process of plain torch that does the averaged work.
 
-    torch_loops.py FRONT FIRST LAST     FRONT: optimizer, cross, ddp or hook; the seeds from FIRST to LAST - 1
+    torch_loops.py FRONT FIRST LAST [STORE]     the seeds from FIRST to LAST - 1
+
+FRONT: optimizer, cross, ddp, hook, or group, which is torch's DDP on the process group "bps", whose ranks meet in the file STORE.
 
 A seed makes a program: actions of a user around a training loop (ACTIONS), with their settings. Each program is right, refused (an
 error on all ranks, with words), or wrong; a wrong one is made as short as it can be, and printed. The status is 1 if one was wrong,
@@ -69,6 +71,8 @@ class World:
         elif front == "hook":
             self.run = torch.nn.parallel.DistributedDataParallel(self.model, find_unused_parameters=True)
             self.run.register_comm_hook(bps.DDPHookState(f"loop.{seed}"), bps.ddp_hook)
+        elif front == "group":
+            self.run = torch.nn.parallel.DistributedDataParallel(self.model, find_unused_parameters=True)
 
     @staticmethod
     def make(kind, parameters):
@@ -382,7 +386,7 @@ def second_optimizer(world, s):
 
 def no_sync(world, s):
     zero(world, s.zero)
-    if world.front in ("ddp", "hook"):
+    if world.front in ("ddp", "hook", "group"):
         with world.run.no_sync():
             world.backward(s.seed)
     else:
@@ -404,6 +408,7 @@ ACTIONS = {
     # What torch's own refuses, or gets wrong by itself, on gloo as well.
     "hook": [a for a in COMMON if a not in (move, freeze, freeze_one, two_losses_of_one_pass, second_optimizer)],
 }
+ACTIONS["group"] = ACTIONS["hook"]
 
 
 class Settings:
@@ -429,10 +434,10 @@ def program_of(front, seed):
 
 
 def run(front, seed, kind, program):
-    if os.environ.get("LOOPS_SAY"):
-        print(f"rank {bps.rank()} seed {seed} {kind} {[(a.__name__, s) for a, s in program]}", flush=True)
     """How it went here: "right", "wrong: ...", or "refused: ..."."""
-    size, rank = bps.size(), bps.rank()
+    size, rank = size_and_rank()
+    if os.environ.get("LOOPS_SAY"):
+        print(f"rank {rank} seed {seed} {kind} {[(a.__name__, s) for a, s in program]}", flush=True)
     alone = World(None, seed, size, range(size), kind)
     try:
         for action, settings in program:
@@ -454,9 +459,14 @@ def run(front, seed, kind, program):
 def outcome_of(front, seed, kind, program):
     """Of all ranks together."""
     mine = run(front, seed, kind, program)
+    size, rank = size_and_rank()
     if os.environ.get("LOOPS_SAY") and mine != "right":
-        print(f"rank {bps.rank()} seed {seed}: {mine}", flush=True)
-    everyone = bps.allgather_object(mine, name="outcome")
+        print(f"rank {rank} seed {seed}: {mine}", flush=True)
+    everyone = [None] * size
+    if front == "group":
+        dist.all_gather_object(everyone, mine)
+    else:
+        everyone = bps.allgather_object(mine, name="outcome")
     wrong = [text for text in everyone if text.startswith("wrong")]
     refused = [text for text in everyone if text.startswith("refused")]
     if refused and len(refused) < len(everyone):
@@ -475,9 +485,19 @@ def shrunk(front, seed, kind, program):
     return program
 
 
-def main(front, first, last):
+def size_and_rank():
+    if bps.is_initialized():
+        return bps.size(), bps.rank()
+    return dist.get_world_size(), dist.get_rank()
+
+
+def main(front, first, last, store=None):
     torch.set_num_threads(1)
-    bps.init()
+    if front == "group":
+        rank, size = int(os.environ["BPS_RANK"]), int(os.environ["BPS_SIZE"])
+        dist.init_process_group("bps", store=dist.FileStore(store, size), rank=rank, world_size=size)
+    else:
+        bps.init()
     if front == "hook":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     right, refused, wrong = 0, [], 0
@@ -497,13 +517,17 @@ def main(front, first, last):
     for seed, text in refused:
         say(f"{front}, seed {seed}: {text}")
     say(f"{front}: {right} right, {len(refused)} refused, {wrong} wrong")
-    bps.barrier()
-    bps.shutdown()
+    if front == "group":
+        dist.barrier()
+        dist.destroy_process_group()
+    else:
+        bps.barrier()
+        bps.shutdown()
     return 1 if wrong or len(refused) > MOST_REFUSED * (int(last) - int(first)) else 0
 
 
 def say(text):
-    if bps.rank() == 0:
+    if size_and_rank()[1] == 0:
         print(text, flush=True)
 
 
