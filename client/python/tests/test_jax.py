@@ -1,9 +1,11 @@
 """JAX, in several ranks, through one daemon. A rank takes seconds to start, so each spawn makes many checks."""
 
+import os
 import re
 import shutil
 import subprocess
 import sys
+import time
 
 import pytest
 from conftest import PYTHON, RANKS, TOP, clean_environment, needs_build
@@ -44,6 +46,14 @@ def test_without_the_library_that_xla_calls(run, tmp_path):
 
 def test_training(run):
     run("jax_training.py", 2)
+
+
+def test_loops(run):
+    """Always the same, and new ones."""
+    pytest.importorskip("optax")
+    run("jax_loops.py", 2, "0", "12")
+    first = int(os.environ.get("BPS_SEED", time.time_ns() // 10**9))
+    run("jax_loops.py", 2, str(first), str(first + 8))
 
 
 @pytest.mark.parametrize("ranks", (1, 4))

@@ -5,6 +5,7 @@ import json
 import os
 import re
 import sys
+import time
 
 import pytest
 from conftest import PYTHON, RANKS, needs_build
@@ -21,6 +22,14 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "2", "KERAS_BACKEND": BACKEND}
 
 def test_training(run_ranks, tmp_path):
     run_ranks("keras_training.py", 2, BPS_TEST_FOLDER=tmp_path, **QUIET)
+
+
+@pytest.mark.full_tier("new seeds, too")
+def test_loops(run_ranks):
+    """Always the same, and new ones."""
+    run_ranks("keras_loops.py", 2, "0", "12", **QUIET)
+    first = int(os.environ.get("BPS_SEED", time.time_ns() // 10**9))
+    run_ranks("keras_loops.py", 2, str(first), str(first + 12), **QUIET)
 
 
 @pytest.mark.skipif(BACKEND != "tensorflow", reason="a minute of CPU that says the same on every backend")

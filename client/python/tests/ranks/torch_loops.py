@@ -1,27 +1,19 @@
-"""Random training loops on all ranks, each against one process of plain torch that does the averaged work.
+"""Random training loops on all ranks, each against one process of plain torch that does the averaged work: loops.py.
 
     torch_loops.py FRONT FIRST LAST [STORE]     the seeds from FIRST to LAST - 1
 
 FRONT: optimizer, cross, ddp, hook, or group, which is torch's DDP on the process group "bps", whose ranks meet in the file STORE.
-
-A seed makes a program: actions of a user around a training loop (ACTIONS), with their settings. Each program is right, refused (an
-error on all ranks, with words), or wrong; a wrong one is made as short as it can be, and printed. The status is 1 if one was wrong,
-or more than MOST_REFUSED of them refused. LOOPS_SAY=1: each rank prints each program before it runs, which tells where one hangs.
 """
 
 import copy
 import os
-import random
 import sys
 
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
+from loops import Loops
 
 import bps.torch as bps
-
-MOST_REFUSED = 0.02
-STEPS = 8
 
 
 class Net(torch.nn.Module):
@@ -411,124 +403,45 @@ ACTIONS = {
 ACTIONS["group"] = ACTIONS["hook"]
 
 
-class Settings:
-    def __init__(self, rng, front):
-        self.seed = rng.randrange(10**6)
-        self.zero = rng.choice(["none", "none", "zeros", "model", "none by hand"])
-        self.way = rng.choice([0, 0, 0, 1, (0, 1), (1, 0), (2, 0)])
-        self.coin = rng.random() < 0.5
-        self.number = rng.randrange(4)
-
-    def __repr__(self):
-        return f"seed={self.seed} zero={self.zero!r} way={self.way} coin={self.coin} number={self.number}"
+ZEROS = ["none", "none", "zeros", "model", "none by hand"]
+WAYS = [0, 0, 0, 1, (0, 1), (1, 0), (2, 0)]
 
 
-def program_of(front, seed):
-    rng = random.Random(f"{front} {seed}")
-    kind = rng.choice(["sgd", "momentum", "adam"])
-    program = []
-    for _ in range(STEPS):
-        action = rng.choice(ACTIONS[front]) if rng.random() < 0.75 else plain_step
-        program.append((action, Settings(rng, front)))
-    return kind, program
+def gather_in_group(mine):
+    everyone = [None] * dist.get_world_size()
+    dist.all_gather_object(everyone, mine)
+    return everyone
 
 
-def run(front, seed, kind, program):
-    """How it went here: "right", "wrong: ...", or "refused: ..."."""
-    size, rank = size_and_rank()
-    if os.environ.get("LOOPS_SAY"):
-        print(f"rank {rank} seed {seed} {kind} {[(a.__name__, s) for a, s in program]}", flush=True)
-    alone = World(None, seed, size, range(size), kind)
-    try:
-        for action, settings in program:
-            action(alone, settings)
-        wanted = alone.close()
-    except RuntimeError:
-        return "right"  # whatever comes of it: plain torch refuses it
-    try:
-        ours = World(front, seed, size, [rank], kind)
-        for action, settings in program:
-            action(ours, settings)
-        got = ours.close()
-    except (RuntimeError, ValueError, TypeError, AssertionError) as error:
-        return f"refused: {type(error).__name__}: {error}"
-    far = (got - wanted).abs().max().item()
-    return "right" if far < 1e-4 else f"wrong: rank {rank} is {far:.2g} off"
-
-
-def outcome_of(front, seed, kind, program):
-    """Of all ranks together."""
-    mine = run(front, seed, kind, program)
-    size, rank = size_and_rank()
-    if os.environ.get("LOOPS_SAY") and mine != "right":
-        print(f"rank {rank} seed {seed}: {mine}", flush=True)
-    everyone = [None] * size
+def begin(front, store):
+    """Size, rank, and how an object of all ranks is had."""
     if front == "group":
-        dist.all_gather_object(everyone, mine)
-    else:
-        everyone = bps.allgather_object(mine, name="outcome")
-    wrong = [text for text in everyone if text.startswith("wrong")]
-    refused = [text for text in everyone if text.startswith("refused")]
-    if refused and len(refused) < len(everyone):
-        return f"wrong: ranks are apart: {everyone}"
-    return (wrong or refused or ["right"])[0]
-
-
-def shrunk(front, seed, kind, program):
-    """The shortest that is still wrong."""
-    at = len(program) - 1
-    while at >= 0:
-        shorter = program[:at] + program[at + 1 :]
-        if outcome_of(front, seed, kind, shorter).startswith("wrong"):
-            program = shorter
-        at -= 1
-    return program
-
-
-def size_and_rank():
-    if bps.is_initialized():
-        return bps.size(), bps.rank()
-    return dist.get_world_size(), dist.get_rank()
+        rank, size = int(os.environ["BPS_RANK"]), int(os.environ["BPS_SIZE"])
+        dist.init_process_group("bps", store=dist.FileStore(store, size), rank=rank, world_size=size)
+        return size, rank, gather_in_group
+    bps.init()
+    if front == "hook":
+        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    return bps.size(), bps.rank(), lambda mine: bps.allgather_object(mine, name="outcome")
 
 
 def main(front, first, last, store=None):
     torch.set_num_threads(1)
-    if front == "group":
-        rank, size = int(os.environ["BPS_RANK"]), int(os.environ["BPS_SIZE"])
-        dist.init_process_group("bps", store=dist.FileStore(store, size), rank=rank, world_size=size)
-    else:
-        bps.init()
-    if front == "hook":
-        dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
-    right, refused, wrong = 0, [], 0
-    for seed in range(int(first), int(last)):
-        kind, program = program_of(front, seed)
-        outcome = outcome_of(front, seed, kind, program)
-        if outcome == "right":
-            right += 1
-        elif outcome.startswith("refused"):
-            refused.append((seed, outcome))
-        else:
-            wrong += 1
-            say(f"{front}, seed {seed}: {outcome}")
-            if "apart" not in outcome:
-                for action, settings in shrunk(front, seed, kind, program):
-                    say(f"    {kind}: {action.__name__} {settings}")
-    for seed, text in refused:
-        say(f"{front}, seed {seed}: {text}")
-    say(f"{front}: {right} right, {len(refused)} refused, {wrong} wrong")
+    size, rank, gather = begin(front, store)
+    kinds = ["sgd", "momentum", "adam"]
+
+    def world(front, seed, ranks, kind):
+        return World(front, seed, size, ranks, kind)
+
+    loops = Loops(front, world, ACTIONS[front], plain_step, kinds, size, rank, gather, zeros=ZEROS, ways=WAYS)
+    status = loops.all_of(int(first), int(last))
     if front == "group":
         dist.barrier()
         dist.destroy_process_group()
     else:
         bps.barrier()
         bps.shutdown()
-    return 1 if wrong or len(refused) > MOST_REFUSED * (int(last) - int(first)) else 0
-
-
-def say(text):
-    if size_and_rank()[1] == 0:
-        print(text, flush=True)
+    return status
 
 
 if __name__ == "__main__":
