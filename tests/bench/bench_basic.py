@@ -1,20 +1,19 @@
 #!/usr/bin/env python3
-"""The numbers of the main job, beside what the machine can do at all, measured in turns in the same run.
+"""The numbers of the main job, beside what the machine itself takes, measured in turns in the same run.
 
     bench_basic.py [--bytes N] [--repeats N] [--json FILE]
 
 start      from starting bpslaunch to the first reduced tensor (1 KiB, NumPy), with a daemon of its own
-local      push_pull of --bytes by 4 ranks of one machine; limit: copying each rank's bytes once, memcpy on all cores, best
+local      push_pull of --bytes by 4 ranks of one machine; reference: copying each rank's bytes once, memcpy on all cores, best
            of five. The sum may beat it: it streams past the cache, and reads all inputs before it writes
-cluster    push_pull by 4 nodes of one rank and 4 spare servers, over TCP; limit: one TCP stream of the machine, which
-           8 daemons share here: each byte crosses it 2 x 4 times
+cluster    push_pull by 4 nodes of one rank and 4 spare servers, over TCP; reference: each byte crosses one TCP stream of the
+           machine 2 x 4 times. Eight daemons on all cores may beat it
 rows       push_pull_rows of 1 % of the rows of a table, by 2 nodes and a server: bytes that cross the network, beside push_pull of
            all of the table
 Goodput is bytes of one rank's tensor over the time of the slowest rank. Medians; [lowest ... highest].
 """
-import argparse, json, os, statistics, struct, subprocess, sys, time
-from harness import LIMITS, TOP, link_bytes_s, op_ms
-from cluster import *
+import struct
+from harness import *
 
 
 def copy_ns(n_bytes, threads):
@@ -63,55 +62,34 @@ def wire_bytes(share, table=65536, width=64):
         return used
 
 
-def spread(values, digits):
-    return f'{statistics.median(values):9.{digits}f} [{min(values):.{digits}f} ... {max(values):.{digits}f}]'
-
-
 def main():
-    parser = argparse.ArgumentParser()
-    parser.add_argument('--bytes', type=int, default=256 << 20)
-    parser.add_argument('--repeats', type=int, default=5)
-    parser.add_argument('--json')
-    options = parser.parse_args()
-    n, turns, rows = options.bytes, options.repeats, []
-
-    def row(name, unit, values, digits=2, **more):
-        rows.append({'name': name, 'unit': unit, 'median': statistics.median(values), 'values': values, **more})
-        print(f'{name:58}{spread(values, digits)} {unit}', flush=True)
-
+    options, report = parse_arguments('basic', __doc__, bytes=256 << 20)
+    n, turns = options.bytes, options.repeats
+    report.heading('the main job')
     start_ms(1)  # the package is compiled when it is first imported
     for ranks in (1, 4):
-        row(f'start: bpslaunch to first result, {ranks} rank{"s"[:ranks > 1]}', 'ms', [start_ms(ranks) for _ in range(turns)], 0)
+        report.row(f'start: bpslaunch to first result, {ranks} rank{"s"[:ranks > 1]}', [start_ms(ranks) for _ in range(turns)], 'ms', 0)
 
-    local, copies = [], []
+    local, copies, threads = [], [], min(4, os.cpu_count())
     with Cluster(1) as cluster:
-        for turn in range(turns):
-            copies += [n * min(4, os.cpu_count()) / copy_ns(n, min(4, os.cpu_count()))]
-            local += [n / op_ms(cluster, (4,), n, warmup=2) / 1e6]
-    row(f'local: memcpy of this machine, {min(4, os.cpu_count())} threads together', 'GB/s', copies)
-    row(f'local: push_pull of {n >> 20} MiB, 4 ranks', 'GB/s', local)
-    limit = statistics.median(copies) / 4
-    row('local: share of the limit (a copy for each rank)', '%', [100 * x / limit for x in local], 1)
+        for _ in range(turns):
+            copies.append(n * threads / copy_ns(n, threads))
+            local.append(n / op_ms(cluster, (4,), n, warmup=2) / 1e6)
+    report.row(f'local: memcpy of this machine, {threads} threads together', copies, 'GB/s')
+    report.row(f'local: push_pull of {n >> 20} MiB, 4 ranks', local, 'GB/s')
+    report.row('local: share of the reference (a copy for each rank)', [400 * x / c for x, c in zip(local, copies)], '%', 1)
 
-    prefix, network = netns(8) if not os.geteuid() and shutil.which('ip') else (None, None)
-    import contextlib
     shared, streams = [], []
-    with network or contextlib.nullcontext(), Cluster(4, 4, colocated=False, netns=prefix) as cluster:
-        host = cluster.addresses[1].rsplit(':', 1)[0]
-        for turn in range(turns):
-            streams += [link_bytes_s(prefix, host, n) / 1e9]
-            shared += [n / op_ms(cluster, (1, 1, 1, 1), n, warmup=2) / 1e6]
-    where = 'network namespaces' if prefix else 'loopback'
-    row(f'cluster: one TCP stream of this machine ({where})', 'GB/s', streams)
-    row(f'cluster: push_pull of {n >> 20} MiB, 4 nodes + 4 servers', 'GB/s', shared)
-    limit = statistics.median(streams) / 8
-    row('cluster: share of the limit (every byte through one stream)', '%', [100 * x / limit for x in shared], 1)
-    sparse, dense = wire_bytes(0.01) / 1e6, wire_bytes(None) / 1e6
-    row('rows: on the wire for all of a table of 16 MiB, 2 nodes', 'MB', [dense])
-    row('rows: on the wire for 1 % of its rows on each', 'MB', [sparse])
-    if options.json:
-        with open(options.json, 'w') as file:
-            json.dump({'benchmark': 'basic', 'bytes': n, 'cores': os.cpu_count(), 'rows': rows}, file, indent=1)
+    with shaped(8, '') as prefix, Cluster(4, 4, colocated=False, netns=prefix) as cluster:
+        for _ in range(turns):
+            streams.append(link_bytes_s(prefix, n_bytes=n) / 1e9)
+            shared.append(n / op_ms(cluster, (1, 1, 1, 1), n, warmup=2) / 1e6)
+    report.row('cluster: one TCP stream of this machine (network namespaces)', streams, 'GB/s')
+    report.row(f'cluster: push_pull of {n >> 20} MiB, 4 nodes + 4 servers', shared, 'GB/s')
+    report.row('cluster: share of the reference (every byte through one stream)', [800 * x / s for x, s in zip(shared, streams)], '%', 1)
+    report.row('rows: on the wire for all of a table of 16 MiB, 2 nodes', [wire_bytes(None) / 1e6], 'MB')
+    report.row('rows: on the wire for 1 % of its rows on each', [wire_bytes(0.01) / 1e6], 'MB')
+    report.close()
 
 
 main()

@@ -53,8 +53,8 @@ def main():
                  'GLOO_SOCKET_IFNAME': 'eth0', 'OMP_NUM_THREADS': '1'} for i in range(n)]))
             for _ in range(options.repeats):
                 before = busy_s()
-                links.append(32 * MIB / stream(prefix)[0])
-                bare.append((busy_s() - before) / (32 * MIB) * 2 * n * n_bytes)
+                links.append(link_bytes_s(prefix))
+                bare.append((busy_s() - before) / (3 * 16 * MIB) * 2 * n * n_bytes)
                 (step, compute), cost = costs_s(cluster, lambda k: replay_ms(cluster, (1,) * n, model, *more, repeats=k), 3)
                 steps.append(step)
                 computes.append(compute)

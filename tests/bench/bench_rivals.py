@@ -33,11 +33,10 @@ def tcp(options, report):
     n, limits, times, small, bounds, bare, costs, plain, unpaced = options.bytes, [], [], [], [], [], [], [], []
     with Cluster(2, 2, colocated=False) as cluster:
         for _ in range(options.repeats):
-            took, cpu = stream(None, '127.0.0.1', 256 * MIB)
-            plain.append(cpu / (256 * MIB / 1e9))
+            plain.append(1e9 * stream(None, '127.0.0.1', 256 * MIB)[1])
             moved = 2 * 2 * n / 1e9
             limits.append(1e3 * (moved * plain[-1] + n / 1e9 / sum_gb_s()) / min(4, os.cpu_count()))
-            unpaced.append(stream(None, '127.0.0.1', 256 * MIB, congestion='reno')[1] / (256 * MIB / 1e9))
+            unpaced.append(1e9 * stream(None, '127.0.0.1', 256 * MIB, congestion='reno')[1])
             before, rounds = cpu_s(cluster.daemons), 21
             times.append(op_ms(cluster, (1, 1), n, repeats=rounds - 1))
             costs.append((cpu_s(cluster.daemons) - before) / (moved * rounds))
@@ -64,7 +63,7 @@ def tcp(options, report):
 def transfer_limit_ms(n_bytes, tcp_bytes, copied):
     """What plain TCP of so many bytes, a sum of n_bytes and copies take on all cores, were none ever idle."""
     cores = min(4, os.cpu_count())
-    tcp = stream(None, '127.0.0.1', 256 * MIB, congestion='reno')[1] / (256 * MIB)
+    tcp = stream(None, '127.0.0.1', 256 * MIB, congestion='reno')[1]
     return 1e3 * (tcp_bytes * tcp + n_bytes / 1e9 / sum_gb_s() + copied * limit_ns('copy', 64 * MIB, 1) / 1e9 / (64 * MIB)) / cores
 
 

@@ -1,9 +1,9 @@
 """What the comparing benchmarks share: a shaped cluster, ranks on it, limits of its links, and figures in pairs.
 
-Everything is measured in turns inside one run: limit, bps, rival, limit, bps, rival, ... A figure is the median over the
+Everything is measured in turns inside one run: limit, bps, rival, rival, bps, limit, ... A figure is the median over the
 turns, shown with the lowest and the highest. Nothing here asserts a time.
 """
-import argparse, contextlib, heapq, json, os, platform, resource, shutil, statistics, subprocess, sys, time
+import argparse, contextlib, heapq, json, os, platform, re, resource, shutil, statistics, subprocess, sys, time
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import BUILD, FLOAT32, Cluster, netns, wait_for
 
@@ -19,37 +19,67 @@ def inside(prefix, host, argv):
     return ['ip', 'netns', 'exec', f'{prefix}{host}', *argv] if prefix else argv
 
 
+def machine():
+    """The processor, its cores, the memory and the kernel, in a line."""
+    with open('/proc/cpuinfo') as file:
+        model = next((line.partition(':')[2].strip() for line in file if line.startswith('model name')), platform.machine())
+    memory = os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') >> 30
+    return f'{model}, {os.cpu_count()} cores, {memory} GiB, Linux {platform.release()}'
+
+
+def commit():
+    """The commit that is measured, and whether files other than results differ from it."""
+    def git(*words):
+        return subprocess.run(['git', '-C', TOP, *words], capture_output=True, text=True, check=True).stdout.strip()
+    if not os.path.exists(os.path.join(TOP, '.git')):
+        return 'not a clone'
+    changes = git('status', '--porcelain', '-uno', '--', ':!tests/bench/results')
+    return git('rev-parse', '--short=12', 'HEAD') + (' with changes' if changes else '')
+
+
 class Report:
-    """Figures as they come: printed at once, and written as JSON at the end."""
+    """Figures as they come: printed at once, and written as JSON at the end, with the machine, the commit and the command."""
 
     def __init__(self, benchmark, options):
-        self.data = {'benchmark': benchmark, 'cores': os.cpu_count(), 'machine': platform.machine(), 'rows': []}
-        self.path, self.png, self.repeats = options.json, options.png, options.repeats
+        words = re.sub(r'--(json|png)[ =]\S+ ?', '', ' '.join(sys.argv[1:]))
+        self.data = {'benchmark': benchmark, 'command': f'scripts/bench {benchmark} {words}'.strip(), 'commit': commit(),
+                     'machine': machine(), 'load_at_start': os.getloadavg()[0], 'rows': []}
+        self.path, self.png, self.repeats, self.where, self.settings = options.json, options.png, options.repeats, '', {}
 
-    def heading(self, text):
+    def heading(self, text, **settings):
+        """What the next rows measure, and the settings of the rival in them."""
+        self.where, self.settings = text, {'settings': settings} if settings else {}
         print(f'\n{text}', flush=True)
+        if settings:
+            print('  settings: ' + ', '.join(f'{key} {value}' for key, value in settings.items()), flush=True)
 
     def row(self, name, values, unit, digits=2, **more):
         """values: one of each turn. Returns their median."""
         values = list(values)
         median = statistics.median(values)
-        self.data['rows'].append({'name': name, 'unit': unit, 'median': median, 'values': values, **more})
+        self.data['rows'].append({'where': self.where, 'name': name, 'unit': unit, 'median': median, 'values': values,
+                                  **self.settings, **more})
         low, high = f'{min(values):.{digits}f}', f'{max(values):.{digits}f}'
         print(f'  {name:66}{median:10.{digits}f} [{low} ... {high}] {unit}', flush=True)
         return median
 
-    def against(self, name, values, target, at_most=False, unit='times', digits=2, **more):
-        """A figure that has a target. Says whether the median reaches it; judges nothing."""
-        median = self.row(name, values, unit, digits, target=target, at_most=at_most, **more)
+    def against(self, name, values, target, at_most=False, bound=None, unit='times', digits=2, **more):
+        """
+        A figure whose target was declared before anything was measured. bound: the best that the links allow, where a formula says
+        it. Tells whether the median reaches the target; asserts nothing.
+        """
+        median = self.row(name, values, unit, digits, target=target, at_most=at_most, bound=bound, **more)
         reached = median <= target if at_most else median >= target
         self.data['rows'][-1]['reached'] = reached
-        print(f'  {"":66}target {"<=" if at_most else ">="} {target:g}: {"reached" if reached else "missed"}', flush=True)
+        best = '' if bound is None else f'; at best {bound:.{digits}f}'
+        print(f'  {"":66}target {"<=" if at_most else ">="} {target:g}: {"reached" if reached else "missed"}{best}', flush=True)
         return median
 
     def close(self):
         if self.path:
             with open(self.path, 'w') as file:
                 json.dump(self.data, file, indent=1)
+                file.write('\n')
         if self.png:
             self.draw()
 
@@ -92,7 +122,7 @@ def need_root():
 
 @contextlib.contextmanager
 def shaped(n, rate, **more):
-    """n hosts whose links have this rate (as tc writes it) each way. Yields the prefix of their namespaces."""
+    """n hosts whose links have this rate (as tc writes it) each way, and one congestion control. Yields their namespaces' prefix."""
     need_root()
     prefix, network = netns(n, rate, **more)
     with network:  # whatever happens, they go
@@ -101,20 +131,20 @@ def shaped(n, rate, **more):
 
 def stream(prefix, address='10.88.0.2', n_bytes=32 * MIB, host=1, congestion=None):
     """
-    One TCP stream from host 0 to another, which has this address: its seconds, and the CPU seconds of both ends. congestion: how
-    TCP controls it, if not as the system says.
+    One TCP stream from host 0 to another, which has this address: bytes a second after its first 4 MiB, and the CPU seconds of both
+    ends for each byte. congestion: its congestion control, if not the system's.
     """
     listener = subprocess.Popen(inside(prefix, host, [LIMITS, 'listen', address]), stdout=subprocess.PIPE, text=True)
     port = listener.stdout.readline().strip()
-    out = subprocess.run(inside(prefix, 0, [LIMITS, 'send', address, port, n_bytes] + ([congestion] if congestion else [])), capture_output=True, check=True).stdout
-    took, cpu = map(int, out.split())
-    cpu += int(listener.communicate()[0])
-    return took / 1e9, cpu / 1e9
+    sent = subprocess.run(inside(prefix, 0, [LIMITS, 'send', address, port, n_bytes] + ([congestion] if congestion else [])),
+                          capture_output=True, check=True).stdout
+    warm_bytes, warm_ns, cpu = map(int, listener.communicate()[0].split())
+    return warm_bytes / (warm_ns / 1e9), (cpu + int(sent)) / 1e9 / n_bytes
 
 
-def link_bytes_s(prefix, address='10.88.0.2', n_bytes=32 * MIB, host=1):
-    """Payload that one TCP stream carries from host 0 to another, bytes a second."""
-    return n_bytes / stream(prefix, address, n_bytes, host)[0]
+def link_bytes_s(prefix, address='10.88.0.2', n_bytes=16 * MIB, host=1, streams=3):
+    """Payload that a link from host 0 to another carries, in bytes a second: the median of several streams, one after the other."""
+    return statistics.median(stream(prefix, address, n_bytes, host)[0] for _ in range(streams))
 
 
 def message_ns(n_bytes, address='127.0.0.1'):
@@ -131,6 +161,13 @@ def limit_ns(*what):
     what two ranks and their daemons hand over, by processes that do nothing else (limits.c).
     """
     return int(subprocess.run([LIMITS, *map(str, what)], capture_output=True, check=True).stdout)
+
+
+def in_turns(repeats, *turns):
+    """Calls each, again and again, every other time in the opposite order."""
+    for i in range(repeats):
+        for turn in turns if i % 2 else turns[::-1]:
+            turn()
 
 
 jobs = 0
@@ -173,20 +210,22 @@ def optimum_s(n, k, n_bytes, bytes_s):
 
 
 def optimum_of_links_s(nodes, spares, n_bytes):
-    """The same for unequal links: payload rates in bytes/s of the nodes' links and of the spare servers' (bps-internals(7), PLACEMENT)."""
-    n = len(nodes)
+    """
+    The same for unequal links: payload rates in bytes/s of the nodes' links and of the spare servers' (bps-internals(7), PLACEMENT).
 
-    def fits(t):
-        if any(n_bytes > t * b for b in nodes):
-            return False
-        here = sum((t * b - n_bytes) / (n - 2) for b in nodes) if n > 2 else 0
-        return here + sum(t * b / n for b in spares) >= n_bytes
+    A node that sums x of the M bytes receives M - x of results, and x from each of n - 1 others: M + (n - 2) x in all. It sends as
+    much. A spare server that sums y receives n y. So in time t a link of B lets a node sum (t B - M) / (n - 2), or with n = 2 any
+    number, and a spare server t B / n. t is M / B of the slowest node at least, and the least in which all of M is summed.
+    """
+    n, slowest = len(nodes), n_bytes / min(nodes)
+    if n <= 2:
+        return slowest if n == 2 else 0
 
-    low, high = 0, 4 * n * n_bytes / min(nodes + spares)
-    for _ in range(100):
-        t = (low + high) / 2
-        low, high = (low, t) if fits(t) else (t, high)
-    return high
+    def summed(t):
+        return sum((t * b - n_bytes) / (n - 2) for b in nodes) + sum(t * b / n for b in spares)
+
+    slope = sum(nodes) / (n - 2) + sum(spares) / n
+    return max(slowest, (n_bytes - summed(0)) / slope)
 
 
 def replay_ms(cluster, layout, model, *more, repeats=3, warmup=1, **environment):

@@ -2,10 +2,11 @@
  * What this machine can do at all, measured beside bps: memcpy and one TCP stream.
  *
  *	limits copy BYTES THREADS	copies BYTES in each of THREADS threads; prints nanoseconds, the best of five
- *	limits listen HOST		accepts one stream and reads it to its end; prints its port first
+ *	limits listen HOST		accepts one stream and reads it to its end; prints its port first, then the bytes that came after
+ *					the first 4 MiB, in which queues and windows fill, and their nanoseconds
  *	limits send HOST PORT BYTES [CONGESTION]
- *					sends BYTES, waits for the other side's close; prints nanoseconds. CONGESTION: how
- *					TCP controls it (reno, bbr, ...) if not as the system says
+ *					sends BYTES, more than 4 MiB, and waits for the other side's close. CONGESTION: how TCP controls
+ *					it (reno, bbr, ...) if not as the system says
  *	limits echo HOST BYTES		accepts one stream and sends each message back; prints its port first
  *	limits bounce HOST PORT BYTES	a message of BYTES there and back, both sides asleep while they wait; prints
  *					nanoseconds of half a round, the median
@@ -44,9 +45,10 @@
 #include <time.h>
 #include <unistd.h>
 
-#define COPIES	5
-#define BOUNCES 2000
-#define WARM_UP 50
+#define COPIES	   5
+#define BOUNCES	   2000
+#define WARM_UP	   50
+#define WARM_BYTES (4ul << 20)
 
 static size_t bytes;
 static pthread_barrier_t start;
@@ -163,17 +165,26 @@ static int connect_to(const char *host, const char *port, const char *congestion
 
 static void listen_once(const char *host)
 {
-	size_t room = 1 << 20;
+	size_t room = 1 << 20, came = 0, warm = 0;
 	char *buffer = malloc(room);
 	int stream = accept_one(host);
-	long long cpu = cpu_ns();
+	long long cpu = cpu_ns(), began = 0, ended = 0;
+	ssize_t n;
 
 	if (!buffer)
 		die("malloc");
 	memset(buffer, 0, room);
-	while (read(stream, buffer, room) > 0)
-		;
-	printf("%lld\n", cpu_ns() - cpu);
+	while ((n = read(stream, buffer, room)) > 0) {
+		came += (size_t)n;
+		ended = now_ns();
+		if (!began && came >= WARM_BYTES) {
+			began = ended;
+			warm = came;
+		}
+	}
+	if (n < 0 || came <= warm || !began)
+		die("listen: a stream that ended before it was warm");
+	printf("%zu %lld %lld\n", came - warm, ended - began, cpu_ns() - cpu);
 	free(buffer);
 }
 
@@ -206,7 +217,7 @@ static void send_all(const char *host, const char *port, const char *congestion)
 	size_t piece = 1 << 20;
 	char *buffer = calloc(1, piece), byte;
 	int fd = connect_to(host, port, congestion);
-	long long began = now_ns(), cpu = cpu_ns();
+	long long cpu = cpu_ns();
 
 	if (!buffer)
 		die("calloc");
@@ -216,7 +227,7 @@ static void send_all(const char *host, const char *port, const char *congestion)
 	shutdown(fd, SHUT_WR);
 	while (read(fd, &byte, 1) > 0)
 		;
-	printf("%lld %lld\n", now_ns() - began, cpu_ns() - cpu);
+	printf("%lld\n", cpu_ns() - cpu);
 	free(buffer);
 }
 

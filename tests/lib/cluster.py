@@ -497,8 +497,8 @@ class Cluster:
             self.close()
 
 
-def netns(n, rate='', prefix=None):
-    """A cluster of namespaces for the length of a with-block; skips without root."""
+def netns(n, rate='', prefix=None, congestion=None):
+    """A cluster of namespaces for the length of a with-block; skips without root. congestion: TCP's, if not that of the script."""
     import contextlib
     script = os.path.join(os.path.dirname(__file__), '..', '..', 'scripts', 'netns')
     prefix = prefix or f'b{os.getpid() % 100000}x'
@@ -507,7 +507,7 @@ def netns(n, rate='', prefix=None):
     def manager():
         if os.geteuid() or not shutil.which('ip'):
             raise Skip('needs root and iproute2 for network namespaces')
-        env = {**os.environ, 'BPS_NETNS': prefix}
+        env = {**os.environ, 'BPS_NETNS': prefix, **({'BPS_NETNS_CC': congestion} if congestion else {})}
         subprocess.run([script, 'up', str(n)] + ([rate] if rate else []), env=env, check=True)
         try:
             yield lambda *words: subprocess.run([script, *map(str, words)], env=env, check=True)
