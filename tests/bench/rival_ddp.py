@@ -1,13 +1,13 @@
 """
 One rank of a training step as torch's DistributedDataParallel on Gloo makes it: gradients become ready in backward order, are
-put into buckets of 25 MB (the first of 1 MB), each bucket is all-reduced as soon as it is full, and the forward pass begins
-when all are there. Computing is sleeping, as in `bps-bench replay --describe`, whose JSON is the first argument. Each line of
-stdin is "IGNORED REPEATS"; answers with nanoseconds of each step.
+put into buckets of $BUCKET_MB (25 if not set; the first of 1 MB), each bucket is all-reduced as soon as it is full, and the
+forward pass begins when all are there. Computing is sleeping, as in `bps-bench replay --describe`, whose JSON is the first
+argument. Each line of stdin is "IGNORED REPEATS"; answers with nanoseconds of each step.
 """
-import json, sys, time
+import json, os, sys, time
 import torch, torch.distributed as dist
 
-model, shrink = json.loads(sys.argv[1]), float(sys.argv[2])
+model, shrink, bucket_mb = json.loads(sys.argv[1]), float(sys.argv[2]), float(os.environ.get('BUCKET_MB', 25))
 torch.set_num_threads(1)
 dist.init_process_group('gloo')
 
@@ -20,7 +20,7 @@ def make_buckets():
         filled += tensor['elements']
         if filled * 4 >= limit:
             buckets.append((filled, done))
-            filled, limit = 0, 25e6 / shrink
+            filled, limit = 0, bucket_mb * 1e6 / shrink
     if filled:
         buckets.append((filled, done))
     return [(torch.zeros(elements), moment) for elements, moment in buckets]
@@ -45,7 +45,6 @@ def step(buckets):
 
 
 buckets = make_buckets()
-step(buckets)
 print('ready', flush=True)
 for line in sys.stdin:
     repeats = int(line.split()[1])

@@ -10,7 +10,6 @@ for line in sys.stdin:
     n_bytes, repeats = map(int, line.split())
     if data.numel() * 4 != n_bytes:
         data = torch.zeros(n_bytes // 4)
-        dist.all_reduce(data)  # connections and buffers, unmeasured, as bps-bench does
     times = []
     for _ in range(repeats):
         dist.barrier()

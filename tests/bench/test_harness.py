@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
-"""What benchmarks work out, without measuring: optima, and what a report says of a target."""
-import argparse, contextlib, io, json, math, os, sys, tempfile
+"""What benchmarks work out, without measuring: optima, searched settings, and what a report says of a target."""
+import argparse, ast, contextlib, glob, io, json, math, os, sys, tempfile
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
-import harness
+import harness, rivals
 from cluster import run
 
 
@@ -26,6 +26,20 @@ def test_a_slow_server_sums_little():
     assert math.isclose(3 * (50 * t - 1e3) + 5 * t / 3, 1e3), t
 
 
+def test_settings_are_the_best_of_each_question():
+    figures = {'': 9, 'a1': 7, 'a2': math.inf, 'a1 b1': 8, 'a1 c1': 5}
+    asked = []
+
+    def measure(settings):
+        asked.append(' '.join(sorted(key + value for key, value in settings.items())))
+        return figures[asked[-1]]
+
+    questions = [[{}, {'a': '1'}, {'a': '2'}], [{}, {'b': '1'}], [{}, {'c': '1'}]]
+    assert rivals.tune(questions, measure) == ({'a': '1', 'c': '1'}, 5)
+    assert asked == list(figures)
+    assert rivals.tune(questions, lambda _: math.inf) == ({}, math.inf)
+
+
 def test_turns_go_both_ways():
     order = []
     harness.in_turns(3, lambda: order.append('a'), lambda: order.append('b'))
@@ -46,6 +60,20 @@ def test_a_report_says_whether_a_target_is_reached():
     assert error['reached'] and error['bound'] is None, error
     assert 'target >= 4: missed; at best 2.50\n' in said.getvalue(), said.getvalue()
     assert set(data) == {'benchmark', 'command', 'commit', 'machine', 'load_at_start'}, data
+
+
+def test_targets_are_declared():
+    """The target of a figure is a number or a name, and nothing that is worked out of what was measured."""
+    n = 0
+    for path in glob.glob(os.path.join(harness.HERE, 'bench_*.py')):
+        with open(path) as file:
+            calls = [node for node in ast.walk(ast.parse(file.read())) if isinstance(node, ast.Call)]
+        for call in calls:
+            if getattr(call.func, 'attr', '') == 'against':
+                n += 1
+                worked_out = [part for part in ast.walk(call.args[2]) if isinstance(part, (ast.Call, ast.BinOp))]
+                assert not worked_out, f'{os.path.basename(path)}:{call.lineno}'
+    assert n > 20, n
 
 
 run(globals())
