@@ -1,20 +1,17 @@
 #!/usr/bin/env python3
 """What bps.torch adds to the C library: one step of ResNet-50's 161 gradients (102 MB), without computing.
 
-    bench_adapter.py [--ranks N] [--steps N] [--json FILE]
-
-wall     from the first gradient to the end of the step, by rank 0; median [lowest ... highest]
-own      time that the trainer's thread spends on a CPU in it: what is taken from computing. Waiting costs none
+wall     from the start of a backward pass that only adds to gradients to the end of the step, by rank 0
+own      time that the trainer's thread spends on a CPU in it, beyond autograd alone: what is taken from computing
 C        the same step by bps-bench replay, which submits and waits in C, with every time of computing at its least
-The budget is 5 % of the 0.8 s that 102 MB take at 1 Gbit/s: 40 ms. Gradients are reported ready as autograd would do,
-last layer first; the call of a hook, which autograd makes besides, is measured by itself. Needs torch in this Python.
+The budget is 5 % of the 0.8 s that 102 MB take at 1 Gbit/s: 40 ms. Needs torch in this Python.
 """
-import argparse, json, os, statistics, subprocess, sys, tempfile, time
+import tempfile
+from harness import *
 
-TOP = os.path.join(os.path.dirname(os.path.abspath(__file__)), '..', '..')
-BUILD = os.environ.get('BPS_BUILD_DIR') or os.path.join(TOP, 'build')
 PYTHON = os.path.join(TOP, 'client', 'python')
 BUDGET_MS = 40
+ALONE = 'autograd alone'
 
 
 def resnet50():
@@ -52,64 +49,44 @@ def measured(step, steps):
 
 
 def ways(torch, bps):
-    """name: a function that makes one step, of parameters of its own."""
+    """name: makes a step, of parameters of its own. Each begins with a backward pass that only adds to the gradients."""
     def parameters():
         return [torch.nn.Parameter(torch.zeros(shape)) for shape in resnet50()]
 
-    def of_gradients(gradients, finish):
-        slots = list(reversed(gradients.slots))
+    def passes(parameters, finish=lambda: None):
+        gradients = [torch.zeros_like(p) for p in parameters]
 
         def step():
-            for slot in slots:
-                gradients.ready(slot)
+            torch.autograd.backward(parameters[::-1], gradients[::-1])
             finish()
         return step
 
     def optimizer(**options):
-        made = bps.DistributedOptimizer(torch.optim.SGD(parameters(), lr=0.0), **options)
-        return of_gradients(made._bps, made.synchronize)
+        made = parameters()
+        return passes(made, bps.DistributedOptimizer(torch.optim.SGD(made, lr=0.0), **options).synchronize)
 
-    def parallel(**options):
-        module = torch.nn.ParameterList(parameters())
-        ddp = bps.DistributedDataParallel(module, **options)
-        for slot in ddp._gradients.slots:
-            ddp._gradients._restore(slot)
-        gradients = ddp._gradients
-        gradients.enter = lambda: None  # there is no backward pass at whose end to wait
-        return of_gradients(gradients, gradients.synchronize)
+    def parallel():
+        made = bps.DistributedDataParallel(torch.nn.ParameterList(parameters()))
+        return passes(list(made.parameters()), lambda: made)  # whose backward pass waits, and which lives as long as the step
+
+    def by_name():
+        """As a script without an optimizer of ours does: memory of its own, which is copied."""
+        made = parameters()
+
+        def finish():
+            handles = [bps.allreduce_async_(p.grad, name=f'by name.{i}', priority=-i) for i, p in enumerate(made)]
+            for handle in handles:
+                handle.wait()
+        return passes(made, finish)
 
     return {
-        'DistributedOptimizer': lambda: optimizer(),
+        ALONE: lambda: passes(parameters()),
+        'DistributedOptimizer': optimizer,
         'DistributedOptimizer, bf16': lambda: optimizer(compression=bps.Compression.bf16),
         'DistributedOptimizer, 8 groups': lambda: optimizer(groups=8),
-        'DistributedDataParallel': lambda: parallel(),
-        'allreduce_async_ by name': lambda: by_name(torch, bps, parameters()),
+        'DistributedDataParallel': parallel,
+        'allreduce_async_ by name': by_name,
     }
-
-
-def by_name(torch, bps, parameters):
-    """As a script does that has no optimizer: memory of its own, which is copied."""
-    def step():
-        handles = [bps.allreduce_async_(p.data, name=f'by name.{i}', priority=-i) for i, p in enumerate(parameters)]
-        for handle in handles:
-            handle.wait()
-    return step
-
-
-def hooks_ms(torch):
-    """What autograd takes for the hooks of 161 parameters that do nothing."""
-    def backward(hooked):
-        parameters = [torch.nn.Parameter(torch.zeros(1)) for _ in resnet50()]
-        for p in parameters if hooked else ():
-            p.register_post_accumulate_grad_hook(lambda p: None)
-        times = []
-        for _ in range(20):
-            loss = torch.stack([p.sum() for p in parameters]).sum()
-            begin = time.thread_time()
-            loss.backward()
-            times.append((time.thread_time() - begin) * 1e3)
-        return statistics.median(times)
-    return max(0.0, backward(True) - backward(False))
 
 
 def rank(steps, path):
@@ -122,7 +99,7 @@ def rank(steps, path):
     figures = {name: measured(make(), steps) for name, make in ways(torch, bps).items()}
     if bps.rank() == 0:
         with open(path, 'w') as file:
-            json.dump({'ways': figures, 'hooks_ms': hooks_ms(torch)}, file)
+            json.dump(figures, file)
     bps.barrier()
 
 
@@ -144,39 +121,23 @@ def in_c(ranks, steps, path):
         return json.load(file)['step_p50_ms']
 
 
-def spread(values):
-    return f'{statistics.median(values):8.1f} ms [{min(values):.1f} ... {max(values):.1f}]'
-
-
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument('--ranks', type=int, default=2)
-    parser.add_argument('--steps', type=int, default=20)
-    parser.add_argument('--json')
-    parser.add_argument('--as-rank', help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.as_rank:
-        return rank(args.steps, args.as_rank)
+    options, report = parse_arguments('adapter', __doc__, ranks=2, steps=20, as_rank='')
+    if options.as_rank:
+        return rank(options.steps, options.as_rank)
     with tempfile.TemporaryDirectory() as folder:
         path = os.path.join(folder, 'figures')
-        c_ms = in_c(args.ranks, args.steps, path)
-        launch(args.ranks, [sys.executable, os.path.abspath(__file__), '--steps', str(args.steps), '--as-rank', path])
+        c_ms = in_c(options.ranks, options.steps, path)
+        launch(options.ranks, [sys.executable, os.path.abspath(__file__), '--steps', str(options.steps), '--as-rank', path])
         with open(path) as file:
             figures = json.load(file)
-    print(f'161 gradients, 102 MB, {args.ranks} ranks of one machine, {args.steps} steps')
-    print(f'{"C":32}{c_ms:8.1f} ms wall')
-    table = {}
-    for name, times in figures['ways'].items():
-        wall, own = [t[0] for t in times], [t[1] for t in times]
-        table[name] = {'wall_ms': statistics.median(wall), 'own_ms': statistics.median(own)}
-        print(f'{name:32}{spread(wall)} wall{spread(own)} own')
-    print(f'{"autograd, to call 161 hooks":32}{figures["hooks_ms"]:8.2f} ms')
-    print(f'budget: {BUDGET_MS} ms')
-    if args.json:
-        with open(args.json, 'w') as file:
-            json.dump({'benchmark': 'adapter', 'ranks': args.ranks, 'steps': args.steps, 'c_wall_ms': c_ms,
-                       'hooks_ms': figures['hooks_ms'], 'budget_ms': BUDGET_MS, **table}, file, indent=1)
-            file.write('\n')
+    report.heading(f'161 gradients, 102 MB, {options.ranks} ranks of one machine, {options.steps} steps')
+    report.row('C: wall', [c_ms], 'ms', 1)
+    alone = report.row(f'{ALONE}: own', [own for _, own in figures.pop(ALONE)], 'ms', 1)
+    for name, times in figures.items():
+        report.row(f'{name}: wall', [wall for wall, _ in times], 'ms', 1)
+        report.against(f'{name}: own', [own - alone for _, own in times], BUDGET_MS, at_most=True, unit='ms', digits=1)
+    report.close()
 
 
 if __name__ == '__main__':
