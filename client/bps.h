@@ -262,8 +262,8 @@ int bps_join_params_from_settings(struct bps_join_params *params);
 /*
  * Becomes a rank of a job; blocks until all its ranks have come. params NULL: from the environment. A client is in one
  * job at a time. Fails with -ETIMEDOUT (the text names the ranks that are missing), -EINVAL (ranks disagree about the
- * job; the text names both sides), -EACCES (wrong secret), -EEXIST (another trainer is that rank), -EISCONN (already in
- * a job).
+ * job; the text names both sides), -EEXIST (another trainer is that rank), -EISCONN (already in a job). Ranks with another
+ * secret are another job of that name, for which the ranks of this one do not wait.
  */
 int bps_client_join(struct bps_client *client, const struct bps_join_params *params);
 
@@ -291,6 +291,27 @@ int bps_client_size(const struct bps_client *client);
 int bps_client_local_rank(const struct bps_client *client);
 int bps_client_local_size(const struct bps_client *client);
 int bps_client_node(const struct bps_client *client);
+
+/* What bps_client_status() says. */
+struct bps_status {
+	size_t size;
+	uint64_t run; /* number of the job's run; 0: not all ranks have come, or in no job */
+	uint64_t n_rounds, n_bytes; /* completed and reduced on this machine */
+	uint64_t n_under_way;	    /* parts, on this machine */
+	uint32_t world_size, n_nodes;
+	uint32_t n_here; /* ranks connected to this machine's daemon */
+	char state
+		[16]; /* "" (in no job), "waiting" (a newcomer), "forming", "running", "leaving" */
+	char waiting_for[160]; /* "rank 3 (tensor x, round 17) for 2.1 s", or "" */
+	char node[64];	       /* name of this machine in its cluster */
+	char cluster[16]; /* where the daemon's list of daemons comes from; "single": it is alone */
+};
+
+/*
+ * Asks the daemon how this client's own job is, also while another thread is in bps_client_join(); waits for a daemon that is
+ * being restarted. ret->size must be set. -EBUSY while another thread asks, -EOPNOTSUPP from an older daemon.
+ */
+int bps_client_status(struct bps_client *client, struct bps_status *ret);
 
 /* -- Memory ----------------------------------------------------------------------------------------------------- */
 
@@ -384,6 +405,12 @@ struct bps_submit_params {
 	 * the tensor until now, and is the same bits on each. All ranks say the same.
 	 */
 	int all_ranks;
+	/*
+	 * Of an operation that all ranks submit in one order with others, whatever the tensor: which of them it is, from 1. When
+	 * the n-th is of another tensor on one rank than on another, both fail at once with -EILSEQ, and the text says what each
+	 * has submitted. 0: it is none of them. PUSH_PULL_ROWS has none.
+	 */
+	uint64_t ordinal;
 };
 
 /*

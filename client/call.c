@@ -80,7 +80,10 @@ void call_send_queued(struct bps_client *client)
 				   packet->fd >= 0);
 		if (r == FRAME_E_AGAIN)
 			return;
-		/* A broken socket: receiving finds out and says so, after what the daemon said last. */
+		/*
+		 * A broken socket: receiving finds out and says so, after what the daemon said
+		 * last.
+		 */
 		TAILQ_REMOVE(&client->outbox, packet, link);
 		packet_free(packet);
 		client->n_packets_sent++;
@@ -116,8 +119,8 @@ static int call_send_packet(struct bps_client *client, const Bps__Control__Reque
 }
 
 /*
- * Sends a request, if the session is in state `from` or beyond, and expects the answer's body `expects` for call. fd:
- * beside it, or -1. A call that is unanswered already is asked again.
+ * Sends a request, if the session is in state `from` or beyond, and expects the answer's body
+ * `expects` for call. fd: beside it, or -1. A call that is unanswered already is asked again.
  */
 static int call_send(struct bps_client *client, struct client_call *call,
 		     Bps__Control__Request *request, int expects, int fd, enum session_state from)
@@ -244,7 +247,10 @@ int call_leave(struct bps_client *client)
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
 	struct job *job = &client->job;
 
-	/* After a restart it is answered when the others have caught up, who may be computing: as long as for a request. */
+	/*
+	 * After a restart it is answered when the others have caught up, who may be computing: as
+	 * long as for a request.
+	 */
 	if (job->resumed &&
 	    (MUL_OVERFLOW(job->params.request_timeout_ms, INT64_C(1000000),
 			  &job->leave.timeout_ns) ||
@@ -265,6 +271,21 @@ int call_regroup(struct bps_client *client)
 	request.regroup = &regroup;
 	return call_send(client, &client->job.regroup, &request, BPS__CONTROL__MESSAGE__BODY_JOINED,
 			 -1, SESSION_READY);
+}
+
+/* Asked again, ret is what it was. */
+int call_status(struct bps_client *client, struct bps_status *ret)
+{
+	Bps__Control__Status status = BPS__CONTROL__STATUS__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+	int r;
+
+	request.body_case = BPS__CONTROL__REQUEST__BODY_STATUS;
+	request.status = &status;
+	r = call_send(client, &client->asked, &request, BPS__CONTROL__MESSAGE__BODY_STATUS_REPLY,
+		      -1, SESSION_READY);
+	client->asked.answer.status = ret;
+	return r;
 }
 
 int call_share(struct bps_client *client, struct bps_memory *memory)
@@ -405,6 +426,25 @@ static void call_take_terms(struct client_call *call, const Bps__Control__Terms 
 	call->answer.max_ranks = terms->max_ranks;
 }
 
+static void call_take_status(struct bps_status *status, const Bps__Control__StatusReply *reply)
+{
+	*status = (struct bps_status){
+		.size = sizeof(*status),
+		.run = reply->job,
+		.n_rounds = reply->rounds,
+		.n_bytes = reply->bytes,
+		.n_under_way = reply->in_flight,
+		.world_size = reply->size,
+		.n_nodes = reply->n_nodes,
+		.n_here = reply->n_local,
+	};
+	(void)snprintf(status->state, sizeof(status->state), "%s", reply->state ?: "");
+	(void)snprintf(status->waiting_for, sizeof(status->waiting_for), "%s",
+		       reply->waiting_for ?: "");
+	(void)snprintf(status->node, sizeof(status->node), "%s", reply->node);
+	(void)snprintf(status->cluster, sizeof(status->cluster), "%s", reply->cluster);
+}
+
 /* fd: what came beside the message, or -1. */
 static void call_answer(struct bps_client *client, struct client_call *call,
 			const Bps__Control__Message *message, int *fd)
@@ -437,6 +477,8 @@ static void call_answer(struct bps_client *client, struct client_call *call,
 	} else if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_DECLARED) {
 		call->answer.key = message->declared->key;
 		call->answer.part_bytes = message->declared->part_bytes;
+	} else if (!status && message->body_case == BPS__CONTROL__MESSAGE__BODY_STATUS_REPLY) {
+		call_take_status(call->answer.status, message->status_reply);
 	}
 	call_finish(client, call, status, text);
 }
@@ -504,7 +546,10 @@ bool call_receive(struct bps_client *client)
 			break;
 		changed = true;
 		if (r == FRAME_E_EOF && !reset) {
-			/* A reset hides what the daemon said before: it is reported once, ahead of that. */
+			/*
+			 * A reset hides what the daemon said before: it is reported once, ahead of
+			 * that.
+			 */
 			reset = true;
 		} else if (r == FRAME_E_EOF) {
 			session_lost(client);

@@ -16,7 +16,8 @@
 #define SOCKET_USER   "bps/bps.sock" /* below $XDG_RUNTIME_DIR */
 #define LEAVE_NS      (10 * INT64_C(1000000000))
 
-#define STAGING_ARENA_MIN (UINT64_C(64) << 20) /* of address space: untouched pages cost nothing */
+#define STAGING_ARENA_MIN \
+	(UINT64_C(4) << 20) /* all of it is memory: a rank that stages little takes no more */
 
 #define ASSERT_SAME(a, b) static_assert((int)(a) == (int)(b), "bps.h repeats proto/types.h")
 ASSERT_SAME(BPS_FLOAT64, DTYPE_FLOAT64);

@@ -76,7 +76,8 @@ struct client_call {
 		uint64_t gpu_roots;
 		int64_t request_timeout_ms;
 		uint64_t key;
-		uint32_t part_bytes; /* of terms or of a tensor */
+		uint32_t part_bytes;	   /* of terms or of a tensor */
+		struct bps_status *status; /* set after it is sent: to be filled in */
 	} answer;
 };
 
@@ -312,6 +313,7 @@ struct bps_client {
 	TAILQ_HEAD(, client_packet) outbox;
 	uint64_t n_packets, n_packets_sent;
 
+	struct client_call asked; /* Status */
 	struct job job;
 	uint32_t next_tensor;
 	LIST_HEAD(, bps_tensor) tensors[CLIENT_NAME_BUCKETS];
@@ -464,6 +466,7 @@ int call_resume(struct bps_client *client);
 int call_leave(struct bps_client *client);
 int call_regroup(struct bps_client *client);
 int call_share(struct bps_client *client, struct bps_memory *memory);
+int call_status(struct bps_client *client, struct bps_status *ret);
 int call_unshare(struct bps_client *client, struct client_call *call, uint32_t number);
 int call_declare(struct bps_client *client, struct client_call *call,
 		 const struct bps_tensor *tensor);

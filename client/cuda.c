@@ -44,7 +44,7 @@ int cuda_open(struct bps_client *client)
 	return 0;
 }
 
-/* -- Pointers ---------------------------------------------------------------------------------------------------------- */
+/* -- Pointers ---------------------------------------------------------------------------------- */
 
 static CUdevice device_of_current(const struct cuda *api)
 {
@@ -68,8 +68,8 @@ static CUcontext context_primary(const struct cuda *api, CUdevice device)
 }
 
 /*
- * Of the stream, if it is one that somebody made. The default streams are those of the memory's context; memory that was
- * mapped (cuMemMap) has none.
+ * Of the stream, if it is one that somebody made. The default streams are those of the memory's
+ * context; memory that was mapped (cuMemMap) has none.
  */
 static CUcontext place_context(const struct cuda *api, CUstream stream, CUcontext context,
 			       CUdevice device)
@@ -89,7 +89,10 @@ static CUcontext place_context(const struct cuda *api, CUstream stream, CUcontex
 /* How it may be exported, if at all. */
 static enum memory_kind place_kind(const struct cuda *api, CUdeviceptr ptr, bool managed)
 {
-	/* Some booleans of the driver's are of one byte, some of four: whatever it is, here is room, and the rest stays 0. */
+	/*
+	 * Some booleans of the driver's are of one byte, some of four: whatever it is, here is
+	 * room, and the rest stays 0.
+	 */
 	uint64_t types = 0, capable = 0;
 
 	if (managed)
@@ -151,7 +154,10 @@ int cuda_look(const struct cuda *api, const void *data, uint64_t len, const char
 				 what, ordinal);
 
 	place.kind = place_kind(api, ptr, managed);
-	/* An allocation may have several pieces, which lie side by side; of these there are no whole exports. */
+	/*
+	 * An allocation may have several pieces, which lie side by side; of these there are no
+	 * whole exports.
+	 */
 	if (place.kind != MEMORY_MEMFD &&
 	    (!place_range(api, &place, ptr) || len > place.len - (ptr - place.base)))
 		place.kind = MEMORY_MEMFD;
@@ -162,7 +168,7 @@ int cuda_look(const struct cuda *api, const void *data, uint64_t len, const char
 	return 0;
 }
 
-/* -- Devices ----------------------------------------------------------------------------------------------------------- */
+/* -- Devices ----------------------------------------------------------------------------------- */
 
 static int device_init(const struct cuda *api, struct cuda_device *device)
 {
@@ -212,7 +218,7 @@ int cuda_device_get(struct bps_client *client, const struct cuda_place *place,
 	return 0;
 }
 
-/* -- Exports ------------------------------------------------------------------------------------------------------------ */
+/* -- Exports ----------------------------------------------------------------------------------- */
 
 static unsigned export_bucket(CUdeviceptr base)
 {
@@ -313,7 +319,10 @@ static CUresult export_handle(const struct cuda *api, struct bps_memory *memory)
 	return result;
 }
 
-/* Shares what has its handle. The descriptor is for this once: the job ends with the daemon's process. (locked, may wait) */
+/*
+ * Shares what has its handle. The descriptor is for this once: the job ends with the daemon's
+ * process. (locked, may wait)
+ */
 static int device_memory_share(struct bps_memory *memory)
 {
 	struct cuda_state *state = memory->client->cuda;
@@ -327,8 +336,8 @@ static int device_memory_share(struct bps_memory *memory)
 }
 
 /*
- * The export of a place, used once more. 0 and memory, or 0 and NULL: it cannot be, and the text says why. (locked, may
- * wait)
+ * The export of a place, used once more. 0 and memory, or 0 and NULL: it cannot be, and the text
+ * says why. (locked, may wait)
  */
 static int export_get(struct bps_client *client, struct cuda_device *device,
 		      const struct cuda_place *place, struct bps_memory **ret_memory)
@@ -385,7 +394,7 @@ static int export_get(struct bps_client *client, struct cuda_device *device,
 	return 0;
 }
 
-/* -- Arenas -------------------------------------------------------------------------------------------------------------- */
+/* -- Arenas ------------------------------------------------------------------------------------ */
 
 /* By cuMemCreate(): may be exported as a descriptor, and be freed though the daemon has it. */
 static CUresult arena_map(const struct cuda *api, CUdevice device, size_t len,
@@ -484,7 +493,10 @@ int cuda_arena_new(struct bps_client *client, struct cuda_device *device, size_t
 	int fd, r;
 
 	len = align_up(len, ARENA_ALIGN);
-	/* cuMemAlloc() may wait for the device, and that for what another thread of the caller's is about to submit. */
+	/*
+	 * cuMemAlloc() may wait for the device, and that for what another thread of the caller's is
+	 * about to submit.
+	 */
 	client_unlock(client);
 	r = arena_allocate(api, device, len, &base, &fd, &handle);
 	client_lock(client);
@@ -537,7 +549,7 @@ void cuda_memory_free(struct bps_memory *memory)
 	memory_of_device_free(memory);
 }
 
-/* -- Finding ---------------------------------------------------------------------------------------------------------------- */
+/* -- Finding ----------------------------------------------------------------------------------- */
 
 /* Positive: the host way is left. (locked, may wait) */
 static int find_on_device(struct bps_client *client, struct cuda_use *use,
@@ -586,7 +598,7 @@ int cuda_find(struct bps_client *client, struct cuda_use *use, const struct cuda
 	return staging_alloc(client, &client->staging, len, ret_range);
 }
 
-/* -- The end --------------------------------------------------------------------------------------------------------------- */
+/* -- The end ----------------------------------------------------------------------------------- */
 
 void cuda_leave(struct bps_client *client)
 {
@@ -610,7 +622,10 @@ void cuda_leave(struct bps_client *client)
 /* Of clients that were closed while streams were to come to something of theirs. */
 static SLIST_HEAD(, cuda_state) states_kept = SLIST_HEAD_INITIALIZER(states_kept);
 
-/* True when nothing lingers. All requests have ended, so streams go on, unless the caller's own hold them up. */
+/*
+ * True when nothing lingers. All requests have ended, so streams go on, unless the caller's own
+ * hold them up.
+ */
 static bool linger(struct bps_client *client)
 {
 	int64_t deadline_ns = client_now_ns() + LINGER_NS;

@@ -7,7 +7,7 @@
 #include <stdio.h>
 #include <sys/mman.h>
 
-/* -- Flags -------------------------------------------------------------------------------------------------------------- */
+/* -- Flags ------------------------------------------------------------------------------------- */
 
 struct cuda_flags *flags_map(int fd)
 {
@@ -29,8 +29,9 @@ struct cuda_flags *flags_map(int fd)
 }
 
 /*
- * A stream that waits may come to a flag long after everybody else is done with it, nothing tells when, and the driver may
- * make who unregisters memory wait for every stream. So what was registered stays: some pages for each session.
+ * A stream that waits may come to a flag long after everybody else is done with it, nothing tells
+ * when, and the driver may make who unregisters memory wait for every stream. So what was
+ * registered stays: some pages for each session.
  */
 static SLIST_HEAD(, cuda_flags) flags_kept = SLIST_HEAD_INITIALIZER(flags_kept);
 
@@ -82,7 +83,7 @@ static CUdeviceptr flag_address(const struct cuda_use *use, size_t member)
 	       (CUdeviceptr)((const char *)use->flag - (const char *)use->flags->slots) + member;
 }
 
-/* -- A use's beginning --------------------------------------------------------------------------------------------------- */
+/* -- A use's beginning ------------------------------------------------------------------------- */
 
 /* Why memory of CUDA cannot be handed over at all; NULL: it can. (locked, may wait) */
 static const char *host_way(struct bps_client *client, CUcontext context)
@@ -145,7 +146,9 @@ void cuda_use_slot(struct bps_request *request)
 	request->ticket = ++client->next_ticket;
 	use->ticket = (uint32_t)request->ticket;
 	use->flag = &use->flags->slots[request->slot];
-	/* Whatever the slot was used for last: never so far back that it looks as if it were ahead. */
+	/*
+	 * Whatever the slot was used for last: never so far back that it looks as if it were ahead.
+	 */
 	atomic_store_explicit(&use->flag->ready, use->ticket - 1, memory_order_relaxed);
 	atomic_store_explicit(&use->flag->done, use->ticket - 1, memory_order_relaxed);
 }
@@ -218,7 +221,7 @@ int cuda_begin(struct bps_request *request, const void *from, void *to, uint64_t
 	return r;
 }
 
-/* -- Its end ----------------------------------------------------------------------------------------------------------------- */
+/* -- Its end ----------------------------------------------------------------------------------- */
 
 static bool use_has_begun(const struct cuda_use *use)
 {
@@ -337,7 +340,7 @@ int cuda_copy(const struct bps_request *request)
 	return result ? cuda_error(api, result, "copying the result to its CUDA device") : 0;
 }
 
-/* -- Streams that wait ---------------------------------------------------------------------------------------------------- */
+/* -- Streams that wait ------------------------------------------------------------------------- */
 
 static bool is_special(CUstream stream)
 {
@@ -345,8 +348,9 @@ static bool is_special(CUstream stream)
 }
 
 /*
- * What a stream has to do before it may use the output. range: where the result is, if it is to be copied, and NULL if it
- * is there, or another stream copies it, which is seen by `copied`. Without the mutex.
+ * What a stream has to do before it may use the output. range: where the result is, if it is to be
+ * copied, and NULL if it is there, or another stream copies it, which is seen by `copied`. Without
+ * the mutex.
  */
 static CUresult enqueue_wait(const struct cuda *api, const struct cuda_use *use, CUstream stream,
 			     const struct bps_request *request, const struct staging_range *range,

@@ -17,7 +17,10 @@ int error_set(int error, const char *format, ...)
 {
 	va_list args;
 
-	/* One that says the same each time, as that of a full ring, which a trainer may meet thousands of times in a step. */
+	/*
+	 * One that says the same each time, as that of a full ring, which a trainer may meet
+	 * thousands of times in a step.
+	 */
 	if (!strchr(format, '%')) {
 		(void)stpncpy(error_text, format, ERROR_TEXT_MAX);
 		return error;

@@ -152,7 +152,10 @@ static void job_close_ledger(struct job *job)
 	client_fork_unlock();
 }
 
-/* Others on this node had been told of the next run by the daemon that has gone: this is what Regroup would have been answered. */
+/*
+ * Others on this node had been told of the next run by the daemon that has gone: this is what
+ * Regroup would have been answered.
+ */
 static bool job_has_regrouped(const struct job *job, const struct client_call *call)
 {
 	return !call->status && job->state == JOB_JOINED && job->regroup.pending &&
@@ -304,7 +307,10 @@ _public_ int bps_client_join(struct bps_client *client, const struct bps_join_pa
 	tensor_drop_all(client);
 	cuda_leave(client);
 	job_set(job, &params);
-	/* The daemon keeps the deadline and knows who is missing; beyond it, it is the daemon that is missing. */
+	/*
+	 * The daemon keeps the deadline and knows who is missing; beyond it, it is the daemon that
+	 * is missing.
+	 */
 	if (MUL_OVERFLOW(params.timeout_ms, INT64_C(1000000), &job->join.timeout_ns) ||
 	    ADD_OVERFLOW(job->join.timeout_ns, CLIENT_ANSWER_NS, &job->join.timeout_ns))
 		job->join.timeout_ns = CLIENT_FOREVER;
@@ -404,7 +410,9 @@ int job_leave(struct bps_client *client, int64_t deadline_ns)
 		return error_set(-ENOTCONN, "this client is in no job");
 	}
 
-	/* The daemon ends them; the memory of a request that it has not ended is not the caller's. */
+	/*
+	 * The daemon ends them; the memory of a request that it has not ended is not the caller's.
+	 */
 	deadline_ns = MIN(deadline_ns, client_now_ns() + CLIENT_ANSWER_NS);
 	while (client->n_posted && !client->failure) {
 		if (client_now_ns() >= deadline_ns)
@@ -460,6 +468,30 @@ _public_ int bps_client_regroup(struct bps_client *client)
 		job->regroup.timeout_ns = CLIENT_FOREVER;
 	r = call_regroup(client);
 	return r ?: call_wait(client, &job->regroup, CLIENT_FOREVER);
+}
+
+_public_ int bps_client_status(struct bps_client *client, struct bps_status *ret)
+{
+	struct bps_status status;
+	int r = client_check(client);
+	if (r)
+		return r;
+	if (!ret || !ret->size)
+		return error_set(-EINVAL, "no struct bps_status, or its size is not set");
+
+	CLIENT_LOCKED(client);
+	(void)client_progress(client);
+	if (client->asked.pending)
+		return error_set(-EBUSY, "another thread asks");
+	client->asked = (struct client_call){ 0 };
+	r = call_status(client, &status);
+	if (!r)
+		r = call_wait(client, &client->asked, CLIENT_FOREVER);
+	if (r)
+		return r;
+	status.size = MIN(ret->size, sizeof(status));
+	memcpy(ret, &status, status.size);
+	return 0;
 }
 
 static int job_number(const struct bps_client *constant, size_t offset)

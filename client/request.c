@@ -101,7 +101,10 @@ static void request_release_outputs(struct bps_request *request)
 		request->output_rows_range = staging_free(request->output_rows_range);
 }
 
-/* True when it was the client's last: then the reference that requests have is the caller's to give back. */
+/*
+ * True when it was the client's last: then the reference that requests have is the caller's to give
+ * back.
+ */
 static bool request_put(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
@@ -139,7 +142,10 @@ int request_find_slot(struct bps_client *client)
 	if (likely(client->n_slots_free))
 		return 0;
 	(void)client_glance(client);
-	/* Most who find none wait for one, and hear all that there is to hear there; who only tries again does so now and then. */
+	/*
+	 * Most who find none wait for one, and hear all that there is to hear there; who only tries
+	 * again does so now and then.
+	 */
 	if (!client->n_slots_free && !(++client->n_full % CLIENT_FULL_LOOK))
 		(void)client_progress(client);
 	if (!client->n_slots_free)
@@ -191,7 +197,10 @@ static void request_wake_daemon(const struct bps_client *client)
 		(void)!write(client->daemon_event, &one, sizeof(one));
 }
 
-/* Where the next is written, and the tensor that came behind this one the last time, as it will again. */
+/*
+ * Where the next is written, and the tensor that came behind this one the last time, as it will
+ * again.
+ */
 static _fetches_ void request_fetch_next(struct bps_client *client, struct bps_tensor *tensor)
 {
 	struct bps_tensor *before = client->submitted;
@@ -409,7 +418,10 @@ static inline struct bps_request *request_of(const struct bps_client *client, ui
 	return slot < SHM_SLOTS ? client->of_slot[slot] : NULL;
 }
 
-/* What it takes to look at the requests to come and to end them, the nearer the more: each has what the one before it led to. */
+/*
+ * What it takes to look at the requests to come and to end them, the nearer the more: each has what
+ * the one before it led to.
+ */
 static _fetches_ void harvest_fetch(const struct bps_client *client, int64_t n_left, uint64_t n)
 {
 	const struct shm_header *header = client->shm;
@@ -459,7 +471,10 @@ bool request_harvest(struct bps_client *client, bool last)
 	if (!client->n_posted || client->session.state != SESSION_READY)
 		return false;
 
-	/* A hint where to stop. Slots are done before they are counted, so there may be one more than it says. */
+	/*
+	 * A hint where to stop. Slots are done before they are counted, so there may be one more
+	 * than it says.
+	 */
 	completions = atomic_load_explicit(&header->completions, memory_order_acquire);
 	if (client->ordered && !last)
 		return harvest_in_order(client, completions);
@@ -519,12 +534,18 @@ void request_copy_all(struct bps_client *client)
 		request_copy(request);
 }
 
-/* Brings it as far as it gets without waiting for the daemon. True when it is complete. (locked, may wait) */
+/*
+ * Brings it as far as it gets without waiting for the daemon. True when it is complete. (locked,
+ * may wait)
+ */
 static bool request_advance(struct bps_request *request)
 {
 	struct bps_client *client = request->client;
 
-	/* Where one has ended so have others, which are waited for next: all at once, what they take can be fetched. */
+	/*
+	 * Where one has ended so have others, which are waited for next: all at once, what they
+	 * take can be fetched.
+	 */
 	if (request->state == REQUEST_POSTED && request_look(request) &&
 	    request_harvest(client, false))
 		client_tell(client);

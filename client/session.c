@@ -320,6 +320,8 @@ static int session_ready(struct bps_client *client)
 		r = call_leave(client);
 	if (!r && client->job.regroup.pending && job_is_held(client))
 		r = call_regroup(client);
+	if (!r && client->asked.pending)
+		r = call_status(client, client->asked.answer.status);
 	return r;
 }
 

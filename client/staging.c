@@ -5,7 +5,9 @@
  */
 #include "cuda.h"
 
-#define STAGING_KEEP 4 /* an arena this many times larger than what was needed goes */
+#define STAGING_KEEP 4 /* an arena this many times larger than what was needed goes, */
+#define STAGING_STAYS \
+	(UINT64_C(64) << 20) /* if it is larger than this: making it again would cost more */
 
 void staging_init(struct staging *staging, uint64_t arena_min, struct cuda_device *device)
 {
@@ -162,7 +164,7 @@ static void staging_trim(struct staging *staging)
 		while ((next = TAILQ_NEXT(arena, link)))
 			arena_free(next);
 	}
-	if (arena->memory->len > staging->arena_min && arena->memory->len / STAGING_KEEP > needed)
+	if (arena->memory->len > STAGING_STAYS && arena->memory->len / STAGING_KEEP > needed)
 		arena_free(arena);
 }
 

@@ -323,6 +323,8 @@ static int plan_check_kind(struct plan *plan)
 		return plan_refuse(plan, "it has no counts");
 	if (!rows && (p->width || p->input_rows || p->output_rows))
 		return plan_refuse(plan, "it has no rows");
+	if (rows && p->ordinal)
+		return plan_refuse(plan, "it has no ordinal");
 	if (p->receive_counts && p->operation != BPS_ALL_TO_ALL)
 		return plan_refuse(plan, "it has no receive_counts");
 	if (p->memory != BPS_MEMORY_HOST && p->memory != BPS_MEMORY_CUDA)
@@ -601,7 +603,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		.output_count = plan->output_count,
 		.counts_offset = counts.offset,
 		.timeout_ms = (uint64_t)p->timeout_ms,
-		.width = p->width,
+		.ordinal = p->operation == BPS_PUSH_PULL_ROWS ? p->width : p->ordinal,
 		.input_rows_offset = input_rows.offset,
 		.output_rows_offset = output_rows.offset,
 		.input_rows_buffer = input_rows.buffer,

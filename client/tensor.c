@@ -109,7 +109,10 @@ int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint
 	int r;
 
 	tensor = tensor_find(client, name);
-	/* A trainer may declare thousands before it waits for anything: the answers must not pile up. */
+	/*
+	 * A trainer may declare thousands before it waits for anything: the answers must not pile
+	 * up.
+	 */
 	if (!tensor)
 		(void)client_progress(client);
 	r = client_failed(client);
@@ -170,7 +173,10 @@ uint64_t tensor_failed(const struct bps_tensor *tensor)
 
 	if (!beyond)
 		return tensor->failed;
-	/* What was shifted out is not known any more, and is the past of others too: it counts as failed. */
+	/*
+	 * What was shifted out is not known any more, and is the past of others too: it counts as
+	 * failed.
+	 */
 	return beyond < 64 ? tensor->failed >> beyond | ~(UINT64_MAX >> beyond) : UINT64_MAX;
 }
 

@@ -65,8 +65,8 @@ void client_arm(struct bps_client *client, enum shm_armed how)
 }
 
 /*
- * For a nap, which is short. Who waits for one of thousands is woken for it, and for a part of them that is worth it: they give
- * back slots. Others who wait are woken by him, so then it is for any.
+ * For a nap, which is short. Who waits for one of thousands is woken for it, and for a part of them
+ * that is worth it: they give back slots. Others who wait are woken by him, so then it is for any.
  */
 static void client_arm_for(struct bps_client *client, const struct bps_request *request)
 {
@@ -151,9 +151,9 @@ enum { LOOK_SOCKET = 1, LOOK_DAEMON = 2, LOOK_THREADS = 4 };
 #define LOOK_WAKEUPS (LOOK_DAEMON | LOOK_THREADS)
 
 /*
- * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep; -1 leaves that as it is.
- * Who takes the wake-ups is who was to be woken: while there is a leader they are for him alone; it may be another thread
- * that wakes him.
+ * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep; -1
+ * leaves that as it is. Who takes the wake-ups is who was to be woken: while there is a leader they
+ * are for him alone; it may be another thread that wakes him.
  */
 static bool client_look(struct bps_client *client, int arm, unsigned what)
 {
@@ -185,7 +185,9 @@ static bool client_look(struct bps_client *client, int arm, unsigned what)
 	return changed || client->failure;
 }
 
-/* For a look by who is not the leader. He has armed as he likes, and may sleep already: that stays. */
+/*
+ * For a look by who is not the leader. He has armed as he likes, and may sleep already: that stays.
+ */
 static int arm_of_others(const struct bps_client *client)
 {
 	if (client->fd_used)
@@ -221,7 +223,10 @@ bool client_glance(struct bps_client *client)
 	return client_progress_by(client, 0);
 }
 
-/* Before a sleep nothing need be read that would end it: only what that is for, if somebody waits for a packet. */
+/*
+ * Before a sleep nothing need be read that would end it: only what that is for, if somebody waits
+ * for a packet.
+ */
 static unsigned look_before_sleep(const struct bps_client *client)
 {
 	if (client->session.state != SESSION_READY)
@@ -230,8 +235,8 @@ static unsigned look_before_sleep(const struct bps_client *client)
 }
 
 /*
- * Whether the leader may sleep on trainer_armed: only for what the daemon says there. Who waits for longer is to hear his
- * socket as well, and sleeps on descriptors.
+ * Whether the leader may sleep on trainer_armed: only for what the daemon says there. Who waits for
+ * longer is to hear his socket as well, and sleeps on descriptors.
  */
 static bool may_nap(const struct bps_client *client)
 {
@@ -243,7 +248,10 @@ static bool may_nap(const struct bps_client *client)
 /* Returns what there is to look at. */
 static unsigned client_nap(struct bps_client *client, int64_t deadline_ns)
 {
-	/* It may be unmapped meanwhile: the word is left alone then, and the sleep ends at once or as it would. */
+	/*
+	 * It may be unmapped meanwhile: the word is left alone then, and the sleep ends at once or
+	 * as it would.
+	 */
 	struct shm_header *header = client->shm;
 	struct timespec timeout = { .tv_nsec = CLIENT_NAP_NS };
 	int r;
@@ -270,7 +278,10 @@ static unsigned client_sleep(struct bps_client *client, int64_t deadline_ns)
 	struct timespec timeout, *timeoutp = NULL;
 	unsigned what = 0;
 	int r;
-	/* Another thread may lose the daemon meanwhile and close the first two: it wakes us by the third. */
+	/*
+	 * Another thread may lose the daemon meanwhile and close the first two: it wakes us by the
+	 * third.
+	 */
 	struct pollfd fds[3] = {
 		{ .fd = client->socket, .events = POLLIN },
 		{ .fd = client->trainer_event, .events = POLLIN },
@@ -332,7 +343,10 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 		/* The daemon's threads, and who else has work, come first. */
 		(void)sched_yield();
 		client_lock(client);
-		/* Not behind done(), which may copy a result: that is no time in which others had the processor. */
+		/*
+		 * Not behind done(), which may copy a result: that is no time in which others had
+		 * the processor.
+		 */
 		now_ns = client_now_ns();
 		paid = done(request);
 	}
@@ -385,7 +399,10 @@ _public_ int bps_client_fd(struct bps_client *client)
 	CLIENT_LOCKED(client);
 	if (!client->fd_used) {
 		client->fd_used = true;
-		/* What came before nobody was told of. The leader sleeps on descriptors from now on. */
+		/*
+		 * What came before nobody was told of. The leader sleeps on descriptors from now
+		 * on.
+		 */
 		(void)client_rouse(client);
 		if (!client->failure)
 			client_arm(client, SHM_ARMED);

@@ -11,7 +11,10 @@
 enum option_type { TYPE_string, TYPE_choice, TYPE_u32, TYPE_size, TYPE_time, TYPE_rate };
 enum option_when { START, LIVE };
 
-/* A row of the table. Numbers and words share the columns: a choice has its words where a number has its minimum. */
+/*
+ * A row of the table. Numbers and words share the columns: a choice has its words where a number
+ * has its minimum.
+ */
 struct option {
 	const char *name;
 	enum option_type type;

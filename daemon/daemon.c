@@ -3,6 +3,7 @@
  * and takes them down in the reverse order; drains before. main.c owns the one struct daemon.
  */
 #include "daemon.h"
+#include "base/allowed.h"
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/log.h"
@@ -10,8 +11,10 @@
 #include "reduce/reduce.h"
 #include <fcntl.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 
 #define KEY_FILE_MAX 4096
+#define ADDRESSES    (UINT64_C(1) << 46) /* for memory of trainers: half of what x86-64 has */
 #define LOCAL_PART_BYTES \
 	(128u << 10) /* of jobs that need no server, unless part_size says otherwise */
 #define DRAIN_INTERVAL_NS \
@@ -28,8 +31,9 @@ static unsigned n_data_threads(const struct config *config)
 }
 
 /*
- * Where the control thread owns the data connections, a part that has just come in is in the cache of its core, and cores are
- * few: to wake another thread for it takes longer than to sum or copy it.
+ * Where the control thread owns the data connections, a part that has just come in is in the cache
+ * of its core, and cores are few: to wake another thread for it takes longer than to sum or copy
+ * it.
  */
 static uint64_t remote_inline_bytes(const struct config *config)
 {
@@ -131,6 +135,17 @@ static const struct view_member *own_member(const struct daemon *daemon)
 	return NULL;
 }
 
+/*
+ * What the cgroup or the machine has beside what the daemon takes when it holds nothing for
+ * anybody.
+ */
+static uint64_t memory_for_others(const struct config *config)
+{
+	uint64_t all = allowed_memory() / 4 * 3;
+
+	return config->memory ?: all - MIN(config->block_cache, all / 3);
+}
+
 static int open_transport(struct daemon *daemon, int listen_fd, const char *listen)
 {
 	const struct config *config = daemon->config;
@@ -152,7 +167,7 @@ static int open_transport(struct daemon *daemon, int listen_fd, const char *list
 		.max_connections = config->max_connections,
 		.handshake_timeout_ms = config->hello_timeout,
 		.peer_timeout_ms = config->peer_timeout,
-		.quota_bytes = config->peer_quota,
+		.quota_bytes = MIN(config->peer_quota, memory_for_others(config)),
 		.checksums = transport_checksums(config),
 		.probes = is_link_known ? TRANSPORT_PROBES_OFF : TRANSPORT_PROBES_AUTO,
 		.congestion = config->congestion,
@@ -174,12 +189,13 @@ static int open_server(struct daemon *daemon)
 	const struct config *config = daemon->config;
 	struct server_params params = {
 		.loop = daemon->loop,
+		.accounts = &daemon->accounts,
 		.pool = daemon->pool,
 		.blocks = daemon->blocks,
 		.transport = daemon->transport,
 		.part_bytes = (uint32_t)config->part_size,
 		.inline_bytes = remote_inline_bytes(config),
-		.job_quota_bytes = config->job_quota,
+		.job_quota_bytes = MIN(config->job_quota, memory_for_others(config)),
 		.max_jobs = config->max_jobs,
 		.max_tensors = config->max_tensors,
 		.view_of = view_of,
@@ -283,11 +299,13 @@ static int open_control(struct daemon *daemon)
 	const struct config *config = daemon->config;
 	struct control_params params = {
 		.loop = daemon->loop,
+		.accounts = &daemon->accounts,
 		.pipeline = daemon->pipeline,
 		.socket_path = config->socket,
 		.listen_fd = TAKE_FD(daemon->params.fds.control),
 		.group = text_or_null(config->group),
 		.node = daemon->node,
+		.cluster = config->cluster,
 		.id = daemon->id,
 		.max_sessions = config->max_sessions,
 		.max_sessions_per_uid = config->max_sessions_per_user,
@@ -341,7 +359,9 @@ static int open_line(struct daemon *daemon, struct failure *failure)
 		if (r)
 			return failure_set(failure, r, "pipeline: %s", strerror(-r));
 	}
-	/* A socket that was handed over is open in any case: whoever connects is to hear something. */
+	/*
+	 * A socket that was handed over is open in any case: whoever connects is to hear something.
+	 */
 	if ((daemon->roles & ROLE_AGENT) || daemon->params.fds.control >= 0) {
 		r = open_control(daemon);
 		if (r)
@@ -427,6 +447,7 @@ static int open_cluster(struct daemon *daemon)
 		.bandwidth_mbps = (uint32_t)config->bandwidth,
 		.is_self = true,
 	};
+	memcpy(params.secret, daemon->secret, sizeof(params.secret));
 	(void)snprintf(params.self.name, sizeof(params.self.name), "%s", daemon->node);
 	(void)snprintf(params.self.address, sizeof(params.self.address), "%s", config->address);
 	return error_trace(cluster_new(&params, &daemon->cluster));
@@ -445,14 +466,16 @@ static int open_admin(struct daemon *daemon, struct failure *failure)
 		return failure_set(failure, r, "admin: %s", strerror(-r));
 	}
 	if (fd >= 0 || *config->admin_socket) {
-		r = rpc_listen_unix(daemon->rpc, config->admin_socket, fd, failure);
+		r = rpc_listen_unix(daemon->rpc, config->admin_socket, config->admin_group, fd,
+				    failure);
 		if (r)
 			return error_trace(r);
 	}
 	if (!*config->admin_listen)
 		return 0;
-	return error_trace(rpc_listen(daemon->rpc, config->admin_listen, *tls.ca ? &tls : NULL,
-				      &port, failure));
+	return error_trace(rpc_listen(daemon->rpc, config->admin_listen,
+				      *tls.ca ? RPC_DOOR_OPERATORS : RPC_DOOR_PUBLIC,
+				      *tls.ca ? &tls : NULL, &port, failure));
 }
 
 /* The key of the cluster: the bytes of a file, less a final newline. */
@@ -497,6 +520,31 @@ static int choose_kernel(const struct config *config, struct failure *failure)
 	return 0;
 }
 
+/* Descriptors that are left to connections between daemons, and to the daemon itself. */
+static uint64_t descriptors_for_trainers(void)
+{
+	struct rlimit limit;
+
+	return getrlimit(RLIMIT_NOFILE, &limit) ? UINT64_MAX : limit.rlim_cur / 4 * 3;
+}
+
+static void open_accounts(struct daemon *daemon)
+{
+	const struct config *config = daemon->config;
+
+	accounts_init(&daemon->accounts,
+		      &(struct accounts_params){
+			      .share = config->user_share,
+			      .limits = {
+				      [ACCOUNT_MEMORY] = memory_for_others(config),
+				      [ACCOUNT_MAPPED] = ADDRESSES,
+				      [ACCOUNT_MAPPINGS] = allowed_mappings() / 4 * 3,
+				      [ACCOUNT_DESCRIPTORS] = descriptors_for_trainers(),
+				      [ACCOUNT_JOBS] = config->max_jobs,
+			      },
+		      });
+}
+
 int daemon_new(const struct daemon_params *params, struct daemon **ret_daemon)
 {
 	_cleanup_(daemon_freep) struct daemon *daemon = calloc(1, sizeof(*daemon));
@@ -506,15 +554,18 @@ int daemon_new(const struct daemon_params *params, struct daemon **ret_daemon)
 		return error_origin(-ENOMEM);
 	daemon->params = *params;
 	daemon->config = params->config;
+	open_accounts(daemon);
 	daemon->loop = params->loop;
 	daemon->roles =
 		*config->roles ? config_parse_roles(config->roles) : ROLE_AGENT | ROLE_SERVER;
 	if (*config->coordinator_listen)
 		daemon->roles |= ROLE_COORDINATOR;
 	daemon->started_ns = clock_now_ns();
-	if (getrandom(&daemon->id, sizeof(daemon->id), 0) != sizeof(daemon->id))
+	if (getrandom(daemon->secret, sizeof(daemon->secret), 0) != sizeof(daemon->secret))
 		return error_origin(-errno);
-	daemon->id |= 1; /* 0 means "unknown" */
+	daemon->id = member_id(daemon->secret);
+	if (!daemon->id)
+		return error_origin(-ENOMEM);
 	if (*config->node)
 		(void)snprintf(daemon->node, sizeof(daemon->node), "%s", config->node);
 	else if (gethostname(daemon->node, sizeof(daemon->node) - 1))
@@ -592,7 +643,10 @@ static void drain_by(struct daemon *daemon, void (*expired)(struct loop_timer *t
 		on_drain_timer(&daemon->drain_timer);
 }
 
-/* What ranks had said before the signal came, that they leave above all, is read in this turn, after its timers. */
+/*
+ * What ranks had said before the signal came, that they leave above all, is read in this turn,
+ * after its timers.
+ */
 static void on_drain_begun(struct loop_timer *timer)
 {
 	drain_by(container_of(timer, struct daemon, drain_timer), on_drain_timer);
@@ -644,8 +698,8 @@ struct daemon *daemon_free(struct daemon *daemon)
 		return NULL;
 	loop_timer_cancel(&daemon->drain_timer);
 	/*
-	 * Jobs that can be resumed are left as they are. Their trainers see us go when nothing of ours touches their memory any
-	 * more: the next daemon may be there already.
+	 * Jobs that can be resumed are left as they are. Their trainers see us go when nothing of
+	 * ours touches their memory any more: the next daemon may be there already.
 	 */
 	if (daemon->control)
 		control_freeze(daemon->control);
@@ -656,12 +710,18 @@ struct daemon *daemon_free(struct daemon *daemon)
 		;
 	if (daemon->pipeline)
 		pipeline_close(daemon->pipeline);
-	/* Workers are killed, so that nothing of theirs touches trainers' memory, and what they had ends. */
+	/*
+	 * Workers are killed, so that nothing of theirs touches trainers' memory, and what they had
+	 * ends.
+	 */
 	if (daemon->gpu)
 		gpu_close(daemon->gpu);
 	if (daemon->server)
 		server_close(daemon->server);
-	/* Sums read memory that calls within this process have lent; closing the transport gives it back. */
+	/*
+	 * Sums read memory that calls within this process have lent; closing the transport gives it
+	 * back.
+	 */
 	while (daemon->pool && pool_pending(daemon->pool) && !loop_turn(daemon->loop, -1))
 		;
 	if (daemon->transport)
@@ -683,6 +743,7 @@ struct daemon *daemon_free(struct daemon *daemon)
 	admin_free(daemon->admin);
 	rpc_free(daemon->rpc);
 	block_cache_free(daemon->blocks);
+	accounts_done(&daemon->accounts);
 	fd_close(daemon->params.fds.control);
 	fd_close(daemon->params.fds.admin);
 	fd_close(daemon->params.fds.data);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "admin/admin.h"
+#include "base/account.h"
 #include "base/block.h"
 #include "base/pool.h"
 #include "cluster/cluster.h"
@@ -16,10 +17,13 @@ struct daemon {
 	struct daemon_params params;
 	struct config *config;
 	struct loop *loop;
-	uint64_t id; /* random, of this process */
+	uint64_t id;			   /* of this process, a digest of: */
+	uint8_t secret[MEMBER_SECRET_LEN]; /* random */
 	char node[64];
 	unsigned roles;
 	uint64_t started_ns;
+
+	struct accounts accounts; /* what is held for whom: outlives what follows */
 
 	/* In the order in which they are made. */
 	struct block_cache *blocks;

@@ -6,6 +6,7 @@
 #include "base/clock.h"
 #include "base/crash.h"
 #include "base/log.h"
+#include "base/porter.h"
 #include "config.h"
 #include "daemon.h"
 #include "gpu/gpu.h"
@@ -92,7 +93,10 @@ static const char *option_value(int argc, char **argv, int *at, const char *name
 	return argv[++*at];
 }
 
-/* Command line over what the file says. Arguments that are no table option were dealt with by special_argument(). */
+/*
+ * Command line over what the file says. Arguments that are no table option were dealt with by
+ * special_argument().
+ */
 static int set_from_arguments(struct config *config, int argc, char **argv, struct failure *failure)
 {
 	for (int i = 1; i < argc; i++) {
@@ -222,7 +226,10 @@ static void on_signal(struct loop_source *source, uint32_t events)
 		return;
 	}
 	log_info("stop: asked by signal %u from pid %u", info.ssi_signo, info.ssi_pid);
-	/* However long TimeoutStopSec= is: drain_timeout is to be had, and time to end in order after it. */
+	/*
+	 * However long TimeoutStopSec= is: drain_timeout is to be had, and time to end in order
+	 * after it.
+	 */
 	(void)sd_notifyf(0, "STOPPING=1\nEXTEND_TIMEOUT_USEC=%llu",
 			 process->config.drain_timeout * USEC_PER_MSEC + STOP_USEC);
 	daemon_drain(process->daemon);
@@ -329,6 +336,23 @@ static int become_user(const char *name, struct failure *failure)
 	return 0;
 }
 
+static int on_porter_start(void *user)
+{
+	const struct process *process = user;
+	struct failure failure;
+
+	return become_user(process->config.user, &failure);
+}
+
+static void on_porter_ended(void *user)
+{
+	struct process *process = user;
+
+	log_error("porter: ended: without it nothing can be taken from trainers");
+	process->status = 1;
+	loop_stop(process->loop);
+}
+
 static int serve(struct process *process, struct failure *failure)
 {
 	struct daemon_params params = {
@@ -339,7 +363,11 @@ static int serve(struct process *process, struct failure *failure)
 	};
 	int r;
 
-	r = loop_new(&process->loop);
+	r = porter_start(on_porter_start, process);
+	if (!r)
+		r = loop_new(&process->loop);
+	if (!r)
+		r = porter_attach(process->loop, on_porter_ended, process);
 	if (!r)
 		r = watch_signals(process);
 	if (!r)
@@ -363,6 +391,7 @@ static int serve(struct process *process, struct failure *failure)
 static void process_done(struct process *process)
 {
 	daemon_free(process->daemon);
+	porter_stop();
 	loop_timer_cancel(&process->watchdog);
 	loop_remove(&process->signals);
 	(void)fd_close(process->signals.fd);

@@ -5,24 +5,75 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "internal.h"
+#include <inttypes.h>
+#include <stdio.h>
 
-/* Bytes over all data connections. */
-static int add_traffic(const struct daemon *daemon, struct admin_status *status)
+/* Connected peers to which payloads go by RDMA, which the cluster's key does not protect. */
+static unsigned n_by_rdma(const struct transport_peer_info *peers, size_t n_peers)
+{
+	unsigned n = 0;
+
+	for (size_t i = 0; i < n_peers; i++)
+		n += peers[i].is_up && !strncmp(peers[i].transport, "rdma", 4);
+	return n;
+}
+
+/* Bytes over all data connections, and to how many of them go by RDMA. */
+static int add_traffic(const struct daemon *daemon, struct admin_status *status,
+		       unsigned *ret_by_rdma)
 {
 	_cleanup_(freep) struct transport_peer_info *peers = NULL;
 	size_t n = 0;
 	int r;
 
+	*ret_by_rdma = 0;
 	if (!daemon->transport)
 		return 0;
 	r = transport_peers(daemon->transport, &peers, &n);
 	if (r)
 		return error_trace(r);
+	*ret_by_rdma = n_by_rdma(peers, n);
 	for (size_t i = 0; i < n; i++) {
 		status->bytes_in += peers[i].bytes_in;
 		status->bytes_out += peers[i].bytes_out;
 	}
 	return 0;
+}
+
+static void add_exposed(struct admin_status *status, const char *format, const char *what)
+{
+	size_t len = strlen(status->exposed);
+
+	if (len)
+		len += (size_t)snprintf(status->exposed + len, sizeof(status->exposed) - len, "; ");
+	(void)snprintf(status->exposed + len, sizeof(status->exposed) - len, format, what);
+}
+
+/* What nobody has been asked to prove. */
+static void describe_exposure(const struct daemon *daemon, unsigned by_rdma,
+			      struct admin_status *status)
+{
+	const struct config *config = daemon->config;
+	char port[16] = "", nodes[32];
+
+	if (*config->coordinator_listen && !*config->tls_ca)
+		add_exposed(status,
+			    "whoever reaches the coordinator at %s becomes a member and gets the "
+			    "data key (no tls_ca)",
+			    config->coordinator_listen);
+	if (daemon->transport && transport_port(daemon->transport) && !daemon->data_key_len) {
+		(void)snprintf(port, sizeof(port), "%u", transport_port(daemon->transport));
+		add_exposed(status,
+			    "whoever reaches data port %s can take part (no cluster_key_file)",
+			    port);
+	}
+	if (by_rdma && daemon->data_key_len) {
+		(void)snprintf(nodes, sizeof(nodes), "%u node%s", by_rdma, by_rdma > 1 ? "s" : "");
+		add_exposed(status,
+			    "payloads go to %s by RDMA, where who is in the path can change them "
+			    "(transport = tcp authenticates all)",
+			    nodes);
+	}
 }
 
 static int report_status(void *user, struct admin_status *ret_status)
@@ -34,20 +85,23 @@ static int report_status(void *user, struct admin_status *ret_status)
 		.roles = daemon->roles,
 		.uptime_ms = (clock_now_ns() - daemon->started_ns) / NSEC_PER_MSEC,
 		.epoch = view ? view->epoch : 0,
-		.bytes_held = block_cache_used(daemon->blocks),
+		.bytes_held = block_cache_used(daemon->blocks) +
+			      quota_used(&daemon->accounts.total[ACCOUNT_MEMORY]),
 		.n_sessions = daemon->control ? (uint32_t)control_n_sessions(daemon->control) : 0,
 	};
 	struct admin_job *jobs = NULL;
 	size_t n_jobs = 0;
+	unsigned by_rdma;
 	int r = report_ops.jobs(user, &jobs, &n_jobs);
 
 	if (r)
 		return r;
 	free(jobs);
-	r = add_traffic(daemon, &status);
+	r = add_traffic(daemon, &status, &by_rdma);
 	if (r)
 		return r;
 	status.n_jobs = (uint32_t)n_jobs;
+	describe_exposure(daemon, by_rdma, &status);
 	if (daemon->pipeline)
 		pipeline_counters(daemon->pipeline, &status.n_requests, &status.n_failed);
 	(void)snprintf(status.software, sizeof(status.software), "bps-daemon %s", BPS_VERSION);
@@ -119,12 +173,26 @@ static int report_nodes(void *user, uint32_t *ret_epoch, struct admin_node **ret
 	return 0;
 }
 
-static struct admin_job *job_named(struct admin_job *jobs, size_t n, const char *name)
+/* The newest of what may be several users' jobs. */
+static struct admin_job *job_called(struct admin_job *jobs, size_t n, const char *name)
 {
-	for (size_t i = 0; i < n; i++) {
-		if (!strcmp(jobs[i].name, name))
+	while (n--)
+		if (job_is_called(jobs[n].name, jobs[n].number, name))
+			return &jobs[n];
+	return NULL;
+}
+
+/*
+ * The agent's line of what the server knows: by its number or, as long as one of the two does not
+ * know that, by its name.
+ */
+static struct admin_job *job_of_server(struct admin_job *jobs, size_t n,
+				       const struct server_job_info *info)
+{
+	for (size_t i = 0; i < n; i++)
+		if (jobs[i].number && info->number ? jobs[i].number == info->number
+						   : !strcmp(jobs[i].name, info->name))
 			return &jobs[i];
-	}
 	return NULL;
 }
 
@@ -145,7 +213,10 @@ static void add_agent_job(struct admin_job *job, const struct pipeline_job_info 
 	(void)snprintf(job->gpu, sizeof(job->gpu), "%s", info->gpu);
 }
 
-/* Where each rank is a node of its own, those of this daemon are apart in the agent: here they become one line. */
+/*
+ * Where each rank is a node of its own, those of this daemon are apart in the agent: here they
+ * become one line.
+ */
 static struct admin_job *job_of_run(struct admin_job *jobs, size_t n, uint64_t number)
 {
 	for (size_t i = 0; number && i < n; i++)
@@ -218,7 +289,7 @@ static int report_jobs(void *user, struct admin_job **ret_jobs, size_t *ret_n)
 			add_agent_job(&jobs[n++], &agent[i]);
 	}
 	for (size_t i = 0; i < n_server; i++) {
-		struct admin_job *job = job_named(jobs, n, server[i].name);
+		struct admin_job *job = job_of_server(jobs, n, &server[i]);
 
 		add_server_job(job ? job : &jobs[n++], &server[i]);
 	}
@@ -251,7 +322,8 @@ static int report_ranks(struct daemon *daemon, const char *name, struct admin_ra
 		ranks[i].node = known[i].node;
 		(void)snprintf(ranks[i].state, sizeof(ranks[i].state), "%s", known[i].state);
 		for (size_t j = 0; j < n_sessions; j++) {
-			if (strcmp(sessions[j].job, name) || sessions[j].rank != known[i].rank)
+			if (!job_is_called(sessions[j].job, sessions[j].run, name) ||
+			    sessions[j].rank != known[i].rank)
 				continue;
 			ranks[i].pid = sessions[j].pid;
 			ranks[i].n_requests = sessions[j].n_requests;
@@ -369,15 +441,20 @@ static int report_job(void *user, const char *name, struct admin_job_parts *part
 {
 	_cleanup_(freep) struct admin_job *jobs = NULL;
 	struct admin_job *job;
+	char number[17];
 	size_t n;
 	int r = report_jobs(user, &jobs, &n);
 
 	if (r)
 		return error_trace(r);
-	job = job_named(jobs, n, name);
+	job = job_called(jobs, n, name);
 	if (!job)
 		return -ENOENT;
 	parts->job = *job;
+	if (job->number) {
+		(void)snprintf(number, sizeof(number), "%016" PRIx64, job->number);
+		name = number;
+	}
 	r = report_ranks(user, name, &parts->ranks, &parts->n_ranks);
 	if (!r)
 		r = report_tensors(user, name, &parts->tensors, &parts->n_tensors);

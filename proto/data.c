@@ -97,7 +97,7 @@ void data_pack_header(const struct data_header *first, uint32_t n, uint32_t len,
 	};
 }
 
-void data_pack(const struct data_header *h, uint32_t check, struct data_packed *ret_packed)
+void data_pack(const struct data_header *h, struct data_packed *ret_packed)
 {
 	*ret_packed = (struct data_packed){
 		.cookie = htole32(h->cookie),
@@ -109,7 +109,6 @@ void data_pack(const struct data_header *h, uint32_t check, struct data_packed *
 		.root = htole32(h->root),
 		.status = (int32_t)htole32((uint32_t)h->status),
 		.priority = (int32_t)htole32((uint32_t)h->priority),
-		.check = htole32(check),
 		.dtype = h->dtype,
 		.operation = h->operation,
 		.reduction = h->reduction,
@@ -117,7 +116,7 @@ void data_pack(const struct data_header *h, uint32_t check, struct data_packed *
 }
 
 void data_unpack(const struct data_header *pack, const struct data_packed *packed,
-		 struct data_header *ret_header, uint32_t *ret_check)
+		 struct data_header *ret_header)
 {
 	struct data_header h = *pack;
 
@@ -138,17 +137,18 @@ void data_unpack(const struct data_header *pack, const struct data_packed *packe
 	h.root = le32toh(packed->root);
 	h.priority = (int32_t)le32toh((uint32_t)packed->priority);
 	*ret_header = h;
-	*ret_check = le32toh(packed->check);
 }
 
 bool data_packed_fit(const struct data_header *pack, const struct data_packed *packed)
 {
+	static const uint8_t zeros[sizeof(packed->pad)];
 	uint32_t left = pack->len - pack->part * (uint32_t)sizeof(*packed);
 
 	for (uint32_t i = 0; i < pack->part; i++) {
 		uint16_t len = le16toh(packed[i].len);
 
-		if (len > DATA_PACKED_MAX || len > left || packed[i].pad ||
+		if (len > DATA_PACKED_MAX || len > left ||
+		    memcmp(packed[i].pad, zeros, sizeof(zeros)) ||
 		    (le16toh(packed[i].flags) & ~PACKED_FLAGS))
 			return false;
 		left -= len;
@@ -397,7 +397,10 @@ static bool operation_reduces(unsigned operation)
 	       operation == OPERATION_PUSH_PULL_ROWS || operation == OPERATION_ACCUMULATE;
 }
 
-/* What a contribution must say beyond what a result must: a server plans by it, an agent knows it already. */
+/*
+ * What a contribution must say beyond what a result must: a server plans by it, an agent knows it
+ * already.
+ */
 static const char *check_push(const struct data_header *h)
 {
 	size_t size = dtype_size(h->dtype);
@@ -462,6 +465,13 @@ static const char *check_failure(const struct data_header *h)
 	return NULL;
 }
 
+static const char *check_ordinal(const struct data_header *h)
+{
+	if (!h->round || !h->key || !h->len || h->len > TENSOR_NAME_MAX)
+		return "an operation in order without ordinal, round or tensor";
+	return NULL;
+}
+
 static const char *check_moves(const struct data_header *h)
 {
 	size_t added = h->part * sizeof(struct data_added);
@@ -517,6 +527,8 @@ static const char *check_body(const struct data_header *h)
 	case DATA_HAVE:
 		return h->len || !h->key || !h->round ? "no result by rows that a node may have"
 						      : NULL;
+	case DATA_ORDINAL:
+		return check_ordinal(h);
 	case DATA_MOVE:
 		return check_moves(h);
 	case DATA_PACK:

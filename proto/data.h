@@ -13,20 +13,21 @@
 #include "proto/types.h"
 
 #define DATA_MAGIC	 0x31535042u /* "BPS1" in the byte stream */
-#define DATA_VERSION	 2
-#define DATA_VERSION_MIN 2 /* oldest we can talk to; 1: a push_pull_rows did not begin anew */
+#define DATA_VERSION	 3
+#define DATA_VERSION_MIN 3 /* oldest we can talk to; 2: a key proved nothing behind the handshake */
 
 /* Feature bits of a hello; a sender uses a feature only if both sides have it. */
 #define DATA_FEATURE_NONE 0ull
 #define DATA_FEATURE_RDMA \
 	1ull /* DATA_RDMA, the flags below, and what stands at the end of this file */
-#define DATA_FEATURE_CHECKSUM 2ull  /* over TCP each message has checksums: DATA_CHECK_LEN */
+#define DATA_FEATURE_CHECKSUM 2ull  /* over TCP each message is sealed: DATA_TAG_LEN */
 #define DATA_FEATURE_RAILS    4ull  /* DATA_LANE_BEAT, DATA_FLAG_AGAIN */
 #define DATA_FEATURE_KEPT     8ull  /* DATA_FLAG_KEPT */
 #define DATA_FEATURE_PACKS    16ull /* DATA_PACK, over TCP */
 #define DATA_FEATURE_PROBE \
 	32ull /* DATA_PROBE_MORE; the accepting side has it only if it wants one */
 #define DATA_FEATURE_STOPPING 64ull  /* DATA_STOPPING, DATA_IDLE */
+#define DATA_FEATURE_ORDINALS 128ull /* DATA_ORDINAL */
 #define DATA_FEATURE_SCALES   256ull /* DATA_SCALE_SHIFT; used if all servers of a job have it */
 
 /*
@@ -49,10 +50,17 @@
 #define DATA_LANE_BEAT 255u
 
 /*
- * With DATA_FEATURE_CHECKSUM, on a TCP connection: so many bytes behind each header, and so many behind each payload that is
- * not empty, are the CRC-32C of that header as it was sent, or of that payload, little-endian. A message that does not
- * fit its checksums is as if it had not come; the connection is closed, since nobody knows what else is wrong.
+ * With DATA_FEATURE_CHECKSUM, on a TCP connection, a seal stands behind each header, and behind each payload that is not empty: of
+ * that header as it was sent, or of that payload. With a cluster key one side that has the feature is enough for both, and seals
+ * are tags of DATA_TAG_LEN bytes: AES-128-GMAC. The key of what the connecting side sends is the first 16 bytes of
+ * HMAC-SHA256(cluster key, "bps-tags-client" || the two hellos as in the proofs), that of the other direction has "bps-tags-server".
+ * The nonce is four bytes of 0 and the number of the seal in its direction, from 0, little-endian. Without a key both sides must have
+ * the feature, and seals are DATA_CHECK_LEN bytes: CRC-32C, little-endian, against accidents alone.
+ *
+ * What does not fit its seal is as if it had not come. After a header the connection is closed, since nobody knows what else is
+ * wrong; a payload is asked for once more where both have DATA_FEATURE_RAILS.
  */
+#define DATA_TAG_LEN   16u
 #define DATA_CHECK_LEN 4u
 
 #define DATA_PAYLOAD_MAX PART_BYTES_MAX
@@ -78,7 +86,11 @@ enum data_op {
 	DATA_ERROR = 18,
 	/* Notices. */
 	DATA_FAIL_ROUND = 32, /* agent to server: round of key fails; status and text say why */
-	DATA_FAIL_JOB = 33,   /* either way: the job is over; status and text say why */
+	/*
+	 * Either way: the job is over; status and text say why. To a server, key and round are the first 16 bytes of the job's
+	 * secret_digest, little-endian: one that has not seen the job attach yet believes it of that owner's job alone.
+	 */
+	DATA_FAIL_JOB = 33,
 	DATA_LEAVE =
 		34, /* agent to server: this node's ranks have left in good order; round 1: tell the other nodes */
 	DATA_PING = 35, /* either way: nothing heard for a while; DATA_PONG answers */
@@ -103,6 +115,11 @@ enum data_op {
 	/* Server to agent: its process is about to end, and nodes have left the job. DATA_IDLE is to come when it may. */
 	DATA_STOPPING = 46,
 	DATA_IDLE = 47, /* agent to server: of the job nothing is under way at this node */
+	/*
+	 * Agent to the job's home, and from there to the other nodes: an operation that all ranks submit in one order waits at a node.
+	 * `round` is its ordinal, `root` a rank that has submitted it, `key` its round of the tensor whose name is the payload.
+	 */
+	DATA_ORDINAL = 48,
 };
 
 /*
@@ -218,7 +235,7 @@ static_assert(offsetof(struct data_header, job) == 16 &&
  * in the same order; `len` is all of that. Each is a call or an answer as if it had come by itself, with its own cookie: it is
  * answered, refused or made again alone. All of its block, which is block and part 0, lies in it.
  *
- * With checksums one of the data_packed stands behind these, and each says that of its payload; nothing follows a payload.
+ * One seal stands behind the data_packed, and one behind the payloads, unless all are empty.
  */
 struct data_packed {
 	uint32_t cookie;
@@ -230,11 +247,10 @@ struct data_packed {
 	uint32_t root;
 	int32_t status;
 	int32_t priority;
-	uint32_t check; /* CRC-32C of the payload; 0: without checksums */
 	uint8_t dtype;
 	uint8_t operation;
 	uint8_t reduction;
-	uint8_t pad;
+	uint8_t pad[5];
 };
 static_assert(sizeof(struct data_packed) == 48, "data_packed is wire format");
 
@@ -249,9 +265,9 @@ bool data_packs_with(const struct data_header *a, const struct data_header *b);
 void data_pack_header(const struct data_header *first, uint32_t n, uint32_t len,
 		      struct data_header *ret_header);
 /* In wire order; and back, with a header that has passed data_header_check(). What comes out has still to pass it. */
-void data_pack(const struct data_header *header, uint32_t check, struct data_packed *ret_packed);
+void data_pack(const struct data_header *header, struct data_packed *ret_packed);
 void data_unpack(const struct data_header *pack, const struct data_packed *packed,
-		 struct data_header *ret_header, uint32_t *ret_check);
+		 struct data_header *ret_header);
 /* Whether the messages of a pack, in wire order, have lengths that come to what its header says of all, and nothing unknown. */
 bool data_packed_fit(const struct data_header *pack, const struct data_packed *packed);
 

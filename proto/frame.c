@@ -6,7 +6,10 @@
 #include "proto/frame.h"
 #include <sys/socket.h>
 
-/* One descriptor more than allowed fits, so that an excess is seen as such and not only as truncation. */
+/*
+ * One descriptor more than allowed fits, so that an excess is seen as such and not only as
+ * truncation.
+ */
 #define FRAME_FDS_ROOM (FRAME_FDS + 1)
 
 union frame_control {
@@ -50,7 +53,9 @@ int frame_send(int socket, const void *data, size_t len, const int *fds, size_t 
 	}
 }
 
-/* Takes all descriptors out of a received message, so that none can leak whatever the sender did. */
+/*
+ * Takes all descriptors out of a received message, so that none can leak whatever the sender did.
+ */
 static size_t collect_fds(struct msghdr *msg, int fds[FRAME_FDS_ROOM])
 {
 	size_t n_fds = 0;
@@ -73,26 +78,41 @@ static size_t collect_fds(struct msghdr *msg, int fds[FRAME_FDS_ROOM])
 	return n_fds;
 }
 
+/* One packet. Returns 0, FRAME_E_AGAIN, FRAME_E_EOF for a connection that was reset, or -errno. */
+static int receive(int socket, struct msghdr *msg, int flags, size_t *ret_len)
+{
+	size_t room = msg->msg_controllen;
+	ssize_t len;
+
+	do {
+		msg->msg_controllen = room;
+		msg->msg_flags = 0;
+		len = recvmsg(socket, msg, flags);
+	} while (len < 0 && errno == EINTR);
+	if (len < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
+		return FRAME_E_AGAIN;
+	if (len < 0)
+		return errno == ECONNRESET ? FRAME_E_EOF : -errno;
+	*ret_len = (size_t)len;
+	return 0;
+}
+
 int frame_receive(int socket, void *data, size_t *ret_len, int fds[FRAME_FDS], size_t *ret_n_fds)
 {
 	union frame_control control;
 	struct iovec iov = { .iov_base = data, .iov_len = FRAME_MAX };
-	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
-	int got[FRAME_FDS_ROOM];
-	size_t n_got;
-	ssize_t len;
+	struct msghdr msg = {
+		.msg_iov = &iov,
+		.msg_iovlen = 1,
+		.msg_control = control.bytes,
+		.msg_controllen = sizeof(control.bytes),
+	};
+	int got[FRAME_FDS_ROOM], r;
+	size_t n_got, len = 0;
 
-	do {
-		msg.msg_control = control.bytes;
-		msg.msg_controllen = sizeof(control.bytes);
-		len = recvmsg(socket, &msg, MSG_CMSG_CLOEXEC);
-	} while (len < 0 && errno == EINTR);
-	if (len < 0 && (errno == EAGAIN || errno == EWOULDBLOCK))
-		return FRAME_E_AGAIN;
-	if (len < 0 && errno == ECONNRESET)
-		return FRAME_E_EOF;
-	if (len < 0)
-		return -errno;
+	r = receive(socket, &msg, MSG_CMSG_CLOEXEC, &len);
+	if (r)
+		return r;
 
 	n_got = collect_fds(&msg, got);
 	if (len == 0 || n_got > FRAME_FDS || (msg.msg_flags & (MSG_TRUNC | MSG_CTRUNC))) {
@@ -102,7 +122,46 @@ int frame_receive(int socket, void *data, size_t *ret_len, int fds[FRAME_FDS], s
 	}
 
 	memcpy(fds, got, n_got * sizeof(int));
-	*ret_len = (size_t)len;
+	*ret_len = len;
 	*ret_n_fds = n_got;
 	return 0;
+}
+
+int frame_receive_bare(int socket, void *data, size_t *ret_len)
+{
+	struct iovec iov = { .iov_base = data, .iov_len = FRAME_MAX };
+	struct msghdr msg = { .msg_iov = &iov, .msg_iovlen = 1 };
+	int r;
+
+	r = receive(socket, &msg, MSG_PEEK | MSG_DONTWAIT, ret_len);
+	if (r)
+		return r;
+	/* There is no room for any: the kernel says so, and keeps what the packet itself has. */
+	if (msg.msg_flags & MSG_CTRUNC)
+		return FRAME_E_FDS;
+	if (!*ret_len)
+		return FRAME_E_EOF;
+	if (msg.msg_flags & MSG_TRUNC)
+		return -EPROTO;
+	(void)recv(socket, NULL, 0, MSG_DONTWAIT | MSG_TRUNC);
+	return 0;
+}
+
+bool frame_end_bare(int socket)
+{
+	struct msghdr msg = { 0 };
+
+	/* From now on, nothing comes in any more: what is there is no more than a socket holds. */
+	(void)shutdown(socket, SHUT_RDWR);
+	for (;;) {
+		ssize_t len = recvmsg(socket, &msg, MSG_PEEK | MSG_DONTWAIT | MSG_TRUNC);
+
+		if (len < 0 && (errno == EINTR || errno == ECONNRESET))
+			continue;
+		if (len >= 0 && msg.msg_flags & MSG_CTRUNC)
+			return false;
+		if (len <= 0)
+			return true;
+		(void)recv(socket, NULL, 0, MSG_DONTWAIT | MSG_TRUNC);
+	}
 }

@@ -10,7 +10,7 @@
 #define FRAME_MAX (64u << 10) /* bytes of a packet */
 #define FRAME_FDS 4	      /* descriptors beside it */
 
-enum { FRAME_E_NONE, FRAME_E_AGAIN, FRAME_E_EOF };
+enum { FRAME_E_NONE, FRAME_E_AGAIN, FRAME_E_EOF, FRAME_E_FDS };
 
 /*
  * Sends one packet, never blocking unless the socket does. The descriptors stay the caller's. Returns 0,
@@ -24,3 +24,12 @@ int frame_send(int socket, const void *data, size_t len, const int *fds, size_t 
  * FRAME_E_EOF; -EPROTO for a truncated packet or too many descriptors (what came with it is closed); or -errno.
  */
 int frame_receive(int socket, void *data, size_t *ret_len, int fds[FRAME_FDS], size_t *ret_n_fds);
+
+/*
+ * The same for one packet without descriptors, whatever the sender did; never blocks. FRAME_E_FDS: there are some beside it:
+ * it is in data, but stays in the socket, and so do they: none of them is opened or closed here, which might take as long as
+ * the sender likes.
+ */
+int frame_receive_bare(int socket, void *data, size_t *ret_len);
+/* Ends the connection and takes out all that is left in it. Returns false where descriptors are: they stay. Never blocks. */
+bool frame_end_bare(int socket);

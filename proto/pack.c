@@ -13,9 +13,10 @@ struct chunk {
 static_assert(sizeof(struct chunk) % ARENA_ALIGN == 0, "chunks start aligned");
 
 /*
- * Lies at the start of its first chunk, right before the message itself: that is what protobuf-c allocates first, and
- * it lets unpack_free() find the arena with nothing but the message. Nothing is freed before the whole is; what
- * protobuf-c allocates for itself while it parses counts towards the limit too.
+ * Lies at the start of its first chunk, right before the message itself: that is what protobuf-c
+ * allocates first, and it lets unpack_free() find the arena with nothing but the message. Nothing
+ * is freed before the whole is; what protobuf-c allocates for itself while it parses counts towards
+ * the limit too.
  */
 struct arena {
 	struct chunk *chunks; /* all but the first */

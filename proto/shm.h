@@ -113,8 +113,12 @@ struct shm_entry {
 	 */
 	uint64_t counts_offset;
 	uint64_t timeout_ms; /* since the daemon saw it; 0: the job's setting */
-	/* push_pull_rows: int64_t[input_count / width] and room for int64_t[output_count / width]. */
-	uint64_t width; /* elements of a row */
+	union {
+		/* push_pull_rows: int64_t[input_count / width] and room for int64_t[output_count / width]. */
+		uint64_t width; /* elements of a row */
+		/* Any other: which it is of this rank's operations that all ranks submit in one order, from 1; 0: none of them. */
+		uint64_t ordinal;
+	};
 	uint64_t input_rows_offset;
 	uint64_t output_rows_offset;
 	uint32_t input_rows_buffer;

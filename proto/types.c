@@ -1,6 +1,10 @@
 /* Names of element types, operations and reductions, for messages. */
 #include "proto/types.h"
 
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
 static const char *name_of(const char *const *names, size_t n_names, unsigned number)
 {
 	return number < n_names && names[number] ? names[number] : "invalid";
@@ -48,4 +52,12 @@ const char *reduction_name(unsigned reduction)
 	static_assert(ARRAY_SIZE(names) == REDUCTION_MAX_ + 1, "every reduction has a name");
 
 	return name_of(names, ARRAY_SIZE(names), reduction);
+}
+
+bool job_is_called(const char *name, uint64_t number, const char *asked)
+{
+	char digits[17];
+
+	(void)snprintf(digits, sizeof(digits), "%016" PRIx64, number);
+	return !strcmp(name, asked) || (number && !strcmp(digits, asked));
 }

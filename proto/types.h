@@ -123,3 +123,6 @@ static inline size_t dtype_size(unsigned dtype)
 const char *dtype_name(unsigned dtype);
 const char *operation_name(unsigned operation);
 const char *reduction_name(unsigned reduction);
+
+/* Whether an operator means this job: by its name, which several users may use, or by its run's number, 16 digits. */
+bool job_is_called(const char *name, uint64_t number, const char *asked);

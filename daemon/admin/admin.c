@@ -69,10 +69,14 @@ static void on_status(void *user, struct rpc_call *call, const void *data, size_
 	message.bytes_out = status.bytes_out;
 	message.n_requests = status.n_requests;
 	message.n_failed = status.n_failed;
+	message.exposed = *status.exposed ? status.exposed : NULL;
 	reply(call, &message.base);
 }
 
-/* Room for n messages of one type and the pointers to them that protobuf-c wants. NULL: out of memory. */
+/*
+ * Room for n messages of one type and the pointers to them that protobuf-c wants. NULL: out of
+ * memory.
+ */
 struct array {
 	void *items;
 	void **pointers;
@@ -363,12 +367,24 @@ static void on_drain(void *user, struct rpc_call *call, const void *data, size_t
 int admin_new(struct rpc *rpc, const struct admin_ops *ops, void *user, struct admin **ret_admin)
 {
 	static const struct rpc_method methods[N_METHODS] = {
-		[METHOD_STATUS] = { .path = "/bps.admin.Admin/Status", .called = on_status },
-		[METHOD_NODES] = { .path = "/bps.admin.Admin/Nodes", .called = on_nodes },
-		[METHOD_JOBS] = { .path = "/bps.admin.Admin/Jobs", .called = on_jobs },
-		[METHOD_JOB] = { .path = "/bps.admin.Admin/Job", .called = on_job },
-		[METHOD_METRICS] = { .path = "/bps.admin.Admin/Metrics", .called = on_metrics },
-		[METHOD_DRAIN] = { .path = "/bps.admin.Admin/Drain", .called = on_drain },
+		[METHOD_STATUS] = { .path = "/bps.admin.Admin/Status",
+				    .called = on_status,
+				    .doors = RPC_DOOR_PUBLIC | RPC_DOOR_OPERATORS },
+		[METHOD_NODES] = { .path = "/bps.admin.Admin/Nodes",
+				   .called = on_nodes,
+				   .doors = RPC_DOOR_OPERATORS },
+		[METHOD_JOBS] = { .path = "/bps.admin.Admin/Jobs",
+				  .called = on_jobs,
+				  .doors = RPC_DOOR_OPERATORS },
+		[METHOD_JOB] = { .path = "/bps.admin.Admin/Job",
+				 .called = on_job,
+				 .doors = RPC_DOOR_OPERATORS },
+		[METHOD_METRICS] = { .path = "/bps.admin.Admin/Metrics",
+				     .called = on_metrics,
+				     .doors = RPC_DOOR_OPERATORS },
+		[METHOD_DRAIN] = { .path = "/bps.admin.Admin/Drain",
+				   .called = on_drain,
+				   .doors = RPC_DOOR_OPERATORS },
 	};
 	struct admin *admin = calloc(1, sizeof(*admin));
 

@@ -57,6 +57,7 @@ struct admin_job_parts {
 };
 struct admin_status {
 	char software[64], node[64], state[16], source[16];
+	char exposed[512]; /* what strangers could do; empty: nothing that we know of */
 	uint64_t id, uptime_ms, bytes_held, bytes_in, bytes_out, n_requests, n_failed;
 	uint32_t roles, epoch, n_sessions, n_jobs;
 };

@@ -234,7 +234,7 @@ static int try_socket(const char *path)
 	if (fd >= 0 && !connect(fd, (struct sockaddr *)&address, sizeof(address)))
 		return 0;
 	if (errno == EACCES)
-		way_out = "are you in the group of the socket (bps)?";
+		way_out = "it is for operators: root, the daemon's user and the group bps-admin";
 	fprintf(stderr, "bpsctl: %s: %s; %s\n", path, strerror(errno), way_out);
 	return -errno;
 }

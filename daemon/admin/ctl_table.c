@@ -21,7 +21,10 @@ static void clean(char *text)
 	text_make_plain(text, strlen(text));
 }
 
-/* A table whose columns are as wide as their widest cell. A cell that is a number is aligned to the right. */
+/*
+ * A table whose columns are as wide as their widest cell. A cell that is a number is aligned to the
+ * right.
+ */
 struct table {
 	size_t n_columns, n_rows, n_room;
 	char (*cells)[CELL_MAX]; /* row by row, the headings first */
@@ -168,6 +171,8 @@ void ctl_print_status(const ProtobufCMessage *reply)
 	line("jobs", "%u", status->n_jobs);
 	line("requests", "%" PRIu64 " done, %" PRIu64 " of them failed", status->n_requests,
 	     status->n_failed);
+	if (status->exposed)
+		line("exposed", "%s", status->exposed);
 	line("received", "%s", size_text(status->bytes_in, in));
 	line("sent", "%s", size_text(status->bytes_out, out));
 	line("held", "%s", size_text(status->bytes_held, held));

@@ -132,7 +132,10 @@ static void on_watch(void *user, struct rpc_call *call, const void *data, size_t
 		list_push_back(&health->watchers, &watcher->link);
 		on_interval(&health->timer);
 	} else {
-		/* Stays open, as the service's text asks: it could become known. It never will here. */
+		/*
+		 * Stays open, as the service's text asks: it could become known. It never will
+		 * here.
+		 */
 		list_init(&watcher->link);
 		rpc_call_send(call, reply, reply_len);
 	}
@@ -154,9 +157,11 @@ void health_init(struct health *health, struct rpc *rpc, bool (*healthy)(void *u
 		.healthy = healthy,
 		.user = user,
 		.check = { .path = "/grpc.health.v1.Health/Check",
+			   .doors = RPC_DOOR_PUBLIC | RPC_DOOR_OPERATORS,
 			   .called = on_check,
 			   .user = health },
 		.watch = { .path = "/grpc.health.v1.Health/Watch",
+			   .doors = RPC_DOOR_PUBLIC | RPC_DOOR_OPERATORS,
 			   .called = on_watch,
 			   .cancelled = on_watch_cancelled,
 			   .user = health },

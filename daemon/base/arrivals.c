@@ -102,10 +102,15 @@ static void measure(struct arrivals *arrivals, struct arrival *one)
 	}
 }
 
+size_t arrivals_len(uint32_t n)
+{
+	return sizeof(struct arrivals) + n * sizeof(struct arrival);
+}
+
 int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uint32_t n,
 		 struct arrivals_spread *spread, struct arrivals **ret_arrivals)
 {
-	struct arrivals *arrivals = calloc(1, sizeof(*arrivals) + n * sizeof(arrivals->all[0]));
+	struct arrivals *arrivals = calloc(1, arrivals_len(n));
 
 	if (!arrivals)
 		return error_origin(-ENOMEM);

@@ -34,6 +34,8 @@ void arrivals_spread_done(struct arrivals_spread *spread);
 int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uint32_t n,
 		 struct arrivals_spread *spread, struct arrivals **ret_arrivals);
 struct arrivals *arrivals_free(struct arrivals *arrivals);
+/* Bytes that it takes. */
+size_t arrivals_len(uint32_t n);
 
 /* One has come to a round, so long after the first; 0 for the first itself. */
 void arrivals_came(struct arrivals *arrivals, uint32_t index, uint64_t late_ns);

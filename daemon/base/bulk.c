@@ -10,12 +10,18 @@
 #include <stdlib.h>
 #include <sys/mman.h>
 
-/* In small pages, of which those cost nothing that are not touched: a job of a few hundred tensors needs no huge ones. */
+/*
+ * In small pages, of which those cost nothing that are not touched: a job of a few hundred tensors
+ * needs no huge ones.
+ */
 #define PIECE_FIRST ((size_t)512 << 10)
 #define PIECE	    HUGE_PAGE
 
 /* What is written beyond an end meets poison. */
 #define GAP (POISON_IS_SEEN ? (size_t)CACHE_LINE : 0)
+
+/* Charged at a time: who takes many small things does not come to the quota for each. */
+#define CHARGE ((uint64_t)16 << 10)
 
 struct bulk_piece {
 	struct bulk_piece *next;
@@ -45,17 +51,36 @@ static void piece_free(struct bulk_piece *piece)
 		(void)munmap(piece, piece->len);
 }
 
+static int bulk_charge(struct bulk *bulk, size_t room)
+{
+	uint64_t more;
+
+	if (likely(bulk->used + room <= bulk->charged))
+		return 0;
+	more = align_up(bulk->used + room - bulk->charged, CHARGE);
+	if (quota_charge(bulk->quota, more))
+		return QUOTA_E_FULL;
+	bulk->charged += more;
+	return 0;
+}
+
 void *bulk_take(struct bulk *bulk, size_t len)
 {
 	size_t room = align_up(len, (size_t)CACHE_LINE) + GAP;
 	struct bulk_piece *piece;
 	void *data;
 
+	if (bulk_charge(bulk, room)) {
+		errno = EDQUOT;
+		return NULL;
+	}
 	if (bulk->left < room) {
 		piece = piece_new(MAX(bulk->pieces ? PIECE : PIECE_FIRST,
 				      align_up(sizeof(*piece) + room, (size_t)4096)));
-		if (!piece)
+		if (!piece) {
+			errno = ENOMEM;
 			return NULL;
+		}
 		piece->next = bulk->pieces;
 		bulk->pieces = piece;
 		bulk->next = (char *)(piece + 1);
@@ -64,6 +89,7 @@ void *bulk_take(struct bulk *bulk, size_t len)
 	data = bulk->next;
 	bulk->next += room;
 	bulk->left -= room;
+	bulk->used += room;
 	unpoison(data, len);
 	return data;
 }
@@ -76,5 +102,6 @@ void bulk_done(struct bulk *bulk)
 		bulk->pieces = piece->next;
 		piece_free(piece);
 	}
-	*bulk = (struct bulk){ 0 };
+	quota_release(bulk->quota, bulk->charged);
+	*bulk = (struct bulk){ .quota = bulk->quota };
 }

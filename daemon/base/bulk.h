@@ -5,6 +5,7 @@
  */
 #pragma once
 
+#include "base/quota.h"
 #include <stddef.h>
 
 /* Zero: none yet. */
@@ -12,9 +13,13 @@ struct bulk {
 	struct bulk_piece *pieces; /* the newest first */
 	char *next;		   /* what is free of that */
 	size_t left;
+	struct quota *quota; /* charged for what is used, some pages at a time; NULL: nobody */
+	uint64_t charged, used;
 };
 
-/* len bytes that are zero, from the start of a line of the cache on; NULL: there is no memory. */
+/*
+ * len bytes that are zero, from the start of a line of the cache on; or NULL, with errno ENOMEM, or EDQUOT over the quota.
+ */
 void *bulk_take(struct bulk *bulk, size_t len);
-/* All that was taken goes; none is left. */
+/* All that was taken goes; none is left, and nothing charged. The quota stays who is charged. */
 void bulk_done(struct bulk *bulk);

@@ -63,7 +63,10 @@ static unsigned cpu_cgroup_count(void)
 	group = strchr(group, '/');
 	group[strcspn(group, "\n")] = '\0';
 
-	/* In a namespace of its own the group is the root of what is mounted, and the root then has a limit as well. */
+	/*
+	 * In a namespace of its own the group is the root of what is mounted, and the root then has
+	 * a limit as well.
+	 */
 	do {
 		char max[64];
 		int len;

@@ -26,8 +26,9 @@
 #define POLYNOMIAL 0x82f63b78u /* reflected */
 
 /*
- * The instruction takes three cycles and can be begun each cycle: three neighbouring stretches at once, whose checksums are
- * then put together. To put zeros behind a stretch is linear in its checksum, so a table for each byte of it does that.
+ * The instruction takes three cycles and can be begun each cycle: three neighbouring stretches at
+ * once, whose checksums are then put together. To put zeros behind a stretch is linear in its
+ * checksum, so a table for each byte of it does that.
  */
 #define LONG  ((size_t)8192)
 #define SHORT ((size_t)256)
@@ -71,9 +72,10 @@ static void make_zeros(uint32_t zeros[4][256], size_t len)
 #if defined(__x86_64__)
 
 /*
- * Four vectors of 64 bytes go over the data. What a vector holds counts for what comes `distance` bits later when it is
- * multiplied by x^distance modulo the polynomial; of each 128 bits, the first 64 by 64 powers more. A product of two reflected
- * numbers is one power short, and a remainder of 32 bits stands in the upper half of 64.
+ * Four vectors of 64 bytes go over the data. What a vector holds counts for what comes `distance`
+ * bits later when it is multiplied by x^distance modulo the polynomial; of each 128 bits, the first
+ * 64 by 64 powers more. A product of two reflected numbers is one power short, and a remainder of
+ * 32 bits stands in the upper half of 64.
  */
 #define WIDE ((size_t)256)
 
@@ -113,7 +115,10 @@ WIDE_TARGET static __m512i fold(__m512i value, __m512i by, __m512i next)
 					 _mm512_clmulepi64_epi128(value, by, 0x11), next, 0x96);
 }
 
-/* At least WIDE bytes, of which it takes as many as are whole. crc is the register, not its complement. */
+/*
+ * At least WIDE bytes, of which it takes as many as are whole. crc is the register, not its
+ * complement.
+ */
 WIDE_TARGET static uint32_t wide(uint32_t crc, const unsigned char **data, size_t *len)
 {
 	__m512i by = _mm512_loadu_si512(folds[0]), next = _mm512_loadu_si512(folds[1]), sum[4];

@@ -28,7 +28,9 @@ static _Atomic int log_level = LOG_LEVEL_INFO;
 static _Atomic uint64_t log_dropped;
 static enum log_target log_target; /* set by log_init(), constant afterwards */
 static bool log_to_journal;	   /* likewise */
-/* Makes poll() and the write() after it one step, where the kernel has no write that never waits. */
+/*
+ * Makes poll() and the write() after it one step, where the kernel has no write that never waits.
+ */
 static pthread_mutex_t log_write_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static const struct {
@@ -59,7 +61,10 @@ int log_level_parse(const char *text, int *ret_level)
 	return -EINVAL;
 }
 
-/* systemd names the device and inode of the stream it gave us; a stderr redirected since is another. */
+/*
+ * systemd names the device and inode of the stream it gave us; a stderr redirected since is
+ * another.
+ */
 static bool log_stream_is_journal(const struct stat *st)
 {
 	const char *stream = getenv("JOURNAL_STREAM");
@@ -98,8 +103,9 @@ int log_get_level(void)
 }
 
 /*
- * A pipe without a reader reports POLLERR and would raise SIGPIPE: such a line is dropped as well. A terminal is left
- * with a small gap: it may have room for less than the line and then holds us until it has drained.
+ * A pipe without a reader reports POLLERR and would raise SIGPIPE: such a line is dropped as well.
+ * A terminal is left with a small gap: it may have room for less than the line and then holds us
+ * until it has drained.
  */
 static bool log_write_polled(const char *line, size_t len)
 {

@@ -22,8 +22,9 @@ struct loop {
 	/* Any thread. */
 	_Atomic(struct mail *) inbox; /* posted, last first */
 	/*
-	 * Whether a poster must write the eventfd. The loop sets it, looks at the inbox once more and then waits; a
-	 * poster fills the inbox and then looks here. Both in the one order of seq_cst: one of them sees the other.
+	 * Whether a poster must write the eventfd. The loop sets it, looks at the inbox once more
+	 * and then waits; a poster fills the inbox and then looks here. Both in the one order of
+	 * seq_cst: one of them sees the other.
 	 */
 	_Atomic bool sleeping;
 	_Atomic bool stopping;
@@ -34,14 +35,16 @@ struct loop {
 	int event_fd;
 	int timer_fd;
 	/*
-	 * When timer_fd wakes the loop, never later than the soonest timer when it sleeps. Earlier if that one has gone or
-	 * was put off meanwhile, as deadlines of requests are: then it wakes for nothing, once, instead of being set for each.
+	 * When timer_fd wakes the loop, never later than the soonest timer when it sleeps. Earlier
+	 * if that one has gone or was put off meanwhile, as deadlines of requests are: then it
+	 * wakes for nothing, once, instead of being set for each.
 	 */
 	uint64_t alarm_ns;
 	size_t n_sources;
 	struct mail *mail;	  /* taken out of the inbox, first first */
 	struct mail *deferred;	  /* last first */
 	struct mail *finishing;	  /* for the end of the turn, first first */
+	struct list chores;	  /* whose turn it is first first */
 	struct loop_watch *watch; /* or NULL */
 	uint64_t spin_ns;
 	uint64_t linger_until_ns;   /* 0: it does not linger */
@@ -64,6 +67,7 @@ int loop_new(struct loop **ret_loop)
 	if (!loop)
 		return error_origin(-ENOMEM);
 	memset(loop, 0, sizeof(*loop));
+	list_init(&loop->chores);
 	loop->event_fd = loop->timer_fd = -1;
 	loop->alarm_ns = CLOCK_NEVER;
 	alarm.data.ptr = &loop->alarm_ns;
@@ -77,7 +81,10 @@ int loop_new(struct loop **ret_loop)
 	loop->timer_fd = timerfd_create(CLOCK_MONOTONIC, TFD_CLOEXEC | TFD_NONBLOCK);
 	if (loop->timer_fd < 0)
 		return error_origin(-errno);
-	/* Edge-triggered: each write or alarm wakes once, and nobody ever needs to read the counter back to zero. */
+	/*
+	 * Edge-triggered: each write or alarm wakes once, and nobody ever needs to read the counter
+	 * back to zero.
+	 */
 	if (epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->event_fd, &event) < 0 ||
 	    epoll_ctl(loop->epoll_fd, EPOLL_CTL_ADD, loop->timer_fd, &alarm) < 0)
 		return error_origin(-errno);
@@ -159,8 +166,8 @@ void loop_remove(struct loop_source *source)
 	if (!loop)
 		return;
 	/*
-	 * Always, although close() often does it too: it does not while a copy of the descriptor lives on in another
-	 * process, and then epoll goes on reporting a source that is gone.
+	 * Always, although close() often does it too: it does not while a copy of the descriptor
+	 * lives on in another process, and then epoll goes on reporting a source that is gone.
 	 */
 	(void)epoll_ctl(loop->epoll_fd, EPOLL_CTL_DEL, source->fd, NULL);
 	for (int i = loop->next_event; i < loop->n_events; i++)
@@ -336,8 +343,6 @@ void loop_unpost(struct loop *loop, struct mail *mail)
 		(void)loop_unlink(&loop->finishing, mail);
 }
 
-/* Turns */
-
 static bool loop_stopping(struct loop *loop)
 {
 	return unlikely(atomic_load_explicit(&loop->stopping, memory_order_relaxed));
@@ -371,6 +376,37 @@ static void loop_run_mail(struct loop *loop)
 	} while (mail != last);
 }
 
+void loop_begin(struct loop *loop, struct chore *chore)
+{
+	assert(chore->step);
+
+	if (!list_linked(&chore->link))
+		list_push_back(&loop->chores, &chore->link);
+}
+
+void loop_abort(struct chore *chore)
+{
+	list_remove(&chore->link);
+}
+
+static void loop_run_chores(struct loop *loop)
+{
+	uint64_t until_ns;
+	struct chore *chore;
+
+	if (list_empty(&loop->chores))
+		return;
+	until_ns = clock_now_ns() + LOOP_CHORES_NS;
+	while ((chore = list_first(&loop->chores, struct chore, link)) && !loop_stopping(loop)) {
+		list_remove(&chore->link);
+		if (chore->step(chore))
+			loop_begin(loop, chore);
+		loop_run_deferred(loop);
+		if (clock_now_ns() >= until_ns)
+			return;
+	}
+}
+
 /* As mail behind all other. */
 static void loop_run_finishing(struct loop *loop)
 {
@@ -381,7 +417,10 @@ static void loop_run_finishing(struct loop *loop)
 	loop_run_deferred(loop);
 }
 
-/* At most as many as there are at the start: one that sets itself to the past again does not keep the loop. */
+/*
+ * At most as many as there are at the start: one that sets itself to the past again does not keep
+ * the loop.
+ */
 static void loop_run_timers(struct loop *loop)
 {
 	uint64_t now_ns;
@@ -400,7 +439,10 @@ static void loop_run_timers(struct loop *loop)
 	}
 }
 
-/* Events that loop_stop() leaves behind stay for the next turn: an edge would not be reported a second time. */
+/*
+ * Events that loop_stop() leaves behind stay for the next turn: an edge would not be reported a
+ * second time.
+ */
 static void loop_run_events(struct loop *loop)
 {
 	while (loop->next_event < loop->n_events && !loop_stopping(loop)) {
@@ -421,7 +463,9 @@ static void loop_run_events(struct loop *loop)
 	}
 }
 
-/* Sees to it that the loop is awake when the soonest timer is due. Returns whether it is due now. */
+/*
+ * Sees to it that the loop is awake when the soonest timer is due. Returns whether it is due now.
+ */
 static bool loop_set_alarm(struct loop *loop)
 {
 	uint64_t at_ns = loop->n_timers ? loop->timers[0]->at_ns : CLOCK_NEVER;
@@ -461,12 +505,20 @@ bool loop_lingers(const struct loop *loop)
 /* Whether there is mail, a timer is due, or the watch has something. */
 static bool loop_look(struct loop *loop, uint64_t now_ns)
 {
-	return atomic_load_explicit(&loop->inbox, memory_order_relaxed) || loop_stopping(loop) ||
-	       (loop->watch && loop->watch->look(loop->watch)) ||
-	       (loop->n_timers && loop->timers[0]->at_ns <= now_ns);
+	/*
+	 * Also where there is mail: who does not ring a descriptor need not wait until there is
+	 * none.
+	 */
+	bool found = loop->watch && loop->watch->look(loop->watch);
+
+	return found || atomic_load_explicit(&loop->inbox, memory_order_relaxed) ||
+	       loop_stopping(loop) || (loop->n_timers && loop->timers[0]->at_ns <= now_ns);
 }
 
-/* A look since start_ns is over. away_ns: how long the processor was given away before that, the last time. */
+/*
+ * A look since start_ns is over. away_ns: how long the processor was given away before that, the
+ * last time.
+ */
 static void loop_settle(struct loop *loop, uint64_t start_ns, uint64_t now_ns, uint64_t away_ns,
 			bool found)
 {
@@ -478,7 +530,10 @@ static void loop_settle(struct loop *loop, uint64_t start_ns, uint64_t now_ns, u
 				 (int64_t)away_ns);
 }
 
-/* Whether there is something to do, of which descriptors have still to be asked; else the loop may sleep. */
+/*
+ * Whether there is something to do, of which descriptors have still to be asked; else the loop may
+ * sleep.
+ */
 static bool loop_find(struct loop *loop)
 {
 	uint64_t start_ns = clock_now_ns(), now_ns = start_ns, before_ns = start_ns;
@@ -515,11 +570,17 @@ static int loop_wait(struct loop *loop, int timeout_ms)
 {
 	int n;
 
-	/* Events kept from a turn that was stopped come first; fetching more would overwrite them. */
+	/*
+	 * Events kept from a turn that was stopped come first; fetching more would overwrite them.
+	 */
 	if (loop->next_event < loop->n_events)
 		return 0;
-	if (loop->mail || loop->deferred || loop->finishing)
+	if (loop->mail || loop->deferred || loop->finishing || !list_empty(&loop->chores)) {
 		timeout_ms = 0;
+		/* As loop_look(). */
+		if (loop->watch && (loop->spin_ns || loop->linger_until_ns))
+			(void)loop->watch->look(loop->watch);
+	}
 	if (timeout_ms != 0 && (loop->spin_ns || loop->linger_until_ns) && loop_find(loop)) {
 		/* Descriptors have their turn, however much the watch has. */
 		if (loop->n_events || ++loop->n_looks % LOOP_LOOKS)
@@ -555,6 +616,7 @@ int loop_turn(struct loop *loop, int timeout_ms)
 	loop_take_mail(loop);
 	loop_run_mail(loop);
 	loop_run_deferred(loop);
+	loop_run_chores(loop);
 	loop_run_finishing(loop);
 	return 0;
 }

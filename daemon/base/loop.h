@@ -3,7 +3,8 @@
  * one of them has work and makes no wake-up of its own. All calls but loop_post() and loop_stop() belong to the thread
  * that runs the loop, or to the creator before it runs. Callbacks never block, do one unit of work and return; they may
  * remove or free any source or timer, their own too. A turn runs the timers, then the descriptors that were ready at its
- * start, then the mail, also what these have posted, and last what is done once for the turn (loop_finish()).
+ * start, then the mail, also what these have posted, then a bounded piece of the chores, and last what is done once for the
+ * turn (loop_finish()).
  */
 #pragma once
 
@@ -103,3 +104,21 @@ void loop_defer(struct loop *loop, struct mail *mail);
 void loop_finish(struct loop *loop, struct mail *mail);
 /* Takes back mail that has not run, if there is such. Its poster must have returned from loop_post(). Loop's thread. */
 void loop_unpost(struct loop *loop, struct mail *mail);
+
+/*
+ * A chore: work that may be long, as what an outsider holds may be much. It is done in steps: after the mail of each turn the
+ * chores have a step each, by turns, until LOOP_CHORES_NS of that turn are over; the next turn, which does not wait, goes on. So
+ * no turn is longer by more than that and one step, however much there is to do, and no chore waits for another's end.
+ * step() does little, some tens of microseconds, and returns whether there is more; it may begin any chore, and free its own if
+ * it returns false. Embedded in its user. Loop's thread.
+ */
+struct chore {
+	struct list link; /* the loop's, between begin and end */
+	bool (*step)(struct chore *chore);
+};
+#define LOOP_CHORES_NS 2000000ull
+
+/* chore->step must be set, and link be zero or on no list. Harmless when it has begun. */
+void loop_begin(struct loop *loop, struct chore *chore);
+/* No step comes after it. Harmless when it has not begun. */
+void loop_abort(struct chore *chore);

@@ -15,8 +15,9 @@ static uint64_t map_seed[2]; /* set once, constant afterwards */
 static void map_seed_fill(void)
 {
 	/*
-	 * Early in boot the kernel may have no randomness to give without waiting, and a sandbox may refuse the call.
-	 * The address of the stack is then the best there is: worse against a chosen collision, and no reason to die.
+	 * Early in boot the kernel may have no randomness to give without waiting, and a sandbox
+	 * may refuse the call. The address of the stack is then the best there is: worse against a
+	 * chosen collision, and no reason to die.
 	 */
 	if (getrandom(map_seed, sizeof(map_seed), GRND_NONBLOCK) != (ssize_t)sizeof(map_seed)) {
 		map_seed[0] = (uint64_t)(uintptr_t)&map_seed;
@@ -44,8 +45,8 @@ static inline void sip_round(uint64_t v[4])
 }
 
 /*
- * SipHash-1-3. Names come from outside, and fast hashes such as XXH3 have collisions that hold for every seed: this one
- * is made to have none that can be found.
+ * SipHash-1-3. Names come from outside, and fast hashes such as XXH3 have collisions that hold for
+ * every seed: this one is made to have none that can be found.
  */
 uint64_t map_hash(const void *data, size_t len)
 {
@@ -102,6 +103,12 @@ static struct map_entry **map_chain(const struct map *map, uint64_t hash)
 	return &map->buckets[x & (map->n_buckets - 1)];
 }
 
+static void buckets_free(struct map *map, struct map_entry **buckets, size_t n)
+{
+	free(buckets);
+	quota_release(map->quota, n * sizeof(*buckets));
+}
+
 /* Moves some chains to where they belong. */
 static void map_move(struct map *map)
 {
@@ -119,12 +126,15 @@ static void map_move(struct map *map)
 		}
 	}
 	if (map->n_moved == n_old) {
-		free(map->old);
+		buckets_free(map, map->old, n_old);
 		map->old = NULL;
 	}
 }
 
-/* Until a map grows again, at least as many entries come as there were buckets: all chains have moved by then. */
+/*
+ * At least as many entries as there were buckets come before the next time: all chains have moved
+ * by then.
+ */
 static int map_grow(struct map *map)
 {
 	size_t n_buckets = map->n_buckets ? 2 * map->n_buckets : MAP_MIN_BUCKETS;
@@ -132,10 +142,13 @@ static int map_grow(struct map *map)
 
 	assert(!map->old);
 
+	if (quota_charge(map->quota, n_buckets * sizeof(*buckets)))
+		return -EDQUOT;
 	buckets = calloc(n_buckets, sizeof(*buckets));
-	if (!buckets)
+	if (!buckets) {
+		quota_release(map->quota, n_buckets * sizeof(*buckets));
 		return -ENOMEM;
-
+	}
 	(void)pthread_once(&map_seed_once, map_seed_fill);
 	map->old = map->buckets;
 	map->n_moved = 0;
@@ -147,12 +160,19 @@ static int map_grow(struct map *map)
 int map_add(struct map *map, uint64_t hash, struct map_entry *entry)
 {
 	struct map_entry **head;
+	int r;
 
-	/* Chains that stay long for want of memory are slow, not wrong: only the first buckets are needed. */
-	if (unlikely(map->old))
+	if (unlikely(map->old)) {
 		map_move(map);
-	else if (map->n_entries >= map->n_buckets && map_grow(map) < 0 && !map->n_buckets)
-		return -ENOMEM;
+	} else if (map->n_entries >= map->n_buckets) {
+		/*
+		 * Chains that stay long for want of memory are slow, not wrong: only the first
+		 * buckets are needed.
+		 */
+		r = map_grow(map);
+		if (r && !map->n_buckets)
+			return r;
+	}
 
 	head = map_chain(map, hash);
 	entry->hash = hash;
@@ -223,10 +243,10 @@ struct map_entry *map_first(const struct map *map)
 
 struct map_entry *map_next(const struct map *map, const struct map_entry *entry)
 {
-	struct map_entry **chain;
+	struct map_entry **chain, *next = entry->next;
 
-	if (entry->next)
-		return entry->next;
+	if (next)
+		return next;
 	chain = map_chain(map, entry->hash);
 	if (map->old && chain >= map->old && chain < map->old + map->n_buckets / 2)
 		return map_first_old(map, (size_t)(chain - map->old) + 1) ?: map_first_from(map, 0);
@@ -235,7 +255,8 @@ struct map_entry *map_next(const struct map *map, const struct map_entry *entry)
 
 void map_done(struct map *map)
 {
-	free(map->old);
-	free(map->buckets);
-	*map = (struct map)MAP_INIT;
+	if (map->old)
+		buckets_free(map, map->old, map->n_buckets / 2);
+	buckets_free(map, map->buckets, map->n_buckets);
+	*map = (struct map){ .quota = map->quota };
 }

@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "base/quota.h"
 #include "proto/c.h"
 
 #define MAP_STEP 4
@@ -23,6 +24,7 @@ struct map {
 	struct map_entry **old;
 	size_t n_moved;
 	size_t n_entries;
+	struct quota *quota; /* charged for the buckets; NULL: nobody */
 };
 
 #define MAP_INIT  \
@@ -36,7 +38,7 @@ static inline uint64_t map_hash_string(const char *s)
 	return map_hash(s, strlen(s));
 }
 
-/* Adds an entry under a hash; equal hashes are allowed. Returns 0 or -ENOMEM (then nothing changed). */
+/* Adds an entry under a hash; equal hashes are allowed. Returns 0, -ENOMEM or -EDQUOT (then nothing changed). */
 int map_add(struct map *map, uint64_t hash, struct map_entry *entry);
 /* Removes an entry that is in the map. */
 void map_remove(struct map *map, struct map_entry *entry);
@@ -46,7 +48,7 @@ struct map_entry *map_find_next(const struct map_entry *entry);
 /* Any entry, then the next in no order; NULL at the end. The map must not change in between. */
 struct map_entry *map_first(const struct map *map);
 struct map_entry *map_next(const struct map *map, const struct map_entry *entry);
-/* Releases the buckets; the entries are the caller's and must have been dealt with. */
+/* Releases the buckets; the entries are the caller's and must have been dealt with. The quota stays who is charged. */
 void map_done(struct map *map);
 
 #define map_for_each(entry, map) for (entry = map_first(map); entry; entry = map_next(map, entry))

@@ -10,7 +10,10 @@
 static pthread_mutex_t metrics_lock = PTHREAD_MUTEX_INITIALIZER; /* guards metrics */
 static struct list metrics = LIST_INIT(metrics);
 
-/* The family is what comes before the labels, for a counter without the "_total" that its samples end in. */
+/*
+ * The family is what comes before the labels, for a counter without the "_total" that its samples
+ * end in.
+ */
 static size_t metric_family_len(const struct metric *metric)
 {
 	static const char suffix[] = "_total";

@@ -7,13 +7,14 @@
 
 #include "base/clock.h"
 #include "base/error.h"
+#include "base/fair.h"
 #include "base/thread.h"
 #include <sched.h>
 #include <stdio.h>
 
 /* One runs, one waits beside it, so that the worker need not hear from the home thread between the two. */
 #define POOL_TASKS_PER_WORKER 2
-/* Shared tasks on offer; those beyond wait in the heap, where an urgent one overtakes. A power of two. */
+/* Shared tasks on offer; those beyond wait for their turn. A power of two. */
 #define POOL_OFFERS 16u
 /* Shared tasks that a worker runs before it looks for what was given to it alone. */
 #define POOL_SHARED_AT_ONCE 4
@@ -24,6 +25,13 @@
 #define POOL_LINGER_NS (100 * NSEC_PER_USEC)
 /* A worker is moved to another processor once in so long at most: each time takes four system calls, and its cache. */
 #define POOL_MOVE_NS (10 * NSEC_PER_MSEC)
+
+/* The home thread fills tasks[tail % POOL_OFFERS]; whoever moves head has the task there. */
+struct pool_offers {
+	_Atomic uint32_t tail _cache_aligned_;
+	_Atomic uint32_t head _cache_aligned_;
+	_Atomic(struct task *) tasks[POOL_OFFERS];
+};
 
 struct pool_worker {
 	struct pool *pool;
@@ -42,19 +50,14 @@ struct pool {
 	/* The home thread's. */
 	uint64_t sequence;
 	size_t n_pending;
-	size_t n_shared;    /* offered, and not yet done */
-	struct list given;  /* tasks that a worker has or had, until done() */
-	struct task **heap; /* binary heap of the waiting tasks, the most urgent on top */
-	size_t n_heap;
-	size_t heap_capacity;
-	struct mail help; /* to the home loop: it is to take an offer */
-	bool helping;	  /* that is on its way */
-	struct mail call; /* the same behind all that it offers in one go: workers are to come */
+	size_t n_shared;     /* offered, and not yet done */
+	struct list given;   /* tasks that a worker has or had, until done() */
+	struct fair waiting; /* by job */
+	struct mail help;    /* to the home loop: it is to take an offer */
+	bool helping;	     /* that is on its way */
+	struct mail call;    /* the same behind all that it offers in one go: workers are to come */
 	bool calling;
-	/* The home thread fills offers[tail % POOL_OFFERS]; whoever moves head has the task there. */
-	_Atomic uint32_t tail _cache_aligned_;
-	_Atomic uint32_t head _cache_aligned_;
-	_Atomic(struct task *) offers[POOL_OFFERS];
+	struct pool_offers offers, away; /* to all; to all but the home thread */
 	unsigned n_workers;
 	struct pool_worker workers[];
 };
@@ -112,7 +115,9 @@ struct pool *pool_free(struct pool *pool)
 		loop_unpost(pool->home, &task->mail);
 		list_remove(&task->link);
 	}
-	free(pool->heap);
+	while (pool->waiting.n)
+		(void)fair_pop(&pool->waiting);
+	fair_done(&pool->waiting);
 	free(pool);
 	return NULL;
 }
@@ -127,64 +132,18 @@ size_t pool_pending(const struct pool *pool)
 	return pool->n_pending;
 }
 
-/* The heap of waiting tasks */
-
-static bool task_before(const struct task *a, const struct task *b)
-{
-	if (a->priority != b->priority)
-		return a->priority > b->priority;
-	return a->sequence < b->sequence;
-}
-
-static int pool_heap_push(struct pool *pool, struct task *task)
-{
-	size_t index = pool->n_heap;
-
-	if (pool->n_heap == pool->heap_capacity) {
-		size_t capacity = pool->heap_capacity ? 2 * pool->heap_capacity : 64;
-		struct task **heap = reallocarray(pool->heap, capacity, sizeof(*heap));
-
-		if (!heap)
-			return error_origin(-ENOMEM);
-		pool->heap = heap;
-		pool->heap_capacity = capacity;
-	}
-	pool->n_heap++;
-	for (; index > 0 && task_before(task, pool->heap[(index - 1) / 2]); index = (index - 1) / 2)
-		pool->heap[index] = pool->heap[(index - 1) / 2];
-	pool->heap[index] = task;
-	return 0;
-}
-
-static struct task *pool_heap_pop(struct pool *pool)
-{
-	struct task *top, *last;
-	size_t index = 0;
-
-	if (!pool->n_heap)
-		return NULL;
-	top = pool->heap[0];
-	last = pool->heap[--pool->n_heap];
-	for (;;) {
-		size_t child = 2 * index + 1;
-
-		if (child + 1 < pool->n_heap &&
-		    task_before(pool->heap[child + 1], pool->heap[child]))
-			child++;
-		if (child >= pool->n_heap || !task_before(pool->heap[child], last))
-			break;
-		pool->heap[index] = pool->heap[child];
-		index = child;
-	}
-	pool->heap[index] = last;
-	return top;
-}
-
 static void pool_refill(struct pool *pool);
 
 /* The way of a task: given (home), run (worker), done (home) */
 
 static void pool_give(struct pool *pool, size_t worker, struct task *task);
+
+static void pool_end(struct pool *pool, struct task *task)
+{
+	list_remove(&task->link);
+	if (!--pool->n_pending)
+		fair_rest(&pool->waiting);
+}
 
 static void pool_on_done(struct mail *mail)
 {
@@ -192,8 +151,7 @@ static void pool_on_done(struct mail *mail)
 	struct pool *pool = task->pool;
 	size_t worker = task->worker;
 
-	list_remove(&task->link);
-	pool->n_pending--;
+	pool_end(pool, task);
 	if (worker < pool->n_workers)
 		pool->workers[worker].n_tasks--;
 	pool_refill(pool);
@@ -237,29 +195,43 @@ static size_t pool_choose(const struct pool *pool)
 }
 
 /*
- * Shared tasks: waiting (heap), on offer (home), run by whoever takes it, done (home). A worker is told to come by one
+ * Shared tasks: waiting (home), on offer (home), run by whoever takes it, done (home). A worker is told to come by one
  * mail however many there are, and looks again after it has said that the mail has run: no offer is overlooked.
  */
 
-static struct task *pool_take(struct pool *pool, size_t worker)
+static struct task *pool_take(struct pool_offers *offers, size_t worker)
 {
-	uint32_t head = atomic_load(&pool->head);
+	uint32_t head = atomic_load(&offers->head);
 	struct task *task;
 
 	do {
-		if (head == atomic_load(&pool->tail))
+		if (head == atomic_load(&offers->tail))
 			return NULL;
 		/* Another's, if we are late: then head has moved. */
-		task = atomic_load_explicit(&pool->offers[head % POOL_OFFERS],
+		task = atomic_load_explicit(&offers->tasks[head % POOL_OFFERS],
 					    memory_order_relaxed);
-	} while (!atomic_compare_exchange_weak(&pool->head, &head, head + 1));
+	} while (!atomic_compare_exchange_weak(&offers->head, &head, head + 1));
 	task->worker = worker;
 	return task;
 }
 
-static uint32_t pool_n_offers(struct pool *pool)
+static uint32_t pool_n_offers(struct pool_offers *offers)
 {
-	return atomic_load(&pool->tail) - atomic_load(&pool->head);
+	return atomic_load(&offers->tail) - atomic_load(&offers->head);
+}
+
+static struct pool_offers *pool_offers_of(struct pool *pool, const struct task *task)
+{
+	return task->away ? &pool->away : &pool->offers;
+}
+
+/* For a worker: neither kind waits for the end of the other. */
+static struct task *pool_take_any(struct pool *pool, size_t worker, unsigned turn)
+{
+	struct pool_offers *first = turn % 2 ? &pool->away : &pool->offers;
+	struct task *task = pool_take(first, worker);
+
+	return task ? task : pool_take(turn % 2 ? &pool->offers : &pool->away, worker);
 }
 
 static void pool_on_shared_done(struct mail *mail);
@@ -276,7 +248,7 @@ static void pool_on_come(struct mail *mail)
 	for (unsigned n = 0; n < POOL_SHARED_AT_ONCE; n++) {
 		if (atomic_load_explicit(&pool->closing, memory_order_relaxed))
 			return;
-		task = pool_take(pool, (size_t)(worker - pool->workers));
+		task = pool_take_any(pool, (size_t)(worker - pool->workers), n);
 		if (!task) {
 			(void)loop_linger(loop_thread_loop(worker->thread), clock_now_ns(),
 					  POOL_LINGER_NS);
@@ -291,15 +263,16 @@ static void pool_on_come(struct mail *mail)
 }
 
 /*
- * One offer is for the home thread; for each other a worker is told, but for one in whose place it is. Not until all are
- * there: a worker that the scheduler puts onto the home thread's core would take that for each one or two of them, and sleep again.
+ * One offer is for the home thread, if it may be; for each other a worker is told, but for one in whose place it is. Not until
+ * all are there: a worker that the scheduler puts onto the home thread's core would take that for each one or two of them, and sleep again.
  */
 static void pool_call_workers(struct pool *pool)
 {
 	unsigned most = MAX(pool->n_workers - 1, 1u);
-	uint32_t n = pool_n_offers(pool);
+	uint32_t n = pool_n_offers(&pool->offers);
 
-	for (unsigned i = 0; i < most && i + 1 < n; i++)
+	n = MIN(n ? n - 1 : 0, most) + pool_n_offers(&pool->away);
+	for (unsigned i = 0; i < pool->n_workers && i < n; i++)
 		if (!atomic_exchange(&pool->workers[i].coming, true))
 			loop_post(loop_thread_loop(pool->workers[i].thread),
 				  &pool->workers[i].come);
@@ -315,42 +288,57 @@ static void pool_on_call(struct mail *mail)
 
 static void pool_offer(struct pool *pool, struct task *task)
 {
-	uint32_t tail = atomic_load_explicit(&pool->tail, memory_order_relaxed);
+	struct pool_offers *offers = pool_offers_of(pool, task);
+	uint32_t tail = atomic_load_explicit(&offers->tail, memory_order_relaxed);
 
 	list_push_back(&pool->given, &task->link);
-	pool->n_shared++;
-	atomic_store_explicit(&pool->offers[tail % POOL_OFFERS], task, memory_order_relaxed);
-	atomic_store(&pool->tail, tail + 1);
+	pool->n_shared += !task->away;
+	atomic_store_explicit(&offers->tasks[tail % POOL_OFFERS], task, memory_order_relaxed);
+	atomic_store(&offers->tail, tail + 1);
 	if (!pool->calling) {
 		pool->calling = true;
 		loop_defer(pool->home, &pool->call);
 	}
-	if (!pool->helping) {
+	if (!pool->helping && !task->away) {
 		pool->helping = true;
 		loop_post(pool->home, &pool->help);
 	}
 }
 
-/* Those that wait, as long as there is room for the most urgent. */
+/* Those that wait, as long as there is room for the one whose turn it is. */
 static void pool_refill(struct pool *pool)
 {
-	while (pool->n_heap) {
+	while (pool->waiting.n) {
+		struct task *task = fair_first(&pool->waiting)->item;
 		size_t worker = pool_choose(pool);
 
-		if (pool->heap[0]->shared && pool_n_offers(pool) < POOL_OFFERS)
-			pool_offer(pool, pool_heap_pop(pool));
-		else if (!pool->heap[0]->shared && worker < pool->n_workers)
-			pool_give(pool, worker, pool_heap_pop(pool));
-		else
+		if (task->shared ? pool_n_offers(pool_offers_of(pool, task)) >= POOL_OFFERS
+				 : worker == pool->n_workers)
 			return;
+		(void)fair_pop(&pool->waiting);
+		if (task->shared)
+			pool_offer(pool, task);
+		else
+			pool_give(pool, worker, task);
 	}
+}
+
+static int pool_wait(struct pool *pool, struct task *task)
+{
+	const struct order_item item = {
+		.sequence = pool->sequence++,
+		.item = task,
+		.priority = task->priority,
+		.cost = (uint32_t)MIN(task->cost, UINT32_MAX),
+	};
+
+	return error_trace(fair_push(&pool->waiting, task->flow, &item));
 }
 
 static void pool_shared_done(struct pool *pool, struct task *task)
 {
-	list_remove(&task->link);
-	pool->n_pending--;
-	pool->n_shared--;
+	pool_end(pool, task);
+	pool->n_shared -= !task->away;
 	pool_refill(pool);
 	task->done(task);
 }
@@ -412,7 +400,7 @@ static void pool_on_help(struct mail *mail)
 	/* They are not to wait for what this thread takes upon itself. */
 	if (pool->calling)
 		pool_call_workers(pool);
-	task = pool_take(pool, pool->n_workers);
+	task = pool_take(&pool->offers, pool->n_workers);
 	pool->helping = task;
 	if (!task) {
 		now_ns = clock_now_ns();
@@ -435,11 +423,10 @@ int pool_post(struct pool *pool, struct task *task)
 	assert(task->run && task->done);
 
 	task->pool = pool;
-	task->sequence = pool->sequence++;
 	task->worker = 0;
 	list_init(&task->link);
 	if (pool->n_workers) {
-		r = pool_heap_push(pool, task);
+		r = pool_wait(pool, task);
 		if (r)
 			return error_trace(r);
 		/* Nothing can wait while there is room: done() fills it. */

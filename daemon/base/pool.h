@@ -1,10 +1,12 @@
 /*
- * The summation threads: a pool that runs tasks, most urgent first. Tasks are posted from one thread, the one that
- * runs the home loop, and their done() comes back there. The heap of waiting tasks belongs to the home thread; each
- * worker is given at most two at a time, so an urgent task overtakes all but those. No locks. Idle workers sleep.
+ * The summation threads: a pool that runs tasks. Those of a job go most urgent first; jobs take turns, by what their tasks cost
+ * (fair.h). Tasks are posted from one thread, the one that runs the home loop, and their done() comes back there. The queue
+ * of waiting tasks belongs to the home thread; each worker is given at most two at a time, so a task whose turn it is
+ * overtakes all but those. No locks. Idle workers sleep.
  *
  * Short tasks may be shared: they are offered to all, and whoever comes first takes them, the home thread too, which is
- * awake while others still have to be woken. So none waits for a thread that the scheduler does not let run.
+ * awake while others still have to be woken. So none waits for a thread that the scheduler does not let run. What may
+ * keep whoever runs it waiting is offered to the workers alone.
  */
 #pragma once
 
@@ -17,11 +19,13 @@ struct task {
 	/* On a worker thread; a shared one also from the home loop; inside pool_post() when the pool has no thread. */
 	void (*run)(struct task *task);
 	void (*done)(struct task *task); /* on the home loop, exactly once */
-	int32_t priority;		 /* larger first; equal: first posted first */
-	bool shared;			 /* may run at home, which waits for it: 0.1 ms at most */
+	uint64_t flow;			 /* number of the job that it is for */
+	uint64_t cost;	  /* bytes that it reads and copies: about as many as it takes time */
+	int32_t priority; /* of this job's, larger first; equal: first posted first */
+	bool shared;	  /* may run at home, which waits for it: 0.1 ms at most */
+	bool away;	  /* never runs at home, shared or not: the task may stall */
 	/* The pool's; worker may be read by run(). */
 	struct pool *pool;
-	uint64_t sequence;
 	/* The thread that runs it, from 0; 0 when the pool has none; of a shared one the home thread comes after all. */
 	size_t worker;
 	struct list link; /* tasks that a worker has or had, until done() */

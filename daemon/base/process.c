@@ -40,7 +40,10 @@ uint64_t process_started(uint32_t pid)
 	return pid && read_stat(pid, &started) ? started : 0;
 }
 
-/* A descriptor tells of the end of any process, a zombie's too, even where /proc hides those of other users. */
+/*
+ * A descriptor tells of the end of any process, a zombie's too, even where /proc hides those of
+ * other users.
+ */
 static enum process_state look_at_number(pid_t pid)
 {
 	struct pollfd ended = { .fd = (int)syscall(SYS_pidfd_open, pid, 0), .events = POLLIN };

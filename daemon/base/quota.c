@@ -1,6 +1,8 @@
 /* Charges and releases along a chain of quotas, by atomic counters and no lock. */
 #include "base/quota.h"
 
+#include <stdlib.h>
+
 void quota_init(struct quota *quota, uint64_t limit, struct quota *parent)
 {
 	*quota = (struct quota){ .limit = limit, .parent = parent };
@@ -26,27 +28,137 @@ static void quota_release_one(struct quota *quota, uint64_t amount)
 	assert(used >= amount);
 }
 
+/* What the quota has of its parent, this amount too, against what is left there. */
+static bool quota_is_fair(const struct quota *quota, uint64_t amount)
+{
+	const struct quota *parent = quota->parent;
+	uint64_t used, left, own;
+
+	if (!quota->share || quota->share >= 100 || !parent || parent->limit == UINT64_MAX)
+		return true;
+	used = quota_used(parent);
+	left = used < parent->limit ? parent->limit - used : 0;
+	own = quota->batch ? atomic_load_explicit(&quota->taken, memory_order_relaxed) + amount
+			   : quota_used(quota);
+	return own <= (unsigned __int128)left * quota->share / (100 - quota->share);
+}
+
+static int parent_charge(struct quota *quota, uint64_t amount)
+{
+	return quota_is_fair(quota, amount) ? quota_charge(quota->parent, amount) : QUOTA_E_FULL;
+}
+
+/* Two threads that come to the end of a batch at once take one each. */
+static int batch_take(struct quota *quota)
+{
+	uint64_t taken = atomic_load_explicit(&quota->taken, memory_order_relaxed);
+	uint64_t used = quota_used(quota), amount;
+
+	if (likely(used <= taken))
+		return 0;
+	amount = align_up(used - taken, quota->batch);
+	if (parent_charge(quota, amount))
+		return QUOTA_E_FULL;
+	(void)atomic_fetch_add_explicit(&quota->taken, amount, memory_order_relaxed);
+	return 0;
+}
+
+static void batch_give(struct quota *quota)
+{
+	uint64_t taken = atomic_load_explicit(&quota->taken, memory_order_relaxed);
+	uint64_t used = quota_used(quota), amount;
+
+	if (likely(taken < used + 2 * quota->batch))
+		return;
+	amount = (taken - used) / quota->batch * quota->batch - quota->batch;
+	if (atomic_compare_exchange_strong_explicit(&quota->taken, &taken, taken - amount,
+						    memory_order_relaxed, memory_order_relaxed))
+		quota_release(quota->parent, amount);
+}
+
 int quota_charge(struct quota *quota, uint64_t amount)
 {
-	struct quota *refused = quota, *q;
+	int r;
 
-	while (refused && quota_charge_one(refused, amount))
-		refused = refused->parent;
-	if (!refused)
+	if (!quota || !amount)
 		return 0;
-
-	for (q = quota; q != refused; q = q->parent)
-		quota_release_one(q, amount);
-	return QUOTA_E_FULL;
+	if (!quota_charge_one(quota, amount))
+		return QUOTA_E_FULL;
+	if (!quota->parent)
+		return 0;
+	r = quota->batch ? batch_take(quota) : parent_charge(quota, amount);
+	if (r)
+		quota_release_one(quota, amount);
+	return r;
 }
 
 void quota_release(struct quota *quota, uint64_t amount)
 {
-	for (; quota && amount; quota = quota->parent)
+	struct quota *parent;
+
+	if (!quota || !amount)
+		return;
+	parent = quota->parent;
+	if (parent && quota->batch) {
 		quota_release_one(quota, amount);
+		batch_give(quota);
+		return;
+	}
+	quota_release_one(quota, amount);
+	quota_release(parent, amount);
+}
+
+void quota_done(struct quota *quota)
+{
+	uint64_t taken = atomic_exchange_explicit(&quota->taken, 0, memory_order_relaxed);
+
+	assert(!quota_used(quota));
+	quota_release(quota->parent, taken);
 }
 
 uint64_t quota_used(const struct quota *quota)
 {
 	return atomic_load_explicit(&quota->used, memory_order_relaxed);
+}
+
+/* -- Memory that knows who is charged for it --------------------------------------------------- */
+
+struct held {
+	struct quota *quota;
+	size_t len; /* with this head */
+	max_align_t data[];
+};
+
+void *held_new(struct quota *quota, size_t len)
+{
+	struct held *held;
+	size_t whole;
+
+	if (ADD_OVERFLOW(len, sizeof(*held), &whole)) {
+		errno = ENOMEM;
+		return NULL;
+	}
+	if (quota_charge(quota, whole)) {
+		errno = EDQUOT;
+		return NULL;
+	}
+	held = calloc(1, whole);
+	if (!held) {
+		quota_release(quota, whole);
+		errno = ENOMEM;
+		return NULL;
+	}
+	held->quota = quota;
+	held->len = whole;
+	return held->data;
+}
+
+void *held_free(void *data)
+{
+	struct held *held = data ? container_of(data, struct held, data) : NULL;
+
+	if (held)
+		quota_release(held->quota, held->len);
+	free(held);
+	return NULL;
 }

@@ -13,10 +13,25 @@ struct quota {
 	_Atomic uint64_t used;
 	uint64_t limit;
 	struct quota *parent; /* outlives this one */
+	/*
+	 * Percent, 0: no matter. Of what nobody has of the parent, this quota's own use may be at most share / (100 - share)
+	 * times as much: with 50, as much as is left. So however many take all they can, something is left for one more.
+	 */
+	unsigned share;
+	/* Taken from the parent at a time, a power of two: who charges often does not meet others there. 0: as it is charged. */
+	uint64_t batch;
+	_Atomic uint64_t taken; /* with a batch: of the parent */
 };
 
 void quota_init(struct quota *quota, uint64_t limit, struct quota *parent);
-/* Returns 0 or QUOTA_E_FULL (then nothing is charged). */
+/* Gives back what is left of batches. Nothing is charged any more; or it goes on from nothing. */
+void quota_done(struct quota *quota);
+/* Returns 0 or QUOTA_E_FULL (then nothing is charged). NULL: nobody is charged. */
 int quota_charge(struct quota *quota, uint64_t amount);
 void quota_release(struct quota *quota, uint64_t amount);
 uint64_t quota_used(const struct quota *quota);
+
+/* Zeroed memory that is charged until held_free(). Returns NULL with errno EDQUOT or ENOMEM. */
+void *held_new(struct quota *quota, size_t len);
+/* Returns NULL; takes NULL. */
+void *held_free(void *data);

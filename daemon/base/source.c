@@ -1,5 +1,5 @@
 /*
- * The text that stands for where a connection comes from. transport/ counts connections by
+ * The text that stands for where a connection comes from. transport/ and rpc/ count connections by
  * that text, so that one origin cannot take them all.
  */
 #include "base/source.h"
@@ -25,4 +25,14 @@ void source_text(const struct sockaddr_storage *address, char ret_source[SOURCE_
 		(void)inet_ntop(AF_INET6, &net, host, sizeof(host));
 		(void)snprintf(ret_source, SOURCE_MAX, "%.40s/64", host);
 	}
+}
+
+void source_of(int fd, char ret_source[SOURCE_MAX])
+{
+	struct sockaddr_storage address = { 0 };
+	socklen_t len = sizeof(address);
+
+	if (getpeername(fd, (struct sockaddr *)&address, &len))
+		address.ss_family = AF_UNSPEC;
+	source_text(&address, ret_source);
 }

@@ -9,15 +9,16 @@
 #include <pthread.h>
 #include <sys/mman.h>
 
-/* To unmap less takes some 30 us, and to wake a thread nearly as long. */
+/* Less takes some 30 us, and to wake a thread nearly as long. */
 #define UNMAP_HERE (256u << 10)
-/* Unmapped in one call: whoever maps something meanwhile waits for the end of that. */
+/* At once: whoever maps something meanwhile waits for it. */
 #define UNMAP_SLICE ((size_t)32 << 20)
 
 struct mapping {
 	struct mapping *next;
 	char *data;
 	size_t len;
+	bool removes; /* gives the pages back before it is unmapped */
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards what follows */
@@ -42,6 +43,8 @@ static void *unmap_all(void *unused)
 
 	(void)unused;
 	while ((mapping = take())) {
+		if (mapping->removes)
+			(void)madvise(mapping->data, mapping->len, MADV_REMOVE);
 		for (size_t at = 0; at < mapping->len; at += UNMAP_SLICE)
 			(void)munmap(mapping->data + at, MIN(mapping->len - at, UNMAP_SLICE));
 		free(mapping);
@@ -64,15 +67,28 @@ static bool hand_over(struct mapping *mapping)
 	return taken;
 }
 
-void unmap(void *data, size_t len)
+static void unmap_elsewhere(void *data, size_t len, bool removes)
 {
-	struct mapping *mapping = len > UNMAP_HERE ? malloc(sizeof(*mapping)) : NULL;
+	struct mapping *mapping = malloc(sizeof(*mapping));
 
 	if (mapping) {
-		*mapping = (struct mapping){ .data = data, .len = len };
+		*mapping = (struct mapping){ .data = data, .len = len, .removes = removes };
 		if (hand_over(mapping))
 			return;
 		free(mapping);
 	}
 	(void)munmap(data, len);
+}
+
+void unmap(void *data, size_t len)
+{
+	if (len > UNMAP_HERE)
+		unmap_elsewhere(data, len, false);
+	else
+		(void)munmap(data, len);
+}
+
+void unmap_remove(void *data, size_t len)
+{
+	unmap_elsewhere(data, len, true);
 }

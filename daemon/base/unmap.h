@@ -7,5 +7,10 @@
 
 #include "proto/c.h"
 
-/* Unmaps what nobody uses any more: at once if that is small, soon if not. */
+/* Nobody uses it any more. It is unmapped at once if it is small, and soon if not. */
 void unmap(void *data, size_t len);
+/*
+ * The same, of pages that nobody is to have any more: they are given back first (MADV_REMOVE), which waits for others who give
+ * back some of the same memory. Where no thread is to be had, they stay until the memory's last owner has gone.
+ */
+void unmap_remove(void *data, size_t len);

@@ -52,7 +52,10 @@ void group_start(unsigned n_ranks)
 	exit(failed);
 }
 
-/* The daemon is whoever listens where the library connects; under socket activation that is the service manager. */
+/*
+ * The daemon is whoever listens where the library connects; under socket activation that is the
+ * service manager.
+ */
 static pid_t find_daemon(void)
 {
 	const char *path = getenv("BPS_SOCKET"), *runtime = getenv("XDG_RUNTIME_DIR");
@@ -162,7 +165,10 @@ static double seconds_of(struct timeval time)
 	return (double)time.tv_sec + (double)time.tv_usec / 1e6;
 }
 
-/* User and system time in clock ticks are fields 14 and 15; the name before them may hold spaces and parentheses. */
+/*
+ * User and system time in clock ticks are fields 14 and 15; the name before them may hold spaces
+ * and parentheses.
+ */
 static double daemon_cpu(pid_t pid)
 {
 	char file[64], line[1024];

@@ -147,9 +147,10 @@ static void uniform(struct maker *m)
 }
 
 /*
- * Times of one V100, rounded: about 225 images/s of VGG16 and 370 of ResNet-50 (tf_cnn_benchmarks, float32, batch 64), 55
- * sequences of 128 tokens of BERT-large (mixed precision, batch 32), 14 of 1024 tokens of GPT-2 (mixed precision, batch 8).
- * The backward pass is taken for twice the forward one. What counts for communication is their ratio to the link's speed.
+ * Times of one V100, rounded: about 225 images/s of VGG16 and 370 of ResNet-50 (tf_cnn_benchmarks,
+ * float32, batch 64), 55 sequences of 128 tokens of BERT-large (mixed precision, batch 32), 14 of
+ * 1024 tokens of GPT-2 (mixed precision, batch 8). The backward pass is taken for twice the forward
+ * one. What counts for communication is their ratio to the link's speed.
  */
 static const struct {
 	struct model model;

@@ -19,7 +19,10 @@ struct op_tensor {
 	struct bps_request *request;
 };
 
-/* All tensors of a case, and the memory in which they lie one after the other, as a trainer's gradients do. */
+/*
+ * All tensors of a case, and the memory in which they lie one after the other, as a trainer's
+ * gradients do.
+ */
 struct op_case {
 	struct op_tensor *tensors;
 	struct bps_memory *memory;
@@ -234,7 +237,10 @@ static void run_counted(struct group *group, const struct op_options *o, struct 
 	}
 }
 
-/* As often again, after the times were taken, which counting would lengthen. What counting itself does is taken off. */
+/*
+ * As often again, after the times were taken, which counting would lengthen. What counting itself
+ * does is taken off.
+ */
 static void count_steps(struct group *group, const struct op_options *o, struct op_case *c,
 			struct op_figures *f)
 {

@@ -7,9 +7,10 @@
 #include <sys/prctl.h>
 
 /*
- * A step: forward through the layers, each as soon as its own tensor of the last step is there; backward through them in
- * reverse, each giving its gradient away when it is ready; then the update. In place of the GPU the rank sleeps, until
- * moments that follow from the beginning of the pass, so that no time is lost or won by waking up late.
+ * A step: forward through the layers, each as soon as its own tensor of the last step is there;
+ * backward through them in reverse, each giving its gradient away when it is ready; then the
+ * update. In place of the GPU the rank sleeps, until moments that follow from the beginning of the
+ * pass, so that no time is lost or won by waking up late.
  */
 
 struct replay_options {
@@ -210,8 +211,8 @@ static bool is_there(struct replay *r, size_t i)
 }
 
 /*
- * A layer's work begins when the one before it is done and its own parameters are there. The clock is that of the GPU: it
- * stands still only where a result is late.
+ * A layer's work begins when the one before it is done and its own parameters are there. The clock
+ * is that of the GPU: it stands still only where a result is late.
  */
 static void forward(struct replay *r)
 {
@@ -285,7 +286,10 @@ static void print(const struct replay *r, int64_t *times)
 	bench_json_close(json);
 }
 
-/* What would be replayed, for a program that does the same by other means: times, and each tensor in forward order. */
+/*
+ * What would be replayed, for a program that does the same by other means: times, and each tensor
+ * in forward order.
+ */
 static void describe(const struct replay_options *o)
 {
 	const struct model *model = &o->model;

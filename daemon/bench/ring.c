@@ -14,8 +14,9 @@
 #define POSTS 256u /* at a time: the daemon is then busy with those before */
 
 /*
- * Cache lines of code, the kernel's apart, that a hop runs through on each side, and the pages they lie in, by single steps through a
- * release for x86-64. After a pause none may be in a cache, and what comes next is known only when a line is there.
+ * Cache lines of code, the kernel's apart, that a hop runs through on each side, and the pages they
+ * lie in, by single steps through a release for x86-64. After a pause none may be in a cache, and
+ * what comes next is known only when a line is there.
  */
 enum { DAEMON_LINES = 334, DAEMON_PAGES = 45, RANK_LINES = 216, RANK_PAGES = 32 };
 #define PAGE 4096u
@@ -71,7 +72,10 @@ static void parse(struct ring_options *o, int argc, char **argv)
 		bench_usage("ring: \"%s\" is too much", argv[optind]);
 }
 
-/* So many lines, spread over so many pages, each of which leads to the next and the last to the first. */
+/*
+ * So many lines, spread over so many pages, each of which leads to the next and the last to the
+ * first.
+ */
 static void **chain_new(size_t lines, size_t pages)
 {
 	size_t in_page = (lines + pages - 1) / pages;
@@ -158,7 +162,9 @@ static void bare_hop(struct bare *bare)
 		bench_die("the other side of a bare wake-up has gone");
 }
 
-/* With a rank alone in its job the daemon has nothing to do but to answer: this is the hop itself. */
+/*
+ * With a rank alone in its job the daemon has nothing to do but to answer: this is the hop itself.
+ */
 struct hop {
 	struct bps_memory *memory;
 	struct bps_tensor *tensor;
@@ -183,7 +189,10 @@ static void hop_close(struct hop *hop)
 	bps_memory_free(hop->memory);
 }
 
-/* In turns, so that all see the same machine: a hop, a bare wake-up, and one on whose way lines are walked along. */
+/*
+ * In turns, so that all see the same machine: a hop, a bare wake-up, and one on whose way lines are
+ * walked along.
+ */
 static void measure_hops(const struct ring_options *o, struct hop *hop, struct bare bares[2],
 			 bool asleep, int64_t *times[3])
 {

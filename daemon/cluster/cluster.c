@@ -129,17 +129,18 @@ struct view *cluster_view_of(struct cluster *cluster, uint32_t epoch)
 
 /* Jobs */
 
-static struct cluster_job *job_find(struct cluster *cluster, const char *name)
+static struct cluster_job *job_find(struct cluster *cluster, const char *name, uint64_t owner)
 {
 	struct cluster_job *job;
 
 	list_for_each (job, &cluster->jobs, link)
-		if (!strcmp(job->name, name))
+		if (job->owner == owner && !strcmp(job->name, name))
 			return job;
 	return NULL;
 }
 
-static int job_new(struct cluster *cluster, const char *name, struct cluster_job **ret_job)
+static int job_new(struct cluster *cluster, const char *name, uint64_t owner,
+		   struct cluster_job **ret_job)
 {
 	struct cluster_job *job = calloc(1, sizeof(*job));
 
@@ -147,6 +148,7 @@ static int job_new(struct cluster *cluster, const char *name, struct cluster_job
 		return error_origin(-ENOMEM);
 	job->cluster = cluster;
 	(void)snprintf(job->name, sizeof(job->name), "%s", name);
+	job->owner = owner;
 	list_init(&job->queries);
 	list_push_back(&cluster->jobs, &job->link);
 	*ret_job = job;
@@ -299,7 +301,7 @@ static void on_query_expired(struct loop_timer *timer)
 
 void cluster_open_job(struct cluster *cluster, struct cluster_query *query)
 {
-	struct cluster_job *job = job_find(cluster, query->job);
+	struct cluster_job *job = job_find(cluster, query->job, query->owner);
 	uint64_t timeout_ms = MIN(query->timeout_ms, (uint64_t)INT32_MAX);
 	int r = 0;
 
@@ -307,7 +309,7 @@ void cluster_open_job(struct cluster *cluster, struct cluster_query *query)
 	query->private = NULL;
 	query->timer = (struct loop_timer){ .expired = on_query_expired };
 	if (!job)
-		r = job_new(cluster, query->job, &job);
+		r = job_new(cluster, query->job, query->owner, &job);
 	if (!r)
 		r = loop_timer_set(cluster->params.loop, &query->timer,
 				   clock_now_ns() + timeout_ms * NSEC_PER_MSEC);
@@ -337,9 +339,9 @@ void cluster_cancel(struct cluster *cluster, struct cluster_query *query)
 	job_settle(job);
 }
 
-void cluster_close_job(struct cluster *cluster, const char *name)
+void cluster_close_job(struct cluster *cluster, const char *name, uint64_t owner)
 {
-	struct cluster_job *job = job_find(cluster, name);
+	struct cluster_job *job = job_find(cluster, name, owner);
 
 	if (!job || !job->told)
 		return;

@@ -28,6 +28,14 @@ struct view_member {
 	bool is_self;
 };
 
+/*
+ * A daemon's process is known by an id, which is in every view, and which is a digest of a secret that only the process has: who
+ * shows the secret is the one that the id belongs to, also to a coordinator that has just been started.
+ */
+#define MEMBER_SECRET_LEN 32
+/* Odd; 0 without memory. Any thread. */
+uint64_t member_id(const uint8_t secret[MEMBER_SECRET_LEN]);
+
 struct view {
 	_Atomic uint32_t refs;
 	uint32_t
@@ -96,6 +104,7 @@ struct cluster_params {
 	const char *etcd_prefix;	/* etcd: of all keys, without a slash at its end */
 	const char *tls_ca, *tls_cert, *tls_key; /* mutual TLS for gRPC; all or none */
 	struct view_member self;		 /* id, name, address, roles, bandwidth */
+	uint8_t secret[MEMBER_SECRET_LEN];	 /* coordinator: self.id is its digest */
 	uint64_t lease_ms;
 	const void *
 		data_key; /* the configured cluster key, if any; a coordinator hands it out, or makes one */
@@ -133,6 +142,7 @@ int cluster_reload(struct cluster *cluster, struct failure *failure);
  */
 struct cluster_query {
 	char job[64];
+	uint64_t owner; /* whose: jobs of one name and different owners are different jobs */
 	uint32_t min_servers;
 	uint64_t timeout_ms;
 	void (*done)(struct cluster_query *query, struct view *view, const struct failure *failure);
@@ -146,7 +156,7 @@ void cluster_open_job(struct cluster *cluster, struct cluster_query *query);
 /* done() will not come (harmless when it has). */
 void cluster_cancel(struct cluster *cluster, struct cluster_query *query);
 /* No rank of this daemon is in the job any more. */
-void cluster_close_job(struct cluster *cluster, const char *job);
+void cluster_close_job(struct cluster *cluster, const char *job, uint64_t owner);
 
 /* The current view (borrowed), or NULL before the first; any view still in use, by epoch. */
 struct view *cluster_view(struct cluster *cluster);

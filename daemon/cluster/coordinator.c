@@ -10,11 +10,13 @@
 #include "cluster/coordinator_state.h"
 #include "cluster/source.h"
 
+#include <stdarg.h>
 #include <stdio.h>
 #include <sys/random.h>
 
 #define CHANGE_DELAY_MS 50 /* changes that come together make one view */
 #define KEY_LEN		32
+#define COMPLAIN_NS	NSEC_PER_SEC
 #define LAST_CALL_MS	1000 /* longer than it takes to read what waits in the sockets */
 
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes)
@@ -116,6 +118,38 @@ struct member *coordinator_member_find(struct coordinator *c, uint64_t id)
 	return NULL;
 }
 
+/* At most so often as all that strangers can fill a log with. */
+static _printf_(2, 3) void complain(struct coordinator *c, const char *format, ...)
+{
+	uint64_t now_ns = clock_now_ns();
+	char text[512];
+	va_list args;
+
+	if (c->complained_ns && now_ns - c->complained_ns < COMPLAIN_NS)
+		return;
+	c->complained_ns = now_ns;
+	va_start(args, format);
+	(void)vsnprintf(text, sizeof(text), format, args);
+	va_end(args);
+	log_warning("coordinator: %s", text);
+}
+
+struct member *coordinator_member_calling(struct coordinator *c, const struct rpc_call *call,
+					  uint64_t id)
+{
+	struct member *member = coordinator_member_find(c, id);
+	char from[RPC_PEER_MAX];
+
+	if (!member || !member->stream)
+		return NULL;
+	rpc_call_peer(call, from);
+	if (!strcmp(from, member->from))
+		return member;
+	complain(c, "%s speaks for member %s, which is connected from %s: refused", from,
+		 member->info.name, member->from);
+	return NULL;
+}
+
 static void member_remove(struct member *member, int status, const char *why)
 {
 	struct coordinator *c = member->coordinator;
@@ -135,9 +169,10 @@ static void member_remove(struct member *member, int status, const char *why)
 }
 
 /*
- * Not all silence is the member's: this process may have been stopped, with what the member said waiting in its sockets.
- * So the loop goes round for a while first. Where it was late itself, the member has a whole lease once more, since what it
- * said may have been lost with a call that took too long.
+ * Not all silence is the member's: this process may have been stopped, with what the member said
+ * waiting in its sockets. So the loop goes round for a while first. Where it was late itself, the
+ * member has a whole lease once more, since what it said may have been lost with a call that took
+ * too long.
  */
 static bool last_call(struct member *member)
 {
@@ -280,9 +315,9 @@ static void greet_all(struct coordinator *c)
 }
 
 /*
- * Members of before our start have the key that others prove too, and new ones have none. So that nobody is told a second
- * key while others still prove the first, those without one hear nothing until one with one has come, or nobody is waited
- * for any more: as long as for the first view.
+ * Members of before our start have the key that others prove too, and new ones have none. So that
+ * nobody is told a second key while others still prove the first, those without one hear nothing
+ * until one with one has come, or nobody is waited for any more: as long as for the first view.
  */
 static void key_learn(struct coordinator *c, const struct wire_bytes *theirs)
 {
@@ -307,9 +342,10 @@ static void on_key_wait_over(struct loop_timer *timer)
 }
 
 /*
- * No view is made for a while after the start: a restarted coordinator knows nothing, and must not fix the view of a job
- * that members are about to tell it of. Once the first of them has come, it is known how many there were: then the view is
- * made as soon as that many are here, and at last when those that are not would have lost their lease.
+ * No view is made for a while after the start: a restarted coordinator knows nothing, and must not
+ * fix the view of a job that members are about to tell it of. Once the first of them has come, it
+ * is known how many there were: then the view is made as soon as that many are here, and at last
+ * when those that are not would have lost their lease.
  */
 static void recover(struct coordinator *c, uint64_t wait_ms)
 {
@@ -323,7 +359,10 @@ static void learn_epochs(struct coordinator *c, const struct wire_register *mess
 		c->epoch = MAX(c->epoch, message->views.views[i]->epoch);
 	if (c->view)
 		return;
-	/* A member that has seen a view before we have made any: we were restarted, and the others come too. */
+	/*
+	 * A member that has seen a view before we have made any: we were restarted, and the others
+	 * come too.
+	 */
 	if (message->epoch && !c->recover_epoch) {
 		recover(c, c->lease_ms);
 		log_notice("coordinator: members of view %u come back", message->epoch);
@@ -336,16 +375,46 @@ static void learn_epochs(struct coordinator *c, const struct wire_register *mess
 		recover(c, 0);
 }
 
-static int register_member(struct coordinator *c, const struct wire_register *message,
-			   struct failure *failure, struct member **ret_member)
+/*
+ * An id is a digest of its owner's secret, a name is in its owner's certificate, where there are
+ * any.
+ */
+static int check_identity(struct coordinator *c, const struct rpc_call *call,
+			  const struct wire_register *message, struct failure *failure)
 {
+	char from[RPC_PEER_MAX];
+	int r = 0;
+
+	if (member_id(message->secret) != message->member.id)
+		r = failure_set(failure, -EACCES, "node %s: the id is another daemon's",
+				message->member.name);
+	else if (c->has_tls && !rpc_call_is_named(call, message->member.name))
+		r = failure_set(
+			failure, -EINVAL,
+			"node %s: its certificate is not for that name: give each node one that "
+			"has its name (node) as common name or subject alternative name",
+			message->member.name);
+	if (!r)
+		return 0;
+	rpc_call_peer(call, from);
+	complain(c, "%s refused: %s", from, failure->text);
+	return r;
+}
+
+static int register_member(struct coordinator *c, const struct rpc_call *call,
+			   const struct wire_register *message, struct failure *failure,
+			   struct member **ret_member)
+{
+	int r;
+
 	if (message->version_min > WIRE_VERSION || message->version < WIRE_VERSION_MIN)
 		return failure_set(failure, -EPROTO,
 				   "the coordinator speaks version %u to %u of the protocol, the "
 				   "member %u to %u: upgrade the older",
 				   WIRE_VERSION_MIN, WIRE_VERSION, message->version_min,
 				   message->version);
-	return member_take(c, message, failure, ret_member);
+	r = check_identity(c, call, message, failure);
+	return r ? r : member_take(c, message, failure, ret_member);
 }
 
 static void on_register(void *user, struct rpc_call *call, const void *data, size_t len)
@@ -354,17 +423,20 @@ static void on_register(void *user, struct rpc_call *call, const void *data, siz
 	_cleanup_(wire_register_done) struct wire_register message = { 0 };
 	struct failure failure = { 0 };
 	struct member *member = NULL;
+	char from[RPC_PEER_MAX];
 	int r;
 
 	r = wire_unpack_register(data, len, &failure, &message);
 	if (!r)
-		r = register_member(c, &message, &failure, &member);
+		r = register_member(c, call, &message, &failure, &member);
 	if (r) {
 		rpc_call_fail(call, r, failure.text);
 		return;
 	}
-	log_notice("coordinator: member %s (%s) registered", member->info.name,
-		   *member->info.address ? member->info.address : "no address");
+	rpc_call_peer(call, from);
+	memcpy(member->from, from, sizeof(member->from));
+	log_notice("coordinator: member %s (%s) registered from %s", member->info.name,
+		   *member->info.address ? member->info.address : "no address", member->from);
 	FAILPOINT("coordinator-registered");
 	learn_epochs(c, &message);
 	coordinator_jobs_take(c, &message, member);
@@ -404,12 +476,15 @@ static void on_heartbeat(void *user, struct rpc_call *call, const void *data, si
 		rpc_call_fail(call, r, failure.text);
 		return;
 	}
-	member = coordinator_member_find(c, message.id);
+	/*
+	 * One whose stream broke without its noticing gets no views: it is to come anew, and so is
+	 * not known.
+	 */
+	member = coordinator_member_calling(c, call, message.id);
 	if (member) {
 		(void)member_heard(member);
 		member->acked = MAX(member->acked, message.epoch);
-		/* One whose stream broke without its noticing gets no views: it is to come anew. */
-		heard.known = member->stream;
+		heard.known = true;
 	}
 	r = wire_pack_heard(&heard, &bytes);
 	coordinator_reply_bytes(call, r, &bytes);
@@ -429,7 +504,7 @@ static void on_leave(void *user, struct rpc_call *call, const void *data, size_t
 		rpc_call_fail(call, r, failure.text);
 		return;
 	}
-	member = coordinator_member_find(c, id);
+	member = coordinator_member_calling(c, call, id);
 	if (member) {
 		log_notice("coordinator: member %s left", member->info.name);
 		member_remove(member, 0, "the member has left");
@@ -458,6 +533,7 @@ static void add_methods(struct coordinator *c)
 	for (size_t i = 0; i < N_METHODS; i++) {
 		c->methods[i] = methods[i];
 		c->methods[i].user = c;
+		c->methods[i].doors = RPC_DOOR_CLUSTER;
 		rpc_add_method(c->rpc, &c->methods[i]);
 	}
 }
@@ -487,9 +563,14 @@ int coordinator_new(const struct coordinator_params *params, struct failure *fai
 	if (r)
 		return failure_set(failure, r, "coordinator: %s", strerror(-r));
 	add_methods(c);
-	r = rpc_listen(c->rpc, params->listen, params->tls, &c->port, failure);
+	c->has_tls = params->tls;
+	r = rpc_listen(c->rpc, params->listen, RPC_DOOR_CLUSTER, params->tls, &c->port, failure);
 	if (r)
 		return error_trace(r);
+	if (!params->tls)
+		log_warning("coordinator %s: no TLS (tls_ca), so whoever reaches it becomes a "
+			    "member and gets the data key",
+			    params->listen);
 	recover(c, MIN(c->lease_ms, params->wait_ms));
 	if (!c->key_len)
 		r = loop_timer_set(c->loop, &c->key_wait, c->recover_until_ns);

@@ -14,6 +14,7 @@
 struct job {
 	struct list link;
 	char name[64];
+	uint64_t owner; /* jobs of one name and different owners are different jobs */
 	struct view *view;
 	struct list holds;
 };
@@ -32,17 +33,23 @@ struct opening {
 	struct loop_timer timer;
 };
 
-static struct job *job_find(struct coordinator *c, const char *name)
+static bool job_is(const struct job *job, const char *name, uint64_t owner)
+{
+	return job->owner == owner && !strcmp(job->name, name);
+}
+
+static struct job *job_find(struct coordinator *c, const char *name, uint64_t owner)
 {
 	struct job *job;
 
 	list_for_each (job, &c->jobs, link)
-		if (!strcmp(job->name, name))
+		if (job_is(job, name, owner))
 			return job;
 	return NULL;
 }
 
-static int job_new(struct coordinator *c, const char *name, struct view *view, struct job **ret_job)
+static int job_new(struct coordinator *c, const char *name, uint64_t owner, struct view *view,
+		   struct job **ret_job)
 {
 	struct job *job;
 
@@ -52,6 +59,7 @@ static int job_new(struct coordinator *c, const char *name, struct view *view, s
 	if (!job)
 		return error_origin(-ENOMEM);
 	(void)snprintf(job->name, sizeof(job->name), "%s", name);
+	job->owner = owner;
 	job->view = view_ref(view);
 	list_init(&job->holds);
 	list_push_back(&c->jobs, &job->link);
@@ -147,22 +155,23 @@ void coordinator_jobs_take(struct coordinator *c, const struct wire_register *me
 	int r;
 
 	for (i = 0; i < message->n_jobs; i++) {
-		struct view *view = view_among(&message->views, message->jobs[i].epoch);
+		const struct wire_job *held = &message->jobs[i];
+		struct view *view = view_among(&message->views, held->epoch);
 
-		job = job_find(c, message->jobs[i].name);
-		r = !view ? -EINVAL : job ? 0 : job_new(c, message->jobs[i].name, view, &job);
+		job = job_find(c, held->name, held->owner);
+		r = !view ? -EINVAL : job ? 0 : job_new(c, held->name, held->owner, view, &job);
 		if (!r)
 			r = hold_add(job, member);
 		if (r)
 			log_warning("coordinator: member %s: job %s is not taken over: %s",
-				    member->info.name, message->jobs[i].name, strerror(-r));
+				    member->info.name, held->name, strerror(-r));
 		else if (job->view->epoch != view->epoch)
 			log_warning("coordinator: job %s: member %s is in view %u, others in %u",
 				    job->name, member->info.name, view->epoch, job->view->epoch);
 	}
 	list_for_each_safe (job, next, &c->jobs, link) {
 		for (i = 0; i < message->n_jobs; i++)
-			if (!strcmp(message->jobs[i].name, job->name))
+			if (job_is(job, message->jobs[i].name, message->jobs[i].owner))
 				break;
 		if (i == message->n_jobs)
 			hold_remove(c, job, member);
@@ -208,7 +217,7 @@ static bool may_open(struct coordinator *c, const struct wire_open *request)
 static bool open_now(struct coordinator *c, struct rpc_call *call, const struct wire_open *request)
 {
 	struct member *member = coordinator_member_find(c, request->member);
-	struct job *job = job_find(c, request->job);
+	struct job *job = job_find(c, request->job, request->owner);
 	struct wire_bytes bytes = { 0 };
 	int r = 0;
 
@@ -219,7 +228,7 @@ static bool open_now(struct coordinator *c, struct rpc_call *call, const struct 
 	if (!job && !may_open(c, request))
 		return false;
 	if (!job)
-		r = job_new(c, request->job, c->view, &job);
+		r = job_new(c, request->job, request->owner, c->view, &job);
 	if (!r) {
 		r = hold_add(job, member);
 		if (r)
@@ -277,6 +286,10 @@ void coordinator_job_open_called(void *user, struct rpc_call *call, const void *
 		rpc_call_fail(call, r, failure.text);
 		return;
 	}
+	if (!coordinator_member_calling(c, call, request.member)) {
+		rpc_call_fail(call, -ENOENT, "the member is not registered");
+		return;
+	}
 	if (open_now(c, call, &request))
 		return;
 	opening = c->n_openings < OPENINGS_MAX ? calloc(1, sizeof(*opening)) : NULL;
@@ -316,8 +329,8 @@ void coordinator_job_close_called(void *user, struct rpc_call *call, const void 
 		rpc_call_fail(call, r, failure.text);
 		return;
 	}
-	member = coordinator_member_find(c, message.member);
-	job = job_find(c, message.job);
+	member = coordinator_member_calling(c, call, message.member);
+	job = job_find(c, message.job, message.owner);
 	if (member && job)
 		hold_remove(c, job, member);
 	FAILPOINT("coordinator-job-closed");

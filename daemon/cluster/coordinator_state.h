@@ -11,6 +11,7 @@ struct member {
 	struct view_member info;
 	struct rpc_call *stream; /* of its Register; NULL while broken */
 	bool greeted;		 /* on that stream: not before there is a key */
+	char from[RPC_PEER_MAX]; /* the connection of that stream */
 	struct loop_timer lease;
 	bool last_call; /* its lease is over: it is dropped unless it is heard of now */
 	uint32_t acked; /* newest view it has said to have */
@@ -23,7 +24,9 @@ struct coordinator {
 	struct rpc *rpc;
 	struct rpc_method methods[N_METHODS];
 	uint16_t port;
+	bool has_tls; /* members show certificates */
 	uint64_t lease_ms;
+	uint64_t complained_ns; /* of somebody who is not who he says; 0: never */
 	uint8_t key[WIRE_KEY_MAX];
 	size_t key_len;
 	struct loop_timer key_wait; /* armed: members of before our start may yet tell their key */
@@ -41,6 +44,9 @@ struct coordinator {
 
 /* coordinator.c */
 struct member *coordinator_member_find(struct coordinator *c, uint64_t id);
+/* The member that a call is of: it came by the connection of the member's Register. NULL: whoever it is, not that one. */
+struct member *coordinator_member_calling(struct coordinator *c, const struct rpc_call *call,
+					  uint64_t id);
 /* Answers with the bytes, which are freed, or with an error. */
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes);
 

@@ -37,6 +37,7 @@ struct etcd_claim {
 	struct list link;
 	struct etcd_source *source;
 	char job[64];
+	uint64_t owner;
 	struct view *view; /* NULL: what is there is no claim */
 	bool accepted;
 	int64_t mod_revision;
@@ -131,7 +132,7 @@ void etcd_sync_start(struct etcd_source *s);
 void etcd_sync_stop(struct etcd_source *s);
 void etcd_sync_watched(struct etcd_source *s, const void *data, size_t len);
 struct etcd_member *etcd_member_find(const struct etcd_source *s, const char *name);
-struct etcd_claim *etcd_claim_find(const struct etcd_source *s, const char *job);
+struct etcd_claim *etcd_claim_find(const struct etcd_source *s, const char *job, uint64_t owner);
 void etcd_copy_free(struct etcd_source *s);
 
 /* source_etcd_job.c */

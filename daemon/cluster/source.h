@@ -50,6 +50,7 @@ struct cluster_job {
 	struct list link;
 	struct cluster *cluster;
 	char name[64];
+	uint64_t owner;
 	struct view *view; /* once it is known */
 	struct list queries;
 	bool told;    /* the view, to somebody who will close the job */

@@ -354,6 +354,7 @@ static int collect_jobs(struct source *s, struct wire_register *message)
 		if (job->state != JOB_OPEN || message->n_jobs == n)
 			continue;
 		memcpy(to->name, job->name, sizeof(to->name));
+		to->owner = job->owner;
 		to->epoch = job->view->epoch;
 		message->n_jobs++;
 		for (i = 0; i < message->views.n; i++)
@@ -377,6 +378,7 @@ static int pack_registration(struct source *s, struct wire_bytes *ret_bytes)
 	};
 	int r;
 
+	memcpy(message.secret, s->cluster->params.secret, sizeof(message.secret));
 	r = collect_jobs(s, &message);
 	if (!r)
 		r = wire_pack_register(&message, ret_bytes);
@@ -444,7 +446,7 @@ static void on_closed(struct rpc_request *request, int status, const char *text,
 static void job_close(struct cluster_job *job)
 {
 	struct source *s = source_of(job);
-	struct wire_close message = { .member = s->cluster->params.self.id };
+	struct wire_close message = { .member = s->cluster->params.self.id, .owner = job->owner };
 	struct wire_bytes bytes = { 0 };
 
 	job->view = view_unref(job->view);
@@ -518,6 +520,7 @@ static void job_ask(struct cluster_job *job)
 	struct source *s = source_of(job);
 	uint64_t left_ms = cluster_job_time_left_ms(job);
 	struct wire_open message = {
+		.owner = job->owner,
 		.min_servers = cluster_job_min_servers(job),
 		.member = s->cluster->params.self.id,
 		/* The coordinator knows best why it takes so long, so its answer is to come before our own timeout. */

@@ -674,7 +674,7 @@ static void etcd_source_free(struct cluster *cluster)
 static void etcd_explain(const struct cluster_job *job, struct failure *failure)
 {
 	const struct etcd_source *s = job->cluster->source;
-	const struct etcd_claim *claim = etcd_claim_find(s, job->name);
+	const struct etcd_claim *claim = etcd_claim_find(s, job->name, job->owner);
 	const struct view_member *home =
 		claim && claim->view ? view_home(claim->view, job->name) : NULL;
 	const char *why;

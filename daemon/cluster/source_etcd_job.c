@@ -9,6 +9,7 @@
 #include "base/log.h"
 #include "cluster/etcd_state.h"
 
+#include <inttypes.h>
 #include <stdio.h>
 
 /* Keys of one job. */
@@ -18,13 +19,16 @@ struct keys {
 	char hold[ETCD_KEY_MAX];
 };
 
-static void keys_of(const struct etcd_source *s, const char *job, struct keys *keys)
+static void keys_of(const struct etcd_source *s, const char *job, uint64_t owner, struct keys *keys)
 {
-	etcd_state_key(s, "jobs/", job, keys->claim);
-	(void)snprintf(keys->holds, sizeof(keys->holds), "%s%s/", s->holds, job);
-	(void)snprintf(keys->holds_end, sizeof(keys->holds_end), "%s%s0", s->holds, job);
-	(void)snprintf(keys->hold, sizeof(keys->hold), "%s%s/%016llx", s->holds, job,
-		       (unsigned long long)s->cluster->params.self.id);
+	char name[96];
+
+	(void)snprintf(name, sizeof(name), "%s/%016" PRIx64, job, owner);
+	etcd_state_key(s, "jobs/", name, keys->claim);
+	(void)snprintf(keys->holds, sizeof(keys->holds), "%s%s/", s->holds, name);
+	(void)snprintf(keys->holds_end, sizeof(keys->holds_end), "%s%s0", s->holds, name);
+	(void)snprintf(keys->hold, sizeof(keys->hold), "%s%s/%016" PRIx64, s->holds, name,
+		       s->cluster->params.self.id);
 }
 
 static struct etcd_guard nobody_holds(const struct keys *keys)
@@ -71,7 +75,7 @@ static void claim_accept(struct etcd_claim *claim)
 
 	if (wire_pack_claim(claim->view, true, &bytes))
 		return;
-	keys_of(s, claim->job, &keys);
+	keys_of(s, claim->job, claim->owner, &keys);
 	guard = claim_is(&keys, claim);
 	change = (struct etcd_change){ .key = keys.claim, .value = bytes };
 	etcd_step_txn(&claim->step, &guard, 1, &change, 1);
@@ -85,7 +89,7 @@ static void claim_check(struct etcd_claim *claim)
 	struct etcd_guard guard;
 	struct keys keys;
 
-	keys_of(claim->source, claim->job, &keys);
+	keys_of(claim->source, claim->job, claim->owner, &keys);
 	guard = nobody_holds(&keys);
 	change = (struct etcd_change){ .key = keys.claim, .remove = true };
 	claim->check = false;
@@ -223,7 +227,7 @@ static void job_join(struct etcd_job *j, const struct etcd_claim *claim, bool ru
 	struct etcd_change change;
 	struct keys keys;
 
-	keys_of(j->source, j->job->name, &keys);
+	keys_of(j->source, j->job->name, j->job->owner, &keys);
 	guards[0] = claim_is(&keys, claim);
 	guards[1] = somebody_holds(&keys);
 	change = (struct etcd_change){ .key = keys.hold, .lease = j->source->lease };
@@ -258,7 +262,7 @@ static void job_claim_newest(struct etcd_job *j)
 	if (!view || view_n_servers(view) < cluster_job_min_servers(j->job) ||
 	    !view_n_servers(view))
 		return;
-	keys_of(s, j->job->name, &keys);
+	keys_of(s, j->job->name, j->job->owner, &keys);
 	etcd_state_key(s, "view", "", key);
 	guards[0] = nobody_holds(&keys);
 	guards[1] = (struct etcd_guard){ ETCD_REVISION_IS, key, NULL, s->view_mod };
@@ -275,7 +279,7 @@ static void job_claim_newer(struct etcd_job *j, const struct etcd_claim *claim)
 	if (!view || view->epoch == claim->view->epoch ||
 	    view_n_servers(view) < cluster_job_min_servers(j->job) || !view_n_servers(view))
 		return;
-	keys_of(j->source, j->job->name, &keys);
+	keys_of(j->source, j->job->name, j->job->owner, &keys);
 	guard = claim_is(&keys, claim);
 	job_claim(j, view, false, &keys, &guard, 1);
 }
@@ -298,7 +302,7 @@ static void job_hold_again(struct etcd_job *j, const struct etcd_claim *claim)
 		job_join(j, claim, true);
 		return;
 	}
-	keys_of(j->source, j->job->name, &keys);
+	keys_of(j->source, j->job->name, j->job->owner, &keys);
 	guard = claim_is(&keys, claim);
 	job_claim(j, j->job->view, true, &keys, &guard, 1);
 }
@@ -311,7 +315,7 @@ static void job_let_go(struct etcd_job *j)
 
 	j->job->view = view_unref(j->job->view);
 	j->held_lease = 0;
-	keys_of(j->source, j->job->name, &keys);
+	keys_of(j->source, j->job->name, j->job->owner, &keys);
 	if (j->maybe_held) {
 		change = (struct etcd_change){ .key = keys.hold, .remove = true };
 		try_txn(j, TRY_LET_GO, NULL, 0, &change, 1);
@@ -331,7 +335,7 @@ static void job_let_go(struct etcd_job *j)
 static void job_open(struct etcd_job *j)
 {
 	struct etcd_source *s = j->source;
-	struct etcd_claim *claim = etcd_claim_find(s, j->job->name);
+	struct etcd_claim *claim = etcd_claim_find(s, j->job->name, j->job->owner);
 
 	if (!claim || !claim->view || claim->mod_revision == j->stale_claim)
 		job_claim_newest(j);
@@ -354,7 +358,7 @@ static void job_look(struct etcd_job *j)
 	else if (!j->job->view)
 		job_open(j);
 	else if (j->held_lease != s->lease)
-		job_hold_again(j, etcd_claim_find(s, j->job->name));
+		job_hold_again(j, etcd_claim_find(s, j->job->name, j->job->owner));
 }
 
 static struct etcd_job *job_to_look_at(struct etcd_source *s)

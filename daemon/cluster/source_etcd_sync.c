@@ -30,12 +30,12 @@ struct etcd_member *etcd_member_find(const struct etcd_source *s, const char *na
 	return NULL;
 }
 
-struct etcd_claim *etcd_claim_find(const struct etcd_source *s, const char *job)
+struct etcd_claim *etcd_claim_find(const struct etcd_source *s, const char *job, uint64_t owner)
 {
 	struct etcd_claim *claim;
 
 	list_for_each (claim, &s->claims, link)
-		if (!strcmp(claim->job, job))
+		if (claim->owner == owner && !strcmp(claim->job, job))
 			return claim;
 	return NULL;
 }
@@ -137,9 +137,10 @@ static void claim_free(struct etcd_claim *claim)
 	free(claim);
 }
 
-static void claim_put(struct etcd_source *s, const char *job, const struct etcd_kv *kv)
+static void claim_put(struct etcd_source *s, const char *job, uint64_t owner,
+		      const struct etcd_kv *kv)
 {
-	struct etcd_claim *claim = etcd_claim_find(s, job);
+	struct etcd_claim *claim = etcd_claim_find(s, job, owner);
 	struct failure failure = { 0 };
 
 	if (!claim) {
@@ -149,6 +150,7 @@ static void claim_put(struct etcd_source *s, const char *job, const struct etcd_
 			return;
 		}
 		claim->source = s;
+		claim->owner = owner;
 		(void)snprintf(claim->job, sizeof(claim->job), "%s", job);
 		etcd_claim_init(claim);
 		list_push_back(&s->claims, &claim->link);
@@ -164,7 +166,7 @@ static void claim_put(struct etcd_source *s, const char *job, const struct etcd_
 	FAILPOINT("etcd-claim-seen");
 }
 
-/* Which part of the copy a key is; name: what follows its kind. */
+/* Which part of the copy a key is; name: what follows its kind; owner: of a claim. */
 enum part { PART_NONE, PART_KEY, PART_VIEW, PART_MEMBER, PART_CONTEST, PART_CLAIM };
 
 static bool starts(const char *key, size_t len, const char *with)
@@ -172,7 +174,27 @@ static bool starts(const char *key, size_t len, const char *with)
 	return len > strlen(with) && !memcmp(key, with, strlen(with));
 }
 
-static enum part part_of(const struct etcd_source *s, const struct etcd_kv *kv, char name[64])
+#define OWNER_LEN 17 /* of a claim's key: a slash and 16 lower-case hexadecimal digits */
+
+static bool read_owner(const char *text, uint64_t *ret_owner)
+{
+	uint64_t owner = 0;
+
+	if (*text++ != '/')
+		return false;
+	for (size_t i = 0; i < OWNER_LEN - 1; i++) {
+		char c = text[i];
+
+		if ((c < '0' || c > '9') && (c < 'a' || c > 'f'))
+			return false;
+		owner = owner << 4 | (uint64_t)(c <= '9' ? c - '0' : c - 'a' + 10);
+	}
+	*ret_owner = owner;
+	return true;
+}
+
+static enum part part_of(const struct etcd_source *s, const struct etcd_kv *kv, char name[64],
+			 uint64_t *ret_owner)
 {
 	size_t skip = strlen(s->state), len = kv->key_len - MIN(skip, kv->key_len);
 	const char *key = kv->key + kv->key_len - len;
@@ -191,6 +213,11 @@ static enum part part_of(const struct etcd_source *s, const struct etcd_kv *kv, 
 		part = PART_MEMBER, key += 8, len -= 8;
 	else if (starts(key, len, "contest/"))
 		part = PART_CONTEST, key += 8, len -= 8;
+	if (part == PART_CLAIM) {
+		if (len <= OWNER_LEN || !read_owner(key + len - OWNER_LEN, ret_owner))
+			return PART_NONE;
+		len -= OWNER_LEN;
+	}
 	/* A name of a job that holds a slash would be taken for another's holds. */
 	if (part == PART_NONE || len >= 64 || memchr(key, '/', len))
 		return PART_NONE;
@@ -201,9 +228,10 @@ static enum part part_of(const struct etcd_source *s, const struct etcd_kv *kv, 
 
 static void copy_put(struct etcd_source *s, const struct etcd_kv *kv)
 {
+	uint64_t owner;
 	char name[64];
 
-	switch (part_of(s, kv, name)) {
+	switch (part_of(s, kv, name, &owner)) {
 	case PART_KEY:
 		key_put(s, kv);
 		break;
@@ -218,7 +246,7 @@ static void copy_put(struct etcd_source *s, const struct etcd_kv *kv)
 			contest_put(s, kv);
 		break;
 	case PART_CLAIM:
-		claim_put(s, name, kv);
+		claim_put(s, name, owner, kv);
 		break;
 	case PART_NONE:
 		complain(s, kv, "not a key of ours");
@@ -243,9 +271,10 @@ static void copy_remove(struct etcd_source *s, const struct etcd_kv *kv)
 {
 	struct etcd_member *member;
 	struct etcd_claim *claim;
+	uint64_t owner;
 	char name[64];
 
-	switch (part_of(s, kv, name)) {
+	switch (part_of(s, kv, name, &owner)) {
 	case PART_KEY:
 		key_gone(s);
 		break;
@@ -262,7 +291,7 @@ static void copy_remove(struct etcd_source *s, const struct etcd_kv *kv)
 			s->contest_id = 0;
 		break;
 	case PART_CLAIM:
-		claim = etcd_claim_find(s, name);
+		claim = etcd_claim_find(s, name, owner);
 		if (claim)
 			claim_free(claim);
 		break;

@@ -235,6 +235,8 @@ static int write_jobs(const struct wire_job *from, size_t n, struct jobs_message
 		bps__cluster__held_job__init(&to->jobs[i]);
 		to->jobs[i].job = (char *)from[i].name;
 		to->jobs[i].epoch = from[i].epoch;
+		to->jobs[i].has_owner = true;
+		to->jobs[i].owner = from[i].owner;
 		to->pointers[i] = &to->jobs[i];
 	}
 	return 0;
@@ -264,6 +266,9 @@ int wire_pack_register(const struct wire_register *message, struct wire_bytes *r
 	request.n_members = message->n_members;
 	request.has_data_key = message->key.len > 0;
 	request.data_key = (ProtobufCBinaryData){ message->key.len, message->key.data };
+	request.has_secret = true;
+	request.secret =
+		(ProtobufCBinaryData){ MEMBER_SECRET_LEN, (uint8_t *)(uintptr_t)message->secret };
 	request.n_jobs = message->n_jobs;
 	request.jobs = jobs.pointers;
 	request.n_views = views.n;
@@ -284,6 +289,7 @@ static int read_jobs(const Bps__Cluster__RegisterRequest *from, struct wire_regi
 		if (r)
 			return r;
 		to->jobs[i].epoch = from->jobs[i]->epoch;
+		to->jobs[i].owner = from->jobs[i]->owner;
 		to->n_jobs++;
 	}
 	return read_views(from->views, from->n_views, 0, failure, &to->views);
@@ -303,6 +309,9 @@ int wire_unpack_register(const void *data, size_t len, struct failure *failure,
 	message.version_min = request->version_min;
 	message.epoch = request->epoch;
 	message.n_members = MIN(request->n_members, CLUSTER_NODES_MAX);
+	/* One without a secret has none that fits its id. */
+	if (request->secret.len == MEMBER_SECRET_LEN)
+		memcpy(message.secret, request->secret.data, MEMBER_SECRET_LEN);
 	if (request->epoch > WIRE_EPOCH_MAX || request->data_key.len > WIRE_KEY_MAX ||
 	    request->n_jobs > WIRE_JOBS_MAX)
 		return failure_set(failure, -EINVAL, "epoch, key or jobs beyond their limits");
@@ -449,6 +458,8 @@ int wire_pack_open(const struct wire_open *message, struct wire_bytes *ret_bytes
 	Bps__Cluster__OpenJobRequest request = BPS__CLUSTER__OPEN_JOB_REQUEST__INIT;
 
 	request.job = (char *)message->job;
+	request.has_owner = true;
+	request.owner = message->owner;
 	request.min_servers = message->min_servers;
 	request.timeout_ms = message->timeout_ms;
 	request.member = message->member;
@@ -466,6 +477,7 @@ int wire_unpack_open(const void *data, size_t len, struct failure *failure,
 	if (r)
 		return r;
 	message = (struct wire_open){
+		.owner = request->owner,
 		.min_servers = request->min_servers,
 		.timeout_ms = request->timeout_ms,
 		.member = request->member,
@@ -506,6 +518,8 @@ int wire_pack_close(const struct wire_close *message, struct wire_bytes *ret_byt
 	Bps__Cluster__CloseJobRequest request = BPS__CLUSTER__CLOSE_JOB_REQUEST__INIT;
 
 	request.job = (char *)message->job;
+	request.has_owner = true;
+	request.owner = message->owner;
 	request.member = message->member;
 	return error_trace(pack_bytes(&request.base, ret_bytes));
 }
@@ -522,6 +536,7 @@ int wire_unpack_close(const void *data, size_t len, struct failure *failure,
 	if (r)
 		return r;
 	message.member = request->member;
+	message.owner = request->owner;
 	r = read_job_name(request->job, message.job, failure);
 	if (!r)
 		*ret_message = message;

@@ -7,8 +7,8 @@
 
 #include "cluster/cluster.h"
 
-#define WIRE_VERSION	 1u
-#define WIRE_VERSION_MIN 1u
+#define WIRE_VERSION	 2u
+#define WIRE_VERSION_MIN 2u /* 1: whoever knew an id was that member */
 #define WIRE_KEY_MAX	 1024u
 #define WIRE_JOBS_MAX	 1024u /* held by one member */
 /* A coordinator goes on from the largest epoch it hears of; beyond this one, something is wrong with who tells it. */
@@ -28,12 +28,14 @@ void wire_views_done(struct wire_views *views);
 
 struct wire_job {
 	char name[64];
+	uint64_t owner;
 	uint32_t epoch; /* of one of the views beside it */
 };
 
 struct wire_register {
 	uint32_t version, version_min;
 	struct view_member member;
+	uint8_t secret[MEMBER_SECRET_LEN];
 	uint32_t epoch;
 	uint32_t n_members; /* of that view */
 	struct wire_bytes key;
@@ -89,6 +91,7 @@ int wire_unpack_heard(const void *data, size_t len, struct failure *failure,
 
 struct wire_open {
 	char job[64];
+	uint64_t owner;
 	uint32_t min_servers;
 	uint64_t timeout_ms;
 	uint64_t member;
@@ -102,6 +105,7 @@ int wire_unpack_opened(const void *data, size_t len, uint64_t self_id, struct fa
 
 struct wire_close {
 	char job[64];
+	uint64_t owner;
 	uint64_t member;
 };
 int wire_pack_close(const struct wire_close *message, struct wire_bytes *ret_bytes);

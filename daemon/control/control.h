@@ -2,9 +2,13 @@
  * The door: trainers connect here. Owns the listening socket, every session (one trainer's connection: its packets,
  * its ring, its buffers, its quota) and the rules of who may do what. A request is read, checked, and handed to
  * pipeline/; what comes back is written into the session's completion slot. Control thread only.
+ *
+ * What trainers hand over may keep whoever touches it: which calls are made on it stands in bps-daemon(8), WHAT OTHERS HAND
+ * OVER; base/porter.h has the rest.
  */
 #pragma once
 
+#include "base/account.h"
 #include "base/error.h"
 #include "base/loop.h"
 #include "pipeline/pipeline.h"
@@ -13,11 +17,13 @@ struct control;
 
 struct control_params {
 	struct loop *loop;
+	struct accounts *accounts; /* of users; NULL: nobody is charged */
 	struct pipeline *pipeline; /* NULL: no agent; whoever connects is told so */
 	const char *socket_path;   /* bound here with mode 0660; NULL when listen_fd is given */
 	int listen_fd;		   /* from socket activation, or -1 */
 	const char *group;	   /* group of the socket, or NULL */
 	const char *node;	   /* this node's name, for Welcome */
+	const char *cluster;	   /* where its list of daemons comes from, for StatusReply */
 	uint64_t id;		   /* this daemon process */
 	unsigned max_sessions;	   /* in all */
 	unsigned max_sessions_per_uid;
@@ -34,6 +40,7 @@ struct control_session_info {
 	uint32_t pid, uid;
 	uint32_t rank;
 	char job[64]; /* empty: none joined */
+	uint64_t run; /* its number; 0: it is not complete */
 	uint64_t n_requests, n_pending, bytes_mapped;
 	unsigned n_regions; /* of its memory, with RDMA devices */
 };

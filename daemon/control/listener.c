@@ -1,8 +1,9 @@
 /*
- * The socket that trainers connect to: opened or taken from systemd, connections accepted,
- * counted and refused. Also makes and ends struct control, for daemon.c, and tells of sessions,
- * for report.c.
+ * The socket that trainers connect to: opened or taken from systemd, connections accepted, counted
+ * and refused. Also makes and ends struct control, for daemon.c, and tells of sessions, for
+ * report.c.
  */
+#include "base/holes.h"
 #include "base/log.h"
 #include "control/session.h"
 #include "proto/pack.h"
@@ -44,7 +45,15 @@ static int process_of(int socket, pid_t pid)
 	return fd < 0 ? -1 : fd;
 }
 
-static void refuse(int socket, int status, const char *text)
+void control_end_socket(int socket, struct porter_errand *errand)
+{
+	if (socket >= 0 && frame_end_bare(socket))
+		(void)fd_close(socket);
+	else
+		porter_close(errand, socket);
+}
+
+void session_refuse(int socket, int status, const char *text)
 {
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	_cleanup_(freep) void *data = NULL;
@@ -68,36 +77,49 @@ static unsigned count_of_uid(const struct control *control, uint32_t uid)
 	return n;
 }
 
-static void admit(struct control *control, int accepted)
+/* Why who connects may not, or NULL. */
+static const char *refusal_of(const struct control *control, uint32_t uid, int *ret_status)
 {
-	_cleanup_(fd_closep) int socket = accepted;
-	struct ucred peer = { 0 };
-	socklen_t len = sizeof(peer);
-	int pidfd, r;
+	*ret_status = -EOPNOTSUPP;
+	if (!control->params.pipeline)
+		return "this daemon only sums for others: trainers need one with the role agent";
+	*ret_status = -EMFILE;
+	if (control->n_sessions >= control->params.max_sessions)
+		return "this daemon has as many sessions as max_sessions allows";
+	*ret_status = -EDQUOT;
+	if (count_of_uid(control, uid) >= control->params.max_sessions_per_uid)
+		return "this user has as many sessions as max_sessions_per_user allows";
+	return NULL;
+}
 
-	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &len))
-		return;
-	if (!control->params.pipeline) {
-		refuse(socket, -EOPNOTSUPP,
-		       "this daemon only sums for others: trainers need one with the role agent");
+/* Takes over the socket. */
+static void admit(struct control *control, int socket)
+{
+	struct ucred peer = { 0 };
+	struct failure failure;
+	socklen_t len = sizeof(peer);
+	const char *refusal;
+	int pidfd, status, r;
+
+	if (getsockopt(socket, SOL_SOCKET, SO_PEERCRED, &peer, &len)) {
+		control_end_socket(socket, NULL);
 		return;
 	}
-	if (control->n_sessions >= control->params.max_sessions) {
-		refuse(socket, -EMFILE, "this daemon has as many sessions as max_sessions allows");
-		return;
-	}
-	if (count_of_uid(control, peer.uid) >= control->params.max_sessions_per_uid) {
-		refuse(socket, -EDQUOT,
-		       "this user has as many sessions as max_sessions_per_user allows");
+	refusal = refusal_of(control, peer.uid, &status);
+	if (refusal) {
+		session_refuse(socket, status, refusal);
+		control_end_socket(socket, NULL);
 		return;
 	}
 	pidfd = process_of(socket, peer.pid);
-	if (pidfd == -ESRCH)
+	if (pidfd == -ESRCH) {
+		control_end_socket(socket, NULL);
 		return;
-	r = session_new(control, TAKE_FD(socket), (uint32_t)peer.pid, peer.uid, pidfd);
+	}
+	r = session_new(control, socket, &peer, pidfd, &failure);
 	if (r)
 		log_warning("session of pid %d (uid %u): refused: %s", (int)peer.pid, peer.uid,
-			    strerror(-r));
+			    failure.text);
 }
 
 /* -- Accepting ---------------------------------------------------------------------------------------------------- */
@@ -128,8 +150,8 @@ static void refuse_one(struct control *control)
 	control->spare_fd = fd_close(control->spare_fd);
 	socket = accept4(control->listener.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC);
 	if (socket >= 0) {
-		refuse(socket, -EMFILE, "this daemon has no descriptors left");
-		(void)fd_close(socket);
+		session_refuse(socket, -EMFILE, "this daemon has no descriptors left");
+		control_end_socket(socket, NULL);
 		log_warning("socket %s: a trainer was refused: no descriptors left",
 			    control->params.socket_path ? control->params.socket_path : "");
 	}
@@ -237,6 +259,21 @@ static int adopt(struct control *control, int fd)
 
 /* -- Lifetime ----------------------------------------------------------------------------------------------------- */
 
+static void watch_holes(struct control *control)
+{
+	int r = holes_open(&control->holes.fd);
+
+	control->watches_holes = !r;
+	control->holes.ready = session_on_holes;
+	if (!r)
+		r = loop_add(control->params.loop, &control->holes, EPOLLIN);
+	if (r)
+		log_notice("memory of trainers: pages that one gives back after it has shared them "
+			   "are "
+			   "not seen, and may be charged to this daemon: userfaultfd: %s",
+			   strerror(-r));
+}
+
 int control_new(const struct control_params *params, struct control **ret_control)
 {
 	_cleanup_(control_freep) struct control *control = calloc(1, sizeof(*control));
@@ -249,6 +286,8 @@ int control_new(const struct control_params *params, struct control **ret_contro
 	control->listener.ready = on_connection;
 	control->retry.expired = on_retry;
 	list_init(&control->sessions);
+	list_init(&control->buffers);
+	watch_holes(control);
 	control->spare_fd = open("/dev/null", O_RDONLY | O_CLOEXEC);
 	if (params->listen_fd >= 0)
 		r = adopt(control, params->listen_fd);
@@ -265,10 +304,24 @@ int control_new(const struct control_params *params, struct control **ret_contro
 	return 0;
 }
 
+/* Who waits to be accepted may have sent something: with the listener, the kernel would close that, too. */
+static void end_waiting(const struct control *control)
+{
+	int socket;
+
+	(void)shutdown(control->listener.fd, SHUT_RDWR);
+	while ((socket = accept4(control->listener.fd, NULL, NULL, SOCK_NONBLOCK | SOCK_CLOEXEC)) >=
+	       0)
+		control_end_socket(socket, NULL);
+}
+
 void control_stop_accepting(struct control *control)
 {
 	loop_timer_cancel(&control->retry);
 	loop_remove(&control->listener);
+	/* One that was handed over is open elsewhere. */
+	if (control->bound && control->listener.fd >= 0)
+		end_waiting(control);
 	control->listener.fd = fd_close(control->listener.fd);
 	if (control->bound)
 		(void)unlink(control->params.socket_path);
@@ -304,7 +357,10 @@ struct control *control_free(struct control *control)
 		(void)session_free(session);
 	if (control->reaping)
 		loop_unpost(control->params.loop, &control->reap);
-	loop_spin(control->params.loop, 0, NULL);
+	ring_unwatch(control);
+	loop_remove(&control->holes);
+	if (control->watches_holes)
+		holes_close();
 	(void)fd_close(control->spare_fd);
 	free(control);
 	return NULL;
@@ -356,6 +412,7 @@ int control_sessions(struct control *control, struct control_session_info **ret_
 		info->rank = session->rank;
 		if (session->in_job)
 			(void)snprintf(info->job, sizeof(info->job), "%s", session->job);
+		info->run = session->run;
 		info->n_requests = session->n_requests;
 		info->n_pending = session->n_pending;
 		info->bytes_mapped = quota_used(&session->quota);

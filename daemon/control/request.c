@@ -1,8 +1,9 @@
 /*
- * Packets of a trainer: one handler for each message of control.proto checks the message, calls
- * the agent with plain arguments and answers. Types of control.proto go no further. session.c
- * brings the packets.
+ * Packets of a trainer: one handler for each message of control.proto checks the message, calls the
+ * agent with plain arguments and answers. Types of control.proto go no further. session.c brings
+ * the packets.
  */
+#include "base/holes.h"
 #include "base/log.h"
 #include "control/session.h"
 #include "proto/pack.h"
@@ -13,12 +14,15 @@
 #define PROTOCOL_VERSION     1
 #define PROTOCOL_VERSION_MIN 1
 #define NUMBERED_MIN	     64
+/* What a buffer takes here, and the kernel of its mapping; and the part that page tables are of what they map. */
+#define BUFFER_BYTES	 1024
+#define PAGE_TABLE_SHARE 512
 
 /* One request packet, being handled. */
 struct incoming {
 	struct session *session;
 	uint64_t id;
-	int fd; /* what came beside it, or -1; closed by who received it */
+	int fd; /* what came beside it: a memfd or a parcel; or -1; closed by who received it */
 };
 
 static void refuse(const struct incoming *in, const struct failure *failure)
@@ -119,7 +123,7 @@ static const char *charge_ledger(struct session *session, bool through_servers)
 	return NULL;
 }
 
-static void release_ledger(struct session *session)
+void session_release_ledger(struct session *session)
 {
 	quota_release(&session->quota, session->ledger_charge + session->more_charge);
 	session->ledger_charge = session->more_charge = 0;
@@ -129,7 +133,7 @@ static const char *on_charge(struct pipeline_member *member, bool through_server
 {
 	struct session *session = container_of(member, struct session, member);
 
-	release_ledger(session);
+	session_release_ledger(session);
 	return charge_ledger(session, through_servers);
 }
 
@@ -186,14 +190,14 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 	session->join_id = session->regroup_id = 0;
 	session->run = number;
 	if (ledger < 0 && !member->resumed)
-		release_ledger(session);
+		session_release_ledger(session);
 	session_send(session, &message, &ledger, ledger >= 0);
 }
 
 static void out_of_job(struct session *session, const struct failure *why)
 {
 	session->in_job = false;
-	release_ledger(session);
+	session_release_ledger(session);
 	session->last = *why;
 	session_drop_tensors(session, why);
 }
@@ -295,6 +299,8 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 		.min_ranks = m->min_ranks,
 		.max_ranks = m->max_ranks,
 		.pid = session->pid,
+		.uid = session->uid,
+		.account = session->account,
 	};
 	struct failure failure = { 0 };
 	int r;
@@ -319,6 +325,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->member.charge = on_charge;
 	session->member.charge_more = on_charge_more;
 	session->member.shm_fd = session->shm_fd;
+	session->member.account = session->account;
 	/* Before, as the answer may come from inside. */
 	session->in_job = true;
 	session->join_id = in->id;
@@ -336,7 +343,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	if (r) {
 		session->in_job = false;
 		session->join_id = 0;
-		release_ledger(session);
+		session_release_ledger(session);
 		refuse(in, &failure);
 	}
 }
@@ -391,6 +398,35 @@ static void handle_leave(const struct incoming *in, const Bps__Control__Leave *l
 	pipeline_leave(&session->member);
 }
 
+static void handle_status(const struct incoming *in)
+{
+	const struct session *session = in->session;
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__StatusReply reply = BPS__CONTROL__STATUS_REPLY__INIT;
+	struct pipeline_job_info info;
+
+	reply.node = (char *)session->control->params.node;
+	reply.cluster = (char *)session->control->params.cluster;
+	if (session->in_job && pipeline_member_job(&session->member, &info)) {
+		reply.state = (char *)info.state;
+		reply.has_job = session->run != 0;
+		reply.job = session->run;
+		reply.has_size = reply.has_n_nodes = reply.has_n_local = info.size != 0;
+		reply.size = info.size;
+		reply.n_nodes = info.n_nodes;
+		reply.n_local = info.n_local;
+		reply.has_rounds = reply.has_bytes = reply.has_in_flight = true;
+		reply.rounds = info.rounds;
+		reply.bytes = info.bytes;
+		reply.in_flight = info.in_flight;
+		reply.waiting_for = *info.waiting_for ? info.waiting_for : NULL;
+	}
+	message.id = in->id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_STATUS_REPLY;
+	message.status_reply = &reply;
+	session_send(in->session, &message, NULL, 0);
+}
+
 /* -- Memory ------------------------------------------------------------------------------------------------------- */
 
 /* What came with a Share of a device's memory, by its kind. */
@@ -421,6 +457,25 @@ static int take_device(const struct incoming *in, const Bps__Control__Share *m,
 	return 0;
 }
 
+/* It is watched before it is touched for the first time. */
+static int take_memfd(const struct incoming *in, const Bps__Control__Share *m,
+		      struct buffer **ret_buffer, struct failure *failure)
+{
+	_cleanup_(buffer_unrefp) struct buffer *buffer = NULL;
+	int r;
+
+	r = buffer_map(in->fd, m->len, &in->session->quota, &buffer, failure);
+	if (!r)
+		r = buffer_check_whole(in->fd, m->len, failure);
+	if (r)
+		return r;
+	r = holes_watch(buffer->data, (size_t)buffer->len);
+	if (r)
+		return failure_set(failure, r, "cannot watch the memfd's pages: %s", strerror(-r));
+	*ret_buffer = TAKE_PTR(buffer);
+	return 0;
+}
+
 static int take_buffer(const struct incoming *in, const Bps__Control__Share *m,
 		       struct buffer **ret_buffer, struct failure *failure)
 {
@@ -428,9 +483,29 @@ static int take_buffer(const struct incoming *in, const Bps__Control__Share *m,
 	int r;
 
 	if (m->kind == MEMORY_MEMFD)
-		return buffer_map(in->fd, m->len, &in->session->quota, ret_buffer, failure);
+		return take_memfd(in, m, ret_buffer, failure);
 	r = take_device(in, m, &params, failure);
 	return r ? r : buffer_of_device(&params, ret_buffer, failure);
+}
+
+/* What stays of it here is charged first. */
+static int take_charged(const struct incoming *in, const Bps__Control__Share *m,
+			struct buffer **ret_buffer, struct failure *failure)
+{
+	uint64_t held = BUFFER_BYTES + (m->kind == MEMORY_MEMFD ? m->len / PAGE_TABLE_SHARE : 0);
+	unsigned n_descriptors = m->kind == MEMORY_CUDA_FD;
+	int r = session_charge_buffer(in->session, held, n_descriptors, failure);
+
+	if (r)
+		return r;
+	r = take_buffer(in, m, ret_buffer, failure);
+	if (r) {
+		session_release_buffer(in->session, held, n_descriptors);
+		return r;
+	}
+	(*ret_buffer)->held = held;
+	(*ret_buffer)->n_descriptors = n_descriptors;
+	return 0;
 }
 
 /* A device's memory was imported by the worker of the session's job, or not. */
@@ -465,9 +540,10 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 				"%u buffers are shared already: that is max_buffers",
 				session->control->params.max_buffers);
 	if (!r)
-		r = take_buffer(in, m, &buffer, &failure);
+		r = take_charged(in, m, &buffer, &failure);
 	if (!r && (pipeline_buffer_shared(session->control->params.pipeline, buffer) ||
 		   map_add(&session->buffers, m->buffer, &buffer->entry))) {
+		session_release_buffer(session, buffer->held, buffer->n_descriptors);
 		buffer = buffer_unref(buffer);
 		r = failure_set(&failure, -ENOMEM, "out of memory");
 	}
@@ -476,6 +552,7 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 		return;
 	}
 	buffer->number = m->buffer;
+	list_push_back(&session->control->buffers, &buffer->link);
 	session->n_buffers++;
 	buffer->user = session;
 	buffer->cookie = in->id;
@@ -560,11 +637,12 @@ static void number_tensor(struct session *session, struct session_tensor *tensor
 	while (n <= tensor->number)
 		n *= 2;
 	if (n > session->n_numbered) {
-		grown = reallocarray(session->numbered, n, sizeof(grown[0]));
+		grown = held_new(&session->held, n * sizeof(grown[0]));
 		if (!grown)
 			return;
-		memset(grown + session->n_numbered, 0,
-		       (n - session->n_numbered) * sizeof(grown[0]));
+		if (session->n_numbered)
+			memcpy(grown, session->numbered, session->n_numbered * sizeof(grown[0]));
+		held_free(session->numbered);
 		session->numbered = grown;
 		session->n_numbered = n;
 	}
@@ -592,7 +670,8 @@ static void handle_declare(const struct incoming *in, const Bps__Control__Declar
 			 ?: bulk_take(&session->tensor_bulk, sizeof(*tensor));
 	if (!tensor || map_add(&session->tensors, m->tensor, &tensor->entry)) {
 		session->spare_tensor = tensor;
-		session_answer(session, in->id, -ENOMEM, "out of memory");
+		(void)account_no_memory(session->account, tensor ? ENOMEM : errno, &failure);
+		refuse(in, &failure);
 		return;
 	}
 	session->n_tensors++;
@@ -621,10 +700,10 @@ void session_drop_tensors(struct session *session, const struct failure *why)
 
 	session->n_runs++;
 	session->tensors = (struct map)MAP_INIT;
-	session->tensor_bulk = (struct bulk){ 0 };
+	session->tensor_bulk = (struct bulk){ .quota = bulk.quota };
 	session->spare_tensor = NULL;
 	session->n_tensors = 0;
-	freep(&session->numbered);
+	session->numbered = held_free(session->numbered);
 	session->n_numbered = 0;
 	map_for_each (entry, &tensors) {
 		const struct session_tensor *tensor =
@@ -686,6 +765,9 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 	case BPS__CONTROL__REQUEST__BODY_REGROUP:
 		handle_regroup(in);
 		break;
+	case BPS__CONTROL__REQUEST__BODY_STATUS:
+		handle_status(in);
+		break;
 	default:
 		session_answer(in->session, in->id, -EOPNOTSUPP,
 			       "this daemon (" BPS_VERSION ") does not know this request");
@@ -693,17 +775,24 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 	}
 }
 
-static bool takes_descriptor(const Bps__Control__Request *request)
+/* Whether a descriptor belongs beside it, and which. */
+static bool wants_descriptor(const Bps__Control__Request *request, enum porter_want *ret_want)
 {
-	return request->body_case == BPS__CONTROL__REQUEST__BODY_SHARE ||
-	       request->body_case == BPS__CONTROL__REQUEST__BODY_RESUME;
+	*ret_want = PORTER_MEMFD;
+	if (request->body_case == BPS__CONTROL__REQUEST__BODY_RESUME)
+		return true;
+	if (request->body_case != BPS__CONTROL__REQUEST__BODY_SHARE)
+		return false;
+	if (request->share->kind == MEMORY_CUDA_FD)
+		*ret_want = PORTER_PARCEL;
+	return true;
 }
 
-void session_take_packet(struct session *session, const void *data, size_t len, int *fds,
-			 size_t n_fds)
+void session_take_packet(struct session *session, const void *data, size_t len, bool has_fds)
 {
 	_cleanup_(unpack_freep) Bps__Control__Request *request = NULL;
-	struct incoming in = { .session = session, .fd = n_fds == 1 ? fds[0] : -1 };
+	struct incoming in = { .session = session, .fd = -1 };
+	enum porter_want want;
 	int r;
 
 	r = unpack(&bps__control__request__descriptor, data, len, (ProtobufCMessage **)&request);
@@ -714,11 +803,42 @@ void session_take_packet(struct session *session, const void *data, size_t len, 
 	in.id = request->id;
 	if (!request->id)
 		session_fail(session, "sent a request without a number");
-	else if (n_fds && (n_fds > 1 || !takes_descriptor(request)))
-		session_fail(session, "sent %zu descriptors where none belong", n_fds);
+	else if (has_fds && !wants_descriptor(request, &want))
+		session_fail(session, "sent descriptors where none belong");
 	else if (session->state == SESSION_GREETING &&
 		 request->body_case != BPS__CONTROL__REQUEST__BODY_HELLO)
 		session_fail(session, "asked for something before Hello");
+	else if (has_fds)
+		session_fetch(session, want, TAKE_PTR(request));
 	else
 		handle(&in, request);
+}
+
+void session_take_fetched(struct session *session, Bps__Control__Request *request, int status,
+			  int fd)
+{
+	struct incoming in = { .session = session, .id = request->id, .fd = fd };
+	enum porter_want want;
+
+	(void)wants_descriptor(request, &want);
+	/* One that is frozen takes nothing any more. */
+	if (session->state != SESSION_CLOSED && session->socket.loop) {
+		if (!status)
+			handle(&in, request);
+		else if (status == -EINVAL &&
+			 request->body_case == BPS__CONTROL__REQUEST__BODY_RESUME)
+			session_answer(session, in.id, -EPROTO,
+				       "what came beside Resume is no ledger");
+		else if (status == -EINVAL)
+			session_answer(session, in.id, -EINVAL, "the descriptor is not a memfd");
+		else if (status == -E2BIG)
+			session_fail(session, "sent several descriptors where one belongs");
+		else
+			session_fail(session, "sent a descriptor that cannot be fetched: %s",
+				     strerror(-status));
+	}
+	if (want == PORTER_PARCEL)
+		porter_close(NULL, fd);
+	else
+		(void)fd_close(fd);
 }

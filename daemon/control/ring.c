@@ -131,8 +131,10 @@ static struct buffer *find_buffer(const struct session *session, uint32_t number
  */
 static bool await_packet(struct session *session)
 {
-	if (!session_receive_one(session))
+	if (!session_receive_one(session)) {
+		session->stalled = session->taken;
 		return false;
+	}
 	if (++session->n_awaited <= AWAIT_MAX)
 		return true;
 	/* It sends while we read: others would never have their turn. */
@@ -159,9 +161,9 @@ static struct buffer *await_buffer(struct session *session, uint32_t number)
 }
 
 /* Memory that an entry names. Number 0 is no memory: then *ret_data stays NULL. */
-static int take_memory(struct session *session, const char *what, uint32_t number, uint64_t offset,
-		       uint64_t count, size_t element_size, struct buffer **ret_buffer,
-		       void **ret_data, struct failure *failure)
+static int take_memory(struct session_request *request, const char *what, uint32_t number,
+		       uint64_t offset, uint64_t count, size_t element_size,
+		       struct buffer **ret_buffer, void **ret_data, struct failure *failure)
 {
 	struct buffer *buffer;
 	int r;
@@ -169,7 +171,7 @@ static int take_memory(struct session *session, const char *what, uint32_t numbe
 	*ret_data = NULL;
 	if (!number)
 		return 0;
-	buffer = await_buffer(session, number);
+	buffer = await_buffer(request->session, number);
 	if (!buffer)
 		return failure_set(failure, -EINVAL, "the %s is in buffer %u, which is not shared",
 				   what, number);
@@ -183,6 +185,7 @@ static int take_memory(struct session *session, const char *what, uint32_t numbe
 	if (buffer->device && !ret_buffer)
 		return failure_set(failure, -EINVAL, "the %s are in buffer %u, on a device", what,
 				   number);
+	request->base.stalls |= buffer->stalls;
 	if (ret_buffer)
 		*ret_buffer = buffer_ref(buffer);
 	return 0;
@@ -208,15 +211,16 @@ static int take_counts(struct session *session, struct session_request *request,
 	default:
 		return 0;
 	}
-	r = take_memory(session, "counts", entry->counts_buffer, entry->counts_offset, n,
+	r = take_memory(request, "counts", entry->counts_buffer, entry->counts_offset, n,
 			sizeof(uint64_t), NULL, &data, failure);
 	if (r || !data)
 		return r;
 	if (request->n_counts < n) {
-		uint64_t *counts = reallocarray(request->counts, n, sizeof(*counts));
+		uint64_t *counts = held_new(&session->held, n * sizeof(*counts));
 
 		if (!counts)
-			return failure_set(failure, -ENOMEM, "out of memory");
+			return account_no_memory(session->account, errno, failure);
+		held_free(request->counts);
 		request->counts = counts;
 		request->n_counts = (uint32_t)n;
 	}
@@ -228,19 +232,19 @@ static int take_counts(struct session *session, struct session_request *request,
 }
 
 /* The numbers of rows; what they are is looked at when they are copied. */
-static int take_rows(struct session *session, struct session_request *request,
-		     const struct shm_entry *entry, struct failure *failure)
+static int take_rows(struct session_request *request, const struct shm_entry *entry,
+		     struct failure *failure)
 {
 	void *input, *output;
 	int r;
 
 	if (entry->operation != OPERATION_PUSH_PULL_ROWS || !entry->width)
 		return 0;
-	r = take_memory(session, "input_rows", entry->input_rows_buffer, entry->input_rows_offset,
+	r = take_memory(request, "input_rows", entry->input_rows_buffer, entry->input_rows_offset,
 			entry->input_count / entry->width, sizeof(int64_t), &request->input_rows,
 			&input, failure);
 	if (!r)
-		r = take_memory(session, "output_rows", entry->output_rows_buffer,
+		r = take_memory(request, "output_rows", entry->output_rows_buffer,
 				entry->output_rows_offset, entry->output_count / entry->width,
 				sizeof(int64_t), &request->output_rows, &output, failure);
 	if (r)
@@ -280,16 +284,16 @@ static int take_entry(struct session *session, struct session_request *request,
 
 	if (entry->flags && !session->elastic)
 		return failure_set(failure, -EINVAL, "flags %#x of a later version", entry->flags);
-	r = take_memory(session, "input", entry->input_buffer, entry->input_offset,
+	r = take_memory(request, "input", entry->input_buffer, entry->input_offset,
 			entry->input_count, element_size, &request->input, &input, failure);
 	if (!r)
-		r = take_memory(session, "output", entry->output_buffer, entry->output_offset,
+		r = take_memory(request, "output", entry->output_buffer, entry->output_offset,
 				entry->output_count, element_size, &request->output, &output,
 				failure);
 	if (!r)
 		r = take_counts(session, request, entry, failure);
 	if (!r)
-		r = take_rows(session, request, entry, failure);
+		r = take_rows(request, entry, failure);
 	if (!r)
 		r = check_devices(request, entry->operation, failure);
 	if (r)
@@ -344,6 +348,10 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	tensor = await_tensor(session, entry->tensor);
 	if (session->state != SESSION_OPEN)
 		return;
+	if (session->stalled) {
+		session->head--;
+		return;
+	}
 	if (!tensor || pipeline_is_void(&tensor->declaration)) {
 		if (tensor)
 			(void)failure_set(
@@ -369,6 +377,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->base.input_device = NULL;
 	request->base.output_device = NULL;
 	request->base.watched = false;
+	request->base.stalls = false;
 	request->base.round = entry->round;
 	request->base.operation = entry->operation;
 	request->base.reduction = entry->reduction;
@@ -380,6 +389,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->base.output_count = entry->output_count;
 	request->base.counts = NULL;
 	request->base.width = 0;
+	request->base.ordinal = entry->operation == OPERATION_PUSH_PULL_ROWS ? 0 : entry->ordinal;
 	request->base.input_rows = NULL;
 	request->base.output_rows = NULL;
 	request->base.n_rows = 0;
@@ -392,6 +402,11 @@ static void submit(struct session *session, const struct shm_entry *entry)
 		release(request);
 		if (session->state == SESSION_OPEN)
 			complete(session, entry->slot, entry->ticket, 0, &nothing, &session->last);
+		return;
+	}
+	if (session->stalled) {
+		release(request);
+		session->head--;
 		return;
 	}
 	request->busy = true;
@@ -468,17 +483,23 @@ static bool next_entry(struct session *session, struct shm_entry *ret_entry)
 	return true;
 }
 
-/* Takes at most n entries. Returns whether it stopped because of n. */
-static bool drain(struct session *session, size_t n)
+/* Takes at most n entries. Returns how many: fewer, if there are no more. */
+static size_t drain(struct session *session, size_t n)
 {
 	struct shm_entry entry;
+	size_t i;
 
-	for (size_t i = 0; i < n; i++) {
+	session->draining = true;
+	session->n_awaited = 0;
+	for (i = 0; i < n && !session->stalled; i++) {
 		if (session->state != SESSION_OPEN || !next_entry(session, &entry))
-			return false;
+			break;
 		submit(session, &entry);
+		if (session->stalled)
+			break;
 	}
-	return true;
+	session->draining = false;
+	return i;
 }
 
 /* Tells the trainer to ring, then looks once more: what came in between rang nobody. Returns whether there is more. */
@@ -494,37 +515,76 @@ static bool arm(struct session *session)
 	return true;
 }
 
-static void drain_turn(struct session *session)
+/*
+ * Jobs take turns, by the time that their entries take here, with sums that are made at once: neither many ranks nor many
+ * tensors give a job more of the thread than another that has work for it.
+ */
+static void ring(struct session *session)
 {
 	struct control *control = session->control;
-	bool more;
+	struct order_item item = { .item = session };
 
-	if (session->draining)
+	/* A stalled one is rung by ring_resume(). */
+	if (session->rung || session->stalled)
 		return;
-	session->draining = true;
-	session->n_awaited = 0;
-	more = drain(session, RING_BATCH);
-	session->draining = false;
-	if (session->state != SESSION_OPEN || session->more_posted)
-		return;
-	if (!more && (control->params.spin_ns || loop_lingers(control->params.loop))) {
-		if (!list_linked(&session->awake))
-			list_push_back(&control->awake, &session->awake);
+	item.sequence = control->n_rung++;
+	session->ring_flow = session->in_job ? session->run : 0;
+	if (fair_push(&control->rings, session->ring_flow, &item)) {
+		session_fail(session, "no memory for its turn");
 		return;
 	}
-	if (!more && !arm(session))
+	session->rung = true;
+	if (control->drain_posted)
 		return;
-	session->more_posted = true;
-	loop_post(control->params.loop, &session->more);
+	control->drain_posted = true;
+	loop_defer(control->params.loop, &control->drain);
 }
 
-static void on_more(struct mail *mail)
+/* What it has is looked at in advance: so it goes on as long as no other job has anything. Returns when it was over. */
+static uint64_t take_turn(struct session *session, uint64_t until_ns)
 {
-	struct session *session = container_of(mail, struct session, more);
+	struct control *control = session->control;
+	uint64_t flow = session->ring_flow, now_ns;
+	size_t n;
 
-	session->more_posted = false;
-	if (session->state == SESSION_OPEN)
-		drain_turn(session);
+	do {
+		n = drain(session, RING_BATCH);
+		now_ns = clock_now_ns();
+	} while (n == RING_BATCH && now_ns < until_ns && fair_is_alone(&control->rings, flow));
+	if (session->stalled)
+		list_remove(&session->awake);
+	if (session->stalled || session->state != SESSION_OPEN)
+		return now_ns;
+	if (n == RING_BATCH) {
+		ring(session);
+	} else if (control->params.spin_ns || loop_lingers(control->params.loop)) {
+		if (!list_linked(&session->awake))
+			list_push_back(&control->awake, &session->awake);
+	} else if (arm(session)) {
+		ring(session);
+	}
+	return now_ns;
+}
+
+static void on_drain(struct mail *mail)
+{
+	struct control *control = container_of(mail, struct control, drain);
+	uint64_t now_ns = clock_now_ns(), until_ns = now_ns + RING_TURN_NS;
+
+	while (control->rings.n && now_ns < until_ns) {
+		struct session *session = fair_pop(&control->rings).item;
+		uint64_t flow = session->ring_flow, began_ns = now_ns;
+
+		session->rung = false;
+		now_ns = take_turn(session, until_ns);
+		fair_charge(&control->rings, flow, now_ns - began_ns);
+	}
+	/* Behind all else that the loop has now. */
+	control->drain_posted = control->rings.n;
+	if (control->drain_posted)
+		loop_post(control->params.loop, &control->drain);
+	else
+		fair_rest(&control->rings);
 }
 
 static bool has_entries(const struct session *session)
@@ -541,10 +601,10 @@ static bool on_look(struct loop_watch *watch)
 	bool found = false;
 
 	list_for_each (session, &control->awake, awake) {
-		if (session->more_posted || !has_entries(session))
+		if (session->rung || !has_entries(session))
 			continue;
-		session->more_posted = found = true;
-		loop_defer(control->params.loop, &session->more);
+		ring(session);
+		found = true;
 	}
 	return found;
 }
@@ -563,6 +623,7 @@ static bool on_rest(struct loop_watch *watch)
 void ring_watch(struct control *control)
 {
 	list_init(&control->awake);
+	control->drain.run = on_drain;
 	control->watch = (struct loop_watch){ .look = on_look, .rest = on_rest };
 	loop_spin(control->params.loop, control->params.spin_ns, &control->watch);
 }
@@ -570,17 +631,25 @@ void ring_watch(struct control *control)
 static void on_doorbell(struct loop_source *source, uint32_t events)
 {
 	(void)events;
-	drain_turn(container_of(source, struct session, doorbell));
+	ring(container_of(source, struct session, doorbell));
 }
 
 void ring_catch_up(struct session *session)
 {
+	uint64_t flow = session->in_job ? session->run : 0, began_ns = clock_now_ns();
+
 	if (session->draining)
 		return;
-	session->draining = true;
-	session->n_awaited = 0;
 	(void)drain(session, SHM_ENTRIES);
-	session->draining = false;
+	fair_charge(&session->control->rings, flow, clock_now_ns() - began_ns);
+}
+
+void ring_resume(struct session *session)
+{
+	if (!session->stalled)
+		return;
+	session->stalled = false;
+	ring(session);
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */
@@ -650,7 +719,6 @@ int ring_open(struct session *session, int ret_fds[3])
 	if (session->doorbell.fd < 0)
 		return error_origin(-errno);
 	session->doorbell.ready = on_doorbell;
-	session->more.run = on_more;
 	session->wake.run = on_wake;
 	/* Never read: each write makes an edge, and the count need not mean anything. */
 	r = loop_add(session->control->params.loop, &session->doorbell, EPOLLIN | EPOLLET);
@@ -666,13 +734,21 @@ void ring_freeze(struct session *session)
 {
 	loop_remove(&session->doorbell);
 	list_remove(&session->awake);
-	if (session->more_posted)
-		loop_unpost(session->control->params.loop, &session->more);
-	session->more_posted = false;
+	if (session->rung)
+		(void)fair_remove(&session->control->rings, session->ring_flow, session);
+	session->rung = false;
 	if (session->wake_posted) {
 		loop_unpost(session->control->params.loop, &session->wake);
 		on_wake(&session->wake);
 	}
+}
+
+void ring_unwatch(struct control *control)
+{
+	if (control->drain_posted)
+		loop_unpost(control->params.loop, &control->drain);
+	fair_done(&control->rings);
+	loop_spin(control->params.loop, 0, NULL);
 }
 
 void ring_close(struct session *session)

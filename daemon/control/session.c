@@ -4,7 +4,9 @@
  * entries.
  */
 #include "control/session.h"
+#include "base/holes.h"
 #include "base/log.h"
+#include "base/pages.h"
 #include "proto/pack.h"
 #include "tensor/tensor.h"
 #include <fcntl.h>
@@ -15,6 +17,8 @@
 
 /* A trainer that was killed hangs up a moment before it is dead; so long we wait to say which of the two it was. */
 #define DEATH_WAIT_NS (50 * NSEC_PER_MSEC)
+
+#define HOLES_BATCH 256
 
 struct packet {
 	struct list link;
@@ -29,8 +33,33 @@ static void packet_free(struct session *session, struct packet *packet)
 {
 	list_remove(&packet->link);
 	session->n_outbox--;
+	if (packet->fd >= 0)
+		account_release(session->account, ACCOUNT_DESCRIPTORS, 1);
 	(void)fd_close(packet->fd);
-	free(packet);
+	held_free(packet);
+}
+
+/* Returns a descriptor of its own, which the session is charged for; or negative. */
+static int keep_descriptor(struct session *session, int fd)
+{
+	struct quota *quota = account_quota(session->account, ACCOUNT_DESCRIPTORS);
+	int kept;
+
+	if (quota_charge(quota, 1))
+		return -EDQUOT;
+	kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+	if (kept < 0)
+		quota_release(quota, 1);
+	return kept;
+}
+
+/* While a packet is being looked at, nothing is read: not even an end is news then. */
+static void watch_socket(struct session *session)
+{
+	uint32_t events = session->taken ? EPOLLET : EPOLLIN;
+
+	if (session->socket.loop)
+		(void)loop_modify(&session->socket, events | (session->n_outbox ? EPOLLOUT : 0));
 }
 
 /* fd: goes beside it, stays the caller's; or -1. */
@@ -46,12 +75,14 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 		session_fail(session, "does not read its packets");
 		return;
 	}
-	packet = malloc(sizeof(*packet) + len);
+	packet = held_new(&session->held, sizeof(*packet) + len);
 	if (packet && fd >= 0)
-		kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+		kept = keep_descriptor(session, fd);
 	if (!packet || kept < (fd >= 0 ? 0 : -1)) {
-		free(packet);
-		session_fail(session, "no memory or no descriptor for its packets");
+		held_free(packet);
+		session_fail(session,
+			     "does not read its packets, and there is no room for more: "
+			     "no memory or descriptor, or a share (user_share) that is used up");
 		return;
 	}
 	packet->fd = kept;
@@ -59,7 +90,7 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 	memcpy(packet->data, data, len);
 	list_push_back(&session->outbox, &packet->link);
 	if (!session->n_outbox++)
-		(void)loop_modify(&session->socket, EPOLLIN | EPOLLOUT);
+		watch_socket(session);
 }
 
 void session_send(struct session *session, const Bps__Control__Message *message, const int *fds,
@@ -112,7 +143,46 @@ static void send_queued(struct session *session)
 			return;
 		}
 	}
-	(void)loop_modify(&session->socket, EPOLLIN);
+	watch_socket(session);
+}
+
+/* -- Over --------------------------------------------------------------------------------------------------------- */
+
+static bool is_over(const struct session *session)
+{
+	return session->state == SESSION_CLOSED && !session->n_pending && !session->n_releasing &&
+	       !session->take.note && !session->end.note;
+}
+
+static void on_reap(struct mail *mail)
+{
+	struct control *control = container_of(mail, struct control, reap);
+	struct session *session, *next;
+
+	control->reaping = false;
+	list_for_each_safe (session, next, &control->sessions, link)
+		if (is_over(session))
+			(void)session_free(session);
+}
+
+static void reap_later(struct control *control)
+{
+	if (control->reaping)
+		return;
+	control->reaping = true;
+	control->reap.run = on_reap;
+	loop_post(control->params.loop, &control->reap);
+}
+
+static void reap_if_over(struct session *session)
+{
+	if (is_over(session))
+		reap_later(session->control);
+}
+
+static void on_end_over(struct porter_errand *errand)
+{
+	reap_if_over(container_of(errand, struct session, end));
 }
 
 /* -- In ----------------------------------------------------------------------------------------------------------- */
@@ -130,26 +200,24 @@ static void hung_up(struct session *session)
 bool session_receive_one(struct session *session)
 {
 	char *packet = session->control->packet;
-	int fds[FRAME_FDS], r;
-	size_t len = 0, n_fds = 0;
+	size_t len = 0;
+	int r;
 
-	if (session->state == SESSION_CLOSED || !session->socket.loop)
+	if (session->state == SESSION_CLOSED || !session->socket.loop || session->taken)
 		return false;
-	r = frame_receive(session->socket.fd, packet, &len, fds, &n_fds);
+	r = frame_receive_bare(session->socket.fd, packet, &len);
 	if (r == FRAME_E_AGAIN)
 		return false;
 	if (r == FRAME_E_EOF) {
 		hung_up(session);
 		return false;
 	}
-	if (r) {
+	if (r < 0) {
 		session_fail(session, "sent a packet that cannot be read: %s", strerror(-r));
 		return false;
 	}
-	session_take_packet(session, packet, len, fds, n_fds);
-	for (size_t i = 0; i < n_fds; i++)
-		(void)fd_close(fds[i]);
-	return session->state != SESSION_CLOSED;
+	session_take_packet(session, packet, len, r == FRAME_E_FDS);
+	return session->state != SESSION_CLOSED && !session->taken;
 }
 
 static void on_socket(struct loop_source *source, uint32_t events)
@@ -165,6 +233,40 @@ static void on_socket(struct loop_source *source, uint32_t events)
 	for (size_t i = 0; i < PACKET_BATCH && clock_now_ns() < until_ns; i++)
 		if (!session_receive_one(session))
 			return;
+}
+
+static void on_taken(struct porter_errand *errand, int status, int fd)
+{
+	struct session *session = container_of(errand, struct session, take);
+
+	session_take_fetched(session, session->taken, status, fd);
+}
+
+static void on_taken_over(struct porter_errand *errand)
+{
+	struct session *session = container_of(errand, struct session, take);
+
+	unpack_freep(&session->taken);
+	if (session->state == SESSION_CLOSED) {
+		reap_if_over(session);
+		return;
+	}
+	watch_socket(session);
+	ring_resume(session);
+}
+
+void session_fetch(struct session *session, enum porter_want want, Bps__Control__Request *request)
+{
+	int r;
+
+	session->taken = request;
+	session->take.taken = on_taken;
+	session->take.over = on_taken_over;
+	r = porter_take(&session->take, want, session->socket.fd);
+	if (r)
+		session_fail(session, "sent a descriptor that cannot be fetched: %s", strerror(-r));
+	else
+		watch_socket(session);
 }
 
 static void on_process(struct loop_source *source, uint32_t events)
@@ -202,32 +304,82 @@ static int watch(struct session *session)
 	return error_trace(r);
 }
 
-int session_new(struct control *control, int socket, uint32_t pid, uint32_t uid, int pidfd)
+static int charge(struct control *control, uint32_t uid, struct account **ret_account,
+		  struct failure *failure)
 {
-	struct session *session = calloc(1, sizeof(*session));
+	struct account *account;
+	char name[32];
 	int r;
 
-	if (!session) {
-		(void)fd_close(socket);
+	if (!control->params.accounts)
+		return 0;
+	(void)snprintf(name, sizeof(name), "user %u", uid);
+	account = account_get(control->params.accounts, name);
+	if (!account)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	r = account_charge(account, ACCOUNT_MEMORY, SESSION_BYTES, failure);
+	if (r) {
+		(void)account_put(account);
+		return r;
+	}
+	r = account_charge(account, ACCOUNT_DESCRIPTORS, SESSION_DESCRIPTORS, failure);
+	if (r) {
+		account_release(account, ACCOUNT_MEMORY, SESSION_BYTES);
+		(void)account_put(account);
+		return r;
+	}
+	*ret_account = account;
+	return 0;
+}
+
+static void release(struct account *account)
+{
+	account_release(account, ACCOUNT_MEMORY, SESSION_BYTES);
+	account_release(account, ACCOUNT_DESCRIPTORS, SESSION_DESCRIPTORS);
+	(void)account_put(account);
+}
+
+int session_new(struct control *control, int socket, const struct ucred *trainer, int pidfd,
+		struct failure *failure)
+{
+	struct account *account = NULL;
+	struct session *session;
+	int r;
+
+	r = charge(control, trainer->uid, &account, failure);
+	if (r) {
+		session_refuse(socket, r, failure->text);
+		control_end_socket(socket, NULL);
 		(void)fd_close(pidfd);
-		return error_origin(-ENOMEM);
+		return r;
+	}
+	session = calloc(1, sizeof(*session));
+	if (!session) {
+		release(account);
+		control_end_socket(socket, NULL);
+		(void)fd_close(pidfd);
+		return failure_set(failure, -ENOMEM, "out of memory");
 	}
 	session->control = control;
-	session->pid = pid;
-	session->uid = uid;
+	session->pid = (uint32_t)trainer->pid;
+	session->uid = trainer->uid;
+	session->account = account;
 	session->socket.fd = socket;
 	session->process.fd = pidfd;
 	session->doorbell.fd = -1;
 	session->wake_fd = -1;
 	session->shm_fd = -1;
 	list_init(&session->outbox);
-	quota_init(&session->quota, control->params.session_quota_bytes, NULL);
+	quota_init(&session->held, UINT64_MAX, account_quota(account, ACCOUNT_MEMORY));
+	quota_init(&session->quota, control->params.session_quota_bytes,
+		   account_quota(account, ACCOUNT_MAPPED));
+	session->bulk.quota = session->tensor_bulk.quota = &session->held;
 	list_push_back(&control->sessions, &session->link);
 	control->n_sessions++;
 	r = watch(session);
 	if (r)
 		(void)session_free(session);
-	return error_trace(r);
+	return r ? failure_set(failure, r, "%s", strerror(-r)) : 0;
 }
 
 static void close_descriptors(struct session *session)
@@ -237,7 +389,13 @@ static void close_descriptors(struct session *session)
 	loop_remove(&session->socket);
 	loop_remove(&session->process);
 	loop_timer_cancel(&session->timer);
-	session->socket.fd = fd_close(session->socket.fd);
+	session->end.over = on_end_over;
+	/* The porter is not to be the last who has it before it has looked. */
+	if (session->take.note)
+		porter_close(&session->end, session->socket.fd);
+	else
+		control_end_socket(session->socket.fd, &session->end);
+	session->socket.fd = -1;
 	session->process.fd = fd_close(session->process.fd);
 	ring_close(session);
 	while ((packet = list_first(&session->outbox, struct packet, link)))
@@ -252,27 +410,6 @@ void session_freeze(struct session *session)
 	ring_freeze(session);
 }
 
-static void on_reap(struct mail *mail)
-{
-	struct control *control = container_of(mail, struct control, reap);
-	struct session *session, *next;
-
-	control->reaping = false;
-	list_for_each_safe (session, next, &control->sessions, link)
-		if (session->state == SESSION_CLOSED && !session->n_pending &&
-		    !session->n_releasing)
-			(void)session_free(session);
-}
-
-static void reap_later(struct control *control)
-{
-	if (control->reaping)
-		return;
-	control->reaping = true;
-	control->reap.run = on_reap;
-	loop_post(control->params.loop, &control->reap);
-}
-
 void session_close(struct session *session, const char *how)
 {
 	struct map_entry *entry, *next;
@@ -283,6 +420,7 @@ void session_close(struct session *session, const char *how)
 	close_descriptors(session);
 	pipeline_abandon(&session->member, how);
 	session->in_job = false;
+	session_release_ledger(session);
 	session_drop_tensors(session, NULL);
 	/* What is in flight holds its own. All go at once: to find the first that is left takes as long as there are gone. */
 	for (entry = map_first(&session->buffers); entry; entry = next) {
@@ -290,8 +428,7 @@ void session_close(struct session *session, const char *how)
 		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
 	}
 	map_done(&session->buffers);
-	if (!session->n_pending && !session->n_releasing)
-		reap_later(session->control);
+	reap_if_over(session);
 }
 
 void session_fail(struct session *session, const char *format, ...)
@@ -317,8 +454,75 @@ void session_fail(struct session *session, const char *format, ...)
 void session_request_ended(struct session *session)
 {
 	session->n_pending--;
-	if (session->state == SESSION_CLOSED && !session->n_pending && !session->n_releasing)
-		reap_later(session->control);
+	reap_if_over(session);
+}
+
+int session_charge_buffer(struct session *session, uint64_t held, unsigned n_descriptors,
+			  struct failure *failure)
+{
+	int r = account_charge(session->account, ACCOUNT_MAPPINGS, 1, failure);
+
+	if (r)
+		return r;
+	r = account_charge(session->account, ACCOUNT_DESCRIPTORS, n_descriptors, failure);
+	if (!r && quota_charge(&session->held, held)) {
+		account_release(session->account, ACCOUNT_DESCRIPTORS, n_descriptors);
+		r = account_no_memory(session->account, EDQUOT, failure);
+	}
+	if (r)
+		account_release(session->account, ACCOUNT_MAPPINGS, 1);
+	return r;
+}
+
+void session_release_buffer(struct session *session, uint64_t held, unsigned n_descriptors)
+{
+	quota_release(&session->held, held);
+	account_release(session->account, ACCOUNT_DESCRIPTORS, n_descriptors);
+	account_release(session->account, ACCOUNT_MAPPINGS, 1);
+}
+
+static struct buffer *buffer_at(const struct control *control, const void *page)
+{
+	struct buffer *buffer;
+
+	list_for_each (buffer, &control->buffers, link)
+		if (!buffer->device && (const char *)page >= buffer->data &&
+		    (const char *)page < buffer->data + buffer->len)
+			return buffer;
+	return NULL;
+}
+
+/* All of it, as what was given back of one was likely given back of others. */
+static void bury(struct session *session, void *const *pages, size_t n)
+{
+	struct buffer *buffer;
+
+	list_for_each (buffer, &session->control->buffers, link)
+		if (buffer->user == session && !buffer->device && !buffer->buried) {
+			buffer_bury(buffer, pages, n);
+			buffer->buried = true;
+		}
+}
+
+void session_on_holes(struct loop_source *source, uint32_t events)
+{
+	struct control *control = container_of(source, struct control, holes);
+	void *pages[HOLES_BATCH];
+	size_t n = holes_take(pages, ARRAY_SIZE(pages));
+
+	(void)events;
+	for (size_t i = 0; i < n; i++) {
+		struct buffer *buffer = buffer_at(control, pages[i]);
+
+		if (!buffer || buffer->buried)
+			continue;
+		bury(buffer->user, pages, n);
+		session_fail(buffer->user,
+			     "gave back memory that it shares, page %zu of buffer %u: it would be "
+			     "the daemon's",
+			     ((size_t)((char *)pages[i] - buffer->data)) / page_size(),
+			     buffer->number);
+	}
 }
 
 /* Nothing uses it any more. */
@@ -328,9 +532,10 @@ static void on_released(struct buffer *buffer)
 
 	if (buffer->cookie)
 		session_answer(session, buffer->cookie, 0, NULL);
+	session_release_buffer(session, buffer->held, buffer->n_descriptors);
+	list_remove(&buffer->link);
 	session->n_releasing--;
-	if (session->state == SESSION_CLOSED && !session->n_pending && !session->n_releasing)
-		reap_later(session->control);
+	reap_if_over(session);
 }
 
 void session_drop_buffer(struct session *session, struct buffer *buffer, uint64_t unshare_id)
@@ -354,7 +559,7 @@ static void free_requests(struct session *session)
 		(void)buffer_unref(request->output);
 		(void)buffer_unref(request->input_rows);
 		(void)buffer_unref(request->output_rows);
-		free(request->counts);
+		held_free(request->counts);
 	}
 	bulk_done(&session->bulk);
 	free(session->requests);
@@ -367,9 +572,14 @@ struct session *session_free(struct session *session)
 	session_close(session, "was closed");
 	list_remove(&session->link);
 	control->n_sessions--;
+	porter_forget(&session->take);
+	porter_forget(&session->end);
+	unpack_freep(&session->taken);
 	free_requests(session);
 	map_done(&session->buffers);
 	map_done(&session->tensors);
+	assert(!quota_used(&session->held) && !quota_used(&session->quota));
+	release(session->account);
 	free(session);
 	return NULL;
 }

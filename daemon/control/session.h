@@ -9,16 +9,21 @@
 
 #include "base/bulk.h"
 #include "base/clock.h"
+#include "base/fair.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "base/porter.h"
 #include "base/quota.h"
 #include "control/control.h"
 #include "proto/control.pb-c.h"
 #include "proto/frame.h"
 #include "proto/shm.h"
+#include <sys/socket.h>
 
-/* Ring entries of one turn; then other sessions have theirs. */
-#define RING_BATCH 256
+/* Ring entries taken of one session; then that of another job has its turn. */
+#define RING_BATCH 16
+/* So long in all, until others that the loop serves have theirs. */
+#define RING_TURN_NS (250 * NSEC_PER_USEC)
 /* Packets of one turn. */
 #define PACKET_BATCH 16
 /* A session that has had so long of a turn has no further packet taken in that turn. */
@@ -27,6 +32,9 @@
 #define AWAIT_MAX 8192
 /* Packets that a trainer may leave unread: more than it can have unanswered requests for at once in good faith. */
 #define OUTBOX_MAX 8192
+/* What a session takes before it asks for anything: its shared memory, places for requests, and what its socket may hold. */
+#define SESSION_BYTES	    (SHM_LEN + SHM_SLOTS * sizeof(void *) + (UINT64_C(256) << 10))
+#define SESSION_DESCRIPTORS 5
 
 struct control {
 	struct control_params params;
@@ -36,8 +44,15 @@ struct control {
 	bool bound;		 /* the socket's path is ours */
 	struct list sessions;
 	size_t n_sessions;
-	struct mail reap; /* frees closed sessions, when nobody up the stack uses them */
+	struct list buffers; /* of trainers, mapped; closed sessions' too */
+	bool watches_holes;
+	struct loop_source holes; /* pages of these that are not there any more */
+	struct mail reap;	  /* frees closed sessions, when nobody up the stack uses them */
 	bool reaping;
+	struct fair rings; /* sessions with entries to be taken, by job; cost: time */
+	uint64_t n_rung;   /* in the order in which they came there */
+	struct mail drain; /* takes some of them */
+	bool drain_posted;
 	struct loop_watch watch;
 	struct list
 		awake; /* sessions whose rings the loop looks at by itself; empty unless it spins */
@@ -51,8 +66,8 @@ struct session_request {
 	struct pipeline_request base;
 	struct session *session;
 	bool busy;
-	uint32_t n_counts; /* allocated */
-	uint64_t *counts;
+	uint32_t n_counts;					  /* allocated */
+	uint64_t *counts;					  /* held_new() */
 	struct buffer *input, *output, *input_rows, *output_rows; /* held, or NULL */
 };
 static_assert(sizeof(struct session_request) <= 4 * CACHE_LINE,
@@ -72,13 +87,22 @@ struct session {
 	struct list link;
 	enum session_state state;
 	uint32_t pid, uid;
-	uint64_t features; /* CONTROL_FEATURE_*, of both sides */
+	struct account *account; /* of its user; or NULL */
+	struct quota held;	 /* memory of ours that it makes us hold, beside SESSION_BYTES */
+	uint64_t features;	 /* CONTROL_FEATURE_*, of both sides */
 	struct loop_source socket;
 	struct loop_source process; /* pidfd, or -1 */
 	struct loop_source doorbell;
 	struct loop_timer
 		timer; /* GREETING: for Hello; then, once the trainer has hung up: for its end */
-	struct list outbox; /* packets that did not fit into the socket */
+	/*
+	 * What descriptor came beside a packet is found out by the porter; until that is over, no other packet is read. So is
+	 * the socket closed if there are any in it. A session counts until all that came from it is closed.
+	 */
+	struct porter_errand take, end;
+	Bps__Control__Request *taken; /* the packet */
+	bool stalled;		      /* an entry waits for what comes behind it */
+	struct list outbox;	      /* packets that did not fit into the socket */
 	size_t n_outbox;
 
 	void *shm;
@@ -88,10 +112,10 @@ struct session {
 	struct mail wake;     /* the trainer hears of what was completed */
 	bool wake_posted;
 	bool draining;
-	size_t n_awaited; /* packets read in the middle of draining, in this turn */
-	struct mail more; /* continues draining after others had their turn */
-	bool more_posted;
-	struct list awake;		   /* in control->awake: not armed */
+	size_t n_awaited;   /* packets read in the middle of draining, in this turn */
+	bool rung;	    /* in control->rings, */
+	uint64_t ring_flow; /* as of this job */
+	struct list awake;  /* in control->awake: not armed */
 	struct session_request **requests; /* SHM_SLOTS entries, made as used, in bulk */
 	struct bulk bulk;
 	size_t n_pending;
@@ -110,7 +134,7 @@ struct session {
 		*spare_tensor; /* whose declaration was refused, for the next; or NULL */
 	/* Those with numbers as libraries give them, one after the other: in a step each is looked for. NULL: see tensors. */
 	struct session_tensor **numbered;
-	size_t n_numbered;
+	size_t n_numbered; /* held_new() */
 
 	struct pipeline_member member;
 	char job[JOB_NAME_MAX + 1];
@@ -123,9 +147,14 @@ struct session {
 	struct failure last;			/* how its last job ended; never well */
 };
 
+/* listener.c */
+/* Closes a trainer's socket, with all that it holds; takes it over. errand: hears when that is so; or NULL. */
+void control_end_socket(int socket, struct porter_errand *errand);
+
 /* session.c */
-/* Takes over socket. Returns 0, or -errno with socket closed. */
-int session_new(struct control *control, int socket, uint32_t pid, uint32_t uid, int pidfd);
+/* Takes over socket and pidfd. Returns 0; or -errno with words, and both closed: the trainer was told. */
+int session_new(struct control *control, int socket, const struct ucred *trainer, int pidfd,
+		struct failure *failure);
 /* Ends a session. how: what other ranks are told, after "rank 3 (pid 123) of job x". Idempotent. */
 void session_close(struct session *session, const char *how);
 /* Takes nothing more from the trainer and says nothing more to it, but stays connected. */
@@ -134,19 +163,33 @@ void session_freeze(struct session *session);
 void session_fail(struct session *session, const char *format, ...) _printf_(2, 3);
 void session_send(struct session *session, const Bps__Control__Message *message, const int *fds,
 		  size_t n_fds);
+/* Who connects is told that it is not taken. */
+void session_refuse(int socket, int status, const char *text);
 /* An answer without a body: 0, or -errno and why. */
 void session_answer(struct session *session, uint64_t id, int status, const char *text);
-/* Takes the next packet, if there is one. Returns whether there was. */
+/* Takes the next packet, if there is one and none is being looked at. Returns whether there was. */
 bool session_receive_one(struct session *session);
+/* What is beside the first packet is fetched, and the packet taken then. */
+void session_fetch(struct session *session, enum porter_want want, Bps__Control__Request *request);
 /* A buffer is given up; nothing of the session's is called after it has been freed. */
 void session_drop_buffer(struct session *session, struct buffer *buffer, uint64_t unshare_id);
+/* What the daemon holds for a buffer, but for the memory itself. Returns 0; or -EDQUOT with words. */
+int session_charge_buffer(struct session *session, uint64_t held, unsigned n_descriptors,
+			  struct failure *failure);
+void session_release_buffer(struct session *session, uint64_t held, unsigned n_descriptors);
+/* Pages of buffers were touched that their trainers have given back: these are cut off. */
+void session_on_holes(struct loop_source *source, uint32_t events);
 /* One request in flight less. */
 void session_request_ended(struct session *session);
 struct session *session_free(struct session *session);
 
-/* request.c: packets. */
-void session_take_packet(struct session *session, const void *data, size_t len, int *fds,
-			 size_t n_fds);
+/* request.c: packets. has_fds: there are descriptors beside it, which are still in the socket. */
+void session_take_packet(struct session *session, const void *data, size_t len, bool has_fds);
+/* A packet whose descriptor was fetched, or why not. Takes over the descriptor. */
+void session_take_fetched(struct session *session, Bps__Control__Request *request, int status,
+			  int fd);
+/* Out of the job: its ledger is not charged any more. */
+void session_release_ledger(struct session *session);
 /* Out of the job: forgets its tensors, answering what was not. */
 void session_drop_tensors(struct session *session, const struct failure *why);
 
@@ -158,5 +201,9 @@ void ring_close(struct session *session);
 void ring_freeze(struct session *session);
 /* Makes the loop look at rings before it sleeps, as control->params.spin_ns says. */
 void ring_watch(struct control *control);
+/* Ends that. There is no session. */
+void ring_unwatch(struct control *control);
 /* Takes all entries that are there now: before a request that refers to them. */
 void ring_catch_up(struct session *session);
+/* Goes on where an entry waited for a packet. */
+void ring_resume(struct session *session);

@@ -110,7 +110,10 @@ static bool any_is(const struct gpu_worker *worker, enum gpu_direct_state state)
 	return false;
 }
 
-/* Once for all of them: what came of one says nothing of where parts go. One more that goes where others do is no news. */
+/*
+ * Once for all of them: what came of one says nothing of where parts go. One more that goes where
+ * others do is no news.
+ */
 static void tell_way(struct gpu_worker *worker)
 {
 	unsigned refused = any_is(worker, GPU_DIRECT_REFUSED);

@@ -1,14 +1,15 @@
 /*
- * Allocations that trainers have shared: kept while shared, given a number and imported by a
- * job's worker when first used, taken back when the worker ends. tensor/buffer.c makes and frees
- * them, the agent's device.c has them opened.
+ * Allocations that trainers have shared: kept while shared, given a number and imported by a job's
+ * worker when first used, taken back when the worker ends. tensor/buffer.c makes and frees them,
+ * the agent's device.c has them opened.
  */
+#include "base/porter.h"
 #include "gpu/internal.h"
 #include <fcntl.h>
 
 static struct gpu_memory *memory_done(struct gpu_memory *memory)
 {
-	(void)fd_close(memory->params.fd);
+	porter_close(NULL, memory->params.fd);
 	free(memory);
 	return NULL;
 }

@@ -4,8 +4,6 @@
  */
 #include "gpu/internal.h"
 
-/* Pieces are looked for from where the last one was found. */
-
 int gpu_pages_init(struct gpu_pages *pages, uint64_t n)
 {
 	*pages = (struct gpu_pages){ .n = n };

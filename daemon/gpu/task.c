@@ -67,7 +67,10 @@ void gpu_task_spill(struct gpu_worker *worker, struct gpu_memory *memory, const 
 	const struct gpu_arena *arena = gpu_direct_find(worker, from);
 	struct gpu_command *command;
 
-	/* Without one the worker is dead: nothing is copied, and what is marked ends the task as failed. */
+	/*
+	 * Without one the worker is dead: nothing is copied, and what is marked ends the task as
+	 * failed.
+	 */
 	gpu_task_use(worker, memory, GPU_DOWN);
 	if (!arena)
 		return;

@@ -10,7 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* -- By NVML ------------------------------------------------------------------------------------------------------ */
+/* -- By NVML ----------------------------------------------------------------------------------- */
 
 static nvmlDevice_t nvml_device(const struct nvml *nvml, const struct gpu_place *place)
 {
@@ -47,7 +47,7 @@ static bool ask_nvml(const struct nvml *nvml, const struct gpu_place *a, const s
 	return true;
 }
 
-/* -- By the kernel's tree of PCI devices -------------------------------------------------------------------------- */
+/* -- By the kernel's tree of PCI devices ------------------------------------------------------- */
 
 /* .../pci0000:3a/0000:3a:00.0/0000:3b:00.0/... : the way from the host bridge to the device. */
 static bool pci_path(const char *sysfs, const char *bus_id, char path[PATH_MAX])
@@ -92,7 +92,7 @@ static bool ask_sysfs(const char *sysfs, const struct gpu_place *a, const struct
 	return true;
 }
 
-/* -- Both --------------------------------------------------------------------------------------------------------- */
+/* -- Both -------------------------------------------------------------------------------------- */
 
 unsigned gpu_topology_link(struct gpu_topology *topology, const struct gpu_place *a,
 			   const struct gpu_place *b)
@@ -138,13 +138,16 @@ unsigned gpu_topology_divide(struct gpu_topology *topology, enum gpu_reduce mode
 					group_of[m] = one;
 		}
 	}
-	/* A group's number is its first GPU's, which is no higher than any other's: then without gaps. */
+	/*
+	 * A group's number is its first GPU's, which is no higher than any other's: then without
+	 * gaps.
+	 */
 	for (unsigned i = 0; i < n; i++)
 		group_of[i] = (uint8_t)(group_of[i] == i ? n_groups++ : group_of[group_of[i]]);
 	return n_groups;
 }
 
-/* -- Roots -------------------------------------------------------------------------------------------------------- */
+/* -- Roots ------------------------------------------------------------------------------------- */
 
 /* Whether a device of this class is behind a switch that the GPU at this path is behind, too. */
 static bool have_neighbour(const char *sysfs, const char *class, const char *gpu)
@@ -184,8 +187,9 @@ struct switches {
 };
 
 /*
- * Of n bytes of sums each of s switches' links carries n / s when all GPUs copy their slices, and those of the k switches
- * with NICs n / k more to the network. By way of the others' GPUs alone it is n / (s - k), and n / k for the NICs'.
+ * Of n bytes of sums each of s switches' links carries n / s when all GPUs copy their slices, and
+ * those of the k switches with NICs n / k more to the network. By way of the others' GPUs alone it
+ * is n / (s - k), and n / k for the NICs'.
  */
 static bool is_better_without_nics(unsigned s, unsigned k)
 {

@@ -22,7 +22,7 @@ struct worker worker = {
 	.mail_more = PTHREAD_COND_INITIALIZER,
 };
 
-/* -- What it says ------------------------------------------------------------------------------------------------- */
+/* -- What it says ------------------------------------------------------------------------------ */
 
 void worker_say_with(const struct gpu_event *event, int fd)
 {
@@ -102,7 +102,10 @@ void worker_fatal_if_alive(int status, const char *format, ...)
 	end(status, true, format, args);
 }
 
-/* What sticks to a context: memory or another client's process is gone from under what was at work, for one. */
+/*
+ * What sticks to a context: memory or another client's process is gone from under what was at work,
+ * for one.
+ */
 static bool is_sticky(CUresult result)
 {
 	switch ((int)result) {
@@ -149,7 +152,7 @@ struct device *worker_device(const uint8_t uuid[DEVICE_UUID_LEN])
 	return NULL;
 }
 
-/* -- Beginning and end -------------------------------------------------------------------------------------------- */
+/* -- Beginning and end ------------------------------------------------------------------------- */
 
 static int look_at_device(int ordinal, char *text)
 {
@@ -232,7 +235,10 @@ static void handle(const struct gpu_command *command, int fd)
 		worker_setup_post(command, fd);
 		break;
 	case GPU_OP_END:
-		/* Nothing is under way; the driver takes back what a process leaves, without waiting for streams that wait. */
+		/*
+		 * Nothing is under way; the driver takes back what a process leaves, without
+		 * waiting for streams that wait.
+		 */
 		_exit(0);
 	default:
 		(void)fd_close(fd);
@@ -264,9 +270,13 @@ int gpu_worker_main(void)
 	struct gpu_event event = { .kind = GPU_EVENT_READY };
 
 	(void)prctl(PR_SET_NAME, "bps-gpu-worker");
-	/* A stream that waits for a trainer must not share a hardware queue with one that copies. */
+	/*
+	 * A stream that waits for a trainer must not share a hardware queue with one that copies.
+	 */
 	(void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 1);
-	/* One way to sum, so that the same layout gives the same bits; who knows better may say so. */
+	/*
+	 * One way to sum, so that the same layout gives the same bits; who knows better may say so.
+	 */
 	(void)setenv("NCCL_ALGO", "Ring", 0);
 	(void)setenv("NCCL_PROTO", "Simple", 0);
 	(void)setenv("NCCL_MIN_NCHANNELS", "8", 0);

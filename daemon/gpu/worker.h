@@ -6,8 +6,8 @@
  *	look	once there are communicators, and while something is under way: whether one has failed
  *	waiters	one for each stream that copies: says when what was marked in it is done
  *
- * Events go to the daemon from each of them. Whatever cannot be done ends the process, with words; only an import may
- * fail. When the daemon is gone, it lets go of the trainers' streams and ends. Private to the worker*.c.
+ * Events go to the daemon from each of them. Whatever cannot be done is told in words, after which the daemon ends the
+ * process; only an import may fail. When the daemon is gone, it lets go of the trainers' streams and ends. Private to the worker*.c.
  */
 #pragma once
 

@@ -57,7 +57,10 @@ static int allocate(struct device *device, uint64_t len, char *text)
 	r = worker.cuda->cuMemAlloc(&memory, len + page);
 	if (r != CUDA_SUCCESS)
 		return failed(text, device, "cuMemAlloc", r);
-	/* So that no copy returns before it is done, as the driver wants it for what others read; ours wait anyway. */
+	/*
+	 * So that no copy returns before it is done, as the driver wants it for what others read;
+	 * ours wait anyway.
+	 */
 	(void)worker.cuda->cuPointerSetAttribute(&yes, CU_POINTER_ATTRIBUTE_SYNC_MEMOPS, memory);
 	device->arena_memory = memory;
 	(void)pthread_mutex_lock(&worker.lock);

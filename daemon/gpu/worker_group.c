@@ -11,14 +11,11 @@
 #include <stdio.h>
 #include <time.h>
 
-/* A collective that cannot go on stays in its stream; that it is so is found out by looking, while any is under way. */
-#define LOOK_NS 50000000
-
 /*
- * Groups of devices that reduce by NCCL. A plan says which device of the job is in which group: all in one, those behind
- * one PCIe switch, or each alone. A group has two communicators, one for each stream, so that what comes up never waits
- * behind what goes down.
+ * A collective that cannot go on stays in its stream; that it is so is found out by looking, while
+ * any is under way.
  */
+#define LOOK_NS 50000000
 
 struct member {
 	struct memory input, output;
@@ -47,7 +44,7 @@ static struct {
 	unsigned n_members;
 } plan;
 
-/* -- Communicators ------------------------------------------------------------------------------------------------ */
+/* -- Communicators ----------------------------------------------------------------------------- */
 
 static void check_nccl(ncclResult_t result, const char *call)
 {
@@ -116,7 +113,10 @@ void worker_plan_device(const struct gpu_command *command)
 	plan.devices[plan.n++] = device;
 }
 
-/* What topology is asked about. A device without an address on a bus is connected to none, if NVML is not there either. */
+/*
+ * What topology is asked about. A device without an address on a bus is connected to none, if NVML
+ * is not there either.
+ */
 static void look_at_places(struct gpu_place places[GPU_DEVICES_MAX])
 {
 	for (unsigned i = 0; i < plan.n; i++) {
@@ -233,7 +233,7 @@ void worker_plan(const struct gpu_command *command)
 	worker_say(&event);
 }
 
-/* -- Collectives -------------------------------------------------------------------------------------------------- */
+/* -- Collectives ------------------------------------------------------------------------------- */
 
 static ncclDataType_t type_of(unsigned dtype)
 {
@@ -304,7 +304,10 @@ static struct share share_of(const struct collective *c, int i)
 	};
 }
 
-/* One member's calls where some of the group are roots: a slice for each. What does not divide is the last one's. */
+/*
+ * One member's calls where some of the group are roots: a slice for each. What does not divide is
+ * the last one's.
+ */
 static void call_roots(const struct collective *c, enum gpu_collective what, int i)
 {
 	const struct nccl *nccl = plan.nccl;

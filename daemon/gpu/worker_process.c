@@ -1,9 +1,11 @@
 /*
- * A GPU worker as the daemon sees it: its process started and killed, commands out, events in,
- * and the deadlines of what was asked. Events go to memory.c, task.c, session.c, group.c and
- * direct.c. The agent's device.c has one worker for each job.
+ * A GPU worker as the daemon sees it: its process started and killed, commands out, events in, and
+ * the deadlines of what was asked. Events go to memory.c, task.c, session.c, group.c and direct.c.
+ * The agent's device.c has one worker for each job.
  */
+#include "base/clock.h"
 #include "base/log.h"
+#include "base/porter.h"
 #include "gpu/internal.h"
 #include "proto/frame.h"
 #include <fcntl.h>
@@ -28,7 +30,7 @@ struct packet {
 	char data[];
 };
 
-/* -- Starting a process ------------------------------------------------------------------------------------------- */
+/* -- Starting a process ------------------------------------------------------------------------ */
 
 static int prepare(posix_spawn_file_actions_t *actions, posix_spawnattr_t *attributes, int socket)
 {
@@ -105,13 +107,14 @@ int gpu_process_start(const char *program, pid_t *ret_pid, int *ret_pidfd, int *
 	return 0;
 }
 
-/* -- Out ---------------------------------------------------------------------------------------------------------- */
+/* -- Out --------------------------------------------------------------------------------------- */
 
 static void packet_free(struct gpu_worker *worker, struct packet *packet)
 {
 	list_remove(&packet->link);
 	worker->n_outbox--;
-	(void)fd_close(packet->fd);
+	/* It may be a parcel. */
+	porter_close(NULL, packet->fd);
 	free(packet);
 }
 
@@ -191,7 +194,7 @@ void gpu_worker_send(struct gpu_worker *worker, const struct gpu_command *comman
 	send_packet(worker, command, sizeof(*command), fd);
 }
 
-/* -- In ----------------------------------------------------------------------------------------------------------- */
+/* -- In ---------------------------------------------------------------------------------------- */
 
 static void on_changed(struct mail *mail)
 {
@@ -211,7 +214,9 @@ void gpu_worker_changed(struct gpu_worker *worker)
 	loop_post(worker->gpu->params.loop, &worker->changed);
 }
 
-/* It has ended, as it may have to when a trainer dies: until it is late nothing is begun or ended. */
+/*
+ * It has ended, as it may have to when a trainer dies: until it is late nothing is begun or ended.
+ */
 static void die_later(struct gpu_worker *worker, int status, const char *text)
 {
 	if (worker->closed || loop_timer_set(worker->gpu->params.loop, &worker->late,
@@ -322,9 +327,12 @@ static void on_socket(struct loop_source *source, uint32_t events)
 	}
 }
 
-/* -- The end ------------------------------------------------------------------------------------------------------ */
+/* -- The end ----------------------------------------------------------------------------------- */
 
-/* A process that is no more, or will be in a moment: killed, it touches nothing that it has not begun to. */
+/*
+ * A process that is no more, or will be in a moment: killed, it touches nothing that it has not
+ * begun to.
+ */
 static void reap(struct gpu_worker *worker)
 {
 	siginfo_t info = { 0 };
@@ -462,14 +470,17 @@ static void on_process(struct loop_source *source, uint32_t events)
 	if (worker->state == WORKER_DEAD || worker->late.loop)
 		return;
 	(void)waitid((idtype_t)P_PIDFD, (id_t)source->fd, &info, WEXITED | WNOHANG | WNOWAIT);
-	/* A driver or NCCL may abort a process whose devices fail; SIGKILL is somebody's who meant it. */
+	/*
+	 * A driver or NCCL may abort a process whose devices fail; SIGKILL is somebody's who meant
+	 * it.
+	 */
 	if (info.si_code != CLD_EXITED && info.si_status != SIGKILL)
 		die_later(worker, -EIO, describe_end(&info, text));
 	else
 		die(worker, -EIO, describe_end(&info, text));
 }
 
-/* -- Deadlines ---------------------------------------------------------------------------------------------------- */
+/* -- Deadlines --------------------------------------------------------------------------------- */
 
 static uint64_t deadline_of(const struct gpu_worker *worker)
 {
@@ -504,7 +515,10 @@ static void on_timer(struct loop_timer *timer)
 	if (worker->state == WORKER_RUNNING && list_empty(&worker->tasks)) {
 		if (!worker->n_setup && !worker->closed)
 			return;
-		/* The driver makes some calls wait for all streams, and some of these for a trainer. */
+		/*
+		 * The driver makes some calls wait for all streams, and some of these for a
+		 * trainer.
+		 */
 		if (gpu_session_any_waits(worker))
 			worker->progress_ns = clock_now_ns();
 	}
@@ -522,7 +536,7 @@ static void on_poll(struct loop_timer *timer)
 	gpu_session_poll(container_of(timer, struct gpu_worker, poll));
 }
 
-/* -- Life --------------------------------------------------------------------------------------------------------- */
+/* -- Life -------------------------------------------------------------------------------------- */
 
 int gpu_worker_start(struct gpu *gpu, const char *name, const struct gpu_worker_ops *ops,
 		     void *user, struct gpu_worker **ret_worker, struct failure *failure)

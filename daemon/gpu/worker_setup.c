@@ -4,6 +4,7 @@
  * the commands here.
  */
 #include "base/failpoint.h"
+#include "base/porter.h"
 #include "gpu/worker.h"
 #include <stdio.h>
 #include <sys/mman.h>
@@ -14,7 +15,7 @@ struct job {
 	int fd;
 };
 
-/* -- Devices and host memory -------------------------------------------------------------------------------------- */
+/* -- Devices and host memory ------------------------------------------------------------------- */
 
 /* What devices are to read and write by themselves. A context has to be current. */
 static void register_host(void *data, size_t len, const char *what)
@@ -65,7 +66,7 @@ static void open_device(struct device *device)
 	register_all(device);
 }
 
-/* -- Imports ------------------------------------------------------------------------------------------------------ */
+/* -- Imports ----------------------------------------------------------------------------------- */
 
 static CUresult open_legacy(const struct gpu_command *command, CUdeviceptr *ret_base)
 {
@@ -135,7 +136,10 @@ static void close_memory(const struct memory *memory)
 		     memory->device);
 }
 
-/* A trainer may say that an allocation is larger than it is. Only what the driver knows of it counts, if it does. */
+/*
+ * A trainer may say that an allocation is larger than it is. Only what the driver knows of it
+ * counts, if it does.
+ */
 static bool is_too_short(const struct memory *memory, uint64_t *ret_len)
 {
 	CUdeviceptr base;
@@ -171,6 +175,7 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 {
 	struct device *device = worker_device(command->device);
 	bool legacy = command->kind == MEMORY_CUDA_IPC;
+	_cleanup_(fd_closep) int allocation = -1;
 	struct memory memory = { .len = command->len, .kind = command->kind };
 	uint64_t len;
 	CUresult r;
@@ -183,8 +188,11 @@ static int import(const struct gpu_command *command, int fd, char *text, size_t 
 		return -ENODEV;
 	}
 	open_device(device);
+	/* Who lets us wait here keeps his own job. */
+	if (!legacy)
+		allocation = porter_open_parcel(fd);
 	r = legacy ? open_legacy(command, &memory.base)
-		   : open_fd(command, device, fd, &memory.base);
+		   : open_fd(command, device, allocation, &memory.base);
 	if (r != CUDA_SUCCESS) {
 		(void)snprintf(text, size, "%s on device %d (%s): %s%s",
 			       legacy ? "cuIpcOpenMemHandle" : "import of a VMM allocation",
@@ -234,7 +242,7 @@ static void run_close(const struct gpu_command *command)
 	worker_say(&event);
 }
 
-/* -- Sessions and staging ----------------------------------------------------------------------------------------- */
+/* -- Sessions and staging ---------------------------------------------------------------------- */
 
 static void *map_shared(int fd, size_t len)
 {
@@ -260,7 +268,7 @@ static void run_session(const struct gpu_command *command, int fd)
 	(void)pthread_mutex_unlock(&worker.lock);
 }
 
-/* -- The thread --------------------------------------------------------------------------------------------------- */
+/* -- The thread -------------------------------------------------------------------------------- */
 
 static void run_arena(const struct gpu_command *command)
 {

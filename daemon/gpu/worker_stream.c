@@ -12,7 +12,7 @@ struct mark {
 	uint64_t ticket;
 };
 
-/* -- Waiters ------------------------------------------------------------------------------------------------------ */
+/* -- Waiters ----------------------------------------------------------------------------------- */
 
 static void *waiter_thread(void *argument)
 {
@@ -109,7 +109,7 @@ static void mark(struct waiter *waiter, uint64_t ticket)
 	(void)pthread_mutex_unlock(&waiter->lock);
 }
 
-/* -- Flags -------------------------------------------------------------------------------------------------------- */
+/* -- Flags ------------------------------------------------------------------------------------- */
 
 /* A flag as devices see it. */
 static CUdeviceptr flag_at(const struct gpu_command *command, size_t member, struct session **ret)
@@ -164,7 +164,7 @@ static void watch(const struct gpu_command *command)
 		     "cuLaunchHostFunc", lane->device);
 }
 
-/* -- Copies ------------------------------------------------------------------------------------------------------- */
+/* -- Copies ------------------------------------------------------------------------------------ */
 
 static struct memory memory_at(uint32_t number)
 {
@@ -218,8 +218,8 @@ static CUdeviceptr arena_at(uint32_t number, uint64_t at, uint64_t len,
 }
 
 /*
- * What a RDMA device has written to the owner's arena is there for what is put into streams from here on: of the owner, or of all
- * that read there. The reader's context is the current one.
+ * What a RDMA device has written to the owner's arena is there for what is put into streams from
+ * here on: of the owner, or of all that read there. The reader's context is the current one.
  */
 static void flush(const struct device *owner, const struct device *reader, bool for_others)
 {
@@ -236,8 +236,8 @@ static void flush(const struct device *owner, const struct device *reader, bool 
 }
 
 /*
- * Whose arena a task has been flushed of: all that it copies from there had come before it was begun. With its first mark it has
- * no more.
+ * Whose arena a task has been flushed of: all that it copies from there had come before it was
+ * begun. With its first mark it has no more.
  */
 static const struct device *flushed;
 

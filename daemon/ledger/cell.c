@@ -118,6 +118,9 @@ int ledger_tensor_add(struct ledger *ledger, const char *name, unsigned dtype, u
 		return 0;
 	if (ledger->n_known == ledger->n_tensors)
 		return error_origin(-EDQUOT);
+	if (quota_charge(ledger->quota, LEDGER_KNOWN_BYTES))
+		return error_origin(-EDQUOT);
+	ledger->charged += LEDGER_KNOWN_BYTES;
 	known = calloc(1, sizeof(*known));
 	if (!known)
 		return error_origin(-ENOMEM);
@@ -197,6 +200,8 @@ int ledger_cells_init(struct ledger *ledger)
 
 void ledger_cells_done(struct ledger *ledger)
 {
+	if (ledger->n_cells_charged)
+		quota_release(ledger->quota, ledger->n_cells_charged * ledger_cell_stride(ledger));
 	free(ledger->kept);
 	free(ledger->free_cells);
 	free(ledger->returned_cells);

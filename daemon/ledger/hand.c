@@ -20,7 +20,7 @@ static void hand_clear(const struct ledger *ledger, uint32_t hand)
 	atomic_store_explicit(&ledger_hand(ledger, hand)->taken, 0, memory_order_release);
 }
 
-/* -- Taking over -------------------------------------------------------------------------------------------------- */
+/* -- Taking over ------------------------------------------------------------------------------- */
 
 static const struct ledger_old *old_of(const struct ledger *ledger, uint32_t record)
 {
@@ -30,7 +30,10 @@ static const struct ledger_old *old_of(const struct ledger *ledger, uint32_t rec
 	return NULL;
 }
 
-/* Copies a hand and checks it. *ret_stale is set when it means something; one that does not is cleared. */
+/*
+ * Copies a hand and checks it. *ret_stale is set when it means something; one that does not is
+ * cleared.
+ */
 static int read_hand(struct ledger *ledger, uint32_t number, bool *ret_stale,
 		     struct failure *failure)
 {
@@ -108,7 +111,7 @@ void ledger_drop_hands(struct ledger *ledger, uint32_t record)
 	}
 }
 
-/* -- Working ------------------------------------------------------------------------------------------------------ */
+/* -- Working ----------------------------------------------------------------------------------- */
 
 int ledger_part_find(const struct ledger_round *round, uint64_t number, uint32_t len,
 		     struct ledger_part *ret_part)

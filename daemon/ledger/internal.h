@@ -59,9 +59,16 @@ struct ledger {
 	size_t n_known, known_capacity;
 	struct map names;
 
+	struct quota *quota; /* or NULL: nobody is charged */
+	uint64_t charged;    /* beside cells, and tensors */
+	uint32_t n_cells_charged;
+
 	unsigned n_threads;
 	uint32_t own[]; /* hand of each thread */
 };
+
+/* Of a tensor that is known: here, and in the ledger's memory. */
+#define LEDGER_KNOWN_BYTES (sizeof(struct ledger_known) + sizeof(struct ledger_tensor) + 64)
 
 static inline struct ledger_header *ledger_header(const struct ledger *ledger)
 {
@@ -131,3 +138,5 @@ int ledger_cells_init(struct ledger *ledger);
 /* Reads what the daemon before has left in cells and tensors. As ledger_open(). */
 int ledger_cells_open(struct ledger *ledger, struct failure *failure);
 void ledger_cells_done(struct ledger *ledger);
+/* Charges ledger->quota with cells that have memory already: 0 or -EDQUOT. */
+int ledger_cells_charge(struct ledger *ledger);

@@ -13,7 +13,10 @@
 /* Its holders are charged by whom they are known to; not here. */
 static struct quota unlimited = { .limit = UINT64_MAX };
 
-/* A part is left in the hand it was found in, so hands run out if many daemons in a row never get to finish one. */
+/*
+ * A part is left in the hand it was found in, so hands run out if many daemons in a row never get
+ * to finish one.
+ */
 static uint32_t hands_for(unsigned n_threads)
 {
 	return MIN(MAX(4 * n_threads, LEDGER_HANDS_MIN), LEDGER_HANDS_MAX);
@@ -60,7 +63,7 @@ bool ledger_is(const struct ledger *ledger, int fd)
 	return !fstat(fd, &st) && st.st_dev == ledger->device && st.st_ino == ledger->inode;
 }
 
-/* -- Making, taking over ------------------------------------------------------------------------------------------ */
+/* -- Making, taking over ----------------------------------------------------------------------- */
 
 struct ledger *ledger_free(struct ledger *ledger)
 {
@@ -70,8 +73,22 @@ struct ledger *ledger_free(struct ledger *ledger)
 	free(ledger->old);
 	free(ledger->stale);
 	ledger_cells_done(ledger);
+	quota_release(ledger->quota, ledger->charged);
 	free(ledger);
 	return NULL;
+}
+
+int ledger_charge_to(struct ledger *ledger, struct quota *quota)
+{
+	uint64_t bytes = sizeof(*ledger) + ledger_len(ledger->n_hands) +
+			 ledger->n_cells * (sizeof(ledger->kept[0]) + 2 * sizeof(uint32_t)) +
+			 ledger->n_known * LEDGER_KNOWN_BYTES;
+
+	if (quota_charge(quota, bytes))
+		return error_origin(-EDQUOT);
+	ledger->quota = quota;
+	ledger->charged = bytes;
+	return error_trace(ledger_cells_charge(ledger));
 }
 
 static int ledger_map(int fd, uint64_t len, unsigned n_threads, struct ledger **ret_ledger,
@@ -308,7 +325,7 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	return 0;
 }
 
-/* -- The job ------------------------------------------------------------------------------------------------------ */
+/* -- The job ----------------------------------------------------------------------------------- */
 
 void ledger_begin(struct ledger *ledger)
 {
@@ -383,7 +400,7 @@ bool ledger_stopped(const struct ledger *ledger)
 	return atomic_load_explicit(&ledger->stopped, memory_order_relaxed);
 }
 
-/* -- Rounds ------------------------------------------------------------------------------------------------------- */
+/* -- Rounds ------------------------------------------------------------------------------------ */
 
 /* 0: none. Both are computed from the ranks' own numbers, so that nobody gains by a collision. */
 static uint64_t digest_of(const uint64_t *counts, uint32_t size)
@@ -607,7 +624,10 @@ void ledger_round_mark(const struct ledger_round *round, uint64_t part, bool onl
 {
 	_Atomic uint64_t *word = word_of(round, part);
 
-	/* Nobody else writes the word: what is locked would wait for all that was stored before, in outputs and cells. */
+	/*
+	 * Nobody else writes the word: what is locked would wait for all that was stored before, in
+	 * outputs and cells.
+	 */
 	if (only)
 		atomic_store_explicit(
 			word, atomic_load_explicit(word, memory_order_relaxed) | ledger_bit(part),

@@ -7,6 +7,7 @@
 #include "base/error.h"
 #include "base/map.h"
 #include "base/process.h"
+#include "base/quota.h"
 #include "proto/ledger.h"
 
 struct ledger;
@@ -37,6 +38,11 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 struct ledger *ledger_free(struct ledger *ledger);
 DEFINE_CLEANUP(struct ledger *, ledger_free)
 
+/*
+ * From here on quota, which outlives the ledger, is charged with what the ledger takes: cells as their memory is touched, for want
+ * of which none is to be had. Returns 0 or -EDQUOT.
+ */
+int ledger_charge_to(struct ledger *ledger, struct quota *quota);
 /* Bytes that its memory may come to, for so many threads: what its holder is charged. */
 uint64_t ledger_bytes(unsigned n_threads);
 /* The same for a job that goes through servers, with its first cells: ledger_cells_bytes(). */

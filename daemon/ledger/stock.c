@@ -126,9 +126,37 @@ uint32_t ledger_cells_trim(struct ledger *ledger, uint32_t n)
 		       n_cells * sizeof(cells[0]));
 		ledger->n_returned_cells += n_cells;
 		ledger->n_leaving_cells = 0;
+		n_cells = MIN(n_cells, ledger->n_cells_charged);
+		ledger->n_cells_charged -= n_cells;
+		quota_release(ledger->quota, n_cells * ledger_cell_stride(ledger));
 		latch_drop(&ledger->cells_latch);
 	}
 	return n;
+}
+
+int ledger_cells_charge(struct ledger *ledger)
+{
+	uint32_t n = MAX(ledger->cells_used - ledger->n_returned_cells, 1u);
+
+	if (!ledger->n_cells || n <= ledger->n_cells_charged)
+		return 0;
+	if (quota_charge(ledger->quota, (n - ledger->n_cells_charged) * ledger_cell_stride(ledger)))
+		return error_origin(-EDQUOT);
+	ledger->n_cells_charged = n;
+	return 0;
+}
+
+/* Whether one more may have memory, which is charged now. The latch is taken. */
+static bool may_touch(struct ledger *ledger)
+{
+	uint32_t n = ledger->cells_used - ledger->n_returned_cells + 1;
+
+	if (n <= ledger->n_cells_charged)
+		return true;
+	if (quota_charge(ledger->quota, ledger_cell_stride(ledger)))
+		return false;
+	ledger->n_cells_charged++;
+	return true;
 }
 
 /* The one that was freed last: its memory is the warmest. The latch is taken. */
@@ -138,6 +166,8 @@ static uint32_t choose(struct ledger *ledger)
 
 	if (ledger->n_free_cells)
 		return ledger->free_cells[--ledger->n_free_cells];
+	if (!may_touch(ledger))
+		return LEDGER_NO_CELL;
 	if (ledger->n_returned_cells)
 		return ledger->returned_cells[--ledger->n_returned_cells];
 	cell = ledger->cells_used++;

@@ -21,8 +21,7 @@ static void attached(struct pipeline_setup *setup)
 		return;
 	}
 	server->attached = true;
-	server->scales = peer_is_self(server->outlet->peer) ||
-			 peer_knows(server->outlet->peer, DATA_FEATURE_SCALES);
+	server->scales = peer_has(server->outlet->peer, DATA_FEATURE_SCALES);
 	peer_set_parts(server->outlet->peer, job->part_bytes, job->shape.n_nodes);
 	job->n_attached++;
 	if (job->keep)
@@ -95,8 +94,6 @@ static void *set_kept(const struct pipeline_job *job, const struct place *place,
 	m->has_resume = m->resume = true;
 	m->has_lost_timeout_ms = true;
 	m->lost_timeout_ms = job->pipeline->params.lost_timeout_ms;
-	home->secret_digest =
-		(ProtobufCBinaryData){ SECRET_DIGEST_LEN, (uint8_t *)job->secret_digest };
 	home->part_bytes = job->part_bytes;
 	home->epoch = job->view->epoch;
 	home->has_min_ranks = home->has_max_ranks = job->shape.elastic;
@@ -135,6 +132,10 @@ static int attach_at(struct pipeline_job *job, const struct place *place,
 	if (r)
 		return error_trace(r);
 	m.name = job->name;
+	m.has_secret_digest = true;
+	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, (uint8_t *)job->secret_digest };
+	m.has_user = true;
+	m.user = job->uid;
 	m.size = job->shape.size;
 	m.n_nodes = job->shape.n_nodes;
 	m.node = job->shape.node;
@@ -218,7 +219,7 @@ static int connect_server(struct pipeline_job *job, size_t server)
 
 	r = pipeline_setup_peer_of(job, &job->servers[server].member, again, &peer);
 	if (!r)
-		r = pipeline_outlet_get(job->pipeline, peer, &job->servers[server].outlet);
+		r = pipeline_outlet_new(job->pipeline, peer, &job->servers[server].outlet);
 	if (!r && job->keep && server == job->home_number)
 		job->home = peer;
 	return error_trace(r);

@@ -72,8 +72,9 @@ static int check_output(const struct checked *c, uint64_t count)
 }
 
 /*
- * Input and output may be the same memory only where each part is written no earlier than it was read for the last time:
- * input + input_shift and output + output_shift (elements) must then be one place.
+ * Input and output may be the same memory only where each part is written no earlier than it was
+ * read for the last time: input + input_shift and output + output_shift (elements) must then be one
+ * place.
  */
 static int check_overlap(const struct checked *c, uint64_t output_count, uint64_t input_shift,
 			 uint64_t output_shift)

@@ -17,8 +17,8 @@
 #define AHEAD_PARTS   4
 
 /*
- * What the link carries in 2.5 ms: enough for pauses of this process, beside what the kernel has. Servers stay in step within as
- * much, and what is urgent waits no longer.
+ * What the link carries in 2.5 ms: enough for pauses of this process, beside what the kernel has.
+ * Servers stay in step within as much, and what is urgent waits no longer.
  */
 uint64_t pipeline_deal_ahead(const struct pipeline_job *job)
 {
@@ -52,7 +52,10 @@ static struct pipeline_round *round_of(const struct list *link)
 	return container_of(link, struct pipeline_round, deal_link);
 }
 
-/* What comes behind it has its turn soon: the memory of the second after it, and what that of the first leads to. */
+/*
+ * What comes behind it has its turn soon: the memory of the second after it, and what that of the
+ * first leads to.
+ */
 static _fetches_ void fetch_behind(const struct pipeline_job *job, const struct list *link)
 {
 	const struct pipeline_round *next;
@@ -126,7 +129,7 @@ void pipeline_deal_add(struct pipeline_round *round)
 	job->uncut = round;
 }
 
-/* -- Sorting: by merging, of lists that end with NULL and have no way back ------------------------------------------ */
+/* -- Sorting: by merging, of lists that end with NULL and have no way back --------------------- */
 
 #define RUNS_LOG2 32
 
@@ -135,7 +138,10 @@ static bool link_is_before(const struct list *a, const struct list *b)
 	return is_before(round_of(a), round_of(b));
 }
 
-/* Takes what is in order, or in the opposite one, from the start of a list: so most rounds are submitted. */
+/*
+ * Takes what is in order, or in the opposite one, from the start of a list: so most rounds are
+ * submitted.
+ */
 static struct list *take_run(struct list **rest)
 {
 	struct list *first = *rest, *last = first, *next;

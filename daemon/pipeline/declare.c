@@ -21,7 +21,7 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 	int r;
 
 	if (!tensor)
-		return error_origin(-ENOMEM);
+		return error_origin(-errno);
 	tensor->job = job;
 	(void)snprintf(tensor->name, sizeof(tensor->name), "%s", name);
 	list_init(&tensor->waiting);
@@ -71,24 +71,6 @@ static void answer(struct pipeline_tensor *tensor, struct pipeline_declaration *
 	declaration->declared(declaration, failure, tensor->key, tensor->job->part_bytes);
 }
 
-/* Without a key none of them moves: each fails by itself, and may take others that wait to be forgotten along. */
-static void fail_rounds(struct pipeline_tensor *tensor)
-{
-	struct pipeline_round *round, *open;
-
-	do {
-		open = NULL;
-		list_for_each (round, &tensor->rounds, link) {
-			if (round->failure.status)
-				continue;
-			open = round;
-			break;
-		}
-		if (open)
-			pipeline_round_fail(open, &tensor->failure, false);
-	} while (open);
-}
-
 /* Other nodes call it by this number; of rounds that have failed here they hear now. */
 static void take_key(struct pipeline_tensor *tensor, uint64_t key, uint64_t start)
 {
@@ -123,7 +105,8 @@ void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure
 		take_key(tensor, key, start);
 	} else if (!tensor->failure.status) {
 		tensor->failure = *failure;
-		fail_rounds(tensor);
+		if (!list_empty(&tensor->rounds))
+			pipeline_sweep(tensor->job);
 	}
 	while ((declaration = list_first(&tensor->waiting, struct pipeline_declaration, waiting)))
 		answer(tensor, declaration);
@@ -192,7 +175,10 @@ static void agree(struct pipeline_tensor *tensor)
 		pipeline_setup_declare(tensor, NULL);
 }
 
-/* Whether all ranks here have declared it. Keys are numbers in the order in which that was so, where no server gives them. */
+/*
+ * Whether all ranks here have declared it. Keys are numbers in the order in which that was so,
+ * where no server gives them.
+ */
 static void look_complete(struct pipeline_tensor *tensor)
 {
 	struct pipeline_job *job = tensor->job;
@@ -225,7 +211,7 @@ static int find_or_make(struct pipeline_member *member, const char *name, unsign
 					   name, job->name, job->pipeline->params.max_tensors);
 		r = tensor_new(job, name, &tensor);
 		if (r)
-			return failure_set(failure, r, "tensor %s: %s", name, strerror(-r));
+			return pipeline_job_no_memory(job, -r, failure);
 		tensor->dtype = dtype;
 		tensor->elements = elements;
 		tensor->first_rank = member->rank;
@@ -257,6 +243,7 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 	declaration->member = member;
 	declaration->tensor = tensor;
 	declaration->n_rounds = past ? past->rounds : 0;
+	declaration->newest = NULL;
 	declaration->answered = false;
 	list_push_back(&member->declarations, &declaration->link);
 	list_push_back(&tensor->waiting, &declaration->waiting);

@@ -13,7 +13,7 @@ static struct pipeline_job *job_of(const struct pipeline_part *part)
 	return part->job;
 }
 
-/* -- The job's worker --------------------------------------------------------------------------------------------- */
+/* -- The job's worker -------------------------------------------------------------------------- */
 
 static void on_changed(void *user)
 {
@@ -136,7 +136,7 @@ bool pipeline_import(struct pipeline_member *member, struct buffer *buffer,
 	return true;
 }
 
-/* -- Rounds ------------------------------------------------------------------------------------------------------- */
+/* -- Rounds ------------------------------------------------------------------------------------ */
 
 static struct buffer *buffer_of(const struct pipeline_request *request)
 {
@@ -204,7 +204,7 @@ static int look_at_stream(struct pipeline_device *device, const struct pipeline_
 	return DEVICE_E_WAIT;
 }
 
-/* -- Groups ------------------------------------------------------------------------------------------------------- */
+/* -- Groups ------------------------------------------------------------------------------------ */
 
 static bool is_float(unsigned dtype)
 {
@@ -245,8 +245,9 @@ static const uint8_t *device_of(const struct pipeline_round *round, uint32_t loc
 }
 
 /*
- * Asks once how the ranks' devices are to be grouped, if they are different ones. Before any stream of the worker waits for
- * a trainer, whatever the operation is: while NCCL begins it may wait for all that is in a device's streams.
+ * Asks once how the ranks' devices are to be grouped, if they are different ones. Before any stream
+ * of the worker waits for a trainer, whatever the operation is: while NCCL begins it may wait for
+ * all that is in a device's streams.
  */
 static int ask_for_plan(const struct pipeline_round *round, struct failure *failure)
 {
@@ -299,7 +300,7 @@ static int look_at_plan(struct pipeline_round *round, struct failure *failure)
 	return 0;
 }
 
-/* -- Readiness ---------------------------------------------------------------------------------------------------- */
+/* -- Readiness --------------------------------------------------------------------------------- */
 
 /* What look says of all ranks that have memory on a device. */
 static int look_at_all(struct pipeline_round *round,
@@ -363,7 +364,7 @@ void pipeline_device_waiting_for(const struct pipeline_round *round, char *text,
 			       pipeline_ranks_end(&late));
 }
 
-/* -- What a part has on devices ----------------------------------------------------------------------------------- */
+/* -- What a part has on devices ---------------------------------------------------------------- */
 
 static const struct buffer *input_on_device(const struct pipeline_part *part, uint32_t local)
 {
@@ -405,7 +406,7 @@ static bool goes_up(const struct pipeline_part *part, uint32_t local)
 	       !is_in_place(part, local);
 }
 
-/* -- Collectives -------------------------------------------------------------------------------------------------- */
+/* -- Collectives ------------------------------------------------------------------------------- */
 
 /* Members of a group, in order. */
 struct group {
@@ -516,7 +517,7 @@ bool pipeline_device_contributes(const struct pipeline_part *part, uint32_t loca
 	return !part->round->grouped || part->staged[local];
 }
 
-/* -- Down --------------------------------------------------------------------------------------------------------- */
+/* -- Down -------------------------------------------------------------------------------------- */
 
 static void go_on(struct pipeline_part *part)
 {
@@ -538,7 +539,10 @@ static void on_down(struct gpu_task *task, bool failed)
 		go_on(part);
 }
 
-/* Pieces of staging are in order of the local ranks; the result is in the first, where sums may be as well. */
+/*
+ * Pieces of staging are in order of the local ranks; the result is in the first, where sums may be
+ * as well.
+ */
 static void copy_down(struct pipeline_part *part)
 {
 	struct pipeline_device *device = job_of(part)->device;
@@ -581,7 +585,7 @@ static void on_granted(struct gpu_lease *lease)
 		copy_down(part);
 }
 
-/* -- The end of a part -------------------------------------------------------------------------------------------- */
+/* -- The end of a part ------------------------------------------------------------------------- */
 
 static void on_up(struct gpu_task *task, bool failed)
 {
@@ -593,7 +597,10 @@ static void on_up(struct gpu_task *task, bool failed)
 	pipeline_part_drop(part);
 }
 
-/* What needs nobody but the devices goes up before its round is known to be cut: whether it ends where the whole does. */
+/*
+ * What needs nobody but the devices goes up before its round is known to be cut: whether it ends
+ * where the whole does.
+ */
 static bool ends_whole(const struct pipeline_part *part)
 {
 	unsigned operation = part->round->partition.operation;
@@ -602,7 +609,10 @@ static bool ends_whole(const struct pipeline_part *part)
 	       part->extent.input_at + part->extent.len == part->extent.total;
 }
 
-/* Whether this is the last part of the round: then the ranks' streams can be told by ours, in order, at once. */
+/*
+ * Whether this is the last part of the round: then the ranks' streams can be told by ours, in
+ * order, at once.
+ */
 static bool is_last(const struct pipeline_part *part)
 {
 	const struct pipeline_round *round = part->round;
@@ -710,7 +720,7 @@ void pipeline_device_give(struct pipeline_part *part)
 	memset(part->staged, 0, job_of(part)->layout.n_local * sizeof(part->staged[0]));
 }
 
-/* -- Up ----------------------------------------------------------------------------------------------------------- */
+/* -- Up ---------------------------------------------------------------------------------------- */
 
 void pipeline_device_up(struct pipeline_part *part)
 {

@@ -1,6 +1,6 @@
 /*
- * Rounds that are given up: cancelled by a rank, over their deadline, with words on who or what is missing, or left by a
- * rank that goes. job.c calls it, by its timer and when a member leaves; pipeline_cancel() is pipeline.h's, for control/.
+ * Rounds that are given up: cancelled by a rank, or over their deadline, with words on who or what is missing. sweep.c finds
+ * those; pipeline_cancel() is pipeline.h's, for control/.
  */
 #include "pipeline/device.h"
 #include "pipeline/part.h"
@@ -88,7 +88,7 @@ static void describe_expiry(const struct pipeline_round *round, struct failure *
 				servers[0] ? " from " : "", servers);
 }
 
-/* An elastic job goes on without those who did not come. Returns whether there were any. */
+/* An elastic job goes on without those who did not come, one after the other. Returns whether there was one. */
 static bool drop_late(const struct pipeline_round *round, const struct failure *failure)
 {
 	struct pipeline_job *job = job_of(round);
@@ -102,70 +102,19 @@ static bool drop_late(const struct pipeline_round *round, const struct failure *
 		if (round->ranks[i].came || pipeline_elastic_is_out(job, i))
 			continue;
 		dropped = true;
+		/* Others may be late, too. */
+		pipeline_sweep(job);
 		pipeline_elastic_drop_late(job, i, failure);
 		break;
 	}
 	return dropped;
 }
 
-uint64_t pipeline_round_expire(struct pipeline_job *job, uint64_t now_ns)
+void pipeline_round_expire(struct pipeline_round *round)
 {
-	struct pipeline_round *round, *expired;
 	struct failure failure;
-	uint64_t next_ns;
 
-	/* From the start after each: one that ends may take others along. */
-	do {
-		expired = NULL;
-		next_ns = CLOCK_NEVER;
-		list_for_each (round, &job->rounds, job_link) {
-			if (round->failure.status)
-				continue;
-			/* Sums and copies on this node need no deadline. */
-			if (round->state == ROUND_MOVING &&
-			    (!job->distributed || round->scattering))
-				continue;
-			if (round->deadline_ns <= now_ns) {
-				expired = round;
-				break;
-			}
-			next_ns = MIN(next_ns, round->deadline_ns);
-		}
-		if (!expired)
-			break;
-		describe_expiry(expired, &failure);
-		if (!drop_late(expired, &failure))
-			pipeline_round_fail(expired, &failure, true);
-	} while (job->state == JOB_RUNNING);
-	return next_ns;
-}
-
-void pipeline_round_leave(struct pipeline_job *job, const struct failure *failure)
-{
-	struct pipeline_round *round, *open;
-
-	do {
-		open = NULL;
-		list_for_each (round, &job->rounds, job_link) {
-			/* What moves on this node alone is over in a moment, and well. */
-			if (round->failure.status ||
-			    (round->state == ROUND_MOVING && !job->distributed) ||
-			    pipeline_resume_moves(round->tensor, round->number))
-				continue;
-			open = round;
-			break;
-		}
-		if (open)
-			pipeline_round_fail(open, failure, true);
-	} while (open);
-}
-
-bool pipeline_round_pending(const struct pipeline_job *job, uint32_t index)
-{
-	const struct pipeline_round *round;
-
-	list_for_each (round, &job->rounds, job_link)
-		if (round->ranks[index].request)
-			return true;
-	return false;
+	describe_expiry(round, &failure);
+	if (!drop_late(round, &failure))
+		pipeline_round_fail(round, &failure, true);
 }

@@ -4,6 +4,7 @@
  * regroup.c.
  */
 #include "pipeline/setup.h"
+#include <endian.h>
 #include <stdio.h>
 #include <sys/random.h>
 
@@ -42,6 +43,14 @@ static void on_view(struct cluster_query *query, struct view *view, const struct
 	pipeline_setup_join(job);
 }
 
+static uint64_t owner_of(const struct pipeline_job *job)
+{
+	uint64_t owner;
+
+	memcpy(&owner, job->secret_digest, sizeof(owner));
+	return le64toh(owner);
+}
+
 void pipeline_setup_open(struct pipeline_job *job)
 {
 	uint64_t now_ns = clock_now_ns();
@@ -51,6 +60,7 @@ void pipeline_setup_open(struct pipeline_job *job)
 		return;
 	}
 	job->query = (struct cluster_query){
+		.owner = owner_of(job),
 		.min_servers = job->shape.min_servers,
 		.timeout_ms = (job->formed_by_ns - MIN(job->formed_by_ns, now_ns)) / NSEC_PER_MSEC,
 		.done = on_view,
@@ -91,6 +101,8 @@ static void set_join(struct pipeline_job *job, Bps__Cluster__JobJoin *join)
 
 	m.job = job->name;
 	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
+	m.has_user = true;
+	m.user = job->uid;
 	m.size = job->shape.size;
 	m.n_nodes = job->shape.n_nodes;
 	m.node = job->shape.node;
@@ -172,7 +184,8 @@ static bool name_in_use(const struct pipeline_job *job)
 	struct pipeline_job *other;
 
 	list_for_each (other, &job->pipeline->jobs, link)
-		if (other != job && other->state != JOB_OVER && !strcmp(other->name, job->name))
+		if (other != job && other->state != JOB_OVER &&
+		    pipeline_job_is(other, job->name, job->secret_digest))
 			return true;
 	return false;
 }
@@ -186,7 +199,7 @@ void pipeline_setup_close(struct pipeline_job *job)
 		cluster_cancel(cluster, &job->query);
 	job->querying = false;
 	if (job->opened && !name_in_use(job))
-		cluster_close_job(cluster, job->name);
+		cluster_close_job(cluster, job->name, owner_of(job));
 	job->opened = false;
 }
 

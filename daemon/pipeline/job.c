@@ -18,6 +18,11 @@
 #define TIMER_IDLE_NS	   (365ull * 24 * 3600 * NSEC_PER_SEC)
 #define TIMEOUT_MAX_MS	   (365ull * 24 * 3600 * 1000)
 #define REQUEST_TIMEOUT_MS 600000
+/* What a job has of each rank and its node, wherever it is: places in its layout, out, moves; and of those that are here. */
+#define RANK_BYTES	 32
+#define LOCAL_RANK_BYTES 256
+/* Of what its push_pull_rows hold, charged to its user at a time. */
+#define ROWS_BATCH (UINT64_C(1) << 20)
 
 /* -- Lifetime ----------------------------------------------------------------------------------------------------- */
 
@@ -57,27 +62,38 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 		return NULL;
 	list_remove(&job->link);
 	loop_timer_cancel(&job->timer);
+	loop_abort(&job->sweep);
 	list_for_each (round, &job->rounds, job_link)
 		pipeline_round_drop(round);
-	map_for_each (entry, &job->tensors)
+	for (entry = job->resumed ? map_first(&job->tensors) : NULL; entry;
+	     entry = map_next(&job->tensors, entry))
 		free(container_of(entry, struct pipeline_tensor, entry)->pasts);
 	map_done(&job->tensors);
 	pipeline_lend_done(job);
 	pipeline_keep_done(job);
 	pipeline_room_done(job);
+	pipeline_ordinal_done(job);
 	pipeline_setup_free(job);
 	pipeline_device_free(job);
 	layout_done(&job->layout);
 	(void)ledger_free(job->ledger);
 	(void)fd_close(job->ledger_fd);
 	free(job->members);
+	free(job->n_pending);
 	free(job->left);
 	free(job->out);
 	free(job->gone);
+	free(job->without);
 	free(job->node_of_rank);
 	free(job->left_nodes);
 	(void)arrivals_free(job->arrivals);
 	bulk_done(&job->bulk);
+	quota_release(&job->held, job->held_ranks);
+	quota_done(&job->rows_quota);
+	quota_done(&job->held);
+	if (job->counted)
+		account_release(job->account, ACCOUNT_JOBS, 1);
+	(void)account_put(job->account);
 	free(job);
 	return NULL;
 }
@@ -92,6 +108,18 @@ static int new_instance(struct pipeline_job *job)
 	return 0;
 }
 
+/* The job itself, and what it has of each rank and node. */
+static uint64_t ranks_bytes(const struct pipeline_join *join)
+{
+	return sizeof(struct pipeline_job) + (uint64_t)join->size * RANK_BYTES +
+	       (uint64_t)join->local_size * LOCAL_RANK_BYTES;
+}
+
+int pipeline_job_no_memory(const struct pipeline_job *job, int error, struct failure *failure)
+{
+	return account_no_memory(job->account, error, failure);
+}
+
 int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *join,
 		      struct pipeline_job **ret_job)
 {
@@ -102,10 +130,15 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 		return error_origin(-ENOMEM);
 	job->pipeline = pipeline;
 	job->holds = 1;
-	quota_init(&job->rows_quota, pipeline->params.job_quota_bytes ?: UINT64_MAX, NULL);
+	job->account = account_ref(join->account);
+	quota_init(&job->held, UINT64_MAX, account_quota(job->account, ACCOUNT_MEMORY));
+	job->bulk.quota = &job->held;
+	quota_init(&job->rows_quota, pipeline->params.job_quota_bytes ?: UINT64_MAX, &job->held);
+	job->rows_quota.batch = ROWS_BATCH;
 	job->ledger_fd = -1;
 	list_init(&job->link);
 	list_init(&job->rounds);
+	list_init(&job->behind);
 	list_init(&job->dealt);
 	list_init(&job->spare_rounds);
 	list_init(&job->spare_parts);
@@ -115,6 +148,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	list_init(&job->spare_lent);
 	list_init(&job->placements);
 	pipeline_room_init(job);
+	pipeline_ordinal_init(job);
 	(void)snprintf(job->name, sizeof(job->name), "%s", join->job);
 	job->shape = (struct pipeline_shape){
 		.size = join->size,
@@ -132,6 +166,8 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 		.min_ranks = join->min_ranks,
 		.max_ranks = join->max_ranks,
 	};
+	memcpy(job->secret_digest, join->secret_digest, sizeof(job->secret_digest));
+	job->uid = join->uid;
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
 	if (job->distributed && !pipeline->params.resume)
 		job->ends = "resume is off";
@@ -139,15 +175,16 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	job->formed_by_ns = CLOCK_NEVER;
 	job->regroup_by_ns = CLOCK_NEVER;
 	job->first_membership = job->membership = join->elastic;
+	if (quota_charge(&job->held, ranks_bytes(join)))
+		return error_origin(-EDQUOT);
+	job->held_ranks = ranks_bytes(join);
 	job->members = calloc(join->local_size, sizeof(job->members[0]));
+	job->n_pending = calloc(join->local_size, sizeof(job->n_pending[0]));
 	job->left = calloc(join->local_size, sizeof(job->left[0]));
 	job->out = calloc(join->size, sizeof(job->out[0]));
 	job->gone = calloc(join->local_size, sizeof(job->gone[0]));
-	if (!job->members || !job->left || !job->out || !job->gone)
+	if (!job->members || !job->n_pending || !job->left || !job->out || !job->gone)
 		return error_origin(-ENOMEM);
-	r = pipeline_join_digest(join, job->secret_digest);
-	if (r)
-		return error_trace(r);
 	r = new_instance(job);
 	if (r)
 		return error_trace(r);
@@ -189,71 +226,61 @@ void pipeline_job_over(struct pipeline_job *job)
 }
 
 /* Rounds under way end by themselves, the sooner as the servers know. */
-static void fail_rounds(struct pipeline_job *job)
-{
-	struct pipeline_round *round, *open;
-
-	do {
-		open = NULL;
-		list_for_each (round, &job->rounds, job_link) {
-			if (round->failure.status)
-				continue;
-			open = round;
-			break;
-		}
-		if (open)
-			pipeline_round_fail(open, &job->over, false);
-	} while (open);
-}
-
-/* Its other ranks on this node, where each is a node of its own: servers do not tell this daemon what it told them. */
-static void fail_siblings(struct pipeline_job *job, const struct peer *from)
-{
-	struct pipeline_job *other, *sibling;
-
-	if (!stragglers_any(&job->shape.stragglers) || !job->number)
-		return;
-	do {
-		sibling = NULL;
-		list_for_each (other, &job->pipeline->jobs, link)
-			if (other->number == job->number && other->state != JOB_OVER)
-				sibling = other;
-		if (sibling)
-			pipeline_job_fail(sibling, &job->over, from);
-	} while (sibling);
-}
-
-void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
-		       const struct peer *from)
+static void fail(struct pipeline_job *job, const struct failure *failure, const struct peer *from)
 {
 	uint64_t number = job->state == JOB_RUNNING ? job->number : 0;
 
-	if (job->state == JOB_OVER)
-		return;
 	job->over = *failure;
 	if (number)
 		log_warning("job %s: failed: %s", job->name, failure->text);
 	else
 		log_notice("job %s: not formed: %s", job->name, failure->text);
 	pipeline_setup_fail_job(job, failure, from);
+	job->over_number = number;
 	pipeline_job_hold(job);
 	pipeline_job_over(job);
 	pipeline_elastic_end(job);
-	fail_rounds(job);
-	for (uint32_t i = 0; i < job->shape.local_size; i++) {
-		struct pipeline_member *member = job->members[i];
-		bool leaving;
+	pipeline_sweep(job);
+	pipeline_job_release(job);
+}
 
-		if (!member)
-			continue;
-		leaving = member->leaving;
-		pipeline_job_detach(member);
-		if (leaving)
-			member->left(member);
-		else
-			member->ended(member, number, &job->over);
-	}
-	fail_siblings(job, from);
+bool pipeline_job_dismiss(struct pipeline_job *job)
+{
+	struct pipeline_member *member = NULL;
+	bool leaving;
+
+	while (!member && job->n_dismissed < job->shape.local_size)
+		member = job->members[job->n_dismissed++];
+	if (!member)
+		return false;
+	leaving = member->leaving;
+	pipeline_job_detach(member);
+	if (leaving)
+		member->left(member);
+	else
+		member->ended(member, job->over_number, &job->over);
+	return true;
+}
+
+/* Its other ranks on this node, where each is a node of its own: servers do not tell this daemon what it told them. */
+static bool is_same_run(const struct pipeline_job *job, const struct pipeline_job *other)
+{
+	return stragglers_any(&job->shape.stragglers) && job->number &&
+	       job->number == other->number;
+}
+
+void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
+		       const struct peer *from)
+{
+	struct pipeline_job *other;
+
+	if (job->state == JOB_OVER)
+		return;
+	pipeline_job_hold(job);
+	fail(job, failure, from);
+	list_for_each (other, &job->pipeline->jobs, link)
+		if (other->state != JOB_OVER && is_same_run(job, other))
+			fail(other, &job->over, from);
 	pipeline_job_release(job);
 }
 
@@ -352,15 +379,36 @@ static bool is_sibling(const struct pipeline_job *job, const struct pipeline_joi
 	       job->shape.node != join->node;
 }
 
+static bool has_name(const struct pipeline_job *job, const struct pipeline_join *join)
+{
+	return job->state != JOB_OVER && !job->has_left.status && !strcmp(job->name, join->job) &&
+	       !is_sibling(job, join);
+}
+
 struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const struct pipeline_join *join)
 {
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link)
-		if (job->state != JOB_OVER && !job->has_left.status &&
-		    !strcmp(job->name, join->job) && !is_sibling(job, join))
+		if (has_name(job, join) && pipeline_job_is(job, join->job, join->secret_digest))
 			return job;
 	return NULL;
+}
+
+/*
+ * Of one whom nobody has joined: the same user has a job of that name with another secret, which has been mistyped, most likely.
+ * Nobody else's name is told by saying so.
+ */
+static const char *hint(const struct pipeline_job *job)
+{
+	struct pipeline_job *other;
+
+	list_for_each (other, &job->pipeline->jobs, link)
+		if (other != job && other->state != JOB_OVER && other->uid == job->uid &&
+		    !strcmp(other->name, job->name) &&
+		    !pipeline_job_is(other, job->name, job->secret_digest))
+			return "; this user has a job of that name here with another secret";
+	return "";
 }
 
 static size_t count_jobs(struct pipeline *pipeline)
@@ -381,9 +429,15 @@ int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join
 	if (count_jobs(pipeline) >= pipeline->params.max_jobs)
 		return failure_set(failure, -EDQUOT, "this daemon has %u jobs already",
 				   pipeline->params.max_jobs);
-	r = pipeline_job_make(pipeline, join, ret_job);
+	r = account_charge(join->account, ACCOUNT_JOBS, 1, failure);
 	if (r)
-		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
+		return r;
+	r = pipeline_job_make(pipeline, join, ret_job);
+	if (r) {
+		account_release(join->account, ACCOUNT_JOBS, 1);
+		return account_no_memory(join->account, -r, failure);
+	}
+	(*ret_job)->counted = true;
 	return 0;
 }
 
@@ -448,6 +502,8 @@ int pipeline_join_take(const struct pipeline *pipeline, const struct pipeline_jo
 	ret_join->request_timeout_ms = MIN(ret_join->request_timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
 	ret_join->timeout_ms = MIN(ret_join->timeout_ms, (uint64_t)TIMEOUT_MAX_MS);
 	r = pipeline_join_check(ret_join, failure);
+	if (!r && pipeline_join_digest(ret_join))
+		r = failure_set(failure, -ENOMEM, "job %s: out of memory", ret_join->job);
 	if (r || !stragglers_any(&ret_join->stragglers))
 		return r;
 	/* No rank waits for another: each is a node of its own, also where several share a daemon. */
@@ -490,6 +546,7 @@ int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
 
 void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns)
 {
+	deadline_ns = MAX(deadline_ns, job->not_before_ns);
 	if (job->state == JOB_OVER || deadline_ns >= job->timer.at_ns)
 		return;
 	(void)loop_timer_set(job->pipeline->params.loop, &job->timer, deadline_ns);
@@ -560,8 +617,8 @@ static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
 		bool by_rank = first_rank(job, &first);
 		const char *names = name_missing(job, &missing, by_rank, first);
 
-		(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s%s did not join within %s",
-				  job->name, by_rank ? "" : "local ", names, time);
+		(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s%s did not join within %s%s",
+				  job->name, by_rank ? "" : "local ", names, time, hint(job));
 	} else {
 		(void)failure_set(&failure, -ETIMEDOUT,
 				  "job %s: all its ranks on this node are there, but %s within %s",
@@ -577,7 +634,7 @@ static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
 static void on_timer(struct loop_timer *timer)
 {
 	struct pipeline_job *job = container_of(timer, struct pipeline_job, timer);
-	uint64_t now_ns = clock_now_ns(), next_ns;
+	uint64_t now_ns = clock_now_ns();
 
 	if (job->state == JOB_FORMING) {
 		if (job->resumed)
@@ -586,11 +643,10 @@ static void on_timer(struct loop_timer *timer)
 			forming_expired(job, now_ns);
 		return;
 	}
+	(void)loop_timer_set(job->pipeline->params.loop, timer, now_ns + TIMER_IDLE_NS);
 	pipeline_job_hold(job);
-	next_ns = MIN(pipeline_round_expire(job, now_ns), pipeline_elastic_expire(job, now_ns));
-	if (job->state == JOB_RUNNING)
-		(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
-				     MIN(next_ns, now_ns + TIMER_IDLE_NS));
+	pipeline_sweep(job);
+	pipeline_job_watch(job, pipeline_elastic_expire(job, now_ns));
 	pipeline_job_release(job);
 }
 
@@ -618,7 +674,7 @@ static void forming_without(struct pipeline_job *job, uint32_t index, uint32_t r
 
 void pipeline_job_end_left(struct pipeline_job *job)
 {
-	if (job->n_members || job->state != JOB_RUNNING)
+	if (job->n_members || job->state != JOB_RUNNING || job->n_without)
 		return;
 	/* The others would wait for this node, had nobody heard that it has left. */
 	if (job->keep && !job->n_attached && !job->shape.elastic) {
@@ -636,12 +692,14 @@ void pipeline_job_end_left(struct pipeline_job *job)
 void pipeline_job_let_leave(struct pipeline_job *job)
 {
 	pipeline_left_idle(job);
-	if (job->state != JOB_RUNNING || !job->n_leaving || !pipeline_resume_caught_up(job))
+	if (job->state != JOB_RUNNING || !job->n_leaving || !job->leave_due ||
+	    !pipeline_resume_caught_up(job))
 		return;
+	job->leave_due = false;
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_member *member = job->members[i];
 
-		if (!member || !member->leaving || pipeline_round_pending(job, i))
+		if (!member || !member->leaving || job->n_pending[i])
 			continue;
 		job->left[i] = true;
 		if (job->ledger)
@@ -675,6 +733,7 @@ void pipeline_leave(struct pipeline_member *member)
 		return;
 	member->leaving = true;
 	job->n_leaving++;
+	job->leave_due = true;
 	if (job->shape.elastic) {
 		pipeline_job_hold(job);
 		(void)failure_set(&failure, -ECANCELED, "this rank left job %s", job->name);
@@ -687,9 +746,11 @@ void pipeline_leave(struct pipeline_member *member)
 	if (!job->has_left.status)
 		(void)failure_set(&job->has_left, -EPIPE, "rank %u has left job %s", rank,
 				  job->name);
-	(void)failure_set(&failure, -ECANCELED, "rank %u left job %s", rank, job->name);
 	pipeline_job_hold(job);
-	pipeline_round_leave(job, &failure);
+	if (!job->leaves.status) {
+		(void)failure_set(&job->leaves, -ECANCELED, "rank %u left job %s", rank, job->name);
+		pipeline_sweep(job);
+	}
 	pipeline_job_let_leave(job);
 	pipeline_job_release(job);
 }
@@ -720,7 +781,7 @@ void pipeline_abandon(struct pipeline_member *member, const char *how)
 	}
 	pipeline_job_hold(job);
 	pipeline_elastic_drop(job, index, &failure, was_leaving);
-	if (!job->n_members && job->state == JOB_RUNNING) {
+	if (!job->n_members && job->state == JOB_RUNNING && !job->n_without) {
 		pipeline_left_say(job);
 		pipeline_job_over(job);
 	}

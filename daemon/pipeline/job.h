@@ -5,20 +5,22 @@
  *			server and ATTACHes at every server
  *	RUNNING		all ranks of the job are there
  *	OVER		failed or left: no member belongs to it any more; it is freed when nothing of it is in flight
+ *
+ * What happens to a job as a whole is said at once, in the job, and taken to its rounds by a sweep: sweep.c. It may have
+ * hundreds of thousands of them, and other jobs have their turns meanwhile.
  */
 #pragma once
 
 #include "base/arrivals.h"
 #include "base/bulk.h"
 #include "base/clock.h"
+#include "base/loop.h"
 #include "base/map.h"
 #include "base/metrics.h"
 #include "ledger/ledger.h"
 #include "pipeline/level.h"
 #include "pipeline/pipeline.h"
 #include "proto/data.h"
-
-#define SECRET_DIGEST_LEN 32
 
 /* Parts begin aligned for vector units, and hold whole elements of every type. */
 #define PART_ALIGN 64u
@@ -38,7 +40,6 @@ struct pipeline {
 	struct loop_timer newcomers_timer;
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
-	uint64_t turn;		   /* of the part that went to a server last: outlet.c */
 	struct metric requests, failed, bytes, parts, parts_done;
 	struct metric copied, copied_rows; /* of parts; in the pool, by rows */
 	struct arrivals_spread spread;	   /* of ranks of one node */
@@ -69,6 +70,16 @@ struct pipeline_failed {
 	struct failure failure;
 };
 #define PIPELINE_FAILED 32
+
+/* The first of the ranks here that submitted an operation with this ordinal: ordinal.c. */
+struct pipeline_ordered {
+	uint64_t ordinal; /* 0: nobody has */
+	uint64_t round;
+	const struct pipeline_tensor *tensor;
+	uint32_t rank;
+};
+#define PIPELINE_ORDERED \
+	64 /* the newest so many; those of a rank that is further behind are not compared */
 
 struct pipeline_server {
 	struct view_member member;
@@ -104,11 +115,20 @@ struct pipeline_job {
 	struct pipeline *pipeline;
 	struct list link;
 	char name[JOB_NAME_MAX + 1];
-	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint8_t secret_digest[SECRET_DIGEST_LEN]; /* whose it is: struct pipeline_join */
+	uint32_t uid;				  /* who began it here */
+	struct account *
+		account; /* of the user whose rank came first, or NULL; charged with what is held, */
+	struct quota held;   /* which is this */
+	uint64_t held_ranks; /* of that: what grows with ranks */
+	bool counted;	     /* as one of its jobs */
 	struct pipeline_shape shape;
 	enum pipeline_job_state state;
 	bool distributed;    /* goes through servers */
 	struct failure over; /* why, once OVER; status 0: left in good order */
+	uint64_t
+		over_number; /* what members are told of: its number, or 0 where it had not begun */
+	uint32_t n_dismissed; /* of its places, those that have been looked at since */
 	struct failure
 		has_left; /* status not 0: a rank has left, nothing can be submitted any more */
 
@@ -142,7 +162,7 @@ struct pipeline_job {
 	const char *ends; /* why it cannot outlive this process, as far as is known; NULL: it can */
 	bool resumed;	  /* continues a run that another daemon process began */
 	uint64_t resume_began_ns;
-	bool caught_up;	       /* pipeline_resume_caught_up() */
+	struct list behind;    /* tensors of which some rank may be: pipeline_resume_caught_up() */
 	bool suspended;	       /* is left to the next daemon process as it is */
 	struct ledger *ledger; /* or NULL */
 	int ledger_fd;	       /* until all ranks that need it have it, or -1 */
@@ -179,12 +199,25 @@ struct pipeline_job {
 	uint64_t n_tensors, n_keys;
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
-	bool tells_idle; /* servers that stop, when nothing is under way */
+	size_t n_busy;	     /* of them, those that are READY or MOVING */
+	uint32_t *n_pending; /* by local number: open requests */
+	bool leave_due;	     /* members that leave are looked at: one may have none */
+	/* sweep.c */
+	struct chore sweep;
+	bool sweeping;
+	size_t n_to_sweep;	/* rounds that it has yet to come to */
+	size_t n_vain;		/* at which it has looked */
+	uint64_t next_ns;	/* the soonest deadline that it has seen */
+	uint64_t not_before_ns; /* it does not begin for a deadline */
+	struct failure leaves;	/* status not 0: the first that left, and what rounds fail with */
+	struct failure **
+		without; /* by local number, or NULL: why the sweep takes the rank out of rounds; */
+	uint32_t n_without; /* there are so many */
+	bool tells_idle;    /* servers that stop, when nothing is under way */
 	/* Rounds that move through servers: deal.c. */
 	struct list dealt;
 	struct pipeline_round *uncut;	/* the first with parts to be made, or NULL */
 	uint64_t unsent, unsent_before; /* bytes: of all rounds; of those before it */
-	uint64_t turn;			/* of its next part for a server: outlet.c */
 	bool dealing;
 	uint64_t n_leveled,
 		n_level_rounds; /* tensors, and rounds since levels were made: level.c */
@@ -217,6 +250,11 @@ struct pipeline_job {
 	void *joined; /* of a run that began when ranks regrouped: JobJoined, which servers are told; or NULL */
 	size_t joined_len;
 
+	struct pipeline_ordered ordered[PIPELINE_ORDERED]; /* by ordinal, modulo their number */
+	uint64_t newest_ordinal, ordinal_before;	   /* now; when the timer was set */
+	struct loop_timer ordinal_timer;
+	uint64_t differing_ordinal; /* the newest at which ranks were found to differ, */
+	struct failure differing;   /* and how */
 	uint64_t n_rounds, n_bytes, n_in_flight; /* for operators */
 	struct arrivals *arrivals; /* of the local ranks, by local number; NULL: there is but one */
 };
@@ -246,6 +284,7 @@ struct pipeline_tensor {
 	uint64_t *n_last;    /* by local number: rounds to which this rank came last */
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end. */
 	struct pipeline_past *pasts;
+	struct list behind; /* job->behind */
 	uint64_t reached
 		[]; /* by local number: rounds that this rank has submitted, in the past too; then n_last, declared */
 };
@@ -256,6 +295,8 @@ static_assert(offsetof(struct pipeline_tensor, failure.text) <= 2 * CACHE_LINE &
 /* job.c */
 void pipeline_job_hold(struct pipeline_job *job);
 void pipeline_job_release(struct pipeline_job *job);
+/* Words for what held_new() and bulk_take() of the job have left in errno. Returns -error. */
+int pipeline_job_no_memory(const struct pipeline_job *job, int error, struct failure *failure);
 /* Ends a job for all its members. Tells the servers, but for `from`, which is who told us (or is lost), or NULL. */
 void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 		       const struct peer *from);
@@ -265,6 +306,17 @@ void pipeline_job_formed(struct pipeline_job *job);
 void pipeline_job_end_left(struct pipeline_job *job);
 /* Members that leave do so once their requests have ended. */
 void pipeline_job_let_leave(struct pipeline_job *job);
+/* sweep.c */
+/*
+ * Something has happened to the job that rounds end by: it is over, a rank has left it, a tensor of it has failed, time has
+ * passed. Each open round is brought in line with that, once from now on, in steps in later turns of the loop; the job is
+ * held meanwhile. Members of a job that has failed are told first, one in a step. A round that the sweep has not come to goes on as before: between what has happened and that nothing new
+ * is submitted to a job that is over or left, and a round of a job that is over does not end well.
+ */
+void pipeline_sweep(struct pipeline_job *job);
+/* All of it now: nobody else is served any more. */
+void pipeline_sweep_finish(struct pipeline_job *job);
+
 /* Arms the timer for a deadline, unless it is armed for an earlier one. */
 void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns);
 struct pipeline_job *pipeline_job_free(struct pipeline_job *job);
@@ -274,13 +326,15 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 /* The same within what this daemon may have. Returns 0 or -errno with words. */
 int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join,
 		     struct pipeline_job **ret_job, struct failure *failure);
+/* Of a job that has failed: a member is told, and in it no more. Returns false when there is none. For the sweep. */
+bool pipeline_job_dismiss(struct pipeline_job *job);
 /* It is over, and nobody is told: whoever calls has seen to that. */
 void pipeline_job_over(struct pipeline_job *job);
 /* The member is in no job any more. */
 void pipeline_job_detach(struct pipeline_member *member);
 /*
- * The job that has this name now, or NULL. One that a rank has left does not come back, but its name does. Of a job whose
- * ranks are nodes of their own, that of the join's rank.
+ * The job that its owner calls by this name now, or NULL: names of different owners are apart. One that a rank has left does
+ * not come back, but its name does. Of a job whose ranks are nodes of their own, that of the join's rank.
  */
 struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const struct pipeline_join *join);
 /* Takes a member in, for whom the job is to be formed within timeout_ns. */
@@ -298,7 +352,15 @@ int pipeline_job_order_members(struct pipeline_job *job);
 int pipeline_join_check(const struct pipeline_join *join, struct failure *failure);
 int pipeline_join_compare(const struct pipeline_job *job, const struct pipeline_join *join,
 			  struct failure *failure);
-int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET_DIGEST_LEN]);
+/* Fills in join->secret_digest. Returns 0 or -ENOMEM. */
+int pipeline_join_digest(struct pipeline_join *join);
+
+/* ordinal.c: operations that all ranks submit in one order. */
+void pipeline_ordinal_init(struct pipeline_job *job);
+void pipeline_ordinal_done(struct pipeline_job *job);
+/* What waits at another node. */
+void pipeline_ordinal_heard(struct pipeline_job *job, const struct data_header *header,
+			    const char *name);
 
 /* room.c: what results take in the ledger. */
 void pipeline_room_init(struct pipeline_job *job);
@@ -606,7 +668,7 @@ struct pipeline_newcomer {
 	char job[JOB_NAME_MAX + 1];
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint64_t deadline_ns, timeout_ms;
-	uint32_t pid;
+	uint32_t pid, uid;
 	const char *cannot_resume;
 };
 bool pipeline_newcomer_is_for(const struct pipeline_newcomer *newcomer, const char *job,

@@ -4,7 +4,7 @@
  */
 #include "base/log.h"
 #include "pipeline/job.h"
-#include <openssl/crypto.h>
+#include <endian.h>
 #include <openssl/evp.h>
 
 static bool name_valid(const char *name)
@@ -97,19 +97,22 @@ int pipeline_join_check(const struct pipeline_join *join, struct failure *failur
 	return r ? r : check_numbers(join, failure);
 }
 
-int pipeline_join_digest(const struct pipeline_join *join, uint8_t digest[SECRET_DIGEST_LEN])
+int pipeline_join_digest(struct pipeline_join *join)
 {
-	static const char label[] = "bps-job";
+	/* A secret cannot be chosen to be what stands for a user: the labels differ. */
+	const char *label = join->secret_len ? "bps-job" : "bps-user";
+	uint32_t uid = htole32(join->uid);
+	const void *owner = join->secret_len ? join->secret : &uid;
 	EVP_MD_CTX *context = EVP_MD_CTX_new();
 	bool good;
 
 	if (!context)
 		return error_origin(-ENOMEM);
 	good = EVP_DigestInit_ex(context, EVP_sha256(), NULL) &&
-	       EVP_DigestUpdate(context, label, sizeof(label) - 1) &&
+	       EVP_DigestUpdate(context, label, strlen(label)) &&
 	       EVP_DigestUpdate(context, join->job, strlen(join->job) + 1) &&
-	       EVP_DigestUpdate(context, join->secret_len ? join->secret : "", join->secret_len) &&
-	       EVP_DigestFinal_ex(context, digest, NULL);
+	       EVP_DigestUpdate(context, owner, join->secret_len ?: sizeof(uid)) &&
+	       EVP_DigestFinal_ex(context, join->secret_digest, NULL);
 	EVP_MD_CTX_free(context);
 	return good ? 0 : error_origin(-ENOMEM);
 }
@@ -191,13 +194,9 @@ static int compare_shape(const struct pipeline_job *job, const struct pipeline_m
 int pipeline_join_compare(const struct pipeline_job *job, const struct pipeline_join *join,
 			  struct failure *failure)
 {
-	uint8_t digest[SECRET_DIGEST_LEN];
 	int r;
 
-	r = pipeline_join_digest(join, digest);
-	if (r)
-		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
-	if (CRYPTO_memcmp(digest, job->secret_digest, sizeof(digest)))
+	if (!pipeline_job_is(job, join->job, join->secret_digest))
 		return failure_set(failure, -EACCES, "job %s: wrong secret", join->job);
 
 	for (uint32_t i = 0; i < job->shape.local_size; i++) {

@@ -83,9 +83,9 @@ int pipeline_keep_init(struct pipeline_job *job, size_t number)
 	server->timer.expired = on_retry;
 	if (!job->keep)
 		return 0;
-	server->here = calloc(WINDOW / 64, sizeof(server->here[0]));
-	server->cells = calloc(WINDOW, sizeof(server->cells[0]));
-	return server->here && server->cells ? 0 : error_origin(-ENOMEM);
+	server->here = held_new(&job->held, WINDOW / 64 * sizeof(server->here[0]));
+	server->cells = held_new(&job->held, WINDOW * sizeof(server->cells[0]));
+	return server->here && server->cells ? 0 : error_origin(-errno);
 }
 
 void pipeline_keep_done(struct pipeline_job *job)
@@ -95,10 +95,10 @@ void pipeline_keep_done(struct pipeline_job *job)
 	loop_timer_cancel(&job->add_timer);
 	for (size_t i = 0; i < job->n_servers; i++) {
 		loop_timer_cancel(&job->servers[i].timer);
-		free(job->servers[i].here);
-		free(job->servers[i].cells);
+		held_free(job->servers[i].here);
+		held_free(job->servers[i].cells);
 	}
-	free(job->failed);
+	held_free(job->failed);
 }
 
 bool pipeline_keep_is_loss(const struct call *call)
@@ -202,9 +202,6 @@ static void begin_anew(struct pipeline_job *job, size_t number)
 
 	unhold(job, number);
 	pipeline_rows_lost(job, number);
-	/* Other jobs' parts may have waited for what was under way of this one's. */
-	if (outlet)
-		pipeline_outlet_pump(outlet);
 	pipeline_outlet_put(outlet);
 }
 
@@ -307,7 +304,7 @@ void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round
 			  const struct failure *failure)
 {
 	if (!job->failed)
-		job->failed = calloc(PIPELINE_FAILED, sizeof(job->failed[0]));
+		job->failed = held_new(&job->held, PIPELINE_FAILED * sizeof(job->failed[0]));
 	/* Without memory a server that is lost never hears of it: others wait until the deadline. */
 	if (job->failed)
 		job->failed[job->n_failed++ % PIPELINE_FAILED] = (struct pipeline_failed){

@@ -95,16 +95,9 @@ void pipeline_left_tell_idle(struct peer *peer, uint64_t number, uint32_t node)
 /* No round has contributions of this node and no result. */
 static bool is_idle(struct pipeline_job *job)
 {
-	const struct pipeline_round *round;
-
 	if (job->state == JOB_OVER)
 		return true;
-	if (job->state != JOB_RUNNING || !pipeline_resume_caught_up(job))
-		return false;
-	list_for_each (round, &job->rounds, job_link)
-		if (round->state == ROUND_READY || round->state == ROUND_MOVING)
-			return false;
-	return true;
+	return job->state == JOB_RUNNING && !job->n_busy && pipeline_resume_caught_up(job);
 }
 
 void pipeline_left_idle(struct pipeline_job *job)

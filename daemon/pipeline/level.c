@@ -6,11 +6,12 @@
 #include "pipeline/round.h"
 
 /*
- * Nodes that each go over to a more urgent tensor the moment it comes have sent different parts of the one before, and no
- * part has a sum before all nodes have sent it. Where gradients come faster than the link takes them that goes on throughout the
- * backward pass, and at its end most sums are still to come. So what is about equally urgent is one level, and goes in the
- * order of submission, which is the same on every node. An urgent tensor waits for a LEVELS-th of a step's bytes at most;
- * a large one is a level of its own.
+ * Nodes that each go over to a more urgent tensor the moment it comes have sent different parts of
+ * the one before, and no part has a sum before all nodes have sent it. Where gradients come faster
+ * than the link takes them that goes on throughout the backward pass, and at its end most sums are
+ * still to come. So what is about equally urgent is one level, and goes in the order of submission,
+ * which is the same on every node. An urgent tensor waits for a LEVELS-th of a step's bytes at
+ * most; a large one is a level of its own.
  */
 
 #define LEVELS 8
@@ -45,7 +46,7 @@ void level_make(struct level **levels, size_t n)
 	}
 }
 
-/* -- Of a job ------------------------------------------------------------------------------------------------------ */
+/* -- Of a job ---------------------------------------------------------------------------------- */
 
 static void end_pass(struct pipeline_job *job)
 {
@@ -81,11 +82,12 @@ static void make(struct pipeline_job *job)
 }
 
 /*
- * A backward pass is over with the tensors that are needed first: nothing comes any more that could overtake, and all nodes know it
- * at the same place of their order. So what is left of each level goes by priority then: the forward pass needs it like that.
- * Of the tensors that are as urgent some may have come but once, like a variable that was broadcast, or come now and then: where
- * one comes a second time before the others, those do not come. One that was not there when as many had come as were to, and comes
- * before any of them does again, is to come from then on.
+ * A backward pass is over with the tensors that are needed first: nothing comes any more that could
+ * overtake, and all nodes know it at the same place of their order. So what is left of each level
+ * goes by priority then: the forward pass needs it like that. Of the tensors that are as urgent
+ * some may have come but once, like a variable that was broadcast, or come now and then: where one
+ * comes a second time before the others, those do not come. One that was not there when as many had
+ * come as were to, and comes before any of them does again, is to come from then on.
  */
 static void count_pass(struct pipeline_round *round)
 {
@@ -117,8 +119,9 @@ static void count_pass(struct pipeline_round *round)
 }
 
 /*
- * Made again when a step begins: when a tensor comes once more, and as many rounds have begun as there are tensors. So it
- * takes little of a round's time, also where priorities change all the time.
+ * Made again when a step begins: when a tensor comes once more, and as many rounds have begun as
+ * there are tensors. So it takes little of a round's time, also where priorities change all the
+ * time.
  */
 void pipeline_level_set(struct pipeline_round *round, uint64_t bytes)
 {

@@ -37,7 +37,7 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 	} else {
 		part = bulk_take(&job->bulk, sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
 		if (!part)
-			return error_origin(-ENOMEM);
+			return error_origin(-errno);
 		part->inputs = (const void **)part->pointers;
 		part->outputs = &part->pointers[n];
 		part->piece = (const void **)&part->pointers[2 * n];

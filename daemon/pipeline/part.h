@@ -7,6 +7,7 @@
  */
 #pragma once
 
+#include "base/order.h"
 #include "gpu/gpu.h"
 #include "pipeline/round.h"
 
@@ -78,27 +79,19 @@ static_assert(!(offsetof(struct pipeline_part, extent) % CACHE_LINE ||
 		offsetof(struct pipeline_part, late) % CACHE_LINE),
 	      "what is fetched of a part begins with lines");
 
-/* A part in an outlet, and what is compared: of the part itself nothing is looked at, where its turn is its own. */
-struct pipeline_waiting {
-	struct pipeline_part *part;
-	uint64_t turn; /* among all jobs': outlet.c */
-	int32_t level;
-};
-
 /*
- * Towards one server, of all jobs: parts wait here until little enough is under way that an urgent part, once it comes,
- * is the next to leave.
+ * Of a job towards one server: parts wait here until so little of the job is under way that an urgent part, once it comes, is the
+ * next to leave. Other jobs have outlets of their own; they meet at the connection, where they take turns.
  */
 struct pipeline_outlet {
-	struct list link;
-	struct pipeline *pipeline;
+	struct list link; /* the pipeline's */
 	struct peer *peer;
 	bool lost;	/* peer is dead: only waits to be freed */
-	unsigned refs;	/* jobs */
+	unsigned refs;	/* its job, and who is in the midst of it */
 	uint64_t ahead; /* bytes gathered, or being gathered, and not yet sent */
 	bool pumping;
-	struct pipeline_waiting *heap;
-	size_t n_heap, heap_capacity;
+	uint64_t sequence;
+	struct order waiting; /* parts, by level */
 };
 
 static inline struct pipeline_server *pipeline_part_server(const struct pipeline_part *part)
@@ -173,7 +166,7 @@ struct block *pipeline_lend(struct call *call, uint32_t len);
 bool pipeline_lend_filled(struct call *call);
 
 /* outlet.c */
-int pipeline_outlet_get(struct pipeline *pipeline, struct peer *peer,
+int pipeline_outlet_new(struct pipeline *pipeline, struct peer *peer,
 			struct pipeline_outlet **ret_outlet);
 void pipeline_outlet_put(struct pipeline_outlet *outlet);
 int pipeline_outlet_push(struct pipeline_outlet *outlet, struct pipeline_part *part);

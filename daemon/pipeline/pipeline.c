@@ -91,8 +91,10 @@ void pipeline_close(struct pipeline *pipeline)
 
 	pipeline->closed = true;
 	(void)failure_set(&failure, -ESHUTDOWN, "the daemon is stopping");
-	list_for_each (job, &pipeline->jobs, link)
+	list_for_each (job, &pipeline->jobs, link) {
 		pipeline_job_fail(job, &failure, NULL);
+		pipeline_sweep_finish(job);
+	}
 	pipeline_elastic_close(pipeline, &failure);
 }
 
@@ -179,7 +181,8 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 	struct failure failure;
 
 	if (header->op != DATA_FAIL_JOB && header->op != DATA_RELEASE && header->op != DATA_MOVE &&
-	    header->op != DATA_NEWCOMERS && header->op != DATA_LEFT && header->op != DATA_STOPPING)
+	    header->op != DATA_NEWCOMERS && header->op != DATA_LEFT &&
+	    header->op != DATA_STOPPING && header->op != DATA_ORDINAL)
 		return;
 	list_for_each (job, &pipeline->jobs, link) {
 		if (!job->distributed || job->number != header->job)
@@ -203,6 +206,11 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 			continue;
 		if (header->op == DATA_STOPPING) {
 			pipeline_left_stopping(job, peer);
+			return;
+		}
+		if (header->op == DATA_ORDINAL) {
+			if (job->home == peer)
+				pipeline_ordinal_heard(job, header, payload);
 			return;
 		}
 		if (header->op == DATA_RELEASE) {

@@ -9,6 +9,7 @@
  */
 #pragma once
 
+#include "base/account.h"
 #include "base/arrivals.h"
 #include "base/block.h"
 #include "base/error.h"
@@ -105,6 +106,7 @@ struct pipeline_member {
 	int (*charge_more)(struct pipeline_member *member, uint64_t bytes);
 	/* Set before joining: the session's shared memory (proto/shm.h), kept by the caller while the member is in a job, or -1. */
 	int shm_fd;
+	struct account *account; /* likewise: who is charged for it, or NULL */
 	/* The pipeline's. */
 	struct pipeline_job *job;
 	uint32_t rank, local_rank, pid;
@@ -142,6 +144,8 @@ struct pipeline_outcome {
 	uint32_t n_waiting;		 /* newcomers that a regrouping would let in */
 };
 
+#define SECRET_DIGEST_LEN 32
+
 struct pipeline_join {
 	const char *job;
 	const void *secret;
@@ -158,6 +162,10 @@ struct pipeline_join {
 	bool elastic, newcomer;
 	uint32_t min_ranks, max_ranks; /* of an elastic job; max 0: no bound */
 	uint32_t pid;		       /* for messages */
+	uint32_t uid;		       /* whose trainer it is */
+	/* Whose job it is: who has its secret or, without one, its user. Made by pipeline_join_take(). */
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	struct account *account; /* who is charged for the job if it is new here, or NULL */
 };
 
 /*
@@ -208,7 +216,8 @@ struct pipeline_declaration {
 	/* The pipeline's. */
 	struct pipeline_member *member;
 	struct pipeline_tensor *tensor;
-	uint64_t n_rounds; /* submitted through it */
+	uint64_t n_rounds;	       /* submitted through it */
+	struct pipeline_round *newest; /* of those, which may have gone since; or NULL */
 	bool answered;
 	struct list link;    /* the member's */
 	struct list waiting; /* the tensor's */
@@ -245,6 +254,7 @@ struct pipeline_request {
 	int32_t priority;
 	bool watched;	   /* false; the pipeline's */
 	bool own_deadline; /* the pipeline's, too */
+	bool stalls;	   /* some buffer of the request does: tensor/tensor.h */
 	const void *input;
 	void *output;
 	uint64_t input_count, output_count;
@@ -253,8 +263,12 @@ struct pipeline_request {
 
 	uint64_t timeout_ms;
 	uint64_t deadline_ns; /* the pipeline's */
-	/* push_pull_rows: elements of a row; input_count / width numbers, room for output_count / width. */
-	uint64_t width;
+	union {
+		/* push_pull_rows: elements of a row; input_count / width numbers, room for output_count / width. */
+		uint64_t width;
+		/* Any other: which it is of the rank's operations that all submit in one order, from 1; 0: none of them. */
+		uint64_t ordinal;
+	};
 	const int64_t *input_rows;
 	int64_t *output_rows;
 	/* The buffer that input or output is in, if it is a device's: kept until done(). */
@@ -327,6 +341,8 @@ struct pipeline_server_info {
 
 /* For admin; arrays to be freed. Return 0, -ENOENT (no such job), or -ENOMEM. */
 int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n);
+/* The same of the member's own, which it is in or waits for (state "waiting", and nothing else). Returns false in none. */
+bool pipeline_member_job(const struct pipeline_member *member, struct pipeline_job_info *ret_info);
 int pipeline_tensors(struct pipeline *pipeline, const char *job,
 		     struct pipeline_tensor_info **ret_tensors, size_t *ret_n);
 

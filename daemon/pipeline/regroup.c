@@ -159,21 +159,22 @@ int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *mem
 	_cleanup_(freep) struct pipeline_newcomer *newcomer = calloc(1, sizeof(*newcomer));
 	struct loop_timer *timer = &pipeline->newcomers_timer;
 	struct pipeline_job *job;
-	int r;
+	int r = 0;
 
 	if (!newcomer)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", join->job);
-	r = pipeline_join_digest(join, newcomer->secret_digest);
+	memcpy(newcomer->secret_digest, join->secret_digest, SECRET_DIGEST_LEN);
 	newcomer->timeout_ms = join->timeout_ms;
 	newcomer->deadline_ns = clock_now_ns() + join->timeout_ms * NSEC_PER_MSEC;
 	timer->expired = on_newcomers_timer;
-	if (!r && (!timer->loop || timer->at_ns > newcomer->deadline_ns))
+	if (!timer->loop || timer->at_ns > newcomer->deadline_ns)
 		r = loop_timer_set(pipeline->params.loop, timer, newcomer->deadline_ns);
 	if (r)
 		return failure_set(failure, r, "job %s: %s", join->job, strerror(-r));
 	newcomer->pipeline = pipeline;
 	newcomer->member = member;
 	newcomer->pid = join->pid;
+	newcomer->uid = join->uid;
 	newcomer->cannot_resume = join->cannot_resume;
 	(void)snprintf(newcomer->job, sizeof(newcomer->job), "%s", join->job);
 	job = pipeline_elastic_find(pipeline, newcomer->job, newcomer->secret_digest);
@@ -202,7 +203,7 @@ void pipeline_regroup(struct pipeline_member *member)
 	else if (member->leaving || member->regrouping)
 		(void)failure_set(&failure, -EALREADY, "rank %u %s already", member->rank,
 				  member->leaving ? "leaves" : "regroups");
-	else if (pipeline_round_pending(job, member->index))
+	else if (job->n_pending[member->index])
 		(void)failure_set(&failure, -EBUSY,
 				  "rank %u of job %s has operations under way: wait for them first",
 				  member->rank, job->name);
@@ -259,14 +260,18 @@ static int next_run(struct pipeline_job *job, uint32_t size, uint32_t local_size
 		.elastic = true,
 		.min_ranks = job->shape.min_ranks,
 		.max_ranks = job->shape.max_ranks,
+		.uid = job->uid,
+		.account = job->account,
 	};
 	int r;
 
+	memcpy(join.secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
 	r = pipeline_job_make(job->pipeline, &join, ret_next);
 	if (r)
 		return error_trace(r);
-	memcpy((*ret_next)->secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
 	(*ret_next)->first_membership = (*ret_next)->membership = membership;
+	(*ret_next)->counted = job->counted;
+	job->counted = false;
 	return 0;
 }
 
@@ -368,7 +373,8 @@ static void regroup_far(struct pipeline_job *job)
 
 void pipeline_elastic_try(struct pipeline_job *job)
 {
-	if (job->state != JOB_RUNNING || !job->n_regrouping || job->n_regrouping != job->n_members)
+	if (job->state != JOB_RUNNING || !job->n_regrouping ||
+	    job->n_regrouping != job->n_members || job->n_without)
 		return;
 	if (job->distributed)
 		regroup_far(job);

@@ -133,6 +133,15 @@ static void describe_job(const struct pipeline_job *job, struct pipeline_job_inf
 		pipeline_round_waiting_for(oldest, info->waiting_for, sizeof(info->waiting_for));
 }
 
+bool pipeline_member_job(const struct pipeline_member *member, struct pipeline_job_info *ret_info)
+{
+	if (member->job)
+		describe_job(member->job, ret_info);
+	else if (member->newcomer)
+		*ret_info = (struct pipeline_job_info){ .state = "waiting" };
+	return member->job || member->newcomer;
+}
+
 int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n)
 {
 	struct pipeline_job_info *jobs;
@@ -152,13 +161,13 @@ int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs
 	return 0;
 }
 
-/* The newest of that name. */
+/* The newest of what may be several users' jobs. */
 static struct pipeline_job *job_named(struct pipeline *pipeline, const char *name)
 {
 	struct pipeline_job *job, *found = NULL;
 
 	list_for_each (job, &pipeline->jobs, link)
-		if (!strcmp(job->name, name))
+		if (job_is_called(job->name, job->number, name))
 			found = job;
 	return found;
 }

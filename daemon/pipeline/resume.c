@@ -76,6 +76,8 @@ int pipeline_resume_prepare(struct pipeline_job *job)
 		return 0;
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
 		       NULL, &job->ledger, &job->ledger_fd);
+	if (!r)
+		r = ledger_charge_to(job->ledger, &job->held);
 	if (r)
 		return error_trace(r);
 	keep_processes(job);
@@ -94,6 +96,8 @@ int pipeline_resume_prepare_far(struct pipeline_job *job, const void *record, si
 
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
 		       &far, &job->ledger, &job->ledger_fd);
+	if (!r)
+		r = ledger_charge_to(job->ledger, &job->held);
 	if (r)
 		return error_trace(r);
 	keep_processes(job);
@@ -183,17 +187,28 @@ static struct pipeline_job *find_other_run(struct pipeline *pipeline,
 					   const struct pipeline_join *join,
 					   const struct ledger *ledger, bool *ret_is_next)
 {
-	uint8_t digest[SECRET_DIGEST_LEN];
 	struct pipeline_job *job;
 
-	if (!join->elastic || pipeline_join_digest(join, digest))
+	if (!join->elastic)
 		return NULL;
-	job = pipeline_untold_find(pipeline, join->job, digest);
+	job = pipeline_untold_find(pipeline, join->job, join->secret_digest);
 	if (!job || ledger_is_far(job->ledger) != ledger_is_far(ledger) ||
 	    ledger_membership(job->ledger) == ledger_membership(ledger))
 		return NULL;
 	*ret_is_next = ledger_membership(job->ledger) > ledger_membership(ledger);
 	return job;
+}
+
+static int make_in_place(struct pipeline *pipeline, const struct pipeline_join *join,
+			 struct pipeline_job *other, struct pipeline_job **ret_job)
+{
+	int r = pipeline_job_make(pipeline, join, ret_job);
+
+	if (r || other->account != join->account)
+		return error_trace(r);
+	(*ret_job)->counted = other->counted;
+	other->counted = false;
+	return 0;
 }
 
 /*
@@ -234,17 +249,14 @@ static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t
 	kept = fcntl(fd, F_DUPFD_CLOEXEC, 0);
 	if (kept < 0)
 		return failure_set(failure, -errno, "cannot keep the ledger: %s", strerror(errno));
+	/* Who has the run's ledger goes on with it, whoever has begun a job of that name meanwhile. */
 	if (job && (job->state != JOB_FORMING || job->layout.size || job->resumed ||
 		    ledger_has_begun(ledger)))
-		return failure_set(
-			failure, -ECONNRESET,
-			"job %s cannot go on after the daemon's restart: other ranks have "
-			"begun a job of that name meanwhile",
-			join->job);
+		job = NULL;
 	if (job)
 		r = pipeline_join_compare(job, join, failure);
 	else if (other) /* in its place */
-		r = pipeline_job_make(pipeline, &through, &job);
+		r = make_in_place(pipeline, &through, other, &job);
 	else
 		r = pipeline_job_new(pipeline, &through, &job, failure);
 	if (r && other && !job)
@@ -258,14 +270,15 @@ static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t
 	job->number = number;
 	job->ledger = TAKE_PTR(ledger);
 	job->ledger_fd = TAKE_FD(kept);
-	if (job->distributed) {
+	if (ledger_charge_to(job->ledger, &job->held))
+		r = pipeline_job_no_memory(job, EDQUOT, failure);
+	if (!r && job->distributed)
 		r = pipeline_setup_recall(job, failure);
-		if (r) {
-			struct failure why = *failure;
+	if (r) {
+		struct failure why = *failure;
 
-			pipeline_job_fail(job, &why, NULL);
-			return r;
-		}
+		pipeline_job_fail(job, &why, NULL);
+		return r;
 	}
 	take_left(job);
 	log_info("job %s: run %016" PRIx64 ": rank %u is the first to come back after a restart",
@@ -486,7 +499,8 @@ int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor 
 		return failure_set(failure, -ENOMEM, "tensor %s: out of memory", tensor->name);
 	tensor->pasts[member->index] = *past;
 	tensor->reached[member->index] = past->rounds;
-	job->caught_up = false;
+	if (!list_linked(&tensor->behind))
+		list_push_back(&job->behind, &tensor->behind);
 	if (past->rounds > tensor->past_rounds) {
 		tensor->past_rounds = past->rounds;
 		pipeline_round_settle(tensor);
@@ -512,22 +526,27 @@ uint64_t pipeline_resume_newest(const struct pipeline_tensor *tensor)
 	return newest;
 }
 
+static bool is_behind(const struct pipeline_tensor *tensor)
+{
+	const struct pipeline_job *job = tensor->job;
+	uint64_t newest = pipeline_resume_newest(tensor);
+
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->members[i] && tensor->reached[i] < newest)
+			return true;
+	return false;
+}
+
 bool pipeline_resume_caught_up(struct pipeline_job *job)
 {
-	struct map_entry *entry;
+	struct pipeline_tensor *tensor;
 
-	if (!job->resumed || job->caught_up)
-		return true;
-	map_for_each (entry, &job->tensors) {
-		const struct pipeline_tensor *tensor =
-			container_of(entry, struct pipeline_tensor, entry);
-		uint64_t newest = pipeline_resume_newest(tensor);
-
-		for (uint32_t i = 0; i < job->layout.n_local; i++)
-			if (job->members[i] && tensor->reached[i] < newest)
-				return false;
+	/* One that is not behind stays so, unless a rank says more of its past. */
+	while ((tensor = list_first(&job->behind, struct pipeline_tensor, behind))) {
+		if (is_behind(tensor))
+			return false;
+		list_remove(&tensor->behind);
 	}
-	job->caught_up = true;
 	return true;
 }
 

@@ -46,17 +46,23 @@ void pipeline_round_drop(struct pipeline_round *round)
 	list_for_each (part, &round->parts, link)
 		part->block = block_unref(part->block);
 	round->rows = pipeline_rows_free(round->rows);
-	freep(&round->counts);
+	round->counts = held_free(round->counts);
+}
+
+static bool is_busy(const struct pipeline_round *round)
+{
+	return round->state == ROUND_READY || round->state == ROUND_MOVING;
 }
 
 static void round_unlink(struct pipeline_round *round)
 {
+	job_of(round)->n_busy -= is_busy(round);
 	list_remove(&round->link);
 	list_remove(&round->job_link);
 	pipeline_deal_remove(round);
 	list_remove(&round->device_link);
 	job_of(round)->n_open_rounds--;
-	freep(&round->counts);
+	round->counts = held_free(round->counts);
 }
 
 void pipeline_round_recycle(struct pipeline_round *round)
@@ -65,6 +71,16 @@ void pipeline_round_recycle(struct pipeline_round *round)
 
 	round_unlink(round);
 	list_push_front(&job->spare_rounds, &round->link);
+}
+
+struct pipeline_request *pipeline_round_take(struct pipeline_round *round, uint32_t index)
+{
+	struct pipeline_request *request = TAKE_PTR(round->ranks[index].request);
+	struct pipeline_job *job = job_of(round);
+
+	if (request && !--job->n_pending[index])
+		job->leave_due = true;
+	return request;
 }
 
 void pipeline_request_end(struct pipeline *pipeline, struct pipeline_request *request,
@@ -82,7 +98,7 @@ void pipeline_request_end(struct pipeline *pipeline, struct pipeline_request *re
 		failure = &expired;
 	}
 	request->in = NULL;
-	freep(&request->expanded);
+	request->expanded = held_free(request->expanded);
 	request->done(request, failure);
 }
 
@@ -93,7 +109,7 @@ void pipeline_round_end_requests(struct pipeline_round *round)
 	struct failure no_room;
 
 	for (uint32_t i = 0; i < pipeline_round_n_local(round); i++) {
-		struct pipeline_request *request = TAKE_PTR(round->ranks[i].request);
+		struct pipeline_request *request = pipeline_round_take(round, i);
 
 		if (request && !failure && !round->rows)
 			request->n_rows = round->n_contributions;
@@ -126,6 +142,9 @@ static void round_finish(struct pipeline_round *round)
 	struct pipeline_tensor *tensor = round->tensor;
 	struct pipeline_job *job = tensor->job;
 
+	/* The sweep has not come to it yet. */
+	if (job->over.status && !round->failure.status)
+		round->failure = job->over;
 	round_unlink(round);
 	if (!round->failure.status) {
 		tensor->n_rounds++;
@@ -165,6 +184,7 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 		pipeline_round_part_done(round);
 		return;
 	}
+	job->n_busy -= is_busy(round);
 	round->state = ROUND_FAILED;
 	if (job->ledger)
 		ledger_forget(job->ledger, tensor->name, round->number, round->number);
@@ -504,9 +524,10 @@ void pipeline_round_advance(struct pipeline_tensor *tensor)
 		return;
 	tensor->advancing = true;
 	while ((round = list_first(&tensor->rounds, struct pipeline_round, link))) {
-		if (pipeline_round_forget(round))
+		if (!pipeline_round_mend(round) || pipeline_round_forget(round))
 			continue;
-		if (round->state != ROUND_READY || !tensor->key || device_waits(round))
+		if (round->state != ROUND_READY || !tensor->key || tensor->job->over.status ||
+		    device_waits(round))
 			break;
 		/* It may have failed on its device. */
 		if (round->state == ROUND_READY)

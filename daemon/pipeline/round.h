@@ -48,6 +48,7 @@ struct pipeline_round {
 	uint32_t pass;	   /* job->n_passes when it began to move through servers */
 	bool cut;	   /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
+	bool stalls; /* some request does: the control thread leaves sums and copies to the pool */
 
 	/* What an answer to a part of it looks at, too, as far as ledger.low, partition.operation, failure.status and ranks. */
 	unsigned n_parts; /* that exist */
@@ -160,6 +161,8 @@ void pipeline_round_exclude(struct pipeline_job *job, uint32_t index);
 void pipeline_round_prolong(struct pipeline_job *job);
 /* Starts what can start. */
 void pipeline_round_advance(struct pipeline_tensor *tensor);
+/* Takes the request of a local rank, or NULL, out of its round: it is about to end. */
+struct pipeline_request *pipeline_round_take(struct pipeline_round *round, uint32_t index);
 /* Ends one request, well (failure NULL) or not; and those of a round that are there. */
 void pipeline_request_end(struct pipeline *pipeline, struct pipeline_request *request,
 			  const struct failure *failure);
@@ -177,17 +180,23 @@ void pipeline_round_drop(struct pipeline_round *round);
 /* submit.c */
 /* Ends the requests of rounds that had ended before a restart: tensor->past_rounds has grown. */
 void pipeline_round_settle(struct pipeline_tensor *tensor);
-/* This local rank will submit nothing more: it is out of the job, for this reason. */
+/* This local rank will submit nothing more: it is out of the job, for this reason. Of many rounds, the sweep takes it out. */
 void pipeline_round_without(struct pipeline_job *job, uint32_t index,
 			    const struct failure *failure);
+/* Before a round is looked at: takes out of it whom the sweep has yet to. Returns false when it has gone with that. */
+bool pipeline_round_mend(struct pipeline_round *round);
+/* The sweep has been at all: ranks whose requests have ended so may leave. */
+void pipeline_round_mended(struct pipeline_job *job);
 
-/* expire.c */
-/* Fails what is over its deadline. Returns the next deadline, or CLOCK_NEVER. */
-uint64_t pipeline_round_expire(struct pipeline_job *job, uint64_t now_ns);
-/* Fails every open round that this local rank has submitted, or that can no longer complete without it. */
-void pipeline_round_leave(struct pipeline_job *job, const struct failure *failure);
-/* Whether a request of this local rank is open. */
-bool pipeline_round_pending(const struct pipeline_job *job, uint32_t index);
+/*
+ * ordinal.c: a rank brings an operation that all ranks submit in one order. Returns 0; or -EILSEQ with words when another rank's
+ * is another one: then that one has failed, and this one is to.
+ */
+int pipeline_ordinal_check(const struct pipeline_round *round, uint32_t rank, uint64_t ordinal,
+			   struct failure *failure);
+
+/* expire.c: its deadline is over. */
+void pipeline_round_expire(struct pipeline_round *round);
 
 /* report.c: who is missing, in words; "" when nobody here is. */
 void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, size_t size);

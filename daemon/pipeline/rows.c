@@ -161,8 +161,11 @@ static void begin_task(struct pipeline_rows *rows, void (*run)(struct task *task
 	rows->task.run = run;
 	rows->task.done = on_done;
 	rows->task.priority = rows->round->priority;
+	rows->task.flow = job_of(rows)->number;
+	rows->task.cost = bytes;
 	rows->working = true;
-	if (bytes > pipeline->params.inline_bytes && !pool_post(pipeline->params.pool, &rows->task))
+	if ((bytes > pipeline->params.inline_bytes || rows->round->stalls) &&
+	    !pool_post(pipeline->params.pool, &rows->task))
 		return;
 	run(&rows->task);
 	on_done(&rows->task);

@@ -156,8 +156,8 @@ static void spread(const struct pipeline_job *job, uint32_t membership, const ui
 }
 
 /* Blocks belong to ranks: those that are gone have empty ones. */
-static int expand(const struct pipeline_job *job, uint32_t membership,
-		  struct pipeline_request *request, struct failure *failure)
+static int expand(struct pipeline_job *job, uint32_t membership, struct pipeline_request *request,
+		  struct failure *failure)
 {
 	uint32_t size = job->shape.size, n = request->n_seats;
 	uint64_t each = request->input_count / n;
@@ -169,9 +169,9 @@ static int expand(const struct pipeline_job *job, uint32_t membership,
 		return failure_set(failure, -EINVAL,
 				   "%" PRIu64 " elements cannot be cut into %u equal blocks",
 				   request->input_count, n);
-	request->expanded = calloc(2 * (size_t)size, sizeof(request->expanded[0]));
+	request->expanded = held_new(&job->held, 2 * (size_t)size * sizeof(request->expanded[0]));
 	if (!request->expanded)
-		return failure_set(failure, -ENOMEM, "out of memory");
+		return pipeline_job_no_memory(job, errno, failure);
 	spread(job, membership, counts, each, request->expanded);
 	if (request->operation == OPERATION_ALL_TO_ALL)
 		spread(job, membership, counts ? counts + n : NULL, each, request->expanded + size);
@@ -189,7 +189,7 @@ static bool is_over_nodes(unsigned operation)
 int pipeline_elastic_submit(struct pipeline_tensor *tensor, uint32_t index,
 			    struct pipeline_request *request, struct failure *failure)
 {
-	const struct pipeline_job *job = tensor->job;
+	struct pipeline_job *job = tensor->job;
 	uint32_t membership, root = request->root;
 
 	request->seat = job->layout.rank_of_local[index];
@@ -299,10 +299,11 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 
 		if (r)
 			return r;
-		freep(&round->counts);
-		round->counts = calloc(2 * (size_t)job->shape.size, sizeof(round->counts[0]));
+		held_free(round->counts);
+		round->counts = held_new(&job->held,
+					 2 * (size_t)job->shape.size * sizeof(round->counts[0]));
 		if (!round->counts)
-			return failure_set(failure, -ENOMEM, "out of memory");
+			return pipeline_job_no_memory(job, errno, failure);
 		if (first->operation == OPERATION_ALL_GATHER && !first->counts && job->distributed)
 			gather_alike(round, first->input_count);
 		else if (first->operation == OPERATION_ALL_GATHER && !first->counts)

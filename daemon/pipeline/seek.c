@@ -19,6 +19,7 @@ struct seek {
 	struct pipeline *pipeline;
 	char job[JOB_NAME_MAX + 1];
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint32_t uid;
 	struct list calls;
 	struct loop_timer timer;
 	uint64_t again_ns;
@@ -81,6 +82,17 @@ static int check(const Bps__Cluster__JobJoined *m, uint32_t node, uint32_t n)
 	return n_local && n_local <= n ? 0 : error_origin(-EPROTO);
 }
 
+/* Of the newcomer that has waited longest. */
+static struct account *account_of(const struct seek *seek)
+{
+	const struct pipeline_newcomer *newcomer;
+
+	list_for_each (newcomer, &seek->pipeline->newcomers, link)
+		if (pipeline_newcomer_is_for(newcomer, seek->job, seek->secret_digest))
+			return newcomer->member->account;
+	return NULL;
+}
+
 /* The job as this node is in it, with its newcomers. */
 static int make(const struct seek *seek, const struct seek_call *call,
 		const Bps__Cluster__JobJoined *m, struct pipeline_job **ret_job,
@@ -97,6 +109,8 @@ static int make(const struct seek *seek, const struct seek_call *call,
 		.elastic = true,
 		.min_ranks = m->min_ranks,
 		.max_ranks = m->max_ranks,
+		.uid = seek->uid,
+		.account = account_of(seek),
 	};
 	struct pipeline_job *job;
 	int r;
@@ -110,10 +124,10 @@ static int make(const struct seek *seek, const struct seek_call *call,
 	}
 	if (join.n_nodes > join.size)
 		return failure_set(failure, -EPROTO, "a job of more nodes than ranks");
+	memcpy(join.secret_digest, seek->secret_digest, SECRET_DIGEST_LEN);
 	r = pipeline_job_new(seek->pipeline, &join, &job, failure);
 	if (r)
 		return r;
-	memcpy(job->secret_digest, seek->secret_digest, SECRET_DIGEST_LEN);
 	job->first_membership = job->membership = m->membership;
 	job->instance = call->instance;
 	job->regrouped = true;
@@ -218,6 +232,8 @@ static int ask(struct seek *seek, struct peer *peer, const struct view *view, ui
 	}
 	m.job = seek->job;
 	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, seek->secret_digest };
+	m.has_user = true;
+	m.user = seek->uid;
 	m.size = m.n_nodes = m.local_size = 1;
 	m.instance = call->instance;
 	m.epoch = view->epoch;
@@ -353,6 +369,7 @@ void pipeline_seek(struct pipeline_newcomer *newcomer)
 		seek->pipeline = pipeline;
 		(void)snprintf(seek->job, sizeof(seek->job), "%s", newcomer->job);
 		memcpy(seek->secret_digest, newcomer->secret_digest, SECRET_DIGEST_LEN);
+		seek->uid = newcomer->uid;
 		list_init(&seek->calls);
 		seek->timer.expired = on_timer;
 		list_push_back(&pipeline->seeks, &seek->link);

@@ -5,6 +5,7 @@
  */
 #include "pipeline/setup.h"
 #include "base/log.h"
+#include <endian.h>
 
 /* -- Calls -------------------------------------------------------------------------------------------------------- */
 
@@ -215,6 +216,10 @@ void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *fai
 {
 	struct data_header header = { .op = DATA_FAIL_JOB, .status = -failure->status };
 
+	memcpy(&header.key, job->secret_digest, sizeof(header.key));
+	memcpy(&header.round, job->secret_digest + sizeof(header.key), sizeof(header.round));
+	header.key = le64toh(header.key);
+	header.round = le64toh(header.round);
 	if (job->goes)
 		return;
 	notify(job, &header, failure->text, from);

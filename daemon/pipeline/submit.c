@@ -49,7 +49,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 	} else {
 		round = bulk_take(&job->bulk, sizeof(*round) + ranks);
 		if (!round)
-			return error_origin(-ENOMEM);
+			return error_origin(errno == EDQUOT ? -ENOBUFS : -errno);
 	}
 	round->tensor = tensor;
 	round->job = job;
@@ -73,17 +73,27 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 	return 0;
 }
 
-static struct pipeline_round *round_find(struct pipeline_tensor *tensor, uint64_t number)
+/* The next round of a rank is behind that which it came to last; if that has gone, few that it came to are left. */
+static struct pipeline_round *round_find(const struct pipeline_declaration *declaration,
+					 uint64_t number)
 {
+	struct pipeline_tensor *tensor = declaration->tensor;
 	struct pipeline_round *round = list_last(&tensor->rounds, struct pipeline_round, link);
+	struct pipeline_round *newest = declaration->newest;
 
 	/* They are in order, and most often it is the next one. */
 	if (!round || round->number < number)
 		return NULL;
-	list_for_each (round, &tensor->rounds, link)
-		if (round->number == number)
-			return round;
-	return NULL;
+	if (round->number == number)
+		return round;
+	/* The memory of one that has gone is another round's of the job, or spare. */
+	round = newest && newest->tensor == tensor && newest->number < number &&
+				list_linked(&newest->job_link)
+			? newest
+			: list_first(&tensor->rounds, struct pipeline_round, link);
+	while (round->number < number)
+		round = container_of(round->link.next, struct pipeline_round, link);
+	return round->number == number ? round : NULL;
 }
 
 /* -- Submitting --------------------------------------------------------------------------------------------------- */
@@ -107,12 +117,19 @@ static void add_deadline(struct pipeline_round *round, const struct pipeline_req
 
 static void round_ready(struct pipeline_round *round)
 {
+	job_of(round)->n_busy += round->state != ROUND_READY;
 	round->state = ROUND_READY;
 	round->on_device = pipeline_device_concerns(round);
+	round->stalls = false;
 	round->deadline_ns = CLOCK_NEVER;
-	for (uint32_t i = 0; i < pipeline_round_n_local(round); i++)
-		if (round->ranks[i].request)
-			add_deadline(round, round->ranks[i].request);
+	for (uint32_t i = 0; i < pipeline_round_n_local(round); i++) {
+		const struct pipeline_request *request = round->ranks[i].request;
+
+		if (!request)
+			continue;
+		round->stalls |= request->stalls;
+		add_deadline(round, request);
+	}
 	pipeline_round_advance(round->tensor);
 }
 
@@ -161,6 +178,7 @@ static void round_came(struct pipeline_round *round, uint32_t index, uint64_t no
 	request->deadline_ns = now_ns + timeout_ns;
 	request->in = round;
 	round->ranks[index].request = request;
+	job->n_pending[index]++;
 	round->ranks[index].came = true;
 	round->slot_memory = request->slot_memory;
 	round->alone = request->operation == OPERATION_ACCUMULATE;
@@ -177,6 +195,11 @@ static int check_complete(struct pipeline_round *round, struct failure *failure)
 	return r ? r : pipeline_check_round(round, failure);
 }
 
+static uint64_t ordinal_of(const struct pipeline_request *request)
+{
+	return request->operation == OPERATION_PUSH_PULL_ROWS ? 0 : request->ordinal;
+}
+
 /* The round, with the request in its place, is looked at as a whole. */
 static void round_examine(struct pipeline_round *round, uint32_t rank,
 			  const struct pipeline_request *request, const struct failure *invalid)
@@ -191,6 +214,8 @@ static void round_examine(struct pipeline_round *round, uint32_t rank,
 					invalid->text);
 		pipeline_round_fail(round, &failure, true);
 	} else if (pipeline_check_request(round->tensor, rank, request, &words) ||
+		   (ordinal_of(request) &&
+		    pipeline_ordinal_check(round, rank, ordinal_of(request), &words)) ||
 		   (pipeline_round_is_complete(round) && check_complete(round, &words))) {
 		pipeline_round_describe(round, &failure, words.status, "%s", words.text);
 		pipeline_round_fail(round, &failure, true);
@@ -201,15 +226,18 @@ static void round_examine(struct pipeline_round *round, uint32_t rank,
 	}
 }
 
-/* Nothing will ever come of it: the ranks disagree about the tensor, or one of them has left. */
-static const struct failure *hopeless(const struct pipeline_tensor *tensor)
+/* Nothing will ever come of it: the ranks disagree about the tensor, or one of them has left, perhaps as ranks do not do the same. */
+static const struct failure *hopeless(const struct pipeline_tensor *tensor, uint64_t ordinal)
 {
-	if (tensor->job->has_left.status)
-		return &tensor->job->has_left;
+	const struct pipeline_job *job = tensor->job;
+
+	if (job->has_left.status)
+		return ordinal && ordinal <= job->differing_ordinal ? &job->differing
+								    : &job->has_left;
 	return tensor->failure.status ? &tensor->failure : NULL;
 }
 
-/* A round cannot be remembered: the others would wait for what nobody knows of. */
+/* A round cannot be remembered: the others would wait for what nobody knows of. status -ENOBUFS: its user may have no more memory. */
 static void round_refused(struct pipeline_tensor *tensor, struct pipeline_request *request,
 			  int status)
 {
@@ -219,7 +247,11 @@ static void round_refused(struct pipeline_tensor *tensor, struct pipeline_reques
 	struct pipeline_ranks_text behind = { 0 };
 	struct failure failure;
 
-	(void)failure_set(&failure, status, "tensor %s: %s", tensor->name, strerror(-status));
+	if (status == -ENOBUFS)
+		(void)pipeline_job_no_memory(job, EDQUOT, &failure);
+	else
+		(void)failure_set(&failure, status, "tensor %s: %s", tensor->name,
+				  strerror(-status));
 	for (uint32_t i = 0; first && i < job->layout.n_local; i++)
 		if (!first->ranks[i].came)
 			pipeline_ranks_add(&behind, job->layout.rank_of_local[i]);
@@ -266,12 +298,13 @@ static int leave_out(struct pipeline_declaration *declaration, uint64_t until)
 	while (declaration->n_rounds + 1 < until) {
 		uint64_t number = ++declaration->n_rounds;
 
-		if (number <= tensor->past_rounds || hopeless(tensor))
+		if (number <= tensor->past_rounds || hopeless(tensor, 0))
 			continue;
-		round = round_find(tensor, number);
+		round = round_find(declaration, number);
 		r = round ? 0 : round_new(tensor, number, clock_now_ns(), &round);
 		if (r)
 			return error_trace(r);
+		declaration->newest = round;
 		round->ranks[declaration->member->index].came = true;
 		round->n_came++;
 		pipeline_round_describe(round, &failure, -ECONNRESET,
@@ -303,7 +336,7 @@ void pipeline_round_settle(struct pipeline_tensor *tensor)
 	while ((round = list_first(&tensor->rounds, struct pipeline_round, link)) &&
 	       round->number <= tensor->past_rounds) {
 		for (uint32_t i = 0; i < pipeline_round_n_local(round); i++) {
-			struct pipeline_request *request = TAKE_PTR(round->ranks[i].request);
+			struct pipeline_request *request = pipeline_round_take(round, i);
 
 			if (request)
 				request_settle(tensor, request);
@@ -330,11 +363,17 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	struct pipeline_tensor *tensor = declaration->tensor;
 	struct pipeline_job *job = tensor->job;
 	uint32_t index = declaration->member->index;
+	const struct failure *in_vain;
 	struct pipeline_round *round;
 	struct failure words;
 	uint64_t now_ns;
 	int r;
 
+	/* The rank has not been told yet. */
+	if (job->over.status) {
+		pipeline_request_end(job->pipeline, request, &job->over);
+		return;
+	}
 	r = leave_out(declaration, request->round);
 	if (r == -EPROTO) {
 		round_out_of_order(declaration, request);
@@ -349,22 +388,26 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 		pipeline_job_let_leave(job);
 		return;
 	}
-	if (hopeless(tensor) && !pipeline_resume_moves(tensor, request->round)) {
+	in_vain = hopeless(tensor, ordinal_of(request));
+	if (in_vain && !pipeline_resume_moves(tensor, request->round)) {
 		if (job->distributed && tensor->key)
 			pipeline_setup_fail_round(job, tensor->key, request->round,
 						  request->operation == OPERATION_ACCUMULATE,
-						  hopeless(tensor));
-		pipeline_request_end(job->pipeline, request, hopeless(tensor));
+						  in_vain);
+		pipeline_request_end(job->pipeline, request, in_vain);
 		return;
 	}
 	now_ns = clock_now_ns();
-	round = round_find(tensor, request->round);
+	round = round_find(declaration, request->round);
 	r = round ? 0 : round_new(tensor, request->round, now_ns, &round);
 	if (r) {
 		round_refused(tensor, request, r);
 		return;
 	}
 
+	declaration->newest = round;
+	/* It stays, as this rank has not come to it. */
+	(void)pipeline_round_mend(round);
 	round_came(round, index, now_ns, request);
 	if (pipeline_elastic_submit(tensor, index, request, &words) && !invalid)
 		invalid = &words;
@@ -379,21 +422,29 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 
 /* -- Going on without a rank --------------------------------------------------------------------------------------- */
 
-/* An open round for which this rank counts, and whose contribution can still be kept out. */
+/* Rounds of a job from which a rank is taken at once; where there are more, the sweep comes to them. */
+#define WITHOUT_NOW 64
+
+/* Whether this rank counts for the round, and its contribution can still be kept out. */
+static bool counts(const struct pipeline_round *round, uint32_t index)
+{
+	return round->state != ROUND_MOVING &&
+	       (!round->ranks[index].came || round->ranks[index].request);
+}
+
 static struct pipeline_round *find_counting(const struct pipeline_job *job, uint32_t index)
 {
 	struct pipeline_round *round;
 
 	list_for_each (round, &job->rounds, job_link)
-		if (round->state != ROUND_MOVING &&
-		    (!round->ranks[index].came || round->ranks[index].request))
+		if (counts(round, index))
 			return round;
 	return NULL;
 }
 
 static void round_without(struct pipeline_round *round, uint32_t index, const struct failure *why)
 {
-	struct pipeline_request *request = TAKE_PTR(round->ranks[index].request);
+	struct pipeline_request *request = pipeline_round_take(round, index);
 	struct pipeline_tensor *tensor = round->tensor;
 	struct failure failure, words;
 
@@ -419,11 +470,57 @@ static void round_without(struct pipeline_round *round, uint32_t index, const st
 	}
 }
 
+bool pipeline_round_mend(struct pipeline_round *round)
+{
+	struct pipeline_job *job = job_of(round);
+
+	for (uint32_t i = 0; job->n_without && i < job->layout.n_local; i++) {
+		if (!job->without[i] || !counts(round, i))
+			continue;
+		round_without(round, i, job->without[i]);
+		if (!list_linked(&round->job_link))
+			return false;
+	}
+	return true;
+}
+
+/* Returns false without memory for the words. */
+static bool leave_to_sweep(struct pipeline_job *job, uint32_t index, const struct failure *failure)
+{
+	struct failure *why;
+
+	job->without = job->without ?: calloc(job->layout.n_local, sizeof(why));
+	why = job->without && !job->without[index] ? malloc(sizeof(*why)) : NULL;
+	if (!why)
+		return false;
+	*why = *failure;
+	job->without[index] = why;
+	job->n_without++;
+	pipeline_sweep(job);
+	return true;
+}
+
 void pipeline_round_without(struct pipeline_job *job, uint32_t index, const struct failure *failure)
 {
 	struct pipeline_round *round;
 
+	if (job->n_open_rounds > WITHOUT_NOW && leave_to_sweep(job, index, failure))
+		return;
 	/* From the start after each: one that ends may take others along. */
 	while (job->state == JOB_RUNNING && (round = find_counting(job, index)))
 		round_without(round, index, failure);
+}
+
+void pipeline_round_mended(struct pipeline_job *job)
+{
+	if (!job->n_without)
+		return;
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		freep(&job->without[i]);
+	job->n_without = 0;
+	if (job->suspended)
+		return;
+	pipeline_job_let_leave(job);
+	pipeline_job_end_left(job);
+	pipeline_elastic_try(job);
 }

@@ -193,6 +193,8 @@ static bool is_little(const struct pipeline_part *part, uint64_t bytes)
 {
 	const struct pipeline_params *params = &job_of(part)->pipeline->params;
 
+	if (part->round->stalls && pool_n_threads(params->pool))
+		return false;
 	if (part->remote)
 		return bytes <= params->remote_inline_bytes;
 	return part->round->inlined + bytes <= params->inline_bytes;
@@ -223,8 +225,11 @@ void pipeline_part_post(struct pipeline_part *part, void (*done)(struct task *ta
 	part->task.run = on_run;
 	part->task.done = done;
 	part->task.priority = part->round->priority;
+	part->task.flow = job_of(part)->number;
+	part->task.cost = bytes;
 	/* No connection is kept waiting meanwhile. */
 	part->task.shared = !job_of(part)->distributed && bytes <= HOME_BYTES_MAX;
+	part->task.away = part->round->stalls;
 	part->posted = true;
 	if (pool_post(pipeline->params.pool, &part->task)) {
 		part->posted = false;

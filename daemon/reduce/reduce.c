@@ -43,8 +43,9 @@ static bool kernels_supported(const struct reduce_kernels *kernels)
 }
 
 /*
- * Zen 4 does 512 bits as two halves, conversions of float16 by far more than twice the steps of 256, and reads eight inputs at 256
- * bits 8 % faster from the second cache, 10 to 15 % from memory (EPYC, family 19h, model 11h).
+ * Zen 4 does 512 bits as two halves, conversions of float16 by far more than twice the steps of
+ * 256, and reads eight inputs at 256 bits 8 % faster from the second cache, 10 to 15 % from memory
+ * (EPYC, family 19h, model 11h).
  */
 static bool kernels_preferred(const struct reduce_kernels *kernels)
 {
@@ -130,7 +131,10 @@ static void span_run(reduce_span_fn *run, const struct reduce_span *whole)
 		run(&span);
 }
 
-/* Copies the span from one output to the others. The sum of one input of bytes is a copy that can stream. */
+/*
+ * Copies the span from one output to the others. The sum of one input of bytes is a copy that can
+ * stream.
+ */
 static void span_copy(const struct reduce_kernels *kernels, const struct reduce_params *params,
 		      const struct reduce_span *from, bool stream)
 {

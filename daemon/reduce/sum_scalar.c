@@ -8,12 +8,16 @@
 
 static_assert(FLT_EVAL_METHOD == 0, "float32 sums are rounded to float32 at each step");
 
-/* Elements summed at a time: the accumulators stay in the first-level cache, and the loops over them vectorise. */
+/*
+ * Elements summed at a time: the accumulators stay in the first-level cache, and the loops over
+ * them vectorise.
+ */
 #define BLOCK 256
 
 /*
- * mem_t is an element in memory, acc_t the type it is accumulated in. The loops are functions of their own: only so
- * does the compiler see that the accumulators, a local array, are neither input nor output, and vectorises.
+ * mem_t is an element in memory, acc_t the type it is accumulated in. The loops are functions of
+ * their own: only so does the compiler see that the accumulators, a local array, are neither input
+ * nor output, and vectorises.
  */
 #define KERNEL(name, mem_t, acc_t, load, step, finish, store)                                      \
 	static _noinline_ void name##_begin(acc_t *restrict acc, const mem_t *restrict in,         \

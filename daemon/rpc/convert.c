@@ -204,8 +204,8 @@ int rpc_credentials_of_channel(const struct rpc_tls *tls, struct failure *failur
 }
 
 /*
- * Any thread. Errors alone: refused handshakes are among them, with the reason that the refused side is not told. They
- * are a notice to us, as gRPC goes on after each.
+ * Any thread. Errors alone: refused handshakes are among them, with the reason that the refused
+ * side is not told. They are a notice to us, as gRPC goes on after each.
  */
 static void on_log(gpr_log_func_args *args)
 {
@@ -217,8 +217,9 @@ static void on_log(gpr_log_func_args *args)
 void rpc_library_prepare(void)
 {
 	/*
-	 * Names are looked up as all other programs here do, by the C library: what gRPC brings along instead (c-ares)
-	 * reads no nsswitch.conf, and leaks. There is no other way to say so; who has set it otherwise is obeyed.
+	 * Names are looked up as all other programs here do, by the C library: what gRPC brings
+	 * along instead (c-ares) reads no nsswitch.conf, and leaks. There is no other way to say
+	 * so; who has set it otherwise is obeyed.
 	 */
 	(void)setenv("GRPC_DNS_RESOLVER", "native", 0);
 	gpr_set_log_function(on_log);

@@ -78,6 +78,7 @@ void rpc_engine_turn(struct rpc *rpc, int timeout_ms);
 struct rpc_server {
 	struct list link;
 	struct rpc *rpc;
+	unsigned doors;
 	grpc_server *server;
 	bool closing;	    /* shut down has begun */
 	bool down;	    /* and ended */
@@ -85,16 +86,34 @@ struct rpc_server {
 	unsigned n_waiting; /* of these, for a client */
 	unsigned n_open;    /* of these, that a client made */
 	struct list open;
+	struct list silent; /* of these, those whose message has not come: the oldest first */
+	unsigned n_silent;
+	struct loop_timer silence; /* while there are some */
+	struct rpc_tcp *tcp;	   /* where we accept ourselves, or NULL */
 	struct rpc_op shutdown;
 	void (*gone)(void *user); /* optional: last thing, when it has been freed */
 	void *user;
 };
 
 /* Makes a server and counts it as a user; the library must be running. Then ports are added; then it is started. */
-int rpc_server_new(struct rpc *rpc, struct rpc_server **ret_server);
+int rpc_server_new(struct rpc *rpc, unsigned doors, struct rpc_server **ret_server);
 int rpc_server_start(struct rpc_server *server);
 /* Ends all its calls; it frees itself when they are back. Idempotent. */
 void rpc_server_close(struct rpc_server *server);
+
+/* serve.c: "host:port" or "[host]:port" to the two; the host may be empty. Returns 0 or -EINVAL. */
+int rpc_address_split(const char *address, char *ret_host, size_t size, const char **ret_port);
+
+/*
+ * tcp.c: connections without TLS, accepted by ourselves: gRPC takes as many as come. The server is made and not started yet. Port 0
+ * picks one. Returns 0, or -errno with failure filled.
+ */
+int rpc_tcp_listen(struct rpc_server *server, const char *address, uint16_t *ret_port,
+		   struct failure *failure);
+/* What gRPC calls a peer whom it knows by a descriptor, as it would if it had accepted him. */
+const char *rpc_tcp_peer(const struct rpc_tcp *tcp, const char *peer);
+/* Returns NULL; takes NULL. */
+struct rpc_tcp *rpc_tcp_close(struct rpc_tcp *tcp);
 
 /* unix.c: the socket we accept on ourselves. */
 /* Goes on with what had to wait for the library or a server. */

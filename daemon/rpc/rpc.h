@@ -22,9 +22,17 @@ struct rpc_tls {
 	const char *ca, *cert, *key; /* PEM files */
 };
 
+/* What we listen on is a door, or several in one; each method is for those who come by some of them. */
+enum rpc_door {
+	RPC_DOOR_PUBLIC = 1,	/* whoever reaches it */
+	RPC_DOOR_OPERATORS = 2, /* the admin socket, and TCP with mutual TLS */
+	RPC_DOOR_CLUSTER = 4,	/* daemons */
+};
+
 /* A method this daemon serves. path: "/bps.admin.Admin/Status". */
 struct rpc_method {
 	const char *path;
+	unsigned doors; /* bits of enum rpc_door; others refuse it with -EACCES. 0: all serve it */
 	/* Answer with rpc_call_reply() or rpc_call_fail(), now or later; a stream with rpc_call_send() first. */
 	void (*called)(void *user, struct rpc_call *call, const void *data, size_t len);
 	/* Optional: the client went away, or its deadline passed, before the answer. The call is dead after it. */
@@ -47,14 +55,17 @@ bool rpc_running(const struct rpc *rpc);
 /* Before the first listen. The method stays the caller's and outlives rpc. */
 void rpc_add_method(struct rpc *rpc, struct rpc_method *method);
 /* host:port, port 0 picks one; tls NULL: plaintext. Returns 0 and the bound port, or -errno with a failure. */
-int rpc_listen(struct rpc *rpc, const char *address, const struct rpc_tls *tls, uint16_t *ret_port,
-	       struct failure *failure);
-/* A Unix socket that we accept on ourselves (mode 0660): gRPC starts when somebody connects, and stops RPC_UNIX_IDLE_MS
- * after the last has gone. listen_fd: already listening (socket activation), or -1; taken in either case. A socket that
- * a dead daemon left behind at path is replaced, a live one's is not (-EADDRINUSE). Once for each rpc. */
+int rpc_listen(struct rpc *rpc, const char *address, unsigned doors, const struct rpc_tls *tls,
+	       uint16_t *ret_port, struct failure *failure);
+/* A Unix socket that we accept on ourselves, a door for operators: gRPC starts when somebody connects, and stops
+ * RPC_UNIX_IDLE_MS after the last has gone. group: who may connect beside this process's user and root (mode 0660); without one
+ * (NULL or ""), or one that it cannot be given to, which is logged, it is theirs alone (0600). listen_fd: already listening (socket
+ * activation), or -1; taken in either case. A socket that a dead daemon left behind at path is replaced, a live one's is not
+ * (-EADDRINUSE). Once for each rpc. */
 #define RPC_UNIX_IDLE_MS     10000u
 #define RPC_UNIX_CONNECTIONS 64u /* more are closed at once */
-int rpc_listen_unix(struct rpc *rpc, const char *path, int listen_fd, struct failure *failure);
+int rpc_listen_unix(struct rpc *rpc, const char *path, const char *group, int listen_fd,
+		    struct failure *failure);
 /* Another time than RPC_UNIX_IDLE_MS; before anybody has connected. */
 void rpc_set_unix_idle_ms(struct rpc *rpc, unsigned idle_ms);
 
@@ -64,12 +75,23 @@ void rpc_set_unix_idle_ms(struct rpc *rpc, unsigned idle_ms);
  */
 #define RPC_QUEUE_MAX 64u
 #define RPC_CALLS_MAX 4096u /* served at once for each thing listened on; more are refused */
+/* Of these, without a message: beyond so many, or after so long, the oldest is cancelled. */
+#define RPC_SILENT_MAX 256u
+#define RPC_SILENT_MS  10000u
+/* Without TLS, of one address (base/source.h) and in all: more are closed at once. */
+#define RPC_TCP_OF_ONE	    64u
+#define RPC_TCP_CONNECTIONS 4096u
 void rpc_call_reply(struct rpc_call *call, const void *data, size_t len);
 void rpc_call_end(struct rpc_call *call); /* ends a stream in good order */
 void rpc_call_send(struct rpc_call *call, const void *data,
 		   size_t len); /* one message of a server stream; queued */
 void rpc_call_fail(struct rpc_call *call, int status,
 		   const char *text); /* status: negative errno */
+/* Where it comes from, "ipv4:10.0.0.1:4711": the same for all calls of one connection, and for no other that is open. */
+#define RPC_PEER_MAX 96
+void rpc_call_peer(const struct rpc_call *call, char ret_peer[RPC_PEER_MAX]);
+/* Whether its client's certificate has the name: as its common name, or among its subject alternative names. */
+bool rpc_call_is_named(const struct rpc_call *call, const char *name);
 void rpc_call_set_user(struct rpc_call *call, void *user);
 void *rpc_call_user(struct rpc_call *call);
 

@@ -4,16 +4,18 @@
  */
 #include "rpc/engine.h"
 
+#include "base/clock.h"
 #include <arpa/inet.h>
 #include <grpc/byte_buffer.h>
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
+#include <grpc/support/alloc.h>
 #include <netdb.h>
 #include <stdio.h>
 #include <sys/socket.h>
 
 #define CALLS_WAITING \
-	4 /* calls that gRPC may take without asking us; each is replaced as soon as a client has it */
+	32 /* calls that gRPC may take without asking us; each is replaced as soon as a client has it */
 
 struct outgoing {
 	struct list link;
@@ -21,7 +23,9 @@ struct outgoing {
 };
 
 struct rpc_call {
-	struct list link; /* of server->open */
+	struct list link;   /* of server->open */
+	struct list silent; /* of server->silent */
+	uint64_t since_ns;  /* in that */
 	struct rpc_server *server;
 	struct rpc_method *method;
 	grpc_call *call;
@@ -45,6 +49,14 @@ struct rpc_call {
 	void *user;
 };
 
+static void call_heard(struct rpc_call *call)
+{
+	if (!list_linked(&call->silent))
+		return;
+	list_remove(&call->silent);
+	call->server->n_silent--;
+}
+
 static void call_drop_outgoing(struct rpc_call *call)
 {
 	struct outgoing *outgoing, *next;
@@ -65,6 +77,7 @@ static void server_settle(struct rpc_server *server)
 
 	if (!server->down || server->n_calls)
 		return;
+	loop_timer_cancel(&server->silence);
 	grpc_server_destroy(server->server);
 	list_remove(&server->link);
 	if (server->gone)
@@ -81,6 +94,7 @@ static void call_settle(struct rpc_call *call)
 	if (call->n_ops || call->held)
 		return;
 	call_drop_outgoing(call);
+	call_heard(call);
 	if (call->message)
 		grpc_byte_buffer_destroy(call->message);
 	if (list_linked(&call->link)) {
@@ -215,6 +229,41 @@ void rpc_call_fail(struct rpc_call *call, int status, const char *text)
 	call_let_go(call);
 }
 
+void rpc_call_peer(const struct rpc_call *call, char ret_peer[RPC_PEER_MAX])
+{
+	char *peer = grpc_call_get_peer(call->call);
+
+	(void)snprintf(ret_peer, RPC_PEER_MAX, "%s",
+		       peer && call->server->tcp ? rpc_tcp_peer(call->server->tcp, peer)
+						 : peer ?: "nowhere");
+	gpr_free(peer);
+}
+
+static bool has_property(const grpc_auth_context *context, const char *property, const char *value)
+{
+	grpc_auth_property_iterator at =
+		grpc_auth_context_find_properties_by_name(context, property);
+	const grpc_auth_property *found;
+
+	while ((found = grpc_auth_property_iterator_next(&at)))
+		if (found->value_length == strlen(value) &&
+		    !memcmp(found->value, value, found->value_length))
+			return true;
+	return false;
+}
+
+bool rpc_call_is_named(const struct rpc_call *call, const char *name)
+{
+	grpc_auth_context *context = grpc_call_auth_context(call->call);
+	bool is_named;
+
+	is_named = context && grpc_auth_context_peer_is_authenticated(context) &&
+		   (has_property(context, GRPC_X509_CN_PROPERTY_NAME, name) ||
+		    has_property(context, GRPC_X509_SAN_PROPERTY_NAME, name));
+	grpc_auth_context_release(context);
+	return is_named;
+}
+
 void rpc_call_set_user(struct rpc_call *call, void *user)
 {
 	call->user = user;
@@ -256,6 +305,11 @@ static struct rpc_method *method_of(struct rpc_call *call)
 	return NULL;
 }
 
+static bool is_for_others(const struct rpc_call *call)
+{
+	return call->method->doors && !(call->method->doors & call->server->doors);
+}
+
 static void on_received(struct rpc_op *op, bool ok)
 {
 	struct rpc_call *call = container_of(op, struct rpc_call, received);
@@ -263,6 +317,7 @@ static void on_received(struct rpc_op *op, bool ok)
 	size_t len = 0;
 
 	call->n_ops--;
+	call_heard(call);
 	call->method = method_of(call);
 	if (call->over) {
 		/* Its client has gone already. */
@@ -272,6 +327,10 @@ static void on_received(struct rpc_op *op, bool ok)
 		call_finish(call, GRPC_STATUS_UNAVAILABLE, "the daemon is stopping");
 	} else if (!call->method) {
 		call_finish(call, GRPC_STATUS_UNIMPLEMENTED, "no such method here");
+	} else if (is_for_others(call)) {
+		call_finish(call, rpc_code_of_errno(-EACCES),
+			    "not for those who come this way: operators have the admin socket, and "
+			    "admin_listen with mutual TLS");
 	} else if (rpc_buffer_read(call->message, &data, &len)) {
 		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "out of memory");
 	} else {
@@ -282,6 +341,43 @@ static void on_received(struct rpc_op *op, bool ok)
 		return; /* it may be gone */
 	}
 	call_settle(call);
+}
+
+/* Returns when there is none, or the oldest has time left. */
+static void end_silent(struct rpc_server *server)
+{
+	uint64_t now_ns = clock_now_ns();
+	struct rpc_call *call;
+
+	while ((call = list_first(&server->silent, struct rpc_call, silent))) {
+		uint64_t until_ns = call->since_ns + RPC_SILENT_MS * NSEC_PER_MSEC;
+
+		if (server->n_silent <= RPC_SILENT_MAX && now_ns < until_ns) {
+			/* Without memory it is looked at when the next comes. */
+			(void)loop_timer_set(server->rpc->loop, &server->silence, until_ns);
+			return;
+		}
+		call_heard(call);
+		call_abort(call);
+	}
+	loop_timer_cancel(&server->silence);
+}
+
+static void on_silence(struct loop_timer *timer)
+{
+	end_silent(container_of(timer, struct rpc_server, silence));
+}
+
+/* Its headers cost more than what they said: it is to go on soon, and until then is one of few. */
+static void call_awaited(struct rpc_call *call)
+{
+	struct rpc_server *server = call->server;
+
+	call->since_ns = clock_now_ns();
+	list_push_back(&server->silent, &call->silent);
+	server->n_silent++;
+	if (server->n_silent > RPC_SILENT_MAX || !server->silence.loop)
+		end_silent(server);
 }
 
 static void on_requested(struct rpc_op *op, bool ok)
@@ -302,10 +398,12 @@ static void on_requested(struct rpc_op *op, bool ok)
 	list_push_back(&call->server->open, &call->link);
 	call->server->n_open++;
 	call_start(call, &call->closed, &close, 1);
-	if (call->server->n_open > RPC_CALLS_MAX)
+	if (call->server->n_open > RPC_CALLS_MAX) {
 		call_finish(call, GRPC_STATUS_RESOURCE_EXHAUSTED, "too many calls at once");
-	else
-		call_start(call, &call->received, &receive, 1);
+		return;
+	}
+	call_awaited(call);
+	call_start(call, &call->received, &receive, 1);
 }
 
 /* Lets gRPC take one more call. */
@@ -327,6 +425,7 @@ static int server_request(struct rpc_server *server)
 		.text = grpc_empty_slice(),
 	};
 	list_init(&call->link);
+	list_init(&call->silent);
 	list_init(&call->outgoing);
 	grpc_call_details_init(&call->details);
 	grpc_metadata_array_init(&call->metadata);
@@ -355,7 +454,7 @@ static void on_shutdown(struct rpc_op *op, bool ok)
 	server_settle(server);
 }
 
-int rpc_server_new(struct rpc *rpc, struct rpc_server **ret_server)
+int rpc_server_new(struct rpc *rpc, unsigned doors, struct rpc_server **ret_server)
 {
 	/*
 	 * No SO_REUSEPORT: two daemons on one port would share its clients. Connections that serve nothing are closed,
@@ -364,7 +463,7 @@ int rpc_server_new(struct rpc *rpc, struct rpc_server **ret_server)
 	grpc_arg values[] = {
 		INTEGER_ARG(GRPC_ARG_ALLOW_REUSEPORT, 0),
 		INTEGER_ARG(GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, RPC_MESSAGE_MAX),
-		INTEGER_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 256),
+		INTEGER_ARG(GRPC_ARG_MAX_CONCURRENT_STREAMS, 128),
 		INTEGER_ARG(GRPC_ARG_MAX_CONNECTION_IDLE_MS, 60000),
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIME_MS, 20000),
 		INTEGER_ARG(GRPC_ARG_KEEPALIVE_TIMEOUT_MS, 10000),
@@ -381,8 +480,11 @@ int rpc_server_new(struct rpc *rpc, struct rpc_server **ret_server)
 	if (r)
 		return error_trace(r);
 	server->rpc = rpc;
+	server->doors = doors;
 	server->shutdown.complete = on_shutdown;
+	server->silence.expired = on_silence;
 	list_init(&server->open);
+	list_init(&server->silent);
 	server->server = grpc_server_create(&args, NULL);
 	grpc_server_register_completion_queue(server->server, rpc->queue, NULL);
 	list_push_back(&rpc->servers, &server->link);
@@ -404,6 +506,7 @@ void rpc_server_close(struct rpc_server *server)
 	if (server->closing)
 		return;
 	server->closing = true;
+	server->tcp = rpc_tcp_close(server->tcp);
 	list_for_each_safe (call, next, &server->open, link) {
 		call->over = true;
 		call_drop_outgoing(call);
@@ -416,24 +519,35 @@ void rpc_server_close(struct rpc_server *server)
 	grpc_server_cancel_all_calls(server->server);
 }
 
+int rpc_address_split(const char *address, char *ret_host, size_t size, const char **ret_port)
+{
+	const char *colon = strrchr(address, ':');
+	size_t n = colon ? (size_t)(colon - address) : 0;
+
+	if (!colon || n >= size)
+		return -EINVAL;
+	if (n >= 2 && *address == '[' && colon[-1] == ']') {
+		address++;
+		n -= 2;
+	}
+	memcpy(ret_host, address, n);
+	ret_host[n] = '\0';
+	*ret_port = colon + 1;
+	return 0;
+}
+
 /* gRPC reports no reason when it cannot listen, so the reason is asked for beforehand, of the kernel. */
 static int try_bind(const char *address, struct failure *failure)
 {
 	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE };
-	const char *colon = strrchr(address, ':');
 	struct addrinfo *found = NULL;
+	const char *port;
 	char host[256];
 	int r, one = 1;
 
-	if (!colon || colon == address || (size_t)(colon - address) >= sizeof(host))
+	if (rpc_address_split(address, host, sizeof(host), &port) || !*host)
 		return failure_set(failure, -EINVAL, "%s: not host:port", address);
-	memcpy(host, address, (size_t)(colon - address));
-	host[colon - address] = 0;
-	if (*host == '[' && host[strlen(host) - 1] == ']') {
-		host[strlen(host) - 1] = 0;
-		memmove(host, host + 1, strlen(host));
-	}
-	r = getaddrinfo(host, colon + 1, &hints, &found);
+	r = getaddrinfo(host, port, &hints, &found);
 	if (r)
 		return failure_set(failure, -EADDRNOTAVAIL, "%s: %s", address, gai_strerror(r));
 
@@ -454,38 +568,45 @@ static int try_bind(const char *address, struct failure *failure)
 	return r ? failure_set(failure, r, "%s: %s", address, strerror(-r)) : 0;
 }
 
-int rpc_listen(struct rpc *rpc, const char *address, const struct rpc_tls *tls, uint16_t *ret_port,
-	       struct failure *failure)
+/* The server is started whatever comes of it: so it is closed like any. */
+static int listen_with_tls(struct rpc_server *server, const char *address,
+			   const struct rpc_tls *tls, uint16_t *ret_port, struct failure *failure)
 {
 	grpc_server_credentials *creds;
-	struct rpc_server *server;
 	int r, port;
 
-	assert(!rpc->closed);
 	r = try_bind(address, failure);
+	if (!r)
+		r = rpc_credentials_of_server(tls, failure, &creds);
 	if (r)
 		return r;
-	/* Its library must be up before credentials can be made. */
-	r = rpc_server_new(rpc, &server);
-	if (r)
-		return failure_set(failure, r, "%s: %s", address, strerror(-r));
-	r = rpc_credentials_of_server(tls, failure, &creds);
-	if (r) {
-		rpc_server_start(server);
-		rpc_server_close(server);
-		return r;
-	}
 	port = grpc_server_add_http2_port(server->server, address, creds);
 	grpc_server_credentials_release(creds);
-	r = rpc_server_start(server);
-	if (r || port <= 0) {
-		rpc_server_close(server);
-		return failure_set(
-			failure, r ? r : -EINVAL,
-			tls ? "%s: cannot be served; are %s and %s a certificate and its key?"
-			    : "%s: cannot be served",
-			address, tls ? tls->cert : "", tls ? tls->key : "");
-	}
+	if (port <= 0)
+		return failure_set(failure, -EINVAL,
+				   "%s: cannot be served; are %s and %s a certificate and its key?",
+				   address, tls->cert, tls->key);
 	*ret_port = (uint16_t)port;
 	return 0;
+}
+
+int rpc_listen(struct rpc *rpc, const char *address, unsigned doors, const struct rpc_tls *tls,
+	       uint16_t *ret_port, struct failure *failure)
+{
+	struct rpc_server *server;
+	int r, started;
+
+	assert(!rpc->closed);
+	/* Its library must be up before credentials can be made. */
+	r = rpc_server_new(rpc, doors, &server);
+	if (r)
+		return failure_set(failure, r, "%s: %s", address, strerror(-r));
+	r = tls ? listen_with_tls(server, address, tls, ret_port, failure)
+		: rpc_tcp_listen(server, address, ret_port, failure);
+	started = rpc_server_start(server);
+	if (!r && started)
+		r = failure_set(failure, started, "%s: %s", address, strerror(-started));
+	if (r)
+		rpc_server_close(server);
+	return r;
 }

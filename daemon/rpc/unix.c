@@ -9,6 +9,7 @@
 #include "rpc/engine.h"
 
 #include <fcntl.h>
+#include <grp.h>
 #include <grpc/grpc_posix.h>
 #include <grpc/grpc_security.h>
 #include <sys/epoll.h>
@@ -110,7 +111,7 @@ static int make_server(struct rpc_unix *u)
 {
 	int r;
 
-	r = rpc_server_new(u->rpc, &u->server);
+	r = rpc_server_new(u->rpc, RPC_DOOR_OPERATORS, &u->server);
 	if (r)
 		return error_trace(r);
 	u->server->gone = on_server_gone;
@@ -228,7 +229,29 @@ static int replace_stale(const struct sockaddr_un *address, socklen_t len, struc
 	return 0;
 }
 
-static int bind_path(const char *path, struct failure *failure, struct rpc_unix *u, int *ret_fd)
+/*
+ * The operators' group gets the socket, whose path nobody else can change. That there is none, or that this process is not in it,
+ * is no reason not to serve: then it is for our user and root.
+ */
+static int give_to_group(const char *path, const char *name)
+{
+	const struct group *group;
+	const char *why;
+
+	if (!name || !*name)
+		return 0;
+	errno = 0;
+	group = getgrnam(name);
+	if (group && !chown(path, (uid_t)-1, group->gr_gid))
+		return chmod(path, 0660) ? error_origin(-errno) : 0;
+	why = group || errno ? strerror(errno) : "there is no such group";
+	log_notice("admin socket %s: for this daemon's user and root alone: group %s: %s", path,
+		   name, why);
+	return 0;
+}
+
+static int bind_path(const char *path, const char *group, struct failure *failure,
+		     struct rpc_unix *u, int *ret_fd)
 {
 	_cleanup_(fd_closep) int fd =
 		socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
@@ -242,7 +265,7 @@ static int bind_path(const char *path, struct failure *failure, struct rpc_unix 
 				   path, sizeof(address.sun_path) - 1);
 	memcpy(address.sun_path, path, strlen(path) + 1);
 	/* The file is born with the socket's mode less the umask, so never wider than wanted. */
-	(void)fchmod(fd, 0660);
+	(void)fchmod(fd, 0600);
 	if (bind(fd, (struct sockaddr *)&address, sizeof(address))) {
 		if (errno != EADDRINUSE)
 			return failure_set(failure, -errno, "%s: %s", path, strerror(errno));
@@ -252,14 +275,16 @@ static int bind_path(const char *path, struct failure *failure, struct rpc_unix 
 		if (bind(fd, (struct sockaddr *)&address, sizeof(address)))
 			return failure_set(failure, -errno, "%s: %s", path, strerror(errno));
 	}
-	if (chmod(path, 0660) || lstat(path, &u->made) || listen(fd, SOMAXCONN))
+	if (chmod(path, 0600) || give_to_group(path, group) || lstat(path, &u->made) ||
+	    listen(fd, SOMAXCONN))
 		return failure_set(failure, -errno, "%s: %s", path, strerror(errno));
 	memcpy(u->path, path, strlen(path) + 1);
 	*ret_fd = TAKE_FD(fd);
 	return 0;
 }
 
-int rpc_listen_unix(struct rpc *rpc, const char *path, int listen_fd, struct failure *failure)
+int rpc_listen_unix(struct rpc *rpc, const char *path, const char *group, int listen_fd,
+		    struct failure *failure)
 {
 	_cleanup_(fd_closep) int fd = listen_fd;
 	_cleanup_(freep) struct rpc_unix *u = calloc(1, sizeof(*u));
@@ -269,7 +294,7 @@ int rpc_listen_unix(struct rpc *rpc, const char *path, int listen_fd, struct fai
 	if (!u)
 		return failure_set(failure, -ENOMEM, "%s: out of memory", path);
 	if (fd < 0) {
-		r = bind_path(path, failure, u, &fd);
+		r = bind_path(path, group, failure, u, &fd);
 		if (r)
 			return r;
 	}

@@ -13,7 +13,10 @@
 #include "server/told.h"
 #include <stdio.h>
 
-/* A node at a part. It has one contribution under way at most: its rounds of a tensor go one after the other. */
+/*
+ * A node at a part. It has one contribution under way at most: its rounds of a tensor go one after
+ * the other.
+ */
 struct accumulator_node {
 	uint64_t round;		   /* the newest that is in the sum */
 	struct delivery *delivery; /* under way, or NULL */
@@ -54,6 +57,7 @@ static size_t accumulator_len(const struct job *job)
 static struct accumulator *accumulator_free(struct accumulator *a)
 {
 	quota_release(a->job->quota, accumulator_len(a->job));
+	sweep_leave(a->job, &a->link);
 	list_remove(&a->link);
 	(void)block_unref(a->sum);
 	(void)block_unref(a->next);
@@ -99,7 +103,7 @@ static struct delivery *take(struct accumulator *a, uint32_t node)
 	quota_release(a->job->quota, n->charged);
 	n->charged = 0;
 	n->added = n->summing = false;
-	freep(&n->gone);
+	n->gone = held_free(n->gone);
 	return TAKE_PTR(n->delivery);
 }
 
@@ -321,11 +325,13 @@ static void add(struct accumulator *a)
 	a->busy = true;
 	a->task.run = on_run;
 	a->task.done = on_done;
+	a->task.flow = job->number;
+	a->task.cost = (uint64_t)a->header.part_len * (n + 1);
 	if (!a->header.part_len) {
 		added(a);
 		return;
 	}
-	if ((uint64_t)a->header.part_len * (n + 1) > server->params.inline_bytes) {
+	if (a->task.cost > server->params.inline_bytes) {
 		job->n_summing++;
 		if (!pool_post(server->params.pool, &a->task))
 			return;
@@ -335,7 +341,10 @@ static void add(struct accumulator *a)
 	added(a);
 }
 
-/* Of a node that was lost, or a connection of it: it may be in the sum, or have come, and the answer be lost. */
+/*
+ * Of a node that was lost, or a connection of it: it may be in the sum, or have come, and the
+ * answer be lost.
+ */
 static bool may_repeat(const struct accumulator *a, const struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
@@ -431,7 +440,7 @@ void accumulate_contribute(struct tensor *tensor, struct delivery *delivery)
 	add(a);
 }
 
-/* -- What nodes bring --------------------------------------------------------------------------------------------- */
+/* -- What nodes bring -------------------------------------------------------------------------- */
 
 /* Whether the offered sum has what ours has, and more: they follow one another. */
 static bool is_newer(const struct accumulator *a, const struct data_roll *roll)
@@ -483,17 +492,6 @@ static void told(struct accumulator *a)
 	add(a);
 }
 
-void accumulate_told(struct job *job)
-{
-	struct accumulator *a, *tmp;
-
-	list_for_each_safe (a, tmp, &job->accumulators, link) {
-		told(a);
-		if (job->state != JOB_RUNNING)
-			return;
-	}
-}
-
 /* Without memory for the words it waits for its deadline. */
 static void give_up(struct accumulator *a, uint32_t node, const struct failure *failure)
 {
@@ -503,7 +501,7 @@ static void give_up(struct accumulator *a, uint32_t node, const struct failure *
 		fail(a, node, failure->status, failure->text);
 		return;
 	}
-	n->gone = n->gone ?: malloc(sizeof(*n->gone));
+	n->gone = n->gone ?: held_new(job_memory(a->job), sizeof(*n->gone));
 	if (n->gone)
 		*n->gone = *failure;
 }
@@ -511,34 +509,18 @@ static void give_up(struct accumulator *a, uint32_t node, const struct failure *
 void accumulate_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round,
 			const struct failure *failure)
 {
-	struct accumulator *a;
+	const struct tensor *tensor = tensor_of(job, key);
+	struct map_entry *entry;
 
-	list_for_each (a, &job->accumulators, link) {
-		const struct delivery *delivery = a->nodes[node].delivery;
+	if (!tensor)
+		return;
+	map_for_each (entry, &tensor->parts) {
+		struct accumulator *a = container_of(entry, struct part, entry)->accumulator;
+		const struct delivery *delivery = a ? a->nodes[node].delivery : NULL;
 
-		if (a->header.key == key && delivery && delivery->header.round == round)
+		if (delivery && delivery->header.round == round)
 			give_up(a, node, failure);
 	}
-}
-
-void accumulate_left(struct job *job)
-{
-	struct accumulator *a;
-
-	list_for_each (a, &job->accumulators, link)
-		answer(a);
-}
-
-uint64_t accumulate_deadline(const struct job *job)
-{
-	uint64_t first = CLOCK_NEVER;
-	const struct accumulator *a;
-
-	list_for_each (a, &job->accumulators, link)
-		for (uint32_t i = 0; i < job->n_nodes; i++)
-			if (a->nodes[i].added)
-				first = MIN(first, a->nodes[i].since_ns);
-	return first == CLOCK_NEVER ? first : first + timeout_ns(job);
 }
 
 static void expire(struct accumulator *a, uint32_t node)
@@ -562,28 +544,37 @@ static void expire(struct accumulator *a, uint32_t node)
 	fail(a, node, failure.status, failure.text);
 }
 
-void accumulate_expired(struct job *job, uint64_t now)
+/* Answers whom it can; fails those who have waited for too long. */
+void accumulate_visit(struct job *job, struct list *link, uint64_t now_ns)
 {
-	struct accumulator *a;
+	struct accumulator *a = container_of(link, struct accumulator, link);
 
-	list_for_each (a, &job->accumulators, link)
-		for (uint32_t i = 0; i < job->n_nodes; i++)
-			if (a->nodes[i].added && a->nodes[i].since_ns + timeout_ns(job) <= now)
-				expire(a, i);
+	if (told_is_complete(job))
+		told(a);
+	if (job->state != JOB_RUNNING)
+		return;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		uint64_t deadline_ns = a->nodes[i].since_ns + timeout_ns(job);
+
+		if (!a->nodes[i].added)
+			continue;
+		if (deadline_ns <= now_ns)
+			expire(a, i);
+		else
+			sweep_until(job, deadline_ns);
+	}
 }
 
-void accumulate_end(struct job *job)
+void accumulate_end(struct job *job, struct list *link)
 {
-	struct accumulator *a, *tmp;
+	struct accumulator *a = container_of(link, struct accumulator, link);
 
-	list_for_each_safe (a, tmp, &job->accumulators, link) {
-		a->tensor = NULL;
-		for (uint32_t i = 0; i < job->n_nodes; i++)
-			if (a->nodes[i].delivery && !a->nodes[i].summing)
-				fail(a, i, job->failure.status, job->failure.text);
-		if (!a->busy)
-			(void)accumulator_free(a);
-	}
+	a->tensor = NULL;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (a->nodes[i].delivery && !a->nodes[i].summing)
+			fail(a, i, job->failure.status, job->failure.text);
+	if (!a->busy)
+		(void)accumulator_free(a);
 }
 
 void accumulate_free(struct job *job)

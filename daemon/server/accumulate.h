@@ -18,17 +18,12 @@ struct tensor;
 void accumulate_contribute(struct tensor *tensor, struct delivery *delivery);
 /* An offer of a sum, before all nodes have made theirs: the newest is the one. Returns 0, QUOTA_E_FULL, -EPROTO or -ENOMEM. */
 int accumulate_offer(struct tensor *tensor, const struct delivery *delivery);
-/* All nodes have: what has waited for that is added, unless it is in it. May end the job. */
-void accumulate_told(struct job *job);
 /* A node has given up its round: what has not been added yet is not added. */
 void accumulate_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round,
 			const struct failure *failure);
-/* A node has left: nobody waits for it any more. */
-void accumulate_left(struct job *job);
-/* When the first that waits has waited for too long; CLOCK_NEVER: none waits. */
-uint64_t accumulate_deadline(const struct job *job);
-void accumulate_expired(struct job *job, uint64_t now);
-/* The job is over: fails what waits, and frees all but what is being summed. */
-void accumulate_end(struct job *job);
+/* For the sweep: one of job->accumulators, when nodes may have left, all have made their offers, and time has passed. May end the job. */
+void accumulate_visit(struct job *job, struct list *link, uint64_t now_ns);
+/* The job is over: fails what waits, and frees it unless it is being summed. */
+void accumulate_end(struct job *job, struct list *link);
 /* The rest, when the pool is gone. */
 void accumulate_free(struct job *job);

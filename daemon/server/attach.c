@@ -19,8 +19,8 @@
 
 const char *attach_differs(const struct job *job, const struct attach *attach)
 {
-	if (strcmp(job->name, attach->job))
-		return "name";
+	if (!job_is(job, attach->job, attach->secret_digest))
+		return "name or owner";
 	if (job->size != attach->size)
 		return "size";
 	if (job->n_nodes != attach->n_nodes)
@@ -53,13 +53,22 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	_cleanup_(job_freep) struct job *job = NULL;
 	int r;
 
-	r = job_new(server, attach->job, attach->size, attach->n_nodes, &job, failure);
+	r = job_new(
+		server,
+		&(struct job_params){ attach->job, attach->size, attach->n_nodes, attach->account },
+		&job, failure);
+	if (!r)
+		r = job_charge(job, attach->n_moves * sizeof(job->moves[0]) + attach->joined_len,
+			       failure);
 	if (r)
 		return r;
 	job->request_timeout_ms = attach->request_timeout_ms;
 	job->stragglers = attach->stragglers;
 	job->since_ns = clock_now_ns();
-	/* Elsewhere than at the home every job begins so: whether it has begun before, only its nodes know. */
+	/*
+	 * Elsewhere than at the home every job begins so: whether it has begun before, only its
+	 * nodes know.
+	 */
 	job->resume = job->fresh = attach->resume;
 	job->elastic = attach->elastic;
 	job->lost_timeout_ms = attach->lost_timeout_ms;
@@ -70,6 +79,7 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	job->max_ranks = attach->max_ranks;
 	job->view_digest = attach->view_digest;
 	memcpy(job->secret_digest, attach->secret_digest, SECRET_DIGEST_LEN);
+	job->user = attach->user;
 	memcpy(job->node_of_rank, attach->node_of_rank, job->size * sizeof(job->node_of_rank[0]));
 	job->own_number = attach->server;
 	job->added = attach->added;
@@ -85,7 +95,10 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 		r = error_origin(-ENOMEM);
 	if (!r)
 		r = job_start(job, number);
-	/* A node that was lost before this server knew of the job is not waited for longer than one that it has seen. */
+	/*
+	 * A node that was lost before this server knew of the job is not waited for longer than one
+	 * that it has seen.
+	 */
 	if (!r)
 		r = attach_expect(job, job->elastic ? MAX(job->lost_timeout_ms, ELASTIC_ATTACH_MS)
 						    : job->request_timeout_ms);
@@ -105,9 +118,9 @@ static void leave_older(struct job *job, const struct peer *peer)
 }
 
 /*
- * A node that attaches with a new number has ended its part in the older run of the job; should that news have missed
- * this server, the older run would stay here for ever. Where the ranks of an elastic job have regrouped, that node has left it:
- * others are still to hear of it.
+ * A node that attaches with a new number has ended its part in the older run of the job; should
+ * that news have missed this server, the older run would stay here for ever. Where the ranks of an
+ * elastic job have regrouped, that node has left it: others are still to hear of it.
  */
 static void end_older(struct server *server, uint64_t number, const struct attach *attach,
 		      const struct peer *peer)
@@ -119,7 +132,7 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 		struct job_node *node;
 
 		if (job->state != JOB_RUNNING || job->number == number ||
-		    strcmp(job->name, attach->job) || job->regroups == number)
+		    !job_is(job, attach->job, attach->secret_digest) || job->regroups == number)
 			continue;
 		if (job->elastic && attach->elastic) {
 			leave_older(job, peer);
@@ -139,13 +152,13 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 }
 
 /* A run of an elastic job that not all nodes have left yet, for the next. */
-static struct job *find_older(struct server *server, const char *name)
+static struct job *find_older(struct server *server, const struct attach *attach)
 {
 	struct job *job;
 
 	list_for_each (job, &server->jobs, link)
 		if (job->state == JOB_RUNNING && job->elastic && !job->succeeded &&
-		    !strcmp(job->name, name))
+		    job_is(job, attach->job, attach->secret_digest))
 			return job;
 	return NULL;
 }
@@ -155,11 +168,19 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 		       const struct attach *attach, struct job **ret_job, struct failure *failure)
 {
 	uint64_t number = delivery->header.job;
-	/* A node may have missed that its run is over, and to hear of the next it has to be in it. */
-	const struct failure *over = heir_of(server, number) ? NULL : job_over(server, number);
+	/*
+	 * A node may have missed that its run is over, and to hear of the next it has to be in it.
+	 */
+	bool has_heir = heir_of(server, number);
+	const struct failure *over = has_heir ? NULL : job_over(server, number);
+	const struct failure *heard = job_over_heard(server, number, attach->secret_digest);
 	struct job *job = job_find(server, number);
 	const char *what;
 
+	if (heard && !job && !has_heir) {
+		*failure = *heard;
+		return failure->status;
+	}
 	if (over && ((attach->asks_back && server->draining) || !job_over_return(server, number))) {
 		*failure = *over;
 		return failure->status;
@@ -170,7 +191,7 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 	if (!job && attach->asks_back && server->draining)
 		return failure_set(failure, -ESHUTDOWN, "job %s: this server drains", attach->job);
 	if (!job) {
-		struct job *older = attach->elastic ? find_older(server, attach->job) : NULL;
+		struct job *older = attach->elastic ? find_older(server, attach) : NULL;
 		bool yielded = older && job_yield(older);
 		int r = attach_new(server, number, attach, ret_job, failure);
 
@@ -204,7 +225,10 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 {
 	struct job_node *node = &job->nodes[attach->node];
 
-	/* Who has the node's number of the run may take the place of one that was lost, or will soon be seen to be. */
+	/*
+	 * Who has the node's number of the run may take the place of one that was lost, or will
+	 * soon be seen to be.
+	 */
 	bool again = job->resume && node->instance && node->instance == attach->instance;
 	/* Or who begins once more, as its process ended before any of its ranks could: rejoin.c. */
 	bool anew = job->resume && attach->begins && !node->spoke && (!job->home || again);
@@ -247,7 +271,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 
 void attach_call(struct server *server, struct delivery *delivery)
 {
-	_cleanup_(freep) struct attach *attach = NULL;
+	_cleanup_(attach_freep) struct attach *attach = NULL;
 	struct data_header answer = { .op = DATA_OK, .job = delivery->header.job };
 	_cleanup_(freep) void *data = NULL;
 	struct failure failure = { 0 };
@@ -256,6 +280,9 @@ void attach_call(struct server *server, struct delivery *delivery)
 	int r;
 
 	r = attach_decode(delivery->payload, delivery->header.len, &attach, &failure);
+	if (!r)
+		r = charge_account(server, delivery->peer, attach->user, &attach->account,
+				   &failure);
 	if (r) {
 		delivery_fail(delivery, r, failure.text);
 		return;
@@ -318,8 +345,8 @@ int attach_expect(struct job *job, uint64_t timeout_ms)
 }
 
 /*
- * A node that was here to join, or was said to be, has not come. Where all others have left, it may have been lost
- * without this server's knowledge: nothing is to be said then.
+ * A node that was here to join, or was said to be, has not come. Where all others have left, it may
+ * have been lost without this server's knowledge: nothing is to be said then.
  */
 void attach_expired(struct job *job)
 {

@@ -8,7 +8,10 @@
 #include "base/clock.h"
 #include <stdio.h>
 
-/* Tensors start on these boundaries of the job's virtual space: aligned, yet small ones still share a stripe. */
+/*
+ * Tensors start on these boundaries of the job's virtual space: aligned, yet small ones still share
+ * a stripe.
+ */
 #define START_ALIGN 64
 
 struct said {
@@ -27,7 +30,10 @@ struct declaring {
 };
 
 struct declared {
+	struct list link;	/* in job->declarations */
 	struct map_entry entry; /* by name */
+	struct map_entry named; /* by key, once it has one: is_named */
+	bool is_named;
 	char *name;
 	unsigned dtype;
 	uint64_t elements;
@@ -40,9 +46,9 @@ static struct declared *declared_free(struct declared *declared)
 {
 	if (!declared)
 		return NULL;
-	free(declared->declaring);
-	free(declared->name);
-	free(declared);
+	(void)held_free(declared->declaring);
+	(void)held_free(declared->name);
+	(void)held_free(declared);
 	return NULL;
 }
 DEFINE_CLEANUP(struct declared *, declared_free)
@@ -60,11 +66,20 @@ static struct declared *declared_find(const struct job *job, const char *name)
 	return NULL;
 }
 
+/* It is not under way any more. */
+static void declaring_remove(struct job *job, struct declaring *declaring)
+{
+	sweep_leave(job, &declaring->link);
+	list_remove(&declaring->link);
+}
+
 static void declared_remove(struct job *job, struct declared *declared)
 {
 	map_remove(&job->declared, &declared->entry);
 	if (declared->declaring)
-		list_remove(&declared->declaring->link);
+		declaring_remove(job, declared->declaring);
+	sweep_leave(job, &declared->link);
+	list_remove(&declared->link);
 	job->n_declared--;
 	(void)declared_free(declared);
 }
@@ -77,18 +92,23 @@ static uint64_t timeout_ns(const struct job *job)
 static int declared_new(struct job *job, const struct declare *declare,
 			struct declared **ret_declared)
 {
-	_cleanup_(declared_freep) struct declared *declared = calloc(1, sizeof(*declared));
+	struct quota *quota = job_memory(job);
+	_cleanup_(declared_freep) struct declared *declared = held_new(quota, sizeof(*declared));
+	size_t len = strlen(declare->name) + 1;
 	struct declaring *declaring;
 	uint64_t now = clock_now_ns();
 	int r;
 
-	if (!declared)
-		return error_origin(-ENOMEM);
-	declared->name = strdup(declare->name);
-	declaring = calloc(1, sizeof(*declaring) + job->n_nodes * sizeof(declaring->nodes[0]));
+	if (declared)
+		declared->name = held_new(quota, len);
+	if (!declared || !declared->name)
+		return error_origin(-errno);
+	declaring =
+		held_new(quota, sizeof(*declaring) + job->n_nodes * sizeof(declaring->nodes[0]));
+	if (!declaring)
+		return error_origin(-errno);
 	declared->declaring = declaring;
-	if (!declared->name || !declaring)
-		return error_origin(-ENOMEM);
+	memcpy(declared->name, declare->name, len);
 
 	declared->dtype = declare->dtype;
 	declared->elements = declare->elements;
@@ -104,6 +124,7 @@ static int declared_new(struct job *job, const struct declare *declare,
 	if (r)
 		return error_trace(r);
 	list_push_back(&job->declaring, &declaring->link);
+	list_push_back(&job->declarations, &declared->link);
 	job->n_declared++;
 	*ret_declared = TAKE_PTR(declared);
 	return 0;
@@ -148,16 +169,25 @@ static void answer_waiting(struct job *job, struct declaring *declaring,
 	}
 }
 
-/* The failure stays for those who come later; once every node knows it, the tensor may be declared again. */
+/*
+ * The failure stays for those who come later; once every node knows it, the tensor may be declared
+ * again.
+ */
 static void declare_fail(struct job *job, struct declared *declared, const struct failure *failure)
 {
 	struct declaring *declaring = declared->declaring;
 
 	declaring->failure = *failure;
-	list_remove(&declaring->link);
+	declaring_remove(job, declaring);
 	answer_waiting(job, declaring, failure);
 	if (declaring->n_said == job->n_nodes)
 		declared_remove(job, declared);
+}
+
+/* Without memory for it, errors say its number. */
+static void name_key(struct job *job, struct declared *declared)
+{
+	declared->is_named = !map_add(&job->named, declared->key, &declared->named);
 }
 
 static void declare_answer(const struct declared *declared, struct delivery *delivery)
@@ -194,15 +224,16 @@ static void declare_complete(struct job *job, struct declared *declared)
 {
 	struct declaring *declaring = TAKE_PTR(declared->declaring);
 
-	list_remove(&declaring->link);
+	declaring_remove(job, declaring);
 	declared->key = job->next_key++;
 	declared->start = job->next_start;
+	name_key(job, declared);
 	/* Wraps round after 2^64 bytes: positions only choose servers. */
 	job->next_start += bytes_of(job, declared);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (declaring->nodes[i].waiting)
 			declare_answer(declared, declaring->nodes[i].waiting);
-	free(declaring);
+	(void)held_free(declaring);
 }
 
 /* It was agreed on before this process began. */
@@ -210,9 +241,10 @@ static void declare_again(struct job *job, struct declared *declared, const stru
 {
 	struct declaring *declaring = TAKE_PTR(declared->declaring);
 
-	list_remove(&declaring->link);
+	declaring_remove(job, declaring);
 	declared->key = declare->key;
 	declared->start = declare->start;
+	name_key(job, declared);
 	job->next_key = MAX(job->next_key, declare->key + 1);
 	job->next_start = MAX(job->next_start, declare->start + bytes_of(job, declared));
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
@@ -221,7 +253,7 @@ static void declare_again(struct job *job, struct declared *declared, const stru
 		if (waiting)
 			declare_answer(declared, waiting);
 	}
-	free(declaring);
+	(void)held_free(declaring);
 }
 
 /* Whether ranks that this tensor still needs have left the job; then failure says so. */
@@ -302,10 +334,13 @@ void declare_call(struct job *job, struct delivery *delivery)
 	declared = declared_find(job, declare.name);
 	if (!declared) {
 		r = declare_room(job, &failure);
-		if (!r)
+		if (!r) {
 			r = declared_new(job, &declare, &declared);
+			if (r)
+				(void)job_no_memory(job, r, &failure);
+		}
 		if (r) {
-			refuse(delivery, r, "%s", *failure.text ? failure.text : strerror(-r));
+			delivery_fail(delivery, r, failure.text);
 			return;
 		}
 	}
@@ -320,74 +355,68 @@ void declare_call(struct job *job, struct delivery *delivery)
 		declare_answer(declared, delivery);
 }
 
-void declare_left(struct job *job)
+static void expire(struct job *job, const struct declaring *declaring)
 {
 	struct failure failure = { 0 };
-	struct declaring *declaring, *tmp;
+	struct seconds_text seconds;
+	struct ranks_text missing;
+	const char *text;
 
-	list_for_each_safe (declaring, tmp, &job->declaring, link) {
-		if (left_without(job, declaring->declared, &failure) && !elastic_without_left(job))
+	ranks_init(&missing);
+	for (uint32_t i = 0; i < job->size; i++) {
+		if (!declaring->nodes[job->node_of_rank[i]].said)
+			ranks_add(&missing, i);
+	}
+	text = ranks_end(&missing);
+	(void)failure_set(&failure, -ETIMEDOUT,
+			  "job %s: tensor %s: %s %s not declared it within %s s", job->name,
+			  declaring->declared->name, text, ranks_have(&missing),
+			  job_seconds_text(job->request_timeout_ms, &seconds));
+	declare_fail(job, declaring->declared, &failure);
+}
+
+void declare_visit(struct job *job, struct list *link, uint64_t now_ns)
+{
+	struct declaring *declaring = container_of(link, struct declaring, link);
+	uint64_t deadline_ns = declaring->since_ns + timeout_ns(job);
+	struct failure failure;
+
+	if (job->n_left && !job->sweep.asked && left_without(job, declaring->declared, &failure)) {
+		job->sweep.asked = elastic_without_left(job);
+		if (!job->sweep.asked) {
 			declare_fail(job, declaring->declared, &failure);
-	}
-}
-
-uint64_t declare_deadline(const struct job *job)
-{
-	const struct declaring *oldest = list_first(&job->declaring, struct declaring, link);
-
-	return oldest ? oldest->since_ns + timeout_ns(job) : CLOCK_NEVER;
-}
-
-void declare_expired(struct job *job, uint64_t now)
-{
-	struct failure failure = { 0 };
-
-	while (declare_deadline(job) <= now) {
-		struct declaring *oldest = list_first(&job->declaring, struct declaring, link);
-		struct seconds_text seconds;
-		struct ranks_text missing;
-		const char *text;
-
-		ranks_init(&missing);
-		for (uint32_t i = 0; i < job->size; i++) {
-			if (!oldest->nodes[job->node_of_rank[i]].said)
-				ranks_add(&missing, i);
+			return;
 		}
-		text = ranks_end(&missing);
-		(void)failure_set(&failure, -ETIMEDOUT,
-				  "job %s: tensor %s: %s %s not declared it within %s s", job->name,
-				  oldest->declared->name, text, ranks_have(&missing),
-				  job_seconds_text(job->request_timeout_ms, &seconds));
-		declare_fail(job, oldest->declared, &failure);
 	}
+	if (deadline_ns <= now_ns)
+		expire(job, declaring);
+	else
+		sweep_until(job, deadline_ns);
 }
 
-void declare_end(struct job *job)
+void declare_end(struct job *job, struct list *link)
 {
-	struct map_entry *entry, *next;
+	answer_waiting(job, container_of(link, struct declaring, link), &job->failure);
+	list_remove(link);
+}
 
-	for (entry = map_first(&job->declared); entry; entry = next) {
-		struct declared *declared = container_of(entry, struct declared, entry);
+void declaration_end(struct job *job, struct list *link)
+{
+	struct declared *declared = container_of(link, struct declared, link);
 
-		next = map_next(&job->declared, entry);
-		if (declared->declaring) {
-			list_remove(&declared->declaring->link);
-			answer_waiting(job, declared->declaring, &job->failure);
-		}
-		(void)declared_free(declared);
-	}
-	map_done(&job->declared);
+	/* It has failed, and not all nodes know. */
+	if (declared->declaring)
+		answer_waiting(job, declared->declaring, &job->failure);
+	map_remove(&job->declared, &declared->entry);
+	if (declared->is_named)
+		map_remove(&job->named, &declared->named);
+	list_remove(link);
+	(void)declared_free(declared);
 }
 
 const char *declare_name_of(const struct job *job, uint64_t key)
 {
-	struct map_entry *entry;
+	const struct map_entry *entry = map_find(&job->named, key);
 
-	map_for_each (entry, &job->declared) {
-		struct declared *declared = container_of(entry, struct declared, entry);
-
-		if (declared->key == key)
-			return declared->name;
-	}
-	return NULL;
+	return entry ? container_of(entry, struct declared, named)->name : NULL;
 }

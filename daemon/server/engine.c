@@ -114,8 +114,8 @@ static bool anyone_wants(const struct slot *slot)
 }
 
 /*
- * Memory of a node of this process that keeps the result, which is then kept before anybody has it. Not where it comes with more
- * than itself, or is sent by RDMA, which knows our own blocks.
+ * Memory of a node of this process that keeps the result, which is then kept before anybody has it.
+ * Not where it comes with more than itself, or is sent by RDMA, which knows our own blocks.
  */
 static struct block *borrow(struct slot *slot)
 {
@@ -137,7 +137,10 @@ static struct block *borrow(struct slot *slot)
 	return slot->result;
 }
 
-/* A contribution's, which is read for the sum anyway. Not where what was contributed may be asked for later, or the result is longer. */
+/*
+ * A contribution's, which is read for the sum anyway. Not where what was contributed may be asked
+ * for later, or the result is longer.
+ */
 static struct block *share(struct slot *slot)
 {
 	struct job *job = slot->job;
@@ -152,8 +155,8 @@ static struct block *share(struct slot *slot)
 }
 
 /*
- * Where the result comes from. Sets slot->result, and slot->copy_from or the sum's parameters if it has yet to be made.
- * Returns 0, QUOTA_E_FULL, or -ENOMEM.
+ * Where the result comes from. Sets slot->result, and slot->copy_from or the sum's parameters if it
+ * has yet to be made. Returns 0, QUOTA_E_FULL, or -ENOMEM.
  */
 static int prepare(struct slot *slot, bool *ret_made)
 {
@@ -234,6 +237,8 @@ void engine_start(struct slot *slot)
 	}
 	if (set_reduces(&slot->header))
 		bytes *= job->n_nodes;
+	slot->task.flow = job->number;
+	slot->task.cost = bytes;
 	if (bytes > server->params.inline_bytes && !pool_post(server->params.pool, &slot->task))
 		return;
 	engine_run(&slot->task);

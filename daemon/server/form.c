@@ -27,30 +27,35 @@ static const char *speaker(const struct join *join, struct speaker *ret_speaker)
 	return ret_speaker->text;
 }
 
-/* Takes the same time whatever differs: a guesser learns nothing from it. */
-static bool digest_equal(const uint8_t *a, const uint8_t *b)
-{
-	unsigned differs = 0;
-
-	for (size_t i = 0; i < SECRET_DIGEST_LEN; i++)
-		differs |= a[i] ^ b[i];
-	return !differs;
-}
-
-bool form_secret_fits(const struct job *job, const struct join *join)
-{
-	return digest_equal(job->secret_digest, join->secret_digest);
-}
-
-static struct job *form_find(struct server *server, const char *name)
+static struct job *form_find(struct server *server, const struct join *join)
 {
 	struct job *job;
 
 	list_for_each (job, &server->jobs, link) {
-		if (job->home && job->state != JOB_OVER && !strcmp(job->name, name))
+		if (job->home && job->state != JOB_OVER &&
+		    job_is(job, join->job, join->secret_digest))
 			return job;
 	}
 	return NULL;
+}
+
+/*
+ * Of one whose ranks have not come: the same user has a job of that name with another secret, which
+ * is mistyped, most likely. Other users' jobs of that name are none of this one's business, and it
+ * hears nothing of them.
+ */
+static const char *form_hint(const struct job *job)
+{
+	struct job *other;
+
+	list_for_each (other, &job->server->jobs, link) {
+		if (other != job && other->home && other->state != JOB_OVER &&
+		    other->user != USER_NONE && other->user == job->user &&
+		    !strcmp(other->name, job->name) &&
+		    !job_is(other, job->name, job->secret_digest))
+			return "; this user has a job of that name with another secret";
+	}
+	return "";
 }
 
 /* Any node that has joined: all that have agree. */
@@ -169,8 +174,8 @@ static const char *join_text(const struct join *join, struct ranks_text *ret_ran
 }
 
 /*
- * Another daemon with the number of a node that is here: a daemon that has restarted has the same ranks, a wrong number
- * given to a second machine has others.
+ * Another daemon with the number of a node that is here: a daemon that has restarted has the same
+ * ranks, a wrong number given to a second machine has others.
  */
 static int check_node(const struct job *job, const struct join *join, const struct peer *peer,
 		      struct failure *failure)
@@ -222,7 +227,10 @@ static int check_local_sizes(const struct job *job, const struct join *join,
 	return 0;
 }
 
-/* The view it was opened in, as this daemon knows it, or is told by ranks that regroup; NULL and failure if it does not, or not the same. */
+/*
+ * The view it was opened in, as this daemon knows it, or is told by ranks that regroup; NULL and
+ * failure if it does not, or not the same.
+ */
 static const struct view *form_view(struct server *server, const struct join *join,
 				    struct failure *failure)
 {
@@ -260,8 +268,9 @@ static uint32_t part_bytes_of(uint32_t asked)
 #define PART_BYTES_AUTO_MAX (512u << 10)
 
 /*
- * Of a job that leaves it to us: large enough that what is done for each part is little beside its bytes, small enough that
- * servers stay in step, and that what is urgent comes soon. By what has been seen of the link, else by what the operator says.
+ * Of a job that leaves it to us: large enough that what is done for each part is little beside its
+ * bytes, small enough that servers stay in step, and that what is urgent comes soon. By what has
+ * been seen of the link, else by what the operator says.
  */
 static uint32_t part_bytes_by_link(const struct server *server, const struct view *view)
 {
@@ -291,11 +300,14 @@ static int form_new(struct server *server, const struct join *join, struct job *
 
 	if (!form_view(server, join, failure))
 		return failure->status;
-	r = job_new(server, join->job, join->size, join->n_nodes, &job, failure);
+	r = job_new(server,
+		    &(struct job_params){ join->job, join->size, join->n_nodes, join->account },
+		    &job, failure);
 	if (r)
 		return r;
 	job->home = true;
 	memcpy(job->secret_digest, join->secret_digest, SECRET_DIGEST_LEN);
+	job->user = join->user;
 	job->epoch = join->epoch;
 	job->view_digest = join->view_digest;
 	job->asked_part_bytes = join->part_bytes;
@@ -337,7 +349,10 @@ static uint32_t number_in_view(const struct view *view, const struct join *join)
 	return 0;
 }
 
-/* Now that all are here: that tells how fast the link is where nothing else did, as they have connected (transport_params.probes). */
+/*
+ * Now that all are here: that tells how fast the link is where nothing else did, as they have
+ * connected (transport_params.probes).
+ */
 static void form_parts(struct job *job, const struct view *view)
 {
 	uint32_t asked =
@@ -476,6 +491,9 @@ int form_finish(struct job *job, struct failure *failure)
 	}
 	if (r)
 		return failure_set(failure, r, "job %s: %s", job->name, strerror(-r));
+	r = job->resume ? job_charge(job, len, failure) : 0;
+	if (r)
+		return r;
 	form_answer(job, data, len);
 	job->joined = job->resume ? TAKE_PTR(data) : NULL;
 	job->joined_len = len;
@@ -496,7 +514,10 @@ static int form_check(const struct job *job, const struct join *join, const stru
 	return r;
 }
 
-/* A node's JOIN becomes its newest one. What does not fit the others makes the job impossible for all. */
+/*
+ * A node's JOIN becomes its newest one. What does not fit the others makes the job impossible for
+ * all.
+ */
 static void form_add(struct job *job, struct join *join, struct delivery *delivery)
 {
 	struct failure failure = { 0 };
@@ -527,7 +548,10 @@ static void form_add(struct job *job, struct join *join, struct delivery *delive
 		job_fail(job, &failure, NULL);
 }
 
-/* A JOIN for a job that runs: late, or the beginning of the next run. Returns true when it was answered. */
+/*
+ * A JOIN for a job that runs: late, or the beginning of the next run. Returns true when it was
+ * answered.
+ */
 static bool form_anew(struct job *job, const struct join *join, struct delivery *delivery)
 {
 	struct failure failure = { 0 };
@@ -553,7 +577,10 @@ static bool form_anew(struct job *job, const struct join *join, struct delivery 
 	return false;
 }
 
-/* The same for one that is forming: an older JOIN that was overtaken, or one that takes the node's own back. */
+/*
+ * The same for one that is forming: an older JOIN that was overtaken, or one that takes the node's
+ * own back.
+ */
 static bool form_older(struct job *job, const struct join *join, struct delivery *delivery)
 {
 	struct job_node *node;
@@ -576,7 +603,10 @@ static bool form_older(struct job *job, const struct join *join, struct delivery
 	return true;
 }
 
-/* Whether the only node here begins again, perhaps with another idea of the job: then nothing binds it. */
+/*
+ * Whether the only node here begins again, perhaps with another idea of the job: then nothing binds
+ * it.
+ */
 static bool form_is_fresh(const struct job *job, const struct join *join, const struct peer *peer)
 {
 	const struct join *only = form_reference(job);
@@ -589,11 +619,16 @@ static bool form_is_fresh(const struct job *job, const struct join *join, const 
 void form_join(struct server *server, struct delivery *delivery)
 {
 	_cleanup_(join_freep) struct join *join = NULL;
+	struct account *account = NULL;
 	struct failure failure = { 0 };
 	struct job *job;
 	int r;
 
 	r = join_decode(delivery->payload, delivery->header.len, &join, &failure);
+	if (!r)
+		r = charge_account(server, delivery->peer, join->user, &account, &failure);
+	if (!r)
+		r = join_charge(join, account, &failure);
 	if (r) {
 		delivery_fail(delivery, r, failure.text);
 		return;
@@ -606,11 +641,7 @@ void form_join(struct server *server, struct delivery *delivery)
 		guest_join(server, TAKE_PTR(join), delivery);
 		return;
 	}
-	job = form_find(server, join->job);
-	if (job && !form_secret_fits(job, join)) {
-		refuse(delivery, -EACCES, "job %s: wrong secret", job->name);
-		return;
-	}
+	job = form_find(server, join);
 	if (job && job->state == JOB_RUNNING) {
 		if (form_anew(job, join, delivery))
 			return;
@@ -650,10 +681,10 @@ void form_expired(struct job *job)
 	}
 	text = ranks_end(&missing);
 	(void)failure_set(&failure, -ETIMEDOUT,
-			  "job %s: %s %s not joined within %s s (%u of %u ranks are here)",
+			  "job %s: %s %s not joined within %s s (%u of %u ranks are here)%s",
 			  job->name, text, ranks_have(&missing),
 			  job_seconds_text(job->join_timeout_ms, &seconds), job->size - missing.n,
-			  job->size);
+			  job->size, form_hint(job));
 	job_fail(job, &failure, NULL);
 }
 

@@ -20,7 +20,7 @@ void guest_free(struct guest *guest)
 {
 	list_remove(&guest->link);
 	(void)join_free(guest->join);
-	free(guest);
+	(void)held_free(guest);
 }
 
 static void forget(struct guest *guest, int status, const char *text)
@@ -65,8 +65,7 @@ static struct job *find_job(struct server *server, const struct join *join)
 
 	list_for_each (job, &server->jobs, link)
 		if (job->state == JOB_RUNNING && job->home && job->elastic && job->resume &&
-		    !strcmp(job->name, join->job) && form_secret_fits(job, join) &&
-		    !heir_of(server, job->number))
+		    job_is(job, join->job, join->secret_digest) && !heir_of(server, job->number))
 			return job;
 	return NULL;
 }
@@ -81,10 +80,10 @@ static bool is_member(const struct job *job, const struct peer *peer)
 
 static int guest_new(struct job *job, struct peer *peer, struct guest **ret_guest)
 {
-	struct guest *guest = calloc(1, sizeof(*guest));
+	struct guest *guest = held_new(job_memory(job), sizeof(*guest));
 
 	if (!guest)
-		return error_origin(-ENOMEM);
+		return error_origin(-errno);
 	guest->peer = peer;
 	list_push_back(&job->guests, &guest->link);
 	*ret_guest = guest;

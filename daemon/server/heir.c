@@ -46,7 +46,7 @@ void heir_tell(struct job *heir, const struct join *join, struct delivery *deliv
 
 	if (r == -ENOMEM)
 		refuse(delivery, r, "job %s: out of memory", heir->name);
-	else if (strcmp(heir->name, join->job))
+	else if (!job_is(heir, join->job, join->secret_digest))
 		refuse(delivery, -EPROTO, "job %s: the run that regroups is of job %s", join->job,
 		       heir->name);
 	else if (r || node >= heir->n_nodes || is_too_late(heir, node))
@@ -85,7 +85,7 @@ void heir_attached(struct job *heir)
 	struct job *old = heir->regroups ? job_find(heir->server, heir->regroups) : NULL;
 
 	/* A number from outside: what waits for another job is none of its. */
-	if (old && strcmp(old->name, heir->name))
+	if (old && !job_is(old, heir->name, heir->secret_digest))
 		old = NULL;
 	if (old)
 		tell_guests(heir, old);

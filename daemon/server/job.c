@@ -12,57 +12,66 @@
 #include "server/quorum.h"
 #include "server/round.h"
 #include "server/store.h"
+#include <endian.h>
 #include <stdio.h>
 
 #define GRACE_MS 1000
 
-/* All its deadlines are here; each handler deals with its own that have passed. */
+/*
+ * The soonest of its deadlines. While a sweep is under way those that it will have found are seen
+ * to at its end.
+ */
 static uint64_t job_deadline(const struct job *job)
 {
-	uint64_t at;
+	uint64_t at = CLOCK_NEVER;
 
 	if (job->state == JOB_FORMING)
 		return job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC;
-	at = MIN(declare_deadline(job), round_deadline(job));
+	if (!job->sweep.going)
+		at = job->sweep.again ? job->sweep.not_before_ns
+				      : MAX(job->sweep.next_ns, job->sweep.not_before_ns);
 	at = MIN(at, attach_lost_deadline(job));
-	at = MIN(at, accumulate_deadline(job));
-	at = MIN(at, quorum_deadline(job));
 	at = MIN(at, job->regroup_by_ns);
 	return MIN(at, job->attach_by_ns);
+}
+
+void job_wake(struct job *job)
+{
+	uint64_t at = job_deadline(job);
+	struct failure failure = { 0 };
+
+	if (at == CLOCK_NEVER || !job_wake_by(job, at))
+		return;
+	(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
+	job_fail(job, &failure, NULL);
+}
+
+static void expire(struct job *job, uint64_t now)
+{
+	sweep(job, SWEEP_TIME);
+	if (job->state == JOB_RUNNING && job->regroup_by_ns <= now)
+		regroup_expired(job);
+	if (job->state == JOB_RUNNING && job->attach_by_ns <= now)
+		attach_expired(job);
+	else if (job->state == JOB_RUNNING && attach_lost_deadline(job) <= now)
+		attach_lost_expired(job, now);
 }
 
 static void job_expired(struct loop_timer *timer)
 {
 	struct job *job = container_of(timer, struct job, timer);
-	struct failure failure = { 0 };
-	uint64_t now = clock_now_ns(), at;
+	uint64_t now = clock_now_ns();
 
 	if (job->state == JOB_FORMING && job_deadline(job) <= now) {
 		form_expired(job);
 		return;
 	}
-	if (job->state == JOB_RUNNING) {
-		declare_expired(job, now);
-		round_expired(job, now);
-		accumulate_expired(job, now);
-		if (!quorum_expired(job))
-			return;
-		if (job->regroup_by_ns <= now)
-			regroup_expired(job);
-		if (job->attach_by_ns <= now) {
-			attach_expired(job);
-			return;
-		}
-		if (attach_lost_deadline(job) <= now) {
-			attach_lost_expired(job, now);
-			return;
-		}
-	}
-	at = job_deadline(job);
-	if (at == CLOCK_NEVER || !job_wake_by(job, at))
-		return;
-	(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
-	job_fail(job, &failure, NULL);
+	job_hold(job);
+	if (job->state == JOB_RUNNING)
+		expire(job, now);
+	if (job->state != JOB_OVER)
+		job_wake(job);
+	job_let_go(job);
 }
 
 int job_wake_by(struct job *job, uint64_t at_ns)
@@ -77,22 +86,45 @@ uint64_t job_patience_ns(const struct job *job)
 	return (job->request_timeout_ms + GRACE_MS) * NSEC_PER_MSEC;
 }
 
-int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_nodes,
-	    struct job **ret_job, struct failure *failure)
+/* Maps charge for their buckets, bulk for what is taken of it. */
+static void job_set_account(struct job *job, struct account *account)
 {
+	struct map *const maps[] = { &job->declared, &job->named, &job->tensors, &job->far_slots,
+				     &job->far_rounds };
+
+	job->account = account_ref(account);
+	job->bulk.quota = job_memory(job);
+	for (unsigned i = 0; i < ARRAY_SIZE(maps); i++)
+		maps[i]->quota = job_memory(job);
+}
+
+int job_new(struct server *server, const struct job_params *params, struct job **ret_job,
+	    struct failure *failure)
+{
+	const char *name = params->name;
+	uint32_t size = params->size, n_nodes = params->n_nodes;
 	_cleanup_(job_freep) struct job *job = NULL;
+	int r;
 
 	if (server->n_jobs >= server->params.max_jobs)
 		return failure_set(failure, -EDQUOT,
 				   "job %s: this server has %u jobs already, its max_jobs", name,
 				   server->n_jobs);
 	job = calloc(1, sizeof(*job));
-	if (job) {
-		job->node_of_rank = malloc(size * sizeof(*job->node_of_rank));
-		job->nodes = calloc(n_nodes, sizeof(*job->nodes));
-		job->quota = job_quota_take(server->params.job_quota_bytes);
-	}
-	if (!job || !job->node_of_rank || !job->nodes || !job->quota)
+	if (!job)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", name);
+	(void)snprintf(job->name, sizeof(job->name), "%s", name);
+	job_set_account(job, params->account);
+	r = job_charge(job,
+		       sizeof(*job) + size * sizeof(*job->node_of_rank) +
+			       n_nodes * sizeof(*job->nodes) + arrivals_len(n_nodes),
+		       failure);
+	if (r)
+		return r;
+	job->node_of_rank = malloc(size * sizeof(*job->node_of_rank));
+	job->nodes = calloc(n_nodes, sizeof(*job->nodes));
+	job->quota = job_quota_take(server->params.job_quota_bytes);
+	if (!job->node_of_rank || !job->nodes || !job->quota)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", name);
 
 	job->server = server;
@@ -101,11 +133,14 @@ int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_n
 	job->attach_by_ns = CLOCK_NEVER;
 	job->regroup_by_ns = CLOCK_NEVER;
 	job->next_key = 1;
+	job->sweep.next_ns = CLOCK_NEVER;
 	job->timer.expired = job_expired;
 	for (uint32_t i = 0; i < size; i++)
 		job->node_of_rank[i] = NODE_NONE;
-	(void)snprintf(job->name, sizeof(job->name), "%s", name);
 	list_init(&job->declaring);
+	list_init(&job->declarations);
+	list_init(&job->parts);
+	list_init(&job->all_tensors);
 	list_init(&job->open);
 	list_init(&job->summing);
 	list_init(&job->held);
@@ -136,6 +171,7 @@ struct job *job_free(struct job *job)
 		return NULL;
 	if (job->server) {
 		loop_timer_cancel(&job->timer);
+		loop_abort(&job->sweep.chore);
 		keep_end(job);
 		list_remove(&job->link);
 		if (job->state == JOB_RUNNING)
@@ -148,7 +184,7 @@ struct job *job_free(struct job *job)
 		guest_free(list_first(&job->guests, struct guest, link));
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++) {
 		(void)join_free(job->nodes[i].join);
-		free(job->nodes[i].sent.slots);
+		(void)held_free(job->nodes[i].sent.slots);
 	}
 	job_quota_give(job->quota);
 	(void)arrivals_free(job->arrivals);
@@ -156,6 +192,8 @@ struct job *job_free(struct job *job)
 	free(job->node_of_rank);
 	free(job->moves);
 	free(job->joined);
+	account_release(job->account, ACCOUNT_MEMORY, job->charged);
+	(void)account_put(job->account);
 	free(job);
 	return NULL;
 }
@@ -166,7 +204,7 @@ bool job_yield(struct job *job)
 
 	list_for_each (other, &job->server->jobs, link)
 		if (other->state == JOB_RUNNING && other->succeeded &&
-		    !strcmp(other->name, job->name))
+		    job_is(other, job->name, job->secret_digest))
 			return false;
 	job->succeeded = true;
 	job->server->n_jobs--;
@@ -197,6 +235,16 @@ int job_start(struct job *job, uint64_t number)
 	return 0;
 }
 
+bool job_is(const struct job *job, const char *name, const uint8_t *secret_digest)
+{
+	unsigned differs = 0;
+
+	/* Takes the same time whatever differs: a guesser learns nothing from it. */
+	for (size_t i = 0; i < SECRET_DIGEST_LEN; i++)
+		differs |= job->secret_digest[i] ^ secret_digest[i];
+	return !differs && !strcmp(job->name, name);
+}
+
 struct job *job_find(struct server *server, uint64_t number)
 {
 	struct job *found = server->found;
@@ -218,6 +266,39 @@ const struct failure *job_over(const struct server *server, uint64_t number)
 			return &server->over[i].failure;
 	}
 	return NULL;
+}
+
+static void owner_of(const uint8_t *secret_digest, uint64_t owner[2])
+{
+	memcpy(owner, secret_digest, 2 * sizeof(owner[0]));
+	owner[0] = le64toh(owner[0]);
+	owner[1] = le64toh(owner[1]);
+}
+
+const struct failure *job_over_heard(const struct server *server, uint64_t number,
+				     const uint8_t *secret_digest)
+{
+	uint64_t owner[2];
+
+	owner_of(secret_digest, owner);
+	for (unsigned i = 0; number && i < SERVER_OVER; i++) {
+		const struct over *heard = &server->heard[i];
+
+		if (heard->number == number && heard->owner[0] == owner[0] &&
+		    heard->owner[1] == owner[1])
+			return &heard->failure;
+	}
+	return NULL;
+}
+
+void job_over_hear(struct server *server, const struct data_header *header,
+		   const struct failure *failure)
+{
+	server->heard[server->next_heard++ % SERVER_OVER] = (struct over){
+		.number = header->job,
+		.owner = { header->key, header->round },
+		.failure = *failure,
+	};
 }
 
 void job_over_remember(struct server *server, uint64_t number, const struct failure *failure)
@@ -278,9 +359,7 @@ void job_dismiss(struct job *job)
 		rejoin_end(&job->nodes[i], job->failure.status, job->failure.text);
 	}
 	guest_end(job);
-	declare_end(job);
-	store_end(job);
-	job_release(job);
+	sweep(job, 0);
 }
 
 static void tell(struct job *job, struct peer *peer)

@@ -4,6 +4,7 @@
  * have left, or when it asks for more than its quota; its number is then remembered for a while, so that what was under
  * way gets the reason. Control thread only.
  *
+ *	charge.c   who is charged for what it is made of
  *	form.c	   JOIN: nodes come, disagree, are late; the job gets its number and placement
  *	attach.c   ATTACH; who speaks for which node
  *	leave.c	   LEAVE, and LEFT, which others say of a node
@@ -20,10 +21,12 @@
  *	rows.c	   the same for push_pull_rows
  *	quorum.c   rounds that go on without all
  *	accumulate.c  sums that are kept, and for which nobody waits
+ *	sweep.c    what has happened to all of it
  *	told.c	   of a fresh job of these two kinds: whether all nodes have offered what they keep
  */
 #pragma once
 
+#include "base/account.h"
 #include "base/arrivals.h"
 #include "base/bulk.h"
 #include "base/error.h"
@@ -34,6 +37,7 @@
 #include "server/message.h"
 #include "server/ranks.h"
 #include "server/server.h"
+#include "server/sweep.h"
 
 #define NODE_NONE UINT32_MAX
 /* Jobs that are over and whose reason is still known. */
@@ -41,7 +45,9 @@
 
 struct over {
 	uint64_t number; /* 0: unused */
-	bool moved;	 /* goes on with other servers, and may come back */
+	uint64_t owner
+		[2]; /* who says so knows of the job's secret digest; of those that were not here */
+	bool moved;  /* goes on with other servers, and may come back */
 	struct failure failure;
 };
 
@@ -52,8 +58,9 @@ struct server {
 	struct job *found;  /* of them, the last that was looked up; or NULL */
 	unsigned n_jobs;    /* forming or running */
 	bool closed, draining;
-	struct over over[SERVER_OVER]; /* a ring */
-	unsigned next_over;
+	struct over over[SERVER_OVER];	/* a ring */
+	struct over heard[SERVER_OVER]; /* the same, of jobs that were not here */
+	unsigned next_over, next_heard;
 	struct metric bytes_summed, rounds, rounds_failed, late, carried, copied;
 	struct arrivals_spread spread; /* of nodes */
 };
@@ -111,6 +118,8 @@ struct job {
 	enum job_state state;
 	struct failure failure; /* once it is over */
 	char name[JOB_NAME_MAX + 1];
+	uint8_t secret_digest[SECRET_DIGEST_LEN]; /* whose it is */
+	uint32_t user;
 	uint64_t number; /* 0 while forming */
 	bool home;
 	uint32_t size, n_nodes;
@@ -121,26 +130,32 @@ struct job {
 	struct loop_timer timer; /* for the earliest of all deadlines, or earlier */
 
 	/* At the home. */
-	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint32_t epoch, part_bytes;
 	uint64_t view_digest;
 	uint64_t join_timeout_ms, since_ns; /* of the first JOIN */
 	uint32_t asked_part_bytes;
-	struct map declared; /* struct declared by name; see declare.c */
-	struct list declaring;
+	struct map declared,
+		named; /* struct declared by name, those that have one by key: declare.c */
+	struct list declaring, declarations; /* under way; all */
 	size_t n_declared;
 	uint64_t next_key, next_start;
 
 	/* What is held; see store.h. */
 	struct map tensors;
-	struct list open;		 /* slots that wait for contributions, oldest first */
-	struct list summing;		 /* slots whose set is complete */
-	struct list held;		 /* slots whose result is not all pulled; see rows.h */
-	struct list spare, spare_rounds; /* slots and rounds for reuse */
+	struct list open;		  /* slots that wait for contributions, oldest first */
+	struct list summing;		  /* slots whose set is complete */
+	struct list held;		  /* slots whose result is not all pulled; see rows.h */
+	struct list spare, spare_rounds;  /* slots and rounds for reuse */
+	struct map far_slots, far_rounds; /* behind STORE_NEAR others: store.c */
 	struct bulk bulk; /* these, and tensors and their parts, for the job's life */
 	size_t n_open, n_summing;
-	struct quota *quota;
+	struct list parts, all_tensors; /* all that there are */
+	struct sweep sweep;
+	struct quota *quota; /* contributions and results */
 	uint64_t charged_parts;
+	struct account *
+		account; /* what it is made of besides: whose peer's JOIN or ATTACH came first; NULL: nobody's */
+	uint64_t charged; /* to it, but for what is charged where it is */
 	uint32_t n_attached;
 	uint64_t attach_timeout_ms;
 	struct stragglers stragglers; /* with any, each rank is a node */
@@ -182,9 +197,15 @@ struct job {
 	struct arrivals *arrivals;  /* of nodes, while it runs; NULL: there is but one */
 };
 
-/* A job without nodes, in forming state. Returns 0, -EDQUOT with max_jobs reached, -ENOMEM; failure filled. */
-int job_new(struct server *server, const char *name, uint32_t size, uint32_t n_nodes,
-	    struct job **ret_job, struct failure *failure);
+struct job_params {
+	const char *name;
+	uint32_t size, n_nodes;
+	struct account *account; /* charged for it; or NULL */
+};
+
+/* A job without nodes, in forming state. Returns 0, -EDQUOT, -ENOMEM; failure filled. */
+int job_new(struct server *server, const struct job_params *params, struct job **ret_job,
+	    struct failure *failure);
 /* The run that follows it, here soon, takes its place among max_jobs. Returns false when another has. */
 bool job_yield(struct job *job);
 /* It does not follow after all. */
@@ -213,8 +234,30 @@ void job_release(struct job *job);
 void job_hold(struct job *job);
 void job_let_go(struct job *job);
 
+/*
+ * charge.c: the account of a peer: of where it is, whatever it calls itself; of our own process, the user's whose trainers it
+ * speaks for. Held until account_put(). Returns 0, with NULL where nobody is charged; or -ENOMEM with failure filled.
+ */
+int charge_account(const struct server *server, const struct peer *peer, uint32_t user,
+		   struct account **ret_account, struct failure *failure);
+/* Until the job is freed. Returns 0, or -EDQUOT with failure filled. */
+int job_charge(struct job *job, uint64_t amount, struct failure *failure);
+/* For held_new(), bulk_take() and maps; NULL: nobody. */
+static inline struct quota *job_memory(const struct job *job)
+{
+	return account_quota(job->account, ACCOUNT_MEMORY);
+}
+/* Words for these, and for other errors: those that say who has too much, where that is it. Returns r. */
+int job_no_memory(const struct job *job, int r, struct failure *failure);
+
 /* Why a job that is not here any more is over, or NULL. */
 const struct failure *job_over(const struct server *server, uint64_t number);
+/* The same of one that was not here, if who said so is of the job of this owner. */
+const struct failure *job_over_heard(const struct server *server, uint64_t number,
+				     const uint8_t *secret_digest);
+/* A DATA_FAIL_JOB of such a one. */
+void job_over_hear(struct server *server, const struct data_header *header,
+		   const struct failure *failure);
 void job_over_remember(struct server *server, uint64_t number, const struct failure *failure);
 /* It has only gone to other servers, and may come back. */
 void job_over_moved(struct server *server, uint64_t number);
@@ -229,12 +272,16 @@ const char *job_seconds_text(uint64_t ms, struct seconds_text *ret_text);
 
 /* Makes its timer expire at at_ns at the latest. Returns 0 or -ENOMEM. */
 int job_wake_by(struct job *job, uint64_t at_ns);
+/* By the soonest of its deadlines. Without memory the job ends. */
+void job_wake(struct job *job);
 /*
  * How long a node may keep the others waiting: beyond the job's request timeout, since an agent that waits for a local rank gives
  * up first, and drops it or says which it was, where this server could only name all ranks of the node.
  */
 uint64_t job_patience_ns(const struct job *job);
 
+/* Whether it is the job that its owner calls by this name. */
+bool job_is(const struct job *job, const char *name, const uint8_t *secret_digest);
 /* The node that peer speaks for, or NODE_NONE. */
 uint32_t job_node_of(const struct job *job, const struct peer *peer);
 /* "ranks 2, 3 (node 1)". */
@@ -246,7 +293,6 @@ const char *job_node_text(const struct job *job, uint32_t node, struct node_text
 /* Calls and what else happens, each in its file. Any of them may end the job. */
 void form_join(struct server *server, struct delivery *delivery);
 void form_expired(struct job *job);
-bool form_secret_fits(const struct job *job, const struct join *join);
 /* All nodes are here, and their joins kept: gives the job its number and placement, and answers. Returns 0 or -errno with words. */
 int form_finish(struct job *job, struct failure *failure);
 void regroup_expired(struct job *job);
@@ -351,10 +397,10 @@ int attach_lost_wake(struct job *job);
 /* Nodes that have joined, or will, have to attach within this time. Returns 0 or -ENOMEM. */
 int attach_expect(struct job *job, uint64_t timeout_ms);
 void declare_call(struct job *job, struct delivery *delivery);
-void declare_left(struct job *job);
-void declare_expired(struct job *job, uint64_t now);
-uint64_t declare_deadline(const struct job *job);
-void declare_end(struct job *job);
+/* For the sweep: one that is under way, when nodes may have left and time have passed; the job is over: the same, and any. */
+void declare_visit(struct job *job, struct list *link, uint64_t now_ns);
+void declare_end(struct job *job, struct list *link);
+void declaration_end(struct job *job, struct list *link);
 /* Name of a tensor declared here, or NULL. */
 const char *declare_name_of(const struct job *job, uint64_t key);
 

@@ -15,8 +15,8 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER; /* guards spare */
 static struct list spare = LIST_INIT(spare);
 
 /*
- * The last release of a charge still looks at quota->parent after it has brought used to 0: it finds the NULL that has
- * been there all along, since nothing but the limit is written here.
+ * The last release of a charge still looks at quota->parent after it has brought used to 0: it
+ * finds the NULL that has been there all along, since nothing but the limit is written here.
  */
 struct quota *job_quota_take(uint64_t limit)
 {

@@ -13,10 +13,13 @@
 #include "server/set.h"
 #include "server/told.h"
 
-/* Results that a node keeps although every node has them, before it is told so in a message of its own. */
+/*
+ * Results that a node keeps although every node has them, before it is told so in a message of its
+ * own.
+ */
 #define TELL_AFTER 16
 
-/* -- Numbers ------------------------------------------------------------------------------------------------------ */
+/* -- Numbers ----------------------------------------------------------------------------------- */
 
 static struct slot **sent_place(const struct sent *sent, uint32_t number)
 {
@@ -29,30 +32,30 @@ static void sent_advance(struct sent *sent)
 		sent->released++;
 }
 
-static int sent_grow(struct sent *sent)
+static int sent_grow(struct job *job, struct sent *sent)
 {
 	struct sent grown = *sent;
 
 	grown.capacity = sent->capacity ? 2 * sent->capacity : 64;
-	grown.slots = calloc(grown.capacity, sizeof(struct slot *));
+	grown.slots = held_new(job_memory(job), grown.capacity * sizeof(struct slot *));
 	if (!grown.slots)
-		return error_origin(-ENOMEM);
+		return error_origin(-errno);
 	for (uint32_t n = sent->released; n != sent->last; n++)
 		*sent_place(&grown, n + 1) = *sent_place(sent, n + 1);
-	free(sent->slots);
+	(void)held_free(sent->slots);
 	*sent = grown;
 	return 0;
 }
 
 /* The number under which a node is sent the slot's result. */
-static int sent_add(struct sent *sent, struct slot *slot, uint32_t *ret_number)
+static int sent_add(struct job *job, struct sent *sent, struct slot *slot, uint32_t *ret_number)
 {
 	int r;
 
 	if (sent->capacity)
 		sent_advance(sent);
 	if (sent->last - sent->released == sent->capacity) {
-		r = sent_grow(sent);
+		r = sent_grow(job, sent);
 		if (r)
 			return error_trace(r);
 	}
@@ -97,7 +100,10 @@ static void on_tell(struct mail *mail)
 	}
 }
 
-/* At the end of this turn of the loop: then it is often for many, and those that are answered meanwhile know it already. */
+/*
+ * At the end of this turn of the loop: then it is often for many, and those that are answered
+ * meanwhile know it already.
+ */
 static void tell(struct job *job)
 {
 	if (job->is_telling)
@@ -118,14 +124,14 @@ int keep_number(struct job *job, struct slot *slot, uint32_t *number, struct dat
 {
 	struct sent *sent = &job->nodes[header->node].sent;
 
-	if (!*number && sent_add(sent, slot, number))
+	if (!*number && sent_add(job, sent, slot, number))
 		return error_origin(-ENOMEM);
 	header->priority = (int32_t)*number;
 	header->status = (int32_t)all_have(sent);
 	return 0;
 }
 
-/* -- What is kept ------------------------------------------------------------------------------------------------- */
+/* -- What is kept ------------------------------------------------------------------------------ */
 
 void keep_answer(struct slot *slot, struct delivery *delivery)
 {
@@ -152,14 +158,18 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 		header->total = 1;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->resume && delivery->peer == node->peer) {
-		/* An answer that was lost with its connection comes again under its number, or those behind it would wait for it. */
+		/*
+		 * An answer that was lost with its connection comes again under its number, or
+		 * those behind it would wait for it.
+		 */
 		if (keep_number(job, slot, &slot->number[number], header)) {
 			refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
 			return;
 		}
+		quorum_count(slot);
 	}
 	FAILPOINT("server-result-answered");
-	delivery_answer_also(delivery, header, wants ? slot->result : NULL, &slot->check);
+	delivery_answer(delivery, header, wants ? slot->result : NULL, NULL);
 }
 
 static void answer_safe(struct slot *slot)
@@ -201,6 +211,7 @@ static bool slot_ack(struct slot *slot, uint32_t node)
 	if (!slot->acked[node]) {
 		slot->acked[node] = true;
 		slot->n_acked++;
+		quorum_count(slot);
 	}
 	if (!slot->safe && set_wants(slot->job, &slot->header, node) && is_safe(slot))
 		answer_safe(slot);
@@ -218,18 +229,21 @@ static void slot_keep(struct slot *slot)
 	struct job *job = slot->job;
 	uint64_t own = slot_len(job) + (slot->is_shared ? slot->header.part_len : 0);
 
-	list_remove(&slot->in_job);
-	list_push_back(&job->kept, &slot->in_job);
+	slot_move(slot, &job->kept);
 	job->n_summing--;
 	slot->held = slot->kept = true;
-	/* The contributions go, but for one that the result is in; else that is charged by itself. */
+	quorum_count(slot);
+	/*
+	 * The contributions go, but for one that the result is in; else that is charged by itself.
+	 */
 	quota_release(job->quota, slot->charged - own);
 	slot->charged = own;
 }
 
 /*
- * A node has come to a slot that is kept. Where not all need to, what it brings may be in no result yet, which is found out
- * once all nodes have offered theirs. Returns false when that has ended the job.
+ * A node has come to a slot that is kept. Where not all need to, what it brings may be in no result
+ * yet, which is found out once all nodes have offered theirs. Returns false when that has ended the
+ * job.
  */
 static bool answer_kept(struct slot *slot, struct delivery *delivery)
 {
@@ -295,8 +309,9 @@ void keep_finish(struct slot *slot)
 }
 
 /*
- * In the place of one that came before the node was lost, or its connection broke. Where several broke, the one that is here may be
- * the later: then its node, which waits for it, makes it once more.
+ * In the place of one that came before the node was lost, or its connection broke. Where several
+ * broke, the one that is here may be the later: then its node, which waits for it, makes it once
+ * more.
  */
 static void replace(struct slot *slot, struct delivery *delivery)
 {
@@ -365,9 +380,12 @@ void keep_fail(struct slot *slot, int status, const char *text)
 	}
 }
 
-/* -- What nodes say ----------------------------------------------------------------------------------------------- */
+/* -- What nodes say ---------------------------------------------------------------------------- */
 
-/* Nodes acknowledge many at once: slots that will be looked at are fetched, and before their turn what they lead to. */
+/*
+ * Nodes acknowledge many at once: slots that will be looked at are fetched, and before their turn
+ * what they lead to.
+ */
 static _fetches_ void fetch_sent(const struct sent *sent, uint32_t number)
 {
 	const struct slot *slot;
@@ -408,25 +426,42 @@ int keep_ack(struct job *job, uint32_t number, uint32_t acked)
 	return 0;
 }
 
-void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
+static void round_past(struct round *round, uint32_t node)
 {
-	struct round *round, *next;
 	struct slot *slot, *tmp;
 
-	if (tensor->past[node] >= number - 1)
+	/* Goes with its last slot, not under our feet. */
+	round->pinned = true;
+	list_for_each_safe (slot, tmp, &round->slots, in_round)
+		if (slot->kept && set_has(slot->job, &slot->header, node))
+			(void)slot_ack(slot, node);
+	rows_past(round, node);
+	round->pinned = false;
+	round_put(round);
+}
+
+/*
+ * Where there are many, those that it had passed before have been seen to: then, by a sweep, or
+ * when their results were made.
+ */
+void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
+{
+	uint64_t before = tensor->past[node];
+	struct round *round, *next;
+
+	if (before >= number - 1)
 		return;
 	tensor->past[node] = number - 1;
-	list_for_each_safe (round, next, &tensor->rounds, link) {
-		if (round->header.round >= number)
-			continue;
-		/* Goes with its last slot, not under our feet. */
-		round->pinned = true;
-		list_for_each_safe (slot, tmp, &round->slots, in_round)
-			if (slot->kept && set_has(slot->job, &slot->header, node))
-				(void)slot_ack(slot, node);
-		rows_past(round, node);
-		round->pinned = false;
-		round_put(round);
+	if (tensor->n_rounds <= STORE_NEAR) {
+		list_for_each_safe (round, next, &tensor->rounds, link)
+			if (round->header.round < number)
+				round_past(round, node);
+	} else if (number - 1 - before <= STORE_NEAR) {
+		while (++before < number)
+			if ((round = round_find(tensor, before)))
+				round_past(round, node);
+	} else {
+		sweep_later(tensor->job, SWEEP_NEWS);
 	}
 	tell(tensor->job);
 }
@@ -436,7 +471,10 @@ void keep_had(struct job *job, uint32_t node, const struct data_header *header)
 	struct tensor *tensor;
 	struct failure words;
 
-	/* Without memory it is known with the next round. It may come before what was offered, which then is for the others. */
+	/*
+	 * Without memory it is known with the next round. It may come before what was offered,
+	 * which then is for the others.
+	 */
 	if (header->root && job->resume && !tensor_get(job, NULL, header->key, &tensor, &words))
 		keep_past(tensor, node, header->round + 1);
 }
@@ -448,24 +486,49 @@ void keep_attached(struct job *job, uint32_t number)
 	for (uint32_t n = sent->released; n != sent->last; n++) {
 		struct slot *slot = *sent_place(sent, n + 1);
 
-		if (slot)
-			slot->number[number] = 0;
+		if (!slot)
+			continue;
+		slot->number[number] = 0;
+		quorum_count(slot);
 	}
-	free(sent->slots);
+	(void)held_free(sent->slots);
 	*sent = (struct sent){ 0 };
 }
 
-void keep_left(struct job *job, uint32_t node)
+/* What has waited for all nodes' offers. Returns false when that has ended the job. */
+static bool go_on(struct slot *slot)
 {
-	struct slot *slot, *tmp;
+	struct delivery *delivery;
 
-	list_for_each_safe (slot, tmp, &job->kept, in_job)
-		if (set_has(job, &slot->header, node))
-			(void)slot_ack(slot, node);
-	tell(job);
+	while (told_is_complete(slot->job) &&
+	       (delivery = list_first(&slot->again, struct delivery, link))) {
+		list_remove(&delivery->link);
+		keep_again(slot, delivery);
+		if (slot->job->state != JOB_RUNNING)
+			return false;
+	}
+	return true;
 }
 
-/* -- What nodes bring --------------------------------------------------------------------------------------------- */
+void keep_visit(struct job *job, struct list *link, uint64_t now_ns)
+{
+	struct slot *slot = container_of(link, struct slot, in_job);
+	const uint64_t *past = slot->round->tensor->past;
+
+	(void)now_ns;
+	if (!go_on(slot))
+		return;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (slot->acked[i] || !(job->nodes[i].left || past[i] >= slot->header.round) ||
+		    !set_has(job, &slot->header, i))
+			continue;
+		tell(job);
+		if (slot_ack(slot, i))
+			return;
+	}
+}
+
+/* -- What nodes bring -------------------------------------------------------------------------- */
 
 static void accept(struct delivery *delivery)
 {
@@ -536,7 +599,9 @@ static bool same(const struct data_header *a, const struct data_header *b)
 	       a->offset == b->offset && a->part_len == b->part_len;
 }
 
-/* Whether there is something to be had from it; if not, all nodes have it, or will never want it. */
+/*
+ * Whether there is something to be had from it; if not, all nodes have it, or will never want it.
+ */
 static bool is_news(const struct tensor *tensor, const struct data_header *h)
 {
 	struct part *part = part_find(tensor, h);
@@ -576,7 +641,10 @@ static int offer_new(struct tensor *tensor, struct delivery *delivery, struct sl
 	return 0;
 }
 
-/* What it says beyond itself, of a job that does not wait for all. Returns false when that is all that it is for. */
+/*
+ * What it says beyond itself, of a job that does not wait for all. Returns false when that is all
+ * that it is for.
+ */
 static bool take_roll(struct tensor *tensor, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;

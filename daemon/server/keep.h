@@ -40,8 +40,8 @@ void keep_past(struct tensor *tensor, uint32_t node, uint64_t round);
 void keep_had(struct job *job, uint32_t node, const struct data_header *header);
 /* A node has attached, perhaps again. */
 void keep_attached(struct job *job, uint32_t node);
-/* It has left. */
-void keep_left(struct job *job, uint32_t node);
+/* For the sweep: a slot in job->kept, when nodes may have left, or be past its round. May end the job. */
+void keep_visit(struct job *job, struct list *link, uint64_t now_ns);
 /* An OFFER of a node that attach_check() has passed. */
 void keep_offer(struct job *job, struct delivery *delivery);
 /* The job is about to be freed: nobody is told any more. */

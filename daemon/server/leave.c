@@ -29,8 +29,6 @@ bool leave_is_over(const struct job *job)
 
 void leave(struct job *job, uint32_t node)
 {
-	rows_give_up(job, node, 0, 0);
-	keep_left(job, node);
 	job->nodes[node].left = true;
 	job->n_left++;
 	if (leave_is_over(job)) {
@@ -38,10 +36,8 @@ void leave(struct job *job, uint32_t node)
 		return;
 	}
 	elastic_without_early(job);
-	declare_left(job);
-	accumulate_left(job);
 	job_hold(job);
-	round_left(job, node);
+	sweep(job, SWEEP_NEWS);
 	if (job->state == JOB_RUNNING)
 		told_left(job);
 	job_let_go(job);
@@ -88,7 +84,7 @@ void leave_call(struct job *job, uint32_t node, const struct data_header *header
 static bool can_be_asked(const struct job_node *node)
 {
 	return !node->left && node->peer && !peer_is_self(node->peer) &&
-	       peer_knows(node->peer, DATA_FEATURE_STOPPING);
+	       peer_has(node->peer, DATA_FEATURE_STOPPING);
 }
 
 static bool ask(const struct job *job, uint32_t node)

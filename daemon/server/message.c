@@ -71,15 +71,22 @@ static int take_stragglers(const Bps__Cluster__Stragglers *m, const char *job, u
 	return 0;
 }
 
+static int check_digest(const ProtobufCBinaryData *digest, const char *job, struct failure *failure)
+{
+	if (digest->len == SECRET_DIGEST_LEN)
+		return 0;
+	return failure_set(failure, -EINVAL, "job %s: a digest of %zu bytes", job, digest->len);
+}
+
 static int check_join(const Bps__Cluster__JobJoin *m, struct failure *failure)
 {
 	int r = check_shape(m->job, m->size, m->n_nodes, m->node, failure);
 
 	if (r)
 		return r;
-	if (m->secret_digest.len != SECRET_DIGEST_LEN)
-		return failure_set(failure, -EINVAL, "job %s: a digest of %zu bytes", m->job,
-				   m->secret_digest.len);
+	r = check_digest(&m->secret_digest, m->job, failure);
+	if (r)
+		return r;
 	if (!m->local_size || m->local_size > m->size || m->n_ranks > m->local_size)
 		return failure_set(failure, -EINVAL,
 				   "job %s: node %u has %zu ranks, local size %u and size %u",
@@ -110,9 +117,33 @@ static int check_ranks(const struct join *join, struct failure *failure)
 
 struct join *join_free(struct join *join)
 {
-	if (join)
-		(void)view_unref(join->view);
+	if (!join)
+		return NULL;
+	(void)view_unref(join->view);
+	account_release(join->account, ACCOUNT_MEMORY, join->charged);
+	(void)account_put(join->account);
 	free(join);
+	return NULL;
+}
+
+int join_charge(struct join *join, struct account *account, struct failure *failure)
+{
+	uint64_t len = sizeof(*join) + join->n_ranks * sizeof(join->ranks[0]);
+
+	join->account = account;
+	if (join->view)
+		len += sizeof(*join->view) + join->view->n_members * sizeof(join->view->members[0]);
+	if (account_charge(account, ACCOUNT_MEMORY, len, failure))
+		return failure->status;
+	join->charged = len;
+	return 0;
+}
+
+struct attach *attach_free(struct attach *attach)
+{
+	if (attach)
+		(void)account_put(attach->account);
+	free(attach);
 	return NULL;
 }
 
@@ -136,6 +167,7 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	if (m->node_name)
 		(void)snprintf(join->node_name, sizeof(join->node_name), "%s", m->node_name);
 	memcpy(join->secret_digest, m->secret_digest.data, SECRET_DIGEST_LEN);
+	join->user = m->user;
 	join->size = m->size;
 	join->n_nodes = m->n_nodes;
 	join->node = m->node;
@@ -177,8 +209,7 @@ static int check_home(const Bps__Cluster__JobAttach *m, struct failure *failure)
 
 	if (!home)
 		return 0;
-	if (!m->resume || home->secret_digest.len != SECRET_DIGEST_LEN ||
-	    home->part_bytes < PART_BYTES_MIN || home->part_bytes > PART_BYTES_MAX)
+	if (!m->resume || home->part_bytes < PART_BYTES_MIN || home->part_bytes > PART_BYTES_MAX)
 		return failure_set(failure, -EINVAL, "job %s: a home that cannot be", m->name);
 	return 0;
 }
@@ -311,13 +342,15 @@ int joined_node(const void *joined, size_t len, const struct join *join, uint32_
 int attach_decode(const void *data, size_t len, struct attach **ret_attach, struct failure *failure)
 {
 	_cleanup_(unpack_freep) Bps__Cluster__JobAttach *m = NULL;
-	_cleanup_(freep) struct attach *attach = NULL;
+	_cleanup_(attach_freep) struct attach *attach = NULL;
 	int r;
 
 	r = unpack(&bps__cluster__job_attach__descriptor, data, len, (ProtobufCMessage **)&m);
 	if (r)
 		return failure_set(failure, r, "not a JobAttach: %s", strerror(-r));
 	r = check_shape(m->name, m->size, m->n_nodes, m->node, failure);
+	if (!r && (m->home || m->has_secret_digest))
+		r = check_digest(&m->secret_digest, m->name, failure);
 	if (!r)
 		r = check_nodes(m, failure);
 	if (!r)
@@ -335,6 +368,9 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", m->name);
 
 	(void)snprintf(attach->job, sizeof(attach->job), "%s", m->name);
+	if (m->has_secret_digest)
+		memcpy(attach->secret_digest, m->secret_digest.data, SECRET_DIGEST_LEN);
+	attach->user = m->user;
 	attach->size = m->size;
 	attach->n_nodes = m->n_nodes;
 	attach->node = m->node;
@@ -345,7 +381,6 @@ int attach_decode(const void *data, size_t len, struct attach **ret_attach, stru
 	attach->lost_timeout_ms = MIN(m->lost_timeout_ms, TIMEOUT_MAX_MS);
 	if (m->home) {
 		attach->home = true;
-		memcpy(attach->secret_digest, m->home->secret_digest.data, SECRET_DIGEST_LEN);
 		attach->part_bytes = m->home->part_bytes;
 		attach->epoch = m->home->epoch;
 		attach->min_ranks = m->home->min_ranks;

@@ -5,12 +5,14 @@
  */
 #pragma once
 
+#include "base/account.h"
 #include "base/error.h"
 #include "cluster/cluster.h"
 #include "proto/types.h"
 #include "transport/transport.h"
 
 #define SECRET_DIGEST_LEN 32
+#define USER_NONE	  UINT32_MAX /* it was not said whose trainers they are */
 #define MEMBER_NAME_MAX	  63
 /* Longer deadlines are taken as this: no sum of times overflows. */
 #define TIMEOUT_MAX_MS (365ull * 24 * 3600 * 1000)
@@ -19,6 +21,7 @@ struct join {
 	char job[JOB_NAME_MAX + 1];
 	char node_name[MEMBER_NAME_MAX + 1]; /* "" when not said */
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint32_t user;
 	uint32_t size, n_nodes, node, local_size, epoch, part_bytes;
 	uint64_t instance, view_digest, timeout_ms, request_timeout_ms, member;
 	bool resume, elastic;
@@ -28,20 +31,22 @@ struct join {
 	bool guest;	   /* a node without ranks in the job, which has newcomers */
 	struct view *view; /* that the run that regroups is in, or NULL: not said */
 	struct stragglers stragglers;
+	struct account *account; /* whose it is: join_charge(); or NULL */
+	uint64_t charged;
 	uint32_t n_ranks;
 	uint32_t ranks[]; /* distinct, below size, in increasing order */
 };
 
 struct attach {
 	char job[JOB_NAME_MAX + 1];
-	uint32_t size, n_nodes, node;
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint32_t user, size, n_nodes, node;
 	uint64_t instance, request_timeout_ms;
 	bool resume, elastic;
 	struct stragglers stragglers;
 	uint64_t lost_timeout_ms;
 	/* At the home of a job with resume. */
 	bool home;
-	uint8_t secret_digest[SECRET_DIGEST_LEN];
 	uint32_t part_bytes, epoch, min_ranks, max_ranks;
 	uint64_t view_digest;
 	/* Which servers the job goes on with: data_moves_unite(); n_moves 0: all. This one is number `server`. If elastic, the last `size` are of ranks. */
@@ -57,6 +62,7 @@ struct attach {
 	const void *joined;
 	size_t joined_len;
 	uint32_t sent_part_bytes; /* of what comes and goes, said everywhere; or 0 */
+	struct account *account;  /* who is charged for a job that it makes; or NULL */
 	uint32_t node_of_rank[];  /* size entries; every node has a rank */
 };
 
@@ -91,8 +97,12 @@ struct joined {
 
 struct join *join_free(struct join *join);
 DEFINE_CLEANUP(struct join *, join_free)
+/* To an account, which becomes the join's, until that is freed. Returns 0, or -EDQUOT with failure filled. */
+int join_charge(struct join *join, struct account *account, struct failure *failure);
+struct attach *attach_free(struct attach *attach);
+DEFINE_CLEANUP(struct attach *, attach_free)
 
-/* Each returns 0 (and something to be freed; a join by join_free()), or -errno with failure filled for the sender. */
+/* Each returns 0 (and something to be freed; a join by join_free(), an attach by attach_free()), or -errno with failure filled for the sender. */
 int join_decode(const void *data, size_t len, struct join **ret_join, struct failure *failure);
 int attach_decode(const void *data, size_t len, struct attach **ret_attach,
 		  struct failure *failure);

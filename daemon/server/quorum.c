@@ -14,6 +14,8 @@
 
 /* Rounds that one node may be behind in a job that outlives its daemons: a roll has 64. */
 #define BEHIND_MAX 60u
+/* Slots of a part that are looked at at once, when one of them may go on; more are the sweep's. */
+#define READY_MAX 64
 
 static uint64_t wait_ns(const struct job *job)
 {
@@ -34,15 +36,22 @@ bool quorum_applies(const struct slot *slot)
 /* Whether a node would fall behind further than it may, if this round went on without it. */
 static bool is_behind(const struct slot *slot, uint32_t node)
 {
-	uint32_t max = slot->job->stragglers.staleness ?: QUORUM_BEHIND, n = 0;
-	const struct slot *other;
+	uint32_t max = slot->job->stragglers.staleness ?: QUORUM_BEHIND;
 
 	if (slot->job->resume)
 		max = MIN(max, BEHIND_MAX);
-	list_for_each (other, &slot->part->slots, in_part)
-		n += (other->late && !other->acked[node]) ||
-		     (other->kept && !other->acked[node] && !other->number[node]);
-	return n >= max;
+	return slot->part->behind[node] >= max;
+}
+
+void quorum_count(struct slot *slot)
+{
+	for (uint32_t i = 0; slot->job->stragglers.quorum && i < slot->job->n_nodes; i++) {
+		bool behind = !slot->acked[i] && (slot->late || (slot->kept && !slot->number[i]));
+
+		if (behind != slot->behind[i])
+			slot->part->behind[i] += behind ? 1 : UINT32_MAX;
+		slot->behind[i] = behind;
+	}
 }
 
 bool quorum_is_ready(const struct slot *slot)
@@ -59,7 +68,7 @@ bool quorum_is_ready(const struct slot *slot)
 	return true;
 }
 
-/* -- What is carried ---------------------------------------------------------------------------------------------- */
+/* -- What is carried --------------------------------------------------------------------------- */
 
 static void carried_free(struct job *job, struct carried *carried)
 {
@@ -77,23 +86,29 @@ void quorum_drop(struct job *job, struct list *list)
 		carried_free(job, carried);
 }
 
-/* By round, then by node: what it becomes part of does not depend on who of them came first. */
-static void carried_add(struct list *list, struct carried *carried)
+static bool comes_before(const struct data_header *a, const struct data_header *b)
 {
-	struct carried *other;
-
-	list_for_each (other, list, link) {
-		if (other->header.round > carried->header.round ||
-		    (other->header.round == carried->header.round &&
-		     other->header.node > carried->header.node)) {
-			list_push_back(&other->link, &carried->link);
-			return;
-		}
-	}
-	list_push_back(list, &carried->link);
+	return a->round < b->round || (a->round == b->round && a->node < b->node);
 }
 
-/* Keeps the contribution of a delivery that is about to be answered. What was lent is the trainer's, and copied. */
+/*
+ * By round, then by node: what it becomes part of does not depend on who of them came first. Mostly
+ * they come in that order.
+ */
+static void carried_add(struct list *list, struct carried *carried)
+{
+	struct list *after = list->prev;
+
+	while (after != list &&
+	       comes_before(&carried->header, &container_of(after, struct carried, link)->header))
+		after = after->prev;
+	list_insert_before(after->next, &carried->link);
+}
+
+/*
+ * Keeps the contribution of a delivery that is about to be answered. What was lent is the
+ * trainer's, and copied.
+ */
 static int carry(struct part *part, struct job *job, const struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
@@ -133,7 +148,7 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 	return 0;
 }
 
-/* -- Who is in what ------------------------------------------------------------------------------------------------ */
+/* -- Who is in what ---------------------------------------------------------------------------- */
 
 static int roll_get(struct part *part, struct job *job)
 {
@@ -204,12 +219,13 @@ void quorum_call_roll(struct slot *slot)
 
 static bool is_carried(const struct part *part, const struct data_header *h)
 {
-	const struct carried *carried;
+	const struct list *at = part->carried.prev;
 
-	list_for_each (carried, &part->carried, link)
-		if (carried->header.node == h->node && carried->header.round == h->round)
-			return true;
-	return false;
+	while (at != &part->carried &&
+	       comes_before(h, &container_of(at, struct carried, link)->header))
+		at = at->prev;
+	return at != &part->carried &&
+	       !comes_before(&container_of(at, struct carried, link)->header, h);
 }
 
 int quorum_catch(struct slot *slot, const struct delivery *delivery)
@@ -290,8 +306,9 @@ int quorum_prepare(struct slot *slot)
 	}
 	if (!slot->n_carried)
 		return 0;
-	slot->more_inputs = calloc(slot->job->n_nodes + slot->n_carried, sizeof(void *));
-	return slot->more_inputs ? 0 : error_origin(-ENOMEM);
+	slot->more_inputs = held_new(job_memory(slot->job), (slot->job->n_nodes + slot->n_carried) *
+								    sizeof(slot->more_inputs[0]));
+	return slot->more_inputs ? 0 : error_origin(-errno);
 }
 
 void quorum_undo(struct slot *slot)
@@ -305,7 +322,7 @@ void quorum_undo(struct slot *slot)
 	slot->n_carried = 0;
 }
 
-/* -- Results ------------------------------------------------------------------------------------------------------ */
+/* -- Results ----------------------------------------------------------------------------------- */
 
 void quorum_failed(struct job *job, struct delivery *delivery, int r)
 {
@@ -333,6 +350,7 @@ static bool answer(struct slot *slot, struct delivery *delivery, bool late)
 	}
 	keep_answer(slot, delivery);
 	slot->acked[node] = true;
+	quorum_count(slot);
 	if (++slot->n_acked < slot->n_expected)
 		return true;
 	slot_free(slot);
@@ -345,10 +363,10 @@ static void slot_wait(struct slot *slot)
 	struct job *job = slot->job;
 	uint64_t own = slot_len(job);
 
-	list_remove(&slot->in_job);
-	list_push_back(&job->late, &slot->in_job);
+	slot_move(slot, &job->late);
 	job->n_summing--;
 	slot->held = slot->late = true;
+	quorum_count(slot);
 	/* The contributions go; the result is charged by itself. */
 	quota_release(job->quota, slot->charged - own);
 	slot->charged = own;
@@ -366,30 +384,36 @@ void quorum_finish(struct slot *slot)
 			return;
 }
 
-/* The first slot of a list of those that may go on. */
-static struct slot *first_ready(const struct job *job, const struct part *part)
+/*
+ * The first slot of a part that may go on. *ret_more: there are others that have not been looked
+ * at.
+ */
+static struct slot *first_ready(const struct part *part, bool *ret_more)
 {
 	struct slot *slot;
+	unsigned n = 0;
 
-	if (part) {
-		list_for_each (slot, &part->slots, in_part)
-			if (quorum_is_ready(slot))
-				return slot;
-	} else {
-		list_for_each (slot, &job->open, in_job)
-			if (quorum_is_ready(slot))
-				return slot;
+	list_for_each (slot, &part->slots, in_part) {
+		if (quorum_is_ready(slot))
+			return slot;
+		if (++n < READY_MAX)
+			continue;
+		*ret_more = true;
+		return NULL;
 	}
 	return NULL;
 }
 
-/* Starts what may go on, of one part or of all; the caller holds the job, which may end on the way. */
+/* Starts what may go on of a part; the caller holds the job, which may end on the way. */
 static void start_ready(struct job *job, const struct part *part)
 {
 	struct slot *slot;
+	bool more = false;
 
-	while (job->state == JOB_RUNNING && (slot = first_ready(job, part)))
+	while (job->state == JOB_RUNNING && (slot = first_ready(part, &more)))
 		engine_start(slot);
+	if (job->state == JOB_RUNNING && more)
+		sweep(job, SWEEP_TIME);
 }
 
 void quorum_late(struct slot *slot, struct delivery *delivery)
@@ -422,9 +446,12 @@ void quorum_again(struct slot *slot, struct delivery *delivery)
 	job_let_go(job);
 }
 
-/* -- All nodes have offered what they keep -------------------------------------------------------------------------- */
+/* -- All nodes have offered what they keep ----------------------------------------------------- */
 
-/* Of what a node had contributed too late, what another has seen in a result since. Returns false when that cannot be told. */
+/*
+ * Of what a node had contributed too late, what another has seen in a result since. Returns false
+ * when that cannot be told.
+ */
 static bool drop_known(struct job *job, struct part *part)
 {
 	struct carried *carried, *tmp;
@@ -453,32 +480,9 @@ static void fail_unknown(struct job *job, const struct tensor *tensor)
 	job_fail(job, &failure, NULL);
 }
 
-/* The first slot with a delivery that has waited for all offers. */
-static struct slot *first_again(const struct job *job)
-{
-	struct slot *slot;
-
-	list_for_each (slot, &job->kept, in_job)
-		if (!list_empty(&slot->again))
-			return slot;
-	return NULL;
-}
-
-static struct slot *first_complete(const struct job *job)
-{
-	struct slot *slot;
-
-	list_for_each (slot, &job->open, in_job)
-		if (slot->n_expected && slot->n_here == slot->n_expected && !slot->rows)
-			return slot;
-	return NULL;
-}
-
-void quorum_told(struct job *job)
+bool quorum_told(struct job *job)
 {
 	struct map_entry *tensor_entry, *part_entry;
-	struct delivery *delivery;
-	struct slot *slot;
 
 	map_for_each (tensor_entry, &job->tensors) {
 		struct tensor *tensor = container_of(tensor_entry, struct tensor, entry);
@@ -487,46 +491,19 @@ void quorum_told(struct job *job)
 			if (drop_known(job, container_of(part_entry, struct part, entry)))
 				continue;
 			fail_unknown(job, tensor);
-			return;
+			return false;
 		}
 	}
-	while (job->state == JOB_RUNNING && (slot = first_again(job))) {
-		delivery = list_first(&slot->again, struct delivery, link);
-		list_remove(&delivery->link);
-		keep_again(slot, delivery);
-	}
-	while (job->state == JOB_RUNNING && (slot = first_complete(job)))
-		engine_start(slot);
-	if (job->stragglers.quorum)
-		start_ready(job, NULL);
+	return true;
 }
 
-/* -- Time --------------------------------------------------------------------------------------------------------- */
+/* -- Time -------------------------------------------------------------------------------------- */
 
-uint64_t quorum_deadline(const struct job *job)
+/* One that is older waits for contributions. */
+void quorum_until(const struct slot *slot, uint64_t now_ns)
 {
-	uint64_t now_ns;
-	struct slot *slot;
+	struct job *job = slot->job;
 
-	if (!job->stragglers.quorum || !wait_ns(job))
-		return CLOCK_NEVER;
-	now_ns = clock_now_ns();
-	/* The oldest first. One that is older waits for contributions. */
-	list_for_each (slot, &job->open, in_job)
-		if (quorum_applies(slot) && slot->since_ns + wait_ns(job) > now_ns)
-			return slot->since_ns + wait_ns(job);
-	return CLOCK_NEVER;
-}
-
-bool quorum_expired(struct job *job)
-{
-	bool over;
-
-	if (!job->stragglers.quorum)
-		return true;
-	job_hold(job);
-	start_ready(job, NULL);
-	over = job->state == JOB_OVER;
-	job_let_go(job);
-	return !over;
+	if (quorum_applies(slot) && slot->since_ns + wait_ns(job) > now_ns)
+		sweep_until(job, slot->since_ns + wait_ns(job));
 }

@@ -21,6 +21,8 @@ struct carried {
 	uint64_t charged;
 };
 
+/* Who is late, or has acknowledged, or was sent a slot that others have left behind has changed. */
+void quorum_count(struct slot *slot);
 /* Whether the slot's round may go on without all. */
 bool quorum_applies(const struct slot *slot);
 /* The same, and it does now. */
@@ -47,11 +49,9 @@ void quorum_again(struct slot *slot, struct delivery *delivery);
 /* An offer, before all nodes have made theirs: a result, or a contribution that is in none that the node has seen. */
 int quorum_offer(struct tensor *tensor, const struct delivery *delivery);
 int quorum_offer_late(struct tensor *tensor, const struct delivery *delivery);
-/* All nodes have: what waited for that goes on. May end the job. */
-void quorum_told(struct job *job);
-/* When the next round is old enough; CLOCK_NEVER. */
-uint64_t quorum_deadline(const struct job *job);
-/* Closes what may be. Returns false when the job has ended on the way. */
-bool quorum_expired(struct job *job);
+/* All nodes have: what they say is put together. Returns false when that has ended the job. */
+bool quorum_told(struct job *job);
+/* The sweep is to come back when the slot is old enough. */
+void quorum_until(const struct slot *slot, uint64_t now_ns);
 /* Frees a list of what is carried. */
 void quorum_drop(struct job *job, struct list *carried);

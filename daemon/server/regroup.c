@@ -140,7 +140,8 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 				   "job %s: %u ranks regroup, fewer than the %u that it needs",
 				   old->name, size, old->min_ranks);
 	yielded = job_yield(old);
-	r = job_new(old->server, old->name, size, n_nodes, &job, failure);
+	r = job_new(old->server, &(struct job_params){ old->name, size, n_nodes, old->account },
+		    &job, failure);
 	if (r) {
 		if (yielded)
 			job_take_back(old);
@@ -148,6 +149,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 	}
 	job->home = true;
 	memcpy(job->secret_digest, old->secret_digest, SECRET_DIGEST_LEN);
+	job->user = old->user;
 	job->epoch = old->epoch;
 	job->view_digest = old->view_digest;
 	job->part_bytes = job->asked_part_bytes = old->part_bytes;

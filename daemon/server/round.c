@@ -13,6 +13,7 @@
 #include "server/rows.h"
 #include "server/set.h"
 #include "server/store.h"
+#include "server/sweep.h"
 #include "server/told.h"
 #include <stdio.h>
 
@@ -164,7 +165,9 @@ static struct slot *slot_of(const struct tensor *tensor, const struct data_heade
 	return part ? slot_find(part, h->round) : NULL;
 }
 
-/* Whether a contribution, or piece of a list of rows, still counts. If not, it has been answered. */
+/*
+ * Whether a contribution, or piece of a list of rows, still counts. If not, it has been answered.
+ */
 static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t piece)
 {
 	const struct data_header *h = &delivery->header;
@@ -192,7 +195,10 @@ static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t pi
 	return true;
 }
 
-/* A contribution that contradicts an earlier one fails the round for all. Returns false then; it has been answered. */
+/*
+ * A contribution that contradicts an earlier one fails the round for all. Returns false then; it
+ * has been answered.
+ */
 static bool agrees(struct tensor *tensor, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
@@ -296,7 +302,9 @@ static int new_slot(struct tensor *tensor, const struct delivery *delivery, stru
 	return 0;
 }
 
-/* The slot for it, charged with its payload. A positive or negative result leaves nothing charged. */
+/*
+ * The slot for it, charged with its payload. A positive or negative result leaves nothing charged.
+ */
 static int slot_get(struct tensor *tensor, const struct delivery *delivery, struct slot **ret_slot)
 {
 	const struct data_header *h = &delivery->header;
@@ -319,7 +327,9 @@ static int slot_get(struct tensor *tensor, const struct delivery *delivery, stru
 	return 0;
 }
 
-/* A node has come to a part. Its first part of the round counts, for rounds that all nodes come to. */
+/*
+ * A node has come to a part. Its first part of the round counts, for rounds that all nodes come to.
+ */
 static void measure(struct slot *slot, uint32_t node, uint64_t at_ns)
 {
 	struct job *job = slot->job;
@@ -358,8 +368,8 @@ static void fail_gone(struct tensor *tensor, const struct data_header *header)
 }
 
 /*
- * Whether all nodes have the result of a push_pull_rows. Each contributed, or nobody would have it; so one that has left did
- * not do so before its own requests had ended.
+ * Whether all nodes have the result of a push_pull_rows. Each contributed, or nobody would have it;
+ * so one that has left did not do so before its own requests had ended.
  */
 static bool is_done(const struct slot *slot)
 {
@@ -440,9 +450,11 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		return;
 	}
 	if (r) {
-		refuse(delivery, r, "job %s: %s", job->name,
-		       r == -EPROTO ? "a piece of another list than those before it"
-				    : strerror(-r));
+		if (r == -EPROTO)
+			refuse(delivery, r, "job %s: a piece of another list than those before it",
+			       job->name);
+		else
+			delivery_fail(delivery, job_no_memory(job, r, &failure), failure.text);
 		return;
 	}
 	if (!by_rows && slot->summing) {
@@ -485,75 +497,87 @@ void round_refused(struct job *job, const struct data_header *header, const stru
 	round_fail(tensor, header->round, failure);
 }
 
-static struct slot *first_needing(struct job *job, uint32_t node)
+/* Whether it waits for a node that has left. */
+static bool needs_left(const struct slot *slot)
 {
-	struct slot *slot;
+	const struct job *job = slot->job;
 
-	list_for_each (slot, &job->open, in_job) {
-		if (set_has(job, &slot->header, node) && !slot->from[node] &&
-		    !data_is_done(&slot->header) && !rows_is_idle(slot))
-			return slot;
-	}
-	return NULL;
+	if (!job->n_left || data_is_done(&slot->header) || rows_is_idle(slot))
+		return false;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (job->nodes[i].left && !slot->from[i] && set_has(job, &slot->header, i))
+			return true;
+	return false;
 }
 
-void round_left(struct job *job, uint32_t node)
+static void expire(struct slot *slot, uint64_t now_ns)
 {
+	struct tensor *tensor = slot->round->tensor;
+	struct job *job = slot->job;
 	struct failure failure = { 0 };
-	struct slot *slot, *next;
+	struct seconds_text seconds;
+	struct ranks_text missing;
+	struct round_text text;
+	const char *ranks, *what;
 
-	list_for_each_safe (slot, next, &job->open, in_job)
-		if (data_is_done(&slot->header) && is_done(slot))
-			engine_start(slot);
-	while ((slot = first_needing(job, node)) != NULL && !elastic_without_left(job)) {
-		struct data_header header = slot->header;
-
-		(void)fail_left(slot->round->tensor, &header, slot->from, &failure);
+	if (elastic_without_missing(job, slot)) {
+		slot->since_ns = now_ns;
+		sweep_until(job, now_ns + job_patience_ns(job));
+		return;
 	}
+	if (rows_is_idle(slot)) {
+		part_close(slot->part, slot->header.round);
+		slot_free(slot);
+		return;
+	}
+	ranks = missing_text(job, &slot->header, slot->from, false, &missing);
+	/* A node contributes when all its ranks have: which of them has not, its agent knows. */
+	what = missing.n > 1 ? "all contributed" : "contributed";
+	if (!missing.n && !told_is_complete(job)) {
+		ranks = untold_text(job, &missing);
+		what = "offered what they keep";
+	}
+	(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s, round %llu: %s %s not %s within %s s",
+			  job->name, tensor_text(tensor, &text),
+			  (unsigned long long)slot->header.round, ranks, ranks_have(&missing), what,
+			  job_seconds_text(job->request_timeout_ms, &seconds));
+	round_fail(tensor, slot->header.round, &failure);
 }
 
-uint64_t round_deadline(const struct job *job)
+/* It has waited for all nodes' offers alone. */
+static bool is_complete(const struct slot *slot)
 {
-	const struct slot *oldest = list_first(&job->open, struct slot, in_job);
-
-	return oldest ? oldest->since_ns + job_patience_ns(job) : CLOCK_NEVER;
+	return slot->n_expected && slot->n_here == slot->n_expected && !slot->rows &&
+	       told_is_complete(slot->job);
 }
 
-void round_expired(struct job *job, uint64_t now)
+void round_visit(struct job *job, struct list *link, uint64_t now_ns)
 {
-	struct failure failure = { 0 };
+	struct slot *slot = container_of(link, struct slot, in_job);
+	uint64_t deadline_ns = slot->since_ns + job_patience_ns(job);
+	struct data_header header = slot->header;
+	struct failure failure;
 
-	while (round_deadline(job) <= now) {
-		struct slot *oldest = list_first(&job->open, struct slot, in_job);
-		struct tensor *tensor = oldest->round->tensor;
-		struct seconds_text seconds;
-		struct ranks_text missing;
-		struct round_text text;
-		const char *ranks, *what;
-
-		if (elastic_without_missing(job, oldest)) {
-			oldest->since_ns = now;
-			continue;
-		}
-		if (rows_is_idle(oldest)) {
-			part_close(oldest->part, oldest->header.round);
-			slot_free(oldest);
-			continue;
-		}
-		ranks = missing_text(job, &oldest->header, oldest->from, false, &missing);
-		/* A node contributes when all its ranks have: which of them has not, its agent knows. */
-		what = missing.n > 1 ? "all contributed" : "contributed";
-		if (!missing.n && !told_is_complete(job)) {
-			ranks = untold_text(job, &missing);
-			what = "offered what they keep";
-		}
-		(void)failure_set(
-			&failure, -ETIMEDOUT, "job %s: %s, round %llu: %s %s not %s within %s s",
-			job->name, tensor_text(tensor, &text),
-			(unsigned long long)oldest->header.round, ranks, ranks_have(&missing), what,
-			job_seconds_text(job->request_timeout_ms, &seconds));
-		round_fail(tensor, oldest->header.round, &failure);
+	if (data_is_done(&header) && is_done(slot)) {
+		engine_start(slot);
+		return;
 	}
+	if (!job->sweep.asked && needs_left(slot)) {
+		if (fail_left(slot->round->tensor, &header, slot->from, &failure))
+			return;
+		/* An elastic job goes on without them. */
+		job->sweep.asked = true;
+	}
+	if (is_complete(slot) || quorum_is_ready(slot)) {
+		engine_start(slot);
+		return;
+	}
+	if (deadline_ns <= now_ns) {
+		expire(slot, now_ns);
+		return;
+	}
+	sweep_until(job, deadline_ns);
+	quorum_until(slot, now_ns);
 }
 
 void round_waiting_text(const struct slot *slot, char *buffer, size_t len)

@@ -13,11 +13,8 @@ void round_over_quota(struct job *job, struct delivery *delivery);
 /* FAIL_ROUND: as far as the round is not complete here, it fails for all. */
 void round_refused(struct job *job, const struct data_header *header,
 		   const struct failure *failure);
-/* A node has left: rounds that still need it fail. */
-void round_left(struct job *job, uint32_t node);
-/* When the oldest slot's time is up; CLOCK_NEVER without any. */
-uint64_t round_deadline(const struct job *job);
-void round_expired(struct job *job, uint64_t now);
+/* For the sweep: a slot in job->open, when nodes may have left, others have come, and time has passed. May end the job. */
+void round_visit(struct job *job, struct list *link, uint64_t now_ns);
 
 /* "ranks 2, 3 (tensor layer1.weight, round 17)": whom the slot waits for. */
 void round_waiting_text(const struct slot *slot, char *buffer, size_t len);

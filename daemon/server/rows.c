@@ -8,7 +8,7 @@
 #include "base/failpoint.h"
 #include "server/round.h"
 
-/* -- What comes --------------------------------------------------------------------------------------------------- */
+/* -- What comes -------------------------------------------------------------------------------- */
 
 int rows_parse(const struct job *job, struct delivery *delivery, struct data_piece *ret_piece,
 	       struct failure *failure)
@@ -132,7 +132,7 @@ int rows_take(struct slot *slot, struct delivery *delivery, const struct data_pi
 	return 0;
 }
 
-/* -- The merge ---------------------------------------------------------------------------------------------------- */
+/* -- The merge --------------------------------------------------------------------------------- */
 
 /* In the pool: room for so many rows, in pieces; heads are filled. */
 static int make_results(struct slot *slot, uint64_t n)
@@ -217,7 +217,7 @@ static void rows_run(struct task *task)
 	fill_results(slot, n, head.step);
 }
 
-/* -- What goes ---------------------------------------------------------------------------------------------------- */
+/* -- What goes --------------------------------------------------------------------------------- */
 
 static void fail_merge(struct slot *slot)
 {
@@ -289,7 +289,10 @@ static void release_held(struct slot *slot)
 	slot_free(slot);
 }
 
-/* Of a job that outlives its daemons' processes: to a node that may have been answered before, and has not got it. */
+/*
+ * Of a job that outlives its daemons' processes: to a node that may have been answered before, and
+ * has not got it.
+ */
 static void answer_held(struct slot *slot, struct delivery *delivery)
 {
 	slot->rows->nodes[delivery->header.node].gone = false;
@@ -298,9 +301,12 @@ static void answer_held(struct slot *slot, struct delivery *delivery)
 
 static void answer_all(struct slot *slot)
 {
+	const uint64_t *past = slot->round->tensor->past;
 	struct rows *rows = slot->rows;
 	struct delivery *again;
 
+	for (uint32_t i = 0; slot->job->resume && i < slot->job->n_nodes; i++)
+		rows->nodes[i].gone |= past[i] >= slot->header.round;
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		if (slot->from[i]) {
 			answer_piece(slot, TAKE_PTR(slot->from[i]), 0);
@@ -373,6 +379,8 @@ void rows_start(struct slot *slot)
 		for (uint64_t k = 0; k < rows->nodes[i].n_pieces; k++)
 			bytes += data_rows_len(rows->nodes[i].pieces[k].n, rows->row_len);
 	metric_count(&job->server->bytes_summed, bytes);
+	slot->task.flow = job->number;
+	slot->task.cost = bytes;
 	if (bytes > job->server->params.inline_bytes &&
 	    !pool_post(job->server->params.pool, &slot->task))
 		return;
@@ -380,18 +388,16 @@ void rows_start(struct slot *slot)
 	rows_finish(slot);
 }
 
-/* -- What is held until it has been pulled ------------------------------------------------------------------------ */
+/* -- What is held until it has been pulled ----------------------------------------------------- */
 
-static struct slot *held_find(struct job *job, const struct data_header *h)
+static struct slot *held_find(const struct job *job, const struct data_header *h)
 {
-	struct slot *slot;
+	const struct data_header first = { .block = h->block };
+	const struct tensor *tensor = tensor_of(job, h->key);
+	const struct part *part = tensor ? part_find(tensor, &first) : NULL;
+	struct slot *slot = part ? slot_find(part, h->round) : NULL;
 
-	list_for_each (slot, &job->held, in_job) {
-		if (slot->header.key == h->key && slot->header.round == h->round &&
-		    slot->header.block == h->block)
-			return slot;
-	}
-	return NULL;
+	return slot && slot->held && slot->rows ? slot : NULL;
 }
 
 void rows_pull(struct job *job, struct delivery *delivery)
@@ -419,27 +425,35 @@ void rows_pull(struct job *job, struct delivery *delivery)
 	release_held(slot);
 }
 
-static bool is_of(const struct slot *slot, uint64_t key, uint64_t round)
+void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t number)
 {
-	return !round || (slot->header.key == key && slot->header.round == round);
-}
+	const struct tensor *tensor = tensor_of(job, key);
+	struct round *round = tensor ? round_find(tensor, number) : NULL;
+	struct slot *slot, *next;
 
-void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round)
-{
-	struct slot *slot, *tmp;
-
-	list_for_each (slot, &job->summing, in_job)
-		if (slot->rows && is_of(slot, key, round))
-			slot->rows->nodes[node].gone = true;
-	list_for_each_safe (slot, tmp, &job->held, in_job) {
-		if (!is_of(slot, key, round))
+	if (!round)
+		return;
+	/* It goes with its last slot, and not under our feet. */
+	round->pinned = true;
+	list_for_each_safe (slot, next, &round->slots, in_round) {
+		if (!slot->rows || !slot->summing)
 			continue;
 		slot->rows->nodes[node].gone = true;
-		release_held(slot);
+		if (slot->held)
+			release_held(slot);
 	}
+	round->pinned = false;
+	round_put(round);
 }
 
-/* -- What comes again --------------------------------------------------------------------------------------------- */
+void rows_visit(struct job *job, struct list *link, uint64_t now_ns)
+{
+	(void)job;
+	(void)now_ns;
+	release_held(container_of(link, struct slot, in_job));
+}
+
+/* -- What comes again -------------------------------------------------------------------------- */
 
 /* The call of a last piece, in the place of one that was lost. */
 static void wait_again(struct slot *slot, struct delivery *delivery)
@@ -463,7 +477,10 @@ bool rows_again(struct tensor *tensor, struct delivery *delivery, const struct d
 	struct slot *slot = known ? slot_find(known, h->round) : NULL;
 	bool waits = part == piece->n_pieces - 1 && !(flags & DATA_ROWS_HAS);
 
-	/* Who has the result of a round can be told nothing about it; what others lack of it they do not get from one that has left. */
+	/*
+	 * Who has the result of a round can be told nothing about it; what others lack of it they
+	 * do not get from one that has left.
+	 */
 	if ((flags & DATA_ROWS_HAS) &&
 	    (tensor_failed(tensor, h->round) || (slot && slot->held) ||
 	     (!slot && ((known && part_is_closed(known, h->round)) || tensor->job->n_left)))) {
@@ -534,7 +551,7 @@ void rows_past(struct round *round, uint32_t node)
 	}
 }
 
-/* -- The end ------------------------------------------------------------------------------------------------------ */
+/* -- The end ----------------------------------------------------------------------------------- */
 
 void rows_fail(struct slot *slot, int status, const char *text)
 {

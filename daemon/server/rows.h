@@ -74,7 +74,9 @@ void rows_attached(struct job *job, uint32_t node);
 void rows_past(struct round *round, uint32_t node);
 /* A PULL of a node that attach_check() has passed. */
 void rows_pull(struct job *job, struct delivery *delivery);
-/* A node wants nothing of this round any more (round 0: of any round): it has all, the round has failed, or the node left. */
+/* For the sweep: a slot in job->held, when nodes may have left. */
+void rows_visit(struct job *job, struct list *link, uint64_t now_ns);
+/* A node wants nothing of this round any more: it has all, or the round has failed. */
 void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round);
 /* Answers what is not in slot->from. */
 void rows_fail(struct slot *slot, int status, const char *text);

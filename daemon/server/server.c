@@ -56,8 +56,12 @@ void server_close(struct server *server)
 
 	server->closed = true;
 	(void)failure_set(&failure, -ESHUTDOWN, "the server is shutting down");
-	list_for_each_safe (job, tmp, &server->jobs, link)
+	list_for_each_safe (job, tmp, &server->jobs, link) {
+		job_hold(job);
 		job_end(job, &failure);
+		sweep_finish(job);
+		job_let_go(job);
+	}
 }
 
 struct server *server_free(struct server *server)
@@ -81,7 +85,10 @@ struct server *server_free(struct server *server)
 	return NULL;
 }
 
-/* The running job that a call names, if its sender may speak for the node that the header names. Else it is refused. */
+/*
+ * The running job that a call names, if its sender may speak for the node that the header names.
+ * Else it is refused.
+ */
 static struct job *job_of_call(struct server *server, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
@@ -175,6 +182,30 @@ static uint32_t node_of_notice(const struct job *job, const struct peer *peer,
 	return job_node_of(job, peer);
 }
 
+/* To the other nodes, who compare. What does not arrive comes again. */
+static void pass_on(const struct job *job, uint32_t from, const struct data_header *header,
+		    const void *payload)
+{
+	struct data_header notice = {
+		.op = header->op,
+		.len = header->len,
+		.job = job->number,
+		.key = header->key,
+		.round = header->round,
+		.root = header->root,
+	};
+
+	for (uint32_t i = 0; job->state == JOB_RUNNING && i < job->n_nodes; i++) {
+		struct peer *peer = job->nodes[i].peer;
+
+		if (i == from || !peer || job->nodes[i].left ||
+		    !peer_has(peer, DATA_FEATURE_ORDINALS))
+			continue;
+		notice.node = i;
+		(void)peer_notice(peer, &notice, payload);
+	}
+}
+
 void server_notice_arrived(struct server *server, struct peer *peer,
 			   const struct data_header *header, const void *payload)
 {
@@ -189,10 +220,13 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	if (!job) {
 		/* It may have overtaken the attach, which then must not begin the job again. */
 		if (header->op == DATA_FAIL_JOB)
-			job_over_remember(server, header->job, &failure);
+			job_over_hear(server, header, &failure);
 		return;
 	}
-	/* Whoever is not a node of the job has no say; other servers of it say the same things to this daemon's agent. */
+	/*
+	 * Whoever is not a node of the job has no say; other servers of it say the same things to
+	 * this daemon's agent.
+	 */
 	node = node_of_notice(job, peer, header);
 	if (node == NODE_NONE || job->nodes[node].left)
 		return;
@@ -218,6 +252,8 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 		leave_call(job, node, header);
 	} else if (header->op == DATA_LEFT) {
 		leave_heard(job, header->round);
+	} else if (header->op == DATA_ORDINAL) {
+		pass_on(job, node, header, payload);
 	}
 }
 
@@ -345,7 +381,7 @@ int server_arrivals(struct server *server, const char *name, struct arrivals_inf
 	size_t n;
 
 	list_for_each (job, &server->jobs, link)
-		if (job->arrivals && !strcmp(job->name, name))
+		if (job->arrivals && job_is_called(job->name, job->number, name))
 			found = job;
 	n = found ? found->n_nodes : 0;
 	infos = calloc(MAX(n, (size_t)1), sizeof(*infos));

@@ -11,6 +11,7 @@
  */
 #pragma once
 
+#include "base/account.h"
 #include "base/arrivals.h"
 #include "base/block.h"
 #include "base/loop.h"
@@ -21,6 +22,8 @@ struct server;
 
 struct server_params {
 	struct loop *loop;
+	struct accounts *
+		accounts; /* of peers, and of users whose agent is this daemon; NULL: nobody is charged */
 	struct pool *pool;
 	struct block_cache *blocks;
 	const struct transport *transport; /* that knows how fast the link is, or NULL */

@@ -43,9 +43,10 @@ static _fetches_ void fetch_inputs(const struct slot *slot)
 }
 
 /*
- * What comes behind it, if it is as it was. Each step looks only at what was fetched with the one before. Of a part there is
- * most often the slot of this round, the last, and that of the one before, which not all nodes have yet. How much is fetched does
- * not grow with the nodes: each of them contributes.
+ * What comes behind it, if it is as it was. Each step looks only at what was fetched with the one
+ * before. Of a part there is most often the slot of this round, the last, and that of the one
+ * before, which not all nodes have yet. How much is fetched does not grow with the nodes: each of
+ * them contributes.
  */
 static _fetches_ void fetch_behind(const struct tensor *tensor)
 {
@@ -82,7 +83,10 @@ static _fetches_ void fetch_behind(const struct tensor *tensor)
 		fetch_to_write(next->next, sizeof(*next) + past);
 }
 
-/* A node's contributions come in the same order in each step, mostly: then none is searched or waited for. */
+/*
+ * A node's contributions come in the same order in each step, mostly: then none is searched or
+ * waited for.
+ */
 static struct tensor *tensor_after(struct job_node *node, uint64_t key)
 {
 	struct tensor *tensor = node->last_tensor ? node->last_tensor->next : NULL;
@@ -112,6 +116,7 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 {
 	struct tensor *tensor;
 	unsigned max = job->server->params.max_tensors;
+	int r;
 
 	tensor = tensor_find(job, node, key);
 	if (tensor) {
@@ -123,14 +128,22 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 				   "job %s: %u tensors are in use already, its max_tensors",
 				   job->name, max);
 	tensor = bulk_take(&job->bulk, sizeof(*tensor) + job->n_nodes * sizeof(tensor->past[0]));
-	if (!tensor || map_add(&job->tensors, key, &tensor->entry))
-		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
+	r = tensor ? map_add(&job->tensors, key, &tensor->entry) : -errno;
+	if (r)
+		return job_no_memory(job, r, failure);
 	tensor->job = job;
+	tensor->parts.quota = job_memory(job);
 	tensor->key = key;
 	list_init(&tensor->rounds);
 	list_init(&tensor->failed);
+	list_push_back(&job->all_tensors, &tensor->in_job);
 	*ret_tensor = tensor;
 	return 0;
+}
+
+struct tensor *tensor_of(const struct job *job, uint64_t key)
+{
+	return tensor_find(job, NULL, key);
 }
 
 struct failed_round *tensor_failed(const struct tensor *tensor, uint64_t number)
@@ -150,7 +163,7 @@ static void failed_pop(struct tensor *tensor)
 
 	list_remove(&oldest->link);
 	tensor->n_failed--;
-	free(oldest);
+	(void)held_free(oldest);
 }
 
 void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct failure *failure)
@@ -168,7 +181,7 @@ void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct fail
 	}
 	if (tensor->n_failed == TENSOR_FAILED)
 		failed_pop(tensor);
-	failed = malloc(sizeof(*failed) + len);
+	failed = held_new(job_memory(tensor->job), sizeof(*failed) + len);
 	if (!failed)
 		return; /* late contributions then wait for their deadline */
 	failed->number = failed->last = number;
@@ -178,13 +191,41 @@ void tensor_failed_add(struct tensor *tensor, uint64_t number, const struct fail
 	tensor->n_failed++;
 }
 
+/*
+ * What is looked for is most often the first or the last of few. Each of a list that has not come
+ * behind STORE_NEAR others is among so many for good, as others only go from before it; the rest is
+ * in a map.
+ */
+static uint64_t far_hash(const void *of, uint64_t number)
+{
+	const uint64_t key[] = { (uintptr_t)of, number };
+
+	return map_hash(key, sizeof(key));
+}
+
+static struct round *far_round(const struct tensor *tensor, uint64_t number)
+{
+	struct map_entry *entry = map_find(&tensor->job->far_rounds, far_hash(tensor, number));
+
+	for (; entry; entry = map_find_next(entry)) {
+		struct round *round = container_of(entry, struct round, far);
+
+		if (round->tensor == tensor && round->header.round == number)
+			return round;
+	}
+	return NULL;
+}
+
 struct round *round_find(const struct tensor *tensor, uint64_t number)
 {
 	struct round *round;
+	unsigned n = 0;
 
 	list_for_each (round, &tensor->rounds, link) {
 		if (round->header.round == number)
 			return round;
+		if (++n == STORE_NEAR)
+			return far_round(tensor, number);
 	}
 	return NULL;
 }
@@ -226,36 +267,61 @@ void part_close(struct part *part, uint64_t number)
 	part->newest = number;
 }
 
+static struct slot *far_slot(const struct part *part, uint64_t number)
+{
+	const struct job *job = list_first(&part->slots, struct slot, in_part)->job;
+	struct map_entry *entry = map_find(&job->far_slots, far_hash(part, number));
+
+	for (; entry; entry = map_find_next(entry)) {
+		struct slot *slot = container_of(entry, struct slot, far);
+
+		if (slot->part == part && slot->header.round == number)
+			return slot;
+	}
+	return NULL;
+}
+
 struct slot *slot_find(const struct part *part, uint64_t number)
 {
 	struct slot *slot;
+	unsigned n = 0;
 
 	list_for_each (slot, &part->slots, in_part) {
 		if (slot->header.round == number)
 			return slot;
+		if (++n == STORE_NEAR)
+			return far_slot(part, number);
 	}
 	return NULL;
+}
+
+static size_t part_len(const struct job *job)
+{
+	return sizeof(struct part) + (job->stragglers.quorum ? job->n_nodes * sizeof(uint32_t) : 0);
 }
 
 int part_get(struct tensor *tensor, const struct data_header *header, struct part **ret_part)
 {
 	struct part *part = part_find(tensor, header);
 	struct job *job = tensor->job;
+	int r;
 
 	if (part) {
 		*ret_part = part;
 		return 0;
 	}
-	if (quota_charge(job->quota, sizeof(*part)))
+	if (quota_charge(job->quota, part_len(job)))
 		return QUOTA_E_FULL;
-	part = bulk_take(&job->bulk, sizeof(*part));
-	if (!part || map_add(&tensor->parts, part_hash(header), &part->entry)) {
-		quota_release(job->quota, sizeof(*part));
-		return error_origin(-ENOMEM);
+	part = bulk_take(&job->bulk, part_len(job));
+	r = part ? map_add(&tensor->parts, part_hash(header), &part->entry) : -errno;
+	if (r) {
+		quota_release(job->quota, part_len(job));
+		return error_origin(r);
 	}
-	job->charged_parts += sizeof(*part);
+	job->charged_parts += part_len(job);
 	list_init(&part->slots);
 	list_init(&part->carried);
+	list_push_back(&job->parts, &part->in_job);
 	if (!tensor->first_part)
 		tensor->first_part = part;
 	*ret_part = part;
@@ -279,18 +345,30 @@ static int round_get(struct tensor *tensor, const struct data_header *header,
 		     struct round **ret_round)
 {
 	struct round *round = round_find(tensor, header->round);
+	struct job *job = tensor->job;
+	int r;
 
-	if (!round) {
-		round = round_take(tensor->job);
-		if (!round)
-			return error_origin(-ENOMEM);
-		round->header = *header;
-		round->tensor = tensor;
-		list_init(&round->slots);
-		list_push_back(&tensor->rounds, &round->link);
-		round->measured = header->round <= tensor->measured;
-		tensor->measured = MAX(tensor->measured, header->round);
+	if (round) {
+		*ret_round = round;
+		return 0;
 	}
+	round = round_take(job);
+	if (!round)
+		return error_origin(-errno);
+	round->is_far = tensor->n_rounds >= STORE_NEAR;
+	r = round->is_far ? map_add(&job->far_rounds, far_hash(tensor, header->round), &round->far)
+			  : 0;
+	if (r) {
+		list_push_front(&job->spare_rounds, &round->link);
+		return error_origin(r);
+	}
+	round->header = *header;
+	round->tensor = tensor;
+	list_init(&round->slots);
+	list_push_back(&tensor->rounds, &round->link);
+	tensor->n_rounds++;
+	round->measured = header->round <= tensor->measured;
+	tensor->measured = MAX(tensor->measured, header->round);
 	*ret_round = round;
 	return 0;
 }
@@ -301,6 +379,9 @@ void round_put(struct round *round)
 
 	if (round->pinned || !list_empty(&round->slots))
 		return;
+	if (round->is_far)
+		map_remove(&job->far_rounds, &round->far);
+	round->tensor->n_rounds--;
 	list_remove(&round->link);
 	list_push_front(&job->spare_rounds, &round->link);
 }
@@ -310,10 +391,13 @@ size_t slot_len(const struct job *job)
 	/* With its places among what was sent. */
 	return sizeof(struct slot) +
 	       job->n_nodes * (sizeof(void *) + sizeof(struct delivery *) + sizeof(uint32_t) +
-			       2 * sizeof(uint8_t) + 2 * sizeof(struct slot *));
+			       3 * sizeof(uint8_t) + 2 * sizeof(struct slot *));
 }
 
-/* In the steady state slots come from the spare ones, of which there are as many as there were slots at once. */
+/*
+ * In the steady state slots come from the spare ones, of which there are as many as there were
+ * slots at once.
+ */
 static struct slot *slot_take(struct job *job)
 {
 	struct slot *slot = list_first(&job->spare, struct slot, in_job);
@@ -343,11 +427,17 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 	if (quota_charge(job->quota, slot_len(job)))
 		return QUOTA_E_FULL;
 	slot = slot_take(job);
-	r = slot ? round_get(tensor, header, &round) : error_origin(-ENOMEM);
+	r = slot ? round_get(tensor, header, &round) : error_origin(-errno);
+	if (!r && part->n_slots >= STORE_NEAR) {
+		r = map_add(&job->far_slots, far_hash(part, header->round), &slot->far);
+		slot->is_far = !r;
+	}
 	if (r) {
 		quota_release(job->quota, slot_len(job));
 		if (slot)
 			list_push_front(&job->spare, &slot->in_job);
+		if (round)
+			round_put(round);
 		return r;
 	}
 	slot->job = job;
@@ -360,10 +450,12 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 	slot->number = (uint32_t *)(slot->inputs + job->n_nodes);
 	slot->acked = (uint8_t *)(slot->number + job->n_nodes);
 	slot->came_late = slot->acked + job->n_nodes;
+	slot->behind = slot->came_late + job->n_nodes;
 	list_init(&slot->carried);
 	list_init(&slot->again);
 	list_init(&slot->offers);
 	list_push_back(&part->slots, &slot->in_part);
+	part->n_slots++;
 	list_push_back(&round->slots, &slot->in_round);
 	list_push_back(&job->open, &slot->in_job);
 	job->n_open++;
@@ -371,12 +463,18 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 	return 0;
 }
 
+void slot_move(struct slot *slot, struct list *to)
+{
+	sweep_leave(slot->job, &slot->in_job);
+	list_remove(&slot->in_job);
+	list_push_back(to, &slot->in_job);
+}
+
 void slot_sum(struct slot *slot)
 {
 	struct job *job = slot->job;
 
-	list_remove(&slot->in_job);
-	list_push_back(&job->summing, &slot->in_job);
+	slot_move(slot, &job->summing);
 	job->n_open--;
 	job->n_summing++;
 	slot->summing = true;
@@ -386,8 +484,7 @@ void slot_hold(struct slot *slot)
 {
 	struct job *job = slot->job;
 
-	list_remove(&slot->in_job);
-	list_push_back(&job->held, &slot->in_job);
+	slot_move(slot, &job->held);
 	job->n_summing--;
 	slot->held = true;
 }
@@ -396,21 +493,26 @@ void slot_free(struct slot *slot)
 {
 	struct job *job = slot->job;
 
+	slot->late = slot->kept = false;
+	quorum_count(slot);
 	keep_forget(slot);
 	slot->rows = rows_free(slot);
 	quorum_drop(job, &slot->carried);
-	freep(&slot->more_inputs);
+	slot->more_inputs = held_free(slot->more_inputs);
 	quota_release(job->quota, slot->charged);
 	slot->result = block_unref(slot->result);
-	list_remove(&slot->in_job);
 	list_remove(&slot->in_part);
 	list_remove(&slot->in_round);
-	if (slot->round)
-		round_put(slot->round);
+	if (slot->is_far)
+		map_remove(&job->far_slots, &slot->far);
+	slot->part->n_slots--;
+	round_put(slot->round);
 	if (slot->summing)
 		job->n_summing -= !slot->held;
 	else
 		job->n_open--;
+	sweep_leave(job, &slot->in_job);
+	list_remove(&slot->in_job);
 	list_push_front(&job->spare, &slot->in_job);
 }
 
@@ -440,46 +542,31 @@ void round_fail_slots(struct round *round, const struct failure *failure)
 	round_put(round);
 }
 
-static void tensor_drop(struct tensor *tensor)
+void part_end(struct job *job, struct list *link)
 {
-	struct map_entry *entry;
+	struct part *part = container_of(link, struct part, in_job);
 
-	map_for_each (entry, &tensor->parts) {
-		struct part *part = container_of(entry, struct part, entry);
+	quorum_drop(job, &part->carried);
+	freep(&part->roll);
+	list_remove(link);
+}
 
-		quorum_drop(tensor->job, &part->carried);
-		free(part->roll);
-	}
+void tensor_end(struct job *job, struct list *link)
+{
+	struct tensor *tensor = container_of(link, struct tensor, in_job);
+
+	(void)job;
 	map_done(&tensor->parts);
 	while (tensor->n_failed)
 		failed_pop(tensor);
+	list_remove(link);
 }
 
 void store_end(struct job *job)
 {
-	struct map_entry *entry;
-	struct slot *slot, *tmp;
-
-	accumulate_end(job);
-	list_for_each_safe (slot, tmp, &job->open, in_job)
-		slot_fail(slot, job->failure.status, job->failure.text);
-	list_for_each_safe (slot, tmp, &job->held, in_job)
-		slot_free(slot);
-	list_for_each_safe (slot, tmp, &job->late, in_job)
-		slot_free(slot);
-	list_for_each_safe (slot, tmp, &job->kept, in_job)
-		slot_fail(slot, job->failure.status, job->failure.text);
-	list_for_each (slot, &job->summing, in_job) {
-		struct round *round = TAKE_PTR(slot->round);
-
-		slot->part = NULL;
-		list_remove(&slot->in_part);
-		list_remove(&slot->in_round);
-		round_put(round);
-	}
-	map_for_each (entry, &job->tensors)
-		tensor_drop(container_of(entry, struct tensor, entry));
 	map_done(&job->tensors);
+	map_done(&job->declared);
+	map_done(&job->named);
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++)
 		job->nodes[i].last_tensor = NULL;
 	quota_release(job->quota, job->charged_parts);
@@ -494,5 +581,7 @@ void store_free(struct job *job)
 	/* With the pool gone nobody sums these any more. */
 	list_for_each_safe (slot, tmp, &job->summing, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);
+	map_done(&job->far_slots);
+	map_done(&job->far_rounds);
 	bulk_done(&job->bulk);
 }

@@ -33,13 +33,15 @@ static void look(struct job *job)
 			return;
 	job->told = true;
 	job_hold(job);
-	quorum_told(job);
-	if (job->state == JOB_RUNNING)
-		accumulate_told(job);
+	if (quorum_told(job))
+		sweep(job, SWEEP_NEWS);
 	job_let_go(job);
 }
 
-/* Those of a later attach come again from the start. Returns false for what belongs to an earlier one. */
+/*
+ * Those of a later attach come again from the start. Returns false for what belongs to an earlier
+ * one.
+ */
 static bool is_of_now(struct offers *offers, const struct data_header *header)
 {
 	uint32_t attachment = (uint32_t)header->status, ahead = attachment - offers->attachment;

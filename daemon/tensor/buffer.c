@@ -5,6 +5,7 @@
  */
 #include "tensor/tensor.h"
 
+#include "base/pages.h"
 #include "base/unmap.h"
 #include <fcntl.h>
 #include <inttypes.h>
@@ -13,10 +14,12 @@
 #include <sys/stat.h>
 #include <sys/vfs.h>
 
+/* To give back so much takes the kernel some 0.2 s. */
+#define CALM_LEN_MAX ((off_t)256 << 20)
 /* More than any device has; a trainer cannot use up all addresses with it. */
 #define DEVICE_LEN_MAX (UINT64_C(1) << 40)
 
-static int check_memory(int fd, uint64_t len, struct failure *failure)
+static int check_memory(int fd, uint64_t len, bool *ret_stalls, struct failure *failure)
 {
 	struct statfs fs;
 	struct stat st;
@@ -42,6 +45,7 @@ static int check_memory(int fd, uint64_t len, struct failure *failure)
 				   "the memfd has %" PRIu64 " bytes, less than the %" PRIu64
 				   " to be shared",
 				   (uint64_t)st.st_size, len);
+	*ret_stalls = st.st_size > CALM_LEN_MAX || !(seals & F_SEAL_GROW);
 	return 0;
 }
 
@@ -49,10 +53,11 @@ int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_bu
 	       struct failure *failure)
 {
 	_cleanup_(freep) struct buffer *buffer = NULL;
+	bool stalls;
 	void *data;
 	int r;
 
-	r = check_memory(fd, len, failure);
+	r = check_memory(fd, len, &stalls, failure);
 	if (r)
 		return r;
 	buffer = calloc(1, sizeof(*buffer));
@@ -72,9 +77,68 @@ int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_bu
 		return r;
 	}
 
-	*buffer = (struct buffer){ .refs = 1, .data = data, .len = len, .quota = quota };
+	*buffer = (struct buffer){
+		.refs = 1,
+		.data = data,
+		.len = len,
+		.quota = quota,
+		.stalls = stalls,
+	};
 	*ret_buffer = TAKE_PTR(buffer);
 	return 0;
+}
+
+int buffer_check_whole(int fd, uint64_t len, struct failure *failure)
+{
+	uint64_t there;
+	struct stat st;
+
+	if (fstat(fd, &st))
+		return failure_set(failure, -errno, "cannot look at the descriptor: %s",
+				   strerror(errno));
+	there = (uint64_t)st.st_blocks * 512;
+	if (there >= len)
+		return 0;
+	return failure_set(failure, -EINVAL,
+			   "of the memfd's pages, %" PRIu64 " bytes of %" PRIu64
+			   " have never been written: they would be charged to the daemon when it "
+			   "writes them; madvise(MADV_POPULATE_WRITE) or fallocate(2) before Share",
+			   len - there, len);
+}
+
+/* What stands for it is in pieces, of which there are at most so many, and as large at most as so many pieces are many. */
+#define PIECES_MAX 1024
+#define PIECE_MIN  (UINT64_C(2) << 20)
+
+/*
+ * Gives back a page of a buffer, in the thread that unmaps: madvise() waits for others who give back
+ * pages of that memfd.
+ */
+static void give_back(void *data, size_t page)
+{
+	/* mremap() of no bytes makes a second mapping of shared memory. */
+	void *again = mremap(data, 0, page, MREMAP_MAYMOVE);
+
+	if (again != MAP_FAILED)
+		unmap_remove(again, page);
+}
+
+void buffer_bury(struct buffer *buffer, void *const *pages, size_t n)
+{
+	uint64_t page = page_size(), len = align_up(buffer->len, page), piece;
+	_cleanup_(fd_closep) int fd = memfd_create("bps-nothing", MFD_CLOEXEC);
+
+	piece = MAX(align_up(len / PIECES_MAX, page), PIECE_MIN);
+	for (size_t i = 0; i < n; i++)
+		if ((char *)pages[i] >= buffer->data && (char *)pages[i] < buffer->data + len)
+			give_back(pages[i], page);
+	/* Where there is no memory for that, each page that is met is given back again. */
+	if (fd < 0 || ftruncate(fd, (off_t)piece))
+		return;
+	for (uint64_t at = 0; at < len; at += piece)
+		if (mmap(buffer->data + at, (size_t)MIN(piece, len - at), PROT_READ | PROT_WRITE,
+			 MAP_SHARED | MAP_FIXED, fd, 0) == MAP_FAILED)
+			return;
 }
 
 int buffer_of_device(const struct gpu_memory_params *params, struct buffer **ret_buffer,

@@ -9,7 +9,9 @@ static uint64_t count_of(const struct partition *p, uint32_t rank)
 	return p->counts ? p->counts[rank] : p->elements;
 }
 
-/* push_pull, broadcast, barrier: one block, from the start of the input to the start of the output. */
+/*
+ * push_pull, broadcast, barrier: one block, from the start of the input to the start of the output.
+ */
 static bool open_whole(struct partition *p)
 {
 	if (p->source)

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "base/error.h"
+#include "base/list.h"
 #include "base/map.h"
 #include "base/quota.h"
 #include "gpu/gpu.h"
@@ -48,13 +49,22 @@ struct buffer {
 	uint64_t len;
 	struct quota *quota;	   /* charged with len; NULL: nobody */
 	struct gpu_memory *device; /* NULL: memory of the host */
+	/*
+	 * Whoever touches it may be kept waiting for long. While pages of a memfd are given back, as many as there are at once, who
+	 * touches one of them waits until all have gone. False: the memfd has few pages, and can get no more.
+	 */
+	bool stalls;
 	/* Optional: called right before host memory is unmapped: hardware that knows it must forget it. */
 	void (*leaving)(struct buffer *buffer);
 	void *leaving_user;
 	/* Optional: called when it has been unmapped, and no worker has it imported, right before it is freed. */
 	void (*released)(struct buffer *buffer);
-	void *user;	 /* free for the owner's use */
-	uint64_t cookie; /* the same */
+	void *user;		/* free for the owner's use */
+	uint64_t cookie;	/* the same */
+	struct list link;	/* the same */
+	uint64_t held;		/* the same */
+	unsigned n_descriptors; /* the same */
+	bool buried;		/* the same */
 };
 
 /*
@@ -66,6 +76,16 @@ struct buffer {
  */
 int buffer_map(int fd, uint64_t len, struct quota *quota, struct buffer **ret_buffer,
 	       struct failure *failure);
+/*
+ * A trainer's memory has to be there when it is shared: pages that nobody has written yet would be the daemon's when it touches
+ * them. How many are there is asked, not which: holes elsewhere are seen when they are met. Returns 0; or -EINVAL with words.
+ */
+int buffer_check_whole(int fd, uint64_t len, struct failure *failure);
+/*
+ * Its trainer has given back pages of it: they are not touched any more. What is under way reads and writes a little memory
+ * of ours in their place, over and over. pages: such as were made since then; those in it are given back soon.
+ */
+void buffer_bury(struct buffer *buffer, void *const *pages, size_t n);
 /*
  * The same for memory of a device, which a GPU worker imports when it is used. Refused with -EINVAL (length), -ENOMEM or
  * -errno (the descriptor cannot be kept), with words.

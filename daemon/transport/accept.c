@@ -103,7 +103,7 @@ static int adopt_lane(struct handshake *h)
 		if (r)
 			return error_trace(r);
 	}
-	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, h->features, true);
+	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, h);
 	if (!r && (h->features & DATA_FEATURE_RDMA))
 		r = rdma_begin(peer);
 	if (r && list_empty(&peer->lanes))

@@ -105,8 +105,9 @@ void address_set_ahead(int fd, unsigned bytes)
 }
 
 /*
- * The kernel looks after the silence that we do not: bytes of ours that nobody acknowledges, also into a window that stays closed
- * (which a busy peer's may do for a while), and, by keepalive, idle connections whose other end has vanished.
+ * The kernel looks after the silence that we do not: bytes of ours that nobody acknowledges, also
+ * into a window that stays closed (which a busy peer's may do for a while), and, by keepalive, idle
+ * connections whose other end has vanished.
  */
 void address_tune_socket(int fd, uint64_t peer_timeout_ns)
 {
@@ -142,8 +143,9 @@ bool address_is_inside(int fd)
 }
 
 /*
- * Algorithms that pace what they send (bbr) set a timer for every 64 KiB. Inside a machine that takes more time than all the
- * rest of TCP. Once a connection stands it is too late: what has been paced stays so.
+ * Algorithms that pace what they send (bbr) set a timer for every 64 KiB. Inside a machine that
+ * takes more time than all the rest of TCP. Once a connection stands it is too late: what has been
+ * paced stays so.
  */
 int address_set_congestion(int fd, const struct address *address, const char *name)
 {
@@ -159,8 +161,8 @@ int address_set_congestion(int fd, const struct address *address, const char *na
 }
 
 /*
- * getaddrinfo() blocks for as long as name servers like and cannot be cancelled. So the thread is detached, and whoever
- * comes last, it or the owner, frees.
+ * getaddrinfo() blocks for as long as name servers like and cannot be cancelled. So the thread is
+ * detached, and whoever comes last, it or the owner, frees.
  */
 struct resolver {
 	struct resolver_params params;
@@ -235,8 +237,9 @@ int resolver_start(const struct resolver_params *params, struct resolver **ret_r
 }
 
 /*
- * Not run: either the thread still works, and frees when it finds itself abandoned; or the mail lies in the box, which
- * runs it later, at the latest when the transport closes, and the mail frees.
+ * Not run: either the thread still works, and frees when it finds itself abandoned; or the mail
+ * lies in the box, which runs it later, at the latest when the transport closes, and the mail
+ * frees.
  */
 struct resolver *resolver_free(struct resolver *resolver)
 {

@@ -22,9 +22,10 @@ static void call_message_init(struct call *call)
 }
 
 /*
- * Set-up calls stay in the order in which they were made, and notices with them: all on the first lane, which is one of
- * TCP. So does a call that two RDMA lanes have failed. A push takes, of the RDMA lanes if there are any, the lane with the
- * fewest bytes to be written; among equals, the one with the fewest calls. NULL: it has to wait for an RDMA lane.
+ * Set-up calls stay in the order in which they were made, and notices with them: all on the first
+ * lane, which is one of TCP. So does a call that two RDMA lanes have failed. A push takes, of the
+ * RDMA lanes if there are any, the lane with the fewest bytes to be written; among equals, the one
+ * with the fewest calls. NULL: it has to wait for an RDMA lane.
  */
 static struct lane *pick_lane(const struct peer *peer, const struct data_header *header)
 {
@@ -82,8 +83,8 @@ void call_send(struct call *call)
 }
 
 /*
- * The lane is gone, and with it whoever could write into the room. What the other side had not heard of is made anew; of
- * the rest the answer is asked for.
+ * The lane is gone, and with it whoever could write into the room. What the other side had not
+ * heard of is made anew; of the rest the answer is asked for.
  */
 static void call_move(struct call *call, unsigned rail)
 {
@@ -232,7 +233,7 @@ void call_take_answer(struct call *call)
 
 #define DAMAGED_NS (10 * NSEC_PER_SEC) /* between two lines about damaged payloads */
 
-const char call_damaged_text[] = "a payload arrived with other bytes than its checksum says";
+const char call_damaged_text[] = "a payload arrived with other bytes than were sent";
 
 void call_damaged(struct call *call)
 {

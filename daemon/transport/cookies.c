@@ -6,8 +6,8 @@
 #include "transport/internal.h"
 
 /*
- * A cookie is the slot's index and, above it, a generation that is never 0: so no cookie is 0, and one that was used
- * up is not taken for its successor in the slot until 255 calls later.
+ * A cookie is the slot's index and, above it, a generation that is never 0: so no cookie is 0, and
+ * one that was used up is not taken for its successor in the slot until 255 calls later.
  */
 #define COOKIE_INDEX_BITS     24
 #define COOKIE_INDEX_MASK     ((1u << COOKIE_INDEX_BITS) - 1)

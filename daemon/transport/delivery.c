@@ -6,7 +6,6 @@
  */
 #include "transport/internal.h"
 
-#include "base/crc32c.h"
 #include <stdio.h>
 
 static void incoming_send(struct incoming *incoming);
@@ -113,9 +112,9 @@ static void incoming_deliver(struct incoming *incoming)
 }
 
 /*
- * Calls that came over an RDMA lane and are asked for again over another, since the lane broke before their answers had
- * arrived. What had been delivered is not delivered again: it changes its lane and its cookie, and is known by the first
- * that it had.
+ * Calls that came over an RDMA lane and are asked for again over another, since the lane broke
+ * before their answers had arrived. What had been delivered is not delivered again: it changes its
+ * lane and its cookie, and is known by the first that it had.
  */
 
 static struct incoming *find_moved(const struct peer *peer, const struct data_header *header)
@@ -307,8 +306,7 @@ static void incoming_fill(struct incoming *incoming, const struct data_header *h
 	answer->magic = DATA_MAGIC;
 	answer->version = DATA_VERSION;
 	answer->cookie = cookie;
-	answer->flags &=
-		peer_knows(incoming->delivery.peer, DATA_FEATURE_KEPT) ? DATA_FLAG_KEPT : 0;
+	answer->flags &= incoming->delivery.peer->features & DATA_FEATURE_KEPT ? DATA_FLAG_KEPT : 0;
 	incoming->delivery.payload_block = NULL;
 	if (answer->len && block) {
 		assert(answer->len <= block->len);
@@ -350,7 +348,6 @@ static void incoming_begin(struct incoming *incoming)
 	message->payload = block ? block->data : NULL;
 	message->link = (struct list){ 0 };
 	message->bounce = NULL;
-	message->check = message->check_done = 0;
 	message->kind = MESSAGE_ANSWER;
 	message->urgent = !header->len || header->op != DATA_RESULT;
 }
@@ -361,23 +358,8 @@ static void incoming_send(struct incoming *incoming)
 	lane_send(incoming->lane, &incoming->message);
 }
 
-/* What is larger is read for it when it leaves, by the thread that sends it. */
-static void take_check(struct incoming *incoming, struct answer_check *check)
-{
-	const struct delivery *delivery = &incoming->delivery;
-	uint32_t len = delivery->header.len;
-
-	if (!incoming->lane->has_checksums || !len || len > DATA_PACKED_MAX)
-		return;
-	if (!check->is_known)
-		check->value = crc32c(0, delivery->payload_block->data, len);
-	check->is_known = true;
-	incoming->message.check = check->value;
-	incoming->message.check_done = len;
-}
-
-static void answer(struct delivery *delivery, const struct data_header *header, struct block *block,
-		   const void *payload, struct answer_check *check)
+void delivery_answer(struct delivery *delivery, const struct data_header *header,
+		     struct block *block, const void *payload)
 {
 	struct incoming *incoming = container_of(delivery, struct incoming, delivery);
 	struct peer *peer = delivery->peer;
@@ -417,22 +399,7 @@ static void answer(struct delivery *delivery, const struct data_header *header, 
 	/* A lane that closes takes nothing: the answer waits to be asked for. */
 	if (!incoming->lane || incoming->lane->is_closing)
 		return;
-	incoming_begin(incoming);
-	if (check)
-		take_check(incoming, check);
-	lane_send(incoming->lane, &incoming->message);
-}
-
-void delivery_answer(struct delivery *delivery, const struct data_header *header,
-		     struct block *block, const void *payload)
-{
-	answer(delivery, header, block, payload, NULL);
-}
-
-void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
-			  struct block *block, struct answer_check *check)
-{
-	answer(delivery, header, block, NULL, check);
+	incoming_send(incoming);
 }
 
 bool delivery_is_own(const struct delivery *delivery)

@@ -18,12 +18,6 @@
 #define AGAIN_MAX_NS   (5 * NSEC_PER_SEC)
 #define AGAIN_SOON_NS  NSEC_PER_SEC
 
-/*
- * The lanes of a peer being made. Names are resolved first, once for all lanes; then each lane tries the addresses in
- * turn, and again after a pause that doubles, until the time for it is over: the other daemon may just be starting. A
- * lane that cannot be made is done without, but for the first, which the others wait for. What trying again does not mend
- * (wrong key, version or daemon) loses the peer at once. One that broke later is tried until the peer is lost.
- */
 struct attempt {
 	struct dial *dial;
 	unsigned lane;
@@ -99,7 +93,7 @@ static int begin_others(struct dial *dial)
 	for (unsigned i = 1; i < dial->n_attempts && !r; i++) {
 		struct attempt *attempt = &dial->attempts[i];
 
-		if (attempt->lane == DATA_LANE_BEAT && !peer_knows(dial->peer, DATA_FEATURE_RAILS))
+		if (attempt->lane == DATA_LANE_BEAT && !(dial->peer->features & DATA_FEATURE_RAILS))
 			dial->n_over++;
 		else
 			r = loop_timer_set(loop, &attempt->timer, now_ns);
@@ -199,7 +193,7 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 	}
 	peer->addresses = attempt->dial->addresses;
 	if (!r)
-		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, h->features, false);
+		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, h);
 	if (r)
 		peer_lose(peer, r, "out of memory");
 	else

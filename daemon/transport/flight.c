@@ -10,19 +10,23 @@
 #include <sys/socket.h>
 
 /*
- * What a connection has on its way nothing overtakes, and it waits in the queues of the network, where one that has more takes
- * more of the link. A server's answers then reach some nodes long before others; these begin their next step earlier, and what
- * they send has no sum before the last has sent his. So each has as much there as keeps links busy, and all the same: four parts
- * among the nodes, which are some 2 ms of a link, for pauses of the processes at both ends, and twice what a link carries while
- * a byte goes there and its acknowledgement comes back. Eight keep links no busier, and all that is urgent comes later.
+ * What a connection has on its way nothing overtakes, and it waits in the queues of the network,
+ * where one that has more takes more of the link. A server's answers then reach some nodes long
+ * before others; these begin their next step earlier, and what they send has no sum before the last
+ * has sent his. So each has as much there as keeps links busy, and all the same: four parts among
+ * the nodes, which are some 2 ms of a link, for pauses of the processes at both ends, and twice
+ * what a link carries while a byte goes there and its acknowledgement comes back. Eight keep links
+ * no busier, and all that is urgent comes later.
  *
- * Acknowledgements wait behind what goes the other way. If one end could have more on its way than the other it would fill its
- * own queue, and its peer would be slow for that. So the bound follows from what all nodes of a job know alike, and not from what
- * each has measured. That decides only whether there is one: where much may be on its way queues are short beside it, and parts
- * that are small for the link say nothing about it.
+ * Acknowledgements wait behind what goes the other way. If one end could have more on its way than
+ * the other it would fill its own queue, and its peer would be slow for that. So the bound follows
+ * from what all nodes of a job know alike, and not from what each has measured. That decides only
+ * whether there is one: where much may be on its way queues are short beside it, and parts that are
+ * small for the link say nothing about it.
  *
- * Less than two full segments the other side does not acknowledge at once, but some 40 ms later. So there may always be a few: much
- * where they are large, as jumbo frames, or the loopback's of 64 KiB.
+ * Less than two full segments the other side does not acknowledge at once, but some 40 ms later. So
+ * there may always be a few: much where they are large, as jumbo frames, or the loopback's of 64
+ * KiB.
  */
 
 #define FLIGHT_PARTS	  4
@@ -67,7 +71,10 @@ static void look(int fd, struct flight *flight)
 	flight->segment = info.tcpi_snd_mss;
 }
 
-/* 0: as the kernel likes, which it may again once the lock is off; before Linux 5.18, as much as there may be. */
+/*
+ * 0: as the kernel likes, which it may again once the lock is off; before Linux 5.18, as much as
+ * there may be.
+ */
 static void set(int fd, uint64_t bytes)
 {
 	/* The kernel takes it for half of the memory; payloads are nearly all of it. */

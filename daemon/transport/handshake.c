@@ -36,7 +36,10 @@ enum handshake_state {
 	HANDSHAKE_OVER,
 };
 
-/* Magic and versions come first in every version's hello: as many bytes tell whether the rest is worth waiting for. */
+/*
+ * Magic and versions come first in every version's hello: as many bytes tell whether the rest is
+ * worth waiting for.
+ */
 #define HELLO_HEAD_LEN offsetof(struct data_hello, lane)
 
 static const unsigned char no_proof[DATA_PROOF_LEN];
@@ -87,6 +90,26 @@ static int prove(const struct handshake *h, const char *label, unsigned char *re
 			       &h->accepting, ret_proof);
 }
 
+int handshake_seals(const struct handshake *h, struct seal *ret_in, struct seal *ret_out)
+{
+	static const char *const labels[2] = { "bps-tags-client", "bps-tags-server" };
+	bool has_key = h->transport->key_len;
+	unsigned char keys[2][DATA_PROOF_LEN];
+	int r = 0;
+
+	*ret_in = *ret_out = (struct seal){ 0 };
+	if (!(h->features & DATA_FEATURE_CHECKSUM))
+		return 0;
+	for (unsigned i = 0; has_key && i < 2 && !r; i++)
+		r = prove(h, labels[i], keys[i]);
+	if (!r)
+		r = seal_init(ret_in, has_key ? keys[!h->is_accepting] : NULL);
+	if (!r)
+		r = seal_init(ret_out, has_key ? keys[h->is_accepting] : NULL);
+	OPENSSL_cleanse(keys, sizeof(keys));
+	return error_trace(r);
+}
+
 /* But for what depends on the other side's hello: a probe that is wanted. */
 static uint64_t features_of(const struct handshake *h, int fd)
 {
@@ -97,8 +120,8 @@ static uint64_t features_of(const struct handshake *h, int fd)
 
 	return (transport->rdma ? DATA_FEATURE_RDMA : 0) |
 	       (is_checked ? DATA_FEATURE_CHECKSUM : 0) | DATA_FEATURE_RAILS | DATA_FEATURE_KEPT |
-	       DATA_FEATURE_PACKS | DATA_FEATURE_STOPPING | DATA_FEATURE_SCALES |
-	       (h->offers_probe ? DATA_FEATURE_PROBE : 0);
+	       DATA_FEATURE_PACKS | DATA_FEATURE_STOPPING | DATA_FEATURE_ORDINALS |
+	       DATA_FEATURE_SCALES | (h->offers_probe ? DATA_FEATURE_PROBE : 0);
 }
 
 static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
@@ -239,6 +262,12 @@ static void got_hello(struct handshake *h)
 	}
 	h->theirs = hello;
 	h->features = h->our_features & hello.features;
+	/*
+	 * Where there is a key nobody between the two can have one of them think that it is not
+	 * needed.
+	 */
+	if (h->transport->key_len)
+		h->features |= (h->our_features | hello.features) & DATA_FEATURE_CHECKSUM;
 	if (h->is_accepting && probe_is_wanted(h)) {
 		h->transport->probing = h;
 		h->our_features |= DATA_FEATURE_PROBE;
@@ -250,7 +279,10 @@ static void got_hello(struct handshake *h)
 		got_accepting_hello(h);
 }
 
-/* Not ours, or of another version: no need to wait for the rest. Returns whether the handshake goes on. */
+/*
+ * Not ours, or of another version: no need to wait for the rest. Returns whether the handshake goes
+ * on.
+ */
 static bool check_hello_head(struct handshake *h)
 {
 	struct data_hello head = { 0 };

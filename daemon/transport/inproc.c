@@ -111,7 +111,7 @@ static void inproc_on_notice(struct mail *mail)
 	if (!transport->is_closed)
 		transport->ops->notice_arrived(transport->user, notice->peer, &notice->header,
 					       notice->header.len ? notice->payload : NULL);
-	free(notice);
+	(void)held_free(notice);
 }
 
 void inproc_notice(struct peer *peer, struct notice *notice)
@@ -121,7 +121,7 @@ void inproc_notice(struct peer *peer, struct notice *notice)
 	box_post(&peer->transport->box, &notice->message.mail);
 }
 
-/* -- Memory of the caller's ---------------------------------------------------------------------------------------- */
+/* -- Memory of the caller's -------------------------------------------------------------------- */
 
 static struct call *call_of(struct delivery *delivery)
 {

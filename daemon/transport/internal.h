@@ -12,9 +12,11 @@
 #pragma once
 
 #include "base/bulk.h"
+#include "base/fair.h"
 #include "base/metrics.h"
 #include "base/quota.h"
 #include "base/source.h"
+#include "transport/seal.h"
 #include "transport/transport.h"
 #include <inttypes.h>
 #include <netinet/in.h>
@@ -50,34 +52,19 @@ void box_post(struct box *box, struct mail *mail);
 /* Runs what is in it, and what that adds, until it is empty; the loop forgets the box. Home thread. */
 void box_drain(struct box *box);
 
-/* The queue of messages of a lane, most urgent first, equal ones in order of their sequence. */
-
-struct queue_entry {
-	uint64_t rank;
-	uint64_t sequence;
-	struct message *message;
-	const struct data_header *header; /* the message's: to be fetched without a look at that */
-};
-
-/* Most come in the order in which they leave, or in the reverse: they stand in line. */
-struct queue {
-	size_t n;		  /* in all */
-	struct queue_entry *line; /* a ring */
-	size_t first, n_line;
-	size_t line_capacity; /* 0 or a power of two */
-	struct queue_entry *heap;
-	size_t n_heap, capacity;
-};
+/* The queue of messages of a lane: jobs take turns by bytes; of a job the most urgent first, equal ones in order of their sequence. */
 
 /* NULL when empty. */
-struct message *queue_first(const struct queue *queue);
-/* Returns 0 or -ENOMEM. Those that were popped last and are pushed back, the last first, need no memory. */
-int queue_push(struct queue *queue, struct message *message);
+struct message *queue_first(const struct fair *queue);
+/* Returns 0 or -ENOMEM. */
+int queue_push(struct fair *queue, struct message *message);
+/* Those that were taken last, the last first, and nothing was pushed since. */
+void queue_return(struct fair *queue, struct message *message);
 /* NULL when empty. */
-struct message *queue_pop(struct queue *queue);
-/* Fetches what will soon be taken, and what that leads to. */
-void queue_fetch(const struct queue *queue);
-void queue_done(struct queue *queue);
+struct message *queue_pop(struct fair *queue);
+/* The next of the job of what was taken last, or NULL; and takes that, to leave together. */
+struct message *queue_next(const struct fair *queue);
+struct message *queue_pop_next(struct fair *queue);
 
 /* Cookies: the calls that wait for an answer on a lane; on an RDMA lane that takes calls, those that arrive. */
 
@@ -104,32 +91,31 @@ void cookies_done(struct cookies *cookies);
 
 /* Workers: a loop and what its lanes use one at a time. */
 
-/* A header as it is sent, without its checksum where there is none. */
+/* A header as it is sent, with as much of a seal as the lane has. */
 struct wire {
 	struct data_header header;
-	uint32_t check;
+	unsigned char seal[SEAL_MAX];
 };
 
 /* What goes under one header: a message, or several small ones. */
 struct parcel {
 	struct message **messages;
 	const struct wire *wire;
-	const struct data_packed *packed; /* of several: as many, */
-	const uint32_t *packed_check;	  /* and what is behind them; */
-	uint32_t wire_len;		  /* all of that and its payloads */
+	const struct data_packed *packed; /* of several: as many */
+	uint32_t payload_len;		  /* of all payloads, */
+	uint32_t sealed;		  /* of which so many bytes are in the seal */
+	uint64_t number;		  /* of its header's seal */
 	unsigned n;
+	unsigned char packed_seal[SEAL_MAX], seal[SEAL_MAX];
 };
 
 /* One of which a part was written. */
 struct begun {
 	struct parcel parcel; /* n 0: none. It leads to what follows */
-	unsigned n_done;      /* of its messages, if several: written to their end, */
-	size_t at;	      /* which is here */
 	size_t done;	      /* bytes of it that are written */
 	struct message *messages[DATA_PACK_MAX];
 	struct wire wire;
 	struct data_packed packed[DATA_PACK_MAX];
-	uint32_t packed_check;
 };
 
 struct batch {
@@ -138,8 +124,7 @@ struct batch {
 			      1]; /* the one that was begun is the first, if there is one */
 	struct wire wire[SEND_MESSAGES];
 	struct data_packed packed[SEND_MESSAGES];
-	uint32_t checks[SEND_MESSAGES + 1]; /* by parcel: behind its payload, or its data_packed */
-	struct iovec iov[4 * (SEND_MESSAGES + DATA_PACK_MAX)];
+	struct iovec iov[5 * (SEND_MESSAGES + DATA_PACK_MAX)];
 	size_t n_messages, n_parcels, n_iov, len;
 	bool is_cut;		 /* there is more of the last message */
 	unsigned char wrong[16]; /* failpoints: what is sent instead of the start of a payload */
@@ -365,6 +350,8 @@ int probe_read(struct handshake *handshake);
 int probe_write(struct handshake *handshake);
 /* Accepting: all has come. Takes what it tells. */
 void probe_end(struct handshake *handshake);
+/* What a connection that has proved itself seals its two directions with. Returns 0 or -ENOMEM. */
+int handshake_seals(const struct handshake *handshake, struct seal *ret_in, struct seal *ret_out);
 bool handshake_proofs_equal(const unsigned char *a, const unsigned char *b);
 /* HMAC-SHA256(key, label || connecting || accepting with its proof zeroed). Returns 0 or -errno. */
 int handshake_prove(const void *key, size_t key_len, const char *label,
@@ -420,8 +407,8 @@ void peer_free_if_unused(struct peer *peer);
 struct peer *peer_free(struct peer *peer);
 /* A node's name is known: from here on it is part of the peer's. */
 void peer_set_node(struct peer *peer, const char *node);
-/* A socket that has proved itself becomes a lane; features: what both sides have. Takes the socket over, also on failure. Returns 0 or -errno. */
-int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, bool is_accepted);
+/* A socket that has proved itself becomes a lane, as its handshake says. Takes the socket over, also on failure. Returns 0 or -errno. */
+int peer_add_lane(struct peer *peer, int fd, unsigned index, const struct handshake *handshake);
 /* A link of an RDMA port that has proved itself becomes a lane, which owns it then. Returns 0 or -errno. */
 int peer_add_rdma_lane(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);
 /* Of TCP, not being closed; or NULL. */
@@ -454,7 +441,7 @@ void call_take_answer(struct call *call);
 /* Its payload, or that of its answer, was damaged on the way: it is to be made again. Any thread. */
 void call_damaged(struct call *call);
 extern const char call_damaged_text[];
-/* Once for all. Home thread. */
+/* Now and then. Home thread. */
 void call_say_damaged(const struct peer *peer);
 /* A call has ended, its status and answer filled in. */
 void call_end(struct call *call);
@@ -495,11 +482,11 @@ enum call_state {
 /* What comes next of a message over TCP. */
 enum reading {
 	READING_HEADER,
-	READING_HEADER_CHECK,
-	READING_PACKED, /* of a pack; then payloads */
-	READING_PACKED_CHECK,
-	READING_PAYLOAD,
-	READING_PAYLOAD_CHECK,
+	READING_HEADER_SEAL,
+	READING_PACKED, /* of a pack */
+	READING_PACKED_SEAL,
+	READING_PAYLOAD, /* of a pack: all its payloads */
+	READING_PAYLOAD_SEAL,
 };
 
 /* The worker's thread. */
@@ -524,9 +511,8 @@ struct lane {
 	unsigned index;
 	bool is_accepted; /* counts as such */
 	bool makes_calls; /* we connected */
-	bool has_checksums;
-	bool is_spare;	 /* the peer can do without */
-	bool can_repeat; /* the other side knows what to do about a payload that was damaged */
+	bool is_spare;	  /* the peer can do without */
+	bool can_repeat;  /* the other side knows what to do about a payload that was damaged */
 	bool has_packs;
 
 	/* Home. */
@@ -551,9 +537,10 @@ struct lane {
 	struct failure failure;
 	struct mail lost, closed;
 
-	struct queue queue;
+	struct fair queue;
 	uint64_t next_sequence;
 	struct cookies cookies;
+	struct seal in, out;
 	struct begun begun;
 	struct mail flush;
 	bool is_flush_posted;
@@ -580,16 +567,17 @@ struct lane {
 	struct pack {
 		struct data_header header;
 		struct data_packed packed[DATA_PACK_MAX];
-		size_t len;	/* of these that is here */
-		uint32_t n;	/* 0: nothing is being read of one */
-		uint32_t next;	/* is read after the message that is being read, */
-		uint32_t check; /* whose payload has this */
+		size_t len;    /* of these that is here */
+		uint32_t n;    /* 0: nothing is being read of one */
+		uint32_t next; /* comes after the message that is looked at */
+		/* All payloads: they wait for their seal. NULL: none is here */
+		const unsigned char *payloads;
+		unsigned char *
+			room; /* that they are put together in, DATA_PACKED_LEN bytes, once it was needed */
 	} pack;
-	unsigned char check[DATA_CHECK_LEN];
-	size_t check_len;
-	unsigned n_damaged;	/* payloads, one after the other */
-	uint32_t payload_check; /* of what is here */
-	void *room;		/* where the rest of the payload goes */
+	unsigned char seal[SEAL_MAX]; /* that is being read */
+	size_t seal_len;	      /* of it that is here */
+	void *room; /* where the rest of the payload goes; NULL of a pack: it may all be here at once */
 	size_t room_len;
 	struct call *call;	   /* whose answer it is */
 	struct incoming *incoming; /* the call or notice that it is */
@@ -597,7 +585,8 @@ struct lane {
 
 int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_lane);
 /* Takes the socket over, also on failure. */
-int tcp_lane_new(struct peer *peer, int fd, struct lane **ret_lane);
+int tcp_lane_new(struct peer *peer, int fd, const struct handshake *handshake,
+		 struct lane **ret_lane);
 /* One that was not started. */
 void tcp_lane_drop(struct lane *lane);
 struct lane *lane_free(struct lane *lane);
@@ -716,8 +705,9 @@ struct notice {
 	unsigned char payload[];
 };
 
-/* Copies the payload, header->len bytes unless NULL. Returns 0 or -ENOMEM. */
-int notice_new(const struct data_header *header, const void *payload, struct notice **ret_notice);
+/* Copies the payload, header->len bytes unless NULL; to be freed by held_free(). Returns 0, -ENOMEM, or -EDQUOT: the peer holds too much. */
+int notice_new(struct peer *peer, const struct data_header *header, const void *payload,
+	       struct notice **ret_notice);
 
 /* In one process (inproc.c) */
 void inproc_call(struct call *call);

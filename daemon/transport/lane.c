@@ -48,8 +48,11 @@ struct lane *lane_free(struct lane *lane)
 
 	if (lane->rdma)
 		rdma_link_free(lane->rdma);
-	queue_done(&lane->queue);
+	fair_done(&lane->queue);
 	cookies_done(&lane->cookies);
+	seal_done(&lane->in);
+	seal_done(&lane->out);
+	free(lane->pack.room);
 	free(lane);
 	return NULL;
 }
@@ -157,8 +160,8 @@ static void lane_on_flush(struct mail *mail)
 }
 
 /*
- * Written at the end of the loop's turn, so that what is posted in one leaves in one system call; or after receiving, where
- * what was received is answered at once.
+ * Written at the end of the loop's turn, so that what is posted in one leaves in one system call;
+ * or after receiving, where what was received is answered at once.
  */
 static void lane_post_flush(struct lane *lane)
 {
@@ -260,7 +263,7 @@ void lane_message_done(struct lane *lane, struct message *message, bool is_writt
 		incoming_written(container_of(message, struct incoming, message), is_written);
 		return;
 	case MESSAGE_NOTICE:
-		free(container_of(message, struct notice, message));
+		(void)held_free(container_of(message, struct notice, message));
 		return;
 	}
 }

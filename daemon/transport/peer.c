@@ -52,7 +52,7 @@ static void drop_notices(struct peer *peer)
 
 	while ((notice = list_first(&peer->notices, struct notice, link))) {
 		list_remove(&notice->link);
-		free(notice);
+		(void)held_free(notice);
 	}
 }
 
@@ -100,6 +100,11 @@ void peer_offer_probe(struct peer *peer)
 	peer->offers_probe = true;
 }
 
+const char *peer_source(const struct peer *peer)
+{
+	return peer->source;
+}
+
 bool peer_is_self(const struct peer *peer)
 {
 	return peer->kind == PEER_SELF;
@@ -110,9 +115,9 @@ const char *peer_called_at(const struct peer *peer)
 	return peer->kind == PEER_CALLED ? peer->address : NULL;
 }
 
-bool peer_knows(const struct peer *peer, uint64_t feature)
+bool peer_has(const struct peer *peer, uint64_t feature)
 {
-	return peer->features & feature;
+	return peer_is_self(peer) || peer->features & feature;
 }
 
 void peer_counters(const struct peer *peer, uint64_t *ret_bytes_in, uint64_t *ret_bytes_out)
@@ -204,15 +209,15 @@ static void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index,
 	lane_start(lane);
 }
 
-int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, bool is_accepted)
+int peer_add_lane(struct peer *peer, int fd, unsigned index, const struct handshake *handshake)
 {
+	uint64_t features = handshake->features;
 	struct lane *lane;
 	int r;
 
-	r = tcp_lane_new(peer, fd, &lane);
+	r = tcp_lane_new(peer, fd, handshake, &lane);
 	if (r)
 		return error_trace(r);
-	lane->has_checksums = features & DATA_FEATURE_CHECKSUM;
 	lane->can_repeat = features & DATA_FEATURE_RAILS;
 	lane->has_packs = features & DATA_FEATURE_PACKS;
 	lane->is_spare = index && (features & DATA_FEATURE_RAILS);
@@ -225,7 +230,7 @@ int peer_add_lane(struct peer *peer, int fd, unsigned index, uint64_t features, 
 		}
 	}
 	peer->state = PEER_UP;
-	peer_take_lane(peer, lane, index, is_accepted);
+	peer_take_lane(peer, lane, index, handshake->is_accepting);
 	peer_send_waiting(peer);
 	return 0;
 }
@@ -270,7 +275,10 @@ static void end_calls_of_lost(struct peer *peer)
 	peer_end_calls(peer, peer->failure.status, text);
 }
 
-/* No lane is left, so nobody but us knows its calls. Calls begun inside the callbacks end in a later turn. */
+/*
+ * No lane is left, so nobody but us knows its calls. Calls begun inside the callbacks end in a
+ * later turn.
+ */
 static void peer_finish(struct peer *peer)
 {
 	loop_timer_cancel(&peer->timer);
@@ -287,8 +295,8 @@ static void peer_finish(struct peer *peer)
 }
 
 /*
- * Before a peer is up it is lost with the reason why it could not be reached; afterwards with -ECONNRESET for all, since
- * what has become of its calls nobody knows.
+ * Before a peer is up it is lost with the reason why it could not be reached; afterwards with
+ * -ECONNRESET for all, since what has become of its calls nobody knows.
  */
 void peer_lose(struct peer *peer, int status, const char *why)
 {
@@ -423,13 +431,14 @@ static void lane_ping(struct lane *lane)
 	struct notice *notice = NULL;
 
 	/* Out of memory: no ping this time. */
-	if (!FAILPOINT_DROPS("ping-sent") && !notice_new(&header, NULL, &notice))
+	if (!FAILPOINT_DROPS("ping-sent") && !notice_new(lane->peer, &header, NULL, &notice))
 		lane_send(lane, &notice->message);
 }
 
 /*
- * When to look again at this lane, or 0 when its silence has become too long. It takes questions without an answer,
- * not the clock alone: after a stop of our own (no processor, a suspended machine) the answers may lie unread.
+ * When to look again at this lane, or 0 when its silence has become too long. It takes questions
+ * without an answer, not the clock alone: after a stop of our own (no processor, a suspended
+ * machine) the answers may lie unread.
  */
 static uint64_t lane_check_silence(struct lane *lane, uint64_t now_ns, uint64_t timeout_ns)
 {
@@ -477,7 +486,9 @@ static void peer_on_timer(struct loop_timer *timer)
 
 		if (lane->is_closing || !(lane == beat ? has_business : lane->n_business > 0))
 			continue;
-		/* Who is busy answers late on lanes with business, and on time on the one without. */
+		/*
+		 * Who is busy answers late on lanes with business, and on time on the one without.
+		 */
 		if (beat && lane != beat)
 			timeout_ns *= BUSY_FACTOR;
 		at_ns = lane_check_silence(lane, now_ns, timeout_ns);
@@ -522,12 +533,14 @@ void lane_end_business(struct lane *lane)
 
 /* Notices */
 
-int notice_new(const struct data_header *header, const void *payload, struct notice **ret_notice)
+int notice_new(struct peer *peer, const struct data_header *header, const void *payload,
+	       struct notice **ret_notice)
 {
-	struct notice *notice = malloc(sizeof(*notice) + header->len);
+	struct quota *quota = peer->kind == PEER_SELF ? NULL : &peer->quota;
+	struct notice *notice = held_new(quota, sizeof(*notice) + header->len);
 
 	if (!notice)
-		return error_origin(-ENOMEM);
+		return error_origin(-errno);
 	*notice = (struct notice){
 		.header = *header,
 		.message = {
@@ -555,7 +568,11 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 	assert(header->len <= DATA_SETUP_MAX);
 	if (peer->state >= PEER_LOSING)
 		return 0;
-	r = notice_new(header, payload, &notice);
+	r = notice_new(peer, header, payload, &notice);
+	if (r == -EDQUOT) {
+		peer_kill(peer, "it does not take what it is told: over the quota of a peer");
+		return 0;
+	}
 	if (r)
 		return error_trace(r);
 	if (peer->kind == PEER_SELF) {

@@ -24,9 +24,15 @@
 #define TOO_LONG_NS (500 * NSEC_PER_MSEC)
 #define MIN_PIECES  32
 #define TURN_PIECES 16
-/* An eighth of all pieces together is a sample: of 2 MiB, some packets as large as they get on their way through a system. */
+/*
+ * An eighth of all pieces together is a sample: of 2 MiB, some packets as large as they get on
+ * their way through a system.
+ */
 #define SHARE 8
-/* While a connection gets up to speed it is as fast as its acknowledgements come. Nothing depends on how much faster links are. */
+/*
+ * While a connection gets up to speed it is as fast as its acknowledgements come. Nothing depends
+ * on how much faster links are.
+ */
 #define RTTS   4
 #define PLENTY 1000000000u
 
@@ -212,7 +218,10 @@ void probe_end(struct handshake *h)
 	uint64_t bytes_s;
 	int off = 0;
 
-	/* Of all ways to ask for stamps the one that can be let go of: while any socket asks, each packet of the machine gets one. */
+	/*
+	 * Of all ways to ask for stamps the one that can be let go of: while any socket asks, each
+	 * packet of the machine gets one.
+	 */
 	(void)setsockopt(h->source.fd, SOL_SOCKET, SO_TIMESTAMPING, &off, sizeof(off));
 	if (getsockopt(h->source.fd, IPPROTO_TCP, TCP_INFO, &info, &len))
 		return;

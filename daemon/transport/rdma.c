@@ -40,7 +40,10 @@ static int no_rdma(const struct transport_rdma_params *params, int status, const
 	return 0;
 }
 
-/* Acknowledged before it is acted upon, since destroying an id waits for that; private data is copied for it. */
+/*
+ * Acknowledged before it is acted upon, since destroying an id waits for that; private data is
+ * copied for it.
+ */
 static void rdma_on_ready(struct loop_source *source, uint32_t events)
 {
 	struct rdma *rdma = container_of(source, struct rdma, source);

@@ -7,8 +7,6 @@
 #include <stdio.h>
 #include <sys/random.h>
 
-/* The accepting side: offers, and who comes upon them. */
-
 static struct peer *find_caller(struct rdma *rdma, uint64_t id, unsigned group)
 {
 	struct peer *peer;

@@ -16,13 +16,6 @@
 #define ACK_BATCH  64
 #define POLL_MAX   256 /* completions before others on this loop have their turn */
 
-/*
- * A lane over a reliable connection. A message leaves in a slot of registered memory: its head, header and, when short,
- * payload. A longer payload is only offered; once the other side has said where it goes (with the call, for a result) it
- * is written there from where it lies. A slot is free again when its sending is completed; a message is done with when
- * the sending that carried its payload is. Completions wake the loop by a channel; while they keep coming they are polled.
- */
-
 /* The wire, not the peer: what it held may go another way. */
 void rdma_link_fail(struct rdma_link *link, const char *format, ...)
 {
@@ -128,9 +121,10 @@ static bool poll_all(struct rdma_link *link)
 }
 
 /*
- * Who calls waits for its payloads to have left, as others leave then. Who answers is not woken up to see that an answer has
- * arrived: the next message lets it see that, unless something cannot leave before, or none has come for a while. Nor is who
- * calls as long as grants are to come, which are such messages.
+ * Who calls waits for its payloads to have left, as others leave then. Who answers is not woken up
+ * to see that an answer has arrived: the next message lets it see that, unless something cannot
+ * leave before, or none has come for a while. Nor is who calls as long as grants are to come, which
+ * are such messages.
  */
 enum rdma_arming rdma_arming_wanted(const struct rdma_link *link)
 {
@@ -154,8 +148,8 @@ void rdma_watch_sends(struct rdma_link *link)
 }
 
 /*
- * Asks to be woken when there is nothing left to do, and looks once more after asking: so that what comes meanwhile is seen
- * without a system call, and nothing is missed.
+ * Asks to be woken when there is nothing left to do, and looks once more after asking: so that what
+ * comes meanwhile is seen without a system call, and nothing is missed.
  */
 static void rest(struct rdma_link *link)
 {
@@ -196,7 +190,10 @@ static void on_rest(struct mail *mail)
 		rest(link);
 }
 
-/* What the loop has to do beside is done before it asks to be woken: meanwhile more comes, most likely. */
+/*
+ * What the loop has to do beside is done before it asks to be woken: meanwhile more comes, most
+ * likely.
+ */
 static void poll_some(struct rdma_link *link)
 {
 	if (!poll_all(link)) {

@@ -10,8 +10,6 @@
 
 #define TIMEOUT_EXP_MAX 21
 
-/* A connection that comes up: what both sides of it need. */
-
 struct rdma_link *rdma_link_free(struct rdma_link *link)
 {
 	struct rdma *rdma;
@@ -129,7 +127,10 @@ static enum ibv_mtu mtu_of(unsigned bytes)
 	return mtu;
 }
 
-/* How long the card waits before it sends again, so that it gives up in less than the time that makes a peer lost. */
+/*
+ * How long the card waits before it sends again, so that it gives up in less than the time that
+ * makes a peer lost.
+ */
 static uint8_t timeout_exponent(const struct rdma *rdma)
 {
 	uint64_t each_ns = rdma->transport->peer_timeout_ns / 2 / (RDMA_RETRIES + 1);
@@ -286,4 +287,7 @@ void rdma_link_on_event(struct rdma_link *link, const struct rdma_cm_event *even
 		rdma_link_lost(link, r, why);
 }
 
-/* Acknowledged before it is acted upon, since destroying an id waits for that; private data is copied for it. */
+/*
+ * Acknowledged before it is acted upon, since destroying an id waits for that; private data is
+ * copied for it.
+ */

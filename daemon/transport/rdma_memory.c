@@ -253,7 +253,10 @@ void rdma_memory_done(struct rdma *rdma)
 	(void)pthread_rwlock_destroy(&memory->lock);
 }
 
-/* Memory of other devices: peers write to it with the region's key, as the kernel opens no windows on such regions. */
+/*
+ * Memory of other devices: peers write to it with the region's key, as the kernel opens no windows
+ * on such regions.
+ */
 
 static struct ibv_mr *register_direct(struct rdma *rdma, struct rdma_device *device,
 				      const struct rdma_region *region, int dmabuf)

@@ -10,8 +10,6 @@
 
 #define REDIAL_MAX_NS (120 * NSEC_PER_SEC)
 
-/* What a peer has of RDMA beside its lanes. */
-
 void rdma_send_offer(struct peer *peer, const struct data_rdma_offer *offer)
 {
 	struct data_header header = { .op = DATA_RDMA, .len = offer ? sizeof(*offer) : 0 };

@@ -11,8 +11,6 @@
 
 #define BACKLOG 128
 
-/* Devices, and those of their ports that can be used: active ones with an IP address, which librdmacm goes by. */
-
 static struct rdma_device *device_of(struct rdma *rdma, struct ibv_context *context)
 {
 	for (unsigned i = 0; i < rdma->n_devices; i++)
@@ -39,9 +37,10 @@ bool rdma_is_soft(const struct ibv_device_attr *attr)
 }
 
 /*
- * What a peer may write to is opened by windows of type 2B. Without them keys of whole regions are told. Each end closes
- * the other's by SEND WITH INVALIDATE, which all that have an RC queue pair can do. Those of soft-RoCE do not look at the
- * bounds of a window (Linux 6.1), and now and then a queue pair stands still that uses them.
+ * What a peer may write to is opened by windows of type 2B. Without them keys of whole regions are
+ * told. Each end closes the other's by SEND WITH INVALIDATE, which all that have an RC queue pair
+ * can do. Those of soft-RoCE do not look at the bounds of a window (Linux 6.1), and now and then a
+ * queue pair stands still that uses them.
  */
 static bool can_open_windows(const struct rdma *rdma, struct ibv_pd *pd,
 			     const struct ibv_device_attr *attr)

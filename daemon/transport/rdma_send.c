@@ -12,8 +12,9 @@ static bool has_room(const struct rdma_link *link, unsigned n_receives)
 }
 
 /*
- * Slots are a ring, as sends are completed in their order: one completion tells of all before it. So only what a message waits
- * for asks for one, and now and then one of the others, lest the ring fills.
+ * Slots are a ring, as sends are completed in their order: one completion tells of all before it.
+ * So only what a message waits for asks for one, and now and then one of the others, lest the ring
+ * fills.
  */
 static unsigned take_slot(struct rdma_link *link, struct message *message)
 {
@@ -29,7 +30,10 @@ static unsigned take_slot(struct rdma_link *link, struct message *message)
 	return i;
 }
 
-/* All that has been prepared goes to the device at once. Returns whether it took it; if not, the lane has failed. */
+/*
+ * All that has been prepared goes to the device at once. Returns whether it took it; if not, the
+ * lane has failed.
+ */
 static bool post(struct rdma_link *link)
 {
 	struct ibv_send_wr *bad;
@@ -123,7 +127,10 @@ static void post_head(struct rdma_link *link, const struct data_rdma *head)
 	add_works(link, &wr);
 }
 
-/* Fills in the key that opens head->address, len of a region: of a window that is opened in front of `send`, if it has to be. */
+/*
+ * Fills in the key that opens head->address, len of a region: of a window that is opened in front
+ * of `send`, if it has to be.
+ */
 static struct rdma_window *open_memory(struct rdma_link *link, struct ibv_mr *mr,
 				       struct data_rdma *head, struct ibv_send_wr *bind,
 				       struct ibv_send_wr *send)
@@ -158,7 +165,10 @@ static void post_grant(struct rdma_link *link, struct rdma_grant *grant)
 	add_works(link, *grant->window ? &bind : &send);
 }
 
-/* A payload from where it lies, or from a copy in a block; in front of `send`. Returns 0, or has failed the lane. */
+/*
+ * A payload from where it lies, or from a copy in a block; in front of `send`. Returns 0, or has
+ * failed the lane.
+ */
 static int init_write(struct rdma_link *link, struct message *message, struct ibv_sge *sge,
 		      struct ibv_send_wr *wr, struct ibv_send_wr *send)
 {
@@ -307,7 +317,7 @@ static void send_message(struct rdma_link *link, struct message *message)
 	uint32_t len = message->header->len;
 
 	if (lane_prepare(link->lane, message)) {
-		(void)queue_push(&link->lane->queue, message);
+		queue_return(&link->lane->queue, message);
 		(void)lane_out_of_memory(link->lane);
 		return;
 	}
@@ -321,8 +331,7 @@ static void send_message(struct rdma_link *link, struct message *message)
 
 static struct message *next_message(const struct rdma_link *link)
 {
-	const struct queue *queue = &link->lane->queue;
-	struct message *message = queue_first(queue);
+	struct message *message = queue_first(&link->lane->queue);
 
 	if (!message || !has_room(link, 2))
 		return NULL;
@@ -373,6 +382,8 @@ static void on_message_sent(struct rdma_link *link, struct message *message)
 
 	if (len > DATA_RDMA_EAGER)
 		link->ahead -= len;
+	if (!link->ahead && !link->lane->queue.n)
+		fair_rest(&link->lane->queue);
 	atomic_fetch_add_explicit(&link->lane->bytes_out, RDMA_HEAD_LEN + len,
 				  memory_order_relaxed);
 	metric_add(&link->rdma->metrics.bytes_moved, len);

@@ -6,12 +6,11 @@
 #include "transport/internal.h"
 
 #include "base/clock.h"
-#include "base/crc32c.h"
 #include "base/failpoint.h"
+#include "base/holes.h"
 #include <endian.h>
 #include <sys/epoll.h>
 
-#define DAMAGED_MAX    8 /* damaged payloads one after the other, before the connection is given up */
 #define BULK_BYTES     (16u << 10) /* of a payload: to copy them costs more than a system call */
 #define RECEIVE_ROUNDS 8	   /* system calls before others on this loop have their turn */
 
@@ -40,16 +39,15 @@ static bool answer_fits(const struct call *call, const struct data_header *answe
 }
 
 /*
- * The header of the message that begins, where it stays. That of a pack is made once more: to copy in large pieces what was
- * written in small ones just now waits for all that was stored before it.
+ * The header of the message that begins, where it stays. That of a pack is made once more: to copy
+ * in large pieces what was written in small ones just now waits for all that was stored before it.
  */
 static void put_header(const struct lane *lane, struct data_header *to)
 {
 	const struct pack *pack = &lane->pack;
-	uint32_t check;
 
 	if (pack->n)
-		data_unpack(&pack->header, &pack->packed[pack->next - 1], to, &check);
+		data_unpack(&pack->header, &pack->packed[pack->next - 1], to);
 	else
 		*to = lane->header;
 }
@@ -213,23 +211,36 @@ void lane_receive_done(struct lane *lane)
 	lane->incoming = incoming_free(lane->incoming);
 }
 
-/* Bytes of a message over TCP, with its checksums */
+/* Bytes of a message over TCP, with its seals */
 
 /* Nothing that came can be trusted any more. */
-static void checksum_error(struct lane *lane, const char *what)
+static void seal_error(struct lane *lane, const char *what)
 {
 	metric_add(&lane->transport->checksum_errors, 1);
-	lane_fail(lane, -EBADMSG, "a %s arrived with other bytes than its checksum says", what);
+	lane_fail(lane, -EBADMSG, "connection %u: a %s arrived with other bytes than were sent",
+		  lane->index, what);
 }
 
-static bool check_fits(const struct lane *lane, uint32_t check)
+/* From here on: what the next seal stands for. */
+static void begin_seal(struct lane *lane)
 {
-	uint32_t wire = htole32(check);
-
-	return !memcmp(lane->check, &wire, sizeof(wire));
+	lane->seal_len = 0;
+	if (lane->in.len)
+		seal_begin(&lane->in);
 }
 
-/* The call that this cookie is said to answer, once it is looked up; and what is looked at when its answer is here. */
+/* All that the seal stands for is here, in one piece. */
+static bool piece_fits(struct lane *lane, const void *data, size_t len)
+{
+	seal_begin(&lane->in);
+	seal_add(&lane->in, data, len);
+	return seal_fits(&lane->in, lane->seal);
+}
+
+/*
+ * The call that this cookie is said to answer, once it is looked up; and what is looked at when its
+ * answer is here.
+ */
 static struct call *call_of(const struct lane *lane, uint32_t cookie)
 {
 	return lane->makes_calls ? cookies_find(&lane->cookies, le32toh(cookie)) : NULL;
@@ -255,39 +266,11 @@ static void fetch_call(const struct call *call)
 	__builtin_prefetch(&call->state);
 }
 
-/* Goes on with a pack, up to a payload; behind its last message comes a header. */
-static void begin_packed(struct lane *lane)
-{
-	struct pack *pack = &lane->pack;
-
-	while (!lane->is_failed && pack->next < pack->n) {
-		uint32_t i = pack->next++;
-
-		if (i + 2 < pack->n)
-			fetch_call(call_of(lane, pack->packed[i + 2].cookie));
-		if (i + 1 < pack->n)
-			fetch_soon(call_of(lane, pack->packed[i + 1].cookie));
-		data_unpack(&pack->header, &pack->packed[i], &lane->header, &pack->check);
-		if (lane_begin_decoded(lane))
-			return;
-		lane->payload_check = 0;
-		lane->reading = READING_PAYLOAD;
-		if (lane->room_len)
-			return;
-		lane_end_message(lane);
-	}
-	pack->n = 0;
-	lane->reading = READING_HEADER;
-}
-
 /* What comes behind a message. */
 static void next_message(struct lane *lane)
 {
 	lane->header_len = 0;
-	if (lane->pack.n)
-		begin_packed(lane);
-	else
-		lane->reading = READING_HEADER;
+	lane->reading = READING_HEADER;
 }
 
 static void end_message(struct lane *lane)
@@ -309,7 +292,7 @@ static void begin_pack(struct lane *lane)
 	pack->header = lane->header;
 	pack->n = lane->header.part;
 	pack->len = pack->next = 0;
-	lane->check_len = 0;
+	lane->seal_len = 0;
 	lane->reading = READING_PACKED;
 }
 
@@ -323,11 +306,88 @@ static void begin_message(struct lane *lane)
 	if (lane_begin_message(lane))
 		return;
 	lane->is_bulk = lane->room_len >= BULK_BYTES;
-	lane->payload_check = 0;
-	lane->check_len = 0;
-	lane->reading = READING_PAYLOAD;
-	if (!lane->room_len)
+	if (!lane->room_len) {
 		end_message(lane);
+		return;
+	}
+	begin_seal(lane);
+	lane->reading = READING_PAYLOAD;
+}
+
+/*
+ * Where the message ends is known, so it alone comes again, where the other side knows how. Returns
+ * whether it does.
+ */
+static bool repeat_damaged(struct lane *lane)
+{
+	struct incoming *incoming = lane->incoming;
+	struct call *call = lane->call;
+
+	if (!lane->can_repeat)
+		return false;
+	if (call && (!call->is_repeatable || lane->header.op != DATA_RESULT))
+		return false;
+	if (incoming && lane->header.op != DATA_PUSH)
+		return false;
+	metric_add(&lane->transport->checksum_errors, 1);
+	if (incoming) {
+		incoming->is_damaged = true;
+		lane_end_message(lane);
+		return true;
+	}
+	lane->call = NULL;
+	call_damaged(call);
+	lane_end_answer(lane, call);
+	return true;
+}
+
+static void took_payload_seal(struct lane *lane, bool fits)
+{
+	if (fits)
+		lane_end_message(lane);
+	else if (!repeat_damaged(lane))
+		seal_error(lane, "payload");
+	next_message(lane);
+}
+
+/* One message of a pack that is all here. */
+static void take_packed(struct lane *lane, const unsigned char **payload, bool fits)
+{
+	size_t len = lane->room_len;
+
+	if (!len) {
+		lane_end_message(lane);
+		return;
+	}
+	if (fits) {
+		memcpy(lane->room, *payload, len);
+		lane->worker->n_copied += len;
+	}
+	*payload += len;
+	took_payload_seal(lane, fits);
+}
+
+/* A pack is here, and its seals looked at: each of its messages is as if it had come by itself. */
+static void take_pack(struct lane *lane, bool fits)
+{
+	struct pack *pack = &lane->pack;
+	const unsigned char *payload = pack->payloads;
+
+	while (!lane->is_failed && pack->next < pack->n) {
+		uint32_t i = pack->next++;
+
+		if (i + 2 < pack->n)
+			fetch_call(call_of(lane, pack->packed[i + 2].cookie));
+		if (i + 1 < pack->n)
+			fetch_soon(call_of(lane, pack->packed[i + 1].cookie));
+		data_unpack(&pack->header, &pack->packed[i], &lane->header);
+		if (lane_begin_decoded(lane))
+			break;
+		take_packed(lane, &payload, fits);
+	}
+	pack->n = 0;
+	pack->payloads = NULL;
+	next_message(lane);
 }
 
 /* Of a pack all that is in front of its payloads is here. */
@@ -337,83 +397,80 @@ static void took_packed(struct lane *lane)
 
 	for (uint32_t i = 0; lane->makes_calls && i < pack->n; i++)
 		cookies_fetch(&lane->cookies, le32toh(pack->packed[i].cookie));
-	if (data_packed_fit(&pack->header, pack->packed))
-		begin_packed(lane);
-	else
+	if (!data_packed_fit(&pack->header, pack->packed)) {
 		(void)lane_protocol_error(lane, "a pack of other messages than its header says");
+		return;
+	}
+	lane->room = NULL;
+	lane->room_len = pack->header.len - pack->n * sizeof(pack->packed[0]);
+	if (!lane->room_len) {
+		take_pack(lane, true);
+		return;
+	}
+	begin_seal(lane);
+	lane->reading = READING_PAYLOAD;
+}
+
+/*
+ * The payloads of a pack that come in pieces have a place until they are all here. Returns 0, or
+ * has failed the lane.
+ */
+static int find_pack_room(struct lane *lane)
+{
+	struct pack *pack = &lane->pack;
+
+	if (!pack->room)
+		pack->room = malloc(DATA_PACKED_LEN);
+	if (!pack->room)
+		return lane_out_of_memory(lane);
+	lane->room = pack->room;
+	pack->payloads = pack->room;
+	return 0;
 }
 
 static void took_header(struct lane *lane)
 {
 	if (FAILPOINT_CORRUPTS("header-received"))
 		lane->header.round ^= 1;
-	lane->check_len = 0;
-	if (lane->has_checksums)
-		lane->reading = READING_HEADER_CHECK;
+	lane->seal_len = 0;
+	if (lane->in.len)
+		lane->reading = READING_HEADER_SEAL;
 	else
 		begin_message(lane);
 }
 
-static void took_packed_check(struct lane *lane)
+static void took_seal(struct lane *lane)
 {
 	const struct pack *pack = &lane->pack;
 
-	if (check_fits(lane, crc32c(0, pack->packed, pack->n * sizeof(pack->packed[0]))))
-		took_packed(lane);
-	else
-		checksum_error(lane, "header");
-}
+	if (lane->reading == READING_PAYLOAD_SEAL) {
+		bool fits = seal_fits(&lane->in, lane->seal);
 
-static void took_header_check(struct lane *lane)
-{
-	if (check_fits(lane, crc32c(0, &lane->header, sizeof(lane->header))))
+		if (pack->n)
+			take_pack(lane, fits);
+		else
+			took_payload_seal(lane, fits);
+	} else if (lane->reading == READING_PACKED_SEAL) {
+		if (piece_fits(lane, pack->packed, pack->n * sizeof(pack->packed[0])))
+			took_packed(lane);
+		else
+			seal_error(lane, "header");
+	} else if (piece_fits(lane, &lane->header, sizeof(lane->header))) {
 		begin_message(lane);
-	else
-		checksum_error(lane, "header");
-}
-
-/* Where the message ends is known, so it alone comes again, where the other side knows how. Returns whether it does. */
-static bool repeat_damaged(struct lane *lane)
-{
-	struct incoming *incoming = lane->incoming;
-	struct call *call = lane->call;
-
-	if (!lane->can_repeat || ++lane->n_damaged > DAMAGED_MAX)
-		return false;
-	if (call && (!call->is_repeatable || lane->header.op != DATA_RESULT))
-		return false;
-	if (incoming && lane->header.op != DATA_PUSH)
-		return false;
-	metric_add(&lane->transport->checksum_errors, 1);
-	if (incoming) {
-		incoming->is_damaged = true;
-		end_message(lane);
-		return true;
-	}
-	lane->call = NULL;
-	call_damaged(call);
-	lane_end_answer(lane, call);
-	next_message(lane);
-	return true;
-}
-
-static void took_payload_check(struct lane *lane, bool fits)
-{
-	if (fits) {
-		lane->n_damaged = 0;
-		end_message(lane);
-	} else if (!repeat_damaged(lane)) {
-		checksum_error(lane, "payload");
+	} else {
+		seal_error(lane, "header");
 	}
 }
 
-/* n more bytes of the payload, before they are copied to memory that is far: they are in the cache. */
-static void check_payload(struct lane *lane, void *data, size_t n)
+/*
+ * n more bytes of the payload, before they are copied to memory that is far: they are in the cache.
+ */
+static void seal_payload(struct lane *lane, void *data, size_t n)
 {
 	if (FAILPOINT_CORRUPTS("payload-received"))
 		((unsigned char *)data)[n / 2] ^= 0x10;
-	if (lane->has_checksums)
-		lane->payload_check = crc32c(lane->payload_check, data, n);
+	if (lane->in.len)
+		seal_add(&lane->in, data, n);
 }
 
 /* They are where they belong. */
@@ -425,12 +482,12 @@ static void took_payload(struct lane *lane, size_t n)
 		FAILPOINT("answer-half");
 	if (lane->room_len)
 		return;
-	if (!lane->has_checksums)
-		end_message(lane);
+	if (lane->in.len)
+		lane->reading = READING_PAYLOAD_SEAL;
 	else if (lane->pack.n)
-		took_payload_check(lane, lane->payload_check == lane->pack.check);
+		take_pack(lane, true);
 	else
-		lane->reading = READING_PAYLOAD_CHECK;
+		end_message(lane);
 }
 
 /* As many bytes as are still missing of a piece of `size` at `at`. Returns how many were taken. */
@@ -443,7 +500,10 @@ static size_t take(void *at, size_t size, size_t *have, const unsigned char *dat
 	return n;
 }
 
-/* The call that the message at `data` is the answer to; NULL: there is no such call, or no such message here yet. */
+/*
+ * The call that the message at `data` is the answer to; NULL: there is no such call, or no such
+ * message here yet.
+ */
 static struct call *call_ahead(const struct lane *lane, const unsigned char *data, size_t len)
 {
 	uint32_t cookie;
@@ -455,12 +515,13 @@ static struct call *call_ahead(const struct lane *lane, const unsigned char *dat
 }
 
 /*
- * Behind this payload the next messages may be here already: what the call is that the second of them is the answer to is
- * fetched, and what that of the first leads to. Nothing that they say is trusted.
+ * Behind this payload the next messages may be here already: what the call is that the second of
+ * them is the answer to is fetched, and what that of the first leads to. Nothing that they say is
+ * trusted.
  */
 static void fetch_next(const struct lane *lane, const unsigned char *data, size_t len)
 {
-	size_t check = lane->has_checksums ? DATA_CHECK_LEN : 0, at = lane->room_len + check;
+	size_t check = lane->in.len, at = lane->room_len + check;
 	uint32_t payload;
 
 	if (!lane->makes_calls || lane->pack.n || len < at + sizeof(struct data_header))
@@ -473,10 +534,32 @@ static void fetch_next(const struct lane *lane, const unsigned char *data, size_
 		fetch_call(call_ahead(lane, data + at, len - at));
 }
 
+/*
+ * Payload that is here already. Of a pack it stays where it is if all of it is here, and its seal.
+ * Returns how much was taken.
+ */
+static size_t take_payload(struct lane *lane, unsigned char *data, size_t len)
+{
+	size_t n = MIN(len, lane->room_len);
+
+	fetch_next(lane, data, len);
+	if (!lane->room && len >= lane->room_len + lane->in.len)
+		lane->room = (void *)(uintptr_t)(lane->pack.payloads = data);
+	else if (!lane->room && find_pack_room(lane))
+		return 0;
+	seal_payload(lane, data, n);
+	if (lane->room != data) {
+		memcpy(lane->room, data, n);
+		lane->worker->n_copied += n;
+	}
+	took_payload(lane, n);
+	return n;
+}
+
 /* The next bytes of what is being read. Returns how many. */
 static size_t take_some(struct lane *lane, unsigned char *data, size_t len)
 {
-	size_t n;
+	size_t n, packed = lane->pack.n * sizeof(lane->pack.packed[0]);
 
 	switch (lane->reading) {
 	case READING_HEADER:
@@ -486,45 +569,32 @@ static size_t take_some(struct lane *lane, unsigned char *data, size_t len)
 			took_header(lane);
 		return n;
 	case READING_PACKED:
-		n = take(lane->pack.packed, lane->pack.n * sizeof(lane->pack.packed[0]),
-			 &lane->pack.len, data, len);
-		if (lane->pack.len < lane->pack.n * sizeof(lane->pack.packed[0]))
+		n = take(lane->pack.packed, packed, &lane->pack.len, data, len);
+		if (lane->pack.len < packed)
 			return n;
-		if (lane->has_checksums)
-			lane->reading = READING_PACKED_CHECK;
+		if (lane->in.len)
+			lane->reading = READING_PACKED_SEAL;
 		else
 			took_packed(lane);
 		return n;
 	case READING_PAYLOAD:
-		n = MIN(len, lane->room_len);
-		fetch_next(lane, data, len);
-		check_payload(lane, data, n);
-		memcpy(lane->room, data, n);
-		lane->worker->n_copied += n;
-		took_payload(lane, n);
-		return n;
+		return take_payload(lane, data, len);
 	default:
-		n = take(lane->check, sizeof(lane->check), &lane->check_len, data, len);
-		if (lane->check_len < sizeof(lane->check))
-			return n;
-		if (lane->reading == READING_HEADER_CHECK)
-			took_header_check(lane);
-		else if (lane->reading == READING_PACKED_CHECK)
-			took_packed_check(lane);
-		else
-			took_payload_check(lane, check_fits(lane, lane->payload_check));
+		n = take(lane->seal, lane->in.len, &lane->seal_len, data, len);
+		if (lane->seal_len == lane->in.len)
+			took_seal(lane);
 		return n;
 	}
 }
 
 /*
- * How much of the buffer is offered for what comes behind a payload, or in front of one. What is as large as the buffer would all
- * be copied out of it where messages come one by one. So behind a large payload no more is read than tells where the next one
- * is to go.
+ * How much of the buffer is offered for what comes behind a payload, or in front of one. What is as
+ * large as the buffer would all be copied out of it where messages come one by one. So behind a
+ * large payload no more is read than tells where the next one is to go.
  */
 static size_t buffer_len(const struct lane *lane)
 {
-	size_t check = lane->has_checksums ? DATA_CHECK_LEN : 0;
+	size_t check = lane->in.len;
 	size_t head = sizeof(struct data_header) + check;
 
 	if (!lane->is_bulk)
@@ -532,13 +602,23 @@ static size_t buffer_len(const struct lane *lane)
 	switch (lane->reading) {
 	case READING_HEADER:
 		return head - lane->header_len;
-	case READING_HEADER_CHECK:
-		return check - lane->check_len;
-	case READING_PAYLOAD_CHECK:
-		return check - lane->check_len + head;
+	case READING_HEADER_SEAL:
+		return check - lane->seal_len;
+	case READING_PAYLOAD_SEAL:
+		return check - lane->seal_len + head;
 	default:
 		return check + head;
 	}
+}
+
+static ssize_t lane_readv(struct lane *lane, const struct iovec *iov, int n)
+{
+	ssize_t len = readv(lane->source.fd, iov, n);
+
+	/* A trainer has given back where it goes: it is cut off, and others' messages go on. */
+	if (len < 0 && errno == EFAULT && holes_fill(iov, (size_t)n))
+		errno = EAGAIN;
+	return len;
 }
 
 /* What is left of a payload goes straight to its place, what comes behind it into the buffer. */
@@ -550,20 +630,20 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 	int n = 0;
 
 	*ret_offered = behind;
-	if (lane->reading == READING_PAYLOAD) {
+	if (lane->reading == READING_PAYLOAD && lane->room) {
 		size_t len = lane->room_len;
 
-		if (lane->has_checksums && len > CHECKED_BYTES)
+		if (lane->in.len && len > CHECKED_BYTES)
 			len = CHECKED_BYTES;
 		iov[n++] = (struct iovec){ .iov_base = lane->room, .iov_len = len };
 		if (len < lane->room_len) {
 			*ret_offered = len;
-			return readv(lane->source.fd, iov, n);
+			return lane_readv(lane, iov, n);
 		}
 		*ret_offered += len;
 	}
 	iov[n++] = (struct iovec){ .iov_base = worker->buffer, .iov_len = behind };
-	return readv(lane->source.fd, iov, n);
+	return lane_readv(lane, iov, n);
 }
 
 /* Returns whether there may be more to read. */
@@ -590,9 +670,9 @@ static bool lane_receive_once(struct lane *lane)
 	len = (size_t)n;
 	lane_heard(lane, clock_now_ns());
 	atomic_fetch_add_explicit(&lane->bytes_in, len, memory_order_relaxed);
-	if (lane->reading == READING_PAYLOAD) {
+	if (lane->reading == READING_PAYLOAD && lane->room) {
 		direct = MIN(len, lane->room_len);
-		check_payload(lane, lane->room, direct);
+		seal_payload(lane, lane->room, direct);
 		took_payload(lane, direct);
 	}
 	for (size_t left = len - direct; left > 0 && !lane->is_failed;) {

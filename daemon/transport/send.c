@@ -6,8 +6,8 @@
 #include "transport/internal.h"
 
 #include "base/clock.h"
-#include "base/crc32c.h"
 #include "base/failpoint.h"
+#include "base/holes.h"
 #include <endian.h>
 #include <sys/epoll.h>
 
@@ -15,35 +15,26 @@
 
 static size_t send_bytes(const struct lane *lane)
 {
-	return lane->has_checksums ? CHECKED_BYTES : SEND_BYTES;
+	return lane->out.len ? CHECKED_BYTES : SEND_BYTES;
 }
 
 static size_t head_len(const struct lane *lane)
 {
-	return sizeof(struct data_header) + (lane->has_checksums ? DATA_CHECK_LEN : 0);
+	return sizeof(struct data_header) + lane->out.len;
 }
 
-static size_t tail_len(const struct lane *lane, const struct message *message)
+/* What a pack says of its messages, without the seal. */
+static size_t packed_len(const struct parcel *parcel)
 {
-	return lane->has_checksums && message->header->len ? DATA_CHECK_LEN : 0;
-}
-
-/* What stands in front of the payloads. */
-static size_t parcel_head(const struct lane *lane, const struct parcel *parcel)
-{
-	if (parcel->n == 1)
-		return head_len(lane);
-	return head_len(lane) + parcel->n * sizeof(parcel->packed[0]) +
-	       (lane->has_checksums ? DATA_CHECK_LEN : 0);
+	return parcel->n > 1 ? parcel->n * sizeof(parcel->packed[0]) : 0;
 }
 
 static size_t parcel_len(const struct lane *lane, const struct parcel *parcel)
 {
-	const struct message *message = parcel->messages[0];
+	size_t packed = packed_len(parcel);
 
-	if (parcel->n == 1)
-		return head_len(lane) + message->header->len + tail_len(lane, message);
-	return head_len(lane) + parcel->wire_len + (lane->has_checksums ? DATA_CHECK_LEN : 0);
+	return head_len(lane) + packed + (packed ? lane->out.len : 0) + parcel->payload_len +
+	       (parcel->payload_len ? lane->out.len : 0);
 }
 
 static void batch_iov(struct batch *batch, const void *data, size_t len)
@@ -62,18 +53,24 @@ static size_t add_wrong(struct batch *batch, const char *payload, size_t len)
 	return len;
 }
 
-/* len bytes of a payload from skip on. Their checksum is made now: right before the kernel copies them. */
-static void batch_payload(struct lane *lane, struct batch *batch, struct message *message,
-			  size_t skip, size_t len)
+/* So many bytes more of a parcel's payloads, right before the kernel copies them. */
+static void seal_payload(struct lane *lane, struct parcel *parcel, const void *data, size_t len)
+{
+	if (!lane->out.len || !len)
+		return;
+	seal_add(&lane->out, data, len);
+	parcel->sealed += (uint32_t)len;
+	if (parcel->sealed == parcel->payload_len)
+		seal_end(&lane->out, parcel->seal);
+}
+
+/* len bytes of a payload from skip on, which are in their seal. */
+static void batch_payload(struct batch *batch, const struct message *message, size_t skip,
+			  size_t len)
 {
 	const char *payload = message->payload;
 	size_t done;
 
-	if (lane->has_checksums && skip + len > message->check_done) {
-		message->check = crc32c(message->check, payload + message->check_done,
-					skip + len - message->check_done);
-		message->check_done = (uint32_t)(skip + len);
-	}
 	done = !skip && FAILPOINT_CORRUPTS("payload-sent") ? add_wrong(batch, payload, len) : 0;
 	if (done < len)
 		batch_iov(batch, payload + skip + done, len - done);
@@ -87,61 +84,53 @@ static void batch_rest(struct batch *batch, const void *data, size_t len, size_t
 	*skip -= MIN(*skip, len);
 }
 
-/* Adds what is left of a message, of which skip bytes are written already; no more than one system call is offered. */
-static void batch_message(struct lane *lane, struct batch *batch, const struct parcel *parcel,
-			  size_t skip, uint32_t *check)
+/* The payload of a message alone, as far as one system call takes it. */
+static void batch_message(struct lane *lane, struct batch *batch, struct parcel *parcel,
+			  size_t *skip)
 {
-	struct message *message = parcel->messages[0];
-	size_t len = message->header->len, tail = tail_len(lane, message);
+	const struct message *message = parcel->messages[0];
+	size_t len = message->header->len, n;
 
-	batch_rest(batch, parcel->wire, head_len(lane), &skip);
-	if (skip < len) {
-		size_t n = MIN(len - skip, send_bytes(lane) - MIN(batch->len, send_bytes(lane)));
-
+	if (*skip < len) {
+		n = MIN(len - *skip, send_bytes(lane) - MIN(batch->len, send_bytes(lane)));
+		if (*skip + n > parcel->sealed)
+			seal_payload(lane, parcel, (const char *)message->payload + parcel->sealed,
+				     *skip + n - parcel->sealed);
 		if (n)
-			batch_payload(lane, batch, message, skip, n);
-		batch->is_cut = n < len - skip;
-		if (batch->is_cut)
-			return;
+			batch_payload(batch, message, *skip, n);
+		batch->is_cut = n < len - *skip;
 	}
-	if (!tail)
-		return;
-	skip -= MIN(skip, len);
-	*check = htole32(message->check);
-	batch_iov(batch, (const char *)check + skip, tail - skip);
+	*skip -= MIN(*skip, len);
 }
 
-/* The same of a pack: all of it, since all that it holds is small. The first n_done messages are written, up to byte `at`. */
-static void batch_pack(struct lane *lane, struct batch *batch, const struct parcel *parcel,
-		       size_t skip, unsigned n_done, size_t at)
+/* The payloads of several: all of them, since they are small. */
+static void batch_pack(struct batch *batch, const struct parcel *parcel, size_t *skip)
 {
-	at -= parcel_head(lane, parcel);
-	batch_rest(batch, parcel->wire, head_len(lane), &skip);
-	batch_rest(batch, parcel->packed, parcel->n * sizeof(parcel->packed[0]), &skip);
-	if (lane->has_checksums)
-		batch_rest(batch, parcel->packed_check, DATA_CHECK_LEN, &skip);
-	skip -= MIN(skip, at);
-	for (unsigned i = n_done; i < parcel->n; i++) {
+	for (unsigned i = 0; i < parcel->n; i++) {
 		size_t len = parcel->messages[i]->header->len;
 
-		if (skip < len)
-			batch_payload(lane, batch, parcel->messages[i], skip, len - skip);
-		skip -= MIN(skip, len);
+		if (*skip < len)
+			batch_payload(batch, parcel->messages[i], *skip, len - *skip);
+		*skip -= MIN(*skip, len);
 	}
 }
 
-static void batch_add(struct lane *lane, struct batch *batch, const struct parcel *parcel,
-		      const struct begun *begun)
+/*
+ * Adds what is left of a parcel, of which skip bytes are written already; no more than one system
+ * call is offered.
+ */
+static void batch_add(struct lane *lane, struct batch *batch, struct parcel *parcel, size_t skip)
 {
-	size_t i = batch->n_parcels++;
-
-	batch->parcels[i] = *parcel;
-	if (parcel->n == 1)
-		batch_message(lane, batch, parcel, begun ? begun->done : 0, &batch->checks[i]);
-	else if (begun)
-		batch_pack(lane, batch, parcel, begun->done, begun->n_done, begun->at);
-	else
-		batch_pack(lane, batch, parcel, 0, 0, parcel_head(lane, parcel));
+	batch_rest(batch, parcel->wire, head_len(lane), &skip);
+	if (parcel->n > 1) {
+		batch_rest(batch, parcel->packed, packed_len(parcel), &skip);
+		batch_rest(batch, parcel->packed_seal, lane->out.len, &skip);
+		batch_pack(batch, parcel, &skip);
+	} else {
+		batch_message(lane, batch, parcel, &skip);
+	}
+	if (parcel->payload_len && !batch->is_cut)
+		batch_rest(batch, parcel->seal, lane->out.len, &skip);
 }
 
 int lane_prepare(struct lane *lane, struct message *message)
@@ -158,16 +147,15 @@ int lane_prepare(struct lane *lane, struct message *message)
 	return 0;
 }
 
-/* The most urgent one that waits. */
-static int take(struct lane *lane, struct batch *batch, struct parcel *parcel)
+/* One that has just left the queue. */
+static int take(struct lane *lane, struct batch *batch, struct parcel *parcel,
+		struct message *message)
 {
-	struct message *message = queue_pop(&lane->queue);
 	int r;
 
-	queue_fetch(&lane->queue);
 	r = lane_prepare(lane, message);
 	if (r) {
-		(void)queue_push(&lane->queue, message);
+		queue_return(&lane->queue, message);
 		return error_trace(r);
 	}
 	batch->messages[batch->n_messages++] = message;
@@ -175,7 +163,10 @@ static int take(struct lane *lane, struct batch *batch, struct parcel *parcel)
 	return 0;
 }
 
-/* Those next to it that are small like it leave with it; none is waited for, and none overtakes another. */
+/*
+ * Those of its job next to it that are small like it leave with it; none is waited for, and none
+ * overtakes another.
+ */
 static int take_more(struct lane *lane, struct batch *batch, struct parcel *parcel)
 {
 	const struct data_header *first = parcel->messages[0]->header;
@@ -186,59 +177,53 @@ static int take_more(struct lane *lane, struct batch *batch, struct parcel *parc
 	if (!lane->has_packs || !data_may_pack(first))
 		return 0;
 	while (!r && batch->n_messages < SEND_MESSAGES && parcel->n < DATA_PACK_MAX &&
-	       (next = queue_first(&lane->queue)) && data_packs_with(first, next->header) &&
+	       (next = queue_next(&lane->queue)) && data_packs_with(first, next->header) &&
 	       len + next->header->len <= DATA_PACKED_LEN) {
 		len += next->header->len;
-		r = take(lane, batch, parcel);
+		r = take(lane, batch, parcel, queue_pop_next(&lane->queue));
 	}
 	return r;
 }
 
-/* The checksum of all of its payload, which is about to be copied by the kernel. */
-static uint32_t message_check(const struct lane *lane, struct message *message)
+/* What it says of several messages is made, and the seals of that and of their payloads. */
+static void seal_pack(struct lane *lane, struct parcel *parcel, struct data_packed *packed)
 {
-	uint32_t len = message->header->len;
-
-	if (!lane->has_checksums)
-		return 0;
-	if (message->check_done < len)
-		message->check =
-			crc32c(message->check, (const char *)message->payload + message->check_done,
-			       len - message->check_done);
-	message->check_done = len;
-	return len ? message->check : 0;
+	for (unsigned i = 0; i < parcel->n; i++)
+		data_pack(parcel->messages[i]->header, &packed[i]);
+	parcel->packed = packed;
+	if (!lane->out.len)
+		return;
+	seal_make(&lane->out, packed, packed_len(parcel), parcel->packed_seal);
+	if (parcel->payload_len)
+		seal_begin(&lane->out);
+	for (unsigned i = 0; i < parcel->n; i++)
+		seal_payload(lane, parcel, parcel->messages[i]->payload,
+			     parcel->messages[i]->header->len);
 }
 
-/* Its header is made; for a pack, with what stands for each message. */
+/* Its header is made, and all seals but that of the payload of a message alone, which is begun. */
 static void seal(struct lane *lane, struct batch *batch, struct parcel *parcel)
 {
 	size_t first = batch->n_messages - parcel->n;
 	struct wire *wire = &batch->wire[first];
-	struct data_packed *packed = &batch->packed[first];
-	uint32_t *check = &batch->checks[batch->n_parcels], len = 0;
 
-	if (parcel->n == 1) {
-		wire->header = *parcel->messages[0]->header;
-	} else {
-		for (unsigned i = 0; i < parcel->n; i++) {
-			struct message *message = parcel->messages[i];
-
-			len += message->header->len;
-			data_pack(message->header, message_check(lane, message), &packed[i]);
-		}
-		data_pack_header(parcel->messages[0]->header, parcel->n, len, &wire->header);
-		parcel->wire_len = wire->header.len;
-		if (lane->has_checksums)
-			*check = htole32(crc32c(0, packed, parcel->n * sizeof(*packed)));
-	}
+	for (unsigned i = 0; i < parcel->n; i++)
+		parcel->payload_len += parcel->messages[i]->header->len;
+	wire->header = *parcel->messages[0]->header;
+	if (parcel->n > 1)
+		data_pack_header(parcel->messages[0]->header, parcel->n, parcel->payload_len,
+				 &wire->header);
 	data_header_encode(&wire->header);
-	if (lane->has_checksums)
-		wire->check = htole32(crc32c(0, &wire->header, sizeof(wire->header)));
+	parcel->wire = wire;
+	parcel->number = lane->out.number;
+	if (lane->out.len)
+		seal_make(&lane->out, &wire->header, sizeof(wire->header), wire->seal);
 	if (FAILPOINT_CORRUPTS("header-sent"))
 		wire->header.round ^= 1;
-	parcel->wire = wire;
-	parcel->packed = packed;
-	parcel->packed_check = check;
+	if (parcel->n > 1)
+		seal_pack(lane, parcel, &batch->packed[first]);
+	else if (lane->out.len && parcel->payload_len)
+		seal_begin(&lane->out);
 }
 
 static int lane_fill_batch(struct lane *lane, struct batch *batch)
@@ -247,21 +232,26 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 
 	batch->n_messages = batch->n_parcels = batch->n_iov = batch->len = 0;
 	batch->is_cut = false;
-	if (lane->begun.parcel.n)
-		batch_add(lane, batch, &lane->begun.parcel, &lane->begun);
+	/* It may be cut again: what it has in its seal by then is the batch's parcel's to know. */
+	if (lane->begun.parcel.n) {
+		batch->parcels[batch->n_parcels++] = lane->begun.parcel;
+		batch_add(lane, batch, &batch->parcels[0], lane->begun.done);
+	}
 	while (!r && batch->n_messages < SEND_MESSAGES && batch->len < send_bytes(lane) &&
 	       lane->queue.n) {
-		struct parcel parcel = { .messages = &batch->messages[batch->n_messages] };
+		struct parcel *parcel = &batch->parcels[batch->n_parcels];
 
-		r = take(lane, batch, &parcel);
+		*parcel = (struct parcel){ .messages = &batch->messages[batch->n_messages] };
+		r = take(lane, batch, parcel, queue_pop(&lane->queue));
 		if (!r)
-			r = take_more(lane, batch, &parcel);
-		if (!parcel.n)
+			r = take_more(lane, batch, parcel);
+		if (!parcel->n)
 			break;
-		seal(lane, batch, &parcel);
-		batch_add(lane, batch, &parcel, NULL);
+		batch->n_parcels++;
+		seal(lane, batch, parcel);
+		batch_add(lane, batch, parcel, 0);
 	}
-	return r;
+	return !r && lane->out.is_broken ? error_origin(-EIO) : r;
 }
 
 /* Its call is told soon that it was sent. */
@@ -288,9 +278,7 @@ static void begin(struct lane *lane, const struct parcel *parcel)
 	struct begun *begun = &lane->begun;
 
 	begun->parcel = *parcel;
-	begun->n_done = 0;
 	begun->done = 0;
-	begun->at = parcel_head(lane, parcel);
 	begun->wire = *parcel->wire;
 	memcpy(begun->messages, parcel->messages, parcel->n * sizeof(begun->messages[0]));
 	begun->parcel.messages = begun->messages;
@@ -298,30 +286,29 @@ static void begin(struct lane *lane, const struct parcel *parcel)
 	if (parcel->n == 1)
 		return;
 	memcpy(begun->packed, parcel->packed, parcel->n * sizeof(begun->packed[0]));
-	begun->packed_check = *parcel->packed_check;
 	begun->parcel.packed = begun->packed;
-	begun->parcel.packed_check = &begun->packed_check;
 }
 
-/* So many bytes more of it are written. Of a pack, what is written to its end may be answered at once. */
-static void go_on(struct lane *lane, size_t n)
+/* The seal behind the last of a parcel's. */
+static uint64_t next_number(const struct parcel *parcel)
 {
-	struct begun *begun = &lane->begun;
+	return parcel->number + 1 + (parcel->n > 1) + !!parcel->payload_len;
+}
 
-	begun->done += n;
-	while (begun->parcel.n > 1 &&
-	       begun->at + begun->messages[begun->n_done]->header->len <= begun->done) {
-		struct message *message = begun->messages[begun->n_done++];
+/* What was begun is all written, and its messages are done with. */
+static void end_begun(struct lane *lane)
+{
+	unsigned n = lane->begun.parcel.n;
 
-		begun->at += message->header->len;
-		lane_message_done(lane, message, true);
-	}
+	lane->begun.parcel.n = 0;
+	done_with(lane, lane->begun.messages, n);
 }
 
 /*
- * What was written of the batch is done with; what was begun is the lane's begun parcel; the rest goes back into
- * the queue, where more urgent ones may still come before it. In that order from the back, since whoever is told that
- * his call was sent may post the next, and pushing back must not need memory.
+ * What was written of the batch is done with; what was begun is the lane's begun parcel; the rest
+ * goes back into the queue, where more urgent ones may still come before it, and its seals are made
+ * anew. In that order from the back, since whoever is told that his call was sent may post the
+ * next, and pushing back must not need memory.
  */
 static void lane_empty_batch(struct lane *lane, struct batch *batch, size_t written)
 {
@@ -339,25 +326,30 @@ static void lane_empty_batch(struct lane *lane, struct batch *batch, size_t writ
 		left -= len;
 	}
 	for (size_t i = batch->n_parcels; i-- > n_whole;) {
-		if ((!i && goes_on) || (i == n_whole && left))
+		struct parcel *parcel = &batch->parcels[i];
+
+		lane->out.number = parcel->number;
+		if ((!i && goes_on) || (i == n_whole && left)) {
+			lane->out.number = next_number(parcel);
 			continue;
-		for (unsigned n = batch->parcels[i].n; n-- > 0;)
-			(void)queue_push(&lane->queue, batch->parcels[i].messages[n]);
-		n_back -= batch->parcels[i].n;
+		}
+		for (unsigned n = parcel->n; n-- > 0;)
+			queue_return(&lane->queue, parcel->messages[n]);
+		n_back -= parcel->n;
 	}
 	if (goes_on && n_whole) {
-		unsigned n = begun->parcel.n;
-
-		begun->parcel.n = 0;
-		done_with(lane, begun->messages + begun->n_done, n - begun->n_done);
+		end_begun(lane);
+	} else if (goes_on) {
+		begun->done += left;
+		begun->parcel.sealed = batch->parcels[0].sealed;
+		memcpy(begun->parcel.seal, batch->parcels[0].seal, sizeof(begun->parcel.seal));
 	}
 	if (left && !(goes_on && !n_whole)) {
 		begin(lane, &batch->parcels[n_whole]);
+		begun->done = left;
 		n_back -= batch->parcels[n_whole].n;
 	}
 	done_with(lane, batch->messages, n_back);
-	if (left)
-		go_on(lane, left);
 }
 
 /* Returns whether there may be more to write, and the kernel took all it was offered. */
@@ -374,6 +366,12 @@ static bool lane_flush_once(struct lane *lane)
 	if (batch->is_cut || lane->queue.n)
 		flags |= MSG_MORE;
 	n = r || !batch->len ? 0 : sendmsg(lane->source.fd, &message, flags);
+	/*
+	 * A trainer has given back what is sent of its memory: it is cut off, and others' messages
+	 * go on.
+	 */
+	if (n < 0 && errno == EFAULT && holes_fill(batch->iov, batch->n_iov))
+		errno = EAGAIN;
 	if (n < 0)
 		r = errno == EAGAIN || errno == EINTR ? 0 : -errno;
 	lane_empty_batch(lane, batch, (size_t)MAX(n, 0));
@@ -396,9 +394,10 @@ static bool lane_flush_once(struct lane *lane)
 }
 
 /*
- * What is unsent inside the kernel nothing overtakes, and it comes in bursts of that size: nodes that change over to a more
- * urgent tensor at the same moment then have sent different parts of the one before, whose sums have to wait. So all
- * connections together have what the link carries in 2 ms. Up to powers of two, as what is known of the link changes all the time.
+ * What is unsent inside the kernel nothing overtakes, and it comes in bursts of that size: nodes
+ * that change over to a more urgent tensor at the same moment then have sent different parts of the
+ * one before, whose sums have to wait. So all connections together have what the link carries in 2
+ * ms. Up to powers of two, as what is known of the link changes all the time.
  */
 static void lane_set_ahead(struct lane *lane)
 {
@@ -423,6 +422,7 @@ void lane_flush(struct lane *lane)
 	lane_set_flight(lane, clock_now_ns());
 	for (unsigned i = 0; i < SEND_ROUNDS; i++) {
 		if (!lane->begun.parcel.n && !lane->queue.n) {
+			fair_rest(&lane->queue);
 			lane_want(lane, EPOLLIN);
 			return;
 		}

@@ -38,7 +38,7 @@ static void tcp_release(struct lane *lane)
 {
 	if (lane->index != DATA_LANE_BEAT)
 		atomic_fetch_sub_explicit(&lane->transport->n_tcp_lanes, 1, memory_order_relaxed);
-	for (unsigned i = lane->begun.n_done; i < lane->begun.parcel.n; i++)
+	for (unsigned i = 0; i < lane->begun.parcel.n; i++)
 		lane_message_done(lane, lane->begun.messages[i], false);
 	lane->begun.parcel.n = 0;
 	lane_receive_done(lane);
@@ -51,7 +51,8 @@ static const struct lane_ops tcp_ops = {
 	.release = tcp_release,
 };
 
-int tcp_lane_new(struct peer *peer, int fd, struct lane **ret_lane)
+int tcp_lane_new(struct peer *peer, int fd, const struct handshake *handshake,
+		 struct lane **ret_lane)
 {
 	struct lane *lane;
 	int r;
@@ -62,6 +63,11 @@ int tcp_lane_new(struct peer *peer, int fd, struct lane **ret_lane)
 		return error_trace(r);
 	}
 	lane->source = (struct loop_source){ .fd = fd, .ready = tcp_on_ready };
+	r = handshake_seals(handshake, &lane->in, &lane->out);
+	if (r) {
+		tcp_lane_drop(lane);
+		return error_trace(r);
+	}
 	*ret_lane = lane;
 	return 0;
 }

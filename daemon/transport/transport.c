@@ -89,7 +89,10 @@ int transport_set_key(struct transport *transport, const void *key, size_t len)
 	return 0;
 }
 
-/* A name of which the kernel knows nothing, or that it does not let us use, is said now and not at the first connection. */
+/*
+ * A name of which the kernel knows nothing, or that it does not let us use, is said now and not at
+ * the first connection.
+ */
 static int set_congestion(struct transport *transport, const char *name)
 {
 	static const struct address nowhere = { .any.sa_family = AF_INET };
@@ -177,7 +180,10 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 	return 0;
 }
 
-/* Lanes close on their threads; after these have ended nothing but the boxes holds anything of ours. */
+/*
+ * Lanes close on their threads; after these have ended nothing but the boxes holds anything of
+ * ours.
+ */
 void transport_close(struct transport *transport)
 {
 	struct peer *peer, *next;
@@ -238,7 +244,10 @@ struct peer *transport_self(struct transport *transport)
 	return transport->self;
 }
 
-/* One that is neither lost nor about to be, and is or may still become the daemon that is asked for. */
+/*
+ * One that is neither lost nor about to be, and is or may still become the daemon that is asked
+ * for.
+ */
 static struct peer *find_called(struct transport *transport, const char *address,
 				uint64_t expect_id)
 {

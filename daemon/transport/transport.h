@@ -6,10 +6,10 @@
  * home loop); payloads are read and written on data threads, straight from and into the memory the caller named.
  *
  * A peer is another daemon's process (or our own: transport_self()). Several connections ("lanes") may lead to one
- * peer; the transport spreads calls over them by bytes queued. Messages waiting for a lane leave by urgency: notices,
- * set-up messages and whatever has no payload first, then by priority (an answer has that of its call), then in the
- * order posted; at most TRANSPORT_AHEAD bytes, on slow links less, wait unsent inside the kernel, so an urgent message overtakes
- * the rest.
+ * peer; the transport spreads calls over them by bytes queued. Messages waiting for a lane leave in turns, by bytes: each job has its
+ * own, and what sets up, ends and acknowledges another, which as little as it is leaves next. Of a job leaves first what has
+ * no payload, then by priority (an answer has that of its call), then in the order posted. At most TRANSPORT_AHEAD bytes, on slow links
+ * less, wait unsent inside the kernel, so what has its turn overtakes the rest.
  * Answers return on the lane of their call. Notices to one peer arrive in the order posted.
  *
  * Who connects makes the calls: a peer from transport_connect() takes calls and notices, a peer that connected to us
@@ -57,7 +57,6 @@ struct message {
 	struct block
 		*bounce; /* RDMA: a copy of a payload in memory that the device does not know */
 	uint64_t sequence;
-	uint32_t check, check_done; /* TCP: checksum of so many bytes of the payload */
 	int32_t priority;
 	uint8_t kind;
 	bool urgent;
@@ -210,7 +209,7 @@ struct transport_params {
 	uint64_t
 		peer_timeout_ms; /* silence of a peer we have business with (calls out, or DATA_PING unanswered) */
 	uint64_t
-		quota_bytes; /* bytes held for one peer: its calls until answered, our answers until written;
+		quota_bytes; /* bytes held for one peer: its calls until answered, our answers and notices until written;
 				   * a peer over it is lost with a clear reason */
 	enum transport_checksums
 		checksums; /* of what goes by TCP, with peers that want them, too */
@@ -308,7 +307,10 @@ bool peer_takes_direct(const struct peer *peer, uint64_t len);
  * the host with the same bytes; nothing else of it has been changed. Its peer has not been lost.
  */
 void peer_call_on(struct call *call);
-/* Sends a notice; the payload (at most DATA_SETUP_MAX bytes) is copied. Returns 0 or -ENOMEM; lost peers take it too. */
+/*
+ * Sends a notice; the payload (at most DATA_SETUP_MAX bytes) is copied. Returns 0 or -ENOMEM; lost peers take it too, and one that
+ * does not read until its quota is full is lost.
+ */
 int peer_notice(struct peer *peer, const struct data_header *header, const void *payload);
 uint64_t peer_id(const struct peer *peer);
 /* "node b (10.88.0.2:9690)". */
@@ -316,10 +318,12 @@ const char *peer_name(const struct peer *peer);
 /* What messages call a peer until it has told its node's name itself: before, they only have its address. */
 void peer_call_it(struct peer *peer, const char *node);
 bool peer_is_self(const struct peer *peer);
+/* Where its connections come from: base/source.h. "": not known, or our own process. */
+const char *peer_source(const struct peer *peer);
 /* Where transport_connect() has sought the peer; NULL: the peer has connected to us, under whatever name, or is our own process. */
 const char *peer_called_at(const struct peer *peer);
-/* Whether the other side has a DATA_FEATURE_*, too. Of our own process it has none. */
-bool peer_knows(const struct peer *peer, uint64_t feature);
+/* Whether the other side has a DATA_FEATURE_*, too. */
+bool peer_has(const struct peer *peer, uint64_t feature);
 /*
  * A job of n_nodes nodes has been attached that exchanges parts of so many bytes with the peer: TCP connections then have no more
  * on their way than that needs. To be said at both ends: what one may have there the other may.
@@ -352,16 +356,6 @@ _cold_ void peer_kill(struct peer *peer, const char *why);
  */
 void delivery_answer(struct delivery *delivery, const struct data_header *header,
 		     struct block *block, const void *payload);
-/*
- * The same of one of several calls that have one answer, which nobody changes: what its payload's checksum is, where one is needed
- * and it is small, is found out once. check: zero before the first.
- */
-struct answer_check {
-	uint32_t value;
-	bool is_known;
-};
-void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
-			  struct block *block, struct answer_check *check);
 /*
  * Whether the memory of its payload is the receiver's alone, to write to, and to keep by a reference to payload_block: neither the
  * caller's nor open to its RDMA device.

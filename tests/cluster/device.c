@@ -1,3 +1,7 @@
+/*
+ * Memory of a CUDA device and one stream, by calls of the driver, for trainer.c. A test may load
+ * the double (tests/fakecuda) as the driver.
+ */
 #include "device.h"
 #include "proto/cuda_abi.h"
 #include <stdio.h>

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """etcd as the source of views: a real etcd-server and real daemons. Whatever of both dies, running jobs do not notice, and no
 number of a view is ever that of two."""
-import os, re, signal, struct, subprocess, sys
+import hashlib, os, re, signal, struct, subprocess, sys
 sys.path.insert(0, os.path.join(os.path.dirname(__file__), '..', 'lib'))
 from cluster import *
 from etcd import *
@@ -83,6 +83,12 @@ def jobs(etcd):
     return [key for key in etcd.get('/bps/') if '/jobs/' in key or '/holds/' in key]
 
 
+def claim_of(job):
+    """Of a job of this user, without a secret."""
+    owner = hashlib.sha256(b'bps-user' + job.encode() + b'\0' + os.getuid().to_bytes(4, 'little')).digest()[:8]
+    return f'jobs/{job}/{int.from_bytes(owner, "little"):016x}'
+
+
 def test_one_etcd():
     with Etcd() as etcd, cluster_of(etcd, 2, 1) as cluster:
         settled(cluster)
@@ -92,7 +98,7 @@ def test_one_etcd():
         others = cluster.job((1, 1))
         declare(others)
         rounds(others, 1)
-        assert '/bps/state/jobs/a.job-with_64.names' in jobs(etcd) and len(jobs(etcd)) == 6, jobs(etcd)
+        assert '/bps/state/' + claim_of('a.job-with_64.names') in jobs(etcd) and len(jobs(etcd)) == 6, jobs(etcd)
         finish(ranks + others)
         wait_for('no job is claimed or held', lambda: not jobs(etcd), LONG)
         last = settled(cluster)
@@ -236,9 +242,9 @@ def test_etcd_loses_everything():
         etcd.start(0, fresh=True)
         second = settled(cluster, above=first)
         # The job is claimed as it was, and the key for data connections is the same.
-        wait_for('the claim', lambda: '/bps/state/jobs/job1' in etcd.get('/bps/state/'), LONG)
+        wait_for('the claim', lambda: '/bps/state/' + claim_of('job1') in etcd.get('/bps/state/'), LONG)
         after = etcd.get('/bps/state/')
-        for key in ('/bps/state/jobs/job1', '/bps/state/key'):
+        for key in ('/bps/state/' + claim_of('job1'), '/bps/state/key'):
             assert after[key][0] == before[key][0], key
         rounds(ranks, 2)
         a_job_runs(cluster, (1, 1, 1))
@@ -252,7 +258,7 @@ def test_etcd_loses_everything():
 
 def test_nonsense_in_etcd():
     with Etcd() as etcd:
-        for key in ('key/x', 'members/n7', 'members/', 'jobs/', 'jobs/job2', 'contest/n0', 'other', 'view/\x00'):
+        for key in ('key/x', 'members/n7', 'members/', 'jobs/', 'jobs/job2', claim_of('job2'), 'contest/n0', 'other', 'view/\x00'):
             etcd.put('/bps/state/' + key, b'\xff\x00nonsense')
         etcd.put('/bps/state/view', b'')
         with cluster_of(etcd) as cluster:
@@ -261,7 +267,7 @@ def test_nonsense_in_etcd():
             a_job_runs(cluster)  # job2
             ranks = cluster.job((1, 1))
             declare(ranks)
-            for key in ('view', 'jobs/job3', 'members/n1', 'contest/n1'):
+            for key in ('view', claim_of('job3'), 'members/n1', 'contest/n1'):
                 etcd.put('/bps/state/' + key, b'\x08' * 7)
             second = settled(cluster, above=first)
             etcd.remove('/bps/state/view')

@@ -41,8 +41,11 @@ class Node:
         if join:
             self.join_cookie = self.join()
 
+    def secret_digest(self):
+        return hashlib.sha256(b'bps-job' + self.name.encode() + b'\0').digest()
+
     def join(self, **change):
-        body = {1: self.name, 2: hashlib.sha256(b'bps-job' + self.name.encode() + b'\0').digest(), 3: self.n_nodes,
+        body = {1: self.name, 2: self.secret_digest(), 3: self.n_nodes,
                 4: self.n_nodes, 5: self.node, 6: 1, 7: [self.node], 8: Fixed(self.instance), 9: self.epoch,
                 10: Fixed(self.digest), 11: 10000, 12: 5000, 14: Fixed(self.peer.sender)}
         body.update(self.stragglers)
@@ -54,7 +57,7 @@ class Node:
         assert header['op'] == D_OK, (header, payload)
         self.job = unpack(payload)[1]
         body = {1: self.name, 2: self.n_nodes, 3: self.n_nodes, 4: self.node, 5: list(range(self.n_nodes)), 6: 5000,
-                7: Fixed(self.instance), **self.stragglers}
+                7: Fixed(self.instance), 20: self.secret_digest(), **self.stragglers}
         header, payload = self.peer.call(D_ATTACH, pack(body), job=self.job, epoch=self.epoch, node=self.node)
         assert header['op'] == D_OK, payload
 

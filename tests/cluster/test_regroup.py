@@ -113,11 +113,14 @@ def test_they_regroup_down_to_one_node():
 
 def test_a_newcomer_that_cannot_be_resumed_is_refused():
     """It is told why, before it waits or when ranks regroup; the job goes on, and lets others in."""
-    with Cluster(2, 1, options=('--session-quota=10G',)) as cluster:
+    # A ledger over nodes has room for 8 GiB of results.
+    quota = (8 << 30) + (512 << 20)
+    with Cluster(2, 1, options=(f'--session-quota={quota}',)) as cluster:
         group = Group(cluster, (1, 1))
         group.tensors()
         # One that has no room for any ledger, and one that has room for that of a job on one node.
-        for share in ((10 << 30) - (1 << 20), 4 << 30):
+        shares = (quota - (1 << 20), 1 << 30)
+        for share in shares:
             late = newcomer(group, 1, waits=False, share=share)
             try:
                 late.answer(2 * DEADLINE)
@@ -130,7 +133,7 @@ def test_a_newcomer_that_cannot_be_resumed_is_refused():
         group.each('leave')
         # Here before the job is.
         group.jobs, early = cluster.jobs, []
-        for share in ((10 << 30) - (1 << 20), 4 << 30):
+        for share in shares:
             group.ranks[0].keys['job'] = f'job{cluster.jobs + 1}'
             early.append(newcomer(group, 0, share=share))
         group = Group(cluster, (1, 1))

@@ -320,7 +320,7 @@ class Server(threading.Thread):
 
     def serve(self, connection):
         peer = wire.Peer.__new__(wire.Peer)
-        peer.socket, peer.sender, peer.answers, peer.notices = connection, 7, {}, []
+        peer.socket, peer.sender, peer.answers, peer.notices, peer.features = connection, 7, {}, [], 0
         theirs = peer.exactly(wire.HELLO_BYTES.size)
         bare = peer.hello('s0')
         proof = hmac.digest(b'', b'bps-server' + theirs + bare, hashlib.sha256)

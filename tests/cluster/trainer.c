@@ -16,6 +16,7 @@
  *	contributions REQUEST			bps_request_contributions()
  *	came REQUEST				bps_request_outcome(): membership, size, rank, how many came, how many wait
  *	regroup
+ *	status					bps_client_status(): state, size, ranks here, rounds, who is waited for
  *	barrier REQUEST TIMEOUT_MS
  *	wait REQUEST TIMEOUT_MS | poll REQUEST | cancel REQUEST | free REQUEST
  *	result REQUEST FILE			writes the output
@@ -35,11 +36,13 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define MAX_IDS	   8192
-#define MAX_COUNTS 256
+#define MAX_IDS	    8192
+#define MAX_COUNTS  256
+#define SHARE_PIECE ((size_t)256 << 20)
 
 struct operation {
 	struct bps_request *request;
@@ -67,6 +70,18 @@ static void answer(int r, const char *value)
 	else
 		printf("ok %s\n", value);
 	fflush(stdout);
+}
+
+static void do_status(void)
+{
+	struct bps_status status = { .size = sizeof(status) };
+	int r = bps_client_status(client, &status);
+	char text[256];
+
+	snprintf(text, sizeof(text), "%s %u %u %llu %s", *status.state ? status.state : "none",
+		 status.world_size, status.n_here, (unsigned long long)status.n_rounds,
+		 status.waiting_for);
+	answer(r, text);
 }
 
 static void answer_number(int r)
@@ -451,6 +466,24 @@ static void do_close(void)
 	answer(0, "");
 }
 
+/* Kept until the process ends. One file again and again: quotas count what is shared, and the machine has it once. */
+static void do_share(unsigned long long len)
+{
+	size_t most = len < SHARE_PIECE ? (size_t)len : SHARE_PIECE, n;
+	int fd = memfd_create("share", MFD_CLOEXEC | MFD_ALLOW_SEALING), r;
+
+	r = fd < 0 || ftruncate(fd, (off_t)most) ? -errno : 0;
+	for (; !r && len; len -= n) {
+		struct bps_memory *memory;
+		void *data;
+
+		n = len < most ? (size_t)len : most;
+		data = mmap(NULL, n, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+		r = data == MAP_FAILED ? -errno : bps_memory_import(client, fd, data, n, &memory);
+	}
+	answer(r, "");
+}
+
 static void run(char **words)
 {
 	const char *verb = words[0];
@@ -490,13 +523,12 @@ static void run(char **words)
 		do_result(words);
 	else if (!strcmp(verb, "came"))
 		do_came(words);
-	else if (!strcmp(verb, "share")) {
-		struct bps_memory *memory;
-
-		/* Kept until the process ends. */
-		answer(bps_memory_alloc(client, strtoull(words[1], NULL, 0), &memory), "");
-	} else if (!strcmp(verb, "regroup"))
+	else if (!strcmp(verb, "share"))
+		do_share(strtoull(words[1], NULL, 0));
+	else if (!strcmp(verb, "regroup"))
 		answer(bps_client_regroup(client), "");
+	else if (!strcmp(verb, "status"))
+		do_status();
 	else if (!strcmp(verb, "contributions"))
 		do_contributions(words);
 	else if (!strcmp(verb, "rows"))

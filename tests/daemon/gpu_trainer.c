@@ -1,3 +1,7 @@
+/*
+ * A trainer by hand: packets, ring entries and flags as the protocol has them, and calls of the
+ * driver. gpu_world.c has several of them in one job.
+ */
 #include "gpu_trainer.h"
 #include "proto/frame.h"
 #include "proto/pack.h"
@@ -216,7 +220,7 @@ void memory_new(struct trainer *trainer, struct memory *memory, enum memory_kind
 	} else {
 		memory->fd = memfd_create("trainer", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 		ASSERT_TRUE(memory->fd >= 0);
-		ASSERT_OK(ftruncate(memory->fd, (off_t)len));
+		ASSERT_OK(posix_fallocate(memory->fd, 0, (off_t)len));
 		ASSERT_OK(fcntl(memory->fd, F_ADD_SEALS, F_SEAL_SHRINK));
 		memory->data = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, memory->fd, 0);
 		ASSERT_TRUE(memory->data != MAP_FAILED);

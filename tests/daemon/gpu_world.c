@@ -1,3 +1,7 @@
+/*
+ * A daemon and the trainers of one job: declared, filled, submitted and compared. test_gpu.c and
+ * test_gpu_faults.c begin from here.
+ */
 #include "gpu_world.h"
 
 #define GATE (SHM_SLOTS - 1)

@@ -1,3 +1,8 @@
+/*
+ * What a compiled program of JAX calls, with the real library and a real daemon, and with XLA
+ * played by this file. Of the two ranks, rank 0 is the module's; rank 1 is driven by hand, so that
+ * it comes before, after, or not at all.
+ */
 #include "bps.h"
 #include "client/native/jax_ffi.h"
 #include "daemon.h"
@@ -5,11 +10,6 @@
 #include <pthread.h>
 #include <stdatomic.h>
 #include <unistd.h>
-
-/*
- * What a compiled program of JAX calls, with the real library and a real daemon, and with XLA played by this file. Of the
- * two ranks, rank 0 is the module's; rank 1 is driven by hand, so that it comes before, after, or not at all.
- */
 
 struct ffi_error *bps_jax_start(struct ffi_call_frame *frame);
 struct ffi_error *bps_jax_done(struct ffi_call_frame *frame);

@@ -1,11 +1,12 @@
+/*
+ * A real daemon, and trainers that are processes of their own with the library, all on one machine.
+ */
 #include "bps.h"
 #include "daemon.h"
 #include "test.h"
 #include <poll.h>
 #include <signal.h>
 #include <sys/wait.h>
-
-/* A real daemon, and trainers that are processes of their own with the library, all on one machine. */
 
 #define RANKS_MAX 8
 

@@ -11,6 +11,10 @@ ONE_THREAD = ('unit reduce ', 'fuzz ')
 BUT_THREADED = {'unit reduce reduce scalar': ['threads_choose_the_same_kernels'], 'fuzz lane': [], 'fuzz ring': []}
 
 
+# gRPC is not built with the thread sanitizer, which also keeps signals of children from whoever waits for them: the porter.
+NOT_THREAD_SANITIZED = {'grpc', 'porter'}
+
+
 def suites(test):
     return {suite.rpartition(':')[2] for suite in test['suite']}
 
@@ -22,8 +26,8 @@ def is_judged_by_code(test):
 
 
 def is_threaded(test):
-    # gRPC is not built with the thread sanitizer. The double of RDMA is one thread.
-    return (is_judged_by_code(test) and 'grpc' not in suites(test) and test['name'].startswith(THREADED) and
+    # The double of RDMA is one thread.
+    return (is_judged_by_code(test) and not suites(test) & NOT_THREAD_SANITIZED and test['name'].startswith(THREADED) and
             'rdma' not in test['name'])
 
 
@@ -56,8 +60,7 @@ def sanitized(test):
 
 
 def thread_sanitized(test):
-    # gRPC is not built with the thread sanitizer.
-    return (sanitized(test) and 'grpc' not in suites(test) and
+    return (sanitized(test) and not suites(test) & NOT_THREAD_SANITIZED and
             (not test['name'].startswith(ONE_THREAD) or test['name'] in BUT_THREADED))
 
 

@@ -1,3 +1,7 @@
+/*
+ * The numbers that our headers give for CUDA, NCCL and NVML, to be compared with those of the real
+ * headers (abi_*_real.c).
+ */
 #include "abi.h"
 
 #include "daemon/gpu/nccl_abi.h"

@@ -1,3 +1,7 @@
+/*
+ * Elements of NCCL's types on the host: added, compared and divided with the rounding of a GPU.
+ * nccl.c computes with them.
+ */
 #include "values.h"
 
 #include <stdint.h>

@@ -25,7 +25,7 @@ static void ask(const struct attach *attach, const struct join *join)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
-	_cleanup_(freep) struct attach *attach = NULL;
+	_cleanup_(attach_freep) struct attach *attach = NULL;
 	struct failure failure = { 0 };
 	int r = attach_decode(data, size, &attach, &failure);
 

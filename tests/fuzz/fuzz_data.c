@@ -28,6 +28,8 @@ static void check_header(const struct data_header *h)
 	}
 	if (h->op == DATA_HAVE)
 		FUZZ_CHECK(h->key && h->round);
+	if (h->op == DATA_ORDINAL)
+		FUZZ_CHECK(h->round && h->key && h->len && h->len <= TENSOR_NAME_MAX);
 	if (h->op == DATA_MOVE)
 		FUZZ_CHECK(h->part <= DATA_ADDED_MAX && !(h->len % 4) && data_moves_n(h) &&
 			   data_moves_n(h) <= DATA_MOVES_MAX);
@@ -102,7 +104,7 @@ static void decode_moves(const uint8_t *data, size_t size)
 static void unpack(const struct data_header *pack, const uint8_t *data, size_t size)
 {
 	struct data_packed packed[DATA_PACK_MAX] = { 0 }, again;
-	uint32_t len = 0, check;
+	uint32_t len = 0;
 
 	memcpy(packed, data, MIN(size, sizeof(packed)));
 	if (!data_packed_fit(pack, packed))
@@ -111,14 +113,14 @@ static void unpack(const struct data_header *pack, const uint8_t *data, size_t s
 		struct data_header h;
 		const char *why;
 
-		data_unpack(pack, &packed[i], &h, &check);
+		data_unpack(pack, &packed[i], &h);
 		len += h.len;
 		FUZZ_CHECK(h.len <= DATA_PACKED_MAX && len <= DATA_PACKED_LEN);
 		if (data_header_check(&h, &why))
 			continue;
 		check_header(&h);
 		FUZZ_CHECK(data_may_pack(&h) && data_packs_with(&h, &h));
-		data_pack(&h, check, &again);
+		data_pack(&h, &again);
 		FUZZ_CHECK(!memcmp(&again, &packed[i], sizeof(again)));
 	}
 	FUZZ_CHECK(len == pack->len - pack->part * sizeof(packed[0]));

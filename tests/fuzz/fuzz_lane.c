@@ -184,8 +184,12 @@ static void fuzz_stranger(int *fds, const uint8_t *data, size_t size, size_t pie
 
 static void fuzz_peer(int mode, int *fds, const uint8_t *data, size_t size, size_t piece)
 {
-	uint64_t features = mode & FUZZ_PACKS ? DATA_FEATURE_PACKS : DATA_FEATURE_NONE;
 	bool is_caller = mode % FUZZ_MODES == FUZZ_CALLER;
+	struct handshake handshake = {
+		.transport = transport,
+		.is_accepting = is_caller,
+		.features = mode & FUZZ_PACKS ? DATA_FEATURE_PACKS : DATA_FEATURE_NONE,
+	};
 	struct fuzz_call calls[N_CALLS];
 	struct peer *peer;
 
@@ -193,7 +197,7 @@ static void fuzz_peer(int mode, int *fds, const uint8_t *data, size_t size, size
 	FUZZ_CHECK(!peer_new(transport, is_caller ? PEER_CALLING : PEER_CALLED, "a fuzzer", &peer));
 	list_push_back(&transport->peers, &peer->link);
 	transport->n_accepted += is_caller;
-	FUZZ_CHECK(!peer_add_lane(peer, TAKE_FD(fds[0]), 0, features, is_caller));
+	FUZZ_CHECK(!peer_add_lane(peer, TAKE_FD(fds[0]), 0, &handshake));
 	if (!is_caller)
 		begin_calls(peer, calls);
 	FUZZ_CHECK(!loop_turn(loop, 0));

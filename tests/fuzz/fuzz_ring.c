@@ -9,6 +9,7 @@
  * The daemon must end each request or the session, stay inside what was shared, and serve the next trainer.
  */
 #include "base/log.h"
+#include "base/porter.h"
 #include "control/control.h"
 #include "fuzz.h"
 #include "proto/control.pb-c.h"
@@ -44,6 +45,11 @@ struct trainer {
 	uint64_t id;
 };
 
+static void porter_ended(void *user)
+{
+	FUZZ_CHECK(false);
+}
+
 static void open_door(void)
 {
 	struct pipeline_params pipeline = { .part_bytes = 4096,
@@ -60,8 +66,9 @@ static void open_door(void)
 					  .hello_timeout_ms = 3600000 };
 
 	log_init(LOG_LEVEL_ERROR);
-	FUZZ_CHECK(!loop_new(&door.loop) && !pool_new(door.loop, 0, &door.pool) &&
-		   !block_cache_new(0, &door.blocks));
+	FUZZ_CHECK(!porter_start(NULL, NULL));
+	FUZZ_CHECK(!loop_new(&door.loop) && !porter_attach(door.loop, porter_ended, NULL) &&
+		   !pool_new(door.loop, 0, &door.pool) && !block_cache_new(0, &door.blocks));
 	pipeline.loop = control.loop = door.loop;
 	pipeline.pool = door.pool;
 	pipeline.blocks = door.blocks;
@@ -141,6 +148,7 @@ static void share(struct trainer *trainer)
 
 	trainer->memory = memfd_create("fuzz", MFD_CLOEXEC | MFD_ALLOW_SEALING);
 	FUZZ_CHECK(!ftruncate(trainer->memory, MEMORY_LEN) &&
+		   !fallocate(trainer->memory, 0, 0, MEMORY_LEN) &&
 		   !fcntl(trainer->memory, F_ADD_SEALS, F_SEAL_SHRINK));
 	trainer->data =
 		mmap(NULL, MEMORY_LEN, PROT_READ | PROT_WRITE, MAP_SHARED, trainer->memory, 0);

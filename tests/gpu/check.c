@@ -1,3 +1,7 @@
+/*
+ * The runner of gpu-rules and gpu-trainer: main(), a process for each rule, a peer process,
+ * patterns and flags in memory.
+ */
 #include "check.h"
 
 #include "daemon/gpu/nccl_abi.h"

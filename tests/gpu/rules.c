@@ -1,3 +1,4 @@
+/* The program gpu-rules: which tables of rules it runs. */
 #include "rules.h"
 
 static const struct rule *const rules[] = { memory_rules, flag_rules, nccl_rules, NULL };

@@ -1,3 +1,7 @@
+/*
+ * Starts, stops and kills a bps-daemon for a test, waits until the daemon says that it is ready,
+ * and shows its log where the test fails.
+ */
 #include "daemon.h"
 
 #include "test.h"

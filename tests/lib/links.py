@@ -190,10 +190,132 @@ class LinkCluster(Cluster):
         if i not in self.links:
             with socket.socket() as probe:
                 probe.bind((host, 0))
-                self.links[i] = Relay(self.addresses[i], '%s:%d' % probe.getsockname(), seed=i)
+                self.links[i] = self.relay(self.addresses[i], '%s:%d' % probe.getsockname(), i)
         return super().start(i, wait, ['--listen=%s:%d' % self.links[i].target, *options])
+
+    def relay(self, address, target, seed):
+        return Relay(address, target, seed)
 
     def abandon(self):
         super().abandon()
         while self.links:
             self.links.popitem()[1].close()
+
+
+def crc32c(data):
+    crc = 0xffffffff
+    for byte in data:
+        crc = CRC_TABLE[(crc ^ byte) & 255] ^ crc >> 8
+    return crc ^ 0xffffffff
+
+
+def crc_of(byte):
+    for _ in range(8):
+        byte = byte >> 1 ^ (0x82f63b78 if byte & 1 else 0)
+    return byte
+
+
+CRC_TABLE = [crc_of(byte) for byte in range(256)]
+
+
+class Forger:
+    """
+    In the path, and knows the protocol, but no key: takes what a server sends apart, and does wrong to every `every`th RESULT with
+    data, as `wrong` says. What anybody can make good afterwards, a checksum, it makes good.
+    """
+
+    def __init__(self, address, target, seal, wrong, every):
+        self.target, self.seal, self.wrong, self.every = split(target), seal, wrong, every
+        self.n, self.done, self.seen = 0, 0, b''
+        self.listener, self.sockets = socket.create_server(split(address), backlog=64), []
+        threading.Thread(target=self.work, daemon=True).start()
+
+    def work(self):
+        while True:
+            try:
+                near, _ = self.listener.accept()
+                far = socket.create_connection(self.target, timeout=60)
+            except OSError:
+                return
+            for end in near, far:
+                end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            self.sockets += near, far
+            threading.Thread(target=self.ended, args=(self.pass_on, near, far), daemon=True).start()
+            threading.Thread(target=self.ended, args=(self.forge, far, near), daemon=True).start()
+
+    def ended(self, run, source, to):
+        try:
+            run(source, to)
+        except (OSError, EOFError):
+            pass
+        for end in source, to:
+            try:
+                end.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
+
+    def pass_on(self, source, to):
+        while data := source.recv(CHUNK):
+            to.sendall(data)
+
+    def exactly(self, source, n):
+        data = b''
+        while len(data) < n:
+            piece = source.recv(n - len(data))
+            if not piece:
+                raise EOFError
+            data += piece
+        return data
+
+    def forge(self, source, to):
+        to.sendall(self.exactly(source, 152))  # hello
+        while True:
+            head = self.exactly(source, 1)
+            if head == b'\2':  # a probe is over
+                to.sendall(head)
+                continue
+            head += self.exactly(source, 95 + self.seal)
+            op, length, block, part = head[5], *struct.unpack_from('<I', head, 8), *struct.unpack_from('<II', head, 48)
+            parts = [head]
+            if op == 45:  # several, which begin with 48 bytes for each
+                parts.append(self.exactly(source, 48 * part + self.seal))
+                length, op = length - 48 * part, block
+            if length:
+                parts.append(self.exactly(source, length + self.seal))
+            if op == 17 and length:
+                self.n += 1
+                if self.n % self.every == 0:
+                    parts = self.do_wrong(parts)
+            to.sendall(b''.join(parts))
+
+    def do_wrong(self, parts):
+        self.done += 1
+        if self.wrong == 'change':
+            payload = bytearray(parts[-1])
+            payload[len(payload) // 3] ^= 0x40
+            if self.seal == 4:
+                payload[-4:] = struct.pack('<I', crc32c(payload[:-4]))
+            return parts[:-1] + [bytes(payload)]
+        if self.wrong == 'repeat':
+            return parts + parts
+        if self.wrong == 'leave out':
+            return []
+        # Splice: what another connection had, or this one a while ago.
+        seen, self.seen = self.seen, b''.join(parts)
+        return [seen or self.seen]
+
+    def close(self):
+        self.listener.close()
+        for end in self.sockets:
+            end.close()
+
+
+class ForgedCluster(LinkCluster):
+    """Where somebody who has no key is in the path of each server, and does wrong to every so many results."""
+
+    def __init__(self, *sizes, seal, wrong, every, **keys):
+        self.forger = lambda address, target: Forger(address, target, seal, wrong, every)
+        super().__init__(*sizes, **keys)
+
+    def relay(self, address, target, seed):
+        return self.forger(address, target)

@@ -1,4 +1,4 @@
-"""What a reduction must give, bit for bit, written from bps(7) VALUES alone and in another language than the code.
+"""What a reduction must give, bit for bit, written from bps(7), VALUES alone and in another language than the code.
 
 Arrays are numpy arrays of storage type: bfloat16 travels as uint16 bit patterns. reduce(contributions, layout, ...) takes
 one array a rank, in rank order.

@@ -1,3 +1,7 @@
+/*
+ * daemon.c, with another program in the daemon's place: what it is started with, restarts, and the
+ * end of a program that refuses or is killed.
+ */
 #include "daemon.h"
 #include "test.h"
 #include <signal.h>

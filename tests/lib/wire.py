@@ -76,7 +76,7 @@ def zigzag(value):
 
 # -- a trainer's session -------------------------------------------------------------------------------------------
 
-HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE, RESUME, REGROUP = range(2, 11)
+HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE, RESUME, REGROUP, STATUS = range(2, 12)
 FEATURE_RESUME = 1
 ENTRY = struct.Struct('<QQIIBBHiIIIIQQQQQQQQQII')
 RING, ENTRIES, SLOT, SLOTS = 4096, 4096, 4096 + 4096 * 128, 4096
@@ -130,7 +130,7 @@ class Session:
             if fields is None:
                 return None, 'closed', {}
             if fields[1] == number:
-                return zigzag(fields.get(2, 0)), fields.get(3, b'').decode(), fields
+                return zigzag(fields.get(2, 0)), fields.get(3, b'').decode(errors='replace'), fields
 
     def hello(self, version=1, version_min=1, features=0):
         self.n += 1
@@ -196,6 +196,10 @@ class Session:
             select.select([self.socket], [], [], 0.01)
         raise AssertionError(f'slot {slot} has not completed within {timeout} s')
 
+    def silent(self, seconds=0.3):
+        """True when nothing comes: the only way to see that a request stays unanswered."""
+        return not select.select([self.socket], [], [], seconds)[0]
+
     def closed(self):
         """Whether the daemon has ended the session; events that came meanwhile are dropped."""
         while select.select([self.socket], [], [], 0)[0]:
@@ -215,10 +219,12 @@ class Session:
             self.memory = None
 
 
-def memfd(length, seal=True):
+def memfd(length, seal=True, whole=True):
     import fcntl
     fd = os.memfd_create('test', os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     os.ftruncate(fd, length)
+    if whole and length:
+        os.posix_fallocate(fd, 0, length)  # or the daemon would be charged for its pages, and refuses it
     if seal:
         fcntl.fcntl(fd, 1033, 0x2)  # F_ADD_SEALS, F_SEAL_SHRINK
     return fd
@@ -226,7 +232,7 @@ def memfd(length, seal=True):
 
 # -- a daemon's data connection ------------------------------------------------------------------------------------
 
-MAGIC, DATA_VERSION = 0x31535042, 2
+MAGIC, DATA_VERSION = 0x31535042, 3
 D_JOIN, D_ATTACH, D_DECLARE, D_PUSH, D_PULL = 1, 2, 3, 4, 5
 D_OK, D_RESULT, D_ERROR = 16, 17, 18
 D_FAIL_ROUND, D_FAIL_JOB, D_LEAVE, D_PING, D_PONG = range(32, 37)
@@ -238,11 +244,12 @@ assert ENTRY.size == 128 and HEADER.size == 96 and HELLO_BYTES.size == 152
 
 
 class Peer:
-    """A daemon by hand: connects to a data port and shakes hands."""
+    """A daemon by hand: connects to a data port, from an address of its own if that is given, and shakes hands."""
 
-    def __init__(self, address, key=b'', sender=None, name='wire', timeout=60, shake=True):
+    def __init__(self, address, key=b'', sender=None, name='wire', timeout=60, shake=True, source=None, features=0):
         host, port = address.rsplit(':', 1)
-        self.socket = socket.create_connection((host, int(port)), timeout)
+        self.socket = socket.create_connection((host, int(port)), timeout, (source, 0) if source else None)
+        self.features = features
         self.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self.sender = sender or int.from_bytes(os.urandom(7), 'little')
         self.cookie, self.answers, self.notices = 0, {}, []
@@ -250,7 +257,7 @@ class Peer:
             self.shake(key, name)
 
     def hello(self, name, magic=MAGIC, version=DATA_VERSION, version_min=DATA_VERSION):
-        return HELLO_BYTES.pack(magic, version, version_min, 0, 0, self.sender, name.encode(), os.urandom(32), b'')
+        return HELLO_BYTES.pack(magic, version, version_min, 0, self.features, self.sender, name.encode(), os.urandom(32), b'')
 
     def shake(self, key, name):
         mine = self.hello(name)

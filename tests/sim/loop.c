@@ -103,6 +103,7 @@ struct loop {
 	size_t n_timers, timers_capacity;
 	struct list inputs;
 	struct mail *mail, *deferred, *finishing;
+	struct list chores;
 };
 
 struct loop *loop_current;
@@ -119,6 +120,7 @@ int loop_new(struct loop **ret_loop)
 		return -ENOMEM;
 	loop->turn.fire = loop_on_turn;
 	list_init(&loop->inputs);
+	list_init(&loop->chores);
 	*ret_loop = loop;
 	return 0;
 }
@@ -289,6 +291,18 @@ void loop_unpost(struct loop *loop, struct mail *mail)
 		(void)take_out(&loop->finishing, mail);
 }
 
+void loop_begin(struct loop *loop, struct chore *chore)
+{
+	if (!list_linked(&chore->link))
+		list_push_back(&loop->chores, &chore->link);
+	loop_wake(loop);
+}
+
+void loop_abort(struct chore *chore)
+{
+	list_remove(&chore->link);
+}
+
 /* -- A turn: as in base/loop.c ------------------------------------------------------------------------------------------ */
 
 static void run_deferred(struct loop *loop)
@@ -357,6 +371,20 @@ static void run_mail(struct loop *loop)
 	} while (mail != last);
 }
 
+static void run_chores(struct loop *loop)
+{
+	for (unsigned n = 0; n < 4; n++) {
+		struct chore *chore = list_first(&loop->chores, struct chore, link);
+
+		if (!chore)
+			return;
+		list_remove(&chore->link);
+		if (chore->step(chore))
+			loop_begin(loop, chore);
+		run_deferred(loop);
+	}
+}
+
 static void run_finishing(struct loop *loop)
 {
 	struct mail *finishing = TAKE_PTR(loop->finishing), **end = &loop->mail;
@@ -378,6 +406,7 @@ static void turn(void *user)
 	run_inputs(loop);
 	run_mail(loop);
 	run_deferred(loop);
+	run_chores(loop);
 	run_finishing(loop);
 }
 
@@ -392,7 +421,8 @@ static void loop_on_turn(struct event *event)
 	if (loop->is_dead)
 		return;
 	loop->busy_ns = world->now_ns + 1 + rng_below(&world->order, TURN_NS);
-	if (loop->mail || loop->deferred || loop->finishing || !list_empty(&loop->inputs))
+	if (loop->mail || loop->deferred || loop->finishing || !list_empty(&loop->chores) ||
+	    !list_empty(&loop->inputs))
 		loop->soon_ns = loop->busy_ns;
 	else
 		loop->soon_ns = 0;

@@ -53,10 +53,11 @@ void cluster_cancel(struct cluster *cluster, struct cluster_query *query)
 	loop_timer_cancel(&query->timer);
 }
 
-void cluster_close_job(struct cluster *cluster, const char *job)
+void cluster_close_job(struct cluster *cluster, const char *job, uint64_t owner)
 {
 	(void)cluster;
 	(void)job;
+	(void)owner;
 }
 
 struct view *cluster_view(struct cluster *cluster)

@@ -805,13 +805,6 @@ void delivery_answer(struct delivery *delivery, const struct data_header *header
 	peer_free_if_unused(peer);
 }
 
-void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
-			  struct block *block, struct answer_check *check)
-{
-	(void)check;
-	delivery_answer(delivery, header, block, NULL);
-}
-
 void delivery_fail(struct delivery *delivery, int status, const char *text)
 {
 	const struct data_header *asked = &delivery->header;
@@ -1181,12 +1174,17 @@ bool peer_is_self(const struct peer *peer)
 	return peer->kind == PEER_SELF;
 }
 
+const char *peer_source(const struct peer *peer)
+{
+	return peer->address;
+}
+
 const char *peer_called_at(const struct peer *peer)
 {
 	return peer->kind == PEER_CALLED ? peer->address : NULL;
 }
 
-bool peer_knows(const struct peer *peer, uint64_t feature)
+bool peer_has(const struct peer *peer, uint64_t feature)
 {
 	(void)peer;
 	(void)feature;

@@ -10,7 +10,7 @@ sys.path.insert(0, os.path.join(HERE, '..', 'lib'))
 from cluster import BUILD, Skip, netns, run, wait_for
 
 TOP = os.path.abspath(os.path.join(HERE, '..', '..'))
-BPS, ALICE, NOBODY = 9690, 4321, 4322
+BPS, ADMIN, ALICE, NOBODY = 9690, 9691, 4321, 4322
 # Runs a command as a user who has no more than his own number.
 ORDINARY = ['setpriv', f'--reuid={NOBODY}', f'--regid={NOBODY}', '--clear-groups', '--bounding-set=-all', '--no-new-privs']
 LONG = 120
@@ -135,15 +135,26 @@ class Containers:
         with open(f'{self.work}/bundles/{name}/log', errors='replace') as file:
             return file.read()
 
+    @staticmethod
+    def groups_of(user):
+        """What a runtime adds for a user whose group the image does not say: those that have him in the image."""
+        with open(image.root + '/etc/group') as file:
+            lines = [line.strip().split(':') for line in file]
+        return [int(number) for _, _, number, members in lines if user in members.split(',')]
+
     def daemon(self, name, shared, *options, namespace=None):
         """What the image is for: its program, as its user."""
-        assert image.config['User'] == f'{BPS}:{BPS}' and list(image.config['Volumes']) == ['/run/bps'], image.config
-        process = self.start(name, [*image.config['Entrypoint'], '--node=' + name, *options], BPS, shared, namespace=namespace)
+        assert image.config['User'] == str(BPS) and list(image.config['Volumes']) == ['/run/bps'], image.config
+        process = self.start(name, [*image.config['Entrypoint'], '--node=' + name, *options], BPS, shared, self.groups_of('bps'),
+                             namespace=namespace)
 
         def serves():
             assert process.poll() is None, self.log(name)
             return subprocess.run(self.runc('exec', self.id(name), 'bpsctl', 'health'), capture_output=True).returncode == 0
         wait_for(f'{name} is healthy', serves, LONG)
+        if not self.rootless:
+            admin = os.stat(shared + '/admin.sock')
+            assert (admin.st_gid, admin.st_mode & 0o777) == (ADMIN, 0o660), (admin, self.log(name))
 
     def python(self, name, script, shared, groups=(BPS,), namespace=None):
         return self.start(name, ['/usr/bin/python3', '-c', *script], ALICE, shared, groups, namespace)

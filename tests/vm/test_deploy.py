@@ -44,7 +44,7 @@ def test_each_exception_is_explained():
 
 
 def test_units_are_understood():
-    for path in SERVICES + [f'{DEPLOY}/bps-daemon.socket', f'{DEPLOY}/bps.slice']:
+    for path in SERVICES + [f'{DEPLOY}/bps-daemon.socket', f'{DEPLOY}/bps-daemon-admin.socket', f'{DEPLOY}/bps.slice']:
         complaints = [line for line in analyze('verify', '--man=no', path).stderr.splitlines()
                       if re.search(r'bps[\w.-]+:\d+: ', line)]
         assert not complaints, complaints
@@ -60,9 +60,18 @@ def test_the_user_and_the_socket_are_the_same_everywhere():
     mode = int(sockets['Socket']['DirectoryMode'], 8)
     assert read('bps-daemon.tmpfiles').split() == ['d', folder, f'{mode:04o}', name, name, '-']
     assert service['Service']['RuntimeDirectoryMode'] == f'{mode:04o}'
+    group = re.search(r'^g (\S+) - -$', read('bps-daemon.sysusers'), re.M)[1]
+    admin = unit('bps-daemon-admin.socket')['Socket']
+    assert admin['SocketUser'] == name and admin['SocketGroup'] == group and f' {name} {group};' in read('debian/bps-daemon.postrm')
     image = read('container/Containerfile')
-    assert re.search(rf'^VOLUME {folder}$', image, re.M) and f'useradd --uid 9690 --gid 9690 --home-dir {home} ' in image, image
+    assert re.search(rf'^VOLUME {folder}$', image, re.M) and f' --home-dir {home} ' in image, image
+    # The daemon is in the operators' group, under the numbers that volumes and pods name; USER with a group would take it out of it.
+    assert 'useradd --uid 9690 --gid 9690 --groups bps-admin ' in image and re.search(r'^USER 9690$', image, re.M), image
+    assert f'groupadd --gid 9690 {name} ' in image and f'groupadd --gid 9691 {group} ' in image, image
+    assert read('kubernetes-daemonset.yaml').count('        supplementalGroups: [9691]') == 2
     sample = subprocess.run([f'{BUILD}/daemon/bps-daemon', '--print=sample'], capture_output=True, text=True, check=True).stdout
+    assert re.search(rf'^#? ?admin_socket = {admin["ListenStream"]}$', sample, re.M), sample
+    assert re.search(rf'^#? ?admin_group = {group}$', sample, re.M), sample
     assert re.search(rf'^#? ?socket = {sockets["Socket"]["ListenSequentialPacket"]}$', sample, re.M), sample
 
 

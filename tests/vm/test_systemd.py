@@ -5,7 +5,7 @@ Makes the packages and runs itself in a guest of scripts/vm; where none can be b
 BPS_SYSTEMD=nspawn, which is ten times as fast, in a container of scripts/nspawn. Tests in there go through the life of an
 installation in order.
 """
-import json, os, pwd, re, shlex, shutil, signal, struct, subprocess, sys, tempfile
+import grp, json, os, pwd, re, shlex, shutil, signal, struct, subprocess, sys, tempfile
 HERE = os.path.dirname(os.path.abspath(__file__))
 sys.path.insert(0, os.path.join(HERE, '..', 'lib'))
 from cluster import BUILD, Skip, Trainer, run, wait_for
@@ -140,7 +140,7 @@ class Job:
 
     def __exit__(self, kind, *_):
         if kind:
-            self.process.kill()
+            sh('pkill --uid alice', check=False)  # the shell that we see has children
             print(self.process.communicate()[0])
             return
         with open(f'{self.home}/enough', 'w'):
@@ -201,6 +201,7 @@ def test_install():
     sh('dpkg --verify bps-daemon libbps-client0 libbps-client-dev python3-bps')
     sh('useradd --create-home --groups bps alice')
     sh('useradd --create-home mallory')
+    sh('useradd --create-home --groups bps-admin oscar')
 
 
 def test_the_first_trainer_brings_it_up():
@@ -213,6 +214,20 @@ def test_the_first_trainer_brings_it_up():
 def test_whoever_is_not_in_the_group_is_refused():
     out = sh(as_user('mallory', '/usr/bin/python3 -c "import bps; bps.init()"'), check=False)
     assert '/run/bps/bps.sock is not for this user: is he in the group bps?' in out, out
+
+
+def test_operators_have_a_door_of_their_own():
+    """Who may train may not operate the daemon, and the other way round."""
+    with Job():
+        st = os.stat('/run/bps/admin.sock')
+        assert (st.st_uid, st.st_gid, st.st_mode & 0o777) == (pwd.getpwnam('bps').pw_uid, grp.getgrnam('bps-admin').gr_gid, 0o660), st
+        assert json.loads(sh(as_user('oscar', 'bpsctl --json status')))['source'] == 'single'
+        assert len(json.loads(sh('bpsctl --json jobs'))['jobs']) == 1
+        for command in 'drain', 'jobs':
+            out = sh(as_user('alice', f'bpsctl {command}; echo ended with $?'), check=False)
+            assert "it is for operators: root, the daemon's user and the group bps-admin" in out and 'ended with 3' in out, out
+        out = sh(as_user('oscar', '/usr/bin/python3 -c "import bps; bps.init()"'), check=False)
+        assert 'is not for this user' in out, out
 
 
 def test_it_has_no_privilege():
@@ -369,7 +384,7 @@ def test_purge_leaves_nothing():
     sh(f'systemctl start {UNIT}')
     daemon = pid()
     sh('dpkg --purge python3-bps libbps-client-dev bps-daemon libbps-client0')
-    sh('userdel --remove alice; userdel --remove mallory', check=False)
+    sh('userdel --remove alice; userdel --remove mallory; userdel --remove oscar', check=False)
     assert not os.path.exists(f'/proc/{daemon}')
     left = written() - BEFORE
     assert not left, sorted(left)

@@ -8,7 +8,7 @@
 /* Every field has a value of its own, and every byte of the field too. */
 static const uint8_t header_bytes[96] = {
 	0x42, 0x50, 0x53, 0x31,				/* magic "BPS1" */
-	0x02,						/* version */
+	0x03,						/* version */
 	0x04,						/* op PUSH */
 	0x00, 0x00,					/* flags */
 	0x04, 0x03, 0x02, 0x01,				/* len */
@@ -35,7 +35,7 @@ static const uint8_t header_bytes[96] = {
 
 static const struct data_header header_values = {
 	.magic = DATA_MAGIC,
-	.version = 2,
+	.version = 3,
 	.op = DATA_PUSH,
 	.len = 0x01020304,
 	.cookie = 0x11121314,
@@ -103,7 +103,7 @@ TEST(data_hello_is_these_bytes)
 	static const uint8_t start[24] = {
 		0x42, 0x50, 0x53, 0x31,				/* magic */
 		0x03,						/* version */
-		0x02,						/* version_min */
+		0x03,						/* version_min */
 		0x12, 0x11,					/* lane */
 		0x28, 0x27, 0x26, 0x25, 0x24, 0x23, 0x22, 0x21, /* features */
 		0x38, 0x37, 0x36, 0x35, 0x34, 0x33, 0x32, 0x31, /* sender */
@@ -111,7 +111,7 @@ TEST(data_hello_is_these_bytes)
 	struct data_hello hello = {
 		.magic = DATA_MAGIC,
 		.version = 3,
-		.version_min = 2,
+		.version_min = 3,
 		.lane = 0x1112,
 		.features = 0x2122232425262728,
 		.sender = 0x3132333435363738,

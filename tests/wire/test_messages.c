@@ -210,12 +210,14 @@ TEST(a_job_is_set_up)
 	join.has_part_bytes = true;
 	join.part_bytes = 4096;
 	join.member = 0x2122232425262728;
+	join.has_user = true;
+	join.user = 7;
 	EXPECT_BYTES(join, "\x0a\x01j\x12\x01"
 			   "d\x18\x03\x20\x04\x28\x05\x30\x06\x3a\x04\x00\x01\xac\x02\x41\x08\x07"
 			   "\x06\x05\x04\x03\x02"
 			   "\x01\x48\x09\x51\x18\x17\x16\x15\x14\x13\x12\x11\x58\x0a\x60\x0b\x68"
 			   "\x80\x20\x71\x28\x27\x26"
-			   "\x25\x24\x23\x22\x21");
+			   "\x25\x24\x23\x22\x21\xc8\x01\x07");
 
 	joined.job = 1;
 	joined.n_node_of_rank = joined.n_stripes = 3;
@@ -234,9 +236,13 @@ TEST(a_job_is_set_up)
 	attach.node_of_rank = numbers;
 	attach.request_timeout_ms = 6;
 	attach.instance = 0x0102030405060708;
+	attach.has_secret_digest = attach.has_user = true;
+	attach.secret_digest = join.secret_digest;
+	attach.user = 7;
 	EXPECT_BYTES(attach, "\x0a\x01j\x10\x03\x18\x04\x20\x05\x2a\x04\x00\x01\xac\x02\x30\x06\x39"
 			     "\x08\x07\x06\x05\x04"
-			     "\x03\x02\x01");
+			     "\x03\x02\x01\xa2\x01\x01"
+			     "d\xa8\x01\x07");
 }
 
 TEST(tensors_get_their_keys)

@@ -128,6 +128,23 @@ class Outcome(ctypes.Structure):
     ]
 
 
+class Status(ctypes.Structure):
+    _fields_ = [
+        ("size", c_size_t),
+        ("run", c_uint64),
+        ("n_rounds", c_uint64),
+        ("n_bytes", c_uint64),
+        ("n_under_way", c_uint64),
+        ("world_size", c_uint32),
+        ("n_nodes", c_uint32),
+        ("n_here", c_uint32),
+        ("state", ctypes.c_char * 16),
+        ("waiting_for", ctypes.c_char * 160),
+        ("node", ctypes.c_char * 64),
+        ("cluster", ctypes.c_char * 16),
+    ]
+
+
 class SubmitParams(ctypes.Structure):
     _fields_ = [
         ("size", c_size_t),
@@ -148,6 +165,7 @@ class SubmitParams(ctypes.Structure):
         ("memory", c_int),
         ("stream", c_void_p),
         ("all_ranks", c_int),
+        ("ordinal", c_uint64),
     ]
 
 
@@ -167,6 +185,7 @@ _PROTOTYPES = {
     "bps_client_join": (c_int, [c_void_p, POINTER(JoinParams)]),
     "bps_client_leave": (c_int, [c_void_p]),
     "bps_client_regroup": (c_int, [c_void_p]),
+    "bps_client_status": (c_int, [c_void_p, POINTER(Status)]),
     "bps_client_rank": (c_int, [c_void_p]),
     "bps_client_size": (c_int, [c_void_p]),
     "bps_client_local_rank": (c_int, [c_void_p]),
@@ -271,3 +290,17 @@ def library():
 def last_error(lib):
     """Why the last call of this thread failed."""
     return (lib.bps_error() or b"").decode(errors="replace")
+
+
+def status(path):
+    """What the daemon that listens at path says to whoever may train. OSError where it cannot be asked."""
+    lib, client = library(), c_void_p()
+    params = OpenParams(size=ctypes.sizeof(OpenParams), socket=os.fsencode(path), restart_timeout_ms=-1)
+    said = Status(size=ctypes.sizeof(Status))
+    result = lib.bps_client_open(ctypes.byref(params), ctypes.byref(client))
+    if not result:
+        result = lib.bps_client_status(client, ctypes.byref(said))
+        lib.bps_client_close(client)
+    if result:
+        raise OSError(-result, lib.bps_error().decode(errors="replace"))
+    return said

@@ -200,13 +200,14 @@ def test_ranks_are_told_what_byteps_scripts_read(run_launch, tmp_path, outer):
 
 
 @pytest.fixture
-def start():
+def start(tmp_path):
+    """Starts bpslaunch and leaves it running; ends it after the test, in order: nothing may stay of its daemon."""
     processes = []
 
     def start(*arguments, **more):
         process = subprocess.Popen(
             [sys.executable, str(LAUNCH), *map(str, arguments)],
-            env={**without_outer(clean_environment()), **more},
+            env={**without_outer(clean_environment(XDG_RUNTIME_DIR=tmp_path)), **more},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -217,9 +218,9 @@ def start():
 
     yield start
     for process in processes:
-        if process.poll() is None:
-            process.kill()
-        process.communicate()
+        process.terminate()
+        process.communicate(timeout=120)
+    assert not list(tmp_path.glob("bpslaunch-*"))
 
 
 TRAINER = BUILD and str(BUILD / "client/examples/bps-example-allreduce")

@@ -257,9 +257,22 @@ def test_daemons_that_listen_are_used(run, tmp_path):
         listener.listen()
         done = run("-H", f"{A},{B}", "--socket", path, "--no-daemon", "sh", "-c", "echo $BPS_SOCKET")
         assert ranks_of(done) == [f"[0] {path}", f"[1] {path}"], done.stderr
+        assert f"bpslaunch: {A}: the daemon at {path} does not say whether it is in a cluster, and is used: " in done.stderr
     done = run("-H", f"{A},{B}", "--socket", path, "--no-daemon", "true")
     assert done.returncode == 1
     assert done.stderr.splitlines()[-1] == f"bpslaunch: {A}: no daemon listens at {path}"
+
+
+def test_the_library_of_who_starts_the_run_asks(run, tmp_path):
+    """Another may lie on the machine's path, or in its source tree: one with a sanitizer, which no Python can load."""
+    import socket
+
+    path, library = str(tmp_path / "system.sock"), tmp_path / "chosen.so"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as listener:
+        listener.bind(path)
+        listener.listen()
+        done = run("-H", f"{A},{B}", "--socket", path, "--no-daemon", "true", BPS_LIBRARY=library)
+    assert f"$BPS_LIBRARY: {library}: cannot open shared object file" in done.stderr
 
 
 @needs_build

@@ -155,7 +155,7 @@ static inline void fake_start(struct fake_daemon *f)
 	ASSERT_OK(admin_new(f->rpc, &ops, f, &f->admin));
 	(void)snprintf(f->path, sizeof(f->path), "%s/admin.sock", test_dir());
 	(void)snprintf(f->target, sizeof(f->target), "unix:%s", f->path);
-	ASSERT_OK(rpc_listen_unix(f->rpc, f->path, -1, &f->failure));
+	ASSERT_OK(rpc_listen_unix(f->rpc, f->path, NULL, -1, &f->failure));
 	f->metric = (struct metric){ .name = "bps_things_total", .help = "Things." };
 	metric_register(&f->metric);
 	metric_add(&f->metric, 42);

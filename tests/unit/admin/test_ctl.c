@@ -153,7 +153,7 @@ GRPC_TEST(over_tcp)
 	char arguments[128];
 
 	fake_start(&f);
-	ASSERT_OK(rpc_listen(f.rpc, "127.0.0.1:0", NULL, &port, &f.failure));
+	ASSERT_OK(rpc_listen(f.rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS, NULL, &port, &f.failure));
 	(void)snprintf(arguments, sizeof(arguments), "--address 127.0.0.1:%u status", port);
 	run(&f, &a, arguments);
 	ASSERT_EQ(a.status, 0);

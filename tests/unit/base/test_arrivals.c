@@ -1,3 +1,7 @@
+/*
+ * Arrivals at rounds, with times that the test makes up: who was last, by how much, and who is
+ * late.
+ */
 #include "base/arrivals.h"
 #include "test.h"
 

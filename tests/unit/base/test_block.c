@@ -1,3 +1,6 @@
+/*
+ * The cache of blocks: sizes, alignment, reuse, limits, quotas, slabs and their watchers, threads.
+ */
 #include "base/block.h"
 #include "base/pages.h"
 #include "test.h"

@@ -1,3 +1,4 @@
+/* Bulk memory: zeroed, apart, in huge pages where there is much of it, poisoned beyond its end. */
 #include "base/bulk.h"
 #include "base/pages.h"
 #include "base/poison.h"

@@ -1,3 +1,4 @@
+/* How many processors a process may use: by bandwidth and by affinity. */
 #include "base/cpu.h"
 #include "test.h"
 #include <sched.h>

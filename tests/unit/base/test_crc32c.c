@@ -1,3 +1,7 @@
+/*
+ * CRC-32C, by what this processor has and by tables, against published values and a computation bit
+ * by bit.
+ */
 #include "base/crc32c.h"
 #include "test.h"
 

@@ -1,3 +1,4 @@
+/* Traces of errors at log level debug, folded outcomes, texts of failures. */
 #include "base/error.h"
 #include "base/log.h"
 #include "test.h"

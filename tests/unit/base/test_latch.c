@@ -1,3 +1,4 @@
+/* A latch that several threads want at once. */
 #include "base/latch.h"
 #include "test.h"
 #include <pthread.h>

@@ -1,3 +1,4 @@
+/* Lists: order, removal while walking, removal of what is in no list. */
 #include "base/list.h"
 #include "test.h"
 

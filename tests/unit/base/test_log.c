@@ -1,3 +1,7 @@
+/*
+ * Log lines as their readers get them: a file, a pipe, a socket, the journal, readers that are slow
+ * or gone.
+ */
 #include "base/log.h"
 #include "test.h"
 #include <fcntl.h>

@@ -1,3 +1,4 @@
+/* The event loop: sources, timers, mail, chores, and what a callback may remove or free. */
 #include "base/clock.h"
 #include "base/loop.h"
 #include "test.h"
@@ -885,4 +886,65 @@ TEST(stop_keeps_what_was_ready)
 	}
 	for (unsigned i = 0; i < 3; i++)
 		event_close(&events[i]);
+}
+
+/* Each step of which takes a while. */
+struct chores {
+	struct chore chore;
+	unsigned n_left, n_steps;
+	const struct chores *other;
+	unsigned most_ahead;
+};
+
+static bool chores_step(struct chore *chore)
+{
+	struct chores *chores = container_of(chore, struct chores, chore);
+	uint64_t until_ns = clock_now_ns() + 100 * NSEC_PER_USEC;
+
+	while (clock_now_ns() < until_ns)
+		;
+	chores->n_steps++;
+	if (chores->other && chores->n_steps > chores->other->n_steps)
+		chores->most_ahead =
+			MAX(chores->most_ahead, chores->n_steps - chores->other->n_steps);
+	return --chores->n_left;
+}
+
+TEST(chores_are_done_by_turns_and_a_turn_does_but_some)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct chores one = { .chore.step = chores_step, .n_left = 200 };
+	struct chores two = { .chore.step = chores_step, .n_left = 200, .other = &one };
+	unsigned n_turns = 0;
+
+	ASSERT_OK(loop_new(&loop));
+	loop_begin(loop, &one.chore);
+	loop_begin(loop, &one.chore);
+	loop_begin(loop, &two.chore);
+	while (one.n_left || two.n_left) {
+		unsigned n = one.n_steps + two.n_steps;
+
+		/* Does not wait, though there is nothing else. */
+		ASSERT_OK(loop_turn(loop, -1));
+		n_turns++;
+		ASSERT_INT(one.n_steps + two.n_steps, >, n);
+		ASSERT_INT(one.n_steps + two.n_steps - n, <=, 21);
+	}
+	ASSERT_INT(n_turns, >=, 400 / 21);
+	ASSERT_INT(two.most_ahead, <=, 1);
+	ASSERT_EQ(one.n_steps, 200);
+	ASSERT_EQ(two.n_steps, 200);
+}
+
+TEST(a_chore_that_is_aborted_has_no_step)
+{
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	struct chores one = { .chore.step = chores_step, .n_left = 2 };
+
+	ASSERT_OK(loop_new(&loop));
+	loop_abort(&one.chore);
+	loop_begin(loop, &one.chore);
+	loop_abort(&one.chore);
+	ASSERT_OK(loop_turn(loop, 0));
+	ASSERT_EQ(one.n_steps, 0);
 }

@@ -1,3 +1,4 @@
+/* The hash map: growth by steps, equal hashes, walks, the seed of a process. */
 #include "base/map.h"
 #include "test.h"
 #include <sys/wait.h>
@@ -103,6 +104,25 @@ TEST(it_grows_in_steps)
 	}
 	ASSERT_INT(n_growing, >, N / 8);
 	map_done(&map);
+}
+
+TEST(its_buckets_are_charged)
+{
+	struct map_entry entries[64];
+	struct quota quota;
+	struct map map = { .quota = &quota };
+
+	quota_init(&quota, 600, NULL);
+	for (uint64_t i = 0; i < ARRAY_SIZE(entries); i++)
+		ASSERT_OK(map_add(&map, i, &entries[i]));
+	/* 16 buckets, and 32 while these move; no room for 64. */
+	ASSERT_EQ(quota_used(&quota), 32 * sizeof(struct map_entry *));
+	for (uint64_t i = 0; i < ARRAY_SIZE(entries); i++)
+		ASSERT_TRUE(map_find(&map, i) == &entries[i]);
+	map_done(&map);
+	ASSERT_EQ(quota_used(&quota), 0);
+	quota.limit = 100;
+	ASSERT_EQ(map_add(&map, 1, &entries[0]), -EDQUOT);
 }
 
 TEST(equal_hashes_live_side_by_side)

@@ -1,3 +1,4 @@
+/* The text of metrics, as OpenMetrics has it. */
 #include "base/metrics.h"
 #include "test.h"
 

@@ -1,3 +1,7 @@
+/*
+ * The pool: each task runs once and is done at home; urgent tasks, jobs' turns, shared tasks,
+ * workers that are moved.
+ */
 #include "base/clock.h"
 #include "base/pool.h"
 #include "test.h"
@@ -128,6 +132,52 @@ TEST(urgent_tasks_overtake_all_but_two)
 	ASSERT_EQ(jobs[6].done_as, 7); /* -3 */
 }
 
+/* However urgent it says that its tasks are, and however many it has. What costs more has its turn less often. */
+TEST(jobs_take_turns)
+{
+	enum { N = 60, EACH = N / 3 };
+	struct job jobs[N + 1];
+	unsigned n[3] = { 0 };
+	_cleanup_(loop_freep) struct loop *loop = NULL;
+	_cleanup_(pool_freep) struct pool *pool = NULL;
+
+	for (unsigned shared = 0; shared < 2; shared++) {
+		n_done = 0;
+		memset(n, 0, sizeof(n));
+		home_thread = pthread_self();
+		pool = pool_free(pool);
+		loop = loop_free(loop);
+		ASSERT_OK(sem_init(&gate, 0, 0));
+		ASSERT_OK(loop_new(&loop));
+		ASSERT_OK(pool_new(loop, 1, &pool));
+		jobs[N] = job_new(job_run_gated, 0);
+		ASSERT_OK(pool_post(pool, &jobs[N].task));
+		/* The greedy one has posted all before the others come. */
+		for (unsigned i = 0; i < N; i++) {
+			unsigned flow = i / EACH;
+
+			jobs[i] = job_new(job_run, flow ? -5 : INT32_MAX);
+			jobs[i].task.flow = 1 + flow;
+			jobs[i].task.cost = flow == 2 ? 2000 : 1000;
+			jobs[i].task.shared = shared;
+			ASSERT_OK(pool_post(pool, &jobs[i].task));
+		}
+		if (!shared)
+			(void)sem_post(&gate);
+		turn_until(loop, N);
+		for (unsigned i = 0; i < N; i++)
+			if (jobs[i].done_as >= 20 && jobs[i].done_as < 40)
+				n[i / EACH]++;
+		ASSERT_INT(n[1], >=, n[0]);
+		ASSERT_INT(n[1], >=, 7);
+		ASSERT_INT(n[2], >=, 3);
+		ASSERT_INT(3 * n[2], <=, 2 * n[1]);
+		if (shared)
+			(void)sem_post(&gate);
+		turn_until(loop, N + 1);
+	}
+}
+
 TEST(idle_worker_is_preferred)
 {
 	struct job jobs[2] = { job_new(job_run_gated, 0), job_new(job_run_gated, 0) };
@@ -183,8 +233,9 @@ TEST(shared_tasks_run_once_each_by_whoever_comes)
 	for (unsigned round = 0; round < ROUNDS; round++) {
 		n_done = 0;
 		for (size_t i = 0; i < N; i++) {
-			/* Some are not: both kinds go on beside each other. */
+			/* Some are not, some only by workers: all kinds go on beside each other. */
 			jobs[i] = i % 5 ? job_shared((int32_t)(i % 7)) : job_new(job_run, 3);
+			jobs[i].task.away = i % 5 == 1;
 			ASSERT_OK(pool_post(pool, &jobs[i].task));
 		}
 		turn_until(loop, N);
@@ -192,8 +243,11 @@ TEST(shared_tasks_run_once_each_by_whoever_comes)
 		for (size_t i = 0; i < N; i++) {
 			ASSERT_EQ(jobs[i].n_runs, 1);
 			ASSERT_EQ(jobs[i].n_done, 1);
-			ASSERT_TRUE(jobs[i].task.shared || jobs[i].run_elsewhere);
-			ASSERT_INT(jobs[i].task.worker, <=, jobs[i].task.shared ? 3u : 2u);
+			ASSERT_INT(jobs[i].task.worker, <=, 3u);
+			if (jobs[i].task.shared && !jobs[i].task.away)
+				continue;
+			ASSERT_TRUE(jobs[i].run_elsewhere);
+			ASSERT_INT(jobs[i].task.worker, <=, 2u);
 		}
 	}
 }

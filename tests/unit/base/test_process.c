@@ -1,3 +1,4 @@
+/* Whether a process is the one it was: alive, ended, replaced, hidden from /proc. */
 #include "base/process.h"
 #include "test.h"
 #include <grp.h>

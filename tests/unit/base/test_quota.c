@@ -1,3 +1,4 @@
+/* Quotas at their limit, with parents, and charged by several threads at once. */
 #include "base/quota.h"
 #include "test.h"
 #include <pthread.h>

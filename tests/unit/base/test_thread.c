@@ -1,3 +1,4 @@
+/* Loop threads: their name, their signals, and how they stop. */
 #include "base/thread.h"
 #include "test.h"
 #include <pthread.h>

@@ -1,3 +1,7 @@
+/*
+ * Allocations of each kind on the double of the driver, a client and its fake daemon, and a gate
+ * that holds up a stream. The tests of client/cuda*.c begin from here.
+ */
 #include "cuda_fixture.h"
 #include <dlfcn.h>
 #include <sys/mman.h>

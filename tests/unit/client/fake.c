@@ -1,3 +1,7 @@
+/*
+ * The fake daemon: its thread, its answers to packets, its work on ring entries, and what a test
+ * has it do wrong.
+ */
 #include "fake.h"
 
 #include "control.pb-c.h"

@@ -21,6 +21,7 @@ static void use_client(void)
 {
 	struct bps_open_params open_params;
 	struct bps_join_params join;
+	struct bps_status status;
 	struct bps_client *client = NULL;
 
 	memset(&open_params, 0, sizeof(open_params));
@@ -53,6 +54,11 @@ static void use_client(void)
 	EXPECT(bps_client_join(client, &join) < 0);
 	EXPECT(bps_client_leave(client) < 0);
 	EXPECT(bps_client_regroup(client) < 0);
+	status.size = sizeof(status);
+	status.run = status.n_rounds = status.n_bytes = status.n_under_way = 0;
+	status.world_size = status.n_nodes = status.n_here = 0;
+	status.state[0] = status.waiting_for[0] = status.node[0] = status.cluster[0] = 0;
+	EXPECT(bps_client_status(client, &status) < 0);
 	EXPECT(bps_client_fd(client) < 0);
 	EXPECT(bps_client_dispatch(client) < 0);
 	EXPECT(bps_client_rank(client) < 0);

@@ -1,3 +1,4 @@
+/* A client opened, closed, forked, and left by its daemon, with the fake daemon. */
 #include "fake.h"
 
 #include <poll.h>

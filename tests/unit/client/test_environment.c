@@ -1,3 +1,4 @@
+/* What launchers leave in the environment, and what the library makes of it. */
 #include "test.h"
 
 #include <bps.h>

@@ -1,3 +1,4 @@
+/* Join, failure and leave of a job, with the fake daemon. */
 #include "fake.h"
 
 static int try_join(struct bps_client *client, struct bps_join_params params)

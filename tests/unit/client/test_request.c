@@ -1,3 +1,7 @@
+/*
+ * Requests from post to end, with the fake daemon: waiting in every way, many threads, a daemon
+ * that writes nonsense or dies.
+ */
 #include "fake.h"
 
 #include <poll.h>

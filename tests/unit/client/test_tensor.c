@@ -1,3 +1,4 @@
+/* Declarations, with the fake daemon: refused, many at once, more than the socket takes. */
 #include "fake.h"
 
 TEST(declare)

@@ -1,3 +1,7 @@
+/*
+ * A coordinator and members that tests start, kill and revive, and members made by hand. Tests of
+ * the coordinator and its members begin from here.
+ */
 #include "coordinator_world.h"
 
 #include <arpa/inet.h>
@@ -81,6 +85,18 @@ static void on_failed(void *user, const struct failure *failure)
 
 uint64_t next_id = 100;
 
+static void identify(uint64_t number, uint8_t *ret_secret, uint64_t *ret_id)
+{
+	memset(ret_secret, 0, MEMBER_SECRET_LEN);
+	memcpy(ret_secret, &number, sizeof(number));
+	*ret_id = member_id(ret_secret);
+}
+
+void node_renew(struct node *n)
+{
+	identify(next_id++, n->params.secret, &n->params.self.id);
+}
+
 void node_init(struct world *w, struct node *n, const char *name, uint32_t roles)
 {
 	*n = (struct node){ .world = w };
@@ -90,13 +106,14 @@ void node_init(struct world *w, struct node *n, const char *name, uint32_t roles
 		.rpc = n->rpc,
 		.source = "coordinator",
 		.coordinator = w->address,
-		.self = { .id = next_id++, .roles = roles },
+		.self = { .roles = roles },
 		.lease_ms = w->params.lease_ms,
 		.view_changed = on_view,
 		.data_key_known = on_key,
 		.failed = on_failed,
 		.user = n,
 	};
+	node_renew(n);
 	(void)snprintf(n->params.self.name, sizeof(n->params.self.name), "%s", name);
 	(void)snprintf(n->params.self.address, sizeof(n->params.self.address), "%s.example:9690",
 		       name);
@@ -152,15 +169,27 @@ static void on_done(struct cluster_query *query, struct view *view, const struct
 	}
 }
 
-void ask(struct node *n, struct asked *a, const char *job, uint32_t min_servers,
-	 uint64_t timeout_ms)
+static void ask_for(struct node *n, struct asked *a, const char *job, uint64_t owner,
+		    uint32_t min_servers, uint64_t timeout_ms)
 {
-	*a = (struct asked){
-		.query = { .min_servers = min_servers, .timeout_ms = timeout_ms, .done = on_done }
-	};
+	*a = (struct asked){ .query = { .owner = owner,
+					.min_servers = min_servers,
+					.timeout_ms = timeout_ms,
+					.done = on_done } };
 	(void)snprintf(a->query.job, sizeof(a->query.job), "%s", job);
 	cluster_open_job(n->cluster, &a->query);
 	ASSERT_TRUE(!a->is_done);
+}
+
+void ask(struct node *n, struct asked *a, const char *job, uint32_t min_servers,
+	 uint64_t timeout_ms)
+{
+	ask_for(n, a, job, 0, min_servers, timeout_ms);
+}
+
+void ask_of(struct node *n, struct asked *a, const char *job, uint64_t owner, uint32_t min_servers)
+{
+	ask_for(n, a, job, owner, min_servers, 20000);
 }
 
 static void on_raw_message(struct rpc_request *request, const void *data, size_t len)
@@ -220,14 +249,15 @@ void raw_register(struct raw *raw, struct wire_register *message)
 	wire_bytes_done(&bytes);
 }
 
-struct wire_register registration(uint64_t id, const char *name)
+struct wire_register registration(uint64_t number, const char *name)
 {
 	struct wire_register message = {
 		.version = WIRE_VERSION,
 		.version_min = WIRE_VERSION_MIN,
-		.member = { .id = id, .roles = ROLE_AGENT },
+		.member = { .roles = ROLE_AGENT },
 	};
 
+	identify(number, message.secret, &message.member.id);
 	(void)snprintf(message.member.name, sizeof(message.member.name), "%s", name);
 	return message;
 }

@@ -42,7 +42,9 @@ void world_stop(struct world *w);
 void coordinator_kill(struct world *w);
 void coordinator_revive(struct world *w);
 
-extern uint64_t next_id; /* of the next member */
+extern uint64_t next_id; /* of the next member: its secret */
+/* Another process of the same node. */
+void node_renew(struct node *n);
 void node_init(struct world *w, struct node *n, const char *name, uint32_t roles);
 void node_run(struct node *n);
 void node_start(struct world *w, struct node *n, const char *name, uint32_t roles);
@@ -61,6 +63,7 @@ struct asked {
 
 void ask(struct node *n, struct asked *a, const char *job, uint32_t min_servers,
 	 uint64_t timeout_ms);
+void ask_of(struct node *n, struct asked *a, const char *job, uint64_t owner, uint32_t min_servers);
 
 /* A member by hand: what a daemon would never send, or without what it always sends. */
 struct raw {
@@ -79,4 +82,5 @@ void raw_start(struct world *w, struct raw *raw);
 void raw_stop(struct raw *raw);
 void raw_send(struct raw *raw, const char *method, const void *data, size_t len);
 void raw_register(struct raw *raw, struct wire_register *message);
-struct wire_register registration(uint64_t id, const char *name);
+/* number: whose, as of next_id. */
+struct wire_register registration(uint64_t number, const char *name);

@@ -83,7 +83,7 @@ static void on_done(struct cluster_query *query, struct view *view, const struct
 	else
 		a->failure = *failure;
 	if (a->close_in)
-		cluster_close_job(a->close_in, query->job);
+		cluster_close_job(a->close_in, query->job, 0);
 }
 
 static void ask(struct fixture *f, struct asked *a, const char *job, uint32_t min_servers,
@@ -123,8 +123,8 @@ TEST(single)
 	ask(&f, &a, "job", 1, 1000);
 	UNTIL(&f, a.is_done);
 	ASSERT_EQ(a.epoch, 1);
-	cluster_close_job(f.cluster, "job");
-	cluster_close_job(f.cluster, "job");
+	cluster_close_job(f.cluster, "job", 0);
+	cluster_close_job(f.cluster, "job", 0);
 	/* At once, not after a timeout: waiting would not help. */
 	ask(&f, &a, "job", 2, 3600000);
 	UNTIL(&f, a.is_done);
@@ -225,7 +225,7 @@ TEST(static_reload)
 		ASSERT_OK(cluster_reload(f.cluster, &f.failure));
 	}
 	ASSERT_TRUE(cluster_view_of(f.cluster, first));
-	cluster_close_job(f.cluster, "old");
+	cluster_close_job(f.cluster, "old", 0);
 	ASSERT_TRUE(!cluster_view_of(f.cluster, first));
 	ask(&f, &a, "old", 1, 1000);
 	UNTIL(&f, a.is_done);

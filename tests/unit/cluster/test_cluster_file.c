@@ -1,3 +1,4 @@
+/* The file that lists a cluster: what it may say, and the line that an error names. */
 #include "cluster/cluster_file.h"
 #include "test.h"
 

@@ -142,7 +142,7 @@ GRPC_TEST(restarted_member_takes_its_place)
 	node_start(&w, &b, "b", ROLE_SERVER);
 	UNTIL(&w, members_of(&a) == 2 && members_of(&b) == 2);
 	/* Killed: no farewell, its connection just ends. */
-	b.params.self.id = next_id++;
+	node_renew(&b);
 	id = b.params.self.id;
 	{
 		struct cluster *dead = b.cluster;
@@ -201,7 +201,7 @@ GRPC_TEST(versions_are_compared)
 	raw_register(&raw, &message);
 	UNTIL(&w, raw.is_done);
 	ASSERT_EQ(raw.status, -EPROTO);
-	ASSERT_CONTAINS(raw.text, "version 1 to 1 of the protocol, the member 7 to 9");
+	ASSERT_CONTAINS(raw.text, "version 2 to 2 of the protocol, the member 7 to 9");
 	raw_stop(&raw);
 	world_stop(&w);
 }
@@ -338,21 +338,59 @@ GRPC_TEST(job_keeps_its_view)
 	ASSERT_EQ(at_b.epoch, first);
 	ASSERT_EQ(at_b.n_servers, 2);
 	/* One node closes, the other holds on. */
-	cluster_close_job(a.cluster, "train");
+	cluster_close_job(a.cluster, "train", 0);
 	ask(&a, &at_a, "train", 1, 20000);
 	UNTIL(&w, at_a.is_done);
 	ASSERT_EQ(at_a.epoch, first);
-	cluster_close_job(a.cluster, "train");
-	cluster_close_job(b.cluster, "train");
+	cluster_close_job(a.cluster, "train", 0);
+	cluster_close_job(b.cluster, "train", 0);
 	/* Ordered after the close of this node; b's may still be under way. */
 	do {
 		ask(&b, &at_b, "train", 1, 20000);
 		UNTIL(&w, at_b.is_done);
-		cluster_close_job(b.cluster, "train");
+		cluster_close_job(b.cluster, "train", 0);
 	} while (at_b.epoch == first);
 	ASSERT_EQ(at_b.n_servers, 3);
 	node_stop(&c);
 	node_stop(&b);
+	node_stop(&a);
+	world_stop(&w);
+}
+
+GRPC_TEST(a_job_of_that_name_and_another_owner_is_another)
+{
+	struct world w;
+	struct node a, b;
+	struct asked his, mine, again;
+	uint32_t first;
+
+	world_start(&w);
+	node_start(&w, &a, "a", ROLE_AGENT | ROLE_SERVER);
+	UNTIL(&w, members_of(&a) == 1);
+	ask_of(&a, &his, "train", 1, 1);
+	UNTIL(&w, his.is_done);
+	first = his.epoch;
+	/* What he holds gives nobody else fewer servers than he has asked for. */
+	node_start(&w, &b, "b", ROLE_AGENT | ROLE_SERVER);
+	UNTIL(&w, members_of(&a) == 2 && members_of(&b) == 2);
+	ask_of(&a, &mine, "train", 2, 2);
+	UNTIL(&w, mine.is_done);
+	ASSERT_EQ(mine.n_servers, 2);
+	ASSERT_INT(mine.epoch, >, first);
+	/* Nor does his end let go of mine, on a node that both are on. */
+	cluster_close_job(a.cluster, "train", 1);
+	node_stop(&b);
+	UNTIL(&w, members_of(&a) == 1);
+	ask_of(&a, &again, "train", 2, 1);
+	UNTIL(&w, again.is_done);
+	ASSERT_EQ(again.epoch, mine.epoch);
+	do {
+		ask_of(&a, &his, "train", 1, 1);
+		UNTIL(&w, his.is_done);
+		cluster_close_job(a.cluster, "train", 1);
+	} while (his.epoch == first);
+	ASSERT_EQ(his.n_servers, 1);
+	ASSERT_INT(his.epoch, >, mine.epoch);
 	node_stop(&a);
 	world_stop(&w);
 }
@@ -404,7 +442,7 @@ GRPC_TEST(cancelled_query_is_closed_again)
 		ask(&a, &job, "train", 1, 20000);
 		UNTIL(&w, job.is_done);
 		ASSERT_EQ(job.failure.status, 0);
-		cluster_close_job(a.cluster, "train");
+		cluster_close_job(a.cluster, "train", 0);
 	} while (job.epoch <= first);
 	node_stop(&a);
 	world_stop(&w);
@@ -456,7 +494,7 @@ GRPC_TEST(coordinator_in_a_member_with_tls)
 	make_certificates(&certificates);
 	world_start(&w);
 	coordinator_kill(&w);
-	node_init(&w, &a, "a", ROLE_AGENT | ROLE_SERVER | ROLE_COORDINATOR);
+	node_init(&w, &a, "node-a", ROLE_AGENT | ROLE_SERVER | ROLE_COORDINATOR);
 	a.params.coordinator = NULL;
 	a.params.coordinator_listen = "127.0.0.1:0";
 	a.params.tls_ca = certificates.ca;
@@ -475,6 +513,110 @@ GRPC_TEST(coordinator_in_a_member_with_tls)
 	ASSERT_INT(cluster_start(a.cluster, &a.failure), <, 0);
 	ASSERT_CONTAINS(a.failure.text, "TLS certificate: not set");
 	node_stop(&a);
+	world_stop(&w);
+}
+
+static int call_status(struct world *w, struct raw *raw, const char *method,
+		       const struct wire_bytes *bytes)
+{
+	raw_send(raw, method, bytes->data, bytes->len);
+	UNTIL(w, raw->is_done);
+	return raw->status;
+}
+
+/* Ids are in every view. With another's nobody leaves, lives, opens or closes jobs in its place, nor registers. */
+static void speak_for(struct world *w, struct raw *raw, uint64_t id, const char *name)
+{
+	struct wire_heartbeat heartbeat = { .id = id };
+	struct wire_close close = { .job = "train", .member = id };
+	struct wire_open open = { .job = "other", .member = id, .timeout_ms = 1000 };
+	struct wire_register message = registration(9999, name);
+	struct wire_heard heard = { .known = true };
+	struct wire_bytes bytes = { 0 };
+	struct failure failure;
+
+	ASSERT_OK(wire_pack_leave(id, &bytes));
+	(void)call_status(w, raw, "Leave", &bytes);
+	wire_bytes_done(&bytes);
+	ASSERT_OK(wire_pack_heartbeat(&heartbeat, &bytes));
+	ASSERT_OK(call_status(w, raw, "Heartbeat", &bytes));
+	wire_bytes_done(&bytes);
+	ASSERT_OK(wire_unpack_heard(raw->reply, raw->reply_len, &failure, &heard));
+	ASSERT_TRUE(!heard.known);
+	ASSERT_OK(wire_pack_close(&close, &bytes));
+	(void)call_status(w, raw, "CloseJob", &bytes);
+	wire_bytes_done(&bytes);
+	ASSERT_OK(wire_pack_open(&open, &bytes));
+	ASSERT_EQ(call_status(w, raw, "OpenJob", &bytes), -ENOENT);
+	wire_bytes_done(&bytes);
+	message.member.id = id;
+	raw_register(raw, &message);
+	UNTIL(w, raw->is_done);
+	ASSERT_EQ(raw->status, -EACCES);
+	ASSERT_CONTAINS(raw->text, "the id is another daemon's");
+}
+
+GRPC_TEST(an_id_is_its_owners)
+{
+	struct world w;
+	struct raw raw;
+	struct node a;
+	struct asked job, same;
+	uint64_t id;
+
+	world_start(&w);
+	node_start(&w, &a, "a", ROLE_AGENT | ROLE_SERVER);
+	UNTIL(&w, members_of(&a) == 1);
+	ask(&a, &job, "train", 1, 20000);
+	UNTIL(&w, job.is_done);
+	ASSERT_EQ(job.failure.status, 0);
+	id = a.params.self.id;
+	raw_start(&w, &raw);
+	speak_for(&w, &raw, id, "a");
+	speak_for(&w, &raw, id, "other");
+	ASSERT_EQ(w.coordinator->n_members, 1);
+	ASSERT_EQ(w.coordinator->n_jobs, 1);
+	ASSERT_TRUE(list_first(&w.coordinator->members, struct member, link)->stream);
+	/* One that was started anew knows nobody: the first that comes is not the owner for that. */
+	coordinator_kill(&w);
+	coordinator_revive(&w);
+	speak_for(&w, &raw, id, "a");
+	UNTIL(&w, w.coordinator->n_members == 1 && w.coordinator->n_jobs == 1);
+	ask(&a, &same, "train2", 1, 20000);
+	UNTIL(&w, same.is_done);
+	ASSERT_EQ(same.failure.status, 0);
+	raw_stop(&raw);
+	node_stop(&a);
+	world_stop(&w);
+}
+
+/* Whoever has a certificate is the node that it names. */
+GRPC_TEST(a_name_is_in_its_certificate)
+{
+	struct certificates certificates;
+	struct world w;
+	struct node a;
+
+	make_certificates(&certificates);
+	world_start(&w);
+	coordinator_kill(&w);
+	w.params.tls = &(struct rpc_tls){ certificates.ca, certificates.cert, certificates.key };
+	ASSERT_OK(coordinator_new(&w.params, &w.failure, &w.coordinator));
+	for (unsigned is_right = 0; is_right < 2; is_right++) {
+		node_init(&w, &a, is_right ? "node-a" : "node-b", ROLE_AGENT | ROLE_SERVER);
+		a.params.tls_ca = certificates.ca;
+		a.params.tls_cert = certificates.cert;
+		a.params.tls_key = certificates.key;
+		node_run(&a);
+		if (is_right)
+			UNTIL(&w, members_of(&a) == 1);
+		else
+			UNTIL(&w, a.is_failed);
+		if (!is_right)
+			ASSERT_CONTAINS(a.failure.text,
+					"node node-b: its certificate is not for that name");
+		node_stop(&a);
+	}
 	world_stop(&w);
 }
 

@@ -279,7 +279,7 @@ GRPC_TEST(epochs_that_go_backwards_are_not_believed)
 	coordinator_kill(&w);
 	ASSERT_OK(rpc_new(w.loop, &rpc));
 	rpc_add_method(rpc, &amnesiac.method);
-	ASSERT_OK(rpc_listen(rpc, w.address, NULL, &port, &w.failure));
+	ASSERT_OK(rpc_listen(rpc, w.address, RPC_DOOR_OPERATORS, NULL, &port, &w.failure));
 	node_start(&w, &a, "a", ROLE_AGENT);
 	/* Registers anew, and says what it knows, instead of going on with what cannot be. */
 	UNTIL(&w, amnesiac.n_registrations >= 2);

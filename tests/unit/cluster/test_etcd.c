@@ -152,7 +152,8 @@ static void fake_start(struct world *w, struct fake *fake)
 							.user = &fake->calls[i] };
 		rpc_add_method(fake->rpc, &fake->methods[i]);
 	}
-	ASSERT_OK(rpc_listen(fake->rpc, "127.0.0.1:0", NULL, &port, &w->failure));
+	ASSERT_OK(
+		rpc_listen(fake->rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS, NULL, &port, &w->failure));
 	(void)snprintf(fake->address, sizeof(fake->address), "127.0.0.1:%u", port);
 }
 
@@ -304,7 +305,7 @@ GRPC_TEST(what_is_no_etcd_is_final)
 
 	ASSERT_OK(loop_new(&w.loop));
 	ASSERT_OK(rpc_new(w.loop, &rpc));
-	ASSERT_OK(rpc_listen(rpc, "127.0.0.1:0", NULL, &port, &w.failure));
+	ASSERT_OK(rpc_listen(rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS, NULL, &port, &w.failure));
 	(void)snprintf(address, sizeof(address), "127.0.0.1:%u", port);
 	world_start(&w, address);
 	ASSERT_OK(cluster_start(w.cluster, &w.failure));

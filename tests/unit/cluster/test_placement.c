@@ -1,3 +1,7 @@
+/*
+ * Placement against the shares of OSDI'20 and, on unequal links, against small changes of the
+ * shares, none of which may be better.
+ */
 #include "cluster/cluster.h"
 #include "test.h"
 

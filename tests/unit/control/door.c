@@ -1,4 +1,9 @@
+/*
+ * A door and trainers by hand: packets sent and received, memory shared, entries posted.
+ * test_session.c, test_ring.c and others begin from here.
+ */
 #include "door.h"
+#include "base/porter.h"
 #include "proto/pack.h"
 #include <fcntl.h>
 #include <poll.h>
@@ -6,6 +11,11 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+
+static void porter_ended(void *user)
+{
+	test_fail(__FILE__, __LINE__, "the porter has ended");
+}
 
 struct door *door_new(const struct door_options *given)
 {
@@ -16,7 +26,9 @@ struct door *door_new(const struct door_options *given)
 
 	ASSERT_TRUE(door);
 	(void)snprintf(door->path, sizeof(door->path), "%s/bps.sock", test_dir());
+	ASSERT_OK(porter_start(NULL, NULL));
 	ASSERT_OK(loop_new(&door->loop));
+	ASSERT_OK(porter_attach(door->loop, porter_ended, NULL));
 	ASSERT_OK(pool_new(door->loop, options.n_threads, &door->pool));
 	ASSERT_OK(block_cache_new(0, &door->blocks));
 	pipeline = (struct pipeline_params){
@@ -64,6 +76,7 @@ struct door *door_free(struct door *door)
 	pipeline_free(door->pipeline);
 	ASSERT_EQ(block_cache_used(door->blocks), 0);
 	block_cache_free(door->blocks);
+	porter_stop();
 	loop_free(door->loop);
 	free(door);
 	return NULL;
@@ -325,6 +338,7 @@ int memory_new(size_t len, void **ret_data)
 
 	ASSERT_TRUE(fd >= 0);
 	ASSERT_OK(ftruncate(fd, (off_t)len));
+	ASSERT_OK(len ? fallocate(fd, 0, 0, (off_t)len) : 0);
 	ASSERT_OK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK));
 	if (ret_data) {
 		*ret_data = mmap(NULL, len, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);

@@ -1,3 +1,7 @@
+/*
+ * The ring of a session, with trainers by hand: entries, completions, wake-ups, and entries that
+ * lie.
+ */
 #include "door.h"
 #include "proto/pack.h"
 #include <fcntl.h>
@@ -284,7 +288,64 @@ TEST(ring_is_looked_at_by_a_daemon_that_lingers)
 	ring_close(&ring);
 }
 
-enum { BATCH = 200 };
+/* A job with much in many rings does not keep another waiting until all of that has been taken. */
+TEST_FULL_TIER(jobs_take_turns, "turns go by time on the control thread")
+{
+	enum { N = 1000, ELEMENTS = 5000, RANKS = 3, MODEST = RANKS };
+	struct shm_entry entry;
+	struct shm_header *greedy;
+	struct trainer *modest;
+	struct ring ring;
+	uint64_t declares[RANKS];
+	unsigned n_good = 0;
+	void *data;
+
+	ring_open(&ring, RANKS);
+	for (uint32_t i = 0; i < RANKS; i++)
+		declares[i] = trainer_send_declare(&ring.trainers[i], 2, "large", DTYPE_FLOAT32,
+						   ELEMENTS);
+	for (uint32_t i = 0; i < RANKS; i++)
+		ASSERT_EQ(trainer_answer(&ring.trainers[i], declares[i], NULL), 0);
+	modest = &ring.trainers[MODEST];
+	trainer_open(modest, ring.door);
+	ASSERT_EQ(trainer_join(modest, "modest", 0, 1, NULL), 0);
+	ring.fds[MODEST] = memory_new(LEN, &data);
+	ring.data[MODEST] = data;
+	ring.size++;
+	ASSERT_EQ(trainer_share(modest, 1, ring.fds[MODEST], LEN, NULL), 0);
+	ASSERT_EQ(trainer_declare(modest, 1, "tensor", DTYPE_FLOAT32, 100, NULL), 0);
+	for (uint32_t i = 0; i < RANKS; i++)
+		for (uint64_t round = 1; round <= N; round++) {
+			entry = trainer_entry(2, round, 1, 1, ELEMENTS);
+			entry.output_offset = ELEMENTS * sizeof(float);
+			entry.priority = INT32_MAX;
+			(void)trainer_post(&ring.trainers[i], &entry);
+		}
+	greedy = ring.trainers[0].shm;
+	/* Then nobody rings, from the first round on. */
+	(void)loop_linger(ring.door->loop, clock_now_ns(), NSEC_PER_SEC);
+	/*
+	 * It waits for what was begun when it came, and for one turn of the other: or for longer, where the thread that makes its
+	 * sum waits for a processor.
+	 */
+	for (uint64_t round = 1; round <= 5; round++) {
+		uint64_t before = atomic_load(&greedy->completions);
+		uint32_t slot;
+
+		if (before == N)
+			break;
+		entry = trainer_entry(1, round, 1, 1, 100);
+		slot = trainer_post(modest, &entry);
+		ASSERT_EQ(trainer_wait(modest, slot, NULL), 0);
+		n_good += atomic_load(&greedy->completions) - before < 200;
+	}
+	ASSERT_TRUE(n_good > 0);
+	DOOR_UNTIL(ring.door, atomic_load(&greedy->completions) == N);
+	ring_close(&ring);
+}
+
+/* As many as are taken in one go, however long that takes. */
+enum { BATCH = 16 };
 
 struct sleeper {
 	struct trainer *trainer;

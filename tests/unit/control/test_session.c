@@ -1,3 +1,4 @@
+/* Sessions, with trainers by hand: connecting, packets, jobs, memory, and what ends a session. */
 #include "door.h"
 #include "proto/pack.h"
 #include <fcntl.h>
@@ -443,7 +444,8 @@ TEST(leave_takes_back_a_join)
 	trainer_close(&other);
 }
 
-TEST(secrets_must_be_the_same)
+/* Ranks of one job have one secret. With another, or none, a rank waits for another job of that name. */
+TEST(secrets_name_jobs_of_their_own)
 {
 	_cleanup_(door_freep) struct door *door = door_new(NULL);
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
@@ -467,11 +469,16 @@ TEST(secrets_must_be_the_same)
 
 	join.rank = join.local_rank = 1;
 	join.secret.data = (uint8_t *)"Sesame";
+	join.has_timeout_ms = true;
+	join.timeout_ms = 1;
 	ASSERT_EQ(trainer_answer(&trainers[1], trainer_send(&trainers[1], &request, NULL, 0), text),
-		  -EACCES);
+		  -ETIMEDOUT);
+	ASSERT_CONTAINS(text, "another secret");
 	join.has_secret = false;
 	ASSERT_EQ(trainer_answer(&trainers[1], trainer_send(&trainers[1], &request, NULL, 0), text),
-		  -EACCES);
+		  -ETIMEDOUT);
+	ASSERT_CONTAINS(text, "another secret");
+	join.has_timeout_ms = false;
 	join.has_secret = true;
 	join.secret = (ProtobufCBinaryData){ sizeof(long_secret), (uint8_t *)long_secret };
 	ASSERT_EQ(trainer_answer(&trainers[1], trainer_send(&trainers[1], &request, NULL, 0), text),

@@ -1,11 +1,10 @@
+/* Which GPUs reduce among themselves, on machines that are made up. */
 #include "gpu/topology.h"
 #include "test.h"
 #include <limits.h>
 #include <stdlib.h>
 #include <sys/stat.h>
 #include <unistd.h>
-
-/* Which GPUs reduce among themselves, on machines that are made up. */
 
 #define N_MAX 8
 

@@ -1,3 +1,6 @@
+/*
+ * Looks into a server for test programs of the agent, which cannot include both modules' headers.
+ */
 #include "held.h"
 
 #include "server/job.h"

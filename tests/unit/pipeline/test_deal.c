@@ -1,8 +1,7 @@
+/* The order of rounds of which parts are to be made, and how many bytes are made ahead. */
 #include "pipeline/round.h"
 #include "test.h"
 #include <stdlib.h>
-
-/* The order of rounds of which parts are to be made, and how many bytes are made ahead. */
 
 /* Were each compared with each, the test would not end in time. */
 #define MANY 200000

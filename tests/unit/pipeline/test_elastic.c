@@ -1,8 +1,10 @@
+/*
+ * Jobs that go on without a rank: who is in a round, what every rank is told, and how newcomers get
+ * in.
+ */
 #include "proto/ledger.h"
 #include "world.h"
 #include <stdio.h>
-
-/* Jobs that go on without a rank: who is in a round, what every rank is told, and how newcomers get in. */
 
 #define N     3000 /* elements: several parts */
 #define RANKS 6

@@ -1,9 +1,9 @@
+/*
+ * What goes wrong, with one node and with several: who is told, in which words, and that the next
+ * round or job works.
+ */
 #include "world.h"
 #include <stdio.h>
-
-/*
- * What goes wrong, with one node and with several: who is told, in which words, and that the next round or job works.
- */
 
 #define N 3000 /* elements: several parts */
 
@@ -216,6 +216,43 @@ TEST(sizes_differ)
 	}
 }
 
+/* Operations without names: which it is of the rank's own says what the others have to do. */
+TEST(ordinals_differ)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_INT64, N);
+		struct declared *next = world_declare(scene->world, "next", DTYPE_FLOAT32, N);
+
+		for (uint32_t i = 0; i < 4; i++) {
+			ask(scene, i)->base.ordinal = 1;
+			submit(scene, i, 1);
+		}
+		for (uint32_t i = 0; i < 4; i++) {
+			WORLD_UNTIL(scene->world, scene->asked[i].done);
+			ASSERT_STR(scene->asked[i].failure.text, "");
+		}
+		for (uint32_t i = 0; i < 4; i++) {
+			ask(scene, i)->base.ordinal = 2;
+			asked_submit(&scene->asked[i], i == 2 ? &other[i] : &scene->tensor[i],
+				     i == 2 ? 1 : 2);
+		}
+		expect_all_failed(scene, -EILSEQ, "Number 2: rank ");
+		expect_all_failed(scene, -EILSEQ, "rank 2 ");
+		expect_all_failed(scene, -EILSEQ, "other");
+		expect_all_failed(scene, -EILSEQ, "grad");
+
+		for (uint32_t i = 0; i < 4; i++) {
+			ask(scene, i)->base.ordinal = 3;
+			asked_submit(&scene->asked[i], &next[i], 1);
+		}
+		for (uint32_t i = 0; i < 4; i++) {
+			WORLD_UNTIL(scene->world, scene->asked[i].done);
+			ASSERT_STR(scene->asked[i].failure.text, "");
+		}
+	}
+}
+
 /* A round that failed before its tensor was known by number to the other nodes. */
 TEST(failed_before_it_was_declared)
 {
@@ -309,12 +346,13 @@ TEST(rank_that_is_far_ahead)
 
 		if (world->options.n_local == 1)
 			continue;
-		while (!world->ranks[0].ended) {
+		do {
 			ASSERT_TRUE(round < 100000);
 			ask(scene, 0)->base.operation = 99;
 			submit(scene, 0, ++round);
 			ASSERT_TRUE(scene->asked[0].done);
-		}
+		} while (scene->asked[0].failure.status != -EDQUOT);
+		WORLD_UNTIL(world, world->ranks[0].ended);
 		ASSERT_EQ(world->ranks[0].failure.status, -EDQUOT);
 		ASSERT_CONTAINS(world->ranks[0].failure.text,
 				world->options.n_local == 4 ? "ranks 1, 2, 3 did not submit"
@@ -624,12 +662,12 @@ TEST(rounds_that_fail_alone_are_limited)
 
 	world_form(world);
 	tensor = world_declare(world, "grad", DTYPE_FLOAT32, 1);
-	while (!world->ranks[0].ended && round < 1000000) {
+	do {
 		asked = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, &value, 7, &value, 7);
 		asked_submit(&asked, tensor, ++round);
 		ASSERT_TRUE(asked.done && asked.failure.status);
-	}
-	ASSERT_TRUE(world->ranks[0].ended && world->ranks[1].ended);
+	} while (asked.failure.status != -EDQUOT && round < 1000000);
+	WORLD_UNTIL(world, world->ranks[0].ended && world->ranks[1].ended);
 	ASSERT_EQ(world->ranks[1].failure.status, -EDQUOT);
 	ASSERT_TRUE(strstr(world->ranks[1].failure.text, "rank 1"));
 	ASSERT_TRUE(round > 4096);

@@ -1,7 +1,6 @@
+/* Several jobs on the same nodes: each has its share of what leaves. */
 #include "world.h"
 #include <stdio.h>
-
-/* Several jobs on the same nodes: each has its share of what leaves. */
 
 #define TENSORS	 200
 #define ELEMENTS 4096 /* four parts each */

@@ -1,9 +1,8 @@
+/* Which tensors go together in the order of submission, and which overtake. */
 #include "pipeline/level.h"
 #include "pipeline/round.h"
 #include "world.h"
 #include <stdio.h>
-
-/* Which tensors go together in the order of submission, and which overtake. */
 
 static void expect(const int32_t *priorities, const uint64_t *bytes, const int32_t *levels,
 		   size_t n)

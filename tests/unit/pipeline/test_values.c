@@ -1,11 +1,10 @@
+/*
+ * The values of every operation, on every layout, against a reference that shares no code with the
+ * daemon: bit by bit where something is reduced, byte by byte where something is moved.
+ */
 #include "../server/expected.h"
 #include "world.h"
 #include <stdio.h>
-
-/*
- * The values of every operation, on every layout, against a reference that shares no code with the daemon: bit by bit
- * where something is reduced, byte by byte where something is moved.
- */
 
 static uint64_t random_state = 88172645463325252ull;
 

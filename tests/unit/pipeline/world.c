@@ -1,3 +1,7 @@
+/*
+ * Nodes of one process with real transports, servers and agents, and a double of cluster/. The
+ * tests of the agent start nodes, kill and restart them, form jobs and submit here.
+ */
 #include "world.h"
 #include <stdio.h>
 
@@ -44,9 +48,10 @@ void cluster_cancel(struct cluster *cluster, struct cluster_query *query)
 	}
 }
 
-void cluster_close_job(struct cluster *cluster, const char *job)
+void cluster_close_job(struct cluster *cluster, const char *job, uint64_t owner)
 {
 	(void)job;
+	(void)owner;
 	cluster->n_closed++;
 }
 

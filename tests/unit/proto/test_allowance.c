@@ -1,3 +1,4 @@
+/* How long polling goes on that finds nothing, and what gives it time again. */
 #include "proto/allowance.h"
 #include "test.h"
 

@@ -1,3 +1,7 @@
+/*
+ * Headers, hellos, packs, moves and lists of rows: what passes the checks, and each thing that must
+ * not.
+ */
 #include "proto/data.h"
 #include "test.h"
 #include <endian.h>
@@ -365,7 +369,6 @@ TEST(what_is_packed_comes_out_as_it_was)
 {
 	struct data_header h = small(), pack, out;
 	struct data_packed packed;
-	uint32_t check;
 
 	h.cookie = 0x1234567;
 	h.round = UINT64_C(1) << 40;
@@ -377,17 +380,16 @@ TEST(what_is_packed_comes_out_as_it_was)
 	h.flags = DATA_FLAG_AGAIN;
 	data_pack_header(&h, 2, 2 * h.len, &pack);
 	expect_good(&pack);
-	data_pack(&h, 0xabcdef01, &packed);
-	data_unpack(&pack, &packed, &out, &check);
+	data_pack(&h, &packed);
+	data_unpack(&pack, &packed, &out);
 	ASSERT_MEM(&out, &h, sizeof(h));
-	ASSERT_EQ(check, 0xabcdef01);
 	expect_good(&out);
 	h.op = DATA_RESULT;
 	h.flags = DATA_FLAG_KEPT;
 	ASSERT_TRUE(data_may_pack(&h));
 	data_pack_header(&h, 2, 2 * h.len, &pack);
-	data_pack(&h, 0, &packed);
-	data_unpack(&pack, &packed, &out, &check);
+	data_pack(&h, &packed);
+	data_unpack(&pack, &packed, &out);
 	ASSERT_MEM(&out, &h, sizeof(h));
 	expect_good(&out);
 }
@@ -459,8 +461,8 @@ TEST(lengths_of_a_pack_come_to_its_own)
 	struct data_packed packed[2];
 
 	data_pack_header(&first, 2, 100, &pack);
-	data_pack(&first, 0, &packed[0]);
-	data_pack(&first, 0, &packed[1]);
+	data_pack(&first, &packed[0]);
+	data_pack(&first, &packed[1]);
 	packed[0].len = htole16(40);
 	packed[1].len = htole16(60);
 	ASSERT_TRUE(data_packed_fit(&pack, packed));
@@ -480,6 +482,6 @@ TEST(lengths_of_a_pack_come_to_its_own)
 	packed[1].flags = htole16(DATA_FLAG_MOVED);
 	ASSERT_TRUE(!data_packed_fit(&pack, packed));
 	packed[1].flags = 0;
-	packed[1].pad = 1;
+	packed[1].pad[4] = 1;
 	ASSERT_TRUE(!data_packed_fit(&pack, packed));
 }

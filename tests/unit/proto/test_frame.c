@@ -1,3 +1,4 @@
+/* Packets and their descriptors over a socket pair, and senders that break the rules. */
 #include "proto/frame.h"
 #include "test.h"
 #include <dirent.h>
@@ -66,6 +67,50 @@ static size_t count_fds(void)
 		n++;
 	(void)closedir(dir);
 	return n;
+}
+
+/* What is beside a packet neither comes nor goes. */
+TEST(bare_packets_only)
+{
+	_cleanup_(pair_freep) struct pair *p = pair_new(SOCK_NONBLOCK);
+	size_t len, n_fds, n_before = count_fds();
+	int fds[FRAME_FDS];
+
+	ASSERT_EQ(frame_receive_bare(p->b, p->data, &len), FRAME_E_AGAIN);
+	ASSERT_OK(frame_send(p->a, "one", 3, NULL, 0));
+	send_raw(p->a, "four", 4, p->a, 1);
+	send_raw(p->a, "many", 4, p->a, 60);
+	ASSERT_OK(frame_receive_bare(p->b, p->data, &len));
+	ASSERT_EQ(len, 3);
+	ASSERT_MEM(p->data, "one", 3);
+	for (size_t i = 0; i < 2; i++) {
+		ASSERT_EQ(frame_receive_bare(p->b, p->data, &len), FRAME_E_FDS);
+		ASSERT_EQ(len, 4);
+		ASSERT_MEM(p->data, "four", 4);
+	}
+	ASSERT_EQ(count_fds(), n_before);
+	ASSERT_OK(frame_receive(p->b, p->data, &len, fds, &n_fds));
+	ASSERT_EQ(n_fds, 1);
+	(void)fd_close(fds[0]);
+	ASSERT_EQ(frame_receive_bare(p->b, p->data, &len), FRAME_E_FDS);
+	ASSERT_MEM(p->data, "many", 4);
+	ASSERT_TRUE(!frame_end_bare(p->b));
+	ASSERT_EQ(frame_send(p->a, "late", 4, NULL, 0), FRAME_E_EOF);
+	ASSERT_EQ(count_fds(), n_before);
+}
+
+TEST(bare_ends)
+{
+	_cleanup_(pair_freep) struct pair *p = pair_new(SOCK_NONBLOCK);
+	_cleanup_(freep) char *big = calloc(1, FRAME_MAX + 1);
+	size_t len;
+
+	ASSERT_EQ(send(p->a, big, FRAME_MAX + 1, MSG_NOSIGNAL), FRAME_MAX + 1);
+	ASSERT_EQ(frame_receive_bare(p->b, p->data, &len), -EPROTO);
+	ASSERT_OK(frame_send(p->a, "one", 3, NULL, 0));
+	ASSERT_TRUE(frame_end_bare(p->b));
+	ASSERT_EQ(frame_receive_bare(p->b, p->data, &len), FRAME_E_EOF);
+	ASSERT_EQ(frame_receive_bare(-1, p->data, &len), -EBADF);
 }
 
 TEST(packets_keep_their_bounds)

@@ -1,3 +1,6 @@
+/*
+ * Protobuf there and back, its limits, and bytes that are broken, cut or made to take much memory.
+ */
 #include "cluster.pb-c.h"
 #include "control.pb-c.h"
 #include "proto/pack.h"

@@ -1,3 +1,4 @@
+/* Names of types, operations and reductions, and of numbers that are none. */
 #include "proto/types.h"
 #include "test.h"
 
@@ -42,4 +43,13 @@ TEST(every_number_has_a_name_of_its_own)
 	for (unsigned a = 1; a <= REDUCTION_MAX_; a++)
 		for (unsigned b = 1; b < a; b++)
 			ASSERT_TRUE(strcmp(reduction_name(a), reduction_name(b)));
+}
+
+TEST(a_job_is_called_by_name_or_number)
+{
+	ASSERT_TRUE(job_is_called("default", 0xab, "default"));
+	ASSERT_TRUE(job_is_called("default", 0xab, "00000000000000ab"));
+	ASSERT_TRUE(!job_is_called("default", 0xab, "ab"));
+	ASSERT_TRUE(!job_is_called("default", 0, "0000000000000000"));
+	ASSERT_TRUE(!job_is_called("", 0xab, "default"));
 }

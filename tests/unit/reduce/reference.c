@@ -1,3 +1,7 @@
+/*
+ * Reductions of one element, from the definition. test_reduce.c compares the kernels with it, bit
+ * by bit.
+ */
 #include "reference.h"
 #include <math.h>
 

@@ -1,3 +1,7 @@
+/*
+ * Every kernel that this processor has, or the one that BPS_TEST_KERNEL names, against reference.c;
+ * then lengths, alignments and copies.
+ */
 #include "reduce/reduce.h"
 #include "reference.h"
 #include "test.h"

@@ -1,3 +1,4 @@
+/* Lists of rows: sorted, merged, checked. */
 #include "reduce/reduce.h"
 #include "test.h"
 

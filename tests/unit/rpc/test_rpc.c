@@ -10,6 +10,7 @@
 
 #include <arpa/inet.h>
 #include <fcntl.h>
+#include <grp.h>
 #include <stdio.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
@@ -22,6 +23,7 @@ struct fixture {
 	struct rpc_method echo, refuse, never, count, flood;
 	struct rpc_call *held;
 	unsigned n_called, n_cancelled;
+	bool is_a; /* the last caller is called node-a, by its certificate */
 	uint16_t port;
 	char address[64];
 	struct failure failure;
@@ -36,7 +38,11 @@ struct fixture {
 
 static void on_echo(void *user, struct rpc_call *call, const void *data, size_t len)
 {
-	((struct fixture *)user)->n_called++;
+	struct fixture *f = user;
+
+	f->n_called++;
+	f->is_a = rpc_call_is_named(call, "node-a") && !rpc_call_is_named(call, "node-") &&
+		  !rpc_call_is_named(call, "node-ab");
 	rpc_call_reply(call, data, len);
 }
 
@@ -104,7 +110,8 @@ static void start_bare(struct fixture *f)
 static void start(struct fixture *f, const struct rpc_tls *tls)
 {
 	start_bare(f);
-	ASSERT_OK(rpc_listen(f->rpc, "127.0.0.1:0", tls, &f->port, &f->failure));
+	ASSERT_OK(
+		rpc_listen(f->rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS, tls, &f->port, &f->failure));
 	ASSERT_INT(f->port, >, 0);
 	(void)snprintf(f->address, sizeof(f->address), "127.0.0.1:%u", f->port);
 }
@@ -193,6 +200,7 @@ GRPC_TEST(unary)
 	ASSERT_EQ(q.status, 0);
 	ASSERT_EQ(q.reply_len, 8);
 	ASSERT_MEM(q.reply, "gradient", 8);
+	ASSERT_TRUE(!f.is_a);
 	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", NULL, 0);
 	ASSERT_EQ(q.status, 0);
 	ASSERT_EQ(q.reply_len, 0);
@@ -369,10 +377,12 @@ GRPC_TEST(port_in_use)
 
 	start(&f, NULL);
 	start_bare(&g);
-	ASSERT_EQ(rpc_listen(g.rpc, f.address, NULL, &g.port, &g.failure), -EADDRINUSE);
+	ASSERT_EQ(rpc_listen(g.rpc, f.address, RPC_DOOR_OPERATORS, NULL, &g.port, &g.failure),
+		  -EADDRINUSE);
 	ASSERT_CONTAINS(g.failure.text, f.address);
 	ASSERT_CONTAINS(g.failure.text, "in use");
-	ASSERT_EQ(rpc_listen(g.rpc, "nonsense", NULL, &g.port, &g.failure), -EINVAL);
+	ASSERT_EQ(rpc_listen(g.rpc, "nonsense", RPC_DOOR_OPERATORS, NULL, &g.port, &g.failure),
+		  -EINVAL);
 	ASSERT_CONTAINS(g.failure.text, "host:port");
 	stop(&g);
 	stop(&f);
@@ -487,9 +497,9 @@ GRPC_TEST(unix_starts_and_stops_by_use)
 	start_bare(&f);
 	start_bare(&g);
 	rpc_set_unix_idle_ms(f.rpc, 50);
-	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, NULL, -1, &f.failure));
 	ASSERT_OK(stat(p.path, &st));
-	ASSERT_EQ(st.st_mode & 0777, 0660);
+	ASSERT_EQ(st.st_mode & 0777, 0600);
 	ASSERT_TRUE(!rpc_running(f.rpc));
 
 	for (int i = 0; i < 3; i++) {
@@ -516,6 +526,63 @@ GRPC_TEST(unix_starts_and_stops_by_use)
 	stop(&f);
 }
 
+GRPC_TEST(the_socket_is_for_its_group)
+{
+	static const struct {
+		const char *group;
+		mode_t mode;
+	} cases[] = {
+		{ NULL, 0600 }, { "", 0600 }, { "bps-no-such-group", 0600 }, { "own", 0660 }
+	};
+	const struct group *own = getgrgid(getgid());
+	struct fixture f;
+	struct place p;
+	struct stat st;
+
+	place_make(&p);
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		const char *group = cases[i].group;
+		bool is_own = group && !strcmp(group, "own");
+
+		if (is_own && !own)
+			continue;
+		start_bare(&f);
+		ASSERT_OK(rpc_listen_unix(f.rpc, p.path, is_own ? own->gr_name : group, -1,
+					  &f.failure));
+		ASSERT_OK(stat(p.path, &st));
+		ASSERT_EQ(st.st_mode & 0777, cases[i].mode);
+		ASSERT_TRUE(!is_own || st.st_gid == getgid());
+		stop(&f);
+	}
+}
+
+GRPC_TEST(a_method_is_for_who_comes_by_its_doors)
+{
+	struct fixture f;
+	struct rpc_channel *channel;
+	struct question q;
+	uint16_t public;
+	char address[32];
+
+	start(&f, NULL);
+	ASSERT_OK(rpc_listen(f.rpc, "127.0.0.1:0", RPC_DOOR_PUBLIC, NULL, &public, &f.failure));
+	(void)snprintf(address, sizeof(address), "127.0.0.1:%u", public);
+	f.echo.doors = RPC_DOOR_OPERATORS;
+	f.refuse.doors = RPC_DOOR_OPERATORS | RPC_DOOR_PUBLIC;
+	channel = channel_to(&f, f.address, NULL);
+	ask(&f, channel, &q, f.echo.path, "hello", 5);
+	ASSERT_EQ(q.status, 0);
+	rpc_channel_free(channel);
+	channel = channel_to(&f, address, NULL);
+	ask(&f, channel, &q, f.echo.path, "hello", 5);
+	ASSERT_EQ(q.status, -EACCES);
+	ASSERT_CONTAINS(q.text, "admin socket");
+	ask(&f, channel, &q, f.refuse.path, "hello", 5);
+	ASSERT_TRUE(q.status && q.status != -EACCES);
+	rpc_channel_free(channel);
+	stop(&f);
+}
+
 /* A busy machine, or one that is far away: it accepts only after most of a second. */
 GRPC_TEST(slow_to_answer_is_not_absent)
 {
@@ -528,7 +595,7 @@ GRPC_TEST(slow_to_answer_is_not_absent)
 	place_make(&p);
 	start_bare(&f);
 	start_bare(&g);
-	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, NULL, -1, &f.failure));
 	channel = channel_to(&g, p.target, NULL);
 	question_init(&q, "/test.Test/EchoWhateverIsSent", "hello", 5);
 	rpc_request_start(channel, &q.request);
@@ -570,7 +637,7 @@ GRPC_TEST(unix_survives_strangers)
 	place_make(&p);
 	start_bare(&f);
 	rpc_set_unix_idle_ms(f.rpc, 20);
-	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, NULL, -1, &f.failure));
 	/* Gone before gRPC is up. */
 	fd = connect_raw(p.path);
 	ASSERT_INT(loop_turn(f.loop, 1000), >=, 0);
@@ -607,7 +674,7 @@ GRPC_TEST(unix_refuses_too_many)
 
 	place_make(&p);
 	start_bare(&f);
-	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, NULL, -1, &f.failure));
 	for (size_t i = 0; i < ARRAY_SIZE(fds); i++)
 		fds[i] = connect_raw(p.path);
 	ASSERT_OK(fcntl(fds[RPC_UNIX_CONNECTIONS], F_SETFL, O_NONBLOCK));
@@ -633,8 +700,8 @@ GRPC_TEST(unix_path_in_use)
 	place_make(&p);
 	start_bare(&f);
 	start_bare(&g);
-	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
-	ASSERT_EQ(rpc_listen_unix(g.rpc, p.path, -1, &g.failure), -EADDRINUSE);
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, NULL, -1, &f.failure));
+	ASSERT_EQ(rpc_listen_unix(g.rpc, p.path, NULL, -1, &g.failure), -EADDRINUSE);
 	ASSERT_CONTAINS(g.failure.text, "another daemon");
 	stop(&f);
 
@@ -642,7 +709,7 @@ GRPC_TEST(unix_path_in_use)
 	fd = open(p.path, O_CREAT | O_WRONLY | O_CLOEXEC, 0600);
 	ASSERT_INT(fd, >=, 0);
 	fd_close(fd);
-	ASSERT_EQ(rpc_listen_unix(g.rpc, p.path, -1, &g.failure), -EADDRINUSE);
+	ASSERT_EQ(rpc_listen_unix(g.rpc, p.path, NULL, -1, &g.failure), -EADDRINUSE);
 	ASSERT_OK(access(p.path, F_OK));
 	ASSERT_OK(unlink(p.path));
 
@@ -655,11 +722,11 @@ GRPC_TEST(unix_path_in_use)
 		ASSERT_OK(bind(fd, (struct sockaddr *)&address, sizeof(address)));
 		fd_close(fd);
 	}
-	ASSERT_OK(rpc_listen_unix(g.rpc, p.path, -1, &g.failure));
+	ASSERT_OK(rpc_listen_unix(g.rpc, p.path, NULL, -1, &g.failure));
 	stop(&g);
 
 	start_bare(&g);
-	ASSERT_EQ(rpc_listen_unix(g.rpc, "/nowhere/at/all.sock", -1, &g.failure), -ENOENT);
+	ASSERT_EQ(rpc_listen_unix(g.rpc, "/nowhere/at/all.sock", NULL, -1, &g.failure), -ENOENT);
 	ASSERT_CONTAINS(g.failure.text, "/nowhere/at/all.sock");
 	stop(&g);
 }
@@ -691,6 +758,7 @@ GRPC_TEST(mutual_tls)
 	channel = channel_to(&f, f.address, &(struct rpc_tls){ c.ca, c.cert, c.key });
 	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", "secret", 6);
 	ASSERT_EQ(q.status, 0);
+	ASSERT_TRUE(f.is_a);
 	rpc_channel_free(channel);
 
 	/* In the clear; of another authority; and a client that does not trust us. */
@@ -721,7 +789,7 @@ GRPC_TEST(tls_files_are_named)
 
 	make_certificates(&c);
 	start_bare(&f);
-	ASSERT_EQ(rpc_listen(f.rpc, "127.0.0.1:0",
+	ASSERT_EQ(rpc_listen(f.rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS,
 			     &(struct rpc_tls){ "/nowhere/ca.pem", c.cert, c.key }, &f.port,
 			     &f.failure),
 		  -ENOENT);
@@ -736,8 +804,8 @@ GRPC_TEST(tls_files_are_named)
 		  -EINVAL);
 	ASSERT_CONTAINS(f.failure.text, "TLS key /etc/passwd: not a PEM file");
 	/* A certificate with the key of another. */
-	ASSERT_INT(rpc_listen(f.rpc, "127.0.0.1:0", &(struct rpc_tls){ c.ca, c.cert, c.other_key },
-			      &f.port, &f.failure),
+	ASSERT_INT(rpc_listen(f.rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS,
+			      &(struct rpc_tls){ c.ca, c.cert, c.other_key }, &f.port, &f.failure),
 		   <, 0);
 	ASSERT_CONTAINS(f.failure.text, c.other_key);
 	stop(&f);
@@ -751,7 +819,7 @@ GRPC_TEST(idle_without_users)
 
 	place_make(&p);
 	start_bare(&f);
-	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, -1, &f.failure));
+	ASSERT_OK(rpc_listen_unix(f.rpc, p.path, NULL, -1, &f.failure));
 	(void)loop_turn(f.loop, 0);
 	wakeups = loop_wakeups(f.loop);
 	(void)loop_turn(f.loop, 200);

@@ -1,3 +1,7 @@
+/*
+ * A double of transport/ in memory: implements what the server calls of transport.h, and gives
+ * answers and notices to far.c.
+ */
 #include "double.h"
 
 #include "base/clock.h"
@@ -222,13 +226,6 @@ bool delivery_is_own(const struct delivery *delivery)
 	return delivery->payload_block && !delivery->peer->is_self;
 }
 
-void delivery_answer_also(struct delivery *delivery, const struct data_header *header,
-			  struct block *block, struct answer_check *check)
-{
-	(void)check;
-	delivery_answer(delivery, header, block, NULL);
-}
-
 void delivery_fetch(const struct delivery *delivery)
 {
 	(void)delivery;
@@ -267,7 +264,12 @@ bool peer_is_self(const struct peer *peer)
 	return peer->is_self;
 }
 
-bool peer_knows(const struct peer *peer, uint64_t feature)
+const char *peer_source(const struct peer *peer)
+{
+	return peer_name(peer);
+}
+
+bool peer_has(const struct peer *peer, uint64_t feature)
 {
 	return !peer->is_old;
 }

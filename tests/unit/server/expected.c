@@ -1,3 +1,4 @@
+/* Reductions of arrays by plain arithmetic, for tests of the server and of the agent. */
 #include "expected.h"
 
 #include <math.h>

@@ -1,3 +1,7 @@
+/*
+ * A server and ends that call it: jobs formed, tensors declared, parts pushed, answers awaited.
+ * Tests of the server begin from here, over double.c or a real transport.
+ */
 #include "far.h"
 
 #include "base/log.h"
@@ -34,6 +38,12 @@ void far_init(struct far *far, const struct far_options *options)
 	ASSERT_OK(pool_new(far->loop, options ? options->n_threads : 0, &far->pool));
 	ASSERT_OK(block_cache_new(1 << 20, &far->blocks));
 	far->view = make_view(options ? options->mbps : 0);
+	accounts_init(&far->accounts,
+		      &(struct accounts_params){
+			      .limits[ACCOUNT_MEMORY] =
+				      options && options->memory ? options->memory : UINT64_MAX,
+			      .share = 100,
+		      });
 }
 
 void far_start(struct far *far, const struct far_options *options)
@@ -42,6 +52,7 @@ void far_start(struct far *far, const struct far_options *options)
 	const struct far_options *o = options ? options : &none;
 	struct server_params params = {
 		.loop = far->loop,
+		.accounts = &far->accounts,
 		.pool = far->pool,
 		.blocks = far->blocks,
 		.part_bytes = o->part_bytes || o->by_link ? o->part_bytes : 65536,
@@ -65,6 +76,8 @@ static void far_done(struct far *far)
 	for (struct asked *a = far->all; a; a = a->next)
 		far_wait(far, a);
 	far->server = server_free(far->server);
+	/* Asserts that nothing is charged. */
+	accounts_done(&far->accounts);
 	far->ops->free(far);
 	pool_free(far->pool);
 	for (struct asked *a = far->all, *next; a; a = next) {
@@ -157,6 +170,8 @@ struct asked *far_join(struct far *far, unsigned end, const struct layout *layou
 		memcpy(digest, c->secret, MIN(strlen(c->secret), sizeof(digest)));
 	(void)snprintf(name, sizeof(name), "end%u", end);
 	m.job = (char *)layout->name;
+	m.has_user = true;
+	m.user = c->user ? c->user : 1000;
 	m.secret_digest = (ProtobufCBinaryData){ sizeof(digest), digest };
 	m.size = c->size ? c->size : layout->size;
 	m.n_nodes = c->n_nodes ? c->n_nodes : layout->n_nodes;
@@ -222,7 +237,8 @@ struct asked *far_attach(struct far *far, unsigned end, const struct layout *lay
 	uint8_t digest[32];
 
 	memset(digest, 's', sizeof(digest));
-	home.secret_digest = (ProtobufCBinaryData){ sizeof(digest), digest };
+	m.has_secret_digest = true;
+	m.secret_digest = (ProtobufCBinaryData){ sizeof(digest), digest };
 	home.part_bytes = layout->joined_part_bytes;
 	home.epoch = FAR_EPOCH;
 	home.view_digest = view_server_digest(far->view);

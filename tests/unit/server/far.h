@@ -47,8 +47,9 @@ struct far_options {
 	uint32_t part_bytes;
 	uint64_t inline_bytes, quota_bytes;
 	unsigned max_jobs, max_tensors, n_threads;
-	bool by_link;  /* part_bytes stays 0 */
-	uint32_t mbps; /* of every member */
+	uint64_t memory; /* of its accounts, all of which one may have; 0: without end */
+	bool by_link;	 /* part_bytes stays 0 */
+	uint32_t mbps;	 /* of every member */
 };
 
 struct far {
@@ -59,6 +60,7 @@ struct far {
 	struct block_cache *blocks;
 	struct view *view;
 	struct server *server;
+	struct accounts accounts;
 	struct asked *all; /* freed at the end */
 	unsigned n_calls;
 	size_t misalign; /* payloads lie this far off, and are lent */
@@ -115,6 +117,7 @@ struct join_change {
 	size_t n_ranks;
 	bool no_ranks;
 	const char *secret, *node_name;
+	uint32_t user; /* 0: the one that all are of */
 	/* Of ranks that regroup, or newcomers of a node that is new to the job. */
 	uint64_t regroups;
 	bool has_newcomers;

@@ -1,3 +1,4 @@
+/* DECLARE at the home of a job: keys, disagreement, limits, deadlines. */
 #include "double.h"
 
 #define FAR _cleanup_(far_freep) struct far *far

@@ -1,3 +1,4 @@
+/* JOIN and ATTACH: how a job comes together at its home, and every way in which it does not. */
 #include "double.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
@@ -199,24 +200,45 @@ TEST(restarted_daemon_takes_its_place)
 	far_expect(far, c, 0, NULL);
 }
 
-TEST(wrong_secret_is_the_offenders_alone)
+TEST(another_secret_of_the_same_user_is_another_job)
 {
 	FAR = far_new(NULL);
 	struct layout layout = far_layout("job", 2, NULL);
 	struct join_change wrong = { .secret = "x", .instance = 99 };
-	struct asked *a = far_join(far, 0, &layout, 0, NULL), *b;
+	struct layout soon = layout;
+	struct asked *first, *a, *b;
 
-	far_expect(far, far_join(far, 1, &layout, 1, &wrong), -EACCES, "wrong secret");
-	/* Not even in the place of the node itself. */
-	far_expect(far, far_join(far, 3, &layout, 0, &wrong), -EACCES, "wrong secret");
+	/* Who is first keeps nobody out, */
+	soon.timeout_ms = 300;
+	first = far_join(far, 3, &soon, 0, &wrong);
+	a = far_join(far, 0, &layout, 0, NULL);
 	far_expect_waiting(far, a);
 	b = far_join(far, 1, &layout, 1, NULL);
 	far_expect(far, a, 0, NULL);
 	far_expect(far, b, 0, NULL);
-	/* Nor can it end the job once it runs. */
-	far_expect(far, far_join(far, 3, &layout, 0, &wrong), -EACCES, "wrong secret");
+	/* completes and ends nothing, and hears at last what may be wrong. */
+	far_expect(far, first, -ETIMEDOUT, "this user has a job of that name with another secret");
 	ASSERT_EQ(far->failed[0].n, 0);
 	ASSERT_EQ(far_n_jobs(far), 1);
+}
+
+TEST(another_users_job_of_that_name_is_another)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 2, NULL);
+	struct join_change other = { .secret = "x", .instance = 99, .user = 2000 };
+	struct asked *a = far_join(far, 0, &layout, 0, NULL);
+	struct asked *c = far_join(far, 3, &layout, 1, &other);
+
+	/* Nothing is said of the one that is there, and neither completes the other. */
+	far_expect_waiting(far, c);
+	ASSERT_EQ(far_n_jobs(far), 2);
+	far_expect(far, far_join(far, 1, &layout, 1, NULL), 0, NULL);
+	far_expect(far, a, 0, NULL);
+	far_expect_waiting(far, c);
+	far_expect(far, far_join(far, 2, &layout, 0, &other), 0, NULL);
+	far_expect(far, c, 0, NULL);
+	ASSERT_EQ(far->failed[0].n, 0);
 }
 
 TEST(deadline_names_the_missing)
@@ -589,6 +611,9 @@ TEST(fail_job_goes_to_the_others)
 		   "rank 1 (pid 7)?died");
 }
 
+/* Of the secret digest that jobs have here, 8 bytes. */
+#define OWNER UINT64_C(0x7373737373737373)
+
 /* Notices may overtake calls: an attach that comes after the end must not begin the job again. */
 TEST(fail_job_overtakes_attach)
 {
@@ -596,9 +621,33 @@ TEST(fail_job_overtakes_attach)
 	struct layout layout = far_layout("job", 2, NULL);
 
 	layout.job = 31;
-	far_notice(far, 1, DATA_FAIL_JOB, 31, 0, 0, 1, EPIPE, NULL);
+	far_notice(far, 1, DATA_FAIL_JOB, 31, OWNER, OWNER, 1, EPIPE, NULL);
 	far_expect(far, far_attach(far, 0, &layout, 0, 1), -EPIPE, "Broken pipe");
 	ASSERT_EQ(far_n_jobs(far), 0);
+}
+
+/* A daemon that is in the cluster, knows all of a job but its secret, and is none of its nodes. */
+TEST(a_number_alone_ends_and_begins_nothing)
+{
+	FAR = far_new(NULL);
+	struct join_change secret = { .secret = "sesame" };
+	struct layout layout = far_layout("job", 2, NULL), ours = far_layout("ours", 2, NULL);
+	struct asked *a, *b;
+
+	/* Before it has attached here, as after this process has begun anew. */
+	ours.job = 31;
+	for (unsigned i = 0; i < 100; i++)
+		far_notice(far, 5, DATA_FAIL_JOB, 31, i, OWNER, 1, EPIPE, NULL);
+	far_expect(far, far_attach(far, 0, &ours, 0, 1), 0, NULL);
+	far_expect(far, far_attach(far, 1, &ours, 1, 1), 0, NULL);
+	/* Before a node has: that it has another owner is seen before anything else that it says. */
+	a = far_join(far, 0, &layout, 0, &secret);
+	b = far_join(far, 1, &layout, 1, &secret);
+	far_expect(far, b, 0, NULL);
+	far_expect(far, a, 0, NULL);
+	layout.job = a->answer.job;
+	far_expect(far, far_attach(far, 5, &layout, 0, 1), -EINVAL, "another name or owner");
+	ASSERT_EQ(far_n_jobs(far), 2);
 }
 
 TEST(no_memory_for_a_notice_drops_the_peer)

@@ -1,3 +1,4 @@
+/* Ranks as text. */
 #include "server/ranks.h"
 #include "test.h"
 

@@ -1,3 +1,6 @@
+/*
+ * push_pull_rows at the server: pieces in any order, the union, refusals, what is held and charged.
+ */
 #include "double.h"
 
 #define FAR   _cleanup_(far_freep) struct far *far

@@ -1,3 +1,7 @@
+/*
+ * Which rounds a part remembers as closed, against a model; and that all that a job was charged
+ * comes back.
+ */
 #include "double.h"
 #include "server/store.h"
 
@@ -29,6 +33,63 @@ TEST(closed_rounds_are_exact_in_the_window)
 		}
 	}
 	ASSERT_INT(newest, >, 1000);
+}
+
+#define MEMORY (256u << 10)
+
+/* Whatever a peer says, without a single contribution, is charged before it is held, and refused with words beyond its share. */
+TEST(a_peer_holds_what_it_is_charged_for)
+{
+	_cleanup_(far_freep) struct far *far = far_new(&(struct far_options){
+		.memory = MEMORY, .max_jobs = 1000000, .max_tensors = 1000000 });
+	static const uint32_t on_one[] = { 1 };
+	struct layout layout = far_layout("job", 1, on_one);
+	const struct quota *memory = &far->accounts.total[ACCOUNT_MEMORY];
+	struct asked *asked = NULL;
+	uint64_t before;
+	char name[64];
+
+	/* Tensors and their names. */
+	far_form(far, &layout);
+	before = quota_used(memory);
+	ASSERT_INT(before, >, 0);
+	for (unsigned i = 0; !asked || !asked->status; i++) {
+		ASSERT_INT(i, <, MEMORY / 64);
+		(void)snprintf(name, sizeof(name), "%063u", i);
+		asked = far_declare(far, 0, &layout, 0, name, DTYPE_FLOAT32, 1, 0);
+		far_wait(far, asked);
+	}
+	far_expect(far, asked, -EDQUOT, "is over its share (user_share, 100 %)");
+	/* Whatever user the peer has named. */
+	ASSERT_CONTAINS(asked->text, "peers from ");
+	ASSERT_INT(quota_used(memory), >, MEMORY - MEMORY / 8);
+	far_lose(far, 0);
+	while (far_n_jobs(far))
+		ASSERT_OK(loop_turn(far->loop, 0));
+	ASSERT_EQ(quota_used(memory), 0);
+
+	/* Rounds that it says have failed, with the longest texts, of tensors that nobody knows. */
+	layout.job = 0;
+	far_form(far, &layout);
+	memset(name, 'x', sizeof(name) - 1);
+	for (unsigned i = 0; i < MEMORY / 64; i++)
+		far_notice(far, 0, DATA_FAIL_ROUND, layout.job, 1 + i / 16, 1 + i % 16, 0, 5, name);
+	far_expect(far, far_declare(far, 0, &layout, 0, name, DTYPE_FLOAT32, 1, 0), -EDQUOT,
+		   "is over its share");
+	ASSERT_INT(quota_used(memory), >, MEMORY - MEMORY / 8);
+
+	/* Jobs of which no more is known than that there are many ranks. */
+	for (unsigned i = 0;; i++) {
+		struct layout other = far_layout("other", 64, NULL);
+
+		ASSERT_INT(i, <, 1000);
+		other.job = 77 + i;
+		asked = far_attach(far, 1, &other, 0, FAR_INSTANCE + i);
+		far_wait(far, asked);
+		if (asked->status)
+			break;
+	}
+	far_expect(far, asked, -EDQUOT, "job other: ");
 }
 
 /* However a job ends, all that was charged to it is given back, and the next job can have its quota. */

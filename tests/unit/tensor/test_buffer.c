@@ -1,9 +1,13 @@
+/*
+ * Buffers: ranges, counts, quota, pages that a trainer has given back. What may be mapped is tested
+ * at the door (tests unit control).
+ */
 #include "tensor/tensor.h"
 #include "test.h"
 #include <fcntl.h>
+#include <sched.h>
 #include <sys/mman.h>
-
-/* What may be mapped is tested at the door (tests/unit/control); here: ranges, counts, quota. */
+#include <sys/stat.h>
 
 static int sealed(size_t len)
 {
@@ -13,6 +17,27 @@ static int sealed(size_t len)
 	ASSERT_OK(ftruncate(fd, (off_t)len));
 	ASSERT_OK(fcntl(fd, F_ADD_SEALS, F_SEAL_SHRINK));
 	return fd;
+}
+
+static long page; /* 0: as it is */
+
+long __real_sysconf(int name);
+long __wrap_sysconf(int name);
+
+long __wrap_sysconf(int name)
+{
+	return page && name == _SC_PAGESIZE ? page : __real_sysconf(name);
+}
+
+int __real_madvise(void *data, size_t len, int advice);
+int __wrap_madvise(void *data, size_t len, int advice);
+
+/* Who gives back waits for others who give back some of the same memory. */
+int __wrap_madvise(void *data, size_t len, int advice)
+{
+	if (advice == MADV_REMOVE && gettid() == getpid())
+		test_fail(__FILE__, __LINE__, "memory is given back by the control thread");
+	return __real_madvise(data, len, advice);
 }
 
 static unsigned n_released;
@@ -42,6 +67,32 @@ TEST(lives_until_the_last_use)
 	ASSERT_EQ(n_released, 0);
 	(void)buffer_unref(buffer);
 	ASSERT_EQ(n_released, 1);
+}
+
+static bool stalls(off_t len, int seals)
+{
+	struct quota quota;
+	struct failure failure;
+	struct buffer *buffer;
+	int fd = sealed((size_t)len);
+	bool stalls;
+
+	ASSERT_OK(fcntl(fd, F_ADD_SEALS, seals));
+	quota_init(&quota, 4096, NULL);
+	ASSERT_OK(buffer_map(fd, 4096, &quota, &buffer, &failure));
+	stalls = buffer->stalls;
+	(void)buffer_unref(buffer);
+	(void)fd_close(fd);
+	return stalls;
+}
+
+/* However little of it is shared. */
+TEST(what_may_have_many_pages_stalls)
+{
+	ASSERT_TRUE(!stalls(4096, F_SEAL_GROW));
+	ASSERT_TRUE(!stalls(256 << 20, F_SEAL_GROW));
+	ASSERT_TRUE(stalls((256 << 20) + 1, F_SEAL_GROW));
+	ASSERT_TRUE(stalls(4096, 0));
 }
 
 TEST(refusal_charges_nothing)
@@ -87,6 +138,39 @@ TEST(ranges_are_inside_and_aligned)
 	ASSERT_EQ(buffer_range(buffer, UINT64_MAX - 7, 1, 8, &data), -EINVAL);
 	/* 2^61 + 1 elements of 8 bytes are 8 bytes, if nobody looks. */
 	ASSERT_EQ(buffer_range(buffer, 0, (1ull << 61) + 1, 8, &data), -EINVAL);
+	(void)buffer_unref(buffer);
+	(void)fd_close(fd);
+}
+
+static long blocks_of(int fd)
+{
+	struct stat st;
+
+	ASSERT_OK(fstat(fd, &st));
+	return st.st_blocks * 512;
+}
+
+TEST(what_is_buried_is_given_back_by_pages_of_the_machine)
+{
+	size_t len = 4 << 16;
+	struct quota quota;
+	struct failure failure;
+	struct buffer *buffer;
+	int fd = sealed(len);
+	void *made[1];
+
+	page = 1 << 16;
+	quota_init(&quota, len, NULL);
+	ASSERT_OK(fallocate(fd, 0, 0, (off_t)len));
+	ASSERT_OK(buffer_map(fd, len, &quota, &buffer, &failure));
+	ASSERT_EQ(blocks_of(fd), len);
+	made[0] = buffer->data + (1 << 16);
+	buffer_bury(buffer, made, 1);
+	while (blocks_of(fd) != (long)len - (1 << 16))
+		sched_yield();
+	/* Nothing of it is mapped here any more. */
+	buffer->data[0] = 'x';
+	ASSERT_EQ(blocks_of(fd), len - (1 << 16));
 	(void)buffer_unref(buffer);
 	(void)fd_close(fd);
 }

@@ -1,3 +1,7 @@
+/*
+ * The parts of every operation cover every byte of every block once, on every node alike; and the
+ * layout of ranks.
+ */
 #include "tensor/tensor.h"
 #include "test.h"
 

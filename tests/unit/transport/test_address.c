@@ -1,3 +1,4 @@
+/* Addresses as text, the resolver's thread, sockets inside the machine, congestion control. */
 #include "test.h"
 #include "transport/internal.h"
 #include <netinet/tcp.h>

@@ -1,3 +1,4 @@
+/* Cookies: each finds its call, and one that was used or made up finds none. */
 #include "test.h"
 #include "transport/internal.h"
 

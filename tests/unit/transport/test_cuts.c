@@ -83,9 +83,11 @@ static void run_calls(struct pair *pair, struct calls *calls, unsigned round)
 	}
 }
 
-static void run(unsigned n_threads, bool no_checksums)
+static void run(unsigned n_threads, bool no_checksums, const char *key)
 {
 	struct pair_config config = { .variant = { "", false, n_threads, 1 },
+				      .key_a = key,
+				      .key_b = key,
 				      .no_checksums = no_checksums };
 	_cleanup_(pair_freep) struct pair *pair = pair_new_with(&config);
 	_cleanup_(freep) struct calls *calls = calloc(1, sizeof(*calls));
@@ -102,16 +104,22 @@ static void run(unsigned n_threads, bool no_checksums)
 
 TEST(with_checksums)
 {
-	run(0, false);
+	run(0, false, NULL);
+}
+
+TEST(with_tags)
+{
+	run(0, false, "k");
 }
 
 TEST(without)
 {
-	run(0, true);
+	run(0, true, NULL);
 }
 
 TEST(on_threads)
 {
-	run(1, false);
-	run(1, true);
+	run(1, false, NULL);
+	run(1, true, NULL);
+	run(1, false, "k");
 }

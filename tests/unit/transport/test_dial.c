@@ -188,7 +188,7 @@ TEST(a_server_of_another_version)
 	PAIR_UNTIL(pair, call.n_done);
 	ASSERT_EQ(call.call.status, -EPROTONOSUPPORT);
 	ASSERT_CONTAINS(call.call.text,
-			"speaks versions 8 to 9 of the data protocol, we speak 2 to 2");
+			"speaks versions 8 to 9 of the data protocol, we speak 3 to 3");
 	PAIR_UNTIL(pair, pair->a.n_lost);
 }
 

@@ -1,109 +1,127 @@
+/* What is next to leave a lane: order.c and fair.c have tests of their own. */
 #include "test.h"
 #include "transport/internal.h"
 
-static struct message message(bool urgent, int32_t priority, uint64_t sequence)
-{
-	return (struct message){ .urgent = urgent, .priority = priority, .sequence = sequence };
-}
+struct sent {
+	struct message message;
+	struct data_header header;
+};
 
-TEST(urgent_then_priority_then_order)
+static uint64_t sequence;
+
+static void push(struct fair *queue, struct sent *sent, unsigned op, uint64_t job, int32_t priority,
+		 uint32_t len)
 {
-	struct message messages[] = {
-		message(false, 0, 0),	      message(false, 5, 1),	    message(true, -9, 2),
-		message(false, 5, 3),	      message(false, -1, 4),	    message(true, -9, 5),
-		message(false, INT32_MAX, 6), message(false, INT32_MIN, 7),
+	sent->header = (struct data_header){ .op = (uint8_t)op, .job = job, .len = len };
+	sent->message = (struct message){
+		.header = &sent->header,
+		.priority = priority,
+		.urgent = !len || (op != DATA_PUSH && op != DATA_RESULT),
+		.sequence = sequence++,
 	};
-	static const unsigned expected[] = { 2, 5, 6, 1, 3, 0, 4, 7 };
-	struct queue queue = { 0 };
+	ASSERT_OK(queue_push(queue, &sent->message));
+}
 
-	for (unsigned i = 0; i < ARRAY_SIZE(messages); i++)
-		ASSERT_OK(queue_push(&queue, &messages[i]));
+static void expect(struct fair *queue, const struct sent *sent)
+{
+	ASSERT_TRUE(queue_first(queue) == &sent->message);
+	ASSERT_TRUE(queue_pop(queue) == &sent->message);
+}
+
+TEST(of_a_job_urgent_then_priority_then_order)
+{
+	static const int32_t priorities[] = { 0, 5, 5, -1, INT32_MAX, INT32_MIN };
+	static const unsigned expected[] = { 4, 1, 2, 0, 3, 5 };
+	struct sent sent[ARRAY_SIZE(priorities)], urgent[2];
+	struct fair queue = { 0 };
+
+	for (unsigned i = 0; i < ARRAY_SIZE(sent); i++)
+		push(&queue, &sent[i], DATA_PUSH, 1, priorities[i], 4096);
+	push(&queue, &urgent[0], DATA_PUSH, 1, -9, 0);
+	push(&queue, &urgent[1], DATA_PULL, 1, -8, 0);
+	expect(&queue, &urgent[0]);
+	expect(&queue, &urgent[1]);
 	for (unsigned i = 0; i < ARRAY_SIZE(expected); i++)
-		ASSERT_TRUE(queue_pop(&queue) == &messages[expected[i]]);
+		expect(&queue, &sent[expected[i]]);
 	ASSERT_TRUE(!queue_pop(&queue));
-	queue_done(&queue);
+	fair_done(&queue);
 }
 
-TEST(what_is_pushed_back_keeps_its_place)
+/* What a job calls urgent goes before its own, and that without payload too. */
+TEST(no_job_is_before_another)
 {
-	struct message messages[] = { message(false, 1, 0), message(false, 1, 1),
-				      message(false, 1, 2) };
-	struct queue queue = { 0 };
+	enum { N = 100 };
+	static struct sent greedy[N], modest[2], empty[N];
+	struct fair queue = { 0 };
 
-	for (unsigned i = 0; i < 3; i++)
-		ASSERT_OK(queue_push(&queue, &messages[i]));
-	ASSERT_TRUE(queue_pop(&queue) == &messages[0]);
-	ASSERT_TRUE(queue_pop(&queue) == &messages[1]);
-	ASSERT_OK(queue_push(&queue, &messages[1]));
-	ASSERT_OK(queue_push(&queue, &messages[0]));
-	for (unsigned i = 0; i < 3; i++)
-		ASSERT_TRUE(queue_pop(&queue) == &messages[i]);
-	queue_done(&queue);
+	for (unsigned i = 0; i < N; i++)
+		push(&queue, &greedy[i], DATA_PUSH, 1, INT32_MAX, 1 << 20);
+	for (unsigned i = 0; i < N; i++)
+		push(&queue, &empty[i], i % 2 ? DATA_PUSH : DATA_PULL, 1, INT32_MAX, 0);
+	for (unsigned i = 0; i < 10; i++)
+		expect(&queue, &empty[i]);
+	push(&queue, &modest[0], DATA_RESULT, 2, INT32_MIN, 4096);
+	push(&queue, &modest[1], DATA_PUSH, 2, INT32_MIN, 4096);
+	expect(&queue, &modest[0]);
+	for (unsigned i = 10; i < 53; i++)
+		expect(&queue, &empty[i]);
+	expect(&queue, &modest[1]);
+	while (queue_pop(&queue))
+		;
+	fair_done(&queue);
 }
 
-/* However many stood in line and how many did not. */
-TEST(all_that_was_taken_is_pushed_back)
+/* Acknowledgements, set-up, signs of life: in order, beside any job's data, and each job's together have one share. */
+TEST(what_is_no_data_leaves_next)
 {
-	enum { N = 200 };
-	static struct message messages[N];
-	struct message *taken[N];
-	struct queue queue = { 0 };
+	enum { N = 100 };
+	static struct sent data[N], notices[N];
+	struct fair queue = { 0 };
+	unsigned n_data = 0;
 
-	for (unsigned first = 1; first <= N; first += 37) {
-		for (unsigned i = 0; i < N; i++) {
-			messages[i] = message(false, (int32_t)(i * 7 % 11), i);
-			ASSERT_OK(queue_push(&queue, &messages[i]));
-		}
-		for (unsigned i = 0; i < first; i++)
-			taken[i] = queue_pop(&queue);
-		for (unsigned i = first; i-- > 0;)
-			ASSERT_OK(queue_push(&queue, taken[i]));
-		for (unsigned i = 0; i < first; i++)
-			ASSERT_TRUE(queue_pop(&queue) == taken[i]);
-		for (unsigned i = first; i < N; i++)
-			taken[i] = queue_pop(&queue);
-		for (unsigned i = 1; i < N; i++)
-			ASSERT_TRUE(taken[i - 1]->priority > taken[i]->priority ||
-				    (taken[i - 1]->priority == taken[i]->priority &&
-				     taken[i - 1]->sequence < taken[i]->sequence));
-		ASSERT_TRUE(!queue_pop(&queue));
+	for (unsigned i = 0; i < N; i++)
+		push(&queue, &data[i], DATA_PUSH, 1, INT32_MAX, 1 << 20);
+	for (unsigned i = 0; i < 10; i++) {
+		expect(&queue, &data[n_data++]);
+		push(&queue, &notices[2 * i], DATA_ACK, 1, 0, 0);
+		push(&queue, &notices[2 * i + 1], DATA_JOIN, 0, 0, 4000);
+		expect(&queue, &notices[2 * i]);
+		expect(&queue, &notices[2 * i + 1]);
 	}
-	queue_done(&queue);
+	/* As many bytes as a job has: then they take turns. */
+	for (unsigned i = 0; i < N; i++)
+		push(&queue, &notices[i], DATA_DECLARE, 1, 0, 1 << 20);
+	n_data = 0;
+	for (unsigned i = 0; i < 20; i++)
+		n_data += queue_pop(&queue)->header->op == DATA_PUSH;
+	ASSERT_INT(n_data, >=, 9);
+	ASSERT_INT(n_data, <=, 11);
+	while (queue_pop(&queue))
+		;
+	fair_done(&queue);
 }
 
-/* Against a plain search for the first. */
-TEST(random_pushes_and_pops)
+TEST(what_leaves_together_is_of_one_job)
 {
-	enum { N = 3000 };
-	static struct message messages[N];
-	static bool is_in[N];
-	struct queue queue = { 0 };
-	unsigned n_pushed = 0, state = 1;
+	struct sent first[3], second[3];
+	struct fair queue = { 0 };
 
-	for (unsigned step = 0; n_pushed < N || queue.n; step++) {
-		unsigned best = N;
-
-		state = state * 1103515245u + 12345;
-		if (n_pushed < N && (state >> 16) % 5 < 3) {
-			messages[n_pushed] = message((state >> 20) % 8 == 0,
-						     (int32_t)((state >> 8) % 4), n_pushed);
-			is_in[n_pushed] = true;
-			ASSERT_OK(queue_push(&queue, &messages[n_pushed++]));
-			continue;
-		}
-		for (unsigned i = 0; i < n_pushed; i++) {
-			const struct message *a = &messages[i], *b = &messages[best % N];
-
-			if (is_in[i] && (best == N || a->urgent > b->urgent ||
-					 (a->urgent == b->urgent && a->priority > b->priority)))
-				best = i;
-		}
-		if (best == N) {
-			ASSERT_TRUE(!queue_pop(&queue));
-			continue;
-		}
-		ASSERT_TRUE(queue_pop(&queue) == &messages[best]);
-		is_in[best] = false;
+	for (unsigned i = 0; i < 3; i++) {
+		push(&queue, &first[i], DATA_PUSH, 1, 0, 4096);
+		push(&queue, &second[i], DATA_PUSH, 2, 0, 4096);
 	}
-	queue_done(&queue);
+	expect(&queue, &first[0]);
+	ASSERT_TRUE(queue_next(&queue) == &first[1].message);
+	ASSERT_TRUE(queue_pop_next(&queue) == &first[1].message);
+	expect(&queue, &second[0]);
+	ASSERT_TRUE(queue_pop_next(&queue) == &second[1].message);
+	/* What the kernel did not take comes back, and goes again. */
+	queue_return(&queue, &second[1].message);
+	queue_return(&queue, &second[0].message);
+	queue_return(&queue, &first[1].message);
+	queue_return(&queue, &first[0].message);
+	for (unsigned i = 0; i < 6; i++)
+		ASSERT_TRUE(queue_pop(&queue));
+	ASSERT_TRUE(!queue_pop(&queue));
+	fair_done(&queue);
 }

@@ -1,3 +1,7 @@
+/*
+ * Two transports, or one with itself, and raw connections that a test speaks on by hand.
+ * test_transport.c and unit tests of transport/ begin from here.
+ */
 #include "transport_pair.h"
 
 #include "transport/internal.h"

@@ -127,7 +127,7 @@ class Launcher:
             interfaces=self.options.interfaces,
             towards=towards,
             cluster=self.meets,
-            program=os.environ.get("BPS_DAEMON"),
+            library=os.environ.get("BPS_LIBRARY"),
         )
 
     # -- Daemons
@@ -136,6 +136,9 @@ class Launcher:
         """Uses the daemons that listen, or starts private ones on all machines."""
         options = self.options
         facts = {each: each.facts["machine"] for each in self.nodes}
+        for each in self.nodes:
+            if doubt := facts[each]["doubt"]:
+                self.say(f"{each.name}: {doubt}" if each.name else doubt)
         deaf = [each for each in self.nodes if not facts[each]["listens"]]
         alone = [each for each in self.nodes if facts[each]["alone"]]
         if not (deaf or alone or options.private or options.servers):

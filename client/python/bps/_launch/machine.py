@@ -16,17 +16,18 @@ daemon_ended, and idle: no rank runs, and all has been said.
 """
 
 import fcntl
-import json
 import os
 import signal
 import socket
 import struct
 import subprocess
+import threading
 
 from . import LaunchError, bind, process
-from .daemon import Daemon, find_bpsctl, somebody_listens, usual_socket
+from .daemon import Daemon, somebody_listens, usual_socket
 from .output import LINE_MAX
 
+ASK_S = 5.0  # for an answer of the daemon that listens
 GRACE_S = 30.0  # between SIGTERM and SIGKILL, if nobody says otherwise
 LEFT_S = 0.1  # how often what ranks have left running is looked at, once they were told to end
 # A terminal sends these to all processes of a rank. The others reach the rank alone: workers of a DataLoader that end by a signal
@@ -70,22 +71,29 @@ def own_address(interfaces, towards):
     return None
 
 
-def stands_alone(path, program):
-    """Whether the daemon that listens there says that it is in no cluster; False also where it cannot be asked."""
-    bpsctl = find_bpsctl(program)
-    admin = os.environ.get("BPS_ADMIN_SOCKET") or os.path.join(os.path.dirname(path), "admin.sock")
-    if not bpsctl or not os.path.exists(admin):
-        return False
-    try:
-        done = subprocess.run(
-            [bpsctl, "--socket", admin, "--json", "--timeout", "8", "status"],
-            capture_output=True,
-            timeout=10,
-            stdin=subprocess.DEVNULL,
-        )
-        return done.returncode == 0 and json.loads(done.stdout).get("source") == "single"
-    except (OSError, ValueError, subprocess.TimeoutExpired):
-        return False
+def stands_alone(path, library=None):
+    """Whether the daemon that listens there says that it is in no cluster. LaunchError where it cannot be asked, or is not
+    quick. library: the libbps_client to ask with; None: the one that is found here."""
+    answers = []
+
+    def ask():
+        if library:
+            os.environ.setdefault("BPS_LIBRARY", library)
+        try:
+            from .. import _library  # which may not be here
+
+            answers.append(_library.status(path).cluster)
+        except (ImportError, OSError) as error:
+            answers.append(error)
+
+    # The library gives who listens half a minute to answer.
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(ASK_S)
+    answer = answers[0] if answers else f"no answer within {ASK_S:g} s"
+    if not isinstance(answer, bytes):
+        raise LaunchError(f"the daemon at {path} does not say whether it is in a cluster, and is used: {answer}")
+    return answer == b"single"
 
 
 def send(how, pid, number):
@@ -143,15 +151,22 @@ class Machine:
 
     # -- The machine
 
-    def look(self, path, interfaces=(), towards=None, cluster=False, program=None):
-        """cluster: whether the run has other machines too. program: the bps-daemon that it would start."""
+    def look(self, path, interfaces=(), towards=None, cluster=False, library=None):
+        """cluster: whether the run has other machines too. library: the libbps_client of the one who runs bpslaunch."""
         path = path or os.environ.get("BPS_SOCKET") or usual_socket()
         listens = somebody_listens(path)
+        alone, doubt = False, None
+        if listens and cluster:
+            try:
+                alone = stands_alone(path, library)
+            except LaunchError as error:
+                doubt = str(error)
         self.emit(
             "machine",
             socket=path,
             listens=listens,
-            alone=listens and cluster and stands_alone(path, program),
+            alone=alone,
+            doubt=doubt,
             cores=len(os.sched_getaffinity(0)),
             address=own_address(interfaces, towards) if cluster else None,
         )

@@ -8,6 +8,7 @@ releases the storage it unmaps that range, as it would have unmapped its own. A 
 
 import ctypes
 import errno
+import fcntl
 import mmap
 import os
 import weakref
@@ -97,6 +98,7 @@ def _memfd_over(storage):
         written = 0
         while written < length:
             written += os.pwrite(fd, content[written:], written)
+        fcntl.fcntl(fd, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
         _map(storage, mmap.MAP_SHARED, fd)
     except BaseException:
         os.close(fd)

@@ -1,0 +1,139 @@
+/*
+ * Users' accounts by name, and the words with which a charge is refused: what has run out, which
+ * option says how much there is, what gives some back. Sessions, the agent's jobs and the server's
+ * jobs charge their users here.
+ */
+#include "base/account.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+/* What a kind is called, which option says how much there is of it, and what gives some back. */
+static const struct {
+	const char *what, *option, *way_out;
+} kinds[ACCOUNT_KINDS] = {
+	[ACCOUNT_MEMORY] = { "bytes of the daemon's memory", "memory",
+			     "declare fewer tensors, have fewer sessions or jobs" },
+	[ACCOUNT_MAPPED] = { "bytes shared with the daemon", "addresses", "share less" },
+	[ACCOUNT_MAPPINGS] = { "pieces of memory shared with the daemon", "vm.max_map_count",
+			       "share fewer and larger ones" },
+	[ACCOUNT_DESCRIPTORS] = { "of the daemon's descriptors", "LimitNOFILE",
+				  "have fewer sessions" },
+	[ACCOUNT_JOBS] = { "jobs", "max_jobs", "end some" },
+};
+
+void accounts_init(struct accounts *accounts, const struct accounts_params *params)
+{
+	for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++)
+		quota_init(&accounts->total[kind], params->limits[kind], NULL);
+	accounts->share = params->share;
+	list_init(&accounts->list);
+}
+
+void accounts_done(struct accounts *accounts)
+{
+	struct account *account;
+
+	while ((account = list_first(&accounts->list, struct account, link))) {
+		assert(!account->refs);
+		for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++)
+			assert(!quota_used(&account->quotas[kind]));
+		list_remove(&account->link);
+		free(account);
+	}
+	for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++)
+		assert(!quota_used(&accounts->total[kind]));
+}
+
+static bool is_spare(const struct account *account)
+{
+	for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++)
+		if (quota_used(&account->quotas[kind]))
+			return false;
+	return !account->refs;
+}
+
+/*
+ * An account that nobody has becomes another's, and is never freed: the last release of a charge,
+ * on whatever thread, still looks at its quota's parent after it has brought that to 0, which is
+ * the same for all.
+ */
+static struct account *account_take(struct accounts *accounts)
+{
+	struct account *account;
+
+	list_for_each (account, &accounts->list, link)
+		if (is_spare(account))
+			return account;
+	account = calloc(1, sizeof(*account));
+	if (!account)
+		return NULL;
+	for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++) {
+		quota_init(&account->quotas[kind], UINT64_MAX, &accounts->total[kind]);
+		account->quotas[kind].share = accounts->share;
+	}
+	list_push_back(&accounts->list, &account->link);
+	return account;
+}
+
+struct account *account_get(struct accounts *accounts, const char *name)
+{
+	struct account *account;
+
+	list_for_each (account, &accounts->list, link)
+		if (!strcmp(account->name, name))
+			return account_ref(account);
+	account = account_take(accounts);
+	if (!account)
+		return NULL;
+	(void)snprintf(account->name, sizeof(account->name), "%s", name);
+	return account_ref(account);
+}
+
+struct account *account_ref(struct account *account)
+{
+	if (account)
+		account->refs++;
+	return account;
+}
+
+struct account *account_put(struct account *account)
+{
+	if (account)
+		account->refs--;
+	return NULL;
+}
+
+int account_full(const struct account *account, enum account_kind kind, struct failure *failure)
+{
+	const struct quota *quota = &account->quotas[kind];
+
+	return failure_set(failure, -EDQUOT,
+			   "%s has %" PRIu64 " %s, and is over its share (user_share, %u %%) with "
+			   "more: %" PRIu64 " of %" PRIu64 " are in use (%s): %s, or raise either",
+			   account->name, quota_used(quota), kinds[kind].what, quota->share,
+			   quota_used(quota->parent), quota->parent->limit, kinds[kind].option,
+			   kinds[kind].way_out);
+}
+
+int account_no_memory(const struct account *account, int error, struct failure *failure)
+{
+	if (error == EDQUOT && account)
+		return account_full(account, ACCOUNT_MEMORY, failure);
+	return failure_set(failure, -error, "%s",
+			   error == ENOMEM ? "out of memory" : strerror(error));
+}
+
+int account_charge(struct account *account, enum account_kind kind, uint64_t amount,
+		   struct failure *failure)
+{
+	if (!quota_charge(account_quota(account, kind), amount))
+		return 0;
+	return account_full(account, kind, failure);
+}
+
+void account_release(struct account *account, enum account_kind kind, uint64_t amount)
+{
+	quota_release(account_quota(account, kind), amount);
+}

@@ -1,0 +1,60 @@
+/*
+ * Accounts: all that an agent holds for a user ("user 1000"), to whom what its trainers and jobs take is charged. Of each
+ * kind of thing there is so much in all, and a share of it for each user, so that none takes all (quota.h). The accounts
+ * outlive whatever is charged to them. Control thread only; their quotas are for any thread.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "base/list.h"
+#include "base/quota.h"
+
+enum account_kind {
+	ACCOUNT_MEMORY,	     /* bytes of the daemon's own */
+	ACCOUNT_MAPPED,	     /* bytes of addresses at which memory of trainers is */
+	ACCOUNT_MAPPINGS,    /* pieces of that */
+	ACCOUNT_DESCRIPTORS, /* of files */
+	ACCOUNT_JOBS,	     /* whose ranks are on this node */
+	ACCOUNT_KINDS
+};
+
+struct account {
+	struct list link;
+	char name[80];
+	unsigned refs;
+	struct quota quotas[ACCOUNT_KINDS];
+};
+
+struct accounts {
+	struct quota total[ACCOUNT_KINDS];
+	unsigned share; /* percent */
+	struct list list;
+};
+
+struct accounts_params {
+	uint64_t limits[ACCOUNT_KINDS];
+	unsigned share;
+};
+
+void accounts_init(struct accounts *accounts, const struct accounts_params *params);
+/* Nothing is charged any more. */
+void accounts_done(struct accounts *accounts);
+
+/* The account of this name, held until account_put(); NULL: there is no memory. */
+struct account *account_get(struct accounts *accounts, const char *name);
+struct account *account_ref(struct account *account);
+/* What is charged stays so until it is released. Returns NULL; takes NULL. */
+struct account *account_put(struct account *account);
+/* NULL for NULL: nobody is charged. */
+static inline struct quota *account_quota(struct account *account, enum account_kind kind)
+{
+	return account ? &account->quotas[kind] : NULL;
+}
+/* Returns 0; or -EDQUOT with words that say how to have more. */
+int account_charge(struct account *account, enum account_kind kind, uint64_t amount,
+		   struct failure *failure);
+void account_release(struct account *account, enum account_kind kind, uint64_t amount);
+/* Words for held_new() and bulk_take(), which left error in errno: ENOMEM, or EDQUOT. Returns -error. */
+int account_no_memory(const struct account *account, int error, struct failure *failure);
+/* The words alone, of a quota that was full. Returns -EDQUOT. */
+int account_full(const struct account *account, enum account_kind kind, struct failure *failure);

@@ -1,0 +1,117 @@
+/*
+ * The sweep of a job: takes to its rounds what has happened to all of them. job.h says what holds before it has come to one.
+ * job.c begins it when the job fails, a rank leaves or its timer expires, declare.c when a tensor fails.
+ *
+ * Rounds are looked at from the head of the job's list and put behind its end, so that any of them may go, and others come,
+ * between two of them; what has happened once more makes it go round once more from where it is. A sweep for deadlines has to
+ * look at all rounds to find the next: it is put off so far that it takes but a small share of the thread, however many
+ * deadlines there are.
+ */
+#include "pipeline/round.h"
+
+/* A step is so many; more of them cost little. */
+#define SWEEP_STEP 16
+/* Each round that was looked at in vain puts the next sweep for a deadline off: about ten times as long as the look takes. */
+#define SWEEP_REST_NS NSEC_PER_USEC
+
+/* What moves on this node alone is over in a moment, and well. */
+static bool can_be_left(const struct pipeline_round *round)
+{
+	return (round->state != ROUND_MOVING || round->job->distributed) &&
+	       !pipeline_resume_moves(round->tensor, round->number);
+}
+
+/* Sums and copies on this node need no deadline. */
+static bool has_deadline(const struct pipeline_round *round)
+{
+	return round->state != ROUND_MOVING || (round->job->distributed && !round->scattering);
+}
+
+static void visit(struct pipeline_round *round, uint64_t now_ns)
+{
+	const struct failure *tensor_failure = &round->tensor->failure;
+	struct pipeline_job *job = round->job;
+
+	job->n_vain++;
+	if (!job->over.status && !pipeline_round_mend(round))
+		return;
+	if (round->failure.status)
+		return;
+	if (job->over.status)
+		pipeline_round_fail(round, &job->over, false);
+	else if (tensor_failure->status)
+		pipeline_round_fail(round, tensor_failure, false);
+	else if (job->leaves.status && can_be_left(round))
+		pipeline_round_fail(round, &job->leaves, true);
+	else if (has_deadline(round) && round->deadline_ns <= now_ns)
+		pipeline_round_expire(round);
+	else if (has_deadline(round))
+		job->next_ns = MIN(job->next_ns, round->deadline_ns);
+}
+
+static bool step(struct pipeline_job *job)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	if (job->suspended)
+		return false;
+	/* One may have a hundred thousand tensors. */
+	if (job->over.status && pipeline_job_dismiss(job))
+		return true;
+	for (size_t i = 0; i < SWEEP_STEP && job->n_to_sweep; i++) {
+		struct pipeline_round *round =
+			list_first(&job->rounds, struct pipeline_round, job_link);
+
+		if (!round) {
+			job->n_to_sweep = 0;
+			break;
+		}
+		list_remove(&round->job_link);
+		list_push_back(&job->rounds, &round->job_link);
+		job->n_to_sweep--;
+		visit(round, now_ns);
+	}
+	return job->n_to_sweep;
+}
+
+static void finish(struct pipeline_job *job)
+{
+	job->sweeping = false;
+	job->not_before_ns = clock_now_ns() + SWEEP_REST_NS * job->n_vain;
+	pipeline_job_watch(job, job->next_ns);
+	pipeline_round_mended(job);
+	pipeline_job_release(job);
+}
+
+static bool on_step(struct chore *chore)
+{
+	struct pipeline_job *job = container_of(chore, struct pipeline_job, sweep);
+
+	if (step(job))
+		return true;
+	finish(job);
+	return false;
+}
+
+void pipeline_sweep(struct pipeline_job *job)
+{
+	job->n_to_sweep = job->n_open_rounds;
+	job->next_ns = CLOCK_NEVER;
+	job->n_vain = 0;
+	if (job->sweeping || (!job->n_to_sweep && !job->over.status))
+		return;
+	job->sweeping = true;
+	job->sweep.step = on_step;
+	pipeline_job_hold(job);
+	loop_begin(job->pipeline->params.loop, &job->sweep);
+}
+
+void pipeline_sweep_finish(struct pipeline_job *job)
+{
+	if (!job->sweeping)
+		return;
+	while (step(job))
+		;
+	loop_abort(&job->sweep);
+	finish(job);
+}

@@ -1,0 +1,485 @@
+/*
+ * TCP without TLS: whoever reaches the port may speak to gRPC, which takes all connections, and of each all streams, before anybody
+ * is asked: some 12 KiB for the 14 bytes of a header. So we accept ourselves, as many connections as one address, and all together,
+ * may have, and stand between: what a client sends goes on to gRPC over a socket pair, frame by frame of HTTP/2; streams no faster
+ * than serve.c takes them, other frames no faster than anybody needs. Who sends more waits. Nothing else is looked at.
+ */
+#include "base/clock.h"
+#include "base/log.h"
+#include "base/source.h"
+#include "rpc/engine.h"
+
+#include <fcntl.h>
+#include <grpc/grpc_posix.h>
+#include <grpc/grpc_security.h>
+#include <netdb.h>
+#include <netinet/in.h>
+#include <netinet/tcp.h>
+#include <stdio.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#define LISTENERS_MAX	4		      /* addresses of one name */
+#define ACCEPT_BATCH	16		      /* connections taken in one go */
+#define ACCEPT_PAUSE_NS (200 * NSEC_PER_MSEC) /* after running out of descriptors */
+
+/* Streams of all connections; and of each one, frames that are neither streams nor what they carry. */
+#define STREAMS_S	2000
+#define STREAMS_AT_ONCE 512
+#define FRAMES_S	500
+#define FRAMES_AT_ONCE	2000
+#define REFILL_NS	(5 * NSEC_PER_MSEC)
+
+/* Pieces of what is still to be said when the daemon stops: each of a flow's size. */
+#define LAST_WORDS 16
+
+#define PREFACE_LEN   24
+#define FRAME_HEAD    9
+#define FRAME_DATA    0
+#define FRAME_HEADERS 1
+
+struct listener {
+	struct rpc_tcp *owner;
+	struct loop_source source;
+};
+
+/* So many a second, and so many at once. */
+struct token_bucket {
+	uint64_t n, filled_ns;
+};
+
+struct rpc_tcp {
+	struct rpc_server *server;
+	struct listener listeners[LISTENERS_MAX];
+	unsigned n_listeners;
+	struct loop_timer pause;
+	struct list connections;
+	unsigned n_connections;
+	uint64_t n_accepted; /* ever */
+	struct token_bucket streams;
+	struct loop_timer refill; /* while somebody waits for that */
+};
+
+/* One direction. What was read and is not written stays here, and until it is nothing more is read. */
+struct flow {
+	struct loop_source *from, *to;
+	size_t at, len;
+	size_t ready; /* of these, may go on */
+	unsigned char data[4096];
+};
+
+struct connection {
+	struct list link;
+	struct rpc_tcp *owner;
+	struct loop_source client, server; /* its socket; our end of the pair */
+	struct flow in, out;		   /* by the client, to it */
+	struct token_bucket frames;
+	bool waits; /* for the next tokens */
+	/* Of what the client sends. */
+	uint32_t skip; /* of the preface, or of a frame */
+	unsigned char head[FRAME_HEAD];
+	unsigned head_len;
+	int grpc_fd; /* that gRPC has, or had */
+	uint64_t number;
+	char from[SOURCE_MAX], name[RPC_PEER_MAX];
+};
+
+static bool token_bucket_take(struct token_bucket *bucket, unsigned per_s, unsigned at_once)
+{
+	uint64_t now_ns = clock_now_ns(), step_ns = NSEC_PER_SEC / per_s;
+	uint64_t n = (now_ns - bucket->filled_ns) / step_ns;
+
+	if (bucket->n + n >= at_once) {
+		bucket->n = at_once;
+		bucket->filled_ns = now_ns;
+	} else {
+		bucket->n += n;
+		bucket->filled_ns += n * step_ns;
+	}
+	if (!bucket->n)
+		return false;
+	bucket->n--;
+	return true;
+}
+
+static bool may_go_on(struct connection *connection, unsigned kind)
+{
+	if (kind == FRAME_DATA)
+		return true;
+	if (kind == FRAME_HEADERS)
+		return token_bucket_take(&connection->owner->streams, STREAMS_S, STREAMS_AT_ONCE);
+	return token_bucket_take(&connection->frames, FRAMES_S, FRAMES_AT_ONCE);
+}
+
+/* How much of it may go on: all, or up to within the head of a frame that has to wait. */
+static size_t scan(struct connection *connection, const unsigned char *data, size_t len)
+{
+	unsigned char *head = connection->head;
+	size_t at = 0;
+
+	while (at < len) {
+		if (connection->skip) {
+			size_t n = MIN((size_t)connection->skip, len - at);
+
+			connection->skip -= (uint32_t)n;
+			at += n;
+			continue;
+		}
+		head[connection->head_len] = data[at];
+		if (connection->head_len + 1 < FRAME_HEAD) {
+			connection->head_len++;
+		} else if (may_go_on(connection, head[3])) {
+			connection->skip =
+				(uint32_t)head[0] << 16 | (uint32_t)head[1] << 8 | head[2];
+			connection->head_len = 0;
+		} else {
+			connection->waits = true;
+			break;
+		}
+		at++;
+	}
+	return at;
+}
+
+static void connection_free(struct connection *connection)
+{
+	loop_remove(&connection->client);
+	loop_remove(&connection->server);
+	fd_close(connection->client.fd);
+	fd_close(connection->server.fd);
+	list_remove(&connection->link);
+	connection->owner->n_connections--;
+	free(connection);
+}
+
+/* Passes on what there is, as far as it may and there is room. Returns whether the connection goes on. */
+static bool flow_pass(struct connection *connection, struct flow *flow)
+{
+	ssize_t n;
+
+	if (!flow->len) {
+		n = read(flow->from->fd, flow->data, sizeof(flow->data));
+		if (n <= 0)
+			return n && (errno == EAGAIN || errno == EINTR);
+		flow->at = 0;
+		flow->len = (size_t)n;
+	}
+	while (flow->len) {
+		const unsigned char *data = flow->data + flow->at;
+
+		if (!flow->ready)
+			flow->ready = flow == &connection->in ? scan(connection, data, flow->len)
+							      : flow->len;
+		if (!flow->ready)
+			return true;
+		n = send(flow->to->fd, data, flow->ready, MSG_NOSIGNAL);
+		if (n < 0)
+			return errno == EAGAIN || errno == EINTR;
+		flow->at += (size_t)n;
+		flow->len -= (size_t)n;
+		flow->ready -= (size_t)n;
+	}
+	return true;
+}
+
+static int want(struct connection *connection)
+{
+	const struct flow *in = &connection->in, *out = &connection->out;
+	int r;
+
+	r = loop_modify(&connection->client, (in->len ? 0 : EPOLLIN) | (out->len ? EPOLLOUT : 0));
+	if (!r)
+		r = loop_modify(&connection->server,
+				(out->len ? 0 : EPOLLIN) | (in->ready ? EPOLLOUT : 0));
+	return error_trace(r);
+}
+
+static void pass(struct connection *connection)
+{
+	struct rpc_tcp *tcp = connection->owner;
+	bool goes_on;
+
+	connection->waits = false;
+	goes_on = flow_pass(connection, &connection->in) && flow_pass(connection, &connection->out);
+	if (!goes_on || want(connection)) {
+		connection_free(connection);
+		return;
+	}
+	/* Without memory it waits until another does. */
+	if (connection->waits && !tcp->refill.loop)
+		(void)loop_timer_set(tcp->server->rpc->loop, &tcp->refill,
+				     clock_now_ns() + REFILL_NS);
+}
+
+static void on_client(struct loop_source *source, uint32_t events)
+{
+	struct connection *connection = container_of(source, struct connection, client);
+
+	if (events & (EPOLLERR | EPOLLHUP))
+		connection_free(connection);
+	else
+		pass(connection);
+}
+
+static void on_server(struct loop_source *source, uint32_t events)
+{
+	struct connection *connection = container_of(source, struct connection, server);
+
+	/* gRPC has ended it, and the client does not read the rest. */
+	if ((events & (EPOLLERR | EPOLLHUP)) && connection->out.len)
+		connection_free(connection);
+	else
+		pass(connection);
+}
+
+/* One after the other, and who had something goes to the end. */
+static void on_refill(struct loop_timer *timer)
+{
+	struct rpc_tcp *tcp = container_of(timer, struct rpc_tcp, refill);
+	struct connection *connection, *next;
+	unsigned n = tcp->n_connections;
+
+	list_for_each_safe (connection, next, &tcp->connections, link) {
+		if (!n--)
+			break;
+		if (!connection->waits)
+			continue;
+		list_remove(&connection->link);
+		list_push_back(&tcp->connections, &connection->link);
+		pass(connection);
+	}
+}
+
+static bool has_room(const struct rpc_tcp *tcp, const char *from)
+{
+	const struct connection *connection;
+	unsigned n = 0;
+
+	list_for_each (connection, &tcp->connections, link)
+		n += !strcmp(connection->from, from);
+	if (n < RPC_TCP_OF_ONE && tcp->n_connections < RPC_TCP_CONNECTIONS)
+		return true;
+	log_warning(
+		"gRPC, port without TLS: connection from %s closed: %u of at most %u from there, "
+		"%u of %u in all",
+		from, n, RPC_TCP_OF_ONE, tcp->n_connections, RPC_TCP_CONNECTIONS);
+	return false;
+}
+
+/* gRPC closes its end of the pair, in every case. */
+static int hand_over(struct rpc_tcp *tcp, struct connection *connection)
+{
+	grpc_server_credentials *creds;
+	int r, pair[2];
+
+	if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, pair))
+		return error_origin(-errno);
+	connection->server.fd = pair[0];
+	connection->grpc_fd = pair[1];
+	r = loop_add(tcp->server->rpc->loop, &connection->client, EPOLLIN);
+	if (!r)
+		r = loop_add(tcp->server->rpc->loop, &connection->server, EPOLLIN);
+	if (r) {
+		fd_close(pair[1]);
+		return error_trace(r);
+	}
+	creds = grpc_insecure_server_credentials_create();
+	grpc_server_add_channel_from_fd(tcp->server->server, pair[1], creds);
+	grpc_server_credentials_release(creds);
+	return 0;
+}
+
+static void name_peer(int fd, char ret_name[RPC_PEER_MAX])
+{
+	struct sockaddr_storage address = { 0 };
+	socklen_t len = sizeof(address);
+	char host[64] = "?", port[8] = "?";
+
+	if (!getpeername(fd, (struct sockaddr *)&address, &len))
+		(void)getnameinfo((struct sockaddr *)&address, len, host, sizeof(host), port,
+				  sizeof(port), NI_NUMERICHOST | NI_NUMERICSERV);
+	(void)snprintf(ret_name, RPC_PEER_MAX,
+		       address.ss_family == AF_INET6 ? "ipv6:[%s]:%s" : "ipv4:%s:%s", host, port);
+}
+
+static void accept_one(struct rpc_tcp *tcp, int fd)
+{
+	struct connection *connection;
+	char from[SOURCE_MAX];
+	int on = 1;
+
+	source_of(fd, from);
+	connection = has_room(tcp, from) ? calloc(1, sizeof(*connection)) : NULL;
+	if (!connection) {
+		fd_close(fd);
+		return;
+	}
+	*connection = (struct connection){
+		.owner = tcp,
+		.client = { .fd = fd, .ready = on_client },
+		.server = { .fd = -1, .ready = on_server },
+		.in = { .from = &connection->client, .to = &connection->server },
+		.out = { .from = &connection->server, .to = &connection->client },
+		.skip = PREFACE_LEN,
+		.number = tcp->n_accepted++,
+	};
+	memcpy(connection->from, from, sizeof(from));
+	name_peer(fd, connection->name);
+	(void)setsockopt(fd, IPPROTO_TCP, TCP_NODELAY, &on, sizeof(on));
+	list_push_back(&tcp->connections, &connection->link);
+	tcp->n_connections++;
+	if (hand_over(tcp, connection))
+		connection_free(connection);
+}
+
+const char *rpc_tcp_peer(const struct rpc_tcp *tcp, const char *peer)
+{
+	const struct connection *found = NULL, *connection;
+	int fd;
+
+	if (sscanf(peer, "fd:%d", &fd) != 1)
+		return peer;
+	/* The newest that it was given to has it. */
+	list_for_each (connection, &tcp->connections, link)
+		if (connection->grpc_fd == fd && (!found || found->number < connection->number))
+			found = connection;
+	return found ? found->name : peer;
+}
+
+static void listen_for(struct rpc_tcp *tcp, uint32_t events)
+{
+	for (unsigned i = 0; i < tcp->n_listeners; i++)
+		(void)loop_modify(&tcp->listeners[i].source, events);
+}
+
+static void on_pause_over(struct loop_timer *timer)
+{
+	listen_for(container_of(timer, struct rpc_tcp, pause), EPOLLIN);
+}
+
+static void on_connect(struct loop_source *source, uint32_t events)
+{
+	struct rpc_tcp *tcp = container_of(source, struct listener, source)->owner;
+
+	for (unsigned i = 0; i < ACCEPT_BATCH; i++) {
+		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
+
+		if (fd >= 0) {
+			accept_one(tcp, fd);
+			continue;
+		}
+		/* Without descriptors the socket would stay readable and keep us busy. */
+		if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
+		    !loop_timer_set(tcp->server->rpc->loop, &tcp->pause,
+				    clock_now_ns() + ACCEPT_PAUSE_NS))
+			listen_for(tcp, 0);
+		return;
+	}
+}
+
+/* No SO_REUSEPORT: two daemons on one port would share its clients. */
+static int listen_at(struct rpc_tcp *tcp, const struct addrinfo *at)
+{
+	struct listener *listener = &tcp->listeners[tcp->n_listeners];
+	_cleanup_(fd_closep) int fd =
+		socket(at->ai_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
+	int r, on = 1, off = 0;
+
+	if (fd < 0)
+		return error_origin(-errno);
+	(void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on));
+	if (at->ai_family == AF_INET6)
+		(void)setsockopt(fd, IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof(off));
+	if (bind(fd, at->ai_addr, at->ai_addrlen) || listen(fd, SOMAXCONN))
+		return error_origin(-errno);
+	listener->owner = tcp;
+	listener->source = (struct loop_source){ .fd = fd, .ready = on_connect };
+	r = loop_add(tcp->server->rpc->loop, &listener->source, EPOLLIN);
+	if (r)
+		return error_trace(r);
+	(void)TAKE_FD(fd);
+	tcp->n_listeners++;
+	return 0;
+}
+
+static uint16_t port_of(const struct rpc_tcp *tcp)
+{
+	struct sockaddr_storage address = { 0 };
+	socklen_t len = sizeof(address);
+
+	(void)getsockname(tcp->listeners[0].source.fd, (struct sockaddr *)&address, &len);
+	return ntohs(address.ss_family == AF_INET6 ? ((struct sockaddr_in6 *)&address)->sin6_port
+						   : ((struct sockaddr_in *)&address)->sin_port);
+}
+
+/* At all addresses of the name that this machine has; with port 0 at the first. */
+static int listen_at_all(struct rpc_tcp *tcp, const char *address, struct failure *failure)
+{
+	const struct addrinfo hints = { .ai_socktype = SOCK_STREAM, .ai_flags = AI_PASSIVE };
+	char host[256];
+	struct addrinfo *found = NULL;
+	const char *port;
+	int r;
+
+	if (rpc_address_split(address, host, sizeof(host), &port))
+		return failure_set(failure, -EINVAL, "%s: not host:port", address);
+	r = getaddrinfo(*host ? host : NULL, port, &hints, &found);
+	if (r)
+		return failure_set(failure, -EADDRNOTAVAIL, "%s: %s", address, gai_strerror(r));
+	r = -EADDRNOTAVAIL;
+	for (struct addrinfo *at = found; at && tcp->n_listeners < LISTENERS_MAX;
+	     at = at->ai_next) {
+		int one = listen_at(tcp, at);
+
+		r = tcp->n_listeners ? 0 : one;
+		if (!one && !strcmp(port, "0"))
+			break;
+	}
+	freeaddrinfo(found);
+	return r ? failure_set(failure, r, "%s: %s", address, strerror(-r)) : 0;
+}
+
+struct rpc_tcp *rpc_tcp_close(struct rpc_tcp *tcp)
+{
+	struct connection *connection, *next;
+
+	if (!tcp)
+		return NULL;
+	loop_timer_cancel(&tcp->pause);
+	loop_timer_cancel(&tcp->refill);
+	for (unsigned i = 0; i < tcp->n_listeners; i++) {
+		loop_remove(&tcp->listeners[i].source);
+		fd_close(tcp->listeners[i].source.fd);
+	}
+	list_for_each_safe (connection, next, &tcp->connections, link) {
+		/* What gRPC was given to say still leaves, if the client takes it. */
+		for (unsigned i = 0; i < LAST_WORDS && !connection->out.len; i++)
+			if (!flow_pass(connection, &connection->out))
+				break;
+		connection_free(connection);
+	}
+	free(tcp);
+	return NULL;
+}
+
+int rpc_tcp_listen(struct rpc_server *server, const char *address, uint16_t *ret_port,
+		   struct failure *failure)
+{
+	struct rpc_tcp *tcp = calloc(1, sizeof(*tcp));
+	int r;
+
+	if (!tcp)
+		return failure_set(failure, -ENOMEM, "%s: out of memory", address);
+	tcp->server = server;
+	tcp->pause.expired = on_pause_over;
+	tcp->refill.expired = on_refill;
+	list_init(&tcp->connections);
+	r = listen_at_all(tcp, address, failure);
+	if (r) {
+		(void)rpc_tcp_close(tcp);
+		return r;
+	}
+	*ret_port = port_of(tcp);
+	server->tcp = tcp;
+	return 0;
+}

@@ -1,0 +1,213 @@
+/*
+ * Accounts of users: shares, refusals and their words, use of an account by another, memory and
+ * bulk that are charged.
+ */
+#include "base/account.h"
+#include "base/bulk.h"
+#include "test.h"
+#include <stdio.h>
+
+static struct accounts accounts;
+
+static void begin(uint64_t limit, unsigned share)
+{
+	struct accounts_params params = { .share = share };
+
+	for (unsigned kind = 0; kind < ACCOUNT_KINDS; kind++)
+		params.limits[kind] = limit;
+	accounts_init(&accounts, &params);
+}
+
+/* So many jobs, one by one, as it may have. */
+static uint64_t take_all(struct account *account)
+{
+	struct failure failure = { 0 };
+	uint64_t n = 0;
+
+	while (!account_charge(account, ACCOUNT_JOBS, 1, &failure))
+		n++;
+	ASSERT_EQ(failure.status, -EDQUOT);
+	return n;
+}
+
+TEST(one_alone_has_half_and_two_a_third_each)
+{
+	struct account *greedy, *another;
+
+	begin(900, 50);
+	greedy = account_get(&accounts, "user 1");
+	another = account_get(&accounts, "user 2");
+	ASSERT_EQ(take_all(greedy), 450);
+	ASSERT_EQ(take_all(another), 225);
+	account_release(greedy, ACCOUNT_JOBS, 450);
+	ASSERT_EQ(take_all(another) + 225, 450);
+	account_release(another, ACCOUNT_JOBS, 450);
+	for (unsigned i = 0; i < 600; i++) {
+		struct failure failure;
+		int r = account_charge(i % 2 ? greedy : another, ACCOUNT_JOBS, 1, &failure);
+
+		ASSERT_OK(r);
+	}
+	ASSERT_EQ(take_all(greedy) + take_all(another), 0);
+	account_release(greedy, ACCOUNT_JOBS, 300);
+	account_release(another, ACCOUNT_JOBS, 300);
+	ASSERT_TRUE(!account_put(greedy) && !account_put(another));
+	accounts_done(&accounts);
+}
+
+TEST(however_many_take_all_they_can_there_is_one_more)
+{
+	struct account *greedy[20];
+	uint64_t n[20];
+	struct failure failure;
+	char name[16];
+
+	begin(100000, 50);
+	for (unsigned i = 0; i < ARRAY_SIZE(greedy); i++) {
+		(void)snprintf(name, sizeof(name), "user %u", i);
+		greedy[i] = account_get(&accounts, name);
+	}
+	/* In turn, as no one waits until the others have taken theirs. */
+	memset(n, 0, sizeof(n));
+	for (bool more = true; more;) {
+		more = false;
+		for (unsigned i = 0; i < ARRAY_SIZE(greedy); i++)
+			if (!account_charge(greedy[i], ACCOUNT_JOBS, 1, &failure)) {
+				n[i]++;
+				more = true;
+			}
+	}
+	for (unsigned i = 0; i < ARRAY_SIZE(greedy); i++)
+		ASSERT_TRUE(n[i] >= 100000 / 21 - 1 && n[i] <= 100000 / 21 + 1);
+	for (unsigned i = 0; i < ARRAY_SIZE(greedy); i++) {
+		account_release(greedy[i], ACCOUNT_JOBS, n[i]);
+		(void)account_put(greedy[i]);
+	}
+	accounts_done(&accounts);
+}
+
+TEST(a_share_of_all_leaves_nothing_and_a_limit_of_one_is_for_one)
+{
+	struct account *account;
+
+	begin(7, 100);
+	account = account_get(&accounts, "user 1");
+	ASSERT_EQ(take_all(account), 7);
+	account_release(account, ACCOUNT_JOBS, 7);
+	(void)account_put(account);
+	accounts_done(&accounts);
+
+	begin(1, 50);
+	account = account_get(&accounts, "user 1");
+	ASSERT_EQ(take_all(account), 1);
+	account_release(account, ACCOUNT_JOBS, 1);
+	(void)account_put(account);
+	accounts_done(&accounts);
+}
+
+TEST(the_words_say_who_what_how_much_and_what_to_do)
+{
+	struct account *account;
+	struct failure failure;
+
+	begin(4, 50);
+	account = account_get(&accounts, "user 1000");
+	ASSERT_EQ(take_all(account), 2);
+	ASSERT_EQ(account_charge(account, ACCOUNT_JOBS, 1, &failure), -EDQUOT);
+	ASSERT_STR(failure.text,
+		   "user 1000 has 2 jobs, and is over its share (user_share, 50 %) with more: 2 of "
+		   "4 are in use (max_jobs): end some, or raise either");
+	ASSERT_EQ(account_no_memory(account, ENOMEM, &failure), -ENOMEM);
+	ASSERT_STR(failure.text, "out of memory");
+	account_release(account, ACCOUNT_JOBS, 2);
+	(void)account_put(account);
+	accounts_done(&accounts);
+}
+
+TEST(an_account_is_known_by_its_name_and_used_again_once_nothing_is_charged)
+{
+	struct account *a, *b;
+
+	begin(100, 50);
+	a = account_get(&accounts, "user 1");
+	ASSERT_TRUE(account_get(&accounts, "user 1") == a);
+	ASSERT_OK(quota_charge(account_quota(a, ACCOUNT_MEMORY), 10));
+	(void)account_put(a);
+	(void)account_put(a);
+	/* Something is still held for it. */
+	b = account_get(&accounts, "user 2");
+	ASSERT_TRUE(b != a);
+	ASSERT_TRUE(account_get(&accounts, "user 1") == a);
+	quota_release(account_quota(a, ACCOUNT_MEMORY), 10);
+	(void)account_put(a);
+	ASSERT_TRUE(account_get(&accounts, "user 3") == a);
+	(void)account_put(a);
+	(void)account_put(b);
+	accounts_done(&accounts);
+}
+
+TEST(nobody_is_charged_without_an_account)
+{
+	struct failure failure;
+
+	ASSERT_OK(account_charge(NULL, ACCOUNT_MEMORY, UINT64_MAX, &failure));
+	account_release(NULL, ACCOUNT_MEMORY, UINT64_MAX);
+	ASSERT_TRUE(!account_put(NULL) && !account_ref(NULL));
+}
+
+TEST(held_memory_knows_whom_to_give_back_to)
+{
+	struct quota quota;
+	char *data;
+
+	quota_init(&quota, 1000, NULL);
+	data = held_new(&quota, 700);
+	ASSERT_TRUE(data && quota_used(&quota) >= 700 && !data[0] && !data[699]);
+	ASSERT_TRUE(!held_new(&quota, 700) && errno == EDQUOT);
+	ASSERT_TRUE(!held_new(&quota, SIZE_MAX) && errno == ENOMEM);
+	ASSERT_TRUE(!held_free(data) && !held_free(NULL));
+	ASSERT_EQ(quota_used(&quota), 0);
+}
+
+TEST(bulk_is_charged_as_it_is_used)
+{
+	struct bulk bulk = { 0 };
+	struct quota quota;
+	unsigned n = 0;
+
+	quota_init(&quota, 256 << 10, NULL);
+	bulk.quota = &quota;
+	ASSERT_TRUE(bulk_take(&bulk, 64));
+	ASSERT_TRUE(quota_used(&quota) && quota_used(&quota) <= 64 << 10);
+	while (bulk_take(&bulk, 1000))
+		n++;
+	ASSERT_EQ(errno, EDQUOT);
+	ASSERT_TRUE(n > 200 && n <= 262);
+	bulk_done(&bulk);
+	ASSERT_EQ(quota_used(&quota), 0);
+	ASSERT_TRUE(bulk_take(&bulk, 64) && quota_used(&quota));
+	bulk_done(&bulk);
+}
+
+TEST(a_batch_is_taken_from_the_parent_and_given_back)
+{
+	struct quota parent, child;
+
+	quota_init(&parent, 10240, NULL);
+	quota_init(&child, UINT64_MAX, &parent);
+	child.batch = 1024;
+	ASSERT_OK(quota_charge(&child, 10));
+	ASSERT_EQ(quota_used(&parent), 1024);
+	for (unsigned i = 0; i < 99; i++)
+		ASSERT_OK(quota_charge(&child, 10));
+	ASSERT_EQ(quota_used(&parent), 1024);
+	ASSERT_OK(quota_charge(&child, 8700));
+	ASSERT_EQ(quota_used(&parent), 10240);
+	ASSERT_EQ(quota_charge(&child, 1000), QUOTA_E_FULL);
+	ASSERT_EQ(quota_used(&child), 9700);
+	quota_release(&child, 9200);
+	ASSERT_TRUE(quota_used(&parent) >= 500 && quota_used(&parent) <= 2500);
+	quota_release(&child, 500);
+	quota_done(&child);
+	ASSERT_EQ(quota_used(&parent), 0);
+}

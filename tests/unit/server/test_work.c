@@ -1,0 +1,323 @@
+/*
+ * What a message costs does not grow with what its job holds, and what a job's end or a node's leaving costs grows with that and no
+ * faster: the thread's own time for four times as much is less than eight times as long (a square would be sixteen).
+ */
+#include "base/clock.h"
+#include "double.h"
+#include <time.h>
+
+#define FEW  2048
+#define MANY (4 * FEW)
+#define FAR  _cleanup_(far_freep) struct far *far
+
+static uint64_t thread_ns(void)
+{
+	struct timespec t;
+
+	ASSERT_OK(clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t));
+	return (uint64_t)t.tv_sec * NSEC_PER_SEC + (uint64_t)t.tv_nsec;
+}
+
+/* A job, n of what it holds, and what is done to them. */
+struct work {
+	struct layout layout;
+	void (*prepare)(struct far *far, struct layout *layout, unsigned n);
+	void (*act)(struct far *far, struct layout *layout, unsigned n);
+};
+
+static uint64_t measure(const struct work *work, unsigned n)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30,
+					     .max_tensors = MANY + 1,
+					     .inline_bytes = 1 << 20 };
+	FAR = far_new(&options);
+	struct layout layout = work->layout;
+	uint64_t began;
+
+	far_form(far, &layout);
+	if (work->prepare)
+		work->prepare(far, &layout, n);
+	began = thread_ns();
+	work->act(far, &layout, n);
+	return thread_ns() - began;
+}
+
+static void is_linear(const struct work *work)
+{
+	uint64_t few = measure(work, FEW), many = measure(work, MANY);
+
+	(void)printf("  %u: %llu us, %u: %llu us\n", FEW, (unsigned long long)few / 1000, MANY,
+		     (unsigned long long)many / 1000);
+	ASSERT_INT(many, <, 8 * MAX(few, 2 * NSEC_PER_MSEC));
+}
+
+static struct asked *push(struct far *far, const struct layout *layout, uint64_t key,
+			  uint64_t round, uint32_t node)
+{
+	static const float values[16];
+	struct data_header h = far_push(layout, key, round, node);
+
+	h.epoch = layout->resume ? far_epoch(layout) : FAR_EPOCH;
+	h.len = h.part_len = h.total = sizeof(values);
+	return far_call(far, node, &h, values);
+}
+
+static void node_leaves(struct far *far, const struct layout *layout, uint32_t node)
+{
+	far_notice(far, node, DATA_LEAVE, layout->job, 0, 0, node, 0, NULL);
+}
+
+/* -- One tensor -------------------------------------------------------------------------------------------------- */
+
+static void open_rounds(struct far *far, struct layout *layout, unsigned n)
+{
+	for (unsigned i = 1; i <= n; i++)
+		(void)push(far, layout, 1, i, 0);
+}
+
+static void come_from_behind(struct far *far, struct layout *layout, unsigned n)
+{
+	open_rounds(far, layout, n);
+	for (unsigned i = 1; i <= n; i++)
+		(void)push(far, layout, 1, i, 1);
+}
+
+TEST(many_rounds_of_a_tensor_are_found)
+{
+	is_linear(&(struct work){ .layout = far_layout("job", 3, NULL), .act = come_from_behind });
+}
+
+/* Of which no result is kept by all: each round that a node comes to says that those before are over for it. */
+TEST(many_results_of_a_tensor_are_kept)
+{
+	struct work work = { .layout = far_layout("job", 2, NULL), .act = come_from_behind };
+
+	work.layout.resume = true;
+	is_linear(&work);
+}
+
+/* -- Many tensors ------------------------------------------------------------------------------------------------ */
+
+static void declare(struct far *far, struct layout *layout, unsigned n)
+{
+	char name[32];
+
+	for (unsigned i = 1; i <= n; i++) {
+		(void)snprintf(name, sizeof(name), "x%u", i);
+		ASSERT_EQ(far_tensor(far, layout, name, DTYPE_FLOAT32, 16, NULL), i);
+		(void)push(far, layout, i, 1, 0);
+	}
+}
+
+static void last_leaves(struct far *far, struct layout *layout, unsigned n)
+{
+	node_leaves(far, layout, layout->n_nodes - 1);
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		far_wait(far, asked);
+	ASSERT_TRUE(far_n_jobs(far));
+	(void)n;
+}
+
+/* Each round that fails is said by its tensor's name. */
+TEST(a_node_leaves_many_tensors)
+{
+	is_linear(&(struct work){
+		.layout = far_layout("job", 2, NULL), .prepare = declare, .act = last_leaves });
+}
+
+static void accumulate(struct far *far, struct layout *layout, unsigned n)
+{
+	static const float values[16];
+
+	for (unsigned i = 1; i <= n; i++) {
+		struct data_header h = far_push(layout, i, 1, 0);
+
+		h.operation = OPERATION_ACCUMULATE;
+		h.root = 1;
+		h.len = h.part_len = h.total = sizeof(values);
+		(void)far_call(far, 0, &h, values);
+	}
+}
+
+static void give_up(struct far *far, struct layout *layout, unsigned n)
+{
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_FAIL_ROUND,
+		.operation = OPERATION_ACCUMULATE,
+		.job = layout->job,
+		.round = 1,
+		.status = EIO,
+	};
+
+	for (h.key = 1; h.key <= n; h.key++)
+		far->ops->notice(far, 0, &h, NULL);
+}
+
+TEST(many_sums_are_given_up)
+{
+	struct work work = { .layout = far_layout("job", 2, NULL),
+			     .prepare = accumulate,
+			     .act = give_up };
+
+	work.layout.async = true;
+	is_linear(&work);
+}
+
+/* A round of rows that has none. */
+static struct asked *push_rows(struct far *far, const struct layout *layout, uint64_t key,
+			       uint32_t node)
+{
+	struct data_header h = far_push(layout, key, 1, node);
+	struct data_rows head = { .rows = 1000, .width = 2, .step = 1000 };
+
+	data_rows_encode(&head);
+	h.epoch = far_epoch(layout);
+	h.operation = OPERATION_PUSH_PULL_ROWS;
+	h.len = h.part_len = h.total = sizeof(head);
+	return far_call(far, node, &h, &head);
+}
+
+static void merge(struct far *far, struct layout *layout, unsigned n)
+{
+	for (unsigned i = 1; i <= n; i++) {
+		(void)push_rows(far, layout, i, 0);
+		far_expect(far, push_rows(far, layout, i, 1), 0, NULL);
+	}
+}
+
+static void have(struct far *far, struct layout *layout, unsigned n)
+{
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_HAVE,
+		.job = layout->job,
+		.round = 1,
+		.epoch = far_epoch(layout),
+	};
+
+	for (h.node = 0; h.node < 2; h.node++)
+		for (h.key = n; h.key; h.key--)
+			far->ops->notice(far, h.node, &h, NULL);
+}
+
+TEST(many_results_are_held)
+{
+	struct work work = { .layout = far_layout("job", 2, NULL), .prepare = merge, .act = have };
+
+	work.layout.resume = true;
+	is_linear(&work);
+}
+/* -- Who is not waited for ---------------------------------------------------------------------------------------- */
+
+/* Half of them, which are first, do not wait for the node that leaves. */
+static void open_for_others(struct far *far, struct layout *layout, unsigned n)
+{
+	for (unsigned i = 1; i <= n; i++) {
+		struct data_header h = far_push(layout, 2, i, 1);
+
+		h.operation = OPERATION_ALL_TO_ALL;
+		h.reduction = 0;
+		h.block = 1; /* from rank 0 to rank 1 */
+		h.part_len = h.total = 64;
+		(void)far_call(far, 1, &h, NULL);
+	}
+	open_rounds(far, layout, n);
+}
+
+static void leaves_some(struct far *far, struct layout *layout, unsigned n)
+{
+	struct asked *asked = far->all;
+
+	node_leaves(far, layout, 2);
+	for (unsigned i = 0; i < n; i++, asked = asked->next)
+		far_expect(far, asked, -ENOTCONN, "rank 2 has left the job");
+	for (unsigned i = 0; i < n; i++, asked = asked->next)
+		far_expect_waiting(far, asked);
+}
+
+TEST(a_node_leaves_rounds_that_wait_for_it_behind_those_that_do_not)
+{
+	is_linear(&(struct work){ .layout = far_layout("job", 3, NULL),
+				  .prepare = open_for_others,
+				  .act = leaves_some });
+}
+
+/* One node is behind as far as it may: what the others have come to waits for it, and goes on as it comes. */
+static void come_late(struct far *far, struct layout *layout, unsigned n)
+{
+	for (uint32_t node = 0; node < 3; node++)
+		for (unsigned i = 1; i <= n; i++)
+			(void)push(far, layout, 1, i, node);
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		far_expect(far, asked, 0, NULL);
+}
+
+TEST(many_rounds_wait_for_who_is_behind)
+{
+	struct work work = { .layout = far_layout("job", 3, NULL), .act = come_late };
+
+	work.layout.quorum = 2;
+	is_linear(&work);
+}
+
+/* -- Pieces ------------------------------------------------------------------------------------------------------- */
+
+static unsigned n_answered(const struct far *far)
+{
+	unsigned n = 0;
+
+	for (const struct asked *asked = far->all; asked; asked = asked->next)
+		n += asked->done;
+	return n;
+}
+
+/* However much there is to do: little of it now, the rest in later turns. */
+static void is_done_in_pieces(unsigned op, int status)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL), other = far_layout("other", 2, NULL);
+	unsigned before;
+
+	far_form(far, &layout);
+	far_form(far, &other);
+	open_rounds(far, &layout, FEW);
+	before = n_answered(far);
+	far_notice(far, 1, op, layout.job, 0, 0, 1, EIO, op == DATA_FAIL_JOB ? "over" : NULL);
+	ASSERT_INT(n_answered(far) - before, <, FEW / 8);
+	(void)push(far, &other, 1, 1, 0);
+	far_expect(far, push(far, &other, 1, 1, 1), 0, NULL);
+	while (n_answered(far) < before + 2 + FEW)
+		ASSERT_OK(loop_turn(far->loop, 0));
+	far_expect(far, far->all->next->next, status, NULL);
+	ASSERT_EQ(far_n_jobs(far), op == DATA_LEAVE ? 2 : 1);
+}
+
+TEST(a_node_that_leaves_many_rounds_ends_them_in_pieces)
+{
+	is_done_in_pieces(DATA_LEAVE, -ENOTCONN);
+}
+
+TEST(a_job_that_fails_ends_its_rounds_in_pieces)
+{
+	is_done_in_pieces(DATA_FAIL_JOB, -EIO);
+}
+
+/* The server ends while a job does. */
+TEST(a_server_ends_what_is_left)
+{
+	const struct far_options options = { .quota_bytes = UINT64_C(4) << 30 };
+	FAR = far_new(&options);
+	struct layout layout = far_layout("job", 2, NULL);
+
+	far_form(far, &layout);
+	open_rounds(far, &layout, FEW);
+	far_notice(far, 1, DATA_FAIL_JOB, layout.job, 0, 0, 1, EIO, "over");
+	server_close(far->server);
+	for (struct asked *asked = far->all; asked; asked = asked->next)
+		ASSERT_TRUE(asked->done);
+	ASSERT_EQ(far_n_jobs(far), 0);
+}
