@@ -225,7 +225,8 @@ struct rdma_link {
 	bool is_again_posted;
 	struct mail rest; /* nothing is left: asks to be woken */
 	bool is_resting;
-	unsigned n_events; /* of the channel, still to be acknowledged */
+	bool has_lost_completions; /* polling failed: what was sent may have arrived, and been answered */
+	unsigned n_events;	   /* of the channel, still to be acknowledged */
 };
 
 /* rdma_port.c */

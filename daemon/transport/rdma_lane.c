@@ -90,8 +90,10 @@ static int poll_once(struct rdma_link *link)
 	}
 	if (n_received && !link->lane->is_failed)
 		post_again(link, received, n_received);
-	if (n < 0)
+	if (n < 0) {
+		link->has_lost_completions = true;
 		rdma_link_fail(link, "polling completions failed");
+	}
 	return n;
 }
 
@@ -271,8 +273,9 @@ static void rdma_cut(struct lane *lane)
 static void drain(struct rdma_link *link)
 {
 	struct ibv_wc wc;
+	int n;
 
-	while (ibv_poll_cq(link->cq, 1, &wc) > 0) {
+	while ((n = ibv_poll_cq(link->cq, 1, &wc)) > 0) {
 		if (wc.status != IBV_WC_SUCCESS)
 			continue;
 		if (wc.wr_id >> 32 == RDMA_WR_SEND)
@@ -280,14 +283,20 @@ static void drain(struct rdma_link *link)
 		else
 			rdma_on_received(link, &wc);
 	}
+	link->has_lost_completions |= n < 0;
 }
 
-static void release_message(struct rdma_link *link, struct message *message)
+/*
+ * may_have_arrived: it was posted, and the completion that would say so is lost. Then the other side may have delivered and
+ * answered the call, and forgotten it: a call that is sent as if it were new would be delivered twice.
+ */
+static void release_message(struct rdma_link *link, struct message *message, bool may_have_arrived)
 {
 	const struct call *call = container_of(message, struct call, message);
 
 	lane_message_done(link->lane, message,
-			  message->kind == MESSAGE_CALL && call->state == CALL_ANSWERED);
+			  message->kind == MESSAGE_CALL &&
+				  (may_have_arrived || call->state == CALL_ANSWERED));
 }
 
 static void release_list(struct rdma_link *link, struct list *list)
@@ -296,7 +305,7 @@ static void release_list(struct rdma_link *link, struct list *list)
 
 	while ((message = list_first(list, struct message, link))) {
 		list_remove(&message->link);
-		release_message(link, message);
+		release_message(link, message, false);
 	}
 }
 
@@ -318,7 +327,7 @@ static void rdma_release(struct lane *lane)
 
 		link->first_send = (link->first_send + 1) % RDMA_SENDS;
 		if (message)
-			release_message(link, message);
+			release_message(link, message, link->has_lost_completions);
 	}
 	release_list(link, &link->awaiting);
 	release_list(link, &link->granted);

@@ -32,7 +32,10 @@ struct fake_machine {
 };
 void fake_machine_set(const struct fake_machine *machine);
 
-/* A call of libibverbs or librdmacm, by its name, fails with this errno: from the nth from now on (1: the next), so many times. */
+/*
+ * A call of libibverbs or librdmacm, by its name, fails with this errno: from the nth from now on (1: the next), so many times.
+ * "ibv_poll_cq fake0" is that call on one device; with errno 0 the call finds nothing, though completions be there.
+ */
 void fake_fail(const char *call, int error, unsigned nth, unsigned times);
 /* How often it was called, whether it failed or not. */
 unsigned fake_n_calls(const char *call);

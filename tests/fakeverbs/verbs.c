@@ -363,12 +363,13 @@ EXPORT void ibv_ack_cq_events(struct ibv_cq *ibv, unsigned n)
 
 static int fake_poll_cq(struct ibv_cq *ibv, int n_max, struct ibv_wc *wcs)
 {
+	static const char *const polls[FAKE_DEVICES] = { "ibv_poll_cq fake0", "ibv_poll_cq fake1" };
 	struct fake_cq *cq = container_of(ibv, struct fake_cq, cq);
 	int n = 0;
 
 	pthread_mutex_lock(&fake_lock);
-	if (fake_fails("ibv_poll_cq")) {
-		n = -1;
+	if (fake_fails("ibv_poll_cq") || fake_fails(polls[fake_device_of(ibv->context)->index])) {
+		n = errno ? -1 : 0;
 	} else {
 		for (; n < n_max && cq->n; n++) {
 			struct fake_cqe *entry = &cq->entries[cq->first];

@@ -198,6 +198,40 @@ TEST_TIMEOUT(each_call_that_moves_messages_fails, LIMIT_S)
 	}
 }
 
+/* The caller's device loses the completions of a call that was delivered and answered: the call is not delivered twice. */
+TEST_TIMEOUT(completions_are_lost, LIMIT_S)
+{
+	struct pair_config config = config_of(&variants[0], TRANSPORT_AUTO);
+	struct pair *pair = pair_up(&config);
+	char payload[100], room[100];
+	struct pair_call call;
+	uint64_t works;
+
+	pair->server->on_call = pair_on_call_echo;
+	pair_fill(payload, sizeof(payload), 9);
+	pair_call_init(&call, payload, sizeof(payload), room, sizeof(room));
+	call.call.is_repeatable = true;
+	fake_fail("ibv_poll_cq fake0", 0, 1, UINT_MAX);
+	works = fake_work().works;
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, fake_work().works >= works + 2 && !link_of(&pair->b)->n_sends);
+	fake_fail("ibv_poll_cq fake0", EIO, 1, UINT_MAX);
+	rdma_link_break(link_of(&pair->a), "the test polls once more");
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_EQ(call.call.status, -ENETRESET);
+	ASSERT_EQ(pair->server->n_deliveries, 1);
+	pair_call_init(&call, payload, sizeof(payload), room, sizeof(room));
+	call.call.is_repeatable = call.call.is_again = true;
+	pair_call_begin(pair, &call);
+	PAIR_UNTIL(pair, call.n_done);
+	ASSERT_OK(call.call.status);
+	ASSERT_TRUE(pair_check(room, sizeof(room), 9));
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+	fake_fail("ibv_poll_cq fake0", 0, 1, 0);
+	pair_free(pair);
+	ASSERT_EQ(fake_n_objects(), 0);
+}
+
 static const struct {
 	enum ibv_wc_status status;
 	const char *words;
