@@ -453,7 +453,7 @@ static const char *check_part(const struct data_header *h)
 	return h->op == DATA_RESULT ? NULL : check_push(h);
 }
 
-/* ERROR, FAIL_ROUND and FAIL_JOB. */
+/* ERROR, FAIL_ROUND and FAIL_JOB; ORDINAL with a status. */
 static const char *check_failure(const struct data_header *h)
 {
 	if (h->status <= 0)
@@ -467,8 +467,12 @@ static const char *check_failure(const struct data_header *h)
 
 static const char *check_ordinal(const struct data_header *h)
 {
-	if (!h->round || !h->key || !h->len || h->len > TENSOR_NAME_MAX)
-		return "an operation in order without ordinal, round or tensor";
+	if (!h->round)
+		return "an operation without ordinal";
+	if (h->status)
+		return check_failure(h);
+	if (!h->key || !h->len || h->len > TENSOR_NAME_MAX)
+		return "an operation without round or tensor";
 	return NULL;
 }
 

@@ -116,8 +116,10 @@ enum data_op {
 	DATA_STOPPING = 46,
 	DATA_IDLE = 47, /* agent to server: of the job nothing is under way at this node */
 	/*
-	 * Agent to the job's home, and from there to the other nodes: an operation that all ranks submit in one order waits at a node.
-	 * `round` is its ordinal, `root` a rank that has submitted it, `key` its round of the tensor whose name is the payload.
+	 * Either way, between an agent and the job's home: number `round` of the operations that
+	 * all ranks submit in one order. Status 0: it waits at a node; rank `root` has submitted
+	 * it, as round `key` of the tensor whose name is the payload. Else ranks differ in it;
+	 * status and text say how.
 	 */
 	DATA_ORDINAL = 48,
 };
@@ -203,8 +205,9 @@ struct data_header {
 	uint8_t reduction; /* enum reduction | exponent << DATA_SCALE_SHIFT; 0 where nothing is reduced */
 	uint8_t pad;
 	/*
-	 * DATA_ERROR, DATA_FAIL_*: positive errno. Of a job that outlives its daemons' processes, numbers modulo 2^32: in
-	 * PUSH what DATA_ACK says, in RESULT what DATA_RELEASE says. See bps-protocol(7), DAEMON AND DAEMON.
+	 * DATA_ERROR, DATA_FAIL_*, DATA_ORDINAL: positive errno. Of a job that outlives its
+	 * daemons' processes, numbers modulo 2^32: in PUSH what DATA_ACK says, in RESULT what
+	 * DATA_RELEASE says. See bps-protocol(7), DAEMON AND DAEMON.
 	 */
 	int32_t status;
 	uint64_t offset; /* of this part in its block, bytes; push_pull_rows: 0 */

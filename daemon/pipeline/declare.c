@@ -40,7 +40,7 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 	return 0;
 }
 
-static struct pipeline_tensor *tensor_find(const struct pipeline_job *job, const char *name)
+struct pipeline_tensor *pipeline_tensor_find(const struct pipeline_job *job, const char *name)
 {
 	struct map_entry *entry = map_find(&job->tensors, map_hash_string(name));
 
@@ -196,7 +196,7 @@ static int find_or_make(struct pipeline_member *member, const char *name, unsign
 			struct failure *failure)
 {
 	struct pipeline_job *job = member->job;
-	struct pipeline_tensor *tensor = tensor_find(job, name);
+	struct pipeline_tensor *tensor = pipeline_tensor_find(job, name);
 	int r;
 
 	if (tensor && tensor->declared[member->index])

@@ -132,7 +132,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	job->holds = 1;
 	job->account = account_ref(join->account);
 	quota_init(&job->held, UINT64_MAX, account_quota(job->account, ACCOUNT_MEMORY));
-	job->bulk.quota = &job->held;
+	job->bulk.quota = job->ordinals.quota = &job->held;
 	quota_init(&job->rows_quota, pipeline->params.job_quota_bytes ?: UINT64_MAX, &job->held);
 	job->rows_quota.batch = ROWS_BATCH;
 	job->ledger_fd = -1;
@@ -148,7 +148,6 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	list_init(&job->spare_lent);
 	list_init(&job->placements);
 	pipeline_room_init(job);
-	pipeline_ordinal_init(job);
 	(void)snprintf(job->name, sizeof(job->name), "%s", join->job);
 	job->shape = (struct pipeline_shape){
 		.size = join->size,

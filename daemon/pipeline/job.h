@@ -17,6 +17,7 @@
 #include "base/loop.h"
 #include "base/map.h"
 #include "base/metrics.h"
+#include "base/ordinals.h"
 #include "ledger/ledger.h"
 #include "pipeline/level.h"
 #include "pipeline/pipeline.h"
@@ -70,16 +71,6 @@ struct pipeline_failed {
 	struct failure failure;
 };
 #define PIPELINE_FAILED 32
-
-/* The first of the ranks here that submitted an operation with this ordinal: ordinal.c. */
-struct pipeline_ordered {
-	uint64_t ordinal; /* 0: nobody has */
-	uint64_t round;
-	const struct pipeline_tensor *tensor;
-	uint32_t rank;
-};
-#define PIPELINE_ORDERED \
-	64 /* the newest so many; those of a rank that is further behind are not compared */
 
 struct pipeline_server {
 	struct view_member member;
@@ -250,11 +241,12 @@ struct pipeline_job {
 	void *joined; /* of a run that began when ranks regrouped: JobJoined, which servers are told; or NULL */
 	size_t joined_len;
 
-	struct pipeline_ordered ordered[PIPELINE_ORDERED]; /* by ordinal, modulo their number */
-	uint64_t newest_ordinal, ordinal_before;	   /* now; when the timer was set */
-	struct loop_timer ordinal_timer;
-	uint64_t differing_ordinal; /* the newest at which ranks were found to differ, */
-	struct failure differing;   /* and how */
+	/* Operations that all ranks submit in one order: ordinal.c. */
+	struct ordinals ordinals;
+	struct loop_timer ordinal_timer; /* over servers, while one waits */
+	uint64_t ordinal_seen;		 /* the oldest that waited at the last look; 0: none did */
+	unsigned ordinal_looks;		 /* that have seen it since the first */
+
 	uint64_t n_rounds, n_bytes, n_in_flight; /* for operators */
 	struct arrivals *arrivals; /* of the local ranks, by local number; NULL: there is but one */
 };
@@ -356,11 +348,10 @@ int pipeline_join_compare(const struct pipeline_job *job, const struct pipeline_
 int pipeline_join_digest(struct pipeline_join *join);
 
 /* ordinal.c: operations that all ranks submit in one order. */
-void pipeline_ordinal_init(struct pipeline_job *job);
 void pipeline_ordinal_done(struct pipeline_job *job);
-/* What waits at another node. */
+/* A server says that an operation waits at another node, or (how) that ranks differ. */
 void pipeline_ordinal_heard(struct pipeline_job *job, const struct data_header *header,
-			    const char *name);
+			    const void *payload, const struct failure *how);
 
 /* room.c: what results take in the ledger. */
 void pipeline_room_init(struct pipeline_job *job);
@@ -555,6 +546,8 @@ int pipeline_setup_ask_in(struct pipeline_job *job, const struct view_member *me
 			  struct pipeline_said *said);
 
 /* declare.c */
+/* The tensor that a rank here has declared under this name, or NULL. */
+struct pipeline_tensor *pipeline_tensor_find(const struct pipeline_job *job, const char *name);
 /* The ranks of all nodes agree, or not (failure). */
 void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure *failure,
 			    uint64_t key, uint64_t start);

@@ -1,192 +1,216 @@
 /*
- * Operations that all ranks submit in one order, as those are to which a program gives no names: ranks that do not do the same
- * would wait for one another until a deadline passes. Each is compared with what the first of the ranks here submitted as its n-th
- * one, when it comes; on tensor and round, as the names of tensors say kind, type and size. Of what waits for long other nodes
- * are told, through the job's home, and compare it with theirs.
+ * Operations that all ranks submit in one order, as a program's that gives them no names: ranks
+ * that differ would wait for one another until a deadline passes. Each is compared with what other
+ * ranks have submitted under its ordinal, as far as this node knows. Of the oldest that waits the
+ * job's home is told, which compares what nodes say and tells all of them. submit.c calls it;
+ * pipeline.c brings what servers say.
  */
 #include "pipeline/round.h"
 #include "proto/text.h"
 #include <inttypes.h>
 #include <stdio.h>
 
-#define TELL_NS (200 * NSEC_PER_MSEC) /* what waits at most twice as long is told */
+/* What waits is seen after at most so long, and told when it is seen again. */
+#define LOOK_NS (200 * NSEC_PER_MSEC)
+/* It is told again after so many looks: a home that has begun anew has heard nothing. */
+#define LOOKS_AGAIN 16
+/* Open rounds that are looked at each time, the oldest. */
+#define LOOK_ROUNDS 1024
 
-/* What a rank has submitted with an ordinal. */
-struct submitted {
-	uint32_t rank;
-	const char *name;
-	uint64_t round;
-};
-
-static int describe(struct failure *failure, uint64_t ordinal, const struct submitted *a,
-		    const struct submitted *b)
+void pipeline_ordinal_done(struct pipeline_job *job)
 {
-	if (!strcmp(a->name, b->name))
-		return failure_set(failure, -EILSEQ,
-				   "the ranks' operations without names differ. Number %" PRIu64
-				   ": rank %u submitted %s, round %" PRIu64
-				   ", rank %u round %" PRIu64,
-				   ordinal, a->rank, a->name, a->round, b->rank, b->round);
-	return failure_set(failure, -EILSEQ,
-			   "the ranks' operations without names differ. Number %" PRIu64
-			   ": rank %u submitted %s, rank %u %s",
-			   ordinal, a->rank, a->name, b->rank, b->name);
+	loop_timer_cancel(&job->ordinal_timer);
+	ordinals_done(&job->ordinals);
 }
 
-static struct submitted submitted_of(const struct pipeline_ordered *ordered)
+/* -- Rounds that have not ended ---------------------------------------------------------------- */
+
+/* Whether a request of an open round has this number. */
+static bool waits_with(const struct pipeline_round *round, uint64_t number)
 {
-	return (struct submitted){ ordered->rank, ordered->tensor->name, ordered->round };
+	for (uint32_t i = 0; !round->failure.status && i < pipeline_round_n_local(round); i++) {
+		const struct pipeline_request *request = round->ranks[i].request;
+
+		if (request && pipeline_request_ordinal(request) == number)
+			return true;
+	}
+	return false;
 }
 
-/* It waits; NULL: it has ended. */
-static struct pipeline_round *open_round(const struct pipeline_ordered *ordered)
+/* The open round here of the operation that came first with this number, or NULL. */
+static struct pipeline_round *find_first(const struct pipeline_job *job, uint64_t number)
 {
+	const struct ordinal_operation *first = ordinals_first(&job->ordinals, number);
+	const struct pipeline_tensor *tensor =
+		first ? pipeline_tensor_find(job, first->tensor) : NULL;
 	struct pipeline_round *round;
 
-	list_for_each (round, &ordered->tensor->rounds, link)
-		if (round->number == ordered->round)
-			return round->failure.status ? NULL : round;
+	if (!tensor)
+		return NULL;
+	list_for_each (round, &tensor->rounds, link)
+		if (round->number == first->round)
+			return waits_with(round, number) ? round : NULL;
 	return NULL;
 }
 
-/* Also ranks that come later are to hear of it, when others have left because of it. */
-static void remember(struct pipeline_job *job, uint64_t ordinal, const struct failure *why)
+/*
+ * The number of the oldest operation that waits, or 0. Rounds are in the order in which they began.
+ */
+static uint64_t find_oldest(const struct pipeline_job *job, struct ordinal_operation *ret_operation)
 {
-	if (ordinal < job->differing_ordinal)
-		return;
-	job->differing_ordinal = ordinal;
-	job->differing = *why;
+	const struct pipeline_round *round;
+	uint64_t oldest = 0;
+	unsigned n = 0;
+
+	list_for_each (round, &job->rounds, job_link) {
+		if (n++ == LOOK_ROUNDS)
+			break;
+		for (uint32_t i = 0; !round->failure.status && i < job->layout.n_local; i++) {
+			const struct pipeline_request *request = round->ranks[i].request;
+			uint64_t number = request ? pipeline_request_ordinal(request) : 0;
+
+			if (!number || (oldest && number >= oldest))
+				continue;
+			oldest = number;
+			*ret_operation = (struct ordinal_operation){
+				.tensor = round->tensor->name,
+				.round = round->number,
+				.rank = job->layout.rank_of_local[i],
+			};
+		}
+	}
+	return oldest;
 }
 
-static void fail(struct pipeline_round *round, const struct failure *why)
-{
-	struct failure failure;
+/* -- The job's home ---------------------------------------------------------------------------- */
 
-	pipeline_round_describe(round, &failure, why->status, "%s", why->text);
-	pipeline_round_fail(round, &failure, true);
-}
-
-/* -- Other nodes --------------------------------------------------------------------------------------------------- */
-
-static void tell(struct pipeline_job *job, const struct pipeline_ordered *ordered)
+static void say(struct pipeline_job *job, struct data_header *header, const char *payload)
 {
 	struct peer *peer = pipeline_setup_peer(job, job->home_number);
+
+	header->op = DATA_ORDINAL;
+	header->job = job->number;
+	header->node = job->shape.node;
+	header->len = (uint32_t)strlen(payload);
+	/* What does not arrive is said again while it waits. */
+	if (peer && peer_has(peer, DATA_FEATURE_ORDINALS))
+		(void)peer_notice(peer, header, payload);
+}
+
+static void tell_waiting(struct pipeline_job *job, uint64_t number,
+			 const struct ordinal_operation *operation)
+{
 	struct data_header header = {
-		.op = DATA_ORDINAL,
-		.job = job->number,
-		.node = job->shape.node,
-		.round = ordered->ordinal,
-		.key = ordered->round,
-		.root = ordered->rank,
-		.len = (uint32_t)strlen(ordered->tensor->name),
+		.round = number,
+		.key = operation->round,
+		.root = operation->rank,
 	};
 
-	/* What is not heard is said again. */
-	if (peer && peer_has(peer, DATA_FEATURE_ORDINALS))
-		(void)peer_notice(peer, &header, ordered->tensor->name);
+	say(job, &header, operation->tensor);
 }
+
+static void tell_differing(struct pipeline_job *job, uint64_t number)
+{
+	const struct failure *how = ordinals_differing(&job->ordinals, number);
+	struct data_header header = { .round = number, .status = -how->status };
+
+	if (job->distributed)
+		say(job, &header, how->text);
+}
+
+static void on_timer(struct loop_timer *timer);
 
 static void watch(struct pipeline_job *job)
 {
-	job->ordinal_before = job->newest_ordinal;
+	job->ordinal_timer.expired = on_timer;
 	/* Without memory for it, deadlines tell. */
 	(void)loop_timer_set(job->pipeline->params.loop, &job->ordinal_timer,
-			     clock_now_ns() + TELL_NS);
-}
-
-/* The oldest that waits. */
-static const struct pipeline_ordered *oldest(const struct pipeline_job *job)
-{
-	const struct pipeline_ordered *found = NULL;
-
-	for (size_t i = 0; i < PIPELINE_ORDERED; i++) {
-		const struct pipeline_ordered *ordered = &job->ordered[i];
-
-		if (ordered->ordinal && (!found || ordered->ordinal < found->ordinal) &&
-		    open_round(ordered))
-			found = ordered;
-	}
-	return found;
+			     clock_now_ns() + LOOK_NS);
 }
 
 static void on_timer(struct loop_timer *timer)
 {
 	struct pipeline_job *job = container_of(timer, struct pipeline_job, ordinal_timer);
-	const struct pipeline_ordered *found = job->state == JOB_RUNNING ? oldest(job) : NULL;
+	struct ordinal_operation operation = { 0 };
+	uint64_t number = job->state == JOB_RUNNING ? find_oldest(job, &operation) : 0;
 
-	if (!found)
+	if (!number) {
+		job->ordinal_seen = 0;
 		return;
-	if (found->ordinal <= job->ordinal_before)
-		tell(job, found);
+	}
+	if (number != job->ordinal_seen)
+		job->ordinal_looks = 0;
+	else if (!(job->ordinal_looks++ % LOOKS_AGAIN))
+		tell_waiting(job, number, &operation);
+	job->ordinal_seen = number;
 	watch(job);
 }
 
+/* Returns false when it is no name. */
+static bool take_name(const struct data_header *header, const void *payload,
+		      char name[TENSOR_NAME_MAX + 1])
+{
+	if (!header->len || header->len > TENSOR_NAME_MAX || !text_is_plain(payload, header->len))
+		return false;
+	memcpy(name, payload, header->len);
+	name[header->len] = '\0';
+	return true;
+}
+
 void pipeline_ordinal_heard(struct pipeline_job *job, const struct data_header *header,
-			    const char *name)
+			    const void *payload, const struct failure *how)
 {
-	const struct pipeline_ordered *ordered = &job->ordered[header->round % PIPELINE_ORDERED];
-	char text[TENSOR_NAME_MAX + 1];
-	struct submitted here, there = { header->root, text, header->key };
-	struct pipeline_round *round;
+	char name[TENSOR_NAME_MAX + 1];
+	struct ordinal_operation operation = { name, header->key, header->root };
 	struct failure failure;
+	int r;
 
-	if (job->state != JOB_RUNNING || ordered->ordinal != header->round ||
-	    !text_is_plain(name, header->len))
+	if (job->state != JOB_RUNNING || job->shape.elastic)
 		return;
-	(void)snprintf(text, sizeof(text), "%.*s", (int)header->len, name);
-	here = submitted_of(ordered);
-	if (!strcmp(here.name, there.name) && here.round == there.round)
+	if (how) {
+		(void)failure_set(&failure, -EILSEQ, "%s", how->text);
+		r = ordinals_differ(&job->ordinals, header->round, &failure);
+	} else if (take_name(header, payload, name)) {
+		r = ordinals_compare(&job->ordinals, header->round, &operation, true);
+		if (r == ORDINALS_E_DIFFER || r == ORDINALS_E_KNOWN)
+			tell_differing(job, header->round);
+	} else {
 		return;
-	round = open_round(ordered);
-	if (!round)
-		return;
-	tell(job, ordered);
-	(void)describe(&failure, header->round, here.rank < there.rank ? &here : &there,
-		       here.rank < there.rank ? &there : &here);
-	remember(job, header->round, &failure);
-	fail(round, &failure);
+	}
+	if (r == ORDINALS_E_DIFFER)
+		pipeline_ordinal_fail_others(job, header->round);
 }
 
-void pipeline_ordinal_init(struct pipeline_job *job)
-{
-	job->ordinal_timer.expired = on_timer;
-}
+/* -- Ranks of this node ------------------------------------------------------------------------ */
 
-void pipeline_ordinal_done(struct pipeline_job *job)
-{
-	loop_timer_cancel(&job->ordinal_timer);
-}
-
-/* -- Ranks of this node -------------------------------------------------------------------------------------------- */
-
-int pipeline_ordinal_check(const struct pipeline_round *round, uint32_t rank, uint64_t ordinal,
-			   struct failure *failure)
+bool pipeline_ordinal_differs(const struct pipeline_round *round, uint32_t rank, uint64_t number)
 {
 	struct pipeline_job *job = round->job;
-	struct pipeline_ordered *first = &job->ordered[ordinal % PIPELINE_ORDERED];
-	const struct pipeline_ordered own = {
-		.ordinal = ordinal,
-		.round = round->number,
-		.tensor = round->tensor,
-		.rank = rank,
-	};
-	struct submitted here, there;
-	struct pipeline_round *other;
+	const struct ordinal_operation operation = { round->tensor->name, round->number, rank };
+	int r = ordinals_compare(&job->ordinals, number, &operation, false);
 
-	if (first->ordinal < ordinal) {
-		*first = own;
-		job->newest_ordinal = ordinal;
-		if (job->distributed && !job->ordinal_timer.loop)
-			watch(job);
-	}
-	if (first->ordinal > ordinal || (first->tensor == own.tensor && first->round == own.round))
-		return 0;
-	there = submitted_of(first);
-	here = submitted_of(&own);
-	(void)describe(failure, ordinal, &there, &here);
-	remember(job, ordinal, failure);
-	other = open_round(first);
-	if (other)
-		fail(other, failure);
-	return failure->status;
+	if (job->distributed && !job->ordinal_timer.loop)
+		watch(job);
+	if (r == ORDINALS_E_DIFFER)
+		tell_differing(job, number);
+	return r == ORDINALS_E_DIFFER || r == ORDINALS_E_KNOWN;
+}
+
+void pipeline_ordinal_fail(struct pipeline_round *round, uint64_t number)
+{
+	const struct failure *how = ordinals_differing(&round->job->ordinals, number);
+	struct failure failure;
+
+	/* The text is to have room for both operations. */
+	(void)failure_set(&failure, how->status, "tensor %.60s, round %" PRIu64 ": %s",
+			  round->tensor->name, round->number, how->text);
+	pipeline_round_fail(round, &failure, true);
+}
+
+void pipeline_ordinal_fail_others(struct pipeline_job *job, uint64_t number)
+{
+	struct pipeline_round *round = job->state == JOB_RUNNING ? find_first(job, number) : NULL;
+
+	if (round)
+		pipeline_ordinal_fail(round, number);
 }

@@ -202,15 +202,17 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 			pipeline_left_heard(job, header->round);
 			return;
 		}
+		if (header->op == DATA_ORDINAL) {
+			if (header->status)
+				read_failure(header, payload, &failure);
+			pipeline_ordinal_heard(job, header, payload,
+					       header->status ? &failure : NULL);
+			return;
+		}
 		if (!uses(job, peer))
 			continue;
 		if (header->op == DATA_STOPPING) {
 			pipeline_left_stopping(job, peer);
-			return;
-		}
-		if (header->op == DATA_ORDINAL) {
-			if (job->home == peer)
-				pipeline_ordinal_heard(job, header, payload);
 			return;
 		}
 		if (header->op == DATA_RELEASE) {

@@ -264,9 +264,15 @@ struct pipeline_request {
 	uint64_t timeout_ms;
 	uint64_t deadline_ns; /* the pipeline's */
 	union {
-		/* push_pull_rows: elements of a row; input_count / width numbers, room for output_count / width. */
+		/*
+		 * push_pull_rows: elements of a row; input_count / width numbers, room for
+		 * output_count / width.
+		 */
 		uint64_t width;
-		/* Any other: which it is of the rank's operations that all submit in one order, from 1; 0: none of them. */
+		/*
+		 * Any other operation: its number among those that all ranks submit in one order,
+		 * from 1; 0: none of them.
+		 */
 		uint64_t ordinal;
 	};
 	const int64_t *input_rows;

@@ -128,6 +128,12 @@ static inline bool pipeline_round_is_complete(const struct pipeline_round *round
 	return round->n_came == pipeline_round_n_local(round);
 }
 
+/* Of a request: 0: it is in no order with others. */
+static inline uint64_t pipeline_request_ordinal(const struct pipeline_request *request)
+{
+	return request->operation == OPERATION_PUSH_PULL_ROWS ? 0 : request->ordinal;
+}
+
 /* round.c */
 /* Words about a round: "tensor NAME, round N: ...". */
 void pipeline_round_describe(const struct pipeline_round *round, struct failure *failure,
@@ -189,11 +195,14 @@ bool pipeline_round_mend(struct pipeline_round *round);
 void pipeline_round_mended(struct pipeline_job *job);
 
 /*
- * ordinal.c: a rank brings an operation that all ranks submit in one order. Returns 0; or -EILSEQ with words when another rank's
- * is another one: then that one has failed, and this one is to.
+ * ordinal.c: a rank has come to a round with an operation that has this number among those in one
+ * order. Returns whether ranks differ in it; then the two below are to follow, in this order.
  */
-int pipeline_ordinal_check(const struct pipeline_round *round, uint32_t rank, uint64_t ordinal,
-			   struct failure *failure);
+bool pipeline_ordinal_differs(const struct pipeline_round *round, uint32_t rank, uint64_t number);
+/* Fails its round, if that is open. */
+void pipeline_ordinal_fail(struct pipeline_round *round, uint64_t number);
+/* Fails what other ranks here have submitted with this number. */
+void pipeline_ordinal_fail_others(struct pipeline_job *job, uint64_t number);
 
 /* expire.c: its deadline is over. */
 void pipeline_round_expire(struct pipeline_round *round);

@@ -195,11 +195,6 @@ static int check_complete(struct pipeline_round *round, struct failure *failure)
 	return r ? r : pipeline_check_round(round, failure);
 }
 
-static uint64_t ordinal_of(const struct pipeline_request *request)
-{
-	return request->operation == OPERATION_PUSH_PULL_ROWS ? 0 : request->ordinal;
-}
-
 /* The round, with the request in its place, is looked at as a whole. */
 static void round_examine(struct pipeline_round *round, uint32_t rank,
 			  const struct pipeline_request *request, const struct failure *invalid)
@@ -214,8 +209,6 @@ static void round_examine(struct pipeline_round *round, uint32_t rank,
 					invalid->text);
 		pipeline_round_fail(round, &failure, true);
 	} else if (pipeline_check_request(round->tensor, rank, request, &words) ||
-		   (ordinal_of(request) &&
-		    pipeline_ordinal_check(round, rank, ordinal_of(request), &words)) ||
 		   (pipeline_round_is_complete(round) && check_complete(round, &words))) {
 		pipeline_round_describe(round, &failure, words.status, "%s", words.text);
 		pipeline_round_fail(round, &failure, true);
@@ -226,14 +219,16 @@ static void round_examine(struct pipeline_round *round, uint32_t rank,
 	}
 }
 
-/* Nothing will ever come of it: the ranks disagree about the tensor, or one of them has left, perhaps as ranks do not do the same. */
+/*
+ * Nothing will ever come of it: the ranks disagree about the tensor, or one of them has left,
+ * perhaps as ranks differ in the operation with this ordinal.
+ */
 static const struct failure *hopeless(const struct pipeline_tensor *tensor, uint64_t ordinal)
 {
-	const struct pipeline_job *job = tensor->job;
+	struct pipeline_job *job = tensor->job;
 
 	if (job->has_left.status)
-		return ordinal && ordinal <= job->differing_ordinal ? &job->differing
-								    : &job->has_left;
+		return ordinals_differing(&job->ordinals, ordinal) ?: &job->has_left;
 	return tensor->failure.status ? &tensor->failure : NULL;
 }
 
@@ -362,11 +357,14 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 {
 	struct pipeline_tensor *tensor = declaration->tensor;
 	struct pipeline_job *job = tensor->job;
+	uint64_t ordinal = pipeline_request_ordinal(request);
 	uint32_t index = declaration->member->index;
+	uint32_t rank = declaration->member->rank;
 	const struct failure *in_vain;
 	struct pipeline_round *round;
 	struct failure words;
 	uint64_t now_ns;
+	bool differs;
 	int r;
 
 	/* The rank has not been told yet. */
@@ -388,7 +386,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 		pipeline_job_let_leave(job);
 		return;
 	}
-	in_vain = hopeless(tensor, ordinal_of(request));
+	in_vain = hopeless(tensor, ordinal);
 	if (in_vain && !pipeline_resume_moves(tensor, request->round)) {
 		if (job->distributed && tensor->key)
 			pipeline_setup_fail_round(job, tensor->key, request->round,
@@ -411,13 +409,18 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	round_came(round, index, now_ns, request);
 	if (pipeline_elastic_submit(tensor, index, request, &words) && !invalid)
 		invalid = &words;
+	differs = ordinal && pipeline_ordinal_differs(round, rank, ordinal);
 	if (round->state == ROUND_FAILED) {
 		pipeline_round_end_requests(round);
 		if (pipeline_round_forget(round))
 			pipeline_round_advance(tensor);
-		return;
+	} else if (differs && !invalid) {
+		pipeline_ordinal_fail(round, ordinal);
+	} else {
+		round_examine(round, rank, request, invalid);
 	}
-	round_examine(round, declaration->member->rank, request, invalid);
+	if (differs)
+		pipeline_ordinal_fail_others(job, ordinal);
 }
 
 /* -- Going on without a rank --------------------------------------------------------------------------------------- */

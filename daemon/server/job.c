@@ -93,7 +93,7 @@ static void job_set_account(struct job *job, struct account *account)
 				     &job->far_rounds };
 
 	job->account = account_ref(account);
-	job->bulk.quota = job_memory(job);
+	job->bulk.quota = job->ordinals.quota = job_memory(job);
 	for (unsigned i = 0; i < ARRAY_SIZE(maps); i++)
 		maps[i]->quota = job_memory(job);
 }
@@ -186,6 +186,7 @@ struct job *job_free(struct job *job)
 		(void)join_free(job->nodes[i].join);
 		(void)held_free(job->nodes[i].sent.slots);
 	}
+	ordinals_done(&job->ordinals);
 	job_quota_give(job->quota);
 	(void)arrivals_free(job->arrivals);
 	free(job->nodes);

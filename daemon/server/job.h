@@ -23,6 +23,7 @@
  *	accumulate.c  sums that are kept, and for which nobody waits
  *	sweep.c    what has happened to all of it
  *	told.c	   of a fresh job of these two kinds: whether all nodes have offered what they keep
+ *	ordinal.c  operations that all ranks submit in one order: whether nodes' are the same
  */
 #pragma once
 
@@ -33,6 +34,7 @@
 #include "base/list.h"
 #include "base/map.h"
 #include "base/metrics.h"
+#include "base/ordinals.h"
 #include "base/quota.h"
 #include "server/message.h"
 #include "server/ranks.h"
@@ -139,6 +141,7 @@ struct job {
 	struct list declaring, declarations; /* under way; all */
 	size_t n_declared;
 	uint64_t next_key, next_start;
+	struct ordinals ordinals; /* what nodes have said of theirs */
 
 	/* What is held; see store.h. */
 	struct map tensors;
@@ -401,6 +404,9 @@ void declare_call(struct job *job, struct delivery *delivery);
 void declare_visit(struct job *job, struct list *link, uint64_t now_ns);
 void declare_end(struct job *job, struct list *link);
 void declaration_end(struct job *job, struct list *link);
+/* ordinal.c: what a node says of an operation that all ranks submit in one order. */
+void ordinal_heard(struct job *job, uint32_t node, const struct data_header *header,
+		   const void *payload);
 /* Name of a tensor declared here, or NULL. */
 const char *declare_name_of(const struct job *job, uint64_t key);
 

@@ -182,30 +182,6 @@ static uint32_t node_of_notice(const struct job *job, const struct peer *peer,
 	return job_node_of(job, peer);
 }
 
-/* To the other nodes, who compare. What does not arrive comes again. */
-static void pass_on(const struct job *job, uint32_t from, const struct data_header *header,
-		    const void *payload)
-{
-	struct data_header notice = {
-		.op = header->op,
-		.len = header->len,
-		.job = job->number,
-		.key = header->key,
-		.round = header->round,
-		.root = header->root,
-	};
-
-	for (uint32_t i = 0; job->state == JOB_RUNNING && i < job->n_nodes; i++) {
-		struct peer *peer = job->nodes[i].peer;
-
-		if (i == from || !peer || job->nodes[i].left ||
-		    !peer_has(peer, DATA_FEATURE_ORDINALS))
-			continue;
-		notice.node = i;
-		(void)peer_notice(peer, &notice, payload);
-	}
-}
-
 void server_notice_arrived(struct server *server, struct peer *peer,
 			   const struct data_header *header, const void *payload)
 {
@@ -253,7 +229,7 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_LEFT) {
 		leave_heard(job, header->round);
 	} else if (header->op == DATA_ORDINAL) {
-		pass_on(job, node, header, payload);
+		ordinal_heard(job, node, header, payload);
 	}
 }
 

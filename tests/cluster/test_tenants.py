@@ -532,8 +532,8 @@ def unread(address):
     peers = [Keyed(address, 'told', 2, node, features=128) for node in range(2)]
     try:
         for n in range(1, 1000):
-            peers[0].socket.sendall(b''.join(peers[0].header(ORDINAL, bytes(255), key=1, round=n, root=i, **peers[0].fields) + b'x' * 255
-                                             for i in range(500)))
+            peers[0].socket.sendall(b''.join(peers[0].header(ORDINAL, bytes(255), key=1, round=n, root=0, **peers[0].fields) + b'x' * 255
+                                             for _ in range(500)))
     except ConnectionError:  # the job is over: its other node is lost
         pass
     return peers

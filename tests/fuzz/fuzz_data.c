@@ -29,7 +29,9 @@ static void check_header(const struct data_header *h)
 	if (h->op == DATA_HAVE)
 		FUZZ_CHECK(h->key && h->round);
 	if (h->op == DATA_ORDINAL)
-		FUZZ_CHECK(h->round && h->key && h->len && h->len <= TENSOR_NAME_MAX);
+		FUZZ_CHECK(h->round && h->len <= ERROR_TEXT_MAX &&
+			   (h->status > 0 ||
+			    (!h->status && h->key && h->len && h->len <= TENSOR_NAME_MAX)));
 	if (h->op == DATA_MOVE)
 		FUZZ_CHECK(h->part <= DATA_ADDED_MAX && !(h->len % 4) && data_moves_n(h) &&
 			   data_moves_n(h) <= DATA_MOVES_MAX);

@@ -137,9 +137,9 @@ TEST(numbers_of_messages_stay)
 	static const uint8_t ops[] = { DATA_JOIN,	DATA_ATTACH,   DATA_DECLARE, DATA_PUSH,
 				       DATA_PULL,	DATA_OK,       DATA_RESULT,  DATA_ERROR,
 				       DATA_FAIL_ROUND, DATA_FAIL_JOB, DATA_LEAVE,   DATA_PING,
-				       DATA_PONG };
+				       DATA_PONG,	DATA_ORDINAL };
 
-	ASSERT_MEM(ops, "\1\2\3\4\5\20\21\22\40\41\42\43\44", sizeof(ops));
+	ASSERT_MEM(ops, "\1\2\3\4\5\20\21\22\40\41\42\43\44\60", sizeof(ops));
 }
 
 TEST(numbers_of_types_operations_and_reductions_stay)

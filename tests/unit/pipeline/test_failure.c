@@ -216,43 +216,6 @@ TEST(sizes_differ)
 	}
 }
 
-/* Operations without names: which it is of the rank's own says what the others have to do. */
-TEST(ordinals_differ)
-{
-	FOR_EACH_WORLD(scene)
-	{
-		struct declared *other = world_declare(scene->world, "other", DTYPE_INT64, N);
-		struct declared *next = world_declare(scene->world, "next", DTYPE_FLOAT32, N);
-
-		for (uint32_t i = 0; i < 4; i++) {
-			ask(scene, i)->base.ordinal = 1;
-			submit(scene, i, 1);
-		}
-		for (uint32_t i = 0; i < 4; i++) {
-			WORLD_UNTIL(scene->world, scene->asked[i].done);
-			ASSERT_STR(scene->asked[i].failure.text, "");
-		}
-		for (uint32_t i = 0; i < 4; i++) {
-			ask(scene, i)->base.ordinal = 2;
-			asked_submit(&scene->asked[i], i == 2 ? &other[i] : &scene->tensor[i],
-				     i == 2 ? 1 : 2);
-		}
-		expect_all_failed(scene, -EILSEQ, "Number 2: rank ");
-		expect_all_failed(scene, -EILSEQ, "rank 2 ");
-		expect_all_failed(scene, -EILSEQ, "other");
-		expect_all_failed(scene, -EILSEQ, "grad");
-
-		for (uint32_t i = 0; i < 4; i++) {
-			ask(scene, i)->base.ordinal = 3;
-			asked_submit(&scene->asked[i], &next[i], 1);
-		}
-		for (uint32_t i = 0; i < 4; i++) {
-			WORLD_UNTIL(scene->world, scene->asked[i].done);
-			ASSERT_STR(scene->asked[i].failure.text, "");
-		}
-	}
-}
-
 /* A round that failed before its tensor was known by number to the other nodes. */
 TEST(failed_before_it_was_declared)
 {
@@ -267,6 +230,235 @@ TEST(failed_before_it_was_declared)
 		expect_all_failed(scene, -EINVAL, "rank 2: no operation 99");
 		scene->tensor = tensor;
 		expect_sum(scene, 2);
+	}
+}
+
+/* -- Operations that all ranks submit in one order --------------------------------------------- */
+
+static void submit_as(struct scene *scene, uint32_t rank, uint64_t ordinal, struct declared *tensor,
+		      uint64_t round)
+{
+	ask(scene, rank)->base.ordinal = ordinal;
+	asked_submit(&scene->asked[rank], &tensor[rank], round);
+}
+
+static void expect_well(struct scene *scene, uint32_t rank)
+{
+	WORLD_UNTIL(scene->world, scene->asked[rank].done);
+	ASSERT_STR(scene->asked[rank].failure.text, "");
+}
+
+/* Nobody waits for anybody after it. */
+static void expect_all_well(struct scene *scene, uint64_t ordinal, struct declared *tensor,
+			    uint64_t round)
+{
+	for (uint32_t i = 0; i < 4; i++)
+		submit_as(scene, i, ordinal, tensor, round);
+	for (uint32_t i = 0; i < 4; i++)
+		expect_well(scene, i);
+}
+
+TEST(ordinals_differ)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_INT64, N);
+		struct declared *next = world_declare(scene->world, "next", DTYPE_FLOAT32, N);
+
+		expect_all_well(scene, 1, scene->tensor, 1);
+		for (uint32_t i = 0; i < 4; i++)
+			submit_as(scene, i, 2, i == 2 ? other : scene->tensor, i == 2 ? 1 : 2);
+		expect_all_failed(scene, -EILSEQ, "as number 2 rank ");
+		expect_all_failed(scene, -EILSEQ, "rank 2 ");
+		expect_all_failed(scene, -EILSEQ, "other, round 1");
+		expect_all_failed(scene, -EILSEQ, "grad, round 2");
+		expect_all_well(scene, 3, next, 1);
+	}
+}
+
+/* Of one tensor, the rounds: a rank has done an operation more. */
+TEST(rounds_of_ordinals_differ)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *next = world_declare(scene->world, "next", DTYPE_FLOAT32, N);
+		struct asked before = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[3],
+					       N, scene->output[3], N);
+
+		asked_submit(&before, &scene->tensor[3], 1);
+		for (uint32_t i = 0; i < 4; i++)
+			submit_as(scene, i, 1, scene->tensor, i == 3 ? 2 : 1);
+		for (uint32_t i = 0; i < 4; i++) {
+			WORLD_UNTIL(scene->world, scene->asked[i].done);
+			/*
+			 * Round 1 has all ranks, wherever it was not given up before they had come.
+			 */
+			if (i == 3)
+				expect_failed(scene, i, -EILSEQ, "grad, round 2");
+		}
+		WORLD_UNTIL(scene->world, before.done);
+		expect_all_well(scene, 2, next, 1);
+	}
+}
+
+/*
+ * The tensor of some is one that others never declare: servers have no number for it, and cannot
+ * tell.
+ */
+TEST(ordinals_differ_in_tensors_that_not_all_declare)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared ours[4], theirs[4];
+		struct failure failure;
+
+		for (uint32_t i = 0; i < 4; i++) {
+			struct declared *mine = i == 2 ? theirs : ours;
+
+			ASSERT_OK(declared_make(&mine[i], &scene->world->ranks[i],
+						i == 2 ? "theirs" : "ours", DTYPE_FLOAT32, N,
+						&failure));
+			submit_as(scene, i, 1, mine, 1);
+		}
+		expect_all_failed(scene, -EILSEQ, "theirs, round 1");
+		expect_all_failed(scene, -EILSEQ, "ours, round 1");
+		expect_all_well(scene, 2, scene->tensor, 1);
+		/* Void before they go out of scope. */
+		for (uint32_t i = 0; i < 4; i++)
+			pipeline_abandon(&scene->world->ranks[i].member, "died");
+	}
+}
+
+/*
+ * Who comes later is told when it comes; and whoever submits a third operation, both of the others
+ * and its own.
+ */
+TEST(ordinals_differ_from_what_is_over)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_FLOAT32, N);
+		struct declared *third = world_declare(scene->world, "third", DTYPE_FLOAT32, N);
+
+		submit_as(scene, 0, 1, scene->tensor, 1);
+		submit_as(scene, 1, 1, other, 1);
+		expect_failed(scene, 0, -EILSEQ, "tensor grad, round 1: ranks submit");
+		expect_failed(scene, 1, -EILSEQ, "tensor other, round 1: ranks submit");
+		submit_as(scene, 2, 1, third, 1);
+		submit_as(scene, 3, 1, scene->tensor, 1);
+		expect_failed(scene, 2, -EILSEQ, "tensor third, round 1: ranks submit");
+		expect_failed(scene, 2, -EILSEQ, "rank 0 submitted grad");
+		expect_failed(scene, 2, -EILSEQ, "rank 1 other");
+		expect_failed(scene, 3, -EILSEQ, "rank 1 other");
+	}
+}
+
+/* The operation that differs is the last that its round waited for, which does not begin then. */
+TEST(ordinals_differ_in_the_last_that_comes)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *more = world_declare(scene->world, "more", DTYPE_FLOAT32, N);
+		struct declared *next = world_declare(scene->world, "next", DTYPE_FLOAT32, N);
+		struct asked extra = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[2],
+					      N, scene->output[2], N);
+
+		/* On nodes of their own ranks go on until they are told. */
+		if (scene->world->options.n_local == 1)
+			continue;
+		extra.base.ordinal = 1;
+		asked_submit(&extra, &more[2], 1);
+		/* On one node a barrier would be over at once. */
+		for (uint32_t i = 4; i--;) {
+			scene->asked[i] = asked_of(OPERATION_BARRIER, 0, NULL, 0, NULL, 0);
+			scene->asked[i].base.ordinal = !i;
+			submit(scene, i, 1);
+		}
+		expect_all_failed(scene, -EILSEQ, "rank 2 more, round 1");
+		WORLD_UNTIL(scene->world, extra.done);
+		ASSERT_CONTAINS(extra.failure.text, "rank 0 submitted grad, round 1");
+		expect_all_well(scene, 2, next, 1);
+	}
+}
+
+/*
+ * The operation that the others have submitted has ended well, as the rank has submitted it, too,
+ * only later.
+ */
+TEST(ordinals_differ_in_order)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *more = world_declare(scene->world, "more", DTYPE_FLOAT32, N);
+		struct asked extra = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[2],
+					      N, scene->output[2], N);
+
+		/*
+		 * Without a number: the others may come to its round before anybody sees its order.
+		 */
+		for (uint32_t i = 0; i < 4; i++)
+			submit_as(scene, i, i == 2 ? 0 : 1, scene->tensor, 1);
+		for (uint32_t i = 0; i < 4; i++)
+			expect_well(scene, i);
+		extra.base.ordinal = 1;
+		asked_submit(&extra, &more[2], 1);
+		WORLD_UNTIL(scene->world, extra.done);
+		ASSERT_EQ(extra.failure.status, -EILSEQ);
+		ASSERT_CONTAINS(extra.failure.text, "grad, round 1");
+		ASSERT_CONTAINS(extra.failure.text, "rank 2 ");
+		ASSERT_CONTAINS(extra.failure.text, "more, round 1");
+		expect_all_well(scene, 2, scene->tensor, 2);
+	}
+}
+
+/* A rank has left because of it: the others hear why, and not that it has left. */
+TEST(ordinals_differ_and_a_rank_has_left)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_FLOAT32, N);
+
+		submit_as(scene, 0, 1, scene->tensor, 1);
+		submit_as(scene, 2, 1, other, 1);
+		expect_failed(scene, 0, -EILSEQ, "rank 2 other");
+		expect_failed(scene, 2, -EILSEQ, "rank 2 other");
+		pipeline_leave(&scene->world->ranks[2].member);
+		WORLD_UNTIL(scene->world, scene->world->ranks[2].left);
+		if (scene->world->options.n_local == 1)
+			continue; /* nodes may have the job's end before */
+		submit_as(scene, 0, 2, scene->tensor, 2);
+		expect_failed(scene, 0, -EPIPE, "rank 2 has left");
+		for (uint32_t i = 1; i < 4; i += 2)
+			if (scene->world->options.n_local == 4)
+				submit_as(scene, i, 1, scene->tensor, 1);
+		for (uint32_t i = 1; i < 4; i += 2)
+			if (scene->world->options.n_local == 4)
+				expect_failed(scene, i, -EILSEQ, "rank 2 other");
+	}
+}
+
+/* What has no ordinal is in no order, and neither are rows. */
+TEST(without_ordinals_order_is_free)
+{
+	FOR_EACH_WORLD(scene)
+	{
+		struct declared *other = world_declare(scene->world, "other", DTYPE_FLOAT32, N);
+		struct asked others[4];
+
+		for (uint32_t i = 0; i < 4; i++) {
+			others[i] = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, scene->input[i], N,
+					     scene->output[i], N);
+			if (i % 2)
+				asked_submit(&others[i], &other[i], 1);
+			submit_as(scene, i, 0, scene->tensor, 1);
+			if (!(i % 2))
+				asked_submit(&others[i], &other[i], 1);
+		}
+		for (uint32_t i = 0; i < 4; i++) {
+			expect_well(scene, i);
+			WORLD_UNTIL(scene->world, others[i].done);
+			ASSERT_STR(others[i].failure.text, "");
+		}
 	}
 }
 

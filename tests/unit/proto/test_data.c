@@ -301,6 +301,17 @@ TEST(answers_and_failures_are_bounded)
 	EXPECT_BAD("key or round", h.op = DATA_FAIL_ROUND, h.cookie = 0, h.status = EIO, h.len = 0,
 		   h.round = 0);
 	EXPECT_BAD("payload", h.op = DATA_PING, h.cookie = 0);
+	EXPECT_GOOD(h.op = DATA_ORDINAL, h.cookie = 0, h.len = 1);
+	EXPECT_GOOD(h.op = DATA_ORDINAL, h.cookie = 0, h.len = TENSOR_NAME_MAX);
+	EXPECT_BAD("round or tensor", h.op = DATA_ORDINAL, h.cookie = 0, h.len = 0);
+	EXPECT_BAD("round or tensor", h.op = DATA_ORDINAL, h.cookie = 0, h.len = 1, h.key = 0);
+	EXPECT_BAD("round or tensor", h.op = DATA_ORDINAL, h.cookie = 0,
+		   h.len = TENSOR_NAME_MAX + 1);
+	EXPECT_BAD("without ordinal", h.op = DATA_ORDINAL, h.cookie = 0, h.len = 1, h.round = 0);
+	EXPECT_GOOD(h.op = DATA_ORDINAL, h.cookie = 0, h.status = EILSEQ, h.len = ERROR_TEXT_MAX);
+	EXPECT_BAD("too long", h.op = DATA_ORDINAL, h.cookie = 0, h.status = EILSEQ,
+		   h.len = ERROR_TEXT_MAX + 1);
+	EXPECT_BAD("status", h.op = DATA_ORDINAL, h.cookie = 0, h.status = -EILSEQ, h.len = 1);
 	EXPECT_GOOD(h.op = DATA_RESULT, h.dtype = h.operation = h.reduction = 0);
 }
 

@@ -295,6 +295,14 @@ int peer_notice(struct peer *peer, const struct data_header *header, const void 
 		peer->far->told[peer->end].stopping++;
 		return 0;
 	}
+	if (header->op == DATA_ORDINAL) {
+		ASSERT_EQ(header->node, peer->end);
+		peer->far->told[peer->end].ordinal = *header;
+		(void)snprintf(peer->far->told[peer->end].text, ERROR_TEXT_MAX + 1, "%.*s",
+			       (int)header->len, (const char *)payload);
+		peer->far->told[peer->end].n_ordinals++;
+		return 0;
+	}
 	if (header->op == DATA_LEFT) {
 		ASSERT_TRUE(header->round < 32);
 		peer->far->told[peer->end].left |= 1u << header->round;

@@ -7,7 +7,7 @@
 bool far_killed(struct far *far, unsigned end);
 /* The next notice to an end finds no memory. */
 void far_no_memory(struct far *far, unsigned end);
-/* The end does not have DATA_FEATURE_STOPPING. */
+/* The end has neither DATA_FEATURE_STOPPING nor DATA_FEATURE_ORDINALS. */
 void far_old(struct far *far, unsigned end, bool is_old);
 /*
  * The end is of the server's process from now on, and its calls lend this block, which stays the test's, for their results; NULL: none.

@@ -71,7 +71,7 @@ struct far {
 		char text[ERROR_TEXT_MAX + 1];
 		uint64_t job;
 	} failed[FAR_ENDS];
-	/* MOVE and RELEASE notices that came to each end: the last of them. */
+	/* Other notices that came to each end: the last of them. */
 	struct {
 		unsigned n;
 		uint32_t moves[FAR_SERVERS + 64];
@@ -80,6 +80,9 @@ struct far {
 		uint32_t released, epoch; /* up to this number, said in this epoch, */
 		unsigned n_releases;	  /* so often */
 		unsigned stopping;	  /* how often it was asked */
+		unsigned n_ordinals;	  /* ORDINAL came so often, with this and that text */
+		struct data_header ordinal;
+		char text[ERROR_TEXT_MAX + 1];
 	} told[FAR_ENDS];
 };
 

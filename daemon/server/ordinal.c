@@ -1,0 +1,94 @@
+/*
+ * Operations that all ranks of a job submit in one order, at its home: what waits at a node is
+ * compared with what other nodes have said of that ordinal. All nodes hear of the operation that
+ * came first, as one of that ordinal may have ended there, and once that ranks differ; a node that
+ * asks later is answered. server.c calls it. Control thread only.
+ */
+#include "proto/text.h"
+#include "server/job.h"
+
+static void tell(const struct job *job, uint32_t node, const struct data_header *header,
+		 const void *payload)
+{
+	struct data_header notice = {
+		.op = DATA_ORDINAL,
+		.len = header->len,
+		.job = job->number,
+		.key = header->key,
+		.round = header->round,
+		.node = node,
+		.root = header->root,
+		.status = header->status,
+	};
+	struct peer *peer = job->nodes[node].peer;
+
+	if (!peer || job->nodes[node].left)
+		return;
+	/* Without memory: what waits is said again. */
+	if (peer_has(peer, DATA_FEATURE_ORDINALS))
+		(void)peer_notice(peer, &notice, payload);
+}
+
+static void tell_others(const struct job *job, uint32_t from, const struct data_header *header,
+			const void *payload)
+{
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (i != from)
+			tell(job, i, header, payload);
+}
+
+static struct data_header differing_header(const struct failure *how, uint64_t number)
+{
+	return (struct data_header){
+		.len = (uint32_t)strlen(how->text),
+		.round = number,
+		.status = -how->status,
+	};
+}
+
+/* A node has found that ranks differ. */
+static void differ(struct job *job, uint32_t node, const struct data_header *header,
+		   const void *payload)
+{
+	struct data_header differing;
+	struct failure said, how;
+
+	notice_decode(header, payload, &said);
+	(void)failure_set(&how, -EILSEQ, "%s", said.text);
+	differing = differing_header(&how, header->round);
+	if (ordinals_differ(&job->ordinals, header->round, &how) == ORDINALS_E_DIFFER)
+		tell_others(job, node, &differing, how.text);
+}
+
+/* An operation waits at a node. */
+static void compare(struct job *job, uint32_t node, const struct data_header *header,
+		    const char *name)
+{
+	const struct ordinal_operation operation = { name, header->key, header->root };
+	int r = ordinals_compare(&job->ordinals, header->round, &operation, true);
+	const struct failure *how = ordinals_differing(&job->ordinals, header->round);
+	struct data_header differing;
+
+	if (r == ORDINALS_E_FIRST || r == ORDINALS_E_AGAIN)
+		tell_others(job, node, header, name);
+	if (!how)
+		return;
+	differing = differing_header(how, header->round);
+	if (r == ORDINALS_E_DIFFER)
+		tell_others(job, node, &differing, how->text);
+	tell(job, node, &differing, how->text);
+}
+
+void ordinal_heard(struct job *job, uint32_t node, const struct data_header *header,
+		   const void *payload)
+{
+	char name[TENSOR_NAME_MAX + 1];
+
+	if (header->status) {
+		differ(job, node, header, payload);
+	} else if (header->len < sizeof(name) && text_is_plain(payload, header->len)) {
+		memcpy(name, payload, header->len);
+		name[header->len] = '\0';
+		compare(job, node, header, name);
+	}
+}
