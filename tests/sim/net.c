@@ -132,6 +132,7 @@ static const char *op_name(unsigned op)
 		[DATA_LEFT] = "LEFT",
 		[DATA_STOPPING] = "STOPPING",
 		[DATA_IDLE] = "IDLE",
+		[DATA_ORDINAL] = "ORDINAL",
 	};
 
 	return op < ARRAY_SIZE(names) && names[op] ? names[op] : "?";

@@ -28,7 +28,7 @@ const char *const job_kinds[JOB_KINDS] = {
 	[JOB_ROWS] = "rows",	   [JOB_BLOCKS] = "blocks",
 	[JOB_LEAVES] = "leaves",   [JOB_FAILS] = "fails",
 	[JOB_PAIR] = "pair",	   [JOB_LATE] = "late",
-	[JOB_ELASTIC] = "elastic",
+	[JOB_ELASTIC] = "elastic", [JOB_ORDERED] = "ordered",
 };
 
 /* -- Seeds and files -------------------------------------------------------------------------------------------------- */
@@ -89,7 +89,7 @@ void schedule_make(struct schedule *schedule, uint64_t seed, const struct schedu
 		schedule->n_servers = schedule->n_shared = 0;
 		schedule->n_local += (unsigned)rng_below(&rng, 3);
 	}
-	schedule->kind = rng_chance(&rng, 30) ? JOB_WAITS : (unsigned)rng_below(&rng, JOB_KINDS);
+	schedule->kind = rng_chance(&rng, 30) ? JOB_WAITS : (unsigned)rng_below(&rng, JOB_ORDERED);
 	if (fixed->kind != UINT32_MAX)
 		schedule->kind = fixed->kind;
 	if (schedule->kind == JOB_LEAVES || schedule->kind == JOB_FAILS)

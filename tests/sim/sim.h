@@ -88,6 +88,7 @@ enum job_kind {
 	JOB_PAIR,	 /* two jobs on the same daemons */
 	JOB_LATE,	 /* as JOB_QUORUM, and one rank is always late */
 	JOB_ELASTIC,	 /* goes on without ranks that die */
+	JOB_ORDERED, /* all ranks submit in one order, and say so; when asked for, not by seed */
 	JOB_KINDS,
 };
 extern const char *const job_kinds[JOB_KINDS];

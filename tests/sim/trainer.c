@@ -740,6 +740,9 @@ static void post(struct session *session, void *what)
 		posted->base.input_rows = request->input_rows;
 		posted->base.output_rows = request->output_rows;
 	}
+	if (world->schedule->kind == JOB_ORDERED)
+		posted->base.ordinal = (request->round - 1) * world->schedule->n_tensors +
+				       tensor_number(session->trainer, tensor) + 1;
 	if (request->asked.odd == session->trainer->rank &&
 	    (request->round % 2 || world->size == 1))
 		posted->base.input_count--;
@@ -800,12 +803,29 @@ static void begin(struct trainer *trainer)
 		ask(trainer->session, post, request);
 }
 
+/* Where all ranks submit in one order: round by round. */
+static struct tensor *next_in_order(struct trainer *trainer)
+{
+	struct tensor *next = &trainer->tensors[0];
+
+	for (unsigned i = 1; i < world->schedule->n_tensors; i++)
+		if (trainer->tensors[i].submitted < next->submitted)
+			next = &trainer->tensors[i];
+	return next;
+}
+
 /* A tensor whose next round may begin, or NULL. */
 static struct tensor *pick(struct trainer *trainer)
 {
 	struct tensor *found = NULL;
 	unsigned n = 0;
 
+	if (world->schedule->kind == JOB_ORDERED) {
+		found = next_in_order(trainer);
+		return found->submitted < world->schedule->n_rounds && found->n_flying < WINDOW
+			       ? found
+			       : NULL;
+	}
 	for (unsigned i = 0; i < world->schedule->n_tensors; i++) {
 		struct tensor *tensor = &trainer->tensors[i];
 
