@@ -406,9 +406,10 @@ struct bps_submit_params {
 	 */
 	int all_ranks;
 	/*
-	 * Of an operation that all ranks submit in one order with others, whatever the tensor: which of them it is, from 1. When
-	 * the n-th is of another tensor on one rank than on another, both fail at once with -EILSEQ, and the text says what each
-	 * has submitted. 0: it is none of them. PUSH_PULL_ROWS has none.
+	 * Of an operation that all ranks submit in one order with others, whatever their tensors:
+	 * its number among those, from 1. When two ranks' n-th ones are of different tensors, or
+	 * rounds of one, they fail at once with -EILSEQ and words that name both. 0: none of them.
+	 * PUSH_PULL_ROWS have none, nor do operations of an elastic job.
 	 */
 	uint64_t ordinal;
 };
@@ -430,12 +431,15 @@ int bps_barrier(struct bps_client *client, int64_t timeout_ms, struct bps_reques
 int bps_request_poll(struct bps_request *request);
 
 /*
- * Waits for completion. 0: done, the output holds the result. -ETIMEDOUT with the request still under way when
- * timeout_ms passed (BPS_FOREVER waits on; the request's own deadline still ends it). Otherwise how the request ended:
- * -EREMCHG (elastic job: its members have changed, and the operation depends on who is which; the text says what to do),
- * -ESTALE (this rank was dropped from an elastic job, as it was late), -ETIME (deadline; the text names who is missing), -ECANCELED, -EINVAL (ranks disagree), -ERANGE (an average of integers), -ENOSPC (PUSH_PULL_ROWS: the
- * result has more rows than there is room for here), -ECONNRESET or -EPIPE (a rank or server died; the text names it),
- * -ESHUTDOWN. May be called again and by several threads.
+ * Waits for completion. 0: done, the output holds the result. -ETIMEDOUT with the request still
+ * under way when timeout_ms passed (BPS_FOREVER waits on; the request's own deadline still ends
+ * it). Otherwise how the request ended: -EREMCHG (elastic job: its members have changed, and the
+ * operation depends on who is which; the text says what to do), -ESTALE (this rank was dropped from
+ * an elastic job, as it was late), -ETIME (deadline; the text names who is missing), -ECANCELED,
+ * -EINVAL (ranks disagree), -EILSEQ (ranks submit in different orders: `ordinal`), -ERANGE (an
+ * average of integers), -ENOSPC (PUSH_PULL_ROWS: the result has more rows than there is room for
+ * here), -ECONNRESET or -EPIPE (a rank or server died; the text names it), -ESHUTDOWN. May be
+ * called again and by several threads.
  */
 int bps_request_wait(struct bps_request *request, int64_t timeout_ms);
 

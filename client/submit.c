@@ -323,8 +323,10 @@ static int plan_check_kind(struct plan *plan)
 		return plan_refuse(plan, "it has no counts");
 	if (!rows && (p->width || p->input_rows || p->output_rows))
 		return plan_refuse(plan, "it has no rows");
-	if (rows && p->ordinal)
+	if (p->ordinal && rows)
 		return plan_refuse(plan, "it has no ordinal");
+	if (p->ordinal && plan->tensor->client->job.params.elastic)
+		return plan_refuse(plan, "an ordinal, but the job is elastic");
 	if (p->receive_counts && p->operation != BPS_ALL_TO_ALL)
 		return plan_refuse(plan, "it has no receive_counts");
 	if (p->memory != BPS_MEMORY_HOST && p->memory != BPS_MEMORY_CUDA)

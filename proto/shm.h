@@ -114,9 +114,15 @@ struct shm_entry {
 	uint64_t counts_offset;
 	uint64_t timeout_ms; /* since the daemon saw it; 0: the job's setting */
 	union {
-		/* push_pull_rows: int64_t[input_count / width] and room for int64_t[output_count / width]. */
-		uint64_t width; /* elements of a row */
-		/* Any other: which it is of this rank's operations that all ranks submit in one order, from 1; 0: none of them. */
+		/*
+		 * push_pull_rows: elements of a row; numbers are int64_t[input_count / width], and
+		 * there is room for int64_t[output_count / width].
+		 */
+		uint64_t width;
+		/*
+		 * Any other operation: its number among those that all ranks submit in one order,
+		 * from 1; 0: none of them.
+		 */
 		uint64_t ordinal;
 	};
 	uint64_t input_rows_offset;

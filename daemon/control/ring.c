@@ -388,8 +388,13 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->base.input_count = entry->input_count;
 	request->base.output_count = entry->output_count;
 	request->base.counts = NULL;
-	request->base.width = 0;
-	request->base.ordinal = entry->operation == OPERATION_PUSH_PULL_ROWS ? 0 : entry->ordinal;
+	/*
+	 * Of rows the width follows. Ranks of an elastic job that are lost are in no order with the
+	 * others.
+	 */
+	request->base.ordinal = entry->operation == OPERATION_PUSH_PULL_ROWS || session->elastic
+					? 0
+					: entry->ordinal;
 	request->base.input_rows = NULL;
 	request->base.output_rows = NULL;
 	request->base.n_rows = 0;

@@ -61,6 +61,7 @@ TEST(an_entry_stays)
 	ASSERT_AT(shm_entry, counts_offset, 80, 8);
 	ASSERT_AT(shm_entry, timeout_ms, 88, 8);
 	ASSERT_AT(shm_entry, width, 96, 8);
+	ASSERT_AT(shm_entry, ordinal, 96, 8);
 	ASSERT_AT(shm_entry, input_rows_offset, 104, 8);
 	ASSERT_AT(shm_entry, output_rows_offset, 112, 8);
 	ASSERT_AT(shm_entry, input_rows_buffer, 120, 4);

@@ -431,6 +431,41 @@ TEST(push_pull_rows_that_do_not_fit)
 	ASSERT_EQ(told(f.fake)->n_entries, 0);
 }
 
+TEST(ordinals)
+{
+	FIXTURE;
+	int64_t rows[8] = { 0 }, out_rows[8] = { 0 };
+
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, .ordinal = 7, IN_OUT));
+	ASSERT_EQ(told(f.fake)->entry.ordinal, 7);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_PUSH_PULL, IN_OUT));
+	ASSERT_EQ(told(f.fake)->entry.ordinal, 0);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BARRIER, .ordinal = UINT64_MAX));
+	ASSERT_EQ(told(f.fake)->entry.ordinal, UINT64_MAX);
+	ASSERT_FAILS(TRY_ROWS(p.ordinal = 8), EINVAL, "no ordinal");
+	ASSERT_OK(TRY_ROWS((void)p));
+	ASSERT_EQ(told(f.fake)->entry.width, 4);
+}
+
+/* Ranks that are lost are in no order with the others. */
+TEST(elastic_jobs_have_no_ordinals)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	struct bps_join_params join = { .size = sizeof(join), .world_size = 1, .elastic = 1 };
+	struct bps_client *client;
+	struct bps_tensor *tensor;
+
+	FAKE_SET(fake, features, CONTROL_FEATURE_ELASTIC);
+	client = fake_open(fake);
+	ASSERT_OK(bps_client_join(client, &join));
+	ASSERT_OK(bps_tensor_declare(client, "tensor", BPS_FLOAT32, 1, &tensor));
+	ASSERT_FAILS(TRY(tensor, .operation = BPS_BARRIER, .ordinal = 1), EINVAL,
+		     "the job is elastic");
+	ASSERT_OK(TRY(tensor, .operation = BPS_BARRIER));
+	bps_tensor_free(tensor);
+	bps_client_close(client);
+}
+
 TEST(rows_of_a_result)
 {
 	FIXTURE;

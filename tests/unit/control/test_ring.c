@@ -584,6 +584,34 @@ TEST(wrong_counts_fail_with_words)
 	ring_close(&ring);
 }
 
+/* Each is fine by itself, and of the other the trainer has never heard. */
+TEST(ordinals_that_differ_fail_with_words)
+{
+	struct ring ring;
+	uint32_t slots[2];
+	char text[ERROR_TEXT_MAX + 1];
+
+	ring_open(&ring, 2);
+	for (uint32_t i = 0; i < 2; i++) {
+		struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+
+		entry.output_offset = 4096;
+		entry.ordinal = 7;
+		if (i) {
+			entry.tensor = 2;
+			(void)trainer_send_declare(&ring.trainers[i], 2, "other", DTYPE_FLOAT32,
+						   100);
+		}
+		slots[i] = trainer_post(&ring.trainers[i], &entry);
+	}
+	for (uint32_t i = 0; i < 2; i++) {
+		ASSERT_EQ(trainer_wait(&ring.trainers[i], slots[i], text), -EILSEQ);
+		ASSERT_CONTAINS(text,
+				"number 7 rank 0 submitted tensor, round 1, and rank 1 other");
+	}
+	ring_close(&ring);
+}
+
 TEST(numbers_that_mean_nothing)
 {
 	struct ring ring;
