@@ -43,7 +43,10 @@ def milliseconds(seconds):
 class Request:
     """One submitted operation. Keeps what it works on alive until it has ended."""
 
-    __slots__ = ("_client", "_pointer", "_keep", "_waiters", "_ended", "_by_rows", "error", "rows", "turn", "came", "__weakref__")
+    __slots__ = (
+        *("_client", "_pointer", "_keep", "_waiters", "_ended", "_by_rows"),
+        *("error", "rows", "turn", "came", "ordinal", "__weakref__"),
+    )
 
     def __init__(self, client, pointer, keep, by_rows=False):
         self._client = client
@@ -56,6 +59,7 @@ class Request:
         self.rows = None  # of the result of a push_pull_rows, once it has ended
         self.came = None  # of an elastic job, once it has ended: its Outcome
         self.turn = None  # of the first of several requests: {"last": the last Handle of their name}
+        self.ordinal = 0  # its number among those that all ranks submit in one order, from 1; 0: none of them
 
     def poll(self):
         """Whether it has ended, well or not."""
@@ -134,6 +138,8 @@ class Request:
         """Under the lock: takes the outcome, and releases the request unless another thread waits in it."""
         if status != -errno.ETIMEDOUT and not self._ended:
             self.error = error_from(status, text) if status else None
+            if status == -errno.EILSEQ:
+                self._client.disagreed = max(self._client.disagreed, self.ordinal)
             rows = ctypes.c_uint64()
             if self._by_rows and self._client.lib.bps_request_rows(self._pointer, ctypes.byref(rows)) == 0:
                 self.rows = rows.value
@@ -274,6 +280,9 @@ class Client:
         self.forked = False  # this process is a child of the one that the client belongs to
         self.tensors = {}  # name: (pointer, dtype, elements)
         self.turns = {}  # name: {"last": its last Handle}, of operations of more than one request
+        self.orders = None  # the thread whose operations without names all ranks submit in one order: init()'s
+        self.ordinals = 0  # under the lock: operations submitted in that order
+        self.disagreed = 0  # the last of them that was another one on another rank
         self.outstanding = {}  # requests in the order of their submission; the values are of no use
         self.completer = None  # under the lock: who watches requests for others; has a stop(), called at the end
         self.closed = False  # the library's client is gone
@@ -386,14 +395,23 @@ class Client:
         known = self.tensors.get(name)
         return known is not None and known[1:] != (dtype, elements)
 
-    def submit(self, tensor, params, keep, device=None, stream=None):
-        """device: whose memory input and output are, which has stream(): the handle of the one that is current there."""
+    def orders_here(self):
+        """Whether operations that this thread begins without names have one order on all ranks. Not in an elastic job:
+        ranks that are lost may have done something else.
+        """
+        return self.orders == threading.get_ident() and not self.elastic
+
+    def submit(self, tensor, params, keep, device=None, stream=None, ordered=False):
+        """device: whose memory input and output are, which has stream(): the handle of the one that is current there.
+
+        ordered: all ranks submit it in one order with others of these, one thread at a time.
+        """
         params.size = ctypes.sizeof(SubmitParams)
         if device is not None:
             params.memory, params.stream = Memory.CUDA, device.stream() if stream is None else stream
         by_rows = params.operation == Operation.PUSH_PULL_ROWS
         arguments = (self.lib.bps_submit, tensor, ctypes.byref(params))
-        request = self._start(keep, *arguments, by_rows=by_rows, device=device)
+        request = self._start(keep, *arguments, by_rows=by_rows, device=device, counted=params if ordered else None)
         if device is not None:
             self.warn()
         return request
@@ -406,12 +424,15 @@ class Client:
     def barrier(self, timeout=None):
         return self._start(None, self.lib.bps_barrier, self.pointer, milliseconds(timeout))
 
-    def _start(self, keep, function, *arguments, by_rows=False, device=None):
+    def _start(self, keep, function, *arguments, by_rows=False, device=None, counted=None):
+        """counted: parameters that get the next ordinal; one that is refused takes none."""
         pointer = ctypes.c_void_p()
         while True:
             with self.lock:
                 self.check_open()
                 self.raise_late()
+                if counted is not None:
+                    counted.ordinal = self.ordinals + 1
                 if device is None:
                     status = function(*arguments, ctypes.byref(pointer))
                     text = last_error(self.lib) if status else ""
@@ -425,6 +446,8 @@ class Client:
                         request = DeviceRequest(self, pointer.value, keep, device)
                     else:
                         request = Request(self, pointer.value, keep, by_rows)
+                    if counted is not None:
+                        self.ordinals = request.ordinal = counted.ordinal
                     self.outstanding[request] = None
                     return request
                 error = error_from(status, text)
@@ -778,6 +801,7 @@ def init(
             return client
 
         client = run_interruptible(open_and_join)
+        client.orders = threading.get_ident()
         del kept  # what params.secret pointed to
         try:
             for opened, _ in _followers:

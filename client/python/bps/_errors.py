@@ -48,6 +48,7 @@ _CLASSES = {
     errno.ESHUTDOWN: BpsConnectionError,
     errno.EINVAL: BpsValueError,
     errno.ERANGE: BpsValueError,
+    errno.EILSEQ: BpsValueError,
     errno.ECANCELED: BpsCanceledError,
     errno.EREMCHG: BpsMembershipError,
     errno.ESTALE: BpsDroppedError,

@@ -210,6 +210,20 @@ def tensor_name(operation, name, dtype, count):
     return f"{operation}.noname.{dtype.name.lower()}.{size}"
 
 
+def tensor_after(client, full):
+    """The name that takes full's place among operations in one order. Once ranks have differed, they have come to a
+    tensor differently often, and go on with others.
+    """
+    return f"{full}.after.{client.disagreed}" if client.disagreed else full
+
+
+def _in_order(client, name, full):
+    """(the name of a call's tensor, whether it is in one order with others). name: the caller's; full: the tensor's."""
+    if name is not None or not client.orders_here():
+        return full, False
+    return tensor_after(client, full), True
+
+
 def _counts(values):
     return (ctypes.c_uint64 * len(values))(*values)
 
@@ -232,14 +246,15 @@ def _submit(client, name, elements, source, target, operation, stream=None, **mo
         timeout_ms=_client.milliseconds(more.get("timeout")),
         all_ranks=more.get("all_ranks", False),
     )
-    return client.submit(tensor, params, (source.owner, target.owner), target.device or source.device, stream)
+    device = target.device or source.device
+    return client.submit(tensor, params, (source.owner, target.owner), device, stream, more.get("ordered", False))
 
 
 def push_pull(source, target, reduction, name=None, priority=0, timeout=None, all_ranks=False):
     client = _client.current()
-    full = tensor_name("push_pull", name, source.dtype, source.count)
+    full, ordered = _in_order(client, name, tensor_name("push_pull", name, source.dtype, source.count))
     more = {"reduction": reduction, "priority": priority, "timeout": timeout, "all_ranks": all_ranks}
-    return _submit(client, full, source.count, source, target, Operation.PUSH_PULL, **more)
+    return _submit(client, full, source.count, source, target, Operation.PUSH_PULL, ordered=ordered, **more)
 
 
 def accumulate(source, target, name, priority=0, timeout=None, all_ranks=False):
@@ -304,20 +319,30 @@ def push_pull_rows(source, table, target, reduction, name=None, priority=0, time
     return client.submit(client.declare(full, dtype, table * width), params, keep)
 
 
-def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=False, timeout=None):
-    """In place: span holds what is sent on the root, and what has come elsewhere."""
+def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=False, timeout=None, ordered=None):
+    """In place: span holds what is sent on the root, and what has come elsewhere. ordered: None: as the name says."""
     client = _client.current()
     if not 0 <= root < client.size:
         raise BpsValueError(errno.EINVAL, f"root rank {root} is not one of the {client.size} ranks")
     elements = VARIABLE if variable else span.count
-    full = tensor_name(kind, name, span.dtype, elements)
+    full, by_name = _in_order(client, name, tensor_name(kind, name, span.dtype, elements))
     source = Span(span.address if client.rank == root else None, span.dtype, span.count, device=span.device)
-    more = {"root": root, "priority": priority, "timeout": timeout}
+    more = {"root": root, "priority": priority, "timeout": timeout, "ordered": by_name if ordered is None else ordered}
     return _submit(client, full, elements, source, span, Operation.BROADCAST, **more)
 
 
 def barrier(timeout=None):
-    return _client.current().barrier(timeout)
+    client = _client.current()
+    if client.elastic:
+        return client.barrier(timeout)
+    full, ordered = _in_order(client, None, "barrier.noname")
+    return named_barrier(client, full, timeout, ordered)
+
+
+def named_barrier(client, full, timeout, ordered):
+    tensor = client.declare(full, DType.UINT8, 0)
+    params = SubmitParams(operation=Operation.BARRIER, timeout_ms=_client.milliseconds(timeout))
+    return client.submit(tensor, params, None, ordered=ordered)
 
 
 def _int64_span(values):
@@ -344,18 +369,23 @@ def _in_turn(client, request, full):
 def all_gather_equal(source, target, name, timeout=None):
     """As many elements of each rank, known beforehand: target has room for all."""
     client = _client.current()
-    full = tensor_name("all_gather_equal", name, source.dtype, source.count)
-    return _submit(client, full, source.count, source, target, Operation.ALL_GATHER, timeout=timeout)
+    full, ordered = _in_order(client, name, tensor_name("all_gather_equal", name, source.dtype, source.count))
+    more = {"timeout": timeout, "ordered": ordered}
+    return _submit(client, full, source.count, source, target, Operation.ALL_GATHER, **more)
 
 
-def all_gather(span, rows, row, make, name=None, timeout=None):
-    """Steps. span: rows of row elements. make(rows) gives (result, Span). Returns (result, rows of each rank)."""
+def all_gather(span, rows, row, make, name=None, timeout=None, ordered=None):
+    """Steps. span: rows of row elements. make(rows) gives (result, Span). Returns (result, rows of each rank).
+
+    ordered: None: as the name says.
+    """
     client = _client.current()
     stream = span.device and span.device.stream()  # what follows may be done by another thread
-    full = tensor_name("all_gather", name, span.dtype, VARIABLE)
+    full, by_name = _in_order(client, name, tensor_name("all_gather", name, span.dtype, VARIABLE))
+    first = {"timeout": timeout, "ordered": by_name if ordered is None else ordered}
     _, mine = _int64_span([rows, row])
     table, all_of_them = _int64_span([0] * (2 * client.size))
-    request = _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, timeout=timeout)
+    request = _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, **first)
     yield _in_turn(client, request, full)
     came = request.came
     if came is not None:  # of an elastic job fewer may have come; all ranks see the same outcome
@@ -378,7 +408,7 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
     """
     client = _client.current()
     stream = span.device and span.device.stream()
-    full = tensor_name("all_to_all", name, span.dtype, VARIABLE)
+    full, ordered = _in_order(client, name, tensor_name("all_to_all", name, span.dtype, VARIABLE))
     if len(splits) != client.size or min(splits) < 0 or sum(splits) != rows:
         raise BpsValueError(
             errno.EINVAL,
@@ -386,7 +416,8 @@ def all_to_all(span, rows, row, splits, make, name=None, timeout=None):
         )
     _, mine = _int64_span([value for n in splits for value in (n, row)])
     table, others = _int64_span([0] * (2 * client.size))
-    request = _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, timeout=timeout)
+    first = {"timeout": timeout, "ordered": ordered}
+    request = _submit(client, full + ".rows", 2 * client.size, mine, others, Operation.ALL_TO_ALL, **first)
     yield _in_turn(client, request, full)
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
@@ -422,8 +453,8 @@ def scatter_rows(rows):
 
 def reduce_scatter(source, target, row, rows, reduction, name=None, timeout=None):
     client = _client.current()
-    full = tensor_name("reduce_scatter", name, source.dtype, source.count)
-    more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout}
+    full, ordered = _in_order(client, name, tensor_name("reduce_scatter", name, source.dtype, source.count))
+    more = {"counts": _counts([n * row for n in rows]), "reduction": reduction, "timeout": timeout, "ordered": ordered}
     return _submit(client, full, source.count, source, target, Operation.REDUCE_SCATTER, **more)
 
 
@@ -435,11 +466,12 @@ def _bytes_span(buffer):
 
 def broadcast_object(obj, root, name=None, timeout=None):
     """Steps."""
-    mine = _client.current().rank == root  # now: in an elastic job another may be root's number before this ends
+    client = _client.current()
+    mine = client.rank == root  # now: in an elastic job another may be root's number before this ends
     data = bytearray(pickle.dumps(obj)) if mine else None
     size, size_span = _int64_span([len(data) if data is not None else 0])
-    name = "noname" if name is None else name
-    yield broadcast(size_span, root, f"{name}.size", kind="broadcast_object", timeout=timeout)
+    name, ordered = _in_order(client, name, "noname" if name is None else name)
+    yield broadcast(size_span, root, f"{name}.size", kind="broadcast_object", timeout=timeout, ordered=ordered)
     if data is None:
         data = bytearray(size[0])
     if size[0]:
@@ -458,8 +490,8 @@ def allgather_object(obj, name=None, timeout=None):
         gathered = bytearray(size)
         return gathered, _bytes_span(gathered)
 
-    name = "noname" if name is None else name
-    gathered, sizes = yield from all_gather(_bytes_span(data), len(data), 1, make, f"object.{name}", timeout)
+    name, ordered = _in_order(_client.current(), name, "noname" if name is None else name)
+    gathered, sizes = yield from all_gather(_bytes_span(data), len(data), 1, make, f"object.{name}", timeout, ordered)
     objects, start = [], 0
     for size in sizes:
         objects.append(pickle.loads(memoryview(gathered)[start : start + size]))

@@ -31,6 +31,14 @@ def test_trouble(run_ranks, trouble):
     run_ranks("trouble.py", 2, trouble)
 
 
+def test_operations_without_names_differ(run_ranks):
+    run_ranks("mismatch.py", 4)
+
+
+def test_operations_without_names_differ_through_a_server(run_ranks):
+    run_ranks("mismatch.py", 4, "check_sizes", "check_operations", "check_the_order", BPS_FORCE_DISTRIBUTED=1)
+
+
 def test_a_rank_is_killed(run_launch):
     done = run_launch("-np", 3, sys.executable, RANKS / "trouble.py", "a_rank_is_killed")
     assert done.returncode == 137, done.stderr

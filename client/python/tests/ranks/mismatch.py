@@ -1,0 +1,134 @@
+"""Operations without names differ among ranks: all are told at once, and the job goes on. Four ranks; one is alone."""
+
+import sys
+import threading
+
+import checks
+import numpy as np
+
+import bps
+
+ALONE = 2
+
+
+def ones(n, dtype=np.float32):
+    return np.ones(n, dtype)
+
+
+def differ(alone, others, *words):
+    """One rank does something else. Were they not told, they would be at the end of request_timeout, and otherwise."""
+    try:
+        (alone if bps.rank() == ALONE else others)()
+    except RuntimeError as error:
+        assert isinstance(error, bps.BpsValueError), repr(error)
+        for word in (f"rank {ALONE} ", *words):
+            assert word in str(error), error
+    else:
+        raise AssertionError("nobody said that the ranks differ")
+    goes_on()
+
+
+def goes_on():
+    for n in (3, 4):
+        assert bps.push_pull(ones(n), average=False).tolist() == [4] * n
+        assert len(bps.allgather(ones(n))) == 4 * n
+        bps.barrier()
+        assert bps.broadcast_object(bps.rank(), 1) == 1
+
+
+def check_sizes():
+    differ(lambda: bps.push_pull(ones(4)), lambda: bps.push_pull(ones(3)), "push_pull.noname.float32.4", "float32.3")
+
+
+def check_sizes_that_are_known():
+    goes_on()
+    differ(lambda: bps.push_pull(ones(4)), lambda: bps.push_pull(ones(3)))
+
+
+def check_types():
+    differ(lambda: bps.push_pull(ones(3, np.int64)), lambda: bps.push_pull(ones(3)), "int64", "float32")
+
+
+def check_operations():
+    ways = {
+        "push_pull": lambda: bps.push_pull(ones(4)),
+        "broadcast.": lambda: bps.broadcast(ones(4), 0),
+        "all_gather": lambda: bps.allgather(ones(4)),
+        "all_to_all": lambda: bps.alltoall(ones(4)),
+        "reduce_scatter": lambda: bps.reducescatter(ones(4)),
+        "barrier": bps.barrier,
+        "broadcast_object": lambda: bps.broadcast_object({}, 0),
+        "object": lambda: bps.allgather_object({}),
+    }
+    names = list(ways)
+    for one, other in zip(names, names[1:] + names[:1]):
+        differ(ways[one], ways[other], one, other)
+
+
+def check_an_operation_more():
+    def once_more():
+        bps.push_pull(ones(3))
+        bps.broadcast(ones(3), 0)
+
+    differ(once_more, lambda: (bps.push_pull(ones(3)), bps.barrier()), "barrier", "broadcast")
+
+
+def check_the_order():
+    def start(*sizes):
+        handles = [bps.push_pull_async(ones(n)) for n in sizes]
+        for handle in reversed(handles):
+            try:
+                handle.wait()
+            except bps.BpsError as error:
+                first = error
+        raise first
+
+    differ(lambda: start(4, 3), lambda: start(3, 4), "float32.3", "float32.4")
+
+
+def check_names_need_no_order():
+    sizes = (3, 4) if bps.rank() == ALONE else (4, 3)
+    handles = [bps.push_pull_async(ones(n), average=False, name=f"of {n}") for n in sizes]
+    assert [len(handle.wait()) for handle in handles] == list(sizes)
+    goes_on()
+
+
+def check_other_threads_need_no_order():
+    """What they begin is in no order with what the thread does that has called init()."""
+    handles = {}
+
+    def begin(n):
+        handles[n] = bps.push_pull_async(ones(n), average=False)
+
+    def begin_in_another_thread(n):
+        thread = threading.Thread(target=begin, args=(n,))
+        thread.start()
+        thread.join()
+
+    steps = [(begin, 5), (begin_in_another_thread, 6)]  # of sizes on which ranks have not differed
+    for step, n in reversed(steps) if bps.rank() == ALONE else steps:
+        step(n)
+    assert [handles[n].wait().tolist() for n in (5, 6)] == [[4] * 5, [4] * 6]
+    goes_on()
+
+
+def check_what_is_refused_is_none():
+    if bps.rank() == ALONE:
+        try:
+            bps.push_pull(ones(3, bool))
+            raise AssertionError("bool has an average")
+        except bps.BpsValueError as error:
+            assert "bool" in str(error), error
+    goes_on()
+
+
+def main():
+    bps.init(request_timeout=60)
+    for _, check in checks.chosen(globals(), sys.argv[1:]):
+        check()
+    bps.barrier()
+    print("done", flush=True)
+
+
+if __name__ == "__main__":
+    main()
