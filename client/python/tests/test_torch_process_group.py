@@ -54,9 +54,15 @@ def test_training_through_a_server(run_group):
     run_group("process_group_train.py", 2, "check_ddp", "check_fsdp2", BPS_FORCE_DISTRIBUTED=1)
 
 
+def test_checkpoints_beside_a_training_that_imports_nothing_of_bps(run_ranks, tmp_path):
+    run_ranks("process_group_checkpoint.py", 2, tmp_path / "checkpoint")
+
+
 TROUBLES = [
     "ranks_disagree_about_the_size",
     "ranks_disagree_about_the_call",
+    "ranks_disagree_about_the_type",
+    "one_rank_has_come_to_a_barrier",
     "a_rank_does_not_call",
     "a_wait_of_its_own_length",
     "a_rank_does_not_come",

@@ -5,7 +5,8 @@ group's calls are numbered; a call's number says under which name it travels, so
 told of it, and calls less than SLOTS apart do not wait for one another.
 
 Threads. Who waits for a call sees to its end; where C++ or a user asks for a future instead, the thread of the group's
-client does (see _futures). Calls may come from any thread, in the same order on all ranks.
+client does (see _futures). Calls may come from any thread, in the same order on all ranks; those of the thread in which
+torch.distributed.checkpoint.async_save() writes beside the program are an order of their own.
 
 The group is a subclass of torch's ProcessGroup and not of Backend, since C++ wraps what a Backend returns and then
 never calls it completed. Its Work is a subclass too, since one that torch makes from a future does not tell of errors.
@@ -24,16 +25,18 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from .. import _ops
 from .._client import run_interruptible
 from .._errors import BpsCanceledError, BpsError, BpsTimeoutError
 from .._library import VARIABLE, SubmitParams
-from .._ops import Handle
+from .._ops import Handle, tensor_after
 from . import _devices, _futures
 from . import _process_group_moves as moves
 from . import _process_group_sparse
 from ._process_group_layout import agree, connect
 
 SLOTS = 16
+ASIDE = "AsyncCheckpointExecutor"  # how torch.distributed.checkpoint names the thread of async_save()
 OLDEST = (2, 8)  # before, C++ forgets what Python returned to it while it is under way
 
 
@@ -41,6 +44,10 @@ def failure(error):
     """A BpsError as torch's backends fail; timeouts by the words that programs look for."""
     timed_out = "Timed out waiting: " if isinstance(error, BpsTimeoutError) else ""
     return dist.DistBackendError(f"bps: {timed_out}{error.strerror or error}")
+
+
+def _is_aside():
+    return threading.current_thread().name.startswith(ASIDE)
 
 
 def _milliseconds(timeout):
@@ -81,7 +88,7 @@ def _steps(requests, moved, result):
     return result
 
 
-def _submit(client, name, move, timeout_ms, stream=None):
+def _submit(client, name, move, timeout_ms, stream=None, ordered=False):
     client.check_process()  # before any lock, which another thread may have held at the fork
     tensor = client.declare(name, move.dtype, VARIABLE)
     source, target = move.source, move.target
@@ -98,7 +105,7 @@ def _submit(client, name, move, timeout_ms, stream=None):
         root=move.root,
         timeout_ms=timeout_ms,
     )
-    return client.submit(tensor, params, (source, target), device, stream)
+    return client.submit(tensor, params, (source, target), device, stream, ordered)
 
 
 class _Pair:
@@ -273,6 +280,7 @@ class ProcessGroupBps(dist.ProcessGroup):
         self._timeout_ms = _milliseconds(timeout)
         self._lock = threading.Lock()
         self._calls = 0  # under the lock
+        self._calls_aside = 0  # under the lock: of the thread of async_save()
         self._pairs = {}  # under the lock: rank: _Pair
         self._sparse = None  # under the lock: the Handle of the last sparse call
         self._group_name = ""
@@ -358,12 +366,19 @@ class ProcessGroupBps(dist.ProcessGroup):
         try:
             with self._lock:
                 for move in moved:
-                    self._calls += 1
-                    name = f"{self._calls % SLOTS}.{move.dtype.name.lower()}"
-                    requests.append(_submit(self._client, name, move, timeout_ms))
+                    name, ordered = self._next_name(move.dtype.name.lower())
+                    requests.append(_submit(self._client, name, move, timeout_ms, ordered=ordered))
         except BpsError as error:
             raise failure(error) from error
         return self._work(Handle(_steps(requests, moved, result)), result, opts)
+
+    def _next_name(self, dtype):
+        """With the lock: (the name of the next call of this thread, whether it is in one order with others)"""
+        if _is_aside():
+            self._calls_aside += 1
+            return f"aside.{self._calls_aside % SLOTS}.{dtype}", False
+        self._calls += 1
+        return tensor_after(self._client, f"{self._calls % SLOTS}.{dtype}"), True
 
     def _work(self, handle, tensors, opts):
         if not getattr(opts, "asyncOp", True):
@@ -466,7 +481,10 @@ class ProcessGroupBps(dist.ProcessGroup):
     def barrier(self, opts=None):
         try:
             self._client.check_process()
-            request = self._client.barrier(self._timeout(opts) / 1000)
+            aside = _is_aside()
+            with self._lock:
+                name = "barrier.aside" if aside else tensor_after(self._client, "barrier.noname")
+                request = _ops.named_barrier(self._client, name, self._timeout(opts) / 1000, ordered=not aside)
         except BpsError as error:
             raise failure(error) from error
         return self._work(Handle(_steps([request], [], [])), [], opts)

@@ -40,6 +40,16 @@ for ranks in ([0, 1, 2], [1, SIZE - 1]):
         dist.all_reduce(mine, group=group)
         assert torch.equal(mine, total(ranks)), ranks
     dist.barrier()
+for _ in range(2):  # machines tell each other, and the group goes on
+    try:
+        dist.all_reduce(torch.ones(3, dtype=torch.int64 if RANK == SIZE - 1 else torch.float32))
+        raise AssertionError("nobody said that the ranks differ")
+    except dist.DistBackendError as error:
+        for word in (f"rank {SIZE - 1} ", "float32", "int64"):
+            assert word in str(error), error
+    mine = given(RANK)
+    dist.all_reduce(mine)
+    assert torch.equal(mine, total(range(SIZE)))
 out, peer = torch.zeros(70000), (RANK + 1) % SIZE
 works = [dist.isend(given(RANK), peer), dist.irecv(out, (RANK - 1) % SIZE)]
 for work in works:

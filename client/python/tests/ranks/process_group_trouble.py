@@ -53,6 +53,23 @@ def ranks_disagree_about_the_call():
     expect(["rank 0", "rank 1"], call)
 
 
+def ranks_disagree_about_the_type():
+    init()
+    words = ["rank 0", "rank 1", "float32", "int64"]
+    for _ in range(2):
+        expect(words, dist.all_reduce, torch.ones(3, dtype=torch.int64 if RANK else torch.float32))
+        mine = torch.ones(5)
+        dist.all_reduce(mine)
+        assert mine.tolist() == [2] * 5
+
+
+def one_rank_has_come_to_a_barrier():
+    init()
+    for _ in range(2):
+        expect(["rank 0", "rank 1", "barrier"], dist.barrier if RANK else lambda: dist.all_reduce(torch.ones(3)))
+        dist.barrier()
+
+
 def a_rank_does_not_call():
     store = init()
     dist.group.WORLD.set_timeout(timedelta(seconds=2))
