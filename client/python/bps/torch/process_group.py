@@ -260,7 +260,8 @@ _live = weakref.WeakSet()
 class _Backend(c10d.Backend):
     """What the group shows as the backend of its devices. Carries out nothing."""
 
-    supports_coalescing = supports_splitting = supports_shrinking = supports_reconfigure = supports_window = False
+    supports_splitting = True
+    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = False
     _supports_time_estimate = False
 
     def getBackendName(self):
@@ -271,8 +272,24 @@ class _Backend(c10d.Backend):
 class ProcessGroupBps(dist.ProcessGroup):
     """One group of ranks. Names and arguments are those that C++ and torch.distributed call."""
 
-    def __init__(self, client, layout, rank, size, timeout):
+    def __init__(self, store, rank, size, timeout):
+        """Returns when all ranks have come, which find each other through the store."""
         super().__init__(rank, size)
+
+        def join():
+            client, layout = agree(store, rank, size)
+            try:
+                layout.join(client, rank, _milliseconds(timeout))
+            except BaseException:
+                client.close()
+                raise
+            return client, layout
+
+        try:
+            client, layout = run_interruptible(join)
+        except BpsError as error:
+            raise failure(error) from error
+        self._store = store
         self._client = client
         self._layout = layout
         self._me = rank
@@ -337,6 +354,24 @@ class ProcessGroupBps(dist.ProcessGroup):
 
     def _set_default_timeout(self, timeout):
         self.set_timeout(timeout)
+
+    # -- Its parts
+
+    def get_group_store(self):
+        return self._store
+
+    def split_group(self, ranks, timeout=None, opts=None, group_name=None, group_desc=None, device_types=None):
+        """A group of some of the ranks, in this order; None on the others, which wait for nobody."""
+        if opts is not None:
+            raise TypeError("the backend bps takes no pg_options")
+        if self._me not in ranks:
+            return None
+        store = dist.PrefixStore(f"{group_name}/", self._store)
+        timeout = timeout or datetime.timedelta(milliseconds=self._timeout_ms)
+        group = ProcessGroupBps(store, ranks.index(self._me), len(ranks), timeout)
+        group.setGroupName(group_name)
+        group.setGroupDesc(group_desc or f"{self._group_desc}:split")
+        return group
 
     # -- Its end
 
@@ -547,22 +582,7 @@ def create(options, backend_options):
         )
     if backend_options is not None:
         raise TypeError("the backend bps takes no pg_options")
-    rank, size = options.group_rank, options.group_size
-
-    def join():
-        client, layout = agree(options.store, rank, size)
-        try:
-            layout.join(client, rank, _milliseconds(options.timeout))
-        except BaseException:
-            client.close()
-            raise
-        return client, layout
-
-    try:
-        client, layout = run_interruptible(join)
-    except BpsError as error:
-        raise failure(error) from error
-    return ProcessGroupBps(client, layout, rank, size, options.timeout)
+    return ProcessGroupBps(options.store, options.group_rank, options.group_size, options.timeout)
 
 
 @atexit.register

@@ -394,6 +394,26 @@ def check_groups():
     refused(ValueError, "not initialized", dist.all_reduce, torch.ones(1), group=alone)
 
 
+def check_split():
+    """The ranks of a part stand in the order that is asked for; who is in none waits for nobody."""
+    if not hasattr(dist, "split_group"):
+        return
+    half = max(1, SIZE // 2)
+    parts = [list(range(half))[::-1], list(range(half, 2 * half))]
+    for _ in range(2):  # each is a group of its own
+        part = dist.split_group(split_ranks=[p for p in parts if p and max(p) < SIZE])
+        mine = next((p for p in parts if RANK in p), None)
+        if mine is None:
+            assert part is dist.GroupMember.NON_GROUP_MEMBER
+            continue
+        assert (part.size(), part.rank()) == (half, mine.index(RANK))
+        x = given(RANK, torch.float32, 5)
+        dist.all_reduce(x, group=part)
+        assert equal(x, total([given(r, torch.float32, 5) for r in mine], Op.SUM))
+        refused(TypeError, "pg_options", part.split_group, [0], opts=object())
+        dist.destroy_process_group(part)
+
+
 def check_barriers():
     dist.barrier()
     dist.barrier(async_op=True).wait()
