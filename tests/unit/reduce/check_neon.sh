@@ -19,7 +19,7 @@ cd "$root"
 aarch64-linux-gnu-gcc -std=gnu17 -D_GNU_SOURCE -O3 -ffp-contract=off -fno-math-errno -fno-trapping-math \
 	-fno-strict-aliasing -Wall -Wextra -Werror -Wno-unused-parameter -Wno-missing-field-initializers \
 	-I. -Idaemon -Itests/lib -static \
-	daemon/reduce/reduce.c daemon/reduce/divide.c daemon/reduce/sum_scalar.c daemon/reduce/sum_neon.c \
+	daemon/reduce/reduce.c daemon/reduce/average.c daemon/reduce/sum_scalar.c daemon/reduce/sum_neon.c \
 	proto/types.c tests/unit/reduce/test_reduce.c tests/unit/reduce/reference.c tests/lib/test.c \
 	-lm -pthread -o "$work/test-reduce-aarch64"
 tests=$(qemu-aarch64 "$work/test-reduce-aarch64" --list | grep -v -e ^every_ -e larger_than_the_caches)
