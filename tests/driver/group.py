@@ -14,29 +14,41 @@ SANITIZER = {
 
 
 _running = set()  # process groups of commands
-_is_ending = threading.Event()
+_starting = threading.RLock()  # between the beginning of a command and its entry there
 
 
 def kill_running():
-    """Ends all commands, and those that are started later: a thread that waits for one goes on, however this process is to end."""
-    _is_ending.set()
+    """Ends all commands, and lets no thread begin another: this process is about to end."""
+    _starting.acquire()
     for group in list(_running):
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, signal.SIGKILL)
+
+
+# So often the main thread looks up from what it waits for: a signal that comes just before the wait begins does not end it.
+LOOK_S = 1
+
+
+def has_ended(pidfd, seconds):
+    """Whether a process ends within so many seconds."""
+    end = time.monotonic() + seconds
+    while not select.select([pidfd], [], [], max(0, min(LOOK_S, end - time.monotonic())))[0]:
+        if time.monotonic() >= end:
+            return False
+    return True
 
 
 def run(command, env, folder=TOP, seconds=AGAIN_S):
     """A command in a session of its own, which is killed after so many seconds, or with us. Returns its exit status, as
     subprocess has it, what it printed, and the CPU seconds of it and of all that it has waited for."""
     with tempfile.TemporaryFile('w+', errors='replace') as output:
-        process = subprocess.Popen(list(map(str, command)), env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        with _starting:
+            process = subprocess.Popen(list(map(str, command)), env=env, cwd=folder, stdin=subprocess.DEVNULL, stdout=output,
+                                       stderr=subprocess.STDOUT, start_new_session=True)
+            _running.add(process.pid)
         pidfd, is_late = os.pidfd_open(process.pid), True
-        _running.add(process.pid)
-        if _is_ending.is_set():
-            os.killpg(process.pid, signal.SIGKILL)
         try:
-            is_late = not select.select([pidfd], [], [], seconds)[0]
+            is_late = not has_ended(pidfd, seconds)
         finally:
             if is_late:
                 os.killpg(process.pid, signal.SIGKILL)
@@ -258,4 +270,7 @@ class Install(Whole):
 def together(groups, at_once=3):
     """Runs groups that wait more than they compute beside each other, in the order given. Returns their outcomes."""
     with concurrent.futures.ThreadPoolExecutor(at_once) as threads:
-        return list(threads.map(Group.measured, groups))
+        measured = [threads.submit(Group.measured, group) for group in groups]
+        while concurrent.futures.wait(measured, LOOK_S).not_done:
+            pass
+        return [each.result() for each in measured]

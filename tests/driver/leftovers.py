@@ -3,7 +3,7 @@
 A run holds the lock of its folder as long as it lives, which the kernel lets go of when it does not, after a reboot as well. Tests
 find the folder as TMPDIR. By that name their processes are found, and scripts/netns notes there what it makes.
 """
-import contextlib, fcntl, glob, os, shutil, signal, subprocess, sys, tempfile
+import contextlib, fcntl, glob, os, shutil, signal, subprocess, tempfile
 
 from .build import TOP
 
@@ -11,12 +11,18 @@ PREFIX = 'bps-run-'
 PLACES = ['/tmp', '/dev/shm']  # tests/lib/cluster.py uses the second, under the same name
 
 
+_folder = None  # of this run
+
+
 def take_signals(let_go):
-    """A run that is asked to end calls let_go() and removes its folder first. Handlers are not inherited, while a shell has what it runs in the
-    background ignore SIGINT and SIGQUIT, and so would each child of the run that a test interrupts."""
+    """A run that is asked to end calls let_go() and removes its folder first. It ends in the handler: an exception, wherever the main thread
+    is just then, may leave locks of the interpreter's held, for which other threads wait. Handlers are not inherited, while a shell has
+    what it runs in the background ignore SIGINT and SIGQUIT, and so would each child of the run that a test interrupts."""
     def end(number, _):
         let_go()
-        sys.exit(128 + number)
+        if _folder:
+            remove(_folder)
+        os._exit(128 + number)
     for number in signal.SIGINT, signal.SIGQUIT, signal.SIGTERM, signal.SIGHUP:
         signal.signal(number, end)
 
@@ -24,6 +30,7 @@ def take_signals(let_go):
 @contextlib.contextmanager
 def run_folder():
     """Sweeps, and makes the folders of this run: for the length of a with-block, TMPDIR."""
+    global _folder
     sweep()
     folder = tempfile.mkdtemp(prefix=PREFIX, dir=PLACES[0])
     os.chmod(folder, 0o755)  # tests become other users
@@ -34,9 +41,11 @@ def run_folder():
             os.mkdir(memory)
         before = os.environ.get('TMPDIR')
         os.environ['TMPDIR'] = folder
+        _folder = folder
         try:
             yield folder
         finally:
+            _folder = None
             if before is None:
                 del os.environ['TMPDIR']
             else:
