@@ -39,8 +39,9 @@ static bool is_self(const struct pipeline_job *job, const struct data_added *add
 
 int pipeline_add_places(struct pipeline_job *job)
 {
-	for (uint32_t i = (uint32_t)(job->n_servers - job->n_viewed); i < job->added.n; i++) {
-		const struct data_added *added = &job->added.servers[i];
+	for (uint32_t i = (uint32_t)(job->fleet.n_servers - job->fleet.n_viewed);
+	     i < job->placement.added.n; i++) {
+		const struct data_added *added = &job->placement.added.servers[i];
 		struct view_member member = {
 			.roles = ROLE_SERVER,
 			.bandwidth_mbps = added->bandwidth_mbps,
@@ -55,17 +56,17 @@ int pipeline_add_places(struct pipeline_job *job)
 		if (r)
 			return error_trace(r);
 		/* Should all others be gone when the next process looks, it has to find this one. */
-		if (ledger_added_read(job->ledger, &known) ||
+		if (ledger_added_read(job->resumption.ledger, &known) ||
 		    data_added_find(&known, added->name, added->address) == known.n)
-			ledger_added_keep(job->ledger, added);
+			ledger_added_keep(job->resumption.ledger, added);
 	}
 	return 0;
 }
 
 static bool has(const struct pipeline_job *job, const struct view_member *member)
 {
-	for (size_t i = 0; i < job->n_servers; i++)
-		if (pipeline_add_is(&job->servers[i], member))
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		if (pipeline_add_is(&job->fleet.servers[i], member))
 			return true;
 	return false;
 }
@@ -86,19 +87,20 @@ static int ask(struct pipeline_job *job, const struct view_member *member)
 
 static void on_look(struct loop_timer *timer)
 {
-	pipeline_add_look(container_of(timer, struct pipeline_job, add_timer));
+	pipeline_add_look(container_of(timer, struct pipeline_job, placement.add_timer));
 }
 
 static void look_in(struct pipeline_job *job, uint64_t ns)
 {
-	job->add_timer.expired = on_look;
+	job->placement.add_timer.expired = on_look;
 	/* Without memory it is looked with the next view. */
-	(void)loop_timer_set(job->pipeline->params.loop, &job->add_timer, clock_now_ns() + ns);
+	(void)loop_timer_set(job->pipeline->params.loop, &job->placement.add_timer,
+			     clock_now_ns() + ns);
 }
 
 void pipeline_add_look_soon(struct pipeline_job *job)
 {
-	job->add_ns = 0;
+	job->placement.add_ns = 0;
 	look_in(job, LOOK_NS);
 }
 
@@ -108,34 +110,35 @@ void pipeline_add_look(struct pipeline_job *job)
 	uint32_t n_asked = 0;
 	size_t first;
 
-	if (!job->keep || job->state != JOB_RUNNING || !pipeline_elastic_is_first(job))
+	if (!job->retention.keeps || job->state != JOB_RUNNING || !pipeline_elastic_is_first(job))
 		return;
 	view = cluster_view(job->pipeline->params.cluster);
 	if (!view)
 		return;
 	pipeline_job_hold(job);
-	first = job->add_from;
+	first = job->placement.add_from;
 	for (size_t i = 0; i < view->n_members && job->state == JOB_RUNNING; i++) {
 		size_t number = (first + i) % view->n_members;
 		const struct view_member *member = &view->members[number];
 
 		if (!(member->roles & ROLE_SERVER) || !*member->address || has(job, member))
 			continue;
-		if (job->added.n >= ADDED_MAX) {
+		if (job->placement.added.n >= ADDED_MAX) {
 			log_warning("job %s: may be given %u servers after it began; %s is one too "
 				    "many",
-				    job->name, ADDED_MAX, member->name);
+				    job->owner.name, ADDED_MAX, member->name);
 			break;
 		}
-		if (job->added.n + n_asked >= ADDED_MAX)
+		if (job->placement.added.n + n_asked >= ADDED_MAX)
 			break;
 		n_asked++;
-		job->add_from = number + 1;
+		job->placement.add_from = number + 1;
 		(void)ask(job, member);
 	}
-	job->add_ns = MIN(MAX(2 * job->add_ns, (uint64_t)LOOK_NS), (uint64_t)LOOK_MAX_NS);
+	job->placement.add_ns =
+		MIN(MAX(2 * job->placement.add_ns, (uint64_t)LOOK_NS), (uint64_t)LOOK_MAX_NS);
 	if (n_asked && job->state == JOB_RUNNING)
-		look_in(job, job->add_ns);
+		look_in(job, job->placement.add_ns);
 	pipeline_job_release(job);
 }
 

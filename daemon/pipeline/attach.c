@@ -10,10 +10,10 @@
 static void attached(struct pipeline_setup *setup)
 {
 	_cleanup_(unpack_freep) Bps__Cluster__JobAttached *m = NULL;
-	struct pipeline_server *server = &setup->job->servers[setup->server];
+	struct pipeline_server *server = &setup->job->fleet.servers[setup->server];
 	struct pipeline_job *job = setup->job;
 
-	if (job->keep &&
+	if (job->retention.keeps &&
 	    pipeline_setup_unpack(&setup->call, &bps__cluster__job_attached__descriptor,
 				  (ProtobufCMessage **)&m)) {
 		pipeline_setup_fail_answer(job, server->outlet->peer, -EPROTO,
@@ -23,12 +23,12 @@ static void attached(struct pipeline_setup *setup)
 	server->attached = true;
 	server->scales = peer_has(server->outlet->peer, DATA_FEATURE_SCALES);
 	peer_set_parts(server->outlet->peer, job->part_bytes, job->shape.n_nodes);
-	job->n_attached++;
-	if (job->keep)
+	job->fleet.n_attached++;
+	if (job->retention.keeps)
 		pipeline_keep_attached(job, setup->server, m->fresh);
-	if (job->unsaid)
+	if (job->left.unsaid)
 		pipeline_job_end_left(job);
-	if (job->state == JOB_FORMING && job->n_attached == pipeline_move_n_in(job))
+	if (job->state == JOB_FORMING && job->fleet.n_attached == pipeline_move_n_in(job))
 		pipeline_job_formed(job);
 }
 
@@ -44,11 +44,11 @@ static void on_attached(struct call *call)
 			pipeline_add_take(job, setup->added);
 		else if (job->state == JOB_RUNNING && !call->status)
 			pipeline_move_back(job, setup->server);
-	} else if (setup->n_moved != job->n_moved) {
+	} else if (setup->n_moved != job->placement.n_moved) {
 		/* Said before the job went over to other servers: it has attached again since. */
-	} else if (job->state != JOB_OVER && job->keep &&
-		   (job->resumed || job->regrouped || job->state == JOB_RUNNING ||
-		    call->answer.op == DATA_ERROR) &&
+	} else if (job->state != JOB_OVER && job->retention.keeps &&
+		   (job->resumption.resumed || job->membership.regrouped ||
+		    job->state == JOB_RUNNING || call->answer.op == DATA_ERROR) &&
 		   pipeline_keep_is_loss(call)) {
 		/* peer_lost() follows, but where the server only shuts down, or knows of other servers. */
 		if (call->answer.op == DATA_ERROR)
@@ -95,24 +95,24 @@ static void *set_kept(const struct pipeline_job *job, const struct place *place,
 	m->has_lost_timeout_ms = true;
 	m->lost_timeout_ms = job->pipeline->params.lost_timeout_ms;
 	home->part_bytes = job->part_bytes;
-	home->epoch = job->view->epoch;
+	home->epoch = job->fleet.view->epoch;
 	home->has_min_ranks = home->has_max_ranks = job->shape.elastic;
 	home->min_ranks = job->shape.min_ranks;
 	home->max_ranks = job->shape.max_ranks;
-	home->view_digest = view_server_digest(job->view);
-	m->has_joined = job->joined != NULL;
-	m->joined = (ProtobufCBinaryData){ job->joined_len, job->joined };
+	home->view_digest = view_server_digest(job->fleet.view);
+	m->has_joined = job->membership.joined != NULL;
+	m->joined = (ProtobufCBinaryData){ job->membership.joined_len, job->membership.joined };
 	m->n_moves = pipeline_move_n(job);
 	m->moves = place->said->moves;
 	m->has_elastic = m->elastic = job->shape.elastic;
 	m->has_asks_back = m->asks_back = place->asks_back;
-	m->has_begins = m->begins = job->state == JOB_FORMING && !job->resumed;
-	if (place->server < job->n_viewed) {
+	m->has_begins = m->begins = job->state == JOB_FORMING && !job->resumption.resumed;
+	if (place->server < job->fleet.n_viewed) {
 		m->has_server = true;
 		m->server = (uint32_t)place->server;
 	} else {
 		m->has_added_server = true;
-		m->added_server = (uint32_t)(place->server - job->n_viewed) + 1;
+		m->added_server = (uint32_t)(place->server - job->fleet.n_viewed) + 1;
 	}
 	return pointers;
 }
@@ -131,11 +131,12 @@ static int attach_at(struct pipeline_job *job, const struct place *place,
 	r = place->said ? pipeline_move_home(job, place->said, &at_home) : 0;
 	if (r)
 		return error_trace(r);
-	m.name = job->name;
+	m.name = job->owner.name;
 	m.has_secret_digest = true;
-	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, (uint8_t *)job->secret_digest };
+	m.secret_digest =
+		(ProtobufCBinaryData){ SECRET_DIGEST_LEN, (uint8_t *)job->owner.secret_digest };
 	m.has_user = true;
-	m.user = job->uid;
+	m.user = job->owner.uid;
 	m.size = job->shape.size;
 	m.n_nodes = job->shape.n_nodes;
 	m.node = job->shape.node;
@@ -160,15 +161,16 @@ static int attach_at(struct pipeline_job *job, const struct place *place,
 
 static int attach(struct pipeline_job *job, size_t server)
 {
-	_cleanup_(freep) struct pipeline_said *said = job->keep ? pipeline_move_said(job) : NULL;
+	_cleanup_(freep) struct pipeline_said *said =
+		job->retention.keeps ? pipeline_move_said(job) : NULL;
 	struct place place = {
 		.server = server,
-		.peer = job->servers[server].outlet->peer,
+		.peer = job->fleet.servers[server].outlet->peer,
 		.said = said,
 	};
 	struct pipeline_setup *setup;
 
-	if (job->keep && !said)
+	if (job->retention.keeps && !said)
 		return error_origin(-ENOMEM);
 	return error_trace(attach_at(job, &place, &setup));
 }
@@ -198,7 +200,7 @@ static int ask(struct pipeline_job *job, size_t server, const struct view_member
 
 int pipeline_setup_ask_back(struct pipeline_job *job, size_t server, struct pipeline_said *said)
 {
-	return error_trace(ask(job, server, &job->servers[server].member, said, NULL));
+	return error_trace(ask(job, server, &job->fleet.servers[server].member, said, NULL));
 }
 
 int pipeline_setup_ask_in(struct pipeline_job *job, const struct view_member *member,
@@ -207,63 +209,66 @@ int pipeline_setup_ask_in(struct pipeline_job *job, const struct view_member *me
 	uint32_t last = said->added.n - 1;
 
 	return error_trace(
-		ask(job, job->n_viewed + last, member, said, &said->added.servers[last]));
+		ask(job, job->fleet.n_viewed + last, member, said, &said->added.servers[last]));
 }
 
 static int connect_server(struct pipeline_job *job, size_t server)
 {
 	/* What the view says of processes is of when the job began. */
-	bool again = job->resumed || job->regrouped || job->servers[server].lost_ns;
+	bool again = job->resumption.resumed || job->membership.regrouped ||
+		     job->fleet.servers[server].lost_ns;
 	struct peer *peer;
 	int r;
 
-	r = pipeline_setup_peer_of(job, &job->servers[server].member, again, &peer);
+	r = pipeline_setup_peer_of(job, &job->fleet.servers[server].member, again, &peer);
 	if (!r)
-		r = pipeline_outlet_new(job->pipeline, peer, &job->servers[server].outlet);
-	if (!r && job->keep && server == job->home_number)
-		job->home = peer;
+		r = pipeline_outlet_new(job->pipeline, peer, &job->fleet.servers[server].outlet);
+	if (!r && job->retention.keeps && server == job->fleet.home_number)
+		job->fleet.home = peer;
 	return error_trace(r);
 }
 
 static bool is_of_job(const struct pipeline_job *job, const struct view_member *member)
 {
 	for (uint32_t i = 0; i < job->shape.n_nodes; i++)
-		if (job->member_of_node[i] &&
-		    !strcmp(job->view->members[job->member_of_node[i] - 1].name, member->name))
+		if (job->fleet.member_of_node[i] &&
+		    !strcmp(job->fleet.view->members[job->fleet.member_of_node[i] - 1].name,
+			    member->name))
 			return true;
 	return false;
 }
 
 int pipeline_setup_add_place(struct pipeline_job *job, const struct view_member *member)
 {
-	struct pipeline_server *server = &job->servers[job->n_servers++];
+	struct pipeline_server *server = &job->fleet.servers[job->fleet.n_servers++];
 
 	server->member = *member;
 	server->colocated = is_of_job(job, member);
-	return error_trace(pipeline_keep_init(job, job->n_servers - 1));
+	return error_trace(pipeline_keep_init(job, job->fleet.n_servers - 1));
 }
 
 static int find_servers(struct pipeline_job *job)
 {
-	size_t n = view_n_servers(job->view);
-	const struct view_member *home = view_home(job->view, job->name);
+	size_t n = view_n_servers(job->fleet.view);
+	const struct view_member *home = view_home(job->fleet.view, job->owner.name);
 	int r = 0;
 
 	if (!home)
 		return error_origin(-EPROTO);
 	/* They are never moved: what is under way points to them. */
-	job->servers = calloc(n + (job->keep ? DATA_ADDED_MAX : 0), sizeof(job->servers[0]));
-	if (!job->servers)
+	job->fleet.servers = calloc(n + (job->retention.keeps ? DATA_ADDED_MAX : 0),
+				    sizeof(job->fleet.servers[0]));
+	if (!job->fleet.servers)
 		return error_origin(-ENOMEM);
-	job->n_viewed = n;
+	job->fleet.n_viewed = n;
 	for (size_t i = 0; !r && i < n; i++) {
-		if (view_server(job->view, i) == home)
-			job->home_number = i;
-		r = pipeline_setup_add_place(job, view_server(job->view, i));
+		if (view_server(job->fleet.view, i) == home)
+			job->fleet.home_number = i;
+		r = pipeline_setup_add_place(job, view_server(job->fleet.view, i));
 	}
 	if (!r)
 		r = pipeline_move_init(job);
-	for (size_t i = 0; !r && i < job->n_servers; i++)
+	for (size_t i = 0; !r && i < job->fleet.n_servers; i++)
 		r = pipeline_move_is_in(job, i) ? connect_server(job, i)
 						: pipeline_move_look_soon(job, i);
 	return error_trace(r);
@@ -282,7 +287,7 @@ int pipeline_setup_connect(struct pipeline_job *job, size_t server)
 /* Takes over what the home server has put together, which it may have done wrong. */
 static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *m)
 {
-	size_t n_servers = view_n_servers(job->view);
+	size_t n_servers = view_n_servers(job->fleet.view);
 	int r;
 
 	if (!m->job || m->n_node_of_rank != job->shape.size || !m->n_stripes ||
@@ -295,19 +300,20 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 	if (m->n_member_of_node > job->shape.n_nodes)
 		return error_origin(-EPROTO);
 	for (size_t i = 0; i < m->n_member_of_node; i++)
-		if (m->member_of_node[i] > job->view->n_members)
+		if (m->member_of_node[i] > job->fleet.view->n_members)
 			return error_origin(-EPROTO);
-	job->stripes = calloc(m->n_stripes, sizeof(job->stripes[0]));
-	if (!job->stripes)
+	job->placement.stripes = calloc(m->n_stripes, sizeof(job->placement.stripes[0]));
+	if (!job->placement.stripes)
 		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < m->n_stripes; i++)
-		job->stripes[i] = (uint16_t)m->stripes[i];
-	job->n_stripes = m->n_stripes;
-	job->member_of_node = calloc(job->shape.n_nodes, sizeof(job->member_of_node[0]));
-	if (!job->member_of_node)
+		job->placement.stripes[i] = (uint16_t)m->stripes[i];
+	job->placement.n_stripes = m->n_stripes;
+	job->fleet.member_of_node =
+		calloc(job->shape.n_nodes, sizeof(job->fleet.member_of_node[0]));
+	if (!job->fleet.member_of_node)
 		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < m->n_member_of_node; i++)
-		job->member_of_node[i] = m->member_of_node[i];
+		job->fleet.member_of_node[i] = m->member_of_node[i];
 	job->number = m->job;
 	job->part_bytes = m->part_bytes - m->part_bytes % PART_ALIGN;
 	/* As sent, and so limited: the product does not overflow. */
@@ -318,7 +324,8 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 	if (!r)
 		r = pipeline_left_init(job);
 	if (!r && m->regroups)
-		r = pack(&m->base, DATA_SETUP_MAX, &job->joined, &job->joined_len);
+		r = pack(&m->base, DATA_SETUP_MAX, &job->membership.joined,
+			 &job->membership.joined_len);
 	return error_trace(r);
 }
 
@@ -330,7 +337,7 @@ static int keep_record(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 	size_t view_len, len;
 	int r;
 
-	r = view_pack(job->view, LEDGER_JOB_MAX, &view, &view_len);
+	r = view_pack(job->fleet.view, LEDGER_JOB_MAX, &view, &view_len);
 	if (r)
 		return error_trace(r);
 	m.joined = (Bps__Cluster__JobJoined *)joined;
@@ -343,7 +350,7 @@ static int keep_record(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 		r = pipeline_resume_prepare_far(job, data, len);
 	if (r)
 		return error_trace(r);
-	job->keep = true;
+	job->retention.keeps = true;
 	return 0;
 }
 
@@ -354,14 +361,14 @@ int pipeline_setup_use_joined(struct pipeline_job *job, const Bps__Cluster__JobJ
 	r = take_joined(job, m);
 	if (!r)
 		r = pipeline_job_order_members(job);
-	if (!r && !m->resume && !job->ends)
-		job->ends = "another node can take part in no restart";
-	if (!r && !job->ends)
+	if (!r && !m->resume && !job->resumption.ends)
+		job->resumption.ends = "another node can take part in no restart";
+	if (!r && !job->resumption.ends)
 		r = keep_record(job, m);
 	if (!r)
 		r = find_servers(job);
 	FAILPOINT("job-attaching");
-	for (size_t i = 0; !r && i < job->n_servers; i++)
+	for (size_t i = 0; !r && i < job->fleet.n_servers; i++)
 		if (pipeline_move_is_in(job, i))
 			r = attach(job, i);
 	return error_trace(r);
@@ -374,7 +381,7 @@ static int recall_view(struct pipeline_job *job, const ProtobufCBinaryData *m)
 	const struct view *now = cluster_view(job->pipeline->params.cluster);
 	const char *own = now ? pipeline_setup_own_name(now) : NULL;
 
-	return error_trace(view_unpack(m->data, m->len, own, &job->view));
+	return error_trace(view_unpack(m->data, m->len, own, &job->fleet.view));
 }
 
 static int take_record(struct pipeline_job *job, const Bps__Cluster__JobRecord *m)
@@ -388,17 +395,17 @@ static int take_record(struct pipeline_job *job, const Bps__Cluster__JobRecord *
 	if (!r)
 		r = take_joined(job, m->joined);
 	/* What the record says is not what the memory was made for. */
-	if (!r && (job->part_bytes != ledger_part_bytes(job->ledger) ||
-		   ledger_cell_bytes(job->ledger) != pipeline_roll_cell_bytes(job)))
+	if (!r && (job->part_bytes != ledger_part_bytes(job->resumption.ledger) ||
+		   ledger_cell_bytes(job->resumption.ledger) != pipeline_roll_cell_bytes(job)))
 		r = error_origin(-EPROTO);
 	if (r)
 		return error_trace(r);
 	/* It is put together once all ranks are back. */
-	job->node_of_rank = TAKE_PTR(job->layout.node_of_rank);
+	job->resumption.node_of_rank = TAKE_PTR(job->layout.node_of_rank);
 	layout_done(&job->layout);
 	job->layout = (struct layout){ 0 };
 	job->instance = m->instance;
-	job->keep = true;
+	job->retention.keeps = true;
 	return 0;
 }
 
@@ -413,8 +420,8 @@ int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure)
 		return failure_set(failure, -ECONNRESET,
 				   "job %s: cannot go on after the daemon's restart: this daemon "
 				   "is in no cluster, or its option resume is off",
-				   job->name);
-	r = ledger_read_record(job->ledger, &data, &len);
+				   job->owner.name);
+	r = ledger_read_record(job->resumption.ledger, &data, &len);
 	if (!r)
 		r = unpack(&bps__cluster__job_record__descriptor, data, len,
 			   (ProtobufCMessage **)&m);
@@ -422,7 +429,7 @@ int pipeline_setup_recall(struct pipeline_job *job, struct failure *failure)
 		r = take_record(job, m);
 	if (r)
 		return failure_set(failure, r == -ENOMEM ? r : -EPROTO,
-				   "the ledger is damaged: the record of job %s", job->name);
+				   "the ledger is damaged: the record of job %s", job->owner.name);
 	return 0;
 }
 
@@ -431,7 +438,7 @@ int pipeline_setup_reattach(struct pipeline_job *job)
 	int r;
 
 	r = find_servers(job);
-	for (size_t i = 0; !r && i < job->n_servers; i++)
+	for (size_t i = 0; !r && i < job->fleet.n_servers; i++)
 		r = attach(job, i);
 	return error_trace(r);
 }

@@ -5,7 +5,7 @@
  * bytes that placement has given it, and all links are busy to the end. The bound is on what is
  * unsent, never on what is unanswered: two nodes may submit their tensors in different orders.
  *
- * job->dealt has the rounds with parts to be made or bytes unsent, the most urgent first. The
+ * schedule.dealt has the rounds with parts to be made or bytes unsent, the most urgent first. The
  * first of them with parts to be made, and how much of those before it is unsent, are known at
  * each moment: thousands of small rounds may wait, and they are not to be gone through for each
  * part that leaves.
@@ -37,14 +37,14 @@ static bool is_before(const struct pipeline_round *a, const struct pipeline_roun
 {
 	if (a->level != b->level)
 		return a->level > b->level;
-	if (a->pass == b->pass && a->pass < a->job->n_passes && a->priority != b->priority)
+	if (a->pass == b->pass && a->pass < a->job->schedule.n_passes && a->priority != b->priority)
 		return a->priority > b->priority;
 	return a->sequence < b->sequence;
 }
 
 static bool is_dealt(const struct pipeline_job *job, const struct list *link)
 {
-	return link != &job->dealt;
+	return link != &job->schedule.dealt;
 }
 
 static struct pipeline_round *round_of(const struct list *link)
@@ -77,32 +77,33 @@ static _fetches_ void fetch_behind(const struct pipeline_job *job, const struct 
 static void find_uncut(struct pipeline_job *job, const struct list *link)
 {
 	for (; is_dealt(job, link); link = link->next) {
-		job->uncut = round_of(link);
-		if (!job->uncut->cut) {
+		job->schedule.uncut = round_of(link);
+		if (!job->schedule.uncut->cut) {
 			fetch_behind(job, link);
 			return;
 		}
-		job->unsent_before += job->uncut->unsent;
+		job->schedule.unsent_before += job->schedule.uncut->unsent;
 	}
-	job->uncut = NULL;
+	job->schedule.uncut = NULL;
 }
 
 /* Whether its unsent bytes count in unsent_before. */
 static bool is_past(const struct pipeline_job *job, const struct pipeline_round *round)
 {
-	return !job->uncut || is_before(round, job->uncut);
+	return !job->schedule.uncut || is_before(round, job->schedule.uncut);
 }
 
 /* Most often it is the most urgent, or the newest of the same level. */
 static void insert(struct pipeline_job *job, struct pipeline_round *round)
 {
-	struct pipeline_round *other = list_last(&job->dealt, struct pipeline_round, deal_link);
+	struct pipeline_round *other =
+		list_last(&job->schedule.dealt, struct pipeline_round, deal_link);
 
 	if (!other || is_before(other, round)) {
-		list_push_back(&job->dealt, &round->deal_link);
+		list_push_back(&job->schedule.dealt, &round->deal_link);
 		return;
 	}
-	list_for_each (other, &job->dealt, deal_link) {
+	list_for_each (other, &job->schedule.dealt, deal_link) {
 		if (is_before(round, other)) {
 			list_insert_before(&other->deal_link, &round->deal_link);
 			return;
@@ -113,7 +114,8 @@ static void insert(struct pipeline_job *job, struct pipeline_round *round)
 void pipeline_deal_add(struct pipeline_round *round)
 {
 	struct pipeline_job *job = round->job;
-	const struct list *last = job->uncut ? &job->uncut->deal_link : &job->dealt;
+	const struct list *last =
+		job->schedule.uncut ? &job->schedule.uncut->deal_link : &job->schedule.dealt;
 
 	if (list_linked(&round->deal_link))
 		return;
@@ -121,12 +123,12 @@ void pipeline_deal_add(struct pipeline_round *round)
 	if (!is_past(job, round))
 		return;
 	if (round->cut) {
-		job->unsent_before += round->unsent;
+		job->schedule.unsent_before += round->unsent;
 		return;
 	}
 	for (const struct list *link = round->deal_link.next; link != last; link = link->next)
-		job->unsent_before -= round_of(link)->unsent;
-	job->uncut = round;
+		job->schedule.unsent_before -= round_of(link)->unsent;
+	job->schedule.uncut = round;
 }
 
 /* -- Sorting: by merging, of lists that end with NULL and have no way back --------------------- */
@@ -177,11 +179,11 @@ static struct list *merge(struct list *a, struct list *b)
 void pipeline_deal_sort(struct pipeline_job *job)
 {
 	struct list *runs[RUNS_LOG2] = { NULL }; /* of each 2^i, or NULL */
-	struct list *link, *sorted = NULL, *rest = job->dealt.next;
+	struct list *link, *sorted = NULL, *rest = job->schedule.dealt.next;
 
-	if (list_empty(&job->dealt))
+	if (list_empty(&job->schedule.dealt))
 		return;
-	job->dealt.prev->next = NULL;
+	job->schedule.dealt.prev->next = NULL;
 	while (rest) {
 		unsigned i;
 
@@ -192,13 +194,13 @@ void pipeline_deal_sort(struct pipeline_job *job)
 	}
 	for (unsigned i = 0; i < RUNS_LOG2; i++)
 		sorted = merge(runs[i], sorted);
-	list_init(&job->dealt);
+	list_init(&job->schedule.dealt);
 	while ((link = sorted)) {
 		sorted = link->next;
-		list_push_back(&job->dealt, link);
+		list_push_back(&job->schedule.dealt, link);
 	}
-	job->unsent_before = 0;
-	find_uncut(job, job->dealt.next);
+	job->schedule.unsent_before = 0;
+	find_uncut(job, job->schedule.dealt.next);
 }
 
 void pipeline_deal_remove(struct pipeline_round *round)
@@ -207,10 +209,10 @@ void pipeline_deal_remove(struct pipeline_round *round)
 
 	if (!list_linked(&round->deal_link))
 		return;
-	if (round == job->uncut)
+	if (round == job->schedule.uncut)
 		find_uncut(job, round->deal_link.next);
 	else if (is_past(job, round))
-		job->unsent_before -= round->unsent;
+		job->schedule.unsent_before -= round->unsent;
 	list_remove(&round->deal_link);
 }
 
@@ -219,7 +221,7 @@ void pipeline_deal_cut(struct pipeline_round *round)
 	struct pipeline_job *job = round->job;
 
 	round->cut = true;
-	if (round == job->uncut)
+	if (round == job->schedule.uncut)
 		find_uncut(job, &round->deal_link);
 	if (!round->unsent)
 		pipeline_deal_remove(round);
@@ -231,9 +233,9 @@ void pipeline_deal_queued(struct pipeline_round *round, uint64_t bytes)
 
 	pipeline_deal_add(round);
 	round->unsent += bytes;
-	job->unsent += bytes;
+	job->schedule.unsent += bytes;
 	if (is_past(job, round))
-		job->unsent_before += bytes;
+		job->schedule.unsent_before += bytes;
 }
 
 void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes)
@@ -243,9 +245,9 @@ void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes)
 	if (!bytes)
 		return;
 	if (is_past(job, round))
-		job->unsent_before -= bytes;
+		job->schedule.unsent_before -= bytes;
 	round->unsent -= bytes;
-	job->unsent -= bytes;
+	job->schedule.unsent -= bytes;
 	if (round->cut && !round->unsent)
 		pipeline_deal_remove(round);
 }
@@ -255,14 +257,14 @@ bool pipeline_deal_has_room(const struct pipeline_round *round)
 	const struct pipeline_job *job = round->job;
 	const uint64_t ahead = pipeline_deal_ahead(job);
 	const struct list *link = &round->deal_link;
-	uint64_t unsent = job->unsent_before;
+	uint64_t unsent = job->schedule.unsent_before;
 
-	if (!job->distributed || job->unsent < ahead)
+	if (!job->distributed || job->schedule.unsent < ahead)
 		return true;
 	/* All that is unsent is before it, or its own. */
 	if (!list_linked(link) || !is_dealt(job, link->next))
 		return false;
-	for (link = &job->uncut->deal_link; link != &round->deal_link && unsent < ahead;
+	for (link = &job->schedule.uncut->deal_link; link != &round->deal_link && unsent < ahead;
 	     link = link->next)
 		unsent += round_of(link)->unsent;
 	return unsent + round->unsent < ahead;
@@ -270,8 +272,9 @@ bool pipeline_deal_has_room(const struct pipeline_round *round)
 
 static struct pipeline_round *next_round(struct pipeline_job *job)
 {
-	const struct list *link = job->uncut ? &job->uncut->deal_link : &job->dealt;
-	uint64_t unsent = job->unsent_before, ahead = pipeline_deal_ahead(job);
+	const struct list *link =
+		job->schedule.uncut ? &job->schedule.uncut->deal_link : &job->schedule.dealt;
+	uint64_t unsent = job->schedule.unsent_before, ahead = pipeline_deal_ahead(job);
 
 	for (; is_dealt(job, link) && unsent < ahead; link = link->next) {
 		struct pipeline_round *round = round_of(link);
@@ -287,11 +290,11 @@ void pipeline_deal(struct pipeline_job *job)
 {
 	struct pipeline_round *round;
 
-	if (job->dealing)
+	if (job->schedule.dealing)
 		return;
-	job->dealing = true;
+	job->schedule.dealing = true;
 	/* From the start after each: it may end, and others with it. */
 	while ((round = next_round(job)))
 		pipeline_round_refill(round);
-	job->dealing = false;
+	job->schedule.dealing = false;
 }

@@ -15,9 +15,9 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 {
 	uint32_t n = job->layout.n_local;
 	struct pipeline_tensor *tensor =
-		bulk_take(&job->bulk, sizeof(*tensor) + n * (sizeof(tensor->n_last[0]) +
-							     sizeof(tensor->reached[0]) +
-							     sizeof(tensor->declared[0])));
+		bulk_take(&job->memory.bulk, sizeof(*tensor) + n * (sizeof(tensor->n_last[0]) +
+								    sizeof(tensor->reached[0]) +
+								    sizeof(tensor->declared[0])));
 	int r;
 
 	if (!tensor)
@@ -81,12 +81,12 @@ static void take_key(struct pipeline_tensor *tensor, uint64_t key, uint64_t star
 	tensor->start = start;
 	if (!job->distributed)
 		return;
-	if (job->keep && ledger_tensor_add(job->ledger, tensor->name, tensor->dtype,
-					   tensor->elements, key, start))
+	if (job->retention.keeps && ledger_tensor_add(job->resumption.ledger, tensor->name,
+						      tensor->dtype, tensor->elements, key, start))
 		log_warning("job %s: tensor %s: no memory to keep its number: the job will not "
 			    "outlive this process",
-			    job->name, tensor->name);
-	if (job->keep && job->resumed)
+			    job->owner.name, tensor->name);
+	if (job->retention.keeps && job->resumption.resumed)
 		pipeline_had_resumed(tensor);
 	list_for_each (round, &tensor->rounds, link)
 		if (round->failure.status)
@@ -167,7 +167,9 @@ static void conflict(struct pipeline_tensor *tensor, uint32_t rank, unsigned dty
 static void agree(struct pipeline_tensor *tensor)
 {
 	const struct ledger_known *known =
-		tensor->job->keep ? ledger_tensor_find(tensor->job->ledger, tensor->name) : NULL;
+		tensor->job->retention.keeps
+			? ledger_tensor_find(tensor->job->resumption.ledger, tensor->name)
+			: NULL;
 
 	if (known && known->dtype == tensor->dtype && known->elements == tensor->elements)
 		pipeline_tensor_agreed(tensor, NULL, known->key, known->start);
@@ -208,7 +210,8 @@ static int find_or_make(struct pipeline_member *member, const char *name, unsign
 					   "tensor %s: job %s has %u tensors already, as many as "
 					   "max_tensors allows: give a step the names of the step "
 					   "before, or none",
-					   name, job->name, job->pipeline->params.max_tensors);
+					   name, job->owner.name,
+					   job->pipeline->params.max_tensors);
 		r = tensor_new(job, name, &tensor);
 		if (r)
 			return pipeline_job_no_memory(job, -r, failure);

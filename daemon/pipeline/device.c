@@ -76,8 +76,8 @@ static int device_open(struct pipeline_job *job, struct failure *failure)
 		free(device);
 		return failure_set(failure, -ENOMEM, "out of memory");
 	}
-	r = gpu_worker_start(job->pipeline->params.gpu, job->name, &ops, device, &device->worker,
-			     failure);
+	r = gpu_worker_start(job->pipeline->params.gpu, job->owner.name, &ops, device,
+			     &device->worker, failure);
 	if (r) {
 		free(device->sessions);
 		free(device);

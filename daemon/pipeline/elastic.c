@@ -5,7 +5,7 @@
  * those that are in the job: a number means something together with the membership in which it was counted. Memberships
  * are counted through all runs of the job; each change has its own.
  *
- * Over nodes, who is out stands in job->moves behind the servers (move.c): whoever knows as much has the same data_epoch, and a
+ * Over nodes, who is out stands in placement.moves behind the servers (move.c): whoever knows as much has the same data_epoch, and a
  * result is made by nodes of one data_epoch only, so of one set of ranks. When a rank is out every node attaches again, and
  * pushes again what is not committed: a reduction is committed on a node once all its results are in cells there, and only
  * then is an output touched. Who has committed a round offers its results to the others and does not push it, so the round
@@ -17,10 +17,10 @@
 #include "base/log.h"
 #include "pipeline/round.h"
 
-/* What the servers are told of who is out: in job->moves, behind them. */
+/* What the servers are told of who is out: in placement.moves, behind them. */
 static uint32_t said_of(const struct pipeline_job *job, uint32_t rank)
 {
-	return job->moves[job->n_viewed + rank];
+	return job->placement.moves[job->fleet.n_viewed + rank];
 }
 
 /* Goes on without ranks of this node: `index` was lost (RANK_AWAY: none), others that are gone have left. */
@@ -31,42 +31,43 @@ static void go_without(struct pipeline_job *job, uint32_t index, const char *why
 	struct failure failure;
 
 	if (!moves) {
-		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
+		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->owner.name);
 		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
-		if (job->gone[i])
-			moves[job->n_viewed + job->layout.rank_of_local[i]] =
+		if (job->membership.gone[i])
+			moves[job->fleet.n_viewed + job->layout.rank_of_local[i]] =
 				i == index ? DATA_MOVES_LOST : DATA_MOVES_LEFT;
 	pipeline_move_unite(job, moves, n, why);
 }
 
 void pipeline_elastic_settle(struct pipeline_job *job)
 {
-	if (job->distributed && job->n_gone)
+	if (job->distributed && job->membership.n_gone)
 		go_without(job, RANK_AWAY, "a rank has left");
 }
 
 void pipeline_elastic_recall(struct pipeline_job *job)
 {
-	if (!job->shape.elastic || !job->resumed)
+	if (!job->shape.elastic || !job->resumption.resumed)
 		return;
-	ledger_cells_drop(job->ledger);
-	job->first_membership = job->membership = ledger_membership(job->ledger);
+	ledger_cells_drop(job->resumption.ledger);
+	job->membership.first = job->membership.number = ledger_membership(job->resumption.ledger);
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
 		uint32_t local = job->layout.local_of_rank[rank];
 
-		job->out[rank] = ledger_out(job->ledger, rank);
-		job->membership = MAX(job->membership, job->out[rank]);
-		job->n_out += job->out[rank] != 0;
+		job->membership.out[rank] = ledger_out(job->resumption.ledger, rank);
+		job->membership.number = MAX(job->membership.number, job->membership.out[rank]);
+		job->membership.n_out += job->membership.out[rank] != 0;
 		/* Who knows better how it went says so. */
-		if (job->out[rank])
-			job->moves[job->n_viewed + rank] = DATA_MOVES_LOST;
+		if (job->membership.out[rank])
+			job->placement.moves[job->fleet.n_viewed + rank] = DATA_MOVES_LOST;
 		if (local == RANK_AWAY)
 			continue;
-		job->gone[local] = job->out[rank] || ledger_has_left(job->ledger, rank);
-		job->n_gone += job->gone[local] && !job->out[rank];
+		job->membership.gone[local] =
+			job->membership.out[rank] || ledger_has_left(job->resumption.ledger, rank);
+		job->membership.n_gone += job->membership.gone[local] && !job->membership.out[rank];
 	}
 }
 
@@ -74,7 +75,7 @@ void pipeline_elastic_recall(struct pipeline_job *job)
 static bool any_here(const struct pipeline_job *job)
 {
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
-		if (!job->out[job->layout.rank_of_local[i]])
+		if (!job->membership.out[job->layout.rank_of_local[i]])
 			return true;
 	return false;
 }
@@ -85,9 +86,9 @@ static void drop_here(struct pipeline_job *job, uint32_t index, const struct fai
 	struct pipeline_member *member = job->members[index];
 	uint64_t number = job->number;
 
-	job->gone[index] = true;
-	if (job->ledger)
-		ledger_leave(job->ledger, member->rank);
+	job->membership.gone[index] = true;
+	if (job->resumption.ledger)
+		ledger_leave(job->resumption.ledger, member->rank);
 	pipeline_job_detach(member);
 	pipeline_round_exclude(job, index);
 	pipeline_tensor_without(job, index);
@@ -106,15 +107,15 @@ static bool goes_on(struct pipeline_job *job, bool lost, const char *why)
 	if (!any_here(job)) {
 		/* The others go on: they hear no more than that. */
 		pipeline_move_tell_all(job);
-		job->goes = true;
+		job->membership.goes = true;
 		(void)failure_set(&failure, -ESTALE,
-				  "job %s goes on without the ranks of this node: %s", job->name,
-				  why);
+				  "job %s goes on without the ranks of this node: %s",
+				  job->owner.name, why);
 		pipeline_job_fail(job, &failure, NULL);
 		return false;
 	}
 	if (lost && (job->device || pipeline_elastic_size(job) < job->shape.min_ranks)) {
-		(void)failure_set(&failure, -EPIPE, "job %s: %s, and %s", job->name, why,
+		(void)failure_set(&failure, -EPIPE, "job %s: %s, and %s", job->owner.name, why,
 				  job->device ? "memory on a device cannot be missed"
 					      : "the job has too few ranks left");
 		pipeline_job_fail(job, &failure, NULL);
@@ -129,13 +130,13 @@ void pipeline_elastic_go_on(struct pipeline_job *job, const char *why)
 
 	if (!job->shape.elastic || job->state != JOB_RUNNING)
 		return;
-	(void)failure_set(&failure, -ESTALE, "this rank was dropped from job %s: %s", job->name,
-			  why);
+	(void)failure_set(&failure, -ESTALE, "this rank was dropped from job %s: %s",
+			  job->owner.name, why);
 	pipeline_job_hold(job);
 	for (uint32_t i = 0; i < job->layout.n_local && job->state == JOB_RUNNING; i++)
-		if (job->members[i] && job->out[job->layout.rank_of_local[i]])
+		if (job->members[i] && job->membership.out[job->layout.rank_of_local[i]])
 			drop_here(job, i, &failure);
-		else if (job->out[job->layout.rank_of_local[i]])
+		else if (job->membership.out[job->layout.rank_of_local[i]])
 			pipeline_round_exclude(job, i); /* it had left */
 	pipeline_round_prolong(job);
 	pipeline_elastic_try(job);
@@ -149,25 +150,25 @@ bool pipeline_elastic_moved(struct pipeline_job *job, const char *why)
 	bool lost = false;
 
 	for (uint32_t rank = 0; job->shape.elastic && rank < job->shape.size; rank++)
-		n += said_of(job, rank) & 1 && !job->out[rank];
+		n += said_of(job, rank) & 1 && !job->membership.out[rank];
 	if (!n)
 		return true;
 	/* As many nodes have the same results know the same ranks: so the number is theirs, too. */
-	job->membership += n;
-	job->n_out += n;
+	job->membership.number += n;
+	job->membership.n_out += n;
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
 		uint32_t local = job->layout.local_of_rank[rank];
 
-		if (!(said_of(job, rank) & 1) || job->out[rank])
+		if (!(said_of(job, rank) & 1) || job->membership.out[rank])
 			continue;
 		lost |= said_of(job, rank) == DATA_MOVES_LOST;
 		pipeline_ranks_add(&names, rank);
-		job->out[rank] = job->membership;
-		ledger_set_out(job->ledger, rank, job->membership);
+		job->membership.out[rank] = job->membership.number;
+		ledger_set_out(job->resumption.ledger, rank, job->membership.number);
 		if (local != RANK_AWAY)
-			job->n_gone -= job->gone[local];
+			job->membership.n_gone -= job->membership.gone[local];
 	}
-	log_notice("job %s: %u of %u ranks from now on, without %s: %s", job->name,
+	log_notice("job %s: %u of %u ranks from now on, without %s: %s", job->owner.name,
 		   pipeline_elastic_size(job), job->shape.size, pipeline_ranks_end(&names), why);
 	return goes_on(job, lost && job->state == JOB_RUNNING, why);
 }
@@ -175,8 +176,8 @@ bool pipeline_elastic_moved(struct pipeline_job *job, const char *why)
 /* After a restart: some may have died, or others may have gone on without some, meanwhile. */
 static void resumed_far(struct pipeline_job *job)
 {
-	for (uint32_t i = 0; i < job->layout.n_local && job->n_gone; i++)
-		if (job->gone[i] && !job->out[job->layout.rank_of_local[i]])
+	for (uint32_t i = 0; i < job->layout.n_local && job->membership.n_gone; i++)
+		if (job->membership.gone[i] && !job->membership.out[job->layout.rank_of_local[i]])
 			go_without(job, i, "a rank has died or left");
 	pipeline_elastic_go_on(job, "so the others said while this daemon was away");
 }
@@ -185,12 +186,12 @@ static void resumed_far(struct pipeline_job *job)
 static void drop_far(struct pipeline_job *job, uint32_t index, const struct failure *failure,
 		     bool leaves)
 {
-	if (job->gone[index])
+	if (job->membership.gone[index])
 		return;
-	job->gone[index] = true;
-	job->n_gone++;
+	job->membership.gone[index] = true;
+	job->membership.n_gone++;
 	if (!leaves)
-		ledger_leave(job->ledger, job->layout.rank_of_local[index]);
+		ledger_leave(job->resumption.ledger, job->layout.rank_of_local[index]);
 	pipeline_job_hold(job);
 	/*
 	 * One that leaves is missed only when a round is to do without it: most often, all leave. What it has given to rounds that
@@ -211,16 +212,17 @@ static void drop_far(struct pipeline_job *job, uint32_t index, const struct fail
 static bool drop_resuming(struct pipeline_job *job, uint32_t index, uint32_t rank,
 			  const struct failure *failure)
 {
-	if (!job->n_members || job->shape.size - job->n_left <= job->shape.min_ranks)
+	if (!job->n_members || job->shape.size - job->left.n_before <= job->shape.min_ranks)
 		return false;
-	log_notice("job %s: %s, and had just come back after a restart", job->name, failure->text);
-	ledger_leave(job->ledger, rank);
+	log_notice("job %s: %s, and had just come back after a restart", job->owner.name,
+		   failure->text);
+	ledger_leave(job->resumption.ledger, rank);
 	if (job->layout.size) {
-		job->n_gone += !job->gone[index];
-		job->gone[index] = true;
+		job->membership.n_gone += !job->membership.gone[index];
+		job->membership.gone[index] = true;
 		return true;
 	}
-	job->n_left++;
+	job->left.n_before++;
 	pipeline_resume_form(job);
 	return true;
 }
@@ -230,9 +232,9 @@ bool pipeline_elastic_drop_forming(struct pipeline_job *job, uint32_t index, uin
 {
 	if (!job->shape.elastic)
 		return false;
-	if (job->resumed)
+	if (job->resumption.resumed)
 		return drop_resuming(job, index, rank, failure);
-	if (!job->moves)
+	if (!job->placement.moves)
 		return false;
 	drop_far(job, index, failure, false);
 	return true;
@@ -244,7 +246,7 @@ static void drop_absent(struct pipeline_job *job, uint32_t index)
 	struct failure failure;
 
 	(void)failure_set(&failure, -EPIPE, "rank %u of job %s died while the ranks regrouped",
-			  job->layout.rank_of_local[index], job->name);
+			  job->layout.rank_of_local[index], job->owner.name);
 	drop_far(job, index, &failure, false);
 }
 
@@ -259,7 +261,7 @@ static void check_size(struct pipeline_job *job)
 		&failure, -EPIPE,
 		"job %s: %u ranks are left of those that regrouped, fewer than the %u that "
 		"it needs",
-		job->name, pipeline_elastic_size(job), job->shape.min_ranks);
+		job->owner.name, pipeline_elastic_size(job), job->shape.min_ranks);
 	pipeline_job_fail(job, &failure, NULL);
 }
 
@@ -267,9 +269,9 @@ void pipeline_elastic_formed(struct pipeline_job *job)
 {
 	if (!job->shape.elastic)
 		return;
-	if (!job->resumed) {
-		if (job->ledger)
-			ledger_set_membership(job->ledger, job->first_membership);
+	if (!job->resumption.resumed) {
+		if (job->resumption.ledger)
+			ledger_set_membership(job->resumption.ledger, job->membership.first);
 		for (uint32_t i = 0; job->distributed && i < job->layout.n_local; i++)
 			if (!job->members[i] && job->state == JOB_RUNNING)
 				drop_absent(job, i);
@@ -280,21 +282,22 @@ void pipeline_elastic_formed(struct pipeline_job *job)
 		resumed_far(job);
 		return;
 	}
-	job->first_membership = job->membership = ledger_membership(job->ledger);
+	job->membership.first = job->membership.number = ledger_membership(job->resumption.ledger);
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
-		job->out[rank] = ledger_out(job->ledger, rank);
+		job->membership.out[rank] = ledger_out(job->resumption.ledger, rank);
 		/* It died while there was no daemon. */
-		if (!job->out[rank] && ledger_has_left(job->ledger, rank))
-			job->out[rank] = UINT32_MAX;
+		if (!job->membership.out[rank] && ledger_has_left(job->resumption.ledger, rank))
+			job->membership.out[rank] = UINT32_MAX;
 		else
-			job->membership = MAX(job->membership, job->out[rank]);
-		job->n_out += job->out[rank] != 0;
+			job->membership.number =
+				MAX(job->membership.number, job->membership.out[rank]);
+		job->membership.n_out += job->membership.out[rank] != 0;
 	}
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
-		if (job->out[rank] != UINT32_MAX)
+		if (job->membership.out[rank] != UINT32_MAX)
 			continue;
-		job->out[rank] = ++job->membership;
-		ledger_set_out(job->ledger, rank, job->out[rank]);
+		job->membership.out[rank] = ++job->membership.number;
+		ledger_set_out(job->resumption.ledger, rank, job->membership.out[rank]);
 	}
 }
 
@@ -308,20 +311,20 @@ void pipeline_elastic_drop(struct pipeline_job *job, uint32_t index, const struc
 	if (job->state != JOB_RUNNING)
 		return;
 	rank = job->layout.rank_of_local[index];
-	if (job->out[rank])
+	if (job->membership.out[rank])
 		return;
 	if (job->distributed) {
 		drop_far(job, index, failure, leaves);
 		return;
 	}
-	job->out[rank] = ++job->membership;
-	job->n_out++;
-	if (job->ledger)
-		ledger_set_out(job->ledger, rank, job->out[rank]);
-	if (job->ledger && !leaves)
-		ledger_leave(job->ledger, rank);
-	log_notice("job %s: %u of %u ranks from now on: %s", job->name, pipeline_elastic_size(job),
-		   job->shape.size, failure->text);
+	job->membership.out[rank] = ++job->membership.number;
+	job->membership.n_out++;
+	if (job->resumption.ledger)
+		ledger_set_out(job->resumption.ledger, rank, job->membership.out[rank]);
+	if (job->resumption.ledger && !leaves)
+		ledger_leave(job->resumption.ledger, rank);
+	log_notice("job %s: %u of %u ranks from now on: %s", job->owner.name,
+		   pipeline_elastic_size(job), job->shape.size, failure->text);
 	if (!leaves && (job->device || pipeline_elastic_size(job) < job->shape.min_ranks)) {
 		(void)failure_set(&last, failure->status, "%s, and %s", failure->text,
 				  job->device ? "its memory on a device cannot be missed"
@@ -343,7 +346,7 @@ void pipeline_elastic_drop_late(struct pipeline_job *job, uint32_t index,
 	struct failure why;
 
 	(void)failure_set(&why, -ESTALE, "rank %u of job %s was dropped from it: %s",
-			  job->layout.rank_of_local[index], job->name, failure->text);
+			  job->layout.rank_of_local[index], job->owner.name, failure->text);
 	pipeline_job_hold(job);
 	if (member)
 		pipeline_job_detach(member);

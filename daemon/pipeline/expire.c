@@ -38,7 +38,7 @@ static void name_servers(const struct pipeline_round *round, char *text, size_t 
 	size_t len = 0;
 
 	text[0] = 0;
-	for (size_t i = 0; i < job->n_servers; i++) {
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		bool owes = false;
 
 		list_for_each (part, &round->parts, link)

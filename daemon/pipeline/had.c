@@ -16,7 +16,7 @@ static void tell(const struct pipeline_tensor *tensor, const struct pipeline_ser
 		.key = tensor->key,
 		.round = round,
 		.root = is_all,
-		.epoch = job->data_epoch,
+		.epoch = job->placement.data_epoch,
 		.node = job->shape.node,
 	};
 
@@ -29,14 +29,14 @@ static void tell_all(const struct pipeline_tensor *tensor)
 {
 	const struct pipeline_job *job = tensor->job;
 
-	for (size_t i = 0; i < job->n_servers; i++)
-		tell(tensor, &job->servers[i], tensor->had, true);
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		tell(tensor, &job->fleet.servers[i], tensor->had, true);
 }
 
 void pipeline_had_rows(struct pipeline_tensor *tensor, uint64_t round, size_t server)
 {
 	tensor->rows_had = round;
-	tell(tensor, &tensor->job->servers[server], round, false);
+	tell(tensor, &tensor->job->fleet.servers[server], round, false);
 }
 
 void pipeline_had_round(struct pipeline_round *round)
@@ -45,7 +45,7 @@ void pipeline_had_round(struct pipeline_round *round)
 	struct pipeline_job *job = tensor->job;
 
 	/* Where ranks do not wait for each other, each result says whose contributions nodes need no more. */
-	if (!job->keep || round->failure.status || round->rows ||
+	if (!job->retention.keeps || round->failure.status || round->rows ||
 	    stragglers_any(&job->shape.stragglers))
 		return;
 	tensor->had = round->number;
@@ -55,7 +55,7 @@ void pipeline_had_round(struct pipeline_round *round)
 
 void pipeline_had_attached(struct pipeline_job *job, size_t number)
 {
-	const struct pipeline_server *server = &job->servers[number];
+	const struct pipeline_server *server = &job->fleet.servers[number];
 	struct pipeline_round *round;
 	struct map_entry *entry;
 

@@ -12,34 +12,34 @@
 
 static void on_view(struct cluster_query *query, struct view *view, const struct failure *failure)
 {
-	struct pipeline_job *job = container_of(query, struct pipeline_job, query);
+	struct pipeline_job *job = container_of(query, struct pipeline_job, fleet.query);
 	const struct view_member *home;
 	int r;
 
-	job->querying = false;
+	job->fleet.querying = false;
 	if (!view) {
 		pipeline_job_fail(job, failure, NULL);
 		return;
 	}
-	job->opened = true;
-	job->view = view_ref(view);
-	home = view_home(view, job->name);
+	job->fleet.opened = true;
+	job->fleet.view = view_ref(view);
+	home = view_home(view, job->owner.name);
 	if (!home) {
 		pipeline_setup_fail(job, -ENOENT, "no daemon of the cluster is a server");
 		return;
 	}
-	r = pipeline_setup_peer_of(job, home, false, &job->home);
+	r = pipeline_setup_peer_of(job, home, false, &job->fleet.home);
 	if (r) {
 		struct failure why;
 
 		(void)failure_set(&why, r, "job %s: cannot reach its home server %s (%s): %s",
-				  job->name, home->name, home->address, strerror(-r));
-		job->home = NULL;
+				  job->owner.name, home->name, home->address, strerror(-r));
+		job->fleet.home = NULL;
 		pipeline_job_fail(job, &why, NULL);
 		return;
 	}
 	/* It decides how large parts are, by its link. */
-	peer_offer_probe(job->home);
+	peer_offer_probe(job->fleet.home);
 	pipeline_setup_join(job);
 }
 
@@ -47,7 +47,7 @@ static uint64_t owner_of(const struct pipeline_job *job)
 {
 	uint64_t owner;
 
-	memcpy(&owner, job->secret_digest, sizeof(owner));
+	memcpy(&owner, job->owner.secret_digest, sizeof(owner));
 	return le64toh(owner);
 }
 
@@ -59,15 +59,15 @@ void pipeline_setup_open(struct pipeline_job *job)
 		pipeline_setup_fail(job, -EOPNOTSUPP, "this daemon is in no cluster");
 		return;
 	}
-	job->query = (struct cluster_query){
+	job->fleet.query = (struct cluster_query){
 		.owner = owner_of(job),
 		.min_servers = job->shape.min_servers,
 		.timeout_ms = (job->formed_by_ns - MIN(job->formed_by_ns, now_ns)) / NSEC_PER_MSEC,
 		.done = on_view,
 	};
-	(void)snprintf(job->query.job, sizeof(job->query.job), "%s", job->name);
-	job->querying = true;
-	cluster_open_job(job->pipeline->params.cluster, &job->query);
+	(void)snprintf(job->fleet.query.job, sizeof(job->fleet.query.job), "%s", job->owner.name);
+	job->fleet.querying = true;
+	cluster_open_job(job->pipeline->params.cluster, &job->fleet.query);
 }
 
 const char *pipeline_setup_own_name(const struct view *view)
@@ -99,26 +99,26 @@ static void set_join(struct pipeline_job *job, Bps__Cluster__JobJoin *join)
 	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
 	uint64_t now_ns = clock_now_ns();
 
-	m.job = job->name;
-	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->secret_digest };
+	m.job = job->owner.name;
+	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, job->owner.secret_digest };
 	m.has_user = true;
-	m.user = job->uid;
+	m.user = job->owner.uid;
 	m.size = job->shape.size;
 	m.n_nodes = job->shape.n_nodes;
 	m.node = job->shape.node;
 	m.local_size = job->shape.local_size;
 	m.instance = job->instance;
-	m.epoch = job->view->epoch;
-	m.view_digest = view_server_digest(job->view);
+	m.epoch = job->fleet.view->epoch;
+	m.view_digest = view_server_digest(job->fleet.view);
 	m.timeout_ms = MAX((job->formed_by_ns - MIN(job->formed_by_ns, now_ns)) / NSEC_PER_MSEC,
 			   (uint64_t)1);
 	m.request_timeout_ms = job->shape.request_timeout_ms;
 	m.has_part_bytes = job->shape.part_bytes != 0;
 	m.part_bytes = job->shape.part_bytes;
 	m.member = job->pipeline->params.id;
-	m.node_name = (char *)pipeline_setup_own_name(job->view);
+	m.node_name = (char *)pipeline_setup_own_name(job->fleet.view);
 	m.has_resume = true;
-	m.resume = !job->ends;
+	m.resume = !job->resumption.ends;
 	m.has_elastic = m.has_min_ranks = m.has_max_ranks = job->shape.elastic;
 	m.elastic = job->shape.elastic;
 	m.min_ranks = job->shape.min_ranks;
@@ -136,8 +136,8 @@ static int send_join(struct pipeline_job *job, uint32_t *ranks, size_t n_ranks)
 	m.n_ranks = n_ranks;
 	m.ranks = ranks;
 	m.stragglers = pipeline_setup_stragglers(job, &stragglers);
-	return error_trace(
-		pipeline_setup_call(job, job->home, DATA_JOIN, &m.base, on_joined, &job->join));
+	return error_trace(pipeline_setup_call(job, job->fleet.home, DATA_JOIN, &m.base, on_joined,
+					       &job->fleet.join));
 }
 
 void pipeline_setup_join(struct pipeline_job *job)
@@ -147,7 +147,7 @@ void pipeline_setup_join(struct pipeline_job *job)
 	int r = -ENOMEM;
 
 	/* Once it has answered, the job is complete. */
-	if (!job->home || job->layout.size)
+	if (!job->fleet.home || job->layout.size)
 		return;
 	ranks = calloc(job->shape.local_size, sizeof(ranks[0]));
 	for (uint32_t i = 0; ranks && i < job->shape.local_size; i++)
@@ -162,9 +162,9 @@ void pipeline_setup_join(struct pipeline_job *job)
 /* The home server must not wait for ranks that have given up. Without memory it waits until its deadline. */
 static void withdraw(struct pipeline_job *job)
 {
-	if (job->join && job->home && !job->servers)
+	if (job->fleet.join && job->fleet.home && !job->fleet.servers)
 		(void)send_join(job, NULL, 0);
-	job->join = NULL;
+	job->fleet.join = NULL;
 }
 
 void pipeline_setup_withdraw(struct pipeline_job *job)
@@ -172,11 +172,11 @@ void pipeline_setup_withdraw(struct pipeline_job *job)
 	struct cluster *cluster = job->pipeline->params.cluster;
 
 	withdraw(job);
-	if (job->querying)
-		cluster_cancel(cluster, &job->query);
-	job->querying = false;
-	job->home = NULL;
-	job->view = view_unref(job->view);
+	if (job->fleet.querying)
+		cluster_cancel(cluster, &job->fleet.query);
+	job->fleet.querying = false;
+	job->fleet.home = NULL;
+	job->fleet.view = view_unref(job->fleet.view);
 }
 
 static bool name_in_use(const struct pipeline_job *job)
@@ -185,7 +185,7 @@ static bool name_in_use(const struct pipeline_job *job)
 
 	list_for_each (other, &job->pipeline->jobs, link)
 		if (other != job && other->state != JOB_OVER &&
-		    pipeline_job_is(other, job->name, job->secret_digest))
+		    pipeline_job_is(other, job->owner.name, job->owner.secret_digest))
 			return true;
 	return false;
 }
@@ -195,12 +195,12 @@ void pipeline_setup_close(struct pipeline_job *job)
 	struct cluster *cluster = job->pipeline->params.cluster;
 
 	withdraw(job);
-	if (job->querying)
-		cluster_cancel(cluster, &job->query);
-	job->querying = false;
-	if (job->opened && !name_in_use(job))
-		cluster_close_job(cluster, job->name, owner_of(job));
-	job->opened = false;
+	if (job->fleet.querying)
+		cluster_cancel(cluster, &job->fleet.query);
+	job->fleet.querying = false;
+	if (job->fleet.opened && !name_in_use(job))
+		cluster_close_job(cluster, job->owner.name, owner_of(job));
+	job->fleet.opened = false;
 }
 
 /* -- JobJoined ----------------------------------------------------------------------------------------------------- */
@@ -217,14 +217,14 @@ static void disown(struct pipeline_job *job, const struct call *call, uint64_t n
 		.status = EPIPE,
 		.job = number,
 		.node = call->answer.node,
-		.epoch = job->view->epoch,
+		.epoch = job->fleet.view->epoch,
 		.len = sizeof(text) - 1,
 	};
 	struct data_header left = {
 		.op = DATA_LEAVE,
 		.job = number,
 		.node = call->answer.node,
-		.epoch = job->view->epoch,
+		.epoch = job->fleet.view->epoch,
 	};
 
 	if (job->shape.elastic && job->number)
@@ -238,11 +238,11 @@ static void on_joined(struct call *call)
 	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
 	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
 	struct pipeline_job *job = setup->job;
-	bool counts = job->state == JOB_FORMING && setup == job->join;
+	bool counts = job->state == JOB_FORMING && setup == job->fleet.join;
 	int r = call->status;
 
 	if (counts)
-		job->join = NULL;
+		job->fleet.join = NULL;
 	if (!r)
 		r = pipeline_setup_unpack(call, &bps__cluster__job_joined__descriptor,
 					  (ProtobufCMessage **)&m);
@@ -257,7 +257,7 @@ static void on_joined(struct call *call)
 			r = pipeline_setup_use_joined(job, m);
 		if (r)
 			pipeline_setup_fail_answer(
-				job, job->home, r,
+				job, job->fleet.home, r,
 				r == -EPROTO ? "a job that this node cannot be part of"
 					     : strerror(-r));
 	}
@@ -293,28 +293,30 @@ static int go_on(struct pipeline_job *job, const struct pipeline_setup *setup,
 	}
 	if (!m->n_node_of_rank || m->n_node_of_rank > JOB_RANKS_MAX ||
 	    regrouped.n_nodes > m->n_node_of_rank || regrouped.n_local < setup->n_ranks ||
-	    m->membership <= job->membership)
+	    m->membership <= job->membership.number)
 		return error_origin(-EPROTO);
 	r = pipeline_elastic_next(job, &regrouped, &next);
 	if (r)
 		return error_trace(r);
-	next->view = view_ref(job->view);
-	next->opened = job->opened;
-	job->opened = false;
-	next->added = job->added;
-	next->moved_before = calloc(job->n_viewed, sizeof(next->moved_before[0]));
-	if (next->moved_before)
-		memcpy(next->moved_before, job->moves,
-		       job->n_viewed * sizeof(next->moved_before[0]));
-	r = next->moved_before ? pipeline_setup_use_joined(next, m) : error_origin(-ENOMEM);
+	next->fleet.view = view_ref(job->fleet.view);
+	next->fleet.opened = job->fleet.opened;
+	job->fleet.opened = false;
+	next->placement.added = job->placement.added;
+	next->placement.moved_before =
+		calloc(job->fleet.n_viewed, sizeof(next->placement.moved_before[0]));
+	if (next->placement.moved_before)
+		memcpy(next->placement.moved_before, job->placement.moves,
+		       job->fleet.n_viewed * sizeof(next->placement.moved_before[0]));
+	r = next->placement.moved_before ? pipeline_setup_use_joined(next, m)
+					 : error_origin(-ENOMEM);
 	/* Servers know of the next run before they hear that this node has left. */
 	pipeline_left_say(job);
 	pipeline_job_over(job);
 	if (!r)
 		return 0;
 	disown(job, &setup->call, m->job);
-	next->goes = true;
-	(void)failure_set(&failure, r, "job %s cannot regroup: %s", next->name, strerror(-r));
+	next->membership.goes = true;
+	(void)failure_set(&failure, r, "job %s cannot regroup: %s", next->owner.name, strerror(-r));
 	pipeline_job_fail(next, &failure, NULL);
 	return 0;
 }
@@ -324,18 +326,18 @@ static void on_regrouped(struct call *call)
 	struct pipeline_setup *setup = container_of(call, struct pipeline_setup, call);
 	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
 	struct pipeline_job *job = setup->job;
-	bool counts = job->state == JOB_RUNNING && setup == job->join;
+	bool counts = job->state == JOB_RUNNING && setup == job->fleet.join;
 	int r = call->status;
 
-	if (setup == job->join)
-		job->join = NULL;
+	if (setup == job->fleet.join)
+		job->fleet.join = NULL;
 	if (!r)
 		r = pipeline_setup_unpack(call, &bps__cluster__job_joined__descriptor,
 					  (ProtobufCMessage **)&m);
 	/* The home, or another in its place, is asked again when it is attached; one that has been asked again says the same. */
 	if ((call->status &&
 	     (!counts || pipeline_keep_is_loss(call) || call->status == -EALREADY)) ||
-	    (job->state == JOB_RUNNING && job->join)) {
+	    (job->state == JOB_RUNNING && job->fleet.join)) {
 		pipeline_setup_done(setup);
 		return;
 	}
@@ -344,7 +346,7 @@ static void on_regrouped(struct call *call)
 			disown(job, call, m->job);
 	} else if (call->status) {
 		/* Those that go on without this node hear nothing of its end. */
-		job->goes = call->status == -ESTALE;
+		job->membership.goes = call->status == -ESTALE;
 		pipeline_setup_fail(job, call->status, call->text);
 	} else {
 		if (!r)
@@ -367,7 +369,7 @@ int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint
 
 	if (getrandom(&instance, sizeof(instance), 0) != sizeof(instance))
 		return error_origin(-errno);
-	r = view_pack(job->view, DATA_SETUP_MAX / 2, &view, &view_len);
+	r = view_pack(job->fleet.view, DATA_SETUP_MAX / 2, &view, &view_len);
 	if (r)
 		return error_trace(r);
 	set_join(job, &m);
@@ -379,17 +381,17 @@ int pipeline_setup_regroup(struct pipeline_job *job, const uint32_t *ranks, uint
 	m.regroups = job->number;
 	m.newcomers = n_newcomers;
 	m.has_membership = m.has_view = true;
-	m.membership = job->membership;
+	m.membership = job->membership.number;
 	m.view = (ProtobufCBinaryData){ view_len, view };
-	r = pipeline_setup_call(job, job->servers[job->home_number].outlet->peer, DATA_JOIN,
-				&m.base, on_regrouped, &setup);
+	r = pipeline_setup_call(job, job->fleet.servers[job->fleet.home_number].outlet->peer,
+				DATA_JOIN, &m.base, on_regrouped, &setup);
 	if (r)
 		return error_trace(r);
-	job->join = setup;
+	job->fleet.join = setup;
 	setup->instance = instance;
 	setup->ranks = calloc(MAX(n_ranks, 1u), sizeof(ranks[0]));
 	if (!setup->ranks) {
-		job->join = NULL;
+		job->fleet.join = NULL;
 		return error_origin(-ENOMEM);
 	}
 	memcpy(setup->ranks, ranks, n_ranks * sizeof(ranks[0]));

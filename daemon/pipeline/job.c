@@ -61,11 +61,11 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	if (!job)
 		return NULL;
 	list_remove(&job->link);
-	loop_timer_cancel(&job->timer);
-	loop_abort(&job->sweep);
+	loop_timer_cancel(&job->sweep.timer);
+	loop_abort(&job->sweep.chore);
 	list_for_each (round, &job->rounds, job_link)
 		pipeline_round_drop(round);
-	for (entry = job->resumed ? map_first(&job->tensors) : NULL; entry;
+	for (entry = job->resumption.resumed ? map_first(&job->tensors) : NULL; entry;
 	     entry = map_next(&job->tensors, entry))
 		free(container_of(entry, struct pipeline_tensor, entry)->pasts);
 	map_done(&job->tensors);
@@ -76,24 +76,24 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	pipeline_setup_free(job);
 	pipeline_device_free(job);
 	layout_done(&job->layout);
-	(void)ledger_free(job->ledger);
-	(void)fd_close(job->ledger_fd);
+	(void)ledger_free(job->resumption.ledger);
+	(void)fd_close(job->resumption.ledger_fd);
 	free(job->members);
 	free(job->n_pending);
-	free(job->left);
-	free(job->out);
-	free(job->gone);
-	free(job->without);
-	free(job->node_of_rank);
-	free(job->left_nodes);
+	free(job->left.ranks);
+	free(job->membership.out);
+	free(job->membership.gone);
+	free(job->sweep.without);
+	free(job->resumption.node_of_rank);
+	free(job->left.nodes);
 	(void)arrivals_free(job->arrivals);
-	bulk_done(&job->bulk);
-	quota_release(&job->held, job->held_ranks);
-	quota_done(&job->rows_quota);
-	quota_done(&job->held);
-	if (job->counted)
-		account_release(job->account, ACCOUNT_JOBS, 1);
-	(void)account_put(job->account);
+	bulk_done(&job->memory.bulk);
+	quota_release(&job->memory.held, job->memory.held_ranks);
+	quota_done(&job->memory.rows);
+	quota_done(&job->memory.held);
+	if (job->memory.counted)
+		account_release(job->memory.account, ACCOUNT_JOBS, 1);
+	(void)account_put(job->memory.account);
 	free(job);
 	return NULL;
 }
@@ -117,7 +117,7 @@ static uint64_t ranks_bytes(const struct pipeline_join *join)
 
 int pipeline_job_no_memory(const struct pipeline_job *job, int error, struct failure *failure)
 {
-	return account_no_memory(job->account, error, failure);
+	return account_no_memory(job->memory.account, error, failure);
 }
 
 int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *join,
@@ -130,25 +130,27 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 		return error_origin(-ENOMEM);
 	job->pipeline = pipeline;
 	job->holds = 1;
-	job->account = account_ref(join->account);
-	quota_init(&job->held, UINT64_MAX, account_quota(job->account, ACCOUNT_MEMORY));
-	job->bulk.quota = job->ordinals.quota = &job->held;
-	quota_init(&job->rows_quota, pipeline->params.job_quota_bytes ?: UINT64_MAX, &job->held);
-	job->rows_quota.batch = ROWS_BATCH;
-	job->ledger_fd = -1;
+	job->memory.account = account_ref(join->account);
+	quota_init(&job->memory.held, UINT64_MAX,
+		   account_quota(job->memory.account, ACCOUNT_MEMORY));
+	job->memory.bulk.quota = job->order.ordinals.quota = &job->memory.held;
+	quota_init(&job->memory.rows, pipeline->params.job_quota_bytes ?: UINT64_MAX,
+		   &job->memory.held);
+	job->memory.rows.batch = ROWS_BATCH;
+	job->resumption.ledger_fd = -1;
 	list_init(&job->link);
 	list_init(&job->rounds);
-	list_init(&job->behind);
-	list_init(&job->dealt);
-	list_init(&job->spare_rounds);
-	list_init(&job->spare_parts);
-	list_init(&job->setups);
-	list_init(&job->starved);
-	list_init(&job->lent);
-	list_init(&job->spare_lent);
-	list_init(&job->placements);
+	list_init(&job->resumption.behind);
+	list_init(&job->schedule.dealt);
+	list_init(&job->memory.spare_rounds);
+	list_init(&job->memory.spare_parts);
+	list_init(&job->fleet.setups);
+	list_init(&job->retention.starved);
+	list_init(&job->retention.lent);
+	list_init(&job->retention.spare_lent);
+	list_init(&job->placement.later);
 	pipeline_room_init(job);
-	(void)snprintf(job->name, sizeof(job->name), "%s", join->job);
+	(void)snprintf(job->owner.name, sizeof(job->owner.name), "%s", join->job);
 	job->shape = (struct pipeline_shape){
 		.size = join->size,
 		.local_size = join->local_size,
@@ -165,30 +167,32 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 		.min_ranks = join->min_ranks,
 		.max_ranks = join->max_ranks,
 	};
-	memcpy(job->secret_digest, join->secret_digest, sizeof(job->secret_digest));
-	job->uid = join->uid;
+	memcpy(job->owner.secret_digest, join->secret_digest, sizeof(job->owner.secret_digest));
+	job->owner.uid = join->uid;
 	job->distributed = join->n_nodes > 1 || join->force_distributed;
 	if (job->distributed && !pipeline->params.resume)
-		job->ends = "resume is off";
+		job->resumption.ends = "resume is off";
 	job->request_timeout_ns = join->request_timeout_ms * NSEC_PER_MSEC;
 	job->formed_by_ns = CLOCK_NEVER;
-	job->regroup_by_ns = CLOCK_NEVER;
-	job->first_membership = job->membership = join->elastic;
-	if (quota_charge(&job->held, ranks_bytes(join)))
+	job->membership.regroup_by_ns = CLOCK_NEVER;
+	job->membership.first = job->membership.number = join->elastic;
+	if (quota_charge(&job->memory.held, ranks_bytes(join)))
 		return error_origin(-EDQUOT);
-	job->held_ranks = ranks_bytes(join);
+	job->memory.held_ranks = ranks_bytes(join);
 	job->members = calloc(join->local_size, sizeof(job->members[0]));
 	job->n_pending = calloc(join->local_size, sizeof(job->n_pending[0]));
-	job->left = calloc(join->local_size, sizeof(job->left[0]));
-	job->out = calloc(join->size, sizeof(job->out[0]));
-	job->gone = calloc(join->local_size, sizeof(job->gone[0]));
-	if (!job->members || !job->n_pending || !job->left || !job->out || !job->gone)
+	job->left.ranks = calloc(join->local_size, sizeof(job->left.ranks[0]));
+	job->membership.out = calloc(join->size, sizeof(job->membership.out[0]));
+	job->membership.gone = calloc(join->local_size, sizeof(job->membership.gone[0]));
+	if (!job->members || !job->n_pending || !job->left.ranks || !job->membership.out ||
+	    !job->membership.gone)
 		return error_origin(-ENOMEM);
 	r = new_instance(job);
 	if (r)
 		return error_trace(r);
-	job->timer.expired = on_timer;
-	r = loop_timer_set(pipeline->params.loop, &job->timer, clock_now_ns() + TIMER_IDLE_NS);
+	job->sweep.timer.expired = on_timer;
+	r = loop_timer_set(pipeline->params.loop, &job->sweep.timer,
+			   clock_now_ns() + TIMER_IDLE_NS);
 	if (r)
 		return error_trace(r);
 	list_push_back(&pipeline->jobs, &job->link);
@@ -208,9 +212,9 @@ void pipeline_job_detach(struct pipeline_member *member)
 			job->members[i] = NULL;
 	job->n_members--;
 	if (member->leaving)
-		job->n_leaving--;
+		job->left.n_leaving--;
 	if (member->regrouping)
-		job->n_regrouping--;
+		job->membership.n_regrouping--;
 	member->regrouping = false;
 	member->job = NULL;
 }
@@ -218,7 +222,7 @@ void pipeline_job_detach(struct pipeline_member *member)
 void pipeline_job_over(struct pipeline_job *job)
 {
 	job->state = JOB_OVER;
-	loop_timer_cancel(&job->timer);
+	loop_timer_cancel(&job->sweep.timer);
 	pipeline_setup_close(job);
 	pipeline_device_close(job);
 	pipeline_job_release(job);
@@ -229,13 +233,13 @@ static void fail(struct pipeline_job *job, const struct failure *failure, const 
 {
 	uint64_t number = job->state == JOB_RUNNING ? job->number : 0;
 
-	job->over = *failure;
+	job->end.failure = *failure;
 	if (number)
-		log_warning("job %s: failed: %s", job->name, failure->text);
+		log_warning("job %s: failed: %s", job->owner.name, failure->text);
 	else
-		log_notice("job %s: not formed: %s", job->name, failure->text);
+		log_notice("job %s: not formed: %s", job->owner.name, failure->text);
 	pipeline_setup_fail_job(job, failure, from);
-	job->over_number = number;
+	job->end.number = number;
 	pipeline_job_hold(job);
 	pipeline_job_over(job);
 	pipeline_elastic_end(job);
@@ -248,8 +252,8 @@ bool pipeline_job_dismiss(struct pipeline_job *job)
 	struct pipeline_member *member = NULL;
 	bool leaving;
 
-	while (!member && job->n_dismissed < job->shape.local_size)
-		member = job->members[job->n_dismissed++];
+	while (!member && job->end.n_dismissed < job->shape.local_size)
+		member = job->members[job->end.n_dismissed++];
 	if (!member)
 		return false;
 	leaving = member->leaving;
@@ -257,7 +261,7 @@ bool pipeline_job_dismiss(struct pipeline_job *job)
 	if (leaving)
 		member->left(member);
 	else
-		member->ended(member, job->over_number, &job->over);
+		member->ended(member, job->end.number, &job->end.failure);
 	return true;
 }
 
@@ -279,7 +283,7 @@ void pipeline_job_fail(struct pipeline_job *job, const struct failure *failure,
 	fail(job, failure, from);
 	list_for_each (other, &job->pipeline->jobs, link)
 		if (other->state != JOB_OVER && is_same_run(job, other))
-			fail(other, &job->over, from);
+			fail(other, &job->end.failure, from);
 	pipeline_job_release(job);
 }
 
@@ -291,7 +295,7 @@ int pipeline_job_order_members(struct pipeline_job *job)
 	_cleanup_(freep) struct pipeline_member **ordered = NULL;
 
 	if (layout->n_local != job->shape.local_size ||
-	    job->n_members + job->n_left != layout->n_local)
+	    job->n_members + job->left.n_before != layout->n_local)
 		return error_origin(-EPROTO);
 	ordered = calloc(layout->n_local, sizeof(ordered[0]));
 	if (!ordered)
@@ -307,7 +311,7 @@ int pipeline_job_order_members(struct pipeline_job *job)
 		ordered[index] = job->members[i];
 	}
 	if (layout->n_local > 1 && !job->arrivals &&
-	    arrivals_new(job->name, "rank", layout->rank_of_local, layout->n_local,
+	    arrivals_new(job->owner.name, "rank", layout->rank_of_local, layout->n_local,
 			 &job->pipeline->spread, &job->arrivals))
 		return error_origin(-ENOMEM);
 	for (uint32_t i = 0; i < layout->n_local; i++)
@@ -323,23 +327,23 @@ void pipeline_job_formed(struct pipeline_job *job)
 	job->state = JOB_RUNNING;
 	pipeline_elastic_formed(job);
 	pipeline_room_formed(job);
-	(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
+	(void)loop_timer_set(job->pipeline->params.loop, &job->sweep.timer,
 			     clock_now_ns() + TIMER_IDLE_NS);
 	log_info("job %s: run %016" PRIx64 "%s: %u ranks on %u nodes, %u here, %zu servers",
-		 job->name, job->number, job->resumed ? ", resumed" : "", job->shape.size,
-		 job->shape.n_nodes, job->n_members, job->n_servers);
+		 job->owner.name, job->number, job->resumption.resumed ? ", resumed" : "",
+		 job->shape.size, job->shape.n_nodes, job->n_members, job->fleet.n_servers);
 	if (pipeline_resume_ends(job))
-		log_notice("job %s: it ends with this daemon's process: %s", job->name,
+		log_notice("job %s: it ends with this daemon's process: %s", job->owner.name,
 			   pipeline_resume_ends(job));
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_member *member = job->members[i];
 
 		if (member)
-			member->joined(member, job->number, (uint32_t)job->n_servers,
-				       member->resumed ? -1 : job->ledger_fd);
+			member->joined(member, job->number, (uint32_t)job->fleet.n_servers,
+				       member->resumed ? -1 : job->resumption.ledger_fd);
 		FAILPOINT("job-joined");
 	}
-	job->ledger_fd = fd_close(job->ledger_fd);
+	job->resumption.ledger_fd = fd_close(job->resumption.ledger_fd);
 	pipeline_add_look(job);
 }
 
@@ -348,12 +352,12 @@ void pipeline_job_form_here(struct pipeline_job *job)
 	struct failure failure;
 	int r;
 
-	if (job->n_members + job->n_left < job->shape.local_size)
+	if (job->n_members + job->left.n_before < job->shape.local_size)
 		return;
 	r = layout_init(&job->layout, NULL, job->shape.size, 1, 0);
 	if (!r)
 		r = pipeline_job_order_members(job);
-	if (!r && !job->resumed &&
+	if (!r && !job->resumption.resumed &&
 	    getrandom(&job->number, sizeof(job->number), 0) != sizeof(job->number))
 		r = error_origin(-errno);
 	if (!r) {
@@ -364,7 +368,7 @@ void pipeline_job_form_here(struct pipeline_job *job)
 		r = pipeline_resume_prepare(job);
 	}
 	if (r) {
-		(void)failure_set(&failure, r, "job %s: cannot be formed: %s", job->name,
+		(void)failure_set(&failure, r, "job %s: cannot be formed: %s", job->owner.name,
 				  strerror(-r));
 		pipeline_job_fail(job, &failure, NULL);
 		return;
@@ -380,8 +384,8 @@ static bool is_sibling(const struct pipeline_job *job, const struct pipeline_joi
 
 static bool has_name(const struct pipeline_job *job, const struct pipeline_join *join)
 {
-	return job->state != JOB_OVER && !job->has_left.status && !strcmp(job->name, join->job) &&
-	       !is_sibling(job, join);
+	return job->state != JOB_OVER && !job->left.failure.status &&
+	       !strcmp(job->owner.name, join->job) && !is_sibling(job, join);
 }
 
 struct pipeline_job *pipeline_job_find(struct pipeline *pipeline, const struct pipeline_join *join)
@@ -403,9 +407,10 @@ static const char *hint(const struct pipeline_job *job)
 	struct pipeline_job *other;
 
 	list_for_each (other, &job->pipeline->jobs, link)
-		if (other != job && other->state != JOB_OVER && other->uid == job->uid &&
-		    !strcmp(other->name, job->name) &&
-		    !pipeline_job_is(other, job->name, job->secret_digest))
+		if (other != job && other->state != JOB_OVER &&
+		    other->owner.uid == job->owner.uid &&
+		    !strcmp(other->owner.name, job->owner.name) &&
+		    !pipeline_job_is(other, job->owner.name, job->owner.secret_digest))
 			return "; this user has a job of that name here with another secret";
 	return "";
 }
@@ -436,7 +441,7 @@ int pipeline_job_new(struct pipeline *pipeline, const struct pipeline_join *join
 		account_release(join->account, ACCOUNT_JOBS, 1);
 		return account_no_memory(join->account, -r, failure);
 	}
-	(*ret_job)->counted = true;
+	(*ret_job)->memory.counted = true;
 	return 0;
 }
 
@@ -480,7 +485,7 @@ void pipeline_job_add(struct pipeline_job *job, struct pipeline_member *member,
 	list_init(&member->declarations);
 	job->members[join->local_rank] = member;
 	job->n_members++;
-	job->ends = job->ends ?: join->cannot_resume;
+	job->resumption.ends = job->resumption.ends ?: join->cannot_resume;
 	if (deadline_ns < job->formed_by_ns) {
 		job->formed_by_ns = deadline_ns;
 		job->forming_timeout_ns = timeout_ns;
@@ -530,9 +535,9 @@ int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
 		return r;
 
 	pipeline_job_add(job, member, &join, join.timeout_ms * NSEC_PER_MSEC);
-	if (job->resumed)
+	if (job->resumption.resumed)
 		pipeline_resume_form(job);
-	else if (job->distributed && !job->querying && !job->view)
+	else if (job->distributed && !job->fleet.querying && !job->fleet.view)
 		pipeline_setup_open(job);
 	else if (job->distributed)
 		pipeline_setup_join(job);
@@ -545,10 +550,10 @@ int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
 
 void pipeline_job_watch(struct pipeline_job *job, uint64_t deadline_ns)
 {
-	deadline_ns = MAX(deadline_ns, job->not_before_ns);
-	if (job->state == JOB_OVER || deadline_ns >= job->timer.at_ns)
+	deadline_ns = MAX(deadline_ns, job->sweep.not_before_ns);
+	if (job->state == JOB_OVER || deadline_ns >= job->sweep.timer.at_ns)
 		return;
-	(void)loop_timer_set(job->pipeline->params.loop, &job->timer, deadline_ns);
+	(void)loop_timer_set(job->pipeline->params.loop, &job->sweep.timer, deadline_ns);
 }
 
 /*
@@ -607,8 +612,8 @@ static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
 	 * The home server knows best whom all wait for. It would miss our ranks too, were they taken back a moment before
 	 * its own deadline.
 	 */
-	if (now_ns < job->formed_by_ns + SERVER_GRACE_NS && (job->join || !n_missing)) {
-		(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
+	if (now_ns < job->formed_by_ns + SERVER_GRACE_NS && (job->fleet.join || !n_missing)) {
+		(void)loop_timer_set(job->pipeline->params.loop, &job->sweep.timer,
 				     job->formed_by_ns + SERVER_GRACE_NS);
 		return;
 	}
@@ -617,12 +622,12 @@ static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
 		const char *names = name_missing(job, &missing, by_rank, first);
 
 		(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s%s did not join within %s%s",
-				  job->name, by_rank ? "" : "local ", names, time, hint(job));
+				  job->owner.name, by_rank ? "" : "local ", names, time, hint(job));
 	} else {
 		(void)failure_set(&failure, -ETIMEDOUT,
 				  "job %s: all its ranks on this node are there, but %s within %s",
-				  job->name,
-				  !job->view	     ? "no servers were found"
+				  job->owner.name,
+				  !job->fleet.view   ? "no servers were found"
 				  : job->layout.size ? "a server did not answer"
 						     : "its home server did not answer",
 				  time);
@@ -632,11 +637,11 @@ static void forming_expired(struct pipeline_job *job, uint64_t now_ns)
 
 static void on_timer(struct loop_timer *timer)
 {
-	struct pipeline_job *job = container_of(timer, struct pipeline_job, timer);
+	struct pipeline_job *job = container_of(timer, struct pipeline_job, sweep.timer);
 	uint64_t now_ns = clock_now_ns();
 
 	if (job->state == JOB_FORMING) {
-		if (job->resumed)
+		if (job->resumption.resumed)
 			pipeline_resume_expire(job, now_ns);
 		else
 			forming_expired(job, now_ns);
@@ -662,7 +667,7 @@ static void forming_without(struct pipeline_job *job, uint32_t index, uint32_t r
 		return;
 	if (!job->n_members) {
 		pipeline_job_over(job);
-	} else if (job->layout.size || job->resumed) {
+	} else if (job->layout.size || job->resumption.resumed) {
 		pipeline_job_fail(job, &failure, NULL);
 	} else if (job->distributed) {
 		/* With fewer ranks and the old number it would look like an older JOIN that was overtaken. */
@@ -673,16 +678,17 @@ static void forming_without(struct pipeline_job *job, uint32_t index, uint32_t r
 
 void pipeline_job_end_left(struct pipeline_job *job)
 {
-	if (job->n_members || job->state != JOB_RUNNING || job->n_without)
+	if (job->n_members || job->state != JOB_RUNNING || job->sweep.n_without)
 		return;
 	/* The others would wait for this node, had nobody heard that it has left. */
-	if (job->keep && !job->n_attached && !job->shape.elastic) {
-		job->unsaid = true;
+	if (job->retention.keeps && !job->fleet.n_attached && !job->shape.elastic) {
+		job->left.unsaid = true;
 		log_notice("job %s: left by all its ranks here; waiting for a server to tell it",
-			   job->name);
+			   job->owner.name);
 		return;
 	}
-	log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->name, job->number);
+	log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->owner.name,
+		 job->number);
 	pipeline_left_say(job);
 	pipeline_job_over(job);
 	pipeline_elastic_end(job);
@@ -691,18 +697,18 @@ void pipeline_job_end_left(struct pipeline_job *job)
 void pipeline_job_let_leave(struct pipeline_job *job)
 {
 	pipeline_left_idle(job);
-	if (job->state != JOB_RUNNING || !job->n_leaving || !job->leave_due ||
+	if (job->state != JOB_RUNNING || !job->left.n_leaving || !job->left.due ||
 	    !pipeline_resume_caught_up(job))
 		return;
-	job->leave_due = false;
+	job->left.due = false;
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct pipeline_member *member = job->members[i];
 
 		if (!member || !member->leaving || job->n_pending[i])
 			continue;
-		job->left[i] = true;
-		if (job->ledger)
-			ledger_leave(job->ledger, member->rank);
+		job->left.ranks[i] = true;
+		if (job->resumption.ledger)
+			ledger_leave(job->resumption.ledger, member->rank);
 		FAILPOINT("job-left");
 		pipeline_job_detach(member);
 		member->left(member);
@@ -731,23 +737,24 @@ void pipeline_leave(struct pipeline_member *member)
 	if (member->leaving)
 		return;
 	member->leaving = true;
-	job->n_leaving++;
-	job->leave_due = true;
+	job->left.n_leaving++;
+	job->left.due = true;
 	if (job->shape.elastic) {
 		pipeline_job_hold(job);
-		(void)failure_set(&failure, -ECANCELED, "this rank left job %s", job->name);
+		(void)failure_set(&failure, -ECANCELED, "this rank left job %s", job->owner.name);
 		pipeline_elastic_drop(job, member->index, &failure, true);
 		pipeline_job_let_leave(job);
 		pipeline_elastic_try(job);
 		pipeline_job_release(job);
 		return;
 	}
-	if (!job->has_left.status)
-		(void)failure_set(&job->has_left, -EPIPE, "rank %u has left job %s", rank,
-				  job->name);
+	if (!job->left.failure.status)
+		(void)failure_set(&job->left.failure, -EPIPE, "rank %u has left job %s", rank,
+				  job->owner.name);
 	pipeline_job_hold(job);
-	if (!job->leaves.status) {
-		(void)failure_set(&job->leaves, -ECANCELED, "rank %u left job %s", rank, job->name);
+	if (!job->sweep.leaves.status) {
+		(void)failure_set(&job->sweep.leaves, -ECANCELED, "rank %u left job %s", rank,
+				  job->owner.name);
 		pipeline_sweep(job);
 	}
 	pipeline_job_let_leave(job);
@@ -766,21 +773,21 @@ void pipeline_abandon(struct pipeline_member *member, const char *how)
 	if (!job)
 		return;
 	pipeline_job_detach(member);
-	if (job->suspended)
+	if (job->resumption.suspended)
 		return;
 	if (job->state == JOB_FORMING) {
 		forming_without(job, index, member->rank, member->pid, how);
 		return;
 	}
 	(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) of job %s %s", member->rank,
-			  member->pid, job->name, how);
+			  member->pid, job->owner.name, how);
 	if (!job->shape.elastic) {
 		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
 	pipeline_job_hold(job);
 	pipeline_elastic_drop(job, index, &failure, was_leaving);
-	if (!job->n_members && job->state == JOB_RUNNING && !job->n_without) {
+	if (!job->n_members && job->state == JOB_RUNNING && !job->sweep.n_without) {
 		pipeline_left_say(job);
 		pipeline_job_over(job);
 	}

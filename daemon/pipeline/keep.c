@@ -22,7 +22,7 @@
 
 static size_t number_of(const struct pipeline_server *server)
 {
-	return (size_t)(server - server->job->servers);
+	return (size_t)(server - server->job->fleet.servers);
 }
 
 static void give_up(struct pipeline_server *server)
@@ -33,7 +33,7 @@ static void give_up(struct pipeline_server *server)
 
 	(void)failure_set(
 		&failure, -ECONNRESET,
-		"job %s: server %s was lost, and did not come back within %s", job->name,
+		"job %s: server %s was lost, and did not come back within %s", job->owner.name,
 		pipeline_server_name(job, number_of(server)),
 		pipeline_time_text(time, job->pipeline->params.lost_timeout_ms * NSEC_PER_MSEC));
 	pipeline_job_fail(job, &failure, NULL);
@@ -76,29 +76,29 @@ static void on_retry(struct loop_timer *timer)
 
 int pipeline_keep_init(struct pipeline_job *job, size_t number)
 {
-	struct pipeline_server *server = &job->servers[number];
+	struct pipeline_server *server = &job->fleet.servers[number];
 
 	server->job = job;
 	list_init(&server->parked);
 	server->timer.expired = on_retry;
-	if (!job->keep)
+	if (!job->retention.keeps)
 		return 0;
-	server->here = held_new(&job->held, WINDOW / 64 * sizeof(server->here[0]));
-	server->cells = held_new(&job->held, WINDOW * sizeof(server->cells[0]));
+	server->here = held_new(&job->memory.held, WINDOW / 64 * sizeof(server->here[0]));
+	server->cells = held_new(&job->memory.held, WINDOW * sizeof(server->cells[0]));
 	return server->here && server->cells ? 0 : error_origin(-errno);
 }
 
 void pipeline_keep_done(struct pipeline_job *job)
 {
-	if (job->acking)
-		loop_unpost(job->pipeline->params.loop, &job->ack_mail);
-	loop_timer_cancel(&job->add_timer);
-	for (size_t i = 0; i < job->n_servers; i++) {
-		loop_timer_cancel(&job->servers[i].timer);
-		held_free(job->servers[i].here);
-		held_free(job->servers[i].cells);
+	if (job->retention.acking)
+		loop_unpost(job->pipeline->params.loop, &job->retention.ack_mail);
+	loop_timer_cancel(&job->placement.add_timer);
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
+		loop_timer_cancel(&job->fleet.servers[i].timer);
+		held_free(job->fleet.servers[i].here);
+		held_free(job->fleet.servers[i].cells);
 	}
-	held_free(job->failed);
+	held_free(job->retention.failed);
 }
 
 bool pipeline_keep_is_loss(const struct call *call)
@@ -115,7 +115,7 @@ void pipeline_keep_park(struct pipeline_part *part)
 	struct pipeline_server *server;
 
 	pipeline_part_choose(part);
-	server = &part->job->servers[part->server];
+	server = &part->job->fleet.servers[part->server];
 	part->state = PART_QUEUED;
 	part->again = false;
 	part->outlet = NULL;
@@ -159,8 +159,8 @@ static bool count_loss(struct pipeline_server *server, uint64_t now_ns, const ch
 		return true;
 	(void)failure_set(&failure, -ECONNRESET,
 			  "job %s: server %s was lost %u times within %s, the last time: %s",
-			  job->name, pipeline_server_name(job, number_of(server)), server->n_losses,
-			  pipeline_time_text(time, within_ns), why);
+			  job->owner.name, pipeline_server_name(job, number_of(server)),
+			  server->n_losses, pipeline_time_text(time, within_ns), why);
 	pipeline_job_fail(job, &failure, NULL);
 	return true;
 }
@@ -183,22 +183,22 @@ static void unhold(struct pipeline_job *job, size_t number)
 
 static void detach(struct pipeline_job *job, size_t number)
 {
-	struct pipeline_server *server = &job->servers[number];
+	struct pipeline_server *server = &job->fleet.servers[number];
 
 	if (server->attached)
-		job->n_attached--;
+		job->fleet.n_attached--;
 	server->attached = false;
 	server->attachment++;
 	if (server->outlet)
 		leave_outlet(server);
-	if (number == job->home_number)
-		job->home = NULL;
+	if (number == job->fleet.home_number)
+		job->fleet.home = NULL;
 }
 
 /* What had come from the server, or waited for it, begins anew. */
 static void begin_anew(struct pipeline_job *job, size_t number)
 {
-	struct pipeline_outlet *outlet = TAKE_PTR(job->servers[number].outlet);
+	struct pipeline_outlet *outlet = TAKE_PTR(job->fleet.servers[number].outlet);
 
 	unhold(job, number);
 	pipeline_rows_lost(job, number);
@@ -214,15 +214,15 @@ void pipeline_keep_detach(struct pipeline_job *job, size_t number)
 void pipeline_keep_detach_all(struct pipeline_job *job)
 {
 	/* Rows that begin anew go to no server that the job is still attached to as before. */
-	for (size_t i = 0; i < job->n_servers; i++)
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
 		detach(job, i);
-	for (size_t i = 0; i < job->n_servers; i++)
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
 		begin_anew(job, i);
 }
 
 void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why)
 {
-	struct pipeline_server *server = &job->servers[number];
+	struct pipeline_server *server = &job->fleet.servers[number];
 	uint64_t now_ns = clock_now_ns(), at_ns = now_ns;
 
 	if (!pipeline_move_is_in(job, number)) {
@@ -236,7 +236,7 @@ void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why
 		return;
 	if (!server->lost_ns) {
 		server->lost_ns = now_ns;
-		log_notice("job %s: server %s was lost: %s; waiting for it", job->name,
+		log_notice("job %s: server %s was lost: %s; waiting for it", job->owner.name,
 			   pipeline_server_name(job, number), why);
 	}
 	server->gone = true;
@@ -247,7 +247,7 @@ void pipeline_keep_lost(struct pipeline_job *job, size_t number, const char *why
 
 void pipeline_keep_again(struct pipeline_job *job, size_t number)
 {
-	struct pipeline_server *server = &job->servers[number];
+	struct pipeline_server *server = &job->fleet.servers[number];
 	uint64_t now_ns = clock_now_ns();
 
 	if (!server->lost_ns)
@@ -259,8 +259,8 @@ void pipeline_keep_again(struct pipeline_job *job, size_t number)
 void pipeline_keep_peer_lost(struct pipeline_job *job, const struct peer *peer, const char *why)
 {
 	pipeline_job_hold(job);
-	for (size_t i = 0; i < job->n_servers && job->state != JOB_OVER; i++)
-		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
+	for (size_t i = 0; i < job->fleet.n_servers && job->state != JOB_OVER; i++)
+		if (job->fleet.servers[i].outlet && job->fleet.servers[i].outlet->peer == peer)
 			pipeline_keep_lost(job, i, why);
 	pipeline_job_release(job);
 }
@@ -271,14 +271,14 @@ void pipeline_view_changed(struct pipeline *pipeline)
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link) {
-		if (!job->keep || job->state != JOB_RUNNING)
+		if (!job->retention.keeps || job->state != JOB_RUNNING)
 			continue;
-		for (size_t i = 0; i < job->n_servers; i++)
-			if (job->servers[i].gone && pipeline_move_is_in(job, i) &&
+		for (size_t i = 0; i < job->fleet.n_servers; i++)
+			if (job->fleet.servers[i].gone && pipeline_move_is_in(job, i) &&
 			    pipeline_move_is_dropped(job, i))
-				(void)loop_timer_set(pipeline->params.loop, &job->servers[i].timer,
-						     now_ns);
-		job->add_ns = 0;
+				(void)loop_timer_set(pipeline->params.loop,
+						     &job->fleet.servers[i].timer, now_ns);
+		job->placement.add_ns = 0;
 		pipeline_add_look(job);
 	}
 }
@@ -289,7 +289,7 @@ static void declare_again(struct pipeline_job *job, bool fresh)
 	const struct ledger_known *known;
 	struct map_entry *entry;
 
-	for (size_t i = 0; fresh && (known = ledger_tensor_at(job->ledger, i)); i++)
+	for (size_t i = 0; fresh && (known = ledger_tensor_at(job->resumption.ledger, i)); i++)
 		pipeline_setup_declare_known(job, known);
 	map_for_each (entry, &job->tensors) {
 		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
@@ -303,30 +303,35 @@ static void declare_again(struct pipeline_job *job, bool fresh)
 void pipeline_keep_failed(struct pipeline_job *job, uint64_t key, uint64_t round, bool alone,
 			  const struct failure *failure)
 {
-	if (!job->failed)
-		job->failed = held_new(&job->held, PIPELINE_FAILED * sizeof(job->failed[0]));
+	if (!job->retention.failed)
+		job->retention.failed = held_new(
+			&job->memory.held, PIPELINE_FAILED * sizeof(job->retention.failed[0]));
 	/* Without memory a server that is lost never hears of it: others wait until the deadline. */
-	if (job->failed)
-		job->failed[job->n_failed++ % PIPELINE_FAILED] = (struct pipeline_failed){
-			.key = key,
-			.round = round,
-			.alone = alone,
-			.failure = *failure,
-		};
+	if (job->retention.failed)
+		job->retention.failed[job->retention.n_failed++ % PIPELINE_FAILED] =
+			(struct pipeline_failed){
+				.key = key,
+				.round = round,
+				.alone = alone,
+				.failure = *failure,
+			};
 }
 
 static void fail_again(struct pipeline_job *job, size_t number)
 {
-	size_t first = job->n_failed > PIPELINE_FAILED ? job->n_failed - PIPELINE_FAILED : 0;
+	size_t first = job->retention.n_failed > PIPELINE_FAILED
+			       ? job->retention.n_failed - PIPELINE_FAILED
+			       : 0;
 
-	for (size_t i = first; i < job->n_failed; i++)
-		pipeline_setup_fail_again(job, number, &job->failed[i % PIPELINE_FAILED]);
+	for (size_t i = first; i < job->retention.n_failed; i++)
+		pipeline_setup_fail_again(job, number, &job->retention.failed[i % PIPELINE_FAILED]);
 }
 
 struct pipeline_server *pipeline_keep_owner(const struct pipeline_job *job,
 					    const struct ledger_kept *kept)
 {
-	return &job->servers[job->stripes[kept->what.stripe % job->n_stripes]];
+	return &job->fleet.servers[job->placement
+					   .stripes[kept->what.stripe % job->placement.n_stripes]];
 }
 
 static void unpark(struct pipeline_server *server)
@@ -343,10 +348,10 @@ static void unpark(struct pipeline_server *server)
 
 void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 {
-	struct pipeline_server *server = &job->servers[number];
+	struct pipeline_server *server = &job->fleet.servers[number];
 
 	if (server->lost_ns)
-		log_notice("job %s: server %s is back%s", job->name,
+		log_notice("job %s: server %s is back%s", job->owner.name,
 			   pipeline_server_name(job, number), fresh ? ", and fresh" : "");
 	loop_timer_cancel(&server->timer);
 	server->lost_ns = 0;
@@ -361,13 +366,14 @@ void pipeline_keep_attached(struct pipeline_job *job, size_t number, bool fresh)
 		fail_again(job, number);
 	pipeline_had_attached(job, number);
 	pipeline_left_attached(job, number);
-	if (number == job->home_number)
+	if (number == job->fleet.home_number)
 		declare_again(job, fresh);
-	if (number == job->home_number)
+	if (number == job->fleet.home_number)
 		pipeline_elastic_regroup_again(job);
-	for (uint32_t i = 0;
-	     !stragglers_any(&job->shape.stragglers) && i < ledger_cells_used(job->ledger); i++) {
-		const struct ledger_kept *kept = ledger_cell_kept(job->ledger, i);
+	for (uint32_t i = 0; !stragglers_any(&job->shape.stragglers) &&
+			     i < ledger_cells_used(job->resumption.ledger);
+	     i++) {
+		const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, i);
 
 		/* One that is busy is a worker's to make whole; it is offered when that is done. */
 		if (kept->taken && (kept->stale || !kept->busy) && kept->whole &&
@@ -388,30 +394,30 @@ void pipeline_keep_feed(struct pipeline_job *job)
 	struct pipeline_part *part;
 
 	/* One that ends may free cells, and fail others: for that, it is not begun once more. */
-	if (job->feeding)
+	if (job->retention.feeding)
 		return;
-	job->feeding = true;
-	while ((part = list_first(&job->starved, struct pipeline_part, wait))) {
+	job->retention.feeding = true;
+	while ((part = list_first(&job->retention.starved, struct pipeline_part, wait))) {
 		list_remove(&part->wait);
 		if (pipeline_part_feed(part))
 			continue;
-		list_push_front(&job->starved, &part->wait);
+		list_push_front(&job->retention.starved, &part->wait);
 		break;
 	}
-	job->feeding = false;
+	job->retention.feeding = false;
 }
 
 void pipeline_keep_free(struct pipeline_job *job, uint32_t cell)
 {
 	pipeline_roll_resolve(job, cell);
-	ledger_cell_free(job->ledger, cell);
+	ledger_cell_free(job->resumption.ledger, cell);
 	pipeline_keep_feed(job);
 }
 
 /* All nodes have it. Of what the daemon before has left, the outputs here may not. */
 static void cell_released(struct pipeline_job *job, uint32_t cell)
 {
-	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
 
 	if (kept->stale || kept->busy || kept->late)
 		kept->released = true;
@@ -424,9 +430,10 @@ void pipeline_keep_settle(struct pipeline_tensor *tensor, uint64_t round)
 	struct pipeline_job *job = tensor->job;
 	uint32_t cell;
 
-	while ((cell = ledger_cell_settle(job->ledger, tensor->key, round)) != LEDGER_NO_CELL)
-		if (ledger_cell_kept(job->ledger, cell)->released &&
-		    !ledger_cell_kept(job->ledger, cell)->late)
+	while ((cell = ledger_cell_settle(job->resumption.ledger, tensor->key, round)) !=
+	       LEDGER_NO_CELL)
+		if (ledger_cell_kept(job->resumption.ledger, cell)->released &&
+		    !ledger_cell_kept(job->resumption.ledger, cell)->late)
 			pipeline_keep_free(job, cell);
 }
 
@@ -442,7 +449,7 @@ struct offer {
 /* It was under way to where it counts no more. */
 static void offer_again(struct pipeline_job *job, uint32_t cell)
 {
-	const struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+	const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
 
 	if (kept->whole && (kept->stale || !kept->busy))
 		pipeline_keep_offer(job, cell);
@@ -454,7 +461,7 @@ static void offer_again(struct pipeline_job *job, uint32_t cell)
 /* All nodes have it; but the last of what accumulates is kept until the next. */
 static void offer_taken(struct pipeline_job *job, uint32_t cell)
 {
-	if (ledger_cell_kept(job->ledger, cell)->what.operation != OPERATION_ACCUMULATE)
+	if (ledger_cell_kept(job->resumption.ledger, cell)->what.operation != OPERATION_ACCUMULATE)
 		cell_released(job, cell);
 }
 
@@ -462,9 +469,9 @@ static void on_offered(struct call *call)
 {
 	struct offer *offer = container_of(call, struct offer, call);
 	struct pipeline_job *job = offer->job;
-	struct ledger_kept *kept = ledger_cell_kept(job->ledger, offer->cell);
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, offer->cell);
 
-	if (!job->suspended) {
+	if (!job->resumption.suspended) {
 		kept->offered--;
 		if (!kept->taken && !kept->offered &&
 		    !kept->lent) /* freed meanwhile, and now for others */
@@ -475,8 +482,8 @@ static void on_offered(struct call *call)
 		else if (kept->taken && !call->status && !offer->late)
 			offer_taken(job, offer->cell);
 		else if (call->status && !pipeline_keep_is_loss(call))
-			log_warning("job %s: a result that was kept is not taken: %s", job->name,
-				    call->text);
+			log_warning("job %s: a result that was kept is not taken: %s",
+				    job->owner.name, call->text);
 	}
 	free(offer);
 	pipeline_job_release(job);
@@ -485,7 +492,7 @@ static void on_offered(struct call *call)
 /* late: not the result, but what this node had contributed to it and is in none. */
 static void offer(struct pipeline_job *job, uint32_t cell, bool late)
 {
-	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
 	const struct ledger_what *what = &kept->what;
 	struct pipeline_server *server = pipeline_keep_owner(job, kept);
 	uint32_t len = late ? what->len : pipeline_roll_result_len(job, what->operation, what->len);
@@ -508,7 +515,7 @@ static void offer(struct pipeline_job *job, uint32_t cell, bool late)
 			.job = job->number,
 			.key = what->key,
 			.round = what->round,
-			.epoch = job->data_epoch,
+			.epoch = job->placement.data_epoch,
 			.node = job->shape.node,
 			.block = what->block,
 			.part = what->part,
@@ -522,8 +529,8 @@ static void offer(struct pipeline_job *job, uint32_t cell, bool late)
 			.root = what->root,
 			.priority = late ? 1 : (int32_t)what->n_gone,
 		},
-		.payload = late		    ? ledger_cell_late(job->ledger, cell)
-			   : what->has_data ? ledger_cell_data(job->ledger, cell, what->len)
+		.payload = late		    ? ledger_cell_late(job->resumption.ledger, cell)
+			   : what->has_data ? ledger_cell_data(job->resumption.ledger, cell, what->len)
 					    : NULL,
 		.done = on_offered,
 	};
@@ -533,7 +540,7 @@ static void offer(struct pipeline_job *job, uint32_t cell, bool late)
 
 void pipeline_keep_offer(struct pipeline_job *job, uint32_t cell)
 {
-	const struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+	const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
 
 	/* One that is not attached is offered all when it is. */
 	if (kept->offered || !pipeline_keep_owner(job, kept)->attached || job->state == JOB_OVER)
@@ -558,7 +565,7 @@ static void send_ack(struct pipeline_server *server)
 		.op = DATA_ACK,
 		.job = job->number,
 		.node = job->shape.node,
-		.epoch = job->data_epoch,
+		.epoch = job->placement.data_epoch,
 		.round = server->acked,
 	};
 
@@ -571,21 +578,21 @@ static void send_ack(struct pipeline_server *server)
 
 static void on_ack_mail(struct mail *mail)
 {
-	struct pipeline_job *job = container_of(mail, struct pipeline_job, ack_mail);
+	struct pipeline_job *job = container_of(mail, struct pipeline_job, retention.ack_mail);
 
-	job->acking = false;
-	for (size_t i = 0; job->state == JOB_RUNNING && i < job->n_servers; i++)
-		send_ack(&job->servers[i]);
+	job->retention.acking = false;
+	for (size_t i = 0; job->state == JOB_RUNNING && i < job->fleet.n_servers; i++)
+		send_ack(&job->fleet.servers[i]);
 }
 
 /* At the end of this turn of the loop: then it is often for many. */
 static void ack_soon(struct pipeline_job *job)
 {
-	if (job->acking)
+	if (job->retention.acking)
 		return;
-	job->acking = true;
-	job->ack_mail.run = on_ack_mail;
-	loop_post(job->pipeline->params.loop, &job->ack_mail);
+	job->retention.acking = true;
+	job->retention.ack_mail.run = on_ack_mail;
+	loop_post(job->pipeline->params.loop, &job->retention.ack_mail);
 }
 
 static void set_here(struct pipeline_server *server, uint32_t number)
@@ -617,7 +624,8 @@ void pipeline_keep_stored(struct pipeline_server *server, uint32_t number, uint3
 	}
 	/* What accumulates is not freed when all nodes have it. */
 	if (cell != LEDGER_NO_CELL &&
-	    ledger_cell_kept(job->ledger, cell)->what.operation == OPERATION_ACCUMULATE) {
+	    ledger_cell_kept(job->resumption.ledger, cell)->what.operation ==
+		    OPERATION_ACCUMULATE) {
 		cell = LEDGER_NO_CELL;
 		len = 0;
 	}
@@ -651,7 +659,7 @@ void pipeline_keep_released(struct pipeline_server *server, uint32_t number)
 		uint32_t later = server->cells[(server->released + RELEASE_AHEAD) % WINDOW];
 
 		if (later)
-			fetch_to_write(ledger_cell_kept(job->ledger, later - 1),
+			fetch_to_write(ledger_cell_kept(job->resumption.ledger, later - 1),
 				       sizeof(struct ledger_kept));
 		*place = 0;
 		if (cell)

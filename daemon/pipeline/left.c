@@ -12,25 +12,27 @@
 
 bool pipeline_left_has(const struct pipeline_job *job, uint32_t node)
 {
-	return job->left_nodes && job->left_nodes[node];
+	return job->left.nodes && job->left.nodes[node];
 }
 
 /* Of an elastic job the ledger has who is out of it, which is said in other words: elastic.c. */
 static bool is_recorded(const struct pipeline_job *job)
 {
-	return job->ledger && !job->shape.elastic;
+	return job->resumption.ledger && !job->shape.elastic;
 }
 
 int pipeline_left_init(struct pipeline_job *job)
 {
 	const uint32_t *node_of_rank = job->layout.node_of_rank;
 
-	job->left_nodes = calloc(job->shape.n_nodes, sizeof(job->left_nodes[0]));
-	if (!job->left_nodes)
+	job->left.nodes = calloc(job->shape.n_nodes, sizeof(job->left.nodes[0]));
+	if (!job->left.nodes)
 		return error_origin(-ENOMEM);
-	for (uint32_t rank = 0; job->resumed && is_recorded(job) && rank < job->shape.size; rank++)
-		if (node_of_rank[rank] != job->shape.node && ledger_out(job->ledger, rank))
-			job->left_nodes[node_of_rank[rank]] = true;
+	for (uint32_t rank = 0;
+	     job->resumption.resumed && is_recorded(job) && rank < job->shape.size; rank++)
+		if (node_of_rank[rank] != job->shape.node &&
+		    ledger_out(job->resumption.ledger, rank))
+			job->left.nodes[node_of_rank[rank]] = true;
 	return 0;
 }
 
@@ -41,19 +43,19 @@ static void tell(const struct pipeline_job *job, size_t server, uint32_t node)
 		.op = DATA_LEFT,
 		.job = job->number,
 		.node = job->shape.node,
-		.epoch = job->data_epoch,
+		.epoch = job->placement.data_epoch,
 		.round = node,
 	};
 
 	if (peer && peer_notice(peer, &header, NULL))
-		log_warning("job %s: no memory to tell %s that node %u has left", job->name,
+		log_warning("job %s: no memory to tell %s that node %u has left", job->owner.name,
 			    peer_name(peer), node);
 }
 
 /* Whether its process may be another than that which the job began with. */
 static bool may_be_fresh(const struct pipeline_job *job, size_t server)
 {
-	return job->resumed || job->servers[server].attachment > 1;
+	return job->resumption.resumed || job->fleet.servers[server].attachment > 1;
 }
 
 void pipeline_left_attached(struct pipeline_job *job, size_t server)
@@ -67,17 +69,17 @@ void pipeline_left_heard(struct pipeline_job *job, uint64_t node)
 {
 	bool was_first;
 
-	if (!job->keep || !job->layout.size || job->state == JOB_OVER ||
-	    node >= job->shape.n_nodes || node == job->shape.node || job->left_nodes[node])
+	if (!job->retention.keeps || !job->layout.size || job->state == JOB_OVER ||
+	    node >= job->shape.n_nodes || node == job->shape.node || job->left.nodes[node])
 		return;
-	log_info("job %s: node %" PRIu64 " has left", job->name, node);
+	log_info("job %s: node %" PRIu64 " has left", job->owner.name, node);
 	was_first = pipeline_elastic_is_first(job);
-	job->left_nodes[node] = true;
+	job->left.nodes[node] = true;
 	for (uint32_t rank = 0; is_recorded(job) && rank < job->shape.size; rank++)
 		if (job->layout.node_of_rank[rank] == node)
-			ledger_set_out(job->ledger, rank, 1);
-	for (size_t i = 0; i < job->n_servers; i++)
-		if (job->servers[i].attached && may_be_fresh(job, i))
+			ledger_set_out(job->resumption.ledger, rank, 1);
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		if (job->fleet.servers[i].attached && may_be_fresh(job, i))
 			tell(job, i, (uint32_t)node);
 	/* It is for the first node to ask servers in. */
 	if (!was_first && pipeline_elastic_is_first(job))
@@ -102,11 +104,11 @@ static bool is_idle(struct pipeline_job *job)
 
 void pipeline_left_idle(struct pipeline_job *job)
 {
-	if (!job->tells_idle || !is_idle(job))
+	if (!job->sweep.tells_idle || !is_idle(job))
 		return;
-	job->tells_idle = false;
-	for (size_t i = 0; i < job->n_servers; i++) {
-		struct pipeline_server *server = &job->servers[i];
+	job->sweep.tells_idle = false;
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
+		struct pipeline_server *server = &job->fleet.servers[i];
 
 		if (server->stopping && server->outlet && !server->outlet->lost)
 			pipeline_left_tell_idle(server->outlet->peer, job->number, job->shape.node);
@@ -116,9 +118,9 @@ void pipeline_left_idle(struct pipeline_job *job)
 
 void pipeline_left_stopping(struct pipeline_job *job, const struct peer *peer)
 {
-	for (size_t i = 0; i < job->n_servers; i++)
-		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
-			job->servers[i].stopping = job->tells_idle = true;
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		if (job->fleet.servers[i].outlet && job->fleet.servers[i].outlet->peer == peer)
+			job->fleet.servers[i].stopping = job->sweep.tells_idle = true;
 	pipeline_left_idle(job);
 }
 
@@ -129,13 +131,13 @@ static void say(const struct pipeline_job *job, struct peer *peer, bool tells)
 		.op = DATA_LEAVE,
 		.job = job->number,
 		.node = job->shape.node,
-		.epoch = job->servers ? job->data_epoch : 0,
+		.epoch = job->fleet.servers ? job->placement.data_epoch : 0,
 		.round = tells,
 	};
 
 	if (peer_notice(peer, &header, NULL))
-		log_warning("job %s: no memory to tell %s that its ranks have left", job->name,
-			    peer_name(peer));
+		log_warning("job %s: no memory to tell %s that its ranks have left",
+			    job->owner.name, peer_name(peer));
 }
 
 void pipeline_left_asked(const struct pipeline_job *job, struct peer *peer)
@@ -147,11 +149,13 @@ void pipeline_left_say(struct pipeline_job *job)
 {
 	uint32_t n = 0;
 
-	for (size_t i = 0; i < job->n_servers; i++) {
-		size_t server = (job->home_number + i) % job->n_servers;
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
+		size_t server = (job->fleet.home_number + i) % job->fleet.n_servers;
 		struct peer *peer = pipeline_setup_peer(job, server);
 
 		if (peer)
-			say(job, peer, job->keep && job->servers[server].attached && n++ < TELLERS);
+			say(job, peer,
+			    job->retention.keeps && job->fleet.servers[server].attached &&
+				    n++ < TELLERS);
 	}
 }

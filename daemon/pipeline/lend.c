@@ -18,12 +18,12 @@ static void on_back(struct mail *mail)
 {
 	struct lent *lent = container_of(mail, struct lent, mail);
 	struct pipeline_job *job = lent->job;
-	struct ledger_kept *kept = ledger_cell_kept(job->ledger, lent->cell);
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, lent->cell);
 
 	list_remove(&lent->link);
-	list_push_front(&job->spare_lent, &lent->link);
+	list_push_front(&job->retention.spare_lent, &lent->link);
 	kept->lent = false;
-	if (!job->suspended && !kept->taken && !kept->offered)
+	if (!job->resumption.suspended && !kept->taken && !kept->offered)
 		pipeline_keep_free(job, lent->cell);
 	pipeline_job_release(job);
 }
@@ -38,7 +38,7 @@ static void on_gone(struct block *block)
 
 static struct lent *lent_new(struct pipeline_job *job)
 {
-	struct lent *lent = list_first(&job->spare_lent, struct lent, link);
+	struct lent *lent = list_first(&job->retention.spare_lent, struct lent, link);
 
 	if (lent) {
 		list_remove(&lent->link);
@@ -65,14 +65,14 @@ static void free_all(struct pipeline_job *job, struct list *list)
 
 void pipeline_lend_done(struct pipeline_job *job)
 {
-	free_all(job, &job->lent);
-	free_all(job, &job->spare_lent);
+	free_all(job, &job->retention.lent);
+	free_all(job, &job->retention.spare_lent);
 }
 
 /* Whether what the server answers is the part's result as it stands, and still will be. */
 static bool counts(const struct pipeline_part *part)
 {
-	return !part->job->suspended && part->job->state == JOB_RUNNING &&
+	return !part->job->resumption.suspended && part->job->state == JOB_RUNNING &&
 	       !part->round->failure.status &&
 	       part->attachment == pipeline_part_server(part)->attachment;
 }
@@ -89,21 +89,21 @@ struct block *pipeline_lend(struct call *call, uint32_t len)
 	if (len <= LEDGER_SMALL_BYTES || len != part->extent.len || len > call->room_len ||
 	    part->cell != LEDGER_NO_CELL || part->round->gated || !counts(part))
 		return NULL;
-	cell = ledger_cell_take(job->ledger, true);
+	cell = ledger_cell_take(job->resumption.ledger, true);
 	if (cell == LEDGER_NO_CELL)
 		return NULL;
 	lent = lent_new(job);
 	if (!lent) {
-		ledger_cell_free(job->ledger, cell);
+		ledger_cell_free(job->resumption.ledger, cell);
 		return NULL;
 	}
-	list_push_back(&job->lent, &lent->link);
+	list_push_back(&job->retention.lent, &lent->link);
 	pipeline_job_hold(job);
 	lent->cell = part->cell = cell;
 	pipeline_part_name_cell(part);
-	kept = ledger_cell_kept(job->ledger, cell);
+	kept = ledger_cell_kept(job->resumption.ledger, cell);
 	kept->taken = kept->busy = kept->lent = true;
-	block_lend(&lent->block, ledger_cell_data(job->ledger, cell, len), len, on_gone);
+	block_lend(&lent->block, ledger_cell_data(job->resumption.ledger, cell, len), len, on_gone);
 	return &lent->block;
 }
 
@@ -113,6 +113,6 @@ bool pipeline_lend_filled(struct call *call)
 
 	if (!counts(part) || part->cell == LEDGER_NO_CELL)
 		return false;
-	ledger_cell_whole(part->job->ledger, part->cell);
+	ledger_cell_whole(part->job->resumption.ledger, part->cell);
 	return true;
 }

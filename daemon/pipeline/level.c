@@ -50,15 +50,15 @@ void level_make(struct level **levels, size_t n)
 
 static void end_pass(struct pipeline_job *job)
 {
-	job->n_urgent_rounds = 0;
-	job->pass_is_counted = false;
-	job->n_passes++;
+	job->schedule.n_urgent_rounds = 0;
+	job->schedule.pass_is_counted = false;
+	job->schedule.n_passes++;
 	pipeline_deal_sort(job);
 }
 
 static void make(struct pipeline_job *job)
 {
-	struct level **levels = calloc(job->n_leveled, sizeof(struct level *));
+	struct level **levels = calloc(job->schedule.n_leveled, sizeof(struct level *));
 	struct map_entry *entry;
 	size_t n = 0;
 
@@ -72,12 +72,12 @@ static void make(struct pipeline_job *job)
 			levels[n++] = &tensor->level;
 	}
 	level_make(levels, n);
-	job->urgent_priority = levels[0]->priority;
-	for (job->n_urgent = 0; job->n_urgent < n; job->n_urgent++)
-		if (levels[job->n_urgent]->priority != job->urgent_priority)
+	job->schedule.urgent_priority = levels[0]->priority;
+	for (job->schedule.n_urgent = 0; job->schedule.n_urgent < n; job->schedule.n_urgent++)
+		if (levels[job->schedule.n_urgent]->priority != job->schedule.urgent_priority)
 			break;
 	free(levels);
-	job->levels_stale = false;
+	job->schedule.levels_stale = false;
 	end_pass(job);
 }
 
@@ -94,28 +94,28 @@ static void count_pass(struct pipeline_round *round)
 	struct pipeline_job *job = round->job;
 	struct level *level = &round->tensor->level;
 	/* Where all are alike there is nothing to sort. */
-	bool urgent = job->n_urgent && job->n_urgent < job->n_leveled &&
-		      round->priority == job->urgent_priority;
+	bool urgent = job->schedule.n_urgent && job->schedule.n_urgent < job->schedule.n_leveled &&
+		      round->priority == job->schedule.urgent_priority;
 
-	if (urgent && level->urgent_pass == job->n_passes + 1) {
-		job->n_urgent = job->n_urgent_rounds;
+	if (urgent && level->urgent_pass == job->schedule.n_passes + 1) {
+		job->schedule.n_urgent = job->schedule.n_urgent_rounds;
 		end_pass(job);
 	}
-	round->pass = job->n_passes;
+	round->pass = job->schedule.n_passes;
 	if (!urgent)
 		return;
-	if (job->pass_is_counted && level->urgent_pass != job->n_passes) {
-		level->urgent_pass = job->n_passes;
+	if (job->schedule.pass_is_counted && level->urgent_pass != job->schedule.n_passes) {
+		level->urgent_pass = job->schedule.n_passes;
 		round->pass--;
-		job->n_urgent++;
+		job->schedule.n_urgent++;
 		return;
 	}
-	job->pass_is_counted = false;
-	level->urgent_pass = job->n_passes + 1;
-	if (++job->n_urgent_rounds < job->n_urgent)
+	job->schedule.pass_is_counted = false;
+	level->urgent_pass = job->schedule.n_passes + 1;
+	if (++job->schedule.n_urgent_rounds < job->schedule.n_urgent)
 		return;
 	end_pass(job);
-	job->pass_is_counted = true;
+	job->schedule.pass_is_counted = true;
 }
 
 /*
@@ -129,16 +129,17 @@ void pipeline_level_set(struct pipeline_round *round, uint64_t bytes)
 	struct pipeline_job *job = tensor->job;
 	struct level *level = &tensor->level;
 
-	job->n_level_rounds++;
+	job->schedule.n_level_rounds++;
 	if (!level->known || level->priority != round->priority) {
-		job->n_leveled += !level->known;
+		job->schedule.n_leveled += !level->known;
 		*level = (struct level){ .priority = round->priority,
 					 .level = round->priority,
 					 .bytes = bytes,
 					 .known = true };
-		job->levels_stale = true;
-	} else if (job->levels_stale && job->n_level_rounds > job->n_leveled) {
-		job->n_level_rounds = 0;
+		job->schedule.levels_stale = true;
+	} else if (job->schedule.levels_stale &&
+		   job->schedule.n_level_rounds > job->schedule.n_leveled) {
+		job->schedule.n_level_rounds = 0;
 		make(job);
 	}
 	round->level = level->level;

@@ -16,10 +16,11 @@
 
 bool pipeline_move_is_in(const struct pipeline_job *job, size_t server)
 {
-	if (!job->moves)
+	if (!job->placement.moves)
 		return true;
-	return server < job->n_viewed ? !(job->moves[server] & 1)
-				      : !(job->added.servers[server - job->n_viewed].moves & 1);
+	return server < job->fleet.n_viewed
+		       ? !(job->placement.moves[server] & 1)
+		       : !(job->placement.added.servers[server - job->fleet.n_viewed].moves & 1);
 }
 
 bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server)
@@ -29,21 +30,21 @@ bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server)
 	if (!view)
 		return false;
 	for (size_t i = 0; i < view->n_members; i++)
-		if (pipeline_add_is(&job->servers[server], &view->members[i]))
+		if (pipeline_add_is(&job->fleet.servers[server], &view->members[i]))
 			return false;
 	return true;
 }
 
 size_t pipeline_move_n(const struct pipeline_job *job)
 {
-	return job->n_viewed + (job->shape.elastic ? job->shape.size : 0);
+	return job->fleet.n_viewed + (job->shape.elastic ? job->shape.size : 0);
 }
 
 size_t pipeline_move_n_in(const struct pipeline_job *job)
 {
 	size_t n = 0;
 
-	for (size_t i = 0; i < job->n_servers; i++)
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
 		n += pipeline_move_is_in(job, i);
 	return n;
 }
@@ -66,17 +67,18 @@ static int by_server(const void *a, const void *b)
 
 uint32_t pipeline_move_number(const struct pipeline_job *job, size_t server)
 {
-	size_t number = MIN(server, job->n_viewed);
+	size_t number = MIN(server, job->fleet.n_viewed);
 
-	for (size_t i = job->n_viewed; server >= job->n_viewed && i < job->n_servers; i++)
-		number += compare(&job->servers[i], &job->servers[server]) < 0;
+	for (size_t i = job->fleet.n_viewed;
+	     server >= job->fleet.n_viewed && i < job->fleet.n_servers; i++)
+		number += compare(&job->fleet.servers[i], &job->fleet.servers[server]) < 0;
 	return (uint32_t)number;
 }
 
 /* Deals stripes to the servers that are in. Returns 0 or -errno. */
 static int deal_to(const struct pipeline_job *job, uint16_t *stripes)
 {
-	size_t n = job->n_servers, n_in = 0;
+	size_t n = job->fleet.n_servers, n_in = 0;
 	_cleanup_(freep) struct pipeline_server **in = calloc(n, sizeof(in[0]));
 	_cleanup_(freep) struct placement_server *servers = calloc(n, sizeof(servers[0]));
 	int r;
@@ -85,23 +87,23 @@ static int deal_to(const struct pipeline_job *job, uint16_t *stripes)
 		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < n; i++)
 		if (pipeline_move_is_in(job, i))
-			in[n_in++] = &job->servers[i];
+			in[n_in++] = &job->fleet.servers[i];
 	qsort(in, n_in, sizeof(in[0]), by_server);
 	for (size_t i = 0; i < n_in; i++)
 		servers[i] = (struct placement_server){
 			.bandwidth_mbps = in[i]->member.bandwidth_mbps,
 			.colocated = in[i]->colocated,
 		};
-	r = placement_deal(servers, n_in, job->shape.n_nodes, stripes, job->n_stripes);
-	for (size_t s = 0; !r && s < job->n_stripes; s++)
-		stripes[s] = (uint16_t)(in[stripes[s]] - job->servers);
+	r = placement_deal(servers, n_in, job->shape.n_nodes, stripes, job->placement.n_stripes);
+	for (size_t s = 0; !r && s < job->placement.n_stripes; s++)
+		stripes[s] = (uint16_t)(in[stripes[s]] - job->fleet.servers);
 	return error_trace(r);
 }
 
 /* Deals all stripes anew: what is said about data before does not count any more, and nothing is where it was. */
 static int deal(struct pipeline_job *job)
 {
-	_cleanup_(freep) uint16_t *stripes = calloc(job->n_stripes, sizeof(stripes[0]));
+	_cleanup_(freep) uint16_t *stripes = calloc(job->placement.n_stripes, sizeof(stripes[0]));
 	_cleanup_(freep) struct pipeline_stripes *kept = malloc(sizeof(*kept));
 	int r;
 
@@ -111,8 +113,8 @@ static int deal(struct pipeline_job *job)
 	if (r)
 		return error_trace(r);
 	/* A thread of the pool may be reading the others: push_pull_rows. */
-	job->stripes = kept->stripes = TAKE_PTR(stripes);
-	list_push_back(&job->placements, &TAKE_PTR(kept)->link);
+	job->placement.stripes = kept->stripes = TAKE_PTR(stripes);
+	list_push_back(&job->placement.later, &TAKE_PTR(kept)->link);
 	return 0;
 }
 
@@ -123,24 +125,25 @@ struct pipeline_said *pipeline_move_said(const struct pipeline_job *job)
 
 	if (!said)
 		return NULL;
-	said->added = job->added;
-	memcpy(said->moves, job->moves, n * sizeof(said->moves[0]));
+	said->added = job->placement.added;
+	memcpy(said->moves, job->placement.moves, n * sizeof(said->moves[0]));
 	return said;
 }
 
 uint32_t *pipeline_move_count(const struct pipeline_job *job, struct pipeline_said *said,
 			      size_t server)
 {
-	return server < job->n_viewed ? &said->moves[server]
-				      : &said->added.servers[server - job->n_viewed].moves;
+	return server < job->fleet.n_viewed
+		       ? &said->moves[server]
+		       : &said->added.servers[server - job->fleet.n_viewed].moves;
 }
 
 /* Whether a goes better with the job than b, which may be NULL. */
 static bool goes_better(const struct pipeline_job *job, const struct data_added *a,
 			const struct data_added *b)
 {
-	uint64_t score = view_home_score(job->name, a->name);
-	uint64_t other = b ? view_home_score(job->name, b->name) : 0;
+	uint64_t score = view_home_score(job->owner.name, a->name);
+	uint64_t other = b ? view_home_score(job->owner.name, b->name) : 0;
 
 	return !b || score > other || (score == other && strcmp(a->address, b->address) < 0);
 }
@@ -149,17 +152,17 @@ static bool goes_better(const struct pipeline_job *job, const struct data_added 
 int pipeline_move_home(const struct pipeline_job *job, const struct pipeline_said *said,
 		       size_t *ret_server)
 {
-	_cleanup_(freep) bool *in = calloc(job->n_viewed, sizeof(*in));
+	_cleanup_(freep) bool *in = calloc(job->fleet.n_viewed, sizeof(*in));
 	const struct data_added *best = NULL;
 	const struct view_member *home;
 
 	if (!in)
 		return error_origin(-ENOMEM);
-	for (size_t i = 0; i < job->n_viewed; i++)
+	for (size_t i = 0; i < job->fleet.n_viewed; i++)
 		in[i] = !(said->moves[i] & 1);
-	home = view_home_among(job->view, job->name, in);
-	for (size_t i = 0; home && i < job->n_viewed; i++)
-		if (view_server(job->view, i) == home)
+	home = view_home_among(job->fleet.view, job->owner.name, in);
+	for (size_t i = 0; home && i < job->fleet.n_viewed; i++)
+		if (view_server(job->fleet.view, i) == home)
 			*ret_server = i;
 	for (uint32_t i = 0; !home && i < said->added.n; i++) {
 		const struct data_added *server = &said->added.servers[i];
@@ -167,7 +170,7 @@ int pipeline_move_home(const struct pipeline_job *job, const struct pipeline_sai
 		if ((server->moves & 1) || !goes_better(job, server, best))
 			continue;
 		best = server;
-		*ret_server = job->n_viewed + i;
+		*ret_server = job->fleet.n_viewed + i;
 	}
 	return 0;
 }
@@ -179,20 +182,21 @@ static int place(struct pipeline_job *job)
 	int r = said ? deal(job) : error_origin(-ENOMEM);
 
 	if (!r)
-		r = pipeline_move_home(job, said, &job->home_number);
+		r = pipeline_move_home(job, said, &job->fleet.home_number);
 	return error_trace(r);
 }
 
 int pipeline_move_look_soon(struct pipeline_job *job, size_t server)
 {
-	return error_trace(loop_timer_set(job->pipeline->params.loop, &job->servers[server].timer,
+	return error_trace(loop_timer_set(job->pipeline->params.loop,
+					  &job->fleet.servers[server].timer,
 					  clock_now_ns() + RETURN_NS));
 }
 
 void pipeline_move_look_again(struct pipeline_job *job)
 {
 	/* Without memory they are looked for when the job goes over next. */
-	for (size_t i = 0; i < job->n_servers; i++)
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
 		if (!pipeline_move_is_in(job, i))
 			(void)pipeline_move_look_soon(job, i);
 	pipeline_add_look_soon(job);
@@ -203,26 +207,26 @@ int pipeline_move_init(struct pipeline_job *job)
 	bool moved = false;
 	int r = 0;
 
-	job->data_epoch = job->view->epoch;
-	if (!job->keep)
+	job->placement.data_epoch = job->fleet.view->epoch;
+	if (!job->retention.keeps)
 		return 0;
-	job->moves = calloc(pipeline_move_n(job), sizeof(job->moves[0]));
-	job->first_stripes = job->stripes;
-	if (!job->moves)
+	job->placement.moves = calloc(pipeline_move_n(job), sizeof(job->placement.moves[0]));
+	job->placement.first_stripes = job->placement.stripes;
+	if (!job->placement.moves)
 		return error_origin(-ENOMEM);
 	pipeline_elastic_recall(job);
-	for (size_t i = 0; job->moved_before && i < job->n_viewed; i++) {
-		job->moves[i] = job->moved_before[i];
-		moved |= job->moves[i] > 0;
+	for (size_t i = 0; job->placement.moved_before && i < job->fleet.n_viewed; i++) {
+		job->placement.moves[i] = job->placement.moved_before[i];
+		moved |= job->placement.moves[i] > 0;
 	}
-	if (job->resumed)
-		r = ledger_added_read(job->ledger, &job->added);
+	if (job->resumption.resumed)
+		r = ledger_added_read(job->resumption.ledger, &job->placement.added);
 	if (!r)
 		r = pipeline_add_places(job);
-	if (!r && (moved || job->added.n))
+	if (!r && (moved || job->placement.added.n))
 		r = place(job);
-	job->data_epoch =
-		data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job), &job->added);
+	job->placement.data_epoch = data_moves_epoch(job->fleet.view->epoch, job->placement.moves,
+						     pipeline_move_n(job), &job->placement.added);
 	return error_trace(r);
 }
 
@@ -230,15 +234,15 @@ void pipeline_move_done(struct pipeline_job *job)
 {
 	struct pipeline_stripes *kept, *next;
 
-	list_for_each_safe (kept, next, &job->placements, link) {
+	list_for_each_safe (kept, next, &job->placement.later, link) {
 		list_remove(&kept->link);
 		free(kept->stripes);
 		free(kept);
 	}
-	free(job->first_stripes ? job->first_stripes : job->stripes);
-	free(job->moves);
-	free(job->moved_before);
-	free(job->member_of_node);
+	free(job->placement.first_stripes ? job->placement.first_stripes : job->placement.stripes);
+	free(job->placement.moves);
+	free(job->placement.moved_before);
+	free(job->fleet.member_of_node);
 }
 
 /* -- Going over --------------------------------------------------------------------------------------------------- */
@@ -250,15 +254,15 @@ static void tell(struct pipeline_job *job, struct peer *peer)
 		.op = DATA_MOVE,
 		.job = job->number,
 		.node = job->shape.node,
-		.epoch = job->data_epoch,
-		.part = job->added.n,
-		.len = (uint32_t)data_moves_len(n, &job->added),
+		.epoch = job->placement.data_epoch,
+		.part = job->placement.added.n,
+		.len = (uint32_t)data_moves_len(n, &job->placement.added),
 	};
 	_cleanup_(freep) void *payload = malloc(header.len);
 
 	if (!payload)
 		return;
-	data_moves_encode(payload, job->moves, n, &job->added);
+	data_moves_encode(payload, job->placement.moves, n, &job->placement.added);
 	/* Without memory it hears of it from another node, or when this one attaches there again. */
 	if (!FAILPOINT_DROPS("move-sent"))
 		(void)peer_notice(peer, &header, payload);
@@ -266,7 +270,7 @@ static void tell(struct pipeline_job *job, struct peer *peer)
 
 void pipeline_move_tell_all(struct pipeline_job *job)
 {
-	for (size_t i = 0; i < job->n_servers; i++) {
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		struct peer *peer = pipeline_setup_peer(job, i);
 
 		if (peer)
@@ -281,8 +285,9 @@ static void sort_parked(struct pipeline_job *job)
 	struct list all;
 
 	list_init(&all);
-	for (size_t i = 0; i < job->n_servers; i++) {
-		while ((part = list_first(&job->servers[i].parked, struct pipeline_part, wait))) {
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
+		while ((part = list_first(&job->fleet.servers[i].parked, struct pipeline_part,
+					  wait))) {
 			list_remove(&part->wait);
 			list_push_back(&all, &part->wait);
 		}
@@ -298,32 +303,32 @@ static void go_over(struct pipeline_job *job, const char *why)
 	uint64_t now_ns = clock_now_ns();
 	struct failure failure;
 
-	job->data_epoch =
-		data_moves_epoch(job->view->epoch, job->moves, pipeline_move_n(job), &job->added);
-	job->n_moved++;
+	job->placement.data_epoch = data_moves_epoch(job->fleet.view->epoch, job->placement.moves,
+						     pipeline_move_n(job), &job->placement.added);
+	job->placement.n_moved++;
 	if (pipeline_add_places(job) || place(job)) {
-		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
+		(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->owner.name);
 		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
-	log_notice("job %s: goes on with %zu of %zu servers: %s", job->name,
-		   pipeline_move_n_in(job), job->n_servers, why);
+	log_notice("job %s: goes on with %zu of %zu servers: %s", job->owner.name,
+		   pipeline_move_n_in(job), job->fleet.n_servers, why);
 	pipeline_job_hold(job);
 	if (!pipeline_elastic_moved(job, why)) {
 		pipeline_job_release(job);
 		return;
 	}
-	job->home = NULL;
-	job->n_guests = 0;
-	for (size_t i = 0; i < job->n_servers; i++) {
-		struct pipeline_server *server = &job->servers[i];
+	job->fleet.home = NULL;
+	job->membership.n_guests = 0;
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
+		struct pipeline_server *server = &job->fleet.servers[i];
 
 		if (!pipeline_move_is_in(job, i) && server->outlet && !server->outlet->lost)
 			tell(job, server->outlet->peer);
 	}
 	pipeline_keep_detach_all(job);
-	for (size_t i = 0; i < job->n_servers; i++) {
-		struct pipeline_server *server = &job->servers[i];
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
+		struct pipeline_server *server = &job->fleet.servers[i];
 		bool is_in = pipeline_move_is_in(job, i);
 
 		server->lost_ns = is_in ? (server->lost_ns ? server->lost_ns : now_ns) : 0;
@@ -342,9 +347,11 @@ static void go_over(struct pipeline_job *job, const char *why)
 static void unite(struct pipeline_job *job, const uint32_t *moves, size_t n,
 		  const struct data_added_set *added, const char *why)
 {
-	if (job->state == JOB_OVER || job->suspended || !job->moves || n != pipeline_move_n(job))
+	if (job->state == JOB_OVER || job->resumption.suspended || !job->placement.moves ||
+	    n != pipeline_move_n(job))
 		return;
-	if (data_moves_unite(job->moves, moves, n, job->n_viewed, &job->added, added))
+	if (data_moves_unite(job->placement.moves, moves, n, job->fleet.n_viewed,
+			     &job->placement.added, added))
 		go_over(job, why);
 }
 
@@ -375,8 +382,8 @@ bool pipeline_move_without(struct pipeline_job *job, size_t number, const char *
 	bool other = false;
 
 	/* Who reaches none of the others is itself cut off. */
-	for (size_t i = 0; job->moves && i < job->n_servers; i++)
-		other |= i != number && job->servers[i].attached;
+	for (size_t i = 0; job->placement.moves && i < job->fleet.n_servers; i++)
+		other |= i != number && job->fleet.servers[i].attached;
 	said = other ? pipeline_move_said(job) : NULL;
 	if (!said)
 		return false;
@@ -389,7 +396,7 @@ bool pipeline_move_without(struct pipeline_job *job, size_t number, const char *
 
 void pipeline_move_look(struct pipeline_job *job, size_t number)
 {
-	struct pipeline_server *server = &job->servers[number];
+	struct pipeline_server *server = &job->fleet.servers[number];
 	_cleanup_(freep) struct pipeline_said *said = NULL;
 
 	/* One node is enough. */

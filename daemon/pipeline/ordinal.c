@@ -19,8 +19,8 @@
 
 void pipeline_ordinal_done(struct pipeline_job *job)
 {
-	loop_timer_cancel(&job->ordinal_timer);
-	ordinals_done(&job->ordinals);
+	loop_timer_cancel(&job->order.timer);
+	ordinals_done(&job->order.ordinals);
 }
 
 /* -- Rounds that have not ended ---------------------------------------------------------------- */
@@ -40,7 +40,7 @@ static bool waits_with(const struct pipeline_round *round, uint64_t number)
 /* The open round here of the operation that came first with this number, or NULL. */
 static struct pipeline_round *find_first(const struct pipeline_job *job, uint64_t number)
 {
-	const struct ordinal_operation *first = ordinals_first(&job->ordinals, number);
+	const struct ordinal_operation *first = ordinals_first(&job->order.ordinals, number);
 	const struct pipeline_tensor *tensor =
 		first ? pipeline_tensor_find(job, first->tensor) : NULL;
 	struct pipeline_round *round;
@@ -86,7 +86,7 @@ static uint64_t find_oldest(const struct pipeline_job *job, struct ordinal_opera
 
 static void say(struct pipeline_job *job, struct data_header *header, const char *payload)
 {
-	struct peer *peer = pipeline_setup_peer(job, job->home_number);
+	struct peer *peer = pipeline_setup_peer(job, job->fleet.home_number);
 
 	header->op = DATA_ORDINAL;
 	header->job = job->number;
@@ -111,7 +111,7 @@ static void tell_waiting(struct pipeline_job *job, uint64_t number,
 
 static void tell_differing(struct pipeline_job *job, uint64_t number)
 {
-	const struct failure *how = ordinals_differing(&job->ordinals, number);
+	const struct failure *how = ordinals_differing(&job->order.ordinals, number);
 	struct data_header header = { .round = number, .status = -how->status };
 
 	if (job->distributed)
@@ -122,27 +122,27 @@ static void on_timer(struct loop_timer *timer);
 
 static void watch(struct pipeline_job *job)
 {
-	job->ordinal_timer.expired = on_timer;
+	job->order.timer.expired = on_timer;
 	/* Without memory for it, deadlines tell. */
-	(void)loop_timer_set(job->pipeline->params.loop, &job->ordinal_timer,
+	(void)loop_timer_set(job->pipeline->params.loop, &job->order.timer,
 			     clock_now_ns() + LOOK_NS);
 }
 
 static void on_timer(struct loop_timer *timer)
 {
-	struct pipeline_job *job = container_of(timer, struct pipeline_job, ordinal_timer);
+	struct pipeline_job *job = container_of(timer, struct pipeline_job, order.timer);
 	struct ordinal_operation operation = { 0 };
 	uint64_t number = job->state == JOB_RUNNING ? find_oldest(job, &operation) : 0;
 
 	if (!number) {
-		job->ordinal_seen = 0;
+		job->order.seen = 0;
 		return;
 	}
-	if (number != job->ordinal_seen)
-		job->ordinal_looks = 0;
-	else if (!(job->ordinal_looks++ % LOOKS_AGAIN))
+	if (number != job->order.seen)
+		job->order.n_looks = 0;
+	else if (!(job->order.n_looks++ % LOOKS_AGAIN))
 		tell_waiting(job, number, &operation);
-	job->ordinal_seen = number;
+	job->order.seen = number;
 	watch(job);
 }
 
@@ -169,9 +169,9 @@ void pipeline_ordinal_heard(struct pipeline_job *job, const struct data_header *
 		return;
 	if (how) {
 		(void)failure_set(&failure, -EILSEQ, "%s", how->text);
-		r = ordinals_differ(&job->ordinals, header->round, &failure);
+		r = ordinals_differ(&job->order.ordinals, header->round, &failure);
 	} else if (take_name(header, payload, name)) {
-		r = ordinals_compare(&job->ordinals, header->round, &operation, true);
+		r = ordinals_compare(&job->order.ordinals, header->round, &operation, true);
 		if (r == ORDINALS_E_DIFFER || r == ORDINALS_E_KNOWN)
 			tell_differing(job, header->round);
 	} else {
@@ -187,9 +187,9 @@ bool pipeline_ordinal_differs(const struct pipeline_round *round, uint32_t rank,
 {
 	struct pipeline_job *job = round->job;
 	const struct ordinal_operation operation = { round->tensor->name, round->number, rank };
-	int r = ordinals_compare(&job->ordinals, number, &operation, false);
+	int r = ordinals_compare(&job->order.ordinals, number, &operation, false);
 
-	if (job->distributed && !job->ordinal_timer.loop)
+	if (job->distributed && !job->order.timer.loop)
 		watch(job);
 	if (r == ORDINALS_E_DIFFER)
 		tell_differing(job, number);
@@ -198,7 +198,7 @@ bool pipeline_ordinal_differs(const struct pipeline_round *round, uint32_t rank,
 
 void pipeline_ordinal_fail(struct pipeline_round *round, uint64_t number)
 {
-	const struct failure *how = ordinals_differing(&round->job->ordinals, number);
+	const struct failure *how = ordinals_differing(&round->job->order.ordinals, number);
 	struct failure failure;
 
 	/* The text is to have room for both operations. */

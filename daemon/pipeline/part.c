@@ -18,7 +18,7 @@ static struct pipeline_job *job_of(const struct pipeline_part *part)
 static _fetches_ void fetch_next(const struct pipeline_job *job)
 {
 	const struct pipeline_part *next =
-		container_of(job->spare_parts.next, struct pipeline_part, link);
+		container_of(job->memory.spare_parts.next, struct pipeline_part, link);
 
 	fetch_to_write(next, offsetof(struct pipeline_part, call.text));
 	fetch_to_write(&next->late, CACHE_LINE);
@@ -28,14 +28,16 @@ static int part_new(struct pipeline_round *round, const struct extent *extent,
 		    struct pipeline_part **ret_part)
 {
 	struct pipeline_job *job = round->job;
-	struct pipeline_part *part = list_first(&job->spare_parts, struct pipeline_part, link);
+	struct pipeline_part *part =
+		list_first(&job->memory.spare_parts, struct pipeline_part, link);
 	uint32_t n = job->layout.n_local;
 
 	if (part) {
 		list_remove(&part->link);
 		fetch_next(job);
 	} else {
-		part = bulk_take(&job->bulk, sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
+		part = bulk_take(&job->memory.bulk,
+				 sizeof(*part) + 4 * n * sizeof(part->pointers[0]));
 		if (!part)
 			return error_origin(-errno);
 		part->inputs = (const void **)part->pointers;
@@ -80,7 +82,7 @@ static void tell_stored(struct pipeline_part *part)
 	unsigned operation = part->extent.source != RANK_ALL || part->extent.target != RANK_ALL;
 
 	if (part->cell != LEDGER_NO_CELL) {
-		struct ledger_kept *kept = ledger_cell_kept(job->ledger, part->cell);
+		struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, part->cell);
 
 		kept->busy = false;
 		pipeline_roll_stored(job, part->cell);
@@ -102,7 +104,8 @@ static void tell_stored(struct pipeline_part *part)
  */
 static bool outlives_round(const struct pipeline_part *part, bool is_numbered)
 {
-	const struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
+	const struct ledger_kept *kept =
+		ledger_cell_kept(job_of(part)->resumption.ledger, part->cell);
 
 	return kept->whole &&
 	       (is_numbered || kept->stale ||
@@ -113,7 +116,7 @@ static bool outlives_round(const struct pipeline_part *part, bool is_numbered)
 static void let_go(struct pipeline_part *part)
 {
 	struct pipeline_server *server = pipeline_part_server(part);
-	struct ledger *ledger = job_of(part)->ledger;
+	struct ledger *ledger = job_of(part)->resumption.ledger;
 	bool is_numbered = part->number && part->attachment == server->attachment;
 	uint32_t cell = LEDGER_NO_CELL;
 
@@ -142,10 +145,10 @@ void pipeline_part_end(struct pipeline_part *part)
 	struct pipeline_job *job = job_of(part);
 	bool was_unsent;
 
-	if (round->ledger.ledger && !round->gated && !job->suspended &&
+	if (round->ledger.ledger && !round->gated && !job->resumption.suspended &&
 	    (part->stored || !job->distributed))
 		ledger_round_advance(&round->ledger, part->ledger.number);
-	if (job->keep && !job->suspended)
+	if (job->retention.keeps && !job->resumption.suspended)
 		let_go(part);
 	if (!round->failure.status) {
 		job->n_bytes += part->extent.len;
@@ -158,7 +161,7 @@ void pipeline_part_end(struct pipeline_part *part)
 	was_unsent = part->unsent;
 	pipeline_part_left(part);
 	list_remove(&part->link);
-	list_push_front(&job->spare_parts, &part->link);
+	list_push_front(&job->memory.spare_parts, &part->link);
 	job->n_in_flight--;
 	metric_uncount(&job->pipeline->parts, 1);
 	if (round->rows)
@@ -254,7 +257,7 @@ int pipeline_part_start(struct pipeline_round *round, const struct extent *exten
 	}
 	part->remote = true;
 	pipeline_part_choose(part);
-	if (round->job->keep && pipeline_part_start_stale(part))
+	if (round->job->retention.keeps && pipeline_part_start_stale(part))
 		return 0;
 	part->state = PART_QUEUED;
 	if (!pipeline_part_server(part)->attached) {
@@ -281,14 +284,14 @@ void pipeline_part_drop_queued(struct pipeline_round *round)
 {
 	struct pipeline_job *job = round->job;
 	struct pipeline_part *part, *next;
-	bool feeding = job->feeding;
+	bool feeding = job->retention.feeding;
 
 	/* Cells go to others when all are through: they may be for parts of this round. */
-	job->feeding = true;
+	job->retention.feeding = true;
 	list_for_each_safe (part, next, &round->parts, link) {
 		if (part->state == PART_HELD) {
 			round->n_held--;
-			ledger_cell_free(job->ledger, part->cell);
+			ledger_cell_free(job->resumption.ledger, part->cell);
 			part->cell = LEDGER_NO_CELL;
 		} else if ((part->state == PART_QUEUED || part->state == PART_CALL) &&
 			   list_linked(&part->wait)) { /* for its server, or for a cell */
@@ -300,7 +303,7 @@ void pipeline_part_drop_queued(struct pipeline_round *round)
 		}
 		pipeline_part_end(part);
 	}
-	job->feeding = feeding;
+	job->retention.feeding = feeding;
 	if (job->state != JOB_OVER)
 		pipeline_keep_feed(job);
 }

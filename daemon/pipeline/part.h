@@ -96,7 +96,7 @@ struct pipeline_outlet {
 
 static inline struct pipeline_server *pipeline_part_server(const struct pipeline_part *part)
 {
-	return &part->job->servers[part->server];
+	return &part->job->fleet.servers[part->server];
 }
 
 /* It has staging; what is there goes to its server from the device. */

@@ -122,10 +122,10 @@ struct pipeline *pipeline_free(struct pipeline *pipeline)
 
 static bool uses(const struct pipeline_job *job, const struct peer *peer)
 {
-	if (job->home == peer)
+	if (job->fleet.home == peer)
 		return true;
-	for (size_t i = 0; i < job->n_servers; i++)
-		if (job->servers[i].outlet && job->servers[i].outlet->peer == peer)
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		if (job->fleet.servers[i].outlet && job->fleet.servers[i].outlet->peer == peer)
 			return true;
 	return false;
 }
@@ -140,8 +140,8 @@ static bool serves(const struct pipeline_job *job, const struct peer *peer)
 
 	if (peer_is_self(peer) || uses(job, peer))
 		return true;
-	for (size_t i = 0; address && i < job->n_servers; i++)
-		if (!strcmp(job->servers[i].member.address, address))
+	for (size_t i = 0; address && i < job->fleet.n_servers; i++)
+		if (!strcmp(job->fleet.servers[i].member.address, address))
 			return true;
 	return false;
 }
@@ -166,8 +166,8 @@ static void read_failure(const struct data_header *header, const void *payload,
 
 static void released(struct pipeline_job *job, const struct peer *peer, uint32_t number)
 {
-	for (size_t i = 0; job->keep && i < job->n_servers; i++) {
-		struct pipeline_server *server = &job->servers[i];
+	for (size_t i = 0; job->retention.keeps && i < job->fleet.n_servers; i++) {
+		struct pipeline_server *server = &job->fleet.servers[i];
 
 		if (server->attached && server->outlet->peer == peer)
 			pipeline_keep_released(server, number);
@@ -216,13 +216,13 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 			return;
 		}
 		if (header->op == DATA_RELEASE) {
-			if (!job->n_moved || header->epoch == job->data_epoch)
+			if (!job->placement.n_moved || header->epoch == job->placement.data_epoch)
 				released(job, peer, (uint32_t)header->round);
 			return;
 		}
 		if (header->op == DATA_NEWCOMERS) {
-			if (job->home == peer)
-				job->n_guests =
+			if (job->fleet.home == peer)
+				job->membership.n_guests =
 					(uint32_t)MIN(header->round, (uint64_t)JOB_RANKS_MAX);
 			return;
 		}
@@ -245,7 +245,8 @@ void pipeline_peer_lost(struct pipeline *pipeline, struct peer *peer, const char
 	list_for_each (job, &pipeline->jobs, link) {
 		if (job->state == JOB_OVER || !uses(job, peer))
 			continue;
-		if (job->keep && (job->state == JOB_RUNNING || job->resumed || job->regrouped))
+		if (job->retention.keeps && (job->state == JOB_RUNNING || job->resumption.resumed ||
+					     job->membership.regrouped))
 			pipeline_keep_peer_lost(job, peer, why);
 		else
 			pipeline_job_fail(job, &failure, peer);

@@ -24,13 +24,14 @@ static size_t stripe_of(const struct pipeline_part *part)
 	if (tensor->elements != ELEMENTS_VARIABLE)
 		step = (part->extent.total + stripe - 1) / stripe * stripe;
 	at = tensor->start + part->extent.block * step + part->extent.part * stripe;
-	return at / stripe % job->n_stripes;
+	return at / stripe % job->placement.n_stripes;
 }
 
 void pipeline_part_choose(struct pipeline_part *part)
 {
-	part->server = pipeline_part_is_rows(part) ? part->extent.block
-						   : job_of(part)->stripes[stripe_of(part)];
+	part->server = pipeline_part_is_rows(part)
+			       ? part->extent.block
+			       : job_of(part)->placement.stripes[stripe_of(part)];
 }
 
 bool pipeline_part_is_from_here(const struct pipeline_part *part)
@@ -93,7 +94,7 @@ static void on_scattered(struct task *task)
 	part->posted = false;
 	if (!part->round->gated)
 		pipeline_device_up(part);
-	else if (!job_of(part)->suspended)
+	else if (!job_of(part)->resumption.suspended)
 		scattered(part);
 }
 
@@ -102,11 +103,11 @@ static void scatter(struct pipeline_part *part)
 	part->copies = true;
 	part->n_inputs = part->n_outputs = 0;
 	if (part->cell != LEDGER_NO_CELL &&
-	    ledger_cell_kept(job_of(part)->ledger, part->cell)->late)
+	    ledger_cell_kept(job_of(part)->resumption.ledger, part->cell)->late)
 		part->late = pipeline_part_input(part, 0);
 	if (part->extent.len && is_for_here(part) && part->cell != LEDGER_NO_CELL)
-		part->inputs[part->n_inputs++] =
-			ledger_cell_data(job_of(part)->ledger, part->cell, part->extent.len);
+		part->inputs[part->n_inputs++] = ledger_cell_data(job_of(part)->resumption.ledger,
+								  part->cell, part->extent.len);
 	else if (part->extent.len && is_for_here(part))
 		part->inputs[part->n_inputs++] = part->block ? part->block->data : part->room;
 	else
@@ -120,7 +121,7 @@ static void scatter(struct pipeline_part *part)
 /* Its result counts, once those of all parts do. */
 static void hold(struct pipeline_part *part)
 {
-	struct ledger *ledger = job_of(part)->ledger;
+	struct ledger *ledger = job_of(part)->resumption.ledger;
 	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
 
 	if (part->block && kept->what.has_data)
@@ -136,7 +137,7 @@ static void hold(struct pipeline_part *part)
 void pipeline_part_unhold(struct pipeline_part *part)
 {
 	part->round->n_held--;
-	ledger_cell_free(job_of(part)->ledger, part->cell);
+	ledger_cell_free(job_of(part)->resumption.ledger, part->cell);
 	part->cell = LEDGER_NO_CELL;
 	part->number = 0;
 	pipeline_keep_park(part);
@@ -167,7 +168,7 @@ static bool count(struct pipeline_part *part, uint32_t n, const struct ledger_wh
 bool pipeline_part_start_stale(struct pipeline_part *part)
 {
 	struct pipeline_round *round = part->round;
-	struct ledger *ledger = job_of(part)->ledger;
+	struct ledger *ledger = job_of(part)->resumption.ledger;
 	uint32_t cell = pipeline_part_is_rows(part)
 				? LEDGER_NO_CELL
 				: ledger_cell_find(ledger, round->tensor->key, round->number,
@@ -203,7 +204,7 @@ static void on_sent(struct call *call)
 
 	pipeline_part_left(part);
 	/* Its result comes to a cell. */
-	if (pipeline_part_is_direct(part) && job_of(part)->keep)
+	if (pipeline_part_is_direct(part) && job_of(part)->retention.keeps)
 		pipeline_device_give(part);
 	/* Without one, its server was lost meanwhile. */
 	if (part->outlet) {
@@ -220,7 +221,7 @@ static bool answer_fits(const struct pipeline_part *part)
 	uint32_t len = answer_len(part);
 
 	return answer->op == DATA_RESULT && answer->len == len &&
-	       (!job_of(part)->shape.elastic || answer->root <= job_of(part)->n_out) &&
+	       (!job_of(part)->shape.elastic || answer->root <= job_of(part)->membership.n_out) &&
 	       (!part->call.answer_block || part->call.answer_block->len >= len);
 }
 
@@ -264,7 +265,7 @@ void pipeline_part_name_cell(struct pipeline_part *part)
 {
 	const struct pipeline_round *round = part->round;
 
-	ledger_cell_kept(job_of(part)->ledger, part->cell)->what = (struct ledger_what){
+	ledger_cell_kept(job_of(part)->resumption.ledger, part->cell)->what = (struct ledger_what){
 		.key = round->tensor->key,
 		.round = round->number,
 		.offset = part->extent.offset,
@@ -286,17 +287,17 @@ void pipeline_part_name_cell(struct pipeline_part *part)
 static void keep(struct pipeline_part *part)
 {
 	struct pipeline_round *round = part->round;
-	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->ledger, part->cell);
+	struct ledger_kept *kept = ledger_cell_kept(job_of(part)->resumption.ledger, part->cell);
 
 	if (job_of(part)->shape.elastic)
 		round->n_gone = MAX(round->n_gone, n_gone_of(part));
 
 	pipeline_part_name_cell(part);
 	kept->taken = kept->busy = true;
-	kept->late = !count(
-		part, part->call.answer.root, &kept->what,
-		part->block ? part->block->data
-			    : ledger_cell_data(job_of(part)->ledger, part->cell, kept->what.len));
+	kept->late = !count(part, part->call.answer.root, &kept->what,
+			    part->block ? part->block->data
+					: ledger_cell_data(job_of(part)->resumption.ledger,
+							   part->cell, kept->what.len));
 	if (round->gated) {
 		hold(part);
 		return;
@@ -319,7 +320,7 @@ bool pipeline_part_feed(struct pipeline_part *part)
 	}
 	if (part->cell == LEDGER_NO_CELL && !part->round->failure.status) {
 		r = pipeline_room_look(job);
-		part->cell = ledger_cell_take(job->ledger, false);
+		part->cell = ledger_cell_take(job->resumption.ledger, false);
 	}
 	if (part->round->failure.status) {
 		pipeline_part_end(part);
@@ -361,7 +362,7 @@ static void on_kept_answer(struct pipeline_part *part)
 	else if (part->is_straight)
 		pipeline_part_scatter(part);
 	else if (!pipeline_part_feed(part))
-		list_push_back(&job_of(part)->starved, &part->wait);
+		list_push_back(&job_of(part)->retention.starved, &part->wait);
 }
 
 /* With what is whole in its cell. */
@@ -385,7 +386,7 @@ static void push_again(struct pipeline_part *part)
 	bool again = part->again;
 
 	/* It is kept, and others may have it already: what they go on with is this, whoever their server is. */
-	if (cell != LEDGER_NO_CELL && ledger_cell_kept(job->ledger, cell)->whole) {
+	if (cell != LEDGER_NO_CELL && ledger_cell_kept(job->resumption.ledger, cell)->whole) {
 		if (part->round->failure.status)
 			pipeline_part_end(part);
 		else
@@ -422,12 +423,12 @@ static void call_on(struct pipeline_part *part)
 	struct call *call = &part->call;
 	bool had_room = call->is_room_direct;
 
-	if (job_of(part)->suspended)
+	if (job_of(part)->resumption.suspended)
 		return;
 	/* Its server was lost meanwhile. */
 	if (!part->outlet || part->outlet->lost ||
 	    part->attachment != pipeline_part_server(part)->attachment) {
-		if (job_of(part)->keep)
+		if (job_of(part)->retention.keeps)
 			push_again(part);
 		else
 			pipeline_part_fail(part, -ECONNRESET, "its server was lost");
@@ -444,19 +445,19 @@ static void call_on(struct pipeline_part *part)
 static void on_answer(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
-	bool lost = job_of(part)->keep && pipeline_keep_is_loss(call);
+	bool lost = job_of(part)->retention.keeps && pipeline_keep_is_loss(call);
 
 	part->again = lost && call->status == -ENETRESET;
 
 	/* It belongs to the next process now. */
-	if (job_of(part)->suspended)
+	if (job_of(part)->resumption.suspended)
 		return;
 	if (pipeline_part_is_direct(part) && call->status == -ENOLINK &&
 	    call->answer.op != DATA_ERROR) {
 		pipeline_direct_spill(part, call_on);
 		return;
 	}
-	if (pipeline_part_is_direct(part) && job_of(part)->keep)
+	if (pipeline_part_is_direct(part) && job_of(part)->retention.keeps)
 		pipeline_device_give(part);
 	/* Not when it is the job that has gone elsewhere. */
 	if (lost && !part->again && part->outlet && call->answer.op != DATA_ERROR)
@@ -464,7 +465,8 @@ static void on_answer(struct call *call)
 	if (part->charged)
 		on_sent(call);
 	/* Said before we attached there again: nothing of that counts. */
-	lost |= job_of(part)->keep && part->attachment != pipeline_part_server(part)->attachment;
+	lost |= job_of(part)->retention.keeps &&
+		part->attachment != pipeline_part_server(part)->attachment;
 	if (pipeline_part_is_rows(part) && !lost && pipeline_rows_is_past(part)) {
 		pipeline_part_end(part);
 		return;
@@ -493,7 +495,7 @@ static void on_answer(struct call *call)
 		on_rows_answer(part);
 	} else if (!answer_fits(part)) {
 		answer_wild(part);
-	} else if (job_of(part)->keep) {
+	} else if (job_of(part)->retention.keeps) {
 		on_kept_answer(part);
 	} else if (part->round->failure.status) {
 		pipeline_part_end(part);
@@ -513,7 +515,7 @@ static void push(struct pipeline_part *part, const void *payload);
 
 static void push_spilled(struct pipeline_part *part)
 {
-	if (job_of(part)->suspended)
+	if (job_of(part)->resumption.suspended)
 		return;
 	push(part, part->block ? part->block->data : part->result);
 }
@@ -534,7 +536,7 @@ static bool goes_straight(const struct pipeline_part *part)
 static void *find_room(struct call *call)
 {
 	struct pipeline_part *part = container_of(call, struct pipeline_part, call);
-	struct ledger *ledger = job_of(part)->ledger;
+	struct ledger *ledger = job_of(part)->resumption.ledger;
 
 	if (goes_straight(part)) {
 		part->is_straight = true;
@@ -609,9 +611,9 @@ static void push(struct pipeline_part *part, const void *payload)
 	}
 	part->attachment = server->attachment;
 	part->is_straight = false;
-	part->room = room && !job->keep ? pipeline_part_first_output(part) : NULL;
+	part->room = room && !job->retention.keeps ? pipeline_part_first_output(part) : NULL;
 	/* Which results are kept here: servers do not read that in a pull of rows. */
-	if (job->keep && (!by_rows || payload)) {
+	if (job->retention.keeps && (!by_rows || payload)) {
 		server->ack_sent = server->acked;
 		server->ack_bytes = 0;
 	}
@@ -623,7 +625,7 @@ static void push(struct pipeline_part *part, const void *payload)
 		.job = job->number,
 		.key = tensor->key,
 		.round = round->number,
-		.epoch = by_rows ? round->rows->epoch : job->data_epoch,
+		.epoch = by_rows ? round->rows->epoch : job->placement.data_epoch,
 		.node = job->shape.node,
 		.block = by_rows ? pipeline_move_number(job, extent->block) : extent->block,
 		.part = extent->part,
@@ -638,19 +640,19 @@ static void push(struct pipeline_part *part, const void *payload)
 			: by_rows ? pipeline_rows_flags(round->rows)
 				  : round->partition.root,
 		.priority = round->priority,
-		.status = job->keep ? (int32_t)server->acked : 0,
+		.status = job->retention.keeps ? (int32_t)server->acked : 0,
 	};
 	part->call.payload = payload;
 	part->call.payload_block = TAKE_PTR(part->block);
 	part->call.room = part->room;
 	part->call.room_len = room ? answer_len(part) : 0;
-	part->call.find_room = room && job->keep ? find_room : NULL;
-	if (room && job->keep) {
+	part->call.find_room = room && job->retention.keeps ? find_room : NULL;
+	if (room && job->retention.keeps) {
 		part->call.lend = pipeline_lend;
 		part->call.filled = pipeline_lend_filled;
 	}
 	part->call.sent = on_sent;
-	part->call.is_repeatable = job->keep && !by_rows;
+	part->call.is_repeatable = job->retention.keeps && !by_rows;
 	part->call.is_again = part->again;
 	part->call.is_payload_direct = pipeline_part_is_direct(part);
 	part->call.is_room_direct = part->call.is_payload_direct && part->room;
@@ -678,7 +680,7 @@ static void on_gathered(struct task *task)
 	const void *payload = NULL;
 
 	part->posted = false;
-	if (job_of(part)->suspended)
+	if (job_of(part)->resumption.suspended)
 		return;
 	if (part->out_of_range)
 		fail_range(part);
@@ -688,7 +690,7 @@ static void on_gathered(struct task *task)
 		return;
 	}
 	/* Who contributes here may be others now. */
-	if (part->round->gated && part->moved != job_of(part)->n_moved) {
+	if (part->round->gated && part->moved != job_of(part)->placement.n_moved) {
 		push_again(part);
 		return;
 	}
@@ -725,7 +727,7 @@ void pipeline_part_begin(struct pipeline_part *part)
 	struct pipeline_round *round = part->round;
 
 	part->state = PART_GATHER;
-	part->moved = job_of(part)->n_moved;
+	part->moved = job_of(part)->placement.n_moved;
 	if (pipeline_part_is_rows(part)) {
 		/* A server that was lost meanwhile may have waited for no more than that its rows go out. */
 		round->n_parts++;

@@ -18,7 +18,7 @@ static bool is_same(const char *name, const uint8_t *secret_digest, const char *
 
 bool pipeline_job_is(const struct pipeline_job *job, const char *name, const uint8_t *secret_digest)
 {
-	return is_same(job->name, job->secret_digest, name, secret_digest);
+	return is_same(job->owner.name, job->owner.secret_digest, name, secret_digest);
 }
 
 bool pipeline_newcomer_is_for(const struct pipeline_newcomer *newcomer, const char *job,
@@ -29,7 +29,7 @@ bool pipeline_newcomer_is_for(const struct pipeline_newcomer *newcomer, const ch
 
 static bool is_for(const struct pipeline_newcomer *newcomer, const struct pipeline_job *job)
 {
-	return pipeline_newcomer_is_for(newcomer, job->name, job->secret_digest);
+	return pipeline_newcomer_is_for(newcomer, job->owner.name, job->owner.secret_digest);
 }
 
 /* Through servers a job outlives its daemons, or could not do without a rank: whoever is in it has to. */
@@ -45,7 +45,7 @@ static int check_fit(struct pipeline_newcomer *newcomer, const struct pipeline_j
 		failure, -EOPNOTSUPP,
 		"job %s goes through servers, and lets no newcomer in that can take part in "
 		"no restart: %s",
-		job->name, newcomer->cannot_resume);
+		job->owner.name, newcomer->cannot_resume);
 }
 
 uint32_t pipeline_elastic_n_waiting(const struct pipeline_job *job)
@@ -63,8 +63,9 @@ bool pipeline_elastic_waits(const struct pipeline_job *job)
 {
 	uint32_t max = job->shape.max_ranks ? job->shape.max_ranks : JOB_RANKS_MAX;
 
-	return job->shape.elastic && (pipeline_elastic_n_waiting(job) ||
-				      (job->n_guests && pipeline_elastic_size(job) < max));
+	return job->shape.elastic &&
+	       (pipeline_elastic_n_waiting(job) ||
+		(job->membership.n_guests && pipeline_elastic_size(job) < max));
 }
 
 /* It is let in, or gives up: it is in the row no more. */
@@ -109,7 +110,7 @@ void pipeline_elastic_end(struct pipeline_job *job)
 	struct failure failure;
 
 	(void)failure_set(&failure, -ECANCELED,
-			  "job %s has ended, and had not let this newcomer in", job->name);
+			  "job %s has ended, and had not let this newcomer in", job->owner.name);
 	list_for_each_safe (newcomer, next, &job->pipeline->newcomers, link)
 		if (job->shape.elastic && is_for(newcomer, job))
 			pipeline_newcomer_fail(newcomer, &failure);
@@ -199,22 +200,22 @@ void pipeline_regroup(struct pipeline_member *member)
 	struct failure failure = { 0 };
 
 	if (!job->shape.elastic)
-		(void)failure_set(&failure, -EINVAL, "job %s is not elastic", job->name);
+		(void)failure_set(&failure, -EINVAL, "job %s is not elastic", job->owner.name);
 	else if (member->leaving || member->regrouping)
 		(void)failure_set(&failure, -EALREADY, "rank %u %s already", member->rank,
 				  member->leaving ? "leaves" : "regroups");
 	else if (job->n_pending[member->index])
 		(void)failure_set(&failure, -EBUSY,
 				  "rank %u of job %s has operations under way: wait for them first",
-				  member->rank, job->name);
+				  member->rank, job->owner.name);
 	if (failure.status) {
 		member->refused(member, &failure);
 		return;
 	}
 	member->regrouping = true;
-	if (!job->n_regrouping++) {
-		job->regroup_by_ns = clock_now_ns() + job->request_timeout_ns;
-		pipeline_job_watch(job, job->regroup_by_ns);
+	if (!job->membership.n_regrouping++) {
+		job->membership.regroup_by_ns = clock_now_ns() + job->request_timeout_ns;
+		pipeline_job_watch(job, job->membership.regroup_by_ns);
 	}
 	pipeline_elastic_try(job);
 }
@@ -225,10 +226,10 @@ uint64_t pipeline_elastic_expire(struct pipeline_job *job, uint64_t now_ns)
 	struct failure failure;
 	char time[32];
 
-	if (job->state != JOB_RUNNING || !job->n_regrouping)
+	if (job->state != JOB_RUNNING || !job->membership.n_regrouping)
 		return CLOCK_NEVER;
-	if (job->regroup_by_ns > now_ns)
-		return job->regroup_by_ns;
+	if (job->membership.regroup_by_ns > now_ns)
+		return job->membership.regroup_by_ns;
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		if (job->members[i] && !job->members[i]->regrouping)
 			pipeline_ranks_add(&late, job->members[i]->rank);
@@ -246,7 +247,7 @@ static int next_run(struct pipeline_job *job, uint32_t size, uint32_t local_size
 		    uint32_t n_nodes, uint32_t membership, struct pipeline_job **ret_next)
 {
 	struct pipeline_join join = {
-		.job = job->name,
+		.job = job->owner.name,
 		.size = size,
 		.local_size = local_size,
 		.node = node,
@@ -260,18 +261,18 @@ static int next_run(struct pipeline_job *job, uint32_t size, uint32_t local_size
 		.elastic = true,
 		.min_ranks = job->shape.min_ranks,
 		.max_ranks = job->shape.max_ranks,
-		.uid = job->uid,
-		.account = job->account,
+		.uid = job->owner.uid,
+		.account = job->memory.account,
 	};
 	int r;
 
-	memcpy(join.secret_digest, job->secret_digest, SECRET_DIGEST_LEN);
+	memcpy(join.secret_digest, job->owner.secret_digest, SECRET_DIGEST_LEN);
 	r = pipeline_job_make(job->pipeline, &join, ret_next);
 	if (r)
 		return error_trace(r);
-	(*ret_next)->first_membership = (*ret_next)->membership = membership;
-	(*ret_next)->counted = job->counted;
-	job->counted = false;
+	(*ret_next)->membership.first = (*ret_next)->membership.number = membership;
+	(*ret_next)->memory.counted = job->memory.counted;
+	job->memory.counted = false;
 	return 0;
 }
 
@@ -302,13 +303,13 @@ static void regroup(struct pipeline_job *job)
 	if (size < job->shape.min_ranks) {
 		(void)failure_set(&failure, -EPIPE,
 				  "job %s: %u ranks regroup, fewer than the %u that it needs",
-				  job->name, size, job->shape.min_ranks);
+				  job->owner.name, size, job->shape.min_ranks);
 		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
-	r = next_run(job, size, size, 0, 1, job->membership + 1, &next);
+	r = next_run(job, size, size, 0, 1, job->membership.number + 1, &next);
 	if (r) {
-		(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name,
+		(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->owner.name,
 				  strerror(-r));
 		pipeline_job_fail(job, &failure, NULL);
 		return;
@@ -319,7 +320,7 @@ static void regroup(struct pipeline_job *job)
 		if (!member)
 			continue;
 		pipeline_job_detach(member);
-		take(next, member, rank, rank, member->pid, job->ends);
+		take(next, member, rank, rank, member->pid, job->resumption.ends);
 		rank++;
 	}
 	list_for_each_safe (newcomer, following, &job->pipeline->newcomers, link) {
@@ -332,7 +333,7 @@ static void regroup(struct pipeline_job *job)
 		take(next, member, rank, rank, facts.pid, member->charge(member, false));
 		rank++;
 	}
-	log_info("job %s: regroups: %u ranks, %u of them new", job->name, size, n_new);
+	log_info("job %s: regroups: %u ranks, %u of them new", job->owner.name, size, n_new);
 	pipeline_job_over(job);
 	pipeline_job_form_here(next);
 }
@@ -357,7 +358,7 @@ static void regroup_far(struct pipeline_job *job)
 	int r = ranks ? 0 : -ENOMEM;
 
 	/* It is told when it is there. */
-	if (!job->servers[job->home_number].attached)
+	if (!job->fleet.servers[job->fleet.home_number].attached)
 		return;
 	for (uint32_t i = 0; ranks && i < job->layout.n_local; i++)
 		if (job->members[i])
@@ -367,14 +368,14 @@ static void regroup_far(struct pipeline_job *job)
 		r = pipeline_setup_regroup(job, ranks, n, pipeline_elastic_n_waiting(job));
 	if (!r)
 		return;
-	(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->name, strerror(-r));
+	(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->owner.name, strerror(-r));
 	pipeline_job_fail(job, &failure, NULL);
 }
 
 void pipeline_elastic_try(struct pipeline_job *job)
 {
-	if (job->state != JOB_RUNNING || !job->n_regrouping ||
-	    job->n_regrouping != job->n_members || job->n_without)
+	if (job->state != JOB_RUNNING || !job->membership.n_regrouping ||
+	    job->membership.n_regrouping != job->n_members || job->sweep.n_without)
 		return;
 	if (job->distributed)
 		regroup_far(job);
@@ -418,7 +419,7 @@ void pipeline_elastic_let_in(struct pipeline_job *next, const uint32_t *ranks, u
 		take(next, member, ranks[i], i, facts.pid, NULL);
 		i++;
 	}
-	next->n_left = next->shape.local_size - next->n_members;
+	next->left.n_before = next->shape.local_size - next->n_members;
 }
 
 int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrouped *regrouped,
@@ -432,11 +433,11 @@ int pipeline_elastic_next(struct pipeline_job *job, const struct pipeline_regrou
 	if (r)
 		return error_trace(r);
 	next->instance = regrouped->instance;
-	next->regrouped = true;
+	next->membership.regrouped = true;
 	take_members(job, regrouped, next);
 	pipeline_elastic_let_in(next, regrouped->ranks, regrouped->n);
-	log_info("job %s: regroups: %u ranks on %u nodes, %u here", job->name, regrouped->size,
-		 regrouped->n_nodes, next->n_members);
+	log_info("job %s: regroups: %u ranks on %u nodes, %u here", job->owner.name,
+		 regrouped->size, regrouped->n_nodes, next->n_members);
 	*ret_next = next;
 	return 0;
 }

@@ -36,9 +36,9 @@ const char *pipeline_ranks_end(struct pipeline_ranks_text *ranks)
 
 const char *pipeline_server_name(const struct pipeline_job *job, size_t server)
 {
-	const struct pipeline_outlet *outlet = job->servers[server].outlet;
+	const struct pipeline_outlet *outlet = job->fleet.servers[server].outlet;
 
-	return outlet ? peer_name(outlet->peer) : job->servers[server].member.name;
+	return outlet ? peer_name(outlet->peer) : job->fleet.servers[server].member.name;
 }
 
 const char *pipeline_time_text(char text[32], uint64_t ns)
@@ -83,11 +83,11 @@ static const char *state_name(const struct pipeline_job *job)
 {
 	switch (job->state) {
 	case JOB_FORMING:
-		return job->resumed ? "resuming" : "forming";
+		return job->resumption.resumed ? "resuming" : "forming";
 	case JOB_RUNNING:
-		return job->has_left.status ? "leaving" : "running";
+		return job->left.failure.status ? "leaving" : "running";
 	default:
-		return job->over.status ? "failed" : "leaving";
+		return job->end.failure.status ? "failed" : "leaving";
 	}
 }
 
@@ -119,7 +119,7 @@ static void describe_job(const struct pipeline_job *job, struct pipeline_job_inf
 		.in_flight = job->n_in_flight,
 		.ends = pipeline_resume_ends(job),
 	};
-	(void)snprintf(info->name, sizeof(info->name), "%s", job->name);
+	(void)snprintf(info->name, sizeof(info->name), "%s", job->owner.name);
 	pipeline_direct_describe(job, info->gpu, sizeof(info->gpu));
 	if (job->state == JOB_FORMING) {
 		describe_forming(job, info->waiting_for, sizeof(info->waiting_for));
@@ -167,7 +167,7 @@ static struct pipeline_job *job_named(struct pipeline *pipeline, const char *nam
 	struct pipeline_job *job, *found = NULL;
 
 	list_for_each (job, &pipeline->jobs, link)
-		if (job_is_called(job->name, job->number, name))
+		if (job_is_called(job->owner.name, job->number, name))
 			found = job;
 	return found;
 }
@@ -249,9 +249,9 @@ static const char *rank_state(const struct pipeline_job *job, uint32_t rank)
 		return rank_state(home_of(job, rank), rank);
 	if (local == RANK_AWAY)
 		return "joined";
-	if (job->left && job->left[local])
+	if (job->left.ranks && job->left.ranks[local])
 		return "left";
-	if (job->out[rank])
+	if (job->membership.out[rank])
 		return "gone";
 	if (!job->members[local])
 		return "missing";
@@ -301,13 +301,13 @@ int pipeline_ranks(struct pipeline *pipeline, const char *name,
 static void describe_server(const struct pipeline_job *job, size_t number,
 			    struct pipeline_server_info *info)
 {
-	const struct pipeline_server *server = &job->servers[number];
+	const struct pipeline_server *server = &job->fleet.servers[number];
 	size_t n = 0;
 
-	for (size_t i = 0; i < job->n_stripes; i++)
-		n += job->stripes[i] == number;
-	info->share = (uint32_t)(1000 * n / job->n_stripes);
-	info->added = number >= job->n_viewed;
+	for (size_t i = 0; i < job->placement.n_stripes; i++)
+		n += job->placement.stripes[i] == number;
+	info->share = (uint32_t)(1000 * n / job->placement.n_stripes);
+	info->added = number >= job->fleet.n_viewed;
 	info->state = !pipeline_move_is_in(job, number) ? "out" : server->attached ? "in" : "lost";
 	(void)snprintf(info->name, sizeof(info->name), "%s", server->member.name);
 	(void)snprintf(info->address, sizeof(info->address), "%s", server->member.address);
@@ -318,7 +318,7 @@ int pipeline_servers(struct pipeline *pipeline, const char *name,
 {
 	struct pipeline_job *job = job_named(pipeline, name);
 	struct pipeline_server_info *servers;
-	size_t n = job && job->state == JOB_RUNNING ? job->n_servers : 0;
+	size_t n = job && job->state == JOB_RUNNING ? job->fleet.n_servers : 0;
 
 	if (!job)
 		return -ENOENT;

@@ -39,16 +39,16 @@ const char *pipeline_resume_ends(const struct pipeline_job *job)
 {
 	if (job->device)
 		return "it has handed over memory of a device";
-	if (job->ledger || job->state == JOB_FORMING)
+	if (job->resumption.ledger || job->state == JOB_FORMING)
 		return NULL;
-	return job->ends ?: "it could not be recorded";
+	return job->resumption.ends ?: "it could not be recorded";
 }
 
 bool pipeline_can_resume(const struct pipeline_member *member)
 {
 	const struct pipeline_job *job = member->job;
 
-	return job && job->state != JOB_OVER && job->ledger && !job->device;
+	return job && job->state != JOB_OVER && job->resumption.ledger && !job->device;
 }
 
 /* -- Jobs --------------------------------------------------------------------------------------------------------- */
@@ -57,7 +57,7 @@ static void keep_processes(const struct pipeline_job *job)
 {
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		if (job->members[i])
-			ledger_set_process(job->ledger, job->members[i]->rank,
+			ledger_set_process(job->resumption.ledger, job->members[i]->rank,
 					   job->members[i]->pid);
 }
 
@@ -65,19 +65,20 @@ int pipeline_resume_prepare(struct pipeline_job *job)
 {
 	int r;
 
-	if (job->resumed) {
-		job->part_bytes = ledger_part_bytes(job->ledger);
+	if (job->resumption.resumed) {
+		job->part_bytes = ledger_part_bytes(job->resumption.ledger);
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
-			job->left[i] = ledger_has_left(job->ledger, job->layout.rank_of_local[i]);
+			job->left.ranks[i] = ledger_has_left(job->resumption.ledger,
+							     job->layout.rank_of_local[i]);
 		keep_processes(job);
 		return 0;
 	}
-	if (job->ends)
+	if (job->resumption.ends)
 		return 0;
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
-		       NULL, &job->ledger, &job->ledger_fd);
+		       NULL, &job->resumption.ledger, &job->resumption.ledger_fd);
 	if (!r)
-		r = ledger_charge_to(job->ledger, &job->held);
+		r = ledger_charge_to(job->resumption.ledger, &job->memory.held);
 	if (r)
 		return error_trace(r);
 	keep_processes(job);
@@ -95,9 +96,9 @@ int pipeline_resume_prepare_far(struct pipeline_job *job, const void *record, si
 	int r;
 
 	r = ledger_new(job->number, job->shape.size, job->part_bytes, n_threads(job->pipeline),
-		       &far, &job->ledger, &job->ledger_fd);
+		       &far, &job->resumption.ledger, &job->resumption.ledger_fd);
 	if (!r)
-		r = ledger_charge_to(job->ledger, &job->held);
+		r = ledger_charge_to(job->resumption.ledger, &job->memory.held);
 	if (r)
 		return error_trace(r);
 	keep_processes(job);
@@ -113,29 +114,31 @@ void pipeline_resume_form(struct pipeline_job *job)
 		pipeline_job_form_here(job);
 		return;
 	}
-	if (job->n_members + job->n_left < job->shape.local_size || job->layout.size)
+	if (job->n_members + job->left.n_before < job->shape.local_size || job->layout.size)
 		return;
-	r = layout_init(&job->layout, job->node_of_rank, job->shape.size, job->shape.n_nodes,
-			job->shape.node);
+	r = layout_init(&job->layout, job->resumption.node_of_rank, job->shape.size,
+			job->shape.n_nodes, job->shape.node);
 	if (!r)
 		r = pipeline_job_order_members(job);
 	if (!r) {
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
-			job->left[i] = ledger_has_left(job->ledger, job->layout.rank_of_local[i]);
+			job->left.ranks[i] = ledger_has_left(job->resumption.ledger,
+							     job->layout.rank_of_local[i]);
 		keep_processes(job);
 		r = pipeline_setup_reattach(job);
 	}
 	if (!r)
 		return;
 	(void)failure_set(&failure, r, "job %s: cannot go on after the daemon's restart: %s",
-			  job->name, strerror(-r));
+			  job->owner.name, strerror(-r));
 	pipeline_job_fail(job, &failure, NULL);
 }
 
 int pipeline_resume_check_new(const struct pipeline_job *job, const struct pipeline_join *join,
 			      struct failure *failure)
 {
-	if (job->state != JOB_FORMING || !job->resumed || !ledger_has_begun(job->ledger))
+	if (job->state != JOB_FORMING || !job->resumption.resumed ||
+	    !ledger_has_begun(job->resumption.ledger))
 		return 0;
 	return failure_set(
 		failure, -EEXIST,
@@ -151,8 +154,8 @@ static struct pipeline_job *find_run(struct pipeline *pipeline, const struct pip
 	struct pipeline_job *job;
 
 	list_for_each (job, &pipeline->jobs, link)
-		if (job->state != JOB_OVER && job->resumed && job->number == number &&
-		    !strcmp(job->name, join->job) &&
+		if (job->state != JOB_OVER && job->resumption.resumed && job->number == number &&
+		    !strcmp(job->owner.name, join->job) &&
 		    (!stragglers_any(&join->stragglers) || job->shape.node == join->node))
 			return job;
 	return NULL;
@@ -162,11 +165,11 @@ static struct pipeline_job *find_run(struct pipeline *pipeline, const struct pip
 static void take_left(struct pipeline_job *job)
 {
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
-		if (!ledger_has_left(job->ledger, rank))
+		if (!ledger_has_left(job->resumption.ledger, rank))
 			continue;
-		if (!job->n_left++ && !job->shape.elastic)
-			(void)failure_set(&job->has_left, -EPIPE, "rank %u has left job %s", rank,
-					  job->name);
+		if (!job->left.n_before++ && !job->shape.elastic)
+			(void)failure_set(&job->left.failure, -EPIPE, "rank %u has left job %s",
+					  rank, job->owner.name);
 	}
 }
 
@@ -192,10 +195,10 @@ static struct pipeline_job *find_other_run(struct pipeline *pipeline,
 	if (!join->elastic)
 		return NULL;
 	job = pipeline_untold_find(pipeline, join->job, join->secret_digest);
-	if (!job || ledger_is_far(job->ledger) != ledger_is_far(ledger) ||
-	    ledger_membership(job->ledger) == ledger_membership(ledger))
+	if (!job || ledger_is_far(job->resumption.ledger) != ledger_is_far(ledger) ||
+	    ledger_membership(job->resumption.ledger) == ledger_membership(ledger))
 		return NULL;
-	*ret_is_next = ledger_membership(job->ledger) > ledger_membership(ledger);
+	*ret_is_next = ledger_membership(job->resumption.ledger) > ledger_membership(ledger);
 	return job;
 }
 
@@ -204,10 +207,10 @@ static int make_in_place(struct pipeline *pipeline, const struct pipeline_join *
 {
 	int r = pipeline_job_make(pipeline, join, ret_job);
 
-	if (r || other->account != join->account)
+	if (r || other->memory.account != join->account)
 		return error_trace(r);
-	(*ret_job)->counted = other->counted;
-	other->counted = false;
+	(*ret_job)->memory.counted = other->memory.counted;
+	other->memory.counted = false;
 	return 0;
 }
 
@@ -250,7 +253,7 @@ static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t
 	if (kept < 0)
 		return failure_set(failure, -errno, "cannot keep the ledger: %s", strerror(errno));
 	/* Who has the run's ledger goes on with it, whoever has begun a job of that name meanwhile. */
-	if (job && (job->state != JOB_FORMING || job->layout.size || job->resumed ||
+	if (job && (job->state != JOB_FORMING || job->layout.size || job->resumption.resumed ||
 		    ledger_has_begun(ledger)))
 		job = NULL;
 	if (job)
@@ -265,12 +268,12 @@ static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t
 		return r;
 	/* Ranks that had not heard of its beginning have asked for a new one. */
 	pipeline_setup_withdraw(job);
-	job->resumed = true;
-	job->resume_began_ns = clock_now_ns();
+	job->resumption.resumed = true;
+	job->resumption.began_ns = clock_now_ns();
 	job->number = number;
-	job->ledger = TAKE_PTR(ledger);
-	job->ledger_fd = TAKE_FD(kept);
-	if (ledger_charge_to(job->ledger, &job->held))
+	job->resumption.ledger = TAKE_PTR(ledger);
+	job->resumption.ledger_fd = TAKE_FD(kept);
+	if (ledger_charge_to(job->resumption.ledger, &job->memory.held))
 		r = pipeline_job_no_memory(job, EDQUOT, failure);
 	if (!r && job->distributed)
 		r = pipeline_setup_recall(job, failure);
@@ -282,7 +285,7 @@ static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t
 	}
 	take_left(job);
 	log_info("job %s: run %016" PRIx64 ": rank %u is the first to come back after a restart",
-		 job->name, job->number, join->rank);
+		 job->owner.name, job->number, join->rank);
 	*ret_job = job;
 	return 0;
 }
@@ -296,14 +299,14 @@ static int compare(const struct pipeline_job *job, const struct pipeline_join *j
 	r = pipeline_join_compare(job, join, failure);
 	if (r)
 		return r;
-	if (!ledger_is(job->ledger, fd))
+	if (!ledger_is(job->resumption.ledger, fd))
 		return failure_set(failure, -EPROTO,
 				   "job %s: rank %u brings another ledger than the rank before it",
 				   join->job, join->rank);
 	if (job->state != JOB_FORMING)
 		return failure_set(failure, -EEXIST, "job %s: all its ranks are back already",
 				   join->job);
-	return check_left(job->ledger, join, failure);
+	return check_left(job->resumption.ledger, join, failure);
 }
 
 int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
@@ -339,8 +342,8 @@ int pipeline_resume(struct pipeline *pipeline, struct pipeline_member *member,
 	}
 	FAILPOINT("resume-accepted");
 	if (job->number != number)
-		log_notice("job %s: rank %u had not heard that ranks have regrouped", job->name,
-			   join.rank);
+		log_notice("job %s: rank %u had not heard that ranks have regrouped",
+			   job->owner.name, join.rank);
 	pipeline_job_add(job, member, &join, LOOK_NS);
 	member->resumed = job->number == number;
 	pipeline_untold_take(job);
@@ -370,11 +373,12 @@ static void find_missing(const struct pipeline_job *job, struct missing *ret)
 		enum process_state state;
 		uint32_t pid;
 
-		if (is_here(job, rank) || ledger_has_left(job->ledger, rank) ||
-		    (job->node_of_rank && job->node_of_rank[rank] != job->shape.node))
+		if (is_here(job, rank) || ledger_has_left(job->resumption.ledger, rank) ||
+		    (job->resumption.node_of_rank &&
+		     job->resumption.node_of_rank[rank] != job->shape.node))
 			continue;
 		pipeline_ranks_add(&ret->all, rank);
-		state = ledger_look(job->ledger, rank, &pid);
+		state = ledger_look(job->resumption.ledger, rank, &pid);
 		if (state == PROCESS_UNKNOWN)
 			pipeline_ranks_add(&ret->unknown, rank);
 		if (state != PROCESS_GONE || ret->gone != RANK_AWAY)
@@ -394,7 +398,8 @@ void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns)
 
 	/* Its servers are waited for: keep.c. */
 	if (job->layout.size) {
-		(void)loop_timer_set(job->pipeline->params.loop, &job->timer, now_ns + LOOK_NS);
+		(void)loop_timer_set(job->pipeline->params.loop, &job->sweep.timer,
+				     now_ns + LOOK_NS);
 		return;
 	}
 	find_missing(job, &missing);
@@ -405,12 +410,12 @@ void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns)
 		timeout_ns = MAX(timeout_ns, job->request_timeout_ns);
 	}
 	if (missing.gone != RANK_AWAY && job->shape.elastic &&
-	    job->shape.size - job->n_left > job->shape.min_ranks) {
-		log_notice("job %s: rank %u (pid %u) died while the daemon was away", job->name,
-			   missing.gone, missing.gone_pid);
-		ledger_leave(job->ledger, missing.gone);
-		job->n_left++;
-		(void)loop_timer_set(job->pipeline->params.loop, &job->timer, now_ns);
+	    job->shape.size - job->left.n_before > job->shape.min_ranks) {
+		log_notice("job %s: rank %u (pid %u) died while the daemon was away",
+			   job->owner.name, missing.gone, missing.gone_pid);
+		ledger_leave(job->resumption.ledger, missing.gone);
+		job->left.n_before++;
+		(void)loop_timer_set(job->pipeline->params.loop, &job->sweep.timer, now_ns);
 		pipeline_resume_form(job);
 		return;
 	}
@@ -419,16 +424,17 @@ void pipeline_resume_expire(struct pipeline_job *job, uint64_t now_ns)
 			&failure, -EPIPE,
 			"job %s cannot go on after the daemon's restart: rank %u (pid %u) "
 			"died meanwhile",
-			job->name, missing.gone, missing.gone_pid);
-	} else if (now_ns >= job->resume_began_ns + timeout_ns) {
+			job->owner.name, missing.gone, missing.gone_pid);
+	} else if (now_ns >= job->resumption.began_ns + timeout_ns) {
 		(void)failure_set(
 			&failure, -ECONNRESET,
 			"job %s cannot go on after the daemon's restart: %s did not come back "
 			"within %s",
-			job->name, pipeline_ranks_end(late), pipeline_time_text(time, timeout_ns));
+			job->owner.name, pipeline_ranks_end(late),
+			pipeline_time_text(time, timeout_ns));
 	} else {
-		(void)loop_timer_set(job->pipeline->params.loop, &job->timer,
-				     MIN(now_ns + LOOK_NS, job->resume_began_ns + timeout_ns));
+		(void)loop_timer_set(job->pipeline->params.loop, &job->sweep.timer,
+				     MIN(now_ns + LOOK_NS, job->resumption.began_ns + timeout_ns));
 		return;
 	}
 	pipeline_job_fail(job, &failure, NULL);
@@ -442,14 +448,14 @@ void pipeline_suspend(struct pipeline *pipeline)
 
 	list_for_each (job, &pipeline->jobs, link) {
 		/* A ledger knows nothing of devices. */
-		if (job->state == JOB_OVER || !job->ledger || job->device)
+		if (job->state == JOB_OVER || !job->resumption.ledger || job->device)
 			continue;
-		log_info("job %s: run %016" PRIx64 ": left to the next daemon process", job->name,
-			 job->number);
-		job->suspended = true;
+		log_info("job %s: run %016" PRIx64 ": left to the next daemon process",
+			 job->owner.name, job->number);
+		job->resumption.suspended = true;
 		job->state = JOB_OVER;
-		loop_timer_cancel(&job->timer);
-		ledger_stop(job->ledger);
+		loop_timer_cancel(&job->sweep.timer);
+		ledger_stop(job->resumption.ledger);
 	}
 }
 
@@ -471,7 +477,7 @@ size_t pipeline_n_suspended(const struct pipeline *pipeline)
 	size_t n = 0;
 
 	list_for_each (job, &pipeline->jobs, link) {
-		if (!job->suspended)
+		if (!job->resumption.suspended)
 			continue;
 		list_for_each (round, &job->rounds, job_link)
 			n += job->distributed ? n_working(round) : round->n_parts;
@@ -500,7 +506,7 @@ int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor 
 	tensor->pasts[member->index] = *past;
 	tensor->reached[member->index] = past->rounds;
 	if (!list_linked(&tensor->behind))
-		list_push_back(&job->behind, &tensor->behind);
+		list_push_back(&job->resumption.behind, &tensor->behind);
 	if (past->rounds > tensor->past_rounds) {
 		tensor->past_rounds = past->rounds;
 		pipeline_round_settle(tensor);
@@ -542,7 +548,7 @@ bool pipeline_resume_caught_up(struct pipeline_job *job)
 	struct pipeline_tensor *tensor;
 
 	/* One that is not behind stays so, unless a rank says more of its past. */
-	while ((tensor = list_first(&job->behind, struct pipeline_tensor, behind))) {
+	while ((tensor = list_first(&job->resumption.behind, struct pipeline_tensor, behind))) {
 		if (is_behind(tensor))
 			return false;
 		list_remove(&tensor->behind);
@@ -569,7 +575,7 @@ void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeli
 	uint64_t round = request->round, n_rows;
 
 	if (request->operation == OPERATION_PUSH_PULL_ROWS && request->width &&
-	    ledger_find_rows(tensor->job->ledger, tensor->name, round, &n_rows))
+	    ledger_find_rows(tensor->job->resumption.ledger, tensor->name, round, &n_rows))
 		(void)pipeline_rows_outcome(tensor, request, n_rows, ret_failure);
 	else if (!ended_well(tensor, round))
 		(void)failure_set(ret_failure, -ECONNRESET,
@@ -586,7 +592,7 @@ void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeli
 int pipeline_resume_record_rows(struct pipeline_round *round, struct failure *failure)
 {
 	const struct pipeline_tensor *tensor = round->tensor;
-	struct ledger *ledger = tensor->job->ledger;
+	struct ledger *ledger = tensor->job->resumption.ledger;
 	struct ledger_facts facts = {
 		.tensor = tensor->name,
 		.round = round->number,
@@ -612,5 +618,6 @@ void pipeline_resume_finish_rows(struct pipeline_round *round)
 
 bool pipeline_resume_moves(const struct pipeline_tensor *tensor, uint64_t round)
 {
-	return tensor->job->ledger && ledger_remembers(tensor->job->ledger, tensor->name, round);
+	return tensor->job->resumption.ledger &&
+	       ledger_remembers(tensor->job->resumption.ledger, tensor->name, round);
 }

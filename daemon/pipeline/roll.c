@@ -10,7 +10,7 @@
 
 static bool has_roll(const struct pipeline_job *job, unsigned operation, uint32_t len)
 {
-	return job->keep && data_has_roll(&job->shape.stragglers, operation, len);
+	return job->retention.keeps && data_has_roll(&job->shape.stragglers, operation, len);
 }
 
 uint32_t pipeline_roll_cell_bytes(const struct pipeline_job *job)
@@ -54,37 +54,37 @@ bool pipeline_roll_read(const struct pipeline_job *job, const struct ledger_what
 /* What we had contributed to it is in another result, which is here. */
 static void used(struct pipeline_job *job, struct ledger_kept *kept)
 {
-	uint32_t cell = ledger_cell_number(job->ledger, kept);
+	uint32_t cell = ledger_cell_number(job->resumption.ledger, kept);
 
-	ledger_cell_used(job->ledger, cell);
-	ledger_cell_unindex(job->ledger, cell);
+	ledger_cell_used(job->resumption.ledger, cell);
+	ledger_cell_unindex(job->resumption.ledger, cell);
 	if (kept->released && !kept->stale && !kept->busy)
 		pipeline_keep_free(job, cell);
 }
 
 void pipeline_roll_stored(struct pipeline_job *job, uint32_t cell)
 {
-	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell), *other, *next;
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell), *other, *next;
 	bool accumulates = kept->what.operation == OPERATION_ACCUMULATE;
 	const struct ledger_what *what = &kept->what;
 	const struct data_roll *roll;
 
 	if (!has_roll(job, what->operation, what->len))
 		return;
-	roll = data_roll_of(ledger_cell_data(job->ledger, cell, what->len), what->len);
-	for (other = ledger_cell_next(job->ledger, what, NULL); other; other = next) {
-		next = ledger_cell_next(job->ledger, what, other);
+	roll = data_roll_of(ledger_cell_data(job->resumption.ledger, cell, what->len), what->len);
+	for (other = ledger_cell_next(job->resumption.ledger, what, NULL); other; other = next) {
+		next = ledger_cell_next(job->resumption.ledger, what, other);
 		if (other == kept || other->busy)
 			continue;
 		if (accumulates && other->what.round < what->round &&
 		    other->what.operation == OPERATION_ACCUMULATE)
-			pipeline_keep_free(job, ledger_cell_number(job->ledger, other));
+			pipeline_keep_free(job, ledger_cell_number(job->resumption.ledger, other));
 		else if (!accumulates && other->late && has_round(job, roll, other->what.round))
 			used(job, other);
 	}
 	/* Without memory it is kept to the end of the job. */
 	if (accumulates || kept->late)
-		(void)ledger_cell_index(job->ledger, cell);
+		(void)ledger_cell_index(job->resumption.ledger, cell);
 	/* Then there will be none for who waits, either. */
 	if (pipeline_roll_is_full(job))
 		pipeline_keep_feed(job);
@@ -92,7 +92,7 @@ void pipeline_roll_stored(struct pipeline_job *job, uint32_t cell)
 
 bool pipeline_roll_is_full(const struct pipeline_job *job)
 {
-	return ledger_cells_full(job->ledger);
+	return ledger_cells_full(job->resumption.ledger);
 }
 
 /* -- What a server is offered -------------------------------------------------------------------------------------- */
@@ -104,7 +104,7 @@ static void say_offered(struct pipeline_server *server)
 		.op = DATA_OFFERED,
 		.job = job->number,
 		.node = job->shape.node,
-		.epoch = job->data_epoch,
+		.epoch = job->placement.data_epoch,
 		.round = server->n_offered,
 		.status = (int32_t)server->attachment,
 	};
@@ -118,13 +118,13 @@ static void say_offered(struct pipeline_server *server)
 
 void pipeline_roll_attached(struct pipeline_job *job, size_t number)
 {
-	struct pipeline_server *server = &job->servers[number];
+	struct pipeline_server *server = &job->fleet.servers[number];
 
 	if (!stragglers_any(&job->shape.stragglers))
 		return;
 	server->n_pending = 0;
-	for (uint32_t i = 0; i < ledger_cells_used(job->ledger); i++) {
-		struct ledger_kept *kept = ledger_cell_kept(job->ledger, i);
+	for (uint32_t i = 0; i < ledger_cells_used(job->resumption.ledger); i++) {
+		struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, i);
 
 		if (!kept->taken || pipeline_keep_owner(job, kept) != server)
 			continue;
@@ -139,7 +139,7 @@ void pipeline_roll_attached(struct pipeline_job *job, size_t number)
 
 void pipeline_roll_resolve(struct pipeline_job *job, uint32_t cell)
 {
-	struct ledger_kept *kept = ledger_cell_kept(job->ledger, cell);
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
 	struct pipeline_server *server;
 
 	if (!kept->pending)

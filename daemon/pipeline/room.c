@@ -15,7 +15,7 @@
 /* No more than before: a session that has no room for what it was charged with all the same keeps no other from what it gets back. */
 static void charge_fewer(struct pipeline_job *job, uint32_t n)
 {
-	uint64_t bytes = ledger_cells_bytes(job->ledger, n);
+	uint64_t bytes = ledger_cells_bytes(job->resumption.ledger, n);
 
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		if (job->members[i])
@@ -24,7 +24,7 @@ static void charge_fewer(struct pipeline_job *job, uint32_t n)
 
 static int charge(struct pipeline_job *job, uint32_t n, uint32_t before)
 {
-	uint64_t bytes = ledger_cells_bytes(job->ledger, n);
+	uint64_t bytes = ledger_cells_bytes(job->resumption.ledger, n);
 	uint32_t i;
 
 	for (i = 0; i < job->layout.n_local; i++)
@@ -32,7 +32,7 @@ static int charge(struct pipeline_job *job, uint32_t n, uint32_t before)
 			break;
 	if (i == job->layout.n_local)
 		return 0;
-	bytes = ledger_cells_bytes(job->ledger, before);
+	bytes = ledger_cells_bytes(job->resumption.ledger, before);
 	while (i--)
 		if (job->members[i])
 			(void)job->members[i]->charge_more(job->members[i], bytes);
@@ -42,53 +42,55 @@ static int charge(struct pipeline_job *job, uint32_t n, uint32_t before)
 static void look_again(struct pipeline_job *job, uint64_t in_ns)
 {
 	/* Without memory, what is charged stays so until the job's end. */
-	(void)loop_timer_set(job->pipeline->params.loop, &job->room_timer, clock_now_ns() + in_ns);
+	(void)loop_timer_set(job->pipeline->params.loop, &job->retention.room_timer,
+			     clock_now_ns() + in_ns);
 }
 
 /* A quarter of them was enough since we looked last: half of them go. */
 static void on_look(struct loop_timer *timer)
 {
-	struct pipeline_job *job = container_of(timer, struct pipeline_job, room_timer);
-	uint32_t step =
-		(uint32_t)MIN(STEP_BYTES / align_up((uint64_t)ledger_cell_bytes(job->ledger), 4096),
-			      (uint64_t)STEP_CELLS);
-	uint32_t first = ledger_cells_first(job->ledger);
-	uint32_t before = ledger_cells_allowed(job->ledger), n = before;
+	struct pipeline_job *job = container_of(timer, struct pipeline_job, retention.room_timer);
+	uint32_t step = (uint32_t)MIN(
+		STEP_BYTES / align_up((uint64_t)ledger_cell_bytes(job->resumption.ledger), 4096),
+		(uint64_t)STEP_CELLS);
+	uint32_t first = ledger_cells_first(job->resumption.ledger);
+	uint32_t before = ledger_cells_allowed(job->resumption.ledger), n = before;
 
 	/* Or it is the next process's now. */
-	if (job->state != JOB_RUNNING || job->suspended || before <= first)
+	if (job->state != JOB_RUNNING || job->resumption.suspended || before <= first)
 		return;
-	if (before <= job->room_target)
-		job->room_target = ledger_cells_peak(job->ledger) <= before / 4
-					   ? MAX(before / 2, first)
-					   : before;
-	if (before > job->room_target)
-		n = ledger_cells_trim(job->ledger,
-				      MAX(before - MIN(MAX(step, 1u), before), job->room_target));
+	if (before <= job->retention.room_target)
+		job->retention.room_target = ledger_cells_peak(job->resumption.ledger) <= before / 4
+						     ? MAX(before / 2, first)
+						     : before;
+	if (before > job->retention.room_target)
+		n = ledger_cells_trim(
+			job->resumption.ledger,
+			MAX(before - MIN(MAX(step, 1u), before), job->retention.room_target));
 	/* The rest is in use. */
 	if (n == before)
-		job->room_target = n;
+		job->retention.room_target = n;
 	charge_fewer(job, n);
 	if (n > first)
-		look_again(job, n > job->room_target ? STEP_NS : LOOK_NS);
+		look_again(job, n > job->retention.room_target ? STEP_NS : LOOK_NS);
 }
 
 void pipeline_room_init(struct pipeline_job *job)
 {
-	job->room_timer.expired = on_look;
+	job->retention.room_timer.expired = on_look;
 }
 
 void pipeline_room_done(struct pipeline_job *job)
 {
-	loop_timer_cancel(&job->room_timer);
+	loop_timer_cancel(&job->retention.room_timer);
 }
 
 void pipeline_room_formed(struct pipeline_job *job)
 {
-	if (!job->ledger || !ledger_is_far(job->ledger))
+	if (!job->resumption.ledger || !ledger_is_far(job->resumption.ledger))
 		return;
-	job->room_target = ledger_cells_allowed(job->ledger);
-	if (job->room_target > ledger_cells_first(job->ledger))
+	job->retention.room_target = ledger_cells_allowed(job->resumption.ledger);
+	if (job->retention.room_target > ledger_cells_first(job->resumption.ledger))
 		look_again(job, LOOK_NS);
 }
 
@@ -97,23 +99,23 @@ int pipeline_room_join(struct pipeline_job *job, struct pipeline_member *member,
 {
 	uint32_t n;
 
-	if (!job->ledger || !ledger_is_far(job->ledger))
+	if (!job->resumption.ledger || !ledger_is_far(job->resumption.ledger))
 		return 0;
-	n = ledger_cells_allowed(job->ledger);
-	if (!member->charge_more(member, ledger_cells_bytes(job->ledger, n)))
+	n = ledger_cells_allowed(job->resumption.ledger);
+	if (!member->charge_more(member, ledger_cells_bytes(job->resumption.ledger, n)))
 		return 0;
 	return failure_set(failure, -EDQUOT,
 			   "job %s: session_quota has no room for the %u results that its ledger "
 			   "may have",
-			   job->name, n);
+			   job->owner.name, n);
 }
 
 int pipeline_room_for(struct pipeline_job *job, uint32_t n)
 {
-	uint32_t now = ledger_cells_allowed(job->ledger);
+	uint32_t now = ledger_cells_allowed(job->resumption.ledger);
 	uint32_t more = n > now ? MAX(n, 2 * now) : now;
 
-	more = MIN(more, ledger_n_cells(job->ledger));
+	more = MIN(more, ledger_n_cells(job->resumption.ledger));
 	if (more <= now)
 		return 0;
 	while (charge(job, more, now)) {
@@ -121,15 +123,15 @@ int pipeline_room_for(struct pipeline_job *job, uint32_t n)
 			return -EDQUOT;
 		more = MAX(n, now + (more - now) / 2);
 	}
-	ledger_cells_allow(job->ledger, more);
-	job->room_target = more;
+	ledger_cells_allow(job->resumption.ledger, more);
+	job->retention.room_target = more;
 	look_again(job, LOOK_NS);
 	return 0;
 }
 
 int pipeline_room_look(struct pipeline_job *job)
 {
-	return ledger_cells_scarce(job->ledger)
-		       ? pipeline_room_for(job, ledger_cells_allowed(job->ledger) + 1)
+	return ledger_cells_scarce(job->resumption.ledger)
+		       ? pipeline_room_for(job, ledger_cells_allowed(job->resumption.ledger) + 1)
 		       : 0;
 }

@@ -70,7 +70,7 @@ void pipeline_round_recycle(struct pipeline_round *round)
 	struct pipeline_job *job = job_of(round);
 
 	round_unlink(round);
-	list_push_front(&job->spare_rounds, &round->link);
+	list_push_front(&job->memory.spare_rounds, &round->link);
 }
 
 struct pipeline_request *pipeline_round_take(struct pipeline_round *round, uint32_t index)
@@ -79,7 +79,7 @@ struct pipeline_request *pipeline_round_take(struct pipeline_round *round, uint3
 	struct pipeline_job *job = job_of(round);
 
 	if (request && !--job->n_pending[index])
-		job->leave_due = true;
+		job->left.due = true;
 	return request;
 }
 
@@ -143,8 +143,8 @@ static void round_finish(struct pipeline_round *round)
 	struct pipeline_job *job = tensor->job;
 
 	/* The sweep has not come to it yet. */
-	if (job->over.status && !round->failure.status)
-		round->failure = job->over;
+	if (job->end.failure.status && !round->failure.status)
+		round->failure = job->end.failure;
 	round_unlink(round);
 	if (!round->failure.status) {
 		tensor->n_rounds++;
@@ -155,10 +155,10 @@ static void round_finish(struct pipeline_round *round)
 	pipeline_had_round(round);
 	pipeline_round_end_requests(round);
 	ledger_round_end(round->rows ? &round->rows->ledger : &round->ledger);
-	if (job->keep)
+	if (job->retention.keeps)
 		pipeline_keep_settle(tensor, round->number);
 	round->rows = pipeline_rows_free(round->rows);
-	list_push_front(&job->spare_rounds, &round->link);
+	list_push_front(&job->memory.spare_rounds, &round->link);
 	pipeline_job_let_leave(job);
 	pipeline_round_advance(tensor);
 }
@@ -186,8 +186,8 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 	}
 	job->n_busy -= is_busy(round);
 	round->state = ROUND_FAILED;
-	if (job->ledger)
-		ledger_forget(job->ledger, tensor->name, round->number, round->number);
+	if (job->resumption.ledger)
+		ledger_forget(job->resumption.ledger, tensor->name, round->number, round->number);
 	pipeline_round_end_requests(round);
 	(void)pipeline_round_forget(round);
 	pipeline_job_let_leave(job);
@@ -201,7 +201,7 @@ bool pipeline_round_can_begin_part(const struct pipeline_round *round)
 	/* While it is refilled, that counts as one. */
 	unsigned n_parts = round->n_parts - round->refilling - round->n_held;
 
-	if (round->cut || round->failure.status || job_of(round)->suspended)
+	if (round->cut || round->failure.status || job_of(round)->resumption.suspended)
 		return false;
 	if (round->ledger.ledger && !round->gated &&
 	    !ledger_round_reaches(&round->ledger, round->n_cut))
@@ -249,7 +249,7 @@ void pipeline_round_refill(struct pipeline_round *round)
 void pipeline_round_part_done(struct pipeline_round *round)
 {
 	round->n_parts--;
-	if (job_of(round)->suspended)
+	if (job_of(round)->resumption.suspended)
 		return;
 	if (!round->cut && !round->failure.status) {
 		/* Not for each single one. */
@@ -360,20 +360,20 @@ static int round_record(struct pipeline_round *round, struct failure *failure)
 		.n_came = job->shape.elastic && !job->distributed ? round->n_in : 0,
 	};
 
-	if (!job->ledger)
+	if (!job->resumption.ledger)
 		return 0;
-	ledger_begin(job->ledger);
+	ledger_begin(job->resumption.ledger);
 	/* All ranks are past these. */
-	ledger_forget(job->ledger, tensor->name, 0, round->number - 1);
-	if (job->keep)
+	ledger_forget(job->resumption.ledger, tensor->name, 0, round->number - 1);
+	if (job->retention.keeps)
 		pipeline_keep_settle(round->tensor, round->number - 1);
 	if (first->operation == OPERATION_PUSH_PULL_ROWS || round->on_device)
 		return 0;
 	/* Through servers each result is asked for once. */
-	if (!job->keep && !pipeline_resume_moves(tensor, round->number) &&
+	if (!job->retention.keeps && !pipeline_resume_moves(tensor, round->number) &&
 	    (!first->reduction || !overwrites_inputs(round)))
 		return 0;
-	return ledger_round_begin(job->ledger, &round->ledger, &facts, failure);
+	return ledger_round_begin(job->resumption.ledger, &round->ledger, &facts, failure);
 }
 
 uint32_t pipeline_round_scale(const struct pipeline_round *round)
@@ -384,8 +384,8 @@ uint32_t pipeline_round_scale(const struct pipeline_round *round)
 	if (scale == 1 || pipeline_round_first(round)->reduction != REDUCTION_AVERAGE ||
 	    round->tensor->dtype != DTYPE_FLOAT16 || !job->distributed)
 		return 0;
-	for (size_t i = 0; i < job->n_servers; i++)
-		if (!job->servers[i].scales)
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		if (!job->fleet.servers[i].scales)
 			return 0;
 	return scale;
 }
@@ -396,7 +396,8 @@ static bool is_gated(const struct pipeline_round *round)
 	const struct pipeline_job *job = job_of(round);
 	unsigned operation = pipeline_round_first(round)->operation;
 
-	return job->shape.elastic && job->distributed && job->ledger && !round->on_device &&
+	return job->shape.elastic && job->distributed && job->resumption.ledger &&
+	       !round->on_device &&
 	       (operation == OPERATION_PUSH_PULL || operation == OPERATION_REDUCE_SCATTER);
 }
 
@@ -423,7 +424,7 @@ static int check_cells(const struct pipeline_round *round, struct failure *failu
 	/* Each block has an end of its own, and be it empty. */
 	uint64_t n = bytes / job->part_bytes +
 		     (by_blocks ? job->shape.size : !!(bytes % job->part_bytes));
-	uint32_t n_cells = ledger_n_cells(job->ledger);
+	uint32_t n_cells = ledger_n_cells(job->resumption.ledger);
 
 	if (n <= n_cells && pipeline_room_for(job, (uint32_t)n))
 		return failure_set(
@@ -526,8 +527,8 @@ void pipeline_round_advance(struct pipeline_tensor *tensor)
 	while ((round = list_first(&tensor->rounds, struct pipeline_round, link))) {
 		if (!pipeline_round_mend(round) || pipeline_round_forget(round))
 			continue;
-		if (round->state != ROUND_READY || !tensor->key || tensor->job->over.status ||
-		    device_waits(round))
+		if (round->state != ROUND_READY || !tensor->key ||
+		    tensor->job->end.failure.status || device_waits(round))
 			break;
 		/* It may have failed on its device. */
 		if (round->state == ROUND_READY)

@@ -194,16 +194,6 @@ bool pipeline_round_mend(struct pipeline_round *round);
 /* The sweep has been at all: ranks whose requests have ended so may leave. */
 void pipeline_round_mended(struct pipeline_job *job);
 
-/*
- * ordinal.c: a rank has come to a round with an operation that has this number among those in one
- * order. Returns whether ranks differ in it; then the two below are to follow, in this order.
- */
-bool pipeline_ordinal_differs(const struct pipeline_round *round, uint32_t rank, uint64_t number);
-/* Fails its round, if that is open. */
-void pipeline_ordinal_fail(struct pipeline_round *round, uint64_t number);
-/* Fails what other ranks here have submitted with this number. */
-void pipeline_ordinal_fail_others(struct pipeline_job *job, uint64_t number);
-
 /* expire.c: its deadline is over. */
 void pipeline_round_expire(struct pipeline_round *round);
 
@@ -229,7 +219,7 @@ void pipeline_had_resumed(struct pipeline_tensor *tensor);
 uint64_t pipeline_deal_ahead(const struct pipeline_job *job);
 /* A round begins to move, or has parts to be made again: round->cut is false. */
 void pipeline_deal_add(struct pipeline_round *round);
-/* What is_before() says of some of them has changed: job->n_passes has grown. */
+/* What is_before() says of some of them has changed: schedule.n_passes has grown. */
 void pipeline_deal_sort(struct pipeline_job *job);
 /* It ends. */
 void pipeline_deal_remove(struct pipeline_round *round);

@@ -36,9 +36,9 @@ static int place(struct pipeline_rows *rows)
 	const struct pipeline_job *job = tensor->job;
 	uint64_t group_bytes = MIN(job->part_bytes, ROWS_GROUP_BYTES), n_groups;
 
-	rows->n_servers = job->distributed ? job->n_servers : 0;
-	rows->stripes = job->stripes;
-	rows->epoch = job->data_epoch;
+	rows->n_servers = job->distributed ? job->fleet.n_servers : 0;
+	rows->stripes = job->placement.stripes;
+	rows->epoch = job->placement.data_epoch;
 	rows->servers = calloc(MAX(rows->n_servers, (size_t)1), sizeof(rows->servers[0]));
 	if (!rows->servers)
 		return error_origin(-ENOMEM);
@@ -48,9 +48,11 @@ static int place(struct pipeline_rows *rows)
 	/* Also of a table without rows somebody sees to it that all have come. */
 	n_groups = MAX(rows->n_rows / rows->per_group + !!(rows->n_rows % rows->per_group),
 		       UINT64_C(1));
-	for (uint64_t i = 0; rows->n_servers && i < MIN(n_groups, (uint64_t)job->n_stripes); i++) {
+	for (uint64_t i = 0;
+	     rows->n_servers && i < MIN(n_groups, (uint64_t)job->placement.n_stripes); i++) {
 		struct pipeline_rows_server *server =
-			&rows->servers[rows->stripes[(rows->first_stripe + i) % job->n_stripes]];
+			&rows->servers[rows->stripes[(rows->first_stripe + i) %
+						     job->placement.n_stripes]];
 
 		server->in_use = server->due = true;
 		server->attempt = rows->attempt;
@@ -69,7 +71,7 @@ static int rows_new(struct pipeline_round *round, struct failure *failure)
 		return failure_set(failure, -ENOMEM, "out of memory");
 	round->rows = rows;
 	rows->round = round;
-	rows->quota = &job->rows_quota;
+	rows->quota = &job->memory.rows;
 	rows->attempt = 1;
 	rows->width = (uint32_t)pipeline_round_first(round)->width;
 	rows->row_len = rows->width * dtype_size(tensor->dtype);
@@ -141,7 +143,7 @@ static void on_done(struct task *task)
 	struct pipeline_job *job = job_of(rows);
 
 	rows->working = false;
-	if (job->suspended && job->distributed)
+	if (job->resumption.suspended && job->distributed)
 		return;
 	if (rows->step == ROWS_MERGE)
 		FAILPOINT("rows-merged");
@@ -237,7 +239,7 @@ static bool sort_again(struct pipeline_rows *rows)
 
 	rows->repeats = true;
 	rows->attempt++;
-	if (rows->stripes != job->stripes || rows->n_servers != job->n_servers) {
+	if (rows->stripes != job->placement.stripes || rows->n_servers != job->fleet.n_servers) {
 		servers_free(rows);
 		if (place(rows)) {
 			rows->n_servers = 0;
@@ -292,7 +294,7 @@ static bool agree(struct pipeline_rows *rows)
 	struct pipeline_tensor *tensor = round->tensor;
 	struct failure failure;
 
-	if (!tensor->job->keep)
+	if (!tensor->job->retention.keeps)
 		return false;
 	if (pipeline_resume_record_rows(round, &failure)) {
 		pipeline_round_fail(round, &failure, true);
@@ -362,7 +364,7 @@ void pipeline_rows_lost(struct pipeline_job *job, size_t server)
 {
 	struct pipeline_round *round;
 
-	if (!job->keep || job->suspended)
+	if (!job->retention.keeps || job->resumption.suspended)
 		return;
 	list_for_each (round, &job->rounds, job_link) {
 		struct pipeline_rows *rows = round->rows;
@@ -442,10 +444,10 @@ void pipeline_rows_start(struct pipeline_round *round)
 		(void)failure_set(&failure, words.status, "tensor %s, round %" PRIu64 ": %s",
 				  round->tensor->name, round->number, words.text);
 		pipeline_round_fail(round, &failure, true);
-	} else if (job->keep) {
+	} else if (job->retention.keeps) {
 		/* By this process or the one before. */
-		round->rows->repeats = job->resumed;
-		if (ledger_find_rows(job->ledger, round->tensor->name, round->number,
+		round->rows->repeats = job->resumption.resumed;
+		if (ledger_find_rows(job->resumption.ledger, round->tensor->name, round->number,
 				     &round->rows->n_result))
 			(void)agree(round->rows);
 	}

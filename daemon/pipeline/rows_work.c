@@ -31,7 +31,7 @@ static size_t server_of(const struct pipeline_rows *rows, int64_t row)
 	const struct pipeline_job *job = job_of(rows);
 	uint64_t group = (uint64_t)row / rows->per_group;
 
-	return rows->stripes[(rows->first_stripe + group) % job->n_stripes];
+	return rows->stripes[(rows->first_stripe + group) % job->placement.n_stripes];
 }
 
 uint64_t pipeline_rows_n_given(const struct pipeline_rows *rows)

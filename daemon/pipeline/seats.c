@@ -11,7 +11,7 @@
 
 static bool was_in(const struct pipeline_job *job, uint32_t rank, uint32_t membership)
 {
-	return !job->out[rank] || job->out[rank] > membership;
+	return !job->membership.out[rank] || job->membership.out[rank] > membership;
 }
 
 static uint32_t count(const struct pipeline_job *job, uint32_t n, uint32_t membership)
@@ -35,20 +35,20 @@ static uint32_t find(const struct pipeline_job *job, uint32_t number, uint32_t m
 /* The membership of this run that has these low bits, the newest if it is none. */
 static uint32_t membership_of(const struct pipeline_job *job, uint16_t low)
 {
-	uint32_t ago = (uint16_t)(job->membership - low);
+	uint32_t ago = (uint16_t)(job->membership.number - low);
 
-	return ago > job->membership - job->first_membership ? job->membership
-							     : job->membership - ago;
+	return ago > job->membership.number - job->membership.first ? job->membership.number
+								    : job->membership.number - ago;
 }
 
 uint32_t pipeline_elastic_size(const struct pipeline_job *job)
 {
-	return job->shape.size - job->n_out;
+	return job->shape.size - job->membership.n_out;
 }
 
 bool pipeline_elastic_is_out(const struct pipeline_job *job, uint32_t index)
 {
-	return job->gone[index] || job->out[job->layout.rank_of_local[index]];
+	return job->membership.gone[index] || job->membership.out[job->layout.rank_of_local[index]];
 }
 
 bool pipeline_elastic_is_first(const struct pipeline_job *job)
@@ -56,7 +56,8 @@ bool pipeline_elastic_is_first(const struct pipeline_job *job)
 	uint32_t first = job->shape.n_nodes;
 
 	for (uint32_t rank = 0; rank < job->shape.size; rank++)
-		if (!job->out[rank] && !pipeline_left_has(job, job->layout.node_of_rank[rank]))
+		if (!job->membership.out[rank] &&
+		    !pipeline_left_has(job, job->layout.node_of_rank[rank]))
 			first = MIN(first, job->layout.node_of_rank[rank]);
 	return first == job->shape.node;
 }
@@ -71,7 +72,7 @@ struct pipeline_place pipeline_place(const struct pipeline_member *member)
 	shape = &job->shape;
 	/* The run's layout, as all are told it, also where ranks were lost before the run was formed here. */
 	return (struct pipeline_place){
-		.membership = job->first_membership,
+		.membership = job->membership.first,
 		.rank = member->rank,
 		.size = shape->size,
 		.local_rank = member->index,
@@ -110,18 +111,18 @@ void pipeline_elastic_outcome(const struct pipeline_round *round, uint32_t index
 		uint32_t n_gone = round->n_gone & ~LEDGER_WAITING;
 
 		request->outcome = (struct pipeline_outcome){
-			.membership = job->first_membership + n_gone,
+			.membership = job->membership.first + n_gone,
 			.size = job->shape.size - n_gone,
-			.rank = count(job, rank, job->first_membership + n_gone),
+			.rank = count(job, rank, job->membership.first + n_gone),
 			.n_came = job->shape.size - n_gone,
 			.n_waiting = round->n_gone != n_gone,
 		};
 		return;
 	}
 	request->outcome = (struct pipeline_outcome){
-		.membership = job->membership,
+		.membership = job->membership.number,
 		.size = pipeline_elastic_size(job),
-		.rank = count(job, rank, job->membership),
+		.rank = count(job, rank, job->membership.number),
 		.n_came = round->failure.status ? 0 : round->n_in,
 		.n_waiting = pipeline_elastic_n_waiting(job),
 	};
@@ -169,7 +170,8 @@ static int expand(struct pipeline_job *job, uint32_t membership, struct pipeline
 		return failure_set(failure, -EINVAL,
 				   "%" PRIu64 " elements cannot be cut into %u equal blocks",
 				   request->input_count, n);
-	request->expanded = held_new(&job->held, 2 * (size_t)size * sizeof(request->expanded[0]));
+	request->expanded =
+		held_new(&job->memory.held, 2 * (size_t)size * sizeof(request->expanded[0]));
 	if (!request->expanded)
 		return pipeline_job_no_memory(job, errno, failure);
 	spread(job, membership, counts, each, request->expanded);
@@ -259,7 +261,7 @@ static void gather_alike(struct pipeline_round *round, uint64_t elements)
 	const struct pipeline_job *job = round->job;
 
 	for (uint32_t rank = 0; rank < job->shape.size; rank++)
-		round->counts[rank] = job->out[rank] ? 0 : elements;
+		round->counts[rank] = job->membership.out[rank] ? 0 : elements;
 }
 
 /* The ranks that are in it. */
@@ -285,7 +287,7 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 		return 0;
 	pipeline_elastic_settle(job);
 	n = n_ranks(round);
-	round->n_gone_said = job->n_out;
+	round->n_gone_said = job->membership.n_out;
 	if (n == job->shape.size)
 		return 0;
 	if (pipeline_device_concerns(round))
@@ -300,7 +302,7 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 		if (r)
 			return r;
 		held_free(round->counts);
-		round->counts = held_new(&job->held,
+		round->counts = held_new(&job->memory.held,
 					 2 * (size_t)job->shape.size * sizeof(round->counts[0]));
 		if (!round->counts)
 			return pipeline_job_no_memory(job, errno, failure);
@@ -312,7 +314,7 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 			memcpy(round->counts, first->counts,
 			       job->shape.size * sizeof(round->counts[0]));
 	}
-	if (first->operation == OPERATION_BROADCAST && job->out[first->root])
+	if (first->operation == OPERATION_BROADCAST && job->membership.out[first->root])
 		return failure_set(
 			failure, -EREMCHG,
 			"the rank that it comes from is not in the job any more, which has %u "

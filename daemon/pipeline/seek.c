@@ -128,11 +128,11 @@ static int make(const struct seek *seek, const struct seek_call *call,
 	r = pipeline_job_new(seek->pipeline, &join, &job, failure);
 	if (r)
 		return r;
-	job->first_membership = job->membership = m->membership;
+	job->membership.first = job->membership.number = m->membership;
 	job->instance = call->instance;
-	job->regrouped = true;
+	job->membership.regrouped = true;
 	r = view_unpack(m->view.data, m->view.len, view ? pipeline_setup_own_name(view) : NULL,
-			&job->view);
+			&job->fleet.view);
 	if (r) {
 		(void)pipeline_job_free(job);
 		return failure_set(failure, r, "its view: %s", strerror(-r));
@@ -169,14 +169,14 @@ static void begin(const struct seek *seek, const struct seek_call *call,
 		pipeline_job_over(job);
 		return;
 	}
-	log_info("job %s: %u of its %u ranks are let in here", job->name, job->n_members,
+	log_info("job %s: %u of its %u ranks are let in here", job->owner.name, job->n_members,
 		 job->shape.size);
 	r = pipeline_setup_use_joined(job, m);
 	if (!r)
 		return;
 	disown(call->call.peer, answer, m->job);
-	job->goes = true;
-	(void)failure_set(&failure, r, "job %s cannot let newcomers in: %s", job->name,
+	job->membership.goes = true;
+	(void)failure_set(&failure, r, "job %s cannot let newcomers in: %s", job->owner.name,
 			  strerror(-r));
 	pipeline_job_fail(job, &failure, NULL);
 }

@@ -23,18 +23,19 @@ int pipeline_setup_call(struct pipeline_job *job, struct peer *peer, enum data_o
 	if (r)
 		return error_trace(r);
 	setup->job = job;
-	setup->n_moved = job->n_moved;
+	setup->n_moved = job->placement.n_moved;
 	setup->call.header = (struct data_header){
 		.op = (uint8_t)op,
 		.len = (uint32_t)len,
 		.job = job->number,
-		.epoch = op == DATA_DECLARE || (op == DATA_JOIN && job->servers) ? job->data_epoch
-										 : job->view->epoch,
+		.epoch = op == DATA_DECLARE || (op == DATA_JOIN && job->fleet.servers)
+				 ? job->placement.data_epoch
+				 : job->fleet.view->epoch,
 		.node = job->shape.node,
 	};
 	setup->call.payload = setup->payload;
 	setup->call.done = done;
-	list_push_back(&job->setups, &setup->link);
+	list_push_back(&job->fleet.setups, &setup->link);
 	pipeline_job_hold(job);
 	*ret_setup = setup;
 	peer_call(peer, &TAKE_PTR(setup)->call);
@@ -66,7 +67,7 @@ void pipeline_setup_fail_answer(struct pipeline_job *job, struct peer *peer, int
 {
 	struct failure failure;
 
-	(void)failure_set(&failure, status, "job %s: %s answered with %s", job->name,
+	(void)failure_set(&failure, status, "job %s: %s answered with %s", job->owner.name,
 			  peer_name(peer), what);
 	pipeline_job_fail(job, &failure, NULL);
 }
@@ -115,8 +116,8 @@ static void on_declared(struct call *call)
 	int r;
 
 	/* It is declared again when the home is back; a home that did not know it is told no more than once. */
-	if (!setup->tensor || setup->n_moved != job->n_moved ||
-	    (job->keep && pipeline_keep_is_loss(call))) {
+	if (!setup->tensor || setup->n_moved != job->placement.n_moved ||
+	    (job->retention.keeps && pipeline_keep_is_loss(call))) {
 		pipeline_setup_done(setup);
 		return;
 	}
@@ -129,7 +130,7 @@ static void on_declared(struct call *call)
 		if (!r && !m->key)
 			r = error_origin(-EPROTO);
 		if (r)
-			pipeline_setup_fail_answer(job, job->home, r,
+			pipeline_setup_fail_answer(job, job->fleet.home, r,
 						   "something else than a tensor's key");
 		else
 			pipeline_tensor_agreed(setup->tensor, NULL, m->key, m->start);
@@ -149,9 +150,9 @@ void pipeline_setup_declare(struct pipeline_tensor *tensor, const struct failure
 	m.elements = tensor->elements;
 	m.rank = tensor->first_rank;
 	m.conflict = conflict ? (char *)conflict->text : NULL;
-	if (job->keep && !job->servers[job->home_number].attached)
+	if (job->retention.keeps && !job->fleet.servers[job->fleet.home_number].attached)
 		return;
-	r = pipeline_setup_call(job, job->home, DATA_DECLARE, &m.base, on_declared, &setup);
+	r = pipeline_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
 		pipeline_setup_fail(job, r, strerror(-r));
 	else
@@ -171,7 +172,7 @@ void pipeline_setup_declare_known(struct pipeline_job *job, const struct ledger_
 	m.has_key = m.has_start = true;
 	m.key = known->key;
 	m.start = known->start;
-	r = pipeline_setup_call(job, job->home, DATA_DECLARE, &m.base, on_declared, &setup);
+	r = pipeline_setup_call(job, job->fleet.home, DATA_DECLARE, &m.base, on_declared, &setup);
 	if (r)
 		pipeline_setup_fail(job, r, strerror(-r));
 }
@@ -180,14 +181,14 @@ void pipeline_setup_declare_known(struct pipeline_job *job, const struct ledger_
 
 struct peer *pipeline_setup_peer(const struct pipeline_job *job, size_t number)
 {
-	const struct pipeline_server *server = &job->servers[number];
+	const struct pipeline_server *server = &job->fleet.servers[number];
 	struct peer *peer;
 
 	if (server->outlet)
 		return server->outlet->lost ? NULL : server->outlet->peer;
 	/* The job has just gone over to other servers, or ranks: nobody else tells them. */
-	if (!job->keep || server->gone || !pipeline_move_is_in(job, number) ||
-	    pipeline_setup_peer_of(job, &job->servers[number].member, true, &peer))
+	if (!job->retention.keeps || server->gone || !pipeline_move_is_in(job, number) ||
+	    pipeline_setup_peer_of(job, &job->fleet.servers[number].member, true, &peer))
 		return NULL;
 	return peer;
 }
@@ -198,15 +199,15 @@ static void notify(struct pipeline_job *job, struct data_header *header, const c
 {
 	header->job = job->number;
 	header->node = job->shape.node;
-	header->epoch = job->servers ? job->data_epoch : 0;
+	header->epoch = job->fleet.servers ? job->placement.data_epoch : 0;
 	header->len = (uint32_t)strnlen(text, ERROR_TEXT_MAX);
-	for (size_t i = 0; i < job->n_servers; i++) {
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		struct peer *peer = pipeline_setup_peer(job, i);
 
 		if (!peer || peer == from)
 			continue;
 		if (peer_notice(peer, header, text))
-			log_warning("job %s: no memory to tell %s that %s", job->name,
+			log_warning("job %s: no memory to tell %s that %s", job->owner.name,
 				    peer_name(peer), text);
 	}
 }
@@ -216,11 +217,11 @@ void pipeline_setup_fail_job(struct pipeline_job *job, const struct failure *fai
 {
 	struct data_header header = { .op = DATA_FAIL_JOB, .status = -failure->status };
 
-	memcpy(&header.key, job->secret_digest, sizeof(header.key));
-	memcpy(&header.round, job->secret_digest + sizeof(header.key), sizeof(header.round));
+	memcpy(&header.key, job->owner.secret_digest, sizeof(header.key));
+	memcpy(&header.round, job->owner.secret_digest + sizeof(header.key), sizeof(header.round));
 	header.key = le64toh(header.key);
 	header.round = le64toh(header.round);
-	if (job->goes)
+	if (job->membership.goes)
 		return;
 	notify(job, &header, failure->text, from);
 }
@@ -243,7 +244,7 @@ void pipeline_setup_fail_round(struct pipeline_job *job, uint64_t key, uint64_t 
 	};
 
 	notify(job, &header, failure->text, NULL);
-	if (job->keep)
+	if (job->retention.keeps)
 		pipeline_keep_failed(job, key, round, alone, failure);
 }
 
@@ -257,14 +258,14 @@ void pipeline_setup_fail_again(struct pipeline_job *job, size_t server,
 		.job = job->number,
 		.key = failed->key,
 		.round = failed->round,
-		.epoch = job->data_epoch,
+		.epoch = job->placement.data_epoch,
 		.node = job->shape.node,
 		.status = -failure->status,
 		.len = (uint32_t)strnlen(failure->text, ERROR_TEXT_MAX),
 	};
 
-	if (peer_notice(job->servers[server].outlet->peer, &header, failure->text))
-		log_warning("job %s: no memory to tell %s that a round has failed", job->name,
+	if (peer_notice(job->fleet.servers[server].outlet->peer, &header, failure->text))
+		log_warning("job %s: no memory to tell %s that a round has failed", job->owner.name,
 			    pipeline_server_name(job, server));
 }
 
@@ -274,17 +275,17 @@ void pipeline_setup_free(struct pipeline_job *job)
 {
 	struct pipeline_setup *setup, *next;
 
-	list_for_each_safe (setup, next, &job->setups, link) {
+	list_for_each_safe (setup, next, &job->fleet.setups, link) {
 		list_remove(&setup->link);
 		free(setup->added);
 		free(setup->ranks);
 		free(setup->payload);
 		free(setup);
 	}
-	for (size_t i = 0; i < job->n_servers; i++)
-		pipeline_outlet_put(job->servers[i].outlet);
-	free(job->servers);
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		pipeline_outlet_put(job->fleet.servers[i].outlet);
+	free(job->fleet.servers);
 	pipeline_move_done(job);
-	free(job->joined);
-	(void)view_unref(job->view);
+	free(job->membership.joined);
+	(void)view_unref(job->fleet.view);
 }

@@ -22,7 +22,7 @@ static struct pipeline_job *job_of(const struct pipeline_round *round)
 static _fetches_ void fetch_next(const struct pipeline_job *job, size_t ranks)
 {
 	const struct pipeline_round *next =
-		container_of(job->spare_rounds.next, struct pipeline_round, link);
+		container_of(job->memory.spare_rounds.next, struct pipeline_round, link);
 
 	fetch_to_write(next, offsetof(struct pipeline_round, failure.text) + 1);
 	fetch_to_write(next->ranks, ranks);
@@ -32,7 +32,8 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 		     struct pipeline_round **ret_round)
 {
 	struct pipeline_job *job = tensor->job;
-	struct pipeline_round *round = list_first(&job->spare_rounds, struct pipeline_round, link);
+	struct pipeline_round *round =
+		list_first(&job->memory.spare_rounds, struct pipeline_round, link);
 	size_t ranks = job->layout.n_local *
 		       (sizeof(struct pipeline_rank) + sizeof(struct partition_rank));
 
@@ -47,7 +48,7 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 		round->failure.status = 0;
 		round->failure.text[0] = '\0';
 	} else {
-		round = bulk_take(&job->bulk, sizeof(*round) + ranks);
+		round = bulk_take(&job->memory.bulk, sizeof(*round) + ranks);
 		if (!round)
 			return error_origin(errno == EDQUOT ? -ENOBUFS : -errno);
 	}
@@ -61,7 +62,8 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 	list_init(&round->parts);
 	list_init(&round->deal_link);
 	list_init(&round->device_link);
-	for (uint32_t i = 0; (job->n_out || job->n_gone) && i < job->layout.n_local; i++) {
+	for (uint32_t i = 0;
+	     (job->membership.n_out || job->membership.n_gone) && i < job->layout.n_local; i++) {
 		round->ranks[i].came = pipeline_elastic_is_out(job, i);
 		round->n_came += round->ranks[i].came;
 	}
@@ -227,8 +229,8 @@ static const struct failure *hopeless(const struct pipeline_tensor *tensor, uint
 {
 	struct pipeline_job *job = tensor->job;
 
-	if (job->has_left.status)
-		return ordinals_differing(&job->ordinals, ordinal) ?: &job->has_left;
+	if (job->left.failure.status)
+		return ordinals_differing(&job->order.ordinals, ordinal) ?: &job->left.failure;
 	return tensor->failure.status ? &tensor->failure : NULL;
 }
 
@@ -368,8 +370,8 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	int r;
 
 	/* The rank has not been told yet. */
-	if (job->over.status) {
-		pipeline_request_end(job->pipeline, request, &job->over);
+	if (job->end.failure.status) {
+		pipeline_request_end(job->pipeline, request, &job->end.failure);
 		return;
 	}
 	r = leave_out(declaration, request->round);
@@ -477,10 +479,10 @@ bool pipeline_round_mend(struct pipeline_round *round)
 {
 	struct pipeline_job *job = job_of(round);
 
-	for (uint32_t i = 0; job->n_without && i < job->layout.n_local; i++) {
-		if (!job->without[i] || !counts(round, i))
+	for (uint32_t i = 0; job->sweep.n_without && i < job->layout.n_local; i++) {
+		if (!job->sweep.without[i] || !counts(round, i))
 			continue;
-		round_without(round, i, job->without[i]);
+		round_without(round, i, job->sweep.without[i]);
 		if (!list_linked(&round->job_link))
 			return false;
 	}
@@ -492,13 +494,13 @@ static bool leave_to_sweep(struct pipeline_job *job, uint32_t index, const struc
 {
 	struct failure *why;
 
-	job->without = job->without ?: calloc(job->layout.n_local, sizeof(why));
-	why = job->without && !job->without[index] ? malloc(sizeof(*why)) : NULL;
+	job->sweep.without = job->sweep.without ?: calloc(job->layout.n_local, sizeof(why));
+	why = job->sweep.without && !job->sweep.without[index] ? malloc(sizeof(*why)) : NULL;
 	if (!why)
 		return false;
 	*why = *failure;
-	job->without[index] = why;
-	job->n_without++;
+	job->sweep.without[index] = why;
+	job->sweep.n_without++;
 	pipeline_sweep(job);
 	return true;
 }
@@ -516,12 +518,12 @@ void pipeline_round_without(struct pipeline_job *job, uint32_t index, const stru
 
 void pipeline_round_mended(struct pipeline_job *job)
 {
-	if (!job->n_without)
+	if (!job->sweep.n_without)
 		return;
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
-		freep(&job->without[i]);
-	job->n_without = 0;
-	if (job->suspended)
+		freep(&job->sweep.without[i]);
+	job->sweep.n_without = 0;
+	if (job->resumption.suspended)
 		return;
 	pipeline_job_let_leave(job);
 	pipeline_job_end_left(job);

@@ -32,60 +32,60 @@ static void visit(struct pipeline_round *round, uint64_t now_ns)
 	const struct failure *tensor_failure = &round->tensor->failure;
 	struct pipeline_job *job = round->job;
 
-	job->n_vain++;
-	if (!job->over.status && !pipeline_round_mend(round))
+	job->sweep.n_vain++;
+	if (!job->end.failure.status && !pipeline_round_mend(round))
 		return;
 	if (round->failure.status)
 		return;
-	if (job->over.status)
-		pipeline_round_fail(round, &job->over, false);
+	if (job->end.failure.status)
+		pipeline_round_fail(round, &job->end.failure, false);
 	else if (tensor_failure->status)
 		pipeline_round_fail(round, tensor_failure, false);
-	else if (job->leaves.status && can_be_left(round))
-		pipeline_round_fail(round, &job->leaves, true);
+	else if (job->sweep.leaves.status && can_be_left(round))
+		pipeline_round_fail(round, &job->sweep.leaves, true);
 	else if (has_deadline(round) && round->deadline_ns <= now_ns)
 		pipeline_round_expire(round);
 	else if (has_deadline(round))
-		job->next_ns = MIN(job->next_ns, round->deadline_ns);
+		job->sweep.next_ns = MIN(job->sweep.next_ns, round->deadline_ns);
 }
 
 static bool step(struct pipeline_job *job)
 {
 	uint64_t now_ns = clock_now_ns();
 
-	if (job->suspended)
+	if (job->resumption.suspended)
 		return false;
 	/* One may have a hundred thousand tensors. */
-	if (job->over.status && pipeline_job_dismiss(job))
+	if (job->end.failure.status && pipeline_job_dismiss(job))
 		return true;
-	for (size_t i = 0; i < SWEEP_STEP && job->n_to_sweep; i++) {
+	for (size_t i = 0; i < SWEEP_STEP && job->sweep.n_to_come; i++) {
 		struct pipeline_round *round =
 			list_first(&job->rounds, struct pipeline_round, job_link);
 
 		if (!round) {
-			job->n_to_sweep = 0;
+			job->sweep.n_to_come = 0;
 			break;
 		}
 		list_remove(&round->job_link);
 		list_push_back(&job->rounds, &round->job_link);
-		job->n_to_sweep--;
+		job->sweep.n_to_come--;
 		visit(round, now_ns);
 	}
-	return job->n_to_sweep;
+	return job->sweep.n_to_come;
 }
 
 static void finish(struct pipeline_job *job)
 {
-	job->sweeping = false;
-	job->not_before_ns = clock_now_ns() + SWEEP_REST_NS * job->n_vain;
-	pipeline_job_watch(job, job->next_ns);
+	job->sweep.is_under_way = false;
+	job->sweep.not_before_ns = clock_now_ns() + SWEEP_REST_NS * job->sweep.n_vain;
+	pipeline_job_watch(job, job->sweep.next_ns);
 	pipeline_round_mended(job);
 	pipeline_job_release(job);
 }
 
 static bool on_step(struct chore *chore)
 {
-	struct pipeline_job *job = container_of(chore, struct pipeline_job, sweep);
+	struct pipeline_job *job = container_of(chore, struct pipeline_job, sweep.chore);
 
 	if (step(job))
 		return true;
@@ -95,23 +95,23 @@ static bool on_step(struct chore *chore)
 
 void pipeline_sweep(struct pipeline_job *job)
 {
-	job->n_to_sweep = job->n_open_rounds;
-	job->next_ns = CLOCK_NEVER;
-	job->n_vain = 0;
-	if (job->sweeping || (!job->n_to_sweep && !job->over.status))
+	job->sweep.n_to_come = job->n_open_rounds;
+	job->sweep.next_ns = CLOCK_NEVER;
+	job->sweep.n_vain = 0;
+	if (job->sweep.is_under_way || (!job->sweep.n_to_come && !job->end.failure.status))
 		return;
-	job->sweeping = true;
-	job->sweep.step = on_step;
+	job->sweep.is_under_way = true;
+	job->sweep.chore.step = on_step;
 	pipeline_job_hold(job);
-	loop_begin(job->pipeline->params.loop, &job->sweep);
+	loop_begin(job->pipeline->params.loop, &job->sweep.chore);
 }
 
 void pipeline_sweep_finish(struct pipeline_job *job)
 {
-	if (!job->sweeping)
+	if (!job->sweep.is_under_way)
 		return;
 	while (step(job))
 		;
-	loop_abort(&job->sweep);
+	loop_abort(&job->sweep.chore);
 	finish(job);
 }

@@ -9,7 +9,8 @@
 
 static bool waits_for_ranks(const struct pipeline_job *job)
 {
-	return job->state == JOB_FORMING && job->resumed && job->shape.elastic && !job->layout.size;
+	return job->state == JOB_FORMING && job->resumption.resumed && job->shape.elastic &&
+	       !job->layout.size;
 }
 
 struct pipeline_job *pipeline_untold_find(struct pipeline *pipeline, const char *name,
@@ -38,13 +39,14 @@ bool pipeline_untold_place(const struct pipeline_job *job, struct pipeline_join 
 	uint32_t local = 0;
 	bool found = false;
 
-	if (ledger_has_begun(job->ledger))
+	if (ledger_has_begun(job->resumption.ledger))
 		return false;
 	/* They are told in their order: of several in one process it is the last of whom nobody has heard. */
 	for (uint32_t rank = 0; rank < job->shape.size && local < job->shape.local_size; rank++) {
-		if (job->node_of_rank && job->node_of_rank[rank] != job->shape.node)
+		if (job->resumption.node_of_rank &&
+		    job->resumption.node_of_rank[rank] != job->shape.node)
 			continue;
-		if (!job->members[local] && may_be(job->ledger, rank, join->pid)) {
+		if (!job->members[local] && may_be(job->resumption.ledger, rank, join->pid)) {
 			join->rank = rank;
 			join->local_rank = local;
 			found = true;
@@ -65,7 +67,7 @@ static void take(struct pipeline_job *job, struct pipeline_member *member,
 		pipeline_job_fail(job, &failure, NULL);
 		return;
 	}
-	log_notice("job %s: rank %u had not heard that ranks have regrouped", job->name,
+	log_notice("job %s: rank %u had not heard that ranks have regrouped", job->owner.name,
 		   join->rank);
 	pipeline_job_add(job, member, join, job->forming_timeout_ns);
 }
@@ -75,17 +77,17 @@ static void take_members(struct pipeline_job *job, struct pipeline_job *before)
 	struct failure failure;
 
 	(void)failure_set(&failure, -ESTALE, "job %s: its ranks have regrouped without this one",
-			  job->name);
+			  job->owner.name);
 	for (uint32_t i = 0; i < before->shape.local_size; i++) {
 		struct pipeline_member *member = before->members[i];
-		struct pipeline_join join = { .cannot_resume = before->ends };
+		struct pipeline_join join = { .cannot_resume = before->resumption.ends };
 
 		if (!member)
 			continue;
 		join.pid = member->pid;
 		pipeline_job_detach(member);
 		if (job->state != JOB_FORMING)
-			member->ended(member, 0, &job->over);
+			member->ended(member, 0, &job->end.failure);
 		else if (pipeline_untold_place(job, &join))
 			take(job, member, &join);
 		else
@@ -103,7 +105,8 @@ static bool take_newcomer(struct pipeline_job *job)
 		struct pipeline_join join = { .pid = newcomer->pid };
 		struct pipeline_member *member = newcomer->member;
 
-		if (!pipeline_newcomer_is_for(newcomer, job->name, job->secret_digest) ||
+		if (!pipeline_newcomer_is_for(newcomer, job->owner.name,
+					      job->owner.secret_digest) ||
 		    !pipeline_untold_place(job, &join))
 			continue;
 		pipeline_elastic_forget(member);
@@ -120,7 +123,7 @@ static struct pipeline_job *find_before(const struct pipeline_job *job)
 
 	list_for_each (before, &job->pipeline->jobs, link)
 		if (before != job && waits_for_ranks(before) &&
-		    pipeline_job_is(before, job->name, job->secret_digest))
+		    pipeline_job_is(before, job->owner.name, job->owner.secret_digest))
 			return before;
 	return NULL;
 }

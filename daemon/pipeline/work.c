@@ -62,7 +62,7 @@ static void sum(struct pipeline_part *part, const void *const *inputs, void *con
 /* Whether the job is left to the next daemon process: then work stops where it is. */
 static bool is_stopped(const struct pipeline_part *part)
 {
-	const struct ledger *ledger = job_of(part)->ledger;
+	const struct ledger *ledger = job_of(part)->resumption.ledger;
 
 	return ledger && ledger_stopped(ledger);
 }
@@ -116,7 +116,7 @@ static void work_recorded(struct pipeline_part *part, unsigned thread)
 /* A result that servers have given, or that the daemon before had: kept, before an output is touched. */
 static void work_kept(struct pipeline_part *part)
 {
-	struct ledger *ledger = job_of(part)->ledger;
+	struct ledger *ledger = job_of(part)->resumption.ledger;
 	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
 
 	if (!kept->whole && part->block && kept->what.has_data)
@@ -146,7 +146,7 @@ static bool is_only(const struct pipeline_part *part)
 
 static void part_work(struct pipeline_part *part, unsigned thread)
 {
-	bool marks = part->state == PART_SCATTER && job_of(part)->keep;
+	bool marks = part->state == PART_SCATTER && job_of(part)->retention.keeps;
 
 	if (is_stopped(part))
 		return;
@@ -208,7 +208,7 @@ void pipeline_part_post(struct pipeline_part *part, void (*done)(struct task *ta
 
 	if (!n_touched || !part->n_outputs || !part->extent.len) {
 		/* Its result is to be kept, if only for others. */
-		if (part->state == PART_SCATTER && job_of(part)->keep) {
+		if (part->state == PART_SCATTER && job_of(part)->retention.keeps) {
 			part->n_outputs = 0;
 			work_here(part);
 		}

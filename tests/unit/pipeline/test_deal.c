@@ -32,7 +32,7 @@ static struct pipeline_round **submit(struct pipeline_job *job, size_t n, unsign
 	struct pipeline_round **rounds = calloc(n, sizeof(*rounds));
 
 	ASSERT_TRUE(rounds);
-	list_init(&job->dealt);
+	list_init(&job->schedule.dealt);
 	for (size_t i = 0; i < n; i++) {
 		struct pipeline_round *round =
 			aligned_alloc(CACHE_LINE, align_up(sizeof(*round) + sizeof(round->ranks[0]),
@@ -50,7 +50,7 @@ static struct pipeline_round **submit(struct pipeline_job *job, size_t n, unsign
 			.cut = next_random() % 3 == 0,
 		};
 		round->ranks[0] = (struct pipeline_rank){ 0 };
-		list_push_back(&job->dealt, &round->deal_link);
+		list_push_back(&job->schedule.dealt, &round->deal_link);
 		rounds[i] = round;
 	}
 	return rounds;
@@ -73,9 +73,9 @@ static int by_order(const void *left, const void *right)
 
 static void check(size_t n, unsigned n_levels, unsigned how)
 {
-	struct pipeline_job job = { .n_passes = 1 };
+	struct pipeline_job job = { .schedule.n_passes = 1 };
 	struct pipeline_round **rounds = submit(&job, n, n_levels, how), *uncut = NULL;
-	const struct list *link = &job.dealt;
+	const struct list *link = &job.schedule.dealt;
 	uint64_t unsent = 0;
 
 	pipeline_deal_sort(&job);
@@ -91,10 +91,10 @@ static void check(size_t n, unsigned n_levels, unsigned how)
 		else
 			uncut = rounds[i];
 	}
-	ASSERT_TRUE(link->next == &job.dealt);
-	ASSERT_TRUE(job.dealt.prev == link);
-	ASSERT_TRUE(job.uncut == uncut);
-	ASSERT_EQ(job.unsent_before, unsent);
+	ASSERT_TRUE(link->next == &job.schedule.dealt);
+	ASSERT_TRUE(job.schedule.dealt.prev == link);
+	ASSERT_TRUE(job.schedule.uncut == uncut);
+	ASSERT_EQ(job.schedule.unsent_before, unsent);
 	for (size_t i = 0; i < n; i++)
 		free(rounds[i]);
 	free(rounds);

@@ -9,7 +9,7 @@ static struct pipeline_job *job_of(struct world *world)
 	struct pipeline_job *job =
 		list_first(&world->nodes[0].pipeline->jobs, struct pipeline_job, link);
 
-	ASSERT_TRUE(job && job->keep && job->state == JOB_RUNNING);
+	ASSERT_TRUE(job && job->retention.keeps && job->state == JOB_RUNNING);
 	return job;
 }
 
@@ -35,18 +35,19 @@ static void make_room(struct world *world, uint32_t more)
 {
 	struct pipeline_job *job = job_of(world);
 
-	ASSERT_OK(pipeline_room_for(job, ledger_cells_first(job->ledger) + more));
+	ASSERT_OK(pipeline_room_for(job, ledger_cells_first(job->resumption.ledger) + more));
 	ASSERT_EQ(world->ranks[0].charged,
-		  ledger_cells_bytes(job->ledger, ledger_cells_allowed(job->ledger)));
+		  ledger_cells_bytes(job->resumption.ledger,
+				     ledger_cells_allowed(job->resumption.ledger)));
 	ASSERT_TRUE(world->ranks[0].charged);
 }
 
 /* As if as long had gone by as the job waits before it looks what it needs. */
 static void look(struct pipeline_job *job)
 {
-	ASSERT_TRUE(job->room_timer.loop);
-	loop_timer_cancel(&job->room_timer);
-	job->room_timer.expired(&job->room_timer);
+	ASSERT_TRUE(job->retention.room_timer.loop);
+	loop_timer_cancel(&job->retention.room_timer);
+	job->retention.room_timer.expired(&job->retention.room_timer);
 }
 
 /* What accumulates stays in its cell. */
@@ -74,15 +75,15 @@ TEST(a_round_fails_when_its_results_have_no_room)
 	char name[16];
 
 	form(world, (struct stragglers){ .async = true });
-	first = ledger_cells_first(job_of(world)->ledger);
-	ASSERT_EQ(ledger_cells_allowed(job_of(world)->ledger), first);
+	first = ledger_cells_first(job_of(world)->resumption.ledger);
+	ASSERT_EQ(ledger_cells_allowed(job_of(world)->resumption.ledger), first);
 	do {
 		(void)snprintf(name, sizeof(name), "t%u", n++);
 		accumulate(world, name, &asked);
 		ASSERT_INT(n, <, 100);
 	} while (!asked.failure.status);
 	/* Cells are a little larger than two parts. */
-	most = ledger_cells_allowed(job_of(world)->ledger);
+	most = ledger_cells_allowed(job_of(world)->resumption.ledger);
 	ASSERT_TRUE(most > first && most <= first + 10);
 	ASSERT_EQ(n, most + 1);
 	ASSERT_EQ(asked.failure.status, -EDQUOT);
@@ -107,10 +108,10 @@ TEST(where_one_rank_has_no_room_no_other_is_charged)
 	world_form(world);
 	job = job_of(world);
 	world->ranks[1].member.charge_more = on_charge_more_refused;
-	first = ledger_cells_first(job->ledger);
+	first = ledger_cells_first(job->resumption.ledger);
 	ASSERT_EQ(pipeline_room_for(job, first + 1), -EDQUOT);
 	ASSERT_EQ(world->ranks[0].charged, 0);
-	ASSERT_EQ(ledger_cells_allowed(job->ledger), first);
+	ASSERT_EQ(ledger_cells_allowed(job->resumption.ledger), first);
 }
 
 TEST(after_a_restart_no_more_is_charged_than_holds_something)
@@ -130,29 +131,30 @@ TEST(after_a_restart_no_more_is_charged_than_holds_something)
 
 	join.stragglers = (struct stragglers){ .async = true };
 	form(world, join.stragglers);
-	first = ledger_cells_first(job_of(world)->ledger);
+	first = ledger_cells_first(job_of(world)->resumption.ledger);
 	for (n = 0; n < 2 * first; n++) {
 		(void)snprintf(name, sizeof(name), "t%u", n);
 		accumulate(world, name, &asked);
 		ASSERT_STR(asked.failure.text, "");
 	}
-	ASSERT_TRUE(ledger_cells_allowed(job_of(world)->ledger) > 2 * first);
+	ASSERT_TRUE(ledger_cells_allowed(job_of(world)->resumption.ledger) > 2 * first);
 	/* Some hold nothing any more. */
 	for (n = 0; n < ARRAY_SIZE(cells); n++)
-		cells[n] = ledger_cell_take(job_of(world)->ledger, false);
+		cells[n] = ledger_cell_take(job_of(world)->resumption.ledger, false);
 	while (n--)
-		ledger_cell_free(job_of(world)->ledger, cells[n]);
+		ledger_cell_free(job_of(world)->resumption.ledger, cells[n]);
 	world_restart(world, 0);
 	if (world_resume(world, 0, &join, &failure))
 		test_fail(__FILE__, __LINE__, "%s", failure.text);
 	WORLD_UNTIL(world, world->ranks[0].joined || world->ranks[0].ended);
 	ASSERT_STR(world->ranks[0].failure.text, "");
-	ASSERT_EQ(ledger_cells_allowed(job_of(world)->ledger), 2 * first);
-	ASSERT_EQ(world->ranks[0].charged, ledger_cells_bytes(job_of(world)->ledger, 2 * first));
+	ASSERT_EQ(ledger_cells_allowed(job_of(world)->resumption.ledger), 2 * first);
+	ASSERT_EQ(world->ranks[0].charged,
+		  ledger_cells_bytes(job_of(world)->resumption.ledger, 2 * first));
 	/* And is looked at as what came later is. */
 	look(job_of(world));
-	ASSERT_EQ(ledger_cells_allowed(job_of(world)->ledger), 2 * first);
-	ASSERT_TRUE(job_of(world)->room_timer.loop);
+	ASSERT_EQ(ledger_cells_allowed(job_of(world)->resumption.ledger), 2 * first);
+	ASSERT_TRUE(job_of(world)->retention.room_timer.loop);
 }
 
 TEST(room_that_is_not_needed_goes_back_for_all)
@@ -169,19 +171,20 @@ TEST(room_that_is_not_needed_goes_back_for_all)
 	/* A session that was charged for none, and has no room. */
 	world->ranks[0].charged = 0;
 	world->options.room = 1;
-	while (ledger_cells_allowed(job->ledger) > ledger_cells_first(job->ledger)) {
-		uint32_t was = ledger_cells_allowed(job->ledger);
+	while (ledger_cells_allowed(job->resumption.ledger) >
+	       ledger_cells_first(job->resumption.ledger)) {
+		uint32_t was = ledger_cells_allowed(job->resumption.ledger);
 
 		look(job);
-		ASSERT_INT(was - ledger_cells_allowed(job->ledger), <=, 256);
+		ASSERT_INT(was - ledger_cells_allowed(job->resumption.ledger), <=, 256);
 		for (unsigned rank = 1; rank < 3; rank++)
-			ASSERT_EQ(
-				world->ranks[rank].charged,
-				ledger_cells_bytes(job->ledger, ledger_cells_allowed(job->ledger)));
+			ASSERT_EQ(world->ranks[rank].charged,
+				  ledger_cells_bytes(job->resumption.ledger,
+						     ledger_cells_allowed(job->resumption.ledger)));
 	}
 	ASSERT_INT(world->ranks[2].charged, <, before);
 	ASSERT_EQ(world->ranks[2].charged, 0);
-	ASSERT_TRUE(!job->room_timer.loop);
+	ASSERT_TRUE(!job->retention.room_timer.loop);
 }
 
 TEST(who_regroups_is_charged_for_its_new_ledger)
@@ -226,7 +229,7 @@ TEST(a_job_may_do_nothing_but_accumulate)
 	for (unsigned round = 1; round <= n_rounds; round++) {
 		struct asked asked =
 			asked_of(OPERATION_ACCUMULATE, REDUCTION_SUM, input, N, output, N);
-		const struct pipeline_server *server = &job_of(world)->servers[0];
+		const struct pipeline_server *server = &job_of(world)->fleet.servers[0];
 
 		asked_submit(&asked, declared, round);
 		WORLD_UNTIL(world, asked.done);
@@ -248,9 +251,9 @@ static uint32_t taken[LEDGER_CELLS_MAX], n_taken;
 /* All that there are, but for so many. */
 static void take_cells(struct pipeline_job *job, uint32_t n_left)
 {
-	ASSERT_OK(pipeline_room_for(job, ledger_n_cells(job->ledger)));
-	for (n_taken = 0; n_taken < ledger_n_cells(job->ledger) - n_left; n_taken++) {
-		taken[n_taken] = ledger_cell_take(job->ledger, false);
+	ASSERT_OK(pipeline_room_for(job, ledger_n_cells(job->resumption.ledger)));
+	for (n_taken = 0; n_taken < ledger_n_cells(job->resumption.ledger) - n_left; n_taken++) {
+		taken[n_taken] = ledger_cell_take(job->resumption.ledger, false);
 		ASSERT_INT(taken[n_taken], !=, LEDGER_NO_CELL);
 	}
 }
@@ -261,7 +264,7 @@ static size_t n_starved_of(const struct pipeline_job *job, uint32_t server)
 	const struct pipeline_part *part;
 	size_t n = 0;
 
-	list_for_each (part, &job->starved, wait)
+	list_for_each (part, &job->retention.starved, wait)
 		n += part->server == server;
 	return n;
 }
@@ -270,7 +273,7 @@ static size_t n_starved(const struct pipeline_job *job)
 {
 	size_t n = 0;
 
-	for (uint32_t i = 0; i < job->n_servers; i++)
+	for (uint32_t i = 0; i < job->fleet.n_servers; i++)
 		n += n_starved_of(job, i);
 	return n;
 }
@@ -347,8 +350,9 @@ TEST(who_finds_no_cell_stays_the_first)
 	fail(&asked[0]);
 	for (unsigned i = 1; i < 3; i++) {
 		ASSERT_EQ(n_starved(job), 3 - i);
-		ASSERT_TRUE(list_first(&job->starved, struct pipeline_part, wait)->round ==
-			    asked[i].base.in);
+		ASSERT_TRUE(
+			list_first(&job->retention.starved, struct pipeline_part, wait)->round ==
+			asked[i].base.in);
 		pipeline_keep_free(job, taken[--n_taken]);
 		WORLD_UNTIL(world, asked[i].done);
 		ASSERT_STR(asked[i].failure.text, "");
@@ -448,11 +452,11 @@ static void put_first(struct pipeline_job *job, uint32_t server)
 {
 	struct pipeline_part *part, *next;
 
-	list_for_each_safe (part, next, &job->starved, wait) {
+	list_for_each_safe (part, next, &job->retention.starved, wait) {
 		if (part->server != server)
 			continue;
 		list_remove(&part->wait);
-		list_push_front(&job->starved, &part->wait);
+		list_push_front(&job->retention.starved, &part->wait);
 	}
 }
 
@@ -590,7 +594,7 @@ static bool is_asked(const struct pipeline_job *job, unsigned number)
 	struct view_member member = newcomer(number);
 	const struct pipeline_setup *setup;
 
-	list_for_each (setup, &job->setups, link)
+	list_for_each (setup, &job->fleet.setups, link)
 		if (setup->asks_back && setup->added && !strcmp(setup->added->name, member.name))
 			return true;
 	return false;
@@ -612,7 +616,7 @@ static size_t n_asked(const struct pipeline_job *job)
 	const struct pipeline_setup *setup;
 	size_t n = 0;
 
-	list_for_each (setup, &job->setups, link)
+	list_for_each (setup, &job->fleet.setups, link)
 		n += setup->asks_back;
 	return n;
 }
@@ -661,7 +665,7 @@ TEST(a_job_takes_no_more_servers_than_there_is_room_for)
 		memcpy(added.name, member.name, sizeof(added.name));
 		memcpy(added.address, member.address, sizeof(added.address));
 		pipeline_add_take(job_of(world), &added);
-		ASSERT_EQ(job_of(world)->added.n, MIN(i + 1, DATA_ADDED_MAX / 2u));
+		ASSERT_EQ(job_of(world)->placement.added.n, MIN(i + 1, DATA_ADDED_MAX / 2u));
 	}
 }
 
@@ -718,12 +722,12 @@ TEST(a_server_that_is_lost_again_and_again_is_given_up)
 {
 	_cleanup_(world_freep) struct world *world = two_new(0);
 	struct pipeline_job *job = job_of(world);
-	size_t server = job->servers[0].member.is_self;
+	size_t server = job->fleet.servers[0].member.is_self;
 	unsigned n = 0;
 
 	while (job->state == JOB_RUNNING && pipeline_move_is_in(job, server)) {
 		ASSERT_INT(n++, <, 200);
-		WORLD_UNTIL(world, job->servers[server].attached);
+		WORLD_UNTIL(world, job->fleet.servers[server].attached);
 		pipeline_keep_lost(job, server, "a test");
 	}
 	ASSERT_EQ(n, 101);
@@ -766,7 +770,7 @@ static struct pipeline_part *told_others(struct world *world)
 	list_for_each (round, &job->rounds, job_link)
 		list_for_each (part, &round->parts, link)
 			if (part->state == PART_CALL && part->cell != LEDGER_NO_CELL &&
-			    ledger_cell_kept(job->ledger, part->cell)->whole)
+			    ledger_cell_kept(job->resumption.ledger, part->cell)->whole)
 				return part;
 	return NULL;
 }
@@ -783,7 +787,7 @@ TEST(what_others_may_have_is_kept_although_its_server_is_lost)
 	two_submit(&two, tensor, 1);
 	WORLD_UNTIL(world, (part = told_others(world)) || two_done(&two));
 	ASSERT_TRUE(part);
-	kept = ledger_cell_kept(job_of(world)->ledger, part->cell);
+	kept = ledger_cell_kept(job_of(world)->resumption.ledger, part->cell);
 	pipeline_keep_again(job_of(world), part->server);
 	WORLD_UNTIL(world, part->state != PART_CALL);
 	/* Nobody has been told that node 0 has it, so it stays for now. */

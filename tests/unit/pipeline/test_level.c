@@ -82,7 +82,7 @@ static void find_places(struct world *world)
 	unsigned n = 0;
 
 	memset(places, 0, sizeof(places));
-	list_for_each (round, &job->dealt, deal_link) {
+	list_for_each (round, &job->schedule.dealt, deal_link) {
 		n++;
 		for (unsigned t = 0; t <= TENSORS; t++)
 			if (asked[t][0].base.in == round)
@@ -202,14 +202,14 @@ static unsigned come(struct world *world, struct declared **tensors, uint64_t *r
 
 	for (unsigned t = 2 * URGENT; t--;) {
 		struct asked one = asked_of(OPERATION_PUSH_PULL, REDUCTION_SUM, data, 1, data, 1);
-		uint32_t before = job->n_passes;
+		uint32_t before = job->schedule.n_passes;
 
 		if (!(mask >> t & 1))
 			continue;
 		one.base.priority = t < URGENT;
 		asked_submit(&one, tensors[t], ++rounds[t]);
-		ASSERT_INT(job->n_passes, <=, before + 1);
-		ended |= (job->n_passes - before) << t;
+		ASSERT_INT(job->schedule.n_passes, <=, before + 1);
+		ended |= (job->schedule.n_passes - before) << t;
 		WORLD_UNTIL(world, one.done);
 		ASSERT_OK(one.failure.status);
 	}

@@ -69,10 +69,10 @@ static void attach_again(struct world *world, unsigned node)
 	struct pipeline_job *job =
 		list_first(&world->nodes[node].pipeline->jobs, struct pipeline_job, link);
 
-	for (size_t i = 0; i < job->n_servers; i++)
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
 		pipeline_keep_again(job, i);
-	for (size_t i = 0; i < job->n_servers; i++)
-		WORLD_UNTIL(world, job->servers[i].attached);
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		WORLD_UNTIL(world, job->fleet.servers[i].attached);
 }
 
 /* It may be the last of the table, or the next be a long time off. */
