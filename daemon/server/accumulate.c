@@ -56,7 +56,7 @@ static size_t accumulator_len(const struct job *job)
 
 static struct accumulator *accumulator_free(struct accumulator *a)
 {
-	quota_release(a->job->quota, accumulator_len(a->job));
+	quota_release(a->job->memory.quota, accumulator_len(a->job));
 	sweep_leave(a->job, &a->link);
 	list_remove(&a->link);
 	(void)block_unref(a->sum);
@@ -77,18 +77,18 @@ static int accumulator_get(struct tensor *tensor, const struct data_header *head
 	if (r)
 		return r;
 	if (!part->accumulator) {
-		if (quota_charge(job->quota, accumulator_len(job)))
+		if (quota_charge(job->memory.quota, accumulator_len(job)))
 			return QUOTA_E_FULL;
 		a = calloc(1, accumulator_len(job));
 		if (!a) {
-			quota_release(job->quota, accumulator_len(job));
+			quota_release(job->memory.quota, accumulator_len(job));
 			return error_origin(-ENOMEM);
 		}
 		a->job = job;
 		a->tensor = tensor;
 		a->header = *header;
 		a->inputs = (const void **)&a->nodes[job->n_nodes];
-		list_push_back(&job->accumulators, &a->link);
+		list_push_back(&job->store.accumulators, &a->link);
 		part->accumulator = a;
 	}
 	*ret_accumulator = part->accumulator;
@@ -100,7 +100,7 @@ static struct delivery *take(struct accumulator *a, uint32_t node)
 {
 	struct accumulator_node *n = &a->nodes[node];
 
-	quota_release(a->job->quota, n->charged);
+	quota_release(a->job->memory.quota, n->charged);
 	n->charged = 0;
 	n->added = n->summing = false;
 	n->gone = held_free(n->gone);
@@ -149,10 +149,10 @@ static bool number(struct accumulator *a, struct delivery *delivery, struct data
 	uint32_t sent = 0;
 
 	/* What goes to a node that was lost meanwhile goes nowhere. */
-	if (!job->resume || delivery->peer != job->nodes[header->node].peer ||
+	if (!job->retention.resume || delivery->peer != job->nodes[header->node].peer ||
 	    !keep_number(job, NULL, &sent, header))
 		return false;
-	refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
+	refuse(delivery, -ENOMEM, "job %s: out of memory", job->owner.name);
 	return true;
 }
 
@@ -255,7 +255,7 @@ static void on_done(struct task *task)
 {
 	struct accumulator *a = container_of(task, struct accumulator, task);
 
-	a->job->n_summing--;
+	a->job->store.n_summing--;
 	added(a);
 }
 
@@ -270,8 +270,8 @@ static int prepare(struct accumulator *a, size_t *ret_n)
 	*ret_n = n_new;
 	if (!n_new || !told_result_len(job, &a->header))
 		goto mark;
-	r = block_new(job->server->params.blocks, told_result_len(job, &a->header), job->quota,
-		      &a->next);
+	r = block_new(job->server->params.blocks, told_result_len(job, &a->header),
+		      job->memory.quota, &a->next);
 	if (r)
 		return r;
 	if (!a->header.part_len)
@@ -316,7 +316,7 @@ static void add(struct accumulator *a)
 			&failure, r == QUOTA_E_FULL ? -EDQUOT : r,
 			"job %s: a server may hold %llu bytes for it, its job_quota, and the "
 			"sums that it keeps do not fit",
-			job->name, (unsigned long long)server->params.job_quota_bytes);
+			job->owner.name, (unsigned long long)server->params.job_quota_bytes);
 		job_fail(job, &failure, NULL);
 		return;
 	}
@@ -332,10 +332,10 @@ static void add(struct accumulator *a)
 		return;
 	}
 	if (a->task.cost > server->params.inline_bytes) {
-		job->n_summing++;
+		job->store.n_summing++;
 		if (!pool_post(server->params.pool, &a->task))
 			return;
-		job->n_summing--;
+		job->store.n_summing--;
 	}
 	on_run(&a->task);
 	added(a);
@@ -350,7 +350,8 @@ static bool may_repeat(const struct accumulator *a, const struct delivery *deliv
 	const struct data_header *h = &delivery->header;
 	const struct accumulator_node *node = &a->nodes[h->node];
 
-	if (!a->job->resume || h->dtype != a->header.dtype || h->part_len != a->header.part_len)
+	if (!a->job->retention.resume || h->dtype != a->header.dtype ||
+	    h->part_len != a->header.part_len)
 		return false;
 	if (!node->delivery)
 		return h->round == node->round;
@@ -392,7 +393,7 @@ static bool fits(const struct accumulator *a, struct delivery *delivery)
 	if (again)
 		metric_count(&a->job->server->late, 1);
 	refuse(delivery, again ? -EALREADY : -EINVAL,
-	       "job %s: tensor number %llu, round %llu, part %u of node %u: %s", a->job->name,
+	       "job %s: tensor number %llu, round %llu, part %u of node %u: %s", a->job->owner.name,
 	       (unsigned long long)h->key, (unsigned long long)h->round, h->part, h->node,
 	       again ? "this contribution was here already"
 		     : "what is accumulated has another type or size");
@@ -409,7 +410,8 @@ void accumulate_contribute(struct tensor *tensor, struct delivery *delivery)
 	int r;
 
 	if (!job->stragglers.async) {
-		refuse(delivery, -EINVAL, "job %s: accumulate in a job without async", job->name);
+		refuse(delivery, -EINVAL, "job %s: accumulate in a job without async",
+		       job->owner.name);
 		return;
 	}
 	now_ns = clock_now_ns();
@@ -420,18 +422,18 @@ void accumulate_contribute(struct tensor *tensor, struct delivery *delivery)
 		repeat(a, delivery);
 		return;
 	}
-	if (!r && quota_charge(job->quota, len))
+	if (!r && quota_charge(job->memory.quota, len))
 		r = QUOTA_E_FULL;
 	if (r == QUOTA_E_FULL) {
 		round_over_quota(job, delivery);
 		return;
 	}
 	if (r) {
-		refuse(delivery, r, "job %s: %s", job->name, strerror(-r));
+		refuse(delivery, r, "job %s: %s", job->owner.name, strerror(-r));
 		return;
 	}
 	if (!fits(a, delivery)) {
-		quota_release(job->quota, len);
+		quota_release(job->memory.quota, len);
 		return;
 	}
 	a->nodes[h->node].delivery = delivery;
@@ -468,7 +470,7 @@ int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 		return error_origin(-EPROTO);
 	if (!is_newer(a, roll))
 		return 0;
-	r = block_new(job->server->params.blocks, h->len, job->quota, &sum);
+	r = block_new(job->server->params.blocks, h->len, job->memory.quota, &sum);
 	if (r)
 		return r;
 	metric_copy(&job->server->copied, sum->data, delivery->payload, h->len);
@@ -537,7 +539,7 @@ static void expire(struct accumulator *a, uint32_t node)
 		&failure, -ETIMEDOUT,
 		"job %s: tensor %.100s, round %llu: %s came to round %llu only, and not to "
 		"round %llu within %s s",
-		a->job->name, name ? name : "of another home", (unsigned long long)h->round,
+		a->job->owner.name, name ? name : "of another home", (unsigned long long)h->round,
 		job_node_text(a->job, slow, &text), (unsigned long long)all,
 		(unsigned long long)needed(a, node),
 		job_seconds_text(a->job->request_timeout_ms, &seconds));
@@ -581,7 +583,7 @@ void accumulate_free(struct job *job)
 {
 	struct accumulator *a, *tmp;
 
-	list_for_each_safe (a, tmp, &job->accumulators, link) {
+	list_for_each_safe (a, tmp, &job->store.accumulators, link) {
 		for (uint32_t i = 0; i < job->n_nodes; i++)
 			if (a->nodes[i].delivery)
 				fail(a, i, job->failure.status, job->failure.text);

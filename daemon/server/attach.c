@@ -32,17 +32,17 @@ const char *attach_differs(const struct job *job, const struct attach *attach)
 		return "layout";
 	if (!stragglers_equal(&job->stragglers, &attach->stragglers))
 		return "word on stragglers";
-	if (job->elastic != attach->elastic)
+	if (job->membership.elastic != attach->elastic)
 		return "word on being elastic";
-	if (job->resume != attach->resume)
+	if (job->retention.resume != attach->resume)
 		return "word on restarts";
 	return NULL;
 }
 
 static const char *home_differs(const struct job *job, const struct attach *attach)
 {
-	if (job->resume &&
-	    (job->home != attach->home || (job->home && job->part_bytes != attach->part_bytes)))
+	if (job->retention.resume && (job->home != attach->home ||
+				      (job->home && job->forming.part_bytes != attach->part_bytes)))
 		return "home";
 	return NULL;
 }
@@ -58,39 +58,40 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 		&(struct job_params){ attach->job, attach->size, attach->n_nodes, attach->account },
 		&job, failure);
 	if (!r)
-		r = job_charge(job, attach->n_moves * sizeof(job->moves[0]) + attach->joined_len,
-			       failure);
+		r = job_charge(
+			job, attach->n_moves * sizeof(job->placement.moves[0]) + attach->joined_len,
+			failure);
 	if (r)
 		return r;
 	job->request_timeout_ms = attach->request_timeout_ms;
 	job->stragglers = attach->stragglers;
-	job->since_ns = clock_now_ns();
+	job->forming.since_ns = clock_now_ns();
 	/*
 	 * Elsewhere than at the home every job begins so: whether it has begun before, only its
 	 * nodes know.
 	 */
-	job->resume = job->fresh = attach->resume;
-	job->elastic = attach->elastic;
-	job->lost_timeout_ms = attach->lost_timeout_ms;
+	job->retention.resume = job->placement.fresh = attach->resume;
+	job->membership.elastic = attach->elastic;
+	job->attachment.lost_timeout_ms = attach->lost_timeout_ms;
 	job->home = attach->home;
-	job->part_bytes = attach->part_bytes;
-	job->epoch = attach->epoch;
-	job->min_ranks = attach->min_ranks;
-	job->max_ranks = attach->max_ranks;
-	job->view_digest = attach->view_digest;
-	memcpy(job->secret_digest, attach->secret_digest, SECRET_DIGEST_LEN);
-	job->user = attach->user;
+	job->forming.part_bytes = attach->part_bytes;
+	job->forming.epoch = attach->epoch;
+	job->membership.min_ranks = attach->min_ranks;
+	job->membership.max_ranks = attach->max_ranks;
+	job->forming.view_digest = attach->view_digest;
+	memcpy(job->owner.secret_digest, attach->secret_digest, SECRET_DIGEST_LEN);
+	job->owner.user = attach->user;
 	memcpy(job->node_of_rank, attach->node_of_rank, job->size * sizeof(job->node_of_rank[0]));
-	job->own_number = attach->server;
-	job->added = attach->added;
-	job->own_added = attach->added_server;
+	job->placement.own_number = attach->server;
+	job->placement.added = attach->added;
+	job->placement.own_added = attach->added_server;
 	r = move_begin(job, attach);
 	elastic_begin(job);
-	job->regroups = attach->regroups;
-	job->joined_len = attach->joined_len;
-	job->joined = attach->regroups ? malloc(attach->joined_len) : NULL;
-	if (job->joined)
-		memcpy(job->joined, attach->joined, attach->joined_len);
+	job->membership.regroups = attach->regroups;
+	job->forming.answer_len = attach->joined_len;
+	job->forming.answer = attach->regroups ? malloc(attach->joined_len) : NULL;
+	if (job->forming.answer)
+		memcpy(job->forming.answer, attach->joined, attach->joined_len);
 	else if (attach->regroups)
 		r = error_origin(-ENOMEM);
 	if (!r)
@@ -100,10 +101,12 @@ int attach_new(struct server *server, uint64_t number, const struct attach *atta
 	 * that it has seen.
 	 */
 	if (!r)
-		r = attach_expect(job, job->elastic ? MAX(job->lost_timeout_ms, ELASTIC_ATTACH_MS)
-						    : job->request_timeout_ms);
+		r = attach_expect(job,
+				  job->membership.elastic
+					  ? MAX(job->attachment.lost_timeout_ms, ELASTIC_ATTACH_MS)
+					  : job->request_timeout_ms);
 	if (r)
-		return failure_set(failure, r, "job %s: out of memory", job->name);
+		return failure_set(failure, r, "job %s: out of memory", job->owner.name);
 	*ret_job = TAKE_PTR(job);
 	return 0;
 }
@@ -132,9 +135,10 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 		struct job_node *node;
 
 		if (job->state != JOB_RUNNING || job->number == number ||
-		    !job_is(job, attach->job, attach->secret_digest) || job->regroups == number)
+		    !job_is(job, attach->job, attach->secret_digest) ||
+		    job->membership.regroups == number)
 			continue;
-		if (job->elastic && attach->elastic) {
+		if (job->membership.elastic && attach->elastic) {
 			leave_older(job, peer);
 			continue;
 		}
@@ -145,7 +149,7 @@ static void end_older(struct server *server, uint64_t number, const struct attac
 		    (node->peer != peer && !(node->lost_ns && node->attached)))
 			continue;
 		(void)failure_set(&failure, -ECONNRESET, "job %s: node %u has started the job anew",
-				  job->name, attach->node);
+				  job->owner.name, attach->node);
 		job_fail(job, &failure, peer);
 		return;
 	}
@@ -157,8 +161,8 @@ static struct job *find_older(struct server *server, const struct attach *attach
 	struct job *job;
 
 	list_for_each (job, &server->jobs, link)
-		if (job->state == JOB_RUNNING && job->elastic && !job->succeeded &&
-		    job_is(job, attach->job, attach->secret_digest))
+		if (job->state == JOB_RUNNING && job->membership.elastic &&
+		    !job->membership.succeeded && job_is(job, attach->job, attach->secret_digest))
 			return job;
 	return NULL;
 }
@@ -200,7 +204,7 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 
 		/* If all servers drain, all are in again: then they stay. */
 		if (!r)
-			(*ret_job)->came_back = over;
+			(*ret_job)->placement.came_back = over;
 		return r;
 	}
 	what = attach_differs(job, attach);
@@ -215,7 +219,7 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 		return failure_set(
 			failure, -EINVAL,
 			"job %s: node %u attaches with another %s than the nodes before it",
-			job->name, attach->node, what);
+			job->owner.name, attach->node, what);
 	*ret_job = job;
 	return 0;
 }
@@ -229,29 +233,30 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	 * Who has the node's number of the run may take the place of one that was lost, or will
 	 * soon be seen to be.
 	 */
-	bool again = job->resume && node->instance && node->instance == attach->instance;
+	bool again = job->retention.resume && node->instance && node->instance == attach->instance;
 	/* Or who begins once more, as its process ended before any of its ranks could: rejoin.c. */
-	bool anew = job->resume && attach->begins && !node->spoke && (!job->home || again);
+	bool anew =
+		job->retention.resume && attach->begins && !node->spoke && (!job->home || again);
 
 	if ((node->peer && node->peer != peer && !again && !anew) ||
 	    ((job->home || node->attached) && node->instance &&
 	     node->instance != attach->instance && !anew))
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
-				   job->name, peer_name(peer), attach->node);
+				   job->owner.name, peer_name(peer), attach->node);
 	/* Where its ranks have regrouped, its next process may not know. */
 	if (node->left && !node->out && heir_of(job->server, job->number)) {
 		node->left = false;
 		job->n_left--;
 	}
 	if (node->left)
-		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->name,
+		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->owner.name,
 				   attach->node);
 	if (node->peer != peer || !node->attached) {
 		keep_attached(job, attach->node);
 		told_attached(job, attach->node);
 		rows_attached(job, attach->node);
 		if (node->attached)
-			log_notice("job %s: node %u is back, as %s", job->name, attach->node,
+			log_notice("job %s: node %u is back, as %s", job->owner.name, attach->node,
 				   peer_name(peer));
 	}
 	peer_set_parts(peer, attach->sent_part_bytes, job->n_nodes);
@@ -259,12 +264,13 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 	node->asked = node->idle = false;
 	node->lost_ns = 0;
 	node->instance = attach->instance;
-	job->lost_timeout_ms = attach->lost_timeout_ms;
+	job->attachment.lost_timeout_ms = attach->lost_timeout_ms;
 	/* Without memory it is looked at when the attach is due. */
 	(void)attach_lost_wake(job);
-	job->data_epoch = data_moves_epoch(epoch, job->moves, job->n_moves, &job->added);
-	if (!node->attached && ++job->n_attached == job->n_nodes)
-		job->attach_by_ns = CLOCK_NEVER;
+	job->placement.data_epoch = data_moves_epoch(epoch, job->placement.moves,
+						     job->placement.n_moves, &job->placement.added);
+	if (!node->attached && ++job->attachment.n == job->n_nodes)
+		job->attachment.by_ns = CLOCK_NEVER;
 	node->attached = true;
 	return 0;
 }
@@ -295,8 +301,8 @@ void attach_call(struct server *server, struct delivery *delivery)
 		delivery_fail(delivery, r, failure.text);
 		return;
 	}
-	if (job->resume && attached_encode(job->fresh, &data, &len)) {
-		refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
+	if (job->retention.resume && attached_encode(job->placement.fresh, &data, &len)) {
+		refuse(delivery, -ENOMEM, "job %s: out of memory", job->owner.name);
 		return;
 	}
 	FAILPOINT("server-attached");
@@ -306,11 +312,11 @@ void attach_call(struct server *server, struct delivery *delivery)
 	delivery_answer(delivery, &answer, NULL, data);
 	leave_attached(job, attach->node);
 	elastic_attached(job, attach->node);
-	if (!list_empty(&job->guests))
+	if (!list_empty(&job->membership.guests))
 		guest_tell(job, job->nodes[attach->node].peer);
 	heir_attached(job);
 	elastic_without_early(job);
-	if (server->draining && !job->came_back && job->n_attached == job->n_nodes)
+	if (server->draining && !job->placement.came_back && job->attachment.n == job->n_nodes)
 		(void)move_drain(job);
 }
 
@@ -318,13 +324,14 @@ int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
 		 struct failure *failure)
 {
 	if (node >= job->n_nodes)
-		return failure_set(failure, -EPROTO, "job %s: there is no node %u", job->name,
+		return failure_set(failure, -EPROTO, "job %s: there is no node %u", job->owner.name,
 				   node);
 	if (job->nodes[node].peer != peer)
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
-				   job->name, peer_name(peer), node);
+				   job->owner.name, peer_name(peer), node);
 	if (job->nodes[node].left)
-		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->name, node);
+		return failure_set(failure, -ENOTCONN, "job %s: node %u has left", job->owner.name,
+				   node);
 	return 0;
 }
 
@@ -339,9 +346,9 @@ static bool any_lives(const struct job *job)
 
 int attach_expect(struct job *job, uint64_t timeout_ms)
 {
-	job->attach_timeout_ms = timeout_ms;
-	job->attach_by_ns = clock_now_ns() + timeout_ms * NSEC_PER_MSEC;
-	return error_trace(job_wake_by(job, job->attach_by_ns));
+	job->attachment.timeout_ms = timeout_ms;
+	job->attachment.by_ns = clock_now_ns() + timeout_ms * NSEC_PER_MSEC;
+	return error_trace(job_wake_by(job, job->attachment.by_ns));
 }
 
 /*
@@ -368,8 +375,8 @@ void attach_expired(struct job *job)
 	}
 	ranks = ranks_end(&missing);
 	(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s %s joined but not attached within %s s",
-			  job->name, ranks, ranks_have(&missing),
-			  job_seconds_text(job->attach_timeout_ms, &seconds));
+			  job->owner.name, ranks, ranks_have(&missing),
+			  job_seconds_text(job->attachment.timeout_ms, &seconds));
 	job_fail(job, &failure, NULL);
 }
 
@@ -377,10 +384,11 @@ uint64_t attach_lost_deadline(const struct job *job)
 {
 	uint64_t first = CLOCK_NEVER;
 
-	for (uint32_t i = 0; job->resume && i < job->n_nodes; i++)
+	for (uint32_t i = 0; job->retention.resume && i < job->n_nodes; i++)
 		if (job->nodes[i].lost_ns && !job->nodes[i].left)
 			first = MIN(first, job->nodes[i].lost_ns);
-	return first == CLOCK_NEVER ? first : first + job->lost_timeout_ms * NSEC_PER_MSEC;
+	return first == CLOCK_NEVER ? first
+				    : first + job->attachment.lost_timeout_ms * NSEC_PER_MSEC;
 }
 
 int attach_lost_wake(struct job *job)
@@ -392,7 +400,7 @@ int attach_lost_wake(struct job *job)
 
 void attach_lost_expired(struct job *job, uint64_t now)
 {
-	uint64_t timeout_ns = job->lost_timeout_ms * NSEC_PER_MSEC;
+	uint64_t timeout_ns = job->attachment.lost_timeout_ms * NSEC_PER_MSEC;
 	struct failure failure = { 0 };
 	struct seconds_text seconds;
 	struct node_text text;
@@ -403,11 +411,12 @@ void attach_lost_expired(struct job *job, uint64_t now)
 		const struct job_node *node = &job->nodes[i];
 
 		if (node->lost_ns && !node->left && node->lost_ns + timeout_ns <= now)
-			(void)failure_set(&failure, -ECONNRESET,
-					  "job %s: %s: its daemon was lost, and did not come back "
-					  "within %s s",
-					  job->name, job_node_text(job, i, &text),
-					  job_seconds_text(job->lost_timeout_ms, &seconds));
+			(void)failure_set(
+				&failure, -ECONNRESET,
+				"job %s: %s: its daemon was lost, and did not come back "
+				"within %s s",
+				job->owner.name, job_node_text(job, i, &text),
+				job_seconds_text(job->attachment.lost_timeout_ms, &seconds));
 	}
 	job_fail(job, &failure, NULL);
 }
@@ -422,8 +431,8 @@ static int keep_places(struct job *job, const struct peer *peer, const char *why
 		if (job->nodes[node].left)
 			continue;
 		job->nodes[node].lost_ns = clock_now_ns();
-		log_notice("job %s: node %u: %s was lost: %s; waiting for it", job->name, node,
-			   peer_name(peer), why);
+		log_notice("job %s: node %u: %s was lost: %s; waiting for it", job->owner.name,
+			   node, peer_name(peer), why);
 	}
 	return error_trace(attach_lost_wake(job));
 }
@@ -434,14 +443,16 @@ void attach_lost(struct job *job, const struct peer *peer, const char *why)
 	struct node_text text;
 	uint32_t node;
 
-	if (job->resume && (job->lost_timeout_ms || job->elastic) && !keep_places(job, peer, why))
+	if (job->retention.resume && (job->attachment.lost_timeout_ms || job->membership.elastic) &&
+	    !keep_places(job, peer, why))
 		return;
 	while ((node = job_node_of(job, peer)) != NODE_NONE) {
 		job->nodes[node].peer = NULL;
 		if (job->nodes[node].left || failure.status)
 			continue;
-		(void)failure_set(&failure, -ECONNRESET, "job %s: %s: %s was lost: %s", job->name,
-				  job_node_text(job, node, &text), peer_name(peer), why);
+		(void)failure_set(&failure, -ECONNRESET, "job %s: %s: %s was lost: %s",
+				  job->owner.name, job_node_text(job, node, &text), peer_name(peer),
+				  why);
 	}
 	if (failure.status)
 		job_fail(job, &failure, peer);

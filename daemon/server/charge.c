@@ -32,9 +32,9 @@ int job_charge(struct job *job, uint64_t amount, struct failure *failure)
 {
 	struct failure why = { 0 };
 
-	if (account_charge(job->account, ACCOUNT_MEMORY, amount, &why))
-		return failure_set(failure, -EDQUOT, "job %s: %s", job->name, why.text);
-	job->charged += amount;
+	if (account_charge(job->memory.account, ACCOUNT_MEMORY, amount, &why))
+		return failure_set(failure, -EDQUOT, "job %s: %s", job->owner.name, why.text);
+	job->memory.charged += amount;
 	return 0;
 }
 
@@ -42,6 +42,6 @@ int job_no_memory(const struct job *job, int r, struct failure *failure)
 {
 	struct failure why = { 0 };
 
-	(void)account_no_memory(job->account, -r, &why);
-	return failure_set(failure, r, "job %s: %s", job->name, why.text);
+	(void)account_no_memory(job->memory.account, -r, &why);
+	return failure_set(failure, r, "job %s: %s", job->owner.name, why.text);
 }

@@ -55,7 +55,7 @@ DEFINE_CLEANUP(struct declared *, declared_free)
 
 static struct declared *declared_find(const struct job *job, const char *name)
 {
-	struct map_entry *entry = map_find(&job->declared, map_hash_string(name));
+	struct map_entry *entry = map_find(&job->names.declared, map_hash_string(name));
 
 	for (; entry; entry = map_find_next(entry)) {
 		struct declared *declared = container_of(entry, struct declared, entry);
@@ -75,18 +75,19 @@ static void declaring_remove(struct job *job, struct declaring *declaring)
 
 static void declared_remove(struct job *job, struct declared *declared)
 {
-	map_remove(&job->declared, &declared->entry);
+	map_remove(&job->names.declared, &declared->entry);
 	if (declared->declaring)
 		declaring_remove(job, declared->declaring);
 	sweep_leave(job, &declared->link);
 	list_remove(&declared->link);
-	job->n_declared--;
+	job->names.n_declared--;
 	(void)declared_free(declared);
 }
 
 static uint64_t timeout_ns(const struct job *job)
 {
-	return job->elastic ? job_patience_ns(job) : job->request_timeout_ms * NSEC_PER_MSEC;
+	return job->membership.elastic ? job_patience_ns(job)
+				       : job->request_timeout_ms * NSEC_PER_MSEC;
 }
 
 static int declared_new(struct job *job, const struct declare *declare,
@@ -116,16 +117,17 @@ static int declared_new(struct job *job, const struct declare *declare,
 	declaring->declared = declared;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		declaring->nodes[i].said = job->nodes[i].out;
-	declaring->n_said = job->n_out;
+	declaring->n_said = job->membership.n_out;
 	declaring->since_ns = now;
 	r = job_wake_by(job, now + timeout_ns(job));
 	if (!r)
-		r = map_add(&job->declared, map_hash_string(declared->name), &declared->entry);
+		r = map_add(&job->names.declared, map_hash_string(declared->name),
+			    &declared->entry);
 	if (r)
 		return error_trace(r);
-	list_push_back(&job->declaring, &declaring->link);
-	list_push_back(&job->declarations, &declared->link);
-	job->n_declared++;
+	list_push_back(&job->names.declaring, &declaring->link);
+	list_push_back(&job->names.declarations, &declared->link);
+	job->names.n_declared++;
 	*ret_declared = TAKE_PTR(declared);
 	return 0;
 }
@@ -145,13 +147,14 @@ static int compare(const struct job *job, const struct declared *declared,
 	char a[24], b[24];
 
 	if (*declare->conflict)
-		return failure_set(failure, -EINVAL, "job %s: %s", job->name, declare->conflict);
+		return failure_set(failure, -EINVAL, "job %s: %s", job->owner.name,
+				   declare->conflict);
 	if (declared->dtype == declare->dtype && declared->elements == declare->elements)
 		return 0;
 	return failure_set(failure, -EINVAL,
 			   "job %s: tensor %s: rank %u declares %s elements of %s, rank %u "
 			   "declares %s of %s",
-			   job->name, declare->name, declare->rank,
+			   job->owner.name, declare->name, declare->rank,
 			   elements_text(declare->elements, a, sizeof(a)),
 			   dtype_name(declare->dtype), declared->rank,
 			   elements_text(declared->elements, b, sizeof(b)),
@@ -187,7 +190,7 @@ static void declare_fail(struct job *job, struct declared *declared, const struc
 /* Without memory for it, errors say its number. */
 static void name_key(struct job *job, struct declared *declared)
 {
-	declared->is_named = !map_add(&job->named, declared->key, &declared->named);
+	declared->is_named = !map_add(&job->names.named, declared->key, &declared->named);
 }
 
 static void declare_answer(const struct declared *declared, struct delivery *delivery)
@@ -216,7 +219,7 @@ static void declare_answer(const struct declared *declared, struct delivery *del
 static uint64_t bytes_of(const struct job *job, const struct declared *declared)
 {
 	if (declared->elements == ELEMENTS_VARIABLE)
-		return job->part_bytes;
+		return job->forming.part_bytes;
 	return align_up(declared->elements * dtype_size(declared->dtype), START_ALIGN);
 }
 
@@ -225,11 +228,11 @@ static void declare_complete(struct job *job, struct declared *declared)
 	struct declaring *declaring = TAKE_PTR(declared->declaring);
 
 	declaring_remove(job, declaring);
-	declared->key = job->next_key++;
-	declared->start = job->next_start;
+	declared->key = job->names.next_key++;
+	declared->start = job->names.next_start;
 	name_key(job, declared);
 	/* Wraps round after 2^64 bytes: positions only choose servers. */
-	job->next_start += bytes_of(job, declared);
+	job->names.next_start += bytes_of(job, declared);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (declaring->nodes[i].waiting)
 			declare_answer(declared, declaring->nodes[i].waiting);
@@ -245,8 +248,9 @@ static void declare_again(struct job *job, struct declared *declared, const stru
 	declared->key = declare->key;
 	declared->start = declare->start;
 	name_key(job, declared);
-	job->next_key = MAX(job->next_key, declare->key + 1);
-	job->next_start = MAX(job->next_start, declare->start + bytes_of(job, declared));
+	job->names.next_key = MAX(job->names.next_key, declare->key + 1);
+	job->names.next_start =
+		MAX(job->names.next_start, declare->start + bytes_of(job, declared));
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct delivery *waiting = TAKE_PTR(declaring->nodes[i].waiting);
 
@@ -273,7 +277,7 @@ static bool left_without(const struct job *job, const struct declared *declared,
 	if (!ranks.n)
 		return false;
 	text = ranks_end(&ranks);
-	(void)failure_set(failure, -EPIPE, "job %s: tensor %s: %s %s left the job", job->name,
+	(void)failure_set(failure, -EPIPE, "job %s: tensor %s: %s %s left the job", job->owner.name,
 			  declared->name, text, ranks_have(&ranks));
 	return true;
 }
@@ -291,7 +295,7 @@ static void declare_add(struct job *job, struct declared *declared, const struct
 		delivery_fail(TAKE_PTR(said->waiting), -ECONNRESET, "the node has attached again");
 	if (said->waiting) {
 		refuse(delivery, -EALREADY, "job %s: tensor %s: this node has declared it already",
-		       job->name, declared->name);
+		       job->owner.name, declared->name);
 		return;
 	}
 	declaring->n_said += !said->said;
@@ -309,10 +313,10 @@ static void declare_add(struct job *job, struct declared *declared, const struct
 
 static int declare_room(const struct job *job, struct failure *failure)
 {
-	if (job->n_declared < job->server->params.max_tensors)
+	if (job->names.n_declared < job->server->params.max_tensors)
 		return 0;
 	return failure_set(failure, -EDQUOT, "job %s: it has %zu tensors already, its max_tensors",
-			   job->name, job->n_declared);
+			   job->owner.name, job->names.n_declared);
 }
 
 void declare_call(struct job *job, struct delivery *delivery)
@@ -323,7 +327,7 @@ void declare_call(struct job *job, struct delivery *delivery)
 	int r;
 
 	if (!job->home) {
-		refuse(delivery, -EPROTO, "job %s: this is not its home", job->name);
+		refuse(delivery, -EPROTO, "job %s: this is not its home", job->owner.name);
 		return;
 	}
 	r = declare_decode(delivery->payload, delivery->header.len, &declare, &failure);
@@ -344,7 +348,7 @@ void declare_call(struct job *job, struct delivery *delivery)
 			return;
 		}
 	}
-	if (declared->declaring && declare.key && job->fresh &&
+	if (declared->declaring && declare.key && job->placement.fresh &&
 	    !declared->declaring->failure.status && !compare(job, declared, &declare, &failure))
 		declare_again(job, declared, &declare);
 	if (declared->declaring)
@@ -369,7 +373,7 @@ static void expire(struct job *job, const struct declaring *declaring)
 	}
 	text = ranks_end(&missing);
 	(void)failure_set(&failure, -ETIMEDOUT,
-			  "job %s: tensor %s: %s %s not declared it within %s s", job->name,
+			  "job %s: tensor %s: %s %s not declared it within %s s", job->owner.name,
 			  declaring->declared->name, text, ranks_have(&missing),
 			  job_seconds_text(job->request_timeout_ms, &seconds));
 	declare_fail(job, declaring->declared, &failure);
@@ -407,16 +411,16 @@ void declaration_end(struct job *job, struct list *link)
 	/* It has failed, and not all nodes know. */
 	if (declared->declaring)
 		answer_waiting(job, declared->declaring, &job->failure);
-	map_remove(&job->declared, &declared->entry);
+	map_remove(&job->names.declared, &declared->entry);
 	if (declared->is_named)
-		map_remove(&job->named, &declared->named);
+		map_remove(&job->names.named, &declared->named);
 	list_remove(link);
 	(void)declared_free(declared);
 }
 
 const char *declare_name_of(const struct job *job, uint64_t key)
 {
-	const struct map_entry *entry = map_find(&job->named, key);
+	const struct map_entry *entry = map_find(&job->names.named, key);
 
 	return entry ? container_of(entry, struct declared, named)->name : NULL;
 }

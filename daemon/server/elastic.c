@@ -1,5 +1,5 @@
 /*
- * An elastic job goes on without ranks: bps-recovery(7), ELASTIC JOBS. Who is gone stands in job->moves behind the servers, so
+ * An elastic job goes on without ranks: bps-recovery(7), ELASTIC JOBS. Who is gone stands in placement.moves behind the servers, so
  * all that is said about data counts for one set of ranks only. Who learns of more says so to the others; they attach again,
  * and the job begins anew here without those who are gone, as when its servers change.
  */
@@ -11,24 +11,25 @@
 
 static bool is_gone(const struct job *job, uint32_t rank)
 {
-	return job->moves[move_n_servers(job) + rank] & 1;
+	return job->placement.moves[move_n_servers(job) + rank] & 1;
 }
 
 void elastic_begin(struct job *job)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		job->nodes[i].out = job->elastic && job->moves;
-	for (uint32_t i = 0; job->elastic && job->moves && i < job->size; i++) {
-		job->n_gone += is_gone(job, i);
+		job->nodes[i].out = job->membership.elastic && job->placement.moves;
+	for (uint32_t i = 0; job->membership.elastic && job->placement.moves && i < job->size;
+	     i++) {
+		job->membership.n_gone += is_gone(job, i);
 		job->nodes[job->node_of_rank[i]].out &= is_gone(job, i);
 	}
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
 
 		node->left = node->attached = node->out;
-		job->n_out += node->out;
+		job->membership.n_out += node->out;
 	}
-	job->n_left = job->n_attached = job->n_out;
+	job->n_left = job->attachment.n = job->membership.n_out;
 }
 
 /* Marks the ranks of a node. Returns whether that is news. */
@@ -39,8 +40,8 @@ static bool mark(struct job *job, uint32_t node, uint32_t how)
 	for (uint32_t i = 0; i < job->size; i++) {
 		if (job->node_of_rank[i] != node || is_gone(job, i))
 			continue;
-		if (!(job->told_moves[move_n_servers(job) + i] & 1))
-			job->told_moves[move_n_servers(job) + i] = how;
+		if (!(job->placement.told_moves[move_n_servers(job) + i] & 1))
+			job->placement.told_moves[move_n_servers(job) + i] = how;
 		any = true;
 	}
 	return any;
@@ -70,23 +71,23 @@ static bool go_without(struct job *job, const bool *lost, uint32_t how)
 		if (!lost[i] || !mark(job, i, how))
 			continue;
 		any = true;
-		log_notice("job %s: goes on without %s, which %s", job->name,
+		log_notice("job %s: goes on without %s, which %s", job->owner.name,
 			   job_node_text(job, i, &text),
 			   how == DATA_MOVES_LEFT ? "left" : "was lost");
 	}
 	if (!any)
 		return false;
 	FAILPOINT("server-ranks-gone");
-	move_tell(job, NULL, job->told_moves, job->n_moves);
+	move_tell(job, NULL, job->placement.told_moves, job->placement.n_moves);
 	return true;
 }
 
 bool elastic_without_lost(struct job *job, uint64_t now)
 {
 	_cleanup_(freep) bool *lost = calloc(job->n_nodes, sizeof(*lost));
-	uint64_t timeout_ns = job->lost_timeout_ms * NSEC_PER_MSEC;
+	uint64_t timeout_ns = job->attachment.lost_timeout_ms * NSEC_PER_MSEC;
 
-	if (!job->elastic || !job->moves || !lost)
+	if (!job->membership.elastic || !job->placement.moves || !lost)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
@@ -107,19 +108,19 @@ bool elastic_without_absent(struct job *job)
 {
 	_cleanup_(freep) bool *lost = calloc(job->n_nodes, sizeof(*lost));
 
-	if (!job->elastic || !job->moves || !lost)
+	if (!job->membership.elastic || !job->placement.moves || !lost)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		lost[i] = !job->nodes[i].attached;
 	return go_without(job, lost, DATA_MOVES_LOST) &&
-	       !attach_expect(job, job->attach_timeout_ms);
+	       !attach_expect(job, job->attachment.timeout_ms);
 }
 
 bool elastic_without_missing(struct job *job, const struct slot *slot)
 {
 	_cleanup_(freep) bool *missing = calloc(job->n_nodes, sizeof(*missing));
 
-	if (!job->elastic || !job->moves || !missing)
+	if (!job->membership.elastic || !job->placement.moves || !missing)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		missing[i] = set_has(job, &slot->header, i) && !slot->from[i];
@@ -130,7 +131,7 @@ bool elastic_without_late(struct job *job)
 {
 	_cleanup_(freep) bool *late = calloc(job->n_nodes, sizeof(*late));
 
-	if (!job->moves || !late)
+	if (!job->placement.moves || !late)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		late[i] = !job->nodes[i].left && !job->nodes[i].joining;
@@ -141,7 +142,7 @@ bool elastic_without_left(struct job *job)
 {
 	_cleanup_(freep) bool *left = calloc(job->n_nodes, sizeof(*left));
 
-	if (!job->elastic || !job->moves || !left)
+	if (!job->membership.elastic || !job->placement.moves || !left)
 		return false;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		left[i] = job->nodes[i].left;
@@ -152,7 +153,8 @@ void elastic_without_early(struct job *job)
 {
 	_cleanup_(freep) bool *lost = NULL;
 
-	if (!job->elastic || !job->moves || job->attach_by_ns == CLOCK_NEVER)
+	if (!job->membership.elastic || !job->placement.moves ||
+	    job->attachment.by_ns == CLOCK_NEVER)
 		return;
 	lost = calloc(job->n_nodes, sizeof(*lost));
 	for (uint32_t i = 0; lost && i < job->n_nodes; i++)
@@ -164,10 +166,11 @@ void elastic_without_early(struct job *job)
 
 bool elastic_is_gone(const struct job *job, uint32_t node)
 {
-	if (!job->elastic || !job->moves)
+	if (!job->membership.elastic || !job->placement.moves)
 		return false;
 	for (uint32_t i = 0; i < job->size; i++)
-		if (job->node_of_rank[i] == node && !(job->told_moves[move_n_servers(job) + i] & 1))
+		if (job->node_of_rank[i] == node &&
+		    !(job->placement.told_moves[move_n_servers(job) + i] & 1))
 			return false;
 	return true;
 }
@@ -176,15 +179,15 @@ static bool knows_more(const struct job *job)
 {
 	size_t n_servers = move_n_servers(job);
 
-	return job->elastic && job->moves &&
-	       memcmp(job->told_moves + n_servers, job->moves + n_servers,
-		      job->size * sizeof(job->moves[0]));
+	return job->membership.elastic && job->placement.moves &&
+	       memcmp(job->placement.told_moves + n_servers, job->placement.moves + n_servers,
+		      job->size * sizeof(job->placement.moves[0]));
 }
 
 void elastic_attached(struct job *job, uint32_t node)
 {
 	if (knows_more(job))
-		move_tell_node(job, node, job->told_moves, job->n_moves);
+		move_tell_node(job, node, job->placement.told_moves, job->placement.n_moves);
 }
 
 void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves)
@@ -196,15 +199,15 @@ void elastic_notice(struct job *job, const struct peer *from, const uint32_t *mo
 		size_t at = move_n_servers(job) + i;
 
 		more |= moves[at] & 1 && !is_gone(job, i);
-		if (!(job->told_moves[at] & 1))
-			job->told_moves[at] = moves[at];
+		if (!(job->placement.told_moves[at] & 1))
+			job->placement.told_moves[at] = moves[at];
 	}
 	if (!leave_is_over(job)) {
 		if (more)
-			move_tell(job, from, job->told_moves, job->n_moves);
+			move_tell(job, from, job->placement.told_moves, job->placement.n_moves);
 		return;
 	}
 	(void)failure_set(&failure, -ENOTCONN, "job %s: over: none of its ranks is left",
-			  job->name);
+			  job->owner.name);
 	job_end(job, &failure);
 }

@@ -28,7 +28,7 @@ static void engine_finish(struct slot *slot)
 	FAILPOINT("server-summed");
 	if (slot->lender)
 		slot->is_kept_here = delivery_filled(TAKE_PTR(slot->lender));
-	if (job->resume) {
+	if (job->retention.resume) {
 		keep_finish(slot);
 		return;
 	}
@@ -87,7 +87,7 @@ static void prepare_sum(struct slot *slot)
 			inputs[n++] = slot->from[i]->payload;
 	list_for_each (carried, &slot->carried, link)
 		inputs[n++] = carried->payload;
-	slot->reduce = engine_sum(slot, job->size - job->n_gone);
+	slot->reduce = engine_sum(slot, job->size - job->membership.n_gone);
 	slot->reduce.n_elements = h->part_len / dtype_size(h->dtype);
 	slot->reduce.inputs = inputs;
 	slot->reduce.n_inputs = n;
@@ -122,7 +122,7 @@ static struct block *borrow(struct slot *slot)
 	struct job *job = slot->job;
 	struct delivery *lender = NULL;
 
-	if (!job->resume || job->elastic || stragglers_any(&job->stragglers))
+	if (!job->retention.resume || job->membership.elastic || stragglers_any(&job->stragglers))
 		return NULL;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		if (!slot->from[i])
@@ -177,7 +177,7 @@ static int prepare(struct slot *slot, bool *ret_made)
 	}
 	r = from || !(borrow(slot) ?: share(slot))
 		    ? block_new(job->server->params.blocks, told_result_len(job, &slot->header),
-				job->quota, &slot->result)
+				job->memory.quota, &slot->result)
 		    : 0;
 	if (r)
 		return r;
@@ -201,11 +201,11 @@ static void fail_whole(struct slot *slot, int r)
 			"job %s: a server may hold %llu bytes for it, its job_quota, and "
 			"a result does not fit: raise job_quota, or have fewer operations "
 			"in flight",
-			job->name, (unsigned long long)job->server->params.job_quota_bytes);
+			job->owner.name, (unsigned long long)job->server->params.job_quota_bytes);
 		job_fail(job, &failure, NULL);
 		return;
 	}
-	(void)failure_set(&failure, r, "job %s: a result: %s", job->name, strerror(-r));
+	(void)failure_set(&failure, r, "job %s: a result: %s", job->owner.name, strerror(-r));
 	/* Those who had contributed that to earlier rounds were told that it was taken. */
 	quorum_undo(slot);
 	round_refused(job, &slot->header, &failure);
@@ -219,7 +219,7 @@ void engine_start(struct slot *slot)
 	bool made;
 	int r;
 
-	slot->n_gone |= job->n_gone;
+	slot->n_gone |= job->membership.n_gone;
 	r = quorum_prepare(slot);
 	if (!r)
 		r = prepare(slot, &made);

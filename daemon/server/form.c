@@ -50,9 +50,9 @@ static const char *form_hint(const struct job *job)
 
 	list_for_each (other, &job->server->jobs, link) {
 		if (other != job && other->home && other->state != JOB_OVER &&
-		    other->user != USER_NONE && other->user == job->user &&
-		    !strcmp(other->name, job->name) &&
-		    !job_is(other, job->name, job->secret_digest))
+		    other->owner.user != USER_NONE && other->owner.user == job->owner.user &&
+		    !strcmp(other->owner.name, job->owner.name) &&
+		    !job_is(other, job->owner.name, job->owner.secret_digest))
 			return "; this user has a job of that name with another secret";
 	}
 	return "";
@@ -100,9 +100,9 @@ static int differ(const struct job *job, const struct join *join, const char *wh
 
 	if (says == said)
 		return 0;
-	return failure_set(failure, -EINVAL, "job %s: %s says %s %llu, %s says %s %llu", job->name,
-			   speaker(join, &a), what, (unsigned long long)says, speaker(other, &b),
-			   what, (unsigned long long)said);
+	return failure_set(failure, -EINVAL, "job %s: %s says %s %llu, %s says %s %llu",
+			   job->owner.name, speaker(join, &a), what, (unsigned long long)says,
+			   speaker(other, &b), what, (unsigned long long)said);
 }
 
 static int check_stragglers(const struct job *job, const struct join *join, struct failure *failure)
@@ -129,23 +129,26 @@ static int check_alike(const struct job *job, const struct join *join, struct fa
 	if (!r)
 		r = differ(job, join, "size", join->size, job->size, failure);
 	if (!r)
-		r = differ(job, join, "elastic", join->elastic, job->elastic, failure);
+		r = differ(job, join, "elastic", join->elastic, job->membership.elastic, failure);
 	if (!r)
-		r = differ(job, join, "at least ranks", join->min_ranks, job->min_ranks, failure);
+		r = differ(job, join, "at least ranks", join->min_ranks, job->membership.min_ranks,
+			   failure);
 	if (!r)
-		r = differ(job, join, "at most ranks", join->max_ranks, job->max_ranks, failure);
+		r = differ(job, join, "at most ranks", join->max_ranks, job->membership.max_ranks,
+			   failure);
 	if (!r)
 		r = differ(job, join, "number of nodes", join->n_nodes, job->n_nodes, failure);
 	if (!r)
-		r = differ(job, join, "part size", join->part_bytes, job->asked_part_bytes,
+		r = differ(job, join, "part size", join->part_bytes, job->forming.asked_part_bytes,
 			   failure);
-	if (!r && join->view_digest != job->view_digest)
+	if (!r && join->view_digest != job->forming.view_digest)
 		r = failure_set(failure, -EINVAL,
 				"job %s: %s and %s have different lists of servers: their cluster "
 				"files differ",
-				job->name, speaker(join, &a), speaker(form_reference(job), &b));
+				job->owner.name, speaker(join, &a),
+				speaker(form_reference(job), &b));
 	if (!r)
-		r = differ(job, join, "view", join->epoch, job->epoch, failure);
+		r = differ(job, join, "view", join->epoch, job->forming.epoch, failure);
 	return r;
 }
 
@@ -186,7 +189,7 @@ static int check_node(const struct job *job, const struct join *join, const stru
 	if (!node->join || node->peer == peer || ranks_overlap(node->join, join))
 		return 0;
 	return failure_set(failure, -EINVAL, "job %s: %s on %s and %s on %s both say node %u",
-			   job->name, join_text(node->join, &a), peer_name(node->peer),
+			   job->owner.name, join_text(node->join, &a), peer_name(node->peer),
 			   join_text(join, &b), peer_name(peer), join->node);
 }
 
@@ -200,8 +203,9 @@ static int check_ranks_free(const struct job *job, const struct join *join, cons
 			return failure_set(failure, -EINVAL,
 					   "job %s: there is a rank %u on node %u (%s) and another "
 					   "on node %u (%s)",
-					   job->name, rank, node, peer_name(job->nodes[node].peer),
-					   join->node, peer_name(peer));
+					   job->owner.name, rank, node,
+					   peer_name(job->nodes[node].peer), join->node,
+					   peer_name(peer));
 	}
 	return 0;
 }
@@ -223,7 +227,7 @@ static int check_local_sizes(const struct job *job, const struct join *join,
 		return failure_set(
 			failure, -EINVAL,
 			"job %s: the local sizes of %u of %u nodes add up to %llu, but size is %u",
-			job->name, n, job->n_nodes, (unsigned long long)sum, job->size);
+			job->owner.name, n, job->n_nodes, (unsigned long long)sum, job->size);
 	return 0;
 }
 
@@ -306,21 +310,21 @@ static int form_new(struct server *server, const struct join *join, struct job *
 	if (r)
 		return r;
 	job->home = true;
-	memcpy(job->secret_digest, join->secret_digest, SECRET_DIGEST_LEN);
-	job->user = join->user;
-	job->epoch = join->epoch;
-	job->view_digest = join->view_digest;
-	job->asked_part_bytes = join->part_bytes;
+	memcpy(job->owner.secret_digest, join->secret_digest, SECRET_DIGEST_LEN);
+	job->owner.user = join->user;
+	job->forming.epoch = join->epoch;
+	job->forming.view_digest = join->view_digest;
+	job->forming.asked_part_bytes = join->part_bytes;
 	job->request_timeout_ms = join->request_timeout_ms;
 	job->stragglers = join->stragglers;
-	job->elastic = join->elastic;
-	job->min_ranks = join->min_ranks;
-	job->max_ranks = join->max_ranks;
-	job->join_timeout_ms = join->timeout_ms;
-	job->since_ns = clock_now_ns();
-	r = job_wake_by(job, job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC);
+	job->membership.elastic = join->elastic;
+	job->membership.min_ranks = join->min_ranks;
+	job->membership.max_ranks = join->max_ranks;
+	job->forming.timeout_ms = join->timeout_ms;
+	job->forming.since_ns = clock_now_ns();
+	r = job_wake_by(job, job->forming.since_ns + job->forming.timeout_ms * NSEC_PER_MSEC);
 	if (r)
-		return failure_set(failure, r, "job %s: out of memory", job->name);
+		return failure_set(failure, r, "job %s: out of memory", job->owner.name);
 	*ret_job = TAKE_PTR(job);
 	return 0;
 }
@@ -355,10 +359,11 @@ static uint32_t number_in_view(const struct view *view, const struct join *join)
  */
 static void form_parts(struct job *job, const struct view *view)
 {
-	uint32_t asked =
-		job->asked_part_bytes ? job->asked_part_bytes : job->server->params.part_bytes;
+	uint32_t asked = job->forming.asked_part_bytes ? job->forming.asked_part_bytes
+						       : job->server->params.part_bytes;
 
-	job->part_bytes = part_bytes_of(asked ? asked : part_bytes_by_link(job->server, view));
+	job->forming.part_bytes =
+		part_bytes_of(asked ? asked : part_bytes_by_link(job->server, view));
 }
 
 static int form_stripes(struct job *job, uint16_t *stripes, uint32_t *member_of_node,
@@ -372,7 +377,7 @@ static int form_stripes(struct job *job, uint16_t *stripes, uint32_t *member_of_
 		return failure->status;
 	form_parts(job, view);
 	if (!names)
-		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->owner.name);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		uint32_t number = number_in_view(view, job->nodes[i].join);
 
@@ -381,7 +386,8 @@ static int form_stripes(struct job *job, uint16_t *stripes, uint32_t *member_of_
 	}
 	r = placement_stripes(view, names, job->n_nodes, stripes, PLACEMENT_STRIPES);
 	if (r)
-		return failure_set(failure, r, "job %s: placement: %s", job->name, strerror(-r));
+		return failure_set(failure, r, "job %s: placement: %s", job->owner.name,
+				   strerror(-r));
 	return 0;
 }
 
@@ -402,7 +408,7 @@ static void form_answer(struct job *job, const void *data, size_t len)
 	struct data_header header = {
 		.op = DATA_OK,
 		.job = job->number,
-		.epoch = job->epoch,
+		.epoch = job->forming.epoch,
 		.len = (uint32_t)len,
 	};
 
@@ -411,12 +417,12 @@ static void form_answer(struct job *job, const void *data, size_t len)
 
 		header.node = i;
 		node->join = join_free(node->join);
-		if (job->regroups && FAILPOINT_DROPS("server-regroup-told"))
+		if (job->membership.regroups && FAILPOINT_DROPS("server-regroup-told"))
 			continue;
 		delivery_answer(TAKE_PTR(node->joining), &header, NULL, data);
 	}
-	log_info("job %s: %u ranks on %u nodes, part size %u", job->name, job->size, job->n_nodes,
-		 job->part_bytes);
+	log_info("job %s: %u ranks on %u nodes, part size %u", job->owner.name, job->size,
+		 job->n_nodes, job->forming.part_bytes);
 }
 
 /* Who the nodes were in the run before. */
@@ -443,7 +449,7 @@ int form_finish(struct job *job, struct failure *failure)
 		.n_stripes = PLACEMENT_STRIPES,
 		.member_of_node = member_of_node,
 		.n_nodes = job->n_nodes,
-		.regroups = job->regroups,
+		.regroups = job->membership.regroups,
 		.old_nodes = old_nodes,
 		.guests = guests,
 	};
@@ -452,7 +458,7 @@ int form_finish(struct job *job, struct failure *failure)
 	int r;
 
 	if (!member_of_node || !old_nodes || !guests)
-		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->name);
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->owner.name);
 	r = form_stripes(job, stripes, member_of_node, failure);
 	if (r)
 		return r;
@@ -460,43 +466,43 @@ int form_finish(struct job *job, struct failure *failure)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		job->request_timeout_ms =
 			MIN(job->request_timeout_ms, job->nodes[i].join->request_timeout_ms);
-	job->resume = true;
+	job->retention.resume = true;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		job->resume &= job->nodes[i].join->resume;
-	joined.resume = job->resume;
+		job->retention.resume &= job->nodes[i].join->resume;
+	joined.resume = job->retention.resume;
 	/* Until one attaches, and says how long: a daemon that is lost now may join once more. */
-	job->lost_timeout_ms = job->resume ? job->join_timeout_ms : 0;
-	if (job->elastic && !job->resume)
+	job->attachment.lost_timeout_ms = job->retention.resume ? job->forming.timeout_ms : 0;
+	if (job->membership.elastic && !job->retention.resume)
 		return failure_set(failure, -EOPNOTSUPP,
 				   "job %s: an elastic job over several nodes needs daemons whose "
 				   "option resume is on, and a session_quota that has room for its "
 				   "ledger",
-				   job->name);
+				   job->owner.name);
 	r = form_number(job);
 	if (!r)
-		r = attach_expect(job, job->join_timeout_ms);
+		r = attach_expect(job, job->forming.timeout_ms);
 	if (!r) {
 		joined.job = job->number;
 		joined.request_timeout_ms = job->request_timeout_ms;
 		joined.size = job->size;
-		joined.part_bytes = job->part_bytes;
-		joined.membership = job->membership;
-		joined.min_ranks = job->min_ranks;
-		joined.max_ranks = job->max_ranks;
-		if (job->regroups)
+		joined.part_bytes = job->forming.part_bytes;
+		joined.membership = job->membership.first;
+		joined.min_ranks = job->membership.min_ranks;
+		joined.max_ranks = job->membership.max_ranks;
+		if (job->membership.regroups)
 			form_past(job, old_nodes, guests);
-		if (job->takes_guests)
+		if (job->membership.takes_guests)
 			joined.view = form_view(job->server, form_reference(job), failure);
 		r = joined_encode(&joined, &data, &len);
 	}
 	if (r)
-		return failure_set(failure, r, "job %s: %s", job->name, strerror(-r));
-	r = job->resume ? job_charge(job, len, failure) : 0;
+		return failure_set(failure, r, "job %s: %s", job->owner.name, strerror(-r));
+	r = job->retention.resume ? job_charge(job, len, failure) : 0;
 	if (r)
 		return r;
 	form_answer(job, data, len);
-	job->joined = job->resume ? TAKE_PTR(data) : NULL;
-	job->joined_len = len;
+	job->forming.answer = job->retention.resume ? TAKE_PTR(data) : NULL;
+	job->forming.answer_len = len;
 	return 0;
 }
 
@@ -558,21 +564,21 @@ static bool form_anew(struct job *job, const struct join *join, struct delivery 
 	struct ranks_text ranks;
 
 	if (join->node < job->n_nodes && job->nodes[join->node].instance == join->instance) {
-		refuse(delivery, -EALREADY, "job %s: it is complete already", job->name);
+		refuse(delivery, -EALREADY, "job %s: it is complete already", job->owner.name);
 		return true;
 	}
 	if (!join->n_ranks) {
 		if (join->node < job->n_nodes)
 			rejoin_end(&job->nodes[join->node], -ECANCELED,
 				   "this node takes no part any more");
-		refuse(delivery, -ECANCELED, "job %s: node %u was not in it", job->name,
+		refuse(delivery, -ECANCELED, "job %s: node %u was not in it", job->owner.name,
 		       join->node);
 		return true;
 	}
 	if (rejoin(job, join, delivery))
 		return true;
 	(void)failure_set(&failure, -ECONNRESET, "job %s: node %u has started it anew with %s",
-			  job->name, join->node, join_text(join, &ranks));
+			  job->owner.name, join->node, join_text(join, &ranks));
 	job_fail(job, &failure, NULL);
 	return false;
 }
@@ -589,7 +595,7 @@ static bool form_older(struct job *job, const struct join *join, struct delivery
 	if (!join->n_ranks) {
 		const struct peer *peer = delivery->peer;
 
-		refuse(delivery, -ECANCELED, "job %s: node %u takes no part", job->name,
+		refuse(delivery, -ECANCELED, "job %s: node %u takes no part", job->owner.name,
 		       join->node);
 		if (node && node->join && node->peer == peer)
 			form_lost(job, peer);
@@ -598,7 +604,7 @@ static bool form_older(struct job *job, const struct join *join, struct delivery
 	if (!node || !node->join || node->instance != join->instance ||
 	    join->n_ranks >= node->join->n_ranks)
 		return false;
-	refuse(delivery, -EALREADY, "job %s: a newer join of node %u has come", job->name,
+	refuse(delivery, -EALREADY, "job %s: a newer join of node %u has come", job->owner.name,
 	       join->node);
 	return true;
 }
@@ -682,9 +688,9 @@ void form_expired(struct job *job)
 	text = ranks_end(&missing);
 	(void)failure_set(&failure, -ETIMEDOUT,
 			  "job %s: %s %s not joined within %s s (%u of %u ranks are here)%s",
-			  job->name, text, ranks_have(&missing),
-			  job_seconds_text(job->join_timeout_ms, &seconds), job->size - missing.n,
-			  job->size, form_hint(job));
+			  job->owner.name, text, ranks_have(&missing),
+			  job_seconds_text(job->forming.timeout_ms, &seconds),
+			  job->size - missing.n, job->size, form_hint(job));
 	job_fail(job, &failure, NULL);
 }
 
@@ -698,6 +704,6 @@ void form_lost(struct job *job, const struct peer *peer)
 		form_drop(job, node, -ECANCELED, "this node takes no part any more");
 	if (n_joined(job))
 		return;
-	(void)failure_set(&failure, -ECANCELED, "job %s: all its nodes are gone", job->name);
+	(void)failure_set(&failure, -ECANCELED, "job %s: all its nodes are gone", job->owner.name);
 	job_end(job, &failure);
 }

@@ -10,7 +10,7 @@ static struct guest *find(const struct job *job, const struct peer *peer)
 {
 	struct guest *guest;
 
-	list_for_each (guest, &job->guests, link)
+	list_for_each (guest, &job->membership.guests, link)
 		if (guest->peer == peer)
 			return guest;
 	return NULL;
@@ -34,7 +34,7 @@ static uint32_t count(const struct job *job)
 	const struct guest *guest;
 	uint64_t n = 0;
 
-	list_for_each (guest, &job->guests, link)
+	list_for_each (guest, &job->membership.guests, link)
 		n += guest->join->newcomers;
 	return (uint32_t)MIN(n, (uint64_t)JOB_RANKS_MAX);
 }
@@ -44,7 +44,7 @@ void guest_tell(const struct job *job, struct peer *peer)
 	struct data_header header = {
 		.op = DATA_NEWCOMERS,
 		.job = job->number,
-		.epoch = job->data_epoch,
+		.epoch = job->placement.data_epoch,
 		.round = count(job),
 	};
 
@@ -64,8 +64,9 @@ static struct job *find_job(struct server *server, const struct join *join)
 	struct job *job;
 
 	list_for_each (job, &server->jobs, link)
-		if (job->state == JOB_RUNNING && job->home && job->elastic && job->resume &&
-		    job_is(job, join->job, join->secret_digest) && !heir_of(server, job->number))
+		if (job->state == JOB_RUNNING && job->home && job->membership.elastic &&
+		    job->retention.resume && job_is(job, join->job, join->secret_digest) &&
+		    !heir_of(server, job->number))
 			return job;
 	return NULL;
 }
@@ -85,7 +86,7 @@ static int guest_new(struct job *job, struct peer *peer, struct guest **ret_gues
 	if (!guest)
 		return error_origin(-errno);
 	guest->peer = peer;
-	list_push_back(&job->guests, &guest->link);
+	list_push_back(&job->membership.guests, &guest->link);
 	*ret_guest = guest;
 	return 0;
 }
@@ -108,10 +109,10 @@ void guest_join(struct server *server, struct join *given, struct delivery *deli
 			forget(guest, -EALREADY, "a newer join of the same node has come");
 		return;
 	}
-	log_info("job %s: %u newcomers wait on node %s", job->name, join->newcomers,
+	log_info("job %s: %u newcomers wait on node %s", job->owner.name, join->newcomers,
 		 join->node_name);
 	if (!join->newcomers) {
-		refuse(delivery, -ENOENT, "job %s: its newcomers wait no more", job->name);
+		refuse(delivery, -ENOENT, "job %s: its newcomers wait no more", job->owner.name);
 		if (guest)
 			forget(guest, -EALREADY, "a newer join of the same node has come");
 	} else if (guest || !guest_new(job, delivery->peer, &guest)) {
@@ -123,7 +124,7 @@ void guest_join(struct server *server, struct join *given, struct delivery *deli
 		guest->join = TAKE_PTR(join);
 		guest->joining = delivery;
 	} else {
-		refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
+		refuse(delivery, -ENOMEM, "job %s: out of memory", job->owner.name);
 	}
 	tell_all(job);
 }
@@ -142,9 +143,9 @@ void guest_go_on(struct job *job, struct job *old)
 {
 	struct guest *guest;
 
-	while ((guest = list_first(&old->guests, struct guest, link))) {
+	while ((guest = list_first(&old->membership.guests, struct guest, link))) {
 		list_remove(&guest->link);
-		list_push_back(&job->guests, &guest->link);
+		list_push_back(&job->membership.guests, &guest->link);
 	}
 }
 
@@ -155,7 +156,7 @@ void guest_end(struct job *job)
 	struct failure over;
 
 	(void)failure_set(&over, elsewhere ? -ESHUTDOWN : -ECANCELED,
-			  "job %s has ended, and had not let this newcomer in", job->name);
-	list_for_each_safe (guest, next, &job->guests, link)
+			  "job %s has ended, and had not let this newcomer in", job->owner.name);
+	list_for_each_safe (guest, next, &job->membership.guests, link)
 		forget(guest, over.status, over.text);
 }

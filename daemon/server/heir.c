@@ -12,7 +12,8 @@ struct job *heir_of(struct server *server, uint64_t number)
 	struct job *job;
 
 	list_for_each (job, &server->jobs, link)
-		if (job->state == JOB_RUNNING && job->joined && number && job->regroups == number)
+		if (job->state == JOB_RUNNING && job->forming.answer && number &&
+		    job->membership.regroups == number)
 			return job;
 	return NULL;
 }
@@ -24,13 +25,14 @@ static void answer(struct job *heir, uint32_t node, const struct join *join,
 		.op = DATA_OK,
 		.job = heir->number,
 		.node = node,
-		.epoch = heir->epoch,
-		.len = (uint32_t)heir->joined_len,
+		.epoch = heir->forming.epoch,
+		.len = (uint32_t)heir->forming.answer_len,
 	};
 
-	log_notice("job %s: node %u had not heard that ranks have regrouped", heir->name, node);
+	log_notice("job %s: node %u had not heard that ranks have regrouped", heir->owner.name,
+		   node);
 	heir->nodes[node].instance = join->instance;
-	delivery_answer(delivery, &header, NULL, heir->joined);
+	delivery_answer(delivery, &header, NULL, heir->forming.answer);
 }
 
 /* Others go on without it, or it has begun there before. */
@@ -42,16 +44,17 @@ static bool is_too_late(const struct job *heir, uint32_t node)
 void heir_tell(struct job *heir, const struct join *join, struct delivery *delivery)
 {
 	uint32_t node = 0;
-	int r = joined_node(heir->joined, heir->joined_len, join, &node);
+	int r = joined_node(heir->forming.answer, heir->forming.answer_len, join, &node);
 
 	if (r == -ENOMEM)
-		refuse(delivery, r, "job %s: out of memory", heir->name);
+		refuse(delivery, r, "job %s: out of memory", heir->owner.name);
 	else if (!job_is(heir, join->job, join->secret_digest))
 		refuse(delivery, -EPROTO, "job %s: the run that regroups is of job %s", join->job,
-		       heir->name);
+		       heir->owner.name);
 	else if (r || node >= heir->n_nodes || is_too_late(heir, node))
 		refuse(delivery, -ESTALE,
-		       "job %s: its ranks have regrouped without those of this node", heir->name);
+		       "job %s: its ranks have regrouped without those of this node",
+		       heir->owner.name);
 	else
 		answer(heir, node, join, delivery);
 }
@@ -60,9 +63,9 @@ bool heir_tell_guest(struct job *heir, const struct join *join, struct delivery 
 {
 	uint32_t node;
 
-	if (!heir->regroups || !heir->joined || !join->newcomers ||
-	    joined_node(heir->joined, heir->joined_len, join, &node) || node >= heir->n_nodes ||
-	    heir->nodes[node].attached || is_too_late(heir, node))
+	if (!heir->membership.regroups || !heir->forming.answer || !join->newcomers ||
+	    joined_node(heir->forming.answer, heir->forming.answer_len, join, &node) ||
+	    node >= heir->n_nodes || heir->nodes[node].attached || is_too_late(heir, node))
 		return false;
 	answer(heir, node, join, delivery);
 	return true;
@@ -73,7 +76,7 @@ static void tell_guests(struct job *heir, struct job *old)
 {
 	struct guest *guest, *next;
 
-	list_for_each_safe (guest, next, &old->guests, link)
+	list_for_each_safe (guest, next, &old->membership.guests, link)
 		if (heir_tell_guest(heir, guest->join, guest->joining))
 			guest_free(guest);
 	if (heir->home)
@@ -82,10 +85,12 @@ static void tell_guests(struct job *heir, struct job *old)
 
 void heir_attached(struct job *heir)
 {
-	struct job *old = heir->regroups ? job_find(heir->server, heir->regroups) : NULL;
+	struct job *old = heir->membership.regroups
+				  ? job_find(heir->server, heir->membership.regroups)
+				  : NULL;
 
 	/* A number from outside: what waits for another job is none of its. */
-	if (old && !job_is(old, heir->name, heir->secret_digest))
+	if (old && !job_is(old, heir->owner.name, heir->owner.secret_digest))
 		old = NULL;
 	if (old)
 		tell_guests(heir, old);

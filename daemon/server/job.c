@@ -26,13 +26,13 @@ static uint64_t job_deadline(const struct job *job)
 	uint64_t at = CLOCK_NEVER;
 
 	if (job->state == JOB_FORMING)
-		return job->since_ns + job->join_timeout_ms * NSEC_PER_MSEC;
+		return job->forming.since_ns + job->forming.timeout_ms * NSEC_PER_MSEC;
 	if (!job->sweep.going)
 		at = job->sweep.again ? job->sweep.not_before_ns
 				      : MAX(job->sweep.next_ns, job->sweep.not_before_ns);
 	at = MIN(at, attach_lost_deadline(job));
-	at = MIN(at, job->regroup_by_ns);
-	return MIN(at, job->attach_by_ns);
+	at = MIN(at, job->membership.regroup_by_ns);
+	return MIN(at, job->attachment.by_ns);
 }
 
 void job_wake(struct job *job)
@@ -42,16 +42,16 @@ void job_wake(struct job *job)
 
 	if (at == CLOCK_NEVER || !job_wake_by(job, at))
 		return;
-	(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->name);
+	(void)failure_set(&failure, -ENOMEM, "job %s: out of memory", job->owner.name);
 	job_fail(job, &failure, NULL);
 }
 
 static void expire(struct job *job, uint64_t now)
 {
 	sweep(job, SWEEP_TIME);
-	if (job->state == JOB_RUNNING && job->regroup_by_ns <= now)
+	if (job->state == JOB_RUNNING && job->membership.regroup_by_ns <= now)
 		regroup_expired(job);
-	if (job->state == JOB_RUNNING && job->attach_by_ns <= now)
+	if (job->state == JOB_RUNNING && job->attachment.by_ns <= now)
 		attach_expired(job);
 	else if (job->state == JOB_RUNNING && attach_lost_deadline(job) <= now)
 		attach_lost_expired(job, now);
@@ -89,11 +89,11 @@ uint64_t job_patience_ns(const struct job *job)
 /* Maps charge for their buckets, bulk for what is taken of it. */
 static void job_set_account(struct job *job, struct account *account)
 {
-	struct map *const maps[] = { &job->declared, &job->named, &job->tensors, &job->far_slots,
-				     &job->far_rounds };
+	struct map *const maps[] = { &job->names.declared, &job->names.named, &job->store.tensors,
+				     &job->store.far_slots, &job->store.far_rounds };
 
-	job->account = account_ref(account);
-	job->bulk.quota = job->ordinals.quota = job_memory(job);
+	job->memory.account = account_ref(account);
+	job->store.bulk.quota = job->ordinals.quota = job_memory(job);
 	for (unsigned i = 0; i < ARRAY_SIZE(maps); i++)
 		maps[i]->quota = job_memory(job);
 }
@@ -113,7 +113,7 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	job = calloc(1, sizeof(*job));
 	if (!job)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", name);
-	(void)snprintf(job->name, sizeof(job->name), "%s", name);
+	(void)snprintf(job->owner.name, sizeof(job->owner.name), "%s", name);
 	job_set_account(job, params->account);
 	r = job_charge(job,
 		       sizeof(*job) + size * sizeof(*job->node_of_rank) +
@@ -123,33 +123,33 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 		return r;
 	job->node_of_rank = malloc(size * sizeof(*job->node_of_rank));
 	job->nodes = calloc(n_nodes, sizeof(*job->nodes));
-	job->quota = job_quota_take(server->params.job_quota_bytes);
-	if (!job->node_of_rank || !job->nodes || !job->quota)
+	job->memory.quota = job_quota_take(server->params.job_quota_bytes);
+	if (!job->node_of_rank || !job->nodes || !job->memory.quota)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", name);
 
 	job->server = server;
 	job->size = size;
 	job->n_nodes = n_nodes;
-	job->attach_by_ns = CLOCK_NEVER;
-	job->regroup_by_ns = CLOCK_NEVER;
-	job->next_key = 1;
+	job->attachment.by_ns = CLOCK_NEVER;
+	job->membership.regroup_by_ns = CLOCK_NEVER;
+	job->names.next_key = 1;
 	job->sweep.next_ns = CLOCK_NEVER;
 	job->timer.expired = job_expired;
 	for (uint32_t i = 0; i < size; i++)
 		job->node_of_rank[i] = NODE_NONE;
-	list_init(&job->declaring);
-	list_init(&job->declarations);
-	list_init(&job->parts);
-	list_init(&job->all_tensors);
-	list_init(&job->open);
-	list_init(&job->summing);
-	list_init(&job->held);
-	list_init(&job->kept);
-	list_init(&job->spare);
-	list_init(&job->spare_rounds);
-	list_init(&job->accumulators);
-	list_init(&job->late);
-	list_init(&job->guests);
+	list_init(&job->names.declaring);
+	list_init(&job->names.declarations);
+	list_init(&job->store.parts);
+	list_init(&job->store.all_tensors);
+	list_init(&job->store.open);
+	list_init(&job->store.summing);
+	list_init(&job->store.held);
+	list_init(&job->store.kept);
+	list_init(&job->store.spare);
+	list_init(&job->store.spare_rounds);
+	list_init(&job->store.accumulators);
+	list_init(&job->store.late);
+	list_init(&job->membership.guests);
 	list_push_back(&server->jobs, &job->link);
 	server->n_jobs++;
 	*ret_job = TAKE_PTR(job);
@@ -176,25 +176,25 @@ struct job *job_free(struct job *job)
 		list_remove(&job->link);
 		if (job->state == JOB_RUNNING)
 			lose_number(job);
-		if (job->state != JOB_OVER && !job->succeeded)
+		if (job->state != JOB_OVER && !job->membership.succeeded)
 			job->server->n_jobs--;
 		store_free(job);
 	}
-	while (job->server && !list_empty(&job->guests))
-		guest_free(list_first(&job->guests, struct guest, link));
+	while (job->server && !list_empty(&job->membership.guests))
+		guest_free(list_first(&job->membership.guests, struct guest, link));
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++) {
 		(void)join_free(job->nodes[i].join);
 		(void)held_free(job->nodes[i].sent.slots);
 	}
 	ordinals_done(&job->ordinals);
-	job_quota_give(job->quota);
+	job_quota_give(job->memory.quota);
 	(void)arrivals_free(job->arrivals);
 	free(job->nodes);
 	free(job->node_of_rank);
-	free(job->moves);
-	free(job->joined);
-	account_release(job->account, ACCOUNT_MEMORY, job->charged);
-	(void)account_put(job->account);
+	free(job->placement.moves);
+	free(job->forming.answer);
+	account_release(job->memory.account, ACCOUNT_MEMORY, job->memory.charged);
+	(void)account_put(job->memory.account);
 	free(job);
 	return NULL;
 }
@@ -204,19 +204,19 @@ bool job_yield(struct job *job)
 	struct job *other;
 
 	list_for_each (other, &job->server->jobs, link)
-		if (other->state == JOB_RUNNING && other->succeeded &&
-		    job_is(other, job->name, job->secret_digest))
+		if (other->state == JOB_RUNNING && other->membership.succeeded &&
+		    job_is(other, job->owner.name, job->owner.secret_digest))
 			return false;
-	job->succeeded = true;
+	job->membership.succeeded = true;
 	job->server->n_jobs--;
 	return true;
 }
 
 void job_take_back(struct job *job)
 {
-	if (job->state == JOB_OVER || !job->succeeded)
+	if (job->state == JOB_OVER || !job->membership.succeeded)
 		return;
-	job->succeeded = false;
+	job->membership.succeeded = false;
 	job->server->n_jobs++;
 }
 
@@ -225,7 +225,7 @@ int job_start(struct job *job, uint64_t number)
 	int r = 0;
 
 	if (job->n_nodes > 1)
-		r = arrivals_new(job->name, "node", NULL, job->n_nodes, &job->server->spread,
+		r = arrivals_new(job->owner.name, "node", NULL, job->n_nodes, &job->server->spread,
 				 &job->arrivals);
 	if (!r)
 		r = map_add(&job->server->numbers, number, &job->entry);
@@ -242,8 +242,8 @@ bool job_is(const struct job *job, const char *name, const uint8_t *secret_diges
 
 	/* Takes the same time whatever differs: a guesser learns nothing from it. */
 	for (size_t i = 0; i < SECRET_DIGEST_LEN; i++)
-		differs |= job->secret_digest[i] ^ secret_digest[i];
-	return !differs && !strcmp(job->name, name);
+		differs |= job->owner.secret_digest[i] ^ secret_digest[i];
+	return !differs && !strcmp(job->owner.name, name);
 }
 
 struct job *job_find(struct server *server, uint64_t number)
@@ -337,7 +337,7 @@ void job_retire(struct job *job, const struct failure *failure)
 		lose_number(job);
 	job->state = JOB_OVER;
 	job->failure = *failure;
-	if (!job->succeeded)
+	if (!job->membership.succeeded)
 		server->n_jobs--;
 	loop_timer_cancel(&job->timer);
 }
@@ -384,7 +384,7 @@ void job_fail(struct job *job, const struct failure *failure, const struct peer 
 	if (job->state == JOB_OVER)
 		return;
 	job_close(job, failure);
-	log_notice("job %s (%s) is over: %s", job->name, ran ? "running" : "forming",
+	log_notice("job %s (%s) is over: %s", job->owner.name, ran ? "running" : "forming",
 		   failure->text);
 	for (uint32_t i = 0; ran && i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
@@ -405,18 +405,18 @@ void job_end(struct job *job, const struct failure *failure)
 
 void job_release(struct job *job)
 {
-	if (job->state == JOB_OVER && !job->n_summing)
+	if (job->state == JOB_OVER && !job->store.n_summing)
 		(void)job_free(job);
 }
 
 void job_hold(struct job *job)
 {
-	job->n_summing++;
+	job->store.n_summing++;
 }
 
 void job_let_go(struct job *job)
 {
-	job->n_summing--;
+	job->store.n_summing--;
 	job_release(job);
 }
 

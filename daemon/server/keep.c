@@ -74,9 +74,9 @@ static uint32_t all_have(struct sent *sent)
 /* Tells who would otherwise hear of it too late. */
 static void on_tell(struct mail *mail)
 {
-	struct job *job = container_of(mail, struct job, telling);
+	struct job *job = container_of(mail, struct job, retention.telling);
 
-	job->is_telling = false;
+	job->retention.is_telling = false;
 	if (job->state != JOB_RUNNING)
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
@@ -85,7 +85,7 @@ static void on_tell(struct mail *mail)
 			.op = DATA_RELEASE,
 			.job = job->number,
 			.node = i,
-			.epoch = job->data_epoch,
+			.epoch = job->placement.data_epoch,
 		};
 
 		if (!node->peer || !node->sent.capacity)
@@ -106,18 +106,18 @@ static void on_tell(struct mail *mail)
  */
 static void tell(struct job *job)
 {
-	if (job->is_telling)
+	if (job->retention.is_telling)
 		return;
-	job->is_telling = true;
-	job->telling.run = on_tell;
-	loop_finish(job->server->params.loop, &job->telling);
+	job->retention.is_telling = true;
+	job->retention.telling.run = on_tell;
+	loop_finish(job->server->params.loop, &job->retention.telling);
 }
 
 void keep_end(struct job *job)
 {
-	if (job->is_telling)
-		loop_unpost(job->server->params.loop, &job->telling);
-	job->is_telling = false;
+	if (job->retention.is_telling)
+		loop_unpost(job->server->params.loop, &job->retention.telling);
+	job->retention.is_telling = false;
 }
 
 int keep_number(struct job *job, struct slot *slot, uint32_t *number, struct data_header *header)
@@ -152,18 +152,18 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 		header->root = (uint32_t)MIN(
 			le64toh(data_roll_of(slot->result->data, slot->header.part_len)->n),
 			(uint64_t)JOB_RANKS_MAX - 1);
-	if (job->elastic)
+	if (job->membership.elastic)
 		header->root = slot->n_gone & ~LEDGER_WAITING;
 	if (slot->n_gone & LEDGER_WAITING)
 		header->total = 1;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
-	if (job->resume && delivery->peer == node->peer) {
+	if (job->retention.resume && delivery->peer == node->peer) {
 		/*
 		 * An answer that was lost with its connection comes again under its number, or
 		 * those behind it would wait for it.
 		 */
 		if (keep_number(job, slot, &slot->number[number], header)) {
-			refuse(delivery, -ENOMEM, "job %s: out of memory", job->name);
+			refuse(delivery, -ENOMEM, "job %s: out of memory", job->owner.name);
 			return;
 		}
 		quorum_count(slot);
@@ -198,7 +198,7 @@ static bool is_safe(const struct slot *slot)
 {
 	const struct job *job = slot->job;
 
-	for (uint32_t i = 0; job->elastic && i < job->n_nodes; i++)
+	for (uint32_t i = 0; job->membership.elastic && i < job->n_nodes; i++)
 		if (set_has(job, &slot->header, i) && set_wants(job, &slot->header, i) &&
 		    !slot->acked[i])
 			return false;
@@ -229,14 +229,14 @@ static void slot_keep(struct slot *slot)
 	struct job *job = slot->job;
 	uint64_t own = slot_len(job) + (slot->is_shared ? slot->header.part_len : 0);
 
-	slot_move(slot, &job->kept);
-	job->n_summing--;
+	slot_move(slot, &job->store.kept);
+	job->store.n_summing--;
 	slot->held = slot->kept = true;
 	quorum_count(slot);
 	/*
 	 * The contributions go, but for one that the result is in; else that is charged by itself.
 	 */
-	quota_release(job->quota, slot->charged - own);
+	quota_release(job->memory.quota, slot->charged - own);
 	slot->charged = own;
 }
 
@@ -349,12 +349,12 @@ void keep_again(struct slot *slot, struct delivery *delivery)
 		list_push_back(&slot->again, &delivery->link);
 	} else {
 		old = slot->from[node]->payload_block ? slot->from[node]->header.len : 0;
-		if (len > old && quota_charge(job->quota, len - old)) {
-			refuse(delivery, -EDQUOT, "job %s: over its job_quota", job->name);
+		if (len > old && quota_charge(job->memory.quota, len - old)) {
+			refuse(delivery, -EDQUOT, "job %s: over its job_quota", job->owner.name);
 			return;
 		}
 		if (len < old)
-			quota_release(job->quota, old - len);
+			quota_release(job->memory.quota, old - len);
 		slot->charged += len - old;
 		replace(slot, delivery);
 	}
@@ -364,7 +364,7 @@ void keep_forget(struct slot *slot)
 {
 	struct job *job = slot->job;
 
-	for (uint32_t i = 0; job->resume && i < job->n_nodes; i++)
+	for (uint32_t i = 0; job->retention.resume && i < job->n_nodes; i++)
 		if (slot->number[i])
 			*sent_place(&job->nodes[i].sent, slot->number[i]) = NULL;
 }
@@ -475,7 +475,8 @@ void keep_had(struct job *job, uint32_t node, const struct data_header *header)
 	 * Without memory it is known with the next round. It may come before what was offered,
 	 * which then is for the others.
 	 */
-	if (header->root && job->resume && !tensor_get(job, NULL, header->key, &tensor, &words))
+	if (header->root && job->retention.resume &&
+	    !tensor_get(job, NULL, header->key, &tensor, &words))
 		keep_past(tensor, node, header->round + 1);
 }
 
@@ -549,7 +550,8 @@ static int take_result(struct slot *slot, const struct delivery *delivery)
 
 	if (!delivery->header.len)
 		return 0;
-	r = block_new(job->server->params.blocks, delivery->header.len, job->quota, &slot->result);
+	r = block_new(job->server->params.blocks, delivery->header.len, job->memory.quota,
+		      &slot->result);
 	if (!r)
 		metric_copy(&job->server->copied, slot->result->data, delivery->payload,
 			    delivery->header.len);
@@ -567,28 +569,31 @@ static int check_offer(const struct job *job, const struct data_header *h, struc
 {
 	int r;
 
-	if (!job->resume || (h->operation == OPERATION_PUSH_PULL_ROWS && !data_is_done(h)))
-		return failure_set(failure, -EPROTO, "job %s: it takes no offers", job->name);
+	if (!job->retention.resume ||
+	    (h->operation == OPERATION_PUSH_PULL_ROWS && !data_is_done(h)))
+		return failure_set(failure, -EPROTO, "job %s: it takes no offers", job->owner.name);
 	r = set_check(job, h, failure);
 	if (r)
 		return r;
 	if (h->len && h->len != (is_late(job, h) ? h->part_len : told_result_len(job, h)))
 		return failure_set(failure, -EPROTO, "job %s: node %u offers %u bytes for %u",
-				   job->name, h->node, h->len, h->part_len);
+				   job->owner.name, h->node, h->len, h->part_len);
 	if (told_has_roll(job, h) && !h->len)
 		return failure_set(failure, -EPROTO, "job %s: node %u does not say who is in it",
-				   job->name, h->node);
+				   job->owner.name, h->node);
 	if (!set_has(job, h, h->node) || (h->len && !set_wants(job, h, h->node)))
 		return failure_set(failure, -EPROTO, "job %s: node %u has no result of block %u",
-				   job->name, h->node, h->block);
+				   job->owner.name, h->node, h->block);
 	/* Whoever has attached knows no more of losses than we. */
-	if (job->elastic ? ((uint32_t)h->priority & ~LEDGER_WAITING) > job->n_gone
-			 : h->priority && !told_has_roll(job, h))
+	if (job->membership.elastic
+		    ? ((uint32_t)h->priority & ~LEDGER_WAITING) > job->membership.n_gone
+		    : h->priority && !told_has_roll(job, h))
 		return failure_set(
 			failure, -EPROTO,
 			"job %s: node %u has a result that was made without %u ranks, and "
 			"%u are gone",
-			job->name, h->node, (uint32_t)h->priority & ~LEDGER_WAITING, job->n_gone);
+			job->owner.name, h->node, (uint32_t)h->priority & ~LEDGER_WAITING,
+			job->membership.n_gone);
 	return 0;
 }
 
@@ -611,14 +616,14 @@ static bool is_news(const struct tensor *tensor, const struct data_header *h)
 		return false;
 	if (slot)
 		return true;
-	if (!tensor->job->fresh || (part && part_is_closed(part, h->round)))
+	if (!tensor->job->placement.fresh || (part && part_is_closed(part, h->round)))
 		return false;
 	return h->len || !h->part_len;
 }
 
 static void offer_refused(struct job *job, struct delivery *delivery, int r)
 {
-	refuse(delivery, r == QUOTA_E_FULL ? -EDQUOT : r, "job %s: a result: %s", job->name,
+	refuse(delivery, r == QUOTA_E_FULL ? -EDQUOT : r, "job %s: a result: %s", job->owner.name,
 	       r == QUOTA_E_FULL ? "over its job_quota" : strerror(-r));
 }
 
@@ -698,7 +703,8 @@ static void offer(struct job *job, struct delivery *delivery)
 	part = part_find(tensor, h);
 	slot = part ? slot_find(part, h->round) : NULL;
 	if (slot && !same(h, &slot->header)) {
-		refuse(delivery, -EINVAL, "job %s: a result that is of another round", job->name);
+		refuse(delivery, -EINVAL, "job %s: a result that is of another round",
+		       job->owner.name);
 		return;
 	}
 	if (slot && slot->summing) {

@@ -40,7 +40,7 @@ void keep_past(struct tensor *tensor, uint32_t node, uint64_t round);
 void keep_had(struct job *job, uint32_t node, const struct data_header *header);
 /* A node has attached, perhaps again. */
 void keep_attached(struct job *job, uint32_t node);
-/* For the sweep: a slot in job->kept, when nodes may have left, or be past its round. May end the job. */
+/* For the sweep: a slot in store.kept, when nodes may have left, or be past its round. May end the job. */
 void keep_visit(struct job *job, struct list *link, uint64_t now_ns);
 /* An OFFER of a node that attach_check() has passed. */
 void keep_offer(struct job *job, struct delivery *delivery);

@@ -15,7 +15,8 @@ void leave_end(struct job *job)
 {
 	struct failure failure = { 0 };
 
-	(void)failure_set(&failure, -ENOTCONN, "job %s: over: all its ranks have left", job->name);
+	(void)failure_set(&failure, -ENOTCONN, "job %s: over: all its ranks have left",
+			  job->owner.name);
 	job_end(job, &failure);
 }
 
@@ -67,14 +68,14 @@ static void tell_others(const struct job *job, uint32_t node)
 
 void leave_attached(const struct job *job, uint32_t node)
 {
-	for (uint32_t i = 0; job->resume && job->n_left && i < job->n_nodes; i++)
+	for (uint32_t i = 0; job->retention.resume && job->n_left && i < job->n_nodes; i++)
 		if (job->nodes[i].left && !job->nodes[i].out)
 			tell(job, node, i);
 }
 
 void leave_call(struct job *job, uint32_t node, const struct data_header *header)
 {
-	if (job->resume && header->round)
+	if (job->retention.resume && header->round)
 		tell_others(job, node);
 	FAILPOINT("server-node-left");
 	leave(job, node);
@@ -102,7 +103,7 @@ size_t leave_stop(struct job *job)
 {
 	size_t n_busy = 0, n_asked = 0;
 
-	for (uint32_t i = 0; job->n_left > job->n_out && i < job->n_nodes; i++) {
+	for (uint32_t i = 0; job->n_left > job->membership.n_out && i < job->n_nodes; i++) {
 		struct job_node *node = &job->nodes[i];
 
 		if (!can_be_asked(node))
@@ -116,7 +117,7 @@ size_t leave_stop(struct job *job)
 	if (n_asked)
 		log_notice(
 			"job %s: ranks have left: other nodes have their last results first: %zu",
-			job->name, n_asked);
+			job->owner.name, n_asked);
 	return n_busy;
 }
 
@@ -128,13 +129,13 @@ static void fail_async(struct job *job)
 	(void)failure_set(&failure, -ECONNRESET,
 			  "job %s: a server was lost, and a rank has left: what it had contributed "
 			  "was nowhere but at servers",
-			  job->name);
+			  job->owner.name);
 	job_fail(job, &failure, NULL);
 }
 
 void leave_heard(struct job *job, uint64_t node)
 {
-	if (!job->resume || node >= job->n_nodes || job->nodes[node].left)
+	if (!job->retention.resume || node >= job->n_nodes || job->nodes[node].left)
 		return;
 	if (!job->nodes[node].attached) {
 		if (job->stragglers.async) {
@@ -142,8 +143,8 @@ void leave_heard(struct job *job, uint64_t node)
 			return;
 		}
 		job->nodes[node].attached = true;
-		if (++job->n_attached == job->n_nodes)
-			job->attach_by_ns = CLOCK_NEVER;
+		if (++job->attachment.n == job->n_nodes)
+			job->attachment.by_ns = CLOCK_NEVER;
 	}
 	leave(job, (uint32_t)node);
 }

@@ -10,7 +10,7 @@
 
 bool move_is_current(const struct job *job, const struct data_header *header)
 {
-	return !job->n_moves || header->epoch == job->data_epoch;
+	return !job->placement.n_moves || header->epoch == job->placement.data_epoch;
 }
 
 static void tell(struct job *job, struct peer *peer, uint32_t node, const uint32_t *moves, size_t n,
@@ -48,45 +48,47 @@ static void tell_others(struct job *job, const struct peer *except, const uint32
 
 void move_tell(struct job *job, const struct peer *except, const uint32_t *moves, size_t n)
 {
-	tell_others(job, except, moves, n, &job->added);
+	tell_others(job, except, moves, n, &job->placement.added);
 }
 
 void move_tell_node(struct job *job, uint32_t node, const uint32_t *moves, size_t n)
 {
-	tell(job, job->nodes[node].peer, node, moves, n, &job->added);
+	tell(job, job->nodes[node].peer, node, moves, n, &job->placement.added);
 }
 
 int move_begin(struct job *job, const struct attach *attach)
 {
-	size_t n = attach->n_moves, len = n * sizeof(job->moves[0]);
+	size_t n = attach->n_moves, len = n * sizeof(job->placement.moves[0]);
 
 	if (!n)
 		return 0;
-	job->moves = malloc(2 * len);
-	if (!job->moves)
+	job->placement.moves = malloc(2 * len);
+	if (!job->placement.moves)
 		return error_origin(-ENOMEM);
-	job->told_moves = job->moves + n;
-	memcpy(job->moves, attach->moves, len);
-	memcpy(job->told_moves, attach->moves, len);
-	job->n_moves = n;
+	job->placement.told_moves = job->placement.moves + n;
+	memcpy(job->placement.moves, attach->moves, len);
+	memcpy(job->placement.told_moves, attach->moves, len);
+	job->placement.n_moves = n;
 	return 0;
 }
 
 size_t move_n_servers(const struct job *job)
 {
-	return job->elastic ? job->n_moves - job->size : job->n_moves;
+	return job->membership.elastic ? job->placement.n_moves - job->size
+				       : job->placement.n_moves;
 }
 
 static uint32_t at(const struct job *job, size_t server)
 {
-	return job->moves ? job->moves[server] : 0;
+	return job->placement.moves ? job->placement.moves[server] : 0;
 }
 
 static struct failure moved_words(const struct job *job)
 {
 	struct failure failure = { 0 };
 
-	(void)failure_set(&failure, -ESHUTDOWN, "job %s: it goes on with other servers", job->name);
+	(void)failure_set(&failure, -ESHUTDOWN, "job %s: it goes on with other servers",
+			  job->owner.name);
 	return failure;
 }
 
@@ -107,9 +109,9 @@ static void take_places(struct job *job, struct job *old)
 			continue;
 		to->left = to->attached = true;
 		job->n_left++;
-		job->n_attached++;
+		job->attachment.n++;
 	}
-	job->lost_timeout_ms = old->lost_timeout_ms;
+	job->attachment.lost_timeout_ms = old->attachment.lost_timeout_ms;
 	/* Without memory it is looked at when the attach is due. */
 	if (attach_lost_deadline(job) != CLOCK_NEVER)
 		(void)job_wake_by(job, attach_lost_deadline(job));
@@ -124,19 +126,19 @@ static int begin_anew(struct job *old, const struct attach *attach, struct job *
 	struct job *job;
 	int r;
 
-	if (old->succeeded && n_jobs)
+	if (old->membership.succeeded && n_jobs)
 		server->n_jobs--;
 	r = attach_new(server, old->number, attach, &job, failure);
-	if (old->succeeded)
+	if (old->membership.succeeded)
 		server->n_jobs = n_jobs;
 	if (r)
 		return r;
-	job->succeeded = old->succeeded;
+	job->membership.succeeded = old->membership.succeeded;
 	take_places(job, old);
-	job->came_back = old->came_back;
-	if (!job->joined) {
-		job->joined = TAKE_PTR(old->joined);
-		job->joined_len = old->joined_len;
+	job->placement.came_back = old->placement.came_back;
+	if (!job->forming.answer) {
+		job->forming.answer = TAKE_PTR(old->forming.answer);
+		job->forming.answer_len = old->forming.answer_len;
 	}
 	*ret_job = job;
 	return 0;
@@ -153,40 +155,42 @@ int move_attach(struct job **job, const struct attach *attach, struct peer *peer
 	bool more = false, less = false;
 	int r;
 
-	if (!old->resume)
+	if (!old->retention.resume)
 		return 0;
-	if (old->moves && attach->n_moves && attach->n_moves != old->n_moves)
+	if (old->placement.moves && attach->n_moves && attach->n_moves != old->placement.n_moves)
 		return failure_set(failure, -EINVAL, "job %s: %zu servers, and %zu before",
-				   old->name, attach->n_moves, old->n_moves);
-	for (size_t i = 0; i < MAX(old->n_moves, attach->n_moves); i++) {
+				   old->owner.name, attach->n_moves, old->placement.n_moves);
+	for (size_t i = 0; i < MAX(old->placement.n_moves, attach->n_moves); i++) {
 		uint32_t says = attach->n_moves ? attach->moves[i] : 0;
 
 		more |= says > at(old, i);
 		less |= says < at(old, i);
 	}
-	data_added_compare(&old->added, &attach->added, &more, &less);
+	data_added_compare(&old->placement.added, &attach->added, &more, &less);
 	if (less) {
-		tell(old, peer, attach->node, old->moves, old->n_moves, &old->added);
+		tell(old, peer, attach->node, old->placement.moves, old->placement.n_moves,
+		     &old->placement.added);
 		*failure = words;
 		return failure->status;
 	}
-	if (!more && (old->moves || !attach->n_moves))
+	if (!more && (old->placement.moves || !attach->n_moves))
 		return 0;
 	if (!more) {
 		if (move_begin(old, attach))
-			return failure_set(failure, -ENOMEM, "job %s: out of memory", old->name);
-		old->own_number = attach->server;
+			return failure_set(failure, -ENOMEM, "job %s: out of memory",
+					   old->owner.name);
+		old->placement.own_number = attach->server;
 		return 0;
 	}
 	if (node->instance && node->instance != attach->instance && !anew)
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
-				   old->name, peer_name(peer), attach->node);
+				   old->owner.name, peer_name(peer), attach->node);
 	/* Who has left brings nothing back, and without it sums would be less than what they were made of. */
 	if (old->stragglers.async && old->n_left) {
 		(void)failure_set(failure, -ECONNRESET,
 				  "job %s: its servers change, and a rank has left: what it had "
 				  "contributed is nowhere but at servers",
-				  old->name);
+				  old->owner.name);
 		job_fail(old, failure, NULL);
 		return failure->status;
 	}
@@ -205,7 +209,7 @@ static void go(struct job *job, const struct peer *from, const uint32_t *moves, 
 	struct server *server = job->server;
 	uint64_t number = job->number;
 
-	log_notice("job %s: it goes on without this server", job->name);
+	log_notice("job %s: it goes on without this server", job->owner.name);
 	tell_others(job, from, moves, n, added);
 	job_end(job, &words);
 	job_over_moved(server, number);
@@ -216,14 +220,16 @@ static bool says_go(const struct job *job, const uint32_t *moves, size_t n,
 		    const struct data_added_set *added)
 {
 	const struct data_added *own =
-		job->own_added ? &job->added.servers[job->own_added - 1] : NULL;
+		job->placement.own_added
+			? &job->placement.added.servers[job->placement.own_added - 1]
+			: NULL;
 	uint32_t i;
 
-	if (job->moves && job->n_moves != n)
+	if (job->placement.moves && job->placement.n_moves != n)
 		return false;
 	if (!own)
-		return job->own_number < n && moves[job->own_number] & 1 &&
-		       moves[job->own_number] > at(job, job->own_number);
+		return job->placement.own_number < n && moves[job->placement.own_number] & 1 &&
+		       moves[job->placement.own_number] > at(job, job->placement.own_number);
 	i = data_added_find(added, own->name, own->address);
 	return i < added->n && added->servers[i].moves & 1 && added->servers[i].moves > own->moves;
 }
@@ -232,7 +238,8 @@ void move_notice(struct job *job, const struct peer *from, const struct data_hea
 		 const void *payload)
 {
 	size_t n = data_moves_n(header);
-	_cleanup_(freep) uint32_t *moves = job->resume ? calloc(n, sizeof(moves[0])) : NULL;
+	_cleanup_(freep) uint32_t *moves =
+		job->retention.resume ? calloc(n, sizeof(moves[0])) : NULL;
 	_cleanup_(freep) struct data_added_set *added = moves ? malloc(sizeof(*added)) : NULL;
 
 	if (!added || !data_moves_decode(header, payload, moves, added))
@@ -240,7 +247,7 @@ void move_notice(struct job *job, const struct peer *from, const struct data_hea
 	/* What concerns others is for the nodes, who attach again. */
 	if (says_go(job, moves, n, added))
 		go(job, from, moves, n, added);
-	else if (job->elastic && job->n_moves == n)
+	else if (job->membership.elastic && job->placement.n_moves == n)
 		elastic_notice(job, from, moves);
 }
 
@@ -250,22 +257,24 @@ bool move_drain(struct job *job)
 	_cleanup_(freep) uint32_t *moves = NULL;
 	size_t n_others = 0;
 
-	if (job->state != JOB_RUNNING || !job->resume || !job->moves)
+	if (job->state != JOB_RUNNING || !job->retention.resume || !job->placement.moves)
 		return false;
 	for (size_t i = 0; i < move_n_servers(job); i++)
-		n_others += (job->own_added || i != job->own_number) && !(job->moves[i] & 1);
-	for (uint32_t i = 0; i < job->added.n; i++)
-		n_others += i + 1 != job->own_added && !(job->added.servers[i].moves & 1);
-	moves = n_others ? calloc(job->n_moves, sizeof(moves[0])) : NULL;
+		n_others += (job->placement.own_added || i != job->placement.own_number) &&
+			    !(job->placement.moves[i] & 1);
+	for (uint32_t i = 0; i < job->placement.added.n; i++)
+		n_others += i + 1 != job->placement.own_added &&
+			    !(job->placement.added.servers[i].moves & 1);
+	moves = n_others ? calloc(job->placement.n_moves, sizeof(moves[0])) : NULL;
 	added = moves ? malloc(sizeof(*added)) : NULL;
 	if (!added)
 		return false;
-	memcpy(moves, job->moves, job->n_moves * sizeof(moves[0]));
-	*added = job->added;
-	if (job->own_added)
-		added->servers[job->own_added - 1].moves++;
+	memcpy(moves, job->placement.moves, job->placement.n_moves * sizeof(moves[0]));
+	*added = job->placement.added;
+	if (job->placement.own_added)
+		added->servers[job->placement.own_added - 1].moves++;
 	else
-		moves[job->own_number]++;
-	go(job, NULL, moves, job->n_moves, added);
+		moves[job->placement.own_number]++;
+	go(job, NULL, moves, job->placement.n_moves, added);
 	return true;
 }

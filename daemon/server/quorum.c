@@ -38,7 +38,7 @@ static bool is_behind(const struct slot *slot, uint32_t node)
 {
 	uint32_t max = slot->job->stragglers.staleness ?: QUORUM_BEHIND;
 
-	if (slot->job->resume)
+	if (slot->job->retention.resume)
 		max = MIN(max, BEHIND_MAX);
 	return slot->part->behind[node] >= max;
 }
@@ -73,7 +73,7 @@ bool quorum_is_ready(const struct slot *slot)
 static void carried_free(struct job *job, struct carried *carried)
 {
 	list_remove(&carried->link);
-	quota_release(job->quota, carried->charged);
+	quota_release(job->memory.quota, carried->charged);
 	(void)block_unref(carried->block);
 	free(carried);
 }
@@ -119,11 +119,11 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 	if (!h->len)
 		return 0;
 	len = sizeof(*carried) + (delivery->payload_block ? h->len : 0);
-	if (quota_charge(job->quota, len))
+	if (quota_charge(job->memory.quota, len))
 		return QUOTA_E_FULL;
 	carried = calloc(1, sizeof(*carried));
 	if (!carried) {
-		quota_release(job->quota, len);
+		quota_release(job->memory.quota, len);
 		return error_origin(-ENOMEM);
 	}
 	carried->header = *h;
@@ -132,7 +132,8 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 		carried->block = block_ref(delivery->payload_block);
 		carried->payload = delivery->payload;
 	} else {
-		r = block_new(job->server->params.blocks, h->len, job->quota, &carried->block);
+		r = block_new(job->server->params.blocks, h->len, job->memory.quota,
+			      &carried->block);
 	}
 	list_init(&carried->link);
 	if (r) {
@@ -156,14 +157,14 @@ static int roll_get(struct part *part, struct job *job)
 
 	if (part->roll)
 		return 0;
-	if (quota_charge(job->quota, len))
+	if (quota_charge(job->memory.quota, len))
 		return QUOTA_E_FULL;
 	part->roll = calloc(job->n_nodes, sizeof(part->roll[0]));
 	if (!part->roll) {
-		quota_release(job->quota, len);
+		quota_release(job->memory.quota, len);
 		return error_origin(-ENOMEM);
 	}
-	job->charged_parts += len;
+	job->memory.charged_parts += len;
 	return 0;
 }
 
@@ -332,7 +333,7 @@ void quorum_failed(struct job *job, struct delivery *delivery, int r)
 		round_over_quota(job, delivery);
 		return;
 	}
-	(void)failure_set(&failure, r, "job %s: a contribution that came late: %s", job->name,
+	(void)failure_set(&failure, r, "job %s: a contribution that came late: %s", job->owner.name,
 			  strerror(-r));
 	delivery_fail(delivery, r, failure.text);
 	job_fail(job, &failure, NULL);
@@ -363,12 +364,12 @@ static void slot_wait(struct slot *slot)
 	struct job *job = slot->job;
 	uint64_t own = slot_len(job);
 
-	slot_move(slot, &job->late);
-	job->n_summing--;
+	slot_move(slot, &job->store.late);
+	job->store.n_summing--;
 	slot->held = slot->late = true;
 	quorum_count(slot);
 	/* The contributions go; the result is charged by itself. */
-	quota_release(job->quota, slot->charged - own);
+	quota_release(job->memory.quota, slot->charged - own);
 	slot->charged = own;
 }
 
@@ -476,7 +477,7 @@ static void fail_unknown(struct job *job, const struct tensor *tensor)
 			  "job %s: tensor %.100s: a server was lost, and a contribution that had "
 			  "come too late was not used for so long that nobody knows whether it is "
 			  "in a result: use one kind of reduction for one tensor",
-			  job->name, name ? name : "of another home");
+			  job->owner.name, name ? name : "of another home");
 	job_fail(job, &failure, NULL);
 }
 
@@ -484,7 +485,7 @@ bool quorum_told(struct job *job)
 {
 	struct map_entry *tensor_entry, *part_entry;
 
-	map_for_each (tensor_entry, &job->tensors) {
+	map_for_each (tensor_entry, &job->store.tensors) {
 		struct tensor *tensor = container_of(tensor_entry, struct tensor, entry);
 
 		map_for_each (part_entry, &tensor->parts) {

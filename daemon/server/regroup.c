@@ -47,7 +47,8 @@ static uint32_t let_in(const struct join *join, uint32_t *room)
 /* How many ranks the next run has, and on how many nodes; *ret_room: how many newcomers it may take, most. */
 static uint32_t count(const struct job *job, uint32_t *ret_nodes, uint32_t *ret_room)
 {
-	uint32_t max = job->max_ranks ? job->max_ranks : JOB_RANKS_MAX, size = 0, room;
+	uint32_t max = job->membership.max_ranks ? job->membership.max_ranks : JOB_RANKS_MAX,
+		 size = 0, room;
 	const struct guest *guest;
 
 	*ret_nodes = 0;
@@ -61,7 +62,7 @@ static uint32_t count(const struct job *job, uint32_t *ret_nodes, uint32_t *ret_
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (takes_part(&job->nodes[i]))
 			size += let_in(job->nodes[i].join, &room);
-	list_for_each (guest, &job->guests, link) {
+	list_for_each (guest, &job->membership.guests, link) {
 		if (!room)
 			break;
 		size += let_in(guest->join, &room);
@@ -88,7 +89,7 @@ static void place(const struct job *old, const uint32_t *number, uint32_t next, 
 							     : 0;
 		     n; n--)
 			job->node_of_rank[rank++] = number[i];
-	list_for_each (guest, &old->guests, link) {
+	list_for_each (guest, &old->membership.guests, link) {
 		for (uint32_t n = let_in(guest->join, &room); n; n--)
 			job->node_of_rank[rank++] = next;
 		next++;
@@ -99,7 +100,7 @@ static void place(const struct job *old, const uint32_t *number, uint32_t next, 
 static void take_guests(struct job *old, uint32_t next, struct job *job)
 {
 	for (; next < job->n_nodes; next++) {
-		struct guest *guest = list_first(&old->guests, struct guest, link);
+		struct guest *guest = list_first(&old->membership.guests, struct guest, link);
 
 		job->nodes[next] = (struct job_node){
 			.peer = guest->peer,
@@ -108,7 +109,7 @@ static void take_guests(struct job *old, uint32_t next, struct job *job)
 			.joining = TAKE_PTR(guest->joining),
 		};
 		guest_free(guest);
-		job->takes_guests = true;
+		job->membership.takes_guests = true;
 	}
 	guest_go_on(job, old);
 }
@@ -134,13 +135,14 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 	int r;
 
 	if (!number)
-		return failure_set(failure, -ENOMEM, "job %s: out of memory", old->name);
-	if (size < old->min_ranks)
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", old->owner.name);
+	if (size < old->membership.min_ranks)
 		return failure_set(failure, -EPIPE,
 				   "job %s: %u ranks regroup, fewer than the %u that it needs",
-				   old->name, size, old->min_ranks);
+				   old->owner.name, size, old->membership.min_ranks);
 	yielded = job_yield(old);
-	r = job_new(old->server, &(struct job_params){ old->name, size, n_nodes, old->account },
+	r = job_new(old->server,
+		    &(struct job_params){ old->owner.name, size, n_nodes, old->memory.account },
 		    &job, failure);
 	if (r) {
 		if (yielded)
@@ -148,18 +150,18 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 		return r;
 	}
 	job->home = true;
-	memcpy(job->secret_digest, old->secret_digest, SECRET_DIGEST_LEN);
-	job->user = old->user;
-	job->epoch = old->epoch;
-	job->view_digest = old->view_digest;
-	job->part_bytes = job->asked_part_bytes = old->part_bytes;
+	memcpy(job->owner.secret_digest, old->owner.secret_digest, SECRET_DIGEST_LEN);
+	job->owner.user = old->owner.user;
+	job->forming.epoch = old->forming.epoch;
+	job->forming.view_digest = old->forming.view_digest;
+	job->forming.part_bytes = job->forming.asked_part_bytes = old->forming.part_bytes;
 	job->request_timeout_ms = old->request_timeout_ms;
-	job->join_timeout_ms = MAX(old->lost_timeout_ms, UINT64_C(10000));
-	job->elastic = true;
-	job->min_ranks = old->min_ranks;
-	job->max_ranks = old->max_ranks;
-	job->regroups = old->number;
-	job->membership = last_membership(old) + 1;
+	job->forming.timeout_ms = MAX(old->attachment.lost_timeout_ms, UINT64_C(10000));
+	job->membership.elastic = true;
+	job->membership.min_ranks = old->membership.min_ranks;
+	job->membership.max_ranks = old->membership.max_ranks;
+	job->membership.regroups = old->number;
+	job->membership.first = last_membership(old) + 1;
 	for (uint32_t i = 0; i < old->n_nodes; i++) {
 		struct job_node *node = &old->nodes[i];
 
@@ -196,10 +198,12 @@ static void regroup(struct job *old)
 		job_fail(old, &failure, NULL);
 		return;
 	}
-	log_info("job %s: regroups: %u ranks on %u nodes", job->name, job->size, job->n_nodes);
+	log_info("job %s: regroups: %u ranks on %u nodes", job->owner.name, job->size,
+		 job->n_nodes);
 	FAILPOINT("server-regroups");
 	/* Where its ranks hear nothing of it: they have asked for that. */
-	(void)failure_set(&failure, -ECANCELED, "job %s: its ranks have regrouped", old->name);
+	(void)failure_set(&failure, -ECANCELED, "job %s: its ranks have regrouped",
+			  old->owner.name);
 	job_end(old, &failure);
 	if (form_finish(job, &failure))
 		job_fail(job, &failure, NULL);
@@ -222,18 +226,18 @@ void regroup_join(struct server *server, struct join *given, struct delivery *de
 			      over ? over->text : "this server has no such job");
 		return;
 	}
-	if (!job->home || !job->elastic || !move_is_current(job, &delivery->header)) {
+	if (!job->home || !job->membership.elastic || !move_is_current(job, &delivery->header)) {
 		refuse(delivery, -ESHUTDOWN, "job %s: this is not its home, or knows other ranks",
-		       job->name);
+		       job->owner.name);
 		return;
 	}
 	if (attach_check(job, delivery->peer, join->node, &failure)) {
 		delivery_fail(delivery, failure.status, failure.text);
 		return;
 	}
-	if (join->epoch != job->epoch || join->view_digest != job->view_digest) {
-		refuse(delivery, -EINVAL, "job %s: node %u regroups in another view", job->name,
-		       join->node);
+	if (join->epoch != job->forming.epoch || join->view_digest != job->forming.view_digest) {
+		refuse(delivery, -EINVAL, "job %s: node %u regroups in another view",
+		       job->owner.name, join->node);
 		return;
 	}
 	for (uint32_t i = 0; i < join->n_ranks; i++) {
@@ -241,8 +245,8 @@ void regroup_join(struct server *server, struct join *given, struct delivery *de
 
 		if (rank < job->size && job->node_of_rank[rank] == join->node)
 			continue;
-		refuse(delivery, -EPROTO, "job %s: rank %u is none of node %u", job->name, rank,
-		       join->node);
+		refuse(delivery, -EPROTO, "job %s: rank %u is none of node %u", job->owner.name,
+		       rank, join->node);
 		return;
 	}
 	node = &job->nodes[join->node];
@@ -255,16 +259,16 @@ void regroup_join(struct server *server, struct join *given, struct delivery *de
 		regroup(job);
 		return;
 	}
-	if (job->regroup_by_ns != CLOCK_NEVER)
+	if (job->membership.regroup_by_ns != CLOCK_NEVER)
 		return;
-	job->regroup_by_ns = clock_now_ns() + job_patience_ns(job);
+	job->membership.regroup_by_ns = clock_now_ns() + job_patience_ns(job);
 	/* Without memory it is looked at with the next of its deadlines. */
-	(void)job_wake_by(job, job->regroup_by_ns);
+	(void)job_wake_by(job, job->membership.regroup_by_ns);
 }
 
 /* Those who have not come are missed as in any round. */
 void regroup_expired(struct job *job)
 {
-	job->regroup_by_ns = CLOCK_NEVER;
+	job->membership.regroup_by_ns = CLOCK_NEVER;
 	(void)elastic_without_late(job);
 }

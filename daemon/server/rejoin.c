@@ -31,7 +31,7 @@ static bool can_begin(const struct job *job, const struct join *join)
 {
 	const struct job_node *node = &job->nodes[join->node];
 
-	return job->joined && !node->spoke && !node->left && !node->out &&
+	return job->forming.answer && !node->spoke && !node->left && !node->out &&
 	       join->size == job->size && join->n_nodes == job->n_nodes && same_ranks(job, join);
 }
 
@@ -42,11 +42,11 @@ bool rejoin(struct job *job, const struct join *join, struct delivery *delivery)
 		.op = DATA_OK,
 		.job = job->number,
 		.node = join->node,
-		.epoch = job->epoch,
-		.len = (uint32_t)job->joined_len,
+		.epoch = job->forming.epoch,
+		.len = (uint32_t)job->forming.answer_len,
 	};
 
-	if (!job->resume || !node)
+	if (!job->retention.resume || !node)
 		return false;
 	rejoin_end(node, -EALREADY, "a newer join of the same node has come");
 	/* Others may be on their way, or come back with the ledger: then this one is taken back. */
@@ -57,6 +57,6 @@ bool rejoin(struct job *job, const struct join *join, struct delivery *delivery)
 	if (!can_begin(job, join))
 		return false;
 	node->instance = join->instance;
-	delivery_answer(delivery, &header, NULL, job->joined);
+	delivery_answer(delivery, &header, NULL, job->forming.answer);
 	return true;
 }

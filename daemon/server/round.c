@@ -44,21 +44,21 @@ static int check(const struct job *job, const struct delivery *delivery, struct 
 		return r;
 	if (!set_has(job, h, h->node))
 		return failure_set(failure, -EPROTO, "job %s: node %u has no part in block %u",
-				   job->name, h->node, h->block);
+				   job->owner.name, h->node, h->block);
 	len = set_gives(job, h, h->node) ? h->part_len : 0;
 	if (h->len != len)
 		return failure_set(failure, -EPROTO,
-				   "job %s: node %u brings %u bytes where %u belong", job->name,
-				   h->node, h->len, len);
+				   "job %s: node %u brings %u bytes where %u belong",
+				   job->owner.name, h->node, h->len, len);
 	if (!set_reduces(h))
 		return 0;
 	if (!reduce_supported(h->dtype, data_reduction(h->reduction)))
 		return failure_set(failure, -EINVAL, "job %s: %s of %s cannot be reduced",
-				   job->name, reduction_name(data_reduction(h->reduction)),
+				   job->owner.name, reduction_name(data_reduction(h->reduction)),
 				   dtype_name(h->dtype));
 	if (h->len && (uintptr_t)delivery->payload % dtype_size(h->dtype))
 		return failure_set(failure, -EINVAL, "job %s: data is not aligned to its elements",
-				   job->name);
+				   job->owner.name);
 	return 0;
 }
 
@@ -107,7 +107,7 @@ static void mismatch(const struct tensor *tensor, const struct data_header *a,
 	describe(b, part, what_b, sizeof(what_b));
 	(void)failure_set(
 		failure, -EINVAL, "job %s: %s, round %llu: the ranks disagree. %s: %s; %s: %s",
-		tensor->job->name, tensor_text(tensor, &text), (unsigned long long)a->round,
+		tensor->job->owner.name, tensor_text(tensor, &text), (unsigned long long)a->round,
 		job_node_text(tensor->job, a->node, &node_a), what_a,
 		job_node_text(tensor->job, b->node, &node_b), what_b);
 }
@@ -117,7 +117,8 @@ static void mismatch_round(const struct tensor *tensor, const struct data_header
 {
 	struct round_text text;
 
-	if (!tensor->job->elastic || a->operation != b->operation || a->root == b->root ||
+	if (!tensor->job->membership.elastic || a->operation != b->operation ||
+	    a->root == b->root ||
 	    (a->operation != OPERATION_ALL_GATHER && a->operation != OPERATION_REDUCE_SCATTER)) {
 		mismatch(tensor, a, b, false, failure);
 		return;
@@ -125,7 +126,7 @@ static void mismatch_round(const struct tensor *tensor, const struct data_header
 	(void)failure_set(failure, -EREMCHG,
 			  "job %s: %s, round %llu: not all ranks had heard of the same losses when "
 			  "they submitted the %s: submit it again",
-			  tensor->job->name, tensor_text(tensor, &text),
+			  tensor->job->owner.name, tensor_text(tensor, &text),
 			  (unsigned long long)a->round, operation_name(a->operation));
 }
 
@@ -153,7 +154,7 @@ static void late(struct job *job, struct delivery *delivery, int status, const c
 {
 	metric_count(&job->server->late, 1);
 	refuse(delivery, status, "job %s: tensor number %llu, round %llu, block %u, part %u: %s",
-	       job->name, (unsigned long long)delivery->header.key,
+	       job->owner.name, (unsigned long long)delivery->header.key,
 	       (unsigned long long)delivery->header.round, delivery->header.block,
 	       delivery->header.part, text);
 }
@@ -180,7 +181,7 @@ static bool is_new(struct tensor *tensor, struct delivery *delivery, uint32_t pi
 		delivery_fail(delivery, failed->status, failed->text);
 		return false;
 	}
-	if (slot && !slot->rows && tensor->job->resume && keep_may_repeat(slot, delivery))
+	if (slot && !slot->rows && tensor->job->retention.resume && keep_may_repeat(slot, delivery))
 		return true;
 	if (slot && slot->late && !slot->acked[h->node])
 		return true;
@@ -264,9 +265,9 @@ static bool fail_left(struct tensor *tensor, const struct data_header *header,
 		return false;
 	if (elastic_without_left(job))
 		return false;
-	(void)failure_set(failure, -EPIPE, "job %s: %s, round %llu: %s %s left the job", job->name,
-			  tensor_text(tensor, &text), (unsigned long long)header->round, missing,
-			  ranks_have(&ranks));
+	(void)failure_set(failure, -EPIPE, "job %s: %s, round %llu: %s %s left the job",
+			  job->owner.name, tensor_text(tensor, &text),
+			  (unsigned long long)header->round, missing, ranks_have(&ranks));
 	round_fail(tensor, header->round, failure);
 	return true;
 }
@@ -278,7 +279,7 @@ void round_over_quota(struct job *job, struct delivery *delivery)
 	(void)failure_set(&failure, -EDQUOT,
 			  "job %s: a server may hold %llu bytes for it, its job_quota, and that is "
 			  "not enough: raise job_quota, or have fewer operations in flight",
-			  job->name, (unsigned long long)job->server->params.job_quota_bytes);
+			  job->owner.name, (unsigned long long)job->server->params.job_quota_bytes);
 	delivery_fail(delivery, failure.status, failure.text);
 	job_fail(job, &failure, NULL);
 }
@@ -315,11 +316,11 @@ static int slot_get(struct tensor *tensor, const struct delivery *delivery, stru
 	uint64_t len = delivery->payload_block ? h->len : 0;
 	int r;
 
-	if (quota_charge(job->quota, len))
+	if (quota_charge(job->memory.quota, len))
 		return QUOTA_E_FULL;
 	r = slot ? 0 : new_slot(tensor, delivery, &slot);
 	if (r) {
-		quota_release(job->quota, len);
+		quota_release(job->memory.quota, len);
 		return r;
 	}
 	slot->charged += len;
@@ -360,7 +361,7 @@ static void fail_gone(struct tensor *tensor, const struct data_header *header)
 
 	(void)failure_set(&failure, -EREMCHG,
 			  "job %s: %s, round %llu: %s is not in the job any more: submit it again",
-			  tensor->job->name, tensor_text(tensor, &text),
+			  tensor->job->owner.name, tensor_text(tensor, &text),
 			  (unsigned long long)header->round,
 			  set_reduces(header) ? "a rank that it was submitted with"
 					      : "the rank that part of it comes from");
@@ -396,11 +397,11 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	int r;
 
 	/* It is not what the nodes have to agree on. */
-	if (job->elastic && h->operation == OPERATION_BARRIER) {
+	if (job->membership.elastic && h->operation == OPERATION_BARRIER) {
 		waits = h->root ? LEDGER_WAITING : 0;
 		delivery->header.root = 0;
 	}
-	if (by_rows && job->resume) {
+	if (by_rows && job->retention.resume) {
 		flags = h->root;
 		delivery->header.root = 0;
 	}
@@ -413,11 +414,11 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		delivery_fail(delivery, r, failure.text);
 		return;
 	}
-	if (job->resume)
+	if (job->retention.resume)
 		keep_past(tensor, h->node, h->round);
-	if (job->resume && keep_ack(job, h->node, (uint32_t)h->status)) {
+	if (job->retention.resume && keep_ack(job, h->node, (uint32_t)h->status)) {
 		refuse(delivery, -EPROTO, "job %s: node %u has results that it was not sent",
-		       job->name, h->node);
+		       job->owner.name, h->node);
 		return;
 	}
 	if (h->operation == OPERATION_ACCUMULATE) {
@@ -428,7 +429,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		return;
 	if (!is_new(tensor, delivery, number) || !agrees(tensor, delivery))
 		return;
-	slot = job->resume && !by_rows ? slot_of(tensor, h) : NULL;
+	slot = job->retention.resume && !by_rows ? slot_of(tensor, h) : NULL;
 	if (slot && (slot->kept || slot->from[h->node])) {
 		if (job->stragglers.quorum)
 			measure(slot, node, at_ns);
@@ -452,7 +453,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	if (r) {
 		if (r == -EPROTO)
 			refuse(delivery, r, "job %s: a piece of another list than those before it",
-			       job->name);
+			       job->owner.name);
 		else
 			delivery_fail(delivery, job_no_memory(job, r, &failure), failure.text);
 		return;
@@ -538,7 +539,7 @@ static void expire(struct slot *slot, uint64_t now_ns)
 		what = "offered what they keep";
 	}
 	(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s, round %llu: %s %s not %s within %s s",
-			  job->name, tensor_text(tensor, &text),
+			  job->owner.name, tensor_text(tensor, &text),
 			  (unsigned long long)slot->header.round, ranks, ranks_have(&missing), what,
 			  job_seconds_text(job->request_timeout_ms, &seconds));
 	round_fail(tensor, slot->header.round, &failure);

@@ -18,7 +18,7 @@ int rows_parse(const struct job *job, struct delivery *delivery, struct data_pie
 
 	if (!delivery->payload_block || data_rows_parse(h, delivery->payload, ret_piece, &why))
 		return failure_set(failure, -EPROTO, "job %s: push_pull_rows of node %u: %s",
-				   job->name, h->node, why);
+				   job->owner.name, h->node, why);
 	h->part = 0;
 	h->offset = 0;
 	h->part_len = (uint32_t)ret_piece->row_len;
@@ -35,7 +35,7 @@ bool rows_has(const struct slot *slot, uint32_t node, uint32_t part)
 
 static int slot_charge(struct slot *slot, uint64_t len)
 {
-	if (quota_charge(slot->job->quota, len))
+	if (quota_charge(slot->job->memory.quota, len))
 		return QUOTA_E_FULL;
 	slot->charged += len;
 	return 0;
@@ -46,11 +46,11 @@ static int rows_new(struct slot *slot, const struct data_piece *piece, uint64_t 
 	struct job *job = slot->job;
 	size_t len = sizeof(*slot->rows) + job->n_nodes * sizeof(slot->rows->nodes[0]);
 
-	if (quota_charge(job->quota, len))
+	if (quota_charge(job->memory.quota, len))
 		return QUOTA_E_FULL;
 	slot->rows = calloc(1, len);
 	if (!slot->rows) {
-		quota_release(job->quota, len);
+		quota_release(job->memory.quota, len);
 		return error_origin(-ENOMEM);
 	}
 	slot->rows->charged = len;
@@ -144,7 +144,7 @@ static int make_results(struct slot *slot, uint64_t n)
 	uint64_t n_pieces = MAX((n + step - 1) / step, UINT64_C(1)), left = n;
 	int r;
 
-	if (quota_charge(job->quota, n_pieces * sizeof(struct block *)))
+	if (quota_charge(job->memory.quota, n_pieces * sizeof(struct block *)))
 		return QUOTA_E_FULL;
 	rows->charged += n_pieces * sizeof(struct block *);
 	rows->results = calloc(n_pieces, sizeof(struct block *));
@@ -155,7 +155,7 @@ static int make_results(struct slot *slot, uint64_t n)
 		uint64_t here = MIN(left, (uint64_t)step);
 
 		r = block_new(job->server->params.blocks, data_rows_len(here, rows->row_len),
-			      job->quota, &rows->results[rows->n_results]);
+			      job->memory.quota, &rows->results[rows->n_results]);
 		if (r)
 			return r;
 		head.n = n;
@@ -232,15 +232,15 @@ static void fail_merge(struct slot *slot)
 				  "job %s: a server may hold %llu bytes for it, its job_quota, and "
 				  "a result does not fit: raise job_quota, or have fewer "
 				  "operations in flight",
-				  job->name,
+				  job->owner.name,
 				  (unsigned long long)job->server->params.job_quota_bytes);
 	else if (status == -EINVAL)
 		(void)failure_set(&failure, -EINVAL,
 				  "job %s: push_pull_rows: the rows of %s are not in order, or "
 				  "not of the table",
-				  job->name, job_node_text(job, slot->rows->bad_node, &node));
+				  job->owner.name, job_node_text(job, slot->rows->bad_node, &node));
 	else
-		(void)failure_set(&failure, status, "job %s: a result: %s", job->name,
+		(void)failure_set(&failure, status, "job %s: a result: %s", job->owner.name,
 				  strerror(-status));
 	slot_fail(slot, failure.status, failure.text);
 	if (status == QUOTA_E_FULL)
@@ -272,7 +272,7 @@ static void release_inputs(struct slot *slot)
 		free_blocks(&rows->nodes[i]);
 	free(TAKE_PTR(rows->lists));
 	free(TAKE_PTR(rows->cursors));
-	quota_release(job->quota, slot->charged - rows->slot_len);
+	quota_release(job->memory.quota, slot->charged - rows->slot_len);
 	slot->charged = rows->slot_len;
 }
 
@@ -284,7 +284,7 @@ static void release_held(struct slot *slot)
 
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (!rows->nodes[i].gone && !job->nodes[i].left &&
-		    (job->resume || rows->nodes[i].n_pulled < rows->n_results - 1))
+		    (job->retention.resume || rows->nodes[i].n_pulled < rows->n_results - 1))
 			return;
 	slot_free(slot);
 }
@@ -305,7 +305,7 @@ static void answer_all(struct slot *slot)
 	struct rows *rows = slot->rows;
 	struct delivery *again;
 
-	for (uint32_t i = 0; slot->job->resume && i < slot->job->n_nodes; i++)
+	for (uint32_t i = 0; slot->job->retention.resume && i < slot->job->n_nodes; i++)
 		rows->nodes[i].gone |= past[i] >= slot->header.round;
 	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
 		if (slot->from[i]) {
@@ -316,7 +316,7 @@ static void answer_all(struct slot *slot)
 		list_remove(&again->link);
 		answer_held(slot, again);
 	}
-	if (rows->n_results > 1 || slot->job->resume) {
+	if (rows->n_results > 1 || slot->job->retention.resume) {
 		slot_hold(slot);
 		release_held(slot);
 	} else {
@@ -407,16 +407,17 @@ void rows_pull(struct job *job, struct delivery *delivery)
 	struct rows_node *node = slot ? &slot->rows->nodes[h->node] : NULL;
 
 	/* Who pulls a piece twice will miss another: pieces are counted, not remembered. */
-	if (!node || node->gone || (!job->resume && node->n_pulled >= slot->rows->n_results - 1)) {
+	if (!node || node->gone ||
+	    (!job->retention.resume && node->n_pulled >= slot->rows->n_results - 1)) {
 		refuse(delivery, -ESTALE,
 		       "job %s: tensor number %llu, round %llu, block %u: its result is not held",
-		       job->name, (unsigned long long)h->key, (unsigned long long)h->round,
+		       job->owner.name, (unsigned long long)h->key, (unsigned long long)h->round,
 		       h->block);
 		return;
 	}
 	if (h->part >= slot->rows->n_results) {
 		refuse(delivery, -EPROTO, "job %s: a result of %llu pieces has no piece %u",
-		       job->name, (unsigned long long)slot->rows->n_results, h->part);
+		       job->owner.name, (unsigned long long)slot->rows->n_results, h->part);
 		return;
 	}
 	node->n_pulled++;
@@ -518,7 +519,7 @@ static void forget_node(struct slot *slot, uint32_t node)
 
 	slot->n_here -= from->n_pieces && from->n_here == from->n_pieces;
 	free_blocks(from);
-	quota_release(slot->job->quota, from->charged);
+	quota_release(slot->job->memory.quota, from->charged);
 	slot->charged -= from->charged;
 	*from = (struct rows_node){ 0 };
 	if (waiting)
@@ -529,7 +530,7 @@ void rows_attached(struct job *job, uint32_t node)
 {
 	struct slot *slot;
 
-	list_for_each (slot, &job->open, in_job)
+	list_for_each (slot, &job->store.open, in_job)
 		if (slot->rows && slot->rows->nodes[node].n_pieces)
 			forget_node(slot, node);
 }
@@ -573,7 +574,7 @@ struct rows *rows_free(struct slot *slot)
 	for (uint64_t i = 0; i < rows->n_results; i++)
 		(void)block_unref(rows->results[i]);
 	free(rows->results);
-	quota_release(slot->job->quota, rows->charged);
+	quota_release(slot->job->memory.quota, rows->charged);
 	free(rows);
 	return NULL;
 }

@@ -1,7 +1,7 @@
 /*
  * push_pull_rows at the server: lists of rows come in pieces from every node; when all are there, they are merged and each
  * row is reduced in the order of nodes; the result goes back in pieces. A slot of such a round has a struct rows beside
- * it. Once the first pieces of a longer result have been answered the slot is held, in job->held, until every node has
+ * it. Once the first pieces of a longer result have been answered the slot is held, in store.held, until every node has
  * pulled the rest, or given up. Of a job that outlives its daemons' processes every result is held, until every node has it
  * where it outlasts a daemon. Control thread only; the merge runs in the pool.
  *
@@ -74,7 +74,7 @@ void rows_attached(struct job *job, uint32_t node);
 void rows_past(struct round *round, uint32_t node);
 /* A PULL of a node that attach_check() has passed. */
 void rows_pull(struct job *job, struct delivery *delivery);
-/* For the sweep: a slot in job->held, when nodes may have left. */
+/* For the sweep: a slot in store.held, when nodes may have left. */
 void rows_visit(struct job *job, struct list *link, uint64_t now_ns);
 /* A node wants nothing of this round any more: it has all, or the round has failed. */
 void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round);

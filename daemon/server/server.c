@@ -97,7 +97,8 @@ static struct job *job_of_call(struct server *server, struct delivery *delivery)
 	struct failure failure;
 
 	if (job && !move_is_current(job, h))
-		refuse(delivery, -ESHUTDOWN, "job %s: it goes on with other servers", job->name);
+		refuse(delivery, -ESHUTDOWN, "job %s: it goes on with other servers",
+		       job->owner.name);
 	else if (job && attach_check(job, delivery->peer, h->node, &failure))
 		delivery_fail(delivery, failure.status, failure.text);
 	else if (job) {
@@ -115,7 +116,7 @@ static void pushed(struct job *job, struct delivery *delivery)
 	if (job->nodes[delivery->header.node].attached)
 		round_contribute(job, delivery);
 	else
-		refuse(delivery, -EPROTO, "job %s: node %u has not attached", job->name,
+		refuse(delivery, -EPROTO, "job %s: node %u has not attached", job->owner.name,
 		       delivery->header.node);
 }
 
@@ -258,7 +259,7 @@ void server_drain(struct server *server, uint32_t *ret_moved, uint32_t *ret_stay
 
 	server->draining = true;
 	list_for_each_safe (job, tmp, &server->jobs, link) {
-		if (job->state != JOB_RUNNING || job->n_attached < job->n_nodes)
+		if (job->state != JOB_RUNNING || job->attachment.n < job->n_nodes)
 			continue;
 		if (move_drain(job))
 			moved++;
@@ -292,8 +293,8 @@ static const char *joining_text(const struct job *job, struct ranks_text *ret_mi
 
 static void waiting_text(const struct job *job, char *buffer, size_t len)
 {
-	const struct slot *oldest = list_first(&job->open, struct slot, in_job);
-	uint64_t since_ns = job->since_ns;
+	const struct slot *oldest = list_first(&job->store.open, struct slot, in_job);
+	uint64_t since_ns = job->forming.since_ns;
 	struct ranks_text missing;
 	char what[128];
 
@@ -324,9 +325,9 @@ static void job_info(const struct job *job, struct server_job_info *info)
 		.n_nodes = job->n_nodes,
 		.rounds = job->n_rounds,
 		.bytes = job->n_bytes,
-		.in_flight = job->n_open + job->n_summing,
+		.in_flight = job->store.n_open + job->store.n_summing,
 	};
-	(void)snprintf(info->name, sizeof(info->name), "%s", job->name);
+	(void)snprintf(info->name, sizeof(info->name), "%s", job->owner.name);
 	waiting_text(job, info->waiting_for, sizeof(info->waiting_for));
 }
 
@@ -357,7 +358,7 @@ int server_arrivals(struct server *server, const char *name, struct arrivals_inf
 	size_t n;
 
 	list_for_each (job, &server->jobs, link)
-		if (job->arrivals && job_is_called(job->name, job->number, name))
+		if (job->arrivals && job_is_called(job->owner.name, job->number, name))
 			found = job;
 	n = found ? found->n_nodes : 0;
 	infos = calloc(MAX(n, (size_t)1), sizeof(*infos));

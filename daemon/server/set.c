@@ -53,19 +53,19 @@ static uint32_t target(const struct job *job, const struct data_header *header)
 int set_check(const struct job *job, const struct data_header *header, struct failure *failure)
 {
 	if (header->block >= n_blocks(job, header))
-		return failure_set(failure, -EINVAL, "job %s: %s has no block %u", job->name,
+		return failure_set(failure, -EINVAL, "job %s: %s has no block %u", job->owner.name,
 				   operation_name(header->operation), header->block);
-	if (job->elastic && (header->operation == OPERATION_ALL_TO_ALL ||
-			     header->operation == OPERATION_PUSH_PULL_ROWS))
+	if (job->membership.elastic && (header->operation == OPERATION_ALL_TO_ALL ||
+					header->operation == OPERATION_PUSH_PULL_ROWS))
 		return failure_set(failure, -EOPNOTSUPP, "job %s: it is elastic, and has no %s",
-				   job->name, operation_name(header->operation));
+				   job->owner.name, operation_name(header->operation));
 	if (header->operation == OPERATION_BROADCAST && header->root >= job->size)
 		return failure_set(failure, -EINVAL, "job %s: broadcast from rank %u of %u",
-				   job->name, header->root, job->size);
+				   job->owner.name, header->root, job->size);
 	if (header->operation == OPERATION_ALL_TO_ALL && source(job, header) == target(job, header))
 		return failure_set(failure, -EINVAL,
-				   "job %s: block %u of all_to_all stays on node %u", job->name,
-				   header->block, source(job, header));
+				   "job %s: block %u of all_to_all stays on node %u",
+				   job->owner.name, header->block, source(job, header));
 	return 0;
 }
 
@@ -93,7 +93,7 @@ bool set_wants(const struct job *job, const struct data_header *header, uint32_t
 		return true;
 	case OPERATION_REDUCE_SCATTER:
 		/* Whoever is lost, another has what those that have ended the round have got. */
-		return job->elastic || node == target(job, header);
+		return job->membership.elastic || node == target(job, header);
 	case OPERATION_ALL_TO_ALL:
 		return node == target(job, header);
 	case OPERATION_BROADCAST:
@@ -107,13 +107,13 @@ bool set_wants(const struct job *job, const struct data_header *header, uint32_t
 bool set_is_possible(const struct job *job, const struct data_header *header)
 {
 	/* Its blocks are those of the ranks that there were. */
-	if (job->elastic && header->operation == OPERATION_REDUCE_SCATTER)
-		return job->n_gone == header->root;
+	if (job->membership.elastic && header->operation == OPERATION_REDUCE_SCATTER)
+		return job->membership.n_gone == header->root;
 	return set_reduces(header) || header->operation == OPERATION_BARRIER || !header->part_len ||
 	       !job->nodes[source(job, header)].out;
 }
 
 uint32_t set_count(const struct job *job, const struct data_header *header)
 {
-	return header->operation == OPERATION_ALL_TO_ALL ? 2 : job->n_nodes - job->n_out;
+	return header->operation == OPERATION_ALL_TO_ALL ? 2 : job->n_nodes - job->membership.n_out;
 }

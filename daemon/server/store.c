@@ -97,7 +97,7 @@ static struct tensor *tensor_after(struct job_node *node, uint64_t key)
 static struct tensor *tensor_find(const struct job *job, struct job_node *node, uint64_t key)
 {
 	struct tensor *tensor = node ? tensor_after(node, key) : NULL;
-	struct map_entry *entry = tensor ? NULL : map_find(&job->tensors, key);
+	struct map_entry *entry = tensor ? NULL : map_find(&job->store.tensors, key);
 
 	if (entry) {
 		tensor = container_of(entry, struct tensor, entry);
@@ -123,12 +123,13 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 		*ret_tensor = tensor;
 		return 0;
 	}
-	if (job->tensors.n_entries >= max)
+	if (job->store.tensors.n_entries >= max)
 		return failure_set(failure, -EDQUOT,
 				   "job %s: %u tensors are in use already, its max_tensors",
-				   job->name, max);
-	tensor = bulk_take(&job->bulk, sizeof(*tensor) + job->n_nodes * sizeof(tensor->past[0]));
-	r = tensor ? map_add(&job->tensors, key, &tensor->entry) : -errno;
+				   job->owner.name, max);
+	tensor = bulk_take(&job->store.bulk,
+			   sizeof(*tensor) + job->n_nodes * sizeof(tensor->past[0]));
+	r = tensor ? map_add(&job->store.tensors, key, &tensor->entry) : -errno;
 	if (r)
 		return job_no_memory(job, r, failure);
 	tensor->job = job;
@@ -136,7 +137,7 @@ int tensor_get(struct job *job, struct job_node *node, uint64_t key, struct tens
 	tensor->key = key;
 	list_init(&tensor->rounds);
 	list_init(&tensor->failed);
-	list_push_back(&job->all_tensors, &tensor->in_job);
+	list_push_back(&job->store.all_tensors, &tensor->in_job);
 	*ret_tensor = tensor;
 	return 0;
 }
@@ -205,7 +206,8 @@ static uint64_t far_hash(const void *of, uint64_t number)
 
 static struct round *far_round(const struct tensor *tensor, uint64_t number)
 {
-	struct map_entry *entry = map_find(&tensor->job->far_rounds, far_hash(tensor, number));
+	struct map_entry *entry =
+		map_find(&tensor->job->store.far_rounds, far_hash(tensor, number));
 
 	for (; entry; entry = map_find_next(entry)) {
 		struct round *round = container_of(entry, struct round, far);
@@ -270,7 +272,7 @@ void part_close(struct part *part, uint64_t number)
 static struct slot *far_slot(const struct part *part, uint64_t number)
 {
 	const struct job *job = list_first(&part->slots, struct slot, in_part)->job;
-	struct map_entry *entry = map_find(&job->far_slots, far_hash(part, number));
+	struct map_entry *entry = map_find(&job->store.far_slots, far_hash(part, number));
 
 	for (; entry; entry = map_find_next(entry)) {
 		struct slot *slot = container_of(entry, struct slot, far);
@@ -310,18 +312,18 @@ int part_get(struct tensor *tensor, const struct data_header *header, struct par
 		*ret_part = part;
 		return 0;
 	}
-	if (quota_charge(job->quota, part_len(job)))
+	if (quota_charge(job->memory.quota, part_len(job)))
 		return QUOTA_E_FULL;
-	part = bulk_take(&job->bulk, part_len(job));
+	part = bulk_take(&job->store.bulk, part_len(job));
 	r = part ? map_add(&tensor->parts, part_hash(header), &part->entry) : -errno;
 	if (r) {
-		quota_release(job->quota, part_len(job));
+		quota_release(job->memory.quota, part_len(job));
 		return error_origin(r);
 	}
-	job->charged_parts += part_len(job);
+	job->memory.charged_parts += part_len(job);
 	list_init(&part->slots);
 	list_init(&part->carried);
-	list_push_back(&job->parts, &part->in_job);
+	list_push_back(&job->store.parts, &part->in_job);
 	if (!tensor->first_part)
 		tensor->first_part = part;
 	*ret_part = part;
@@ -330,13 +332,13 @@ int part_get(struct tensor *tensor, const struct data_header *header, struct par
 
 static struct round *round_take(struct job *job)
 {
-	struct round *round = list_first(&job->spare_rounds, struct round, link);
+	struct round *round = list_first(&job->store.spare_rounds, struct round, link);
 	size_t len = sizeof(*round) + job->n_nodes;
 
 	if (!round)
-		return bulk_take(&job->bulk, len);
+		return bulk_take(&job->store.bulk, len);
 	list_remove(&round->link);
-	list_fetch_first(&job->spare_rounds, struct round, link, sizeof(*round));
+	list_fetch_first(&job->store.spare_rounds, struct round, link, sizeof(*round));
 	memset(round, 0, len);
 	return round;
 }
@@ -356,10 +358,11 @@ static int round_get(struct tensor *tensor, const struct data_header *header,
 	if (!round)
 		return error_origin(-errno);
 	round->is_far = tensor->n_rounds >= STORE_NEAR;
-	r = round->is_far ? map_add(&job->far_rounds, far_hash(tensor, header->round), &round->far)
-			  : 0;
+	r = round->is_far
+		    ? map_add(&job->store.far_rounds, far_hash(tensor, header->round), &round->far)
+		    : 0;
 	if (r) {
-		list_push_front(&job->spare_rounds, &round->link);
+		list_push_front(&job->store.spare_rounds, &round->link);
 		return error_origin(r);
 	}
 	round->header = *header;
@@ -380,10 +383,10 @@ void round_put(struct round *round)
 	if (round->pinned || !list_empty(&round->slots))
 		return;
 	if (round->is_far)
-		map_remove(&job->far_rounds, &round->far);
+		map_remove(&job->store.far_rounds, &round->far);
 	round->tensor->n_rounds--;
 	list_remove(&round->link);
-	list_push_front(&job->spare_rounds, &round->link);
+	list_push_front(&job->store.spare_rounds, &round->link);
 }
 
 size_t slot_len(const struct job *job)
@@ -400,14 +403,14 @@ size_t slot_len(const struct job *job)
  */
 static struct slot *slot_take(struct job *job)
 {
-	struct slot *slot = list_first(&job->spare, struct slot, in_job);
+	struct slot *slot = list_first(&job->store.spare, struct slot, in_job);
 
 	if (slot) {
 		list_remove(&slot->in_job);
-		list_fetch_first(&job->spare, struct slot, in_job, sizeof(*slot));
+		list_fetch_first(&job->store.spare, struct slot, in_job, sizeof(*slot));
 		memset(slot, 0, slot_len(job));
 	} else {
-		slot = bulk_take(&job->bulk, slot_len(job));
+		slot = bulk_take(&job->store.bulk, slot_len(job));
 	}
 	return slot;
 }
@@ -424,18 +427,18 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 	r = part_get(tensor, header, &part);
 	if (r)
 		return r;
-	if (quota_charge(job->quota, slot_len(job)))
+	if (quota_charge(job->memory.quota, slot_len(job)))
 		return QUOTA_E_FULL;
 	slot = slot_take(job);
 	r = slot ? round_get(tensor, header, &round) : error_origin(-errno);
 	if (!r && part->n_slots >= STORE_NEAR) {
-		r = map_add(&job->far_slots, far_hash(part, header->round), &slot->far);
+		r = map_add(&job->store.far_slots, far_hash(part, header->round), &slot->far);
 		slot->is_far = !r;
 	}
 	if (r) {
-		quota_release(job->quota, slot_len(job));
+		quota_release(job->memory.quota, slot_len(job));
 		if (slot)
-			list_push_front(&job->spare, &slot->in_job);
+			list_push_front(&job->store.spare, &slot->in_job);
 		if (round)
 			round_put(round);
 		return r;
@@ -457,8 +460,8 @@ int slot_new(struct tensor *tensor, const struct delivery *delivery, struct slot
 	list_push_back(&part->slots, &slot->in_part);
 	part->n_slots++;
 	list_push_back(&round->slots, &slot->in_round);
-	list_push_back(&job->open, &slot->in_job);
-	job->n_open++;
+	list_push_back(&job->store.open, &slot->in_job);
+	job->store.n_open++;
 	*ret_slot = slot;
 	return 0;
 }
@@ -474,9 +477,9 @@ void slot_sum(struct slot *slot)
 {
 	struct job *job = slot->job;
 
-	slot_move(slot, &job->summing);
-	job->n_open--;
-	job->n_summing++;
+	slot_move(slot, &job->store.summing);
+	job->store.n_open--;
+	job->store.n_summing++;
 	slot->summing = true;
 }
 
@@ -484,8 +487,8 @@ void slot_hold(struct slot *slot)
 {
 	struct job *job = slot->job;
 
-	slot_move(slot, &job->held);
-	job->n_summing--;
+	slot_move(slot, &job->store.held);
+	job->store.n_summing--;
 	slot->held = true;
 }
 
@@ -499,21 +502,21 @@ void slot_free(struct slot *slot)
 	slot->rows = rows_free(slot);
 	quorum_drop(job, &slot->carried);
 	slot->more_inputs = held_free(slot->more_inputs);
-	quota_release(job->quota, slot->charged);
+	quota_release(job->memory.quota, slot->charged);
 	slot->result = block_unref(slot->result);
 	list_remove(&slot->in_part);
 	list_remove(&slot->in_round);
 	if (slot->is_far)
-		map_remove(&job->far_slots, &slot->far);
+		map_remove(&job->store.far_slots, &slot->far);
 	slot->part->n_slots--;
 	round_put(slot->round);
 	if (slot->summing)
-		job->n_summing -= !slot->held;
+		job->store.n_summing -= !slot->held;
 	else
-		job->n_open--;
+		job->store.n_open--;
 	sweep_leave(job, &slot->in_job);
 	list_remove(&slot->in_job);
-	list_push_front(&job->spare, &slot->in_job);
+	list_push_front(&job->store.spare, &slot->in_job);
 }
 
 void slot_fail(struct slot *slot, int status, const char *text)
@@ -564,13 +567,13 @@ void tensor_end(struct job *job, struct list *link)
 
 void store_end(struct job *job)
 {
-	map_done(&job->tensors);
-	map_done(&job->declared);
-	map_done(&job->named);
+	map_done(&job->store.tensors);
+	map_done(&job->names.declared);
+	map_done(&job->names.named);
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++)
 		job->nodes[i].last_tensor = NULL;
-	quota_release(job->quota, job->charged_parts);
-	job->charged_parts = 0;
+	quota_release(job->memory.quota, job->memory.charged_parts);
+	job->memory.charged_parts = 0;
 }
 
 void store_free(struct job *job)
@@ -579,9 +582,9 @@ void store_free(struct job *job)
 
 	accumulate_free(job);
 	/* With the pool gone nobody sums these any more. */
-	list_for_each_safe (slot, tmp, &job->summing, in_job)
+	list_for_each_safe (slot, tmp, &job->store.summing, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);
-	map_done(&job->far_slots);
-	map_done(&job->far_rounds);
-	bulk_done(&job->bulk);
+	map_done(&job->store.far_slots);
+	map_done(&job->store.far_rounds);
+	bulk_done(&job->store.bulk);
 }

@@ -3,11 +3,11 @@
  * that is not closed. A part remembers which rounds it has closed, a tensor which rounds have failed. All of it is
  * charged to the job. Control thread only; a slot's sum runs in the pool meanwhile.
  *
- *	slot	collecting: in job->open, waits for its set of nodes
- *		summing:    in job->summing, all have come, nothing more can join or fail it but the end of the job
- *		held:	    in job->held, answered, but not all of the result; push_pull_rows only, see rows.h
+ *	slot	collecting: in store.open, waits for its set of nodes
+ *		summing:    in store.summing, all have come, nothing more can join or fail it but the end of the job
+ *		held:	    in store.held, answered, but not all of the result; push_pull_rows only, see rows.h
  *		late:	    in job->late, answered to those who came, kept for those who have not; see quorum.h
- *		kept:	    in job->kept, answered, but not every node has said that it keeps it; see keep.h
+ *		kept:	    in store.kept, answered, but not every node has said that it keeps it; see keep.h
  */
 #pragma once
 

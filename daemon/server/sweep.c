@@ -41,16 +41,17 @@ static void end_answered(struct job *job, struct list *link)
 }
 
 static const struct stage stages[] = {
-	{ offsetof(struct job, kept), SWEEP_NEWS, keep_visit, end_slot },
-	{ offsetof(struct job, held), SWEEP_NEWS, rows_visit, end_answered },
-	{ offsetof(struct job, open), SWEEP_NEWS | SWEEP_TIME, round_visit, end_slot },
-	{ offsetof(struct job, late), 0, NULL, end_answered },
-	{ offsetof(struct job, accumulators), SWEEP_NEWS | SWEEP_TIME, accumulate_visit,
+	{ offsetof(struct job, store.kept), SWEEP_NEWS, keep_visit, end_slot },
+	{ offsetof(struct job, store.held), SWEEP_NEWS, rows_visit, end_answered },
+	{ offsetof(struct job, store.open), SWEEP_NEWS | SWEEP_TIME, round_visit, end_slot },
+	{ offsetof(struct job, store.late), 0, NULL, end_answered },
+	{ offsetof(struct job, store.accumulators), SWEEP_NEWS | SWEEP_TIME, accumulate_visit,
 	  accumulate_end },
-	{ offsetof(struct job, declaring), SWEEP_NEWS | SWEEP_TIME, declare_visit, declare_end },
-	{ offsetof(struct job, declarations), 0, NULL, declaration_end },
-	{ offsetof(struct job, parts), 0, NULL, part_end },
-	{ offsetof(struct job, all_tensors), 0, NULL, tensor_end },
+	{ offsetof(struct job, names.declaring), SWEEP_NEWS | SWEEP_TIME, declare_visit,
+	  declare_end },
+	{ offsetof(struct job, names.declarations), 0, NULL, declaration_end },
+	{ offsetof(struct job, store.parts), 0, NULL, part_end },
+	{ offsetof(struct job, store.all_tensors), 0, NULL, tensor_end },
 };
 
 static struct list *list_of(struct job *job, const struct stage *stage)

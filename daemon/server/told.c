@@ -9,7 +9,8 @@
 
 bool told_has_roll(const struct job *job, const struct data_header *header)
 {
-	return job->resume && data_has_roll(&job->stragglers, header->operation, header->part_len);
+	return job->retention.resume &&
+	       data_has_roll(&job->stragglers, header->operation, header->part_len);
 }
 
 uint32_t told_result_len(const struct job *job, const struct data_header *header)
@@ -20,7 +21,8 @@ uint32_t told_result_len(const struct job *job, const struct data_header *header
 
 bool told_is_complete(const struct job *job)
 {
-	return !job->resume || !job->fresh || !stragglers_any(&job->stragglers) || job->told;
+	return !job->retention.resume || !job->placement.fresh ||
+	       !stragglers_any(&job->stragglers) || job->retention.told;
 }
 
 /* The last word: what has waited goes on. */
@@ -31,7 +33,7 @@ static void look(struct job *job)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (!job->nodes[i].offers.told && !job->nodes[i].left)
 			return;
-	job->told = true;
+	job->retention.told = true;
 	job_hold(job);
 	if (quorum_told(job))
 		sweep(job, SWEEP_NEWS);

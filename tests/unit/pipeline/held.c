@@ -11,7 +11,7 @@ size_t held_at(const struct server *server)
 	const struct list *link;
 	size_t n = 0;
 
-	for (link = job->held.next; link != &job->held; link = link->next)
+	for (link = job->store.held.next; link != &job->store.held; link = link->next)
 		n++;
 	return n;
 }
