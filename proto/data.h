@@ -462,7 +462,11 @@ struct data_hello {
 		lane; /* low byte: index of this connection among those made together; high byte: number of
 			      * that set, so that connections made anew are not taken for more of the old */
 	uint64_t features;
-	uint64_t sender; /* random number of the sending process; equal: one peer */
+	/*
+	 * A random number: in the accepting side's hello that of its process, which others may know; in the connecting side's
+	 * one that the accepting side alone hears, the same for all connections of one peer.
+	 */
+	uint64_t sender;
 	char name[64];	 /* its node's name, for messages; NUL-terminated */
 	uint8_t nonce[DATA_NONCE_LEN];
 	uint8_t proof[DATA_PROOF_LEN];

@@ -210,6 +210,7 @@ int accept_adopt(struct transport *transport, int fd)
 	}
 	h->transport = transport;
 	h->is_accepting = true;
+	h->sender = transport->id;
 	h->done = on_handshake;
 	if (getpeername(fd, &address.any, &address.len) < 0)
 		address.any.sa_family = AF_UNSPEC;

@@ -209,6 +209,7 @@ static void begin_handshake(struct attempt *attempt)
 	*h = (struct handshake){
 		.transport = attempt->dial->peer->transport,
 		.lane = attempt->dial->peer->group << 8 | attempt->lane,
+		.sender = attempt->dial->peer->alias,
 		.offers_probe = attempt->dial->peer->offers_probe && !attempt->lane,
 		.done = on_handshake,
 	};

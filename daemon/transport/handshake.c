@@ -132,7 +132,7 @@ static int hello_make(const struct handshake *h, struct data_hello *ret_hello)
 		.version_min = DATA_VERSION_MIN,
 		.lane = (uint16_t)h->lane,
 		.features = h->our_features,
-		.sender = h->transport->id,
+		.sender = h->sender,
 	};
 
 	(void)snprintf(hello.name, sizeof(hello.name), "%s", h->transport->node);

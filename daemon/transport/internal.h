@@ -309,6 +309,7 @@ struct handshake {
 	struct transport *transport;
 	bool is_accepting;
 	unsigned lane;	   /* hello.lane, when connecting */
+	uint64_t sender;   /* hello.sender */
 	bool offers_probe; /* when connecting */
 	/*
 	 * Once: r is 0 and the socket is to be taken with TAKE_FD(source.fd), or a negative errno with the reason. is_final:
@@ -370,7 +371,12 @@ struct peer {
 	struct list link;
 	enum peer_kind kind;
 	enum peer_state state;
-	uint64_t id, expect_id;
+	uint64_t id, expect_id; /* the sender of the other side's hello */
+	/*
+	 * PEER_CALLED: the sender of our hellos, a random number that the other side alone hears: who does not know it cannot
+	 * add a connection to those of this peer, or take their place.
+	 */
+	uint64_t alias;
 	unsigned group; /* high byte of hello.lane */
 	char node[64];
 	char address[TRANSPORT_ADDRESS_MAX];

@@ -85,7 +85,7 @@ void rdma_hello_make(struct rdma_link *link, unsigned group)
 		.version = DATA_RDMA_VERSION,
 		.rail = (uint8_t)link->rail,
 		.receives = RDMA_RECEIVES,
-		.sender = link->rdma->transport->id,
+		.sender = link->is_accepting ? link->rdma->transport->id : link->peer->alias,
 		.group = (uint16_t)group,
 		.mtu = (uint16_t)link->mtu,
 	};

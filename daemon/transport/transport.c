@@ -8,6 +8,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include <stdio.h>
+#include <sys/random.h>
 
 #define LANES_MAX  DATA_LANE_BEAT /* the low byte of hello.lane */
 #define GROUPS_MAX 256		  /* the high byte */
@@ -287,6 +288,10 @@ int transport_connect(struct transport *transport, const char *address, uint64_t
 	r = peer_new(transport, PEER_CALLED, address, &peer);
 	if (r)
 		return error_trace(r);
+	if (getrandom(&peer->alias, sizeof(peer->alias), 0) != (ssize_t)sizeof(peer->alias)) {
+		peer_free(peer);
+		return error_origin(-EIO);
+	}
 	peer->expect_id = expect_id;
 	peer->group = transport->next_group++ % GROUPS_MAX;
 	r = dial_start(peer, resolved ? NULL : &addresses);
@@ -299,12 +304,12 @@ int transport_connect(struct transport *transport, const char *address, uint64_t
 	return 0;
 }
 
-/* The entry of the same daemon, or a new one. */
+/* The entry of the same daemon, or a new one. A daemon calls by another number than it answers by. */
 static struct transport_peer_info *info_of(struct transport_peer_info *infos, size_t *n,
 					   const struct peer *peer)
 {
 	for (size_t i = 0; i < *n; i++)
-		if (peer->id && infos[i].id == peer->id)
+		if (*peer->node && !strcmp(infos[i].node, peer->node))
 			return &infos[i];
 	infos[*n].id = peer->id;
 	return &infos[(*n)++];
@@ -334,7 +339,9 @@ int transport_peers(const struct transport *transport, struct transport_peer_inf
 		if (!*info->transport || peer->kind == PEER_CALLED)
 			rdma_describe(peer, info->transport, sizeof(info->transport));
 		(void)snprintf(info->node, sizeof(info->node), "%s", peer->node);
-		/* Where we call it says more than the port it calls from. */
+		/* Where and as whom we call it says more than where and as whom it calls. */
+		if (peer->kind == PEER_CALLED)
+			info->id = peer->id;
 		if (!*info->address || peer->kind == PEER_CALLED)
 			(void)snprintf(info->address, sizeof(info->address), "%s", peer->address);
 	}

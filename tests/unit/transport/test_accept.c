@@ -289,6 +289,30 @@ TEST(the_same_lane_again_is_a_new_peer)
 	fd_close(new);
 }
 
+/* The number of a daemon's process is in every view: who knows it cannot take the place of its connections, or add to them. */
+TEST(another_cannot_call_as_a_daemon)
+{
+	struct pair_config config = { .variant = { "tcp", false, 0, 2, false } };
+	_cleanup_(pair_freep) struct pair *pair = pair_new_with(&config);
+	unsigned group = pair->peer->group << 8;
+	struct data_header header;
+	int fds[2];
+
+	pair_settle(pair);
+	for (unsigned lane = 0; lane < ARRAY_SIZE(fds); lane++) {
+		fds[lane] =
+			raw_shake(pair, port_of(pair), NULL, pair->a.transport->id, group | lane);
+		raw_push_header(&header, 1, 0);
+		raw_send(pair, fds[lane], &header, sizeof(header));
+		pair_echo(pair, pair_take(pair));
+	}
+	pair_settle(pair);
+	ASSERT_EQ(pair->a.n_lost + pair->b.n_lost, 0);
+	for (unsigned lane = 0; lane < ARRAY_SIZE(fds); lane++)
+		fd_close(fds[lane]);
+	PAIR_UNTIL(pair, pair->b.n_lost);
+}
+
 /* Lanes of one group are one peer, those of another group another. */
 TEST(lanes_are_grouped)
 {
