@@ -111,6 +111,42 @@ static struct job *job_of_call(struct server *server, struct delivery *delivery)
 	return NULL;
 }
 
+/* What a job that ends holds goes in later turns: for so long no other ends. */
+#define RELIEF_NS NSEC_PER_SEC
+
+/* The job that holds the most of what this peer has contributed to, of those that run. */
+static struct job *largest_of(struct server *server, const struct peer *peer)
+{
+	struct job *job, *largest = NULL;
+
+	list_for_each (job, &server->jobs, link)
+		if (job->state == JOB_RUNNING && job_node_of(job, peer) != NODE_NONE &&
+		    (!largest || quota_used(job->memory.quota) > quota_used(largest->memory.quota)))
+			largest = job;
+	return largest;
+}
+
+/* Over its quota the peer would be lost, and with it all of its jobs, of whatever users: the one that holds the most ends before. */
+static void relieve(struct server *server, const struct peer *peer)
+{
+	uint64_t now_ns = clock_now_ns();
+	struct failure failure;
+	struct job *job;
+
+	if (server->relieved_ns && now_ns - server->relieved_ns < RELIEF_NS)
+		return;
+	job = largest_of(server, peer);
+	if (!job)
+		return;
+	server->relieved_ns = now_ns;
+	(void)failure_set(
+		&failure, -EDQUOT,
+		"job %s: of what %s has this server hold (peer_quota) the job has most: its "
+		"rounds wait for ranks that are behind",
+		job->owner.name, peer_name(peer));
+	job_fail(job, &failure, NULL);
+}
+
 static void pushed(struct job *job, struct delivery *delivery)
 {
 	if (job->nodes[delivery->header.node].attached)
@@ -151,6 +187,8 @@ void server_call_arrived(struct server *server, struct delivery *delivery)
 			declare_call(job, delivery);
 		return;
 	case DATA_PUSH:
+		if (peer_is_crowded(delivery->peer))
+			relieve(server, delivery->peer);
 		job = job_of_call(server, delivery);
 		if (job)
 			pushed(job, delivery);

@@ -100,6 +100,11 @@ void peer_offer_probe(struct peer *peer)
 	peer->offers_probe = true;
 }
 
+bool peer_is_crowded(const struct peer *peer)
+{
+	return quota_used(&peer->quota) > peer->quota.limit / 4 * 3;
+}
+
 const char *peer_source(const struct peer *peer)
 {
 	return peer->source;

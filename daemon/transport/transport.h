@@ -320,6 +320,11 @@ void peer_call_it(struct peer *peer, const char *node);
 bool peer_is_self(const struct peer *peer);
 /* Where its connections come from: base/source.h. "": not known, or our own process. */
 const char *peer_source(const struct peer *peer);
+/*
+ * Whether what we hold for the peer is more than three quarters of its quota. Over the whole the peer is lost, and all that it is
+ * there for.
+ */
+bool peer_is_crowded(const struct peer *peer);
 /* Where transport_connect() has sought the peer; NULL: the peer has connected to us, under whatever name, or is our own process. */
 const char *peer_called_at(const struct peer *peer);
 /* Whether the other side has a DATA_FEATURE_*, too. */

@@ -1175,6 +1175,12 @@ bool peer_is_self(const struct peer *peer)
 	return peer->kind == PEER_SELF;
 }
 
+bool peer_is_crowded(const struct peer *peer)
+{
+	(void)peer;
+	return false;
+}
+
 const char *peer_source(const struct peer *peer)
 {
 	return peer->address;

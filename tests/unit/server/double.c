@@ -10,7 +10,7 @@ struct peer {
 	struct far *far;
 	unsigned end;
 	char name[16];
-	bool killed, is_old;
+	bool killed, is_old, is_crowded;
 	unsigned n_no_memory;
 	bool is_self, keeps; /* far_lend() */
 	struct block *block;
@@ -186,6 +186,11 @@ void far_old(struct far *far, unsigned end, bool is_old)
 	peer_of(far, end)->is_old = is_old;
 }
 
+void far_crowd(struct far *far, unsigned end, bool is_crowded)
+{
+	peer_of(far, end)->is_crowded = is_crowded;
+}
+
 /* What the server calls of transport.h. */
 
 static void answered(struct delivery *delivery, int status)
@@ -262,6 +267,11 @@ bool delivery_filled(struct delivery *delivery)
 bool peer_is_self(const struct peer *peer)
 {
 	return peer->is_self;
+}
+
+bool peer_is_crowded(const struct peer *peer)
+{
+	return peer->is_crowded;
 }
 
 const char *peer_source(const struct peer *peer)

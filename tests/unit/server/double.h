@@ -9,6 +9,8 @@ bool far_killed(struct far *far, unsigned end);
 void far_no_memory(struct far *far, unsigned end);
 /* The end has neither DATA_FEATURE_STOPPING nor DATA_FEATURE_ORDINALS. */
 void far_old(struct far *far, unsigned end, bool is_old);
+/* What is held for it is close to its quota, or is not any more. */
+void far_crowd(struct far *far, unsigned end, bool is_crowded);
 /*
  * The end is of the server's process from now on, and its calls lend this block, which stays the test's, for their results; NULL: none.
  * Whether it keeps what is there.

@@ -661,6 +661,41 @@ TEST(quota_ends_the_job)
 	}
 }
 
+/* Before a peer is over its quota, and all of its jobs with it, the one that holds the most ends, whoever contributes just then. */
+TEST(of_a_crowded_peer_the_largest_job_ends)
+{
+	FAR = far_new(NULL);
+	struct layout small = far_layout("small", 2, NULL), large = far_layout("large", 2, NULL);
+	struct layout apart = far_layout("apart", 2, NULL);
+	struct asked *joins[2], *a, *held;
+
+	far_form(far, &small);
+	far_form(far, &large);
+	for (uint32_t i = 0; i < 2; i++)
+		joins[i] = far_join(far, 2 + i, &apart, i, NULL);
+	for (uint32_t i = 0; i < 2; i++) {
+		far_expect(far, joins[i], 0, NULL);
+		far_take_joined(joins[i], &apart);
+	}
+	for (uint32_t i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, 2 + i, &apart, i, FAR_INSTANCE + i), 0, NULL);
+	for (uint64_t round = 1; round <= 20; round++)
+		(void)push_as(far, 2, far_push(&apart, 1, round, 0), 1, 4);
+	for (uint64_t round = 1; round < 10; round++)
+		(void)push(far, &large, 1, round, 0, 1);
+	held = push(far, &large, 1, 10, 0, 1);
+	far_crowd(far, 0, true);
+	a = push(far, &small, 1, 1, 0, 1);
+	far_expect(far, held, -EDQUOT, "job large: of what end0");
+	far_expect_waiting(far, a);
+	/* Others do not end for what the first has not given back yet. */
+	a = push(far, &small, 1, 2, 0, 1);
+	far_expect_waiting(far, a);
+	far_crowd(far, 0, false);
+	(void)push(far, &small, 1, 2, 1, 1);
+	expect_values(far, a, 2, 4);
+}
+
 TEST(result_over_quota_ends_the_job)
 {
 	FAR = far_new(&(struct far_options){ .quota_bytes = 6000 });
