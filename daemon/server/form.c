@@ -555,6 +555,25 @@ static void form_add(struct job *job, struct join *join, struct delivery *delive
 }
 
 /*
+ * Whether a peer may begin a job that runs anew: a daemon of the job, or the next process of one, which may come before the
+ * old one is seen to be lost. Who else has the key and the job's name may not, unless nobody speaks for the node.
+ */
+static bool may_begin_anew(const struct job *job, uint32_t node, const struct peer *peer)
+{
+	const char *source = peer_source(peer);
+
+	if (node < job->n_nodes && !job->nodes[node].peer)
+		return true;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		const struct peer *theirs = job->nodes[i].peer;
+
+		if (theirs && (theirs == peer || !strcmp(peer_source(theirs), source)))
+			return true;
+	}
+	return false;
+}
+
+/*
  * A JOIN for a job that runs: late, or the beginning of the next run. Returns true when it was
  * answered.
  */
@@ -568,11 +587,16 @@ static bool form_anew(struct job *job, const struct join *join, struct delivery 
 		return true;
 	}
 	if (!join->n_ranks) {
-		if (join->node < job->n_nodes)
+		if (join->node < job->n_nodes && may_begin_anew(job, join->node, delivery->peer))
 			rejoin_end(&job->nodes[join->node], -ECANCELED,
 				   "this node takes no part any more");
 		refuse(delivery, -ECANCELED, "job %s: node %u was not in it", job->owner.name,
 		       join->node);
+		return true;
+	}
+	if (!may_begin_anew(job, join->node, delivery->peer)) {
+		refuse(delivery, -EACCES, "job %s: it runs, and %s does not speak for node %u",
+		       job->owner.name, peer_name(delivery->peer), join->node);
 		return true;
 	}
 	if (rejoin(job, join, delivery))

@@ -380,6 +380,23 @@ TEST(new_instance_ends_the_old_run)
 		   "started it anew");
 }
 
+/* Who has the cluster's key, and knows the job's name and whose it is, cannot end it by beginning it anew. */
+TEST(another_cannot_begin_a_run_anew)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", 2, two_each);
+	struct join_change anew = { .instance = 5000 };
+	struct asked *pending;
+
+	far_form(far, &layout);
+	pending = far_declare(far, 0, &layout, 0, "t", DTYPE_FLOAT32, 4, 0);
+	for (uint32_t node = 0; node < 2; node++)
+		far_expect(far, far_join(far, 5, &layout, node, &anew), -EACCES, "it runs, and");
+	far_expect_waiting(far, pending);
+	ASSERT_EQ(far->failed[0].n, 0);
+	ASSERT_EQ(far_n_jobs(far), 1);
+}
+
 TEST(jobs_are_limited)
 {
 	FAR = far_new(&(struct far_options){ .max_jobs = 2 });
