@@ -256,10 +256,6 @@ static void handle_regroup(const struct incoming *in)
 {
 	struct session *session = in->session;
 
-	/* What was posted before belongs to this run. */
-	ring_catch_up(session);
-	if (session->state != SESSION_OPEN)
-		return;
 	if (!session->in_job || session->join_id || session->regroup_id) {
 		session_answer(session, in->id, -ENOTCONN,
 			       session->regroup_id    ? "regroups already"
@@ -380,14 +376,6 @@ static void handle_leave(const struct incoming *in, const Bps__Control__Leave *l
 		session_answer(session, in->id, -ENOTCONN,
 			       session->leave_id ? "on its way out of its job already"
 						 : "in no job");
-		return;
-	}
-	/* What was posted before belongs to the job that is being left. */
-	ring_catch_up(session);
-	if (session->state != SESSION_OPEN)
-		return;
-	if (!session->in_job) {
-		session_answer(session, in->id, -ENOTCONN, session->last.text);
 		return;
 	}
 	if (leave->error) {
@@ -567,10 +555,6 @@ static void handle_unshare(const struct incoming *in, const Bps__Control__Unshar
 	struct map_entry *entry;
 	struct buffer *buffer;
 
-	/* Entries that were posted before may use it. */
-	ring_catch_up(session);
-	if (session->state != SESSION_OPEN)
-		return;
 	entry = map_find(&session->buffers, m->buffer);
 	if (!entry) {
 		session_answer(session, in->id, -EINVAL, "no such buffer is shared");
@@ -723,10 +707,6 @@ static void handle_cancel(const struct incoming *in, const Bps__Control__Cancel 
 	struct session *session = in->session;
 	struct session_request *request;
 
-	/* It may have been posted just before. */
-	ring_catch_up(session);
-	if (session->state != SESSION_OPEN)
-		return;
 	request = m->slot < SHM_SLOTS ? session->requests[m->slot] : NULL;
 	if (request && request->busy && request->base.ticket == m->ticket)
 		pipeline_cancel(&request->base);
@@ -788,11 +768,31 @@ static bool wants_descriptor(const Bps__Control__Request *request, enum porter_w
 	return true;
 }
 
+/*
+ * What was posted before a request belongs to the run that is left or regrouped, uses the buffer that is unshared, or is what is
+ * cancelled.
+ */
+static bool comes_after_entries(const Bps__Control__Request *request)
+{
+	return request->body_case == BPS__CONTROL__REQUEST__BODY_REGROUP ||
+	       request->body_case == BPS__CONTROL__REQUEST__BODY_LEAVE ||
+	       request->body_case == BPS__CONTROL__REQUEST__BODY_UNSHARE ||
+	       request->body_case == BPS__CONTROL__REQUEST__BODY_CANCEL;
+}
+
+static void defer(struct session *session, Bps__Control__Request *request, uint64_t until)
+{
+	session->deferred = request;
+	session->deferred_until = until;
+	ring_work(session, SESSION_ENTRIES);
+}
+
 void session_take_packet(struct session *session, const void *data, size_t len, bool has_fds)
 {
 	_cleanup_(unpack_freep) Bps__Control__Request *request = NULL;
 	struct incoming in = { .session = session, .fd = -1 };
 	enum porter_want want;
+	uint64_t until;
 	int r;
 
 	r = unpack(&bps__control__request__descriptor, data, len, (ProtobufCMessage **)&request);
@@ -810,8 +810,18 @@ void session_take_packet(struct session *session, const void *data, size_t len, 
 		session_fail(session, "asked for something before Hello");
 	else if (has_fds)
 		session_fetch(session, want, TAKE_PTR(request));
+	else if (comes_after_entries(request) && ring_is_behind(session, &until))
+		defer(session, TAKE_PTR(request), until);
 	else
 		handle(&in, request);
+}
+
+void session_take_deferred(struct session *session)
+{
+	_cleanup_(unpack_freep) Bps__Control__Request *request = TAKE_PTR(session->deferred);
+	struct incoming in = { .session = session, .id = request->id, .fd = -1 };
+
+	handle(&in, request);
 }
 
 void session_take_fetched(struct session *session, Bps__Control__Request *request, int status,

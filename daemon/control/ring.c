@@ -131,6 +131,8 @@ static struct buffer *find_buffer(const struct session *session, uint32_t number
  */
 static bool await_packet(struct session *session)
 {
+	if (session->deferred)
+		session_take_deferred(session);
 	if (!session_receive_one(session)) {
 		session->stalled = session->taken;
 		return false;
@@ -488,7 +490,7 @@ static bool next_entry(struct session *session, struct shm_entry *ret_entry)
 	return true;
 }
 
-/* Takes at most n entries. Returns how many: fewer, if there are no more. */
+/* Takes at most n entries, and the request that waits for these. Returns how many: fewer, if there are no more. */
 static size_t drain(struct session *session, size_t n)
 {
 	struct shm_entry entry;
@@ -497,6 +499,8 @@ static size_t drain(struct session *session, size_t n)
 	session->draining = true;
 	session->n_awaited = 0;
 	for (i = 0; i < n && !session->stalled; i++) {
+		if (session->deferred && session->head >= session->deferred_until)
+			session_take_deferred(session);
 		if (session->state != SESSION_OPEN || !next_entry(session, &entry))
 			break;
 		submit(session, &entry);
@@ -521,19 +525,26 @@ static bool arm(struct session *session)
 }
 
 /*
- * Jobs take turns, by the time that their entries take here, with sums that are made at once: neither many ranks nor many
- * tensors give a job more of the thread than another that has work for it.
+ * Jobs take turns, by the time that their packets and entries take here, with sums that are made at once: neither many ranks
+ * nor many tensors nor many requests give a job more of the thread than another that has work for it. Sessions that are in
+ * no job that runs are one with others of their user.
  */
-static void ring(struct session *session)
+static uint64_t flow_of(const struct session *session)
+{
+	return session->in_job && session->run ? session->run : UINT64_C(1) << 63 | session->uid;
+}
+
+void ring_work(struct session *session, unsigned work)
 {
 	struct control *control = session->control;
 	struct order_item item = { .item = session };
 
-	/* A stalled one is rung by ring_resume(). */
+	session->work |= work;
+	/* A stalled one has its turn after ring_resume(). */
 	if (session->rung || session->stalled)
 		return;
 	item.sequence = control->n_rung++;
-	session->ring_flow = session->in_job ? session->run : 0;
+	session->ring_flow = flow_of(session);
 	if (fair_push(&control->rings, session->ring_flow, &item)) {
 		session_fail(session, "no memory for its turn");
 		return;
@@ -545,13 +556,23 @@ static void ring(struct session *session)
 	loop_defer(control->params.loop, &control->drain);
 }
 
-/* What it has is looked at in advance: so it goes on as long as no other job has anything. Returns when it was over. */
-static uint64_t take_turn(struct session *session, uint64_t until_ns)
+/* What is left is heard of again: the socket is watched as long as there is something. */
+static void take_packets(struct session *session, uint64_t until_ns)
+{
+	session->work &= ~(unsigned)SESSION_PACKETS;
+	for (size_t i = 0; i < PACKET_BATCH && session_receive_one(session); i++)
+		if (clock_now_ns() >= until_ns)
+			return;
+}
+
+/* What the ring has is looked at in advance: so it goes on as long as no other job has anything. Returns when it was over. */
+static uint64_t take_entries(struct session *session, uint64_t until_ns)
 {
 	struct control *control = session->control;
 	uint64_t flow = session->ring_flow, now_ns;
 	size_t n;
 
+	session->work &= ~(unsigned)SESSION_ENTRIES;
 	do {
 		n = drain(session, RING_BATCH);
 		now_ns = clock_now_ns();
@@ -561,14 +582,22 @@ static uint64_t take_turn(struct session *session, uint64_t until_ns)
 	if (session->stalled || session->state != SESSION_OPEN)
 		return now_ns;
 	if (n == RING_BATCH) {
-		ring(session);
+		ring_work(session, SESSION_ENTRIES);
 	} else if (control->params.spin_ns || loop_lingers(control->params.loop)) {
 		if (!list_linked(&session->awake))
 			list_push_back(&control->awake, &session->awake);
 	} else if (arm(session)) {
-		ring(session);
+		ring_work(session, SESSION_ENTRIES);
 	}
 	return now_ns;
+}
+
+/* Packets first: they say what entries mean. */
+static uint64_t take_turn(struct session *session, uint64_t until_ns)
+{
+	if (session->work & SESSION_PACKETS)
+		take_packets(session, until_ns);
+	return session->work & SESSION_ENTRIES ? take_entries(session, until_ns) : clock_now_ns();
 }
 
 static void on_drain(struct mail *mail)
@@ -608,7 +637,7 @@ static bool on_look(struct loop_watch *watch)
 	list_for_each (session, &control->awake, awake) {
 		if (session->rung || !has_entries(session))
 			continue;
-		ring(session);
+		ring_work(session, SESSION_ENTRIES);
 		found = true;
 	}
 	return found;
@@ -636,17 +665,15 @@ void ring_watch(struct control *control)
 static void on_doorbell(struct loop_source *source, uint32_t events)
 {
 	(void)events;
-	ring(container_of(source, struct session, doorbell));
+	ring_work(container_of(source, struct session, doorbell), SESSION_ENTRIES);
 }
 
-void ring_catch_up(struct session *session)
+bool ring_is_behind(const struct session *session, uint64_t *ret_until)
 {
-	uint64_t flow = session->in_job ? session->run : 0, began_ns = clock_now_ns();
-
-	if (session->draining)
-		return;
-	(void)drain(session, SHM_ENTRIES);
-	fair_charge(&session->control->rings, flow, clock_now_ns() - began_ns);
+	if (session->state != SESSION_OPEN || session->draining)
+		return false;
+	*ret_until = atomic_load_explicit(&header_of(session)->tail, memory_order_acquire);
+	return *ret_until != session->head;
 }
 
 void ring_resume(struct session *session)
@@ -654,7 +681,7 @@ void ring_resume(struct session *session)
 	if (!session->stalled)
 		return;
 	session->stalled = false;
-	ring(session);
+	ring_work(session, SESSION_ENTRIES);
 }
 
 /* -- Opening ------------------------------------------------------------------------------------------------------ */

@@ -203,7 +203,8 @@ bool session_receive_one(struct session *session)
 	size_t len = 0;
 	int r;
 
-	if (session->state == SESSION_CLOSED || !session->socket.loop || session->taken)
+	if (session->state == SESSION_CLOSED || !session->socket.loop || session->taken ||
+	    session->deferred)
 		return false;
 	r = frame_receive_bare(session->socket.fd, packet, &len);
 	if (r == FRAME_E_AGAIN)
@@ -217,22 +218,17 @@ bool session_receive_one(struct session *session)
 		return false;
 	}
 	session_take_packet(session, packet, len, r == FRAME_E_FDS);
-	return session->state != SESSION_CLOSED && !session->taken;
+	return session->state != SESSION_CLOSED && !session->taken && !session->deferred;
 }
 
 static void on_socket(struct loop_source *source, uint32_t events)
 {
 	struct session *session = container_of(source, struct session, socket);
-	uint64_t until_ns;
 
 	if (events & EPOLLOUT)
 		send_queued(session);
-	if (!(events & (EPOLLIN | EPOLLHUP | EPOLLERR)))
-		return;
-	until_ns = clock_now_ns() + PACKET_TURN_NS;
-	for (size_t i = 0; i < PACKET_BATCH && clock_now_ns() < until_ns; i++)
-		if (!session_receive_one(session))
-			return;
+	if (events & (EPOLLIN | EPOLLHUP | EPOLLERR))
+		ring_work(session, SESSION_PACKETS);
 }
 
 static void on_taken(struct porter_errand *errand, int status, int fd)
@@ -575,6 +571,7 @@ struct session *session_free(struct session *session)
 	porter_forget(&session->take);
 	porter_forget(&session->end);
 	unpack_freep(&session->taken);
+	unpack_freep(&session->deferred);
 	free_requests(session);
 	map_done(&session->buffers);
 	map_done(&session->tensors);

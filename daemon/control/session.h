@@ -24,10 +24,8 @@
 #define RING_BATCH 16
 /* So long in all, until others that the loop serves have theirs. */
 #define RING_TURN_NS (250 * NSEC_PER_USEC)
-/* Packets of one turn. */
+/* Packets taken of one session; then another has its turn. */
 #define PACKET_BATCH 16
-/* A session that has had so long of a turn has no further packet taken in that turn. */
-#define PACKET_TURN_NS (2 * NSEC_PER_MSEC)
 /* Packets that entries of one turn wait for: more than a ring's entries need, and a socket holds beside. */
 #define AWAIT_MAX 8192
 /* Packets that a trainer may leave unread: more than it can have unanswered requests for at once in good faith. */
@@ -49,7 +47,7 @@ struct control {
 	struct loop_source holes; /* pages of these that are not there any more */
 	struct mail reap;	  /* frees closed sessions, when nobody up the stack uses them */
 	bool reaping;
-	struct fair rings; /* sessions with entries to be taken, by job; cost: time */
+	struct fair rings; /* sessions with packets or entries to be taken, by job; cost: time */
 	uint64_t n_rung;   /* in the order in which they came there */
 	struct mail drain; /* takes some of them */
 	bool drain_posted;
@@ -82,6 +80,8 @@ struct session_tensor {
 	struct pipeline_declaration declaration;
 };
 
+enum { SESSION_PACKETS = 1 << 0, SESSION_ENTRIES = 1 << 1 };
+
 struct session {
 	struct control *control;
 	struct list link;
@@ -113,9 +113,16 @@ struct session {
 	bool wake_posted;
 	bool draining;
 	size_t n_awaited;   /* packets read in the middle of draining, in this turn */
+	unsigned work;	    /* SESSION_*: what there may be to be taken */
 	bool rung;	    /* in control->rings, */
-	uint64_t ring_flow; /* as of this job */
-	struct list awake;  /* in control->awake: not armed */
+	uint64_t ring_flow; /* as of this job, or user */
+	/*
+	 * A request that refers to what was posted before: it is taken once the entries up to this number are. Until then no
+	 * packet behind it is read, unless an entry needs one, which has then been posted later than the request.
+	 */
+	Bps__Control__Request *deferred;
+	uint64_t deferred_until;
+	struct list awake;		   /* in control->awake: not armed */
 	struct session_request **requests; /* SHM_SLOTS entries, made as used, in bulk */
 	struct bulk bulk;
 	size_t n_pending;
@@ -185,6 +192,8 @@ struct session *session_free(struct session *session);
 
 /* request.c: packets. has_fds: there are descriptors beside it, which are still in the socket. */
 void session_take_packet(struct session *session, const void *data, size_t len, bool has_fds);
+/* Takes the request that was deferred. */
+void session_take_deferred(struct session *session);
 /* A packet whose descriptor was fetched, or why not. Takes over the descriptor. */
 void session_take_fetched(struct session *session, Bps__Control__Request *request, int status,
 			  int fd);
@@ -203,7 +212,9 @@ void ring_freeze(struct session *session);
 void ring_watch(struct control *control);
 /* Ends that. There is no session. */
 void ring_unwatch(struct control *control);
-/* Takes all entries that are there now: before a request that refers to them. */
-void ring_catch_up(struct session *session);
+/* There are packets to be read, or (SESSION_*) other work: the session has its turn among others. */
+void ring_work(struct session *session, unsigned work);
+/* Whether entries are there now that a request which refers to them has to come after; *ret_until: the last of these. */
+bool ring_is_behind(const struct session *session, uint64_t *ret_until);
 /* Goes on where an entry waited for a packet. */
 void ring_resume(struct session *session);

@@ -458,6 +458,21 @@ def cancels(who):
 
 
 @attack('trainer')
+def cancels_behind_full_rings(who):
+    """A ring full of sums that are made at once, and a request behind it, which has to wait for all of them."""
+    session = who.joined(most=32)
+    who.memory(session, 1 << 20)
+    session.declare(elements=1 << 14)
+    who.say('cancels behind full rings')
+    for n in range(40):
+        for i in range(4096):
+            ticket = 4096 * n + i + 1
+            session.post(session.entry(round=ticket, slot=i, ticket=ticket, input_count=1 << 14, output_count=1 << 14), slot=i, ticket=ticket)
+        session.post_request(wire.CANCEL, {1: who.rng.randrange(4096), 2: 1})
+        session.completion(4095, timeout=who.TIMEOUT)
+
+
+@attack('trainer')
 def deadlines(who):
     """Requests whose time is over in a millisecond, by the thousand: timers without end."""
     first, _ = who.pair(most=4)

@@ -810,6 +810,29 @@ TEST(cancel_ends_it_everywhere)
 	ring_close(&ring);
 }
 
+/* A request refers to all that was posted before; others have their turns meanwhile. */
+TEST(a_request_behind_a_full_ring_waits_for_turns)
+{
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct trainer *trainer = &ring.trainers[0];
+	uint32_t slots[SHM_ENTRIES];
+	uint64_t id;
+
+	ring_open(&ring, 1);
+	for (uint32_t i = 0; i < SHM_ENTRIES; i++) {
+		entry.round = i + 1;
+		slots[i] = trainer_post(trainer, &entry);
+	}
+	id = trainer_send_cancel(trainer, slots[SHM_ENTRIES - 1], SHM_ENTRIES);
+	ASSERT_OK(loop_turn(ring.door->loop, 0));
+	ASSERT_TRUE(!trainer_readable(trainer));
+	ASSERT_EQ(trainer_answer(trainer, id, NULL), 0);
+	for (uint32_t i = 0; i < SHM_ENTRIES; i++)
+		ASSERT_TRUE(trainer_done(trainer, slots[i]));
+	ring_close(&ring);
+}
+
 TEST(leave_ends_requests_and_later_ones_name_who_left)
 {
 	struct ring ring;
