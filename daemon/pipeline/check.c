@@ -440,30 +440,41 @@ static int compare(const struct pair *p)
 	}
 }
 
-int pipeline_check_round(const struct pipeline_round *round, struct failure *failure)
+/* Those of two ranks, by local number, that have both come; the lower is told first. */
+static int compare_ranks(const struct pipeline_round *round, uint32_t i, uint32_t j,
+			 struct failure *failure)
 {
 	const struct layout *layout = &round->job->layout;
-	/* All are compared with the first; who exchanges, with everyone, themselves too. */
-	bool all = pipeline_round_first(round)->operation == OPERATION_ALL_TO_ALL;
+	const struct pair pair = {
+		.tensor = round->tensor,
+		.rank = { layout->rank_of_local[MIN(i, j)], layout->rank_of_local[MAX(i, j)] },
+		.request = { round->ranks[MIN(i, j)].request, round->ranks[MAX(i, j)].request },
+		.failure = failure,
+	};
+
+	return pair.request[0] && pair.request[1] ? compare(&pair) : 0;
+}
+
+int pipeline_check_newest(const struct pipeline_round *round, uint32_t index,
+			  struct failure *failure)
+{
+	int r = 0;
+
+	if (round->ranks[index].request->operation != OPERATION_ALL_TO_ALL)
+		return 0;
+	for (uint32_t i = 0; i < round->job->layout.n_local && !r; i++)
+		r = compare_ranks(round, i, index, failure);
+	return r;
+}
+
+int pipeline_check_round(const struct pipeline_round *round, struct failure *failure)
+{
 	uint32_t first = 0;
+	int r = 0;
 
 	while (!round->ranks[first].request)
 		first++;
-	for (uint32_t i = first; i < (all ? layout->n_local : first + 1); i++) {
-		for (uint32_t j = all ? i : first + 1; j < layout->n_local; j++) {
-			if (!round->ranks[i].request || !round->ranks[j].request)
-				continue;
-			struct pair pair = {
-				.tensor = round->tensor,
-				.rank = { layout->rank_of_local[i], layout->rank_of_local[j] },
-				.request = { round->ranks[i].request, round->ranks[j].request },
-				.failure = failure,
-			};
-			int r = compare(&pair);
-
-			if (r)
-				return r;
-		}
-	}
-	return 0;
+	for (uint32_t i = first + 1; i < round->job->layout.n_local && !r; i++)
+		r = compare_ranks(round, first, i, failure);
+	return r;
 }

@@ -26,6 +26,7 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 	(void)snprintf(tensor->name, sizeof(tensor->name), "%s", name);
 	list_init(&tensor->waiting);
 	list_init(&tensor->rounds);
+	list_init(&tensor->later_link);
 	r = map_add(&job->tensors, map_hash_string(name), &tensor->entry);
 	if (r)
 		return error_trace(r);

@@ -63,6 +63,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	list_remove(&job->link);
 	loop_timer_cancel(&job->sweep.timer);
 	loop_abort(&job->sweep.chore);
+	loop_abort(&job->later.chore);
 	list_for_each (round, &job->rounds, job_link)
 		pipeline_round_drop(round);
 	for (entry = job->resumption.resumed ? map_first(&job->tensors) : NULL; entry;
@@ -149,6 +150,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	list_init(&job->retention.lent);
 	list_init(&job->retention.spare_lent);
 	list_init(&job->placement.later);
+	pipeline_later_init(job);
 	pipeline_room_init(job);
 	(void)snprintf(job->owner.name, sizeof(job->owner.name), "%s", join->job);
 	job->shape = (struct pipeline_shape){

@@ -18,6 +18,7 @@
 #include "base/map.h"
 #include "base/metrics.h"
 #include "pipeline/fleet.h"
+#include "pipeline/later.h"
 #include "pipeline/left.h"
 #include "pipeline/membership.h"
 #include "pipeline/ordinal.h"
@@ -127,6 +128,7 @@ struct pipeline_job {
 	size_t n_busy;	     /* of them, those that are READY or MOVING */
 	uint32_t *n_pending; /* by local number: open requests */
 	struct pipeline_sweep sweep;
+	struct pipeline_later later;
 	struct pipeline_schedule schedule;
 	struct pipeline_order order;
 

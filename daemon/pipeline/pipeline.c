@@ -94,6 +94,7 @@ void pipeline_close(struct pipeline *pipeline)
 	list_for_each (job, &pipeline->jobs, link) {
 		pipeline_job_fail(job, &failure, NULL);
 		pipeline_sweep_finish(job);
+		pipeline_later_finish(job);
 	}
 	pipeline_elastic_close(pipeline, &failure);
 }

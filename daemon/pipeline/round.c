@@ -11,6 +11,10 @@
 #include <stdarg.h>
 #include <stdio.h>
 
+/* Empty parts that a turn of the loop goes past, and rounds of a tensor that a turn begins. */
+#define EMPTY_MAX   4096
+#define ADVANCE_MAX 16
+
 static struct pipeline_job *job_of(const struct pipeline_round *round)
 {
 	return round->job;
@@ -214,6 +218,7 @@ void pipeline_round_refill(struct pipeline_round *round)
 	bool distributed = job_of(round)->distributed;
 	struct failure failure;
 	struct extent extent;
+	unsigned n_empty = 0;
 	uint64_t number;
 	int r;
 
@@ -228,8 +233,12 @@ void pipeline_round_refill(struct pipeline_round *round)
 			pipeline_deal_cut(round);
 			continue;
 		}
-		if (!extent.len && !distributed)
-			continue;
+		if (!extent.len && !distributed) {
+			if (++n_empty < EMPTY_MAX)
+				continue;
+			pipeline_later_round(round);
+			return;
+		}
 		number = round->n_cut++;
 		if (round->ledger.ledger && ledger_round_has(&round->ledger, number)) {
 			round->untold = true;
@@ -244,6 +253,13 @@ void pipeline_round_refill(struct pipeline_round *round)
 	}
 	round->refilling = false;
 	pipeline_round_part_done(round);
+}
+
+void pipeline_round_go_on(struct pipeline_round *round)
+{
+	round->refilling = false;
+	round->n_parts--;
+	pipeline_round_refill(round);
 }
 
 void pipeline_round_part_done(struct pipeline_round *round)
@@ -520,6 +536,7 @@ static bool device_waits(struct pipeline_round *round)
 void pipeline_round_advance(struct pipeline_tensor *tensor)
 {
 	struct pipeline_round *round;
+	unsigned n = 0;
 
 	if (tensor->advancing)
 		return;
@@ -530,6 +547,10 @@ void pipeline_round_advance(struct pipeline_tensor *tensor)
 		if (round->state != ROUND_READY || !tensor->key ||
 		    tensor->job->end.failure.status || device_waits(round))
 			break;
+		if (n++ == ADVANCE_MAX) {
+			pipeline_later_tensor(tensor);
+			break;
+		}
 		/* It may have failed on its device. */
 		if (round->state == ROUND_READY)
 			round_start(round);

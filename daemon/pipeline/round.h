@@ -38,7 +38,8 @@ struct pipeline_rank {
 
 struct pipeline_round {
 	/* What others' turns, and parts of it that have left or come back, look at first: one line of the cache. */
-	struct list deal_link; /* job->dealt, while parts of it are to be made or to be sent */
+	struct list
+		deal_link; /* schedule.dealt, while parts of it are to be made or to be sent; on one node later.rounds */
 	struct pipeline_tensor *tensor;
 	struct pipeline_job *job;
 	uint64_t sequence; /* among those that moved */
@@ -154,6 +155,8 @@ struct reduce_params pipeline_round_sum(const struct pipeline_round *round);
 void pipeline_round_fail(struct pipeline_round *round, const struct failure *failure, bool tell);
 /* Creates parts as far as they may exist. */
 void pipeline_round_refill(struct pipeline_round *round);
+/* For later.c: with the parts behind those that were empty. */
+void pipeline_round_go_on(struct pipeline_round *round);
 bool pipeline_round_can_begin_part(const struct pipeline_round *round);
 /* A part has gone; the round ends with its last. */
 void pipeline_round_part_done(struct pipeline_round *round);
@@ -233,9 +236,14 @@ bool pipeline_deal_has_room(const struct pipeline_round *round);
 /* Bytes have left, or are not to be sent any more: makes parts, of the most urgent round first, as far as there is room. */
 void pipeline_deal(struct pipeline_job *job);
 
-/* check.c: one request against its tensor; a round's requests against each other. 0, or -EINVAL with words. */
+/*
+ * check.c: one request against its tensor; that of the newest rank, by local number, against those before it, where each has to
+ * fit each; a round's requests against the first. 0, or -EINVAL with words.
+ */
 int pipeline_check_request(const struct pipeline_tensor *tensor, uint32_t rank,
 			   const struct pipeline_request *request, struct failure *failure);
+int pipeline_check_newest(const struct pipeline_round *round, uint32_t index,
+			  struct failure *failure);
 int pipeline_check_round(const struct pipeline_round *round, struct failure *failure);
 /* Elements of the operation (push_pull, broadcast), or of each block where they are equal. Of a checked request. */
 uint64_t pipeline_check_elements(const struct pipeline_tensor *tensor, uint32_t rank,

@@ -198,9 +198,10 @@ static int check_complete(struct pipeline_round *round, struct failure *failure)
 }
 
 /* The round, with the request in its place, is looked at as a whole. */
-static void round_examine(struct pipeline_round *round, uint32_t rank,
+static void round_examine(struct pipeline_round *round, uint32_t index,
 			  const struct pipeline_request *request, const struct failure *invalid)
 {
+	uint32_t rank = round->job->layout.rank_of_local[index];
 	struct failure failure, words;
 
 	if (invalid && invalid->status == -EREMCHG) {
@@ -211,6 +212,7 @@ static void round_examine(struct pipeline_round *round, uint32_t rank,
 					invalid->text);
 		pipeline_round_fail(round, &failure, true);
 	} else if (pipeline_check_request(round->tensor, rank, request, &words) ||
+		   pipeline_check_newest(round, index, &words) ||
 		   (pipeline_round_is_complete(round) && check_complete(round, &words))) {
 		pipeline_round_describe(round, &failure, words.status, "%s", words.text);
 		pipeline_round_fail(round, &failure, true);
@@ -419,7 +421,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	} else if (differs && !invalid) {
 		pipeline_ordinal_fail(round, ordinal);
 	} else {
-		round_examine(round, rank, request, invalid);
+		round_examine(round, index, request, invalid);
 	}
 	if (differs)
 		pipeline_ordinal_fail_others(job, ordinal);

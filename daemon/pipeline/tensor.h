@@ -35,7 +35,8 @@ struct pipeline_tensor {
 	uint64_t *n_last;    /* by local number: rounds to which this rank came last */
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end. */
 	struct pipeline_past *pasts;
-	struct list behind; /* the job's resumption.behind */
+	struct list behind;	/* the job's resumption.behind */
+	struct list later_link; /* the job's later.tensors */
 	uint64_t reached
 		[]; /* by local number: rounds that this rank has submitted, in the past too; then n_last, declared */
 };

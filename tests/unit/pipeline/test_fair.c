@@ -168,3 +168,100 @@ TEST(a_job_that_goes_elsewhere_holds_nobody_up)
 	while (!stays())
 		ASSERT_INT(++n, <, 20);
 }
+
+/* Pairs of ranks that have nothing for each other are gone past a piece at a time: their number grows with the ranks' square. */
+TEST(an_exchange_of_nothing_takes_several_turns)
+{
+	enum { N = 80 };
+	_cleanup_(world_freep) struct world *world = world_new(
+		&(struct world_options){ .n_nodes = 1, .n_local = N, .no_servers = true });
+	static const uint64_t none[2 * N];
+	static struct asked asked[N];
+	struct declared *declared;
+	bool done = true;
+
+	world_form(world);
+	declared = world_declare(world, "t", DTYPE_FLOAT32, ELEMENTS_VARIABLE);
+	for (uint32_t i = 0; i < N; i++) {
+		asked[i] = asked_of(OPERATION_ALL_TO_ALL, 0, NULL, 0, NULL, 0);
+		asked[i].base.counts = none;
+		asked_submit(&asked[i], &declared[i], 1);
+	}
+	for (uint32_t i = 0; i < N; i++)
+		done = done && asked[i].done;
+	ASSERT_TRUE(!done);
+	for (uint32_t i = 0; i < N; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+	}
+}
+
+#define SHORT 100
+
+struct backlog {
+	struct asked asked[1 + SHORT];
+	struct chore chore; /* of others, due since the long one is done */
+	unsigned n_before;  /* that were done before it had its turn */
+	struct world *world;
+};
+
+static unsigned n_over(const struct backlog *backlog)
+{
+	unsigned n = 0;
+
+	for (unsigned i = 0; i <= SHORT; i++)
+		n += backlog->asked[i].done;
+	return n;
+}
+
+static bool on_turn(struct chore *chore)
+{
+	struct backlog *backlog = container_of(chore, struct backlog, chore);
+
+	backlog->n_before = n_over(backlog);
+	return false;
+}
+
+static void (*done_as_ever)(struct pipeline_request *request, const struct failure *failure);
+
+static void on_long_done(struct pipeline_request *request, const struct failure *failure)
+{
+	struct backlog *backlog =
+		container_of(container_of(request, struct asked, base), struct backlog, asked[0]);
+
+	done_as_ever(request, failure);
+	loop_begin(backlog->world->loop, &backlog->chore);
+}
+
+/* Rounds that waited for one in the pool, and take no time: they are not all begun before others have their turn. */
+TEST(rounds_behind_a_long_one_take_several_turns)
+{
+	_cleanup_(world_freep) struct world *world =
+		world_new(&(struct world_options){ .n_nodes = 1,
+						   .n_local = 1,
+						   .no_servers = true,
+						   .n_threads = 1,
+						   .inline_bytes = 64 });
+	static struct backlog backlog;
+	static float data[ELEMENTS], result[ELEMENTS];
+	struct declared *declared;
+
+	world_form(world);
+	backlog.world = world;
+	backlog.chore.step = on_turn;
+	declared = world_declare(world, "t", DTYPE_FLOAT32, ELEMENTS_VARIABLE);
+	for (unsigned i = 0; i <= SHORT; i++) {
+		uint64_t count = i ? 1 : ELEMENTS;
+
+		backlog.asked[i] = asked_of(OPERATION_ALL_GATHER, 0, data, count, result, count);
+		backlog.asked[i].base.counts = &backlog.asked[i].base.input_count;
+		if (!i) {
+			done_as_ever = backlog.asked[i].base.done;
+			backlog.asked[i].base.done = on_long_done;
+		}
+		asked_submit(&backlog.asked[i], declared, i + 1);
+	}
+	WORLD_UNTIL(world, backlog.n_before);
+	ASSERT_INT(backlog.n_before, <, SHORT);
+	WORLD_UNTIL(world, n_over(&backlog) == 1 + SHORT);
+}

@@ -10,7 +10,7 @@
 #include "test.h"
 
 #define WORLD_NODES 4
-#define WORLD_RANKS 16
+#define WORLD_RANKS 80
 
 struct world;
 
