@@ -13,7 +13,7 @@ TOP = os.path.abspath(os.path.join(HERE, '..', '..'))
 BPS, ADMIN, ALICE, NOBODY = 9690, 9691, 4321, 4322
 # Runs a command as a user who has no more than his own number.
 ORDINARY = ['setpriv', f'--reuid={NOBODY}', f'--regid={NOBODY}', '--clear-groups', '--bounding-set=-all', '--no-new-privs']
-LONG = 120
+LONG = 1200
 
 # One rank of two. The sum has to be right, again and again.
 JOB = '''

@@ -7,7 +7,7 @@ from cluster import Skip, run
 
 TOP = os.path.abspath(os.path.join(HERE, '..', '..'))
 ALICE = 4321
-LONG = 300
+LONG = 1200
 
 # The gradients of each rank's own points, averaged. Plain Python: nothing else is installed.
 TRAIN = '''
