@@ -467,7 +467,7 @@ struct data_hello {
 	 * one that the accepting side alone hears, the same for all connections of one peer.
 	 */
 	uint64_t sender;
-	char name[64];	 /* its node's name, for messages; NUL-terminated */
+	char name[64]; /* its node's name, for messages; NUL-terminated */
 	uint8_t nonce[DATA_NONCE_LEN];
 	uint8_t proof[DATA_PROOF_LEN];
 };
