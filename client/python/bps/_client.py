@@ -29,7 +29,18 @@ from ._errors import (
     BpsValueError,
     error_from,
 )
-from ._library import JoinParams, Memory, OpenParams, Operation, Outcome, SubmitParams, last_error, library
+from ._library import (
+    VARIABLE,
+    DType,
+    JoinParams,
+    Memory,
+    OpenParams,
+    Operation,
+    Outcome,
+    SubmitParams,
+    last_error,
+    library,
+)
 
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
@@ -380,8 +391,10 @@ class Client:
             raise BpsNotInitializedError(errno.ENOTCONN, "bps was shut down")
 
     def declare(self, name, dtype, elements):
-        known = self.tensors.get(name)
-        if known and known[1:] == (dtype, elements):
+        """What had the name first keeps it; of another type or size it is another tensor. All ranks decide alike."""
+        while (known := self.tensors.get(name)) and known[1:] != (dtype, elements):
+            name = f"{name}.{DType(dtype).name.lower()}.{'any' if elements == VARIABLE else elements}"
+        if known:
             return known[0]
         tensor = ctypes.c_void_p()
         with self.lock:
@@ -389,11 +402,6 @@ class Client:
             self.call(self.lib.bps_tensor_declare, self.pointer, name.encode(), dtype, elements, ctypes.byref(tensor))
             self.tensors[name] = (tensor.value, dtype, elements)
         return tensor.value
-
-    def stands_for_another(self, name, dtype, elements):
-        """Whether this process has declared the name, and as something else."""
-        known = self.tensors.get(name)
-        return known is not None and known[1:] != (dtype, elements)
 
     def orders_here(self):
         """Whether operations that this thread begins without names have one order on all ranks. Not in an elastic job:

@@ -289,14 +289,7 @@ class Gradients:
             # A compressor of the caller's own is asked what it makes of a gradient of zeros.
             packed, _ = self.compression.compress(torch.zeros_like(bucket.slots[0].parameter))
             dtype, count = ops.DTYPES[packed.dtype], packed.numel()
-        else:
-            dtype, count = ops.DTYPES[bucket.wire.dtype], bucket.wire.numel()
-        client, name, number = _client.current(), bucket.name, 1
-        while client.stands_for_another(full := _ops.tensor_name("push_pull", bucket.name, dtype, count), dtype, count):
-            number += 1
-            bucket.name = f"{name}.{number}"  # the parameter was of another type before
-        if self._compresses():
-            client.declare(full, dtype, count)
+            _client.current().declare(_ops.tensor_name("push_pull", bucket.name, dtype, count), dtype, count)
         else:
             bucket.start = self._prepared(bucket)
 

@@ -4,7 +4,7 @@ import torch
 
 import bps
 
-from .. import _client, _ops
+from .. import _ops
 from .._horovod import check_process_set
 from .._ops import Handle
 from . import ops
@@ -50,22 +50,12 @@ def broadcast_parameters(params, root_rank, prefix="Parameter."):
     if any(not isinstance(item, tuple) or len(item) != 2 for item in named):
         raise ValueError("params must be a dict or pairs of name and tensor")
     handles = [
-        ops.broadcast_async_(tensor, root_rank, _name_for(tensor, f"{prefix}{name}"))
+        ops.broadcast_async_(tensor, root_rank, f"{prefix}{name}")
         for name, tensor in named
         if torch.is_tensor(tensor)
     ]
     for handle in handles:
         handle.wait()
-
-
-def _name_for(tensor, name):
-    """name; where that stands for a tensor of another model already, with its type and size. All ranks decide alike."""
-    moved = ops.as_moved(tensor)
-    dtype, count = ops.DTYPES.get(moved.dtype), moved.numel()
-    full = _ops.tensor_name("broadcast", name, dtype, count)
-    if not _client.current().stands_for_another(full, dtype, count):
-        return name
-    return f"{name}.{str(tensor.dtype)[6:]}.{count}"
 
 
 class _Hole:
@@ -126,13 +116,7 @@ def broadcast_optimizer_state(optimizer, root_rank, prefix="Parameter.", model=N
         tensors = [
             torch.empty(hole.shape, dtype=hole.dtype, device="cpu") for hole in sorted(_holes(skeleton), key=lambda h: h.number)
         ]
-    # Their names hold what they are, because an optimizer may have other state the next time.
-    handles = []
-    for i, tensor in enumerate(tensors):
-        shape = "x".join(map(str, tensor.shape)) or "scalar"
-        handles.append(
-            ops.broadcast_async_(tensor, root_rank, f"{prefix}optimizer.{i}.{str(tensor.dtype)[6:]}.{shape}")
-        )
+    handles = [ops.broadcast_async_(tensor, root_rank, f"{prefix}optimizer.{i}") for i, tensor in enumerate(tensors)]
     for handle in handles:
         handle.wait()
     if not mine:

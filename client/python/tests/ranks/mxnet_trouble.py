@@ -84,7 +84,7 @@ def ranks_disagree():
     result = total(mx.nd.ones((10 + bps.rank(),)), "wrong")
     expect(mx.base.MXNetError, result.asnumpy, "rank")
     expect(bps.BpsValueError, bps.synchronize, "rank")
-    expect(bps.BpsValueError, lambda: (total(mx.nd.ones((3,)), "wrong"), bps.synchronize()), "declared before")
+    assert total(mx.nd.ones((3,)), "wrong").asnumpy().tolist() == [2, 2, 2]  # of another size it is another tensor
     bps.barrier()
 
 

@@ -269,6 +269,15 @@ def check_moves_that_are_awaited_in_another_order():
     assert late[1].wait(60).tolist() == late[0].wait(60).tolist() == [1] * n
 
 
+def check_names_with_other_arrays():
+    """What had the name first is as it was."""
+    for n, dtype in ((4, "float32"), (7, "float32"), (4, "int32"), (4, "float32"), (7, "float32")):
+        total = bps.push_pull(np.full(n, bps.rank() + 1, dtype), average=False, name="other")
+        assert total.dtype == dtype and total.tolist() == [bps.size() * (bps.size() + 1) // 2] * n
+    taken = bps.push_pull(np.ones(5, "int64"), average=False, name="other.int32.4")
+    assert taken.dtype == "int64" and taken.tolist() == [bps.size()] * 5
+
+
 def check_objects():
     obj = {"rank": bps.rank(), "text": "x" * 10000 * bps.rank()}
     for root in range(bps.size()):

@@ -171,6 +171,14 @@ def check_reductions_that_there_are_not():
                 assert str(op) in str(error) and way_out in str(error)
 
 
+def check_names_with_other_tensors():
+    """What had the name first is as it was."""
+    for n, dtype in ((4, torch.float32), (7, torch.float32), (4, torch.int32), (4, torch.float32)):
+        mine = torch.full((n,), bps.rank() + 1).to(dtype)
+        total = torch.full((n,), bps.size() * (bps.size() + 1) // 2).to(dtype)
+        assert torch.equal(bps.allreduce(mine, name="other", op=bps.Sum), total)
+
+
 def check_arguments_of_horovod():
     """In Horovod's order, by position; and what bps has not is refused by name."""
     mine, here = given(bps.rank(), torch.float32, 2 * bps.size()), bps.global_process_set
