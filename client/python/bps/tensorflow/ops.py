@@ -195,7 +195,7 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
     def run(tensor):
         def gradient(grad):
             total = _native.push_pull(
-                tf.convert_to_tensor(grad), Reduction.SUM, None if name is None else f"broadcast.{name}.grad"
+                tf.convert_to_tensor(grad), Reduction.AVERAGE, None if name is None else f"broadcast.{name}.grad"
             )
             return total if _client.current().rank == root_rank else tf.zeros_like(total)
 
@@ -226,7 +226,7 @@ def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_pro
 
         def gradient(grad):
             total = _native.push_pull(
-                tf.convert_to_tensor(grad), Reduction.SUM, None if name is None else f"allgather.{name}.grad"
+                tf.convert_to_tensor(grad), Reduction.AVERAGE, None if name is None else f"allgather.{name}.grad"
             )
             first = tf.reduce_sum(rows[:rank])
             return tf.reshape(total[first : first + rows[rank]], tf.shape(tensor))
@@ -297,8 +297,8 @@ def reducescatter(
             whole, _ = _native.all_gather(
                 tf.convert_to_tensor(grad), None if name is None else f"reducescatter.{name}.grad"
             )
-            if reduction == Reduction.AVERAGE:
-                whole = whole / tf.cast(_client.current().size, whole.dtype)
+            if reduction == Reduction.SUM:
+                whole = whole * tf.cast(_client.current().size, whole.dtype)
             return tf.reshape(whole, tf.shape(tensor))
 
         return _native.reduce_scatter(tensor, reduction, name), gradient

@@ -135,8 +135,8 @@ class _Reducing:
         return self.named(None if self.name is None else f"{self.name}.grad")
 
     def factor(self):
-        """What a gradient of each rank's input has to be multiplied by."""
-        each = 1.0 / _client.current().size if self.reduction == Reduction.AVERAGE else 1.0
+        """What the gradient of a rank's share of a reduction is multiplied by: as in Horovod, size() times the derivative."""
+        each = 1.0 if self.reduction == Reduction.AVERAGE else _client.current().size
         return self.prescale * self.postscale * each
 
     def start(self, tensor, in_place):
@@ -457,7 +457,7 @@ class _Broadcast(torch.autograd.Function):
     @staticmethod
     def backward(ctx, grad):
         root_rank, name, timeout = ctx.arguments
-        how = _Reducing(Reduction.SUM, _grad_name("broadcast", name), timeout=timeout)
+        how = _Reducing(Reduction.AVERAGE, _grad_name("broadcast", name), timeout=timeout)
         total = how.start(grad, in_place=False).wait()
         return total if _client.current().rank == root_rank else torch.zeros_like(total), None, None, None
 
@@ -533,7 +533,7 @@ class _AllGather(torch.autograd.Function):
     def backward(ctx, *grads):
         names, timeout, rows, shapes = ctx.arguments
         handles = [
-            _Reducing(Reduction.SUM, _grad_name("allgather", name), timeout=timeout).start(grad, in_place=False)
+            _Reducing(Reduction.AVERAGE, _grad_name("allgather", name), timeout=timeout).start(grad, in_place=False)
             for name, grad in zip(names, grads)
         ]
         rank = _client.current().rank

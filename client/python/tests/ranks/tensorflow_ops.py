@@ -186,7 +186,7 @@ def check_gradients():
         "average": (lambda v: bps.allreduce(v), lambda w: everybodys.sum(0) / np.float32(size)),
         "broadcast": (
             lambda v: bps.broadcast(v, 0),
-            lambda w: everybodys.sum(0) if rank == 0 else np.zeros_like(everybodys[0]),
+            lambda w: everybodys.sum(0) / np.float32(size) if rank == 0 else np.zeros_like(everybodys[0]),
         ),
     }
     for name, (function, expected) in op_of.items():
@@ -209,7 +209,7 @@ def check_gradients():
         return tape.gradient(loss, mine)
 
     first = rank * (rank + 1) // 2
-    scale = np.arange(first, first + rank + 1, dtype="float32") * rows
+    scale = np.arange(first, first + rank + 1, dtype="float32") * rows / np.float32(size)
     for run in both(gathered):
         same(run(), np.stack([scale, scale], 1))
 
@@ -229,7 +229,7 @@ def check_gradients():
         return tape.gradient(loss, x)
 
     for run in both(scattered):
-        column = np.arange(1, size + 1, dtype="float32")
+        column = np.arange(1, size + 1, dtype="float32") * size
         same(run(), np.stack([column, column], 1))
 
     with tf.GradientTape() as tape:
