@@ -14,8 +14,8 @@ HorovodInternalError = BpsError  # what a failed collective raises
 Adasum = Unavailable("Adasum", "bps adds and averages; use op=Average, with a learning rate for the larger batch")
 Product = Unavailable(
     "Product",
-    "there is no product over ranks; allgather() the factors and multiply them, or use torch.distributed with the "
-    'backend "bps", which has ReduceOp.PRODUCT',
+    "only allreduce() and grouped_allreduce() of bps.torch and bps.tensorflow have it; elsewhere allgather() the factors and "
+    "multiply them",
 )
 
 

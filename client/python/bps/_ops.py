@@ -366,12 +366,36 @@ def _in_turn(client, request, full):
     return request
 
 
+def _ranks_gathered(request, full, size):
+    """How many ranks have come to an operation that has ended well.
+
+    In an elastic job they may be fewer than there were, which all ranks see alike.
+    """
+    came = request.came
+    if came is None:
+        return size
+    if came.n_came != came.world_size:
+        raise BpsMembershipError(errno.EREMCHG, f"{full}: the ranks of the job have changed meanwhile: do it again")
+    return came.n_came
+
+
 def all_gather_equal(source, target, name, timeout=None):
     """As many elements of each rank, known beforehand: target has room for all."""
     client = _client.current()
     full, ordered = _in_order(client, name, tensor_name("all_gather_equal", name, source.dtype, source.count))
     more = {"timeout": timeout, "ordered": ordered}
     return _submit(client, full, source.count, source, target, Operation.ALL_GATHER, **more)
+
+
+def gather_factors(source, target, size, name=None, timeout=None):
+    """Steps. The factors of a product over ranks: servers only add. target has room for those of size ranks.
+
+    Returns of how many ranks they have come.
+    """
+    name = None if name is None else f"product.{name}"
+    request = all_gather_equal(source, target, name, timeout)
+    yield request
+    return _ranks_gathered(request, "a product over ranks", size)
 
 
 def all_gather(span, rows, row, make, name=None, timeout=None, ordered=None):
@@ -384,14 +408,11 @@ def all_gather(span, rows, row, make, name=None, timeout=None, ordered=None):
     full, by_name = _in_order(client, name, tensor_name("all_gather", name, span.dtype, VARIABLE))
     first = {"timeout": timeout, "ordered": by_name if ordered is None else ordered}
     _, mine = _int64_span([rows, row])
-    table, all_of_them = _int64_span([0] * (2 * client.size))
+    size = client.size
+    table, all_of_them = _int64_span([0] * (2 * size))
     request = _submit(client, full + ".rows", 2, mine, all_of_them, Operation.ALL_GATHER, **first)
     yield _in_turn(client, request, full)
-    came = request.came
-    if came is not None:  # of an elastic job fewer may have come; all ranks see the same outcome
-        if came.n_came != came.world_size:
-            raise BpsMembershipError(errno.EREMCHG, f"{full}: the ranks of the job have changed meanwhile: do it again")
-        table = table[: 2 * came.n_came]
+    table = table[: 2 * _ranks_gathered(request, full, size)]
     _check_rows(client, table[1::2], row, full)
     rows = table[0::2]
     result, target = make(sum(rows))

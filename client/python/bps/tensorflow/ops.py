@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from .. import _client
 from .._errors import BpsValueError
-from .._horovod import check_process_set, global_process_set
+from .._horovod import Product, check_process_set, global_process_set
 from .._library import Reduction
 from .._ops import choose_reduction, equal_splits
 from . import _native
@@ -46,9 +46,17 @@ def reduce_all(tensors, reduction, names, priorities=None):
             check_differentiable(reduction)
             return reduce_all([tf.convert_to_tensor(g) for g in grads], reduction, [_grad_name(n) for n in names])
 
+        if reduction is Product:
+            return [_product(tensor, name) for tensor, name in zip(inputs, names)], gradient
         return _native.push_pull_all(inputs, reduction, names, priorities or [0] * len(inputs)), gradient
 
     return list(run(*tensors)) if tensors else []
+
+
+def _product(factor, name):
+    """Of factors that all ranks get of all: servers only add."""
+    factors, _ = _native.all_gather(factor[tf.newaxis], None if name is None else f"product.{name}")
+    return tf.reduce_prod(factors, axis=0)
 
 
 def _allreduce_dense(tensors, reduction, names, compression, prescale, postscale):
@@ -89,11 +97,11 @@ def allreduce(
     process_set=global_process_set,
     ignore_name_scope=False,
 ):
-    """The reduction of tensor over all ranks: op is Average, Sum, Min or Max. Sums and averages can be differentiated.
+    """The reduction of tensor over all ranks: op is Average, Sum, Min, Max or Product.
 
-    tf.IndexedSlices stay what they are: each row that any rank has is there once, ascending, added or averaged over all
-    ranks. The devices are there for programs written for Horovod and BytePS and
-    have no effect, as has ignore_name_scope.
+    Sums and averages can be differentiated. tf.IndexedSlices stay what they are: each row that any rank has is there
+    once, ascending, added or averaged over all ranks. The devices are there for programs written for Horovod and BytePS
+    and have no effect, as has ignore_name_scope.
     """
     return grouped_allreduce(
         [tensor],
@@ -125,7 +133,7 @@ def grouped_allreduce(
 ):
     """allreduce() of each of a list of tensors, all under way at once. name: of the list, or a list of names."""
     check_process_set(process_set)
-    reduction = choose_reduction(average, op)
+    reduction = op if op is Product and average is None else choose_reduction(average, op)
     names = _names(name, len(tensors))
     results = [None] * len(tensors)
     dense = [i for i, tensor in enumerate(tensors) if not isinstance(tensor, tf.IndexedSlices)]

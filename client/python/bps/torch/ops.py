@@ -16,7 +16,7 @@ import torch
 
 from .. import _client, _ops
 from .._errors import BpsValueError
-from .._horovod import check_process_set
+from .._horovod import Product, check_process_set
 from .._library import DType, Reduction
 from .._ops import Handle, Span, choose_reduction
 from . import _devices, sparse
@@ -114,6 +114,10 @@ def _grad_name(operation, name):
 # -- push_pull, allreduce
 
 
+def _reduction(average, op):
+    return op if op is Product and average is None else choose_reduction(average, op)
+
+
 class _Reducing:
     """What a reduction is asked for beside its tensor."""
 
@@ -143,6 +147,8 @@ class _Reducing:
         check_kind(tensor)
         if sparse.is_sparse(tensor):
             return sparse.start(tensor, self, in_place)
+        if self.reduction is Product:
+            return self._start_product(tensor, in_place)
         source = _scaled(_brought(tensor), self.prescale)
         ours = source.data_ptr() != tensor.data_ptr()  # a copy already, which may be overwritten
         target = source if in_place or ours else _like(source)
@@ -153,6 +159,19 @@ class _Reducing:
         def steps():
             yield request
             result = _scaled(target, self.postscale)
+            return _write_back(result, tensor) if in_place else _bring_back(result, tensor)
+
+        return Handle(steps())
+
+    def _start_product(self, tensor, in_place):
+        source = _scaled(_brought(tensor), self.prescale)
+        size = _client.current().size
+        factors = _devices.empty((size, *source.shape), source.dtype, source)
+
+        def steps():
+            gathering = _ops.gather_factors(span_of(source), span_of(factors), size, self.name, self.timeout)
+            came = yield from gathering
+            result = _scaled(factors[:came].prod(0, dtype=source.dtype), self.postscale)
             return _write_back(result, tensor) if in_place else _bring_back(result, tensor)
 
         return Handle(steps())
@@ -226,7 +245,7 @@ def allreduce_async(
 ):
     """Starts allreduce()."""
     check_process_set(process_set)
-    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return how.start(tensor, in_place=False)
 
 
@@ -243,7 +262,7 @@ def allreduce_async_(
 ):
     """Starts allreduce_()."""
     check_process_set(process_set)
-    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return how.start(tensor, in_place=True)
 
 
@@ -276,10 +295,13 @@ def allreduce(
     priority=0,
     timeout=None,
 ):
-    """The reduction of tensor over all ranks: op is Average, Sum, Min or Max. Sums and averages can be differentiated."""
+    """The reduction of tensor over all ranks: op is Average, Sum, Min, Max or Product.
+
+    Sums and averages can be differentiated.
+    """
     check_kind(tensor)
     check_process_set(process_set)
-    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     wire, ctx = compression.compress(tensor)
     return compression.decompress(_Reduce.apply(wire, how), ctx)
 
@@ -357,7 +379,7 @@ def grouped_allreduce_async(
 ):
     """Starts grouped_allreduce(). One handle for all; its result is the list."""
     check_process_set(process_set)
-    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return _start_group(tensors, how, in_place=False)
 
 
@@ -374,7 +396,7 @@ def grouped_allreduce_async_(
 ):
     """Starts grouped_allreduce_()."""
     check_process_set(process_set)
-    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return _start_group(tensors, how, in_place=True)
 
 
@@ -409,7 +431,7 @@ def grouped_allreduce(
 ):
     """The list of what allreduce() makes of each tensor, all under way together. Can be differentiated."""
     check_process_set(process_set)
-    how = _Reducing(choose_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
+    how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     wires, contexts = zip(*map(compression.compress, tensors)) if tensors else ((), ())
     return [compression.decompress(result, ctx) for result, ctx in zip(_ReduceGroup.apply(how, *wires), contexts)]
 

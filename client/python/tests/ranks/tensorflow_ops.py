@@ -176,6 +176,19 @@ def check_arguments():
         assert [int(x) for x in run()] == [bps.rank(), bps.size(), bps.local_rank(), bps.local_size()]
 
 
+def check_product():
+    mine = tf.constant(given(bps.rank(), tf.float32, 10))
+    for run in both(lambda x: bps.allreduce(x, op=bps.Product, postscale_factor=2.0)):
+        same(run(mine), 2 * stack(tf.float32, 10).prod(0))
+    integers = bps.grouped_allreduce([tf.constant([2, 3]), tf.constant(bps.rank() + 1)], op=bps.Product, name="factors")
+    same(integers[0], np.array([2, 3], "int32") ** bps.size())
+    same(integers[1], np.arange(1, bps.size() + 1, dtype="int32").prod(dtype="int32"))
+    with tf.GradientTape() as tape:
+        tape.watch(mine)
+        loss = tf.reduce_sum(bps.allreduce(mine, op=bps.Product))
+    expect(RuntimeError, lambda: tape.gradient(loss, mine), "sums and averages")
+
+
 def check_gradients():
     rank, size = bps.rank(), bps.size()
     x = tf.Variable(given(rank, tf.float32, size, 2))

@@ -155,17 +155,33 @@ def check_groups_that_gather_and_scatter():
     assert torch.allclose(inputs[1].grad, torch.full((size, 3), 10.0))
 
 
+def check_product():
+    mine = torch.arange(4, dtype=torch.float32) + bps.rank()
+    expected = torch.stack([torch.arange(4, dtype=torch.float32) + rank for rank in range(bps.size())]).prod(0)
+    assert torch.equal(bps.allreduce(mine, op=bps.Product, postscale_factor=0.5), 0.5 * expected)
+    handle = bps.grouped_allreduce_async_([mine, mine.to(torch.int32)], name="factors", op=bps.Product)
+    whole, integers = bps.synchronize(handle)
+    assert whole is mine and torch.equal(mine, expected) and torch.equal(integers, expected.to(torch.int32))
+    factor = torch.full((2,), 2.0, requires_grad=True)
+    try:
+        bps.allreduce(factor, op=bps.Product).sum().backward()
+        raise AssertionError("a product was differentiated")
+    except RuntimeError as error:
+        assert "sums and averages" in str(error), error
+
+
 def check_reductions_that_there_are_not():
     mine = torch.ones(2)
-    for op, way_out in ((bps.Adasum, "Average"), (bps.Product, "allgather")):
-        for call in (
-            lambda: bps.allreduce(mine, op=op),
-            lambda: bps.grouped_allreduce_async_([mine], op=op),
-            lambda: bps.reducescatter(mine, op=op),
-            lambda: bps.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(mine)], 0.1), op=op),
-        ):
+    adapted = [
+        lambda op: bps.reducescatter(mine, op=op),
+        lambda op: bps.allreduce(mine.to_sparse(), op=op),
+        lambda op: bps.DistributedOptimizer(torch.optim.SGD([torch.nn.Parameter(mine)], 0.1), op=op),
+    ]
+    reducing = [lambda op: bps.allreduce(mine, op=op), lambda op: bps.grouped_allreduce_async_([mine], op=op)]
+    for op, way_out, calls in ((bps.Adasum, "Average", adapted + reducing), (bps.Product, "allgather", adapted)):
+        for call in calls:
             try:
-                call()
+                call(op)
                 raise AssertionError(f"{op} was taken")
             except bps.BpsValueError as error:
                 assert str(op) in str(error) and way_out in str(error)
