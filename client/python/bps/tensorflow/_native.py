@@ -116,6 +116,18 @@ def to_tensor(value, what="the tensor"):
     return tensor
 
 
+_SIGNED = {tf.uint16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
+
+
+def to_moved(value, what="the tensor"):
+    """For operations that only move elements, of unsigned types too: (tensor, what gives a result its type again)."""
+    tensor = value if isinstance(value, tf.SparseTensor) else tf.convert_to_tensor(value)
+    dtype = tensor.dtype
+    if dtype not in _SIGNED:
+        return to_tensor(tensor, what), lambda result: result
+    return tf.bitcast(tensor, _SIGNED[dtype]), lambda result: tf.bitcast(result, dtype)
+
+
 def submit(tensor, operation, name=None, reduction=0, root=0, priority=0):
     """Starts a push_pull, broadcast or reduce_scatter of a tensor; result() takes what it returns.
 

@@ -14,15 +14,6 @@ def variable_of(variable):
     return value if isinstance(value, tf.Variable) else variable
 
 
-_SIGNED = {tf.uint16: tf.int16, tf.uint32: tf.int32, tf.uint64: tf.int64}
-
-
-def _as_signed(variable):
-    """The same bits, of a type that bps has: seeds are uint32."""
-    signed = _SIGNED.get(variable.dtype)
-    return variable if signed is None else tf.bitcast(variable, signed)
-
-
 def broadcast_variables(variables, root_rank, process_set=global_process_set, inplace=False, scope=""):
     """Writes the variables of rank root_rank into those of every rank, which are in the same order there.
 
@@ -30,14 +21,15 @@ def broadcast_variables(variables, root_rank, process_set=global_process_set, in
     """
     check_process_set(process_set)
     variables = [variable_of(variable) for variable in variables]
-    tensors = [_native.to_tensor(_as_signed(v), f"variable {v.name}") for v in variables]
+    moved = [_native.to_moved(v, f"variable {v.name}") for v in variables]
+    tensors = [tensor for tensor, _ in moved]
     names = [
         f"{scope}variable.{i}.{t.dtype.name}.{'x'.join(map(str, t.shape)) or 'scalar'}" for i, t in enumerate(tensors)
     ]
     came = _native.broadcast_all(tensors, root_rank, names)
     assigned = [
-        variable.assign(value if value.dtype == variable.dtype else tf.bitcast(value, variable.dtype), read_value=False)
-        for variable, value in zip(variables, came)
+        variable.assign(restored(value), read_value=False)
+        for variable, value, (_, restored) in zip(variables, came, moved)
     ]
     return None if tf.executing_eagerly() else tf.group(*assigned)
 

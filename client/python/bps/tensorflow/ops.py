@@ -68,12 +68,16 @@ def _allreduce_dense(tensors, reduction, names, compression, prescale, postscale
 def allreduce_sparse(slices, reduction, name=None):
     """tf.IndexedSlices over all ranks: each row that any rank has, once, ascending, its values added or averaged.
 
-    They are merged where they are summed. dense_shape has to be known, which it is for gradients.
+    They are merged where they are summed. Where dense_shape is not known, each rank's rows come one after the other.
     """
     if reduction not in (Reduction.SUM, Reduction.AVERAGE):
         raise NotImplementedError("only sums and averages can be made of tf.IndexedSlices; give sparse_as_dense=True")
     if slices.dense_shape is None:
-        raise ValueError("these tf.IndexedSlices do not say the shape of the whole: give them a dense_shape")
+        of_values, of_indices = (None, None) if name is None else (f"{name}.values", f"{name}.indices")
+        values = allgather(slices.values, of_values)
+        if reduction == Reduction.AVERAGE:  # of integers it is of floats, as in Horovod
+            values = values / tf.cast(_client.current().size, values.dtype)
+        return tf.IndexedSlices(values, allgather(slices.indices, of_indices))
     values, numbers = _native.push_pull_rows(
         _native.to_tensor(slices.values),
         tf.cast(slices.indices, tf.int64),
@@ -209,15 +213,16 @@ def broadcast(tensor, root_rank, name=None, ignore_name_scope=False, process_set
 
         return _native.broadcast_all([tensor], root_rank, [name])[0], gradient
 
-    return run(_native.to_tensor(tensor))
+    tensor, restored = _native.to_moved(tensor)
+    return restored(run(tensor))
 
 
 def broadcast_(variables, root_rank, name=None, process_set=global_process_set):
     """Writes the variables of rank root_rank into those of every rank."""
     check_process_set(process_set)
-    tensors = [_native.to_tensor(variable) for variable in variables]
-    came = _native.broadcast_all(tensors, root_rank, _names(name, len(tensors)))
-    return [variable.assign(value) for variable, value in zip(variables, came)]
+    moved = [_native.to_moved(variable) for variable in variables]
+    came = _native.broadcast_all([tensor for tensor, _ in moved], root_rank, _names(name, len(moved)))
+    return [variable.assign(restored(value)) for variable, value, (_, restored) in zip(variables, came, moved)]
 
 
 # -- allgather, alltoall, reducescatter: along the first dimension
@@ -241,7 +246,8 @@ def allgather(tensor, name=None, ignore_name_scope=False, process_set=global_pro
 
         return output, gradient
 
-    return run(_native.to_tensor(tensor))
+    tensor, restored = _native.to_moved(tensor)
+    return restored(run(tensor))
 
 
 def grouped_allgather(tensors, name=None, ignore_name_scope=False, process_set=global_process_set):
@@ -256,7 +262,7 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
     Without splits, tensor is cut evenly. With splits, returns (tensor, rows from each rank: int32).
     """
     check_process_set(process_set)
-    tensor = _native.to_tensor(tensor)
+    tensor, restored = _native.to_moved(tensor)
     if splits is not None:
         cut = tf.cast(splits, tf.int64)
     elif tf.executing_eagerly():
@@ -280,6 +286,7 @@ def alltoall(tensor, splits=None, name=None, ignore_name_scope=False, process_se
         return (output, rows), gradient
 
     output, rows = run(tensor)
+    output = restored(output)
     return output if splits is None else (output, tf.cast(rows, tf.int32))
 
 

@@ -189,6 +189,27 @@ def check_product():
     expect(RuntimeError, lambda: tape.gradient(loss, mine), "sums and averages")
 
 
+def check_unsigned_integers_that_move():
+    for dtype in (tf.uint16, tf.uint32, tf.uint64):
+        top = tf.constant([dtype.max - bps.rank(), bps.rank()], dtype)
+
+        def moved(x):
+            return bps.broadcast(x, 0), bps.allgather(x), bps.alltoall(x, [2] + [0] * (bps.size() - 1))
+
+        for run in both(moved):
+            of_first, gathered, (sent, _) = run(top)
+            assert of_first.dtype == gathered.dtype == sent.dtype == dtype
+            assert of_first.numpy().tolist() == [dtype.max, 0]
+            rows = [value for rank in range(bps.size()) for value in (dtype.max - rank, rank)]
+            assert gathered.numpy().tolist() == rows
+            assert sent.numpy().tolist() == (rows if bps.rank() == 0 else [])
+        variable = tf.Variable(top)
+        bps.broadcast_([variable], bps.size() - 1)
+        assert variable.numpy().tolist() == [dtype.max - bps.size() + 1, bps.size() - 1]
+        expect(TypeError, lambda: bps.allreduce(top), "element type")
+    expect(TypeError, lambda: bps.allgather(tf.sparse.from_dense([[1.0]])), "SparseTensor")
+
+
 def check_gradients():
     rank, size = bps.rank(), bps.size()
     x = tf.Variable(given(rank, tf.float32, size, 2))
@@ -339,7 +360,11 @@ def check_sparse():
             expected = dense.sum(0) if op == bps.Sum else dense.sum(0) / np.float32(size)
             same(tf.convert_to_tensor(merged), expected)
     expect(NotImplementedError, lambda: reduce(values, indices, bps.Max), "sparse_as_dense")
-    expect(ValueError, lambda: bps.allreduce(tf.IndexedSlices(values, indices)), "dense_shape")
+    unmerged = bps.allreduce(tf.IndexedSlices(values, indices))  # of a whole of unknown shape
+    same(unmerged.indices, bps.allgather(indices))
+    same(unmerged.values, bps.allgather(values).numpy() / np.float32(size))
+    unmerged = bps.allreduce(tf.IndexedSlices(values, indices), op=bps.Sum, name="unmerged")
+    same(unmerged.values, bps.allgather(values))
     expect(bps.BpsValueError, lambda: reduce(values, indices + 10, bps.Sum), "row")
     # One rank has nothing, the others all of it, with numbers of 32 bits.
     n = 10 if rank else 0
