@@ -14,7 +14,8 @@ from .. import _private_daemon
 from .._client import no_daemon, open_client, wants_daemon
 from .._errors import BpsConnectionError, BpsError, BpsTimeoutError
 from .._launch.daemon import somebody_listens, usual_socket
-from .._library import JoinParams, OpenParams
+from .._layout import Layout
+from .._library import OpenParams
 
 CONNECT_TIMEOUT_MS = 3000
 
@@ -50,38 +51,6 @@ def _machine():
         boot = file.read().strip()
     status = os.stat(_daemon_socket())
     return f"{boot} {status.st_dev} {status.st_ino}"
-
-
-class Layout:
-    """A job: its name, its secret, and each rank's machine. Machines are numbered in the order of their first ranks."""
-
-    def __init__(self, job, secret, machines):
-        self.job = job
-        self.secret = secret
-        numbers = {}
-        self.nodes = [numbers.setdefault(machine, len(numbers)) for machine in machines]
-
-    def pair(self, low, high):
-        """The job that two of the ranks form for themselves; low is its rank 0."""
-        return Layout(f"{self.job}.{low}-{high}", self.secret, [self.nodes[low], self.nodes[high]])
-
-    def join(self, client, rank, timeout_ms):
-        """Makes a client this rank of the job; returns when all its ranks have come."""
-        secret = bytes.fromhex(self.secret)
-        kept = ctypes.create_string_buffer(secret, len(secret))  # until the call returns
-        params = JoinParams(size=ctypes.sizeof(JoinParams))
-        client.call(client.lib.bps_join_params_from_settings, ctypes.byref(params))
-        params.job = self.job.encode()
-        params.secret = ctypes.addressof(kept)
-        params.secret_len = len(secret)
-        params.rank = rank
-        params.world_size = len(self.nodes)
-        params.local_rank = self.nodes[:rank].count(self.nodes[rank])
-        params.local_size = self.nodes.count(self.nodes[rank])
-        params.node = self.nodes[rank]
-        params.n_nodes = max(self.nodes) + 1
-        params.timeout_ms = params.request_timeout_ms = timeout_ms
-        client.join(params)
 
 
 def agree(store, rank, size):

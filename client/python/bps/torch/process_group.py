@@ -154,7 +154,7 @@ class _Pair:
 
     def _join(self, layout, timeout_ms):
         try:
-            layout.join(self._joining, self._rank, timeout_ms)
+            layout.join(self._joining, self._rank, timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
         except BpsError as error:
             self._fail(error)
             return
@@ -279,7 +279,8 @@ class ProcessGroupBps(dist.ProcessGroup):
         def join():
             client, layout = agree(store, rank, size)
             try:
-                layout.join(client, rank, _milliseconds(timeout))
+                timeout_ms = _milliseconds(timeout)
+                layout.join(client, rank, timeout_ms=timeout_ms, request_timeout_ms=timeout_ms)
             except BaseException:
                 client.close()
                 raise
