@@ -11,8 +11,10 @@ because a stream that waits for a daemon that is gone has to be told, also when 
 """
 
 import atexit
+import contextlib
 import ctypes
 import errno
+import functools
 import os
 import sys
 import threading
@@ -306,6 +308,9 @@ class Client:
         self.layout_size = 0  # of an elastic job: ranks when they last regrouped
         self.asynchronous = False  # the job has accumulate()
         self.quorum = 0  # ranks that push_pull goes on with; 0: all
+        self.opening = self.joining = None  # the OpenParams with which it was connected, the JoinParams of its job
+        self.process_set = 0  # whose client it is, by its number; 0: that of all ranks
+        self.ranks = None  # of a process set: its ranks' numbers among all ranks
         _clients.add(self)
 
     # -- Calls
@@ -313,6 +318,7 @@ class Client:
     def join(self, params):
         """Becomes a rank of a job; blocks until all its ranks have come."""
         self.call(self.lib.bps_client_join, self.pointer, ctypes.byref(params))
+        self.joining = params
         self.elastic = bool(params.elastic)
         self._learn_place()
         if params.newcomer:
@@ -341,6 +347,14 @@ class Client:
     def size(self):
         self._follow()
         return self._size
+
+    def number_of(self, root):
+        """The number here of a rank that is named as root: in a process set, by its number among all ranks."""
+        ranks = range(self.size) if self.ranks is None else self.ranks
+        if root not in ranks:
+            which = f"{self.size} ranks" if self.ranks is None else f"ranks {self.ranks} of the process set"
+            raise BpsValueError(errno.EINVAL, f"root rank {root} is not one of the {which}")
+        return ranks.index(root)
 
     def _follow(self):
         """Of an elastic job rank and size change with any operation that is seen complete, also by an adapter's native code."""
@@ -581,13 +595,14 @@ def _what_ends_the_process():
 
 _clients = weakref.WeakSet()
 _current = None
+_chosen = threading.local()  # client: of the process set over whose ranks this thread begins operations; see using()
 _at_shutdown = []  # what is to be called after the client is closed
 _init_lock = threading.Lock()
 
 
 def _forget_after_fork():
     global _current, _init_lock
-    _current = None
+    _current = _chosen.client = None
     _init_lock = threading.Lock()
     for client in list(_clients):
         client.forked = True
@@ -597,11 +612,51 @@ os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 def current():
-    """The client of this process."""
-    client = _current
+    """The client of this process, or of the process set over whose ranks this thread begins operations."""
+    client = getattr(_chosen, "client", None) or _current
     if client is None:
         raise BpsNotInitializedError(errno.ENOTCONN, "bps is not initialized: call init() first")
     return client
+
+
+def of_all_ranks():
+    """The client of this process."""
+    with using(None):
+        return current()
+
+
+@contextlib.contextmanager
+def using(client):
+    """What this thread begins meanwhile is over the ranks of this client; None: over all ranks."""
+    before = getattr(_chosen, "client", None)
+    _chosen.client = None if client is _current else client
+    try:
+        yield
+    finally:
+        _chosen.client = before
+
+
+def remember(owner):
+    """Notes over which ranks this thread begins operations now, for methods of owner that are as_remembered()."""
+    owner.client = getattr(_chosen, "client", None)
+
+
+def as_remembered(method):
+    """method, over the ranks that remember() has noted of its first argument, in whatever thread."""
+
+    @functools.wraps(method)
+    def wrapper(owner, *args, **kwargs):
+        if owner.client is None:
+            return method(owner, *args, **kwargs)
+        with using(owner.client):
+            return method(owner, *args, **kwargs)
+
+    return wrapper
+
+
+def at_shutdown(function):
+    """Calls function once when the process's client has been closed."""
+    _at_shutdown.append(function)
 
 
 def is_initialized():
@@ -626,7 +681,9 @@ def open_client(params):
     status = lib.bps_client_open(ctypes.byref(params), ctypes.byref(pointer))
     if status < 0:
         raise error_from(status, last_error(lib))
-    return Client(lib, pointer.value)
+    client = Client(lib, pointer.value)
+    client.opening = params
+    return client
 
 
 def run_interruptible(function):

@@ -4,9 +4,14 @@ What they say about builds is about bps: its own transport stands where Horovod 
 """
 
 import errno
+import functools
+import inspect
+import os
+import secrets
 
-from . import _client
-from ._errors import BpsError, BpsValueError
+from . import _client, _ops
+from ._errors import BpsConnectionError, BpsError, BpsValueError
+from ._layout import Layout
 from ._library import Unavailable
 
 HorovodInternalError = BpsError  # what a failed collective raises
@@ -22,7 +27,8 @@ Product = Unavailable(
 def init(lazy=True, comm=None, process_sets=None, **arguments):
     """As bps.init(), whose arguments go by name here.
 
-    lazy is BytePS's and has no effect. comm and process_sets are Horovod's: only what stands for all ranks will do.
+    lazy is BytePS's and has no effect. comm is Horovod's and refused. process_sets: those to be added, of which each counts
+    once, as in Horovod; or "dynamic", with which they are to be added later.
     """
     if not isinstance(lazy, bool) and lazy is not None:  # what stands first with Horovod, and with bps.init()
         raise BpsValueError(errno.EINVAL, f"init({lazy!r}): arguments go by name, as socket= does, and there is no comm")
@@ -30,10 +36,16 @@ def init(lazy=True, comm=None, process_sets=None, **arguments):
         raise BpsValueError(
             errno.EINVAL, f"init(comm={comm!r}): a job has the ranks that its launcher starts, and there is no MPI in it"
         )
+    if _client.is_initialized():
+        return
     _client.init(**arguments)
-    if process_sets != "dynamic":  # with which they are to be added later
-        for process_set in process_sets or ():
-            add_process_set(process_set)
+    try:
+        for process_set in () if process_sets == "dynamic" else process_sets or ():
+            if ProcessSet.of(process_set).ranks not in _ranks_in_use():
+                add_process_set(process_set)
+    except BaseException:
+        _client.shutdown()
+        raise
 
 
 # -- Where this process is
@@ -108,69 +120,249 @@ def rocm_built():
     return False
 
 
-# -- Process sets: all ranks, or none of it
+# -- Process sets: jobs that some of the ranks form for themselves
 
 
 class ProcessSet:
-    """Ranks that reduce among themselves. Here it is always all of them: see add_process_set()."""
+    """Ranks that do operations among themselves, once add_process_set() has made them a set. Without ranks: all."""
 
     def __init__(self, ranks_or_comm=()):
         if ranks_or_comm is None or not hasattr(ranks_or_comm, "__iter__"):
             raise BpsValueError(errno.EINVAL, "ProcessSet() takes a list of ranks; communicators are MPI's")
-        self.ranks = sorted({int(rank) for rank in ranks_or_comm}) or None
+        self._ranks = sorted({int(rank) for rank in ranks_or_comm}) or None
+        self._number = None  # while it is in use
+        self._client = None  # of a rank of the set
+        self._alone = None  # of another rank: that of a job of its own, for training_client()
+
+    @classmethod
+    def of(cls, ranks):
+        """ranks, as a ProcessSet if they are none."""
+        return ranks if isinstance(ranks, cls) else cls(ranks)
+
+    @property
+    def ranks(self):
+        """The numbers of its ranks among all ranks."""
+        return _all_ranks() if self._ranks is None else self._ranks
 
     @property
     def process_set_id(self):
-        return 0
+        """0 for all ranks; None for a set that was not added, or is removed."""
+        return 0 if self._ranks is None or self._ranks == _all_ranks() else self._number
 
     def size(self):
-        """Ranks in the set."""
-        return _client.current().size if self.ranks is None else len(self.ranks)
+        """Ranks in the set; None before it was added."""
+        return None if self.process_set_id is None else len(self.ranks)
 
     def rank(self):
-        """This process's number in the set, or None outside it."""
-        rank = _client.current().rank
-        if self.ranks is None:
-            return rank
-        return self.ranks.index(rank) if rank in self.ranks else None
+        """This process's number in the set; None outside it, and before it was added."""
+        rank = _client.of_all_ranks().rank
+        return None if self.process_set_id is None or rank not in self.ranks else self.ranks.index(rank)
 
     def included(self):
         """Whether this process is in it."""
-        return self.rank() is not None
+        return _client.of_all_ranks().rank in self.ranks
+
+    def client(self):
+        """The client of its operations."""
+        if self._client is not None:
+            return self._client
+        if self.process_set_id is None:
+            raise BpsValueError(errno.EINVAL, f"{self!r} is not in use: all ranks call add_process_set() with it first")
+        everybody = _client.of_all_ranks()
+        if self.process_set_id:
+            text = f"rank {everybody.rank} is not in {self!r}: its operations are for its ranks alone"
+            raise BpsValueError(errno.EINVAL, text)
+        return everybody
+
+    def training_client(self):
+        """As client(); outside the set, where there may be the same model, that of a rank that trains by itself."""
+        if not self._number or self._client is not None:
+            return self.client()
+        if self._alone is None:
+            rank = _client.of_all_ranks().rank
+            layout = Layout(f"alone-{secrets.token_hex(8)}", secrets.token_hex(16), [0])
+            self._alone = _client.run_interruptible(lambda: _joined(layout, 0, [rank], self._number))
+        return self._alone
+
+    def _end(self):
+        clients = [client for client in (self._client, self._alone) if client is not None]
+        self._forget()
+        for client in clients:
+            client.close()
+
+    def _forget(self):
+        self._client = self._alone = self._number = None
+
+    def __deepcopy__(self, _):
+        return self  # the same job, in a copy of what holds it
 
     def __repr__(self):
-        return f"ProcessSet({'all ranks' if self.ranks is None else self.ranks})"
+        return f"ProcessSet({'all ranks' if self._ranks is None else self._ranks})"
 
+
+# Of JoinParams: what a set has as the job of all ranks has it, and what is about that one alone.
+_SETTINGS = ("timeout_ms", "request_timeout_ms", "min_servers", "part_bytes", "force_distributed", "gpu_reduce")
+_NO_SETTINGS = ("quorum", "quorum_timeout_ms", "asynchronous", "staleness", "gpu_roots")
+_NO_SETTINGS += ("elastic", "min_ranks", "max_ranks", "newcomer")
 
 global_process_set = ProcessSet()
+_sets = []  # those in use, without that of all ranks
+
+
+def _all_ranks():
+    return list(range(_client.of_all_ranks().size)) if _client.is_initialized() else None
+
+
+def _ranks_in_use():
+    return [process_set.ranks for process_set in (global_process_set, *_sets)]
+
+
+def _client_of(process_set):
+    if not isinstance(process_set, ProcessSet):
+        raise BpsValueError(errno.EINVAL, f"process_set={process_set!r} is no ProcessSet: add_process_set() gives one")
+    return process_set.client()
+
+
+def over_process_set(function, client_of=_client_of):
+    """function, over the ranks that its argument process_set says; where that is None, over those of who calls it."""
+    place = list(inspect.signature(function).parameters).index("process_set")
+
+    @functools.wraps(function)
+    def wrapper(*args, **kwargs):
+        process_set = args[place] if place < len(args) else kwargs.get("process_set")
+        if process_set is None or process_set == 0 or process_set is global_process_set:
+            return function(*args, **kwargs)
+        with _client.using(client_of(process_set)):
+            return function(*args, **kwargs)
+
+    return wrapper
+
+
+def over_process_set_if_in_it(function):
+    """As over_process_set(); a rank outside the set does it by itself."""
+
+    def client_of(process_set):
+        return process_set.training_client() if isinstance(process_set, ProcessSet) else _client_of(process_set)
+
+    return over_process_set(function, client_of)
 
 
 def check_process_set(process_set):
-    """For operations: only the set of all ranks will do."""
-    if process_set is None or process_set == 0 or process_set is global_process_set:
-        return
-    ranks = getattr(process_set, "ranks", None)
-    if isinstance(process_set, ProcessSet) and (ranks is None or ranks == list(range(_client.current().size))):
+    """For operations that are over all ranks alone."""
+    if process_set is None or process_set == 0 or _is_of_all_ranks(process_set):
         return
     raise BpsValueError(
         errno.EINVAL,
-        f"process_set={process_set!r}: an operation is over all ranks of a job. For groups of them use torch.distributed with the "
-        'backend "bps" and new_group(), or start each group as a job of its own (BPS_JOB)',
+        f"process_set={process_set!r}: this is over all ranks of the job. Sets are for operations of bps.torch and its "
+        'DistributedOptimizer; else use torch.distributed with the backend "bps" and new_group(), or start each group as '
+        "a job of its own (BPS_JOB)",
     )
 
 
+def _is_of_all_ranks(process_set):
+    return isinstance(process_set, ProcessSet) and process_set.process_set_id == 0
+
+
 def add_process_set(process_set):
-    """The set of all ranks is there already; another is refused with the way out."""
-    if not isinstance(process_set, ProcessSet):
-        process_set = ProcessSet(process_set)
-    check_process_set(process_set)
-    return global_process_set
+    """Has some of the ranks do operations among themselves. All ranks call it alike. Returns the ProcessSet."""
+    if process_set is global_process_set:
+        return process_set
+    process_set = ProcessSet.of(process_set)
+    client, ranks = _client.of_all_ranks(), process_set.ranks
+    if client.elastic:
+        raise BpsValueError(
+            errno.EINVAL, f"{process_set!r}: the ranks of an elastic job change, and it has the set of all ranks alone"
+        )
+    # Rank 0 draws the job's name and secret. What is wrong at one of the ranks, all hear of.
+    said = _ask_all_alike("add_process_set", ranks, (client.node, secrets.token_hex(8), secrets.token_hex(16)))
+    if not 0 <= ranks[0] <= ranks[-1] < client.size:
+        raise BpsValueError(errno.EINVAL, f"{process_set!r}: the job has {client.size} ranks")
+    if ranks in _ranks_in_use():
+        raise BpsValueError(errno.EINVAL, f"{process_set!r} is in use already: there is one set of the same ranks")
+    number = max((other._number for other in _sets), default=0) + 1
+    mine = error = None
+    if client.rank in ranks:
+        _, job, secret = said[0]
+        layout = Layout(f"set-{job}", secret, [said[rank][0] for rank in ranks])
+        try:
+            mine = _client.run_interruptible(lambda: _joined(layout, ranks.index(client.rank), ranks, number))
+            mine.orders = client.orders
+        except BpsError as failure:
+            error = failure
+    for rank, text in enumerate(_ask_all(error and str(error))):
+        if text:
+            if mine is not None:
+                mine.close()
+            raise error or BpsConnectionError(errno.ECONNRESET, f"{process_set!r}: rank {rank}: {text}")
+    if not _sets:
+        _client.at_shutdown(_end_sets)
+    process_set._client, process_set._number = mine, number
+    _sets.append(process_set)
+    return process_set
+
+
+def process_set_of(number):
+    """The set in use with a process_set_id."""
+    for process_set in (global_process_set, *_sets):
+        if process_set.process_set_id == number:
+            return process_set
+    raise BpsValueError(errno.EINVAL, f"process_set_id={number!r}: there is no such set in use")
+
+
+def _ask_all(answer):
+    """What each of all ranks answers."""
+    with _client.using(None):
+        return _ops.Handle(_ops.allgather_object(answer)).wait()
+
+
+def _ask_all_alike(function, ranks, answer=None):
+    """The same, where all are to give the same ranks to a function."""
+    said = _ask_all((ranks, answer))
+    for rank, (others, _) in enumerate(said):
+        if others != said[0][0]:
+            raise BpsValueError(
+                errno.EINVAL, f"{function}(): rank {rank} gives the ranks {others}, rank 0 the ranks {said[0][0]}"
+            )
+    return [answer for _, answer in said]
+
+
+def _joined(layout, rank, ranks, number):
+    """The client of a rank of such a job, which runs as the job of all ranks does, but waits for all of its own."""
+    client = _client.of_all_ranks()
+    settings = {name: getattr(client.joining, name) for name in _SETTINGS}
+    settings.update(dict.fromkeys(_NO_SETTINGS, 0))
+    mine = _client.open_client(client.opening)
+    try:
+        layout.join(mine, rank, **settings)
+    except BaseException:
+        mine.close()
+        raise
+    mine.ranks, mine.process_set = ranks, number
+    return mine
 
 
 def remove_process_set(process_set):
-    """False: the set of all ranks stays."""
-    check_process_set(process_set)
-    return False
+    """Ends a process set. All ranks call it; returns when all have, and whether there was something to end."""
+    if process_set not in _sets:
+        return False
+    _ask_all_alike("remove_process_set", process_set.ranks)
+    _sets.remove(process_set)
+    process_set._end()
+    return True
+
+
+def _end_sets():
+    while _sets:
+        _sets.pop()._end()
+
+
+def _forget_after_fork():
+    """They are the parent's."""
+    while _sets:
+        _sets.pop()._forget()
+
+
+os.register_at_fork(after_in_child=_forget_after_fork)
 
 
 # -- Tracing
@@ -255,4 +447,4 @@ NAMES = [
     "stop_timeline",
     "suspend",
 ]
-__all__ = [*NAMES, "check_process_set"]
+__all__ = [*NAMES, "check_process_set", "over_process_set", "over_process_set_if_in_it", "process_set_of"]

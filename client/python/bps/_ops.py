@@ -319,11 +319,15 @@ def push_pull_rows(source, table, target, reduction, name=None, priority=0, time
     return client.submit(client.declare(full, dtype, table * width), params, keep)
 
 
-def broadcast(span, root, name=None, priority=0, kind="broadcast", variable=False, timeout=None, ordered=None):
-    """In place: span holds what is sent on the root, and what has come elsewhere. ordered: None: as the name says."""
-    client = _client.current()
-    if not 0 <= root < client.size:
-        raise BpsValueError(errno.EINVAL, f"root rank {root} is not one of the {client.size} ranks")
+def broadcast(
+    span, root, name=None, priority=0, kind="broadcast", variable=False, timeout=None, ordered=None, client=None
+):
+    """In place: span holds what is sent on the root, and what has come elsewhere. ordered: None: as the name says.
+
+    client: None: that of the ranks over which this thread begins operations.
+    """
+    client = client or _client.current()
+    root = client.number_of(root)
     elements = VARIABLE if variable else span.count
     full, by_name = _in_order(client, name, tensor_name(kind, name, span.dtype, elements))
     source = Span(span.address if client.rank == root else None, span.dtype, span.count, device=span.device)
@@ -488,15 +492,16 @@ def _bytes_span(buffer):
 def broadcast_object(obj, root, name=None, timeout=None):
     """Steps."""
     client = _client.current()
-    mine = client.rank == root  # now: in an elastic job another may be root's number before this ends
+    mine = client.rank == client.number_of(root)  # now: in an elastic job another may be root's number before this ends
     data = bytearray(pickle.dumps(obj)) if mine else None
     size, size_span = _int64_span([len(data) if data is not None else 0])
     name, ordered = _in_order(client, name, "noname" if name is None else name)
-    yield broadcast(size_span, root, f"{name}.size", kind="broadcast_object", timeout=timeout, ordered=ordered)
+    more = {"kind": "broadcast_object", "timeout": timeout, "client": client}  # also in the thread that goes on
+    yield broadcast(size_span, root, f"{name}.size", ordered=ordered, **more)
     if data is None:
         data = bytearray(size[0])
     if size[0]:
-        yield broadcast(_bytes_span(data), root, name, kind="broadcast_object", variable=True, timeout=timeout)
+        yield broadcast(_bytes_span(data), root, name, variable=True, **more)
     # A pickle begins so. Else whoever has root's number since had no object to send: all ranks see that alike.
     if not size[0] or data[0] != 0x80:
         raise BpsMembershipError(errno.EREMCHG, f"{name}: rank {root} was lost meanwhile: do it again")

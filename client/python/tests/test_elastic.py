@@ -24,7 +24,7 @@ def steps_of_rank_1(monkeypatch, losses, sent):
     """broadcast_object() on rank 1, which is rank 0 after operation losses; sent: what of rank 0's sending it gets."""
     from bps import _ops
 
-    client = types.SimpleNamespace(rank=1, orders_here=lambda: False)
+    client = types.SimpleNamespace(rank=1, orders_here=lambda: False, number_of=lambda root: root)
     monkeypatch.setattr(_ops._client, "current", lambda: client)
     n_done = 0
 

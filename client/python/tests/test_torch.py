@@ -22,6 +22,12 @@ def test_operations(run_ranks):
     run_ranks("torch_ops.py", 3)
 
 
+@pytest.mark.full_tier("a server where the test above has none")
+def test_process_sets_through_a_server(run_ranks):
+    checks = ("check_process_sets", "check_optimizers_of_process_sets")
+    run_ranks("torch_ops.py", 4, *checks, BPS_FORCE_DISTRIBUTED=1)
+
+
 def test_optimizer(run_ranks):
     run_ranks("torch_optimizer.py", 2)
 

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from .. import _client
 from .._errors import BpsValueError
-from .._horovod import Product, check_process_set, global_process_set
+from .._horovod import Product, check_process_set, global_process_set, process_set_of
 from .._library import Reduction
 from .._ops import choose_reduction, equal_splits
 from . import _native
@@ -354,8 +354,8 @@ def grouped_reducescatter(
 
 
 def size_op(process_set_id=0, name=None):
-    """size() as a tensor (int32)."""
-    return tf.constant(_client.current().size, tf.int32, name=name)
+    """size() as a tensor (int32), or that of a process set."""
+    return tf.constant(process_set_of(process_set_id).size(), tf.int32, name=name)
 
 
 def local_size_op(name=None):
@@ -374,5 +374,5 @@ def local_rank_op(name=None):
 
 
 def process_set_included_op(process_set_id=0, name=None):
-    """1 as a tensor (int32): the only set is that of all ranks."""
-    return tf.constant(1, tf.int32, name=name)
+    """Whether this process is in a process set, as a tensor (int32): 1 or 0."""
+    return tf.constant(int(process_set_of(process_set_id).included()), tf.int32, name=name)

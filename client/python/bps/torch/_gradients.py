@@ -99,10 +99,13 @@ class Gradients:
         self._answer = None  # what was heard in this step
         self._put_off = None  # the note of the last step, which is to be read before the next
         self._failure = None  # the first of those that it has met
-        made = _made.setdefault(_client.current(), [])
+        _client.remember(self)
+        client = _client.current()
+        made = _made.setdefault(client, [])
         made.append(weakref.ref(self))
-        self.number = len(made)
-        self.prefix = "Gradient." if self.number == 1 else f"Gradient{self.number}."
+        number = len(made)
+        self.number = client.process_set, number
+        self.prefix = "Gradient." if number == 1 else f"Gradient{number}."
         _passes.watch()
         self._notes = _notes.Notes(self.prefix)
         self.look(named_parameters)
@@ -169,7 +172,8 @@ class Gradients:
         return found
 
     def _settings(self):
-        return f"op={self.op.name}, compression={self.compression.__name__}, predivide={self.predivide}"
+        over = f", process_set={self.client.process_set}" if self.client else ""
+        return f"op={self.op.name}, compression={self.compression.__name__}, predivide={self.predivide}{over}"
 
     def _add(self, named_parameters):
         slots = [Slot(p, self.prefix + name, self) for name, p in named_parameters]
@@ -250,6 +254,7 @@ class Gradients:
         for device, members in by_device.items():
             self._place_beside(members, give, dtype_of, device)
 
+    @_client.as_remembered
     def _place_beside(self, buckets, give, dtype_of, device):
         places, end = [], 0
         for slot in (slot for bucket in buckets for slot in bucket.slots):
@@ -283,6 +288,7 @@ class Gradients:
             apart.append(bucket)
         self._place(apart, lambda slot, memory: setattr(slot, "wire", memory), self._wire_dtype)
 
+    @_client.as_remembered
     def _declare(self, bucket):
         """So that the daemons agree on it before the first gradient comes."""
         if self._compresses():
@@ -293,6 +299,7 @@ class Gradients:
         else:
             bucket.start = self._prepared(bucket)
 
+    @_client.as_remembered
     def _prepared(self, bucket):
         return _ops.prepared_push_pull(ops.span_of(bucket.wire), self.op, bucket.name, bucket.priority)
 
@@ -369,6 +376,7 @@ class Gradients:
 
     # -- Buckets
 
+    @_client.as_remembered
     def _submit(self, bucket):
         """Decides how a bucket's gradients are sent, and sends them."""
         if bucket.slots[0].rows is not None:
@@ -486,6 +494,7 @@ class Gradients:
         if self._steps != _notes.ANY:
             self._steps += 1
 
+    @_client.as_remembered
     def begin(self):
         """Sends what backward passes have not reached, which other ranks may have, and a note."""
         self.passes_left = self.passes
@@ -531,6 +540,7 @@ class Gradients:
             if not lender.synchronized:
                 lender.synchronize(timeout)
 
+    @_client.as_remembered
     def end(self, deadline=None, timeout=None):
         """The end of a step whose gradients have been received: waits for the ranks' notes. Raises its first failure."""
         if not self._ending:
@@ -578,6 +588,7 @@ class Gradients:
         self._ending = False
         raise BpsValueError(errno.EINVAL, f"{self.prefix.rstrip('.')}: {words}")
 
+    @_client.as_remembered
     def _difference(self):
         return _notes.difference(_ops.Handle(_ops.allgather_object(self._describe(), f"{self.prefix}slots")).wait())
 
@@ -598,6 +609,7 @@ class Gradients:
                 raise error
         self._notes.agree_on(digest, len(self.slots))
 
+    @_client.as_remembered
     def _sends_notes(self):
         """With a quorum nobody waits for all ranks, as notes do."""
         return not _client.current().quorum
@@ -627,6 +639,7 @@ class Gradients:
 
     # -- The end of training
 
+    @_client.as_remembered
     def join(self, each_step=None):
         """Adds nothing to the others' steps, until no rank trains any more. The highest rank that took part last.
 

@@ -5,33 +5,34 @@ import torch
 import bps
 
 from .. import _ops
-from .._horovod import check_process_set
+from .._horovod import over_process_set
 from .._ops import Handle
 from . import ops
 from ._gradients import join_all
 
 
+@over_process_set
 def broadcast_object(obj, root_rank=0, name=None, process_set=None, timeout=None):
     """Any object that pickle can carry, from rank root_rank to every rank."""
-    check_process_set(process_set)
     return Handle(_ops.broadcast_object(obj, root_rank, name, timeout)).wait()
 
 
+@over_process_set
 def allgather_object(obj, name=None, process_set=None, timeout=None):
     """The list of every rank's object."""
-    check_process_set(process_set)
     return Handle(_ops.allgather_object(obj, name, timeout)).wait()
 
 
+@over_process_set
 def barrier(process_set=None, timeout=None):
     """Returns when every rank has called it."""
-    check_process_set(process_set)
     bps.barrier(timeout=timeout)
 
 
 def join(device=None):
     """For ranks that have come to the end of their batches while others train on: adds zeros to the gradients of each
-    DistributedOptimizer and DistributedDataParallel of this process, step after step, until every rank has called it.
+    DistributedOptimizer over all ranks and DistributedDataParallel of this process, step after step, until every rank has
+    called it.
 
     Returns the highest rank that took part in the last step: what broadcast_parameters() should begin from, since ranks
     that have joined do not step. Other operations do not wait for them: a push_pull of a loss would wait in vain. device

@@ -6,8 +6,8 @@ the stream that is current then wait; nobody waits on the host. Tensors on other
 is said once, as a warning.
 
 timeout (in seconds) is the deadline of an operation: it fails with BpsTimeoutError, which names the ranks that are
-missing. None: the job's. process_set is there for programs written for Horovod: the set
-of all ranks is the one that there is.
+missing. None: the job's. process_set: over whose ranks the operation is, as add_process_set() has it; None: over all. A root
+is named by its number among all ranks.
 """
 
 import errno
@@ -16,7 +16,7 @@ import torch
 
 from .. import _client, _ops
 from .._errors import BpsValueError
-from .._horovod import Product, check_process_set
+from .._horovod import Product, over_process_set
 from .._library import DType, Reduction
 from .._ops import Handle, Span, choose_reduction
 from . import _devices, sparse
@@ -180,10 +180,12 @@ class _Reducing:
 class _Reduce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, how):
+        _client.remember(ctx)
         ctx.how = how
         return how.start(tensor, in_place=False).wait()
 
     @staticmethod
+    @_client.as_remembered
     def backward(ctx, grad):
         return _Reduce.apply(grad, ctx.how.of_gradient()), None
 
@@ -232,6 +234,7 @@ def accumulate(tensor, name, priority=0, timeout=None, all_ranks=False):
     return accumulate_async(tensor, name, priority, timeout, all_ranks).wait()
 
 
+@over_process_set
 def allreduce_async(
     tensor,
     average=None,
@@ -244,11 +247,11 @@ def allreduce_async(
     timeout=None,
 ):
     """Starts allreduce()."""
-    check_process_set(process_set)
     how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return how.start(tensor, in_place=False)
 
 
+@over_process_set
 def allreduce_async_(
     tensor,
     average=None,
@@ -261,11 +264,11 @@ def allreduce_async_(
     timeout=None,
 ):
     """Starts allreduce_()."""
-    check_process_set(process_set)
     how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return how.start(tensor, in_place=True)
 
 
+@over_process_set
 def allreduce_(
     tensor,
     average=None,
@@ -283,6 +286,7 @@ def allreduce_(
     ).wait()
 
 
+@over_process_set
 def allreduce(
     tensor,
     average=None,
@@ -300,12 +304,12 @@ def allreduce(
     Sums and averages can be differentiated.
     """
     check_kind(tensor)
-    check_process_set(process_set)
     how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     wire, ctx = compression.compress(tensor)
     return compression.decompress(_Reduce.apply(wire, how), ctx)
 
 
+@over_process_set
 def sparse_allreduce_async(tensor, name, op, process_set=None, timeout=None):
     """allreduce_async() of a tensor of layout torch.sparse_coo, which stays sparse: its rows travel. op: Average or Sum.
 
@@ -358,14 +362,17 @@ def _start_group(tensors, how, in_place):
 class _ReduceGroup(torch.autograd.Function):
     @staticmethod
     def forward(ctx, how, *tensors):
+        _client.remember(ctx)
         ctx.how = how
         return tuple(_start_group(tensors, how, in_place=False).wait())
 
     @staticmethod
+    @_client.as_remembered
     def backward(ctx, *grads):
         return None, *_ReduceGroup.apply(ctx.how.of_gradient(), *grads)
 
 
+@over_process_set
 def grouped_allreduce_async(
     tensors,
     average=None,
@@ -378,11 +385,11 @@ def grouped_allreduce_async(
     timeout=None,
 ):
     """Starts grouped_allreduce(). One handle for all; its result is the list."""
-    check_process_set(process_set)
     how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return _start_group(tensors, how, in_place=False)
 
 
+@over_process_set
 def grouped_allreduce_async_(
     tensors,
     average=None,
@@ -395,11 +402,11 @@ def grouped_allreduce_async_(
     timeout=None,
 ):
     """Starts grouped_allreduce_()."""
-    check_process_set(process_set)
     how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     return _start_group(tensors, how, in_place=True)
 
 
+@over_process_set
 def grouped_allreduce_(
     tensors,
     average=None,
@@ -417,6 +424,7 @@ def grouped_allreduce_(
     ).wait()
 
 
+@over_process_set
 def grouped_allreduce(
     tensors,
     average=None,
@@ -430,7 +438,6 @@ def grouped_allreduce(
     timeout=None,
 ):
     """The list of what allreduce() makes of each tensor, all under way together. Can be differentiated."""
-    check_process_set(process_set)
     how = _Reducing(_reduction(average, op), name, priority, prescale_factor, postscale_factor, timeout)
     wires, contexts = zip(*map(compression.compress, tensors)) if tensors else ((), ())
     return [compression.decompress(result, ctx) for result, ctx in zip(_ReduceGroup.apply(how, *wires), contexts)]
@@ -453,18 +460,19 @@ def _start_broadcast(tensor, root_rank, name, priority, in_place, timeout=None):
     return Handle(steps())
 
 
+@over_process_set
 def broadcast_async(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
     """Starts broadcast()."""
-    check_process_set(process_set)
     return _start_broadcast(tensor, root_rank, name, priority, False, timeout)
 
 
+@over_process_set
 def broadcast_async_(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
     """Starts broadcast_()."""
-    check_process_set(process_set)
     return _start_broadcast(tensor, root_rank, name, priority, True, timeout)
 
 
+@over_process_set
 def broadcast_(tensor, root_rank, name=None, process_set=None, priority=0, timeout=None):
     """Writes tensor of rank root_rank into tensor of every rank."""
     return broadcast_async_(tensor, root_rank, name, process_set, priority, timeout).wait()
@@ -473,20 +481,23 @@ def broadcast_(tensor, root_rank, name=None, process_set=None, priority=0, timeo
 class _Broadcast(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, root_rank, name, timeout):
+        _client.remember(ctx)
         ctx.arguments = (root_rank, name, timeout)
         return broadcast_async(tensor, root_rank, name, timeout=timeout).wait()
 
     @staticmethod
+    @_client.as_remembered
     def backward(ctx, grad):
         root_rank, name, timeout = ctx.arguments
         how = _Reducing(Reduction.AVERAGE, _grad_name("broadcast", name), timeout=timeout)
         total = how.start(grad, in_place=False).wait()
-        return total if _client.current().rank == root_rank else torch.zeros_like(total), None, None, None
+        client = _client.current()
+        return total if client.rank == client.number_of(root_rank) else torch.zeros_like(total), None, None, None
 
 
+@over_process_set
 def broadcast(tensor, root_rank, name=None, process_set=None, timeout=None):
     """tensor of rank root_rank, as a new tensor. Can be differentiated."""
-    check_process_set(process_set)
     return _Broadcast.apply(tensor, root_rank, name, timeout)
 
 
@@ -529,15 +540,15 @@ def _start_allgather(tensor, name, finish, timeout):
     return Handle(steps())
 
 
+@over_process_set
 def allgather_async(tensor, name=None, process_set=None, timeout=None):
     """Starts allgather()."""
-    check_process_set(process_set)
     return _start_allgather(tensor, name, lambda result, _: result, timeout)
 
 
+@over_process_set
 def grouped_allgather_async(tensors, name=None, process_set=None, timeout=None):
     """Starts grouped_allgather(). One handle for all; its result is the list."""
-    check_process_set(process_set)
     return GroupHandle([allgather_async(x, n, timeout=timeout) for x, n in zip(tensors, _group_names(name, tensors))])
 
 
@@ -546,12 +557,14 @@ class _AllGather(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, names, timeout, *tensors):
+        _client.remember(ctx)
         handles = [_start_allgather(x, name, lambda *both: both, timeout) for x, name in zip(tensors, names)]
         results, rows = zip(*GroupHandle(handles).wait())
         ctx.arguments = (names, timeout, rows, [x.shape for x in tensors])
         return results
 
     @staticmethod
+    @_client.as_remembered
     def backward(ctx, *grads):
         names, timeout, rows, shapes = ctx.arguments
         handles = [
@@ -566,15 +579,15 @@ class _AllGather(torch.autograd.Function):
         return None, None, *mine
 
 
+@over_process_set
 def allgather(tensor, name=None, process_set=None, timeout=None):
     """tensor of rank 0, rank 1, ... one after the other; the first dimension may differ. Can be differentiated."""
-    check_process_set(process_set)
     return _AllGather.apply([name], timeout, tensor)[0]
 
 
+@over_process_set
 def grouped_allgather(tensors, name=None, process_set=None, timeout=None):
     """The list of what allgather() makes of each tensor, all under way together. Can be differentiated."""
-    check_process_set(process_set)
     return list(_AllGather.apply(_group_names(name, tensors), timeout, *tensors)) if tensors else []
 
 
@@ -592,33 +605,35 @@ def _start_alltoall(tensor, splits, name, timeout):
     return Handle(steps())
 
 
+@over_process_set
 def alltoall_async(tensor, splits=None, name=None, process_set=None, timeout=None):
     """Starts alltoall(). The result is always (tensor, rows from each rank)."""
-    check_process_set(process_set)
     return _start_alltoall(tensor, splits, name, timeout)
 
 
 class _AllToAll(torch.autograd.Function):
     @staticmethod
     def forward(ctx, tensor, splits, name, timeout):
+        _client.remember(ctx)
         result, received = _start_alltoall(tensor, splits, name, timeout).wait()
         ctx.arguments = (received, name, timeout)
         ctx.mark_non_differentiable(received)
         return result, received
 
     @staticmethod
+    @_client.as_remembered
     def backward(ctx, grad, _):
         received, name, timeout = ctx.arguments
         back, _ = _start_alltoall(grad, received.tolist(), _grad_name("alltoall", name), timeout).wait()
         return back, None, None, None
 
 
+@over_process_set
 def alltoall(tensor, splits=None, name=None, process_set=None, timeout=None):
     """Sends splits[r] rows to rank r; returns the rows that came from rank 0, rank 1, ... Can be differentiated.
 
     Without splits, tensor is cut evenly. With splits, returns (tensor, rows from each rank).
     """
-    check_process_set(process_set)
     result, received = _AllToAll.apply(tensor, splits, name, timeout)
     return result if splits is None else (result, received)
 
@@ -645,10 +660,12 @@ class _ReduceScatter(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, how, *tensors):
+        _client.remember(ctx)
         ctx.how = how
         return tuple(GroupHandle([_start_reducescatter(x, h) for x, h in zip(tensors, how)]).wait())
 
     @staticmethod
+    @_client.as_remembered
     def backward(ctx, *grads):
         of_gradients = [how.of_gradient() for how in ctx.how]
         handles = [
@@ -659,6 +676,7 @@ class _ReduceScatter(torch.autograd.Function):
         return None, *(_scaled(whole, how.factor()) for whole, how in zip(wholes, of_gradients))
 
 
+@over_process_set
 def reducescatter_async(
     tensor,
     name=None,
@@ -669,11 +687,11 @@ def reducescatter_async(
     timeout=None,
 ):
     """Starts reducescatter()."""
-    check_process_set(process_set)
     how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout)
     return _start_reducescatter(tensor, how)
 
 
+@over_process_set
 def grouped_reducescatter_async(
     tensors,
     name=None,
@@ -684,12 +702,12 @@ def grouped_reducescatter_async(
     timeout=None,
 ):
     """Starts grouped_reducescatter(). One handle for all; its result is the list."""
-    check_process_set(process_set)
     how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout)
     names = _group_names(name, tensors)
     return GroupHandle([_start_reducescatter(x, how.named(n)) for x, n in zip(tensors, names)])
 
 
+@over_process_set
 def reducescatter(
     tensor,
     name=None,
@@ -704,12 +722,12 @@ def reducescatter(
 
     Sums and averages can be differentiated.
     """
-    check_process_set(process_set)
     wire, ctx = compression.compress(tensor)
     how = _Reducing(Reduction(op), name, 0, prescale_factor, postscale_factor, timeout)
     return compression.decompress(_ReduceScatter.apply([how], wire)[0], ctx)
 
 
+@over_process_set
 def grouped_reducescatter(
     tensors,
     name=None,
@@ -721,7 +739,6 @@ def grouped_reducescatter(
     timeout=None,
 ):
     """The list of what reducescatter() makes of each tensor, all under way together."""
-    check_process_set(process_set)
     how = _Reducing(Reduction(op), None, 0, prescale_factor, postscale_factor, timeout)
     if not tensors:
         return []

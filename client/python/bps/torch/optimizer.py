@@ -7,7 +7,7 @@ import torch
 from torch.optim import optimizer as _torch_optimizer
 
 from .. import _client
-from .._horovod import check_process_set
+from .._horovod import over_process_set_if_in_it
 from .._library import Reduction
 from . import amp
 from . import asynchronous as _asynchronous
@@ -165,6 +165,7 @@ def _groups(named, groups):
     return [parameters[low:high] for low, high in zip(cuts, cuts[1:])]
 
 
+@over_process_set_if_in_it
 def DistributedOptimizer(
     optimizer,
     named_parameters=None,
@@ -186,7 +187,7 @@ def DistributedOptimizer(
     average, against overflow in 16 bits.
 
     groups: lists of parameters that travel together, or their number, as num_groups; each is sent with the last of its
-    gradients. process_set: as Horovod's; only global_process_set will do.
+    gradients. process_set: over whose ranks; optimizers of other ranks step with their own gradients.
 
     Of a gradient that is sparse, as nn.Embedding(sparse=True) makes it, only rows travel, and it stays sparse; its first
     must come in the same step on every rank. Not so with sparse_as_dense, in groups, and with a compressor of your own.
@@ -195,7 +196,6 @@ def DistributedOptimizer(
     they have then comes back; all begin with rank 0's. Of the other arguments, named_parameters counts alone. None: as the job
     is (init(asynchronous=True), BPS_ASYNC, BYTEPS_ENABLE_ASYNC).
     """
-    check_process_set(process_set)
     op = Reduction(op)
     if gradient_predivide_factor != 1.0 and op != Reduction.AVERAGE:
         raise ValueError("gradient_predivide_factor needs op=Average")
@@ -204,8 +204,10 @@ def DistributedOptimizer(
     known = _named(optimizer, named_parameters)
     named = [(name, p) for name, p in known if p.requires_grad]
     if asynchronous is None:
-        asynchronous = _client.current().asynchronous
+        asynchronous = _client.of_all_ranks().asynchronous
     if asynchronous:
+        if _client.current().process_set:
+            raise ValueError("asynchronous training is over all ranks of the job, not over those of a process set")
         return _asynchronous.wrap(optimizer, named)
     groups = _groups(named, num_groups if groups is None else groups)
     names = _Names(known, optimizer)

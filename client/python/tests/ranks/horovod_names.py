@@ -1,6 +1,7 @@
 """What Horovod and BytePS programs ask about the job, in several ranks; and leaving and coming back."""
 
 import errno
+import os
 
 import numpy as np
 
@@ -18,16 +19,22 @@ def check_process_sets():
     assert everybody.size() == bps.size() and everybody.rank() == bps.rank() and everybody.included()
     for good in (None, 0, names.global_process_set, everybody):
         names.check_process_set(good)
-    assert names.add_process_set(everybody) is names.global_process_set
-    assert not names.remove_process_set(names.global_process_set)
+    assert names.add_process_set(names.global_process_set) is names.global_process_set
+    refused(lambda: names.add_process_set(range(bps.size())), "in use already")
+    assert not names.remove_process_set(names.global_process_set) and not names.remove_process_set(everybody)
     some = names.ProcessSet([1])
-    assert some.size() == 1 and some.included() == (bps.rank() == 1)
-    for refused in (some, 7, "gpus"):
-        try:
-            names.check_process_set(refused)
-            raise AssertionError(f"{refused} was taken for all ranks")
-        except bps.BpsValueError as error:
-            assert "new_group" in str(error)
+    assert some.size() is some.rank() is some.process_set_id is None and some.included() == (bps.rank() == 1)
+    for wrong in (some, 7, "gpus"):
+        refused(lambda wrong=wrong: names.check_process_set(wrong), repr(wrong), "new_group")
+
+
+def check_a_forked_child_has_no_process_sets():
+    first = names.add_process_set([0])
+    child = os.fork()
+    if not child:
+        os._exit(first.process_set_id is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    assert names.remove_process_set(first)
 
 
 def check_timeline():
@@ -81,10 +88,15 @@ def main():
     names.init(process_sets=[names.ProcessSet(range(2))])
     bps.barrier()
     bps.shutdown()
-    refused(lambda: names.init(process_sets=[names.ProcessSet([1])]), "ProcessSet([1])", "new_group")
+    refused(lambda: names.init(process_sets=[names.ProcessSet([2])]), "ProcessSet([2])", "2 ranks")
+    assert not bps.is_initialized()
+    one = names.ProcessSet([1])
+    names.init(process_sets=[one, names.ProcessSet([1])])
+    assert one.process_set_id == one.size() == 1 and one.rank() == (0 if bps.rank() == 1 else None)
     for name, check in list(globals().items()):
         if name.startswith("check_"):
             check()
+    assert one.process_set_id is None  # since suspend()
     bps.barrier()
     print("done", flush=True)
 

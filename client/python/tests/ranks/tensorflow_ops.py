@@ -174,6 +174,15 @@ def check_arguments():
     expect(bps.BpsValueError, lambda: bps.broadcast(mine, bps.size()), "root rank")
     for run in both(lambda: (bps.rank_op(), bps.size_op(), bps.local_rank_op(), bps.local_size_op())):
         assert [int(x) for x in run()] == [bps.rank(), bps.size(), bps.local_rank(), bps.local_size()]
+    if bps.size() > 1:
+        expect(bps.BpsValueError, lambda: bps.size_op(1), "no such set")
+        bps.add_process_set(one)
+        number = one.process_set_id
+        for run in both(lambda: (bps.size_op(number), bps.process_set_included_op(number))):
+            assert [int(x) for x in run()] == [1, bps.rank() == 0]
+        assert int(bps.process_set_included_op()) == 1
+        expect(bps.BpsValueError, lambda: bps.allreduce(mine, process_set=one), "all ranks")
+        bps.remove_process_set(one)
 
 
 def check_product():

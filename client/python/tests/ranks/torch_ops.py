@@ -187,6 +187,91 @@ def check_reductions_that_there_are_not():
                 assert str(op) in str(error) and way_out in str(error)
 
 
+def check_process_sets():
+    """Two sets do different things at one time; a root is named by its number among all ranks."""
+    rank, size = bps.rank(), bps.size()
+    outer, inner = [0, size - 1], list(range(1, size - 1))
+    sets = [bps.add_process_set(outer), bps.add_process_set(bps.ProcessSet(inner))]
+    mine, other, ranks = (*sets, outer) if rank in outer else (*reversed(sets), inner)
+    assert mine.included() and mine.size() == len(ranks) and ranks[mine.rank()] == rank
+    assert not other.included() and other.rank() is None
+    assert [each.process_set_id for each in sets] == [1, 2]
+    n, total = len(ranks), float(sum(ranks))
+    x = torch.full((n, 2), float(rank), requires_grad=True)
+    in_turn = torch.tensor(ranks, dtype=torch.float32).repeat_interleave(2).reshape(-1, 2)
+    summed = bps.allreduce(x, op=bps.Sum, process_set=mine)
+    assert torch.equal(summed, torch.full((n, 2), total))
+    (summed * (rank + 1)).sum().backward()  # whose gradients are over the set too, in autograd's thread
+    assert torch.equal(x.grad, torch.full((n, 2), total + n))
+    assert torch.equal(bps.allreduce(x.detach(), process_set=mine), torch.full((n, 2), total / n))
+    both = bps.grouped_allreduce([x.detach(), torch.ones(3)], name="of the set", op=bps.Sum, process_set=mine)
+    assert torch.equal(both[0], torch.full((n, 2), total)) and torch.equal(both[1], torch.full((3,), float(n)))
+    assert torch.equal(bps.allgather(x[:1], process_set=mine), in_turn)
+    assert torch.equal(bps.alltoall(x.detach(), process_set=mine), in_turn)
+    assert torch.equal(bps.reducescatter(x.detach(), op=bps.Sum, process_set=mine), torch.full((1, 2), total))
+    x.grad = None
+    (bps.broadcast(x, ranks[-1], process_set=mine) * (rank + 1)).sum().backward()
+    assert torch.equal(x.grad, torch.full((n, 2), (total + n) / n if rank == ranks[-1] else 0.0))
+    sparse = bps.allreduce(torch.eye(3).to_sparse(), name="sparse", op=bps.Sum, process_set=mine)
+    assert torch.equal(sparse.to_dense(), n * torch.eye(3))
+    assert bps.broadcast_object({"from": rank}, ranks[-1], process_set=mine) == {"from": ranks[-1]}
+    assert bps.allgather_object(rank, process_set=mine) == ranks
+    handle = bps.allgather_async(x.detach()[:1], name="later", process_set=mine)
+    assert bps.allreduce(torch.ones(1), op=bps.Sum).item() == size  # of all ranks, beside it
+    assert torch.equal(bps.synchronize(handle), in_turn)
+    if rank in outer:
+        bps.barrier(process_set=mine)
+    for wrong, words in (
+        (lambda: bps.allreduce(x, process_set=other), "not in ProcessSet"),
+        (lambda: bps.broadcast(x, (set(range(size)) - set(ranks)).pop(), process_set=mine), "root rank"),
+        (lambda: bps.allreduce(x, process_set="mine"), "no ProcessSet"),
+        (lambda: bps.add_process_set([0, size - 1]), "in use already"),
+        (lambda: bps.add_process_set(range(size)), "in use already"),
+        (lambda: bps.add_process_set([0, size]), f"has {size} ranks"),
+        (lambda: bps.add_process_set([rank]), "gives the ranks"),
+        (lambda: bps.remove_process_set(mine), "gives the ranks"),
+        (lambda: bps.DistributedDataParallel(torch.nn.Linear(1, 1), process_group=mine), "all ranks"),
+    ):
+        try:
+            wrong()
+            raise AssertionError(f"no error: {words}")
+        except ValueError as error:
+            assert words in str(error), error
+    assert all([bps.remove_process_set(each) for each in sets])
+    assert mine.process_set_id is mine.size() is None and not bps.remove_process_set(mine)
+    try:
+        bps.allreduce(x, process_set=mine)
+        raise AssertionError("a set that was removed is in use")
+    except ValueError as error:
+        assert "not in use" in str(error), error
+    assert bps.add_process_set(range(size - 1)).process_set_id == 1  # which shutdown() ends
+
+
+def check_optimizers_of_process_sets():
+    """Those of a set average over its ranks; a rank outside has the same program and trains by itself."""
+    rank, size = bps.rank(), bps.size()
+    outer = [0, size - 1]
+    pair = bps.add_process_set(outer)
+    model = torch.nn.Sequential(torch.nn.Linear(1, 1, bias=False), torch.nn.Linear(1, 1, bias=False))
+    optimizers = []
+    for layer, over in zip(model, (pair, None)):
+        layer.weight.data.fill_(1.0)
+        optimizer = torch.optim.SGD(layer.parameters(), 1.0)
+        optimizers.append(bps.DistributedOptimizer(optimizer, layer.named_parameters(), process_set=over))
+    (model(torch.ones(1, 1)) * (1 + rank)).sum().backward()
+    for optimizer in optimizers:
+        optimizer.step()
+    of_pair = 1 + (size - 1) / 2 if rank in outer else 1 + rank
+    torch.testing.assert_close(model[0].weight.item(), 1.0 - of_pair)
+    torch.testing.assert_close(model[1].weight.item(), 1.0 - (size + 1) / 2)
+    try:
+        bps.DistributedOptimizer(torch.optim.SGD([torch.ones(1)], 1.0), process_set=pair, asynchronous=True)
+        raise AssertionError("a process set trains asynchronously")
+    except ValueError as error:
+        assert "process set" in str(error), error
+    bps.remove_process_set(pair)
+
+
 def check_names_with_other_tensors():
     """What had the name first is as it was."""
     for n, dtype in ((4, torch.float32), (7, torch.float32), (4, torch.int32), (4, torch.float32)):
