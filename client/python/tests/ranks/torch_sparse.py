@@ -67,6 +67,7 @@ def check_push_pull_names():
     assert torch.equal(bps.synchronize(handle).to_dense(), dense)
     handle = bps.sparse_allreduce_async(given(rank), name="b.average", op=bps.Average)
     torch.testing.assert_close(bps.synchronize(handle).to_dense(), dense / size)
+    assert torch.equal(bps.sparse_allreduce_async(given(rank), "b.called", bps.Sum)().to_dense(), dense)  # Horovod's way
     try:
         bps.sparse_allreduce_async(torch.ones(3), "b.dense", bps.Sum)
         raise AssertionError("a dense tensor was taken for a sparse one")
