@@ -424,15 +424,17 @@ void attach_lost_expired(struct job *job, uint64_t now)
 /* Keeps the places of the nodes that a peer spoke for. */
 static int keep_places(struct job *job, const struct peer *peer, const char *why)
 {
-	uint32_t node;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct job_node *node = &job->nodes[i];
 
-	while ((node = job_node_of(job, peer)) != NODE_NONE) {
-		job->nodes[node].peer = NULL;
-		if (job->nodes[node].left)
+		if (node->peer != peer)
 			continue;
-		job->nodes[node].lost_ns = clock_now_ns();
-		log_notice("job %s: node %u: %s was lost: %s; waiting for it", job->owner.name,
-			   node, peer_name(peer), why);
+		node->peer = NULL;
+		if (node->left)
+			continue;
+		node->lost_ns = clock_now_ns();
+		log_notice("job %s: node %u: %s was lost: %s; waiting for it", job->owner.name, i,
+			   peer_name(peer), why);
 	}
 	return error_trace(attach_lost_wake(job));
 }
@@ -441,17 +443,20 @@ void attach_lost(struct job *job, const struct peer *peer, const char *why)
 {
 	struct failure failure = { 0 };
 	struct node_text text;
-	uint32_t node;
 
 	if (job->retention.resume && (job->attachment.lost_timeout_ms || job->membership.elastic) &&
 	    !keep_places(job, peer, why))
 		return;
-	while ((node = job_node_of(job, peer)) != NODE_NONE) {
-		job->nodes[node].peer = NULL;
-		if (job->nodes[node].left || failure.status)
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct job_node *node = &job->nodes[i];
+
+		if (node->peer != peer)
+			continue;
+		node->peer = NULL;
+		if (node->left || failure.status)
 			continue;
 		(void)failure_set(&failure, -ECONNRESET, "job %s: %s: %s was lost: %s",
-				  job->owner.name, job_node_text(job, node, &text), peer_name(peer),
+				  job->owner.name, job_node_text(job, i, &text), peer_name(peer),
 				  why);
 	}
 	if (failure.status)

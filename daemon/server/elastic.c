@@ -9,9 +9,44 @@
 #include "server/set.h"
 #include "server/store.h"
 
+/* Who is gone is not told again for this long. */
+#define TELL_NS NSEC_PER_SEC
+
 static bool is_gone(const struct job *job, uint32_t rank)
 {
 	return job->placement.moves[move_n_servers(job) + rank] & 1;
+}
+
+void elastic_count(struct job *job)
+{
+	const uint32_t *told = job->placement.told_moves + move_n_servers(job);
+
+	for (uint32_t i = 0; job->membership.elastic && i < job->size; i++)
+		job->nodes[job->node_of_rank[i]].n_alive += !(told[i] & 1);
+}
+
+/* Of ranks that are said to be gone the first word counts. Returns whether that is news. */
+static bool say_gone(struct job *job, uint32_t *told, uint32_t rank, uint32_t how)
+{
+	if (told[rank] & 1)
+		return false;
+	told[rank] = how;
+	job->nodes[job->node_of_rank[rank]].n_alive -= how & 1;
+	return how & 1;
+}
+
+/*
+ * Says to all but one who is gone. Who was here when it was news has heard it, and who was not is
+ * told when it attaches: elastic_attached().
+ */
+static void tell(struct job *job, const struct peer *except, bool is_news)
+{
+	uint64_t now_ns = clock_now_ns();
+
+	if (!is_news && now_ns - job->placement.told_ns < TELL_NS)
+		return;
+	job->placement.told_ns = now_ns;
+	move_tell(job, except, job->placement.told_moves, job->placement.n_moves);
 }
 
 void elastic_begin(struct job *job)
@@ -32,19 +67,34 @@ void elastic_begin(struct job *job)
 	job->n_left = job->attachment.n = job->membership.n_out;
 }
 
-/* Marks the ranks of a node. Returns whether that is news. */
-static bool mark(struct job *job, uint32_t node, uint32_t how)
+/*
+ * Marks the ranks of nodes that are lost (true in `lost`). Returns how many of them nodes have in
+ * the job, and whether any has been marked.
+ */
+static uint32_t mark(struct job *job, const bool *lost, uint32_t how, bool *ret_is_news)
 {
-	bool any = false;
+	uint32_t *told = job->placement.told_moves + move_n_servers(job);
+	const uint32_t *moves = job->placement.moves + move_n_servers(job);
+	struct ranks_text ranks;
+	bool is_news = false;
+	const char *text;
 
+	ranks_init(&ranks);
 	for (uint32_t i = 0; i < job->size; i++) {
-		if (job->node_of_rank[i] != node || is_gone(job, i))
+		if (!lost[job->node_of_rank[i]] || moves[i] & 1)
 			continue;
-		if (!(job->placement.told_moves[move_n_servers(job) + i] & 1))
-			job->placement.told_moves[move_n_servers(job) + i] = how;
-		any = true;
+		is_news |= say_gone(job, told, i, how);
+		ranks_add(&ranks, i);
 	}
-	return any;
+	*ret_is_news = is_news;
+	if (!is_news)
+		return ranks.n;
+	text = ranks_end(&ranks);
+	log_notice("job %s: goes on without %s, which %s", job->owner.name, text,
+		   how == DATA_MOVES_LEFT ? "left"
+		   : ranks.n == 1	  ? "was lost"
+					  : "were lost");
+	return ranks.n;
 }
 
 /* Nodes that are out after that, or are gone already. */
@@ -61,24 +111,12 @@ static uint32_t n_others(const struct job *job, const bool *lost)
 /* How nodes are gone: lost (true in `lost`). Says so to the others. */
 static bool go_without(struct job *job, const bool *lost, uint32_t how)
 {
-	bool any = false;
+	bool is_news;
 
-	if (!n_others(job, lost))
-		return false;
-	for (uint32_t i = 0; i < job->n_nodes; i++) {
-		struct node_text text;
-
-		if (!lost[i] || !mark(job, i, how))
-			continue;
-		any = true;
-		log_notice("job %s: goes on without %s, which %s", job->owner.name,
-			   job_node_text(job, i, &text),
-			   how == DATA_MOVES_LEFT ? "left" : "was lost");
-	}
-	if (!any)
+	if (!n_others(job, lost) || !mark(job, lost, how, &is_news))
 		return false;
 	FAILPOINT("server-ranks-gone");
-	move_tell(job, NULL, job->placement.told_moves, job->placement.n_moves);
+	tell(job, NULL, is_news);
 	return true;
 }
 
@@ -166,13 +204,7 @@ void elastic_without_early(struct job *job)
 
 bool elastic_is_gone(const struct job *job, uint32_t node)
 {
-	if (!job->membership.elastic || !job->placement.moves)
-		return false;
-	for (uint32_t i = 0; i < job->size; i++)
-		if (job->node_of_rank[i] == node &&
-		    !(job->placement.told_moves[move_n_servers(job) + i] & 1))
-			return false;
-	return true;
+	return job->membership.elastic && job->placement.moves && !job->nodes[node].n_alive;
 }
 
 static bool knows_more(const struct job *job)
@@ -192,19 +224,19 @@ void elastic_attached(struct job *job, uint32_t node)
 
 void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves)
 {
-	bool more = false;
+	size_t n_servers = move_n_servers(job);
+	const uint32_t *known = job->placement.moves + n_servers, *said = moves + n_servers;
+	uint32_t *told = job->placement.told_moves + n_servers;
+	bool more = false, is_news = false;
 	struct failure failure;
 
 	for (uint32_t i = 0; i < job->size; i++) {
-		size_t at = move_n_servers(job) + i;
-
-		more |= moves[at] & 1 && !is_gone(job, i);
-		if (!(job->placement.told_moves[at] & 1))
-			job->placement.told_moves[at] = moves[at];
+		more |= said[i] & 1 && !(known[i] & 1);
+		is_news |= say_gone(job, told, i, said[i]);
 	}
 	if (!leave_is_over(job)) {
 		if (more)
-			move_tell(job, from, job->placement.told_moves, job->placement.n_moves);
+			tell(job, from, is_news);
 		return;
 	}
 	(void)failure_set(&failure, -ENOTCONN, "job %s: over: none of its ranks is left",

@@ -77,15 +77,13 @@ static uint32_t n_joined(const struct job *job)
 	return n;
 }
 
-/* Forgets a node, answering its JOIN. */
+/* Forgets a node that has joined, answering its JOIN. */
 static void form_drop(struct job *job, uint32_t number, int status, const char *text)
 {
 	struct job_node *node = &job->nodes[number];
 
-	for (uint32_t i = 0; i < job->size; i++) {
-		if (job->node_of_rank[i] == number)
-			job->node_of_rank[i] = NODE_NONE;
-	}
+	for (uint32_t i = 0; i < node->join->n_ranks; i++)
+		job->node_of_rank[node->join->ranks[i]] = NODE_NONE;
 	if (node->joining)
 		delivery_fail(node->joining, status, text);
 	(void)join_free(node->join);
@@ -722,10 +720,10 @@ void form_expired(struct job *job)
 void form_lost(struct job *job, const struct peer *peer)
 {
 	struct failure failure = { 0 };
-	uint32_t node;
 
-	while ((node = job_node_of(job, peer)) != NODE_NONE)
-		form_drop(job, node, -ECANCELED, "this node takes no part any more");
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (job->nodes[i].join && job->nodes[i].peer == peer)
+			form_drop(job, i, -ECANCELED, "this node takes no part any more");
 	if (n_joined(job))
 		return;
 	(void)failure_set(&failure, -ECANCELED, "job %s: all its nodes are gone", job->owner.name);

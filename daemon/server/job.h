@@ -91,6 +91,7 @@ struct job_node {
 	uint64_t instance;
 	bool attached, left;
 	bool out;		    /* of an elastic job: none of its ranks is in it */
+	uint32_t n_alive;	    /* of an elastic job: its ranks that are not said to be gone */
 	uint64_t lost_ns;	    /* when its peer was, which is waited for; 0: it was not */
 	struct tensor *last_tensor; /* that it contributed to, or NULL */
 	struct sent sent;

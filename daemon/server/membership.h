@@ -56,6 +56,8 @@ bool elastic_without_missing(struct job *job, const struct slot *slot);
 void elastic_notice(struct job *job, const struct peer *from, const uint32_t *moves);
 /* A node that has attached hears what was said while it was away. */
 void elastic_attached(struct job *job, uint32_t node);
+/* Counts the ranks that are not said to be gone of each node, once, when placement.moves are there. */
+void elastic_count(struct job *job);
 /* Whether all ranks of a node are said to be gone. */
 bool elastic_is_gone(const struct job *job, uint32_t node);
 

@@ -69,6 +69,7 @@ int move_begin(struct job *job, const struct attach *attach)
 	memcpy(job->placement.moves, attach->moves, len);
 	memcpy(job->placement.told_moves, attach->moves, len);
 	job->placement.n_moves = n;
+	elastic_count(job);
 	return 0;
 }
 

@@ -1,0 +1,200 @@
+/*
+ * What a peer can have the server do with one message grows with the nodes and ranks of its job,
+ * and not with their product. Work is counted: how often functions are called that look at all
+ * nodes or ranks.
+ */
+#include "base/clock.h"
+#include "base/log.h"
+#include "double.h"
+#include "server/job.h"
+
+#define FAR  _cleanup_(far_freep) struct far *far
+#define FEW  32
+#define MANY (2 * FEW)
+
+static uint64_t now_ns; /* 0: the real one */
+static unsigned n_texts, n_searches;
+
+int __real_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
+{
+	if (!now_ns)
+		return __real_clock_gettime(clock, ret);
+	*ret = (struct timespec){ (time_t)(now_ns / NSEC_PER_SEC), (long)(now_ns % NSEC_PER_SEC) };
+	return 0;
+}
+
+/* All ranks are looked at for those of a node. */
+const char *__real_job_node_text(const struct job *job, uint32_t node, struct node_text *ret_text);
+const char *__wrap_job_node_text(const struct job *job, uint32_t node, struct node_text *ret_text);
+const char *__wrap_job_node_text(const struct job *job, uint32_t node, struct node_text *ret_text)
+{
+	n_texts++;
+	return __real_job_node_text(job, node, ret_text);
+}
+
+/* All nodes are looked at for a peer. */
+uint32_t __real_job_node_of(const struct job *job, const struct peer *peer);
+uint32_t __wrap_job_node_of(const struct job *job, const struct peer *peer);
+uint32_t __wrap_job_node_of(const struct job *job, const struct peer *peer)
+{
+	n_searches++;
+	return __real_job_node_of(job, peer);
+}
+
+/* -- Nodes of an elastic job ---------------------------------------------------------------------------------------- */
+
+/* Its nodes have a rank each: end 1 speaks for the last, end 0 for the others. */
+static struct layout attached(struct far *far, uint32_t n_nodes)
+{
+	struct layout layout = far_layout("job", n_nodes, NULL);
+
+	layout.resume = layout.elastic = layout.elsewhere = true;
+	layout.job = 77;
+	for (uint32_t i = 0; i < n_nodes; i++)
+		far_expect(far, far_attach(far, i == n_nodes - 1, &layout, i, FAR_INSTANCE + i), 0,
+			   NULL);
+	n_texts = n_searches = 0;
+	return layout;
+}
+
+/* An end says that the first ranks are gone. */
+static void say_gone(struct far *far, const struct layout *layout, unsigned end, uint32_t node,
+		     uint32_t n_gone)
+{
+	uint32_t moves[FAR_SERVERS + MANY] = { 0 };
+	struct data_header h = {
+		.magic = DATA_MAGIC,
+		.version = DATA_VERSION,
+		.op = DATA_MOVE,
+		.job = layout->job,
+		.node = node,
+		.len = (FAR_SERVERS + layout->size) * (uint32_t)sizeof(moves[0]),
+	};
+
+	for (uint32_t i = 0; i < n_gone; i++)
+		moves[FAR_SERVERS + i] = DATA_MOVES_LOST;
+	far->ops->notice(far, end, &h, moves);
+}
+
+/* Who has left is counted: with each node that leaves all nodes are looked at, and not one rank. */
+TEST(a_node_leaves_without_a_look_at_ranks)
+{
+	FAR = far_new(NULL);
+	struct layout layout = attached(far, MANY);
+	struct job *job = list_first(&far->server->jobs, struct job, link);
+	uint32_t *node_of_rank = job->node_of_rank;
+
+	say_gone(far, &layout, 1, MANY - 1, MANY / 2);
+	job->node_of_rank = NULL;
+	for (uint32_t i = MANY / 2; i < MANY - 1; i++)
+		far_notice(far, 0, DATA_LEAVE, layout.job, 0, 0, i, 0, NULL);
+	job->node_of_rank = node_of_rank;
+	ASSERT_EQ(far_n_jobs(far), 1);
+	far_notice(far, 1, DATA_LEAVE, layout.job, 0, 0, MANY - 1, 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 0);
+}
+
+TEST(a_job_is_over_when_all_ranks_are_said_to_be_gone)
+{
+	FAR = far_new(NULL);
+	struct layout layout = attached(far, MANY);
+
+	say_gone(far, &layout, 1, MANY - 1, MANY - 1);
+	ASSERT_EQ(far_n_jobs(far), 1);
+	ASSERT_EQ(far->told[0].moves[FAR_SERVERS], DATA_MOVES_LOST);
+	say_gone(far, &layout, 1, MANY - 1, MANY);
+	ASSERT_EQ(far_n_jobs(far), 0);
+}
+
+/* And said to be so in one line of the log. */
+TEST(nodes_that_are_lost_together_are_left_out_in_one_walk)
+{
+	FAR = far_new(NULL);
+	struct layout layout;
+
+	now_ns = 100 * NSEC_PER_SEC;
+	layout = attached(far, MANY);
+	far_lose(far, 0);
+	ASSERT_EQ(far->told[1].n, 0);
+	log_set_level(LOG_LEVEL_NOTICE);
+	now_ns += 100 * NSEC_PER_SEC;
+	while (!far->told[1].n)
+		ASSERT_OK(loop_turn(far->loop, 0));
+	ASSERT_INT(n_texts, <=, 1);
+	for (uint32_t i = 0; i < layout.size; i++)
+		ASSERT_EQ(far->told[1].moves[FAR_SERVERS + i], i < MANY - 1 ? DATA_MOVES_LOST : 0);
+}
+
+/* Who says it again and again has the others told of it once in a second. */
+TEST(what_is_no_news_is_not_told_again_at_once)
+{
+	FAR = far_new(NULL);
+	struct layout layout;
+
+	now_ns = 100 * NSEC_PER_SEC;
+	layout = attached(far, FEW);
+	say_gone(far, &layout, 0, 0, 1);
+	ASSERT_EQ(far->told[1].n, 1);
+	for (unsigned i = 0; i < 10; i++)
+		say_gone(far, &layout, 0, 0, 1);
+	ASSERT_EQ(far->told[1].n, 1);
+	say_gone(far, &layout, 0, 0, 2);
+	ASSERT_EQ(far->told[1].n, 2);
+	ASSERT_EQ(far->told[1].moves[FAR_SERVERS + 1], DATA_MOVES_LOST);
+	now_ns += NSEC_PER_SEC;
+	say_gone(far, &layout, 0, 0, 2);
+	ASSERT_EQ(far->told[1].n, 3);
+}
+
+/* -- Peers that speak for many nodes --------------------------------------------------------------------------------- */
+
+TEST(a_peer_of_many_nodes_is_lost_in_one_walk)
+{
+	FAR = far_new(NULL);
+	struct layout layout = attached(far, MANY);
+
+	far_lose(far, 0);
+	ASSERT_INT(n_searches, <=, 1);
+	for (uint32_t i = 0; i + 1 < MANY; i++)
+		far_expect(far, far_attach(far, 2, &layout, i, FAR_INSTANCE + i), 0, NULL);
+}
+
+TEST(a_peer_of_many_nodes_of_a_job_that_ends_with_it_is_lost_in_one_walk)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", MANY, NULL);
+
+	layout.job = 77;
+	for (uint32_t i = 0; i < MANY; i++)
+		far_expect(far, far_attach(far, i == MANY - 1, &layout, i, FAR_INSTANCE + i), 0,
+			   NULL);
+	n_searches = 0;
+	far_lose(far, 0);
+	ASSERT_INT(n_searches, <=, 1);
+	ASSERT_EQ(far->failed[1].n, 1);
+	ASSERT_CONTAINS(far->failed[1].text, "rank 0 (node 0): end0 was lost");
+	ASSERT_EQ(far_n_jobs(far), 0);
+}
+
+TEST(a_peer_of_many_nodes_of_a_job_that_forms_is_lost_in_one_walk)
+{
+	FAR = far_new(NULL);
+	struct layout layout = far_layout("job", MANY, NULL);
+	struct asked *joins[MANY];
+
+	for (uint32_t i = 1; i < MANY; i++)
+		joins[i] = far_join(far, i == MANY - 1, &layout, i, NULL);
+	n_searches = 0;
+	far_lose(far, 0);
+	ASSERT_INT(n_searches, <=, 1);
+	for (uint32_t i = 1; i + 1 < MANY; i++)
+		far_expect(far, joins[i], -ECANCELED, "takes no part");
+	far_expect_waiting(far, joins[MANY - 1]);
+	/* Their ranks may come from elsewhere. */
+	for (uint32_t i = 0; i + 1 < MANY; i++)
+		joins[i] = far_join(far, 2, &layout, i, NULL);
+	for (uint32_t i = 0; i < MANY; i++)
+		far_expect(far, joins[i], 0, NULL);
+}
