@@ -120,10 +120,9 @@ int ordinals_differ(struct ordinals *ordinals, uint64_t number, const struct fai
 }
 
 /* What is known of an ordinal, or NULL. */
-static const struct ordinal *find(const struct ordinals *ordinals, uint64_t number)
+static struct ordinal *find(const struct ordinals *ordinals, uint64_t number)
 {
-	const struct ordinal *ordinal =
-		ordinals->kept ? &ordinals->kept[number % ORDINALS_KEPT] : NULL;
+	struct ordinal *ordinal = ordinals->kept ? &ordinals->kept[number % ORDINALS_KEPT] : NULL;
 
 	return ordinal && ordinal->number == number ? ordinal : NULL;
 }
@@ -140,4 +139,11 @@ const struct ordinal_operation *ordinals_first(const struct ordinals *ordinals, 
 	const struct ordinal *ordinal = find(ordinals, number);
 
 	return ordinal && ordinal->first.tensor ? &ordinal->first : NULL;
+}
+
+uint64_t *ordinals_told_ns(struct ordinals *ordinals, uint64_t number)
+{
+	struct ordinal *ordinal = find(ordinals, number);
+
+	return ordinal ? &ordinal->told_ns : NULL;
 }

@@ -24,6 +24,7 @@
  *	sweep.c    what has happened to all of it
  *	told.c	   of a fresh job of these two kinds: whether all nodes have offered what they keep
  *	ordinal.c  operations that all ranks submit in one order: whether nodes' are the same
+ *	speakers.c  peers that speak for several nodes, and are told once
  */
 #pragma once
 
@@ -156,6 +157,7 @@ struct job {
 	struct forming forming;
 	struct names names;
 	struct ordinals ordinals; /* what nodes have said of theirs: ordinal.c */
+	struct ordinal_tellings ordinal_tellings;
 
 	struct store store;
 	struct sweep sweep;

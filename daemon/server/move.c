@@ -7,6 +7,7 @@
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "server/job.h"
+#include "server/speakers.h"
 
 bool move_is_current(const struct job *job, const struct data_header *header)
 {
@@ -36,14 +37,20 @@ static void tell(struct job *job, struct peer *peer, uint32_t node, const uint32
 static void tell_others(struct job *job, const struct peer *except, const uint32_t *moves, size_t n,
 			const struct data_added_set *added)
 {
+	bool each = stragglers_any(&job->stragglers);
+	struct speakers speakers;
+
+	speakers_init(&speakers, job->n_nodes);
+	if (except)
+		(void)speakers_meet(&speakers, except);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *node = &job->nodes[i];
 
-		/* Who has said so may speak for nodes that have not. */
-		if (node->peer && !node->left &&
-		    (node->peer != except || stragglers_any(&job->stragglers)))
+		/* Where each rank is a node, who has said so may speak for nodes that have not. */
+		if (node->peer && !node->left && (each || speakers_meet(&speakers, node->peer)))
 			tell(job, node->peer, i, moves, n, added);
 	}
+	speakers_done(&speakers);
 }
 
 void move_tell(struct job *job, const struct peer *except, const uint32_t *moves, size_t n)

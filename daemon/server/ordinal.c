@@ -3,9 +3,17 @@
  * compared with what other nodes have said of that ordinal. All nodes hear of the operation that
  * came first, as one of that ordinal may have ended there, and once that ranks differ; a node that
  * asks later is answered. server.c calls it. Control thread only.
+ *
+ * What one node says is told to all, so there is a bound to it: the same operation is told once in
+ * TELL_NS, and in that time a job has no more told than there can be nodes. What is left out is told
+ * when a node says it again, as it does while an operation waits.
  */
+#include "base/clock.h"
 #include "proto/text.h"
 #include "server/job.h"
+#include "server/speakers.h"
+
+#define TELL_NS NSEC_PER_SEC
 
 static void tell(const struct job *job, uint32_t node, const struct data_header *header,
 		 const void *payload)
@@ -29,12 +37,55 @@ static void tell(const struct job *job, uint32_t node, const struct data_header 
 		(void)peer_notice(peer, &notice, payload);
 }
 
-static void tell_others(const struct job *job, uint32_t from, const struct data_header *header,
+static bool may_tell(struct job *job, uint64_t now_ns)
+{
+	struct ordinal_tellings *tellings = &job->ordinal_tellings;
+
+	if (now_ns - tellings->since_ns >= TELL_NS)
+		*tellings = (struct ordinal_tellings){ .since_ns = now_ns };
+	if (tellings->n && tellings->n + job->n_nodes > JOB_RANKS_MAX)
+		return false;
+	tellings->n += job->n_nodes;
+	return true;
+}
+
+/* Nodes of one peer are one to it, unless each rank is a node. */
+static void tell_others(struct job *job, uint32_t from, const struct data_header *header,
 			const void *payload)
 {
-	for (uint32_t i = 0; i < job->n_nodes; i++)
-		if (i != from)
+	bool each = stragglers_any(&job->stragglers);
+	struct speakers speakers;
+
+	speakers_init(&speakers, job->n_nodes);
+	if (!each)
+		(void)speakers_meet(&speakers, job->nodes[from].peer);
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		const struct job_node *node = &job->nodes[i];
+
+		if (i != from && node->peer && !node->left &&
+		    (each || speakers_meet(&speakers, node->peer)))
 			tell(job, i, header, payload);
+	}
+	speakers_done(&speakers);
+}
+
+static void tell_differing(struct job *job, uint32_t from, const struct data_header *header,
+			   const char *text)
+{
+	if (may_tell(job, clock_now_ns()))
+		tell_others(job, from, header, text);
+}
+
+static void tell_first(struct job *job, uint32_t from, const struct data_header *header,
+		       const char *name)
+{
+	uint64_t now_ns = clock_now_ns();
+	uint64_t *told_ns = ordinals_told_ns(&job->ordinals, header->round);
+
+	if ((*told_ns && now_ns - *told_ns < TELL_NS) || !may_tell(job, now_ns))
+		return;
+	*told_ns = now_ns;
+	tell_others(job, from, header, name);
 }
 
 static struct data_header differing_header(const struct failure *how, uint64_t number)
@@ -57,7 +108,7 @@ static void differ(struct job *job, uint32_t node, const struct data_header *hea
 	(void)failure_set(&how, -EILSEQ, "%s", said.text);
 	differing = differing_header(&how, header->round);
 	if (ordinals_differ(&job->ordinals, header->round, &how) == ORDINALS_E_DIFFER)
-		tell_others(job, node, &differing, how.text);
+		tell_differing(job, node, &differing, how.text);
 }
 
 /* An operation waits at a node. */
@@ -70,12 +121,12 @@ static void compare(struct job *job, uint32_t node, const struct data_header *he
 	struct data_header differing;
 
 	if (r == ORDINALS_E_FIRST || r == ORDINALS_E_AGAIN)
-		tell_others(job, node, header, name);
+		tell_first(job, node, header, name);
 	if (!how)
 		return;
 	differing = differing_header(how, header->round);
 	if (r == ORDINALS_E_DIFFER)
-		tell_others(job, node, &differing, how->text);
+		tell_differing(job, node, &differing, how->text);
 	tell(job, node, &differing, how->text);
 }
 

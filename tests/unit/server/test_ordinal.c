@@ -1,10 +1,25 @@
 /*
  * What nodes say of operations that all ranks submit in one order: who hears what, and how often.
  */
+#include "base/clock.h"
 #include "base/ordinals.h"
 #include "double.h"
+#include "proto/types.h"
 
-#define FAR _cleanup_(far_freep) struct far *far
+#define FAR  _cleanup_(far_freep) struct far *far
+#define MANY 64
+
+static uint64_t now_ns; /* 0: the real one */
+
+int __real_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret);
+int __wrap_clock_gettime(clockid_t clock, struct timespec *ret)
+{
+	if (!now_ns)
+		return __real_clock_gettime(clock, ret);
+	*ret = (struct timespec){ (time_t)(now_ns / NSEC_PER_SEC), (long)(now_ns % NSEC_PER_SEC) };
+	return 0;
+}
 
 /* Rank `node` of that node has submitted it. */
 static void waits(struct far *far, const struct layout *layout, uint32_t node, uint64_t number,
@@ -54,6 +69,7 @@ TEST(what_came_first_is_told)
 	FAR = far_new(NULL);
 	struct layout layout = formed(far);
 
+	now_ns = 100 * NSEC_PER_SEC;
 	waits(far, &layout, 1, 7, "a", 3);
 	expect_told(far, 1, 0, 1);
 	ASSERT_EQ(far->told[2].ordinal.round, 7);
@@ -64,11 +80,74 @@ TEST(what_came_first_is_told)
 	waits(far, &layout, 0, 7, "a", 3);
 	waits(far, &layout, 2, 7, "a", 3);
 	expect_told(far, 0, 0, 0);
-	/* Who has not heard it hears it now. */
-	waits(far, &layout, 1, 7, "a", 3);
-	expect_told(far, 1, 0, 1);
 	waits(far, &layout, 2, 8, "a", 4);
 	expect_told(far, 1, 1, 0);
+	/* Who has not heard it hears it when it is said again, but not at once. */
+	waits(far, &layout, 1, 7, "a", 3);
+	now_ns += NSEC_PER_SEC - 1;
+	waits(far, &layout, 1, 7, "a", 3);
+	expect_told(far, 0, 0, 0);
+	now_ns++;
+	waits(far, &layout, 1, 7, "a", 3);
+	waits(far, &layout, 1, 7, "a", 3);
+	expect_told(far, 1, 0, 1);
+}
+
+/* The first nodes have ends of their own, and end 0 speaks for all others, too. */
+static struct layout attached(struct far *far, uint32_t quorum)
+{
+	struct layout layout = far_layout("job", MANY, NULL);
+
+	layout.quorum = quorum;
+	layout.job = 77;
+	for (uint32_t i = 0; i < MANY; i++)
+		far_expect(far, far_attach(far, i < FAR_ENDS ? i : 0, &layout, i, FAR_INSTANCE + i),
+			   0, NULL);
+	return layout;
+}
+
+TEST(a_peer_of_many_nodes_is_told_once)
+{
+	FAR = far_new(NULL);
+	struct layout layout = attached(far, 0);
+
+	waits(far, &layout, 1, 7, "a", 3);
+	expect_told(far, 1, 0, 1);
+	/* Nor is who says it told for its other nodes, but of what differs as whoever asks. */
+	waits(far, &layout, 0, 8, "a", 4);
+	expect_told(far, 0, 1, 1);
+	waits(far, &layout, 1, 8, "b", 4);
+	expect_told(far, 1, 1, 1);
+}
+
+/* Each belongs to ranks of its own. */
+TEST(where_each_rank_is_a_node_each_is_told)
+{
+	FAR = far_new(NULL);
+	struct layout layout = attached(far, MANY - 1);
+
+	waits(far, &layout, 1, 7, "a", 3);
+	expect_told(far, 1 + MANY - FAR_ENDS, 0, 1);
+}
+
+/* What one node says is told to all: so much of it that the largest job has one operation told in a second. */
+TEST(no_more_is_told_in_a_second_than_there_can_be_nodes)
+{
+	FAR = far_new(NULL);
+	struct layout layout = attached(far, 0);
+	unsigned most = JOB_RANKS_MAX / MANY;
+
+	now_ns = 100 * NSEC_PER_SEC;
+	for (unsigned i = 1; i <= 4 * most; i++)
+		waits(far, &layout, 1, i, "a", i);
+	expect_told(far, most, 0, most);
+	for (unsigned i = 1; i <= most; i++)
+		differs(far, &layout, 2, i, "they do");
+	expect_told(far, 0, 0, 0);
+	/* What was left out is told when it is said again. */
+	now_ns += NSEC_PER_SEC;
+	waits(far, &layout, 1, 4 * most, "a", 4 * most);
+	expect_told(far, 1, 0, 1);
 }
 
 TEST(what_differs_is_told_to_all)
