@@ -79,6 +79,9 @@ void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, 
 			       tensor->name, round->number, time);
 }
 
+/* Open rounds that a job's status is told by: the first of those that may be hundreds of thousands. */
+#define STATUS_ROUNDS 256
+
 static const char *state_name(const struct pipeline_job *job)
 {
 	switch (job->state) {
@@ -104,9 +107,25 @@ static void describe_forming(const struct pipeline_job *job, char *text, size_t 
 		(void)snprintf(text, size, "other nodes");
 }
 
-static void describe_job(const struct pipeline_job *job, struct pipeline_job_info *info)
+/* Rounds are in the order in which they began, but for those that a sweep has seen to. */
+static const struct pipeline_round *oldest_round(const struct pipeline_job *job)
 {
 	const struct pipeline_round *round, *oldest = NULL;
+	unsigned n = 0;
+
+	list_for_each (round, &job->rounds, job_link) {
+		if (n++ == STATUS_ROUNDS)
+			break;
+		if (round->state != ROUND_FAILED &&
+		    (!oldest || round->started_ns < oldest->started_ns))
+			oldest = round;
+	}
+	return oldest;
+}
+
+static void describe_job(const struct pipeline_job *job, struct pipeline_job_info *info)
+{
+	const struct pipeline_round *oldest;
 
 	*info = (struct pipeline_job_info){
 		.number = job->number,
@@ -125,10 +144,7 @@ static void describe_job(const struct pipeline_job *job, struct pipeline_job_inf
 		describe_forming(job, info->waiting_for, sizeof(info->waiting_for));
 		return;
 	}
-	list_for_each (round, &job->rounds, job_link)
-		if (round->state != ROUND_FAILED &&
-		    (!oldest || round->started_ns < oldest->started_ns))
-			oldest = round;
+	oldest = oldest_round(job);
 	if (oldest)
 		pipeline_round_waiting_for(oldest, info->waiting_for, sizeof(info->waiting_for));
 }

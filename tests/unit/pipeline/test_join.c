@@ -1,4 +1,5 @@
 /* How jobs form, and why they do not. */
+#include "pipeline/round.h"
 #include "world.h"
 #include <stdio.h>
 
@@ -270,6 +271,30 @@ TEST(operators_see_who_is_missing)
 	ASSERT_CONTAINS(tensors[0].waiting_for, "rank 2");
 	pipeline_abandon(&world->ranks[2].member, "died");
 	WORLD_UNTIL(world, asked[0].done && asked[1].done);
+}
+
+/* A job may have any number of open rounds: what it waits for is told by the first of them. */
+TEST(what_a_job_waits_for_is_told_by_a_few_of_its_rounds)
+{
+	_cleanup_(world_freep) struct world *world = new_world(1, 2);
+	struct pipeline_job_info info;
+	struct declared *declared;
+	struct asked asked[1000];
+
+	world_form(world);
+	declared = world_declare(world, "a", DTYPE_FLOAT32, 1);
+	for (unsigned i = 0; i < ARRAY_SIZE(asked); i++) {
+		asked[i] = asked_of(OPERATION_BARRIER, 0, NULL, 0, NULL, 0);
+		asked_submit(&asked[i], &declared[0], i + 1);
+	}
+	/* Were it looked at, it would be the oldest. */
+	list_last(&world->ranks[0].member.job->rounds, struct pipeline_round, job_link)
+		->started_ns = 1;
+	ASSERT_TRUE(pipeline_member_job(&world->ranks[0].member, &info));
+	ASSERT_CONTAINS(info.waiting_for, "rank 1 (tensor a, round 1) for ");
+	pipeline_abandon(&world->ranks[1].member, "died");
+	for (unsigned i = 0; i < ARRAY_SIZE(asked); i++)
+		WORLD_UNTIL(world, asked[i].done);
 }
 
 /* -- Several nodes ----------------------------------------------------------------------------------------------------- */
