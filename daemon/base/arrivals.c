@@ -120,7 +120,8 @@ int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uin
 	arrivals->n = n;
 	for (uint32_t i = 0; i < n; i++) {
 		arrivals->all[i].number = numbers ? numbers[i] : i;
-		measure(arrivals, &arrivals->all[i]);
+		if (n <= ARRIVALS_MEASURED_MAX)
+			measure(arrivals, &arrivals->all[i]);
 	}
 	*ret_arrivals = arrivals;
 	return 0;

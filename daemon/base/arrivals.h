@@ -14,6 +14,9 @@
 #define ARRIVALS_WINDOW_NS (10ull * 1000000000)
 #define ARRIVALS_WINDOWS   3
 
+/* With more than so many, each has no metrics of its own: what all have together is a scrape's to carry. */
+#define ARRIVALS_MEASURED_MAX 256
+
 struct arrivals;
 
 /* How far apart the first and the last came: a histogram for metrics. */
@@ -28,7 +31,7 @@ void arrivals_spread_done(struct arrivals_spread *spread);
 
 /*
  * What of: "rank" or "node", as the log and the metrics bps_WHAT_last_total, bps_WHAT_held_seconds_total and
- * bps_WHAT_late_seconds, with labels job and WHAT, say. numbers: of each, n of them, copied; NULL: 0, 1, ... spread:
+ * bps_WHAT_late_seconds, with labels job and WHAT, say; with more than ARRIVALS_MEASURED_MAX there are no such metrics. numbers: of each, n of them, copied; NULL: 0, 1, ... spread:
  * borrowed, for all its life. Returns 0 or -ENOMEM.
  */
 int arrivals_new(const char *job, const char *what, const uint32_t *numbers, uint32_t n,

@@ -121,3 +121,24 @@ TEST(late_is_who_keeps_being)
 	ASSERT_TRUE(!is_late(arrivals, 1));
 	end(arrivals);
 }
+
+static bool are_measured(uint32_t n)
+{
+	_cleanup_(freep) char *text = NULL;
+	struct arrivals *arrivals;
+
+	arrivals_spread_init(&spread, "bps_test_spread_seconds", "Test.");
+	ASSERT_OK(arrivals_new("j", "node", NULL, n, &spread, &arrivals));
+	arrivals_complete(arrivals, 1, S, S, 2 * S);
+	ASSERT_OK(metrics_text(&text));
+	ASSERT_CONTAINS(text, "bps_test_spread_seconds_count 1\n");
+	end(arrivals);
+	return strstr(text, "bps_node_last_total{job=\"j\",node=\"1\"} 1\n");
+}
+
+/* What is known of each is asked for: arrivals_info(). */
+TEST(of_too_many_there_are_no_metrics)
+{
+	ASSERT_TRUE(are_measured(ARRIVALS_MEASURED_MAX));
+	ASSERT_TRUE(!are_measured(ARRIVALS_MEASURED_MAX + 1));
+}

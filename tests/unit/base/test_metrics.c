@@ -1,6 +1,35 @@
 /* The text of metrics, as OpenMetrics has it. */
 #include "base/metrics.h"
 #include "test.h"
+#include <stdio.h>
+#include <strings.h>
+
+static unsigned n_compared;
+
+int __real_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b)
+{
+	n_compared++;
+	return __real_strcmp(a, b);
+}
+
+int __real_memcmp(const void *a, const void *b, size_t len);
+int __wrap_memcmp(const void *a, const void *b, size_t len);
+int __wrap_memcmp(const void *a, const void *b, size_t len)
+{
+	n_compared++;
+	return __real_memcmp(a, b, len);
+}
+
+/* What clang makes of some memcmp(). */
+int __real_bcmp(const void *a, const void *b, size_t len);
+int __wrap_bcmp(const void *a, const void *b, size_t len);
+int __wrap_bcmp(const void *a, const void *b, size_t len)
+{
+	n_compared++;
+	return __real_bcmp(a, b, len);
+}
 
 TEST(text_of_nothing)
 {
@@ -60,4 +89,38 @@ TEST(one_name_is_added_up)
 	metric_unregister(&a);
 	ASSERT_OK(metrics_text(&one));
 	ASSERT_CONTAINS(one, "bps_parts_total 1\n");
+}
+
+/* Names that are compared for the text of n metrics, each of which there is twice. */
+static unsigned compared(unsigned n)
+{
+	struct metric *all = calloc(n, 2 * sizeof(*all));
+	char(*names)[64] = calloc(n, sizeof(*names));
+	_cleanup_(freep) char *text = NULL;
+
+	ASSERT_TRUE(all && names);
+	for (unsigned i = 0; i < n; i++) {
+		(void)snprintf(names[i], sizeof(names[i]), "bps_of%u{node=\"%u\"}", i % 16, i);
+		for (unsigned j = 2 * i; j < 2 * i + 2; j++) {
+			all[j] = (struct metric){ .name = names[i],
+						  .help = "Of one.",
+						  .is_gauge = true };
+			metric_register(&all[j]);
+			metric_add(&all[j], i);
+		}
+	}
+	n_compared = 0;
+	ASSERT_OK(metrics_text(&text));
+	ASSERT_CONTAINS(text, "\nbps_of15{node=\"31\"} 62\nbps_of15{node=\"47\"} 94\n");
+	for (unsigned j = 0; j < 2 * n; j++)
+		metric_unregister(&all[j]);
+	free(all);
+	free(names);
+	return n_compared;
+}
+
+TEST(each_name_is_compared_once)
+{
+	ASSERT_INT(compared(64), <=, 4 * 64);
+	ASSERT_INT(compared(1024), <=, 4 * 1024);
 }
