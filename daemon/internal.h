@@ -13,6 +13,12 @@
 #include "server/server.h"
 #include "transport/transport.h"
 
+/* How many jobs there were after so many changes of the agent's and of the server's: report.c. */
+struct jobs_counted {
+	uint64_t agent, server;
+	uint32_t n;
+};
+
 struct daemon {
 	struct daemon_params params;
 	struct config *config;
@@ -43,6 +49,7 @@ struct daemon {
 	struct loop_timer drain_timer;
 	uint64_t drain_until_ns;
 	size_t n_busy; /* draining: nodes that server_stop() waits for */
+	struct jobs_counted jobs_counted;
 };
 
 /* drain.c: of admin_ops. */

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/metrics.h"
 #include "internal.h"
+#include "job_lines.h"
 #include <inttypes.h>
 #include <stdio.h>
 
@@ -76,6 +77,77 @@ static void describe_exposure(const struct daemon *daemon, unsigned by_rdma,
 	}
 }
 
+struct job_count {
+	struct job_lines lines;
+	size_t n_max;
+	int r;
+};
+
+static void count_any(void *user, const char *name, uint64_t number)
+{
+	struct job_count *count = user;
+
+	(void)name;
+	(void)number;
+	count->n_max++;
+}
+
+static void count_agent_job(void *user, const char *name, uint64_t number)
+{
+	struct job_count *count = user;
+	size_t line;
+
+	if (!count->r)
+		count->r = job_lines_agent(&count->lines, name, number, &line);
+}
+
+static void count_server_job(void *user, const char *name, uint64_t number)
+{
+	struct job_count *count = user;
+	size_t line;
+
+	if (!count->r)
+		count->r = job_lines_server(&count->lines, name, number, &line);
+}
+
+/* As many as report_jobs() has lines. */
+static int count_jobs(const struct daemon *daemon, uint32_t *ret_n)
+{
+	struct job_count count = { 0 };
+
+	if (daemon->pipeline)
+		pipeline_each_job(daemon->pipeline, count_any, &count);
+	if (daemon->server)
+		server_each_job(daemon->server, count_any, &count);
+	count.r = job_lines_init(&count.lines, count.n_max);
+	if (daemon->pipeline)
+		pipeline_each_job(daemon->pipeline, count_agent_job, &count);
+	if (daemon->server)
+		server_each_job(daemon->server, count_server_job, &count);
+	*ret_n = (uint32_t)count.lines.n;
+	job_lines_done(&count.lines);
+	return error_trace(count.r);
+}
+
+/* Anybody may ask, and as often as he likes: jobs are looked at when there are others than before. */
+static int n_jobs(struct daemon *daemon, uint32_t *ret_n)
+{
+	struct jobs_counted now = {
+		.agent = daemon->pipeline ? pipeline_n_changes(daemon->pipeline) : 0,
+		.server = daemon->server ? server_n_changes(daemon->server) : 0,
+		.n = daemon->jobs_counted.n,
+	};
+	int r = 0;
+
+	if (now.agent != daemon->jobs_counted.agent || now.server != daemon->jobs_counted.server)
+		r = count_jobs(daemon, &now.n);
+	if (r)
+		return error_trace(r);
+	daemon->jobs_counted = now;
+	*ret_n = now.n;
+	return 0;
+}
+
 static int report_status(void *user, struct admin_status *ret_status)
 {
 	struct daemon *daemon = user;
@@ -89,18 +161,13 @@ static int report_status(void *user, struct admin_status *ret_status)
 			      quota_used(&daemon->accounts.total[ACCOUNT_MEMORY]),
 		.n_sessions = daemon->control ? (uint32_t)control_n_sessions(daemon->control) : 0,
 	};
-	struct admin_job *jobs = NULL;
-	size_t n_jobs = 0;
 	unsigned by_rdma;
-	int r = report_ops.jobs(user, &jobs, &n_jobs);
+	int r = n_jobs(daemon, &status.n_jobs);
 
+	if (!r)
+		r = add_traffic(daemon, &status, &by_rdma);
 	if (r)
 		return r;
-	free(jobs);
-	r = add_traffic(daemon, &status, &by_rdma);
-	if (r)
-		return r;
-	status.n_jobs = (uint32_t)n_jobs;
 	describe_exposure(daemon, by_rdma, &status);
 	if (daemon->pipeline)
 		pipeline_counters(daemon->pipeline, &status.n_requests, &status.n_failed);
@@ -182,20 +249,6 @@ static struct admin_job *job_called(struct admin_job *jobs, size_t n, const char
 	return NULL;
 }
 
-/*
- * The agent's line of what the server knows: by its number or, as long as one of the two does not
- * know that, by its name.
- */
-static struct admin_job *job_of_server(struct admin_job *jobs, size_t n,
-				       const struct server_job_info *info)
-{
-	for (size_t i = 0; i < n; i++)
-		if (jobs[i].number && info->number ? jobs[i].number == info->number
-						   : !strcmp(jobs[i].name, info->name))
-			return &jobs[i];
-	return NULL;
-}
-
 static void add_agent_job(struct admin_job *job, const struct pipeline_job_info *info)
 {
 	(void)snprintf(job->name, sizeof(job->name), "%s", info->name);
@@ -213,18 +266,7 @@ static void add_agent_job(struct admin_job *job, const struct pipeline_job_info 
 	(void)snprintf(job->gpu, sizeof(job->gpu), "%s", info->gpu);
 }
 
-/*
- * Where each rank is a node of its own, those of this daemon are apart in the agent: here they
- * become one line.
- */
-static struct admin_job *job_of_run(struct admin_job *jobs, size_t n, uint64_t number)
-{
-	for (size_t i = 0; number && i < n; i++)
-		if (jobs[i].number == number)
-			return &jobs[i];
-	return NULL;
-}
-
+/* Of a job whose ranks here are nodes of their own, another. */
 static void add_sibling(struct admin_job *job, const struct pipeline_job_info *info)
 {
 	job->n_local += info->n_local;
@@ -263,8 +305,9 @@ static int report_jobs(void *user, struct admin_job **ret_jobs, size_t *ret_n)
 	struct daemon *daemon = user;
 	_cleanup_(freep) struct pipeline_job_info *agent = NULL;
 	_cleanup_(freep) struct server_job_info *server = NULL;
-	size_t n_agent = 0, n_server = 0, n = 0;
-	struct admin_job *jobs;
+	_cleanup_(freep) struct admin_job *jobs = NULL;
+	_cleanup_(job_lines_done) struct job_lines lines = { 0 };
+	size_t n_agent = 0, n_server = 0, n = 0, at;
 	int r;
 
 	if (daemon->pipeline) {
@@ -278,23 +321,23 @@ static int report_jobs(void *user, struct admin_job **ret_jobs, size_t *ret_n)
 			return error_trace(r);
 	}
 	jobs = calloc(n_agent + n_server + 1, sizeof(*jobs));
-	if (!jobs)
-		return error_origin(-ENOMEM);
-	for (size_t i = 0; i < n_agent; i++) {
-		struct admin_job *job = job_of_run(jobs, n, agent[i].number);
-
-		if (job)
-			add_sibling(job, &agent[i]);
-		else
-			add_agent_job(&jobs[n++], &agent[i]);
+	r = jobs ? job_lines_init(&lines, n_agent + n_server) : error_origin(-ENOMEM);
+	for (size_t i = 0; !r && i < n_agent; i++, n = lines.n) {
+		r = job_lines_agent(&lines, agent[i].name, agent[i].number, &at);
+		if (!r && at < n)
+			add_sibling(&jobs[at], &agent[i]);
+		else if (!r)
+			add_agent_job(&jobs[at], &agent[i]);
 	}
-	for (size_t i = 0; i < n_server; i++) {
-		struct admin_job *job = job_of_server(jobs, n, &server[i]);
-
-		add_server_job(job ? job : &jobs[n++], &server[i]);
+	for (size_t i = 0; !r && i < n_server; i++) {
+		r = job_lines_server(&lines, server[i].name, server[i].number, &at);
+		if (!r)
+			add_server_job(&jobs[at], &server[i]);
 	}
-	*ret_jobs = jobs;
-	*ret_n = n;
+	if (r)
+		return error_trace(r);
+	*ret_jobs = TAKE_PTR(jobs);
+	*ret_n = lines.n;
 	return 0;
 }
 

@@ -315,6 +315,7 @@ static int take_joined(struct pipeline_job *job, const Bps__Cluster__JobJoined *
 	for (size_t i = 0; i < m->n_member_of_node; i++)
 		job->fleet.member_of_node[i] = m->member_of_node[i];
 	job->number = m->job;
+	job->pipeline->n_changes++;
 	job->part_bytes = m->part_bytes - m->part_bytes % PART_ALIGN;
 	/* As sent, and so limited: the product does not overflow. */
 	job->request_timeout_ns =

@@ -61,6 +61,7 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	if (!job)
 		return NULL;
 	list_remove(&job->link);
+	job->pipeline->n_changes++;
 	loop_timer_cancel(&job->sweep.timer);
 	loop_abort(&job->sweep.chore);
 	loop_abort(&job->later.chore);
@@ -198,6 +199,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	if (r)
 		return error_trace(r);
 	list_push_back(&pipeline->jobs, &job->link);
+	pipeline->n_changes++;
 	*ret_job = TAKE_PTR(job);
 	return 0;
 }
@@ -364,6 +366,7 @@ void pipeline_job_form_here(struct pipeline_job *job)
 		r = error_origin(-errno);
 	if (!r) {
 		job->number |= 1; /* 0 is none */
+		job->pipeline->n_changes++;
 		job->part_bytes = job->shape.part_bytes ? job->shape.part_bytes
 							: job->pipeline->params.part_bytes;
 		job->part_bytes -= job->part_bytes % PART_ALIGN;

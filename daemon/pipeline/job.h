@@ -42,6 +42,7 @@ enum pipeline_job_state { JOB_FORMING, JOB_RUNNING, JOB_OVER };
 struct pipeline {
 	struct pipeline_params params;
 	struct list jobs;      /* not yet freed, in the order in which they began */
+	uint64_t n_changes;    /* how often one has come, gone, or got its number */
 	struct list outlets;   /* queues towards servers: outlet.c */
 	struct mail reap;      /* frees jobs that are over, when nobody up the stack uses them */
 	struct list newcomers; /* wait for an elastic job to let them in: regroup.c */

@@ -347,7 +347,12 @@ struct pipeline_server_info {
 
 /* For admin; arrays to be freed. Return 0, -ENOENT (no such job), or -ENOMEM. */
 int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n);
-/* The same of the member's own, which it is in or waits for (state "waiting", and nothing else). Returns false in none. */
+/* Calls each() with all jobs that pipeline_jobs() tells of, in that order. */
+void pipeline_each_job(const struct pipeline *pipeline,
+		       void (*each)(void *user, const char *name, uint64_t number), void *user);
+/* How often these have become others, since the start. */
+uint64_t pipeline_n_changes(const struct pipeline *pipeline);
+/* What pipeline_jobs() tells of the member's own, which it is in or waits for (state "waiting", and nothing else). Returns false in none. */
 bool pipeline_member_job(const struct pipeline_member *member, struct pipeline_job_info *ret_info);
 int pipeline_tensors(struct pipeline *pipeline, const char *job,
 		     struct pipeline_tensor_info **ret_tensors, size_t *ret_n);

@@ -177,6 +177,20 @@ int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs
 	return 0;
 }
 
+void pipeline_each_job(const struct pipeline *pipeline,
+		       void (*each)(void *user, const char *name, uint64_t number), void *user)
+{
+	const struct pipeline_job *job;
+
+	list_for_each (job, &pipeline->jobs, link)
+		each(user, job->owner.name, job->number);
+}
+
+uint64_t pipeline_n_changes(const struct pipeline *pipeline)
+{
+	return pipeline->n_changes;
+}
+
 /* The newest of what may be several users' jobs. */
 static struct pipeline_job *job_named(struct pipeline *pipeline, const char *name)
 {

@@ -271,6 +271,7 @@ static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t
 	job->resumption.resumed = true;
 	job->resumption.began_ns = clock_now_ns();
 	job->number = number;
+	pipeline->n_changes++;
 	job->resumption.ledger = TAKE_PTR(ledger);
 	job->resumption.ledger_fd = TAKE_FD(kept);
 	if (ledger_charge_to(job->resumption.ledger, &job->memory.held))

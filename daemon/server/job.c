@@ -151,6 +151,7 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	list_init(&job->store.late);
 	list_init(&job->membership.guests);
 	list_push_back(&server->jobs, &job->link);
+	server->n_changes++;
 	server->n_jobs++;
 	*ret_job = TAKE_PTR(job);
 	return 0;
@@ -174,6 +175,7 @@ struct job *job_free(struct job *job)
 		loop_abort(&job->sweep.chore);
 		keep_end(job);
 		list_remove(&job->link);
+		job->server->n_changes++;
 		if (job->state == JOB_RUNNING)
 			lose_number(job);
 		if (job->state != JOB_OVER && !job->membership.succeeded)
@@ -232,6 +234,7 @@ int job_start(struct job *job, uint64_t number)
 	if (r)
 		return error_trace(r);
 	job->number = number;
+	job->server->n_changes++;
 	job->state = JOB_RUNNING;
 	return 0;
 }

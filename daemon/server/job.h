@@ -55,6 +55,7 @@
 struct server {
 	struct server_params params;
 	struct list jobs;
+	uint64_t n_changes; /* how often one has come, gone, or got its number */
 	struct map numbers; /* running jobs */
 	struct job *found;  /* of them, the last that was looked up; or NULL */
 	unsigned n_jobs;    /* forming or running */

@@ -388,6 +388,20 @@ int server_jobs(struct server *server, struct server_job_info **ret_jobs, size_t
 	return 0;
 }
 
+void server_each_job(const struct server *server,
+		     void (*each)(void *user, const char *name, uint64_t number), void *user)
+{
+	const struct job *job;
+
+	list_for_each (job, &server->jobs, link)
+		each(user, job->owner.name, job->number);
+}
+
+uint64_t server_n_changes(const struct server *server)
+{
+	return server->n_changes;
+}
+
 int server_arrivals(struct server *server, const char *name, struct arrivals_info **ret_arrivals,
 		    size_t *ret_n)
 {

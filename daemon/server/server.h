@@ -81,6 +81,11 @@ size_t server_stop(struct server *server);
 
 /* Jobs known here, for admin; array to be freed. Returns 0 or -ENOMEM. */
 int server_jobs(struct server *server, struct server_job_info **ret_jobs, size_t *ret_n);
-/* How the nodes of a job come to their rounds here; *ret_n is 0 where there is none, or one. As above. */
+/* Calls each() with all jobs that server_jobs() tells of, in that order. */
+void server_each_job(const struct server *server,
+		     void (*each)(void *user, const char *name, uint64_t number), void *user);
+/* How often these have become others, since the start. */
+uint64_t server_n_changes(const struct server *server);
+/* How the nodes of a job come to their rounds here; *ret_n is 0 where there is none, or one. As server_jobs(). */
 int server_arrivals(struct server *server, const char *job, struct arrivals_info **ret_arrivals,
 		    size_t *ret_n);
