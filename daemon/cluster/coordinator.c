@@ -255,6 +255,8 @@ static int member_take(struct coordinator *c, const struct wire_register *messag
 			return failure_set(failure, -ENOMEM, "out of memory");
 		member->coordinator = c;
 		member->lease.expired = on_lease_over;
+		list_init(&member->holds);
+		list_init(&member->openings);
 		list_push_back(&c->members, &member->link);
 		c->n_members++;
 	} else if (member->stream) {
@@ -469,6 +471,7 @@ static void on_heartbeat(void *user, struct rpc_call *call, const void *data, si
 	struct wire_bytes bytes = { 0 };
 	struct failure failure = { 0 };
 	struct member *member;
+	bool is_news = false; /* a server has the newest view */
 	int r;
 
 	r = wire_unpack_heartbeat(data, len, &failure, &message);
@@ -483,12 +486,15 @@ static void on_heartbeat(void *user, struct rpc_call *call, const void *data, si
 	member = coordinator_member_calling(c, call, message.id);
 	if (member) {
 		(void)member_heard(member);
+		is_news = c->view && member->info.roles & ROLE_SERVER &&
+			  member->acked < c->view->epoch && message.epoch >= c->view->epoch;
 		member->acked = MAX(member->acked, message.epoch);
 		heard.known = true;
 	}
 	r = wire_pack_heard(&heard, &bytes);
 	coordinator_reply_bytes(call, r, &bytes);
-	coordinator_openings_try(c);
+	if (is_news)
+		coordinator_openings_try(c);
 }
 
 static void on_leave(void *user, struct rpc_call *call, const void *data, size_t len)
@@ -551,8 +557,7 @@ int coordinator_new(const struct coordinator_params *params, struct failure *fai
 	c->change.expired = on_change;
 	c->key_wait.expired = on_key_wait_over;
 	list_init(&c->members);
-	list_init(&c->jobs);
-	list_init(&c->openings);
+	coordinator_jobs_init(c);
 	if (params->data_key_len > sizeof(c->key))
 		return failure_set(failure, -EINVAL, "coordinator: the key has more than %zu bytes",
 				   sizeof(c->key));
@@ -603,6 +608,7 @@ struct coordinator *coordinator_free(struct coordinator *c)
 	if (c->rpc)
 		coordinator_close(c);
 	rpc_free(c->rpc);
+	coordinator_jobs_done(c);
 	view_unref(c->view);
 	explicit_bzero(c->key, sizeof(c->key));
 	free(c);

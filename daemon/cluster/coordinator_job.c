@@ -13,6 +13,7 @@
 
 struct job {
 	struct list link;
+	struct map_entry entry; /* of jobs_by_name */
 	char name[64];
 	uint64_t owner; /* jobs of one name and different owners are different jobs */
 	struct view *view;
@@ -21,13 +22,18 @@ struct job {
 
 struct hold {
 	struct list link; /* of job->holds */
+	struct list in_member;
+	struct job *job;
 	struct member *member;
+	bool said; /* while the member says what it holds: this one, too */
 };
 
 /* An OpenJob that cannot be answered yet. */
 struct opening {
-	struct list link;
+	struct list link, in_member;
+	struct map_entry entry; /* of openings_by_name */
 	struct coordinator *coordinator;
+	struct member *member;
 	struct rpc_call *call;
 	struct wire_open request;
 	struct loop_timer timer;
@@ -38,26 +44,44 @@ static bool job_is(const struct job *job, const char *name, uint64_t owner)
 	return job->owner == owner && !strcmp(job->name, name);
 }
 
+static uint64_t hash_of(const char *name, uint64_t owner)
+{
+	return map_hash_string(name) ^ owner;
+}
+
 static struct job *job_find(struct coordinator *c, const char *name, uint64_t owner)
 {
-	struct job *job;
+	struct map_entry *entry = map_find(&c->jobs_by_name, hash_of(name, owner));
 
-	list_for_each (job, &c->jobs, link)
+	for (; entry; entry = map_find_next(entry)) {
+		struct job *job = container_of(entry, struct job, entry);
+
 		if (job_is(job, name, owner))
 			return job;
+	}
 	return NULL;
 }
 
-static int job_new(struct coordinator *c, const char *name, uint64_t owner, struct view *view,
-		   struct job **ret_job)
+/* Of what there is for all, a member may have as much as it leaves. */
+static bool has_share(size_t own, size_t all, size_t max)
+{
+	return all < max && own < max - all;
+}
+
+static int job_new(struct coordinator *c, const struct member *member, const char *name,
+		   uint64_t owner, struct view *view, struct job **ret_job)
 {
 	struct job *job;
+	int r;
 
-	if (c->n_jobs == JOBS_MAX)
+	if (!has_share(member->n_holds, c->n_jobs, JOBS_MAX))
 		return error_origin(-ENOBUFS);
 	job = calloc(1, sizeof(*job));
-	if (!job)
-		return error_origin(-ENOMEM);
+	r = job ? map_add(&c->jobs_by_name, hash_of(name, owner), &job->entry) : -ENOMEM;
+	if (r) {
+		free(job);
+		return error_origin(r);
+	}
 	(void)snprintf(job->name, sizeof(job->name), "%s", name);
 	job->owner = owner;
 	job->view = view_ref(view);
@@ -73,11 +97,13 @@ static void job_settle(struct coordinator *c, struct job *job)
 	if (!list_empty(&job->holds))
 		return;
 	list_remove(&job->link);
+	map_remove(&c->jobs_by_name, &job->entry);
 	c->n_jobs--;
 	view_unref(job->view);
 	free(job);
 }
 
+/* Members that hold it: as many as there are nodes of the job. */
 static struct hold *hold_find(const struct job *job, const struct member *member)
 {
 	struct hold *hold;
@@ -88,27 +114,31 @@ static struct hold *hold_find(const struct job *job, const struct member *member
 	return NULL;
 }
 
-static int hold_add(struct job *job, struct member *member)
-{
-	struct hold *hold;
-
-	if (hold_find(job, member))
-		return 0;
-	hold = malloc(sizeof(*hold));
-	if (!hold)
-		return error_origin(-ENOMEM);
-	hold->member = member;
-	list_push_back(&job->holds, &hold->link);
-	return 0;
-}
-
-static void hold_remove(struct coordinator *c, struct job *job, const struct member *member)
+static int hold_add(struct job *job, struct member *member, struct hold **ret_hold)
 {
 	struct hold *hold = hold_find(job, member);
 
-	if (!hold)
-		return;
+	if (!hold) {
+		hold = calloc(1, sizeof(*hold));
+		if (!hold)
+			return error_origin(-ENOMEM);
+		hold->job = job;
+		hold->member = member;
+		list_push_back(&job->holds, &hold->link);
+		list_push_back(&member->holds, &hold->in_member);
+		member->n_holds++;
+	}
+	*ret_hold = hold;
+	return 0;
+}
+
+static void hold_remove(struct coordinator *c, struct hold *hold)
+{
+	struct job *job = hold->job;
+
 	list_remove(&hold->link);
+	list_remove(&hold->in_member);
+	hold->member->n_holds--;
 	free(hold);
 	job_settle(c, job);
 }
@@ -147,44 +177,18 @@ static struct view *view_among(const struct wire_views *views, uint32_t epoch)
 	return NULL;
 }
 
-void coordinator_jobs_take(struct coordinator *c, const struct wire_register *message,
-			   struct member *member)
-{
-	struct job *job, *next;
-	size_t i;
-	int r;
-
-	for (i = 0; i < message->n_jobs; i++) {
-		const struct wire_job *held = &message->jobs[i];
-		struct view *view = view_among(&message->views, held->epoch);
-
-		job = job_find(c, held->name, held->owner);
-		r = !view ? -EINVAL : job ? 0 : job_new(c, held->name, held->owner, view, &job);
-		if (!r)
-			r = hold_add(job, member);
-		if (r)
-			log_warning("coordinator: member %s: job %s is not taken over: %s",
-				    member->info.name, held->name, strerror(-r));
-		else if (job->view->epoch != view->epoch)
-			log_warning("coordinator: job %s: member %s is in view %u, others in %u",
-				    job->name, member->info.name, view->epoch, job->view->epoch);
-	}
-	list_for_each_safe (job, next, &c->jobs, link) {
-		for (i = 0; i < message->n_jobs; i++)
-			if (job_is(job, message->jobs[i].name, message->jobs[i].owner))
-				break;
-		if (i == message->n_jobs)
-			hold_remove(c, job, member);
-	}
-}
-
 /* Opening */
 
 static void opening_free(struct opening *opening)
 {
+	struct coordinator *c = opening->coordinator;
+
 	loop_timer_cancel(&opening->timer);
 	list_remove(&opening->link);
-	opening->coordinator->n_openings--;
+	list_remove(&opening->in_member);
+	map_remove(&c->openings_by_name, &opening->entry);
+	opening->member->n_openings--;
+	c->n_openings--;
 	free(opening);
 }
 
@@ -194,6 +198,19 @@ static void opening_fail(struct opening *opening, int status, const char *text)
 
 	opening_free(opening);
 	rpc_call_fail(call, status, text);
+}
+
+static struct opening *opening_find(const struct coordinator *c, const char *job, uint64_t owner)
+{
+	struct map_entry *entry = map_find(&c->openings_by_name, hash_of(job, owner));
+
+	for (; entry; entry = map_find_next(entry)) {
+		struct opening *opening = container_of(entry, struct opening, entry);
+
+		if (opening->request.owner == owner && !strcmp(opening->request.job, job))
+			return opening;
+	}
+	return NULL;
 }
 
 /* A server of the newest view that has not said that it has it; it could not place the job's tensors yet. */
@@ -207,50 +224,96 @@ static const struct member *unsettled_server(struct coordinator *c)
 	return NULL;
 }
 
-static bool may_open(struct coordinator *c, const struct wire_open *request)
+/* Whether jobs can be opened that want no more servers than there are. */
+static bool is_settled(struct coordinator *c)
 {
-	return c->view && !c->change.loop && view_n_servers(c->view) >= request->min_servers &&
-	       !unsettled_server(c);
+	return c->view && !c->change.loop && !unsettled_server(c);
 }
 
-/* Answers, if the job is open or can be. Returns whether it did. */
-static bool open_now(struct coordinator *c, struct rpc_call *call, const struct wire_open *request)
+/* A member is in a job that is open, or that it opens. */
+static void answer(struct coordinator *c, struct rpc_call *call, struct member *member,
+		   struct job *job, int r)
 {
-	struct member *member = coordinator_member_find(c, request->member);
-	struct job *job = job_find(c, request->job, request->owner);
 	struct wire_bytes bytes = { 0 };
-	int r = 0;
+	struct hold *hold = NULL;
 
-	if (!member) {
-		rpc_call_fail(call, -ENOENT, "the member is not registered");
-		return true;
-	}
-	if (!job && !may_open(c, request))
-		return false;
-	if (!job)
-		r = job_new(c, request->job, request->owner, c->view, &job);
 	if (!r) {
-		r = hold_add(job, member);
+		r = hold_add(job, member, &hold);
 		if (r)
 			job_settle(c, job);
 	}
 	if (!r) {
 		r = wire_pack_opened(job->view, &bytes);
 		if (r)
-			hold_remove(c, job, member);
+			hold_remove(c, hold);
 	}
 	FAILPOINT("coordinator-job-opened");
 	coordinator_reply_bytes(call, r, &bytes);
+}
+
+/* A job is open from now on: whoever waits for it has wanted more servers than it has. */
+static void answer_others(struct coordinator *c, const char *name, uint64_t owner)
+{
+	struct opening *opening;
+	struct job *job;
+
+	while ((job = job_find(c, name, owner)) && (opening = opening_find(c, name, owner))) {
+		struct member *member = opening->member;
+		struct rpc_call *call = opening->call;
+
+		opening_free(opening);
+		answer(c, call, member, job, 0);
+	}
+}
+
+/* For a member that is not among those who wait. */
+static void open_new(struct coordinator *c, struct rpc_call *call, struct member *member,
+		     const struct wire_open *request)
+{
+	struct job *job = NULL;
+	int r = job_new(c, member, request->job, request->owner, c->view, &job);
+
+	answer(c, call, member, job, r);
+	answer_others(c, request->job, request->owner);
+}
+
+/* Answers, if the job is open or can be. Returns whether it did. */
+static bool open_now(struct coordinator *c, struct rpc_call *call, struct member *member,
+		     const struct wire_open *request)
+{
+	struct job *job = job_find(c, request->job, request->owner);
+
+	if (job)
+		answer(c, call, member, job, 0);
+	else if (is_settled(c) && view_n_servers(c->view) >= request->min_servers)
+		open_new(c, call, member, request);
+	else
+		return false;
 	return true;
 }
 
+/* Each once, though those behind one may be answered with it. Nobody waits for a job that is open. */
 void coordinator_openings_try(struct coordinator *c)
 {
-	struct opening *opening, *next;
+	size_t n_servers;
 
-	list_for_each_safe (opening, next, &c->openings, link)
-		if (open_now(c, opening->call, &opening->request))
+	if (!is_settled(c))
+		return;
+	n_servers = view_n_servers(c->view);
+	for (size_t n = c->n_openings; n && !list_empty(&c->openings); n--) {
+		struct opening *opening = list_first(&c->openings, struct opening, link);
+		struct wire_open request = opening->request;
+		struct member *member = opening->member;
+		struct rpc_call *call = opening->call;
+
+		if (n_servers >= request.min_servers) {
 			opening_free(opening);
+			open_new(c, call, member, &request);
+			continue;
+		}
+		list_remove(&opening->link);
+		list_push_back(&c->openings, &opening->link);
+	}
 }
 
 static void on_opening_over(struct loop_timer *timer)
@@ -273,12 +336,42 @@ static void on_opening_over(struct loop_timer *timer)
 	opening_fail(opening, -ETIMEDOUT, text);
 }
 
+static int opening_new(struct coordinator *c, struct member *member, struct rpc_call *call,
+		       const struct wire_open *request, struct opening **ret_opening)
+{
+	struct opening *opening;
+	int r;
+
+	if (!has_share(member->n_openings, c->n_openings, OPENINGS_MAX))
+		return error_origin(-ENOBUFS);
+	opening = calloc(1, sizeof(*opening));
+	r = opening ? map_add(&c->openings_by_name, hash_of(request->job, request->owner),
+			      &opening->entry)
+		    : -ENOMEM;
+	if (r) {
+		free(opening);
+		return error_origin(r);
+	}
+	opening->coordinator = c;
+	opening->member = member;
+	opening->call = call;
+	opening->request = *request;
+	opening->timer.expired = on_opening_over;
+	list_push_back(&c->openings, &opening->link);
+	list_push_back(&member->openings, &opening->in_member);
+	member->n_openings++;
+	c->n_openings++;
+	*ret_opening = opening;
+	return 0;
+}
+
 void coordinator_job_open_called(void *user, struct rpc_call *call, const void *data, size_t len)
 {
 	struct coordinator *c = user;
 	struct failure failure = { 0 };
-	struct opening *opening;
+	struct opening *opening = NULL;
 	struct wire_open request;
+	struct member *member;
 	int r;
 
 	r = wire_unpack_open(data, len, &failure, &request);
@@ -286,23 +379,19 @@ void coordinator_job_open_called(void *user, struct rpc_call *call, const void *
 		rpc_call_fail(call, r, failure.text);
 		return;
 	}
-	if (!coordinator_member_calling(c, call, request.member)) {
+	member = coordinator_member_calling(c, call, request.member);
+	if (!member) {
 		rpc_call_fail(call, -ENOENT, "the member is not registered");
 		return;
 	}
-	if (open_now(c, call, &request))
+	if (open_now(c, call, member, &request))
 		return;
-	opening = c->n_openings < OPENINGS_MAX ? calloc(1, sizeof(*opening)) : NULL;
-	if (!opening) {
-		rpc_call_fail(call, -ENOBUFS, "too many jobs wait to be opened");
+	r = opening_new(c, member, call, &request, &opening);
+	if (r) {
+		rpc_call_fail(call, r,
+			      r == -ENOBUFS ? "too many jobs wait to be opened" : "out of memory");
 		return;
 	}
-	opening->coordinator = c;
-	opening->call = call;
-	opening->request = request;
-	opening->timer.expired = on_opening_over;
-	list_push_back(&c->openings, &opening->link);
-	c->n_openings++;
 	rpc_call_set_user(call, opening);
 	if (loop_timer_set(c->loop, &opening->timer,
 			   clock_now_ns() +
@@ -321,6 +410,7 @@ void coordinator_job_close_called(void *user, struct rpc_call *call, const void 
 	struct wire_close message;
 	struct failure failure = { 0 };
 	struct member *member;
+	struct hold *hold;
 	struct job *job;
 	int r;
 
@@ -331,23 +421,80 @@ void coordinator_job_close_called(void *user, struct rpc_call *call, const void 
 	}
 	member = coordinator_member_calling(c, call, message.member);
 	job = job_find(c, message.job, message.owner);
-	if (member && job)
-		hold_remove(c, job, member);
+	hold = member && job ? hold_find(job, member) : NULL;
+	if (hold)
+		hold_remove(c, hold);
 	FAILPOINT("coordinator-job-closed");
 	rpc_call_reply(call, "", 0);
+}
+
+/* What members hold */
+
+void coordinator_jobs_take(struct coordinator *c, const struct wire_register *message,
+			   struct member *member)
+{
+	struct hold *hold, *next;
+
+	for (size_t i = 0; i < message->n_jobs; i++) {
+		const struct wire_job *held = &message->jobs[i];
+		struct view *view = view_among(&message->views, held->epoch);
+		struct job *job = job_find(c, held->name, held->owner);
+		bool is_new = !job;
+		int r;
+
+		hold = job ? hold_find(job, member) : NULL;
+		if (hold)
+			hold->said = true;
+		r = !view    ? -EINVAL
+		    : is_new ? job_new(c, member, held->name, held->owner, view, &job)
+			     : 0;
+		if (!r) {
+			r = hold_add(job, member, &hold);
+			if (r)
+				job_settle(c, job);
+		}
+		if (r) {
+			log_warning("coordinator: member %s: job %s is not taken over: %s",
+				    member->info.name, held->name, strerror(-r));
+			continue;
+		}
+		hold->said = true;
+		if (job->view->epoch != view->epoch)
+			log_warning("coordinator: job %s: member %s is in view %u, others in %u",
+				    job->name, member->info.name, view->epoch, job->view->epoch);
+		if (is_new)
+			answer_others(c, held->name, held->owner);
+	}
+	list_for_each_safe (hold, next, &member->holds, in_member) {
+		if (!hold->said)
+			hold_remove(c, hold);
+		else
+			hold->said = false;
+	}
 }
 
 void coordinator_jobs_forget_member(struct coordinator *c, const struct member *member,
 				    const char *why)
 {
 	struct opening *opening, *next_opening;
-	struct job *job, *next_job;
+	struct hold *hold, *next;
 
-	list_for_each_safe (job, next_job, &c->jobs, link)
-		hold_remove(c, job, member);
-	list_for_each_safe (opening, next_opening, &c->openings, link)
-		if (opening->request.member == member->info.id)
-			opening_fail(opening, -ENOENT, why);
+	list_for_each_safe (hold, next, &member->holds, in_member)
+		hold_remove(c, hold);
+	list_for_each_safe (opening, next_opening, &member->openings, in_member)
+		opening_fail(opening, -ENOENT, why);
+}
+
+void coordinator_jobs_init(struct coordinator *c)
+{
+	list_init(&c->jobs);
+	list_init(&c->openings);
+}
+
+void coordinator_jobs_done(struct coordinator *c)
+{
+	map_done(&c->jobs_by_name);
+	map_done(&c->openings_by_name);
 }
 
 void coordinator_openings_close(struct coordinator *c)

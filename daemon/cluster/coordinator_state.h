@@ -2,6 +2,7 @@
 #pragma once
 
 #include "base/list.h"
+#include "base/map.h"
 #include "cluster/coordinator.h"
 #include "cluster/wire.h"
 
@@ -13,8 +14,11 @@ struct member {
 	bool greeted;		 /* on that stream: not before there is a key */
 	char from[RPC_PEER_MAX]; /* the connection of that stream */
 	struct loop_timer lease;
-	bool last_call; /* its lease is over: it is dropped unless it is heard of now */
-	uint32_t acked; /* newest view it has said to have */
+	bool last_call;	      /* its lease is over: it is dropped unless it is heard of now */
+	uint32_t acked;	      /* newest view it has said to have */
+	struct list holds;    /* the jobs that it has open: struct hold */
+	struct list openings; /* its OpenJobs that wait */
+	size_t n_holds, n_openings;
 };
 
 enum { METHOD_REGISTER, METHOD_HEARTBEAT, METHOD_OPEN, METHOD_CLOSE, METHOD_LEAVE, N_METHODS };
@@ -33,6 +37,7 @@ struct coordinator {
 	uint32_t epoch;		    /* largest ever heard of or made */
 	struct view *view;	    /* NULL before the first */
 	struct list members, jobs, openings;
+	struct map jobs_by_name, openings_by_name; /* and owner */
 	size_t n_members, n_jobs, n_openings;
 	struct loop_timer change;  /* armed: the members differ from the view */
 	uint64_t recover_until_ns; /* no view before that */
@@ -57,8 +62,13 @@ void coordinator_jobs_take(struct coordinator *c, const struct wire_register *me
 /* The member is gone: it holds nothing, and its calls to open jobs end. */
 void coordinator_jobs_forget_member(struct coordinator *c, const struct member *member,
 				    const char *why);
-/* Something has changed that a waiting OpenJob may have waited for. */
+/*
+ * Something has changed that a waiting OpenJob may have waited for: the view, or which servers have
+ * it. Whoever waits for a job that another member opens is answered with that one.
+ */
 void coordinator_openings_try(struct coordinator *c);
+void coordinator_jobs_init(struct coordinator *c);
+void coordinator_jobs_done(struct coordinator *c);
 void coordinator_openings_close(struct coordinator *c);
 void coordinator_job_open_called(void *user, struct rpc_call *call, const void *data, size_t len);
 void coordinator_job_open_cancelled(void *user, struct rpc_call *call);

@@ -1,0 +1,245 @@
+/*
+ * What OpenJobs cost a coordinator: those that wait are looked at when something has changed, a job
+ * is found among however many others there are, and a member has a share of what may wait. Work is
+ * counted: openings that are compared with the view, names that are compared.
+ */
+#include "coordinator_world.h"
+
+#include <stdio.h>
+
+#define N_WAITING 32
+
+static unsigned n_looked_at, n_compared;
+
+size_t __real_view_n_servers(const struct view *view);
+size_t __wrap_view_n_servers(const struct view *view);
+size_t __wrap_view_n_servers(const struct view *view)
+{
+	n_looked_at++;
+	return __real_view_n_servers(view);
+}
+
+int __real_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b)
+{
+	n_compared++;
+	return __real_strcmp(a, b);
+}
+
+/* Another call by the connection of a member. */
+static void call(struct raw *raw, const struct raw *member, const char *method,
+		 struct wire_bytes *bytes)
+{
+	*raw = (struct raw){ .rpc = member->rpc, .channel = member->channel };
+	raw_send(raw, method, bytes->data, bytes->len);
+	wire_bytes_done(bytes);
+}
+
+static void open_job(struct raw *raw, const struct raw *member, uint64_t id, const char *job,
+		     uint32_t min_servers)
+{
+	struct wire_open open = { .member = id, .min_servers = min_servers, .timeout_ms = 100000 };
+	struct wire_bytes bytes = { 0 };
+
+	(void)snprintf(open.job, sizeof(open.job), "%s", job);
+	ASSERT_OK(wire_pack_open(&open, &bytes));
+	call(raw, member, "OpenJob", &bytes);
+}
+
+static void beat(struct world *w, struct raw *member, uint64_t id, uint32_t epoch)
+{
+	struct wire_heartbeat heartbeat = { .id = id, .epoch = epoch };
+	struct wire_bytes bytes = { 0 };
+	struct raw raw;
+
+	ASSERT_OK(wire_pack_heartbeat(&heartbeat, &bytes));
+	call(&raw, member, "Heartbeat", &bytes);
+	UNTIL(w, raw.is_done);
+	ASSERT_EQ(raw.status, 0);
+}
+
+static bool has_members(const struct world *w, size_t n)
+{
+	const struct coordinator *c = w->coordinator;
+	const struct member *member;
+
+	if (!c->view || c->change.loop || c->view->n_members != n)
+		return false;
+	list_for_each (member, &c->members, link)
+		if (member->info.roles & ROLE_SERVER && member->acked < c->view->epoch)
+			return false;
+	return true;
+}
+
+static uint64_t join(struct world *w, struct raw *raw, uint64_t number, const char *name, size_t n)
+{
+	struct wire_register message = registration(number, name);
+
+	raw_start(w, raw);
+	raw_register(raw, &message);
+	UNTIL(w, has_members(w, n));
+	return message.member.id;
+}
+
+GRPC_TEST(openings_are_looked_at_when_something_has_changed)
+{
+	struct wire_register message = registration(5, "asks");
+	struct raw member, waiting[N_WAITING];
+	struct world w;
+	struct node a, b;
+	uint64_t id = message.member.id;
+
+	world_start(&w);
+	node_start(&w, &a, "a", ROLE_SERVER);
+	message.member.roles = ROLE_SERVER;
+	memcpy(message.member.address, "asks.example:1", 15);
+	raw_start(&w, &member);
+	raw_register(&member, &message);
+	UNTIL(&w, w.coordinator->view && w.coordinator->view->n_members == 2);
+	beat(&w, &member, id, w.coordinator->epoch);
+	UNTIL(&w, has_members(&w, 2));
+	for (unsigned i = 0; i < N_WAITING; i++) {
+		char name[32];
+
+		(void)snprintf(name, sizeof(name), "job%u", i);
+		open_job(&waiting[i], &member, id, name, i % 2 ? 3 : 9);
+	}
+	UNTIL(&w, w.coordinator->n_openings == N_WAITING);
+	n_looked_at = 0;
+	for (unsigned i = 0; i < 10; i++)
+		beat(&w, &member, id, w.coordinator->epoch);
+	ASSERT_EQ(n_looked_at, 0);
+	/* Nor when a server says that it has views that nobody has made. */
+	for (unsigned i = 0; i < 10; i++)
+		beat(&w, &member, id, w.coordinator->epoch + i);
+	ASSERT_EQ(n_looked_at, 0);
+	node_start(&w, &b, "b", ROLE_SERVER);
+	for (unsigned i = 1; i < N_WAITING; i += 2)
+		UNTIL(&w, waiting[i].is_done);
+	ASSERT_EQ(w.coordinator->n_openings, N_WAITING / 2);
+	ASSERT_EQ(w.coordinator->n_jobs, N_WAITING / 2);
+	for (unsigned i = 0; i < N_WAITING; i += 2) {
+		ASSERT_TRUE(!waiting[i].is_done);
+		rpc_request_cancel(&waiting[i].request);
+	}
+	UNTIL(&w, !w.coordinator->n_openings);
+	raw_stop(&member);
+	node_stop(&b);
+	node_stop(&a);
+	world_stop(&w);
+}
+
+/* Who has wanted more servers than there are gets the job's as soon as another has opened it. */
+GRPC_TEST(who_waits_is_told_when_another_opens_the_job)
+{
+	struct raw member, other, waiting[3], opened;
+	struct world w;
+	struct node a;
+	uint64_t id, others_id;
+
+	world_start(&w);
+	node_start(&w, &a, "a", ROLE_SERVER);
+	id = join(&w, &member, 5, "asks", 2);
+	others_id = join(&w, &other, 6, "opens", 3);
+	open_job(&waiting[0], &member, id, "job", 9);
+	open_job(&waiting[1], &member, id, "job", 8);
+	open_job(&waiting[2], &member, id, "another", 8);
+	UNTIL(&w, w.coordinator->n_openings == 3);
+	open_job(&opened, &other, others_id, "job", 1);
+	UNTIL(&w, opened.is_done && waiting[0].is_done && waiting[1].is_done);
+	ASSERT_TRUE(!opened.status && !waiting[0].status && !waiting[1].status);
+	ASSERT_TRUE(!waiting[2].is_done);
+	ASSERT_EQ(w.coordinator->n_openings, 1);
+	ASSERT_EQ(w.coordinator->n_jobs, 1);
+	rpc_request_cancel(&waiting[2].request);
+	UNTIL(&w, !w.coordinator->n_openings);
+	raw_stop(&other);
+	raw_stop(&member);
+	node_stop(&a);
+	world_stop(&w);
+}
+
+static unsigned compared_to_open(unsigned n_jobs)
+{
+	struct wire_register message = registration(5, "asks");
+	struct raw member, opened;
+	struct world w;
+	struct node a;
+	unsigned n;
+
+	world_start(&w);
+	node_start(&w, &a, "a", ROLE_SERVER);
+	raw_start(&w, &member);
+	UNTIL(&w, has_members(&w, 1));
+	message.epoch = w.coordinator->epoch;
+	message.views = (struct wire_views){ &w.coordinator->view, 1 };
+	message.n_jobs = n_jobs;
+	message.jobs = calloc(n_jobs, sizeof(message.jobs[0]));
+	ASSERT_TRUE(message.jobs);
+	for (unsigned i = 0; i < n_jobs; i++) {
+		(void)snprintf(message.jobs[i].name, sizeof(message.jobs[i].name), "job%u", i);
+		message.jobs[i].epoch = w.coordinator->epoch;
+	}
+	raw_register(&member, &message);
+	UNTIL(&w, w.coordinator->n_jobs == n_jobs && has_members(&w, 2));
+	n_compared = 0;
+	for (unsigned i = 0; i < 10; i++) {
+		open_job(&opened, &member, message.member.id, "new", 1);
+		UNTIL(&w, opened.is_done);
+		ASSERT_EQ(opened.status, 0);
+	}
+	n = n_compared;
+	ASSERT_EQ(w.coordinator->n_jobs, n_jobs + 1);
+	/* All that a member no longer says that it has is closed. */
+	free(message.jobs);
+	message.n_jobs = 0;
+	raw_stop(&member);
+	raw_start(&w, &member);
+	raw_register(&member, &message);
+	UNTIL(&w, !w.coordinator->n_jobs);
+	raw_stop(&member);
+	node_stop(&a);
+	world_stop(&w);
+	return n;
+}
+
+GRPC_TEST(a_job_is_found_among_however_many)
+{
+	unsigned few = compared_to_open(16);
+
+	ASSERT_INT(compared_to_open(1024), <=, few + 100);
+}
+
+/* As much as it leaves to others. */
+GRPC_TEST(a_member_has_a_share_of_what_may_wait)
+{
+	struct raw member, other, waiting[2], refused;
+	struct world w;
+	struct node a;
+	uint64_t id, others_id;
+
+	world_start(&w);
+	node_start(&w, &a, "a", ROLE_SERVER);
+	id = join(&w, &member, 5, "asks", 2);
+	others_id = join(&w, &other, 6, "asks-too", 3);
+	/* As if so many were others'. */
+	w.coordinator->n_openings += 4094;
+	open_job(&waiting[0], &member, id, "job", 9);
+	UNTIL(&w, w.coordinator->n_openings == 4095);
+	open_job(&refused, &member, id, "more", 9);
+	UNTIL(&w, refused.is_done || w.coordinator->n_openings > 4095);
+	ASSERT_TRUE(refused.is_done);
+	ASSERT_EQ(refused.status, -ENOBUFS);
+	ASSERT_CONTAINS(refused.text, "too many jobs wait to be opened");
+	open_job(&waiting[1], &other, others_id, "job", 9);
+	UNTIL(&w, w.coordinator->n_openings == 4096);
+	w.coordinator->n_openings -= 4094;
+	for (unsigned i = 0; i < 2; i++)
+		rpc_request_cancel(&waiting[i].request);
+	UNTIL(&w, !w.coordinator->n_openings);
+	raw_stop(&other);
+	raw_stop(&member);
+	node_stop(&a);
+	world_stop(&w);
+}
