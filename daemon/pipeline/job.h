@@ -46,6 +46,7 @@ struct pipeline {
 	struct list outlets;   /* queues towards servers: outlet.c */
 	struct mail reap;      /* frees jobs that are over, when nobody up the stack uses them */
 	struct list newcomers; /* wait for an elastic job to let them in: regroup.c */
+	struct map waiting;    /* how many of these wait for each job: regroup.c */
 	struct list seeks;     /* jobs on other nodes that they are for: seek.c */
 	struct loop_timer newcomers_timer;
 	bool reaping, closed;

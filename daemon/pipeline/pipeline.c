@@ -117,6 +117,7 @@ struct pipeline *pipeline_free(struct pipeline *pipeline)
 	metric_unregister(&pipeline->copied);
 	metric_unregister(&pipeline->copied_rows);
 	arrivals_spread_done(&pipeline->spread);
+	map_done(&pipeline->waiting);
 	free(pipeline);
 	return NULL;
 }

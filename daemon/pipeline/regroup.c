@@ -32,6 +32,72 @@ static bool is_for(const struct pipeline_newcomer *newcomer, const struct pipeli
 	return pipeline_newcomer_is_for(newcomer, job->owner.name, job->owner.secret_digest);
 }
 
+/* How many wait for one job: a rank asks with each request, and others' newcomers cost it nothing. */
+struct pipeline_waiting {
+	struct map_entry entry; /* pipeline->waiting */
+	char job[JOB_NAME_MAX + 1];
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint32_t n;
+};
+
+static uint64_t hash_of(const char *job, const uint8_t *secret_digest)
+{
+	uint64_t hashes[2] = { map_hash_string(job), map_hash(secret_digest, SECRET_DIGEST_LEN) };
+
+	return map_hash(hashes, sizeof(hashes));
+}
+
+static struct pipeline_waiting *waiting_find(const struct pipeline *pipeline, const char *job,
+					     const uint8_t *secret_digest)
+{
+	struct map_entry *entry = map_find(&pipeline->waiting, hash_of(job, secret_digest));
+
+	for (; entry; entry = map_find_next(entry)) {
+		struct pipeline_waiting *waiting =
+			container_of(entry, struct pipeline_waiting, entry);
+
+		if (is_same(waiting->job, waiting->secret_digest, job, secret_digest))
+			return waiting;
+	}
+	return NULL;
+}
+
+static int waiting_add(const struct pipeline_newcomer *newcomer)
+{
+	struct pipeline *pipeline = newcomer->pipeline;
+	struct pipeline_waiting *waiting =
+		waiting_find(pipeline, newcomer->job, newcomer->secret_digest);
+	int r;
+
+	if (!waiting) {
+		waiting = calloc(1, sizeof(*waiting));
+		if (!waiting)
+			return error_origin(-ENOMEM);
+		memcpy(waiting->job, newcomer->job, sizeof(waiting->job));
+		memcpy(waiting->secret_digest, newcomer->secret_digest, SECRET_DIGEST_LEN);
+		r = map_add(&pipeline->waiting, hash_of(waiting->job, waiting->secret_digest),
+			    &waiting->entry);
+		if (r) {
+			free(waiting);
+			return error_trace(r);
+		}
+	}
+	waiting->n++;
+	return 0;
+}
+
+static void waiting_remove(const struct pipeline_newcomer *newcomer)
+{
+	struct pipeline *pipeline = newcomer->pipeline;
+	struct pipeline_waiting *waiting =
+		waiting_find(pipeline, newcomer->job, newcomer->secret_digest);
+
+	if (--waiting->n)
+		return;
+	map_remove(&pipeline->waiting, &waiting->entry);
+	free(waiting);
+}
+
 /* Through servers a job outlives its daemons, or could not do without a rank: whoever is in it has to. */
 static int check_fit(struct pipeline_newcomer *newcomer, const struct pipeline_job *job,
 		     struct failure *failure)
@@ -51,12 +117,13 @@ static int check_fit(struct pipeline_newcomer *newcomer, const struct pipeline_j
 uint32_t pipeline_elastic_n_waiting(const struct pipeline_job *job)
 {
 	uint32_t max = job->shape.max_ranks ? job->shape.max_ranks : JOB_RANKS_MAX;
-	uint32_t room = max - MIN(max, pipeline_elastic_size(job)), n = 0;
-	const struct pipeline_newcomer *newcomer;
+	uint32_t room = max - MIN(max, pipeline_elastic_size(job));
+	const struct pipeline_waiting *waiting =
+		list_empty(&job->pipeline->newcomers)
+			? NULL
+			: waiting_find(job->pipeline, job->owner.name, job->owner.secret_digest);
 
-	list_for_each (newcomer, &job->pipeline->newcomers, link)
-		n += is_for(newcomer, job);
-	return MIN(n, room);
+	return waiting ? MIN(waiting->n, room) : 0;
 }
 
 bool pipeline_elastic_waits(const struct pipeline_job *job)
@@ -73,6 +140,7 @@ static void take_out(struct pipeline_newcomer *newcomer)
 {
 	newcomer->member->newcomer = NULL;
 	list_remove(&newcomer->link);
+	waiting_remove(newcomer);
 	pipeline_seek_changed(newcomer);
 	free(newcomer);
 }
@@ -181,6 +249,8 @@ int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *mem
 	job = pipeline_elastic_find(pipeline, newcomer->job, newcomer->secret_digest);
 	if (job && check_fit(newcomer, job, failure))
 		return failure->status;
+	if (waiting_add(newcomer))
+		return failure_set(failure, -ENOMEM, "job %s: out of memory", join->job);
 	member->job = NULL;
 	list_init(&member->declarations);
 	list_push_back(&pipeline->newcomers, &newcomer->link);

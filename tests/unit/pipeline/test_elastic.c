@@ -2,12 +2,23 @@
  * Jobs that go on without a rank: who is in a round, what every rank is told, and how newcomers get
  * in.
  */
+#include "pipeline/round.h"
 #include "proto/ledger.h"
 #include "world.h"
 #include <stdio.h>
 
 #define N     3000 /* elements: several parts */
 #define RANKS 6
+
+static unsigned n_compared; /* names */
+
+int __real_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b);
+int __wrap_strcmp(const char *a, const char *b)
+{
+	n_compared++;
+	return __real_strcmp(a, b);
+}
 
 struct scene {
 	struct world *world;
@@ -456,6 +467,35 @@ TEST(newcomers_get_in_when_all_regroup)
 		asked_submit(&scene->asked[i], &declared[i], 1);
 	}
 	expect(scene, 0x3d, 0x3d, false, 3);
+}
+
+/* How many newcomers a regrouping would let in is told with every request. */
+TEST(newcomers_of_other_jobs_are_not_looked_at)
+{
+	_cleanup_(scene_freep) struct scene *scene = four(2);
+	struct world *world = scene->world;
+	const struct pipeline_job *job = world->ranks[0].member.job;
+
+	ASSERT_EQ(pipeline_elastic_n_waiting(job), 0);
+	for (uint32_t i = RANKS; i < WORLD_RANKS; i++) {
+		struct pipeline_join join = world_join_of(world, 0);
+		struct failure failure;
+		char name[16];
+
+		(void)snprintf(name, sizeof(name), "other%u", i);
+		join.job = name;
+		join.newcomer = true;
+		ASSERT_OK(world_join(world, i, &join, &failure));
+	}
+	newcomer(scene, 4);
+	newcomer(scene, 5);
+	n_compared = 0;
+	ASSERT_EQ(pipeline_elastic_n_waiting(job), 2);
+	ASSERT_INT(n_compared, <=, 1);
+	pipeline_abandon(&world->ranks[4].member, "died");
+	ASSERT_EQ(pipeline_elastic_n_waiting(job), 1);
+	pipeline_abandon(&world->ranks[5].member, "died");
+	ASSERT_EQ(pipeline_elastic_n_waiting(job), 0);
 }
 
 /* Its rank and size count in the membership that it says: roots are understood by that. */
