@@ -11,14 +11,14 @@ PYTHON_TEST = re.compile(r'^def (test_\w+)', re.M)
 PYTEST_FILES = sorted([*PACKAGE.glob('tests/test_*.py'), *TOP.glob('tests/driver/test_*.py')])
 IMPORT = re.compile(r'^\s*(?:from|import) ([\w.]+)', re.M)
 # In which environment a file of the package's tests runs, by what its name begins with; the others need no framework.
-ENVIRONMENT = {'test_torch': 'keras-torch', 'test_examples': 'keras-torch', 'test_keras': 'keras-torch',
+ENVIRONMENT = {'test_torch': 'keras-torch', 'test_examples': 'keras-torch', 'test_stacks': 'stacks', 'test_keras': 'keras-torch',
                'test_tensorflow': 'tensorflow', 'test_jax': 'jax', 'test_mxnet': 'mxnet'}
 # What tests the files of the package, by the first of these that one lies under. Of C, no test of the package counts as dependent:
 # each runs the daemon and the library, as those do that the build knows of.
 PACKAGE_TESTS = [
     ('bps/torch/', 'test_torch'), ('bps/_torch', 'test_torch'), ('bps/tensorflow/', 'test_tensorflow'), ('bps/keras/', 'test_keras'),
     ('bps/jax', 'test_jax'), ('bps/mxnet/', 'test_mxnet'), ('bps/launch.py', 'test_launch'), ('bps/_launch/', 'test_launch'),
-    ('examples/', 'test_examples'), ('bps/', 'test_'),
+    ('examples/stacks/', 'test_stacks'), ('examples/', 'test_examples'), ('bps/', 'test_'),
 ]
 
 

@@ -46,7 +46,7 @@ def gate():
 
 def package_paths():
     """All that needs no framework."""
-    frameworks = ('examples', 'keras', 'tensorflow', 'jax', 'mxnet')
+    frameworks = ('examples', 'keras', 'stacks', 'tensorflow', 'jax', 'mxnet')
     return ['tests/driver', T, f'--ignore-glob={T}/test_torch*.py', *(f'--ignore={T}/test_{name}.py' for name in frameworks)]
 
 
@@ -76,6 +76,7 @@ def full():
          some('TensorFlow', 'tensorflow', 'test_tensorflow.py', 'test_keras.py', 'test_names.py'),
          Pytest('Python', 'full', 'keras-torch', package_paths()),
          some('JAX', 'jax', 'test_jax.py', 'test_keras.py'),
+         some('stacks on PyTorch', 'stacks', 'test_stacks.py'),
          some('MXNet', 'mxnet', 'test_mxnet.py', 'test_names.py')],
         [Programs('C, ASan and UBSan', 'full', 'build-asan', sanitized, 3 * N_PROCESSORS)],
         [Programs('C, TSan', 'full', 'build-tsan', thread_sanitized, 3 * N_PROCESSORS,
