@@ -374,8 +374,9 @@ static void handle_leave(const struct incoming *in, const Bps__Control__Leave *l
 
 	if (!session->in_job || session->leave_id) {
 		session_answer(session, in->id, -ENOTCONN,
-			       session->leave_id ? "on its way out of its job already"
-						 : "in no job");
+			       session->leave_id      ? "on its way out of its job already"
+			       : session->last.status ? session->last.text
+						      : "in no job");
 		return;
 	}
 	if (leave->error) {

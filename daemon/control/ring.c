@@ -499,7 +499,8 @@ static size_t drain(struct session *session, size_t n)
 	session->draining = true;
 	session->n_awaited = 0;
 	for (i = 0; i < n && !session->stalled; i++) {
-		if (session->deferred && session->head >= session->deferred_until)
+		if (session->deferred && session->state == SESSION_OPEN &&
+		    session->head >= session->deferred_until)
 			session_take_deferred(session);
 		if (session->state != SESSION_OPEN || !next_entry(session, &entry))
 			break;

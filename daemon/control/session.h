@@ -80,6 +80,7 @@ struct session_tensor {
 	struct pipeline_declaration declaration;
 };
 
+/* What the control thread has to take of a session. */
 enum { SESSION_PACKETS = 1 << 0, SESSION_ENTRIES = 1 << 1 };
 
 struct session {
@@ -212,7 +213,7 @@ void ring_freeze(struct session *session);
 void ring_watch(struct control *control);
 /* Ends that. There is no session. */
 void ring_unwatch(struct control *control);
-/* There are packets to be read, or (SESSION_*) other work: the session has its turn among others. */
+/* work: SESSION_*: there may be such; the session has its turn among others. */
 void ring_work(struct session *session, unsigned work);
 /* Whether entries are there now that a request which refers to them has to come after; *ret_until: the last of these. */
 bool ring_is_behind(const struct session *session, uint64_t *ret_until);

@@ -833,6 +833,33 @@ TEST(a_request_behind_a_full_ring_waits_for_turns)
 	ring_close(&ring);
 }
 
+/* A session that is cut off asks for nothing any more, whatever was to follow its entries. */
+TEST(a_request_behind_an_entry_that_ends_the_session_is_not_taken)
+{
+	enum { N = 200 }; /* more rounds than hear of it at once */
+	struct ring ring;
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	char text[ERROR_TEXT_MAX + 1];
+	uint32_t slot = 0, other = 0;
+
+	ring_open(&ring, 3);
+	for (uint32_t i = 0; i < 2 * N; i++) {
+		entry.round = i % N + 1;
+		if (i < N)
+			other = trainer_post(&ring.trainers[0], &entry);
+		else
+			slot = trainer_post(&ring.trainers[1], &entry);
+	}
+	entry.slot = slot;
+	entry.round = N + 1;
+	trainer_post_raw(&ring.trainers[1], &entry);
+	(void)trainer_send_cancel(&ring.trainers[1], slot, N);
+	trainer_expect_end(&ring.trainers[1]);
+	ASSERT_EQ(trainer_wait(&ring.trainers[0], other, text), -EPIPE);
+	ASSERT_CONTAINS(text, "twice");
+	ring_close(&ring);
+}
+
 TEST(leave_ends_requests_and_later_ones_name_who_left)
 {
 	struct ring ring;
