@@ -9,7 +9,7 @@ struct pipeline_job;
 struct pipeline_round;
 struct pipeline_tensor;
 
-/* Zero, with empty lists, before use. */
+/* pipeline_later_init() before use. */
 struct pipeline_later {
 	struct chore chore;
 	bool is_under_way;

@@ -579,20 +579,21 @@ static bool form_anew(struct job *job, const struct join *join, struct delivery 
 {
 	struct failure failure = { 0 };
 	struct ranks_text ranks;
+	bool may_begin = may_begin_anew(job, join->node, delivery->peer);
 
 	if (join->node < job->n_nodes && job->nodes[join->node].instance == join->instance) {
 		refuse(delivery, -EALREADY, "job %s: it is complete already", job->owner.name);
 		return true;
 	}
 	if (!join->n_ranks) {
-		if (join->node < job->n_nodes && may_begin_anew(job, join->node, delivery->peer))
+		if (join->node < job->n_nodes && may_begin)
 			rejoin_end(&job->nodes[join->node], -ECANCELED,
 				   "this node takes no part any more");
 		refuse(delivery, -ECANCELED, "job %s: node %u was not in it", job->owner.name,
 		       join->node);
 		return true;
 	}
-	if (!may_begin_anew(job, join->node, delivery->peer)) {
+	if (!may_begin) {
 		refuse(delivery, -EACCES, "job %s: it runs, and %s does not speak for node %u",
 		       job->owner.name, peer_name(delivery->peer), join->node);
 		return true;
