@@ -86,10 +86,10 @@ def scribble(who):
     for i in range(200):
         where = who.pick(64, 128, 192, 196, 200, 256, wire.RING, wire.RING + 128, wire.SLOT, wire.SLOT + 512)
         struct.pack_into('<I', session.memory, where + who.rng.randrange(0, 64, 4), who.wild(32))
-        tail = struct.unpack_from('<Q', session.memory, 64)[0]
+        tail = wire.WORD.unpack_from(session.memory, 64)[0]
         at = wire.RING + tail % wire.ENTRIES * 128
         session.memory[at:at + 128] = session.entry(slot=who.rng.randrange(8), round=i + 1)
-        struct.pack_into('<Q', session.memory, 64, who.pick(tail + 1, tail + 1, tail + 1, tail + 4096, tail - 1, who.wild()) % (1 << 64))
+        wire.WORD.pack_into(session.memory, 64, who.pick(tail + 1, tail + 1, tail + 1, tail + 4096, tail - 1, who.wild()) % (1 << 64))
         session.wake()
 
 

@@ -22,18 +22,18 @@ class Crowd:
     def post(self, rank, n, tensor=lambda i: 1, round=lambda i: i + 1, **keys):
         """n entries, tensor(i) and round(i) of the i-th, and one wake-up."""
         session = self.sessions[rank]
-        tail = struct.unpack_from('<Q', session.memory, 64)[0]
+        tail = WORD.unpack_from(session.memory, 64)[0]
         for i in range(n):
             slot = (tail + i) % SLOTS
             struct.pack_into('<IiQ', session.memory, SLOT + 512 * slot, 1, 0, 1)
             at = RING + (tail + i) % ENTRIES * 128
             session.memory[at:at + 128] = session.entry(round=round(i), slot=slot, tensor=tensor(i), **keys)
-        struct.pack_into('<Q', session.memory, 64, tail + n)
+        WORD.pack_into(session.memory, 64, tail + n)
         session.wake()
 
     def completed(self, rank):
         """Requests of this rank that have ended."""
-        return struct.unpack_from('<Q', self.sessions[rank].memory, 256)[0]
+        return WORD.unpack_from(self.sessions[rank].memory, 256)[0]
 
     def wait(self, rank, n, seconds=300):
         end = time.monotonic() + seconds

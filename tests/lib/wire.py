@@ -79,6 +79,7 @@ def zigzag(value):
 HELLO, JOIN, SHARE, UNSHARE, DECLARE, CANCEL, LEAVE, RESUME, REGROUP, STATUS = range(2, 12)
 FEATURE_RESUME = 1
 ENTRY = struct.Struct('<QQIIBBHiIIIIQQQQQQQQQII')
+WORD = struct.Struct('@Q')  # of shared memory: read and written in one piece, as '<Q' is not
 RING, ENTRIES, SLOT, SLOTS = 4096, 4096, 4096 + 4096 * 128, 4096
 
 
@@ -172,12 +173,12 @@ class Session:
 
     def post(self, entry, pending=True, slot=0, ticket=1):
         """Writes an entry (bytes) into the ring as a trainer does."""
-        tail = struct.unpack_from('<Q', self.memory, 64)[0]
+        tail = WORD.unpack_from(self.memory, 64)[0]
         if pending:
             struct.pack_into('<IiQ', self.memory, SLOT + 512 * slot, 1, 0, ticket)
         at = RING + tail % ENTRIES * 128
         self.memory[at:at + 128] = entry
-        struct.pack_into('<Q', self.memory, 64, tail + 1)
+        WORD.pack_into(self.memory, 64, tail + 1)
         self.wake()
 
     def wake(self):

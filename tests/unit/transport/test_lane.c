@@ -108,6 +108,33 @@ TEST(a_reset_inside_a_payload)
 	}
 }
 
+/* A peer that takes nothing of what it is told, of which there is no end. */
+TEST(notices_that_are_not_read)
+{
+	for (unsigned v = 0; v < ARRAY_SIZE(variants); v++) {
+		_cleanup_(pair_freep) struct pair *pair = server_new(&variants[v], 64 << 10);
+		struct data_header header, notice = {
+			.op = DATA_FAIL_ROUND, .len = 400, .key = 1, .round = 1, .status = EIO
+		};
+		const char text[400] = "";
+		struct delivery *delivery;
+		struct peer *peer;
+		int fd = call_server(pair);
+
+		raw_push_header(&header, 1, 0);
+		raw_send(pair, fd, &header, sizeof(header));
+		delivery = pair_take(pair);
+		peer = delivery->peer;
+		pair_echo(pair, delivery);
+		while (!pair->b.n_lost) {
+			ASSERT_OK(peer_notice(peer, &notice, text));
+			ASSERT_OK(loop_turn(pair->loop, 0));
+		}
+		ASSERT_CONTAINS(pair->b.lost_why, "it does not take what it is told");
+		fd_close(fd);
+	}
+}
+
 static void spoil_magic(struct data_header *h)
 {
 	h->magic ^= 1;
