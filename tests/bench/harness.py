@@ -311,10 +311,11 @@ def busy_s():
     return os.cpu_count() * time.monotonic() - (idle + waiting) / os.sysconf('SC_CLK_TCK')
 
 
-def switched(option, options, nets=(None, None), n_bytes=None, **more):
+def switched(option, options, nets=(None, None), n_bytes=None, both=(), **more):
     """
     Pairs of turns with a daemon's option on and off, in turns: two nodes of one rank and a spare server. Yields ((seconds of
     an operation, CPU seconds of the daemons for each) with it on, the same with it off). Both clusters stand all the time.
+    both: options of each daemon.
     """
     def run(cluster, steps):
         before = cpu_s(cluster.daemons)
@@ -327,8 +328,8 @@ def switched(option, options, nets=(None, None), n_bytes=None, **more):
         took, cpu = run(cluster, 1 + options.steps)
         return took, (cpu - beginning) / options.steps
 
-    with Cluster(2, 1, colocated=False, options=[f'--{option}=on'], netns=nets[0], **more) as on, \
-            Cluster(2, 1, colocated=False, options=[f'--{option}=off'], netns=nets[1], **more) as off:
+    with Cluster(2, 1, colocated=False, options=[f'--{option}=on', *both], netns=nets[0], **more) as on, \
+            Cluster(2, 1, colocated=False, options=[f'--{option}=off', *both], netns=nets[1], **more) as off:
         for i in range(options.repeats):
             figures = {cluster: turn(cluster) for cluster in ((on, off) if i % 2 else (off, on))}
             yield figures[on], figures[off]
