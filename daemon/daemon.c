@@ -541,6 +541,7 @@ static void open_accounts(struct daemon *daemon)
 				      [ACCOUNT_MAPPINGS] = allowed_mappings() / 4 * 3,
 				      [ACCOUNT_DESCRIPTORS] = descriptors_for_trainers(),
 				      [ACCOUNT_JOBS] = config->max_jobs,
+				      [ACCOUNT_SERVED_JOBS] = config->max_jobs,
 			      },
 		      });
 }

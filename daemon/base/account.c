@@ -21,6 +21,7 @@ static const struct {
 	[ACCOUNT_DESCRIPTORS] = { "of the daemon's descriptors", "LimitNOFILE",
 				  "have fewer sessions" },
 	[ACCOUNT_JOBS] = { "jobs", "max_jobs", "end some" },
+	[ACCOUNT_SERVED_JOBS] = { "jobs at this server", "max_jobs", "end some" },
 };
 
 void accounts_init(struct accounts *accounts, const struct accounts_params *params)

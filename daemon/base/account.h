@@ -15,6 +15,7 @@ enum account_kind {
 	ACCOUNT_MAPPINGS,    /* pieces of that */
 	ACCOUNT_DESCRIPTORS, /* of files */
 	ACCOUNT_JOBS,	     /* whose ranks are on this node */
+	ACCOUNT_SERVED_JOBS, /* that this node sums for */
 	ACCOUNT_KINDS
 };
 

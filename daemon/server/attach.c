@@ -48,15 +48,15 @@ static const char *home_differs(const struct job *job, const struct attach *atta
 }
 
 int attach_new(struct server *server, uint64_t number, const struct attach *attach,
-	       struct job **ret_job, struct failure *failure)
+	       bool takes_place, struct job **ret_job, struct failure *failure)
 {
 	_cleanup_(job_freep) struct job *job = NULL;
 	int r;
 
-	r = job_new(
-		server,
-		&(struct job_params){ attach->job, attach->size, attach->n_nodes, attach->account },
-		&job, failure);
+	r = job_new(server,
+		    &(struct job_params){ attach->job, attach->size, attach->n_nodes,
+					  attach->account, takes_place },
+		    &job, failure);
 	if (!r)
 		r = job_charge(
 			job, attach->n_moves * sizeof(job->placement.moves[0]) + attach->joined_len,
@@ -197,7 +197,7 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 	if (!job) {
 		struct job *older = attach->elastic ? find_older(server, attach) : NULL;
 		bool yielded = older && job_yield(older);
-		int r = attach_new(server, number, attach, ret_job, failure);
+		int r = attach_new(server, number, attach, false, ret_job, failure);
 
 		if (r && yielded)
 			job_take_back(older);

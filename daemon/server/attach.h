@@ -24,8 +24,9 @@ void attach_call(struct server *server, struct delivery *delivery);
 /* Returns 0, or -EPROTO, -EACCES, -ENOTCONN with failure filled, unless peer may speak for the node. */
 int attach_check(const struct job *job, const struct peer *peer, uint32_t node,
 		 struct failure *failure);
+/* takes_place: as job_params'. */
 int attach_new(struct server *server, uint64_t number, const struct attach *attach,
-	       struct job **ret_job, struct failure *failure);
+	       bool takes_place, struct job **ret_job, struct failure *failure);
 /* Why an attach does not fit the job that its number names, apart from its home; NULL when it does. */
 const char *attach_differs(const struct job *job, const struct attach *attach);
 void attach_lost(struct job *job, const struct peer *peer, const char *why);

@@ -18,6 +18,7 @@ struct memory {
 	struct account *
 		account; /* what the job is made of besides: whose peer's JOIN or ATTACH came first; NULL: nobody's */
 	uint64_t charged; /* to the account, but for what is charged where it is */
+	bool counted;	  /* at the account, among its jobs here */
 };
 
 /*

@@ -98,6 +98,26 @@ static void job_set_account(struct job *job, struct account *account)
 		maps[i]->quota = job_memory(job);
 }
 
+/* Charges for one more job. Returns 0; or -EDQUOT with words. */
+static int job_count(struct job *job, struct failure *failure)
+{
+	struct failure why = { 0 };
+
+	if (account_charge(job->memory.account, ACCOUNT_SERVED_JOBS, 1, &why))
+		return failure_set(failure, -EDQUOT, "job %s: %s", job->owner.name, why.text);
+	job->memory.counted = true;
+	return 0;
+}
+
+/* Another may have the place that this one had among max_jobs. */
+static void job_give_place(struct job *job)
+{
+	job->server->n_jobs--;
+	if (job->memory.counted)
+		account_release(job->memory.account, ACCOUNT_SERVED_JOBS, 1);
+	job->memory.counted = false;
+}
+
 int job_new(struct server *server, const struct job_params *params, struct job **ret_job,
 	    struct failure *failure)
 {
@@ -106,7 +126,7 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	_cleanup_(job_freep) struct job *job = NULL;
 	int r;
 
-	if (server->n_jobs >= server->params.max_jobs)
+	if (!params->takes_place && server->n_jobs >= server->params.max_jobs)
 		return failure_set(failure, -EDQUOT,
 				   "job %s: this server has %u jobs already, its max_jobs", name,
 				   server->n_jobs);
@@ -126,6 +146,9 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	job->memory.quota = job_quota_take(server->params.job_quota_bytes);
 	if (!job->node_of_rank || !job->nodes || !job->memory.quota)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", name);
+	if (!params->takes_place && job_count(job, failure))
+		return failure->status;
+	job->membership.succeeded = params->takes_place;
 
 	job->server = server;
 	job->size = size;
@@ -152,7 +175,7 @@ int job_new(struct server *server, const struct job_params *params, struct job *
 	list_init(&job->membership.guests);
 	list_push_back(&server->jobs, &job->link);
 	server->n_changes++;
-	server->n_jobs++;
+	server->n_jobs += !params->takes_place;
 	*ret_job = TAKE_PTR(job);
 	return 0;
 }
@@ -179,7 +202,7 @@ struct job *job_free(struct job *job)
 		if (job->state == JOB_RUNNING)
 			lose_number(job);
 		if (job->state != JOB_OVER && !job->membership.succeeded)
-			job->server->n_jobs--;
+			job_give_place(job);
 		store_free(job);
 	}
 	while (job->server && !list_empty(&job->membership.guests))
@@ -210,16 +233,20 @@ bool job_yield(struct job *job)
 		    job_is(other, job->owner.name, job->owner.secret_digest))
 			return false;
 	job->membership.succeeded = true;
-	job->server->n_jobs--;
+	job_give_place(job);
 	return true;
 }
 
 void job_take_back(struct job *job)
 {
+	struct failure failure;
+
 	if (job->state == JOB_OVER || !job->membership.succeeded)
 		return;
 	job->membership.succeeded = false;
 	job->server->n_jobs++;
+	/* It is here, whatever others have taken meanwhile. */
+	(void)job_count(job, &failure);
 }
 
 int job_start(struct job *job, uint64_t number)
@@ -334,14 +361,12 @@ bool job_over_return(struct server *server, uint64_t number)
 
 void job_retire(struct job *job, const struct failure *failure)
 {
-	struct server *server = job->server;
-
 	if (job->state == JOB_RUNNING)
 		lose_number(job);
 	job->state = JOB_OVER;
 	job->failure = *failure;
 	if (!job->membership.succeeded)
-		server->n_jobs--;
+		job_give_place(job);
 	loop_timer_cancel(&job->timer);
 }
 

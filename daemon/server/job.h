@@ -176,6 +176,7 @@ struct job_params {
 	const char *name;
 	uint32_t size, n_nodes;
 	struct account *account; /* charged for it; or NULL */
+	bool takes_place; /* of another run among max_jobs, which has given up its own: then it has none itself */
 };
 
 /* A job without nodes, in forming state. Returns 0, -EDQUOT, -ENOMEM; failure filled. */

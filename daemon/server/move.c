@@ -125,23 +125,16 @@ static void take_places(struct job *job, struct job *old)
 		(void)job_wake_by(job, attach_lost_deadline(job));
 }
 
-/* In the place of the old among max_jobs: where that has given its own to its successor, it has none. */
 static int begin_anew(struct job *old, const struct attach *attach, struct job **ret_job,
 		      struct failure *failure)
 {
 	struct server *server = old->server;
-	unsigned n_jobs = server->n_jobs;
 	struct job *job;
 	int r;
 
-	if (old->membership.succeeded && n_jobs)
-		server->n_jobs--;
-	r = attach_new(server, old->number, attach, &job, failure);
-	if (old->membership.succeeded)
-		server->n_jobs = n_jobs;
+	r = attach_new(server, old->number, attach, old->membership.succeeded, &job, failure);
 	if (r)
 		return r;
-	job->membership.succeeded = old->membership.succeeded;
 	take_places(job, old);
 	job->placement.came_back = old->placement.came_back;
 	if (!job->forming.answer) {

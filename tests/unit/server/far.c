@@ -42,7 +42,9 @@ void far_init(struct far *far, const struct far_options *options)
 		      &(struct accounts_params){
 			      .limits[ACCOUNT_MEMORY] =
 				      options && options->memory ? options->memory : UINT64_MAX,
-			      .share = 100,
+			      .limits[ACCOUNT_SERVED_JOBS] =
+				      options && options->max_jobs ? options->max_jobs : 8,
+			      .share = options && options->share ? options->share : 100,
 		      });
 }
 

@@ -48,6 +48,7 @@ struct far_options {
 	uint64_t inline_bytes, quota_bytes;
 	unsigned max_jobs, max_tensors, n_threads;
 	uint64_t memory; /* of its accounts, all of which one may have; 0: without end */
+	unsigned share;	 /* of jobs and memory that one may have, percent; 0: all */
 	bool by_link;	 /* part_bytes stays 0 */
 	uint32_t mbps;	 /* of every member */
 };

@@ -413,6 +413,32 @@ TEST(jobs_are_limited)
 	far_form(far, &c);
 }
 
+/* Of max_jobs, one place from which jobs come has its share: something is left for others. */
+TEST(one_place_has_not_all_jobs)
+{
+	FAR = far_new(&(struct far_options){ .max_jobs = 4, .share = 50 });
+	struct layout a = far_layout("a", 1, NULL), b = far_layout("b", 1, NULL);
+	struct layout c = far_layout("c", 1, NULL), d = far_layout("d", 2, NULL);
+	struct asked *other;
+
+	far_form(far, &a);
+	far_form(far, &b);
+	far_expect(far, far_join(far, 0, &c, 0, NULL), -EDQUOT, "user_share");
+	/* It is where the first comes from that counts. */
+	other = far_join(far, 1, &d, 1, NULL);
+	far_expect(far, far_join(far, 0, &d, 0, NULL), 0, NULL);
+	far_expect(far, other, 0, NULL);
+	far_take_joined(other, &d);
+	for (unsigned i = 0; i < 2; i++)
+		far_expect(far, far_attach(far, i, &d, i, FAR_INSTANCE + i), 0, NULL);
+	/* What has ended is not counted. */
+	for (unsigned i = 0; i < 2; i++)
+		far_notice(far, i, DATA_LEAVE, d.job, 0, 0, i, 0, NULL);
+	far_notice(far, 0, DATA_LEAVE, b.job, 0, 0, 0, 0, NULL);
+	ASSERT_EQ(far_n_jobs(far), 1);
+	far_form(far, &c);
+}
+
 /* Messages no agent of ours would send. */
 TEST(malformed_joins_are_refused)
 {
