@@ -330,6 +330,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->size = m->size;
 	session->elastic = m->elastic;
 	(void)snprintf(session->job, sizeof(session->job), "%s", m->job);
+	session->job_flow = ring_job_flow(session->uid, m->job);
 	join.cannot_resume = charge_ledger(session, m->n_nodes > 1 || m->force_distributed ||
 							    stragglers_any(&join.stragglers));
 	if (resumed)
@@ -821,8 +822,10 @@ void session_take_deferred(struct session *session)
 {
 	_cleanup_(unpack_freep) Bps__Control__Request *request = TAKE_PTR(session->deferred);
 	struct incoming in = { .session = session, .id = request->id, .fd = -1 };
+	uint64_t began_ns = clock_now_ns();
 
 	handle(&in, request);
+	ring_took_request(session, began_ns);
 }
 
 void session_take_fetched(struct session *session, Bps__Control__Request *request, int status,

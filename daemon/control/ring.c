@@ -528,11 +528,25 @@ static bool arm(struct session *session)
 /*
  * Jobs take turns, by the time that their packets and entries take here, with sums that are made at once: neither many ranks
  * nor many tensors nor many requests give a job more of the thread than another that has work for it. Sessions that are in
- * no job that runs are one with others of their user.
+ * no job that runs are one with others of their user. A job that regroups stays the flow that it was.
  */
+#define FLOW_OF_USER (UINT64_C(1) << 63)
+
+static uint64_t user_flow(const struct session *session)
+{
+	return FLOW_OF_USER | session->uid;
+}
+
 static uint64_t flow_of(const struct session *session)
 {
-	return session->in_job && session->run ? session->run : UINT64_C(1) << 63 | session->uid;
+	return session->in_job && session->run ? session->job_flow : user_flow(session);
+}
+
+uint64_t ring_job_flow(uint32_t uid, const char *job)
+{
+	uint64_t of[2] = { uid, map_hash_string(job) };
+
+	return map_hash(of, sizeof(of)) & ~FLOW_OF_USER;
 }
 
 void ring_work(struct session *session, unsigned work)
@@ -557,20 +571,55 @@ void ring_work(struct session *session, unsigned work)
 	loop_defer(control->params.loop, &control->drain);
 }
 
-/* What is left is heard of again: the socket is watched as long as there is something. */
-static void take_packets(struct session *session, uint64_t until_ns)
+void ring_took_request(struct session *session, uint64_t began_ns)
+{
+	const struct pace_jobs *jobs = &session->control->pace_jobs;
+	uint64_t now_ns = clock_now_ns();
+
+	if (session->pace && pace_jobs_others(jobs, session->job_flow, user_flow(session), now_ns))
+		pace_charge(session->pace, now_ns - began_ns, now_ns);
+}
+
+static void on_pace(struct loop_timer *timer)
+{
+	struct paces *paces = container_of(timer, struct paces, timer);
+	struct list *next = pace_next(paces, clock_now_ns());
+	struct session *session;
+
+	if (!next)
+		return;
+	session = container_of(next, struct session, paced);
+	session_watch_socket(session);
+	ring_work(session, SESSION_PACKETS);
+}
+
+/* Whether its packets wait for the pace of its user. */
+static bool is_held(struct session *session, uint64_t now_ns)
+{
+	if (list_linked(&session->paced))
+		return true;
+	if (!pace_holds(session->pace, now_ns) || pace_wait(session->pace, &session->paced))
+		return false;
+	session_watch_socket(session);
+	return true;
+}
+
+/* What is left is heard of again: the socket is watched as long as there is something, or the session is held. */
+static void take_packets(struct session *session, uint64_t now_ns, uint64_t until_ns)
 {
 	session->work &= ~(unsigned)SESSION_PACKETS;
-	for (size_t i = 0; i < PACKET_BATCH && session_receive_one(session); i++)
-		if (clock_now_ns() >= until_ns)
+	for (size_t i = 0; i < PACKET_BATCH && now_ns < until_ns; i++) {
+		if (is_held(session, now_ns) || !session_receive_one(session))
 			return;
+		now_ns = clock_now_ns();
+	}
 }
 
 /* What the ring has is looked at in advance: so it goes on as long as no other job has anything. Returns when it was over. */
 static uint64_t take_entries(struct session *session, uint64_t until_ns)
 {
 	struct control *control = session->control;
-	uint64_t flow = session->ring_flow, now_ns;
+	uint64_t flow = session->ring_flow, head = session->head, now_ns;
 	size_t n;
 
 	session->work &= ~(unsigned)SESSION_ENTRIES;
@@ -578,6 +627,8 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 		n = drain(session, RING_BATCH);
 		now_ns = clock_now_ns();
 	} while (n == RING_BATCH && now_ns < until_ns && fair_is_alone(&control->rings, flow));
+	if (session->head != head)
+		pace_jobs_note(&control->pace_jobs, flow, now_ns);
 	if (session->stalled)
 		list_remove(&session->awake);
 	if (session->stalled || session->state != SESSION_OPEN)
@@ -594,10 +645,10 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 }
 
 /* Packets first: they say what entries mean. */
-static uint64_t take_turn(struct session *session, uint64_t until_ns)
+static uint64_t take_turn(struct session *session, uint64_t now_ns, uint64_t until_ns)
 {
 	if (session->work & SESSION_PACKETS)
-		take_packets(session, until_ns);
+		take_packets(session, now_ns, until_ns);
 	return session->work & SESSION_ENTRIES ? take_entries(session, until_ns) : clock_now_ns();
 }
 
@@ -611,7 +662,7 @@ static void on_drain(struct mail *mail)
 		uint64_t flow = session->ring_flow, began_ns = now_ns;
 
 		session->rung = false;
-		now_ns = take_turn(session, until_ns);
+		now_ns = take_turn(session, now_ns, until_ns);
 		fair_charge(&control->rings, flow, now_ns - began_ns);
 	}
 	/* Behind all else that the loop has now. */
@@ -658,6 +709,7 @@ static bool on_rest(struct loop_watch *watch)
 void ring_watch(struct control *control)
 {
 	list_init(&control->awake);
+	paces_init(&control->paces, control->params.loop, on_pace);
 	control->drain.run = on_drain;
 	control->watch = (struct loop_watch){ .look = on_look, .rest = on_rest };
 	loop_spin(control->params.loop, control->params.spin_ns, &control->watch);
@@ -767,6 +819,7 @@ void ring_freeze(struct session *session)
 {
 	loop_remove(&session->doorbell);
 	list_remove(&session->awake);
+	list_remove(&session->paced);
 	if (session->rung)
 		(void)fair_remove(&session->control->rings, session->ring_flow, session);
 	session->rung = false;
@@ -787,6 +840,7 @@ void ring_unwatch(struct control *control)
 void ring_close(struct session *session)
 {
 	ring_freeze(session);
+	session->pace = pace_put(session->pace);
 	session->doorbell.fd = fd_close(session->doorbell.fd);
 	session->wake_fd = fd_close(session->wake_fd);
 	session->shm_fd = fd_close(session->shm_fd);

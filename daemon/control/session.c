@@ -53,10 +53,11 @@ static int keep_descriptor(struct session *session, int fd)
 	return kept;
 }
 
-/* While a packet is being looked at, nothing is read: not even an end is news then. */
-static void watch_socket(struct session *session)
+/* While a packet is being looked at, or packets wait, nothing is read: not even an end is news then. */
+void session_watch_socket(struct session *session)
 {
-	uint32_t events = session->taken ? EPOLLET : EPOLLIN;
+	bool reads = !session->taken && !list_linked(&session->paced);
+	uint32_t events = reads ? EPOLLIN : EPOLLET;
 
 	if (session->socket.loop)
 		(void)loop_modify(&session->socket, events | (session->n_outbox ? EPOLLOUT : 0));
@@ -90,7 +91,7 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 	memcpy(packet->data, data, len);
 	list_push_back(&session->outbox, &packet->link);
 	if (!session->n_outbox++)
-		watch_socket(session);
+		session_watch_socket(session);
 }
 
 void session_send(struct session *session, const Bps__Control__Message *message, const int *fds,
@@ -143,7 +144,7 @@ static void send_queued(struct session *session)
 			return;
 		}
 	}
-	watch_socket(session);
+	session_watch_socket(session);
 }
 
 /* -- Over --------------------------------------------------------------------------------------------------------- */
@@ -200,6 +201,7 @@ static void hung_up(struct session *session)
 bool session_receive_one(struct session *session)
 {
 	char *packet = session->control->packet;
+	uint64_t began_ns = clock_now_ns();
 	size_t len = 0;
 	int r;
 
@@ -218,6 +220,7 @@ bool session_receive_one(struct session *session)
 		return false;
 	}
 	session_take_packet(session, packet, len, r == FRAME_E_FDS);
+	ring_took_request(session, began_ns);
 	return session->state != SESSION_CLOSED && !session->taken && !session->deferred;
 }
 
@@ -235,7 +238,10 @@ static void on_taken(struct porter_errand *errand, int status, int fd)
 {
 	struct session *session = container_of(errand, struct session, take);
 
+	uint64_t began_ns = clock_now_ns();
+
 	session_take_fetched(session, session->taken, status, fd);
+	ring_took_request(session, began_ns);
 }
 
 static void on_taken_over(struct porter_errand *errand)
@@ -247,7 +253,7 @@ static void on_taken_over(struct porter_errand *errand)
 		reap_if_over(session);
 		return;
 	}
-	watch_socket(session);
+	session_watch_socket(session);
 	ring_resume(session);
 }
 
@@ -262,7 +268,7 @@ void session_fetch(struct session *session, enum porter_want want, Bps__Control_
 	if (r)
 		session_fail(session, "sent a descriptor that cannot be fetched: %s", strerror(-r));
 	else
-		watch_socket(session);
+		session_watch_socket(session);
 }
 
 static void on_process(struct loop_source *source, uint32_t events)
@@ -350,7 +356,10 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 		return r;
 	}
 	session = calloc(1, sizeof(*session));
-	if (!session) {
+	if (session)
+		session->pace = pace_get(&control->paces, trainer->uid);
+	if (!session || !session->pace) {
+		free(session);
 		release(account);
 		control_end_socket(socket, NULL);
 		(void)fd_close(pidfd);

@@ -15,6 +15,7 @@
 #include "base/porter.h"
 #include "base/quota.h"
 #include "control/control.h"
+#include "control/pace.h"
 #include "proto/control.pb-c.h"
 #include "proto/frame.h"
 #include "proto/shm.h"
@@ -49,6 +50,8 @@ struct control {
 	bool reaping;
 	struct fair rings; /* sessions with packets or entries to be taken, by job; cost: time */
 	uint64_t n_rung;   /* in the order in which they came there */
+	struct paces paces;
+	struct pace_jobs pace_jobs;
 	struct mail drain; /* takes some of them */
 	bool drain_posted;
 	struct loop_watch watch;
@@ -117,6 +120,8 @@ struct session {
 	unsigned work;	    /* SESSION_*: what there may be to be taken */
 	bool rung;	    /* in control->rings, */
 	uint64_t ring_flow; /* as of this job, or user */
+	struct pace *pace;  /* of its user */
+	struct list paced;  /* in control->paces.waiting: packets wait */
 	/*
 	 * A request that refers to what was posted before: it is taken once the entries up to this number are. Until then no
 	 * packet behind it is read, unless an entry needs one, which has then been posted later than the request.
@@ -146,6 +151,7 @@ struct session {
 
 	struct pipeline_member member;
 	char job[JOB_NAME_MAX + 1];
+	uint64_t job_flow; /* ring_job_flow() */
 	uint32_t rank, size;
 	bool elastic;
 	uint64_t run; /* its number */
@@ -175,6 +181,8 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 void session_refuse(int socket, int status, const char *text);
 /* An answer without a body: 0, or -errno and why. */
 void session_answer(struct session *session, uint64_t id, int status, const char *text);
+/* Reads packets again, or none: what the session waits for has changed. */
+void session_watch_socket(struct session *session);
 /* Takes the next packet, if there is one and none is being looked at. Returns whether there was. */
 bool session_receive_one(struct session *session);
 /* What is beside the first packet is fetched, and the packet taken then. */
@@ -209,12 +217,16 @@ int ring_open(struct session *session, int ret_fds[3]);
 void ring_close(struct session *session);
 /* Takes no entry any more. */
 void ring_freeze(struct session *session);
-/* Makes the loop look at rings before it sleeps, as control->params.spin_ns says. */
+/* Before the first session. Makes the loop look at rings before it sleeps, as control->params.spin_ns says. */
 void ring_watch(struct control *control);
 /* Ends that. There is no session. */
 void ring_unwatch(struct control *control);
 /* work: SESSION_*: there may be such; the session has its turn among others. */
 void ring_work(struct session *session, unsigned work);
+/* What a session of this user takes turns as while its job of that name runs. */
+uint64_t ring_job_flow(uint32_t uid, const char *job);
+/* A request was taken, from then on. */
+void ring_took_request(struct session *session, uint64_t began_ns);
 /* Whether entries are there now that a request which refers to them has to come after; *ret_until: the last of these. */
 bool ring_is_behind(const struct session *session, uint64_t *ret_until);
 /* Goes on where an entry waited for a packet. */

@@ -1,0 +1,209 @@
+/*
+ * The pace of packets: what it comes to, in virtual time; and at a door, which packets wait for it, and that entries do not.
+ */
+#include "control/pace.h"
+#include "control/session.h"
+#include "door.h"
+#include <sys/mman.h>
+
+#define MSEC NSEC_PER_MSEC
+#define NOW  (1000 * NSEC_PER_SEC)
+#define HOUR (3600 * NSEC_PER_SEC)
+
+/* -- In virtual time ---------------------------------------------------------------------------------------------- */
+
+/* Users who take packets of cost_ns whenever they may, until end_ns. Returns what all have used of the thread. */
+static uint64_t play(struct pace *users, size_t n_users, uint64_t cost_ns, uint64_t end_ns)
+{
+	uint64_t used_ns = 0;
+
+	for (uint64_t now_ns = NOW, i = 0; now_ns < end_ns; i++) {
+		struct pace *pace = &users[i % n_users];
+
+		if (pace_holds(pace, now_ns)) {
+			now_ns += cost_ns / 10;
+			continue;
+		}
+		now_ns += cost_ns;
+		used_ns += cost_ns;
+		pace_charge(pace, cost_ns, now_ns);
+	}
+	return used_ns;
+}
+
+TEST(users_have_one_part_of_the_time_after_a_burst_each)
+{
+	const uint64_t seconds_ns = 20 * NSEC_PER_SEC;
+
+	for (size_t n = 1; n <= 4; n++) {
+		struct paces paces = { 0 };
+		struct pace users[4] = { { .paces = &paces },
+					 { .paces = &paces },
+					 { .paces = &paces },
+					 { .paces = &paces } };
+		uint64_t used_ns = play(users, n, MSEC / 4, NOW + seconds_ns);
+
+		/* The bursts, what is earned meanwhile, and the part. */
+		ASSERT_TRUE(used_ns >= n * PACE_BURST_NS / PACE_OWN_PARTS);
+		ASSERT_TRUE(used_ns <= n * 2 * PACE_BURST_NS / PACE_OWN_PARTS +
+					       seconds_ns / PACE_PARTS + n * MSEC);
+		ASSERT_TRUE(used_ns >= seconds_ns / PACE_PARTS * 9 / 10);
+	}
+}
+
+TEST(a_user_with_little_to_ask_waits_for_nobody)
+{
+	struct paces paces = { .paid_ns = NOW + HOUR };
+	struct pace pace = { .paces = &paces };
+
+	for (uint64_t now_ns = NOW; now_ns < NOW + 100 * NSEC_PER_SEC; now_ns += 20 * MSEC) {
+		ASSERT_TRUE(!pace_holds(&pace, now_ns));
+		pace_charge(&pace, MSEC, now_ns);
+	}
+	ASSERT_EQ(paces.paid_ns, NOW + HOUR);
+}
+
+TEST(a_rest_earns_a_burst_and_no_more)
+{
+	struct paces paces = { 0 };
+	struct pace pace = { .paces = &paces, .paid_ns = NOW };
+
+	pace_charge(&pace, MSEC, NOW + HOUR);
+	ASSERT_EQ(pace.paid_ns, NOW + HOUR - PACE_BURST_NS + PACE_OWN_PARTS * MSEC);
+	/* Not long after the machine has started. */
+	pace.paid_ns = 0;
+	pace_charge(&pace, MSEC, MSEC);
+	ASSERT_EQ(pace.paid_ns, PACE_OWN_PARTS * MSEC);
+	/* Nor is a debt larger than that. */
+	pace_charge(&pace, HOUR, NOW);
+	ASSERT_EQ(pace.paid_ns, NOW + PACE_BURST_NS);
+}
+
+TEST(others_are_who_had_rounds_lately_and_is_neither)
+{
+	struct pace_jobs jobs = { 0 };
+
+	ASSERT_TRUE(!pace_jobs_others(&jobs, 1, 2, NOW));
+	pace_jobs_note(&jobs, 1, NOW);
+	pace_jobs_note(&jobs, 2, NOW);
+	ASSERT_TRUE(!pace_jobs_others(&jobs, 1, 2, NOW));
+	ASSERT_TRUE(pace_jobs_others(&jobs, 1, 3, NOW));
+	ASSERT_TRUE(!pace_jobs_others(&jobs, 1, 3, NOW + PACE_BUSY_NS));
+	/* However often the two come. */
+	pace_jobs_note(&jobs, 3, NOW);
+	for (int i = 0; i < 100; i++)
+		pace_jobs_note(&jobs, 1 + i % 2, NOW + PACE_BUSY_NS / 2);
+	ASSERT_TRUE(pace_jobs_others(&jobs, 1, 2, NOW + PACE_BUSY_NS / 2));
+	/* However many others there are. */
+	for (uint64_t job = 4; job < 100; job++)
+		pace_jobs_note(&jobs, job, NOW);
+	ASSERT_TRUE(pace_jobs_others(&jobs, 98, 99, NOW));
+}
+
+TEST(a_pace_lives_as_long_as_somebody_has_it)
+{
+	struct paces paces = { 0 };
+	struct pace *one = pace_get(&paces, 7), *other = pace_get(&paces, 8);
+
+	ASSERT_TRUE(one && other && one != other);
+	ASSERT_TRUE(pace_get(&paces, 7) == one);
+	ASSERT_TRUE(!pace_put(one));
+	one->paid_ns = NOW;
+	ASSERT_TRUE(pace_get(&paces, 7) == one && one->paid_ns == NOW);
+	pace_put(one);
+	pace_put(one);
+	pace_put(other);
+	pace_put(NULL);
+	ASSERT_TRUE(!paces.map.n_entries && !paces.map.buckets);
+}
+
+/* -- At a door ---------------------------------------------------------------------------------------------------- */
+
+static struct pace *only_pace(struct door *door)
+{
+	return container_of(map_first(&door->control->paces.map), struct pace, entry);
+}
+
+/* So long packets of the user wait. */
+static void hold(struct door *door, uint64_t until_ns)
+{
+	only_pace(door)->paid_ns = door->control->paces.paid_ns = until_ns;
+}
+
+static bool is_charged(struct trainer *trainer)
+{
+	struct pace *pace = only_pace(trainer->door);
+
+	pace->paid_ns = 0;
+	ASSERT_EQ(trainer_answer(trainer, trainer_send_cancel(trainer, 1, 1), NULL), 0);
+	return pace->paid_ns != 0;
+}
+
+TEST(requests_are_charged_while_other_jobs_have_rounds)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainers[2];
+	struct pace_jobs *jobs = &door->control->pace_jobs;
+
+	for (int i = 0; i < 2; i++) {
+		trainer_open(&trainers[i], door);
+		ASSERT_EQ(trainer_join(&trainers[i], i ? "other" : "job", 0, 1, NULL), 0);
+	}
+	/* For ever, as far as the test is concerned. */
+	pace_jobs_note(jobs, ring_job_flow(only_pace(door)->uid, "job"), clock_now_ns() + HOUR);
+	ASSERT_TRUE(!is_charged(&trainers[0]));
+	ASSERT_TRUE(is_charged(&trainers[1]));
+	*jobs = (struct pace_jobs){ 0 };
+	ASSERT_TRUE(!is_charged(&trainers[1]));
+	for (int i = 0; i < 2; i++)
+		trainer_close(&trainers[i]);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+}
+
+TEST(packets_wait_until_their_user_is_not_behind_and_entries_do_not)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct trainer trainers[2];
+	uint64_t id, paid_ns;
+	void *data;
+	int fd = memory_new(65536, &data);
+	uint32_t slot;
+
+	for (int i = 0; i < 2; i++)
+		trainer_open(&trainers[i], door);
+	ASSERT_EQ(trainer_join(&trainers[0], "job", 0, 1, NULL), 0);
+	ASSERT_EQ(trainer_share(&trainers[0], 1, fd, 65536, NULL), 0);
+	ASSERT_EQ(trainer_declare(&trainers[0], 1, "tensor", DTYPE_FLOAT32, 100, NULL), 0);
+	paid_ns = clock_now_ns() + 100 * MSEC;
+	hold(door, paid_ns);
+	id = trainer_send_cancel(&trainers[0], 1, 1);
+	(void)trainer_send_cancel(&trainers[1], 1, 1);
+	slot = trainer_post(&trainers[0], &entry);
+	ASSERT_EQ(trainer_wait(&trainers[0], slot, NULL), 0);
+	/* One that hangs up while its packets wait. */
+	trainer_close(&trainers[1]);
+	ASSERT_EQ(trainer_answer(&trainers[0], id, NULL), 0);
+	ASSERT_TRUE(clock_now_ns() >= paid_ns);
+	/* From then on none waits. */
+	ASSERT_EQ(trainer_declare(&trainers[0], 2, "another", DTYPE_FLOAT32, 100, NULL), 0);
+	trainer_close(&trainers[0]);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+	(void)munmap(data, 65536);
+	(void)fd_close(fd);
+}
+
+/* A trainer is closed by the daemon while its packets wait. */
+TEST(a_door_may_close_on_who_waits)
+{
+	_cleanup_(door_freep) struct door *door = door_new(NULL);
+	struct trainer trainer;
+
+	trainer_open(&trainer, door);
+	hold(door, clock_now_ns() + HOUR);
+	(void)trainer_send_cancel(&trainer, 1, 1);
+	DOOR_UNTIL(door, !list_empty(&door->control->paces.waiting));
+	control_close(door->control);
+	DOOR_UNTIL(door, !control_n_sessions(door->control));
+	trainer_close(&trainer);
+}
