@@ -14,6 +14,8 @@
 #include "proto/c.h"
 
 #define RPC_MESSAGE_MAX (4u << 20)
+/* Of a request, but to a door of the cluster: whoever reaches a port can have gRPC hold half of one. */
+#define RPC_REQUEST_MAX (64u << 10)
 
 struct rpc;
 struct rpc_call; /* server side: one call of a remote client */

@@ -20,7 +20,6 @@
 #include <sys/socket.h>
 
 #define LISTENERS_MAX	4		      /* addresses of one name */
-#define ACCEPT_BATCH	16		      /* connections taken in one go */
 #define ACCEPT_PAUSE_NS (200 * NSEC_PER_MSEC) /* after running out of descriptors */
 
 /* Streams of all connections; and of each one, frames that are neither streams nor what they carry. */
@@ -357,24 +356,20 @@ static void on_pause_over(struct loop_timer *timer)
 	listen_for(container_of(timer, struct rpc_tcp, pause), EPOLLIN);
 }
 
+/* One connection a turn: who does nothing but connect takes turns with all else that the loop has. */
 static void on_connect(struct loop_source *source, uint32_t events)
 {
 	struct rpc_tcp *tcp = container_of(source, struct listener, source)->owner;
+	int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-	for (unsigned i = 0; i < ACCEPT_BATCH; i++) {
-		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-		if (fd >= 0) {
-			accept_one(tcp, fd);
-			continue;
-		}
-		/* Without descriptors the socket would stay readable and keep us busy. */
-		if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
-		    !loop_timer_set(tcp->server->rpc->loop, &tcp->pause,
-				    clock_now_ns() + ACCEPT_PAUSE_NS))
-			listen_for(tcp, 0);
-		return;
-	}
+	(void)events;
+	if (fd >= 0)
+		accept_one(tcp, fd);
+	/* Without descriptors the socket would stay readable and keep us busy. */
+	else if ((errno == EMFILE || errno == ENFILE || errno == ENOMEM || errno == ENOBUFS) &&
+		 !loop_timer_set(tcp->server->rpc->loop, &tcp->pause,
+				 clock_now_ns() + ACCEPT_PAUSE_NS))
+		listen_for(tcp, 0);
 }
 
 /* No SO_REUSEPORT: two daemons on one port would share its clients. */

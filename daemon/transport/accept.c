@@ -11,7 +11,6 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 
-#define ACCEPT_BATCH	16		      /* connections taken in one go */
 #define ACCEPT_PAUSE_NS (200 * NSEC_PER_MSEC) /* when there are no descriptors left; a guess */
 #define COMPLAIN_NS	NSEC_PER_SEC
 /*
@@ -249,25 +248,21 @@ static void on_pause_over(struct loop_timer *timer)
 	(void)loop_modify(&transport->listener, EPOLLIN);
 }
 
+/* One connection a turn: who does nothing but connect takes turns with all else that the loop has. */
 static void on_listener_ready(struct loop_source *source, uint32_t events)
 {
 	struct transport *transport = container_of(source, struct transport, listener);
+	int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
-	for (unsigned i = 0; i < ACCEPT_BATCH; i++) {
-		int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
-
-		if (fd < 0) {
-			/* Others are troubles of the one connection that was to be accepted. */
-			if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS ||
-			    errno == ENOMEM)
-				accept_pause(transport, errno);
-			return;
-		}
-		if (transport->n_accepted >= transport->max_connections) {
-			fd_close(fd);
-			complain_full(transport);
-			continue;
-		}
+	(void)events;
+	if (fd < 0) {
+		/* Others are troubles of the one connection that was to be accepted. */
+		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+			accept_pause(transport, errno);
+	} else if (transport->n_accepted >= transport->max_connections) {
+		fd_close(fd);
+		complain_full(transport);
+	} else {
 		(void)accept_adopt(transport, fd);
 	}
 }

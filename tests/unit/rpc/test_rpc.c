@@ -110,8 +110,8 @@ static void start_bare(struct fixture *f)
 static void start(struct fixture *f, const struct rpc_tls *tls)
 {
 	start_bare(f);
-	ASSERT_OK(
-		rpc_listen(f->rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS, tls, &f->port, &f->failure));
+	ASSERT_OK(rpc_listen(f->rpc, "127.0.0.1:0", RPC_DOOR_OPERATORS | RPC_DOOR_CLUSTER, tls,
+			     &f->port, &f->failure));
 	ASSERT_INT(f->port, >, 0);
 	(void)snprintf(f->address, sizeof(f->address), "127.0.0.1:%u", f->port);
 }
@@ -244,6 +244,30 @@ GRPC_TEST(too_long_message_is_refused)
 	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", big, RPC_MESSAGE_MAX);
 	ASSERT_EQ(q.status, 0);
 	ASSERT_EQ(q.reply_len, RPC_MESSAGE_MAX);
+	rpc_channel_free(channel);
+	stop(&f);
+	free(big);
+}
+
+GRPC_TEST(long_requests_are_for_the_cluster)
+{
+	char *big = calloc(1, RPC_REQUEST_MAX + 1), address[64];
+	struct rpc_channel *channel;
+	struct fixture f;
+	struct question q;
+	uint16_t port;
+
+	ASSERT_TRUE(big);
+	start_bare(&f);
+	ASSERT_OK(rpc_listen(f.rpc, "127.0.0.1:0", RPC_DOOR_PUBLIC, NULL, &port, &f.failure));
+	(void)snprintf(address, sizeof(address), "127.0.0.1:%u", port);
+	channel = channel_to(&f, address, NULL);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", big, RPC_REQUEST_MAX + 1);
+	ASSERT_EQ(q.status, -ENOBUFS);
+	ASSERT_EQ(f.n_called, 0);
+	ask(&f, channel, &q, "/test.Test/EchoWhateverIsSent", big, RPC_REQUEST_MAX);
+	ASSERT_EQ(q.status, 0);
+	ASSERT_EQ(q.reply_len, RPC_REQUEST_MAX);
 	rpc_channel_free(channel);
 	stop(&f);
 	free(big);

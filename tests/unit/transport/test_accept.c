@@ -237,6 +237,29 @@ TEST(no_more_than_max_connections)
 	fd_close(more);
 }
 
+TEST(who_connects_takes_turns)
+{
+	enum { N = 8 };
+	_cleanup_(pair_freep) struct pair *pair = server_new((struct pair_config){ 0 });
+	struct transport *transport = pair->b.transport;
+	int fds[N];
+
+	pair_settle(pair);
+	PAIR_UNTIL(pair, !transport->n_unproved);
+	for (unsigned i = 0; i < N; i++)
+		fds[i] = raw_connect(pair, port_of(pair));
+	for (unsigned i = 0; i < N; i++) {
+		unsigned before = transport->n_unproved;
+
+		pair_turn(pair);
+		ASSERT_INT(transport->n_unproved, <=, before + 1);
+	}
+	PAIR_UNTIL(pair, transport->n_unproved == N);
+	for (unsigned i = 0; i < N; i++)
+		fd_close(fds[i]);
+	PAIR_UNTIL(pair, !transport->n_unproved);
+}
+
 /* Strangers who say nothing take nobody's place but their own: more of them than there may be connections. */
 TEST(the_silent_give_way)
 {
