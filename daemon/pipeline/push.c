@@ -727,6 +727,7 @@ void pipeline_part_begin(struct pipeline_part *part)
 	struct pipeline_round *round = part->round;
 
 	part->state = PART_GATHER;
+	part->attachment = 0; /* not sent yet: its memory was another's */
 	part->moved = job_of(part)->placement.n_moved;
 	if (pipeline_part_is_rows(part)) {
 		/* A server that was lost meanwhile may have waited for no more than that its rows go out. */
