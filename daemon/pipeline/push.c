@@ -478,16 +478,19 @@ static void on_answer(struct call *call)
 			push_again(part);
 		return;
 	}
-	if (lost && !call->status) {
-		pipeline_part_fail(part, -ECONNRESET, "its servers changed");
+	if (lost) {
+		struct failure failure;
+
+		/* The job is over here. Others have heard of the loss; where they go on without this node, their round is well. */
+		(void)failure_set(&failure, -ECONNRESET, "%s",
+				  call->status ? call->text : "its servers changed");
+		pipeline_round_fail(part->round, &failure, false);
+		pipeline_part_end(part);
 	} else if (call->status) {
 		struct failure failure;
 
 		/* The words are the server's, and name tensor and round; or the transport's, and name the peer. */
-		(void)failure_set(&failure,
-				  lost			       ? -ECONNRESET
-				  : call->status == -ETIMEDOUT ? -ETIME
-							       : call->status,
+		(void)failure_set(&failure, call->status == -ETIMEDOUT ? -ETIME : call->status,
 				  "%s", call->text);
 		pipeline_round_fail(part->round, &failure, true);
 		pipeline_part_end(part);

@@ -6,7 +6,7 @@
 /* All ranks are done so long after the last fault is over. */
 #define LOST_NS (120 * NSEC_PER_SEC)
 /* Whatever waits for ranks that have left has given up by then. */
-#define SETTLE_NS (70 * NSEC_PER_SEC)
+#define SETTLE_NS ((REQUEST_TIMEOUT_MS + 10000) * NSEC_PER_MSEC)
 /*
  * A job that does not wait for all ranks ends with any change of its servers once a rank has left:
  * bps-recovery(7), STRAGGLERS. So ranks leave when such changes are over.

@@ -161,6 +161,9 @@ void loop_run_in(struct loop *loop, void (*work)(void *), void *user);
 /* Ends the work that runs, with its process. */
 _Noreturn void loop_die(void);
 
+/* Longer than nodes that are lost one after the other are waited for. */
+#define REQUEST_TIMEOUT_MS 300000
+
 struct node {
 	unsigned number;
 	char name[16], address[32];
