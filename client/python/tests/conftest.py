@@ -142,7 +142,7 @@ def run_launch(request, fork_servers):
     """
     preloaded = getattr(request.module, "PRELOADED", None)
 
-    def run(*arguments, timeout=400, input=None, **environment):
+    def run(*arguments, timeout=1200, input=None, **environment):
         arguments, environment = [str(argument) for argument in arguments], clean_environment(**environment)
         if preloaded and input is None:
             key = tuple(sorted(forkserver.fixed(environment).items()))
