@@ -278,6 +278,8 @@ def prepared_push_pull(span, reduction, name, priority=0):
         priority=priority,
     )
     owner, device = span.owner, span.device
+    if device is None:
+        return client.prepared(tensor, params, owner)
     return lambda: client.submit(tensor, params, owner, device)
 
 

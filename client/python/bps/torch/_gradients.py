@@ -425,8 +425,10 @@ class Gradients:
 
     def receive(self, bucket, deadline=None, timeout=None):
         """Waits for a bucket that is under way. How it failed, or None: then its gradients are there."""
-        _await(bucket.request, bucket.name, deadline, timeout)
-        error, bucket.request = bucket.request.outcome(), None
+        request = bucket.request
+        if not request.wait(_left(deadline)):
+            raise _late(bucket.name, timeout)
+        error, bucket.request = request.outcome(), None
         self._expect(bucket)
         for slot in bucket.slots:
             if slot.was_changed():
@@ -564,12 +566,16 @@ class Gradients:
         """Waits for the ranks' notes, and raises what they say of all. How the notes failed, or None."""
         if self._note is None:
             return None
-        name = next((b.name for b in self.buckets if b.request and not b.request.poll()), self._notes.name)
-        _await(self._note, name, deadline, timeout)
+        if not self._note.wait(_left(deadline)):
+            raise _late(self._first_under_way(), timeout)
         note, self._note = self._note, None
         if note.error is None:
             self._take_answer()
         return note.error
+
+    def _first_under_way(self):
+        """The name of what has been awaited longest."""
+        return next((b.name for b in self.buckets if b.request and not b.request.poll()), self._notes.name)
 
     def _take_answer(self):
         self._answer = answer = self._notes.read()
@@ -699,10 +705,13 @@ def _changed(what):
     )
 
 
-def _await(request, name, deadline, timeout):
-    left = None if deadline is None else max(0.0, deadline - time.monotonic())
-    if not request.wait(left):
-        raise BpsTimeoutError(errno.ETIMEDOUT, f"{name}: not complete after {timeout} s")
+def _left(deadline):
+    """Seconds until then; None: there is none."""
+    return None if deadline is None else max(0.0, deadline - time.monotonic())
+
+
+def _late(name, timeout):
+    return BpsTimeoutError(errno.ETIMEDOUT, f"{name}: not complete after {timeout} s")
 
 
 def join_all():
