@@ -374,7 +374,7 @@ size_t control_pending(const struct control *control)
 	size_t n = 0;
 
 	list_for_each (session, &control->sessions, link)
-		if (!pipeline_can_resume(&session->member))
+		if (!pipeline_can_resume(&session->job.member))
 			n += session->n_pending;
 	return n;
 }
@@ -389,7 +389,7 @@ static unsigned regions_of(const struct session *session)
 	const struct map_entry *entry;
 	unsigned n = 0;
 
-	map_for_each (entry, &session->buffers)
+	map_for_each (entry, &session->memory.buffers)
 		n += pipeline_buffer_regions(session->control->params.pipeline,
 					     container_of(entry, struct buffer, entry));
 	return n;
@@ -409,13 +409,13 @@ int control_sessions(struct control *control, struct control_session_info **ret_
 
 		info->pid = session->pid;
 		info->uid = session->uid;
-		info->rank = session->rank;
-		if (session->in_job)
-			(void)snprintf(info->job, sizeof(info->job), "%s", session->job);
-		info->run = session->run;
+		info->rank = session->job.rank;
+		if (session->job.is_in)
+			(void)snprintf(info->job, sizeof(info->job), "%s", session->job.name);
+		info->run = session->job.run;
 		info->n_requests = session->n_requests;
 		info->n_pending = session->n_pending;
-		info->bytes_mapped = quota_used(&session->quota);
+		info->bytes_mapped = quota_used(&session->memory.quota);
 		info->n_regions = regions_of(session);
 	}
 	*ret_sessions = infos;

@@ -93,7 +93,7 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
 	send_welcome(in, fds);
 	/* fds[1], the doorbell, stays here too; and the memory, where a GPU worker may need it. */
 	if (session->features & CONTROL_FEATURE_CUDA)
-		session->shm_fd = TAKE_FD(fds[0]);
+		session->ring.shm_fd = TAKE_FD(fds[0]);
 	(void)fd_close(fds[0]);
 	(void)fd_close(fds[2]);
 	log_debug("session of pid %u (uid %u): open, %.64s", session->pid, session->uid,
@@ -116,22 +116,23 @@ static const char *charge_ledger(struct session *session, bool through_servers)
 		return "the library of a trainer does not know of restarts";
 	if (!bytes)
 		return "resume is off";
-	if (quota_charge(&session->quota, most))
+	if (quota_charge(&session->memory.quota, most))
 		return "a trainer's session_quota has no room for a ledger";
-	quota_release(&session->quota, most - bytes);
-	session->ledger_charge = bytes;
+	quota_release(&session->memory.quota, most - bytes);
+	session->job.ledger_charge = bytes;
 	return NULL;
 }
 
 void session_release_ledger(struct session *session)
 {
-	quota_release(&session->quota, session->ledger_charge + session->more_charge);
-	session->ledger_charge = session->more_charge = 0;
+	quota_release(&session->memory.quota,
+		      session->job.ledger_charge + session->job.more_charge);
+	session->job.ledger_charge = session->job.more_charge = 0;
 }
 
 static const char *on_charge(struct pipeline_member *member, bool through_servers)
 {
-	struct session *session = container_of(member, struct session, member);
+	struct session *session = container_of(member, struct session, job.member);
 
 	session_release_ledger(session);
 	return charge_ledger(session, through_servers);
@@ -139,21 +140,21 @@ static const char *on_charge(struct pipeline_member *member, bool through_server
 
 static int on_charge_more(struct pipeline_member *member, uint64_t bytes)
 {
-	struct session *session = container_of(member, struct session, member);
+	struct session *session = container_of(member, struct session, job.member);
 
-	if (bytes > session->more_charge &&
-	    quota_charge(&session->quota, bytes - session->more_charge))
+	if (bytes > session->job.more_charge &&
+	    quota_charge(&session->memory.quota, bytes - session->job.more_charge))
 		return error_origin(-EDQUOT);
-	if (bytes < session->more_charge)
-		quota_release(&session->quota, session->more_charge - bytes);
-	session->more_charge = bytes;
+	if (bytes < session->job.more_charge)
+		quota_release(&session->memory.quota, session->job.more_charge - bytes);
+	session->job.more_charge = bytes;
 	return 0;
 }
 
 static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
 		      int ledger)
 {
-	struct session *session = container_of(member, struct session, member);
+	struct session *session = container_of(member, struct session, job.member);
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	Bps__Control__Joined joined = BPS__CONTROL__JOINED__INIT;
 	Bps__Control__Terms terms = BPS__CONTROL__TERMS__INIT;
@@ -166,8 +167,8 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 		joined.has_local_rank = joined.has_local_size = true;
 		joined.has_node = joined.has_n_nodes = true;
 		joined.membership = place.membership;
-		joined.rank = session->rank = place.rank;
-		joined.size = session->size = place.size;
+		joined.rank = session->job.rank = place.rank;
+		joined.size = session->job.size = place.size;
 		joined.local_rank = place.local_rank;
 		joined.local_size = place.local_size;
 		joined.node = place.node;
@@ -181,14 +182,14 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 		terms.max_ranks = place.terms.max_ranks;
 		joined.terms = &terms;
 	}
-	message.id = session->join_id ? session->join_id : session->regroup_id;
+	message.id = session->job.join_id ? session->job.join_id : session->job.regroup_id;
 	message.body_case = BPS__CONTROL__MESSAGE__BODY_JOINED;
 	message.joined = &joined;
 	/* Its tensors were of the run before. */
-	if (session->regroup_id)
+	if (session->job.regroup_id)
 		session_drop_tensors(session, NULL);
-	session->join_id = session->regroup_id = 0;
-	session->run = number;
+	session->job.join_id = session->job.regroup_id = 0;
+	session->job.run = number;
 	if (ledger < 0 && !member->resumed)
 		session_release_ledger(session);
 	session_send(session, &message, &ledger, ledger >= 0);
@@ -196,24 +197,24 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 
 static void out_of_job(struct session *session, const struct failure *why)
 {
-	session->in_job = false;
+	session->job.is_in = false;
 	session_release_ledger(session);
-	session->last = *why;
+	session->job.last = *why;
 	session_drop_tensors(session, why);
 }
 
 static void on_ended(struct pipeline_member *member, uint64_t number, const struct failure *failure)
 {
-	struct session *session = container_of(member, struct session, member);
+	struct session *session = container_of(member, struct session, job.member);
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	Bps__Control__JobFailed failed = BPS__CONTROL__JOB_FAILED__INIT;
-	uint64_t join_id = session->join_id, regroup_id = session->regroup_id;
+	uint64_t join_id = session->job.join_id, regroup_id = session->job.regroup_id;
 
 	out_of_job(session, failure);
-	session->join_id = session->regroup_id = 0;
+	session->job.join_id = session->job.regroup_id = 0;
 	if (regroup_id) {
 		/* Of the next run nobody knows yet. */
-		number = session->run;
+		number = session->job.run;
 		session_answer(session, regroup_id, failure->status, failure->text);
 	}
 	if (join_id) {
@@ -231,13 +232,14 @@ static void on_ended(struct pipeline_member *member, uint64_t number, const stru
 
 static void on_left(struct pipeline_member *member)
 {
-	struct session *session = container_of(member, struct session, member);
-	uint64_t join_id = session->join_id, leave_id = session->leave_id;
+	struct session *session = container_of(member, struct session, job.member);
+	uint64_t join_id = session->job.join_id, leave_id = session->job.leave_id;
 	struct failure left;
 
-	(void)failure_set(&left, -ECANCELED, "rank %u left job %s", session->rank, session->job);
+	(void)failure_set(&left, -ECANCELED, "rank %u left job %s", session->job.rank,
+			  session->job.name);
 	out_of_job(session, &left);
-	session->join_id = session->leave_id = 0;
+	session->job.join_id = session->job.leave_id = 0;
 	if (join_id)
 		session_answer(session, join_id, left.status, left.text);
 	session_answer(session, leave_id, 0, NULL);
@@ -245,10 +247,10 @@ static void on_left(struct pipeline_member *member)
 
 static void on_refused(struct pipeline_member *member, const struct failure *failure)
 {
-	struct session *session = container_of(member, struct session, member);
-	uint64_t id = session->regroup_id;
+	struct session *session = container_of(member, struct session, job.member);
+	uint64_t id = session->job.regroup_id;
 
-	session->regroup_id = 0;
+	session->job.regroup_id = 0;
 	session_answer(session, id, failure->status, failure->text);
 }
 
@@ -256,16 +258,16 @@ static void handle_regroup(const struct incoming *in)
 {
 	struct session *session = in->session;
 
-	if (!session->in_job || session->join_id || session->regroup_id) {
+	if (!session->job.is_in || session->job.join_id || session->job.regroup_id) {
 		session_answer(session, in->id, -ENOTCONN,
-			       session->regroup_id    ? "regroups already"
-			       : session->in_job      ? "in no job yet"
-			       : session->last.status ? session->last.text
-						      : "in no job");
+			       session->job.regroup_id	  ? "regroups already"
+			       : session->job.is_in	  ? "in no job yet"
+			       : session->job.last.status ? session->job.last.text
+							  : "in no job");
 		return;
 	}
-	session->regroup_id = in->id;
-	pipeline_regroup(&session->member);
+	session->job.regroup_id = in->id;
+	pipeline_regroup(&session->job.member);
 }
 
 /* Join, or Resume of run `resumed`, which is not 0. */
@@ -308,38 +310,39 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 			.async = m->stragglers->async,
 			.staleness = m->stragglers->staleness,
 		};
-	if (session->in_job) {
-		(void)failure_set(&failure, -EISCONN, "already rank %u of job %s", session->rank,
-				  session->job);
+	if (session->job.is_in) {
+		(void)failure_set(&failure, -EISCONN, "already rank %u of job %s",
+				  session->job.rank, session->job.name);
 		refuse(in, &failure);
 		return;
 	}
-	session->member.joined = on_joined;
-	session->member.ended = on_ended;
-	session->member.left = on_left;
-	session->member.refused = on_refused;
-	session->member.charge = on_charge;
-	session->member.charge_more = on_charge_more;
-	session->member.shm_fd = session->shm_fd;
-	session->member.account = session->account;
+	session->job.member.joined = on_joined;
+	session->job.member.ended = on_ended;
+	session->job.member.left = on_left;
+	session->job.member.refused = on_refused;
+	session->job.member.charge = on_charge;
+	session->job.member.charge_more = on_charge_more;
+	session->job.member.shm_fd = session->ring.shm_fd;
+	session->job.member.account = session->account;
 	/* Before, as the answer may come from inside. */
-	session->in_job = true;
-	session->join_id = in->id;
-	session->run = 0;
-	session->rank = m->rank;
-	session->size = m->size;
-	session->elastic = m->elastic;
-	(void)snprintf(session->job, sizeof(session->job), "%s", m->job);
-	session->job_flow = ring_job_flow(session->uid, m->job);
+	session->job.is_in = true;
+	session->job.join_id = in->id;
+	session->job.run = 0;
+	session->job.rank = m->rank;
+	session->job.size = m->size;
+	session->job.elastic = m->elastic;
+	(void)snprintf(session->job.name, sizeof(session->job.name), "%s", m->job);
+	session->turn.job_flow = ring_job_flow(session->uid, m->job);
 	join.cannot_resume = charge_ledger(session, m->n_nodes > 1 || m->force_distributed ||
 							    stragglers_any(&join.stragglers));
 	if (resumed)
-		r = pipeline_resume(pipeline, &session->member, &join, resumed, in->fd, &failure);
+		r = pipeline_resume(pipeline, &session->job.member, &join, resumed, in->fd,
+				    &failure);
 	else
-		r = pipeline_join(pipeline, &session->member, &join, &failure);
+		r = pipeline_join(pipeline, &session->job.member, &join, &failure);
 	if (r) {
-		session->in_job = false;
-		session->join_id = 0;
+		session->job.is_in = false;
+		session->job.join_id = 0;
 		session_release_ledger(session);
 		refuse(in, &failure);
 	}
@@ -373,19 +376,19 @@ static void handle_leave(const struct incoming *in, const Bps__Control__Leave *l
 {
 	struct session *session = in->session;
 
-	if (!session->in_job || session->leave_id) {
+	if (!session->job.is_in || session->job.leave_id) {
 		session_answer(session, in->id, -ENOTCONN,
-			       session->leave_id      ? "on its way out of its job already"
-			       : session->last.status ? session->last.text
-						      : "in no job");
+			       session->job.leave_id	  ? "on its way out of its job already"
+			       : session->job.last.status ? session->job.last.text
+							  : "in no job");
 		return;
 	}
 	if (leave->error) {
 		end_by_error(in, leave->error);
 		return;
 	}
-	session->leave_id = in->id;
-	pipeline_leave(&session->member);
+	session->job.leave_id = in->id;
+	pipeline_leave(&session->job.member);
 }
 
 static void handle_status(const struct incoming *in)
@@ -397,10 +400,10 @@ static void handle_status(const struct incoming *in)
 
 	reply.node = (char *)session->control->params.node;
 	reply.cluster = (char *)session->control->params.cluster;
-	if (session->in_job && pipeline_member_job(&session->member, &info)) {
+	if (session->job.is_in && pipeline_member_job(&session->job.member, &info)) {
 		reply.state = (char *)info.state;
-		reply.has_job = session->run != 0;
-		reply.job = session->run;
+		reply.has_job = session->job.run != 0;
+		reply.job = session->job.run;
 		reply.has_size = reply.has_n_nodes = reply.has_n_local = info.size != 0;
 		reply.size = info.size;
 		reply.n_nodes = info.n_nodes;
@@ -454,7 +457,7 @@ static int take_memfd(const struct incoming *in, const Bps__Control__Share *m,
 	_cleanup_(buffer_unrefp) struct buffer *buffer = NULL;
 	int r;
 
-	r = buffer_map(in->fd, m->len, &in->session->quota, &buffer, failure);
+	r = buffer_map(in->fd, m->len, &in->session->memory.quota, &buffer, failure);
 	if (!r)
 		r = buffer_check_whole(in->fd, m->len, failure);
 	if (r)
@@ -506,8 +509,8 @@ static void on_imported(void *user, const struct failure *why)
 	uint64_t id = buffer->cookie;
 
 	if (why) {
-		map_remove(&session->buffers, &buffer->entry);
-		session->n_buffers--;
+		map_remove(&session->memory.buffers, &buffer->entry);
+		session->memory.n_buffers--;
 		session_drop_buffer(session, buffer, 0);
 	}
 	session_answer(session, id, why ? why->status : 0, why ? why->text : NULL);
@@ -522,17 +525,17 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 
 	if (m->kind == MEMORY_MEMFD && in->fd < 0)
 		r = failure_set(&failure, -EINVAL, "no descriptor came beside Share");
-	else if (!m->buffer || map_find(&session->buffers, m->buffer))
+	else if (!m->buffer || map_find(&session->memory.buffers, m->buffer))
 		r = failure_set(&failure, -EEXIST, "buffer %u is %s", m->buffer,
 				m->buffer ? "shared already" : "no number");
-	else if (session->n_buffers >= session->control->params.max_buffers)
+	else if (session->memory.n_buffers >= session->control->params.max_buffers)
 		r = failure_set(&failure, -EDQUOT,
 				"%u buffers are shared already: that is max_buffers",
 				session->control->params.max_buffers);
 	if (!r)
 		r = take_charged(in, m, &buffer, &failure);
 	if (!r && (pipeline_buffer_shared(session->control->params.pipeline, buffer) ||
-		   map_add(&session->buffers, m->buffer, &buffer->entry))) {
+		   map_add(&session->memory.buffers, m->buffer, &buffer->entry))) {
 		session_release_buffer(session, buffer->held, buffer->n_descriptors);
 		buffer = buffer_unref(buffer);
 		r = failure_set(&failure, -ENOMEM, "out of memory");
@@ -543,11 +546,11 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 	}
 	buffer->number = m->buffer;
 	list_push_back(&session->control->buffers, &buffer->link);
-	session->n_buffers++;
+	session->memory.n_buffers++;
 	buffer->user = session;
 	buffer->cookie = in->id;
-	if (!buffer->device || !session->in_job || session->join_id ||
-	    !pipeline_import(&session->member, buffer, on_imported))
+	if (!buffer->device || !session->job.is_in || session->job.join_id ||
+	    !pipeline_import(&session->job.member, buffer, on_imported))
 		session_answer(session, in->id, 0, NULL);
 }
 
@@ -557,13 +560,13 @@ static void handle_unshare(const struct incoming *in, const Bps__Control__Unshar
 	struct map_entry *entry;
 	struct buffer *buffer;
 
-	entry = map_find(&session->buffers, m->buffer);
+	entry = map_find(&session->memory.buffers, m->buffer);
 	if (!entry) {
 		session_answer(session, in->id, -EINVAL, "no such buffer is shared");
 		return;
 	}
-	map_remove(&session->buffers, entry);
-	session->n_buffers--;
+	map_remove(&session->memory.buffers, entry);
+	session->memory.n_buffers--;
 	buffer = container_of(entry, struct buffer, entry);
 	session_drop_buffer(session, buffer, in->id);
 }
@@ -595,14 +598,15 @@ static void on_declared(struct pipeline_declaration *declaration, const struct f
 static int check_declare(const struct session *session, const Bps__Control__Declare *m,
 			 struct failure *failure)
 {
-	if (!session->in_job || session->join_id)
+	if (!session->job.is_in || session->job.join_id)
 		return failure_set(failure, -ENOTCONN, "tensor %s: %s", m->name,
-				   session->last.status && !session->in_job ? session->last.text
-									    : "in no job");
-	if (!m->tensor || map_find(&session->tensors, m->tensor))
+				   session->job.last.status && !session->job.is_in
+					   ? session->job.last.text
+					   : "in no job");
+	if (!m->tensor || map_find(&session->tensors.map, m->tensor))
 		return failure_set(failure, -EEXIST, "tensor %s: number %u is %s", m->name,
 				   m->tensor, m->tensor ? "in use" : "none");
-	if (session->n_tensors >= session->control->params.max_tensors)
+	if (session->tensors.n >= session->control->params.max_tensors)
 		return failure_set(
 			failure, -EDQUOT,
 			"tensor %s: %u tensors are declared already, as many as "
@@ -615,30 +619,32 @@ static int check_declare(const struct session *session, const Bps__Control__Decl
 /* How much memory that takes follows from how many there are. Without it, it is found among all. */
 static void number_tensor(struct session *session, struct session_tensor *tensor)
 {
-	size_t n = MAX(session->n_numbered, (size_t)NUMBERED_MIN);
+	size_t n = MAX(session->tensors.n_numbered, (size_t)NUMBERED_MIN);
 	struct session_tensor **grown;
 
-	if (tensor->number >= 2 * session->n_tensors + NUMBERED_MIN)
+	if (tensor->number >= 2 * session->tensors.n + NUMBERED_MIN)
 		return;
 	while (n <= tensor->number)
 		n *= 2;
-	if (n > session->n_numbered) {
+	if (n > session->tensors.n_numbered) {
 		grown = held_new(&session->held, n * sizeof(grown[0]));
 		if (!grown)
 			return;
-		if (session->n_numbered)
-			memcpy(grown, session->numbered, session->n_numbered * sizeof(grown[0]));
-		held_free(session->numbered);
-		session->numbered = grown;
-		session->n_numbered = n;
+		if (session->tensors.n_numbered)
+			memcpy(grown, session->tensors.numbered,
+			       session->tensors.n_numbered * sizeof(grown[0]));
+		held_free(session->tensors.numbered);
+		session->tensors.numbered = grown;
+		session->tensors.n_numbered = n;
 	}
-	session->numbered[tensor->number] = tensor;
+	session->tensors.numbered[tensor->number] = tensor;
 }
 
 static void unnumber_tensor(struct session *session, const struct session_tensor *tensor)
 {
-	if (tensor->number < session->n_numbered && session->numbered[tensor->number] == tensor)
-		session->numbered[tensor->number] = NULL;
+	if (tensor->number < session->tensors.n_numbered &&
+	    session->tensors.numbered[tensor->number] == tensor)
+		session->tensors.numbered[tensor->number] = NULL;
 }
 
 static void handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
@@ -652,45 +658,45 @@ static void handle_declare(const struct incoming *in, const Bps__Control__Declar
 		refuse(in, &failure);
 		return;
 	}
-	tensor = TAKE_PTR(session->spare_tensor)
-			 ?: bulk_take(&session->tensor_bulk, sizeof(*tensor));
-	if (!tensor || map_add(&session->tensors, m->tensor, &tensor->entry)) {
-		session->spare_tensor = tensor;
+	tensor = TAKE_PTR(session->tensors.spare)
+			 ?: bulk_take(&session->tensors.bulk, sizeof(*tensor));
+	if (!tensor || map_add(&session->tensors.map, m->tensor, &tensor->entry)) {
+		session->tensors.spare = tensor;
 		(void)account_no_memory(session->account, tensor ? ENOMEM : errno, &failure);
 		refuse(in, &failure);
 		return;
 	}
-	session->n_tensors++;
+	session->tensors.n++;
 	tensor->session = session;
 	tensor->number = m->tensor;
 	tensor->element_size = dtype_size(m->dtype);
 	tensor->declare_id = in->id;
 	tensor->declaration.declared = on_declared;
 	number_tensor(session, tensor);
-	if (pipeline_declare(&session->member, &tensor->declaration, m->name, m->dtype, m->elements,
-			     &past, &failure)) {
-		map_remove(&session->tensors, &tensor->entry);
-		session->n_tensors--;
+	if (pipeline_declare(&session->job.member, &tensor->declaration, m->name, m->dtype,
+			     m->elements, &past, &failure)) {
+		map_remove(&session->tensors.map, &tensor->entry);
+		session->tensors.n--;
 		unnumber_tensor(session, tensor);
 		*tensor = (struct session_tensor){ 0 };
-		session->spare_tensor = tensor;
+		session->tensors.spare = tensor;
 		refuse(in, &failure);
 	}
 }
 
 void session_drop_tensors(struct session *session, const struct failure *why)
 {
-	struct map tensors = session->tensors;
-	struct bulk bulk = session->tensor_bulk;
+	struct map tensors = session->tensors.map;
+	struct bulk bulk = session->tensors.bulk;
 	struct map_entry *entry;
 
-	session->n_runs++;
-	session->tensors = (struct map)MAP_INIT;
-	session->tensor_bulk = (struct bulk){ .quota = bulk.quota };
-	session->spare_tensor = NULL;
-	session->n_tensors = 0;
-	session->numbered = held_free(session->numbered);
-	session->n_numbered = 0;
+	session->job.n_runs++;
+	session->tensors.map = (struct map)MAP_INIT;
+	session->tensors.bulk = (struct bulk){ .quota = bulk.quota };
+	session->tensors.spare = NULL;
+	session->tensors.n = 0;
+	session->tensors.numbered = held_free(session->tensors.numbered);
+	session->tensors.n_numbered = 0;
 	map_for_each (entry, &tensors) {
 		const struct session_tensor *tensor =
 			container_of(entry, struct session_tensor, entry);
@@ -709,7 +715,7 @@ static void handle_cancel(const struct incoming *in, const Bps__Control__Cancel 
 	struct session *session = in->session;
 	struct session_request *request;
 
-	request = m->slot < SHM_SLOTS ? session->requests[m->slot] : NULL;
+	request = m->slot < SHM_SLOTS ? session->ring.requests[m->slot] : NULL;
 	if (request && request->busy && request->base.ticket == m->ticket)
 		pipeline_cancel(&request->base);
 	session_answer(session, in->id, 0, NULL);
@@ -784,8 +790,8 @@ static bool comes_after_entries(const Bps__Control__Request *request)
 
 static void defer(struct session *session, Bps__Control__Request *request, uint64_t until)
 {
-	session->deferred = request;
-	session->deferred_until = until;
+	session->deferred.request = request;
+	session->deferred.until = until;
 	ring_work(session, SESSION_ENTRIES);
 }
 
@@ -820,7 +826,8 @@ void session_take_packet(struct session *session, const void *data, size_t len, 
 
 void session_take_deferred(struct session *session)
 {
-	_cleanup_(unpack_freep) Bps__Control__Request *request = TAKE_PTR(session->deferred);
+	_cleanup_(unpack_freep) Bps__Control__Request *request =
+		TAKE_PTR(session->deferred.request);
 	struct incoming in = { .session = session, .id = request->id, .fd = -1 };
 	uint64_t began_ns = clock_now_ns();
 

@@ -13,7 +13,7 @@
 
 static struct shm_header *header_of(const struct session *session)
 {
-	return session->shm;
+	return session->ring.shm;
 }
 
 /* -- Completion --------------------------------------------------------------------------------------------------- */
@@ -24,28 +24,28 @@ static void wake_trainer(struct session *session)
 
 	/* Against the trainer's fence between arming and looking at its slot. */
 	shm_fence();
-	if (!shm_is_awaited(session->shm, session->n_completed))
+	if (!shm_is_awaited(session->ring.shm, session->ring.n_completed))
 		return;
 	if (shm_disarm(header_of(session)) == SHM_ARMED)
 		/* EAGAIN: it is full of wake-ups. */
-		(void)!write(session->wake_fd, &one, sizeof(one));
+		(void)!write(session->ring.wake_fd, &one, sizeof(one));
 }
 
 static void on_wake(struct mail *mail)
 {
-	struct session *session = container_of(mail, struct session, wake);
+	struct session *session = container_of(mail, struct session, ring.wake);
 
-	session->wake_posted = false;
+	session->ring.wake_posted = false;
 	wake_trainer(session);
 }
 
 /* Once for all that completes in one go: it would be woken by the first, and sleep again before the next. */
 static void wake_soon(struct session *session)
 {
-	if (session->wake_posted)
+	if (session->ring.wake_posted)
 		return;
-	session->wake_posted = true;
-	loop_defer(session->control->params.loop, &session->wake);
+	session->ring.wake_posted = true;
+	loop_defer(session->control->params.loop, &session->ring.wake);
 }
 
 static void complete(struct session *session, uint32_t slot_number, uint64_t ticket,
@@ -53,7 +53,7 @@ static void complete(struct session *session, uint32_t slot_number, uint64_t tic
 		     const struct failure *failure)
 {
 	struct shm_header *header = header_of(session);
-	struct shm_slot *slot = &shm_slots(session->shm)[slot_number];
+	struct shm_slot *slot = &shm_slots(session->ring.shm)[slot_number];
 	bool brief = !failure && !outcome->membership && session->features & CONTROL_FEATURE_ORDER;
 
 	slot->status = failure ? failure->status : 0;
@@ -76,13 +76,14 @@ static void complete(struct session *session, uint32_t slot_number, uint64_t tic
 	atomic_store_explicit(&slot->state, SHM_DONE, memory_order_release);
 	/* Lets the trainer's stream go on, whether or not one of ours has told it; of no use for memory of the host. */
 	if (session->features & CONTROL_FEATURE_CUDA)
-		atomic_store_explicit(&shm_flags(session->shm)[slot_number].done, (uint32_t)ticket,
-				      memory_order_release);
+		atomic_store_explicit(&shm_flags(session->ring.shm)[slot_number].done,
+				      (uint32_t)ticket, memory_order_release);
 	/* Not before the count that it comes after: by that one who reads it knows what it has been written over. */
-	atomic_store_explicit(&header->order[session->n_completed % SHM_ORDER],
+	atomic_store_explicit(&header->order[session->ring.n_completed % SHM_ORDER],
 			      (uint16_t)slot_number, memory_order_release);
 	/* Our own count: what the trainer makes of its copy is its affair. */
-	atomic_store_explicit(&header->completions, ++session->n_completed, memory_order_release);
+	atomic_store_explicit(&header->completions, ++session->ring.n_completed,
+			      memory_order_release);
 	wake_soon(session);
 }
 
@@ -112,15 +113,15 @@ static struct session_tensor *find_tensor(const struct session *session, uint32_
 {
 	struct map_entry *entry;
 
-	if (number < session->n_numbered && session->numbered[number])
-		return session->numbered[number];
-	entry = map_find(&session->tensors, number);
+	if (number < session->tensors.n_numbered && session->tensors.numbered[number])
+		return session->tensors.numbered[number];
+	entry = map_find(&session->tensors.map, number);
 	return entry ? container_of(entry, struct session_tensor, entry) : NULL;
 }
 
 static struct buffer *find_buffer(const struct session *session, uint32_t number)
 {
-	struct map_entry *entry = map_find(&session->buffers, number);
+	struct map_entry *entry = map_find(&session->memory.buffers, number);
 
 	return entry ? container_of(entry, struct buffer, entry) : NULL;
 }
@@ -131,13 +132,13 @@ static struct buffer *find_buffer(const struct session *session, uint32_t number
  */
 static bool await_packet(struct session *session)
 {
-	if (session->deferred)
+	if (session->deferred.request)
 		session_take_deferred(session);
 	if (!session_receive_one(session)) {
-		session->stalled = session->taken;
+		session->ring.stalled = session->porter.taken;
 		return false;
 	}
-	if (++session->n_awaited <= AWAIT_MAX)
+	if (++session->ring.n_awaited <= AWAIT_MAX)
 		return true;
 	/* It sends while we read: others would never have their turn. */
 	session_fail(session, "posted entries that %u packets do not explain", AWAIT_MAX);
@@ -197,8 +198,8 @@ static int take_memory(struct session_request *request, const char *what, uint32
 static int take_counts(struct session *session, struct session_request *request,
 		       const struct shm_entry *entry, struct failure *failure)
 {
-	size_t n = session->elastic ? pipeline_n_counts(&session->member, entry->flags)
-				    : session->size;
+	size_t n = session->job.elastic ? pipeline_n_counts(&session->job.member, entry->flags)
+					: session->job.size;
 	void *data;
 	int r;
 
@@ -284,7 +285,7 @@ static int take_entry(struct session *session, struct session_request *request,
 	void *input, *output;
 	int r;
 
-	if (entry->flags && !session->elastic)
+	if (entry->flags && !session->job.elastic)
 		return failure_set(failure, -EINVAL, "flags %#x of a later version", entry->flags);
 	r = take_memory(request, "input", entry->input_buffer, entry->input_offset,
 			entry->input_count, element_size, &request->input, &input, failure);
@@ -318,16 +319,16 @@ static struct session_request *request_for(struct session *session, const struct
 		session_fail(session, "posted slot %u of %u", entry->slot, SHM_SLOTS);
 		return NULL;
 	}
-	request = session->requests[entry->slot];
+	request = session->ring.requests[entry->slot];
 	if (!request) {
-		request = bulk_take(&session->bulk, sizeof(*request));
+		request = bulk_take(&session->ring.bulk, sizeof(*request));
 		if (!request) {
 			session_fail(session, "no memory for its requests");
 			return NULL;
 		}
 		request->session = session;
 		request->base.done = on_done;
-		session->requests[entry->slot] = request;
+		session->ring.requests[entry->slot] = request;
 	}
 	if (request->busy) {
 		session_fail(session, "posted slot %u twice", entry->slot);
@@ -350,8 +351,8 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	tensor = await_tensor(session, entry->tensor);
 	if (session->state != SESSION_OPEN)
 		return;
-	if (session->stalled) {
-		session->head--;
+	if (session->ring.stalled) {
+		session->ring.head--;
 		return;
 	}
 	if (!tensor || pipeline_is_void(&tensor->declaration)) {
@@ -361,21 +362,21 @@ static void submit(struct session *session, const struct shm_entry *entry)
 				"tensor %u was declared before the ranks regroup: declare "
 				"it again when they have",
 				entry->tensor);
-		else if (!session->in_job && session->last.status)
-			failure = session->last;
+		else if (!session->job.is_in && session->job.last.status)
+			failure = session->job.last;
 		else
-			(void)failure_set(&failure, session->in_job ? -EINVAL : -ENOTCONN,
-					  session->in_job ? "no tensor %u was declared"
-							  : "tensor %u: in no job",
+			(void)failure_set(&failure, session->job.is_in ? -EINVAL : -ENOTCONN,
+					  session->job.is_in ? "no tensor %u was declared"
+							     : "tensor %u: in no job",
 					  entry->tensor);
 		complete(session, entry->slot, entry->ticket, 0, &nothing, &failure);
 		return;
 	}
 
-	run = session->n_runs;
+	run = session->job.n_runs;
 	request->base.slot = entry->slot;
 	request->base.ticket = entry->ticket;
-	request->base.slot_memory = &shm_slots(session->shm)[entry->slot];
+	request->base.slot_memory = &shm_slots(session->ring.shm)[entry->slot];
 	request->base.input_device = NULL;
 	request->base.output_device = NULL;
 	request->base.watched = false;
@@ -394,7 +395,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	 * Of rows the width follows. Ranks of an elastic job that are lost are in no order with the
 	 * others.
 	 */
-	request->base.ordinal = entry->operation == OPERATION_PUSH_PULL_ROWS || session->elastic
+	request->base.ordinal = entry->operation == OPERATION_PUSH_PULL_ROWS || session->job.elastic
 					? 0
 					: entry->ordinal;
 	request->base.input_rows = NULL;
@@ -405,15 +406,16 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->base.timeout_ms = entry->timeout_ms;
 	r = take_entry(session, request, entry, tensor->element_size, &failure);
 	/* Packets were read on the way: the session may be over, or in another job, where the tensor is another. */
-	if (session->state != SESSION_OPEN || session->n_runs != run) {
+	if (session->state != SESSION_OPEN || session->job.n_runs != run) {
 		release(request);
 		if (session->state == SESSION_OPEN)
-			complete(session, entry->slot, entry->ticket, 0, &nothing, &session->last);
+			complete(session, entry->slot, entry->ticket, 0, &nothing,
+				 &session->job.last);
 		return;
 	}
-	if (session->stalled) {
+	if (session->ring.stalled) {
 		release(request);
-		session->head--;
+		session->ring.head--;
 		return;
 	}
 	request->busy = true;
@@ -430,38 +432,41 @@ static void submit(struct session *session, const struct shm_entry *entry)
  */
 static void fetch_ahead(const struct session *session, uint64_t tail)
 {
-	const struct shm_entry *ring = shm_ring(session->shm);
-	uint64_t n = tail - session->head;
+	const struct shm_entry *ring = shm_ring(session->ring.shm);
+	uint64_t n = tail - session->ring.head;
 
 	if (n > 20) {
-		const struct shm_entry *entry = &ring[(session->head + 20) % SHM_ENTRIES];
+		const struct shm_entry *entry = &ring[(session->ring.head + 20) % SHM_ENTRIES];
 
 		for (size_t at = 0; at < sizeof(*entry); at += CACHE_LINE)
 			__builtin_prefetch((const char *)entry + at);
 	}
 	if (n > 12) {
-		const struct shm_entry *entry = &ring[(session->head + 12) % SHM_ENTRIES];
+		const struct shm_entry *entry = &ring[(session->ring.head + 12) % SHM_ENTRIES];
 		uint32_t tensor = *(const volatile uint32_t *)&entry->tensor;
 		uint32_t slot = *(const volatile uint32_t *)&entry->slot;
 
-		if (tensor < session->n_numbered)
-			__builtin_prefetch(&session->numbered[tensor]);
+		if (tensor < session->tensors.n_numbered)
+			__builtin_prefetch(&session->tensors.numbered[tensor]);
 		if (slot < SHM_SLOTS)
-			__builtin_prefetch(&session->requests[slot]);
+			__builtin_prefetch(&session->ring.requests[slot]);
 	}
 	if (n > 8) {
-		const struct shm_entry *entry = &ring[(session->head + 8) % SHM_ENTRIES];
+		const struct shm_entry *entry = &ring[(session->ring.head + 8) % SHM_ENTRIES];
 		uint32_t tensor = *(const volatile uint32_t *)&entry->tensor;
 		uint32_t slot = *(const volatile uint32_t *)&entry->slot;
 
-		if (tensor < session->n_numbered)
-			fetch_to_write(session->numbered[tensor], sizeof(struct session_tensor));
+		if (tensor < session->tensors.n_numbered)
+			fetch_to_write(session->tensors.numbered[tensor],
+				       sizeof(struct session_tensor));
 		if (slot < SHM_SLOTS)
-			fetch_to_write(session->requests[slot], sizeof(struct session_request));
+			fetch_to_write(session->ring.requests[slot],
+				       sizeof(struct session_request));
 	}
 	if (n > 4) {
 		uint32_t number =
-			*(const volatile uint32_t *)&ring[(session->head + 4) % SHM_ENTRIES].tensor;
+			*(const volatile uint32_t *)&ring[(session->ring.head + 4) % SHM_ENTRIES]
+				 .tensor;
 		const struct session_tensor *tensor = find_tensor(session, number);
 
 		if (tensor && !pipeline_is_void(&tensor->declaration))
@@ -475,18 +480,19 @@ static bool next_entry(struct session *session, struct shm_entry *ret_entry)
 	struct shm_header *header = header_of(session);
 	uint64_t tail = atomic_load_explicit(&header->tail, memory_order_acquire);
 
-	if (tail - session->head > SHM_ENTRIES) {
+	if (tail - session->ring.head > SHM_ENTRIES) {
 		session_fail(session, "its ring says that %" PRIu64 " of %u entries are posted",
-			     tail - session->head, SHM_ENTRIES);
+			     tail - session->ring.head, SHM_ENTRIES);
 		return false;
 	}
-	if (tail == session->head)
+	if (tail == session->ring.head)
 		return false;
 	fetch_ahead(session, tail);
-	memcpy(ret_entry, &shm_ring(session->shm)[session->head % SHM_ENTRIES], sizeof(*ret_entry));
+	memcpy(ret_entry, &shm_ring(session->ring.shm)[session->ring.head % SHM_ENTRIES],
+	       sizeof(*ret_entry));
 	/* The copy is what is checked and used: the compiler must not go back to the original. */
 	__asm__ volatile("" ::: "memory");
-	session->head++;
+	session->ring.head++;
 	return true;
 }
 
@@ -496,19 +502,19 @@ static size_t drain(struct session *session, size_t n)
 	struct shm_entry entry;
 	size_t i;
 
-	session->draining = true;
-	session->n_awaited = 0;
-	for (i = 0; i < n && !session->stalled; i++) {
-		if (session->deferred && session->state == SESSION_OPEN &&
-		    session->head >= session->deferred_until)
+	session->ring.draining = true;
+	session->ring.n_awaited = 0;
+	for (i = 0; i < n && !session->ring.stalled; i++) {
+		if (session->deferred.request && session->state == SESSION_OPEN &&
+		    session->ring.head >= session->deferred.until)
 			session_take_deferred(session);
 		if (session->state != SESSION_OPEN || !next_entry(session, &entry))
 			break;
 		submit(session, &entry);
-		if (session->stalled)
+		if (session->ring.stalled)
 			break;
 	}
-	session->draining = false;
+	session->ring.draining = false;
 	return i;
 }
 
@@ -519,7 +525,7 @@ static bool arm(struct session *session)
 
 	atomic_store_explicit(&header->daemon_armed, 1, memory_order_relaxed);
 	shm_fence();
-	if (atomic_load_explicit(&header->tail, memory_order_acquire) == session->head)
+	if (atomic_load_explicit(&header->tail, memory_order_acquire) == session->ring.head)
 		return false;
 	atomic_store_explicit(&header->daemon_armed, 0, memory_order_relaxed);
 	return true;
@@ -539,7 +545,7 @@ static uint64_t user_flow(const struct session *session)
 
 static uint64_t flow_of(const struct session *session)
 {
-	return session->in_job && session->run ? session->job_flow : user_flow(session);
+	return session->job.is_in && session->job.run ? session->turn.job_flow : user_flow(session);
 }
 
 uint64_t ring_job_flow(uint32_t uid, const char *job)
@@ -554,17 +560,17 @@ void ring_work(struct session *session, unsigned work)
 	struct control *control = session->control;
 	struct order_item item = { .item = session };
 
-	session->work |= work;
+	session->turn.work |= work;
 	/* A stalled one has its turn after ring_resume(). */
-	if (session->rung || session->stalled)
+	if (session->turn.rung || session->ring.stalled)
 		return;
 	item.sequence = control->n_rung++;
-	session->ring_flow = flow_of(session);
-	if (fair_push(&control->rings, session->ring_flow, &item)) {
+	session->turn.flow = flow_of(session);
+	if (fair_push(&control->rings, session->turn.flow, &item)) {
 		session_fail(session, "no memory for its turn");
 		return;
 	}
-	session->rung = true;
+	session->turn.rung = true;
 	if (control->drain_posted)
 		return;
 	control->drain_posted = true;
@@ -576,8 +582,9 @@ void ring_took_request(struct session *session, uint64_t began_ns)
 	const struct pace_jobs *jobs = &session->control->pace_jobs;
 	uint64_t now_ns = clock_now_ns();
 
-	if (session->pace && pace_jobs_others(jobs, session->job_flow, user_flow(session), now_ns))
-		pace_charge(session->pace, now_ns - began_ns, now_ns);
+	if (session->turn.pace &&
+	    pace_jobs_others(jobs, session->turn.job_flow, user_flow(session), now_ns))
+		pace_charge(session->turn.pace, now_ns - began_ns, now_ns);
 }
 
 static void on_pace(struct loop_timer *timer)
@@ -588,7 +595,7 @@ static void on_pace(struct loop_timer *timer)
 
 	if (!next)
 		return;
-	session = container_of(next, struct session, paced);
+	session = container_of(next, struct session, turn.paced);
 	session_watch_socket(session);
 	ring_work(session, SESSION_PACKETS);
 }
@@ -596,9 +603,10 @@ static void on_pace(struct loop_timer *timer)
 /* Whether its packets wait for the pace of its user. */
 static bool is_held(struct session *session, uint64_t now_ns)
 {
-	if (list_linked(&session->paced))
+	if (list_linked(&session->turn.paced))
 		return true;
-	if (!pace_holds(session->pace, now_ns) || pace_wait(session->pace, &session->paced))
+	if (!pace_holds(session->turn.pace, now_ns) ||
+	    pace_wait(session->turn.pace, &session->turn.paced))
 		return false;
 	session_watch_socket(session);
 	return true;
@@ -607,7 +615,7 @@ static bool is_held(struct session *session, uint64_t now_ns)
 /* What is left is heard of again: the socket is watched as long as there is something, or the session is held. */
 static void take_packets(struct session *session, uint64_t now_ns, uint64_t until_ns)
 {
-	session->work &= ~(unsigned)SESSION_PACKETS;
+	session->turn.work &= ~(unsigned)SESSION_PACKETS;
 	for (size_t i = 0; i < PACKET_BATCH && now_ns < until_ns; i++) {
 		if (is_held(session, now_ns) || !session_receive_one(session))
 			return;
@@ -619,25 +627,25 @@ static void take_packets(struct session *session, uint64_t now_ns, uint64_t unti
 static uint64_t take_entries(struct session *session, uint64_t until_ns)
 {
 	struct control *control = session->control;
-	uint64_t flow = session->ring_flow, head = session->head, now_ns;
+	uint64_t flow = session->turn.flow, head = session->ring.head, now_ns;
 	size_t n;
 
-	session->work &= ~(unsigned)SESSION_ENTRIES;
+	session->turn.work &= ~(unsigned)SESSION_ENTRIES;
 	do {
 		n = drain(session, RING_BATCH);
 		now_ns = clock_now_ns();
 	} while (n == RING_BATCH && now_ns < until_ns && fair_is_alone(&control->rings, flow));
-	if (session->head != head)
+	if (session->ring.head != head)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
-	if (session->stalled)
-		list_remove(&session->awake);
-	if (session->stalled || session->state != SESSION_OPEN)
+	if (session->ring.stalled)
+		list_remove(&session->ring.awake);
+	if (session->ring.stalled || session->state != SESSION_OPEN)
 		return now_ns;
 	if (n == RING_BATCH) {
 		ring_work(session, SESSION_ENTRIES);
 	} else if (control->params.spin_ns || loop_lingers(control->params.loop)) {
-		if (!list_linked(&session->awake))
-			list_push_back(&control->awake, &session->awake);
+		if (!list_linked(&session->ring.awake))
+			list_push_back(&control->awake, &session->ring.awake);
 	} else if (arm(session)) {
 		ring_work(session, SESSION_ENTRIES);
 	}
@@ -647,9 +655,10 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 /* Packets first: they say what entries mean. */
 static uint64_t take_turn(struct session *session, uint64_t now_ns, uint64_t until_ns)
 {
-	if (session->work & SESSION_PACKETS)
+	if (session->turn.work & SESSION_PACKETS)
 		take_packets(session, now_ns, until_ns);
-	return session->work & SESSION_ENTRIES ? take_entries(session, until_ns) : clock_now_ns();
+	return session->turn.work & SESSION_ENTRIES ? take_entries(session, until_ns)
+						    : clock_now_ns();
 }
 
 static void on_drain(struct mail *mail)
@@ -659,9 +668,9 @@ static void on_drain(struct mail *mail)
 
 	while (control->rings.n && now_ns < until_ns) {
 		struct session *session = fair_pop(&control->rings).item;
-		uint64_t flow = session->ring_flow, began_ns = now_ns;
+		uint64_t flow = session->turn.flow, began_ns = now_ns;
 
-		session->rung = false;
+		session->turn.rung = false;
 		now_ns = take_turn(session, now_ns, until_ns);
 		fair_charge(&control->rings, flow, now_ns - began_ns);
 	}
@@ -675,9 +684,9 @@ static void on_drain(struct mail *mail)
 
 static bool has_entries(const struct session *session)
 {
-	const struct shm_header *header = session->shm;
+	const struct shm_header *header = session->ring.shm;
 
-	return atomic_load_explicit(&header->tail, memory_order_acquire) != session->head;
+	return atomic_load_explicit(&header->tail, memory_order_acquire) != session->ring.head;
 }
 
 static bool on_look(struct loop_watch *watch)
@@ -686,8 +695,8 @@ static bool on_look(struct loop_watch *watch)
 	struct session *session;
 	bool found = false;
 
-	list_for_each (session, &control->awake, awake) {
-		if (session->rung || !has_entries(session))
+	list_for_each (session, &control->awake, ring.awake) {
+		if (session->turn.rung || !has_entries(session))
 			continue;
 		ring_work(session, SESSION_ENTRIES);
 		found = true;
@@ -700,9 +709,9 @@ static bool on_rest(struct loop_watch *watch)
 	struct control *control = container_of(watch, struct control, watch);
 	struct session *session, *next;
 
-	list_for_each_safe (session, next, &control->awake, awake)
+	list_for_each_safe (session, next, &control->awake, ring.awake)
 		if (!arm(session))
-			list_remove(&session->awake);
+			list_remove(&session->ring.awake);
 	return on_look(watch);
 }
 
@@ -723,17 +732,17 @@ static void on_doorbell(struct loop_source *source, uint32_t events)
 
 bool ring_is_behind(const struct session *session, uint64_t *ret_until)
 {
-	if (session->state != SESSION_OPEN || session->draining)
+	if (session->state != SESSION_OPEN || session->ring.draining)
 		return false;
 	*ret_until = atomic_load_explicit(&header_of(session)->tail, memory_order_acquire);
-	return *ret_until != session->head;
+	return *ret_until != session->ring.head;
 }
 
 void ring_resume(struct session *session)
 {
-	if (!session->stalled)
+	if (!session->ring.stalled)
 		return;
-	session->stalled = false;
+	session->ring.stalled = false;
 	ring_work(session, SESSION_ENTRIES);
 }
 
@@ -758,7 +767,7 @@ static int make_memory(struct session *session, int *ret_fd)
 	header->n_slots = SHM_SLOTS;
 	header->len = SHM_LEN;
 	atomic_store(&header->daemon_armed, 1);
-	session->shm = shm;
+	session->ring.shm = shm;
 	*ret_fd = TAKE_FD(fd);
 	return 0;
 }
@@ -792,19 +801,19 @@ int ring_open(struct session *session, int ret_fds[3])
 	_cleanup_(fd_closep) int memory = -1, trainer = -1;
 	int r;
 
-	session->requests = calloc(SHM_SLOTS, sizeof(session->requests[0]));
-	if (!session->requests)
+	session->ring.requests = calloc(SHM_SLOTS, sizeof(session->ring.requests[0]));
+	if (!session->ring.requests)
 		return error_origin(-ENOMEM);
 	r = make_memory(session, &memory);
 	if (!r)
-		r = make_wake(&session->wake_fd, &trainer);
+		r = make_wake(&session->ring.wake_fd, &trainer);
 	if (r)
 		return error_trace(r);
 	session->doorbell.fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
 	if (session->doorbell.fd < 0)
 		return error_origin(-errno);
 	session->doorbell.ready = on_doorbell;
-	session->wake.run = on_wake;
+	session->ring.wake.run = on_wake;
 	/* Never read: each write makes an edge, and the count need not mean anything. */
 	r = loop_add(session->control->params.loop, &session->doorbell, EPOLLIN | EPOLLET);
 	if (r)
@@ -818,14 +827,14 @@ int ring_open(struct session *session, int ret_fds[3])
 void ring_freeze(struct session *session)
 {
 	loop_remove(&session->doorbell);
-	list_remove(&session->awake);
-	list_remove(&session->paced);
-	if (session->rung)
-		(void)fair_remove(&session->control->rings, session->ring_flow, session);
-	session->rung = false;
-	if (session->wake_posted) {
-		loop_unpost(session->control->params.loop, &session->wake);
-		on_wake(&session->wake);
+	list_remove(&session->ring.awake);
+	list_remove(&session->turn.paced);
+	if (session->turn.rung)
+		(void)fair_remove(&session->control->rings, session->turn.flow, session);
+	session->turn.rung = false;
+	if (session->ring.wake_posted) {
+		loop_unpost(session->control->params.loop, &session->ring.wake);
+		on_wake(&session->ring.wake);
 	}
 }
 
@@ -840,11 +849,11 @@ void ring_unwatch(struct control *control)
 void ring_close(struct session *session)
 {
 	ring_freeze(session);
-	session->pace = pace_put(session->pace);
+	session->turn.pace = pace_put(session->turn.pace);
 	session->doorbell.fd = fd_close(session->doorbell.fd);
-	session->wake_fd = fd_close(session->wake_fd);
-	session->shm_fd = fd_close(session->shm_fd);
-	if (session->shm)
-		(void)munmap(session->shm, SHM_LEN);
-	session->shm = NULL;
+	session->ring.wake_fd = fd_close(session->ring.wake_fd);
+	session->ring.shm_fd = fd_close(session->ring.shm_fd);
+	if (session->ring.shm)
+		(void)munmap(session->ring.shm, SHM_LEN);
+	session->ring.shm = NULL;
 }

@@ -32,7 +32,7 @@ struct packet {
 static void packet_free(struct session *session, struct packet *packet)
 {
 	list_remove(&packet->link);
-	session->n_outbox--;
+	session->outbox.n--;
 	if (packet->fd >= 0)
 		account_release(session->account, ACCOUNT_DESCRIPTORS, 1);
 	(void)fd_close(packet->fd);
@@ -56,11 +56,11 @@ static int keep_descriptor(struct session *session, int fd)
 /* While a packet is being looked at, or packets wait, nothing is read: not even an end is news then. */
 void session_watch_socket(struct session *session)
 {
-	bool reads = !session->taken && !list_linked(&session->paced);
+	bool reads = !session->porter.taken && !list_linked(&session->turn.paced);
 	uint32_t events = reads ? EPOLLIN : EPOLLET;
 
 	if (session->socket.loop)
-		(void)loop_modify(&session->socket, events | (session->n_outbox ? EPOLLOUT : 0));
+		(void)loop_modify(&session->socket, events | (session->outbox.n ? EPOLLOUT : 0));
 }
 
 /* fd: goes beside it, stays the caller's; or -1. */
@@ -72,7 +72,7 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 	/* It has hung up, and reads nothing any more. */
 	if (!session->socket.loop)
 		return;
-	if (session->n_outbox >= OUTBOX_MAX) {
+	if (session->outbox.n >= OUTBOX_MAX) {
 		session_fail(session, "does not read its packets");
 		return;
 	}
@@ -89,8 +89,8 @@ static void queue_packet(struct session *session, const void *data, size_t len, 
 	packet->fd = kept;
 	packet->len = len;
 	memcpy(packet->data, data, len);
-	list_push_back(&session->outbox, &packet->link);
-	if (!session->n_outbox++)
+	list_push_back(&session->outbox.packets, &packet->link);
+	if (!session->outbox.n++)
 		session_watch_socket(session);
 }
 
@@ -108,7 +108,7 @@ void session_send(struct session *session, const Bps__Control__Message *message,
 		return;
 	}
 	/* A message always has an id: it is never empty. */
-	r = session->n_outbox ? FRAME_E_AGAIN
+	r = session->outbox.n ? FRAME_E_AGAIN
 			      : frame_send(session->socket.fd, data, len, fds, n_fds);
 	if (r == FRAME_E_AGAIN && n_fds <= 1)
 		queue_packet(session, data, len, n_fds ? fds[0] : -1);
@@ -133,7 +133,7 @@ static void send_queued(struct session *session)
 	struct packet *packet;
 	int r;
 
-	while ((packet = list_first(&session->outbox, struct packet, link))) {
+	while ((packet = list_first(&session->outbox.packets, struct packet, link))) {
 		r = frame_send(session->socket.fd, packet->data, packet->len, &packet->fd,
 			       packet->fd >= 0);
 		if (r == FRAME_E_AGAIN)
@@ -151,8 +151,9 @@ static void send_queued(struct session *session)
 
 static bool is_over(const struct session *session)
 {
-	return session->state == SESSION_CLOSED && !session->n_pending && !session->n_releasing &&
-	       !session->take.note && !session->end.note;
+	return session->state == SESSION_CLOSED && !session->n_pending &&
+	       !session->memory.n_releasing && !session->porter.take.note &&
+	       !session->porter.end.note;
 }
 
 static void on_reap(struct mail *mail)
@@ -183,7 +184,7 @@ static void reap_if_over(struct session *session)
 
 static void on_end_over(struct porter_errand *errand)
 {
-	reap_if_over(container_of(errand, struct session, end));
+	reap_if_over(container_of(errand, struct session, porter.end));
 }
 
 /* -- In ----------------------------------------------------------------------------------------------------------- */
@@ -192,7 +193,7 @@ static void on_end_over(struct porter_errand *errand)
 static void hung_up(struct session *session)
 {
 	loop_remove(&session->socket);
-	if (session->process.fd < 0 || !session->in_job ||
+	if (session->process.fd < 0 || !session->job.is_in ||
 	    loop_timer_set(session->control->params.loop, &session->timer,
 			   clock_now_ns() + DEATH_WAIT_NS))
 		session_close(session, "closed its connection");
@@ -205,8 +206,8 @@ bool session_receive_one(struct session *session)
 	size_t len = 0;
 	int r;
 
-	if (session->state == SESSION_CLOSED || !session->socket.loop || session->taken ||
-	    session->deferred)
+	if (session->state == SESSION_CLOSED || !session->socket.loop || session->porter.taken ||
+	    session->deferred.request)
 		return false;
 	r = frame_receive_bare(session->socket.fd, packet, &len);
 	if (r == FRAME_E_AGAIN)
@@ -221,7 +222,8 @@ bool session_receive_one(struct session *session)
 	}
 	session_take_packet(session, packet, len, r == FRAME_E_FDS);
 	ring_took_request(session, began_ns);
-	return session->state != SESSION_CLOSED && !session->taken && !session->deferred;
+	return session->state != SESSION_CLOSED && !session->porter.taken &&
+	       !session->deferred.request;
 }
 
 static void on_socket(struct loop_source *source, uint32_t events)
@@ -236,19 +238,19 @@ static void on_socket(struct loop_source *source, uint32_t events)
 
 static void on_taken(struct porter_errand *errand, int status, int fd)
 {
-	struct session *session = container_of(errand, struct session, take);
+	struct session *session = container_of(errand, struct session, porter.take);
 
 	uint64_t began_ns = clock_now_ns();
 
-	session_take_fetched(session, session->taken, status, fd);
+	session_take_fetched(session, session->porter.taken, status, fd);
 	ring_took_request(session, began_ns);
 }
 
 static void on_taken_over(struct porter_errand *errand)
 {
-	struct session *session = container_of(errand, struct session, take);
+	struct session *session = container_of(errand, struct session, porter.take);
 
-	unpack_freep(&session->taken);
+	unpack_freep(&session->porter.taken);
 	if (session->state == SESSION_CLOSED) {
 		reap_if_over(session);
 		return;
@@ -261,10 +263,10 @@ void session_fetch(struct session *session, enum porter_want want, Bps__Control_
 {
 	int r;
 
-	session->taken = request;
-	session->take.taken = on_taken;
-	session->take.over = on_taken_over;
-	r = porter_take(&session->take, want, session->socket.fd);
+	session->porter.taken = request;
+	session->porter.take.taken = on_taken;
+	session->porter.take.over = on_taken_over;
+	r = porter_take(&session->porter.take, want, session->socket.fd);
 	if (r)
 		session_fail(session, "sent a descriptor that cannot be fetched: %s", strerror(-r));
 	else
@@ -357,8 +359,8 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 	}
 	session = calloc(1, sizeof(*session));
 	if (session)
-		session->pace = pace_get(&control->paces, trainer->uid);
-	if (!session || !session->pace) {
+		session->turn.pace = pace_get(&control->paces, trainer->uid);
+	if (!session || !session->turn.pace) {
 		free(session);
 		release(account);
 		control_end_socket(socket, NULL);
@@ -372,13 +374,13 @@ int session_new(struct control *control, int socket, const struct ucred *trainer
 	session->socket.fd = socket;
 	session->process.fd = pidfd;
 	session->doorbell.fd = -1;
-	session->wake_fd = -1;
-	session->shm_fd = -1;
-	list_init(&session->outbox);
+	session->ring.wake_fd = -1;
+	session->ring.shm_fd = -1;
+	list_init(&session->outbox.packets);
 	quota_init(&session->held, UINT64_MAX, account_quota(account, ACCOUNT_MEMORY));
-	quota_init(&session->quota, control->params.session_quota_bytes,
+	quota_init(&session->memory.quota, control->params.session_quota_bytes,
 		   account_quota(account, ACCOUNT_MAPPED));
-	session->bulk.quota = session->tensor_bulk.quota = &session->held;
+	session->ring.bulk.quota = session->tensors.bulk.quota = &session->held;
 	list_push_back(&control->sessions, &session->link);
 	control->n_sessions++;
 	r = watch(session);
@@ -394,16 +396,16 @@ static void close_descriptors(struct session *session)
 	loop_remove(&session->socket);
 	loop_remove(&session->process);
 	loop_timer_cancel(&session->timer);
-	session->end.over = on_end_over;
+	session->porter.end.over = on_end_over;
 	/* The porter is not to be the last who has it before it has looked. */
-	if (session->take.note)
-		porter_close(&session->end, session->socket.fd);
+	if (session->porter.take.note)
+		porter_close(&session->porter.end, session->socket.fd);
 	else
-		control_end_socket(session->socket.fd, &session->end);
+		control_end_socket(session->socket.fd, &session->porter.end);
 	session->socket.fd = -1;
 	session->process.fd = fd_close(session->process.fd);
 	ring_close(session);
-	while ((packet = list_first(&session->outbox, struct packet, link)))
+	while ((packet = list_first(&session->outbox.packets, struct packet, link)))
 		packet_free(session, packet);
 }
 
@@ -423,16 +425,16 @@ void session_close(struct session *session, const char *how)
 		return;
 	session->state = SESSION_CLOSED;
 	close_descriptors(session);
-	pipeline_abandon(&session->member, how);
-	session->in_job = false;
+	pipeline_abandon(&session->job.member, how);
+	session->job.is_in = false;
 	session_release_ledger(session);
 	session_drop_tensors(session, NULL);
 	/* What is in flight holds its own. All go at once: to find the first that is left takes as long as there are gone. */
-	for (entry = map_first(&session->buffers); entry; entry = next) {
-		next = map_next(&session->buffers, entry);
+	for (entry = map_first(&session->memory.buffers); entry; entry = next) {
+		next = map_next(&session->memory.buffers, entry);
 		session_drop_buffer(session, container_of(entry, struct buffer, entry), 0);
 	}
-	map_done(&session->buffers);
+	map_done(&session->memory.buffers);
 	reap_if_over(session);
 }
 
@@ -446,9 +448,9 @@ void session_fail(struct session *session, const char *format, ...)
 	va_start(args, format);
 	(void)vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	if (session->in_job)
+	if (session->job.is_in)
 		log_warning("session of pid %u (uid %u, rank %u of job %s): closed: %s",
-			    session->pid, session->uid, session->rank, session->job, text);
+			    session->pid, session->uid, session->job.rank, session->job.name, text);
 	else
 		log_notice("session of pid %u (uid %u): closed: %s", session->pid, session->uid,
 			   text);
@@ -539,13 +541,13 @@ static void on_released(struct buffer *buffer)
 		session_answer(session, buffer->cookie, 0, NULL);
 	session_release_buffer(session, buffer->held, buffer->n_descriptors);
 	list_remove(&buffer->link);
-	session->n_releasing--;
+	session->memory.n_releasing--;
 	reap_if_over(session);
 }
 
 void session_drop_buffer(struct session *session, struct buffer *buffer, uint64_t unshare_id)
 {
-	session->n_releasing++;
+	session->memory.n_releasing++;
 	buffer->released = on_released;
 	buffer->user = session;
 	buffer->cookie = unshare_id;
@@ -555,8 +557,8 @@ void session_drop_buffer(struct session *session, struct buffer *buffer, uint64_
 /* Requests that nothing will end any more, because what they wait for is gone, give up their memory here. */
 static void free_requests(struct session *session)
 {
-	for (uint32_t i = 0; session->requests && i < SHM_SLOTS; i++) {
-		struct session_request *request = session->requests[i];
+	for (uint32_t i = 0; session->ring.requests && i < SHM_SLOTS; i++) {
+		struct session_request *request = session->ring.requests[i];
 
 		if (!request)
 			continue;
@@ -566,8 +568,8 @@ static void free_requests(struct session *session)
 		(void)buffer_unref(request->output_rows);
 		held_free(request->counts);
 	}
-	bulk_done(&session->bulk);
-	free(session->requests);
+	bulk_done(&session->ring.bulk);
+	free(session->ring.requests);
 }
 
 struct session *session_free(struct session *session)
@@ -577,14 +579,14 @@ struct session *session_free(struct session *session)
 	session_close(session, "was closed");
 	list_remove(&session->link);
 	control->n_sessions--;
-	porter_forget(&session->take);
-	porter_forget(&session->end);
-	unpack_freep(&session->taken);
-	unpack_freep(&session->deferred);
+	porter_forget(&session->porter.take);
+	porter_forget(&session->porter.end);
+	unpack_freep(&session->porter.taken);
+	unpack_freep(&session->deferred.request);
 	free_requests(session);
-	map_done(&session->buffers);
-	map_done(&session->tensors);
-	assert(!quota_used(&session->held) && !quota_used(&session->quota));
+	map_done(&session->memory.buffers);
+	map_done(&session->tensors.map);
+	assert(!quota_used(&session->held) && !quota_used(&session->memory.quota));
 	release(session->account);
 	free(session);
 	return NULL;

@@ -86,6 +86,89 @@ struct session_tensor {
 /* What the control thread has to take of a session. */
 enum { SESSION_PACKETS = 1 << 0, SESSION_ENTRIES = 1 << 1 };
 
+/* Packets that did not fit into the socket. */
+struct session_outbox {
+	struct list packets;
+	size_t n;
+};
+
+/*
+ * What descriptor came beside a packet is found out by the porter; until that is over, no other packet is read. So is
+ * the socket closed if there are any in it. A session counts until all that came from it is closed.
+ */
+struct session_porter {
+	struct porter_errand take, end;
+	Bps__Control__Request *taken; /* the packet */
+};
+
+/* What is shared with the trainer for entries and completions, and how far both have come. */
+struct session_ring {
+	void *shm;
+	int shm_fd;	      /* what shm is of, for workers; -1: it cannot come to that */
+	int wake_fd;	      /* write end towards the trainer */
+	uint64_t head;	      /* entries consumed */
+	uint64_t n_completed; /* slots */
+	struct mail wake;     /* the trainer hears of what was completed */
+	bool wake_posted;
+	bool draining;
+	bool stalled;	   /* an entry waits for what comes behind it */
+	size_t n_awaited;  /* packets read in the middle of draining, in this turn */
+	struct list awake; /* in control->awake: not armed */
+	struct session_request **requests; /* SHM_SLOTS entries, made as used, in bulk */
+	struct bulk bulk;
+};
+
+/* When the control thread takes what there is of the session. */
+struct session_turn {
+	unsigned work;	   /* SESSION_*: what there may be to be taken */
+	bool rung;	   /* in control->rings, */
+	uint64_t flow;	   /* as of this job, or user */
+	uint64_t job_flow; /* ring_job_flow() */
+	struct pace *pace; /* of its user */
+	struct list paced; /* in control->paces.waiting: packets wait */
+};
+
+/*
+ * A request that refers to what was posted before: it is taken once the entries up to this number are. Until then no
+ * packet behind it is read, unless an entry needs one, which has then been posted later than the request.
+ */
+struct session_deferred {
+	Bps__Control__Request *request;
+	uint64_t until;
+};
+
+/* What the trainer shares. */
+struct session_memory {
+	struct map buffers; /* struct buffer by number */
+	size_t n_buffers;
+	size_t n_releasing; /* unshared, or of a closed session, and still imported by a worker */
+	struct quota quota; /* bytes mapped, and what its job's ledger takes */
+};
+
+struct session_tensors {
+	struct map map;
+	size_t n;
+	struct bulk bulk;
+	struct session_tensor *spare; /* whose declaration was refused, for the next; or NULL */
+	/* Those with numbers as libraries give them, one after the other: in a step each is looked for. NULL: see map. */
+	struct session_tensor **numbered;
+	size_t n_numbered; /* held_new() */
+};
+
+/* The job that the session is in, or was in last. */
+struct session_job {
+	struct pipeline_member member;
+	char name[JOB_NAME_MAX + 1];
+	uint32_t rank, size;
+	bool elastic;
+	uint64_t run; /* its number */
+	bool is_in;
+	uint64_t n_runs;			/* jobs that it has been in and is out of */
+	uint64_t join_id, leave_id, regroup_id; /* requests to be answered, or 0 */
+	struct failure last;			/* how the last one ended; never well */
+	uint64_t ledger_charge, more_charge;
+};
+
 struct session {
 	struct control *control;
 	struct list link;
@@ -99,66 +182,16 @@ struct session {
 	struct loop_source doorbell;
 	struct loop_timer
 		timer; /* GREETING: for Hello; then, once the trainer has hung up: for its end */
-	/*
-	 * What descriptor came beside a packet is found out by the porter; until that is over, no other packet is read. So is
-	 * the socket closed if there are any in it. A session counts until all that came from it is closed.
-	 */
-	struct porter_errand take, end;
-	Bps__Control__Request *taken; /* the packet */
-	bool stalled;		      /* an entry waits for what comes behind it */
-	struct list outbox;	      /* packets that did not fit into the socket */
-	size_t n_outbox;
-
-	void *shm;
-	int wake_fd;	      /* write end towards the trainer */
-	uint64_t head;	      /* ring entries consumed */
-	uint64_t n_completed; /* slots */
-	struct mail wake;     /* the trainer hears of what was completed */
-	bool wake_posted;
-	bool draining;
-	size_t n_awaited;   /* packets read in the middle of draining, in this turn */
-	unsigned work;	    /* SESSION_*: what there may be to be taken */
-	bool rung;	    /* in control->rings, */
-	uint64_t ring_flow; /* as of this job, or user */
-	struct pace *pace;  /* of its user */
-	struct list paced;  /* in control->paces.waiting: packets wait */
-	/*
-	 * A request that refers to what was posted before: it is taken once the entries up to this number are. Until then no
-	 * packet behind it is read, unless an entry needs one, which has then been posted later than the request.
-	 */
-	Bps__Control__Request *deferred;
-	uint64_t deferred_until;
-	struct list awake;		   /* in control->awake: not armed */
-	struct session_request **requests; /* SHM_SLOTS entries, made as used, in bulk */
-	struct bulk bulk;
+	struct session_outbox outbox;
+	struct session_porter porter;
+	struct session_ring ring;
+	struct session_turn turn;
+	struct session_deferred deferred;
+	struct session_memory memory;
+	struct session_tensors tensors;
+	struct session_job job;
 	size_t n_pending;
 	uint64_t n_requests;
-
-	struct map buffers; /* struct buffer by number */
-	size_t n_buffers;
-	size_t n_releasing; /* unshared, or of a closed session, and still imported by a worker */
-	int shm_fd;	    /* what shm is of, for workers; -1: it cannot come to that */
-	struct quota quota; /* bytes mapped, and what its job's ledger takes */
-	uint64_t ledger_charge, more_charge;
-	struct map tensors;
-	size_t n_tensors;
-	struct bulk tensor_bulk; /* these */
-	struct session_tensor
-		*spare_tensor; /* whose declaration was refused, for the next; or NULL */
-	/* Those with numbers as libraries give them, one after the other: in a step each is looked for. NULL: see tensors. */
-	struct session_tensor **numbered;
-	size_t n_numbered; /* held_new() */
-
-	struct pipeline_member member;
-	char job[JOB_NAME_MAX + 1];
-	uint64_t job_flow; /* ring_job_flow() */
-	uint32_t rank, size;
-	bool elastic;
-	uint64_t run; /* its number */
-	bool in_job;
-	uint64_t n_runs;			/* jobs that it has been in and is out of */
-	uint64_t join_id, leave_id, regroup_id; /* requests to be answered, or 0 */
-	struct failure last;			/* how its last job ended; never well */
 };
 
 /* listener.c */
