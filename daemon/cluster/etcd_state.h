@@ -61,15 +61,8 @@ struct etcd_job {
 	uint32_t look; /* number of the newest look at it */
 };
 
-struct etcd_source {
-	struct cluster *cluster;
-	struct etcd *etcd;
-	char state[160], state_end[160]; /* "PREFIX/state/" and what follows all of it */
-	char holds[160];
-	struct loop_timer look;
-	uint32_t look_number;
-
-	/* The copy. */
+/* What etcd has under PREFIX/state/, as far as it is known here. */
+struct etcd_copy {
 	bool synced, was_synced;
 	struct etcd_call range;
 	size_t stage;		/* of the ranges that a copy is made of */
@@ -87,14 +80,17 @@ struct etcd_source {
 	uint64_t contest_id; /* somebody asks whether we live */
 	int64_t contest_mod;
 	bool view_seen, key_seen, contest_seen;
+};
 
-	/* The lease. */
+struct etcd_lease {
 	struct etcd_call grant, keep_alive;
-	int64_t lease, ttl_s;
+	int64_t id, ttl_s;
 	struct loop_timer beat;
 	uint64_t grant_again_ns;
+};
 
-	/* What is wanted. */
+/* What is to be in etcd, and how far that has come. */
+struct etcd_wanted {
 	bool key_told;		    /* the configured one */
 	struct wire_bytes told_key; /* the one from etcd */
 	struct etcd_step key_step, member_step, view_step;
@@ -106,7 +102,18 @@ struct etcd_source {
 	uint64_t taken_since_ns; /* our name or address is another's */
 	bool members_changed, differs;
 	uint64_t differs_since_ns;
+};
 
+struct etcd_source {
+	struct cluster *cluster;
+	struct etcd *etcd;
+	char state[160], state_end[160]; /* "PREFIX/state/" and what follows all of it */
+	char holds[160];
+	struct loop_timer look;
+	uint32_t look_number;
+	struct etcd_copy copy;
+	struct etcd_lease lease;
+	struct etcd_wanted wanted;
 	uint64_t gone_since_ns;
 };
 

@@ -104,7 +104,7 @@ void etcd_step_init(struct etcd_step *step, struct etcd_source *s,
 
 bool etcd_step_ready(struct etcd_step *step)
 {
-	if (step->call.etcd || step->source->revision < step->revision)
+	if (step->call.etcd || step->source->copy.revision < step->revision)
 		return false;
 	if (clock_now_ns() >= step->again_ns)
 		return true;
@@ -134,23 +134,23 @@ void etcd_step_txn(struct etcd_step *step, const struct etcd_guard *guards, size
 
 static void beat_later(struct etcd_source *s)
 {
-	if (loop_timer_set(s->cluster->params.loop, &s->beat,
-			   clock_now_ns() + (uint64_t)s->ttl_s * NSEC_PER_SEC / 3))
+	if (loop_timer_set(s->cluster->params.loop, &s->lease.beat,
+			   clock_now_ns() + (uint64_t)s->lease.ttl_s * NSEC_PER_SEC / 3))
 		log_error("etcd: out of memory, the lease is not renewed");
 }
 
 static void lease_lost(struct etcd_source *s)
 {
 	log_notice("etcd %s: our lease is over, taking another", etcd_address(s->etcd));
-	loop_timer_cancel(&s->beat);
-	s->lease = 0;
+	loop_timer_cancel(&s->lease.beat);
+	s->lease.id = 0;
 	etcd_look_now(s);
 }
 
 static void on_kept_alive(struct etcd_call *call, int status, const char *text, const void *data,
 			  size_t len)
 {
-	struct etcd_source *s = container_of(call, struct etcd_source, keep_alive);
+	struct etcd_source *s = container_of(call, struct etcd_source, lease.keep_alive);
 	struct failure failure;
 	int64_t ttl_s = 0;
 
@@ -164,36 +164,36 @@ static void on_kept_alive(struct etcd_call *call, int status, const char *text, 
 
 static void on_beat(struct loop_timer *timer)
 {
-	struct etcd_source *s = container_of(timer, struct etcd_source, beat);
+	struct etcd_source *s = container_of(timer, struct etcd_source, lease.beat);
 	struct wire_bytes bytes = { 0 };
 
 	beat_later(s);
-	if (s->keep_alive.etcd || etcd_pack_keep_alive(s->lease, &bytes))
+	if (s->lease.keep_alive.etcd || etcd_pack_keep_alive(s->lease.id, &bytes))
 		return;
-	s->keep_alive.path = "/etcdserverpb.Lease/LeaseKeepAlive";
-	s->keep_alive.is_stream = true;
-	s->keep_alive.timeout_ms = (uint64_t)s->ttl_s * 1000 / 3;
-	s->keep_alive.done = on_kept_alive;
-	etcd_call_start(s->etcd, &s->keep_alive, &bytes);
+	s->lease.keep_alive.path = "/etcdserverpb.Lease/LeaseKeepAlive";
+	s->lease.keep_alive.is_stream = true;
+	s->lease.keep_alive.timeout_ms = (uint64_t)s->lease.ttl_s * 1000 / 3;
+	s->lease.keep_alive.done = on_kept_alive;
+	etcd_call_start(s->etcd, &s->lease.keep_alive, &bytes);
 }
 
 static void on_granted(struct etcd_call *call, int status, const char *text, const void *data,
 		       size_t len)
 {
-	struct etcd_source *s = container_of(call, struct etcd_source, grant);
+	struct etcd_source *s = container_of(call, struct etcd_source, lease.grant);
 	struct failure failure = { 0 };
 
 	if (!status) {
-		status = etcd_unpack_grant(data, len, &failure, &s->lease, &s->ttl_s);
+		status = etcd_unpack_grant(data, len, &failure, &s->lease.id, &s->lease.ttl_s);
 		text = failure.text;
 	}
 	if (status) {
 		log_debug("etcd %s: no lease: %s", etcd_address(s->etcd), text);
-		s->grant_again_ns = clock_now_ns() + FAILED_MS * NSEC_PER_MSEC;
-		etcd_look_at(s, s->grant_again_ns);
+		s->lease.grant_again_ns = clock_now_ns() + FAILED_MS * NSEC_PER_MSEC;
+		etcd_look_at(s, s->lease.grant_again_ns);
 		return;
 	}
-	s->ttl_s = MIN(s->ttl_s, (int64_t)86400);
+	s->lease.ttl_s = MIN(s->lease.ttl_s, (int64_t)86400);
 	FAILPOINT("etcd-leased");
 	beat_later(s);
 	etcd_look_now(s);
@@ -203,18 +203,18 @@ static void lease_look(struct etcd_source *s)
 {
 	struct wire_bytes bytes = { 0 };
 
-	if (s->lease || s->grant.etcd)
+	if (s->lease.id || s->lease.grant.etcd)
 		return;
-	if (clock_now_ns() < s->grant_again_ns) {
-		etcd_look_at(s, s->grant_again_ns);
+	if (clock_now_ns() < s->lease.grant_again_ns) {
+		etcd_look_at(s, s->lease.grant_again_ns);
 		return;
 	}
 	if (etcd_pack_grant((int64_t)((s->cluster->params.lease_ms + 999) / 1000), &bytes))
 		return;
-	s->grant.path = "/etcdserverpb.Lease/LeaseGrant";
-	s->grant.timeout_ms = TXN_TIMEOUT_MS;
-	s->grant.done = on_granted;
-	etcd_call_start(s->etcd, &s->grant, &bytes);
+	s->lease.grant.path = "/etcdserverpb.Lease/LeaseGrant";
+	s->lease.grant.timeout_ms = TXN_TIMEOUT_MS;
+	s->lease.grant.done = on_granted;
+	etcd_call_start(s->etcd, &s->lease.grant, &bytes);
 }
 
 /* The key for data connections: whoever comes first makes one, or brings that of before. */
@@ -227,19 +227,20 @@ static void key_look(struct etcd_source *s)
 	struct etcd_guard guard = { .condition = ETCD_VERSION_IS, .key = key };
 
 	if (params->data_key_len) {
-		if (!s->key_told)
+		if (!s->wanted.key_told)
 			params->data_key_known(params->user, params->data_key,
 					       params->data_key_len);
-		s->key_told = true;
+		s->wanted.key_told = true;
 		return;
 	}
-	if (s->key_mod || !etcd_step_ready(&s->key_step))
+	if (s->copy.key_mod || !etcd_step_ready(&s->wanted.key_step))
 		return;
 	if (getrandom(fresh, sizeof(fresh), 0) != sizeof(fresh))
 		return;
 	etcd_state_key(s, "key", "", key);
-	change.value = s->told_key.len ? s->told_key : (struct wire_bytes){ fresh, sizeof(fresh) };
-	etcd_step_txn(&s->key_step, &guard, 1, &change, 1);
+	change.value = s->wanted.told_key.len ? s->wanted.told_key
+					      : (struct wire_bytes){ fresh, sizeof(fresh) };
+	etcd_step_txn(&s->wanted.key_step, &guard, 1, &change, 1);
 	explicit_bzero(fresh, sizeof(fresh));
 }
 
@@ -248,19 +249,20 @@ static void key_tell(struct etcd_source *s)
 	const struct cluster_params *params = &s->cluster->params;
 	void *copy;
 
-	if (params->data_key_len || !s->key.len)
+	if (params->data_key_len || !s->copy.key.len)
 		return;
-	if (s->told_key.len == s->key.len && !memcmp(s->told_key.data, s->key.data, s->key.len))
+	if (s->wanted.told_key.len == s->copy.key.len &&
+	    !memcmp(s->wanted.told_key.data, s->copy.key.data, s->copy.key.len))
 		return;
-	copy = malloc(s->key.len);
+	copy = malloc(s->copy.key.len);
 	if (!copy)
 		return;
-	if (s->told_key.len)
+	if (s->wanted.told_key.len)
 		log_notice("etcd: has another key for data connections now");
-	wire_bytes_done(&s->told_key);
-	memcpy(copy, s->key.data, s->key.len);
-	s->told_key = (struct wire_bytes){ copy, s->key.len };
-	params->data_key_known(params->user, s->told_key.data, s->told_key.len);
+	wire_bytes_done(&s->wanted.told_key);
+	memcpy(copy, s->copy.key.data, s->copy.key.len);
+	s->wanted.told_key = (struct wire_bytes){ copy, s->copy.key.len };
+	params->data_key_known(params->user, s->wanted.told_key.data, s->wanted.told_key.len);
 }
 
 /* Who is there: our own key. */
@@ -275,7 +277,7 @@ static void member_write(struct etcd_source *s, int64_t instead_of)
 		.key = key,
 		.value = instead_of,
 	};
-	struct etcd_change changes[] = { { .key = key, .lease = s->lease },
+	struct etcd_change changes[] = { { .key = key, .lease = s->lease.id },
 					 { .key = contest, .remove = true } };
 
 	if (wire_pack_member(self, &bytes))
@@ -283,8 +285,8 @@ static void member_write(struct etcd_source *s, int64_t instead_of)
 	etcd_state_key(s, "members/", self->name, key);
 	etcd_state_key(s, "contest/", self->name, contest);
 	changes[0].value = bytes;
-	s->registering = true;
-	etcd_step_txn(&s->member_step, &guard, 1, changes, 2);
+	s->wanted.registering = true;
+	etcd_step_txn(&s->wanted.member_step, &guard, 1, changes, 2);
 	wire_bytes_done(&bytes);
 }
 
@@ -293,15 +295,15 @@ static void member_ask(struct etcd_source *s, int64_t of)
 	const struct view_member *self = &s->cluster->params.self;
 	char key[ETCD_KEY_MAX];
 	struct wire_bytes bytes = { 0 };
-	struct etcd_change change = { .key = key, .lease = s->lease };
+	struct etcd_change change = { .key = key, .lease = s->lease.id };
 
 	if (wire_pack_member(self, &bytes))
 		return;
 	etcd_state_key(s, "contest/", self->name, key);
 	change.value = bytes;
-	s->asking = true;
-	s->asked_mod = of;
-	etcd_step_txn(&s->member_step, NULL, 0, &change, 1);
+	s->wanted.asking = true;
+	s->wanted.asked_mod = of;
+	etcd_step_txn(&s->wanted.member_step, NULL, 0, &change, 1);
 	wire_bytes_done(&bytes);
 }
 
@@ -309,43 +311,43 @@ static void on_member_step(struct etcd_step *step, bool succeeded)
 {
 	struct etcd_source *s = step->source;
 
-	if (s->asking && succeeded)
-		s->asked_until_ns = clock_now_ns() + CONTEST_MS * NSEC_PER_MSEC;
-	else if (s->asking)
-		s->asked_mod = 0;
-	if (s->answering_mod && succeeded)
-		s->answered_mod = s->answering_mod;
-	if (s->registering && succeeded)
+	if (s->wanted.asking && succeeded)
+		s->wanted.asked_until_ns = clock_now_ns() + CONTEST_MS * NSEC_PER_MSEC;
+	else if (s->wanted.asking)
+		s->wanted.asked_mod = 0;
+	if (s->wanted.answering_mod && succeeded)
+		s->wanted.answered_mod = s->wanted.answering_mod;
+	if (s->wanted.registering && succeeded)
 		FAILPOINT("etcd-registered");
-	s->asking = s->registering = false;
-	s->answering_mod = 0;
+	s->wanted.asking = s->wanted.registering = false;
+	s->wanted.answering_mod = 0;
 }
 
 static void taken(struct etcd_source *s, const char *what, const char *name,
 		  const struct etcd_member *by)
 {
-	if (!s->taken_since_ns)
+	if (!s->wanted.taken_since_ns)
 		log_warning("etcd: %s %s is taken by another daemon (node %s, %s) that lives: give "
 			    "each node its own name and address",
 			    what, name, by->name,
 			    *by->info.address ? by->info.address : "no address");
-	s->taken_since_ns = clock_now_ns();
-	s->asked_mod = 0;
-	s->member_step.again_ns = s->taken_since_ns + TAKEN_MS * NSEC_PER_MSEC;
-	etcd_look_at(s, s->member_step.again_ns);
+	s->wanted.taken_since_ns = clock_now_ns();
+	s->wanted.asked_mod = 0;
+	s->wanted.member_step.again_ns = s->wanted.taken_since_ns + TAKEN_MS * NSEC_PER_MSEC;
+	etcd_look_at(s, s->wanted.member_step.again_ns);
 }
 
 /* Another daemon has our name: a dead one, most often this one's forerunner, or one that lives. It is asked. */
 static void member_contest(struct etcd_source *s, const struct etcd_member *holder)
 {
-	if (!s->asked_mod)
+	if (!s->wanted.asked_mod)
 		member_ask(s, holder->mod_revision);
-	else if (s->asked_mod != holder->mod_revision)
+	else if (s->wanted.asked_mod != holder->mod_revision)
 		taken(s, "node name", holder->name, holder);
-	else if (clock_now_ns() >= s->asked_until_ns)
+	else if (clock_now_ns() >= s->wanted.asked_until_ns)
 		member_write(s, holder->mod_revision);
 	else
-		etcd_look_at(s, s->asked_until_ns);
+		etcd_look_at(s, s->wanted.asked_until_ns);
 }
 
 static const struct etcd_member *same_address(const struct etcd_source *s)
@@ -353,7 +355,7 @@ static const struct etcd_member *same_address(const struct etcd_source *s)
 	const struct view_member *self = &s->cluster->params.self;
 	struct etcd_member *member;
 
-	list_for_each (member, &s->members, link)
+	list_for_each (member, &s->copy.members, link)
 		if (member->info.roles && *self->address && strcmp(member->name, self->name) &&
 		    !strcmp(member->info.address, self->address))
 			return member;
@@ -371,15 +373,15 @@ static void member_look(struct etcd_source *s)
 	const struct etcd_member *member = etcd_member_find(s, self->name);
 	const struct etcd_member *neighbour = same_address(s);
 
-	if (!s->lease || !etcd_step_ready(&s->member_step))
+	if (!s->lease.id || !etcd_step_ready(&s->wanted.member_step))
 		return;
-	if (is_own(s, member) && member->lease == s->lease) {
-		s->asked_mod = 0;
-		s->taken_since_ns = 0;
-		if (!s->contest_id || s->contest_id == self->id ||
-		    s->contest_mod == s->answered_mod)
+	if (is_own(s, member) && member->lease == s->lease.id) {
+		s->wanted.asked_mod = 0;
+		s->wanted.taken_since_ns = 0;
+		if (!s->copy.contest_id || s->copy.contest_id == self->id ||
+		    s->copy.contest_mod == s->wanted.answered_mod)
 			return;
-		s->answering_mod = s->contest_mod; /* by writing the same again */
+		s->wanted.answering_mod = s->copy.contest_mod; /* by writing the same again */
 		member_write(s, member->mod_revision);
 	} else if (is_own(s, member)) {
 		member_write(s, member->mod_revision);
@@ -396,13 +398,13 @@ static void member_look(struct etcd_source *s)
 
 static int members_view(struct etcd_source *s, uint32_t epoch, struct view **ret_view)
 {
-	_cleanup_(freep) struct view_member *infos = calloc(s->n_members + 1, sizeof(*infos));
+	_cleanup_(freep) struct view_member *infos = calloc(s->copy.n_members + 1, sizeof(*infos));
 	struct etcd_member *member;
 	size_t n = 0;
 
 	if (!infos)
 		return error_origin(-ENOMEM);
-	list_for_each (member, &s->members, link)
+	list_for_each (member, &s->copy.members, link)
 		if (member->info.roles && n < CLUSTER_NODES_MAX)
 			infos[n++] = member->info;
 	return error_trace(view_new(epoch, infos, n, ret_view));
@@ -414,20 +416,21 @@ static bool view_differs(struct etcd_source *s)
 	_cleanup_(view_unrefp) struct view *view = NULL;
 	uint32_t here = etcd_epoch_here(s);
 
-	if (!s->view || s->view->epoch < here)
+	if (!s->copy.view || s->copy.view->epoch < here)
 		return true;
-	if (s->view->epoch == here && s->cluster->view && !view_same(s->view, s->cluster->view))
+	if (s->copy.view->epoch == here && s->cluster->view &&
+	    !view_same(s->copy.view, s->cluster->view))
 		return true;
 	if (members_view(s, 1, &view))
 		return false;
-	return !view_same(view, s->view);
+	return !view_same(view, s->copy.view);
 }
 
 static bool is_oldest(const struct etcd_source *s, const struct etcd_member *self)
 {
 	struct etcd_member *member;
 
-	list_for_each (member, &s->members, link)
+	list_for_each (member, &s->copy.members, link)
 		if (member->info.roles && member->create_revision < self->create_revision)
 			return false;
 	return true;
@@ -436,13 +439,14 @@ static bool is_oldest(const struct etcd_source *s, const struct etcd_member *sel
 static void view_write(struct etcd_source *s)
 {
 	_cleanup_(view_unrefp) struct view *view = NULL;
-	uint32_t epoch = MAX(s->view ? s->view->epoch : cluster_first_epoch(), etcd_epoch_here(s));
+	uint32_t epoch =
+		MAX(s->copy.view ? s->copy.view->epoch : cluster_first_epoch(), etcd_epoch_here(s));
 	struct wire_bytes bytes = { 0 };
 	char key[ETCD_KEY_MAX];
 	struct etcd_guard guard = {
-		.condition = s->view_mod ? ETCD_REVISION_IS : ETCD_VERSION_IS,
+		.condition = s->copy.view_mod ? ETCD_REVISION_IS : ETCD_VERSION_IS,
 		.key = key,
-		.value = s->view_mod,
+		.value = s->copy.view_mod,
 	};
 	struct etcd_change change = { .key = key };
 
@@ -453,7 +457,7 @@ static void view_write(struct etcd_source *s)
 	}
 	etcd_state_key(s, "view", "", key);
 	change.value = bytes;
-	etcd_step_txn(&s->view_step, &guard, 1, &change, 1);
+	etcd_step_txn(&s->wanted.view_step, &guard, 1, &change, 1);
 	wire_bytes_done(&bytes);
 	FAILPOINT("etcd-view-written");
 }
@@ -463,11 +467,11 @@ static uint64_t view_due_ns(const struct etcd_source *s, const struct etcd_membe
 	const uint64_t lease_ms = s->cluster->params.lease_ms;
 	uint64_t delay_ms = CHANGE_DELAY_MS;
 
-	if (!s->view_mod)
+	if (!s->copy.view_mod)
 		delay_ms = MIN(lease_ms, (uint64_t)FIRST_VIEW_MS);
 	if (!is_oldest(s, self))
 		delay_ms += DEPUTY_DELAY_MS + self->create_revision % 8 * 100;
-	return s->differs_since_ns + delay_ms * NSEC_PER_MSEC;
+	return s->wanted.differs_since_ns + delay_ms * NSEC_PER_MSEC;
 }
 
 static void view_take(struct etcd_source *s)
@@ -475,14 +479,14 @@ static void view_take(struct etcd_source *s)
 	struct failure failure = { 0 };
 	bool has_us = false;
 
-	if (!s->view || s->view->epoch <= etcd_epoch_here(s))
+	if (!s->copy.view || s->copy.view->epoch <= etcd_epoch_here(s))
 		return;
 	/* One that we are not in is about to be replaced. */
-	for (size_t i = 0; i < s->view->n_members; i++)
-		has_us |= s->view->members[i].is_self;
+	for (size_t i = 0; i < s->copy.view->n_members; i++)
+		has_us |= s->copy.view->members[i].is_self;
 	if (!has_us)
 		return;
-	if (cluster_set_view(s->cluster, s->view, &failure)) {
+	if (cluster_set_view(s->cluster, s->copy.view, &failure)) {
 		log_error("etcd: %s", failure.text);
 		return;
 	}
@@ -492,16 +496,16 @@ static void view_take(struct etcd_source *s)
 static void view_look(struct etcd_source *s)
 {
 	const struct etcd_member *self = etcd_member_find(s, s->cluster->params.self.name);
-	bool differed = s->differs;
+	bool differed = s->wanted.differs;
 
 	view_take(s);
-	if (s->members_changed) {
-		s->members_changed = false;
-		s->differs = view_differs(s);
-		if (s->differs && !differed)
-			s->differs_since_ns = clock_now_ns();
+	if (s->wanted.members_changed) {
+		s->wanted.members_changed = false;
+		s->wanted.differs = view_differs(s);
+		if (s->wanted.differs && !differed)
+			s->wanted.differs_since_ns = clock_now_ns();
 	}
-	if (!s->differs || !is_own(s, self) || !etcd_step_ready(&s->view_step))
+	if (!s->wanted.differs || !is_own(s, self) || !etcd_step_ready(&s->wanted.view_step))
 		return;
 	if (clock_now_ns() >= view_due_ns(s, self))
 		view_write(s);
@@ -513,7 +517,7 @@ struct view *etcd_settled_view(const struct etcd_source *s)
 {
 	struct view *view = s->cluster->view;
 
-	if (!view || !s->view || s->differs || s->view->epoch != view->epoch)
+	if (!view || !s->copy.view || s->wanted.differs || s->copy.view->epoch != view->epoch)
 		return NULL;
 	return view;
 }
@@ -524,7 +528,7 @@ static void on_look(struct loop_timer *timer)
 {
 	struct etcd_source *s = container_of(timer, struct etcd_source, look);
 
-	if (!s->synced)
+	if (!s->copy.synced)
 		return;
 	key_look(s);
 	key_tell(s);
@@ -617,13 +621,13 @@ static int etcd_start(struct cluster *cluster, struct failure *failure)
 	cluster->source = s;
 	s->cluster = cluster;
 	s->look.expired = on_look;
-	s->beat.expired = on_beat;
-	s->members_changed = true;
-	list_init(&s->members);
-	list_init(&s->claims);
-	etcd_step_init(&s->key_step, s, NULL);
-	etcd_step_init(&s->member_step, s, on_member_step);
-	etcd_step_init(&s->view_step, s, NULL);
+	s->lease.beat.expired = on_beat;
+	s->wanted.members_changed = true;
+	list_init(&s->copy.members);
+	list_init(&s->copy.claims);
+	etcd_step_init(&s->wanted.key_step, s, NULL);
+	etcd_step_init(&s->wanted.member_step, s, on_member_step);
+	etcd_step_init(&s->wanted.view_step, s, NULL);
 	etcd.user = s;
 	if (member_check(&params->self, &why))
 		return failure_set(failure, -EINVAL, "node %s: %s", params->self.name, why);
@@ -643,15 +647,15 @@ static void etcd_close(struct cluster *cluster)
 	if (!s || !s->etcd)
 		return;
 	loop_timer_cancel(&s->look);
-	loop_timer_cancel(&s->beat);
+	loop_timer_cancel(&s->lease.beat);
 	etcd_sync_stop(s);
-	etcd_call_cancel(&s->grant);
-	etcd_call_cancel(&s->keep_alive);
-	etcd_call_cancel(&s->key_step.call);
-	etcd_call_cancel(&s->member_step.call);
-	etcd_call_cancel(&s->view_step.call);
+	etcd_call_cancel(&s->lease.grant);
+	etcd_call_cancel(&s->lease.keep_alive);
+	etcd_call_cancel(&s->wanted.key_step.call);
+	etcd_call_cancel(&s->wanted.member_step.call);
+	etcd_call_cancel(&s->wanted.view_step.call);
 	/* All that hangs on it goes at once. */
-	if (s->lease && !etcd_pack_revoke(s->lease, &bytes))
+	if (s->lease.id && !etcd_pack_revoke(s->lease.id, &bytes))
 		etcd_farewell(s->etcd, "/etcdserverpb.Lease/LeaseRevoke", &bytes);
 }
 
@@ -664,9 +668,9 @@ static void etcd_source_free(struct cluster *cluster)
 	etcd_jobs_free(s);
 	etcd_copy_free(s);
 	etcd_free(s->etcd);
-	if (s->told_key.data)
-		explicit_bzero(s->told_key.data, s->told_key.len);
-	wire_bytes_done(&s->told_key);
+	if (s->wanted.told_key.data)
+		explicit_bzero(s->wanted.told_key.data, s->wanted.told_key.len);
+	wire_bytes_done(&s->wanted.told_key);
 	cluster->source = NULL;
 	free(s);
 }

@@ -98,10 +98,10 @@ static void claim_check(struct etcd_claim *claim)
 
 void etcd_claims_check(struct etcd_source *s)
 {
-	int64_t ttl_s = MAX(s->ttl_s, (int64_t)(s->cluster->params.lease_ms / 1000));
+	int64_t ttl_s = MAX(s->lease.ttl_s, (int64_t)(s->cluster->params.lease_ms / 1000));
 	struct etcd_claim *claim;
 
-	list_for_each (claim, &s->claims, link) {
+	list_for_each (claim, &s->copy.claims, link) {
 		claim->check = true;
 		claim->check_again_ns = clock_now_ns() + (uint64_t)(ttl_s + 2) * NSEC_PER_SEC;
 	}
@@ -135,32 +135,32 @@ static void claims_keep(struct etcd_source *s)
 	uint32_t *in_use;
 	size_t n = 0;
 
-	list_for_each (claim, &s->claims, link)
+	list_for_each (claim, &s->copy.claims, link)
 		n++;
 	in_use = calloc(n + 1, sizeof(*in_use));
 	if (!in_use)
 		return;
 	n = 0;
-	list_for_each (claim, &s->claims, link)
+	list_for_each (claim, &s->copy.claims, link)
 		if (claim->view)
 			in_use[n++] = claim->view->epoch;
 	cluster_set_in_use(s->cluster, in_use, n);
-	list_for_each (claim, &s->claims, link) {
+	list_for_each (claim, &s->copy.claims, link) {
 		if (!claim->view || !cluster_keep_view(s->cluster, claim->view, &failure))
 			continue;
 		log_warning("etcd: job %s: %s", claim->job, failure.text);
 		claim->view = view_unref(claim->view);
 	}
-	s->claims_changed = false;
+	s->copy.claims_changed = false;
 }
 
 void etcd_claims_look(struct etcd_source *s)
 {
 	struct etcd_claim *claim;
 
-	if (s->claims_changed)
+	if (s->copy.claims_changed)
 		claims_keep(s);
-	list_for_each (claim, &s->claims, link) {
+	list_for_each (claim, &s->copy.claims, link) {
 		bool accept = claim->view && !claim->accepted && is_home(claim->view, claim->job);
 		bool check;
 
@@ -214,7 +214,7 @@ static void try_txn(struct etcd_job *j, unsigned trying, const struct etcd_guard
 		    size_t n_guards, const struct etcd_change *changes, size_t n_changes)
 {
 	j->trying = trying;
-	j->tried_lease = j->source->lease;
+	j->tried_lease = j->source->lease.id;
 	if (trying == TRY_CLAIM || trying == TRY_JOIN)
 		j->maybe_held = true;
 	etcd_step_txn(&j->step, guards, n_guards, changes, n_changes);
@@ -230,7 +230,7 @@ static void job_join(struct etcd_job *j, const struct etcd_claim *claim, bool ru
 	keys_of(j->source, j->job->name, j->job->owner, &keys);
 	guards[0] = claim_is(&keys, claim);
 	guards[1] = somebody_holds(&keys);
-	change = (struct etcd_change){ .key = keys.hold, .lease = j->source->lease };
+	change = (struct etcd_change){ .key = keys.hold, .lease = j->source->lease.id };
 	j->tried_claim = claim->mod_revision;
 	try_txn(j, TRY_JOIN, guards, runs ? 1 : 2, &change, 1);
 }
@@ -245,7 +245,7 @@ static void job_claim(struct etcd_job *j, struct view *view, bool accepted, cons
 	if (wire_pack_claim(view, accepted, &bytes))
 		return;
 	changes[0] = (struct etcd_change){ .key = keys->claim, .value = bytes };
-	changes[1] = (struct etcd_change){ .key = keys->hold, .lease = j->source->lease };
+	changes[1] = (struct etcd_change){ .key = keys->hold, .lease = j->source->lease.id };
 	try_txn(j, TRY_CLAIM, guards, n_guards, changes, 2);
 	wire_bytes_done(&bytes);
 }
@@ -265,7 +265,7 @@ static void job_claim_newest(struct etcd_job *j)
 	keys_of(s, j->job->name, j->job->owner, &keys);
 	etcd_state_key(s, "view", "", key);
 	guards[0] = nobody_holds(&keys);
-	guards[1] = (struct etcd_guard){ ETCD_REVISION_IS, key, NULL, s->view_mod };
+	guards[1] = (struct etcd_guard){ ETCD_REVISION_IS, key, NULL, s->copy.view_mod };
 	job_claim(j, view, false, &keys, guards, 2);
 }
 
@@ -295,7 +295,7 @@ static void job_hold_again(struct etcd_job *j, const struct etcd_claim *claim)
 			log_warning("etcd: job %s: is in view %u here, in %u elsewhere",
 				    j->job->name, j->job->view->epoch, claim->view->epoch);
 		j->warned = true;
-		j->held_lease = j->source->lease;
+		j->held_lease = j->source->lease.id;
 		return;
 	}
 	if (claim && claim->view) {
@@ -339,7 +339,7 @@ static void job_open(struct etcd_job *j)
 
 	if (!claim || !claim->view || claim->mod_revision == j->stale_claim)
 		job_claim_newest(j);
-	else if (j->held_lease != s->lease)
+	else if (j->held_lease != s->lease.id)
 		job_join(j, claim, false);
 	else if (!claim->accepted)
 		job_claim_newer(j, claim);
@@ -351,13 +351,13 @@ static void job_look(struct etcd_job *j)
 {
 	struct etcd_source *s = j->source;
 
-	if (!s->lease || !etcd_step_ready(&j->step))
+	if (!s->lease.id || !etcd_step_ready(&j->step))
 		return;
 	if (!is_wanted(j))
 		job_let_go(j);
 	else if (!j->job->view)
 		job_open(j);
-	else if (j->held_lease != s->lease)
+	else if (j->held_lease != s->lease.id)
 		job_hold_again(j, etcd_claim_find(s, j->job->name, j->job->owner));
 }
 

@@ -24,7 +24,7 @@ struct etcd_member *etcd_member_find(const struct etcd_source *s, const char *na
 {
 	struct etcd_member *member;
 
-	list_for_each (member, &s->members, link)
+	list_for_each (member, &s->copy.members, link)
 		if (!strcmp(member->name, name))
 			return member;
 	return NULL;
@@ -34,7 +34,7 @@ struct etcd_claim *etcd_claim_find(const struct etcd_source *s, const char *job,
 {
 	struct etcd_claim *claim;
 
-	list_for_each (claim, &s->claims, link)
+	list_for_each (claim, &s->copy.claims, link)
 		if (claim->owner == owner && !strcmp(claim->job, job))
 			return claim;
 	return NULL;
@@ -51,8 +51,8 @@ static void complain(const struct etcd_source *s, const struct etcd_kv *kv, cons
 static void member_free(struct etcd_source *s, struct etcd_member *member)
 {
 	list_remove(&member->link);
-	s->n_members--;
-	s->members_changed = true;
+	s->copy.n_members--;
+	s->wanted.members_changed = true;
 	free(member);
 }
 
@@ -68,8 +68,8 @@ static void member_put(struct etcd_source *s, const char *name, const struct etc
 			return;
 		}
 		(void)snprintf(member->name, sizeof(member->name), "%s", name);
-		list_push_back(&s->members, &member->link);
-		s->n_members++;
+		list_push_back(&s->copy.members, &member->link);
+		s->copy.n_members++;
 	}
 	member->info = (struct view_member){ 0 };
 	if (wire_unpack_member(kv->value, kv->value_len, &failure, &member->info))
@@ -81,19 +81,19 @@ static void member_put(struct etcd_source *s, const char *name, const struct etc
 	member->mod_revision = kv->mod_revision;
 	member->lease = kv->lease;
 	member->seen = true;
-	s->members_changed = true;
+	s->wanted.members_changed = true;
 }
 
 static void view_put(struct etcd_source *s, const struct etcd_kv *kv)
 {
 	struct failure failure = { 0 };
 
-	s->view = view_unref(s->view);
+	s->copy.view = view_unref(s->copy.view);
 	if (wire_unpack_view(kv->value, kv->value_len, s->cluster->params.self.id, &failure,
-			     &s->view))
+			     &s->copy.view))
 		complain(s, kv, failure.text);
-	s->view_mod = kv->mod_revision;
-	s->view_seen = s->members_changed = true;
+	s->copy.view_mod = kv->mod_revision;
+	s->copy.view_seen = s->wanted.members_changed = true;
 	FAILPOINT("etcd-view-seen");
 }
 
@@ -101,17 +101,17 @@ static void key_put(struct etcd_source *s, const struct etcd_kv *kv)
 {
 	void *copy = NULL;
 
-	wire_bytes_done(&s->key);
+	wire_bytes_done(&s->copy.key);
 	if (kv->value_len && kv->value_len <= WIRE_KEY_MAX)
 		copy = malloc(kv->value_len);
 	if (copy) {
 		memcpy(copy, kv->value, kv->value_len);
-		s->key = (struct wire_bytes){ copy, kv->value_len };
+		s->copy.key = (struct wire_bytes){ copy, kv->value_len };
 	} else {
 		complain(s, kv, "not a key for data connections");
 	}
-	s->key_mod = kv->mod_revision;
-	s->key_seen = true;
+	s->copy.key_mod = kv->mod_revision;
+	s->copy.key_seen = true;
 }
 
 static void contest_put(struct etcd_source *s, const struct etcd_kv *kv)
@@ -119,18 +119,18 @@ static void contest_put(struct etcd_source *s, const struct etcd_kv *kv)
 	struct view_member member;
 	struct failure failure = { 0 };
 
-	s->contest_id = 0;
-	s->contest_mod = kv->mod_revision;
-	s->contest_seen = true;
+	s->copy.contest_id = 0;
+	s->copy.contest_mod = kv->mod_revision;
+	s->copy.contest_seen = true;
 	if (wire_unpack_member(kv->value, kv->value_len, &failure, &member))
 		complain(s, kv, failure.text);
 	else
-		s->contest_id = member.id;
+		s->copy.contest_id = member.id;
 }
 
 static void claim_free(struct etcd_claim *claim)
 {
-	claim->source->claims_changed = true;
+	claim->source->copy.claims_changed = true;
 	etcd_call_cancel(&claim->step.call);
 	list_remove(&claim->link);
 	view_unref(claim->view);
@@ -153,7 +153,7 @@ static void claim_put(struct etcd_source *s, const char *job, uint64_t owner,
 		claim->owner = owner;
 		(void)snprintf(claim->job, sizeof(claim->job), "%s", job);
 		etcd_claim_init(claim);
-		list_push_back(&s->claims, &claim->link);
+		list_push_back(&s->copy.claims, &claim->link);
 	}
 	claim->view = view_unref(claim->view);
 	claim->accepted = false;
@@ -162,7 +162,7 @@ static void claim_put(struct etcd_source *s, const char *job, uint64_t owner,
 		complain(s, kv, failure.text);
 	claim->mod_revision = kv->mod_revision;
 	claim->seen = true;
-	s->claims_changed = true;
+	s->copy.claims_changed = true;
 	FAILPOINT("etcd-claim-seen");
 }
 
@@ -256,15 +256,15 @@ static void copy_put(struct etcd_source *s, const struct etcd_kv *kv)
 
 static void view_gone(struct etcd_source *s)
 {
-	s->view = view_unref(s->view);
-	s->view_mod = 0;
-	s->members_changed = true;
+	s->copy.view = view_unref(s->copy.view);
+	s->copy.view_mod = 0;
+	s->wanted.members_changed = true;
 }
 
 static void key_gone(struct etcd_source *s)
 {
-	wire_bytes_done(&s->key);
-	s->key_mod = 0;
+	wire_bytes_done(&s->copy.key);
+	s->copy.key_mod = 0;
 }
 
 static void copy_remove(struct etcd_source *s, const struct etcd_kv *kv)
@@ -288,7 +288,7 @@ static void copy_remove(struct etcd_source *s, const struct etcd_kv *kv)
 		break;
 	case PART_CONTEST:
 		if (!strcmp(name, s->cluster->params.self.name))
-			s->contest_id = 0;
+			s->copy.contest_id = 0;
 		break;
 	case PART_CLAIM:
 		claim = etcd_claim_find(s, name, owner);
@@ -306,7 +306,7 @@ static void range_next(struct etcd_source *s, const char *from);
 
 static void on_sync_again(struct loop_timer *timer)
 {
-	etcd_sync_start(container_of(timer, struct etcd_source, sync_again));
+	etcd_sync_start(container_of(timer, struct etcd_source, copy.sync_again));
 }
 
 static void sync_failed(struct etcd_source *s, int status, const char *text)
@@ -314,15 +314,15 @@ static void sync_failed(struct etcd_source *s, int status, const char *text)
 	struct failure failure = { 0 };
 
 	/* Nothing that a retry could mend, said before this daemon could ever work. */
-	if (!s->was_synced && (status == -EINVAL || status == -EACCES || status == -ENOSYS ||
-			       status == -EKEYREJECTED)) {
+	if (!s->copy.was_synced && (status == -EINVAL || status == -EACCES || status == -ENOSYS ||
+				    status == -EKEYREJECTED)) {
 		(void)failure_set(&failure, status, "etcd %s: %s", etcd_address(s->etcd), text);
 		s->cluster->params.failed(s->cluster->params.user, &failure);
 		return;
 	}
 	log_debug("etcd %s: cannot be read: %s", etcd_address(s->etcd), text);
-	s->sync_again.expired = on_sync_again;
-	if (loop_timer_set(s->cluster->params.loop, &s->sync_again,
+	s->copy.sync_again.expired = on_sync_again;
+	if (loop_timer_set(s->cluster->params.loop, &s->copy.sync_again,
 			   clock_now_ns() + SYNC_AGAIN_MS * NSEC_PER_MSEC))
 		log_error("etcd: out of memory, no more attempts");
 }
@@ -332,11 +332,11 @@ static void mark_unseen(struct etcd_source *s)
 	struct etcd_member *member;
 	struct etcd_claim *claim;
 
-	list_for_each (member, &s->members, link)
+	list_for_each (member, &s->copy.members, link)
 		member->seen = false;
-	list_for_each (claim, &s->claims, link)
+	list_for_each (claim, &s->copy.claims, link)
 		claim->seen = false;
-	s->view_seen = s->key_seen = s->contest_seen = false;
+	s->copy.view_seen = s->copy.key_seen = s->copy.contest_seen = false;
 }
 
 static void remove_unseen(struct etcd_source *s)
@@ -344,20 +344,20 @@ static void remove_unseen(struct etcd_source *s)
 	struct etcd_member *member, *next_member;
 	struct etcd_claim *claim, *next_claim;
 
-	list_for_each_safe (member, next_member, &s->members, link)
+	list_for_each_safe (member, next_member, &s->copy.members, link)
 		if (!member->seen)
 			member_free(s, member);
-	list_for_each_safe (claim, next_claim, &s->claims, link) {
+	list_for_each_safe (claim, next_claim, &s->copy.claims, link) {
 		if (!claim->seen)
 			claim_free(claim);
 	}
 	etcd_claims_check(s);
-	if (!s->view_seen)
+	if (!s->copy.view_seen)
 		view_gone(s);
-	if (!s->key_seen)
+	if (!s->copy.key_seen)
 		key_gone(s);
-	if (!s->contest_seen)
-		s->contest_id = 0;
+	if (!s->copy.contest_seen)
+		s->copy.contest_id = 0;
 }
 
 static void sync_done(struct etcd_source *s)
@@ -365,11 +365,11 @@ static void sync_done(struct etcd_source *s)
 	struct wire_bytes bytes = { 0 };
 
 	remove_unseen(s);
-	s->revision = s->range_revision;
-	s->synced = s->was_synced = true;
+	s->copy.revision = s->copy.range_revision;
+	s->copy.synced = s->copy.was_synced = true;
 	FAILPOINT("etcd-synced");
-	if (etcd_pack_watch(s->state, s->state_end, s->revision + 1, &bytes)) {
-		s->synced = false;
+	if (etcd_pack_watch(s->state, s->state_end, s->copy.revision + 1, &bytes)) {
+		s->copy.synced = false;
 		sync_failed(s, -ENOMEM, "out of memory");
 		return;
 	}
@@ -380,7 +380,7 @@ static void sync_done(struct etcd_source *s)
 static void on_range(struct etcd_call *call, int status, const char *text, const void *data,
 		     size_t len)
 {
-	struct etcd_source *s = container_of(call, struct etcd_source, range);
+	struct etcd_source *s = container_of(call, struct etcd_source, copy.range);
 	_cleanup_(etcd_range_done) struct etcd_range range = { 0 };
 	struct failure failure = { 0 };
 	char next[ETCD_KEY_MAX];
@@ -395,8 +395,8 @@ static void on_range(struct etcd_call *call, int status, const char *text, const
 		sync_failed(s, status, text);
 		return;
 	}
-	if (!s->range_revision)
-		s->range_revision = range.revision;
+	if (!s->copy.range_revision)
+		s->copy.range_revision = range.revision;
 	for (size_t i = 0; i < range.n_kvs; i++)
 		copy_put(s, &range.kvs[i]);
 	if (range.more && range.n_kvs) {
@@ -406,7 +406,7 @@ static void on_range(struct etcd_call *call, int status, const char *text, const
 		(void)snprintf(next, sizeof(next), "%.*s\001",
 			       (int)MIN(last->key_len, sizeof(next) - 2), last->key);
 		range_next(s, next);
-	} else if (++s->stage < ARRAY_SIZE(stages)) {
+	} else if (++s->copy.stage < ARRAY_SIZE(stages)) {
 		range_next(s, NULL);
 	} else {
 		sync_done(s);
@@ -420,19 +420,19 @@ static void range_next(struct etcd_source *s, const char *from)
 	char key[ETCD_KEY_MAX], end[ETCD_KEY_MAX];
 	size_t len;
 
-	etcd_state_key(s, stages[s->stage].what, "", key);
+	etcd_state_key(s, stages[s->copy.stage].what, "", key);
 	memcpy(end, key, sizeof(end));
 	len = strlen(end);
 	end[len - 1]++;
-	if (etcd_pack_range(from ? from : key, end, stages[s->stage].limit, s->range_revision,
-			    &bytes)) {
+	if (etcd_pack_range(from ? from : key, end, stages[s->copy.stage].limit,
+			    s->copy.range_revision, &bytes)) {
 		sync_failed(s, -ENOMEM, "out of memory");
 		return;
 	}
-	s->range.path = "/etcdserverpb.KV/Range";
-	s->range.timeout_ms = SYNC_TIMEOUT_MS;
-	s->range.done = on_range;
-	etcd_call_start(s->etcd, &s->range, &bytes);
+	s->copy.range.path = "/etcdserverpb.KV/Range";
+	s->copy.range.timeout_ms = SYNC_TIMEOUT_MS;
+	s->copy.range.done = on_range;
+	etcd_call_start(s->etcd, &s->copy.range, &bytes);
 }
 
 void etcd_sync_start(struct etcd_source *s)
@@ -440,17 +440,17 @@ void etcd_sync_start(struct etcd_source *s)
 	if (s->cluster->closed)
 		return;
 	etcd_sync_stop(s);
-	s->stage = 0;
-	s->range_revision = 0;
+	s->copy.stage = 0;
+	s->copy.range_revision = 0;
 	mark_unseen(s);
 	range_next(s, NULL);
 }
 
 void etcd_sync_stop(struct etcd_source *s)
 {
-	s->synced = false;
-	loop_timer_cancel(&s->sync_again);
-	etcd_call_cancel(&s->range);
+	s->copy.synced = false;
+	loop_timer_cancel(&s->copy.sync_again);
+	etcd_call_cancel(&s->copy.range);
 	etcd_watch_stop(s->etcd);
 }
 
@@ -462,7 +462,7 @@ void etcd_sync_watched(struct etcd_source *s, const void *data, size_t len)
 	struct failure failure = { 0 };
 	int r;
 
-	if (!s->synced)
+	if (!s->copy.synced)
 		return;
 	r = etcd_unpack_watch(data, len, &failure, &watch);
 	if (r) {
@@ -485,7 +485,7 @@ void etcd_sync_watched(struct etcd_source *s, const void *data, size_t len)
 		else
 			copy_put(s, &event->kv);
 		if (!watch.fragment)
-			s->revision = MAX(s->revision, event->kv.mod_revision);
+			s->copy.revision = MAX(s->copy.revision, event->kv.mod_revision);
 	}
 	if (watch.n_events && !watch.fragment)
 		etcd_look_now(s);
@@ -496,12 +496,12 @@ void etcd_copy_free(struct etcd_source *s)
 	struct etcd_member *member, *next_member;
 	struct etcd_claim *claim, *next_claim;
 
-	list_for_each_safe (member, next_member, &s->members, link)
+	list_for_each_safe (member, next_member, &s->copy.members, link)
 		member_free(s, member);
-	list_for_each_safe (claim, next_claim, &s->claims, link)
+	list_for_each_safe (claim, next_claim, &s->copy.claims, link)
 		claim_free(claim);
 	view_gone(s);
-	if (s->key.data)
-		explicit_bzero(s->key.data, s->key.len);
+	if (s->copy.key.data)
+		explicit_bzero(s->copy.key.data, s->copy.key.len);
 	key_gone(s);
 }
