@@ -65,6 +65,29 @@ struct gpu_watch {
 	uint8_t device[DEVICE_UUID_LEN];
 };
 
+/* The tasks of a worker. */
+struct gpu_work {
+	struct gpu_task *task; /* between begin and end */
+	struct {
+		const struct gpu_memory *memory;
+		enum gpu_stream stream;
+	} marks[GPU_STREAMS * GPU_DEVICES_MAX]; /* streams that the task uses */
+	unsigned n_marks;
+	struct list tasks;    /* under way */
+	struct map by_ticket; /* the same */
+	uint64_t n_begun;
+	struct mail fail; /* ends those that wait for nothing */
+	bool fail_posted;
+};
+
+/* Commands to a worker's process. */
+struct gpu_out {
+	struct gpu_command batch[GPU_PACKET_MAX];
+	unsigned n_batch;
+	struct list packets; /* that did not fit into the socket */
+	size_t n_packets;
+};
+
 struct gpu_worker {
 	struct gpu *gpu;
 	struct list link;
@@ -104,22 +127,8 @@ struct gpu_worker {
 	struct gpu_plan plan;
 	size_t n_planned;
 
-	struct gpu_task *task; /* between begin and end */
-	struct {
-		const struct gpu_memory *memory;
-		enum gpu_stream stream;
-	} marks[GPU_STREAMS * GPU_DEVICES_MAX]; /* streams that it uses */
-	unsigned n_marks;
-	struct list tasks;    /* under way */
-	struct map by_ticket; /* the same */
-	uint64_t n_begun;
-	struct mail fail; /* ends those that wait for nothing */
-	bool fail_posted;
-
-	struct gpu_command batch[GPU_PACKET_MAX];
-	unsigned n_batch;
-	struct list outbox; /* packets that did not fit into the socket */
-	size_t n_outbox;
+	struct gpu_work work;
+	struct gpu_out out;
 };
 
 struct gpu_session {

@@ -7,23 +7,23 @@
 
 void gpu_task_begin(struct gpu_worker *worker, struct gpu_task *task)
 {
-	assert(!worker->task);
-	worker->task = task;
-	worker->n_marks = 0;
+	assert(!worker->work.task);
+	worker->work.task = task;
+	worker->work.n_marks = 0;
 	task->n_pending = 0;
 }
 
 void gpu_task_use(struct gpu_worker *worker, const struct gpu_memory *memory,
 		  enum gpu_stream stream)
 {
-	for (unsigned i = 0; i < worker->n_marks; i++)
-		if (worker->marks[i].stream == stream &&
-		    !memcmp(worker->marks[i].memory->params.device, memory->params.device,
+	for (unsigned i = 0; i < worker->work.n_marks; i++)
+		if (worker->work.marks[i].stream == stream &&
+		    !memcmp(worker->work.marks[i].memory->params.device, memory->params.device,
 			    DEVICE_UUID_LEN))
 			return;
-	assert(worker->n_marks < ARRAY_SIZE(worker->marks));
-	worker->marks[worker->n_marks].memory = memory;
-	worker->marks[worker->n_marks++].stream = stream;
+	assert(worker->work.n_marks < ARRAY_SIZE(worker->work.marks));
+	worker->work.marks[worker->work.n_marks].memory = memory;
+	worker->work.marks[worker->work.n_marks++].stream = stream;
 }
 
 static void copy(struct gpu_worker *worker, enum gpu_op op, enum gpu_stream stream,
@@ -101,41 +101,41 @@ void gpu_task_tell(struct gpu_worker *worker, struct gpu_memory *memory,
 
 static void on_fail(struct mail *mail)
 {
-	struct gpu_worker *worker = container_of(mail, struct gpu_worker, fail);
+	struct gpu_worker *worker = container_of(mail, struct gpu_worker, work.fail);
 
-	worker->fail_posted = false;
+	worker->work.fail_posted = false;
 	gpu_task_worker_died(worker);
 }
 
 /* Those that have nothing to wait for: also they end from the loop. */
 static void end_later(struct gpu_worker *worker)
 {
-	if (worker->fail_posted)
+	if (worker->work.fail_posted)
 		return;
-	worker->fail_posted = true;
-	worker->fail.run = on_fail;
-	loop_post(worker->gpu->params.loop, &worker->fail);
+	worker->work.fail_posted = true;
+	worker->work.fail.run = on_fail;
+	loop_post(worker->gpu->params.loop, &worker->work.fail);
 }
 
 void gpu_task_end(struct gpu_worker *worker)
 {
-	struct gpu_task *task = TAKE_PTR(worker->task);
+	struct gpu_task *task = TAKE_PTR(worker->work.task);
 
 	/* Until now nothing was to come of it. */
-	if (list_empty(&worker->tasks))
+	if (list_empty(&worker->work.tasks))
 		worker->progress_ns = clock_now_ns();
-	task->ticket = ++worker->n_begun;
-	list_push_back(&worker->tasks, &task->link);
-	task->n_pending = worker->n_marks;
-	task->is_mapped = !map_add(&worker->by_ticket, task->ticket, &task->entry);
+	task->ticket = ++worker->work.n_begun;
+	list_push_back(&worker->work.tasks, &task->link);
+	task->n_pending = worker->work.n_marks;
+	task->is_mapped = !map_add(&worker->work.by_ticket, task->ticket, &task->entry);
 	if (!task->is_mapped)
 		gpu_worker_die_soon(worker, "no memory for what is under way");
-	for (unsigned i = 0; i < worker->n_marks; i++) {
+	for (unsigned i = 0; i < worker->work.n_marks; i++) {
 		struct gpu_command *command = gpu_worker_add(worker);
 
 		command->op = GPU_OP_MARK;
-		command->stream = worker->marks[i].stream;
-		command->memory = worker->marks[i].memory->number;
+		command->stream = worker->work.marks[i].stream;
+		command->memory = worker->work.marks[i].memory->number;
 		command->ticket = task->ticket;
 	}
 	if (worker->state != WORKER_RUNNING || !task->n_pending)
@@ -148,13 +148,13 @@ static void task_done(struct gpu_worker *worker, struct gpu_task *task, bool fai
 {
 	list_remove(&task->link);
 	if (task->is_mapped)
-		map_remove(&worker->by_ticket, &task->entry);
+		map_remove(&worker->work.by_ticket, &task->entry);
 	task->done(task, failed);
 }
 
 void gpu_task_event(struct gpu_worker *worker, const struct gpu_event *event)
 {
-	struct map_entry *entry = map_find(&worker->by_ticket, event->ticket);
+	struct map_entry *entry = map_find(&worker->work.by_ticket, event->ticket);
 	struct gpu_task *task = entry ? container_of(entry, struct gpu_task, entry) : NULL;
 
 	if (!task || --task->n_pending)
@@ -170,7 +170,7 @@ void gpu_task_worker_died(struct gpu_worker *worker)
 
 	do {
 		found = NULL;
-		list_for_each (task, &worker->tasks, link) {
+		list_for_each (task, &worker->work.tasks, link) {
 			if (!dead && task->n_pending)
 				continue;
 			found = task;

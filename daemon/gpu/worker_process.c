@@ -112,7 +112,7 @@ int gpu_process_start(const char *program, pid_t *ret_pid, int *ret_pidfd, int *
 static void packet_free(struct gpu_worker *worker, struct packet *packet)
 {
 	list_remove(&packet->link);
-	worker->n_outbox--;
+	worker->out.n_packets--;
 	/* It may be a parcel. */
 	porter_close(NULL, packet->fd);
 	free(packet);
@@ -131,7 +131,7 @@ static void queue(struct gpu_worker *worker, const void *data, size_t len, int f
 	struct packet *packet = malloc(sizeof(*packet) + len);
 	int kept = fd < 0 ? -1 : fcntl(fd, F_DUPFD_CLOEXEC, 0);
 
-	if (!packet || (fd >= 0 && kept < 0) || worker->n_outbox >= OUTBOX_MAX) {
+	if (!packet || (fd >= 0 && kept < 0) || worker->out.n_packets >= OUTBOX_MAX) {
 		(void)fd_close(kept);
 		free(packet);
 		gpu_worker_die_soon(worker, "no memory or no descriptor for its commands");
@@ -140,8 +140,8 @@ static void queue(struct gpu_worker *worker, const void *data, size_t len, int f
 	packet->fd = kept;
 	packet->len = len;
 	memcpy(packet->data, data, len);
-	list_push_back(&worker->outbox, &packet->link);
-	if (!worker->n_outbox++)
+	list_push_back(&worker->out.packets, &packet->link);
+	if (!worker->out.n_packets++)
 		(void)loop_modify(&worker->socket, EPOLLIN | EPOLLOUT);
 }
 
@@ -151,8 +151,8 @@ static void send_packet(struct gpu_worker *worker, const void *data, size_t len,
 
 	if (worker->state != WORKER_RUNNING || worker->late.loop || worker->dies_soon)
 		return;
-	r = worker->n_outbox ? FRAME_E_AGAIN
-			     : frame_send(worker->socket.fd, data, len, &fd, fd >= 0);
+	r = worker->out.n_packets ? FRAME_E_AGAIN
+				  : frame_send(worker->socket.fd, data, len, &fd, fd >= 0);
 	if (r == FRAME_E_AGAIN)
 		queue(worker, data, len, fd);
 	/* Its end is seen by its process. */
@@ -162,7 +162,7 @@ static void send_queued(struct gpu_worker *worker)
 {
 	struct packet *packet;
 
-	while ((packet = list_first(&worker->outbox, struct packet, link))) {
+	while ((packet = list_first(&worker->out.packets, struct packet, link))) {
 		if (frame_send(worker->socket.fd, packet->data, packet->len, &packet->fd,
 			       packet->fd >= 0) == FRAME_E_AGAIN)
 			return;
@@ -173,19 +173,19 @@ static void send_queued(struct gpu_worker *worker)
 
 void gpu_worker_flush(struct gpu_worker *worker)
 {
-	unsigned n = worker->n_batch;
+	unsigned n = worker->out.n_batch;
 
-	worker->n_batch = 0;
+	worker->out.n_batch = 0;
 	if (n)
-		send_packet(worker, worker->batch, n * sizeof(worker->batch[0]), -1);
+		send_packet(worker, worker->out.batch, n * sizeof(worker->out.batch[0]), -1);
 }
 
 struct gpu_command *gpu_worker_add(struct gpu_worker *worker)
 {
-	if (worker->n_batch == GPU_PACKET_MAX)
+	if (worker->out.n_batch == GPU_PACKET_MAX)
 		gpu_worker_flush(worker);
-	worker->batch[worker->n_batch] = (struct gpu_command){ 0 };
-	return &worker->batch[worker->n_batch++];
+	worker->out.batch[worker->out.n_batch] = (struct gpu_command){ 0 };
+	return &worker->out.batch[worker->out.n_batch++];
 }
 
 void gpu_worker_send(struct gpu_worker *worker, const struct gpu_command *command, int fd)
@@ -359,16 +359,16 @@ static struct gpu_worker *worker_free(struct gpu_worker *worker)
 	loop_timer_cancel(&worker->late);
 	if (worker->changed_posted)
 		loop_unpost(worker->gpu->params.loop, &worker->changed);
-	while ((packet = list_first(&worker->outbox, struct packet, link)))
+	while ((packet = list_first(&worker->out.packets, struct packet, link)))
 		packet_free(worker, packet);
 	gpu_session_free_all(worker);
 	list_remove(&worker->link);
 	list_remove(&worker->wait_link);
-	if (worker->fail_posted)
-		loop_unpost(worker->gpu->params.loop, &worker->fail);
+	if (worker->work.fail_posted)
+		loop_unpost(worker->gpu->params.loop, &worker->work.fail);
 	if (worker->dies_soon)
 		loop_unpost(worker->gpu->params.loop, &worker->soon);
-	map_done(&worker->by_ticket);
+	map_done(&worker->work.by_ticket);
 	free(worker->by_number);
 	free(worker);
 	return NULL;
@@ -383,7 +383,7 @@ static void free_dead(struct gpu *gpu)
 		void *user = worker->user;
 
 		if (worker->state != WORKER_DEAD || !worker->closed ||
-		    !list_empty(&worker->tasks) || !list_empty(&worker->leases))
+		    !list_empty(&worker->work.tasks) || !list_empty(&worker->leases))
 			continue;
 		(void)worker_free(worker);
 		gone(user);
@@ -414,7 +414,7 @@ void gpu_worker_die(struct gpu_worker *worker, const struct failure *why)
 	if (worker->state == WORKER_DEAD)
 		return;
 	worker->state = WORKER_DEAD;
-	worker->n_batch = 0;
+	worker->out.n_batch = 0;
 	(void)failure_set(&worker->why, why->status, "the GPU worker of job %s (pid %d): %s",
 			  worker->name, (int)worker->pid, why->text);
 	reap(worker);
@@ -501,7 +501,7 @@ void gpu_worker_expect(struct gpu_worker *worker)
 void gpu_worker_expect_setup(struct gpu_worker *worker)
 {
 	/* Until now nothing was to come of it. */
-	if (list_empty(&worker->tasks) && !worker->n_setup)
+	if (list_empty(&worker->work.tasks) && !worker->n_setup)
 		worker->progress_ns = clock_now_ns();
 	worker->n_setup++;
 	gpu_worker_expect(worker);
@@ -512,7 +512,7 @@ static void on_timer(struct loop_timer *timer)
 	struct gpu_worker *worker = container_of(timer, struct gpu_worker, timer);
 	char text[96];
 
-	if (worker->state == WORKER_RUNNING && list_empty(&worker->tasks)) {
+	if (worker->state == WORKER_RUNNING && list_empty(&worker->work.tasks)) {
 		if (!worker->n_setup && !worker->closed)
 			return;
 		/*
@@ -561,8 +561,8 @@ int gpu_worker_start(struct gpu *gpu, const char *name, const struct gpu_worker_
 	list_init(&worker->wait_link);
 	list_init(&worker->leases);
 	list_init(&worker->memories);
-	list_init(&worker->tasks);
-	list_init(&worker->outbox);
+	list_init(&worker->work.tasks);
+	list_init(&worker->out.packets);
 	worker->socket.ready = on_socket;
 	worker->process.ready = on_process;
 	worker->timer.expired = on_timer;
@@ -591,7 +591,7 @@ void gpu_worker_idle(struct gpu_worker *worker)
 {
 	struct gpu_command command = { .op = GPU_OP_END };
 
-	if (!worker->closed || !list_empty(&worker->tasks))
+	if (!worker->closed || !list_empty(&worker->work.tasks))
 		return;
 	if (worker->state == WORKER_DEAD) {
 		free_later(worker->gpu);

@@ -214,20 +214,20 @@ TEST(a_worker_that_does_not_read)
 		gpu_task_down(world.worker, memory, 0, world.gpu->staging, 4096);
 		gpu_task_end(world.worker);
 	}
-	ASSERT_TRUE(world.worker->n_outbox > 0);
+	ASSERT_TRUE(world.worker->out.n_packets > 0);
 	(void)kill(world.worker->pid, SIGCONT);
 	/* There is room for the last, but others were first. */
 	ASSERT_EQ(poll(&(struct pollfd){ .fd = world.worker->socket.fd, .events = POLLOUT }, 1, -1),
 		  1);
-	n_outbox = world.worker->n_outbox;
+	n_outbox = world.worker->out.n_packets;
 	gpu_task_begin(world.worker, &last);
 	gpu_task_down(world.worker, memory, 0, world.gpu->staging, 4096);
 	gpu_task_end(world.worker);
 	gpu_worker_flush(world.worker);
-	ASSERT_INT(world.worker->n_outbox, >, n_outbox);
+	ASSERT_INT(world.worker->out.n_packets, >, n_outbox);
 	TURN_UNTIL(&world, seen.n_done == N + 1);
 	ASSERT_EQ(seen.n_failed, 0);
-	ASSERT_EQ(world.worker->n_outbox, 0);
+	ASSERT_EQ(world.worker->out.n_packets, 0);
 	gpu_memory_free(memory, on_freed, &freed);
 	gpu_worker_close(world.worker);
 	world_close(&world);
@@ -360,7 +360,7 @@ static void fill_outbox(struct gpu_worker *worker)
 	siginfo_t info = { 0 };
 
 	ASSERT_OK(waitid(P_PID, (id_t)worker->pid, &info, WSTOPPED | WNOWAIT));
-	while (worker->n_outbox < OUTBOX_MAX)
+	while (worker->out.n_packets < OUTBOX_MAX)
 		gpu_worker_send(worker, &command, -1);
 }
 
