@@ -524,12 +524,12 @@ static void go_on(struct pipeline_part *part)
 	if (part->round->failure.status)
 		pipeline_part_drop(part);
 	else
-		part->device_then(part);
+		part->device.then(part);
 }
 
 static void on_down(struct gpu_task *task, bool failed)
 {
-	struct pipeline_part *part = container_of(task, struct pipeline_part, device_task);
+	struct pipeline_part *part = container_of(task, struct pipeline_part, device.task);
 
 	FAILPOINT("part-down");
 	/* The job has failed with its worker. */
@@ -546,14 +546,14 @@ static void on_down(struct gpu_task *task, bool failed)
 static void copy_down(struct pipeline_part *part)
 {
 	struct pipeline_device *device = job_of(part)->device;
-	char *piece = part->direct.data ?: part->lease.data;
+	char *piece = part->device.direct.data ?: part->device.lease.data;
 
 	part->result = piece;
-	if (!part->device_inputs) {
+	if (!part->device.inputs) {
 		go_on(part);
 		return;
 	}
-	gpu_task_begin(device->worker, &part->device_task);
+	gpu_task_begin(device->worker, &part->device.task);
 	memset(part->staged, 0, job_of(part)->layout.n_local * sizeof(part->staged[0]));
 	for (unsigned i = 0; part->round->grouped && i < device->n_groups; i++) {
 		group_down(part, i, piece);
@@ -571,13 +571,13 @@ static void copy_down(struct pipeline_part *part)
 		part->staged[i] = piece;
 		piece += part->extent.len;
 	}
-	part->device_task.done = on_down;
+	part->device.task.done = on_down;
 	gpu_task_end(device->worker);
 }
 
 static void on_granted(struct gpu_lease *lease)
 {
-	struct pipeline_part *part = container_of(lease, struct pipeline_part, lease);
+	struct pipeline_part *part = container_of(lease, struct pipeline_part, device.lease);
 
 	if (part->round->failure.status)
 		pipeline_part_drop(part);
@@ -589,7 +589,7 @@ static void on_granted(struct gpu_lease *lease)
 
 static void on_up(struct gpu_task *task, bool failed)
 {
-	struct pipeline_part *part = container_of(task, struct pipeline_part, device_task);
+	struct pipeline_part *part = container_of(task, struct pipeline_part, device.task);
 
 	(void)failed;
 	FAILPOINT("part-up");
@@ -639,7 +639,7 @@ static void end_up(struct pipeline_part *part)
 	part->round->n_up++;
 	if (is_last(part))
 		tell(part);
-	part->device_task.done = on_up;
+	part->device.task.done = on_up;
 	gpu_task_end(job_of(part)->device->worker);
 }
 
@@ -649,7 +649,7 @@ static void all_reduce(struct pipeline_part *part)
 	struct group group;
 
 	group_fill(&group, part, 0);
-	gpu_task_begin(job_of(part)->device->worker, &part->device_task);
+	gpu_task_begin(job_of(part)->device->worker, &part->device.task);
 	collective(part, GPU_ALL_REDUCE, &group);
 	end_up(part);
 }
@@ -672,7 +672,8 @@ void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
 	bool outputs = false;
 	int r = GPU_E_WAIT;
 
-	if (part->round->on_device && part->extent.len && !part->lease.data && !part->direct.data) {
+	if (part->round->on_device && part->extent.len && !part->device.lease.data &&
+	    !part->device.direct.data) {
 		for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++) {
 			n_inputs += inputs && input_on_device(part, i) && is_source(part, i);
 			outputs |= goes_up(part, i);
@@ -692,18 +693,18 @@ void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
 	}
 	/* Sums are aligned as elements are, and a part's length is whole elements. */
 	len = n * part->extent.len;
-	part->device_then = then;
-	part->device_inputs = n_inputs;
+	part->device.then = then;
+	part->device.inputs = n_inputs;
 	if (is_long && n_inputs == 1 && pipeline_round_takes_one(part->round) &&
 	    pipeline_direct_take(part)) {
 		copy_down(part);
 		return;
 	}
-	part->lease.granted = on_granted;
+	part->device.lease.granted = on_granted;
 	if (is_long)
-		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, true);
+		r = gpu_lease_take(job_of(part)->device->worker, &part->device.lease, len, true);
 	if (r == GPU_E_WAIT)
-		r = gpu_lease_take(job_of(part)->device->worker, &part->lease, len, false);
+		r = gpu_lease_take(job_of(part)->device->worker, &part->device.lease, len, false);
 	if (r < 0)
 		pipeline_device_too_large(part, len);
 	else if (!r)
@@ -714,8 +715,8 @@ void pipeline_device_give(struct pipeline_part *part)
 {
 	if (!part->round->on_device)
 		return;
-	gpu_lease_give(&part->lease);
-	gpu_lease_give(&part->direct);
+	gpu_lease_give(&part->device.lease);
+	gpu_lease_give(&part->device.direct);
 	part->result = NULL;
 	memset(part->staged, 0, job_of(part)->layout.n_local * sizeof(part->staged[0]));
 }
@@ -733,7 +734,7 @@ void pipeline_device_up(struct pipeline_part *part)
 		pipeline_part_drop(part);
 		return;
 	}
-	gpu_task_begin(device->worker, &part->device_task);
+	gpu_task_begin(device->worker, &part->device.task);
 	for (unsigned i = 0; part->round->grouped && i < device->n_groups; i++)
 		group_up(part, i);
 	for (uint32_t i = 0; !part->round->grouped && i < job_of(part)->layout.n_local; i++) {

@@ -40,7 +40,7 @@ void pipeline_device_waiting_for(const struct pipeline_round *round, char *text,
 /*
  * Gets staging for what a part has on devices here, and with inputs the inputs into it; then calls then(), at once where
  * nothing of the part is on a device. is_long: the staging is kept until another node has answered, if there is enough;
- * part->lease.is_long says whether. A part that cannot is finished in the place of then().
+ * part->device.lease.is_long says whether. A part that cannot is finished in the place of then().
  */
 void pipeline_device_down(struct pipeline_part *part, bool inputs, bool is_long,
 			  void (*then)(struct pipeline_part *part));
@@ -59,12 +59,12 @@ bool pipeline_device_has_output(const struct pipeline_part *part, uint32_t local
 
 /* Returns 0; or DEVICE_E_WAIT until it is known whether its devices have staging that RDMA devices know. */
 int pipeline_direct_ready(struct pipeline_round *round);
-/* Whether part->direct is its staging, as all that it has here is on devices that bring it to one, and it goes by RDMA to another node. */
+/* Whether part->device.direct is its staging, as all that it has here is on devices that bring it to one, and it goes by RDMA to another node. */
 bool pipeline_direct_take(struct pipeline_part *part);
 /* Whether it may still go so. */
 bool pipeline_direct_goes(const struct pipeline_part *part);
 /*
- * Brings what is in part->direct, which is given back, to memory of the host: to part->block, or to staging that may be held,
+ * Brings what is in part->device.direct, which is given back, to memory of the host: to part->block, or to staging that may be held,
  * at part->result; then calls then(). A part that cannot, or whose round has failed, is finished in the place of then().
  */
 void pipeline_direct_spill(struct pipeline_part *part, void (*then)(struct pipeline_part *part));

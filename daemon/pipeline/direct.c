@@ -93,8 +93,8 @@ bool pipeline_direct_goes(const struct pipeline_part *part)
 bool pipeline_direct_take(struct pipeline_part *part)
 {
 	return part->round->direct && pipeline_direct_goes(part) &&
-	       !gpu_lease_take_direct(job_of(part)->device->worker, memory_for(part), &part->direct,
-				      part->extent.len);
+	       !gpu_lease_take_direct(job_of(part)->device->worker, memory_for(part),
+				      &part->device.direct, part->extent.len);
 }
 
 /* -- The way back to the host ------------------------------------------------------------------------------------- */
@@ -104,46 +104,46 @@ static bool move_to_block(struct pipeline_part *part)
 {
 	if (block_new(job_of(part)->pipeline->params.blocks, part->extent.len, NULL, &part->block))
 		return false;
-	pipeline_part_copy(part, part->block->data, part->lease.data, part->extent.len);
+	pipeline_part_copy(part, part->block->data, part->device.lease.data, part->extent.len);
 	pipeline_device_give(part);
 	return true;
 }
 
 static void on_spilled(struct gpu_task *task, bool failed)
 {
-	struct pipeline_part *part = container_of(task, struct pipeline_part, device_task);
+	struct pipeline_part *part = container_of(task, struct pipeline_part, device.task);
 
 	/* Whatever failed the round, its worker among others: nothing more of it leaves this node. */
 	if (failed || part->round->failure.status) {
 		pipeline_part_drop(part);
 		return;
 	}
-	gpu_lease_give(&part->direct);
-	part->result = part->lease.data;
+	gpu_lease_give(&part->device.direct);
+	part->result = part->device.lease.data;
 	for (uint32_t i = 0; i < job_of(part)->layout.n_local; i++)
 		if (part->staged[i])
 			part->staged[i] = part->result;
-	if (!part->lease.is_long && !move_to_block(part)) {
+	if (!part->device.lease.is_long && !move_to_block(part)) {
 		pipeline_part_fail(part, -ENOMEM, "out of memory");
 		return;
 	}
-	part->device_then(part);
+	part->device.then(part);
 }
 
 static void spill(struct pipeline_part *part)
 {
 	struct gpu_worker *worker = job_of(part)->device->worker;
 
-	gpu_task_begin(worker, &part->device_task);
-	gpu_task_spill(worker, memory_for(part), part->direct.data, part->lease.data,
+	gpu_task_begin(worker, &part->device.task);
+	gpu_task_spill(worker, memory_for(part), part->device.direct.data, part->device.lease.data,
 		       part->extent.len);
-	part->device_task.done = on_spilled;
+	part->device.task.done = on_spilled;
 	gpu_task_end(worker);
 }
 
 static void on_granted(struct gpu_lease *lease)
 {
-	struct pipeline_part *part = container_of(lease, struct pipeline_part, lease);
+	struct pipeline_part *part = container_of(lease, struct pipeline_part, device.lease);
 
 	/* Its worker may have died while it waited. */
 	if (part->round->failure.status)
@@ -162,11 +162,11 @@ void pipeline_direct_spill(struct pipeline_part *part, void (*then)(struct pipel
 		pipeline_part_drop(part);
 		return;
 	}
-	part->device_then = then;
-	part->lease.granted = on_granted;
-	r = gpu_lease_take(worker, &part->lease, part->extent.len, true);
+	part->device.then = then;
+	part->device.lease.granted = on_granted;
+	r = gpu_lease_take(worker, &part->device.lease, part->extent.len, true);
 	if (r == GPU_E_WAIT)
-		r = gpu_lease_take(worker, &part->lease, part->extent.len, false);
+		r = gpu_lease_take(worker, &part->device.lease, part->extent.len, false);
 	if (r < 0)
 		pipeline_device_too_large(part, part->extent.len);
 	else if (!r)

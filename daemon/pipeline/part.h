@@ -21,6 +21,15 @@ enum pipeline_part_state {
 	PART_SCATTERED, /* and in all, and others are not */
 };
 
+/* What of a part is on devices, where anything of its round is: device.c. */
+struct pipeline_part_device {
+	struct gpu_task task;
+	struct gpu_lease lease;
+	struct gpu_lease direct; /* what is there goes to the server from the device: direct.c */
+	void (*then)(struct pipeline_part *part);
+	bool inputs;
+};
+
 /* What a part on its way to a server and back is asked for stands in front of its call, in whole lines of the cache. */
 struct pipeline_part {
 	struct list link; /* the round's, or the job's spare ones */
@@ -44,7 +53,8 @@ struct pipeline_part {
 	struct block *block;		/* the gathered sum, then the answer */
 	void *room;			/* where the answer went, if not into the block */
 	/* Of a job that outlives its daemons' processes. */
-	uint64_t attachment; /* since which the result has its number */
+	uint64_t
+		attachment; /* since which the result has its number; 0: the part was not sent yet */
 	uint32_t number;
 	uint32_t cell; /* for the result, or LEDGER_NO_CELL */
 
@@ -59,12 +69,7 @@ struct pipeline_part {
 	struct call call;
 	struct task task;
 	uint64_t attempt; /* of a piece of rows: rows.c */
-	/* What of it is on devices, where anything of its round is: device.c. */
-	struct gpu_task device_task;
-	struct gpu_lease lease;
-	struct gpu_lease direct; /* what is there goes to the server from the device: direct.c */
-	void (*device_then)(struct pipeline_part *part);
-	bool device_inputs;
+	struct pipeline_part_device device;
 	uint64_t unused[3];
 
 	const void *late;   /* our contribution, which is to be kept beside the result */
@@ -102,12 +107,12 @@ static inline struct pipeline_server *pipeline_part_server(const struct pipeline
 /* It has staging; what is there goes to its server from the device. */
 static inline bool pipeline_part_is_staged(const struct pipeline_part *part)
 {
-	return part->round->on_device && part->lease.data;
+	return part->round->on_device && part->device.lease.data;
 }
 
 static inline bool pipeline_part_is_direct(const struct pipeline_part *part)
 {
-	return part->round->on_device && part->direct.data;
+	return part->round->on_device && part->device.direct.data;
 }
 
 /* part.c */

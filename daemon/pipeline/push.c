@@ -700,7 +700,7 @@ static void on_gathered(struct task *task)
 	if (part->extent.len && pipeline_part_is_from_here(part))
 		payload = part->block ? part->block->data : part->inputs[0];
 	/* Staging is not held while other nodes are waited for, unless there is plenty. */
-	if (pipeline_part_is_staged(part) && !part->lease.is_long)
+	if (pipeline_part_is_staged(part) && !part->device.lease.is_long)
 		pipeline_device_give(part);
 	push(part, payload);
 }
@@ -713,7 +713,7 @@ static void gather(struct pipeline_part *part)
 	pipeline_part_set_inputs(part);
 	/* One contribution, or a copy, leaves from where the trainer has it. */
 	if (part->n_inputs == 1 && pipeline_round_takes_one(part->round) &&
-	    (!pipeline_part_is_staged(part) || part->lease.is_long)) {
+	    (!pipeline_part_is_staged(part) || part->device.lease.is_long)) {
 		on_gathered(&part->task);
 		return;
 	}
