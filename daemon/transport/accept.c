@@ -26,19 +26,19 @@ void transport_complain(struct transport *transport, const char *format, ...)
 	char text[512];
 	va_list args;
 
-	if (transport->complained_ns && now_ns - transport->complained_ns < COMPLAIN_NS) {
-		transport->n_unsaid++;
+	if (transport->port.complained_ns && now_ns - transport->port.complained_ns < COMPLAIN_NS) {
+		transport->port.n_unsaid++;
 		return;
 	}
 	va_start(args, format);
 	(void)vsnprintf(text, sizeof(text), format, args);
 	va_end(args);
-	if (transport->n_unsaid)
-		log_warning("%s (and %u more connections refused)", text, transport->n_unsaid);
+	if (transport->port.n_unsaid)
+		log_warning("%s (and %u more connections refused)", text, transport->port.n_unsaid);
 	else
 		log_warning("%s", text);
-	transport->complained_ns = now_ns;
-	transport->n_unsaid = 0;
+	transport->port.complained_ns = now_ns;
+	transport->port.n_unsaid = 0;
 }
 
 /* The peer that a connection belongs to: one sender's, of one of its transport_connect()s. */
@@ -113,7 +113,7 @@ static int adopt_lane(struct handshake *h)
 static void complain_full(struct transport *transport)
 {
 	transport_complain(transport, "data port %u: %u connections, no more are accepted",
-			   transport->port, transport->n_accepted);
+			   transport->port.number, transport->port.n_accepted);
 }
 
 /* It is the one that has waited longest, and its place is another's now. */
@@ -124,8 +124,8 @@ static void give_way(struct handshake *h)
 	transport_complain(
 		transport,
 		"connection from %s closed: it had not proved itself while %u others came",
-		h->address, transport->n_unproved);
-	transport->n_unproved--;
+		h->address, transport->port.n_unproved);
+	transport->port.n_unproved--;
 	list_remove(&h->link);
 	handshake_done(h);
 	free(h);
@@ -140,7 +140,7 @@ static void make_place(struct transport *transport, const char *source)
 	struct handshake *h, *oldest = NULL;
 	unsigned n = 0;
 
-	list_for_each (h, &transport->handshakes, link) {
+	list_for_each (h, &transport->port.handshakes, link) {
 		if (strcmp(h->from, source))
 			continue;
 		oldest = oldest ?: h;
@@ -148,8 +148,8 @@ static void make_place(struct transport *transport, const char *source)
 	}
 	if (n >= UNPROVED_OF_ONE)
 		give_way(oldest);
-	else if (transport->n_unproved >= UNPROVED_MAX)
-		give_way(list_first(&transport->handshakes, struct handshake, link));
+	else if (transport->port.n_unproved >= UNPROVED_MAX)
+		give_way(list_first(&transport->port.handshakes, struct handshake, link));
 }
 
 /* Whoever is at one address leaves a quarter of all connections to others. */
@@ -173,8 +173,8 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 	struct transport *transport = h->transport;
 
 	(void)is_final;
-	transport->n_unproved--;
-	if (!r && transport->n_accepted >= transport->max_connections) {
+	transport->port.n_unproved--;
+	if (!r && transport->port.n_accepted >= transport->max_connections) {
 		complain_full(transport);
 	} else if (!r && has_its_share(transport, h->from)) {
 		transport_complain(transport,
@@ -182,10 +182,10 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 				   "connections (max_connections) are from %s already",
 				   h->address, h->theirs.name, transport->max_connections, h->from);
 	} else if (!r) {
-		transport->n_accepted++;
+		transport->port.n_accepted++;
 		r = adopt_lane(h);
 		if (r)
-			transport->n_accepted--;
+			transport->port.n_accepted--;
 	} else if (why) {
 		transport_complain(transport, "connection from %s refused: %s%s%s%s", h->address,
 				   *h->theirs.name ? "node " : "", h->theirs.name,
@@ -222,8 +222,8 @@ int accept_adopt(struct transport *transport, int fd)
 		free(h);
 		return error_trace(r);
 	}
-	list_push_back(&transport->handshakes, &h->link);
-	transport->n_unproved++;
+	list_push_back(&transport->port.handshakes, &h->link);
+	transport->port.n_unproved++;
 	return 0;
 }
 
@@ -233,25 +233,25 @@ int accept_adopt(struct transport *transport, int fd)
  */
 static void accept_pause(struct transport *transport, int why)
 {
-	transport_complain(transport, "data port %u: accept: %s", transport->port,
+	transport_complain(transport, "data port %u: accept: %s", transport->port.number,
 			   strerrordesc_np(why));
-	if (loop_timer_set(transport->loop, &transport->listener_timer,
+	if (loop_timer_set(transport->loop, &transport->port.timer,
 			   clock_now_ns() + ACCEPT_PAUSE_NS))
 		return;
-	(void)loop_modify(&transport->listener, 0);
+	(void)loop_modify(&transport->port.listener, 0);
 }
 
 static void on_pause_over(struct loop_timer *timer)
 {
-	struct transport *transport = container_of(timer, struct transport, listener_timer);
+	struct transport *transport = container_of(timer, struct transport, port.timer);
 
-	(void)loop_modify(&transport->listener, EPOLLIN);
+	(void)loop_modify(&transport->port.listener, EPOLLIN);
 }
 
 /* One connection a turn: who does nothing but connect takes turns with all else that the loop has. */
 static void on_listener_ready(struct loop_source *source, uint32_t events)
 {
-	struct transport *transport = container_of(source, struct transport, listener);
+	struct transport *transport = container_of(source, struct transport, port.listener);
 	int fd = accept4(source->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
 
 	(void)events;
@@ -259,7 +259,7 @@ static void on_listener_ready(struct loop_source *source, uint32_t events)
 		/* Others are troubles of the one connection that was to be accepted. */
 		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
 			accept_pause(transport, errno);
-	} else if (transport->n_accepted >= transport->max_connections) {
+	} else if (transport->port.n_accepted >= transport->max_connections) {
 		fd_close(fd);
 		complain_full(transport);
 	} else {
@@ -318,20 +318,20 @@ int accept_start(struct transport *transport, const char *listen_on, int listen_
 	if (getsockname(fd, &address.any, &address.len) < 0)
 		return error_origin(-errno);
 	if (address.any.sa_family == AF_INET)
-		transport->port = ntohs(address.in.sin_port);
+		transport->port.number = ntohs(address.in.sin_port);
 	else if (address.any.sa_family == AF_INET6)
-		transport->port = ntohs(address.in6.sin6_port);
+		transport->port.number = ntohs(address.in6.sin6_port);
 	if (fcntl(fd, F_SETFL, O_NONBLOCK) < 0)
 		return error_origin(-errno);
 	r = address_set_congestion(fd, &address, transport->congestion);
 	if (r)
 		return error_trace(r);
 
-	transport->listener = (struct loop_source){ .fd = fd, .ready = on_listener_ready };
-	transport->listener_timer.expired = on_pause_over;
-	r = loop_add(transport->loop, &transport->listener, EPOLLIN);
+	transport->port.listener = (struct loop_source){ .fd = fd, .ready = on_listener_ready };
+	transport->port.timer.expired = on_pause_over;
+	r = loop_add(transport->loop, &transport->port.listener, EPOLLIN);
 	if (r) {
-		transport->listener.fd = -1;
+		transport->port.listener.fd = -1;
 		return error_trace(r);
 	}
 	(void)TAKE_FD(fd);
@@ -342,13 +342,13 @@ void accept_stop(struct transport *transport)
 {
 	struct handshake *h;
 
-	loop_timer_cancel(&transport->listener_timer);
-	loop_remove(&transport->listener);
-	transport->listener.fd = fd_close(transport->listener.fd);
-	while ((h = list_first(&transport->handshakes, struct handshake, link))) {
+	loop_timer_cancel(&transport->port.timer);
+	loop_remove(&transport->port.listener);
+	transport->port.listener.fd = fd_close(transport->port.listener.fd);
+	while ((h = list_first(&transport->port.handshakes, struct handshake, link))) {
 		list_remove(&h->link);
 		handshake_done(h);
 		free(h);
-		transport->n_unproved--;
+		transport->port.n_unproved--;
 	}
 }

@@ -183,6 +183,18 @@ void worker_post_home(struct worker *worker, struct mail *mail);
 
 /* The transport. */
 
+/* The data port: accept.c's. */
+struct transport_port {
+	struct loop_source listener;
+	struct loop_timer timer; /* out of descriptors: when to accept again */
+	uint16_t number;
+	struct list handshakes; /* of accepted connections */
+	unsigned n_unproved;	/* of these; the oldest first */
+	unsigned n_accepted;	/* accepted connections that have proved themselves, and are open */
+	uint64_t complained_ns;
+	unsigned n_unsaid; /* complaints since that were not logged */
+};
+
 struct transport {
 	struct loop *loop;
 	struct block_cache *blocks;
@@ -221,14 +233,7 @@ struct transport {
 
 	struct rdma *rdma; /* NULL: none */
 
-	struct loop_source listener;
-	struct loop_timer listener_timer; /* out of descriptors: when to accept again */
-	uint16_t port;
-	struct list handshakes; /* of accepted connections */
-	unsigned n_unproved;	/* of these; the oldest first */
-	unsigned n_accepted;	/* accepted connections that have proved themselves, and are open */
-	uint64_t complained_ns;
-	unsigned n_unsaid; /* complaints since that were not logged */
+	struct transport_port port;
 };
 
 /* Logs a stranger's failure to connect, at most once a second. */

@@ -377,7 +377,7 @@ void peer_lane_closed(struct lane *lane)
 	peer->bytes_in += atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
 	peer->bytes_out += atomic_load_explicit(&lane->bytes_out, memory_order_relaxed);
 	if (lane->is_accepted)
-		peer->transport->n_accepted--;
+		peer->transport->port.n_accepted--;
 	if (is_rail) {
 		incoming_lane_closed(lane);
 		n_moved = call_move_all(lane);

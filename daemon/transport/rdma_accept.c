@@ -94,12 +94,12 @@ static const char *on_request(struct rdma *rdma, struct rdma_cm_id *id,
 	peer = find_caller(rdma, hello.sender, hello.group);
 	if (!peer)
 		return "a stranger: its TCP connection comes first";
-	if (transport->n_accepted >= transport->max_connections)
+	if (transport->port.n_accepted >= transport->max_connections)
 		return "too many connections (max_connections)";
 	if (rdma_link_new(rdma, peer, id, ret_link))
 		return "out of memory";
 	(*ret_link)->is_accepting = true;
-	transport->n_accepted++;
+	transport->port.n_accepted++;
 	(*ret_link)->port = port;
 	(*ret_link)->rail = UINT_MAX; /* not yet */
 	(*ret_link)->n_theirs = hello.receives;

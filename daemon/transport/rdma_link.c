@@ -23,7 +23,7 @@ struct rdma_link *rdma_link_free(struct rdma_link *link)
 	if (link->id)
 		(void)rdma->verbs->cm_destroy_id(link->id);
 	if (link->is_accepting && link->state != LINK_UP)
-		rdma->transport->n_accepted--;
+		rdma->transport->port.n_accepted--;
 	free(link);
 	return NULL;
 }
@@ -197,7 +197,7 @@ static void link_up(struct rdma_link *link)
 	r = peer_add_rdma_lane(link->peer, link, link->rail, link->is_accepting);
 	if (r) {
 		if (link->is_accepting)
-			link->rdma->transport->n_accepted--;
+			link->rdma->transport->port.n_accepted--;
 		rdma_link_free(link);
 		return;
 	}

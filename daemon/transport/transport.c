@@ -149,9 +149,9 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 	box_init(&transport->box, params->loop);
 	list_init(&transport->peers);
 	list_init(&transport->lost_peers);
-	list_init(&transport->handshakes);
+	list_init(&transport->port.handshakes);
 	list_init(&transport->spare_incoming);
-	transport->listener.fd = -1;
+	transport->port.listener.fd = -1;
 	transport->checksum_errors = (struct metric){
 		.name = "bps_checksum_errors_total",
 		.help = "Messages of other daemons that did not fit their checksums.",
@@ -237,7 +237,7 @@ struct transport *transport_free(struct transport *transport)
 
 uint16_t transport_port(const struct transport *transport)
 {
-	return transport->port;
+	return transport->port.number;
 }
 
 struct peer *transport_self(struct transport *transport)

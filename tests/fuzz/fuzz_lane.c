@@ -176,7 +176,7 @@ static void fuzz_stranger(int *fds, const uint8_t *data, size_t size, size_t pie
 	FUZZ_CHECK(!accept_adopt(transport, TAKE_FD(fds[0])));
 	feed(fds[1], data, size, piece);
 	(void)shutdown(fds[1], SHUT_WR);
-	while (!list_empty(&transport->handshakes)) {
+	while (!list_empty(&transport->port.handshakes)) {
 		FUZZ_CHECK(!loop_turn(loop, 0));
 		drain(fds[1]);
 	}
@@ -196,7 +196,7 @@ static void fuzz_peer(int mode, int *fds, const uint8_t *data, size_t size, size
 	n_lost = 0;
 	FUZZ_CHECK(!peer_new(transport, is_caller ? PEER_CALLING : PEER_CALLED, "a fuzzer", &peer));
 	list_push_back(&transport->peers, &peer->link);
-	transport->n_accepted += is_caller;
+	transport->port.n_accepted += is_caller;
 	FUZZ_CHECK(!peer_add_lane(peer, TAKE_FD(fds[0]), 0, &handshake));
 	if (!is_caller)
 		begin_calls(peer, calls);
@@ -250,6 +250,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 	else
 		fuzz_peer(mode, fds, data, size, piece);
 	fd_close(fds[1]);
-	FUZZ_CHECK(transport->n_accepted == 0 && block_cache_used(blocks) == 0);
+	FUZZ_CHECK(transport->port.n_accepted == 0 && block_cache_used(blocks) == 0);
 	return 0;
 }

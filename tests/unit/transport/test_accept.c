@@ -211,13 +211,13 @@ TEST(no_more_than_max_connections)
 	for (unsigned i = 0; i < 3; i++)
 		fds[i] = raw_shake(pair, port_of(pair), NULL, 10 + i, 0);
 	/* Two are the pair's. */
-	PAIR_UNTIL(pair, pair->b.transport->n_accepted == 5);
+	PAIR_UNTIL(pair, pair->b.transport->port.n_accepted == 5);
 	more = raw_shake(pair, port_of(pair), NULL, 20, 0);
 	expect_closed(pair, more);
-	ASSERT_EQ(pair->b.transport->n_accepted, 5);
+	ASSERT_EQ(pair->b.transport->port.n_accepted, 5);
 	pair->raw_from = htonl(INADDR_LOOPBACK + 1);
 	fds[3] = raw_shake(pair, port_of(pair), NULL, 21, 0);
-	PAIR_UNTIL(pair, pair->b.transport->n_accepted == 6);
+	PAIR_UNTIL(pair, pair->b.transport->port.n_accepted == 6);
 	more = raw_connect(pair, port_of(pair));
 	expect_closed(pair, more);
 	pair_settle(pair);
@@ -245,19 +245,19 @@ TEST(who_connects_takes_turns)
 	int fds[N];
 
 	pair_settle(pair);
-	PAIR_UNTIL(pair, !transport->n_unproved);
+	PAIR_UNTIL(pair, !transport->port.n_unproved);
 	for (unsigned i = 0; i < N; i++)
 		fds[i] = raw_connect(pair, port_of(pair));
 	for (unsigned i = 0; i < N; i++) {
-		unsigned before = transport->n_unproved;
+		unsigned before = transport->port.n_unproved;
 
 		pair_turn(pair);
-		ASSERT_INT(transport->n_unproved, <=, before + 1);
+		ASSERT_INT(transport->port.n_unproved, <=, before + 1);
 	}
-	PAIR_UNTIL(pair, transport->n_unproved == N);
+	PAIR_UNTIL(pair, transport->port.n_unproved == N);
 	for (unsigned i = 0; i < N; i++)
 		fd_close(fds[i]);
-	PAIR_UNTIL(pair, !transport->n_unproved);
+	PAIR_UNTIL(pair, !transport->port.n_unproved);
 }
 
 /* Strangers who say nothing take nobody's place but their own: more of them than there may be connections. */
@@ -271,21 +271,21 @@ TEST(the_silent_give_way)
 	unsigned char byte;
 
 	pair_settle(pair);
-	PAIR_UNTIL(pair, transport->n_accepted == 2); /* the pair's */
+	PAIR_UNTIL(pair, transport->port.n_accepted == 2); /* the pair's */
 	for (unsigned i = 0; i < N; i++)
 		fds[i] = raw_connect(pair, port_of(pair));
 	PAIR_UNTIL(pair, recv(fds[N - 257], &byte, 1, MSG_DONTWAIT) == 0);
-	ASSERT_EQ(transport->n_unproved, 256);
-	ASSERT_EQ(transport->n_accepted, 2);
+	ASSERT_EQ(transport->port.n_unproved, 256);
+	ASSERT_EQ(transport->port.n_accepted, 2);
 	honest = raw_shake(pair, port_of(pair), NULL, 5, 0);
-	PAIR_UNTIL(pair, transport->n_accepted == 3);
-	ASSERT_EQ(transport->n_unproved, 255);
+	PAIR_UNTIL(pair, transport->port.n_accepted == 3);
+	ASSERT_EQ(transport->port.n_unproved, 255);
 	/* The oldest are gone, the youngest are not. */
 	ASSERT_EQ(recv(fds[0], &byte, 1, MSG_DONTWAIT), 0);
 	ASSERT_INT(recv(fds[N - 1], &byte, 1, MSG_DONTWAIT), <, 0);
 	for (unsigned i = 0; i < N; i++)
 		fd_close(fds[i]);
-	PAIR_UNTIL(pair, !transport->n_unproved);
+	PAIR_UNTIL(pair, !transport->port.n_unproved);
 	fd_close(honest);
 	PAIR_UNTIL(pair, pair->b.n_lost);
 }

@@ -155,7 +155,7 @@ TEST(idle_peers_have_no_timers)
 	pair_call_begin(pair, &call);
 	PAIR_UNTIL(pair, call.n_done && !pair->peer->timer.loop && !pair->peer->dial);
 	PAIR_UNTIL(pair, !list_first(&pair->b.transport->peers, struct peer, link)->timer.loop);
-	PAIR_UNTIL(pair, list_empty(&pair->b.transport->handshakes));
+	PAIR_UNTIL(pair, list_empty(&pair->b.transport->port.handshakes));
 	/* Several time limits long; what is still under way may wake it twice. */
 	begun_ns = clock_now_ns();
 	wakeups = loop_wakeups(pair->loop);
