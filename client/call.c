@@ -37,12 +37,12 @@ void call_unsend_all(struct bps_client *client)
 	struct client_packet *packet;
 	struct client_call *call;
 
-	while ((packet = TAILQ_FIRST(&client->outbox))) {
-		TAILQ_REMOVE(&client->outbox, packet, link);
+	while ((packet = TAILQ_FIRST(&client->calls.outbox))) {
+		TAILQ_REMOVE(&client->calls.outbox, packet, link);
 		packet_free(packet);
 	}
-	client->n_packets_sent = client->n_packets;
-	TAILQ_FOREACH(call, &client->calls, link)
+	client->calls.n_packets_sent = client->calls.n_packets;
+	TAILQ_FOREACH(call, &client->calls.list, link)
 	{
 		call->id = 0;
 		call->deadline_ns = CLIENT_FOREVER;
@@ -63,9 +63,9 @@ static int call_queue(struct bps_client *client, void **data, size_t len, int fd
 	packet->data = TAKE_PTR(*data);
 	packet->len = len;
 
-	if (TAILQ_EMPTY(&client->outbox))
+	if (TAILQ_EMPTY(&client->calls.outbox))
 		call_watch_writable(client, true);
-	TAILQ_INSERT_TAIL(&client->outbox, packet, link);
+	TAILQ_INSERT_TAIL(&client->calls.outbox, packet, link);
 	/* A leader in poll() must wait for the socket to take it. */
 	client_wake(client);
 	return 0;
@@ -75,7 +75,7 @@ void call_send_queued(struct bps_client *client)
 {
 	struct client_packet *packet;
 
-	while ((packet = TAILQ_FIRST(&client->outbox))) {
+	while ((packet = TAILQ_FIRST(&client->calls.outbox))) {
 		int r = frame_send(client->socket, packet->data, packet->len, &packet->fd,
 				   packet->fd >= 0);
 		if (r == FRAME_E_AGAIN)
@@ -84,10 +84,10 @@ void call_send_queued(struct bps_client *client)
 		 * A broken socket: receiving finds out and says so, after what the daemon said
 		 * last.
 		 */
-		TAILQ_REMOVE(&client->outbox, packet, link);
+		TAILQ_REMOVE(&client->calls.outbox, packet, link);
 		packet_free(packet);
-		client->n_packets_sent++;
-		if (TAILQ_EMPTY(&client->outbox))
+		client->calls.n_packets_sent++;
+		if (TAILQ_EMPTY(&client->calls.outbox))
 			call_watch_writable(client, false);
 	}
 }
@@ -103,17 +103,17 @@ static int call_send_packet(struct bps_client *client, const Bps__Control__Reque
 		return error_set(r, "cannot pack a request to the daemon: %s", strerror(-r));
 
 	r = FRAME_E_AGAIN;
-	if (TAILQ_EMPTY(&client->outbox))
+	if (TAILQ_EMPTY(&client->calls.outbox))
 		r = frame_send(client->socket, data, len, &fd, fd >= 0);
 	if (r == FRAME_E_AGAIN) {
 		r = call_queue(client, &data, len, fd);
 		if (r)
 			return r;
-		client->n_packets++;
+		client->calls.n_packets++;
 	} else {
 		/* As in call_send_queued(): if the socket is broken, receiving says why. */
-		client->n_packets++;
-		client->n_packets_sent++;
+		client->calls.n_packets++;
+		client->calls.n_packets_sent++;
 	}
 	return 0;
 }
@@ -131,15 +131,15 @@ static int call_send(struct bps_client *client, struct client_call *call,
 	r = client_failed(client);
 	if (r)
 		return r;
-	request->id = ++client->next_call;
+	request->id = ++client->calls.next;
 	r = is_sent ? call_send_packet(client, request, fd) : 0;
 	if (r || !call)
 		return r;
 
 	if (!call->pending)
-		TAILQ_INSERT_TAIL(&client->calls, call, link);
+		TAILQ_INSERT_TAIL(&client->calls.list, call, link);
 	/* The leader is to hear the socket now. */
-	if (client->leading)
+	if (client->turn.leading)
 		(void)client_rouse(client);
 	call->pending = true;
 	call->done = false;
@@ -282,9 +282,9 @@ int call_status(struct bps_client *client, struct bps_status *ret)
 
 	request.body_case = BPS__CONTROL__REQUEST__BODY_STATUS;
 	request.status = &status;
-	r = call_send(client, &client->asked, &request, BPS__CONTROL__MESSAGE__BODY_STATUS_REPLY,
-		      -1, SESSION_READY);
-	client->asked.answer.status = ret;
+	r = call_send(client, &client->calls.asked, &request,
+		      BPS__CONTROL__MESSAGE__BODY_STATUS_REPLY, -1, SESSION_READY);
+	client->calls.asked.answer.status = ret;
 	return r;
 }
 
@@ -370,7 +370,7 @@ int call_flush(struct bps_client *client, uint64_t packet)
 {
 	int64_t deadline_ns = client_now_ns() + CLIENT_ANSWER_NS;
 
-	while (client->n_packets_sent < packet && !client->failure) {
+	while (client->calls.n_packets_sent < packet && !client->failure) {
 		if (client_now_ns() >= deadline_ns)
 			client_fail(client, "the daemon at %s does not read", client->path);
 		else
@@ -383,7 +383,7 @@ void call_forget(struct bps_client *client, struct client_call *call)
 {
 	if (!call->pending)
 		return;
-	TAILQ_REMOVE(&client->calls, call, link);
+	TAILQ_REMOVE(&client->calls.list, call, link);
 	call->pending = false;
 	call->id = 0;
 }
@@ -499,7 +499,7 @@ static void call_message(struct bps_client *client, const Bps__Control__Message 
 		return;
 	}
 
-	TAILQ_FOREACH(call, &client->calls, link)
+	TAILQ_FOREACH(call, &client->calls.list, link)
 	{
 		if (call->id == message->id) {
 			call_answer(client, call, message, fd);

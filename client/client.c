@@ -143,7 +143,7 @@ struct bps_client *client_unref(struct bps_client *client)
 {
 	if (!client || --client->refs)
 		return NULL;
-	(void)pthread_cond_destroy(&client->turned);
+	(void)pthread_cond_destroy(&client->turn.over);
 	(void)pthread_mutex_destroy(&client->mutex);
 	for (unsigned i = 0; i < NOTICE_MAX_; i++)
 		free(client->notices[i]);
@@ -165,9 +165,9 @@ static void client_disconnect(struct bps_client *client)
 	request_free_spare(client);
 	free(client->frame);
 	client->frame = NULL;
-	free(client->memories);
-	client->memories = NULL;
-	client->n_memories = client->n_memories_room = 0;
+	free(client->memory.by_address);
+	client->memory.by_address = NULL;
+	client->memory.n = client->memory.room = 0;
 }
 
 static struct bps_client *client_abandon(struct bps_client *client)
@@ -188,7 +188,7 @@ static int client_init_locks(struct bps_client *client)
 	r = pthread_condattr_init(&attributes);
 	if (!r) {
 		(void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-		r = pthread_cond_init(&client->turned, &attributes);
+		r = pthread_cond_init(&client->turn.over, &attributes);
 		(void)pthread_condattr_destroy(&attributes);
 	}
 	if (r)
@@ -214,15 +214,15 @@ static int client_new(struct bps_client **ret_client)
 	client->generation = process_generation;
 	client->socket = client->daemon_event = client->trainer_event = client->timer = -1;
 	client->wakeup = client->attention = client->epoll = client->job.ledger = -1;
-	TAILQ_INIT(&client->calls);
-	TAILQ_INIT(&client->outbox);
-	TAILQ_INIT(&client->shared);
-	staging_init(&client->staging, STAGING_ARENA_MIN, NULL);
-	TAILQ_INIT(&client->posted);
-	TAILQ_INIT(&client->ended);
-	TAILQ_INIT(&client->spare);
+	TAILQ_INIT(&client->calls.list);
+	TAILQ_INIT(&client->calls.outbox);
+	TAILQ_INIT(&client->memory.shared);
+	staging_init(&client->memory.staging, STAGING_ARENA_MIN, NULL);
+	TAILQ_INIT(&client->requests.posted);
+	TAILQ_INIT(&client->requests.ended);
+	TAILQ_INIT(&client->requests.spare);
 	for (uint32_t i = SHM_SLOTS; i--;)
-		client->slots_free[client->n_slots_free++] = i;
+		client->ring.slots_free[client->ring.n_slots_free++] = i;
 
 	client_fork_lock();
 	LIST_INSERT_HEAD(&clients, client, link);
@@ -331,7 +331,7 @@ static void client_end(struct bps_client *client, const char *error)
 	request_copy_all(client);
 	client_fail(client, "the client was closed");
 	tensor_drop_all(client);
-	staging_done(&client->staging);
+	staging_done(&client->memory.staging);
 	cuda_close(client);
 	client_disconnect(client);
 	client_unlock(client);

@@ -4,7 +4,7 @@
  *
  * Threads: the library has none. client->mutex guards everything below it in the struct and is never held while
  * blocking. A thread that must wait calls client_turn() in a loop around its condition: the first to come is the
- * leader and sleeps in poll() on the socket and the trainer's eventfd, the others sleep on client->turned and are
+ * leader and sleeps in poll() on the socket and the trainer's eventfd, the others sleep on client->turn.over and are
  * woken after each turn of the leader. Functions marked (locked) are called with the mutex held; those marked
  * (locked, may wait) release it meanwhile, so what was checked before must be checked again.
  *
@@ -50,7 +50,7 @@ enum session_state {
 /* One unanswered request on the control channel; embedded in who waits for it. */
 struct client_call {
 	TAILQ_ENTRY(client_call) link;
-	bool pending;	    /* in client->calls */
+	bool pending;	    /* in client->calls.list */
 	uint64_t id;	    /* 0: not sent, or sent to a daemon that is gone */
 	int expects;	    /* body of a good answer */
 	int64_t timeout_ns; /* for the answer, since it was sent; 0: CLIENT_ANSWER_NS */
@@ -108,7 +108,7 @@ struct bps_memory {
 	LIST_ENTRY(bps_memory) mapped; /* if it is ours; guarded by client_fork_lock() */
 	struct cuda_memory *cuda;      /* NULL: of the host; owned */
 	/* Guarded by the client's mutex. */
-	TAILQ_ENTRY(bps_memory) link; /* in client->shared */
+	TAILQ_ENTRY(bps_memory) link; /* in client->memory.shared */
 	struct client_call share;
 	bool taken;	  /* some daemon had it */
 	uint32_t number;  /* the daemon's name for it */
@@ -210,8 +210,8 @@ enum request_state {
 };
 
 struct bps_request {
-	struct bps_client *client _cache_aligned_; /* by client->n_requests */
-	TAILQ_ENTRY(bps_request) link;		   /* in client->posted, ended or spare */
+	struct bps_client *client _cache_aligned_; /* by client->requests.n */
+	TAILQ_ENTRY(bps_request) link;		   /* in client->requests.posted, ended or spare */
 	/* Guarded by the client's mutex. */
 	struct bps_tensor *tensor; /* counted; while it is posted */
 	struct cuda_use *cuda; /* owned; NULL: in host memory, or nothing of the device's is left */
@@ -269,6 +269,56 @@ enum notice {
 	NOTICE_MAX_,
 };
 
+/* Who waits for the daemon: one thread leads and hears it for all, the others wait for its turn to be over. */
+struct client_turn {
+	pthread_cond_t over; /* CLOCK_MONOTONIC */
+	bool leading;	     /* a thread is the leader, and may sleep */
+	unsigned n_naps;
+	unsigned n_full; /* submissions in a row that found no slot free, while nothing ended */
+	bool napped; /* the leader slept on trainer_armed in vain: the next sleep hears the socket, too */
+	unsigned n_waiting;	    /* threads on `over` */
+	bool fd_used;		    /* bps_client_fd() was called: keep the trainer armed */
+	struct allowance allowance; /* for spinning */
+};
+
+/* What is asked of the daemon over the socket. */
+struct client_calls {
+	uint64_t next;
+	TAILQ_HEAD(, client_call) list;
+	TAILQ_HEAD(, client_packet) outbox;
+	uint64_t n_packets, n_packets_sent;
+	struct client_call asked; /* Status */
+};
+
+struct client_memory {
+	uint32_t next;
+	TAILQ_HEAD(, bps_memory) shared; /* all, the staging area's too */
+	struct bps_memory **by_address;	 /* of the caller */
+	size_t n, room;
+	struct staging staging;
+};
+
+/* Entries and slots of the session. */
+struct client_ring {
+	uint64_t tail;	    /* entries ever posted; the ring's copy is never read */
+	uint64_t harvested; /* slots seen done */
+	uint64_t seen;	    /* completions whose order was looked at */
+	bool ordered;	    /* the daemon says it, and what is done in brief */
+	uint64_t next_ticket;
+	uint32_t n_slots_free;
+	uint32_t slots_free[SHM_SLOTS];		/* a stack */
+	struct bps_request *of_slot[SHM_SLOTS]; /* under way; else NULL */
+};
+
+struct client_requests {
+	struct request_list spare; /* given back, for the next: those last used first */
+	unsigned n_spare;
+	size_t n; /* the caller's and orphans; while there are any, one of the client's refs is theirs */
+	struct bps_tensor *submitted; /* the last */
+	struct request_list posted, ended;
+	size_t n_posted;
+};
+
 struct bps_client {
 	/* Fixed while it is open. */
 	_Atomic unsigned refs;
@@ -283,16 +333,8 @@ struct bps_client {
 	void *frame; /* FRAME_MAX bytes to receive into; under the mutex */
 
 	pthread_mutex_t mutex;
-	pthread_cond_t turned; /* CLOCK_MONOTONIC */
 	/* All that follows is guarded by the mutex. */
-	bool leading; /* a thread is the leader, and may sleep */
-	unsigned n_naps;
-	unsigned n_full; /* submissions in a row that found no slot free, while nothing ended */
-	bool napped; /* he slept on trainer_armed in vain: the next sleep hears the socket, too */
-	unsigned n_waiting; /* threads on `turned` */
-	bool fd_used;	    /* bps_client_fd() was called: keep the trainer armed */
-	/* For spinning. */
-	struct allowance allowance;
+	struct client_turn turn;
 
 	/* The session. Descriptors change under client_fork_lock() too. */
 	struct session session;
@@ -308,42 +350,18 @@ struct bps_client {
 	char farewell[ERROR_TEXT_MAX + 1]; /* the last that the daemon had to say */
 	bool wild;			   /* the daemon wrote nonsense into the shared memory */
 
-	uint64_t next_call;
-	TAILQ_HEAD(, client_call) calls;
-	TAILQ_HEAD(, client_packet) outbox;
-	uint64_t n_packets, n_packets_sent;
-
-	struct client_call asked; /* Status */
+	struct client_calls calls;
 	struct job job;
 	uint32_t next_tensor;
 	LIST_HEAD(, bps_tensor) tensors[CLIENT_NAME_BUCKETS];
 
-	uint32_t next_memory;
-	TAILQ_HEAD(, bps_memory) shared; /* all, the staging area's too */
-	struct bps_memory **memories;	 /* of the caller, by address */
-	size_t n_memories, n_memories_room;
-	struct staging staging;
+	struct client_memory memory;
 	struct cuda_state *cuda; /* NULL: no memory on a device has come so far */
 	char *notices[NOTICE_MAX_];
 	bool noticed[NOTICE_MAX_]; /* told */
 
-	/* Of the session. */
-	uint64_t tail;	    /* entries ever posted; the ring's copy is never read */
-	uint64_t harvested; /* slots seen done */
-	uint64_t seen;	    /* completions whose order was looked at */
-	bool ordered;	    /* the daemon says it, and what is done in brief */
-
-	struct request_list spare; /* given back, for the next: those last used first */
-	unsigned n_spare;
-	size_t n_requests; /* the caller's and orphans; while there are any, one of refs is theirs */
-	struct bps_tensor *submitted; /* the last */
-
-	uint64_t next_ticket;
-	uint32_t n_slots_free;
-	uint32_t slots_free[SHM_SLOTS];		/* a stack */
-	struct bps_request *of_slot[SHM_SLOTS]; /* under way; else NULL */
-	struct request_list posted, ended;
-	size_t n_posted;
+	struct client_ring ring;
+	struct client_requests requests;
 };
 
 /* -- error.c: any thread ----------------------------------------------------------------------------------------- */

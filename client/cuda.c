@@ -595,7 +595,7 @@ int cuda_find(struct bps_client *client, struct cuda_use *use, const struct cuda
 	if (r <= 0)
 		return r;
 	use->flags = NULL;
-	return staging_alloc(client, &client->staging, len, ret_range);
+	return staging_alloc(client, &client->memory.staging, len, ret_range);
 }
 
 /* -- The end ----------------------------------------------------------------------------------- */
@@ -698,7 +698,7 @@ static int export_close(struct bps_client *client, struct cuda_memory *cuda)
 		return error_set(-EBUSY, "requests are under way on memory that is to be released");
 	LIST_REMOVE(cuda, link);
 	cuda->listed = false;
-	TAILQ_REMOVE(&client->shared, memory, link);
+	TAILQ_REMOVE(&client->memory.shared, memory, link);
 	memory->share = (struct client_call){ 0 };
 	r = call_unshare(client, &memory->share, memory->number);
 	r = r ?: call_wait(client, &memory->share, CLIENT_FOREVER);

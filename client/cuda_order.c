@@ -143,7 +143,7 @@ void cuda_use_slot(struct bps_request *request)
 		return;
 	/* Now the flags of the daemon's process, with which the job ends. */
 	client->job.cuda = true;
-	request->ticket = ++client->next_ticket;
+	request->ticket = ++client->ring.next_ticket;
 	use->ticket = (uint32_t)request->ticket;
 	use->flag = &use->flags->slots[request->slot];
 	/*
@@ -310,7 +310,7 @@ void cuda_sweep(struct bps_client *client)
 			continue;
 		TAILQ_REMOVE(&client->cuda->lingering, use, link);
 		if (use->slot != NO_SLOT)
-			client->slots_free[client->n_slots_free++] = use->slot;
+			client->ring.slots_free[client->ring.n_slots_free++] = use->slot;
 		for (unsigned i = 0; i < 2; i++) {
 			memory_unuse(use->memories[i]);
 			(void)staging_free(use->ranges[i]);

@@ -414,7 +414,7 @@ int job_leave(struct bps_client *client, int64_t deadline_ns)
 	 * The daemon ends them; the memory of a request that it has not ended is not the caller's.
 	 */
 	deadline_ns = MIN(deadline_ns, client_now_ns() + CLIENT_ANSWER_NS);
-	while (client->n_posted && !client->failure) {
+	while (client->requests.n_posted && !client->failure) {
 		if (client_now_ns() >= deadline_ns)
 			client_fail(client, "the daemon at %s does not end its requests",
 				    client->path);
@@ -481,12 +481,12 @@ _public_ int bps_client_status(struct bps_client *client, struct bps_status *ret
 
 	CLIENT_LOCKED(client);
 	(void)client_progress(client);
-	if (client->asked.pending)
+	if (client->calls.asked.pending)
 		return error_set(-EBUSY, "another thread asks");
-	client->asked = (struct client_call){ 0 };
+	client->calls.asked = (struct client_call){ 0 };
 	r = call_status(client, &status);
 	if (!r)
-		r = call_wait(client, &client->asked, CLIENT_FOREVER);
+		r = call_wait(client, &client->calls.asked, CLIENT_FOREVER);
 	if (r)
 		return r;
 	status.size = MIN(ret->size, sizeof(status));

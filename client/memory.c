@@ -69,7 +69,7 @@ static void memory_answered(struct bps_client *client, struct client_call *call)
 static void memory_forget(struct bps_memory *memory)
 {
 	call_forget(memory->client, &memory->share);
-	TAILQ_REMOVE(&memory->client->shared, memory, link);
+	TAILQ_REMOVE(&memory->client->memory.shared, memory, link);
 }
 
 int memory_share(struct bps_memory *memory)
@@ -77,11 +77,11 @@ int memory_share(struct bps_memory *memory)
 	struct bps_client *client = memory->client;
 	int r;
 
-	if (client->next_memory == UINT32_MAX)
+	if (client->memory.next == UINT32_MAX)
 		return error_set(-EDQUOT, "this client has shared memory too often: open another");
-	memory->number = ++client->next_memory;
+	memory->number = ++client->memory.next;
 	memory->share.answered = memory_answered;
-	TAILQ_INSERT_TAIL(&client->shared, memory, link);
+	TAILQ_INSERT_TAIL(&client->memory.shared, memory, link);
 	r = call_share(client, memory);
 	r = r ?: call_wait(client, &memory->share, CLIENT_FOREVER);
 	if (r)
@@ -191,12 +191,12 @@ struct bps_memory *memory_free(struct bps_memory *memory)
 /* Index of the first of the caller's memories that starts behind data. */
 static size_t memory_above(const struct bps_client *client, const void *data)
 {
-	size_t low = 0, high = client->n_memories;
+	size_t low = 0, high = client->memory.n;
 
 	while (low < high) {
 		size_t middle = low + (high - low) / 2;
 
-		if ((uintptr_t)client->memories[middle]->data <= (uintptr_t)data)
+		if ((uintptr_t)client->memory.by_address[middle]->data <= (uintptr_t)data)
 			low = middle + 1;
 		else
 			high = middle;
@@ -212,7 +212,7 @@ struct bps_memory *memory_find(struct bps_client *client, const void *data, size
 
 	if (!above)
 		return NULL;
-	memory = client->memories[above - 1];
+	memory = client->memory.by_address[above - 1];
 	offset = (uintptr_t)data - (uintptr_t)memory->data;
 	if (memory->released || offset > memory->len || len > memory->len - offset)
 		return NULL;
@@ -221,16 +221,16 @@ struct bps_memory *memory_find(struct bps_client *client, const void *data, size
 
 static int memory_reserve_entry(struct bps_client *client)
 {
-	size_t room = MAX(client->n_memories_room * 2, (size_t)16);
+	size_t room = MAX(client->memory.room * 2, (size_t)16);
 	struct bps_memory **memories;
 
-	if (client->n_memories < client->n_memories_room)
+	if (client->memory.n < client->memory.room)
 		return 0;
-	memories = reallocarray(client->memories, room, sizeof(struct bps_memory *));
+	memories = reallocarray(client->memory.by_address, room, sizeof(struct bps_memory *));
 	if (!memories)
 		return error_set(-ENOMEM, "out of memory");
-	client->memories = memories;
-	client->n_memories_room = room;
+	client->memory.by_address = memories;
+	client->memory.room = room;
 	return 0;
 }
 
@@ -238,20 +238,20 @@ static void memory_insert(struct bps_client *client, struct bps_memory *memory)
 {
 	size_t at = memory_above(client, memory->data);
 
-	memmove(client->memories + at + 1, client->memories + at,
-		(client->n_memories - at) * sizeof(struct bps_memory *));
-	client->memories[at] = memory;
-	client->n_memories++;
+	memmove(client->memory.by_address + at + 1, client->memory.by_address + at,
+		(client->memory.n - at) * sizeof(struct bps_memory *));
+	client->memory.by_address[at] = memory;
+	client->memory.n++;
 }
 
 static void memory_remove(struct bps_client *client, const struct bps_memory *memory)
 {
-	for (size_t at = 0; at < client->n_memories; at++) {
-		if (client->memories[at] != memory)
+	for (size_t at = 0; at < client->memory.n; at++) {
+		if (client->memory.by_address[at] != memory)
 			continue;
-		client->n_memories--;
-		memmove(client->memories + at, client->memories + at + 1,
-			(client->n_memories - at) * sizeof(struct bps_memory *));
+		client->memory.n--;
+		memmove(client->memory.by_address + at, client->memory.by_address + at + 1,
+			(client->memory.n - at) * sizeof(struct bps_memory *));
 		return;
 	}
 }

@@ -19,13 +19,13 @@ static_assert(SHM_SLOTS == 4096, "EAGAIN_TEXT says how many");
 /* One that is spare holds nothing, and what only PUSH_PULL_ROWS has is NULL. */
 static struct bps_request *request_take_spare(struct bps_client *client)
 {
-	struct bps_request *request = TAILQ_FIRST(&client->spare);
+	struct bps_request *request = TAILQ_FIRST(&client->requests.spare);
 
 	if (!request)
 		return NULL;
-	TAILQ_REMOVE(&client->spare, request, link);
-	client->n_spare--;
-	fetch_to_write(TAILQ_FIRST(&client->spare),
+	TAILQ_REMOVE(&client->requests.spare, request, link);
+	client->requests.n_spare--;
+	fetch_to_write(TAILQ_FIRST(&client->requests.spare),
 		       offsetof(struct bps_request, input_rows_memory));
 	return request;
 }
@@ -40,7 +40,7 @@ int request_new(struct bps_client *client, struct bps_request **ret_request)
 			return error_set(-ENOMEM, "out of memory");
 		memset(request, 0, sizeof(*request));
 	}
-	if (!client->n_requests++)
+	if (!client->requests.n++)
 		(void)client_ref(client);
 	/* By hand: a whole structure of which most stays as it is would be cleared before. */
 	request->client = client;
@@ -63,11 +63,11 @@ void request_free_spare(struct bps_client *client)
 {
 	struct bps_request *request;
 
-	while ((request = TAILQ_FIRST(&client->spare))) {
-		TAILQ_REMOVE(&client->spare, request, link);
+	while ((request = TAILQ_FIRST(&client->requests.spare))) {
+		TAILQ_REMOVE(&client->requests.spare, request, link);
 		free(request);
 	}
-	client->n_spare = 0;
+	client->requests.n_spare = 0;
 }
 
 void request_release_memory(struct bps_request *request)
@@ -114,19 +114,19 @@ static bool request_put(struct bps_request *request)
 	/* One that is complete holds no more than what a stream is still to copy. */
 	if (request->state != REQUEST_COMPLETE || request->cuda) {
 		if (request->slot != NO_SLOT)
-			client->slots_free[client->n_slots_free++] = request->slot;
+			client->ring.slots_free[client->ring.n_slots_free++] = request->slot;
 		request_release_inputs(request);
 		request_release_outputs(request);
 	}
 	if (request->status)
 		free(request->text);
-	if (client->n_spare < SPARE_MAX && !client->failure) {
-		client->n_spare++;
-		TAILQ_INSERT_HEAD(&client->spare, request, link);
+	if (client->requests.n_spare < SPARE_MAX && !client->failure) {
+		client->requests.n_spare++;
+		TAILQ_INSERT_HEAD(&client->requests.spare, request, link);
 	} else {
 		free(request);
 	}
-	return !--client->n_requests;
+	return !--client->requests.n;
 }
 
 void request_free(struct bps_request *request)
@@ -139,18 +139,18 @@ void request_free(struct bps_request *request)
 
 int request_find_slot(struct bps_client *client)
 {
-	if (likely(client->n_slots_free))
+	if (likely(client->ring.n_slots_free))
 		return 0;
 	(void)client_glance(client);
 	/*
 	 * Most who find none wait for one, and hear all that there is to hear there; who only tries
 	 * again does so now and then.
 	 */
-	if (!client->n_slots_free && !(++client->n_full % CLIENT_FULL_LOOK))
+	if (!client->ring.n_slots_free && !(++client->turn.n_full % CLIENT_FULL_LOOK))
 		(void)client_progress(client);
-	if (!client->n_slots_free)
+	if (!client->ring.n_slots_free)
 		cuda_sweep(client);
-	if (!client->n_slots_free)
+	if (!client->ring.n_slots_free)
 		return error_set(-EAGAIN, EAGAIN_TEXT);
 	return 0;
 }
@@ -161,7 +161,7 @@ int request_take_slot(struct bps_request *request)
 	int r = request_find_slot(client);
 
 	if (!r)
-		request->slot = client->slots_free[--client->n_slots_free];
+		request->slot = client->ring.slots_free[--client->ring.n_slots_free];
 	return r;
 }
 
@@ -171,17 +171,17 @@ static void request_write(struct bps_request *request)
 	struct bps_client *client = request->client;
 	struct shm_header *header = client->shm;
 	struct shm_slot *slot = &shm_slots(client->shm)[request->slot];
-	struct shm_entry *entry = &shm_ring(client->shm)[client->tail % SHM_ENTRIES];
+	struct shm_entry *entry = &shm_ring(client->shm)[client->ring.tail % SHM_ENTRIES];
 
 	/* That of memory on a device is known to a stream already. */
 	if (!request->cuda || !request->cuda->flags)
-		request->ticket = ++client->next_ticket;
+		request->ticket = ++client->ring.next_ticket;
 	slot->ticket = request->ticket;
 	atomic_store_explicit(&slot->state, SHM_PENDING, memory_order_relaxed);
 	*entry = request->entry;
 	entry->slot = request->slot;
 	entry->ticket = request->ticket;
-	atomic_store_explicit(&header->tail, ++client->tail, memory_order_release);
+	atomic_store_explicit(&header->tail, ++client->ring.tail, memory_order_release);
 }
 
 static void request_wake_daemon(const struct bps_client *client)
@@ -203,18 +203,19 @@ static void request_wake_daemon(const struct bps_client *client)
  */
 static _fetches_ void request_fetch_next(struct bps_client *client, struct bps_tensor *tensor)
 {
-	struct bps_tensor *before = client->submitted;
+	struct bps_tensor *before = client->requests.submitted;
 
 	if (before && before->after != tensor)
 		before->after = tensor;
-	client->submitted = tensor;
+	client->requests.submitted = tensor;
 	if (tensor->after)
 		fetch_to_write(tensor->after, CACHE_LINE);
-	fetch_to_write(&shm_ring(client->shm)[client->tail % SHM_ENTRIES],
+	fetch_to_write(&shm_ring(client->shm)[client->ring.tail % SHM_ENTRIES],
 		       sizeof(struct shm_entry));
-	if (client->n_slots_free)
+	if (client->ring.n_slots_free)
 		fetch_to_write(
-			&shm_slots(client->shm)[client->slots_free[client->n_slots_free - 1]],
+			&shm_slots(client->shm)[client->ring
+							.slots_free[client->ring.n_slots_free - 1]],
 			CACHE_LINE);
 }
 
@@ -228,11 +229,11 @@ void request_post(struct bps_request *request, struct bps_tensor *tensor)
 	tensor->refs++;
 	request->state = REQUEST_POSTED;
 	/* With none under way, what is counted was seen. */
-	if (!client->n_posted)
-		client->seen = client->harvested;
-	TAILQ_INSERT_TAIL(&client->posted, request, link);
-	client->n_posted++;
-	client->of_slot[request->slot] = request;
+	if (!client->requests.n_posted)
+		client->ring.seen = client->ring.harvested;
+	TAILQ_INSERT_TAIL(&client->requests.posted, request, link);
+	client->requests.n_posted++;
+	client->ring.of_slot[request->slot] = request;
 	/* Else session.c posts it, when there is a daemon that knows the tensor. */
 	if (client->session.state == SESSION_READY) {
 		request_write(request);
@@ -246,12 +247,12 @@ int request_post_all(struct bps_client *client)
 	struct bps_request *request;
 	int r = 0;
 
-	if (!client->n_posted)
+	if (!client->requests.n_posted)
 		return 0;
-	TAILQ_FOREACH(request, &client->posted, link)
+	TAILQ_FOREACH(request, &client->requests.posted, link)
 	request_write(request);
 	request_wake_daemon(client);
-	TAILQ_FOREACH(request, &client->posted, link)
+	TAILQ_FOREACH(request, &client->requests.posted, link)
 	if (request->cancelled)
 		r = r ?: call_cancel(client, request);
 	return r;
@@ -271,13 +272,13 @@ static void request_end(struct bps_request *request, int status, const char *tex
 {
 	struct bps_client *client = request->client;
 
-	TAILQ_REMOVE(&client->posted, request, link);
-	client->n_posted--;
-	client->of_slot[request->slot] = NULL;
+	TAILQ_REMOVE(&client->requests.posted, request, link);
+	client->requests.n_posted--;
+	client->ring.of_slot[request->slot] = NULL;
 	if (request->cuda)
 		cuda_end(request, status);
 	if (request->slot != NO_SLOT)
-		client->slots_free[client->n_slots_free++] = request->slot;
+		client->ring.slots_free[client->ring.n_slots_free++] = request->slot;
 	request->slot = NO_SLOT;
 	request->status = status;
 	if (status)
@@ -290,7 +291,7 @@ static void request_end(struct bps_request *request, int status, const char *tex
 		request_free(request);
 	} else if (request_has_result(request)) {
 		request->state = REQUEST_ENDED;
-		TAILQ_INSERT_TAIL(&client->ended, request, link);
+		TAILQ_INSERT_TAIL(&client->requests.ended, request, link);
 	} else {
 		request->state = REQUEST_COMPLETE;
 		request_release_outputs(request);
@@ -303,7 +304,7 @@ void request_settle(struct bps_request *request)
 		return;
 	if (request_has_result(request)) {
 		request->state = REQUEST_ENDED;
-		TAILQ_INSERT_TAIL(&request->client->ended, request, link);
+		TAILQ_INSERT_TAIL(&request->client->requests.ended, request, link);
 	} else {
 		request_release_outputs(request);
 	}
@@ -368,7 +369,7 @@ static bool request_look(struct bps_request *request)
 		status = -EPROTO;
 		(void)stpcpy(text, "the daemon ended the request before its stream had come to it");
 	}
-	brief = client->ordered && !status && *(const volatile uint32_t *)&slot->brief;
+	brief = client->ring.ordered && !status && *(const volatile uint32_t *)&slot->brief;
 	if (request->counted || request->row_len)
 		request->n_rows =
 			*(const volatile uint64_t *)(brief ? &slot->brief_rows : &slot->n_rows);
@@ -389,8 +390,8 @@ static bool request_look(struct bps_request *request)
 	} else if (!brief) {
 		request->outcome = slot_outcome(slot);
 	}
-	client->harvested++;
-	client->n_full = 0;
+	client->ring.harvested++;
+	client->turn.n_full = 0;
 	request_end(request, status, text);
 	return true;
 }
@@ -401,8 +402,9 @@ static bool harvest_all(struct bps_client *client, uint64_t completions, bool la
 	struct bps_request *request, *next;
 	bool ended = false;
 
-	for (request = TAILQ_FIRST(&client->posted);
-	     request && (last || (int64_t)(completions - client->harvested) > 0); request = next) {
+	for (request = TAILQ_FIRST(&client->requests.posted);
+	     request && (last || (int64_t)(completions - client->ring.harvested) > 0);
+	     request = next) {
 		next = TAILQ_NEXT(request, link);
 		ended |= request_look(request);
 	}
@@ -415,7 +417,7 @@ static inline struct bps_request *request_of(const struct bps_client *client, ui
 	struct shm_header *header = client->shm;
 	uint16_t slot = atomic_load_explicit(&header->order[n % SHM_ORDER], memory_order_acquire);
 
-	return slot < SHM_SLOTS ? client->of_slot[slot] : NULL;
+	return slot < SHM_SLOTS ? client->ring.of_slot[slot] : NULL;
 }
 
 /*
@@ -431,7 +433,7 @@ static _fetches_ void harvest_fetch(const struct bps_client *client, int64_t n_l
 	if (n_left > FETCH_SLOT) {
 		slot = header->order[(n + FETCH_SLOT) % SHM_ORDER];
 		__builtin_prefetch(&shm_slots(client->shm)[slot % SHM_SLOTS]);
-		__builtin_prefetch(&client->of_slot[slot % SHM_SLOTS]);
+		__builtin_prefetch(&client->ring.of_slot[slot % SHM_SLOTS]);
 	}
 	if (n_left > FETCH_REQUEST && (request = request_of(client, n + FETCH_REQUEST)))
 		fetch_to_write(request, 3 * CACHE_LINE);
@@ -442,7 +444,7 @@ static _fetches_ void harvest_fetch(const struct bps_client *client, int64_t n_l
 static bool harvest_in_order(struct bps_client *client, uint64_t completions)
 {
 	struct shm_header *header = client->shm;
-	uint64_t first = client->seen;
+	uint64_t first = client->ring.seen;
 	int64_t n = (int64_t)(completions - first);
 	bool ended = false;
 
@@ -455,7 +457,7 @@ static bool harvest_in_order(struct bps_client *client, uint64_t completions)
 		harvest_fetch(client, n - i, first + (uint64_t)i);
 		ended |= request && request_look(request);
 	}
-	client->seen = completions;
+	client->ring.seen = completions;
 	/* The daemon was faster: some were written over, or what they were is unknown. */
 	completions = atomic_load_explicit(&header->completions, memory_order_acquire);
 	if (completions - first >= SHM_ORDER)
@@ -468,7 +470,7 @@ bool request_harvest(struct bps_client *client, bool last)
 	struct shm_header *header = client->shm;
 	uint64_t completions;
 
-	if (!client->n_posted || client->session.state != SESSION_READY)
+	if (!client->requests.n_posted || client->session.state != SESSION_READY)
 		return false;
 
 	/*
@@ -476,7 +478,7 @@ bool request_harvest(struct bps_client *client, bool last)
 	 * than it says.
 	 */
 	completions = atomic_load_explicit(&header->completions, memory_order_acquire);
-	if (client->ordered && !last)
+	if (client->ring.ordered && !last)
 		return harvest_in_order(client, completions);
 	return harvest_all(client, completions, last);
 }
@@ -485,7 +487,7 @@ void request_end_all(struct bps_client *client, int status, const char *text)
 {
 	struct bps_request *request;
 
-	while ((request = TAILQ_FIRST(&client->posted)))
+	while ((request = TAILQ_FIRST(&client->requests.posted)))
 		request_end(request, status, text);
 }
 
@@ -493,7 +495,7 @@ void request_end_strays(struct bps_client *client)
 {
 	struct bps_request *request, *next;
 
-	for (request = TAILQ_FIRST(&client->posted); request; request = next) {
+	for (request = TAILQ_FIRST(&client->requests.posted); request; request = next) {
 		next = TAILQ_NEXT(request, link);
 		if (request->tensor->run != client->job.run)
 			request_end(request, -ECONNRESET, "its job was over");
@@ -506,7 +508,7 @@ static void request_copy(struct bps_request *request)
 	struct bps_client *client = request->client;
 	int r = 0;
 
-	TAILQ_REMOVE(&client->ended, request, link);
+	TAILQ_REMOVE(&client->requests.ended, request, link);
 	request->state = REQUEST_COPYING;
 	client_unlock(client);
 	if (request->output_range && request->cuda)
@@ -530,7 +532,7 @@ void request_copy_all(struct bps_client *client)
 {
 	struct bps_request *request;
 
-	while ((request = TAILQ_FIRST(&client->ended)))
+	while ((request = TAILQ_FIRST(&client->requests.ended)))
 		request_copy(request);
 }
 
@@ -718,7 +720,7 @@ _public_ void bps_request_free(struct bps_request *request)
 		request->orphan = true;
 	} else {
 		if (request->state == REQUEST_ENDED)
-			TAILQ_REMOVE(&client->ended, request, link);
+			TAILQ_REMOVE(&client->requests.ended, request, link);
 		last = request_put(request);
 	}
 	client_unlock(client);

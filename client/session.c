@@ -129,8 +129,8 @@ static int session_adopt(struct bps_client *client, int fds[3])
 
 	client->daemon_event = fds[1];
 	client->trainer_event = fds[2];
-	client->tail = client->harvested = client->seen = 0;
-	client->ordered = client->session.hello.answer.features & CONTROL_FEATURE_ORDER;
+	client->ring.tail = client->ring.harvested = client->ring.seen = 0;
+	client->ring.ordered = client->session.hello.answer.features & CONTROL_FEATURE_ORDER;
 	/* Another process made them: a write or read must not block, whatever they are. */
 	if (fcntl(client->daemon_event, F_SETFL, O_NONBLOCK) ||
 	    fcntl(client->trainer_event, F_SETFL, O_NONBLOCK))
@@ -144,7 +144,7 @@ static int session_adopt(struct bps_client *client, int fds[3])
 				 "the daemon at %s chose version %u of the protocol, "
 				 "libbps_client " BPS_VERSION " speaks %u to %u",
 				 client->path, version, CLIENT_PROTOCOL_MIN, CLIENT_PROTOCOL);
-	client_arm(client, client->fd_used ? SHM_ARMED : SHM_AWAKE);
+	client_arm(client, client->turn.fd_used ? SHM_ARMED : SHM_AWAKE);
 	return 0;
 }
 
@@ -320,8 +320,8 @@ static int session_ready(struct bps_client *client)
 		r = call_leave(client);
 	if (!r && client->job.regroup.pending && job_is_held(client))
 		r = call_regroup(client);
-	if (!r && client->asked.pending)
-		r = call_status(client, client->asked.answer.status);
+	if (!r && client->calls.asked.pending)
+		r = call_status(client, client->calls.asked.answer.status);
 	return r;
 }
 
@@ -351,7 +351,7 @@ static int session_return(struct bps_client *client)
 	client->session.daemon = hello->answer.daemon;
 	client->session.state = SESSION_OPEN;
 	client->farewell[0] = 0;
-	TAILQ_FOREACH(memory, &client->shared, link)
+	TAILQ_FOREACH(memory, &client->memory.shared, link)
 	if (!memory->cuda)
 		r = r ?: call_share(client, memory);
 	if (r)
@@ -378,7 +378,7 @@ void session_resumed(struct bps_client *client)
 	session->state = SESSION_DECLARING;
 	session->deadline_ns = client_now_ns() + CLIENT_ANSWER_NS;
 	r = job_is_held(client) ? tensor_declare_all(client) : 0;
-	session->declared = client->n_packets;
+	session->declared = client->calls.n_packets;
 	if (r)
 		client_fail(client, "cannot resume the job: %s", bps_error());
 }
@@ -426,7 +426,7 @@ static bool session_step(struct bps_client *client)
 		return session_look(client);
 	case SESSION_DECLARING:
 		/* Entries behind the declarations: the daemon must not see one without its tensor. */
-		if (client->n_packets_sent < session->declared)
+		if (client->calls.n_packets_sent < session->declared)
 			return false;
 		if (session_ready(client))
 			client_fail(client, "cannot resume the job: %s", bps_error());

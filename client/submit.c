@@ -431,7 +431,7 @@ static int submit_find(struct bps_client *client, const void *data, uint64_t len
 		return 0;
 	*memory = stage ? NULL : memory_find(client, data, len);
 	if (!*memory)
-		return staging_alloc(client, &client->staging, len, range);
+		return staging_alloc(client, &client->memory.staging, len, range);
 	memory_use(*memory);
 	return 0;
 }
@@ -501,7 +501,7 @@ static int submit_acquire(const struct plan *plan, struct bps_request *request)
 		memory_use(request->input_memory);
 	}
 	if (!r && (p->counts || p->receive_counts))
-		r = staging_alloc(client, &client->staging,
+		r = staging_alloc(client, &client->memory.staging,
 				  2 * (uint64_t)plan->size * sizeof(uint64_t),
 				  &request->counts_range);
 	r = r

@@ -48,8 +48,8 @@ static struct bps_tensor *tensor_free(struct bps_tensor *tensor)
 	if (!tensor)
 		return NULL;
 	call_forget(tensor->client, &tensor->declare);
-	if (tensor->client->submitted == tensor)
-		tensor->client->submitted = NULL;
+	if (tensor->client->requests.submitted == tensor)
+		tensor->client->requests.submitted = NULL;
 	client_unref(tensor->client);
 	free(tensor->name);
 	free(tensor);
@@ -95,7 +95,7 @@ static int tensor_new(struct bps_client *client, const char *name, unsigned dtyp
 	r = call_declare(client, &tensor->declare, tensor);
 	if (r)
 		return r;
-	tensor->packet = client->n_packets;
+	tensor->packet = client->calls.n_packets;
 	tensor->refs = 1; /* the table's */
 	LIST_INSERT_HEAD(&client->tensors[tensor_bucket(name)], tensor, link);
 	*ret_tensor = TAKE_PTR(tensor);
@@ -189,7 +189,7 @@ int tensor_declare_all(struct bps_client *client)
 	for (size_t i = 0; i < CLIENT_NAME_BUCKETS; i++)
 		LIST_FOREACH(tensor, &client->tensors[i], link)
 	tensor->settled = tensor->rounds;
-	TAILQ_FOREACH(request, &client->posted, link)
+	TAILQ_FOREACH(request, &client->requests.posted, link)
 	request->tensor->settled = MIN(request->tensor->settled, request->entry.round - 1);
 
 	for (size_t i = 0; i < CLIENT_NAME_BUCKETS; i++)
@@ -200,7 +200,7 @@ int tensor_declare_all(struct bps_client *client)
 				    ?: call_declare(client,
 						    tensor->refused ? NULL : &tensor->declare,
 						    tensor);
-			tensor->packet = client->n_packets;
+			tensor->packet = client->calls.n_packets;
 		}
 	return r;
 }
@@ -216,7 +216,7 @@ int tensor_declare_anew(struct bps_client *client)
 			tensor->rounds = tensor->ended = tensor->failed = tensor->settled = 0;
 			tensor->refused = false;
 			r = r ?: call_declare(client, &tensor->declare, tensor);
-			tensor->packet = client->n_packets;
+			tensor->packet = client->calls.n_packets;
 		}
 	return r;
 }

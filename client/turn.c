@@ -71,9 +71,9 @@ void client_arm(struct bps_client *client, enum shm_armed how)
 static void client_arm_for(struct bps_client *client, const struct bps_request *request)
 {
 	struct shm_header *header = client->shm;
-	uint64_t enough = client->harvested + MAX(client->n_posted / 4, (size_t)1);
+	uint64_t enough = client->ring.harvested + MAX(client->requests.n_posted / 4, (size_t)1);
 
-	if (!request || request->state != REQUEST_POSTED || client->n_waiting) {
+	if (!request || request->state != REQUEST_POSTED || client->turn.n_waiting) {
 		client_arm(client, SHM_ARMED_FUTEX);
 		return;
 	}
@@ -115,9 +115,9 @@ int client_failed(const struct bps_client *client)
 
 void client_wake(struct bps_client *client)
 {
-	if (client->n_waiting)
-		(void)pthread_cond_broadcast(&client->turned);
-	if (client->leading && !client_rouse(client))
+	if (client->turn.n_waiting)
+		(void)pthread_cond_broadcast(&client->turn.over);
+	if (client->turn.leading && !client_rouse(client))
 		event_write(client->wakeup);
 }
 
@@ -136,8 +136,8 @@ void client_fail(struct bps_client *client, const char *format, ...)
 	va_end(args);
 	client->failure = -ESHUTDOWN;
 
-	while (!TAILQ_EMPTY(&client->calls))
-		call_finish(client, TAILQ_FIRST(&client->calls), client->failure,
+	while (!TAILQ_EMPTY(&client->calls.list))
+		call_finish(client, TAILQ_FIRST(&client->calls.list), client->failure,
 			    client->failure_text);
 	request_end_all(client, client->failure, client->failure_text);
 	/* The descriptor stays, so that epoll and poll see it; the daemon sees the end. */
@@ -176,7 +176,7 @@ static bool client_look(struct bps_client *client, int arm, unsigned what)
 	while (session_advance(client))
 		changed = true;
 	if (request_harvest(client, false)) {
-		client->napped = false;
+		client->turn.napped = false;
 		changed = true;
 	}
 	if (client->wild)
@@ -190,14 +190,14 @@ static bool client_look(struct bps_client *client, int arm, unsigned what)
  */
 static int arm_of_others(const struct bps_client *client)
 {
-	if (client->fd_used)
+	if (client->turn.fd_used)
 		return SHM_ARMED;
-	return client->leading ? -1 : SHM_AWAKE;
+	return client->turn.leading ? -1 : SHM_AWAKE;
 }
 
 void client_tell(struct bps_client *client)
 {
-	if (client->fd_used)
+	if (client->turn.fd_used)
 		event_write(client->attention);
 }
 
@@ -215,7 +215,7 @@ static bool client_progress_by(struct bps_client *client, unsigned what)
 
 bool client_progress(struct bps_client *client)
 {
-	return client_progress_by(client, LOOK_SOCKET | (client->leading ? 0 : LOOK_WAKEUPS));
+	return client_progress_by(client, LOOK_SOCKET | (client->turn.leading ? 0 : LOOK_WAKEUPS));
 }
 
 bool client_glance(struct bps_client *client)
@@ -231,7 +231,7 @@ static unsigned look_before_sleep(const struct bps_client *client)
 {
 	if (client->session.state != SESSION_READY)
 		return LOOK_SOCKET | LOOK_WAKEUPS;
-	return TAILQ_EMPTY(&client->calls) ? 0 : LOOK_SOCKET;
+	return TAILQ_EMPTY(&client->calls.list) ? 0 : LOOK_SOCKET;
 }
 
 /*
@@ -240,8 +240,9 @@ static unsigned look_before_sleep(const struct bps_client *client)
  */
 static bool may_nap(const struct bps_client *client)
 {
-	return client->session.state == SESSION_READY && client->n_posted && !client->napped &&
-	       !client->fd_used && TAILQ_EMPTY(&client->calls) && TAILQ_EMPTY(&client->outbox) &&
+	return client->session.state == SESSION_READY && client->requests.n_posted &&
+	       !client->turn.napped && !client->turn.fd_used && TAILQ_EMPTY(&client->calls.list) &&
+	       TAILQ_EMPTY(&client->calls.outbox) &&
 	       client->session.hello.answer.features & CONTROL_FEATURE_FUTEX;
 }
 
@@ -267,9 +268,9 @@ static unsigned client_nap(struct bps_client *client, int64_t deadline_ns)
 	/* Who is always interrupted by signals hears the socket, too. */
 	r = r ? errno : 0;
 	client_lock(client);
-	client->napped = r == ETIMEDOUT || r == EINTR;
+	client->turn.napped = r == ETIMEDOUT || r == EINTR;
 	/* Answers that nobody waits for must not fill the socket. */
-	return ++client->n_naps % CLIENT_NAPS_LOOK ? 0 : LOOK_SOCKET;
+	return ++client->turn.n_naps % CLIENT_NAPS_LOOK ? 0 : LOOK_SOCKET;
 }
 
 /* Returns what there is to look at. */
@@ -289,7 +290,7 @@ static unsigned client_sleep(struct bps_client *client, int64_t deadline_ns)
 	};
 
 	deadline_ns = MIN(deadline_ns, session_due_ns(client));
-	if (!TAILQ_EMPTY(&client->outbox))
+	if (!TAILQ_EMPTY(&client->calls.outbox))
 		fds[0].events |= POLLOUT;
 	if (deadline_ns != CLIENT_FOREVER) {
 		int64_t left = MAX(deadline_ns - client_now_ns(), INT64_C(0));
@@ -313,19 +314,19 @@ void client_follow(struct bps_client *client, int64_t deadline_ns)
 {
 	struct timespec deadline = { deadline_ns / NS_PER_S, deadline_ns % NS_PER_S };
 
-	client->n_waiting++;
+	client->turn.n_waiting++;
 	if (deadline_ns == CLIENT_FOREVER)
-		(void)pthread_cond_wait(&client->turned, &client->mutex);
+		(void)pthread_cond_wait(&client->turn.over, &client->mutex);
 	else
-		(void)pthread_cond_timedwait(&client->turned, &client->mutex, &deadline);
-	client->n_waiting--;
+		(void)pthread_cond_timedwait(&client->turn.over, &client->mutex, &deadline);
+	client->turn.n_waiting--;
 }
 
 static bool spin_pays(const struct bps_client *client, int64_t now_ns)
 {
 	/* With a leader it is his to look; the daemon rings for him. */
-	return client->spin_ns && !client->leading && client->session.state == SESSION_READY &&
-	       allowance_left(&client->allowance, now_ns);
+	return client->spin_ns && !client->turn.leading && client->session.state == SESSION_READY &&
+	       allowance_left(&client->turn.allowance, now_ns);
 }
 
 bool client_spin(struct bps_client *client, struct bps_request *request,
@@ -350,7 +351,7 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 		now_ns = client_now_ns();
 		paid = done(request);
 	}
-	allowance_settle(&client->allowance, now_ns, paid, MIN(now_ns, until_ns) - start_ns,
+	allowance_settle(&client->turn.allowance, now_ns, paid, MIN(now_ns, until_ns) - start_ns,
 			 now_ns - before_ns);
 	return paid;
 }
@@ -366,26 +367,26 @@ void client_turn_for(struct bps_client *client, const struct bps_request *reques
 	unsigned what = 0;
 	bool changed, nap;
 
-	if (client->leading) {
+	if (client->turn.leading) {
 		if (!client_join_leader(client))
 			client_follow(client, deadline_ns);
 		return;
 	}
 
-	client->leading = true;
+	client->turn.leading = true;
 	nap = may_nap(client);
 	if (nap)
 		client_arm_for(client, request);
 	changed = client_look(client, nap ? -1 : SHM_ARMED, look_before_sleep(client));
 	if (!changed) {
 		what = nap ? client_nap(client, deadline_ns) : client_sleep(client, deadline_ns);
-		changed = client_look(client, client->fd_used ? SHM_ARMED : SHM_AWAKE, what);
+		changed = client_look(client, client->turn.fd_used ? SHM_ARMED : SHM_AWAKE, what);
 	}
-	client->leading = false;
+	client->turn.leading = false;
 
 	/* Also without a change: one of the others has to lead now. */
-	if (client->n_waiting)
-		(void)pthread_cond_broadcast(&client->turned);
+	if (client->turn.n_waiting)
+		(void)pthread_cond_broadcast(&client->turn.over);
 	if (changed)
 		client_tell(client);
 }
@@ -397,8 +398,8 @@ _public_ int bps_client_fd(struct bps_client *client)
 		return r;
 
 	CLIENT_LOCKED(client);
-	if (!client->fd_used) {
-		client->fd_used = true;
+	if (!client->turn.fd_used) {
+		client->turn.fd_used = true;
 		/*
 		 * What came before nobody was told of. The leader sleeps on descriptors from now
 		 * on.
@@ -421,7 +422,7 @@ _public_ int bps_client_dispatch(struct bps_client *client)
 	if (!client->failure)
 		event_drain(client->attention);
 	if (client_look(client, arm_of_others(client),
-			LOOK_SOCKET | (client->leading ? 0 : LOOK_WAKEUPS)))
+			LOOK_SOCKET | (client->turn.leading ? 0 : LOOK_WAKEUPS)))
 		client_wake(client);
 	request_copy_all(client);
 	return client_failed(client);
