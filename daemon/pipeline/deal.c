@@ -35,11 +35,12 @@ uint64_t pipeline_deal_ahead(const struct pipeline_job *job)
 /* Within a level by priority only what is of one pass that is over: level.c. */
 static bool is_before(const struct pipeline_round *a, const struct pipeline_round *b)
 {
-	if (a->level != b->level)
-		return a->level > b->level;
-	if (a->pass == b->pass && a->pass < a->job->schedule.n_passes && a->priority != b->priority)
-		return a->priority > b->priority;
-	return a->sequence < b->sequence;
+	if (a->turn.level != b->turn.level)
+		return a->turn.level > b->turn.level;
+	if (a->turn.pass == b->turn.pass && a->turn.pass < a->job->schedule.n_passes &&
+	    a->turn.priority != b->turn.priority)
+		return a->turn.priority > b->turn.priority;
+	return a->turn.sequence < b->turn.sequence;
 }
 
 static bool is_dealt(const struct pipeline_job *job, const struct list *link)
@@ -49,7 +50,7 @@ static bool is_dealt(const struct pipeline_job *job, const struct list *link)
 
 static struct pipeline_round *round_of(const struct list *link)
 {
-	return container_of(link, struct pipeline_round, deal_link);
+	return container_of(link, struct pipeline_round, turn.link);
 }
 
 /*
@@ -78,11 +79,11 @@ static void find_uncut(struct pipeline_job *job, const struct list *link)
 {
 	for (; is_dealt(job, link); link = link->next) {
 		job->schedule.uncut = round_of(link);
-		if (!job->schedule.uncut->cut) {
+		if (!job->schedule.uncut->turn.cut) {
 			fetch_behind(job, link);
 			return;
 		}
-		job->schedule.unsent_before += job->schedule.uncut->unsent;
+		job->schedule.unsent_before += job->schedule.uncut->turn.unsent;
 	}
 	job->schedule.uncut = NULL;
 }
@@ -97,15 +98,15 @@ static bool is_past(const struct pipeline_job *job, const struct pipeline_round 
 static void insert(struct pipeline_job *job, struct pipeline_round *round)
 {
 	struct pipeline_round *other =
-		list_last(&job->schedule.dealt, struct pipeline_round, deal_link);
+		list_last(&job->schedule.dealt, struct pipeline_round, turn.link);
 
 	if (!other || is_before(other, round)) {
-		list_push_back(&job->schedule.dealt, &round->deal_link);
+		list_push_back(&job->schedule.dealt, &round->turn.link);
 		return;
 	}
-	list_for_each (other, &job->schedule.dealt, deal_link) {
+	list_for_each (other, &job->schedule.dealt, turn.link) {
 		if (is_before(round, other)) {
-			list_insert_before(&other->deal_link, &round->deal_link);
+			list_insert_before(&other->turn.link, &round->turn.link);
 			return;
 		}
 	}
@@ -115,19 +116,19 @@ void pipeline_deal_add(struct pipeline_round *round)
 {
 	struct pipeline_job *job = round->job;
 	const struct list *last =
-		job->schedule.uncut ? &job->schedule.uncut->deal_link : &job->schedule.dealt;
+		job->schedule.uncut ? &job->schedule.uncut->turn.link : &job->schedule.dealt;
 
-	if (list_linked(&round->deal_link))
+	if (list_linked(&round->turn.link))
 		return;
 	insert(job, round);
 	if (!is_past(job, round))
 		return;
-	if (round->cut) {
-		job->schedule.unsent_before += round->unsent;
+	if (round->turn.cut) {
+		job->schedule.unsent_before += round->turn.unsent;
 		return;
 	}
-	for (const struct list *link = round->deal_link.next; link != last; link = link->next)
-		job->schedule.unsent_before -= round_of(link)->unsent;
+	for (const struct list *link = round->turn.link.next; link != last; link = link->next)
+		job->schedule.unsent_before -= round_of(link)->turn.unsent;
 	job->schedule.uncut = round;
 }
 
@@ -207,23 +208,23 @@ void pipeline_deal_remove(struct pipeline_round *round)
 {
 	struct pipeline_job *job = round->job;
 
-	if (!list_linked(&round->deal_link))
+	if (!list_linked(&round->turn.link))
 		return;
 	if (round == job->schedule.uncut)
-		find_uncut(job, round->deal_link.next);
+		find_uncut(job, round->turn.link.next);
 	else if (is_past(job, round))
-		job->schedule.unsent_before -= round->unsent;
-	list_remove(&round->deal_link);
+		job->schedule.unsent_before -= round->turn.unsent;
+	list_remove(&round->turn.link);
 }
 
 void pipeline_deal_cut(struct pipeline_round *round)
 {
 	struct pipeline_job *job = round->job;
 
-	round->cut = true;
+	round->turn.cut = true;
 	if (round == job->schedule.uncut)
-		find_uncut(job, &round->deal_link);
-	if (!round->unsent)
+		find_uncut(job, &round->turn.link);
+	if (!round->turn.unsent)
 		pipeline_deal_remove(round);
 }
 
@@ -232,7 +233,7 @@ void pipeline_deal_queued(struct pipeline_round *round, uint64_t bytes)
 	struct pipeline_job *job = round->job;
 
 	pipeline_deal_add(round);
-	round->unsent += bytes;
+	round->turn.unsent += bytes;
 	job->schedule.unsent += bytes;
 	if (is_past(job, round))
 		job->schedule.unsent_before += bytes;
@@ -246,9 +247,9 @@ void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes)
 		return;
 	if (is_past(job, round))
 		job->schedule.unsent_before -= bytes;
-	round->unsent -= bytes;
+	round->turn.unsent -= bytes;
 	job->schedule.unsent -= bytes;
-	if (round->cut && !round->unsent)
+	if (round->turn.cut && !round->turn.unsent)
 		pipeline_deal_remove(round);
 }
 
@@ -256,7 +257,7 @@ bool pipeline_deal_has_room(const struct pipeline_round *round)
 {
 	const struct pipeline_job *job = round->job;
 	const uint64_t ahead = pipeline_deal_ahead(job);
-	const struct list *link = &round->deal_link;
+	const struct list *link = &round->turn.link;
 	uint64_t unsent = job->schedule.unsent_before;
 
 	if (!job->distributed || job->schedule.unsent < ahead)
@@ -264,24 +265,24 @@ bool pipeline_deal_has_room(const struct pipeline_round *round)
 	/* All that is unsent is before it, or its own. */
 	if (!list_linked(link) || !is_dealt(job, link->next))
 		return false;
-	for (link = &job->schedule.uncut->deal_link; link != &round->deal_link && unsent < ahead;
+	for (link = &job->schedule.uncut->turn.link; link != &round->turn.link && unsent < ahead;
 	     link = link->next)
-		unsent += round_of(link)->unsent;
-	return unsent + round->unsent < ahead;
+		unsent += round_of(link)->turn.unsent;
+	return unsent + round->turn.unsent < ahead;
 }
 
 static struct pipeline_round *next_round(struct pipeline_job *job)
 {
 	const struct list *link =
-		job->schedule.uncut ? &job->schedule.uncut->deal_link : &job->schedule.dealt;
+		job->schedule.uncut ? &job->schedule.uncut->turn.link : &job->schedule.dealt;
 	uint64_t unsent = job->schedule.unsent_before, ahead = pipeline_deal_ahead(job);
 
 	for (; is_dealt(job, link) && unsent < ahead; link = link->next) {
 		struct pipeline_round *round = round_of(link);
 
-		if (!round->refilling && pipeline_round_can_begin_part(round))
+		if (!round->turn.refilling && pipeline_round_can_begin_part(round))
 			return round;
-		unsent += round->unsent;
+		unsent += round->turn.unsent;
 	}
 	return NULL;
 }

@@ -617,7 +617,8 @@ static bool is_last(const struct pipeline_part *part)
 {
 	const struct pipeline_round *round = part->round;
 
-	return (round->cut || ends_whole(part)) && round->n_parts - round->refilling == round->n_up;
+	return (round->turn.cut || ends_whole(part)) &&
+	       round->n_parts - round->turn.refilling == round->n_up;
 }
 
 static void tell(struct pipeline_part *part)

@@ -57,7 +57,7 @@ static void describe_expiry(const struct pipeline_round *round, struct failure *
 	struct pipeline_ranks_text missing = { 0 }, undeclared = { 0 };
 	char time[32], servers[256];
 
-	(void)pipeline_time_text(time, round->timeout_ns);
+	(void)pipeline_time_text(time, round->times.timeout_ns);
 	for (uint32_t i = 0; i < layout->n_local; i++) {
 		if (!round->ranks[i].came)
 			pipeline_ranks_add(tensor->declared[i] ? &missing : &undeclared,

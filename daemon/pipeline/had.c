@@ -49,7 +49,7 @@ void pipeline_had_round(struct pipeline_round *round)
 	    stragglers_any(&job->shape.stragglers))
 		return;
 	tensor->had = round->number;
-	if (round->untold)
+	if (round->gate.untold)
 		tell_all(tensor);
 }
 
@@ -63,7 +63,7 @@ void pipeline_had_attached(struct pipeline_job *job, size_t number)
 		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
 
 		list_for_each (round, &tensor->rounds, link)
-			round->untold = true;
+			round->gate.untold = true;
 		if (tensor->had)
 			tell(tensor, server, tensor->had, true);
 		if (tensor->rows_had > tensor->had)

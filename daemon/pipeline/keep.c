@@ -172,7 +172,7 @@ static void unhold(struct pipeline_job *job, size_t number)
 	struct pipeline_part *part;
 
 	list_for_each (round, &job->rounds, job_link) {
-		if (!round->gated || round->committed || round->failure.status)
+		if (!round->gate.on || round->gate.committed || round->failure.status)
 			continue;
 		list_for_each (part, &round->parts, link)
 			if (part->state == PART_HELD && part->server == number)

@@ -9,12 +9,12 @@
 static bool step(struct pipeline_job *job)
 {
 	struct pipeline_round *round =
-		list_first(&job->later.rounds, struct pipeline_round, deal_link);
+		list_first(&job->later.rounds, struct pipeline_round, turn.link);
 	struct pipeline_tensor *tensor =
 		list_first(&job->later.tensors, struct pipeline_tensor, later_link);
 
 	if (round) {
-		list_remove(&round->deal_link);
+		list_remove(&round->turn.link);
 		pipeline_round_go_on(round);
 	} else if (tensor) {
 		list_remove(&tensor->later_link);
@@ -52,7 +52,7 @@ void pipeline_later_init(struct pipeline_job *job)
 
 void pipeline_later_round(struct pipeline_round *round)
 {
-	list_push_back(&round->job->later.rounds, &round->deal_link);
+	list_push_back(&round->job->later.rounds, &round->turn.link);
 	begin(round->job);
 }
 

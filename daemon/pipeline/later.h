@@ -13,7 +13,7 @@ struct pipeline_tensor;
 struct pipeline_later {
 	struct chore chore;
 	bool is_under_way;
-	struct list rounds;  /* by deal_link: many parts of these are empty */
+	struct list rounds;  /* by turn.link: many parts of these are empty */
 	struct list tensors; /* by later_link: many rounds of these end as soon as they begin */
 };
 

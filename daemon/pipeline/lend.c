@@ -87,7 +87,7 @@ struct block *pipeline_lend(struct call *call, uint32_t len)
 
 	/* Little is copied faster than lent. */
 	if (len <= LEDGER_SMALL_BYTES || len != part->extent.len || len > call->room_len ||
-	    part->cell != LEDGER_NO_CELL || part->round->gated || !counts(part))
+	    part->cell != LEDGER_NO_CELL || part->round->gate.on || !counts(part))
 		return NULL;
 	cell = ledger_cell_take(job->resumption.ledger, true);
 	if (cell == LEDGER_NO_CELL)

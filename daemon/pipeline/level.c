@@ -95,18 +95,18 @@ static void count_pass(struct pipeline_round *round)
 	struct level *level = &round->tensor->level;
 	/* Where all are alike there is nothing to sort. */
 	bool urgent = job->schedule.n_urgent && job->schedule.n_urgent < job->schedule.n_leveled &&
-		      round->priority == job->schedule.urgent_priority;
+		      round->turn.priority == job->schedule.urgent_priority;
 
 	if (urgent && level->urgent_pass == job->schedule.n_passes + 1) {
 		job->schedule.n_urgent = job->schedule.n_urgent_rounds;
 		end_pass(job);
 	}
-	round->pass = job->schedule.n_passes;
+	round->turn.pass = job->schedule.n_passes;
 	if (!urgent)
 		return;
 	if (job->schedule.pass_is_counted && level->urgent_pass != job->schedule.n_passes) {
 		level->urgent_pass = job->schedule.n_passes;
-		round->pass--;
+		round->turn.pass--;
 		job->schedule.n_urgent++;
 		return;
 	}
@@ -130,10 +130,10 @@ void pipeline_level_set(struct pipeline_round *round, uint64_t bytes)
 	struct level *level = &tensor->level;
 
 	job->schedule.n_level_rounds++;
-	if (!level->known || level->priority != round->priority) {
+	if (!level->known || level->priority != round->turn.priority) {
 		job->schedule.n_leveled += !level->known;
-		*level = (struct level){ .priority = round->priority,
-					 .level = round->priority,
+		*level = (struct level){ .priority = round->turn.priority,
+					 .level = round->turn.priority,
 					 .bytes = bytes,
 					 .known = true };
 		job->schedule.levels_stale = true;
@@ -142,6 +142,6 @@ void pipeline_level_set(struct pipeline_round *round, uint64_t bytes)
 		job->schedule.n_level_rounds = 0;
 		make(job);
 	}
-	round->level = level->level;
+	round->turn.level = level->level;
 	count_pass(round);
 }

@@ -34,7 +34,7 @@ int pipeline_outlet_push(struct pipeline_outlet *outlet, struct pipeline_part *p
 	const struct order_item item = {
 		.sequence = outlet->sequence++,
 		.item = part,
-		.priority = part->round->level,
+		.priority = part->round->turn.level,
 	};
 
 	return error_trace(order_push(&outlet->waiting, &item));

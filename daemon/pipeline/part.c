@@ -109,7 +109,7 @@ static bool outlives_round(const struct pipeline_part *part, bool is_numbered)
 
 	return kept->whole &&
 	       (is_numbered || kept->stale ||
-		!(part->round->gated || stragglers_any(&job_of(part)->shape.stragglers)));
+		!(part->round->gate.on || stragglers_any(&job_of(part)->shape.stragglers)));
 }
 
 /* Of a cell and a number: also of a part whose round has failed the server is to hear, or it waits for that number. */
@@ -145,7 +145,7 @@ void pipeline_part_end(struct pipeline_part *part)
 	struct pipeline_job *job = job_of(part);
 	bool was_unsent;
 
-	if (round->ledger.ledger && !round->gated && !job->resumption.suspended &&
+	if (round->ledger.ledger && !round->gate.on && !job->resumption.suspended &&
 	    (part->stored || !job->distributed))
 		ledger_round_advance(&round->ledger, part->ledger.number);
 	if (job->retention.keeps && !job->resumption.suspended)

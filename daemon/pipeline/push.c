@@ -92,7 +92,7 @@ static void on_scattered(struct task *task)
 	struct pipeline_part *part = container_of(task, struct pipeline_part, task);
 
 	part->posted = false;
-	if (!part->round->gated)
+	if (!part->round->gate.on)
 		pipeline_device_up(part);
 	else if (!job_of(part)->resumption.suspended)
 		scattered(part);
@@ -186,7 +186,7 @@ bool pipeline_part_start_stale(struct pipeline_part *part)
 	(void)count(part, job_of(part)->shape.size, &kept->what,
 		    ledger_cell_data(ledger, cell, kept->what.len));
 	round->n_gone = MAX(round->n_gone, kept->what.n_gone);
-	if (round->gated) {
+	if (round->gate.on) {
 		part->state = PART_HELD;
 		pipeline_round_held(round);
 		return true;
@@ -298,7 +298,7 @@ static void keep(struct pipeline_part *part)
 			    part->block ? part->block->data
 					: ledger_cell_data(job_of(part)->resumption.ledger,
 							   part->cell, kept->what.len));
-	if (round->gated) {
+	if (round->gate.on) {
 		hold(part);
 		return;
 	}
@@ -313,7 +313,7 @@ bool pipeline_part_feed(struct pipeline_part *part)
 
 	/* It waited for a cell, and its server was lost meanwhile: it needs none. */
 	if (!part->round->failure.status &&
-	    (part->round->gated || stragglers_any(&job->shape.stragglers)) &&
+	    (part->round->gate.on || stragglers_any(&job->shape.stragglers)) &&
 	    part->attachment != pipeline_part_server(part)->attachment) {
 		push_again(part);
 		return true;
@@ -532,7 +532,7 @@ static bool goes_straight(const struct pipeline_part *part)
 	const struct data_header *answer = &part->call.answer;
 
 	return answer->flags & DATA_FLAG_KEPT && answer->len == part->extent.len &&
-	       part->round->ledger.ledger && !part->round->gated;
+	       part->round->ledger.ledger && !part->round->gate.on;
 }
 
 /* Not before the result comes: a cell that waits for one is memory that nobody uses, and cold. On the lane's thread. */
@@ -561,7 +561,7 @@ static void fetch_then(struct pipeline_part *part)
 	const struct shm_slot *slot = round->slot_memory;
 	const void **soon = part->call.soon;
 
-	soon[0] = &round->deal_link;
+	soon[0] = &round->turn.link;
 	soon[1] = &round->n_parts;
 	soon[2] = &round->parts;
 	soon[3] = &round->n_made;
@@ -642,7 +642,7 @@ static void push(struct pipeline_part *part, const void *payload)
 				? pipeline_elastic_waits(job)
 			: by_rows ? pipeline_rows_flags(round->rows)
 				  : round->partition.root,
-		.priority = round->priority,
+		.priority = round->turn.priority,
 		.status = job->retention.keeps ? (int32_t)server->acked : 0,
 	};
 	part->call.payload = payload;
@@ -693,7 +693,7 @@ static void on_gathered(struct task *task)
 		return;
 	}
 	/* Who contributes here may be others now. */
-	if (part->round->gated && part->moved != job_of(part)->placement.n_moved) {
+	if (part->round->gate.on && part->moved != job_of(part)->placement.n_moved) {
 		push_again(part);
 		return;
 	}

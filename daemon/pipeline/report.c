@@ -64,7 +64,7 @@ void pipeline_round_waiting_for(const struct pipeline_round *round, char *text, 
 	text[0] = 0;
 	if (round->state == ROUND_FAILED)
 		return;
-	(void)pipeline_time_text(time, clock_now_ns() - round->started_ns);
+	(void)pipeline_time_text(time, clock_now_ns() - round->times.started_ns);
 	for (uint32_t i = 0; round->state == ROUND_GATHERING && i < layout->n_local; i++)
 		if (!round->ranks[i].came)
 			pipeline_ranks_add(&missing, layout->rank_of_local[i]);
@@ -117,7 +117,7 @@ static const struct pipeline_round *oldest_round(const struct pipeline_job *job)
 		if (n++ == STATUS_ROUNDS)
 			break;
 		if (round->state != ROUND_FAILED &&
-		    (!oldest || round->started_ns < oldest->started_ns))
+		    (!oldest || round->times.started_ns < oldest->times.started_ns))
 			oldest = round;
 	}
 	return oldest;

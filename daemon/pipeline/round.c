@@ -175,7 +175,7 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 	if (round->failure.status)
 		return;
 	/* It is done for all: what is left is to copy it here, or what was begun for others. */
-	if ((round->scattering || (round->rows && round->rows->agreed)) &&
+	if ((round->gate.scattering || (round->rows && round->rows->agreed)) &&
 	    job->state == JOB_RUNNING)
 		return;
 	round->failure = *failure;
@@ -203,11 +203,11 @@ void pipeline_round_fail(struct pipeline_round *round, const struct failure *fai
 bool pipeline_round_can_begin_part(const struct pipeline_round *round)
 {
 	/* While it is refilled, that counts as one. */
-	unsigned n_parts = round->n_parts - round->refilling - round->n_held;
+	unsigned n_parts = round->n_parts - round->turn.refilling - round->n_held;
 
-	if (round->cut || round->failure.status || job_of(round)->resumption.suspended)
+	if (round->turn.cut || round->failure.status || job_of(round)->resumption.suspended)
 		return false;
-	if (round->ledger.ledger && !round->gated &&
+	if (round->ledger.ledger && !round->gate.on &&
 	    !ledger_round_reaches(&round->ledger, round->n_cut))
 		return false;
 	return n_parts < ROUND_PARTS_MAX && pipeline_deal_has_room(round);
@@ -222,9 +222,9 @@ void pipeline_round_refill(struct pipeline_round *round)
 	uint64_t number;
 	int r;
 
-	if (round->refilling)
+	if (round->turn.refilling)
 		return;
-	round->refilling = true;
+	round->turn.refilling = true;
 	round->inlined = 0;
 	round->n_parts++;
 	while (pipeline_round_can_begin_part(round)) {
@@ -241,7 +241,7 @@ void pipeline_round_refill(struct pipeline_round *round)
 		}
 		number = round->n_cut++;
 		if (round->ledger.ledger && ledger_round_has(&round->ledger, number)) {
-			round->untold = true;
+			round->gate.untold = true;
 			continue;
 		}
 		r = pipeline_part_start(round, &extent, number);
@@ -251,13 +251,13 @@ void pipeline_round_refill(struct pipeline_round *round)
 					r == -EPROTO ? "its ledger is damaged" : strerror(-r));
 		pipeline_round_fail(round, &failure, true);
 	}
-	round->refilling = false;
+	round->turn.refilling = false;
 	pipeline_round_part_done(round);
 }
 
 void pipeline_round_go_on(struct pipeline_round *round)
 {
-	round->refilling = false;
+	round->turn.refilling = false;
 	round->n_parts--;
 	pipeline_round_refill(round);
 }
@@ -267,7 +267,7 @@ void pipeline_round_part_done(struct pipeline_round *round)
 	round->n_parts--;
 	if (job_of(round)->resumption.suspended)
 		return;
-	if (!round->cut && !round->failure.status) {
+	if (!round->turn.cut && !round->failure.status) {
 		/* Not for each single one. */
 		if (round->n_parts - round->n_held <= ROUND_PARTS_MAX / 2 &&
 		    pipeline_round_can_begin_part(round))
@@ -292,9 +292,9 @@ void pipeline_round_commit(struct pipeline_round *round)
 {
 	struct pipeline_part *part, *next;
 
-	if (round->scattering || round->refilling)
+	if (round->gate.scattering || round->turn.refilling)
 		return;
-	round->committed = round->scattering = true;
+	round->gate.committed = round->gate.scattering = true;
 	round->n_held = 0;
 	ledger_round_set_stage(&round->ledger, LEDGER_COMMITTED, round->n_gone);
 	FAILPOINT("round-committed");
@@ -309,7 +309,7 @@ void pipeline_round_exclude(struct pipeline_job *job, uint32_t index)
 	struct pipeline_round *round;
 
 	list_for_each (round, &job->rounds, job_link) {
-		if (round->state != ROUND_MOVING || !round->gated || round->committed ||
+		if (round->state != ROUND_MOVING || !round->gate.on || round->gate.committed ||
 		    !round->ranks[index].in)
 			continue;
 		round->ranks[index].in = false;
@@ -323,8 +323,8 @@ void pipeline_round_prolong(struct pipeline_job *job)
 	struct pipeline_round *round;
 
 	list_for_each (round, &job->rounds, job_link)
-		if (round->state == ROUND_MOVING && round->deadline_ns != CLOCK_NEVER)
-			round->deadline_ns = MAX(round->deadline_ns, deadline_ns);
+		if (round->state == ROUND_MOVING && round->times.deadline_ns != CLOCK_NEVER)
+			round->times.deadline_ns = MAX(round->times.deadline_ns, deadline_ns);
 }
 
 /*
@@ -474,14 +474,14 @@ static void round_start(struct pipeline_round *round)
 		return;
 	}
 	round->state = ROUND_MOVING;
-	round->gated = is_gated(round);
-	round->committed = round->gated && round->ledger.stage != LEDGER_GATHERS;
+	round->gate.on = is_gated(round);
+	round->gate.committed = round->gate.on && round->ledger.stage != LEDGER_GATHERS;
 	round->n_gone = round->ledger.n_gone;
-	round->sequence = job->pipeline->n_rounds_started++;
+	round->turn.sequence = job->pipeline->n_rounds_started++;
 	round->reduction = (uint8_t)first->reduction;
 	round->scale = (uint16_t)pipeline_round_scale(round);
 	round->n_contributions = job->distributed ? job->shape.size : round->n_in;
-	round->counted = round->untold = false;
+	round->counted = round->gate.untold = false;
 	round->partition = (struct partition){
 		.layout = &job->layout,
 		.operation = first->operation,

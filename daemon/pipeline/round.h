@@ -36,12 +36,9 @@ struct pipeline_rank {
 	bool in;		/* once it moves: contributes */
 };
 
-struct pipeline_round {
-	/* What others' turns, and parts of it that have left or come back, look at first: one line of the cache. */
+struct pipeline_round_turn {
 	struct list
-		deal_link; /* schedule.dealt, while parts of it are to be made or to be sent; on one node later.rounds */
-	struct pipeline_tensor *tensor;
-	struct pipeline_job *job;
+		link; /* schedule.dealt, while parts of it are to be made or to be sent; on one node later.rounds */
 	uint64_t sequence; /* among those that moved */
 	uint64_t unsent;   /* bytes of parts that have yet to leave for a server: deal.c's */
 	int32_t level;	   /* once it moves through servers: that of its tensor, or its priority */
@@ -50,6 +47,28 @@ struct pipeline_round {
 	bool cut;	   /* partition has no more: pipeline_deal_cut() */
 	bool refilling;
 	bool stalls; /* some request does: the control thread leaves sums and copies to the pool */
+};
+
+/*
+ * A reduction of an elastic job over nodes: its results are held in cells until all are there, so that it can be done
+ * again without a rank that is lost meanwhile. Then it is committed, here and so for all: elastic.c.
+ */
+struct pipeline_round_gate {
+	bool on, committed, scattering;
+	bool untold; /* that some result is here may not have been said, or was said on a connection that is gone */
+};
+
+struct pipeline_round_times {
+	uint64_t deadline_ns, timeout_ns;
+	uint64_t started_ns; /* the first rank came */
+	uint64_t came_ns;    /* the newest did */
+};
+
+struct pipeline_round {
+	/* What others' turns, and parts of it that have left or come back, look at first: one line of the cache. */
+	struct pipeline_tensor *tensor;
+	struct pipeline_job *job;
+	struct pipeline_round_turn turn;
 
 	/* What an answer to a part of it looks at, too, as far as ledger.low, partition.operation, failure.status and ranks. */
 	unsigned n_parts; /* that exist */
@@ -62,12 +81,7 @@ struct pipeline_round {
 	uint64_t number;
 	struct list parts;
 	struct partition_rank *partition_ranks; /* n_local entries */
-	/*
-	 * A reduction of an elastic job over nodes: its results are held in cells until all are there, so that it can be done
-	 * again without a rank that is lost meanwhile. Then it is committed, here and so for all: elastic.c.
-	 */
-	bool gated, committed, scattering;
-	bool untold; /* that some result is here may not have been said, or was said on a connection that is gone */
+	struct pipeline_round_gate gate;
 	bool alone;		  /* no other rank's round has to do with it: accumulate */
 	bool counted;		  /* n_contributions is what servers said, */
 	bool on_device;		  /* some of its memory is: device.c */
@@ -90,14 +104,12 @@ struct pipeline_round {
 	uint64_t
 		direct; /* bits of local ranks: once such a one is ready, its parts may go by their devices */
 	uint64_t inlined; /* bytes worked on at once, for local parts, since it was last refilled */
-	uint64_t deadline_ns, timeout_ns;
-	uint64_t started_ns;	      /* the first rank came */
-	uint64_t came_ns;	      /* the newest did */
+	struct pipeline_round_times times;
 	struct failure failure;	      /* status not 0: it fails */
 	uint64_t unused[5];	      /* ranks begin a line, too */
 	struct pipeline_rank ranks[]; /* n_local entries */
 };
-static_assert(offsetof(struct pipeline_round, refilling) < CACHE_LINE,
+static_assert(offsetof(struct pipeline_round, turn.refilling) < CACHE_LINE,
 	      "what deal.c looks at of each round is one line");
 static_assert(!(offsetof(struct pipeline_round, n_parts) % CACHE_LINE ||
 		offsetof(struct pipeline_round, parts) % CACHE_LINE ||
@@ -220,13 +232,13 @@ void pipeline_had_resumed(struct pipeline_tensor *tensor);
 /* deal.c: parts towards servers, made in order. */
 /* Bytes of the job that may wait to be sent. */
 uint64_t pipeline_deal_ahead(const struct pipeline_job *job);
-/* A round begins to move, or has parts to be made again: round->cut is false. */
+/* A round begins to move, or has parts to be made again: round->turn.cut is false. */
 void pipeline_deal_add(struct pipeline_round *round);
 /* What is_before() says of some of them has changed: schedule.n_passes has grown. */
 void pipeline_deal_sort(struct pipeline_job *job);
 /* It ends. */
 void pipeline_deal_remove(struct pipeline_round *round);
-/* All its parts are made: sets round->cut. */
+/* All its parts are made: sets round->turn.cut. */
 void pipeline_deal_cut(struct pipeline_round *round);
 /* A part of it waits to be sent; and does so no more. */
 void pipeline_deal_queued(struct pipeline_round *round, uint64_t bytes);

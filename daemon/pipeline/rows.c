@@ -162,11 +162,11 @@ static void begin_task(struct pipeline_rows *rows, void (*run)(struct task *task
 	rows->round->n_parts++;
 	rows->task.run = run;
 	rows->task.done = on_done;
-	rows->task.priority = rows->round->priority;
+	rows->task.priority = rows->round->turn.priority;
 	rows->task.flow = job_of(rows)->number;
 	rows->task.cost = bytes;
 	rows->working = true;
-	if ((bytes > pipeline->params.inline_bytes || rows->round->stalls) &&
+	if ((bytes > pipeline->params.inline_bytes || rows->round->turn.stalls) &&
 	    !pool_post(pipeline->params.pool, &rows->task))
 		return;
 	run(&rows->task);
@@ -177,7 +177,7 @@ static void begin_parts(struct pipeline_rows *rows, uint64_t first_piece)
 {
 	rows->next_server = 0;
 	rows->next_piece = first_piece;
-	rows->round->cut = false;
+	rows->round->turn.cut = false;
 	pipeline_deal_add(rows->round);
 	pipeline_round_refill(rows->round);
 }

@@ -56,11 +56,11 @@ static int round_new(struct pipeline_tensor *tensor, uint64_t number, uint64_t n
 	round->job = job;
 	round->number = number;
 	round->partition_ranks = (struct partition_rank *)&round->ranks[job->layout.n_local];
-	round->priority = INT32_MIN;
-	round->deadline_ns = CLOCK_NEVER;
-	round->started_ns = now_ns;
+	round->turn.priority = INT32_MIN;
+	round->times.deadline_ns = CLOCK_NEVER;
+	round->times.started_ns = now_ns;
 	list_init(&round->parts);
-	list_init(&round->deal_link);
+	list_init(&round->turn.link);
 	list_init(&round->device_link);
 	for (uint32_t i = 0;
 	     (job->membership.n_out || job->membership.n_gone) && i < job->layout.n_local; i++) {
@@ -109,11 +109,11 @@ static void add_deadline(struct pipeline_round *round, const struct pipeline_req
 	/* Once all are here it is the servers that know who is missing, and say so. */
 	if (job->distributed && pipeline_round_is_complete(round) && !request->own_deadline)
 		deadline_ns += SERVER_GRACE_NS;
-	if (deadline_ns >= round->deadline_ns)
+	if (deadline_ns >= round->times.deadline_ns)
 		return;
-	round->deadline_ns = deadline_ns;
-	round->timeout_ns = request->own_deadline ? request->timeout_ms * NSEC_PER_MSEC
-						  : job->request_timeout_ns;
+	round->times.deadline_ns = deadline_ns;
+	round->times.timeout_ns = request->own_deadline ? request->timeout_ms * NSEC_PER_MSEC
+							: job->request_timeout_ns;
 	pipeline_job_watch(job, deadline_ns);
 }
 
@@ -122,14 +122,14 @@ static void round_ready(struct pipeline_round *round)
 	job_of(round)->n_busy += round->state != ROUND_READY;
 	round->state = ROUND_READY;
 	round->on_device = pipeline_device_concerns(round);
-	round->stalls = false;
-	round->deadline_ns = CLOCK_NEVER;
+	round->turn.stalls = false;
+	round->times.deadline_ns = CLOCK_NEVER;
 	for (uint32_t i = 0; i < pipeline_round_n_local(round); i++) {
 		const struct pipeline_request *request = round->ranks[i].request;
 
 		if (!request)
 			continue;
-		round->stalls |= request->stalls;
+		round->turn.stalls |= request->stalls;
 		add_deadline(round, request);
 	}
 	pipeline_round_advance(round->tensor);
@@ -150,20 +150,20 @@ static void measure(struct pipeline_round *round, uint32_t index, uint64_t now_n
 {
 	struct pipeline_tensor *tensor = round->tensor;
 	struct arrivals *arrivals = tensor->job->arrivals;
-	uint64_t before_ns = round->came_ns;
+	uint64_t before_ns = round->times.came_ns;
 
-	round->came_ns = now_ns;
+	round->times.came_ns = now_ns;
 	if (!arrivals)
 		return;
 	if (!before_ns)
-		round->started_ns = now_ns;
+		round->times.started_ns = now_ns;
 	expect_others(round, now_ns);
-	arrivals_came(arrivals, index, now_ns - round->started_ns);
+	arrivals_came(arrivals, index, now_ns - round->times.started_ns);
 	/* A rank that has left a round out, after a restart, was never waited for. */
 	if (!pipeline_round_is_complete(round) || !before_ns)
 		return;
-	arrivals_complete(arrivals, index, round->started_ns, before_ns, now_ns);
-	tensor->spread_ns = arrivals_average(tensor->spread_ns, now_ns - round->started_ns);
+	arrivals_complete(arrivals, index, round->times.started_ns, before_ns, now_ns);
+	tensor->spread_ns = arrivals_average(tensor->spread_ns, now_ns - round->times.started_ns);
 	tensor->n_last[index]++;
 }
 
@@ -186,7 +186,7 @@ static void round_came(struct pipeline_round *round, uint32_t index, uint64_t no
 	round->alone = request->operation == OPERATION_ACCUMULATE;
 	round->n_came++;
 	measure(round, index, now_ns);
-	round->priority = MAX(round->priority, request->priority);
+	round->turn.priority = MAX(round->turn.priority, request->priority);
 }
 
 /* All that will come have. Returns 0, or -errno with words. */

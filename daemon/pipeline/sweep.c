@@ -24,7 +24,7 @@ static bool can_be_left(const struct pipeline_round *round)
 /* Sums and copies on this node need no deadline. */
 static bool has_deadline(const struct pipeline_round *round)
 {
-	return round->state != ROUND_MOVING || (round->job->distributed && !round->scattering);
+	return round->state != ROUND_MOVING || (round->job->distributed && !round->gate.scattering);
 }
 
 static void visit(struct pipeline_round *round, uint64_t now_ns)
@@ -43,10 +43,10 @@ static void visit(struct pipeline_round *round, uint64_t now_ns)
 		pipeline_round_fail(round, tensor_failure, false);
 	else if (job->sweep.leaves.status && can_be_left(round))
 		pipeline_round_fail(round, &job->sweep.leaves, true);
-	else if (has_deadline(round) && round->deadline_ns <= now_ns)
+	else if (has_deadline(round) && round->times.deadline_ns <= now_ns)
 		pipeline_round_expire(round);
 	else if (has_deadline(round))
-		job->sweep.next_ns = MIN(job->sweep.next_ns, round->deadline_ns);
+		job->sweep.next_ns = MIN(job->sweep.next_ns, round->times.deadline_ns);
 }
 
 static bool step(struct pipeline_job *job)

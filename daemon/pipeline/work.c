@@ -166,7 +166,7 @@ static void part_work(struct pipeline_part *part, unsigned thread)
 	if (!marks)
 		return;
 	/* A round on devices is not recorded: it does not outlive this process. */
-	if (part->round->ledger.ledger && !part->round->gated)
+	if (part->round->ledger.ledger && !part->round->gate.on)
 		ledger_round_mark(&part->round->ledger, part->ledger.number, is_only(part));
 	part->stored = true;
 	FAILPOINT("part-marked");
@@ -193,7 +193,7 @@ static bool is_little(const struct pipeline_part *part, uint64_t bytes)
 {
 	const struct pipeline_params *params = &job_of(part)->pipeline->params;
 
-	if (part->round->stalls && pool_n_threads(params->pool))
+	if (part->round->turn.stalls && pool_n_threads(params->pool))
 		return false;
 	if (part->remote)
 		return bytes <= params->remote_inline_bytes;
@@ -224,12 +224,12 @@ void pipeline_part_post(struct pipeline_part *part, void (*done)(struct task *ta
 	}
 	part->task.run = on_run;
 	part->task.done = done;
-	part->task.priority = part->round->priority;
+	part->task.priority = part->round->turn.priority;
 	part->task.flow = job_of(part)->number;
 	part->task.cost = bytes;
 	/* No connection is kept waiting meanwhile. */
 	part->task.shared = !job_of(part)->distributed && bytes <= HOME_BYTES_MAX;
-	part->task.away = part->round->stalls;
+	part->task.away = part->round->turn.stalls;
 	part->posted = true;
 	if (pool_post(pipeline->params.pool, &part->task)) {
 		part->posted = false;

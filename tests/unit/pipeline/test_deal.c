@@ -42,15 +42,15 @@ static struct pipeline_round **submit(struct pipeline_job *job, size_t n, unsign
 		*round = (struct pipeline_round){
 			.tensor = &tensor,
 			.job = job,
-			.sequence = i,
-			.unsent = 1 + next_random() % 100,
-			.level = (int32_t)(n_levels - i * n_levels / n),
-			.priority = next_priority(how, i),
-			.pass = i >= n - n / 8,
-			.cut = next_random() % 3 == 0,
+			.turn.sequence = i,
+			.turn.unsent = 1 + next_random() % 100,
+			.turn.level = (int32_t)(n_levels - i * n_levels / n),
+			.turn.priority = next_priority(how, i),
+			.turn.pass = i >= n - n / 8,
+			.turn.cut = next_random() % 3 == 0,
 		};
 		round->ranks[0] = (struct pipeline_rank){ 0 };
-		list_push_back(&job->schedule.dealt, &round->deal_link);
+		list_push_back(&job->schedule.dealt, &round->turn.link);
 		rounds[i] = round;
 	}
 	return rounds;
@@ -62,13 +62,13 @@ static int by_order(const void *left, const void *right)
 	const struct pipeline_round *a = *(struct pipeline_round *const *)left,
 				    *b = *(struct pipeline_round *const *)right;
 
-	if (a->level != b->level)
-		return a->level > b->level ? -1 : 1;
-	if (a->pass != b->pass)
-		return a->pass < b->pass ? -1 : 1;
-	if (!a->pass && a->priority != b->priority)
-		return a->priority > b->priority ? -1 : 1;
-	return a->sequence < b->sequence ? -1 : 1;
+	if (a->turn.level != b->turn.level)
+		return a->turn.level > b->turn.level ? -1 : 1;
+	if (a->turn.pass != b->turn.pass)
+		return a->turn.pass < b->turn.pass ? -1 : 1;
+	if (!a->turn.pass && a->turn.priority != b->turn.priority)
+		return a->turn.priority > b->turn.priority ? -1 : 1;
+	return a->turn.sequence < b->turn.sequence ? -1 : 1;
 }
 
 static void check(size_t n, unsigned n_levels, unsigned how)
@@ -81,13 +81,13 @@ static void check(size_t n, unsigned n_levels, unsigned how)
 	pipeline_deal_sort(&job);
 	qsort(rounds, n, sizeof(*rounds), by_order);
 	for (size_t i = 0; i < n; i++) {
-		ASSERT_TRUE(link->next == &rounds[i]->deal_link);
+		ASSERT_TRUE(link->next == &rounds[i]->turn.link);
 		ASSERT_TRUE(link->next->prev == link);
 		link = link->next;
 		if (uncut)
 			continue;
-		if (rounds[i]->cut)
-			unsent += rounds[i]->unsent;
+		if (rounds[i]->turn.cut)
+			unsent += rounds[i]->turn.unsent;
 		else
 			uncut = rounds[i];
 	}

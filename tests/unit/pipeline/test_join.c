@@ -289,7 +289,7 @@ TEST(what_a_job_waits_for_is_told_by_a_few_of_its_rounds)
 	}
 	/* Were it looked at, it would be the oldest. */
 	list_last(&world->ranks[0].member.job->rounds, struct pipeline_round, job_link)
-		->started_ns = 1;
+		->times.started_ns = 1;
 	ASSERT_TRUE(pipeline_member_job(&world->ranks[0].member, &info));
 	ASSERT_CONTAINS(info.waiting_for, "rank 1 (tensor a, round 1) for ");
 	pipeline_abandon(&world->ranks[1].member, "died");

@@ -82,7 +82,7 @@ static void find_places(struct world *world)
 	unsigned n = 0;
 
 	memset(places, 0, sizeof(places));
-	list_for_each (round, &job->schedule.dealt, deal_link) {
+	list_for_each (round, &job->schedule.dealt, turn.link) {
 		n++;
 		for (unsigned t = 0; t <= TENSORS; t++)
 			if (asked[t][0].base.in == round)
