@@ -95,13 +95,13 @@ void lane_set_flight(struct lane *lane, uint64_t now_ns)
 		.rtt_us = UINT32_MAX,
 	};
 
-	if (!parts || (lane->flight_ns && now_ns - lane->flight_ns < FLIGHT_NEW_NS))
+	if (!parts || (lane->output.flight_ns && now_ns - lane->output.flight_ns < FLIGHT_NEW_NS))
 		return;
-	lane->flight_ns = now_ns;
+	lane->output.flight_ns = now_ns;
 	look(lane->source.fd, &flight);
 	bytes = flight_bytes(&flight);
-	if (bytes == lane->flight)
+	if (bytes == lane->output.flight)
 		return;
-	lane->flight = bytes;
+	lane->output.flight = bytes;
 	set(lane->source.fd, bytes);
 }

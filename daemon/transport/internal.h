@@ -512,6 +512,62 @@ struct lane_ops {
 	void (*release)(struct lane *lane);
 };
 
+/* What is to be written. */
+struct lane_output {
+	struct fair queue;
+	uint64_t next_sequence;
+	struct mail flush;
+	bool is_flush_posted;
+	unsigned ahead;	      /* bytes that may wait unsent inside the kernel; 0: not set yet */
+	uint64_t flight;      /* and be on their way as well; 0: as the kernel likes */
+	uint64_t flight_ns;   /* when that was last looked at */
+	bool is_unblocked;    /* the socket had no room and has some now */
+	bool is_flushed_soon; /* in the middle of receiving */
+	bool is_fresh;	      /* something was queued in the middle of receiving */
+};
+
+struct lane_pong {
+	struct message message;
+	struct data_header header;
+	bool is_queued;
+};
+
+/* The message that is being read. */
+struct lane_input {
+	struct data_header
+		header; /* being read; then of the message whose payload is being read, in host order */
+	enum reading reading;
+	bool is_bulk;	   /* the last message that began has much payload, so the next may */
+	size_t header_len; /* of it that is here */
+	unsigned char seal[SEAL_MAX]; /* that is being read */
+	size_t seal_len;	      /* of it that is here */
+	void *room; /* where the rest of the payload goes; NULL of a pack: it may all be here at once */
+	size_t room_len;
+	struct call *call;	   /* whose answer it is */
+	struct incoming *incoming; /* the call or notice that it is */
+};
+
+/* Of a message that is not all here: how far it was when that was last looked at. lane_watch(). */
+struct lane_watch {
+	struct loop_timer timer;
+	uint64_t n_begun, begun; /* headers, which tell one message from the next */
+	uint64_t bytes;
+	unsigned n_stalls;
+};
+
+/* The pack that is being read. */
+struct lane_pack {
+	struct data_header header;
+	struct data_packed packed[DATA_PACK_MAX];
+	size_t len;    /* of these that is here */
+	uint32_t n;    /* 0: nothing is being read of one */
+	uint32_t next; /* comes after the message that is looked at */
+	/* All payloads: they wait for their seal. NULL: none is here */
+	const unsigned char *payloads;
+	unsigned char *
+		room; /* that they are put together in, DATA_PACKED_LEN bytes, once it was needed */
+};
+
 struct lane {
 	/* Fixed. */
 	struct transport *transport;
@@ -548,50 +604,14 @@ struct lane {
 	struct failure failure;
 	struct mail lost, closed;
 
-	struct fair queue;
-	uint64_t next_sequence;
+	struct lane_output output;
 	struct cookies cookies;
 	struct seal in, out;
 	struct begun begun;
-	struct mail flush;
-	bool is_flush_posted;
-	unsigned ahead;	      /* bytes that may wait unsent inside the kernel; 0: not set yet */
-	uint64_t flight;      /* and be on their way as well; 0: as the kernel likes */
-	uint64_t flight_ns;   /* when that was last looked at */
-	bool is_unblocked;    /* the socket had no room and has some now */
-	bool is_flushed_soon; /* in the middle of receiving */
-	bool is_fresh;	      /* something was queued in the middle of receiving */
-	struct message pong;
-	struct data_header pong_header;
-	bool is_pong_queued;
-
-	struct data_header
-		header; /* being read; then of the message whose payload is being read, in host order */
-	enum reading reading;
-	bool is_bulk;	   /* the last message that began has much payload, so the next may */
-	size_t header_len; /* of it that is here */
-	/* Of a message that is not all here: how far it was when that was last looked at. lane_watch(). */
-	struct loop_timer watch;
-	uint64_t n_begun, watched_begun; /* headers, which tell one message from the next */
-	uint64_t watched_bytes;
-	unsigned n_stalls;
-	struct pack {
-		struct data_header header;
-		struct data_packed packed[DATA_PACK_MAX];
-		size_t len;    /* of these that is here */
-		uint32_t n;    /* 0: nothing is being read of one */
-		uint32_t next; /* comes after the message that is looked at */
-		/* All payloads: they wait for their seal. NULL: none is here */
-		const unsigned char *payloads;
-		unsigned char *
-			room; /* that they are put together in, DATA_PACKED_LEN bytes, once it was needed */
-	} pack;
-	unsigned char seal[SEAL_MAX]; /* that is being read */
-	size_t seal_len;	      /* of it that is here */
-	void *room; /* where the rest of the payload goes; NULL of a pack: it may all be here at once */
-	size_t room_len;
-	struct call *call;	   /* whose answer it is */
-	struct incoming *incoming; /* the call or notice that it is */
+	struct lane_pong pong;
+	struct lane_input input;
+	struct lane_watch watch;
+	struct lane_pack pack;
 };
 
 int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_lane);
@@ -620,7 +640,7 @@ int lane_prepare(struct lane *lane, struct message *message);
 _cold_ int lane_protocol_error(struct lane *lane, const char *why);
 _cold_ int lane_out_of_memory(struct lane *lane);
 /*
- * A message whose header, in wire order, is in lane->header: checks it and finds where its payload goes (call or
+ * A message whose header, in wire order, is in lane->input.header: checks it and finds where its payload goes (call or
  * incoming, room, room_len). Returns 0, or has failed the lane. lane_end_message() when the payload is there.
  */
 int lane_begin_message(struct lane *lane);

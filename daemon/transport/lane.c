@@ -33,8 +33,8 @@ int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_la
 	lane->close.run = lane_on_close;
 	lane->lost.run = lane_on_lost;
 	lane->closed.run = lane_on_closed;
-	lane->flush.run = lane_on_flush;
-	lane->watch.expired = lane_on_watch;
+	lane->output.flush.run = lane_on_flush;
+	lane->watch.timer.expired = lane_on_watch;
 	list_init(&lane->link);
 	*ret_lane = lane;
 	return 0;
@@ -48,7 +48,7 @@ struct lane *lane_free(struct lane *lane)
 
 	if (lane->rdma)
 		rdma_link_free(lane->rdma);
-	fair_done(&lane->queue);
+	fair_done(&lane->output.queue);
 	cookies_done(&lane->cookies);
 	seal_done(&lane->in);
 	seal_done(&lane->out);
@@ -152,9 +152,9 @@ static void lane_on_start(struct mail *mail)
 
 static void lane_on_flush(struct mail *mail)
 {
-	struct lane *lane = container_of(mail, struct lane, flush);
+	struct lane *lane = container_of(mail, struct lane, output.flush);
 
-	lane->is_flush_posted = false;
+	lane->output.is_flush_posted = false;
 	if (!lane->is_failed)
 		lane->ops->flush(lane);
 }
@@ -165,14 +165,14 @@ static void lane_on_flush(struct mail *mail)
  */
 static void lane_post_flush(struct lane *lane)
 {
-	if (lane->is_flush_posted || (lane->source.events & EPOLLOUT))
+	if (lane->output.is_flush_posted || (lane->source.events & EPOLLOUT))
 		return;
-	if (lane->is_flushed_soon) {
-		lane->is_fresh = true;
+	if (lane->output.is_flushed_soon) {
+		lane->output.is_fresh = true;
 		return;
 	}
-	lane->is_flush_posted = true;
-	loop_finish(lane->worker->loop, &lane->flush);
+	lane->output.is_flush_posted = true;
+	loop_finish(lane->worker->loop, &lane->output.flush);
 }
 
 void lane_enqueue(struct lane *lane, struct message *message)
@@ -181,8 +181,8 @@ void lane_enqueue(struct lane *lane, struct message *message)
 		lane_message_done(lane, message, false);
 		return;
 	}
-	message->sequence = lane->next_sequence++;
-	if (queue_push(&lane->queue, message)) {
+	message->sequence = lane->output.next_sequence++;
+	if (queue_push(&lane->output.queue, message)) {
 		lane_message_done(lane, message, false);
 		lane_fail(lane, -ENOMEM, "out of memory");
 		return;
@@ -213,29 +213,29 @@ static void lane_call_written(struct lane *lane, struct call *call)
 
 static bool is_inside(const struct lane *lane)
 {
-	return lane->header_len || lane->reading != READING_HEADER;
+	return lane->input.header_len || lane->input.reading != READING_HEADER;
 }
 
 void lane_watch(struct lane *lane)
 {
-	if (lane->watch.loop || lane->is_failed || !is_inside(lane))
+	if (lane->watch.timer.loop || lane->is_failed || !is_inside(lane))
 		return;
-	lane->watched_begun = lane->n_begun;
-	lane->watched_bytes = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
-	if (loop_timer_set(lane->worker->loop, &lane->watch,
+	lane->watch.begun = lane->watch.n_begun;
+	lane->watch.bytes = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
+	if (loop_timer_set(lane->worker->loop, &lane->watch.timer,
 			   clock_now_ns() + lane->transport->peer_timeout_ns))
 		lane_fail(lane, -ENOMEM, "out of memory");
 }
 
 static void lane_on_watch(struct loop_timer *timer)
 {
-	struct lane *lane = container_of(timer, struct lane, watch);
+	struct lane *lane = container_of(timer, struct lane, watch.timer);
 	uint64_t bytes = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
-	bool comes_on =
-		lane->n_begun != lane->watched_begun || bytes - lane->watched_bytes >= WATCH_BYTES;
+	bool comes_on = lane->watch.n_begun != lane->watch.begun ||
+			bytes - lane->watch.bytes >= WATCH_BYTES;
 
-	lane->n_stalls = comes_on || !is_inside(lane) ? 0 : lane->n_stalls + 1;
-	if (lane->n_stalls == WATCH_STALLS)
+	lane->watch.n_stalls = comes_on || !is_inside(lane) ? 0 : lane->watch.n_stalls + 1;
+	if (lane->watch.n_stalls == WATCH_STALLS)
 		lane_fail(lane, -ETIMEDOUT,
 			  "connection %u: stopped in the middle of a message for %" PRIu64 " ms",
 			  lane->index,
@@ -253,7 +253,7 @@ void lane_message_done(struct lane *lane, struct message *message, bool is_writt
 		count_bytes(&lane->done_bytes, message);
 	switch ((enum message_kind)message->kind) {
 	case MESSAGE_PONG:
-		lane->is_pong_queued = false;
+		lane->pong.is_queued = false;
 		return;
 	case MESSAGE_CALL:
 		if (is_written)
@@ -276,11 +276,11 @@ static void lane_on_close(struct mail *mail)
 
 	if (!lane->is_failed)
 		lane->ops->flush(lane);
-	if (lane->is_flush_posted)
-		loop_unpost(lane->worker->loop, &lane->flush);
+	if (lane->output.is_flush_posted)
+		loop_unpost(lane->worker->loop, &lane->output.flush);
 	lane_cut(lane);
 	lane->ops->release(lane);
-	while ((message = queue_pop(&lane->queue)))
+	while ((message = queue_pop(&lane->output.queue)))
 		lane_message_done(lane, message, false);
 	box_post(&lane->worker->to_home, &lane->closed);
 }

@@ -111,12 +111,12 @@ static bool poll_all(struct rdma_link *link)
 	struct lane *lane = link->lane;
 	int n, total = 0;
 
-	lane->is_flushed_soon = true;
+	lane->output.is_flushed_soon = true;
 	do {
 		n = poll_once(link);
 		total += MAX(n, 0);
 	} while (n > 0 && total < POLL_MAX && !lane->is_failed);
-	lane->is_flushed_soon = false;
+	lane->output.is_flushed_soon = false;
 	if (!lane->is_failed)
 		rdma_flush(lane);
 	return n <= 0;

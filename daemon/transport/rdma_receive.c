@@ -36,7 +36,7 @@ static int grant(struct rdma_link *link, const struct data_rdma *head, struct bl
 	*grants = (struct rdma_grant){ .head = *head, .mr = mr, .window = window };
 	grants->head.kind = RDMA_GRANT;
 	grants->head.address = (uintptr_t)block->data;
-	link->lane->is_fresh = true;
+	link->lane->output.is_fresh = true;
 	return 0;
 }
 
@@ -72,7 +72,7 @@ static int await_call(struct rdma_link *link, struct incoming *incoming)
 static int receive_written(struct rdma_link *link)
 {
 	struct lane *lane = link->lane;
-	struct call *call = TAKE_PTR(lane->call);
+	struct call *call = TAKE_PTR(lane->input.call);
 
 	if (!call || !call->is_room_named || call->answer.op != DATA_RESULT)
 		return lane_protocol_error(lane, "a payload that was written nowhere");
@@ -92,36 +92,38 @@ static int receive_message(struct rdma_link *link, const struct data_rdma *head,
 
 	if (len < RDMA_HEAD_LEN)
 		return lane_protocol_error(lane, "a message without a header");
-	memcpy(&lane->header, data + sizeof(*head), sizeof(lane->header));
-	lane->header_len = sizeof(lane->header);
+	memcpy(&lane->input.header, data + sizeof(*head), sizeof(lane->input.header));
+	lane->input.header_len = sizeof(lane->input.header);
 	if (lane_begin_message(lane))
 		return -EPROTO;
-	if (lane->call && rdma_window_close(link, TAKE_PTR(lane->call->window), wc))
+	if (lane->input.call && rdma_window_close(link, TAKE_PTR(lane->input.call->window), wc))
 		return -EPROTO;
-	is_eager = lane->header.len <= DATA_RDMA_EAGER;
+	is_eager = lane->input.header.len <= DATA_RDMA_EAGER;
 	/* We could not bring it there. */
-	if (lane->call && lane->call->is_room_direct && lane->header.op == DATA_RESULT &&
+	if (lane->input.call && lane->input.call->is_room_direct &&
+	    lane->input.header.op == DATA_RESULT &&
 	    (is_eager || !(head->flags & DATA_RDMA_WRITTEN)))
 		return lane_protocol_error(lane, "a result that was not written to its room");
-	if (len != RDMA_HEAD_LEN + (is_eager ? lane->header.len : 0))
+	if (len != RDMA_HEAD_LEN + (is_eager ? lane->input.header.len : 0))
 		return lane_protocol_error(lane, "a message of another length than it says");
-	if (lane->incoming)
-		lane->incoming->message.room = room_of(head);
+	if (lane->input.incoming)
+		lane->input.incoming->message.room = room_of(head);
 	if (is_eager) {
-		metric_add(&link->rdma->metrics.bytes_moved, lane->header.len);
-		if (lane->room_len)
-			rdma_copy(link->rdma, lane->room, data + RDMA_HEAD_LEN, lane->header.len);
-		lane->room_len = 0;
+		metric_add(&link->rdma->metrics.bytes_moved, lane->input.header.len);
+		if (lane->input.room_len)
+			rdma_copy(link->rdma, lane->input.room, data + RDMA_HEAD_LEN,
+				  lane->input.header.len);
+		lane->input.room_len = 0;
 		lane_end_message(lane);
 		return 0;
 	}
-	lane->room_len = 0;
-	lane->header_len = 0;
+	lane->input.room_len = 0;
+	lane->input.header_len = 0;
 	if (head->flags & DATA_RDMA_WRITTEN)
 		return receive_written(link);
-	if (lane->call)
-		return await_answer(link, TAKE_PTR(lane->call));
-	incoming = TAKE_PTR(lane->incoming);
+	if (lane->input.call)
+		return await_answer(link, TAKE_PTR(lane->input.call));
+	incoming = TAKE_PTR(lane->input.incoming);
 	if (!incoming)
 		return lane_protocol_error(lane, "a payload where none belongs");
 	return await_call(link, incoming);
@@ -139,7 +141,7 @@ static int receive_grant(struct rdma_link *link, const struct data_rdma *head)
 		list_remove(&message->link);
 		message->room = room_of(head);
 		list_push_back(&link->granted, &message->link);
-		link->lane->is_fresh = true;
+		link->lane->output.is_fresh = true;
 		return 0;
 	}
 	return lane_protocol_error(link->lane, "room for what was not offered");

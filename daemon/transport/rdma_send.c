@@ -317,7 +317,7 @@ static void send_message(struct rdma_link *link, struct message *message)
 	uint32_t len = message->header->len;
 
 	if (lane_prepare(link->lane, message)) {
-		queue_return(&link->lane->queue, message);
+		queue_return(&link->lane->output.queue, message);
 		(void)lane_out_of_memory(link->lane);
 		return;
 	}
@@ -331,7 +331,7 @@ static void send_message(struct rdma_link *link, struct message *message)
 
 static struct message *next_message(const struct rdma_link *link)
 {
-	struct message *message = queue_first(&link->lane->queue);
+	struct message *message = queue_first(&link->lane->output.queue);
 
 	if (!message || !has_room(link, 2))
 		return NULL;
@@ -348,7 +348,7 @@ void rdma_flush(struct lane *lane)
 	size_t n = 0;
 
 	link->now_ns = clock_now_ns();
-	lane->is_fresh = false;
+	lane->output.is_fresh = false;
 	for (; n < link->n_grants && posted(link) && has_room(link, 1) &&
 	       can_open(link, RDMA_WINDOWS);
 	     n++)
@@ -362,7 +362,7 @@ void rdma_flush(struct lane *lane)
 		post_write(link, message);
 	}
 	while (!lane->is_failed && posted(link) && next_message(link))
-		send_message(link, queue_pop(&lane->queue));
+		send_message(link, queue_pop(&lane->output.queue));
 	if (!lane->is_failed && posted(link) && link->owed >= RDMA_RECEIVES / 2 &&
 	    link->n_sends < RDMA_SENDS && link->credits)
 		post_head(link, &(struct data_rdma){ .kind = RDMA_CREDIT });
@@ -382,8 +382,8 @@ static void on_message_sent(struct rdma_link *link, struct message *message)
 
 	if (len > DATA_RDMA_EAGER)
 		link->ahead -= len;
-	if (!link->ahead && !link->lane->queue.n)
-		fair_rest(&link->lane->queue);
+	if (!link->ahead && !link->lane->output.queue.n)
+		fair_rest(&link->lane->output.queue);
 	atomic_fetch_add_explicit(&link->lane->bytes_out, RDMA_HEAD_LEN + len,
 				  memory_order_relaxed);
 	metric_add(&link->rdma->metrics.bytes_moved, len);
@@ -425,7 +425,7 @@ bool rdma_awaits_sends(const struct rdma_link *link)
 bool rdma_is_held_up(const struct rdma_link *link)
 {
 	return rdma_awaits_sends(link) &&
-	       (link->lane->queue.n || link->n_grants || !list_empty(&link->granted));
+	       (link->lane->output.queue.n || link->n_grants || !list_empty(&link->granted));
 }
 
 bool rdma_is_still(const struct rdma_link *link)

@@ -44,17 +44,17 @@ static bool answer_fits(const struct call *call, const struct data_header *answe
  */
 static void put_header(const struct lane *lane, struct data_header *to)
 {
-	const struct pack *pack = &lane->pack;
+	const struct lane_pack *pack = &lane->pack;
 
 	if (pack->n)
 		data_unpack(&pack->header, &pack->packed[pack->next - 1], to);
 	else
-		*to = lane->header;
+		*to = lane->input.header;
 }
 
 static int begin_answer(struct lane *lane)
 {
-	const struct data_header *header = &lane->header;
+	const struct data_header *header = &lane->input.header;
 	struct call *call = lane->makes_calls ? cookies_find(&lane->cookies, header->cookie) : NULL;
 
 	if (!call || (call->state != CALL_SENT && call->state != CALL_POSTED))
@@ -67,23 +67,23 @@ static int begin_answer(struct lane *lane)
 	put_header(lane, &call->answer);
 	if (header->op == DATA_RESULT && header->len && !call->room && call->find_room)
 		call->room = call->find_room(call);
-	lane->call = call;
-	lane->room_len = header->len;
+	lane->input.call = call;
+	lane->input.room_len = header->len;
 	if (header->op == DATA_ERROR) {
-		lane->room = call->text;
+		lane->input.room = call->text;
 	} else if (header->op == DATA_RESULT && call->room) {
-		lane->room = call->room;
+		lane->input.room = call->room;
 	} else if (header->len) {
 		if (block_new(lane->transport->blocks, header->len, NULL, &call->answer_block))
 			return lane_out_of_memory(lane);
-		lane->room = call->answer_block->data;
+		lane->input.room = call->answer_block->data;
 	}
 	return 0;
 }
 
 static int begin_incoming(struct lane *lane)
 {
-	const struct data_header *header = &lane->header;
+	const struct data_header *header = &lane->input.header;
 	struct incoming *incoming;
 	int r;
 
@@ -100,35 +100,35 @@ static int begin_incoming(struct lane *lane)
 	put_header(lane, &incoming->delivery.header);
 	incoming->delivery.at_ns = atomic_load_explicit(&lane->heard_ns, memory_order_relaxed);
 	incoming->message.priority = header->priority;
-	lane->incoming = incoming;
+	lane->input.incoming = incoming;
 	if (!header->len)
 		return 0;
 	if (block_new(lane->transport->blocks, header->len, NULL,
 		      &incoming->delivery.payload_block))
 		return lane_out_of_memory(lane);
 	incoming->delivery.payload = incoming->delivery.payload_block->data;
-	lane->room = incoming->delivery.payload_block->data;
-	lane->room_len = header->len;
+	lane->input.room = incoming->delivery.payload_block->data;
+	lane->input.room_len = header->len;
 	return 0;
 }
 
 static void queue_pong(struct lane *lane)
 {
-	if (lane->is_pong_queued)
+	if (lane->pong.is_queued)
 		return;
-	lane->is_pong_queued = true;
-	lane->pong_header = (struct data_header){ .magic = DATA_MAGIC,
+	lane->pong.is_queued = true;
+	lane->pong.header = (struct data_header){ .magic = DATA_MAGIC,
 						  .version = DATA_VERSION,
 						  .op = DATA_PONG };
-	lane->pong = (struct message){ .header = &lane->pong_header,
-				       .kind = MESSAGE_PONG,
-				       .urgent = true };
-	lane_enqueue(lane, &lane->pong);
+	lane->pong.message = (struct message){ .header = &lane->pong.header,
+					       .kind = MESSAGE_PONG,
+					       .urgent = true };
+	lane_enqueue(lane, &lane->pong.message);
 }
 
 int lane_begin_message(struct lane *lane)
 {
-	data_header_decode(&lane->header);
+	data_header_decode(&lane->input.header);
 	return lane_begin_decoded(lane);
 }
 
@@ -136,11 +136,11 @@ int lane_begin_decoded(struct lane *lane)
 {
 	const char *why;
 
-	if (data_header_check(&lane->header, &why))
+	if (data_header_check(&lane->input.header, &why))
 		return lane_protocol_error(lane, why);
-	lane->room = NULL;
-	lane->room_len = 0;
-	switch (lane->header.op) {
+	lane->input.room = NULL;
+	lane->input.room_len = 0;
+	switch (lane->input.header.op) {
 	case DATA_OK:
 	case DATA_RESULT:
 	case DATA_ERROR:
@@ -195,10 +195,10 @@ void lane_end_incoming(struct lane *lane, struct incoming *incoming)
 
 void lane_end_message(struct lane *lane)
 {
-	struct incoming *incoming = TAKE_PTR(lane->incoming);
-	struct call *call = TAKE_PTR(lane->call);
+	struct incoming *incoming = TAKE_PTR(lane->input.incoming);
+	struct call *call = TAKE_PTR(lane->input.call);
 
-	lane->header_len = 0;
+	lane->input.header_len = 0;
 	if (call)
 		lane_end_answer(lane, call);
 	else if (incoming)
@@ -207,8 +207,8 @@ void lane_end_message(struct lane *lane)
 
 void lane_receive_done(struct lane *lane)
 {
-	lane->call = NULL;
-	lane->incoming = incoming_free(lane->incoming);
+	lane->input.call = NULL;
+	lane->input.incoming = incoming_free(lane->input.incoming);
 }
 
 /* Bytes of a message over TCP, with its seals */
@@ -224,7 +224,7 @@ static void seal_error(struct lane *lane, const char *what)
 /* From here on: what the next seal stands for. */
 static void begin_seal(struct lane *lane)
 {
-	lane->seal_len = 0;
+	lane->input.seal_len = 0;
 	if (lane->in.len)
 		seal_begin(&lane->in);
 }
@@ -234,7 +234,7 @@ static bool piece_fits(struct lane *lane, const void *data, size_t len)
 {
 	seal_begin(&lane->in);
 	seal_add(&lane->in, data, len);
-	return seal_fits(&lane->in, lane->seal);
+	return seal_fits(&lane->in, lane->input.seal);
 }
 
 /*
@@ -269,8 +269,8 @@ static void fetch_call(const struct call *call)
 /* What comes behind a message. */
 static void next_message(struct lane *lane)
 {
-	lane->header_len = 0;
-	lane->reading = READING_HEADER;
+	lane->input.header_len = 0;
+	lane->input.reading = READING_HEADER;
 }
 
 static void end_message(struct lane *lane)
@@ -281,37 +281,37 @@ static void end_message(struct lane *lane)
 
 static void begin_pack(struct lane *lane)
 {
-	struct pack *pack = &lane->pack;
+	struct lane_pack *pack = &lane->pack;
 	const char *why;
 
-	data_header_decode(&lane->header);
-	if (data_header_check(&lane->header, &why)) {
+	data_header_decode(&lane->input.header);
+	if (data_header_check(&lane->input.header, &why)) {
 		(void)lane_protocol_error(lane, why);
 		return;
 	}
-	pack->header = lane->header;
-	pack->n = lane->header.part;
+	pack->header = lane->input.header;
+	pack->n = lane->input.header.part;
 	pack->len = pack->next = 0;
-	lane->seal_len = 0;
-	lane->reading = READING_PACKED;
+	lane->input.seal_len = 0;
+	lane->input.reading = READING_PACKED;
 }
 
 static void begin_message(struct lane *lane)
 {
-	if (lane->has_packs && lane->header.op == DATA_PACK) {
-		lane->is_bulk = false;
+	if (lane->has_packs && lane->input.header.op == DATA_PACK) {
+		lane->input.is_bulk = false;
 		begin_pack(lane);
 		return;
 	}
 	if (lane_begin_message(lane))
 		return;
-	lane->is_bulk = lane->room_len >= BULK_BYTES;
-	if (!lane->room_len) {
+	lane->input.is_bulk = lane->input.room_len >= BULK_BYTES;
+	if (!lane->input.room_len) {
 		end_message(lane);
 		return;
 	}
 	begin_seal(lane);
-	lane->reading = READING_PAYLOAD;
+	lane->input.reading = READING_PAYLOAD;
 }
 
 /*
@@ -320,14 +320,14 @@ static void begin_message(struct lane *lane)
  */
 static bool repeat_damaged(struct lane *lane)
 {
-	struct incoming *incoming = lane->incoming;
-	struct call *call = lane->call;
+	struct incoming *incoming = lane->input.incoming;
+	struct call *call = lane->input.call;
 
 	if (!lane->can_repeat)
 		return false;
-	if (call && (!call->is_repeatable || lane->header.op != DATA_RESULT))
+	if (call && (!call->is_repeatable || lane->input.header.op != DATA_RESULT))
 		return false;
-	if (incoming && lane->header.op != DATA_PUSH)
+	if (incoming && lane->input.header.op != DATA_PUSH)
 		return false;
 	metric_add(&lane->transport->checksum_errors, 1);
 	if (incoming) {
@@ -335,7 +335,7 @@ static bool repeat_damaged(struct lane *lane)
 		lane_end_message(lane);
 		return true;
 	}
-	lane->call = NULL;
+	lane->input.call = NULL;
 	call_damaged(call);
 	lane_end_answer(lane, call);
 	return true;
@@ -353,14 +353,14 @@ static void took_payload_seal(struct lane *lane, bool fits)
 /* One message of a pack that is all here. */
 static void take_packed(struct lane *lane, const unsigned char **payload, bool fits)
 {
-	size_t len = lane->room_len;
+	size_t len = lane->input.room_len;
 
 	if (!len) {
 		lane_end_message(lane);
 		return;
 	}
 	if (fits) {
-		memcpy(lane->room, *payload, len);
+		memcpy(lane->input.room, *payload, len);
 		lane->worker->n_copied += len;
 	}
 	*payload += len;
@@ -370,7 +370,7 @@ static void take_packed(struct lane *lane, const unsigned char **payload, bool f
 /* A pack is here, and its seals looked at: each of its messages is as if it had come by itself. */
 static void take_pack(struct lane *lane, bool fits)
 {
-	struct pack *pack = &lane->pack;
+	struct lane_pack *pack = &lane->pack;
 	const unsigned char *payload = pack->payloads;
 
 	while (!lane->is_failed && pack->next < pack->n) {
@@ -380,7 +380,7 @@ static void take_pack(struct lane *lane, bool fits)
 			fetch_call(call_of(lane, pack->packed[i + 2].cookie));
 		if (i + 1 < pack->n)
 			fetch_soon(call_of(lane, pack->packed[i + 1].cookie));
-		data_unpack(&pack->header, &pack->packed[i], &lane->header);
+		data_unpack(&pack->header, &pack->packed[i], &lane->input.header);
 		if (lane_begin_decoded(lane))
 			break;
 		take_packed(lane, &payload, fits);
@@ -393,7 +393,7 @@ static void take_pack(struct lane *lane, bool fits)
 /* Of a pack all that is in front of its payloads is here. */
 static void took_packed(struct lane *lane)
 {
-	struct pack *pack = &lane->pack;
+	struct lane_pack *pack = &lane->pack;
 
 	for (uint32_t i = 0; lane->makes_calls && i < pack->n; i++)
 		cookies_fetch(&lane->cookies, le32toh(pack->packed[i].cookie));
@@ -401,14 +401,14 @@ static void took_packed(struct lane *lane)
 		(void)lane_protocol_error(lane, "a pack of other messages than its header says");
 		return;
 	}
-	lane->room = NULL;
-	lane->room_len = pack->header.len - pack->n * sizeof(pack->packed[0]);
-	if (!lane->room_len) {
+	lane->input.room = NULL;
+	lane->input.room_len = pack->header.len - pack->n * sizeof(pack->packed[0]);
+	if (!lane->input.room_len) {
 		take_pack(lane, true);
 		return;
 	}
 	begin_seal(lane);
-	lane->reading = READING_PAYLOAD;
+	lane->input.reading = READING_PAYLOAD;
 }
 
 /*
@@ -417,13 +417,13 @@ static void took_packed(struct lane *lane)
  */
 static int find_pack_room(struct lane *lane)
 {
-	struct pack *pack = &lane->pack;
+	struct lane_pack *pack = &lane->pack;
 
 	if (!pack->room)
 		pack->room = malloc(DATA_PACKED_LEN);
 	if (!pack->room)
 		return lane_out_of_memory(lane);
-	lane->room = pack->room;
+	lane->input.room = pack->room;
 	pack->payloads = pack->room;
 	return 0;
 }
@@ -431,31 +431,31 @@ static int find_pack_room(struct lane *lane)
 static void took_header(struct lane *lane)
 {
 	if (FAILPOINT_CORRUPTS("header-received"))
-		lane->header.round ^= 1;
-	lane->seal_len = 0;
+		lane->input.header.round ^= 1;
+	lane->input.seal_len = 0;
 	if (lane->in.len)
-		lane->reading = READING_HEADER_SEAL;
+		lane->input.reading = READING_HEADER_SEAL;
 	else
 		begin_message(lane);
 }
 
 static void took_seal(struct lane *lane)
 {
-	const struct pack *pack = &lane->pack;
+	const struct lane_pack *pack = &lane->pack;
 
-	if (lane->reading == READING_PAYLOAD_SEAL) {
-		bool fits = seal_fits(&lane->in, lane->seal);
+	if (lane->input.reading == READING_PAYLOAD_SEAL) {
+		bool fits = seal_fits(&lane->in, lane->input.seal);
 
 		if (pack->n)
 			take_pack(lane, fits);
 		else
 			took_payload_seal(lane, fits);
-	} else if (lane->reading == READING_PACKED_SEAL) {
+	} else if (lane->input.reading == READING_PACKED_SEAL) {
 		if (piece_fits(lane, pack->packed, pack->n * sizeof(pack->packed[0])))
 			took_packed(lane);
 		else
 			seal_error(lane, "header");
-	} else if (piece_fits(lane, &lane->header, sizeof(lane->header))) {
+	} else if (piece_fits(lane, &lane->input.header, sizeof(lane->input.header))) {
 		begin_message(lane);
 	} else {
 		seal_error(lane, "header");
@@ -476,14 +476,14 @@ static void seal_payload(struct lane *lane, void *data, size_t n)
 /* They are where they belong. */
 static void took_payload(struct lane *lane, size_t n)
 {
-	lane->room = (char *)lane->room + n;
-	lane->room_len -= n;
-	if (lane->room_len && lane->call)
+	lane->input.room = (char *)lane->input.room + n;
+	lane->input.room_len -= n;
+	if (lane->input.room_len && lane->input.call)
 		FAILPOINT("answer-half");
-	if (lane->room_len)
+	if (lane->input.room_len)
 		return;
 	if (lane->in.len)
-		lane->reading = READING_PAYLOAD_SEAL;
+		lane->input.reading = READING_PAYLOAD_SEAL;
 	else if (lane->pack.n)
 		take_pack(lane, true);
 	else
@@ -521,7 +521,7 @@ static struct call *call_ahead(const struct lane *lane, const unsigned char *dat
  */
 static void fetch_next(const struct lane *lane, const unsigned char *data, size_t len)
 {
-	size_t check = lane->in.len, at = lane->room_len + check;
+	size_t check = lane->in.len, at = lane->input.room_len + check;
 	uint32_t payload;
 
 	if (!lane->makes_calls || lane->pack.n || len < at + sizeof(struct data_header))
@@ -540,16 +540,16 @@ static void fetch_next(const struct lane *lane, const unsigned char *data, size_
  */
 static size_t take_payload(struct lane *lane, unsigned char *data, size_t len)
 {
-	size_t n = MIN(len, lane->room_len);
+	size_t n = MIN(len, lane->input.room_len);
 
 	fetch_next(lane, data, len);
-	if (!lane->room && len >= lane->room_len + lane->in.len)
-		lane->room = (void *)(uintptr_t)(lane->pack.payloads = data);
-	else if (!lane->room && find_pack_room(lane))
+	if (!lane->input.room && len >= lane->input.room_len + lane->in.len)
+		lane->input.room = (void *)(uintptr_t)(lane->pack.payloads = data);
+	else if (!lane->input.room && find_pack_room(lane))
 		return 0;
 	seal_payload(lane, data, n);
-	if (lane->room != data) {
-		memcpy(lane->room, data, n);
+	if (lane->input.room != data) {
+		memcpy(lane->input.room, data, n);
 		lane->worker->n_copied += n;
 	}
 	took_payload(lane, n);
@@ -561,11 +561,12 @@ static size_t take_some(struct lane *lane, unsigned char *data, size_t len)
 {
 	size_t n, packed = lane->pack.n * sizeof(lane->pack.packed[0]);
 
-	switch (lane->reading) {
+	switch (lane->input.reading) {
 	case READING_HEADER:
-		lane->n_begun += !lane->header_len;
-		n = take(&lane->header, sizeof(lane->header), &lane->header_len, data, len);
-		if (lane->header_len == sizeof(lane->header))
+		lane->watch.n_begun += !lane->input.header_len;
+		n = take(&lane->input.header, sizeof(lane->input.header), &lane->input.header_len,
+			 data, len);
+		if (lane->input.header_len == sizeof(lane->input.header))
 			took_header(lane);
 		return n;
 	case READING_PACKED:
@@ -573,15 +574,15 @@ static size_t take_some(struct lane *lane, unsigned char *data, size_t len)
 		if (lane->pack.len < packed)
 			return n;
 		if (lane->in.len)
-			lane->reading = READING_PACKED_SEAL;
+			lane->input.reading = READING_PACKED_SEAL;
 		else
 			took_packed(lane);
 		return n;
 	case READING_PAYLOAD:
 		return take_payload(lane, data, len);
 	default:
-		n = take(lane->seal, lane->in.len, &lane->seal_len, data, len);
-		if (lane->seal_len == lane->in.len)
+		n = take(lane->input.seal, lane->in.len, &lane->input.seal_len, data, len);
+		if (lane->input.seal_len == lane->in.len)
 			took_seal(lane);
 		return n;
 	}
@@ -597,15 +598,15 @@ static size_t buffer_len(const struct lane *lane)
 	size_t check = lane->in.len;
 	size_t head = sizeof(struct data_header) + check;
 
-	if (!lane->is_bulk)
+	if (!lane->input.is_bulk)
 		return sizeof(lane->worker->buffer);
-	switch (lane->reading) {
+	switch (lane->input.reading) {
 	case READING_HEADER:
-		return head - lane->header_len;
+		return head - lane->input.header_len;
 	case READING_HEADER_SEAL:
-		return check - lane->seal_len;
+		return check - lane->input.seal_len;
 	case READING_PAYLOAD_SEAL:
-		return check - lane->seal_len + head;
+		return check - lane->input.seal_len + head;
 	default:
 		return check + head;
 	}
@@ -630,13 +631,13 @@ static ssize_t lane_read(struct lane *lane, size_t *ret_offered)
 	int n = 0;
 
 	*ret_offered = behind;
-	if (lane->reading == READING_PAYLOAD && lane->room) {
-		size_t len = lane->room_len;
+	if (lane->input.reading == READING_PAYLOAD && lane->input.room) {
+		size_t len = lane->input.room_len;
 
 		if (lane->in.len && len > CHECKED_BYTES)
 			len = CHECKED_BYTES;
-		iov[n++] = (struct iovec){ .iov_base = lane->room, .iov_len = len };
-		if (len < lane->room_len) {
+		iov[n++] = (struct iovec){ .iov_base = lane->input.room, .iov_len = len };
+		if (len < lane->input.room_len) {
 			*ret_offered = len;
 			return lane_readv(lane, iov, n);
 		}
@@ -662,7 +663,7 @@ static bool lane_receive_once(struct lane *lane)
 	}
 	if (n == 0 || FAILPOINT_FAILS("connection-read")) {
 		lane_fail(lane, -ECONNRESET,
-			  lane->header_len || lane->pack.n
+			  lane->input.header_len || lane->pack.n
 				  ? "closed the connection inside a message"
 				  : "closed the connection");
 		return false;
@@ -670,9 +671,9 @@ static bool lane_receive_once(struct lane *lane)
 	len = (size_t)n;
 	lane_heard(lane, clock_now_ns());
 	atomic_fetch_add_explicit(&lane->bytes_in, len, memory_order_relaxed);
-	if (lane->reading == READING_PAYLOAD && lane->room) {
-		direct = MIN(len, lane->room_len);
-		seal_payload(lane, lane->room, direct);
+	if (lane->input.reading == READING_PAYLOAD && lane->input.room) {
+		direct = MIN(len, lane->input.room_len);
+		seal_payload(lane, lane->input.room, direct);
 		took_payload(lane, direct);
 	}
 	for (size_t left = len - direct; left > 0 && !lane->is_failed;) {

@@ -155,7 +155,7 @@ static int take(struct lane *lane, struct batch *batch, struct parcel *parcel,
 
 	r = lane_prepare(lane, message);
 	if (r) {
-		queue_return(&lane->queue, message);
+		queue_return(&lane->output.queue, message);
 		return error_trace(r);
 	}
 	batch->messages[batch->n_messages++] = message;
@@ -177,10 +177,10 @@ static int take_more(struct lane *lane, struct batch *batch, struct parcel *parc
 	if (!lane->has_packs || !data_may_pack(first))
 		return 0;
 	while (!r && batch->n_messages < SEND_MESSAGES && parcel->n < DATA_PACK_MAX &&
-	       (next = queue_next(&lane->queue)) && data_packs_with(first, next->header) &&
+	       (next = queue_next(&lane->output.queue)) && data_packs_with(first, next->header) &&
 	       len + next->header->len <= DATA_PACKED_LEN) {
 		len += next->header->len;
-		r = take(lane, batch, parcel, queue_pop_next(&lane->queue));
+		r = take(lane, batch, parcel, queue_pop_next(&lane->output.queue));
 	}
 	return r;
 }
@@ -238,11 +238,11 @@ static int lane_fill_batch(struct lane *lane, struct batch *batch)
 		batch_add(lane, batch, &batch->parcels[0], lane->begun.done);
 	}
 	while (!r && batch->n_messages < SEND_MESSAGES && batch->len < send_bytes(lane) &&
-	       lane->queue.n) {
+	       lane->output.queue.n) {
 		struct parcel *parcel = &batch->parcels[batch->n_parcels];
 
 		*parcel = (struct parcel){ .messages = &batch->messages[batch->n_messages] };
-		r = take(lane, batch, parcel, queue_pop(&lane->queue));
+		r = take(lane, batch, parcel, queue_pop(&lane->output.queue));
 		if (!r)
 			r = take_more(lane, batch, parcel);
 		if (!parcel->n)
@@ -334,7 +334,7 @@ static void lane_empty_batch(struct lane *lane, struct batch *batch, size_t writ
 			continue;
 		}
 		for (unsigned n = parcel->n; n-- > 0;)
-			queue_return(&lane->queue, parcel->messages[n]);
+			queue_return(&lane->output.queue, parcel->messages[n]);
 		n_back -= parcel->n;
 	}
 	if (goes_on && n_whole) {
@@ -363,7 +363,7 @@ static bool lane_flush_once(struct lane *lane)
 	r = lane_fill_batch(lane, batch);
 	message.msg_iovlen = batch->n_iov;
 	/* What comes next fills the last segment, which else would be a small one. */
-	if (batch->is_cut || lane->queue.n)
+	if (batch->is_cut || lane->output.queue.n)
 		flags |= MSG_MORE;
 	n = r || !batch->len ? 0 : sendmsg(lane->source.fd, &message, flags);
 	/*
@@ -382,10 +382,10 @@ static bool lane_flush_once(struct lane *lane)
 	if (n > 0) {
 		atomic_fetch_add_explicit(&lane->bytes_out, (uint64_t)n, memory_order_relaxed);
 		/* Room came of acknowledged bytes: a long message on a slow link is no silence. */
-		if (lane->is_unblocked)
+		if (lane->output.is_unblocked)
 			lane_heard(lane, clock_now_ns());
 	}
-	lane->is_unblocked = false;
+	lane->output.is_unblocked = false;
 	if ((size_t)MAX(n, 0) < batch->len) {
 		lane_want(lane, EPOLLIN | EPOLLOUT);
 		return false;
@@ -409,25 +409,26 @@ static void lane_set_ahead(struct lane *lane)
 	share = bytes_s / 512 / MAX(n, 1u);
 	while (bytes_s && ahead / 2 >= MAX(share, (uint64_t)TRANSPORT_AHEAD_MIN))
 		ahead /= 2;
-	if (ahead == lane->ahead)
+	if (ahead == lane->output.ahead)
 		return;
-	lane->ahead = ahead;
+	lane->output.ahead = ahead;
 	address_set_ahead(lane->source.fd, ahead);
 }
 
 void lane_flush(struct lane *lane)
 {
-	lane->is_fresh = false;
+	lane->output.is_fresh = false;
 	lane_set_ahead(lane);
 	lane_set_flight(lane, clock_now_ns());
 	for (unsigned i = 0; i < SEND_ROUNDS; i++) {
-		if (!lane->begun.parcel.n && !lane->queue.n) {
-			fair_rest(&lane->queue);
+		if (!lane->begun.parcel.n && !lane->output.queue.n) {
+			fair_rest(&lane->output.queue);
 			lane_want(lane, EPOLLIN);
 			return;
 		}
 		if (!lane_flush_once(lane))
 			return;
 	}
-	lane_want(lane, lane->begun.parcel.n || lane->queue.n ? EPOLLIN | EPOLLOUT : EPOLLIN);
+	lane_want(lane,
+		  lane->begun.parcel.n || lane->output.queue.n ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }

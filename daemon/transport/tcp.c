@@ -11,12 +11,12 @@ static void tcp_on_ready(struct loop_source *source, uint32_t events)
 {
 	struct lane *lane = container_of(source, struct lane, source);
 
-	lane->is_unblocked = events & EPOLLOUT;
-	lane->is_flushed_soon = true;
+	lane->output.is_unblocked = events & EPOLLOUT;
+	lane->output.is_flushed_soon = true;
 	if (events & (EPOLLIN | EPOLLERR | EPOLLHUP))
 		lane_receive(lane);
-	lane->is_flushed_soon = false;
-	if (!lane->is_failed && (lane->is_unblocked || lane->is_fresh))
+	lane->output.is_flushed_soon = false;
+	if (!lane->is_failed && (lane->output.is_unblocked || lane->output.is_fresh))
 		lane_flush(lane);
 }
 
@@ -29,7 +29,7 @@ static int tcp_start(struct lane *lane)
 
 static void tcp_cut(struct lane *lane)
 {
-	loop_timer_cancel(&lane->watch);
+	loop_timer_cancel(&lane->watch.timer);
 	loop_remove(&lane->source);
 	lane->source.fd = fd_close(lane->source.fd);
 }

@@ -144,17 +144,17 @@ TEST(the_kernel_is_told)
 	peer_set_parts(peer, 1024, 4);
 	atomic_store(&transport->bytes_s, 1000000);
 	lane_set_flight(lane, now_ns);
-	ASSERT_INT(lane->flight, >=, 16 * KIB);
-	ASSERT_EQ((uint64_t)option(fds[0], SO_SNDBUF), lane->flight & ~1ull);
+	ASSERT_INT(lane->output.flight, >=, 16 * KIB);
+	ASSERT_EQ((uint64_t)option(fds[0], SO_SNDBUF), lane->output.flight & ~1ull);
 	ASSERT_INT(option(fds[0], SO_BUF_LOCK) & SNDBUF_LOCK, !=, 0);
 
 	/* Another job's: looked at by and by. */
 	peer_set_parts(peer, 64 << 20, 4);
 	lane_set_flight(lane, now_ns);
-	ASSERT_INT(lane->flight, !=, 0);
+	ASSERT_INT(lane->output.flight, !=, 0);
 	now_ns += NSEC_PER_SEC;
 	lane_set_flight(lane, now_ns);
-	ASSERT_EQ(lane->flight, 0);
+	ASSERT_EQ(lane->output.flight, 0);
 	ASSERT_EQ(option(fds[0], SO_BUF_LOCK), 0);
 
 	/* A link that is faster than the parts are for. */
@@ -162,7 +162,7 @@ TEST(the_kernel_is_told)
 	atomic_store(&transport->bytes_s, 12500000000);
 	now_ns += NSEC_PER_SEC;
 	lane_set_flight(lane, now_ns);
-	ASSERT_EQ(lane->flight, 0);
+	ASSERT_EQ(lane->output.flight, 0);
 
 	close(fds[0]);
 	close(fds[1]);
