@@ -173,6 +173,44 @@ struct rdma_grant {
 	struct rdma_window **window; /* where whoever gets the payload keeps it */
 };
 
+/* A ring. */
+struct rdma_sends {
+	struct rdma_send slots[RDMA_SENDS];
+	unsigned first, n; /* slots that are taken */
+	unsigned n_silent; /* of the last of them, whose completion will not be told */
+};
+
+/* Prepared: posted together. */
+struct rdma_works {
+	struct ibv_send_wr list[RDMA_WORKS];
+	struct ibv_sge sges[RDMA_WORKS];
+	unsigned n;
+};
+
+/* To be sent. */
+struct rdma_grants {
+	struct rdma_grant *list;
+	size_t n, capacity;
+};
+
+struct rdma_windows {
+	struct rdma_window *list; /* RDMA_WINDOWS, of which n have been made */
+	unsigned n, n_open;
+	struct rdma_window *free;
+};
+
+struct rdma_poll {
+	enum rdma_arming arming;
+	struct loop_timer late; /* looks for completions of sends that no message brought along */
+	bool is_late;		/* it has been in vain */
+	struct mail again;	/* more to poll */
+	bool is_again_posted;
+	struct mail rest; /* nothing is left: asks to be woken */
+	bool is_resting;
+	bool has_lost_completions; /* polling failed: what was sent may have arrived, and been answered */
+	unsigned n_events;	   /* of the channel, still to be acknowledged */
+};
+
 struct rdma_link {
 	struct rdma *rdma;
 	struct rdma_port *port;
@@ -200,33 +238,18 @@ struct rdma_link {
 	unsigned n_theirs; /* receives that they posted at first */
 
 	/* The worker's thread. */
-	unsigned credits;		    /* receives of theirs that we may use up */
-	unsigned owed;			    /* receives of ours posted since we last said so */
-	uint64_t ahead;			    /* bytes */
-	struct rdma_send sends[RDMA_SENDS]; /* a ring */
-	unsigned first_send, n_sends;	    /* slots that are taken */
-	unsigned n_silent; /* of the last of them, whose completion will not be told */
-	uint64_t now_ns;   /* at the last flush, or poll that had something: read once for many */
-	uint64_t progress_ns;		      /* when the last completion of a send was seen */
-	struct ibv_send_wr works[RDMA_WORKS]; /* prepared: posted together */
-	struct ibv_sge work_sges[RDMA_WORKS];
-	unsigned n_works;
-	enum rdma_arming arming;
-	struct loop_timer late; /* looks for completions of sends that no message brought along */
-	bool is_late;		/* it has been in vain */
-	struct list awaiting;	/* messages, by message.link: offered, no grant yet */
-	struct list granted;	/* messages, by message.link: to be written to their room */
-	struct rdma_grant *grants; /* to be sent */
-	size_t n_grants, grants_capacity;
-	struct rdma_window *windows; /* RDMA_WINDOWS, of which n_windows have been made */
-	unsigned n_windows, n_open;
-	struct rdma_window *free_windows;
-	struct mail again; /* more to poll */
-	bool is_again_posted;
-	struct mail rest; /* nothing is left: asks to be woken */
-	bool is_resting;
-	bool has_lost_completions; /* polling failed: what was sent may have arrived, and been answered */
-	unsigned n_events;	   /* of the channel, still to be acknowledged */
+	unsigned credits; /* receives of theirs that we may use up */
+	unsigned owed;	  /* receives of ours posted since we last said so */
+	uint64_t ahead;	  /* bytes */
+	struct rdma_sends sends;
+	struct rdma_works works;
+	struct rdma_grants grants;
+	struct rdma_windows windows;
+	struct rdma_poll poll;
+	uint64_t now_ns; /* at the last flush, or poll that had something: read once for many */
+	uint64_t progress_ns; /* when the last completion of a send was seen */
+	struct list awaiting; /* messages, by message.link: offered, no grant yet */
+	struct list granted;  /* messages, by message.link: to be written to their room */
 };
 
 /* rdma_port.c */

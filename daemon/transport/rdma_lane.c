@@ -91,7 +91,7 @@ static int poll_once(struct rdma_link *link)
 	if (n_received && !link->lane->is_failed)
 		post_again(link, received, n_received);
 	if (n < 0) {
-		link->has_lost_completions = true;
+		link->poll.has_lost_completions = true;
 		rdma_link_fail(link, "polling completions failed");
 	}
 	return n;
@@ -99,10 +99,10 @@ static int poll_once(struct rdma_link *link)
 
 void rdma_poll_again(struct rdma_link *link)
 {
-	if (link->is_again_posted)
+	if (link->poll.is_again_posted)
 		return;
-	link->is_again_posted = true;
-	loop_post(link->lane->worker->loop, &link->again);
+	link->poll.is_again_posted = true;
+	loop_post(link->lane->worker->loop, &link->poll.again);
 }
 
 /* Returns false when others ought to have their turn before the rest. */
@@ -130,9 +130,9 @@ static bool poll_all(struct rdma_link *link)
  */
 enum rdma_arming rdma_arming_wanted(const struct rdma_link *link)
 {
-	if (link->is_late && rdma_awaits_sends(link))
+	if (link->poll.is_late && rdma_awaits_sends(link))
 		return RDMA_ARMED_ALL;
-	if (!list_empty(&link->awaiting) && link->n_sends < RDMA_SENDS / 2)
+	if (!list_empty(&link->awaiting) && link->sends.n < RDMA_SENDS / 2)
 		return RDMA_ARMED_MESSAGES;
 	return link->lane->makes_calls || rdma_is_held_up(link) ? RDMA_ARMED_ALL
 								: RDMA_ARMED_MESSAGES;
@@ -140,12 +140,12 @@ enum rdma_arming rdma_arming_wanted(const struct rdma_link *link)
 
 void rdma_watch_sends(struct rdma_link *link)
 {
-	if (link->arming != RDMA_ARMED_MESSAGES || !rdma_awaits_sends(link)) {
-		loop_timer_cancel(&link->late);
+	if (link->poll.arming != RDMA_ARMED_MESSAGES || !rdma_awaits_sends(link)) {
+		loop_timer_cancel(&link->poll.late);
 		return;
 	}
-	if (!link->late.loop &&
-	    loop_timer_set(link->lane->worker->loop, &link->late, clock_now_ns() + RDMA_LATE_NS))
+	if (!link->poll.late.loop && loop_timer_set(link->lane->worker->loop, &link->poll.late,
+						    clock_now_ns() + RDMA_LATE_NS))
 		(void)lane_out_of_memory(link->lane);
 }
 
@@ -159,12 +159,13 @@ static void rest(struct rdma_link *link)
 	bool is_all = poll_all(link);
 	enum rdma_arming wanted;
 
-	while (is_all && !lane->is_failed && link->arming < (wanted = rdma_arming_wanted(link))) {
+	while (is_all && !lane->is_failed &&
+	       link->poll.arming < (wanted = rdma_arming_wanted(link))) {
 		if (ibv_req_notify_cq(link->cq, wanted == RDMA_ARMED_MESSAGES)) {
 			rdma_link_fail(link, "completion events cannot be asked for");
 			return;
 		}
-		link->arming = wanted;
+		link->poll.arming = wanted;
 		is_all = poll_all(link);
 	}
 	if (lane->is_failed)
@@ -185,9 +186,9 @@ static void rest(struct rdma_link *link)
 
 static void on_rest(struct mail *mail)
 {
-	struct rdma_link *link = container_of(mail, struct rdma_link, rest);
+	struct rdma_link *link = container_of(mail, struct rdma_link, poll.rest);
 
-	link->is_resting = false;
+	link->poll.is_resting = false;
 	if (!link->lane->is_failed)
 		rest(link);
 }
@@ -200,26 +201,26 @@ static void poll_some(struct rdma_link *link)
 {
 	if (!poll_all(link)) {
 		rdma_poll_again(link);
-	} else if (!link->lane->is_failed && !link->is_resting) {
-		link->is_resting = true;
-		loop_finish(link->lane->worker->loop, &link->rest);
+	} else if (!link->lane->is_failed && !link->poll.is_resting) {
+		link->poll.is_resting = true;
+		loop_finish(link->lane->worker->loop, &link->poll.rest);
 	}
 }
 
 static void on_late(struct loop_timer *timer)
 {
-	struct rdma_link *link = container_of(timer, struct rdma_link, late);
+	struct rdma_link *link = container_of(timer, struct rdma_link, poll.late);
 
-	link->is_late = true;
+	link->poll.is_late = true;
 	rest(link);
-	link->is_late = false;
+	link->poll.is_late = false;
 }
 
 static void on_again(struct mail *mail)
 {
-	struct rdma_link *link = container_of(mail, struct rdma_link, again);
+	struct rdma_link *link = container_of(mail, struct rdma_link, poll.again);
 
-	link->is_again_posted = false;
+	link->poll.is_again_posted = false;
 	if (!link->lane->is_failed)
 		poll_some(link);
 }
@@ -234,11 +235,11 @@ static void rdma_on_ready(struct loop_source *source, uint32_t events)
 	if (verbs->get_cq_event(link->channel, &cq, &context))
 		return;
 	/* Many at once: each time takes a lock. */
-	if (++link->n_events == ACK_BATCH) {
+	if (++link->poll.n_events == ACK_BATCH) {
 		verbs->ack_cq_events(cq, ACK_BATCH);
-		link->n_events = 0;
+		link->poll.n_events = 0;
 	}
-	link->arming = RDMA_ARMED_NOT;
+	link->poll.arming = RDMA_ARMED_NOT;
 	poll_some(link);
 }
 
@@ -264,7 +265,7 @@ static void rdma_cut(struct lane *lane)
 
 	loop_remove(&lane->source);
 	lane->source.fd = -1;
-	loop_timer_cancel(&link->late);
+	loop_timer_cancel(&link->poll.late);
 	if (link->qp)
 		(void)link->rdma->verbs->modify_qp(link->qp, &attr, IBV_QP_STATE);
 }
@@ -283,7 +284,7 @@ static void drain(struct rdma_link *link)
 		else
 			rdma_on_received(link, &wc);
 	}
-	link->has_lost_completions |= n < 0;
+	link->poll.has_lost_completions |= n < 0;
 }
 
 /*
@@ -315,19 +316,19 @@ static void rdma_release(struct lane *lane)
 	struct rdma_link *link = lane->rdma;
 	struct cookies *cookies = &lane->cookies;
 
-	if (link->is_again_posted)
-		loop_unpost(lane->worker->loop, &link->again);
-	if (link->is_resting)
-		loop_unpost(lane->worker->loop, &link->rest);
+	if (link->poll.is_again_posted)
+		loop_unpost(lane->worker->loop, &link->poll.again);
+	if (link->poll.is_resting)
+		loop_unpost(lane->worker->loop, &link->poll.rest);
 	drain(link);
 	rdma_link_unmake(link);
 	lane_receive_done(lane);
-	for (; link->n_sends; link->n_sends--) {
-		struct message *message = TAKE_PTR(link->sends[link->first_send].message);
+	for (; link->sends.n; link->sends.n--) {
+		struct message *message = TAKE_PTR(link->sends.slots[link->sends.first].message);
 
-		link->first_send = (link->first_send + 1) % RDMA_SENDS;
+		link->sends.first = (link->sends.first + 1) % RDMA_SENDS;
 		if (message)
-			release_message(link, message, link->has_lost_completions);
+			release_message(link, message, link->poll.has_lost_completions);
 	}
 	release_list(link, &link->awaiting);
 	release_list(link, &link->granted);
@@ -374,9 +375,9 @@ int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_l
 	link->credits = link->n_theirs;
 	list_init(&link->awaiting);
 	list_init(&link->granted);
-	link->again.run = on_again;
-	link->rest.run = on_rest;
-	link->late.expired = on_late;
+	link->poll.again.run = on_again;
+	link->poll.rest.run = on_rest;
+	link->poll.late.expired = on_late;
 	link->broken.run = on_broken;
 	*ret_lane = lane;
 	return 0;

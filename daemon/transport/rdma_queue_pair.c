@@ -140,9 +140,9 @@ void rdma_link_unmake(struct rdma_link *link)
 	rdma_windows_done(link);
 	if (link->qp)
 		(void)verbs->destroy_qp(TAKE_PTR(link->qp));
-	if (link->n_events) /* else its end would wait for that */
-		verbs->ack_cq_events(link->cq, link->n_events);
-	link->n_events = 0;
+	if (link->poll.n_events) /* else its end would wait for that */
+		verbs->ack_cq_events(link->cq, link->poll.n_events);
+	link->poll.n_events = 0;
 	if (link->cq)
 		(void)verbs->destroy_cq(TAKE_PTR(link->cq));
 	if (link->channel)
@@ -150,5 +150,5 @@ void rdma_link_unmake(struct rdma_link *link)
 	rdma_unregister(link->rdma, TAKE_PTR(link->mr));
 	if (link->memory)
 		(void)munmap(TAKE_PTR(link->memory), memory_len());
-	free(TAKE_PTR(link->grants));
+	free(TAKE_PTR(link->grants.list));
 }

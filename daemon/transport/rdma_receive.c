@@ -23,16 +23,16 @@ static int grant(struct rdma_link *link, const struct data_rdma *head, struct bl
 		rdma_link_fail(link, "the device does not register the memory of parts");
 		return -ENOMEM;
 	}
-	if (link->n_grants == link->grants_capacity) {
-		size_t capacity = link->grants_capacity ? 2 * link->grants_capacity : 16;
+	if (link->grants.n == link->grants.capacity) {
+		size_t capacity = link->grants.capacity ? 2 * link->grants.capacity : 16;
 
-		grants = reallocarray(link->grants, capacity, sizeof(*grants));
+		grants = reallocarray(link->grants.list, capacity, sizeof(*grants));
 		if (!grants)
 			return lane_out_of_memory(link->lane);
-		link->grants = grants;
-		link->grants_capacity = capacity;
+		link->grants.list = grants;
+		link->grants.capacity = capacity;
 	}
-	grants = &link->grants[link->n_grants++];
+	grants = &link->grants.list[link->grants.n++];
 	*grants = (struct rdma_grant){ .head = *head, .mr = mr, .window = window };
 	grants->head.kind = RDMA_GRANT;
 	grants->head.address = (uintptr_t)block->data;

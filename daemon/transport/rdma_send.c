@@ -8,7 +8,7 @@
 static bool has_room(const struct rdma_link *link, unsigned n_receives)
 {
 	/* The last credit is for giving credits. */
-	return link->n_sends < RDMA_SENDS && link->credits > n_receives;
+	return link->sends.n < RDMA_SENDS && link->credits > n_receives;
 }
 
 /*
@@ -18,13 +18,13 @@ static bool has_room(const struct rdma_link *link, unsigned n_receives)
  */
 static unsigned take_slot(struct rdma_link *link, struct message *message)
 {
-	unsigned i = (link->first_send + link->n_sends++) % RDMA_SENDS;
-	struct rdma_send *send = &link->sends[i];
+	unsigned i = (link->sends.first + link->sends.n++) % RDMA_SENDS;
+	struct rdma_send *send = &link->sends.slots[i];
 
 	send->message = message;
-	send->is_signaled = message || ++link->n_silent >= RDMA_SENDS / 4;
+	send->is_signaled = message || ++link->sends.n_silent >= RDMA_SENDS / 4;
 	if (send->is_signaled) {
-		link->n_silent = 0;
+		link->sends.n_silent = 0;
 		send->posted_ns = link->now_ns;
 	}
 	return i;
@@ -37,21 +37,21 @@ static unsigned take_slot(struct rdma_link *link, struct message *message)
 static bool post(struct rdma_link *link)
 {
 	struct ibv_send_wr *bad;
-	unsigned n = link->n_works;
+	unsigned n = link->works.n;
 	int r;
 
-	link->n_works = 0;
+	link->works.n = 0;
 	if (!n)
 		return true;
-	link->works[n - 1].next = NULL;
-	r = ibv_post_send(link->qp, link->works, &bad);
+	link->works.list[n - 1].next = NULL;
+	r = ibv_post_send(link->qp, link->works.list, &bad);
 	if (r) {
 		rdma_link_fail(link, "posting a send: %s", strerrordesc_np(r));
 		return false;
 	}
 	for (unsigned i = 0; i < n; i++)
-		if (link->works[i].opcode == IBV_WR_BIND_MW)
-			rdma_window_bound(&link->works[i]);
+		if (link->works.list[i].opcode == IBV_WR_BIND_MW)
+			rdma_window_bound(&link->works.list[i]);
 	return true;
 }
 
@@ -59,8 +59,8 @@ static bool post(struct rdma_link *link)
 static void add_works(struct rdma_link *link, const struct ibv_send_wr *wr)
 {
 	for (; wr; wr = wr->next) {
-		struct ibv_send_wr *work = &link->works[link->n_works];
-		struct ibv_sge *sge = &link->work_sges[link->n_works++];
+		struct ibv_send_wr *work = &link->works.list[link->works.n];
+		struct ibv_sge *sge = &link->works.sges[link->works.n++];
 
 		*work = *wr;
 		work->next = work + 1;
@@ -73,7 +73,7 @@ static void add_works(struct rdma_link *link, const struct ibv_send_wr *wr)
 /* At the end of what goes together. Returns whether the lane lives. */
 static bool posted(struct rdma_link *link)
 {
-	return link->n_works + 2 <= RDMA_WORKS || post(link);
+	return link->works.n + 2 <= RDMA_WORKS || post(link);
 }
 
 /* The head, which carries the credits too, at the start of a slot. */
@@ -101,7 +101,7 @@ static void init_send(struct rdma_link *link, unsigned slot, size_t len, struct 
 		.num_sge = 1,
 		.opcode = IBV_WR_SEND,
 		.send_flags = IBV_SEND_SOLICITED |
-			      (link->sends[slot].is_signaled ? IBV_SEND_SIGNALED : 0u) |
+			      (link->sends.slots[slot].is_signaled ? IBV_SEND_SIGNALED : 0u) |
 			      (len <= link->max_inline ? IBV_SEND_INLINE : 0u),
 	};
 	link->credits--;
@@ -349,13 +349,14 @@ void rdma_flush(struct lane *lane)
 
 	link->now_ns = clock_now_ns();
 	lane->output.is_fresh = false;
-	for (; n < link->n_grants && posted(link) && has_room(link, 1) &&
+	for (; n < link->grants.n && posted(link) && has_room(link, 1) &&
 	       can_open(link, RDMA_WINDOWS);
 	     n++)
-		post_grant(link, &link->grants[n]);
-	link->n_grants -= n;
-	if (n && link->n_grants)
-		memmove(link->grants, link->grants + n, link->n_grants * sizeof(*link->grants));
+		post_grant(link, &link->grants.list[n]);
+	link->grants.n -= n;
+	if (n && link->grants.n)
+		memmove(link->grants.list, link->grants.list + n,
+			link->grants.n * sizeof(*link->grants.list));
 	while (!lane->is_failed && posted(link) && has_room(link, 1) &&
 	       (message = list_first(&link->granted, struct message, link))) {
 		list_remove(&message->link);
@@ -364,16 +365,16 @@ void rdma_flush(struct lane *lane)
 	while (!lane->is_failed && posted(link) && next_message(link))
 		send_message(link, queue_pop(&lane->output.queue));
 	if (!lane->is_failed && posted(link) && link->owed >= RDMA_RECEIVES / 2 &&
-	    link->n_sends < RDMA_SENDS && link->credits)
+	    link->sends.n < RDMA_SENDS && link->credits)
 		post_head(link, &(struct data_rdma){ .kind = RDMA_CREDIT });
 	if (!lane->is_failed && post(link)) {
 		/* Who was to be woken by messages alone may have to know more now. */
-		if (rdma_is_still(link) || (link->arming == RDMA_ARMED_MESSAGES &&
+		if (rdma_is_still(link) || (link->poll.arming == RDMA_ARMED_MESSAGES &&
 					    rdma_arming_wanted(link) == RDMA_ARMED_ALL))
 			rdma_poll_again(link);
 		rdma_watch_sends(link);
 	}
-	link->n_works = 0;
+	link->works.n = 0;
 }
 
 static void on_message_sent(struct rdma_link *link, struct message *message)
@@ -396,11 +397,11 @@ void rdma_on_sent(struct rdma_link *link, const struct ibv_wc *wc)
 	struct message *message;
 
 	link->progress_ns = link->now_ns;
-	while (link->n_sends) {
-		i = link->first_send;
-		link->first_send = (i + 1) % RDMA_SENDS;
-		link->n_sends--;
-		message = TAKE_PTR(link->sends[i].message);
+	while (link->sends.n) {
+		i = link->sends.first;
+		link->sends.first = (i + 1) % RDMA_SENDS;
+		link->sends.n--;
+		message = TAKE_PTR(link->sends.slots[i].message);
 		if (message)
 			on_message_sent(link, message);
 		if (i == last)
@@ -419,21 +420,22 @@ static uint64_t patience_ns(const struct rdma_link *link, const struct message *
 bool rdma_awaits_sends(const struct rdma_link *link)
 {
 	/* Those behind the last that is signaled are silent. */
-	return link->n_sends > link->n_silent;
+	return link->sends.n > link->sends.n_silent;
 }
 
 bool rdma_is_held_up(const struct rdma_link *link)
 {
 	return rdma_awaits_sends(link) &&
-	       (link->lane->output.queue.n || link->n_grants || !list_empty(&link->granted));
+	       (link->lane->output.queue.n || link->grants.n || !list_empty(&link->granted));
 }
 
 bool rdma_is_still(const struct rdma_link *link)
 {
 	uint64_t since_ns;
 
-	for (unsigned n = 0; n < link->n_sends; n++) {
-		const struct rdma_send *send = &link->sends[(link->first_send + n) % RDMA_SENDS];
+	for (unsigned n = 0; n < link->sends.n; n++) {
+		const struct rdma_send *send =
+			&link->sends.slots[(link->sends.first + n) % RDMA_SENDS];
 
 		if (!send->is_signaled)
 			continue;

@@ -11,35 +11,35 @@ static struct rdma_window *make(struct rdma_link *link)
 {
 	struct rdma_window *window;
 
-	if (!link->windows)
-		link->windows = calloc(RDMA_WINDOWS, sizeof(*link->windows));
-	if (!link->windows || link->n_windows == RDMA_WINDOWS)
+	if (!link->windows.list)
+		link->windows.list = calloc(RDMA_WINDOWS, sizeof(*link->windows.list));
+	if (!link->windows.list || link->windows.n == RDMA_WINDOWS)
 		return NULL;
-	window = &link->windows[link->n_windows];
+	window = &link->windows.list[link->windows.n];
 	window->mw = ibv_alloc_mw(link->port->device->pd, IBV_MW_TYPE_2);
 	if (!window->mw)
 		return NULL;
-	link->n_windows++;
+	link->windows.n++;
 	metric_add(&link->rdma->metrics.windows, 1);
 	return window;
 }
 
 bool rdma_window_has(struct rdma_link *link, unsigned limit)
 {
-	if (link->n_open >= limit)
+	if (link->windows.n_open >= limit)
 		return false;
-	if (!link->free_windows)
-		link->free_windows = make(link);
-	return link->free_windows;
+	if (!link->windows.free)
+		link->windows.free = make(link);
+	return link->windows.free;
 }
 
 struct rdma_window *rdma_window_open(struct rdma_link *link, struct ibv_mr *mr, uint64_t address,
 				     uint32_t len, struct ibv_send_wr *ret_bind)
 {
-	struct rdma_window *window = link->free_windows;
+	struct rdma_window *window = link->windows.free;
 
-	link->free_windows = window->next_free;
-	link->n_open++;
+	link->windows.free = window->next_free;
+	link->windows.n_open++;
 	*ret_bind = (struct ibv_send_wr){
 		.opcode = IBV_WR_BIND_MW,
 		.bind_mw = {
@@ -67,18 +67,18 @@ int rdma_window_close(struct rdma_link *link, struct rdma_window *window, const 
 		return 0;
 	if (!(wc->wc_flags & RDMA_WC_WITH_INV) || wc->invalidated_rkey != window->mw->rkey)
 		return lane_protocol_error(link->lane, "a window that was left open");
-	window->next_free = link->free_windows;
-	link->free_windows = window;
-	link->n_open--;
+	window->next_free = link->windows.free;
+	link->windows.free = window;
+	link->windows.n_open--;
 	return 0;
 }
 
 void rdma_windows_done(struct rdma_link *link)
 {
-	for (unsigned i = 0; i < link->n_windows; i++)
-		(void)ibv_dealloc_mw(link->windows[i].mw);
-	metric_sub(&link->rdma->metrics.windows, link->n_windows);
-	link->n_windows = link->n_open = 0;
-	link->free_windows = NULL;
-	free(TAKE_PTR(link->windows));
+	for (unsigned i = 0; i < link->windows.n; i++)
+		(void)ibv_dealloc_mw(link->windows.list[i].mw);
+	metric_sub(&link->rdma->metrics.windows, link->windows.n);
+	link->windows.n = link->windows.n_open = 0;
+	link->windows.free = NULL;
+	free(TAKE_PTR(link->windows.list));
 }

@@ -214,7 +214,7 @@ TEST_TIMEOUT(completions_are_lost, LIMIT_S)
 	fake_fail("ibv_poll_cq fake0", 0, 1, UINT_MAX);
 	works = fake_work().works;
 	pair_call_begin(pair, &call);
-	PAIR_UNTIL(pair, fake_work().works >= works + 2 && !link_of(&pair->b)->n_sends);
+	PAIR_UNTIL(pair, fake_work().works >= works + 2 && !link_of(&pair->b)->sends.n);
 	fake_fail("ibv_poll_cq fake0", EIO, 1, UINT_MAX);
 	rdma_link_break(link_of(&pair->a), "the test polls once more");
 	PAIR_UNTIL(pair, call.n_done);
@@ -808,20 +808,20 @@ TEST(who_is_woken_by_what)
 	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_ALL);
 	list_push_back(&link->awaiting, &offered.link);
 	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_MESSAGES);
-	link->n_sends = RDMA_SENDS /
+	link->sends.n = RDMA_SENDS /
 			2; /* soon no slot is free: not even for a credit, which a grant may need */
 	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_ALL);
-	link->n_sends = 1;
-	link->is_late = true;
+	link->sends.n = 1;
+	link->poll.is_late = true;
 	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_ALL);
-	link->is_late = false;
+	link->poll.is_late = false;
 	list_remove(&offered.link);
 
 	lane.makes_calls = false;
 	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_MESSAGES);
-	link->n_grants = 1;
+	link->grants.n = 1;
 	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_ALL);
-	link->n_sends = 0;
+	link->sends.n = 0;
 	ASSERT_EQ(rdma_arming_wanted(link), RDMA_ARMED_MESSAGES);
 	free(link);
 }
