@@ -54,7 +54,6 @@ struct pace *pace_get(struct paces *paces, uint32_t uid)
 		return NULL;
 	}
 	pace->paces = paces;
-	pace->uid = uid;
 	pace->refs = 1;
 	return pace;
 }
@@ -80,7 +79,7 @@ void pace_charge(struct pace *pace, uint64_t cost_ns, uint64_t now_ns)
 	uint64_t least_ns = now_ns - MIN(now_ns, PACE_BURST_NS);
 	bool is_beyond = pace->paid_ns > now_ns;
 
-	/* Who has asked for very much is forgiven as soon as who has just had a burst. */
+	/* A debt is as large as a burst at most: however much a user has asked for, it is over after as long. */
 	pace->paid_ns = MAX(pace->paid_ns, least_ns) + cost_ns * PACE_OWN_PARTS;
 	pace->paid_ns = MIN(pace->paid_ns, now_ns + PACE_BURST_NS);
 	if (is_beyond)

@@ -37,19 +37,18 @@ void pace_jobs_note(struct pace_jobs *jobs, uint64_t job, uint64_t now_ns);
 /* Whether jobs other than these two have rounds. Of more than PACE_JOBS, two of which are meant, others are always seen. */
 bool pace_jobs_others(const struct pace_jobs *jobs, uint64_t job, uint64_t other, uint64_t now_ns);
 
-/* Zeroed, and with a loop, it has nobody. */
+/* All users of a control, and the sessions of these whose packets wait. */
 struct paces {
 	struct loop *loop;
 	struct map map; /* by user */
 	uint64_t paid_ns;
-	struct list waiting; /* sessions, once there are any */
+	struct list waiting; /* sessions */
 	struct loop_timer timer;
 };
 
 struct pace {
-	struct map_entry entry;
+	struct map_entry entry; /* by user */
 	struct paces *paces;
-	uint32_t uid;
 	unsigned refs;
 	uint64_t paid_ns;
 };

@@ -202,13 +202,14 @@ static void hung_up(struct session *session)
 bool session_receive_one(struct session *session)
 {
 	char *packet = session->control->packet;
-	uint64_t began_ns = clock_now_ns();
+	uint64_t began_ns;
 	size_t len = 0;
 	int r;
 
 	if (session->state == SESSION_CLOSED || !session->socket.loop || session->porter.taken ||
 	    session->deferred.request)
 		return false;
+	began_ns = clock_now_ns();
 	r = frame_receive_bare(session->socket.fd, packet, &len);
 	if (r == FRAME_E_AGAIN)
 		return false;
