@@ -17,6 +17,7 @@
 #define ADDRESSES    (UINT64_C(1) << 46) /* for memory of trainers: half of what x86-64 has */
 #define LOCAL_PART_BYTES \
 	(128u << 10) /* of jobs that need no server, unless part_size says otherwise */
+#define DEVICE_PART_BYTES (4u << 20) /* the largest of them, of rounds on devices */
 #define DRAIN_INTERVAL_NS \
 	(10 * NSEC_PER_MSEC) /* how often draining looks; only then does anything look at all */
 
@@ -278,6 +279,8 @@ static int open_pipeline(struct daemon *daemon)
 		.cluster = daemon->cluster,
 		.id = daemon->id,
 		.part_bytes = config->part_size ? (uint32_t)config->part_size : LOCAL_PART_BYTES,
+		.device_part_bytes =
+			config->part_size ? (uint32_t)config->part_size : DEVICE_PART_BYTES,
 		.inline_bytes = config->inline_size,
 		.remote_inline_bytes = remote_inline_bytes(config),
 		.ahead_bytes = config->ahead,

@@ -21,7 +21,7 @@
 
 /* What of some memory is in use: one bit for each page. */
 struct gpu_pages {
-	uint64_t n, n_used, next;
+	uint64_t n, n_used;
 	uint64_t *used;
 };
 
@@ -84,6 +84,8 @@ struct gpu_work {
 struct gpu_out {
 	struct gpu_command batch[GPU_PACKET_MAX];
 	unsigned n_batch;
+	struct mail flush; /* sends the batch when the loop is done with what it works on */
+	bool flushing;
 	struct list packets; /* that did not fit into the socket */
 	size_t n_packets;
 };
@@ -183,8 +185,9 @@ void gpu_staging_grant(struct gpu *gpu);
 /* worker_process.c: the process, its socket, and what is under way. */
 /* Sends a command; fd goes beside it, stays the caller's, or -1. */
 void gpu_worker_send(struct gpu_worker *worker, const struct gpu_command *command, int fd);
-/* Sends what was put into the batch. */
+/* Sends what was put into the batch: at once, or together with what else the loop has for the worker now. */
 void gpu_worker_flush(struct gpu_worker *worker);
+void gpu_worker_flush_later(struct gpu_worker *worker);
 struct gpu_command *gpu_worker_add(struct gpu_worker *worker);
 void gpu_worker_changed(struct gpu_worker *worker);
 void gpu_worker_die(struct gpu_worker *worker, const struct failure *why);
@@ -203,7 +206,7 @@ int gpu_process_start(const char *program, pid_t *ret_pid, int *ret_pidfd, int *
 int gpu_event_receive(int socket, struct gpu_event *ret_event, int *ret_fd);
 
 /* task.c, memory.c, session.c: events; and a worker that ends. */
-void gpu_task_event(struct gpu_worker *worker, const struct gpu_event *event);
+void gpu_task_event(struct gpu_worker *worker, uint64_t ticket);
 /* Ends all tasks of a dead worker. */
 void gpu_task_worker_died(struct gpu_worker *worker);
 void gpu_plan_event(struct gpu_worker *worker, const struct gpu_event *event);

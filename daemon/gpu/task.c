@@ -140,7 +140,7 @@ void gpu_task_end(struct gpu_worker *worker)
 	}
 	if (worker->state != WORKER_RUNNING || !task->n_pending)
 		end_later(worker);
-	gpu_worker_flush(worker);
+	gpu_worker_flush_later(worker);
 	gpu_worker_expect(worker);
 }
 
@@ -152,9 +152,9 @@ static void task_done(struct gpu_worker *worker, struct gpu_task *task, bool fai
 	task->done(task, failed);
 }
 
-void gpu_task_event(struct gpu_worker *worker, const struct gpu_event *event)
+void gpu_task_event(struct gpu_worker *worker, uint64_t ticket)
 {
-	struct map_entry *entry = map_find(&worker->work.by_ticket, event->ticket);
+	struct map_entry *entry = map_find(&worker->work.by_ticket, ticket);
 	struct gpu_task *task = entry ? container_of(entry, struct gpu_task, entry) : NULL;
 
 	if (!task || --task->n_pending)

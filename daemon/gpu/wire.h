@@ -10,7 +10,8 @@
 #define GPU_PACKET_MAX	 64 /* commands of a packet */
 #define GPU_DEVICES_MAX	 GPU_RANKS_MAX
 #define GPU_SESSIONS_MAX 4096
-#define GPU_LANES	 8 /* of a session: streams that do nothing but wait for its flags */
+#define GPU_LANES	 8  /* of a session: streams that do nothing but wait for its flags */
+#define GPU_DONE_MAX	 16 /* marks of an event */
 
 enum gpu_op {
 	/* Set-up, in this order, on a thread of its own. */
@@ -60,7 +61,7 @@ enum gpu_event_kind {
 	GPU_EVENT_PLANNED,
 	GPU_EVENT_ARENA,   /* number; beside it: a dma-buf; or status, text */
 	GPU_EVENT_REACHED, /* number: session; lane */
-	GPU_EVENT_DONE,	   /* ticket, as in MARK */
+	GPU_EVENT_DONE,	   /* number tickets in done, as in MARK */
 	GPU_EVENT_FATAL, /* text: it ends; number: not 0 if a trainer's death may have brought it about */
 };
 
@@ -70,5 +71,9 @@ struct gpu_event {
 	uint64_t ticket;
 	uint32_t lane;
 	int32_t status;
-	char text[ERROR_TEXT_MAX + 1]; /* sent as long as it is, with the NUL */
+	union {				       /* sent as long as it is */
+		char text[ERROR_TEXT_MAX + 1]; /* with the NUL */
+		uint64_t done[GPU_DONE_MAX];
+	};
 };
+static_assert(GPU_DONE_MAX * sizeof(uint64_t) < ERROR_TEXT_MAX, "the end of an event is text's");

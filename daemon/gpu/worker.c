@@ -37,6 +37,15 @@ void worker_say(const struct gpu_event *event)
 	worker_say_with(event, -1);
 }
 
+void worker_say_done(const uint64_t *tickets, uint32_t n)
+{
+	struct gpu_event event = { .kind = GPU_EVENT_DONE, .number = n };
+
+	memcpy(event.done, tickets, n * sizeof(tickets[0]));
+	(void)frame_send(GPU_SOCKET_FD, &event,
+			 offsetof(struct gpu_event, done) + n * sizeof(tickets[0]), NULL, 0);
+}
+
 /*
  * The daemon is gone, and nobody else can tell the streams that wait for it: what was submitted has
  * ended, and the library says so with the next call.

@@ -91,6 +91,8 @@ extern struct worker worker;
 /* worker.c */
 /* Tells the daemon. */
 void worker_say(const struct gpu_event *event);
+/* That n marks were reached, at most GPU_DONE_MAX. */
+void worker_say_done(const uint64_t *tickets, uint32_t n);
 /* Beside it a descriptor, which stays the caller's. */
 void worker_say_with(const struct gpu_event *event, int fd);
 /* Says why, and ends the process. */

@@ -180,6 +180,23 @@ void gpu_worker_flush(struct gpu_worker *worker)
 		send_packet(worker, worker->out.batch, n * sizeof(worker->out.batch[0]), -1);
 }
 
+static void on_flush(struct mail *mail)
+{
+	struct gpu_worker *worker = container_of(mail, struct gpu_worker, out.flush);
+
+	worker->out.flushing = false;
+	gpu_worker_flush(worker);
+}
+
+void gpu_worker_flush_later(struct gpu_worker *worker)
+{
+	if (worker->out.flushing)
+		return;
+	worker->out.flushing = true;
+	worker->out.flush.run = on_flush;
+	loop_defer(worker->gpu->params.loop, &worker->out.flush);
+}
+
 struct gpu_command *gpu_worker_add(struct gpu_worker *worker)
 {
 	if (worker->out.n_batch == GPU_PACKET_MAX)
@@ -265,7 +282,8 @@ static void handle(struct gpu_worker *worker, const struct gpu_event *event, int
 		gpu_session_event(worker, event);
 		break;
 	case GPU_EVENT_DONE:
-		gpu_task_event(worker, event);
+		for (uint32_t i = 0; i < MIN(event->number, (uint32_t)GPU_DONE_MAX); i++)
+			gpu_task_event(worker, event->done[i]);
 		break;
 	case GPU_EVENT_FATAL:
 		if (event->number)
@@ -359,6 +377,8 @@ static struct gpu_worker *worker_free(struct gpu_worker *worker)
 	loop_timer_cancel(&worker->late);
 	if (worker->changed_posted)
 		loop_unpost(worker->gpu->params.loop, &worker->changed);
+	if (worker->out.flushing)
+		loop_unpost(worker->gpu->params.loop, &worker->out.flush);
 	while ((packet = list_first(&worker->out.packets, struct packet, link)))
 		packet_free(worker, packet);
 	gpu_session_free_all(worker);

@@ -32,6 +32,8 @@ bool pipeline_device_concerns(const struct pipeline_round *round);
  * come; or -errno with words.
  */
 int pipeline_device_ready(struct pipeline_round *round, struct failure *failure);
+/* What the parts of such a round, of so many bytes, are to be at most. It is ready. */
+uint32_t pipeline_device_part_bytes(const struct pipeline_round *round, uint64_t bytes);
 /* Who is waited for, in words; "" when nobody is. */
 void pipeline_device_waiting_for(const struct pipeline_round *round, char *text, size_t size);
 

@@ -28,8 +28,9 @@ struct pipeline_params {
 	struct block_cache *blocks;
 	struct transport *transport;
 	struct cluster *cluster;
-	uint64_t id;	     /* this daemon process */
-	uint32_t part_bytes; /* of jobs that need no server */
+	uint64_t id;		    /* this daemon process */
+	uint32_t part_bytes;	    /* of jobs that need no server */
+	uint32_t device_part_bytes; /* the most of theirs, of rounds on devices */
 	uint64_t
 		inline_bytes; /* parts of at most this many input bytes are summed on the control thread */
 	uint64_t remote_inline_bytes; /* the same of parts that go through servers */

@@ -506,6 +506,9 @@ static void round_start(struct pipeline_round *round)
 		rank->output_device = rank->request->output_device;
 		round->partition_ranks[i].counts = rank->request->counts;
 	}
+	if (round->on_device)
+		round->partition.part_bytes = pipeline_device_part_bytes(
+			round, round->partition.elements * round->partition.element_size);
 	if (job->distributed) {
 		pipeline_level_set(round,
 				   round->partition.elements * round->partition.element_size);

@@ -10,6 +10,8 @@
 
 /* Of a job on this node alone the control thread takes its share of sums of at most so many input bytes: 0.1 ms. */
 #define HOME_BYTES_MAX (2u << 20)
+/* The same of what devices have brought down, which is in no cache, while they wait for its copies to go on. */
+#define DEVICE_BYTES_MAX (512u << 10)
 /* Summed into the scratch and copied to the outputs at a time: scratch and the inputs' lines stay in the first cache. */
 #define PIECE_BYTES    (16u << 10)
 #define COPIES_AT_ONCE 2u
@@ -228,7 +230,8 @@ void pipeline_part_post(struct pipeline_part *part, void (*done)(struct task *ta
 	part->task.flow = job_of(part)->number;
 	part->task.cost = bytes;
 	/* No connection is kept waiting meanwhile. */
-	part->task.shared = !job_of(part)->distributed && bytes <= HOME_BYTES_MAX;
+	part->task.shared = !job_of(part)->distributed &&
+			    bytes <= (part->round->on_device ? DEVICE_BYTES_MAX : HOME_BYTES_MAX);
 	part->task.away = part->round->turn.stalls;
 	part->posted = true;
 	if (pool_post(pipeline->params.pool, &part->task)) {

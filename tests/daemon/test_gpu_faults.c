@@ -6,6 +6,8 @@
 #include <sys/syscall.h>
 #include <sys/wait.h>
 
+#define PART (128u << 10) /* so that a sum has several parts */
+
 /* Starts a daemon whose environment has one variable more. */
 static void world_open_with(struct world *world, const struct options *options, const char *name,
 			    const char *value)
@@ -166,7 +168,8 @@ TEST_TIMEOUT(calls_that_fail, 240)
 		{ "cuMemcpyHtoDAsync:2:1", "cuMemcpyHtoDAsync" },
 		{ "cuEventCreate:1:2", "cuEventCreate" },
 		{ "cuEventRecord:3:400", "cuEventRecord" },
-		{ "cuEventSynchronize:2:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
+		{ "cuEventQuery:1:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
+		{ "cuEventSynchronize:1:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
 		{ "cuStreamWriteValue32:1:1", "cuStreamWriteValue32" },
 		{ "@copy:3:700", "CUDA_ERROR_ILLEGAL_ADDRESS" },
 		{ "@write:1:719", "CUDA_ERROR_LAUNCH_FAILED" },
@@ -185,6 +188,7 @@ TEST_TIMEOUT(calls_that_fail, 240)
 
 		world_open_with(&world,
 				&(struct options){ .n = 2,
+						   .part_bytes = PART,
 						   .gpu_reduce = strncmp(cases[i].fault, "nccl", 4)
 									 ? GPU_REDUCE_HOST
 									 : GPU_REDUCE_AUTO },
@@ -219,6 +223,7 @@ TEST(a_worker_that_dies_at_a_named_point)
 	for (size_t i = 0; i < ARRAY_SIZE(points); i++) {
 		world_open_with(&world,
 				&(struct options){ .n = 2,
+						   .part_bytes = PART,
 						   .gpu_reduce = i < 3 ? GPU_REDUCE_HOST
 								       : GPU_REDUCE_AUTO },
 				"BPS_FAILPOINTS", points[i]);
@@ -226,6 +231,47 @@ TEST(a_worker_that_dies_at_a_named_point)
 		expect_failed(&world, memories, "killed by signal 9");
 		world_free_memories(&world, memories);
 		world_close(&world);
+	}
+#else
+	TEST_SKIP("built without failpoints");
+#endif
+}
+
+/*
+ * What needs no server and was asked for in no other size goes in eight parts, none below 512 KiB. A worker that would die at one
+ * copy more lives, and one that dies at the last does not.
+ */
+TEST(parts_of_devices_are_few)
+{
+#ifdef BPS_FAILPOINTS
+	static const struct {
+		uint64_t n;
+		unsigned n_parts;
+	} cases[] = { { 100000, 1 }, { 300000, 3 }, { 3 << 20, 8 } };
+	struct memory memories[RANKS_MAX];
+	char point[32], text[ERROR_TEXT_MAX + 1];
+	struct world world;
+
+	for (size_t i = 0; i < ARRAY_SIZE(cases); i++) {
+		for (unsigned more = 0; more < 2; more++) {
+			(void)snprintf(point, sizeof(point), "gpu-down=kill@%u",
+				       2 * cases[i].n_parts + more);
+			world_open_with(&world,
+					&(struct options){ .n = 2, .gpu_reduce = GPU_REDUCE_HOST },
+					"BPS_FAILPOINTS", point);
+			world_new_memories(&world, memories, MEMORY_CUDA_IPC, cases[i].n * 4);
+			world_declare(&world, 1, "t", DTYPE_INT32, cases[i].n);
+			if (more) {
+				world_push_pull(&world, memories, memories, 1, 1, cases[i].n);
+			} else {
+				uint32_t slot = submit_both(&world, memories, 1, cases[i].n);
+
+				ASSERT_TRUE(trainer_wait(&world.trainers[0], slot, text));
+				ASSERT_CONTAINS(text, "killed by signal 9");
+			}
+			world_free_memories(&world, memories);
+			world_close(&world);
+		}
 	}
 #else
 	TEST_SKIP("built without failpoints");

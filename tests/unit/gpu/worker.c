@@ -25,6 +25,17 @@ static void say(uint32_t kind, uint64_t ticket)
 	(void)frame_send(GPU_SOCKET_FD, &event, offsetof(struct gpu_event, text) + 1, NULL, 0);
 }
 
+/* Marks of one packet are told together. */
+static void say_done(struct gpu_event *event)
+{
+	if (event->number)
+		(void)frame_send(GPU_SOCKET_FD, event,
+				 offsetof(struct gpu_event, done) +
+					 event->number * sizeof(event->done[0]),
+				 NULL, 0);
+	event->number = 0;
+}
+
 static void say_arena(int status)
 {
 	struct gpu_event event = { .kind = GPU_EVENT_ARENA, .status = status };
@@ -40,6 +51,7 @@ static void serve(void)
 	int fds[FRAME_FDS];
 
 	for (;;) {
+		struct gpu_event done = { .kind = GPU_EVENT_DONE };
 		size_t len = 0, n_fds = 0;
 
 		if (frame_receive(GPU_SOCKET_FD, packet, &len, fds, &n_fds))
@@ -48,14 +60,17 @@ static void serve(void)
 			(void)close(fds[--n_fds]);
 		for (size_t i = 0; i < len / sizeof(*commands); i++) {
 			if (commands[i].op == GPU_OP_MARK)
-				say(GPU_EVENT_DONE, commands[i].ticket);
+				done.done[done.number++] = commands[i].ticket;
 			else if (commands[i].op == GPU_OP_CLOSE)
 				say(GPU_EVENT_CLOSED, commands[i].memory);
 			else if (commands[i].op == GPU_OP_ARENA)
 				say_arena(0);
 			else if (commands[i].op == GPU_OP_END)
 				return;
+			if (done.number == GPU_DONE_MAX)
+				say_done(&done);
 		}
+		say_done(&done);
 	}
 }
 
