@@ -431,7 +431,8 @@ CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 	pthread_mutex_unlock(&fake.lock);
 	if (!last)
 		return CUDA_SUCCESS;
-	/* What still waits in a stream goes with the context. */
+	/* A stream that waits is waited for. */
+	(void)fake_context_drain(context);
 	fake_poison(context, CUDA_ERROR_CONTEXT_IS_DESTROYED);
 	fake_context_close(context);
 	pthread_mutex_lock(&fake.lock);

@@ -456,6 +456,9 @@ ncclResult_t ncclCommInitAll(ncclComm_t *comms, int n, const int *devices)
 		comms[i] = NULL;
 		if (cuDevicePrimaryCtxRetain(&context, device) || cuCtxSetCurrent(context))
 			r = fail(ncclInvalidArgument, "no device %d", device);
+		/* All that is in its streams is waited for, though it be what waits for a trainer. */
+		if (!r)
+			(void)cuCtxSynchronize();
 		if (!r)
 			r = join(&thread->group.inits[thread->group.n_inits].comm, n, &id, i);
 		if (!r)

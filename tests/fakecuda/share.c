@@ -61,7 +61,7 @@ static CUresult open_exported(const struct handle *handle, struct fake_backing *
 
 	pidfd = (int)syscall(SYS_pidfd_open, handle->pid, 0);
 	if (pidfd < 0)
-		return CUDA_ERROR_MAP_FAILED;
+		return CUDA_ERROR_INVALID_HANDLE;
 	snprintf(path, sizeof(path), "/proc/%d/fd/%d", handle->pid, handle->fd);
 	fd = open(path, O_RDWR | O_CLOEXEC);
 	if (fd < 0)

@@ -370,11 +370,20 @@ static void report_time(FILE *json, const struct rule *rule, const char *text, b
 	fprintf(json, " }");
 }
 
-static void report(FILE *json, const struct rule *rule, const char *text, bool same, bool first)
+/* What the rule is assumed to see here. */
+static const char *assumed_of(const struct rule *rule, bool is_double)
 {
+	return is_double || !rule->driver ? rule->assumed : rule->driver;
+}
+
+static void report(FILE *json, const struct rule *rule, const char *text, const char *assumed,
+		   bool first)
+{
+	bool same = !strcmp(text, assumed);
+
 	printf("%-24s %-58s %-28s %s%s\n", rule->name, rule->asks, text,
 	       same ? "as assumed" : (rule->needed ? "FAILS, assumed: " : "differs, assumed: "),
-	       same ? "" : rule->assumed);
+	       same ? "" : assumed);
 	fflush(stdout);
 	if (!json)
 		return;
@@ -383,7 +392,7 @@ static void report(FILE *json, const struct rule *rule, const char *text, bool s
 	fprintf(json, ", \"asks\": ");
 	json_string(json, rule->asks);
 	fprintf(json, ", \"assumed\": ");
-	json_string(json, rule->assumed);
+	json_string(json, assumed);
 	fprintf(json, ", \"seen\": ");
 	json_string(json, text);
 	fprintf(json, ", \"needed\": %s, \"same\": %s }", rule->needed ? "true" : "false",
@@ -455,7 +464,6 @@ static void ask(const struct options *options, const struct machine *machine,
 {
 	int limit_ms = RULE_S * 1000;
 	char text[256];
-	bool same;
 
 	if (!is_wanted(rule, options->names))
 		return;
@@ -477,8 +485,10 @@ static void ask(const struct options *options, const struct machine *machine,
 	}
 	run_rule(rule, limit_ms, text, sizeof(text));
 	if (rule->assumed) {
-		same = !strcmp(text, rule->assumed);
-		report(options->json, rule, text, same, !counts->seen);
+		const char *assumed = assumed_of(rule, options->is_double);
+		bool same = !strcmp(text, assumed);
+
+		report(options->json, rule, text, assumed, !counts->seen);
 		counts->failed += !same && (rule->needed || options->is_double);
 		counts->differ += !same && !rule->needed && !options->is_double;
 	} else {

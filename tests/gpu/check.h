@@ -19,6 +19,8 @@ struct rule {
 	bool needed;   /* bps does not work without; else only the double would have to learn */
 	int n_devices; /* that it takes */
 	void (*run)(void);
+	/* What a driver is known to do instead, where the double is stricter on purpose: what runs on it runs on both. NULL: the same. */
+	const char *driver;
 };
 
 /* The program that main() is of: tables of rules and of times. Each list of tables ends with NULL, each table with an empty

@@ -316,7 +316,7 @@ static void map_and_unmap(void)
 }
 WHILE_WAITING(map, false, map_and_unmap())
 /* Which may free memory while it begins. */
-WHILE_WAITING(nccl, false, {
+WHILE_WAITING(nccl, true, {
 	const struct nccl *nccl;
 	const char *reason;
 	ncclComm_t comm;
@@ -377,7 +377,7 @@ static void run_while_close(void)
 	open_handle(NULL);
 	see_while_waiting(close_handle, true);
 }
-WHILE_WAITING(release, false, CU(cuDevicePrimaryCtxRelease(0)))
+WHILE_WAITING(release, true, CU(cuDevicePrimaryCtxRelease(0)))
 
 static void run_default(void)
 {
@@ -450,7 +450,7 @@ const struct rule flag_rules[] = {
 	{ "value-order-host", "a stream sees what the host wrote before the value", "always", true,
 	  1, run_order_host },
 	{ "value-address", "the device's address of registered memory", "another address", false, 1,
-	  run_address },
+	  run_address, "the same address" },
 	{ "waiting-streams", "a copy while 16 streams of the process wait", "goes on", true, 1,
 	  run_waiting },
 	{ "waiting-other", "copies while another process's stream waits", "go on", true, 1,
@@ -475,10 +475,10 @@ const struct rule flag_rules[] = {
 	  run_while_close },
 	{ "while-map", "mapping and unmapping while a stream waits", "returns", false, 1,
 	  run_while_map },
-	{ "while-nccl", "ncclCommInitAll() while a stream waits", "returns", false, 1,
+	{ "while-nccl", "ncclCommInitAll() while a stream waits", "waits", false, 1,
 	  run_while_nccl },
 	{ "while-free", "cuMemFree() while a stream waits", "waits", false, 1, run_while_free },
-	{ "while-release", "cuDevicePrimaryCtxRelease() while a stream waits", "returns", false, 1,
+	{ "while-release", "cuDevicePrimaryCtxRelease() while a stream waits", "waits", false, 1,
 	  run_while_release },
 	{ "default-stream", "a wait in the default stream", "blocking streams wait", false, 1,
 	  run_default },

@@ -166,11 +166,12 @@ static void echo(int fd)
 	start(0);
 	(void)flags_map(hear(fd, &note), &device);
 	CU(cuStreamCreate(&stream, CU_STREAM_NON_BLOCKING));
+	/* A stream holds so much and no more: the other one has to begin meanwhile. */
+	tell(fd, &note, -1);
 	for (uint32_t i = 1; i <= HOPS; i++) {
 		CU(cuStreamWaitValue32(stream, device, i, CU_STREAM_WAIT_VALUE_GEQ));
 		CU(cuStreamWriteValue32(stream, device + 64, i, 0));
 	}
-	tell(fd, &note, -1);
 	(void)hear(fd, &note);
 }
 
