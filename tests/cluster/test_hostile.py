@@ -141,6 +141,7 @@ def test_another_trainer_cannot_take_a_rank_or_a_secret_job():
 
 
 def test_buffers_of_the_wrong_kind():
+    need_porter()
     def test(cluster, daemon, beside):
         read_end, write_end = os.pipe()
         unsealed = memfd(4096, seal=False)

@@ -22,7 +22,7 @@ def test_an_honest_job_by_itself():
 
 # -- Nothing foreign blocks the control thread -----------------------------------------------------------------------
 
-# Attacks below take LINGER_S, or for ever; a turn too long fails Cluster.close(), too.
+# Attacks below take LINGER_S, or for ever.
 PROMPT = LINGER_S / 4
 
 
@@ -83,6 +83,7 @@ def test_files_that_do_not_answer_keep_nobody():
             give(fuse.open(), lambda fd: session.send(b'?', [fd]))  # pylint: disable=cell-var-from-loop
             assert session.receive()[0] is None, 'goes on'
             session.close()
+    need_porter()
     with Fuse() as fuse, Cluster(1) as cluster:
         times = Honest(cluster).beside(attack)
         assert max(times) < PROMPT, max(times)
@@ -93,6 +94,7 @@ def test_files_that_do_not_answer_keep_nobody():
 
 
 def test_a_daemon_ends_beside_files_that_do_not_answer():
+    need_porter()
     with Fuse() as fuse, Cluster(1) as cluster:
         session = Session(cluster.daemons[0].socket)
         assert give(fuse.open(), lambda fd: session.share(fd, 4096))[0] == -errno.EINVAL

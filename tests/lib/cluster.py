@@ -55,6 +55,12 @@ def need_failpoints():
         raise Skip('the daemon was built without failpoints')
 
 
+def need_porter():
+    """Nothing that others hand over is closed while any thread of that process keeps the table of descriptors that it was in."""
+    if TSAN:
+        raise Skip('the thread sanitizer has a thread of its own in the porter, too')
+
+
 def full_tier(why):
     """Marks a test that the gate leaves out: its verdict depends on how fast the machine is, or it takes long."""
     def mark(test):
