@@ -496,7 +496,7 @@ def test_memory_that_is_given_back_is_not_made_again():
         Honest(cluster).step()
         for act in ('before', 'while', 'while'):
             more = give_back(cluster, group, act, 512 * MIB)
-            assert more < 64 * MIB, (act, more)
+            assert SANITIZED or more < 64 * MIB, (act, more)  # a sanitizer has shadows of what is summed
         Honest(cluster, job='after').step()
 
 
