@@ -5,6 +5,7 @@
  */
 #include "base/holes.h"
 #include "base/log.h"
+#include "control/ring.h"
 #include "control/session.h"
 #include "proto/pack.h"
 #include <fcntl.h>

@@ -3,6 +3,7 @@
  * out, checked and submitted to the agent; completed requests are written to their slots and the
  * trainer is woken.
  */
+#include "control/ring.h"
 #include "control/session.h"
 #include <fcntl.h>
 #include <inttypes.h>

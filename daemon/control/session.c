@@ -7,6 +7,7 @@
 #include "base/holes.h"
 #include "base/log.h"
 #include "base/pages.h"
+#include "control/ring.h"
 #include "proto/pack.h"
 #include "tensor/tensor.h"
 #include <fcntl.h>

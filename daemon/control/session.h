@@ -243,24 +243,3 @@ void session_take_fetched(struct session *session, Bps__Control__Request *reques
 void session_release_ledger(struct session *session);
 /* Out of the job: forgets its tensors, answering what was not. */
 void session_drop_tensors(struct session *session, const struct failure *why);
-
-/* ring.c */
-/* Makes and maps what is shared. Returns 0 and what goes to the trainer: memfd, doorbell, wake-up. */
-int ring_open(struct session *session, int ret_fds[3]);
-void ring_close(struct session *session);
-/* Takes no entry any more. */
-void ring_freeze(struct session *session);
-/* Before the first session. Makes the loop look at rings before it sleeps, as control->params.spin_ns says. */
-void ring_watch(struct control *control);
-/* Ends that. There is no session. */
-void ring_unwatch(struct control *control);
-/* work: SESSION_*: there may be such; the session has its turn among others. */
-void ring_work(struct session *session, unsigned work);
-/* What a session of this user takes turns as while its job of that name runs. */
-uint64_t ring_job_flow(uint32_t uid, const char *job);
-/* A request was taken, from then on. */
-void ring_took_request(struct session *session, uint64_t began_ns);
-/* Whether entries are there now that a request which refers to them has to come after; *ret_until: the last of these. */
-bool ring_is_behind(const struct session *session, uint64_t *ret_until);
-/* Goes on where an entry waited for a packet. */
-void ring_resume(struct session *session);

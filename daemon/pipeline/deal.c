@@ -10,6 +10,7 @@
  * each moment: thousands of small rounds may wait, and they are not to be gone through for each
  * part that leaves.
  */
+#include "pipeline/deal.h"
 #include "pipeline/round.h"
 
 #define AHEAD_UNKNOWN (512u << 10)

@@ -3,6 +3,7 @@
  * round's class, deal.c and outlet.c order by classes.
  */
 #include "pipeline/level.h"
+#include "pipeline/deal.h"
 #include "pipeline/round.h"
 
 /*

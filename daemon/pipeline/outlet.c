@@ -3,6 +3,7 @@
  * of those that went are still unsent. attach.c makes one when it connects a server, part.c and
  * push.c put parts in and account for them.
  */
+#include "pipeline/deal.h"
 #include "pipeline/part.h"
 
 int pipeline_outlet_new(struct pipeline *pipeline, struct peer *peer,

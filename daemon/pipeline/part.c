@@ -3,6 +3,7 @@
  * drops parts; what happens between is in work.c (sums and copies), push.c (to a server and back) and device.c.
  */
 #include "pipeline/part.h"
+#include "pipeline/deal.h"
 #include "pipeline/device.h"
 #include "pipeline/rows.h"
 #include <inttypes.h>

@@ -4,6 +4,7 @@
  * holds it no more when its server was lost, and round.c scatters what was held.
  */
 #include "base/failpoint.h"
+#include "pipeline/deal.h"
 #include "pipeline/device.h"
 #include "pipeline/part.h"
 #include "pipeline/rows.h"

@@ -4,6 +4,7 @@
  */
 #include "pipeline/round.h"
 #include "base/failpoint.h"
+#include "pipeline/deal.h"
 #include "pipeline/device.h"
 #include "pipeline/part.h"
 #include "pipeline/rows.h"

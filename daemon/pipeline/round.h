@@ -123,7 +123,6 @@ static inline uint32_t pipeline_round_n_local(const struct pipeline_round *round
 	return round->job->layout.n_local;
 }
 
-/* Every local rank has come. */
 /* What servers are told once the round moves: `reduction` of data_header. */
 static inline uint8_t pipeline_round_reduction(const struct pipeline_round *round)
 {
@@ -136,6 +135,7 @@ static inline bool pipeline_round_takes_one(const struct pipeline_round *round)
 	return !round->scale || round->grouped;
 }
 
+/* Every local rank has come. */
 static inline bool pipeline_round_is_complete(const struct pipeline_round *round)
 {
 	return round->n_came == pipeline_round_n_local(round);
@@ -228,25 +228,6 @@ void pipeline_had_round(struct pipeline_round *round);
 void pipeline_had_attached(struct pipeline_job *job, size_t server);
 /* All ranks have declared a tensor again to a process that is not the job's first: what the one before has said may not have arrived. */
 void pipeline_had_resumed(struct pipeline_tensor *tensor);
-
-/* deal.c: parts towards servers, made in order. */
-/* Bytes of the job that may wait to be sent. */
-uint64_t pipeline_deal_ahead(const struct pipeline_job *job);
-/* A round begins to move, or has parts to be made again: round->turn.cut is false. */
-void pipeline_deal_add(struct pipeline_round *round);
-/* What is_before() says of some of them has changed: schedule.n_passes has grown. */
-void pipeline_deal_sort(struct pipeline_job *job);
-/* It ends. */
-void pipeline_deal_remove(struct pipeline_round *round);
-/* All its parts are made: sets round->turn.cut. */
-void pipeline_deal_cut(struct pipeline_round *round);
-/* A part of it waits to be sent; and does so no more. */
-void pipeline_deal_queued(struct pipeline_round *round, uint64_t bytes);
-void pipeline_deal_left(struct pipeline_round *round, uint64_t bytes);
-/* Whether another part may be made: little enough waits to be sent of this round and of those before it. */
-bool pipeline_deal_has_room(const struct pipeline_round *round);
-/* Bytes have left, or are not to be sent any more: makes parts, of the most urgent round first, as far as there is room. */
-void pipeline_deal(struct pipeline_job *job);
 
 /*
  * check.c: one request against its tensor; that of the newest rank, by local number, against those before it, where each has to

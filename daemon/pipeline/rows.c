@@ -5,6 +5,7 @@
  */
 #include "pipeline/rows.h"
 #include "base/failpoint.h"
+#include "pipeline/deal.h"
 #include <inttypes.h>
 #include <stdio.h>
 

@@ -4,6 +4,7 @@
  */
 #define VEC_BYTES 64
 #include "reduce/avx512.h"
+#include "reduce/avx512_half.h"
 
 #include "reduce/simd.h"
 

@@ -5,6 +5,7 @@
  */
 #define VEC_BYTES 32
 #include "reduce/avx512.h"
+#include "reduce/avx512_half.h"
 
 #include "reduce/simd.h"
 

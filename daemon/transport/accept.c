@@ -2,7 +2,11 @@
  * The data port: connections accepted, bounded while they have not proved themselves, and made
  * lanes of the peer that they belong to. transport.c starts and stops the port. Home thread.
  */
+#include "transport/address.h"
+#include "transport/handshake.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
 
 #include "base/clock.h"
 #include "base/log.h"

@@ -3,7 +3,8 @@
  * on a thread of their own. accept.c, dial.c and transport.c call on the home thread, send.c
  * sets an option on the lane's worker.
  */
-#include "transport/internal.h"
+#include "transport/address.h"
+#include "transport/worker.h"
 
 #include "base/clock.h"
 #include "base/thread.h"

@@ -1,9 +1,12 @@
 /*
  * Calls: put on a lane, moved to another when the lane breaks, ended by an answer or an error.
  * peer_call() and peer_call_on() are transport.h's, for the agent and drain.c. Home thread, but
- * for what internal.h says otherwise.
+ * for what peer.h says otherwise.
  */
+#include "transport/delivery.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
 
 #include "base/clock.h"
 #include "base/log.h"

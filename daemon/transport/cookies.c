@@ -3,7 +3,8 @@
  * send.c adds a call, receive.c finds and removes it; rdma_receive.c does so with calls whose
  * payload is to come. Worker's thread.
  */
-#include "transport/internal.h"
+#include "transport/cookies.h"
+#include "base/error.h"
 
 /*
  * A cookie is the slot's index and, above it, a generation that is never 0: so no cookie is 0, and

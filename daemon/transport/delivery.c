@@ -4,7 +4,11 @@
  * side asks again. delivery_*() are transport.h's, for the server. Home thread, but for
  * incoming_new(), incoming_free() and incoming_written().
  */
+#include "transport/delivery.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
+#include "transport/worker.h"
 
 #include <stdio.h>
 

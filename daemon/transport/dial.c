@@ -6,10 +6,14 @@
  * or daemon) loses the peer at once. One that broke later is tried until the peer is lost.
  * transport.c and peer.c start it. Home thread.
  */
+#include "transport/address.h"
+#include "transport/handshake.h"
 #include "transport/internal.h"
+#include "transport/peer.h"
 
 #include "base/clock.h"
 #include "base/log.h"
+#include <inttypes.h>
 #include <stdio.h>
 #include <sys/epoll.h>
 

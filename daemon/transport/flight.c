@@ -3,7 +3,8 @@
  * this bound set now and then, on the lane's worker; agent and server say by peer_set_parts()
  * how large a job's parts are.
  */
-#include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
 
 #include "base/clock.h"
 #include <linux/tcp.h>

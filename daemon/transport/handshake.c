@@ -3,6 +3,8 @@
  * of the link where that is wanted. accept.c and dial.c own a struct handshake for each
  * connection. Home thread.
  */
+#include "transport/handshake.h"
+#include "transport/address.h"
 #include "transport/internal.h"
 
 #include "base/clock.h"

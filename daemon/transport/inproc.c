@@ -3,7 +3,11 @@
  * happens at once, so that, as over a wire, callbacks are not called from inside the functions
  * that cause them. Home thread.
  */
+#include "transport/delivery.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
+#include "transport/worker.h"
 
 #include "base/clock.h"
 

@@ -4,9 +4,16 @@
  * message that is half here and does not come on fails the lane. The rest is behind lane_ops:
  * tcp.c, rdma_lane.c.
  */
+#include "transport/lane.h"
+#include "transport/cookies.h"
+#include "transport/delivery.h"
 #include "transport/internal.h"
+#include "transport/peer.h"
+#include "transport/queue.h"
+#include "transport/worker.h"
 
 #include "base/clock.h"
+#include <inttypes.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <sys/epoll.h>

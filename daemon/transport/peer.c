@@ -3,11 +3,17 @@
  * peer, and notices out. Home thread. call.c has a peer's calls, dial.c makes its lanes,
  * accept.c gives it those that came.
  */
+#include "transport/peer.h"
+#include "transport/delivery.h"
+#include "transport/handshake.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/worker.h"
 
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
+#include <inttypes.h>
 #include <stdio.h>
 
 static void peer_on_mail(struct mail *mail);

@@ -9,10 +9,13 @@
  * was with that: a shaper may have saved it up while a process could not run. Too little is mended
  * by what goes later. handshake.c calls.
  */
+#include "transport/address.h"
+#include "transport/handshake.h"
 #include "transport/internal.h"
 
 #include "base/clock.h"
 #include "base/log.h"
+#include <inttypes.h>
 #include <linux/errqueue.h>
 #include <linux/net_tstamp.h>
 #include <linux/tcp.h>

@@ -4,7 +4,8 @@
  * others in a heap. lane.c puts messages in, send.c and rdma_send.c take them out. Worker's
  * thread.
  */
-#include "transport/internal.h"
+#include "transport/queue.h"
+#include "transport/lane.h"
 
 #define NO_JOB 0ull
 

@@ -5,6 +5,7 @@
  * fades in the same way. receive.c counts on each worker's thread; any thread asks.
  */
 #include "transport/internal.h"
+#include "transport/worker.h"
 
 #include "base/clock.h"
 

@@ -4,6 +4,7 @@
  * and rdma_link.c. Home thread.
  */
 #include "transport/rdma.h"
+#include "transport/rdma_link.h"
 
 #include "base/log.h"
 #include <dirent.h>

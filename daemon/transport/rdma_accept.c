@@ -2,7 +2,9 @@
  * The accepting side of RDMA: offers our ports to a peer over TCP, and accepts a connection
  * whose hello proves that it answers an offer. Home thread.
  */
+#include "transport/handshake.h"
 #include "transport/rdma.h"
+#include "transport/rdma_link.h"
 
 #include <stdio.h>
 #include <sys/random.h>

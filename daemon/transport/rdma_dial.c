@@ -3,7 +3,9 @@
  * its route, and checks the answer's proof. rdma_peer.c brings offers, rdma_link.c events. Home
  * thread.
  */
+#include "transport/handshake.h"
 #include "transport/rdma.h"
+#include "transport/rdma_link.h"
 
 #include "base/log.h"
 #include <stdio.h>

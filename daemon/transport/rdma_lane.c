@@ -6,7 +6,8 @@
  * carried its payload is. Completions wake the loop by a channel; while they keep coming they
  * are polled. Worker's thread.
  */
-#include "transport/rdma.h"
+#include "transport/delivery.h"
+#include "transport/rdma_link.h"
 
 #include <stdarg.h>
 #include <stdio.h>

@@ -2,6 +2,8 @@
  * An RDMA connection that comes up, on either side: its proofs and private data, the states of
  * its queue pair, and its end as a lane or a failure. Home thread.
  */
+#include "transport/rdma_link.h"
+#include "transport/handshake.h"
 #include "transport/rdma.h"
 
 #include "base/clock.h"

@@ -3,6 +3,7 @@
  * lane broke. peer.c, dial.c and accept.c call. Home thread.
  */
 #include "transport/rdma.h"
+#include "transport/rdma_link.h"
 
 #include "base/clock.h"
 #include "base/log.h"

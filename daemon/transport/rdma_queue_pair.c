@@ -3,6 +3,7 @@
  * Made on the home thread for rdma_accept.c and rdma_dial.c; then the worker's.
  */
 #include "transport/rdma.h"
+#include "transport/rdma_link.h"
 
 #include <fcntl.h>
 #include <sys/mman.h>

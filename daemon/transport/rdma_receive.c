@@ -3,7 +3,9 @@
  * lie in their room. rdma_lane.c calls for each receive that is completed. Each function fails
  * the lane when it does not return 0. Worker's thread.
  */
+#include "transport/delivery.h"
 #include "transport/rdma.h"
+#include "transport/rdma_link.h"
 
 static struct rdma_room room_of(const struct data_rdma *head)
 {

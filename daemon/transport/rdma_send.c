@@ -3,7 +3,9 @@
  * together as far as slots and credits reach. rdma_lane.c calls to flush, and for each send that
  * is completed. Worker's thread.
  */
+#include "transport/queue.h"
 #include "transport/rdma.h"
+#include "transport/rdma_link.h"
 
 static bool has_room(const struct rdma_link *link, unsigned n_receives)
 {

@@ -5,7 +5,7 @@
  * a peer but what the peer was asked for, and a call is not done before its window is closed.
  * Worker's thread.
  */
-#include "transport/rdma.h"
+#include "transport/rdma_link.h"
 
 static struct rdma_window *make(struct rdma_link *link)
 {

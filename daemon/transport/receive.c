@@ -3,12 +3,18 @@
  * payloads go to where they belong, and calls and notices go to home. rdma_receive.c calls
  * lane_begin_message() and lane_end_message() for messages of RDMA lanes. Worker's thread.
  */
+#include "transport/cookies.h"
+#include "transport/delivery.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
+#include "transport/worker.h"
 
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/holes.h"
 #include <endian.h>
+#include <inttypes.h>
 #include <sys/epoll.h>
 
 #define BULK_BYTES     (16u << 10) /* of a payload: to copy them costs more than a system call */

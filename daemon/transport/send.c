@@ -3,7 +3,12 @@
  * small messages as packs, with checksums. What a system call has not begun to write goes back
  * into the queue. lane_prepare() is for RDMA lanes, too. Worker's thread.
  */
+#include "transport/address.h"
+#include "transport/cookies.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/queue.h"
+#include "transport/worker.h"
 
 #include "base/clock.h"
 #include "base/failpoint.h"

@@ -2,7 +2,10 @@
  * A lane over a TCP connection; send.c and receive.c hold its two directions. peer.c makes the
  * lane, the rest runs on the worker's thread.
  */
+#include "transport/handshake.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
 
 #include <stdio.h>
 #include <sys/epoll.h>

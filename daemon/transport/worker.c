@@ -2,7 +2,7 @@
  * A worker: the loop of a data thread, or the home loop in its place. And the box in which its mail
  * to home lies, of which home runs a bounded time in each turn.
  */
-#include "transport/internal.h"
+#include "transport/worker.h"
 
 #include "base/clock.h"
 #include "base/thread.h"

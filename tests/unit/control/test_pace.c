@@ -2,6 +2,7 @@
  * The pace of packets: what it comes to, in virtual time; and at a door, which packets wait for it, and that entries do not.
  */
 #include "control/pace.h"
+#include "control/ring.h"
 #include "control/session.h"
 #include "door.h"
 #include <sys/mman.h>

@@ -1,4 +1,5 @@
 /* The order of rounds of which parts are to be made, and how many bytes are made ahead. */
+#include "pipeline/deal.h"
 #include "pipeline/round.h"
 #include "test.h"
 #include <stdlib.h>

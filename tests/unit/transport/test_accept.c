@@ -1,7 +1,9 @@
 /* Strangers, and daemons that do not fit, at the data port. */
 #include "transport_pair.h"
 
+#include "transport/handshake.h"
 #include "transport/internal.h"
+#include "transport/peer.h"
 
 static struct pair *server_new(struct pair_config config)
 {

@@ -1,7 +1,6 @@
 /* How much of what comes by TCP is copied in this process, and that it is right in whatever pieces it comes. */
-#include "transport_pair.h"
-
 #include "transport/internal.h"
+#include "transport_pair.h"
 
 #define LEN	(32u << 10)
 #define N_CALLS 50

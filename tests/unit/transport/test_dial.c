@@ -1,7 +1,8 @@
 /* Connecting: servers that are late, wrong, or not there. */
 #include "transport_pair.h"
 
-#include "transport/internal.h"
+#include "transport/address.h"
+#include "transport/peer.h"
 #include <netinet/tcp.h>
 
 #define SERVER_ID 77 /* of servers made of bytes */

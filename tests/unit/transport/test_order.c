@@ -2,6 +2,9 @@
 #include "transport_pair.h"
 
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
+#include "transport/worker.h"
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <poll.h>

@@ -2,7 +2,8 @@
 #include "transport_pair.h"
 
 #include "base/crc32c.h"
-#include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
 #include <endian.h>
 
 #define SERVER_ID 77

@@ -2,6 +2,7 @@
 #include "transport_pair.h"
 
 #include "base/clock.h"
+#include "transport/handshake.h"
 #include "transport/internal.h"
 
 #define MS	   NSEC_PER_MSEC

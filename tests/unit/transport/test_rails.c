@@ -3,6 +3,9 @@
 
 #include "base/clock.h"
 #include "transport/internal.h"
+#include "transport/lane.h"
+#include "transport/peer.h"
+#include "transport/worker.h"
 
 #define SERVER_ID 77
 #define N_LANES	  4

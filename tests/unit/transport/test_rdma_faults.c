@@ -5,6 +5,7 @@
  */
 #include "fake.h"
 #include "transport/rdma.h"
+#include "transport/rdma_link.h"
 #include "transport_pair.h"
 #include <sys/mman.h>
 #include <sys/resource.h>

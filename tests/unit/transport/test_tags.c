@@ -2,6 +2,7 @@
 #include "transport_pair.h"
 
 #include "base/crc32c.h"
+#include "transport/handshake.h"
 #include "transport/internal.h"
 #include <endian.h>
 

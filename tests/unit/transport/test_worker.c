@@ -1,6 +1,6 @@
 #include "base/clock.h"
 #include "test.h"
-#include "transport/internal.h"
+#include "transport/worker.h"
 
 enum { N = 100 };
 

@@ -4,7 +4,8 @@
  */
 #include "transport_pair.h"
 
-#include "transport/internal.h"
+#include "transport/handshake.h"
+#include "transport/peer.h"
 
 #include <arpa/inet.h>
 #include <endian.h>
