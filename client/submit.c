@@ -592,7 +592,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		.tensor = plan->tensor->number,
 		.operation = (uint8_t)p->operation,
 		.reduction = (uint8_t)p->reduction,
-		.flags = (uint16_t)plan->membership,
+		.membership = (uint16_t)plan->membership,
 		.priority = p->priority,
 		.root = p->operation == BPS_BROADCAST ? p->root
 						      : (uint32_t)(p->all_ranks && waits_not),

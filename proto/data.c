@@ -467,11 +467,11 @@ static const char *check_failure(const struct data_header *h)
 
 static const char *check_ordinal(const struct data_header *h)
 {
-	if (!h->round)
+	if (!h->ordinal)
 		return "an operation without ordinal";
 	if (h->status)
 		return check_failure(h);
-	if (!h->key || !h->len || h->len > TENSOR_NAME_MAX)
+	if (!h->tensor_round || !h->len || h->len > TENSOR_NAME_MAX)
 		return "an operation without round or tensor";
 	return NULL;
 }

@@ -91,35 +91,32 @@ enum data_op {
 	 * secret_digest, little-endian: one that has not seen the job attach yet believes it of that owner's job alone.
 	 */
 	DATA_FAIL_JOB = 33,
-	DATA_LEAVE =
-		34, /* agent to server: this node's ranks have left in good order; round 1: tell the other nodes */
-	DATA_PING = 35, /* either way: nothing heard for a while; DATA_PONG answers */
+	DATA_LEAVE = 34, /* agent to server: this node's ranks have left in good order */
+	DATA_PING = 35,	 /* either way: nothing heard for a while; DATA_PONG answers */
 	DATA_PONG = 36,
 	DATA_RDMA =
 		37, /* without payload, connecting side: offer RDMA; with, accepting side: data_rdma_offer */
-	DATA_ACK = 38,	   /* agent to server: the results numbered 1 to round are kept here */
-	DATA_RELEASE = 39, /* server to agent: the results numbered 1 to round are on every node */
+	DATA_ACK = 38,	   /* agent to server: the results numbered 1 to up_to are kept here */
+	DATA_RELEASE = 39, /* server to agent: the results numbered 1 to up_to are on every node */
 	DATA_MOVE = 40,	   /* either way: which servers the job goes on with; data_moves */
-	DATA_OFFERED =
-		41, /* agent to server: all that is kept was offered, in `round` OFFERs; data_roll */
+	DATA_OFFERED = 41, /* agent to server: all that is kept was offered, in n_offers OFFERs */
 	DATA_NEWCOMERS =
-		42, /* an elastic job's home to agent: round newcomers wait at nodes that have no rank in it */
+		42, /* an elastic job's home to agent: newcomers wait at nodes that have no rank in it */
 	/*
-	 * Agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE. With `root` 1 it has all results of key up
+	 * Agent to server: this node keeps the result by rows of round of key: DATA_ROWS_DONE. With is_all it has all results of key up
 	 * to that round, of whatever operation. The server need not hold them for it.
 	 */
 	DATA_HAVE = 43,
-	DATA_LEFT = 44, /* either way: node number `round` has left in good order */
+	DATA_LEFT = 44, /* either way: left_node has left in good order */
 	/* Either way: small PUSHes, or small RESULTs, in one message: data_packed. */
 	DATA_PACK = 45,
 	/* Server to agent: its process is about to end, and nodes have left the job. DATA_IDLE is to come when it may. */
 	DATA_STOPPING = 46,
 	DATA_IDLE = 47, /* agent to server: of the job nothing is under way at this node */
 	/*
-	 * Either way, between an agent and the job's home: number `round` of the operations that
-	 * all ranks submit in one order. Status 0: it waits at a node; rank `root` has submitted
-	 * it, as round `key` of the tensor whose name is the payload. Else ranks differ in it;
-	 * status and text say how.
+	 * Either way, between an agent and the job's home: of the operations that all ranks submit
+	 * in one order. Status 0: it waits at a node; `rank` has submitted it, as `tensor_round` of
+	 * the tensor whose name is the payload. Else ranks differ in it; status and text say how.
 	 */
 	DATA_ORDINAL = 48,
 };
@@ -190,10 +187,21 @@ struct data_header {
 	uint32_t len;	 /* bytes of payload after this header */
 	uint32_t cookie; /* names a call on its connection, echoed by the answer; 0: notice */
 	uint64_t job;	 /* incarnation number that the home server gave the job; 0 before that */
-	uint64_t key;	 /* tensor, numbered by the home server from 1 */
-	uint64_t round;	 /* n-th operation on this tensor, from 1 */
-	uint32_t epoch;	 /* view in which the sender chose this receiver */
-	uint32_t node;	 /* the contributing node's number in the job */
+	union {
+		uint64_t key;	       /* tensor, numbered by the home server from 1 */
+		uint64_t tensor_round; /* ORDINAL: the round of the tensor that the payload names */
+	};
+	union {
+		uint64_t round;	       /* n-th operation on this tensor, from 1 */
+		uint64_t ordinal;      /* ORDINAL: n-th operation of each rank, from 1 */
+		uint64_t up_to;	       /* ACK, RELEASE: results numbered 1 to this */
+		uint64_t n_offers;     /* OFFERED: so many were made */
+		uint64_t n_newcomers;  /* NEWCOMERS */
+		uint64_t tells_others; /* LEAVE: 1: the receiver is to tell the other nodes */
+		uint64_t left_node;    /* LEFT: number of the node that has left */
+	};
+	uint32_t epoch; /* view in which the sender chose this receiver */
+	uint32_t node;	/* the contributing node's number in the job */
 	/*
 	 * push_pull, broadcast, barrier: 0; all_gather: source rank; reduce_scatter: target rank; all_to_all: source
 	 * rank * size + target rank; push_pull_rows: the server's number in the job's placement, or DATA_ROWS_DONE
@@ -204,24 +212,52 @@ struct data_header {
 	uint8_t operation; /* enum operation */
 	uint8_t reduction; /* enum reduction | exponent << DATA_SCALE_SHIFT; 0 where nothing is reduced */
 	uint8_t pad;
-	/*
-	 * DATA_ERROR, DATA_FAIL_*, DATA_ORDINAL: positive errno. Of a job that outlives its
-	 * daemons' processes, numbers modulo 2^32: in PUSH what DATA_ACK says, in RESULT what
-	 * DATA_RELEASE says. See bps-protocol(7), DAEMON AND DAEMON.
-	 */
-	int32_t status;
+	/* Of a job that outlives its daemons' processes, numbers modulo 2^32. See bps-protocol(7), DAEMON AND DAEMON. */
+	union {
+		int32_t status; /* ERROR, FAIL_*, ORDINAL: positive errno; else, but for those below, 0 */
+		uint32_t acked;	     /* PUSH: what ACK says */
+		uint32_t released;   /* RESULT: what RELEASE says */
+		uint32_t attachment; /* OFFER: that of the server that it was for */
+	};
 	uint64_t offset; /* of this part in its block, bytes; push_pull_rows: 0 */
-	uint64_t
-		total; /* bytes of the whole block; all contributors must agree. push_pull_rows: part_len */
+	union {
+		/* Bytes of the whole block; all contributors must agree. push_pull_rows: part_len. */
+		uint64_t total;
+		/* RESULT of a barrier of an elastic job: 1 if some node has said newcomers. */
+		uint64_t newcomers_wait;
+	};
 	uint32_t part_len; /* bytes of this part's data, also where len is 0 */
-	/*
-	 * broadcast: the source rank. barrier of an elastic job: 1 if newcomers wait at the node; in RESULT, `total` is 1 if any do. Of an elastic job: all_gather: how many ranks were gone when it was submitted; in RESULT,
-	 * how many had gone when it was made; in OFFER `priority` says that. push_pull of a job with a quorum, and accumulate: in PUSH 1 to wait for all nodes, in
-	 * RESULT how many contributions are in it. PUSH of push_pull_rows: DATA_ROWS_AGAIN and so on. Else 0.
-	 */
-	uint32_t root;
-	/* Larger is more urgent; a hint, never part of the result. In RESULT: its number, from 1 for each node; 0: not kept. */
-	int32_t priority;
+	union {
+		/* broadcast: the source rank. Else, but for those below, 0. */
+		uint32_t root;
+		/* PUSH of a barrier of an elastic job: 1 if newcomers wait at the node. */
+		uint32_t newcomers;
+		/*
+		 * Of an elastic job, ranks that were gone. PUSH of an all_gather or reduce_scatter: when it was submitted.
+		 * RESULT: when it was made.
+		 */
+		uint32_t n_gone;
+		/* PUSH of an accumulate, or of a push_pull of a job with a quorum: 1 if it does. */
+		uint32_t waits_for_all;
+		/* RESULT of these: how many are in it. */
+		uint32_t n_contributions;
+		/* PUSH of push_pull_rows: DATA_ROWS_AGAIN and so on. */
+		uint32_t rows;
+		/* HAVE: 1: all rounds up to this one. */
+		uint32_t is_all;
+		/* ORDINAL: one that has submitted it. */
+		uint32_t rank;
+	};
+	union {
+		/* Larger is more urgent; a hint, never part of the result. */
+		int32_t priority;
+		/* RESULT: from 1 for each node; 0: not kept. */
+		uint32_t number;
+		/* OFFER of a job with a quorum: 1: a contribution that came late. */
+		uint32_t is_late;
+		/* OFFER of an elastic job: what n_gone was in RESULT, with LEDGER_WAITING. */
+		uint32_t n_gone_then;
+	};
 	uint32_t moved; /* with DATA_FLAG_MOVED; else 0 */
 };
 static_assert(sizeof(struct data_header) == 96, "data_header is wire format");

@@ -93,13 +93,15 @@ struct shm_entry {
 	uint64_t ticket; /* of the slot, echoed nowhere else: lets the daemon see a reused slot */
 	uint64_t round;	 /* n-th submission of this tensor by this session, from 1 */
 	uint32_t slot;
-	uint32_t tensor;   /* the session's own number, from Declare */
-	uint8_t operation; /* enum operation */
-	uint8_t reduction; /* enum reduction, or 0 */
-	uint16_t
-		flags; /* elastic job: low bits of the membership in which ranks are counted; else 0 */
+	uint32_t tensor;     /* the session's own number, from Declare */
+	uint8_t operation;   /* enum operation */
+	uint8_t reduction;   /* enum reduction, or 0 */
+	uint16_t membership; /* elastic job: low bits of that in which ranks are counted; else 0 */
 	int32_t priority;
-	uint32_t root; /* broadcast: source rank; push_pull, accumulate: 1 to wait for all ranks */
+	union {
+		uint32_t root;		/* broadcast: source rank; else, but for those below, 0 */
+		uint32_t waits_for_all; /* push_pull, accumulate: 1 */
+	};
 	uint32_t input_buffer; /* the session's own number, from Share */
 	uint32_t output_buffer;
 	uint32_t counts_buffer; /* 0: equal counts */

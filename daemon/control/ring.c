@@ -199,7 +199,7 @@ static int take_memory(struct session_request *request, const char *what, uint32
 static int take_counts(struct session *session, struct session_request *request,
 		       const struct shm_entry *entry, struct failure *failure)
 {
-	size_t n = session->job.elastic ? pipeline_n_counts(&session->job.member, entry->flags)
+	size_t n = session->job.elastic ? pipeline_n_counts(&session->job.member, entry->membership)
 					: session->job.size;
 	void *data;
 	int r;
@@ -286,8 +286,9 @@ static int take_entry(struct session *session, struct session_request *request,
 	void *input, *output;
 	int r;
 
-	if (entry->flags && !session->job.elastic)
-		return failure_set(failure, -EINVAL, "flags %#x of a later version", entry->flags);
+	if (entry->membership && !session->job.elastic)
+		return failure_set(failure, -EINVAL, "flags %#x of a later version",
+				   entry->membership);
 	r = take_memory(request, "input", entry->input_buffer, entry->input_offset,
 			entry->input_count, element_size, &request->input, &input, failure);
 	if (!r)
@@ -402,7 +403,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->base.input_rows = NULL;
 	request->base.output_rows = NULL;
 	request->base.n_rows = 0;
-	request->base.membership = entry->flags;
+	request->base.membership = entry->membership;
 	request->base.outcome = nothing;
 	request->base.timeout_ms = entry->timeout_ms;
 	r = take_entry(session, request, entry, tensor->element_size, &failure);

@@ -15,7 +15,7 @@ static void tell(const struct pipeline_tensor *tensor, const struct pipeline_ser
 		.job = job->number,
 		.key = tensor->key,
 		.round = round,
-		.root = is_all,
+		.is_all = is_all,
 		.epoch = job->placement.data_epoch,
 		.node = job->shape.node,
 	};

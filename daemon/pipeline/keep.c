@@ -522,18 +522,21 @@ static void offer(struct pipeline_job *job, uint32_t cell, bool late)
 			.dtype = what->dtype,
 			.operation = what->operation,
 			.reduction = what->reduction,
-			.status = (int32_t)server->attachment,
+			.attachment = server->attachment,
 			.offset = what->offset,
 			.total = what->total,
 			.part_len = what->len,
 			.root = what->root,
-			.priority = late ? 1 : (int32_t)what->n_gone,
 		},
 		.payload = late		    ? ledger_cell_late(job->resumption.ledger, cell)
 			   : what->has_data ? ledger_cell_data(job->resumption.ledger, cell, what->len)
 					    : NULL,
 		.done = on_offered,
 	};
+	if (late)
+		offer->call.header.is_late = true;
+	else
+		offer->call.header.n_gone_then = what->n_gone;
 	pipeline_job_hold(job);
 	peer_call(server->outlet->peer, &offer->call);
 }
@@ -566,7 +569,7 @@ static void send_ack(struct pipeline_server *server)
 		.job = job->number,
 		.node = job->shape.node,
 		.epoch = job->placement.data_epoch,
-		.round = server->acked,
+		.up_to = server->acked,
 	};
 
 	if (!server->attached || server->ack_sent == server->acked ||

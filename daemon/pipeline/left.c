@@ -44,7 +44,7 @@ static void tell(const struct pipeline_job *job, size_t server, uint32_t node)
 		.job = job->number,
 		.node = job->shape.node,
 		.epoch = job->placement.data_epoch,
-		.round = node,
+		.left_node = node,
 	};
 
 	if (peer && peer_notice(peer, &header, NULL))
@@ -132,7 +132,7 @@ static void say(const struct pipeline_job *job, struct peer *peer, bool tells)
 		.job = job->number,
 		.node = job->shape.node,
 		.epoch = job->fleet.servers ? job->placement.data_epoch : 0,
-		.round = tells,
+		.tells_others = tells,
 	};
 
 	if (peer_notice(peer, &header, NULL))

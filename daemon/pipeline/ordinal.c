@@ -101,9 +101,9 @@ static void tell_waiting(struct pipeline_job *job, uint64_t number,
 			 const struct ordinal_operation *operation)
 {
 	struct data_header header = {
-		.round = number,
-		.key = operation->round,
-		.root = operation->rank,
+		.ordinal = number,
+		.tensor_round = operation->round,
+		.rank = operation->rank,
 	};
 
 	say(job, &header, operation->tensor);
@@ -112,7 +112,7 @@ static void tell_waiting(struct pipeline_job *job, uint64_t number,
 static void tell_differing(struct pipeline_job *job, uint64_t number)
 {
 	const struct failure *how = ordinals_differing(&job->order.ordinals, number);
-	struct data_header header = { .round = number, .status = -how->status };
+	struct data_header header = { .ordinal = number, .status = -how->status };
 
 	if (job->distributed)
 		say(job, &header, how->text);
@@ -161,7 +161,7 @@ void pipeline_ordinal_heard(struct pipeline_job *job, const struct data_header *
 			    const void *payload, const struct failure *how)
 {
 	char name[TENSOR_NAME_MAX + 1];
-	struct ordinal_operation operation = { name, header->key, header->root };
+	struct ordinal_operation operation = { name, header->tensor_round, header->rank };
 	struct failure failure;
 	int r;
 
@@ -169,16 +169,16 @@ void pipeline_ordinal_heard(struct pipeline_job *job, const struct data_header *
 		return;
 	if (how) {
 		(void)failure_set(&failure, -EILSEQ, "%s", how->text);
-		r = ordinals_differ(&job->order.ordinals, header->round, &failure);
+		r = ordinals_differ(&job->order.ordinals, header->ordinal, &failure);
 	} else if (take_name(header, payload, name)) {
-		r = ordinals_compare(&job->order.ordinals, header->round, &operation, true);
+		r = ordinals_compare(&job->order.ordinals, header->ordinal, &operation, true);
 		if (r == ORDINALS_E_DIFFER || r == ORDINALS_E_KNOWN)
-			tell_differing(job, header->round);
+			tell_differing(job, header->ordinal);
 	} else {
 		return;
 	}
 	if (r == ORDINALS_E_DIFFER)
-		pipeline_ordinal_fail_others(job, header->round);
+		pipeline_ordinal_fail_others(job, header->ordinal);
 }
 
 /* -- Ranks of this node ------------------------------------------------------------------------ */

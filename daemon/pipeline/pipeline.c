@@ -201,7 +201,7 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 			return;
 		}
 		if (header->op == DATA_LEFT) {
-			pipeline_left_heard(job, header->round);
+			pipeline_left_heard(job, header->left_node);
 			return;
 		}
 		if (header->op == DATA_ORDINAL) {
@@ -219,13 +219,13 @@ void pipeline_notice_arrived(struct pipeline *pipeline, struct peer *peer,
 		}
 		if (header->op == DATA_RELEASE) {
 			if (!job->placement.n_moved || header->epoch == job->placement.data_epoch)
-				released(job, peer, (uint32_t)header->round);
+				released(job, peer, (uint32_t)header->up_to);
 			return;
 		}
 		if (header->op == DATA_NEWCOMERS) {
 			if (job->fleet.home == peer)
 				job->membership.n_guests =
-					(uint32_t)MIN(header->round, (uint64_t)JOB_RANKS_MAX);
+					(uint32_t)MIN(header->n_newcomers, (uint64_t)JOB_RANKS_MAX);
 			return;
 		}
 		read_failure(header, payload, &failure);

@@ -251,7 +251,10 @@ struct pipeline_request {
 	uint8_t operation, reduction;
 	uint16_t
 		membership; /* of an elastic job: low bits of that in which ranks are counted here; else 0 */
-	uint32_t root;
+	union {
+		uint32_t root;		/* broadcast */
+		uint32_t waits_for_all; /* push_pull, accumulate: 1 */
+	};
 	int32_t priority;
 	bool watched;	   /* false; the pipeline's */
 	bool own_deadline; /* the pipeline's, too */

@@ -222,7 +222,7 @@ static bool answer_fits(const struct pipeline_part *part)
 	uint32_t len = answer_len(part);
 
 	return answer->op == DATA_RESULT && answer->len == len &&
-	       (!job_of(part)->shape.elastic || answer->root <= job_of(part)->membership.n_out) &&
+	       (!job_of(part)->shape.elastic || answer->n_gone <= job_of(part)->membership.n_out) &&
 	       (!part->call.answer_block || part->call.answer_block->len >= len);
 }
 
@@ -258,8 +258,9 @@ static uint32_t n_gone_of(const struct pipeline_part *part)
 
 	if (!job_of(part)->shape.elastic)
 		return 0;
-	return answer->root |
-	       (answer->operation == OPERATION_BARRIER && answer->total ? LEDGER_WAITING : 0);
+	return answer->n_gone |
+	       (answer->operation == OPERATION_BARRIER && answer->newcomers_wait ? LEDGER_WAITING
+										 : 0);
 }
 
 void pipeline_part_name_cell(struct pipeline_part *part)
@@ -295,7 +296,7 @@ static void keep(struct pipeline_part *part)
 
 	pipeline_part_name_cell(part);
 	kept->taken = kept->busy = true;
-	kept->late = !count(part, part->call.answer.root, &kept->what,
+	kept->late = !count(part, part->call.answer.n_contributions, &kept->what,
 			    part->block ? part->block->data
 					: ledger_cell_data(job_of(part)->resumption.ledger,
 							   part->cell, kept->what.len));
@@ -346,7 +347,7 @@ static void on_kept_answer(struct pipeline_part *part)
 	struct pipeline_server *server = pipeline_part_server(part);
 	const struct call *call = &part->call;
 
-	part->number = (uint32_t)call->answer.priority;
+	part->number = call->answer.number;
 	if (!part->number || (call->answer.len && part->cell == LEDGER_NO_CELL &&
 			      !part->is_straight && !call->answer_block)) {
 		answer_wild(part);
@@ -356,7 +357,7 @@ static void on_kept_answer(struct pipeline_part *part)
 	part->block = call->answer_block && call->answer.len && part->cell == LEDGER_NO_CELL
 			      ? block_ref(call->answer_block)
 			      : NULL;
-	pipeline_keep_released(server, (uint32_t)call->answer.status);
+	pipeline_keep_released(server, call->answer.released);
 	FAILPOINT("part-answered");
 	if (part->is_straight && part->round->failure.status)
 		pipeline_part_end(part);
@@ -504,7 +505,7 @@ static void on_answer(struct call *call)
 	} else if (part->round->failure.status) {
 		pipeline_part_end(part);
 	} else {
-		(void)count(part, call->answer.root, NULL, NULL);
+		(void)count(part, call->answer.n_contributions, NULL, NULL);
 		part->block = call->answer_block && call->answer.len ? block_ref(call->answer_block)
 								     : NULL;
 		part->state = PART_SCATTER;
@@ -585,6 +586,18 @@ static void fetch_then(struct pipeline_part *part)
 	soon[18] = &slot->n_rows;
 }
 
+/* What servers are to know of the operation beside its data. */
+static void say_how(struct data_header *header, const struct pipeline_part *part)
+{
+	if (pipeline_part_is_rows(part))
+		header->rows = pipeline_rows_flags(part->round->rows);
+	else if (header->operation == OPERATION_BARRIER)
+		header->newcomers = pipeline_elastic_waits(job_of(part));
+	else
+		/* One of the others of the union, as the operation is. */
+		header->root = part->round->partition.root;
+}
+
 static void push(struct pipeline_part *part, const void *payload)
 {
 	const struct pipeline_round *round = part->round;
@@ -639,13 +652,10 @@ static void push(struct pipeline_part *part, const void *payload)
 		.offset = extent->offset,
 		.total = extent->total,
 		.part_len = extent->len,
-		.root = round->partition.operation == OPERATION_BARRIER
-				? pipeline_elastic_waits(job)
-			: by_rows ? pipeline_rows_flags(round->rows)
-				  : round->partition.root,
 		.priority = round->turn.priority,
-		.status = job->retention.keeps ? (int32_t)server->acked : 0,
+		.acked = job->retention.keeps ? server->acked : 0,
 	};
+	say_how(&part->call.header, part);
 	part->call.payload = payload;
 	part->call.payload_block = TAKE_PTR(part->block);
 	part->call.room = part->room;

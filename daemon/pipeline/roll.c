@@ -105,8 +105,8 @@ static void say_offered(struct pipeline_server *server)
 		.job = job->number,
 		.node = job->shape.node,
 		.epoch = job->placement.data_epoch,
-		.round = server->n_offered,
-		.status = (int32_t)server->attachment,
+		.n_offers = server->n_offered,
+		.attachment = server->attachment,
 	};
 
 	if (!server->attached || server->n_pending || job->state == JOB_OVER)

@@ -137,7 +137,7 @@ static uint64_t needed(const struct accumulator *a, uint32_t node)
 	const struct data_header *h = &a->nodes[node].delivery->header;
 	uint32_t staleness = a->job->stragglers.staleness;
 
-	if (h->root)
+	if (h->waits_for_all)
 		return h->round;
 	return staleness && h->round > staleness ? h->round - staleness : 0;
 }
@@ -173,7 +173,7 @@ static void answer(struct accumulator *a)
 		header.flags = 0;
 		header.len = told_result_len(a->job, &a->header);
 		header.status = header.priority = 0;
-		header.root = a->n_contributions;
+		header.n_contributions = a->n_contributions;
 		if (number(a, delivery, &header))
 			continue;
 		delivery_answer(delivery, &header, header.len ? a->sum : NULL, NULL);

@@ -45,7 +45,7 @@ void guest_tell(const struct job *job, struct peer *peer)
 		.op = DATA_NEWCOMERS,
 		.job = job->number,
 		.epoch = job->placement.data_epoch,
-		.round = count(job),
+		.n_newcomers = count(job),
 	};
 
 	/* Without memory a node hears of it with the next that comes or goes. */

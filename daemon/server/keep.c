@@ -93,7 +93,7 @@ static void on_tell(struct mail *mail)
 		sent_advance(&node->sent);
 		if (node->sent.released - node->sent.told < TELL_AFTER)
 			continue;
-		header.round = node->sent.released;
+		header.up_to = node->sent.released;
 		/* Without memory it hears of it with the next result. */
 		if (FAILPOINT_DROPS("release-sent") || !peer_notice(node->peer, &header, NULL))
 			node->sent.told = node->sent.released;
@@ -126,8 +126,8 @@ int keep_number(struct job *job, struct slot *slot, uint32_t *number, struct dat
 
 	if (!*number && sent_add(job, sent, slot, number))
 		return error_origin(-ENOMEM);
-	header->priority = (int32_t)*number;
-	header->status = (int32_t)all_have(sent);
+	header->number = *number;
+	header->released = all_have(sent);
 	return 0;
 }
 
@@ -146,16 +146,16 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 	header->len = wants ? told_result_len(job, &slot->header) : 0;
 	header->status = header->priority = 0;
 	if (stragglers_any(&job->stragglers) && slot->header.operation == OPERATION_PUSH_PULL)
-		header->root = slot->n_here + slot->n_carried;
+		header->n_contributions = slot->n_here + slot->n_carried;
 	/* One that was offered. */
 	if (header->len && told_has_roll(job, &slot->header))
-		header->root = (uint32_t)MIN(
+		header->n_contributions = (uint32_t)MIN(
 			le64toh(data_roll_of(slot->result->data, slot->header.part_len)->n),
 			(uint64_t)JOB_RANKS_MAX - 1);
 	if (job->membership.elastic)
-		header->root = slot->n_gone & ~LEDGER_WAITING;
+		header->n_gone = slot->n_gone & ~LEDGER_WAITING;
 	if (slot->n_gone & LEDGER_WAITING)
-		header->total = 1;
+		header->newcomers_wait = 1;
 	/* What goes to a node that was lost meanwhile goes nowhere. */
 	if (job->retention.resume && delivery->peer == node->peer) {
 		/*
@@ -475,7 +475,7 @@ void keep_had(struct job *job, uint32_t node, const struct data_header *header)
 	 * Without memory it is known with the next round. It may come before what was offered,
 	 * which then is for the others.
 	 */
-	if (header->root && job->retention.resume &&
+	if (header->is_all && job->retention.resume &&
 	    !tensor_get(job, NULL, header->key, &tensor, &words))
 		keep_past(tensor, node, header->round + 1);
 }
@@ -561,7 +561,7 @@ static int take_result(struct slot *slot, const struct delivery *delivery)
 /* Whether it is not the result, but what a node had given to a round that went without it. */
 static bool is_late(const struct job *job, const struct data_header *header)
 {
-	return header->priority && header->operation == OPERATION_PUSH_PULL &&
+	return header->is_late && header->operation == OPERATION_PUSH_PULL &&
 	       stragglers_any(&job->stragglers);
 }
 
@@ -585,14 +585,13 @@ static int check_offer(const struct job *job, const struct data_header *h, struc
 		return failure_set(failure, -EPROTO, "job %s: node %u has no result of block %u",
 				   job->owner.name, h->node, h->block);
 	/* Whoever has attached knows no more of losses than we. */
-	if (job->membership.elastic
-		    ? ((uint32_t)h->priority & ~LEDGER_WAITING) > job->membership.n_gone
-		    : h->priority && !told_has_roll(job, h))
+	if (job->membership.elastic ? (h->n_gone_then & ~LEDGER_WAITING) > job->membership.n_gone
+				    : h->is_late && !told_has_roll(job, h))
 		return failure_set(
 			failure, -EPROTO,
 			"job %s: node %u has a result that was made without %u ranks, and "
 			"%u are gone",
-			job->owner.name, h->node, (uint32_t)h->priority & ~LEDGER_WAITING,
+			job->owner.name, h->node, h->n_gone_then & ~LEDGER_WAITING,
 			job->membership.n_gone);
 	return 0;
 }
@@ -730,7 +729,7 @@ static void offer(struct job *job, struct delivery *delivery)
 	slot->acked[node] = true;
 	slot->n_acked++;
 	slot->safe = is_safe(slot);
-	slot->n_gone = (uint32_t)h->priority;
+	slot->n_gone = h->n_gone_then;
 	list_push_back(&slot->offers, &delivery->link);
 	keep_finish(slot);
 }

@@ -50,7 +50,7 @@ static void tell(const struct job *job, uint32_t to, uint32_t node)
 		.op = DATA_LEFT,
 		.job = job->number,
 		.node = to,
-		.round = node,
+		.left_node = node,
 	};
 
 	/* It has to learn of it one way or the other. */
@@ -75,7 +75,7 @@ void leave_attached(const struct job *job, uint32_t node)
 
 void leave_call(struct job *job, uint32_t node, const struct data_header *header)
 {
-	if (job->retention.resume && header->round)
+	if (job->retention.resume && header->tells_others)
 		tell_others(job, node);
 	FAILPOINT("server-node-left");
 	leave(job, node);

@@ -22,10 +22,10 @@ static void tell(const struct job *job, uint32_t node, const struct data_header 
 		.op = DATA_ORDINAL,
 		.len = header->len,
 		.job = job->number,
-		.key = header->key,
-		.round = header->round,
+		.tensor_round = header->tensor_round,
+		.ordinal = header->ordinal,
 		.node = node,
-		.root = header->root,
+		.rank = header->rank,
 		.status = header->status,
 	};
 	struct peer *peer = job->nodes[node].peer;
@@ -80,7 +80,7 @@ static void tell_first(struct job *job, uint32_t from, const struct data_header 
 		       const char *name)
 {
 	uint64_t now_ns = clock_now_ns();
-	uint64_t *told_ns = ordinals_told_ns(&job->ordinals, header->round);
+	uint64_t *told_ns = ordinals_told_ns(&job->ordinals, header->ordinal);
 
 	if ((*told_ns && now_ns - *told_ns < TELL_NS) || !may_tell(job, now_ns))
 		return;
@@ -92,7 +92,7 @@ static struct data_header differing_header(const struct failure *how, uint64_t n
 {
 	return (struct data_header){
 		.len = (uint32_t)strlen(how->text),
-		.round = number,
+		.ordinal = number,
 		.status = -how->status,
 	};
 }
@@ -106,8 +106,8 @@ static void differ(struct job *job, uint32_t node, const struct data_header *hea
 
 	notice_decode(header, payload, &said);
 	(void)failure_set(&how, -EILSEQ, "%s", said.text);
-	differing = differing_header(&how, header->round);
-	if (ordinals_differ(&job->ordinals, header->round, &how) == ORDINALS_E_DIFFER)
+	differing = differing_header(&how, header->ordinal);
+	if (ordinals_differ(&job->ordinals, header->ordinal, &how) == ORDINALS_E_DIFFER)
 		tell_differing(job, node, &differing, how.text);
 }
 
@@ -115,16 +115,16 @@ static void differ(struct job *job, uint32_t node, const struct data_header *hea
 static void compare(struct job *job, uint32_t node, const struct data_header *header,
 		    const char *name)
 {
-	const struct ordinal_operation operation = { name, header->key, header->root };
-	int r = ordinals_compare(&job->ordinals, header->round, &operation, true);
-	const struct failure *how = ordinals_differing(&job->ordinals, header->round);
+	const struct ordinal_operation operation = { name, header->tensor_round, header->rank };
+	int r = ordinals_compare(&job->ordinals, header->ordinal, &operation, true);
+	const struct failure *how = ordinals_differing(&job->ordinals, header->ordinal);
 	struct data_header differing;
 
 	if (r == ORDINALS_E_FIRST || r == ORDINALS_E_AGAIN)
 		tell_first(job, node, header, name);
 	if (!how)
 		return;
-	differing = differing_header(how, header->round);
+	differing = differing_header(how, header->ordinal);
 	if (r == ORDINALS_E_DIFFER)
 		tell_differing(job, node, &differing, how->text);
 	tell(job, node, &differing, how->text);

@@ -30,7 +30,7 @@ bool quorum_applies(const struct slot *slot)
 
 	/* A minimum that comes late would stand for a round that is over. */
 	return quorum && quorum < slot->job->n_nodes && h->operation == OPERATION_PUSH_PULL &&
-	       reduction != REDUCTION_MIN && reduction != REDUCTION_MAX && !h->root;
+	       reduction != REDUCTION_MIN && reduction != REDUCTION_MAX && !h->waits_for_all;
 }
 
 /* Whether a node would fall behind further than it may, if this round went on without it. */

@@ -118,7 +118,7 @@ static void mismatch_round(const struct tensor *tensor, const struct data_header
 	struct round_text text;
 
 	if (!tensor->job->membership.elastic || a->operation != b->operation ||
-	    a->root == b->root ||
+	    a->n_gone == b->n_gone ||
 	    (a->operation != OPERATION_ALL_GATHER && a->operation != OPERATION_REDUCE_SCATTER)) {
 		mismatch(tensor, a, b, false, failure);
 		return;
@@ -398,12 +398,12 @@ void round_contribute(struct job *job, struct delivery *delivery)
 
 	/* It is not what the nodes have to agree on. */
 	if (job->membership.elastic && h->operation == OPERATION_BARRIER) {
-		waits = h->root ? LEDGER_WAITING : 0;
-		delivery->header.root = 0;
+		waits = h->newcomers ? LEDGER_WAITING : 0;
+		delivery->header.newcomers = 0;
 	}
 	if (by_rows && job->retention.resume) {
-		flags = h->root;
-		delivery->header.root = 0;
+		flags = h->rows;
+		delivery->header.rows = 0;
 	}
 	r = check(job, delivery, &failure);
 	if (!r && by_rows)
@@ -416,7 +416,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 	}
 	if (job->retention.resume)
 		keep_past(tensor, h->node, h->round);
-	if (job->retention.resume && keep_ack(job, h->node, (uint32_t)h->status)) {
+	if (job->retention.resume && keep_ack(job, h->node, h->acked)) {
 		refuse(delivery, -EPROTO, "job %s: node %u has results that it was not sent",
 		       job->owner.name, h->node);
 		return;

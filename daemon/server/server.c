@@ -255,7 +255,7 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_MOVE) {
 		move_notice(job, peer, header, payload);
 	} else if (header->op == DATA_ACK && move_is_current(job, header)) {
-		(void)keep_ack(job, node, (uint32_t)header->round);
+		(void)keep_ack(job, node, (uint32_t)header->up_to);
 	} else if (header->op == DATA_OFFERED && move_is_current(job, header)) {
 		told_said(job, node, header);
 	} else if (header->op == DATA_HAVE && move_is_current(job, header)) {
@@ -266,7 +266,7 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_LEAVE) {
 		leave_call(job, node, header);
 	} else if (header->op == DATA_LEFT) {
-		leave_heard(job, header->round);
+		leave_heard(job, header->left_node);
 	} else if (header->op == DATA_ORDINAL) {
 		ordinal_heard(job, node, header, payload);
 	}

@@ -108,7 +108,7 @@ bool set_is_possible(const struct job *job, const struct data_header *header)
 {
 	/* Its blocks are those of the ranks that there were. */
 	if (job->membership.elastic && header->operation == OPERATION_REDUCE_SCATTER)
-		return job->membership.n_gone == header->root;
+		return job->membership.n_gone == header->n_gone;
 	return set_reduces(header) || header->operation == OPERATION_BARRIER || !header->part_len ||
 	       !job->nodes[source(job, header)].out;
 }

@@ -46,7 +46,7 @@ static void look(struct job *job)
  */
 static bool is_of_now(struct offers *offers, const struct data_header *header)
 {
-	uint32_t attachment = (uint32_t)header->status, ahead = attachment - offers->attachment;
+	uint32_t attachment = header->attachment, ahead = attachment - offers->attachment;
 
 	if (ahead > UINT32_MAX / 2)
 		return false;
@@ -78,7 +78,7 @@ void told_said(struct job *job, uint32_t node, const struct data_header *header)
 	if (!is_of_now(offers, header))
 		return;
 	offers->said = true;
-	offers->due = header->round;
+	offers->due = header->n_offers;
 	count(job, offers);
 }
 

@@ -48,7 +48,7 @@ TEST(an_entry_stays)
 	ASSERT_AT(shm_entry, tensor, 20, 4);
 	ASSERT_AT(shm_entry, operation, 24, 1);
 	ASSERT_AT(shm_entry, reduction, 25, 1);
-	ASSERT_AT(shm_entry, flags, 26, 2);
+	ASSERT_AT(shm_entry, membership, 26, 2);
 	ASSERT_AT(shm_entry, priority, 28, 4);
 	ASSERT_AT(shm_entry, root, 32, 4);
 	ASSERT_AT(shm_entry, input_buffer, 36, 4);

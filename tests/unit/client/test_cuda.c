@@ -26,7 +26,7 @@ TEST(an_allocation_is_handed_over_once_and_used_where_it_is)
 		ASSERT_MEM(told(f.fake)->device, uuid.bytes, 16);
 		ASSERT_EQ(told(f.fake)->entry.input_offset, 4096);
 		ASSERT_EQ(told(f.fake)->entry.output_offset, 64 * i * 4096);
-		ASSERT_EQ(told(f.fake)->entry.flags, 0);
+		ASSERT_EQ(told(f.fake)->entry.membership, 0);
 	}
 	ASSERT_TRUE(!bps_client_notice(f.client));
 	ASSERT_EQ(told(f.fake)->n_shares, 0);

@@ -60,7 +60,7 @@ static void assert_entry(struct fake *fake, int operation, uint64_t input_count,
 	ASSERT_EQ(told(fake)->entry.operation, operation);
 	ASSERT_EQ(told(fake)->entry.input_count, input_count);
 	ASSERT_EQ(told(fake)->entry.output_count, output_count);
-	ASSERT_EQ(told(fake)->entry.flags, 0);
+	ASSERT_EQ(told(fake)->entry.membership, 0);
 }
 
 TEST(push_pull)

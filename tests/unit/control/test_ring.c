@@ -542,7 +542,7 @@ TEST(wrong_entries_fail_with_words)
 	REFUSED(operation, 255, "no operation 255");
 	REFUSED(reduction, 0, "no reduction 0");
 	REFUSED(reduction, 200, "no reduction 200");
-	REFUSED(flags, 1, "flags");
+	REFUSED(membership, 1, "flags");
 	REFUSED(operation, OPERATION_BROADCAST, "has no reduction");
 #undef REFUSED
 	expect_sum(&ring, ++round);

@@ -30,7 +30,7 @@ static struct asked *push(struct far *far, unsigned end, const struct layout *la
 {
 	struct data_header h = far_push(layout, key, round, node);
 
-	h.status = (int32_t)acked;
+	h.acked = acked;
 	return contribute(far, end, layout, &h);
 }
 
@@ -342,9 +342,9 @@ TEST(an_offered_sum_says_who_is_in_it)
 		sum.data[i] = 7;
 	h = accumulate(&layout, 1, 3, 0);
 	h.op = DATA_OFFER;
-	for (h.priority = 0; h.priority < 2; h.priority++)
+	for (h.is_late = 0; h.is_late < 2; h.is_late++)
 		far_expect(far, far_call(far, 0, &h, sum.data), -EPROTO, "offers 64 bytes");
-	h.priority = 0;
+	h.is_late = 0;
 	h.len = sizeof(sum);
 	far_expect(far, far_call(far, 0, &h, &sum), 0, NULL);
 	said = (struct data_header){ .magic = DATA_MAGIC,
@@ -359,7 +359,7 @@ TEST(an_offered_sum_says_who_is_in_it)
 	asked = far_call(far, 1, &h, sum.data);
 	far_expect(far, asked, 0, NULL);
 	data = asked->data;
-	ASSERT_EQ(asked->answer.root, 5);
+	ASSERT_EQ(asked->answer.n_contributions, 5);
 	for (size_t i = 0; i < FLOATS; i++)
 		ASSERT_TRUE(data[i] == 14);
 }

@@ -33,7 +33,7 @@ static void waits(struct far *far, const struct layout *layout, uint32_t node, u
 		.key = round,
 		.round = number,
 		.node = node,
-		.root = node,
+		.rank = node,
 		.len = (uint32_t)strlen(tensor),
 	};
 
@@ -74,7 +74,7 @@ TEST(what_came_first_is_told)
 	expect_told(far, 1, 0, 1);
 	ASSERT_EQ(far->told[2].ordinal.round, 7);
 	ASSERT_EQ(far->told[2].ordinal.key, 3);
-	ASSERT_EQ(far->told[2].ordinal.root, 1);
+	ASSERT_EQ(far->told[2].ordinal.rank, 1);
 	ASSERT_EQ(far->told[2].ordinal.status, 0);
 	ASSERT_STR(far->told[2].text, "a");
 	waits(far, &layout, 0, 7, "a", 3);

@@ -41,7 +41,7 @@ static struct asked *offer(struct far *far, const struct layout *layout, uint64_
 	float data[FLOATS] = { 5 };
 
 	h.op = DATA_OFFER;
-	h.priority = n_gone;
+	h.n_gone_then = n_gone;
 	return far_call(far, node, &h, data);
 }
 
@@ -96,7 +96,7 @@ TEST(a_result_without_more_ranks_than_are_gone_is_none)
 	a = offer(far, &layout, key, 0, 1);
 	b = push(far, &layout, key, 1, 1);
 	far_expect(far, b, 0, NULL);
-	ASSERT_EQ(b->answer.root, 1);
+	ASSERT_EQ(b->answer.n_gone, 1);
 	far_expect_waiting(far, a);
 
 	kept.resume = true;
@@ -291,7 +291,7 @@ TEST(who_gives_the_next_run_up_ends_it_for_nobody_else)
 	b = push(far, &layout, key, 1, 1);
 	far_expect(far, a, 0, NULL);
 	far_expect(far, b, 0, NULL);
-	ASSERT_EQ(b->answer.root, 1);
+	ASSERT_EQ(b->answer.n_gone, 1);
 }
 
 /* The nodes of a layout regroup, and guests were taken in: joins[] are answered. */
