@@ -6,9 +6,9 @@
 
 #include "base/pages.h"
 #include "base/poison.h"
+#include "base/unmap.h"
 #include "proto/c.h"
 #include <stdlib.h>
-#include <sys/mman.h>
 
 /*
  * In small pages, of which those cost nothing that are not touched: a job of a few hundred tensors
@@ -42,13 +42,14 @@ static struct bulk_piece *piece_new(size_t len)
 	return piece;
 }
 
+/* What an owner had may be hundreds of pieces: to unmap them all keeps the control thread for milliseconds. */
 static void piece_free(struct bulk_piece *piece)
 {
 	unpoison(piece, piece->len);
 	if (POISON_IS_SEEN)
 		free(piece);
 	else
-		(void)munmap(piece, piece->len);
+		unmap(piece, piece->len);
 }
 
 static int bulk_charge(struct bulk *bulk, size_t room)

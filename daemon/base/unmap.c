@@ -1,7 +1,7 @@
 /*
  * The list of mappings that wait to be unmapped, and the thread that unmaps them in slices. The
  * thread starts with the first mapping and ends with the last. tensor/buffer.c gives trainers'
- * memory here.
+ * memory here, base/bulk.c what was a job's or a session's.
  */
 #include "base/unmap.h"
 

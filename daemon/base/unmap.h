@@ -1,6 +1,6 @@
 /*
- * Gives back mappings of memory that others share, elsewhere than in the control thread: what nobody else has any more, the
- * kernel frees as it is unmapped, which takes about a second for 8 GiB. A thread does it that is there while there is
+ * Gives back mappings elsewhere than in the control thread: what nobody else has any more, the kernel frees as it is
+ * unmapped, which takes about a second for 8 GiB. A thread does it that is there while there is
  * something to do. Any thread.
  */
 #pragma once
