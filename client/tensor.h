@@ -1,0 +1,44 @@
+/* Tensors, by name and by number. (locked): client.h. */
+#pragma once
+
+#include "call.h"
+#include <sys/queue.h>
+
+struct bps_tensor {
+	/* What each operation needs is one line of the cache: there may be thousands of tensors. */
+	struct bps_client *client _cache_aligned_; /* counted */
+	uint64_t elements;			   /* or ELEMENTS_VARIABLE */
+	uint32_t number;
+	uint32_t run;
+	uint8_t dtype;
+	/* Guarded by the client's mutex. */
+	bool refused;	 /* by the daemon: declare says why */
+	unsigned refs;	 /* the caller's, each posted request's, and one while it is in the table */
+	uint64_t rounds; /* submitted so far */
+	uint64_t ended;	 /* the last round that has ended; ones before it may be under way */
+	uint64_t failed; /* bit n: round ended - n failed */
+	const void
+		*after; /* the tensor that was submitted after it, to be fetched; it may be gone */
+
+	LIST_ENTRY(bps_tensor) link;
+	char *name;
+	uint64_t packet;  /* number of the packet that declares it */
+	uint64_t settled; /* of SESSION_DECLARING: all rounds up to it had ended */
+	struct client_call declare;
+};
+static_assert(offsetof(struct bps_tensor, link) == CACHE_LINE, "one line of the cache");
+
+int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint64_t elements,
+	       struct bps_tensor **ret_tensor); /* (locked, may wait) */
+void tensor_put(struct bps_tensor *tensor);
+void tensor_drop_all(struct bps_client *client);
+/* A round of it has ended. */
+void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed);
+/* What Declare says of the rounds up to tensor->settled. */
+uint64_t tensor_failed(const struct bps_tensor *tensor);
+/* Declares all again, at another daemon. 0 or a negative errno. */
+int tensor_declare_all(struct bps_client *client);
+/* The same in a new run of the job: no round was ever submitted. */
+int tensor_declare_anew(struct bps_client *client);
+/* 0 when operations on it may be submitted, else a negative errno with the text set. */
+int tensor_check(const struct bps_tensor *tensor);
