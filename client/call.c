@@ -162,7 +162,8 @@ int call_hello(struct bps_client *client, struct client_call *call)
 
 	hello.version = CLIENT_PROTOCOL;
 	hello.version_min = CLIENT_PROTOCOL_MIN;
-	hello.features = CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_ORDER;
+	hello.features = CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_ORDER |
+			 CONTROL_FEATURE_RELEASE;
 	if (client->restart_timeout_ms >= 0)
 		hello.features |= CONTROL_FEATURE_RESUME;
 	hello.software = software;
@@ -329,7 +330,7 @@ int call_declare(struct bps_client *client, struct client_call *call,
 	declare.name = tensor->name;
 	declare.dtype = tensor->dtype;
 	declare.elements = tensor->elements;
-	declare.has_rounds = tensor->settled > 0;
+	declare.has_rounds = tensor->told;
 	declare.rounds = tensor->settled;
 	declare.failed = tensor_failed(tensor);
 	declare.has_failed = declare.failed != 0;
@@ -337,6 +338,18 @@ int call_declare(struct bps_client *client, struct client_call *call,
 	request.declare = &declare;
 	return call_send(client, call, &request, BPS__CONTROL__MESSAGE__BODY_DECLARED, -1,
 			 SESSION_DECLARING);
+}
+
+int call_release(struct bps_client *client, struct client_call *call, uint32_t number, bool in_use)
+{
+	Bps__Control__Release release = BPS__CONTROL__RELEASE__INIT;
+	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
+
+	release.tensor = number;
+	release.has_in_use = release.in_use = in_use;
+	request.body_case = BPS__CONTROL__REQUEST__BODY_RELEASE;
+	request.release = &release;
+	return call_send(client, call, &request, 0, -1, SESSION_READY);
 }
 
 int call_cancel(struct bps_client *client, const struct bps_request *cancelled)
@@ -493,6 +506,8 @@ static void call_message(struct bps_client *client, const Bps__Control__Message 
 
 		if (message->body_case == BPS__CONTROL__MESSAGE__BODY_JOB_FAILED)
 			job_failed(client, message->job_failed->job, status, text);
+		else if (message->body_case == BPS__CONTROL__MESSAGE__BODY_UNUSED)
+			tensor_unused(client, message->unused->name, message->unused->tensor);
 		else if (status)
 			(void)snprintf(client->farewell, sizeof(client->farewell), ": %s", text);
 		/* Other events are of a newer daemon, which knows that we may not know them. */

@@ -77,6 +77,7 @@ int call_status(struct bps_client *client, struct bps_status *ret);
 int call_unshare(struct bps_client *client, struct client_call *call, uint32_t number);
 int call_declare(struct bps_client *client, struct client_call *call,
 		 const struct bps_tensor *tensor);
+int call_release(struct bps_client *client, struct client_call *call, uint32_t number, bool in_use);
 int call_cancel(struct bps_client *client, const struct bps_request *request);
 
 /*

@@ -64,9 +64,97 @@ void tensor_put(struct bps_tensor *tensor)
 		tensor_free(tensor);
 }
 
+/* -- Names that are forgotten -------------------------------------------------------------------------------------- */
+
+struct tensor_release {
+	struct client_call call;
+	struct bps_tensor *tensor;
+};
+
+static void tensor_take_back(struct bps_tensor *tensor)
+{
+	struct tensor_release *release = TAKE_PTR(tensor->release);
+
+	if (!release)
+		return;
+	call_forget(tensor->client, &release->call);
+	free(release);
+}
+
+static void tensor_remove(struct bps_tensor *tensor)
+{
+	LIST_REMOVE(tensor, link);
+	call_forget(tensor->client, &tensor->declare);
+	tensor_take_back(tensor);
+	tensor_put(tensor);
+}
+
+/* No rank uses it, or it stays. */
+static void tensor_released(_unused_ struct bps_client *client, struct client_call *call)
+{
+	struct bps_tensor *tensor = container_of(call, struct tensor_release, call)->tensor;
+
+	if (call->status)
+		tensor_take_back(tensor);
+	else
+		tensor_remove(tensor);
+}
+
+void tensor_unused(struct bps_client *client, const char *name, uint32_t number)
+{
+	struct bps_tensor *tensor = tensor_find(client, name);
+	struct tensor_release *release;
+
+	if (!tensor || tensor->number != number || tensor->release)
+		return;
+	/* The table's reference is the only one: nobody holds it, and no request is under way. */
+	release = tensor->refs == 1 ? calloc(1, sizeof(*release)) : NULL;
+	if (release) {
+		release->tensor = tensor;
+		release->call.answered = tensor_released;
+		tensor->release = release;
+	}
+	/* A failure is the client's, which all hear of. */
+	if (call_release(client, release ? &release->call : NULL, number, !release))
+		tensor_take_back(tensor);
+}
+
+/* It is being released and named again: it stays if it is not gone yet. */
+static int tensor_settle_release(struct bps_client *client, struct bps_tensor *tensor)
+{
+	struct client_call keep = { 0 };
+	int r = call_release(client, &keep, tensor->number, true);
+
+	tensor->refs++;
+	/* The answer to the release comes first. If the daemon goes, there is none to either. */
+	while (!r && tensor->release && !keep.done) {
+		if (client_now_ns() >= keep.deadline_ns)
+			client_fail(client, "the daemon at %s does not answer", client->path);
+		else
+			client_turn(client, keep.deadline_ns);
+		r = client_failed(client);
+	}
+	call_forget(client, &keep);
+	tensor_take_back(tensor);
+	tensor_put(tensor);
+	return r;
+}
+
+/* -- Names --------------------------------------------------------------------------------------------------------- */
+
 static void tensor_answered(_unused_ struct bps_client *client, struct client_call *call)
 {
 	container_of(call, struct bps_tensor, declare)->refused = call->status;
+}
+
+static int tensor_tell(struct bps_client *client, struct client_call *call,
+		       struct bps_tensor *tensor)
+{
+	int r = call_declare(client, call, tensor);
+
+	tensor->packet = client->calls.n_packets;
+	tensor->told |= client->session.state >= SESSION_DECLARING;
+	return r;
 }
 
 static int tensor_new(struct bps_client *client, const char *name, unsigned dtype,
@@ -92,10 +180,9 @@ static int tensor_new(struct bps_client *client, const char *name, unsigned dtyp
 				 "this client has declared too many tensors: open another");
 
 	tensor->number = ++client->next_tensor;
-	r = call_declare(client, &tensor->declare, tensor);
+	r = tensor_tell(client, &tensor->declare, tensor);
 	if (r)
 		return r;
-	tensor->packet = client->calls.n_packets;
 	tensor->refs = 1; /* the table's */
 	LIST_INSERT_HEAD(&client->tensors[tensor_bucket(name)], tensor, link);
 	*ret_tensor = TAKE_PTR(tensor);
@@ -106,23 +193,24 @@ int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint
 	       struct bps_tensor **ret_tensor)
 {
 	struct bps_tensor *tensor;
-	int r;
+	int r = 0;
 
-	tensor = tensor_find(client, name);
+	while ((tensor = tensor_find(client, name)) && tensor->release && !r)
+		r = tensor_settle_release(client, tensor);
 	/*
 	 * A trainer may declare thousands before it waits for anything: the answers must not pile
 	 * up.
 	 */
 	if (!tensor)
 		(void)client_progress(client);
-	r = client_failed(client);
+	r = r ?: client_failed(client);
 	r = r ?: job_check(client);
 	if (r)
 		return r;
 
 	if (tensor && (tensor->dtype != dtype || tensor->elements != elements))
 		return error_set(
-			-EINVAL,
+			-EEXIST,
 			"tensor \"%s\" was declared before as %s of %lld elements, now as %s of "
 			"%lld",
 			name, dtype_name(tensor->dtype), (long long)tensor->elements,
@@ -147,11 +235,8 @@ void tensor_drop_all(struct bps_client *client)
 	struct bps_tensor *tensor;
 
 	for (size_t i = 0; i < CLIENT_NAME_BUCKETS; i++) {
-		while ((tensor = LIST_FIRST(&client->tensors[i]))) {
-			LIST_REMOVE(tensor, link);
-			call_forget(client, &tensor->declare);
-			tensor_put(tensor);
-		}
+		while ((tensor = LIST_FIRST(&client->tensors[i])))
+			tensor_remove(tensor);
 	}
 }
 
@@ -188,7 +273,10 @@ int tensor_declare_all(struct bps_client *client)
 
 	for (size_t i = 0; i < CLIENT_NAME_BUCKETS; i++)
 		LIST_FOREACH(tensor, &client->tensors[i], link)
-	tensor->settled = tensor->rounds;
+		{
+			tensor->settled = tensor->rounds;
+			tensor_take_back(tensor);
+		}
 	TAILQ_FOREACH(request, &client->requests.posted, link)
 	request->tensor->settled = MIN(request->tensor->settled, request->entry.round - 1);
 
@@ -197,10 +285,9 @@ int tensor_declare_all(struct bps_client *client)
 		{
 			/* One that was refused stays so, whatever is said of it now. */
 			r = r
-				    ?: call_declare(client,
-						    tensor->refused ? NULL : &tensor->declare,
-						    tensor);
-			tensor->packet = client->calls.n_packets;
+				    ?: tensor_tell(client,
+						   tensor->refused ? NULL : &tensor->declare,
+						   tensor);
 		}
 	return r;
 }
@@ -214,9 +301,9 @@ int tensor_declare_anew(struct bps_client *client)
 		LIST_FOREACH(tensor, &client->tensors[i], link)
 		{
 			tensor->rounds = tensor->ended = tensor->failed = tensor->settled = 0;
-			tensor->refused = false;
-			r = r ?: call_declare(client, &tensor->declare, tensor);
-			tensor->packet = client->calls.n_packets;
+			tensor->refused = tensor->told = false;
+			tensor_take_back(tensor);
+			r = r ?: tensor_tell(client, &tensor->declare, tensor);
 		}
 	return r;
 }

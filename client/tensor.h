@@ -13,6 +13,7 @@ struct bps_tensor {
 	uint8_t dtype;
 	/* Guarded by the client's mutex. */
 	bool refused;	 /* by the daemon: declare says why */
+	bool told;	 /* of it: this daemon, or one before */
 	unsigned refs;	 /* the caller's, each posted request's, and one while it is in the table */
 	uint64_t rounds; /* submitted so far */
 	uint64_t ended;	 /* the last round that has ended; ones before it may be under way */
@@ -25,6 +26,7 @@ struct bps_tensor {
 	uint64_t packet;  /* number of the packet that declares it */
 	uint64_t settled; /* of SESSION_DECLARING: all rounds up to it had ended */
 	struct client_call declare;
+	struct tensor_release *release; /* asked for, and not answered; or NULL */
 };
 static_assert(offsetof(struct bps_tensor, link) == CACHE_LINE, "one line of the cache");
 
@@ -32,6 +34,8 @@ int tensor_get(struct bps_client *client, const char *name, unsigned dtype, uint
 	       struct bps_tensor **ret_tensor); /* (locked, may wait) */
 void tensor_put(struct bps_tensor *tensor);
 void tensor_drop_all(struct bps_client *client);
+/* The daemon asks whether it may forget the tensor. */
+void tensor_unused(struct bps_client *client, const char *name, uint32_t number);
 /* A round of it has ended. */
 void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed);
 /* What Declare says of the rounds up to tensor->settled. */

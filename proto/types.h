@@ -68,6 +68,9 @@ enum reduction {
 /* shm_header's order, the daemon's to say; what shm_slot says in brief, where both do. */
 #define CONTROL_FEATURE_ORDER UINT64_C(16)
 
+#define CONTROL_FEATURE_RELEASE \
+	UINT64_C(32) /* tensors that no rank uses may be forgotten: Unused, Release */
+
 /* Memory that Share hands over. */
 enum memory_kind {
 	MEMORY_MEMFD = 0,

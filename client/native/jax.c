@@ -94,6 +94,7 @@ static int code_of(int status)
 {
 	switch (-status) {
 	case EINVAL:
+	case EEXIST:
 		return FFI_INVALID_ARGUMENT;
 	case ETIME:
 	case ETIMEDOUT:

@@ -3,10 +3,10 @@
  * agent with plain arguments and answers. Types of control.proto go no further. session.c brings
  * the packets.
  */
+#include "control/request.h"
 #include "base/holes.h"
 #include "base/log.h"
 #include "control/ring.h"
-#include "control/session.h"
 #include "proto/pack.h"
 #include "proto/text.h"
 #include <inttypes.h>
@@ -14,27 +14,14 @@
 
 #define PROTOCOL_VERSION     1
 #define PROTOCOL_VERSION_MIN 1
-#define NUMBERED_MIN	     64
 /* What a buffer takes here, and the kernel of its mapping; and the part that page tables are of what they map. */
 #define BUFFER_BYTES	 1024
 #define PAGE_TABLE_SHARE 512
 
-/* One request packet, being handled. */
-struct incoming {
-	struct session *session;
-	uint64_t id;
-	int fd; /* what came beside it: a memfd or a parcel; or -1; closed by who received it */
-};
-
-static void refuse(const struct incoming *in, const struct failure *failure)
-{
-	session_answer(in->session, in->id, failure->status, failure->text);
-}
-
 static uint64_t features_of(const struct session *session)
 {
 	return CONTROL_FEATURE_RESUME | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_FUTEX |
-	       CONTROL_FEATURE_ORDER |
+	       CONTROL_FEATURE_ORDER | CONTROL_FEATURE_RELEASE |
 	       (session->control->params.has_cuda ? CONTROL_FEATURE_CUDA : 0);
 }
 
@@ -323,6 +310,7 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	session->job.member.refused = on_refused;
 	session->job.member.charge = on_charge;
 	session->job.member.charge_more = on_charge_more;
+	tensor_set_callbacks(session);
 	session->job.member.shm_fd = session->ring.shm_fd;
 	session->job.member.account = session->account;
 	/* Before, as the answer may come from inside. */
@@ -572,143 +560,6 @@ static void handle_unshare(const struct incoming *in, const Bps__Control__Unshar
 	session_drop_buffer(session, buffer, in->id);
 }
 
-/* -- Tensors ------------------------------------------------------------------------------------------------------ */
-
-static void on_declared(struct pipeline_declaration *declaration, const struct failure *failure,
-			uint64_t key, uint32_t part_bytes)
-{
-	struct session_tensor *tensor =
-		container_of(declaration, struct session_tensor, declaration);
-	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
-	Bps__Control__Declared declared = BPS__CONTROL__DECLARED__INIT;
-	uint64_t id = tensor->declare_id;
-
-	tensor->declare_id = 0;
-	if (failure) {
-		session_answer(tensor->session, id, failure->status, failure->text);
-		return;
-	}
-	declared.key = key;
-	declared.part_bytes = part_bytes;
-	message.id = id;
-	message.body_case = BPS__CONTROL__MESSAGE__BODY_DECLARED;
-	message.declared = &declared;
-	session_send(tensor->session, &message, NULL, 0);
-}
-
-static int check_declare(const struct session *session, const Bps__Control__Declare *m,
-			 struct failure *failure)
-{
-	if (!session->job.is_in || session->job.join_id)
-		return failure_set(failure, -ENOTCONN, "tensor %s: %s", m->name,
-				   session->job.last.status && !session->job.is_in
-					   ? session->job.last.text
-					   : "in no job");
-	if (!m->tensor || map_find(&session->tensors.map, m->tensor))
-		return failure_set(failure, -EEXIST, "tensor %s: number %u is %s", m->name,
-				   m->tensor, m->tensor ? "in use" : "none");
-	if (session->tensors.n >= session->control->params.max_tensors)
-		return failure_set(
-			failure, -EDQUOT,
-			"tensor %s: %u tensors are declared already, as many as "
-			"max_tensors allows: give a step the names of the step before, or "
-			"none",
-			m->name, session->control->params.max_tensors);
-	return 0;
-}
-
-/* How much memory that takes follows from how many there are. Without it, it is found among all. */
-static void number_tensor(struct session *session, struct session_tensor *tensor)
-{
-	size_t n = MAX(session->tensors.n_numbered, (size_t)NUMBERED_MIN);
-	struct session_tensor **grown;
-
-	if (tensor->number >= 2 * session->tensors.n + NUMBERED_MIN)
-		return;
-	while (n <= tensor->number)
-		n *= 2;
-	if (n > session->tensors.n_numbered) {
-		grown = held_new(&session->held, n * sizeof(grown[0]));
-		if (!grown)
-			return;
-		if (session->tensors.n_numbered)
-			memcpy(grown, session->tensors.numbered,
-			       session->tensors.n_numbered * sizeof(grown[0]));
-		held_free(session->tensors.numbered);
-		session->tensors.numbered = grown;
-		session->tensors.n_numbered = n;
-	}
-	session->tensors.numbered[tensor->number] = tensor;
-}
-
-static void unnumber_tensor(struct session *session, const struct session_tensor *tensor)
-{
-	if (tensor->number < session->tensors.n_numbered &&
-	    session->tensors.numbered[tensor->number] == tensor)
-		session->tensors.numbered[tensor->number] = NULL;
-}
-
-static void handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
-{
-	struct pipeline_past past = { .rounds = m->rounds, .failed = m->failed };
-	struct session *session = in->session;
-	struct session_tensor *tensor;
-	struct failure failure = { 0 };
-
-	if (check_declare(session, m, &failure)) {
-		refuse(in, &failure);
-		return;
-	}
-	tensor = TAKE_PTR(session->tensors.spare)
-			 ?: bulk_take(&session->tensors.bulk, sizeof(*tensor));
-	if (!tensor || map_add(&session->tensors.map, m->tensor, &tensor->entry)) {
-		session->tensors.spare = tensor;
-		(void)account_no_memory(session->account, tensor ? ENOMEM : errno, &failure);
-		refuse(in, &failure);
-		return;
-	}
-	session->tensors.n++;
-	tensor->session = session;
-	tensor->number = m->tensor;
-	tensor->element_size = dtype_size(m->dtype);
-	tensor->declare_id = in->id;
-	tensor->declaration.declared = on_declared;
-	number_tensor(session, tensor);
-	if (pipeline_declare(&session->job.member, &tensor->declaration, m->name, m->dtype,
-			     m->elements, &past, &failure)) {
-		map_remove(&session->tensors.map, &tensor->entry);
-		session->tensors.n--;
-		unnumber_tensor(session, tensor);
-		*tensor = (struct session_tensor){ 0 };
-		session->tensors.spare = tensor;
-		refuse(in, &failure);
-	}
-}
-
-void session_drop_tensors(struct session *session, const struct failure *why)
-{
-	struct map tensors = session->tensors.map;
-	struct bulk bulk = session->tensors.bulk;
-	struct map_entry *entry;
-
-	session->job.n_runs++;
-	session->tensors.map = (struct map)MAP_INIT;
-	session->tensors.bulk = (struct bulk){ .quota = bulk.quota };
-	session->tensors.spare = NULL;
-	session->tensors.n = 0;
-	session->tensors.numbered = held_free(session->tensors.numbered);
-	session->tensors.n_numbered = 0;
-	map_for_each (entry, &tensors) {
-		const struct session_tensor *tensor =
-			container_of(entry, struct session_tensor, entry);
-
-		if (tensor->declare_id && why)
-			session_answer(session, tensor->declare_id, why->status, why->text);
-	}
-	map_done(&tensors);
-	bulk_done(&bulk);
-}
-
 /* -- Cancel ------------------------------------------------------------------------------------------------------- */
 
 static void handle_cancel(const struct incoming *in, const Bps__Control__Cancel *m)
@@ -743,7 +594,7 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 		handle_unshare(in, request->unshare);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_DECLARE:
-		handle_declare(in, request->declare);
+		tensor_handle_declare(in, request->declare);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_CANCEL:
 		handle_cancel(in, request->cancel);
@@ -753,6 +604,9 @@ static void handle(const struct incoming *in, const Bps__Control__Request *reque
 		break;
 	case BPS__CONTROL__REQUEST__BODY_REGROUP:
 		handle_regroup(in);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_RELEASE:
+		tensor_handle_release(in, request->release);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_STATUS:
 		handle_status(in);

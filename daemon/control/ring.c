@@ -415,6 +415,13 @@ static void submit(struct session *session, const struct shm_entry *entry)
 				 &session->job.last);
 		return;
 	}
+	/* Or the tensor was released, by the same trainer that uses it. */
+	if (tensor->number != entry->tensor || pipeline_is_void(&tensor->declaration)) {
+		release(request);
+		(void)failure_set(&failure, -EINVAL, "tensor %u was released", entry->tensor);
+		complete(session, entry->slot, entry->ticket, 0, &nothing, &failure);
+		return;
+	}
 	if (session->ring.stalled) {
 		release(request);
 		session->ring.head--;

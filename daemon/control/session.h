@@ -79,8 +79,9 @@ struct session_tensor {
 	struct session *session;
 	uint32_t number;
 	size_t element_size;
-	uint64_t declare_id; /* request to be answered */
+	uint64_t declare_id, release_id; /* requests to be answered */
 	struct pipeline_declaration declaration;
+	struct session_tensor *next_spare;
 };
 
 /* What the control thread has to take of a session. */
@@ -149,7 +150,7 @@ struct session_tensors {
 	struct map map;
 	size_t n;
 	struct bulk bulk;
-	struct session_tensor *spare; /* whose declaration was refused, for the next; or NULL */
+	struct session_tensor *spare; /* not declared or not any more: for the next; or NULL */
 	/* Those with numbers as libraries give them, one after the other: in a step each is looked for. NULL: see map. */
 	struct session_tensor **numbered;
 	size_t n_numbered; /* held_new() */
@@ -241,5 +242,7 @@ void session_take_fetched(struct session *session, Bps__Control__Request *reques
 			  int fd);
 /* Out of the job: its ledger is not charged any more. */
 void session_release_ledger(struct session *session);
+
+/* tensor.c */
 /* Out of the job: forgets its tensors, answering what was not. */
 void session_drop_tensors(struct session *session, const struct failure *why);

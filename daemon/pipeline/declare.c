@@ -14,12 +14,16 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 		      struct pipeline_tensor **ret_tensor)
 {
 	uint32_t n = job->layout.n_local;
-	struct pipeline_tensor *tensor =
-		bulk_take(&job->memory.bulk, sizeof(*tensor) + n * (sizeof(tensor->n_last[0]) +
-								    sizeof(tensor->reached[0]) +
-								    sizeof(tensor->declared[0])));
+	struct pipeline_tensor *tensor = pipeline_forget_take_spare(job);
+	size_t len = sizeof(*tensor) +
+		     n * (sizeof(tensor->reached[0]) + sizeof(tensor->n_last[0]) +
+			  sizeof(tensor->declarations[0]) + sizeof(tensor->declared[0]));
 	int r;
 
+	if (tensor)
+		memset(tensor, 0, len);
+	else
+		tensor = bulk_take(&job->memory.bulk, len);
 	if (!tensor)
 		return error_origin(-errno);
 	tensor->job = job;
@@ -27,12 +31,17 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 	list_init(&tensor->waiting);
 	list_init(&tensor->rounds);
 	list_init(&tensor->later_link);
-	r = map_add(&job->tensors, map_hash_string(name), &tensor->entry);
-	if (r)
+	list_init(&tensor->age_link);
+	r = map_add(&job->tensors.by_name, map_hash_string(name), &tensor->entry);
+	if (r) {
+		list_push_front(&job->tensors.spare, &tensor->age_link);
 		return error_trace(r);
-	job->n_tensors++;
+	}
+	job->tensors.n++;
+	list_push_back(&job->tensors.by_age, &tensor->age_link);
 	tensor->n_last = &tensor->reached[n];
-	tensor->declared = (uint8_t *)&tensor->n_last[n];
+	tensor->declarations = (struct pipeline_declaration **)&tensor->n_last[n];
+	tensor->declared = (uint8_t *)&tensor->declarations[n];
 	for (uint32_t i = 0; i < n; i++) {
 		tensor->declared[i] = pipeline_elastic_is_out(job, i);
 		tensor->n_declared += tensor->declared[i];
@@ -43,7 +52,7 @@ static int tensor_new(struct pipeline_job *job, const char *name,
 
 struct pipeline_tensor *pipeline_tensor_find(const struct pipeline_job *job, const char *name)
 {
-	struct map_entry *entry = map_find(&job->tensors, map_hash_string(name));
+	struct map_entry *entry = map_find(&job->tensors.by_name, map_hash_string(name));
 
 	for (; entry; entry = map_find_next(entry)) {
 		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
@@ -114,15 +123,18 @@ void pipeline_tensor_agreed(struct pipeline_tensor *tensor, const struct failure
 	pipeline_round_advance(tensor);
 }
 
-void pipeline_tensor_forget(struct pipeline_member *member)
+void pipeline_tensor_detach(struct pipeline_member *member)
 {
 	struct pipeline_declaration *declaration, *next;
 
 	list_for_each_safe (declaration, next, &member->declarations, link) {
+		struct pipeline_tensor *tensor = TAKE_PTR(declaration->tensor);
+
 		list_remove(&declaration->link);
 		list_remove(&declaration->waiting);
-		declaration->tensor = NULL;
 		declaration->member = NULL;
+		tensor->declarations[member->index] = NULL;
+		pipeline_forget_not(tensor);
 	}
 }
 
@@ -191,11 +203,11 @@ static void look_complete(struct pipeline_tensor *tensor)
 	if (job->distributed)
 		agree(tensor);
 	else
-		pipeline_tensor_agreed(tensor, NULL, ++job->n_keys, 0);
+		pipeline_tensor_agreed(tensor, NULL, ++job->tensors.n_keys, 0);
 }
 
 static int find_or_make(struct pipeline_member *member, const char *name, unsigned dtype,
-			uint64_t elements, struct pipeline_tensor **ret_tensor,
+			uint64_t elements, struct pipeline_tensor **ret_tensor, bool *ret_made,
 			struct failure *failure)
 {
 	struct pipeline_job *job = member->job;
@@ -205,8 +217,9 @@ static int find_or_make(struct pipeline_member *member, const char *name, unsign
 	if (tensor && tensor->declared[member->index])
 		return failure_set(failure, -EEXIST, "tensor %s: rank %u has declared it already",
 				   name, member->rank);
+	*ret_made = !tensor;
 	if (!tensor) {
-		if (job->n_tensors >= job->pipeline->params.max_tensors)
+		if (job->tensors.n >= job->pipeline->params.max_tensors)
 			return failure_set(failure, -EDQUOT,
 					   "tensor %s: job %s has %u tensors already, as many as "
 					   "max_tensors allows: give a step the names of the step "
@@ -230,13 +243,14 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 {
 	struct pipeline_job *job = member->job;
 	struct pipeline_tensor *tensor = NULL;
+	bool made = false;
 	int r;
 
 	if (!job || job->state != JOB_RUNNING || member->leaving)
 		return failure_set(failure, -ENOTCONN, "tensor %s: in no job", name);
 	r = check(name, dtype, elements, failure);
 	if (!r)
-		r = find_or_make(member, name, dtype, elements, &tensor, failure);
+		r = find_or_make(member, name, dtype, elements, &tensor, &made, failure);
 	if (!r)
 		r = pipeline_resume_past(member, tensor, past, failure);
 	if (r)
@@ -244,11 +258,13 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 
 	tensor->declared[member->index] = true;
 	tensor->n_declared++;
+	tensor->declarations[member->index] = declaration;
 	declaration->member = member;
 	declaration->tensor = tensor;
 	declaration->n_rounds = past ? past->rounds : 0;
 	declaration->newest = NULL;
-	declaration->answered = false;
+	declaration->answered = declaration->released = false;
+	declaration->is_new = member->resumed && !past;
 	list_push_back(&member->declarations, &declaration->link);
 	list_push_back(&tensor->waiting, &declaration->waiting);
 	if (tensor->failure.status)
@@ -257,6 +273,8 @@ int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration
 		conflict(tensor, member->rank, dtype, elements);
 	else
 		look_complete(tensor);
+	if (made)
+		pipeline_forget_some(job);
 	return 0;
 }
 
@@ -264,7 +282,7 @@ void pipeline_tensor_without(struct pipeline_job *job, uint32_t index)
 {
 	struct map_entry *entry;
 
-	map_for_each (entry, &job->tensors) {
+	map_for_each (entry, &job->tensors.by_name) {
 		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
 
 		if (tensor->declared[index])

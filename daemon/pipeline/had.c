@@ -59,7 +59,7 @@ void pipeline_had_attached(struct pipeline_job *job, size_t number)
 	struct pipeline_round *round;
 	struct map_entry *entry;
 
-	map_for_each (entry, &job->tensors) {
+	map_for_each (entry, &job->tensors.by_name) {
 		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
 
 		list_for_each (round, &tensor->rounds, link)

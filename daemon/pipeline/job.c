@@ -67,10 +67,10 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	loop_abort(&job->later.chore);
 	list_for_each (round, &job->rounds, job_link)
 		pipeline_round_drop(round);
-	for (entry = job->resumption.resumed ? map_first(&job->tensors) : NULL; entry;
-	     entry = map_next(&job->tensors, entry))
+	for (entry = job->resumption.resumed ? map_first(&job->tensors.by_name) : NULL; entry;
+	     entry = map_next(&job->tensors.by_name, entry))
 		free(container_of(entry, struct pipeline_tensor, entry)->pasts);
-	map_done(&job->tensors);
+	map_done(&job->tensors.by_name);
 	pipeline_lend_done(job);
 	pipeline_keep_done(job);
 	pipeline_room_done(job);
@@ -152,6 +152,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	list_init(&job->retention.spare_lent);
 	list_init(&job->placement.later);
 	pipeline_later_init(job);
+	pipeline_forget_init(job);
 	pipeline_room_init(job);
 	(void)snprintf(job->owner.name, sizeof(job->owner.name), "%s", join->job);
 	job->shape = (struct pipeline_shape){
@@ -210,7 +211,7 @@ void pipeline_job_detach(struct pipeline_member *member)
 {
 	struct pipeline_job *job = member->job;
 
-	pipeline_tensor_forget(member);
+	pipeline_tensor_detach(member);
 	for (uint32_t i = 0; i < job->shape.local_size; i++)
 		if (job->members[i] == member)
 			job->members[i] = NULL;

@@ -123,8 +123,7 @@ struct pipeline_job {
 	struct pipeline_fleet fleet;
 	struct pipeline_device *device; /* once memory of a device was used, or NULL */
 
-	struct map tensors; /* by name */
-	uint64_t n_tensors, n_keys;
+	struct pipeline_tensors tensors;
 	struct list rounds; /* open, in no order */
 	size_t n_open_rounds;
 	size_t n_busy;	     /* of them, those that are READY or MOVING */

@@ -291,7 +291,7 @@ static void declare_again(struct pipeline_job *job, bool fresh)
 
 	for (size_t i = 0; fresh && (known = ledger_tensor_at(job->resumption.ledger, i)); i++)
 		pipeline_setup_declare_known(job, known);
-	map_for_each (entry, &job->tensors) {
+	map_for_each (entry, &job->tensors.by_name) {
 		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
 
 		if (tensor->n_declared == job->layout.n_local && !tensor->key &&

@@ -66,7 +66,7 @@ static void make(struct pipeline_job *job)
 	/* Exact priorities do as well, and slower. */
 	if (!levels)
 		return;
-	map_for_each (entry, &job->tensors) {
+	map_for_each (entry, &job->tensors.by_name) {
 		struct pipeline_tensor *tensor = container_of(entry, struct pipeline_tensor, entry);
 
 		if (tensor->level.known)

@@ -21,6 +21,7 @@
 #include "transport/transport.h"
 
 struct pipeline;
+struct pipeline_declaration;
 
 struct pipeline_params {
 	struct loop *loop;
@@ -105,6 +106,16 @@ struct pipeline_member {
 	 * Returns 0; or, where it is more, -EDQUOT.
 	 */
 	int (*charge_more)(struct pipeline_member *member, uint64_t bytes);
+	/*
+	 * No rank here has used the tensor for long, and there are many: pipeline_release() or pipeline_keep() follows, later.
+	 * NULL: the trainer cannot be asked.
+	 */
+	void (*unused)(struct pipeline_declaration *declaration, const char *name);
+	/*
+	 * After pipeline_release(), exactly once unless the job ends before: the tensor is forgotten, and the declaration
+	 * void; or some rank uses it.
+	 */
+	void (*released)(struct pipeline_declaration *declaration, bool forgotten);
 	/* Set before joining: the session's shared memory (proto/shm.h), kept by the caller while the member is in a job, or -1. */
 	int shm_fd;
 	struct account *account; /* likewise: who is charged for it, or NULL */
@@ -220,6 +231,8 @@ struct pipeline_declaration {
 	uint64_t n_rounds;	       /* submitted through it */
 	struct pipeline_round *newest; /* of those, which may have gone since; or NULL */
 	bool answered;
+	bool released; /* by pipeline_release() */
+	bool is_new;   /* of a member that was resumed, without a past: its rounds count from 1 */
 	struct list link;    /* the member's */
 	struct list waiting; /* the tensor's */
 };
@@ -237,12 +250,19 @@ struct pipeline_past {
 };
 
 /*
- * past: of a member that was resumed, or NULL. Returns 0 (then declared() follows), -EINVAL, -EEXIST (by this member
- * already), -EPROTO (a past without a resumed run), -EDQUOT or -ENOMEM with words.
+ * past: of a member that was resumed, which declares what it had; or NULL. Returns 0 (then declared() follows), -EINVAL,
+ * -EEXIST (by this member already), -EPROTO (a past without a resumed run), -EDQUOT or -ENOMEM with words.
  */
 int pipeline_declare(struct pipeline_member *member, struct pipeline_declaration *declaration,
 		     const char *name, unsigned dtype, uint64_t elements,
 		     const struct pipeline_past *past, struct failure *failure);
+
+/*
+ * Answers to unused(): the member has no use for the tensor, and does not submit any more through this declaration until
+ * released(); or it has. The former returns 0, or -EBUSY: another rank has used it meanwhile, and no released() comes.
+ */
+int pipeline_release(struct pipeline_declaration *declaration);
+void pipeline_keep(struct pipeline_declaration *declaration);
 
 /* One rank's submission of one round of a tensor. Belongs to the pipeline from pipeline_submit() until done(). */
 struct pipeline_request {

@@ -249,10 +249,10 @@ int pipeline_tensors(struct pipeline *pipeline, const char *name,
 
 	if (!job)
 		return -ENOENT;
-	tensors = calloc(MAX(job->n_tensors, (uint64_t)1), sizeof(*tensors));
+	tensors = calloc(MAX(job->tensors.n, (uint64_t)1), sizeof(*tensors));
 	if (!tensors)
 		return error_origin(-ENOMEM);
-	map_for_each (entry, &job->tensors)
+	map_for_each (entry, &job->tensors.by_name)
 		describe_tensor(container_of(entry, struct pipeline_tensor, entry), &tensors[n++]);
 	*ret_tensors = tensors;
 	*ret_n = n;

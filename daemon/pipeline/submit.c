@@ -318,12 +318,23 @@ static int leave_out(struct pipeline_declaration *declaration, uint64_t until)
 	return 0;
 }
 
-/* One that had ended before a restart, for another rank. */
-static void request_settle(struct pipeline_tensor *tensor, struct pipeline_request *request)
+/*
+ * One that had ended before a restart, for another rank. Where the rank has not declared what it had, but has named the
+ * tensor anew, the two do not count the same rounds.
+ */
+static void request_settle(struct pipeline_tensor *tensor, uint32_t index,
+			   struct pipeline_request *request)
 {
+	const struct pipeline_declaration *declaration = tensor->declarations[index];
 	struct failure failure = { 0 };
 
-	pipeline_resume_outcome(tensor, request, &failure);
+	if (declaration && declaration->is_new)
+		(void)failure_set(&failure, -ECONNRESET,
+				  "tensor %s: rank %u names it anew, and another has used it "
+				  "before the daemon restarted",
+				  tensor->name, declaration->member->rank);
+	else
+		pipeline_resume_outcome(tensor, request, &failure);
 	pipeline_request_end(tensor->job->pipeline, request, failure.status ? &failure : NULL);
 }
 
@@ -338,7 +349,7 @@ void pipeline_round_settle(struct pipeline_tensor *tensor)
 			struct pipeline_request *request = pipeline_round_take(round, i);
 
 			if (request)
-				request_settle(tensor, request);
+				request_settle(tensor, i, request);
 		}
 		pipeline_round_recycle(round);
 	}
@@ -371,6 +382,8 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 	bool differs;
 	int r;
 
+	if (unlikely(tensor->asked))
+		pipeline_forget_not(tensor);
 	/* The rank has not been told yet. */
 	if (job->end.failure.status) {
 		pipeline_request_end(job->pipeline, request, &job->end.failure);
@@ -386,7 +399,7 @@ void pipeline_submit(struct pipeline_declaration *declaration, struct pipeline_r
 		return;
 	}
 	if (request->round <= tensor->past_rounds) {
-		request_settle(tensor, request);
+		request_settle(tensor, index, request);
 		pipeline_job_let_leave(job);
 		return;
 	}

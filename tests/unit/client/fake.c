@@ -450,6 +450,31 @@ static void send_declared(struct fake_session *session, uint64_t id, int status,
 	session_send(session, &message, status, text, NULL, 0);
 }
 
+static void answer_release(struct fake *fake, struct fake_session *session, int status)
+{
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+	message.id = fake->told.release_id;
+	fake->told.release_id = 0;
+	if (message.id)
+		session_send(session, &message, status, status ? "a rank uses it" : NULL, NULL, 0);
+}
+
+static void take_release(struct fake *fake, struct fake_session *session, uint64_t id, bool in_use)
+{
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+
+	if (!in_use) {
+		fake->told.n_releases++;
+		fake->told.release_id = id;
+		return;
+	}
+	fake->told.n_keeps++;
+	answer_release(fake, session, -EBUSY);
+	message.id = id;
+	session_send(session, &message, 0, NULL, NULL, 0);
+}
+
 static void answer_leave(struct fake *fake, struct fake_session *session, uint64_t id,
 			 const char *error)
 {
@@ -501,6 +526,7 @@ static void session_request(struct fake *fake, struct fake_session *session,
 		ASSERT_TRUE(session->joined);
 		fake->told.rounds[request->declare->tensor % 16] = request->declare->rounds;
 		fake->told.failed[request->declare->tensor % 16] = request->declare->failed;
+		fake->told.again[request->declare->tensor % 16] = request->declare->has_rounds;
 		session->dtypes[request->declare->tensor % FAKE_TENSORS] =
 			(uint8_t)request->declare->dtype;
 		(void)snprintf(fake->told.name, sizeof(fake->told.name), "%s",
@@ -511,6 +537,9 @@ static void session_request(struct fake *fake, struct fake_session *session,
 		if (!fake->declare_mute)
 			send_declared(session, request->id, fake->declare_status,
 				      fake->declare_text);
+		break;
+	case BPS__CONTROL__REQUEST__BODY_RELEASE:
+		take_release(fake, session, request->id, request->release->in_use);
 		break;
 	case BPS__CONTROL__REQUEST__BODY_CANCEL:
 		/* What was posted before counts as before: the ring first. */
@@ -761,6 +790,25 @@ void fake_declared(struct fake *fake, int status, const char *text)
 {
 	FAKE_LOCKED(fake);
 	send_declared(fake_session(fake), fake->told.declare_id, status, text);
+}
+
+void fake_unused(struct fake *fake, uint32_t tensor, const char *name)
+{
+	FAKE_LOCKED(fake);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__Unused unused = BPS__CONTROL__UNUSED__INIT;
+
+	unused.tensor = tensor;
+	unused.name = (char *)name;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_UNUSED;
+	message.unused = &unused;
+	session_send(fake_session(fake), &message, 0, NULL, NULL, 0);
+}
+
+void fake_released(struct fake *fake, int status)
+{
+	FAKE_LOCKED(fake);
+	answer_release(fake, fake_session(fake), status);
 }
 
 void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text)

@@ -55,6 +55,9 @@ struct fake_told {
 	unsigned n_resumes;
 	uint64_t resumed_job, hello_features;
 	uint64_t rounds[16], failed[16]; /* of the last Declare, by the tensor's number */
+	bool again[16];			 /* likewise: it says how many rounds there were */
+	unsigned n_releases, n_keeps;	 /* Release of what is not in use, or is */
+	uint64_t release_id;		 /* of the last that has no answer; or 0 */
 	struct shm_entry entry;		 /* the last */
 	uint64_t counts[64];		 /* of the last entry that had some */
 	unsigned n_devices;		 /* Shares of device memory */
@@ -129,6 +132,9 @@ void fake_scribble(struct fake *fake, uint32_t slot, uint32_t state, int status)
 /* Says an order of completions that cannot be, and counts n more. */
 void fake_scribble_order(struct fake *fake, uint64_t n);
 void fake_declared(struct fake *fake, int status, const char *text);
+/* Asks whether a tensor is used; and answers the Release. */
+void fake_unused(struct fake *fake, uint32_t tensor, const char *name);
+void fake_released(struct fake *fake, int status);
 void fake_job_failed(struct fake *fake, uint64_t job, int status, const char *text);
 /* A packet of no protocol. */
 void fake_send_garbage(struct fake *fake);

@@ -84,9 +84,9 @@ TEST(without_a_job)
 
 	ASSERT_OK(bps_memory_alloc(client, 100, &memory));
 	memset(bps_memory_data(memory), 7, 100);
-	ASSERT_EQ(told(fake)->hello_features, CONTROL_FEATURE_RESUME | CONTROL_FEATURE_CUDA |
-						      CONTROL_FEATURE_ELASTIC |
-						      CONTROL_FEATURE_ORDER);
+	ASSERT_EQ(told(fake)->hello_features,
+		  CONTROL_FEATURE_RESUME | CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC |
+			  CONTROL_FEATURE_ORDER | CONTROL_FEATURE_RELEASE);
 	fake_restart(fake);
 	ASSERT_OK(bps_memory_alloc(client, 100, &other));
 	ASSERT_EQ(told(fake)->n_sessions, 2);
@@ -416,17 +416,18 @@ TEST(timeout_from_the_environment)
 
 	ASSERT_OK(setenv("BPS_RESTART_TIMEOUT", "0", 1));
 	client = join_with(fake, 0);
-	ASSERT_EQ(told(fake)->hello_features,
-		  CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC | CONTROL_FEATURE_ORDER);
+	ASSERT_EQ(told(fake)->hello_features, CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC |
+						      CONTROL_FEATURE_ORDER |
+						      CONTROL_FEATURE_RELEASE);
 	fake_restart(fake);
 	ASSERT_FAILS(bps_client_leave(client), ESHUTDOWN, "has gone");
 	bps_client_close(client);
 
 	/* What the caller says counts. */
 	client = join_with(fake, 30000);
-	ASSERT_EQ(told(fake)->hello_features, CONTROL_FEATURE_RESUME | CONTROL_FEATURE_CUDA |
-						      CONTROL_FEATURE_ELASTIC |
-						      CONTROL_FEATURE_ORDER);
+	ASSERT_EQ(told(fake)->hello_features,
+		  CONTROL_FEATURE_RESUME | CONTROL_FEATURE_CUDA | CONTROL_FEATURE_ELASTIC |
+			  CONTROL_FEATURE_ORDER | CONTROL_FEATURE_RELEASE);
 	fake_restart(fake);
 	ASSERT_OK(bps_client_leave(client));
 	bps_client_close(client);
@@ -953,4 +954,33 @@ TEST(child_meanwhile)
 	ASSERT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 7);
 	fake_show(fake);
 	wait_and_free(request);
+}
+
+TEST(a_name_that_is_released_comes_back_with_its_rounds)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = join_resumable(fake);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *held = declare(client, "b", 10);
+	struct bps_tensor *tensor = declare(client, "a", 10);
+	char data[10] = "123456789";
+
+	wait_and_free(submit(tensor, data));
+	bps_tensor_free(tensor);
+	fake_unused(fake, 2, "a");
+	ASSERT_OK(bps_tensor_wait(held, 0));
+	fake_await(fake, &fake->told.n_releases, 1);
+	fake_restart(fake);
+	/* The next daemon has not asked. */
+	tensor = declare(client, "a", 10);
+	wait_and_free(submit(tensor, data));
+	ASSERT_EQ(told(fake)->n_declares, 4);
+	ASSERT_EQ(told(fake)->rounds[2], 1);
+	ASSERT_TRUE(told(fake)->again[2]);
+	ASSERT_TRUE(told(fake)->again[1] && !told(fake)->rounds[1]);
+	ASSERT_EQ(told(fake)->entry.round, 2);
+	bps_tensor_free(tensor);
+	tensor = declare(client, "c", 10);
+	ASSERT_OK(bps_tensor_wait(tensor, BPS_FOREVER));
+	bps_tensor_free(tensor);
+	ASSERT_TRUE(!told(fake)->again[3]);
 }

@@ -1,5 +1,6 @@
 /* Declarations, with the fake daemon: refused, many at once, more than the socket takes. */
 #include "fake.h"
+#include <sched.h>
 
 TEST(declare)
 {
@@ -80,9 +81,9 @@ TEST(declarations_that_do_not_fit)
 		     "more than there can be");
 	ASSERT_FAILS(bps_tensor_declare(client, "t", BPS_INT8, 1, NULL), EINVAL, "NULL");
 	ASSERT_OK(bps_tensor_declare(client, "t", BPS_INT8, 5, &a));
-	ASSERT_FAILS(bps_tensor_declare(client, "t", BPS_INT8, 6, &b), EINVAL,
+	ASSERT_FAILS(bps_tensor_declare(client, "t", BPS_INT8, 6, &b), EEXIST,
 		     "int8 of 5 elements");
-	ASSERT_FAILS(bps_tensor_declare(client, "t", BPS_INT16, 5, &b), EINVAL, "now as int16");
+	ASSERT_FAILS(bps_tensor_declare(client, "t", BPS_INT16, 5, &b), EEXIST, "now as int16");
 	name[TENSOR_NAME_MAX] = 0;
 	ASSERT_OK(bps_tensor_declare(client, name, BPS_INT8, 0, &b));
 	bps_tensor_free(a);
@@ -171,4 +172,124 @@ TEST(full_socket)
 	}
 	ASSERT_EQ(told(fake)->n_declares, ARRAY_SIZE(tensors));
 	ASSERT_EQ(told(fake)->elements, ARRAY_SIZE(tensors) - 1);
+}
+
+/* -- Names that are forgotten -------------------------------------------------------------------------------------- */
+
+static struct bps_tensor *declare(struct bps_client *client, const char *name)
+{
+	struct bps_tensor *tensor;
+
+	ASSERT_OK(bps_tensor_declare(client, name, BPS_FLOAT32, 3, &tensor));
+	ASSERT_OK(bps_tensor_wait(tensor, BPS_FOREVER));
+	return tensor;
+}
+
+/* Asks about a tensor; the client hears of it. */
+static void ask(struct fake *fake, uint32_t number, const char *name, struct bps_tensor *other)
+{
+	unsigned n = told(fake)->n_releases + told(fake)->n_keeps;
+
+	fake_unused(fake, number, name);
+	ASSERT_OK(bps_tensor_wait(other, 0));
+	while (told(fake)->n_releases + told(fake)->n_keeps == n)
+		(void)sched_yield();
+}
+
+TEST(a_name_that_nobody_holds_is_released)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *held = NULL, *again = NULL;
+
+	bps_tensor_free(declare(client, "a"));
+	held = declare(client, "b");
+	ask(fake, 1, "a", held);
+	ASSERT_EQ(told(fake)->n_releases, 1);
+	fake_released(fake, 0);
+	ASSERT_OK(bps_tensor_wait(held, 0));
+
+	/* It is another tensor now, whatever it was. */
+	ASSERT_OK(bps_tensor_declare(client, "a", BPS_INT64, 9, &again));
+	ASSERT_OK(bps_tensor_wait(again, BPS_FOREVER));
+	ASSERT_EQ(told(fake)->n_declares, 3);
+	ASSERT_EQ(told(fake)->elements, 9);
+
+	ask(fake, 2, "b", held);
+	ASSERT_EQ(told(fake)->n_keeps, 1);
+	/* Nothing is said of what is not declared, or under another number. */
+	fake_unused(fake, 1, "a");
+	fake_unused(fake, 9, "c");
+	ask(fake, 2, "b", held);
+	ASSERT_EQ(told(fake)->n_releases, 1);
+	ASSERT_EQ(told(fake)->n_keeps, 2);
+}
+
+TEST(a_name_is_not_released_while_a_request_is_under_way)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	struct bps_submit_params params = { .size = sizeof(params), .operation = BPS_PUSH_PULL };
+	_cleanup_(bps_tensor_freep) struct bps_tensor *other = declare(client, "b");
+	struct bps_tensor *tensor = declare(client, "a");
+	struct bps_request *request;
+	float data[3] = { 0 };
+
+	FAKE_SET(fake, hold, true);
+	params.input = params.output = data;
+	ASSERT_OK(bps_submit(tensor, &params, &request));
+	bps_tensor_free(tensor);
+	fake_await(fake, &fake->told.n_entries, 1);
+	ask(fake, 2, "a", other);
+	ASSERT_EQ(told(fake)->n_keeps, 1);
+	fake_complete(fake, 0, 0, NULL);
+	ASSERT_OK(bps_request_wait(request, BPS_FOREVER));
+	bps_request_free(request);
+	ask(fake, 2, "a", other);
+	ASSERT_EQ(told(fake)->n_releases, 1);
+}
+
+TEST(a_name_that_is_used_again_is_taken_back)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *held = declare(client, "b");
+
+	/* The other ranks have not answered yet: it is what it was. */
+	bps_tensor_free(declare(client, "a"));
+	ask(fake, 2, "a", held);
+	bps_tensor_free(declare(client, "a"));
+	ASSERT_EQ(told(fake)->n_keeps, 1);
+	ASSERT_EQ(told(fake)->n_declares, 2);
+
+	/* They have all released it: it is declared again. */
+	ask(fake, 2, "a", held);
+	ASSERT_EQ(told(fake)->n_releases, 2);
+	fake_released(fake, 0);
+	bps_tensor_free(declare(client, "a"));
+	ASSERT_EQ(told(fake)->n_declares, 3);
+
+	/* Another rank uses it: so does this one again, without a word. */
+	ask(fake, 3, "a", held);
+	ASSERT_EQ(told(fake)->n_releases, 3);
+	fake_released(fake, -EBUSY);
+	ASSERT_OK(bps_tensor_wait(held, 0));
+	bps_tensor_free(declare(client, "a"));
+	ASSERT_EQ(told(fake)->n_declares, 3);
+}
+
+TEST(a_job_is_left_while_a_name_is_released)
+{
+	_cleanup_(fake_freep) struct fake *fake = fake_new();
+	_cleanup_(bps_client_closep) struct bps_client *client = fake_join(fake, 0, 1);
+	_cleanup_(bps_tensor_freep) struct bps_tensor *held = declare(client, "b");
+
+	bps_tensor_free(declare(client, "a"));
+	ask(fake, 2, "a", held);
+	ASSERT_OK(bps_client_leave(client));
+	fake_released(fake, 0);
+	ASSERT_OK(bps_client_join(client, NULL));
+	bps_tensor_free(declare(client, "a"));
+	ASSERT_EQ(told(fake)->n_declares, 3);
+	ASSERT_TRUE(!told(fake)->again[3]);
 }

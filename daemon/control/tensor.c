@@ -1,0 +1,227 @@
+/*
+ * Tensors of a session: declared under the trainer's numbers, and released. request.c brings the
+ * packets, session_drop_tensors() is also for the end of a job; ring.c finds tensors by number.
+ */
+#include "control/request.h"
+
+#define NUMBERED_MIN 64
+
+static void on_declared(struct pipeline_declaration *declaration, const struct failure *failure,
+			uint64_t key, uint32_t part_bytes)
+{
+	struct session_tensor *tensor =
+		container_of(declaration, struct session_tensor, declaration);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__Declared declared = BPS__CONTROL__DECLARED__INIT;
+	uint64_t id = tensor->declare_id;
+
+	tensor->declare_id = 0;
+	if (failure) {
+		session_answer(tensor->session, id, failure->status, failure->text);
+		return;
+	}
+	declared.key = key;
+	declared.part_bytes = part_bytes;
+	message.id = id;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_DECLARED;
+	message.declared = &declared;
+	session_send(tensor->session, &message, NULL, 0);
+}
+
+static int check_declare(const struct session *session, const Bps__Control__Declare *m,
+			 struct failure *failure)
+{
+	if (!session->job.is_in || session->job.join_id)
+		return failure_set(failure, -ENOTCONN, "tensor %s: %s", m->name,
+				   session->job.last.status && !session->job.is_in
+					   ? session->job.last.text
+					   : "in no job");
+	if (!m->tensor || map_find(&session->tensors.map, m->tensor))
+		return failure_set(failure, -EEXIST, "tensor %s: number %u is %s", m->name,
+				   m->tensor, m->tensor ? "in use" : "none");
+	if (session->tensors.n >= session->control->params.max_tensors)
+		return failure_set(
+			failure, -EDQUOT,
+			"tensor %s: %u tensors are declared already, as many as "
+			"max_tensors allows: give a step the names of the step before, or "
+			"none",
+			m->name, session->control->params.max_tensors);
+	return 0;
+}
+
+/* How much memory that takes follows from how many there are. Without it, it is found among all. */
+static void number_tensor(struct session *session, struct session_tensor *tensor)
+{
+	size_t n = MAX(session->tensors.n_numbered, (size_t)NUMBERED_MIN);
+	struct session_tensor **grown;
+
+	if (tensor->number >= 2 * session->tensors.n + NUMBERED_MIN)
+		return;
+	while (n <= tensor->number)
+		n *= 2;
+	if (n > session->tensors.n_numbered) {
+		grown = held_new(&session->held, n * sizeof(grown[0]));
+		if (!grown)
+			return;
+		if (session->tensors.n_numbered)
+			memcpy(grown, session->tensors.numbered,
+			       session->tensors.n_numbered * sizeof(grown[0]));
+		held_free(session->tensors.numbered);
+		session->tensors.numbered = grown;
+		session->tensors.n_numbered = n;
+	}
+	session->tensors.numbered[tensor->number] = tensor;
+}
+
+static void unnumber_tensor(struct session *session, const struct session_tensor *tensor)
+{
+	if (tensor->number < session->tensors.n_numbered &&
+	    session->tensors.numbered[tensor->number] == tensor)
+		session->tensors.numbered[tensor->number] = NULL;
+}
+
+static struct session_tensor *take_tensor(struct session *session)
+{
+	struct session_tensor *tensor = session->tensors.spare;
+
+	if (!tensor)
+		return bulk_take(&session->tensors.bulk, sizeof(*tensor));
+	session->tensors.spare = TAKE_PTR(tensor->next_spare);
+	return tensor;
+}
+
+static void spare_tensor(struct session *session, struct session_tensor *tensor)
+{
+	*tensor = (struct session_tensor){ .next_spare = session->tensors.spare };
+	session->tensors.spare = tensor;
+}
+
+static void undeclare(struct session *session, struct session_tensor *tensor)
+{
+	map_remove(&session->tensors.map, &tensor->entry);
+	session->tensors.n--;
+	unnumber_tensor(session, tensor);
+	spare_tensor(session, tensor);
+}
+
+void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
+{
+	struct pipeline_past past = { .rounds = m->rounds, .failed = m->failed };
+	struct session *session = in->session;
+	bool again = m->has_rounds || !(session->features & CONTROL_FEATURE_RELEASE);
+	struct session_tensor *tensor;
+	struct failure failure = { 0 };
+
+	if (check_declare(session, m, &failure)) {
+		refuse(in, &failure);
+		return;
+	}
+	tensor = take_tensor(session);
+	if (!tensor || map_add(&session->tensors.map, m->tensor, &tensor->entry)) {
+		(void)account_no_memory(session->account, tensor ? ENOMEM : errno, &failure);
+		if (tensor)
+			spare_tensor(session, tensor);
+		refuse(in, &failure);
+		return;
+	}
+	session->tensors.n++;
+	tensor->session = session;
+	tensor->number = m->tensor;
+	tensor->element_size = dtype_size(m->dtype);
+	tensor->declare_id = in->id;
+	tensor->declaration.declared = on_declared;
+	number_tensor(session, tensor);
+	if (pipeline_declare(&session->job.member, &tensor->declaration, m->name, m->dtype,
+			     m->elements, again ? &past : NULL, &failure)) {
+		undeclare(session, tensor);
+		refuse(in, &failure);
+	}
+}
+
+void session_drop_tensors(struct session *session, const struct failure *why)
+{
+	struct map tensors = session->tensors.map;
+	struct bulk bulk = session->tensors.bulk;
+	struct map_entry *entry;
+
+	session->job.n_runs++;
+	session->tensors.map = (struct map)MAP_INIT;
+	session->tensors.bulk = (struct bulk){ .quota = bulk.quota };
+	session->tensors.spare = NULL;
+	session->tensors.n = 0;
+	session->tensors.numbered = held_free(session->tensors.numbered);
+	session->tensors.n_numbered = 0;
+	map_for_each (entry, &tensors) {
+		const struct session_tensor *tensor =
+			container_of(entry, struct session_tensor, entry);
+
+		if (tensor->declare_id && why)
+			session_answer(session, tensor->declare_id, why->status, why->text);
+		if (tensor->release_id)
+			session_answer(session, tensor->release_id, 0, NULL);
+	}
+	map_done(&tensors);
+	bulk_done(&bulk);
+}
+
+static void answer_release(struct session *session, uint64_t id, bool forgotten)
+{
+	session_answer(session, id, forgotten ? 0 : -EBUSY,
+		       forgotten ? NULL : "a rank uses the tensor");
+}
+
+static void on_unused(struct pipeline_declaration *declaration, const char *name)
+{
+	struct session_tensor *tensor =
+		container_of(declaration, struct session_tensor, declaration);
+	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
+	Bps__Control__Unused unused = BPS__CONTROL__UNUSED__INIT;
+
+	unused.tensor = tensor->number;
+	unused.name = (char *)name;
+	message.body_case = BPS__CONTROL__MESSAGE__BODY_UNUSED;
+	message.unused = &unused;
+	session_send(tensor->session, &message, NULL, 0);
+}
+
+static void on_released(struct pipeline_declaration *declaration, bool forgotten)
+{
+	struct session_tensor *tensor =
+		container_of(declaration, struct session_tensor, declaration);
+	struct session *session = tensor->session;
+	uint64_t id = tensor->release_id;
+
+	tensor->release_id = 0;
+	if (forgotten)
+		undeclare(session, tensor);
+	answer_release(session, id, forgotten);
+}
+
+void tensor_handle_release(const struct incoming *in, const Bps__Control__Release *m)
+{
+	struct session *session = in->session;
+	struct map_entry *entry = map_find(&session->tensors.map, m->tensor);
+	struct session_tensor *tensor =
+		entry ? container_of(entry, struct session_tensor, entry) : NULL;
+
+	if (!tensor || pipeline_is_void(&tensor->declaration)) {
+		session_answer(session, in->id, -EINVAL, "no such tensor is declared");
+	} else if (m->in_use) {
+		pipeline_keep(&tensor->declaration);
+		session_answer(session, in->id, 0, NULL);
+	} else if (tensor->release_id) {
+		session_answer(session, in->id, -EALREADY, "the tensor is released already");
+	} else {
+		tensor->release_id = in->id;
+		if (pipeline_release(&tensor->declaration)) {
+			tensor->release_id = 0;
+			answer_release(session, in->id, false);
+		}
+	}
+}
+
+void tensor_set_callbacks(struct session *session)
+{
+	session->job.member.unused = session->features & CONTROL_FEATURE_RELEASE ? on_unused : NULL;
+	session->job.member.released = on_released;
+}
