@@ -47,6 +47,7 @@ from ._library import (
 SLICE_MS = 200  # how long a signal handler of Python waits for its turn, at most
 CLOSE_TIMEOUT_S = 2.0  # for other threads to notice shutdown(): ten slices
 WATCH_S = 0.5  # between two looks at the daemon, while streams wait for it
+TENSORS_KEPT = 8192  # names of operations that are held at least; those before them the daemon may forget
 
 
 def milliseconds(seconds):
@@ -62,7 +63,7 @@ class Request:
     error = None
     rows = None  # of the result of a push_pull_rows, once it has ended
     came = None  # of an elastic job, once it has ended: its Outcome
-    turn = None  # of the first of several requests: {"last": the last Handle of their name}
+    turn = None  # of the first of several requests: (the client's turns, their name)
     ordinal = 0  # its number among those that all ranks submit in one order, from 1; 0: none of them
 
     def __init__(self, client, pointer, keep, by_rows=False):
@@ -282,6 +283,23 @@ class Arena:
                 self._client.lib.bps_memory_free(self._pointer)
 
 
+class Tensor:
+    """A tensor that was declared; ctypes passes its pointer. While it is here the daemon does not forget the name."""
+
+    __slots__ = ("_as_parameter_", "_client", "dtype", "elements")
+
+    def __init__(self, client, pointer, dtype, elements):
+        self._as_parameter_ = pointer
+        self._client = client
+        self.dtype = dtype
+        self.elements = elements
+
+    def __del__(self):
+        if not self._client.forked:
+            with self._client.mutex:
+                self._client.lib.bps_tensor_free(self)
+
+
 class Client:
     """A rank of a job."""
 
@@ -293,8 +311,9 @@ class Client:
         self.inside = 0  # threads that wait in the library
         self.closing = False
         self.forked = False  # this process is a child of the one that the client belongs to
-        self.tensors = {}  # name: (pointer, dtype, elements)
-        self.turns = {}  # name: {"last": its last Handle}, of operations of more than one request
+        self.tensors = {}  # name: Tensor, of those used last
+        self._older_tensors = {}  # likewise, of those before
+        self.turns = weakref.WeakValueDictionary()  # name: its last Handle, of operations of more than one request
         self.orders = None  # the thread whose operations without names all ranks submit in one order: init()'s
         self.ordinals = 0  # under the lock: operations submitted in that order
         self.disagreed = 0  # the last of them that was another one on another rank
@@ -407,17 +426,33 @@ class Client:
             raise BpsNotInitializedError(errno.ENOTCONN, "bps was shut down")
 
     def declare(self, name, dtype, elements):
-        """What had the name first keeps it; of another type or size it is another tensor. All ranks decide alike."""
-        while (known := self.tensors.get(name)) and known[1:] != (dtype, elements):
+        """What had the name first keeps it; of another type or size it is another tensor. All ranks decide alike: what one
+        of them still has is forgotten on none.
+        """
+        while True:
+            tensor = self.tensors.get(name) or self._declare(name, dtype, elements)
+            if tensor is not None and tensor.elements == elements and tensor.dtype == dtype:
+                return tensor
             name = f"{name}.{DType(dtype).name.lower()}.{'any' if elements == VARIABLE else elements}"
-        if known:
-            return known[0]
-        tensor = ctypes.c_void_p()
+
+    def _declare(self, name, dtype, elements):
+        """None: the library has the name with another type or size."""
         with self.lock:
-            self.check_open()
-            self.call(self.lib.bps_tensor_declare, self.pointer, name.encode(), dtype, elements, ctypes.byref(tensor))
-            self.tensors[name] = (tensor.value, dtype, elements)
-        return tensor.value
+            tensor = self._older_tensors.pop(name, None)
+            if tensor is None:
+                self.check_open()
+                pointer = ctypes.c_void_p()
+                arguments = self.pointer, name.encode(), dtype, elements, ctypes.byref(pointer)
+                status = self.lib.bps_tensor_declare(*arguments)
+                if status == -errno.EEXIST:
+                    return None
+                if status < 0:
+                    raise error_from(status, last_error(self.lib))
+                tensor = Tensor(self, pointer.value, dtype, elements)
+            if len(self.tensors) >= TENSORS_KEPT:
+                self._older_tensors, self.tensors = self.tensors, {}
+            self.tensors[name] = tensor
+        return tensor
 
     def orders_here(self):
         """Whether operations that this thread begins without names have one order on all ranks. Not in an elastic job:
@@ -591,9 +626,8 @@ class Client:
             self.closed = True
             for request in list(self.outstanding):
                 request._settle(-errno.ECANCELED, "bps was shut down before it was complete")
-            for tensor, _, _ in self.tensors.values():
-                self.lib.bps_tensor_free(tensor)
             self.tensors.clear()
+            self._older_tensors.clear()
             self.pointer = None
 
 

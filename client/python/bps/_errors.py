@@ -47,6 +47,7 @@ _CLASSES = {
     errno.EPIPE: BpsConnectionError,
     errno.ESHUTDOWN: BpsConnectionError,
     errno.EINVAL: BpsValueError,
+    errno.EEXIST: BpsValueError,
     errno.ERANGE: BpsValueError,
     errno.EILSEQ: BpsValueError,
     errno.ECANCELED: BpsCanceledError,

@@ -55,7 +55,8 @@ class Handle:
         self._advance()
         turn = getattr(self._request, "turn", None)
         if turn is not None:
-            self._before, turn["last"] = turn.get("last"), self
+            turns, name = turn
+            self._before, turns[name] = turns.get(name), self
             _open.add(self)
 
     def poll(self):
@@ -368,7 +369,7 @@ def _check_rows(client, rows, row, what):
 
 def _in_turn(client, request, full):
     """request, as the first of an operation under this name whose other requests come after those of the one before."""
-    request.turn = client.turns.setdefault(full, weakref.WeakValueDictionary())
+    request.turn = client.turns, full
     return request
 
 

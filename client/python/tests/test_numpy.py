@@ -18,3 +18,7 @@ def test_operations_through_a_server_in_small_parts(run_ranks):
 
 def test_names_of_horovod_and_byteps(run_ranks):
     run_ranks("horovod_names.py", 2)
+
+
+def test_names_without_end(run_ranks):
+    run_ranks("numpy_names.py", 3, options=("--daemon-option", "max_tensors=256"))
