@@ -251,14 +251,14 @@ void call_say_damaged(const struct peer *peer)
 	struct transport *transport = peer->transport;
 	uint64_t now_ns = clock_now_ns();
 
-	transport->n_damaged++;
-	if (transport->damaged_ns && now_ns - transport->damaged_ns < DAMAGED_NS)
+	transport->damaged.n_calls++;
+	if (transport->damaged.said_ns && now_ns - transport->damaged.said_ns < DAMAGED_NS)
 		return;
 	log_warning("%s: %s, and is sent again (%u since this was last said; "
 		    "bps_checksum_errors_total counts all)",
-		    peer->name, call_damaged_text, transport->n_damaged);
-	transport->damaged_ns = now_ns;
-	transport->n_damaged = 0;
+		    peer->name, call_damaged_text, transport->damaged.n_calls);
+	transport->damaged.said_ns = now_ns;
+	transport->damaged.n_calls = 0;
 }
 
 void call_end(struct call *call)

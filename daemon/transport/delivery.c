@@ -261,7 +261,7 @@ void incoming_written(struct incoming *incoming, bool is_written)
 	}
 	incoming->is_written = is_written;
 	incoming->message.mail.run = incoming_on_written;
-	box_post(&incoming->lane->worker->to_home, &incoming->message.mail);
+	box_post(&incoming->lane->to_home, &incoming->message.mail);
 }
 
 void incoming_arrive(struct mail *mail)

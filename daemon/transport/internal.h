@@ -5,7 +5,7 @@
  *	worker	one for each data thread (or one on the home loop): lanes, that is sockets, what waits to be written,
  *		what is being read
  *
- * Home speaks to a lane by mail to its worker's loop, in order. A worker speaks to home through its box. A lane ends in
+ * Home speaks to a lane by mail to its worker's loop, in order. A lane speaks to home through its box. A lane ends in
  * three steps: home posts close (or the lane posts lost, and home answers with close), the lane lets go of everything
  * and posts closed, home frees it. So no call is ended and nothing freed while a data thread can touch it.
  */
@@ -33,6 +33,12 @@ struct transport_port {
 	unsigned n_unsaid; /* complaints since that were not logged */
 };
 
+/* Calls whose payload was damaged on the way. */
+struct transport_damaged {
+	unsigned n_calls; /* since the log last spoke of them */
+	uint64_t said_ns; /* when that was; 0: not yet */
+};
+
 struct transport {
 	struct loop *loop;
 	struct block_cache *blocks;
@@ -51,11 +57,12 @@ struct transport {
 	_Atomic uint64_t bytes_s;		 /* the same; the workers' together */
 	char congestion[ADDRESS_CONGESTION_MAX]; /* empty: by address */
 	struct metric checksum_errors, lanes_broken, copied;
-	unsigned n_damaged;  /* calls, since the log last spoke of them */
-	uint64_t damaged_ns; /* when the log last spoke of them; 0: not yet */
+	struct transport_damaged damaged;
 
 	bool is_closed;
-	struct box box; /* home to home: what must not happen inside the caller */
+	struct boxes boxes;
+	struct box
+		box; /* of these the only one, home to home: what must not happen inside the caller */
 	struct worker **workers;
 	unsigned n_workers, next_worker;
 	_Atomic unsigned n_tcp_lanes; /* but for those of signs of life */

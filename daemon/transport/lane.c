@@ -18,6 +18,14 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 
+void lane_post_home(struct lane *lane, struct mail *mail)
+{
+	if (lane->worker->thread)
+		box_post(&lane->to_home, mail);
+	else
+		mail->run(mail);
+}
+
 static void lane_on_start(struct mail *mail);
 static void lane_on_close(struct mail *mail);
 static void lane_on_lost(struct mail *mail);
@@ -83,6 +91,7 @@ uint64_t lane_queued(const struct lane *lane)
 
 void lane_start(struct lane *lane)
 {
+	box_init(&lane->to_home, &lane->worker->to_home);
 	worker_post(lane->worker, &lane->start);
 }
 
@@ -140,7 +149,7 @@ void lane_fail(struct lane *lane, int status, const char *format, ...)
 	(void)vsnprintf(lane->failure.text, sizeof(lane->failure.text), format, args);
 	va_end(args);
 	lane_cut(lane);
-	box_post(&lane->worker->to_home, &lane->lost);
+	box_post(&lane->to_home, &lane->lost);
 }
 
 void lane_heard(struct lane *lane, uint64_t now_ns)
@@ -205,9 +214,9 @@ static void lane_call_written(struct lane *lane, struct call *call)
 	call->is_written = true;
 	call->payload_block = block_unref(call->payload_block);
 	if (call->sent && !(call->header.flags & DATA_FLAG_HAD))
-		worker_post_home(lane->worker, &call->sent_mail);
+		lane_post_home(lane, &call->sent_mail);
 	if (call->state == CALL_ANSWERED)
-		worker_post_home(lane->worker, &call->message.mail);
+		lane_post_home(lane, &call->message.mail);
 }
 
 /*
@@ -289,5 +298,5 @@ static void lane_on_close(struct mail *mail)
 	lane->ops->release(lane);
 	while ((message = queue_pop(&lane->output.queue)))
 		lane_message_done(lane, message, false);
-	box_post(&lane->worker->to_home, &lane->closed);
+	box_post(&lane->to_home, &lane->closed);
 }

@@ -139,6 +139,7 @@ struct lane {
 	bool is_failed; /* the socket is closed */
 	struct failure failure;
 	struct mail lost, closed;
+	struct box to_home;
 
 	struct lane_output output;
 	struct cookies cookies;
@@ -166,6 +167,8 @@ uint64_t lane_queued(const struct lane *lane);
 
 /* The rest on the worker's thread. */
 _cold_ void lane_fail(struct lane *lane, int status, const char *format, ...) _printf_(3, 4);
+/* Mail from the lane to home: run at once when that is home, where we are. */
+void lane_post_home(struct lane *lane, struct mail *mail);
 /* Lets go of a message: written, or never to be. */
 void lane_message_done(struct lane *lane, struct message *message, bool is_written);
 void lane_enqueue(struct lane *lane, struct message *message);

@@ -191,12 +191,12 @@ void lane_end_answer(struct lane *lane, struct call *call)
 	call->message.mail.run = call_on_answer;
 	call->state = CALL_ANSWERED;
 	if (call->is_written)
-		worker_post_home(lane->worker, &call->message.mail);
+		lane_post_home(lane, &call->message.mail);
 }
 
 void lane_end_incoming(struct lane *lane, struct incoming *incoming)
 {
-	worker_post_home(lane->worker, &incoming->message.mail);
+	lane_post_home(lane, &incoming->message.mail);
 }
 
 void lane_end_message(struct lane *lane)

@@ -149,7 +149,8 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 
 	if (!transport)
 		return error_origin(-ENOMEM);
-	box_init(&transport->box, params->loop);
+	boxes_init(&transport->boxes, params->loop);
+	box_init(&transport->box, &transport->boxes);
 	list_init(&transport->peers);
 	list_init(&transport->lost_peers);
 	list_init(&transport->port.handshakes);
@@ -203,10 +204,10 @@ void transport_close(struct transport *transport)
 	if (transport->beat)
 		worker_stop(transport->beat);
 	for (unsigned i = 0; i < transport->n_workers; i++)
-		box_drain(&transport->workers[i]->to_home);
+		boxes_drain(&transport->workers[i]->to_home);
 	if (transport->beat)
-		box_drain(&transport->beat->to_home);
-	box_drain(&transport->box);
+		boxes_drain(&transport->beat->to_home);
+	boxes_drain(&transport->boxes);
 	transport->rdma = rdma_free(transport->rdma);
 	if (transport->self)
 		peer_end_calls(transport->self, -ESHUTDOWN, "this daemon shuts down");
@@ -219,7 +220,7 @@ struct transport *transport_free(struct transport *transport)
 	if (!transport)
 		return NULL;
 	transport_close(transport);
-	box_drain(&transport->box); /* calls begun since */
+	boxes_drain(&transport->boxes); /* calls begun since */
 	assert(list_empty(&transport->peers));
 
 	while ((peer = list_first(&transport->lost_peers, struct peer, link)))

@@ -18,24 +18,36 @@
 	(256u         \
 	 << 10) /* the same, sent or received, with checksums: the cache of a core still has them */
 
-/* Boxes: mail to home that transport_close() can still find. A turn of the loop runs no more of it than takes a moment. */
-
-struct box {
+/*
+ * Boxes: mail to home that transport_close() can still find. Each lane has one, and those of a worker's lanes take turns: what
+ * one peer sends does not wait for all that another has sent. A turn of the loop runs no more mail than takes a moment.
+ */
+struct boxes {
 	struct loop *loop;
-	_Atomic(struct mail *) posted; /* last first */
+	_Atomic(struct mail *) posted; /* of boxes that have mail; last first */
 	struct mail mail;	       /* in the loop while posted is not empty */
 	/* Home thread. */
-	struct mail *first,
-		**last; /* taken out, and still to be run; last: where the next is put */
+	struct list busy; /* boxes with mail that was taken out, and is still to be run */
 	struct mail
 		more; /* in the loop while goes_on: the rest of these is left to the next turn */
 	bool goes_on;
 };
 
-void box_init(struct box *box, struct loop *loop);
+struct box {
+	struct boxes *boxes;
+	_Atomic(struct mail *) posted; /* last first */
+	struct mail mail;	       /* among those posted to boxes while posted is not empty */
+	/* Home thread. */
+	struct mail *first, **last; /* taken out; last: where the next is put */
+	struct list link;	    /* in boxes->busy */
+};
+
+void boxes_init(struct boxes *boxes, struct loop *loop);
+void box_init(struct box *box, struct boxes *boxes);
+/* Any thread. The mail that is the last of a box, and after which nobody posts, may free the box when it runs. */
 void box_post(struct box *box, struct mail *mail);
-/* Runs what is in it, and what that adds, until it is empty; the loop forgets the box. Home thread. */
-void box_drain(struct box *box);
+/* Runs what is in them, and what that adds, until they are empty; the loop forgets them. Home thread. */
+void boxes_drain(struct boxes *boxes);
 
 /* A header as it is sent, with as much of a seal as the lane has. */
 struct wire {
@@ -89,7 +101,7 @@ void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns);
 struct worker {
 	struct loop *loop;
 	struct loop_thread *thread; /* NULL: loop is home */
-	struct box to_home;
+	struct boxes to_home;	    /* of its lanes */
 	struct batch batch;
 	struct rate rate;
 	uint64_t n_copied; /* bytes of payloads, while it receives */
@@ -104,5 +116,3 @@ void worker_stop(struct worker *worker);
 struct worker *worker_free(struct worker *worker);
 /* Mail to a lane of this worker: run at once when that is home, where we are. */
 void worker_post(struct worker *worker, struct mail *mail);
-/* Mail from a lane of this worker to home: the same. */
-void worker_post_home(struct worker *worker, struct mail *mail);

@@ -89,10 +89,12 @@ TEST(resolver_answers_in_the_loop)
 	struct resolver_params params = { .address = "localhost:1",
 					  .done = on_resolved,
 					  .user = &resolved };
+	struct boxes boxes;
 	struct box box;
 
 	ASSERT_OK(loop_new(&loop));
-	box_init(&box, loop);
+	boxes_init(&boxes, loop);
+	box_init(&box, &boxes);
 	params.box = &box;
 	ASSERT_OK(resolver_start(&params, &resolver));
 	while (!resolved.n)
@@ -111,10 +113,12 @@ TEST(resolver_given_up)
 	struct resolver_params params = { .address = "localhost:1",
 					  .done = on_resolved,
 					  .user = &resolved };
+	struct boxes boxes;
 	struct box box;
 
 	ASSERT_OK(loop_new(&loop));
-	box_init(&box, loop);
+	boxes_init(&boxes, loop);
+	box_init(&box, &boxes);
 	params.box = &box;
 	for (unsigned i = 0; i < ARRAY_SIZE(resolvers); i++)
 		ASSERT_OK(resolver_start(&params, &resolvers[i]));
@@ -125,7 +129,7 @@ TEST(resolver_given_up)
 		ASSERT_OK(loop_turn(loop, -1));
 	ASSERT_EQ(resolved.n, 1);
 	resolver_free(last);
-	box_drain(&box);
+	boxes_drain(&boxes);
 	ASSERT_EQ(resolved.n, 1);
 }
 

@@ -134,7 +134,7 @@ static void fill(struct pair *pair, struct pair_call *calls, unsigned n, const v
 
 struct notice_of_turn {
 	struct mail there, back;
-	struct worker *worker;
+	struct lane *lane;
 	bool is_back;
 };
 
@@ -147,17 +147,17 @@ static void on_there(struct mail *mail)
 {
 	struct notice_of_turn *notice = container_of(mail, struct notice_of_turn, there);
 
-	worker_post_home(notice->worker, &notice->back);
+	lane_post_home(notice->lane, &notice->back);
 }
 
 /* Until the first lane's thread has seen all that was posted to it before. Returns the bytes that the kernel has taken by then. */
 static uint64_t until_seen(struct pair *pair)
 {
-	struct worker *worker = list_first(&pair->peer->lanes, struct lane, link)->worker;
-	struct notice_of_turn notice = { { .run = on_there }, { .run = on_back }, worker, false };
+	struct lane *lane = list_first(&pair->peer->lanes, struct lane, link);
+	struct notice_of_turn notice = { { .run = on_there }, { .run = on_back }, lane, false };
 	uint64_t in, out;
 
-	worker_post(worker, &notice.there);
+	worker_post(lane->worker, &notice.there);
 	PAIR_UNTIL(pair, notice.is_back);
 	peer_counters(pair->peer, &in, &out);
 	return out;
