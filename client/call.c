@@ -321,7 +321,7 @@ int call_unshare(struct bps_client *client, struct client_call *call, uint32_t n
 }
 
 int call_declare(struct bps_client *client, struct client_call *call,
-		 const struct bps_tensor *tensor)
+		 const struct bps_tensor *tensor, uint64_t failed)
 {
 	Bps__Control__Declare declare = BPS__CONTROL__DECLARE__INIT;
 	Bps__Control__Request request = BPS__CONTROL__REQUEST__INIT;
@@ -332,7 +332,7 @@ int call_declare(struct bps_client *client, struct client_call *call,
 	declare.elements = tensor->elements;
 	declare.has_rounds = tensor->told;
 	declare.rounds = tensor->settled;
-	declare.failed = tensor_failed(tensor);
+	declare.failed = failed;
 	declare.has_failed = declare.failed != 0;
 	request.body_case = BPS__CONTROL__REQUEST__BODY_DECLARE;
 	request.declare = &declare;
@@ -410,6 +410,12 @@ void call_finish(struct bps_client *client, struct client_call *call, int status
 		(void)snprintf(call->text, sizeof(call->text), "%s", text);
 	if (call->answered)
 		call->answered(client, call);
+}
+
+void call_finish_all(struct bps_client *client, int status, const char *text)
+{
+	while (!TAILQ_EMPTY(&client->calls.list))
+		call_finish(client, TAILQ_FIRST(&client->calls.list), status, text);
 }
 
 /* A status from outside, with a text in any case. */
@@ -505,9 +511,9 @@ static void call_message(struct bps_client *client, const Bps__Control__Message 
 		int status = message_status(message, &text);
 
 		if (message->body_case == BPS__CONTROL__MESSAGE__BODY_JOB_FAILED)
-			job_failed(client, message->job_failed->job, status, text);
+			client->ops->job_failed(client, message->job_failed->job, status, text);
 		else if (message->body_case == BPS__CONTROL__MESSAGE__BODY_UNUSED)
-			tensor_unused(client, message->unused->name, message->unused->tensor);
+			client->ops->unused(client, message->unused->name, message->unused->tensor);
 		else if (status)
 			(void)snprintf(client->farewell, sizeof(client->farewell), ": %s", text);
 		/* Other events are of a newer daemon, which knows that we may not know them. */
@@ -567,7 +573,7 @@ bool call_receive(struct bps_client *client)
 			 */
 			reset = true;
 		} else if (r == FRAME_E_EOF) {
-			session_lost(client);
+			client->ops->lost(client);
 		} else if (r) {
 			client_fail(client, "the daemon at %s is not to be understood: %s",
 				    client->path, strerror(-r));

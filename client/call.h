@@ -75,8 +75,9 @@ int call_regroup(struct bps_client *client);
 int call_share(struct bps_client *client, struct bps_memory *memory);
 int call_status(struct bps_client *client, struct bps_status *ret);
 int call_unshare(struct bps_client *client, struct client_call *call, uint32_t number);
+/* failed: of the rounds up to tensor->settled, as Declare says it. */
 int call_declare(struct bps_client *client, struct client_call *call,
-		 const struct bps_tensor *tensor);
+		 const struct bps_tensor *tensor, uint64_t failed);
 int call_release(struct bps_client *client, struct client_call *call, uint32_t number, bool in_use);
 int call_cancel(struct bps_client *client, const struct bps_request *request);
 
@@ -91,6 +92,7 @@ int call_flush(struct bps_client *client, uint64_t packet);
 
 void call_forget(struct bps_client *client, struct client_call *call);
 void call_finish(struct bps_client *client, struct client_call *call, int status, const char *text);
+void call_finish_all(struct bps_client *client, int status, const char *text);
 /* The daemon is gone: what was sent is unsent, what is queued is dropped. Unanswered calls stay so. */
 void call_unsend_all(struct bps_client *client);
 

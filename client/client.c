@@ -1,8 +1,7 @@
 /*
- * A client from bps_client_open() to bps_client_close(): its memory, mutex and references, and
- * what fork(2) must not leave in a child. Also asserts that bps.h has the numbers of
- * proto/types.h. client.h says how threads share a client; session.c opens the session with the
- * daemon.
+ * A client from bps_client_open() to bps_client_close(), and which files hear of what turn.c and
+ * call.c find out. Also asserts that bps.h has the numbers of proto/types.h. client.h says how
+ * threads share a client; session.c opens the session with the daemon.
  */
 #include "cuda.h"
 #include "proto/frame.h"
@@ -54,113 +53,12 @@ ASSERT_SAME(BPS_GPU_REDUCE_ROOTS, GPU_REDUCE_ROOTS);
 ASSERT_SAME(BPS_GPU_REDUCE_ROOTS, GPU_REDUCE_MAX_);
 static_assert(BPS_VARIABLE == ELEMENTS_VARIABLE, "bps.h repeats proto/types.h");
 
-/*
- * Fork. The child of a trainer must not keep the trainer's socket open: the daemon would not see the trainer die. So
- * every open client is in this list, and the child closes what it inherited, and has copies of what is shared. It cannot
- * touch anything else: the thread that held the client's mutex may not exist any more.
- */
-static pthread_mutex_t clients_mutex = PTHREAD_MUTEX_INITIALIZER;
-static LIST_HEAD(, bps_client) clients;
-static _Atomic uint32_t process_generation;
-
-void client_fork_lock(void)
-{
-	(void)pthread_mutex_lock(&clients_mutex);
-}
-
-void client_fork_unlock(void)
-{
-	(void)pthread_mutex_unlock(&clients_mutex);
-}
-
-static void client_close_fds(struct bps_client *client)
-{
-	client->socket = fd_close(client->socket);
-	client->daemon_event = fd_close(client->daemon_event);
-	client->trainer_event = fd_close(client->trainer_event);
-	client->timer = fd_close(client->timer);
-	client->job.ledger = fd_close(client->job.ledger);
-	client->wakeup = fd_close(client->wakeup);
-	client->attention = fd_close(client->attention);
-	client->epoll = fd_close(client->epoll);
-}
-
-static void fork_child(void)
-{
-	struct bps_client *client;
-
-	process_generation++;
-	LIST_FOREACH(client, &clients, link)
-	client_close_fds(client);
-	LIST_INIT(&clients);
-	memory_forked();
-	client_fork_unlock();
-}
-
-static int fork_result;
-
-static void fork_register(void)
-{
-	fork_result = pthread_atfork(client_fork_lock, client_fork_unlock, fork_child);
-}
-
-static int fork_guard(void)
-{
-	static pthread_once_t once = PTHREAD_ONCE_INIT;
-
-	(void)pthread_once(&once, fork_register);
-	return fork_result ? error_set(-fork_result, "out of memory") : 0;
-}
-
-int client_check(const struct bps_client *client)
-{
-	if (!client)
-		return error_set(-EINVAL, "the client is NULL");
-	if (client->generation != process_generation)
-		return error_set(-EPERM, "this client belongs to the parent process: open another "
-					 "after fork()");
-	return 0;
-}
-
-void client_lock(struct bps_client *client)
-{
-	(void)pthread_mutex_lock(&client->mutex);
-}
-
-void client_unlock(struct bps_client *client)
-{
-	(void)pthread_mutex_unlock(&client->mutex);
-}
-
-struct bps_client *client_ref(struct bps_client *client)
-{
-	client->refs++;
-	return client;
-}
-
-/* What is left after bps_client_close() or a failed open: nobody else can reach it. */
-struct bps_client *client_unref(struct bps_client *client)
-{
-	if (!client || --client->refs)
-		return NULL;
-	(void)pthread_cond_destroy(&client->turn.over);
-	(void)pthread_mutex_destroy(&client->mutex);
-	for (unsigned i = 0; i < NOTICE_MAX_; i++)
-		free(client->notices[i]);
-	free(client->path);
-	free(client);
-	return NULL;
-}
-
 /* Gives back what only an open client needs. The objects of the caller keep the rest in memory. */
 static void client_disconnect(struct bps_client *client)
 {
 	session_drop(client);
 	/* Out of the list first: a fork now must not close descriptors that are being closed. */
-	client_fork_lock();
-	LIST_REMOVE(client, link);
-	client_fork_unlock();
-
+	client_fork_remove(client);
 	client_close_fds(client);
 	request_free_spare(client);
 	free(client->frame);
@@ -196,6 +94,25 @@ static int client_init_locks(struct bps_client *client)
 	return -r;
 }
 
+static void end_all(struct bps_client *client)
+{
+	call_finish_all(client, client->failure, client->failure_text);
+	request_end_all(client, client->failure, client->failure_text);
+}
+
+static const struct client_ops ops = {
+	.send = call_send_queued,
+	.receive = call_receive,
+	.advance = session_advance,
+	.due_ns = session_due_ns,
+	.harvest = request_harvest,
+	.copy = request_copy_all,
+	.failed = end_all,
+	.lost = session_lost,
+	.job_failed = job_failed,
+	.unused = tensor_unused,
+};
+
 static int client_new(struct bps_client **ret_client)
 {
 	struct bps_client *client;
@@ -211,7 +128,7 @@ static int client_new(struct bps_client **ret_client)
 	}
 
 	client->refs = 1;
-	client->generation = process_generation;
+	client->ops = &ops;
 	client->socket = client->daemon_event = client->trainer_event = client->timer = -1;
 	client->wakeup = client->attention = client->epoll = client->job.ledger = -1;
 	TAILQ_INIT(&client->calls.list);
@@ -224,9 +141,7 @@ static int client_new(struct bps_client **ret_client)
 	for (uint32_t i = SHM_SLOTS; i--;)
 		client->ring.slots_free[client->ring.n_slots_free++] = i;
 
-	client_fork_lock();
-	LIST_INSERT_HEAD(&clients, client, link);
-	client_fork_unlock();
+	client_fork_add(client);
 	*ret_client = client;
 	return 0;
 }
@@ -248,15 +163,6 @@ static char *socket_default(void)
 		free(user);
 	}
 	return strdup(SOCKET_SYSTEM);
-}
-
-int client_watch(struct bps_client *client, int fd)
-{
-	struct epoll_event event = { .events = EPOLLIN, .data.fd = fd };
-
-	if (epoll_ctl(client->epoll, EPOLL_CTL_ADD, fd, &event))
-		return error_set(-errno, "cannot watch the daemon's descriptors: %m");
-	return 0;
 }
 
 /* What lasts as long as the client. */
@@ -298,7 +204,7 @@ _public_ int bps_client_open(const struct bps_open_params *params, struct bps_cl
 		if (r)
 			return r;
 	}
-	r = fork_guard();
+	r = client_fork_guard(memory_forked);
 	if (r)
 		return r;
 	r = client_new(&client);
@@ -346,20 +252,6 @@ _public_ void bps_client_close(struct bps_client *client)
 _public_ void bps_client_abort(struct bps_client *client, const char *error)
 {
 	client_end(client, error && *error ? error : "unknown");
-}
-
-void client_notice(struct bps_client *client, enum notice which, const char *format, ...)
-{
-	char text[ERROR_TEXT_MAX + 1];
-	va_list args;
-
-	if (client->notices[which])
-		return;
-	va_start(args, format);
-	(void)vsnprintf(text, sizeof(text), format, args);
-	va_end(args);
-	/* Without memory it is said the next time. */
-	client->notices[which] = strdup(text);
 }
 
 _public_ const char *bps_client_notice(struct bps_client *client)

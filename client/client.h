@@ -44,8 +44,27 @@ enum notice {
 	NOTICE_MAX_,
 };
 
+/* What turn.c and call.c find out goes to files that stand above these two: client.c has the table. (locked) */
+struct client_ops {
+	/* What a look of the leader does: to the socket, to the session when its time has come, and to requests. */
+	void (*send)(struct bps_client *client);
+	bool (*receive)(struct bps_client *client);
+	bool (*advance)(struct bps_client *client);
+	bool (*harvest)(struct bps_client *client, bool last);
+	int64_t (*due_ns)(const struct bps_client *client); /* of advance() */
+	void (*copy)(struct bps_client *client);	    /* staged results */
+	/* client->failure is set. */
+	void (*failed)(struct bps_client *client);
+	/* What the daemon has said: nothing any more; and its events. */
+	void (*lost)(struct bps_client *client);
+	void (*job_failed)(struct bps_client *client, uint64_t number, int status,
+			   const char *text);
+	void (*unused)(struct bps_client *client, const char *name, uint32_t number);
+};
+
 struct bps_client {
 	/* Fixed while it is open. */
+	const struct client_ops *ops;
 	_Atomic unsigned refs;
 	uint32_t generation; /* of the process that opened it; see client_check() */
 	LIST_ENTRY(bps_client) link;
@@ -110,6 +129,11 @@ static inline void client_unlockp(struct bps_client **client)
 /* While it is held no child is made that would keep a descriptor which the client does not know yet. Leaf lock. */
 void client_fork_lock(void);
 void client_fork_unlock(void);
+/* Children close what clients that were added have open, and call the hook. 0 or a negative errno. */
+int client_fork_guard(void (*hook)(void));
+void client_fork_add(struct bps_client *client);
+void client_fork_remove(struct bps_client *client);
+void client_close_fds(struct bps_client *client);
 
 /* The client's own epoll. 0 or a negative errno with the text set. */
 int client_watch(struct bps_client *client, int fd);

@@ -147,10 +147,24 @@ static void tensor_answered(_unused_ struct bps_client *client, struct client_ca
 	container_of(call, struct bps_tensor, declare)->refused = call->status;
 }
 
+/* What Declare says of the rounds up to tensor->settled. */
+static uint64_t tensor_failed(const struct bps_tensor *tensor)
+{
+	uint64_t beyond = tensor->ended - tensor->settled;
+
+	if (!beyond)
+		return tensor->failed;
+	/*
+	 * What was shifted out is not known any more, and is the past of others too: it counts as
+	 * failed.
+	 */
+	return beyond < 64 ? tensor->failed >> beyond | ~(UINT64_MAX >> beyond) : UINT64_MAX;
+}
+
 static int tensor_tell(struct bps_client *client, struct client_call *call,
 		       struct bps_tensor *tensor)
 {
-	int r = call_declare(client, call, tensor);
+	int r = call_declare(client, call, tensor, tensor_failed(tensor));
 
 	tensor->packet = client->calls.n_packets;
 	tensor->told |= client->session.state >= SESSION_DECLARING;
@@ -252,19 +266,6 @@ void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed)
 		tensor->failed |= UINT64_C(1) << (tensor->ended - round);
 }
 
-uint64_t tensor_failed(const struct bps_tensor *tensor)
-{
-	uint64_t beyond = tensor->ended - tensor->settled;
-
-	if (!beyond)
-		return tensor->failed;
-	/*
-	 * What was shifted out is not known any more, and is the past of others too: it counts as
-	 * failed.
-	 */
-	return beyond < 64 ? tensor->failed >> beyond | ~(UINT64_MAX >> beyond) : UINT64_MAX;
-}
-
 int tensor_declare_all(struct bps_client *client)
 {
 	const struct bps_request *request;
@@ -341,10 +342,10 @@ _public_ int bps_tensor_declare(struct bps_client *client, const char *name, int
 	if (!strncmp(name, NAME_RESERVED, strlen(NAME_RESERVED)))
 		return error_set(-EINVAL, "tensor \"%s\": names in %s are the library's own", name,
 				 NAME_RESERVED);
-	if (!bps_dtype_size(dtype))
+	if (!dtype_size((unsigned)dtype))
 		return error_set(-EINVAL, "tensor \"%s\": %d is no element type", name, dtype);
 	if (elements != BPS_VARIABLE &&
-	    (MUL_OVERFLOW(elements, bps_dtype_size(dtype), &len) || len > INT64_MAX))
+	    (MUL_OVERFLOW(elements, dtype_size((unsigned)dtype), &len) || len > INT64_MAX))
 		return error_set(-EINVAL, "tensor \"%s\": %llu elements are more than there can be",
 				 name, (unsigned long long)elements);
 

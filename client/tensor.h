@@ -38,8 +38,6 @@ void tensor_drop_all(struct bps_client *client);
 void tensor_unused(struct bps_client *client, const char *name, uint32_t number);
 /* A round of it has ended. */
 void tensor_ended(struct bps_tensor *tensor, uint64_t round, bool failed);
-/* What Declare says of the rounds up to tensor->settled. */
-uint64_t tensor_failed(const struct bps_tensor *tensor);
 /* Declares all again, at another daemon. 0 or a negative errno. */
 int tensor_declare_all(struct bps_client *client);
 /* The same in a new run of the job: no round was ever submitted. */

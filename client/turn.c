@@ -129,17 +129,14 @@ void client_fail(struct bps_client *client, const char *format, ...)
 		return;
 
 	/* What the daemon had completed before it went is complete. */
-	(void)request_harvest(client, true);
+	(void)client->ops->harvest(client, true);
 
 	va_start(args, format);
 	(void)vsnprintf(client->failure_text, sizeof(client->failure_text), format, args);
 	va_end(args);
 	client->failure = -ESHUTDOWN;
 
-	while (!TAILQ_EMPTY(&client->calls.list))
-		call_finish(client, TAILQ_FIRST(&client->calls.list), client->failure,
-			    client->failure_text);
-	request_end_all(client, client->failure, client->failure_text);
+	client->ops->failed(client);
 	/* The descriptor stays, so that epoll and poll see it; the daemon sees the end. */
 	(void)shutdown(client->socket, SHUT_RDWR);
 	event_write(client->attention);
@@ -166,16 +163,16 @@ static bool client_look(struct bps_client *client, int arm, unsigned what)
 		event_drain(client->wakeup);
 	if (what & LOOK_DAEMON)
 		event_drain(client->trainer_event);
-	while (session_advance(client))
+	while (client->ops->advance(client))
 		changed = true;
 	if (arm >= 0)
 		client_arm(client, (enum shm_armed)arm);
-	call_send_queued(client);
+	client->ops->send(client);
 	if (what & LOOK_SOCKET)
-		changed |= call_receive(client);
-	while (session_advance(client))
+		changed |= client->ops->receive(client);
+	while (client->ops->advance(client))
 		changed = true;
-	if (request_harvest(client, false)) {
+	if (client->ops->harvest(client, false)) {
 		client->turn.napped = false;
 		changed = true;
 	}
@@ -289,7 +286,7 @@ static unsigned client_sleep(struct bps_client *client, int64_t deadline_ns)
 		{ .fd = client->wakeup, .events = POLLIN },
 	};
 
-	deadline_ns = MIN(deadline_ns, session_due_ns(client));
+	deadline_ns = MIN(deadline_ns, client->ops->due_ns(client));
 	if (!TAILQ_EMPTY(&client->calls.outbox))
 		fds[0].events |= POLLOUT;
 	if (deadline_ns != CLIENT_FOREVER) {
@@ -424,6 +421,6 @@ _public_ int bps_client_dispatch(struct bps_client *client)
 	if (client_look(client, arm_of_others(client),
 			LOOK_SOCKET | (client->turn.leading ? 0 : LOOK_WAKEUPS)))
 		client_wake(client);
-	request_copy_all(client);
+	client->ops->copy(client);
 	return client_failed(client);
 }
