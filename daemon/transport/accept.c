@@ -16,34 +16,12 @@
 #include <sys/epoll.h>
 
 #define ACCEPT_PAUSE_NS (200 * NSEC_PER_MSEC) /* when there are no descriptors left; a guess */
-#define COMPLAIN_NS	NSEC_PER_SEC
 /*
  * Connections that have not proved themselves, in all and from one address: as many as the nodes of
  * a large job make at once from behind one translator of addresses.
  */
 #define UNPROVED_MAX	1024
 #define UNPROVED_OF_ONE 256
-
-void transport_complain(struct transport *transport, const char *format, ...)
-{
-	uint64_t now_ns = clock_now_ns();
-	char text[512];
-	va_list args;
-
-	if (transport->port.complained_ns && now_ns - transport->port.complained_ns < COMPLAIN_NS) {
-		transport->port.n_unsaid++;
-		return;
-	}
-	va_start(args, format);
-	(void)vsnprintf(text, sizeof(text), format, args);
-	va_end(args);
-	if (transport->port.n_unsaid)
-		log_warning("%s (and %u more connections refused)", text, transport->port.n_unsaid);
-	else
-		log_warning("%s", text);
-	transport->port.complained_ns = now_ns;
-	transport->port.n_unsaid = 0;
-}
 
 /* The peer that a connection belongs to: one sender's, of one of its transport_connect()s. */
 static struct peer *find_caller(struct transport *transport, uint64_t id, unsigned group)

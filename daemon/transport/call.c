@@ -218,33 +218,7 @@ void peer_call_on(struct call *call)
 		peer_wait_for_lane(call->peer, call);
 }
 
-/* What the answer says. The text comes from outside and goes into logs. */
-void call_take_answer(struct call *call)
-{
-	size_t len = MIN(call->answer.len, (uint32_t)ERROR_TEXT_MAX);
-	int status = call->answer.status;
-
-	if (call->answer.op != DATA_ERROR)
-		return;
-	call->status = status > 0 && status < 4096 ? -status : -EREMOTEIO;
-	call->text[len] = '\0';
-	text_make_plain(call->text, len);
-	if (!len)
-		(void)snprintf(call->text, sizeof(call->text), "%s",
-			       strerrordesc_np(-call->status) ?: "an error without a name");
-}
-
 #define DAMAGED_NS (10 * NSEC_PER_SEC) /* between two lines about damaged payloads */
-
-const char call_damaged_text[] = "a payload arrived with other bytes than were sent";
-
-void call_damaged(struct call *call)
-{
-	call->answer = (struct data_header){ 0 };
-	call->answer_block = block_unref(call->answer_block);
-	call->status = -ENETRESET;
-	(void)snprintf(call->text, sizeof(call->text), "%s", call_damaged_text);
-}
 
 void call_say_damaged(const struct peer *peer)
 {
@@ -259,6 +233,18 @@ void call_say_damaged(const struct peer *peer)
 		    peer->name, call_damaged_text, transport->damaged.n_calls);
 	transport->damaged.said_ns = now_ns;
 	transport->damaged.n_calls = 0;
+}
+
+void call_answered(struct mail *mail)
+{
+	struct call *call = container_of(mail, struct call, message.mail);
+
+	if (call->status == -ENETRESET && call->answer.op != DATA_ERROR)
+		call_say_damaged(call->peer);
+	/* Lost with an RDMA connection: the word of the other transport, not of a server. */
+	if (call->status == -ENETRESET && call->is_repeatable)
+		call->answer = (struct data_header){ 0 };
+	call_end(call);
 }
 
 void call_end(struct call *call)

@@ -81,8 +81,12 @@ struct transport {
 	struct transport_port port;
 };
 
-/* Logs a stranger's failure to connect, at most once a second. */
+/* complain.c. Logs a stranger's failure to connect, at most once a second. */
 void transport_complain(struct transport *transport, const char *format, ...) _printf_(2, 3);
+/* workers.c */
+/* So many data threads, or home in their place. Returns 0 or -errno. */
+int transport_start_workers(struct transport *transport, unsigned n_threads);
+/* Takes turns. */
 struct worker *transport_pick_worker(struct transport *transport);
 /* The one of signs of life. Returns 0 or -errno. */
 int transport_beat_worker(struct transport *transport, struct worker **ret_worker);

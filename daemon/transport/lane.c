@@ -61,8 +61,8 @@ struct lane *lane_free(struct lane *lane)
 		return NULL;
 	assert(lane->source.fd < 0);
 
-	if (lane->rdma)
-		rdma_link_free(lane->rdma);
+	if (lane->ops->end)
+		lane->ops->end(lane);
 	fair_done(&lane->output.queue);
 	cookies_done(&lane->cookies);
 	seal_done(&lane->in);
@@ -122,12 +122,16 @@ void lane_send(struct lane *lane, struct message *message)
 
 static void lane_on_lost(struct mail *mail)
 {
-	peer_lane_lost(container_of(mail, struct lane, lost));
+	struct lane *lane = container_of(mail, struct lane, lost);
+
+	lane->peer->home->lost(lane);
 }
 
 static void lane_on_closed(struct mail *mail)
 {
-	peer_lane_closed(container_of(mail, struct lane, closed));
+	struct lane *lane = container_of(mail, struct lane, closed);
+
+	lane->peer->home->closed(lane);
 }
 
 /* The worker's thread */

@@ -46,6 +46,8 @@ struct lane_ops {
 	void (*cut)(struct lane *lane);
 	/* After cut: lets go of messages half written, and of what is half read. */
 	void (*release)(struct lane *lane);
+	/* NULL, or gives back what is the transport's own. Home. */
+	void (*end)(struct lane *lane);
 };
 
 /* What is to be written. */

@@ -18,6 +18,15 @@
 
 static void peer_on_mail(struct mail *mail);
 static void peer_on_timer(struct loop_timer *timer);
+static void lane_lost(struct lane *lane);
+static void lane_closed(struct lane *lane);
+
+static const struct lane_home home = {
+	.answered = call_answered,
+	.arrived = incoming_arrive,
+	.lost = lane_lost,
+	.closed = lane_closed,
+};
 
 /* Names and life */
 
@@ -29,6 +38,7 @@ int peer_new(struct transport *transport, enum peer_kind kind, const char *addre
 	if (!peer)
 		return error_origin(-ENOMEM);
 	peer->transport = transport;
+	peer->home = &home;
 	peer->kind = kind;
 	peer->mail.run = peer_on_mail;
 	peer->timer.expired = peer_on_timer;
@@ -346,7 +356,7 @@ bool peer_lane_broke(struct lane *lane, int status, const char *why)
 	return true;
 }
 
-void peer_lane_lost(struct lane *lane)
+static void lane_lost(struct lane *lane)
 {
 	if (lane->rdma && rdma_lane_lost(lane, false))
 		return;
@@ -372,7 +382,7 @@ static void spare_closed(struct peer *peer, struct lane *lane)
 		peer_lose(peer, r, "out of memory");
 }
 
-void peer_lane_closed(struct lane *lane)
+static void lane_closed(struct lane *lane)
 {
 	struct peer *peer = lane->peer;
 

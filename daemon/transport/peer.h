@@ -10,11 +10,20 @@ struct handshake;
 struct lane;
 struct rdma_link;
 
+/* What the connections of peers tell home, each by a mail or about a connection. */
+struct lane_home {
+	void (*answered)(struct mail *mail); /* message.mail of a call */
+	void (*arrived)(struct mail *mail);  /* message.mail of an incoming */
+	void (*lost)(struct lane *lane);     /* it has failed, and waits to be closed */
+	void (*closed)(struct lane *lane);
+};
+
 enum peer_kind { PEER_SELF, PEER_CALLED, PEER_CALLING };
 enum peer_state { PEER_STARTING, PEER_UP, PEER_LOSING, PEER_LOST };
 
 struct peer {
 	struct transport *transport;
+	const struct lane_home *home;
 	struct list link;
 	enum peer_kind kind;
 	enum peer_state state;
@@ -76,9 +85,6 @@ unsigned peer_n_rails(const struct peer *peer); /* RDMA lanes that take calls */
 void peer_send_waiting(struct peer *peer);
 /* The beginning of the end; from a callback of the loop, never from inside a function of transport.h. */
 void peer_lose(struct peer *peer, int status, const char *why);
-/* What a lane tells home. */
-void peer_lane_lost(struct lane *lane);
-void peer_lane_closed(struct lane *lane);
 /* A call for which there is no lane, or never will be. */
 void peer_wait_for_lane(struct peer *peer, struct call *call);
 /* Whether there is business with a lane's peer: arms the timer that looks after its silence. */
@@ -89,9 +95,11 @@ void lane_end_business(struct lane *lane);
 
 /* Puts a call on a lane of its peer, which is up. */
 void call_send(struct call *call);
-/* Status and text of an answer whose payload is in place. Any thread. */
+/* Mail: a call has been answered, and is written. */
+void call_answered(struct mail *mail);
+/* answer.c: status and text of an answer whose payload is in place. Any thread. */
 void call_take_answer(struct call *call);
-/* Its payload, or that of its answer, was damaged on the way: it is to be made again. Any thread. */
+/* answer.c: its payload, or that of its answer, was damaged on the way: it is to be made again. Any thread. */
 void call_damaged(struct call *call);
 extern const char call_damaged_text[];
 /* Now and then. Home thread. */
@@ -137,7 +145,7 @@ void rdma_lane_closed(struct peer *peer, unsigned n_moved);
 /* The peer is being lost: drops what is being made. */
 struct rdma_peer *rdma_peer_free(struct rdma_peer *rdma_peer);
 void rdma_peer_close(struct peer *peer);
-/* Parts may not go by TCP. */
+/* rdma_port.c: parts may not go by TCP. */
 bool rdma_is_strict(const struct rdma *rdma);
 /* "rdma mlx5_0", "rdma mlx5_0 mlx5_1", "tcp". */
 void rdma_describe(const struct peer *peer, char *text, size_t size);

@@ -12,10 +12,12 @@
 #include <stdio.h>
 #include <sys/epoll.h>
 
-bool rdma_is_strict(const struct rdma *rdma)
-{
-	return rdma && rdma->params.kind == TRANSPORT_RDMA;
-}
+static const struct rdma_steps steps = {
+	.connect = rdma_link_connect,
+	.establish = rdma_link_establish,
+	.up = peer_add_rdma_lane,
+	.over = rdma_dial_over,
+};
 
 static bool has_devices(void)
 {
@@ -157,6 +159,7 @@ int rdma_new(struct transport *transport, const struct transport_rdma_params *pa
 	if (!rdma)
 		return error_origin(-ENOMEM);
 	rdma->transport = transport;
+	rdma->steps = &steps;
 	rdma->params = *params;
 	rdma->source.fd = -1;
 	list_init(&rdma->links);

@@ -78,8 +78,23 @@ struct rdma_metrics {
 };
 #undef RDMA_METRIC_
 
+struct rdma_link;
+
+/* What a link that comes up does at each step, and whom it tells. */
+struct rdma_steps {
+	/* The route is found: asks; and the other side has accepted. Return 0, or -errno with why. */
+	int (*connect)(struct rdma_link *link, char *why, size_t size);
+	int (*establish)(struct rdma_link *link, const struct rdma_conn_param *param, char *why,
+			 size_t size);
+	/* It becomes a lane, which owns it then. Returns 0 or -errno. */
+	int (*up)(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);
+	/* Nothing is being made any more. */
+	void (*over)(struct peer *peer);
+};
+
 struct rdma {
 	struct transport *transport;
+	const struct rdma_steps *steps;
 	const struct rdma_verbs *verbs;
 	struct transport_rdma_params params;
 	struct rdma_event_channel *events;

@@ -356,11 +356,17 @@ void rdma_link_break(struct rdma_link *link, const char *why)
 	worker_post(link->lane->worker, &link->broken);
 }
 
+static void rdma_end(struct lane *lane)
+{
+	lane->rdma = rdma_link_free(lane->rdma);
+}
+
 static const struct lane_ops rdma_ops = {
 	.start = rdma_start,
 	.flush = rdma_flush,
 	.cut = rdma_cut,
 	.release = rdma_release,
+	.end = rdma_end,
 };
 
 int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_lane)

@@ -196,7 +196,7 @@ static void link_up(struct rdma_link *link)
 	if (!link->is_accepting)
 		state->n_dialing--;
 	link->state = LINK_UP;
-	r = peer_add_rdma_lane(link->peer, link, link->rail, link->is_accepting);
+	r = link->rdma->steps->up(link->peer, link, link->rail, link->is_accepting);
 	if (r) {
 		if (link->is_accepting)
 			link->rdma->transport->port.n_accepted--;
@@ -217,6 +217,7 @@ static void link_up(struct rdma_link *link)
 /* A link that is being made fails. */
 void rdma_link_lost(struct rdma_link *link, int status, const char *why)
 {
+	const struct rdma *rdma = link->rdma;
 	struct peer *peer = link->peer;
 	bool is_ours = !link->is_accepting;
 
@@ -227,7 +228,7 @@ void rdma_link_lost(struct rdma_link *link, int status, const char *why)
 		transport_complain(link->rdma->transport, "%s: rdma: %s", peer->name, why);
 	rdma_link_free(link);
 	if (is_ours && !--peer->rdma->n_dialing)
-		rdma_dial_over(peer);
+		rdma->steps->over(peer);
 }
 
 void rdma_links_drop(struct peer *peer)
@@ -264,10 +265,10 @@ void rdma_link_on_event(struct rdma_link *link, const struct rdma_cm_event *even
 		r = verbs->cm_resolve_route(link->id, RDMA_RESOLVE_MS) ? -errno : 0;
 		break;
 	case RDMA_CM_EVENT_ROUTE_RESOLVED:
-		r = rdma_link_connect(link, why, sizeof(why));
+		r = link->rdma->steps->connect(link, why, sizeof(why));
 		break;
 	case RDMA_CM_EVENT_CONNECT_RESPONSE:
-		r = rdma_link_establish(link, &event->param.conn, why, sizeof(why));
+		r = link->rdma->steps->establish(link, &event->param.conn, why, sizeof(why));
 		if (!r) {
 			link_up(link);
 			return;

@@ -163,18 +163,6 @@ int lane_begin_decoded(struct lane *lane)
 	}
 }
 
-static void call_on_answer(struct mail *mail)
-{
-	struct call *call = container_of(mail, struct call, message.mail);
-
-	if (call->status == -ENETRESET && call->answer.op != DATA_ERROR)
-		call_say_damaged(call->peer);
-	/* Lost with an RDMA connection: the word of the other transport, not of a server. */
-	if (call->status == -ENETRESET && call->is_repeatable)
-		call->answer = (struct data_header){ 0 };
-	call_end(call);
-}
-
 void lane_end_answer(struct lane *lane, struct call *call)
 {
 	bool was_damaged = call->answer.op == DATA_ERROR && call->answer.status == EBADMSG;
@@ -188,7 +176,7 @@ void lane_end_answer(struct lane *lane, struct call *call)
 		call_damaged(call);
 	else
 		call_take_answer(call);
-	call->message.mail.run = call_on_answer;
+	call->message.mail.run = lane->peer->home->answered;
 	call->state = CALL_ANSWERED;
 	if (call->is_written)
 		lane_post_home(lane, &call->message.mail);
