@@ -303,7 +303,8 @@ static void declare_add(struct job *job, struct declared *declared, const struct
 	said->waiting = delivery;
 	if (!failure.status)
 		(void)compare(job, declared, declare, &failure);
-	if (!failure.status && left_without(job, declared, &failure) && elastic_without_left(job))
+	if (!failure.status && left_without(job, declared, &failure) &&
+	    job->server->hooks->without_left(job))
 		failure.status = 0;
 	if (failure.status)
 		declare_fail(job, declared, &failure);
@@ -386,7 +387,7 @@ void declare_visit(struct job *job, struct list *link, uint64_t now_ns)
 	struct failure failure;
 
 	if (job->n_left && !job->sweep.asked && left_without(job, declaring->declared, &failure)) {
-		job->sweep.asked = elastic_without_left(job);
+		job->sweep.asked = job->server->hooks->without_left(job);
 		if (!job->sweep.asked) {
 			declare_fail(job, declaring->declared, &failure);
 			return;

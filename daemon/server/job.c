@@ -30,7 +30,7 @@ static uint64_t job_deadline(const struct job *job)
 	if (!job->sweep.going)
 		at = job->sweep.again ? job->sweep.not_before_ns
 				      : MAX(job->sweep.next_ns, job->sweep.not_before_ns);
-	at = MIN(at, attach_lost_deadline(job));
+	at = MIN(at, job->server->hooks->lost_deadline(job));
 	at = MIN(at, job->membership.regroup_by_ns);
 	return MIN(at, job->attachment.by_ns);
 }
@@ -48,13 +48,15 @@ void job_wake(struct job *job)
 
 static void expire(struct job *job, uint64_t now)
 {
+	const struct server_hooks *hooks = job->server->hooks;
+
 	sweep(job, SWEEP_TIME);
 	if (job->state == JOB_RUNNING && job->membership.regroup_by_ns <= now)
-		regroup_expired(job);
+		hooks->regroup_expired(job);
 	if (job->state == JOB_RUNNING && job->attachment.by_ns <= now)
-		attach_expired(job);
-	else if (job->state == JOB_RUNNING && attach_lost_deadline(job) <= now)
-		attach_lost_expired(job, now);
+		hooks->attach_expired(job);
+	else if (job->state == JOB_RUNNING && hooks->lost_deadline(job) <= now)
+		hooks->lost_expired(job, now);
 }
 
 static void job_expired(struct loop_timer *timer)
@@ -63,7 +65,7 @@ static void job_expired(struct loop_timer *timer)
 	uint64_t now = clock_now_ns();
 
 	if (job->state == JOB_FORMING && job_deadline(job) <= now) {
-		form_expired(job);
+		job->server->hooks->form_expired(job);
 		return;
 	}
 	job_hold(job);
@@ -196,17 +198,14 @@ struct job *job_free(struct job *job)
 	if (job->server) {
 		loop_timer_cancel(&job->timer);
 		loop_abort(&job->sweep.chore);
-		keep_end(job);
 		list_remove(&job->link);
 		job->server->n_changes++;
 		if (job->state == JOB_RUNNING)
 			lose_number(job);
 		if (job->state != JOB_OVER && !job->membership.succeeded)
 			job_give_place(job);
-		store_free(job);
+		job->server->hooks->job_freed(job);
 	}
-	while (job->server && !list_empty(&job->membership.guests))
-		guest_free(list_first(&job->membership.guests, struct guest, link));
 	for (uint32_t i = 0; job->nodes && i < job->n_nodes; i++) {
 		(void)join_free(job->nodes[i].join);
 		(void)held_free(job->nodes[i].sent.slots);
@@ -387,7 +386,7 @@ void job_dismiss(struct job *job)
 			delivery_fail(joining, job->failure.status, job->failure.text);
 		rejoin_end(&job->nodes[i], job->failure.status, job->failure.text);
 	}
-	guest_end(job);
+	job->server->hooks->job_over(job);
 	sweep(job, 0);
 }
 

@@ -40,6 +40,7 @@
 #include "server/charge.h"
 #include "server/declare.h"
 #include "server/form.h"
+#include "server/hooks.h"
 #include "server/job_quota.h"
 #include "server/leave.h"
 #include "server/membership.h"
@@ -54,6 +55,7 @@
 #define NODE_NONE UINT32_MAX
 struct server {
 	struct server_params params;
+	const struct server_hooks *hooks;
 	struct list jobs;
 	uint64_t n_changes; /* how often one has come, gone, or got its number */
 	struct map numbers; /* running jobs */

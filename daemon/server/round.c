@@ -263,7 +263,7 @@ static bool fail_left(struct tensor *tensor, const struct data_header *header,
 	missing = missing_text(job, header, from, true, &ranks);
 	if (!ranks.n)
 		return false;
-	if (elastic_without_left(job))
+	if (job->server->hooks->without_left(job))
 		return false;
 	(void)failure_set(failure, -EPIPE, "job %s: %s, round %llu: %s %s left the job",
 			  job->owner.name, tensor_text(tensor, &text),
@@ -521,7 +521,7 @@ static void expire(struct slot *slot, uint64_t now_ns)
 	struct round_text text;
 	const char *ranks, *what;
 
-	if (elastic_without_missing(job, slot)) {
+	if (job->server->hooks->without_missing(job, slot)) {
 		slot->since_ns = now_ns;
 		sweep_until(job, now_ns + job_patience_ns(job));
 		return;

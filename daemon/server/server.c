@@ -10,11 +10,67 @@
 #include "server/accumulate.h"
 #include "server/job.h"
 #include "server/keep.h"
+#include "server/quorum.h"
 #include "server/round.h"
 #include "server/rows.h"
 #include "server/store.h"
 #include "server/told.h"
 #include <stdio.h>
+
+static void free_job(struct job *job)
+{
+	keep_end(job);
+	accumulate_free(job);
+	store_free(job);
+	while (!list_empty(&job->membership.guests))
+		guest_free(list_first(&job->membership.guests, struct guest, link));
+}
+
+static void fail_slot(struct slot *slot, int status, const char *text)
+{
+	rows_fail(slot, status, text);
+	keep_fail(slot, status, text);
+}
+
+static void free_slot(struct slot *slot)
+{
+	quorum_count(slot);
+	keep_forget(slot);
+	slot->rows = rows_free(slot);
+}
+
+/* In the order in which they are gone along. */
+static const struct sweep_stage stages[] = {
+	{ offsetof(struct job, store.kept), SWEEP_NEWS, keep_visit, slot_end },
+	/* Whom it concerns has been answered. */
+	{ offsetof(struct job, store.held), SWEEP_NEWS, rows_visit, slot_end_answered },
+	{ offsetof(struct job, store.open), SWEEP_NEWS | SWEEP_TIME, round_visit, slot_end },
+	{ offsetof(struct job, store.late), 0, NULL, slot_end_answered },
+	{ offsetof(struct job, store.accumulators), SWEEP_NEWS | SWEEP_TIME, accumulate_visit,
+	  accumulate_end },
+	{ offsetof(struct job, names.declaring), SWEEP_NEWS | SWEEP_TIME, declare_visit,
+	  declare_end },
+	{ offsetof(struct job, names.declarations), 0, NULL, declaration_end },
+	{ offsetof(struct job, store.parts), 0, NULL, part_end },
+	{ offsetof(struct job, store.all_tensors), 0, NULL, tensor_end },
+};
+
+static const struct server_hooks hooks = {
+	.lost_deadline = attach_lost_deadline,
+	.lost_expired = attach_lost_expired,
+	.form_expired = form_expired,
+	.attach_expired = attach_expired,
+	.regroup_expired = regroup_expired,
+	.job_over = guest_end,
+	.job_freed = free_job,
+	.without_left = elastic_without_left,
+	.without_missing = elastic_without_missing,
+	.slot_failed = fail_slot,
+	.slot_freed = free_slot,
+	.carried_freed = quorum_drop,
+	.stages = stages,
+	.n_stages = ARRAY_SIZE(stages),
+};
 
 static void metric_start(struct metric *metric, const char *name, const char *help)
 {
@@ -30,6 +86,7 @@ int server_new(const struct server_params *params, struct server **ret_server)
 	if (!server)
 		return error_origin(-ENOMEM);
 	server->params = *params;
+	server->hooks = &hooks;
 	list_init(&server->jobs);
 	metric_start(&server->bytes_summed, "bps_server_bytes_summed_total",
 		     "Bytes of contributions that were summed here.");

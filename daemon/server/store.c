@@ -497,10 +497,8 @@ void slot_free(struct slot *slot)
 	struct job *job = slot->job;
 
 	slot->late = slot->kept = false;
-	quorum_count(slot);
-	keep_forget(slot);
-	slot->rows = rows_free(slot);
-	quorum_drop(job, &slot->carried);
+	job->server->hooks->slot_freed(slot);
+	job->server->hooks->carried_freed(job, &slot->carried);
 	slot->more_inputs = held_free(slot->more_inputs);
 	quota_release(job->memory.quota, slot->charged);
 	slot->result = block_unref(slot->result);
@@ -527,8 +525,7 @@ void slot_fail(struct slot *slot, int status, const char *text)
 		if (from)
 			delivery_fail(from, status, text);
 	}
-	rows_fail(slot, status, text);
-	keep_fail(slot, status, text);
+	slot->job->server->hooks->slot_failed(slot, status, text);
 	slot_free(slot);
 }
 
@@ -545,11 +542,22 @@ void round_fail_slots(struct round *round, const struct failure *failure)
 	round_put(round);
 }
 
+void slot_end(struct job *job, struct list *link)
+{
+	slot_fail(container_of(link, struct slot, in_job), job->failure.status, job->failure.text);
+}
+
+void slot_end_answered(struct job *job, struct list *link)
+{
+	(void)job;
+	slot_free(container_of(link, struct slot, in_job));
+}
+
 void part_end(struct job *job, struct list *link)
 {
 	struct part *part = container_of(link, struct part, in_job);
 
-	quorum_drop(job, &part->carried);
+	job->server->hooks->carried_freed(job, &part->carried);
 	freep(&part->roll);
 	list_remove(link);
 }
@@ -580,7 +588,6 @@ void store_free(struct job *job)
 {
 	struct slot *slot, *tmp;
 
-	accumulate_free(job);
 	/* With the pool gone nobody sums these any more. */
 	list_for_each_safe (slot, tmp, &job->store.summing, in_job)
 		slot_fail(slot, job->failure.status, job->failure.text);

@@ -172,5 +172,8 @@ void part_end(struct job *job, struct list *link);
 void tensor_end(struct job *job, struct list *link);
 /* Nothing is left but what is being summed. */
 void store_end(struct job *job);
+/* The job is over: what waits for a slot fails, or has been answered. */
+void slot_end(struct job *job, struct list *link);
+void slot_end_answered(struct job *job, struct list *link);
 /* The rest, also what a pool that was freed has dropped. */
 void store_free(struct job *job);

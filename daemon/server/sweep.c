@@ -1,15 +1,11 @@
 /*
- * Goes along the lists of a job in bounded steps and calls each object's file: keep.c, rows.c,
- * round.c, accumulate.c, declare.c. job.c begins a sweep for deadlines and the job's end, leave.c,
+ * Goes along the lists of a job in bounded steps and calls each object's file by server.c's table:
+ * keep.c, rows.c, round.c, accumulate.c, declare.c. job.c begins a sweep for deadlines and the job's end, leave.c,
  * told.c and quorum.c for news of nodes and results.
  */
 #include "server/sweep.h"
 
 #include "base/clock.h"
-#include "server/accumulate.h"
-#include "server/keep.h"
-#include "server/round.h"
-#include "server/rows.h"
 #include "server/store.h"
 
 /* A step is so many. */
@@ -19,44 +15,14 @@
 /* Each that was looked at puts the next sweep off: about ten times as long as the look takes. */
 #define SWEEP_REST_NS NSEC_PER_USEC
 
-/* One of the lists of a job, in the order in which they are gone along. */
-struct stage {
-	size_t list;  /* where it is in struct job */
-	unsigned why; /* what concerns those that are in it */
-	void (*visit)(struct job *job, struct list *link, uint64_t now_ns);
-	void (*end)(struct job *job,
-		    struct list *link); /* the job is over: it goes from the list */
-};
-
-static void end_slot(struct job *job, struct list *link)
+static const struct sweep_stage *stage_of(const struct job *job)
 {
-	slot_fail(container_of(link, struct slot, in_job), job->failure.status, job->failure.text);
+	return &job->server->hooks->stages[job->sweep.stage];
 }
 
-/* Whom it concerns has been answered. */
-static void end_answered(struct job *job, struct list *link)
+static struct list *list_here(struct job *job)
 {
-	(void)job;
-	slot_free(container_of(link, struct slot, in_job));
-}
-
-static const struct stage stages[] = {
-	{ offsetof(struct job, store.kept), SWEEP_NEWS, keep_visit, end_slot },
-	{ offsetof(struct job, store.held), SWEEP_NEWS, rows_visit, end_answered },
-	{ offsetof(struct job, store.open), SWEEP_NEWS | SWEEP_TIME, round_visit, end_slot },
-	{ offsetof(struct job, store.late), 0, NULL, end_answered },
-	{ offsetof(struct job, store.accumulators), SWEEP_NEWS | SWEEP_TIME, accumulate_visit,
-	  accumulate_end },
-	{ offsetof(struct job, names.declaring), SWEEP_NEWS | SWEEP_TIME, declare_visit,
-	  declare_end },
-	{ offsetof(struct job, names.declarations), 0, NULL, declaration_end },
-	{ offsetof(struct job, store.parts), 0, NULL, part_end },
-	{ offsetof(struct job, store.all_tensors), 0, NULL, tensor_end },
-};
-
-static struct list *list_of(struct job *job, const struct stage *stage)
-{
-	return (struct list *)((char *)job + stage->list);
+	return (struct list *)((char *)job + stage_of(job)->list);
 }
 
 static void begin(struct job *job)
@@ -64,7 +30,7 @@ static void begin(struct job *job)
 	job->sweep.why = job->sweep.again;
 	job->sweep.again = 0;
 	job->sweep.stage = 0;
-	job->sweep.at = list_of(job, stages)->next;
+	job->sweep.at = list_here(job)->next;
 	job->sweep.n = 0;
 	job->sweep.asked = false;
 	job->sweep.next_ns = CLOCK_NEVER;
@@ -75,16 +41,15 @@ static struct list *next(struct job *job)
 {
 	struct sweep *s = &job->sweep;
 
-	while (s->stage < ARRAY_SIZE(stages)) {
-		const struct stage *stage = &stages[s->stage];
+	while (s->stage < job->server->hooks->n_stages) {
 		struct list *link = s->at;
 
-		if (link != list_of(job, stage) && (s->ends || stage->why & s->why)) {
+		if (link != list_here(job) && (s->ends || stage_of(job)->why & s->why)) {
 			s->at = link->next;
 			return link;
 		}
-		if (++s->stage < ARRAY_SIZE(stages))
-			s->at = list_of(job, &stages[s->stage])->next;
+		if (++s->stage < job->server->hooks->n_stages)
+			s->at = list_here(job)->next;
 	}
 	return NULL;
 }
@@ -107,9 +72,9 @@ static bool step(struct job *job)
 			return job->state == JOB_OVER && !s->ends;
 		s->n++;
 		if (s->ends)
-			stages[s->stage].end(job, link);
+			stage_of(job)->end(job, link);
 		else
-			stages[s->stage].visit(job, link, now_ns);
+			stage_of(job)->visit(job, link, now_ns);
 	}
 	return true;
 }

@@ -1,0 +1,42 @@
+/*
+ * What stands above job.c, sweep.c, store.c, round.c and declare.c and hears of what they find out: server.c makes the table,
+ * once. Private to server/. Control thread.
+ */
+#pragma once
+
+#include "base/error.h"
+#include "base/list.h"
+
+struct job;
+struct slot;
+
+/* One of the lists of a job, in the order in which a sweep goes along them. */
+struct sweep_stage {
+	size_t list;  /* where it is in struct job */
+	unsigned why; /* what concerns those that are in it */
+	void (*visit)(struct job *job, struct list *link, uint64_t now_ns);
+	/* The job is over: it goes from the list. */
+	void (*end)(struct job *job, struct list *link);
+};
+
+struct server_hooks {
+	/* Deadlines of a job: when a lost node is given up; and each, when it is over. */
+	uint64_t (*lost_deadline)(const struct job *job);
+	void (*lost_expired)(struct job *job, uint64_t now_ns);
+	void (*form_expired)(struct job *job);
+	void (*attach_expired)(struct job *job);
+	void (*regroup_expired)(struct job *job);
+	/* The job is over: guests are told. Then: its memory goes. */
+	void (*job_over)(struct job *job);
+	void (*job_freed)(struct job *job);
+	/* Whether an elastic job goes on without nodes that left, or those that a slot waits for. */
+	bool (*without_left)(struct job *job);
+	bool (*without_missing)(struct job *job, const struct slot *slot);
+	/* A slot fails: who else waits for it is told. Then, or otherwise: it goes. */
+	void (*slot_failed)(struct slot *slot, int status, const char *text);
+	void (*slot_freed)(struct slot *slot);
+	/* Contributions that came too late go. */
+	void (*carried_freed)(struct job *job, struct list *carried);
+	const struct sweep_stage *stages;
+	size_t n_stages;
+};
