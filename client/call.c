@@ -511,7 +511,7 @@ static void call_message(struct bps_client *client, const Bps__Control__Message 
 		int status = message_status(message, &text);
 
 		if (message->body_case == BPS__CONTROL__MESSAGE__BODY_JOB_FAILED)
-			client->ops->job_failed(client, message->job_failed->job, status, text);
+			client->ops->job_is_over(client, message->job_failed->job, status, text);
 		else if (message->body_case == BPS__CONTROL__MESSAGE__BODY_UNUSED)
 			client->ops->unused(client, message->unused->name, message->unused->tensor);
 		else if (status)

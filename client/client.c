@@ -109,7 +109,7 @@ static const struct client_ops ops = {
 	.copy = request_copy_all,
 	.failed = end_all,
 	.lost = session_lost,
-	.job_failed = job_failed,
+	.job_is_over = job_has_failed,
 	.unused = tensor_unused,
 };
 

@@ -57,8 +57,8 @@ struct client_ops {
 	void (*failed)(struct bps_client *client);
 	/* What the daemon has said: nothing any more; and its events. */
 	void (*lost)(struct bps_client *client);
-	void (*job_failed)(struct bps_client *client, uint64_t number, int status,
-			   const char *text);
+	void (*job_is_over)(struct bps_client *client, uint64_t number, int status,
+			    const char *text);
 	void (*unused)(struct bps_client *client, const char *name, uint32_t number);
 };
 

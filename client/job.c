@@ -331,7 +331,7 @@ static void job_end(struct job *job, int status, const char *text)
 	job_close_ledger(job);
 }
 
-void job_failed(struct bps_client *client, uint64_t number, int status, const char *text)
+void job_has_failed(struct bps_client *client, uint64_t number, int status, const char *text)
 {
 	struct job *job = &client->job;
 

@@ -33,7 +33,7 @@ struct job {
 };
 
 /* The daemon says that a run of a job is over. */
-void job_failed(struct bps_client *client, uint64_t number, int status, const char *text);
+void job_has_failed(struct bps_client *client, uint64_t number, int status, const char *text);
 /* How a request ended is told to the caller: his rank and size are what it says. */
 void job_see(struct bps_client *client, const struct bps_request *request);
 /* The next daemon does not go on with it: ends its requests too. */

@@ -281,7 +281,7 @@ static struct pipeline_round *next_round(struct pipeline_job *job)
 	for (; is_dealt(job, link) && unsent < ahead; link = link->next) {
 		struct pipeline_round *round = round_of(link);
 
-		if (!round->turn.refilling && pipeline_round_can_begin_part(round))
+		if (!round->turn.refilling && job->pipeline->hooks->round_may_begin(round))
 			return round;
 		unsent += round->turn.unsent;
 	}
@@ -297,6 +297,6 @@ void pipeline_deal(struct pipeline_job *job)
 	job->schedule.dealing = true;
 	/* From the start after each: it may end, and others with it. */
 	while ((round = next_round(job)))
-		pipeline_round_refill(round);
+		job->pipeline->hooks->round_turn(round);
 	job->schedule.dealing = false;
 }

@@ -147,14 +147,6 @@ static struct buffer *buffer_of(const struct pipeline_request *request)
 	return request->input_device ?: request->output_device;
 }
 
-bool pipeline_device_concerns(const struct pipeline_round *round)
-{
-	for (uint32_t i = 0; i < round->job->layout.n_local; i++)
-		if (round->ranks[i].request && buffer_of(round->ranks[i].request))
-			return true;
-	return false;
-}
-
 /* One buffer of a rank. */
 static int look_at_memory(struct pipeline_device *device, uint32_t rank, struct buffer *buffer,
 			  struct failure *failure)

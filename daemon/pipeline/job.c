@@ -55,9 +55,6 @@ void pipeline_job_release(struct pipeline_job *job)
 
 struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 {
-	struct pipeline_round *round;
-	struct map_entry *entry;
-
 	if (!job)
 		return NULL;
 	list_remove(&job->link);
@@ -65,18 +62,8 @@ struct pipeline_job *pipeline_job_free(struct pipeline_job *job)
 	loop_timer_cancel(&job->sweep.timer);
 	loop_abort(&job->sweep.chore);
 	loop_abort(&job->later.chore);
-	list_for_each (round, &job->rounds, job_link)
-		pipeline_round_drop(round);
-	for (entry = job->resumption.resumed ? map_first(&job->tensors.by_name) : NULL; entry;
-	     entry = map_next(&job->tensors.by_name, entry))
-		free(container_of(entry, struct pipeline_tensor, entry)->pasts);
-	map_done(&job->tensors.by_name);
-	pipeline_lend_done(job);
-	pipeline_keep_done(job);
+	job->pipeline->hooks->freed(job);
 	pipeline_room_done(job);
-	pipeline_ordinal_done(job);
-	pipeline_setup_free(job);
-	pipeline_device_free(job);
 	layout_done(&job->layout);
 	(void)ledger_free(job->resumption.ledger);
 	(void)fd_close(job->resumption.ledger_fd);
@@ -151,8 +138,7 @@ int pipeline_job_make(struct pipeline *pipeline, const struct pipeline_join *joi
 	list_init(&job->retention.lent);
 	list_init(&job->retention.spare_lent);
 	list_init(&job->placement.later);
-	pipeline_later_init(job);
-	pipeline_forget_init(job);
+	job->pipeline->hooks->made(job);
 	pipeline_room_init(job);
 	(void)snprintf(job->owner.name, sizeof(job->owner.name), "%s", join->job);
 	job->shape = (struct pipeline_shape){
@@ -211,7 +197,7 @@ void pipeline_job_detach(struct pipeline_member *member)
 {
 	struct pipeline_job *job = member->job;
 
-	pipeline_tensor_detach(member);
+	job->pipeline->hooks->member_gone(member);
 	for (uint32_t i = 0; i < job->shape.local_size; i++)
 		if (job->members[i] == member)
 			job->members[i] = NULL;
@@ -228,8 +214,7 @@ void pipeline_job_over(struct pipeline_job *job)
 {
 	job->state = JOB_OVER;
 	loop_timer_cancel(&job->sweep.timer);
-	pipeline_setup_close(job);
-	pipeline_device_close(job);
+	job->pipeline->hooks->is_over(job);
 	pipeline_job_release(job);
 }
 
@@ -243,12 +228,12 @@ static void fail(struct pipeline_job *job, const struct failure *failure, const 
 		log_warning("job %s: failed: %s", job->owner.name, failure->text);
 	else
 		log_notice("job %s: not formed: %s", job->owner.name, failure->text);
-	pipeline_setup_fail_job(job, failure, from);
+	job->pipeline->hooks->fails(job, failure, from);
 	job->end.number = number;
 	pipeline_job_hold(job);
 	pipeline_job_over(job);
 	pipeline_elastic_end(job);
-	pipeline_sweep(job);
+	job->pipeline->hooks->news(job);
 	pipeline_job_release(job);
 }
 
@@ -330,7 +315,7 @@ int pipeline_job_order_members(struct pipeline_job *job)
 void pipeline_job_formed(struct pipeline_job *job)
 {
 	job->state = JOB_RUNNING;
-	pipeline_elastic_formed(job);
+	job->pipeline->hooks->runs(job);
 	pipeline_room_formed(job);
 	(void)loop_timer_set(job->pipeline->params.loop, &job->sweep.timer,
 			     clock_now_ns() + TIMER_IDLE_NS);
@@ -349,7 +334,7 @@ void pipeline_job_formed(struct pipeline_job *job)
 		FAILPOINT("job-joined");
 	}
 	job->resumption.ledger_fd = fd_close(job->resumption.ledger_fd);
-	pipeline_add_look(job);
+	job->pipeline->hooks->begun(job);
 }
 
 void pipeline_job_form_here(struct pipeline_job *job)
@@ -544,9 +529,9 @@ int pipeline_join(struct pipeline *pipeline, struct pipeline_member *member,
 	if (job->resumption.resumed)
 		pipeline_resume_form(job);
 	else if (job->distributed && !job->fleet.querying && !job->fleet.view)
-		pipeline_setup_open(job);
+		job->pipeline->hooks->opens(job);
 	else if (job->distributed)
-		pipeline_setup_join(job);
+		job->pipeline->hooks->joins(job);
 	else
 		pipeline_job_form_here(job);
 	return 0;
@@ -655,7 +640,7 @@ static void on_timer(struct loop_timer *timer)
 	}
 	(void)loop_timer_set(job->pipeline->params.loop, timer, now_ns + TIMER_IDLE_NS);
 	pipeline_job_hold(job);
-	pipeline_sweep(job);
+	job->pipeline->hooks->news(job);
 	pipeline_job_watch(job, pipeline_elastic_expire(job, now_ns));
 	pipeline_job_release(job);
 }
@@ -669,7 +654,7 @@ static void forming_without(struct pipeline_job *job, uint32_t index, uint32_t r
 	struct failure failure;
 
 	(void)failure_set(&failure, -EPIPE, "rank %u (pid %u) %s", rank, pid, how);
-	if (pipeline_elastic_drop_forming(job, index, rank, &failure))
+	if (job->pipeline->hooks->rank_gone_early(job, index, rank, &failure))
 		return;
 	if (!job->n_members) {
 		pipeline_job_over(job);
@@ -678,7 +663,7 @@ static void forming_without(struct pipeline_job *job, uint32_t index, uint32_t r
 	} else if (job->distributed) {
 		/* With fewer ranks and the old number it would look like an older JOIN that was overtaken. */
 		(void)new_instance(job);
-		pipeline_setup_join(job);
+		job->pipeline->hooks->joins(job);
 	}
 }
 
@@ -748,7 +733,7 @@ void pipeline_leave(struct pipeline_member *member)
 	if (job->shape.elastic) {
 		pipeline_job_hold(job);
 		(void)failure_set(&failure, -ECANCELED, "this rank left job %s", job->owner.name);
-		pipeline_elastic_drop(job, member->index, &failure, true);
+		job->pipeline->hooks->rank_gone(job, member->index, &failure, true);
 		pipeline_job_let_leave(job);
 		pipeline_elastic_try(job);
 		pipeline_job_release(job);
@@ -761,7 +746,7 @@ void pipeline_leave(struct pipeline_member *member)
 	if (!job->sweep.leaves.status) {
 		(void)failure_set(&job->sweep.leaves, -ECANCELED, "rank %u left job %s", rank,
 				  job->owner.name);
-		pipeline_sweep(job);
+		job->pipeline->hooks->news(job);
 	}
 	pipeline_job_let_leave(job);
 	pipeline_job_release(job);
@@ -792,7 +777,7 @@ void pipeline_abandon(struct pipeline_member *member, const char *how)
 		return;
 	}
 	pipeline_job_hold(job);
-	pipeline_elastic_drop(job, index, &failure, was_leaving);
+	job->pipeline->hooks->rank_gone(job, index, &failure, was_leaving);
 	if (!job->n_members && job->state == JOB_RUNNING && !job->sweep.n_without) {
 		pipeline_left_say(job);
 		pipeline_job_over(job);

@@ -18,6 +18,7 @@
 #include "base/map.h"
 #include "base/metrics.h"
 #include "pipeline/fleet.h"
+#include "pipeline/hooks.h"
 #include "pipeline/later.h"
 #include "pipeline/left.h"
 #include "pipeline/membership.h"
@@ -41,6 +42,7 @@ enum pipeline_job_state { JOB_FORMING, JOB_RUNNING, JOB_OVER };
 
 struct pipeline {
 	struct pipeline_params params;
+	const struct pipeline_hooks *hooks;
 	struct list jobs;      /* not yet freed, in the order in which they began */
 	uint64_t n_changes;    /* how often one has come, gone, or got its number */
 	struct list outlets;   /* queues towards servers: outlet.c */

@@ -114,7 +114,7 @@ void pipeline_keep_park(struct pipeline_part *part)
 {
 	struct pipeline_server *server;
 
-	pipeline_part_choose(part);
+	part->job->pipeline->hooks->part.waits(part);
 	server = &part->job->fleet.servers[part->server];
 	part->state = PART_QUEUED;
 	part->again = false;
@@ -176,7 +176,7 @@ static void unhold(struct pipeline_job *job, size_t number)
 			continue;
 		list_for_each (part, &round->parts, link)
 			if (part->state == PART_HELD && part->server == number)
-				pipeline_part_unhold(part);
+				job->pipeline->hooks->part.let_go(part);
 	}
 	pipeline_keep_feed(job);
 }
@@ -201,7 +201,7 @@ static void begin_anew(struct pipeline_job *job, size_t number)
 	struct pipeline_outlet *outlet = TAKE_PTR(job->fleet.servers[number].outlet);
 
 	unhold(job, number);
-	pipeline_rows_lost(job, number);
+	job->pipeline->hooks->rows_begin_anew(job, number);
 	pipeline_outlet_put(outlet);
 }
 
@@ -341,7 +341,7 @@ static void unpark(struct pipeline_server *server)
 
 	while ((part = list_first(&server->parked, struct pipeline_part, wait))) {
 		list_remove(&part->wait);
-		pipeline_part_unpark(part);
+		part->job->pipeline->hooks->part.goes_on(part);
 	}
 	pipeline_outlet_pump(outlet);
 }
@@ -399,7 +399,7 @@ void pipeline_keep_feed(struct pipeline_job *job)
 	job->retention.feeding = true;
 	while ((part = list_first(&job->retention.starved, struct pipeline_part, wait))) {
 		list_remove(&part->wait);
-		if (pipeline_part_feed(part))
+		if (job->pipeline->hooks->part.fed(part))
 			continue;
 		list_push_front(&job->retention.starved, &part->wait);
 		break;

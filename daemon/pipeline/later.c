@@ -15,10 +15,10 @@ static bool step(struct pipeline_job *job)
 
 	if (round) {
 		list_remove(&round->turn.link);
-		pipeline_round_go_on(round);
+		job->pipeline->hooks->round_later(round);
 	} else if (tensor) {
 		list_remove(&tensor->later_link);
-		pipeline_round_advance(tensor);
+		job->pipeline->hooks->tensor_later(tensor);
 	}
 	return !list_empty(&job->later.rounds) || !list_empty(&job->later.tensors);
 }

@@ -38,7 +38,7 @@ int pipeline_left_init(struct pipeline_job *job)
 
 static void tell(const struct pipeline_job *job, size_t server, uint32_t node)
 {
-	struct peer *peer = pipeline_setup_peer(job, server);
+	struct peer *peer = job->pipeline->hooks->peer_of(job, server);
 	struct data_header header = {
 		.op = DATA_LEFT,
 		.job = job->number,
@@ -83,7 +83,7 @@ void pipeline_left_heard(struct pipeline_job *job, uint64_t node)
 			tell(job, i, (uint32_t)node);
 	/* It is for the first node to ask servers in. */
 	if (!was_first && pipeline_elastic_is_first(job))
-		pipeline_move_look_again(job);
+		job->pipeline->hooks->look_for_servers(job);
 }
 
 void pipeline_left_tell_idle(struct peer *peer, uint64_t number, uint32_t node)
@@ -151,7 +151,7 @@ void pipeline_left_say(struct pipeline_job *job)
 
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		size_t server = (job->fleet.home_number + i) % job->fleet.n_servers;
-		struct peer *peer = pipeline_setup_peer(job, server);
+		struct peer *peer = job->pipeline->hooks->peer_of(job, server);
 
 		if (peer)
 			say(job, peer,

@@ -14,15 +14,6 @@
 	NSEC_PER_SEC /* when it is looked first whether a server is back; then later and later */
 #define RETURN_MAX_NS (60 * NSEC_PER_SEC)
 
-bool pipeline_move_is_in(const struct pipeline_job *job, size_t server)
-{
-	if (!job->placement.moves)
-		return true;
-	return server < job->fleet.n_viewed
-		       ? !(job->placement.moves[server] & 1)
-		       : !(job->placement.added.servers[server - job->fleet.n_viewed].moves & 1);
-}
-
 bool pipeline_move_is_dropped(const struct pipeline_job *job, size_t server)
 {
 	const struct view *view = cluster_view(job->pipeline->params.cluster);
@@ -214,7 +205,7 @@ int pipeline_move_init(struct pipeline_job *job)
 	job->placement.first_stripes = job->placement.stripes;
 	if (!job->placement.moves)
 		return error_origin(-ENOMEM);
-	pipeline_elastic_recall(job);
+	job->pipeline->hooks->ranks_recalled(job);
 	for (size_t i = 0; job->placement.moved_before && i < job->fleet.n_viewed; i++) {
 		job->placement.moves[i] = job->placement.moved_before[i];
 		moved |= job->placement.moves[i] > 0;
@@ -314,7 +305,7 @@ static void go_over(struct pipeline_job *job, const char *why)
 	log_notice("job %s: goes on with %zu of %zu servers: %s", job->owner.name,
 		   pipeline_move_n_in(job), job->fleet.n_servers, why);
 	pipeline_job_hold(job);
-	if (!pipeline_elastic_moved(job, why)) {
+	if (!job->pipeline->hooks->ranks_out(job, why)) {
 		pipeline_job_release(job);
 		return;
 	}
@@ -338,7 +329,7 @@ static void go_over(struct pipeline_job *job, const char *why)
 				     is_in ? now_ns : now_ns + RETURN_NS);
 	}
 	sort_parked(job);
-	pipeline_elastic_go_on(job, why);
+	job->pipeline->hooks->ranks_left_behind(job, why);
 	pipeline_add_look_soon(job);
 	FAILPOINT("job-moved");
 	pipeline_job_release(job);

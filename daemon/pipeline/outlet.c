@@ -87,7 +87,7 @@ void pipeline_outlet_pump(struct pipeline_outlet *outlet)
 	outlet->refs++;
 	while (!outlet->lost && (part = next_part(outlet))) {
 		(void)order_pop(&outlet->waiting);
-		pipeline_part_begin(part);
+		part->job->pipeline->hooks->part.turn(part);
 	}
 	outlet->pumping = false;
 	pipeline_outlet_put(outlet);

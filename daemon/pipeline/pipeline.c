@@ -1,10 +1,87 @@
 /*
- * Makes and frees the agent, with its metrics; passes notices and lost peers to the jobs that
+ * Makes and frees the agent, with its metrics, and the table of what lower files call above them;
+ * passes notices and lost peers to the jobs that
  * they concern, and has the transport register trainers' memory. daemon.c and control/ call.
  */
 #include "pipeline/pipeline.h"
+#include "pipeline/device.h"
 #include "pipeline/part.h"
+#include "pipeline/rows.h"
 #include "proto/text.h"
+
+static void init_job(struct pipeline_job *job)
+{
+	pipeline_later_init(job);
+	pipeline_forget_init(job);
+}
+
+static void close_job(struct pipeline_job *job)
+{
+	pipeline_setup_close(job);
+	pipeline_device_close(job);
+}
+
+static void free_job(struct pipeline_job *job)
+{
+	struct pipeline_round *round;
+	struct map_entry *entry;
+
+	list_for_each (round, &job->rounds, job_link)
+		pipeline_round_drop(round);
+	for (entry = job->resumption.resumed ? map_first(&job->tensors.by_name) : NULL; entry;
+	     entry = map_next(&job->tensors.by_name, entry))
+		free(container_of(entry, struct pipeline_tensor, entry)->pasts);
+	map_done(&job->tensors.by_name);
+	pipeline_lend_done(job);
+	pipeline_keep_done(job);
+	pipeline_ordinal_done(job);
+	pipeline_setup_free(job);
+	pipeline_device_free(job);
+}
+
+static const struct pipeline_hooks hooks = {
+	.made = init_job,
+	.opens = pipeline_setup_open,
+	.joins = pipeline_setup_join,
+	.runs = pipeline_elastic_formed,
+	.begun = pipeline_add_look,
+	.fails = pipeline_setup_fail_job,
+	.is_over = close_job,
+	.freed = free_job,
+	.news = pipeline_sweep,
+	.member_gone = pipeline_tensor_detach,
+	.rank_gone = pipeline_elastic_drop,
+	.rank_gone_early = pipeline_elastic_drop_forming,
+	.rank_is_late = pipeline_elastic_drop_late,
+	.ranks_recalled = pipeline_elastic_recall,
+	.ranks_out = pipeline_elastic_moved,
+	.ranks_left_behind = pipeline_elastic_go_on,
+	.ranks_settle = pipeline_elastic_settle,
+	.regroups = pipeline_setup_regroup,
+	.newcomer_waits = pipeline_seek,
+	.newcomer_gone = pipeline_seek_changed,
+	.newcomers_gone = pipeline_seek_close,
+	.attaches_again = pipeline_setup_reattach,
+	.servers_recalled = pipeline_setup_recall,
+	.join_withdrawn = pipeline_setup_withdraw,
+	.rows_ended = pipeline_rows_outcome,
+	.rounds_known = pipeline_round_settle,
+	.peer_of = pipeline_setup_peer,
+	.look_for_servers = pipeline_move_look_again,
+	.describe_gpu = pipeline_direct_describe,
+	.tensor_known = pipeline_tensor_agreed,
+	.part = { .waits = pipeline_part_choose,
+		  .let_go = pipeline_part_unhold,
+		  .fed = pipeline_part_feed,
+		  .goes_on = pipeline_part_unpark,
+		  .turn = pipeline_part_begin },
+	.rows_begin_anew = pipeline_rows_lost,
+	.round_may_begin = pipeline_round_can_begin_part,
+	.round_turn = pipeline_round_refill,
+	.round_later = pipeline_round_go_on,
+	.tensor_later = pipeline_round_advance,
+	.round_without_them = pipeline_round_mend,
+};
 
 static void metrics_init(struct pipeline *pipeline)
 {
@@ -48,6 +125,7 @@ int pipeline_new(const struct pipeline_params *params, struct pipeline **ret_pip
 	if (!pipeline)
 		return error_origin(-ENOMEM);
 	pipeline->params = *params;
+	pipeline->hooks = &hooks;
 	list_init(&pipeline->jobs);
 	list_init(&pipeline->newcomers);
 	list_init(&pipeline->seeks);

@@ -141,7 +141,7 @@ static void take_out(struct pipeline_newcomer *newcomer)
 	newcomer->member->newcomer = NULL;
 	list_remove(&newcomer->link);
 	waiting_remove(newcomer);
-	pipeline_seek_changed(newcomer);
+	newcomer->pipeline->hooks->newcomer_gone(newcomer);
 	free(newcomer);
 }
 
@@ -162,7 +162,7 @@ void pipeline_elastic_close(struct pipeline *pipeline, const struct failure *fai
 {
 	struct pipeline_newcomer *newcomer, *next;
 
-	pipeline_seek_close(pipeline);
+	pipeline->hooks->newcomers_gone(pipeline);
 	loop_timer_cancel(&pipeline->newcomers_timer);
 	list_for_each_safe (newcomer, next, &pipeline->newcomers, link) {
 		if (failure)
@@ -258,7 +258,7 @@ int pipeline_elastic_wait(struct pipeline *pipeline, struct pipeline_member *mem
 	member->newcomer = TAKE_PTR(newcomer);
 	pipeline_untold_let_in(pipeline, member->newcomer->job, member->newcomer->secret_digest);
 	if (!job && member->newcomer)
-		pipeline_seek(member->newcomer);
+		pipeline->hooks->newcomer_waits(member->newcomer);
 	return 0;
 }
 
@@ -308,7 +308,7 @@ uint64_t pipeline_elastic_expire(struct pipeline_job *job, uint64_t now_ns)
 			  pipeline_time_text(time, job->request_timeout_ns));
 	for (uint32_t i = 0; i < job->layout.n_local; i++)
 		if (job->state == JOB_RUNNING && job->members[i] && !job->members[i]->regrouping)
-			pipeline_elastic_drop_late(job, i, &failure);
+			job->pipeline->hooks->rank_is_late(job, i, &failure);
 	return CLOCK_NEVER;
 }
 
@@ -435,7 +435,7 @@ static void regroup_far(struct pipeline_job *job)
 			ranks[n++] = job->layout.rank_of_local[i];
 	refuse_unfit(job);
 	if (!r)
-		r = pipeline_setup_regroup(job, ranks, n, pipeline_elastic_n_waiting(job));
+		r = job->pipeline->hooks->regroups(job, ranks, n, pipeline_elastic_n_waiting(job));
 	if (!r)
 		return;
 	(void)failure_set(&failure, r, "job %s cannot regroup: %s", job->owner.name, strerror(-r));

@@ -139,7 +139,7 @@ static void describe_job(const struct pipeline_job *job, struct pipeline_job_inf
 		.ends = pipeline_resume_ends(job),
 	};
 	(void)snprintf(info->name, sizeof(info->name), "%s", job->owner.name);
-	pipeline_direct_describe(job, info->gpu, sizeof(info->gpu));
+	job->pipeline->hooks->describe_gpu(job, info->gpu, sizeof(info->gpu));
 	if (job->state == JOB_FORMING) {
 		describe_forming(job, info->waiting_for, sizeof(info->waiting_for));
 		return;

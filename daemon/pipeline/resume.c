@@ -125,7 +125,7 @@ void pipeline_resume_form(struct pipeline_job *job)
 			job->left.ranks[i] = ledger_has_left(job->resumption.ledger,
 							     job->layout.rank_of_local[i]);
 		keep_processes(job);
-		r = pipeline_setup_reattach(job);
+		r = job->pipeline->hooks->attaches_again(job);
 	}
 	if (!r)
 		return;
@@ -267,7 +267,7 @@ static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t
 	if (r)
 		return r;
 	/* Ranks that had not heard of its beginning have asked for a new one. */
-	pipeline_setup_withdraw(job);
+	job->pipeline->hooks->join_withdrawn(job);
 	job->resumption.resumed = true;
 	job->resumption.began_ns = clock_now_ns();
 	job->number = number;
@@ -277,7 +277,7 @@ static int begin(struct pipeline *pipeline, struct pipeline_join *join, uint64_t
 	if (ledger_charge_to(job->resumption.ledger, &job->memory.held))
 		r = pipeline_job_no_memory(job, EDQUOT, failure);
 	if (!r && job->distributed)
-		r = pipeline_setup_recall(job, failure);
+		r = job->pipeline->hooks->servers_recalled(job, failure);
 	if (r) {
 		struct failure why = *failure;
 
@@ -510,7 +510,7 @@ int pipeline_resume_past(struct pipeline_member *member, struct pipeline_tensor 
 		list_push_back(&job->resumption.behind, &tensor->behind);
 	if (past->rounds > tensor->past_rounds) {
 		tensor->past_rounds = past->rounds;
-		pipeline_round_settle(tensor);
+		job->pipeline->hooks->rounds_known(tensor);
 	} else {
 		pipeline_job_let_leave(job);
 	}
@@ -577,7 +577,8 @@ void pipeline_resume_outcome(const struct pipeline_tensor *tensor, struct pipeli
 
 	if (request->operation == OPERATION_PUSH_PULL_ROWS && request->width &&
 	    ledger_find_rows(tensor->job->resumption.ledger, tensor->name, round, &n_rows))
-		(void)pipeline_rows_outcome(tensor, request, n_rows, ret_failure);
+		(void)tensor->job->pipeline->hooks->rows_ended(tensor, request, n_rows,
+							       ret_failure);
 	else if (!ended_well(tensor, round))
 		(void)failure_set(ret_failure, -ECONNRESET,
 				  "tensor %s, round %" PRIu64

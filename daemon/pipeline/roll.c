@@ -13,16 +13,6 @@ static bool has_roll(const struct pipeline_job *job, unsigned operation, uint32_
 	return job->retention.keeps && data_has_roll(&job->shape.stragglers, operation, len);
 }
 
-uint32_t pipeline_roll_cell_bytes(const struct pipeline_job *job)
-{
-	uint64_t at;
-
-	if (!stragglers_any(&job->shape.stragglers))
-		return job->part_bytes;
-	at = data_roll_end(job->part_bytes, job->shape.n_nodes);
-	return (uint32_t)align_up(at, PART_ALIGN) + job->part_bytes;
-}
-
 uint32_t pipeline_roll_result_len(const struct pipeline_job *job, unsigned operation, uint32_t len)
 {
 	return has_roll(job, operation, len) ? data_roll_end(len, job->shape.n_nodes) : len;

@@ -135,3 +135,13 @@ int pipeline_room_look(struct pipeline_job *job)
 		       ? pipeline_room_for(job, ledger_cells_allowed(job->resumption.ledger) + 1)
 		       : 0;
 }
+
+uint32_t pipeline_roll_cell_bytes(const struct pipeline_job *job)
+{
+	uint64_t at;
+
+	if (!stragglers_any(&job->shape.stragglers))
+		return job->part_bytes;
+	at = data_roll_end(job->part_bytes, job->shape.n_nodes);
+	return (uint32_t)align_up(at, PART_ALIGN) + job->part_bytes;
+}

@@ -21,14 +21,6 @@ static struct pipeline_job *job_of(const struct pipeline_round *round)
 	return round->job;
 }
 
-const struct pipeline_request *pipeline_round_first(const struct pipeline_round *round)
-{
-	for (uint32_t i = 0; i < pipeline_round_n_local(round); i++)
-		if (round->ranks[i].request)
-			return round->ranks[i].request;
-	return NULL;
-}
-
 void pipeline_round_describe(const struct pipeline_round *round, struct failure *failure,
 			     int status, const char *format, ...)
 {
@@ -537,6 +529,14 @@ static bool device_waits(struct pipeline_round *round)
 	return r == DEVICE_E_WAIT;
 }
 
+/* Ranks are gone, and the sweep has not come to it. */
+static bool is_ended_without(struct pipeline_round *round)
+{
+	const struct pipeline_job *job = round->job;
+
+	return job->sweep.n_without && !job->pipeline->hooks->round_without_them(round);
+}
+
 void pipeline_round_advance(struct pipeline_tensor *tensor)
 {
 	struct pipeline_round *round;
@@ -546,7 +546,7 @@ void pipeline_round_advance(struct pipeline_tensor *tensor)
 		return;
 	tensor->advancing = true;
 	while ((round = list_first(&tensor->rounds, struct pipeline_round, link))) {
-		if (!pipeline_round_mend(round) || pipeline_round_forget(round))
+		if (is_ended_without(round) || pipeline_round_forget(round))
 			continue;
 		if (round->state != ROUND_READY || !tensor->key ||
 		    tensor->job->end.failure.status || device_waits(round))

@@ -285,7 +285,7 @@ int pipeline_elastic_check(struct pipeline_round *round, struct failure *failure
 
 	if (!job->shape.elastic)
 		return 0;
-	pipeline_elastic_settle(job);
+	job->pipeline->hooks->ranks_settle(job);
 	n = n_ranks(round);
 	round->n_gone_said = job->membership.n_out;
 	if (n == job->shape.size)

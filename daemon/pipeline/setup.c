@@ -123,7 +123,7 @@ static void on_declared(struct call *call)
 	}
 	if (job->state == JOB_RUNNING && call->status) {
 		(void)failure_set(&failure, call->status, "%s", call->text);
-		pipeline_tensor_agreed(setup->tensor, &failure, 0, 0);
+		job->pipeline->hooks->tensor_known(setup->tensor, &failure, 0, 0);
 	} else if (job->state == JOB_RUNNING) {
 		r = pipeline_setup_unpack(call, &bps__cluster__tensor_declared__descriptor,
 					  (ProtobufCMessage **)&m);
@@ -133,7 +133,7 @@ static void on_declared(struct call *call)
 			pipeline_setup_fail_answer(job, job->fleet.home, r,
 						   "something else than a tensor's key");
 		else
-			pipeline_tensor_agreed(setup->tensor, NULL, m->key, m->start);
+			job->pipeline->hooks->tensor_known(setup->tensor, NULL, m->key, m->start);
 	}
 	pipeline_setup_done(setup);
 }

@@ -24,29 +24,6 @@ static struct pipeline_job *job_of(const struct pipeline_part *part)
 
 /* -- The work ------------------------------------------------------------------------------------------------------ */
 
-struct reduce_params pipeline_round_sum(const struct pipeline_round *round)
-{
-	bool divides = round->reduction == REDUCTION_AVERAGE && !round->job->distributed;
-	struct reduce_params params = {
-		.dtype = round->tensor->dtype,
-		.reduction = round->reduction,
-	};
-
-	if (divides) {
-		params.divisor = round->n_in;
-		params.scale =
-			params.dtype == DTYPE_FLOAT16 ? reduce_scale(round->job->layout.n_most) : 1;
-		params.round_before_division = true;
-	} else if (!pipeline_round_takes_one(round)) {
-		params.divisor = round->scale;
-	} else if (round->reduction == REDUCTION_AVERAGE && params.dtype > DTYPE_BFLOAT16) {
-		params.divisor = 1; /* a sum that is told if it wraps */
-	} else if (round->reduction == REDUCTION_AVERAGE) {
-		params.reduction = REDUCTION_SUM;
-	}
-	return params;
-}
-
 /* The sum of len bytes of the inputs. */
 static void sum(struct pipeline_part *part, const void *const *inputs, void *const *outputs,
 		size_t n_outputs, uint32_t len)

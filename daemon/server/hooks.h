@@ -23,9 +23,9 @@ struct server_hooks {
 	/* Deadlines of a job: when a lost node is given up; and each, when it is over. */
 	uint64_t (*lost_deadline)(const struct job *job);
 	void (*lost_expired)(struct job *job, uint64_t now_ns);
-	void (*form_expired)(struct job *job);
-	void (*attach_expired)(struct job *job);
-	void (*regroup_expired)(struct job *job);
+	void (*form_is_late)(struct job *job);
+	void (*attach_is_late)(struct job *job);
+	void (*regroup_is_late)(struct job *job);
 	/* The job is over: guests are told. Then: its memory goes. */
 	void (*job_over)(struct job *job);
 	void (*job_freed)(struct job *job);

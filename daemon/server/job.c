@@ -52,9 +52,9 @@ static void expire(struct job *job, uint64_t now)
 
 	sweep(job, SWEEP_TIME);
 	if (job->state == JOB_RUNNING && job->membership.regroup_by_ns <= now)
-		hooks->regroup_expired(job);
+		hooks->regroup_is_late(job);
 	if (job->state == JOB_RUNNING && job->attachment.by_ns <= now)
-		hooks->attach_expired(job);
+		hooks->attach_is_late(job);
 	else if (job->state == JOB_RUNNING && hooks->lost_deadline(job) <= now)
 		hooks->lost_expired(job, now);
 }
@@ -65,7 +65,7 @@ static void job_expired(struct loop_timer *timer)
 	uint64_t now = clock_now_ns();
 
 	if (job->state == JOB_FORMING && job_deadline(job) <= now) {
-		job->server->hooks->form_expired(job);
+		job->server->hooks->form_is_late(job);
 		return;
 	}
 	job_hold(job);
