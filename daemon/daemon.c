@@ -74,8 +74,8 @@ static void on_notice(void *user, struct peer *peer, const struct data_header *h
 
 	if (daemon->server)
 		server_notice_arrived(daemon->server, peer, header, payload);
-	if (daemon->pipeline)
-		pipeline_notice_arrived(daemon->pipeline, peer, header, payload);
+	if (daemon->agent)
+		agent_notice_arrived(daemon->agent, peer, header, payload);
 }
 
 static void on_peer_lost(void *user, struct peer *peer, const char *why)
@@ -83,8 +83,8 @@ static void on_peer_lost(void *user, struct peer *peer, const char *why)
 	struct daemon *daemon = user;
 
 	log_notice("%s: lost: %s", peer_name(peer), why);
-	if (daemon->pipeline)
-		pipeline_peer_lost(daemon->pipeline, peer, why);
+	if (daemon->agent)
+		agent_peer_lost(daemon->agent, peer, why);
 	if (daemon->server)
 		server_peer_lost(daemon->server, peer, why);
 }
@@ -268,10 +268,10 @@ static int open_gpu(struct daemon *daemon)
 	return 0;
 }
 
-static int open_pipeline(struct daemon *daemon)
+static int open_agent(struct daemon *daemon)
 {
 	const struct config *config = daemon->config;
-	struct pipeline_params params = {
+	struct agent_params params = {
 		.loop = daemon->loop,
 		.pool = daemon->pool,
 		.blocks = daemon->blocks,
@@ -294,7 +294,7 @@ static int open_pipeline(struct daemon *daemon)
 		.move_timeout_ms = config->move_timeout,
 	};
 
-	return error_trace(pipeline_new(&params, &daemon->pipeline));
+	return error_trace(agent_new(&params, &daemon->agent));
 }
 
 static int open_control(struct daemon *daemon)
@@ -303,7 +303,7 @@ static int open_control(struct daemon *daemon)
 	struct control_params params = {
 		.loop = daemon->loop,
 		.accounts = &daemon->accounts,
-		.pipeline = daemon->pipeline,
+		.agent = daemon->agent,
 		.socket_path = config->socket,
 		.listen_fd = TAKE_FD(daemon->params.fds.control),
 		.group = text_or_null(config->group),
@@ -358,9 +358,9 @@ static int open_line(struct daemon *daemon, struct failure *failure)
 		r = open_gpu(daemon);
 		if (r)
 			return failure_set(failure, r, "GPUs: %s", strerror(-r));
-		r = open_pipeline(daemon);
+		r = open_agent(daemon);
 		if (r)
-			return failure_set(failure, r, "pipeline: %s", strerror(-r));
+			return failure_set(failure, r, "agent: %s", strerror(-r));
 	}
 	/*
 	 * A socket that was handed over is open in any case: whoever connects is to hear something.
@@ -385,8 +385,8 @@ static void on_view(void *user, struct view *view)
 
 	log_notice("cluster: view %u has %zu members, %zu of them servers", view->epoch,
 		   view->n_members, view_n_servers(view));
-	if (daemon->pipeline)
-		pipeline_view_changed(daemon->pipeline);
+	if (daemon->agent)
+		agent_view_changed(daemon->agent);
 }
 
 /* A coordinator tells the key before the first view; only then can the data port open. */
@@ -707,13 +707,12 @@ struct daemon *daemon_free(struct daemon *daemon)
 	 */
 	if (daemon->control)
 		control_freeze(daemon->control);
-	if (daemon->pipeline)
-		pipeline_suspend(daemon->pipeline);
-	while (daemon->pipeline && pipeline_n_suspended(daemon->pipeline) &&
-	       !loop_turn(daemon->loop, -1))
+	if (daemon->agent)
+		agent_suspend(daemon->agent);
+	while (daemon->agent && agent_n_suspended(daemon->agent) && !loop_turn(daemon->loop, -1))
 		;
-	if (daemon->pipeline)
-		pipeline_close(daemon->pipeline);
+	if (daemon->agent)
+		agent_close(daemon->agent);
 	/*
 	 * Workers are killed, so that nothing of theirs touches trainers' memory, and what they had
 	 * ends.
@@ -739,7 +738,7 @@ struct daemon *daemon_free(struct daemon *daemon)
 	/* Nothing posts any more: wait for the threads, then free from the door to the far end. */
 	pool_free(daemon->pool);
 	control_free(daemon->control);
-	pipeline_free(daemon->pipeline);
+	agent_free(daemon->agent);
 	gpu_free(daemon->gpu);
 	server_free(daemon->server);
 	transport_free(daemon->transport);

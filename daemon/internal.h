@@ -2,13 +2,13 @@
 #pragma once
 
 #include "admin/admin.h"
+#include "agent/agent.h"
 #include "base/account.h"
 #include "base/block.h"
 #include "base/pool.h"
 #include "cluster/cluster.h"
 #include "control/control.h"
 #include "daemon.h"
-#include "pipeline/pipeline.h"
 #include "rpc/rpc.h"
 #include "server/server.h"
 #include "transport/transport.h"
@@ -40,7 +40,7 @@ struct daemon {
 	struct transport *transport;
 	struct server *server; /* NULL without the server role */
 	struct gpu *gpu;
-	struct pipeline *pipeline;
+	struct agent *agent;
 	struct control *control; /* NULL without the agent role */
 
 	void *data_key; /* from cluster_key_file or the coordinator */

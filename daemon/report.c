@@ -115,13 +115,13 @@ static int count_jobs(const struct daemon *daemon, uint32_t *ret_n)
 {
 	struct job_count count = { 0 };
 
-	if (daemon->pipeline)
-		pipeline_each_job(daemon->pipeline, count_any, &count);
+	if (daemon->agent)
+		agent_each_job(daemon->agent, count_any, &count);
 	if (daemon->server)
 		server_each_job(daemon->server, count_any, &count);
 	count.r = job_lines_init(&count.lines, count.n_max);
-	if (daemon->pipeline)
-		pipeline_each_job(daemon->pipeline, count_agent_job, &count);
+	if (daemon->agent)
+		agent_each_job(daemon->agent, count_agent_job, &count);
 	if (daemon->server)
 		server_each_job(daemon->server, count_server_job, &count);
 	*ret_n = (uint32_t)count.lines.n;
@@ -133,7 +133,7 @@ static int count_jobs(const struct daemon *daemon, uint32_t *ret_n)
 static int n_jobs(struct daemon *daemon, uint32_t *ret_n)
 {
 	struct jobs_counted now = {
-		.agent = daemon->pipeline ? pipeline_n_changes(daemon->pipeline) : 0,
+		.agent = daemon->agent ? agent_n_changes(daemon->agent) : 0,
 		.server = daemon->server ? server_n_changes(daemon->server) : 0,
 		.n = daemon->jobs_counted.n,
 	};
@@ -169,8 +169,8 @@ static int report_status(void *user, struct admin_status *ret_status)
 	if (r)
 		return r;
 	describe_exposure(daemon, by_rdma, &status);
-	if (daemon->pipeline)
-		pipeline_counters(daemon->pipeline, &status.n_requests, &status.n_failed);
+	if (daemon->agent)
+		agent_counters(daemon->agent, &status.n_requests, &status.n_failed);
 	(void)snprintf(status.software, sizeof(status.software), "bps-daemon %s", BPS_VERSION);
 	(void)snprintf(status.node, sizeof(status.node), "%s", daemon->node);
 	(void)snprintf(status.source, sizeof(status.source), "%s", daemon->config->cluster);
@@ -249,7 +249,7 @@ static struct admin_job *job_called(struct admin_job *jobs, size_t n, const char
 	return NULL;
 }
 
-static void add_agent_job(struct admin_job *job, const struct pipeline_job_info *info)
+static void add_agent_job(struct admin_job *job, const struct agent_job_info *info)
 {
 	(void)snprintf(job->name, sizeof(job->name), "%s", info->name);
 	(void)snprintf(job->state, sizeof(job->state), "%s", info->state);
@@ -267,7 +267,7 @@ static void add_agent_job(struct admin_job *job, const struct pipeline_job_info 
 }
 
 /* Of a job whose ranks here are nodes of their own, another. */
-static void add_sibling(struct admin_job *job, const struct pipeline_job_info *info)
+static void add_sibling(struct admin_job *job, const struct agent_job_info *info)
 {
 	job->n_local += info->n_local;
 	job->rounds = MAX(job->rounds, info->rounds);
@@ -303,15 +303,15 @@ static void add_server_job(struct admin_job *job, const struct server_job_info *
 static int report_jobs(void *user, struct admin_job **ret_jobs, size_t *ret_n)
 {
 	struct daemon *daemon = user;
-	_cleanup_(freep) struct pipeline_job_info *agent = NULL;
+	_cleanup_(freep) struct agent_job_info *agent = NULL;
 	_cleanup_(freep) struct server_job_info *server = NULL;
 	_cleanup_(freep) struct admin_job *jobs = NULL;
 	_cleanup_(job_lines_done) struct job_lines lines = { 0 };
 	size_t n_agent = 0, n_server = 0, n = 0, at;
 	int r;
 
-	if (daemon->pipeline) {
-		r = pipeline_jobs(daemon->pipeline, &agent, &n_agent);
+	if (daemon->agent) {
+		r = agent_jobs(daemon->agent, &agent, &n_agent);
 		if (r)
 			return error_trace(r);
 	}
@@ -344,14 +344,14 @@ static int report_jobs(void *user, struct admin_job **ret_jobs, size_t *ret_n)
 static int report_ranks(struct daemon *daemon, const char *name, struct admin_rank **ret_ranks,
 			size_t *ret_n)
 {
-	_cleanup_(freep) struct pipeline_rank_info *known = NULL;
+	_cleanup_(freep) struct agent_rank_info *known = NULL;
 	_cleanup_(freep) struct control_session_info *sessions = NULL;
 	size_t n = 0, n_sessions = 0;
 	struct admin_rank *ranks;
 	int r = 0;
 
-	if (daemon->pipeline) {
-		r = pipeline_ranks(daemon->pipeline, name, &known, &n);
+	if (daemon->agent) {
+		r = agent_ranks(daemon->agent, name, &known, &n);
 		if (!r)
 			r = control_sessions(daemon->control, &sessions, &n_sessions);
 	}
@@ -383,13 +383,13 @@ static int report_ranks(struct daemon *daemon, const char *name, struct admin_ra
 static int report_tensors(struct daemon *daemon, const char *name,
 			  struct admin_tensor **ret_tensors, size_t *ret_n)
 {
-	_cleanup_(freep) struct pipeline_tensor_info *known = NULL;
+	_cleanup_(freep) struct agent_tensor_info *known = NULL;
 	struct admin_tensor *tensors;
 	size_t n = 0;
 	int r = 0;
 
-	if (daemon->pipeline)
-		r = pipeline_tensors(daemon->pipeline, name, &known, &n);
+	if (daemon->agent)
+		r = agent_tensors(daemon->agent, name, &known, &n);
 	if (r && r != -ENOENT)
 		return error_trace(r);
 	tensors = calloc(n + 1, sizeof(*tensors));
@@ -435,8 +435,8 @@ static int report_arrivals(struct daemon *daemon, const char *name,
 	size_t n_ranks = 0, n_nodes = 0;
 	int r = 0;
 
-	if (daemon->pipeline)
-		r = pipeline_arrivals(daemon->pipeline, name, &ranks, &n_ranks);
+	if (daemon->agent)
+		r = agent_arrivals(daemon->agent, name, &ranks, &n_ranks);
 	if ((!r || r == -ENOENT) && daemon->server)
 		r = server_arrivals(daemon->server, name, &nodes, &n_nodes);
 	if (r && r != -ENOENT)
@@ -455,13 +455,13 @@ static int report_arrivals(struct daemon *daemon, const char *name,
 static int report_servers(struct daemon *daemon, const char *name,
 			  struct admin_server **ret_servers, size_t *ret_n)
 {
-	_cleanup_(freep) struct pipeline_server_info *known = NULL;
+	_cleanup_(freep) struct agent_server_info *known = NULL;
 	struct admin_server *servers;
 	size_t n = 0;
 	int r = 0;
 
-	if (daemon->pipeline)
-		r = pipeline_servers(daemon->pipeline, name, &known, &n);
+	if (daemon->agent)
+		r = agent_servers(daemon->agent, name, &known, &n);
 	if (r && r != -ENOENT)
 		return error_trace(r);
 	servers = calloc(n + 1, sizeof(*servers));

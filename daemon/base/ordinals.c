@@ -1,6 +1,6 @@
 /*
  * The newest operations of ranks that submit them in one order, compared by their ordinals.
- * pipeline/ and server/ call.
+ * agent/ and server/ call.
  */
 #include "base/ordinals.h"
 #include <inttypes.h>

@@ -1,24 +1,24 @@
 /*
  * The door: trainers connect here. Owns the listening socket, every session (one trainer's connection: its packets,
  * its ring, its buffers, its quota) and the rules of who may do what. A request is read, checked, and handed to
- * pipeline/; what comes back is written into the session's completion slot. Control thread only.
+ * agent/; what comes back is written into the session's completion slot. Control thread only.
  *
  * What trainers hand over may keep whoever touches it: which calls are made on it stands in bps-daemon(8), WHAT OTHERS HAND
  * OVER; base/porter.h has the rest.
  */
 #pragma once
 
+#include "agent/agent.h"
 #include "base/account.h"
 #include "base/error.h"
 #include "base/loop.h"
-#include "pipeline/pipeline.h"
 
 struct control;
 
 struct control_params {
 	struct loop *loop;
 	struct accounts *accounts; /* of users; NULL: nobody is charged */
-	struct pipeline *pipeline; /* NULL: no agent; whoever connects is told so */
+	struct agent *agent;	   /* NULL: no agent; whoever connects is told so */
 	const char *socket_path;   /* bound here with mode 0660; NULL when listen_fd is given */
 	int listen_fd;		   /* from socket activation, or -1 */
 	const char *group;	   /* group of the socket, or NULL */
@@ -31,7 +31,7 @@ struct control_params {
 	unsigned max_tensors;	      /* per session */
 	uint64_t session_quota_bytes; /* memory mapped from one session */
 	uint64_t hello_timeout_ms;    /* a connection that has not said Hello by then is closed */
-	uint64_t resume_timeout_ms;   /* the pipeline's, for Welcome */
+	uint64_t resume_timeout_ms;   /* the agent's, for Welcome */
 	bool has_cuda;		      /* memory of devices can be imported */
 	uint64_t spin_ns; /* how long the loop looks for entries before it sleeps; 0: not at all */
 };

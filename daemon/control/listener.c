@@ -82,7 +82,7 @@ static unsigned count_of_uid(const struct control *control, uint32_t uid)
 static const char *refusal_of(const struct control *control, uint32_t uid, int *ret_status)
 {
 	*ret_status = -EOPNOTSUPP;
-	if (!control->params.pipeline)
+	if (!control->params.agent)
 		return "this daemon only sums for others: trainers need one with the role agent";
 	*ret_status = -EMFILE;
 	if (control->n_sessions >= control->params.max_sessions)
@@ -375,7 +375,7 @@ size_t control_pending(const struct control *control)
 	size_t n = 0;
 
 	list_for_each (session, &control->sessions, link)
-		if (!pipeline_can_resume(&session->job.member))
+		if (!agent_can_resume(&session->job.member))
 			n += session->n_pending;
 	return n;
 }
@@ -391,8 +391,8 @@ static unsigned regions_of(const struct session *session)
 	unsigned n = 0;
 
 	map_for_each (entry, &session->memory.buffers)
-		n += pipeline_buffer_regions(session->control->params.pipeline,
-					     container_of(entry, struct buffer, entry));
+		n += agent_buffer_regions(session->control->params.agent,
+					  container_of(entry, struct buffer, entry));
 	return n;
 }
 

@@ -97,8 +97,8 @@ static void handle_hello(const struct incoming *in, const Bps__Control__Hello *h
  */
 static const char *charge_ledger(struct session *session, bool through_servers)
 {
-	uint64_t most, bytes = pipeline_ledger_bytes(session->control->params.pipeline,
-						     through_servers, &most);
+	uint64_t most,
+		bytes = agent_ledger_bytes(session->control->params.agent, through_servers, &most);
 
 	if (!(session->features & CONTROL_FEATURE_RESUME))
 		return "the library of a trainer does not know of restarts";
@@ -118,7 +118,7 @@ void session_release_ledger(struct session *session)
 	session->job.ledger_charge = session->job.more_charge = 0;
 }
 
-static const char *on_charge(struct pipeline_member *member, bool through_servers)
+static const char *on_charge(struct agent_member *member, bool through_servers)
 {
 	struct session *session = container_of(member, struct session, job.member);
 
@@ -126,7 +126,7 @@ static const char *on_charge(struct pipeline_member *member, bool through_server
 	return charge_ledger(session, through_servers);
 }
 
-static int on_charge_more(struct pipeline_member *member, uint64_t bytes)
+static int on_charge_more(struct agent_member *member, uint64_t bytes)
 {
 	struct session *session = container_of(member, struct session, job.member);
 
@@ -139,14 +139,13 @@ static int on_charge_more(struct pipeline_member *member, uint64_t bytes)
 	return 0;
 }
 
-static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
-		      int ledger)
+static void on_joined(struct agent_member *member, uint64_t number, uint32_t n_servers, int ledger)
 {
 	struct session *session = container_of(member, struct session, job.member);
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	Bps__Control__Joined joined = BPS__CONTROL__JOINED__INIT;
 	Bps__Control__Terms terms = BPS__CONTROL__TERMS__INIT;
-	struct pipeline_place place = pipeline_place(member);
+	struct agent_place place = agent_place(member);
 
 	joined.job = number;
 	joined.n_servers = n_servers;
@@ -191,7 +190,7 @@ static void out_of_job(struct session *session, const struct failure *why)
 	session_drop_tensors(session, why);
 }
 
-static void on_ended(struct pipeline_member *member, uint64_t number, const struct failure *failure)
+static void on_ended(struct agent_member *member, uint64_t number, const struct failure *failure)
 {
 	struct session *session = container_of(member, struct session, job.member);
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
@@ -218,7 +217,7 @@ static void on_ended(struct pipeline_member *member, uint64_t number, const stru
 	session_send(session, &message, NULL, 0);
 }
 
-static void on_left(struct pipeline_member *member)
+static void on_left(struct agent_member *member)
 {
 	struct session *session = container_of(member, struct session, job.member);
 	uint64_t join_id = session->job.join_id, leave_id = session->job.leave_id;
@@ -233,7 +232,7 @@ static void on_left(struct pipeline_member *member)
 	session_answer(session, leave_id, 0, NULL);
 }
 
-static void on_refused(struct pipeline_member *member, const struct failure *failure)
+static void on_refused(struct agent_member *member, const struct failure *failure)
 {
 	struct session *session = container_of(member, struct session, job.member);
 	uint64_t id = session->job.regroup_id;
@@ -255,15 +254,15 @@ static void handle_regroup(const struct incoming *in)
 		return;
 	}
 	session->job.regroup_id = in->id;
-	pipeline_regroup(&session->job.member);
+	agent_regroup(&session->job.member);
 }
 
 /* Join, or Resume of run `resumed`, which is not 0. */
 static void handle_join(const struct incoming *in, const Bps__Control__Join *m, uint64_t resumed)
 {
-	struct pipeline *pipeline = in->session->control->params.pipeline;
+	struct agent *agent = in->session->control->params.agent;
 	struct session *session = in->session;
-	struct pipeline_join join = {
+	struct agent_join join = {
 		.job = m->job,
 		.secret = m->secret.data,
 		.secret_len = m->secret.len,
@@ -325,10 +324,9 @@ static void handle_join(const struct incoming *in, const Bps__Control__Join *m, 
 	join.cannot_resume = charge_ledger(session, m->n_nodes > 1 || m->force_distributed ||
 							    stragglers_any(&join.stragglers));
 	if (resumed)
-		r = pipeline_resume(pipeline, &session->job.member, &join, resumed, in->fd,
-				    &failure);
+		r = agent_resume(agent, &session->job.member, &join, resumed, in->fd, &failure);
 	else
-		r = pipeline_join(pipeline, &session->job.member, &join, &failure);
+		r = agent_join(agent, &session->job.member, &join, &failure);
 	if (r) {
 		session->job.is_in = false;
 		session->job.join_id = 0;
@@ -377,7 +375,7 @@ static void handle_leave(const struct incoming *in, const Bps__Control__Leave *l
 		return;
 	}
 	session->job.leave_id = in->id;
-	pipeline_leave(&session->job.member);
+	agent_leave(&session->job.member);
 }
 
 static void handle_status(const struct incoming *in)
@@ -385,11 +383,11 @@ static void handle_status(const struct incoming *in)
 	const struct session *session = in->session;
 	Bps__Control__Message message = BPS__CONTROL__MESSAGE__INIT;
 	Bps__Control__StatusReply reply = BPS__CONTROL__STATUS_REPLY__INIT;
-	struct pipeline_job_info info;
+	struct agent_job_info info;
 
 	reply.node = (char *)session->control->params.node;
 	reply.cluster = (char *)session->control->params.cluster;
-	if (session->job.is_in && pipeline_member_job(&session->job.member, &info)) {
+	if (session->job.is_in && agent_member_job(&session->job.member, &info)) {
 		reply.state = (char *)info.state;
 		reply.has_job = session->job.run != 0;
 		reply.job = session->job.run;
@@ -523,7 +521,7 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 				session->control->params.max_buffers);
 	if (!r)
 		r = take_charged(in, m, &buffer, &failure);
-	if (!r && (pipeline_buffer_shared(session->control->params.pipeline, buffer) ||
+	if (!r && (agent_buffer_shared(session->control->params.agent, buffer) ||
 		   map_add(&session->memory.buffers, m->buffer, &buffer->entry))) {
 		session_release_buffer(session, buffer->held, buffer->n_descriptors);
 		buffer = buffer_unref(buffer);
@@ -539,7 +537,7 @@ static void handle_share(const struct incoming *in, const Bps__Control__Share *m
 	buffer->user = session;
 	buffer->cookie = in->id;
 	if (!buffer->device || !session->job.is_in || session->job.join_id ||
-	    !pipeline_import(&session->job.member, buffer, on_imported))
+	    !agent_import(&session->job.member, buffer, on_imported))
 		session_answer(session, in->id, 0, NULL);
 }
 
@@ -569,7 +567,7 @@ static void handle_cancel(const struct incoming *in, const Bps__Control__Cancel 
 
 	request = m->slot < SHM_SLOTS ? session->ring.requests[m->slot] : NULL;
 	if (request && request->busy && request->base.ticket == m->ticket)
-		pipeline_cancel(&request->base);
+		agent_cancel(&request->base);
 	session_answer(session, in->id, 0, NULL);
 }
 

@@ -20,5 +20,5 @@ static inline void refuse(const struct incoming *in, const struct failure *failu
 /* tensor.c */
 void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declare *m);
 void tensor_handle_release(const struct incoming *in, const Bps__Control__Release *m);
-/* What the pipeline asks and tells of the session's tensors: struct pipeline_member. */
+/* What the agent asks and tells of the session's tensors: struct agent_member. */
 void tensor_set_callbacks(struct session *session);

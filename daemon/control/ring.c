@@ -50,7 +50,7 @@ static void wake_soon(struct session *session)
 }
 
 static void complete(struct session *session, uint32_t slot_number, uint64_t ticket,
-		     uint64_t n_rows, const struct pipeline_outcome *outcome,
+		     uint64_t n_rows, const struct agent_outcome *outcome,
 		     const struct failure *failure)
 {
 	struct shm_header *header = header_of(session);
@@ -97,7 +97,7 @@ static void release(struct session_request *request)
 	request->output_rows = buffer_unref(request->output_rows);
 }
 
-static void on_done(struct pipeline_request *base, const struct failure *failure)
+static void on_done(struct agent_request *base, const struct failure *failure)
 {
 	struct session_request *request = container_of(base, struct session_request, base);
 	struct session *session = request->session;
@@ -199,7 +199,7 @@ static int take_memory(struct session_request *request, const char *what, uint32
 static int take_counts(struct session *session, struct session_request *request,
 		       const struct shm_entry *entry, struct failure *failure)
 {
-	size_t n = session->job.elastic ? pipeline_n_counts(&session->job.member, entry->membership)
+	size_t n = session->job.elastic ? agent_n_counts(&session->job.member, entry->membership)
 					: session->job.size;
 	void *data;
 	int r;
@@ -342,7 +342,7 @@ static struct session_request *request_for(struct session *session, const struct
 static void submit(struct session *session, const struct shm_entry *entry)
 {
 	struct session_request *request = request_for(session, entry);
-	const struct pipeline_outcome nothing = { 0 };
+	const struct agent_outcome nothing = { 0 };
 	struct session_tensor *tensor;
 	struct failure failure;
 	uint64_t run;
@@ -357,7 +357,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 		session->ring.head--;
 		return;
 	}
-	if (!tensor || pipeline_is_void(&tensor->declaration)) {
+	if (!tensor || agent_is_void(&tensor->declaration)) {
 		if (tensor)
 			(void)failure_set(
 				&failure, -ENOTCONN,
@@ -416,7 +416,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 		return;
 	}
 	/* Or the tensor was released, by the same trainer that uses it. */
-	if (tensor->number != entry->tensor || pipeline_is_void(&tensor->declaration)) {
+	if (tensor->number != entry->tensor || agent_is_void(&tensor->declaration)) {
 		release(request);
 		(void)failure_set(&failure, -EINVAL, "tensor %u was released", entry->tensor);
 		complete(session, entry->slot, entry->ticket, 0, &nothing, &failure);
@@ -430,7 +430,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 	request->busy = true;
 	session->n_pending++;
 	session->n_requests++;
-	pipeline_submit(&tensor->declaration, &request->base, r ? &failure : NULL);
+	agent_submit(&tensor->declaration, &request->base, r ? &failure : NULL);
 }
 
 /* -- Draining ----------------------------------------------------------------------------------------------------- */
@@ -478,8 +478,8 @@ static void fetch_ahead(const struct session *session, uint64_t tail)
 				 .tensor;
 		const struct session_tensor *tensor = find_tensor(session, number);
 
-		if (tensor && !pipeline_is_void(&tensor->declaration))
-			pipeline_fetch(&tensor->declaration);
+		if (tensor && !agent_is_void(&tensor->declaration))
+			agent_fetch(&tensor->declaration);
 	}
 }
 

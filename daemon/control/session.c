@@ -427,7 +427,7 @@ void session_close(struct session *session, const char *how)
 		return;
 	session->state = SESSION_CLOSED;
 	close_descriptors(session);
-	pipeline_abandon(&session->job.member, how);
+	agent_abandon(&session->job.member, how);
 	session->job.is_in = false;
 	session_release_ledger(session);
 	session_drop_tensors(session, NULL);

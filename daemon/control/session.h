@@ -64,7 +64,7 @@ enum session_state { SESSION_GREETING, SESSION_OPEN, SESSION_CLOSED };
 
 /* A request of the trainer, kept with its slot for the next one. */
 struct session_request {
-	struct pipeline_request base;
+	struct agent_request base;
 	struct session *session;
 	bool busy;
 	uint32_t n_counts;					  /* allocated */
@@ -80,7 +80,7 @@ struct session_tensor {
 	uint32_t number;
 	size_t element_size;
 	uint64_t declare_id, release_id; /* requests to be answered */
-	struct pipeline_declaration declaration;
+	struct agent_declaration declaration;
 	struct session_tensor *next_spare;
 };
 
@@ -158,7 +158,7 @@ struct session_tensors {
 
 /* The job that the session is in, or was in last. */
 struct session_job {
-	struct pipeline_member member;
+	struct agent_member member;
 	char name[JOB_NAME_MAX + 1];
 	uint32_t rank, size;
 	bool elastic;

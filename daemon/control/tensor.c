@@ -6,7 +6,7 @@
 
 #define NUMBERED_MIN 64
 
-static void on_declared(struct pipeline_declaration *declaration, const struct failure *failure,
+static void on_declared(struct agent_declaration *declaration, const struct failure *failure,
 			uint64_t key, uint32_t part_bytes)
 {
 	struct session_tensor *tensor =
@@ -106,7 +106,7 @@ static void undeclare(struct session *session, struct session_tensor *tensor)
 
 void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declare *m)
 {
-	struct pipeline_past past = { .rounds = m->rounds, .failed = m->failed };
+	struct agent_past past = { .rounds = m->rounds, .failed = m->failed };
 	struct session *session = in->session;
 	bool again = m->has_rounds || !(session->features & CONTROL_FEATURE_RELEASE);
 	struct session_tensor *tensor;
@@ -131,8 +131,8 @@ void tensor_handle_declare(const struct incoming *in, const Bps__Control__Declar
 	tensor->declare_id = in->id;
 	tensor->declaration.declared = on_declared;
 	number_tensor(session, tensor);
-	if (pipeline_declare(&session->job.member, &tensor->declaration, m->name, m->dtype,
-			     m->elements, again ? &past : NULL, &failure)) {
+	if (agent_declare(&session->job.member, &tensor->declaration, m->name, m->dtype,
+			  m->elements, again ? &past : NULL, &failure)) {
 		undeclare(session, tensor);
 		refuse(in, &failure);
 	}
@@ -170,7 +170,7 @@ static void answer_release(struct session *session, uint64_t id, bool forgotten)
 		       forgotten ? NULL : "a rank uses the tensor");
 }
 
-static void on_unused(struct pipeline_declaration *declaration, const char *name)
+static void on_unused(struct agent_declaration *declaration, const char *name)
 {
 	struct session_tensor *tensor =
 		container_of(declaration, struct session_tensor, declaration);
@@ -184,7 +184,7 @@ static void on_unused(struct pipeline_declaration *declaration, const char *name
 	session_send(tensor->session, &message, NULL, 0);
 }
 
-static void on_released(struct pipeline_declaration *declaration, bool forgotten)
+static void on_released(struct agent_declaration *declaration, bool forgotten)
 {
 	struct session_tensor *tensor =
 		container_of(declaration, struct session_tensor, declaration);
@@ -204,16 +204,16 @@ void tensor_handle_release(const struct incoming *in, const Bps__Control__Releas
 	struct session_tensor *tensor =
 		entry ? container_of(entry, struct session_tensor, entry) : NULL;
 
-	if (!tensor || pipeline_is_void(&tensor->declaration)) {
+	if (!tensor || agent_is_void(&tensor->declaration)) {
 		session_answer(session, in->id, -EINVAL, "no such tensor is declared");
 	} else if (m->in_use) {
-		pipeline_keep(&tensor->declaration);
+		agent_keep(&tensor->declaration);
 		session_answer(session, in->id, 0, NULL);
 	} else if (tensor->release_id) {
 		session_answer(session, in->id, -EALREADY, "the tensor is released already");
 	} else {
 		tensor->release_id = in->id;
-		if (pipeline_release(&tensor->declaration)) {
+		if (agent_release(&tensor->declaration)) {
 			tensor->release_id = 0;
 			answer_release(session, in->id, false);
 		}

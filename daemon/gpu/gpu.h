@@ -3,7 +3,7 @@
  * memory, started when it is first needed and ended with the job. It owns the job's contexts, imports, streams and NCCL
  * communicators; whatever goes wrong in them ends this process and this job alone. This module owns the workers'
  * processes, the staging memory through which bytes pass between devices and the rest of the daemon, and what is under way
- * between the two. Policy is pipeline/'s: it says what is copied when.
+ * between the two. Policy is agent/'s: it says what is copied when.
  *
  *	worker	   a process; of one job
  *	session	   a trainer as its job's worker knows it: the flags of proto/shm.h

@@ -7,9 +7,9 @@
  * Prints "ready" when the job stands. Then for each line "BYTES REPEATS" of stdin: push_pull of so many bytes of float32,
  * once unmeasured, then REPEATS times after a barrier; prints the nanoseconds of each.
  */
+#include "agent/agent.h"
 #include "base/clock.h"
 #include "cluster/cluster.h"
-#include "pipeline/pipeline.h"
 #include "server/server.h"
 #include "tensor/tensor.h"
 #include <inttypes.h>
@@ -28,11 +28,11 @@ struct node {
 	struct transport *transport;
 	struct cluster *cluster;
 	struct server *server;
-	struct pipeline *pipeline;
+	struct agent *agent;
 	uint32_t number, n_nodes;
 	/* The rank. */
-	struct pipeline_member member;
-	struct pipeline_declaration barrier, data;
+	struct agent_member member;
+	struct agent_declaration barrier, data;
 	uint64_t n_barriers, n_data;
 	bool is_ready; /* what it waits for has come */
 	struct loop_source input;
@@ -63,7 +63,7 @@ static void on_notice(void *user, struct peer *peer, const struct data_header *h
 	struct node *node = user;
 
 	server_notice_arrived(node->server, peer, header, payload);
-	pipeline_notice_arrived(node->pipeline, peer, header, payload);
+	agent_notice_arrived(node->agent, peer, header, payload);
 }
 
 /* The others have ended. */
@@ -71,7 +71,7 @@ static void on_peer_lost(void *user, struct peer *peer, const char *why)
 {
 	struct node *node = user;
 
-	pipeline_peer_lost(node->pipeline, peer, why);
+	agent_peer_lost(node->agent, peer, why);
 	server_peer_lost(node->server, peer, why);
 }
 
@@ -144,7 +144,7 @@ static void open_node(struct node *node, char **argv)
 		.view_of = view_of,
 		.user = node,
 	};
-	struct pipeline_params pipeline = {
+	struct agent_params agent = {
 		.id = 100 + node->number,
 		.part_bytes = 1 << 20,
 		.inline_bytes = INLINE_BYTES,
@@ -158,14 +158,14 @@ static void open_node(struct node *node, char **argv)
 	check(pool_new(node->loop, 2, &node->pool), "pool");
 	check(block_cache_new(256 << 20, &node->blocks), "blocks");
 	open_cluster(node, argv[1], argv[2], argv[3]);
-	transport.loop = server.loop = pipeline.loop = node->loop;
-	transport.blocks = server.blocks = pipeline.blocks = node->blocks;
+	transport.loop = server.loop = agent.loop = node->loop;
+	transport.blocks = server.blocks = agent.blocks = node->blocks;
 	check(transport_new(&transport, &node->transport), "transport");
-	server.pool = pipeline.pool = node->pool;
-	server.transport = pipeline.transport = node->transport;
+	server.pool = agent.pool = node->pool;
+	server.transport = agent.transport = node->transport;
 	check(server_new(&server, &node->server), "server");
-	pipeline.cluster = node->cluster;
-	check(pipeline_new(&pipeline, &node->pipeline), "pipeline");
+	agent.cluster = node->cluster;
+	check(agent_new(&agent, &node->agent), "agent");
 }
 
 /* -- Its rank ----------------------------------------------------------------------------------------------------- */
@@ -178,8 +178,7 @@ static void await(struct node *node)
 	node->is_ready = false;
 }
 
-static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
-		      int ledger)
+static void on_joined(struct agent_member *member, uint64_t number, uint32_t n_servers, int ledger)
 {
 	(void)number;
 	(void)n_servers;
@@ -187,14 +186,14 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 	container_of(member, struct node, member)->is_ready = true;
 }
 
-static void on_ended(struct pipeline_member *member, uint64_t number, const struct failure *failure)
+static void on_ended(struct agent_member *member, uint64_t number, const struct failure *failure)
 {
 	(void)member;
 	(void)number;
 	die("job", failure->text);
 }
 
-static void on_left(struct pipeline_member *member)
+static void on_left(struct agent_member *member)
 {
 	container_of(member, struct node, member)->is_ready = true;
 }
@@ -202,7 +201,7 @@ static void on_left(struct pipeline_member *member)
 static void join(struct node *node)
 {
 	struct failure failure = { 0 };
-	struct pipeline_join params = {
+	struct agent_join params = {
 		.job = "in-process",
 		.rank = node->number,
 		.size = node->n_nodes,
@@ -214,20 +213,20 @@ static void join(struct node *node)
 		.pid = (uint32_t)getpid(),
 	};
 
-	node->member = (struct pipeline_member){
+	node->member = (struct agent_member){
 		.joined = on_joined,
 		.ended = on_ended,
 		.left = on_left,
 		.shm_fd = -1,
 	};
-	if (pipeline_join(node->pipeline, &node->member, &params, &failure))
+	if (agent_join(node->agent, &node->member, &params, &failure))
 		die("join", failure.text);
 	await(node);
 }
 
 static struct node *the_node; /* a declaration has no room for a user */
 
-static void on_declared(struct pipeline_declaration *declaration, const struct failure *failure,
+static void on_declared(struct agent_declaration *declaration, const struct failure *failure,
 			uint64_t key, uint32_t part_bytes)
 {
 	(void)declaration;
@@ -238,19 +237,19 @@ static void on_declared(struct pipeline_declaration *declaration, const struct f
 	the_node->is_ready = true;
 }
 
-static void declare(struct node *node, struct pipeline_declaration *declaration, const char *name,
+static void declare(struct node *node, struct agent_declaration *declaration, const char *name,
 		    uint64_t elements)
 {
 	struct failure failure = { 0 };
 
-	*declaration = (struct pipeline_declaration){ .declared = on_declared };
-	if (pipeline_declare(&node->member, declaration, name, DTYPE_FLOAT32, elements, NULL,
-			     &failure))
+	*declaration = (struct agent_declaration){ .declared = on_declared };
+	if (agent_declare(&node->member, declaration, name, DTYPE_FLOAT32, elements, NULL,
+			  &failure))
 		die("declare", failure.text);
 	await(node);
 }
 
-static void on_done(struct pipeline_request *request, const struct failure *failure)
+static void on_done(struct agent_request *request, const struct failure *failure)
 {
 	(void)request;
 	if (failure)
@@ -258,25 +257,25 @@ static void on_done(struct pipeline_request *request, const struct failure *fail
 	the_node->is_ready = true;
 }
 
-static void submit(struct node *node, struct pipeline_declaration *declaration,
-		   struct pipeline_request *request)
+static void submit(struct node *node, struct agent_declaration *declaration,
+		   struct agent_request *request)
 {
 	request->done = on_done;
-	pipeline_submit(declaration, request, NULL);
+	agent_submit(declaration, request, NULL);
 	await(node);
 }
 
 static void meet(struct node *node)
 {
-	struct pipeline_request request = { .round = ++node->n_barriers,
-					    .operation = OPERATION_BARRIER };
+	struct agent_request request = { .round = ++node->n_barriers,
+					 .operation = OPERATION_BARRIER };
 
 	submit(node, &node->barrier, &request);
 }
 
 static uint64_t push_pull(struct node *node, const float *input, float *output, uint64_t elements)
 {
-	struct pipeline_request request = {
+	struct agent_request request = {
 		.round = ++node->n_data,
 		.operation = OPERATION_PUSH_PULL,
 		.reduction = REDUCTION_SUM,
@@ -359,7 +358,7 @@ int main(int argc, char **argv)
 		measure(&node, bytes, repeats);
 	}
 	/* Others may leave later: what this node owes them is given before it goes. */
-	pipeline_leave(&node.member);
+	agent_leave(&node.member);
 	await(&node);
 	return 0;
 }

@@ -1,7 +1,7 @@
 /*
  * What a job through servers keeps, as a trainer may give it back: the daemon must refuse it with words, or go on with it
  * inside its own memory. The input lies over a ledger that was just made: counts in the header, two tensors (their names'
- * starts), three cells. Then it is used as the pipeline does: results are found, settled, freed and kept anew.
+ * starts), three cells. Then it is used as the agent does: results are found, settled, freed and kept anew.
  */
 #include "base/log.h"
 #include "fuzz.h"

@@ -1,7 +1,7 @@
 /*
  * A ledger as a trainer may give it back: the daemon must refuse it with words, or go on with it inside its own memory. The
  * input lies over one that was just made: the header's start, one process, two records, two hands. Then a round of its tensor is moved
- * to its end, as the pipeline does.
+ * to its end, as the agent does.
  */
 #include "base/log.h"
 #include "fuzz.h"

@@ -32,7 +32,7 @@ static struct {
 	struct loop *loop;
 	struct pool *pool;
 	struct block_cache *blocks;
-	struct pipeline *pipeline;
+	struct agent *agent;
 	struct control *control;
 	struct sockaddr_un address;
 	socklen_t address_len;
@@ -52,11 +52,11 @@ static void porter_ended(void *user)
 
 static void open_door(void)
 {
-	struct pipeline_params pipeline = { .part_bytes = 4096,
-					    .inline_bytes = UINT64_MAX,
-					    .ahead_bytes = 4096,
-					    .max_jobs = 8,
-					    .max_tensors = 8 };
+	struct agent_params agent = { .part_bytes = 4096,
+				      .inline_bytes = UINT64_MAX,
+				      .ahead_bytes = 4096,
+				      .max_jobs = 8,
+				      .max_tensors = 8 };
 	struct control_params control = { .node = "node",
 					  .max_sessions = 8,
 					  .max_sessions_per_uid = 8,
@@ -69,13 +69,13 @@ static void open_door(void)
 	FUZZ_CHECK(!porter_start(NULL, NULL));
 	FUZZ_CHECK(!loop_new(&door.loop) && !porter_attach(door.loop, porter_ended, NULL) &&
 		   !pool_new(door.loop, 0, &door.pool) && !block_cache_new(0, &door.blocks));
-	pipeline.loop = control.loop = door.loop;
-	pipeline.pool = door.pool;
-	pipeline.blocks = door.blocks;
-	FUZZ_CHECK(!pipeline_new(&pipeline, &door.pipeline));
+	agent.loop = control.loop = door.loop;
+	agent.pool = door.pool;
+	agent.blocks = door.blocks;
+	FUZZ_CHECK(!agent_new(&agent, &door.agent));
 
 	/* A name of the kernel's choice, outside the file system. */
-	control.pipeline = door.pipeline;
+	control.agent = door.agent;
 	control.listen_fd = socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0);
 	door.address.sun_family = AF_UNIX;
 	door.address_len = sizeof(door.address);

@@ -22,16 +22,16 @@ static void on_notice(void *user, struct peer *peer, const struct data_header *h
 
 	if (node->server)
 		server_notice_arrived(node->server, peer, header, payload);
-	if (node->pipeline)
-		pipeline_notice_arrived(node->pipeline, peer, header, payload);
+	if (node->agent)
+		agent_notice_arrived(node->agent, peer, header, payload);
 }
 
 static void on_peer_lost(void *user, struct peer *peer, const char *why)
 {
 	struct node *node = user;
 
-	if (node->pipeline)
-		pipeline_peer_lost(node->pipeline, peer, why);
+	if (node->agent)
+		agent_peer_lost(node->agent, peer, why);
 	if (node->server)
 		server_peer_lost(node->server, peer, why);
 }
@@ -73,9 +73,9 @@ static void open_server(struct node *node, uint64_t inline_bytes)
 	must(server_new(&params, &node->server), "server_new");
 }
 
-static void open_pipeline(struct node *node, uint64_t inline_bytes)
+static void open_agent(struct node *node, uint64_t inline_bytes)
 {
-	struct pipeline_params params = {
+	struct agent_params params = {
 		.loop = node->loop,
 		.pool = node->pool,
 		.blocks = node->blocks,
@@ -95,7 +95,7 @@ static void open_pipeline(struct node *node, uint64_t inline_bytes)
 		.move_timeout_ms = world->schedule->move_ms,
 	};
 
-	must(pipeline_new(&params, &node->pipeline), "pipeline_new");
+	must(agent_new(&params, &node->agent), "agent_new");
 }
 
 static void open_parts(void *user)
@@ -119,7 +119,7 @@ static void open_parts(void *user)
 	if (node->is_server)
 		open_server(node, inline_bytes);
 	if (node->is_agent)
-		open_pipeline(node, inline_bytes);
+		open_agent(node, inline_bytes);
 }
 
 static void on_restart(struct event *event)
@@ -137,7 +137,7 @@ void node_start(struct node *node)
 	must(loop_new(&node->loop), "loop_new");
 	must(block_cache_new(1 << 20, &node->blocks), "block_cache_new");
 	node->server = NULL;
-	node->pipeline = NULL;
+	node->agent = NULL;
 	loop_run_in(node->loop, open_parts, node);
 	node->is_alive = true;
 	trace("%s: process %u starts, id %016" PRIx64, node->name, node->n_processes, node->id);
@@ -167,7 +167,7 @@ struct node *node_at(const char *address)
 
 static void check_empty(const struct node *node)
 {
-	struct pipeline_job_info *jobs = NULL;
+	struct agent_job_info *jobs = NULL;
 	struct server_job_info *sums = NULL;
 	const char *left = net_left(node->transport);
 	size_t n = 0;
@@ -177,8 +177,8 @@ static void check_empty(const struct node *node)
 	if (pool_pending(node->pool))
 		sim_fail("%s: all ranks have left, and %zu tasks are left", node->name,
 			 pool_pending(node->pool));
-	if (node->pipeline) {
-		must(pipeline_jobs(node->pipeline, &jobs, &n), "pipeline_jobs");
+	if (node->agent) {
+		must(agent_jobs(node->agent, &jobs, &n), "agent_jobs");
 		if (n)
 			sim_fail("%s: all ranks have left, and its agent has job %s, %s",
 				 node->name, jobs[0].name, jobs[0].state);
@@ -202,15 +202,15 @@ static void stop(void *user)
 	struct node *node = user;
 
 	check_empty(node);
-	if (node->pipeline) {
-		pipeline_suspend(node->pipeline);
-		pipeline_close(node->pipeline);
+	if (node->agent) {
+		agent_suspend(node->agent);
+		agent_close(node->agent);
 	}
 	if (node->server)
 		server_close(node->server);
 	transport_close(node->transport);
 	node->pool = pool_free(node->pool);
-	node->pipeline = pipeline_free(node->pipeline);
+	node->agent = agent_free(node->agent);
 	node->server = server_free(node->server);
 	node->transport = transport_free(node->transport);
 	node->cluster = member_free(node->cluster);

@@ -10,12 +10,12 @@
  */
 #pragma once
 
+#include "agent/agent.h"
 #include "base/block.h"
 #include "base/clock.h"
 #include "base/loop.h"
 #include "base/pool.h"
 #include "cluster/cluster.h"
-#include "pipeline/pipeline.h"
 #include "server/server.h"
 #include "transport/transport.h"
 #include <inttypes.h>
@@ -179,13 +179,13 @@ struct node {
 	struct transport *transport;
 	struct cluster *cluster;
 	struct server *server;
-	struct pipeline *pipeline;
+	struct agent *agent;
 	struct list sessions; /* of trainers */
 };
 
 /* What ranks that live were told of a round; a rank that died may have been told something else. */
 struct outcome {
-	struct pipeline_outcome told; /* to `rank`, the last */
+	struct agent_outcome told; /* to `rank`, the last */
 	unsigned rank;
 	int64_t came; /* a byte for each rank */
 };

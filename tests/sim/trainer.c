@@ -1,5 +1,5 @@
 /*
- * A model of a trainer with its library: client/ and control/ as the pipeline sees them. A trainer
+ * A model of a trainer with its library: client/ and control/ as the agent sees them. A trainer
  * joins, declares tensors and submits their rounds, some of a tensor at once, when it has computed
  * them. When its daemon is gone, the trainer connects to the next, resumes, declares what it had
  * declared and posts what had not ended, in the order of client/session.c. Shared memory is the
@@ -52,7 +52,7 @@ struct request {
 	int64_t *input, *output;
 	int64_t *input_rows, *output_rows; /* numbers of rows */
 	uint64_t n_input_rows, n_rows;	   /* n_rows: of the result */
-	struct pipeline_outcome outcome;
+	struct agent_outcome outcome;
 };
 
 struct trainer {
@@ -73,18 +73,18 @@ struct trainer {
 
 struct session {
 	struct list link; /* node->sessions */
-	struct pipeline_member member;
+	struct agent_member member;
 	struct trainer *trainer; /* NULL: the daemon is gone */
 	struct loop *loop;
-	struct pipeline *pipeline;
-	struct pipeline_declaration declarations[SIM_TENSORS];
+	struct agent *agent;
+	struct agent_declaration declarations[SIM_TENSORS];
 	uint64_t charged;
 	bool begun, left;
 };
 
 /* A request as its session has it. */
 struct posted {
-	struct pipeline_request base;
+	struct agent_request base;
 	struct session *session;
 	struct request *request;
 };
@@ -474,7 +474,7 @@ static struct request *request_new(struct trainer *trainer, struct tensor *tenso
 static void abandon(struct session *session, void *what)
 {
 	(void)what;
-	pipeline_abandon(&session->member, "was killed");
+	agent_abandon(&session->member, "was killed");
 }
 
 static void on_asked(struct input *input)
@@ -510,13 +510,12 @@ static void compute(struct trainer *trainer)
 
 /* -- What the daemon says ------------------------------------------------------------------------------------------------ */
 
-static struct session *session_of(struct pipeline_member *member)
+static struct session *session_of(struct agent_member *member)
 {
 	return container_of(member, struct session, member);
 }
 
-static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t n_servers,
-		      int ledger)
+static void on_joined(struct agent_member *member, uint64_t number, uint32_t n_servers, int ledger)
 {
 	struct trainer *trainer = session_of(member)->trainer;
 
@@ -538,12 +537,12 @@ static void on_joined(struct pipeline_member *member, uint64_t number, uint32_t 
 	}
 	if (trainer->ledger < 0)
 		sim_fail("rank %u: joined without a ledger", trainer->rank);
-	trainer->membership = MAX(trainer->membership, (uint16_t)pipeline_place(member).membership);
+	trainer->membership = MAX(trainer->membership, (uint16_t)agent_place(member).membership);
 	trainer->state = TRAINER_RUNNING;
 	soon(trainer, CALL_NS);
 }
 
-static void on_ended(struct pipeline_member *member, uint64_t number, const struct failure *failure)
+static void on_ended(struct agent_member *member, uint64_t number, const struct failure *failure)
 {
 	struct trainer *trainer = session_of(member)->trainer;
 
@@ -552,7 +551,7 @@ static void on_ended(struct pipeline_member *member, uint64_t number, const stru
 		sim_fail("rank %u: its job has ended: %s", trainer->rank, failure->text);
 }
 
-static void on_left(struct pipeline_member *member)
+static void on_left(struct agent_member *member)
 {
 	struct session *session = session_of(member);
 
@@ -564,20 +563,20 @@ static void on_left(struct pipeline_member *member)
 	world->n_done++;
 }
 
-static void on_refused(struct pipeline_member *member, const struct failure *failure)
+static void on_refused(struct agent_member *member, const struct failure *failure)
 {
 	sim_fail("rank %u: no regrouping was asked for, and is refused: %s",
 		 session_of(member)->trainer->rank, failure->text);
 }
 
-static const char *on_charge(struct pipeline_member *member, bool through_servers)
+static const char *on_charge(struct agent_member *member, bool through_servers)
 {
 	(void)member;
 	(void)through_servers;
 	return NULL;
 }
 
-static int on_charge_more(struct pipeline_member *member, uint64_t bytes)
+static int on_charge_more(struct agent_member *member, uint64_t bytes)
 {
 	session_of(member)->charged = bytes;
 	return 0;
@@ -602,7 +601,7 @@ static void check_end(const struct trainer *trainer, const struct request *reque
 			 trainer->rank, request->tensor->name, request->round, request->asked.odd);
 }
 
-static void on_declared(struct pipeline_declaration *declaration, const struct failure *failure,
+static void on_declared(struct agent_declaration *declaration, const struct failure *failure,
 			uint64_t key, uint32_t part_bytes)
 {
 	(void)declaration;
@@ -612,7 +611,7 @@ static void on_declared(struct pipeline_declaration *declaration, const struct f
 		sim_fail("a tensor is refused: %s", failure->text);
 }
 
-static void on_done(struct pipeline_request *base, const struct failure *failure)
+static void on_done(struct agent_request *base, const struct failure *failure)
 {
 	struct posted *posted = container_of(base, struct posted, base);
 	struct request *request = posted->request;
@@ -651,7 +650,7 @@ static void join(struct session *session, void *what)
 {
 	const struct trainer *trainer = session->trainer;
 	unsigned n_agents = world->schedule->n_agents;
-	struct pipeline_join join = {
+	struct agent_join join = {
 		.job = trainer->job ? "other" : "job",
 		.rank = trainer->rank,
 		.size = world->size,
@@ -681,10 +680,10 @@ static void join(struct session *session, void *what)
 
 	(void)what;
 	if (trainer->number)
-		r = pipeline_resume(session->pipeline, &session->member, &join, trainer->number,
-				    trainer->ledger, &failure);
+		r = agent_resume(session->agent, &session->member, &join, trainer->number,
+				 trainer->ledger, &failure);
 	else
-		r = pipeline_join(session->pipeline, &session->member, &join, &failure);
+		r = agent_join(session->agent, &session->member, &join, &failure);
 	if (r)
 		sim_fail("rank %u: cannot %s: %s", trainer->rank,
 			 trainer->number ? "resume" : "join", failure.text);
@@ -693,9 +692,9 @@ static void join(struct session *session, void *what)
 static void declare(struct session *session, void *what)
 {
 	struct tensor *tensor = what;
-	struct pipeline_declaration *declaration =
+	struct agent_declaration *declaration =
 		&session->declarations[tensor_number(session->trainer, tensor)];
-	struct pipeline_past past = { .rounds = tensor->submitted };
+	struct agent_past past = { .rounds = tensor->submitted };
 	const struct request *request;
 	struct failure failure = { 0 };
 
@@ -703,9 +702,9 @@ static void declare(struct session *session, void *what)
 		if (request->tensor == tensor)
 			past.rounds = MIN(past.rounds, request->round - 1);
 	declaration->declared = on_declared;
-	if (pipeline_declare(&session->member, declaration, tensor->name, DTYPE_INT64,
-			     tensor->is_variable ? ELEMENTS_VARIABLE : tensor->elements, &past,
-			     &failure))
+	if (agent_declare(&session->member, declaration, tensor->name, DTYPE_INT64,
+			  tensor->is_variable ? ELEMENTS_VARIABLE : tensor->elements, &past,
+			  &failure))
 		sim_fail("rank %u: cannot declare %s: %s", session->trainer->rank, tensor->name,
 			 failure.text);
 }
@@ -750,15 +749,15 @@ static void post(struct session *session, void *what)
 		posted->base.reduction = !posted->base.reduction;
 	trace("rank %u: posts %s round %" PRIu64, session->trainer->rank, tensor->name,
 	      request->round);
-	pipeline_submit(&session->declarations[tensor_number(session->trainer, tensor)],
-			&posted->base, NULL);
+	agent_submit(&session->declarations[tensor_number(session->trainer, tensor)], &posted->base,
+		     NULL);
 }
 
 static void leave(struct session *session, void *what)
 {
 	(void)what;
 	trace("rank %u: leaves", session->trainer->rank);
-	pipeline_leave(&session->member);
+	agent_leave(&session->member);
 }
 
 static void connect(struct trainer *trainer)
@@ -775,8 +774,8 @@ static void connect(struct trainer *trainer)
 		abort();
 	session->trainer = trainer;
 	session->loop = node->loop;
-	session->pipeline = node->pipeline;
-	session->member = (struct pipeline_member){
+	session->agent = node->agent;
+	session->member = (struct agent_member){
 		.joined = on_joined,
 		.ended = on_ended,
 		.left = on_left,

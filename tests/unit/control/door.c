@@ -21,7 +21,7 @@ struct door *door_new(const struct door_options *given)
 {
 	struct door_options options = given ? *given : (struct door_options){ 0 };
 	struct door *door = calloc(1, sizeof(*door));
-	struct pipeline_params pipeline;
+	struct agent_params agent;
 	struct control_params control;
 
 	ASSERT_TRUE(door);
@@ -31,7 +31,7 @@ struct door *door_new(const struct door_options *given)
 	ASSERT_OK(porter_attach(door->loop, porter_ended, NULL));
 	ASSERT_OK(pool_new(door->loop, options.n_threads, &door->pool));
 	ASSERT_OK(block_cache_new(0, &door->blocks));
-	pipeline = (struct pipeline_params){
+	agent = (struct agent_params){
 		.loop = door->loop,
 		.pool = door->pool,
 		.blocks = door->blocks,
@@ -41,10 +41,10 @@ struct door *door_new(const struct door_options *given)
 		.max_jobs = 8,
 		.max_tensors = MAX(64u, options.max_tensors),
 	};
-	ASSERT_OK(pipeline_new(&pipeline, &door->pipeline));
+	ASSERT_OK(agent_new(&agent, &door->agent));
 	control = (struct control_params){
 		.loop = door->loop,
-		.pipeline = door->pipeline,
+		.agent = door->agent,
 		.socket_path = door->path,
 		.listen_fd = -1,
 		.node = "node0",
@@ -70,10 +70,10 @@ struct door *door_free(struct door *door)
 	if (!door)
 		return NULL;
 	control_close(door->control);
-	pipeline_close(door->pipeline);
+	agent_close(door->agent);
 	pool_free(door->pool);
 	control_free(door->control);
-	pipeline_free(door->pipeline);
+	agent_free(door->agent);
 	ASSERT_EQ(block_cache_used(door->blocks), 0);
 	block_cache_free(door->blocks);
 	porter_stop();

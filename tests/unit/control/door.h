@@ -15,7 +15,7 @@ struct door {
 	struct loop *loop;
 	struct pool *pool;
 	struct block_cache *blocks;
-	struct pipeline *pipeline;
+	struct agent *agent;
 	struct control *control;
 	uint64_t features;
 	char path[108];

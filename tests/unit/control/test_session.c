@@ -31,7 +31,7 @@ TEST(second_daemon_on_a_socket_is_refused_and_a_stale_one_replaced)
 	_cleanup_(door_freep) struct door *door = door_new(NULL);
 	struct control_params params = {
 		.loop = door->loop,
-		.pipeline = door->pipeline,
+		.agent = door->agent,
 		.socket_path = door->path,
 		.listen_fd = -1,
 		.node = "node1",

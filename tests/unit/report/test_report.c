@@ -17,7 +17,7 @@ static struct {
 	struct double_job jobs[JOBS_MAX];
 	size_t n;
 	uint64_t n_changes;
-} agent, server;
+} of_agent, server;
 static unsigned n_tables, n_looked_at, n_compared;
 
 int __real_strcmp(const char *a, const char *b);
@@ -30,21 +30,21 @@ int __wrap_strcmp(const char *a, const char *b)
 
 /* -- Doubles of the modules ------------------------------------------------------------------------ */
 
-int pipeline_jobs(struct pipeline *pipeline, struct pipeline_job_info **ret_jobs, size_t *ret_n)
+int agent_jobs(struct agent *agent, struct agent_job_info **ret_jobs, size_t *ret_n)
 {
-	struct pipeline_job_info *infos = calloc(agent.n + 1, sizeof(*infos));
+	struct agent_job_info *infos = calloc(of_agent.n + 1, sizeof(*infos));
 
-	(void)pipeline;
+	(void)agent;
 	ASSERT_TRUE(infos);
 	n_tables++;
-	for (size_t i = 0; i < agent.n; i++) {
-		infos[i].number = agent.jobs[i].number;
+	for (size_t i = 0; i < of_agent.n; i++) {
+		infos[i].number = of_agent.jobs[i].number;
 		infos[i].state = "running";
 		infos[i].n_local = 1;
-		memcpy(infos[i].name, agent.jobs[i].name, sizeof(infos[i].name));
+		memcpy(infos[i].name, of_agent.jobs[i].name, sizeof(infos[i].name));
 	}
 	*ret_jobs = infos;
-	*ret_n = agent.n;
+	*ret_n = of_agent.n;
 	return 0;
 }
 
@@ -65,12 +65,12 @@ int server_jobs(struct server *unused, struct server_job_info **ret_jobs, size_t
 	return 0;
 }
 
-void pipeline_each_job(const struct pipeline *pipeline,
-		       void (*each)(void *user, const char *name, uint64_t number), void *user)
+void agent_each_job(const struct agent *agent,
+		    void (*each)(void *user, const char *name, uint64_t number), void *user)
 {
-	(void)pipeline;
-	for (size_t i = 0; i < agent.n; i++, n_looked_at++)
-		each(user, agent.jobs[i].name, agent.jobs[i].number);
+	(void)agent;
+	for (size_t i = 0; i < of_agent.n; i++, n_looked_at++)
+		each(user, of_agent.jobs[i].name, of_agent.jobs[i].number);
 }
 
 void server_each_job(const struct server *unused,
@@ -81,10 +81,10 @@ void server_each_job(const struct server *unused,
 		each(user, server.jobs[i].name, server.jobs[i].number);
 }
 
-uint64_t pipeline_n_changes(const struct pipeline *pipeline)
+uint64_t agent_n_changes(const struct agent *agent)
 {
-	(void)pipeline;
-	return agent.n_changes;
+	(void)agent;
+	return of_agent.n_changes;
 }
 
 uint64_t server_n_changes(const struct server *unused)
@@ -93,10 +93,9 @@ uint64_t server_n_changes(const struct server *unused)
 	return server.n_changes;
 }
 
-void pipeline_counters(const struct pipeline *pipeline, uint64_t *ret_n_requests,
-		       uint64_t *ret_n_failed)
+void agent_counters(const struct agent *agent, uint64_t *ret_n_requests, uint64_t *ret_n_failed)
 {
-	(void)pipeline;
+	(void)agent;
 	*ret_n_requests = *ret_n_failed = 0;
 }
 
@@ -114,14 +113,10 @@ struct view *cluster_view(struct cluster *cluster)
 		test_fail(__FILE__, __LINE__, "not to be called"); \
 		return 0;                                          \
 	}
-NEVER(int, pipeline_tensors, struct pipeline *p, const char *job, struct pipeline_tensor_info **t,
-      size_t *n)
-NEVER(int, pipeline_ranks, struct pipeline *p, const char *job, struct pipeline_rank_info **r,
-      size_t *n)
-NEVER(int, pipeline_servers, struct pipeline *p, const char *job, struct pipeline_server_info **s,
-      size_t *n)
-NEVER(int, pipeline_arrivals, struct pipeline *p, const char *job, struct arrivals_info **a,
-      size_t *n)
+NEVER(int, agent_tensors, struct agent *p, const char *job, struct agent_tensor_info **t, size_t *n)
+NEVER(int, agent_ranks, struct agent *p, const char *job, struct agent_rank_info **r, size_t *n)
+NEVER(int, agent_servers, struct agent *p, const char *job, struct agent_server_info **s, size_t *n)
+NEVER(int, agent_arrivals, struct agent *p, const char *job, struct arrivals_info **a, size_t *n)
 NEVER(int, server_arrivals, struct server *s, const char *job, struct arrivals_info **a, size_t *n)
 NEVER(int, control_sessions, struct control *c, struct control_session_info **s, size_t *n)
 NEVER(size_t, control_n_sessions, const struct control *c)
@@ -145,7 +140,7 @@ static void start(void)
 {
 	static char modules[2];
 
-	the_daemon.pipeline = (struct pipeline *)&modules[0];
+	the_daemon.agent = (struct agent *)&modules[0];
 	the_daemon.server = (struct server *)&modules[1];
 	ASSERT_OK(block_cache_new(1 << 20, &the_daemon.blocks));
 }
@@ -185,12 +180,12 @@ TEST(what_agent_and_server_know_of_a_job_is_one_line)
 	_cleanup_(freep) struct admin_job *jobs = NULL;
 
 	start();
-	ADD(agent, "a", 11);
-	ADD(agent, "b", 12);
-	ADD(agent, "a", 11); /* of another rank that is a node of its own */
-	ADD(agent, "c", 0);
-	ADD(agent, "d", 14);
-	ADD(agent, "d", 0);
+	ADD(of_agent, "a", 11);
+	ADD(of_agent, "b", 12);
+	ADD(of_agent, "a", 11); /* of another rank that is a node of its own */
+	ADD(of_agent, "c", 0);
+	ADD(of_agent, "d", 14);
+	ADD(of_agent, "d", 0);
 	ADD(server, "b", 12);
 	ADD(server, "b", 22); /* another owner's */
 	ADD(server, "c", 23); /* whose number the agent does not know yet */
@@ -221,7 +216,7 @@ static void fill(unsigned n)
 
 	for (unsigned i = 0; i < n; i++) {
 		(void)snprintf(name, sizeof(name), "job%u", i);
-		ADD(agent, name, i + 1);
+		ADD(of_agent, name, i + 1);
 		ADD(server, name, i % 2 ? i + 1 : 0);
 	}
 }
@@ -230,7 +225,7 @@ static unsigned compared(unsigned n)
 {
 	_cleanup_(freep) struct admin_job *jobs = NULL;
 
-	agent.n = server.n = 0;
+	of_agent.n = server.n = 0;
 	fill(n);
 	n_compared = 0;
 	ASSERT_EQ(n_in_table(&jobs), n);
@@ -259,8 +254,8 @@ TEST(status_looks_at_jobs_when_they_have_become_others)
 	ASSERT_EQ(n_looked_at, 0);
 	ADD(server, "other", 0);
 	ASSERT_EQ(n_in_status(), 101);
-	agent.n = 0;
-	agent.n_changes++;
+	of_agent.n = 0;
+	of_agent.n_changes++;
 	server.n = 0;
 	ASSERT_EQ(n_in_status(), 0);
 	end();

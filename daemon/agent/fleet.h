@@ -1,0 +1,102 @@
+/*
+ * The servers of a distributed job, and what is said to them to set it up. Private to agent/.
+ */
+#pragma once
+
+#include "agent/agent.h"
+#include "cluster/cluster.h"
+#include "ledger/ledger.h"
+
+struct peer;
+struct agent_failed;
+struct agent_job;
+struct agent_outlet;
+struct agent_said;
+struct agent_setup;
+struct agent_tensor;
+
+struct agent_server {
+	struct view_member member;
+	bool colocated;		     /* with ranks of the job */
+	struct agent_outlet *outlet; /* NULL: there is no connection */
+	bool attached;
+	bool scales; /* has DATA_FEATURE_SCALES */
+
+	/* Of a job that outlives its daemons' processes: keep.c. */
+	struct agent_job *job;
+	uint64_t attachment; /* how often it has attached, or was given up */
+	bool gone;	     /* its connection was lost, and it has not attached since */
+	bool stopping;	     /* its process ends when it hears that nothing is under way here */
+	uint64_t
+		return_ns; /* while the job goes on without it: how long until it is looked for again */
+	uint64_t lost_ns;  /* since when it is lost; 0: it is not */
+	unsigned n_losses; /* since losses_ns: one that is lost again and again is given up */
+	uint64_t losses_ns;
+	struct loop_timer timer; /* when to connect again */
+	struct list parked;	 /* parts for it, while it is not attached */
+	uint32_t acked,
+		ack_sent;    /* its results up to this number are kept here; it has been told */
+	uint32_t ack_wanted; /* up to this one it is to be told at once */
+	uint32_t released;   /* up to this number they are on every node */
+	uint64_t ack_bytes;  /* of results that it has not been told of */
+	uint64_t n_offered;  /* since it has attached; and cells that are still to be: roll.c */
+	uint32_t n_pending;
+	uint64_t *here;	 /* window of numbers behind `acked`: bit set: kept here */
+	uint32_t *cells; /* by number modulo the window: cell + 1, or 0 */
+};
+
+/* The servers of a distributed job. */
+struct agent_fleet {
+	struct cluster_query query;
+	bool querying, opened; /* asked for a view; was given one and owes a close */
+	struct view *view;
+	struct peer *home;
+	size_t home_number;	  /* among the servers */
+	struct agent_setup *join; /* the newest, or to regroup; earlier ones do not count */
+	struct list setups;	  /* set-up calls in flight */
+	struct agent_server *servers;
+	size_t n_servers, n_attached;
+	size_t n_viewed;	  /* of them, those of the view; added ones follow */
+	uint32_t *member_of_node; /* n_nodes: member of the view, from 1; 0: none */
+};
+
+/* home.c: cluster query and JOIN. */
+void agent_setup_open(struct agent_job *job);
+/* Tells the home server which ranks are here now; nothing while the home is not known. */
+void agent_setup_join(struct agent_job *job);
+/* Takes back what was said to the home, as the job goes on instead. */
+void agent_setup_withdraw(struct agent_job *job);
+/* All ranks here regroup: tells the home, which answers when all do. Returns 0 or -errno. */
+int agent_setup_regroup(struct agent_job *job, const uint32_t *ranks, uint32_t n_ranks,
+			uint32_t n_newcomers);
+void agent_setup_close(struct agent_job *job);
+
+/* attach.c: ATTACH. */
+/* Takes the job's facts from its ledger. Returns 0 or -errno with words. */
+int agent_setup_recall(struct agent_job *job, struct failure *failure);
+/* Gives the job one more server, in the next place. Returns 0 or -ENOMEM. */
+int agent_setup_add_place(struct agent_job *job, const struct view_member *member);
+/* A resumed job's ranks are all here: attaches at its servers. Returns 0 or -errno. */
+int agent_setup_reattach(struct agent_job *job);
+/* (Again) at one server. */
+int agent_setup_connect(struct agent_job *job, size_t server);
+/* Attaches at a server that is out, with moves in which it is in: agent_move_back() follows if it is there. */
+int agent_setup_ask_back(struct agent_job *job, size_t server, struct agent_said *said);
+/* The same at one that is not in the job: it is the last of said->added. agent_add_take() follows. */
+int agent_setup_ask_in(struct agent_job *job, const struct view_member *member,
+		       struct agent_said *said);
+
+/* setup.c: DECLARE and notices. */
+/* Who can be told something: a server that is lost cannot, one that is about to be attached again can. Or NULL. */
+struct peer *agent_setup_peer(const struct agent_job *job, size_t server);
+/* Says once more that a round has failed. */
+void agent_setup_fail_again(struct agent_job *job, size_t server,
+			    const struct agent_failed *failed);
+/* What a tensor is, to a home that is fresh. */
+void agent_setup_declare_known(struct agent_job *job, const struct ledger_known *known);
+void agent_setup_declare(struct agent_tensor *tensor, const struct failure *conflict);
+void agent_setup_free(struct agent_job *job);
+void agent_setup_fail_job(struct agent_job *job, const struct failure *failure,
+			  const struct peer *from);
+void agent_setup_fail_round(struct agent_job *job, uint64_t key, uint64_t round, bool alone,
+			    const struct failure *failure);

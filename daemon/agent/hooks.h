@@ -1,0 +1,98 @@
+/*
+ * What files of this folder call that stand above them. Rooms, from above: what trainers ask for (declare.c, submit.c, ordinal.c,
+ * expire.c, sweep.c, elastic.c, forget.c, seek.c); rounds and parts (round.c, part.c, push.c, work.c, rows.c, device.c, direct.c,
+ * lend.c); servers (home.c, attach.c, setup.c, add.c, move.c, keep.c, had.c, roll.c); the job (job.c, join.c, left.c, regroup.c,
+ * report.c, resume.c, seats.c, untold.c); and what these share. agent.c makes the table, once. Control thread.
+ */
+#pragma once
+
+#include "base/error.h"
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+struct peer;
+struct agent;
+struct agent_job;
+struct agent_member;
+struct agent_newcomer;
+struct agent_part;
+struct agent_request;
+struct agent_round;
+struct agent_tensor;
+
+/* A part whose server is lost, or back. */
+struct agent_part_hooks {
+	void (*waits)(struct agent_part *part);	  /* a server is chosen for it */
+	void (*let_go)(struct agent_part *part);  /* its result that was held counts no more */
+	bool (*fed)(struct agent_part *part);	  /* there is a place for its result now */
+	void (*goes_on)(struct agent_part *part); /* its server is back */
+	void (*turn)(struct agent_part *part);	  /* it is to be sent */
+};
+
+struct agent_hooks {
+	/* The job's life: made; opened at the cluster; another rank is there to be joined; it runs; its members know it. */
+	void (*made)(struct agent_job *job);
+	void (*opens)(struct agent_job *job);
+	void (*joins)(struct agent_job *job);
+	void (*runs)(struct agent_job *job);
+	void (*begun)(struct agent_job *job);
+	/* It fails: servers are told, but for `from`. No member belongs to it any more. Its memory goes. */
+	void (*fails)(struct agent_job *job, const struct failure *failure,
+		      const struct peer *from);
+	void (*is_over)(struct agent_job *job);
+	void (*freed)(struct agent_job *job);
+	/* Something has happened that all its rounds have to hear of. */
+	void (*news)(struct agent_job *job);
+
+	/* Ranks of this node: in the job no more; lost, or leaving, of an elastic job; before it was formed; too late to regroup. */
+	void (*member_gone)(struct agent_member *member);
+	void (*rank_gone)(struct agent_job *job, uint32_t index, const struct failure *failure,
+			  bool leaves);
+	bool (*rank_gone_early)(struct agent_job *job, uint32_t index, uint32_t rank,
+				const struct failure *failure);
+	void (*rank_is_late)(struct agent_job *job, uint32_t index, const struct failure *failure);
+	/* Ranks of all nodes, as servers and nodes know them: after a restart; more are out; the job goes on without these. */
+	void (*ranks_recalled)(struct agent_job *job);
+	bool (*ranks_out)(struct agent_job *job, const char *why);
+	void (*ranks_left_behind)(struct agent_job *job, const char *why);
+	/* The job is asked what it is without ranks that have left. */
+	void (*ranks_settle)(struct agent_job *job);
+	/* All ranks here regroup. Returns 0 or -errno. */
+	int (*regroups)(struct agent_job *job, const uint32_t *ranks, uint32_t n,
+			uint32_t n_newcomers);
+	/* A newcomer waits for a job that is not here; it waits no more; none does. */
+	void (*newcomer_waits)(struct agent_newcomer *newcomer);
+	void (*newcomer_gone)(const struct agent_newcomer *newcomer);
+	void (*newcomers_gone)(struct agent *agent);
+
+	/* After a restart: attaches again; what the ledger has of servers; a JOIN under way is taken back. Return 0 or -errno. */
+	int (*attaches_again)(struct agent_job *job);
+	int (*servers_recalled)(struct agent_job *job, struct failure *failure);
+	void (*join_withdrawn)(struct agent_job *job);
+	/* How rounds of before end. */
+	bool (*rows_ended)(const struct agent_tensor *tensor, struct agent_request *request,
+			   uint64_t n_rows, struct failure *failure);
+	void (*rounds_known)(struct agent_tensor *tensor);
+
+	/* The peer of a server, or NULL; servers are looked for once more. */
+	struct peer *(*peer_of)(const struct agent_job *job, size_t server);
+	void (*look_for_servers)(struct agent_job *job);
+	/* How bytes go between GPUs here and servers, for operators. */
+	void (*describe_gpu)(const struct agent_job *job, char *text, size_t size);
+
+	/* The home's word on a tensor. */
+	void (*tensor_known)(struct agent_tensor *tensor, const struct failure *failure,
+			     uint64_t key, uint64_t start);
+	struct agent_part_hooks part;
+	/* Of rows, what was begun at a server that is lost. */
+	void (*rows_begin_anew)(struct agent_job *job, size_t server);
+	/* A round's turn has come: whether it has a part to begin, and does. */
+	bool (*round_may_begin)(const struct agent_round *round);
+	void (*round_turn)(struct agent_round *round);
+	/* In a later turn of the loop: goes on. */
+	void (*round_later)(struct agent_round *round);
+	void (*tensor_later)(struct agent_tensor *tensor);
+	/* Some ranks are gone: whether the round goes on. */
+	bool (*round_without_them)(struct agent_round *round);
+};

@@ -1,0 +1,26 @@
+/*
+ * What would make a turn of the loop too long, and goes on in a later one. Private to agent/.
+ */
+#pragma once
+
+#include "base/loop.h"
+
+struct agent_job;
+struct agent_round;
+struct agent_tensor;
+
+/* agent_later_init() before use. */
+struct agent_later {
+	struct chore chore;
+	bool is_under_way;
+	struct list rounds;  /* by turn.link: many parts of these are empty */
+	struct list tensors; /* by later_link: many rounds of these end as soon as they begin */
+};
+
+void agent_later_init(struct agent_job *job);
+/* The round is pinned as if a part of it were under way: agent_round_go_on() follows. */
+void agent_later_round(struct agent_round *round);
+/* agent_round_advance() follows. Harmless when that is so already. */
+void agent_later_tensor(struct agent_tensor *tensor);
+/* All of it now: nobody else is served any more. */
+void agent_later_finish(struct agent_job *job);

@@ -1,0 +1,110 @@
+/*
+ * Results that servers may need again, and where they are kept. Private to agent/.
+ */
+#pragma once
+
+#include "agent/agent.h"
+#include "ledger/ledger.h"
+#include "proto/data.h"
+
+struct call;
+struct peer;
+struct agent_job;
+struct agent_part;
+struct agent_server;
+struct agent_tensor;
+
+/* A round that failed, which servers are told again when they have attached anew. */
+struct agent_failed {
+	uint64_t key, round;
+	bool alone; /* struct agent_round */
+	struct failure failure;
+};
+#define AGENT_FAILED 32
+
+/* Results that servers may need again, of a job that outlives its daemons' processes: keep.c. */
+struct agent_retention {
+	bool keeps;		      /* the job is such a job */
+	struct list starved;	      /* parts whose result waits for a cell */
+	bool feeding;		      /* starved parts are gone through, or not to be */
+	struct list lent, spare_lent; /* cells, to servers in this process: lend.c */
+	struct loop_timer room_timer; /* whether cells are not needed any more: room.c */
+	uint32_t room_target;	      /* so many cells are to stay */
+	struct agent_failed *failed;  /* a ring of AGENT_FAILED, or NULL */
+	size_t n_failed;	      /* ever */
+	struct mail ack_mail;	      /* tells servers what is kept */
+	bool acking;
+};
+
+/* keep.c: a job that goes through servers outlives their processes, and this one. */
+/* A server of the job has its place: memory for what is kept. Returns 0 or -ENOMEM. */
+int agent_keep_init(struct agent_job *job, size_t server);
+void agent_keep_done(struct agent_job *job);
+/* A server's peer is lost, or it does not answer as it should: parts wait, and it is connected again. */
+void agent_keep_lost(struct agent_job *job, size_t server, const char *why);
+/* Its words are that it stops, or knows of other servers than we: it is attached again in a moment. */
+void agent_keep_again(struct agent_job *job, size_t server);
+/* The same for each of the job's servers that this peer is. */
+void agent_keep_peer_lost(struct agent_job *job, const struct peer *peer, const char *why);
+/* A server has taken the job, perhaps again. fresh: it has not seen the job's beginning. */
+void agent_keep_attached(struct agent_job *job, size_t server, bool fresh);
+/* Whether a call ended because the peer was lost, or is about to go: not by an answer of the job's. */
+bool agent_keep_is_loss(const struct call *call);
+/* A part waits until its server is attached. */
+void agent_keep_park(struct agent_part *part);
+/* A result of len bytes is kept in this cell. Or need not be: LEDGER_NO_CELL. */
+void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t cell, uint32_t len,
+		       bool soon);
+/* A result that the server does not know to be kept here. */
+void agent_keep_offer(struct agent_job *job, uint32_t cell);
+/* A server says that these are on every node. */
+void agent_keep_released(struct agent_server *server, uint32_t number);
+/* Rounds of the tensor up to this one are over on every local rank. */
+void agent_keep_settle(struct agent_tensor *tensor, uint64_t round);
+
+/*
+ * roll.c: of a job that does not wait for all, whose contributions are in a result; what of ours is in none is kept, and so is the
+ * last of sums that accumulate.
+ */
+/* Bytes of a cell of the ledger. */
+uint32_t agent_roll_cell_bytes(const struct agent_job *job);
+/* Bytes of a part's result as it comes, is kept and offered. */
+uint32_t agent_roll_result_len(const struct agent_job *job, unsigned operation, uint32_t len);
+/* How many contributions are in it, if it says so, from its bytes; and whether ours is. */
+bool agent_roll_read(const struct agent_job *job, const struct ledger_what *what,
+		     const void *result, uint32_t *ret_n, bool *ret_has_ours);
+/* A cell is whole, and in all outputs: others of the part, from before, are perhaps of no use any more. */
+void agent_roll_stored(struct agent_job *job, uint32_t cell);
+/* A server has attached: what it is to be offered of cells that are not ready yet; and this one is offered now, or gone. */
+void agent_roll_attached(struct agent_job *job, size_t server);
+void agent_roll_resolve(struct agent_job *job, uint32_t cell);
+/* A part waits for a cell: when there will never be one, its round fails. */
+bool agent_roll_is_full(const struct agent_job *job);
+/* Whose a cell's result is now. */
+struct agent_server *agent_keep_owner(const struct agent_job *job, const struct ledger_kept *kept);
+/* There may be cells for those that wait, until one gets none. */
+void agent_keep_feed(struct agent_job *job);
+/* The cell is of no use any more. */
+void agent_keep_free(struct agent_job *job, uint32_t cell);
+
+/* Its parts wait; nothing that it answers from now on counts. */
+void agent_keep_detach(struct agent_job *job, size_t server);
+void agent_keep_detach_all(struct agent_job *job);
+/* A round has failed: to be said again. */
+void agent_keep_failed(struct agent_job *job, uint64_t key, uint64_t round, bool alone,
+		       const struct failure *failure);
+
+/* room.c: what results take in the ledger. */
+void agent_room_init(struct agent_job *job);
+void agent_room_done(struct agent_job *job);
+/* The job runs: what it has from before a restart is given back where it is not needed. */
+void agent_room_formed(struct agent_job *job);
+/* A rank comes back to a job whose ledger may have more than its session is charged for: 0, or -EDQUOT with words. */
+int agent_room_join(struct agent_job *job, struct agent_member *member, struct failure *failure);
+/* So many results are to have room at once, of those there may ever be: 0, or -EDQUOT. */
+int agent_room_for(struct agent_job *job, uint32_t n);
+/* Makes more room when it becomes scarce: 0, or -EDQUOT. */
+int agent_room_look(struct agent_job *job);
+
+/* lend.c: nothing that was lent is in use any more. */
+void agent_lend_done(struct agent_job *job);

@@ -1,0 +1,132 @@
+/* push_pull_rows over two nodes, and what servers hold of it. */
+#include "agent/setup.h"
+#include "held.h"
+#include "world.h"
+
+#define WIDTH 4
+#define TABLE 100
+
+/* -- Notices that are lost ---------------------------------------------------------------------------------------- */
+
+int __real_peer_notice(struct peer *peer, const struct data_header *header, const void *payload);
+int __wrap_peer_notice(struct peer *peer, const struct data_header *header, const void *payload);
+
+static unsigned n_lost;
+static bool loses;
+
+int __wrap_peer_notice(struct peer *peer, const struct data_header *header, const void *payload)
+{
+	if (header->op == DATA_HAVE && loses) {
+		n_lost++;
+		return 0;
+	}
+	return __real_peer_notice(peer, header, payload);
+}
+
+/* -- Requests ----------------------------------------------------------------------------------------------------- */
+
+/* Each rank gives a row of its own, and one that both give. */
+static void rows(struct world *world, struct declared *declared, uint64_t round)
+{
+	struct asked asked[WORLD_RANKS];
+	int64_t numbers[WORLD_RANKS][2], got[WORLD_RANKS][TABLE];
+	float values[WORLD_RANKS][2 * WIDTH], sums[WORLD_RANKS][TABLE * WIDTH];
+
+	for (unsigned i = 0; i < world->size; i++) {
+		numbers[i][0] = 3;
+		numbers[i][1] = 10 + i;
+		for (unsigned k = 0; k < 2 * WIDTH; k++)
+			values[i][k] = (float)(i + 1);
+		asked[i] = asked_of(OPERATION_PUSH_PULL_ROWS, REDUCTION_SUM, values[i], 2 * WIDTH,
+				    sums[i], TABLE * WIDTH);
+		asked[i].base.width = WIDTH;
+		asked[i].base.input_rows = numbers[i];
+		asked[i].base.output_rows = got[i];
+		asked_submit(&asked[i], &declared[i], round);
+	}
+	for (unsigned i = 0; i < world->size; i++) {
+		WORLD_UNTIL(world, asked[i].done);
+		ASSERT_STR(asked[i].failure.text, "");
+		ASSERT_EQ(asked[i].base.n_rows, world->size + 1);
+		ASSERT_EQ(got[i][0], 3);
+		ASSERT_TRUE(sums[i][0] == 3);
+	}
+}
+
+/* At all servers. */
+static size_t n_held(const struct world *world)
+{
+	size_t n = 0;
+
+	for (unsigned i = 0; i < world->options.n_nodes; i++)
+		n += held_at(world->nodes[i].server);
+	return n;
+}
+
+/* Node's agent attaches once more at all servers, which are the same processes. */
+static void attach_again(struct world *world, unsigned node)
+{
+	struct agent_job *job = list_first(&world->nodes[node].agent->jobs, struct agent_job, link);
+
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		agent_keep_again(job, i);
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		WORLD_UNTIL(world, job->fleet.servers[i].attached);
+}
+
+/* It may be the last of the table, or the next be a long time off. */
+TEST(that_a_node_has_a_result_is_said_again_when_it_attaches)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 2, .n_local = 1, .distributed = true, .resume = true });
+	struct declared *declared;
+
+	world_form(world);
+	declared = world_declare(world, "table", DTYPE_FLOAT32, TABLE * WIDTH);
+	rows(world, declared, 1);
+	WORLD_UNTIL(world, !n_held(world));
+
+	loses = true;
+	rows(world, declared, 2);
+	ASSERT_EQ(n_lost, 2);
+	ASSERT_EQ(n_held(world), 1);
+	loses = false;
+	attach_again(world, 0);
+	ASSERT_EQ(n_held(world), 1);
+	attach_again(world, 1);
+	WORLD_UNTIL(world, !n_held(world));
+	rows(world, declared, 3);
+	WORLD_UNTIL(world, !n_held(world));
+}
+
+/* Its agent was killed before that was on its way, and the next process has no more of the round than that its ranks had seen it. */
+TEST(that_a_node_has_a_result_is_said_by_its_next_process)
+{
+	_cleanup_(world_freep) struct world *world = world_new(&(struct world_options){
+		.n_nodes = 2, .n_local = 1, .distributed = true, .resume = true });
+	struct agent_past past = { .rounds = 2 };
+	struct failure failure = { 0 };
+	struct declared *declared;
+	struct agent_join join;
+
+	world_form(world);
+	join = world_join_of(world, 0);
+	declared = world_declare(world, "table", DTYPE_FLOAT32, TABLE * WIDTH);
+	loses = true;
+	rows(world, declared, 1);
+	rows(world, declared, 2);
+	loses = false;
+	attach_again(world, 1);
+	ASSERT_EQ(n_held(world), 1);
+	world_restart(world, 0);
+	if (world_resume(world, 0, &join, &failure))
+		test_fail(__FILE__, __LINE__, "%s", failure.text);
+	WORLD_UNTIL(world, world->ranks[0].joined || world->ranks[0].ended);
+	ASSERT_STR(world->ranks[0].failure.text, "");
+	ASSERT_EQ(n_held(world), 1);
+	ASSERT_OK(declared_again(&declared[0], &world->ranks[0], "table", DTYPE_FLOAT32,
+				 TABLE * WIDTH, &past, &failure));
+	WORLD_UNTIL(world, !n_held(world));
+	rows(world, declared, 3);
+	WORLD_UNTIL(world, !n_held(world));
+}
