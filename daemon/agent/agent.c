@@ -1,12 +1,12 @@
 /*
- * Makes and frees the agent, with its metrics, and the table of what lower files call above them;
- * passes notices and lost peers to the jobs that
- * they concern, and has the transport register trainers' memory. daemon.c and control/ call.
+ * Makes and frees the agent, with its metrics and the table of what lower files call above them.
+ * Passes notices and lost peers to the jobs that they concern, and has the transport register
+ * trainers' memory. daemon.c and control/ call.
  */
 #include "agent/agent.h"
-#include "agent/device.h"
-#include "agent/part.h"
-#include "agent/rows.h"
+#include "agent/round/device.h"
+#include "agent/round/part.h"
+#include "agent/round/rows.h"
 #include "proto/text.h"
 
 static void init_job(struct agent_job *job)

@@ -1,8 +1,14 @@
 /*
- * What files of this folder call that stand above them. Rooms, from above: what trainers ask for (declare.c, submit.c, ordinal.c,
- * expire.c, sweep.c, elastic.c, forget.c, seek.c); rounds and parts (round.c, part.c, push.c, work.c, rows.c, device.c, direct.c,
- * lend.c); servers (home.c, attach.c, setup.c, add.c, move.c, keep.c, had.c, roll.c); the job (job.c, join.c, left.c, regroup.c,
- * report.c, resume.c, seats.c, untold.c); and what these share. agent.c makes the table, once. Control thread.
+ * What files of the agent call that stand above them: agent.c makes the table, once. The rooms, from above:
+ *
+ *	request		what trainers ask for: tensors, submissions, their order, deadlines, ranks that are lost
+ *	round		rounds and their parts: sums, copies, what goes to servers and comes back, rows, devices
+ *	servers		the job's servers: found, joined, attached, lost and replaced; what is kept for them
+ *	job		the job and its ranks: formed, resumed, regrouped, left
+ *	schedule	which part goes next, and the send queue of each server
+ *	common		what all ask: is a request right, what kind is a round, is there room, is a server in
+ *
+ * scripts/layers has this order, and scripts/check-cycles holds it. Control thread.
  */
 #pragma once
 

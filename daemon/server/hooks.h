@@ -1,6 +1,12 @@
 /*
- * What stands above job.c, sweep.c, store.c, round.c and declare.c and hears of what they find out: server.c makes the table,
- * once. Private to server/. Control thread.
+ * What files of the server call that stand above them: server.c makes the table, once. The rooms, from above:
+ *
+ *	membership	nodes of a job: joined, attached, lost, left, regrouped; servers that take over
+ *	round		contributions and results: sums, rows, late ones, running sums, what is kept and offered
+ *	job		the job: its tensors, its store of parts and slots, its deadlines
+ *	common		what all use: who speaks for a node, messages, texts, sets, what is charged
+ *
+ * scripts/layers has this order, and scripts/check-cycles holds it. Control thread.
  */
 #pragma once
 

@@ -7,14 +7,14 @@
 
 #include "base/clock.h"
 #include "base/log.h"
-#include "server/accumulate.h"
-#include "server/job.h"
-#include "server/keep.h"
-#include "server/quorum.h"
-#include "server/round.h"
-#include "server/rows.h"
-#include "server/store.h"
-#include "server/told.h"
+#include "server/job/job.h"
+#include "server/job/store.h"
+#include "server/round/accumulate.h"
+#include "server/round/keep.h"
+#include "server/round/quorum.h"
+#include "server/round/round.h"
+#include "server/round/rows.h"
+#include "server/round/told.h"
 #include <stdio.h>
 
 static void free_job(struct job *job)

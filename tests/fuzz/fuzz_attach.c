@@ -1,6 +1,6 @@
 /* ATTACH as a server takes it, and the JobJoined that it brings of a run that began when ranks regrouped. */
 #include "fuzz.h"
-#include "server/message.h"
+#include "server/common/message.h"
 
 /* What a server relies on once an attach has passed. */
 static void check_attach(const struct attach *attach)

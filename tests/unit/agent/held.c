@@ -3,7 +3,7 @@
  */
 #include "held.h"
 
-#include "server/job.h"
+#include "server/job/job.h"
 
 size_t held_at(const struct server *server)
 {

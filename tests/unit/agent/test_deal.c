@@ -1,6 +1,6 @@
 /* The order of rounds of which parts are to be made, and how many bytes are made ahead. */
-#include "agent/deal.h"
-#include "agent/round.h"
+#include "agent/round/round.h"
+#include "agent/schedule/deal.h"
 #include "test.h"
 #include <stdlib.h>
 

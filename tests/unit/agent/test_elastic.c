@@ -2,7 +2,7 @@
  * Jobs that go on without a rank: who is in a round, what every rank is told, and how newcomers get
  * in.
  */
-#include "agent/round.h"
+#include "agent/round/round.h"
 #include "proto/ledger.h"
 #include "world.h"
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Names without end in a job without servers: what no rank uses is forgotten, once all ranks say so. */
-#include "agent/round.h"
+#include "agent/round/round.h"
 #include "world.h"
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* How jobs form, and why they do not. */
-#include "agent/round.h"
+#include "agent/round/round.h"
 #include "world.h"
 #include <stdio.h>
 

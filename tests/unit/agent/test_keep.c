@@ -1,6 +1,6 @@
 /* Jobs that outlive their daemons' processes: what the agent keeps for servers, and the servers that it asks in. */
-#include "agent/part.h"
-#include "agent/setup.h"
+#include "agent/round/part.h"
+#include "agent/servers/setup.h"
 #include "world.h"
 #include <stdio.h>
 

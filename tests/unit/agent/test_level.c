@@ -1,6 +1,6 @@
 /* Which tensors go together in the order of submission, and which overtake. */
-#include "agent/level.h"
-#include "agent/round.h"
+#include "agent/round/round.h"
+#include "agent/schedule/level.h"
 #include "world.h"
 #include <stdio.h>
 

@@ -1,5 +1,5 @@
 /* push_pull_rows over two nodes, and what servers hold of it. */
-#include "agent/setup.h"
+#include "agent/servers/setup.h"
 #include "held.h"
 #include "world.h"
 

@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "double.h"
-#include "server/job.h"
+#include "server/job/job.h"
 
 #define FAR  _cleanup_(far_freep) struct far *far
 #define FEW  32

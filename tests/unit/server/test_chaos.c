@@ -4,7 +4,7 @@
  * the end nothing is held. The walks are fixed by their seeds; only when the pool's threads finish is not.
  */
 #include "double.h"
-#include "server/store.h"
+#include "server/job/store.h"
 
 #define NODES 3
 #define STEPS 4000

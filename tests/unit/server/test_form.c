@@ -2,7 +2,7 @@
 #include "double.h"
 #include "proto/cluster.pb-c.h"
 #include "proto/pack.h"
-#include "server/job.h"
+#include "server/job/job.h"
 
 #define FAR _cleanup_(far_freep) struct far *far
 

@@ -1,5 +1,5 @@
 /* Ranks as text. */
-#include "server/ranks.h"
+#include "server/common/ranks.h"
 #include "test.h"
 
 static struct ranks_text of(const uint32_t *list, size_t n)

@@ -3,7 +3,7 @@
  * comes back.
  */
 #include "double.h"
-#include "server/store.h"
+#include "server/job/store.h"
 
 /* A model of a part's memory: all rounds ever closed. */
 TEST(closed_rounds_are_exact_in_the_window)

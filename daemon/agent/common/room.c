@@ -1,0 +1,146 @@
+/*
+ * The room that results of a job take in its ledger. A session is charged for the first cells when it joins; for more, twice
+ * as many each time, when half of them are in use; and for fewer again where most have not been used for a while. Where all are
+ * in use and a session's quota has no room for more, a round fails: it would wait for nodes that wait for it.
+ */
+#include "agent/round/part.h"
+
+/* How often it is looked for cells that are not needed any more. */
+#define LOOK_NS (10 * NSEC_PER_SEC)
+/* Memory goes back in steps, since parts wait meanwhile: 3 ms each, and some time between them. */
+#define STEP_BYTES (UINT64_C(64) << 20)
+#define STEP_CELLS 256u
+#define STEP_NS	   (50 * NSEC_PER_MSEC)
+
+/* No more than before: a session that has no room for what it was charged with all the same keeps no other from what it gets back. */
+static void charge_fewer(struct agent_job *job, uint32_t n)
+{
+	uint64_t bytes = ledger_cells_bytes(job->resumption.ledger, n);
+
+	for (uint32_t i = 0; i < job->layout.n_local; i++)
+		if (job->members[i])
+			(void)job->members[i]->charge_more(job->members[i], bytes);
+}
+
+static int charge(struct agent_job *job, uint32_t n, uint32_t before)
+{
+	uint64_t bytes = ledger_cells_bytes(job->resumption.ledger, n);
+	uint32_t i;
+
+	for (i = 0; i < job->layout.n_local; i++)
+		if (job->members[i] && job->members[i]->charge_more(job->members[i], bytes))
+			break;
+	if (i == job->layout.n_local)
+		return 0;
+	bytes = ledger_cells_bytes(job->resumption.ledger, before);
+	while (i--)
+		if (job->members[i])
+			(void)job->members[i]->charge_more(job->members[i], bytes);
+	return -EDQUOT;
+}
+
+static void look_again(struct agent_job *job, uint64_t in_ns)
+{
+	/* Without memory, what is charged stays so until the job's end. */
+	(void)loop_timer_set(job->agent->params.loop, &job->retention.room_timer,
+			     clock_now_ns() + in_ns);
+}
+
+/* A quarter of them was enough since we looked last: half of them go. */
+static void on_look(struct loop_timer *timer)
+{
+	struct agent_job *job = container_of(timer, struct agent_job, retention.room_timer);
+	uint32_t step = (uint32_t)MIN(
+		STEP_BYTES / align_up((uint64_t)ledger_cell_bytes(job->resumption.ledger), 4096),
+		(uint64_t)STEP_CELLS);
+	uint32_t first = ledger_cells_first(job->resumption.ledger);
+	uint32_t before = ledger_cells_allowed(job->resumption.ledger), n = before;
+
+	/* Or it is the next process's now. */
+	if (job->state != JOB_RUNNING || job->resumption.suspended || before <= first)
+		return;
+	if (before <= job->retention.room_target)
+		job->retention.room_target = ledger_cells_peak(job->resumption.ledger) <= before / 4
+						     ? MAX(before / 2, first)
+						     : before;
+	if (before > job->retention.room_target)
+		n = ledger_cells_trim(
+			job->resumption.ledger,
+			MAX(before - MIN(MAX(step, 1u), before), job->retention.room_target));
+	/* The rest is in use. */
+	if (n == before)
+		job->retention.room_target = n;
+	charge_fewer(job, n);
+	if (n > first)
+		look_again(job, n > job->retention.room_target ? STEP_NS : LOOK_NS);
+}
+
+void agent_room_init(struct agent_job *job)
+{
+	job->retention.room_timer.expired = on_look;
+}
+
+void agent_room_done(struct agent_job *job)
+{
+	loop_timer_cancel(&job->retention.room_timer);
+}
+
+void agent_room_formed(struct agent_job *job)
+{
+	if (!job->resumption.ledger || !ledger_is_far(job->resumption.ledger))
+		return;
+	job->retention.room_target = ledger_cells_allowed(job->resumption.ledger);
+	if (job->retention.room_target > ledger_cells_first(job->resumption.ledger))
+		look_again(job, LOOK_NS);
+}
+
+int agent_room_join(struct agent_job *job, struct agent_member *member, struct failure *failure)
+{
+	uint32_t n;
+
+	if (!job->resumption.ledger || !ledger_is_far(job->resumption.ledger))
+		return 0;
+	n = ledger_cells_allowed(job->resumption.ledger);
+	if (!member->charge_more(member, ledger_cells_bytes(job->resumption.ledger, n)))
+		return 0;
+	return failure_set(failure, -EDQUOT,
+			   "job %s: session_quota has no room for the %u results that its ledger "
+			   "may have",
+			   job->owner.name, n);
+}
+
+int agent_room_for(struct agent_job *job, uint32_t n)
+{
+	uint32_t now = ledger_cells_allowed(job->resumption.ledger);
+	uint32_t more = n > now ? MAX(n, 2 * now) : now;
+
+	more = MIN(more, ledger_n_cells(job->resumption.ledger));
+	if (more <= now)
+		return 0;
+	while (charge(job, more, now)) {
+		if (more <= n || more <= now + 1)
+			return -EDQUOT;
+		more = MAX(n, now + (more - now) / 2);
+	}
+	ledger_cells_allow(job->resumption.ledger, more);
+	job->retention.room_target = more;
+	look_again(job, LOOK_NS);
+	return 0;
+}
+
+int agent_room_look(struct agent_job *job)
+{
+	return ledger_cells_scarce(job->resumption.ledger)
+		       ? agent_room_for(job, ledger_cells_allowed(job->resumption.ledger) + 1)
+		       : 0;
+}
+
+uint32_t agent_roll_cell_bytes(const struct agent_job *job)
+{
+	uint64_t at;
+
+	if (!stragglers_any(&job->shape.stragglers))
+		return job->part_bytes;
+	at = data_roll_end(job->part_bytes, job->shape.n_nodes);
+	return (uint32_t)align_up(at, PART_ALIGN) + job->part_bytes;
+}

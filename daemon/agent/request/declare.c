@@ -1,0 +1,292 @@
+/*
+ * Tensors of a job: made by the first rank that declares one, agreed on here and then with the
+ * other nodes, and failed where ranks differ. agent_declare() is agent.h's, for control/;
+ * setup.c brings the home's answer.
+ */
+#include "agent/round/round.h"
+#include "agent/round/rows.h"
+#include "base/log.h"
+#include "proto/text.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+static int tensor_new(struct agent_job *job, const char *name, struct agent_tensor **ret_tensor)
+{
+	uint32_t n = job->layout.n_local;
+	struct agent_tensor *tensor = agent_forget_take_spare(job);
+	size_t len = sizeof(*tensor) +
+		     n * (sizeof(tensor->reached[0]) + sizeof(tensor->n_last[0]) +
+			  sizeof(tensor->declarations[0]) + sizeof(tensor->declared[0]));
+	int r;
+
+	if (tensor)
+		memset(tensor, 0, len);
+	else
+		tensor = bulk_take(&job->memory.bulk, len);
+	if (!tensor)
+		return error_origin(-errno);
+	tensor->job = job;
+	(void)snprintf(tensor->name, sizeof(tensor->name), "%s", name);
+	list_init(&tensor->waiting);
+	list_init(&tensor->rounds);
+	list_init(&tensor->later_link);
+	list_init(&tensor->age_link);
+	r = map_add(&job->tensors.by_name, map_hash_string(name), &tensor->entry);
+	if (r) {
+		list_push_front(&job->tensors.spare, &tensor->age_link);
+		return error_trace(r);
+	}
+	job->tensors.n++;
+	list_push_back(&job->tensors.by_age, &tensor->age_link);
+	tensor->n_last = &tensor->reached[n];
+	tensor->declarations = (struct agent_declaration **)&tensor->n_last[n];
+	tensor->declared = (uint8_t *)&tensor->declarations[n];
+	for (uint32_t i = 0; i < n; i++) {
+		tensor->declared[i] = agent_elastic_is_out(job, i);
+		tensor->n_declared += tensor->declared[i];
+	}
+	*ret_tensor = tensor;
+	return 0;
+}
+
+struct agent_tensor *agent_tensor_find(const struct agent_job *job, const char *name)
+{
+	struct map_entry *entry = map_find(&job->tensors.by_name, map_hash_string(name));
+
+	for (; entry; entry = map_find_next(entry)) {
+		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
+
+		if (!strcmp(tensor->name, name))
+			return tensor;
+	}
+	return NULL;
+}
+
+/* "float32[1000]", "float32[variable]". */
+static void describe(char text[48], unsigned dtype, uint64_t elements)
+{
+	if (elements == ELEMENTS_VARIABLE)
+		(void)snprintf(text, 48, "%s[variable]", dtype_name(dtype));
+	else
+		(void)snprintf(text, 48, "%s[%" PRIu64 "]", dtype_name(dtype), elements);
+}
+
+static void answer(struct agent_tensor *tensor, struct agent_declaration *declaration)
+{
+	const struct failure *failure = tensor->failure.status ? &tensor->failure : NULL;
+
+	list_remove(&declaration->waiting);
+	declaration->answered = true;
+	declaration->declared(declaration, failure, tensor->key, tensor->job->part_bytes);
+}
+
+/* Other nodes call it by this number; of rounds that have failed here they hear now. */
+static void take_key(struct agent_tensor *tensor, uint64_t key, uint64_t start)
+{
+	struct agent_job *job = tensor->job;
+	struct agent_round *round;
+
+	tensor->key = key;
+	tensor->start = start;
+	if (!job->distributed)
+		return;
+	if (job->retention.keeps && ledger_tensor_add(job->resumption.ledger, tensor->name,
+						      tensor->dtype, tensor->elements, key, start))
+		log_warning("job %s: tensor %s: no memory to keep its number: the job will not "
+			    "outlive this process",
+			    job->owner.name, tensor->name);
+	if (job->retention.keeps && job->resumption.resumed)
+		agent_had_resumed(tensor);
+	list_for_each (round, &tensor->rounds, link)
+		if (round->failure.status)
+			agent_setup_fail_round(job, key, round->number, round->alone,
+					       &round->failure);
+}
+
+void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *failure, uint64_t key,
+			 uint64_t start)
+{
+	struct agent_declaration *declaration;
+
+	if (tensor->job->state != JOB_RUNNING || tensor->key)
+		return;
+	if (!failure) {
+		take_key(tensor, key, start);
+	} else if (!tensor->failure.status) {
+		tensor->failure = *failure;
+		if (!list_empty(&tensor->rounds))
+			agent_sweep(tensor->job);
+	}
+	while ((declaration = list_first(&tensor->waiting, struct agent_declaration, waiting)))
+		answer(tensor, declaration);
+	agent_round_advance(tensor);
+}
+
+void agent_tensor_detach(struct agent_member *member)
+{
+	struct agent_declaration *declaration, *next;
+
+	list_for_each_safe (declaration, next, &member->declarations, link) {
+		struct agent_tensor *tensor = TAKE_PTR(declaration->tensor);
+
+		list_remove(&declaration->link);
+		list_remove(&declaration->waiting);
+		declaration->member = NULL;
+		tensor->declarations[member->index] = NULL;
+		agent_forget_not(tensor);
+	}
+}
+
+static int check(const char *name, unsigned dtype, uint64_t elements, struct failure *failure)
+{
+	size_t len = strlen(name);
+	uint64_t bytes;
+
+	if (!len || len > TENSOR_NAME_MAX)
+		return failure_set(failure, -EINVAL, "the name of a tensor is 1 to %d bytes",
+				   TENSOR_NAME_MAX);
+	if (!text_is_plain(name, len))
+		return failure_set(failure, -EINVAL,
+				   "tensor %s: a name is UTF-8 of printable characters, without "
+				   "any that control, turn or hide text",
+				   name);
+	if (!dtype_size(dtype))
+		return failure_set(failure, -EINVAL, "tensor %s: no element type %u", name, dtype);
+	if (elements != ELEMENTS_VARIABLE &&
+	    (MUL_OVERFLOW(elements, (uint64_t)dtype_size(dtype), &bytes) || bytes > INT64_MAX))
+		return failure_set(failure, -EINVAL, "tensor %s: %" PRIu64 " elements are too many",
+				   name, elements);
+	return 0;
+}
+
+/* Two ranks of this node disagree. The home server tells the other nodes. */
+static void conflict(struct agent_tensor *tensor, uint32_t rank, unsigned dtype, uint64_t elements)
+{
+	struct failure failure;
+	char first[48], second[48];
+
+	describe(first, tensor->dtype, tensor->elements);
+	describe(second, dtype, elements);
+	(void)failure_set(&failure, -EINVAL, "tensor %s: rank %u declared %s, rank %u %s",
+			  tensor->name, tensor->first_rank, first, rank, second);
+	if (tensor->job->distributed)
+		agent_setup_declare(tensor, &failure);
+	agent_tensor_agreed(tensor, &failure, 0, 0);
+}
+
+/* All ranks here have declared it alike: what do the other nodes say, or said before a restart? */
+static void agree(struct agent_tensor *tensor)
+{
+	const struct ledger_known *known =
+		tensor->job->retention.keeps
+			? ledger_tensor_find(tensor->job->resumption.ledger, tensor->name)
+			: NULL;
+
+	if (known && known->dtype == tensor->dtype && known->elements == tensor->elements)
+		agent_tensor_agreed(tensor, NULL, known->key, known->start);
+	else
+		agent_setup_declare(tensor, NULL);
+}
+
+/*
+ * Whether all ranks here have declared it. Keys are numbers in the order in which that was so,
+ * where no server gives them.
+ */
+static void look_complete(struct agent_tensor *tensor)
+{
+	struct agent_job *job = tensor->job;
+
+	if (tensor->n_declared < job->layout.n_local)
+		return;
+	if (job->distributed)
+		agree(tensor);
+	else
+		agent_tensor_agreed(tensor, NULL, ++job->tensors.n_keys, 0);
+}
+
+static int find_or_make(struct agent_member *member, const char *name, unsigned dtype,
+			uint64_t elements, struct agent_tensor **ret_tensor, bool *ret_made,
+			struct failure *failure)
+{
+	struct agent_job *job = member->job;
+	struct agent_tensor *tensor = agent_tensor_find(job, name);
+	int r;
+
+	if (tensor && tensor->declared[member->index])
+		return failure_set(failure, -EEXIST, "tensor %s: rank %u has declared it already",
+				   name, member->rank);
+	*ret_made = !tensor;
+	if (!tensor) {
+		if (job->tensors.n >= job->agent->params.max_tensors)
+			return failure_set(failure, -EDQUOT,
+					   "tensor %s: job %s has %u tensors already, as many as "
+					   "max_tensors allows: give a step the names of the step "
+					   "before, or none",
+					   name, job->owner.name, job->agent->params.max_tensors);
+		r = tensor_new(job, name, &tensor);
+		if (r)
+			return agent_job_no_memory(job, -r, failure);
+		tensor->dtype = dtype;
+		tensor->elements = elements;
+		tensor->first_rank = member->rank;
+	}
+	*ret_tensor = tensor;
+	return 0;
+}
+
+int agent_declare(struct agent_member *member, struct agent_declaration *declaration,
+		  const char *name, unsigned dtype, uint64_t elements,
+		  const struct agent_past *past, struct failure *failure)
+{
+	struct agent_job *job = member->job;
+	struct agent_tensor *tensor = NULL;
+	bool made = false;
+	int r;
+
+	if (!job || job->state != JOB_RUNNING || member->leaving)
+		return failure_set(failure, -ENOTCONN, "tensor %s: in no job", name);
+	r = check(name, dtype, elements, failure);
+	if (!r)
+		r = find_or_make(member, name, dtype, elements, &tensor, &made, failure);
+	if (!r)
+		r = agent_resume_past(member, tensor, past, failure);
+	if (r)
+		return r;
+
+	tensor->declared[member->index] = true;
+	tensor->n_declared++;
+	tensor->declarations[member->index] = declaration;
+	declaration->member = member;
+	declaration->tensor = tensor;
+	declaration->n_rounds = past ? past->rounds : 0;
+	declaration->newest = NULL;
+	declaration->answered = declaration->released = false;
+	declaration->is_new = member->resumed && !past;
+	list_push_back(&member->declarations, &declaration->link);
+	list_push_back(&tensor->waiting, &declaration->waiting);
+	if (tensor->failure.status)
+		answer(tensor, declaration);
+	else if (tensor->dtype != dtype || tensor->elements != elements)
+		conflict(tensor, member->rank, dtype, elements);
+	else
+		look_complete(tensor);
+	if (made)
+		agent_forget_some(job);
+	return 0;
+}
+
+void agent_tensor_without(struct agent_job *job, uint32_t index)
+{
+	struct map_entry *entry;
+
+	map_for_each (entry, &job->tensors.by_name) {
+		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
+
+		if (tensor->declared[index])
+			continue;
+		tensor->declared[index] = true;
+		tensor->n_declared++;
+		if (!tensor->failure.status)
+			look_complete(tensor);
+	}
+}

@@ -1,0 +1,391 @@
+/*
+ * Newcomers of a node that has no rank in their job: bps-recovery(7), ELASTIC JOBS. Nobody here knows where the job's home is,
+ * or whether it runs at all: every server is told how many wait, again and again, until one that is its home keeps the call.
+ * That one answers when the ranks regroup; then the job's next run is here, too, with these newcomers. Control thread only.
+ */
+#include "agent/servers/setup.h"
+#include "base/log.h"
+#include <stdio.h>
+#include <sys/random.h>
+
+/* Between two rounds of asking, longer and longer. */
+#define AGAIN_NS     (100 * NSEC_PER_MSEC)
+#define AGAIN_MAX_NS (3 * NSEC_PER_SEC)
+/* A node without ranks does not shorten the request timeout of those that have some. */
+#define NO_TIMEOUT_MS (365ull * 24 * 3600 * 1000)
+
+struct seek {
+	struct list link; /* agent->seeks */
+	struct agent *agent;
+	char job[JOB_NAME_MAX + 1];
+	uint8_t secret_digest[SECRET_DIGEST_LEN];
+	uint32_t uid;
+	struct list calls;
+	struct loop_timer timer;
+	uint64_t again_ns;
+};
+
+struct seek_call {
+	struct list link;  /* seek->calls */
+	struct seek *seek; /* NULL: its answer counts no more */
+	struct call call;
+	uint64_t instance;
+	uint32_t n; /* newcomers, as was said */
+	void *payload;
+};
+
+static bool is_for(const struct seek *seek, const struct agent_newcomer *newcomer)
+{
+	return !newcomer->cannot_resume &&
+	       agent_newcomer_is_for(newcomer, seek->job, seek->secret_digest);
+}
+
+static void fail_all(const struct seek *seek, const struct failure *failure)
+{
+	struct agent_newcomer *newcomer, *next;
+
+	list_for_each_safe (newcomer, next, &seek->agent->newcomers, link)
+		if (is_for(seek, newcomer))
+			agent_newcomer_fail(newcomer, failure);
+}
+
+static uint32_t count(const struct seek *seek)
+{
+	const struct agent_newcomer *newcomer;
+	uint32_t n = 0;
+
+	list_for_each (newcomer, &seek->agent->newcomers, link)
+		n += is_for(seek, newcomer);
+	return MIN(n, JOB_RANKS_MAX);
+}
+
+/* -- The next run is here ------------------------------------------------------------------------------------------ */
+
+/* Nobody waits here any more, or the run cannot be: the others go on without this node. */
+static void disown(struct peer *peer, const struct data_header *answer, uint64_t number)
+{
+	struct data_header header = { .op = DATA_LEAVE, .job = number, .node = answer->node };
+
+	(void)peer_notice(peer, &header, NULL);
+}
+
+static int check(const Bps__Cluster__JobJoined *m, uint32_t node, uint32_t n)
+{
+	uint32_t n_local = 0;
+
+	if (!m->n_node_of_rank || m->n_node_of_rank > JOB_RANKS_MAX || !m->has_view ||
+	    !m->membership || !m->min_ranks || !m->request_timeout_ms ||
+	    m->request_timeout_ms > NO_TIMEOUT_MS)
+		return error_origin(-EPROTO);
+	for (size_t i = 0; i < m->n_node_of_rank; i++)
+		n_local += m->node_of_rank[i] == node;
+	return n_local && n_local <= n ? 0 : error_origin(-EPROTO);
+}
+
+/* Of the newcomer that has waited longest. */
+static struct account *account_of(const struct seek *seek)
+{
+	const struct agent_newcomer *newcomer;
+
+	list_for_each (newcomer, &seek->agent->newcomers, link)
+		if (agent_newcomer_is_for(newcomer, seek->job, seek->secret_digest))
+			return newcomer->member->account;
+	return NULL;
+}
+
+/* The job as this node is in it, with its newcomers. */
+static int make(const struct seek *seek, const struct seek_call *call,
+		const Bps__Cluster__JobJoined *m, struct agent_job **ret_job,
+		struct failure *failure)
+{
+	const struct view *view = cluster_view(seek->agent->params.cluster);
+	_cleanup_(freep) uint32_t *ranks = calloc(m->n_node_of_rank, sizeof(ranks[0]));
+	struct agent_join join = {
+		.job = seek->job,
+		.size = (uint32_t)m->n_node_of_rank,
+		.node = call->call.answer.node,
+		.force_distributed = true,
+		.request_timeout_ms = m->request_timeout_ms,
+		.elastic = true,
+		.min_ranks = m->min_ranks,
+		.max_ranks = m->max_ranks,
+		.uid = seek->uid,
+		.account = account_of(seek),
+	};
+	struct agent_job *job;
+	int r;
+
+	if (!ranks)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	for (uint32_t i = 0; i < join.size; i++) {
+		join.n_nodes = MAX(join.n_nodes, m->node_of_rank[i] + 1);
+		if (m->node_of_rank[i] == join.node)
+			ranks[join.local_size++] = i;
+	}
+	if (join.n_nodes > join.size)
+		return failure_set(failure, -EPROTO, "a job of more nodes than ranks");
+	memcpy(join.secret_digest, seek->secret_digest, SECRET_DIGEST_LEN);
+	r = agent_job_new(seek->agent, &join, &job, failure);
+	if (r)
+		return r;
+	job->membership.first = job->membership.number = m->membership;
+	job->instance = call->instance;
+	job->membership.regrouped = true;
+	r = view_unpack(m->view.data, m->view.len, view ? agent_setup_own_name(view) : NULL,
+			&job->fleet.view);
+	if (r) {
+		(void)agent_job_free(job);
+		return failure_set(failure, r, "its view: %s", strerror(-r));
+	}
+	agent_elastic_let_in(job, ranks, 0);
+	*ret_job = job;
+	return 0;
+}
+
+static void begin(const struct seek *seek, const struct seek_call *call,
+		  const Bps__Cluster__JobJoined *m)
+{
+	const struct data_header *answer = &call->call.answer;
+	struct agent_job *job = NULL;
+	struct failure failure, words;
+	int r;
+
+	r = check(m, answer->node, call->n);
+	if (r)
+		(void)failure_set(&words, r, "%s answered with something else than a job",
+				  peer_name(call->call.peer));
+	else
+		r = make(seek, call, m, &job, &words);
+	if (r) {
+		(void)failure_set(&failure, r, "job %s lets newcomers in, and they cannot come: %s",
+				  seek->job, words.text);
+		log_warning("%s", failure.text);
+		disown(call->call.peer, answer, m->job);
+		fail_all(seek, &failure);
+		return;
+	}
+	if (!job->n_members) {
+		disown(call->call.peer, answer, m->job);
+		agent_job_over(job);
+		return;
+	}
+	log_info("job %s: %u of its %u ranks are let in here", job->owner.name, job->n_members,
+		 job->shape.size);
+	r = agent_setup_use_joined(job, m);
+	if (!r)
+		return;
+	disown(call->call.peer, answer, m->job);
+	job->membership.goes = true;
+	(void)failure_set(&failure, r, "job %s cannot let newcomers in: %s", job->owner.name,
+			  strerror(-r));
+	agent_job_fail(job, &failure, NULL);
+}
+
+/* -- Asking -------------------------------------------------------------------------------------------------------- */
+
+static void end(struct seek *seek);
+
+static void on_asked(struct call *done)
+{
+	struct seek_call *call = container_of(done, struct seek_call, call);
+	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
+	struct seek *seek = call->seek;
+	struct failure over;
+	int r = done->status;
+
+	list_remove(&call->link);
+	if (!r)
+		r = agent_setup_unpack(done, &bps__cluster__job_joined__descriptor,
+				       (ProtobufCMessage **)&m);
+	if (!seek && !r) {
+		disown(done->peer, &done->answer, m->job);
+	} else if (seek && !r) {
+		begin(seek, call, m);
+		end(seek);
+	} else if (seek && done->status == -ECANCELED && done->answer.op == DATA_ERROR) {
+		/* As for newcomers on its own nodes. */
+		(void)failure_set(&over, -ECANCELED, "%s", done->text);
+		fail_all(seek, &over);
+	}
+	free(call->payload);
+	free(call);
+}
+
+static void let_go(struct seek_call *call)
+{
+	list_remove(&call->link);
+	call->seek = NULL;
+}
+
+static int ask(struct seek *seek, struct peer *peer, const struct view *view, uint32_t n)
+{
+	struct seek_call *call = calloc(1, sizeof(*call));
+	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
+	size_t len;
+	int r = -ENOMEM;
+
+	if (!call)
+		return error_origin(r);
+	if (getrandom(&call->instance, sizeof(call->instance), 0) != sizeof(call->instance)) {
+		free(call);
+		return error_origin(-EIO);
+	}
+	m.job = seek->job;
+	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, seek->secret_digest };
+	m.has_user = true;
+	m.user = seek->uid;
+	m.size = m.n_nodes = m.local_size = 1;
+	m.instance = call->instance;
+	m.epoch = view->epoch;
+	m.view_digest = view_server_digest(view);
+	m.timeout_ms = m.request_timeout_ms = NO_TIMEOUT_MS;
+	m.member = seek->agent->params.id;
+	m.node_name = (char *)agent_setup_own_name(view);
+	m.has_resume = m.resume = true;
+	m.has_elastic = m.elastic = true;
+	m.has_newcomers = true;
+	m.newcomers = n;
+	r = pack(&m.base, DATA_SETUP_MAX, &call->payload, &len);
+	if (r) {
+		free(call);
+		return error_trace(r);
+	}
+	call->n = n;
+	call->call.header = (struct data_header){
+		.op = DATA_JOIN,
+		.len = (uint32_t)len,
+		.epoch = view->epoch,
+	};
+	call->call.payload = call->payload;
+	call->call.done = on_asked;
+	if (n)
+		call->seek = seek;
+	list_init(&call->link);
+	if (n)
+		list_push_back(&seek->calls, &call->link);
+	peer_call(peer, &call->call);
+	return 0;
+}
+
+static struct seek_call *find_call(const struct seek *seek, const struct peer *peer)
+{
+	struct seek_call *call;
+
+	list_for_each (call, &seek->calls, link)
+		if (call->call.peer == peer)
+			return call;
+	return NULL;
+}
+
+/* Those that have kept a call are told that nobody waits any more. */
+static void end(struct seek *seek)
+{
+	struct view *view = cluster_view(seek->agent->params.cluster);
+	struct seek_call *call, *next;
+
+	list_remove(&seek->link);
+	loop_timer_cancel(&seek->timer);
+	list_for_each_safe (call, next, &seek->calls, link) {
+		let_go(call);
+		if (view)
+			(void)ask(seek, call->call.peer, view, 0);
+	}
+	free(seek);
+}
+
+static void look(struct seek *seek)
+{
+	struct agent *agent = seek->agent;
+	struct view *view = cluster_view(agent->params.cluster);
+	uint32_t n = count(seek);
+	int r = 0;
+
+	if (!n || agent_elastic_find(agent, seek->job, seek->secret_digest)) {
+		end(seek);
+		return;
+	}
+	for (size_t i = 0; view && i < view_n_servers(view); i++) {
+		struct seek_call *call;
+		struct peer *peer;
+
+		if (agent_setup_peer_at(agent, view_server(view, i), true, &peer))
+			continue;
+		call = find_call(seek, peer);
+		if (call && call->n == n)
+			continue;
+		if (call)
+			let_go(call);
+		r = ask(seek, peer, view, n);
+		if (r)
+			log_warning("job %s: cannot ask %s to let newcomers in: %s", seek->job,
+				    peer_name(peer), strerror(-r));
+	}
+	seek->again_ns = MIN(2 * seek->again_ns, (uint64_t)AGAIN_MAX_NS);
+	(void)loop_timer_set(agent->params.loop, &seek->timer, clock_now_ns() + seek->again_ns);
+}
+
+static void on_timer(struct loop_timer *timer)
+{
+	look(container_of(timer, struct seek, timer));
+}
+
+static struct seek *find(const struct agent_newcomer *newcomer)
+{
+	struct seek *seek;
+
+	list_for_each (seek, &newcomer->agent->seeks, link)
+		if (agent_newcomer_is_for(newcomer, seek->job, seek->secret_digest))
+			return seek;
+	return NULL;
+}
+
+void agent_seek_changed(const struct agent_newcomer *newcomer)
+{
+	struct seek *seek = find(newcomer);
+
+	if (seek)
+		(void)loop_timer_set(newcomer->agent->params.loop, &seek->timer, clock_now_ns());
+}
+
+void agent_seek(struct agent_newcomer *newcomer)
+{
+	struct agent *agent = newcomer->agent;
+	struct seek *seek = find(newcomer);
+
+	/* Jobs go through servers only where daemons can be in them again after a restart: elastic ones. */
+	if (!agent->params.cluster || !agent->params.transport || !agent->params.resume)
+		return;
+	newcomer->cannot_resume = newcomer->member->charge(newcomer->member, true);
+	if (newcomer->cannot_resume) {
+		log_notice("job %s: pid %u waits for a job on this node alone: %s", newcomer->job,
+			   newcomer->pid, newcomer->cannot_resume);
+		return;
+	}
+	if (!seek) {
+		seek = calloc(1, sizeof(*seek));
+		/* Without memory it waits for a job of this node alone. */
+		if (!seek)
+			return;
+		seek->agent = agent;
+		(void)snprintf(seek->job, sizeof(seek->job), "%s", newcomer->job);
+		memcpy(seek->secret_digest, newcomer->secret_digest, SECRET_DIGEST_LEN);
+		seek->uid = newcomer->uid;
+		list_init(&seek->calls);
+		seek->timer.expired = on_timer;
+		list_push_back(&agent->seeks, &seek->link);
+	}
+	seek->again_ns = AGAIN_NS;
+	agent_seek_changed(newcomer);
+}
+
+void agent_seek_close(struct agent *agent)
+{
+	struct seek *seek;
+
+	/* Servers see that this daemon goes. */
+	while ((seek = list_first(&agent->seeks, struct seek, link))) {
+		while (!list_empty(&seek->calls))
+			let_go(list_first(&seek->calls, struct seek_call, link));
+		end(seek);
+	}
+}

@@ -1,0 +1,81 @@
+/*
+ * A tensor of a job, from its first local declaration to the job's end, or until it is forgotten. Private to agent/.
+ */
+#pragma once
+
+#include "agent/agent.h"
+#include "agent/schedule/level.h"
+#include "base/map.h"
+
+struct agent_job;
+struct agent_member;
+
+struct agent_tensor {
+	struct map_entry entry;
+	struct agent_job *job;
+	/* What each round looks at stands together: there may be thousands of tensors, each of which has its turn once in a step. */
+	unsigned dtype;
+	bool advancing;
+	bool asked; /* ranks have been told that it is unused */
+	uint64_t elements;
+	uint64_t key, start;  /* key 0: not agreed yet */
+	struct list rounds;   /* open, by number */
+	uint64_t n_rounds;    /* completed */
+	uint64_t past_rounds; /* resumed: the newest of pasts */
+	struct level level;
+	uint64_t had; /* no server need hold a round up to this, of whatever operation; 0: none */
+	struct failure failure; /* status not 0: ranks disagree, for good */
+	uint32_t first_rank;	/* who declared it first */
+	char name[TENSOR_NAME_MAX + 1];
+	uint32_t n_declared; /* local ranks that have */
+	uint8_t *declared;   /* by local number */
+	struct agent_declaration *
+		*declarations; /* likewise, of those that are in the job; or NULL */
+	struct list waiting;   /* declarations not yet answered */
+	uint64_t rows_had;     /* newest push_pull_rows that no server need hold; 0: none */
+	uint64_t spread_ns;    /* between its first and its last rank, averaged */
+	uint64_t *n_last;      /* by local number: rounds to which this rank came last */
+	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end. */
+	struct agent_past *pasts;
+	struct list behind;	/* the job's resumption.behind */
+	struct list later_link; /* the job's later.tensors */
+	struct list age_link;	/* the job's tensors.by_age, or spare */
+	uint64_t seen_rounds;	/* n_rounds when it was looked at last */
+	bool seen;
+	uint32_t n_released; /* ranks here that agree that it is unused */
+	uint64_t reached
+		[]; /* by local number: rounds that this rank has submitted, in the past too; then n_last, declarations, declared */
+};
+
+/* The job's; where there are many, forget.c forgets some. */
+struct agent_tensors {
+	struct map by_name;
+	uint64_t n, n_keys;
+	struct list by_age; /* by age_link: the first is looked at next */
+	size_t n_asked;
+	struct list spare; /* memory of those that were forgotten */
+};
+
+static_assert(offsetof(struct agent_tensor, failure.text) <= 2 * CACHE_LINE &&
+		      !(offsetof(struct agent_tensor, name) % CACHE_LINE),
+	      "what each round looks at of a tensor is two lines, and its name");
+
+/* declare.c */
+/* The tensor that a rank here has declared under this name, or NULL. */
+struct agent_tensor *agent_tensor_find(const struct agent_job *job, const char *name);
+/* The ranks of all nodes agree, or not (failure). */
+void agent_tensor_agreed(struct agent_tensor *tensor, const struct failure *failure, uint64_t key,
+			 uint64_t start);
+/* This local rank will declare nothing more. */
+void agent_tensor_without(struct agent_job *job, uint32_t index);
+/* A member's declarations are void. */
+void agent_tensor_detach(struct agent_member *member);
+
+/* forget.c */
+void agent_forget_init(struct agent_job *job);
+/* The memory of one that was forgotten, as it was left; or NULL. */
+struct agent_tensor *agent_forget_take_spare(struct agent_job *job);
+/* There is one more: asks about some that are unused, if there are many. */
+void agent_forget_some(struct agent_job *job);
+/* It is in use: members that have released it hear that they have it still. */
+void agent_forget_not(struct agent_tensor *tensor);

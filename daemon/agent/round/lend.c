@@ -1,0 +1,118 @@
+/*
+ * Cells that are lent: where the server that sums a part is in this process, it makes the result in the cell where it is kept.
+ * So it is not copied there, and it is kept before any node is answered: bps-recovery(7), THROUGH SERVERS. A cell that was
+ * freed meanwhile is nobody else's before the server has let go of it.
+ */
+#include "agent/round/part.h"
+#include "base/block.h"
+
+struct lent {
+	struct block block;
+	struct mail mail;
+	struct list link; /* the job's lent or spare_lent */
+	struct agent_job *job;
+	uint32_t cell;
+};
+
+static void on_back(struct mail *mail)
+{
+	struct lent *lent = container_of(mail, struct lent, mail);
+	struct agent_job *job = lent->job;
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, lent->cell);
+
+	list_remove(&lent->link);
+	list_push_front(&job->retention.spare_lent, &lent->link);
+	kept->lent = false;
+	if (!job->resumption.suspended && !kept->taken && !kept->offered)
+		agent_keep_free(job, lent->cell);
+	agent_job_release(job);
+}
+
+/* On whatever thread has sent the last of it. */
+static void on_gone(struct block *block)
+{
+	struct lent *lent = container_of(block, struct lent, block);
+
+	loop_post(lent->job->agent->params.loop, &lent->mail);
+}
+
+static struct lent *lent_new(struct agent_job *job)
+{
+	struct lent *lent = list_first(&job->retention.spare_lent, struct lent, link);
+
+	if (lent) {
+		list_remove(&lent->link);
+		return lent;
+	}
+	lent = calloc(1, sizeof(*lent));
+	if (!lent)
+		return NULL;
+	lent->job = job;
+	lent->mail.run = on_back;
+	return lent;
+}
+
+static void free_all(struct agent_job *job, struct list *list)
+{
+	struct lent *lent, *next;
+
+	list_for_each_safe (lent, next, list, link) {
+		loop_unpost(job->agent->params.loop, &lent->mail);
+		list_remove(&lent->link);
+		free(lent);
+	}
+}
+
+void agent_lend_done(struct agent_job *job)
+{
+	free_all(job, &job->retention.lent);
+	free_all(job, &job->retention.spare_lent);
+}
+
+/* Whether what the server answers is the part's result as it stands, and still will be. */
+static bool counts(const struct agent_part *part)
+{
+	return !part->job->resumption.suspended && part->job->state == JOB_RUNNING &&
+	       !part->round->failure.status &&
+	       part->attachment == agent_part_server(part)->attachment;
+}
+
+struct block *agent_lend(struct call *call, uint32_t len)
+{
+	struct agent_part *part = container_of(call, struct agent_part, call);
+	struct agent_job *job = part->job;
+	struct ledger_kept *kept;
+	struct lent *lent;
+	uint32_t cell;
+
+	/* Little is copied faster than lent. */
+	if (len <= LEDGER_SMALL_BYTES || len != part->extent.len || len > call->room_len ||
+	    part->cell != LEDGER_NO_CELL || part->round->gate.on || !counts(part))
+		return NULL;
+	cell = ledger_cell_take(job->resumption.ledger, true);
+	if (cell == LEDGER_NO_CELL)
+		return NULL;
+	lent = lent_new(job);
+	if (!lent) {
+		ledger_cell_free(job->resumption.ledger, cell);
+		return NULL;
+	}
+	list_push_back(&job->retention.lent, &lent->link);
+	agent_job_hold(job);
+	lent->cell = part->cell = cell;
+	agent_part_name_cell(part);
+	kept = ledger_cell_kept(job->resumption.ledger, cell);
+	kept->taken = kept->busy = kept->lent = true;
+	block_lend(&lent->block, ledger_cell_data(job->resumption.ledger, cell, len), len, on_gone);
+	return &lent->block;
+}
+
+bool agent_lend_filled(struct call *call)
+{
+	struct agent_part *part = container_of(call, struct agent_part, call);
+
+	if (!counts(part) || part->cell == LEDGER_NO_CELL)
+		return false;
+	ledger_cell_whole(part->job->resumption.ledger, part->cell);
+	return true;
+}

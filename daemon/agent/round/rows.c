@@ -1,0 +1,592 @@
+/*
+ * Rounds of push_pull_rows, step by step as rows.h has them: what goes to which server, what has
+ * come back, what is done again after a loss. round.c and push.c call; the work of a step is
+ * rows_work.c's, in the pool.
+ */
+#include "agent/round/rows.h"
+#include "agent/schedule/deal.h"
+#include "base/failpoint.h"
+#include <inttypes.h>
+#include <stdio.h>
+
+static struct agent_job *job_of(const struct agent_rows *rows)
+{
+	return rows->round->job;
+}
+
+/* -- Making and unmaking ------------------------------------------------------------------------------------------ */
+
+static int charge(struct agent_rows *rows, uint64_t n, uint64_t each, struct failure *failure)
+{
+	uint64_t bytes;
+
+	if (MUL_OVERFLOW(n, each, &bytes) || quota_charge(rows->quota, bytes))
+		return failure_set(failure, -EDQUOT,
+				   "%" PRIu64 " rows are too many: a daemon may hold %" PRIu64
+				   " bytes for a job, its job_quota: raise it, or have fewer "
+				   "operations in flight",
+				   n, rows->quota->limit);
+	rows->charged += bytes;
+	return 0;
+}
+
+/* To whom rows go now. Returns 0 or -ENOMEM. */
+static int place(struct agent_rows *rows)
+{
+	const struct agent_tensor *tensor = rows->round->tensor;
+	const struct agent_job *job = tensor->job;
+	uint64_t group_bytes = MIN(job->part_bytes, ROWS_GROUP_BYTES), n_groups;
+
+	rows->n_servers = job->distributed ? job->fleet.n_servers : 0;
+	rows->stripes = job->placement.stripes;
+	rows->epoch = job->placement.data_epoch;
+	rows->servers = calloc(MAX(rows->n_servers, (size_t)1), sizeof(rows->servers[0]));
+	if (!rows->servers)
+		return error_origin(-ENOMEM);
+	rows->push_step = data_rows_step(job->part_bytes, rows->row_len);
+	rows->per_group = MAX(group_bytes / rows->row_len, UINT64_C(1));
+	rows->first_stripe = tensor->start / job->part_bytes;
+	/* Also of a table without rows somebody sees to it that all have come. */
+	n_groups = MAX(rows->n_rows / rows->per_group + !!(rows->n_rows % rows->per_group),
+		       UINT64_C(1));
+	for (uint64_t i = 0;
+	     rows->n_servers && i < MIN(n_groups, (uint64_t)job->placement.n_stripes); i++) {
+		struct agent_rows_server *server =
+			&rows->servers[rows->stripes[(rows->first_stripe + i) %
+						     job->placement.n_stripes]];
+
+		server->in_use = server->due = true;
+		server->attempt = rows->attempt;
+	}
+	return 0;
+}
+
+static int rows_new(struct agent_round *round, struct failure *failure)
+{
+	const struct agent_tensor *tensor = round->tensor;
+	struct agent_job *job = tensor->job;
+	struct agent_rows *rows = calloc(1, sizeof(*rows));
+	uint64_t n;
+
+	if (!rows)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	round->rows = rows;
+	rows->round = round;
+	rows->quota = &job->memory.rows;
+	rows->attempt = 1;
+	rows->width = (uint32_t)agent_round_first(round)->width;
+	rows->row_len = rows->width * dtype_size(tensor->dtype);
+	rows->n_rows = tensor->elements / rows->width;
+	n = agent_rows_n_given(rows);
+	if (place(rows))
+		return failure_set(failure, -ENOMEM, "out of memory");
+	return charge(rows, n, 2 * sizeof(struct reduce_entry) + sizeof(int64_t) + rows->row_len,
+		      failure);
+}
+
+static void free_blocks(struct block **blocks, uint64_t n)
+{
+	for (uint64_t i = 0; blocks && i < n; i++)
+		(void)block_unref(blocks[i]);
+	free(blocks);
+}
+
+/* As if nothing had gone there, or come from there. */
+static void server_reset(struct agent_rows *rows, struct agent_rows_server *server)
+{
+	free_blocks(server->pieces, server->n_pieces);
+	free_blocks(server->result_blocks, server->n_result_pieces);
+	free(server->result);
+	quota_release(rows->quota, server->charged);
+	rows->charged -= server->charged;
+	*server = (struct agent_rows_server){
+		.in_use = server->in_use,
+		.due = true,
+		.attempt = rows->attempt,
+	};
+}
+
+static void servers_free(struct agent_rows *rows)
+{
+	for (size_t i = 0; rows->servers && i < rows->n_servers; i++)
+		server_reset(rows, &rows->servers[i]);
+	free(TAKE_PTR(rows->servers));
+}
+
+struct agent_rows *agent_rows_free(struct agent_rows *rows)
+{
+	if (!rows)
+		return NULL;
+	servers_free(rows);
+	quota_release(rows->quota, rows->charged);
+	free(rows);
+	return NULL;
+}
+
+/* -- From step to step -------------------------------------------------------------------------------------------- */
+
+static void fail(struct agent_rows *rows, int status, const char *text)
+{
+	const struct agent_round *round = rows->round;
+	struct failure failure;
+
+	(void)failure_set(&failure, status, "tensor %s, round %" PRIu64 ": %s", round->tensor->name,
+			  round->number, text);
+	if (status == -EPROTO)
+		agent_job_fail(job_of(rows), &failure, NULL);
+	else
+		agent_round_fail(rows->round, &failure, true);
+}
+
+static void on_done(struct task *task)
+{
+	struct agent_rows *rows = container_of(task, struct agent_rows, task);
+	struct agent_job *job = job_of(rows);
+
+	rows->working = false;
+	if (job->resumption.suspended && job->distributed)
+		return;
+	if (rows->step == ROWS_MERGE)
+		FAILPOINT("rows-merged");
+	if (rows->status && !rows->round->failure.status)
+		fail(rows, rows->status, *rows->text ? rows->text : strerror(-rows->status));
+	agent_round_part_done(rows->round);
+	agent_job_release(job);
+}
+
+static void begin_task(struct agent_rows *rows, void (*run)(struct task *task), uint64_t n_rows)
+{
+	struct agent *agent = job_of(rows)->agent;
+	uint64_t bytes = n_rows * (sizeof(int64_t) + rows->row_len);
+
+	agent_job_hold(job_of(rows));
+	rows->round->n_parts++;
+	rows->task.run = run;
+	rows->task.done = on_done;
+	rows->task.priority = rows->round->turn.priority;
+	rows->task.flow = job_of(rows)->number;
+	rows->task.cost = bytes;
+	rows->working = true;
+	if ((bytes > agent->params.inline_bytes || rows->round->turn.stalls) &&
+	    !pool_post(agent->params.pool, &rows->task))
+		return;
+	run(&rows->task);
+	on_done(&rows->task);
+}
+
+static void begin_parts(struct agent_rows *rows, uint64_t first_piece)
+{
+	rows->next_server = 0;
+	rows->next_piece = first_piece;
+	rows->round->turn.cut = false;
+	agent_deal_add(rows->round);
+	agent_round_refill(rows->round);
+}
+
+/* -- Until all have it -------------------------------------------------------------------------------------------- */
+
+static bool any_lost(const struct agent_rows *rows)
+{
+	for (size_t i = 0; i < rows->n_servers; i++)
+		if (rows->servers[i].lost)
+			return true;
+	return false;
+}
+
+bool agent_rows_is_past(const struct agent_part *part)
+{
+	const struct agent_rows *rows = part->round->rows;
+
+	return rows->has_result || part->extent.block >= rows->n_servers ||
+	       rows->servers[part->extent.block].attempt != part->attempt;
+}
+
+/*
+ * Whether nothing is under way that the next step has to wait for. While a server is to be given its rows anew that is not what
+ * waits at others for other nodes: they may wait for us there.
+ */
+static bool is_idle(const struct agent_rows *rows)
+{
+	const struct agent_round *round = rows->round;
+	const struct agent_part *part;
+	unsigned n = round->n_parts - rows->agreeing;
+	bool lost = any_lost(rows);
+
+	if (!n || rows->working || (!lost && !rows->repeats))
+		return !n;
+	list_for_each (part, &round->parts, link) {
+		const struct agent_rows_server *server;
+
+		if (!agent_part_is_rows(part) || part->state != PART_CALL)
+			continue;
+		if (agent_rows_is_past(part)) {
+			n--;
+			continue;
+		}
+		server = &rows->servers[part->extent.block];
+		n -= server->lost ||
+		     ((rows->step == ROWS_SORT || (rows->step == ROWS_PUSH && lost)) &&
+		      part->extent.part + UINT64_C(1) == server->n_pieces);
+	}
+	return !n;
+}
+
+/* The rows of servers that were lost once more; of all, where they belong to others now. */
+static bool sort_again(struct agent_rows *rows)
+{
+	const struct agent_job *job = job_of(rows);
+	struct agent_round *round = rows->round;
+	struct failure failure;
+
+	rows->repeats = true;
+	rows->attempt++;
+	if (rows->stripes != job->placement.stripes || rows->n_servers != job->fleet.n_servers) {
+		servers_free(rows);
+		if (place(rows)) {
+			rows->n_servers = 0;
+			agent_round_describe(round, &failure, -ENOMEM, "out of memory");
+			agent_round_fail(round, &failure, true);
+			return false;
+		}
+	} else {
+		for (size_t i = 0; i < rows->n_servers; i++) {
+			struct agent_rows_server *server = &rows->servers[i];
+
+			/* Also what was sorted, and is not pushed yet. */
+			server->due &= rows->step <= ROWS_SORT;
+			if (server->lost || server->due)
+				server_reset(rows, server);
+		}
+	}
+	rows->step = ROWS_SORT;
+	begin_task(rows, agent_rows_sort, agent_rows_n_given(rows));
+	return true;
+}
+
+/* A part without data, of which all nodes have to bring one. */
+static bool begin_agreeing(struct agent_rows *rows)
+{
+	const struct extent extent = {
+		.block = DATA_ROWS_DONE,
+		.source = RANK_ALL,
+		.target = RANK_ALL,
+	};
+	struct agent_round *round = rows->round;
+	struct failure failure;
+	int r;
+
+	rows->agreeing = true;
+	/* It may be over before the call returns. */
+	round->n_parts++;
+	r = agent_part_start(round, &extent, 0);
+	round->n_parts--;
+	if (!r)
+		return !rows->agreed;
+	rows->agreeing = false;
+	agent_round_describe(round, &failure, r, "%s", strerror(-r));
+	agent_round_fail(round, &failure, true);
+	return false;
+}
+
+/* The result is in the outputs here. Returns false when there is nothing more to do. */
+static bool agree(struct agent_rows *rows)
+{
+	struct agent_round *round = rows->round;
+	struct agent_tensor *tensor = round->tensor;
+	struct failure failure;
+
+	if (!tensor->job->retention.keeps)
+		return false;
+	if (agent_resume_record_rows(round, &failure)) {
+		agent_round_fail(round, &failure, true);
+		return false;
+	}
+	rows->has_result = true;
+	FAILPOINT("rows-recorded");
+	for (size_t i = 0; i < rows->n_servers; i++)
+		if (rows->servers[i].in_use)
+			agent_had_rows(tensor, round->number, i);
+	return begin_agreeing(rows);
+}
+
+void agent_rows_part_end(const struct agent_part *part)
+{
+	struct agent_rows *rows = part->round->rows;
+
+	if (agent_part_is_rows(part))
+		return;
+	rows->agreeing = false;
+	rows->agreed = part->stored;
+	if (!rows->agreed)
+		return;
+	FAILPOINT("rows-agreed");
+	/* What is done for others nobody needs any more. */
+	agent_part_drop_queued(part->round);
+}
+
+void agent_rows_part_lost(struct agent_part *part)
+{
+	struct agent_rows *rows = part->round->rows;
+
+	if (part->extent.block < rows->n_servers &&
+	    rows->servers[part->extent.block].attempt == part->attempt)
+		rows->servers[part->extent.block].lost = true;
+	agent_part_end(part);
+}
+
+/* Those that wait for it are of an old cut. */
+static void drop_queued(struct agent_round *round, size_t server)
+{
+	struct agent_part *part, *next;
+
+	list_for_each_safe (part, next, &round->parts, link) {
+		if (!agent_part_is_rows(part) || part->server != server ||
+		    part->state != PART_QUEUED)
+			continue;
+		if (list_linked(&part->wait))
+			list_remove(&part->wait);
+		else
+			agent_outlet_remove(part->outlet, part);
+		agent_part_end(part);
+	}
+}
+
+static struct agent_round *next_jolted(const struct agent_job *job)
+{
+	struct agent_round *round;
+
+	list_for_each (round, &job->rounds, job_link)
+		if (round->rows && round->rows->jolted)
+			return round;
+	return NULL;
+}
+
+void agent_rows_lost(struct agent_job *job, size_t server)
+{
+	struct agent_round *round;
+
+	if (!job->retention.keeps || job->resumption.suspended)
+		return;
+	list_for_each (round, &job->rounds, job_link) {
+		struct agent_rows *rows = round->rows;
+
+		if (!rows || round->state != ROUND_MOVING || round->failure.status ||
+		    rows->agreed || server >= rows->n_servers || !rows->servers[server].in_use)
+			continue;
+		rows->servers[server].lost = rows->jolted = true;
+	}
+	while ((round = next_jolted(job))) {
+		round->rows->jolted = false;
+		/* Not finished under our feet. */
+		round->n_parts++;
+		drop_queued(round, server);
+		agent_round_part_done(round);
+	}
+}
+
+uint32_t agent_rows_flags(const struct agent_rows *rows)
+{
+	return (rows->repeats ? DATA_ROWS_AGAIN : 0) | (rows->has_result ? DATA_ROWS_HAS : 0);
+}
+
+bool agent_rows_continue(struct agent_round *round)
+{
+	struct agent_rows *rows = round->rows;
+
+	if (round->failure.status || rows->agreed)
+		return false;
+	if (!is_idle(rows))
+		return true;
+	if (rows->step == ROWS_MERGE && !rows->has_result && !agree(rows))
+		return false;
+	if (any_lost(rows))
+		return sort_again(rows);
+	switch (rows->step) {
+	case ROWS_NEW:
+		rows->step = ROWS_SORT;
+		begin_task(rows, agent_rows_sort, agent_rows_n_given(rows));
+		return true;
+	case ROWS_SORT:
+		if (!rows->n_servers)
+			return false;
+		rows->step = ROWS_PUSH;
+		begin_parts(rows, 0);
+		return true;
+	case ROWS_PUSH:
+		if (rows->has_result)
+			break;
+		/* Also when nobody here has room for them: servers hold the rest until it has been pulled. */
+		rows->step = ROWS_PULL;
+		begin_parts(rows, 1);
+		return true;
+	case ROWS_PULL:
+		rows->step = ROWS_MERGE;
+		rows->n_result = 0;
+		for (size_t i = 0; i < rows->n_servers; i++)
+			rows->n_result += rows->servers[i].n_result;
+		begin_task(rows, agent_rows_merge, rows->n_result);
+		return true;
+	default:
+		break;
+	}
+	/* Only the others are waited for. */
+	rows->step = ROWS_AGREE;
+	return rows->agreeing;
+}
+
+void agent_rows_start(struct agent_round *round)
+{
+	const struct agent_job *job = round->job;
+	struct failure failure, words;
+
+	agent_deal_cut(round);
+	round->n_parts++;
+	if (rows_new(round, &words)) {
+		(void)failure_set(&failure, words.status, "tensor %s, round %" PRIu64 ": %s",
+				  round->tensor->name, round->number, words.text);
+		agent_round_fail(round, &failure, true);
+	} else if (job->retention.keeps) {
+		/* By this process or the one before. */
+		round->rows->repeats = job->resumption.resumed;
+		if (ledger_find_rows(job->resumption.ledger, round->tensor->name, round->number,
+				     &round->rows->n_result))
+			(void)agree(round->rows);
+	}
+	agent_round_part_done(round);
+}
+
+/* -- Parts -------------------------------------------------------------------------------------------------------- */
+
+bool agent_rows_next(struct agent_rows *rows, struct extent *ret_extent)
+{
+	bool pull = rows->step == ROWS_PULL;
+
+	for (; rows->next_server < rows->n_servers; rows->next_server++) {
+		const struct agent_rows_server *server = &rows->servers[rows->next_server];
+		uint64_t n_pieces = pull ? server->n_result_pieces : server->n_pieces;
+		uint64_t piece;
+
+		/* Some may have been pulled before another server was lost. */
+		while (pull && rows->next_piece < n_pieces &&
+		       server->result_blocks[rows->next_piece])
+			rows->next_piece++;
+		piece = rows->next_piece;
+		if ((!pull && !server->due) || server->lost || piece >= n_pieces) {
+			rows->next_piece = pull;
+			continue;
+		}
+		*ret_extent = (struct extent){
+			.block = (uint32_t)rows->next_server,
+			.part = (uint32_t)piece,
+			.source = RANK_ALL,
+			.target = RANK_ALL,
+			.len = pull ? 0 : (uint32_t)server->pieces[piece]->len,
+			.total = pull ? 0 : server->pieces[piece]->len,
+		};
+		rows->next_piece++;
+		return true;
+	}
+	return false;
+}
+
+void agent_rows_begin(struct agent_part *part)
+{
+	struct agent_rows *rows = part->round->rows;
+	struct agent_rows_server *server = &rows->servers[part->extent.block];
+
+	part->attempt = server->attempt;
+	part->block = rows->step == ROWS_PULL ? NULL : TAKE_PTR(server->pieces[part->extent.part]);
+}
+
+/* The first piece of a server's result says how much it is. */
+static int begin_result(struct agent_rows *rows, struct agent_rows_server *server,
+			const struct data_piece *piece, struct failure *failure)
+{
+	uint64_t before = rows->charged;
+	int r;
+
+	r = charge(rows, piece->list.n, sizeof(int64_t) + rows->row_len, failure);
+	if (!r)
+		r = charge(rows, piece->n_pieces, sizeof(struct block *) + sizeof(*server->result),
+			   failure);
+	server->charged = rows->charged - before;
+	if (r)
+		return r;
+	server->result_blocks = calloc(piece->n_pieces, sizeof(struct block *));
+	server->result = calloc(piece->n_pieces, sizeof(*server->result));
+	if (!server->result_blocks || !server->result)
+		return failure_set(failure, -ENOMEM, "out of memory");
+	server->n_result = piece->list.n;
+	server->result_step = piece->list.step;
+	server->n_result_pieces = piece->n_pieces;
+	return 0;
+}
+
+static int take_result(struct agent_rows *rows, struct agent_rows_server *server, struct call *call,
+		       struct failure *failure)
+{
+	const struct data_header *answer = &call->answer;
+	struct data_piece piece;
+	const char *why;
+	int r;
+
+	if (!call->answer_block || answer->len > call->answer_block->len ||
+	    data_rows_parse(answer, call->answer_block->data, &piece, &why))
+		return -EPROTO;
+	if (piece.list.rows != rows->n_rows || piece.list.width != rows->width)
+		return -EPROTO;
+	if (!server->result) {
+		r = begin_result(rows, server, &piece, failure);
+		if (r)
+			return r;
+	}
+	/* Of one length and step: then the pieces together are as many rows as somebody has room for. */
+	if (piece.list.n != server->n_result || piece.list.step != server->result_step)
+		return -EPROTO;
+	server->result_blocks[answer->part] = block_ref(call->answer_block);
+	server->result[answer->part] = (struct reduce_piece){ piece.rows, piece.values, piece.n };
+	return 0;
+}
+
+int agent_rows_answered(struct agent_part *part, struct failure *failure)
+{
+	struct agent_rows *rows = part->round->rows;
+	struct agent_rows_server *server = &rows->servers[part->extent.block];
+	const struct data_header *answer = &part->call.answer;
+	bool pull = rows->step == ROWS_PULL;
+
+	if (answer->op != DATA_RESULT || answer->dtype != rows->round->tensor->dtype)
+		return -EPROTO;
+	if (!pull && part->extent.part + UINT64_C(1) < server->n_pieces)
+		return answer->len ? -EPROTO : 0;
+	if (answer->part != (pull ? part->extent.part : 0))
+		return -EPROTO;
+	return take_result(rows, server, &part->call, failure);
+}
+
+/* -- The end ------------------------------------------------------------------------------------------------------ */
+
+bool agent_rows_outcome(const struct agent_tensor *tensor, struct agent_request *request,
+			uint64_t n_rows, struct failure *ret_failure)
+{
+	uint64_t room = request->output_count / request->width;
+
+	request->n_rows = n_rows;
+	if (n_rows <= room)
+		return true;
+	(void)failure_set(ret_failure, -ENOSPC,
+			  "tensor %s, round %" PRIu64 ": the result has %" PRIu64
+			  " rows, and there is room for %" PRIu64,
+			  tensor->name, request->round, n_rows, room);
+	return false;
+}
+
+const struct failure *agent_rows_verdict(const struct agent_round *round,
+					 struct agent_request *request, struct failure *ret_failure)
+{
+	const struct agent_rows *rows = round->rows;
+
+	if (!rows || agent_rows_outcome(round->tensor, request, rows->n_result, ret_failure))
+		return NULL;
+	return ret_failure;
+}

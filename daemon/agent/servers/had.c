@@ -1,0 +1,81 @@
+/*
+ * What a node has, said once more: servers hold a result until all nodes have said that they have it. A node says so by numbers
+ * of the connection on which results came (keep.c), with each push for all rounds before, and, where neither need come, by HAVE.
+ */
+#include "agent/round/part.h"
+#include "agent/round/round.h"
+
+/* is_all: not just this one but all up to it, whatever operations they were. */
+static void tell(const struct agent_tensor *tensor, const struct agent_server *server,
+		 uint64_t round, bool is_all)
+{
+	const struct agent_job *job = tensor->job;
+	struct data_header header = {
+		.op = DATA_HAVE,
+		.job = job->number,
+		.key = tensor->key,
+		.round = round,
+		.is_all = is_all,
+		.epoch = job->placement.data_epoch,
+		.node = job->shape.node,
+	};
+
+	/* Without memory it holds it until the next round. */
+	if (server->attached)
+		(void)peer_notice(server->outlet->peer, &header, NULL);
+}
+
+static void tell_all(const struct agent_tensor *tensor)
+{
+	const struct agent_job *job = tensor->job;
+
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		tell(tensor, &job->fleet.servers[i], tensor->had, true);
+}
+
+void agent_had_rows(struct agent_tensor *tensor, uint64_t round, size_t server)
+{
+	tensor->rows_had = round;
+	tell(tensor, &tensor->job->fleet.servers[server], round, false);
+}
+
+void agent_had_round(struct agent_round *round)
+{
+	struct agent_tensor *tensor = round->tensor;
+	struct agent_job *job = tensor->job;
+
+	/* Where ranks do not wait for each other, each result says whose contributions nodes need no more. */
+	if (!job->retention.keeps || round->failure.status || round->rows ||
+	    stragglers_any(&job->shape.stragglers))
+		return;
+	tensor->had = round->number;
+	if (round->gate.untold)
+		tell_all(tensor);
+}
+
+void agent_had_attached(struct agent_job *job, size_t number)
+{
+	const struct agent_server *server = &job->fleet.servers[number];
+	struct agent_round *round;
+	struct map_entry *entry;
+
+	map_for_each (entry, &job->tensors.by_name) {
+		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
+
+		list_for_each (round, &tensor->rounds, link)
+			round->gate.untold = true;
+		if (tensor->had)
+			tell(tensor, server, tensor->had, true);
+		if (tensor->rows_had > tensor->had)
+			tell(tensor, server, tensor->rows_had, false);
+	}
+}
+
+void agent_had_resumed(struct agent_tensor *tensor)
+{
+	struct agent_job *job = tensor->job;
+
+	tensor->had = agent_resume_newest(tensor);
+	if (tensor->had && !stragglers_any(&job->shape.stragglers))
+		tell_all(tensor);
+}

@@ -1,0 +1,669 @@
+/*
+ * A job that goes through servers outlives their processes, and this one: bps-recovery(7), THROUGH SERVERS. A server that is
+ * lost is connected and attached again. Meanwhile its parts wait; then those without a result are pushed once more, and results
+ * that not all nodes may have are offered. What is kept for that, in cells of the ledger, is forgotten when the server says so.
+ */
+#include "agent/round/part.h"
+#include "agent/round/rows.h"
+#include "base/failpoint.h"
+#include "base/log.h"
+
+/* Numbers of results that may be kept, or be on their way, behind the last that is acknowledged. */
+#define WINDOW LEDGER_CELLS_MAX
+/* A server hears of what is kept with the next part; without one, when it is so much. */
+#define ACK_RESULTS 32u
+#define ACK_BYTES   (2u << 20)
+/* A server that was lost so often within lost_timeout, whatever came in between, is not worth waiting for. */
+#define LOSSES_MAX 100u
+/* Between two attempts to attach; the transport has its own for each. */
+#define RETRY_NS (50 * NSEC_PER_MSEC)
+
+/* -- Servers that come and go ------------------------------------------------------------------------------------- */
+
+static size_t number_of(const struct agent_server *server)
+{
+	return (size_t)(server - server->job->fleet.servers);
+}
+
+static void give_up(struct agent_server *server)
+{
+	struct agent_job *job = server->job;
+	struct failure failure;
+	char time[32];
+
+	(void)failure_set(
+		&failure, -ECONNRESET,
+		"job %s: server %s was lost, and did not come back within %s", job->owner.name,
+		agent_server_name(job, number_of(server)),
+		agent_time_text(time, job->agent->params.lost_timeout_ms * NSEC_PER_MSEC));
+	agent_job_fail(job, &failure, NULL);
+}
+
+static void on_retry(struct loop_timer *timer)
+{
+	struct agent_server *server = container_of(timer, struct agent_server, timer);
+	struct agent_job *job = server->job;
+	uint64_t timeout_ns = job->agent->params.lost_timeout_ms * NSEC_PER_MSEC;
+	uint64_t move_ns = server->lost_ns + job->agent->params.move_timeout_ms * NSEC_PER_MSEC;
+	uint64_t now_ns = clock_now_ns();
+
+	/* Then nobody expects it back soon. */
+	if (agent_move_is_dropped(job, number_of(server)))
+		move_ns = server->lost_ns;
+	if (job->state == JOB_OVER)
+		return;
+	if (!agent_move_is_in(job, number_of(server))) {
+		agent_move_look(job, number_of(server));
+		return;
+	}
+	if (server->gone && now_ns >= move_ns &&
+	    agent_move_without(job, number_of(server), "one was lost"))
+		return;
+	if (now_ns >= server->lost_ns + timeout_ns) {
+		give_up(server);
+		return;
+	}
+	if (!server->outlet && agent_setup_connect(job, number_of(server))) {
+		agent_outlet_put(TAKE_PTR(server->outlet));
+		(void)loop_timer_set(job->agent->params.loop, timer, now_ns + RETRY_NS);
+		return;
+	}
+	/* It is under way: for so long, or until the others can go on. */
+	move_ns = MAX(move_ns, now_ns + RETRY_NS);
+	(void)loop_timer_set(job->agent->params.loop, timer,
+			     MIN(move_ns, server->lost_ns + timeout_ns));
+}
+
+int agent_keep_init(struct agent_job *job, size_t number)
+{
+	struct agent_server *server = &job->fleet.servers[number];
+
+	server->job = job;
+	list_init(&server->parked);
+	server->timer.expired = on_retry;
+	if (!job->retention.keeps)
+		return 0;
+	server->here = held_new(&job->memory.held, WINDOW / 64 * sizeof(server->here[0]));
+	server->cells = held_new(&job->memory.held, WINDOW * sizeof(server->cells[0]));
+	return server->here && server->cells ? 0 : error_origin(-errno);
+}
+
+void agent_keep_done(struct agent_job *job)
+{
+	if (job->retention.acking)
+		loop_unpost(job->agent->params.loop, &job->retention.ack_mail);
+	loop_timer_cancel(&job->placement.add_timer);
+	for (size_t i = 0; i < job->fleet.n_servers; i++) {
+		loop_timer_cancel(&job->fleet.servers[i].timer);
+		held_free(job->fleet.servers[i].here);
+		held_free(job->fleet.servers[i].cells);
+	}
+	held_free(job->retention.failed);
+}
+
+bool agent_keep_is_loss(const struct call *call)
+{
+	if (!call->status)
+		return false;
+	/* A loss is the transport's word; a server that shuts down, its last one. */
+	return call->answer.op != DATA_ERROR ? !peer_is_self(call->peer)
+					     : call->status == -ESHUTDOWN;
+}
+
+void agent_keep_park(struct agent_part *part)
+{
+	struct agent_server *server;
+
+	part->job->agent->hooks->part.waits(part);
+	server = &part->job->fleet.servers[part->server];
+	part->state = PART_QUEUED;
+	part->again = false;
+	part->outlet = NULL;
+	list_push_back(&server->parked, &part->wait);
+}
+
+/* Parts that wait in the queue towards it wait here from now on; those that are gathered come when they are. */
+static void leave_outlet(struct agent_server *server)
+{
+	struct agent_round *round;
+	struct agent_part *part;
+
+	list_for_each (round, &server->job->rounds, job_link)
+		list_for_each (part, &round->parts, link) {
+			if (!part->outlet || part->outlet != server->outlet)
+				continue;
+			if (part->state == PART_QUEUED) {
+				agent_outlet_remove(part->outlet, part);
+				agent_keep_park(part);
+			}
+			agent_outlet_sent(server->outlet, part);
+			part->outlet = NULL;
+		}
+}
+
+/* Returns whether it is too often. */
+static bool count_loss(struct agent_server *server, uint64_t now_ns, const char *why)
+{
+	struct agent_job *job = server->job;
+	uint64_t within_ns = job->agent->params.lost_timeout_ms * NSEC_PER_MSEC;
+	struct failure failure;
+	char time[32];
+
+	if (!server->n_losses++ || now_ns - server->losses_ns > within_ns) {
+		server->n_losses = 1;
+		server->losses_ns = now_ns;
+	}
+	if (server->n_losses <= LOSSES_MAX)
+		return false;
+	if (agent_move_without(job, number_of(server), "one was lost too often"))
+		return true;
+	(void)failure_set(&failure, -ECONNRESET,
+			  "job %s: server %s was lost %u times within %s, the last time: %s",
+			  job->owner.name, agent_server_name(job, number_of(server)),
+			  server->n_losses, agent_time_text(time, within_ns), why);
+	agent_job_fail(job, &failure, NULL);
+	return true;
+}
+
+/* What is held of it counts no more: another set of ranks may be what the next has. */
+static void unhold(struct agent_job *job, size_t number)
+{
+	struct agent_round *round;
+	struct agent_part *part;
+
+	list_for_each (round, &job->rounds, job_link) {
+		if (!round->gate.on || round->gate.committed || round->failure.status)
+			continue;
+		list_for_each (part, &round->parts, link)
+			if (part->state == PART_HELD && part->server == number)
+				job->agent->hooks->part.let_go(part);
+	}
+	agent_keep_feed(job);
+}
+
+static void detach(struct agent_job *job, size_t number)
+{
+	struct agent_server *server = &job->fleet.servers[number];
+
+	if (server->attached)
+		job->fleet.n_attached--;
+	server->attached = false;
+	server->attachment++;
+	if (server->outlet)
+		leave_outlet(server);
+	if (number == job->fleet.home_number)
+		job->fleet.home = NULL;
+}
+
+/* What had come from the server, or waited for it, begins anew. */
+static void begin_anew(struct agent_job *job, size_t number)
+{
+	struct agent_outlet *outlet = TAKE_PTR(job->fleet.servers[number].outlet);
+
+	unhold(job, number);
+	job->agent->hooks->rows_begin_anew(job, number);
+	agent_outlet_put(outlet);
+}
+
+void agent_keep_detach(struct agent_job *job, size_t number)
+{
+	detach(job, number);
+	begin_anew(job, number);
+}
+
+void agent_keep_detach_all(struct agent_job *job)
+{
+	/* Rows that begin anew go to no server that the job is still attached to as before. */
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		detach(job, i);
+	for (size_t i = 0; i < job->fleet.n_servers; i++)
+		begin_anew(job, i);
+}
+
+void agent_keep_lost(struct agent_job *job, size_t number, const char *why)
+{
+	struct agent_server *server = &job->fleet.servers[number];
+	uint64_t now_ns = clock_now_ns(), at_ns = now_ns;
+
+	if (!agent_move_is_in(job, number)) {
+		agent_keep_detach(job, number);
+		return;
+	}
+	if (!server->attached)
+		at_ns += RETRY_NS;
+	/* Where there was no connection, there is no more to be lost than time. */
+	if (server->outlet && peer_id(server->outlet->peer) && count_loss(server, now_ns, why))
+		return;
+	if (!server->lost_ns) {
+		server->lost_ns = now_ns;
+		log_notice("job %s: server %s was lost: %s; waiting for it", job->owner.name,
+			   agent_server_name(job, number), why);
+	}
+	server->gone = true;
+	agent_keep_detach(job, number);
+	FAILPOINT("server-lost");
+	(void)loop_timer_set(job->agent->params.loop, &server->timer, at_ns);
+}
+
+void agent_keep_again(struct agent_job *job, size_t number)
+{
+	struct agent_server *server = &job->fleet.servers[number];
+	uint64_t now_ns = clock_now_ns();
+
+	if (!server->lost_ns)
+		server->lost_ns = now_ns;
+	agent_keep_detach(job, number);
+	(void)loop_timer_set(job->agent->params.loop, &server->timer, now_ns + RETRY_NS);
+}
+
+void agent_keep_peer_lost(struct agent_job *job, const struct peer *peer, const char *why)
+{
+	agent_job_hold(job);
+	for (size_t i = 0; i < job->fleet.n_servers && job->state != JOB_OVER; i++)
+		if (job->fleet.servers[i].outlet && job->fleet.servers[i].outlet->peer == peer)
+			agent_keep_lost(job, i, why);
+	agent_job_release(job);
+}
+
+void agent_view_changed(struct agent *agent)
+{
+	uint64_t now_ns = clock_now_ns();
+	struct agent_job *job;
+
+	list_for_each (job, &agent->jobs, link) {
+		if (!job->retention.keeps || job->state != JOB_RUNNING)
+			continue;
+		for (size_t i = 0; i < job->fleet.n_servers; i++)
+			if (job->fleet.servers[i].gone && agent_move_is_in(job, i) &&
+			    agent_move_is_dropped(job, i))
+				(void)loop_timer_set(agent->params.loop,
+						     &job->fleet.servers[i].timer, now_ns);
+		job->placement.add_ns = 0;
+		agent_add_look(job);
+	}
+}
+
+/* A home that has not seen the job's beginning is told of its tensors; any, of those that it has not answered. */
+static void declare_again(struct agent_job *job, bool fresh)
+{
+	const struct ledger_known *known;
+	struct map_entry *entry;
+
+	for (size_t i = 0; fresh && (known = ledger_tensor_at(job->resumption.ledger, i)); i++)
+		agent_setup_declare_known(job, known);
+	map_for_each (entry, &job->tensors.by_name) {
+		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
+
+		if (tensor->n_declared == job->layout.n_local && !tensor->key &&
+		    !tensor->failure.status)
+			agent_setup_declare(tensor, NULL);
+	}
+}
+
+void agent_keep_failed(struct agent_job *job, uint64_t key, uint64_t round, bool alone,
+		       const struct failure *failure)
+{
+	if (!job->retention.failed)
+		job->retention.failed = held_new(&job->memory.held,
+						 AGENT_FAILED * sizeof(job->retention.failed[0]));
+	/* Without memory a server that is lost never hears of it: others wait until the deadline. */
+	if (job->retention.failed)
+		job->retention.failed[job->retention.n_failed++ % AGENT_FAILED] =
+			(struct agent_failed){
+				.key = key,
+				.round = round,
+				.alone = alone,
+				.failure = *failure,
+			};
+}
+
+static void fail_again(struct agent_job *job, size_t number)
+{
+	size_t first =
+		job->retention.n_failed > AGENT_FAILED ? job->retention.n_failed - AGENT_FAILED : 0;
+
+	for (size_t i = first; i < job->retention.n_failed; i++)
+		agent_setup_fail_again(job, number, &job->retention.failed[i % AGENT_FAILED]);
+}
+
+struct agent_server *agent_keep_owner(const struct agent_job *job, const struct ledger_kept *kept)
+{
+	return &job->fleet.servers[job->placement
+					   .stripes[kept->what.stripe % job->placement.n_stripes]];
+}
+
+static void unpark(struct agent_server *server)
+{
+	struct agent_outlet *outlet = server->outlet;
+	struct agent_part *part;
+
+	while ((part = list_first(&server->parked, struct agent_part, wait))) {
+		list_remove(&part->wait);
+		part->job->agent->hooks->part.goes_on(part);
+	}
+	agent_outlet_pump(outlet);
+}
+
+void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
+{
+	struct agent_server *server = &job->fleet.servers[number];
+
+	if (server->lost_ns)
+		log_notice("job %s: server %s is back%s", job->owner.name,
+			   agent_server_name(job, number), fresh ? ", and fresh" : "");
+	loop_timer_cancel(&server->timer);
+	server->lost_ns = 0;
+	server->gone = false;
+	server->attachment++;
+	server->acked = server->ack_sent = server->ack_wanted = server->released = 0;
+	server->ack_bytes = server->n_offered = 0;
+	memset(server->here, 0, WINDOW / 64 * sizeof(server->here[0]));
+	memset(server->cells, 0, WINDOW * sizeof(server->cells[0]));
+	agent_job_hold(job);
+	if (server->attachment > 1)
+		fail_again(job, number);
+	agent_had_attached(job, number);
+	agent_left_attached(job, number);
+	if (number == job->fleet.home_number)
+		declare_again(job, fresh);
+	if (number == job->fleet.home_number)
+		agent_elastic_regroup_again(job);
+	for (uint32_t i = 0; !stragglers_any(&job->shape.stragglers) &&
+			     i < ledger_cells_used(job->resumption.ledger);
+	     i++) {
+		const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, i);
+
+		/* One that is busy is a worker's to make whole; it is offered when that is done. */
+		if (kept->taken && (kept->stale || !kept->busy) && kept->whole &&
+		    agent_keep_owner(job, kept) == server)
+			agent_keep_offer(job, i);
+	}
+	agent_roll_attached(job, number);
+	FAILPOINT("server-attached-again");
+	if (job->state != JOB_OVER)
+		unpark(server);
+	agent_job_release(job);
+}
+
+/* -- Cells -------------------------------------------------------------------------------------------------------- */
+
+void agent_keep_feed(struct agent_job *job)
+{
+	struct agent_part *part;
+
+	/* One that ends may free cells, and fail others: for that, it is not begun once more. */
+	if (job->retention.feeding)
+		return;
+	job->retention.feeding = true;
+	while ((part = list_first(&job->retention.starved, struct agent_part, wait))) {
+		list_remove(&part->wait);
+		if (job->agent->hooks->part.fed(part))
+			continue;
+		list_push_front(&job->retention.starved, &part->wait);
+		break;
+	}
+	job->retention.feeding = false;
+}
+
+void agent_keep_free(struct agent_job *job, uint32_t cell)
+{
+	agent_roll_resolve(job, cell);
+	ledger_cell_free(job->resumption.ledger, cell);
+	agent_keep_feed(job);
+}
+
+/* All nodes have it. Of what the daemon before has left, the outputs here may not. */
+static void cell_released(struct agent_job *job, uint32_t cell)
+{
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+
+	if (kept->stale || kept->busy || kept->late)
+		kept->released = true;
+	else
+		agent_keep_free(job, cell);
+}
+
+void agent_keep_settle(struct agent_tensor *tensor, uint64_t round)
+{
+	struct agent_job *job = tensor->job;
+	uint32_t cell;
+
+	while ((cell = ledger_cell_settle(job->resumption.ledger, tensor->key, round)) !=
+	       LEDGER_NO_CELL)
+		if (ledger_cell_kept(job->resumption.ledger, cell)->released &&
+		    !ledger_cell_kept(job->resumption.ledger, cell)->late)
+			agent_keep_free(job, cell);
+}
+
+struct offer {
+	struct call call;
+	struct agent_job *job;
+	uint32_t cell;
+	bool late; /* not the result, but what comes with it */
+	struct agent_server *server;
+	uint64_t attachment;
+};
+
+/* It was under way to where it counts no more. */
+static void offer_again(struct agent_job *job, uint32_t cell)
+{
+	const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+
+	if (kept->whole && (kept->stale || !kept->busy))
+		agent_keep_offer(job, cell);
+	/* One that is busy is offered when it is not. */
+	if (!kept->busy || kept->stale)
+		agent_roll_resolve(job, cell);
+}
+
+/* All nodes have it; but the last of what accumulates is kept until the next. */
+static void offer_taken(struct agent_job *job, uint32_t cell)
+{
+	if (ledger_cell_kept(job->resumption.ledger, cell)->what.operation != OPERATION_ACCUMULATE)
+		cell_released(job, cell);
+}
+
+static void on_offered(struct call *call)
+{
+	struct offer *offer = container_of(call, struct offer, call);
+	struct agent_job *job = offer->job;
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, offer->cell);
+
+	if (!job->resumption.suspended) {
+		kept->offered--;
+		if (!kept->taken && !kept->offered &&
+		    !kept->lent) /* freed meanwhile, and now for others */
+			agent_keep_free(job, offer->cell);
+		else if (kept->taken && !kept->offered &&
+			 offer->server->attachment != offer->attachment)
+			offer_again(job, offer->cell);
+		else if (kept->taken && !call->status && !offer->late)
+			offer_taken(job, offer->cell);
+		else if (call->status && !agent_keep_is_loss(call))
+			log_warning("job %s: a result that was kept is not taken: %s",
+				    job->owner.name, call->text);
+	}
+	free(offer);
+	agent_job_release(job);
+}
+
+/* late: not the result, but what this node had contributed to it and is in none. */
+static void offer(struct agent_job *job, uint32_t cell, bool late)
+{
+	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+	const struct ledger_what *what = &kept->what;
+	struct agent_server *server = agent_keep_owner(job, kept);
+	uint32_t len = late ? what->len : agent_roll_result_len(job, what->operation, what->len);
+	struct offer *offer = calloc(1, sizeof(*offer));
+
+	/* Then it is kept until the job's end, and the others wait for it until their deadline. */
+	if (!offer)
+		return;
+	kept->offered++;
+	server->n_offered++;
+	offer->job = job;
+	offer->cell = cell;
+	offer->late = late;
+	offer->server = server;
+	offer->attachment = server->attachment;
+	offer->call = (struct call){
+		.header = {
+			.op = DATA_OFFER,
+			.len = what->has_data ? len : 0,
+			.job = job->number,
+			.key = what->key,
+			.round = what->round,
+			.epoch = job->placement.data_epoch,
+			.node = job->shape.node,
+			.block = what->block,
+			.part = what->part,
+			.dtype = what->dtype,
+			.operation = what->operation,
+			.reduction = what->reduction,
+			.attachment = server->attachment,
+			.offset = what->offset,
+			.total = what->total,
+			.part_len = what->len,
+			.root = what->root,
+		},
+		.payload = late		    ? ledger_cell_late(job->resumption.ledger, cell)
+			   : what->has_data ? ledger_cell_data(job->resumption.ledger, cell, what->len)
+					    : NULL,
+		.done = on_offered,
+	};
+	if (late)
+		offer->call.header.is_late = true;
+	else
+		offer->call.header.n_gone_then = what->n_gone;
+	agent_job_hold(job);
+	peer_call(server->outlet->peer, &offer->call);
+}
+
+void agent_keep_offer(struct agent_job *job, uint32_t cell)
+{
+	const struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
+
+	/* One that is not attached is offered all when it is. */
+	if (kept->offered || !agent_keep_owner(job, kept)->attached || job->state == JOB_OVER)
+		return;
+	/* Both before an answer to the first. */
+	agent_job_hold(job);
+	if (kept->late)
+		offer(job, cell, true);
+	offer(job, cell, false);
+	agent_job_release(job);
+}
+
+/* -- Numbers ------------------------------------------------------------------------------------------------------ */
+
+/* Results are mostly released one after the other: what is kept of one so many later is fetched. */
+#define RELEASE_AHEAD 4
+
+static void send_ack(struct agent_server *server)
+{
+	struct agent_job *job = server->job;
+	struct data_header header = {
+		.op = DATA_ACK,
+		.job = job->number,
+		.node = job->shape.node,
+		.epoch = job->placement.data_epoch,
+		.up_to = server->acked,
+	};
+
+	if (!server->attached || server->ack_sent == server->acked ||
+	    peer_notice(server->outlet->peer, &header, NULL))
+		return;
+	server->ack_sent = server->acked;
+	server->ack_bytes = 0;
+}
+
+static void on_ack_mail(struct mail *mail)
+{
+	struct agent_job *job = container_of(mail, struct agent_job, retention.ack_mail);
+
+	job->retention.acking = false;
+	for (size_t i = 0; job->state == JOB_RUNNING && i < job->fleet.n_servers; i++)
+		send_ack(&job->fleet.servers[i]);
+}
+
+/* At the end of this turn of the loop: then it is often for many. */
+static void ack_soon(struct agent_job *job)
+{
+	if (job->retention.acking)
+		return;
+	job->retention.acking = true;
+	job->retention.ack_mail.run = on_ack_mail;
+	loop_post(job->agent->params.loop, &job->retention.ack_mail);
+}
+
+static void set_here(struct agent_server *server, uint32_t number)
+{
+	server->here[number % WINDOW / 64] |= UINT64_C(1) << (number % 64);
+}
+
+static bool take_here(struct agent_server *server, uint32_t number)
+{
+	uint64_t *word = &server->here[number % WINDOW / 64], bit = UINT64_C(1) << (number % 64);
+	bool here = *word & bit;
+
+	*word &= ~bit;
+	return here;
+}
+
+void agent_keep_stored(struct agent_server *server, uint32_t number, uint32_t cell, uint32_t len,
+		       bool soon)
+{
+	struct agent_job *job = server->job;
+	struct failure failure;
+
+	if (number - server->acked - 1 >= WINDOW || number - server->released - 1 >= WINDOW) {
+		(void)failure_set(&failure, -EPROTO, "%s answered with result %u after %u",
+				  agent_server_name(job, number_of(server)), number, server->acked);
+		agent_job_fail(job, &failure, NULL);
+		return;
+	}
+	/* What accumulates is not freed when all nodes have it. */
+	if (cell != LEDGER_NO_CELL &&
+	    ledger_cell_kept(job->resumption.ledger, cell)->what.operation ==
+		    OPERATION_ACCUMULATE) {
+		cell = LEDGER_NO_CELL;
+		len = 0;
+	}
+	server->cells[number % WINDOW] = cell + 1;
+	server->ack_bytes += len;
+	set_here(server, number);
+	while (take_here(server, server->acked + 1))
+		server->acked++;
+	if (soon && (int32_t)(number - server->ack_wanted) > 0)
+		server->ack_wanted = number;
+	/* Others wait for a node to keep one that is wanted; it may itself wait for one before it. */
+	if (server->acked != server->ack_sent &&
+	    ((int32_t)(server->ack_wanted - server->ack_sent) > 0 ||
+	     server->acked - server->ack_sent >= ACK_RESULTS || server->ack_bytes >= ACK_BYTES))
+		ack_soon(job);
+}
+
+void agent_keep_released(struct agent_server *server, uint32_t number)
+{
+	struct agent_job *job = server->job;
+
+	/* One that was overtaken. */
+	if ((int32_t)(number - server->released) <= 0)
+		return;
+	/* What no node has to keep for others (accumulate) is released before it is stored here. */
+	if (number - server->released > server->acked - server->released)
+		number = server->acked;
+	agent_job_hold(job);
+	while (server->released != number) {
+		uint32_t *place = &server->cells[++server->released % WINDOW], cell = *place;
+		uint32_t later = server->cells[(server->released + RELEASE_AHEAD) % WINDOW];
+
+		if (later)
+			fetch_to_write(ledger_cell_kept(job->resumption.ledger, later - 1),
+				       sizeof(struct ledger_kept));
+		*place = 0;
+		if (cell)
+			cell_released(job, cell - 1);
+	}
+	agent_job_release(job);
+}

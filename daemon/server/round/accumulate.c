@@ -1,0 +1,592 @@
+/*
+ * Asynchronous sums, part by part: contributions are added one sum at a time and answered with
+ * that sum. round.c brings contributions, keep.c what nodes offer, job.c deadlines and the job's
+ * end.
+ */
+#include "server/round/accumulate.h"
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "server/job/store.h"
+#include "server/round/keep.h"
+#include "server/round/round.h"
+#include "server/round/told.h"
+#include <stdio.h>
+
+/*
+ * A node at a part. It has one contribution under way at most: its rounds of a tensor go one after
+ * the other.
+ */
+struct accumulator_node {
+	uint64_t round;		   /* the newest that is in the sum */
+	struct delivery *delivery; /* under way, or NULL */
+	bool summing, added;	   /* it is being added; it was */
+	struct delivery *again;	   /* the same, come again while it is being added */
+	uint64_t since_ns;	   /* when it came */
+	uint64_t charged;
+	struct failure *gone; /* while it is being added: it was given up */
+};
+
+struct accumulator {
+	struct list link; /* job->accumulators */
+	struct job *job;
+	struct tensor *tensor;	   /* NULL once the job is over */
+	struct data_header header; /* the first contribution's: which part it is */
+	struct block *sum;	   /* NULL: nothing came yet */
+	uint32_t n_contributions;  /* that are in it */
+	bool busy;		   /* the next sum is being made: */
+	struct block *next;
+	void *output;
+	struct task task;
+	struct reduce_params reduce;
+	const void **inputs; /* the sum, and one of each node */
+	struct accumulator_node nodes[];
+};
+
+static uint64_t timeout_ns(const struct job *job)
+{
+	return job->request_timeout_ms * NSEC_PER_MSEC;
+}
+
+static size_t accumulator_len(const struct job *job)
+{
+	return sizeof(struct accumulator) + job->n_nodes * sizeof(struct accumulator_node) +
+	       (job->n_nodes + 1) * sizeof(void *);
+}
+
+static struct accumulator *accumulator_free(struct accumulator *a)
+{
+	quota_release(a->job->memory.quota, accumulator_len(a->job));
+	sweep_leave(a->job, &a->link);
+	list_remove(&a->link);
+	(void)block_unref(a->sum);
+	(void)block_unref(a->next);
+	free(a);
+	return NULL;
+}
+
+static int accumulator_get(struct tensor *tensor, const struct data_header *header,
+			   struct accumulator **ret_accumulator)
+{
+	struct job *job = tensor->job;
+	struct accumulator *a;
+	struct part *part;
+	int r;
+
+	r = part_get(tensor, header, &part);
+	if (r)
+		return r;
+	if (!part->accumulator) {
+		if (quota_charge(job->memory.quota, accumulator_len(job)))
+			return QUOTA_E_FULL;
+		a = calloc(1, accumulator_len(job));
+		if (!a) {
+			quota_release(job->memory.quota, accumulator_len(job));
+			return error_origin(-ENOMEM);
+		}
+		a->job = job;
+		a->tensor = tensor;
+		a->header = *header;
+		a->inputs = (const void **)&a->nodes[job->n_nodes];
+		list_push_back(&job->store.accumulators, &a->link);
+		part->accumulator = a;
+	}
+	*ret_accumulator = part->accumulator;
+	return 0;
+}
+
+/* Takes a node's contribution out, to be answered. */
+static struct delivery *take(struct accumulator *a, uint32_t node)
+{
+	struct accumulator_node *n = &a->nodes[node];
+
+	quota_release(a->job->memory.quota, n->charged);
+	n->charged = 0;
+	n->added = n->summing = false;
+	n->gone = held_free(n->gone);
+	return TAKE_PTR(n->delivery);
+}
+
+static void fail(struct accumulator *a, uint32_t node, int status, const char *text)
+{
+	struct delivery *again = TAKE_PTR(a->nodes[node].again);
+
+	if (again)
+		delivery_fail(again, status, text);
+	delivery_fail(take(a, node), status, text);
+}
+
+/* The round of the slowest node, of those that have not left; *ret_node: which. */
+static uint64_t slowest(const struct accumulator *a, uint32_t *ret_node)
+{
+	uint64_t round = UINT64_MAX;
+
+	*ret_node = NODE_NONE;
+	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
+		if (a->job->nodes[i].left || a->nodes[i].round >= round)
+			continue;
+		round = a->nodes[i].round;
+		*ret_node = i;
+	}
+	return round;
+}
+
+/* The round that all must have come to before this node is answered. */
+static uint64_t needed(const struct accumulator *a, uint32_t node)
+{
+	const struct data_header *h = &a->nodes[node].delivery->header;
+	uint32_t staleness = a->job->stragglers.staleness;
+
+	if (h->waits_for_all)
+		return h->round;
+	return staleness && h->round > staleness ? h->round - staleness : 0;
+}
+
+/* Nobody but its node is to keep it. Returns false, or has refused the delivery. */
+static bool number(struct accumulator *a, struct delivery *delivery, struct data_header *header)
+{
+	struct job *job = a->job;
+	uint32_t sent = 0;
+
+	/* What goes to a node that was lost meanwhile goes nowhere. */
+	if (!job->retention.resume || delivery->peer != job->nodes[header->node].peer ||
+	    !keep_number(job, NULL, &sent, header))
+		return false;
+	refuse(delivery, -ENOMEM, "job %s: out of memory", job->owner.name);
+	return true;
+}
+
+static void answer(struct accumulator *a)
+{
+	uint32_t slow;
+	uint64_t all = slowest(a, &slow);
+
+	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
+		struct data_header header;
+		struct delivery *delivery;
+
+		if (!a->nodes[i].added || needed(a, i) > all)
+			continue;
+		delivery = take(a, i);
+		header = delivery->header;
+		header.op = DATA_RESULT;
+		header.flags = 0;
+		header.len = told_result_len(a->job, &a->header);
+		header.status = header.priority = 0;
+		header.n_contributions = a->n_contributions;
+		if (number(a, delivery, &header))
+			continue;
+		delivery_answer(delivery, &header, header.len ? a->sum : NULL, NULL);
+	}
+}
+
+static void add(struct accumulator *a);
+
+/* The sum says who is in it. */
+static void call_roll(struct accumulator *a)
+{
+	struct job *job = a->job;
+	struct data_roll *roll;
+
+	if (!told_has_roll(job, &a->header))
+		return;
+	roll = data_roll_of(a->sum->data, a->header.part_len);
+	roll->n = a->n_contributions;
+	roll->round = 0;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		roll->nodes[i] = a->nodes[i].round;
+	data_roll_swap(roll, job->n_nodes);
+}
+
+/* In the place of one that came before the node, or a connection of it, was lost. */
+static void replace(struct accumulator *a, uint32_t node, struct delivery *delivery)
+{
+	struct delivery *old = a->nodes[node].delivery;
+
+	a->nodes[node].delivery = delivery;
+	delivery_fail(old, -ENETRESET, "it has come again");
+}
+
+/* The sum is there, unless the job has ended meanwhile. */
+static void added(struct accumulator *a)
+{
+	struct job *job = a->job;
+
+	a->busy = false;
+	if (job->state == JOB_OVER) {
+		for (uint32_t i = 0; i < job->n_nodes; i++)
+			if (a->nodes[i].delivery)
+				fail(a, i, job->failure.status, job->failure.text);
+		(void)accumulator_free(a);
+		job_release(job);
+		return;
+	}
+	(void)block_unref(a->sum);
+	a->sum = TAKE_PTR(a->next);
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		struct accumulator_node *node = &a->nodes[i];
+
+		if (!node->summing)
+			continue;
+		node->summing = false;
+		node->added = true;
+		node->round = node->delivery->header.round;
+		a->n_contributions++;
+		if (node->gone)
+			fail(a, i, node->gone->status, node->gone->text);
+		else if (node->again)
+			replace(a, i, TAKE_PTR(node->again));
+	}
+	call_roll(a);
+	job->n_rounds++;
+	job->n_bytes += a->header.part_len;
+	metric_count(&job->server->rounds, 1);
+	FAILPOINT("server-accumulated");
+	answer(a);
+	add(a);
+}
+
+static void on_run(struct task *task)
+{
+	reduce_run(&container_of(task, struct accumulator, task)->reduce);
+}
+
+static void on_done(struct task *task)
+{
+	struct accumulator *a = container_of(task, struct accumulator, task);
+
+	a->job->store.n_summing--;
+	added(a);
+}
+
+static int prepare(struct accumulator *a, size_t *ret_n)
+{
+	struct job *job = a->job;
+	size_t n = 0, n_new = 0;
+	int r;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		n_new += a->nodes[i].delivery && !a->nodes[i].added;
+	*ret_n = n_new;
+	if (!n_new || !told_result_len(job, &a->header))
+		goto mark;
+	r = block_new(job->server->params.blocks, told_result_len(job, &a->header),
+		      job->memory.quota, &a->next);
+	if (r)
+		return r;
+	if (!a->header.part_len)
+		goto mark;
+	if (a->sum)
+		a->inputs[n++] = a->sum->data;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (a->nodes[i].delivery && !a->nodes[i].added)
+			a->inputs[n++] = a->nodes[i].delivery->payload;
+	a->output = a->next->data;
+	a->reduce = (struct reduce_params){
+		.dtype = a->header.dtype,
+		.reduction = REDUCTION_SUM,
+		.n_elements = a->header.part_len / dtype_size(a->header.dtype),
+		.inputs = a->inputs,
+		.n_inputs = n,
+		.outputs = &a->output,
+		.n_outputs = 1,
+	};
+	metric_count(&job->server->bytes_summed, (uint64_t)a->header.part_len * n_new);
+mark:
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		a->nodes[i].summing = a->nodes[i].delivery && !a->nodes[i].added;
+	return 0;
+}
+
+/* Adds what has come. */
+static void add(struct accumulator *a)
+{
+	struct job *job = a->job;
+	struct server *server = job->server;
+	size_t n;
+	int r;
+
+	if (a->busy || !told_is_complete(job))
+		return;
+	r = prepare(a, &n);
+	if (r) {
+		struct failure failure;
+
+		(void)failure_set(
+			&failure, r == QUOTA_E_FULL ? -EDQUOT : r,
+			"job %s: a server may hold %llu bytes for it, its job_quota, and the "
+			"sums that it keeps do not fit",
+			job->owner.name, (unsigned long long)server->params.job_quota_bytes);
+		job_fail(job, &failure, NULL);
+		return;
+	}
+	if (!n)
+		return;
+	a->busy = true;
+	a->task.run = on_run;
+	a->task.done = on_done;
+	a->task.flow = job->number;
+	a->task.cost = (uint64_t)a->header.part_len * (n + 1);
+	if (!a->header.part_len) {
+		added(a);
+		return;
+	}
+	if (a->task.cost > server->params.inline_bytes) {
+		job->store.n_summing++;
+		if (!pool_post(server->params.pool, &a->task))
+			return;
+		job->store.n_summing--;
+	}
+	on_run(&a->task);
+	added(a);
+}
+
+/*
+ * Of a node that was lost, or a connection of it: it may be in the sum, or have come, and the
+ * answer be lost.
+ */
+static bool may_repeat(const struct accumulator *a, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	const struct accumulator_node *node = &a->nodes[h->node];
+
+	if (!a->job->retention.resume || h->dtype != a->header.dtype ||
+	    h->part_len != a->header.part_len)
+		return false;
+	if (!node->delivery)
+		return h->round == node->round;
+	return node->delivery->header.round == h->round &&
+	       (h->flags & DATA_FLAG_AGAIN || node->delivery->peer != delivery->peer);
+}
+
+static void repeat(struct accumulator *a, struct delivery *delivery)
+{
+	uint32_t i = delivery->header.node;
+	struct accumulator_node *node = &a->nodes[i];
+	struct delivery *again = TAKE_PTR(node->again);
+
+	if (again)
+		delivery_fail(again, -ENETRESET, "it has come again");
+	if (!node->delivery) {
+		node->delivery = delivery;
+		node->added = true;
+		node->since_ns = clock_now_ns();
+	} else if (node->summing) {
+		node->again = delivery;
+		return;
+	} else {
+		replace(a, i, delivery);
+	}
+	if (told_is_complete(a->job) && node->added)
+		answer(a);
+}
+
+static bool fits(const struct accumulator *a, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	const struct accumulator_node *node = &a->nodes[h->node];
+	bool again = node->delivery || h->round <= node->round;
+
+	if (!again && h->dtype == a->header.dtype && h->part_len == a->header.part_len &&
+	    h->offset == a->header.offset && h->total == a->header.total)
+		return true;
+	if (again)
+		metric_count(&a->job->server->late, 1);
+	refuse(delivery, again ? -EALREADY : -EINVAL,
+	       "job %s: tensor number %llu, round %llu, part %u of node %u: %s", a->job->owner.name,
+	       (unsigned long long)h->key, (unsigned long long)h->round, h->part, h->node,
+	       again ? "this contribution was here already"
+		     : "what is accumulated has another type or size");
+	return false;
+}
+
+void accumulate_contribute(struct tensor *tensor, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	uint64_t len = delivery->payload_block ? h->len : 0;
+	struct job *job = tensor->job;
+	struct accumulator *a = NULL;
+	uint64_t now_ns;
+	int r;
+
+	if (!job->stragglers.async) {
+		refuse(delivery, -EINVAL, "job %s: accumulate in a job without async",
+		       job->owner.name);
+		return;
+	}
+	now_ns = clock_now_ns();
+	r = accumulator_get(tensor, h, &a);
+	if (!r)
+		r = job_wake_by(job, now_ns + timeout_ns(job));
+	if (!r && may_repeat(a, delivery)) {
+		repeat(a, delivery);
+		return;
+	}
+	if (!r && quota_charge(job->memory.quota, len))
+		r = QUOTA_E_FULL;
+	if (r == QUOTA_E_FULL) {
+		round_over_quota(job, delivery);
+		return;
+	}
+	if (r) {
+		refuse(delivery, r, "job %s: %s", job->owner.name, strerror(-r));
+		return;
+	}
+	if (!fits(a, delivery)) {
+		quota_release(job->memory.quota, len);
+		return;
+	}
+	a->nodes[h->node].delivery = delivery;
+	a->nodes[h->node].charged = len;
+	a->nodes[h->node].since_ns = now_ns;
+	add(a);
+}
+
+/* -- What nodes bring -------------------------------------------------------------------------- */
+
+/* Whether the offered sum has what ours has, and more: they follow one another. */
+static bool is_newer(const struct accumulator *a, const struct data_roll *roll)
+{
+	bool more = !a->sum;
+
+	for (uint32_t i = 0; i < a->job->n_nodes; i++)
+		more |= le64toh(roll->nodes[i]) > a->nodes[i].round;
+	return more;
+}
+
+int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	const struct data_roll *roll = data_roll_of(delivery->payload, h->part_len);
+	struct job *job = tensor->job;
+	struct accumulator *a = NULL;
+	struct block *sum;
+	int r;
+
+	r = accumulator_get(tensor, h, &a);
+	if (r)
+		return r;
+	if (h->part_len != a->header.part_len || h->dtype != a->header.dtype)
+		return error_origin(-EPROTO);
+	if (!is_newer(a, roll))
+		return 0;
+	r = block_new(job->server->params.blocks, h->len, job->memory.quota, &sum);
+	if (r)
+		return r;
+	metric_copy(&job->server->copied, sum->data, delivery->payload, h->len);
+	(void)block_unref(a->sum);
+	a->sum = sum;
+	a->n_contributions = (uint32_t)le64toh(roll->n);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		a->nodes[i].round = le64toh(roll->nodes[i]);
+	return 0;
+}
+
+static void told(struct accumulator *a)
+{
+	for (uint32_t i = 0; i < a->job->n_nodes; i++) {
+		struct accumulator_node *node = &a->nodes[i];
+
+		if (node->delivery && node->delivery->header.round <= node->round)
+			node->added = true;
+	}
+	answer(a);
+	add(a);
+}
+
+/* Without memory for the words it waits for its deadline. */
+static void give_up(struct accumulator *a, uint32_t node, const struct failure *failure)
+{
+	struct accumulator_node *n = &a->nodes[node];
+
+	if (!n->summing) {
+		fail(a, node, failure->status, failure->text);
+		return;
+	}
+	n->gone = n->gone ?: held_new(job_memory(a->job), sizeof(*n->gone));
+	if (n->gone)
+		*n->gone = *failure;
+}
+
+void accumulate_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t round,
+			const struct failure *failure)
+{
+	const struct tensor *tensor = tensor_of(job, key);
+	struct map_entry *entry;
+
+	if (!tensor)
+		return;
+	map_for_each (entry, &tensor->parts) {
+		struct accumulator *a = container_of(entry, struct part, entry)->accumulator;
+		const struct delivery *delivery = a ? a->nodes[node].delivery : NULL;
+
+		if (delivery && delivery->header.round == round)
+			give_up(a, node, failure);
+	}
+}
+
+static void expire(struct accumulator *a, uint32_t node)
+{
+	const struct data_header *h = &a->nodes[node].delivery->header;
+	const char *name = declare_name_of(a->job, h->key);
+	struct seconds_text seconds;
+	struct failure failure;
+	struct node_text text;
+	uint32_t slow;
+	uint64_t all = slowest(a, &slow);
+
+	(void)failure_set(
+		&failure, -ETIMEDOUT,
+		"job %s: tensor %.100s, round %llu: %s came to round %llu only, and not to "
+		"round %llu within %s s",
+		a->job->owner.name, name ? name : "of another home", (unsigned long long)h->round,
+		job_node_text(a->job, slow, &text), (unsigned long long)all,
+		(unsigned long long)needed(a, node),
+		job_seconds_text(a->job->request_timeout_ms, &seconds));
+	fail(a, node, failure.status, failure.text);
+}
+
+/* Answers whom it can; fails those who have waited for too long. */
+void accumulate_visit(struct job *job, struct list *link, uint64_t now_ns)
+{
+	struct accumulator *a = container_of(link, struct accumulator, link);
+
+	if (told_is_complete(job))
+		told(a);
+	if (job->state != JOB_RUNNING)
+		return;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		uint64_t deadline_ns = a->nodes[i].since_ns + timeout_ns(job);
+
+		if (!a->nodes[i].added)
+			continue;
+		if (deadline_ns <= now_ns)
+			expire(a, i);
+		else
+			sweep_until(job, deadline_ns);
+	}
+}
+
+void accumulate_end(struct job *job, struct list *link)
+{
+	struct accumulator *a = container_of(link, struct accumulator, link);
+
+	a->tensor = NULL;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (a->nodes[i].delivery && !a->nodes[i].summing)
+			fail(a, i, job->failure.status, job->failure.text);
+	if (!a->busy)
+		(void)accumulator_free(a);
+}
+
+void accumulate_free(struct job *job)
+{
+	struct accumulator *a, *tmp;
+
+	list_for_each_safe (a, tmp, &job->store.accumulators, link) {
+		for (uint32_t i = 0; i < job->n_nodes; i++)
+			if (a->nodes[i].delivery)
+				fail(a, i, job->failure.status, job->failure.text);
+		(void)accumulator_free(a);
+	}
+}

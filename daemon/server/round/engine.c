@@ -1,0 +1,246 @@
+/*
+ * Where the memory of a result comes from, the sum of a slot's contributions, and what follows
+ * when it is made. round.c starts the engine when all have come, quorum.c when enough have.
+ */
+#include "server/round/engine.h"
+
+#include "base/failpoint.h"
+#include "server/common/set.h"
+#include "server/round/keep.h"
+#include "server/round/quorum.h"
+#include "server/round/round.h"
+#include "server/round/told.h"
+
+/* The sum is there, unless the job has ended meanwhile. */
+static void engine_finish(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	if (job->state == JOB_OVER) {
+		slot_fail(slot, job->failure.status, job->failure.text);
+		job_release(job);
+		return;
+	}
+	part_close(slot->part, slot->header.round);
+	job->n_rounds++;
+	job->n_bytes += slot->header.part_len;
+	metric_count(&job->server->rounds, 1);
+	FAILPOINT("server-summed");
+	if (slot->lender)
+		slot->is_kept_here = delivery_filled(TAKE_PTR(slot->lender));
+	if (job->retention.resume) {
+		keep_finish(slot);
+		return;
+	}
+	if (quorum_applies(slot)) {
+		quorum_finish(slot);
+		return;
+	}
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (slot->from[i])
+			keep_answer(slot, TAKE_PTR(slot->from[i]));
+	}
+	slot_free(slot);
+}
+
+static void engine_run(struct task *task)
+{
+	struct slot *slot = container_of(task, struct slot, task);
+
+	if (slot->copy_from)
+		metric_copy(&slot->job->server->copied, slot->output, slot->copy_from,
+			    slot->header.part_len);
+	else
+		reduce_run(&slot->reduce);
+}
+
+static void engine_done(struct task *task)
+{
+	engine_finish(container_of(task, struct slot, task));
+}
+
+struct reduce_params engine_sum(struct slot *slot, uint32_t divisor)
+{
+	const struct data_header *h = &slot->header;
+
+	return (struct reduce_params){
+		.dtype = h->dtype,
+		.reduction = data_reduction(h->reduction),
+		.outputs = &slot->output,
+		.n_outputs = 1,
+		.divisor = divisor,
+		.scale = data_scale(h->reduction),
+	};
+}
+
+/* All inputs, in the order of nodes; then what came too late for earlier rounds. */
+static void prepare_sum(struct slot *slot)
+{
+	const struct data_header *h = &slot->header;
+	const void **inputs = slot->more_inputs ?: slot->inputs;
+	const struct carried *carried;
+	struct job *job = slot->job;
+	size_t n = 0;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (slot->from[i])
+			inputs[n++] = slot->from[i]->payload;
+	list_for_each (carried, &slot->carried, link)
+		inputs[n++] = carried->payload;
+	slot->reduce = engine_sum(slot, job->size - job->membership.n_gone);
+	slot->reduce.n_elements = h->part_len / dtype_size(h->dtype);
+	slot->reduce.inputs = inputs;
+	slot->reduce.n_inputs = n;
+	metric_count(&job->server->bytes_summed, (uint64_t)h->part_len * n);
+}
+
+/* The one contribution that has data and is passed on as it is. */
+static struct delivery *giver(const struct slot *slot)
+{
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
+		if (slot->from[i] && slot->from[i]->header.len)
+			return slot->from[i];
+	}
+	return NULL;
+}
+
+static bool anyone_wants(const struct slot *slot)
+{
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
+		if (slot->from[i] && set_wants(slot->job, &slot->header, i))
+			return true;
+	}
+	return false;
+}
+
+/*
+ * Memory of a node of this process that keeps the result, which is then kept before anybody has it.
+ * Not where it comes with more than itself, or is sent by RDMA, which knows our own blocks.
+ */
+static struct block *borrow(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct delivery *lender = NULL;
+
+	if (!job->retention.resume || job->membership.elastic || stragglers_any(&job->stragglers))
+		return NULL;
+	for (uint32_t i = 0; i < job->n_nodes; i++) {
+		if (!slot->from[i])
+			continue;
+		if (peer_is_self(slot->from[i]->peer))
+			lender = slot->from[i];
+		else if (peer_takes_direct(slot->from[i]->peer, slot->header.part_len))
+			return NULL;
+	}
+	slot->result = lender ? delivery_lend(lender, slot->header.part_len) : NULL;
+	slot->lender = slot->result ? lender : NULL;
+	return slot->result;
+}
+
+/*
+ * A contribution's, which is read for the sum anyway. Not where what was contributed may be asked
+ * for later, or the result is longer.
+ */
+static struct block *share(struct slot *slot)
+{
+	struct job *job = slot->job;
+
+	for (uint32_t i = 0; i < job->n_nodes && !stragglers_any(&job->stragglers); i++) {
+		if (!slot->from[i] || !delivery_is_own(slot->from[i]))
+			continue;
+		slot->is_shared = true;
+		return slot->result = block_ref(slot->from[i]->payload_block);
+	}
+	return NULL;
+}
+
+/*
+ * Where the result comes from. Sets slot->result, and slot->copy_from or the sum's parameters if it
+ * has yet to be made. Returns 0, QUOTA_E_FULL, or -ENOMEM.
+ */
+static int prepare(struct slot *slot, bool *ret_made)
+{
+	struct job *job = slot->job;
+	struct delivery *from = NULL;
+	int r;
+
+	*ret_made = true;
+	if (!slot->header.part_len || !anyone_wants(slot))
+		return 0;
+	if (!set_reduces(&slot->header)) {
+		from = giver(slot);
+		if (from->payload_block && from->payload_block->data == from->payload) {
+			slot->result = block_ref(from->payload_block);
+			slot->is_shared = true;
+			return 0;
+		}
+	}
+	r = from || !(borrow(slot) ?: share(slot))
+		    ? block_new(job->server->params.blocks, told_result_len(job, &slot->header),
+				job->memory.quota, &slot->result)
+		    : 0;
+	if (r)
+		return r;
+	*ret_made = false;
+	slot->output = slot->result->data;
+	if (from)
+		slot->copy_from = from->payload;
+	else
+		prepare_sum(slot);
+	return 0;
+}
+
+static void fail_whole(struct slot *slot, int r)
+{
+	struct job *job = slot->job;
+	struct failure failure = { 0 };
+
+	if (r == QUOTA_E_FULL) {
+		(void)failure_set(
+			&failure, -EDQUOT,
+			"job %s: a server may hold %llu bytes for it, its job_quota, and "
+			"a result does not fit: raise job_quota, or have fewer operations "
+			"in flight",
+			job->owner.name, (unsigned long long)job->server->params.job_quota_bytes);
+		job_fail(job, &failure, NULL);
+		return;
+	}
+	(void)failure_set(&failure, r, "job %s: a result: %s", job->owner.name, strerror(-r));
+	/* Those who had contributed that to earlier rounds were told that it was taken. */
+	quorum_undo(slot);
+	round_refused(job, &slot->header, &failure);
+}
+
+void engine_start(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct server *server = job->server;
+	uint64_t bytes = slot->header.part_len;
+	bool made;
+	int r;
+
+	slot->n_gone |= job->membership.n_gone;
+	r = quorum_prepare(slot);
+	if (!r)
+		r = prepare(slot, &made);
+	if (r) {
+		fail_whole(slot, r);
+		return;
+	}
+	quorum_call_roll(slot);
+	slot_sum(slot);
+	slot->task.run = engine_run;
+	slot->task.done = engine_done;
+	if (made) {
+		engine_finish(slot);
+		return;
+	}
+	if (set_reduces(&slot->header))
+		bytes *= job->n_nodes;
+	slot->task.flow = job->number;
+	slot->task.cost = bytes;
+	if (bytes > server->params.inline_bytes && !pool_post(server->params.pool, &slot->task))
+		return;
+	engine_run(&slot->task);
+	engine_finish(slot);
+}

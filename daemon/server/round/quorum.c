@@ -1,0 +1,510 @@
+/*
+ * Rounds of a job with a quorum: when a slot may close without all nodes, what happens to what
+ * comes too late, and contributor sets. round.c, engine.c and keep.c come here where a job has a
+ * quorum.
+ */
+#include "server/round/quorum.h"
+
+#include "base/clock.h"
+#include "base/failpoint.h"
+#include "server/round/engine.h"
+#include "server/round/keep.h"
+#include "server/round/round.h"
+#include "server/round/told.h"
+
+/* Rounds that one node may be behind in a job that outlives its daemons: a roll has 64. */
+#define BEHIND_MAX 60u
+/* Slots of a part that are looked at at once, when one of them may go on; more are the sweep's. */
+#define READY_MAX 64
+
+static uint64_t wait_ns(const struct job *job)
+{
+	return job->stragglers.quorum_timeout_ms * NSEC_PER_MSEC;
+}
+
+bool quorum_applies(const struct slot *slot)
+{
+	const struct data_header *h = &slot->header;
+	uint32_t quorum = slot->job->stragglers.quorum;
+	unsigned reduction = data_reduction(h->reduction);
+
+	/* A minimum that comes late would stand for a round that is over. */
+	return quorum && quorum < slot->job->n_nodes && h->operation == OPERATION_PUSH_PULL &&
+	       reduction != REDUCTION_MIN && reduction != REDUCTION_MAX && !h->waits_for_all;
+}
+
+/* Whether a node would fall behind further than it may, if this round went on without it. */
+static bool is_behind(const struct slot *slot, uint32_t node)
+{
+	uint32_t max = slot->job->stragglers.staleness ?: QUORUM_BEHIND;
+
+	if (slot->job->retention.resume)
+		max = MIN(max, BEHIND_MAX);
+	return slot->part->behind[node] >= max;
+}
+
+void quorum_count(struct slot *slot)
+{
+	for (uint32_t i = 0; slot->job->stragglers.quorum && i < slot->job->n_nodes; i++) {
+		bool behind = !slot->acked[i] && (slot->late || (slot->kept && !slot->number[i]));
+
+		if (behind != slot->behind[i])
+			slot->part->behind[i] += behind ? 1 : UINT32_MAX;
+		slot->behind[i] = behind;
+	}
+}
+
+bool quorum_is_ready(const struct slot *slot)
+{
+	const struct job *job = slot->job;
+
+	if (!quorum_applies(slot) || slot->summing || !told_is_complete(job) ||
+	    slot->n_here < job->stragglers.quorum ||
+	    (wait_ns(job) && clock_now_ns() < slot->since_ns + wait_ns(job)))
+		return false;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (!slot->from[i] && is_behind(slot, i))
+			return false;
+	return true;
+}
+
+/* -- What is carried --------------------------------------------------------------------------- */
+
+static void carried_free(struct job *job, struct carried *carried)
+{
+	list_remove(&carried->link);
+	quota_release(job->memory.quota, carried->charged);
+	(void)block_unref(carried->block);
+	free(carried);
+}
+
+void quorum_drop(struct job *job, struct list *list)
+{
+	struct carried *carried, *tmp;
+
+	list_for_each_safe (carried, tmp, list, link)
+		carried_free(job, carried);
+}
+
+static bool comes_before(const struct data_header *a, const struct data_header *b)
+{
+	return a->round < b->round || (a->round == b->round && a->node < b->node);
+}
+
+/*
+ * By round, then by node: what it becomes part of does not depend on who of them came first. Mostly
+ * they come in that order.
+ */
+static void carried_add(struct list *list, struct carried *carried)
+{
+	struct list *after = list->prev;
+
+	while (after != list &&
+	       comes_before(&carried->header, &container_of(after, struct carried, link)->header))
+		after = after->prev;
+	list_insert_before(after->next, &carried->link);
+}
+
+/*
+ * Keeps the contribution of a delivery that is about to be answered. What was lent is the
+ * trainer's, and copied.
+ */
+static int carry(struct part *part, struct job *job, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct carried *carried;
+	uint64_t len;
+	int r = 0;
+
+	if (!h->len)
+		return 0;
+	len = sizeof(*carried) + (delivery->payload_block ? h->len : 0);
+	if (quota_charge(job->memory.quota, len))
+		return QUOTA_E_FULL;
+	carried = calloc(1, sizeof(*carried));
+	if (!carried) {
+		quota_release(job->memory.quota, len);
+		return error_origin(-ENOMEM);
+	}
+	carried->header = *h;
+	carried->charged = len;
+	if (delivery->payload_block) {
+		carried->block = block_ref(delivery->payload_block);
+		carried->payload = delivery->payload;
+	} else {
+		r = block_new(job->server->params.blocks, h->len, job->memory.quota,
+			      &carried->block);
+	}
+	list_init(&carried->link);
+	if (r) {
+		carried_free(job, carried);
+		return r;
+	}
+	if (!delivery->payload_block) {
+		metric_copy(&job->server->copied, carried->block->data, delivery->payload, h->len);
+		carried->payload = carried->block->data;
+	}
+	carried_add(&part->carried, carried);
+	metric_count(&job->server->carried, 1);
+	return 0;
+}
+
+/* -- Who is in what ---------------------------------------------------------------------------- */
+
+static int roll_get(struct part *part, struct job *job)
+{
+	uint64_t len = job->n_nodes * sizeof(part->roll[0]);
+
+	if (part->roll)
+		return 0;
+	if (quota_charge(job->memory.quota, len))
+		return QUOTA_E_FULL;
+	part->roll = calloc(job->n_nodes, sizeof(part->roll[0]));
+	if (!part->roll) {
+		quota_release(job->memory.quota, len);
+		return error_origin(-ENOMEM);
+	}
+	job->memory.charged_parts += len;
+	return 0;
+}
+
+static bool roll_reaches(const struct part *part, uint64_t round)
+{
+	return round <= part->roll_round && part->roll_round - round < 64;
+}
+
+static bool roll_has(const struct part *part, uint32_t node, uint64_t round)
+{
+	return part->roll && roll_reaches(part, round) &&
+	       part->roll[node] >> (part->roll_round - round) & 1;
+}
+
+static void roll_add(struct part *part, uint32_t node, uint64_t round)
+{
+	if (roll_reaches(part, round))
+		part->roll[node] |= UINT64_C(1) << (part->roll_round - round);
+}
+
+static void roll_advance(struct part *part, uint32_t n_nodes, uint64_t round)
+{
+	uint64_t by = round - part->roll_round;
+
+	if (round <= part->roll_round)
+		return;
+	for (uint32_t i = 0; i < n_nodes; i++)
+		part->roll[i] = by < 64 ? part->roll[i] << by : 0;
+	part->roll_round = round;
+}
+
+void quorum_call_roll(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct part *part = slot->part;
+	const struct carried *carried;
+	struct data_roll *roll;
+
+	if (!slot->result || !told_has_roll(job, &slot->header))
+		return;
+	roll_advance(part, job->n_nodes, slot->header.round);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (slot->from[i])
+			roll_add(part, i, slot->header.round);
+	list_for_each (carried, &slot->carried, link)
+		roll_add(part, carried->header.node, carried->header.round);
+	roll = data_roll_of(slot->result->data, slot->header.part_len);
+	roll->n = slot->n_here + slot->n_carried;
+	roll->round = part->roll_round;
+	memcpy(roll->nodes, part->roll, job->n_nodes * sizeof(roll->nodes[0]));
+	data_roll_swap(roll, job->n_nodes);
+}
+
+static bool is_carried(const struct part *part, const struct data_header *h)
+{
+	const struct list *at = part->carried.prev;
+
+	while (at != &part->carried &&
+	       comes_before(h, &container_of(at, struct carried, link)->header))
+		at = at->prev;
+	return at != &part->carried &&
+	       !comes_before(&container_of(at, struct carried, link)->header, h);
+}
+
+int quorum_catch(struct slot *slot, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+
+	if (roll_has(slot->part, h->node, h->round) || is_carried(slot->part, h))
+		return 0;
+	return carry(slot->part, slot->job, delivery);
+}
+
+int quorum_offer(struct tensor *tensor, const struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct job *job = tensor->job;
+	const struct data_roll *roll;
+	struct part *part;
+	int r;
+
+	r = part_get(tensor, h, &part);
+	if (!r)
+		r = roll_get(part, job);
+	if (r)
+		return r;
+	roll = data_roll_of(delivery->payload, h->part_len);
+	if (le64toh(roll->round) <= part->roll_round)
+		return 0;
+	part->roll_round = le64toh(roll->round);
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		part->roll[i] = le64toh(roll->nodes[i]);
+	return 0;
+}
+
+int quorum_offer_late(struct tensor *tensor, const struct delivery *delivery)
+{
+	struct part *part;
+	int r;
+
+	r = part_get(tensor, &delivery->header, &part);
+	if (!r)
+		r = roll_get(part, tensor->job);
+	if (!r && !is_carried(part, &delivery->header))
+		r = carry(part, tensor->job, delivery);
+	return r;
+}
+
+static bool fits(const struct carried *carried, const struct data_header *h)
+{
+	const struct data_header *c = &carried->header;
+
+	return c->total == h->total && c->offset == h->offset && c->part_len == h->part_len &&
+	       c->reduction == h->reduction && c->dtype == h->dtype;
+}
+
+static bool reduces_same(const struct slot *slot)
+{
+	return slot->job->stragglers.quorum && slot->header.operation == OPERATION_PUSH_PULL;
+}
+
+int quorum_prepare(struct slot *slot)
+{
+	struct carried *carried, *tmp;
+
+	if (!reduces_same(slot))
+		return 0;
+	if (told_has_roll(slot->job, &slot->header)) {
+		int r = roll_get(slot->part, slot->job);
+
+		if (r)
+			return r;
+	}
+	list_for_each_safe (carried, tmp, &slot->part->carried, link) {
+		if (!fits(carried, &slot->header))
+			continue;
+		list_remove(&carried->link);
+		list_push_back(&slot->carried, &carried->link);
+		slot->n_carried++;
+	}
+	if (!slot->n_carried)
+		return 0;
+	slot->more_inputs = held_new(job_memory(slot->job), (slot->job->n_nodes + slot->n_carried) *
+								    sizeof(slot->more_inputs[0]));
+	return slot->more_inputs ? 0 : error_origin(-errno);
+}
+
+void quorum_undo(struct slot *slot)
+{
+	struct carried *carried, *tmp;
+
+	list_for_each_safe (carried, tmp, &slot->carried, link) {
+		list_remove(&carried->link);
+		carried_add(&slot->part->carried, carried);
+	}
+	slot->n_carried = 0;
+}
+
+/* -- Results ----------------------------------------------------------------------------------- */
+
+void quorum_failed(struct job *job, struct delivery *delivery, int r)
+{
+	struct failure failure;
+
+	if (r == QUOTA_E_FULL) {
+		round_over_quota(job, delivery);
+		return;
+	}
+	(void)failure_set(&failure, r, "job %s: a contribution that came late: %s", job->owner.name,
+			  strerror(-r));
+	delivery_fail(delivery, r, failure.text);
+	job_fail(job, &failure, NULL);
+}
+
+/* Returns false when the job is over, or its last node has come: the slot is gone then. */
+static bool answer(struct slot *slot, struct delivery *delivery, bool late)
+{
+	uint32_t node = delivery->header.node;
+	int r = late ? carry(slot->part, slot->job, delivery) : 0;
+
+	if (r) {
+		quorum_failed(slot->job, delivery, r);
+		return false;
+	}
+	keep_answer(slot, delivery);
+	slot->acked[node] = true;
+	quorum_count(slot);
+	if (++slot->n_acked < slot->n_expected)
+		return true;
+	slot_free(slot);
+	return false;
+}
+
+/* From the pool: it waits for those who have not come. */
+static void slot_wait(struct slot *slot)
+{
+	struct job *job = slot->job;
+	uint64_t own = slot_len(job);
+
+	slot_move(slot, &job->store.late);
+	job->store.n_summing--;
+	slot->held = slot->late = true;
+	quorum_count(slot);
+	/* The contributions go; the result is charged by itself. */
+	quota_release(job->memory.quota, slot->charged - own);
+	slot->charged = own;
+}
+
+void quorum_finish(struct slot *slot)
+{
+	uint32_t n_nodes = slot->job->n_nodes;
+
+	quorum_drop(slot->job, &slot->carried);
+	slot_wait(slot);
+	FAILPOINT("server-quorum-closed");
+	for (uint32_t i = 0; i < n_nodes; i++)
+		if (slot->from[i] && !answer(slot, TAKE_PTR(slot->from[i]), slot->came_late[i]))
+			return;
+}
+
+/*
+ * The first slot of a part that may go on. *ret_more: there are others that have not been looked
+ * at.
+ */
+static struct slot *first_ready(const struct part *part, bool *ret_more)
+{
+	struct slot *slot;
+	unsigned n = 0;
+
+	list_for_each (slot, &part->slots, in_part) {
+		if (quorum_is_ready(slot))
+			return slot;
+		if (++n < READY_MAX)
+			continue;
+		*ret_more = true;
+		return NULL;
+	}
+	return NULL;
+}
+
+/* Starts what may go on of a part; the caller holds the job, which may end on the way. */
+static void start_ready(struct job *job, const struct part *part)
+{
+	struct slot *slot;
+	bool more = false;
+
+	while (job->state == JOB_RUNNING && (slot = first_ready(part, &more)))
+		engine_start(slot);
+	if (job->state == JOB_RUNNING && more)
+		sweep(job, SWEEP_TIME);
+}
+
+void quorum_late(struct slot *slot, struct delivery *delivery)
+{
+	uint32_t node = delivery->header.node;
+	struct job *job = slot->job;
+	struct part *part = slot->part;
+
+	if (!slot->late) {
+		slot->from[node] = delivery;
+		slot->came_late[node] = true;
+		return;
+	}
+	job_hold(job);
+	(void)answer(slot, delivery, true);
+	/* A round that waited for somebody who was too far behind. */
+	start_ready(job, part);
+	job_let_go(job);
+}
+
+void quorum_again(struct slot *slot, struct delivery *delivery)
+{
+	struct job *job = slot->job;
+	const struct part *part = slot->part;
+
+	job_hold(job);
+	keep_again(slot, delivery);
+	if (job->stragglers.quorum)
+		start_ready(job, part);
+	job_let_go(job);
+}
+
+/* -- All nodes have offered what they keep ----------------------------------------------------- */
+
+/*
+ * Of what a node had contributed too late, what another has seen in a result since. Returns false
+ * when that cannot be told.
+ */
+static bool drop_known(struct job *job, struct part *part)
+{
+	struct carried *carried, *tmp;
+
+	list_for_each_safe (carried, tmp, &part->carried, link) {
+		const struct data_header *h = &carried->header;
+
+		if (roll_has(part, h->node, h->round))
+			carried_free(job, carried);
+		else if (h->round <= part->roll_round && !roll_reaches(part, h->round))
+			return false;
+	}
+	return true;
+}
+
+static void fail_unknown(struct job *job, const struct tensor *tensor)
+{
+	const char *name = declare_name_of(job, tensor->key);
+	struct failure failure;
+
+	(void)failure_set(&failure, -ECONNRESET,
+			  "job %s: tensor %.100s: a server was lost, and a contribution that had "
+			  "come too late was not used for so long that nobody knows whether it is "
+			  "in a result: use one kind of reduction for one tensor",
+			  job->owner.name, name ? name : "of another home");
+	job_fail(job, &failure, NULL);
+}
+
+bool quorum_told(struct job *job)
+{
+	struct map_entry *tensor_entry, *part_entry;
+
+	map_for_each (tensor_entry, &job->store.tensors) {
+		struct tensor *tensor = container_of(tensor_entry, struct tensor, entry);
+
+		map_for_each (part_entry, &tensor->parts) {
+			if (drop_known(job, container_of(part_entry, struct part, entry)))
+				continue;
+			fail_unknown(job, tensor);
+			return false;
+		}
+	}
+	return true;
+}
+
+/* -- Time -------------------------------------------------------------------------------------- */
+
+/* One that is older waits for contributions. */
+void quorum_until(const struct slot *slot, uint64_t now_ns)
+{
+	struct job *job = slot->job;
+
+	if (quorum_applies(slot) && slot->since_ns + wait_ns(job) > now_ns)
+		sweep_until(job, slot->since_ns + wait_ns(job));
+}

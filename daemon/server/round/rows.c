@@ -1,0 +1,580 @@
+/*
+ * The lists of a round of push_pull_rows: pieces in, the merge, pieces out, and what is held in
+ * between. round.c brings the pieces of contributions, server.c the calls that pull.
+ */
+#include "server/round/rows.h"
+#include "server/round/engine.h"
+
+#include "base/failpoint.h"
+#include "server/round/round.h"
+
+/* -- What comes -------------------------------------------------------------------------------- */
+
+int rows_parse(const struct job *job, struct delivery *delivery, struct data_piece *ret_piece,
+	       struct failure *failure)
+{
+	struct data_header *h = &delivery->header;
+	const char *why = "it lent its payload";
+
+	if (!delivery->payload_block || data_rows_parse(h, delivery->payload, ret_piece, &why))
+		return failure_set(failure, -EPROTO, "job %s: push_pull_rows of node %u: %s",
+				   job->owner.name, h->node, why);
+	h->part = 0;
+	h->offset = 0;
+	h->part_len = (uint32_t)ret_piece->row_len;
+	h->total = ret_piece->list.rows * ret_piece->row_len;
+	return 0;
+}
+
+bool rows_has(const struct slot *slot, uint32_t node, uint32_t part)
+{
+	const struct rows_node *from = slot->rows ? &slot->rows->nodes[node] : NULL;
+
+	return from && part < from->n_pieces && from->blocks[part];
+}
+
+static int slot_charge(struct slot *slot, uint64_t len)
+{
+	if (quota_charge(slot->job->memory.quota, len))
+		return QUOTA_E_FULL;
+	slot->charged += len;
+	return 0;
+}
+
+static int rows_new(struct slot *slot, const struct data_piece *piece, uint64_t charged)
+{
+	struct job *job = slot->job;
+	size_t len = sizeof(*slot->rows) + job->n_nodes * sizeof(slot->rows->nodes[0]);
+
+	if (quota_charge(job->memory.quota, len))
+		return QUOTA_E_FULL;
+	slot->rows = calloc(1, len);
+	if (!slot->rows) {
+		quota_release(job->memory.quota, len);
+		return error_origin(-ENOMEM);
+	}
+	slot->rows->charged = len;
+	slot->rows->slot_len = slot->charged - charged;
+	slot->rows->list = piece->list;
+	slot->rows->row_len = piece->row_len;
+	return 0;
+}
+
+/* Room for as many pieces as the list has. */
+static int node_begin(struct slot *slot, struct rows_node *from, const struct data_piece *piece)
+{
+	uint64_t n_pieces = piece->n_pieces, len;
+
+	if (MUL_OVERFLOW(n_pieces, sizeof(*from->pieces) + sizeof(*from->blocks), &len) ||
+	    slot_charge(slot, len))
+		return QUOTA_E_FULL;
+	from->pieces = calloc(n_pieces, sizeof(*from->pieces));
+	from->blocks = calloc(n_pieces, sizeof(struct block *));
+	if (!from->pieces || !from->blocks) {
+		free(TAKE_PTR(from->pieces));
+		free(TAKE_PTR(from->blocks));
+		return error_origin(-ENOMEM);
+	}
+	from->n_pieces = n_pieces;
+	from->charged = len;
+	from->n = piece->list.n;
+	from->step = piece->list.step;
+	return 0;
+}
+
+static void free_blocks(struct rows_node *from)
+{
+	for (uint64_t k = 0; k < from->n_pieces && from->blocks; k++)
+		(void)block_unref(from->blocks[k]);
+	free(TAKE_PTR(from->blocks));
+	free(TAKE_PTR(from->pieces));
+}
+
+static void answer_empty(struct delivery *delivery)
+{
+	struct data_header header = delivery->header;
+
+	header.op = DATA_RESULT;
+	header.len = header.part_len = 0;
+	header.total = 0;
+	delivery_answer(delivery, &header, NULL, NULL);
+}
+
+int rows_take(struct slot *slot, struct delivery *delivery, const struct data_piece *piece,
+	      uint32_t part, unsigned flags, bool *ret_complete)
+{
+	uint32_t node = delivery->header.node;
+	struct rows_node *from;
+	int r = 0;
+
+	if (!slot->rows)
+		r = rows_new(slot, piece, delivery->header.len);
+	from = r ? NULL : &slot->rows->nodes[node];
+	if (from && !from->n_pieces)
+		r = node_begin(slot, from, piece);
+	if (r)
+		return r;
+	if (from->n != piece->list.n || from->step != piece->list.step)
+		return error_origin(-EPROTO);
+
+	from->blocks[part] = block_ref(delivery->payload_block);
+	from->pieces[part] = (struct reduce_piece){ piece->rows, piece->values, piece->n };
+	from->charged += delivery->header.len;
+	from->gone = flags & DATA_ROWS_HAS;
+	FAILPOINT("server-rows-taken");
+	if (part == from->n_pieces - 1 && !from->gone)
+		from->last = delivery;
+	else
+		answer_empty(delivery);
+	*ret_complete = ++from->n_here == from->n_pieces;
+	if (*ret_complete)
+		slot->from[node] = TAKE_PTR(from->last);
+	return 0;
+}
+
+/* -- The merge --------------------------------------------------------------------------------- */
+
+/* In the pool: room for so many rows, in pieces; heads are filled. */
+static int make_results(struct slot *slot, uint64_t n)
+{
+	struct rows *rows = slot->rows;
+	struct job *job = slot->job;
+	/* A node may ask for longer pieces than a message takes. */
+	uint32_t step = MIN(rows->list.step, data_rows_step(DATA_PAYLOAD_MAX, rows->row_len));
+	uint64_t n_pieces = MAX((n + step - 1) / step, UINT64_C(1)), left = n;
+	int r;
+
+	if (quota_charge(job->memory.quota, n_pieces * sizeof(struct block *)))
+		return QUOTA_E_FULL;
+	rows->charged += n_pieces * sizeof(struct block *);
+	rows->results = calloc(n_pieces, sizeof(struct block *));
+	if (!rows->results)
+		return -ENOMEM;
+	for (; rows->n_results < n_pieces; rows->n_results++) {
+		struct data_rows head = rows->list;
+		uint64_t here = MIN(left, (uint64_t)step);
+
+		r = block_new(job->server->params.blocks, data_rows_len(here, rows->row_len),
+			      job->memory.quota, &rows->results[rows->n_results]);
+		if (r)
+			return r;
+		head.n = n;
+		head.step = step;
+		data_rows_encode(&head);
+		memcpy(rows->results[rows->n_results]->data, &head, sizeof(head));
+		left -= here;
+	}
+	return 0;
+}
+
+/* In the pool: the union of the lists, each row's values in the order of nodes. */
+static void fill_results(struct slot *slot, uint64_t n, uint32_t step)
+{
+	struct rows *rows = slot->rows;
+	struct reduce_merge merge;
+	struct reduce_params sum = engine_sum(slot, slot->job->size);
+
+	sum.n_elements = rows->list.width;
+	sum.inputs = slot->inputs;
+	reduce_merge_start(&merge, rows->lists, slot->job->n_nodes, rows->row_len, rows->cursors);
+	for (uint64_t i = 0; i < n; i++) {
+		char *data = rows->results[i / step]->data;
+		uint64_t first = i / step * step, here = MIN(n - first, (uint64_t)step);
+		int64_t *numbers = (int64_t *)(data + sizeof(struct data_rows));
+
+		sum.n_inputs = reduce_merge_next(&merge, &numbers[i - first], slot->inputs);
+		slot->output = (char *)(numbers + here) + (i - first) * rows->row_len;
+		reduce_run(&sum);
+	}
+}
+
+static void rows_run(struct task *task)
+{
+	struct slot *slot = container_of(task, struct slot, task);
+	struct rows *rows = slot->rows;
+	struct reduce_merge merge;
+	struct data_rows head;
+	uint64_t n = 0;
+	int64_t row;
+
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
+		rows->lists[i] =
+			(struct reduce_list){ rows->nodes[i].pieces, rows->nodes[i].n_pieces };
+		if (!reduce_list_valid(&rows->lists[i], rows->list.rows)) {
+			rows->bad_node = i;
+			rows->status = -EINVAL;
+			return;
+		}
+	}
+	reduce_merge_start(&merge, rows->lists, slot->job->n_nodes, rows->row_len, rows->cursors);
+	while (reduce_merge_next(&merge, &row, slot->inputs))
+		n++;
+	rows->status = make_results(slot, n);
+	if (rows->status)
+		return;
+	memcpy(&head, rows->results[0]->data, sizeof(head));
+	data_rows_decode(&head);
+	fill_results(slot, n, head.step);
+}
+
+/* -- What goes --------------------------------------------------------------------------------- */
+
+static void fail_merge(struct slot *slot)
+{
+	struct job *job = slot->job;
+	struct data_header header = slot->header;
+	int status = slot->rows->status;
+	struct failure failure = { 0 };
+	struct node_text node;
+
+	if (status == QUOTA_E_FULL)
+		(void)failure_set(&failure, -EDQUOT,
+				  "job %s: a server may hold %llu bytes for it, its job_quota, and "
+				  "a result does not fit: raise job_quota, or have fewer "
+				  "operations in flight",
+				  job->owner.name,
+				  (unsigned long long)job->server->params.job_quota_bytes);
+	else if (status == -EINVAL)
+		(void)failure_set(&failure, -EINVAL,
+				  "job %s: push_pull_rows: the rows of %s are not in order, or "
+				  "not of the table",
+				  job->owner.name, job_node_text(job, slot->rows->bad_node, &node));
+	else
+		(void)failure_set(&failure, status, "job %s: a result: %s", job->owner.name,
+				  strerror(-status));
+	slot_fail(slot, failure.status, failure.text);
+	if (status == QUOTA_E_FULL)
+		job_fail(job, &failure, NULL);
+	else
+		round_refused(job, &header, &failure);
+}
+
+static void answer_piece(const struct slot *slot, struct delivery *delivery, uint64_t number)
+{
+	struct block *block = slot->rows->results[number];
+	struct data_header header = delivery->header;
+
+	header.op = DATA_RESULT;
+	header.part = (uint32_t)number;
+	header.offset = 0;
+	header.len = header.part_len = (uint32_t)block->len;
+	header.total = block->len;
+	delivery_answer(delivery, &header, block, NULL);
+}
+
+/* What the nodes brought is of no use any more. */
+static void release_inputs(struct slot *slot)
+{
+	struct rows *rows = slot->rows;
+	struct job *job = slot->job;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		free_blocks(&rows->nodes[i]);
+	free(TAKE_PTR(rows->lists));
+	free(TAKE_PTR(rows->cursors));
+	quota_release(job->memory.quota, slot->charged - rows->slot_len);
+	slot->charged = rows->slot_len;
+}
+
+/* Frees it when every node has all, or wants no more. */
+static void release_held(struct slot *slot)
+{
+	const struct rows *rows = slot->rows;
+	const struct job *job = slot->job;
+
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (!rows->nodes[i].gone && !job->nodes[i].left &&
+		    (job->retention.resume || rows->nodes[i].n_pulled < rows->n_results - 1))
+			return;
+	slot_free(slot);
+}
+
+/*
+ * Of a job that outlives its daemons' processes: to a node that may have been answered before, and
+ * has not got it.
+ */
+static void answer_held(struct slot *slot, struct delivery *delivery)
+{
+	slot->rows->nodes[delivery->header.node].gone = false;
+	answer_piece(slot, delivery, 0);
+}
+
+static void answer_all(struct slot *slot)
+{
+	const uint64_t *past = slot->round->tensor->past;
+	struct rows *rows = slot->rows;
+	struct delivery *again;
+
+	for (uint32_t i = 0; slot->job->retention.resume && i < slot->job->n_nodes; i++)
+		rows->nodes[i].gone |= past[i] >= slot->header.round;
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++)
+		if (slot->from[i]) {
+			answer_piece(slot, TAKE_PTR(slot->from[i]), 0);
+			FAILPOINT("server-rows-answered");
+		}
+	while ((again = list_first(&slot->again, struct delivery, link))) {
+		list_remove(&again->link);
+		answer_held(slot, again);
+	}
+	if (rows->n_results > 1 || slot->job->retention.resume) {
+		slot_hold(slot);
+		release_held(slot);
+	} else {
+		slot_free(slot);
+	}
+}
+
+static void rows_finish(struct slot *slot)
+{
+	struct rows *rows = slot->rows;
+	struct job *job = slot->job;
+
+	if (job->state == JOB_OVER) {
+		slot_fail(slot, job->failure.status, job->failure.text);
+		job_release(job);
+		return;
+	}
+	if (rows->status) {
+		fail_merge(slot);
+		return;
+	}
+	release_inputs(slot);
+	part_close(slot->part, slot->header.round);
+	job->n_rounds++;
+	metric_count(&job->server->rounds, 1);
+	for (uint64_t i = 0; i < rows->n_results; i++)
+		job->n_bytes += rows->results[i]->len;
+	FAILPOINT("server-rows-merged");
+	answer_all(slot);
+}
+
+static void rows_done(struct task *task)
+{
+	rows_finish(container_of(task, struct slot, task));
+}
+
+void rows_start(struct slot *slot)
+{
+	struct rows *rows = slot->rows;
+	struct job *job = slot->job;
+	uint64_t bytes = 0;
+
+	/* All have the result: another daemon's loss was behind it. */
+	if (rows_is_idle(slot)) {
+		part_close(slot->part, slot->header.round);
+		slot_free(slot);
+		return;
+	}
+	slot_sum(slot);
+	slot->task.run = rows_run;
+	slot->task.done = rows_done;
+	rows->lists = calloc(job->n_nodes, sizeof(*rows->lists));
+	rows->cursors = calloc(job->n_nodes, sizeof(*rows->cursors));
+	if (!rows->lists || !rows->cursors) {
+		rows->status = -ENOMEM;
+		fail_merge(slot);
+		return;
+	}
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		for (uint64_t k = 0; k < rows->nodes[i].n_pieces; k++)
+			bytes += data_rows_len(rows->nodes[i].pieces[k].n, rows->row_len);
+	metric_count(&job->server->bytes_summed, bytes);
+	slot->task.flow = job->number;
+	slot->task.cost = bytes;
+	if (bytes > job->server->params.inline_bytes &&
+	    !pool_post(job->server->params.pool, &slot->task))
+		return;
+	rows_run(&slot->task);
+	rows_finish(slot);
+}
+
+/* -- What is held until it has been pulled ----------------------------------------------------- */
+
+static struct slot *held_find(const struct job *job, const struct data_header *h)
+{
+	const struct data_header first = { .block = h->block };
+	const struct tensor *tensor = tensor_of(job, h->key);
+	const struct part *part = tensor ? part_find(tensor, &first) : NULL;
+	struct slot *slot = part ? slot_find(part, h->round) : NULL;
+
+	return slot && slot->held && slot->rows ? slot : NULL;
+}
+
+void rows_pull(struct job *job, struct delivery *delivery)
+{
+	const struct data_header *h = &delivery->header;
+	struct slot *slot = held_find(job, h);
+	struct rows_node *node = slot ? &slot->rows->nodes[h->node] : NULL;
+
+	/* Who pulls a piece twice will miss another: pieces are counted, not remembered. */
+	if (!node || node->gone ||
+	    (!job->retention.resume && node->n_pulled >= slot->rows->n_results - 1)) {
+		refuse(delivery, -ESTALE,
+		       "job %s: tensor number %llu, round %llu, block %u: its result is not held",
+		       job->owner.name, (unsigned long long)h->key, (unsigned long long)h->round,
+		       h->block);
+		return;
+	}
+	if (h->part >= slot->rows->n_results) {
+		refuse(delivery, -EPROTO, "job %s: a result of %llu pieces has no piece %u",
+		       job->owner.name, (unsigned long long)slot->rows->n_results, h->part);
+		return;
+	}
+	node->n_pulled++;
+	answer_piece(slot, delivery, h->part);
+	FAILPOINT("server-rows-pulled");
+	release_held(slot);
+}
+
+void rows_give_up(struct job *job, uint32_t node, uint64_t key, uint64_t number)
+{
+	const struct tensor *tensor = tensor_of(job, key);
+	struct round *round = tensor ? round_find(tensor, number) : NULL;
+	struct slot *slot, *next;
+
+	if (!round)
+		return;
+	/* It goes with its last slot, and not under our feet. */
+	round->pinned = true;
+	list_for_each_safe (slot, next, &round->slots, in_round) {
+		if (!slot->rows || !slot->summing)
+			continue;
+		slot->rows->nodes[node].gone = true;
+		if (slot->held)
+			release_held(slot);
+	}
+	round->pinned = false;
+	round_put(round);
+}
+
+void rows_visit(struct job *job, struct list *link, uint64_t now_ns)
+{
+	(void)job;
+	(void)now_ns;
+	release_held(container_of(link, struct slot, in_job));
+}
+
+/* -- What comes again -------------------------------------------------------------------------- */
+
+/* The call of a last piece, in the place of one that was lost. */
+static void wait_again(struct slot *slot, struct delivery *delivery)
+{
+	struct rows_node *from = &slot->rows->nodes[delivery->header.node];
+	struct delivery **place =
+		from->n_here == from->n_pieces ? &slot->from[delivery->header.node] : &from->last;
+	struct delivery *old = *place;
+
+	*place = delivery;
+	from->gone = false;
+	if (old)
+		delivery_fail(old, -ECONNRESET, "the node contributes again");
+}
+
+bool rows_again(struct tensor *tensor, struct delivery *delivery, const struct data_piece *piece,
+		uint32_t part, unsigned flags)
+{
+	const struct data_header *h = &delivery->header;
+	struct part *known = part_find(tensor, h);
+	struct slot *slot = known ? slot_find(known, h->round) : NULL;
+	bool waits = part == piece->n_pieces - 1 && !(flags & DATA_ROWS_HAS);
+
+	/*
+	 * Who has the result of a round can be told nothing about it; what others lack of it they
+	 * do not get from one that has left.
+	 */
+	if ((flags & DATA_ROWS_HAS) &&
+	    (tensor_failed(tensor, h->round) || (slot && slot->held) ||
+	     (!slot && ((known && part_is_closed(known, h->round)) || tensor->job->n_left)))) {
+		if (slot)
+			rows_give_up(tensor->job, h->node, h->key, h->round);
+		answer_empty(delivery);
+		return true;
+	}
+	if (!slot || !slot->rows || (!slot->summing && !rows_has(slot, h->node, part)))
+		return false;
+	if (!waits)
+		answer_empty(delivery);
+	else if (slot->held)
+		answer_held(slot, delivery);
+	else if (slot->summing)
+		list_push_back(&slot->again, &delivery->link);
+	else
+		wait_again(slot, delivery);
+	return true;
+}
+
+bool rows_is_idle(const struct slot *slot)
+{
+	for (uint32_t i = 0; slot->rows && i < slot->job->n_nodes; i++)
+		if (slot->from[i] || slot->rows->nodes[i].last)
+			return false;
+	return slot->rows;
+}
+
+static void forget_node(struct slot *slot, uint32_t node)
+{
+	struct rows_node *from = &slot->rows->nodes[node];
+	struct delivery *waiting =
+		slot->from[node] ? TAKE_PTR(slot->from[node]) : TAKE_PTR(from->last);
+
+	slot->n_here -= from->n_pieces && from->n_here == from->n_pieces;
+	free_blocks(from);
+	quota_release(slot->job->memory.quota, from->charged);
+	slot->charged -= from->charged;
+	*from = (struct rows_node){ 0 };
+	if (waiting)
+		delivery_fail(waiting, -ECONNRESET, "the node has attached again");
+}
+
+void rows_attached(struct job *job, uint32_t node)
+{
+	struct slot *slot;
+
+	list_for_each (slot, &job->store.open, in_job)
+		if (slot->rows && slot->rows->nodes[node].n_pieces)
+			forget_node(slot, node);
+}
+
+void rows_past(struct round *round, uint32_t node)
+{
+	struct slot *slot, *next;
+
+	list_for_each_safe (slot, next, &round->slots, in_round) {
+		if (!slot->rows)
+			continue;
+		if (slot->held) {
+			slot->rows->nodes[node].gone = true;
+			release_held(slot);
+		} else if (!slot->summing && rows_is_idle(slot)) {
+			part_close(slot->part, slot->header.round);
+			slot_free(slot);
+		}
+	}
+}
+
+/* -- The end ----------------------------------------------------------------------------------- */
+
+void rows_fail(struct slot *slot, int status, const char *text)
+{
+	for (uint32_t i = 0; slot->rows && i < slot->job->n_nodes; i++) {
+		struct delivery *last = TAKE_PTR(slot->rows->nodes[i].last);
+
+		if (last)
+			delivery_fail(last, status, text);
+	}
+}
+
+struct rows *rows_free(struct slot *slot)
+{
+	struct rows *rows = slot->rows;
+
+	if (!rows)
+		return NULL;
+	release_inputs(slot);
+	for (uint64_t i = 0; i < rows->n_results; i++)
+		(void)block_unref(rows->results[i]);
+	free(rows->results);
+	quota_release(slot->job->memory.quota, rows->charged);
+	free(rows);
+	return NULL;
+}

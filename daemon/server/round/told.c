@@ -1,0 +1,95 @@
+/*
+ * Counts what each node has offered against the number that the node has announced. keep.c,
+ * quorum.c and accumulate.c make no sum before all nodes are done.
+ */
+#include "server/round/told.h"
+
+#include "server/round/accumulate.h"
+#include "server/round/quorum.h"
+
+bool told_has_roll(const struct job *job, const struct data_header *header)
+{
+	return job->retention.resume &&
+	       data_has_roll(&job->stragglers, header->operation, header->part_len);
+}
+
+uint32_t told_result_len(const struct job *job, const struct data_header *header)
+{
+	return told_has_roll(job, header) ? data_roll_end(header->part_len, job->n_nodes)
+					  : header->part_len;
+}
+
+bool told_is_complete(const struct job *job)
+{
+	return !job->retention.resume || !job->placement.fresh ||
+	       !stragglers_any(&job->stragglers) || job->retention.told;
+}
+
+/* The last word: what has waited goes on. */
+static void look(struct job *job)
+{
+	if (told_is_complete(job))
+		return;
+	for (uint32_t i = 0; i < job->n_nodes; i++)
+		if (!job->nodes[i].offers.told && !job->nodes[i].left)
+			return;
+	job->retention.told = true;
+	job_hold(job);
+	if (quorum_told(job))
+		sweep(job, SWEEP_NEWS);
+	job_let_go(job);
+}
+
+/*
+ * Those of a later attach come again from the start. Returns false for what belongs to an earlier
+ * one.
+ */
+static bool is_of_now(struct offers *offers, const struct data_header *header)
+{
+	uint32_t attachment = header->attachment, ahead = attachment - offers->attachment;
+
+	if (ahead > UINT32_MAX / 2)
+		return false;
+	if (ahead)
+		*offers = (struct offers){ .attachment = attachment, .told = offers->told };
+	return true;
+}
+
+static void count(struct job *job, struct offers *offers)
+{
+	offers->told |= offers->said && offers->n >= offers->due;
+	look(job);
+}
+
+void told_offer(struct job *job, const struct data_header *header)
+{
+	struct offers *offers = &job->nodes[header->node].offers;
+
+	if (!is_of_now(offers, header))
+		return;
+	offers->n++;
+	count(job, offers);
+}
+
+void told_said(struct job *job, uint32_t node, const struct data_header *header)
+{
+	struct offers *offers = &job->nodes[node].offers;
+
+	if (!is_of_now(offers, header))
+		return;
+	offers->said = true;
+	offers->due = header->n_offers;
+	count(job, offers);
+}
+
+void told_left(struct job *job)
+{
+	look(job);
+}
+
+void told_attached(struct job *job, uint32_t node)
+{
+	struct offers *offers = &job->nodes[node].offers;
+
+	*offers = (struct offers){ .told = offers->told };
+}
