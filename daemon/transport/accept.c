@@ -84,9 +84,9 @@ static int adopt_lane(struct handshake *h)
 		if (r)
 			return error_trace(r);
 	}
-	r = peer_add_lane(peer, TAKE_FD(h->source.fd), index, h);
+	r = tcp_lane_add(peer, TAKE_FD(h->source.fd), index, h);
 	if (!r && (h->features & DATA_FEATURE_RDMA))
-		r = rdma_begin(peer);
+		r = peer->transport->hooks->rdma_agreed(peer);
 	if (r && list_empty(&peer->lanes))
 		peer_lose(peer, r, "out of memory");
 	return error_trace(r);
@@ -137,7 +137,8 @@ static void make_place(struct transport *transport, const char *source)
 /* Whoever is at one address leaves a quarter of all connections to others. */
 static bool has_its_share(const struct transport *transport, const char *source)
 {
-	unsigned n = 0, share = transport->max_connections - transport->max_connections / 4;
+	unsigned n = 0, share = transport->settings.max_connections -
+				transport->settings.max_connections / 4;
 	const struct peer *peer;
 	const struct lane *lane;
 
@@ -156,13 +157,14 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 
 	(void)is_final;
 	transport->port.n_unproved--;
-	if (!r && transport->port.n_accepted >= transport->max_connections) {
+	if (!r && transport->port.n_accepted >= transport->settings.max_connections) {
 		complain_full(transport);
 	} else if (!r && has_its_share(transport, h->from)) {
 		transport_complain(transport,
 				   "connection from %s refused: node %s: three quarters of the %u "
 				   "connections (max_connections) are from %s already",
-				   h->address, h->theirs.name, transport->max_connections, h->from);
+				   h->address, h->theirs.name, transport->settings.max_connections,
+				   h->from);
 	} else if (!r) {
 		transport->port.n_accepted++;
 		r = adopt_lane(h);
@@ -198,8 +200,8 @@ int accept_adopt(struct transport *transport, int fd)
 	address_format(&address, h->address, sizeof(h->address));
 	source_text(&address.storage, h->from);
 	make_place(transport, h->from);
-	address_tune_socket(fd, transport->peer_timeout_ns);
-	r = handshake_start(h, fd, clock_now_ns() + transport->handshake_timeout_ns);
+	address_tune_socket(fd, transport->settings.peer_timeout_ns);
+	r = handshake_start(h, fd, clock_now_ns() + transport->settings.handshake_timeout_ns);
 	if (r) {
 		free(h);
 		return error_trace(r);
@@ -241,7 +243,7 @@ static void on_listener_ready(struct loop_source *source, uint32_t events)
 		/* Others are troubles of the one connection that was to be accepted. */
 		if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
 			accept_pause(transport, errno);
-	} else if (transport->port.n_accepted >= transport->max_connections) {
+	} else if (transport->port.n_accepted >= transport->settings.max_connections) {
 		fd_close(fd);
 		complain_full(transport);
 	} else {

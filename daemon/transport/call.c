@@ -42,7 +42,7 @@ static struct lane *pick_lane(const struct peer *peer, const struct data_header 
 		return list_first(&peer->lanes, struct lane, link);
 	if (!is_rdma && is_moved)
 		return list_first(&peer->lanes, struct lane, link);
-	if (!is_rdma && rdma_is_strict(peer->transport->rdma))
+	if (!is_rdma && peer->transport->settings.is_rdma_strict)
 		return NULL;
 	list_for_each (lane, &peer->lanes, link) {
 		if (!lane->rdma == is_rdma || lane->is_closing || lane->index == DATA_LANE_BEAT)
@@ -203,7 +203,7 @@ void peer_call(struct peer *peer, struct call *call)
 bool peer_takes_direct(const struct peer *peer, uint64_t len)
 {
 	return peer->state == PEER_UP && peer->rdma && len > DATA_RDMA_EAGER &&
-	       (peer_n_rails(peer) || rdma_is_strict(peer->transport->rdma));
+	       (peer_n_rails(peer) || peer->transport->settings.is_rdma_strict);
 }
 
 void peer_call_on(struct call *call)

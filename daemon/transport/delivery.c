@@ -164,7 +164,7 @@ void incoming_arrive(struct mail *mail)
 	if (transport->is_closed || peer->state != PEER_UP) {
 		incoming_free(incoming);
 	} else if (delivery->header.op == DATA_RDMA) {
-		rdma_notice_arrived(peer, &delivery->header, delivery->payload);
+		transport->hooks->rdma_said(peer, &delivery->header, delivery->payload);
 		incoming_free(incoming);
 	} else if (incoming->is_damaged) {
 		call_say_damaged(peer);

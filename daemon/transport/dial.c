@@ -58,7 +58,7 @@ static uint64_t next_backoff(uint64_t *backoff_ns, uint64_t max_ns)
 
 static uint64_t timeout_ms(const struct dial *dial)
 {
-	return dial->peer->transport->handshake_timeout_ns / NSEC_PER_MSEC;
+	return dial->peer->transport->settings.handshake_timeout_ns / NSEC_PER_MSEC;
 }
 
 /* That the time was over says less than what had gone wrong before. */
@@ -82,7 +82,7 @@ static unsigned n_made(const struct dial *dial)
 {
 	unsigned n = 0;
 
-	for (unsigned i = 0; i < dial->peer->transport->n_lanes; i++)
+	for (unsigned i = 0; i < dial->peer->transport->settings.n_lanes; i++)
 		n += peer_has_lane(dial->peer, dial->attempts[i].lane);
 	return n;
 }
@@ -110,7 +110,7 @@ static void attempt_over(struct attempt *attempt)
 {
 	struct dial *dial = attempt->dial;
 	struct peer *peer = dial->peer;
-	unsigned n_lanes = peer->transport->n_lanes;
+	unsigned n_lanes = peer->transport->settings.n_lanes;
 
 	dial->n_over++;
 	if (attempt == dial->attempts && (!peer_has_lane(peer, 0) || begin_others(dial))) {
@@ -128,8 +128,9 @@ static void attempt_over(struct attempt *attempt)
 /* When an attempt gives up. */
 static uint64_t deadline_of(const struct dial *dial)
 {
-	return dial->is_again ? clock_now_ns() + dial->peer->transport->handshake_timeout_ns
-			      : dial->deadline_ns;
+	return dial->is_again
+		       ? clock_now_ns() + dial->peer->transport->settings.handshake_timeout_ns
+		       : dial->deadline_ns;
 }
 
 /* This address did not work: the next one at once, or all of them again later. */
@@ -190,14 +191,14 @@ static void on_handshake(struct handshake *h, int r, bool is_final, const char *
 		peer_set_node(peer, h->theirs.name);
 	}
 	if (h->features & DATA_FEATURE_RDMA) {
-		r = rdma_begin(peer);
-	} else if (rdma_is_strict(peer->transport->rdma)) {
+		r = peer->transport->hooks->rdma_agreed(peer);
+	} else if (peer->transport->settings.is_rdma_strict) {
 		peer_lose(peer, -EPROTONOSUPPORT, "it has no RDMA, and transport = rdma wants it");
 		return;
 	}
 	peer->addresses = attempt->dial->addresses;
 	if (!r)
-		r = peer_add_lane(peer, TAKE_FD(h->source.fd), attempt->lane, h);
+		r = tcp_lane_add(peer, TAKE_FD(h->source.fd), attempt->lane, h);
 	if (r)
 		peer_lose(peer, r, "out of memory");
 	else
@@ -274,7 +275,7 @@ static int attempt_connect(struct attempt *attempt)
 	fd = socket(address->any.sa_family, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
 	if (fd < 0)
 		return error_origin(-errno);
-	address_tune_socket(fd, transport->peer_timeout_ns);
+	address_tune_socket(fd, transport->settings.peer_timeout_ns);
 	r = address_set_congestion(fd, address, transport->congestion);
 	if (r)
 		return error_trace(r);
@@ -357,16 +358,16 @@ static void resolve(struct dial *dial)
 static void dial_init(struct dial *dial, struct peer *peer)
 {
 	dial->peer = peer;
-	dial->deadline_ns = clock_now_ns() + peer->transport->handshake_timeout_ns;
+	dial->deadline_ns = clock_now_ns() + peer->transport->settings.handshake_timeout_ns;
 	dial->backoff_ns = BACKOFF_MIN_NS;
 	dial->timer.expired = on_resolve_timer;
 	(void)failure_set(&dial->failure, -ETIMEDOUT, "%s", strerrordesc_np(ETIMEDOUT));
-	dial->n_attempts = peer->transport->n_lanes + 1;
+	dial->n_attempts = peer->transport->settings.n_lanes + 1;
 	for (unsigned i = 0; i < dial->n_attempts; i++) {
 		struct attempt *attempt = &dial->attempts[i];
 
 		attempt->dial = dial;
-		attempt->lane = i < peer->transport->n_lanes ? i : DATA_LANE_BEAT;
+		attempt->lane = i < peer->transport->settings.n_lanes ? i : DATA_LANE_BEAT;
 		attempt->backoff_ns = BACKOFF_MIN_NS;
 		attempt->source.fd = -1;
 		attempt->handshake.source.fd = -1;
@@ -376,8 +377,8 @@ static void dial_init(struct dial *dial, struct peer *peer)
 
 static int dial_new(struct peer *peer, struct dial **ret_dial)
 {
-	struct dial *dial =
-		calloc(1, sizeof(*dial) + (peer->transport->n_lanes + 1) * sizeof(struct attempt));
+	struct dial *dial = calloc(1, sizeof(*dial) + (peer->transport->settings.n_lanes + 1) *
+							      sizeof(struct attempt));
 
 	if (!dial)
 		return error_origin(-ENOMEM);
@@ -434,7 +435,7 @@ int dial_again(struct peer *peer, unsigned lane)
 		peer->dial->addresses = peer->addresses;
 		peer->dial->n_over = peer->dial->n_attempts;
 	}
-	attempt = &peer->dial->attempts[MIN(lane, peer->transport->n_lanes)];
+	attempt = &peer->dial->attempts[MIN(lane, peer->transport->settings.n_lanes)];
 	peer->dial->is_again = true;
 	peer->dial->n_over--;
 	attempt->address = 0;

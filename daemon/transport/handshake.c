@@ -116,9 +116,9 @@ int handshake_seals(const struct handshake *h, struct seal *ret_in, struct seal 
 static uint64_t features_of(const struct handshake *h, int fd)
 {
 	const struct transport *transport = h->transport;
-	bool is_checked =
-		transport->checksums == TRANSPORT_CHECKSUMS_ON ||
-		(transport->checksums == TRANSPORT_CHECKSUMS_AUTO && !address_is_inside(fd));
+	bool is_checked = transport->settings.checksums == TRANSPORT_CHECKSUMS_ON ||
+			  (transport->settings.checksums == TRANSPORT_CHECKSUMS_AUTO &&
+			   !address_is_inside(fd));
 
 	return (transport->rdma ? DATA_FEATURE_RDMA : 0) |
 	       (is_checked ? DATA_FEATURE_CHECKSUM : 0) | DATA_FEATURE_RAILS | DATA_FEATURE_KEPT |

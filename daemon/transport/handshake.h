@@ -72,3 +72,9 @@ bool handshake_proofs_equal(const unsigned char *a, const unsigned char *b);
 int handshake_prove(const void *key, size_t key_len, const char *label,
 		    const struct data_hello *connecting, const struct data_hello *accepting,
 		    unsigned char ret_proof[DATA_PROOF_LEN]);
+
+/*
+ * tcp.c: a socket that has proved itself becomes a lane of the peer, as its handshake says. Takes the socket over, also on failure.
+ * Returns 0 or -errno.
+ */
+int tcp_lane_add(struct peer *peer, int fd, unsigned index, const struct handshake *handshake);

@@ -14,6 +14,7 @@
 #include "base/bulk.h"
 #include "base/metrics.h"
 #include "transport/address.h"
+#include "transport/hooks.h"
 #include "transport/transport.h"
 #include "transport/worker.h"
 
@@ -39,7 +40,17 @@ struct transport_damaged {
 	uint64_t said_ns; /* when that was; 0: not yet */
 };
 
+/* What the operator set. */
+struct transport_settings {
+	unsigned n_lanes, max_connections;
+	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
+	enum transport_checksums checksums;
+	enum transport_probes probes;
+	bool is_rdma_strict; /* parts may not go by TCP */
+};
+
 struct transport {
+	const struct transport_hooks *hooks;
 	struct loop *loop;
 	struct block_cache *blocks;
 	const struct transport_ops *ops;
@@ -48,10 +59,7 @@ struct transport {
 	char node[64];
 	void *key;
 	size_t key_len;
-	unsigned n_lanes, max_connections;
-	uint64_t handshake_timeout_ns, peer_timeout_ns, quota_bytes;
-	enum transport_checksums checksums;
-	enum transport_probes probes;
+	struct transport_settings settings;
 	struct handshake *probing;		 /* the one that wants a probe, or NULL */
 	_Atomic uint64_t probed_bytes_s;	 /* any thread; 0: not known */
 	_Atomic uint64_t bytes_s;		 /* the same; the workers' together */

@@ -243,7 +243,7 @@ void lane_watch(struct lane *lane)
 	lane->watch.begun = lane->watch.n_begun;
 	lane->watch.bytes = atomic_load_explicit(&lane->bytes_in, memory_order_relaxed);
 	if (loop_timer_set(lane->worker->loop, &lane->watch.timer,
-			   clock_now_ns() + lane->transport->peer_timeout_ns))
+			   clock_now_ns() + lane->transport->settings.peer_timeout_ns))
 		lane_fail(lane, -ENOMEM, "out of memory");
 }
 
@@ -259,7 +259,7 @@ static void lane_on_watch(struct loop_timer *timer)
 		lane_fail(lane, -ETIMEDOUT,
 			  "connection %u: stopped in the middle of a message for %" PRIu64 " ms",
 			  lane->index,
-			  (uint64_t)(WATCH_STALLS * lane->transport->peer_timeout_ns /
+			  (uint64_t)(WATCH_STALLS * lane->transport->settings.peer_timeout_ns /
 				     NSEC_PER_MSEC));
 	else
 		lane_watch(lane);

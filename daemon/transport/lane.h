@@ -154,11 +154,6 @@ struct lane {
 };
 
 int lane_new(struct peer *peer, const struct lane_ops *ops, struct lane **ret_lane);
-/* Takes the socket over, also on failure. */
-int tcp_lane_new(struct peer *peer, int fd, const struct handshake *handshake,
-		 struct lane **ret_lane);
-/* One that was not started. */
-void tcp_lane_drop(struct lane *lane);
 struct lane *lane_free(struct lane *lane);
 /* Posted from home. */
 void lane_start(struct lane *lane);

@@ -51,7 +51,7 @@ int peer_new(struct transport *transport, enum peer_kind kind, const char *addre
 	list_init(&peer->calls);
 	list_init(&peer->waiting);
 	list_init(&peer->notices);
-	quota_init(&peer->quota, transport->quota_bytes, NULL);
+	quota_init(&peer->quota, transport->settings.quota_bytes, NULL);
 	*ret_peer = peer;
 	return 0;
 }
@@ -80,8 +80,8 @@ struct peer *peer_free(struct peer *peer)
 	assert(!peer->n_deliveries && list_empty(&peer->arrived) && list_empty(&peer->moved));
 
 	loop_timer_cancel(&peer->timer);
-	dial_free(peer->dial);
-	rdma_peer_free(peer->rdma);
+	peer->transport->hooks->drop_dial(peer);
+	peer->transport->hooks->rdma_free(peer);
 	drop_notices(peer);
 	list_remove(&peer->link);
 	free(peer);
@@ -220,54 +220,16 @@ void peer_send_waiting(struct peer *peer)
 	send_notices(peer, UINT64_MAX);
 }
 
-static void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index, bool is_accepted)
+void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index, bool is_accepted)
 {
+	peer->state = PEER_UP;
 	lane->business_ns = clock_now_ns();
 	lane->index = index;
 	lane->is_accepted = is_accepted;
 	lane->makes_calls = !is_accepted;
 	list_push_back(&peer->lanes, &lane->link);
 	lane_start(lane);
-}
-
-int peer_add_lane(struct peer *peer, int fd, unsigned index, const struct handshake *handshake)
-{
-	uint64_t features = handshake->features;
-	struct lane *lane;
-	int r;
-
-	r = tcp_lane_new(peer, fd, handshake, &lane);
-	if (r)
-		return error_trace(r);
-	lane->can_repeat = features & DATA_FEATURE_RAILS;
-	lane->has_packs = features & DATA_FEATURE_PACKS;
-	lane->is_spare = index && (features & DATA_FEATURE_RAILS);
-	peer->features = features;
-	if (index == DATA_LANE_BEAT) {
-		r = transport_beat_worker(peer->transport, &lane->worker);
-		if (r) {
-			tcp_lane_drop(lane);
-			return error_trace(r);
-		}
-	}
-	peer->state = PEER_UP;
-	peer_take_lane(peer, lane, index, handshake->is_accepting);
 	peer_send_waiting(peer);
-	return 0;
-}
-
-int peer_add_rdma_lane(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted)
-{
-	struct lane *lane;
-	int r;
-
-	assert(peer->state == PEER_UP);
-	r = rdma_lane_new(peer, link, &lane);
-	if (r)
-		return error_trace(r);
-	peer_take_lane(peer, lane, rail, is_accepted);
-	peer_send_waiting(peer);
-	return 0;
 }
 
 /* Loss */
@@ -330,8 +292,8 @@ void peer_lose(struct peer *peer, int status, const char *why)
 		status = -ECONNRESET;
 	(void)failure_set(&peer->failure, status, "%s", why);
 	peer->state = PEER_LOSING;
-	peer->dial = dial_free(peer->dial);
-	rdma_peer_close(peer);
+	peer->transport->hooks->drop_dial(peer);
+	peer->transport->hooks->rdma_drop(peer);
 	list_for_each (lane, &peer->lanes, link)
 		lane_close(lane);
 	if (list_empty(&peer->lanes))
@@ -358,7 +320,7 @@ bool peer_lane_broke(struct lane *lane, int status, const char *why)
 
 static void lane_lost(struct lane *lane)
 {
-	if (lane->rdma && rdma_lane_lost(lane, false))
+	if (lane->rdma && lane->transport->hooks->rdma_broke(lane, false))
 		return;
 	if (peer_lane_broke(lane, lane->failure.status, lane->failure.text))
 		return;
@@ -377,7 +339,7 @@ static void spare_closed(struct peer *peer, struct lane *lane)
 	}
 	if (peer->kind != PEER_CALLED || peer->state != PEER_UP)
 		return;
-	r = dial_again(peer, lane->index);
+	r = peer->transport->hooks->make_spare(peer, lane->index);
 	if (r)
 		peer_lose(peer, r, "out of memory");
 }
@@ -402,7 +364,7 @@ static void lane_closed(struct lane *lane)
 	}
 	lane_free(lane);
 	if (is_rail)
-		rdma_lane_closed(peer, n_moved);
+		peer->transport->hooks->rdma_gone(peer, n_moved);
 	if (list_empty(&peer->lanes))
 		peer_finish(peer);
 }
@@ -484,7 +446,7 @@ static uint64_t lane_check_silence(struct lane *lane, uint64_t now_ns, uint64_t 
 
 static void lose_silent(struct peer *peer)
 {
-	uint64_t timeout_ms = peer->transport->peer_timeout_ns / NSEC_PER_MSEC;
+	uint64_t timeout_ms = peer->transport->settings.peer_timeout_ns / NSEC_PER_MSEC;
 	struct failure failure;
 
 	(void)failure_set(&failure, -ETIMEDOUT, "no sign of life for %" PRIu64 " ms", timeout_ms);
@@ -503,7 +465,7 @@ static void peer_on_timer(struct loop_timer *timer)
 	list_for_each (lane, &peer->lanes, link)
 		has_business |= lane->n_business && !lane->is_closing;
 	list_for_each (lane, &peer->lanes, link) {
-		uint64_t timeout_ns = peer->transport->peer_timeout_ns, at_ns;
+		uint64_t timeout_ns = peer->transport->settings.peer_timeout_ns, at_ns;
 
 		if (lane->is_closing || !(lane == beat ? has_business : lane->n_business > 0))
 			continue;
@@ -513,7 +475,7 @@ static void peer_on_timer(struct loop_timer *timer)
 		if (beat && lane != beat)
 			timeout_ns *= BUSY_FACTOR;
 		at_ns = lane_check_silence(lane, now_ns, timeout_ns);
-		if (!at_ns && lane->rdma && rdma_lane_lost(lane, true))
+		if (!at_ns && lane->rdma && lane->transport->hooks->rdma_broke(lane, true))
 			continue;
 		if (!at_ns && lane != beat && peer_lane_broke(lane, -ETIMEDOUT, "no sign of life"))
 			continue;
@@ -542,7 +504,7 @@ void lane_begin_business(struct lane *lane)
 	if (beat)
 		beat->business_ns = lane->business_ns;
 	if (loop_timer_set(transport->loop, &peer->timer,
-			   lane->business_ns + transport->peer_timeout_ns / 3))
+			   lane->business_ns + transport->settings.peer_timeout_ns / 3))
 		peer_kill(peer, "out of memory");
 }
 

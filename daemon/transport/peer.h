@@ -69,10 +69,8 @@ void peer_free_if_unused(struct peer *peer);
 struct peer *peer_free(struct peer *peer);
 /* A node's name is known: from here on it is part of the peer's. */
 void peer_set_node(struct peer *peer, const char *node);
-/* A socket that has proved itself becomes a lane, as its handshake says. Takes the socket over, also on failure. Returns 0 or -errno. */
-int peer_add_lane(struct peer *peer, int fd, unsigned index, const struct handshake *handshake);
-/* A link of an RDMA port that has proved itself becomes a lane, which owns it then. Returns 0 or -errno. */
-int peer_add_rdma_lane(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);
+/* A lane of the peer that is ready: it is up, and what has waited leaves. */
+void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index, bool is_accepted);
 /* Of TCP, not being closed; or NULL. */
 struct lane *peer_find_lane(const struct peer *peer, unsigned index);
 bool peer_has_lane(const struct peer *peer, unsigned index);
@@ -145,10 +143,6 @@ void rdma_lane_closed(struct peer *peer, unsigned n_moved);
 /* The peer is being lost: drops what is being made. */
 struct rdma_peer *rdma_peer_free(struct rdma_peer *rdma_peer);
 void rdma_peer_close(struct peer *peer);
-/* rdma_port.c: parts may not go by TCP. */
-bool rdma_is_strict(const struct rdma *rdma);
 /* "rdma mlx5_0", "rdma mlx5_0 mlx5_1", "tcp". */
 void rdma_describe(const struct peer *peer, char *text, size_t size);
 struct rdma_link *rdma_link_free(struct rdma_link *link);
-/* A lane on a link, which it owns then (rdma_lane.c). */
-int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_lane);

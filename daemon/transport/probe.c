@@ -101,11 +101,12 @@ bool probe_is_wanted(const struct handshake *h)
 {
 	const struct transport *transport = h->transport;
 
-	if (transport->probes == TRANSPORT_PROBES_OFF || transport->probing ||
+	if (transport->settings.probes == TRANSPORT_PROBES_OFF || transport->probing ||
 	    transport_bytes_s(transport) || h->theirs.lane & 0xff ||
 	    h->features & DATA_FEATURE_RDMA || !(h->theirs.features & DATA_FEATURE_PROBE))
 		return false;
-	return transport->probes == TRANSPORT_PROBES_ON || !address_is_inside(h->source.fd);
+	return transport->settings.probes == TRANSPORT_PROBES_ON ||
+	       !address_is_inside(h->source.fd);
 }
 
 void probe_begin(struct handshake *h)

@@ -15,7 +15,7 @@
 static const struct rdma_steps steps = {
 	.connect = rdma_link_connect,
 	.establish = rdma_link_establish,
-	.up = peer_add_rdma_lane,
+	.up = rdma_lane_add,
 	.over = rdma_dial_over,
 };
 
@@ -160,6 +160,7 @@ int rdma_new(struct transport *transport, const struct transport_rdma_params *pa
 		return error_origin(-ENOMEM);
 	rdma->transport = transport;
 	rdma->steps = &steps;
+	transport->settings.is_rdma_strict = params->kind == TRANSPORT_RDMA;
 	rdma->params = *params;
 	rdma->source.fd = -1;
 	list_init(&rdma->links);

@@ -96,7 +96,7 @@ static const char *on_request(struct rdma *rdma, struct rdma_cm_id *id,
 	peer = find_caller(rdma, hello.sender, hello.group);
 	if (!peer)
 		return "a stranger: its TCP connection comes first";
-	if (transport->port.n_accepted >= transport->max_connections)
+	if (transport->port.n_accepted >= transport->settings.max_connections)
 		return "too many connections (max_connections)";
 	if (rdma_link_new(rdma, peer, id, ret_link))
 		return "out of memory";

@@ -369,7 +369,7 @@ static const struct lane_ops rdma_ops = {
 	.end = rdma_end,
 };
 
-int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_lane)
+static int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_lane)
 {
 	struct lane *lane;
 	int r;
@@ -387,5 +387,18 @@ int rdma_lane_new(struct peer *peer, struct rdma_link *link, struct lane **ret_l
 	link->poll.late.expired = on_late;
 	link->broken.run = on_broken;
 	*ret_lane = lane;
+	return 0;
+}
+
+int rdma_lane_add(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted)
+{
+	struct lane *lane = NULL;
+	int r;
+
+	assert(peer->state == PEER_UP);
+	r = rdma_lane_new(peer, link, &lane);
+	if (r)
+		return error_trace(r);
+	peer_take_lane(peer, lane, rail, is_accepted);
 	return 0;
 }

@@ -48,7 +48,7 @@ int rdma_link_new(struct rdma *rdma, struct peer *peer, struct rdma_cm_id *id,
 	link->peer = peer;
 	link->timer.expired = link_on_timer;
 	r = loop_timer_set(rdma->transport->loop, &link->timer,
-			   clock_now_ns() + rdma->transport->handshake_timeout_ns);
+			   clock_now_ns() + rdma->transport->settings.handshake_timeout_ns);
 	if (r) {
 		free(link);
 		return error_trace(r);
@@ -135,7 +135,7 @@ static enum ibv_mtu mtu_of(unsigned bytes)
  */
 static uint8_t timeout_exponent(const struct rdma *rdma)
 {
-	uint64_t each_ns = rdma->transport->peer_timeout_ns / 2 / (RDMA_RETRIES + 1);
+	uint64_t each_ns = rdma->transport->settings.peer_timeout_ns / 2 / (RDMA_RETRIES + 1);
 	uint8_t exponent = 8;
 
 	while (exponent < TIMEOUT_EXP_MAX && 4096ull << (exponent + 1) <= each_ns)

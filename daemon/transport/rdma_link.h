@@ -232,3 +232,6 @@ void rdma_poll_again(struct rdma_link *link);
 void rdma_watch_sends(struct rdma_link *link);
 /* The wire broke: the worker is told. Home; not when the lane is closing. */
 void rdma_link_break(struct rdma_link *link, const char *why);
+
+/* rdma_lane.c: a link that has proved itself becomes a lane of the peer, which owns the link then. Returns 0 or -errno. */
+int rdma_lane_add(struct peer *peer, struct rdma_link *link, unsigned rail, bool is_accepted);

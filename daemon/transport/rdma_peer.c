@@ -26,7 +26,7 @@ void rdma_dial_over(struct peer *peer)
 	struct rdma *rdma = peer->transport->rdma;
 	char text[ERROR_TEXT_MAX + 1];
 
-	if (rdma_is_strict(rdma) && !peer_n_rails(peer) && !state->is_up) {
+	if (rdma->transport->settings.is_rdma_strict && !peer_n_rails(peer) && !state->is_up) {
 		(void)snprintf(text, sizeof(text), "no RDMA, and transport = rdma wants it: %.300s",
 			       state->failure.text);
 		peer_lose(peer, state->failure.status ?: -ECONNREFUSED, text);
@@ -46,7 +46,7 @@ static void peer_on_timer(struct loop_timer *timer)
 
 	if (peer->state != PEER_UP)
 		return;
-	if (rdma_is_strict(peer->transport->rdma) && !state->is_up) {
+	if (peer->transport->settings.is_rdma_strict && !state->is_up) {
 		(void)failure_set(&state->failure, -ETIMEDOUT, "it makes no offer");
 		rdma_dial_over(peer);
 		return;
@@ -69,10 +69,11 @@ int rdma_begin(struct peer *peer)
 	peer->rdma = state;
 	if (peer->kind == PEER_CALLING)
 		return error_trace(rdma_offer(peer));
-	if (!rdma_is_strict(peer->transport->rdma))
+	if (!peer->transport->settings.is_rdma_strict)
 		return 0;
-	return error_trace(loop_timer_set(peer->transport->loop, &state->timer,
-					  clock_now_ns() + peer->transport->handshake_timeout_ns));
+	return error_trace(
+		loop_timer_set(peer->transport->loop, &state->timer,
+			       clock_now_ns() + peer->transport->settings.handshake_timeout_ns));
 }
 
 void rdma_notice_arrived(struct peer *peer, const struct data_header *header, const void *payload)
@@ -99,7 +100,8 @@ bool rdma_lane_lost(struct lane *lane, bool is_silent)
 		return false;
 	if (lane->is_closing)
 		return true;
-	if (rdma_is_strict(rdma) && lane->makes_calls && peer_n_rails(peer) == 1)
+	if (rdma->transport->settings.is_rdma_strict && lane->makes_calls &&
+	    peer_n_rails(peer) == 1)
 		return false;
 	log_notice("%s: rdma: %s; its calls go another way", peer->name,
 		   is_silent ? "no sign of life" : lane->failure.text);

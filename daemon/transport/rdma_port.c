@@ -273,8 +273,3 @@ struct rdma_port *rdma_port_of(struct rdma *rdma, const struct rdma_cm_id *id)
 			return &rdma->ports[i];
 	return NULL;
 }
-
-bool rdma_is_strict(const struct rdma *rdma)
-{
-	return rdma && rdma->params.kind == TRANSPORT_RDMA;
-}

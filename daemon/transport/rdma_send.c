@@ -416,7 +416,7 @@ static uint64_t patience_ns(const struct rdma_link *link, const struct message *
 {
 	uint64_t bytes = message ? message->header->len : 0;
 
-	return link->rdma->transport->peer_timeout_ns / 4 * 3 + bytes * 1000;
+	return link->rdma->transport->settings.peer_timeout_ns / 4 * 3 + bytes * 1000;
 }
 
 bool rdma_awaits_sends(const struct rdma_link *link)

@@ -1,7 +1,7 @@
 /*
  * The way out of a TCP lane: what waits in the queue leaves in batches of one system call each,
  * small messages as packs, with checksums. What a system call has not begun to write goes back
- * into the queue. lane_prepare() is for RDMA lanes, too. Worker's thread.
+ * into the queue. Worker's thread.
  */
 #include "transport/address.h"
 #include "transport/cookies.h"
@@ -136,20 +136,6 @@ static void batch_add(struct lane *lane, struct batch *batch, struct parcel *par
 	}
 	if (parcel->payload_len && !batch->is_cut)
 		batch_rest(batch, parcel->seal, lane->out.len, &skip);
-}
-
-int lane_prepare(struct lane *lane, struct message *message)
-{
-	struct call *call = container_of(message, struct call, message);
-	int r;
-
-	if (message->kind != MESSAGE_CALL || call->state == CALL_WRITING)
-		return 0;
-	r = cookies_add(&lane->cookies, call, &call->header.cookie);
-	if (r)
-		return error_trace(r);
-	call->state = CALL_WRITING;
-	return 0;
 }
 
 /* One that has just left the queue. */

@@ -54,8 +54,14 @@ static const struct lane_ops tcp_ops = {
 	.release = tcp_release,
 };
 
-int tcp_lane_new(struct peer *peer, int fd, const struct handshake *handshake,
-		 struct lane **ret_lane)
+static void tcp_lane_drop(struct lane *lane)
+{
+	tcp_cut(lane);
+	lane_free(lane);
+}
+
+static int tcp_lane_new(struct peer *peer, int fd, const struct handshake *handshake,
+			struct lane **ret_lane)
 {
 	struct lane *lane;
 	int r;
@@ -75,12 +81,6 @@ int tcp_lane_new(struct peer *peer, int fd, const struct handshake *handshake,
 	return 0;
 }
 
-void tcp_lane_drop(struct lane *lane)
-{
-	tcp_cut(lane);
-	lane_free(lane);
-}
-
 void lane_want(struct lane *lane, uint32_t events)
 {
 	int r;
@@ -90,4 +90,28 @@ void lane_want(struct lane *lane, uint32_t events)
 	r = loop_modify(&lane->source, events);
 	if (r)
 		lane_fail(lane, r, "epoll: %s", strerrordesc_np(-r));
+}
+
+int tcp_lane_add(struct peer *peer, int fd, unsigned index, const struct handshake *handshake)
+{
+	uint64_t features = handshake->features;
+	struct lane *lane = NULL;
+	int r;
+
+	r = tcp_lane_new(peer, fd, handshake, &lane);
+	if (r)
+		return error_trace(r);
+	lane->can_repeat = features & DATA_FEATURE_RAILS;
+	lane->has_packs = features & DATA_FEATURE_PACKS;
+	lane->is_spare = index && (features & DATA_FEATURE_RAILS);
+	peer->features = features;
+	if (index == DATA_LANE_BEAT) {
+		r = transport_beat_worker(peer->transport, &lane->worker);
+		if (r) {
+			tcp_lane_drop(lane);
+			return error_trace(r);
+		}
+	}
+	peer_take_lane(peer, lane, index, handshake->is_accepting);
+	return 0;
 }

@@ -88,19 +88,40 @@ static int copy_params(struct transport *transport, const struct transport_param
 	transport->ops = params->ops;
 	transport->user = params->user;
 	transport->id = params->id;
-	transport->n_lanes = MIN(MAX(params->n_lanes, 1u), (unsigned)LANES_MAX);
-	transport->max_connections = params->max_connections;
-	transport->handshake_timeout_ns = params->handshake_timeout_ms * NSEC_PER_MSEC;
-	transport->peer_timeout_ns = params->peer_timeout_ms * NSEC_PER_MSEC;
-	transport->quota_bytes = params->quota_bytes;
-	transport->checksums = params->checksums;
-	transport->probes = params->probes;
+	transport->settings.n_lanes = MIN(MAX(params->n_lanes, 1u), (unsigned)LANES_MAX);
+	transport->settings.max_connections = params->max_connections;
+	transport->settings.handshake_timeout_ns = params->handshake_timeout_ms * NSEC_PER_MSEC;
+	transport->settings.peer_timeout_ns = params->peer_timeout_ms * NSEC_PER_MSEC;
+	transport->settings.quota_bytes = params->quota_bytes;
+	transport->settings.checksums = params->checksums;
+	transport->settings.probes = params->probes;
 	(void)snprintf(transport->node, sizeof(transport->node), "%s", params->node);
 	r = set_congestion(transport, params->congestion);
 	if (r)
 		return error_trace(r);
 	return error_trace(transport_set_key(transport, params->key, params->key_len));
 }
+
+static void drop_dial(struct peer *peer)
+{
+	peer->dial = dial_free(peer->dial);
+}
+
+static void free_rdma(struct peer *peer)
+{
+	peer->rdma = rdma_peer_free(peer->rdma);
+}
+
+static const struct transport_hooks hooks = {
+	.make_spare = dial_again,
+	.drop_dial = drop_dial,
+	.rdma_agreed = rdma_begin,
+	.rdma_said = rdma_notice_arrived,
+	.rdma_broke = rdma_lane_lost,
+	.rdma_gone = rdma_lane_closed,
+	.rdma_drop = rdma_peer_close,
+	.rdma_free = free_rdma,
+};
 
 int transport_new(const struct transport_params *params, struct transport **ret_transport)
 {
@@ -110,6 +131,7 @@ int transport_new(const struct transport_params *params, struct transport **ret_
 
 	if (!transport)
 		return error_origin(-ENOMEM);
+	transport->hooks = &hooks;
 	boxes_init(&transport->boxes, params->loop);
 	box_init(&transport->box, &transport->boxes);
 	list_init(&transport->peers);
