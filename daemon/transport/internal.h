@@ -13,10 +13,10 @@
 
 #include "base/bulk.h"
 #include "base/metrics.h"
-#include "transport/address.h"
+#include "transport/common/address.h"
+#include "transport/common/worker.h"
 #include "transport/hooks.h"
 #include "transport/transport.h"
-#include "transport/worker.h"
 
 struct handshake;
 struct rdma;

@@ -3,10 +3,10 @@
  * process, the key, the port. The agent and drain.c find peers by transport_connect(). Home
  * thread.
  */
-#include "transport/address.h"
+#include "transport/common/address.h"
+#include "transport/common/worker.h"
 #include "transport/internal.h"
-#include "transport/peer.h"
-#include "transport/worker.h"
+#include "transport/peer/peer.h"
 
 #include "base/clock.h"
 #include "base/log.h"

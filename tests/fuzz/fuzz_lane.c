@@ -6,9 +6,9 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "fuzz.h"
-#include "transport/handshake.h"
 #include "transport/internal.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
+#include "transport/tcp/handshake.h"
 
 enum {
 	FUZZ_STRANGER,

@@ -1,9 +1,9 @@
 /* Strangers, and daemons that do not fit, at the data port. */
 #include "transport_pair.h"
 
-#include "transport/handshake.h"
 #include "transport/internal.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
+#include "transport/tcp/handshake.h"
 
 static struct pair *server_new(struct pair_config config)
 {

@@ -1,7 +1,7 @@
 /* Addresses as text, the resolver's thread, sockets inside the machine, congestion control. */
 #include "test.h"
-#include "transport/address.h"
-#include "transport/worker.h"
+#include "transport/common/address.h"
+#include "transport/common/worker.h"
 #include <netinet/tcp.h>
 
 TEST(split)

@@ -3,8 +3,8 @@
 
 #include "base/crc32c.h"
 #include "transport/internal.h"
-#include "transport/lane.h"
-#include "transport/peer.h"
+#include "transport/lane/lane.h"
+#include "transport/peer/peer.h"
 #include <endian.h>
 
 #define PAYLOAD_LEN 40

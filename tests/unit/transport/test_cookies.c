@@ -1,6 +1,6 @@
 /* Cookies: each finds its call, and one that was used or made up finds none. */
 #include "test.h"
-#include "transport/cookies.h"
+#include "transport/lane/cookies.h"
 #include "transport/transport.h"
 
 TEST(each_finds_its_call)

@@ -1,8 +1,8 @@
 /* Connecting: servers that are late, wrong, or not there. */
 #include "transport_pair.h"
 
-#include "transport/address.h"
-#include "transport/peer.h"
+#include "transport/common/address.h"
+#include "transport/peer/peer.h"
 #include <netinet/tcp.h>
 
 #define SERVER_ID 77 /* of servers made of bytes */

@@ -1,9 +1,9 @@
 /* What a connection may have on its way: how much, and that the kernel is told. */
 #include "test.h"
+#include "transport/common/worker.h"
 #include "transport/internal.h"
-#include "transport/lane.h"
-#include "transport/peer.h"
-#include "transport/worker.h"
+#include "transport/lane/lane.h"
+#include "transport/peer/peer.h"
 
 #include "base/clock.h"
 #include <arpa/inet.h>

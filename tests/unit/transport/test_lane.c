@@ -1,8 +1,8 @@
 /* Bytes that are cut, wrong, too long or too many; on either side. */
 #include "transport_pair.h"
 
-#include "transport/lane.h"
-#include "transport/peer.h"
+#include "transport/lane/lane.h"
+#include "transport/peer/peer.h"
 
 #define SERVER_ID 77
 

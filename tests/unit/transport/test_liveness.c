@@ -3,7 +3,7 @@
 
 #include "base/clock.h"
 #include "transport/internal.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
 
 #define SERVER_ID 77
 

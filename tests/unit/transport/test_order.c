@@ -1,10 +1,10 @@
 /* Which message leaves first, and how little waits ahead of an urgent one. */
 #include "transport_pair.h"
 
+#include "transport/common/worker.h"
 #include "transport/internal.h"
-#include "transport/lane.h"
-#include "transport/peer.h"
-#include "transport/worker.h"
+#include "transport/lane/lane.h"
+#include "transport/peer/peer.h"
 #include <linux/sockios.h>
 #include <linux/tcp.h>
 #include <poll.h>

@@ -2,8 +2,8 @@
 #include "transport_pair.h"
 
 #include "base/crc32c.h"
-#include "transport/lane.h"
-#include "transport/peer.h"
+#include "transport/lane/lane.h"
+#include "transport/peer/peer.h"
 #include <endian.h>
 
 #define SERVER_ID 77

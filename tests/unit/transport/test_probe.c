@@ -2,8 +2,8 @@
 #include "transport_pair.h"
 
 #include "base/clock.h"
-#include "transport/handshake.h"
 #include "transport/internal.h"
+#include "transport/tcp/handshake.h"
 
 #define MS	   NSEC_PER_MSEC
 #define US	   (NSEC_PER_MSEC / 1000)

@@ -1,6 +1,6 @@
 /* What is next to leave a lane: order.c and fair.c have tests of their own. */
 #include "test.h"
-#include "transport/queue.h"
+#include "transport/lane/queue.h"
 
 struct sent {
 	struct message message;

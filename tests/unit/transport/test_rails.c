@@ -2,10 +2,10 @@
 #include "transport_pair.h"
 
 #include "base/clock.h"
+#include "transport/common/worker.h"
 #include "transport/internal.h"
-#include "transport/lane.h"
-#include "transport/peer.h"
-#include "transport/worker.h"
+#include "transport/lane/lane.h"
+#include "transport/peer/peer.h"
 
 #define SERVER_ID 77
 #define N_LANES	  4

@@ -1,6 +1,6 @@
 /* What is known of the link's speed, by a clock of the test's own. */
 #include "test.h"
-#include "transport/worker.h"
+#include "transport/common/worker.h"
 
 #include "base/clock.h"
 

@@ -2,9 +2,9 @@
  * What RDMA adds to the contract: lanes that break and come back, calls that are taken up over TCP, memory that is used
  * where it lies, peers that break the rules. On the devices of BPS_TEST_RDMA; the first tests need none.
  */
-#include "transport/delivery.h"
-#include "transport/rdma.h"
-#include "transport/rdma_link.h"
+#include "transport/peer/delivery.h"
+#include "transport/rdma/link.h"
+#include "transport/rdma/rdma.h"
 #include "transport_pair.h"
 #include <sys/mman.h>
 

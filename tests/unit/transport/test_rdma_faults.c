@@ -4,8 +4,8 @@
  * nothing is left behind.
  */
 #include "fake.h"
-#include "transport/rdma.h"
-#include "transport/rdma_link.h"
+#include "transport/rdma/link.h"
+#include "transport/rdma/rdma.h"
 #include "transport_pair.h"
 #include <sys/mman.h>
 #include <sys/resource.h>

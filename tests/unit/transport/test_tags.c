@@ -2,8 +2,8 @@
 #include "transport_pair.h"
 
 #include "base/crc32c.h"
-#include "transport/handshake.h"
 #include "transport/internal.h"
+#include "transport/tcp/handshake.h"
 #include <endian.h>
 
 #define KEY	    "cluster key"

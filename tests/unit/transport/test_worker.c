@@ -1,7 +1,7 @@
 /* Boxes of mail to home: bounded turns, order, and turns between them. */
 #include "base/clock.h"
 #include "test.h"
-#include "transport/worker.h"
+#include "transport/common/worker.h"
 
 enum { N = 100 };
 

@@ -4,8 +4,8 @@
  */
 #include "transport_pair.h"
 
-#include "transport/handshake.h"
-#include "transport/peer.h"
+#include "transport/peer/peer.h"
+#include "transport/tcp/handshake.h"
 
 #include <arpa/inet.h>
 #include <endian.h>

@@ -1,0 +1,118 @@
+/*
+ * Workers, one for each data thread or one on the home loop: the loop, mail there and back, and what its lanes use one at a
+ * time.
+ */
+#pragma once
+
+#include "base/loop.h"
+#include "proto/data.h"
+#include "transport/lane/seal.h"
+#include "transport/transport.h"
+#include <sys/uio.h>
+
+#define RECEIVE_BUFFER \
+	(32u << 10) /* headers and small payloads of one read; what fits is copied, so not larger */
+#define SEND_MESSAGES 32	 /* gathered into one system call */
+#define SEND_BYTES    (1u << 20) /* offered to one system call */
+#define CHECKED_BYTES \
+	(256u         \
+	 << 10) /* the same, sent or received, with checksums: the cache of a core still has them */
+
+/*
+ * Boxes: mail to home that transport_close() can still find. Each lane has one, and those of a worker's lanes take turns: what
+ * one peer sends does not wait for all that another has sent. A turn of the loop runs no more mail than takes a moment.
+ */
+struct boxes {
+	struct loop *loop;
+	_Atomic(struct mail *) posted; /* of boxes that have mail; last first */
+	struct mail mail;	       /* in the loop while posted is not empty */
+	/* Home thread. */
+	struct list busy; /* boxes with mail that was taken out, and is still to be run */
+	struct mail
+		more; /* in the loop while goes_on: the rest of these is left to the next turn */
+	bool goes_on;
+};
+
+struct box {
+	struct boxes *boxes;
+	_Atomic(struct mail *) posted; /* last first */
+	struct mail mail;	       /* among those posted to boxes while posted is not empty */
+	/* Home thread. */
+	struct mail *first, **last; /* taken out; last: where the next is put */
+	struct list link;	    /* in boxes->busy */
+};
+
+void boxes_init(struct boxes *boxes, struct loop *loop);
+void box_init(struct box *box, struct boxes *boxes);
+/* Any thread. The mail that is the last of a box, and after which nobody posts, may free the box when it runs. */
+void box_post(struct box *box, struct mail *mail);
+/* Runs what is in them, and what that adds, until they are empty; the loop forgets them. Home thread. */
+void boxes_drain(struct boxes *boxes);
+
+/* A header as it is sent, with as much of a seal as the lane has. */
+struct wire {
+	struct data_header header;
+	unsigned char seal[SEAL_MAX];
+};
+
+/* What goes under one header: a message, or several small ones. */
+struct parcel {
+	struct message **messages;
+	const struct wire *wire;
+	const struct data_packed *packed; /* of several: as many */
+	uint32_t payload_len;		  /* of all payloads, */
+	uint32_t sealed;		  /* of which so many bytes are in the seal */
+	uint64_t number;		  /* of its header's seal */
+	unsigned n;
+	unsigned char packed_seal[SEAL_MAX], seal[SEAL_MAX];
+};
+
+/* One of which a part was written. */
+struct begun {
+	struct parcel parcel; /* n 0: none. It leads to what follows */
+	size_t done;	      /* bytes of it that are written */
+	struct message *messages[DATA_PACK_MAX];
+	struct wire wire;
+	struct data_packed packed[DATA_PACK_MAX];
+};
+
+struct batch {
+	struct message *messages[SEND_MESSAGES];
+	struct parcel parcels[SEND_MESSAGES +
+			      1]; /* the one that was begun is the first, if there is one */
+	struct wire wire[SEND_MESSAGES];
+	struct data_packed packed[SEND_MESSAGES];
+	struct iovec iov[5 * (SEND_MESSAGES + DATA_PACK_MAX)];
+	size_t n_messages, n_parcels, n_iov, len;
+	bool is_cut;		 /* there is more of the last message */
+	unsigned char wrong[16]; /* failpoints: what is sent instead of the start of a payload */
+};
+
+/* What comes in, and how fast that is: rate.c. */
+struct rate {
+	uint64_t since_ns, last_ns, bytes;
+	_Atomic uint64_t bytes_s; /* any thread; 0: not known */
+	_Atomic uint64_t *sum;	  /* of all rates, which this is one of; or NULL */
+	_Atomic uint64_t *probed; /* what a probe has said, or NULL: samples let that fade */
+};
+
+void rate_count(struct rate *rate, uint64_t bytes, uint64_t now_ns);
+
+struct worker {
+	struct loop *loop;
+	struct loop_thread *thread; /* NULL: loop is home */
+	struct boxes to_home;	    /* of its lanes */
+	struct batch batch;
+	struct rate rate;
+	uint64_t n_copied; /* bytes of payloads, while it receives */
+	unsigned char buffer[RECEIVE_BUFFER];
+};
+
+/* thread: its name; NULL: on the home loop. Returns 0 or -errno. */
+int worker_new(struct loop *home, const char *thread, struct worker **ret_worker);
+/* Runs the mail posted before, then ends the thread. */
+void worker_stop(struct worker *worker);
+/* After stop. */
+struct worker *worker_free(struct worker *worker);
+/* Mail to a lane of this worker: run at once when that is home, where we are. */
+void worker_post(struct worker *worker, struct mail *mail);

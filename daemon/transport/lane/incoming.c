@@ -1,0 +1,119 @@
+/*
+ * What holds a call or notice that comes in, from the memory of its payload until its answer is
+ * written. receive.c and rdma/receive.c make it, inproc.c of our own calls; delivery.c says what
+ * becomes of it. Any thread.
+ */
+#include "transport/common/worker.h"
+#include "transport/internal.h"
+#include "transport/lane/lane.h"
+#include "transport/peer/delivery.h"
+#include "transport/peer/peer.h"
+
+/* As many are kept for reuse: some MiB. */
+#define KEPT_MAX 8192
+
+/* What it holds is nothing, or of one before it; or NULL. */
+static struct incoming *take_kept(struct transport *transport)
+{
+	struct incoming *incoming = list_first(&transport->spare_incoming, struct incoming, link);
+
+	if (incoming) {
+		list_remove(&incoming->link);
+		list_fetch_first(&transport->spare_incoming, struct incoming, link,
+				 sizeof(*incoming));
+	} else if (transport->n_incoming < KEPT_MAX) {
+		incoming = bulk_take(&transport->incoming_bulk, sizeof(*incoming));
+		transport->n_incoming += !!incoming;
+	}
+	return incoming;
+}
+
+/* All but the message, which is made when the answer is, and what the caller sets. */
+static void incoming_init(struct incoming *incoming, bool is_home, bool is_kept)
+{
+	incoming->delivery.payload = NULL;
+	incoming->delivery.payload_block = NULL;
+	incoming->delivery.link = (struct list){ 0 };
+	incoming->message.room = (struct rdma_room){ 0 };
+	incoming->call = NULL;
+	incoming->window = NULL;
+	incoming->cookie = 0;
+	incoming->is_answered = incoming->is_written = incoming->is_damaged = false;
+	incoming->is_home = is_home;
+	incoming->is_kept = is_kept;
+}
+
+/* Where one thread does all they are used again, and no memory is asked for. */
+static struct incoming *incoming_take(struct transport *transport, bool is_home)
+{
+	struct incoming *kept = is_home ? take_kept(transport) : NULL;
+	struct incoming *incoming = kept ?: calloc(1, sizeof(*incoming));
+
+	if (incoming)
+		incoming_init(incoming, is_home, kept);
+	return incoming;
+}
+
+static void incoming_give(struct transport *transport, struct incoming *incoming)
+{
+	if (!incoming->is_kept)
+		free(incoming);
+	else if (incoming->is_home)
+		list_push_front(&transport->spare_incoming, &incoming->link);
+	/* Else its lane broke, and it ends on another's thread: its place stays empty. */
+}
+
+int incoming_new(struct peer *peer, struct lane *lane, uint32_t payload_len,
+		 struct incoming **ret_incoming)
+{
+	struct incoming *incoming;
+	uint64_t charge = lane ? sizeof(*incoming) + payload_len : 0;
+
+	if (quota_charge(&peer->quota, charge))
+		return QUOTA_E_FULL;
+	incoming = incoming_take(peer->transport, !lane || !lane->worker->thread);
+	if (!incoming) {
+		quota_release(&peer->quota, charge);
+		return error_origin(-ENOMEM);
+	}
+	incoming->delivery.peer = peer;
+	incoming->lane = lane;
+	incoming->charged = charge;
+	incoming->message.mail.run = peer->home->arrived;
+	incoming->rail = RAIL_TCP;
+	list_init(&incoming->link);
+	*ret_incoming = incoming;
+	return 0;
+}
+
+struct incoming *incoming_free(struct incoming *incoming)
+{
+	if (!incoming)
+		return NULL;
+	block_unref(incoming->delivery.payload_block);
+	quota_release(&incoming->delivery.peer->quota, incoming->charged);
+	incoming_give(incoming->delivery.peer->transport, incoming);
+	return NULL;
+}
+
+static void incoming_on_written(struct mail *mail)
+{
+	struct incoming *incoming = container_of(mail, struct incoming, message.mail);
+
+	/* Not written: it waits to be asked for, or for the end of its peer. */
+	if (!incoming->is_written && list_linked(&incoming->link))
+		return;
+	list_remove(&incoming->link);
+	incoming_free(incoming);
+}
+
+void incoming_written(struct incoming *incoming, bool is_written)
+{
+	if (!incoming->lane->rdma) {
+		incoming_free(incoming);
+		return;
+	}
+	incoming->is_written = is_written;
+	incoming->message.mail.run = incoming_on_written;
+	box_post(&incoming->lane->to_home, &incoming->message.mail);
+}

@@ -1,0 +1,148 @@
+/* Peers: the objects that calls name, their lanes being made, calls on them, and what RDMA is asked for. Home thread. */
+#pragma once
+
+#include "base/quota.h"
+#include "base/source.h"
+#include "transport/common/address.h"
+#include "transport/transport.h"
+
+struct handshake;
+struct lane;
+struct rdma_link;
+
+/* What the connections of peers tell home, each by a mail or about a connection. */
+struct lane_home {
+	void (*answered)(struct mail *mail); /* message.mail of a call */
+	void (*arrived)(struct mail *mail);  /* message.mail of an incoming */
+	void (*lost)(struct lane *lane);     /* it has failed, and waits to be closed */
+	void (*closed)(struct lane *lane);
+};
+
+enum peer_kind { PEER_SELF, PEER_CALLED, PEER_CALLING };
+enum peer_state { PEER_STARTING, PEER_UP, PEER_LOSING, PEER_LOST };
+
+struct peer {
+	struct transport *transport;
+	const struct lane_home *home;
+	struct list link;
+	enum peer_kind kind;
+	enum peer_state state;
+	uint64_t id, expect_id; /* the sender of the other side's hello */
+	/*
+	 * PEER_CALLED: the sender of our hellos, a random number that the other side alone hears: who does not know it cannot
+	 * add a connection to those of this peer, or take their place.
+	 */
+	uint64_t alias;
+	unsigned group; /* high byte of hello.lane */
+	char node[64];
+	char address[TRANSPORT_ADDRESS_MAX];
+	char source[SOURCE_MAX]; /* where it connects from; "": not known, or it does not */
+	char name[192];
+	struct list lanes;
+	struct list arrived;	/* incoming by RDMA lanes, until their answers are written */
+	struct list moved;	/* incoming that were moved off a lane that is being closed */
+	struct list calls;	/* on a lane, or with ourselves delivered */
+	struct list waiting;	/* calls for which there is no lane yet, or never will be */
+	struct list notices;	/* the same */
+	uint64_t next_sequence; /* of what waits for a lane, calls and notices */
+	size_t n_deliveries;
+	struct dial *dial;	      /* lanes being made, or NULL */
+	struct addresses addresses;   /* where the last lane was made */
+	uint64_t bytes_in, bytes_out; /* of lanes that are gone */
+	uint64_t again_ns,
+		again_pause_ns;	 /* when a lane was last to be made anew, after what pause */
+	bool offers_probe;	 /* peer_offer_probe() */
+	uint64_t features;	 /* DATA_FEATURE_* of both sides */
+	struct rdma_peer *rdma;	 /* NULL: not both sides have it */
+	struct loop_timer timer; /* armed while there is business, and one turn longer */
+	struct quota quota;	 /* any thread */
+	_Atomic uint64_t parts;	 /* any thread: part_bytes << 32 | n_nodes of its newest job */
+	struct mail mail;
+	bool is_posted;
+	struct failure failure; /* why it is lost */
+};
+
+int peer_new(struct transport *transport, enum peer_kind kind, const char *address,
+	     struct peer **ret_peer);
+/* Frees a peer that is lost and held by nobody; else does nothing. */
+void peer_free_if_unused(struct peer *peer);
+struct peer *peer_free(struct peer *peer);
+/* A node's name is known: from here on it is part of the peer's. */
+void peer_set_node(struct peer *peer, const char *node);
+/* A lane of the peer that is ready: it is up, and what has waited leaves. */
+void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index, bool is_accepted);
+/* Of TCP, not being closed; or NULL. */
+struct lane *peer_find_lane(const struct peer *peer, unsigned index);
+bool peer_has_lane(const struct peer *peer, unsigned index);
+/* A lane that the peer can do without broke, or is silent: closes it. Returns false when the peer cannot. */
+bool peer_lane_broke(struct lane *lane, int status, const char *why);
+/* An RDMA lane by its number, closing ones too; or NULL. */
+struct lane *peer_find_rail(const struct peer *peer, unsigned rail);
+unsigned peer_n_rails(const struct peer *peer); /* RDMA lanes that take calls */
+/* Sends what waits for a lane. */
+void peer_send_waiting(struct peer *peer);
+/* The beginning of the end; from a callback of the loop, never from inside a function of transport.h. */
+void peer_lose(struct peer *peer, int status, const char *why);
+/* A call for which there is no lane, or never will be. */
+void peer_wait_for_lane(struct peer *peer, struct call *call);
+/* Whether there is business with a lane's peer: arms the timer that looks after its silence. */
+void lane_begin_business(struct lane *lane);
+void lane_end_business(struct lane *lane);
+
+/* Calls (call.c) */
+
+/* Puts a call on a lane of its peer, which is up. */
+void call_send(struct call *call);
+/* Mail: a call has been answered, and is written. */
+void call_answered(struct mail *mail);
+/* answer.c: status and text of an answer whose payload is in place. Any thread. */
+void call_take_answer(struct call *call);
+/* answer.c: its payload, or that of its answer, was damaged on the way: it is to be made again. Any thread. */
+void call_damaged(struct call *call);
+extern const char call_damaged_text[];
+/* Now and then. Home thread. */
+void call_say_damaged(const struct peer *peer);
+/* A call has ended, its status and answer filled in. */
+void call_end(struct call *call);
+void call_fail(struct call *call, int status, const char *text);
+/* Sends the calls of an RDMA lane that is gone anew, over another, else over TCP. Returns how many. */
+unsigned call_move_all(struct lane *lane);
+/*
+ * The calls of a lane that is gone, while its peer is not: those that nobody has seen go another way, others end with -ENETRESET.
+ * Returns false, and does nothing, when there is one that can do neither.
+ */
+bool call_reroute_all(struct lane *lane);
+/* Ends every call with a status. The peer's lanes are gone. */
+void peer_end_calls(struct peer *peer, int status, const char *text);
+
+/* Connecting (dial.c) */
+
+/* Starts to make the lanes of a peer; its address is resolved first unless that was done. Returns 0 or -ENOMEM. */
+int dial_start(struct peer *peer, const struct addresses *addresses);
+/* Makes one of its lanes anew, trying until the peer is lost. Returns 0 or -ENOMEM. */
+int dial_again(struct peer *peer, unsigned lane);
+struct dial *dial_free(struct dial *dial);
+
+/* RDMA (rdma.c) */
+
+struct rdma;
+struct rdma_peer;
+
+int rdma_new(struct transport *transport, const struct transport_rdma_params *params,
+	     struct rdma **ret_rdma);
+/* Every lane is gone. */
+struct rdma *rdma_free(struct rdma *rdma);
+/* Both sides of a peer that is coming up have RDMA: the accepting one makes its offer, the other expects it. */
+int rdma_begin(struct peer *peer);
+/* A DATA_RDMA arrived. */
+void rdma_notice_arrived(struct peer *peer, const struct data_header *header, const void *payload);
+/* The wire of a lane broke, or is silent: closes it and moves its calls. Returns false when the peer cannot do without. */
+bool rdma_lane_lost(struct lane *lane, bool is_silent);
+/* A rail is gone, and so many calls with it: makes it anew after a while. */
+void rdma_lane_closed(struct peer *peer, unsigned n_moved);
+/* The peer is being lost: drops what is being made. */
+struct rdma_peer *rdma_peer_free(struct rdma_peer *rdma_peer);
+void rdma_peer_close(struct peer *peer);
+/* "rdma mlx5_0", "rdma mlx5_0 mlx5_1", "tcp". */
+void rdma_describe(const struct peer *peer, char *text, size_t size);
+struct rdma_link *rdma_link_free(struct rdma_link *link);
