@@ -69,6 +69,12 @@ def test_loops(run_ranks, tmp_path, front):
     run_loops(run_ranks, front, 0, 25, tmp_path / "store")
 
 
+@pytest.mark.parametrize(("front", "seed"), [("optimizer", 202865)])
+def test_found_loops(run_ranks, tmp_path, front, seed):
+    """Once wrong."""
+    run_loops(run_ranks, front, seed, seed + 1, tmp_path / "store")
+
+
 @pytest.mark.full_tier("new seeds each time")
 @pytest.mark.parametrize("front", FRONTS)
 def test_new_loops(run_ranks, tmp_path, front):

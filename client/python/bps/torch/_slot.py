@@ -61,7 +61,7 @@ class Slot:
 
     __slots__ = (
         "parameter", "name", "owner", "home", "given", "lent", "wire", "ctx", "bucket", "is_complete", "absent", "rows",
-        "hook", "watch", "keep", "_kind", "_where", "_address", "_version", "_held", "__weakref__",
+        "hook", "watch", "keep", "_kind", "_where", "_address", "_version", "_held", "_stays_none", "__weakref__",
     )  # fmt: skip
 
     def __init__(self, parameter, name, owner):
@@ -70,6 +70,7 @@ class Slot:
         self.owner = weakref.ref(owner)
         self.is_complete = False  # the last backward pass of a step has added to the gradient
         self.absent = False  # p.grad was None when it was sent
+        self._stays_none = False  # and the parameter was frozen then: p.grad is None until the result is there
         self.rows = None  # a SparseGradient, once one has come
         self.home = self.given = self.lent = self.wire = self.ctx = self.bucket = None
         self.hook = self.watch = self.keep = None  # of hooks, and the node of autograd that has one
@@ -147,7 +148,8 @@ class Slot:
 
     def lend(self):
         """p.grad is the daemon's, also where only other ranks may have one. What is frozen stays None."""
-        if self.absent and not self.parameter.requires_grad:
+        self._stays_none = self.absent and not self.parameter.requires_grad
+        if self._stays_none:
             return
         if self.home is None:
             self.given = self._nothing() if self.absent else self.parameter.grad
@@ -164,7 +166,7 @@ class Slot:
     def is_lent(self):
         """Whether p.grad is to become the result: else the user has put something else there, or nothing."""
         grad = self.parameter.grad
-        return grad is self.lent or (grad is None and self.absent and not self.parameter.requires_grad)
+        return grad is self.lent or (grad is None and self._stays_none)
 
     def was_changed(self):
         """Whether somebody wrote into a gradient that is under way."""

@@ -117,6 +117,22 @@ def check_a_layer_that_is_unfrozen():
     assert_alike(net)
 
 
+def check_a_layer_that_is_frozen_once_its_gradient_was_thrown_away():
+    """Which other ranks had alone: what comes back of it is nobody's."""
+    net = torch.nn.ModuleList([linear(1.0), linear(1.0)])
+    optimizer = wrapped(net)
+    loss = net[0](torch.ones(1, 3))
+    if bps.rank() == 1 or bps.size() == 1:
+        loss = loss + net[1](torch.ones(1, 3))
+    loss.sum().backward()
+    net.zero_grad()
+    net[1].requires_grad_(False)
+    net[0](torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    assert net[1].weight.grad is None and net[1].weight.tolist() == [[1.0] * 3]
+    assert net[0].weight.tolist() == [[0.0] * 3]
+
+
 def check_ranks_that_differ_are_told():
     if bps.size() == 1:
         return
