@@ -365,30 +365,31 @@ void data_moves_swap(uint32_t *moves, size_t n)
 		SWAP32(moves[i]);
 }
 
-void data_roll_swap(struct data_roll *roll, uint32_t n_nodes)
+void data_contributors_swap(struct data_contributors *contributors, uint32_t n_nodes)
 {
 	if (BYTE_ORDER != BIG_ENDIAN)
 		return;
-	SWAP64(roll->n);
-	SWAP64(roll->round);
+	SWAP64(contributors->n);
+	SWAP64(contributors->round);
 	for (uint32_t i = 0; i < n_nodes; i++)
-		SWAP64(roll->nodes[i]);
+		SWAP64(contributors->nodes[i]);
 }
 
-bool data_has_roll(const struct stragglers *stragglers, unsigned operation, uint32_t part_len)
+bool data_has_contributors(const struct stragglers *stragglers, unsigned operation,
+			   uint32_t part_len)
 {
 	if (operation == OPERATION_ACCUMULATE)
 		return stragglers->async;
 	return stragglers->quorum && operation == OPERATION_PUSH_PULL && part_len;
 }
 
-/* A result with a data_roll; whether it is one, who knows the job looks. */
-static bool may_have_roll(const struct data_header *h)
+/* A result with data_contributors; whether it is one, who knows the job looks. */
+static bool may_have_contributors(const struct data_header *h)
 {
 	return (h->op == DATA_RESULT || h->op == DATA_OFFER) &&
 	       (h->operation == OPERATION_PUSH_PULL || h->operation == OPERATION_ACCUMULATE) &&
-	       h->len >= data_roll_end(h->part_len, 1) &&
-	       h->len <= data_roll_at(h->part_len) + DATA_ROLL_MAX;
+	       h->len >= data_contributors_end(h->part_len, 1) &&
+	       h->len <= data_contributors_at(h->part_len) + DATA_CONTRIBUTORS_MAX;
 }
 
 static bool operation_reduces(unsigned operation)
@@ -441,7 +442,7 @@ static const char *check_part(const struct data_header *h)
 		return "the part is too long";
 	if (h->offset > h->total || h->part_len > h->total - h->offset)
 		return "the part does not lie within its block";
-	if (h->len && h->len != h->part_len && !may_have_roll(h))
+	if (h->len && h->len != h->part_len && !may_have_contributors(h))
 		return "the payload is not the part";
 	if (h->op == DATA_PULL && (h->len || h->operation != OPERATION_PUSH_PULL_ROWS))
 		return "a pull of what is no result by rows";

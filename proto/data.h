@@ -64,9 +64,10 @@
 #define DATA_CHECK_LEN 4u
 
 #define DATA_PAYLOAD_MAX PART_BYTES_MAX
-#define DATA_ROLL_MAX \
-	(sizeof(struct data_roll) + JOB_RANKS_MAX * sizeof(uint64_t)) /* more: data_roll */
-#define DATA_SETUP_MAX (4u << 20) /* payload of a set-up message */
+#define DATA_CONTRIBUTORS_MAX               \
+	(sizeof(struct data_contributors) + \
+	 JOB_RANKS_MAX * sizeof(uint64_t)) /* more: data_contributors */
+#define DATA_SETUP_MAX (4u << 20)	   /* payload of a set-up message */
 
 enum data_op {
 	/* Calls, agent to server. */
@@ -313,13 +314,13 @@ bool data_packed_fit(const struct data_header *pack, const struct data_packed *p
 /*
  * Whose contributions are in a result, where not all need be. Of a job that has a quorum or is asynchronous, and outlives its
  * daemons' processes, it stands behind the data of each RESULT and OFFER of a push_pull that is not empty, and of each
- * accumulate, at data_roll_at() of the part: so who has a result can tell what is in it when the server is no more.
+ * accumulate, at data_contributors_at() of the part: so who has a result can tell what is in it when the server is no more.
  *
  * An OFFER with `priority` 1 has none: its data is what this node contributed to a round too late, and has not seen in any
  * result since. `status` of OFFER and OFFERED is a number that grows with each ATTACH: those of one belong together. A server
  * that is fresh makes no sum before all nodes have said OFFERED.
  */
-struct data_roll {
+struct data_contributors {
 	uint64_t n;	/* contributions to this result; accumulate: since the job began */
 	uint64_t round; /* the newest of this part that has closed; accumulate: 0 */
 	/*
@@ -329,22 +330,22 @@ struct data_roll {
 	uint64_t nodes[];
 };
 
-static inline uint32_t data_roll_at(uint32_t part_len)
+static inline uint32_t data_contributors_at(uint32_t part_len)
 {
 	return (uint32_t)align_up((uint64_t)part_len, sizeof(uint64_t));
 }
 
 /* Where it is, in or behind such a payload. */
-static inline struct data_roll *data_roll_of(const void *payload, uint32_t part_len)
+static inline struct data_contributors *data_contributors_of(const void *payload, uint32_t part_len)
 {
-	return (struct data_roll *)((uintptr_t)payload + data_roll_at(part_len));
+	return (struct data_contributors *)((uintptr_t)payload + data_contributors_at(part_len));
 }
 
 /* Bytes of a payload with one. */
-static inline uint32_t data_roll_end(uint32_t part_len, uint32_t n_nodes)
+static inline uint32_t data_contributors_end(uint32_t part_len, uint32_t n_nodes)
 {
-	return data_roll_at(part_len) +
-	       (uint32_t)(sizeof(struct data_roll) + n_nodes * sizeof(uint64_t));
+	return data_contributors_at(part_len) +
+	       (uint32_t)(sizeof(struct data_contributors) + n_nodes * sizeof(uint64_t));
 }
 
 /* Whether it says of a push_pull_rows that the node has the result. */
@@ -354,9 +355,10 @@ static inline bool data_is_done(const struct data_header *header)
 }
 
 /* Host order to wire order and back; in place. */
-void data_roll_swap(struct data_roll *roll, uint32_t n_nodes);
+void data_contributors_swap(struct data_contributors *contributors, uint32_t n_nodes);
 /* Whether results of such a part have one, in a job with stragglers that outlives its daemons' processes. */
-bool data_has_roll(const struct stragglers *stragglers, unsigned operation, uint32_t part_len);
+bool data_has_contributors(const struct stragglers *stragglers, unsigned operation,
+			   uint32_t part_len);
 
 /*
  * How each payload of push_pull_rows starts. Behind it come the numbers of the piece's rows (int64, ascending, each

@@ -146,7 +146,7 @@ struct ledger_tensor {
 static_assert(sizeof(struct ledger_tensor) == 320, "ledger_tensor is a format");
 
 /*
- * The result of a part's round, with the fields of its DATA_PUSH (data.h). Where results have one, a data_roll stands behind it; and
+ * The result of a part's round, with the fields of its DATA_PUSH (data.h). Where results have contributors, data_contributors stand behind it; and
  * in the last part_bytes of the cell, while `late` is 1, what this node had contributed to the round and is in no result that
  * is here.
  */

@@ -32,7 +32,7 @@ static void free_job(struct agent_job *job)
 	     entry = map_next(&job->tensors.by_name, entry))
 		free(container_of(entry, struct agent_tensor, entry)->pasts);
 	map_done(&job->tensors.by_name);
-	agent_lend_done(job);
+	agent_in_place_done(job);
 	agent_keep_done(job);
 	agent_ordinal_done(job);
 	agent_setup_free(job);
@@ -58,9 +58,9 @@ static const struct agent_hooks hooks = {
 	.ranks_left_behind = agent_elastic_go_on,
 	.ranks_settle = agent_elastic_settle,
 	.regroups = agent_setup_regroup,
-	.newcomer_waits = agent_seek,
-	.newcomer_gone = agent_seek_changed,
-	.newcomers_gone = agent_seek_close,
+	.newcomer_waits = agent_discovery_begin,
+	.newcomer_gone = agent_discovery_changed,
+	.newcomers_gone = agent_discovery_close,
 	.attaches_again = agent_setup_reattach,
 	.servers_recalled = agent_setup_recall,
 	.join_withdrawn = agent_setup_withdraw,
@@ -128,8 +128,8 @@ int agent_new(const struct agent_params *params, struct agent **ret_agent)
 	agent->hooks = &hooks;
 	list_init(&agent->jobs);
 	list_init(&agent->newcomers);
-	list_init(&agent->seeks);
-	list_init(&agent->outlets);
+	list_init(&agent->discoveries);
+	list_init(&agent->send_queues);
 	metrics_init(agent);
 	*ret_agent = agent;
 	return 0;
@@ -205,7 +205,8 @@ static bool uses(const struct agent_job *job, const struct peer *peer)
 	if (job->fleet.home == peer)
 		return true;
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		if (job->fleet.servers[i].outlet && job->fleet.servers[i].outlet->peer == peer)
+		if (job->fleet.servers[i].send_queue &&
+		    job->fleet.servers[i].send_queue->peer == peer)
 			return true;
 	return false;
 }
@@ -249,7 +250,7 @@ static void released(struct agent_job *job, const struct peer *peer, uint32_t nu
 	for (size_t i = 0; job->retention.keeps && i < job->fleet.n_servers; i++) {
 		struct agent_server *server = &job->fleet.servers[i];
 
-		if (server->attached && server->outlet->peer == peer)
+		if (server->attached && server->send_queue->peer == peer)
 			agent_keep_released(server, number);
 	}
 }
@@ -279,7 +280,7 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 			return;
 		}
 		if (header->op == DATA_LEFT) {
-			agent_left_heard(job, header->left_node);
+			agent_departed_heard(job, header->left_node);
 			return;
 		}
 		if (header->op == DATA_ORDINAL) {
@@ -291,7 +292,7 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 		if (!uses(job, peer))
 			continue;
 		if (header->op == DATA_STOPPING) {
-			agent_left_stopping(job, peer);
+			agent_departed_stopping(job, peer);
 			return;
 		}
 		if (header->op == DATA_RELEASE) {
@@ -301,7 +302,7 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 		}
 		if (header->op == DATA_NEWCOMERS) {
 			if (job->fleet.home == peer)
-				job->membership.n_guests =
+				job->membership.n_joiners =
 					(uint32_t)MIN(header->n_newcomers, (uint64_t)JOB_RANKS_MAX);
 			return;
 		}
@@ -311,12 +312,12 @@ void agent_notice_arrived(struct agent *agent, struct peer *peer, const struct d
 	}
 	/* Of a job that is over, or goes without that server. */
 	if (header->op == DATA_STOPPING)
-		agent_left_tell_idle(peer, header->job, header->node);
+		agent_departed_tell_idle(peer, header->job, header->node);
 }
 
 void agent_peer_lost(struct agent *agent, struct peer *peer, const char *why)
 {
-	struct agent_outlet *outlet;
+	struct agent_send_queue *send_queue;
 	struct agent_job *job;
 	struct failure failure;
 
@@ -330,7 +331,7 @@ void agent_peer_lost(struct agent *agent, struct peer *peer, const char *why)
 		else
 			agent_job_fail(job, &failure, peer);
 	}
-	list_for_each (outlet, &agent->outlets, link)
-		if (outlet->peer == peer)
-			outlet->lost = true;
+	list_for_each (send_queue, &agent->send_queues, link)
+		if (send_queue->peer == peer)
+			send_queue->lost = true;
 }

@@ -314,10 +314,11 @@ struct agent_request {
 	struct agent_outcome outcome; /* in done(), of an elastic job; zero before */
 
 	/* The agent's. */
-	uint32_t seat, n_seats; /* rank and size where it was submitted: seats.c */
+	uint32_t submitted_rank,
+		submitted_size; /* rank and size where it was submitted: rank_map.c */
 };
 static_assert(!(offsetof(struct agent_request, expanded) % CACHE_LINE ||
-		offsetof(struct agent_request, seat) % CACHE_LINE),
+		offsetof(struct agent_request, submitted_rank) % CACHE_LINE),
 	      "what is fetched of a request begins with lines");
 
 /* Fetches what the next agent_submit() of it looks at first. */

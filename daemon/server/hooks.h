@@ -32,7 +32,7 @@ struct server_hooks {
 	void (*form_is_late)(struct job *job);
 	void (*attach_is_late)(struct job *job);
 	void (*regroup_is_late)(struct job *job);
-	/* The job is over: guests are told. Then: its memory goes. */
+	/* The job is over: joiners are told. Then: its memory goes. */
 	void (*job_over)(struct job *job);
 	void (*job_freed)(struct job *job);
 	/* Whether an elastic job goes on without nodes that left, or those that a slot waits for. */

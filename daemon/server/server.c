@@ -11,10 +11,10 @@
 #include "server/job/store.h"
 #include "server/round/accumulate.h"
 #include "server/round/keep.h"
+#include "server/round/offered.h"
 #include "server/round/quorum.h"
 #include "server/round/round.h"
 #include "server/round/rows.h"
-#include "server/round/told.h"
 #include <stdio.h>
 
 static void free_job(struct job *job)
@@ -22,8 +22,8 @@ static void free_job(struct job *job)
 	keep_end(job);
 	accumulate_free(job);
 	store_free(job);
-	while (!list_empty(&job->membership.guests))
-		guest_free(list_first(&job->membership.guests, struct guest, link));
+	while (!list_empty(&job->membership.joiners))
+		joiner_free(list_first(&job->membership.joiners, struct joiner, link));
 }
 
 static void fail_slot(struct slot *slot, int status, const char *text)
@@ -61,7 +61,7 @@ static const struct server_hooks hooks = {
 	.form_is_late = form_expired,
 	.attach_is_late = attach_expired,
 	.regroup_is_late = regroup_expired,
-	.job_over = guest_end,
+	.job_over = joiner_end,
 	.job_freed = free_job,
 	.without_left = elastic_without_left,
 	.without_missing = elastic_without_missing,
@@ -314,10 +314,10 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 	} else if (header->op == DATA_ACK && move_is_current(job, header)) {
 		(void)keep_ack(job, node, (uint32_t)header->up_to);
 	} else if (header->op == DATA_OFFERED && move_is_current(job, header)) {
-		told_said(job, node, header);
+		offered_said(job, node, header);
 	} else if (header->op == DATA_HAVE && move_is_current(job, header)) {
 		rows_give_up(job, node, header->key, header->round);
-		keep_had(job, node, header);
+		keep_acknowledged(job, node, header);
 	} else if (header->op == DATA_IDLE) {
 		job->nodes[node].idle = job->nodes[node].asked;
 	} else if (header->op == DATA_LEAVE) {
@@ -331,7 +331,7 @@ void server_notice_arrived(struct server *server, struct peer *peer,
 
 static void lost(struct job *job, struct peer *peer, const char *why)
 {
-	guest_lost(job, peer);
+	joiner_lost(job, peer);
 	attach_lost(job, peer, why);
 }
 

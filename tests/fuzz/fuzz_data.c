@@ -17,7 +17,7 @@ static void check_header(const struct data_header *h)
 	if (h->op == DATA_PUSH || h->op == DATA_OFFER || h->op == DATA_RESULT) {
 		FUZZ_CHECK(!h->len || h->len == h->part_len ||
 			   ((h->op == DATA_RESULT || h->op == DATA_OFFER) && h->len > h->part_len &&
-			    h->len <= data_roll_at(h->part_len) + DATA_ROLL_MAX));
+			    h->len <= data_contributors_at(h->part_len) + DATA_CONTRIBUTORS_MAX));
 		FUZZ_CHECK(h->offset + h->part_len >= h->offset);
 		FUZZ_CHECK(h->offset + h->part_len <= h->total);
 	}

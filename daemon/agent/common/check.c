@@ -131,10 +131,10 @@ static int check_all_gather(const struct checked *c)
 			return r;
 		(void)sum_counts(c, request->counts, c->rank, &before);
 		own = request->counts[c->rank];
-	} else if (MUL_OVERFLOW(own, (uint64_t)request->n_seats, &total)) {
+	} else if (MUL_OVERFLOW(own, (uint64_t)request->submitted_size, &total)) {
 		return failure_set(c->failure, -EINVAL, "rank %u: too many elements", c->rank);
 	} else {
-		before = own * request->seat;
+		before = own * request->submitted_rank;
 	}
 	r = check_input(c, own);
 	if (!r)

@@ -9,7 +9,7 @@
 struct agent_job;
 struct agent_server;
 
-/* Stripes that were dealt. */
+/* Stripes that were scheduled. */
 struct agent_stripes {
 	struct list link;
 	uint16_t *stripes;
@@ -26,7 +26,7 @@ struct agent_placement {
 	uint32_t *moved_before;	 /* the run before: `moves` when its ranks regrouped; or NULL */
 	uint32_t data_epoch;	 /* of what is said about data */
 	uint64_t n_moved;	 /* how often this node has gone over */
-	uint16_t *first_stripes; /* as the home has dealt them */
+	uint16_t *first_stripes; /* as the home has scheduled them */
 	struct list later;	 /* those after them */
 	uint16_t *stripes;
 	size_t n_stripes;

@@ -63,18 +63,18 @@ struct agent_job *agent_job_free(struct agent_job *job)
 	loop_abort(&job->sweep.chore);
 	loop_abort(&job->later.chore);
 	job->agent->hooks->freed(job);
-	agent_room_done(job);
+	agent_quota_done(job);
 	layout_done(&job->layout);
 	(void)ledger_free(job->resumption.ledger);
 	(void)fd_close(job->resumption.ledger_fd);
 	free(job->members);
 	free(job->n_pending);
-	free(job->left.ranks);
+	free(job->departed.ranks);
 	free(job->membership.out);
 	free(job->membership.gone);
 	free(job->sweep.without);
 	free(job->resumption.node_of_rank);
-	free(job->left.nodes);
+	free(job->departed.nodes);
 	(void)arrivals_free(job->arrivals);
 	bulk_done(&job->memory.bulk);
 	quota_release(&job->memory.held, job->memory.held_ranks);
@@ -129,16 +129,16 @@ int agent_job_make(struct agent *agent, const struct agent_join *join, struct ag
 	list_init(&job->link);
 	list_init(&job->rounds);
 	list_init(&job->resumption.behind);
-	list_init(&job->schedule.dealt);
+	list_init(&job->schedule.scheduled);
 	list_init(&job->memory.spare_rounds);
 	list_init(&job->memory.spare_parts);
 	list_init(&job->fleet.setups);
 	list_init(&job->retention.starved);
-	list_init(&job->retention.lent);
-	list_init(&job->retention.spare_lent);
+	list_init(&job->retention.in_place);
+	list_init(&job->retention.spare_in_place);
 	list_init(&job->placement.later);
 	job->agent->hooks->made(job);
-	agent_room_init(job);
+	agent_quota_init(job);
 	(void)snprintf(job->owner.name, sizeof(job->owner.name), "%s", join->job);
 	job->shape = (struct agent_shape){
 		.size = join->size,
@@ -170,10 +170,10 @@ int agent_job_make(struct agent *agent, const struct agent_join *join, struct ag
 	job->memory.held_ranks = ranks_bytes(join);
 	job->members = calloc(join->local_size, sizeof(job->members[0]));
 	job->n_pending = calloc(join->local_size, sizeof(job->n_pending[0]));
-	job->left.ranks = calloc(join->local_size, sizeof(job->left.ranks[0]));
+	job->departed.ranks = calloc(join->local_size, sizeof(job->departed.ranks[0]));
 	job->membership.out = calloc(join->size, sizeof(job->membership.out[0]));
 	job->membership.gone = calloc(join->local_size, sizeof(job->membership.gone[0]));
-	if (!job->members || !job->n_pending || !job->left.ranks || !job->membership.out ||
+	if (!job->members || !job->n_pending || !job->departed.ranks || !job->membership.out ||
 	    !job->membership.gone)
 		return error_origin(-ENOMEM);
 	r = new_instance(job);
@@ -201,7 +201,7 @@ void agent_job_detach(struct agent_member *member)
 			job->members[i] = NULL;
 	job->n_members--;
 	if (member->leaving)
-		job->left.n_leaving--;
+		job->departed.n_leaving--;
 	if (member->regrouping)
 		job->membership.n_regrouping--;
 	member->regrouping = false;
@@ -282,7 +282,7 @@ int agent_job_order_members(struct agent_job *job)
 	_cleanup_(freep) struct agent_member **ordered = NULL;
 
 	if (layout->n_local != job->shape.local_size ||
-	    job->n_members + job->left.n_before != layout->n_local)
+	    job->n_members + job->departed.n_before != layout->n_local)
 		return error_origin(-EPROTO);
 	ordered = calloc(layout->n_local, sizeof(ordered[0]));
 	if (!ordered)
@@ -313,7 +313,7 @@ void agent_job_formed(struct agent_job *job)
 {
 	job->state = JOB_RUNNING;
 	job->agent->hooks->runs(job);
-	agent_room_formed(job);
+	agent_quota_formed(job);
 	(void)loop_timer_set(job->agent->params.loop, &job->sweep.timer,
 			     clock_now_ns() + TIMER_IDLE_NS);
 	log_info("job %s: run %016" PRIx64 "%s: %u ranks on %u nodes, %u here, %zu servers",
@@ -339,7 +339,7 @@ void agent_job_form_here(struct agent_job *job)
 	struct failure failure;
 	int r;
 
-	if (job->n_members + job->left.n_before < job->shape.local_size)
+	if (job->n_members + job->departed.n_before < job->shape.local_size)
 		return;
 	r = layout_init(&job->layout, NULL, job->shape.size, 1, 0);
 	if (!r)
@@ -372,7 +372,7 @@ static bool is_sibling(const struct agent_job *job, const struct agent_join *joi
 
 static bool has_name(const struct agent_job *job, const struct agent_join *join)
 {
-	return job->state != JOB_OVER && !job->left.failure.status &&
+	return job->state != JOB_OVER && !job->departed.failure.status &&
 	       !strcmp(job->owner.name, join->job) && !is_sibling(job, join);
 }
 
@@ -670,31 +670,31 @@ void agent_job_end_left(struct agent_job *job)
 		return;
 	/* The others would wait for this node, had nobody heard that it has left. */
 	if (job->retention.keeps && !job->fleet.n_attached && !job->shape.elastic) {
-		job->left.unsaid = true;
+		job->departed.unsaid = true;
 		log_notice("job %s: left by all its ranks here; waiting for a server to tell it",
 			   job->owner.name);
 		return;
 	}
 	log_info("job %s: run %016" PRIx64 ": left by all its ranks here", job->owner.name,
 		 job->number);
-	agent_left_say(job);
+	agent_departed_say(job);
 	agent_job_over(job);
 	agent_elastic_end(job);
 }
 
 void agent_job_let_leave(struct agent_job *job)
 {
-	agent_left_idle(job);
-	if (job->state != JOB_RUNNING || !job->left.n_leaving || !job->left.due ||
+	agent_departed_idle(job);
+	if (job->state != JOB_RUNNING || !job->departed.n_leaving || !job->departed.due ||
 	    !agent_resume_caught_up(job))
 		return;
-	job->left.due = false;
+	job->departed.due = false;
 	for (uint32_t i = 0; i < job->layout.n_local; i++) {
 		struct agent_member *member = job->members[i];
 
 		if (!member || !member->leaving || job->n_pending[i])
 			continue;
-		job->left.ranks[i] = true;
+		job->departed.ranks[i] = true;
 		if (job->resumption.ledger)
 			ledger_leave(job->resumption.ledger, member->rank);
 		FAILPOINT("job-left");
@@ -725,8 +725,8 @@ void agent_leave(struct agent_member *member)
 	if (member->leaving)
 		return;
 	member->leaving = true;
-	job->left.n_leaving++;
-	job->left.due = true;
+	job->departed.n_leaving++;
+	job->departed.due = true;
 	if (job->shape.elastic) {
 		agent_job_hold(job);
 		(void)failure_set(&failure, -ECANCELED, "this rank left job %s", job->owner.name);
@@ -736,8 +736,8 @@ void agent_leave(struct agent_member *member)
 		agent_job_release(job);
 		return;
 	}
-	if (!job->left.failure.status)
-		(void)failure_set(&job->left.failure, -EPIPE, "rank %u has left job %s", rank,
+	if (!job->departed.failure.status)
+		(void)failure_set(&job->departed.failure, -EPIPE, "rank %u has left job %s", rank,
 				  job->owner.name);
 	agent_job_hold(job);
 	if (!job->sweep.leaves.status) {
@@ -776,7 +776,7 @@ void agent_abandon(struct agent_member *member, const char *how)
 	agent_job_hold(job);
 	job->agent->hooks->rank_gone(job, index, &failure, was_leaving);
 	if (!job->n_members && job->state == JOB_RUNNING && !job->sweep.n_without) {
-		agent_left_say(job);
+		agent_departed_say(job);
 		agent_job_over(job);
 	}
 	agent_elastic_try(job);

@@ -14,7 +14,7 @@
 #include "agent/agent.h"
 #include "agent/common/placement.h"
 #include "agent/hooks.h"
-#include "agent/job/left.h"
+#include "agent/job/departed.h"
 #include "agent/job/membership.h"
 #include "agent/job/report.h"
 #include "agent/job/resume.h"
@@ -43,13 +43,13 @@ enum agent_job_state { JOB_FORMING, JOB_RUNNING, JOB_OVER };
 struct agent {
 	struct agent_params params;
 	const struct agent_hooks *hooks;
-	struct list jobs;      /* not yet freed, in the order in which they began */
-	uint64_t n_changes;    /* how often one has come, gone, or got its number */
-	struct list outlets;   /* queues towards servers: outlet.c */
-	struct mail reap;      /* frees jobs that are over, when nobody up the stack uses them */
-	struct list newcomers; /* wait for an elastic job to let them in: regroup.c */
-	struct map waiting;    /* how many of these wait for each job: regroup.c */
-	struct list seeks;     /* jobs on other nodes that they are for: seek.c */
+	struct list jobs;	 /* not yet freed, in the order in which they began */
+	uint64_t n_changes;	 /* how often one has come, gone, or got its number */
+	struct list send_queues; /* queues towards servers: send_queue.c */
+	struct mail reap;	 /* frees jobs that are over, when nobody up the stack uses them */
+	struct list newcomers;	 /* wait for an elastic job to let them in: regroup.c */
+	struct map waiting;	 /* how many of these wait for each job: regroup.c */
+	struct list discoveries; /* jobs on other nodes that they are for: discovery.c */
 	struct loop_timer newcomers_timer;
 	bool reaping, closed;
 	uint64_t n_rounds_started; /* orders rounds of equal priority */
@@ -118,7 +118,7 @@ struct agent_job {
 	struct layout layout;	   /* once RUNNING, or joined at the home server */
 	struct arrivals *arrivals; /* of the local ranks, by local number; NULL: there is but one */
 	struct agent_membership membership;
-	struct agent_departures left;
+	struct agent_departures departed;
 	struct agent_resumption resumption;
 	struct agent_retention retention;
 	struct agent_placement placement;

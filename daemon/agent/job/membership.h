@@ -16,9 +16,9 @@ struct agent_membership {
 	uint32_t *
 		out; /* by rank: the membership from which on the rank is not in the job; 0: the rank is in */
 	uint32_t n_out, n_regrouping;
-	bool goes;	   /* the run is over here, and goes on elsewhere */
-	uint32_t n_guests; /* newcomers on nodes that have no rank in the job, as the home says */
-	bool regrouped;	   /* the run began when the ranks of one through servers regrouped */
+	bool goes;	    /* the run is over here, and goes on elsewhere */
+	uint32_t n_joiners; /* newcomers on nodes that have no rank in the job, as the home says */
+	bool regrouped;	    /* the run began when the ranks of one through servers regrouped */
 	uint8_t *
 		gone; /* by local number: dead, or left; over servers the rank is not out before they know */
 	size_t n_gone;		/* of these, how many are not out */
@@ -53,7 +53,7 @@ void agent_elastic_go_on(struct agent_job *job, const char *why);
 /* Ranks here that have left are missed only now. */
 void agent_elastic_settle(struct agent_job *job);
 
-/* seats.c: its ranks, counted, and what that makes of requests. */
+/* rank_map.c: its ranks, counted, and what that makes of requests. */
 /* Whether this node is the first that is in the job. */
 bool agent_elastic_is_first(const struct agent_job *job);
 /* Ranks that are in the job. */
@@ -68,24 +68,24 @@ int agent_elastic_check(struct agent_round *round, struct failure *failure);
 void agent_elastic_outcome(const struct agent_round *round, uint32_t index,
 			   struct agent_request *request);
 
-/* seek.c: newcomers of a node that has no rank in their job ask its home to be let in. */
+/* discovery.c: newcomers of a node that has no rank in their job ask its home to be let in. */
 struct agent_newcomer;
 /* A newcomer has come, and no job here would let it in. */
-void agent_seek(struct agent_newcomer *newcomer);
+void agent_discovery_begin(struct agent_newcomer *newcomer);
 /* One has gone, or been let in. */
-void agent_seek_changed(const struct agent_newcomer *newcomer);
-void agent_seek_close(struct agent *agent);
+void agent_discovery_changed(const struct agent_newcomer *newcomer);
+void agent_discovery_close(struct agent *agent);
 
-/* untold.c: ranks that had not heard of the run that has begun when they regrouped, when the daemon's process died. */
+/* uninformed.c: ranks that had not heard of the run that has begun when they regrouped, when the daemon's process died. */
 /* A run of an elastic job of this name and secret that waits for its ranks to come back, or NULL. */
-struct agent_job *agent_untold_find(struct agent *agent, const char *name,
-				    const uint8_t *secret_digest);
+struct agent_job *agent_uninformed_find(struct agent *agent, const char *name,
+					const uint8_t *secret_digest);
 /* The place that such a run has for the process join->pid, of whom nobody has heard: sets its ranks, or returns false. */
-bool agent_untold_place(const struct agent_job *job, struct agent_join *join);
+bool agent_uninformed_place(const struct agent_job *job, struct agent_join *join);
 /* A rank has come back that was told of it: those that have come as of the run before, which ends, and newcomers are in it. */
-void agent_untold_take(struct agent_job *job);
+void agent_uninformed_take(struct agent_job *job);
 /* The same when a newcomer has come. */
-void agent_untold_let_in(struct agent *agent, const char *name, const uint8_t *secret_digest);
+void agent_uninformed_let_in(struct agent *agent, const char *name, const uint8_t *secret_digest);
 
 /* regroup.c: newcomers, and the next run. */
 struct agent_newcomer {

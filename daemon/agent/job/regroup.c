@@ -128,7 +128,7 @@ bool agent_elastic_waits(const struct agent_job *job)
 	uint32_t max = job->shape.max_ranks ? job->shape.max_ranks : JOB_RANKS_MAX;
 
 	return job->shape.elastic && (agent_elastic_n_waiting(job) ||
-				      (job->membership.n_guests && agent_elastic_size(job) < max));
+				      (job->membership.n_joiners && agent_elastic_size(job) < max));
 }
 
 /* It is let in, or gives up: it is in the row no more. */
@@ -252,7 +252,7 @@ int agent_elastic_wait(struct agent *agent, struct agent_member *member,
 	list_push_back(&agent->newcomers, &newcomer->link);
 	log_info("job %s: pid %u waits to be let in", join->job, join->pid);
 	member->newcomer = TAKE_PTR(newcomer);
-	agent_untold_let_in(agent, member->newcomer->job, member->newcomer->secret_digest);
+	agent_uninformed_let_in(agent, member->newcomer->job, member->newcomer->secret_digest);
 	if (!job && member->newcomer)
 		agent->hooks->newcomer_waits(member->newcomer);
 	return 0;
@@ -484,7 +484,7 @@ void agent_elastic_let_in(struct agent_job *next, const uint32_t *ranks, uint32_
 		take(next, member, ranks[i], i, facts.pid, NULL);
 		i++;
 	}
-	next->left.n_before = next->shape.local_size - next->n_members;
+	next->departed.n_before = next->shape.local_size - next->n_members;
 }
 
 int agent_elastic_next(struct agent_job *job, const struct agent_regrouped *regrouped,

@@ -36,9 +36,9 @@ const char *agent_ranks_end(struct agent_ranks_text *ranks)
 
 const char *agent_server_name(const struct agent_job *job, size_t server)
 {
-	const struct agent_outlet *outlet = job->fleet.servers[server].outlet;
+	const struct agent_send_queue *send_queue = job->fleet.servers[server].send_queue;
 
-	return outlet ? peer_name(outlet->peer) : job->fleet.servers[server].member.name;
+	return send_queue ? peer_name(send_queue->peer) : job->fleet.servers[server].member.name;
 }
 
 const char *agent_time_text(char text[32], uint64_t ns)
@@ -88,7 +88,7 @@ static const char *state_name(const struct agent_job *job)
 	case JOB_FORMING:
 		return job->resumption.resumed ? "resuming" : "forming";
 	case JOB_RUNNING:
-		return job->left.failure.status ? "leaving" : "running";
+		return job->departed.failure.status ? "leaving" : "running";
 	default:
 		return job->end.failure.status ? "failed" : "leaving";
 	}
@@ -278,7 +278,7 @@ static const char *rank_state(const struct agent_job *job, uint32_t rank)
 		return rank_state(home_of(job, rank), rank);
 	if (local == RANK_AWAY)
 		return "joined";
-	if (job->left.ranks && job->left.ranks[local])
+	if (job->departed.ranks && job->departed.ranks[local])
 		return "left";
 	if (job->membership.out[rank])
 		return "gone";

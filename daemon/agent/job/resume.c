@@ -67,8 +67,8 @@ int agent_resume_prepare(struct agent_job *job)
 	if (job->resumption.resumed) {
 		job->part_bytes = ledger_part_bytes(job->resumption.ledger);
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
-			job->left.ranks[i] = ledger_has_left(job->resumption.ledger,
-							     job->layout.rank_of_local[i]);
+			job->departed.ranks[i] = ledger_has_left(job->resumption.ledger,
+								 job->layout.rank_of_local[i]);
 		keep_processes(job);
 		return 0;
 	}
@@ -90,7 +90,7 @@ int agent_resume_prepare_far(struct agent_job *job, const void *record, size_t l
 		.record = record,
 		.record_len = len,
 		.n_tensors = job->agent->params.max_tensors,
-		.cell_bytes = agent_roll_cell_bytes(job),
+		.cell_bytes = agent_contributors_cell_bytes(job),
 	};
 	int r;
 
@@ -113,7 +113,7 @@ void agent_resume_form(struct agent_job *job)
 		agent_job_form_here(job);
 		return;
 	}
-	if (job->n_members + job->left.n_before < job->shape.local_size || job->layout.size)
+	if (job->n_members + job->departed.n_before < job->shape.local_size || job->layout.size)
 		return;
 	r = layout_init(&job->layout, job->resumption.node_of_rank, job->shape.size,
 			job->shape.n_nodes, job->shape.node);
@@ -121,8 +121,8 @@ void agent_resume_form(struct agent_job *job)
 		r = agent_job_order_members(job);
 	if (!r) {
 		for (uint32_t i = 0; i < job->layout.n_local; i++)
-			job->left.ranks[i] = ledger_has_left(job->resumption.ledger,
-							     job->layout.rank_of_local[i]);
+			job->departed.ranks[i] = ledger_has_left(job->resumption.ledger,
+								 job->layout.rank_of_local[i]);
 		keep_processes(job);
 		r = job->agent->hooks->attaches_again(job);
 	}
@@ -166,8 +166,8 @@ static void take_left(struct agent_job *job)
 	for (uint32_t rank = 0; rank < job->shape.size; rank++) {
 		if (!ledger_has_left(job->resumption.ledger, rank))
 			continue;
-		if (!job->left.n_before++ && !job->shape.elastic)
-			(void)failure_set(&job->left.failure, -EPIPE, "rank %u has left job %s",
+		if (!job->departed.n_before++ && !job->shape.elastic)
+			(void)failure_set(&job->departed.failure, -EPIPE, "rank %u has left job %s",
 					  rank, job->owner.name);
 	}
 }
@@ -182,7 +182,7 @@ static int check_left(const struct ledger *ledger, const struct agent_join *join
 }
 
 /*
- * Ranks of an elastic job may come back as of two runs, if the daemon's process died while it told them of the next: untold.c. Returns
+ * Ranks of an elastic job may come back as of two runs, if the daemon's process died while it told them of the next: uninformed.c. Returns
  * that of the others who wait for it, and whether it is the next.
  */
 static struct agent_job *find_other_run(struct agent *agent, const struct agent_join *join,
@@ -192,7 +192,7 @@ static struct agent_job *find_other_run(struct agent *agent, const struct agent_
 
 	if (!join->elastic)
 		return NULL;
-	job = agent_untold_find(agent, join->job, join->secret_digest);
+	job = agent_uninformed_find(agent, join->job, join->secret_digest);
 	if (!job || ledger_is_far(job->resumption.ledger) != ledger_is_far(ledger) ||
 	    ledger_membership(job->resumption.ledger) == ledger_membership(ledger))
 		return NULL;
@@ -241,7 +241,7 @@ static int begin(struct agent *agent, struct agent_join *join, uint64_t number, 
 	if (r)
 		return r;
 	other = find_other_run(agent, join, ledger, &is_next);
-	if (other && is_next && agent_untold_place(other, join)) {
+	if (other && is_next && agent_uninformed_place(other, join)) {
 		*ret_job = other;
 		return 0;
 	}
@@ -330,7 +330,7 @@ int agent_resume(struct agent *agent, struct agent_member *member, const struct 
 	if (r)
 		return r;
 
-	r = agent_room_join(job, member, failure);
+	r = agent_quota_join(job, member, failure);
 	if (r) {
 		struct failure why = *failure;
 
@@ -344,7 +344,7 @@ int agent_resume(struct agent *agent, struct agent_member *member, const struct 
 			   job->owner.name, join.rank);
 	agent_job_add(job, member, &join, LOOK_NS);
 	member->resumed = job->number == number;
-	agent_untold_take(job);
+	agent_uninformed_take(job);
 	if (job->state == JOB_FORMING)
 		agent_resume_form(job);
 	return 0;
@@ -407,11 +407,11 @@ void agent_resume_expire(struct agent_job *job, uint64_t now_ns)
 		timeout_ns = MAX(timeout_ns, job->request_timeout_ns);
 	}
 	if (missing.gone != RANK_AWAY && job->shape.elastic &&
-	    job->shape.size - job->left.n_before > job->shape.min_ranks) {
+	    job->shape.size - job->departed.n_before > job->shape.min_ranks) {
 		log_notice("job %s: rank %u (pid %u) died while the daemon was away",
 			   job->owner.name, missing.gone, missing.gone_pid);
 		ledger_leave(job->resumption.ledger, missing.gone);
-		job->left.n_before++;
+		job->departed.n_before++;
 		(void)loop_timer_set(job->agent->params.loop, &job->sweep.timer, now_ns);
 		agent_resume_form(job);
 		return;

@@ -96,7 +96,7 @@ static void take_key(struct agent_tensor *tensor, uint64_t key, uint64_t start)
 			    "outlive this process",
 			    job->owner.name, tensor->name);
 	if (job->retention.keeps && job->resumption.resumed)
-		agent_had_resumed(tensor);
+		agent_acknowledged_resumed(tensor);
 	list_for_each (round, &tensor->rounds, link)
 		if (round->failure.status)
 			agent_setup_fail_round(job, key, round->number, round->alone,

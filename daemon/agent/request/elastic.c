@@ -12,7 +12,7 @@
  * ends with that set on all nodes; if nobody has, all of them do it again without the rank. Nothing has to be decided by one.
  *
  * Here is how a job loses ranks: job.c calls when one goes and when the job is formed, move.c with what other nodes say,
- * expire.c when one is late. seats.c counts those that are left, regroup.c takes in newcomers.
+ * expire.c when one is late. rank_map.c counts those that are left, regroup.c takes in newcomers.
  */
 #include "agent/round/round.h"
 #include "base/log.h"
@@ -212,7 +212,7 @@ static void drop_far(struct agent_job *job, uint32_t index, const struct failure
 static bool drop_resuming(struct agent_job *job, uint32_t index, uint32_t rank,
 			  const struct failure *failure)
 {
-	if (!job->n_members || job->shape.size - job->left.n_before <= job->shape.min_ranks)
+	if (!job->n_members || job->shape.size - job->departed.n_before <= job->shape.min_ranks)
 		return false;
 	log_notice("job %s: %s, and had just come back after a restart", job->owner.name,
 		   failure->text);
@@ -222,7 +222,7 @@ static bool drop_resuming(struct agent_job *job, uint32_t index, uint32_t rank,
 		job->membership.gone[index] = true;
 		return true;
 	}
-	job->left.n_before++;
+	job->departed.n_before++;
 	agent_resume_form(job);
 	return true;
 }

@@ -92,7 +92,7 @@ void agent_forget_some(struct agent_job *job)
 		struct agent_tensor *tensor =
 			list_first(&tensors->by_age, struct agent_tensor, age_link);
 
-		if (!tensor || job->state != JOB_RUNNING || job->left.n_leaving)
+		if (!tensor || job->state != JOB_RUNNING || job->departed.n_leaving)
 			break;
 		list_remove(&tensor->age_link);
 		list_push_back(&tensors->by_age, &tensor->age_link);

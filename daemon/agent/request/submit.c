@@ -229,8 +229,8 @@ static const struct failure *hopeless(const struct agent_tensor *tensor, uint64_
 {
 	struct agent_job *job = tensor->job;
 
-	if (job->left.failure.status)
-		return ordinals_differing(&job->order.ordinals, ordinal) ?: &job->left.failure;
+	if (job->departed.failure.status)
+		return ordinals_differing(&job->order.ordinals, ordinal) ?: &job->departed.failure;
 	return tensor->failure.status ? &tensor->failure : NULL;
 }
 

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "agent/agent.h"
-#include "agent/schedule/level.h"
+#include "agent/schedule/priority_class.h"
 #include "base/map.h"
 
 struct agent_job;
@@ -22,19 +22,20 @@ struct agent_tensor {
 	struct list rounds;   /* open, by number */
 	uint64_t n_rounds;    /* completed */
 	uint64_t past_rounds; /* resumed: the newest of pasts */
-	struct level level;
-	uint64_t had; /* no server need hold a round up to this, of whatever operation; 0: none */
+	struct priority_class priority_class;
+	uint64_t
+		acknowledged; /* no server need hold a round up to this, of whatever operation; 0: none */
 	struct failure failure; /* status not 0: ranks disagree, for good */
 	uint32_t first_rank;	/* who declared it first */
 	char name[TENSOR_NAME_MAX + 1];
 	uint32_t n_declared; /* local ranks that have */
 	uint8_t *declared;   /* by local number */
 	struct agent_declaration *
-		*declarations; /* likewise, of those that are in the job; or NULL */
-	struct list waiting;   /* declarations not yet answered */
-	uint64_t rows_had;     /* newest push_pull_rows that no server need hold; 0: none */
-	uint64_t spread_ns;    /* between its first and its last rank, averaged */
-	uint64_t *n_last;      /* by local number: rounds to which this rank came last */
+		*declarations;	    /* likewise, of those that are in the job; or NULL */
+	struct list waiting;	    /* declarations not yet answered */
+	uint64_t rows_acknowledged; /* newest push_pull_rows that no server need hold; 0: none */
+	uint64_t spread_ns;	    /* between its first and its last rank, averaged */
+	uint64_t *n_last;	    /* by local number: rounds to which this rank came last */
 	/* Resumed: what each local rank had seen before, or NULL when nobody had seen any round end. */
 	struct agent_past *pasts;
 	struct list behind;	/* the job's resumption.behind */

@@ -87,7 +87,7 @@ static struct gpu_memory *memory_for(const struct agent_part *part)
 
 bool agent_direct_goes(const struct agent_part *part)
 {
-	return part->outlet && peer_takes_direct(part->outlet->peer, part->extent.len);
+	return part->send_queue && peer_takes_direct(part->send_queue->peer, part->extent.len);
 }
 
 bool agent_direct_take(struct agent_part *part)

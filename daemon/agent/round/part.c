@@ -5,7 +5,7 @@
 #include "agent/round/part.h"
 #include "agent/round/device.h"
 #include "agent/round/rows.h"
-#include "agent/schedule/deal.h"
+#include "agent/schedule/scheduler.h"
 #include <inttypes.h>
 
 static struct agent_job *job_of(const struct agent_part *part)
@@ -49,7 +49,7 @@ static int part_new(struct agent_round *round, const struct extent *extent,
 	part->job = job;
 	part->extent = *extent;
 	part->state = PART_NEW;
-	part->outlet = NULL;
+	part->send_queue = NULL;
 	part->room = NULL;
 	part->remote = part->stored = part->posted = part->again = false;
 	part->out_of_range = false;
@@ -70,7 +70,7 @@ static int part_new(struct agent_round *round, const struct extent *extent,
 
 void agent_part_left(struct agent_part *part)
 {
-	agent_deal_left(part->round, part->unsent);
+	agent_schedule_left(part->round, part->unsent);
 	part->unsent = 0;
 }
 
@@ -85,7 +85,7 @@ static void tell_stored(struct agent_part *part)
 		struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, part->cell);
 
 		kept->busy = false;
-		agent_roll_stored(job, part->cell);
+		agent_contributors_stored(job, part->cell);
 		/* One of the daemon before was offered when we attached. */
 		if (kept->stale)
 			return;
@@ -95,7 +95,7 @@ static void tell_stored(struct agent_part *part)
 	else if (part->cell != LEDGER_NO_CELL)
 		agent_keep_offer(job, part->cell);
 	if (part->cell != LEDGER_NO_CELL)
-		agent_roll_resolve(job, part->cell);
+		agent_contributors_resolve(job, part->cell);
 }
 
 /*
@@ -168,16 +168,16 @@ void agent_part_end(struct agent_part *part)
 		agent_rows_part_end(part);
 	agent_round_part_done(round);
 	if (was_unsent)
-		agent_deal(job);
+		agent_schedule_run(job);
 	agent_job_release(job);
 }
 
 void agent_part_drop(struct agent_part *part)
 {
-	if (part->charged && part->outlet) {
+	if (part->charged && part->send_queue) {
 		agent_part_left(part);
-		agent_outlet_sent(part->outlet, part);
-		agent_outlet_pump(part->outlet);
+		agent_send_queue_sent(part->send_queue, part);
+		agent_send_queue_pump(part->send_queue);
 	}
 	agent_part_end(part);
 }
@@ -231,8 +231,8 @@ static bool needs_server(const struct agent_part *part)
 
 void agent_part_unpark(struct agent_part *part)
 {
-	part->outlet = agent_part_server(part)->outlet;
-	if (agent_outlet_push(part->outlet, part))
+	part->send_queue = agent_part_server(part)->send_queue;
+	if (agent_send_queue_push(part->send_queue, part))
 		agent_part_fail(part, -ENOMEM, "out of memory");
 }
 
@@ -264,19 +264,19 @@ int agent_part_start(struct agent_round *round, const struct extent *extent, uin
 		agent_keep_park(part);
 		return 0;
 	}
-	part->outlet = agent_part_server(part)->outlet;
+	part->send_queue = agent_part_server(part)->send_queue;
 	/* Our own server takes nothing over a wire. */
 	if ((agent_part_is_rows(part) || agent_part_is_from_here(part)) &&
-	    !peer_is_self(part->outlet->peer)) {
+	    !peer_is_self(part->send_queue->peer)) {
 		part->unsent = extent->len;
-		agent_deal_queued(part->round, part->unsent);
+		agent_schedule_queued(part->round, part->unsent);
 	}
-	r = agent_outlet_push(part->outlet, part);
+	r = agent_send_queue_push(part->send_queue, part);
 	if (r) {
 		agent_part_end(part);
 		return error_trace(r);
 	}
-	agent_outlet_pump(part->outlet);
+	agent_send_queue_pump(part->send_queue);
 	return 0;
 }
 
@@ -297,7 +297,7 @@ void agent_part_drop_queued(struct agent_round *round)
 			   list_linked(&part->wait)) { /* for its server, or for a cell */
 			list_remove(&part->wait);
 		} else if (part->state == PART_QUEUED) {
-			agent_outlet_remove(part->outlet, part);
+			agent_send_queue_remove(part->send_queue, part);
 		} else if (part->state != PART_SCATTERED) {
 			continue;
 		}

@@ -2,7 +2,7 @@
  * Parts on their way, and the queues in which they wait for a server's turn. Private to agent/.
  *
  *	local:		WORK (one sum or copy, here or in the pool)
- *	distributed:	QUEUED (in the outlet of its server) -> WORK (gather) -> CALL (push, wait, pull) -> WORK (scatter)
+ *	distributed:	QUEUED (in the send queue of its server) -> WORK (gather) -> CALL (push, wait, pull) -> WORK (scatter)
  *	gated:		... CALL -> HELD (for all parts of the round) -> WORK (scatter) -> SCATTERED (the same)
  */
 #pragma once
@@ -47,11 +47,11 @@ struct agent_part {
 	bool again; /* pushed before, on a connection that broke; the server has not been lost since */
 
 	size_t server;
-	struct agent_outlet *outlet; /* NULL: there is none now */
-	uint64_t charged;	     /* bytes ahead in the outlet */
-	uint64_t unsent;	     /* counted in its round */
-	struct block *block;	     /* the gathered sum, then the answer */
-	void *room;		     /* where the answer went, if not into the block */
+	struct agent_send_queue *send_queue; /* NULL: there is none now */
+	uint64_t charged;		     /* bytes ahead in the send queue */
+	uint64_t unsent;		     /* counted in its round */
+	struct block *block;		     /* the gathered sum, then the answer */
+	void *room;			     /* where the answer went, if not into the block */
 	/* Of a job that outlives its daemons' processes. */
 	uint64_t
 		attachment; /* since which the result has its number; 0: the part was not sent yet */
@@ -86,9 +86,9 @@ static_assert(!(offsetof(struct agent_part, extent) % CACHE_LINE ||
 
 /*
  * Of a job towards one server: parts wait here until so little of the job is under way that an urgent part, once it comes, is the
- * next to leave. Other jobs have outlets of their own; they meet at the connection, where they take turns.
+ * next to leave. Other jobs have send queues of their own; they meet at the connection, where they take turns.
  */
-struct agent_outlet {
+struct agent_send_queue {
 	struct list link; /* the agent's */
 	struct peer *peer;
 	bool lost;	/* peer is dead: only waits to be freed */
@@ -121,7 +121,7 @@ static inline bool agent_part_is_direct(const struct agent_part *part)
  * empty. Returns 0, -ENOMEM, or -EPROTO (the ledger says what cannot be).
  */
 int agent_part_start(struct agent_round *round, const struct extent *extent, uint64_t number);
-/* Drops a round's parts that wait in an outlet. */
+/* Drops a round's parts that wait in a send queue. */
 void agent_part_drop_queued(struct agent_round *round);
 /* It is done with, well or not; its round goes on, or ends with it. */
 void agent_part_end(struct agent_part *part);
@@ -148,7 +148,7 @@ void agent_part_post(struct agent_part *part, void (*done)(struct task *task));
 void agent_part_copy(struct agent_part *part, void *to, const void *from, size_t len);
 
 /* push.c: to a server and back. */
-/* Its turn in the outlet has come. */
+/* Its turn in the send queue has come. */
 void agent_part_begin(struct agent_part *part);
 /* The server that it goes to, as the job's servers are now. */
 void agent_part_choose(struct agent_part *part);
@@ -166,17 +166,19 @@ bool agent_part_feed(struct agent_part *part);
 /* What its cell holds, or is to hold. */
 void agent_part_name_cell(struct agent_part *part);
 
-/* lend.c: call.lend and call.filled of a part whose result is kept, see transport.h. */
-struct block *agent_lend(struct call *call, uint32_t len);
-bool agent_lend_filled(struct call *call);
+/* in_place.c: call.lend and call.filled of a part whose result is kept, see transport.h. */
+struct block *agent_in_place(struct call *call, uint32_t len);
+bool agent_in_place_filled(struct call *call);
 
-/* outlet.c */
-int agent_outlet_new(struct agent *agent, struct peer *peer, struct agent_outlet **ret_outlet);
-void agent_outlet_put(struct agent_outlet *outlet);
-int agent_outlet_push(struct agent_outlet *outlet, struct agent_part *part);
-void agent_outlet_remove(struct agent_outlet *outlet, const struct agent_part *part);
+/* send_queue.c */
+int agent_send_queue_new(struct agent *agent, struct peer *peer,
+			 struct agent_send_queue **ret_send_queue);
+void agent_send_queue_put(struct agent_send_queue *send_queue);
+int agent_send_queue_push(struct agent_send_queue *send_queue, struct agent_part *part);
+void agent_send_queue_remove(struct agent_send_queue *send_queue, const struct agent_part *part);
 /* Bytes of a part are on their way to the server, or have left. */
-void agent_outlet_charge(struct agent_outlet *outlet, struct agent_part *part, uint64_t len);
-void agent_outlet_sent(struct agent_outlet *outlet, struct agent_part *part);
+void agent_send_queue_charge(struct agent_send_queue *send_queue, struct agent_part *part,
+			     uint64_t len);
+void agent_send_queue_sent(struct agent_send_queue *send_queue, struct agent_part *part);
 /* Begins parts as long as there is room ahead. */
-void agent_outlet_pump(struct agent_outlet *outlet);
+void agent_send_queue_pump(struct agent_send_queue *send_queue);

@@ -1,12 +1,12 @@
 /*
  * A part's way to its server and back: gathered, pushed, answered, kept in a cell where the job outlives its daemons, and
- * scattered into the outputs. part.c chooses the server, outlet.c begins the part at its turn, keep.c feeds it a cell and
+ * scattered into the outputs. part.c chooses the server, send_queue.c begins the part at its turn, keep.c feeds it a cell and
  * holds it no more when its server was lost, and round.c scatters what was held.
  */
 #include "agent/round/device.h"
 #include "agent/round/part.h"
 #include "agent/round/rows.h"
-#include "agent/schedule/deal.h"
+#include "agent/schedule/scheduler.h"
 #include "base/failpoint.h"
 #include <inttypes.h>
 
@@ -57,10 +57,10 @@ static bool is_for_here(const struct agent_part *part)
 /* Bytes of the answer: with its data comes who is in it, where not all need be. */
 static uint32_t answer_len(const struct agent_part *part)
 {
-	return is_for_here(part)
-		       ? agent_roll_result_len(job_of(part), part->round->partition.operation,
-					       part->extent.len)
-		       : 0;
+	return is_for_here(part) ? agent_contributors_result_len(job_of(part),
+								 part->round->partition.operation,
+								 part->extent.len)
+				 : 0;
 }
 
 /* -- Into the outputs ---------------------------------------------------------------------------------------------- */
@@ -159,7 +159,7 @@ static bool count(struct agent_part *part, uint32_t n, const struct ledger_what 
 	if (!stragglers_any(&job_of(part)->shape.stragglers))
 		return true;
 	if (what)
-		(void)agent_roll_read(job_of(part), what, result, &n, &has_ours);
+		(void)agent_contributors_read(job_of(part), what, result, &n, &has_ours);
 	round->n_contributions = round->counted ? MIN(round->n_contributions, n) : n;
 	round->counted = true;
 	return has_ours;
@@ -207,11 +207,11 @@ static void on_sent(struct call *call)
 	if (agent_part_is_direct(part) && job_of(part)->retention.keeps)
 		agent_device_give(part);
 	/* Without one, its server was lost meanwhile. */
-	if (part->outlet) {
-		agent_outlet_sent(part->outlet, part);
-		agent_outlet_pump(part->outlet);
+	if (part->send_queue) {
+		agent_send_queue_sent(part->send_queue, part);
+		agent_send_queue_pump(part->send_queue);
 	}
-	agent_deal(job_of(part));
+	agent_schedule_run(job_of(part));
 }
 
 /* An answer must be what was asked for; anything else is a server that cannot be trusted with this job. */
@@ -320,7 +320,7 @@ bool agent_part_feed(struct agent_part *part)
 		return true;
 	}
 	if (part->cell == LEDGER_NO_CELL && !part->round->failure.status) {
-		r = agent_room_look(job);
+		r = agent_quota_look(job);
 		part->cell = ledger_cell_take(job->resumption.ledger, false);
 	}
 	if (part->round->failure.status) {
@@ -329,7 +329,7 @@ bool agent_part_feed(struct agent_part *part)
 		agent_part_fail(part, r,
 				"a trainer's session_quota has no room for its result in the "
 				"ledger of the job: make it larger, or turn resume off");
-	} else if (part->cell == LEDGER_NO_CELL && agent_roll_is_full(job)) {
+	} else if (part->cell == LEDGER_NO_CELL && agent_contributors_is_full(job)) {
 		agent_part_fail(part, -ENOSPC,
 				"what accumulates has more parts than the ledger of its job has "
 				"cells: use larger parts, or turn resume off");
@@ -352,7 +352,7 @@ static void on_kept_answer(struct agent_part *part)
 		answer_wild(part);
 		return;
 	}
-	/* What came as a block and has a cell is there: lend.c. */
+	/* What came as a block and has a cell is there: in_place.c. */
 	part->block = call->answer_block && call->answer.len && part->cell == LEDGER_NO_CELL
 			      ? block_ref(call->answer_block)
 			      : NULL;
@@ -415,7 +415,7 @@ static void push_again(struct agent_part *part)
 	list_remove(&part->wait);
 	part->again = again;
 	agent_part_unpark(part);
-	agent_outlet_pump(server->outlet);
+	agent_send_queue_pump(server->send_queue);
 }
 
 /* The call can go on by TCP: what it names is in memory of the host now. */
@@ -427,7 +427,7 @@ static void call_on(struct agent_part *part)
 	if (job_of(part)->resumption.suspended)
 		return;
 	/* Its server was lost meanwhile. */
-	if (!part->outlet || part->outlet->lost ||
+	if (!part->send_queue || part->send_queue->lost ||
 	    part->attachment != agent_part_server(part)->attachment) {
 		if (job_of(part)->retention.keeps)
 			push_again(part);
@@ -461,8 +461,8 @@ static void on_answer(struct call *call)
 	if (agent_part_is_direct(part) && job_of(part)->retention.keeps)
 		agent_device_give(part);
 	/* Not when it is the job that has gone elsewhere. */
-	if (lost && !part->again && part->outlet && call->answer.op != DATA_ERROR)
-		part->outlet->lost = true;
+	if (lost && !part->again && part->send_queue && call->answer.op != DATA_ERROR)
+		part->send_queue->lost = true;
 	if (part->charged)
 		on_sent(call);
 	/* Said before we attached there again: nothing of that counts. */
@@ -580,7 +580,7 @@ static void fetch_then(struct agent_part *part)
 	if (!request || !slot)
 		return;
 	soon[15] = &request->expanded;
-	soon[16] = &request->seat; /* what it is embedded in goes on there */
+	soon[16] = &request->submitted_rank; /* what it is embedded in goes on there */
 	soon[17] = &slot->state;
 	soon[18] = &slot->n_rows;
 }
@@ -606,12 +606,12 @@ static void push(struct agent_part *part, const void *payload)
 	bool by_rows = agent_part_is_rows(part), room = answer_len(part) && !by_rows;
 	struct agent_server *server;
 
-	if (!part->outlet)
+	if (!part->send_queue)
 		agent_part_choose(part);
 	server = agent_part_server(part);
 	if (!server->attached) {
-		if (part->outlet)
-			agent_outlet_sent(part->outlet, part);
+		if (part->send_queue)
+			agent_send_queue_sent(part->send_queue, part);
 		if (by_rows)
 			agent_rows_part_lost(part);
 		else
@@ -619,8 +619,8 @@ static void push(struct agent_part *part, const void *payload)
 		return;
 	}
 	/* It was lost, and is back, or another is in its place. */
-	if (!part->outlet)
-		part->outlet = server->outlet;
+	if (!part->send_queue)
+		part->send_queue = server->send_queue;
 	if (agent_part_is_direct(part) && !agent_direct_goes(part)) {
 		agent_direct_spill(part, push_spilled);
 		return;
@@ -661,8 +661,8 @@ static void push(struct agent_part *part, const void *payload)
 	part->call.room_len = room ? answer_len(part) : 0;
 	part->call.find_room = room && job->retention.keeps ? find_room : NULL;
 	if (room && job->retention.keeps) {
-		part->call.lend = agent_lend;
-		part->call.filled = agent_lend_filled;
+		part->call.lend = agent_in_place;
+		part->call.filled = agent_in_place_filled;
 	}
 	part->call.sent = on_sent;
 	part->call.is_repeatable = job->retention.keeps && !by_rows;
@@ -671,7 +671,7 @@ static void push(struct agent_part *part, const void *payload)
 	part->call.is_room_direct = part->call.is_payload_direct && part->room;
 	part->call.done = on_answer;
 	fetch_then(part);
-	peer_call(part->outlet->peer, &part->call);
+	peer_call(part->send_queue->peer, &part->call);
 }
 
 /* Servers would have another number. */
@@ -746,7 +746,7 @@ void agent_part_begin(struct agent_part *part)
 		/* A server that was lost meanwhile may have waited for no more than that its rows go out. */
 		round->n_parts++;
 		agent_rows_begin(part);
-		agent_outlet_charge(part->outlet, part, part->extent.len);
+		agent_send_queue_charge(part->send_queue, part, part->extent.len);
 		push(part, part->block ? part->block->data : NULL);
 		agent_round_part_done(round);
 		return;
@@ -756,6 +756,6 @@ void agent_part_begin(struct agent_part *part)
 		on_gathered(&part->task);
 		return;
 	}
-	agent_outlet_charge(part->outlet, part, part->extent.len);
+	agent_send_queue_charge(part->send_queue, part, part->extent.len);
 	agent_device_down(part, true, true, gather);
 }

@@ -6,7 +6,7 @@
 #include "agent/round/device.h"
 #include "agent/round/part.h"
 #include "agent/round/rows.h"
-#include "agent/schedule/deal.h"
+#include "agent/schedule/scheduler.h"
 #include "base/failpoint.h"
 #include <inttypes.h>
 #include <stdarg.h>
@@ -56,7 +56,7 @@ static void round_unlink(struct agent_round *round)
 	job_of(round)->n_busy -= is_busy(round);
 	list_remove(&round->link);
 	list_remove(&round->job_link);
-	agent_deal_remove(round);
+	agent_schedule_remove(round);
 	list_remove(&round->device_link);
 	job_of(round)->n_open_rounds--;
 	round->counts = held_free(round->counts);
@@ -76,7 +76,7 @@ struct agent_request *agent_round_take(struct agent_round *round, uint32_t index
 	struct agent_job *job = job_of(round);
 
 	if (request && !--job->n_pending[index])
-		job->left.due = true;
+		job->departed.due = true;
 	return request;
 }
 
@@ -149,7 +149,7 @@ static void round_finish(struct agent_round *round)
 	}
 	if (round->rows)
 		agent_resume_finish_rows(round);
-	agent_had_round(round);
+	agent_acknowledged_round(round);
 	agent_round_end_requests(round);
 	ledger_round_end(round->rows ? &round->rows->ledger : &round->ledger);
 	if (job->retention.keeps)
@@ -203,7 +203,7 @@ bool agent_round_can_begin_part(const struct agent_round *round)
 	if (round->ledger.ledger && !round->gate.on &&
 	    !ledger_round_reaches(&round->ledger, round->n_cut))
 		return false;
-	return n_parts < ROUND_PARTS_MAX && agent_deal_has_room(round);
+	return n_parts < ROUND_PARTS_MAX && agent_schedule_has_room(round);
 }
 
 void agent_round_refill(struct agent_round *round)
@@ -223,7 +223,7 @@ void agent_round_refill(struct agent_round *round)
 	while (agent_round_can_begin_part(round)) {
 		if (round->rows ? !agent_rows_next(round->rows, &extent)
 				: !partition_next(&round->partition, &extent)) {
-			agent_deal_cut(round);
+			agent_schedule_cut(round);
 			continue;
 		}
 		if (!extent.len && !distributed) {
@@ -234,7 +234,7 @@ void agent_round_refill(struct agent_round *round)
 		}
 		number = round->n_cut++;
 		if (round->ledger.ledger && ledger_round_has(&round->ledger, number)) {
-			round->gate.untold = true;
+			round->gate.uninformed = true;
 			continue;
 		}
 		r = agent_part_start(round, &extent, number);
@@ -434,7 +434,7 @@ static int check_cells(const struct agent_round *round, struct failure *failure)
 		     (by_blocks ? job->shape.size : !!(bytes % job->part_bytes));
 	uint32_t n_cells = ledger_n_cells(job->resumption.ledger);
 
-	if (n <= n_cells && agent_room_for(job, (uint32_t)n))
+	if (n <= n_cells && agent_quota_for(job, (uint32_t)n))
 		return failure_set(
 			failure, -EDQUOT,
 			"it has %" PRIu64 " parts of %u bytes, which an elastic job over "
@@ -473,7 +473,7 @@ static void round_start(struct agent_round *round)
 	round->reduction = (uint8_t)first->reduction;
 	round->scale = (uint16_t)agent_round_scale(round);
 	round->n_contributions = job->distributed ? job->shape.size : round->n_in;
-	round->counted = round->gate.untold = false;
+	round->counted = round->gate.uninformed = false;
 	round->partition = (struct partition){
 		.layout = &job->layout,
 		.operation = first->operation,
@@ -502,8 +502,9 @@ static void round_start(struct agent_round *round)
 		round->partition.part_bytes = agent_device_part_bytes(
 			round, round->partition.elements * round->partition.element_size);
 	if (job->distributed) {
-		agent_level_set(round, round->partition.elements * round->partition.element_size);
-		agent_deal_add(round);
+		agent_priority_class_set(round,
+					 round->partition.elements * round->partition.element_size);
+		agent_schedule_add(round);
 	}
 	if (first->operation == OPERATION_PUSH_PULL_ROWS)
 		agent_rows_start(round);

@@ -38,13 +38,13 @@ struct agent_rank {
 
 struct agent_round_turn {
 	struct list
-		link; /* schedule.dealt, while parts of it are to be made or to be sent; on one node later.rounds */
+		link; /* schedule.scheduled, while parts of it are to be made or to be sent; on one node later.rounds */
 	uint64_t sequence; /* among those that moved */
-	uint64_t unsent;   /* bytes of parts that have yet to leave for a server: deal.c's */
-	int32_t level;	   /* once it moves through servers: that of its tensor, or its priority */
-	int32_t priority;  /* the most urgent of its requests */
-	uint32_t pass;	   /* job->n_passes when it began to move through servers */
-	bool cut;	   /* partition has no more: agent_deal_cut() */
+	uint64_t unsent;   /* bytes of parts that have yet to leave for a server: scheduler.c's */
+	int32_t priority_class; /* once it moves through servers: that of its tensor, or its priority */
+	int32_t priority;	/* the most urgent of its requests */
+	uint32_t pass;		/* job->n_passes when it began to move through servers */
+	bool cut;		/* partition has no more: agent_schedule_cut() */
 	bool refilling;
 	bool stalls; /* some request does: the control thread leaves sums and copies to the pool */
 };
@@ -55,7 +55,7 @@ struct agent_round_turn {
  */
 struct agent_round_gate {
 	bool on, committed, scattering;
-	bool untold; /* that some result is here may not have been said, or was said on a connection that is gone */
+	bool uninformed; /* that some result is here may not have been said, or was said on a connection that is gone */
 };
 
 struct agent_round_times {
@@ -110,7 +110,7 @@ struct agent_round {
 	struct agent_rank ranks[]; /* n_local entries */
 };
 static_assert(offsetof(struct agent_round, turn.refilling) < CACHE_LINE,
-	      "what deal.c looks at of each round is one line");
+	      "what scheduler.c looks at of each round is one line");
 static_assert(!(offsetof(struct agent_round, n_parts) % CACHE_LINE ||
 		offsetof(struct agent_round, parts) % CACHE_LINE ||
 		offsetof(struct agent_round, n_made) % CACHE_LINE ||
@@ -214,19 +214,19 @@ void agent_round_expire(struct agent_round *round);
 /* report.c: who is missing, in words; "" when nobody here is. */
 void agent_round_waiting_for(const struct agent_round *round, char *text, size_t size);
 
-/* level.c */
+/* priority_class.c */
 /* A round is about to move through servers: sets its level. bytes are those of a contribution. */
-void agent_level_set(struct agent_round *round, uint64_t bytes);
+void agent_priority_class_set(struct agent_round *round, uint64_t bytes);
 
-/* had.c: what a node has, said once more. */
+/* acknowledged.c: what a node has, said once more. */
 /* Of a push_pull_rows, whose result is recorded: this server need not hold it for us. */
-void agent_had_rows(struct agent_tensor *tensor, uint64_t round, size_t server);
+void agent_acknowledged_rows(struct agent_tensor *tensor, uint64_t round, size_t server);
 /* A round has ended here. */
-void agent_had_round(struct agent_round *round);
+void agent_acknowledged_round(struct agent_round *round);
 /* A server is attached: what was said of results to the one before may not have arrived, or it is the same process. */
-void agent_had_attached(struct agent_job *job, size_t server);
+void agent_acknowledged_attached(struct agent_job *job, size_t server);
 /* All ranks have declared a tensor again to a process that is not the job's first: what the one before has said may not have arrived. */
-void agent_had_resumed(struct agent_tensor *tensor);
+void agent_acknowledged_resumed(struct agent_tensor *tensor);
 
 /*
  * check.c: one request against its tensor; that of the newest rank, by local number, against those before it, where each has to

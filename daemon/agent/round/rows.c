@@ -4,7 +4,7 @@
  * rows_work.c's, in the pool.
  */
 #include "agent/round/rows.h"
-#include "agent/schedule/deal.h"
+#include "agent/schedule/scheduler.h"
 #include "base/failpoint.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -179,7 +179,7 @@ static void begin_parts(struct agent_rows *rows, uint64_t first_piece)
 	rows->next_server = 0;
 	rows->next_piece = first_piece;
 	rows->round->turn.cut = false;
-	agent_deal_add(rows->round);
+	agent_schedule_add(rows->round);
 	agent_round_refill(rows->round);
 }
 
@@ -305,7 +305,7 @@ static bool agree(struct agent_rows *rows)
 	FAILPOINT("rows-recorded");
 	for (size_t i = 0; i < rows->n_servers; i++)
 		if (rows->servers[i].in_use)
-			agent_had_rows(tensor, round->number, i);
+			agent_acknowledged_rows(tensor, round->number, i);
 	return begin_agreeing(rows);
 }
 
@@ -346,7 +346,7 @@ static void drop_queued(struct agent_round *round, size_t server)
 		if (list_linked(&part->wait))
 			list_remove(&part->wait);
 		else
-			agent_outlet_remove(part->outlet, part);
+			agent_send_queue_remove(part->send_queue, part);
 		agent_part_end(part);
 	}
 }
@@ -439,7 +439,7 @@ void agent_rows_start(struct agent_round *round)
 	const struct agent_job *job = round->job;
 	struct failure failure, words;
 
-	agent_deal_cut(round);
+	agent_schedule_cut(round);
 	round->n_parts++;
 	if (rows_new(round, &words)) {
 		(void)failure_set(&failure, words.status, "tensor %s, round %" PRIu64 ": %s",

@@ -99,10 +99,10 @@ static void work_kept(struct agent_part *part)
 	const struct ledger_kept *kept = ledger_cell_kept(ledger, part->cell);
 
 	if (!kept->whole && part->block && kept->what.has_data)
-		agent_part_copy(
-			part, ledger_cell_data(ledger, part->cell, kept->what.len),
-			part->block->data,
-			agent_roll_result_len(job_of(part), kept->what.operation, kept->what.len));
+		agent_part_copy(part, ledger_cell_data(ledger, part->cell, kept->what.len),
+				part->block->data,
+				agent_contributors_result_len(job_of(part), kept->what.operation,
+							      kept->what.len));
 	if (!kept->whole && kept->late)
 		agent_part_copy(part, ledger_cell_late(ledger, part->cell), part->late,
 				kept->what.len);

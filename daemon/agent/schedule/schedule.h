@@ -7,15 +7,15 @@
 
 struct agent_round;
 
-/* In which order what moves through servers goes: deal.c, level.c. */
+/* In which order what moves through servers goes: scheduler.c, priority_class.c. */
 struct agent_schedule {
-	struct list dealt;		/* rounds */
+	struct list scheduled;		/* rounds */
 	struct agent_round *uncut;	/* the first with parts to be made, or NULL */
 	uint64_t unsent, unsent_before; /* bytes: of all rounds; of those before it */
-	bool dealing;
+	bool scheduling;
 	uint64_t n_leveled,
-		n_level_rounds; /* tensors, and rounds since levels were made: level.c */
-	bool levels_stale;
+		n_class_rounds; /* tensors, and rounds since levels were made: priority_class.c */
+	bool classes_stale;
 	int32_t urgent_priority; /* the largest */
 	uint64_t n_urgent,
 		n_urgent_rounds; /* tensors that have it and come, 0: not known; that came in this pass */

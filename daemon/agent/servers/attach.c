@@ -16,17 +16,17 @@ static void attached(struct agent_setup *setup)
 	if (job->retention.keeps &&
 	    agent_setup_unpack(&setup->call, &bps__cluster__job_attached__descriptor,
 			       (ProtobufCMessage **)&m)) {
-		agent_setup_fail_answer(job, server->outlet->peer, -EPROTO,
+		agent_setup_fail_answer(job, server->send_queue->peer, -EPROTO,
 					"something else than JobAttached");
 		return;
 	}
 	server->attached = true;
-	server->scales = peer_has(server->outlet->peer, DATA_FEATURE_SCALES);
-	peer_set_parts(server->outlet->peer, job->part_bytes, job->shape.n_nodes);
+	server->scales = peer_has(server->send_queue->peer, DATA_FEATURE_SCALES);
+	peer_set_parts(server->send_queue->peer, job->part_bytes, job->shape.n_nodes);
 	job->fleet.n_attached++;
 	if (job->retention.keeps)
 		agent_keep_attached(job, setup->server, m->fresh);
-	if (job->left.unsaid)
+	if (job->departed.unsaid)
 		agent_job_end_left(job);
 	if (job->state == JOB_FORMING && job->fleet.n_attached == agent_move_n_in(job))
 		agent_job_formed(job);
@@ -39,7 +39,7 @@ static void on_attached(struct call *call)
 
 	if (setup->asks_back) {
 		if (job->state == JOB_OVER && !call->status)
-			agent_left_asked(job, call->peer);
+			agent_departed_asked(job, call->peer);
 		else if (job->state == JOB_RUNNING && !call->status && setup->added)
 			agent_add_take(job, setup->added);
 		else if (job->state == JOB_RUNNING && !call->status)
@@ -165,7 +165,7 @@ static int attach(struct agent_job *job, size_t server)
 		job->retention.keeps ? agent_move_said(job) : NULL;
 	struct place place = {
 		.server = server,
-		.peer = job->fleet.servers[server].outlet->peer,
+		.peer = job->fleet.servers[server].send_queue->peer,
 		.said = said,
 	};
 	struct agent_setup *setup;
@@ -222,7 +222,7 @@ static int connect_server(struct agent_job *job, size_t server)
 
 	r = agent_setup_peer_of(job, &job->fleet.servers[server].member, again, &peer);
 	if (!r)
-		r = agent_outlet_new(job->agent, peer, &job->fleet.servers[server].outlet);
+		r = agent_send_queue_new(job->agent, peer, &job->fleet.servers[server].send_queue);
 	if (!r && job->retention.keeps && server == job->fleet.home_number)
 		job->fleet.home = peer;
 	return error_trace(r);
@@ -323,7 +323,7 @@ static int take_joined(struct agent_job *job, const Bps__Cluster__JobJoined *m)
 	r = layout_init(&job->layout, m->node_of_rank, job->shape.size, job->shape.n_nodes,
 			job->shape.node);
 	if (!r)
-		r = agent_left_init(job);
+		r = agent_departed_init(job);
 	if (!r && m->regroups)
 		r = pack(&m->base, DATA_SETUP_MAX, &job->membership.joined,
 			 &job->membership.joined_len);
@@ -397,7 +397,7 @@ static int take_record(struct agent_job *job, const Bps__Cluster__JobRecord *m)
 		r = take_joined(job, m->joined);
 	/* What the record says is not what the memory was made for. */
 	if (!r && (job->part_bytes != ledger_part_bytes(job->resumption.ledger) ||
-		   ledger_cell_bytes(job->resumption.ledger) != agent_roll_cell_bytes(job)))
+		   ledger_cell_bytes(job->resumption.ledger) != agent_contributors_cell_bytes(job)))
 		r = error_origin(-EPROTO);
 	if (r)
 		return error_trace(r);

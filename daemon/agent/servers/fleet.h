@@ -10,15 +10,15 @@
 struct peer;
 struct agent_failed;
 struct agent_job;
-struct agent_outlet;
+struct agent_send_queue;
 struct agent_said;
 struct agent_setup;
 struct agent_tensor;
 
 struct agent_server {
 	struct view_member member;
-	bool colocated;		     /* with ranks of the job */
-	struct agent_outlet *outlet; /* NULL: there is no connection */
+	bool colocated;			     /* with ranks of the job */
+	struct agent_send_queue *send_queue; /* NULL: there is no connection */
 	bool attached;
 	bool scales; /* has DATA_FEATURE_SCALES */
 
@@ -39,7 +39,8 @@ struct agent_server {
 	uint32_t ack_wanted; /* up to this one it is to be told at once */
 	uint32_t released;   /* up to this number they are on every node */
 	uint64_t ack_bytes;  /* of results that it has not been told of */
-	uint64_t n_offered;  /* since it has attached; and cells that are still to be: roll.c */
+	uint64_t
+		n_offered; /* since it has attached; and cells that are still to be: contributors.c */
 	uint32_t n_pending;
 	uint64_t *here;	 /* window of numbers behind `acked`: bit set: kept here */
 	uint32_t *cells; /* by number modulo the window: cell + 1, or 0 */

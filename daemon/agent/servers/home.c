@@ -309,7 +309,7 @@ static int go_on(struct agent_job *job, const struct agent_setup *setup,
 		       job->fleet.n_viewed * sizeof(next->placement.moved_before[0]));
 	r = next->placement.moved_before ? agent_setup_use_joined(next, m) : error_origin(-ENOMEM);
 	/* Servers know of the next run before they hear that this node has left. */
-	agent_left_say(job);
+	agent_departed_say(job);
 	agent_job_over(job);
 	if (!r)
 		return 0;
@@ -381,7 +381,7 @@ int agent_setup_regroup(struct agent_job *job, const uint32_t *ranks, uint32_t n
 	m.has_membership = m.has_view = true;
 	m.membership = job->membership.number;
 	m.view = (ProtobufCBinaryData){ view_len, view };
-	r = agent_setup_call(job, job->fleet.servers[job->fleet.home_number].outlet->peer,
+	r = agent_setup_call(job, job->fleet.servers[job->fleet.home_number].send_queue->peer,
 			     DATA_JOIN, &m.base, on_regrouped, &setup);
 	if (r)
 		return error_trace(r);

@@ -63,8 +63,8 @@ static void on_retry(struct loop_timer *timer)
 		give_up(server);
 		return;
 	}
-	if (!server->outlet && agent_setup_connect(job, number_of(server))) {
-		agent_outlet_put(TAKE_PTR(server->outlet));
+	if (!server->send_queue && agent_setup_connect(job, number_of(server))) {
+		agent_send_queue_put(TAKE_PTR(server->send_queue));
 		(void)loop_timer_set(job->agent->params.loop, timer, now_ns + RETRY_NS);
 		return;
 	}
@@ -118,26 +118,26 @@ void agent_keep_park(struct agent_part *part)
 	server = &part->job->fleet.servers[part->server];
 	part->state = PART_QUEUED;
 	part->again = false;
-	part->outlet = NULL;
+	part->send_queue = NULL;
 	list_push_back(&server->parked, &part->wait);
 }
 
 /* Parts that wait in the queue towards it wait here from now on; those that are gathered come when they are. */
-static void leave_outlet(struct agent_server *server)
+static void leave_send_queue(struct agent_server *server)
 {
 	struct agent_round *round;
 	struct agent_part *part;
 
 	list_for_each (round, &server->job->rounds, job_link)
 		list_for_each (part, &round->parts, link) {
-			if (!part->outlet || part->outlet != server->outlet)
+			if (!part->send_queue || part->send_queue != server->send_queue)
 				continue;
 			if (part->state == PART_QUEUED) {
-				agent_outlet_remove(part->outlet, part);
+				agent_send_queue_remove(part->send_queue, part);
 				agent_keep_park(part);
 			}
-			agent_outlet_sent(server->outlet, part);
-			part->outlet = NULL;
+			agent_send_queue_sent(server->send_queue, part);
+			part->send_queue = NULL;
 		}
 }
 
@@ -189,8 +189,8 @@ static void detach(struct agent_job *job, size_t number)
 		job->fleet.n_attached--;
 	server->attached = false;
 	server->attachment++;
-	if (server->outlet)
-		leave_outlet(server);
+	if (server->send_queue)
+		leave_send_queue(server);
 	if (number == job->fleet.home_number)
 		job->fleet.home = NULL;
 }
@@ -198,11 +198,11 @@ static void detach(struct agent_job *job, size_t number)
 /* What had come from the server, or waited for it, begins anew. */
 static void begin_anew(struct agent_job *job, size_t number)
 {
-	struct agent_outlet *outlet = TAKE_PTR(job->fleet.servers[number].outlet);
+	struct agent_send_queue *send_queue = TAKE_PTR(job->fleet.servers[number].send_queue);
 
 	unhold(job, number);
 	job->agent->hooks->rows_begin_anew(job, number);
-	agent_outlet_put(outlet);
+	agent_send_queue_put(send_queue);
 }
 
 void agent_keep_detach(struct agent_job *job, size_t number)
@@ -232,7 +232,8 @@ void agent_keep_lost(struct agent_job *job, size_t number, const char *why)
 	if (!server->attached)
 		at_ns += RETRY_NS;
 	/* Where there was no connection, there is no more to be lost than time. */
-	if (server->outlet && peer_id(server->outlet->peer) && count_loss(server, now_ns, why))
+	if (server->send_queue && peer_id(server->send_queue->peer) &&
+	    count_loss(server, now_ns, why))
 		return;
 	if (!server->lost_ns) {
 		server->lost_ns = now_ns;
@@ -260,7 +261,8 @@ void agent_keep_peer_lost(struct agent_job *job, const struct peer *peer, const 
 {
 	agent_job_hold(job);
 	for (size_t i = 0; i < job->fleet.n_servers && job->state != JOB_OVER; i++)
-		if (job->fleet.servers[i].outlet && job->fleet.servers[i].outlet->peer == peer)
+		if (job->fleet.servers[i].send_queue &&
+		    job->fleet.servers[i].send_queue->peer == peer)
 			agent_keep_lost(job, i, why);
 	agent_job_release(job);
 }
@@ -334,14 +336,14 @@ struct agent_server *agent_keep_owner(const struct agent_job *job, const struct 
 
 static void unpark(struct agent_server *server)
 {
-	struct agent_outlet *outlet = server->outlet;
+	struct agent_send_queue *send_queue = server->send_queue;
 	struct agent_part *part;
 
 	while ((part = list_first(&server->parked, struct agent_part, wait))) {
 		list_remove(&part->wait);
 		part->job->agent->hooks->part.goes_on(part);
 	}
-	agent_outlet_pump(outlet);
+	agent_send_queue_pump(send_queue);
 }
 
 void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
@@ -362,8 +364,8 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 	agent_job_hold(job);
 	if (server->attachment > 1)
 		fail_again(job, number);
-	agent_had_attached(job, number);
-	agent_left_attached(job, number);
+	agent_acknowledged_attached(job, number);
+	agent_departed_attached(job, number);
 	if (number == job->fleet.home_number)
 		declare_again(job, fresh);
 	if (number == job->fleet.home_number)
@@ -378,7 +380,7 @@ void agent_keep_attached(struct agent_job *job, size_t number, bool fresh)
 		    agent_keep_owner(job, kept) == server)
 			agent_keep_offer(job, i);
 	}
-	agent_roll_attached(job, number);
+	agent_contributors_attached(job, number);
 	FAILPOINT("server-attached-again");
 	if (job->state != JOB_OVER)
 		unpark(server);
@@ -407,7 +409,7 @@ void agent_keep_feed(struct agent_job *job)
 
 void agent_keep_free(struct agent_job *job, uint32_t cell)
 {
-	agent_roll_resolve(job, cell);
+	agent_contributors_resolve(job, cell);
 	ledger_cell_free(job->resumption.ledger, cell);
 	agent_keep_feed(job);
 }
@@ -453,7 +455,7 @@ static void offer_again(struct agent_job *job, uint32_t cell)
 		agent_keep_offer(job, cell);
 	/* One that is busy is offered when it is not. */
 	if (!kept->busy || kept->stale)
-		agent_roll_resolve(job, cell);
+		agent_contributors_resolve(job, cell);
 }
 
 /* All nodes have it; but the last of what accumulates is kept until the next. */
@@ -493,7 +495,8 @@ static void offer(struct agent_job *job, uint32_t cell, bool late)
 	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
 	const struct ledger_what *what = &kept->what;
 	struct agent_server *server = agent_keep_owner(job, kept);
-	uint32_t len = late ? what->len : agent_roll_result_len(job, what->operation, what->len);
+	uint32_t len =
+		late ? what->len : agent_contributors_result_len(job, what->operation, what->len);
 	struct offer *offer = calloc(1, sizeof(*offer));
 
 	/* Then it is kept until the job's end, and the others wait for it until their deadline. */
@@ -536,7 +539,7 @@ static void offer(struct agent_job *job, uint32_t cell, bool late)
 	else
 		offer->call.header.n_gone_then = what->n_gone;
 	agent_job_hold(job);
-	peer_call(server->outlet->peer, &offer->call);
+	peer_call(server->send_queue->peer, &offer->call);
 }
 
 void agent_keep_offer(struct agent_job *job, uint32_t cell)
@@ -571,7 +574,7 @@ static void send_ack(struct agent_server *server)
 	};
 
 	if (!server->attached || server->ack_sent == server->acked ||
-	    peer_notice(server->outlet->peer, &header, NULL))
+	    peer_notice(server->send_queue->peer, &header, NULL))
 		return;
 	server->ack_sent = server->acked;
 	server->ack_bytes = 0;

@@ -308,12 +308,12 @@ static void go_over(struct agent_job *job, const char *why)
 		return;
 	}
 	job->fleet.home = NULL;
-	job->membership.n_guests = 0;
+	job->membership.n_joiners = 0;
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		struct agent_server *server = &job->fleet.servers[i];
 
-		if (!agent_move_is_in(job, i) && server->outlet && !server->outlet->lost)
-			tell(job, server->outlet->peer);
+		if (!agent_move_is_in(job, i) && server->send_queue && !server->send_queue->lost)
+			tell(job, server->send_queue->peer);
 	}
 	agent_keep_detach_all(job);
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {

@@ -24,15 +24,15 @@ struct agent_failed {
 
 /* Results that servers may need again, of a job that outlives its daemons' processes: keep.c. */
 struct agent_retention {
-	bool keeps;		      /* the job is such a job */
-	struct list starved;	      /* parts whose result waits for a cell */
-	bool feeding;		      /* starved parts are gone through, or not to be */
-	struct list lent, spare_lent; /* cells, to servers in this process: lend.c */
-	struct loop_timer room_timer; /* whether cells are not needed any more: room.c */
-	uint32_t room_target;	      /* so many cells are to stay */
-	struct agent_failed *failed;  /* a ring of AGENT_FAILED, or NULL */
-	size_t n_failed;	      /* ever */
-	struct mail ack_mail;	      /* tells servers what is kept */
+	bool keeps;			      /* the job is such a job */
+	struct list starved;		      /* parts whose result waits for a cell */
+	bool feeding;			      /* starved parts are gone through, or not to be */
+	struct list in_place, spare_in_place; /* cells, to servers in this process: in_place.c */
+	struct loop_timer room_timer;	      /* whether cells are not needed any more: quota.c */
+	uint32_t room_target;		      /* so many cells are to stay */
+	struct agent_failed *failed;	      /* a ring of AGENT_FAILED, or NULL */
+	size_t n_failed;		      /* ever */
+	struct mail ack_mail;		      /* tells servers what is kept */
 	bool acking;
 };
 
@@ -63,23 +63,24 @@ void agent_keep_released(struct agent_server *server, uint32_t number);
 void agent_keep_settle(struct agent_tensor *tensor, uint64_t round);
 
 /*
- * roll.c: of a job that does not wait for all, whose contributions are in a result; what of ours is in none is kept, and so is the
+ * contributors.c: of a job that does not wait for all, whose contributions are in a result; what of ours is in none is kept, and so is the
  * last of sums that accumulate.
  */
 /* Bytes of a cell of the ledger. */
-uint32_t agent_roll_cell_bytes(const struct agent_job *job);
+uint32_t agent_contributors_cell_bytes(const struct agent_job *job);
 /* Bytes of a part's result as it comes, is kept and offered. */
-uint32_t agent_roll_result_len(const struct agent_job *job, unsigned operation, uint32_t len);
+uint32_t agent_contributors_result_len(const struct agent_job *job, unsigned operation,
+				       uint32_t len);
 /* How many contributions are in it, if it says so, from its bytes; and whether ours is. */
-bool agent_roll_read(const struct agent_job *job, const struct ledger_what *what,
-		     const void *result, uint32_t *ret_n, bool *ret_has_ours);
+bool agent_contributors_read(const struct agent_job *job, const struct ledger_what *what,
+			     const void *result, uint32_t *ret_n, bool *ret_has_ours);
 /* A cell is whole, and in all outputs: others of the part, from before, are perhaps of no use any more. */
-void agent_roll_stored(struct agent_job *job, uint32_t cell);
+void agent_contributors_stored(struct agent_job *job, uint32_t cell);
 /* A server has attached: what it is to be offered of cells that are not ready yet; and this one is offered now, or gone. */
-void agent_roll_attached(struct agent_job *job, size_t server);
-void agent_roll_resolve(struct agent_job *job, uint32_t cell);
+void agent_contributors_attached(struct agent_job *job, size_t server);
+void agent_contributors_resolve(struct agent_job *job, uint32_t cell);
 /* A part waits for a cell: when there will never be one, its round fails. */
-bool agent_roll_is_full(const struct agent_job *job);
+bool agent_contributors_is_full(const struct agent_job *job);
 /* Whose a cell's result is now. */
 struct agent_server *agent_keep_owner(const struct agent_job *job, const struct ledger_kept *kept);
 /* There may be cells for those that wait, until one gets none. */
@@ -94,17 +95,17 @@ void agent_keep_detach_all(struct agent_job *job);
 void agent_keep_failed(struct agent_job *job, uint64_t key, uint64_t round, bool alone,
 		       const struct failure *failure);
 
-/* room.c: what results take in the ledger. */
-void agent_room_init(struct agent_job *job);
-void agent_room_done(struct agent_job *job);
+/* quota.c: what results take in the ledger. */
+void agent_quota_init(struct agent_job *job);
+void agent_quota_done(struct agent_job *job);
 /* The job runs: what it has from before a restart is given back where it is not needed. */
-void agent_room_formed(struct agent_job *job);
+void agent_quota_formed(struct agent_job *job);
 /* A rank comes back to a job whose ledger may have more than its session is charged for: 0, or -EDQUOT with words. */
-int agent_room_join(struct agent_job *job, struct agent_member *member, struct failure *failure);
+int agent_quota_join(struct agent_job *job, struct agent_member *member, struct failure *failure);
 /* So many results are to have room at once, of those there may ever be: 0, or -EDQUOT. */
-int agent_room_for(struct agent_job *job, uint32_t n);
+int agent_quota_for(struct agent_job *job, uint32_t n);
 /* Makes more room when it becomes scarce: 0, or -EDQUOT. */
-int agent_room_look(struct agent_job *job);
+int agent_quota_look(struct agent_job *job);
 
-/* lend.c: nothing that was lent is in use any more. */
-void agent_lend_done(struct agent_job *job);
+/* in_place.c: nothing that was lent is in use any more. */
+void agent_in_place_done(struct agent_job *job);

@@ -183,8 +183,8 @@ struct peer *agent_setup_peer(const struct agent_job *job, size_t number)
 	const struct agent_server *server = &job->fleet.servers[number];
 	struct peer *peer;
 
-	if (server->outlet)
-		return server->outlet->lost ? NULL : server->outlet->peer;
+	if (server->send_queue)
+		return server->send_queue->lost ? NULL : server->send_queue->peer;
 	/* The job has just gone over to other servers, or ranks: nobody else tells them. */
 	if (!job->retention.keeps || server->gone || !agent_move_is_in(job, number) ||
 	    agent_setup_peer_of(job, &job->fleet.servers[number].member, true, &peer))
@@ -262,7 +262,7 @@ void agent_setup_fail_again(struct agent_job *job, size_t server, const struct a
 		.len = (uint32_t)strnlen(failure->text, ERROR_TEXT_MAX),
 	};
 
-	if (peer_notice(job->fleet.servers[server].outlet->peer, &header, failure->text))
+	if (peer_notice(job->fleet.servers[server].send_queue->peer, &header, failure->text))
 		log_warning("job %s: no memory to tell %s that a round has failed", job->owner.name,
 			    agent_server_name(job, server));
 }
@@ -281,7 +281,7 @@ void agent_setup_free(struct agent_job *job)
 		free(setup);
 	}
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		agent_outlet_put(job->fleet.servers[i].outlet);
+		agent_send_queue_put(job->fleet.servers[i].send_queue);
 	free(job->fleet.servers);
 	agent_move_done(job);
 	free(job->membership.joined);

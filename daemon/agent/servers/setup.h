@@ -1,5 +1,5 @@
 /*
- * What setup.c, home.c, attach.c and seek.c share: calls of a job at its servers before data moves. Private to them; they are the
+ * What setup.c, home.c, attach.c and discovery.c share: calls of a job at its servers before data moves. Private to them; they are the
  * only place of agent/ where generated names appear.
  */
 #pragma once

@@ -186,7 +186,7 @@ int join_decode(const void *data, size_t len, struct join **ret_join, struct fai
 	join->regroups = m->regroups;
 	join->newcomers = MIN(m->newcomers, JOB_RANKS_MAX);
 	join->membership = m->membership;
-	join->guest = m->has_newcomers && !m->regroups;
+	join->joiner = m->has_newcomers && !m->regroups;
 	join->n_ranks = (uint32_t)m->n_ranks;
 	if (m->n_ranks)
 		memcpy(join->ranks, m->ranks, m->n_ranks * sizeof(join->ranks[0]));
@@ -290,7 +290,7 @@ static int unpack_joined(const void *data, size_t len, Bps__Cluster__JobJoined *
 	r = unpack(&bps__cluster__job_joined__descriptor, data, len, (ProtobufCMessage **)&m);
 	if (r)
 		return error_trace(r);
-	if (!m->regroups || m->n_old_nodes != m->n_guests)
+	if (!m->regroups || m->n_old_nodes != m->n_joiners)
 		return error_origin(-EPROTO);
 	*ret_joined = TAKE_PTR(m);
 	return 0;
@@ -328,10 +328,10 @@ int joined_node(const void *joined, size_t len, const struct join *join, uint32_
 	if (r)
 		return error_trace(r);
 	for (size_t i = 0; i < m->n_old_nodes; i++) {
-		bool is_guest = !m->old_nodes[i];
+		bool is_joiner = !m->old_nodes[i];
 
-		if (join->regroups ? is_guest || m->old_nodes[i] - 1 != join->node
-				   : !is_guest || m->guests[i] != join->member)
+		if (join->regroups ? is_joiner || m->old_nodes[i] - 1 != join->node
+				   : !is_joiner || m->joiners[i] != join->member)
 			continue;
 		*ret_node = (uint32_t)i;
 		return 0;
@@ -490,9 +490,9 @@ int joined_encode(const struct joined *joined, void **ret_data, size_t *ret_len)
 	m.max_ranks = joined->max_ranks;
 	m.has_regroups = joined->regroups != 0;
 	m.regroups = joined->regroups;
-	m.n_old_nodes = m.n_guests = joined->regroups ? joined->n_nodes : 0;
+	m.n_old_nodes = m.n_joiners = joined->regroups ? joined->n_nodes : 0;
 	m.old_nodes = (uint32_t *)joined->old_nodes;
-	m.guests = (uint64_t *)joined->guests;
+	m.joiners = (uint64_t *)joined->joiners;
 	return error_trace(pack(&m.base, DATA_SETUP_MAX, ret_data, ret_len));
 }
 

@@ -28,7 +28,7 @@ struct join {
 	uint32_t min_ranks, max_ranks;
 	uint64_t regroups;
 	uint32_t newcomers, membership;
-	bool guest;	   /* a node without ranks in the job, which has newcomers */
+	bool joiner;	   /* a node without ranks in the job, which has newcomers */
 	struct view *view; /* that the run that regroups is in, or NULL: not said */
 	struct stragglers stragglers;
 	struct account *account; /* whose it is: join_charge(); or NULL */
@@ -92,7 +92,7 @@ struct joined {
 	/* The run before, and of each node its number there, from 1; 0: none, but the id of its daemon. regroups 0: nothing of it. */
 	uint64_t regroups;
 	const uint32_t *old_nodes;
-	const uint64_t *guests;
+	const uint64_t *joiners;
 };
 
 struct join *join_free(struct join *join);

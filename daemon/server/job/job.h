@@ -15,14 +15,14 @@
  *	move.c	   the job goes on with other servers
  *	elastic.c  or without some ranks
  *	regroup.c  its ranks regroup: the next run
- *	heir.c	   which not all nodes may have heard of when its home died
- *	guest.c	   newcomers on other nodes than its own
+ *	successor.c	   which not all nodes may have heard of when its home died
+ *	joiner.c	   newcomers on other nodes than its own
  *	keep.c	   of a job that outlives its daemons' processes: what is held until every node has it
  *	rows.c	   the same for push_pull_rows
  *	quorum.c   rounds that go on without all
  *	accumulate.c  sums that are kept, and for which nobody waits
  *	sweep.c    what has happened to all of it
- *	told.c	   of a fresh job of these two kinds: whether all nodes have offered what they keep
+ *	offered.c	   of a fresh job of these two kinds: whether all nodes have offered what they keep
  *	ordinal.c  operations that all ranks submit in one order: whether nodes' are the same
  *	speakers.c  peers that speak for several nodes, and are told once
  */
@@ -83,7 +83,7 @@ struct sent {
 		told; /* all up to this one: are kept there; are on every node; it knows that */
 };
 
-/* What a node offers a fresh server, before which no sum of a job with stragglers is made: told.c. */
+/* What a node offers a fresh server, before which no sum of a job with stragglers is made: offered.c. */
 struct offers {
 	uint32_t attachment; /* the node's number of the attach that they belong to */
 	uint64_t n, due;     /* that have come; that it has made, once it has said so */
@@ -132,7 +132,7 @@ struct store {
 	struct list parts, all_tensors; /* all that there are */
 };
 
-/* Of a job that outlives its daemons' processes: keep.c, told.c. */
+/* Of a job that outlives its daemons' processes: keep.c, offered.c. */
 struct retention {
 	bool resume;	     /* the job is such a job */
 	bool told;	     /* the offers of all nodes that have not left are here */

@@ -558,7 +558,7 @@ void part_end(struct job *job, struct list *link)
 	struct part *part = container_of(link, struct part, in_job);
 
 	job->server->hooks->carried_freed(job, &part->carried);
-	freep(&part->roll);
+	freep(&part->contributors);
 	list_remove(link);
 }
 

@@ -54,11 +54,11 @@ struct part {
 	size_t n_slots;
 	struct list carried; /* contributions that were late, for the next round: quorum.h */
 	uint64_t *
-		roll; /* by node, or NULL: as in data_roll, of the newest round there is a result of, */
-	uint64_t roll_round; /* which is this one: quorum.h */
-	uint64_t newest;     /* highest round closed, 0: none */
-	uint64_t closed;     /* bit i: round newest - 1 - i is closed */
-	struct list in_job;  /* job->parts */
+		contributors; /* by node, or NULL: as in data_contributors, of the newest round there is a result of, */
+	uint64_t contributors_round; /* which is this one: quorum.h */
+	uint64_t newest;	     /* highest round closed, 0: none */
+	uint64_t closed;	     /* bit i: round newest - 1 - i is closed */
+	struct list in_job;	     /* job->parts */
 	uint32_t behind
 		[]; /* by node, of a job with a quorum: slots that others have left behind, and it has not come to */
 };

@@ -1,7 +1,7 @@
 /*
  * Goes along the lists of a job in bounded steps and calls each object's file by server.c's table:
  * keep.c, rows.c, round.c, accumulate.c, declare.c. job.c begins a sweep for deadlines and the job's end, leave.c,
- * told.c and quorum.c for news of nodes and results.
+ * offered.c and quorum.c for news of nodes and results.
  */
 #include "server/job/sweep.h"
 

@@ -10,9 +10,9 @@
 #include "base/log.h"
 #include "server/round/accumulate.h"
 #include "server/round/keep.h"
+#include "server/round/offered.h"
 #include "server/round/round.h"
 #include "server/round/rows.h"
-#include "server/round/told.h"
 
 /* Elastic: nodes attach at all servers at once, but machines may be busy. */
 #define ELASTIC_ATTACH_MS UINT64_C(10000)
@@ -175,13 +175,13 @@ static int attach_find(struct server *server, const struct delivery *delivery,
 	/*
 	 * A node may have missed that its run is over, and to hear of the next it has to be in it.
 	 */
-	bool has_heir = heir_of(server, number);
-	const struct failure *over = has_heir ? NULL : job_over(server, number);
+	bool has_successor = successor_of(server, number);
+	const struct failure *over = has_successor ? NULL : job_over(server, number);
 	const struct failure *heard = job_over_heard(server, number, attach->secret_digest);
 	struct job *job = job_find(server, number);
 	const char *what;
 
-	if (heard && !job && !has_heir) {
+	if (heard && !job && !has_successor) {
 		*failure = *heard;
 		return failure->status;
 	}
@@ -244,7 +244,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 		return failure_set(failure, -EACCES, "job %s: %s does not speak for node %u",
 				   job->owner.name, peer_name(peer), attach->node);
 	/* Where its ranks have regrouped, its next process may not know. */
-	if (node->left && !node->out && heir_of(job->server, job->number)) {
+	if (node->left && !node->out && successor_of(job->server, job->number)) {
 		node->left = false;
 		job->n_left--;
 	}
@@ -253,7 +253,7 @@ static int attach_node(struct job *job, const struct attach *attach, struct peer
 				   attach->node);
 	if (node->peer != peer || !node->attached) {
 		keep_attached(job, attach->node);
-		told_attached(job, attach->node);
+		offered_attached(job, attach->node);
 		rows_attached(job, attach->node);
 		if (node->attached)
 			log_notice("job %s: node %u is back, as %s", job->owner.name, attach->node,
@@ -312,9 +312,9 @@ void attach_call(struct server *server, struct delivery *delivery)
 	delivery_answer(delivery, &answer, NULL, data);
 	leave_attached(job, attach->node);
 	elastic_attached(job, attach->node);
-	if (!list_empty(&job->membership.guests))
-		guest_tell(job, job->nodes[attach->node].peer);
-	heir_attached(job);
+	if (!list_empty(&job->membership.joiners))
+		joiner_tell(job, job->nodes[attach->node].peer);
+	successor_attached(job);
 	elastic_without_early(job);
 	if (server->draining && !job->placement.came_back && job->attachment.n == job->n_nodes)
 		(void)move_drain(job);

@@ -424,13 +424,13 @@ static void form_answer(struct job *job, const void *data, size_t len)
 }
 
 /* Who the nodes were in the run before. */
-static void form_past(const struct job *job, uint32_t *old_nodes, uint64_t *guests)
+static void form_past(const struct job *job, uint32_t *old_nodes, uint64_t *joiners)
 {
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct join *join = job->nodes[i].join;
 
-		old_nodes[i] = join->guest ? 0 : join->node + 1;
-		guests[i] = join->guest ? join->member : 0;
+		old_nodes[i] = join->joiner ? 0 : join->node + 1;
+		joiners[i] = join->joiner ? join->member : 0;
 	}
 }
 
@@ -440,7 +440,7 @@ int form_finish(struct job *job, struct failure *failure)
 	uint16_t stripes[PLACEMENT_STRIPES];
 	_cleanup_(freep) uint32_t *member_of_node = calloc(job->n_nodes, sizeof(member_of_node[0]));
 	_cleanup_(freep) uint32_t *old_nodes = calloc(job->n_nodes, sizeof(old_nodes[0]));
-	_cleanup_(freep) uint64_t *guests = calloc(job->n_nodes, sizeof(guests[0]));
+	_cleanup_(freep) uint64_t *joiners = calloc(job->n_nodes, sizeof(joiners[0]));
 	struct joined joined = {
 		.node_of_rank = job->node_of_rank,
 		.stripes = stripes,
@@ -449,13 +449,13 @@ int form_finish(struct job *job, struct failure *failure)
 		.n_nodes = job->n_nodes,
 		.regroups = job->membership.regroups,
 		.old_nodes = old_nodes,
-		.guests = guests,
+		.joiners = joiners,
 	};
 	_cleanup_(freep) void *data = NULL;
 	size_t len = 0;
 	int r;
 
-	if (!member_of_node || !old_nodes || !guests)
+	if (!member_of_node || !old_nodes || !joiners)
 		return failure_set(failure, -ENOMEM, "job %s: out of memory", job->owner.name);
 	r = form_stripes(job, stripes, member_of_node, failure);
 	if (r)
@@ -488,8 +488,8 @@ int form_finish(struct job *job, struct failure *failure)
 		joined.min_ranks = job->membership.min_ranks;
 		joined.max_ranks = job->membership.max_ranks;
 		if (job->membership.regroups)
-			form_past(job, old_nodes, guests);
-		if (job->membership.takes_guests)
+			form_past(job, old_nodes, joiners);
+		if (job->membership.takes_joiners)
 			joined.view = form_view(job->server, form_reference(job), failure);
 		r = joined_encode(&joined, &data, &len);
 	}
@@ -666,8 +666,8 @@ void form_join(struct server *server, struct delivery *delivery)
 		regroup_join(server, TAKE_PTR(join), delivery);
 		return;
 	}
-	if (join->guest) {
-		guest_join(server, TAKE_PTR(join), delivery);
+	if (join->joiner) {
+		joiner_join(server, TAKE_PTR(join), delivery);
 		return;
 	}
 	job = form_find(server, join);

@@ -7,9 +7,9 @@
 #include "base/log.h"
 #include "server/round/accumulate.h"
 #include "server/round/keep.h"
+#include "server/round/offered.h"
 #include "server/round/round.h"
 #include "server/round/rows.h"
-#include "server/round/told.h"
 
 void leave_end(struct job *job)
 {
@@ -40,7 +40,7 @@ void leave(struct job *job, uint32_t node)
 	job_hold(job);
 	sweep(job, SWEEP_NEWS);
 	if (job->state == JOB_RUNNING)
-		told_left(job);
+		offered_left(job);
 	job_let_go(job);
 }
 

@@ -15,13 +15,13 @@ struct peer;
 struct server;
 struct slot;
 
-/* Ranks of an elastic job: elastic.c, regroup.c, guest.c. */
+/* Ranks of an elastic job: elastic.c, regroup.c, joiner.c. */
 struct membership {
 	bool elastic;
 	uint32_t min_ranks, max_ranks;
 	uint32_t first;		/* at the home, of a run that began when ranks regrouped */
-	struct list guests;	/* at the home: struct guest */
-	bool takes_guests;	/* the run began with some */
+	struct list joiners;	/* at the home: struct joiner */
+	bool takes_joiners;	/* the run began with some */
 	bool succeeded;		/* the next run has its place among the server's jobs */
 	uint32_t n_gone, n_out; /* ranks, and nodes without ranks, that are */
 	uint64_t
@@ -30,8 +30,8 @@ struct membership {
 };
 
 /* A node that has no rank in the job, and newcomers who wait for the next run. */
-struct guest {
-	struct list link; /* membership.guests, in the order in which they came */
+struct joiner {
+	struct list link; /* membership.joiners, in the order in which they came */
 	struct peer *peer;
 	struct join *join;
 	struct delivery *joining;
@@ -71,24 +71,25 @@ bool rejoin(struct job *job, const struct join *join, struct delivery *delivery)
 /* What waits of this node is answered. */
 void rejoin_end(struct job_node *node, int status, const char *text);
 
-/* heir.c */
+/* successor.c */
 /* The run that has followed that of this number, or NULL. */
-struct job *heir_of(struct server *server, uint64_t number);
+struct job *successor_of(struct server *server, uint64_t number);
 /* A JOIN of a node that is to be in this run, as far as it knows: tells it. */
-void heir_tell(struct job *heir, const struct join *join, struct delivery *delivery);
+void successor_tell(struct job *successor, const struct join *join, struct delivery *delivery);
 /* Whether a JOIN is of a node whose newcomers have been let into this run, without having heard of it: it is told. */
-bool heir_tell_guest(struct job *heir, const struct join *join, struct delivery *delivery);
+bool successor_tell_joiner(struct job *successor, const struct join *join,
+			   struct delivery *delivery);
 /* A node has attached: those of the run before that wait here are told. */
-void heir_attached(struct job *heir);
+void successor_attached(struct job *successor);
 
-/* guest.c */
+/* joiner.c */
 /* A JOIN of a node whose newcomers are to be in the next run of a job; takes the join. */
-void guest_join(struct server *server, struct join *join, struct delivery *delivery);
-void guest_free(struct guest *guest);
-/* Tells a node of the job how many newcomers wait at guests. */
-void guest_tell(const struct job *job, struct peer *peer);
-void guest_lost(struct job *job, const struct peer *peer);
+void joiner_join(struct server *server, struct join *join, struct delivery *delivery);
+void joiner_free(struct joiner *joiner);
+/* Tells a node of the job how many newcomers wait at joiners. */
+void joiner_tell(const struct job *job, struct peer *peer);
+void joiner_lost(struct job *job, const struct peer *peer);
 /* They wait for the job in its place. */
-void guest_go_on(struct job *job, struct job *old);
+void joiner_go_on(struct job *job, struct job *old);
 /* The job is over. */
-void guest_end(struct job *job);
+void joiner_end(struct job *job);

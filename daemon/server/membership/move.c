@@ -104,7 +104,7 @@ static struct failure moved_words(const struct job *job)
 static void take_places(struct job *job, struct job *old)
 {
 	if (job->home)
-		guest_go_on(job, old);
+		joiner_go_on(job, old);
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
 		const struct job_node *from = &old->nodes[i];
 		struct job_node *to = &job->nodes[i];

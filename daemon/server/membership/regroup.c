@@ -1,7 +1,7 @@
 /*
  * The ranks of an elastic job regroup: bps-recovery(7), ELASTIC JOBS. Each node says which of its ranks do, and how many
  * newcomers wait behind them. When all have, the job's home begins the next run, with its ranks numbered anew: members in their
- * old order, then the newcomers, node by node, those of other nodes (guest.c) last. Control thread only.
+ * old order, then the newcomers, node by node, those of other nodes (joiner.c) last. Control thread only.
  */
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -49,7 +49,7 @@ static uint32_t count(const struct job *job, uint32_t *ret_nodes, uint32_t *ret_
 {
 	uint32_t max = job->membership.max_ranks ? job->membership.max_ranks : JOB_RANKS_MAX,
 		 size = 0, room;
-	const struct guest *guest;
+	const struct joiner *joiner;
 
 	*ret_nodes = 0;
 	for (uint32_t i = 0; i < job->n_nodes; i++) {
@@ -62,20 +62,20 @@ static uint32_t count(const struct job *job, uint32_t *ret_nodes, uint32_t *ret_
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (takes_part(&job->nodes[i]))
 			size += let_in(job->nodes[i].join, &room);
-	list_for_each (guest, &job->membership.guests, link) {
+	list_for_each (joiner, &job->membership.joiners, link) {
 		if (!room)
 			break;
-		size += let_in(guest->join, &room);
+		size += let_in(joiner->join, &room);
 		++*ret_nodes;
 	}
 	return size;
 }
 
-/* Which node each rank of the next run is on, by the nodes' new numbers: guests come last. */
+/* Which node each rank of the next run is on, by the nodes' new numbers: joiners come last. */
 static void place(const struct job *old, const uint32_t *number, uint32_t next, uint32_t room,
 		  struct job *job)
 {
-	const struct guest *guest;
+	const struct joiner *joiner;
 	uint32_t rank = 0;
 
 	for (uint32_t i = 0; i < old->size; i++) {
@@ -89,29 +89,29 @@ static void place(const struct job *old, const uint32_t *number, uint32_t next, 
 							     : 0;
 		     n; n--)
 			job->node_of_rank[rank++] = number[i];
-	list_for_each (guest, &old->membership.guests, link) {
-		for (uint32_t n = let_in(guest->join, &room); n; n--)
+	list_for_each (joiner, &old->membership.joiners, link) {
+		for (uint32_t n = let_in(joiner->join, &room); n; n--)
 			job->node_of_rank[rank++] = next;
 		next++;
 	}
 }
 
 /* Guests for whom there is a number are nodes like others; the rest go on waiting. */
-static void take_guests(struct job *old, uint32_t next, struct job *job)
+static void take_joiners(struct job *old, uint32_t next, struct job *job)
 {
 	for (; next < job->n_nodes; next++) {
-		struct guest *guest = list_first(&old->membership.guests, struct guest, link);
+		struct joiner *joiner = list_first(&old->membership.joiners, struct joiner, link);
 
 		job->nodes[next] = (struct job_node){
-			.peer = guest->peer,
-			.instance = guest->join->instance,
-			.join = TAKE_PTR(guest->join),
-			.joining = TAKE_PTR(guest->joining),
+			.peer = joiner->peer,
+			.instance = joiner->join->instance,
+			.join = TAKE_PTR(joiner->join),
+			.joining = TAKE_PTR(joiner->joining),
 		};
-		guest_free(guest);
-		job->membership.takes_guests = true;
+		joiner_free(joiner);
+		job->membership.takes_joiners = true;
 	}
-	guest_go_on(job, old);
+	joiner_go_on(job, old);
 }
 
 /* All nodes know of the same losses, and so of the same membership; what one is behind, if so, it catches up with here. */
@@ -182,7 +182,7 @@ static int next_run(struct job *old, struct job **ret_job, struct failure *failu
 		job->nodes[number[i]].join = TAKE_PTR(node->join);
 		job->nodes[number[i]].joining = TAKE_PTR(node->joining);
 	}
-	take_guests(old, next, job);
+	take_joiners(old, next, job);
 	*ret_job = TAKE_PTR(job);
 	return 0;
 }
@@ -212,13 +212,14 @@ static void regroup(struct job *old)
 void regroup_join(struct server *server, struct join *given, struct delivery *delivery)
 {
 	_cleanup_(join_freep) struct join *join = given;
-	struct job *job = job_find(server, join->regroups), *heir = heir_of(server, join->regroups);
+	struct job *job = job_find(server, join->regroups),
+		   *successor = successor_of(server, join->regroups);
 	const struct failure *over = job_over(server, join->regroups);
 	struct failure failure = { 0 };
 	struct job_node *node;
 
-	if (heir) {
-		heir_tell(heir, join, delivery);
+	if (successor) {
+		successor_tell(successor, join, delivery);
 		return;
 	}
 	if (!job) {

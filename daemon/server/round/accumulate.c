@@ -9,8 +9,8 @@
 #include "base/failpoint.h"
 #include "server/job/store.h"
 #include "server/round/keep.h"
+#include "server/round/offered.h"
 #include "server/round/round.h"
-#include "server/round/told.h"
 #include <stdio.h>
 
 /*
@@ -171,7 +171,7 @@ static void answer(struct accumulator *a)
 		header = delivery->header;
 		header.op = DATA_RESULT;
 		header.flags = 0;
-		header.len = told_result_len(a->job, &a->header);
+		header.len = offered_result_len(a->job, &a->header);
 		header.status = header.priority = 0;
 		header.n_contributions = a->n_contributions;
 		if (number(a, delivery, &header))
@@ -183,19 +183,19 @@ static void answer(struct accumulator *a)
 static void add(struct accumulator *a);
 
 /* The sum says who is in it. */
-static void call_roll(struct accumulator *a)
+static void call_contributors(struct accumulator *a)
 {
 	struct job *job = a->job;
-	struct data_roll *roll;
+	struct data_contributors *contributors;
 
-	if (!told_has_roll(job, &a->header))
+	if (!offered_has_contributors(job, &a->header))
 		return;
-	roll = data_roll_of(a->sum->data, a->header.part_len);
-	roll->n = a->n_contributions;
-	roll->round = 0;
+	contributors = data_contributors_of(a->sum->data, a->header.part_len);
+	contributors->n = a->n_contributions;
+	contributors->round = 0;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		roll->nodes[i] = a->nodes[i].round;
-	data_roll_swap(roll, job->n_nodes);
+		contributors->nodes[i] = a->nodes[i].round;
+	data_contributors_swap(contributors, job->n_nodes);
 }
 
 /* In the place of one that came before the node, or a connection of it, was lost. */
@@ -237,7 +237,7 @@ static void added(struct accumulator *a)
 		else if (node->again)
 			replace(a, i, TAKE_PTR(node->again));
 	}
-	call_roll(a);
+	call_contributors(a);
 	job->n_rounds++;
 	job->n_bytes += a->header.part_len;
 	metric_count(&job->server->rounds, 1);
@@ -268,9 +268,9 @@ static int prepare(struct accumulator *a, size_t *ret_n)
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		n_new += a->nodes[i].delivery && !a->nodes[i].added;
 	*ret_n = n_new;
-	if (!n_new || !told_result_len(job, &a->header))
+	if (!n_new || !offered_result_len(job, &a->header))
 		goto mark;
-	r = block_new(job->server->params.blocks, told_result_len(job, &a->header),
+	r = block_new(job->server->params.blocks, offered_result_len(job, &a->header),
 		      job->memory.quota, &a->next);
 	if (r)
 		return r;
@@ -306,7 +306,7 @@ static void add(struct accumulator *a)
 	size_t n;
 	int r;
 
-	if (a->busy || !told_is_complete(job))
+	if (a->busy || !offered_is_complete(job))
 		return;
 	r = prepare(a, &n);
 	if (r) {
@@ -377,7 +377,7 @@ static void repeat(struct accumulator *a, struct delivery *delivery)
 	} else {
 		replace(a, i, delivery);
 	}
-	if (told_is_complete(a->job) && node->added)
+	if (offered_is_complete(a->job) && node->added)
 		answer(a);
 }
 
@@ -445,19 +445,20 @@ void accumulate_contribute(struct tensor *tensor, struct delivery *delivery)
 /* -- What nodes bring -------------------------------------------------------------------------- */
 
 /* Whether the offered sum has what ours has, and more: they follow one another. */
-static bool is_newer(const struct accumulator *a, const struct data_roll *roll)
+static bool is_newer(const struct accumulator *a, const struct data_contributors *contributors)
 {
 	bool more = !a->sum;
 
 	for (uint32_t i = 0; i < a->job->n_nodes; i++)
-		more |= le64toh(roll->nodes[i]) > a->nodes[i].round;
+		more |= le64toh(contributors->nodes[i]) > a->nodes[i].round;
 	return more;
 }
 
 int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
-	const struct data_roll *roll = data_roll_of(delivery->payload, h->part_len);
+	const struct data_contributors *contributors =
+		data_contributors_of(delivery->payload, h->part_len);
 	struct job *job = tensor->job;
 	struct accumulator *a = NULL;
 	struct block *sum;
@@ -468,7 +469,7 @@ int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 		return r;
 	if (h->part_len != a->header.part_len || h->dtype != a->header.dtype)
 		return error_origin(-EPROTO);
-	if (!is_newer(a, roll))
+	if (!is_newer(a, contributors))
 		return 0;
 	r = block_new(job->server->params.blocks, h->len, job->memory.quota, &sum);
 	if (r)
@@ -476,9 +477,9 @@ int accumulate_offer(struct tensor *tensor, const struct delivery *delivery)
 	metric_copy(&job->server->copied, sum->data, delivery->payload, h->len);
 	(void)block_unref(a->sum);
 	a->sum = sum;
-	a->n_contributions = (uint32_t)le64toh(roll->n);
+	a->n_contributions = (uint32_t)le64toh(contributors->n);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		a->nodes[i].round = le64toh(roll->nodes[i]);
+		a->nodes[i].round = le64toh(contributors->nodes[i]);
 	return 0;
 }
 
@@ -551,7 +552,7 @@ void accumulate_visit(struct job *job, struct list *link, uint64_t now_ns)
 {
 	struct accumulator *a = container_of(link, struct accumulator, link);
 
-	if (told_is_complete(job))
+	if (offered_is_complete(job))
 		told(a);
 	if (job->state != JOB_RUNNING)
 		return;

@@ -4,7 +4,7 @@
  * job's staleness. Each node's rounds count by themselves. Control thread only; sums run in the pool, one at a time for a part,
  * and make a new block of it each time: what is on its way to nodes does not change.
  *
- * Of a job that outlives its daemons' processes each answer says whose contributions are in the sum (data_roll), and each node
+ * Of a job that outlives its daemons' processes each answer says whose contributions are in the sum (data_contributors), and each node
  * keeps the last that it was given: the newest of these is the sum of a server that has lost its own. What a node
  * contributes again is answered with the sum that has it.
  */

@@ -7,9 +7,9 @@
 #include "base/failpoint.h"
 #include "server/common/set.h"
 #include "server/round/keep.h"
+#include "server/round/offered.h"
 #include "server/round/quorum.h"
 #include "server/round/round.h"
-#include "server/round/told.h"
 
 /* The sum is there, unless the job has ended meanwhile. */
 static void engine_finish(struct slot *slot)
@@ -176,7 +176,7 @@ static int prepare(struct slot *slot, bool *ret_made)
 		}
 	}
 	r = from || !(borrow(slot) ?: share(slot))
-		    ? block_new(job->server->params.blocks, told_result_len(job, &slot->header),
+		    ? block_new(job->server->params.blocks, offered_result_len(job, &slot->header),
 				job->memory.quota, &slot->result)
 		    : 0;
 	if (r)
@@ -227,7 +227,7 @@ void engine_start(struct slot *slot)
 		fail_whole(slot, r);
 		return;
 	}
-	quorum_call_roll(slot);
+	quorum_call_contributors(slot);
 	slot_sum(slot);
 	slot->task.run = engine_run;
 	slot->task.done = engine_done;

@@ -8,10 +8,10 @@
 #include "base/failpoint.h"
 #include "server/common/set.h"
 #include "server/round/accumulate.h"
+#include "server/round/offered.h"
 #include "server/round/quorum.h"
 #include "server/round/round.h"
 #include "server/round/rows.h"
-#include "server/round/told.h"
 
 /*
  * Results that a node keeps although every node has them, before it is told so in a message of its
@@ -143,14 +143,14 @@ void keep_answer(struct slot *slot, struct delivery *delivery)
 
 	header->op = DATA_RESULT;
 	header->flags = slot->is_kept_here ? DATA_FLAG_KEPT : 0;
-	header->len = wants ? told_result_len(job, &slot->header) : 0;
+	header->len = wants ? offered_result_len(job, &slot->header) : 0;
 	header->status = header->priority = 0;
 	if (stragglers_any(&job->stragglers) && slot->header.operation == OPERATION_PUSH_PULL)
 		header->n_contributions = slot->n_here + slot->n_carried;
 	/* One that was offered. */
-	if (header->len && told_has_roll(job, &slot->header))
+	if (header->len && offered_has_contributors(job, &slot->header))
 		header->n_contributions = (uint32_t)MIN(
-			le64toh(data_roll_of(slot->result->data, slot->header.part_len)->n),
+			le64toh(data_contributors_of(slot->result->data, slot->header.part_len)->n),
 			(uint64_t)JOB_RANKS_MAX - 1);
 	if (job->membership.elastic)
 		header->n_gone = slot->n_gone & ~LEDGER_WAITING;
@@ -248,10 +248,10 @@ static void slot_keep(struct slot *slot)
 static bool answer_kept(struct slot *slot, struct delivery *delivery)
 {
 	struct job *job = slot->job;
-	bool calls = told_has_roll(job, &slot->header);
+	bool calls = offered_has_contributors(job, &slot->header);
 	int r;
 
-	if (calls && !told_is_complete(job)) {
+	if (calls && !offered_is_complete(job)) {
 		list_push_back(&slot->again, &delivery->link);
 		return true;
 	}
@@ -274,7 +274,7 @@ static bool answer_all(struct slot *slot)
 		if (slot->from[i] && (slot->safe || set_wants(job, &slot->header, i)) &&
 		    !answer_kept(slot, TAKE_PTR(slot->from[i])))
 			return false;
-	if (told_has_roll(job, &slot->header) && !told_is_complete(job))
+	if (offered_has_contributors(job, &slot->header) && !offered_is_complete(job))
 		return true;
 	while ((delivery = list_first(&slot->again, struct delivery, link))) {
 		list_remove(&delivery->link);
@@ -466,7 +466,7 @@ void keep_past(struct tensor *tensor, uint32_t node, uint64_t number)
 	tell(tensor->job);
 }
 
-void keep_had(struct job *job, uint32_t node, const struct data_header *header)
+void keep_acknowledged(struct job *job, uint32_t node, const struct data_header *header)
 {
 	struct tensor *tensor;
 	struct failure words;
@@ -501,7 +501,7 @@ static bool go_on(struct slot *slot)
 {
 	struct delivery *delivery;
 
-	while (told_is_complete(slot->job) &&
+	while (offered_is_complete(slot->job) &&
 	       (delivery = list_first(&slot->again, struct delivery, link))) {
 		list_remove(&delivery->link);
 		keep_again(slot, delivery);
@@ -575,10 +575,10 @@ static int check_offer(const struct job *job, const struct data_header *h, struc
 	r = set_check(job, h, failure);
 	if (r)
 		return r;
-	if (h->len && h->len != (is_late(job, h) ? h->part_len : told_result_len(job, h)))
+	if (h->len && h->len != (is_late(job, h) ? h->part_len : offered_result_len(job, h)))
 		return failure_set(failure, -EPROTO, "job %s: node %u offers %u bytes for %u",
 				   job->owner.name, h->node, h->len, h->part_len);
-	if (told_has_roll(job, h) && !h->len)
+	if (offered_has_contributors(job, h) && !h->len)
 		return failure_set(failure, -EPROTO, "job %s: node %u does not say who is in it",
 				   job->owner.name, h->node);
 	if (!set_has(job, h, h->node) || (h->len && !set_wants(job, h, h->node)))
@@ -586,7 +586,7 @@ static int check_offer(const struct job *job, const struct data_header *h, struc
 				   job->owner.name, h->node, h->block);
 	/* Whoever has attached knows no more of losses than we. */
 	if (job->membership.elastic ? (h->n_gone_then & ~LEDGER_WAITING) > job->membership.n_gone
-				    : h->is_late && !told_has_roll(job, h))
+				    : h->is_late && !offered_has_contributors(job, h))
 		return failure_set(
 			failure, -EPROTO,
 			"job %s: node %u has a result that was made without %u ranks, and "
@@ -649,16 +649,16 @@ static int offer_new(struct tensor *tensor, struct delivery *delivery, struct sl
  * What it says beyond itself, of a job that does not wait for all. Returns false when that is all
  * that it is for.
  */
-static bool take_roll(struct tensor *tensor, struct delivery *delivery)
+static bool take_contributors(struct tensor *tensor, struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 	struct job *job = tensor->job;
 	bool late = is_late(job, h);
 	int r = 0;
 
-	if (!told_has_roll(job, h))
+	if (!offered_has_contributors(job, h))
 		return true;
-	if (told_is_complete(job))
+	if (offered_is_complete(job))
 		r = 0;
 	else if (h->operation == OPERATION_ACCUMULATE)
 		r = accumulate_offer(tensor, delivery);
@@ -693,7 +693,7 @@ static void offer(struct job *job, struct delivery *delivery)
 		delivery_fail(delivery, r, failure.text);
 		return;
 	}
-	if (!take_roll(tensor, delivery))
+	if (!take_contributors(tensor, delivery))
 		return;
 	if (!is_news(tensor, h)) {
 		accept(delivery);
@@ -741,6 +741,6 @@ void keep_offer(struct job *job, struct delivery *delivery)
 	job_hold(job);
 	offer(job, delivery);
 	if (job->state == JOB_RUNNING)
-		told_offer(job, &header);
+		offered_offer(job, &header);
 	job_let_go(job);
 }

@@ -37,7 +37,7 @@ int keep_ack(struct job *job, uint32_t node, uint32_t number);
 /* A node contributes to a round: those before are over for it. */
 void keep_past(struct tensor *tensor, uint32_t node, uint64_t round);
 /* DATA_HAVE, of a node of the job. */
-void keep_had(struct job *job, uint32_t node, const struct data_header *header);
+void keep_acknowledged(struct job *job, uint32_t node, const struct data_header *header);
 /* A node has attached, perhaps again. */
 void keep_attached(struct job *job, uint32_t node);
 /* For the sweep: a slot in store.kept, when nodes may have left, or be past its round. May end the job. */

@@ -9,10 +9,10 @@
 #include "base/failpoint.h"
 #include "server/round/engine.h"
 #include "server/round/keep.h"
+#include "server/round/offered.h"
 #include "server/round/round.h"
-#include "server/round/told.h"
 
-/* Rounds that one node may be behind in a job that outlives its daemons: a roll has 64. */
+/* Rounds that one node may be behind in a job that outlives its daemons: a set of contributors has 64. */
 #define BEHIND_MAX 60u
 /* Slots of a part that are looked at at once, when one of them may go on; more are the sweep's. */
 #define READY_MAX 64
@@ -58,7 +58,7 @@ bool quorum_is_ready(const struct slot *slot)
 {
 	const struct job *job = slot->job;
 
-	if (!quorum_applies(slot) || slot->summing || !told_is_complete(job) ||
+	if (!quorum_applies(slot) || slot->summing || !offered_is_complete(job) ||
 	    slot->n_here < job->stragglers.quorum ||
 	    (wait_ns(job) && clock_now_ns() < slot->since_ns + wait_ns(job)))
 		return false;
@@ -151,16 +151,16 @@ static int carry(struct part *part, struct job *job, const struct delivery *deli
 
 /* -- Who is in what ---------------------------------------------------------------------------- */
 
-static int roll_get(struct part *part, struct job *job)
+static int contributors_get(struct part *part, struct job *job)
 {
-	uint64_t len = job->n_nodes * sizeof(part->roll[0]);
+	uint64_t len = job->n_nodes * sizeof(part->contributors[0]);
 
-	if (part->roll)
+	if (part->contributors)
 		return 0;
 	if (quota_charge(job->memory.quota, len))
 		return QUOTA_E_FULL;
-	part->roll = calloc(job->n_nodes, sizeof(part->roll[0]));
-	if (!part->roll) {
+	part->contributors = calloc(job->n_nodes, sizeof(part->contributors[0]));
+	if (!part->contributors) {
 		quota_release(job->memory.quota, len);
 		return error_origin(-ENOMEM);
 	}
@@ -168,54 +168,55 @@ static int roll_get(struct part *part, struct job *job)
 	return 0;
 }
 
-static bool roll_reaches(const struct part *part, uint64_t round)
+static bool contributors_reaches(const struct part *part, uint64_t round)
 {
-	return round <= part->roll_round && part->roll_round - round < 64;
+	return round <= part->contributors_round && part->contributors_round - round < 64;
 }
 
-static bool roll_has(const struct part *part, uint32_t node, uint64_t round)
+static bool contributors_has(const struct part *part, uint32_t node, uint64_t round)
 {
-	return part->roll && roll_reaches(part, round) &&
-	       part->roll[node] >> (part->roll_round - round) & 1;
+	return part->contributors && contributors_reaches(part, round) &&
+	       part->contributors[node] >> (part->contributors_round - round) & 1;
 }
 
-static void roll_add(struct part *part, uint32_t node, uint64_t round)
+static void contributors_add(struct part *part, uint32_t node, uint64_t round)
 {
-	if (roll_reaches(part, round))
-		part->roll[node] |= UINT64_C(1) << (part->roll_round - round);
+	if (contributors_reaches(part, round))
+		part->contributors[node] |= UINT64_C(1) << (part->contributors_round - round);
 }
 
-static void roll_advance(struct part *part, uint32_t n_nodes, uint64_t round)
+static void contributors_advance(struct part *part, uint32_t n_nodes, uint64_t round)
 {
-	uint64_t by = round - part->roll_round;
+	uint64_t by = round - part->contributors_round;
 
-	if (round <= part->roll_round)
+	if (round <= part->contributors_round)
 		return;
 	for (uint32_t i = 0; i < n_nodes; i++)
-		part->roll[i] = by < 64 ? part->roll[i] << by : 0;
-	part->roll_round = round;
+		part->contributors[i] = by < 64 ? part->contributors[i] << by : 0;
+	part->contributors_round = round;
 }
 
-void quorum_call_roll(struct slot *slot)
+void quorum_call_contributors(struct slot *slot)
 {
 	struct job *job = slot->job;
 	struct part *part = slot->part;
 	const struct carried *carried;
-	struct data_roll *roll;
+	struct data_contributors *contributors;
 
-	if (!slot->result || !told_has_roll(job, &slot->header))
+	if (!slot->result || !offered_has_contributors(job, &slot->header))
 		return;
-	roll_advance(part, job->n_nodes, slot->header.round);
+	contributors_advance(part, job->n_nodes, slot->header.round);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (slot->from[i])
-			roll_add(part, i, slot->header.round);
+			contributors_add(part, i, slot->header.round);
 	list_for_each (carried, &slot->carried, link)
-		roll_add(part, carried->header.node, carried->header.round);
-	roll = data_roll_of(slot->result->data, slot->header.part_len);
-	roll->n = slot->n_here + slot->n_carried;
-	roll->round = part->roll_round;
-	memcpy(roll->nodes, part->roll, job->n_nodes * sizeof(roll->nodes[0]));
-	data_roll_swap(roll, job->n_nodes);
+		contributors_add(part, carried->header.node, carried->header.round);
+	contributors = data_contributors_of(slot->result->data, slot->header.part_len);
+	contributors->n = slot->n_here + slot->n_carried;
+	contributors->round = part->contributors_round;
+	memcpy(contributors->nodes, part->contributors,
+	       job->n_nodes * sizeof(contributors->nodes[0]));
+	data_contributors_swap(contributors, job->n_nodes);
 }
 
 static bool is_carried(const struct part *part, const struct data_header *h)
@@ -233,7 +234,7 @@ int quorum_catch(struct slot *slot, const struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 
-	if (roll_has(slot->part, h->node, h->round) || is_carried(slot->part, h))
+	if (contributors_has(slot->part, h->node, h->round) || is_carried(slot->part, h))
 		return 0;
 	return carry(slot->part, slot->job, delivery);
 }
@@ -242,21 +243,21 @@ int quorum_offer(struct tensor *tensor, const struct delivery *delivery)
 {
 	const struct data_header *h = &delivery->header;
 	struct job *job = tensor->job;
-	const struct data_roll *roll;
+	const struct data_contributors *contributors;
 	struct part *part;
 	int r;
 
 	r = part_get(tensor, h, &part);
 	if (!r)
-		r = roll_get(part, job);
+		r = contributors_get(part, job);
 	if (r)
 		return r;
-	roll = data_roll_of(delivery->payload, h->part_len);
-	if (le64toh(roll->round) <= part->roll_round)
+	contributors = data_contributors_of(delivery->payload, h->part_len);
+	if (le64toh(contributors->round) <= part->contributors_round)
 		return 0;
-	part->roll_round = le64toh(roll->round);
+	part->contributors_round = le64toh(contributors->round);
 	for (uint32_t i = 0; i < job->n_nodes; i++)
-		part->roll[i] = le64toh(roll->nodes[i]);
+		part->contributors[i] = le64toh(contributors->nodes[i]);
 	return 0;
 }
 
@@ -267,7 +268,7 @@ int quorum_offer_late(struct tensor *tensor, const struct delivery *delivery)
 
 	r = part_get(tensor, &delivery->header, &part);
 	if (!r)
-		r = roll_get(part, tensor->job);
+		r = contributors_get(part, tensor->job);
 	if (!r && !is_carried(part, &delivery->header))
 		r = carry(part, tensor->job, delivery);
 	return r;
@@ -292,8 +293,8 @@ int quorum_prepare(struct slot *slot)
 
 	if (!reduces_same(slot))
 		return 0;
-	if (told_has_roll(slot->job, &slot->header)) {
-		int r = roll_get(slot->part, slot->job);
+	if (offered_has_contributors(slot->job, &slot->header)) {
+		int r = contributors_get(slot->part, slot->job);
 
 		if (r)
 			return r;
@@ -460,9 +461,10 @@ static bool drop_known(struct job *job, struct part *part)
 	list_for_each_safe (carried, tmp, &part->carried, link) {
 		const struct data_header *h = &carried->header;
 
-		if (roll_has(part, h->node, h->round))
+		if (contributors_has(part, h->node, h->round))
 			carried_free(job, carried);
-		else if (h->round <= part->roll_round && !roll_reaches(part, h->round))
+		else if (h->round <= part->contributors_round &&
+			 !contributors_reaches(part, h->round))
 			return false;
 	}
 	return true;
@@ -481,7 +483,7 @@ static void fail_unknown(struct job *job, const struct tensor *tensor)
 	job_fail(job, &failure, NULL);
 }
 
-bool quorum_told(struct job *job)
+bool quorum_offered(struct job *job)
 {
 	struct map_entry *tensor_entry, *part_entry;
 

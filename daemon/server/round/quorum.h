@@ -5,7 +5,7 @@
  * the contributions of the part's next round that is not closed yet.
  *
  * Of a job that outlives its daemons' processes such a result is kept like any other (keep.h), and says whose contributions are
- * in it or were in one before (data_roll). A server that has lost all that takes the newest that nodes offer for what has
+ * in it or were in one before (data_contributors). A server that has lost all that takes the newest that nodes offer for what has
  * been, and carries what they offer of their own and is not in it. Control thread only.
  */
 #pragma once
@@ -32,7 +32,7 @@ int quorum_prepare(struct slot *slot);
 /* It is not summed after all: what it has taken is carried on. */
 void quorum_undo(struct slot *slot);
 /* All of its inputs are known: its result says whose they are. */
-void quorum_call_roll(struct slot *slot);
+void quorum_call_contributors(struct slot *slot);
 /* The result is there: answers who came. The slot may be gone afterwards. */
 void quorum_finish(struct slot *slot);
 /* A contribution, not there before, to a slot that is being summed or has its result. May end the job. */
@@ -50,7 +50,7 @@ void quorum_again(struct slot *slot, struct delivery *delivery);
 int quorum_offer(struct tensor *tensor, const struct delivery *delivery);
 int quorum_offer_late(struct tensor *tensor, const struct delivery *delivery);
 /* All nodes have: what they say is put together. Returns false when that has ended the job. */
-bool quorum_told(struct job *job);
+bool quorum_offered(struct job *job);
 /* The sweep is to come back when the slot is old enough. */
 void quorum_until(const struct slot *slot, uint64_t now_ns);
 /* Frees a list of what is carried. */

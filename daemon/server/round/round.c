@@ -12,9 +12,9 @@
 #include "server/round/accumulate.h"
 #include "server/round/engine.h"
 #include "server/round/keep.h"
+#include "server/round/offered.h"
 #include "server/round/quorum.h"
 #include "server/round/rows.h"
-#include "server/round/told.h"
 #include <stdio.h>
 
 struct round_text {
@@ -237,7 +237,7 @@ static const char *missing_text(const struct job *job, const struct data_header 
 }
 
 /* All have come, but the job is fresh here, and waits for what these nodes keep of it. */
-static const char *untold_text(const struct job *job, struct ranks_text *ret_ranks)
+static const char *uninformed_text(const struct job *job, struct ranks_text *ret_ranks)
 {
 	ranks_init(ret_ranks);
 	for (uint32_t i = 0; i < job->size; i++) {
@@ -482,7 +482,7 @@ void round_contribute(struct job *job, struct delivery *delivery)
 		rows_start(slot);
 	else if (slot->n_here == slot->n_expected && !set_is_possible(job, &header))
 		fail_gone(tensor, &header);
-	else if ((slot->n_here == slot->n_expected && told_is_complete(job)) ||
+	else if ((slot->n_here == slot->n_expected && offered_is_complete(job)) ||
 		 quorum_is_ready(slot))
 		engine_start(slot);
 }
@@ -534,8 +534,8 @@ static void expire(struct slot *slot, uint64_t now_ns)
 	ranks = missing_text(job, &slot->header, slot->from, false, &missing);
 	/* A node contributes when all its ranks have: which of them has not, its agent knows. */
 	what = missing.n > 1 ? "all contributed" : "contributed";
-	if (!missing.n && !told_is_complete(job)) {
-		ranks = untold_text(job, &missing);
+	if (!missing.n && !offered_is_complete(job)) {
+		ranks = uninformed_text(job, &missing);
 		what = "offered what they keep";
 	}
 	(void)failure_set(&failure, -ETIMEDOUT, "job %s: %s, round %llu: %s %s not %s within %s s",
@@ -549,7 +549,7 @@ static void expire(struct slot *slot, uint64_t now_ns)
 static bool is_complete(const struct slot *slot)
 {
 	return slot->n_expected && slot->n_here == slot->n_expected && !slot->rows &&
-	       told_is_complete(slot->job);
+	       offered_is_complete(slot->job);
 }
 
 void round_visit(struct job *job, struct list *link, uint64_t now_ns)

@@ -179,7 +179,7 @@ void peer_call(struct peer *peer, struct call *call)
 {
 	assert(peer->kind != PEER_CALLING);
 	assert(call->done &&
-	       call->header.len <= DATA_PAYLOAD_MAX + DATA_ROLL_MAX + sizeof(uint64_t));
+	       call->header.len <= DATA_PAYLOAD_MAX + DATA_CONTRIBUTORS_MAX + sizeof(uint64_t));
 
 	call->header.magic = DATA_MAGIC;
 	call->header.version = DATA_VERSION;

@@ -34,7 +34,7 @@ static void make_room(struct world *world, uint32_t more)
 {
 	struct agent_job *job = job_of(world);
 
-	ASSERT_OK(agent_room_for(job, ledger_cells_first(job->resumption.ledger) + more));
+	ASSERT_OK(agent_quota_for(job, ledger_cells_first(job->resumption.ledger) + more));
 	ASSERT_EQ(world->ranks[0].charged,
 		  ledger_cells_bytes(job->resumption.ledger,
 				     ledger_cells_allowed(job->resumption.ledger)));
@@ -108,7 +108,7 @@ TEST(where_one_rank_has_no_room_no_other_is_charged)
 	job = job_of(world);
 	world->ranks[1].member.charge_more = on_charge_more_refused;
 	first = ledger_cells_first(job->resumption.ledger);
-	ASSERT_EQ(agent_room_for(job, first + 1), -EDQUOT);
+	ASSERT_EQ(agent_quota_for(job, first + 1), -EDQUOT);
 	ASSERT_EQ(world->ranks[0].charged, 0);
 	ASSERT_EQ(ledger_cells_allowed(job->resumption.ledger), first);
 }
@@ -250,7 +250,7 @@ static uint32_t taken[LEDGER_CELLS_MAX], n_taken;
 /* All that there are, but for so many. */
 static void take_cells(struct agent_job *job, uint32_t n_left)
 {
-	ASSERT_OK(agent_room_for(job, ledger_n_cells(job->resumption.ledger)));
+	ASSERT_OK(agent_quota_for(job, ledger_n_cells(job->resumption.ledger)));
 	for (n_taken = 0; n_taken < ledger_n_cells(job->resumption.ledger) - n_left; n_taken++) {
 		taken[n_taken] = ledger_cell_take(job->resumption.ledger, false);
 		ASSERT_INT(taken[n_taken], !=, LEDGER_NO_CELL);
@@ -499,7 +499,7 @@ static const struct agent_part *part_away(const struct agent_round *round)
 	const struct agent_part *part;
 
 	list_for_each (part, &round->parts, link)
-		if (part->state == PART_CALL && !peer_is_self(part->outlet->peer))
+		if (part->state == PART_CALL && !peer_is_self(part->send_queue->peer))
 			return part;
 	return NULL;
 }
@@ -516,7 +516,7 @@ static void overtake(struct world *world, const struct agent_round *round)
 					.is_repeatable = true,
 					.is_again = true,
 					.done = on_late } };
-	peer_call(part->outlet->peer, &late.call);
+	peer_call(part->send_queue->peer, &late.call);
 	WORLD_UNTIL(world, late.done);
 	ASSERT_EQ(late.call.status, -ENETRESET);
 	ASSERT_CONTAINS(late.call.text, "come again");

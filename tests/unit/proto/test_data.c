@@ -149,9 +149,9 @@ TEST(parts_lie_within_their_blocks)
 
 TEST(a_result_may_say_who_is_in_it)
 {
-#define ROLL 4096 + sizeof(struct data_roll)
-	ASSERT_EQ(data_roll_at(4090), 4096);
-	ASSERT_EQ(data_roll_end(4096, 3), 4096 + 16 + 3 * 8);
+#define ROLL 4096 + sizeof(struct data_contributors)
+	ASSERT_EQ(data_contributors_at(4090), 4096);
+	ASSERT_EQ(data_contributors_end(4096, 3), 4096 + 16 + 3 * 8);
 	EXPECT_GOOD(h.op = DATA_RESULT, h.len = ROLL + 8);
 	EXPECT_GOOD(h.op = DATA_OFFER, h.len = ROLL + 8 * JOB_RANKS_MAX);
 	EXPECT_GOOD(h.op = DATA_OFFER, h.operation = OPERATION_ACCUMULATE, h.len = ROLL + 8);

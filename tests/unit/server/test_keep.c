@@ -332,7 +332,8 @@ TEST(an_offered_sum_says_who_is_in_it)
 	struct asked *asked;
 	const float *data;
 
-	static_assert(sizeof(sum) == LEN + sizeof(struct data_roll) + 2 * sizeof(uint64_t), "");
+	static_assert(sizeof(sum) == LEN + sizeof(struct data_contributors) + 2 * sizeof(uint64_t),
+		      "");
 	layout.async = true;
 	layout.job = 4711;
 	layout.joined_part_bytes = 65536;

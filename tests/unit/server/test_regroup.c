@@ -294,7 +294,7 @@ TEST(who_gives_the_next_run_up_ends_it_for_nobody_else)
 	ASSERT_EQ(b->answer.n_gone, 1);
 }
 
-/* The nodes of a layout regroup, and guests were taken in: joins[] are answered. */
+/* The nodes of a layout regroup, and joiners were taken in: joins[] are answered. */
 static void expect_next(struct far *far, struct layout *layout, uint32_t size,
 			const uint32_t *node_of_rank)
 {
@@ -370,7 +370,7 @@ TEST(newcomers_of_other_nodes_are_in_the_next_run)
 	ASSERT_OK(view_unpack(m->view.data, m->view.len, "end6", &view));
 	ASSERT_TRUE(view_same(view, far->view));
 
-	/* The others attach; a guest that is lost, or a job that ends, is answered. */
+	/* The others attach; a joiner that is lost, or a job that ends, is answered. */
 	all.n_nodes = 4;
 	for (uint32_t i = 0; i < 2; i++)
 		far_expect(far, far_attach(far, i, &all, i, 7000 + i), 0, NULL);
@@ -414,11 +414,11 @@ static struct asked *bring_message(struct far *far, struct layout *layout,
 static Bps__Cluster__JobJoined next_run(void)
 {
 	static uint32_t nodes[] = { 0, 1 }, stripes[] = { 0, 1 }, old_nodes[] = { 1, 2 };
-	static uint64_t guests[] = { 0, 0 };
+	static uint64_t joiners[] = { 0, 0 };
 	Bps__Cluster__JobJoined m = BPS__CLUSTER__JOB_JOINED__INIT;
 
 	m.job = NEXT_RUN;
-	m.n_node_of_rank = m.n_stripes = m.n_old_nodes = m.n_guests = 2;
+	m.n_node_of_rank = m.n_stripes = m.n_old_nodes = m.n_joiners = 2;
 	m.node_of_rank = nodes;
 	m.part_bytes = 65536;
 	m.stripes = stripes;
@@ -427,7 +427,7 @@ static Bps__Cluster__JobJoined next_run(void)
 	m.membership = 2;
 	m.regroups = OLD_RUN;
 	m.old_nodes = old_nodes;
-	m.guests = guests;
+	m.joiners = joiners;
 	return m;
 }
 
@@ -458,10 +458,10 @@ TEST(a_next_run_that_cannot_be_is_refused)
 	m.regroups = NEXT_RUN;
 	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
 	m = next_run();
-	m.n_guests = 1;
+	m.n_joiners = 1;
 	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
 	m = next_run();
-	m.n_guests = m.n_old_nodes = 1;
+	m.n_joiners = m.n_old_nodes = 1;
 	far_expect(far, bring_message(far, &layout, &m), -EPROTO, text);
 	m = next_run();
 	m.n_node_of_rank = 1;
@@ -507,15 +507,15 @@ TEST(a_next_run_of_another_job)
 	_cleanup_(far_freep) struct far *far = far_new(NULL);
 	struct layout layout = elastic_layout(2), other = elastic_layout(2);
 	Bps__Cluster__JobJoined m = next_run();
-	struct asked *guest, *waits;
+	struct asked *joiner, *waits;
 
 	other.name = "other";
 	far_form(far, &other);
-	guest = come(far, 4, &other, 1, NULL);
+	joiner = come(far, 4, &other, 1, NULL);
 	waits = regroup(far, &other, 1, 1, NULL);
 	m.regroups = other.job;
 	far_expect(far, bring_message(far, &layout, &m), 0, NULL);
-	far_expect_waiting(far, guest);
+	far_expect_waiting(far, joiner);
 	far_expect_waiting(far, waits);
 }
 

@@ -1,10 +1,10 @@
 /*
  * Priority classes (levels) of a job's tensors, made anew when a step begins. round.c asks for a
- * round's class, deal.c and outlet.c order by classes.
+ * round's class, scheduler.c and send_queue.c order by classes.
  */
-#include "agent/schedule/level.h"
+#include "agent/schedule/priority_class.h"
 #include "agent/round/round.h"
-#include "agent/schedule/deal.h"
+#include "agent/schedule/scheduler.h"
 
 /*
  * Nodes that each go over to a more urgent tensor the moment it comes have sent different parts of
@@ -19,12 +19,13 @@
 
 static int more_urgent(const void *a, const void *b)
 {
-	const struct level *left = *(struct level *const *)a, *right = *(struct level *const *)b;
+	const struct priority_class *left = *(struct priority_class *const *)a,
+				    *right = *(struct priority_class *const *)b;
 
 	return (left->priority < right->priority) - (left->priority > right->priority);
 }
 
-void level_make(struct level **levels, size_t n)
+void priority_class_make(struct priority_class **levels, size_t n)
 {
 	uint64_t all = 0, here = 0;
 	int32_t level = 0;
@@ -43,7 +44,7 @@ void level_make(struct level **levels, size_t n)
 		}
 		here += bytes;
 		for (size_t k = i; k < next; k++)
-			levels[k]->level = level;
+			levels[k]->priority_class = level;
 	}
 }
 
@@ -54,12 +55,13 @@ static void end_pass(struct agent_job *job)
 	job->schedule.n_urgent_rounds = 0;
 	job->schedule.pass_is_counted = false;
 	job->schedule.n_passes++;
-	agent_deal_sort(job);
+	agent_schedule_sort(job);
 }
 
 static void make(struct agent_job *job)
 {
-	struct level **levels = calloc(job->schedule.n_leveled, sizeof(struct level *));
+	struct priority_class **levels =
+		calloc(job->schedule.n_leveled, sizeof(struct priority_class *));
 	struct map_entry *entry;
 	size_t n = 0;
 
@@ -69,16 +71,16 @@ static void make(struct agent_job *job)
 	map_for_each (entry, &job->tensors.by_name) {
 		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
 
-		if (tensor->level.known)
-			levels[n++] = &tensor->level;
+		if (tensor->priority_class.known)
+			levels[n++] = &tensor->priority_class;
 	}
-	level_make(levels, n);
+	priority_class_make(levels, n);
 	job->schedule.urgent_priority = levels[0]->priority;
 	for (job->schedule.n_urgent = 0; job->schedule.n_urgent < n; job->schedule.n_urgent++)
 		if (levels[job->schedule.n_urgent]->priority != job->schedule.urgent_priority)
 			break;
 	free(levels);
-	job->schedule.levels_stale = false;
+	job->schedule.classes_stale = false;
 	end_pass(job);
 }
 
@@ -93,7 +95,7 @@ static void make(struct agent_job *job)
 static void count_pass(struct agent_round *round)
 {
 	struct agent_job *job = round->job;
-	struct level *level = &round->tensor->level;
+	struct priority_class *level = &round->tensor->priority_class;
 	/* Where all are alike there is nothing to sort. */
 	bool urgent = job->schedule.n_urgent && job->schedule.n_urgent < job->schedule.n_leveled &&
 		      round->turn.priority == job->schedule.urgent_priority;
@@ -124,25 +126,25 @@ static void count_pass(struct agent_round *round)
  * there are tensors. So it takes little of a round's time, also where priorities change all the
  * time.
  */
-void agent_level_set(struct agent_round *round, uint64_t bytes)
+void agent_priority_class_set(struct agent_round *round, uint64_t bytes)
 {
 	struct agent_tensor *tensor = round->tensor;
 	struct agent_job *job = tensor->job;
-	struct level *level = &tensor->level;
+	struct priority_class *level = &tensor->priority_class;
 
-	job->schedule.n_level_rounds++;
+	job->schedule.n_class_rounds++;
 	if (!level->known || level->priority != round->turn.priority) {
 		job->schedule.n_leveled += !level->known;
-		*level = (struct level){ .priority = round->turn.priority,
-					 .level = round->turn.priority,
-					 .bytes = bytes,
-					 .known = true };
-		job->schedule.levels_stale = true;
-	} else if (job->schedule.levels_stale &&
-		   job->schedule.n_level_rounds > job->schedule.n_leveled) {
-		job->schedule.n_level_rounds = 0;
+		*level = (struct priority_class){ .priority = round->turn.priority,
+						  .priority_class = round->turn.priority,
+						  .bytes = bytes,
+						  .known = true };
+		job->schedule.classes_stale = true;
+	} else if (job->schedule.classes_stale &&
+		   job->schedule.n_class_rounds > job->schedule.n_leveled) {
+		job->schedule.n_class_rounds = 0;
 		make(job);
 	}
-	round->turn.level = level->level;
+	round->turn.priority_class = level->priority_class;
 	count_pass(round);
 }

@@ -2,24 +2,25 @@
  * Counts what each node has offered against the number that the node has announced. keep.c,
  * quorum.c and accumulate.c make no sum before all nodes are done.
  */
-#include "server/round/told.h"
+#include "server/round/offered.h"
 
 #include "server/round/accumulate.h"
 #include "server/round/quorum.h"
 
-bool told_has_roll(const struct job *job, const struct data_header *header)
+bool offered_has_contributors(const struct job *job, const struct data_header *header)
 {
 	return job->retention.resume &&
-	       data_has_roll(&job->stragglers, header->operation, header->part_len);
+	       data_has_contributors(&job->stragglers, header->operation, header->part_len);
 }
 
-uint32_t told_result_len(const struct job *job, const struct data_header *header)
+uint32_t offered_result_len(const struct job *job, const struct data_header *header)
 {
-	return told_has_roll(job, header) ? data_roll_end(header->part_len, job->n_nodes)
-					  : header->part_len;
+	return offered_has_contributors(job, header)
+		       ? data_contributors_end(header->part_len, job->n_nodes)
+		       : header->part_len;
 }
 
-bool told_is_complete(const struct job *job)
+bool offered_is_complete(const struct job *job)
 {
 	return !job->retention.resume || !job->placement.fresh ||
 	       !stragglers_any(&job->stragglers) || job->retention.told;
@@ -28,14 +29,14 @@ bool told_is_complete(const struct job *job)
 /* The last word: what has waited goes on. */
 static void look(struct job *job)
 {
-	if (told_is_complete(job))
+	if (offered_is_complete(job))
 		return;
 	for (uint32_t i = 0; i < job->n_nodes; i++)
 		if (!job->nodes[i].offers.told && !job->nodes[i].left)
 			return;
 	job->retention.told = true;
 	job_hold(job);
-	if (quorum_told(job))
+	if (quorum_offered(job))
 		sweep(job, SWEEP_NEWS);
 	job_let_go(job);
 }
@@ -61,7 +62,7 @@ static void count(struct job *job, struct offers *offers)
 	look(job);
 }
 
-void told_offer(struct job *job, const struct data_header *header)
+void offered_offer(struct job *job, const struct data_header *header)
 {
 	struct offers *offers = &job->nodes[header->node].offers;
 
@@ -71,7 +72,7 @@ void told_offer(struct job *job, const struct data_header *header)
 	count(job, offers);
 }
 
-void told_said(struct job *job, uint32_t node, const struct data_header *header)
+void offered_said(struct job *job, uint32_t node, const struct data_header *header)
 {
 	struct offers *offers = &job->nodes[node].offers;
 
@@ -82,12 +83,12 @@ void told_said(struct job *job, uint32_t node, const struct data_header *header)
 	count(job, offers);
 }
 
-void told_left(struct job *job)
+void offered_left(struct job *job)
 {
 	look(job);
 }
 
-void told_attached(struct job *job, uint32_t node)
+void offered_attached(struct job *job, uint32_t node)
 {
 	struct offers *offers = &job->nodes[node].offers;
 

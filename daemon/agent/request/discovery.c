@@ -14,8 +14,8 @@
 /* A node without ranks does not shorten the request timeout of those that have some. */
 #define NO_TIMEOUT_MS (365ull * 24 * 3600 * 1000)
 
-struct seek {
-	struct list link; /* agent->seeks */
+struct discovery {
+	struct list link; /* agent->discoveries */
 	struct agent *agent;
 	char job[JOB_NAME_MAX + 1];
 	uint8_t secret_digest[SECRET_DIGEST_LEN];
@@ -25,37 +25,37 @@ struct seek {
 	uint64_t again_ns;
 };
 
-struct seek_call {
-	struct list link;  /* seek->calls */
-	struct seek *seek; /* NULL: its answer counts no more */
+struct discovery_call {
+	struct list link;	     /* discovery->calls */
+	struct discovery *discovery; /* NULL: its answer counts no more */
 	struct call call;
 	uint64_t instance;
 	uint32_t n; /* newcomers, as was said */
 	void *payload;
 };
 
-static bool is_for(const struct seek *seek, const struct agent_newcomer *newcomer)
+static bool is_for(const struct discovery *discovery, const struct agent_newcomer *newcomer)
 {
 	return !newcomer->cannot_resume &&
-	       agent_newcomer_is_for(newcomer, seek->job, seek->secret_digest);
+	       agent_newcomer_is_for(newcomer, discovery->job, discovery->secret_digest);
 }
 
-static void fail_all(const struct seek *seek, const struct failure *failure)
+static void fail_all(const struct discovery *discovery, const struct failure *failure)
 {
 	struct agent_newcomer *newcomer, *next;
 
-	list_for_each_safe (newcomer, next, &seek->agent->newcomers, link)
-		if (is_for(seek, newcomer))
+	list_for_each_safe (newcomer, next, &discovery->agent->newcomers, link)
+		if (is_for(discovery, newcomer))
 			agent_newcomer_fail(newcomer, failure);
 }
 
-static uint32_t count(const struct seek *seek)
+static uint32_t count(const struct discovery *discovery)
 {
 	const struct agent_newcomer *newcomer;
 	uint32_t n = 0;
 
-	list_for_each (newcomer, &seek->agent->newcomers, link)
-		n += is_for(seek, newcomer);
+	list_for_each (newcomer, &discovery->agent->newcomers, link)
+		n += is_for(discovery, newcomer);
 	return MIN(n, JOB_RANKS_MAX);
 }
 
@@ -83,25 +83,25 @@ static int check(const Bps__Cluster__JobJoined *m, uint32_t node, uint32_t n)
 }
 
 /* Of the newcomer that has waited longest. */
-static struct account *account_of(const struct seek *seek)
+static struct account *account_of(const struct discovery *discovery)
 {
 	const struct agent_newcomer *newcomer;
 
-	list_for_each (newcomer, &seek->agent->newcomers, link)
-		if (agent_newcomer_is_for(newcomer, seek->job, seek->secret_digest))
+	list_for_each (newcomer, &discovery->agent->newcomers, link)
+		if (agent_newcomer_is_for(newcomer, discovery->job, discovery->secret_digest))
 			return newcomer->member->account;
 	return NULL;
 }
 
 /* The job as this node is in it, with its newcomers. */
-static int make(const struct seek *seek, const struct seek_call *call,
+static int make(const struct discovery *discovery, const struct discovery_call *call,
 		const Bps__Cluster__JobJoined *m, struct agent_job **ret_job,
 		struct failure *failure)
 {
-	const struct view *view = cluster_view(seek->agent->params.cluster);
+	const struct view *view = cluster_view(discovery->agent->params.cluster);
 	_cleanup_(freep) uint32_t *ranks = calloc(m->n_node_of_rank, sizeof(ranks[0]));
 	struct agent_join join = {
-		.job = seek->job,
+		.job = discovery->job,
 		.size = (uint32_t)m->n_node_of_rank,
 		.node = call->call.answer.node,
 		.force_distributed = true,
@@ -109,8 +109,8 @@ static int make(const struct seek *seek, const struct seek_call *call,
 		.elastic = true,
 		.min_ranks = m->min_ranks,
 		.max_ranks = m->max_ranks,
-		.uid = seek->uid,
-		.account = account_of(seek),
+		.uid = discovery->uid,
+		.account = account_of(discovery),
 	};
 	struct agent_job *job;
 	int r;
@@ -124,8 +124,8 @@ static int make(const struct seek *seek, const struct seek_call *call,
 	}
 	if (join.n_nodes > join.size)
 		return failure_set(failure, -EPROTO, "a job of more nodes than ranks");
-	memcpy(join.secret_digest, seek->secret_digest, SECRET_DIGEST_LEN);
-	r = agent_job_new(seek->agent, &join, &job, failure);
+	memcpy(join.secret_digest, discovery->secret_digest, SECRET_DIGEST_LEN);
+	r = agent_job_new(discovery->agent, &join, &job, failure);
 	if (r)
 		return r;
 	job->membership.first = job->membership.number = m->membership;
@@ -142,7 +142,7 @@ static int make(const struct seek *seek, const struct seek_call *call,
 	return 0;
 }
 
-static void begin(const struct seek *seek, const struct seek_call *call,
+static void begin(const struct discovery *discovery, const struct discovery_call *call,
 		  const Bps__Cluster__JobJoined *m)
 {
 	const struct data_header *answer = &call->call.answer;
@@ -155,13 +155,13 @@ static void begin(const struct seek *seek, const struct seek_call *call,
 		(void)failure_set(&words, r, "%s answered with something else than a job",
 				  peer_name(call->call.peer));
 	else
-		r = make(seek, call, m, &job, &words);
+		r = make(discovery, call, m, &job, &words);
 	if (r) {
 		(void)failure_set(&failure, r, "job %s lets newcomers in, and they cannot come: %s",
-				  seek->job, words.text);
+				  discovery->job, words.text);
 		log_warning("%s", failure.text);
 		disown(call->call.peer, answer, m->job);
-		fail_all(seek, &failure);
+		fail_all(discovery, &failure);
 		return;
 	}
 	if (!job->n_members) {
@@ -183,13 +183,13 @@ static void begin(const struct seek *seek, const struct seek_call *call,
 
 /* -- Asking -------------------------------------------------------------------------------------------------------- */
 
-static void end(struct seek *seek);
+static void end(struct discovery *discovery);
 
 static void on_asked(struct call *done)
 {
-	struct seek_call *call = container_of(done, struct seek_call, call);
+	struct discovery_call *call = container_of(done, struct discovery_call, call);
 	_cleanup_(unpack_freep) Bps__Cluster__JobJoined *m = NULL;
-	struct seek *seek = call->seek;
+	struct discovery *discovery = call->discovery;
 	struct failure over;
 	int r = done->status;
 
@@ -197,29 +197,29 @@ static void on_asked(struct call *done)
 	if (!r)
 		r = agent_setup_unpack(done, &bps__cluster__job_joined__descriptor,
 				       (ProtobufCMessage **)&m);
-	if (!seek && !r) {
+	if (!discovery && !r) {
 		disown(done->peer, &done->answer, m->job);
-	} else if (seek && !r) {
-		begin(seek, call, m);
-		end(seek);
-	} else if (seek && done->status == -ECANCELED && done->answer.op == DATA_ERROR) {
+	} else if (discovery && !r) {
+		begin(discovery, call, m);
+		end(discovery);
+	} else if (discovery && done->status == -ECANCELED && done->answer.op == DATA_ERROR) {
 		/* As for newcomers on its own nodes. */
 		(void)failure_set(&over, -ECANCELED, "%s", done->text);
-		fail_all(seek, &over);
+		fail_all(discovery, &over);
 	}
 	free(call->payload);
 	free(call);
 }
 
-static void let_go(struct seek_call *call)
+static void let_go(struct discovery_call *call)
 {
 	list_remove(&call->link);
-	call->seek = NULL;
+	call->discovery = NULL;
 }
 
-static int ask(struct seek *seek, struct peer *peer, const struct view *view, uint32_t n)
+static int ask(struct discovery *discovery, struct peer *peer, const struct view *view, uint32_t n)
 {
-	struct seek_call *call = calloc(1, sizeof(*call));
+	struct discovery_call *call = calloc(1, sizeof(*call));
 	Bps__Cluster__JobJoin m = BPS__CLUSTER__JOB_JOIN__INIT;
 	size_t len;
 	int r = -ENOMEM;
@@ -230,16 +230,16 @@ static int ask(struct seek *seek, struct peer *peer, const struct view *view, ui
 		free(call);
 		return error_origin(-EIO);
 	}
-	m.job = seek->job;
-	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, seek->secret_digest };
+	m.job = discovery->job;
+	m.secret_digest = (ProtobufCBinaryData){ SECRET_DIGEST_LEN, discovery->secret_digest };
 	m.has_user = true;
-	m.user = seek->uid;
+	m.user = discovery->uid;
 	m.size = m.n_nodes = m.local_size = 1;
 	m.instance = call->instance;
 	m.epoch = view->epoch;
 	m.view_digest = view_server_digest(view);
 	m.timeout_ms = m.request_timeout_ms = NO_TIMEOUT_MS;
-	m.member = seek->agent->params.id;
+	m.member = discovery->agent->params.id;
 	m.node_name = (char *)agent_setup_own_name(view);
 	m.has_resume = m.resume = true;
 	m.has_elastic = m.elastic = true;
@@ -259,98 +259,100 @@ static int ask(struct seek *seek, struct peer *peer, const struct view *view, ui
 	call->call.payload = call->payload;
 	call->call.done = on_asked;
 	if (n)
-		call->seek = seek;
+		call->discovery = discovery;
 	list_init(&call->link);
 	if (n)
-		list_push_back(&seek->calls, &call->link);
+		list_push_back(&discovery->calls, &call->link);
 	peer_call(peer, &call->call);
 	return 0;
 }
 
-static struct seek_call *find_call(const struct seek *seek, const struct peer *peer)
+static struct discovery_call *find_call(const struct discovery *discovery, const struct peer *peer)
 {
-	struct seek_call *call;
+	struct discovery_call *call;
 
-	list_for_each (call, &seek->calls, link)
+	list_for_each (call, &discovery->calls, link)
 		if (call->call.peer == peer)
 			return call;
 	return NULL;
 }
 
 /* Those that have kept a call are told that nobody waits any more. */
-static void end(struct seek *seek)
+static void end(struct discovery *discovery)
 {
-	struct view *view = cluster_view(seek->agent->params.cluster);
-	struct seek_call *call, *next;
+	struct view *view = cluster_view(discovery->agent->params.cluster);
+	struct discovery_call *call, *next;
 
-	list_remove(&seek->link);
-	loop_timer_cancel(&seek->timer);
-	list_for_each_safe (call, next, &seek->calls, link) {
+	list_remove(&discovery->link);
+	loop_timer_cancel(&discovery->timer);
+	list_for_each_safe (call, next, &discovery->calls, link) {
 		let_go(call);
 		if (view)
-			(void)ask(seek, call->call.peer, view, 0);
+			(void)ask(discovery, call->call.peer, view, 0);
 	}
-	free(seek);
+	free(discovery);
 }
 
-static void look(struct seek *seek)
+static void look(struct discovery *discovery)
 {
-	struct agent *agent = seek->agent;
+	struct agent *agent = discovery->agent;
 	struct view *view = cluster_view(agent->params.cluster);
-	uint32_t n = count(seek);
+	uint32_t n = count(discovery);
 	int r = 0;
 
-	if (!n || agent_elastic_find(agent, seek->job, seek->secret_digest)) {
-		end(seek);
+	if (!n || agent_elastic_find(agent, discovery->job, discovery->secret_digest)) {
+		end(discovery);
 		return;
 	}
 	for (size_t i = 0; view && i < view_n_servers(view); i++) {
-		struct seek_call *call;
+		struct discovery_call *call;
 		struct peer *peer;
 
 		if (agent_setup_peer_at(agent, view_server(view, i), true, &peer))
 			continue;
-		call = find_call(seek, peer);
+		call = find_call(discovery, peer);
 		if (call && call->n == n)
 			continue;
 		if (call)
 			let_go(call);
-		r = ask(seek, peer, view, n);
+		r = ask(discovery, peer, view, n);
 		if (r)
-			log_warning("job %s: cannot ask %s to let newcomers in: %s", seek->job,
+			log_warning("job %s: cannot ask %s to let newcomers in: %s", discovery->job,
 				    peer_name(peer), strerror(-r));
 	}
-	seek->again_ns = MIN(2 * seek->again_ns, (uint64_t)AGAIN_MAX_NS);
-	(void)loop_timer_set(agent->params.loop, &seek->timer, clock_now_ns() + seek->again_ns);
+	discovery->again_ns = MIN(2 * discovery->again_ns, (uint64_t)AGAIN_MAX_NS);
+	(void)loop_timer_set(agent->params.loop, &discovery->timer,
+			     clock_now_ns() + discovery->again_ns);
 }
 
 static void on_timer(struct loop_timer *timer)
 {
-	look(container_of(timer, struct seek, timer));
+	look(container_of(timer, struct discovery, timer));
 }
 
-static struct seek *find(const struct agent_newcomer *newcomer)
+static struct discovery *find(const struct agent_newcomer *newcomer)
 {
-	struct seek *seek;
+	struct discovery *discovery;
 
-	list_for_each (seek, &newcomer->agent->seeks, link)
-		if (agent_newcomer_is_for(newcomer, seek->job, seek->secret_digest))
-			return seek;
+	list_for_each (discovery, &newcomer->agent->discoveries, link)
+		if (agent_newcomer_is_for(newcomer, discovery->job, discovery->secret_digest))
+			return discovery;
 	return NULL;
 }
 
-void agent_seek_changed(const struct agent_newcomer *newcomer)
+void agent_discovery_changed(const struct agent_newcomer *newcomer)
 {
-	struct seek *seek = find(newcomer);
+	struct discovery *discovery = find(newcomer);
 
-	if (seek)
-		(void)loop_timer_set(newcomer->agent->params.loop, &seek->timer, clock_now_ns());
+	if (discovery)
+		(void)loop_timer_set(newcomer->agent->params.loop, &discovery->timer,
+				     clock_now_ns());
 }
 
-void agent_seek(struct agent_newcomer *newcomer)
+void agent_discovery_begin(struct agent_newcomer *newcomer)
 {
 	struct agent *agent = newcomer->agent;
-	struct seek *seek = find(newcomer);
+	struct discovery *discovery = find(newcomer);
 
 	/* Jobs go through servers only where daemons can be in them again after a restart: elastic ones. */
 	if (!agent->params.cluster || !agent->params.transport || !agent->params.resume)
@@ -361,31 +363,31 @@ void agent_seek(struct agent_newcomer *newcomer)
 			   newcomer->pid, newcomer->cannot_resume);
 		return;
 	}
-	if (!seek) {
-		seek = calloc(1, sizeof(*seek));
+	if (!discovery) {
+		discovery = calloc(1, sizeof(*discovery));
 		/* Without memory it waits for a job of this node alone. */
-		if (!seek)
+		if (!discovery)
 			return;
-		seek->agent = agent;
-		(void)snprintf(seek->job, sizeof(seek->job), "%s", newcomer->job);
-		memcpy(seek->secret_digest, newcomer->secret_digest, SECRET_DIGEST_LEN);
-		seek->uid = newcomer->uid;
-		list_init(&seek->calls);
-		seek->timer.expired = on_timer;
-		list_push_back(&agent->seeks, &seek->link);
+		discovery->agent = agent;
+		(void)snprintf(discovery->job, sizeof(discovery->job), "%s", newcomer->job);
+		memcpy(discovery->secret_digest, newcomer->secret_digest, SECRET_DIGEST_LEN);
+		discovery->uid = newcomer->uid;
+		list_init(&discovery->calls);
+		discovery->timer.expired = on_timer;
+		list_push_back(&agent->discoveries, &discovery->link);
 	}
-	seek->again_ns = AGAIN_NS;
-	agent_seek_changed(newcomer);
+	discovery->again_ns = AGAIN_NS;
+	agent_discovery_changed(newcomer);
 }
 
-void agent_seek_close(struct agent *agent)
+void agent_discovery_close(struct agent *agent)
 {
-	struct seek *seek;
+	struct discovery *discovery;
 
 	/* Servers see that this daemon goes. */
-	while ((seek = list_first(&agent->seeks, struct seek, link))) {
-		while (!list_empty(&seek->calls))
-			let_go(list_first(&seek->calls, struct seek_call, link));
-		end(seek);
+	while ((discovery = list_first(&agent->discoveries, struct discovery, link))) {
+		while (!list_empty(&discovery->calls))
+			let_go(list_first(&discovery->calls, struct discovery_call, link));
+		end(discovery);
 	}
 }

@@ -8,7 +8,7 @@
 struct peer;
 struct agent_job;
 
-/* Ranks and nodes that leave in good order: left.c. */
+/* Ranks and nodes that leave in good order: departed.c. */
 struct agent_departures {
 	struct failure
 		failure;    /* status not 0: a rank has left, nothing can be submitted any more */
@@ -20,20 +20,20 @@ struct agent_departures {
 	bool *nodes;	    /* n_nodes: others that have left */
 };
 
-/* left.c: nodes that leave in good order. */
+/* departed.c: nodes that leave in good order. */
 /* Once the layout is known, and before the job attaches. Returns 0 or -ENOMEM. */
-int agent_left_init(struct agent_job *job);
-bool agent_left_has(const struct agent_job *job, uint32_t node);
+int agent_departed_init(struct agent_job *job);
+bool agent_departed_has(const struct agent_job *job, uint32_t node);
 /* A server says so; node: as it came from outside. */
-void agent_left_heard(struct agent_job *job, uint64_t node);
+void agent_departed_heard(struct agent_job *job, uint64_t node);
 /* A server has attached: tells it who has left, where it may not know. */
-void agent_left_attached(struct agent_job *job, size_t server);
+void agent_departed_attached(struct agent_job *job, size_t server);
 /* A server of a job that nodes have left asks to be told when nothing of the job is under way here. */
-void agent_left_stopping(struct agent_job *job, const struct peer *peer);
+void agent_departed_stopping(struct agent_job *job, const struct peer *peer);
 /* A round has ended, or failed: tells those that asked, if it was the last. */
-void agent_left_idle(struct agent_job *job);
-void agent_left_tell_idle(struct peer *peer, uint64_t number, uint32_t node);
+void agent_departed_idle(struct agent_job *job);
+void agent_departed_tell_idle(struct peer *peer, uint64_t number, uint32_t node);
 /* This node leaves: to every server that is still there. */
-void agent_left_say(struct agent_job *job);
+void agent_departed_say(struct agent_job *job);
 /* A server that was asked in answers when the job is over here: nobody else would tell it. */
-void agent_left_asked(const struct agent_job *job, struct peer *peer);
+void agent_departed_asked(const struct agent_job *job, struct peer *peer);

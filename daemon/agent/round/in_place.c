@@ -6,22 +6,22 @@
 #include "agent/round/part.h"
 #include "base/block.h"
 
-struct lent {
+struct in_place_result {
 	struct block block;
 	struct mail mail;
-	struct list link; /* the job's lent or spare_lent */
+	struct list link; /* the job's lent or spare_in_place */
 	struct agent_job *job;
 	uint32_t cell;
 };
 
 static void on_back(struct mail *mail)
 {
-	struct lent *lent = container_of(mail, struct lent, mail);
+	struct in_place_result *lent = container_of(mail, struct in_place_result, mail);
 	struct agent_job *job = lent->job;
 	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, lent->cell);
 
 	list_remove(&lent->link);
-	list_push_front(&job->retention.spare_lent, &lent->link);
+	list_push_front(&job->retention.spare_in_place, &lent->link);
 	kept->lent = false;
 	if (!job->resumption.suspended && !kept->taken && !kept->offered)
 		agent_keep_free(job, lent->cell);
@@ -31,14 +31,15 @@ static void on_back(struct mail *mail)
 /* On whatever thread has sent the last of it. */
 static void on_gone(struct block *block)
 {
-	struct lent *lent = container_of(block, struct lent, block);
+	struct in_place_result *lent = container_of(block, struct in_place_result, block);
 
 	loop_post(lent->job->agent->params.loop, &lent->mail);
 }
 
-static struct lent *lent_new(struct agent_job *job)
+static struct in_place_result *in_place_new(struct agent_job *job)
 {
-	struct lent *lent = list_first(&job->retention.spare_lent, struct lent, link);
+	struct in_place_result *lent =
+		list_first(&job->retention.spare_in_place, struct in_place_result, link);
 
 	if (lent) {
 		list_remove(&lent->link);
@@ -54,7 +55,7 @@ static struct lent *lent_new(struct agent_job *job)
 
 static void free_all(struct agent_job *job, struct list *list)
 {
-	struct lent *lent, *next;
+	struct in_place_result *lent, *next;
 
 	list_for_each_safe (lent, next, list, link) {
 		loop_unpost(job->agent->params.loop, &lent->mail);
@@ -63,10 +64,10 @@ static void free_all(struct agent_job *job, struct list *list)
 	}
 }
 
-void agent_lend_done(struct agent_job *job)
+void agent_in_place_done(struct agent_job *job)
 {
-	free_all(job, &job->retention.lent);
-	free_all(job, &job->retention.spare_lent);
+	free_all(job, &job->retention.in_place);
+	free_all(job, &job->retention.spare_in_place);
 }
 
 /* Whether what the server answers is the part's result as it stands, and still will be. */
@@ -77,12 +78,12 @@ static bool counts(const struct agent_part *part)
 	       part->attachment == agent_part_server(part)->attachment;
 }
 
-struct block *agent_lend(struct call *call, uint32_t len)
+struct block *agent_in_place(struct call *call, uint32_t len)
 {
 	struct agent_part *part = container_of(call, struct agent_part, call);
 	struct agent_job *job = part->job;
 	struct ledger_kept *kept;
-	struct lent *lent;
+	struct in_place_result *lent;
 	uint32_t cell;
 
 	/* Little is copied faster than lent. */
@@ -92,12 +93,12 @@ struct block *agent_lend(struct call *call, uint32_t len)
 	cell = ledger_cell_take(job->resumption.ledger, true);
 	if (cell == LEDGER_NO_CELL)
 		return NULL;
-	lent = lent_new(job);
+	lent = in_place_new(job);
 	if (!lent) {
 		ledger_cell_free(job->resumption.ledger, cell);
 		return NULL;
 	}
-	list_push_back(&job->retention.lent, &lent->link);
+	list_push_back(&job->retention.in_place, &lent->link);
 	agent_job_hold(job);
 	lent->cell = part->cell = cell;
 	agent_part_name_cell(part);
@@ -107,7 +108,7 @@ struct block *agent_lend(struct call *call, uint32_t len)
 	return &lent->block;
 }
 
-bool agent_lend_filled(struct call *call)
+bool agent_in_place_filled(struct call *call)
 {
 	struct agent_part *part = container_of(call, struct agent_part, call);
 

@@ -22,7 +22,7 @@ static void tell(const struct agent_tensor *tensor, const struct agent_server *s
 
 	/* Without memory it holds it until the next round. */
 	if (server->attached)
-		(void)peer_notice(server->outlet->peer, &header, NULL);
+		(void)peer_notice(server->send_queue->peer, &header, NULL);
 }
 
 static void tell_all(const struct agent_tensor *tensor)
@@ -30,16 +30,16 @@ static void tell_all(const struct agent_tensor *tensor)
 	const struct agent_job *job = tensor->job;
 
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		tell(tensor, &job->fleet.servers[i], tensor->had, true);
+		tell(tensor, &job->fleet.servers[i], tensor->acknowledged, true);
 }
 
-void agent_had_rows(struct agent_tensor *tensor, uint64_t round, size_t server)
+void agent_acknowledged_rows(struct agent_tensor *tensor, uint64_t round, size_t server)
 {
-	tensor->rows_had = round;
+	tensor->rows_acknowledged = round;
 	tell(tensor, &tensor->job->fleet.servers[server], round, false);
 }
 
-void agent_had_round(struct agent_round *round)
+void agent_acknowledged_round(struct agent_round *round)
 {
 	struct agent_tensor *tensor = round->tensor;
 	struct agent_job *job = tensor->job;
@@ -48,12 +48,12 @@ void agent_had_round(struct agent_round *round)
 	if (!job->retention.keeps || round->failure.status || round->rows ||
 	    stragglers_any(&job->shape.stragglers))
 		return;
-	tensor->had = round->number;
-	if (round->gate.untold)
+	tensor->acknowledged = round->number;
+	if (round->gate.uninformed)
 		tell_all(tensor);
 }
 
-void agent_had_attached(struct agent_job *job, size_t number)
+void agent_acknowledged_attached(struct agent_job *job, size_t number)
 {
 	const struct agent_server *server = &job->fleet.servers[number];
 	struct agent_round *round;
@@ -63,19 +63,19 @@ void agent_had_attached(struct agent_job *job, size_t number)
 		struct agent_tensor *tensor = container_of(entry, struct agent_tensor, entry);
 
 		list_for_each (round, &tensor->rounds, link)
-			round->gate.untold = true;
-		if (tensor->had)
-			tell(tensor, server, tensor->had, true);
-		if (tensor->rows_had > tensor->had)
-			tell(tensor, server, tensor->rows_had, false);
+			round->gate.uninformed = true;
+		if (tensor->acknowledged)
+			tell(tensor, server, tensor->acknowledged, true);
+		if (tensor->rows_acknowledged > tensor->acknowledged)
+			tell(tensor, server, tensor->rows_acknowledged, false);
 	}
 }
 
-void agent_had_resumed(struct agent_tensor *tensor)
+void agent_acknowledged_resumed(struct agent_tensor *tensor)
 {
 	struct agent_job *job = tensor->job;
 
-	tensor->had = agent_resume_newest(tensor);
-	if (tensor->had && !stragglers_any(&job->shape.stragglers))
+	tensor->acknowledged = agent_resume_newest(tensor);
+	if (tensor->acknowledged && !stragglers_any(&job->shape.stragglers))
 		tell_all(tensor);
 }

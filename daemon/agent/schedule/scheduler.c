@@ -5,12 +5,12 @@
  * bytes that placement has given it, and all links are busy to the end. The bound is on what is
  * unsent, never on what is unanswered: two nodes may submit their tensors in different orders.
  *
- * schedule.dealt has the rounds with parts to be made or bytes unsent, the most urgent first. The
+ * schedule.scheduled has the rounds with parts to be made or bytes unsent, the most urgent first. The
  * first of them with parts to be made, and how much of those before it is unsent, are known at
  * each moment: thousands of small rounds may wait, and they are not to be gone through for each
  * part that leaves.
  */
-#include "agent/schedule/deal.h"
+#include "agent/schedule/scheduler.h"
 #include "agent/round/round.h"
 
 #define AHEAD_UNKNOWN (512u << 10)
@@ -21,7 +21,7 @@
  * What the link carries in 2.5 ms: enough for pauses of this process, beside what the kernel has.
  * Servers stay in step within as much, and what is urgent waits no longer.
  */
-uint64_t agent_deal_ahead(const struct agent_job *job)
+uint64_t agent_schedule_ahead(const struct agent_job *job)
 {
 	const struct agent_params *params = &job->agent->params;
 	uint64_t bytes_s;
@@ -33,20 +33,20 @@ uint64_t agent_deal_ahead(const struct agent_job *job)
 		   (uint64_t)AHEAD_PARTS * job->part_bytes);
 }
 
-/* Within a level by priority only what is of one pass that is over: level.c. */
+/* Within a level by priority only what is of one pass that is over: priority_class.c. */
 static bool is_before(const struct agent_round *a, const struct agent_round *b)
 {
-	if (a->turn.level != b->turn.level)
-		return a->turn.level > b->turn.level;
+	if (a->turn.priority_class != b->turn.priority_class)
+		return a->turn.priority_class > b->turn.priority_class;
 	if (a->turn.pass == b->turn.pass && a->turn.pass < a->job->schedule.n_passes &&
 	    a->turn.priority != b->turn.priority)
 		return a->turn.priority > b->turn.priority;
 	return a->turn.sequence < b->turn.sequence;
 }
 
-static bool is_dealt(const struct agent_job *job, const struct list *link)
+static bool is_scheduled(const struct agent_job *job, const struct list *link)
 {
-	return link != &job->schedule.dealt;
+	return link != &job->schedule.scheduled;
 }
 
 static struct agent_round *round_of(const struct list *link)
@@ -63,12 +63,12 @@ static _fetches_ void fetch_behind(const struct agent_job *job, const struct lis
 	const struct agent_round *next;
 
 	link = link->next;
-	if (!is_dealt(job, link))
+	if (!is_scheduled(job, link))
 		return;
 	next = round_of(link);
 	__builtin_prefetch(&next->tensor->key);
 	__builtin_prefetch(next->ranks[0].input);
-	if (!is_dealt(job, link->next))
+	if (!is_scheduled(job, link->next))
 		return;
 	next = round_of(link->next);
 	fetch_to_write(next, offsetof(struct agent_round, failure) + 1);
@@ -78,7 +78,7 @@ static _fetches_ void fetch_behind(const struct agent_job *job, const struct lis
 /* The first from this place on that has parts to be made. */
 static void find_uncut(struct agent_job *job, const struct list *link)
 {
-	for (; is_dealt(job, link); link = link->next) {
+	for (; is_scheduled(job, link); link = link->next) {
 		job->schedule.uncut = round_of(link);
 		if (!job->schedule.uncut->turn.cut) {
 			fetch_behind(job, link);
@@ -98,13 +98,14 @@ static bool is_past(const struct agent_job *job, const struct agent_round *round
 /* Most often it is the most urgent, or the newest of the same level. */
 static void insert(struct agent_job *job, struct agent_round *round)
 {
-	struct agent_round *other = list_last(&job->schedule.dealt, struct agent_round, turn.link);
+	struct agent_round *other =
+		list_last(&job->schedule.scheduled, struct agent_round, turn.link);
 
 	if (!other || is_before(other, round)) {
-		list_push_back(&job->schedule.dealt, &round->turn.link);
+		list_push_back(&job->schedule.scheduled, &round->turn.link);
 		return;
 	}
-	list_for_each (other, &job->schedule.dealt, turn.link) {
+	list_for_each (other, &job->schedule.scheduled, turn.link) {
 		if (is_before(round, other)) {
 			list_insert_before(&other->turn.link, &round->turn.link);
 			return;
@@ -112,11 +113,11 @@ static void insert(struct agent_job *job, struct agent_round *round)
 	}
 }
 
-void agent_deal_add(struct agent_round *round)
+void agent_schedule_add(struct agent_round *round)
 {
 	struct agent_job *job = round->job;
 	const struct list *last =
-		job->schedule.uncut ? &job->schedule.uncut->turn.link : &job->schedule.dealt;
+		job->schedule.uncut ? &job->schedule.uncut->turn.link : &job->schedule.scheduled;
 
 	if (list_linked(&round->turn.link))
 		return;
@@ -177,14 +178,14 @@ static struct list *merge(struct list *a, struct list *b)
 }
 
 /* There may be thousands, and other jobs wait. */
-void agent_deal_sort(struct agent_job *job)
+void agent_schedule_sort(struct agent_job *job)
 {
 	struct list *runs[RUNS_LOG2] = { NULL }; /* of each 2^i, or NULL */
-	struct list *link, *sorted = NULL, *rest = job->schedule.dealt.next;
+	struct list *link, *sorted = NULL, *rest = job->schedule.scheduled.next;
 
-	if (list_empty(&job->schedule.dealt))
+	if (list_empty(&job->schedule.scheduled))
 		return;
-	job->schedule.dealt.prev->next = NULL;
+	job->schedule.scheduled.prev->next = NULL;
 	while (rest) {
 		unsigned i;
 
@@ -195,16 +196,16 @@ void agent_deal_sort(struct agent_job *job)
 	}
 	for (unsigned i = 0; i < RUNS_LOG2; i++)
 		sorted = merge(runs[i], sorted);
-	list_init(&job->schedule.dealt);
+	list_init(&job->schedule.scheduled);
 	while ((link = sorted)) {
 		sorted = link->next;
-		list_push_back(&job->schedule.dealt, link);
+		list_push_back(&job->schedule.scheduled, link);
 	}
 	job->schedule.unsent_before = 0;
-	find_uncut(job, job->schedule.dealt.next);
+	find_uncut(job, job->schedule.scheduled.next);
 }
 
-void agent_deal_remove(struct agent_round *round)
+void agent_schedule_remove(struct agent_round *round)
 {
 	struct agent_job *job = round->job;
 
@@ -217,7 +218,7 @@ void agent_deal_remove(struct agent_round *round)
 	list_remove(&round->turn.link);
 }
 
-void agent_deal_cut(struct agent_round *round)
+void agent_schedule_cut(struct agent_round *round)
 {
 	struct agent_job *job = round->job;
 
@@ -225,21 +226,21 @@ void agent_deal_cut(struct agent_round *round)
 	if (round == job->schedule.uncut)
 		find_uncut(job, &round->turn.link);
 	if (!round->turn.unsent)
-		agent_deal_remove(round);
+		agent_schedule_remove(round);
 }
 
-void agent_deal_queued(struct agent_round *round, uint64_t bytes)
+void agent_schedule_queued(struct agent_round *round, uint64_t bytes)
 {
 	struct agent_job *job = round->job;
 
-	agent_deal_add(round);
+	agent_schedule_add(round);
 	round->turn.unsent += bytes;
 	job->schedule.unsent += bytes;
 	if (is_past(job, round))
 		job->schedule.unsent_before += bytes;
 }
 
-void agent_deal_left(struct agent_round *round, uint64_t bytes)
+void agent_schedule_left(struct agent_round *round, uint64_t bytes)
 {
 	struct agent_job *job = round->job;
 
@@ -250,20 +251,20 @@ void agent_deal_left(struct agent_round *round, uint64_t bytes)
 	round->turn.unsent -= bytes;
 	job->schedule.unsent -= bytes;
 	if (round->turn.cut && !round->turn.unsent)
-		agent_deal_remove(round);
+		agent_schedule_remove(round);
 }
 
-bool agent_deal_has_room(const struct agent_round *round)
+bool agent_schedule_has_room(const struct agent_round *round)
 {
 	const struct agent_job *job = round->job;
-	const uint64_t ahead = agent_deal_ahead(job);
+	const uint64_t ahead = agent_schedule_ahead(job);
 	const struct list *link = &round->turn.link;
 	uint64_t unsent = job->schedule.unsent_before;
 
 	if (!job->distributed || job->schedule.unsent < ahead)
 		return true;
 	/* All that is unsent is before it, or its own. */
-	if (!list_linked(link) || !is_dealt(job, link->next))
+	if (!list_linked(link) || !is_scheduled(job, link->next))
 		return false;
 	for (link = &job->schedule.uncut->turn.link; link != &round->turn.link && unsent < ahead;
 	     link = link->next)
@@ -274,10 +275,10 @@ bool agent_deal_has_room(const struct agent_round *round)
 static struct agent_round *next_round(struct agent_job *job)
 {
 	const struct list *link =
-		job->schedule.uncut ? &job->schedule.uncut->turn.link : &job->schedule.dealt;
-	uint64_t unsent = job->schedule.unsent_before, ahead = agent_deal_ahead(job);
+		job->schedule.uncut ? &job->schedule.uncut->turn.link : &job->schedule.scheduled;
+	uint64_t unsent = job->schedule.unsent_before, ahead = agent_schedule_ahead(job);
 
-	for (; is_dealt(job, link) && unsent < ahead; link = link->next) {
+	for (; is_scheduled(job, link) && unsent < ahead; link = link->next) {
 		struct agent_round *round = round_of(link);
 
 		if (!round->turn.refilling && job->agent->hooks->round_may_begin(round))
@@ -287,15 +288,15 @@ static struct agent_round *next_round(struct agent_job *job)
 	return NULL;
 }
 
-void agent_deal(struct agent_job *job)
+void agent_schedule_run(struct agent_job *job)
 {
 	struct agent_round *round;
 
-	if (job->schedule.dealing)
+	if (job->schedule.scheduling)
 		return;
-	job->schedule.dealing = true;
+	job->schedule.scheduling = true;
 	/* From the start after each: it may end, and others with it. */
 	while ((round = next_round(job)))
 		job->agent->hooks->round_turn(round);
-	job->schedule.dealing = false;
+	job->schedule.scheduling = false;
 }

@@ -75,17 +75,17 @@ static void on_look(struct loop_timer *timer)
 		look_again(job, n > job->retention.room_target ? STEP_NS : LOOK_NS);
 }
 
-void agent_room_init(struct agent_job *job)
+void agent_quota_init(struct agent_job *job)
 {
 	job->retention.room_timer.expired = on_look;
 }
 
-void agent_room_done(struct agent_job *job)
+void agent_quota_done(struct agent_job *job)
 {
 	loop_timer_cancel(&job->retention.room_timer);
 }
 
-void agent_room_formed(struct agent_job *job)
+void agent_quota_formed(struct agent_job *job)
 {
 	if (!job->resumption.ledger || !ledger_is_far(job->resumption.ledger))
 		return;
@@ -94,7 +94,7 @@ void agent_room_formed(struct agent_job *job)
 		look_again(job, LOOK_NS);
 }
 
-int agent_room_join(struct agent_job *job, struct agent_member *member, struct failure *failure)
+int agent_quota_join(struct agent_job *job, struct agent_member *member, struct failure *failure)
 {
 	uint32_t n;
 
@@ -109,7 +109,7 @@ int agent_room_join(struct agent_job *job, struct agent_member *member, struct f
 			   job->owner.name, n);
 }
 
-int agent_room_for(struct agent_job *job, uint32_t n)
+int agent_quota_for(struct agent_job *job, uint32_t n)
 {
 	uint32_t now = ledger_cells_allowed(job->resumption.ledger);
 	uint32_t more = n > now ? MAX(n, 2 * now) : now;
@@ -128,19 +128,19 @@ int agent_room_for(struct agent_job *job, uint32_t n)
 	return 0;
 }
 
-int agent_room_look(struct agent_job *job)
+int agent_quota_look(struct agent_job *job)
 {
 	return ledger_cells_scarce(job->resumption.ledger)
-		       ? agent_room_for(job, ledger_cells_allowed(job->resumption.ledger) + 1)
+		       ? agent_quota_for(job, ledger_cells_allowed(job->resumption.ledger) + 1)
 		       : 0;
 }
 
-uint32_t agent_roll_cell_bytes(const struct agent_job *job)
+uint32_t agent_contributors_cell_bytes(const struct agent_job *job)
 {
 	uint64_t at;
 
 	if (!stragglers_any(&job->shape.stragglers))
 		return job->part_bytes;
-	at = data_roll_end(job->part_bytes, job->shape.n_nodes);
+	at = data_contributors_end(job->part_bytes, job->shape.n_nodes);
 	return (uint32_t)align_up(at, PART_ALIGN) + job->part_bytes;
 }

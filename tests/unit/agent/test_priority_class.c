@@ -1,21 +1,21 @@
 /* Which tensors go together in the order of submission, and which overtake. */
 #include "agent/round/round.h"
-#include "agent/schedule/level.h"
+#include "agent/schedule/priority_class.h"
 #include "world.h"
 #include <stdio.h>
 
 static void expect(const int32_t *priorities, const uint64_t *bytes, const int32_t *levels,
 		   size_t n)
 {
-	struct level all[16] = { 0 }, *sorted[16];
+	struct priority_class all[16] = { 0 }, *sorted[16];
 
 	for (size_t i = 0; i < n; i++) {
-		all[i] = (struct level){ .priority = priorities[i], .bytes = bytes[i] };
+		all[i] = (struct priority_class){ .priority = priorities[i], .bytes = bytes[i] };
 		sorted[n - 1 - i] = &all[i];
 	}
-	level_make(sorted, n);
+	priority_class_make(sorted, n);
 	for (size_t i = 0; i < n; i++)
-		ASSERT_EQ(all[i].level, levels[i]);
+		ASSERT_EQ(all[i].priority_class, levels[i]);
 }
 
 TEST(few_tensors_are_levels_of_their_own)
@@ -82,7 +82,7 @@ static void find_places(struct world *world)
 	unsigned n = 0;
 
 	memset(places, 0, sizeof(places));
-	list_for_each (round, &job->schedule.dealt, turn.link) {
+	list_for_each (round, &job->schedule.scheduled, turn.link) {
 		n++;
 		for (unsigned t = 0; t <= TENSORS; t++)
 			if (asked[t][0].base.in == round)
@@ -163,14 +163,14 @@ static void train(bool after_broadcasts)
 		broadcast(world, "v2", 1);
 	}
 	for (uint64_t round = 1; round < 8; round++) {
-		bool is_over = round % 3 == 0, by_level = round > 1 && !is_over;
+		bool is_over = round % 3 == 0, by_class = round > 1 && !is_over;
 
 		step(world, tensors, round, is_over);
 		for (unsigned t = 0; t < TENSORS - TOGETHER; t += TOGETHER) {
 			unsigned last = t + TOGETHER - 1;
 
 			for (unsigned i = t; i < last; i++)
-				ASSERT_TRUE(is_before(i + 1, i) == by_level);
+				ASSERT_TRUE(is_before(i + 1, i) == by_class);
 			if (t)
 				ASSERT_TRUE(is_before(t - 1, last) && is_before(t - TOGETHER, t));
 		}

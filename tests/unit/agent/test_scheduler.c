@@ -1,6 +1,6 @@
 /* The order of rounds of which parts are to be made, and how many bytes are made ahead. */
 #include "agent/round/round.h"
-#include "agent/schedule/deal.h"
+#include "agent/schedule/scheduler.h"
 #include "test.h"
 #include <stdlib.h>
 
@@ -27,12 +27,13 @@ static int32_t next_priority(unsigned how, size_t i)
 }
 
 /* As they are while the pass goes on: by level, and within it by submission. In a third of them nothing is left to be made. */
-static struct agent_round **submit(struct agent_job *job, size_t n, unsigned n_levels, unsigned how)
+static struct agent_round **submit(struct agent_job *job, size_t n, unsigned n_classes,
+				   unsigned how)
 {
 	struct agent_round **rounds = calloc(n, sizeof(*rounds));
 
 	ASSERT_TRUE(rounds);
-	list_init(&job->schedule.dealt);
+	list_init(&job->schedule.scheduled);
 	for (size_t i = 0; i < n; i++) {
 		struct agent_round *round =
 			aligned_alloc(CACHE_LINE, align_up(sizeof(*round) + sizeof(round->ranks[0]),
@@ -44,13 +45,13 @@ static struct agent_round **submit(struct agent_job *job, size_t n, unsigned n_l
 			.job = job,
 			.turn.sequence = i,
 			.turn.unsent = 1 + next_random() % 100,
-			.turn.level = (int32_t)(n_levels - i * n_levels / n),
+			.turn.priority_class = (int32_t)(n_classes - i * n_classes / n),
 			.turn.priority = next_priority(how, i),
 			.turn.pass = i >= n - n / 8,
 			.turn.cut = next_random() % 3 == 0,
 		};
 		round->ranks[0] = (struct agent_rank){ 0 };
-		list_push_back(&job->schedule.dealt, &round->turn.link);
+		list_push_back(&job->schedule.scheduled, &round->turn.link);
 		rounds[i] = round;
 	}
 	return rounds;
@@ -62,8 +63,8 @@ static int by_order(const void *left, const void *right)
 	const struct agent_round *a = *(struct agent_round *const *)left,
 				 *b = *(struct agent_round *const *)right;
 
-	if (a->turn.level != b->turn.level)
-		return a->turn.level > b->turn.level ? -1 : 1;
+	if (a->turn.priority_class != b->turn.priority_class)
+		return a->turn.priority_class > b->turn.priority_class ? -1 : 1;
 	if (a->turn.pass != b->turn.pass)
 		return a->turn.pass < b->turn.pass ? -1 : 1;
 	if (!a->turn.pass && a->turn.priority != b->turn.priority)
@@ -71,14 +72,14 @@ static int by_order(const void *left, const void *right)
 	return a->turn.sequence < b->turn.sequence ? -1 : 1;
 }
 
-static void check(size_t n, unsigned n_levels, unsigned how)
+static void check(size_t n, unsigned n_classes, unsigned how)
 {
 	struct agent_job job = { .schedule.n_passes = 1 };
-	struct agent_round **rounds = submit(&job, n, n_levels, how), *uncut = NULL;
-	const struct list *link = &job.schedule.dealt;
+	struct agent_round **rounds = submit(&job, n, n_classes, how), *uncut = NULL;
+	const struct list *link = &job.schedule.scheduled;
 	uint64_t unsent = 0;
 
-	agent_deal_sort(&job);
+	agent_schedule_sort(&job);
 	qsort(rounds, n, sizeof(*rounds), by_order);
 	for (size_t i = 0; i < n; i++) {
 		ASSERT_TRUE(link->next == &rounds[i]->turn.link);
@@ -91,8 +92,8 @@ static void check(size_t n, unsigned n_levels, unsigned how)
 		else
 			uncut = rounds[i];
 	}
-	ASSERT_TRUE(link->next == &job.schedule.dealt);
-	ASSERT_TRUE(job.schedule.dealt.prev == link);
+	ASSERT_TRUE(link->next == &job.schedule.scheduled);
+	ASSERT_TRUE(job.schedule.scheduled.prev == link);
 	ASSERT_TRUE(job.schedule.uncut == uncut);
 	ASSERT_EQ(job.schedule.unsent_before, unsent);
 	for (size_t i = 0; i < n; i++)
@@ -104,8 +105,8 @@ TEST(rounds_of_a_pass_that_is_over_go_by_priority)
 {
 	for (unsigned how = RANDOM; how <= FALLING; how++)
 		for (size_t n = 0; n < 70; n++)
-			for (unsigned n_levels = 1; n_levels < 4; n_levels++)
-				check(n, n_levels, how);
+			for (unsigned n_classes = 1; n_classes < 4; n_classes++)
+				check(n, n_classes, how);
 }
 
 TEST(thousands_are_sorted)
@@ -130,7 +131,7 @@ static uint64_t ahead(uint64_t bytes_s, uint32_t part_bytes, uint64_t as_set)
 	struct agent_job job = { .agent = &agent, .part_bytes = part_bytes };
 
 	link_bytes_s = bytes_s;
-	return agent_deal_ahead(&job);
+	return agent_schedule_ahead(&job);
 }
 
 TEST(what_waits_follows_from_the_link)

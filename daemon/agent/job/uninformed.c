@@ -13,8 +13,8 @@ static bool waits_for_ranks(const struct agent_job *job)
 	       !job->layout.size;
 }
 
-struct agent_job *agent_untold_find(struct agent *agent, const char *name,
-				    const uint8_t *secret_digest)
+struct agent_job *agent_uninformed_find(struct agent *agent, const char *name,
+					const uint8_t *secret_digest)
 {
 	struct agent_job *job;
 
@@ -34,7 +34,7 @@ static bool may_be(const struct ledger *ledger, uint32_t rank, uint32_t pid)
 	       !ledger_has_left(ledger, rank) && !ledger_out(ledger, rank);
 }
 
-bool agent_untold_place(const struct agent_job *job, struct agent_join *join)
+bool agent_uninformed_place(const struct agent_job *job, struct agent_join *join)
 {
 	uint32_t local = 0;
 	bool found = false;
@@ -61,7 +61,7 @@ static void take(struct agent_job *job, struct agent_member *member, const struc
 {
 	struct failure failure;
 
-	if (agent_room_join(job, member, &failure)) {
+	if (agent_quota_join(job, member, &failure)) {
 		member->ended(member, 0, &failure);
 		agent_job_fail(job, &failure, NULL);
 		return;
@@ -87,7 +87,7 @@ static void take_members(struct agent_job *job, struct agent_job *before)
 		agent_job_detach(member);
 		if (job->state != JOB_FORMING)
 			member->ended(member, 0, &job->end.failure);
-		else if (agent_untold_place(job, &join))
+		else if (agent_uninformed_place(job, &join))
 			take(job, member, &join);
 		else
 			member->ended(member, 0, &failure);
@@ -105,7 +105,7 @@ static bool take_newcomer(struct agent_job *job)
 		struct agent_member *member = newcomer->member;
 
 		if (!agent_newcomer_is_for(newcomer, job->owner.name, job->owner.secret_digest) ||
-		    !agent_untold_place(job, &join))
+		    !agent_uninformed_place(job, &join))
 			continue;
 		agent_elastic_forget(member);
 		join.cannot_resume = member->charge(member, job->distributed);
@@ -126,7 +126,7 @@ static struct agent_job *find_before(const struct agent_job *job)
 	return NULL;
 }
 
-void agent_untold_take(struct agent_job *job)
+void agent_uninformed_take(struct agent_job *job)
 {
 	struct agent_job *before;
 
@@ -139,13 +139,13 @@ void agent_untold_take(struct agent_job *job)
 		;
 }
 
-void agent_untold_let_in(struct agent *agent, const char *name, const uint8_t *secret_digest)
+void agent_uninformed_let_in(struct agent *agent, const char *name, const uint8_t *secret_digest)
 {
-	struct agent_job *job = agent_untold_find(agent, name, secret_digest);
+	struct agent_job *job = agent_uninformed_find(agent, name, secret_digest);
 
 	if (!job)
 		return;
-	agent_untold_take(job);
+	agent_uninformed_take(job);
 	if (job->state == JOB_FORMING)
 		agent_resume_form(job);
 }

@@ -1,41 +1,46 @@
 /*
  * A job with a quorum, or an asynchronous one, that outlives its daemons' processes (bps-recovery(7), STRAGGLERS). Servers hold
  * what nobody else has: contributions that came too late for their round, and sums that accumulate. So each result says whose
- * contributions have been in it or before (data_roll), and stays here, in its cell, for longer than others: with what this node
+ * contributions have been in it or before (data_contributors), and stays here, in its cell, for longer than others: with what this node
  * contributed to it too late, until that is in another; and, of what accumulates, the last of each part. A server that is fresh
  * is offered all of it, and told when that was all.
  */
 #include "agent/round/part.h"
 #include "proto/data.h"
 
-static bool has_roll(const struct agent_job *job, unsigned operation, uint32_t len)
+static bool has_contributors(const struct agent_job *job, unsigned operation, uint32_t len)
 {
-	return job->retention.keeps && data_has_roll(&job->shape.stragglers, operation, len);
+	return job->retention.keeps &&
+	       data_has_contributors(&job->shape.stragglers, operation, len);
 }
 
-uint32_t agent_roll_result_len(const struct agent_job *job, unsigned operation, uint32_t len)
+uint32_t agent_contributors_result_len(const struct agent_job *job, unsigned operation,
+				       uint32_t len)
 {
-	return has_roll(job, operation, len) ? data_roll_end(len, job->shape.n_nodes) : len;
+	return has_contributors(job, operation, len)
+		       ? data_contributors_end(len, job->shape.n_nodes)
+		       : len;
 }
 
-static bool has_round(const struct agent_job *job, const struct data_roll *roll, uint64_t round)
+static bool has_round(const struct agent_job *job, const struct data_contributors *contributors,
+		      uint64_t round)
 {
-	uint64_t newest = le64toh(roll->round);
+	uint64_t newest = le64toh(contributors->round);
 
 	return round <= newest && newest - round < 64 &&
-	       le64toh(roll->nodes[job->shape.node]) >> (newest - round) & 1;
+	       le64toh(contributors->nodes[job->shape.node]) >> (newest - round) & 1;
 }
 
-bool agent_roll_read(const struct agent_job *job, const struct ledger_what *what,
-		     const void *result, uint32_t *ret_n, bool *ret_has_ours)
+bool agent_contributors_read(const struct agent_job *job, const struct ledger_what *what,
+			     const void *result, uint32_t *ret_n, bool *ret_has_ours)
 {
-	const struct data_roll *roll = data_roll_of(result, what->len);
+	const struct data_contributors *contributors = data_contributors_of(result, what->len);
 
-	if (!has_roll(job, what->operation, what->len))
+	if (!has_contributors(job, what->operation, what->len))
 		return false;
-	*ret_n = (uint32_t)le64toh(roll->n);
-	*ret_has_ours =
-		what->operation == OPERATION_ACCUMULATE || has_round(job, roll, what->round);
+	*ret_n = (uint32_t)le64toh(contributors->n);
+	*ret_has_ours = what->operation == OPERATION_ACCUMULATE ||
+			has_round(job, contributors, what->round);
 	return true;
 }
 
@@ -52,16 +57,17 @@ static void used(struct agent_job *job, struct ledger_kept *kept)
 		agent_keep_free(job, cell);
 }
 
-void agent_roll_stored(struct agent_job *job, uint32_t cell)
+void agent_contributors_stored(struct agent_job *job, uint32_t cell)
 {
 	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell), *other, *next;
 	bool accumulates = kept->what.operation == OPERATION_ACCUMULATE;
 	const struct ledger_what *what = &kept->what;
-	const struct data_roll *roll;
+	const struct data_contributors *contributors;
 
-	if (!has_roll(job, what->operation, what->len))
+	if (!has_contributors(job, what->operation, what->len))
 		return;
-	roll = data_roll_of(ledger_cell_data(job->resumption.ledger, cell, what->len), what->len);
+	contributors = data_contributors_of(
+		ledger_cell_data(job->resumption.ledger, cell, what->len), what->len);
 	for (other = ledger_cell_next(job->resumption.ledger, what, NULL); other; other = next) {
 		next = ledger_cell_next(job->resumption.ledger, what, other);
 		if (other == kept || other->busy)
@@ -69,18 +75,19 @@ void agent_roll_stored(struct agent_job *job, uint32_t cell)
 		if (accumulates && other->what.round < what->round &&
 		    other->what.operation == OPERATION_ACCUMULATE)
 			agent_keep_free(job, ledger_cell_number(job->resumption.ledger, other));
-		else if (!accumulates && other->late && has_round(job, roll, other->what.round))
+		else if (!accumulates && other->late &&
+			 has_round(job, contributors, other->what.round))
 			used(job, other);
 	}
 	/* Without memory it is kept to the end of the job. */
 	if (accumulates || kept->late)
 		(void)ledger_cell_index(job->resumption.ledger, cell);
 	/* Then there will be none for who waits, either. */
-	if (agent_roll_is_full(job))
+	if (agent_contributors_is_full(job))
 		agent_keep_feed(job);
 }
 
-bool agent_roll_is_full(const struct agent_job *job)
+bool agent_contributors_is_full(const struct agent_job *job)
 {
 	return ledger_cells_full(job->resumption.ledger);
 }
@@ -102,11 +109,11 @@ static void say_offered(struct agent_server *server)
 	if (!server->attached || server->n_pending || job->state == JOB_OVER)
 		return;
 	/* It would wait for that. */
-	if (peer_notice(server->outlet->peer, &header, NULL))
-		peer_kill(server->outlet->peer, "out of memory");
+	if (peer_notice(server->send_queue->peer, &header, NULL))
+		peer_kill(server->send_queue->peer, "out of memory");
 }
 
-void agent_roll_attached(struct agent_job *job, size_t number)
+void agent_contributors_attached(struct agent_job *job, size_t number)
 {
 	struct agent_server *server = &job->fleet.servers[number];
 
@@ -127,7 +134,7 @@ void agent_roll_attached(struct agent_job *job, size_t number)
 	say_offered(server);
 }
 
-void agent_roll_resolve(struct agent_job *job, uint32_t cell)
+void agent_contributors_resolve(struct agent_job *job, uint32_t cell)
 {
 	struct ledger_kept *kept = ledger_cell_kept(job->resumption.ledger, cell);
 	struct agent_server *server;

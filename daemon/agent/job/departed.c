@@ -10,9 +10,9 @@
 /* How many servers tell the other nodes. Two, as one may be lost just then. */
 #define TELLERS 2
 
-bool agent_left_has(const struct agent_job *job, uint32_t node)
+bool agent_departed_has(const struct agent_job *job, uint32_t node)
 {
-	return job->left.nodes && job->left.nodes[node];
+	return job->departed.nodes && job->departed.nodes[node];
 }
 
 /* Of an elastic job the ledger has who is out of it, which is said in other words: elastic.c. */
@@ -21,18 +21,18 @@ static bool is_recorded(const struct agent_job *job)
 	return job->resumption.ledger && !job->shape.elastic;
 }
 
-int agent_left_init(struct agent_job *job)
+int agent_departed_init(struct agent_job *job)
 {
 	const uint32_t *node_of_rank = job->layout.node_of_rank;
 
-	job->left.nodes = calloc(job->shape.n_nodes, sizeof(job->left.nodes[0]));
-	if (!job->left.nodes)
+	job->departed.nodes = calloc(job->shape.n_nodes, sizeof(job->departed.nodes[0]));
+	if (!job->departed.nodes)
 		return error_origin(-ENOMEM);
 	for (uint32_t rank = 0;
 	     job->resumption.resumed && is_recorded(job) && rank < job->shape.size; rank++)
 		if (node_of_rank[rank] != job->shape.node &&
 		    ledger_out(job->resumption.ledger, rank))
-			job->left.nodes[node_of_rank[rank]] = true;
+			job->departed.nodes[node_of_rank[rank]] = true;
 	return 0;
 }
 
@@ -58,23 +58,23 @@ static bool may_be_fresh(const struct agent_job *job, size_t server)
 	return job->resumption.resumed || job->fleet.servers[server].attachment > 1;
 }
 
-void agent_left_attached(struct agent_job *job, size_t server)
+void agent_departed_attached(struct agent_job *job, size_t server)
 {
 	for (uint32_t node = 0; node < job->shape.n_nodes && may_be_fresh(job, server); node++)
-		if (agent_left_has(job, node))
+		if (agent_departed_has(job, node))
 			tell(job, server, node);
 }
 
-void agent_left_heard(struct agent_job *job, uint64_t node)
+void agent_departed_heard(struct agent_job *job, uint64_t node)
 {
 	bool was_first;
 
 	if (!job->retention.keeps || !job->layout.size || job->state == JOB_OVER ||
-	    node >= job->shape.n_nodes || node == job->shape.node || job->left.nodes[node])
+	    node >= job->shape.n_nodes || node == job->shape.node || job->departed.nodes[node])
 		return;
 	log_info("job %s: node %" PRIu64 " has left", job->owner.name, node);
 	was_first = agent_elastic_is_first(job);
-	job->left.nodes[node] = true;
+	job->departed.nodes[node] = true;
 	for (uint32_t rank = 0; is_recorded(job) && rank < job->shape.size; rank++)
 		if (job->layout.node_of_rank[rank] == node)
 			ledger_set_out(job->resumption.ledger, rank, 1);
@@ -86,7 +86,7 @@ void agent_left_heard(struct agent_job *job, uint64_t node)
 		job->agent->hooks->look_for_servers(job);
 }
 
-void agent_left_tell_idle(struct peer *peer, uint64_t number, uint32_t node)
+void agent_departed_tell_idle(struct peer *peer, uint64_t number, uint32_t node)
 {
 	struct data_header header = { .op = DATA_IDLE, .job = number, .node = node };
 
@@ -102,7 +102,7 @@ static bool is_idle(struct agent_job *job)
 	return job->state == JOB_RUNNING && !job->n_busy && agent_resume_caught_up(job);
 }
 
-void agent_left_idle(struct agent_job *job)
+void agent_departed_idle(struct agent_job *job)
 {
 	if (!job->sweep.tells_idle || !is_idle(job))
 		return;
@@ -110,18 +110,20 @@ void agent_left_idle(struct agent_job *job)
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		struct agent_server *server = &job->fleet.servers[i];
 
-		if (server->stopping && server->outlet && !server->outlet->lost)
-			agent_left_tell_idle(server->outlet->peer, job->number, job->shape.node);
+		if (server->stopping && server->send_queue && !server->send_queue->lost)
+			agent_departed_tell_idle(server->send_queue->peer, job->number,
+						 job->shape.node);
 		server->stopping = false;
 	}
 }
 
-void agent_left_stopping(struct agent_job *job, const struct peer *peer)
+void agent_departed_stopping(struct agent_job *job, const struct peer *peer)
 {
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		if (job->fleet.servers[i].outlet && job->fleet.servers[i].outlet->peer == peer)
+		if (job->fleet.servers[i].send_queue &&
+		    job->fleet.servers[i].send_queue->peer == peer)
 			job->fleet.servers[i].stopping = job->sweep.tells_idle = true;
-	agent_left_idle(job);
+	agent_departed_idle(job);
 }
 
 /* tells: the server is to tell the other nodes. */
@@ -140,12 +142,12 @@ static void say(const struct agent_job *job, struct peer *peer, bool tells)
 			    job->owner.name, peer_name(peer));
 }
 
-void agent_left_asked(const struct agent_job *job, struct peer *peer)
+void agent_departed_asked(const struct agent_job *job, struct peer *peer)
 {
 	say(job, peer, false);
 }
 
-void agent_left_say(struct agent_job *job)
+void agent_departed_say(struct agent_job *job)
 {
 	uint32_t n = 0;
 

@@ -8,9 +8,9 @@
 #include <stdint.h>
 
 /* How urgent a tensor is among those of its job. */
-struct level {
+struct priority_class {
 	int32_t priority; /* as its trainers say; a larger one is more urgent */
-	int32_t level; /* the largest priority of those that go with it in the order of submission */
+	int32_t priority_class; /* the largest priority of those that go with it in the order of submission */
 	uint64_t bytes; /* of one contribution */
 	uint32_t
 		urgent_pass; /* of its job, from 1: in which it last came as one of the most urgent; 0: in none */
@@ -18,4 +18,4 @@ struct level {
 };
 
 /* Finds the level of each. Sorts the array. */
-void level_make(struct level **levels, size_t n);
+void priority_class_make(struct priority_class **levels, size_t n);

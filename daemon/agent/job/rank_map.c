@@ -57,7 +57,7 @@ bool agent_elastic_is_first(const struct agent_job *job)
 
 	for (uint32_t rank = 0; rank < job->shape.size; rank++)
 		if (!job->membership.out[rank] &&
-		    !agent_left_has(job, job->layout.node_of_rank[rank]))
+		    !agent_departed_has(job, job->layout.node_of_rank[rank]))
 			first = MIN(first, job->layout.node_of_rank[rank]);
 	return first == job->shape.node;
 }
@@ -160,7 +160,7 @@ static void spread(const struct agent_job *job, uint32_t membership, const uint6
 static int expand(struct agent_job *job, uint32_t membership, struct agent_request *request,
 		  struct failure *failure)
 {
-	uint32_t size = job->shape.size, n = request->n_seats;
+	uint32_t size = job->shape.size, n = request->submitted_size;
 	uint64_t each = request->input_count / n;
 	const uint64_t *counts = request->counts;
 
@@ -194,8 +194,8 @@ int agent_elastic_submit(struct agent_tensor *tensor, uint32_t index, struct age
 	struct agent_job *job = tensor->job;
 	uint32_t membership, root = request->root;
 
-	request->seat = job->layout.rank_of_local[index];
-	request->n_seats = job->shape.size;
+	request->submitted_rank = job->layout.rank_of_local[index];
+	request->submitted_size = job->shape.size;
 	if (!job->shape.elastic)
 		return 0;
 	if (job->distributed && !is_over_nodes(request->operation))
@@ -204,14 +204,14 @@ int agent_elastic_submit(struct agent_tensor *tensor, uint32_t index, struct age
 				   "all_gather, reduce_scatter and barrier, and no %s",
 				   operation_name(request->operation));
 	membership = membership_of(job, request->membership);
-	request->n_seats = count(job, job->shape.size, membership);
-	request->seat = count(job, request->seat, membership);
+	request->submitted_size = count(job, job->shape.size, membership);
+	request->submitted_rank = count(job, request->submitted_rank, membership);
 	if (request->operation != OPERATION_BROADCAST)
 		return expand(job, membership, request, failure);
 	request->root = find(job, root, membership);
 	if (request->root == RANK_AWAY)
 		return failure_set(failure, -EINVAL, "no rank %u of %u to broadcast from", root,
-				   request->n_seats);
+				   request->submitted_size);
 	return 0;
 }
 
@@ -220,7 +220,8 @@ static bool is_in_place(const struct agent_round *round, const struct agent_requ
 	size_t len = request->input_count * dtype_size(round->tensor->dtype);
 	const char *input = request->input, *output = request->output;
 
-	return input && output && input < output + len * request->n_seats && output < input + len;
+	return input && output && input < output + len * request->submitted_size &&
+	       output < input + len;
 }
 
 /* Who has a block in it, and who is somewhere in its memory, must be the same for all. */
@@ -232,7 +233,7 @@ static int check_layout(const struct agent_round *round, uint32_t n, struct fail
 		const struct agent_request *request = round->ranks[i].request;
 
 		/* What ranks of other nodes give is known by the layout alone. */
-		if (!request || request->n_seats == n ||
+		if (!request || request->submitted_size == n ||
 		    !(job->distributed || needs_layout(request) || is_in_place(round, request)))
 			continue;
 		return failure_set(
@@ -240,7 +241,7 @@ static int check_layout(const struct agent_round *round, uint32_t n, struct fail
 			"the job has %u ranks now, and when rank %u submitted the %s it had %u: "
 			"submit it again",
 			n, job->layout.rank_of_local[i], operation_name(request->operation),
-			request->n_seats);
+			request->submitted_size);
 	}
 	return 0;
 }
