@@ -139,8 +139,8 @@ static int call_send(struct bps_client *client, struct client_call *call,
 	if (!call->pending)
 		TAILQ_INSERT_TAIL(&client->calls.list, call, link);
 	/* The leader is to hear the socket now. */
-	if (client->turn.leading)
-		(void)client_rouse(client);
+	if (client->waiting.leading)
+		(void)client_wake_leader(client);
 	call->pending = true;
 	call->done = false;
 	memset(&call->answer, 0, sizeof(call->answer));
@@ -372,7 +372,7 @@ int call_wait(struct bps_client *client, struct client_call *call, int64_t limit
 		if (client_now_ns() >= deadline_ns)
 			client_fail(client, "the daemon at %s does not answer", client->path);
 		else
-			client_turn(client, deadline_ns);
+			client_wait(client, deadline_ns);
 	}
 	if (call->status)
 		(void)error_set(call->status, "%s", call->text);
@@ -387,7 +387,7 @@ int call_flush(struct bps_client *client, uint64_t packet)
 		if (client_now_ns() >= deadline_ns)
 			client_fail(client, "the daemon at %s does not read", client->path);
 		else
-			client_turn(client, deadline_ns);
+			client_wait(client, deadline_ns);
 	}
 	return client_failed(client);
 }

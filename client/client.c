@@ -1,5 +1,5 @@
 /*
- * A client from bps_client_open() to bps_client_close(), and which files hear of what turn.c and
+ * A client from bps_client_open() to bps_client_close(), and which files hear of what wait.c and
  * call.c find out. Also asserts that bps.h has the numbers of proto/types.h. client.h says how
  * threads share a client; session.c opens the session with the daemon.
  */
@@ -86,7 +86,7 @@ static int client_init_locks(struct bps_client *client)
 	r = pthread_condattr_init(&attributes);
 	if (!r) {
 		(void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
-		r = pthread_cond_init(&client->turn.over, &attributes);
+		r = pthread_cond_init(&client->waiting.over, &attributes);
 		(void)pthread_condattr_destroy(&attributes);
 	}
 	if (r)

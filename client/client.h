@@ -3,8 +3,8 @@
  * point back to it and keep it in memory (refs), also after bps_client_close().
  *
  * Threads: the library has none. client->mutex guards everything below it in the struct and is never held while
- * blocking. A thread that must wait calls client_turn() in a loop around its condition: the first to come is the
- * leader and sleeps in poll() on the socket and the trainer's eventfd, the others sleep on client->turn.over and are
+ * blocking. A thread that must wait calls client_wait() in a loop around its condition: the first to come is the
+ * leader and sleeps in poll() on the socket and the trainer's eventfd, the others sleep on client->waiting.over and are
  * woken after each turn of the leader. Functions marked (locked) are called with the mutex held; those marked
  * (locked, may wait) release it meanwhile, so what was checked before must be checked again.
  *
@@ -24,7 +24,7 @@
 #include "request.h"
 #include "session.h"
 #include "tensor.h"
-#include "turn.h"
+#include "wait.h"
 #include <pthread.h>
 #include <sys/queue.h>
 
@@ -44,9 +44,9 @@ enum notice {
 	NOTICE_MAX_,
 };
 
-/* What turn.c and call.c find out goes to files that stand above these two: client.c has the table. (locked) */
+/* What wait.c and call.c find out goes to files that stand above these two: client.c has the table. (locked) */
 struct client_ops {
-	/* What a look of the leader does: to the socket, to the session when its time has come, and to requests. */
+	/* What a poll of the leader does: to the socket, to the session when its time has come, and to requests. */
 	void (*send)(struct bps_client *client);
 	bool (*receive)(struct bps_client *client);
 	bool (*advance)(struct bps_client *client);
@@ -78,7 +78,7 @@ struct bps_client {
 
 	pthread_mutex_t mutex;
 	/* All that follows is guarded by the mutex. */
-	struct client_turn turn;
+	struct client_waiting waiting;
 
 	/* The session. Descriptors change under client_fork_lock() too. */
 	struct session session;

@@ -115,7 +115,7 @@ struct bps_client *client_unref(struct bps_client *client)
 {
 	if (!client || --client->refs)
 		return NULL;
-	(void)pthread_cond_destroy(&client->turn.over);
+	(void)pthread_cond_destroy(&client->waiting.over);
 	(void)pthread_mutex_destroy(&client->mutex);
 	for (unsigned i = 0; i < NOTICE_MAX_; i++)
 		free(client->notices[i]);

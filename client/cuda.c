@@ -353,7 +353,7 @@ static int export_get(struct bps_client *client, struct cuda_device *device,
 			export_drop(cuda);
 		} else if (cuda->memory->share.pending) {
 			/* Another thread shares it. */
-			client_turn(client, CLIENT_FOREVER);
+			client_wait(client, CLIENT_FOREVER);
 			r = client_failed(client);
 			if (r)
 				return r;

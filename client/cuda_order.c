@@ -105,7 +105,7 @@ int cuda_use_new(struct bps_request *request, const struct cuda_place *place, CU
 
 	/* There is no telling what the next daemon can do before it is there. */
 	while (client->session.state != SESSION_READY && !client->failure)
-		client_turn(client, CLIENT_FOREVER);
+		client_wait(client, CLIENT_FOREVER);
 	r = client_failed(client);
 	if (r)
 		return r;
@@ -432,7 +432,7 @@ _public_ int bps_request_wait_stream(struct bps_request *request, void *stream, 
 	request_see(request);
 	/* Another thread's stream is about to copy what this one's has to wait for. */
 	while (request->cuda && request->cuda->streamed && request->cuda->n_enqueuing)
-		client_follow(client, CLIENT_FOREVER);
+		client_wait_for_leader(client, CLIENT_FOREVER);
 	/* How many rows there are only the host learns; and what has ended needs no stream. */
 	if (!request->cuda || !request->cuda->flags || client->cuda->blocking || request->row_len ||
 	    request->state != REQUEST_POSTED) {

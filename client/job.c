@@ -419,7 +419,7 @@ int job_leave(struct bps_client *client, int64_t deadline_ns)
 			client_fail(client, "the daemon at %s does not end its requests",
 				    client->path);
 		else
-			client_turn(client, deadline_ns);
+			client_wait(client, deadline_ns);
 	}
 	tensor_drop_all(client);
 	cuda_leave(client);

@@ -1,6 +1,6 @@
 /*
  * A request from its slot in the ring to its end: posted, seen as complete in shared memory, its
- * result copied to the caller, freed or kept for the next. submit.c makes requests, turn.c
+ * result copied to the caller, freed or kept for the next. submit.c makes requests, wait.c
  * harvests completions, session.c posts again what a lost daemon had not answered.
  */
 #include "cuda.h"
@@ -141,12 +141,12 @@ int request_find_slot(struct bps_client *client)
 {
 	if (likely(client->ring.n_slots_free))
 		return 0;
-	(void)client_glance(client);
+	(void)client_poll_ring(client);
 	/*
 	 * Most who find none wait for one, and hear all that there is to hear there; who only tries
 	 * again does so now and then.
 	 */
-	if (!client->ring.n_slots_free && !(++client->turn.n_full % CLIENT_FULL_LOOK))
+	if (!client->ring.n_slots_free && !(++client->waiting.n_full % CLIENT_FULL_POLL))
 		(void)client_progress(client);
 	if (!client->ring.n_slots_free)
 		cuda_sweep(client);
@@ -344,7 +344,7 @@ static bool request_look(struct bps_request *request)
 	if (state == SHM_PENDING)
 		return false;
 	if (state != SHM_DONE) {
-		/* The next to look at the whole ends the session: see client_look(). */
+		/* The next to look at the whole ends the session: see client_poll_once(). */
 		client->wild = true;
 		return false;
 	}
@@ -391,7 +391,7 @@ static bool request_look(struct bps_request *request)
 		request->outcome = slot_outcome(slot);
 	}
 	client->ring.harvested++;
-	client->turn.n_full = 0;
+	client->waiting.n_full = 0;
 	request_end(request, status, text);
 	return true;
 }
@@ -585,7 +585,7 @@ _public_ int bps_request_poll(struct bps_request *request)
 
 	CLIENT_LOCKED(request->client);
 	if (!request_advance(request))
-		(void)client_glance(request->client);
+		(void)client_poll_ring(request->client);
 	/* Also the loss of the daemon is to be seen by one who does nothing but poll. */
 	if (!request_advance(request))
 		(void)client_progress(request->client);
@@ -609,9 +609,9 @@ _public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
 		(void)client_spin(client, request, request_advance, deadline_ns);
 	while (!request_advance(request)) {
 		if (request->state == REQUEST_COPYING) {
-			client_follow(client, CLIENT_FOREVER);
+			client_wait_for_leader(client, CLIENT_FOREVER);
 		} else if (client_now_ns() < deadline_ns) {
-			client_turn_for(client, request, deadline_ns);
+			client_wait_for(client, request, deadline_ns);
 		} else {
 			(void)client_progress(client);
 			if (!request_advance(request) && request->state != REQUEST_COPYING)
@@ -715,7 +715,7 @@ _public_ void bps_request_free(struct bps_request *request)
 	client_lock(client);
 	/* The copy goes to memory that is the caller's again when this returns. */
 	while (request->state == REQUEST_COPYING)
-		client_follow(client, CLIENT_FOREVER);
+		client_wait_for_leader(client, CLIENT_FOREVER);
 	if (request->state == REQUEST_POSTED && !request_look(request)) {
 		request->orphan = true;
 	} else {

@@ -50,7 +50,7 @@ void session_drop(struct bps_client *client)
 	session_close_fd(client, &client->daemon_event);
 	session_close_fd(client, &client->trainer_event);
 	session_close_fd(client, &client->timer);
-	(void)client_rouse(client);
+	(void)client_wake_leader(client);
 	if (client->shm)
 		(void)munmap(client->shm, SHM_LEN);
 	client->shm = NULL;
@@ -144,7 +144,7 @@ static int session_adopt(struct bps_client *client, int fds[3])
 				 "the daemon at %s chose version %u of the protocol, "
 				 "libbps_client " BPS_VERSION " speaks %u to %u",
 				 client->path, version, CLIENT_PROTOCOL_MIN, CLIENT_PROTOCOL);
-	client_arm(client, client->turn.fd_used ? SHM_ARMED : SHM_AWAKE);
+	client_arm(client, client->waiting.fd_used ? SHM_ARMED : SHM_AWAKE);
 	return 0;
 }
 
@@ -384,7 +384,7 @@ void session_resumed(struct bps_client *client)
 }
 
 /* Looks for the answer to Hello. */
-static bool session_look(struct bps_client *client)
+static bool session_poll_welcome(struct bps_client *client)
 {
 	struct client_call *hello = &client->session.hello;
 	int r = session_welcome(client);
@@ -423,7 +423,7 @@ static bool session_step(struct bps_client *client)
 			session_retry(client, r);
 		return !r;
 	case SESSION_GREETING:
-		return session_look(client);
+		return session_poll_welcome(client);
 	case SESSION_DECLARING:
 		/* Entries behind the declarations: the daemon must not see one without its tensor. */
 		if (client->calls.n_packets_sent < session->declared)

@@ -116,7 +116,7 @@ static int staging_grow(struct bps_client *client, struct staging *staging, uint
 	int r;
 
 	if (staging->growing) {
-		client_turn(client, CLIENT_FOREVER);
+		client_wait(client, CLIENT_FOREVER);
 		return client_failed(client);
 	}
 

@@ -131,7 +131,7 @@ static int tensor_settle_release(struct bps_client *client, struct bps_tensor *t
 		if (client_now_ns() >= keep.deadline_ns)
 			client_fail(client, "the daemon at %s does not answer", client->path);
 		else
-			client_turn(client, keep.deadline_ns);
+			client_wait(client, keep.deadline_ns);
 		r = client_failed(client);
 	}
 	call_forget(client, &keep);
@@ -375,7 +375,7 @@ _public_ int bps_tensor_wait(struct bps_tensor *tensor, int64_t timeout_ms)
 				      tensor->name);
 			break;
 		}
-		client_turn(client, deadline_ns);
+		client_wait(client, deadline_ns);
 	}
 	tensor_put(tensor);
 	return r;

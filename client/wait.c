@@ -1,6 +1,6 @@
 /*
  * How threads wait inside the library. One of them, the leader, polls and sleeps for all; it
- * takes what the daemon sent and wakes the others. Every wait is client_turn() or client_spin()
+ * takes what the daemon sent and wakes the others. Every wait is client_wait() or client_spin()
  * around a condition; bps_client_fd() and bps_client_dispatch() let the caller's own event loop
  * do the leader's work. A lost session is noticed here.
  */
@@ -65,7 +65,7 @@ void client_arm(struct bps_client *client, enum shm_armed how)
 }
 
 /*
- * For a nap, which is short. Who waits for one of thousands is woken for it, and for a part of them
+ * For a wait on the futex, which is short. Who waits for one of thousands is woken for it, and for a part of them
  * that is worth it: they give back slots. Others who wait are woken by him, so then it is for any.
  */
 static void client_arm_for(struct bps_client *client, const struct bps_request *request)
@@ -73,7 +73,7 @@ static void client_arm_for(struct bps_client *client, const struct bps_request *
 	struct shm_header *header = client->shm;
 	uint64_t enough = client->ring.harvested + MAX(client->requests.n_posted / 4, (size_t)1);
 
-	if (!request || request->state != REQUEST_POSTED || client->turn.n_waiting) {
+	if (!request || request->state != REQUEST_POSTED || client->waiting.n_waiting) {
 		client_arm(client, SHM_ARMED_FUTEX);
 		return;
 	}
@@ -93,10 +93,10 @@ static bool client_join_leader(struct bps_client *client)
 	atomic_store_explicit(&header->trainer_slot, 0, memory_order_relaxed);
 	/* As in client_arm(). */
 	shm_fence();
-	return client_glance(client);
+	return client_poll_ring(client);
 }
 
-bool client_rouse(struct bps_client *client)
+bool client_wake_leader(struct bps_client *client)
 {
 	struct shm_header *header = client->shm;
 
@@ -115,9 +115,9 @@ int client_failed(const struct bps_client *client)
 
 void client_wake(struct bps_client *client)
 {
-	if (client->turn.n_waiting)
-		(void)pthread_cond_broadcast(&client->turn.over);
-	if (client->turn.leading && !client_rouse(client))
+	if (client->waiting.n_waiting)
+		(void)pthread_cond_broadcast(&client->waiting.over);
+	if (client->waiting.leading && !client_wake_leader(client))
 		event_write(client->wakeup);
 }
 
@@ -143,37 +143,37 @@ void client_fail(struct bps_client *client, const char *format, ...)
 	client_wake(client);
 }
 
-/* What a look reads beside the shared memory, by its place among what client_sleep() sleeps on. */
-enum { LOOK_SOCKET = 1, LOOK_DAEMON = 2, LOOK_THREADS = 4 };
-#define LOOK_WAKEUPS (LOOK_DAEMON | LOOK_THREADS)
+/* What a poll reads beside the shared memory, by its place among what client_sleep() sleeps on. */
+enum { POLL_SOCKET = 1, POLL_DAEMON = 2, POLL_THREADS = 4 };
+#define POLL_WAKEUPS (POLL_DAEMON | POLL_THREADS)
 
 /*
- * As client_progress(). Arms before it looks, so that what comes after the look wakes the sleep; -1
+ * As client_progress(). Arms before the poll, so that what comes after the poll wakes the sleep; -1
  * leaves that as it is. Who takes the wake-ups is who was to be woken: while there is a leader they
  * are for him alone; it may be another thread that wakes him.
  */
-static bool client_look(struct bps_client *client, int arm, unsigned what)
+static bool client_poll_once(struct bps_client *client, int arm, unsigned what)
 {
 	bool changed = false;
 
 	if (client->failure)
 		return true;
 
-	if (what & LOOK_THREADS)
+	if (what & POLL_THREADS)
 		event_drain(client->wakeup);
-	if (what & LOOK_DAEMON)
+	if (what & POLL_DAEMON)
 		event_drain(client->trainer_event);
 	while (client->ops->advance(client))
 		changed = true;
 	if (arm >= 0)
 		client_arm(client, (enum shm_armed)arm);
 	client->ops->send(client);
-	if (what & LOOK_SOCKET)
+	if (what & POLL_SOCKET)
 		changed |= client->ops->receive(client);
 	while (client->ops->advance(client))
 		changed = true;
 	if (client->ops->harvest(client, false)) {
-		client->turn.napped = false;
+		client->waiting.slept_in_vain = false;
 		changed = true;
 	}
 	if (client->wild)
@@ -183,18 +183,18 @@ static bool client_look(struct bps_client *client, int arm, unsigned what)
 }
 
 /*
- * For a look by who is not the leader. He has armed as he likes, and may sleep already: that stays.
+ * For a poll by a thread that is not the leader. The leader has armed as it likes, and may sleep already: that stays.
  */
 static int arm_of_others(const struct bps_client *client)
 {
-	if (client->turn.fd_used)
+	if (client->waiting.fd_used)
 		return SHM_ARMED;
-	return client->turn.leading ? -1 : SHM_AWAKE;
+	return client->waiting.leading ? -1 : SHM_AWAKE;
 }
 
 void client_tell(struct bps_client *client)
 {
-	if (client->turn.fd_used)
+	if (client->waiting.fd_used)
 		event_write(client->attention);
 }
 
@@ -202,7 +202,7 @@ static bool client_progress_by(struct bps_client *client, unsigned what)
 {
 	bool changed;
 
-	changed = client_look(client, arm_of_others(client), what);
+	changed = client_poll_once(client, arm_of_others(client), what);
 	if (changed) {
 		client_tell(client);
 		client_wake(client);
@@ -212,10 +212,11 @@ static bool client_progress_by(struct bps_client *client, unsigned what)
 
 bool client_progress(struct bps_client *client)
 {
-	return client_progress_by(client, LOOK_SOCKET | (client->turn.leading ? 0 : LOOK_WAKEUPS));
+	return client_progress_by(client,
+				  POLL_SOCKET | (client->waiting.leading ? 0 : POLL_WAKEUPS));
 }
 
-bool client_glance(struct bps_client *client)
+bool client_poll_ring(struct bps_client *client)
 {
 	return client_progress_by(client, 0);
 }
@@ -224,40 +225,40 @@ bool client_glance(struct bps_client *client)
  * Before a sleep nothing need be read that would end it: only what that is for, if somebody waits
  * for a packet.
  */
-static unsigned look_before_sleep(const struct bps_client *client)
+static unsigned poll_before_sleep(const struct bps_client *client)
 {
 	if (client->session.state != SESSION_READY)
-		return LOOK_SOCKET | LOOK_WAKEUPS;
-	return TAILQ_EMPTY(&client->calls.list) ? 0 : LOOK_SOCKET;
+		return POLL_SOCKET | POLL_WAKEUPS;
+	return TAILQ_EMPTY(&client->calls.list) ? 0 : POLL_SOCKET;
 }
 
 /*
  * Whether the leader may sleep on trainer_armed: only for what the daemon says there. Who waits for
  * longer is to hear his socket as well, and sleeps on descriptors.
  */
-static bool may_nap(const struct bps_client *client)
+static bool may_wait_on_futex(const struct bps_client *client)
 {
 	return client->session.state == SESSION_READY && client->requests.n_posted &&
-	       !client->turn.napped && !client->turn.fd_used && TAILQ_EMPTY(&client->calls.list) &&
-	       TAILQ_EMPTY(&client->calls.outbox) &&
+	       !client->waiting.slept_in_vain && !client->waiting.fd_used &&
+	       TAILQ_EMPTY(&client->calls.list) && TAILQ_EMPTY(&client->calls.outbox) &&
 	       client->session.hello.answer.features & CONTROL_FEATURE_FUTEX;
 }
 
 /* Returns what there is to look at. */
-static unsigned client_nap(struct bps_client *client, int64_t deadline_ns)
+static unsigned client_futex_wait(struct bps_client *client, int64_t deadline_ns)
 {
 	/*
 	 * It may be unmapped meanwhile: the word is left alone then, and the sleep ends at once or
 	 * as it would.
 	 */
 	struct shm_header *header = client->shm;
-	struct timespec timeout = { .tv_nsec = CLIENT_NAP_NS };
+	struct timespec timeout = { .tv_nsec = CLIENT_FUTEX_WAIT_NS };
 	int r;
 
 	if (deadline_ns != CLIENT_FOREVER) {
 		int64_t left = MAX(deadline_ns - client_now_ns(), INT64_C(0));
 
-		timeout.tv_nsec = MIN(left, CLIENT_NAP_NS);
+		timeout.tv_nsec = MIN(left, CLIENT_FUTEX_WAIT_NS);
 	}
 	client_unlock(client);
 	r = (int)syscall(SYS_futex, &header->trainer_armed, FUTEX_WAIT, SHM_ARMED_FUTEX, &timeout,
@@ -265,9 +266,9 @@ static unsigned client_nap(struct bps_client *client, int64_t deadline_ns)
 	/* Who is always interrupted by signals hears the socket, too. */
 	r = r ? errno : 0;
 	client_lock(client);
-	client->turn.napped = r == ETIMEDOUT || r == EINTR;
+	client->waiting.slept_in_vain = r == ETIMEDOUT || r == EINTR;
 	/* Answers that nobody waits for must not fill the socket. */
-	return ++client->turn.n_naps % CLIENT_NAPS_LOOK ? 0 : LOOK_SOCKET;
+	return ++client->waiting.n_futex_waits % CLIENT_FUTEX_WAITS_POLL ? 0 : POLL_SOCKET;
 }
 
 /* Returns what there is to look at. */
@@ -299,31 +300,32 @@ static unsigned client_sleep(struct bps_client *client, int64_t deadline_ns)
 	client_unlock(client);
 	r = ppoll(fds, ARRAY_SIZE(fds), timeoutp, NULL);
 	client_lock(client);
-	/* EINTR and what it may be else: the look finds out. */
+	/* EINTR and what it may be else: the poll finds out. */
 	if (r < 0)
-		return LOOK_SOCKET | LOOK_WAKEUPS;
+		return POLL_SOCKET | POLL_WAKEUPS;
 	for (unsigned i = 0; i < ARRAY_SIZE(fds); i++)
 		what |= fds[i].revents ? 1u << i : 0;
 	return what;
 }
 
-void client_follow(struct bps_client *client, int64_t deadline_ns)
+void client_wait_for_leader(struct bps_client *client, int64_t deadline_ns)
 {
 	struct timespec deadline = { deadline_ns / NS_PER_S, deadline_ns % NS_PER_S };
 
-	client->turn.n_waiting++;
+	client->waiting.n_waiting++;
 	if (deadline_ns == CLIENT_FOREVER)
-		(void)pthread_cond_wait(&client->turn.over, &client->mutex);
+		(void)pthread_cond_wait(&client->waiting.over, &client->mutex);
 	else
-		(void)pthread_cond_timedwait(&client->turn.over, &client->mutex, &deadline);
-	client->turn.n_waiting--;
+		(void)pthread_cond_timedwait(&client->waiting.over, &client->mutex, &deadline);
+	client->waiting.n_waiting--;
 }
 
 static bool spin_pays(const struct bps_client *client, int64_t now_ns)
 {
 	/* With a leader it is his to look; the daemon rings for him. */
-	return client->spin_ns && !client->turn.leading && client->session.state == SESSION_READY &&
-	       allowance_left(&client->turn.allowance, now_ns);
+	return client->spin_ns && !client->waiting.leading &&
+	       client->session.state == SESSION_READY &&
+	       allowance_left(&client->waiting.allowance, now_ns);
 }
 
 bool client_spin(struct bps_client *client, struct bps_request *request,
@@ -348,42 +350,44 @@ bool client_spin(struct bps_client *client, struct bps_request *request,
 		now_ns = client_now_ns();
 		paid = done(request);
 	}
-	allowance_settle(&client->turn.allowance, now_ns, paid, MIN(now_ns, until_ns) - start_ns,
+	allowance_settle(&client->waiting.allowance, now_ns, paid, MIN(now_ns, until_ns) - start_ns,
 			 now_ns - before_ns);
 	return paid;
 }
 
-void client_turn(struct bps_client *client, int64_t deadline_ns)
+void client_wait(struct bps_client *client, int64_t deadline_ns)
 {
-	client_turn_for(client, NULL, deadline_ns);
+	client_wait_for(client, NULL, deadline_ns);
 }
 
-void client_turn_for(struct bps_client *client, const struct bps_request *request,
+void client_wait_for(struct bps_client *client, const struct bps_request *request,
 		     int64_t deadline_ns)
 {
 	unsigned what = 0;
-	bool changed, nap;
+	bool changed, on_futex;
 
-	if (client->turn.leading) {
+	if (client->waiting.leading) {
 		if (!client_join_leader(client))
-			client_follow(client, deadline_ns);
+			client_wait_for_leader(client, deadline_ns);
 		return;
 	}
 
-	client->turn.leading = true;
-	nap = may_nap(client);
-	if (nap)
+	client->waiting.leading = true;
+	on_futex = may_wait_on_futex(client);
+	if (on_futex)
 		client_arm_for(client, request);
-	changed = client_look(client, nap ? -1 : SHM_ARMED, look_before_sleep(client));
+	changed = client_poll_once(client, on_futex ? -1 : SHM_ARMED, poll_before_sleep(client));
 	if (!changed) {
-		what = nap ? client_nap(client, deadline_ns) : client_sleep(client, deadline_ns);
-		changed = client_look(client, client->turn.fd_used ? SHM_ARMED : SHM_AWAKE, what);
+		what = on_futex ? client_futex_wait(client, deadline_ns)
+				: client_sleep(client, deadline_ns);
+		changed = client_poll_once(client, client->waiting.fd_used ? SHM_ARMED : SHM_AWAKE,
+					   what);
 	}
-	client->turn.leading = false;
+	client->waiting.leading = false;
 
 	/* Also without a change: one of the others has to lead now. */
-	if (client->turn.n_waiting)
-		(void)pthread_cond_broadcast(&client->turn.over);
+	if (client->waiting.n_waiting)
+		(void)pthread_cond_broadcast(&client->waiting.over);
 	if (changed)
 		client_tell(client);
 }
@@ -395,13 +399,13 @@ _public_ int bps_client_fd(struct bps_client *client)
 		return r;
 
 	CLIENT_LOCKED(client);
-	if (!client->turn.fd_used) {
-		client->turn.fd_used = true;
+	if (!client->waiting.fd_used) {
+		client->waiting.fd_used = true;
 		/*
 		 * What came before nobody was told of. The leader sleeps on descriptors from now
 		 * on.
 		 */
-		(void)client_rouse(client);
+		(void)client_wake_leader(client);
 		if (!client->failure)
 			client_arm(client, SHM_ARMED);
 		event_write(client->attention);
@@ -418,8 +422,8 @@ _public_ int bps_client_dispatch(struct bps_client *client)
 	CLIENT_LOCKED(client);
 	if (!client->failure)
 		event_drain(client->attention);
-	if (client_look(client, arm_of_others(client),
-			LOOK_SOCKET | (client->turn.leading ? 0 : LOOK_WAKEUPS)))
+	if (client_poll_once(client, arm_of_others(client),
+			     POLL_SOCKET | (client->waiting.leading ? 0 : POLL_WAKEUPS)))
 		client_wake(client);
 	client->ops->copy(client);
 	return client_failed(client);
