@@ -1,6 +1,6 @@
 /*
  * Opens a library and fills a table with its functions: CUDA's driver (cuda.c), NCCL and NVML
- * (daemon/gpu/bind.c).
+ * (daemon/gpu/worker/bind.c).
  */
 #include "proto/dl.h"
 

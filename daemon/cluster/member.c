@@ -1,6 +1,6 @@
 /*
  * The rules for names, addresses and members. cluster_file.c checks what a file says by them,
- * wire.c and source_etcd.c what comes over the network.
+ * wire.c and etcd/source.c what comes over the network.
  */
 #include "cluster/member.h"
 

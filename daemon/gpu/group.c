@@ -1,6 +1,6 @@
 /*
  * Groups of GPUs as the daemon knows them: asks a job's worker for its plan, keeps the answer,
- * and adds collectives of NCCL to a task. The agent's device.c calls; worker_group.c makes the
+ * and adds collectives of NCCL to a task. The agent's device.c calls; worker/group.c makes the
  * plan and runs the collectives.
  */
 #include "base/log.h"

@@ -1,6 +1,6 @@
 /*
  * Links between GPUs by NVML and sysfs, groups that follow from the links, and the roots of
- * groups. worker_group.c asks when it makes a job's plan.
+ * groups. worker/group.c asks when it makes a job's plan.
  */
 #include "gpu/topology.h"
 #include "gpu/gpu.h"

@@ -209,7 +209,7 @@ SCENES = [(3, 'switch:2', AUTO, [ALLOC, MAPPED], False), (2, 'nvlink', AUTO, [AL
 def calls_in_sources():
     """Of the driver's, NCCL's and NVML's functions that a worker calls."""
     found = set()
-    for path in glob.glob(os.path.join(TOP, 'daemon', 'gpu', '*.c')):
+    for path in glob.glob(os.path.join(TOP, 'daemon', 'gpu', '**', '*.c'), recursive=True):
         with open(path) as file:
             found |= set(re.findall(r'\b(?:cuda|nccl|nvml|table)(?:->|\.)((?:cu|nccl|nvml)[A-Z]\w+)\s*\(', file.read()))
     # Those say versions or words, and do not fail; then those that are made only when a stream is late, or NCCL is stuck,

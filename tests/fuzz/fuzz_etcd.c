@@ -1,5 +1,5 @@
 /* What etcd answers, and what others may have written into it. The first byte says which. */
-#include "cluster/etcd_wire.h"
+#include "cluster/etcd/wire.h"
 #include "fuzz.h"
 
 /* Reads all of it, so that a sanitizer sees what is not there. */

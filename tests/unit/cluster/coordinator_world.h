@@ -2,7 +2,7 @@
 #pragma once
 
 #include "cluster/cluster.h"
-#include "cluster/coordinator_state.h"
+#include "cluster/coordinator/state.h"
 #include "cluster/wire.h"
 #include "grpc_test.h"
 #include "test.h"

@@ -1,7 +1,7 @@
 /* The etcd source against an etcd by hand, which answers what a real one does seldom or never. */
 #include "base/clock.h"
 #include "cluster/cluster.h"
-#include "cluster/etcd_wire.h"
+#include "cluster/etcd/wire.h"
 #include "grpc_test.h"
 #include "proto/etcd.pb-c.h"
 #include "proto/pack.h"

@@ -9,11 +9,11 @@
  * after it. What the coordinator knows of our jobs is corrected with each
  * registration, so a job whose call fails for want of a coordinator is simply IDLE again.
  */
+#include "cluster/source.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "cluster/coordinator.h"
-#include "cluster/source.h"
+#include "cluster/coordinator/coordinator.h"
 #include "cluster/wire.h"
 
 #include <stdio.h>

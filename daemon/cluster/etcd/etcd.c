@@ -1,8 +1,8 @@
 /*
  * Calls and the watch of etcd over one gRPC channel. When an endpoint fails, its calls wait and
- * go to the next. source_etcd.c, source_etcd_sync.c and source_etcd_job.c are the callers.
+ * go to the next. source.c, sync.c and job.c are the callers.
  */
-#include "cluster/etcd.h"
+#include "cluster/etcd/etcd.h"
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"

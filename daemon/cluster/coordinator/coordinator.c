@@ -1,13 +1,13 @@
 /*
  * The coordinator's members and views: registration, leases, the key of data connections, and a
- * new view for each change. source_coordinator.c makes the coordinator in the daemon that is
- * one; coordinator_job.c fixes the views of jobs.
+ * new view for each change. source.c makes the coordinator in the daemon that is
+ * one; job.c fixes the views of jobs.
  */
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "cluster/cluster_file.h"
-#include "cluster/coordinator_state.h"
+#include "cluster/coordinator/state.h"
 #include "cluster/source.h"
 
 #include <stdarg.h>

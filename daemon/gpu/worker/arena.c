@@ -3,7 +3,7 @@
  * exported as a dma-buf. Set-up thread. direct.c is the daemon's side.
  */
 #include "base/pages.h"
-#include "gpu/worker.h"
+#include "gpu/worker/worker.h"
 
 #include <stdio.h>
 #include <unistd.h>

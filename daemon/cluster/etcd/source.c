@@ -1,14 +1,14 @@
 /*
  * etcd in the place of a coordinator: daemons that all do the same. Who is there: a key with a lease for each. The view: one
  * key, written over by the member that has been there longest (or, if that does not, by any), only if it is still what that
- * member has read; so there is one view for each number, whoever is cut off from whom. See source_etcd_job.c for jobs.
+ * member has read; so there is one view for each number, whoever is cut off from whom. See job.c for jobs.
  * While etcd is away, everything goes on with the last view, but no new job can be opened.
  */
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 #include "cluster/cluster_file.h"
-#include "cluster/etcd_state.h"
+#include "cluster/etcd/state.h"
 #include "cluster/member.h"
 
 #include <stdio.h>

@@ -1,5 +1,5 @@
 /* Packs requests to etcd and unpacks its answers. Types of etcd.proto appear here alone. */
-#include "cluster/etcd_wire.h"
+#include "cluster/etcd/wire.h"
 #include "proto/etcd.pb-c.h"
 #include "proto/pack.h"
 #include "rpc/rpc.h"

@@ -107,16 +107,16 @@ void worker_enter(const struct device *device);
 /* The device with this UUID, or NULL. */
 struct device *worker_device(const uint8_t uuid[DEVICE_UUID_LEN]);
 
-/* worker_setup.c */
+/* setup.c */
 void worker_setup_start(void);
 /* Hands over a command and what came beside it, or -1. */
 void worker_setup_post(const struct gpu_command *command, int fd);
 
-/* worker_arena.c: on the set-up thread. The device is open. */
+/* arena.c: on the set-up thread. The device is open. */
 void worker_arena_open(struct device *device, const struct gpu_command *command);
 void worker_arena_drop(struct device *device);
 
-/* worker_group.c: the first three on the set-up thread, the others on main. */
+/* group.c: the first three on the set-up thread, the others on main. */
 void worker_plan_device(const struct gpu_command *command);
 void worker_plan(const struct gpu_command *command);
 /*
@@ -128,7 +128,7 @@ void worker_member(const struct memory *input, const struct memory *output,
 		   const struct gpu_command *command);
 void worker_collective(const struct gpu_command *command);
 
-/* worker_stream.c */
+/* stream.c */
 void worker_streams_open(struct device *device);
 /* Commands of streams. */
 void worker_stream_run(const struct gpu_command *command);

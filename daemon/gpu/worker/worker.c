@@ -3,7 +3,7 @@
  * or to streams. Also how any thread of a worker sends events, reports an error, and what a
  * worker does when the daemon is gone. main.c starts the program here.
  */
-#include "gpu/worker.h"
+#include "gpu/worker/worker.h"
 
 #include "base/failpoint.h"
 #include "gpu/nccl_abi.h"

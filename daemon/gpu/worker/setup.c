@@ -5,7 +5,7 @@
  */
 #include "base/failpoint.h"
 #include "base/porter.h"
-#include "gpu/worker.h"
+#include "gpu/worker/worker.h"
 #include <stdio.h>
 #include <sys/mman.h>
 

@@ -6,7 +6,7 @@
 #pragma once
 
 #include "base/list.h"
-#include "cluster/etcd_wire.h"
+#include "cluster/etcd/wire.h"
 #include "rpc/rpc.h"
 
 #define ETCD_ENDPOINTS_MAX 16u

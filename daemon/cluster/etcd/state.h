@@ -1,6 +1,6 @@
 /*
- * What the files of the etcd source share: a copy of what etcd holds of this cluster (source_etcd_sync.c), and what this
- * daemon wants to be there (source_etcd.c, source_etcd_job.c). Whenever either has changed, or time has passed, everything
+ * What the files of the etcd source share: a copy of what etcd holds of this cluster (sync.c), and what this
+ * daemon wants to be there (source.c, job.c). Whenever either has changed, or time has passed, everything
  * is looked at again, and what differs is written, by a transaction that only succeeds if what it was decided by is still
  * so. One that fails, or whose answer is lost, changes nothing here: the next look decides anew. Private to them.
  *
@@ -9,7 +9,7 @@
 #pragma once
 
 #include "base/list.h"
-#include "cluster/etcd.h"
+#include "cluster/etcd/etcd.h"
 #include "cluster/source.h"
 
 struct etcd_source;
@@ -117,7 +117,7 @@ struct etcd_source {
 	uint64_t gone_since_ns;
 };
 
-/* source_etcd.c */
+/* source.c */
 /* Everything is looked at again at that time, or before. */
 void etcd_look_at(struct etcd_source *s, uint64_t at_ns);
 void etcd_look_now(struct etcd_source *s);
@@ -134,7 +134,7 @@ void etcd_step_txn(struct etcd_step *step, const struct etcd_guard *guards, size
 struct view *etcd_settled_view(const struct etcd_source *s);
 uint32_t etcd_epoch_here(const struct etcd_source *s);
 
-/* source_etcd_sync.c */
+/* sync.c */
 void etcd_sync_start(struct etcd_source *s);
 void etcd_sync_stop(struct etcd_source *s);
 void etcd_sync_watched(struct etcd_source *s, const void *data, size_t len);
@@ -142,7 +142,7 @@ struct etcd_member *etcd_member_find(const struct etcd_source *s, const char *na
 struct etcd_claim *etcd_claim_find(const struct etcd_source *s, const char *job, uint64_t owner);
 void etcd_copy_free(struct etcd_source *s);
 
-/* source_etcd_job.c */
+/* job.c */
 void etcd_claim_init(struct etcd_claim *claim);
 /* Members have changed: whoever held the claims may be gone, or be going with its lease. */
 void etcd_claims_check(struct etcd_source *s);

@@ -7,7 +7,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "cluster/etcd_state.h"
+#include "cluster/etcd/state.h"
 
 #include <inttypes.h>
 #include <stdio.h>

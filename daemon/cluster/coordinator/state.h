@@ -3,7 +3,7 @@
 
 #include "base/list.h"
 #include "base/map.h"
-#include "cluster/coordinator.h"
+#include "cluster/coordinator/coordinator.h"
 #include "cluster/wire.h"
 
 struct member {
@@ -55,7 +55,7 @@ struct member *coordinator_member_calling(struct coordinator *c, const struct rp
 /* Answers with the bytes, which are freed, or with an error. */
 void coordinator_reply_bytes(struct rpc_call *call, int r, struct wire_bytes *bytes);
 
-/* coordinator_job.c */
+/* job.c */
 /* Makes the jobs that a member holds those that it says, no more and no less. */
 void coordinator_jobs_take(struct coordinator *c, const struct wire_register *message,
 			   struct member *member);

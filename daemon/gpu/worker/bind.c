@@ -1,6 +1,6 @@
 /*
  * Loads NCCL and NVML, once in a process, and finds their functions. Only GPU workers use these
- * libraries: worker.c and worker_group.c call.
+ * libraries: worker.c and group.c call.
  */
 #include "gpu/nccl_abi.h"
 #include "gpu/nvml_abi.h"

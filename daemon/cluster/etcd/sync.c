@@ -5,7 +5,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "cluster/etcd_state.h"
+#include "cluster/etcd/state.h"
 
 #include <stdio.h>
 

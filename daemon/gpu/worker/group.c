@@ -7,7 +7,7 @@
 #include "base/failpoint.h"
 #include "gpu/nccl_abi.h"
 #include "gpu/topology.h"
-#include "gpu/worker.h"
+#include "gpu/worker/worker.h"
 #include <stdio.h>
 #include <time.h>
 

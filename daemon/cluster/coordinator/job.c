@@ -2,7 +2,7 @@
 #include "base/clock.h"
 #include "base/failpoint.h"
 #include "base/log.h"
-#include "cluster/coordinator_state.h"
+#include "cluster/coordinator/state.h"
 #include "cluster/source.h"
 
 #include <stdio.h>

@@ -5,7 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/failpoint.h"
-#include "gpu/worker.h"
+#include "gpu/worker/worker.h"
 
 /* For so long a copy is looked for: 4 MiB take 80 us (PCIe 5, 16 lanes). */
 #define LOOK_NS (100 * NSEC_PER_USEC)
