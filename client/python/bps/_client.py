@@ -443,11 +443,12 @@ class Client:
                 self.check_open()
                 pointer = ctypes.c_void_p()
                 arguments = self.pointer, name.encode(), dtype, elements, ctypes.byref(pointer)
-                status = self.lib.bps_tensor_declare(*arguments)
-                if status == -errno.EEXIST:
+                try:
+                    self.call(self.lib.bps_tensor_declare, *arguments)
+                except BpsError as error:
+                    if error.errno != errno.EEXIST:
+                        raise
                     return None
-                if status < 0:
-                    raise error_from(status, last_error(self.lib))
                 tensor = Tensor(self, pointer.value, dtype, elements)
             if len(self.tensors) >= TENSORS_KEPT:
                 self._older_tensors, self.tensors = self.tensors, {}
