@@ -167,7 +167,7 @@ static int tensor_tell(struct bps_client *client, struct client_call *call,
 	int r = call_declare(client, call, tensor, tensor_failed(tensor));
 
 	tensor->packet = client->calls.n_packets;
-	tensor->told |= client->session.state >= SESSION_DECLARING;
+	tensor->was_declared |= client->session.state >= SESSION_DECLARING;
 	return r;
 }
 
@@ -302,7 +302,7 @@ int tensor_declare_anew(struct bps_client *client)
 		LIST_FOREACH(tensor, &client->tensors[i], link)
 		{
 			tensor->rounds = tensor->ended = tensor->failed = tensor->settled = 0;
-			tensor->refused = tensor->told = false;
+			tensor->refused = tensor->was_declared = false;
 			tensor_take_back(tensor);
 			r = r ?: tensor_tell(client, &tensor->declare, tensor);
 		}

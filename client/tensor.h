@@ -12,8 +12,8 @@ struct bps_tensor {
 	uint32_t run;
 	uint8_t dtype;
 	/* Guarded by the client's mutex. */
-	bool refused;	 /* by the daemon: declare says why */
-	bool told;	 /* of it: this daemon, or one before */
+	bool refused;	   /* by the daemon: declare says why */
+	bool was_declared; /* to this daemon, or to one before */
 	unsigned refs;	 /* the caller's, each posted request's, and one while it is in the table */
 	uint64_t rounds; /* submitted so far */
 	uint64_t ended;	 /* the last round that has ended; ones before it may be under way */
