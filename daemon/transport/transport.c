@@ -7,6 +7,8 @@
 #include "transport/common/worker.h"
 #include "transport/internal.h"
 #include "transport/peer/peer.h"
+#include "transport/rdma/peer.h"
+#include "transport/tcp/dial.h"
 
 #include "base/clock.h"
 #include "base/log.h"

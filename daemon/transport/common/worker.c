@@ -13,11 +13,12 @@
 #define BOX_TURN_NS (25 * NSEC_PER_USEC)
 #define BOX_UNTIMED 4 /* mails between two looks at the clock */
 
-/* What was posted, in that order, behind what is still to be run. */
-static void box_take(struct box *box)
+/* Takes all that was posted: returns the first of it, or NULL. */
+static struct mail *take(_Atomic(struct mail *) *from, struct mail **ret_last)
 {
-	struct mail *posted = atomic_exchange(&box->posted, NULL), *last = posted, *first = NULL;
+	struct mail *posted = atomic_exchange(from, NULL), *first = NULL;
 
+	*ret_last = posted;
 	while (posted) {
 		struct mail *next = posted->next;
 
@@ -25,36 +26,37 @@ static void box_take(struct box *box)
 		first = posted;
 		posted = next;
 	}
-	*box->last = first;
+	return first;
+}
+
+/* What was posted goes behind what is still to be run. */
+static void box_take(struct box *box)
+{
+	struct mail *last;
+
+	*box->last = take(&box->posted, &last);
 	if (last)
 		box->last = &last->next;
 	if (!list_linked(&box->link))
 		list_push_back(&box->boxes->busy, &box->link);
 }
 
-/* Of the boxes that were posted, the one that was first. */
+/* Boxes with mail become busy, in the order in which they were posted. */
 static void boxes_take(struct boxes *boxes)
 {
-	struct mail *posted = atomic_exchange(&boxes->posted, NULL), *first = NULL;
+	struct mail *last, *first = take(&boxes->posted, &last);
 
-	while (posted) {
-		struct mail *next = posted->next;
-
-		posted->next = first;
-		first = posted;
-		posted = next;
-	}
 	while (first) {
 		struct mail *next = first->next;
 
-		/* From here on it may be posted again. */
+		/* From here on the box may be posted again. */
 		box_take(container_of(first, struct box, mail));
 		first = next;
 	}
 }
 
-/* Returns whether there is more by then. A box that is empty may be gone. */
-static bool box_run(struct box *box, uint64_t until_ns)
+/* Runs a box's mail until then, or until there is none: then the box may be gone. */
+static void box_run(struct box *box, uint64_t until_ns)
 {
 	for (unsigned n = 1;; n++) {
 		struct mail *mail = box->first;
@@ -66,10 +68,8 @@ static bool box_run(struct box *box, uint64_t until_ns)
 			list_remove(&box->link);
 		}
 		mail->run(mail);
-		if (is_last)
-			return false;
-		if (n % BOX_UNTIMED == 0 && clock_now_ns() >= until_ns)
-			return true;
+		if (is_last || (n % BOX_UNTIMED == 0 && clock_now_ns() >= until_ns))
+			return;
 	}
 }
 
@@ -87,7 +87,7 @@ static bool boxes_run(struct boxes *boxes, uint64_t until_ns)
 		/* Behind the others, if it has more. */
 		list_remove(&box->link);
 		list_push_back(&boxes->busy, &box->link);
-		(void)box_run(box, is_alone ? until_ns : MIN(until_ns, now_ns + BOX_TURN_NS));
+		box_run(box, is_alone ? until_ns : MIN(until_ns, now_ns + BOX_TURN_NS));
 		now_ns = clock_now_ns();
 	}
 	return true;

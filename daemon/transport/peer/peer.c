@@ -8,7 +8,6 @@
 #include "transport/internal.h"
 #include "transport/lane/lane.h"
 #include "transport/peer/delivery.h"
-#include "transport/tcp/handshake.h"
 
 #include "base/clock.h"
 #include "base/failpoint.h"
@@ -203,7 +202,7 @@ static void send_notices(struct peer *peer, uint64_t before)
 }
 
 /* What was asked for while there was no lane, in that order; or none for it: that waits on. */
-void peer_send_waiting(struct peer *peer)
+static void send_waiting(struct peer *peer)
 {
 	struct list calls = LIST_INIT(calls);
 	struct call *call;
@@ -229,7 +228,7 @@ void peer_take_lane(struct peer *peer, struct lane *lane, unsigned index, bool i
 	lane->makes_calls = !is_accepted;
 	list_push_back(&peer->lanes, &lane->link);
 	lane_start(lane);
-	peer_send_waiting(peer);
+	send_waiting(peer);
 }
 
 /* Loss */

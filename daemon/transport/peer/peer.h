@@ -79,8 +79,6 @@ bool peer_lane_broke(struct lane *lane, int status, const char *why);
 /* An RDMA lane by its number, closing ones too; or NULL. */
 struct lane *peer_find_rail(const struct peer *peer, unsigned rail);
 unsigned peer_n_rails(const struct peer *peer); /* RDMA lanes that take calls */
-/* Sends what waits for a lane. */
-void peer_send_waiting(struct peer *peer);
 /* The beginning of the end; from a callback of the loop, never from inside a function of transport.h. */
 void peer_lose(struct peer *peer, int status, const char *why);
 /* A call for which there is no lane, or never will be. */
@@ -114,35 +112,3 @@ unsigned call_move_all(struct lane *lane);
 bool call_reroute_all(struct lane *lane);
 /* Ends every call with a status. The peer's lanes are gone. */
 void peer_end_calls(struct peer *peer, int status, const char *text);
-
-/* Connecting (dial.c) */
-
-/* Starts to make the lanes of a peer; its address is resolved first unless that was done. Returns 0 or -ENOMEM. */
-int dial_start(struct peer *peer, const struct addresses *addresses);
-/* Makes one of its lanes anew, trying until the peer is lost. Returns 0 or -ENOMEM. */
-int dial_again(struct peer *peer, unsigned lane);
-struct dial *dial_free(struct dial *dial);
-
-/* RDMA (rdma.c) */
-
-struct rdma;
-struct rdma_peer;
-
-int rdma_new(struct transport *transport, const struct transport_rdma_params *params,
-	     struct rdma **ret_rdma);
-/* Every lane is gone. */
-struct rdma *rdma_free(struct rdma *rdma);
-/* Both sides of a peer that is coming up have RDMA: the accepting one makes its offer, the other expects it. */
-int rdma_begin(struct peer *peer);
-/* A DATA_RDMA arrived. */
-void rdma_notice_arrived(struct peer *peer, const struct data_header *header, const void *payload);
-/* The wire of a lane broke, or is silent: closes it and moves its calls. Returns false when the peer cannot do without. */
-bool rdma_lane_lost(struct lane *lane, bool is_silent);
-/* A rail is gone, and so many calls with it: makes it anew after a while. */
-void rdma_lane_closed(struct peer *peer, unsigned n_moved);
-/* The peer is being lost: drops what is being made. */
-struct rdma_peer *rdma_peer_free(struct rdma_peer *rdma_peer);
-void rdma_peer_close(struct peer *peer);
-/* "rdma mlx5_0", "rdma mlx5_0 mlx5_1", "tcp". */
-void rdma_describe(const struct peer *peer, char *text, size_t size);
-struct rdma_link *rdma_link_free(struct rdma_link *link);

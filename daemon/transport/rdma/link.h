@@ -140,6 +140,8 @@ struct rdma_link {
 /* Starts the timer that ends it if it does not come up. id: whose link it is to be, or NULL. Returns 0 or -errno. */
 int rdma_link_new(struct rdma *rdma, struct peer *peer, struct rdma_cm_id *id,
 		  struct rdma_link **ret_link);
+/* Returns NULL. */
+struct rdma_link *rdma_link_free(struct rdma_link *link);
 /* One that was being made has failed: says so, and goes. */
 void rdma_link_lost(struct rdma_link *link, int status, const char *why);
 /* Those of a peer that are being made. */

@@ -13,7 +13,7 @@
 #include "transport/common/address.h"
 #include "transport/internal.h"
 #include "transport/lane/lane.h"
-#include "transport/peer/peer.h"
+#include "transport/rdma/peer.h"
 #include "transport/rdma/verbs.h"
 #include <pthread.h>
 

@@ -6,9 +6,9 @@
  * or daemon) loses the peer at once. One that broke later is tried until the peer is lost.
  * transport.c and peer.c start it. Home thread.
  */
+#include "transport/tcp/dial.h"
 #include "transport/common/address.h"
 #include "transport/internal.h"
-#include "transport/peer/peer.h"
 #include "transport/tcp/handshake.h"
 
 #include "base/clock.h"
