@@ -26,7 +26,7 @@ struct sweep_stage {
 };
 
 struct server_hooks {
-	/* Deadlines of a job: when a lost node is given up; and each, when it is over. */
+	/* When a lost node of a job is given up; and what follows where that, forming, attaching or regrouping takes too long. */
 	uint64_t (*lost_deadline)(const struct job *job);
 	void (*lost_expired)(struct job *job, uint64_t now_ns);
 	void (*form_is_late)(struct job *job);

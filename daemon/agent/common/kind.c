@@ -13,7 +13,7 @@ const struct agent_request *agent_round_first(const struct agent_round *round)
 	return NULL;
 }
 
-bool agent_device_concerns(const struct agent_round *round)
+bool agent_round_concerns_device(const struct agent_round *round)
 {
 	for (uint32_t i = 0; i < round->job->layout.n_local; i++) {
 		const struct agent_request *request = round->ranks[i].request;

@@ -3,7 +3,7 @@
  */
 #include "agent/job/job.h"
 
-bool agent_move_is_in(const struct agent_job *job, size_t server)
+bool agent_placement_has(const struct agent_job *job, size_t server)
 {
 	if (!job->placement.moves)
 		return true;

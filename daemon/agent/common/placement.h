@@ -35,7 +35,7 @@ struct agent_placement {
 /* move.c: a job goes on with other servers. */
 int agent_move_init(struct agent_job *job);
 void agent_move_done(struct agent_job *job);
-bool agent_move_is_in(const struct agent_job *job, size_t server);
+bool agent_placement_has(const struct agent_job *job, size_t server);
 /* Whether the cluster has no such member any more: its lease is over, or it has left. */
 bool agent_move_is_dropped(const struct agent_job *job, size_t server);
 /* Entries of `moves`: the view's servers, and ranks. */

@@ -135,7 +135,7 @@ int agent_quota_look(struct agent_job *job)
 		       : 0;
 }
 
-uint32_t agent_contributors_cell_bytes(const struct agent_job *job)
+uint32_t agent_quota_cell_bytes(const struct agent_job *job)
 {
 	uint64_t at;
 

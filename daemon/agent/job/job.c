@@ -5,9 +5,6 @@
  * servers about the job.
  */
 #include "agent/job/job.h"
-#include "agent/round/device.h"
-#include "agent/round/part.h"
-#include "agent/round/round.h"
 #include "base/failpoint.h"
 #include "base/log.h"
 #include <inttypes.h>

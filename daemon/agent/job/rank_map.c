@@ -4,7 +4,6 @@
  * agent_n_counts() are agent.h's, for control/.
  */
 #include "agent/round/device.h"
-#include "agent/round/round.h"
 #include <inttypes.h>
 
 /* -- Counting ------------------------------------------------------------------------------------------------------ */
@@ -291,7 +290,7 @@ int agent_elastic_check(struct agent_round *round, struct failure *failure)
 	round->n_gone_said = job->membership.n_out;
 	if (n == job->shape.size)
 		return 0;
-	if (agent_device_concerns(round))
+	if (agent_round_concerns_device(round))
 		return failure_set(
 			failure, -EREMCHG,
 			"the job has %u of the %u ranks of its last regrouping, and memory on "

@@ -2,7 +2,6 @@
  * The agent in words and plain structs: what a round waits for, for errors; jobs, tensors, ranks
  * and servers, for operators. The agent's other files and daemon/report.c call.
  */
-#include "agent/round/device.h"
 #include "agent/round/part.h"
 #include "base/clock.h"
 #include <inttypes.h>
@@ -337,7 +336,7 @@ static void describe_server(const struct agent_job *job, size_t number,
 		n += job->placement.stripes[i] == number;
 	info->share = (uint32_t)(1000 * n / job->placement.n_stripes);
 	info->added = number >= job->fleet.n_viewed;
-	info->state = !agent_move_is_in(job, number) ? "out" : server->attached ? "in" : "lost";
+	info->state = !agent_placement_has(job, number) ? "out" : server->attached ? "in" : "lost";
 	(void)snprintf(info->name, sizeof(info->name), "%s", server->member.name);
 	(void)snprintf(info->address, sizeof(info->address), "%s", server->member.address);
 }

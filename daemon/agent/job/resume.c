@@ -2,7 +2,6 @@
  * A job goes on with another daemon process: bps-recovery(7), RESTART. What is here is about jobs and tensors; parts that were
  * under way are continued where parts begin (round.c, part.c).
  */
-#include "agent/round/round.h"
 #include "agent/round/rows.h"
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -90,7 +89,7 @@ int agent_resume_prepare_far(struct agent_job *job, const void *record, size_t l
 		.record = record,
 		.record_len = len,
 		.n_tensors = job->agent->params.max_tensors,
-		.cell_bytes = agent_contributors_cell_bytes(job),
+		.cell_bytes = agent_quota_cell_bytes(job),
 	};
 	int r;
 

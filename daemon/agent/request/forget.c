@@ -3,7 +3,7 @@
  * would come to max_tensors. Where a job is near that, tensors that no rank has used since they
  * were looked at last are asked about: the members' unused(). A tensor is forgotten once all
  * members here have released it, for all of them at once, and kept as soon as one says that it is
- * in use, or uses it. declare.c, submit.c and job.c call, and control/.
+ * in use, or uses it. declare.c, submit.c and agent.c call, and control/.
  */
 #include "agent/round/round.h"
 

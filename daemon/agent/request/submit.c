@@ -119,7 +119,7 @@ static void round_ready(struct agent_round *round)
 {
 	job_of(round)->n_busy += round->state != ROUND_READY;
 	round->state = ROUND_READY;
-	round->on_device = agent_device_concerns(round);
+	round->on_device = agent_round_concerns_device(round);
 	round->turn.stalls = false;
 	round->times.deadline_ns = CLOCK_NEVER;
 	for (uint32_t i = 0; i < agent_round_n_local(round); i++) {

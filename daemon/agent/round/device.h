@@ -26,7 +26,7 @@ enum { DEVICE_E_NONE, DEVICE_E_WAIT };
 /* -- Rounds ------------------------------------------------------------------------------------------------------- */
 
 /* Whether any request of a complete round is on a device. */
-bool agent_device_concerns(const struct agent_round *round);
+bool agent_round_concerns_device(const struct agent_round *round);
 /*
  * Whether such a round may begin to move. Returns 0; DEVICE_E_WAIT, and the tensor is advanced again when something has
  * come; or -errno with words.

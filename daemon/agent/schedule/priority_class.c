@@ -3,7 +3,6 @@
  * round's class, scheduler.c and send_queue.c order by classes.
  */
 #include "agent/schedule/priority_class.h"
-#include "agent/round/round.h"
 #include "agent/schedule/scheduler.h"
 
 /*

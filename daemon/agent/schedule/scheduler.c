@@ -11,7 +11,6 @@
  * part that leaves.
  */
 #include "agent/schedule/scheduler.h"
-#include "agent/round/round.h"
 
 #define AHEAD_UNKNOWN (512u << 10)
 #define AHEAD_MAX     (8u << 20)

@@ -3,7 +3,6 @@
  * of the connection on which results came (keep.c), with each push for all rounds before, and, where neither need come, by HAVE.
  */
 #include "agent/round/part.h"
-#include "agent/round/round.h"
 
 /* is_all: not just this one but all up to it, whatever operations they were. */
 static void tell(const struct agent_tensor *tensor, const struct agent_server *server,

@@ -269,8 +269,8 @@ static int find_servers(struct agent_job *job)
 	if (!r)
 		r = agent_move_init(job);
 	for (size_t i = 0; !r && i < job->fleet.n_servers; i++)
-		r = agent_move_is_in(job, i) ? connect_server(job, i)
-					     : agent_move_look_soon(job, i);
+		r = agent_placement_has(job, i) ? connect_server(job, i)
+						: agent_move_look_soon(job, i);
 	return error_trace(r);
 }
 
@@ -370,7 +370,7 @@ int agent_setup_use_joined(struct agent_job *job, const Bps__Cluster__JobJoined 
 		r = find_servers(job);
 	FAILPOINT("job-attaching");
 	for (size_t i = 0; !r && i < job->fleet.n_servers; i++)
-		if (agent_move_is_in(job, i))
+		if (agent_placement_has(job, i))
 			r = attach(job, i);
 	return error_trace(r);
 }
@@ -397,7 +397,7 @@ static int take_record(struct agent_job *job, const Bps__Cluster__JobRecord *m)
 		r = take_joined(job, m->joined);
 	/* What the record says is not what the memory was made for. */
 	if (!r && (job->part_bytes != ledger_part_bytes(job->resumption.ledger) ||
-		   ledger_cell_bytes(job->resumption.ledger) != agent_contributors_cell_bytes(job)))
+		   ledger_cell_bytes(job->resumption.ledger) != agent_quota_cell_bytes(job)))
 		r = error_origin(-EPROTO);
 	if (r)
 		return error_trace(r);

@@ -3,7 +3,6 @@
  * lost is connected and attached again. Meanwhile its parts wait; then those without a result are pushed once more, and results
  * that not all nodes may have are offered. What is kept for that, in cells of the ledger, is forgotten when the server says so.
  */
-#include "agent/round/part.h"
 #include "agent/round/rows.h"
 #include "base/failpoint.h"
 #include "base/log.h"
@@ -52,7 +51,7 @@ static void on_retry(struct loop_timer *timer)
 		move_ns = server->lost_ns;
 	if (job->state == JOB_OVER)
 		return;
-	if (!agent_move_is_in(job, number_of(server))) {
+	if (!agent_placement_has(job, number_of(server))) {
 		agent_move_look(job, number_of(server));
 		return;
 	}
@@ -225,7 +224,7 @@ void agent_keep_lost(struct agent_job *job, size_t number, const char *why)
 	struct agent_server *server = &job->fleet.servers[number];
 	uint64_t now_ns = clock_now_ns(), at_ns = now_ns;
 
-	if (!agent_move_is_in(job, number)) {
+	if (!agent_placement_has(job, number)) {
 		agent_keep_detach(job, number);
 		return;
 	}
@@ -276,7 +275,7 @@ void agent_view_changed(struct agent *agent)
 		if (!job->retention.keeps || job->state != JOB_RUNNING)
 			continue;
 		for (size_t i = 0; i < job->fleet.n_servers; i++)
-			if (job->fleet.servers[i].gone && agent_move_is_in(job, i) &&
+			if (job->fleet.servers[i].gone && agent_placement_has(job, i) &&
 			    agent_move_is_dropped(job, i))
 				(void)loop_timer_set(agent->params.loop,
 						     &job->fleet.servers[i].timer, now_ns);

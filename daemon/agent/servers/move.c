@@ -36,7 +36,7 @@ size_t agent_move_n_in(const struct agent_job *job)
 	size_t n = 0;
 
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		n += agent_move_is_in(job, i);
+		n += agent_placement_has(job, i);
 	return n;
 }
 
@@ -77,7 +77,7 @@ static int deal_to(const struct agent_job *job, uint16_t *stripes)
 	if (!in || !servers)
 		return error_origin(-ENOMEM);
 	for (size_t i = 0; i < n; i++)
-		if (agent_move_is_in(job, i))
+		if (agent_placement_has(job, i))
 			in[n_in++] = &job->fleet.servers[i];
 	qsort(in, n_in, sizeof(in[0]), by_server);
 	for (size_t i = 0; i < n_in; i++)
@@ -186,7 +186,7 @@ void agent_move_look_again(struct agent_job *job)
 {
 	/* Without memory they are looked for when the job goes over next. */
 	for (size_t i = 0; i < job->fleet.n_servers; i++)
-		if (!agent_move_is_in(job, i))
+		if (!agent_placement_has(job, i))
 			(void)agent_move_look_soon(job, i);
 	agent_add_look_soon(job);
 }
@@ -312,13 +312,13 @@ static void go_over(struct agent_job *job, const char *why)
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		struct agent_server *server = &job->fleet.servers[i];
 
-		if (!agent_move_is_in(job, i) && server->send_queue && !server->send_queue->lost)
+		if (!agent_placement_has(job, i) && server->send_queue && !server->send_queue->lost)
 			tell(job, server->send_queue->peer);
 	}
 	agent_keep_detach_all(job);
 	for (size_t i = 0; i < job->fleet.n_servers; i++) {
 		struct agent_server *server = &job->fleet.servers[i];
-		bool is_in = agent_move_is_in(job, i);
+		bool is_in = agent_placement_has(job, i);
 
 		server->lost_ns = is_in ? (server->lost_ns ? server->lost_ns : now_ns) : 0;
 		server->gone &= is_in;
@@ -405,7 +405,7 @@ void agent_move_back(struct agent_job *job, size_t number)
 {
 	_cleanup_(freep) struct agent_said *said = NULL;
 
-	if (agent_move_is_in(job, number))
+	if (agent_placement_has(job, number))
 		return;
 	said = agent_move_said(job);
 	if (!said)

@@ -67,7 +67,7 @@ void agent_keep_settle(struct agent_tensor *tensor, uint64_t round);
  * last of sums that accumulate.
  */
 /* Bytes of a cell of the ledger. */
-uint32_t agent_contributors_cell_bytes(const struct agent_job *job);
+uint32_t agent_quota_cell_bytes(const struct agent_job *job);
 /* Bytes of a part's result as it comes, is kept and offered. */
 uint32_t agent_contributors_result_len(const struct agent_job *job, unsigned operation,
 				       uint32_t len);

@@ -186,7 +186,7 @@ struct peer *agent_setup_peer(const struct agent_job *job, size_t number)
 	if (server->send_queue)
 		return server->send_queue->lost ? NULL : server->send_queue->peer;
 	/* The job has just gone over to other servers, or ranks: nobody else tells them. */
-	if (!job->retention.keeps || server->gone || !agent_move_is_in(job, number) ||
+	if (!job->retention.keeps || server->gone || !agent_placement_has(job, number) ||
 	    agent_setup_peer_of(job, &job->fleet.servers[number].member, true, &peer))
 		return NULL;
 	return peer;

@@ -8,10 +8,6 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "server/job/store.h"
-#include "server/round/accumulate.h"
-#include "server/round/keep.h"
-#include "server/round/quorum.h"
-#include "server/round/round.h"
 #include <endian.h>
 #include <stdio.h>
 

@@ -5,11 +5,6 @@
  */
 #include "server/job/store.h"
 
-#include "server/round/accumulate.h"
-#include "server/round/keep.h"
-#include "server/round/quorum.h"
-#include "server/round/rows.h"
-
 static uint64_t part_hash(const struct data_header *header)
 {
 	return (uint64_t)header->block << 32 | header->part;

@@ -723,7 +723,7 @@ TEST(a_server_that_is_lost_again_and_again_is_given_up)
 	size_t server = job->fleet.servers[0].member.is_self;
 	unsigned n = 0;
 
-	while (job->state == JOB_RUNNING && agent_move_is_in(job, server)) {
+	while (job->state == JOB_RUNNING && agent_placement_has(job, server)) {
 		ASSERT_INT(n++, <, 200);
 		WORLD_UNTIL(world, job->fleet.servers[server].attached);
 		agent_keep_lost(job, server, "a test");
