@@ -3,10 +3,10 @@
  * and takes them down in the reverse order; drains before. main.c owns the one struct daemon.
  */
 #include "daemon.h"
-#include "base/allowed.h"
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "base/log.h"
+#include "base/memory/allowed.h"
 #include "internal.h"
 #include "reduce/reduce.h"
 #include <fcntl.h>

@@ -3,9 +3,9 @@
 
 #include "admin/admin.h"
 #include "agent/agent.h"
-#include "base/account.h"
-#include "base/block.h"
-#include "base/pool.h"
+#include "base/loop/pool.h"
+#include "base/memory/account.h"
+#include "base/memory/block.h"
 #include "cluster/cluster.h"
 #include "control/control.h"
 #include "daemon.h"

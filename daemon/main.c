@@ -6,7 +6,7 @@
 #include "base/clock.h"
 #include "base/crash.h"
 #include "base/log.h"
-#include "base/porter.h"
+#include "base/loop/porter.h"
 #include "config.h"
 #include "daemon.h"
 #include "gpu/gpu.h"

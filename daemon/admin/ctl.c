@@ -1,7 +1,7 @@
 /* bpsctl: asks a daemon and shows what it says. */
 #include "admin/ctl.h"
 #include "base/log.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "proto/admin.pb-c.h"
 #include "proto/health.pb-c.h"
 #include "rpc/rpc.h"

@@ -9,12 +9,12 @@
  */
 #pragma once
 
-#include "base/account.h"
-#include "base/arrivals.h"
-#include "base/block.h"
 #include "base/error.h"
-#include "base/loop.h"
-#include "base/pool.h"
+#include "base/loop/loop.h"
+#include "base/loop/pool.h"
+#include "base/memory/account.h"
+#include "base/memory/block.h"
+#include "base/order/arrivals.h"
 #include "cluster/cluster.h"
 #include "proto/shm.h"
 #include "tensor/tensor.h"

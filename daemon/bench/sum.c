@@ -13,7 +13,7 @@
  *
  * What is converted to be added has another bound, the conversions themselves (convert). The bound is the lesser of the two.
  */
-#include "base/block.h"
+#include "base/memory/block.h"
 #include "bench/bench.h"
 #include "reduce/reduce.h"
 #include <getopt.h>

@@ -8,7 +8,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "proto/c.h"
 #include <stdatomic.h>
 

@@ -9,9 +9,9 @@
 #pragma once
 
 #include "agent/agent.h"
-#include "base/account.h"
 #include "base/error.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
+#include "base/memory/account.h"
 
 struct control;
 

@@ -3,8 +3,8 @@
  * and refused. Also makes and ends struct control, for daemon.c, and tells of sessions, for
  * report.c.
  */
-#include "base/holes.h"
 #include "base/log.h"
+#include "base/memory/holes.h"
 #include "control/ring.h"
 #include "control/session.h"
 #include "proto/pack.h"

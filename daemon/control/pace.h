@@ -14,7 +14,7 @@
 
 #include "base/clock.h"
 #include "base/list.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "base/map.h"
 
 #define PACE_OWN_PARTS 20

@@ -4,8 +4,8 @@
  * the packets.
  */
 #include "control/request.h"
-#include "base/holes.h"
 #include "base/log.h"
+#include "base/memory/holes.h"
 #include "control/ring.h"
 #include "proto/pack.h"
 #include "proto/text.h"

@@ -4,8 +4,8 @@
  * entries.
  */
 #include "control/session.h"
-#include "base/holes.h"
 #include "base/log.h"
+#include "base/memory/holes.h"
 #include "base/pages.h"
 #include "control/ring.h"
 #include "proto/pack.h"

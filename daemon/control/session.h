@@ -7,12 +7,12 @@
  */
 #pragma once
 
-#include "base/bulk.h"
 #include "base/clock.h"
-#include "base/fair.h"
 #include "base/list.h"
+#include "base/loop/porter.h"
 #include "base/map.h"
-#include "base/porter.h"
+#include "base/memory/bulk.h"
+#include "base/order/fair.h"
 #include "base/quota.h"
 #include "control/control.h"
 #include "control/pace.h"

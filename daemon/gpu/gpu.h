@@ -18,7 +18,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "base/map.h"
 #include "proto/types.h"
 

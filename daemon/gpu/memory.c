@@ -3,7 +3,7 @@
  * worker when first used, taken back when the worker ends. tensor/buffer.c makes and frees them,
  * the agent's device.c has them opened.
  */
-#include "base/porter.h"
+#include "base/loop/porter.h"
 #include "gpu/internal.h"
 #include <fcntl.h>
 

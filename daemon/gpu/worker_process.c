@@ -5,7 +5,7 @@
  */
 #include "base/clock.h"
 #include "base/log.h"
-#include "base/porter.h"
+#include "base/loop/porter.h"
 #include "gpu/internal.h"
 #include "proto/frame.h"
 #include <fcntl.h>

@@ -10,7 +10,7 @@
 
 #include "base/error.h"
 #include "base/list.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "proto/c.h"
 
 #define RPC_MESSAGE_MAX (4u << 20)

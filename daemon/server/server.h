@@ -11,11 +11,11 @@
  */
 #pragma once
 
-#include "base/account.h"
-#include "base/arrivals.h"
-#include "base/block.h"
-#include "base/loop.h"
-#include "base/pool.h"
+#include "base/loop/loop.h"
+#include "base/loop/pool.h"
+#include "base/memory/account.h"
+#include "base/memory/block.h"
+#include "base/order/arrivals.h"
 #include "transport/transport.h"
 
 struct server;

@@ -5,8 +5,8 @@
  */
 #include "tensor/tensor.h"
 
+#include "base/memory/unmap.h"
 #include "base/pages.h"
-#include "base/unmap.h"
 #include <fcntl.h>
 #include <inttypes.h>
 #include <linux/magic.h>

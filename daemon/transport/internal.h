@@ -11,7 +11,7 @@
  */
 #pragma once
 
-#include "base/bulk.h"
+#include "base/memory/bulk.h"
 #include "base/metrics.h"
 #include "transport/common/address.h"
 #include "transport/common/worker.h"

@@ -26,9 +26,9 @@
  */
 #pragma once
 
-#include "base/block.h"
 #include "base/error.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
+#include "base/memory/block.h"
 #include "proto/data.h"
 
 #define TRANSPORT_AHEAD	    (256u << 10)

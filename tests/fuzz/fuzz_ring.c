@@ -9,7 +9,7 @@
  * The daemon must end each request or the session, stay inside what was shared, and serve the next trainer.
  */
 #include "base/log.h"
-#include "base/porter.h"
+#include "base/loop/porter.h"
 #include "control/control.h"
 #include "fuzz.h"
 #include "proto/control.pb-c.h"

@@ -11,10 +11,10 @@
 #pragma once
 
 #include "agent/agent.h"
-#include "base/block.h"
 #include "base/clock.h"
-#include "base/loop.h"
-#include "base/pool.h"
+#include "base/loop/loop.h"
+#include "base/loop/pool.h"
+#include "base/memory/block.h"
 #include "cluster/cluster.h"
 #include "server/server.h"
 #include "transport/transport.h"

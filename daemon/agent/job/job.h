@@ -25,12 +25,12 @@
 #include "agent/schedule/schedule.h"
 #include "agent/servers/fleet.h"
 #include "agent/servers/retention.h"
-#include "base/arrivals.h"
-#include "base/bulk.h"
 #include "base/clock.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "base/map.h"
+#include "base/memory/bulk.h"
 #include "base/metrics.h"
+#include "base/order/arrivals.h"
 
 /* Parts begin aligned for vector units, and hold whole elements of every type. */
 #define PART_ALIGN 64u

@@ -3,8 +3,8 @@
  */
 #pragma once
 
-#include "base/loop.h"
-#include "base/ordinals.h"
+#include "base/loop/loop.h"
+#include "base/order/ordinals.h"
 #include "proto/data.h"
 
 struct agent_job;

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "base/error.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 
 struct agent_job;
 

@@ -4,7 +4,7 @@
  * freed meanwhile is nobody else's before the server has let go of it.
  */
 #include "agent/round/part.h"
-#include "base/block.h"
+#include "base/memory/block.h"
 
 struct in_place_result {
 	struct block block;

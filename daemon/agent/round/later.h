@@ -3,7 +3,7 @@
  */
 #pragma once
 
-#include "base/loop.h"
+#include "base/loop/loop.h"
 
 struct agent_job;
 struct agent_round;

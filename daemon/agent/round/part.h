@@ -8,7 +8,7 @@
 #pragma once
 
 #include "agent/round/round.h"
-#include "base/order.h"
+#include "base/order/order.h"
 #include "gpu/gpu.h"
 
 enum agent_part_state {

@@ -4,7 +4,7 @@
  * the commands here.
  */
 #include "base/failpoint.h"
-#include "base/porter.h"
+#include "base/loop/porter.h"
 #include "gpu/worker/worker.h"
 #include <stdio.h>
 #include <sys/mman.h>

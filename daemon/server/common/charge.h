@@ -3,8 +3,8 @@
  */
 #pragma once
 
-#include "base/account.h"
 #include "base/error.h"
+#include "base/memory/account.h"
 #include "base/quota.h"
 
 struct job;

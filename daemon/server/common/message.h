@@ -5,8 +5,8 @@
  */
 #pragma once
 
-#include "base/account.h"
 #include "base/error.h"
+#include "base/memory/account.h"
 #include "cluster/cluster.h"
 #include "proto/types.h"
 #include "transport/transport.h"

@@ -28,13 +28,13 @@
  */
 #pragma once
 
-#include "base/account.h"
-#include "base/arrivals.h"
-#include "base/bulk.h"
 #include "base/error.h"
 #include "base/list.h"
 #include "base/map.h"
+#include "base/memory/account.h"
+#include "base/memory/bulk.h"
 #include "base/metrics.h"
+#include "base/order/arrivals.h"
 #include "base/quota.h"
 #include "server/common/charge.h"
 #include "server/common/job_quota.h"

@@ -3,7 +3,7 @@
  */
 #pragma once
 
-#include "base/ordinals.h"
+#include "base/order/ordinals.h"
 #include "proto/data.h"
 
 struct job;

@@ -7,7 +7,7 @@
 #include "transport/common/worker.h"
 
 #include "base/clock.h"
-#include "base/thread.h"
+#include "base/loop/thread.h"
 #include <arpa/inet.h>
 #include <netdb.h>
 #include <netinet/tcp.h>

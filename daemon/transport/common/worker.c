@@ -5,7 +5,7 @@
 #include "transport/common/worker.h"
 
 #include "base/clock.h"
-#include "base/thread.h"
+#include "base/loop/thread.h"
 
 /* Mails are run for so long, about a round of a small job, until others that the loop serves have their turn; */
 #define BOXES_TURN_NS (100 * NSEC_PER_USEC)

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "proto/data.h"
 #include "transport/lane/seal.h"
 #include "transport/transport.h"

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "base/fair.h"
+#include "base/order/fair.h"
 #include "transport/common/worker.h"
 #include "transport/lane/cookies.h"
 #include "transport/lane/seal.h"

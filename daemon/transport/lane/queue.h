@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "base/fair.h"
+#include "base/order/fair.h"
 #include "transport/transport.h"
 
 /* NULL when empty. */

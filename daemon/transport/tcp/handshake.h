@@ -3,7 +3,7 @@
 
 #include "base/error.h"
 #include "base/list.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "base/source.h"
 #include "transport/common/address.h"
 #include "transport/lane/seal.h"

@@ -11,7 +11,7 @@
 
 #include "base/clock.h"
 #include "base/failpoint.h"
-#include "base/holes.h"
+#include "base/memory/holes.h"
 #include <endian.h>
 #include <inttypes.h>
 #include <sys/epoll.h>

@@ -12,7 +12,7 @@
 
 #include "base/clock.h"
 #include "base/failpoint.h"
-#include "base/holes.h"
+#include "base/memory/holes.h"
 #include <endian.h>
 #include <sys/epoll.h>
 

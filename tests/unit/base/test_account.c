@@ -2,8 +2,8 @@
  * Accounts of users: shares, refusals and their words, use of an account by another, memory and
  * bulk that are charged.
  */
-#include "base/account.h"
-#include "base/bulk.h"
+#include "base/memory/account.h"
+#include "base/memory/bulk.h"
 #include "test.h"
 #include <stdio.h>
 

@@ -2,7 +2,7 @@
  * Limits of memory as control groups of both versions have them, in a tree of files that the test
  * writes.
  */
-#include "base/allowed.h"
+#include "base/memory/allowed.h"
 #include "test.h"
 #include <stdio.h>
 #include <sys/stat.h>

@@ -2,7 +2,7 @@
  * Arrivals at rounds, with times that the test makes up: who was last, by how much, and who is
  * late.
  */
-#include "base/arrivals.h"
+#include "base/order/arrivals.h"
 #include "test.h"
 
 #define MS 1000000ull

@@ -1,7 +1,7 @@
 /*
  * The cache of blocks: sizes, alignment, reuse, limits, quotas, slabs and their watchers, threads.
  */
-#include "base/block.h"
+#include "base/memory/block.h"
 #include "base/pages.h"
 #include "test.h"
 #include <pthread.h>

@@ -1,7 +1,7 @@
 /* Bulk memory: zeroed, apart, in huge pages where there is much of it, poisoned beyond its end. */
-#include "base/bulk.h"
+#include "base/memory/bulk.h"
+#include "base/memory/poison.h"
 #include "base/pages.h"
-#include "base/poison.h"
 #include "test.h"
 #include <unistd.h>
 

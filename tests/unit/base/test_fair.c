@@ -2,7 +2,7 @@
  * The promises of fair.h: shares of flows that always have items, turns of those that come and go,
  * items that are returned; random pushes and pops against turns that the test keeps itself.
  */
-#include "base/fair.h"
+#include "base/order/fair.h"
 #include "test.h"
 
 #define FLOWS 8

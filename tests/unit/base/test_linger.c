@@ -1,6 +1,6 @@
 /* A loop that lingers, by a clock that goes on only when it gives its processor away. */
 #include "base/clock.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "test.h"
 #include <sched.h>
 #include <sys/epoll.h>

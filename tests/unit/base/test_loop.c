@@ -1,6 +1,6 @@
 /* The event loop: sources, timers, mail, chores, and what a callback may remove or free. */
 #include "base/clock.h"
-#include "base/loop.h"
+#include "base/loop/loop.h"
 #include "test.h"
 #include <fcntl.h>
 #include <pthread.h>

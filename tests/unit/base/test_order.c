@@ -1,5 +1,5 @@
 /* The order of items against a plain search, with random pushes, pops and removals. */
-#include "base/order.h"
+#include "base/order/order.h"
 #include "test.h"
 
 #define N 3000

@@ -2,7 +2,7 @@
  * Operations by their ordinals: what is the same, what differs and in which words, and what is
  * known no more.
  */
-#include "base/ordinals.h"
+#include "base/order/ordinals.h"
 #include "test.h"
 
 static int compare(struct ordinals *ordinals, uint64_t number, uint32_t rank, const char *tensor,

@@ -3,7 +3,7 @@
  * workers that are moved.
  */
 #include "base/clock.h"
-#include "base/pool.h"
+#include "base/loop/pool.h"
 #include "test.h"
 #include <poll.h>
 #include <pthread.h>

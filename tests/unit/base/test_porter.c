@@ -3,7 +3,7 @@
  * closed elsewhere.
  */
 #include "base/clock.h"
-#include "base/porter.h"
+#include "base/loop/porter.h"
 #include "proto/frame.h"
 #include "test.h"
 #include <fcntl.h>

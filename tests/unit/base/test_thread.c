@@ -1,5 +1,5 @@
 /* Loop threads: their name, their signals, and how they stop. */
-#include "base/thread.h"
+#include "base/loop/thread.h"
 #include "test.h"
 #include <pthread.h>
 #include <signal.h>

@@ -1,5 +1,5 @@
 /* Small mappings go at once, large ones by a thread that comes and goes. */
-#include "base/unmap.h"
+#include "base/memory/unmap.h"
 #include "test.h"
 #include <sched.h>
 #include <sys/mman.h>

@@ -3,7 +3,7 @@
  * test_session.c, test_ring.c and others begin from here.
  */
 #include "door.h"
-#include "base/porter.h"
+#include "base/loop/porter.h"
 #include "proto/pack.h"
 #include <fcntl.h>
 #include <poll.h>

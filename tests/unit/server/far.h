@@ -4,9 +4,9 @@
  */
 #pragma once
 
-#include "base/block.h"
-#include "base/loop.h"
-#include "base/pool.h"
+#include "base/loop/loop.h"
+#include "base/loop/pool.h"
+#include "base/memory/block.h"
 #include "cluster/cluster.h"
 #include "proto/data.h"
 #include "server/server.h"

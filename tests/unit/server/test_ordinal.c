@@ -2,7 +2,7 @@
  * What nodes say of operations that all ranks submit in one order: who hears what, and how often.
  */
 #include "base/clock.h"
-#include "base/ordinals.h"
+#include "base/order/ordinals.h"
 #include "double.h"
 #include "proto/types.h"
 

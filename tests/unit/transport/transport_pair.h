@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "base/block.h"
+#include "base/memory/block.h"
 #include "test.h"
 #include "transport/transport.h"
 

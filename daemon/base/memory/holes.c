@@ -3,7 +3,7 @@
  * userfaultfd(2) and notes it in a ring. control/ reads the ring and cuts the memory off;
  * transport/ touches pages after an EFAULT, so that they are noted, too.
  */
-#include "base/holes.h"
+#include "base/memory/holes.h"
 
 #include "base/clock.h"
 #include "base/error.h"

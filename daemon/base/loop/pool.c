@@ -3,12 +3,12 @@
  * of the queue; short tasks are on offer in a ring of slots, from which workers and the home
  * thread take them. The agent and the server post tasks.
  */
-#include "base/pool.h"
+#include "base/loop/pool.h"
 
 #include "base/clock.h"
 #include "base/error.h"
-#include "base/fair.h"
-#include "base/thread.h"
+#include "base/loop/thread.h"
+#include "base/order/fair.h"
 #include <sched.h>
 #include <stdio.h>
 

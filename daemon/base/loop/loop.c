@@ -2,7 +2,7 @@
  * The event loop: sources of epoll, a heap of timers, mail of other threads, and polling before
  * sleeping. main.c makes the control thread's; thread.c starts threads that run one each.
  */
-#include "base/loop.h"
+#include "base/loop/loop.h"
 
 #include "base/clock.h"
 #include "base/error.h"

@@ -3,9 +3,9 @@
  * thread starts with the first mapping and ends with the last. tensor/buffer.c gives trainers'
  * memory here, base/bulk.c what was a job's or a session's.
  */
-#include "base/unmap.h"
+#include "base/memory/unmap.h"
 
-#include "base/thread.h"
+#include "base/loop/thread.h"
 #include <pthread.h>
 #include <sys/mman.h>
 

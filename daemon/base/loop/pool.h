@@ -10,7 +10,7 @@
  */
 #pragma once
 
-#include "base/loop.h"
+#include "base/loop/loop.h"
 
 struct pool;
 

@@ -1,7 +1,7 @@
 /* What the daemon and its porter say to each other. Both are the same program. Private to base/porter*.c. */
 #pragma once
 
-#include "base/porter.h"
+#include "base/loop/porter.h"
 
 #define PORTER_FD 3 /* the porter's end */
 /* From here on, what others sent. A table is copied up to a multiple of 64: what is below stays, and is ours. */

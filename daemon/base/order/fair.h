@@ -25,7 +25,7 @@
 
 #include "base/list.h"
 #include "base/map.h"
-#include "base/order.h"
+#include "base/order/order.h"
 
 struct fair_flow {
 	uint64_t id;

@@ -3,12 +3,12 @@
  * hear of slabs. transport/ takes blocks for payloads and registers slabs with RDMA devices;
  * agent and server take blocks for sums and results.
  */
-#include "base/block.h"
+#include "base/memory/block.h"
 
 #include "base/error.h"
 #include "base/latch.h"
+#include "base/memory/poison.h"
 #include "base/pages.h"
-#include "base/poison.h"
 #include <pthread.h>
 #include <sys/mman.h>
 

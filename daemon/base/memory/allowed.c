@@ -2,7 +2,7 @@
  * Reads what memory and how many mappings the kernel allows this process, from /proc and the files
  * of its control groups. daemon.c asks at the start, for the limits of accounts.
  */
-#include "base/allowed.h"
+#include "base/memory/allowed.h"
 #include "base/pages.h"
 
 #include <inttypes.h>

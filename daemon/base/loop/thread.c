@@ -2,7 +2,7 @@
  * Starts threads with signals blocked: loop threads for the pool and transport/, detached ones
  * for unmapping and resolving names.
  */
-#include "base/thread.h"
+#include "base/loop/thread.h"
 
 #include "base/error.h"
 #include "base/log.h"

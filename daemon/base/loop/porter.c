@@ -3,7 +3,7 @@
  * answers to them. porter_main.c is the other end. control/ and gpu/ give descriptors of trainers
  * here.
  */
-#include "base/porter_internal.h"
+#include "base/loop/porter_internal.h"
 
 #include "base/clock.h"
 #include "base/error.h"

@@ -2,7 +2,7 @@
  * Items by priority: those that come in order stand in a line, others in a heap. fair.c has one
  * such order for each flow, the agent one for each of its send queues.
  */
-#include "base/order.h"
+#include "base/order/order.h"
 
 #include "base/error.h"
 

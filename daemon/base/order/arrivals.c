@@ -3,7 +3,7 @@
  * of them are late. The agent has such a record of its ranks, the server one of a job's nodes;
  * both show up in metrics and bpsctl.
  */
-#include "base/arrivals.h"
+#include "base/order/arrivals.h"
 
 #include "base/error.h"
 #include "base/log.h"

@@ -1,5 +1,5 @@
 /* The porter's own process: one thread, that never waits but for the daemon's next request. See base/porter.h. */
-#include "base/porter_internal.h"
+#include "base/loop/porter_internal.h"
 #include "proto/frame.h"
 #include <fcntl.h>
 #include <linux/close_range.h>

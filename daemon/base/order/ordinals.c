@@ -2,7 +2,7 @@
  * The newest operations of ranks that submit them in one order, compared by their ordinals.
  * agent/ and server/ call.
  */
-#include "base/ordinals.h"
+#include "base/order/ordinals.h"
 #include <inttypes.h>
 
 static void forget(struct ordinal *ordinal)

@@ -4,7 +4,7 @@
  */
 #pragma once
 
-#include "base/loop.h"
+#include "base/loop/loop.h"
 
 struct loop_thread;
 

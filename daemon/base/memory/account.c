@@ -3,7 +3,7 @@
  * option says how much there is, what gives some back. Sessions, the agent's jobs and the server's
  * jobs charge their users here.
  */
-#include "base/account.h"
+#include "base/memory/account.h"
 
 #include <inttypes.h>
 #include <stdio.h>

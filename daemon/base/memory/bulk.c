@@ -2,11 +2,11 @@
  * Cuts large pieces of memory into objects. Owners of tensors, rounds, slots and requests take
  * from here and keep their own free lists.
  */
-#include "base/bulk.h"
+#include "base/memory/bulk.h"
 
+#include "base/memory/poison.h"
+#include "base/memory/unmap.h"
 #include "base/pages.h"
-#include "base/poison.h"
-#include "base/unmap.h"
 #include "proto/c.h"
 #include <stdlib.h>
 

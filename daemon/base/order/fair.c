@@ -2,7 +2,7 @@
  * Start-time fair queueing: a heap of flows by turn, and in each flow an order of its items. The
  * pool, the trainers' rings together and each connection have such a queue, with jobs as flows.
  */
-#include "base/fair.h"
+#include "base/order/fair.h"
 
 #include "base/error.h"
 

@@ -13,7 +13,7 @@
  */
 #pragma once
 
-#include "base/loop.h"
+#include "base/loop/loop.h"
 
 enum porter_want {
 	PORTER_MEMFD, /* what has seals, so that its memory stays; from then on only calls that never wait */
