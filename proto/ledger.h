@@ -11,8 +11,8 @@
  *	0				struct ledger_header
  *	LEDGER_PROCESS_OFFSET		struct ledger_process[JOB_RANKS_MAX]	by rank
  *	LEDGER_RECORD_OFFSET		struct ledger_record[n_records]
- *	ledger_hand_offset()		struct ledger_hand[n_hands]
- *	ledger_scratch_offset()		uint8_t[n_hands][piece_bytes]
+ *	ledger_journal_offset()		struct ledger_journal[n_journals]
+ *	ledger_scratch_offset()		uint8_t[n_journals][piece_bytes]
  * and for a job that goes through servers (n_cells is not 0)
  *	ledger_job_offset()		uint8_t[LEDGER_JOB_MAX]: its JobRecord (cluster.proto), header.job_len bytes
  *	ledger_added_offset()		struct data_added[DATA_ADDED_MAX]: servers that it was given since
@@ -30,13 +30,13 @@
  *		the operation is cut. Bit n % LEDGER_WINDOW stands for part n, of low <= n < low + LEDGER_AHEAD alone; no
  *		later part begins. `low` moves by whole words, and a word is cleared after `low` has left it behind: it is
  *		then further ahead than LEDGER_AHEAD.
- *	hand	is a thread's place in a part: `taken` is stored last and cleared first; it is cleared after the part's bit
+ *	journal	is a thread's place in a part: `taken` is stored last and cleared first; it is cleared after the part's bit
  *		was set. Of the part, `done` bytes are in all outputs; `staged` bytes after them are in the scratch, and
  *		perhaps in some outputs: these are copied (again), everything after them is summed from the inputs.
  *
- * A part goes on in the hand it was found in. A hand whose part is done, or whose record is free, means nothing.
+ * A part goes on in the journal it was found in. A journal whose part is done, or whose record is free, means nothing.
  *
- * A job that goes through servers has no use for hands: a part's result is whole in a cell before any output is touched, here or in
+ * A job that goes through servers has no use for journals: a part's result is whole in a cell before any output is touched, here or in
  * the ledger of another node, which offers it to any server (DATA_FLAG_KEPT).
  *
  *	cell	state is stored last, when the result is there. Then the result is copied to the outputs, and the part's bit
@@ -55,12 +55,12 @@
 
 #define LEDGER_RECORDS \
 	4096u /* rounds that move at once: each holds a slot of every rank, and there are as many slots */
-#define LEDGER_HANDS_MIN   64u
-#define LEDGER_HANDS_MAX   8192u
-#define LEDGER_PIECE_BYTES 32768u
-#define LEDGER_PART_ALIGN  64u /* of part_bytes: parts and pieces are whole elements of every type */
-#define LEDGER_WINDOW	   512u			 /* bits of a record; a multiple of 64 */
-#define LEDGER_AHEAD	   (LEDGER_WINDOW - 64u) /* parts from `low` on that may have begun */
+#define LEDGER_JOURNALS_MIN 64u
+#define LEDGER_JOURNALS_MAX 8192u
+#define LEDGER_PIECE_BYTES  32768u
+#define LEDGER_PART_ALIGN   64u /* of part_bytes: parts and pieces are whole elements of every type */
+#define LEDGER_WINDOW	    512u		  /* bits of a record; a multiple of 64 */
+#define LEDGER_AHEAD	    (LEDGER_WINDOW - 64u) /* parts from `low` on that may have begun */
 
 struct ledger_header {
 	uint32_t magic;
@@ -70,7 +70,7 @@ struct ledger_header {
 	uint32_t size; /* ranks */
 	uint32_t part_bytes;
 	uint32_t n_records;
-	uint32_t n_hands;
+	uint32_t n_journals;
 	uint32_t piece_bytes;
 	/* 1 before the first round of the job completes: from then on no rank can begin anew. */
 	_Atomic uint32_t begun;
@@ -122,14 +122,14 @@ struct ledger_record {
 } _cache_aligned_;
 static_assert(sizeof(struct ledger_record) == 384, "ledger_record is a format");
 
-struct ledger_hand {
+struct ledger_journal {
 	_Atomic uint32_t taken; /* number of the record, and 1; 0: none */
 	uint32_t pad;
 	uint64_t part;
 	_Atomic uint64_t progress; /* bytes: done | staged << 32; one store moves both */
 	uint64_t pad2[5];
 } _cache_aligned_;
-static_assert(sizeof(struct ledger_hand) == CACHE_LINE, "ledger_hand is a format");
+static_assert(sizeof(struct ledger_journal) == CACHE_LINE, "ledger_journal is a format");
 
 /* Beside a number of ranks that have gone: newcomers wait. Of barriers. */
 #define LEDGER_WAITING (1u << 16)
@@ -178,57 +178,60 @@ static_assert(DATA_ADDED_MAX * sizeof(struct data_added) <= LEDGER_ADDED_BYTES, 
 	(LEDGER_PROCESS_OFFSET + JOB_RANKS_MAX * (uint32_t)sizeof(struct ledger_process))
 static_assert(sizeof(struct ledger_header) <= LEDGER_PROCESS_OFFSET,
 	      "the header fits before the rest");
-static_assert(sizeof(struct ledger_record) * LEDGER_RECORDS % 4096 == 0, "hands begin on a page");
+static_assert(sizeof(struct ledger_record) * LEDGER_RECORDS % 4096 == 0,
+	      "journals begin on a page");
 
-static inline uint64_t ledger_hand_offset(void)
+static inline uint64_t ledger_journal_offset(void)
 {
 	return LEDGER_RECORD_OFFSET + (uint64_t)LEDGER_RECORDS * sizeof(struct ledger_record);
 }
 
-/* n_hands: at most LEDGER_HANDS_MAX, so that nothing overflows. */
-static inline uint64_t ledger_scratch_offset(uint32_t n_hands)
+/* n_journals: at most LEDGER_JOURNALS_MAX, so that nothing overflows. */
+static inline uint64_t ledger_scratch_offset(uint32_t n_journals)
 {
-	return align_up(ledger_hand_offset() + (uint64_t)n_hands * sizeof(struct ledger_hand),
+	return align_up(ledger_journal_offset() +
+				(uint64_t)n_journals * sizeof(struct ledger_journal),
 			4096);
 }
 
-static inline uint64_t ledger_len(uint32_t n_hands)
+static inline uint64_t ledger_len(uint32_t n_journals)
 {
-	return ledger_scratch_offset(n_hands) + (uint64_t)n_hands * LEDGER_PIECE_BYTES;
+	return ledger_scratch_offset(n_journals) + (uint64_t)n_journals * LEDGER_PIECE_BYTES;
 }
 
-static inline uint64_t ledger_job_offset(uint32_t n_hands)
+static inline uint64_t ledger_job_offset(uint32_t n_journals)
 {
-	return align_up(ledger_len(n_hands), 4096);
+	return align_up(ledger_len(n_journals), 4096);
 }
 
-static inline uint64_t ledger_added_offset(uint32_t n_hands)
+static inline uint64_t ledger_added_offset(uint32_t n_journals)
 {
-	return ledger_job_offset(n_hands) + LEDGER_JOB_MAX;
+	return ledger_job_offset(n_journals) + LEDGER_JOB_MAX;
 }
 
-static inline uint64_t ledger_tensor_offset(uint32_t n_hands)
+static inline uint64_t ledger_tensor_offset(uint32_t n_journals)
 {
-	return ledger_added_offset(n_hands) + LEDGER_ADDED_BYTES;
+	return ledger_added_offset(n_journals) + LEDGER_ADDED_BYTES;
 }
 
-static inline uint64_t ledger_cell_offset(uint32_t n_hands, uint32_t n_tensors)
+static inline uint64_t ledger_cell_offset(uint32_t n_journals, uint32_t n_tensors)
 {
-	return align_up(ledger_tensor_offset(n_hands) +
+	return align_up(ledger_tensor_offset(n_journals) +
 				(uint64_t)n_tensors * sizeof(struct ledger_tensor),
 			4096);
 }
 
-static inline uint64_t ledger_small_offset(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells)
+static inline uint64_t ledger_small_offset(uint32_t n_journals, uint32_t n_tensors,
+					   uint32_t n_cells)
 {
-	return align_up(ledger_cell_offset(n_hands, n_tensors) +
+	return align_up(ledger_cell_offset(n_journals, n_tensors) +
 				(uint64_t)n_cells * sizeof(struct ledger_cell),
 			4096);
 }
 
-static inline uint64_t ledger_data_offset(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells)
+static inline uint64_t ledger_data_offset(uint32_t n_journals, uint32_t n_tensors, uint32_t n_cells)
 {
-	return align_up(ledger_small_offset(n_hands, n_tensors, n_cells) +
+	return align_up(ledger_small_offset(n_journals, n_tensors, n_cells) +
 				(uint64_t)n_cells * LEDGER_SMALL_BYTES,
 			4096);
 }
@@ -243,9 +246,9 @@ static inline bool ledger_is_small(uint32_t len, uint32_t part_bytes, uint32_t c
 }
 
 /* Of a job that goes through servers. Nothing overflows within the limits above. */
-static inline uint64_t ledger_far_len(uint32_t n_hands, uint32_t n_tensors, uint32_t n_cells,
+static inline uint64_t ledger_far_len(uint32_t n_journals, uint32_t n_tensors, uint32_t n_cells,
 				      uint32_t cell_bytes)
 {
-	return ledger_data_offset(n_hands, n_tensors, n_cells) +
+	return ledger_data_offset(n_journals, n_tensors, n_cells) +
 	       n_cells * align_up((uint64_t)cell_bytes, 4096);
 }

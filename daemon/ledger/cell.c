@@ -6,14 +6,14 @@
 static struct ledger_cell *cell_of(const struct ledger *ledger, uint32_t cell)
 {
 	return (struct ledger_cell *)(ledger->memory->data +
-				      ledger_cell_offset(ledger->n_hands, ledger->n_tensors)) +
+				      ledger_cell_offset(ledger->n_journals, ledger->n_tensors)) +
 	       cell;
 }
 
 static struct ledger_tensor *tensor_of(const struct ledger *ledger, uint32_t tensor)
 {
 	return (struct ledger_tensor *)(ledger->memory->data +
-					ledger_tensor_offset(ledger->n_hands)) +
+					ledger_tensor_offset(ledger->n_journals)) +
 	       tensor;
 }
 
@@ -32,7 +32,7 @@ int ledger_read_record(const struct ledger *ledger, void **ret_record, size_t *r
 
 	if (!record)
 		return error_origin(-ENOMEM);
-	memcpy(record, ledger->memory->data + ledger_job_offset(ledger->n_hands), len);
+	memcpy(record, ledger->memory->data + ledger_job_offset(ledger->n_journals), len);
 	*ret_record = record;
 	*ret_len = len;
 	return 0;
@@ -42,7 +42,8 @@ int ledger_read_record(const struct ledger *ledger, void **ret_record, size_t *r
 
 static struct data_added *added_of(const struct ledger *ledger)
 {
-	return (struct data_added *)(ledger->memory->data + ledger_added_offset(ledger->n_hands));
+	return (struct data_added *)(ledger->memory->data +
+				     ledger_added_offset(ledger->n_journals));
 }
 
 void ledger_added_keep(struct ledger *ledger, const struct data_added *added)
@@ -234,7 +235,7 @@ uint32_t ledger_cell_find(const struct ledger *ledger, uint64_t key, uint64_t ro
 static char *whole_of(const struct ledger *ledger, uint32_t cell)
 {
 	return (char *)ledger->memory->data +
-	       ledger_data_offset(ledger->n_hands, ledger->n_tensors, ledger->n_cells) +
+	       ledger_data_offset(ledger->n_journals, ledger->n_tensors, ledger->n_cells) +
 	       cell * ledger_cell_stride(ledger);
 }
 
@@ -243,7 +244,7 @@ void *ledger_cell_data(const struct ledger *ledger, uint32_t cell, uint32_t len)
 	if (!ledger_is_small(len, ledger->part_bytes, ledger->cell_bytes))
 		return whole_of(ledger, cell);
 	return (char *)ledger->memory->data +
-	       ledger_small_offset(ledger->n_hands, ledger->n_tensors, ledger->n_cells) +
+	       ledger_small_offset(ledger->n_journals, ledger->n_tensors, ledger->n_cells) +
 	       (uint64_t)cell * LEDGER_SMALL_BYTES;
 }
 

@@ -1,4 +1,4 @@
-/* What ledger.c and hand.c share. */
+/* What ledger.c and journal.c share. */
 #pragma once
 
 #include "base/latch.h"
@@ -18,9 +18,9 @@ struct ledger_old {
 	uint32_t root, n_came;
 };
 
-/* The same for a hand. */
+/* The same for a journal. */
 struct ledger_stale {
-	uint32_t hand, record;
+	uint32_t journal, record;
 	uint64_t part;
 	uint32_t done, staged;
 };
@@ -29,7 +29,7 @@ struct ledger {
 	struct buffer *memory;
 	dev_t device;
 	ino_t inode;
-	uint32_t size, part_bytes, n_hands;
+	uint32_t size, part_bytes, n_journals;
 	bool begun;
 	bool same_namespace; /* as the daemon before: what it said of processes is true here */
 	_Atomic bool stopped;
@@ -64,7 +64,7 @@ struct ledger {
 	uint32_t n_cells_charged;
 
 	unsigned n_threads;
-	uint32_t own[]; /* hand of each thread */
+	uint32_t own[]; /* journal of each thread */
 };
 
 /* Of a tensor that is known: here, and in the ledger's memory. */
@@ -85,9 +85,9 @@ static inline struct ledger_record *ledger_record(const struct ledger *ledger, u
 	return (struct ledger_record *)(ledger->memory->data + LEDGER_RECORD_OFFSET) + record;
 }
 
-static inline struct ledger_hand *ledger_hand(const struct ledger *ledger, uint32_t hand)
+static inline struct ledger_journal *ledger_journal(const struct ledger *ledger, uint32_t journal)
 {
-	return (struct ledger_hand *)(ledger->memory->data + ledger_hand_offset()) + hand;
+	return (struct ledger_journal *)(ledger->memory->data + ledger_journal_offset()) + journal;
 }
 
 static inline uint64_t ledger_bit(uint64_t part)
@@ -111,11 +111,11 @@ static inline void ledger_fence(void)
 #endif
 }
 
-/* hand.c */
-/* Reads the hands that were left, after the records; gives each thread one of the others. As ledger_open(). */
-int ledger_take_hands(struct ledger *ledger, struct failure *failure);
-/* Clears the hands that were left in a record. */
-void ledger_drop_hands(struct ledger *ledger, uint32_t record);
+/* journal.c */
+/* Reads the journals that were left, after the records; gives each thread one of the others. As ledger_open(). */
+int ledger_take_journals(struct ledger *ledger, struct failure *failure);
+/* Clears the journals that were left in a record. */
+void ledger_drop_journals(struct ledger *ledger, uint32_t record);
 
 /* ledger.c */
 /* The record that the daemon before has left of a round, or NULL. */
@@ -128,7 +128,7 @@ static inline uint64_t ledger_cell_stride(const struct ledger *ledger)
 	return align_up((uint64_t)ledger->cell_bytes, 4096);
 }
 
-/* stock.c */
+/* free_list.c */
 /* It is free again, with its memory. */
 void ledger_cell_put_back(struct ledger *ledger, uint32_t cell);
 

@@ -1,6 +1,6 @@
 /*
  * A job's ledger made, or taken over and checked; what it says of the job and its ranks; a
- * record for each round under way. cell.c has retained results, hand.c in-place journals. Called
+ * record for each round under way. cell.c has retained results, journal.c in-place journals. Called
  * by the agent.
  */
 #include "base/failpoint.h"
@@ -14,17 +14,17 @@
 static struct quota unlimited = { .limit = UINT64_MAX };
 
 /*
- * A part is left in the hand it was found in, so hands run out if many daemons in a row never get
+ * A part is left in the journal it was found in, so journals run out if many daemons in a row never get
  * to finish one.
  */
-static uint32_t hands_for(unsigned n_threads)
+static uint32_t journals_for(unsigned n_threads)
 {
-	return MIN(MAX(4 * n_threads, LEDGER_HANDS_MIN), LEDGER_HANDS_MAX);
+	return MIN(MAX(4 * n_threads, LEDGER_JOURNALS_MIN), LEDGER_JOURNALS_MAX);
 }
 
 uint64_t ledger_bytes(unsigned n_threads)
 {
-	return ledger_len(hands_for(n_threads));
+	return ledger_len(journals_for(n_threads));
 }
 
 static uint32_t cells_for(uint32_t cell_bytes)
@@ -37,7 +37,7 @@ static uint32_t cells_for(uint32_t cell_bytes)
 /* The size of parts is not known yet: room for one cell at least. */
 uint64_t ledger_far_bytes(unsigned n_threads, uint32_t n_tensors)
 {
-	return ledger_data_offset(hands_for(n_threads), n_tensors, LEDGER_CELLS_MAX) +
+	return ledger_data_offset(journals_for(n_threads), n_tensors, LEDGER_CELLS_MAX) +
 	       align_up((uint64_t)LEDGER_CELL_MAX, 4096);
 }
 
@@ -80,7 +80,7 @@ struct ledger *ledger_free(struct ledger *ledger)
 
 int ledger_charge_to(struct ledger *ledger, struct quota *quota)
 {
-	uint64_t bytes = sizeof(*ledger) + ledger_len(ledger->n_hands) +
+	uint64_t bytes = sizeof(*ledger) + ledger_len(ledger->n_journals) +
 			 ledger->n_cells * (sizeof(ledger->kept[0]) + 2 * sizeof(uint32_t)) +
 			 ledger->n_known * LEDGER_KNOWN_BYTES;
 
@@ -119,9 +119,10 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 {
 	_cleanup_(ledger_freep) struct ledger *ledger = NULL;
 	_cleanup_(fd_closep) int fd = memfd_create("bps-ledger", MFD_CLOEXEC | MFD_ALLOW_SEALING);
-	uint32_t n_hands = hands_for(n_threads), n_cells = far ? cells_for(far->cell_bytes) : 0;
-	uint64_t len = far ? ledger_far_len(n_hands, far->n_tensors, n_cells, far->cell_bytes)
-			   : ledger_len(n_hands);
+	uint32_t n_journals = journals_for(n_threads),
+		 n_cells = far ? cells_for(far->cell_bytes) : 0;
+	uint64_t len = far ? ledger_far_len(n_journals, far->n_tensors, n_cells, far->cell_bytes)
+			   : ledger_len(n_journals);
 	struct ledger_header *header;
 	struct failure failure = { 0 };
 	int r;
@@ -138,7 +139,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 		return error_origin(r);
 	ledger->size = size;
 	ledger->part_bytes = part_bytes;
-	ledger->n_hands = n_hands;
+	ledger->n_journals = n_journals;
 	ledger->n_cells = n_cells;
 	ledger->n_tensors = far ? far->n_tensors : 0;
 	ledger->cell_bytes = far ? far->cell_bytes : 0;
@@ -157,7 +158,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	header->size = size;
 	header->part_bytes = part_bytes;
 	header->n_records = LEDGER_RECORDS;
-	header->n_hands = n_hands;
+	header->n_journals = n_journals;
 	header->piece_bytes = LEDGER_PIECE_BYTES;
 	header->pid_namespace = process_namespace();
 	header->n_cells = n_cells;
@@ -165,7 +166,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 	header->cell_bytes = ledger->cell_bytes;
 	if (far) {
 		header->job_len = (uint32_t)far->record_len;
-		memcpy(ledger->memory->data + ledger_job_offset(n_hands), far->record,
+		memcpy(ledger->memory->data + ledger_job_offset(n_journals), far->record,
 		       far->record_len);
 	}
 	*ret_ledger = TAKE_PTR(ledger);
@@ -175,9 +176,9 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 
 static uint64_t len_of(const struct ledger_header *header)
 {
-	return header->n_cells ? ledger_far_len(header->n_hands, header->n_tensors, header->n_cells,
-						header->cell_bytes)
-			       : ledger_len(header->n_hands);
+	return header->n_cells ? ledger_far_len(header->n_journals, header->n_tensors,
+						header->n_cells, header->cell_bytes)
+			       : ledger_len(header->n_journals);
 }
 
 /* The header, as copied; the memory behind it has so many bytes. */
@@ -194,16 +195,17 @@ static int check_header(const struct ledger_header *header, uint64_t len, uint64
 				   "the job again",
 				   header->version, header->n_records, header->piece_bytes,
 				   LEDGER_VERSION, LEDGER_RECORDS, LEDGER_PIECE_BYTES);
-	if (!header->n_hands || header->n_hands > LEDGER_HANDS_MAX ||
+	if (!header->n_journals || header->n_journals > LEDGER_JOURNALS_MAX ||
 	    header->part_bytes < PART_BYTES_MIN || header->part_bytes > PART_BYTES_MAX ||
 	    header->part_bytes % LEDGER_PART_ALIGN || header->n_cells > LEDGER_CELLS_MAX ||
 	    header->n_tensors > LEDGER_TENSORS_MAX || header->cell_bytes > LEDGER_CELL_MAX ||
 	    (header->n_cells && header->cell_bytes < header->part_bytes) ||
 	    header->job_len > LEDGER_JOB_MAX || header->len != len_of(header) || header->len != len)
 		return failure_set(failure, -EPROTO,
-				   "the ledger is damaged: %" PRIu64 " bytes, %u hands, parts of "
+				   "the ledger is damaged: %" PRIu64
+				   " bytes, %u journals, parts of "
 				   "%u bytes",
-				   header->len, header->n_hands, header->part_bytes);
+				   header->len, header->n_journals, header->part_bytes);
 	if (header->job != job || header->size != size)
 		return failure_set(failure, -EPROTO,
 				   "the ledger is of run %016" PRIx64 " with %u ranks, not of "
@@ -291,7 +293,7 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 		return failure_set(failure, -errno, "cannot look at the ledger: %s",
 				   strerror(errno));
 	if ((uint64_t)st.st_size < LEDGER_RECORD_OFFSET ||
-	    (uint64_t)st.st_size > ledger_far_len(LEDGER_HANDS_MAX, LEDGER_TENSORS_MAX,
+	    (uint64_t)st.st_size > ledger_far_len(LEDGER_JOURNALS_MAX, LEDGER_TENSORS_MAX,
 						  LEDGER_CELLS_MAX, LEDGER_CELL_MAX))
 		return failure_set(failure, -EPROTO, "what came beside Resume is no ledger");
 	r = ledger_map(fd, (uint64_t)st.st_size, n_threads, &ledger, failure);
@@ -304,7 +306,7 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 		return r;
 	ledger->size = size;
 	ledger->part_bytes = header.part_bytes;
-	ledger->n_hands = header.n_hands;
+	ledger->n_journals = header.n_journals;
 	ledger->n_cells = header.n_cells;
 	ledger->n_tensors = header.n_tensors;
 	ledger->cell_bytes = header.cell_bytes;
@@ -316,7 +318,7 @@ int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct 
 	ledger_header(ledger)->pid_namespace = process_namespace();
 	r = read_records(ledger, failure);
 	if (!r)
-		r = ledger_take_hands(ledger, failure);
+		r = ledger_take_journals(ledger, failure);
 	if (!r)
 		r = ledger_cells_open(ledger, failure);
 	if (r)
@@ -467,9 +469,9 @@ void ledger_forget(struct ledger *ledger, const char *tensor, uint64_t first, ui
 	while ((old = find_old(ledger, tensor, first, last))) {
 		uint32_t record = old->record;
 
-		/* While the record is there its hands mean something. */
+		/* While the record is there its journals mean something. */
 		old_remove(ledger, old);
-		ledger_drop_hands(ledger, record);
+		ledger_drop_journals(ledger, record);
 		record_free(ledger, record);
 	}
 }
@@ -576,7 +578,7 @@ void ledger_round_end(struct ledger_round *round)
 	if (!round->ledger)
 		return;
 	FAILPOINT("ledger-round-told");
-	ledger_drop_hands(round->ledger, round->record);
+	ledger_drop_journals(round->ledger, round->record);
 	record_free(round->ledger, round->record);
 	round->ledger = NULL;
 	FAILPOINT("ledger-record-freed");

@@ -30,7 +30,7 @@ int ledger_new(uint64_t job, uint32_t size, uint32_t part_bytes, unsigned n_thre
 /*
  * Takes over what fd, from outside, is said to be: the ledger of this run of a job of so many ranks. The descriptor stays
  * the caller's. Returns 0; -ESTALE (of another version), -EPROTO (no ledger, of another job, or damaged), -ECONNRESET
- * (too few hands are left for these threads), -ENOMEM, each with words.
+ * (too few journals are left for these threads), -ENOMEM, each with words.
  */
 int ledger_open(int fd, uint64_t job, uint32_t size, unsigned n_threads, struct ledger **ret_ledger,
 		struct failure *failure);
@@ -126,22 +126,22 @@ void ledger_round_set_stage(struct ledger_round *round, enum ledger_stage stage,
 
 /* -- Parts ---------------------------------------------------------------------------------------------------------- */
 
-/* A part in a hand. Pieces of it are summed into the scratch, then copied to the outputs. */
+/* A part in a journal. Pieces of it are summed into the scratch, then copied to the outputs. */
 struct ledger_part {
 	struct ledger *ledger;
 	uint32_t record;
-	uint32_t hand; /* UINT32_MAX: not taken yet */
+	uint32_t journal; /* UINT32_MAX: not taken yet */
 	uint64_t number;
 	uint32_t done, staged; /* bytes: in all outputs; after them, in the scratch */
 };
 
 /*
- * Control thread, before the part is given to a thread. Finds the hand in which it was left, if there is one. Returns 0,
+ * Control thread, before the part is given to a thread. Finds the journal in which it was left, if there is one. Returns 0,
  * or -EPROTO when that does not fit a part of len bytes.
  */
 int ledger_part_find(const struct ledger_round *round, uint64_t number, uint32_t len,
 		     struct ledger_part *ret_part);
-/* Working thread: takes its own hand unless there is one. */
+/* Working thread: takes its own journal unless there is one. */
 void ledger_part_take(struct ledger_part *part, unsigned thread);
 /* LEDGER_PIECE_BYTES, aligned to a page. */
 void *ledger_part_scratch(const struct ledger_part *part);

@@ -18,8 +18,8 @@ def start(armed='', options=()):
 # -- Tests ---------------------------------------------------------------------------------------------------------------
 
 # Where a daemon is killed, and at which passage. Those of the second row are passed once a job or round.
-PIECES = ['ledger-hand-taken', 'ledger-piece-staged', 'part-output-copied', 'ledger-piece-copied', 'ledger-part-copied',
-          'ledger-part-done', 'ledger-hand-cleared']
+PIECES = ['ledger-journal-taken', 'ledger-piece-staged', 'part-output-copied', 'ledger-piece-copied', 'ledger-part-copied',
+          'ledger-part-done', 'ledger-journal-cleared']
 ONCE = ['job-joined', 'ledger-record-half', 'ledger-record-written', 'request-ended', 'ledger-round-told',
         'ledger-record-freed', 'part-copied', 'part-summed']
 

@@ -317,7 +317,7 @@ def attempt(daemon, memory, number, ledger, fds):
 
 @full_tier('hundreds of attempts, of which some wait until 3 s are over')
 def test_a_ledger_with_any_field_wrong():
-    """Every byte of the header, of a record and of a hand turned over, and bits at random: a clear error, or a result of
+    """Every byte of the header, of a record and of a journal turned over, and bits at random: a clear error, or a result of
     its own job; never a crash, never a wait without end."""
     rng = random.Random(SEED)
     with Cluster(1, options=['--resume-timeout=3s']) as cluster:

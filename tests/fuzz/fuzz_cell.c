@@ -27,8 +27,8 @@ static void lay(char *at, size_t len, const uint8_t **data, size_t *size)
 static void lay_over(char *memory, const uint8_t *data, size_t size)
 {
 	const struct ledger_header *header = (const struct ledger_header *)memory;
-	char *cells = memory + ledger_cell_offset(header->n_hands, N_TENSORS);
-	char *tensors = memory + ledger_tensor_offset(header->n_hands);
+	char *cells = memory + ledger_cell_offset(header->n_journals, N_TENSORS);
+	char *tensors = memory + ledger_tensor_offset(header->n_journals);
 
 	lay(memory + offsetof(struct ledger_header, n_cells),
 	    sizeof(*header) - offsetof(struct ledger_header, n_cells), &data, &size);

@@ -1,6 +1,6 @@
 /*
  * A ledger as a trainer may give it back: the daemon must refuse it with words, or go on with it inside its own memory. The
- * input lies over one that was just made: the header's start, one process, two records, two hands. Then a round of its tensor is moved
+ * input lies over one that was just made: the header's start, one process, two records, two journals. Then a round of its tensor is moved
  * to its end, as the agent does.
  */
 #include "base/log.h"
@@ -17,7 +17,7 @@
 #define RECORD_LEN (offsetof(struct ledger_record, tensor) + 8) /* the rest of the name is 0 */
 #define HEADER_LEN offsetof(struct ledger_header, left)
 /* Made for N_THREADS: the least that there are. */
-#define N_HANDS LEDGER_HANDS_MIN
+#define N_JOURNALS LEDGER_JOURNALS_MIN
 
 static void lay_over(char *memory, const uint8_t *data, size_t size)
 {
@@ -30,7 +30,7 @@ static void lay_over(char *memory, const uint8_t *data, size_t size)
 		{ LEDGER_PROCESS_OFFSET, sizeof(struct ledger_process) },
 		{ LEDGER_RECORD_OFFSET, RECORD_LEN },
 		{ LEDGER_RECORD_OFFSET + sizeof(struct ledger_record), RECORD_LEN },
-		{ ledger_hand_offset(), 2 * sizeof(struct ledger_hand) },
+		{ ledger_journal_offset(), 2 * sizeof(struct ledger_journal) },
 	};
 
 	for (size_t i = 0; i < ARRAY_SIZE(spans); i++) {
@@ -131,7 +131,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 
 	log_init(LOG_LEVEL_ERROR);
 	FUZZ_CHECK(!ledger_new(JOB, SIZE, PART_BYTES, N_THREADS, NULL, &made, &fd));
-	memory = mmap(NULL, ledger_len(N_HANDS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+	memory = mmap(NULL, ledger_len(N_JOURNALS), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
 	FUZZ_CHECK(memory != MAP_FAILED);
 	lay_over(memory, data, size);
 	r = ledger_open(fd, JOB, SIZE, N_THREADS, &ledger, &failure);
@@ -140,6 +140,6 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 			   (r == -EPROTO || r == -ESTALE || r == -ECONNRESET));
 	else
 		use(ledger);
-	(void)munmap(memory, ledger_len(N_HANDS));
+	(void)munmap(memory, ledger_len(N_JOURNALS));
 	return 0;
 }

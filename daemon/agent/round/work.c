@@ -15,7 +15,7 @@
 /* Summed into the scratch and copied to the outputs at a time: scratch and the inputs' lines stay in the first cache. */
 #define PIECE_BYTES    (16u << 10)
 #define COPIES_AT_ONCE 2u
-static_assert(PIECE_BYTES <= LEDGER_PIECE_BYTES, "a piece fits into a hand's scratch");
+static_assert(PIECE_BYTES <= LEDGER_PIECE_BYTES, "a piece fits into a journal's scratch");
 
 static struct agent_job *job_of(const struct agent_part *part)
 {

@@ -85,7 +85,7 @@ static struct ledger_cell *cell_at(char *memory, uint32_t cell)
 	const struct ledger_header *header = (struct ledger_header *)memory;
 
 	return (struct ledger_cell *)(memory +
-				      ledger_cell_offset(header->n_hands, header->n_tensors)) +
+				      ledger_cell_offset(header->n_journals, header->n_tensors)) +
 	       cell;
 }
 
@@ -93,7 +93,7 @@ static struct ledger_tensor *tensor_at(char *memory, uint32_t tensor)
 {
 	const struct ledger_header *header = (struct ledger_header *)memory;
 
-	return (struct ledger_tensor *)(memory + ledger_tensor_offset(header->n_hands)) + tensor;
+	return (struct ledger_tensor *)(memory + ledger_tensor_offset(header->n_journals)) + tensor;
 }
 
 TEST(a_whole_cell_is_found_by_the_next_process)

@@ -100,7 +100,7 @@ TEST(a_part_goes_on_in_the_hand_it_was_left_in)
 	ASSERT_EQ(part.done, 4096);
 	ASSERT_EQ(part.staged, 512);
 	ledger_part_take(&part, 1);
-	ASSERT_TRUE(part.hand != fresh.hand);
+	ASSERT_TRUE(part.journal != fresh.journal);
 	ASSERT_EQ(*(uint8_t *)ledger_part_scratch(&part), 1);
 	ledger_part_copied(&part);
 	ASSERT_EQ(part.done, 4096 + 512);
@@ -148,7 +148,7 @@ TEST(a_hand_in_the_middle_of_an_element_is_damage)
 		begin(ledger, &round);
 		leave_part(&round, 0, 0, at[i][0], at[i][1]);
 		ledger_free(ledger);
-		expect_damaged(fd, "the ledger is damaged: hand 0 is at byte");
+		expect_damaged(fd, "the ledger is damaged: journal 0 is at byte");
 	}
 }
 
@@ -304,8 +304,8 @@ TEST(records_and_hands_come_back)
 	ledger_round_end(&rounds[0]);
 	ledger_round_end(&rounds[0]);
 	ledger_free(ledger);
-	/* Nothing is left: as many threads as ever find a hand. */
-	ledger = reopen(fd, LEDGER_HANDS_MIN);
+	/* Nothing is left: as many threads as ever find a journal. */
+	ledger = reopen(fd, LEDGER_JOURNALS_MIN);
 	ledger_free(ledger);
 	free(rounds);
 }
@@ -313,16 +313,16 @@ TEST(records_and_hands_come_back)
 TEST(too_few_hands_are_told)
 {
 	_cleanup_(fd_closep) int fd = -1;
-	struct ledger *ledger = make(LEDGER_HANDS_MIN / 4, &fd);
+	struct ledger *ledger = make(LEDGER_JOURNALS_MIN / 4, &fd);
 	struct ledger_round round = { 0 };
 	struct failure failure = { 0 };
 
 	begin(ledger, &round);
 	leave_part(&round, 0, 0, 4, 4);
 	ledger_free(ledger);
-	ASSERT_EQ(ledger_open(fd, JOB, SIZE, LEDGER_HANDS_MIN, &ledger, &failure), -ECONNRESET);
-	ASSERT_TRUE(strstr(failure.text, "64 hands, 1 of them full"));
-	ledger = reopen(fd, LEDGER_HANDS_MIN - 1);
+	ASSERT_EQ(ledger_open(fd, JOB, SIZE, LEDGER_JOURNALS_MIN, &ledger, &failure), -ECONNRESET);
+	ASSERT_TRUE(strstr(failure.text, "64 journals, 1 of them full"));
+	ledger = reopen(fd, LEDGER_JOURNALS_MIN - 1);
 	ledger_free(ledger);
 }
 
