@@ -6,7 +6,7 @@ import sys
 import pytest
 from conftest import PYTHON, needs_build
 
-for package in ("accelerate", "lightning", "torch", "transformers"):
+for package in ("accelerate", "deepspeed", "lightning", "ray", "torch", "torchft", "transformers"):
     pytest.importorskip(package)
 pytestmark = needs_build
 PRELOADED = ("torch", "torch._dynamo", "torch.distributed.fsdp", "torch.distributed.tensor")
@@ -14,25 +14,38 @@ STACKS = PYTHON / "examples" / "stacks"
 
 
 @pytest.mark.parametrize(
-    "script, n",
+    "script, n, steps",
     [
-        ("fsdp2.py", 2),
-        ("hsdp.py", 4),
-        ("two_d.py", 4),
-        ("accelerated.py", 2),
-        ("trainer.py", 2),
-        ("lightning_ddp.py", 2),
+        ("fsdp2.py", 2, 10),
+        ("hsdp.py", 4, 10),
+        ("two_d.py", 4, 10),
+        ("accelerated.py", 2, 10),
+        ("trainer.py", 2, 10),
+        ("lightning_ddp.py", 2, 10),
+        ("deepspeed_zero.py", 2, 30),  # of three stages
+        ("ray_train.py", 1, 10),  # which starts two workers
     ],
 )
-def test_stack(run_launch, script, n):
+def test_stack(run_launch, script, n, steps):
     def losses(*backend):
         done = run_launch("-np", n, sys.executable, STACKS / script, *backend, timeout=300)
         assert done.returncode == 0, done.stdout + done.stderr
         return [re.findall(rf"^\[{rank}\] loss (\S+)", done.stdout, re.M) for rank in range(n)]
 
     ours = losses()
-    assert len(ours[0]) == len(set(ours[0])) == 10  # each step is of another model
+    assert len(ours[0]) == len(set(ours[0])) == steps  # each step is of another model
     assert ours == losses("gloo")
+
+
+def test_replicas_that_leave_and_come(run_launch):
+    """How many steps one takes alone is torchft's to say: so is what the model comes to, which is the same on both."""
+    done = run_launch("-np", 2, sys.executable, STACKS / "torchft_ddp.py", timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    ends = re.findall(r"in the end (\S+)", done.stdout)
+    assert len(ends) == 2 and len(set(ends)) == 1
+    for rank in range(2):
+        assert len(re.findall(rf"^\[{rank}\] loss \S+, a step of 2", done.stdout, re.M)) >= 8
+    assert re.search(r"^\[0\] loss \S+, a step of 1", done.stdout, re.M)
 
 
 def test_ranks_that_begin_again(run_launch, tmp_path):
