@@ -115,28 +115,32 @@ void data_pack(const struct data_header *h, struct data_packed *ret_packed)
 	};
 }
 
-void data_unpack(const struct data_header *pack, const struct data_packed *packed,
-		 struct data_header *ret_header)
+/* Field by field, each straight to its place: a copy of what was just stored in pieces would wait for it. */
+void data_unpack(const struct data_header *restrict pack, const struct data_packed *restrict packed,
+		 struct data_header *restrict ret_header)
 {
-	struct data_header h = *pack;
-
-	h.op = (uint8_t)pack->block;
-	h.flags = le16toh(packed->flags);
-	h.len = le16toh(packed->len);
-	h.cookie = le32toh(packed->cookie);
-	h.key = le64toh(packed->key);
-	h.round = le64toh(packed->round);
-	h.block = h.part = h.moved = 0;
-	h.offset = 0;
-	h.dtype = packed->dtype;
-	h.operation = packed->operation;
-	h.reduction = packed->reduction;
-	h.pad = 0;
-	h.status = (int32_t)le32toh((uint32_t)packed->status);
-	h.total = h.part_len = le32toh(packed->part_len);
-	h.root = le32toh(packed->root);
-	h.priority = (int32_t)le32toh((uint32_t)packed->priority);
-	*ret_header = h;
+	ret_header->magic = pack->magic;
+	ret_header->version = pack->version;
+	ret_header->op = (uint8_t)pack->block;
+	ret_header->flags = le16toh(packed->flags);
+	ret_header->len = le16toh(packed->len);
+	ret_header->cookie = le32toh(packed->cookie);
+	ret_header->job = pack->job;
+	ret_header->key = le64toh(packed->key);
+	ret_header->round = le64toh(packed->round);
+	ret_header->epoch = pack->epoch;
+	ret_header->node = pack->node;
+	ret_header->block = ret_header->part = 0;
+	ret_header->dtype = packed->dtype;
+	ret_header->operation = packed->operation;
+	ret_header->reduction = packed->reduction;
+	ret_header->pad = 0;
+	ret_header->status = (int32_t)le32toh((uint32_t)packed->status);
+	ret_header->offset = 0;
+	ret_header->total = ret_header->part_len = le32toh(packed->part_len);
+	ret_header->root = le32toh(packed->root);
+	ret_header->priority = (int32_t)le32toh((uint32_t)packed->priority);
+	ret_header->moved = 0;
 }
 
 bool data_packed_fit(const struct data_header *pack, const struct data_packed *packed)

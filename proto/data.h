@@ -306,8 +306,8 @@ void data_pack_header(const struct data_header *first, uint32_t n, uint32_t len,
 		      struct data_header *ret_header);
 /* In wire order; and back, with a header that has passed data_header_check(). What comes out has still to pass it. */
 void data_pack(const struct data_header *header, struct data_packed *ret_packed);
-void data_unpack(const struct data_header *pack, const struct data_packed *packed,
-		 struct data_header *ret_header);
+void data_unpack(const struct data_header *restrict pack, const struct data_packed *restrict packed,
+		 struct data_header *restrict ret_header);
 /* Whether the messages of a pack, in wire order, have lengths that come to what its header says of all, and nothing unknown. */
 bool data_packed_fit(const struct data_header *pack, const struct data_packed *packed);
 

@@ -321,8 +321,13 @@ static_assert(!(offsetof(struct agent_request, expanded) % CACHE_LINE ||
 		offsetof(struct agent_request, submitted_rank) % CACHE_LINE),
 	      "what is fetched of a request begins with lines");
 
-/* Fetches what the next agent_submit() of it looks at first. */
+/*
+ * Fetch what an agent_submit() of it that comes soon looks at, one after the other: each looks only at what the one before it has
+ * fetched. The tensor; the round that another rank has begun; the requests of ranks that have come to it.
+ */
 void agent_fetch(const struct agent_declaration *declaration);
+void agent_fetch_round(const struct agent_declaration *declaration);
+void agent_fetch_requests(const struct agent_declaration *declaration);
 /*
  * Submits. done() may come before it returns. invalid: what the door found wrong with this request already, or NULL: then
  * the round fails for all ranks with these words. A round that is not the declaration's next fails the job (-EPROTO); but

@@ -153,12 +153,10 @@ void *held_new(struct quota *quota, size_t len)
 	return held->data;
 }
 
-void *held_free(void *data)
+void held_drop(void *data)
 {
-	struct held *held = data ? container_of(data, struct held, data) : NULL;
+	struct held *held = container_of(data, struct held, data);
 
-	if (held)
-		quota_release(held->quota, held->len);
+	quota_release(held->quota, held->len);
 	free(held);
-	return NULL;
 }

@@ -33,5 +33,11 @@ uint64_t quota_used(const struct quota *quota);
 
 /* Zeroed memory that is charged until held_free(). Returns NULL with errno EDQUOT or ENOMEM. */
 void *held_new(struct quota *quota, size_t len);
+void held_drop(void *data);
 /* Returns NULL; takes NULL. */
-void *held_free(void *data);
+static inline void *held_free(void *data)
+{
+	if (data)
+		held_drop(data);
+	return NULL;
+}

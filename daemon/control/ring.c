@@ -435,6 +435,18 @@ static void submit(struct session *session, const struct shm_entry *entry)
 
 /* -- Draining ----------------------------------------------------------------------------------------------------- */
 
+/* Of the tensor that a later entry names; or NULL. */
+static const struct agent_declaration *declaration_ahead(const struct session *session,
+							 uint64_t ahead)
+{
+	const struct shm_entry *entry =
+		&shm_ring(session->ring.shm)[(session->ring.head + ahead) % SHM_ENTRIES];
+	const struct session_tensor *tensor =
+		find_tensor(session, *(const volatile uint32_t *)&entry->tensor);
+
+	return tensor && !agent_is_void(&tensor->declaration) ? &tensor->declaration : NULL;
+}
+
 /*
  * What entries to come name is far apart in memory, and is fetched while those before them are worked on: at each step
  * what the step before has made known. What they say is not to be trusted, and only looked up.
@@ -442,6 +454,7 @@ static void submit(struct session *session, const struct shm_entry *entry)
 static void fetch_ahead(const struct session *session, uint64_t tail)
 {
 	const struct shm_entry *ring = shm_ring(session->ring.shm);
+	const struct agent_declaration *declaration;
 	uint64_t n = tail - session->ring.head;
 
 	if (n > 20) {
@@ -468,19 +481,18 @@ static void fetch_ahead(const struct session *session, uint64_t tail)
 		if (tensor < session->tensors.n_numbered)
 			fetch_to_write(session->tensors.numbered[tensor],
 				       sizeof(struct session_tensor));
-		if (slot < SHM_SLOTS)
+		if (slot < SHM_SLOTS) {
 			fetch_to_write(session->ring.requests[slot],
 				       sizeof(struct session_request));
+			fetch_to_write(&shm_slots(session->ring.shm)[slot], CACHE_LINE);
+		}
 	}
-	if (n > 4) {
-		uint32_t number =
-			*(const volatile uint32_t *)&ring[(session->ring.head + 4) % SHM_ENTRIES]
-				 .tensor;
-		const struct session_tensor *tensor = find_tensor(session, number);
-
-		if (tensor && !agent_is_void(&tensor->declaration))
-			agent_fetch(&tensor->declaration);
-	}
+	if (n > 4 && (declaration = declaration_ahead(session, 4)))
+		agent_fetch(declaration);
+	if (n > 2 && (declaration = declaration_ahead(session, 2)))
+		agent_fetch_round(declaration);
+	if (n > 1 && (declaration = declaration_ahead(session, 1)))
+		agent_fetch_requests(declaration);
 }
 
 /* Copies the next entry out of the trainer's reach. Returns false when there is none or the session had to be failed. */
@@ -632,7 +644,33 @@ static void take_packets(struct session *session, uint64_t now_ns, uint64_t unti
 	}
 }
 
-/* What the ring has is looked at in advance: so it goes on as long as no other job has anything. Returns when it was over. */
+static bool has_entries(const struct session *session)
+{
+	const struct shm_header *header = session->ring.shm;
+
+	return atomic_load_explicit(&header->tail, memory_order_acquire) != session->ring.head;
+}
+
+/* Sessions that do not ring, but for this one, get their turn if they have entries. Returns whether any has. */
+static bool look(struct control *control, const struct session *but)
+{
+	struct session *session, *next;
+	bool found = false;
+
+	list_for_each_safe (session, next, &control->awake, ring.awake) {
+		if (session == but || session->turn.rung || !has_entries(session))
+			continue;
+		ring_work(session, SESSION_ENTRIES);
+		found = true;
+	}
+	return found;
+}
+
+/*
+ * What the ring has is looked at in advance: so it goes on as long as no other session has
+ * anything. Ranks of a job take turns, too: a round whose ranks come one soon after the other is
+ * still in the cache for the last. Returns when it was over.
+ */
 static uint64_t take_entries(struct session *session, uint64_t until_ns)
 {
 	struct control *control = session->control;
@@ -643,7 +681,8 @@ static uint64_t take_entries(struct session *session, uint64_t until_ns)
 	do {
 		n = drain(session, RING_BATCH);
 		now_ns = clock_now_ns();
-	} while (n == RING_BATCH && now_ns < until_ns && fair_is_alone(&control->rings, flow));
+	} while (n == RING_BATCH && now_ns < until_ns && !control->rings.n &&
+		 !look(control, session));
 	if (session->ring.head != head)
 		pace_jobs_note(&control->pace_jobs, flow, now_ns);
 	if (session->ring.stalled)
@@ -691,26 +730,9 @@ static void on_drain(struct mail *mail)
 		fair_rest(&control->rings);
 }
 
-static bool has_entries(const struct session *session)
-{
-	const struct shm_header *header = session->ring.shm;
-
-	return atomic_load_explicit(&header->tail, memory_order_acquire) != session->ring.head;
-}
-
 static bool on_look(struct loop_watch *watch)
 {
-	struct control *control = container_of(watch, struct control, watch);
-	struct session *session;
-	bool found = false;
-
-	list_for_each (session, &control->awake, ring.awake) {
-		if (session->turn.rung || !has_entries(session))
-			continue;
-		ring_work(session, SESSION_ENTRIES);
-		found = true;
-	}
-	return found;
+	return look(container_of(watch, struct control, watch), NULL);
 }
 
 static bool on_rest(struct loop_watch *watch)

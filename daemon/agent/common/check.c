@@ -455,12 +455,10 @@ static int compare_ranks(const struct agent_round *round, uint32_t i, uint32_t j
 	return pair.request[0] && pair.request[1] ? compare(&pair) : 0;
 }
 
-int agent_check_newest(const struct agent_round *round, uint32_t index, struct failure *failure)
+int agent_check_pairs(const struct agent_round *round, uint32_t index, struct failure *failure)
 {
 	int r = 0;
 
-	if (round->ranks[index].request->operation != OPERATION_ALL_TO_ALL)
-		return 0;
 	for (uint32_t i = 0; i < round->job->layout.n_local && !r; i++)
 		r = compare_ranks(round, i, index, failure);
 	return r;

@@ -5,14 +5,6 @@
 #include "agent/round/device.h"
 #include "reduce/reduce.h"
 
-const struct agent_request *agent_round_first(const struct agent_round *round)
-{
-	for (uint32_t i = 0; i < agent_round_n_local(round); i++)
-		if (round->ranks[i].request)
-			return round->ranks[i].request;
-	return NULL;
-}
-
 bool agent_round_concerns_device(const struct agent_round *round)
 {
 	for (uint32_t i = 0; i < round->job->layout.n_local; i++) {

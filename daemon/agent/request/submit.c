@@ -7,6 +7,8 @@
 #include "agent/round/round.h"
 #include <inttypes.h>
 
+/* Requests of a round that are fetched ahead. */
+#define FETCHED_REQUESTS 4u
 /* Longer deadlines are taken as this: no sum of times overflows. */
 #define TIMEOUT_MAX_MS (365ull * 24 * 3600 * 1000)
 /* Ranks whose spread is at most this are waited for awake, so much longer than it: a few wake-ups of a thread. */
@@ -210,7 +212,8 @@ static void round_examine(struct agent_round *round, uint32_t index,
 				     invalid->text);
 		agent_round_fail(round, &failure, true);
 	} else if (agent_check_request(round->tensor, rank, request, &words) ||
-		   agent_check_newest(round, index, &words) ||
+		   (request->operation == OPERATION_ALL_TO_ALL &&
+		    agent_check_pairs(round, index, &words)) ||
 		   (agent_round_is_complete(round) && check_complete(round, &words))) {
 		agent_round_describe(round, &failure, words.status, "%s", words.text);
 		agent_round_fail(round, &failure, true);
@@ -362,6 +365,27 @@ void agent_fetch(const struct agent_declaration *declaration)
 	__builtin_prefetch(&tensor->reached[declaration->member->index], 1);
 }
 
+void agent_fetch_round(const struct agent_declaration *declaration)
+{
+	const struct agent_tensor *tensor = declaration->tensor;
+	const struct agent_round *round = list_last(&tensor->rounds, struct agent_round, link);
+
+	if (!round)
+		return;
+	fetch_to_write(round, offsetof(struct agent_round, failure) + 1);
+	fetch_to_write(round->ranks, 2 * CACHE_LINE);
+}
+
+void agent_fetch_requests(const struct agent_declaration *declaration)
+{
+	const struct agent_tensor *tensor = declaration->tensor;
+	const struct agent_round *round = list_last(&tensor->rounds, struct agent_round, link);
+
+	for (uint32_t i = 0; round && i < MIN(agent_round_n_local(round), FETCHED_REQUESTS); i++)
+		if (round->ranks[i].request)
+			fetch_to_write(round->ranks[i].request, sizeof(struct agent_request));
+}
+
 void agent_submit(struct agent_declaration *declaration, struct agent_request *request,
 		  const struct failure *invalid)
 {
@@ -416,7 +440,8 @@ void agent_submit(struct agent_declaration *declaration, struct agent_request *r
 
 	declaration->newest = round;
 	/* It stays, as this rank has not come to it. */
-	(void)agent_round_mend(round);
+	if (unlikely(job->sweep.n_without))
+		(void)agent_round_mend(round);
 	round_came(round, index, now_ns, request);
 	if (agent_elastic_submit(tensor, index, request, &words) && !invalid)
 		invalid = &words;

@@ -123,6 +123,15 @@ static inline uint32_t agent_round_n_local(const struct agent_round *round)
 	return round->job->layout.n_local;
 }
 
+/* The first request that is there, or NULL; one is while it moves. */
+static inline const struct agent_request *agent_round_first(const struct agent_round *round)
+{
+	for (uint32_t i = 0; i < agent_round_n_local(round); i++)
+		if (round->ranks[i].request)
+			return round->ranks[i].request;
+	return NULL;
+}
+
 /* What servers are told once the round moves: `reduction` of data_header. */
 static inline uint8_t agent_round_reduction(const struct agent_round *round)
 {
@@ -151,8 +160,6 @@ static inline uint64_t agent_request_ordinal(const struct agent_request *request
 /* Words about a round: "tensor NAME, round N: ...". */
 void agent_round_describe(const struct agent_round *round, struct failure *failure, int status,
 			  const char *format, ...) _printf_(4, 5);
-/* The first request that is there; one is while it moves. */
-const struct agent_request *agent_round_first(const struct agent_round *round);
 /*
  * What each node's sum is divided by: of averages of float16 through servers, if some node has several ranks and all servers have
  * DATA_FEATURE_SCALES; else 0. Some request is there.
@@ -234,7 +241,7 @@ void agent_acknowledged_resumed(struct agent_tensor *tensor);
  */
 int agent_check_request(const struct agent_tensor *tensor, uint32_t rank,
 			const struct agent_request *request, struct failure *failure);
-int agent_check_newest(const struct agent_round *round, uint32_t index, struct failure *failure);
+int agent_check_pairs(const struct agent_round *round, uint32_t index, struct failure *failure);
 int agent_check_round(const struct agent_round *round, struct failure *failure);
 /* Elements of the operation (push_pull, broadcast), or of each block where they are equal. Of a checked request. */
 uint64_t agent_check_elements(const struct agent_tensor *tensor, uint32_t rank,

@@ -187,11 +187,6 @@ static void go_on(struct fair *fair, struct fair_flow *flow)
 	}
 }
 
-bool fair_is_alone(const struct fair *fair, uint64_t id)
-{
-	return !fair->n_heap || (fair->n_heap == 1 && fair->heap[0]->id == id);
-}
-
 static struct order_item pop(struct fair *fair, struct fair_flow *flow)
 {
 	struct order_item item = order_pop(&flow->order);

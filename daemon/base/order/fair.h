@@ -65,8 +65,6 @@ struct order_item fair_pop_next(struct fair *fair);
  * and does not fail.
  */
 void fair_return(struct fair *fair, uint64_t flow, const struct order_item *item);
-/* Whether no other flow has items. */
-bool fair_is_alone(const struct fair *fair, uint64_t flow);
 /* Takes an item back, which is looked for among those of its flow. Returns whether it was there. */
 bool fair_remove(struct fair *fair, uint64_t flow, const void *item);
 /* What was taken of a flow has cost so much more, where that is known only afterwards. */

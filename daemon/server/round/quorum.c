@@ -43,9 +43,9 @@ static bool is_behind(const struct slot *slot, uint32_t node)
 	return slot->part->behind[node] >= max;
 }
 
-void quorum_count(struct slot *slot)
+void quorum_count_behind(struct slot *slot)
 {
-	for (uint32_t i = 0; slot->job->stragglers.quorum && i < slot->job->n_nodes; i++) {
+	for (uint32_t i = 0; i < slot->job->n_nodes; i++) {
 		bool behind = !slot->acked[i] && (slot->late || (slot->kept && !slot->number[i]));
 
 		if (behind != slot->behind[i])

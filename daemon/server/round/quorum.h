@@ -21,8 +21,13 @@ struct carried {
 	uint64_t charged;
 };
 
-/* Who is late, or has acknowledged, or was sent a slot that others have left behind has changed. */
-void quorum_count(struct slot *slot);
+/* Who is late, or has acknowledged, or was sent a slot that others have left behind has changed, in a job with a quorum. */
+void quorum_count_behind(struct slot *slot);
+static inline void quorum_count(struct slot *slot)
+{
+	if (slot->job->stragglers.quorum)
+		quorum_count_behind(slot);
+}
 /* Whether the slot's round may go on without all. */
 bool quorum_applies(const struct slot *slot);
 /* The same, and it does now. */

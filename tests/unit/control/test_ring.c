@@ -690,6 +690,31 @@ TEST(wild_slot_ends_the_session)
 	expect_cut_off(post_wild_slot);
 }
 
+/* What ends a session behind so many entries of a rank is met after the other rank's turn, in which all of them are done. */
+TEST(ranks_of_a_job_take_turns)
+{
+	enum { TURN = 16 };
+	struct shm_entry entry = trainer_entry(1, 1, 1, 1, 100);
+	struct ring ring;
+	uint32_t slots[2][TURN];
+
+	ring_open_with(&ring, 2, &(struct door_options){ .spin_ns = NSEC_PER_SEC });
+	/* Both are looked at from here on. */
+	expect_sum(&ring, 1);
+	for (uint32_t i = 0; i < 2; i++) {
+		for (uint32_t n = 0; n < TURN; n++) {
+			entry.round = n + 2;
+			slots[i][n] = trainer_post(&ring.trainers[i], &entry);
+		}
+		if (!i)
+			post_wild_slot(&ring.trainers[i]);
+	}
+	DOOR_UNTIL(ring.door, control_n_sessions(ring.door->control) == 1);
+	for (uint32_t n = 0; n < TURN; n++)
+		ASSERT_EQ(trainer_wait(&ring.trainers[1], slots[1][n], NULL), 0);
+	ring_close(&ring);
+}
+
 TEST(slots_of_failed_entries_may_be_used_again_but_wild_ones_not)
 {
 	expect_cut_off(post_twice);
