@@ -120,6 +120,13 @@ enum bps_gpu_reduce {
 		4 /* as AUTO, and by way of one GPU of each PCIe switch to the host */
 };
 
+/*
+ * Orders in which all ranks submit operations, whatever their tensors, and whatever they submit in no order or in the
+ * other one beside. The order of calls is that of one thread of the program; the order of programs is that in which
+ * something runs for it, in threads of its own, what it has compiled.
+ */
+enum bps_order { BPS_ORDER_CALLS = 1, BPS_ORDER_PROGRAMS = 2 };
+
 /* Elements of a tensor that differ from rank to rank or from one operation to the next. */
 #define BPS_VARIABLE UINT64_MAX
 
@@ -410,10 +417,16 @@ struct bps_submit_params {
 	/*
 	 * Of an operation that all ranks submit in one order with others, whatever their tensors:
 	 * its number among those, from 1. When two ranks' n-th ones are of different tensors, or
-	 * rounds of one, they fail at once with -EILSEQ and words that name both. 0: none of them.
-	 * PUSH_PULL_ROWS have none, nor do operations of an elastic job.
+	 * rounds of one, they fail at once with -EILSEQ and words that name both. 0: none of them,
+	 * or what `order` says. PUSH_PULL_ROWS have none, nor do operations of an elastic job.
 	 */
 	uint64_t ordinal;
+	/*
+	 * enum bps_order: the operation gets the next ordinal of this order, unless it is refused.
+	 * All front ends of a process that count so have one order. 0: none. In an elastic job it
+	 * has no effect.
+	 */
+	int order;
 };
 
 /*
@@ -425,6 +438,19 @@ struct bps_submit_params {
  */
 int bps_submit(struct bps_tensor *tensor, const struct bps_submit_params *params,
 	       struct bps_request **ret_request);
+
+/*
+ * Takes the next ordinal of an order, for an operation that is submitted later with it, maybe by another thread. 0: the
+ * job is elastic. Fails with -EINVAL.
+ */
+int bps_client_take_ordinal(struct bps_client *client, int order, uint64_t *ret_ordinal);
+
+/*
+ * The last ordinal of an order with which a request has ended with -EILSEQ, as bps_request_wait() or bps_request_poll()
+ * have said; 0: none. Ranks that differ there have come to a tensor differently often: those that all submit after it
+ * are to be others, whose names may have this number.
+ */
+uint64_t bps_client_differed(struct bps_client *client, int order);
 
 /* Submits a BPS_BARRIER over all ranks. Barriers of a job form one sequence. */
 int bps_barrier(struct bps_client *client, int64_t timeout_ms, struct bps_request **ret_request);

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "call.h"
+#include "order.h"
 
 enum job_state {
 	JOB_NONE,
@@ -26,6 +27,7 @@ struct job {
 	int ledger;	     /* or -1: the job ends with the daemon's process */
 	bool resumed;	     /* another process than the one that it began with goes on with it */
 	bool cuda; /* some memory on a device was handed over: it ends with the daemon's process */
+	struct order orders[ORDERS];
 	/* As it was joined; the pointers lead to what follows. */
 	struct bps_join_params params;
 	char name[JOB_NAME_MAX + 1];

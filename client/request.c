@@ -592,6 +592,7 @@ _public_ int bps_request_poll(struct bps_request *request)
 	if (!request_advance(request))
 		return 0;
 	job_see(request->client, request);
+	order_see(request->client, request);
 	return 1;
 }
 
@@ -619,6 +620,7 @@ _public_ int bps_request_wait(struct bps_request *request, int64_t timeout_ms)
 		}
 	}
 	job_see(client, request);
+	order_see(client, request);
 	if (request->status)
 		return error_set(request->status, "%s", request_text(request));
 	return 0;

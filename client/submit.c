@@ -323,7 +323,11 @@ static int plan_check_kind(struct plan *plan)
 		return plan_refuse(plan, "it has no counts");
 	if (!rows && (p->width || p->input_rows || p->output_rows))
 		return plan_refuse(plan, "it has no rows");
-	if (p->ordinal && rows)
+	if (p->order < 0 || p->order > ORDERS)
+		return plan_refuse(plan, "%d is no order", p->order);
+	if (p->ordinal && p->order)
+		return plan_refuse(plan, "an order and an ordinal: one of them says the other");
+	if ((p->ordinal || p->order) && rows)
 		return plan_refuse(plan, "it has no ordinal");
 	if (p->ordinal && plan->tensor->client->job.params.elastic)
 		return plan_refuse(plan, "an ordinal, but the job is elastic");
@@ -571,6 +575,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 	const struct staging_range *input_range = request->input_range;
 	const struct bps_join_params *job = &request->client->job.params;
 	bool waits_not = job->quorum || job->asynchronous;
+	uint64_t ordinal = p->ordinal;
 	struct location input, output, counts, input_rows = { 0, 0 }, output_rows = { 0, 0 };
 
 	if (plan->input_len && !request->input_memory && !input_range)
@@ -584,6 +589,8 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		output_rows = submit_locate(request->output_rows_memory, request->output_rows_range,
 					    p->output_rows);
 	}
+	if (p->order)
+		ordinal = order_take(request->client, p->order);
 	/* All of it: what is left out would have to be cleared before. */
 	request->entry = (struct shm_entry){
 		.ticket = 0,
@@ -605,7 +612,7 @@ static void submit_post(const struct plan *plan, struct bps_request *request)
 		.output_count = plan->output_count,
 		.counts_offset = counts.offset,
 		.timeout_ms = (uint64_t)p->timeout_ms,
-		.ordinal = p->operation == BPS_PUSH_PULL_ROWS ? p->width : p->ordinal,
+		.ordinal = p->operation == BPS_PUSH_PULL_ROWS ? p->width : ordinal,
 		.input_rows_offset = input_rows.offset,
 		.output_rows_offset = output_rows.offset,
 		.input_rows_buffer = input_rows.buffer,

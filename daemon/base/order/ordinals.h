@@ -10,10 +10,11 @@
 #include "base/quota.h"
 
 /*
- * Ordinals that are known at once; of older ones nothing is said any more. A rank has at most as
- * many requests, so it is not further ahead of one that it waits for.
+ * Ordinals that are known at once; of older ones nothing is said any more. A rank has at most half
+ * as many requests, and libbps_client gives the ordinals to two orders by turns (client/order.c), so
+ * a rank is not further ahead of one that it waits for.
  */
-#define ORDINALS_KEPT 4096
+#define ORDINALS_KEPT 8192
 
 struct ordinal_operation {
 	const char *tensor; /* its name */

@@ -110,7 +110,11 @@ static void use_operations(void)
 	params.memory = BPS_MEMORY_CUDA;
 	params.stream = NULL;
 	params.all_ranks = 0;
+	params.ordinal = 0;
+	params.order = BPS_ORDER_CALLS;
 	EXPECT(bps_submit(tensor, &params, &request) < 0);
+	EXPECT(bps_client_take_ordinal(NULL, BPS_ORDER_PROGRAMS, &rows) < 0);
+	EXPECT(bps_client_differed(NULL, BPS_ORDER_CALLS) == 0);
 	EXPECT(bps_barrier(NULL, 0, &request) < 0);
 	EXPECT(bps_request_poll(request) < 0);
 	EXPECT(bps_request_wait(request, 0) < 0);

@@ -447,6 +447,100 @@ TEST(ordinals)
 	ASSERT_EQ(told(f.fake)->entry.width, 4);
 }
 
+#define ASSERT_NEXT(f, in_order, number)                                                \
+	do {                                                                            \
+		ASSERT_OK(TRY((f).fixed, .operation = BPS_BARRIER, .order = in_order)); \
+		ASSERT_EQ(told((f).fake)->entry.ordinal, number);                       \
+	} while (0)
+
+TEST(the_next_of_an_order)
+{
+	FIXTURE;
+
+	ASSERT_NEXT(f, BPS_ORDER_CALLS, 1);
+	ASSERT_NEXT(f, BPS_ORDER_CALLS, 3);
+	ASSERT_NEXT(f, BPS_ORDER_PROGRAMS, 2);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BARRIER));
+	ASSERT_EQ(told(f.fake)->entry.ordinal, 0);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BARRIER, .ordinal = 9));
+	ASSERT_NEXT(f, BPS_ORDER_CALLS, 5);
+	ASSERT_NEXT(f, BPS_ORDER_PROGRAMS, 4);
+}
+
+/* It would be missing, and whatever comes after it would differ from other ranks'. */
+TEST(what_is_refused_has_no_place_in_an_order)
+{
+	FIXTURE;
+	int64_t rows[8] = { 0 }, out_rows[8] = { 0 };
+
+	ASSERT_NEXT(f, BPS_ORDER_CALLS, 1);
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_PUSH_PULL, .order = BPS_ORDER_CALLS), EINVAL,
+		     "input is NULL");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BARRIER, .order = 1, .ordinal = 1), EINVAL,
+		     "an order and an ordinal");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BARRIER, .order = 3), EINVAL, "3 is no order");
+	ASSERT_FAILS(TRY(f.fixed, .operation = BPS_BARRIER, .order = -1), EINVAL, "-1 is no order");
+	ASSERT_FAILS(TRY_ROWS(p.order = 1), EINVAL, "no ordinal");
+	ASSERT_NEXT(f, BPS_ORDER_CALLS, 3);
+}
+
+TEST(an_ordinal_for_later)
+{
+	FIXTURE;
+	uint64_t ordinal;
+
+	ASSERT_NEXT(f, BPS_ORDER_CALLS, 1);
+	ASSERT_OK(bps_client_take_ordinal(f.client, BPS_ORDER_CALLS, &ordinal));
+	ASSERT_EQ(ordinal, 3);
+	ASSERT_NEXT(f, BPS_ORDER_CALLS, 5);
+	ASSERT_OK(TRY(f.fixed, .operation = BPS_BARRIER, .ordinal = ordinal));
+	ASSERT_EQ(told(f.fake)->entry.ordinal, 3);
+	ASSERT_FAILS(bps_client_take_ordinal(f.client, 0, &ordinal), EINVAL, "0 is no order");
+	ASSERT_FAILS(bps_client_take_ordinal(f.client, 3, &ordinal), EINVAL, "3 is no order");
+	ASSERT_FAILS(bps_client_take_ordinal(f.client, 1, NULL), EINVAL, "NULL");
+}
+
+/* Its last request ends with -EILSEQ, which the caller has not heard yet. */
+static struct bps_request *submit_and_differ(struct fixture *f, int order, unsigned n_held)
+{
+	struct bps_submit_params params = {
+		.size = sizeof(params),
+		.operation = BPS_BARRIER,
+		.order = order,
+	};
+	struct bps_request *request;
+
+	ASSERT_OK(bps_submit(f->fixed, &params, &request));
+	fake_await(f->fake, &f->fake->told.n_entries, n_held + 1);
+	fake_complete(f->fake, n_held, -EILSEQ, "they differ");
+	return request;
+}
+
+TEST(where_ranks_have_differed)
+{
+	FIXTURE;
+	struct bps_request *one, *two, *three;
+
+	FAKE_SET(f.fake, hold, true);
+	one = submit_and_differ(&f, BPS_ORDER_CALLS, 0);
+	two = submit_and_differ(&f, BPS_ORDER_CALLS, 1);
+	three = submit_and_differ(&f, BPS_ORDER_PROGRAMS, 2);
+	/* Nobody was told: others may not know either. */
+	ASSERT_EQ(bps_client_differed(f.client, BPS_ORDER_CALLS), 0);
+	ASSERT_FAILS(bps_request_wait(two, BPS_FOREVER), EILSEQ, "they differ");
+	ASSERT_EQ(bps_client_differed(f.client, BPS_ORDER_CALLS), 3);
+	while (!bps_request_poll(one))
+		;
+	ASSERT_EQ(bps_client_differed(f.client, BPS_ORDER_CALLS), 3);
+	ASSERT_EQ(bps_client_differed(f.client, BPS_ORDER_PROGRAMS), 0);
+	ASSERT_FAILS(bps_request_wait(three, BPS_FOREVER), EILSEQ, "they differ");
+	ASSERT_EQ(bps_client_differed(f.client, BPS_ORDER_PROGRAMS), 2);
+	ASSERT_EQ(bps_client_differed(f.client, 0), 0);
+	bps_request_free(one);
+	bps_request_free(two);
+	bps_request_free(three);
+}
+
 /* Ranks that are lost are in no order with the others. */
 TEST(elastic_jobs_have_no_ordinals)
 {
@@ -454,6 +548,7 @@ TEST(elastic_jobs_have_no_ordinals)
 	struct bps_join_params join = { .size = sizeof(join), .world_size = 1, .elastic = 1 };
 	struct bps_client *client;
 	struct bps_tensor *tensor;
+	uint64_t ordinal = 1;
 
 	FAKE_SET(fake, features, CONTROL_FEATURE_ELASTIC);
 	client = fake_open(fake);
@@ -462,6 +557,10 @@ TEST(elastic_jobs_have_no_ordinals)
 	ASSERT_FAILS(TRY(tensor, .operation = BPS_BARRIER, .ordinal = 1), EINVAL,
 		     "the job is elastic");
 	ASSERT_OK(TRY(tensor, .operation = BPS_BARRIER));
+	ASSERT_OK(TRY(tensor, .operation = BPS_BARRIER, .order = BPS_ORDER_CALLS));
+	ASSERT_EQ(told(fake)->entry.ordinal, 0);
+	ASSERT_OK(bps_client_take_ordinal(client, BPS_ORDER_CALLS, &ordinal));
+	ASSERT_EQ(ordinal, 0);
 	bps_tensor_free(tensor);
 	bps_client_close(client);
 }
